@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * digest: the identity of an object and the checks of its stored blocks (docs/format/objects.md).
+ *
+ *   block i of an object     its raw bytes [16384 i, 16384 (i+1)), the last one shorter
+ *   leaf_i                   SHA-256(0x00 | block i)
+ *   digest                   SHA-256(0x01 | le64(length) | leaf_0 | leaf_1 | ...); no leaf for an empty object
+ *   check_i                  XXH3-64(stored bytes of block i, seed = le64(digest[0..8]) + i mod 2^64)
+ *
+ * SHA-256 is libcrypto's, XXH3 is libxxhash's. All functions may be called from any thread; a `base_hasher`
+ * belongs to one thread at a time. */
+#ifndef CORE_BASE_DIGEST_H
+#define CORE_BASE_DIGEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <stdbool.h>
+
+#define BASE_DIGEST_BYTES 32
+#define BASE_DIGEST_HEX 65 /* 64 digits and NUL */
+#define BASE_BLOCK_BYTES 16384u
+
+struct base_digest { uint8_t bytes[BASE_DIGEST_BYTES]; };
+struct base_xxh128 { uint8_t bytes[16]; }; /* canonical (big-endian) XXH3-128 */
+
+static inline bool base_digest_equal(const struct base_digest *a, const struct base_digest *b) { return memcmp(a, b, sizeof *a) == 0; }
+static inline int base_digest_compare(const struct base_digest *a, const struct base_digest *b) { return memcmp(a, b, sizeof *a); }
+void base_digest_hex(const struct base_digest *d, char hex[static BASE_DIGEST_HEX]);
+int base_digest_parse(const char *hex, size_t len, struct base_digest *ret_d); /* 0 or -EINVAL; lower case only */
+
+/* Plain SHA-256 (records, names). */
+void base_sha256(const void *bytes, size_t len, struct base_digest *ret_d);
+
+/* Digest of an object whose bytes lie in memory. */
+void base_digest_of(const void *bytes, size_t len, struct base_digest *ret_d);
+
+/* Digest of an object that arrives in pieces of any size. */
+struct base_hasher;
+struct base_hasher *base_hasher_new(void);                /* NULL: out of memory */
+void base_hasher_free(struct base_hasher *h);             /* NULL-safe */
+void base_hasher_reset(struct base_hasher *h);            /* ready for another object */
+void base_hasher_update(struct base_hasher *h, const void *bytes, size_t len);
+void base_hasher_final(struct base_hasher *h, struct base_digest *ret_d);
+
+static inline uint64_t base_block_count(uint64_t len) { return len / BASE_BLOCK_BYTES + (len % BASE_BLOCK_BYTES != 0); }
+/* Check of block `i` of the object `d`, over the `len` bytes that are stored for it. */
+uint64_t base_block_check(const struct base_digest *d, uint64_t i, const void *stored, size_t len);
+
+/* XXH3-128 of raw bytes under the store's seed. */
+void base_xxh128_of(uint64_t seed, const void *bytes, size_t len, struct base_xxh128 *ret_x);
+uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len); /* XXH3-64 with seed */
+
+/* Cryptographic random bytes (getrandom). */
+void base_random(void *bytes, size_t len);
+
+#endif

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * error: sentences for people. Texts often hold names that come from files: control characters become '?', so that
+ * a sentence stays one line on a terminal and in a log, and a cut at the end never splits a UTF-8 character. */
+#include "core/base/error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void error_clean(char *text)
+{
+	for (; *text; text++)
+		if ((unsigned char)*text < 0x20 || *text == 0x7f)
+			*text = '?';
+}
+
+/* Cuts off a UTF-8 sequence that the end of the array interrupted. */
+static void error_trim(char *text, size_t len)
+{
+	size_t start = len;
+
+	while (start > 0 && len - start < 4 && ((unsigned char)text[start - 1] & 0xc0) == 0x80)
+		start--;
+	if (start > 0 && (unsigned char)text[start - 1] >= 0xc0)
+		text[start - 1] = 0;
+}
+
+static void error_store(struct base_error *err, int code, const char *text, bool cut)
+{
+	memcpy(err->text, text, strlen(text) + 1);
+	if (cut)
+		error_trim(err->text, strlen(err->text));
+	error_clean(err->text);
+	err->code = code;
+}
+
+int base_error_setv(struct base_error *err, int code, const char *format, va_list args)
+{
+	char text[sizeof err->text]; /* arguments may point into err->text */
+	int n;
+
+	if (!err)
+		return code;
+	n = vsnprintf(text, sizeof text, format, args);
+	if (n < 0)
+		snprintf(text, sizeof text, "%s", base_error_name(code));
+	error_store(err, code, text, n >= (int)sizeof text);
+	return code;
+}
+
+int base_error_set(struct base_error *err, int code, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	base_error_setv(err, code, format, args);
+	va_end(args);
+	return code;
+}
+
+int base_error_prefix(struct base_error *err, int code, const char *format, ...)
+{
+	char text[sizeof err->text];
+	const char *rest;
+	size_t len, room;
+	va_list args;
+
+	if (!err)
+		return code;
+	if (err->code)
+		code = err->code;
+	rest = err->code ? err->text : base_error_name(code);
+	va_start(args, format);
+	if (vsnprintf(text, sizeof text, format, args) < 0)
+		text[0] = 0;
+	va_end(args);
+	len = strlen(text);
+	room = sizeof text - len;
+	error_store(err, code, text, (size_t)snprintf(text + len, room, ": %s", rest) >= room);
+	return code;
+}
+
+const char *base_error_name(int code)
+{
+	const char *text;
+
+	switch (-code) {
+	case BASE_EDAMAGED: return "stored bytes are damaged";
+	case BASE_EFORMAT: return "format rules are broken";
+	case BASE_EVERSION: return "format version or feature is newer than this program";
+	case BASE_ENOSTORE: return "not a vckpt store";
+	case BASE_EABORTED: return "the attempt was aborted";
+	case BASE_EBUSY: return "somebody else is using it";
+	case BASE_ELIMIT: return "a size maximum of the format is exceeded";
+	}
+	text = strerrordesc_np(-code);
+	return text ? text : "unknown error";
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * error: what functions return, and the sentence that a person reads.
+ *
+ * Functions return 0 or a positive result, or a negative errno. A few errnos have one fixed meaning here (table
+ * below). Functions whose failure a person may have to understand take a `struct base_error *` last and fill it
+ * with one sentence that names the thing at fault; it may be NULL. No locks; one object belongs to one thread. */
+#ifndef CORE_BASE_ERROR_H
+#define CORE_BASE_ERROR_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+
+enum {
+	BASE_EDAMAGED = EBADMSG,          /* stored bytes do not match their check or digest */
+	BASE_EFORMAT = EPROTO,            /* a record or file breaks the rules of its format */
+	BASE_EVERSION = EPROTONOSUPPORT,  /* a newer format version, or an unknown required feature */
+	BASE_ENOSTORE = EMEDIUMTYPE,      /* the directory is not a vckpt store */
+	BASE_EABORTED = ECANCELED,        /* the attempt was aborted: the run's list says so */
+	BASE_EBUSY = EBUSY,               /* somebody else is at it: a live writer, another launch */
+	BASE_ELIMIT = E2BIG,              /* a size maximum of the format is exceeded */
+};
+
+struct base_error {
+	int code;        /* negative errno; 0 = nothing set */
+	char text[1000]; /* one sentence, no newline */
+};
+
+/* Fills `err` (NULL: nothing) and returns `code`, which must be negative. Later calls overwrite earlier ones. */
+int base_error_set(struct base_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int base_error_setv(struct base_error *err, int code, const char *format, va_list args);
+
+/* Puts "PREFIX: " before the sentence (sets it from strerror if there is none yet); returns err->code or `code`. */
+int base_error_prefix(struct base_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Text of a negative errno, with the meanings above; static storage, any thread. */
+const char *base_error_name(int code);
+
+#endif

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * log: lines on standard error, or wherever the program sends them. Process-wide, any thread.
+ * Not for what a command prints as its result. The layers proto, index and core never log above debug, except
+ * where a fault would otherwise be seen by nobody (damage found while serving a read): that is a warning. */
+#ifndef CORE_BASE_LOG_H
+#define CORE_BASE_LOG_H
+
+enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARNING, BASE_LOG_INFO, BASE_LOG_DEBUG };
+
+void base_log(enum base_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void base_log_set_level(enum base_log_level most);   /* default BASE_LOG_WARNING */
+void base_log_set_program(const char *name);         /* prefix of each line; the string must live on */
+/* Replaces the sink (default: "PROGRAM: text\n" on standard error in one write). NULL restores it. */
+void base_log_set_sink(void (*sink)(enum base_log_level level, const char *text));
+
+#define base_error_log(...) base_log(BASE_LOG_ERROR, __VA_ARGS__)
+#define base_warning(...) base_log(BASE_LOG_WARNING, __VA_ARGS__)
+#define base_info(...) base_log(BASE_LOG_INFO, __VA_ARGS__)
+#define base_debug(...) base_log(BASE_LOG_DEBUG, __VA_ARGS__)
+
+#endif
