@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grid: the fixed tiles of a logical tensor, and the pieces that a box of it is cut into (docs/format/grid.md).
+ * Integers only; a change of these rules is a change of format. Pure functions, any thread, no allocation.
+ *
+ * With k the last dimension that is cut and r = item * product of the extents of box ∩ tile in all dimensions but
+ * k, pieces along k are w = edge[k] * 2^j wide with the smallest j >= 0 such that r * w >= M or w >= shape[k]
+ * (j = 0 if k is the only dimension that is cut); cuts lie at multiples of w from the tensor's origin. */
+#ifndef CORE_TENSOR_GRID_H
+#define CORE_TENSOR_GRID_H
+
+#include "core/tensor/box.h"
+
+struct tensor_grid_params { uint64_t min_bytes, target_bytes, row_bytes; }; /* M, T, R */
+#define TENSOR_GRID_DEFAULT ((struct tensor_grid_params){128 << 10, 1 << 20, 512})
+
+struct tensor_grid {
+	struct tensor_shape shape;
+	unsigned item_bytes;
+	struct tensor_grid_params params;
+	uint64_t edge[TENSOR_MAX_DIMS];  /* tile edge in each dimension; >= 1 (dimension 0 of a scalar: unused) */
+	unsigned k;                      /* last dimension that may be cut */
+	bool only_k;                     /* k is the only dimension that is cut */
+};
+
+/* Refuses params of 0, M > T, and shapes that tensor_shape_items refuses. */
+int tensor_grid_init(struct tensor_grid *g, const struct tensor_shape *s, unsigned item_bytes, struct tensor_grid_params params);
+
+/* Walks the pieces of one box (or of a whole tensor) in storage order: row-major over (tile rows..., k). */
+struct tensor_piece_iter {
+	const struct tensor_grid *grid;
+	struct tensor_box box;      /* what is cut */
+	struct tensor_box piece;    /* the current one */
+	bool done;
+	uint64_t number;            /* of the current piece, from 0 */
+};
+/* An empty box (a size of 0) has exactly one piece, empty; a scalar exactly one. */
+void tensor_piece_first(struct tensor_piece_iter *it, const struct tensor_grid *g, const struct tensor_box *box);
+void tensor_piece_next(struct tensor_piece_iter *it);
+uint64_t tensor_piece_count(const struct tensor_grid *g, const struct tensor_box *box); /* without walking every piece */
+/* Piece number `n` of `box` by arithmetic (not by walking all before it). -ERANGE when there is none. */
+int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, uint64_t n, struct tensor_box *ret_piece);
+/* Number of the piece of the whole tensor that holds item coordinate `at`. */
+uint64_t tensor_piece_find(const struct tensor_grid *g, const uint64_t *at);
+
+/* Copies between a piece's stored order (grid cell after grid cell in row-major order of the grid, each cell
+ * row-major) and a row-major strided array: `base` is where the item at the tensor coordinate `origin` lies,
+ * `stride` the bytes between neighbours in each dimension (the innermost is item_bytes where rows are contiguous).
+ * Only the part of the piece inside `window` (tensor coordinates; NULL: all of it) is copied; window must lie inside
+ * what `base` addresses. */
+void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
+	void *piece_bytes, const void *base, const uint64_t *origin, const uint64_t *stride);   /* array -> piece */
+void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
+	const void *piece_bytes, void *base, const uint64_t *origin, const uint64_t *stride);   /* piece -> array */
+
+/* The contiguous fragments of a range of row-major bytes of the whole tensor. A fragment is the longest run of
+ * bytes from byte `at` of the tensor that lies contiguously in one piece and ends at or before byte `end`. */
+struct tensor_fragment {
+	uint64_t piece;        /* number among the pieces of the whole tensor */
+	uint64_t piece_offset; /* byte in the piece's stored order */
+	uint64_t len;          /* bytes, >= 1 */
+};
+void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, struct tensor_fragment *ret_f);
+
+#endif

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * safetensors: headers of the safetensors format (u64 length | JSON | data), read and written. The reader refuses every header that lies: each
+ * error is one sentence that names the tensor. Uses jansson. Pure functions over memory, any thread. */
+#ifndef CORE_VIEW_SAFETENSORS_H
+#define CORE_VIEW_SAFETENSORS_H
+
+#include "core/base/error.h"
+#include "core/store/layout.h"
+
+#define VIEW_SAFETENSORS_MAX_HEADER 100000000u /* bytes of JSON: the format's own limit */
+#define VIEW_SAFETENSORS_MAX_MADE 90000000u    /* above this a component has no .safetensors */
+
+struct view_safetensors_tensor {
+	const char *name; uint32_t name_len;
+	enum tensor_dtype dtype; struct tensor_shape shape;  /* vckpt's shape: F4 in pairs */
+	uint64_t begin, end;            /* in the data */
+};
+struct view_safetensors {
+	struct view_safetensors_tensor *tensors; uint32_t ntensors; /* by ascending begin, then end, then name */
+	struct proto_attribute *metadata; uint32_t nmetadata;       /* __metadata__, strings only */
+	uint64_t data_offset, data_bytes;                           /* data_offset = 8 + header length */
+	void *memory;
+};
+/* `header`: the file's first 8 + N bytes. file_size is checked against the data's end. Refused: N > limit or past the file, not JSON, not an object, a
+ * name twice, an empty name, NUL or broken UTF-8 in a name, unknown keys or dtype (by name), a shape with > 16 dimensions or whose product overflows, offsets
+ * that overlap, leave gaps, run backwards, or differ from the shape's bytes, or do not end at the file's end. */
+int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, struct view_safetensors *ret_s, struct base_error *err);
+void view_safetensors_release(struct view_safetensors *s);
+
+/* The header of a component, a pure function of the layout and the imported metadata: keys `format: pt` and the metadata; order: sizes that are multiples of
+ * 4096 first, then falling element size, then name; padded with spaces so that data starts at a multiple of 4096. Tensors whose dtype safetensors
+ * lacks are left out. ret_header: 8-byte length included. -EFBIG over VIEW_SAFETENSORS_MAX_MADE. */
+int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata, uint32_t nmetadata,
+	struct base_buf *ret_header, uint64_t *ret_data_bytes);
+
+#endif

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * index: LMDB, derived from manifests and parts: deleting it loses nothing. The only user of lmdb.
+ *
+ * Tables: `commits` (manifest digest -> run, entry, bytes, when last used), `places` (piece or blob digest -> where a live commit keeps it). Every value repeats its
+ * key and carries an XXH3-64 of itself; a miss or a mismatch is "not found". LMDB dies of some damage (an assertion, SIGBUS): so the file is walked by a child process
+ * before this one opens it (index_check), and written by a child process (index_update through `vckpt index`), whose death costs only the index. No read transaction outlives one call.
+ * Bounded: whole commits are evicted, the longest unused first. Not on network filesystems (statfs magic): then no index (-EOPNOTSUPP).
+ * Any thread. One environment a process and directory. Not across fork. */
+#ifndef INDEX_INDEX_H
+#define INDEX_INDEX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/base/digest.h"
+#include "core/base/error.h"
+
+#define INDEX_MAX_BYTES (UINT64_C(1) << 30)
+
+struct index_place {
+	struct base_digest digest;      /* of the object */
+	uint64_t offset, checks, raw_len, stored_len;
+	uint16_t codec; uint8_t kind;
+	char pack[128];                 /* name */
+	/* the commit that is known to reach it */
+	char run[129]; uint64_t entry; struct base_digest manifest;
+};
+
+enum index_flag { INDEX_READ_ONLY = 1 << 0 };
+struct index;
+/* Walks every page, key and value in a child process (bounded in time by `timeout_ms`). 0: sound (or there is none yet: -ENOENT); -BASE_EDAMAGED: it died, hung or found damage.
+ * Call before index_open, while the process has one thread or does not mind fork. */
+int index_check(const char *dir, const uint8_t store_id[16], unsigned timeout_ms);
+int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i, struct base_error *err); /* another store's index: -BASE_EDAMAGED */
+void index_close(struct index *i);  /* NULL-safe */
+void index_delete(const char *dir); /* removes its files, nothing else */
+
+int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */
+bool index_has_commit(struct index *i, const struct base_digest *manifest);
+/* One transaction: adds a commit and its places (those known already now name this commit), evicts others over the bound. */
+int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest, const struct index_place *places, uint64_t n);
+int index_remove_commit(struct index *i, const struct base_digest *manifest);
+struct index_stats { uint64_t commits, places, bytes; };
+int index_stat(struct index *i, struct index_stats *ret_s);
+
+#endif

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * message: the records of a store as plain C structs, and their protobuf form (proto/vckpt.proto; byte level in
+ * docs/format/). The only user of protobuf-c. No I/O, no locks; any thread.
+ *
+ * Rules for all: encode appends to a buffer and is deterministic; decode checks everything that the struct promises
+ * (lengths of fixed-width tables, indices into other tables, UTF-8, counts against the body's length) before it
+ * allocates, keeps unknown optional fields where it says so, refuses an unknown required feature with -BASE_EVERSION and
+ * anything malformed with -BASE_EFORMAT. Decoded structs own one arena: free it with proto_NAME_release (NULL-safe, zeroes).
+ * Strings are NUL-terminated and contain no NUL. Bodies over the record's maximum were refused before. */
+#ifndef PROTO_MESSAGE_H
+#define PROTO_MESSAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/base/buf.h"
+#include "core/base/digest.h"
+#include "core/base/error.h"
+#include "core/tensor/box.h"
+#include "core/tensor/dtype.h"
+
+#define PROTO_VERSION 1u
+#define PROTO_RUN_MAX 128        /* bytes of a run's name */
+#define PROTO_COMPONENT_MAX 64   /* bytes of a component's name: [A-Za-z0-9_][A-Za-z0-9._-]* */
+#define PROTO_NAME_MAX 65535     /* bytes of a tensor's or blob's name (UTF-8, no NUL, not empty) */
+#define PROTO_ATTEMPT_MAX 48     /* "<16 hex>-<decimal>", NUL included */
+#define PROTO_HOST_MAX 256
+#define PROTO_REASON_MAX 1024
+#define PROTO_ATTRIBUTES_MAX 1024       /* a step's */
+#define PROTO_ATTRIBUTE_VALUE_MAX 4096  /* bytes of one value */
+#define PROTO_ATTRIBUTES_MAX_BYTES 65536 /* keys and values of a step together */
+#define PROTO_NONE UINT64_MAX    /* "no entry", "no step" */
+
+struct proto_attribute { const char *key, *value; };   /* sorted by key, keys unique */
+
+/* ---- vckpt.store ---- */
+struct proto_store {
+	uint32_t version;               /* of the store's format: PROTO_VERSION */
+	uint8_t id[16];
+	uint64_t seed;                  /* of XXH3-128 */
+	uint64_t min_bytes, target_bytes, row_bytes; /* grid parameters for new layouts */
+	uint64_t reserve_bytes;         /* size of the file `reserve`; 0: none */
+	void *arena;
+};
+int proto_store_encode(const struct proto_store *m, struct base_buf *b);
+int proto_store_decode(const void *body, size_t len, struct proto_store *ret_m);
+void proto_store_release(struct proto_store *m);
+
+/* ---- an entry of a run's list ---- */
+enum proto_entry_kind { PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT = 2, PROTO_ENTRY_ABORT = 3, PROTO_ENTRY_REMOVE = 4, PROTO_ENTRY_SNAPSHOT = 5 };
+
+struct proto_commit {
+	uint64_t step;                  /* 0 .. 2^63-1 */
+	const char *attempt;
+	int64_t time_ns;                /* since the epoch, the committer's clock */
+	uint64_t replaces;              /* number of the commit entry that this one replaces, or PROTO_NONE */
+	struct base_digest manifest;    /* SHA-256 tree digest of the manifest's body: runs/<run>/manifests/<hex> */
+	uint64_t tensors, bytes;        /* logical tensors and their raw bytes, blobs' bytes included: for listings */
+	uint64_t new_bytes;             /* stored bytes that this attempt's own packs added */
+	const struct proto_attribute *attributes; size_t nattributes;
+};
+struct proto_entry {
+	enum proto_entry_kind kind;
+	int64_t time_ns;                         /* of the writer's clock; never used in decisions */
+	const char *host;                        /* who wrote it */
+	struct proto_commit commit;              /* COMMIT */
+	const char *launch; uint64_t newest_step;              /* LAUNCH; newest_step PROTO_NONE: none */
+	const char *attempt, *reason; uint32_t rank;           /* ABORT */
+	uint64_t removes;                                      /* REMOVE: number of the commit entry */
+	struct proto_live { uint64_t entry; struct proto_commit commit; } *live; size_t nlive; /* SNAPSHOT: by ascending entry; a packed table on disk */
+	uint64_t nentries_hint;                                /* unused, 0 */
+	void *arena;
+};
+int proto_entry_encode(const struct proto_entry *m, struct base_buf *b);
+int proto_entry_decode(const void *body, size_t len, struct proto_entry *ret_m);
+void proto_entry_release(struct proto_entry *m);
+
+/* ---- references, in manifests, parts and announcements ---- */
+struct proto_ref {                  /* 88 bytes packed on disk: see docs/format/manifest.md */
+	struct base_digest digest;
+	uint64_t offset, checks, raw_len, stored_len;
+	uint32_t pack;                  /* number in the pack table of the record that it stands in */
+	uint16_t codec; uint8_t kind;
+};
+
+/* ---- layout object: names, dtypes, shapes, grid, and who holds what ---- */
+struct proto_layout_tensor {        /* 32 bytes packed on disk */
+	uint32_t component;             /* index into components */
+	uint32_t name_offset, name_len; /* in names */
+	uint32_t first_dim;             /* in dims */
+	uint8_t dtype, ndim;
+	uint16_t flags;                 /* bit 0: a buffer (not compared between replicas) */
+	uint32_t mesh, placement;       /* 1 + index into meshes, placements; 0: none, every writer of the layout holds it whole */
+};
+struct proto_mesh { const char *const *dim_names; const uint32_t *dim_sizes; uint32_t ndims; const uint32_t *ranks; uint32_t nranks; };
+struct proto_layout {
+	uint64_t min_bytes, target_bytes, row_bytes;       /* grid */
+	const char *const *components; uint32_t ncomponents; /* sorted, unique */
+	const struct proto_layout_tensor *tensors; uint32_t ntensors; /* sorted by (component, name bytes), unique */
+	const char *names; uint64_t names_len;             /* not NUL-terminated each */
+	const uint64_t *dims; uint64_t ndims;
+	const struct proto_mesh *meshes; uint32_t nmeshes;
+	const char *const *placements; uint32_t nplacements; /* canonical words, one a mesh dimension: "R,S(0)"; "flat a:b/L" and boxes come with features */
+	void *arena;
+};
+#define PROTO_LAYOUT_MAX_TENSORS (UINT32_C(1) << 24)
+int proto_layout_encode(const struct proto_layout *m, struct base_buf *b);
+int proto_layout_decode(const void *body, size_t len, struct proto_layout *ret_m);
+void proto_layout_release(struct proto_layout *m);
+
+/* ---- part object: one writer's; its rows lie in chunk objects (docs/format/part.md, core/store/part.h) ---- */
+struct proto_chunk { uint32_t first_tensor, last_tensor, nrows; struct proto_ref ref; };  /* tensors: indices into the layout */
+struct proto_blob { const char *name; bool per_rank; uint64_t len; struct proto_ref ref; };  /* len 0: ref unused but its digest */
+struct proto_pack_use { const char *pack; uint64_t size, live_bytes; };  /* live: stored bytes that this record reaches in it */
+struct proto_timing { const char *phase; uint64_t ns, bytes; };
+struct proto_part {
+	uint32_t rank, world;
+	const char *host;
+	struct base_digest layout;                              /* of the layout object that its tensor numbers mean */
+	const struct proto_pack_use *packs; uint32_t npacks;    /* own first; `pack` of every ref and run below counts in here */
+	const struct proto_chunk *chunks; uint32_t nchunks;     /* by ascending tensor */
+	const struct proto_blob *blobs; uint32_t nblobs;        /* sorted by (per_rank, name) */
+	const struct proto_timing *timings; uint32_t ntimings;  /* phases up to the part */
+	void *arena;
+};
+int proto_part_encode(const struct proto_part *m, struct base_buf *b);
+int proto_part_decode(const void *body, size_t len, struct proto_part *ret_m);
+void proto_part_release(struct proto_part *m);
+
+/* ---- announcement incoming/<run>/<attempt>/part.<rank>: what the manifest will say of this rank ---- */
+struct proto_view_header { const char *component; const char *view; struct proto_ref ref; uint64_t data_bytes; };  /* view: "safetensors" */
+struct proto_announcement {
+	const char *run, *attempt; uint64_t step; uint32_t rank, world;
+	const char *host;
+	struct base_digest layout;
+	bool stores_layout; struct proto_ref layout_ref;
+	const struct proto_view_header *headers; uint32_t nheaders;
+	struct proto_ref part;
+	const struct proto_pack_use *packs; uint32_t npacks;    /* numbers of the refs above count in here; same table as the part's, plus its meta pack's final size */
+	uint64_t tensors, bytes, new_bytes;
+	const struct proto_attribute *attributes; size_t nattributes; /* equal on all ranks */
+	void *arena;
+};
+int proto_announcement_encode(const struct proto_announcement *m, struct base_buf *b);
+int proto_announcement_decode(const void *body, size_t len, struct proto_announcement *ret_m);
+void proto_announcement_release(struct proto_announcement *m);
+
+/* ---- manifest: everything that a step consists of; deterministic ---- */
+struct proto_manifest_layout { struct base_digest digest; struct proto_ref ref; };
+struct proto_manifest_rank {        /* one line per rank, fixed width on disk */
+	uint32_t rank, layout;          /* layout: index */
+	uint32_t host;                  /* index into hosts */
+	struct proto_ref part;
+	uint32_t first_map, npacks;     /* pack n of this rank's part is packs[map[first_map + n]] */
+};
+struct proto_manifest_pack { const char *pack; uint64_t size, live_bytes; };  /* sorted by name, unique; name stored as attempt, rank, class numbers */
+struct proto_manifest {
+	const char *run, *attempt; uint64_t step; uint32_t world;
+	const struct proto_attribute *attributes; size_t nattributes;
+	const struct proto_manifest_layout *layouts; uint32_t nlayouts;
+	const struct proto_view_header *headers; uint32_t nheaders;      /* sorted by (component, view) */
+	const char *const *hosts; uint32_t nhosts;
+	const struct proto_manifest_rank *ranks; uint32_t nranks;        /* by ascending rank */
+	const uint32_t *map; uint32_t nmap;
+	const struct proto_manifest_pack *packs; uint32_t npacks;
+	uint64_t tensors, bytes, new_bytes;
+	void *arena;
+};
+int proto_manifest_encode(const struct proto_manifest *m, struct base_buf *b);
+int proto_manifest_decode(const void *body, size_t len, struct proto_manifest *ret_m);
+void proto_manifest_release(struct proto_manifest *m);
+
+/* ---- incoming, hosts, trash ---- */
+struct proto_base { const char *run; uint64_t entry; struct base_digest manifest; };
+struct proto_begin {
+	const char *run, *attempt; uint64_t step; uint32_t world;
+	bool alone;                     /* a save by one writer that is no job's (an import): no launch aborts it */
+	uint64_t position;              /* alone: entries of the list that it had read */
+	struct base_digest mesh;        /* digest of the world's mesh; zeros for none */
+	const struct proto_base *bases; uint32_t nbases;
+	void *arena;
+};
+int proto_begin_encode(const struct proto_begin *m, struct base_buf *b);
+int proto_begin_decode(const void *body, size_t len, struct proto_begin *ret_m);
+void proto_begin_release(struct proto_begin *m);
+
+struct proto_base_record { struct proto_base base; void *arena; };
+int proto_base_encode(const struct proto_base *m, struct base_buf *b);
+int proto_base_decode(const void *body, size_t len, struct proto_base_record *ret_m);
+void proto_base_release(struct proto_base_record *m);
+
+struct proto_alive { uint32_t rank; uint64_t pid, start_time; };   /* start_time: field 22 of /proc/PID/stat, clock ticks since boot */
+struct proto_heartbeat {
+	const char *launch, *host, *run; char boot_id[37];
+	uint64_t number; int64_t time_ns;
+	const struct proto_alive *ranks; uint32_t nranks;
+	void *arena;
+};
+int proto_heartbeat_encode(const struct proto_heartbeat *m, struct base_buf *b);
+int proto_heartbeat_decode(const void *body, size_t len, struct proto_heartbeat *ret_m);
+void proto_heartbeat_release(struct proto_heartbeat *m);
+
+struct proto_trash {
+	const char *name;               /* of the file that is marked */
+	int64_t time_ns;                /* the marker's clock: it only ever delays a deletion */
+	const char *const *heartbeats; uint32_t nheartbeats; /* names of the heartbeat files seen */
+	void *arena;
+};
+int proto_trash_encode(const struct proto_trash *m, struct base_buf *b);
+int proto_trash_decode(const void *body, size_t len, struct proto_trash *ret_m);
+void proto_trash_release(struct proto_trash *m);
+
+/* Rules of names, shared by all layers (docs/format/names.md). */
+bool proto_run_valid(const char *run);                 /* [A-Za-z0-9_][A-Za-z0-9._-]{0,127} */
+bool proto_component_valid(const char *component);     /* pattern above; not a name that the tree uses: ranks, mesh, blobs, meta, incoming, latest,
+                                                          manifest.json, nothing that ends in .safetensors or .npy */
+bool proto_attribute_key_valid(const char *key);       /* [A-Za-z_][A-Za-z0-9_.-]{0,63} */
+bool proto_utf8_valid(const char *bytes, size_t len);  /* well-formed (no surrogates, no overlong), no NUL */
+
+#endif
