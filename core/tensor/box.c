@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * box: see the header. Every product is checked here once; a shape that passed needs no checks further on. */
+#include "core/tensor/box.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "core/base/le.h"
+
+int tensor_shape_items(const struct tensor_shape *s, unsigned item_bytes, uint64_t *ret_items)
+{
+	uint64_t bytes = item_bytes;
+	bool empty = false;
+
+	if (s->ndim > TENSOR_MAX_DIMS || item_bytes == 0)
+		return -EINVAL;
+	for (unsigned d = 0; d < s->ndim; d++) {
+		if (s->dim[d] == 0)
+			empty = true;
+		else if (base_mul_overflows(bytes, s->dim[d], &bytes) || bytes > TENSOR_MAX_BYTES)
+			return -EOVERFLOW;
+	}
+	*ret_items = empty ? 0 : bytes / item_bytes;
+	return 0;
+}
+
+bool tensor_shape_equal(const struct tensor_shape *a, const struct tensor_shape *b)
+{
+	return a->ndim == b->ndim && memcmp(a->dim, b->dim, a->ndim * sizeof a->dim[0]) == 0;
+}
+
+void tensor_box_whole(const struct tensor_shape *s, struct tensor_box *ret_box)
+{
+	memset(ret_box, 0, sizeof *ret_box);
+	memcpy(ret_box->size, s->dim, s->ndim * sizeof s->dim[0]);
+}
+
+uint64_t tensor_box_items(const struct tensor_shape *s, const struct tensor_box *b)
+{
+	uint64_t items = 1;
+
+	for (unsigned d = 0; d < s->ndim; d++)
+		items *= b->size[d];
+	return items;
+}
+
+bool tensor_box_inside(const struct tensor_shape *s, const struct tensor_box *b)
+{
+	for (unsigned d = 0; d < s->ndim; d++)
+		if (b->offset[d] > s->dim[d] || b->size[d] > s->dim[d] - b->offset[d])
+			return false;
+	return true;
+}
