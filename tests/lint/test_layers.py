@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every #include goes down: a folder includes only itself and what stands above it in LAYERS, and each foreign
+library has one user (design: the layers)."""
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LAYERS = ["core/base", "core/tensor", "proto", "index", "core/store", "core/save", "core/load", "core/view", "fs", "tools"]
+APART = [{"proto", "index"}]  # these do not include each other
+SOLE = {
+    r"protobuf-c/|vckpt\.pb-c\.h": {"proto"},
+    r"lmdb\.h": {"index"},
+    r"fuse": {"fs"},
+    r"lz4": {"core/store"},
+    r"xxhash\.h|openssl/": {"core/base"},
+    r"jansson\.h": {"core/view", "tools"},
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def layer_of(path):
+    text = path.relative_to(ROOT).as_posix()
+    return next((layer for layer in LAYERS if text.startswith(layer + "/")), None)
+
+
+def sources():
+    found = [p for layer in LAYERS for p in (ROOT / layer).rglob("*.[ch]")]
+    assert len(found) > 50
+    return sorted(found)
+
+
+def includes():
+    for path in sources():
+        for kind, name in INCLUDE.findall(path.read_text()):
+            yield path, kind, name
+
+
+def test_no_include_goes_up():
+    wrong = []
+    for path, kind, name in includes():
+        if kind != '"' or name == "vckpt.pb-c.h":
+            continue
+        own, other = layer_of(path), layer_of(ROOT / name)
+        if other is None or not (ROOT / name).is_file():
+            wrong.append(f"{path.relative_to(ROOT)}: {name} is not written from the root")
+        elif LAYERS.index(other) > LAYERS.index(own) or {own, other} in APART:
+            wrong.append(f"{path.relative_to(ROOT)}: {own} must not include {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("pattern", SOLE)
+def test_a_foreign_library_has_one_user(pattern):
+    users = {layer_of(path) for path, kind, name in includes() if re.match(pattern, name) and layer_of(ROOT / name) is None}
+    assert users and users <= SOLE[pattern], f"{pattern}: {users}"
+
+
+def test_internal_headers_stay_inside():
+    wrong = [f"{path.relative_to(ROOT)}: {name}" for path, kind, name in includes()
+             if name.endswith("_internal.h") and layer_of(ROOT / name) != layer_of(path)]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""core/base: digests against hashlib, checks against the xxhash package, sentences, buffers, threads."""
+import ctypes
+import errno
+import hashlib
+import random
+import threading
+
+import pytest
+import xxhash
+
+BLOCK = 16384
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int), ("text", ctypes.c_char * 1000)]
+
+
+class Buf(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("len", ctypes.c_size_t), ("size", ctypes.c_size_t), ("error", ctypes.c_int)]
+
+    def bytes(self):
+        return ctypes.string_at(self.data, self.len) if self.len else b""
+
+
+def tree(data):
+    """The digest of an object by its definition."""
+    leaves = [hashlib.sha256(b"\0" + data[i:i + BLOCK]).digest() for i in range(0, len(data), BLOCK)]
+    return hashlib.sha256(b"\1" + len(data).to_bytes(8, "little") + b"".join(leaves)).digest()
+
+
+def digest_of(lib, data):
+    out = ctypes.create_string_buffer(32)
+    lib.base_digest_of(data, ctypes.c_size_t(len(data)), out)
+    return out.raw
+
+
+@pytest.fixture(scope="module")
+def hasher(lib):
+    lib.base_hasher_new.restype = ctypes.c_void_p
+    h = ctypes.c_void_p(lib.base_hasher_new())
+    assert h
+    yield h
+    lib.base_hasher_free(h)
+
+
+def hashed(lib, h, chunks):
+    out = ctypes.create_string_buffer(32)
+    for chunk in chunks:
+        lib.base_hasher_update(h, chunk, ctypes.c_size_t(len(chunk)))
+    lib.base_hasher_final(h, out)
+    return out.raw
+
+
+LENGTHS = [0, 1, 2, 55, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 1, 5 * BLOCK + 77, 64 * BLOCK]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_digest_is_the_tree(lib, hasher, length):
+    data = random.Random(length).randbytes(length)
+    assert digest_of(lib, data) == tree(data)
+    out = ctypes.create_string_buffer(32)
+    lib.base_sha256(data, ctypes.c_size_t(length), out)
+    assert out.raw == hashlib.sha256(data).digest()
+    assert hashed(lib, hasher, [data]) == tree(data)
+
+
+def test_hasher_takes_chunks_of_any_size(lib, hasher):
+    rng = random.Random(3)
+    for _ in range(60):
+        chunks = [rng.randbytes(rng.choice([0, 1, 7, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, rng.randrange(50000)]))
+                  for _ in range(rng.randrange(8))]
+        assert hashed(lib, hasher, chunks) == tree(b"".join(chunks))
+
+
+def test_hasher_reset_forgets(lib, hasher):
+    lib.base_hasher_update(hasher, b"x" * (BLOCK + 5), ctypes.c_size_t(BLOCK + 5))
+    lib.base_hasher_reset(hasher)
+    assert hashed(lib, hasher, [b"abc"]) == tree(b"abc")
+    lib.base_hasher_free(None)
+
+
+def test_golden_digests(lib):
+    """Fixed values: these stand in every store."""
+    def hexed(data):
+        out = ctypes.create_string_buffer(65)
+        lib.base_digest_hex(digest_of(lib, data), out)
+        return out.value.decode()
+    assert hexed(b"") == "7c8975e1e60a5c8337f28edf8c33c3b180360b7279644a9bc1af3c51e6220bf5"
+    assert hexed(b"abc") == tree(b"abc").hex()
+    assert hexed(bytes(BLOCK)) != hexed(bytes(BLOCK + 1))
+
+
+def test_parse_takes_lower_case_hex_only(lib):
+    out = ctypes.create_string_buffer(32)
+    def parse(text):
+        return lib.base_digest_parse(text, ctypes.c_size_t(len(text)), out)
+    good = bytes(range(1, 256, 8)).hex()
+    assert parse(good.encode()) == 0 and out.raw == bytes.fromhex(good)
+    for bad in [good[:-1], good + "0", good.upper(), "g" + good[1:], " " + good[1:], "", good[:-1] + "\0"]:
+        assert parse(bad.encode()) == -errno.EINVAL, bad
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 8, 16, 17, 128, 129, 240, 241, 1024, 4096, BLOCK, BLOCK + 1, 1 << 20])
+def test_xxh3_equals_the_package(lib, length):
+    data = random.Random(length).randbytes(length)
+    lib.base_xxh64_of.restype = lib.base_block_check.restype = ctypes.c_uint64
+    out = ctypes.create_string_buffer(16)
+    for seed in [0, 1, 0x9E3779B97F4A7C15, 2 ** 64 - 1]:
+        assert lib.base_xxh64_of(ctypes.c_uint64(seed), data, ctypes.c_size_t(length)) == xxhash.xxh3_64_intdigest(data, seed)
+        lib.base_xxh128_of(ctypes.c_uint64(seed), data, ctypes.c_size_t(length), out)
+        assert out.raw == xxhash.xxh3_128_digest(data, seed)
+    digest = b"\xff" * 7 + b"\xff" + bytes(24)
+    for i in [0, 1, 2, 2 ** 40]:
+        seed = (int.from_bytes(digest[:8], "little") + i) % 2 ** 64
+        got = lib.base_block_check(digest, ctypes.c_uint64(i), data, ctypes.c_size_t(length))
+        assert got == xxhash.xxh3_64_intdigest(data, seed)
+
+
+def test_digests_in_many_threads(lib):
+    """A thread's contexts are its own, and go with it."""
+    data = [random.Random(i).randbytes(40000 + i) for i in range(8)]
+    want, wrong = [tree(d) for d in data], []
+
+    def work(n):
+        for _ in range(10):
+            for d, w in zip(data, want):
+                if digest_of(lib, d) != w:
+                    wrong.append(n)
+
+    for _ in range(4):
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+    assert not wrong
+
+
+def test_random_bytes_differ(lib):
+    a, b = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+    lib.base_random(a, ctypes.c_size_t(64))
+    lib.base_random(b, ctypes.c_size_t(64))
+    assert a.raw != b.raw and a.raw != bytes(64)
+
+
+def test_error_sentences(lib):
+    err = Error()
+    assert lib.base_error_set(ctypes.byref(err), -errno.EINVAL, b"tensor %s: bad\nname", b"a\tb") == -errno.EINVAL
+    assert err.code == -errno.EINVAL and err.text == b"tensor a?b: bad?name"
+    assert lib.base_error_prefix(ctypes.byref(err), -errno.EIO, b"file %d", 7) == -errno.EINVAL
+    assert err.text == b"file 7: tensor a?b: bad?name"
+    assert lib.base_error_set(None, -errno.EIO, b"x") == -errno.EIO
+    assert lib.base_error_prefix(None, -errno.EIO, b"x") == -errno.EIO
+    fresh = Error()
+    assert lib.base_error_prefix(ctypes.byref(fresh), -errno.ENOENT, b"packs/ab") == -errno.ENOENT
+    assert fresh.code == -errno.ENOENT and fresh.text == b"packs/ab: No such file or directory"
+
+
+def test_error_text_is_cut_between_characters(lib):
+    err = Error()
+    for pad in range(4):
+        name = b"x" * pad + "é€𝄞".encode() * 300
+        lib.base_error_set(ctypes.byref(err), -errno.EINVAL, b"%s", name)
+        text = err.text.decode()  # raises when a character was split
+        assert 990 < len(err.text) < 1000 and name.startswith(text.encode())
+        lib.base_error_prefix(ctypes.byref(err), -errno.EINVAL, b"file")
+        assert err.text.decode().startswith("file: ")
+
+
+def test_error_names_are_known(lib):
+    lib.base_error_name.restype = ctypes.c_char_p
+    names = {lib.base_error_name(-code) for code in (errno.EBADMSG, errno.EPROTO, errno.EPROTONOSUPPORT, errno.EMEDIUMTYPE,
+                                                     errno.ECANCELED, errno.EBUSY, errno.E2BIG)}
+    assert len(names) == 7
+    assert lib.base_error_name(-errno.ENOSPC) == b"No space left on device"
+    assert lib.base_error_name(-99999) == b"unknown error"
+
+
+def test_buffer_grows(lib):
+    b, want = Buf(), b""
+    rng = random.Random(1)
+    for i in range(300):
+        chunk = rng.randbytes(rng.randrange(200))
+        lib.base_buf_append(ctypes.byref(b), chunk, ctypes.c_size_t(len(chunk)))
+        lib.base_buf_append_zero(ctypes.byref(b), ctypes.c_size_t(3))
+        lib.base_buf_append_text(ctypes.byref(b), b"text")
+        lib.base_buf_printf(ctypes.byref(b), b"%d-%s", i, b"y" * i)
+        want += chunk + bytes(3) + b"text" + b"%d-%s" % (i, b"y" * i)
+    assert b.error == 0 and b.bytes() == want and b.size < 2 * len(want)
+    lib.base_buf_release(ctypes.byref(b))
+    assert (b.data, b.len, b.size, b.error) == (None, 0, 0, 0)
+    lib.base_buf_release(None)
+
+
+def test_buffer_error_sticks(lib):
+    b = Buf()
+    lib.base_buf_append_text(ctypes.byref(b), b"abc")
+    lib.base_buf_extend.restype = ctypes.c_void_p
+    assert lib.base_buf_extend(ctypes.byref(b), ctypes.c_size_t(2 ** 64 - 2)) is None
+    assert b.error == -errno.ENOMEM
+    lib.base_buf_append_text(ctypes.byref(b), b"def")
+    assert b.bytes() == b"abc"
+    lib.base_buf_steal_text.restype = ctypes.c_void_p
+    assert lib.base_buf_steal_text(ctypes.byref(b)) is None
+    assert b.error == 0 and b.len == 0
+
+
+def test_buffer_text_is_stolen(lib):
+    b = Buf()
+    lib.base_buf_steal_text.restype = ctypes.c_void_p
+    lib.base_buf_append_text(ctypes.byref(b), b"hello")
+    text = lib.base_buf_steal_text(ctypes.byref(b))
+    assert ctypes.string_at(text) == b"hello" and b.data is None
+    ctypes.CDLL(None).free(ctypes.c_void_p(text))
+    text = lib.base_buf_steal_text(ctypes.byref(b))
+    assert ctypes.string_at(text) == b""
+    ctypes.CDLL(None).free(ctypes.c_void_p(text))
+
+
+def test_log_goes_to_the_sink(lib, capfd):
+    seen = []
+    sink = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)(lambda level, text: seen.append((level, text)))
+    lib.base_log_set_sink(sink)
+    try:
+        lib.base_log(1, b"pack %s", b"a\nb")
+        lib.base_log(2, b"not shown")
+        lib.base_log_set_level(3)
+        lib.base_log(3, b"shown")
+    finally:
+        lib.base_log_set_level(1)
+        lib.base_log_set_sink(None)
+    assert seen == [(1, b"pack a?b"), (3, b"shown")]
+    program = ctypes.c_char_p(b"prog")
+    lib.base_log_set_program(program)
+    lib.base_log(0, b"to stderr %d", 5)
+    lib.base_log_set_program(None)
+    assert capfd.readouterr().err == "prog: to stderr 5\n"
+
+
+JOB = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint)
+
+
+@pytest.mark.parametrize("threads,queue", [(1, 1), (3, 2), (8, 100), (0, 5)])
+def test_pool_runs_every_job_once(lib, threads, queue):
+    lib.base_pool_new.restype = ctypes.c_void_p
+    pool = ctypes.c_void_p(lib.base_pool_new(ctypes.c_uint(threads), ctypes.c_size_t(queue)))
+    assert pool
+    count = lib.base_pool_threads(pool)
+    assert count == (threads or lib.base_cpu_count())
+    seen = []
+    job = JOB(lambda arg, worker: seen.append((arg or 0, worker)))
+    for i in range(500):
+        lib.base_pool_run(pool, job, ctypes.c_void_p(i))
+    lib.base_pool_wait(pool)
+    assert sorted(a for a, _ in seen) == list(range(500)) and all(w < count for _, w in seen)
+    if count == 1:
+        assert [a for a, _ in seen] == list(range(500))
+    for i in range(10):
+        lib.base_pool_run(pool, job, ctypes.c_void_p(i))
+    lib.base_pool_free(pool)  # runs what is queued
+    assert len(seen) == 510
+    lib.base_pool_free(None)
+
+
+def test_cpu_count_is_that_of_the_affinity(lib):
+    import os
+    assert lib.base_cpu_count() == len(os.sched_getaffinity(0))

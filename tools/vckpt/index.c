@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+
+#include "core/save/catalog.h"
+#include "tools/vckpt/tool.h"
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	(void)t;
+	(void)value;
+	if (val == 'r') *(bool *)arg = true;
+	return 0;
+}
+
+static int index_run(struct tool *t, int argc, char **argv)
+{
+	static const struct option options[] = {{"rebuild", no_argument, NULL, 'r'}, {0}};
+	struct index_stats stats = {0};
+	struct base_error err = {0};
+	struct store *s = NULL;
+	bool rebuild = false;
+	char bytes[32];
+	int code = tool_parse(t, argc, argv, NULL, options, option, &rebuild), used;
+	if (code) return code - TOOL_LEAVE;
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used))) return code;
+	if (t->narguments > 1) code = tool_usage(t, "one STORE is all it takes");
+	else if (save_index_update(s, rebuild, &stats, &err) < 0) code = tool_fail(t, &err);
+	else if (t->json) code = tool_print_json(json_pack("{s:I, s:I, s:I}", "commits", (json_int_t)stats.commits, "places", (json_int_t)stats.places, "bytes", (json_int_t)stats.bytes));
+	else if (!t->quiet) {
+		tool_format_bytes(stats.bytes, bytes);
+		printf("%" PRIu64 " commits, %" PRIu64 " objects, %s\n", stats.commits, stats.places, bytes);
+	}
+	store_close(s);
+	return code;
+}
+
+const struct tool_command tool_index = {"index", "bring the index up to date, or make it anew",
+	"usage: vckpt index STORE [--rebuild] [--json] [-q] [-v]\n\n"
+	"The index finds equal content of other steps for vckpt import, which keeps it up to date by itself. It is derived from the\n"
+	"steps and may be deleted at any moment.\n\n"
+	"  --rebuild   start from nothing\n", index_run};

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the sub-commands share; see tool.h. */
+#include "tools/vckpt/tool.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+#define TOOL_COMMON_MAX 64
+
+static const struct option common[] = {
+	{"json", no_argument, NULL, 0x100}, {"quiet", no_argument, NULL, 'q'}, {"verbose", no_argument, NULL, 'v'},
+	{"help", no_argument, NULL, 'h'},
+};
+
+static size_t merge_options(const struct option *own, struct option merged[static TOOL_COMMON_MAX])
+{
+	size_t n = 0;
+	for (; own && own->name && n + BASE_COUNT(common) + 1 < TOOL_COMMON_MAX; own++) merged[n++] = *own;
+	for (size_t i = 0; i < BASE_COUNT(common); i++) merged[n++] = common[i];
+	merged[n] = (struct option){0};
+	return n;
+}
+
+static int common_option(struct tool *t, int val)
+{
+	switch (val) {
+	case 0x100: t->json = true; return 0;
+	case 'q': t->quiet = true; base_log_set_level(BASE_LOG_ERROR); return 0;
+	case 'v': t->verbose++; base_log_set_level(t->verbose > 1 ? BASE_LOG_DEBUG : BASE_LOG_INFO); return 0;
+	case 'h': fputs(t->command->help, stdout); return TOOL_LEAVE + TOOL_DONE;
+	default: return -1;
+	}
+}
+
+static int positional(struct tool *t, const char *value)
+{
+	if (t->narguments == (int)BASE_COUNT(t->arguments)) return TOOL_LEAVE + tool_usage(t, "too many arguments");
+	t->arguments[t->narguments++] = value;
+	return 0;
+}
+
+int tool_parse(struct tool *t, int argc, char **argv, const char *short_options, const struct option *long_options,
+	int (*option)(struct tool *t, void *arg, int val, const char *value), void *arg)
+{
+	struct option merged[TOOL_COMMON_MAX];
+	char letters[80];
+	int val;
+	merge_options(long_options, merged);
+	snprintf(letters, sizeof letters, "-:%sqvh", short_options ? short_options : ""); /* "-": arguments come as val 1, in order */
+	opterr = 0;
+	optind = 1;
+	while ((val = getopt_long(argc, argv, letters, merged, NULL)) != -1) {
+		int r = 0;
+		if (val == '?') return TOOL_LEAVE + tool_usage(t, "unknown option %s", argv[optind - 1]);
+		if (val == ':') return TOOL_LEAVE + tool_usage(t, "option %s needs a value", argv[optind - 1]);
+		if (val == 1) r = positional(t, optarg);
+		if (r == 0 && (val == 1 || common_option(t, val) < 0)) r = option ? option(t, arg, val, optarg) : 0;
+		else if (val == 'h') r = TOOL_LEAVE + TOOL_DONE;
+		if (r) return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
+	}
+	for (; optind < argc; optind++) {
+		int r = positional(t, argv[optind]);
+		if (r == 0 && option) r = option(t, arg, 1, argv[optind]);
+		if (r) return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
+	}
+	return 0;
+}
+
+int tool_usage(const struct tool *t, const char *format, ...)
+{
+	char text[1024];
+	va_list args;
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	fprintf(stderr, "vckpt %s: %s (see vckpt %s --help)\n", t->command->name, text, t->command->name);
+	return TOOL_USAGE;
+}
+
+int tool_fail(const struct tool *t, const struct base_error *err)
+{
+	fprintf(stderr, "vckpt %s: %s\n", t->command->name, err->text[0] ? err->text : base_error_name(err->code));
+	return err->code == -BASE_EDAMAGED ? TOOL_DAMAGE : TOOL_FAILED;
+}
+
+int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s, int *ret_used)
+{
+	struct base_error err = {0};
+	const char *path = t->narguments ? t->arguments[0] : getenv("VCKPT_STORE");
+	*ret_used = t->narguments ? 1 : 0;
+	if (!path || !*path) return tool_usage(t, "STORE is missing, and VCKPT_STORE is not set");
+	if (store_open(path, flags, ret_s, &err) < 0) return tool_fail(t, &err);
+	return 0;
+}
+
+static int parse_step(const struct tool *t, const char *text, size_t len, struct tool_target *target)
+{
+	uint64_t step = 0;
+	if (len == 6 && memcmp(text, "latest", 6) == 0) { target->latest = true; return 0; }
+	if (len > 5 && memcmp(text, "step-", 5) == 0) { text += 5; len -= 5; }
+	if (len == 0) return tool_usage(t, "the step is missing in the target: RUN/STEP, STEP a number or latest");
+	for (size_t i = 0; i < len; i++) {
+		if (text[i] < '0' || text[i] > '9') return tool_usage(t, "\"%.*s\" is not a step: a number or latest", (int)len, text);
+		if (base_mul_overflows(step, 10, &step) || base_add_overflows(step, text[i] - '0', &step) || step > INT64_MAX)
+			return tool_usage(t, "step %.*s is above 2^63-1", (int)len, text);
+	}
+	target->step = step;
+	return 0;
+}
+
+int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target)
+{
+	const char *slash = strchr(text, '/');
+	size_t run_len = slash ? (size_t)(slash - text) : strlen(text);
+	*ret_target = (struct tool_target){0};
+	if (run_len >= sizeof ret_target->run) return tool_usage(t, "run names have at most %d bytes", PROTO_RUN_MAX);
+	memcpy(ret_target->run, text, run_len);
+	if (!proto_run_valid(ret_target->run))
+		return tool_usage(t, "\"%s\" is not a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes", ret_target->run);
+	if (!slash || !slash[1]) return 0;
+	const char *step = slash + 1, *end = strchrnul(step, '/');
+	ret_target->has_step = true;
+	if (*end && end[1]) ret_target->rest = end + 1;
+	return parse_step(t, step, (size_t)(end - step), ret_target);
+}
+
+int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l, const struct store_list_step **ret_step)
+{
+	struct base_error err = {0};
+	if (store_list_open(s, target->run, false, ret_l, &err) < 0) return tool_fail(t, &err);
+	*ret_step = !target->has_step || target->latest ? store_list_latest(*ret_l) : store_list_find(*ret_l, target->step);
+	if (*ret_step) return 0;
+	if (!target->has_step || target->latest) base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", target->run, s->path);
+	else base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", target->run, target->step, s->path, target->run);
+	store_list_close(*ret_l);
+	*ret_l = NULL;
+	return tool_fail(t, &err);
+}
+
+int tool_print_json(json_t *value)
+{
+	int r = value ? json_dumpf(value, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY) : -1;
+	json_decref(value);
+	if (r < 0 || putchar('\n') == EOF || fflush(stdout) == EOF) {
+		fprintf(stderr, "vckpt: cannot write the JSON output\n");
+		return TOOL_FAILED;
+	}
+	return TOOL_DONE;
+}
+
+json_t *tool_json_text(const char *bytes, size_t len)
+{
+	json_t *text = json_stringn(bytes, len);
+	return text ? text : json_string("?");
+}
+
+json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
+{
+	json_t *object = json_object();
+	for (size_t i = 0; i < n; i++) json_object_set_new(object, attributes[i].key, json_string(attributes[i].value));
+	return object;
+}
+
+void tool_format_bytes(uint64_t bytes, char text[static 32])
+{
+	static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+	double value = (double)bytes;
+	size_t unit = 0;
+	while (value >= 999.95 && unit + 1 < BASE_COUNT(units)) { value /= 1000; unit++; }
+	snprintf(text, 32, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+}
+
+void tool_format_time(int64_t time_ns, char text[static 40])
+{
+	time_t seconds = time_ns / 1000000000;
+	struct tm tm;
+	if (!gmtime_r(&seconds, &tm) || !strftime(text, 40, "%Y-%m-%dT%H:%M:%SZ", &tm)) snprintf(text, 40, "?");
+}
+
+/* ---- progress ---- */
+
+static int64_t now_ns(void)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
+}
+
+void tool_progress_start(struct tool_progress *p, const struct tool *t, const char *what)
+{
+	*p = (struct tool_progress){.what = what, .enabled = !t->quiet && isatty(STDERR_FILENO), .start_ns = now_ns()};
+}
+
+void tool_progress_update(void *arg, uint64_t done, uint64_t total)
+{
+	struct tool_progress *p = arg;
+	int64_t now = now_ns();
+	char a[32], b[32], rate[32], bar[31];
+	if (!p->enabled || now - p->start_ns < 1000000000 || now - p->last_ns < 100000000) return;
+	double part = total ? (double)done / (double)total : 1;
+	int filled = (int)(part * 30 > 30 ? 30 : part * 30);
+	memset(bar, '.', 30);
+	memset(bar, '#', (size_t)filled);
+	bar[30] = 0;
+	tool_format_bytes(done, a);
+	tool_format_bytes(total, b);
+	tool_format_bytes((uint64_t)((double)done * 1e9 / (double)(now - p->start_ns)), rate);
+	fprintf(stderr, "\r%s [%s] %3.0f%%  %s of %s, %s/s\033[K", p->what, bar, part * 100, a, b, rate);
+	fflush(stderr);
+	p->last_ns = now;
+	p->shown = true;
+}
+
+void tool_progress_end(struct tool_progress *p)
+{
+	if (p->shown) fputs("\r\033[K", stderr);
+	p->shown = false;
+	p->enabled = false;
+}
