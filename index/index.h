@@ -4,9 +4,9 @@
  *
  * Tables: `commits` (manifest digest -> run, entry, bytes, when last used), `places` (piece or blob digest -> where a live commit keeps it). Every value repeats its
  * key and carries an XXH3-64 of itself; a miss or a mismatch is "not found". LMDB dies of some damage (an assertion, SIGBUS): so the file is walked by a child process
- * before this one opens it (index_check), and written by a child process (index_update through `vckpt index`), whose death costs only the index. No read transaction outlives one call.
+ * before this one opens it (index_check), and written by a child process (`vckpt index --update`), whose death costs only the index. No read transaction outlives one call.
  * Bounded: whole commits are evicted, the longest unused first. Not on network filesystems (statfs magic): then no index (-EOPNOTSUPP).
- * Any thread. One environment a process and directory. Not across fork. */
+ * Any thread. One environment a process and directory (a second one: -EBUSY). Not across fork. */
 #ifndef INDEX_INDEX_H
 #define INDEX_INDEX_H
 
@@ -36,12 +36,15 @@ int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, 
 void index_close(struct index *i);  /* NULL-safe */
 void index_delete(const char *dir); /* removes its files, nothing else */
 
+/* Both answer "no" to whatever goes wrong: parts answer then. */
 int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */
-bool index_has_commit(struct index *i, const struct base_digest *manifest);
-/* One transaction: adds a commit and its places (those known already now name this commit), evicts others over the bound. */
+bool index_has_commit(struct index *i, const struct base_digest *manifest); /* known: added before, even if evicted since; false: to be added */
+/* Adds a commit and its places (those known already now name this commit), evicts whole others over the bound: those added the longest ago. One transaction
+ * a batch of 32,768 places; the commit counts once all are in. One larger than the bound is only made known. Adding a known commit again is a use. */
 int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest, const struct index_place *places, uint64_t n);
+/* The commits whose places it had taken over are "to be added" again (index_has_commit). -ENOENT. */
 int index_remove_commit(struct index *i, const struct base_digest *manifest);
-struct index_stats { uint64_t commits, places, bytes; };
+struct index_stats { uint64_t commits, places, bytes; }; /* held commits; places, dead ones included; bytes of pages in use */
 int index_stat(struct index *i, struct index_stats *ret_s);
 
 #endif

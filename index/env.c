@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * env: the LMDB environment, its tables, transactions and the envelope of values.
+ *
+ * How LMDB is used, and why:
+ * - No MDB_WRITEMAP: a full disk would be SIGBUS, and a stray write of the process would reach the file.
+ * - MDB_NOTLS: reader slots belong to transactions, not to threads that come and go.
+ * - Full sync: an update is one transaction or a few, MDB_NOSYNC may break the tree on power loss, and then all is to do again.
+ * - The map is reserved larger than the bound (address space only), so that it practically never has to be resized.
+ * - The directory is locked (flock) while an environment is opened or deleted: LMDB opens two files one after another, and two processes
+ *   that hold different lock files for one data file destroy it. */
+#include "index/index_internal.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+
+const char *const index_table_names[INDEX_TABLES] = {"meta", "commits", "numbers", "packs", "places", "shadows"};
+
+int index_error(int rc)
+{
+	switch (rc) {
+	case 0: return 0;
+	case MDB_NOTFOUND: return -ENOENT;
+	case MDB_MAP_FULL: return -ENOSPC;
+	case MDB_READERS_FULL: case MDB_MAP_RESIZED: return -EBUSY;
+	case MDB_PAGE_NOTFOUND: case MDB_CORRUPTED: case MDB_PANIC: case MDB_VERSION_MISMATCH: case MDB_INVALID: case MDB_INCOMPATIBLE:
+	case MDB_BAD_TXN: case MDB_CURSOR_FULL: case MDB_PAGE_FULL: case MDB_BAD_DBI: return -BASE_EDAMAGED;
+	}
+	return rc > 0 ? -rc : -EIO;
+}
+
+int index_env_open(const char *dir, unsigned flags, uint64_t map_bytes, MDB_env **ret_env)
+{
+	*ret_env = NULL;
+	int rc = mdb_env_create(ret_env);
+	if (rc == 0)
+		rc = mdb_env_set_maxdbs(*ret_env, INDEX_TABLES);
+	if (rc == 0)
+		rc = mdb_env_set_maxreaders(*ret_env, INDEX_READERS);
+	if (rc == 0 && map_bytes != 0)
+		rc = mdb_env_set_mapsize(*ret_env, map_bytes);
+	if (rc == 0)
+		rc = mdb_env_open(*ret_env, dir, flags | MDB_NOTLS, 0644);
+	return rc;
+}
+
+int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES])
+{
+	for (int t = 0; t < INDEX_TABLES; t++) {
+		int rc = mdb_dbi_open(txn, index_table_names[t], create ? MDB_CREATE : 0, &dbi[t]);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* Filesystems where mmap and locks of several hosts do not agree with each other. FUSE may be anything: refused too. */
+static bool network_filesystem(int fd)
+{
+	static const uint32_t magics[] = {0x6969 /* NFS */, 0x517B /* SMB */, 0xFF534D42 /* CIFS */, 0xFE534D42 /* SMB2 */, 0x0BD00BD0 /* Lustre */,
+		0x00C36400 /* Ceph */, 0x47504653 /* GPFS */, 0x65735546 /* FUSE */, 0x5346414F /* AFS */, 0x6B414653 /* kAFS */, 0x73757245 /* Coda */,
+		0xAAD7AAEA /* PanFS */, 0x19830326 /* BeeGFS */, 0x7461636F /* OCFS2 */, 0x01161970 /* GFS2 */, 0x20030528 /* OrangeFS */};
+	struct statfs f;
+	if (fstatfs(fd, &f) < 0)
+		return true;
+	for (size_t n = 0; n < BASE_COUNT(magics); n++)
+		if ((uint32_t)f.f_type == magics[n])
+			return true;
+	return false;
+}
+
+static int regular_or_missing(int dir_fd, const char *name)
+{
+	struct stat st;
+	if (fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? 0 : -errno;
+	return S_ISREG(st.st_mode) ? 0 : -BASE_EDAMAGED; /* a link would lead LMDB's writes elsewhere */
+}
+
+int index_dir_lock(const char *dir, int *ret_fd)
+{
+	base_cleanup_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (network_filesystem(fd))
+		return -EOPNOTSUPP;
+	for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
+		if (errno != EWOULDBLOCK && errno != EINTR)
+			return -errno;
+		if (tries == 500)
+			return -EBUSY;
+		nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
+	}
+	int rc = regular_or_missing(fd, "data.mdb");
+	if (rc == 0)
+		rc = regular_or_missing(fd, "lock.mdb");
+	if (rc == 0)
+		*ret_fd = base_steal_fd(&fd);
+	return rc;
+}
+
+void index_delete(const char *dir)
+{
+	base_cleanup_close int fd = -1, lock = -1;
+	(void)index_dir_lock(dir, &lock); /* best effort: on a link or a strange file the names go all the same */
+	fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	unlinkat(fd, "data.mdb", 0);
+	unlinkat(fd, "lock.mdb", 0);
+}
+
+/* Takes the map as another process has grown it. */
+static int adopt_map(struct index *i)
+{
+	pthread_rwlock_wrlock(&i->resize);
+	int rc = mdb_env_set_mapsize(i->env, 0);
+	pthread_rwlock_unlock(&i->resize);
+	return rc;
+}
+
+int index_begin(struct index *i, unsigned flags, MDB_txn **ret_txn)
+{
+	for (int tries = 0;; tries++) {
+		pthread_rwlock_rdlock(&i->resize);
+		int rc = mdb_txn_begin(i->env, NULL, flags, ret_txn);
+		if (rc == 0)
+			return 0;
+		pthread_rwlock_unlock(&i->resize);
+		int dead = 0;
+		if (tries == 3 || (rc != MDB_MAP_RESIZED && rc != MDB_READERS_FULL))
+			return rc;
+		if (rc == MDB_MAP_RESIZED)
+			rc = adopt_map(i);
+		else
+			rc = mdb_reader_check(i->env, &dead);
+		if (rc != 0)
+			return rc;
+	}
+}
+
+int index_end(struct index *i, MDB_txn *txn, int rc)
+{
+	if (rc == 0)
+		rc = mdb_txn_commit(txn);
+	else
+		mdb_txn_abort(txn);
+	pthread_rwlock_unlock(&i->resize);
+	return rc;
+}
+
+bool index_value_ok(enum index_table t, const void *key, size_t key_len, const void *value, size_t value_len, struct index_body *ret_body)
+{
+	const uint8_t *v = value;
+	if (key_len > INDEX_KEY_MAX || value_len < 2 + key_len + 8 || value_len > INDEX_VALUE_MAX)
+		return false;
+	if (base_get16(v) != key_len || memcmp(v + 2, key, key_len) != 0)
+		return false;
+	if (base_get64(v + value_len - 8) != base_xxh64_of(t, v, value_len - 8))
+		return false;
+	size_t body_len = value_len - 2 - key_len - 8;
+	if (body_len > INDEX_BODY_MAX)
+		return false;
+	if (ret_body) {
+		memcpy(ret_body->bytes, v + 2 + key_len, body_len);
+		ret_body->len = body_len;
+	}
+	return true;
+}
+
+int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len, struct index_body *ret_body)
+{
+	MDB_val k = {key_len, (void *)key}, v;
+	int rc = mdb_get(txn, dbi[t], &k, &v);
+	if (rc != 0)
+		return rc;
+	return index_value_ok(t, key, key_len, v.mv_data, v.mv_size, ret_body) ? 0 : MDB_NOTFOUND;
+}
+
+int index_put(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len, const void *body, size_t body_len)
+{
+	uint8_t value[INDEX_VALUE_MAX];
+	if (key_len > INDEX_KEY_MAX || body_len > INDEX_BODY_MAX)
+		return EINVAL;
+	base_put16(value, key_len);
+	memcpy(value + 2, key, key_len);
+	if (body_len > 0)
+		memcpy(value + 2 + key_len, body, body_len);
+	size_t len = 2 + key_len + body_len;
+	base_put64(value + len, base_xxh64_of(t, value, len));
+	MDB_val k = {key_len, (void *)key}, v = {len + 8, value};
+	return mdb_put(txn, dbi[t], &k, &v, 0);
+}
+
+bool index_meta_ok(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], const uint8_t store_id[16])
+{
+	struct index_body b;
+	if (index_get(txn, dbi, INDEX_META, "store", 5, &b) != 0 || b.len != 20)
+		return false;
+	return base_get32(b.bytes) == INDEX_VERSION && memcmp(b.bytes + 4, store_id, 16) == 0;
+}
+
+uint64_t index_used_bytes(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES])
+{
+	uint64_t bytes = 0;
+	for (int t = 0; t < INDEX_TABLES; t++) {
+		MDB_stat st;
+		if (mdb_stat(txn, dbi[t], &st) == 0)
+			bytes += (st.ms_branch_pages + st.ms_leaf_pages + st.ms_overflow_pages) * (uint64_t)st.ms_psize;
+	}
+	return bytes;
+}

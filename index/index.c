@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * index: opening, and the questions that readers ask. Every answer is copied out inside its transaction: LMDB's pointers end with it.
+ *
+ * A process has each directory open once at most (LMDB's locks belong to the process: closing a second environment would let go of the
+ * first one's): a small process-wide table, protected by `open_lock`, refuses the second with -EBUSY. */
+#include "index/index_internal.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+
+struct index_open_dir { struct index_open_dir *next; dev_t dev; ino_t ino; };
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct index_open_dir *open_dirs; /* protected by open_lock */
+
+static int dir_register(int fd, struct index_open_dir **ret_dir)
+{
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	struct index_open_dir *d = malloc(sizeof *d);
+	if (!d)
+		return -ENOMEM;
+	*d = (struct index_open_dir){NULL, st.st_dev, st.st_ino};
+	pthread_mutex_lock(&open_lock);
+	for (const struct index_open_dir *o = open_dirs; o; o = o->next) {
+		if (o->dev != d->dev || o->ino != d->ino)
+			continue;
+		pthread_mutex_unlock(&open_lock);
+		free(d);
+		return -BASE_EBUSY;
+	}
+	d->next = open_dirs;
+	open_dirs = d;
+	pthread_mutex_unlock(&open_lock);
+	*ret_dir = d;
+	return 0;
+}
+
+static void dir_unregister(struct index_open_dir *d)
+{
+	if (!d)
+		return;
+	pthread_mutex_lock(&open_lock);
+	for (struct index_open_dir **o = &open_dirs; *o; o = &(*o)->next) {
+		if (*o == d) {
+			*o = d->next;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&open_lock);
+	free(d);
+}
+
+/* Opens the tables, and writes the identity into an index that is new. All tables in one transaction, never closed. */
+static int tables(struct index *i, const uint8_t store_id[16])
+{
+	bool writes = !(i->flags & INDEX_READ_ONLY);
+	MDB_txn *txn;
+	int rc = index_begin(i, writes ? 0 : MDB_RDONLY, &txn);
+	if (rc != 0)
+		return rc;
+	rc = index_tables_open(txn, writes, i->dbi);
+	MDB_stat st;
+	if (rc == 0)
+		rc = mdb_stat(txn, i->dbi[INDEX_META], &st);
+	if (rc == 0 && st.ms_entries == 0 && writes) {
+		uint8_t body[20];
+		base_put32(body, INDEX_VERSION);
+		memcpy(body + 4, store_id, 16);
+		rc = index_put(txn, i->dbi, INDEX_META, "store", 5, body, sizeof body);
+		base_put64(body, 1);
+		if (rc == 0)
+			rc = index_put(txn, i->dbi, INDEX_META, "next", 4, body, 8);
+	}
+	if (rc == 0 && !index_meta_ok(txn, i->dbi, store_id))
+		rc = MDB_INCOMPATIBLE;
+	return index_end(i, txn, rc);
+}
+
+static int open_locked(struct index *i, int fd, const char *dir, const uint8_t store_id[16])
+{
+	int r = dir_register(fd, &i->dir);
+	if (r < 0)
+		return r;
+	uint64_t map = i->max_bytes * 2 + (UINT64_C(64) << 20);
+	int rc = index_env_open(dir, i->flags & INDEX_READ_ONLY ? MDB_RDONLY : 0, map, &i->env);
+	int dead = 0;
+	if (rc == 0)
+		rc = mdb_reader_check(i->env, &dead);
+	if (rc == 0)
+		rc = tables(i, store_id);
+	/* A reader that comes before the tables are made: there is no index yet. */
+	return index_error(rc);
+}
+
+int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i, struct base_error *err)
+{
+	base_cleanup_close int fd = -1;
+	if (max_bytes == 0 || max_bytes > UINT64_C(1) << 40)
+		max_bytes = INDEX_MAX_BYTES;
+	if (!(flags & INDEX_READ_ONLY) && mkdir(dir, 0755) < 0 && errno != EEXIST)
+		return base_error_set(err, -errno, "the index %s cannot be made: %s", dir, base_error_name(-errno));
+	int r = index_dir_lock(dir, &fd);
+	if (r == -EOPNOTSUPP)
+		return base_error_set(err, r, "%s lies on a network filesystem: no index there", dir);
+	if (r < 0)
+		return base_error_set(err, r, "the index %s cannot be opened: %s", dir, base_error_name(r));
+	struct index *i = calloc(1, sizeof *i);
+	if (!i)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	pthread_rwlock_init(&i->resize, NULL);
+	i->max_bytes = max_bytes;
+	i->flags = flags;
+	r = open_locked(i, fd, dir, store_id);
+	if (r < 0) {
+		index_close(i);
+		return base_error_set(err, r, "the index %s cannot be opened: %s", dir, base_error_name(r));
+	}
+	*ret_i = i;
+	return 0;
+}
+
+void index_close(struct index *i)
+{
+	if (!i)
+		return;
+	if (i->env)
+		mdb_env_close(i->env);
+	dir_unregister(i->dir);
+	pthread_rwlock_destroy(&i->resize);
+	free(i);
+}
+
+static int find_pack(struct index *i, MDB_txn *txn, uint64_t number, uint32_t n, struct index_place *ret_place)
+{
+	uint8_t key[12];
+	struct index_body b;
+	index_be64(key, number);
+	uint32_t be = htobe32(n);
+	memcpy(key + 8, &be, 4);
+	int rc = index_get(txn, i->dbi, INDEX_PACKS, key, sizeof key, &b);
+	if (rc != 0)
+		return rc;
+	if (b.len == 0 || b.len > INDEX_PACK_MAX)
+		return MDB_NOTFOUND;
+	memcpy(ret_place->pack, b.bytes, b.len);
+	return 0;
+}
+
+static int find_commit(struct index *i, MDB_txn *txn, uint64_t number, struct index_place *ret_place)
+{
+	uint8_t key[8];
+	struct index_body b;
+	index_be64(key, number);
+	int rc = index_get(txn, i->dbi, INDEX_NUMBERS, key, sizeof key, &b);
+	if (rc != 0)
+		return rc;
+	if (b.len <= 48 || b.len > 48 + INDEX_RUN_MAX)
+		return MDB_NOTFOUND;
+	memcpy(ret_place->manifest.bytes, b.bytes, 32);
+	ret_place->entry = base_get64(b.bytes + 32);
+	memcpy(ret_place->run, b.bytes + 48, b.len - 48);
+	return 0;
+}
+
+int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place)
+{
+	struct index_place p = {.digest = *digest};
+	struct index_body b;
+	MDB_txn *txn;
+	if (index_begin(i, MDB_RDONLY, &txn) != 0)
+		return -ENOENT;
+	int rc = index_get(txn, i->dbi, INDEX_PLACES, digest->bytes, sizeof digest->bytes, &b);
+	if (rc == 0 && b.len != INDEX_PLACE_BODY_BYTES)
+		rc = MDB_NOTFOUND;
+	if (rc == 0) {
+		p.offset = base_get64(b.bytes + 8);
+		p.checks = base_get64(b.bytes + 16);
+		p.raw_len = base_get64(b.bytes + 24);
+		p.stored_len = base_get64(b.bytes + 32);
+		p.codec = base_get16(b.bytes + 44);
+		p.kind = b.bytes[46];
+		rc = find_commit(i, txn, base_get64(b.bytes), &p);
+	}
+	if (rc == 0)
+		rc = find_pack(i, txn, base_get64(b.bytes), base_get32(b.bytes + 40), &p);
+	mdb_txn_abort(txn);
+	pthread_rwlock_unlock(&i->resize);
+	if (rc != 0)
+		return -ENOENT; /* whatever the reason: parts answer */
+	*ret_place = p;
+	return 0;
+}
+
+bool index_has_commit(struct index *i, const struct base_digest *manifest)
+{
+	struct index_body b;
+	MDB_txn *txn;
+	if (index_begin(i, MDB_RDONLY, &txn) != 0)
+		return false;
+	int rc = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, sizeof manifest->bytes, &b);
+	index_end(i, txn, MDB_NOTFOUND);
+	return rc == 0 && b.len == 9 && b.bytes[8] != INDEX_INCOMPLETE;
+}
+
+int index_stat(struct index *i, struct index_stats *ret_s)
+{
+	MDB_stat numbers, places;
+	MDB_txn *txn;
+	int rc = index_begin(i, MDB_RDONLY, &txn);
+	if (rc != 0)
+		return index_error(rc);
+	rc = mdb_stat(txn, i->dbi[INDEX_NUMBERS], &numbers);
+	if (rc == 0)
+		rc = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
+	if (rc == 0)
+		*ret_s = (struct index_stats){numbers.ms_entries, places.ms_entries, index_used_bytes(txn, i->dbi)};
+	mdb_txn_abort(txn);
+	pthread_rwlock_unlock(&i->resize);
+	return index_error(rc);
+}

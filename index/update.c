@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * update: adding, removing and evicting commits. Called by a process of its own, so that a crash inside LMDB costs only the index.
+ *
+ * A commit gets the next number; its places are put under that number, also those that an older commit had (`shadows` remembers that); its row
+ * in `numbers` comes last and makes them count. More places than a batch go in several transactions (LMDB of this age loses pages when a
+ * transaction spills): what a crash leaves has a number without a row, is never found and is swept later.
+ *
+ * Eviction: places are counted at INDEX_PLACE_BYTES each (not by pages: keys are digests, deleting some of them leaves room in all pages, which
+ * the next ones fill), and what there is and what is to come stay under five eighths of the bound, so that the file, which LMDB never
+ * shrinks, stays under the bound with half-empty pages and copies on write. Whole commits go, lowest numbers first; then one sweep over `places` deletes what is dead. An evicted
+ * commit keeps its row in `commits` (it is known, and not offered again: else a store larger than its index would evict and add without end).
+ * A removed one loses it, and the commits whose places it took over are marked incomplete: the next update adds these again. */
+#include "index/index_internal.h"
+
+#include <stdio.h>
+
+#define BATCH 32768u
+
+struct numbers { uint64_t *all; size_t n, room; };
+
+static int numbers_add(struct numbers *l, uint64_t v)
+{
+	if (l->n == l->room) {
+		size_t room = l->room ? l->room * 2 : 64;
+		uint64_t *all = realloc(l->all, room * sizeof *all);
+		if (!all)
+			return ENOMEM;
+		l->all = all;
+		l->room = room;
+	}
+	l->all[l->n++] = v;
+	return 0;
+}
+
+static bool numbers_have(const struct numbers *l, uint64_t v)
+{
+	size_t low = 0, high = l->n;
+	while (low < high) {
+		size_t mid = low + (high - low) / 2;
+		if (l->all[mid] == v)
+			return true;
+		if (l->all[mid] < v)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return false;
+}
+
+/* Into a list that is kept sorted and short (commits that one commit shadows). */
+static int numbers_insert(struct numbers *l, uint64_t v)
+{
+	if (numbers_have(l, v))
+		return 0;
+	int rc = numbers_add(l, v);
+	for (size_t n = l->n; rc == 0 && n-- > 1 && l->all[n - 1] > l->all[n];) {
+		uint64_t t = l->all[n];
+		l->all[n] = l->all[n - 1];
+		l->all[n - 1] = t;
+	}
+	return rc;
+}
+
+static int delete_key(MDB_txn *txn, MDB_dbi dbi, const void *key, size_t len)
+{
+	MDB_val k = {len, (void *)key};
+	int rc = mdb_del(txn, dbi, &k, NULL);
+	return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* The first key of a table at or after be64(number) that begins with it; MDB_NOTFOUND. */
+static int first_of(MDB_txn *txn, MDB_dbi dbi, uint64_t number, uint8_t key[INDEX_KEY_MAX], size_t *ret_len)
+{
+	uint8_t prefix[8];
+	MDB_cursor *c;
+	index_be64(prefix, number);
+	int rc = mdb_cursor_open(txn, dbi, &c);
+	if (rc != 0)
+		return rc;
+	MDB_val k = {8, prefix}, v;
+	rc = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE);
+	if (rc == 0 && (k.mv_size < 8 || k.mv_size > INDEX_KEY_MAX || memcmp(k.mv_data, prefix, 8) != 0))
+		rc = MDB_NOTFOUND;
+	if (rc == 0) {
+		memcpy(key, k.mv_data, k.mv_size);
+		*ret_len = k.mv_size;
+	}
+	mdb_cursor_close(c);
+	return rc;
+}
+
+static int delete_prefix(MDB_txn *txn, MDB_dbi dbi, uint64_t number)
+{
+	uint8_t key[INDEX_KEY_MAX];
+	size_t len;
+	int rc;
+	while ((rc = first_of(txn, dbi, number, key, &len)) == 0)
+		if ((rc = delete_key(txn, dbi, key, len)) != 0)
+			return rc;
+	return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* Takes away what a number has besides its places. */
+static int drop_number(struct index *i, MDB_txn *txn, uint64_t number)
+{
+	int rc = delete_prefix(txn, i->dbi[INDEX_NUMBERS], number);
+	if (rc == 0)
+		rc = delete_prefix(txn, i->dbi[INDEX_PACKS], number);
+	if (rc == 0)
+		rc = delete_prefix(txn, i->dbi[INDEX_SHADOWS], number);
+	return rc;
+}
+
+/* ---- eviction ---- */
+
+struct dead { uint8_t (*keys)[BASE_DIGEST_BYTES]; size_t n; uint8_t next[BASE_DIGEST_BYTES]; bool more; };
+
+/* Collects up to BATCH dead places from key d->next on. */
+static int find_dead(struct index *i, const struct numbers *live, uint64_t keep, struct dead *d)
+{
+	MDB_txn *txn;
+	MDB_cursor *c;
+	int rc = index_begin(i, MDB_RDONLY, &txn);
+	if (rc != 0)
+		return rc;
+	rc = mdb_cursor_open(txn, i->dbi[INDEX_PLACES], &c);
+	if (rc != 0)
+		return index_end(i, txn, rc);
+	MDB_val k = {sizeof d->next, d->next}, v;
+	struct index_body b;
+	d->n = 0;
+	d->more = false;
+	for (rc = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE); rc == 0; rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
+		if (k.mv_size != BASE_DIGEST_BYTES) {
+			rc = MDB_CORRUPTED;
+			break;
+		}
+		if (index_value_ok(INDEX_PLACES, k.mv_data, k.mv_size, v.mv_data, v.mv_size, &b) && b.len == INDEX_PLACE_BODY_BYTES
+		    && (base_get64(b.bytes) >= keep || numbers_have(live, base_get64(b.bytes))))
+			continue;
+		if (d->n == BATCH) {
+			memcpy(d->next, k.mv_data, sizeof d->next);
+			d->more = true;
+			break;
+		}
+		memcpy(d->keys[d->n++], k.mv_data, BASE_DIGEST_BYTES);
+	}
+	mdb_cursor_close(c);
+	mdb_txn_abort(txn);
+	pthread_rwlock_unlock(&i->resize);
+	return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* Deletes the places of all numbers that are neither live nor at least `keep`. */
+static int sweep(struct index *i, const struct numbers *live, uint64_t keep)
+{
+	struct dead d = {malloc(BATCH * BASE_DIGEST_BYTES), 0, {0}, true};
+	int rc = d.keys ? 0 : ENOMEM;
+	while (rc == 0 && d.more) {
+		rc = find_dead(i, live, keep, &d);
+		MDB_txn *txn;
+		if (rc != 0 || d.n == 0 || (rc = index_begin(i, 0, &txn)) != 0)
+			break;
+		for (size_t n = 0; rc == 0 && n < d.n; n++)
+			rc = delete_key(txn, i->dbi[INDEX_PLACES], d.keys[n], BASE_DIGEST_BYTES);
+		rc = index_end(i, txn, rc);
+	}
+	free(d.keys);
+	return rc;
+}
+
+/* Marks commits as evicted, lowest numbers first, until `places` of them are gone; the numbers that stay go to `live`. */
+static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
+{
+	base_cleanup_free uint64_t *gone = NULL;
+	struct numbers out = {0};
+	MDB_txn *txn;
+	MDB_cursor *c;
+	int rc = index_begin(i, 0, &txn);
+	if (rc != 0)
+		return rc;
+	rc = mdb_cursor_open(txn, i->dbi[INDEX_NUMBERS], &c);
+	if (rc != 0)
+		return index_end(i, txn, rc);
+	MDB_val k, v;
+	struct index_body b;
+	uint64_t freed = 0;
+	live->n = 0;
+	for (rc = mdb_cursor_get(c, &k, &v, MDB_FIRST); rc == 0; rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
+		bool ok = k.mv_size == 8 && index_value_ok(INDEX_NUMBERS, k.mv_data, 8, v.mv_data, v.mv_size, &b) && b.len > 48;
+		bool goes = !ok || freed < places;
+		if (k.mv_size != 8) {
+			rc = MDB_CORRUPTED;
+			break;
+		}
+		freed += ok && goes ? base_get64(b.bytes + 40) + 1 : 0;
+		if ((rc = numbers_add(goes ? &out : live, index_get_be64(k.mv_data))) != 0)
+			break;
+	}
+	mdb_cursor_close(c);
+	gone = out.all;
+	rc = rc == MDB_NOTFOUND ? 0 : rc;
+	for (size_t n = 0; rc == 0 && n < out.n; n++) {
+		uint8_t key[8], body[9];
+		index_be64(key, out.all[n]);
+		if (index_get(txn, i->dbi, INDEX_NUMBERS, key, 8, &b) == 0 && b.len > 48) {
+			base_put64(body, out.all[n]);
+			body[8] = INDEX_EVICTED;
+			struct index_body known;
+			if (index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9 && known.bytes[8] == INDEX_HELD)
+				rc = index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, body, sizeof body);
+		}
+		if (rc == 0)
+			rc = drop_number(i, txn, out.all[n]);
+	}
+	return index_end(i, txn, rc);
+}
+
+static int clear_places(struct index *i)
+{
+	MDB_txn *txn;
+	int rc = index_begin(i, 0, &txn);
+	if (rc != 0)
+		return rc;
+	rc = mdb_drop(txn, i->dbi[INDEX_PLACES], 0);
+	return index_end(i, txn, rc);
+}
+
+/* What counts against the bound. */
+static int used_bytes(struct index *i, uint64_t *ret_bytes)
+{
+	MDB_txn *txn;
+	int rc = index_begin(i, MDB_RDONLY, &txn);
+	if (rc != 0)
+		return rc;
+	MDB_stat places;
+	rc = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
+	if (rc == 0) {
+		uint64_t pages = places.ms_branch_pages + places.ms_leaf_pages + places.ms_overflow_pages;
+		*ret_bytes = index_used_bytes(txn, i->dbi) - pages * places.ms_psize + places.ms_entries * INDEX_PLACE_BYTES;
+	}
+	mdb_txn_abort(txn);
+	pthread_rwlock_unlock(&i->resize);
+	return rc;
+}
+
+/* Makes room for `need` bytes under `limit`. Numbers from `keep` on belong to the commit that is being added. */
+static int evict(struct index *i, uint64_t need, uint64_t limit, uint64_t keep)
+{
+	struct numbers live = {0};
+	uint64_t used;
+	int rc = used_bytes(i, &used);
+	while (rc == 0 && used + need > limit) {
+		rc = evict_commits(i, (used + need - limit) / INDEX_PLACE_BYTES + 1, &live);
+		if (rc == 0)
+			rc = live.n == 0 && keep == UINT64_MAX ? clear_places(i) : sweep(i, &live, keep);
+		if (rc == 0)
+			rc = used_bytes(i, &used);
+		if (live.n == 0)
+			break; /* what is left is the new commit's, or rows of known commits */
+	}
+	free(live.all);
+	return rc;
+}
+
+/* ---- adding ---- */
+
+struct adding {
+	struct index *i;
+	const char *run; uint64_t entry; const struct base_digest *manifest;
+	const struct index_place **sorted; uint64_t n; /* by digest: neighbours share pages */
+	const char **packs; uint32_t npacks;           /* sorted */
+	uint64_t number;
+	struct numbers shadows;
+};
+
+static int by_digest(const void *a, const void *b)
+{
+	const struct index_place *const *p = a, *const *q = b;
+	return base_digest_compare(&(*p)->digest, &(*q)->digest);
+}
+
+static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+static int prepare(struct adding *a, const struct index_place *places, uint64_t n)
+{
+	size_t run_len = strlen(a->run);
+	if (run_len == 0 || run_len > INDEX_RUN_MAX || n > UINT32_MAX)
+		return EINVAL;
+	a->sorted = malloc((n + 1) * sizeof *a->sorted);
+	a->packs = malloc((n + 1) * sizeof *a->packs);
+	if (!a->sorted || !a->packs)
+		return ENOMEM;
+	a->n = n;
+	uint64_t packs = 0;
+	for (uint64_t p = 0; p < n; p++) {
+		size_t len = strnlen(places[p].pack, sizeof places[p].pack);
+		if (len == 0 || len > INDEX_PACK_MAX)
+			return EINVAL;
+		a->sorted[p] = &places[p];
+		if (packs == 0 || strcmp(a->packs[packs - 1], places[p].pack) != 0)
+			a->packs[packs++] = places[p].pack;
+	}
+	qsort(a->sorted, n, sizeof *a->sorted, by_digest);
+	qsort(a->packs, packs, sizeof *a->packs, by_text);
+	for (uint64_t p = 0; p < packs; p++)
+		if (a->npacks == 0 || strcmp(a->packs[a->npacks - 1], a->packs[p]) != 0)
+			a->packs[a->npacks++] = a->packs[p];
+	return 0;
+}
+
+/* Takes a number, forgets what an earlier addition of this commit left besides its places, puts the names of packs. */
+static int add_begin(struct adding *a)
+{
+	struct index_body b;
+	MDB_txn *txn;
+	uint8_t next[8], key[12];
+	int rc = index_begin(a->i, 0, &txn);
+	if (rc != 0)
+		return rc;
+	rc = index_get(txn, a->i->dbi, INDEX_META, "next", 4, &b);
+	if (rc == 0 && (b.len != 8 || base_get64(b.bytes) >= UINT64_MAX - 1))
+		rc = MDB_CORRUPTED;
+	if (rc == 0) {
+		a->number = base_get64(b.bytes);
+		base_put64(next, a->number + 1);
+		rc = index_put(txn, a->i->dbi, INDEX_META, "next", 4, next, 8);
+	}
+	if (rc == 0 && index_get(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, &b) == 0 && b.len == 9)
+		rc = drop_number(a->i, txn, base_get64(b.bytes));
+	index_be64(key, a->number);
+	for (uint32_t n = 0; rc == 0 && n < a->npacks; n++) {
+		uint32_t be = htobe32(n);
+		memcpy(key + 8, &be, 4);
+		rc = index_put(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, a->packs[n], strlen(a->packs[n]));
+	}
+	return index_end(a->i, txn, rc);
+}
+
+static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p)
+{
+	struct index_body old;
+	uint8_t body[INDEX_PLACE_BODY_BYTES] = {0};
+	const char *pack = p->pack, **found = bsearch(&pack, a->packs, a->npacks, sizeof *a->packs, by_text);
+	if (index_get(txn, a->i->dbi, INDEX_PLACES, p->digest.bytes, 32, &old) == 0 && old.len == INDEX_PLACE_BODY_BYTES
+	    && base_get64(old.bytes) != a->number) {
+		int rc = numbers_insert(&a->shadows, base_get64(old.bytes));
+		if (rc != 0)
+			return rc;
+	}
+	base_put64(body, a->number);
+	base_put64(body + 8, p->offset);
+	base_put64(body + 16, p->checks);
+	base_put64(body + 24, p->raw_len);
+	base_put64(body + 32, p->stored_len);
+	base_put32(body + 40, (uint32_t)(found - a->packs));
+	base_put16(body + 44, p->codec);
+	body[46] = p->kind;
+	return index_put(txn, a->i->dbi, INDEX_PLACES, p->digest.bytes, 32, body, sizeof body);
+}
+
+static int add_batch(struct adding *a, uint64_t first, uint64_t end)
+{
+	MDB_txn *txn;
+	int rc = index_begin(a->i, 0, &txn);
+	if (rc != 0)
+		return rc;
+	for (uint64_t n = first; rc == 0 && n < end; n++)
+		rc = add_place(a, txn, a->sorted[n]);
+	return index_end(a->i, txn, rc);
+}
+
+/* The rows that make the commit count. `held`: false when it is too large for the index, and only known. */
+static int add_end(struct adding *a, bool held)
+{
+	uint8_t key[16], body[INDEX_BODY_MAX];
+	size_t run_len = strlen(a->run);
+	MDB_txn *txn;
+	int rc = index_begin(a->i, 0, &txn);
+	if (rc != 0)
+		return rc;
+	base_put64(body, a->number);
+	body[8] = held ? INDEX_HELD : INDEX_EVICTED;
+	rc = index_put(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, body, 9);
+	memcpy(body, a->manifest->bytes, 32);
+	base_put64(body + 32, a->entry);
+	base_put64(body + 40, a->n);
+	memcpy(body + 48, a->run, run_len);
+	index_be64(key, a->number);
+	if (rc == 0 && held)
+		rc = index_put(txn, a->i->dbi, INDEX_NUMBERS, key, 8, body, 48 + run_len);
+	for (size_t n = 0; rc == 0 && held && n < a->shadows.n; n++) {
+		index_be64(key + 8, a->shadows.all[n]);
+		rc = index_put(txn, a->i->dbi, INDEX_SHADOWS, key, 16, NULL, 0);
+	}
+	return index_end(a->i, txn, rc);
+}
+
+static int add_all(struct adding *a)
+{
+	uint64_t limit = a->i->max_bytes / 8 * 5, need = a->n * INDEX_PLACE_BYTES + a->npacks * 256;
+	bool held = need <= limit;
+	int rc = held ? evict(a->i, need, limit, UINT64_MAX) : 0;
+	if (!held)
+		a->npacks = 0;
+	if (rc == 0)
+		rc = add_begin(a);
+	for (uint64_t first = 0; rc == 0 && held && first < a->n; first += BATCH) {
+		uint64_t end = base_min(first + BATCH, a->n);
+		rc = add_batch(a, first, end);
+		if (rc != MDB_MAP_FULL)
+			continue;
+		rc = evict(a->i, need, limit / 2, a->number);
+		if (rc == 0)
+			rc = add_batch(a, first, end);
+	}
+	return rc == 0 ? add_end(a, held) : rc;
+}
+
+int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest, const struct index_place *places, uint64_t n)
+{
+	if (i->flags & INDEX_READ_ONLY)
+		return -EROFS;
+	struct adding a = {.i = i, .run = run, .entry = entry, .manifest = manifest};
+	int rc = prepare(&a, places, n);
+	if (rc == 0)
+		rc = add_all(&a);
+	free(a.sorted);
+	free(a.packs);
+	free(a.shadows.all);
+	return index_error(rc);
+}
+
+/* ---- removing ---- */
+
+/* Marks a commit whose places were taken over and went with their new owner: it is to be added again. */
+static int unshadow(struct index *i, MDB_txn *txn, uint64_t older)
+{
+	struct index_body b, c;
+	uint8_t key[8];
+	index_be64(key, older);
+	if (index_get(txn, i->dbi, INDEX_NUMBERS, key, 8, &b) != 0 || b.len <= 48)
+		return 0;
+	if (index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &c) != 0 || c.len != 9 || base_get64(c.bytes) != older)
+		return 0;
+	c.bytes[8] = INDEX_INCOMPLETE;
+	return index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, c.bytes, 9);
+}
+
+int index_remove_commit(struct index *i, const struct base_digest *manifest)
+{
+	struct index_body b;
+	MDB_txn *txn;
+	if (i->flags & INDEX_READ_ONLY)
+		return -EROFS;
+	int rc = index_begin(i, 0, &txn);
+	if (rc != 0)
+		return index_error(rc);
+	rc = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, 32, &b);
+	uint64_t number = rc == 0 && b.len == 9 ? base_get64(b.bytes) : 0;
+	uint8_t key[INDEX_KEY_MAX];
+	size_t len;
+	int found;
+	while (rc == 0 && (found = first_of(txn, i->dbi[INDEX_SHADOWS], number, key, &len)) != MDB_NOTFOUND) {
+		rc = found != 0 ? found : len == 16 ? unshadow(i, txn, index_get_be64(key + 8)) : 0;
+		if (rc == 0)
+			rc = delete_key(txn, i->dbi[INDEX_SHADOWS], key, len);
+	}
+	if (rc == 0)
+		rc = drop_number(i, txn, number);
+	if (rc == 0)
+		rc = delete_key(txn, i->dbi[INDEX_COMMITS], manifest->bytes, 32);
+	return index_error(index_end(i, txn, rc));
+}
