@@ -60,6 +60,7 @@ struct proto_commit {
 	uint64_t tensors, bytes;        /* logical tensors and their raw bytes, blobs' bytes included: for listings */
 	uint64_t new_bytes;             /* stored bytes that this attempt's own packs added */
 	const struct proto_attribute *attributes; size_t nattributes;
+	const uint8_t *extra; size_t extra_len; /* fields of a later version, as they stood; written again when a snapshot is made of it */
 };
 struct proto_entry {
 	enum proto_entry_kind kind;
@@ -78,7 +79,7 @@ int proto_entry_decode(const void *body, size_t len, struct proto_entry *ret_m);
 void proto_entry_release(struct proto_entry *m);
 
 /* ---- references, in manifests, parts and announcements ---- */
-struct proto_ref {                  /* 88 bytes packed on disk: see docs/format/manifest.md */
+struct proto_ref {                  /* 72 bytes packed on disk: see docs/format/manifest.md */
 	struct base_digest digest;
 	uint64_t offset, checks, raw_len, stored_len;
 	uint32_t pack;                  /* number in the pack table of the record that it stands in */

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * store: the body of vckpt.store. */
+#include "proto/proto_internal.h"
+
+static int store_check(const struct proto_store *m)
+{
+	if (m->version != PROTO_VERSION || m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes)
+		return -BASE_EFORMAT;
+	/* The bounds keep the grid's arithmetic in 64 bits and pieces of a few MiB. */
+	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->row_bytes > m->target_bytes || m->reserve_bytes > PROTO_FILE_MAX_BYTES)
+		return -BASE_EFORMAT;
+	return 0;
+}
+
+int proto_store_encode(const struct proto_store *m, struct base_buf *b)
+{
+	Vckpt__Store s = VCKPT__STORE__INIT;
+	int r = store_check(m);
+
+	if (r < 0)
+		return r;
+	s.version = m->version;
+	s.id = (ProtobufCBinaryData){sizeof m->id, (uint8_t *)m->id};
+	s.seed = m->seed;
+	s.min_bytes = m->min_bytes;
+	s.target_bytes = m->target_bytes;
+	s.row_bytes = m->row_bytes;
+	s.reserve_bytes = m->reserve_bytes;
+	return proto_pack(&s, b);
+}
+
+int proto_store_decode(const void *body, size_t len, struct proto_store *ret_m)
+{
+	struct proto_arena *arena;
+	Vckpt__Store *s;
+	int r = proto_unpack(&vckpt__store__descriptor, body, len, &arena, &s);
+
+	memset(ret_m, 0, sizeof *ret_m);
+	if (r < 0)
+		return r;
+	ret_m->arena = arena;
+	ret_m->version = s->version;
+	ret_m->seed = s->seed;
+	ret_m->min_bytes = s->min_bytes;
+	ret_m->target_bytes = s->target_bytes;
+	ret_m->row_bytes = s->row_bytes;
+	ret_m->reserve_bytes = s->reserve_bytes;
+	if (s->id.len == sizeof ret_m->id)
+		memcpy(ret_m->id, s->id.data, sizeof ret_m->id);
+	r = s->id.len == sizeof ret_m->id ? store_check(ret_m) : -BASE_EFORMAT;
+	if (r < 0)
+		proto_store_release(ret_m);
+	return r;
+}
+
+void proto_store_release(struct proto_store *m)
+{
+	if (!m)
+		return;
+	proto_arena_free(m->arena);
+	memset(m, 0, sizeof *m);
+}

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wire: between bytes and protobuf-c's messages.
+ *
+ * Order of a decode: unpack under a memory bound, version, features, canonical length. The last one compares the body's
+ * length with that of the shortest encoding of what was understood: a NUL inside a string (protobuf-c's strings end
+ * there), a field given twice, a padded varint or an explicit default all make the body longer, so one comparison
+ * refuses them all. Groups are refused by protobuf-c itself, and no message here nests into itself: depth is bounded. */
+#include "proto/proto_internal.h"
+
+#include "core/base/log.h"
+
+#define WIRE_ARENA_FACTOR 16u
+#define WIRE_ARENA_MIN_BYTES (UINT64_C(4) << 20)
+
+/* Every record begins like this: fields 1 and 2 of its message. */
+struct wire_head {
+	ProtobufCMessage base;
+	uint32_t version;
+	size_t n_features;
+	char **features;
+};
+#define WIRE_HEAD_CHECK(type) \
+	_Static_assert(offsetof(type, version) == offsetof(struct wire_head, version) && \
+		offsetof(type, n_features) == offsetof(struct wire_head, n_features) && \
+		offsetof(type, features) == offsetof(struct wire_head, features), #type)
+WIRE_HEAD_CHECK(Vckpt__Store);
+WIRE_HEAD_CHECK(Vckpt__Entry);
+WIRE_HEAD_CHECK(Vckpt__Layout);
+WIRE_HEAD_CHECK(Vckpt__Part);
+WIRE_HEAD_CHECK(Vckpt__Announcement);
+WIRE_HEAD_CHECK(Vckpt__Manifest);
+WIRE_HEAD_CHECK(Vckpt__Begin);
+WIRE_HEAD_CHECK(Vckpt__BaseRecord);
+WIRE_HEAD_CHECK(Vckpt__Heartbeat);
+WIRE_HEAD_CHECK(Vckpt__Trash);
+
+int proto_no_memory(const struct proto_arena *a)
+{
+	return proto_arena_exhausted(a) ? -BASE_EFORMAT : -ENOMEM;
+}
+
+int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena, void *ret_message)
+{
+	ProtobufCAllocator allocator = proto_arena_allocator(arena);
+	ProtobufCMessage *m = protobuf_c_message_unpack(d, &allocator, len, body);
+
+	/* A failed allocation and a malformed body look the same from here; both end this decode. */
+	if (!m)
+		return -BASE_EFORMAT;
+	if (protobuf_c_message_get_packed_size(m) != len)
+		return -BASE_EFORMAT;
+	*(ProtobufCMessage **)ret_message = m;
+	return 0;
+}
+
+static int wire_head_check(const struct wire_head *h, const char *what)
+{
+	if (h->version == 0)
+		return -BASE_EFORMAT;
+	if (h->version > PROTO_VERSION) {
+		base_debug("%s of version %u; this program knows versions up to %u", what, h->version, PROTO_VERSION);
+		return -BASE_EVERSION;
+	}
+	for (size_t i = 0; i < h->n_features; i++) { /* none is known to this version */
+		base_debug("%s needs the feature \"%.64s\", which this program does not know", what, h->features[i]);
+		return -BASE_EVERSION;
+	}
+	return 0;
+}
+
+int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena, void *ret_message)
+{
+	uint64_t limit = (uint64_t)base_min(len, UINT64_C(1) << 40) * WIRE_ARENA_FACTOR + WIRE_ARENA_MIN_BYTES;
+	struct proto_arena *arena = proto_arena_new(limit);
+	ProtobufCAllocator allocator;
+	ProtobufCMessage *m;
+	int r;
+
+	if (!arena)
+		return -ENOMEM;
+	allocator = proto_arena_allocator(arena);
+	m = protobuf_c_message_unpack(d, &allocator, len, body);
+	r = m ? wire_head_check((const struct wire_head *)m, d->short_name) : -BASE_EFORMAT;
+	if (r == 0 && protobuf_c_message_get_packed_size(m) != len)
+		r = -BASE_EFORMAT;
+	if (r < 0) {
+		proto_arena_free(arena);
+		return r;
+	}
+	*ret_arena = arena;
+	*(ProtobufCMessage **)ret_message = m;
+	return 0;
+}
+
+int proto_pack(const void *message, struct base_buf *b)
+{
+	size_t len = protobuf_c_message_get_packed_size(message);
+	void *to = base_buf_extend(b, len);
+
+	if (!to)
+		return b->error ? b->error : (len ? -ENOMEM : 0);
+	protobuf_c_message_pack(message, to);
+	return 0;
+}
+
+int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const uint8_t **ret_bytes, size_t *ret_len)
+{
+	ProtobufCMessage only = {.descriptor = m->descriptor, .n_unknown_fields = m->n_unknown_fields, .unknown_fields = m->unknown_fields};
+	size_t len = 0;
+	uint8_t *bytes;
+
+	*ret_bytes = NULL;
+	*ret_len = 0;
+	if (m->n_unknown_fields == 0)
+		return 0;
+	/* Each one is a tag of at most 5 bytes and its data. */
+	for (unsigned i = 0; i < only.n_unknown_fields; i++)
+		len += 5 + only.unknown_fields[i].len;
+	bytes = proto_arena_array(a, len, 1);
+	if (!bytes)
+		return proto_no_memory(a);
+	len = 0;
+	for (unsigned i = 0; i < only.n_unknown_fields; i++) {
+		const ProtobufCMessageUnknownField *f = &only.unknown_fields[i];
+		uint32_t tag = f->tag << 3 | f->wire_type;
+
+		for (; tag >= 0x80; tag >>= 7)
+			bytes[len++] = (uint8_t)(tag | 0x80);
+		bytes[len++] = (uint8_t)tag;
+		memcpy(bytes + len, f->data, f->len);
+		len += f->len;
+	}
+	*ret_bytes = bytes;
+	*ret_len = len;
+	return 0;
+}
+
+bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max_rows, uint32_t *ret_n)
+{
+	uint64_t n = field->len / row_bytes;
+
+	if (field->len % row_bytes || n > max_rows || n > UINT32_MAX)
+		return false;
+	*ret_n = (uint32_t)n;
+	return true;
+}
+
+int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table, uint32_t *ret_n)
+{
+	uint32_t *table, n;
+
+	if (!proto_rows(field, 4, UINT32_MAX, &n))
+		return -BASE_EFORMAT;
+	table = proto_arena_array(a, n, sizeof *table);
+	if (!table)
+		return proto_no_memory(a);
+	for (uint32_t i = 0; i < n; i++)
+		table[i] = base_get32(field->data + 4 * (size_t)i);
+	*ret_table = table;
+	*ret_n = n;
+	return 0;
+}
+
+bool proto_digest_get(const ProtobufCBinaryData *field, struct base_digest *ret_d)
+{
+	if (field->len != sizeof ret_d->bytes)
+		return false;
+	memcpy(ret_d->bytes, field->data, sizeof ret_d->bytes);
+	return true;
+}
