@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands print with --json is what vckpt(1) says, key by key and type by type."""
+import json
+import pathlib
+import re
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+MANUAL = pathlib.Path(__file__).resolve().parents[2] / "docs/man/vckpt.1"
+TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
+
+
+def parse(tokens):
+    """A schema of the manual: {"key"?: schema, ...}, {*: schema}, [schema] or type|type."""
+    token = tokens.pop(0)
+    if token == "{":
+        fields = {}
+        while tokens[0] != "}":
+            if tokens[0] == ",":
+                tokens.pop(0)
+            key = tokens.pop(0)
+            optional = tokens[0] == "?"
+            if optional:
+                tokens.pop(0)
+            assert tokens.pop(0) == ":"
+            fields[(key if key == "*" else json.loads(key), optional)] = parse(tokens)
+        tokens.pop(0)
+        return fields
+    if token == "[":
+        inner = parse(tokens)
+        assert tokens.pop(0) == "]"
+        return [inner]
+    types = [TYPES[token]]
+    while tokens and tokens[0] == "|":
+        tokens.pop(0)
+        types.append(TYPES[tokens.pop(0)])
+    return tuple(types)
+
+
+def manual():
+    """{"ls STORE RUN": schema, ...}"""
+    found = {}
+    text = MANUAL.read_text().split(".Sh JSON OUTPUT")[1].split(".Sh ")[0]
+    for head, body in re.findall(r"^\.Cm (.*?) ?:\n\.Bd -literal\n(.*?)^\.Ed", text, re.M | re.S):
+        tokens = re.findall(r'"[^"]*"|[a-z]+|[{}\[\]:,?|*]', body)
+        found[head.replace(" Ar ", " ")] = parse(tokens)
+        assert not tokens, head
+    return found
+
+
+def check(value, schema, where="$"):
+    if isinstance(schema, dict):
+        assert isinstance(value, dict), where
+        for (key, optional), inner in schema.items():
+            if key == "*":
+                for k, v in value.items():
+                    check(v, inner, f"{where}.{k}")
+                return
+            assert optional or key in value, f"{where}.{key} is missing"
+            if key in value:
+                check(value[key], inner, f"{where}.{key}")
+        extra = set(value) - {key for key, _ in schema}
+        assert not extra, f"{where}: {extra} are not in the manual"
+    elif isinstance(schema, list):
+        assert isinstance(value, list), where
+        for i, v in enumerate(value):
+            check(v, schema[0], f"{where}[{i}]")
+    else:
+        assert type(value) in schema, f"{where}: {value!r}"
+
+
+@pytest.fixture(scope="module")
+def outputs(vckpt, tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("schema")
+    source, store = tmp / "source", tmp / "store"
+    source.mkdir()
+    rng = numpy.random.default_rng(1)
+    save_file({"w": rng.standard_normal((600, 300)).astype("f4"), "b": rng.standard_normal(9).astype("f8")}, source / "model.safetensors")
+    (source / "config.json").write_text("{}")
+    (source / "pytorch_model.bin").write_bytes(b"\x80\x02.\x00\x00")
+    out = {"init": vckpt.json("init", store)}
+    vckpt("import", store, "a", source, "-q")
+    out["import"] = vckpt.json("import", store, "a", source, "--set", "loss=1.5")
+    out["ls STORE"] = vckpt.json("ls", store)
+    out["ls STORE RUN"] = vckpt.json("ls", store, "a")
+    out["ls STORE RUN/STEP"] = vckpt.json("ls", store, "a/latest")
+    out["ls STORE RUN/STEP/COMPONENT"] = vckpt.json("ls", store, "a/1/model")
+    out["info STORE RUN/STEP"] = vckpt.json("info", store, "a/1", "--packs")
+    out["info STORE RUN/STEP/COMPONENT/TENSOR"] = vckpt.json("info", store, "a/1/model/w")
+    out["export"] = vckpt.json("export", store, "a/1", tmp / "out")
+    out["index"] = vckpt.json("index", store)
+    out["rm"] = vckpt.json("rm", store, "a/0")
+    out["gc"] = vckpt.json("gc", store, "--dry-run")
+    pack = max((store / "packs").rglob("*.pack"), key=lambda p: p.stat().st_size)
+    with open(pack, "r+b") as f:
+        f.seek(5000)
+        f.write(b"\xff\xfe\xfd")
+    out["verify"] = json.loads(vckpt("verify", store, "--json", check=False).stdout)
+    return out
+
+
+def test_the_manual_has_a_schema_for_every_command():
+    assert len(manual()) == 13
+
+
+@pytest.mark.parametrize("name", manual())
+def test_output_is_what_the_manual_says(outputs, name):
+    check(outputs[name], manual()[name])
+
+
+def test_values(outputs):
+    assert outputs["import"]["pickles_left_out"] and outputs["import"]["attributes"] == {"loss": "1.5"}
+    assert outputs["import"]["step"] == 1 and outputs["import"]["piece_bytes_new"] == 0
+    assert outputs["info STORE RUN/STEP"]["shared_with_step_before"]["tensors"] == 2
+    assert outputs["verify"]["faults"] > 0 and outputs["verify"]["damage"][0]["step"] == 1
