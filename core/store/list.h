@@ -3,12 +3,12 @@
  * list: a run's numbered entries, the one source of truth of what is visible (docs/format/list.md).
  *
  * A `store_list` is what one reader or writer knows: it replays entries in order, from entry 0 or from the newest snapshot. Entry n*64 (n >= 1) is always a
- * snapshot: whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is found by doubling and bisection over
+ * snapshot (unless that would exceed an entry's maximum: then it is left out): whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is found by doubling and bisection over
  * store_size, not by listing. Not thread-safe: one owner.
  *
  * Rules of replay (invariants 1 and 3; core/store/list.c names each):
- *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list knows), and its step is free or
- *            it names the live entry of that step as `replaces`
+ *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list knows), and `replaces` is exactly
+ *            what is live under its step: an entry number, or none
  *   abort    counts only while its attempt has not committed
  *   launch   aborts the undecided attempts of all earlier launches of the run
  *   remove   takes away the live commit with that entry number
@@ -27,7 +27,7 @@ struct store_list;
 /* Reads to the end. whole: from entry 0 (collector, verify); else from the newest snapshot. A run without entries is an empty list. */
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err);
 void store_list_close(struct store_list *l); /* NULL-safe */
-/* Reads what came since. Returns the number of new entries. Cheap when there is none: one failed look-up. */
+/* Reads what came since. Returns the number of new entries; pointers into the list (steps, reasons) are then void. Cheap when there is none: one failed look-up. */
 int store_list_refresh(struct store_list *l, struct base_error *err);
 
 const char *store_list_run(const struct store_list *l);
@@ -42,7 +42,8 @@ bool store_list_entry_live(const struct store_list *l, uint64_t entry);         
 enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason, uint64_t *ret_entry);
 const char *store_list_newest_launch(const struct store_list *l, uint64_t *ret_step);  /* NULL: none known */
 
-/* Puts `entry` as the next number, after check(arg, l) said 0 against the newest state; on "exists" reads on and checks again. Makes the list's directory durable
+/* Puts `entry` as the next number, after check(arg, l) said 0 against the newest state; on "exists" reads on and checks again. `entry` is encoded after
+ * each check, which may still change it. Makes the list's directory durable
  * before putting (invariant 6). Refuses while an entry is damaged (-BASE_EDAMAGED, by run). Returns the number, or check's or another error. */
 int64_t store_list_put(struct store_list *l, const struct proto_entry *entry, int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err);
 

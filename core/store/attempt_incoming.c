@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attempt_incoming: the folders of incoming/, read and deleted (docs/format/incoming.md).
+ *
+ * A folder is what one listing finds under incoming/<run>/<attempt>/. Heartbeats are listed after incoming/: a launch puts
+ * its heartbeat before anything else, so a folder that was seen without one has lost it. */
+#include "core/store/attempt_internal.h"
+
+#include <stdio.h>
+
+/* ---- listings ---- */
+
+static int files_add(void *arg, const struct store_storage_entry *entry)
+{
+	struct store_files *f = arg;
+	char *name;
+
+	if (f->n == f->size) {
+		size_t size = f->size ? f->size * 2 : 64;
+		struct store_file *more = reallocarray(f->all, size, sizeof *more);
+
+		if (!more)
+			return -ENOMEM;
+		f->all = more;
+		f->size = size;
+	}
+	name = strdup(entry->name);
+	if (!name)
+		return -ENOMEM;
+	f->all[f->n++] = (struct store_file){name, entry->size, entry->temporary, entry->foreign};
+	return 0;
+}
+
+static int file_compare(const void *a, const void *b)
+{
+	return strcmp(((const struct store_file *)a)->name, ((const struct store_file *)b)->name);
+}
+
+int store_files_list(struct store *s, const char *dir, struct store_files *ret_f, struct base_error *err)
+{
+	int r = store_list_files(s->storage, dir, files_add, ret_f);
+
+	if (r < 0 && r != -ENOENT)
+		return base_error_set(err, r, "%s/%s cannot be listed: %s", s->path, dir, base_error_name(r));
+	if (ret_f->n)
+		qsort(ret_f->all, ret_f->n, sizeof *ret_f->all, file_compare);
+	return 0;
+}
+
+void store_files_release(struct store_files *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		free(f->all[i].name);
+	free(f->all);
+	*f = (struct store_files){0};
+}
+
+const struct store_file *store_files_find(const struct store_files *f, const char *name)
+{
+	struct store_file key = {.name = (char *)name};
+
+	return f->n ? bsearch(&key, f->all, f->n, sizeof key, file_compare) : NULL;
+}
+
+/* ---- folders ---- */
+
+bool store_attempt_name_valid(const char *name)
+{
+	size_t digits = strlen(name) > 17 ? strspn(name + 17, "0123456789") : 0;
+
+	return digits && digits <= 20 && !name[17 + digits] && name[16] == '-' && strspn(name, "0123456789abcdef") == 16
+		&& (name[17] != '0' || digits == 1);
+}
+
+/* Splits incoming/<run>/<attempt>/<last>; false for anything else. */
+static bool folder_name_parse(const char *name, char run[static PROTO_RUN_MAX + 1], char attempt[static PROTO_ATTEMPT_MAX], const char **ret_last)
+{
+	const char *at = name + strlen("incoming/"), *slash = strncmp(name, "incoming/", 9) == 0 ? strchr(at, '/') : NULL;
+	const char *last = slash ? strchr(slash + 1, '/') : NULL;
+
+	if (!last || strchr(last + 1, '/') || slash - at > PROTO_RUN_MAX || last - slash - 1 >= PROTO_ATTEMPT_MAX)
+		return false;
+	snprintf(run, PROTO_RUN_MAX + 1, "%.*s", (int)(slash - at), at);
+	snprintf(attempt, PROTO_ATTEMPT_MAX, "%.*s", (int)(last - slash - 1), slash + 1);
+	*ret_last = last + 1;
+	return proto_run_valid(run) && store_attempt_name_valid(attempt);
+}
+
+static void folder_release(struct store_folder *f)
+{
+	if (f->info.begun)
+		proto_begin_release(&f->info.begin);
+	for (size_t i = 0; i < f->nbases; i++)
+		proto_base_release(&f->bases[i]);
+	free(f->bases);
+	store_files_release(&f->files);
+}
+
+void store_folders_release(struct store_folders *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		folder_release(&f->all[i]);
+	free(f->all);
+	*f = (struct store_folders){0};
+}
+
+static void folder_read_begin(struct store *s, struct store_folder *f, const char *name)
+{
+	struct store_record record = {0};
+	struct proto_begin begin = {0};
+	int r = store_record_get(s->storage, name, STORE_RECORD_BEGIN, s->info.id, &record, NULL, NULL);
+
+	if (r == 0)
+		r = proto_begin_decode(record.body, record.len, &begin);
+	store_record_release(&record);
+	if (r == -ENOENT)
+		return; /* deleted meanwhile */
+	if (r == 0 && (strcmp(begin.run, f->info.run) != 0 || strcmp(begin.attempt, f->info.attempt) != 0)) {
+		proto_begin_release(&begin);
+		r = -BASE_EFORMAT;
+	}
+	f->damaged |= r < 0;
+	f->info.begun = r == 0;
+	f->info.begin = begin;
+}
+
+static int folder_read_base(struct store *s, struct store_folder *f, const char *name)
+{
+	struct proto_base_record *more = reallocarray(f->bases, f->nbases + 1, sizeof *more);
+	struct store_record record = {0};
+	int r;
+
+	if (!more)
+		return -ENOMEM;
+	f->bases = more;
+	more[f->nbases] = (struct proto_base_record){0};
+	r = store_record_get(s->storage, name, STORE_RECORD_BASE, s->info.id, &record, NULL, NULL);
+	if (r == 0)
+		r = proto_base_decode(record.body, record.len, &more[f->nbases]);
+	store_record_release(&record);
+	if (r == 0)
+		f->nbases++;
+	else if (r != -ENOENT)
+		f->damaged = true;
+	return 0;
+}
+
+static int folder_read_file(struct store *s, struct store_folder *f, const struct store_file *file, const char *last)
+{
+	struct store_storage_entry entry = {file->name, file->size, file->temporary, file->foreign};
+	int r = files_add(&f->files, &entry);
+
+	if (r < 0 || file->temporary || file->foreign)
+		return r;
+	if (strcmp(last, "begin") == 0)
+		folder_read_begin(s, f, file->name);
+	else if (strncmp(last, "base.", 5) == 0)
+		return folder_read_base(s, f, file->name);
+	else if (strncmp(last, "part.", 5) == 0)
+		f->info.nannounced++;
+	return 0;
+}
+
+static struct store_folder *folder_of(struct store_folders *f, const char *run, const char *attempt)
+{
+	struct store_folder *last = f->n ? &f->all[f->n - 1] : NULL; /* the listing is sorted */
+
+	if (last && strcmp(last->info.run, run) == 0 && strcmp(last->info.attempt, attempt) == 0)
+		return last;
+	if (f->n == f->size) {
+		size_t size = f->size ? f->size * 2 : 16;
+		struct store_folder *more = reallocarray(f->all, size, sizeof *more);
+
+		if (!more)
+			return NULL;
+		f->all = more;
+		f->size = size;
+	}
+	last = &f->all[f->n++];
+	*last = (struct store_folder){0};
+	snprintf(last->info.run, sizeof last->info.run, "%s", run);
+	snprintf(last->info.attempt, sizeof last->info.attempt, "%s", attempt);
+	snprintf(last->launch, sizeof last->launch, "%.16s", attempt);
+	return last;
+}
+
+static void folders_judge(struct store_folders *f, const struct store_launch_info *infos, size_t n)
+{
+	for (size_t i = 0; i < f->n; i++) {
+		struct store_folder *folder = &f->all[i];
+
+		folder->info.state = STORE_DEAD;
+		for (size_t k = 0; k < n; k++) {
+			if (strcmp(infos[k].launch, folder->launch) != 0)
+				continue;
+			folder->heartbeat = true;
+			if (infos[k].state == STORE_ALIVE || folder->info.state == STORE_DEAD)
+				folder->info.state = infos[k].state;
+		}
+	}
+}
+
+int store_folders_read(struct store *s, struct store_folders *ret_f, struct base_error *err)
+{
+	char run[PROTO_RUN_MAX + 1], attempt[PROTO_ATTEMPT_MAX];
+	struct store_launch_info *infos = NULL;
+	struct store_files files = {0};
+	size_t ninfos = 0;
+	int r = store_files_list(s, "incoming", &files, err);
+
+	*ret_f = (struct store_folders){0};
+	for (size_t i = 0; r >= 0 && i < files.n; i++) {
+		struct store_folder *folder;
+		const char *last;
+
+		if (!folder_name_parse(files.all[i].name, run, attempt, &last))
+			continue;
+		folder = folder_of(ret_f, run, attempt);
+		r = folder ? folder_read_file(s, folder, &files.all[i], last) : -ENOMEM;
+		if (r < 0)
+			base_error_set(err, r, "%s/incoming: %s", s->path, base_error_name(r));
+	}
+	store_files_release(&files);
+	if (r >= 0)
+		r = store_launches(s, &infos, &ninfos, err);
+	if (r < 0) {
+		store_folders_release(ret_f);
+		return r;
+	}
+	folders_judge(ret_f, infos, ninfos);
+	free(infos);
+	return 0;
+}
+
+int store_incoming_list(struct store *s, struct store_incoming **ret_all, size_t *ret_n, struct base_error *err)
+{
+	struct store_folders f;
+	struct store_incoming *all;
+	int r = store_folders_read(s, &f, err);
+
+	if (r < 0)
+		return r;
+	all = calloc(f.n ? f.n : 1, sizeof *all);
+	if (!all) {
+		store_folders_release(&f);
+		return base_error_set(err, -ENOMEM, "%s/incoming: out of memory", s->path);
+	}
+	for (size_t i = 0; i < f.n; i++) {
+		all[i] = f.all[i].info;
+		f.all[i].info.begun = false; /* its memory is the caller's now */
+	}
+	*ret_all = all;
+	*ret_n = f.n;
+	store_folders_release(&f);
+	return 0;
+}
+
+void store_incoming_free(struct store_incoming *all, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (all[i].begun)
+			proto_begin_release(&all[i].begin);
+	free(all);
+}
+
+uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files)
+{
+	struct store_files files = {0};
+	char dir[STORE_NAME_MAX], begin[STORE_NAME_MAX];
+	uint64_t bytes = 0, count = 0;
+
+	snprintf(dir, sizeof dir, "incoming/%s/%s", run, attempt);
+	snprintf(begin, sizeof begin, "incoming/%s/%s/begin", run, attempt);
+	if (store_files_list(s, dir, &files, NULL) == 0) {
+		for (unsigned last = 0; last < 2; last++)
+			for (size_t i = 0; i < files.n; i++)
+				if (!files.all[i].foreign && (strcmp(files.all[i].name, begin) == 0) == last
+				    && store_remove(s->storage, files.all[i].name) == 0) {
+					bytes += files.all[i].size;
+					count++;
+				}
+		s->storage->ops->remove_dir(s->storage, dir);
+	}
+	store_files_release(&files);
+	if (ret_files)
+		*ret_files = count;
+	return bytes;
+}

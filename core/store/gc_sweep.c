@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc_sweep: what happens to each file of the listing, once it is known what must stay.
+ *
+ *     pack, manifest         free if nothing reaches it and its attempt is decided (or has neither folder nor heartbeat)
+ *     unfinished file        of a pack: as its pack. Others: free, but its mark also waits for every launch that was
+ *                            alive when it was marked, since its maker is not known
+ *     folder in incoming/    deleted when its attempt is decided: nobody needs it any more
+ *     heartbeat              deleted when its launch is dead
+ *     mark                   deleted when its file is gone or reached
+ *
+ * "free" means: marked in trash/, and deleted by a later collection that finds the mark at least a grace period old, by
+ * this host's clock, and the file still free. A clock that is wrong makes a deletion early or late, never wrong: what may be
+ * deleted was decided before the mark is looked at. What no vckpt makes is reported and left alone. */
+#include "core/store/gc_internal.h"
+
+#include <stdio.h>
+
+#include "core/store/heartbeat_internal.h"
+#include "core/store/storage_internal.h"
+
+#define TRASH_NAME_MAX 200
+
+struct sweep_mark {
+	char name[STORE_NAME_MAX];      /* of the mark */
+	bool exists;                    /* and is good */
+	bool over;                      /* the grace period has passed */
+	bool writers;                   /* a launch that was alive at the marking still is */
+};
+
+static void sweep_fault(struct gc *g, int r, const char *name, const char *verb)
+{
+	if (g->fault)
+		return;
+	g->fault = base_error_set(g->err, r, "%s cannot be %s: %s", name, verb, base_error_name(r));
+}
+
+static bool sweep_remove(struct gc *g, const char *name)
+{
+	int r = g->o->dry_run ? 0 : store_remove(g->store->storage, name);
+
+	if (r < 0 && r != -ENOENT)
+		sweep_fault(g, r, name, "deleted");
+	return r == 0 || r == -ENOENT;
+}
+
+/* ---- marks ---- */
+
+/* trash/<pack> for a pack; for others the name with `=` for `/`, shortened by a hash. */
+static void mark_name(const char *file, char name[static STORE_NAME_MAX])
+{
+	const char *base = strrchr(file, '/');
+	size_t len = strlen(file);
+	struct base_digest d;
+	char hex[BASE_DIGEST_HEX];
+	int n;
+
+	if (strncmp(file, "packs/", 6) == 0 && base && len > 5 && strcmp(file + len - 5, ".pack") == 0) {
+		snprintf(name, STORE_NAME_MAX, "trash/%.*s", (int)strlen(base + 1) - 5, base + 1);
+		return;
+	}
+	if (len <= TRASH_NAME_MAX) {
+		n = snprintf(name, STORE_NAME_MAX, "trash/%s", file);
+	} else {
+		base_sha256(file, len, &d);
+		base_digest_hex(&d, hex);
+		n = snprintf(name, STORE_NAME_MAX, "trash/%.64s=%s", file, hex);
+	}
+	for (int i = 6; i < n; i++)
+		if (name[i] == '/')
+			name[i] = '=';
+}
+
+static int mark_read(struct gc *g, const char *name, struct proto_trash *ret_m)
+{
+	struct store_record record = {0};
+	int r = store_record_get(g->store->storage, name, STORE_RECORD_TRASH, g->store->info.id, &record, NULL, NULL);
+
+	if (r == 0)
+		r = proto_trash_decode(record.body, record.len, ret_m);
+	store_record_release(&record);
+	return r;
+}
+
+/* One that cannot be read, or stands for another file, is no mark: it goes, and a later collection marks anew. */
+static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mark)
+{
+	struct proto_trash m = {0};
+
+	*ret_mark = (struct sweep_mark){0};
+	mark_name(file, ret_mark->name);
+	if (!store_files_find(&g->files, ret_mark->name))
+		return;
+	if (mark_read(g, ret_mark->name, &m) == 0 && strcmp(m.name, file) == 0) {
+		uint64_t age_ns = g->now_ns > m.time_ns ? (uint64_t)(g->now_ns - m.time_ns) : 0;
+
+		ret_mark->exists = true;
+		ret_mark->over = age_ns / 1000000000 >= g->o->grace_s;
+		for (uint32_t i = 0; i < m.nheartbeats; i++)
+			ret_mark->writers |= gc_launch_alive(g, m.heartbeats[i]);
+	} else {
+		sweep_remove(g, ret_mark->name);
+	}
+	proto_trash_release(&m);
+}
+
+static int mark_encode(struct gc *g, const char *file, struct base_buf *b)
+{
+	struct proto_trash m = {.name = file, .time_ns = store_time_ns()};
+	const char **beats = calloc(g->nlaunches ? g->nlaunches : 1, sizeof *beats);
+	int r;
+
+	if (!beats)
+		return -ENOMEM;
+	for (size_t i = 0; i < g->nlaunches; i++)
+		if (g->launches[i].state == STORE_ALIVE)
+			beats[m.nheartbeats++] = g->launches[i].file + strlen("hosts/");
+	m.heartbeats = beats;
+	r = proto_trash_encode(&m, b);
+	free(beats);
+	return r;
+}
+
+static bool mark_put(struct gc *g, const char *file, const char *name)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct store *s = g->store;
+	int r = g->o->dry_run ? 0 : mark_encode(g, file, &body);
+
+	if (r == 0 && !g->o->dry_run) {
+		r = store_record_put(s->storage, name, STORE_RECORD_TRASH, s->info.id, body.data, body.len);
+		if (r == -ENOSPC || r == -EDQUOT) {
+			store_reserve_release(s);
+			r = store_record_put(s->storage, name, STORE_RECORD_TRASH, s->info.id, body.data, body.len);
+		}
+	}
+	if (r < 0)
+		sweep_fault(g, r, file, "marked");
+	return r >= 0;
+}
+
+/* ---- verdicts ---- */
+
+static void sweep_keep(struct gc *g, const struct store_file *f)
+{
+	char name[STORE_NAME_MAX];
+
+	mark_name(f->name, name);
+	if (store_files_find(&g->files, name))
+		sweep_remove(g, name);
+}
+
+static void sweep_delete(struct gc *g, const struct store_file *f, const char *mark, const char *why)
+{
+	if (!sweep_remove(g, f->name))
+		return;
+	if (mark)
+		sweep_remove(g, mark);
+	g->result.deleted++;
+	g->result.deleted_bytes += f->size;
+	gc_report(g, "delete", f->name, f->size, why);
+}
+
+/* [the last two d_steps of Collector]. owned: its attempt is known to be over, so that no writer has to be waited for. */
+static void sweep_free(struct gc *g, const struct store_file *f, bool owned, const char *why)
+{
+	struct sweep_mark mark;
+
+	mark_find(g, f->name, &mark);
+	if (g->o->grace_s == 0 || (mark.exists && mark.over && (owned || !mark.writers))) {
+		sweep_delete(g, f, mark.exists ? mark.name : NULL, why);
+		return;
+	}
+	if (!mark.exists) {
+		if (!mark_put(g, f->name, mark.name))
+			return;
+		g->result.marked++;
+		gc_report(g, "mark", f->name, f->size, why);
+		return;
+	}
+	g->result.waiting++;
+	g->result.waiting_bytes += f->size;
+	gc_report(g, "keep", f->name, f->size, mark.over ? "a writer that was alive when it was marked still is" : "its grace period is not over");
+}
+
+static void sweep_foreign(struct gc *g, const struct store_file *f)
+{
+	gc_report(g, "damage", f->name, f->size, "not a file that vckpt makes; left alone");
+}
+
+/* May what belongs to this attempt go, if nothing reaches it? */
+static const char *attempt_over(struct gc *g, const char *attempt)
+{
+	if (gc_decided(g, attempt, true))
+		return "no visible step needs it";
+	if (gc_decided(g, attempt, false) || gc_launch_alive(g, attempt))
+		return NULL;
+	for (size_t i = 0; i < g->folders.n; i++)
+		if (strcmp(g->folders.all[i].info.attempt, attempt) == 0)
+			return NULL;
+	return "no list, folder or heartbeat knows its attempt";
+}
+
+/* ---- kinds of files ---- */
+
+static void sweep_pack(struct gc *g, const struct store_file *f)
+{
+	const char *base = strrchr(f->name, '/') + 1, *why;
+	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+	size_t len = strlen(base), tail = strlen(".pack") + (f->temporary ? STORE_TEMP_SUFFIX_LEN : 0);
+	struct store_pack_name name;
+
+	if (len <= tail || len - tail >= sizeof pack) {
+		sweep_foreign(g, f);
+		return;
+	}
+	snprintf(pack, sizeof pack, "%.*s", (int)(len - tail), base);
+	len = store_pack_name_parse(pack, &name) == 0 && store_pack_path(pack, path) == 0 ? strlen(path) : 0;
+	if (!len || strncmp(f->name, path, len) != 0 || (f->temporary ? f->name[len] != '.' : f->name[len] != 0)) {
+		sweep_foreign(g, f);
+		return;
+	}
+	why = !f->temporary && gc_names_has(&g->packs_kept, pack) ? NULL : attempt_over(g, name.attempt);
+	if (why)
+		sweep_free(g, f, true, f->temporary ? "an unfinished pack of a writer that is gone" : why);
+	else
+		sweep_keep(g, f);
+}
+
+/* Its attempt is only known by reading it. */
+static void sweep_manifest(struct gc *g, const struct store_file *f, const char *run, const struct base_digest *digest)
+{
+	struct proto_manifest m = {0};
+	struct base_error err = {0};
+	const char *why;
+	int r;
+
+	if (gc_names_has(&g->manifests_kept, f->name)) {
+		sweep_keep(g, f);
+		return;
+	}
+	r = store_manifest_get(g->store, run, digest, &m, &err);
+	if (r == -ENOENT)
+		return;
+	if (r < 0) {
+		gc_report(g, "damage", f->name, f->size, err.code ? err.text : base_error_name(r));
+		return;
+	}
+	why = attempt_over(g, m.attempt);
+	proto_manifest_release(&m);
+	if (why)
+		sweep_free(g, f, true, "no visible step names it");
+	else
+		sweep_keep(g, f);
+}
+
+static void sweep_run_file(struct gc *g, const struct store_file *f)
+{
+	const char *run = f->name + strlen("runs/"), *slash = strchr(run, '/'), *rest = slash ? slash + 1 : "";
+	char name[PROTO_RUN_MAX + 1];
+	struct base_digest digest;
+
+	if (slash && slash - run <= PROTO_RUN_MAX) {
+		snprintf(name, sizeof name, "%.*s", (int)(slash - run), run);
+		if (strncmp(rest, "manifests/", 10) == 0 && base_digest_parse(rest + 10, strlen(rest + 10), &digest) == 0) {
+			sweep_manifest(g, f, name, &digest);
+			return;
+		}
+		if (strlen(rest) >= 12 && strspn(rest, "0123456789") == strlen(rest))
+			return; /* an entry: for ever */
+	}
+	sweep_foreign(g, f);
+}
+
+static void sweep_host(struct gc *g, const struct store_file *f)
+{
+	struct store_launch_info like = {0};
+	char host[65];
+
+	if (!store_heartbeat_name_parse(f->name + strlen("hosts/"), like.launch, host, &like.number)) {
+		sweep_foreign(g, f);
+		return;
+	}
+	for (size_t i = 0; i < g->nlaunches; i++)
+		if (strcmp(g->launches[i].launch, like.launch) == 0 && strcmp(g->launches[i].host, host) == 0
+		    && g->launches[i].state == STORE_DEAD)
+			sweep_delete(g, f, NULL, "the heartbeat of a launch that is gone");
+}
+
+static void sweep_mark_file(struct gc *g, const struct store_file *f)
+{
+	struct proto_trash m = {0};
+	int r = mark_read(g, f->name, &m);
+
+	if (r == -BASE_EDAMAGED || r == -BASE_EFORMAT || (r == 0 && !store_files_find(&g->files, m.name)))
+		sweep_remove(g, f->name);
+	proto_trash_release(&m);
+}
+
+static bool sweep_incoming_known(const struct store_file *f)
+{
+	const char *at = f->name + strlen("incoming/");
+	unsigned slashes = 0;
+
+	for (; *at; at++)
+		slashes += *at == '/';
+	return slashes == 2;
+}
+
+static bool under(const struct store_file *f, const char *dir)
+{
+	return strncmp(f->name, dir, strlen(dir)) == 0;
+}
+
+static void sweep_file(struct gc *g, const struct store_file *f)
+{
+	if (under(f, "index/"))
+		return;
+	if (f->foreign)
+		sweep_foreign(g, f);
+	else if (under(f, "packs/"))
+		sweep_pack(g, f);
+	else if (under(f, "incoming/"))
+		sweep_incoming_known(f) ? (void)0 : sweep_foreign(g, f); /* goes with its folder */
+	else if (f->temporary)
+		sweep_free(g, f, false, "an unfinished file");
+	else if (under(f, "runs/"))
+		sweep_run_file(g, f);
+	else if (under(f, "hosts/"))
+		sweep_host(g, f);
+	else if (under(f, "trash/"))
+		sweep_mark_file(g, f);
+	else if (!under(f, "stats/") && strcmp(f->name, "vckpt.store") != 0 && strcmp(f->name, "reserve") != 0)
+		sweep_foreign(g, f);
+}
+
+static void sweep_folder(struct gc *g, const struct store_folder *f)
+{
+	char name[STORE_NAME_MAX];
+	uint64_t bytes = 0, files = 0;
+
+	if (!gc_decided(g, f->info.attempt, false))
+		return;
+	snprintf(name, sizeof name, "incoming/%s/%s", f->info.run, f->info.attempt);
+	for (size_t i = 0; i < f->files.n; i++)
+		bytes += f->files.all[i].size;
+	if (!g->o->dry_run)
+		bytes = store_folder_delete(g->store, f->info.run, f->info.attempt, &files);
+	g->result.deleted++;
+	g->result.deleted_bytes += bytes;
+	gc_report(g, "delete", name, bytes, "its attempt is decided");
+}
+
+void gc_sweep(struct gc *g)
+{
+	for (size_t i = 0; i < g->folders.n; i++)
+		sweep_folder(g, &g->folders.all[i]);
+	for (size_t i = 0; i < g->files.n; i++)
+		sweep_file(g, &g->files.all[i]);
+}

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * heartbeat: files that say "alive", and what to think of those of others.
+ *
+ * Heartbeats decide when to ask, never what is true: whoever finds one stopped appends `abort` to the list, and a writer
+ * that was only slow finds that entry. So nothing here needs to be exact; two kinds of error cost time only.
+ *
+ * A heartbeat names the process that it speaks for: the space of its pid (kernel boot and pid namespace, hashed into the
+ * form of a UUID, since a boot id alone would let a container judge pids that it cannot see), pid and start time. An
+ * observer in the same space knows at once whether that process lives. Anybody else has to watch whether the number
+ * grows, by his own monotonic clock.
+ *
+ * The thread puts n + 1 before it deletes n, so that a listing finds one of them at all times. A put that failed may
+ * still have landed: its number is not used again, and every number since the last good one is deleted with it. */
+#include "core/store/heartbeat_internal.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "core/base/log.h"
+#include "core/store/list_internal.h"
+
+struct store_heartbeat {
+	struct store *store;
+	char launch[17], run[PROTO_RUN_MAX + 1];
+	struct proto_alive alive;
+	uint64_t first, last;      /* numbers that may exist: [first, last]; the thread's until it is joined */
+	bool warned;
+	pthread_t thread;
+	pthread_mutex_t lock;      /* protects stop */
+	pthread_cond_t wake;
+	bool stop;
+};
+
+/* ---- this machine ---- */
+
+/* Reads a small file of /proc into text; false if there is none. */
+static bool proc_read(const char *path, char *text, size_t size)
+{
+	base_cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
+
+	if (n <= 0)
+		return false;
+	text[n] = 0;
+	return true;
+}
+
+static char space_text[37];
+
+static void space_fill(void)
+{
+	static const char digit[] = "0123456789abcdef";
+	char boot[64] = "", what[256], link[128] = "";
+	struct base_digest d;
+	size_t at = 0;
+
+	if (!proc_read("/proc/sys/kernel/random/boot_id", boot, sizeof boot))
+		base_random(boot, 16), boot[16] = 0; /* equal to nobody's: others watch us */
+	if (readlink("/proc/self/ns/pid", link, sizeof link - 1) < 0)
+		link[0] = 0;
+	snprintf(what, sizeof what, "%.36s %s", boot, link);
+	base_sha256(what, strlen(what), &d);
+	for (unsigned i = 0; i < 16; i++) {
+		if (i == 4 || i == 6 || i == 8 || i == 10)
+			space_text[at++] = '-';
+		space_text[at++] = digit[d.bytes[i] >> 4];
+		space_text[at++] = digit[d.bytes[i] & 15];
+	}
+}
+
+static const char *heartbeat_space(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, space_fill);
+	return space_text;
+}
+
+/* Start time of a living process in clock ticks since boot; false: there is none (a zombie writes no more). */
+static bool process_start_time(uint64_t pid, uint64_t *ret_start)
+{
+	char path[64], text[1024], state;
+	unsigned long long start;
+	const char *after;
+
+	snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
+	if (!proc_read(path, text, sizeof text))
+		return false;
+	after = strrchr(text, ')'); /* the name before it may hold anything */
+	if (!after || sscanf(after, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &state, &start) != 2)
+		return false;
+	*ret_start = start;
+	return state != 'Z' && state != 'X';
+}
+
+/* ---- our own ---- */
+
+static void heartbeat_name(const struct store_heartbeat *h, uint64_t n, char name[static STORE_NAME_MAX])
+{
+	snprintf(name, STORE_NAME_MAX, "hosts/%s.%s.%llu", h->launch, store_hostname(), (unsigned long long)n);
+}
+
+static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
+{
+	struct proto_heartbeat m = {.launch = h->launch, .host = store_hostname(), .run = h->run, .number = n,
+		.time_ns = store_time_ns(), .ranks = &h->alive, .nranks = 1};
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	char name[STORE_NAME_MAX];
+	int r;
+
+	memcpy(m.boot_id, heartbeat_space(), sizeof m.boot_id);
+	heartbeat_name(h, n, name);
+	r = proto_heartbeat_encode(&m, &body);
+	if (r == 0)
+		r = store_record_put(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, body.data, body.len);
+	return r == STORE_PUT_OTHER ? -EEXIST : r;
+}
+
+static void heartbeat_drop(struct store_heartbeat *h, uint64_t end)
+{
+	char name[STORE_NAME_MAX];
+
+	for (; h->first < end; h->first++) {
+		heartbeat_name(h, h->first, name);
+		store_remove(h->store->storage, name);
+	}
+}
+
+static void heartbeat_beat(struct store_heartbeat *h)
+{
+	int r = heartbeat_put(h, ++h->last);
+
+	if (r == 0)
+		heartbeat_drop(h, h->last);
+	else if (!h->warned)
+		base_warning("%s: heartbeat of launch %s cannot be written: %s", h->store->path, h->launch, base_error_name(r));
+	h->warned = r != 0;
+}
+
+static void *heartbeat_main(void *arg)
+{
+	struct store_heartbeat *h = arg;
+	struct timespec next;
+
+	clock_gettime(CLOCK_MONOTONIC, &next);
+	pthread_mutex_lock(&h->lock);
+	while (!h->stop) {
+		next.tv_sec += STORE_HEARTBEAT_EVERY_S;
+		while (!h->stop && pthread_cond_timedwait(&h->wake, &h->lock, &next) != ETIMEDOUT)
+			;
+		if (h->stop)
+			break;
+		pthread_mutex_unlock(&h->lock);
+		heartbeat_beat(h);
+		clock_gettime(CLOCK_MONOTONIC, &next);
+		pthread_mutex_lock(&h->lock);
+	}
+	pthread_mutex_unlock(&h->lock);
+	return NULL;
+}
+
+static int heartbeat_thread(struct store_heartbeat *h)
+{
+	pthread_condattr_t monotonic;
+	sigset_t all, before;
+	int r;
+
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&h->wake, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	pthread_mutex_init(&h->lock, NULL);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	r = pthread_create(&h->thread, NULL, heartbeat_main, h);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -r;
+}
+
+int store_heartbeat_start(struct store *s, const char *launch, const char *run, struct store_heartbeat **ret_h, struct base_error *err)
+{
+	struct store_heartbeat *h = calloc(1, sizeof *h);
+	int r;
+
+	if (!h)
+		return base_error_set(err, -ENOMEM, "heartbeat: out of memory");
+	h->store = s;
+	snprintf(h->launch, sizeof h->launch, "%s", launch);
+	snprintf(h->run, sizeof h->run, "%s", run);
+	h->alive.pid = (uint64_t)getpid();
+	process_start_time(h->alive.pid, &h->alive.start_time);
+	r = heartbeat_put(h, 0);
+	if (r == 0)
+		r = heartbeat_thread(h);
+	if (r < 0) {
+		heartbeat_drop(h, 1);
+		free(h);
+		return base_error_set(err, r, "%s/hosts: the heartbeat cannot be written: %s", s->path, base_error_name(r));
+	}
+	*ret_h = h;
+	return 0;
+}
+
+void store_heartbeat_stop(struct store_heartbeat *h)
+{
+	if (!h)
+		return;
+	pthread_mutex_lock(&h->lock);
+	h->stop = true;
+	pthread_cond_signal(&h->wake);
+	pthread_mutex_unlock(&h->lock);
+	pthread_join(h->thread, NULL);
+	heartbeat_drop(h, h->last + 1);
+	pthread_cond_destroy(&h->wake);
+	pthread_mutex_destroy(&h->lock);
+	free(h);
+}
+
+/* ---- others' ---- */
+
+bool store_heartbeat_name_parse(const char *base, char launch[static 17], char host[static 65], uint64_t *ret_number)
+{
+	const char *dot = strrchr(base, '.');
+	size_t len = strlen(base);
+	unsigned long long n;
+	char *end;
+
+	if (len < 20 || strspn(base, "0123456789abcdef") != 16 || base[16] != '.' || !dot || dot <= base + 17 || dot - base - 17 > 64)
+		return false;
+	if (dot[1] < '0' || dot[1] > '9' || (dot[1] == '0' && dot[2]) || strlen(dot) > 20)
+		return false;
+	errno = 0;
+	n = strtoull(dot + 1, &end, 10);
+	if (errno || *end)
+		return false;
+	snprintf(launch, 17, "%.16s", base);
+	snprintf(host, 65, "%.*s", (int)(dot - base - 17), base + 17);
+	*ret_number = n;
+	return true;
+}
+
+static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m)
+{
+	if (strcmp(m->boot_id, heartbeat_space()) != 0)
+		return STORE_UNKNOWN;
+	for (uint32_t i = 0; i < m->nranks; i++) {
+		uint64_t start;
+
+		if (process_start_time(m->ranks[i].pid, &start) && start == m->ranks[i].start_time)
+			return STORE_ALIVE;
+	}
+	return STORE_DEAD;
+}
+
+struct launches_found { struct store_launch_info *all; size_t n, size; };
+
+static int launches_add(void *arg, const struct store_storage_entry *entry)
+{
+	const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
+	struct launches_found *f = arg;
+	struct store_launch_info info = {0};
+	char host[65];
+	size_t i;
+
+	if (entry->foreign || entry->temporary || strlen(entry->name) >= sizeof info.file
+	    || !store_heartbeat_name_parse(base, info.launch, host, &info.number))
+		return 0;
+	snprintf(info.host, sizeof info.host, "%s", host);
+	snprintf(info.file, sizeof info.file, "%s", entry->name);
+	for (i = 0; i < f->n; i++)
+		if (strcmp(f->all[i].launch, info.launch) == 0 && strcmp(f->all[i].host, info.host) == 0)
+			break;
+	if (i == f->size) {
+		size_t size = f->size ? f->size * 2 : 16;
+		struct store_launch_info *more = reallocarray(f->all, size, sizeof *more);
+
+		if (!more)
+			return -ENOMEM;
+		f->all = more;
+		f->size = size;
+	}
+	if (i == f->n)
+		f->n++;
+	else if (f->all[i].number >= info.number)
+		return 0;
+	f->all[i] = info;
+	return 0;
+}
+
+/* What the file says; one that cannot be read says nothing against its launch: it is watched like a stranger's. */
+static bool launch_read(struct store *s, struct store_launch_info *info)
+{
+	struct store_record record = {0};
+	struct proto_heartbeat m = {0};
+	int r;
+
+	r = store_record_get(s->storage, info->file, STORE_RECORD_HEARTBEAT, s->info.id, &record, NULL, NULL);
+	if (r == -ENOENT)
+		return false;
+	info->state = STORE_UNKNOWN;
+	if (r < 0 || proto_heartbeat_decode(record.body, record.len, &m) < 0) {
+		store_record_release(&record);
+		return true;
+	}
+	info->state = heartbeat_judge(&m);
+	if (m.run && proto_run_valid(m.run))
+		snprintf(info->run, sizeof info->run, "%s", m.run);
+	proto_heartbeat_release(&m);
+	store_record_release(&record);
+	return true;
+}
+
+static int launches_once(struct store *s, struct launches_found *f, bool *ret_moved)
+{
+	int r = store_list_files(s->storage, "hosts", launches_add, f);
+	size_t kept = 0;
+
+	*ret_moved = false;
+	for (size_t i = 0; r >= 0 && i < f->n; i++) {
+		if (launch_read(s, &f->all[i]))
+			f->all[kept++] = f->all[i];
+		else
+			*ret_moved = true;
+	}
+	f->n = r < 0 ? 0 : kept;
+	return r;
+}
+
+/* A heartbeat that goes while it is read was replaced by its next number, or ended: look again. */
+int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t *ret_n, struct base_error *err)
+{
+	struct launches_found f = {0};
+	bool moved = true;
+	int r = 0;
+
+	for (unsigned tries = 0; moved && r >= 0 && tries < 10; tries++) {
+		f.n = 0;
+		r = launches_once(s, &f, &moved);
+	}
+	if (r < 0 && r != -ENOENT) {
+		free(f.all);
+		return base_error_set(err, r, "%s/hosts: %s", s->path, base_error_name(r));
+	}
+	*ret_infos = f.all;
+	*ret_n = f.n;
+	return 0;
+}
