@@ -18,6 +18,7 @@ enum store_transform { STORE_TRANSFORM_NONE = 0, STORE_TRANSFORM_BITPLANE8 = 1, 
 	STORE_TRANSFORM_BITPLANE32 = 3, STORE_TRANSFORM_BITPLANE64 = 4 };
 #define STORE_CODEC_WORD(codec, transform) ((uint16_t)((codec) | (transform) << 8))
 #define STORE_BLOCK_RAW 0x80000000u /* in a stored block length: this block is stored as it is */
+#define STORE_ENCODED_MAX_BYTES (UINT64_C(64) << 20) /* raw bytes; longer objects are stored raw */
 
 bool store_codec_valid(uint16_t word);         /* known codec and transform, and a pair that is allowed */
 const char *store_codec_name(uint16_t word);   /* "raw", "lz4+bitplane16", ...; static */

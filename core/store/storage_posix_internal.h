@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage_posix_internal: what the files of the POSIX storage share. Nobody else includes it.
+ *
+ *   storage_posix.c        open and close, reading, removing, media figures, watches
+ *   storage_posix_path.c   resolution beneath the root, directories that are made and made durable
+ *   storage_posix_list.c   listings
+ *   storage_posix_write.c  put, packs
+ */
+#ifndef CORE_STORE_STORAGE_POSIX_INTERNAL_H
+#define CORE_STORE_STORAGE_POSIX_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "core/store/storage.h"
+#include "core/store/storage_internal.h"
+
+enum { POSIX_DURABLE_MAX = 4096 }; /* directories remembered as durable; forgotten all at once when full */
+
+struct posix_storage {
+	struct store_storage base;
+	int root;                   /* never changes */
+	unsigned flags;
+	atomic_bool named_temps;    /* O_TMPFILE does not work here */
+	atomic_bool no_links;       /* hard links do not work here: renameat2 */
+	pthread_mutex_t lock;       /* protects durable, durable_count */
+	uint64_t *durable;          /* sorted keys of directories whose entries upwards are known durable */
+	size_t durable_count;
+};
+
+static inline struct posix_storage *posix_of(struct store_storage *s) { return (struct posix_storage *)(void *)s; }
+
+/* ---- storage_posix_path.c ---- */
+/* Opens `name` beneath the root without following any link; a descriptor or a negative errno. "" is the root itself. */
+int posix_open_beneath(struct posix_storage *p, const char *name, int flags);
+/* Opens the directory that holds `name`; *ret_last is its last part. With `make`, missing directories are made and
+ * everything up to the root is durable on return. */
+int posix_open_parent(struct posix_storage *p, const char *name, bool make, const char **ret_last);
+/* A regular file, open for reading, and its size. */
+int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size);
+int posix_sync(int fd);
+
+/* ---- storage_posix.c ---- */
+int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len); /* all or -ENODATA or another error */
+
+/* ---- storage_posix_list.c ---- */
+int posix_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
+int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
+
+/* ---- storage_posix_write.c ---- */
+int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len);
+int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
+int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len);
+int posix_writer_seal(struct store_storage_writer *w);
+void posix_writer_abandon(struct store_storage_writer *w);
+/* Tries in the root how files can be published here; -EOPNOTSUPP when in no way. */
+int posix_probe(struct posix_storage *p);
+
+#endif

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage_posix_path: names are resolved beneath the root's descriptor and no link is ever followed: by openat2 where
+ * the kernel has it, else part by part with O_NOFOLLOW.
+ *
+ * Durable directories. A file is durable only when every directory entry above it is. So whoever makes a file first
+ * makes sure of its directories: each one that this process has not yet seen durable has its parent fsynced, also
+ * when another process made it (which may not have come to its fsync). A directory is known by its name, inode
+ * number and birth time: one that was removed and made again is another one. */
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/digest.h"
+#include "core/store/storage_posix_internal.h"
+
+static atomic_bool openat2_missing; /* of the process: the kernel's answer never changes */
+
+int posix_sync(int fd)
+{
+	while (fsync(fd) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return 0;
+}
+
+static int open_retry(int dir, const char *name, int flags)
+{
+	for (;;) {
+		int fd = openat(dir, name, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+		if (fd >= 0 || errno != EINTR)
+			return fd >= 0 ? fd : -errno;
+	}
+}
+
+/* The way for kernels without openat2. */
+static int open_by_parts(int root, const char *name, int flags)
+{
+	base_cleanup_close int dir = -1;
+	char part[256];
+	for (;;) {
+		size_t len = strcspn(name, "/");
+		if (!store_name_part_valid(name, len))
+			return -EINVAL;
+		memcpy(part, name, len);
+		part[len] = '\0';
+		int at = dir >= 0 ? dir : root;
+		if (name[len] == '\0')
+			return open_retry(at, part, flags);
+		int fd = open_retry(at, part, O_PATH | O_DIRECTORY);
+		if (fd < 0)
+			return fd;
+		if (dir >= 0)
+			close(dir);
+		dir = fd;
+		name += len + 1;
+	}
+}
+
+int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
+{
+	if (name[0] == '\0')
+		return open_retry(p->root, ".", flags);
+	if (!store_name_valid(name))
+		return strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
+	if (atomic_load_explicit(&openat2_missing, memory_order_relaxed))
+		return open_by_parts(p->root, name, flags);
+	bool path_only = flags & O_PATH;
+	struct open_how how = {
+		.flags = (uint64_t)(unsigned)(flags | O_CLOEXEC | O_NOFOLLOW | (path_only ? 0 : O_NONBLOCK | O_NOCTTY)),
+		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+	};
+	bool missing = false;
+	for (int again = 0; again < 64 && !missing;) {
+		long fd = syscall(SYS_openat2, p->root, name, &how, sizeof how);
+		if (fd >= 0)
+			return (int)fd;
+		if (errno == EINTR)
+			continue;
+		if (errno == ENOSYS || errno == EPERM) /* EPERM: perhaps a sandbox that does not know the call */
+			missing = true;
+		else if (errno != EAGAIN) /* EAGAIN: a rename went by while the kernel looked */
+			return -errno;
+		again++;
+	}
+	int fd = open_by_parts(p->root, name, flags);
+	if (missing && fd >= 0)
+		atomic_store_explicit(&openat2_missing, true, memory_order_relaxed);
+	return fd;
+}
+
+int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size)
+{
+	base_cleanup_close int fd = posix_open_beneath(p, name, O_RDONLY);
+	if (fd < 0)
+		return fd;
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (S_ISDIR(st.st_mode))
+		return -EISDIR;
+	if (!S_ISREG(st.st_mode) || st.st_size < 0)
+		return -EINVAL;
+	if (ret_size)
+		*ret_size = (uint64_t)st.st_size;
+	return base_steal_fd(&fd);
+}
+
+static uint64_t directory_key(int fd, const char *name)
+{
+	struct statx stx;
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &stx) < 0)
+		return 0;
+	uint64_t id[3] = { stx.stx_ino, 0, 0 };
+	if (stx.stx_mask & STATX_BTIME) {
+		id[1] = (uint64_t)stx.stx_btime.tv_sec;
+		id[2] = stx.stx_btime.tv_nsec;
+	}
+	return base_xxh64_of(base_xxh64_of(0, name, strlen(name)), id, sizeof id);
+}
+
+/* Position of `key`, or where it belongs. Lock held. */
+static size_t durable_find(const struct posix_storage *p, uint64_t key)
+{
+	size_t low = 0, high = p->durable_count;
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+		if (p->durable[mid] < key)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+static bool durable_known(struct posix_storage *p, uint64_t key)
+{
+	pthread_mutex_lock(&p->lock);
+	size_t i = durable_find(p, key);
+	bool known = i < p->durable_count && p->durable[i] == key;
+	pthread_mutex_unlock(&p->lock);
+	return known;
+}
+
+static void durable_add(struct posix_storage *p, uint64_t key)
+{
+	pthread_mutex_lock(&p->lock);
+	if (!p->durable)
+		p->durable = malloc(POSIX_DURABLE_MAX * sizeof *p->durable);
+	if (p->durable) {
+		if (p->durable_count == POSIX_DURABLE_MAX)
+			p->durable_count = 0;
+		size_t i = durable_find(p, key);
+		if (i == p->durable_count || p->durable[i] != key) {
+			memmove(p->durable + i + 1, p->durable + i, (p->durable_count - i) * sizeof *p->durable);
+			p->durable[i] = key;
+			p->durable_count++;
+		}
+	}
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* Opens one directory of `at`, makes it if it is missing, and makes its entry durable. */
+static int make_directory(struct posix_storage *p, int at, const char *part, const char *name)
+{
+	base_cleanup_close int fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
+	if (fd == -ENOENT) {
+		if (mkdirat(at, part, 0755) < 0 && errno != EEXIST)
+			return -errno;
+		fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
+	}
+	if (fd < 0)
+		return fd;
+	uint64_t key = directory_key(fd, name);
+	if (!durable_known(p, key)) {
+		int r = posix_sync(at);
+		if (r < 0)
+			return r;
+		if (key != 0)
+			durable_add(p, key);
+	}
+	return base_steal_fd(&fd);
+}
+
+static int make_directories(struct posix_storage *p, const char *dir)
+{
+	base_cleanup_close int at = posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
+	if (at < 0)
+		return at;
+	char name[STORE_NAME_MAX], part[256];
+	for (size_t done = 0;;) {
+		size_t len = strcspn(dir + done, "/");
+		memcpy(part, dir + done, len);
+		part[len] = '\0';
+		memcpy(name, dir, done + len);
+		name[done + len] = '\0';
+		int fd = make_directory(p, at, part, name);
+		if (fd < 0)
+			return fd;
+		close(at);
+		at = fd;
+		if (dir[done + len] == '\0')
+			return base_steal_fd(&at);
+		done += len + 1;
+	}
+}
+
+int posix_open_parent(struct posix_storage *p, const char *name, bool make, const char **ret_last)
+{
+	if (!store_name_valid(name))
+		return strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
+	const char *slash = strrchr(name, '/');
+	*ret_last = slash ? slash + 1 : name;
+	if (!slash)
+		return posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
+	char dir[STORE_NAME_MAX];
+	memcpy(dir, name, (size_t)(slash - name));
+	dir[slash - name] = '\0';
+	if (!make)
+		return posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
+	base_cleanup_close int fd = posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
+	if (fd >= 0 && durable_known(p, directory_key(fd, dir)))
+		return base_steal_fd(&fd);
+	if (fd < 0 && fd != -ENOENT)
+		return fd;
+	return make_directories(p, dir);
+}
