@@ -5,6 +5,7 @@ import ctypes
 import errno
 import itertools
 import math
+import pathlib
 import random
 import time
 
@@ -327,6 +328,19 @@ def test_examples(lib, shape, item, tile):
     g = make_grid(lib, shape, item)
     assert tuple(g.edge[:len(shape)]) == tile
     assert oracle_tile(shape, item, *DEFAULT)[0] == list(tile)
+
+
+def test_the_page_tells_the_truth(lib):
+    """Each row of the table in docs/format/grid.md."""
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "format" / "grid.md"
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.read_text().splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if len(row) == 5 and row[1].isdigit()]
+    assert len(rows) >= 20
+    for row in rows:
+        shape, tile = [tuple(int(n) for n in text.split(" × ")) if text[0] != "(" else () for text in (row[0], row[2])]
+        g = make_grid(lib, shape, int(row[1]))
+        assert tuple(g.edge[:len(shape)]) == tile and (not shape or g.k == int(row[3])), row
+        assert count(lib, g, make_box([0] * len(shape), shape)) == int(row[4]), row
 
 
 def test_all_small_shapes_are_covered(lib, scale):
