@@ -12,6 +12,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/digest.h"
+#include "core/view/view_internal.h"
 
 #define KEPT_BYTES 180u /* of a shortened name */
 #define HASH_DIGITS 32u
@@ -59,22 +60,28 @@ static size_t escape_prefix(const char *name, size_t len, size_t room, char *out
 	return used;
 }
 
+void view_name_shorten(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES])
+{
+	struct base_digest d;
+	char hex[BASE_DIGEST_HEX];
+	bool all;
+	size_t used = escape_prefix(name, len, KEPT_BYTES, file, &all);
+	base_sha256(name, len, &d);
+	base_digest_hex(&d, hex);
+	memcpy(file + used, "%~", 2);
+	memcpy(file + used + 2, hex, HASH_DIGITS);
+	strcpy(file + used + 2 + HASH_DIGITS, suffix);
+}
+
 void view_name_escape(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES])
 {
 	size_t suffix_len = strlen(suffix);
 	bool all;
 	size_t used = escape_prefix(name, len, VIEW_FILE_NAME_BYTES - 1 - suffix_len, file, &all);
-	if (!all) {
-		struct base_digest d;
-		char hex[BASE_DIGEST_HEX];
-		base_sha256(name, len, &d);
-		base_digest_hex(&d, hex);
-		used = escape_prefix(name, len, KEPT_BYTES, file, &all);
-		memcpy(file + used, "%~", 2);
-		memcpy(file + used + 2, hex, HASH_DIGITS);
-		used += 2 + HASH_DIGITS;
-	}
-	memcpy(file + used, suffix, suffix_len + 1);
+	if (all)
+		memcpy(file + used, suffix, suffix_len + 1);
+	else
+		view_name_shorten(name, len, suffix, file);
 }
 
 static int digit_value(char c)

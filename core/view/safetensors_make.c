@@ -18,10 +18,18 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 	return dtype != TENSOR_F4_E2M1FN_X2 || shape->ndim > 0; /* a scalar of two elements has no shape in elements */
 }
 
-void view_json_string(struct base_buf *b, const char *text, size_t len)
+const struct proto_view_header *view_safetensors_stored(const struct load_step *step, const char *component)
+{
+	const struct proto_manifest *m = load_step_manifest(step);
+	for (uint32_t i = 0; i < m->nheaders; i++)
+		if (strcmp(m->headers[i].component, component) == 0 && strcmp(m->headers[i].view, VIEW_SAFETENSORS_VIEW) == 0)
+			return &m->headers[i];
+	return NULL;
+}
+
+void view_json_text(struct base_buf *b, const char *text, size_t len)
 {
 	size_t from = 0;
-	base_buf_append(b, "\"", 1);
 	for (size_t i = 0; i < len; i++) {
 		unsigned char c = (unsigned char)text[i];
 		if (c >= 0x20 && c != '"' && c != '\\')
@@ -34,10 +42,16 @@ void view_json_string(struct base_buf *b, const char *text, size_t len)
 		from = i + 1;
 	}
 	base_buf_append(b, text + from, len - from);
+}
+
+void view_json_string(struct base_buf *b, const char *text, size_t len)
+{
+	base_buf_append(b, "\"", 1);
+	view_json_text(b, text, len);
 	base_buf_append(b, "\"", 1);
 }
 
-static void put_number(struct base_buf *b, uint64_t v)
+void view_json_number(struct base_buf *b, uint64_t v)
 {
 	char digits[20];
 	unsigned at = sizeof digits;
@@ -90,12 +104,12 @@ static void put_tensor(struct base_buf *b, const struct store_layout *l, uint32_
 		bool pairs = dtype == TENSOR_F4_E2M1FN_X2 && d + 1 == shape.ndim;
 		if (d)
 			base_buf_append(b, ",", 1);
-		put_number(b, pairs ? shape.dim[d] * 2 : shape.dim[d]);
+		view_json_number(b, pairs ? shape.dim[d] * 2 : shape.dim[d]);
 	}
 	base_buf_append_text(b, "],\"data_offsets\":[");
-	put_number(b, begin);
+	view_json_number(b, begin);
 	base_buf_append(b, ",", 1);
-	put_number(b, end);
+	view_json_number(b, end);
 	base_buf_append_text(b, "]}");
 }
 

@@ -4,21 +4,34 @@
 #ifndef CORE_VIEW_VIEW_INTERNAL_H
 #define CORE_VIEW_VIEW_INTERNAL_H
 
+#include "core/view/name.h"
+#include "core/view/npy.h"
 #include "core/view/safetensors.h"
 #include "core/view/tree.h"
 
 #define VIEW_SAFETENSORS_METADATA "__metadata__" /* a key of the format: no tensor in a file can have this name */
+#define VIEW_SAFETENSORS_VIEW "safetensors"      /* kind of a stored view header */
+
+/* As view_name_escape for a name that is too long, whatever its length. */
+void view_name_shorten(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES]);
 
 /* Whether a tensor can stand in a .safetensors file: it has a dtype there, and neither its name nor its shape is in the way. */
 bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name, uint32_t name_len);
+/* The stored header of a component, or NULL. */
+const struct proto_view_header *view_safetensors_stored(const struct load_step *step, const char *component);
 
-/* A string with its quotes. Valid UTF-8 in, JSON out; only what must be escaped is. */
+/* Valid UTF-8 in, JSON out; only what must be escaped is. The string has its quotes, the text has none. */
+void view_json_text(struct base_buf *b, const char *text, size_t len);
 void view_json_string(struct base_buf *b, const char *text, size_t len);
+void view_json_number(struct base_buf *b, uint64_t v);
 
-/* The manifest view of a step. ret_text may be NULL: only the length is computed, in little memory. */
+/* The text of manifest.json. ret_text may be NULL: only the length is computed, in little memory. */
 int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len);
 
 /* Path of a node below the step's directory, appended. */
 void view_tree_path(const struct view_tree *t, uint32_t node, struct base_buf *b);
+/* "2026-01-31T12:00:00.123456789Z" */
+#define VIEW_TIME_BYTES 64
+void view_time_text(int64_t time_ns, char text[static VIEW_TIME_BYTES]);
 
 #endif

@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An open file is a head in memory (a .npy header, the stored header of a .safetensors, the text of manifest.json) and behind it tensors or a blob,
+ * one after another without a gap: `places`, sorted, none of them empty. A .npy and a blob have one place, whose object is opened with
+ * the file. A .safetensors may have a hundred thousand: their objects are opened when they are read and the most recently used are kept, bounded
+ * by count and by memory. `lock` protects the slots; no lock is held while an object is opened or read, so that two readers may open one
+ * twice: the second one is dropped.
+ *
+ * What the stored header says is compared with the step's tensors at open: names, dtypes, shapes. A header that does not fit fails the open. */
+#include "core/view/tree.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+
+#include "core/base/pool.h"
+#include "core/view/view_internal.h"
+
+#define SLOTS 64u
+#define SLOTS_BYTES (8u << 20)       /* of the objects kept, beyond the last used */
+#define CHUNK_BYTES (4u << 20)
+
+struct place { uint64_t begin, end; uint32_t item; };          /* bytes of the data behind the head */
+struct slot { struct load_object *object; uint64_t used; uint32_t item; };
+
+struct view_file {
+	struct view_tree *tree;
+	enum view_kind kind;
+	uint64_t size;
+	uint8_t *head;
+	size_t head_len;
+	struct place *places;
+	uint32_t nplaces;
+	pthread_mutex_t lock;           /* protects what follows */
+	struct slot slots[SLOTS];
+	uint64_t clock;
+};
+
+/* ---- objects ---- */
+
+static struct load_object *slot_find(struct view_file *f, uint32_t item)
+{
+	for (unsigned i = 0; i < SLOTS; i++) {
+		struct slot *s = &f->slots[i];
+		if (!s->object || s->item != item)
+			continue;
+		s->used = ++f->clock;
+		return load_object_ref(s->object);
+	}
+	return NULL;
+}
+
+/* Keeps a reference in the oldest slot, and lets go of the oldest ones while their memory is over the bound. */
+static void slot_keep(struct view_file *f, uint32_t item, struct load_object *object, struct load_object *dropped[static SLOTS])
+{
+	size_t total = load_object_memory(object);
+	struct slot *oldest = &f->slots[0];
+	unsigned n = 0;
+	for (unsigned i = 0; i < SLOTS; i++) {
+		total += f->slots[i].object ? load_object_memory(f->slots[i].object) : 0;
+		if (f->slots[i].used < oldest->used)
+			oldest = &f->slots[i];
+	}
+	for (;;) {
+		if (oldest->object) {
+			total -= load_object_memory(oldest->object);
+			dropped[n++] = oldest->object;
+		}
+		*oldest = (struct slot){0};
+		if (total <= SLOTS_BYTES)
+			break;
+		struct slot *next = NULL;
+		for (unsigned i = 0; i < SLOTS; i++)
+			if (f->slots[i].object && (!next || f->slots[i].used < next->used))
+				next = &f->slots[i];
+		if (!next)
+			break;
+		oldest = next;
+	}
+	*oldest = (struct slot){load_object_ref(object), ++f->clock, item};
+}
+
+static int open_object(struct view_file *f, uint32_t item, struct load_object **ret_o, struct base_error *err)
+{
+	struct load_step *step = view_tree_step(f->tree);
+	return f->kind == VIEW_BLOB ? load_blob_open(step, item, ret_o, err) : load_tensor_open(step, item, ret_o, err);
+}
+
+/* A reference to the object of a place. */
+static int get_object(struct view_file *f, const struct place *p, struct load_object **ret_o, struct base_error *err)
+{
+	struct load_object *o, *dropped[SLOTS] = {0};
+	pthread_mutex_lock(&f->lock);
+	o = slot_find(f, p->item);
+	pthread_mutex_unlock(&f->lock);
+	if (!o) {
+		int r = open_object(f, p->item, &o, err);
+		if (r < 0)
+			return r;
+		if (load_object_bytes(o) != p->end - p->begin) {
+			load_object_unref(o);
+			return base_error_set(err, -BASE_EFORMAT, "a tensor has another length than its file");
+		}
+		pthread_mutex_lock(&f->lock);
+		struct load_object *other = slot_find(f, p->item);
+		if (!other)
+			slot_keep(f, p->item, o, dropped);
+		pthread_mutex_unlock(&f->lock);
+		load_object_unref(other);
+		for (unsigned i = 0; i < SLOTS && dropped[i]; i++)
+			load_object_unref(dropped[i]);
+	}
+	*ret_o = o;
+	return 0;
+}
+
+/* ---- opening ---- */
+
+static int set_one_place(struct view_file *f, const struct view_node *node)
+{
+	uint64_t bytes = node->size - f->head_len;
+	if (bytes == 0)
+		return 0;
+	if (!(f->places = malloc(sizeof *f->places)))
+		return -ENOMEM;
+	f->places[0] = (struct place){0, bytes, node->item};
+	f->nplaces = 1;
+	return 0;
+}
+
+static int open_npy(struct view_file *f, const struct view_node *node)
+{
+	struct load_tensor_info info;
+	load_step_tensor_info(view_tree_step(f->tree), node->item, &info);
+	if (!(f->head = malloc(VIEW_NPY_DATA_OFFSET)))
+		return -ENOMEM;
+	f->head_len = VIEW_NPY_DATA_OFFSET;
+	view_npy_header(info.dtype, &info.shape, (char *)f->head);
+	return set_one_place(f, node);
+}
+
+/* The tensors of a stored header are the step's own. */
+static int set_places(struct view_file *f, const char *component, const struct view_safetensors *s, struct base_error *err)
+{
+	struct load_step *step = view_tree_step(f->tree);
+	if (!(f->places = malloc(s->ntensors * sizeof *f->places + 1)))
+		return -ENOMEM;
+	for (uint32_t i = 0; i < s->ntensors; i++) {
+		const struct view_safetensors_tensor *t = &s->tensors[i];
+		struct load_tensor_info info;
+		int64_t item = load_step_tensor_find(step, component, t->name, t->name_len);
+		if (item >= 0)
+			load_step_tensor_info(step, (uint32_t)item, &info);
+		if (item < 0 || info.dtype != t->dtype || !tensor_shape_equal(&info.shape, &t->shape))
+			return base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors names tensor '%.*s', which the step does not hold so", component,
+				(int)base_min(t->name_len, 400), t->name);
+		if (t->end > t->begin)
+			f->places[f->nplaces++] = (struct place){t->begin, t->end, (uint32_t)item};
+	}
+	return 0;
+}
+
+static int open_safetensors(struct view_file *f, const struct view_node *node, struct base_error *err)
+{
+	struct load_step *step = view_tree_step(f->tree);
+	struct view_safetensors s;
+	uint32_t first, end;
+	uint64_t data_bytes;
+	void *head;
+	const char *component = load_step_component(step, node->item, &first, &end);
+	int r = load_step_header(step, component, VIEW_SAFETENSORS_VIEW, VIEW_SAFETENSORS_MAX_HEADER + 8ull, &head, &f->head_len, &data_bytes, err);
+	if (r < 0)
+		return r;
+	f->head = head;
+	if (data_bytes > node->size || f->head_len != node->size - data_bytes)
+		return base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors has another length than the manifest says", component);
+	r = view_safetensors_parse(f->head, f->head_len, node->size, &s, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "%s.safetensors", component);
+	r = s.data_offset == f->head_len ? set_places(f, component, &s, err)
+		: base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors is followed by something else", component);
+	view_safetensors_release(&s);
+	return r;
+}
+
+static int open_json(struct view_file *f, const struct view_node *node)
+{
+	struct base_buf b = BASE_BUF_INIT;
+	uint64_t len;
+	int r = view_manifest_json(f->tree, &b, &len);
+	if (r < 0)
+		return r;
+	f->head = b.data;
+	f->head_len = b.len;
+	return len == node->size ? 0 : -BASE_EFORMAT;
+}
+
+static int open_kind(struct view_file *f, const struct view_node *node, struct base_error *err)
+{
+	struct load_object *o = NULL;
+	int r = 0;
+	switch (f->kind) {
+	case VIEW_TENSOR_NPY: r = open_npy(f, node); break;
+	case VIEW_SAFETENSORS: return open_safetensors(f, node, err);
+	case VIEW_BLOB: r = set_one_place(f, node); break;
+	case VIEW_MANIFEST_JSON: r = open_json(f, node); break;
+	case VIEW_DIRECTORY: return -EISDIR;
+	}
+	if (r == 0 && f->nplaces) { /* a file that cannot be read fails at open */
+		r = get_object(f, &f->places[0], &o, err);
+		load_object_unref(o);
+	}
+	return r;
+}
+
+int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err)
+{
+	const struct view_node *n = view_tree_node(t, node);
+	if (!n)
+		return base_error_set(err, -ENOENT, "there is no such file");
+	if (n->kind == VIEW_DIRECTORY)
+		return base_error_set(err, -EISDIR, "'%s' is a directory", n->name);
+	struct view_file *f = calloc(1, sizeof *f);
+	if (!f)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	pthread_mutex_init(&f->lock, NULL);
+	f->tree = view_tree_ref(t);
+	f->kind = n->kind;
+	f->size = n->size;
+	int r = open_kind(f, n, err);
+	if (r == -ENOMEM)
+		base_error_set(err, r, "out of memory");
+	if (r < 0) {
+		view_file_close(f);
+		return r;
+	}
+	*ret_f = f;
+	return 0;
+}
+
+void view_file_close(struct view_file *f)
+{
+	if (!f)
+		return;
+	for (unsigned i = 0; i < SLOTS; i++)
+		load_object_unref(f->slots[i].object);
+	pthread_mutex_destroy(&f->lock);
+	view_tree_unref(f->tree);
+	free(f->places);
+	free(f->head);
+	free(f);
+}
+
+uint64_t view_file_size(const struct view_file *f)
+{
+	return f->size;
+}
+
+/* ---- reading ---- */
+
+/* The place that holds byte `at` of the data: there is one. */
+static const struct place *place_of(const struct view_file *f, uint64_t at)
+{
+	uint32_t low = 0, high = f->nplaces - 1;
+	while (low < high) {
+		uint32_t mid = low + (high - low) / 2;
+		if (f->places[mid].end <= at)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return &f->places[low];
+}
+
+static size_t clip(const struct view_file *f, uint64_t offset, size_t len)
+{
+	return offset >= f->size ? 0 : base_min(len, f->size - offset);
+}
+
+struct joined { struct base_buf iov, pins; };
+
+static void join_part(struct joined *j, struct load_extents *part)
+{
+	base_buf_append(&j->iov, part->iov, part->niov * sizeof *part->iov);
+	base_buf_append(&j->pins, part->pins, part->npins * sizeof *part->pins);
+	if (j->iov.error || j->pins.error) { /* the pins of this part may not be in */
+		if (!j->pins.error)
+			j->pins.len -= part->npins * sizeof *part->pins;
+		load_extents_release(part);
+		return;
+	}
+	free(part->memory);
+}
+
+static int join_finish(struct joined *j, int r, struct load_extents *ret_e)
+{
+	unsigned npins = j->pins.len / sizeof(struct load_pin *);
+	struct load_pin **pins = (void *)j->pins.data;
+	char *memory = NULL;
+	if (r == 0 && (j->iov.error || j->pins.error || !(memory = malloc(j->iov.len + j->pins.len + 1))))
+		r = -ENOMEM;
+	if (r == 0) {
+		memcpy(memory, j->iov.data, j->iov.len);
+		if (npins)
+			memcpy(memory + j->iov.len, pins, j->pins.len);
+		*ret_e = (struct load_extents){.iov = (void *)memory, .niov = j->iov.len / sizeof(struct iovec), .pins = (void *)(memory + j->iov.len),
+			.npins = npins, .memory = memory};
+	} else {
+		for (unsigned i = 0; i < npins; i++)
+			load_unpin(pins[i]);
+	}
+	base_buf_release(&j->iov);
+	base_buf_release(&j->pins);
+	return r;
+}
+
+/* One stretch of the file: what lies in the head, or in one place. Returns its length; *ret_p NULL: the head. */
+static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, const struct place **ret_p)
+{
+	*ret_p = NULL;
+	if (offset < f->head_len)
+		return base_min(len, f->head_len - offset);
+	*ret_p = place_of(f, offset - f->head_len);
+	return base_min(len, (*ret_p)->end - (offset - f->head_len));
+}
+
+static int stretch_extents(struct view_file *f, struct load_cache *c, const struct place *p, uint64_t offset, size_t len, void *scratch,
+	struct load_extents *ret_e, struct base_error *err)
+{
+	struct load_object *o;
+	int r = get_object(f, p, &o, err);
+	if (r < 0)
+		return r;
+	r = load_object_extents(o, c, offset - f->head_len - p->begin, len, scratch, ret_e, err);
+	load_object_unref(o); /* pins keep the bytes */
+	return r;
+}
+
+int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch, struct load_extents *ret_e, struct base_error *err)
+{
+	struct joined j = {BASE_BUF_INIT, BASE_BUF_INIT};
+	const struct place *p;
+	int r = 0;
+	*ret_e = (struct load_extents){0};
+	len = clip(f, offset, len);
+	if (len == 0)
+		return 0;
+	if (stretch(f, offset, len, &p) == len && p)
+		return stretch_extents(f, c, p, offset, len, scratch, ret_e, err);
+	for (size_t done = 0, n; done < len && r == 0; done += n) {
+		struct load_extents part = {0};
+		n = stretch(f, offset + done, len - done, &p);
+		if (!p)
+			base_buf_append(&j.iov, &(struct iovec){f->head + offset + done, n}, sizeof(struct iovec));
+		else if ((r = stretch_extents(f, c, p, offset + done, n, (char *)scratch + done, &part, err)) == 0)
+			join_part(&j, &part);
+	}
+	return join_finish(&j, r, ret_e);
+}
+
+int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out, struct base_error *err)
+{
+	len = clip(f, offset, len);
+	for (size_t done = 0, n; done < len; done += n) {
+		const struct place *p;
+		struct load_object *o;
+		n = stretch(f, offset + done, len - done, &p);
+		if (!p) {
+			memcpy((char *)out + done, f->head + offset + done, n);
+			continue;
+		}
+		int r = get_object(f, p, &o, err);
+		if (r < 0)
+			return r;
+		r = load_object_read(o, c, offset + done - f->head_len - p->begin, n, (char *)out + done, err);
+		load_object_unref(o);
+		if (r < 0)
+			return r;
+	}
+	return (int64_t)len;
+}
+
+/* ---- streaming ----
+ * A ring of chunks: the caller hands chunk k to the sink and then gives its buffer to chunk k + nchunks, which the pool reads meanwhile. Jobs run in
+ * the order in which they were given, so the chunk that is waited for is never behind one that is not yet wanted. */
+
+struct chunk {
+	struct stream *stream;
+	uint64_t offset;
+	size_t len;
+	uint8_t *bytes;
+	bool ready;                     /* protected by stream->lock; the rest is its reader's until then */
+	int code;
+	struct base_error err;
+};
+
+struct stream {
+	struct view_file *f;
+	struct load_cache *c;
+	pthread_mutex_t lock;
+	pthread_cond_t read;
+	unsigned nchunks;
+	struct chunk *chunks;
+};
+
+static void read_chunk(void *arg, unsigned worker)
+{
+	struct chunk *k = arg;
+	struct stream *s = k->stream;
+	(void)worker;
+	int64_t n = view_file_read(s->f, s->c, k->offset, k->len, k->bytes, &k->err);
+	pthread_mutex_lock(&s->lock);
+	k->code = n < 0 ? (int)n : 0;
+	k->ready = true;
+	pthread_cond_signal(&s->read);
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* Starts the chunk at *at; false at the end of the file. */
+static bool start_chunk(struct stream *s, struct base_pool *pool, struct chunk *k, uint64_t *at)
+{
+	k->offset = *at;
+	k->len = clip(s->f, *at, CHUNK_BYTES - *at % CHUNK_BYTES);
+	k->ready = false;
+	k->err = (struct base_error){0};
+	if (k->len == 0)
+		return false;
+	*at += k->len;
+	base_pool_run(pool, read_chunk, k);
+	return true;
+}
+
+static int stream_ring(struct stream *s, struct base_pool *pool, uint64_t offset, int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
+	void *arg, struct base_error *err)
+{
+	uint64_t at = offset;
+	int r = 0;
+	for (unsigned i = 0; i < s->nchunks; i++)
+		start_chunk(s, pool, &s->chunks[i], &at);
+	for (unsigned i = 0; r >= 0; i = (i + 1) % s->nchunks) {
+		struct chunk *k = &s->chunks[i];
+		if (k->len == 0)
+			break;
+		pthread_mutex_lock(&s->lock);
+		while (!k->ready)
+			pthread_cond_wait(&s->read, &s->lock);
+		pthread_mutex_unlock(&s->lock);
+		if (k->code < 0 && err)
+			*err = k->err;
+		r = k->code < 0 ? k->code : sink(arg, k->bytes, k->len, err);
+		if (r >= 0)
+			start_chunk(s, pool, k, &at);
+	}
+	base_pool_wait(pool);
+	return r < 0 ? r : 0;
+}
+
+static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offset, int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
+	void *arg, struct base_error *err)
+{
+	base_cleanup_free void *bytes = malloc(base_min(CHUNK_BYTES, f->size - offset) + 1);
+	if (!bytes)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	while (offset < f->size) {
+		int64_t n = view_file_read(f, c, offset, CHUNK_BYTES - offset % CHUNK_BYTES, bytes, err);
+		int r = n < 0 ? (int)n : sink(arg, bytes, (size_t)n, err);
+		if (r < 0)
+			return r;
+		offset += (uint64_t)n;
+	}
+	return 0;
+}
+
+int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads, int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
+	void *arg, struct base_error *err)
+{
+	if (threads == 0)
+		threads = base_cpu_count();
+	if (offset >= f->size)
+		return 0;
+	if (threads == 1 || f->size - offset <= CHUNK_BYTES)
+		return stream_alone(f, c, offset, sink, arg, err);
+	struct stream s = {.f = f, .c = c, .nchunks = threads + 2};
+	base_cleanup_free struct chunk *chunks = calloc(s.nchunks, sizeof *chunks);
+	base_cleanup_free uint8_t *bytes = malloc((size_t)s.nchunks * CHUNK_BYTES);
+	struct base_pool *pool = base_pool_new(threads, s.nchunks);
+	int r = -ENOMEM;
+	if (chunks && bytes && pool) {
+		s.chunks = chunks;
+		for (unsigned i = 0; i < s.nchunks; i++)
+			chunks[i] = (struct chunk){.stream = &s, .bytes = bytes + (size_t)i * CHUNK_BYTES};
+		pthread_mutex_init(&s.lock, NULL);
+		pthread_cond_init(&s.read, NULL);
+		r = stream_ring(&s, pool, offset, sink, arg, err);
+		pthread_cond_destroy(&s.read);
+		pthread_mutex_destroy(&s.lock);
+	} else {
+		base_error_set(err, r, "out of memory or threads");
+	}
+	base_pool_free(pool);
+	return r;
+}

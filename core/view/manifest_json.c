@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * manifest.json: what a step holds, for people and scripts (docs/tree.md has the schema). A pure function of the tree and the step, so
+ * it is written when it is read and only its length is known beforehand: `flush` drops what was written when nothing but the length is wanted. */
+#include "core/view/view_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <time.h>
+
+struct json {
+	const struct view_tree *t;
+	struct load_step *step;
+	struct base_buf b;
+	uint64_t dropped;
+	bool keep;
+};
+
+static void flush(struct json *j)
+{
+	if (j->keep)
+		return;
+	j->dropped += j->b.len;
+	j->b.len = 0;
+}
+
+static void text(struct json *j, const char *s)
+{
+	base_buf_append_text(&j->b, s);
+}
+
+static void string(struct json *j, const char *s)
+{
+	view_json_string(&j->b, s, strlen(s));
+}
+
+void view_time_text(int64_t time_ns, char out[static VIEW_TIME_BYTES])
+{
+	int64_t ns = time_ns % 1000000000;
+	time_t seconds = time_ns / 1000000000;
+	struct tm tm;
+	if (ns < 0) {
+		ns += 1000000000;
+		seconds--;
+	}
+	if (!gmtime_r(&seconds, &tm))
+		memset(&tm, 0, sizeof tm);
+	snprintf(out, VIEW_TIME_BYTES, "%04d-%02d-%02dT%02d:%02d:%02d.%09" PRId64 "Z", tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour,
+		tm.tm_min, tm.tm_sec, ns);
+}
+
+static void put_head(struct json *j)
+{
+	const struct load_step_info *info = load_step_info(j->step);
+	char time[VIEW_TIME_BYTES], hex[BASE_DIGEST_HEX];
+	view_time_text(info->time_ns, time);
+	base_digest_hex(&info->manifest, hex);
+	text(j, "{\n  \"run\": ");
+	string(j, info->run);
+	base_buf_printf(&j->b, ",\n  \"step\": %" PRIu64 ",\n  \"time\": \"%s\",\n  \"attempt\": ", info->step, time);
+	string(j, info->attempt);
+	base_buf_printf(&j->b, ",\n  \"manifest\": \"%s\",\n  \"attributes\": {", hex);
+	for (size_t i = 0; i < info->nattributes; i++) {
+		text(j, i ? ",\n    " : "\n    ");
+		string(j, info->attributes[i].key);
+		text(j, ": ");
+		string(j, info->attributes[i].value);
+	}
+	text(j, info->nattributes ? "\n  }" : "}");
+	base_buf_printf(&j->b, ",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"new_bytes\": %" PRIu64 "}",
+		info->tensors, info->blobs, info->bytes, info->new_bytes);
+	flush(j);
+}
+
+/* Why a component has no .safetensors. What was saved decides; here the likely cause is told from the names' length. */
+static const char *reason(struct json *j, uint32_t first, uint32_t end)
+{
+	uint64_t least = 0;
+	for (uint32_t i = first; i < end; i++) {
+		struct load_tensor_info info;
+		load_step_tensor_info(j->step, i, &info);
+		least += info.name_len + strlen("\"\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,0]},");
+	}
+	return least > VIEW_SAFETENSORS_MAX_MADE / 2 ? "its header would be longer than 90000000 bytes" : "no header was saved for it";
+}
+
+static void put_left_out(struct json *j, uint32_t first, uint32_t end)
+{
+	bool any = false;
+	text(j, ", \"left_out\": [");
+	for (uint32_t i = first; i < end; i++) {
+		struct load_tensor_info info;
+		load_step_tensor_info(j->step, i, &info);
+		if (view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len))
+			continue;
+		text(j, any ? ", " : "");
+		view_json_string(&j->b, info.name, info.name_len);
+		any = true;
+	}
+	text(j, "]");
+}
+
+static void put_component(struct json *j, uint32_t component)
+{
+	uint32_t first, end;
+	uint64_t bytes = 0;
+	const char *name = load_step_component(j->step, component, &first, &end);
+	for (uint32_t i = first; i < end; i++) {
+		struct load_tensor_info info;
+		load_step_tensor_info(j->step, i, &info);
+		bytes += info.bytes;
+	}
+	base_buf_printf(&j->b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64 ", \"safetensors\": ", component ? ",\n" : "\n", name, end - first, bytes);
+	if (view_safetensors_stored(j->step, name)) {
+		base_buf_printf(&j->b, "\"%s.safetensors\"", name);
+		put_left_out(j, first, end);
+	} else {
+		base_buf_printf(&j->b, "null, \"reason\": \"%s\"", reason(j, first, end));
+	}
+	text(j, "}");
+	flush(j);
+}
+
+static void put_tensor(struct json *j, const struct view_node *node)
+{
+	const char *directory = view_tree_node(j->t, node->parent)->name;
+	struct load_tensor_info info;
+	load_step_tensor_info(j->step, node->item, &info);
+	text(j, "    {\"file\": \"");
+	view_json_text(&j->b, directory, strlen(directory));
+	text(j, "/");
+	view_json_text(&j->b, node->name, strlen(node->name));
+	text(j, "\"");
+	text(j, ", \"component\": ");
+	string(j, info.component);
+	text(j, ", \"name\": ");
+	view_json_string(&j->b, info.name, info.name_len);
+	text(j, ", \"dtype\": \"");
+	text(j, tensor_dtype_name(info.dtype));
+	text(j, "\", \"shape\": [");
+	for (uint32_t d = 0; d < info.shape.ndim; d++) {
+		text(j, d ? ", " : "");
+		view_json_number(&j->b, info.shape.dim[d]);
+	}
+	text(j, "], \"bytes\": ");
+	view_json_number(&j->b, info.bytes);
+	text(j, "}");
+}
+
+static void put_blob(struct json *j, uint32_t number, const struct view_node *node)
+{
+	base_cleanup_buf struct base_buf path = BASE_BUF_INIT;
+	struct load_blob_info info;
+	load_step_blob_info(j->step, node->item, &info);
+	view_tree_path(j->t, number, &path);
+	text(j, "    {\"file\": ");
+	view_json_string(&j->b, (const char *)path.data, path.len);
+	if (path.error)
+		j->b.error = path.error;
+	text(j, ", \"name\": ");
+	string(j, info.name);
+	if (info.per_rank)
+		base_buf_printf(&j->b, ", \"rank\": %u", info.rank);
+	text(j, ", \"bytes\": ");
+	view_json_number(&j->b, info.bytes);
+	text(j, "}");
+}
+
+/* One line a file, in the order of the nodes. */
+static void put_nodes(struct json *j, enum view_kind kind)
+{
+	const char *before = "\n";
+	for (uint32_t i = 1; i < view_tree_count(j->t); i++) {
+		const struct view_node *node = view_tree_node(j->t, i);
+		if (node->kind != kind)
+			continue;
+		text(j, before);
+		before = ",\n";
+		if (kind == VIEW_BLOB)
+			put_blob(j, i, node);
+		else
+			put_tensor(j, node);
+		flush(j);
+	}
+}
+
+int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len)
+{
+	struct json j = {.t = t, .step = view_tree_step(t), .keep = ret_text != NULL};
+	put_head(&j);
+	text(&j, ",\n  \"components\": [");
+	for (uint32_t i = 0; i < load_step_component_count(j.step); i++)
+		put_component(&j, i);
+	text(&j, "\n  ],\n  \"tensors\": [");
+	put_nodes(&j, VIEW_TENSOR_NPY);
+	text(&j, "\n  ],\n  \"blobs\": [");
+	put_nodes(&j, VIEW_BLOB);
+	text(&j, "\n  ]\n}\n");
+	int r = j.b.error;
+	*ret_len = j.dropped + j.b.len;
+	if (r == 0 && ret_text)
+		*ret_text = j.b;
+	else
+		base_buf_release(&j.b);
+	return r;
+}

@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Building goes in two stages. First drafts: every file and directory in the order in which it is met, found again through a hash table over
+ * (parent, name), so that collisions are seen at once. The tree's own files come first, then the blobs' directories, then the blobs: so a blob
+ * never takes a path that the tree uses, and of two blobs of which one is a file where the other needs a directory the file gives way.
+ * Which blob gives way depends on the set of names alone, not on their order. Then numbering: breadth first, children sorted by their bytes.
+ *
+ * A blob that gives way is shown with its first character as %XX. No escape makes such a name (a `%` stands only for the characters that
+ * view_name_escape escapes), so it meets others only in made-up cases; then it is shown as a shortened name, which carries a hash of the whole.
+ *
+ * Names lie one after another in one allocation. Drafts hold offsets into it, since it moves while it grows; nodes hold pointers. */
+#include "core/view/tree.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "core/base/log.h"
+#include "core/view/view_internal.h"
+
+#define NO_ITEM UINT32_MAX
+
+struct view_tree {
+	struct load_step *step;
+	struct view_node *nodes;
+	char *names;
+	size_t names_bytes;
+	uint32_t n;
+	atomic_uint refs;
+};
+
+struct draft { uint64_t size; size_t name; uint32_t parent, item; uint8_t kind; };
+
+struct builder {
+	struct load_step *step;
+	struct base_buf names, drafts;
+	uint32_t n;
+	uint32_t *slots;                /* number of the draft + 1; 0: free */
+	uint64_t mask;
+};
+
+/* ---- drafts ---- */
+
+static struct draft *draft_at(const struct builder *b, uint32_t i)
+{
+	return (struct draft *)b->drafts.data + i;
+}
+
+static const char *draft_name(const struct builder *b, uint32_t i)
+{
+	return (const char *)b->names.data + draft_at(b, i)->name;
+}
+
+/* The slot of (parent, name): its own, or the free one where it belongs. */
+static uint32_t *slot_of(const struct builder *b, uint32_t parent, const char *name)
+{
+	for (uint64_t i = base_xxh64_of(parent, name, strlen(name));; i++) {
+		uint32_t *slot = &b->slots[i & b->mask];
+		if (*slot == 0 || (draft_at(b, *slot - 1)->parent == parent && strcmp(draft_name(b, *slot - 1), name) == 0))
+			return slot;
+	}
+}
+
+static int grow_slots(struct builder *b)
+{
+	uint64_t size = b->mask ? (b->mask + 1) * 2 : 256;
+	uint32_t *slots = calloc(size, sizeof *slots);
+	if (!slots)
+		return -ENOMEM;
+	free(b->slots);
+	b->slots = slots;
+	b->mask = size - 1;
+	for (uint32_t i = 1; i < b->n; i++) /* the root is in no directory */
+		*slot_of(b, draft_at(b, i)->parent, draft_name(b, i)) = i + 1;
+	return 0;
+}
+
+static int64_t draft_find(const struct builder *b, uint32_t parent, const char *name)
+{
+	uint32_t slot = *slot_of(b, parent, name);
+	return slot ? (int64_t)slot - 1 : -ENOENT;
+}
+
+/* Number of the new draft; -EEXIST. */
+static int64_t draft_add(struct builder *b, uint32_t parent, const char *name, enum view_kind kind, uint32_t item, uint64_t size)
+{
+	if (b->n == UINT32_MAX - 1)
+		return -BASE_ELIMIT;
+	if ((uint64_t)b->n * 2 >= b->mask && grow_slots(b) < 0)
+		return -ENOMEM;
+	uint32_t *slot = slot_of(b, parent, name);
+	if (b->n && *slot)
+		return -EEXIST;
+	struct draft d = {.size = size, .name = b->names.len, .parent = parent, .item = item, .kind = (uint8_t)kind};
+	base_buf_append(&b->names, name, strlen(name) + 1);
+	base_buf_append(&b->drafts, &d, sizeof d);
+	if (b->names.error || b->drafts.error)
+		return -ENOMEM;
+	if (b->n)
+		*slot = b->n + 1;
+	return b->n++;
+}
+
+/* The directory of that name, made if need be; -ENOTDIR: a file has its place. */
+static int64_t draft_directory(struct builder *b, uint32_t parent, const char *name)
+{
+	int64_t i = draft_find(b, parent, name);
+	if (i < 0)
+		return draft_add(b, parent, name, VIEW_DIRECTORY, NO_ITEM, 0);
+	return draft_at(b, (uint32_t)i)->kind == VIEW_DIRECTORY ? i : -ENOTDIR;
+}
+
+/* ---- the tree's own files ---- */
+
+static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, uint32_t end)
+{
+	for (uint32_t i = first; i < end; i++) {
+		struct load_tensor_info info;
+		char file[VIEW_FILE_NAME_BYTES];
+		load_step_tensor_info(b->step, i, &info);
+		view_name_escape(info.name, info.name_len, ".npy", file);
+		int64_t r = draft_add(b, directory, file, VIEW_TENSOR_NPY, i, VIEW_NPY_DATA_OFFSET + info.bytes);
+		if (r < 0)
+			return (int)r;
+	}
+	return 0;
+}
+
+static int add_component(struct builder *b, uint32_t component)
+{
+	uint32_t first, end;
+	char file[PROTO_COMPONENT_MAX + 16];
+	const char *name = load_step_component(b->step, component, &first, &end);
+	const struct proto_view_header *header = view_safetensors_stored(b->step, name);
+	int64_t directory = draft_add(b, 0, name, VIEW_DIRECTORY, component, 0);
+	if (directory < 0)
+		return (int)directory;
+	if (header) {
+		uint64_t size;
+		if (base_add_overflows(header->ref.raw_len, header->data_bytes, &size) || size > INT64_MAX)
+			return -BASE_EFORMAT;
+		snprintf(file, sizeof file, "%s.safetensors", name);
+		int64_t r = draft_add(b, 0, file, VIEW_SAFETENSORS, component, size);
+		if (r < 0)
+			return (int)r;
+	}
+	return add_tensors(b, (uint32_t)directory, first, end);
+}
+
+/* ---- blobs ---- */
+
+/* The next part of a blob's path. A slash parts only what is not empty, so "a//b", "/a" and "a/" keep theirs (as %2F). */
+static size_t part_len(const char *path, size_t len)
+{
+	for (size_t i = 1; i + 1 < len; i++)
+		if (path[i] == '/' && path[i + 1] != '/')
+			return i;
+	return len;
+}
+
+/* File name of the first part of a path that gives way: its first character as %XX. false: too long. */
+static bool renamed_part(const char *part, size_t len, char file[static VIEW_FILE_NAME_BYTES])
+{
+	base_cleanup_free char *rest = malloc(len + 1);
+	char hex[16] = "", escaped[VIEW_FILE_NAME_BYTES];
+	size_t n = 1;
+	if (!rest)
+		return false;
+	while (n < len && n < 4 && ((unsigned char)part[n] & 0xc0) == 0x80)
+		n++;
+	for (size_t i = 0; i < n; i++)
+		snprintf(hex + 3 * i, 4, "%%%02X", (unsigned char)part[i]);
+	rest[0] = 'x'; /* stands in for the first character, so that a dot behind it is not a leading one */
+	memcpy(rest + 1, part + n, len - n);
+	view_name_escape(rest, len - n + 1, "", escaped);
+	return (size_t)snprintf(file, VIEW_FILE_NAME_BYTES, "%s%.240s", hex, escaped + 1) == 3 * n + strlen(escaped + 1);
+}
+
+/* Walks a blob's path from `directory`, making directories. Returns the one that its file belongs in, and the file's name; -ENOTDIR: a file is in the way. */
+static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed, char file[static VIEW_FILE_NAME_BYTES])
+{
+	size_t left = strlen(path);
+	int64_t at = directory;
+	for (bool first = true;; first = false) {
+		size_t n = part_len(path, left);
+		if (first && renamed && !renamed_part(path, n, file))
+			return -ENOTDIR;
+		if (!first || !renamed)
+			view_name_escape(path, n, "", file);
+		if (n == left)
+			return at;
+		if ((at = draft_directory(b, (uint32_t)at, file)) < 0)
+			return at;
+		path += n + 1;
+		left -= n + 1;
+	}
+}
+
+/* `ranks` and `mesh` are the tree's, whether this step has them or not. */
+static bool reserved_path(const struct load_blob_info *blob)
+{
+	size_t n = part_len(blob->name, strlen(blob->name));
+	return !blob->per_rank && ((n == 5 && memcmp(blob->name, "ranks", n) == 0) || (n == 4 && memcmp(blob->name, "mesh", n) == 0));
+}
+
+static int64_t blob_base(struct builder *b, const struct load_blob_info *blob)
+{
+	char rank[16];
+	if (!blob->per_rank)
+		return 0;
+	int64_t ranks = draft_directory(b, 0, "ranks");
+	snprintf(rank, sizeof rank, "%05u", blob->rank);
+	return ranks < 0 ? ranks : draft_directory(b, (uint32_t)ranks, rank);
+}
+
+static int64_t place_blob(struct builder *b, uint32_t item, const struct load_blob_info *blob, bool renamed)
+{
+	char file[VIEW_FILE_NAME_BYTES];
+	int64_t base = blob_base(b, blob);
+	if (base < 0)
+		return base;
+	int64_t at = walk_path(b, (uint32_t)base, blob->name, renamed, file);
+	return at < 0 ? at : draft_add(b, (uint32_t)at, file, VIEW_BLOB, item, blob->bytes);
+}
+
+/* A blob that gives way; a directory made for it in vain stays, empty. */
+static int give_way(struct builder *b, uint32_t item)
+{
+	const struct load_step_info *info = load_step_info(b->step);
+	struct load_blob_info blob;
+	char file[VIEW_FILE_NAME_BYTES];
+	load_step_blob_info(b->step, item, &blob);
+	int64_t r = place_blob(b, item, &blob, true);
+	if (r == -ENOTDIR || r == -EEXIST) {
+		int64_t base = blob_base(b, &blob);
+		view_name_shorten(blob.name, strlen(blob.name), "", file);
+		r = base < 0 ? base : draft_add(b, (uint32_t)base, file, VIEW_BLOB, item, blob.bytes);
+	}
+	if (r < 0)
+		return (int)r;
+	base_warning("%s/%llu: the path of the blob '%s' is in use: its first part is shown escaped", info->run, (unsigned long long)info->step, blob.name);
+	return 0;
+}
+
+static int add_blobs(struct builder *b)
+{
+	uint32_t n = load_step_blob_count(b->step);
+	base_cleanup_free bool *away = calloc(n + 1, sizeof *away);
+	struct load_blob_info blob;
+	char file[VIEW_FILE_NAME_BYTES];
+	if (!away)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < n; i++) { /* directories first */
+		load_step_blob_info(b->step, i, &blob);
+		int64_t at = blob_base(b, &blob);
+		away[i] = reserved_path(&blob);
+		if (at >= 0 && !away[i])
+			at = walk_path(b, (uint32_t)at, blob.name, false, file);
+		if (at < 0 && at != -ENOTDIR)
+			return (int)at;
+		away[i] = away[i] || at < 0;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		if (away[i])
+			continue;
+		load_step_blob_info(b->step, i, &blob);
+		int64_t r = place_blob(b, i, &blob, false);
+		if (r < 0 && r != -EEXIST)
+			return (int)r;
+		away[i] = r < 0;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		int r = away[i] ? give_way(b, i) : 0;
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static int draft_all(struct builder *b)
+{
+	int64_t r = draft_add(b, 0, "", VIEW_DIRECTORY, NO_ITEM, 0);
+	for (uint32_t i = 0; r >= 0 && i < load_step_component_count(b->step); i++)
+		r = add_component(b, i);
+	if (r >= 0)
+		r = draft_add(b, 0, "manifest.json", VIEW_MANIFEST_JSON, NO_ITEM, 0);
+	return r < 0 ? (int)r : add_blobs(b);
+}
+
+/* ---- numbering ---- */
+
+static int by_draft_name(const void *pa, const void *pb, void *arg)
+{
+	const struct builder *b = arg;
+	return strcmp(draft_name(b, *(const uint32_t *)pa), draft_name(b, *(const uint32_t *)pb));
+}
+
+static void fill_node(const struct builder *b, struct view_tree *t, uint32_t node, uint32_t draft, uint32_t parent)
+{
+	const struct draft *d = draft_at(b, draft);
+	t->nodes[node] = (struct view_node){.name = t->names + d->name, .parent = parent, .item = d->item, .kind = d->kind, .size = d->size};
+}
+
+/* children: drafts grouped by parent; first[d] .. first[d + 1]: those of draft d. */
+static void group_children(const struct builder *b, uint32_t *first, uint32_t *children)
+{
+	for (uint32_t i = 1; i < b->n; i++)
+		first[draft_at(b, i)->parent + 2]++;
+	for (uint32_t i = 2; i <= b->n; i++)
+		first[i] += first[i - 1];
+	for (uint32_t i = 1; i < b->n; i++) /* moves each start one entry down, to where it belongs */
+		children[first[draft_at(b, i)->parent + 1]++] = i;
+}
+
+static int number_nodes(struct builder *b, struct view_tree *t)
+{
+	base_cleanup_free uint32_t *first = calloc((size_t)b->n + 2, sizeof *first);
+	base_cleanup_free uint32_t *children = malloc((size_t)b->n * sizeof *children + 1);
+	base_cleanup_free uint32_t *drafts = malloc((size_t)b->n * sizeof *drafts); /* draft of a node */
+	t->nodes = malloc((size_t)b->n * sizeof *t->nodes);
+	if (!first || !children || !drafts || !t->nodes)
+		return -ENOMEM;
+	group_children(b, first, children);
+	fill_node(b, t, 0, drafts[0] = 0, 0);
+	t->n = 1;
+	for (uint32_t node = 0; node < t->n; node++) {
+		uint32_t from = first[drafts[node]], n = first[drafts[node] + 1] - from;
+		qsort_r(children + from, n, sizeof *children, by_draft_name, b);
+		t->nodes[node].first_child = t->n;
+		t->nodes[node].nchildren = n;
+		for (uint32_t i = 0; i < n; i++, t->n++)
+			fill_node(b, t, t->n, drafts[t->n] = children[from + i], node);
+	}
+	return 0;
+}
+
+/* Everything but manifest.json's size, which is asked of the finished tree. */
+static int finish(struct builder *b, struct view_tree *t)
+{
+	int r = draft_all(b);
+	if (r < 0)
+		return r;
+	t->names_bytes = b->names.len;
+	char *names = realloc(b->names.data, b->names.len);
+	t->names = names ? names : (char *)b->names.data;
+	b->names.data = (uint8_t *)t->names; /* still read by the numbering */
+	r = number_nodes(b, t);
+	b->names = (struct base_buf)BASE_BUF_INIT;
+	if (r < 0)
+		return r;
+	int64_t json = view_tree_lookup(t, 0, "manifest.json");
+	return json < 0 ? (int)json : view_manifest_json(t, NULL, &t->nodes[json].size);
+}
+
+int view_tree_build(struct load_step *step, struct view_tree **ret_t, struct base_error *err)
+{
+	const struct load_step_info *info = load_step_info(step);
+	struct builder b = {.step = step};
+	struct view_tree *t = calloc(1, sizeof *t);
+	if (!t)
+		return base_error_set(err, -ENOMEM, "%s/%llu: out of memory", info->run, (unsigned long long)info->step);
+	t->refs = 1;
+	t->step = load_step_ref(step);
+	int r = finish(&b, t);
+	base_buf_release(&b.names);
+	base_buf_release(&b.drafts);
+	free(b.slots);
+	if (r < 0) {
+		view_tree_unref(t);
+		return base_error_set(err, r, "%s/%llu: its names cannot be shown as files: %s", info->run, (unsigned long long)info->step, base_error_name(r));
+	}
+	*ret_t = t;
+	return 0;
+}
+
+/* ---- reading ---- */
+
+struct view_tree *view_tree_ref(struct view_tree *t)
+{
+	atomic_fetch_add(&t->refs, 1);
+	return t;
+}
+
+void view_tree_unref(struct view_tree *t)
+{
+	if (!t || atomic_fetch_sub(&t->refs, 1) != 1)
+		return;
+	load_step_unref(t->step);
+	free(t->nodes);
+	free(t->names);
+	free(t);
+}
+
+struct load_step *view_tree_step(const struct view_tree *t)
+{
+	return t->step;
+}
+
+uint32_t view_tree_count(const struct view_tree *t)
+{
+	return t->n;
+}
+
+const struct view_node *view_tree_node(const struct view_tree *t, uint32_t node)
+{
+	return node < t->n ? &t->nodes[node] : NULL;
+}
+
+int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name)
+{
+	if (directory >= t->n)
+		return -ENOENT;
+	const struct view_node *d = &t->nodes[directory];
+	if (d->kind != VIEW_DIRECTORY)
+		return -ENOTDIR;
+	uint32_t low = d->first_child, high = low + d->nchildren;
+	while (low < high) {
+		uint32_t mid = low + (high - low) / 2;
+		int c = strcmp(t->nodes[mid].name, name);
+		if (c == 0)
+			return mid;
+		if (c < 0)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return -ENOENT;
+}
+
+/* A name of a directory, or of a tensor without its .npy. */
+static int64_t lookup_lenient(const struct view_tree *t, uint32_t directory, const char *name)
+{
+	char file[VIEW_FILE_NAME_BYTES + 4];
+	int64_t node = view_tree_lookup(t, directory, name);
+	if (node != -ENOENT || strlen(name) >= VIEW_FILE_NAME_BYTES)
+		return node;
+	snprintf(file, sizeof file, "%s.npy", name);
+	return view_tree_lookup(t, directory, file);
+}
+
+/* "model/<true name>": what no file name says when the name holds a slash or is long. */
+static int64_t walk_true_name(const struct view_tree *t, const char *path)
+{
+	char file[VIEW_FILE_NAME_BYTES];
+	size_t n = strcspn(path, "/");
+	if (n == 0 || n >= sizeof file || path[n] == 0 || path[n + 1] == 0)
+		return -ENOENT;
+	memcpy(file, path, n);
+	file[n] = 0;
+	int64_t directory = view_tree_lookup(t, 0, file);
+	if (directory < 0)
+		return directory;
+	view_name_escape(path + n + 1, strlen(path + n + 1), ".npy", file);
+	return view_tree_lookup(t, (uint32_t)directory, file);
+}
+
+int64_t view_tree_walk(const struct view_tree *t, const char *path)
+{
+	base_cleanup_free char *copy = strdup(path);
+	char *state = NULL;
+	int64_t node = 0;
+	if (!copy)
+		return -ENOMEM;
+	for (char *part = strtok_r(copy, "/", &state); part && node >= 0; part = strtok_r(NULL, "/", &state))
+		node = lookup_lenient(t, (uint32_t)node, part);
+	if (node >= 0)
+		return node;
+	int64_t other = walk_true_name(t, path + strspn(path, "/"));
+	return other >= 0 ? other : node;
+}
+
+size_t view_tree_memory(const struct view_tree *t)
+{
+	return sizeof *t + t->n * sizeof *t->nodes + t->names_bytes;
+}
+
+void view_tree_path(const struct view_tree *t, uint32_t node, struct base_buf *b)
+{
+	size_t len = 0, from = b->len;
+	for (uint32_t i = node; i; i = t->nodes[i].parent)
+		len += strlen(t->nodes[i].name) + (t->nodes[i].parent != 0);
+	char *path = base_buf_extend(b, len), *end = path ? (char *)b->data + from + len : NULL;
+	for (uint32_t i = node; i && path; i = t->nodes[i].parent) {
+		size_t n = strlen(t->nodes[i].name);
+		memcpy(end -= n, t->nodes[i].name, n);
+		if (t->nodes[i].parent)
+			*--end = '/';
+	}
+}
