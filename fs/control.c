@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The files of .vckpt: `stats` in the Prometheus text format, `version`, and `slow`, the latest reads that took long. Their text is made when one is opened. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/base/buf.h"
+#include "core/base/log.h"
+#include "fs/mount.h"
+
+static const char *const op_names[FS_OP_COUNT] = { "lookup", "getattr", "readlink", "opendir", "readdir", "readdirplus", "open", "read", "release", "statfs",
+	"getxattr", "listxattr" };
+
+static void metric(struct base_buf *b, const char *name, const char *type, const char *help, uint64_t value)
+{
+	base_buf_printf(b, "# HELP vckpt_%s %s\n# TYPE vckpt_%s %s\nvckpt_%s %llu\n", name, help, name, type, name, (unsigned long long)value);
+}
+
+static void quoted(struct base_buf *b, const char *text)
+{
+	for (; *text; text++)
+		if (*text == '\n')
+			base_buf_append(b, "\\n", 2);
+		else if (*text == '"' || *text == '\\')
+			base_buf_printf(b, "\\%c", *text);
+		else
+			base_buf_append(b, text, 1);
+}
+
+static void write_ops(struct base_buf *b, struct fs_stats *s)
+{
+	base_buf_append_text(b, "# HELP vckpt_requests_total Requests of the kernel, answered.\n# TYPE vckpt_requests_total counter\n");
+	for (unsigned i = 0; i < FS_OP_COUNT; i++)
+		base_buf_printf(b, "vckpt_requests_total{op=\"%s\"} %llu\n", op_names[i], (unsigned long long)s->requests[i]);
+	base_buf_append_text(b, "# HELP vckpt_request_errors_total Requests answered with an error (a missing name is one).\n# TYPE vckpt_request_errors_total counter\n");
+	for (unsigned i = 0; i < FS_OP_COUNT; i++)
+		base_buf_printf(b, "vckpt_request_errors_total{op=\"%s\"} %llu\n", op_names[i], (unsigned long long)s->errors[i]);
+	base_buf_append_text(b, "# HELP vckpt_request_seconds_total Time spent in handlers.\n# TYPE vckpt_request_seconds_total counter\n");
+	for (unsigned i = 0; i < FS_OP_COUNT; i++)
+		base_buf_printf(b, "vckpt_request_seconds_total{op=\"%s\"} %.6f\n", op_names[i], (double)s->ns[i] * 1e-9);
+}
+
+static void write_cache(struct base_buf *b, struct fs_mount *m)
+{
+	struct load_cache_stats c;
+
+	load_cache_stat(m->cache, &c);
+	metric(b, "cache_hits_total", "counter", "Pieces found decoded.", c.hits);
+	metric(b, "cache_misses_total", "counter", "Pieces read and decoded.", c.misses);
+	metric(b, "cache_waits_total", "counter", "Pieces that another reader was decoding.", c.waits);
+	metric(b, "cache_evictions_total", "counter", "Pieces dropped to make room.", c.evictions);
+	metric(b, "cache_bytes", "gauge", "Bytes of decoded pieces kept.", c.bytes);
+	metric(b, "cache_max_bytes", "gauge", "Their bound.", c.max_bytes);
+	metric(b, "decoded_bytes_total", "counter", "Bytes decoded and checked.", c.decoded_bytes);
+	metric(b, "stored_bytes_total", "counter", "Bytes read from packs for them.", c.stored_bytes);
+}
+
+static void write_steps(struct base_buf *b, struct fs_mount *m)
+{
+	struct fs_runs *r = m->runs;
+
+	pthread_mutex_lock(&r->lock);
+	uint64_t runs = r->nruns, slots = r->nslots - 1, open = r->steps_open, bytes = r->steps_bytes;
+	pthread_mutex_unlock(&r->lock);
+	metric(b, "runs", "gauge", "Runs of the store.", runs);
+	metric(b, "steps_seen", "gauge", "Commits that were looked up since the mount.", slots);
+	metric(b, "steps_open", "gauge", "Steps kept open.", open);
+	metric(b, "steps_open_bytes", "gauge", "Memory of the steps kept open, roughly.", bytes);
+	metric(b, "steps_opened_total", "counter", "Steps opened.", r->steps_opened);
+	metric(b, "steps_evicted_total", "counter", "Steps closed to make room.", r->steps_evicted);
+}
+
+static void write_memory(struct base_buf *b, const struct fs_mount *m)
+{
+	char text[128] = "";
+	unsigned long long size = 0, resident = 0;
+
+	if (m->statm_fd >= 0 && pread(m->statm_fd, text, sizeof text - 1, 0) > 0 && sscanf(text, "%llu %llu", &size, &resident) == 2)
+		metric(b, "resident_bytes", "gauge", "Resident memory of the daemon.", resident * (unsigned long long)sysconf(_SC_PAGESIZE));
+}
+
+static void write_features(struct base_buf *b, struct fs_mount *m)
+{
+	base_buf_append_text(b, "# HELP vckpt_feature What is on (1) or off (0), and why.\n# TYPE vckpt_feature gauge\n");
+	pthread_mutex_lock(&m->lock);
+	for (unsigned i = 0; i < m->nfeatures; i++) {
+		base_buf_printf(b, "vckpt_feature{name=\"%s\",why=\"", m->features[i].name);
+		quoted(b, m->features[i].why);
+		base_buf_printf(b, "\"} %d\n", m->features[i].on);
+	}
+	pthread_mutex_unlock(&m->lock);
+}
+
+static void write_stats(struct base_buf *b, struct fs_mount *m)
+{
+	struct fs_stats *s = &m->stats;
+
+	base_buf_append_text(b, "# HELP vckpt_info The mount.\n# TYPE vckpt_info gauge\nvckpt_info{version=\"" VCKPT_VERSION "\",mode=\"cached\",store=\"");
+	quoted(b, m->options->store);
+	base_buf_printf(b, "\",pid=\"%d\"} 1\n", (int)getpid());
+	base_buf_printf(b, "# HELP vckpt_start_time_seconds When it was mounted.\n# TYPE vckpt_start_time_seconds gauge\nvckpt_start_time_seconds %.3f\n",
+		(double)m->start_ns * 1e-9);
+	write_ops(b, s);
+	metric(b, "read_bytes_total", "counter", "Bytes handed to the kernel.", s->read_bytes);
+	metric(b, "damaged_reads_total", "counter", "Reads answered with an error.", s->damaged_reads);
+	metric(b, "slow_reads_total", "counter", "Reads that took longer than a quarter of a second (see the file slow).", s->slow_reads);
+	metric(b, "gathered_replies_total", "counter", "Reads of so many fragments that they were copied together.", s->gathered_replies);
+	write_cache(b, m);
+	write_steps(b, m);
+	metric(b, "refreshes_total", "counter", "Times the lists of runs were read on.", s->refreshes);
+	metric(b, "refresh_errors_total", "counter", "Times that failed.", s->refresh_errors);
+	metric(b, "new_entries_total", "counter", "Entries found so.", s->new_entries);
+	metric(b, "invalidations_total", "counter", "Names that the kernel was told to forget.", s->invalidations);
+	write_memory(b, m);
+	write_features(b, m);
+}
+
+static void write_slow(struct base_buf *b, struct fs_mount *m)
+{
+	pthread_mutex_lock(&m->lock);
+	uint64_t first = m->nslow > FS_SLOW_LINES ? m->nslow - FS_SLOW_LINES : 0;
+	for (uint64_t i = first; i < m->nslow; i++)
+		if (m->slow[i % FS_SLOW_LINES])
+			base_buf_append_text(b, m->slow[i % FS_SLOW_LINES]);
+	pthread_mutex_unlock(&m->lock);
+}
+
+static const char *const names[] = { "stats", "version", "slow" };
+
+unsigned fs_control_count(void) { return BASE_COUNT(names); }
+const char *fs_control_name(unsigned i) { return names[i]; }
+
+int fs_control_text(struct fs_mount *m, unsigned i, char **ret_text, size_t *ret_len)
+{
+	struct base_buf b = BASE_BUF_INIT;
+
+	if (i == 0)
+		write_stats(&b, m);
+	else if (i == 1)
+		base_buf_append_text(&b, "vckpt " VCKPT_VERSION "\n");
+	else
+		write_slow(&b, m);
+	*ret_len = b.len;
+	*ret_text = base_buf_steal_text(&b);
+	return *ret_text ? 0 : -ENOMEM;
+}
+
+void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, size_t len, int64_t ns)
+{
+	char *line, stamp[32] = "";
+	time_t now = time(NULL);
+	struct tm tm;
+
+	if (gmtime_r(&now, &tm))
+		strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
+	atomic_fetch_add(&m->stats.slow_reads, 1);
+	if (asprintf(&line, "%s %.3f s %zu bytes at %llu %s\n", stamp, (double)ns * 1e-9, len, (unsigned long long)offset, what) < 0)
+		return;
+	pthread_mutex_lock(&m->lock);
+	char **place = &m->slow[m->nslow++ % FS_SLOW_LINES];
+	free(*place);
+	*place = line;
+	pthread_mutex_unlock(&m->lock);
+}
+
+void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char *why, ...)
+{
+	va_list args;
+
+	pthread_mutex_lock(&m->lock);
+	unsigned i = 0;
+	while (i < m->nfeatures && strcmp(m->features[i].name, name) != 0)
+		i++;
+	if (i < BASE_COUNT(m->features)) {
+		struct fs_feature *f = &m->features[i];
+		m->nfeatures += i == m->nfeatures;
+		snprintf(f->name, sizeof f->name, "%s", name);
+		f->on = on;
+		va_start(args, why);
+		vsnprintf(f->why, sizeof f->why, why, args);
+		va_end(args);
+	}
+	pthread_mutex_unlock(&m->lock);
+}
+
+void fs_mount_log_once(struct fs_mount *m, const char *text)
+{
+	uint64_t hash = base_xxh64_of(0, text, strlen(text));
+	bool known = false;
+
+	pthread_mutex_lock(&m->lock);
+	for (unsigned i = 0; i < m->nlogged && !known; i++)
+		known = m->logged[i] == hash;
+	bool full = m->nlogged == BASE_COUNT(m->logged);
+	if (!known && !full)
+		m->logged[m->nlogged++] = hash;
+	bool last = !known && m->nlogged == BASE_COUNT(m->logged) && !full;
+	pthread_mutex_unlock(&m->lock);
+	if (known || full)
+		return;
+	base_warning("%s", text);
+	if (last)
+		base_warning("%u different errors were logged: later ones are only counted", m->nlogged);
+}

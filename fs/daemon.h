@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * daemon: the life of a mount, from the fork to the end. */
+#ifndef FS_DAEMON_H
+#define FS_DAEMON_H
+
+#include "fs/options.h"
+
+/* Mounts and serves. In the foreground: returns when it is over. Else: forks, and returns in the parent when the mount answers or has failed (it was told
+ * on standard error). Returns the exit status. */
+int fs_daemon_run(const struct fs_options *o);
+
+#endif

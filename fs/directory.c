@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reading directories. An entry's cookie is its number in the directory plus one: 0 `.`, 1 `..`, then the rest. Below a step nothing changes, so the kernel may
+ * keep what it read. Of the root and of runs a handle takes a copy when it is read from its start: an entry is never seen twice or missed
+ * because steps come and go between two calls; one that went meanwhile is left out. */
+#include <string.h>
+
+#include "fs/mount.h"
+
+struct entry { const char *name; struct fuse_entry_param e; char text[FS_STEP_NAME]; };
+
+static int snapshot_root(struct fs_mount *m, struct fs_handle *h)
+{
+	uint32_t n = fs_runs_count(m->runs);
+
+	free(h->runs);
+	h->runs = calloc(n + 1, sizeof *h->runs);
+	h->n = 0;
+	if (!h->runs)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < n; i++) {
+		struct fs_run *run = fs_runs_at(m->runs, i);
+		if (fs_run_ready(m->runs, run) < 0 || fs_run_steps(run))  /* one whose list cannot be read is shown: a look-up gives its error */
+			h->runs[h->n++] = run;
+	}
+	return 0;
+}
+
+/* Under h->lock. */
+static int snapshot(struct fs_mount *m, struct fs_handle *h)
+{
+	switch (h->node.kind) {
+	case FS_ROOT:
+		return snapshot_root(m, h);
+	case FS_RUN:
+		free(h->steps);
+		h->n = 0;
+		return fs_run_snapshot(h->node.run, &h->steps, &h->n);
+	default:
+		return 0;
+	}
+}
+
+void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_OPENDIR);
+	struct fs_handle *h = NULL;
+	struct fs_node n;
+
+	int r = fs_node_decode(q.m, id, &n);
+	if (!r && !(h = fs_handle_new(&n)))
+		r = -ENOMEM;
+	if (!r && n.kind == FS_STEP) {
+		r = fs_step_get(q.m->runs, n.slot, &h->step);
+		if (r && r != -ESTALE && r != -ENOMEM && r != -EOPNOTSUPP)
+			r = -EIO;
+		const struct view_node *v = r ? NULL : view_tree_node(h->step->tree, n.file);
+		if (!r && (!v || v->kind != VIEW_DIRECTORY))
+			r = -ENOTDIR;
+		fi->cache_readdir = fi->keep_cache = 1;
+	} else if (!r) {
+		r = snapshot(q.m, h);
+	}
+	fi->fh = (uintptr_t)h;
+	if (r)
+		fs_request_error(&q, req, r);
+	else if (fuse_reply_open(req, fi) == 0)
+		h = NULL;
+	if (!r)
+		fs_request_end(&q, 0);
+	fs_handle_free(q.m, h);
+}
+
+void fs_op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_RELEASE);
+	(void)id;
+
+	fs_handle_free(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
+	fuse_reply_err(req, 0);
+	fs_request_end(&q, 0);
+}
+
+/* `.` and `..`: only their st_ino counts. */
+static void entry_dot(struct fs_mount *m, struct fs_handle *h, bool up, struct entry *d)
+{
+	struct fs_node n = h->node;
+	bool decoded = true;
+
+	d->name = up ? ".." : ".";
+	if (up && n.kind == FS_STEP && n.file) {
+		const struct view_node *v = view_tree_node(h->step->tree, n.file);
+		decoded = v;
+		n.file = v ? v->parent : 0;
+	} else if (up) {
+		n.kind = n.kind == FS_STEP ? FS_RUN : FS_ROOT;
+	}
+	if (!decoded || fs_node_entry(m, &n, h->step, &d->e))
+		d->e = (struct fuse_entry_param){ .attr = { .st_ino = FUSE_ROOT_ID, .st_mode = S_IFDIR } };
+	d->e.ino = 0;
+}
+
+/* Entry i of the rest. 1: there; 0: past the end; -EAGAIN: gone meanwhile; -EIO: cannot be shown with attributes (name and type are set). */
+static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_t ino, struct entry *d)
+{
+	struct fs_node n = h->node;
+	const struct view_node *v;
+
+	switch (n.kind) {
+	case FS_ROOT:
+		if (i > h->n)
+			return 0;
+		n.kind = i ? FS_RUN : FS_CONTROL;
+		n.run = i ? h->runs[i - 1] : NULL;
+		d->name = i ? n.run->name : ".vckpt";
+		break;
+	case FS_CONTROL:
+		if (i >= fs_control_count())
+			return 0;
+		n.kind = FS_CONTROL_FILE;
+		n.control = (unsigned)i;
+		d->name = fs_control_name(n.control);
+		break;
+	case FS_RUN:
+		if (i > h->n)
+			return 0;
+		n.kind = i ? FS_STEP : FS_LATEST;
+		d->name = i ? d->text : "latest";
+		if (!i)
+			break;
+		fs_step_name(h->steps[i - 1].step, d->text);
+		if (fs_run_slot(m->runs, n.run, h->steps[i - 1].step, &n.slot))
+			return -EAGAIN;
+		break;
+	default:
+		v = view_tree_node(h->step->tree, n.file);
+		if (!v || i >= v->nchildren)
+			return 0;
+		n.file = v->first_child + (uint32_t)i;
+		v = view_tree_node(h->step->tree, n.file);
+		if (!v)
+			return 0;
+		d->name = v->name;
+		fs_tree_entry(m, n.slot, n.file, v, fs_tree_ino(ino, v->name), &d->e);
+		return 1;
+	}
+	if (fs_node_entry(m, &n, NULL, &d->e))
+		return -EAGAIN;
+	if (n.kind == FS_RUN && n.run->failed)
+		d->e.ino = 0;  /* the kernel looks it up by itself and gets the error */
+	return 1;
+}
+
+static size_t add(fuse_req_t req, char *buf, size_t room, const struct entry *d, bool plus, uint64_t cookie)
+{
+	if (plus)
+		return fuse_add_direntry_plus(req, buf, room, d->name, &d->e, (off_t)cookie);
+	return fuse_add_direntry(req, buf, room, d->name, &d->e.attr, (off_t)cookie);
+}
+
+static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h, char *buf, size_t size, uint64_t offset, bool plus, size_t *ret_len)
+{
+	uint64_t ino = h->node.kind == FS_STEP ? fs_node_ino(h->node.slot, h->step->tree, h->node.file) : 0;
+	struct entry d;
+	int r = 1;
+
+	*ret_len = 0;
+	for (uint64_t i = offset; r; i++) {
+		if (i < 2)
+			entry_dot(m, h, i == 1, &d);
+		else
+			r = entry_at(m, h, i - 2, ino, &d);
+		if (r == -EAGAIN)
+			continue;
+		if (r <= 0)
+			return r;
+		size_t used = add(req, buf + *ret_len, size - *ret_len, &d, plus, i + 1);
+		if (used > size - *ret_len)
+			return 0;
+		*ret_len += used;
+	}
+	return 0;
+}
+
+static void read_directory(fuse_req_t req, enum fs_op op, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	struct fs_request q = fs_request_begin(req, op);
+	struct fs_handle *h = (struct fs_handle *)(uintptr_t)fi->fh;
+	size_t len = 0;
+
+	base_cleanup_free char *buf = size <= 16 << 20 ? malloc(size + 1) : NULL;
+	int r = buf ? 0 : -ENOMEM;
+	if (offset < 0)
+		r = -EINVAL;
+	pthread_mutex_lock(&h->lock);
+	if (!r && offset == 0)  /* opened just now, or rewound */
+		r = snapshot(q.m, h);
+	if (!r)
+		r = read_entries(req, q.m, h, buf, size, (uint64_t)offset, op == FS_OP_READDIRPLUS, &len);
+	pthread_mutex_unlock(&h->lock);
+	if (r) {
+		fs_request_error(&q, req, r);
+		return;
+	}
+	fuse_reply_buf(req, buf, len);
+	fs_request_end(&q, 0);
+}
+
+void fs_op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	(void)id;
+	read_directory(req, FS_OP_READDIR, size, offset, fi);
+}
+
+void fs_op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	(void)id;
+	read_directory(req, FS_OP_READDIRPLUS, size, offset, fi);
+}

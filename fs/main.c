@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mount.vckpt STORE DIR: shows every committed step of a store as files (docs/man/mount.vckpt.8). */
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/log.h"
+#include "core/store/store.h"
+#include "fs/daemon.h"
+#include "fs/mountpoint.h"
+#include "fs/options.h"
+
+static int enter_namespace(const char *which, struct base_error *err)
+{
+	char path[64];
+
+	if (which[0] != '\0' && which[strspn(which, "0123456789")] == '\0' && strlen(which) < 20) {
+		snprintf(path, sizeof path, "/proc/%s/ns/mnt", which);
+		which = path;
+	}
+	base_cleanup_close int fd = open(which, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || setns(fd, CLONE_NEWNS))
+		return base_error_set(err, -errno, "the mount namespace %s cannot be entered: %s", which, strerror(errno));
+	return 0;
+}
+
+static int check_store(const char *path, struct base_error *err)
+{
+	struct store *store = NULL;
+
+	int r = store_open(path, STORE_OPEN_READ_ONLY, &store, err);
+	store_close(store);
+	return r;
+}
+
+int main(int argc, char **argv)
+{
+	struct fs_options o;
+	struct base_error err = {0};
+	int status = 0;
+
+	base_log_set_program("mount.vckpt");
+	int r = fs_options_parse(&o, argc, argv, &err);
+	if (r)
+		status = FS_EXIT_USAGE;
+	else if (o.help)
+		fs_options_help();
+	else if (o.version)
+		puts("mount.vckpt " VCKPT_VERSION);
+	if (!r && !o.help && !o.version) {
+		if (o.namespace)
+			r = enter_namespace(o.namespace, &err);
+		if (!r)
+			r = fs_mountpoint_check(&o, &err);
+		if (!r && o.fake)
+			r = check_store(o.store, &err);
+		status = r ? FS_EXIT_MOUNT : 0;
+		if (!r && o.fake && o.verbose)
+			printf("mount.vckpt: %s could be mounted on %s (-f after the directories: nothing is)\n", o.store, o.mountpoint);
+		if (!r && !o.fake)
+			status = fs_daemon_run(&o);
+	}
+	if (r)
+		base_error_log("%s", err.text[0] ? err.text : base_error_name(r));
+	fs_options_release(&o);
+	return status;
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A mount's parts: the store opened for reading, the cache, the runs, and whose files it shows. */
+#include "fs/mount.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+int64_t fs_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* The store's owner and mode without write bits, unless options say otherwise. */
+static void show_owner(struct fs_mount *m)
+{
+	const struct fs_options *o = m->options;
+	struct store_storage *storage = m->store->storage;
+	struct store_storage_owner owner = { .uid = geteuid(), .gid = getegid(), .mode = 0755 };
+
+	if (storage->ops->owner && storage->ops->owner(storage, &owner))
+		owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(), .mode = 0700 };
+	mode_t mode = o->have_umask ? 0777 & ~o->umask : owner.mode;
+	m->uid = o->have_uid ? o->uid : owner.uid;
+	m->gid = o->have_gid ? o->gid : owner.gid;
+	m->directory_mode = mode & 0555;
+	m->file_mode = mode & 0444;
+}
+
+int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err)
+{
+	struct timespec now;
+	uint32_t generation;
+
+	base_random(&generation, sizeof generation);
+	clock_gettime(CLOCK_REALTIME, &now);
+	*m = (struct fs_mount){ .options = options, .generation = generation >> 1 | 1, .refresh_s = options->refresh_ms / 1000.0,
+		.start_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec, .statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
+	pthread_mutex_init(&m->lock, NULL);
+	if (pthread_key_create(&m->scratch, free))
+		return base_error_set(err, -ENOMEM, "out of memory");
+	int r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
+	if (r)
+		return r;
+	show_owner(m);
+	m->cache = load_cache_new(options->cache_bytes);
+	if (!m->cache)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	fs_mount_feature(m, "passthrough", false, "not built yet: files are served from a cache of decoded pieces");
+	fs_mount_feature(m, "xattr", !options->noxattr, "%s", options->noxattr ? "left out, as asked" : "user.vckpt.*");
+	fs_mount_feature(m, "allow_other", options->allow_other, "%s", options->allow_other ? "set" : "not asked for");
+	return fs_runs_open(m->store, options->steps_bytes, &m->runs, err);
+}
+
+void fs_mount_release(struct fs_mount *m)
+{
+	fs_runs_close(m->runs);
+	load_cache_free(m->cache);
+	store_close(m->store);
+	if (m->statm_fd >= 0)
+		close(m->statm_fd);
+	for (unsigned i = 0; i < FS_SLOW_LINES; i++)
+		free(m->slow[i]);
+	pthread_mutex_destroy(&m->lock);
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mount: everything that one mounted store consists of, and what its request handlers share. Made by fs_daemon, read-only afterwards but for
+ * what says otherwise. Handlers run on libfuse's threads, many at a time; none of them waits for another request or notifies the kernel. */
+#ifndef FS_MOUNT_H
+#define FS_MOUNT_H
+
+#ifndef FUSE_USE_VERSION
+#define FUSE_USE_VERSION 314
+#endif
+#include <fuse_lowlevel.h>
+
+#include "fs/options.h"
+#include "fs/runs.h"
+
+#define FS_FOREVER 1e9                          /* seconds: below a step's directory nothing ever changes */
+#define FS_SLOW_NS INT64_C(250000000)           /* a read that took longer is noted */
+#define FS_SLOW_LINES 256u
+
+enum fs_op { FS_OP_LOOKUP, FS_OP_GETATTR, FS_OP_READLINK, FS_OP_OPENDIR, FS_OP_READDIR, FS_OP_READDIRPLUS, FS_OP_OPEN, FS_OP_READ, FS_OP_RELEASE,
+	FS_OP_STATFS, FS_OP_GETXATTR, FS_OP_LISTXATTR, FS_OP_COUNT };
+
+struct fs_stats {                               /* relaxed counters */
+	_Atomic uint64_t requests[FS_OP_COUNT], errors[FS_OP_COUNT], ns[FS_OP_COUNT];
+	_Atomic uint64_t read_bytes, slow_reads, damaged_reads, refreshes, refresh_errors, new_entries, invalidations, gathered_replies;
+};
+
+struct fs_feature { char name[32]; bool on; char why[200]; }; /* why it is off, or its value */
+
+struct fs_mount {
+	const struct fs_options *options;
+	struct store *store;
+	struct fs_runs *runs;
+	struct load_cache *cache;
+	struct fuse_session *session;
+	struct fuse_conn_info connection;       /* as the kernel offered it */
+	uid_t uid; gid_t gid; mode_t file_mode, directory_mode;
+	int64_t start_ns;
+	uint64_t generation;                    /* of node ids: differs from mount to mount, so that a file handle of another is never taken for ours */
+	double refresh_s;
+	int statm_fd;                           /* /proc/self/statm, opened before the sandbox closes */
+	pthread_key_t scratch;
+
+	struct fs_stats stats;
+	pthread_mutex_t lock;                   /* protects what follows */
+	struct fs_feature features[24]; unsigned nfeatures;
+	uint64_t logged[1024]; unsigned nlogged; /* hashes of errors told before */
+	char *slow[FS_SLOW_LINES]; uint64_t nslow;
+};
+
+int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err); /* opens the store */
+void fs_mount_release(struct fs_mount *m);
+/* Says in .vckpt/stats that a feature is on (why: its value) or off (why: the reason). */
+void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char *why, ...) __attribute__((format(printf, 4, 5)));
+/* Logs the sentence unless it was logged before. */
+void fs_mount_log_once(struct fs_mount *m, const char *text);
+void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, size_t len, int64_t ns);
+int64_t fs_now_ns(void); /* monotonic */
+
+/* ---- nodes (node.c) ---- */
+enum fs_kind { FS_ROOT, FS_CONTROL, FS_CONTROL_FILE, FS_RUN, FS_LATEST, FS_STEP };
+struct fs_node {
+	enum fs_kind kind;
+	unsigned control;               /* CONTROL_FILE: its number */
+	struct fs_run *run;             /* RUN, LATEST, STEP */
+	struct fs_slot *slot;           /* STEP */
+	uint32_t file;                  /* STEP: number in the tree; 0: the step's directory */
+};
+int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n); /* -ESTALE */
+/* Attributes of any node. step: the opened step, needed for STEP nodes but its directory. */
+int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
+uint64_t fs_node_ino(struct fs_slot *slot, struct view_tree *tree, uint32_t file);
+/* As fs_node_entry for a file of a tree whose directory's st_ino is known. */
+void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino, struct fuse_entry_param *ret_e);
+static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name) { return base_xxh64_of(directory_ino, name, strlen(name)) | 2; }
+
+/* ---- handles: what fi->fh points to ---- */
+struct fs_handle {
+	struct fs_node node;
+	struct fs_step *step;           /* a reference */
+	struct view_file *file;
+	char *text; size_t text_len;    /* control files: their content when opened */
+	struct fs_run_step *steps; struct fs_run **runs; size_t n; /* directories: what was visible when it was last read from its start */
+	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
+};
+struct fs_handle *fs_handle_new(const struct fs_node *n);
+void fs_handle_free(struct fs_mount *m, struct fs_handle *h);
+
+/* ---- control files ---- */
+unsigned fs_control_count(void);
+const char *fs_control_name(unsigned i);
+int fs_control_text(struct fs_mount *m, unsigned i, char **ret_text, size_t *ret_len);
+
+/* ---- handlers (ops.c, directory.c, xattr.c) ---- */
+extern const struct fuse_lowlevel_ops fs_ops;
+struct fs_request { struct fs_mount *m; enum fs_op op; int64_t start_ns; };
+struct fs_request fs_request_begin(fuse_req_t req, enum fs_op op);
+void fs_request_end(const struct fs_request *q, int error);                  /* counts */
+void fs_request_error(const struct fs_request *q, fuse_req_t req, int error); /* negative errno; replies and counts */
+int fs_errno(int error);                                                    /* of the project's meanings: what a program sees, positive */
+void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
+void fs_op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);
+void fs_op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);
+void fs_op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
+void fs_op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size);
+void fs_op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size);
+
+#endif

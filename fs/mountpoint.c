@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Two directories overlap when one is the other or lies in it. Three looks, since each is blind somewhere: the names (after links are resolved); device and
+ * inode of every parent, which finds a bind mount of the store or of a directory above it; and the place in the filesystem that mountinfo tells (device,
+ * root of the mount, rest of the name), which finds a bind mount of a directory inside the store. A mount over its own store would wait for itself. */
+#include "fs/mountpoint.h"
+
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/log.h"
+
+extern char **environ;
+
+struct mount_line { char device[32], root[PATH_MAX], point[PATH_MAX], type[64], source[PATH_MAX]; };
+
+static void unescape_octal(char *s)
+{
+	char *d = s;
+
+	for (; *s; s++)
+		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' && s[3] >= '0' && s[3] <= '7') {
+			*d++ = (char)((s[1] - '0') << 6 | (s[2] - '0') << 3 | (s[3] - '0'));
+			s += 3;
+		} else {
+			*d++ = *s;
+		}
+	*d = '\0';
+}
+
+/* "ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAGS] - TYPE SOURCE SUPER" */
+static bool mount_line_parse(const char *line, struct mount_line *m)
+{
+	const char *dash = strstr(line, " - ");
+
+	if (!dash || sscanf(line, "%*s %*s %31s %4095s %4095s", m->device, m->root, m->point) != 3 || sscanf(dash + 3, "%63s %4095s", m->type, m->source) != 2)
+		return false;
+	unescape_octal(m->root);
+	unescape_octal(m->point);
+	unescape_octal(m->source);
+	return true;
+}
+
+static bool path_contains(const char *outer, const char *inner)
+{
+	size_t n = strlen(outer);
+
+	while (n > 1 && outer[n - 1] == '/')
+		n--;
+	if (n == 1 && outer[0] == '/')
+		return true;
+	return strncmp(outer, inner, n) == 0 && (inner[n] == '\0' || inner[n] == '/');
+}
+
+/* The mount that `path` lies in (deepest and newest), or exactly on: autofs is passed over then. Returns 1 found, 0 none. */
+static int mount_find(const char *path, bool exact, struct mount_line *ret_m, struct base_error *err)
+{
+	base_cleanup_free char *line = NULL;
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	size_t size = 0, best = 0;
+	int found = 0;
+
+	FILE *f = fopen("/proc/self/mountinfo", "re");
+	if (!f || !m) {
+		if (f)
+			fclose(f);
+		return base_error_set(err, -errno, "/proc/self/mountinfo: %s", strerror(errno));
+	}
+	while (getline(&line, &size, f) > 0) {
+		if (!mount_line_parse(line, m))
+			continue;
+		if (exact ? strcmp(m->point, path) != 0 : !path_contains(m->point, path) || strlen(m->point) < best)
+			continue;
+		found = !(exact && strcmp(m->type, "autofs") == 0);
+		best = strlen(m->point);
+		*ret_m = *m;
+	}
+	fclose(f);
+	return found;
+}
+
+static int run_fusermount(const char *path)
+{
+	char *argv[] = { "fusermount3", "-u", "-z", "-q", "--", (char *)path, NULL };
+	pid_t pid;
+	int status;
+
+	int r = posix_spawnp(&pid, argv[0], NULL, NULL, argv, environ);
+	if (r)
+		return -r;
+	while (waitpid(pid, &status, 0) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EPERM;
+}
+
+int fs_mountpoint_detach(const char *path, struct base_error *err)
+{
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+
+	for (int i = 0; m && i < 16; i++) {  /* several may lie on top of each other */
+		struct stat st;
+		if (stat(path, &st) == 0 || errno != ENOTCONN)
+			return 0;
+		int r = mount_find(path, true, m, err);
+		if (r < 0)
+			return r;
+		if (!r || strcmp(m->type, "fuse.vckpt") != 0)
+			return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's (%s); unmount it first", path, r ? m->type : "?");
+		r = geteuid() == 0 ? (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0) : run_fusermount(path);
+		if (r)
+			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be detached: %s", path, strerror(-r));
+		base_info("%s: detached what a dead daemon left behind (store %s)", path, m->source);
+	}
+	return m ? base_error_set(err, -EBUSY, "%s: more dead mounts than are plausible", path) : -ENOMEM;
+}
+
+/* Absolute, without links. A dead mount fails in its last part only: that is taken as it is. */
+static int resolve(char **path, const char *what, struct base_error *err)
+{
+	char *full = realpath(*path, NULL);
+
+	if (!full && errno == ENOTCONN) {
+		base_cleanup_free char *one = strdup(*path), *two = strdup(*path);
+		base_cleanup_free char *parent = one ? realpath(dirname(one), NULL) : NULL;
+		if (parent && two && asprintf(&full, "%s/%s", strcmp(parent, "/") ? parent : "", basename(two)) < 0)
+			full = NULL;
+	}
+	if (!full)
+		return base_error_set(err, -errno, "%s %s: %s", what, *path, strerror(errno));
+	free(*path);
+	*path = full;
+	return 0;
+}
+
+static int check_directory(const char *path, const char *what, struct stat *ret_st, struct base_error *err)
+{
+	if (stat(path, ret_st))
+		return base_error_set(err, -errno, "%s %s: %s", what, path, strerror(errno));
+	if (!S_ISDIR(ret_st->st_mode))
+		return base_error_set(err, -ENOTDIR, "%s %s: not a directory", what, path);
+	return 0;
+}
+
+/* Is `inner`, or a directory above it, the directory `outer`? (No O_DIRECTORY: it would trigger an automount that waits for this very program.) */
+static bool above(const char *inner, const struct stat *outer)
+{
+	base_cleanup_close int fd = open(inner, O_PATH | O_CLOEXEC);
+	struct stat st, last = {0};
+
+	while (fd >= 0 && fstat(fd, &st) == 0) {
+		if (st.st_dev == outer->st_dev && st.st_ino == outer->st_ino)
+			return true;
+		if (st.st_dev == last.st_dev && st.st_ino == last.st_ino)
+			return false;
+		last = st;
+		int up = openat(fd, "..", O_PATH | O_CLOEXEC);
+		close(fd);
+		fd = up;
+	}
+	return false;
+}
+
+/* The place of `path` in its filesystem: "MAJ:MIN" and the name below that filesystem's root. */
+static int filesystem_place(const char *path, char device[static 32], char *place, size_t len, struct base_error *err)
+{
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+
+	int r = m ? mount_find(path, false, m, err) : -ENOMEM;
+	if (r <= 0)
+		return r < 0 ? r : -ENOENT;
+	const char *rest = path + (strcmp(m->point, "/") ? strlen(m->point) : 0);
+	const char *root = strcmp(m->root, "/") ? m->root : "";
+	snprintf(device, 32, "%s", m->device);
+	return snprintf(place, len, "%s%s", root, rest) < (int)len ? 0 : -ENAMETOOLONG;
+}
+
+static int check_overlap(const struct fs_options *o, const struct stat *store, const struct stat *point, struct base_error *err)
+{
+	char store_device[32], point_device[32], store_place[2 * PATH_MAX], point_place[2 * PATH_MAX];
+	const char *s = o->store, *m = o->mountpoint;
+
+	bool in = path_contains(s, m) || above(m, store), out = path_contains(m, s) || above(s, point);
+	if (!in && !out && filesystem_place(s, store_device, store_place, sizeof store_place, err) == 0 &&
+			filesystem_place(m, point_device, point_place, sizeof point_place, err) == 0 && strcmp(store_device, point_device) == 0) {
+		in = path_contains(store_place, point_place);
+		out = path_contains(point_place, store_place);
+	}
+	if (in)
+		return base_error_set(err, -EINVAL, "the mount point %s lies inside the store %s", m, s);
+	if (out)
+		return base_error_set(err, -EINVAL, "the store %s lies inside the mount point %s", s, m);
+	return 0;
+}
+
+int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
+{
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	struct stat store, point;
+
+	if (!m)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	int r = resolve(&o->store, "store", err);
+	if (!r)
+		r = check_directory(o->store, "store", &store, err);
+	if (!r)
+		r = resolve(&o->mountpoint, "mount point", err);
+	if (!r)
+		r = fs_mountpoint_detach(o->mountpoint, err);
+	if (!r)
+		r = mount_find(o->mountpoint, true, m, err);
+	if (r < 0)
+		return r;
+	if (r > 0 && strcmp(m->type, "fuse.vckpt") == 0)
+		return base_error_set(err, -EBUSY, "%s: the store %s is mounted there already", o->mountpoint, m->source);
+	if (r > 0)
+		return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already", o->mountpoint, m->source, m->type);
+	r = check_directory(o->mountpoint, "mount point", &point, err);
+	return r ? r : check_overlap(o, &store, &point, err);
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Nodes: numbers to things and things to attributes. Node ids carry all that is needed (no table of inodes: forget is free); st_ino is a hash of run, commit
+ * entry and path, the same after every remount. */
+#include <string.h>
+
+#include "fs/mount.h"
+
+int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n)
+{
+	uint32_t low = (uint32_t)id;
+
+	*ret_n = (struct fs_node){0};
+	if (id >> 32) {
+		ret_n->kind = FS_STEP;
+		ret_n->slot = fs_runs_slot(m->runs, (uint32_t)(id >> 32));
+		ret_n->file = low;
+		if (!ret_n->slot)
+			return -ESTALE;
+		ret_n->run = ret_n->slot->run;
+		return 0;
+	}
+	if (low == FS_NODE_ROOT) {
+		ret_n->kind = FS_ROOT;
+	} else if (low == FS_NODE_CONTROL) {
+		ret_n->kind = FS_CONTROL;
+	} else if (low > FS_NODE_CONTROL && low - FS_NODE_CONTROL <= fs_control_count()) {
+		ret_n->kind = FS_CONTROL_FILE;
+		ret_n->control = low - (uint32_t)FS_NODE_CONTROL - 1;
+	} else {
+		ret_n->kind = low & FS_NODE_RUN ? FS_RUN : FS_LATEST;
+		ret_n->run = low & (FS_NODE_RUN | FS_NODE_LATEST) ? fs_runs_at(m->runs, low & FS_RUNS_MAX) : NULL;
+		if (!ret_n->run)
+			return -ESTALE;
+	}
+	return 0;
+}
+
+static fuse_ino_t node_id(const struct fs_node *n)
+{
+	switch (n->kind) {
+	case FS_ROOT: return FS_NODE_ROOT;
+	case FS_CONTROL: return FS_NODE_CONTROL;
+	case FS_CONTROL_FILE: return FS_NODE_CONTROL + 1 + n->control;
+	case FS_RUN: return FS_NODE_RUN + n->run->number;
+	case FS_LATEST: return FS_NODE_LATEST + n->run->number;
+	case FS_STEP: break;
+	}
+	return (fuse_ino_t)n->slot->number << 32 | n->file;
+}
+
+static void fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t mode, uint64_t size, int64_t time_ns)
+{
+	struct timespec t = { .tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000 };
+
+	if (t.tv_nsec < 0) {
+		t.tv_sec--;
+		t.tv_nsec += 1000000000;
+	}
+	*st = (struct stat){ .st_ino = ino, .st_mode = mode, .st_nlink = S_ISDIR(mode) ? 2 : 1, .st_uid = m->uid, .st_gid = m->gid, .st_size = (off_t)size,
+		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_blksize = 1 << 20, .st_atim = t, .st_mtim = t, .st_ctim = t };
+}
+
+uint64_t fs_node_ino(struct fs_slot *slot, struct view_tree *tree, uint32_t file)
+{
+	const struct view_node *v = file ? view_tree_node(tree, file) : NULL;
+
+	return v ? fs_tree_ino(fs_node_ino(slot, tree, v->parent), v->name) : slot->ino;
+}
+
+void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino, struct fuse_entry_param *ret_e)
+{
+	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)slot->number << 32 | file, .generation = m->generation, .attr_timeout = FS_FOREVER,
+		.entry_timeout = FS_FOREVER };
+	mode_t mode = v->kind == VIEW_DIRECTORY ? S_IFDIR | m->directory_mode : S_IFREG | m->file_mode;
+	fill(m, &ret_e->attr, ino, mode, v->size, slot->time_ns);
+}
+
+int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e)
+{
+	struct fuse_entry_param e = { .ino = node_id(n), .generation = m->generation, .attr_timeout = m->refresh_s, .entry_timeout = m->refresh_s };
+	uint64_t latest = 0;
+	int64_t time_ns = m->start_ns;
+	char name[FS_STEP_NAME];
+
+	switch (n->kind) {
+	case FS_ROOT:
+	case FS_CONTROL:
+		fill(m, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL, S_IFDIR | m->directory_mode, 0, time_ns);
+		break;
+	case FS_CONTROL_FILE:
+		fill(m, &e.attr, e.ino, S_IFREG | m->file_mode, 0, time_ns);
+		break;
+	case FS_RUN:
+		fs_run_latest(n->run, &latest, &time_ns);
+		fill(m, &e.attr, n->run->ino, S_IFDIR | m->directory_mode, 0, time_ns);
+		break;
+	case FS_LATEST:
+		if (!fs_run_latest(n->run, &latest, &time_ns))
+			return -ENOENT;
+		fs_step_name(latest, name);
+		e.entry_timeout = e.attr_timeout = 0;
+		fill(m, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK | 0777, strlen(name), time_ns);
+		break;
+	case FS_STEP:
+		if (n->file) {
+			const struct view_node *v = step ? view_tree_node(step->tree, n->file) : NULL;
+			if (!v)
+				return -ESTALE;
+			fs_tree_entry(m, n->slot, n->file, v, fs_node_ino(n->slot, step->tree, n->file), ret_e);
+			return 0;
+		}
+		e.attr_timeout = FS_FOREVER;
+		fill(m, &e.attr, n->slot->ino, S_IFDIR | m->directory_mode, 0, n->slot->time_ns);
+		break;
+	}
+	*ret_e = e;
+	return 0;
+}
+
+struct fs_handle *fs_handle_new(const struct fs_node *n)
+{
+	struct fs_handle *h = calloc(1, sizeof *h);
+
+	if (h) {
+		h->node = *n;
+		pthread_mutex_init(&h->lock, NULL);
+	}
+	return h;
+}
+
+void fs_handle_free(struct fs_mount *m, struct fs_handle *h)
+{
+	if (!h)
+		return;
+	if (h->file)
+		view_file_close(h->file);
+	fs_step_put(m->runs, h->step);
+	free(h->text);
+	free(h->steps);
+	free(h->runs);
+	pthread_mutex_destroy(&h->lock);
+	free(h);
+}

@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Handlers of requests on names and files. A handler turns a node id into a node, opens the step if it must, and replies exactly once. Bytes go from the cache of
+ * decoded pieces to the kernel in one writev: no copy here, and the pins are released when the kernel has taken them. All bytes or an error: a
+ * short reply in the middle of a file would be shown as zeroes. */
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+#include "core/base/log.h"
+#include "fs/mount.h"
+
+#define IOV_MOST 1000 /* writev(2) takes 1,024, the reply's header is one of them */
+
+struct fs_request fs_request_begin(fuse_req_t req, enum fs_op op)
+{
+	return (struct fs_request){ .m = fuse_req_userdata(req), .op = op, .start_ns = fs_now_ns() };
+}
+
+void fs_request_end(const struct fs_request *q, int error)
+{
+	struct fs_stats *s = &q->m->stats;
+
+	atomic_fetch_add_explicit(&s->requests[q->op], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&s->ns[q->op], (uint64_t)(fs_now_ns() - q->start_ns), memory_order_relaxed);
+	if (error)
+		atomic_fetch_add_explicit(&s->errors[q->op], 1, memory_order_relaxed);
+}
+
+int fs_errno(int error)
+{
+	switch (-error) {
+	case ENOENT: case ENOTDIR: case EISDIR: case ESTALE: case ENOMEM: case EINTR: case EMFILE: case ENFILE: case EACCES: case EPERM: case EROFS:
+	case ENODATA: case ERANGE: case E2BIG: case EOPNOTSUPP: case ENOSYS: case EINVAL:
+		return -error;
+	default:
+		return EIO;  /* damage, broken records, whatever the storage says */
+	}
+}
+
+void fs_request_error(const struct fs_request *q, fuse_req_t req, int error)
+{
+	fuse_reply_err(req, fs_errno(error));
+	fs_request_end(q, error);
+}
+
+/* What goes wrong inside an existing step is never "no such file". */
+static int inside_step(struct fs_slot *slot, int error)
+{
+	if (error == -ESTALE || error == -ENOMEM || error == -EOPNOTSUPP || error == -EMFILE || error == -ENFILE || error == -EACCES || error == -EISDIR)
+		return error;
+	return fs_slot_live(slot) ? -EIO : -ESTALE;
+}
+
+static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fuse_entry_param *e)
+{
+	struct fs_node n = *parent;
+	struct fs_step *step;
+
+	int r = fs_step_get(m->runs, parent->slot, &step);
+	if (r)
+		return inside_step(parent->slot, r);
+	const struct view_node *v = view_tree_node(step->tree, parent->file);
+	int64_t found = -ESTALE;
+	if (v && strcmp(name, ".") == 0)
+		found = parent->file;
+	else if (v && strcmp(name, "..") == 0)
+		found = parent->file ? (int64_t)v->parent : INT64_MAX;
+	else if (v)
+		found = view_tree_lookup(step->tree, parent->file, name);
+	if (found == INT64_MAX) {
+		n.kind = FS_RUN;
+		r = fs_node_entry(m, &n, NULL, e);
+	} else if (found >= 0) {
+		n.file = (uint32_t)found;
+		r = fs_node_entry(m, &n, step, e);
+	} else if (found == -ENOENT) {
+		*e = (struct fuse_entry_param){ .entry_timeout = FS_FOREVER };  /* it will never be there: the kernel may remember that */
+		r = 0;
+	} else {
+		r = (int)found;
+	}
+	fs_step_put(m->runs, step);
+	return r;
+}
+
+static int lookup_top(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fs_node *n)
+{
+	uint64_t step;
+
+	*n = *parent;
+	if (strcmp(name, ".") == 0)
+		return 0;
+	n->kind = FS_ROOT;
+	if (strcmp(name, "..") == 0)
+		return 0;
+	switch (parent->kind) {
+	case FS_ROOT:
+		n->kind = strcmp(name, ".vckpt") == 0 ? FS_CONTROL : FS_RUN;
+		return n->kind == FS_CONTROL ? 0 : fs_runs_find(m->runs, name, &n->run);
+	case FS_CONTROL:
+		n->kind = FS_CONTROL_FILE;
+		for (n->control = 0; n->control < fs_control_count(); n->control++)
+			if (strcmp(name, fs_control_name(n->control)) == 0)
+				return 0;
+		return -ENOENT;
+	case FS_RUN:
+		n->kind = FS_LATEST;
+		if (strcmp(name, "latest") == 0)
+			return 0;
+		n->kind = FS_STEP;
+		if (!fs_step_parse(name, &step))
+			return -ENOENT;
+		return fs_run_slot(m->runs, parent->run, step, &n->slot);
+	default:
+		return -ENOTDIR;
+	}
+}
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_LOOKUP);
+	struct fuse_entry_param e;
+	struct fs_node p, n;
+
+	int r = fs_node_decode(q.m, parent, &p);
+	if (!r && p.kind == FS_STEP) {
+		r = lookup_step(q.m, &p, name, &e);
+	} else if (!r) {
+		r = lookup_top(q.m, &p, name, &n);
+		if (!r)
+			r = fs_node_entry(q.m, &n, NULL, &e);
+	}
+	if (r) {
+		fs_request_error(&q, req, r);
+		return;
+	}
+	fuse_reply_entry(req, &e);
+	fs_request_end(&q, 0);
+}
+
+static void op_forget(fuse_req_t req, fuse_ino_t id, uint64_t nlookup)
+{
+	(void)id, (void)nlookup;
+	fuse_reply_none(req);
+}
+
+static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+	(void)count, (void)forgets;
+	fuse_reply_none(req);
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_GETATTR);
+	struct fs_handle *h = fi ? (struct fs_handle *)(uintptr_t)fi->fh : NULL;
+	struct fs_step *step = NULL, *mine = NULL;
+	struct fuse_entry_param e;
+	struct fs_node n;
+
+	int r = fs_node_decode(q.m, id, &n);
+	if (!r && n.kind == FS_STEP && n.file) {
+		step = h ? h->step : NULL;
+		if (!step)
+			r = fs_step_get(q.m->runs, n.slot, &mine);
+		if (r)
+			r = inside_step(n.slot, r);
+		else if (!step)
+			step = mine;
+	}
+	if (!r)
+		r = fs_node_entry(q.m, &n, step, &e);
+	fs_step_put(q.m->runs, mine);
+	if (r) {
+		fs_request_error(&q, req, r);
+		return;
+	}
+	fuse_reply_attr(req, &e.attr, e.attr_timeout);
+	fs_request_end(&q, 0);
+}
+
+static void op_readlink(fuse_req_t req, fuse_ino_t id)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_READLINK);
+	char name[FS_STEP_NAME];
+	struct fs_node n;
+	uint64_t step;
+	int64_t time_ns;
+
+	int r = fs_node_decode(q.m, id, &n);
+	if (!r && n.kind != FS_LATEST)
+		r = -EINVAL;
+	if (!r && !fs_run_latest(n.run, &step, &time_ns))
+		r = -ENOENT;
+	if (r) {
+		fs_request_error(&q, req, r);
+		return;
+	}
+	fs_step_name(step, name);
+	fuse_reply_readlink(req, name);
+	fs_request_end(&q, 0);
+}
+
+static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_info *fi)
+{
+	const struct fs_node *n = &h->node;
+	struct base_error err = {0};
+
+	if (n->kind == FS_CONTROL_FILE) {
+		fi->direct_io = 1;  /* its size is not known */
+		return fs_control_text(m, n->control, &h->text, &h->text_len);
+	}
+	if (n->kind != FS_STEP || !n->file)
+		return -EISDIR;
+	int r = fs_step_get(m->runs, n->slot, &h->step);
+	if (!r) {
+		r = view_file_open(h->step->tree, n->file, &h->file, &err);
+		if (r && r != -EISDIR && err.text[0])
+			fs_mount_log_once(m, err.text);
+	}
+	fi->keep_cache = 1;
+	fi->noflush = 1;
+	return r ? inside_step(n->slot, r) : 0;
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_OPEN);
+	struct fs_handle *h = NULL;
+	struct fs_node n;
+
+	int r = fs_node_decode(q.m, id, &n);
+	if (!r && (fi->flags & O_ACCMODE) != O_RDONLY)
+		r = -EROFS;
+	if (!r && !(h = fs_handle_new(&n)))
+		r = -ENOMEM;
+	if (!r)
+		r = open_file(q.m, h, fi);
+	fi->fh = (uintptr_t)h;
+	if (r)
+		fs_request_error(&q, req, r);
+	else if (fuse_reply_open(req, fi) == 0)
+		h = NULL;  /* else it was interrupted: no release will come */
+	if (!r)
+		fs_request_end(&q, 0);
+	fs_handle_free(q.m, h);
+}
+
+static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_RELEASE);
+	(void)id;
+
+	fs_handle_free(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
+	fuse_reply_err(req, 0);
+	fs_request_end(&q, 0);
+}
+
+/* ---- reading ---- */
+
+struct scratch { size_t size; _Alignas(64) unsigned char bytes[]; };
+
+/* One buffer a thread, as large as its largest read was (1 MiB at most: the kernel's limit). */
+static void *thread_scratch(struct fs_mount *m, size_t len)
+{
+	struct scratch *s = pthread_getspecific(m->scratch);
+
+	if (!s || s->size < len) {
+		free(s);
+		size_t size = len < 1 << 20 ? 1 << 20 : len;
+		s = size > SIZE_MAX / 2 ? NULL : aligned_alloc(64, base_align(sizeof *s + size, 64));
+		if (s)
+			s->size = size;
+		pthread_setspecific(m->scratch, s);
+	}
+	return s ? s->bytes : NULL;
+}
+
+static int reply_gathered(fuse_req_t req, const struct load_extents *e, size_t len)
+{
+	base_cleanup_free char *all = malloc(len);
+	size_t at = 0;
+
+	if (!all)
+		return fuse_reply_err(req, ENOMEM);
+	for (unsigned i = 0; i < e->niov; i++) {
+		memcpy(all + at, e->iov[i].iov_base, e->iov[i].iov_len);
+		at += e->iov[i].iov_len;
+	}
+	return fuse_reply_buf(req, all, len);
+}
+
+static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, size_t size, uint64_t offset)
+{
+	uint64_t end = view_file_size(h->file);
+	struct base_error err = {0};
+	struct load_extents e = {0};
+	size_t total = 0;
+
+	size_t len = offset >= end ? 0 : (size_t)base_min(size, end - offset);
+	if (!len)
+		return fuse_reply_buf(req, NULL, 0), 0;
+	void *scratch = thread_scratch(q->m, len);
+	if (!scratch)
+		return -ENOMEM;
+	int r = view_file_extents(h->file, q->m->cache, offset, len, scratch, &e, &err);
+	if (r < 0) {
+		if (err.text[0])
+			fs_mount_log_once(q->m, err.text);
+		atomic_fetch_add_explicit(&q->m->stats.damaged_reads, 1, memory_order_relaxed);
+		return inside_step(h->node.slot, r);
+	}
+	for (unsigned i = 0; i < e.niov; i++)
+		total += e.iov[i].iov_len;
+	if (total != len) {
+		load_extents_release(&e);
+		fs_mount_log_once(q->m, "internal error: a read gave another number of bytes than it should");
+		return -EIO;
+	}
+	if (e.niov <= IOV_MOST) {
+		fuse_reply_iov(req, e.iov, (int)e.niov);
+	} else {
+		atomic_fetch_add_explicit(&q->m->stats.gathered_replies, 1, memory_order_relaxed);
+		reply_gathered(req, &e, len);
+	}
+	load_extents_release(&e);
+	atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
+	return 0;
+}
+
+static void read_slow(struct fs_request *q, struct fs_handle *h, size_t size, uint64_t offset, int64_t ns)
+{
+	char step[FS_STEP_NAME], what[600];
+	const struct view_node *v = view_tree_node(h->step->tree, h->node.file);
+	const struct view_node *directory = v && v->parent ? view_tree_node(h->step->tree, v->parent) : NULL;
+
+	fs_step_name(h->node.slot->step, step);
+	snprintf(what, sizeof what, "%s/%s/%s%s%s", h->node.run->name, step, directory ? directory->name : "", directory ? "/" : "", v ? v->name : "?");
+	fs_mount_log_slow(q->m, what, offset, size, ns);
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_READ);
+	struct fs_handle *h = (struct fs_handle *)(uintptr_t)fi->fh;
+	int r = 0;
+	(void)id;
+
+	if (offset < 0) {
+		r = -EINVAL;
+	} else if (h->text) {
+		size_t at = (size_t)base_min((uint64_t)offset, h->text_len);
+		fuse_reply_buf(req, h->text + at, base_min(size, h->text_len - at));
+	} else {
+		r = read_step(&q, req, h, size, (uint64_t)offset);
+	}
+	if (r) {
+		fs_request_error(&q, req, r);
+		return;
+	}
+	int64_t ns = fs_now_ns() - q.start_ns;
+	if (ns > FS_SLOW_NS && h->file)
+		read_slow(&q, h, size, (uint64_t)offset, ns);
+	fs_request_end(&q, 0);
+}
+
+static void op_statfs(fuse_req_t req, fuse_ino_t id)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_STATFS);
+	struct store_storage *storage = q.m->store->storage;
+	struct store_storage_stat s = {0};
+	(void)id;
+
+	int r = storage->ops->stat ? storage->ops->stat(storage, &s) : -EOPNOTSUPP;
+	if (r == -EOPNOTSUPP)
+		s = (struct store_storage_stat){ .block_bytes = 4096 };
+	else if (r) {
+		fs_request_error(&q, req, r);
+		return;
+	}
+	struct statvfs v = { .f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks, .f_bfree = s.blocks_free, .f_bavail = s.blocks_available,
+		.f_files = s.files, .f_ffree = s.files_free, .f_favail = s.files_free, .f_namemax = 255 };
+	fuse_reply_statfs(req, &v);
+	fs_request_end(&q, 0);
+}
+
+static void op_init(void *userdata, struct fuse_conn_info *c)
+{
+	struct fs_mount *m = userdata;
+
+	m->connection = *c;
+	c->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
+		FUSE_CAP_WRITEBACK_CACHE | FUSE_CAP_CACHE_SYMLINKS | FUSE_CAP_HANDLE_KILLPRIV);
+	c->want |= c->capable & (FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_READDIRPLUS | FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_ASYNC_READ | FUSE_CAP_EXPORT_SUPPORT);
+	c->max_background = 64;
+	c->congestion_threshold = 48;
+	c->max_readahead = UINT_MAX;  /* the kernel takes the smaller of its own and this */
+	fs_mount_feature(m, "readdirplus", c->want & FUSE_CAP_READDIRPLUS, "%s", c->want & FUSE_CAP_READDIRPLUS ? "always" : "the kernel has none");
+}
+
+const struct fuse_lowlevel_ops fs_ops = {
+	.init = op_init,
+	.lookup = op_lookup,
+	.forget = op_forget,
+	.forget_multi = op_forget_multi,
+	.getattr = op_getattr,
+	.readlink = op_readlink,
+	.open = op_open,
+	.read = op_read,
+	.release = op_release,
+	.opendir = fs_op_opendir,
+	.readdir = fs_op_readdir,
+	.readdirplus = fs_op_readdirplus,
+	.releasedir = fs_op_releasedir,
+	.statfs = op_statfs,
+	.getxattr = fs_op_getxattr,
+	.listxattr = fs_op_listxattr,
+};

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mount(8) calls a helper as `mount.vckpt SOURCE DIR [-sfnv] [-N namespace] [-t type] [-o options]`: the two directories stand first. Its `-f` means
+ * "fake"; that of a person, who writes options first, means "stay in the foreground". The place decides: before the directories -f is the
+ * foreground, after them it is fake. `--foreground` is clear in both. */
+#include "fs/options.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/base/buf.h"
+#include "core/base/le.h"
+
+/* Options that mount(8), fstab and systemd pass and that change nothing here: the mount is always ro,nosuid,nodev,noexec. */
+static const char *const ignored[] = {
+	"rw", "ro", "_netdev", "nofail", "user", "users", "nouser", "owner", "group", "auto", "noauto", "defaults", "exec", "noexec", "suid", "nosuid",
+	"dev", "nodev", "atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime", "lazytime", "nolazytime",
+	"sync", "async", "dirsync", "iversion", "noiversion", "mand", "nomand", "silent", "loud", "default_permissions", "nosymfollow", "kernel_cache",
+};
+static const char *const ignored_prefix[] = { "x-", "X-", "comment=", "user=" };
+
+static int option_unsigned(const char *name, const char *text, int base, uint64_t max, uint64_t *ret, struct base_error *err)
+{
+	char *end;
+
+	errno = 0;
+	unsigned long long v = strtoull(text, &end, base);
+	if (*text < '0' || *text > '9' || *end || errno || v > max)
+		return base_error_set(err, -EINVAL, "option %s=%s: a number up to %llu is wanted", name, text, (unsigned long long)max);
+	*ret = v;
+	return 0;
+}
+
+/* Bytes with an optional K, M, G or T (powers of 1024), also as KiB and the like. */
+static int option_size(const char *name, const char *text, uint64_t *ret, struct base_error *err)
+{
+	static const char units[] = "KMGT";
+	char *end;
+
+	errno = 0;
+	unsigned long long v = strtoull(text, &end, 10);
+	bool bad = *text < '0' || *text > '9' || errno;
+	const char *unit = *end && !bad ? strchr(units, *end & ~0x20) : NULL;
+	unsigned shift = 0;
+	if (unit && *unit) {
+		shift = 10 * (unsigned)(unit - units + 1);
+		end++;
+		if (strcmp(end, "iB") == 0 || strcmp(end, "B") == 0)
+			end += strlen(end);
+	}
+	if (bad || *end || v > (UINT64_C(1) << 50) >> shift)
+		return base_error_set(err, -EINVAL, "option %s=%s: a size such as 256M is wanted", name, text);
+	*ret = (uint64_t)v << shift;
+	return 0;
+}
+
+static int option_seconds(const char *name, const char *text, unsigned *ret_ms, struct base_error *err)
+{
+	char *end;
+	double v = strtod(text, &end);
+
+	if (end == text || *end || !isfinite(v) || v < 0.01 || v > 86400)
+		return base_error_set(err, -EINVAL, "option %s=%s: seconds between 0.01 and 86400 are wanted", name, text);
+	*ret_ms = (unsigned)(v * 1000 + 0.5);
+	return 0;
+}
+
+static int option_text(char **field, const char *name, const char *text, struct base_error *err)
+{
+	if (!*text)
+		return base_error_set(err, -EINVAL, "option %s= wants a value", name);
+	free(*field);
+	*field = strdup(text);
+	return *field ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+static int option_context(struct fs_options *o, const char *option, struct base_error *err)
+{
+	char *joined;
+
+	if (asprintf(&joined, "%s,%s", o->context ? o->context : "", option) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	free(o->context);
+	o->context = joined;
+	return 0;
+}
+
+static bool option_ignored(const char *option)
+{
+	for (size_t i = 0; i < BASE_COUNT(ignored); i++)
+		if (strcmp(option, ignored[i]) == 0)
+			return true;
+	for (size_t i = 0; i < BASE_COUNT(ignored_prefix); i++)
+		if (strncmp(option, ignored_prefix[i], strlen(ignored_prefix[i])) == 0)
+			return true;
+	return false;
+}
+
+/* 1: not an option with a value that is known here. */
+static int option_with_value(struct fs_options *o, const char *name, const char *value, struct base_error *err)
+{
+	uint64_t v = 0;
+	int r;
+
+	if (strcmp(name, "uid") == 0) {
+		r = option_unsigned(name, value, 10, UINT32_MAX - 1, &v, err);
+		o->uid = (uid_t)v, o->have_uid = true;
+	} else if (strcmp(name, "gid") == 0) {
+		r = option_unsigned(name, value, 10, UINT32_MAX - 1, &v, err);
+		o->gid = (gid_t)v, o->have_gid = true;
+	} else if (strcmp(name, "umask") == 0) {
+		r = option_unsigned(name, value, 8, 0777, &v, err);
+		o->umask = (mode_t)v, o->have_umask = true;
+	} else if (strcmp(name, "cache") == 0) {
+		r = option_size(name, value, &o->cache_bytes, err);
+	} else if (strcmp(name, "steps") == 0) {
+		r = option_size(name, value, &o->steps_bytes, err);
+	} else if (strcmp(name, "readahead") == 0) {
+		r = option_size(name, value, &o->readahead_bytes, err);
+		if (!r && o->readahead_bytes > UINT64_C(1) << 30)
+			r = base_error_set(err, -EINVAL, "option readahead=%s: at most 1G", value);
+	} else if (strcmp(name, "refresh") == 0) {
+		r = option_seconds(name, value, &o->refresh_ms, err);
+	} else if (strcmp(name, "max_threads") == 0) {
+		r = option_unsigned(name, value, 10, 1000, &v, err);
+		o->max_threads = v ? (unsigned)v : FS_MAX_THREADS;
+	} else if (strcmp(name, "fsname") == 0) {
+		r = option_text(&o->fsname, name, value, err);
+	} else if (strcmp(name, "subtype") == 0) {
+		r = option_text(&o->subtype, name, value, err);
+	} else if (strcmp(name, "log") == 0) {
+		r = option_text(&o->log, name, value, err);
+	} else {
+		r = 1;
+	}
+	return r;
+}
+
+static int option_apply(struct fs_options *o, char *option, struct base_error *err)
+{
+	char *equals = strchr(option, '=');
+
+	if (!*option || option_ignored(option))
+		return 0;
+	if (strcmp(option, "allow_other") == 0) {
+		o->allow_other = true;
+	} else if (strcmp(option, "noxattr") == 0) {
+		o->noxattr = true;
+	} else if (strcmp(option, "debug") == 0) {
+		o->debug = true;
+	} else if (strcmp(option, "remount") == 0) {
+		return base_error_set(err, -EINVAL, "remount is not supported: unmount and mount again (new steps appear without it)");
+	} else if (strncmp(option, "context=", 8) == 0 || strncmp(option, "fscontext=", 10) == 0 || strncmp(option, "defcontext=", 11) == 0 ||
+			strncmp(option, "rootcontext=", 12) == 0) {
+		return option_context(o, option, err);
+	} else {
+		int r = 1;
+		if (equals) {
+			*equals = '\0';
+			r = option_with_value(o, option, equals + 1, err);
+			*equals = '=';
+		}
+		if (r <= 0)
+			return r;
+		if (!o->sloppy)
+			return base_error_set(err, -EINVAL, "unknown option '%s' (-s ignores those)", option);
+	}
+	return 0;
+}
+
+/* Splits at commas; a backslash takes the next character as it is. */
+static int options_split(struct fs_options *o, const char *list, struct base_error *err)
+{
+	base_cleanup_free char *copy = malloc(strlen(list) + 1);
+	if (!copy)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (const char *s = list;;) {
+		char *d = copy;
+		while (*s && *s != ',') {
+			if (*s == '\\' && s[1])
+				s++;
+			*d++ = *s++;
+		}
+		*d = '\0';
+		int r = option_apply(o, copy, err);
+		if (r < 0)
+			return r;
+		if (!*s++)
+			return 0;
+	}
+}
+
+struct scan { const char *lists[64]; unsigned nlists; unsigned npositional; bool only_positional; };
+
+static int scan_positional(struct fs_options *o, struct scan *scan, const char *arg, struct base_error *err)
+{
+	char **field = scan->npositional == 0 ? &o->store : &o->mountpoint;
+
+	if (scan->npositional >= 2)
+		return base_error_set(err, -EINVAL, "'%s': two directories are wanted, STORE and DIR", arg);
+	if (!*arg)
+		return base_error_set(err, -EINVAL, "an empty directory name");
+	*field = strdup(arg);
+	scan->npositional++;
+	return *field ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+/* A cluster of short options; the value of -o, -N and -t follows in it or is the next argument. */
+static int scan_short(struct fs_options *o, struct scan *scan, int argc, char **argv, int *i, struct base_error *err)
+{
+	for (const char *c = argv[*i] + 1; *c; c++) {
+		if (strchr("oNt", *c)) {
+			const char *value = c[1] ? c + 1 : *i + 1 < argc ? argv[++*i] : NULL;
+			if (!value)
+				return base_error_set(err, -EINVAL, "option -%c wants a value", *c);
+			if (*c == 'o' && scan->nlists == BASE_COUNT(scan->lists))
+				return base_error_set(err, -EINVAL, "too many -o");
+			if (*c == 'o')
+				scan->lists[scan->nlists++] = value;
+			return *c == 'N' ? option_text(&o->namespace, "-N", value, err) : 0;
+		}
+		switch (*c) {
+		case 'f': *(scan->npositional ? &o->fake : &o->foreground) = true; break;
+		case 's': o->sloppy = true; break;
+		case 'v': o->verbose = true; break;
+		case 'd': o->debug = true; break;
+		case 'h': o->help = true; break;
+		case 'V': o->version = true; break;
+		case 'n': case 'r': case 'w': break;
+		default: return base_error_set(err, -EINVAL, "unknown option -%c (see --help)", *c);
+		}
+	}
+	return 0;
+}
+
+static int scan_long(struct fs_options *o, struct scan *scan, const char *arg, struct base_error *err)
+{
+	if (strcmp(arg, "--") == 0)
+		scan->only_positional = true;
+	else if (strcmp(arg, "--foreground") == 0)
+		o->foreground = true;
+	else if (strcmp(arg, "--fake") == 0)
+		o->fake = true;
+	else if (strcmp(arg, "--verbose") == 0)
+		o->verbose = true;
+	else if (strcmp(arg, "--help") == 0)
+		o->help = true;
+	else if (strcmp(arg, "--version") == 0)
+		o->version = true;
+	else
+		return base_error_set(err, -EINVAL, "unknown option %s (see --help)", arg);
+	return 0;
+}
+
+int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_error *err)
+{
+	struct scan scan = {0};
+	int r = 0;
+
+	*o = (struct fs_options){ .cache_bytes = FS_CACHE_BYTES, .steps_bytes = FS_STEPS_BYTES, .readahead_bytes = FS_READAHEAD_BYTES,
+		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS };
+	for (int i = 1; i < argc && !r; i++) {
+		const char *arg = argv[i];
+		if (scan.only_positional || arg[0] != '-' || !arg[1])
+			r = scan_positional(o, &scan, arg, err);
+		else if (arg[1] == '-')
+			r = scan_long(o, &scan, arg, err);
+		else
+			r = scan_short(o, &scan, argc, argv, &i, err);
+	}
+	if (!r && (o->help || o->version))
+		return 0;
+	for (unsigned i = 0; i < scan.nlists && !r; i++)  /* after all flags: -s counts wherever it stands */
+		r = options_split(o, scan.lists[i], err);
+	if (!r && scan.npositional < 2)
+		r = base_error_set(err, -EINVAL, "usage: mount.vckpt [-f] STORE DIR [-o OPTIONS] (see --help)");
+	return r;
+}
+
+void fs_options_release(struct fs_options *o)
+{
+	free(o->store);
+	free(o->mountpoint);
+	free(o->namespace);
+	free(o->fsname);
+	free(o->subtype);
+	free(o->log);
+	free(o->context);
+	*o = (struct fs_options){0};
+}
+
+void fs_options_help(void)
+{
+	puts("usage: mount.vckpt [OPTIONS] STORE DIR [-o OPTION,...]\n"
+		"       mount -t vckpt STORE DIR -o OPTION,...\n"
+		"Shows every committed step of a vckpt store as files, read-only.\n"
+		"\n"
+		"  -f, --foreground     stay in the foreground (-f: before STORE; after DIR it means --fake, as mount(8) passes it)\n"
+		"      --fake           check everything, mount nothing\n"
+		"  -s                   ignore unknown -o options\n"
+		"  -v, --verbose        say what is done\n"
+		"  -N NAMESPACE         mount in that mount namespace (a path, or the id of a process in it)\n"
+		"  -n, -t TYPE          accepted, as mount(8) passes them\n"
+		"  -h, --help           this text\n"
+		"  -V, --version        the version\n"
+		"\n"
+		"  -o allow_other       other users may look in (normal users: needs user_allow_other in /etc/fuse.conf)\n"
+		"  -o uid=N,gid=N       owner and group of all files (default: the store's)\n"
+		"  -o umask=OCTAL       mode bits to take away from 0444 and 0555 (default: the store's mode without write bits)\n"
+		"  -o cache=SIZE        memory for decoded pieces (256M)\n"
+		"  -o steps=SIZE        memory for opened steps that nobody uses (64M)\n"
+		"  -o readahead=SIZE    the kernel's readahead, as root (4M; 0: leave it alone)\n"
+		"  -o refresh=SECONDS   how old the list of steps may be (0.4)\n"
+		"  -o noxattr           no extended attributes\n"
+		"  -o max_threads=N     threads that answer (10)\n"
+		"  -o log=FILE          log there (default: standard error in the foreground, else syslog)\n"
+		"  -o fsname=, subtype= what df and /proc/mounts show (STORE, vckpt)\n"
+		"  -o debug             log more");
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options: the command line of mount.vckpt, as a person types it and as mount(8) passes it to a helper (docs/man/mount.vckpt.8).
+ * Pure parsing: nothing is looked up on disk. Not thread-safe; read-only after parsing. */
+#ifndef FS_OPTIONS_H
+#define FS_OPTIONS_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "core/base/error.h"
+
+#define FS_CACHE_BYTES (UINT64_C(256) << 20)   /* decoded pieces */
+#define FS_STEPS_BYTES (UINT64_C(64) << 20)    /* opened steps that nobody uses */
+#define FS_REFRESH_MS 400u
+#define FS_READAHEAD_BYTES (UINT64_C(4) << 20)
+#define FS_MAX_THREADS 10u
+
+enum { FS_EXIT_USAGE = 1, FS_EXIT_SYSTEM = 2, FS_EXIT_MOUNT = 32 }; /* as mount(8) */
+
+struct fs_options {
+	char *store, *mountpoint;                     /* as given; fs_mountpoint_check makes them absolute */
+	char *namespace;                              /* -N: mount namespace to mount in, a path or a process id; NULL: our own */
+	bool help, version, foreground, fake, sloppy, verbose, debug;
+	bool allow_other, noxattr;
+	bool have_uid, have_gid, have_umask;
+	uid_t uid; gid_t gid; mode_t umask;
+	uint64_t cache_bytes, steps_bytes, readahead_bytes;
+	unsigned refresh_ms, max_threads;
+	char *fsname, *subtype, *log;                 /* NULL: the default */
+	char *context;                                /* SELinux options for the kernel, comma before each; NULL: none */
+};
+
+/* Fills *o (release it whatever is returned). -EINVAL with a sentence on a usage error. An option that is not known is one, unless -s was given. */
+int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_error *err);
+void fs_options_release(struct fs_options *o);
+void fs_options_help(void); /* on standard output */
+
+#endif

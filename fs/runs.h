@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * runs: the top of the tree: which runs and steps are visible, their node numbers, and the opened steps (docs/mount.md).
+ *
+ *   node id   1 the root; slot 0 holds what is the mount's own; else slot << 32 | number of the file in the step's tree (0: the step's directory)
+ *   slot      one per commit entry that was ever looked up; the table only grows, so an id never comes to mean something else
+ *
+ * Nothing is done per step before somebody looks: a run's list is read when the run is first named, a step is opened when something in it is.
+ * Any thread, except fs_runs_refresh: one thread at a time. Lock order: run->lock, then runs->lock; neither is held across a read of a step. */
+#ifndef FS_RUNS_H
+#define FS_RUNS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "core/store/list.h"
+#include "core/view/tree.h"
+
+#define FS_NODE_ROOT UINT64_C(1)
+#define FS_NODE_CONTROL UINT64_C(2)            /* .vckpt; its files follow */
+#define FS_NODE_RUN UINT64_C(0x80000000)       /* + number of the run */
+#define FS_NODE_LATEST UINT64_C(0x40000000)    /* + number of the run */
+#define FS_RUNS_MAX UINT32_C(0x3fffffff)
+
+struct fs_run {
+	char *name;
+	uint32_t number;
+	uint64_t ino;
+	pthread_rwlock_t lock;          /* protects list, map and failed; the list is written by the refresh only */
+	struct store_list *list;        /* NULL until the run is first named */
+	_Atomic int failed;             /* negative errno of the last try to read the list */
+	struct fs_slot **map; size_t map_size, map_used; /* commit entry -> slot, open addressing */
+	_Atomic bool logged;
+};
+
+struct fs_step;
+struct fs_slot {                        /* what is above `opened` never changes */
+	uint32_t number;
+	struct fs_run *run;
+	uint64_t entry, step, ino;
+	int64_t time_ns;
+	struct fs_step *opened;         /* these three: protected by runs->lock */
+	bool opening, logged;
+	bool told;                      /* protected by run->lock: fs_run_gone has named it */
+};
+
+/* An opened step. References: the cache's and each user's. */
+struct fs_step {
+	struct fs_slot *slot;
+	struct view_tree *tree;
+	size_t memory;
+	unsigned refs;                  /* these: protected by runs->lock */
+	struct fs_step *newer, *older;
+};
+
+struct fs_runs {
+	struct store *store;
+	uint64_t max_bytes;             /* of opened steps that nobody uses */
+	pthread_mutex_t lock;           /* protects the tables and what the structs above say */
+	pthread_cond_t opened;
+	struct fs_run **runs; uint32_t nruns, runs_size; /* sorted only by age; a run never leaves */
+	struct fs_slot **slots; uint32_t nslots, slots_size; /* slot 0 is not used */
+	struct fs_step *newest, *oldest;
+	size_t steps_bytes; uint32_t steps_open;
+	_Atomic uint64_t steps_opened, steps_evicted;
+	void (*wake)(void *arg); void *wake_arg; /* a run was opened: watch it too */
+};
+
+int fs_runs_open(struct store *store, uint64_t max_bytes, struct fs_runs **ret_r, struct base_error *err);
+void fs_runs_close(struct fs_runs *r); /* NULL-safe; every step given back before */
+
+/* Looks for new runs. Returns how many were found. */
+int fs_runs_scan(struct fs_runs *r, struct base_error *err);
+uint32_t fs_runs_count(struct fs_runs *r);
+struct fs_run *fs_runs_at(struct fs_runs *r, uint32_t number); /* NULL: none */
+/* A run by name, its list read. -ENOENT: no such run, or no visible step in it. */
+int fs_runs_find(struct fs_runs *r, const char *name, struct fs_run **ret_run);
+
+/* Reads a run's list if that was not done yet. */
+int fs_run_ready(struct fs_runs *r, struct fs_run *run);
+/* Reads what came since. Returns the number of new entries; 0 also for a run that nobody named yet. */
+int fs_run_refresh(struct fs_runs *r, struct fs_run *run);
+size_t fs_run_steps(struct fs_run *run);                       /* visible */
+bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
+int fs_run_slot(struct fs_runs *r, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot); /* -ENOENT: not visible */
+/* A copy of what is visible, by ascending step, for a directory that is being read. */
+struct fs_run_step { uint64_t step, entry; };
+int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *ret_n);
+
+struct fs_slot *fs_runs_slot(struct fs_runs *r, uint32_t number); /* NULL: none */
+bool fs_slot_live(struct fs_slot *slot);                       /* is its commit still the visible one? */
+/* Slots whose commit is no longer visible; calls f for each once. */
+void fs_run_gone(struct fs_runs *r, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg);
+
+/* Opens the step or finds it open. -ESTALE: removed or replaced meanwhile. Any other error was logged (once a slot). */
+int fs_step_get(struct fs_runs *r, struct fs_slot *slot, struct fs_step **ret_step);
+void fs_step_put(struct fs_runs *r, struct fs_step *step); /* NULL-safe */
+
+#define FS_STEP_NAME 32
+void fs_step_name(uint64_t step, char name[static FS_STEP_NAME]);       /* step-%08u */
+bool fs_step_parse(const char *name, uint64_t *ret_step);               /* only what fs_step_name writes */
+
+#endif

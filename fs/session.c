@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Two things that libfuse 3.14 does not do by itself. PARALLEL_DIROPS: up to 3.16.2 the library sets the wish but leaves the bit out of INIT's answer, and
+ * the kernel then lets one look-up at a time into a directory; the answer passes through fs_writev, which puts the bit in. Readahead: the kernel bounds
+ * it by the backing-device info of the mount, 128 KiB by default, whatever INIT says; only /sys/class/bdi, as root, lifts it. */
+#include "fs/session.h"
+
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+
+#include "core/base/log.h"
+
+static _Atomic uint64_t init_unique;  /* of the INIT request, while it is unanswered */
+static _Atomic bool init_parallel;    /* the kernel offers PARALLEL_DIROPS */
+static _Atomic bool init_patched;
+static char libfuse_said[400];        /* its last complaint while mounting (one thread then) */
+
+static ssize_t fs_read(int fd, void *buf, size_t len, void *userdata)
+{
+	ssize_t n = read(fd, buf, len);
+	const struct fuse_in_header *h = buf;
+	const struct fuse_init_in *init = (const void *)(h + 1);
+	(void)userdata;
+
+	if (n >= (ssize_t)(sizeof *h + 16) && h->opcode == FUSE_INIT) {
+		init_parallel = init->flags & FUSE_PARALLEL_DIROPS;
+		init_unique = h->unique;
+	}
+	return n;
+}
+
+static ssize_t fs_writev(int fd, struct iovec *iov, int count, void *userdata)
+{
+	uint64_t unique = init_unique;
+	(void)userdata;
+
+	if (unique && count == 2 && iov[0].iov_len == sizeof(struct fuse_out_header) && iov[1].iov_len >= 16) {
+		const struct fuse_out_header *h = iov[0].iov_base;
+		if (h->unique == unique && h->error == 0) {
+			struct fuse_init_out *out = iov[1].iov_base;
+			if (init_parallel && out->major == 7) {
+				out->flags |= FUSE_PARALLEL_DIROPS;
+				init_patched = true;
+			}
+			init_unique = 0;
+		}
+	}
+	return writev(fd, iov, count);
+}
+
+static void libfuse_log(enum fuse_log_level level, const char *format, va_list args)
+{
+	char text[400];
+
+	vsnprintf(text, sizeof text, format, args);
+	text[strcspn(text, "\n")] = '\0';
+	if (level <= FUSE_LOG_ERR)
+		memcpy(libfuse_said, text, sizeof text);
+	base_log(level <= FUSE_LOG_ERR ? BASE_LOG_ERROR : level <= FUSE_LOG_WARNING ? BASE_LOG_WARNING : BASE_LOG_DEBUG, "libfuse: %s", text);
+}
+
+static int mount_arguments(struct fs_mount *m, struct fuse_args *args)
+{
+	const struct fs_options *o = m->options;
+	base_cleanup_free char *fsname = NULL, *subtype = NULL;
+	char *list = NULL;
+
+	int bad = fuse_opt_add_opt(&list, "ro,nosuid,nodev,noexec,default_permissions");
+	bad |= o->allow_other && fuse_opt_add_opt(&list, "allow_other");
+	bad |= o->context && fuse_opt_add_opt(&list, o->context + 1);  /* past its first comma */
+	bad |= asprintf(&fsname, "fsname=%s", o->fsname ? o->fsname : o->store) < 0 || fuse_opt_add_opt_escaped(&list, fsname);
+	bad |= asprintf(&subtype, "subtype=%s", o->subtype ? o->subtype : "vckpt") < 0 || fuse_opt_add_opt_escaped(&list, subtype);
+	bad |= fuse_opt_add_arg(args, "mount.vckpt") || fuse_opt_add_arg(args, "-o") || fuse_opt_add_arg(args, list ? list : "");
+	if (!bad && o->debug && o->foreground)
+		bad = fuse_opt_add_arg(args, "-d");
+	free(list);
+	return bad ? -ENOMEM : 0;
+}
+
+int fs_session_open(struct fs_mount *m, struct base_error *err)
+{
+	static const struct fuse_custom_io io = { .read = fs_read, .writev = fs_writev };
+	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+
+	fuse_set_log_func(libfuse_log);
+	int r = mount_arguments(m, &args);
+	if (!r)
+		m->session = fuse_session_new(&args, &fs_ops, sizeof fs_ops, m);
+	fuse_opt_free_args(&args);
+	if (!m->session)
+		return base_error_set(err, r ? r : -EINVAL, "the FUSE session cannot be made%s%s", libfuse_said[0] ? ": " : "", libfuse_said);
+	if (access("/dev/fuse", F_OK) != 0)
+		r = base_error_set(err, -ENODEV, "there is no /dev/fuse: load the kernel's fuse module, or give the container that device");
+	else if (fuse_session_mount(m->session, m->options->mountpoint) != 0)
+		r = base_error_set(err, -EPERM, "cannot mount on %s%s%s", m->options->mountpoint, libfuse_said[0] ? ": " : "", libfuse_said);
+	if (r) {
+		fuse_session_destroy(m->session);
+		m->session = NULL;
+		return r;
+	}
+	r = fuse_session_custom_io(m->session, &io, fuse_session_fd(m->session));
+	if (r)
+		fs_mount_feature(m, "parallel_dirops", false, "libfuse refuses a hook on INIT: %s", strerror(r < 0 ? -r : r));
+	return 0;
+}
+
+void fs_session_close(struct fs_mount *m)
+{
+	if (!m->session)
+		return;
+	fuse_session_unmount(m->session);
+	fuse_session_destroy(m->session);
+	m->session = NULL;
+}
+
+int fs_session_loop(struct fs_mount *m)
+{
+	struct fuse_loop_config *config = fuse_loop_cfg_create();
+
+	if (!config)
+		return -ENOMEM;
+	fuse_loop_cfg_set_clone_fd(config, 0);
+	fuse_loop_cfg_set_max_threads(config, m->options->max_threads);
+	fuse_loop_cfg_set_idle_threads(config, m->options->max_threads);
+	int r = fuse_session_loop_mt(m->session, config);
+	fuse_loop_cfg_destroy(config);
+	return r < 0 ? r : 0;
+}
+
+static void raise_readahead(struct fs_mount *m, dev_t dev)
+{
+	char path[80], text[32];
+
+	if (!m->options->readahead_bytes) {
+		fs_mount_feature(m, "readahead", false, "left alone, as asked");
+		return;
+	}
+	snprintf(path, sizeof path, "/sys/class/bdi/%u:%u/read_ahead_kb", major(dev), minor(dev));
+	int n = snprintf(text, sizeof text, "%llu", (unsigned long long)base_div_up(m->options->readahead_bytes, 1024));
+	base_cleanup_close int fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd >= 0 && write(fd, text, (size_t)n) == n)
+		fs_mount_feature(m, "readahead", true, "%s KiB", text);
+	else
+		fs_mount_feature(m, "readahead", false, "128 KiB, the kernel's own: %s: %s", path, geteuid() ? "only root may raise it" : strerror(errno));
+}
+
+int fs_session_prove(struct fs_mount *m, struct base_error *err)
+{
+	struct stat st;
+
+	if (stat(m->options->mountpoint, &st))
+		return base_error_set(err, -errno, "%s: mounted, but it does not answer: %s", m->options->mountpoint, strerror(errno));
+	if (st.st_ino != FUSE_ROOT_ID || !S_ISDIR(st.st_mode))
+		return base_error_set(err, -EIO, "%s: mounted, but something else answers", m->options->mountpoint);
+	if (init_patched)
+		fs_mount_feature(m, "parallel_dirops", true, "set");
+	else
+		fs_mount_feature(m, "parallel_dirops", false, "the kernel has none, or libfuse answered in an unknown form");
+	raise_readahead(m, st.st_dev);
+	return 0;
+}

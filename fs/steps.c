@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opened steps: made when something inside a step is first looked up, kept while memory allows, newest use first. A step in use is kept by its users'
+ * references, whatever the bound says; one that was evicted and is opened again has the same node ids, since these are a pure function of the step.
+ * One thread opens a step, others that want it wait; the lock is not held meanwhile. */
+#include <string.h>
+
+#include "core/base/log.h"
+#include "fs/runs.h"
+
+/* All under r->lock. */
+static void step_unlink(struct fs_runs *r, struct fs_step *step)
+{
+	*(step->newer ? &step->newer->older : &r->newest) = step->older;
+	*(step->older ? &step->older->newer : &r->oldest) = step->newer;
+	step->newer = step->older = NULL;
+}
+
+static void step_push(struct fs_runs *r, struct fs_step *step)
+{
+	step->older = r->newest;
+	*(r->newest ? &r->newest->newer : &r->oldest) = step;
+	r->newest = step;
+}
+
+static void step_use(struct fs_runs *r, struct fs_step *step)
+{
+	step_unlink(r, step);
+	step_push(r, step);
+	step->refs++;
+}
+
+/* Takes unused steps off the old end until the bound holds; returns them as a list (by `older`) to be freed outside of the lock. */
+static struct fs_step *steps_evict(struct fs_runs *r, const struct fs_step *keep)
+{
+	struct fs_step *gone = NULL, *next;
+
+	for (struct fs_step *step = r->oldest; step && r->steps_bytes > r->max_bytes; step = next) {
+		next = step->newer;
+		if (step->refs || step == keep)
+			continue;
+		step_unlink(r, step);
+		step->slot->opened = NULL;
+		r->steps_bytes -= step->memory;
+		r->steps_open--;
+		atomic_fetch_add(&r->steps_evicted, 1);
+		step->older = gone;
+		gone = step;
+	}
+	return gone;
+}
+
+static void steps_free(struct fs_step *gone)
+{
+	while (gone) {
+		struct fs_step *step = gone;
+		gone = step->older;
+		view_tree_unref(step->tree);
+		free(step);
+	}
+}
+
+/* A copy of the visible commit of the slot, its strings included. */
+struct commit_copy { struct store_list_step step; struct proto_attribute *attributes; char *text; };
+
+static void commit_release(struct commit_copy *c)
+{
+	free(c->attributes);
+	free(c->text);
+}
+
+static char *text_put(char **cursor, const char *s)
+{
+	size_t n = strlen(s) + 1;
+	char *at = memcpy(*cursor, s, n);
+
+	*cursor += n;
+	return at;
+}
+
+static int commit_copy(struct commit_copy *c, const struct store_list_step *s)
+{
+	const struct proto_commit *from = &s->commit;
+	const char *attempt = from->attempt ? from->attempt : "";
+	size_t bytes = strlen(attempt) + 1;
+
+	for (size_t i = 0; i < from->nattributes; i++)
+		bytes += strlen(from->attributes[i].key) + strlen(from->attributes[i].value) + 2;
+	c->text = malloc(bytes);
+	c->attributes = calloc(from->nattributes + 1, sizeof *c->attributes);
+	if (!c->text || !c->attributes)
+		return -ENOMEM;
+	char *cursor = c->text;
+	c->step = *s;
+	c->step.commit.attempt = text_put(&cursor, attempt);
+	for (size_t i = 0; i < from->nattributes; i++) {
+		c->attributes[i].key = text_put(&cursor, from->attributes[i].key);
+		c->attributes[i].value = text_put(&cursor, from->attributes[i].value);
+	}
+	c->step.commit.attributes = c->attributes;
+	return 0;
+}
+
+static int slot_commit(struct fs_slot *slot, struct commit_copy *c, struct base_error *err)
+{
+	struct fs_run *run = slot->run;
+
+	pthread_rwlock_rdlock(&run->lock);
+	const struct store_list_step *s = run->list ? store_list_find(run->list, slot->step) : NULL;
+	int result = s && s->entry == slot->entry ? commit_copy(c, s) : -ESTALE;
+	pthread_rwlock_unlock(&run->lock);
+	return result ? base_error_set(err, result, "removed or replaced") : 0;
+}
+
+static int step_open(struct fs_runs *r, struct fs_slot *slot, struct fs_step **ret_step, struct base_error *err)
+{
+	base_cleanup(commit_release) struct commit_copy copy = {0};
+	struct load_step *loaded = NULL;
+	struct view_tree *tree = NULL;
+
+	int result = slot_commit(slot, &copy, err);
+	if (!result)
+		result = load_step_open(r->store, slot->run->name, &copy.step, &loaded, err);
+	if (result)
+		return result;
+	size_t memory = load_step_memory(loaded);
+	result = view_tree_build(loaded, &tree, err);
+	load_step_unref(loaded);  /* the tree keeps its own reference */
+	struct fs_step *step = result ? NULL : calloc(1, sizeof *step);
+	if (!step) {
+		view_tree_unref(tree);
+		return result ? result : base_error_set(err, -ENOMEM, "out of memory");
+	}
+	*step = (struct fs_step){ .slot = slot, .tree = tree, .memory = sizeof *step + memory + view_tree_memory(tree) };
+	*ret_step = step;
+	return 0;
+}
+
+static void open_failed(struct fs_slot *slot, int result, bool logged, const struct base_error *err)
+{
+	char name[FS_STEP_NAME];
+
+	if (result == -ESTALE || logged)
+		return;
+	fs_step_name(slot->step, name);
+	base_warning("%s/%s cannot be opened: %s", slot->run->name, name, err->text[0] ? err->text : base_error_name(result));
+}
+
+int fs_step_get(struct fs_runs *r, struct fs_slot *slot, struct fs_step **ret_step)
+{
+	struct base_error err = {0};
+	struct fs_step *step = NULL;
+
+	pthread_mutex_lock(&r->lock);
+	while (!slot->opened && slot->opening)
+		pthread_cond_wait(&r->opened, &r->lock);
+	if (slot->opened) {
+		step_use(r, *ret_step = slot->opened);
+		pthread_mutex_unlock(&r->lock);
+		return 0;
+	}
+	slot->opening = true;
+	pthread_mutex_unlock(&r->lock);
+
+	int result = step_open(r, slot, &step, &err);
+
+	pthread_mutex_lock(&r->lock);
+	slot->opening = false;
+	bool logged = slot->logged;
+	struct fs_step *gone = NULL;
+	if (step) {
+		slot->opened = step;
+		step->refs = 1;
+		step_push(r, step);
+		r->steps_bytes += step->memory;
+		r->steps_open++;
+		atomic_fetch_add(&r->steps_opened, 1);
+		gone = steps_evict(r, step);
+	} else if (result != -ESTALE) {
+		slot->logged = true;
+	}
+	pthread_cond_broadcast(&r->opened);
+	pthread_mutex_unlock(&r->lock);
+	steps_free(gone);
+	if (result)
+		open_failed(slot, result, logged, &err);
+	*ret_step = step;
+	return result;
+}
+
+void fs_step_put(struct fs_runs *r, struct fs_step *step)
+{
+	if (!step)
+		return;
+	pthread_mutex_lock(&r->lock);
+	step->refs--;
+	struct fs_step *gone = step->refs ? NULL : steps_evict(r, NULL);
+	pthread_mutex_unlock(&r->lock);
+	steps_free(gone);
+}
+
+void fs_run_gone(struct fs_runs *r, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg)
+{
+	base_cleanup_free struct fs_slot **gone = NULL;
+	size_t n = 0;
+	(void)r;
+
+	pthread_rwlock_wrlock(&run->lock);
+	gone = calloc(run->map_used + 1, sizeof *gone);
+	for (size_t i = 0; gone && i < run->map_size; i++) {
+		struct fs_slot *slot = run->map[i];
+		if (slot && !slot->told && !store_list_entry_live(run->list, slot->entry)) {
+			slot->told = true;
+			gone[n++] = slot;
+		}
+	}
+	pthread_rwlock_unlock(&run->lock);
+	for (size_t i = 0; i < n; i++)
+		f(arg, gone[i]);
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Keeping up. On a local store a watch (inotify) on `runs` and on each run that somebody named tells at once when an entry is put; the lists are then read on.
+ * Without a watch, or where it fails, every run that somebody named is asked every refresh interval: one failed look-up each. The cost is per
+ * run in use, never per step, and nothing happens for runs that nobody looks at.
+ *
+ * New names need no word to the kernel, which never remembers a failed look-up in the root or in a run. Names that went, `latest`, and a run's attributes are
+ * invalidated; they would also time out by themselves. */
+#include "fs/watch.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "core/base/log.h"
+
+#define WATCHED_POLL_MS 5000  /* with a watch: in case that an event was lost */
+#define SCAN_MS 800           /* without one: looking for new runs */
+#define WATCHED_RUNS 4000u    /* more are polled: inotify has a limit per user */
+
+struct fs_watch {
+	struct fs_mount *m;
+	pthread_t thread;
+	int wake_fd, watch_fd;
+	uint32_t watched_runs;       /* runs with a list when watch_fd was made; UINT32_MAX: never */
+	bool refused;                /* the storage has no watch */
+	int64_t scanned_ns;
+	_Atomic bool stop;
+};
+
+static void wake(void *arg)
+{
+	struct fs_watch *w = arg;
+	uint64_t one = 1;
+
+	if (write(w->wake_fd, &one, sizeof one) < 0)
+		return;  /* EAGAIN: it is awake */
+}
+
+static bool run_in_use(struct fs_run *run)
+{
+	pthread_rwlock_rdlock(&run->lock);
+	bool used = run->list;
+	pthread_rwlock_unlock(&run->lock);
+	return used;
+}
+
+static void forget_name(struct fs_mount *m, fuse_ino_t parent, const char *name)
+{
+	if (fuse_lowlevel_notify_inval_entry(m->session, parent, name, strlen(name)) == 0)
+		atomic_fetch_add(&m->stats.invalidations, 1);
+}
+
+static void slot_gone(void *arg, struct fs_slot *slot)
+{
+	char name[FS_STEP_NAME];
+
+	fs_step_name(slot->step, name);
+	forget_name(arg, FS_NODE_RUN + slot->run->number, name);
+}
+
+static void refresh_run(struct fs_mount *m, struct fs_run *run)
+{
+	uint64_t before = 0, after = 0;
+	int64_t time_ns;
+
+	bool had = fs_run_latest(run, &before, &time_ns);
+	int n = fs_run_refresh(m->runs, run);
+	atomic_fetch_add(&m->stats.refreshes, 1);
+	if (n < 0)
+		atomic_fetch_add(&m->stats.refresh_errors, 1);
+	if (n <= 0)
+		return;
+	atomic_fetch_add(&m->stats.new_entries, (uint64_t)n);
+	bool has = fs_run_latest(run, &after, &time_ns);
+	fs_run_gone(m->runs, run, slot_gone, m);
+	if (had && (!has || before != after))
+		forget_name(m, FS_NODE_RUN + run->number, "latest");
+	if (had && !has)
+		forget_name(m, FUSE_ROOT_ID, run->name);
+	fuse_lowlevel_notify_inval_inode(m->session, FS_NODE_RUN + run->number, -1, 0);  /* attributes only */
+}
+
+/* Watches `runs` and the runs in use, anew when there are more of them than before. */
+static void rewatch(struct fs_watch *w)
+{
+	struct store_storage *storage = w->m->store->storage;
+	struct store_storage_stat stat = {0};
+	uint32_t n = fs_runs_count(w->m->runs), used = 0;
+
+	base_cleanup_free const char **dirs = calloc(n + 1, sizeof *dirs);
+	if (!dirs || w->refused)
+		return;
+	dirs[used++] = "runs";
+	for (uint32_t i = 0; i < n && used < WATCHED_RUNS; i++) {
+		struct fs_run *run = fs_runs_at(w->m->runs, i);
+		char *dir = NULL;
+		if (run_in_use(run) && asprintf(&dir, "runs/%s", run->name) >= 0)
+			dirs[used++] = dir;
+	}
+	if (used != w->watched_runs) {
+		int fd = -1, r = -EOPNOTSUPP;
+		if (!storage->ops->stat || storage->ops->stat(storage, &stat) || stat.local)
+			r = storage->ops->watch ? storage->ops->watch(storage, dirs, used, &fd) : -EOPNOTSUPP;
+		if (w->watch_fd >= 0)
+			close(w->watch_fd);
+		w->watch_fd = r ? -1 : fd;
+		w->watched_runs = used;
+		w->refused = r == -EOPNOTSUPP;
+		if (r)
+			fs_mount_feature(w->m, "watch", false, "%s: polled every %u ms", w->refused ? "not a local filesystem" : strerror(-r), w->m->options->refresh_ms);
+		else
+			fs_mount_feature(w->m, "watch", true, "inotify on %u directories", used);
+	}
+	for (uint32_t i = 1; i < used; i++)
+		free((char *)dirs[i]);
+}
+
+static void keep_up(struct fs_watch *w, bool told)
+{
+	struct base_error err = {0};
+	int64_t now = fs_now_ns();
+
+	if (told || now - w->scanned_ns >= INT64_C(1000000) * SCAN_MS) {
+		w->scanned_ns = now;
+		if (fs_runs_scan(w->m->runs, &err) < 0) {
+			atomic_fetch_add(&w->m->stats.refresh_errors, 1);
+			if (err.text[0])
+				fs_mount_log_once(w->m, err.text);
+		}
+	}
+	rewatch(w);  /* first, so that what is put between the two is told */
+	uint32_t n = fs_runs_count(w->m->runs);
+	for (uint32_t i = 0; i < n && !w->stop; i++) {
+		struct fs_run *run = fs_runs_at(w->m->runs, i);
+		if (run_in_use(run))
+			refresh_run(w->m, run);
+	}
+}
+
+static void drain(int fd)
+{
+	char events[8192];
+
+	while (fd >= 0) {
+		struct pollfd p = { .fd = fd, .events = POLLIN };
+		if (poll(&p, 1, 0) <= 0 || !(p.revents & POLLIN) || read(fd, events, sizeof events) <= 0)
+			return;
+	}
+}
+
+static void *watch_main(void *arg)
+{
+	struct fs_watch *w = arg;
+
+	rewatch(w);
+	while (!w->stop) {
+		struct pollfd p[2] = { { .fd = w->wake_fd, .events = POLLIN }, { .fd = w->watch_fd, .events = POLLIN } };
+		int n = poll(p, 2, w->watch_fd >= 0 ? WATCHED_POLL_MS : (int)w->m->options->refresh_ms);
+		if (w->stop)
+			break;
+		if (p[1].revents) {
+			nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);  /* what comes in one go is read in one go */
+			if (!(p[1].revents & POLLIN))
+				w->watched_runs = UINT32_MAX;  /* the watch died */
+		}
+		drain(w->wake_fd);
+		drain(w->watch_fd);
+		keep_up(w, n > 0 && p[1].revents);
+	}
+	return NULL;
+}
+
+int fs_watch_start(struct fs_mount *m, struct fs_watch **ret_w)
+{
+	struct fs_watch *w = calloc(1, sizeof *w);
+	sigset_t all, old;
+
+	if (!w)
+		return -ENOMEM;
+	*w = (struct fs_watch){ .m = m, .watch_fd = -1, .watched_runs = UINT32_MAX, .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	int r = w->wake_fd < 0 ? errno : pthread_create(&w->thread, NULL, watch_main, w);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (r) {
+		if (w->wake_fd >= 0)
+			close(w->wake_fd);
+		free(w);
+		return -r;
+	}
+	m->runs->wake_arg = w;
+	m->runs->wake = wake;
+	*ret_w = w;
+	return 0;
+}
+
+bool fs_watch_stop(struct fs_watch *w, unsigned timeout_ms)
+{
+	struct timespec until;
+
+	w->m->runs->wake = NULL;
+	w->stop = true;
+	wake(w);
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += timeout_ms / 1000;
+	until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000;
+	}
+	return pthread_timedjoin_np(w->thread, NULL, &until) == 0;
+}
+
+void fs_watch_free(struct fs_watch *w)
+{
+	if (!w)
+		return;
+	if (w->watch_fd >= 0)
+		close(w->watch_fd);
+	close(w->wake_fd);
+	free(w);
+}

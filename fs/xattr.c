@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Extended attributes user.vckpt.*. Names of other kinds, which ls asks about for every file, are answered from memory: they do not exist. */
+#include <stdio.h>
+#include <string.h>
+
+#include "fs/mount.h"
+
+#define PREFIX "user.vckpt."
+
+struct wanted { const char *key; char *value; size_t len; bool found; };
+
+static int take_value(void *arg, const char *key, const char *value)
+{
+	struct wanted *w = arg;
+
+	if (w->found || strcmp(key, w->key) != 0)
+		return 0;
+	w->found = true;
+	w->len = strlen(value);
+	w->value = strdup(value);
+	return w->value ? 0 : -ENOMEM;
+}
+
+static int take_key(void *arg, const char *key, const char *value)
+{
+	struct base_buf *b = arg;
+	(void)value;
+
+	base_buf_append_text(b, PREFIX);
+	base_buf_append(b, key, strlen(key) + 1);
+	return b->error;
+}
+
+/* Calls f for the attributes of the node. */
+static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, const char *key, const char *value), void *arg)
+{
+	struct base_error err = {0};
+	struct fs_step *step;
+	struct fs_node n;
+	char hex[33];
+
+	int r = fs_node_decode(m, id, &n);
+	if (r)
+		return r;
+	if (n.kind == FS_ROOT) {
+		for (unsigned i = 0; i < 16; i++)
+			snprintf(hex + 2 * i, 3, "%02x", m->store->info.id[i]);
+		r = f(arg, "store", hex);
+		return r ? r : f(arg, "mode", "cached");
+	}
+	if (n.kind != FS_STEP)
+		return 0;
+	r = fs_step_get(m->runs, n.slot, &step);
+	if (r)
+		return r;
+	r = view_node_attributes(step->tree, n.file, "cached", f, arg, &err);
+	fs_step_put(m->runs, step);
+	if (r < 0 && err.text[0])
+		fs_mount_log_once(m, err.text);
+	return r < 0 ? r : 0;
+}
+
+void fs_op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_GETXATTR);
+	struct wanted w = {0};
+	int r = 0;
+
+	if (q.m->options->noxattr)
+		r = -ENOSYS;  /* the kernel will not ask again */
+	else if (strncmp(name, "user.", 5) != 0)
+		r = -EOPNOTSUPP;  /* security.*, system.posix_acl_*: ls does not ask again either */
+	else if (strncmp(name, PREFIX, strlen(PREFIX)) != 0)
+		r = -ENODATA;
+	if (!r) {
+		w.key = name + strlen(PREFIX);
+		r = attributes(q.m, id, take_value, &w);
+		if (!r && !w.found)
+			r = -ENODATA;
+		if (!r && size && w.len > size)
+			r = -ERANGE;
+	}
+	if (r)
+		fs_request_error(&q, req, r);
+	else if (size)
+		fuse_reply_buf(req, w.value, w.len);
+	else
+		fuse_reply_xattr(req, w.len);
+	if (!r)
+		fs_request_end(&q, 0);
+	free(w.value);
+}
+
+void fs_op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
+{
+	struct fs_request q = fs_request_begin(req, FS_OP_LISTXATTR);
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+
+	int r = q.m->options->noxattr ? -ENOSYS : attributes(q.m, id, take_key, &b);
+	if (!r && size && b.len > size)
+		r = -ERANGE;
+	if (!r && b.len > 65536)
+		r = -E2BIG;
+	if (r)
+		fs_request_error(&q, req, r);
+	else if (size)
+		fuse_reply_buf(req, (char *)b.data, b.len);
+	else
+		fuse_reply_xattr(req, b.len);
+	if (!r)
+		fs_request_end(&q, 0);
+}
