@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Extended attributes as text: facts about a file that its bytes do not show. A tensor's need its row, which is read for them. */
+ * Extended attributes as text: facts about a file that its bytes do not show. A tensor's need its row, which is read
+ * for them. */
 #include "core/view/tree.h"
 
 #include <inttypes.h>
@@ -130,8 +131,8 @@ static void tell_step(struct teller *t, struct load_step *step)
 	}
 }
 
-int view_node_attributes(struct view_tree *t, uint32_t node, const char *mode, int (*f)(void *arg, const char *key, const char *value), void *arg,
-	struct base_error *err)
+int view_node_attributes(struct view_tree *t, uint32_t node, const char *mode,
+	int (*f)(void *arg, const char *key, const char *value), void *arg, struct base_error *err)
 {
 	const struct view_node *n = view_tree_node(t, node);
 	struct load_step *step = view_tree_step(t);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An open file is a head in memory (a .npy header, the stored header of a .safetensors, the text of manifest.json) and behind it tensors or a blob,
- * one after another without a gap: `places`, sorted, none of them empty. A .npy and a blob have one place, whose object is opened with
- * the file. A .safetensors may have a hundred thousand: their objects are opened when they are read and the most recently used are kept, bounded
- * by count and by memory. `lock` protects the slots; no lock is held while an object is opened or read, so that two readers may open one
- * twice: the second one is dropped.
+ * An open file is a head in memory (a .npy header, the stored header of a .safetensors, the text of manifest.json)
+ * and behind it tensors or a blob, one after another without a gap: `places`, sorted, none of them empty. A .npy and
+ * a blob have one place, whose object is opened with the file. A .safetensors may have a hundred thousand: their
+ * objects are opened when they are read and the most recently used are kept, bounded by count and by memory. `lock`
+ * protects the slots; no lock is held while an object is opened or read, so that two readers may open one twice: the
+ * second one is dropped.
  *
- * What the stored header says is compared with the step's tensors at open: names, dtypes, shapes. A header that does not fit fails the open. */
+ * What the stored header says is compared with the step's tensors at open: names, dtypes, shapes. A header that does
+ * not fit fails the open. */
 #include "core/view/tree.h"
 
 #include <inttypes.h>
@@ -50,7 +52,8 @@ static struct load_object *slot_find(struct view_file *f, uint32_t item)
 }
 
 /* Keeps a reference in the oldest slot, and lets go of the oldest ones while their memory is over the bound. */
-static void slot_keep(struct view_file *f, uint32_t item, struct load_object *object, struct load_object *dropped[static SLOTS])
+static void slot_keep(struct view_file *f, uint32_t item, struct load_object *object,
+	struct load_object *dropped[static SLOTS])
 {
 	size_t total = load_object_memory(object);
 	struct slot *oldest = &f->slots[0];
@@ -139,7 +142,8 @@ static int open_npy(struct view_file *f, const struct view_node *node)
 }
 
 /* The tensors of a stored header are the step's own. */
-static int set_places(struct view_file *f, const char *component, const struct view_safetensors *s, struct base_error *err)
+static int set_places(struct view_file *f, const char *component, const struct view_safetensors *s,
+	struct base_error *err)
 {
 	struct load_step *step = view_tree_step(f->tree);
 	if (!(f->places = malloc(s->ntensors * sizeof *f->places + 1)))
@@ -151,7 +155,8 @@ static int set_places(struct view_file *f, const char *component, const struct v
 		if (item >= 0)
 			load_step_tensor_info(step, (uint32_t)item, &info);
 		if (item < 0 || info.dtype != t->dtype || !tensor_shape_equal(&info.shape, &t->shape))
-			return base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors names tensor '%.*s', which the step does not hold so", component,
+			return base_error_set(err, -BASE_EFORMAT,
+				"the header of %s.safetensors names tensor '%.*s', which the step does not hold so", component,
 				(int)base_min(t->name_len, 400), t->name);
 		if (t->end > t->begin)
 			f->places[f->nplaces++] = (struct place){t->begin, t->end, (uint32_t)item};
@@ -167,12 +172,14 @@ static int open_safetensors(struct view_file *f, const struct view_node *node, s
 	uint64_t data_bytes;
 	void *head;
 	const char *component = load_step_component(step, node->item, &first, &end);
-	int r = load_step_header(step, component, VIEW_SAFETENSORS_VIEW, VIEW_SAFETENSORS_MAX_HEADER + 8ull, &head, &f->head_len, &data_bytes, err);
+	int r = load_step_header(step, component, VIEW_SAFETENSORS_VIEW, VIEW_SAFETENSORS_MAX_HEADER + 8ull, &head,
+		&f->head_len, &data_bytes, err);
 	if (r < 0)
 		return r;
 	f->head = head;
 	if (data_bytes > node->size || f->head_len != node->size - data_bytes)
-		return base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors has another length than the manifest says", component);
+		return base_error_set(err, -BASE_EFORMAT,
+			"the header of %s.safetensors has another length than the manifest says", component);
 	r = view_safetensors_parse(f->head, f->head_len, node->size, &s, err);
 	if (r < 0)
 		return base_error_prefix(err, r, "%s.safetensors", component);
@@ -302,7 +309,8 @@ static int join_finish(struct joined *j, int r, struct load_extents *ret_e)
 		memcpy(memory, j->iov.data, j->iov.len);
 		if (npins)
 			memcpy(memory + j->iov.len, pins, j->pins.len);
-		*ret_e = (struct load_extents){.iov = (void *)memory, .niov = j->iov.len / sizeof(struct iovec), .pins = (void *)(memory + j->iov.len),
+		*ret_e = (struct load_extents){.iov = (void *)memory, .niov = j->iov.len / sizeof(struct iovec),
+			.pins = (void *)(memory + j->iov.len),
 			.npins = npins, .memory = memory};
 	} else {
 		for (unsigned i = 0; i < npins; i++)
@@ -323,7 +331,8 @@ static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, co
 	return base_min(len, (*ret_p)->end - (offset - f->head_len));
 }
 
-static int stretch_extents(struct view_file *f, struct load_cache *c, const struct place *p, uint64_t offset, size_t len, void *scratch,
+static int stretch_extents(struct view_file *f, struct load_cache *c, const struct place *p, uint64_t offset,
+	size_t len, void *scratch,
 	struct load_extents *ret_e, struct base_error *err)
 {
 	struct load_object *o;
@@ -335,7 +344,8 @@ static int stretch_extents(struct view_file *f, struct load_cache *c, const stru
 	return r;
 }
 
-int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch, struct load_extents *ret_e, struct base_error *err)
+int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
+	struct load_extents *ret_e, struct base_error *err)
 {
 	struct joined j = {BASE_BUF_INIT, BASE_BUF_INIT};
 	const struct place *p;
@@ -357,7 +367,8 @@ int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset
 	return join_finish(&j, r, ret_e);
 }
 
-int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out, struct base_error *err)
+int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
+	struct base_error *err)
 {
 	len = clip(f, offset, len);
 	for (size_t done = 0, n; done < len; done += n) {
@@ -380,8 +391,9 @@ int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offse
 }
 
 /* ---- streaming ----
- * A ring of chunks: the caller hands chunk k to the sink and then gives its buffer to chunk k + nchunks, which the pool reads meanwhile. Jobs run in
- * the order in which they were given, so the chunk that is waited for is never behind one that is not yet wanted. */
+ * A ring of chunks: the caller hands chunk k to the sink and then gives its buffer to chunk k + nchunks, which the
+ * pool reads meanwhile. Jobs run in the order in which they were given, so the chunk that is waited for is never
+ * behind one that is not yet wanted. */
 
 struct chunk {
 	struct stream *stream;
@@ -429,7 +441,8 @@ static bool start_chunk(struct stream *s, struct base_pool *pool, struct chunk *
 	return true;
 }
 
-static int stream_ring(struct stream *s, struct base_pool *pool, uint64_t offset, int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
+static int stream_ring(struct stream *s, struct base_pool *pool, uint64_t offset,
+	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
 	void *arg, struct base_error *err)
 {
 	uint64_t at = offset;
@@ -454,7 +467,8 @@ static int stream_ring(struct stream *s, struct base_pool *pool, uint64_t offset
 	return r < 0 ? r : 0;
 }
 
-static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offset, int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
+static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offset,
+	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
 	void *arg, struct base_error *err)
 {
 	base_cleanup_free void *bytes = malloc(base_min(CHUNK_BYTES, f->size - offset) + 1);
@@ -470,7 +484,8 @@ static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offs
 	return 0;
 }
 
-int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads, int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
+int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
+	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
 	void *arg, struct base_error *err)
 {
 	if (threads == 0)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * manifest.json: what a step holds, for people and scripts (docs/tree.md has the schema). A pure function of the tree and the step, so
- * it is written when it is read and only its length is known beforehand: `flush` drops what was written when nothing but the length is wanted. */
+ * manifest.json: what a step holds, for people and scripts (docs/tree.md has the schema). A pure function of the tree
+ * and the step, so it is written when it is read and only its length is known beforehand: `flush` drops what was
+ * written when nothing but the length is wanted. */
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
@@ -45,7 +46,8 @@ void view_time_text(int64_t time_ns, char out[static VIEW_TIME_BYTES])
 	}
 	if (!gmtime_r(&seconds, &tm))
 		memset(&tm, 0, sizeof tm);
-	snprintf(out, VIEW_TIME_BYTES, "%04d-%02d-%02dT%02d:%02d:%02d.%09" PRId64 "Z", tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour,
+	snprintf(out, VIEW_TIME_BYTES, "%04d-%02d-%02dT%02d:%02d:%02d.%09" PRId64 "Z", tm.tm_year + 1900, tm.tm_mon + 1,
+		tm.tm_mday, tm.tm_hour,
 		tm.tm_min, tm.tm_sec, ns);
 }
 
@@ -67,7 +69,8 @@ static void put_head(struct json *j)
 		string(j, info->attributes[i].value);
 	}
 	text(j, info->nattributes ? "\n  }" : "}");
-	base_buf_printf(&j->b, ",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"new_bytes\": %" PRIu64 "}",
+	base_buf_printf(&j->b,
+		",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"new_bytes\": %" PRIu64 "}",
 		info->tensors, info->blobs, info->bytes, info->new_bytes);
 	flush(j);
 }
@@ -81,7 +84,8 @@ static const char *reason(struct json *j, uint32_t first, uint32_t end)
 		load_step_tensor_info(j->step, i, &info);
 		least += info.name_len + strlen("\"\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,0]},");
 	}
-	return least > VIEW_SAFETENSORS_MAX_MADE / 2 ? "its header would be longer than 90000000 bytes" : "no header was saved for it";
+	return least > VIEW_SAFETENSORS_MAX_MADE / 2 ? "its header would be longer than 90000000 bytes"
+		: "no header was saved for it";
 }
 
 static void put_left_out(struct json *j, uint32_t first, uint32_t end)
@@ -110,7 +114,8 @@ static void put_component(struct json *j, uint32_t component)
 		load_step_tensor_info(j->step, i, &info);
 		bytes += info.bytes;
 	}
-	base_buf_printf(&j->b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64 ", \"safetensors\": ", component ? ",\n" : "\n", name, end - first, bytes);
+	base_buf_printf(&j->b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64 ", \"safetensors\": ",
+		component ? ",\n" : "\n", name, end - first, bytes);
 	if (view_safetensors_stored(j->step, name)) {
 		base_buf_printf(&j->b, "\"%s.safetensors\"", name);
 		put_left_out(j, first, end);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A .npy file is "\x93NUMPY" | u8 major | u8 minor | u16 (1.0) or u32 (2.0, 3.0) length | a Python dict literal | data. The
- * reader knows exactly the literals that numpy.lib.format writes: a dict of the keys descr (a string), fortran_order (True or False) and
- * shape (a tuple of integers, an `L` behind each allowed as Python 2 wrote it), in any order. Nothing is evaluated and nothing recurses. */
+ * A .npy file is "\x93NUMPY" | u8 major | u8 minor | u16 (1.0) or u32 (2.0, 3.0) length | a Python dict literal |
+ * data. The reader knows exactly the literals that numpy.lib.format writes: a dict of the keys descr (a string),
+ * fortran_order (True or False) and shape (a tuple of integers, an `L` behind each allowed as Python 2 wrote it), in
+ * any order. Nothing is evaluated and nothing recurses. */
 #include "core/view/npy.h"
 
 #include <inttypes.h>
@@ -14,16 +15,19 @@
 #define MAGIC "\x93NUMPY"
 #define MAX_HEADER_BYTES 65536u
 
-void view_npy_header(enum tensor_dtype dtype, const struct tensor_shape *shape, char header[static VIEW_NPY_DATA_OFFSET])
+void view_npy_header(enum tensor_dtype dtype, const struct tensor_shape *shape,
+	char header[static VIEW_NPY_DATA_OFFSET])
 {
 	char dims[TENSOR_MAX_DIMS * 22 + 4];
 	int n = 0;
 	dims[0] = 0;
 	for (uint32_t d = 0; d < shape->ndim && d < TENSOR_MAX_DIMS; d++)
-		n += snprintf(dims + n, sizeof dims - (size_t)n, d + 1 < shape->ndim ? "%" PRIu64 ", " : "%" PRIu64, shape->dim[d]);
+		n += snprintf(dims + n, sizeof dims - (size_t)n, d + 1 < shape->ndim ? "%" PRIu64 ", " : "%" PRIu64,
+			shape->dim[d]);
 	memcpy(header, MAGIC "\x01", 8); /* version 1.0: the literal's NUL is the minor number */
 	base_put16(header + 8, VIEW_NPY_DATA_OFFSET - 10);
-	n = 10 + snprintf(header + 10, VIEW_NPY_DATA_OFFSET - 10, "{'descr': '%s', 'fortran_order': False, 'shape': (%s%s), }",
+	n = 10 + snprintf(header + 10, VIEW_NPY_DATA_OFFSET - 10,
+		"{'descr': '%s', 'fortran_order': False, 'shape': (%s%s), }",
 		tensor_dtype_npy(dtype), dims, shape->ndim == 1 ? "," : "");
 	memset(header + n, ' ', VIEW_NPY_DATA_OFFSET - (size_t)n);
 	header[VIEW_NPY_DATA_OFFSET - 1] = '\n';
@@ -39,7 +43,8 @@ struct literal {
 
 static int malformed(struct literal *l, const char *what)
 {
-	return base_error_set(l->err, -BASE_EFORMAT, "the .npy header is no dict of descr, fortran_order and shape: %s", what);
+	return base_error_set(l->err, -BASE_EFORMAT, "the .npy header is no dict of descr, fortran_order and shape: %s",
+		what);
 }
 
 static void skip_space(struct literal *l)
@@ -114,7 +119,8 @@ static int take_shape(struct literal *l)
 		if (r < 0)
 			return r;
 		if (l->shape.ndim == TENSOR_MAX_DIMS)
-			return base_error_set(l->err, -BASE_EFORMAT, "the shape in the .npy header has more than %u dimensions", TENSOR_MAX_DIMS);
+			return base_error_set(l->err, -BASE_EFORMAT, "the shape in the .npy header has more than %u dimensions",
+				TENSOR_MAX_DIMS);
 		l->shape.dim[l->shape.ndim++] = v;
 		comma = take(l, ',');
 		if (!comma && l->shape.ndim == 1)
@@ -129,7 +135,8 @@ static int take_value(struct literal *l, const char *key)
 		l->has_descr = true;
 		skip_space(l);
 		if (l->at < l->end && *l->at == '[')
-			return base_error_set(l->err, -BASE_EFORMAT, "the .npy file holds records (a structured dtype), which are no tensor");
+			return base_error_set(l->err, -BASE_EFORMAT,
+				"the .npy file holds records (a structured dtype), which are no tensor");
 		return take_string(l, l->descr, sizeof l->descr);
 	}
 	if (strcmp(key, "fortran_order") == 0 && !l->has_order) {
@@ -180,7 +187,8 @@ static bool order_matters(const struct tensor_shape *s)
 }
 
 /* Finds the dict: its place and length from the fixed head. */
-static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t *ret_at, uint32_t *ret_len, struct base_error *err)
+static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t *ret_at, uint32_t *ret_len,
+	struct base_error *err)
 {
 	if (len < 10 || memcmp(head, MAGIC, 6) != 0)
 		return base_error_set(err, -BASE_EFORMAT, "this is no .npy file: it does not begin with the magic bytes");
@@ -197,7 +205,8 @@ static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t 
 	return 0;
 }
 
-int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum tensor_dtype *ret_dtype, struct tensor_shape *ret_shape,
+int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum tensor_dtype *ret_dtype,
+	struct tensor_shape *ret_shape,
 	uint64_t *ret_data_offset, struct base_error *err)
 {
 	struct literal l = {.err = err};
@@ -216,13 +225,15 @@ int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum t
 	if (tensor_dtype_from_npy(l.descr, &dtype) < 0)
 		return base_error_set(err, -BASE_EFORMAT, "the .npy file's dtype '%s' has no counterpart here", l.descr);
 	if (l.fortran && order_matters(&l.shape))
-		return base_error_set(err, -BASE_EFORMAT, "the .npy file is in Fortran order: save it in C order (numpy.ascontiguousarray)");
+		return base_error_set(err, -BASE_EFORMAT,
+			"the .npy file is in Fortran order: save it in C order (numpy.ascontiguousarray)");
 	unsigned item_bytes = tensor_dtype_bytes(dtype);
 	if (tensor_shape_items(&l.shape, item_bytes, &items) < 0)
 		return base_error_set(err, -BASE_EFORMAT, "the shape in the .npy header overflows");
 	uint64_t want = items * item_bytes, has = file_size - at - len;
 	if (want != has)
-		return base_error_set(err, -BASE_EFORMAT, "the .npy file is too %s: its shape needs %" PRIu64 " bytes of data, and it has %" PRIu64,
+		return base_error_set(err, -BASE_EFORMAT,
+			"the .npy file is too %s: its shape needs %" PRIu64 " bytes of data, and it has %" PRIu64,
 			has < want ? "short" : "long", want, has);
 	*ret_dtype = dtype;
 	*ret_shape = l.shape;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The order of the data makes every tensor aligned: those whose size is a multiple of 4096 keep the offset a multiple of 4096 for each other, and
- * behind them falling element sizes (powers of two) keep each a multiple of the next. */
+ * The order of the data makes every tensor aligned: those whose size is a multiple of 4096 keep the offset a multiple
+ * of 4096 for each other, and behind them falling element sizes (powers of two) keep each a multiple of the next. */
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
@@ -10,10 +10,12 @@
 
 struct item { uint32_t tensor, element_bytes; bool unaligned; };
 
-bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name, uint32_t name_len)
+bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
+	uint32_t name_len)
 {
 	size_t reserved = strlen(VIEW_SAFETENSORS_METADATA);
-	if (!tensor_dtype_safetensors(dtype) || (name_len == reserved && memcmp(name, VIEW_SAFETENSORS_METADATA, reserved) == 0))
+	if (!tensor_dtype_safetensors(dtype) ||
+	    (name_len == reserved && memcmp(name, VIEW_SAFETENSORS_METADATA, reserved) == 0))
 		return false;
 	return dtype != TENSOR_F4_E2M1FN_X2 || shape->ndim > 0; /* a scalar of two elements has no shape in elements */
 }
@@ -71,7 +73,8 @@ static void put_pair(struct base_buf *b, const char *key, const char *value, boo
 	view_json_string(b, value, strlen(value));
 }
 
-/* `format: pt` (transformers refuses files without it) takes its place among the sorted keys unless the metadata has its own. */
+/* `format: pt` (transformers refuses files without it) takes its place among the sorted keys unless the metadata has
+ * its own. */
 static void put_metadata(struct base_buf *b, const struct proto_attribute *metadata, uint32_t n)
 {
 	bool comma = false, format = false;
@@ -139,7 +142,8 @@ static size_t collect(const struct store_layout *l, uint32_t first, uint32_t end
 	return n;
 }
 
-int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata, uint32_t nmetadata,
+int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata,
+	uint32_t nmetadata,
 	struct base_buf *ret_header, uint64_t *ret_data_bytes)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A header comes from anywhere and may lie about everything, so it is read by a parser for exactly its grammar: one object of objects with the
- * keys dtype, shape and data_offsets, and one object of strings, __metadata__. Nothing recurses (a nested value where none belongs is refused at
- * its first bracket), no tree is built (a header of 100 MB of brackets costs nothing), and every sentence can name the tensor, which a general
- * JSON library's errors cannot: it would drop the first of two equal keys or stop at one without saying which.
+ * A header comes from anywhere and may lie about everything, so it is read by a parser for exactly its grammar: one
+ * object of objects with the keys dtype, shape and data_offsets, and one object of strings, __metadata__. Nothing
+ * recurses (a nested value where none belongs is refused at its first bracket), no tree is built (a header of 100 MB
+ * of brackets costs nothing), and every sentence can name the tensor, which a general JSON library's errors cannot:
+ * it would drop the first of two equal keys or stop at one without saying which.
  *
- * Memory: names and metadata are decoded into one buffer, never longer than the header; while it grows, places in it are kept as offsets
- * (struct entry) and become pointers at the end. ret_s->memory owns everything: tensors, metadata, then text. */
+ * Memory: names and metadata are decoded into one buffer, never longer than the header; while it grows, places in it
+ * are kept as offsets (struct entry) and become pointers at the end. ret_s->memory owns everything: tensors,
+ * metadata, then text. */
 #include "core/view/safetensors.h"
 
 #include <inttypes.h>
@@ -58,8 +60,10 @@ static int malformed(struct header *h, const char *what)
 {
 	size_t at = (size_t)(h->at - h->start);
 	if (h->name[0])
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the header is not valid at byte %zu: %s", h->name, at, what);
-	return base_error_set(h->err, -BASE_EFORMAT, "the header is not a JSON object of tensors: at byte %zu %s", at, what);
+		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the header is not valid at byte %zu: %s", h->name,
+			at, what);
+	return base_error_set(h->err, -BASE_EFORMAT, "the header is not a JSON object of tensors: at byte %zu %s", at,
+		what);
 }
 
 static void skip_space(struct header *h)
@@ -195,7 +199,8 @@ static int take_integer(struct header *h, const char *what, uint64_t *ret)
 			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': a number in its %s overflows", h->name, what);
 	bool more = h->at < h->end && (*h->at == '.' || *h->at == 'e' || *h->at == 'E');
 	if (h->at == from || more || (*from == '0' && h->at - from > 1))
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its %s holds something that is no natural number", h->name, what);
+		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its %s holds something that is no natural number",
+			h->name, what);
 	*ret = v;
 	return 0;
 }
@@ -231,7 +236,8 @@ static int take_shape(struct header *h, struct entry *e)
 		if ((r = take_integer(h, "shape", &v)) < 0)
 			return r;
 		if (e->shape.ndim == TENSOR_MAX_DIMS)
-			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its shape has more than %u dimensions", h->name, TENSOR_MAX_DIMS);
+			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its shape has more than %u dimensions", h->name,
+				TENSOR_MAX_DIMS);
 		e->shape.dim[e->shape.ndim++] = v;
 	} while (take(h, ','));
 	return expect(h, ']', "its shape does not end");
@@ -240,7 +246,8 @@ static int take_shape(struct header *h, struct entry *e)
 static int take_offsets(struct header *h, struct entry *e)
 {
 	int r = expect(h, '[', "its data_offsets are no list");
-	if (r < 0 || (r = take_integer(h, "data_offsets", &e->begin)) < 0 || (r = expect(h, ',', "its data_offsets are not two")) < 0 ||
+	if (r < 0 || (r = take_integer(h, "data_offsets", &e->begin)) < 0 || (r = expect(h, ',',
+		"its data_offsets are not two")) < 0 ||
 	    (r = take_integer(h, "data_offsets", &e->end)) < 0)
 		return r;
 	return expect(h, ']', "its data_offsets are not two");
@@ -278,15 +285,18 @@ static int check_entry(struct header *h, struct entry *e)
 	unsigned item_bytes = tensor_dtype_bytes(e->dtype);
 	if (e->dtype == TENSOR_F4_E2M1FN_X2) {
 		if (e->shape.ndim == 0 || e->shape.dim[e->shape.ndim - 1] % 2)
-			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the last dimension of an F4 tensor must be even", h->name);
+			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the last dimension of an F4 tensor must be even",
+				h->name);
 		e->shape.dim[e->shape.ndim - 1] /= 2;
 	}
 	if (tensor_shape_items(&e->shape, item_bytes, &items) < 0)
 		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the product of its shape overflows", h->name);
 	if (e->end < e->begin)
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its data_offsets run backwards (%" PRIu64 " to %" PRIu64 ")", h->name, e->begin, e->end);
+		return base_error_set(h->err, -BASE_EFORMAT,
+			"tensor '%s': its data_offsets run backwards (%" PRIu64 " to %" PRIu64 ")", h->name, e->begin, e->end);
 	if (e->end - e->begin != items * item_bytes)
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its shape needs %" PRIu64 " bytes, and its data_offsets span %" PRIu64,
+		return base_error_set(h->err, -BASE_EFORMAT,
+			"tensor '%s': its shape needs %" PRIu64 " bytes, and its data_offsets span %" PRIu64,
 			h->name, items * item_bytes, e->end - e->begin);
 	return 0;
 }
@@ -337,7 +347,8 @@ static int take_pair(struct header *h)
 	if ((r = take_string(h, "", &p.value, &value_len)) < 0)
 		return r;
 	if (!proto_utf8_valid((const char *)h->text.data + p.value, value_len))
-		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__: the value of '%s' holds a NUL or broken UTF-8", shown);
+		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__: the value of '%s' holds a NUL or broken UTF-8",
+			shown);
 	base_buf_append(&h->pairs, &p, sizeof p);
 	return h->pairs.error;
 }
@@ -372,7 +383,8 @@ static int take_member(struct header *h)
 	if (!proto_utf8_valid(name, len))
 		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its name holds a NUL or broken UTF-8", h->name);
 	if (len > PROTO_NAME_MAX)
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its name is longer than %d bytes", h->name, PROTO_NAME_MAX);
+		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its name is longer than %d bytes", h->name,
+			PROTO_NAME_MAX);
 	if (len == strlen(VIEW_SAFETENSORS_METADATA) && memcmp(name, VIEW_SAFETENSORS_METADATA, len) == 0) {
 		h->text.len = at;
 		h->name[0] = 0;
@@ -422,7 +434,8 @@ static int by_place(const void *pa, const void *pb)
 
 static int by_name(const void *pa, const void *pb)
 {
-	return compare_names(*(const struct view_safetensors_tensor *const *)pa, *(const struct view_safetensors_tensor *const *)pb);
+	return compare_names(*(const struct view_safetensors_tensor *const *)pa,
+		*(const struct view_safetensors_tensor *const *)pb);
 }
 
 static int by_key(const void *pa, const void *pb)
@@ -462,18 +475,24 @@ static int check_cover(const struct view_safetensors *s, struct base_error *err)
 		const struct view_safetensors_tensor *t = &s->tensors[i];
 		excerpt(t->name, t->name_len, shown);
 		if (t->end > s->data_bytes)
-			return base_error_set(err, -BASE_EFORMAT, "tensor '%s': its data ends at byte %" PRIu64 " of the data, and the file holds %" PRIu64, shown, t->end, s->data_bytes);
+			return base_error_set(err, -BASE_EFORMAT,
+				"tensor '%s': its data ends at byte %" PRIu64 " of the data, and the file holds %" PRIu64, shown,
+				t->end, s->data_bytes);
 		if (t->begin > at)
-			return base_error_set(err, -BASE_EFORMAT, "tensor '%s': there is a gap of %" PRIu64 " bytes before its data", shown, t->begin - at);
+			return base_error_set(err, -BASE_EFORMAT,
+				"tensor '%s': there is a gap of %" PRIu64 " bytes before its data", shown, t->begin - at);
 		if (t->begin < at)
-			return base_error_set(err, -BASE_EFORMAT, "tensor '%s': its data overlaps that of tensor '%s'", shown, before);
+			return base_error_set(err, -BASE_EFORMAT, "tensor '%s': its data overlaps that of tensor '%s'", shown,
+				before);
 		at = t->end;
 		memcpy(before, shown, sizeof before);
 	}
 	if (at != s->data_bytes && s->ntensors)
-		return base_error_set(err, -BASE_EFORMAT, "tensor '%s' is the last one, and %" PRIu64 " bytes follow its data", shown, s->data_bytes - at);
+		return base_error_set(err, -BASE_EFORMAT, "tensor '%s' is the last one, and %" PRIu64 " bytes follow its data",
+			shown, s->data_bytes - at);
 	if (at != s->data_bytes)
-		return base_error_set(err, -BASE_EFORMAT, "the header names no tensor, and %" PRIu64 " bytes follow it", s->data_bytes);
+		return base_error_set(err, -BASE_EFORMAT, "the header names no tensor, and %" PRIu64 " bytes follow it",
+			s->data_bytes);
 	return 0;
 }
 
@@ -495,7 +514,8 @@ static int assemble(struct header *h, struct view_safetensors *s)
 	if (h->text.len)
 		memcpy(text, h->text.data, h->text.len);
 	for (size_t i = 0; i < n; i++)
-		s->tensors[i] = (struct view_safetensors_tensor){.name = text + e[i].name, .name_len = e[i].name_len, .dtype = e[i].dtype,
+		s->tensors[i] = (struct view_safetensors_tensor){.name = text + e[i].name, .name_len = e[i].name_len,
+			.dtype = e[i].dtype,
 			.shape = e[i].shape, .begin = e[i].begin, .end = e[i].end};
 	for (size_t i = 0; i < m; i++)
 		s->metadata[i] = (struct proto_attribute){text + p[i].key, text + p[i].value};
@@ -516,7 +536,8 @@ static int parse(struct header *h, struct view_safetensors *s)
 	return r == -ENOMEM ? base_error_set(h->err, r, "out of memory while reading a header") : r;
 }
 
-int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, struct view_safetensors *ret_s, struct base_error *err)
+int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, struct view_safetensors *ret_s,
+	struct base_error *err)
 {
 	struct header h = {.err = err};
 	struct view_safetensors s = {0};
@@ -524,9 +545,11 @@ int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, s
 		return base_error_set(err, -BASE_EFORMAT, "this is no safetensors file: it is shorter than 8 bytes");
 	uint64_t n = base_get64(header);
 	if (n > VIEW_SAFETENSORS_MAX_HEADER)
-		return base_error_set(err, -BASE_EFORMAT, "its header claims %" PRIu64 " bytes, more than the format's limit of %u", n, VIEW_SAFETENSORS_MAX_HEADER);
+		return base_error_set(err, -BASE_EFORMAT,
+			"its header claims %" PRIu64 " bytes, more than the format's limit of %u", n, VIEW_SAFETENSORS_MAX_HEADER);
 	if (n > file_size - 8 || n > len - 8)
-		return base_error_set(err, -BASE_EFORMAT, "its header claims %" PRIu64 " bytes, and the file ends after %" PRIu64, n, file_size - 8);
+		return base_error_set(err, -BASE_EFORMAT,
+			"its header claims %" PRIu64 " bytes, and the file ends after %" PRIu64, n, file_size - 8);
 	h.start = h.at = (const uint8_t *)header + 8;
 	h.end = h.at + n;
 	s.data_offset = 8 + n;

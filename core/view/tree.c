@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Building goes in two stages. First drafts: every file and directory in the order in which it is met, found again through a hash table over
- * (parent, name), so that collisions are seen at once. The tree's own files come first, then the blobs' directories, then the blobs: so a blob
- * never takes a path that the tree uses, and of two blobs of which one is a file where the other needs a directory the file gives way.
- * Which blob gives way depends on the set of names alone, not on their order. Then numbering: breadth first, children sorted by their bytes.
+ * Building goes in two stages. First drafts: every file and directory in the order in which it is met, found again
+ * through a hash table over (parent, name), so that collisions are seen at once. The tree's own files come first,
+ * then the blobs' directories, then the blobs: so a blob never takes a path that the tree uses, and of two blobs of
+ * which one is a file where the other needs a directory the file gives way. Which blob gives way depends on the set
+ * of names alone, not on their order. Then numbering: breadth first, children sorted by their bytes.
  *
- * A blob that gives way is shown with its first character as %XX. No escape makes such a name (a `%` stands only for the characters that
- * view_name_escape escapes), so it meets others only in made-up cases; then it is shown as a shortened name, which carries a hash of the whole.
+ * A blob that gives way is shown with its first character as %XX. No escape makes such a name (a `%` stands only for
+ * the characters that view_name_escape escapes), so it meets others only in made-up cases; then it is shown as a
+ * shortened name, which carries a hash of the whole.
  *
- * Names lie one after another in one allocation. Drafts hold offsets into it, since it moves while it grows; nodes hold pointers. */
+ * Names lie one after another in one allocation. Drafts hold offsets into it, since it moves while it grows; nodes
+ * hold pointers. */
 #include "core/view/tree.h"
 
 #include <stdatomic.h>
@@ -81,7 +84,8 @@ static int64_t draft_find(const struct builder *b, uint32_t parent, const char *
 }
 
 /* Number of the new draft; -EEXIST. */
-static int64_t draft_add(struct builder *b, uint32_t parent, const char *name, enum view_kind kind, uint32_t item, uint64_t size)
+static int64_t draft_add(struct builder *b, uint32_t parent, const char *name, enum view_kind kind, uint32_t item,
+	uint64_t size)
 {
 	if (b->n == UINT32_MAX - 1)
 		return -BASE_ELIMIT;
@@ -175,8 +179,10 @@ static bool renamed_part(const char *part, size_t len, char file[static VIEW_FIL
 	return (size_t)snprintf(file, VIEW_FILE_NAME_BYTES, "%s%.240s", hex, escaped + 1) == 3 * n + strlen(escaped + 1);
 }
 
-/* Walks a blob's path from `directory`, making directories. Returns the one that its file belongs in, and the file's name; -ENOTDIR: a file is in the way. */
-static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed, char file[static VIEW_FILE_NAME_BYTES])
+/* Walks a blob's path from `directory`, making directories. Returns the one that its file belongs in, and the file's
+ * name; -ENOTDIR: a file is in the way. */
+static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed,
+	char file[static VIEW_FILE_NAME_BYTES])
 {
 	size_t left = strlen(path);
 	int64_t at = directory;
@@ -199,7 +205,8 @@ static int64_t walk_path(struct builder *b, uint32_t directory, const char *path
 static bool reserved_path(const struct load_blob_info *blob)
 {
 	size_t n = part_len(blob->name, strlen(blob->name));
-	return !blob->per_rank && ((n == 5 && memcmp(blob->name, "ranks", n) == 0) || (n == 4 && memcmp(blob->name, "mesh", n) == 0));
+	return !blob->per_rank && ((n == 5 && memcmp(blob->name, "ranks", n) == 0) || (n == 4 && memcmp(blob->name, "mesh",
+		n) == 0));
 }
 
 static int64_t blob_base(struct builder *b, const struct load_blob_info *blob)
@@ -237,7 +244,8 @@ static int give_way(struct builder *b, uint32_t item)
 	}
 	if (r < 0)
 		return (int)r;
-	base_warning("%s/%llu: the path of the blob '%s' is in use: its first part is shown escaped", info->run, (unsigned long long)info->step, blob.name);
+	base_warning("%s/%llu: the path of the blob '%s' is in use: its first part is shown escaped", info->run,
+		(unsigned long long)info->step, blob.name);
 	return 0;
 }
 
@@ -297,7 +305,8 @@ static int by_draft_name(const void *pa, const void *pb, void *arg)
 static void fill_node(const struct builder *b, struct view_tree *t, uint32_t node, uint32_t draft, uint32_t parent)
 {
 	const struct draft *d = draft_at(b, draft);
-	t->nodes[node] = (struct view_node){.name = t->names + d->name, .parent = parent, .item = d->item, .kind = d->kind, .size = d->size};
+	t->nodes[node] = (struct view_node){.name = t->names + d->name, .parent = parent, .item = d->item, .kind = d->kind,
+		.size = d->size};
 }
 
 /* children: drafts grouped by parent; first[d] .. first[d + 1]: those of draft d. */
@@ -366,7 +375,8 @@ int view_tree_build(struct load_step *step, struct view_tree **ret_t, struct bas
 	free(b.slots);
 	if (r < 0) {
 		view_tree_unref(t);
-		return base_error_set(err, r, "%s/%llu: its names cannot be shown as files: %s", info->run, (unsigned long long)info->step, base_error_name(r));
+		return base_error_set(err, r, "%s/%llu: its names cannot be shown as files: %s", info->run,
+			(unsigned long long)info->step, base_error_name(r));
 	}
 	*ret_t = t;
 	return 0;
