@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The POSIX storage: a name stands for a whole, durable file or for nothing, whoever wins and whoever is killed."""
+
+import ctypes as C
+import errno
+import multiprocessing
+import os
+import random
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+import storelow as low
+
+FLAGS = [0, low.NAMED_TEMPS]
+fork = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(params=FLAGS, ids=["unnamed", "named"])
+def storage(lib, tmp_path, request):
+    with low.Storage(lib, tmp_path / "s", low.CREATE | request.param) as s:
+        s.flags = request.param
+        yield s
+
+
+def fails(code, f, *args):
+    with pytest.raises(OSError) as e:
+        f(*args)
+    assert e.value.errno == code
+
+
+def test_put(storage):
+    assert storage.put("runs/a/000000000000", b"one") == low.MINE
+    assert storage.put("runs/a/000000000000", b"one") == low.MINE
+    assert storage.put("runs/a/000000000000", b"two") == low.OTHER
+    assert storage.put("runs/a/000000000000", b"on") == low.OTHER
+    assert storage.put("runs/a/000000000000", b"") == low.OTHER
+    assert storage.put("runs/a/1", b"") == low.MINE
+    assert storage.read("runs/a/000000000000") == b"one" and storage.read("runs/a/1") == b""
+    big = os.urandom(3 << 20)
+    assert storage.put("big", big) == low.MINE and storage.put("big", big) == low.MINE and storage.read("big") == big
+    assert storage.put("big", big[:-1] + bytes([big[-1] ^ 1])) == low.OTHER
+    assert [e[0] for e in storage.list()] == ["big", "runs/a/000000000000", "runs/a/1"]
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert os.stat(os.path.join(storage.path, "big")).st_mode & 0o777 == 0o644 & ~mask
+
+
+def test_read_and_remove(storage):
+    storage.put("a/b", b"12345")
+    assert storage.size("a/b") == 5
+    fails(errno.EFBIG, storage.read, "a/b", 4)
+    fails(errno.ENOENT, storage.read, "a/c")
+    fails(errno.ENOENT, storage.size, "z/b")
+    fails(errno.EISDIR, storage.read, "a")
+    f, n = low.P(), C.c_uint64()
+    assert storage.ops.file_open(storage.s, b"a/b", C.byref(f), C.byref(n)) == 0 and n.value == 5
+    out = C.create_string_buffer(8)
+    assert storage.ops.file_read(f, 1, out, 4) == 0 and out.raw[:4] == b"2345"
+    for offset, size in ((1, 5), (5, 1), (2**63 - 1, 8), (2**64 - 1, 2)):
+        assert storage.ops.file_read(f, offset, out, size) == -errno.ENODATA
+    assert storage.ops.file_descriptor(f) >= 0
+    storage.ops.file_close(f)
+    storage.remove("a/b")
+    fails(errno.ENOENT, storage.remove, "a/b")
+    assert storage.ops.remove_dir(storage.s, b"a") == 0
+    assert storage.put("a/b", b"again") == low.MINE
+
+
+def test_names(lib, storage):
+    for name in ("a", "a/b", "A-z_0.=", "..a", "a..", "x" * 255, "a/" * 255 + "a"):
+        assert lib.store_name_valid(name.encode()), name
+    bad = ("", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a b", "a\\b", "\xe9", "a\n", "x" * 256, "a/" * 256 + "a")
+    for name in bad:
+        assert not lib.store_name_valid(name.encode()), name
+        with pytest.raises(OSError):
+            storage.put(name, b"x")
+    fails(errno.EINVAL, storage.put, "a.tmp.0123456789abcdef", b"x")
+    assert storage.list() == []
+
+
+def test_links_are_not_followed(storage, tmp_path):
+    storage.put("d/f", b"inside")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "f").write_bytes(b"outside")
+    root = storage.path
+    os.symlink(tmp_path / "out", root + "/link")
+    os.symlink("d", root + "/near")
+    os.symlink(tmp_path / "out" / "f", root + "/d/lf")
+    os.mkfifo(root + "/fifo")
+    for name in ("link/f", "near/f", "d/lf"):
+        fails(errno.ELOOP, storage.read, name)
+        with pytest.raises(OSError):
+            storage.put(name, b"x")
+    fails(errno.EINVAL, storage.read, "fifo") # and does not hang
+    assert (tmp_path / "out" / "f").read_bytes() == b"outside"
+    assert {e[0] for e in storage.list() if e[3]} == {"link", "near", "d/lf", "fifo"}
+    with pytest.raises(OSError):
+        storage.remove("link/f")
+    storage.remove("link")
+
+
+def test_listing_marks_what_is_strange(storage):
+    storage.put("a/b/c", b"12")
+    root = storage.path
+    open(root + "/a/x.tmp.0123456789abcdef", "w").close()
+    open(root + "/a/x.tmp.0123456789abcdeg", "w").close()
+    open(root + "/a/strange name", "w").close()
+    os.mkdir(root + "/a/bad dir")
+    open(root + "/a/bad dir/deep", "w").close()
+    assert storage.list("a") == [("a/b/c", 2, False, False), ("a/bad dir", 0, False, True), ("a/strange name", 0, False, True),
+                                 ("a/x.tmp.0123456789abcdef", 0, True, False), ("a/x.tmp.0123456789abcdeg", 0, False, False)]
+    assert [e[0] for e in storage.list_dirs("a")] == ["a/b", "a/bad dir"]
+    assert storage.list("nothing") == [] and storage.list_dirs("nothing") == []
+    stop = low.LISTED(lambda _, e: 7)
+    assert storage.ops.list(storage.s, b"a", stop, None) == 7
+
+
+def test_writer(storage):
+    parts = [os.urandom(n) for n in (0, 1, 5000, 200_000, 3, 1 << 20, (2 << 20) + 1, 127 << 10, 999)] + [b"z" * 60_000] * 30
+    storage.file("packs/00/p.pack", parts)
+    assert storage.read("packs/00/p.pack") == b"".join(parts)
+    fails(errno.EEXIST, storage.file, "packs/00/p.pack", [b"x"])
+    storage.file("packs/00/q.pack", parts, seal=False)
+    assert [e[0] for e in storage.list()] == ["packs/00/p.pack"]
+    w = low.P()
+    assert storage.ops.writer_open(storage.s, b"packs/00/r.pack", C.byref(w)) == 0
+    storage.put("packs/00/r.pack", b"was here first")
+    assert storage.ops.writer_append(w, b"x", 1) == 0
+    assert storage.ops.writer_seal(w) == -errno.EEXIST
+    assert storage.read("packs/00/r.pack") == b"was here first"
+    assert [e[0] for e in storage.list()] == ["packs/00/p.pack", "packs/00/r.pack"]
+
+
+def test_create_refuses_what_is_not_empty(lib, tmp_path):
+    (tmp_path / "f").write_text("x")
+    fails(errno.ENOTEMPTY, low.Storage, lib, tmp_path, low.CREATE)
+    fails(errno.ENOTDIR, low.Storage, lib, tmp_path / "f", 0)
+    fails(errno.ENOENT, low.Storage, lib, tmp_path / "none", 0)
+    fails(errno.ENOENT, low.Storage, lib, tmp_path / "none" / "deeper", low.CREATE)
+    low.Storage(lib, tmp_path / "new", low.CREATE).close()
+    low.Storage(lib, tmp_path / "new", low.CREATE).close() # still empty: the probe left nothing
+
+
+def test_read_only(lib, storage):
+    storage.put("a", b"x")
+    with low.Storage(lib, storage.path, low.READ_ONLY) as s:
+        assert s.read("a") == b"x"
+        fails(errno.EROFS, s.put, "a", b"x")
+        fails(errno.EROFS, s.remove, "a")
+        fails(errno.EROFS, s.file, "b", [b"x"])
+        assert s.ops.sync_dir(s.s, b"") == 0
+
+
+def test_medium_owner_watch(storage):
+    m, o = low.Medium(), low.Owner()
+    assert storage.ops.stat(storage.s, C.byref(m)) == 0 and m.block_bytes > 0 and m.blocks >= m.blocks_free
+    assert storage.ops.owner(storage.s, C.byref(o)) == 0 and o.uid == os.getuid() and o.ctime_ns > 0
+    storage.put("runs/a/0", b"x")
+    fd, dirs = C.c_int(-1), (C.c_char_p * 2)(b"runs", b"runs/a")
+    r = storage.ops.watch(storage.s, dirs, 2, C.byref(fd))
+    if not m.local:
+        assert r == -errno.EOPNOTSUPP
+        return
+    assert r == 0 and not select.select([fd.value], [], [], 0)[0]
+    storage.put("runs/a/1", b"y")
+    assert select.select([fd.value], [], [], 5)[0]
+    os.close(fd.value)
+
+
+def _race(lib, path, flags, name, data, gate, out):
+    with low.Storage(lib, path, flags) as s:
+        gate.wait()
+        out.put((data, s.put(name, data)))
+
+
+def test_of_eight_puts_at_once_one_wins(lib, storage):
+    for turn in range(5):
+        gate, out, name = fork.Barrier(8), fork.Queue(), f"runs/a{turn}/{turn:012}"
+        work = [fork.Process(target=_race, args=(lib, storage.path, storage.flags, name, b"%d" % (i // 2) * 5000, gate, out)) for i in range(8)]
+        for w in work:
+            w.start()
+        answers = [out.get(timeout=30) for _ in work]
+        for w in work:
+            w.join()
+        there = storage.read(name)
+        assert sorted(a for _, a in answers) == [low.MINE] * 2 + [low.OTHER] * 6
+        assert all((data == there) == (a == low.MINE) for data, a in answers)
+    assert all(not e[2] for e in storage.list())
+
+
+def _put_for_ever(lib, path, flags, size):
+    with low.Storage(lib, path, flags) as s:
+        for i in range(1 << 30):
+            s.put(f"f{i}", b"%08d" % i * (size // 8))
+
+
+def test_a_killed_put_leaves_nothing_under_the_name(lib, storage):
+    rng, size = random.Random(3), 4 << 20
+    for _ in range(8):
+        w = fork.Process(target=_put_for_ever, args=(lib, storage.path, storage.flags, size))
+        w.start()
+        time.sleep(rng.uniform(0.01, 0.12))
+        os.kill(w.pid, signal.SIGKILL)
+        w.join()
+        for name, n, temporary, foreign in storage.list():
+            assert not foreign
+            if not temporary:
+                assert n == size and storage.read(name) == b"%08d" % int(name[1:]) * (size // 8)
+            else:
+                assert storage.flags & low.NAMED_TEMPS
+            storage.remove(name)
+
+
+def test_a_full_disk(lib, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        for flags in FLAGS:
+            with low.Storage(lib, disk, flags) as s:
+                assert s.put("old", b"old" * 1000) == low.MINE
+                fails(errno.ENOSPC, s.put, "new", bytes(2 << 20))
+                fails(errno.ENOSPC, s.file, "pack", [b"x" * 100_000] * 30)
+                assert [e[0] for e in s.list()] == ["old"]
+                assert s.put("new", bytes(800 << 10)) == low.MINE
+                s.remove("new")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
