@@ -92,7 +92,9 @@ def test_links_are_not_followed(storage, tmp_path):
     os.symlink(tmp_path / "out" / "f", root + "/d/lf")
     os.mkfifo(root + "/fifo")
     for name in ("link/f", "near/f", "d/lf"):
-        fails(errno.ELOOP, storage.read, name)
+        with pytest.raises(OSError) as e:
+            storage.read(name)
+        assert e.value.errno in (errno.ELOOP, errno.ENOTDIR) # the latter without openat2
         with pytest.raises(OSError):
             storage.put(name, b"x")
     fails(errno.EINVAL, storage.read, "fifo") # and does not hang
