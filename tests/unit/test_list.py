@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run's list against an independent telling of its rules: random histories, several processes, damage."""
+import ctypes
+import errno
+import multiprocessing
+import os
+import random
+import shutil
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from storelib import (ABORT, ABORTED, COMMIT, COMMITTED, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Entry, Failed, Live, digest,
+                      scratch)
+
+LAUNCHES = [f"{i:016x}" for i in range(0xA0, 0xA8)]
+ATTEMPTS = [f"{launch}-{n}" for launch in LAUNCHES for n in range(15)] + [f"{i:016x}-0" for i in range(1, 60)]
+
+
+class Oracle:
+    """The rules as sentences: what each entry does to who knows all entries before it."""
+
+    def __init__(self):
+        self.live, self.done, self.dead, self.launches, self.entries = {}, {}, {}, [], 0
+
+    def state(self, attempt):
+        if attempt in self.done:
+            return COMMITTED
+        launch = attempt[:16]
+        if attempt in self.dead or (launch in self.launches and launch != self.launches[-1]):
+            return ABORTED
+        return UNDECIDED
+
+    def valid(self, attempt, step, replaces):
+        now = self.live[step][0] if step in self.live else NONE
+        return self.state(attempt) == UNDECIDED and replaces == now
+
+    def apply(self, kind, *what):
+        n, self.entries = self.entries, self.entries + 1
+        if kind == LAUNCH and what[0] not in self.launches:
+            self.launches.append(what[0])
+        elif kind == COMMIT:
+            attempt, step, replaces, mark = what
+            if self.valid(attempt, step, replaces):
+                self.live[step] = (n, attempt, mark)
+                self.done[attempt] = n
+        elif kind == ABORT and what[0] not in self.done:
+            self.dead.setdefault(what[0], n)
+        elif kind == REMOVE:
+            for step, (entry, *_) in list(self.live.items()):
+                if entry == what[0]:
+                    del self.live[step]
+
+
+@pytest.fixture(scope="module")
+def api(lib):
+    path = scratch()
+    shutil.rmtree(path)
+    api = Api(lib, path)
+    yield api
+    api.close()
+    shutil.rmtree(path)
+
+
+runs = iter(range(10**9))
+
+
+def history(seed, least, most):
+    """Operations; hypothesis gives the seed (shrinking a list of hundreds takes minutes and tells no more)."""
+    r = random.Random(seed)
+    return [(r.choice("ccccccclaarrx"), r.randrange(10**6), r.randrange(26), r.choice("nnnls")) for _ in range(r.randrange(least, most))]
+
+
+def operation(oracle, kind, pick, step, way):
+    """A random entry, likely or not: (kind, fields for the oracle)."""
+    attempt = ATTEMPTS[pick % len(ATTEMPTS)]
+    if kind == "l":
+        return LAUNCH, LAUNCHES[pick % len(LAUNCHES)]
+    if kind == "a":
+        return ABORT, attempt
+    if kind == "r" and oracle.live:
+        return REMOVE, sorted(oracle.live.values())[pick % len(oracle.live)][0]
+    if kind == "x":
+        return REMOVE, pick % (oracle.entries + 3)
+    replaces = NONE if way == "n" else oracle.live.get(step, (NONE,))[0] if way == "l" else pick % (oracle.entries + 1)
+    return COMMIT, attempt, step, replaces, pick % 60000
+
+
+def make(api, what):
+    kind, *rest = what
+    if kind == LAUNCH:
+        return api.entry(LAUNCH, launch=rest[0].encode(), newest_step=NONE)
+    if kind == ABORT:
+        return api.entry(ABORT, attempt=rest[0].encode(), reason=b"why", rank=3)
+    if kind == REMOVE:
+        return api.entry(REMOVE, removes=rest[0])
+    return api.commit_entry(*rest, attributes=[("loss", f"{rest[3]}")] if rest[3] % 3 == 0 else [])
+
+
+def snapshot_of(api, oracle):
+    rows = sorted((entry, step, attempt, mark) for step, (entry, attempt, mark) in oracle.live.items())
+    live = (Live * len(rows))(*[Live(entry, api.commit_entry(attempt, step, NONE, mark).commit) for entry, step, attempt, mark in rows])
+    return Entry(kind=SNAPSHOT, time_ns=1, host=b"h", live=live, nlive=len(rows))
+
+
+def agree(l, oracle):
+    assert (l.next, l.damaged) == (oracle.entries, 0)
+    assert l.steps() == oracle.live
+
+
+HYPOTHESIS = dict(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(max_examples=25, **HYPOTHESIS)
+@given(st.integers(0, 2**32))
+def test_any_history_from_the_start(api, seed):
+    """Whatever stands in the list, commits that do not count included: a whole list shows what the rules say."""
+    run, oracle = f"raw{next(runs)}", Oracle()
+    with api.list(run) as follower:
+        for o in history(seed, 70, 200):
+            if oracle.entries and oracle.entries % 64 == 0:
+                api.put_raw(run, oracle.entries, snapshot_of(api, oracle))
+                oracle.apply(SNAPSHOT)
+            what = operation(oracle, *o)
+            api.put_raw(run, oracle.entries, make(api, what))
+            oracle.apply(*what)
+            if o[1] % 7 == 0:
+                follower.refresh()
+                agree(follower, oracle)
+        with api.list(run, whole=True) as l:
+            agree(l, oracle)
+            for attempt in ATTEMPTS:
+                assert l.attempt(attempt)[0] == oracle.state(attempt), attempt
+
+
+@settings(max_examples=25, **HYPOTHESIS)
+@given(st.integers(0, 2**32), st.integers(0, 150))
+def test_writers_history_from_snapshot_and_start(api, seed, late):
+    """What writers put after their check: from a snapshot, from the start and followed all along it looks the same."""
+    run, oracle = f"w{next(runs)}", Oracle()
+    with api.list(run) as writer, api.list(run) as other:
+        for i, o in enumerate(history(seed, 70, 220)):
+            what = operation(oracle, *o)
+            l = other if o[1] % 5 == 0 and i < late else writer
+            if what[0] == LAUNCH and what[1] in oracle.launches:
+                continue  # a launch appends one entry
+            if what[0] == COMMIT:
+                def check(l):
+                    now = l.steps().get(what[2], (NONE,))[0]
+                    return 0 if l.attempt(what[1])[0] == UNDECIDED and now == what[3] else -errno.EEXIST
+                ok = oracle.valid(*what[1:4])
+                if not ok:
+                    with pytest.raises(Failed) as e:
+                        l.put(make(api, what), check)
+                    assert e.value.code == -errno.EEXIST
+                    continue
+                n = l.put(make(api, what), check)
+            else:
+                n = l.put(make(api, what))
+            if n > oracle.entries:
+                assert n == oracle.entries + 1 and oracle.entries % 64 == 0
+                oracle.apply(SNAPSHOT)
+            oracle.apply(*what)
+            if i == late:
+                with api.list(run) as l:
+                    agree(l, oracle)
+        for whole in (False, True):
+            with api.list(run, whole) as l:
+                agree(l, oracle)
+        other.refresh()
+        agree(other, oracle)
+
+
+def committed(api, run, count, first=0, removed=()):
+    """A run with `count` commits of imports; returns {step: entry}."""
+    with api.list(run) as l:
+        for i in range(first, first + count):
+            l.put(api.commit_entry(f"{i + 1:016x}-0", i, NONE, i))
+            if i in removed:
+                api.remove_step(run, i)
+        return {step: entry for step, (entry, *_) in l.steps().items()}
+
+
+def test_snapshots_stand_where_they_must(api):
+    run = f"r{next(runs)}"
+    committed(api, run, 200)
+    for n in range(203):
+        kind = SNAPSHOT if n and n % 64 == 0 else COMMIT
+        size = api.entry_path(run, n).stat().st_size
+        assert size >= 8192 and (size > 8192) == (kind == SNAPSHOT)
+    with api.list(run) as l:
+        assert l.next == 203 and len(l.steps()) == 200
+
+
+def test_late_commit_of_aborted_attempt(api):
+    """A writer that was stopped: its list knows everything since its begin, so it finds the abort, though a snapshot came after it."""
+    run, attempt = f"r{next(runs)}", "00000000000000aa-0"
+    with api.list(run) as writer:
+        with api.list(run) as judge:
+            judge.put(api.entry(ABORT, attempt=attempt.encode(), reason=b"too slow"))
+        committed(api, run, 100)
+        with pytest.raises(Failed) as e:
+            writer.put(api.commit_entry(attempt, 1000), lambda l: {ABORTED: -errno.ECANCELED}.get(l.attempt(attempt)[0], 0))
+        assert e.value.code == -errno.ECANCELED
+    api.put_raw(run, 102, api.commit_entry(attempt, 1000))  # even if it stood there: who knows the abort does not show it
+    with api.list(run, whole=True) as l:
+        assert 1000 not in l.steps() and l.attempt(attempt)[0] == ABORTED
+
+
+def test_removed_step_is_never_revived(api):
+    run = f"r{next(runs)}"
+    entries = committed(api, run, 3)
+    api.remove_step(run, 1)
+    with pytest.raises(Failed) as e:
+        api.remove_step(run, 1)
+    assert e.value.code == -errno.ENOENT
+    with api.list(run, whole=True) as l:
+        end = l.next
+    api.put_raw(run, end, api.commit_entry(f"{2:016x}-0", 1, NONE, 9))       # the same attempt again
+    api.put_raw(run, end + 1, api.commit_entry(f"{99:016x}-0", 1, entries[1], 9))  # replacing what is gone
+    with api.list(run, whole=True) as l:
+        assert sorted(l.steps()) == [0, 2]
+    api.put_raw(run, end + 2, api.commit_entry(f"{100:016x}-0", 1, NONE, 9))
+    with api.list(run, whole=True) as l:
+        assert sorted(l.steps()) == [0, 1, 2]
+    api.put_raw(run, end + 3, api.entry(REMOVE, removes=entries[1]))         # the old entry, not the step
+    with api.list(run, whole=True) as l:
+        assert sorted(l.steps()) == [0, 1, 2]
+
+
+def test_replace_is_never_silent(api):
+    run = f"r{next(runs)}"
+    entries = committed(api, run, 2)
+    api.put_raw(run, 2, api.commit_entry("00000000000000bb-0", 1, NONE, 5))
+    api.put_raw(run, 3, api.commit_entry("00000000000000cc-0", 1, entries[0], 6))
+    api.put_raw(run, 4, api.commit_entry("00000000000000dd-0", 1, entries[1], 7))
+    with api.list(run) as l:
+        assert l.steps()[1] == (4, "00000000000000dd-0", 7)
+
+
+def putter(build, path, run, base, count, out):
+    api = Api(ctypes.CDLL(str(build / "tests" / "libvckpt_internal.so")), path, init=False)
+    put = []
+    with api.list(run) as l:
+        for i in range(count):
+            put.append((l.put(api.commit_entry(f"{base + i:016x}-0", base + i, NONE, base + i)), base + i))
+    api.close()
+    out.put(put)
+
+
+def test_concurrent_putters(api, build, scale):
+    """Several processes: numbers are dense, each entry stands once, everybody's answer is true."""
+    run, workers, count = f"r{next(runs)}", 4, scale(60, 250)
+    spawn = multiprocessing.get_context("spawn")
+    out = spawn.Queue()
+    processes = [spawn.Process(target=putter, args=(build, str(api.path), run, (k + 1) * 10000, count, out)) for k in range(workers)]
+    for p in processes:
+        p.start()
+    told = dict(x for _ in processes for x in out.get(timeout=300))
+    for p in processes:
+        p.join()
+        assert p.exitcode == 0
+    assert len(told) == workers * count and sorted(told.values()) == sorted((k + 1) * 10000 + i for k in range(workers) for i in range(count))
+    total = workers * count
+    for whole in (False, True):
+        with api.list(run, whole) as l:
+            assert {entry: step for step, (entry, *_) in l.steps().items()} == told
+            assert l.next == len(list((api.path / "runs" / run).iterdir())) == total + (l.next - 1) // 64
+
+
+def spoil(path, offset, length=1):
+    data = bytearray(path.read_bytes())
+    for i in range(offset, offset + length):
+        data[i] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_one_bad_copy_serves(api):
+    run = f"r{next(runs)}"
+    committed(api, run, 70)
+    slot = api.entry_path(run, 3).stat().st_size // 2
+    for n, at in ((3, 60), (4, slot + 60), (5, 3), (6, slot + 9)):
+        spoil(api.entry_path(run, n), at)
+    spoil(api.entry_path(run, 64), 100)
+    for whole in (False, True):
+        with api.list(run, whole) as l:
+            assert l.damaged == 0 and len(l.steps()) == 70
+    committed(api, run, 1, first=500)
+
+
+def test_both_copies_bad(api):
+    """Readers skip the entry, the others stay; writers refuse the run by name; the next snapshot repairs what is shown."""
+    run = f"r{next(runs)}"
+    committed(api, run, 40)
+    slot = api.entry_path(run, 7).stat().st_size // 2
+    spoil(api.entry_path(run, 7), 60)
+    spoil(api.entry_path(run, 7), slot + 60)
+    with api.list(run) as l:
+        assert l.damaged == 1 and sorted(l.steps()) == [i for i in range(40) if i != 7]
+        with pytest.raises(Failed) as e:
+            l.put(api.commit_entry("00000000000000aa-0", 7))
+        assert e.value.code == DAMAGED and run in e.value.text
+    with pytest.raises(Failed) as e:
+        api.remove_step(run, 3)
+    assert e.value.code == DAMAGED and run in e.value.text
+    run = f"r{next(runs)}"
+    committed(api, run, 130, removed=(2,))
+    for n in (7, 3):  # a commit, and the removal of step 2
+        api.entry_path(run, n).write_bytes(b"")
+    with api.list(run) as l:
+        assert l.damaged == 0 and len(l.steps()) == 129
+    with api.list(run, whole=True) as l:
+        assert l.damaged == 2 and sorted(l.steps()) == [i for i in range(130) if i != 2]
+
+
+def test_damaged_snapshot_falls_back(api):
+    run = f"r{next(runs)}"
+    committed(api, run, 150, removed=(5, 70, 100))
+    with api.list(run, whole=True) as l:
+        good, end = l.steps(), l.next
+    assert end > 128
+    api.entry_path(run, 128).write_bytes(os.urandom(8192))
+    with api.list(run) as l:
+        assert l.steps() == good and l.damaged == 1
+    api.entry_path(run, 64).unlink()
+    with api.list(run) as l:
+        assert l.steps() == good and l.damaged == 2
+
+
+def test_lost_entry_is_not_the_end(api):
+    """A file that is gone must not be put again under its number."""
+    for count, lost in ((10, 9 - 1), (10, 0), (40, 5), (100, 30), (100, 63), (100, 65)):
+        run = f"r{next(runs)}"
+        committed(api, run, count)
+        api.entry_path(run, lost).unlink()
+        with api.list(run, whole=True) as l:
+            assert l.damaged == 1 and l.next > lost + 1
+            with pytest.raises(Failed) as e:
+                l.put(api.commit_entry("00000000000000aa-0", 10**6))
+            assert e.value.code == DAMAGED
+
+
+def test_entry_of_another_store_or_number(api, lib):
+    path = scratch()
+    shutil.rmtree(path)
+    other = Api(lib, path)
+    committed(other, "r", 3)
+    run = f"r{next(runs)}"
+    committed(api, run, 3)
+    shutil.copy(other.entry_path("r", 1), api.entry_path(run, 1))
+    with api.list(run) as l:
+        assert l.damaged == 1 and sorted(l.steps()) == [0, 2]
+    other.close()
+    shutil.rmtree(path)
+
+
+def test_bad_names(api):
+    for run in ("", "a/b", "..", "-x", "x" * 129):
+        with pytest.raises(Failed) as e:
+            api.list(run)
+        assert e.value.code == -errno.EINVAL
+
+
+@pytest.mark.full
+def test_ten_thousand_steps_open_fast(api):
+    """A bound with much room: a linear reader would take a hundred times as long."""
+    run = f"r{next(runs)}"
+    oracle = Oracle()
+    for i in range(10000):
+        if oracle.entries and oracle.entries % 64 == 0:
+            if oracle.entries > 10000 or oracle.entries % 1024 == 0:
+                api.put_raw(run, oracle.entries, snapshot_of(api, oracle))
+            else:
+                api.put_raw(run, oracle.entries, api.entry(ABORT, attempt=b"00000000000000aa-0", reason=b""))
+            oracle.apply(SNAPSHOT)
+        what = (COMMIT, f"{i + 1:016x}-0", i, NONE, i)
+        api.put_raw(run, oracle.entries, make(api, what))
+        oracle.apply(*what)
+    best = min(timed(api, run) for _ in range(5))
+    print(f"open: {best * 1e3:.1f} ms")
+    assert best < 0.25
+    with api.list(run) as l:
+        assert l.steps() == oracle.live
+        start = time.perf_counter()
+        for _ in range(1000):
+            assert l.refresh() == 0
+        took = time.perf_counter() - start
+        print(f"refresh: {took * 1e3:.1f} us")
+        assert took < 0.5
+    shutil.rmtree(api.path / "runs" / run)
+
+
+def timed(api, run):
+    start = time.perf_counter()
+    api.list(run).close()
+    return time.perf_counter() - start
