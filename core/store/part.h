@@ -32,7 +32,7 @@ struct store_row {
 	void *memory;                   /* owns boxes, pieces, inline bytes */
 };
 void store_row_release(struct store_row *r);
-void store_row_digest(const struct store_piece *pieces, uint64_t n, struct base_digest *ret_d);
+int store_row_digest(const struct store_piece *pieces, uint64_t n, struct base_digest *ret_d); /* 0 or -ENOMEM */
 
 /* Writing: rows in ascending tensor order; chunks are appended to the meta pack as they fill. */
 struct store_part_builder;

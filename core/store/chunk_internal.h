@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunk_internal: the bytes of a chunk of a part (docs/format/part.md), shared by its builder and its decoder.
+ *
+ *   head 64 | rows 64 each | runs 24 each | pieces 64 each | base objects 72 each | boxes 16 a dimension | inline bytes
+ *
+ *   head   0 magic "VCKPTCHK" | 8 u16 version | 10 u16 zero | 12 u32 required features | 16 u32 rows | 20 u32 runs
+ *          | 24 u64 pieces | 32 u32 base objects | 36 u32 zero | 40 u64 box numbers (u64 pairs) | 48 u64 inline bytes | 56 u64 zero
+ *   row    0 u32 tensor | 4 u32 flags | 8 u32 boxes (WHOLE: 0) | 12 u32 runs | 16 u64 pieces | 24 u32 base objects | 28 u32 zero
+ *          | 32 row digest (32)
+ *   run    0 u32 pack (0xffffffff: inline) | 4 u32 pieces | 8 u64 offset of the first object (inline: in the inline bytes)
+ *          | 16 u64 offset of its checks (inline: 0)
+ *   piece  0 digest (32) | 32 XXH3-128 (16) | 48 u32 stored length | 52 u32 raw length | 56 u16 codec | 58 u16 flags, zero
+ *          | 60 u32 base object (0xffffffff: none)
+ *   box    for each dimension: u64 offset | u64 size
+ *
+ * Every table lies in the order of the rows, without gaps: a row's share of each follows from the rows before it. */
+#ifndef CORE_STORE_CHUNK_INTERNAL_H
+#define CORE_STORE_CHUNK_INTERNAL_H
+
+#include "core/store/codec.h"
+#include "core/store/part.h"
+
+enum {
+	CHUNK_VERSION = 1,
+	CHUNK_HEAD_BYTES = 64, CHUNK_ROW_BYTES = 64, CHUNK_RUN_BYTES = 24, CHUNK_PIECE_BYTES = 64, CHUNK_BASE_BYTES = 72, CHUNK_PAIR_BYTES = 16,
+};
+#define CHUNK_MAGIC "VCKPTCHK"
+#define CHUNK_ROW_WHOLE 1u
+#define CHUNK_INLINE UINT32_MAX        /* pack of pieces that stand in the chunk */
+
+/* The place of the object that follows `ref` in its run. `next` has its lengths and codec; false: beyond every bound. */
+static inline bool chunk_run_next(const struct store_object_ref *ref, struct store_object_ref *next)
+{
+	next->offset = base_align(ref->offset + ref->stored_len, store_object_align(next->codec, next->stored_len));
+	next->checks = ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len);
+	return next->offset < STORE_OBJECT_MAX_BYTES && next->checks < STORE_OBJECT_MAX_BYTES;
+}
+
+#endif

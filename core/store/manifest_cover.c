@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * manifest_cover: invariant 4 for a whole step: reads every row of every part, gathers the boxes tensor by tensor and
+ * has each tensor checked (cover.c).
+ *
+ * Layouts may share tensors (an embedding that the first and the last stage hold): tensors are numbered over all
+ * layouts by component and name, and those that are called the same must look the same.
+ *
+ * A whole tensor's first row is noted in place; boxes are gathered only for tensors that need it. So a step of one
+ * writer costs a bit a tensor, whatever its size. */
+#include "core/store/manifest.h"
+
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "core/store/cover.h"
+#include "core/store/part.h"
+
+struct cover_tensor { uint32_t layout, tensor; };           /* where its name and shape stand */
+struct cover_state { bool whole; uint32_t rank; struct base_digest digest; }; /* whole: by this rank, with this digest */
+struct cover_row { uint32_t tensor, rank; uint64_t pairs; struct base_digest digest; }; /* pairs: index; UINT64_MAX: whole */
+
+struct cover_gather {
+	struct store *s;
+	const struct proto_manifest *m;
+	struct base_error *err;
+	struct store_layout **layouts;
+	uint32_t **numbers;                 /* [layout][tensor]: number over all layouts */
+	struct cover_tensor *tensors; struct cover_state *states; uint32_t ntensors;
+	struct base_buf rows, pairs;        /* struct cover_row; u64 */
+	uint32_t rank, layout;              /* of the part being read */
+};
+
+static void gather_release(struct cover_gather *g)
+{
+	for (uint32_t i = 0; i < g->m->nlayouts; i++) {
+		if (g->layouts)
+			store_layout_free(g->layouts[i]);
+		if (g->numbers)
+			free(g->numbers[i]);
+	}
+	free(g->layouts);
+	free(g->numbers);
+	free(g->tensors);
+	free(g->states);
+	base_buf_release(&g->rows);
+	base_buf_release(&g->pairs);
+}
+
+static int gather_memory(const struct cover_gather *g)
+{
+	return base_error_set(g->err, -ENOMEM, "out of memory");
+}
+
+static int object_load(struct cover_gather *g, const struct proto_ref *from, void **ret_bytes)
+{
+	struct store_object_ref ref = {.digest = from->digest, .offset = from->offset, .checks = from->checks, .raw_len = from->raw_len,
+		.stored_len = from->stored_len, .codec = from->codec, .kind = from->kind, .pack = from->pack};
+	struct store_pack *pack;
+	int r = store_pack_get(g->s, g->m->packs[from->pack].pack, &pack, g->err);
+
+	if (r < 0)
+		return r;
+	r = store_object_load(pack, &ref, STORE_CHUNK_MAX_BYTES, ret_bytes, g->err);
+	store_pack_put(g->s, pack);
+	return r;
+}
+
+/* ---- tensors over all layouts ---- */
+
+static int tensor_order(const void *pa, const void *pb, void *arg)
+{
+	const struct cover_tensor *a = pa, *b = pb;
+	const struct cover_gather *g = arg;
+	uint32_t a_len, b_len;
+	const char *a_name = store_layout_name(g->layouts[a->layout], a->tensor, &a_len), *b_name = store_layout_name(g->layouts[b->layout], b->tensor, &b_len);
+	int c = strcmp(store_layout_component(g->layouts[a->layout], a->tensor), store_layout_component(g->layouts[b->layout], b->tensor));
+
+	if (c == 0)
+		c = memcmp(a_name, b_name, a_len < b_len ? a_len : b_len);
+	return c ? c : (a_len > b_len) - (a_len < b_len);
+}
+
+static void tensor_name(const struct cover_gather *g, const struct cover_tensor *t, char name[static 256])
+{
+	uint32_t len;
+	const char *from = store_layout_name(g->layouts[t->layout], t->tensor, &len);
+
+	if (len > 255)
+		len = 255;
+	memcpy(name, from, len);
+	name[len] = 0;
+}
+
+static bool tensor_same(const struct cover_gather *g, const struct cover_tensor *a, const struct cover_tensor *b)
+{
+	const struct proto_layout *x = &g->layouts[a->layout]->m, *y = &g->layouts[b->layout]->m;
+	struct tensor_shape s, t;
+
+	store_layout_shape(g->layouts[a->layout], a->tensor, &s);
+	store_layout_shape(g->layouts[b->layout], b->tensor, &t);
+	return tensor_shape_equal(&s, &t) && x->tensors[a->tensor].dtype == y->tensors[b->tensor].dtype && x->min_bytes == y->min_bytes &&
+		x->target_bytes == y->target_bytes && x->row_bytes == y->row_bytes;
+}
+
+static int layouts_load(struct cover_gather *g, uint64_t *ret_total)
+{
+	int r = 0;
+
+	g->layouts = calloc((size_t)g->m->nlayouts + 1, sizeof *g->layouts);
+	g->numbers = calloc((size_t)g->m->nlayouts + 1, sizeof *g->numbers);
+	if (!g->layouts || !g->numbers)
+		return gather_memory(g);
+	*ret_total = 0;
+	for (uint32_t i = 0; i < g->m->nlayouts && r == 0; i++) {
+		base_cleanup_free void *bytes = NULL;
+
+		r = object_load(g, &g->m->layouts[i].ref, &bytes);
+		if (r == 0)
+			r = store_layout_decode(bytes, g->m->layouts[i].ref.raw_len, &g->layouts[i], g->err);
+		if (r < 0)
+			return r;
+		*ret_total += g->layouts[i]->m.ntensors;
+		g->numbers[i] = calloc((size_t)g->layouts[i]->m.ntensors + 1, sizeof **g->numbers);
+		if (!g->numbers[i])
+			return gather_memory(g);
+	}
+	return r;
+}
+
+static int layouts_number(struct cover_gather *g, uint64_t total)
+{
+	uint32_t n = 0, count = 0;
+	char name[256];
+
+	if (total > PROTO_LAYOUT_MAX_TENSORS)
+		return base_error_set(g->err, -BASE_ELIMIT, "more than %u tensors in one step", PROTO_LAYOUT_MAX_TENSORS);
+	g->tensors = calloc((size_t)total + 1, sizeof *g->tensors);
+	g->states = calloc((size_t)total + 1, sizeof *g->states);
+	if (!g->tensors || !g->states)
+		return gather_memory(g);
+	for (uint32_t i = 0; i < g->m->nlayouts; i++)
+		for (uint32_t t = 0; t < g->layouts[i]->m.ntensors; t++)
+			g->tensors[count++] = (struct cover_tensor){i, t};
+	if (g->m->nlayouts > 1)
+		qsort_r(g->tensors, count, sizeof *g->tensors, tensor_order, g);
+	for (uint32_t i = 0; i < count; i++) {
+		struct cover_tensor t = g->tensors[i];
+
+		if (n == 0 || tensor_order(&g->tensors[n - 1], &t, g) != 0)
+			g->tensors[n++] = t;
+		else if (!tensor_same(g, &g->tensors[n - 1], &t)) {
+			tensor_name(g, &t, name);
+			return base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\" has different shapes or dtypes on different ranks", name);
+		}
+		g->numbers[t.layout][t.tensor] = n - 1;
+	}
+	g->ntensors = n;
+	return 0;
+}
+
+/* ---- rows ---- */
+
+static int row_differs(const struct cover_gather *g, uint32_t number, uint32_t a, uint32_t b)
+{
+	char name[256];
+
+	tensor_name(g, &g->tensors[number], name);
+	return base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for all of it", name, a, b);
+}
+
+static int gather_whole(struct cover_gather *g, uint32_t number, const struct store_row *row)
+{
+	struct cover_state *state = &g->states[number];
+
+	if (state->whole)
+		return base_digest_equal(&state->digest, &row->digest) ? 0 : row_differs(g, number, state->rank, g->rank);
+	*state = (struct cover_state){true, g->rank, row->digest};
+	return 0;
+}
+
+static int gather_boxes(struct cover_gather *g, uint32_t number, const struct store_row *row)
+{
+	const struct store_piece *pieces = row->pieces;
+	struct tensor_grid grid;
+	int r = 0;
+
+	store_layout_grid(g->layouts[g->layout], row->tensor, &grid);
+	for (uint32_t i = 0; i < row->nboxes && r == 0; i++) {
+		uint64_t n = tensor_piece_count(&grid, &row->boxes[i]);
+		struct cover_row line = {.tensor = number, .rank = g->rank, .pairs = g->pairs.len / sizeof(uint64_t)};
+
+		r = store_row_digest(pieces, n, &line.digest);
+		pieces += n;
+		for (uint32_t d = 0; d < grid.shape.ndim; d++) {
+			base_buf_append(&g->pairs, &row->boxes[i].offset[d], sizeof(uint64_t));
+			base_buf_append(&g->pairs, &row->boxes[i].size[d], sizeof(uint64_t));
+		}
+		base_buf_append(&g->rows, &line, sizeof line);
+	}
+	return r < 0 || g->rows.error || g->pairs.error ? gather_memory(g) : 0;
+}
+
+static int gather_row(void *arg, const struct store_row *row)
+{
+	struct cover_gather *g = arg;
+	uint32_t number = g->numbers[g->layout][row->tensor];
+
+	return row->whole ? gather_whole(g, number, row) : gather_boxes(g, number, row);
+}
+
+static int gather_part(struct cover_gather *g, const struct proto_manifest_rank *k)
+{
+	base_cleanup(proto_part_release) struct proto_part part = {0};
+	base_cleanup_free const char **packs = calloc((size_t)k->npacks + 1, sizeof *packs);
+	base_cleanup_free void *bytes = NULL;
+	int r;
+
+	if (!packs)
+		return gather_memory(g);
+	for (uint32_t i = 0; i < k->npacks; i++)
+		packs[i] = g->m->packs[g->m->map[k->first_map + i]].pack;
+	r = object_load(g, &k->part, &bytes);
+	if (r < 0)
+		return r;
+	r = proto_part_decode(bytes, k->part.raw_len, &part);
+	if (r < 0)
+		return base_error_set(g->err, r, "the part of rank %u cannot be read: %s", k->rank, base_error_name(r));
+	if (part.rank != k->rank || part.world != g->m->world || part.npacks != k->npacks)
+		return base_error_set(g->err, -BASE_EFORMAT, "the part of rank %u is not the one that it announced", k->rank);
+	for (uint32_t i = 0; i < k->npacks; i++)
+		if (strcmp(part.packs[i].pack, packs[i]) != 0)
+			return base_error_set(g->err, -BASE_EFORMAT, "the part of rank %u names other packs than it announced", k->rank);
+	g->rank = k->rank;
+	g->layout = k->layout;
+	for (uint32_t i = 0; i < part.nchunks && r == 0; i++)
+		r = store_part_read_chunk(g->s, g->layouts[g->layout], &part, packs, k->npacks, i, gather_row, g, g->err);
+	return r;
+}
+
+/* ---- tensors ---- */
+
+static int row_order(const void *pa, const void *pb)
+{
+	const struct cover_row *a = pa, *b = pb;
+
+	return a->tensor != b->tensor ? (a->tensor > b->tensor) - (a->tensor < b->tensor) : (a->pairs > b->pairs) - (a->pairs < b->pairs);
+}
+
+/* One tensor: its n gathered boxes, and the whole one if there is. */
+static int tensor_check(const struct cover_gather *g, uint32_t number, const struct cover_row *rows, size_t n)
+{
+	const struct cover_state *state = &g->states[number];
+	base_cleanup_free struct store_cover_box *boxes = NULL;
+	uint64_t whole[2 * TENSOR_MAX_DIMS] = {0};
+	struct tensor_shape shape;
+	char name[256];
+
+	if (state->whole && n == 0)
+		return 0;
+	boxes = calloc(n + 1, sizeof *boxes);
+	if (!boxes)
+		return gather_memory(g);
+	tensor_name(g, &g->tensors[number], name);
+	store_layout_shape(g->layouts[g->tensors[number].layout], g->tensors[number].tensor, &shape);
+	for (uint32_t d = 0; d < shape.ndim; d++)
+		whole[2 * d + 1] = shape.dim[d];
+	for (size_t i = 0; i < n; i++)
+		boxes[i] = (struct store_cover_box){(const uint64_t *)g->pairs.data + rows[i].pairs, rows[i].rank, rows[i].digest};
+	if (state->whole)
+		boxes[n++] = (struct store_cover_box){whole, state->rank, state->digest};
+	return store_cover_check(&shape, name, boxes, n, g->err);
+}
+
+static int tensors_check(struct cover_gather *g)
+{
+	struct cover_row *rows = (struct cover_row *)g->rows.data;
+	size_t n = g->rows.len / sizeof *rows, at = 0, end;
+	int r = 0;
+
+	if (n)
+		qsort(rows, n, sizeof *rows, row_order);
+	for (uint32_t t = 0; t < g->ntensors && r == 0; t++, at = end) {
+		for (end = at; end < n && rows[end].tensor == t; end++)
+			;
+		r = tensor_check(g, t, n ? rows + at : NULL, end - at);
+	}
+	return r;
+}
+
+int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, struct base_error *err)
+{
+	base_cleanup(gather_release) struct cover_gather g = {.s = s, .m = m, .err = err};
+	uint64_t total = 0;
+	int r = layouts_load(&g, &total);
+
+	if (r == 0)
+		r = layouts_number(&g, total);
+	for (uint32_t i = 0; i < m->nranks && r == 0; i++)
+		r = gather_part(&g, &m->ranks[i]);
+	return r < 0 ? r : tensors_check(&g);
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * part_read: rows of a part out of its chunks. A chunk is loaded whole, re-hashed and checked (chunk.c): then its rows
+ * are believed. One tensor costs one chunk. */
+#include "core/store/chunk_internal.h"
+
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "core/store/store.h"
+
+BASE_CLEANUP_DEFINE(struct store_chunk *, store_chunk_free)
+
+static struct store_object_ref part_object(const struct proto_ref *r)
+{
+	return (struct store_object_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks, .raw_len = r->raw_len,
+		.stored_len = r->stored_len, .codec = r->codec, .kind = r->kind, .pack = r->pack};
+}
+
+static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, const char *const *packs, uint32_t npacks, void **ret_bytes, struct base_error *err)
+{
+	struct store_object_ref ref = part_object(&from->ref);
+	struct store_pack *pack;
+	int r;
+
+	if (ref.pack >= npacks || ref.kind != STORE_OBJECT_PART_CHUNK)
+		return base_error_set(err, -BASE_EFORMAT, "a part names pack %u of %u", ref.pack, npacks);
+	r = store_pack_get(s, packs[ref.pack], &pack, err);
+	if (r < 0)
+		return r;
+	r = store_object_load(pack, &ref, STORE_CHUNK_MAX_BYTES, ret_bytes, err);
+	store_pack_put(s, pack);
+	return r;
+}
+
+/* A chunk, whose rows have to be those that the part promises. */
+static int part_chunk_load(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
+	uint32_t number, struct store_chunk **ret_c, struct base_error *err)
+{
+	const struct proto_chunk *from = &part->chunks[number];
+	base_cleanup_free void *bytes = NULL;
+	struct store_chunk *c = NULL;
+	int r;
+
+	if (!base_digest_equal(&part->layout, &l->digest))
+		return base_error_set(err, -BASE_EFORMAT, "a part of another layout");
+	r = part_chunk_bytes(s, from, packs, npacks, &bytes, err);
+	if (r == 0)
+		r = store_chunk_decode(bytes, from->ref.raw_len, l, npacks, &c, err);
+	if (r < 0)
+		return r;
+	if (store_chunk_rows(c) != from->nrows || store_chunk_find(c, from->first_tensor) != 0 ||
+	    store_chunk_find(c, from->last_tensor) != (int64_t)from->nrows - 1) {
+		store_chunk_free(c);
+		return base_error_set(err, -BASE_EFORMAT, "the rows of a part are not those that it names");
+	}
+	*ret_c = c;
+	return 0;
+}
+
+/* The chunk whose range holds `tensor`, or -ENOENT. */
+static int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
+{
+	uint32_t low = 0, high = part->nchunks;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+		const struct proto_chunk *c = &part->chunks[middle];
+
+		if (tensor < c->first_tensor)
+			high = middle;
+		else if (tensor > c->last_tensor)
+			low = middle + 1;
+		else
+			return middle;
+	}
+	return -ENOENT;
+}
+
+int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
+	uint32_t tensor, struct store_row *ret_row, struct base_error *err)
+{
+	base_cleanup(store_chunk_free_p) struct store_chunk *c = NULL;
+	int64_t number = part_chunk_find(part, tensor), row = -ENOENT;
+	int r;
+
+	if (number >= 0) {
+		r = part_chunk_load(s, l, part, packs, npacks, (uint32_t)number, &c, err);
+		if (r < 0)
+			return r;
+		row = store_chunk_find(c, tensor);
+	}
+	if (row < 0)
+		return base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
+	r = store_chunk_row(c, (uint32_t)row, ret_row);
+	return r < 0 ? base_error_set(err, r, "out of memory") : 0;
+}
+
+int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
+	uint32_t chunk, int (*f)(void *arg, const struct store_row *row), void *arg, struct base_error *err)
+{
+	base_cleanup(store_chunk_free_p) struct store_chunk *c = NULL;
+	int r;
+
+	if (chunk >= part->nchunks)
+		return base_error_set(err, -ENOENT, "a part has no chunk %u", chunk);
+	r = part_chunk_load(s, l, part, packs, npacks, chunk, &c, err);
+	for (uint32_t i = 0; r == 0 && i < store_chunk_rows(c); i++) {
+		struct store_row row;
+
+		r = store_chunk_row(c, i, &row);
+		if (r < 0)
+			return base_error_set(err, r, "out of memory");
+		r = f(arg, &row);
+		store_row_release(&row);
+	}
+	return r;
+}
