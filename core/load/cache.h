@@ -7,6 +7,8 @@
 #ifndef CORE_LOAD_CACHE_H
 #define CORE_LOAD_CACHE_H
 
+#include <sys/uio.h>
+
 #include "core/load/step.h"
 
 struct load_cache;

@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cache: windows of decoded, checked bytes under one lock.
+ *
+ * A window (struct load_pin) is in one of three states:
+ *   FILLING  one thread reads and decodes it; others that want it wait for `filled`
+ *   READY    its bytes never change; with pins == 0 it stands in the list of the unused, oldest first, and may be evicted
+ *   FAILED   out of the table; kept only for those that wait for it, who take the error from it
+ *
+ * A request first takes or makes all its windows under the lock, then fills those that it made, in file order, and only then
+ * waits for those that others fill: so nobody waits while somebody waits for him, and there is no deadlock.
+ *
+ * Memory: on a machine whose fresh pages must be faulted in, a page costs more than the copy into it. So buffers come in a few size
+ * classes (four to a power of two) and evicted ones stay in the list of their class; buffers go back to the kernel only when another class
+ * needs their room and more than an eighth of the bound lies idle. `bytes` counts all buffers, idle ones included.
+ *
+ * Invariants: (1) a window's bytes are written only by the thread that made it, before it is READY; (2) a pinned window keeps its bytes;
+ * (3) no lock is held across a read. Allocation under the lock happens only while the cache grows or its mix of classes changes. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "core/base/log.h"
+#include "core/load/load_internal.h"
+
+#define CACHE_CLASS_MIN 4096u
+#define CACHE_CLASSES 33u            /* 4 KiB, 5, 6, 7, 8, 10, ... 1 MiB */
+
+enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
+
+struct load_pin {
+	struct load_cache *cache;
+	struct base_digest digest;
+	uint64_t window;
+	struct load_pin *next;           /* in its bucket, or in the list of unused structs */
+	struct load_pin *newer, *older;  /* among the unused; both NULL when pinned */
+	uint8_t *bytes;
+	uint32_t len, class;
+	unsigned pins, waiters;
+	enum cache_state state;
+	struct base_error *error;        /* FAILED; may be NULL */
+	int code;
+};
+
+struct cache_class { void **idle; size_t nidle, room; };
+
+struct load_cache {
+	pthread_mutex_t lock;            /* protects all below */
+	pthread_cond_t filled;           /* a window that somebody waits for left FILLING */
+	struct load_pin **buckets; size_t nbuckets, nentries;
+	struct load_pin *spare;          /* structs for reuse */
+	struct load_pin *oldest, *newest;
+	struct cache_class classes[CACHE_CLASSES];
+	uint64_t idle_bytes;
+	struct load_cache_stats stats;
+};
+
+static size_t cache_class_bytes(unsigned class)
+{
+	return (size_t)CACHE_CLASS_MIN / 4 * (4 + class % 4) << class / 4;
+}
+
+static unsigned cache_class_of(size_t len)
+{
+	unsigned class = 0;
+
+	while (cache_class_bytes(class) < len)
+		class++;
+	return class;
+}
+
+struct load_cache *load_cache_new(uint64_t max_bytes)
+{
+	struct load_cache *c = calloc(1, sizeof *c);
+
+	if (!c)
+		return NULL;
+	c->nbuckets = 1024;
+	c->buckets = calloc(c->nbuckets, sizeof *c->buckets);
+	if (!c->buckets) {
+		free(c);
+		return NULL;
+	}
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_cond_init(&c->filled, NULL);
+	c->stats.max_bytes = max_bytes;
+	return c;
+}
+
+static void cache_entry_free(struct load_pin *e)
+{
+	free(e->error);
+	free(e->bytes);
+	free(e);
+}
+
+void load_cache_free(struct load_cache *c)
+{
+	if (!c)
+		return;
+	for (size_t i = 0; i < c->nbuckets; i++)
+		for (struct load_pin *e = c->buckets[i], *next; e; e = next) {
+			next = e->next;
+			cache_entry_free(e);
+		}
+	for (struct load_pin *e = c->spare, *next; e; e = next) {
+		next = e->next;
+		cache_entry_free(e);
+	}
+	for (unsigned i = 0; i < CACHE_CLASSES; i++) {
+		for (size_t n = 0; n < c->classes[i].nidle; n++)
+			free(c->classes[i].idle[n]);
+		free(c->classes[i].idle);
+	}
+	free(c->buckets);
+	pthread_cond_destroy(&c->filled);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+void load_cache_stat(struct load_cache *c, struct load_cache_stats *ret_s)
+{
+	pthread_mutex_lock(&c->lock);
+	*ret_s = c->stats;
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- buffers; all under the lock ---- */
+
+static void cache_class_shrink(struct load_cache *c, unsigned class)
+{
+	struct cache_class *k = &c->classes[class];
+
+	free(k->idle[--k->nidle]);
+	c->idle_bytes -= cache_class_bytes(class);
+	c->stats.bytes -= cache_class_bytes(class);
+}
+
+static void cache_buffer_idle(struct load_cache *c, unsigned class, uint8_t *bytes)
+{
+	struct cache_class *k = &c->classes[class];
+
+	if (k->nidle == k->room) {
+		size_t room = k->room ? 2 * k->room : 16;
+		void **idle = realloc(k->idle, room * sizeof *idle);
+
+		if (!idle) {
+			free(bytes);
+			c->stats.bytes -= cache_class_bytes(class);
+			return;
+		}
+		k->idle = idle;
+		k->room = room;
+	}
+	k->idle[k->nidle++] = bytes;
+	c->idle_bytes += cache_class_bytes(class);
+}
+
+static void cache_unlink(struct load_pin *e)
+{
+	struct load_cache *c = e->cache;
+
+	*(e->older ? &e->older->newer : &c->oldest) = e->newer;
+	*(e->newer ? &e->newer->older : &c->newest) = e->older;
+	e->newer = e->older = NULL;
+}
+
+static struct load_pin **cache_bucket(const struct load_cache *c, const struct base_digest *d, uint64_t window)
+{
+	return &c->buckets[(base_get64(d->bytes) + window * UINT64_C(0x9e3779b97f4a7c15)) & (c->nbuckets - 1)];
+}
+
+static void cache_table_remove(struct load_pin *e)
+{
+	struct load_pin **at = cache_bucket(e->cache, &e->digest, e->window);
+
+	while (*at != e)
+		at = &(*at)->next;
+	*at = e->next;
+	e->cache->nentries--;
+}
+
+static void cache_spare(struct load_pin *e)
+{
+	free(base_steal(e->error));
+	e->next = e->cache->spare;
+	e->cache->spare = e;
+}
+
+static void cache_evict_oldest(struct load_cache *c)
+{
+	struct load_pin *e = c->oldest;
+
+	cache_unlink(e);
+	cache_table_remove(e);
+	cache_buffer_idle(c, e->class, base_steal(e->bytes));
+	cache_spare(e);
+	c->stats.evictions++;
+}
+
+/* Room for one more buffer: idle ones of other classes go first, as far as many lie idle, then the oldest windows. */
+static uint8_t *cache_buffer(struct load_cache *c, unsigned class)
+{
+	struct cache_class *k = &c->classes[class];
+	size_t size = cache_class_bytes(class);
+	uint8_t *bytes;
+
+	while (k->nidle == 0 && c->stats.bytes + size > c->stats.max_bytes) {
+		if (c->idle_bytes > c->stats.max_bytes / 8 || (!c->oldest && c->idle_bytes)) {
+			unsigned other = CACHE_CLASSES;
+
+			while (c->classes[--other].nidle == 0)
+				;
+			cache_class_shrink(c, other);
+		} else if (c->oldest) {
+			cache_evict_oldest(c);
+		} else {
+			break; /* all is pinned: the bound is exceeded rather than a reader blocked */
+		}
+	}
+	if (k->nidle) {
+		c->idle_bytes -= size;
+		return k->idle[--k->nidle];
+	}
+	bytes = aligned_alloc(64, size);
+	if (bytes)
+		c->stats.bytes += size;
+	return bytes;
+}
+
+/* Over the bound after a burst of pins: give back what lies idle. */
+static void cache_trim(struct load_cache *c)
+{
+	while (c->stats.bytes > c->stats.max_bytes && (c->idle_bytes || c->oldest)) {
+		unsigned other = CACHE_CLASSES;
+
+		if (!c->idle_bytes) {
+			cache_evict_oldest(c);
+			continue;
+		}
+		while (c->classes[--other].nidle == 0)
+			;
+		cache_class_shrink(c, other);
+	}
+}
+
+/* ---- the table ---- */
+
+static void cache_grow(struct load_cache *c)
+{
+	size_t n = c->nbuckets * 2, old = c->nbuckets;
+	struct load_pin **before = c->buckets, **buckets = calloc(n, sizeof *buckets);
+
+	if (!buckets)
+		return;
+	c->buckets = buckets;
+	c->nbuckets = n;
+	for (size_t i = 0; i < old; i++)
+		for (struct load_pin *e = before[i], *next; e; e = next) {
+			struct load_pin **at = cache_bucket(c, &e->digest, e->window);
+
+			next = e->next;
+			e->next = *at;
+			*at = e;
+		}
+	free(before);
+}
+
+static struct load_pin *cache_find(struct load_cache *c, const struct base_digest *d, uint64_t window)
+{
+	struct load_pin *e = *cache_bucket(c, d, window);
+
+	while (e && (e->window != window || !base_digest_equal(&e->digest, d)))
+		e = e->next;
+	return e;
+}
+
+static struct load_pin *cache_make(struct load_cache *c, const struct base_digest *d, uint64_t window, uint32_t len)
+{
+	struct load_pin *e = c->spare, **at;
+	unsigned class = cache_class_of(len);
+	uint8_t *bytes = cache_buffer(c, class);
+
+	if (e)
+		c->spare = e->next;
+	else
+		e = malloc(sizeof *e);
+	if (!e || !bytes) {
+		if (bytes)
+			cache_buffer_idle(c, class, bytes);
+		if (e) {
+			*e = (struct load_pin){.cache = c};
+			cache_spare(e);
+		}
+		return NULL;
+	}
+	if (c->nentries > c->nbuckets)
+		cache_grow(c);
+	at = cache_bucket(c, d, window);
+	*e = (struct load_pin){.cache = c, .digest = *d, .window = window, .bytes = bytes, .len = len, .class = class,
+		.state = CACHE_FILLING, .pins = 1, .next = *at};
+	*at = e;
+	c->nentries++;
+	return e;
+}
+
+static void cache_unpin_locked(struct load_pin *e)
+{
+	struct load_cache *c = e->cache;
+
+	if (--e->pins)
+		return;
+	if (e->state == CACHE_FAILED) {
+		cache_buffer_idle(c, e->class, base_steal(e->bytes));
+		cache_spare(e);
+	} else {
+		e->older = c->newest;
+		*(c->newest ? &c->newest->newer : &c->oldest) = e;
+		c->newest = e;
+	}
+	if (c->stats.bytes > c->stats.max_bytes)
+		cache_trim(c);
+}
+
+void load_unpin(struct load_pin *pin)
+{
+	struct load_cache *c;
+
+	if (!pin)
+		return;
+	c = pin->cache;
+	pthread_mutex_lock(&c->lock);
+	cache_unpin_locked(pin);
+	pthread_mutex_unlock(&c->lock);
+}
+
+const uint8_t *load_pin_bytes(const struct load_pin *pin) { return pin->bytes; }
+
+static uint32_t cache_window_len(uint64_t raw_len, uint64_t window)
+{
+	return (uint32_t)base_min(LOAD_WINDOW_BYTES, raw_len - window * LOAD_WINDOW_BYTES);
+}
+
+/* Step 1: every window is pinned; those that were missing are ours to fill. */
+static int cache_take(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&c->lock);
+	for (size_t i = 0; i < n; i++) {
+		struct load_want *w = &wants[i];
+		const struct store_piece *p = &o->pieces[w->piece];
+		struct load_pin *e;
+
+		w->pin = NULL;
+		w->mine = false;
+		if (p->inline_bytes || rc < 0)
+			continue;
+		e = cache_find(c, &p->ref.digest, w->window);
+		if (!e) {
+			w->pin = cache_make(c, &p->ref.digest, w->window, cache_window_len(p->ref.raw_len, w->window));
+			w->mine = w->pin != NULL;
+			c->stats.misses++;
+			rc = w->pin ? 0 : -ENOMEM;
+			continue;
+		}
+		if (e->pins++ == 0)
+			cache_unlink(e);
+		*(e->state == CACHE_READY ? &c->stats.hits : &c->stats.waits) += 1;
+		w->pin = e;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return rc;
+}
+
+static int cache_read(const struct load_object *o, const struct load_want *w, struct store_pack **pack, uint32_t *pack_number, struct base_error *err)
+{
+	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
+	uint64_t first = w->window * (LOAD_WINDOW_BYTES / BASE_BLOCK_BYTES);
+	struct store *s = load_step_store(o->step);
+	int rc;
+
+	if (*pack && *pack_number != ref->pack) {
+		store_pack_put(s, *pack);
+		*pack = NULL;
+	}
+	if (!*pack) {
+		if (ref->pack >= o->npacks)
+			return base_error_set(err, -BASE_EFORMAT, "pack %u of %u", ref->pack, o->npacks);
+		rc = store_pack_get(s, o->packs[ref->pack], pack, err);
+		if (rc < 0) {
+			*pack = NULL;
+			return rc;
+		}
+		*pack_number = ref->pack;
+	}
+	return store_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
+}
+
+/* The fill is over, well or not: whoever waits goes on. A failed window leaves the table, so that the next reader tries again. */
+static void cache_settle(struct load_cache *c, struct load_pin *e, int rc, const struct base_error *why, uint64_t stored)
+{
+	struct base_error *copy = NULL;
+
+	if (rc < 0 && why) {
+		copy = malloc(sizeof *copy);
+		if (copy)
+			*copy = *why;
+	}
+	pthread_mutex_lock(&c->lock);
+	e->state = rc < 0 ? CACHE_FAILED : CACHE_READY;
+	if (rc < 0) {
+		cache_table_remove(e);
+		e->error = copy;
+		e->code = rc;
+	} else {
+		c->stats.decoded_bytes += e->len;
+		c->stats.stored_bytes += stored;
+	}
+	if (e->waiters)
+		pthread_cond_broadcast(&c->filled);
+	pthread_mutex_unlock(&c->lock);
+}
+
+static int cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w, struct store_pack **pack, uint32_t *pack_number,
+	struct base_error *err)
+{
+	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
+	const struct load_step_info *info = load_step_info(o->step);
+	struct base_error why = {0};
+	int rc = cache_read(o, w, pack, pack_number, &why);
+
+	if (rc < 0) {
+		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu at offset %llu of pack %s", info->run, (unsigned long long)info->step, o->label,
+			(unsigned long long)w->piece, (unsigned long long)ref->offset, ref->pack < o->npacks ? o->packs[ref->pack] : "?");
+		base_warning("%s", why.text);
+		if (err)
+			*err = why;
+	}
+	cache_settle(c, w->pin, rc, &why, ref->stored_len / base_block_count(ref->raw_len) * base_block_count(w->pin->len));
+	return rc;
+}
+
+static int cache_want_compare(const void *a, const void *b, void *arg)
+{
+	const struct load_object *o = arg;
+	const struct load_want *x = *(struct load_want *const *)a, *y = *(struct load_want *const *)b;
+	const struct store_object_ref *p = &o->pieces[x->piece].ref, *q = &o->pieces[y->piece].ref;
+
+	if (p->pack != q->pack)
+		return p->pack < q->pack ? -1 : 1;
+	if (p->offset != q->offset)
+		return p->offset < q->offset ? -1 : 1;
+	return (x->window > y->window) - (x->window < y->window);
+}
+
+/* Step 2: ours, in file order; all of them, even after an error, for others may wait. */
+static int cache_fill(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n, struct base_error *err)
+{
+	struct load_want *few[64], **order = few;
+	base_cleanup_free struct load_want **many = NULL;
+	struct store_pack *pack = NULL;
+	uint32_t number = 0;
+	size_t mine = 0;
+	bool sorted = true;
+	int rc = 0;
+
+	if (n > BASE_COUNT(few))
+		order = many = malloc(n * sizeof *many);
+	for (size_t i = 0; order && i < n; i++)
+		if (wants[i].mine) {
+			order[mine++] = &wants[i];
+			if (mine > 1 && cache_want_compare(&order[mine - 2], &order[mine - 1], (void *)o) > 0)
+				sorted = false;
+		}
+	if (!sorted)
+		qsort_r(order, mine, sizeof *order, cache_want_compare, (void *)o);
+	for (size_t i = 0; i < (order ? mine : n); i++) {
+		struct load_want *w = order ? order[i] : &wants[i];
+		int one = w->mine ? cache_fill_one(c, o, w, &pack, &number, rc < 0 ? NULL : err) : 0;
+
+		rc = rc < 0 ? rc : one;
+	}
+	if (pack)
+		store_pack_put(load_step_store(o->step), pack);
+	return rc;
+}
+
+/* Step 3: those of others. */
+static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, struct base_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&c->lock);
+	for (size_t i = 0; i < n; i++) {
+		struct load_pin *e = wants[i].pin;
+
+		if (!e)
+			continue;
+		while (e->state == CACHE_FILLING) {
+			e->waiters++;
+			pthread_cond_wait(&c->filled, &c->lock);
+			e->waiters--;
+		}
+		if (e->state == CACHE_FAILED && rc == 0) {
+			rc = e->code;
+			if (err && e->error)
+				*err = *e->error;
+		}
+	}
+	pthread_mutex_unlock(&c->lock);
+	return rc;
+}
+
+int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n, struct base_error *err)
+{
+	int rc = cache_take(c, o, wants, n), filled = cache_fill(c, o, wants, n, err);
+
+	if (rc < 0)
+		base_error_set(err, rc, "out of memory for the cache");
+	rc = rc < 0 ? rc : filled;
+	if (rc == 0)
+		rc = cache_wait(c, wants, n, err);
+	if (rc < 0) {
+		pthread_mutex_lock(&c->lock);
+		for (size_t i = 0; i < n; i++)
+			if (wants[i].pin)
+				cache_unpin_locked(wants[i].pin);
+		pthread_mutex_unlock(&c->lock);
+	}
+	return rc;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * object: an opened tensor or blob: where its pieces lie. A tensor's row is read and believed by its chunk's digest; then every
+ * piece must have the length that the grid gives it, so that readers may trust offsets computed from the grid. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/load/load_internal.h"
+
+static void object_free(struct load_object *o)
+{
+	store_row_release(&o->row);
+	load_step_unref(o->step);
+	free(o->label);
+	free(o);
+}
+
+BASE_CLEANUP_DEFINE(struct load_object *, load_object_unref)
+
+static struct load_object *object_new(struct load_step *step)
+{
+	struct load_object *o = calloc(1, sizeof *o);
+
+	if (!o)
+		return NULL;
+	atomic_init(&o->refs, 1);
+	o->step = load_step_ref(step);
+	return o;
+}
+
+static int object_fail(const struct load_object *o, int rc, struct base_error *err)
+{
+	const struct load_step_info *info = load_step_info(o->step);
+
+	return base_error_prefix(err, rc, "%s/%llu: %s", info->run, (unsigned long long)info->step, o->label ? o->label : "object");
+}
+
+/* Strides, and the longest run that is contiguous both in the tensor and in a cell. */
+static void object_measure(struct load_object *o)
+{
+	const struct tensor_grid *g = &o->grid;
+	uint64_t stride = g->item_bytes;
+	bool whole = true;
+
+	o->run_bytes = g->item_bytes;
+	for (unsigned d = g->shape.ndim; d-- > 0;) {
+		o->stride[d] = stride;
+		stride *= g->shape.dim[d];
+		if (whole)
+			o->run_bytes *= g->edge[d];
+		whole = whole && g->edge[d] >= g->shape.dim[d];
+	}
+}
+
+static int object_check_pieces(struct load_object *o, struct base_error *err)
+{
+	struct tensor_piece_iter it;
+
+	if (o->npieces != tensor_piece_count(&o->grid, &o->whole))
+		return base_error_set(err, -BASE_EFORMAT, "its row has %llu pieces, its shape %llu", (unsigned long long)o->npieces,
+			(unsigned long long)tensor_piece_count(&o->grid, &o->whole));
+	for (tensor_piece_first(&it, &o->grid, &o->whole); !it.done; tensor_piece_next(&it)) {
+		const struct store_piece *p = &o->pieces[it.number];
+		uint64_t len = tensor_box_items(&o->grid.shape, &it.piece) * o->grid.item_bytes;
+
+		if (p->ref.raw_len != len || (!p->inline_bytes && len && p->ref.pack >= o->npacks))
+			return base_error_set(err, -BASE_EFORMAT, "piece %llu does not fit its box", (unsigned long long)it.number);
+		o->max_piece = base_max(o->max_piece, len);
+	}
+	return 0;
+}
+
+int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err)
+{
+	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
+	struct load_tensor_info info;
+	uint32_t i;
+	const struct store_layout *l;
+	int rc;
+
+	if (tensor >= load_step_tensor_count(step))
+		return base_error_set(err, -ENOENT, "no tensor %u", tensor);
+	load_step_tensor_info(step, tensor, &info);
+	o = object_new(step);
+	if (!o || asprintf(&o->label, "tensor %s/%.*s", info.component, (int)base_min(info.name_len, 400), info.name) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	l = load_step_layout(step, tensor, &i);
+	store_layout_grid(l, i, &o->grid);
+	tensor_box_whole(&o->grid.shape, &o->whole);
+	o->bytes = info.bytes;
+	object_measure(o);
+	rc = load_step_row(step, tensor, &o->row, &o->packs, &o->npacks, err);
+	if (rc < 0)
+		return object_fail(o, rc, err);
+	o->pieces = o->row.pieces;
+	o->npieces = o->row.npieces;
+	o->digest = o->row.digest;
+	rc = object_check_pieces(o, err);
+	if (rc < 0)
+		return object_fail(o, rc, err);
+	*ret_o = base_steal(o);
+	return 0;
+}
+
+int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err)
+{
+	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
+	struct load_blob_info info;
+	int rc;
+
+	if (blob >= load_step_blob_count(step))
+		return base_error_set(err, -ENOENT, "no blob %u", blob);
+	load_step_blob_info(step, blob, &info);
+	o = object_new(step);
+	if (!o || asprintf(&o->label, "blob %.400s", info.name) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	o->blob = true;
+	o->bytes = info.bytes;
+	o->digest = info.digest;
+	rc = load_step_blob_ref(step, blob, &o->one.ref, &o->packs, &o->npacks, err);
+	if (rc < 0)
+		return object_fail(o, rc, err);
+	o->one.base = STORE_PIECE_NO_BASE;
+	o->pieces = &o->one;
+	o->npieces = o->bytes ? 1 : 0;
+	o->max_piece = o->bytes;
+	*ret_o = base_steal(o);
+	return 0;
+}
+
+struct load_object *load_object_ref(struct load_object *o)
+{
+	atomic_fetch_add_explicit(&o->refs, 1, memory_order_relaxed);
+	return o;
+}
+
+void load_object_unref(struct load_object *o)
+{
+	if (o && atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) == 1)
+		object_free(o);
+}
+
+uint64_t load_object_bytes(const struct load_object *o) { return o->bytes; }
+const struct base_digest *load_object_digest(const struct load_object *o) { return &o->digest; }
+const struct tensor_grid *load_object_grid(const struct load_object *o) { return o->blob ? NULL : &o->grid; }
+uint64_t load_object_piece_count(const struct load_object *o) { return o->npieces; }
+const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece) { return &o->pieces[piece]; }
+const char *load_object_pack_name(const struct load_object *o, uint32_t pack) { return pack < o->npacks ? o->packs[pack] : NULL; }
+size_t load_object_memory(const struct load_object *o) { return sizeof *o + (o->blob ? 0 : o->npieces * (sizeof *o->pieces + 16)); }

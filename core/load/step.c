@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step: manifest, layouts and part heads of one commit, kept as they were decoded.
+ *
+ * Everything here is general in the number of layouts and parts: tensors of all layouts stand in one table sorted by
+ * (component, name), each naming its layout and its number there; a tensor's row is looked for in the parts, lowest rank first.
+ * What is not general yet is a tensor that several writers hold in boxes: its rows are refused by name when it is opened.
+ *
+ * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as long as it does.
+ * Threads: nothing changes after load_step_open but the reference count. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "core/load/load_internal.h"
+#include "core/store/manifest.h"
+
+#define STEP_LAYOUT_MAX (UINT64_C(2) << 30)
+#define STEP_PART_MAX (UINT64_C(1) << 30)
+
+struct step_rank {
+	struct proto_part part;
+	const char **packs;              /* names by number of the part's pack table; into the manifest's memory */
+	uint32_t npacks;
+};
+
+struct step_blob { uint32_t line, blob; }; /* rank line of the manifest, blob of its part */
+
+struct step_component { const char *name; uint32_t first, end; };
+
+struct load_step {
+	atomic_uint refs;
+	struct store *store;
+	struct load_step_info info;
+	char *run, *attempt;
+	struct proto_manifest manifest;
+	struct store_layout **layouts;
+	struct step_rank *ranks;
+	struct load_tensor_place *tensors; uint32_t ntensors;
+	struct step_component *components; uint32_t ncomponents;
+	struct step_blob *blobs; uint32_t nblobs;
+	size_t memory;
+};
+
+static void step_free(struct load_step *step)
+{
+	for (uint32_t i = 0; step->layouts && i < step->manifest.nlayouts; i++)
+		store_layout_free(step->layouts[i]);
+	for (uint32_t i = 0; step->ranks && i < step->manifest.nranks; i++) {
+		proto_part_release(&step->ranks[i].part);
+		free(step->ranks[i].packs);
+	}
+	free(step->layouts);
+	free(step->ranks);
+	free(step->tensors);
+	free(step->components);
+	free(step->blobs);
+	free(step->run);
+	free(step->attempt);
+	proto_manifest_release(&step->manifest);
+	free(step);
+}
+
+BASE_CLEANUP_DEFINE(struct load_step *, load_step_unref)
+
+static void step_ref_from(struct store_object_ref *ret, const struct proto_ref *ref)
+{
+	*ret = (struct store_object_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks, .raw_len = ref->raw_len,
+		.stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind, .pack = ref->pack};
+}
+
+/* An object that the manifest itself refers to, into fresh memory, re-hashed. */
+static int step_load(const struct load_step *step, const struct proto_ref *from, uint64_t max, void **ret_bytes, struct base_error *err)
+{
+	struct store_object_ref ref;
+	struct store_pack *pack;
+	int rc;
+
+	if (from->pack >= step->manifest.npacks)
+		return base_error_set(err, -BASE_EFORMAT, "a reference names pack %u of %u", from->pack, step->manifest.npacks);
+	step_ref_from(&ref, from);
+	rc = store_pack_get(step->store, step->manifest.packs[from->pack].pack, &pack, err);
+	if (rc < 0)
+		return rc;
+	rc = store_object_load(pack, &ref, max, ret_bytes, err);
+	store_pack_put(step->store, pack);
+	return rc;
+}
+
+static int step_open_manifest(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
+{
+	const struct proto_manifest *m = &step->manifest;
+	int rc = store_manifest_get(step->store, step->run, &entry->commit.manifest, &step->manifest, err);
+
+	if (rc < 0)
+		return rc;
+	if (m->step != entry->commit.step || strcmp(m->run, step->run) != 0 || strcmp(m->attempt, step->attempt) != 0)
+		return base_error_set(err, -BASE_EFORMAT, "the manifest is that of %s/%llu, attempt %s, not of attempt %s",
+			m->run, (unsigned long long)m->step, m->attempt, step->attempt);
+	step->layouts = calloc(m->nlayouts ? m->nlayouts : 1, sizeof *step->layouts);
+	step->ranks = calloc(m->nranks ? m->nranks : 1, sizeof *step->ranks);
+	return step->layouts && step->ranks ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+static int step_open_layout(struct load_step *step, uint32_t i, struct base_error *err)
+{
+	const struct proto_manifest_layout *from = &step->manifest.layouts[i];
+	base_cleanup_free void *bytes = NULL;
+	int rc;
+
+	if (!base_digest_equal(&from->digest, &from->ref.digest))
+		return base_error_set(err, -BASE_EFORMAT, "layout %u refers to an object of another digest", i);
+	rc = step_load(step, &from->ref, STEP_LAYOUT_MAX, &bytes, err);
+	if (rc >= 0)
+		rc = store_layout_decode(bytes, from->ref.raw_len, &step->layouts[i], err);
+	if (rc < 0)
+		return base_error_prefix(err, rc, "layout %u", i);
+	step->memory += 2 * from->ref.raw_len;
+	return 0;
+}
+
+static int step_open_part(struct load_step *step, uint32_t line, struct base_error *err)
+{
+	const struct proto_manifest *m = &step->manifest;
+	const struct proto_manifest_rank *from = &m->ranks[line];
+	struct step_rank *rank = &step->ranks[line];
+	base_cleanup_free void *bytes = NULL;
+	int rc = step_load(step, &from->part, STEP_PART_MAX, &bytes, err);
+
+	if (rc >= 0) {
+		rc = proto_part_decode(bytes, from->part.raw_len, &rank->part);
+		if (rc < 0)
+			base_error_set(err, rc, "the record is malformed");
+	}
+	if (rc < 0)
+		return base_error_prefix(err, rc, "part of rank %u", from->rank);
+	if (from->layout >= m->nlayouts || !base_digest_equal(&rank->part.layout, &m->layouts[from->layout].digest))
+		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u means another layout than the manifest", from->rank);
+	if (rank->part.npacks != from->npacks || from->first_map > m->nmap || from->npacks > m->nmap - from->first_map)
+		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u has another pack table than the manifest", from->rank);
+	rank->packs = calloc(from->npacks ? from->npacks : 1, sizeof *rank->packs);
+	if (!rank->packs)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rank->npacks = from->npacks;
+	for (uint32_t i = 0; i < from->npacks; i++) {
+		uint32_t number = m->map[from->first_map + i];
+
+		if (number >= m->npacks)
+			return base_error_set(err, -BASE_EFORMAT, "the manifest's pack map of rank %u is out of range", from->rank);
+		rank->packs[i] = m->packs[number].pack;
+	}
+	step->memory += 2 * from->part.raw_len + from->npacks * sizeof *rank->packs;
+	return 0;
+}
+
+static int step_name_compare(const struct load_step *step, const struct load_tensor_place *a, const char *component, const char *name, size_t len)
+{
+	uint32_t mine_len;
+	int d = strcmp(store_layout_component(step->layouts[a->layout], a->tensor), component);
+	const char *mine = store_layout_name(step->layouts[a->layout], a->tensor, &mine_len);
+
+	if (d == 0)
+		d = memcmp(mine, name, base_min(mine_len, len));
+	return d ? d : (mine_len > len) - (mine_len < len);
+}
+
+static int step_place_compare(const void *a, const void *b, void *arg)
+{
+	const struct load_step *step = arg;
+	const struct load_tensor_place *x = a, *y = b;
+	uint32_t len;
+	const char *name = store_layout_name(step->layouts[y->layout], y->tensor, &len);
+	int d = step_name_compare(step, x, store_layout_component(step->layouts[y->layout], y->tensor), name, len);
+
+	return d ? d : (x->layout > y->layout) - (x->layout < y->layout);
+}
+
+/* A tensor may stand in several layouts (a tied embedding in the first and last pipeline stage); then they must agree. */
+static int step_merge_tensors(struct load_step *step, struct base_error *err)
+{
+	uint32_t kept = 0;
+
+	qsort_r(step->tensors, step->ntensors, sizeof *step->tensors, step_place_compare, step);
+	for (uint32_t i = 0; i < step->ntensors; i++) {
+		const struct load_tensor_place *p = &step->tensors[i], *q = kept ? &step->tensors[kept - 1] : NULL;
+		struct tensor_shape a, b;
+		uint32_t len;
+		const char *name = store_layout_name(step->layouts[p->layout], p->tensor, &len);
+
+		if (!q || step_name_compare(step, q, store_layout_component(step->layouts[p->layout], p->tensor), name, len) != 0) {
+			step->tensors[kept++] = *p;
+			continue;
+		}
+		store_layout_shape(step->layouts[p->layout], p->tensor, &a);
+		store_layout_shape(step->layouts[q->layout], q->tensor, &b);
+		if (!tensor_shape_equal(&a, &b) || store_layout_dtype(step->layouts[p->layout], p->tensor) != store_layout_dtype(step->layouts[q->layout], q->tensor))
+			return base_error_set(err, -BASE_EFORMAT, "two layouts disagree about tensor %.*s", (int)base_min(len, 200), name);
+	}
+	step->ntensors = kept;
+	return 0;
+}
+
+static int step_table_tensors(struct load_step *step, struct base_error *err)
+{
+	uint64_t total = 0;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < step->manifest.nlayouts; i++)
+		total += step->layouts[i]->m.ntensors;
+	if (total > UINT32_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "more tensors than a step can have");
+	step->tensors = calloc(total ? total : 1, sizeof *step->tensors);
+	if (!step->tensors)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < step->manifest.nlayouts; i++)
+		for (uint32_t t = 0; t < step->layouts[i]->m.ntensors; t++)
+			step->tensors[n++] = (struct load_tensor_place){i, t};
+	step->ntensors = n;
+	step->memory += total * sizeof *step->tensors;
+	return step->manifest.nlayouts > 1 ? step_merge_tensors(step, err) : 0;
+}
+
+static int step_table_components(struct load_step *step, struct base_error *err)
+{
+	struct step_component *last = NULL;
+	uint32_t room = 0;
+
+	for (uint32_t i = 0; i < step->manifest.nlayouts; i++)
+		room += step->layouts[i]->m.ncomponents;
+	step->components = calloc(room ? room : 1, sizeof *step->components);
+	if (!step->components)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < step->ntensors; i++) {
+		const struct load_tensor_place *p = &step->tensors[i];
+		const char *name = store_layout_component(step->layouts[p->layout], p->tensor);
+
+		if (!last || strcmp(last->name, name) != 0) {
+			last = &step->components[step->ncomponents++];
+			*last = (struct step_component){name, i, i};
+		}
+		last->end = i + 1;
+	}
+	return 0;
+}
+
+static int step_blob_compare(const void *a, const void *b, void *arg)
+{
+	const struct load_step *step = arg;
+	const struct step_blob *x = a, *y = b;
+	const struct proto_blob *p = &step->ranks[x->line].part.blobs[x->blob], *q = &step->ranks[y->line].part.blobs[y->blob];
+	int d = (int)p->per_rank - (int)q->per_rank;
+
+	if (d == 0 && p->per_rank)
+		d = (x->line > y->line) - (x->line < y->line);
+	if (d == 0)
+		d = strcmp(p->name, q->name);
+	return d ? d : (x->line > y->line) - (x->line < y->line);
+}
+
+/* Global blobs by name (the lowest rank's, where several have it), then each rank's own. */
+static int step_table_blobs(struct load_step *step, struct base_error *err)
+{
+	uint64_t total = 0;
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < step->manifest.nranks; i++)
+		total += step->ranks[i].part.nblobs;
+	step->blobs = total <= UINT32_MAX ? calloc(total ? total : 1, sizeof *step->blobs) : NULL;
+	if (!step->blobs)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < step->manifest.nranks; i++)
+		for (uint32_t b = 0; b < step->ranks[i].part.nblobs; b++)
+			step->blobs[step->nblobs++] = (struct step_blob){i, b};
+	qsort_r(step->blobs, step->nblobs, sizeof *step->blobs, step_blob_compare, step);
+	for (uint32_t i = 0; i < step->nblobs; i++) {
+		const struct step_blob *b = &step->blobs[i], *before = kept ? &step->blobs[kept - 1] : NULL;
+		const struct proto_blob *p = &step->ranks[b->line].part.blobs[b->blob];
+		const struct proto_blob *q = before ? &step->ranks[before->line].part.blobs[before->blob] : NULL;
+
+		if (!q || p->per_rank || q->per_rank || strcmp(p->name, q->name) != 0)
+			step->blobs[kept++] = *b;
+	}
+	step->nblobs = kept;
+	step->memory += total * sizeof *step->blobs;
+	return 0;
+}
+
+static int step_read(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
+{
+	int rc = step_open_manifest(step, entry, err);
+
+	for (uint32_t i = 0; rc >= 0 && i < step->manifest.nlayouts; i++)
+		rc = step_open_layout(step, i, err);
+	for (uint32_t i = 0; rc >= 0 && i < step->manifest.nranks; i++)
+		rc = step_open_part(step, i, err);
+	if (rc >= 0)
+		rc = step_table_tensors(step, err);
+	if (rc >= 0)
+		rc = step_table_components(step, err);
+	if (rc >= 0)
+		rc = step_table_blobs(step, err);
+	return rc;
+}
+
+int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step, struct base_error *err)
+{
+	base_cleanup(load_step_unref_p) struct load_step *step = calloc(1, sizeof *step);
+	int rc;
+
+	if (step) {
+		atomic_init(&step->refs, 1);
+		step->store = s;
+		step->run = strdup(run);
+		step->attempt = strdup(entry->commit.attempt);
+	}
+	if (!step || !step->run || !step->attempt)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rc = step_read(step, entry, err);
+	if (rc < 0)
+		return base_error_prefix(err, rc, "%s/%llu", run, (unsigned long long)entry->step);
+	step->info = (struct load_step_info){.run = step->run, .step = entry->step, .entry = entry->entry, .time_ns = entry->commit.time_ns,
+		.attempt = step->attempt, .manifest = entry->commit.manifest, .attributes = step->manifest.attributes,
+		.nattributes = step->manifest.nattributes, .tensors = step->ntensors, .blobs = step->nblobs,
+		.bytes = step->manifest.bytes, .new_bytes = step->manifest.new_bytes};
+	step->memory += sizeof *step + step->manifest.npacks * (sizeof *step->manifest.packs + 64);
+	*ret_step = base_steal(step);
+	return 0;
+}
+
+struct load_step *load_step_ref(struct load_step *step)
+{
+	atomic_fetch_add_explicit(&step->refs, 1, memory_order_relaxed);
+	return step;
+}
+
+void load_step_unref(struct load_step *step)
+{
+	if (step && atomic_fetch_sub_explicit(&step->refs, 1, memory_order_acq_rel) == 1)
+		step_free(step);
+}
+
+const struct load_step_info *load_step_info(const struct load_step *step) { return &step->info; }
+const struct proto_manifest *load_step_manifest(const struct load_step *step) { return &step->manifest; }
+struct store *load_step_store(const struct load_step *step) { return step->store; }
+size_t load_step_memory(const struct load_step *step) { return step->memory; }
+uint32_t load_step_tensor_count(const struct load_step *step) { return step->ntensors; }
+uint32_t load_step_component_count(const struct load_step *step) { return step->ncomponents; }
+uint32_t load_step_blob_count(const struct load_step *step) { return step->nblobs; }
+
+const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index)
+{
+	*ret_index = step->tensors[tensor].tensor;
+	return step->layouts[step->tensors[tensor].layout];
+}
+
+void load_step_tensor_info(const struct load_step *step, uint32_t tensor, struct load_tensor_info *ret_info)
+{
+	uint32_t i;
+	const struct store_layout *l = load_step_layout(step, tensor, &i);
+
+	ret_info->component = store_layout_component(l, i);
+	ret_info->name = store_layout_name(l, i, &ret_info->name_len);
+	ret_info->dtype = store_layout_dtype(l, i);
+	store_layout_shape(l, i, &ret_info->shape);
+	ret_info->bytes = store_layout_bytes(l, i);
+}
+
+int64_t load_step_tensor_find(const struct load_step *step, const char *component, const char *name, size_t name_len)
+{
+	uint32_t low = 0, high = step->ntensors;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+		int d = step_name_compare(step, &step->tensors[middle], component, name, name_len);
+
+		if (d == 0)
+			return middle;
+		if (d < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return -ENOENT;
+}
+
+const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first, uint32_t *ret_end)
+{
+	const struct step_component *c = &step->components[component];
+
+	*ret_first = c->first;
+	*ret_end = c->end;
+	return c->name;
+}
+
+void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info)
+{
+	const struct step_blob *b = &step->blobs[blob];
+	const struct proto_blob *p = &step->ranks[b->line].part.blobs[b->blob];
+
+	*ret_info = (struct load_blob_info){.name = p->name, .per_rank = p->per_rank, .rank = step->manifest.ranks[b->line].rank,
+		.bytes = p->len, .digest = p->ref.digest};
+}
+
+int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max, void **ret_bytes, size_t *ret_len,
+	uint64_t *ret_data_bytes, struct base_error *err)
+{
+	for (uint32_t i = 0; i < step->manifest.nheaders; i++) {
+		const struct proto_view_header *h = &step->manifest.headers[i];
+		int rc;
+
+		if (strcmp(h->component, component) != 0 || strcmp(h->view, view) != 0)
+			continue;
+		rc = step_load(step, &h->ref, max, ret_bytes, err);
+		if (rc < 0)
+			return base_error_prefix(err, rc, "%s/%llu: %s header of %s", step->run, (unsigned long long)step->info.step, view, component);
+		*ret_len = h->ref.raw_len;
+		*ret_data_bytes = h->data_bytes;
+		return 0;
+	}
+	return -ENOENT;
+}
+
+int load_step_row(const struct load_step *step, uint32_t tensor, struct store_row *ret_row, const char *const **ret_packs, uint32_t *ret_npacks,
+	struct base_error *err)
+{
+	const struct load_tensor_place *p = &step->tensors[tensor];
+
+	for (uint32_t line = 0; line < step->manifest.nranks; line++) {
+		const struct step_rank *rank = &step->ranks[line];
+		int rc;
+
+		if (step->manifest.ranks[line].layout != p->layout)
+			continue;
+		rc = store_part_read_row(step->store, step->layouts[p->layout], &rank->part, rank->packs, rank->npacks, p->tensor, ret_row, err);
+		if (rc == -ENOENT)
+			continue;
+		if (rc < 0)
+			return rc;
+		if (!ret_row->whole) {
+			store_row_release(ret_row);
+			return base_error_set(err, -EOPNOTSUPP, "it was saved in parts by several writers, which this version cannot read yet");
+		}
+		*ret_packs = rank->packs;
+		*ret_npacks = rank->npacks;
+		return 0;
+	}
+	return base_error_set(err, -BASE_EFORMAT, "no part has it");
+}
+
+int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store_object_ref *ret_ref, const char *const **ret_packs, uint32_t *ret_npacks,
+	struct base_error *err)
+{
+	const struct step_blob *b = &step->blobs[blob];
+	const struct step_rank *rank = &step->ranks[b->line];
+	const struct proto_blob *p = &rank->part.blobs[b->blob];
+
+	step_ref_from(ret_ref, &p->ref);
+	*ret_packs = rank->packs;
+	*ret_npacks = rank->npacks;
+	if (p->len && (p->ref.pack >= rank->npacks || p->ref.raw_len != p->len))
+		return base_error_set(err, -BASE_EFORMAT, "its reference does not fit");
+	return 0;
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * appender: takes finished pieces in the order of the layout, settles each, and writes.
+ *
+ *   at most 64 bytes          stands in its row
+ *   in the table of objects   a duplicate: refers to the first (or to the other commit's)
+ *   found in the index        refers to the other commit's, once that commit is named as a base
+ *   else                      appended to the pack of its component
+ *
+ * References to new objects are complete only when their run has ended, so rows wait in a queue until then: a row leaves for the part when all its
+ * pieces are settled and no run is open. A queue holds at most a run's worth of pieces and what the current tensor has.
+ *
+ * The pack of a component is opened at its first new piece (an import of known data makes none but `meta`) and sealed when the next one begins. */
+#include <stdio.h>
+
+#include "core/save/save_internal.h"
+
+struct save_row {
+	struct save_row *next;
+	uint32_t tensor;
+	uint64_t npieces, settled;
+	struct base_buf inlined;         /* bytes of inline pieces; their ref.offset says where until the row is handed over */
+	struct save_known **known;       /* by piece; NULL: inline */
+	struct store_piece pieces[];
+};
+
+static void row_free(struct save_row *r)
+{
+	base_buf_release(&r->inlined);
+	free(r->known);
+	free(r);
+}
+
+int save_write_failed(const struct save_writer *w, const char *class, int rc, struct base_error *err)
+{
+	return base_error_set(err, rc, "the %s pack cannot be written to %s: %s", class, w->store->path, base_error_name(rc));
+}
+
+/* ---- rows ---- */
+
+static int row_hand_over(struct save_appender *a, struct save_row *r, struct base_error *err)
+{
+	for (uint64_t i = 0; i < r->npieces; i++) {
+		struct store_piece *p = &r->pieces[i];
+
+		if (r->known[i]) {
+			p->ref = r->known[i]->ref;
+			p->ref.pack = r->known[i]->pack;
+		} else {
+			p->inline_bytes = r->inlined.data ? r->inlined.data + p->ref.offset : (const uint8_t *)"";
+			p->ref.offset = 0;
+		}
+	}
+	return store_part_add_row(a->part, r->tensor, NULL, 0, r->pieces, r->npieces, err);
+}
+
+static int appender_flush_rows(struct save_appender *a, struct base_error *err)
+{
+	int rc = 0;
+
+	while (rc >= 0 && a->first && a->first->settled == a->first->npieces) {
+		struct save_row *r = a->first;
+
+		rc = row_hand_over(a, r, err);
+		a->first = r->next;
+		if (!a->first)
+			a->last = NULL;
+		row_free(r);
+	}
+	return rc;
+}
+
+static int appender_begin_row(struct save_appender *a, const struct save_band *b, struct base_error *err)
+{
+	struct tensor_box whole;
+	struct save_row *r;
+	uint64_t n, bytes;
+
+	tensor_box_whole(&b->grid.shape, &whole);
+	n = tensor_piece_count(&b->grid, &whole);
+	if (base_mul_overflows(n, sizeof r->pieces[0], &bytes) || bytes > SIZE_MAX / 2)
+		return base_error_set(err, -BASE_ELIMIT, "a tensor has too many pieces");
+	r = calloc(1, sizeof *r + bytes);
+	if (r)
+		r->known = calloc(n, sizeof *r->known);
+	if (!r || !r->known) {
+		free(r);
+		return base_error_set(err, -ENOMEM, "out of memory");
+	}
+	r->tensor = b->tensor;
+	r->npieces = n;
+	*(a->last ? &a->last->next : &a->first) = r;
+	a->last = r;
+	return 0;
+}
+
+/* ---- packs and runs ---- */
+
+static bool appender_run_is_open(const struct save_appender *a)
+{
+	return a->pack && store_pack_writer_size(a->pack) != a->run_start;
+}
+
+static int appender_end_run(struct save_appender *a, struct base_error *err)
+{
+	uint64_t begin = save_now_ns();
+	int rc;
+
+	if (!appender_run_is_open(a))
+		return 0;
+	rc = store_pack_run_end(a->pack);
+	a->w->result.write_ns += save_now_ns() - begin;
+	if (rc < 0)
+		return save_write_failed(a->w, a->pack_class, rc, err);
+	a->run_start = store_pack_writer_size(a->pack);
+	return appender_flush_rows(a, err);
+}
+
+static int appender_open_pack(struct save_appender *a, const char *class, struct store_pack_writer **ret_pack, uint32_t *ret_number, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	char name[STORE_PACK_NAME_MAX];
+	int64_t number;
+	int rc = store_pack_name_make(store_attempt_name(w->attempt), 0, class, name);
+
+	if (rc >= 0)
+		rc = store_pack_writer_open(w->store->storage, w->store->info.id, name, ret_pack);
+	if (rc < 0)
+		return save_write_failed(w, class, rc, err);
+	number = save_dedup_pack(&w->dedup, name, true);
+	if (number < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	*ret_number = (uint32_t)number;
+	return 0;
+}
+
+int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_error *err)
+{
+	int rc = 0;
+
+	if (!a->pack) {
+		rc = appender_open_pack(a, a->pack_class, &a->pack, &a->pack_number, err);
+		if (rc == 0)
+			a->run_start = store_pack_writer_size(a->pack);
+		return rc;
+	}
+	if (appender_run_is_open(a) && store_pack_writer_size(a->pack) - a->run_start + 2 * 4096 + bytes > STORE_RUN_MAX_BYTES)
+		rc = appender_end_run(a, err);
+	return rc;
+}
+
+int save_appender_class(struct save_appender *a, const char *class, struct base_error *err)
+{
+	uint64_t begin;
+	int rc = 0;
+
+	if (class && strcmp(a->pack_class, class) == 0)
+		return 0;
+	if (a->pack) {
+		rc = appender_end_run(a, err);
+		begin = save_now_ns();
+		if (rc == 0) {
+			rc = store_pack_seal(base_steal(a->pack), &a->w->dedup.packs[a->pack_number].size);
+			if (rc < 0)
+				save_write_failed(a->w, a->pack_class, rc, err);
+			a->w->result.write_ns += save_now_ns() - begin;
+		}
+	}
+	a->pack_class[0] = 0;
+	if (class)
+		snprintf(a->pack_class, sizeof a->pack_class, "%s", class);
+	return rc;
+}
+
+void save_appender_count(struct save_appender *a, struct save_known *k)
+{
+	struct save_result *r = &a->w->result;
+
+	k->pack = a->pack_number;
+	a->w->dedup.packs[a->pack_number].live_bytes += k->ref.stored_len;
+	r->piece_bytes_new += k->ref.stored_len;
+	r->raw_bytes_new += k->ref.raw_len;
+}
+
+/* ---- pieces ---- */
+
+static int appender_write(struct save_appender *a, struct save_band *b, struct save_piece *p, struct save_known **ret_known, struct base_error *err)
+{
+	struct save_known *k = save_dedup_add(&a->w->dedup, &p->digest, STORE_OBJECT_PIECE);
+	uint64_t begin = save_now_ns();
+	bool raw = p->codec == STORE_CODEC_RAW;
+	int rc;
+
+	if (!k)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rc = save_appender_room(a, p->stored_len, err);
+	if (rc < 0)
+		return rc;
+	rc = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec, (raw ? b->raw : b->out) + p->offset, p->stored_len, p->len,
+		b->checks + p->first_block, raw ? NULL : b->lens + p->first_block, &k->ref);
+	a->w->result.write_ns += save_now_ns() - begin;
+	if (rc < 0)
+		return save_write_failed(a->w, a->pack_class, rc, err);
+	save_appender_count(a, k);
+	a->w->result.pieces_new++;
+	*ret_known = k;
+	return 0;
+}
+
+static int appender_settle(struct save_appender *a, struct save_band *b, struct save_piece *p, struct save_known **ret_known, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	int rc;
+
+	*ret_known = save_dedup_find(&w->dedup, &p->digest, STORE_OBJECT_PIECE);
+	if (*ret_known) {
+		w->result.pieces_duplicate++;
+		return 0;
+	}
+	if (p->found) {
+		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+		if (rc == 0)
+			w->result.pieces_reused++;
+		if (rc != -ENOENT)
+			return rc;
+	}
+	if (!p->encoded) { /* known, but not to be used: rare, so here rather than in a worker again */
+		uint64_t begin = save_now_ns();
+
+		save_band_encode(b, p);
+		w->result.encode_ns += save_now_ns() - begin;
+	}
+	return appender_write(a, b, p, ret_known, err);
+}
+
+static int appender_piece(struct save_appender *a, struct save_row *r, struct save_band *b, struct save_piece *p, struct base_error *err)
+{
+	struct store_piece *piece = &r->pieces[r->settled];
+	int rc = 0;
+
+	a->w->result.pieces++;
+	piece->xxh = p->xxh;
+	piece->base = STORE_PIECE_NO_BASE;
+	if (p->len > STORE_INLINE_MAX_BYTES) {
+		rc = appender_settle(a, b, p, &r->known[r->settled], err);
+		r->settled++; /* only now: settling may end a run, which hands settled rows over */
+		return rc;
+	}
+	piece->ref = (struct store_object_ref){.digest = p->digest, .offset = r->inlined.len, .raw_len = p->len, .stored_len = p->len,
+		.codec = STORE_CODEC_RAW, .kind = STORE_OBJECT_PIECE, .pack = UINT32_MAX};
+	base_buf_append(&r->inlined, b->raw + p->offset, p->len);
+	r->settled++;
+	return r->inlined.error ? base_error_set(err, -ENOMEM, "out of memory") : 0;
+}
+
+int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err)
+{
+	int rc = 0;
+
+	if (b->first_piece == 0) {
+		rc = save_appender_class(a, store_layout_component(a->w->layout, b->tensor), err);
+		if (rc == 0)
+			rc = appender_begin_row(a, b, err);
+	}
+	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
+		rc = appender_piece(a, a->last, b, &b->pieces[i], err);
+	if (rc == 0 && !appender_run_is_open(a))
+		rc = appender_flush_rows(a, err);
+	return rc;
+}
+
+/* ---- the meta pack ---- */
+
+static int appender_append_layout(struct save_appender *a, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	int rc = store_pack_append_raw(a->meta, STORE_OBJECT_LAYOUT, w->layout_object.data, w->layout_object.len, &a->layout_ref);
+
+	for (uint32_t i = 0; rc >= 0 && i < w->nheaders; i++)
+		rc = store_pack_append_raw(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes, w->headers[i].len, &w->headers[i].ref);
+	return rc < 0 ? save_write_failed(w, "meta", rc, err) : 0;
+}
+
+int save_appender_open(struct save_appender *a, struct save_writer *w, struct base_error *err)
+{
+	int rc;
+
+	*a = (struct save_appender){.w = w};
+	rc = appender_open_pack(a, "meta", &a->meta, &a->meta_number, err);
+	if (rc == 0)
+		rc = appender_append_layout(a, err);
+	if (rc < 0)
+		return rc;
+	a->part = store_part_builder_new(w->layout, a->meta, a->meta_number);
+	return a->part ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+void save_appender_release(struct save_appender *a)
+{
+	while (a->first) {
+		struct save_row *r = a->first;
+
+		a->first = r->next;
+		row_free(r);
+	}
+	store_part_builder_free(a->part);
+	store_pack_abandon(a->pack);
+	store_pack_abandon(a->meta);
+	*a = (struct save_appender){0};
+}

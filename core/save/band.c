@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * band: the unit of work of the pipeline. A band is a group of consecutive pieces along the last cut dimension in one combination of tile rows:
+ * for a matrix the pieces of one row of tiles, whose source bytes are whole rows and so lie one after another: one large read instead of thousands of
+ * row fragments. Rows so long that a row of tiles has more than SAVE_BAND_BYTES are cut into several bands, read row segment by row segment.
+ *
+ * A band has two buffers, kept for the whole save: the source bytes are read into one, the pieces cut into the other, and then the first
+ * is free to take the encoded forms. Where a piece's bytes lie in the source as they are stored (vectors; tiles that span whole rows) nothing is cut. */
+#include "core/save/save_internal.h"
+
+void save_band_release(struct save_band *b)
+{
+	free(b->pieces);
+	free(b->memory[0]);
+	free(b->memory[1]);
+	free(b->checks);
+	free(b->lens);
+	free(b->scratch);
+	*b = (struct save_band){0};
+}
+
+static bool band_same_rows(const struct tensor_grid *g, const struct tensor_box *a, const struct tensor_box *b)
+{
+	for (unsigned d = 0; d < g->shape.ndim; d++)
+		if (d != g->k && (a->offset[d] != b->offset[d] || a->size[d] != b->size[d]))
+			return false;
+	return true;
+}
+
+static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *it, uint64_t len)
+{
+	struct save_piece *p;
+
+	if (b->npieces == b->pieces_room) {
+		uint32_t room = b->pieces_room ? 2 * b->pieces_room : 16;
+
+		p = realloc(b->pieces, room * sizeof *p);
+		if (!p)
+			return -ENOMEM;
+		b->pieces = p;
+		b->pieces_room = room;
+	}
+	p = &b->pieces[b->npieces++];
+	p->box = it->piece;
+	p->offset = b->len;
+	p->len = len;
+	p->found = p->encoded = false;
+	b->len += len;
+	return 0;
+}
+
+int save_band_take(struct save_band *b, struct tensor_piece_iter *it)
+{
+	const struct tensor_grid *g = it->grid;
+
+	b->grid = *g;
+	b->first_piece = it->number;
+	b->npieces = 0;
+	b->len = 0;
+	b->box = it->piece;
+	do {
+		uint64_t len = tensor_box_items(&g->shape, &it->piece) * g->item_bytes;
+
+		if (b->npieces && (b->len + len > SAVE_BAND_BYTES || !band_same_rows(g, &b->box, &it->piece)))
+			break;
+		if (band_add_piece(b, it, len) < 0)
+			return -ENOMEM;
+		if (g->shape.ndim)
+			b->box.size[g->k] = it->piece.offset[g->k] + it->piece.size[g->k] - b->box.offset[g->k];
+		tensor_piece_next(it);
+	} while (!it->done);
+	return 0;
+}
+
+static bool band_room(struct save_band *b, unsigned buffer)
+{
+	size_t room = base_align(b->len + 1, 1 << 20);
+
+	if (b->memory_room[buffer] > b->len)
+		return true;
+	free(b->memory[buffer]);
+	b->memory[buffer] = malloc(room);
+	b->memory_room[buffer] = b->memory[buffer] ? room : 0;
+	return b->memory[buffer] != NULL;
+}
+
+static bool band_blocks_room(struct save_band *b)
+{
+	uint32_t blocks = 0;
+
+	for (uint32_t i = 0; i < b->npieces; i++) {
+		b->pieces[i].first_block = blocks;
+		blocks += base_block_count(b->pieces[i].len);
+	}
+	if (!b->scratch)
+		b->scratch = malloc(STORE_CODEC_SCRATCH);
+	if (blocks > b->blocks_room) {
+		free(b->checks);
+		free(b->lens);
+		b->blocks_room = 2 * blocks;
+		b->checks = malloc(b->blocks_room * sizeof *b->checks);
+		b->lens = malloc(b->blocks_room * sizeof *b->lens);
+	}
+	if (b->scratch && (b->blocks_room == 0 || (b->checks && b->lens)))
+		return true;
+	b->blocks_room = 0;
+	return false;
+}
+
+/* The band's box, row-major, out of the source: as few reads as there are contiguous runs. */
+static int band_read(struct save_band *b, const struct save_source *source, uint8_t *to)
+{
+	const struct tensor_shape *s = &b->grid.shape;
+	uint64_t stride[TENSOR_MAX_DIMS], at[TENSOR_MAX_DIMS] = {0}, run = b->grid.item_bytes, bytes = run, offset = 0;
+	unsigned outer = 0; /* dimensions that are walked; those below are in the run */
+	bool whole = true;
+
+	for (unsigned d = s->ndim; d-- > 0;) {
+		stride[d] = bytes;
+		bytes *= s->dim[d];
+		offset += b->box.offset[d] * stride[d];
+		if (whole) {
+			run *= b->box.size[d];
+			outer = d;
+		}
+		whole = whole && b->box.size[d] == s->dim[d];
+	}
+	for (uint64_t done = 0; done < b->len; done += run) {
+		int rc = source->read(source->arg, offset, to + done, run, &b->err);
+
+		if (rc < 0)
+			return base_error_prefix(&b->err, rc, "the source cannot be read");
+		for (unsigned d = outer; d-- > 0;) {
+			offset += stride[d];
+			if (++at[d] < b->box.size[d])
+				break;
+			offset -= at[d] * stride[d];
+			at[d] = 0;
+		}
+	}
+	return 0;
+}
+
+/* Do the pieces lie in the source box one after another, each in its stored order? */
+static bool band_is_direct(const struct save_band *b)
+{
+	const struct tensor_grid *g = &b->grid;
+	uint64_t rows = 1, first, last;
+
+	if (g->shape.ndim == 0 || b->len == 0)
+		return true;
+	for (unsigned d = 0; d < g->k; d++)
+		rows *= b->box.size[d];
+	if (rows == 1)
+		return true;
+	first = b->box.offset[g->k] / g->edge[g->k];
+	last = (b->box.offset[g->k] + b->box.size[g->k] - 1) / g->edge[g->k];
+	return b->npieces == 1 && first == last;
+}
+
+static void band_cut(struct save_band *b)
+{
+	const struct tensor_grid *g = &b->grid;
+	uint64_t stride[TENSOR_MAX_DIMS], bytes = g->item_bytes;
+
+	for (unsigned d = g->shape.ndim; d-- > 0;) {
+		stride[d] = bytes;
+		bytes *= b->box.size[d];
+	}
+	for (uint32_t i = 0; i < b->npieces; i++)
+		tensor_piece_gather(g, &b->pieces[i].box, NULL, b->raw + b->pieces[i].offset, b->out, b->box.offset, stride);
+}
+
+void save_band_encode(struct save_band *b, struct save_piece *p)
+{
+	const uint8_t *at = b->raw + p->offset;
+	uint32_t *lens = b->lens + p->first_block;
+	uint64_t *checks = b->checks + p->first_block, blocks = base_block_count(p->len), left = p->len;
+
+	p->codec = store_codec_encode(b->word_bytes, at, p->len, b->out + p->offset, lens, &p->stored_len, b->scratch);
+	if (p->codec == STORE_CODEC_RAW)
+		p->stored_len = p->len;
+	else
+		at = b->out + p->offset;
+	for (uint64_t i = 0; i < blocks; i++) {
+		size_t n = p->codec == STORE_CODEC_RAW ? base_min(left, BASE_BLOCK_BYTES) : lens[i] & ~STORE_BLOCK_RAW;
+
+		checks[i] = base_block_check(&p->digest, i, at, n);
+		at += n;
+		left -= base_min(left, BASE_BLOCK_BYTES);
+	}
+	p->encoded = true;
+}
+
+static void band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	uint64_t begin = save_now_ns(), middle;
+
+	base_digest_of(b->raw + p->offset, p->len, &p->digest);
+	base_xxh128_of(w->store->info.seed, b->raw + p->offset, p->len, &p->xxh);
+	middle = save_now_ns();
+	b->digest_ns += middle - begin;
+	if (p->len <= STORE_INLINE_MAX_BYTES)
+		return;
+	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
+	if (!p->found)
+		save_band_encode(b, p);
+	b->encode_ns += save_now_ns() - middle;
+}
+
+int save_band_process(struct save_band *b, const struct save_writer *w, const struct save_source *source)
+{
+	bool direct = band_is_direct(b);
+	uint64_t begin = save_now_ns();
+	int rc;
+
+	b->digest_ns = b->encode_ns = 0;
+	b->err = (struct base_error){0};
+	if (!band_room(b, 0) || !band_room(b, 1) || !band_blocks_room(b))
+		return base_error_set(&b->err, -ENOMEM, "out of memory");
+	rc = b->len ? band_read(b, source, b->memory[0]) : 0;
+	if (rc < 0)
+		return rc;
+	b->raw = b->memory[direct ? 0 : 1];
+	b->out = b->memory[direct ? 1 : 0];
+	if (!direct)
+		band_cut(b);
+	b->read_ns = save_now_ns() - begin;
+	for (uint32_t i = 0; i < b->npieces; i++)
+		band_piece(b, w, &b->pieces[i]);
+	return 0;
+}

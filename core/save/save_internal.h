@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of core/save share (docs/save.md).
+ *
+ *   writer.c    what the caller declares                     -> struct save_writer
+ *   pipeline.c  workers, order, bounded memory               -> struct save_pipeline (private)
+ *   band.c      read, cut, digest, look up, encode one band  -> struct save_band
+ *   appender.c  duplicates, packs, rows, in order            -> struct save_appender
+ *   dedup.c     what is known: this save's objects and bases -> struct save_dedup
+ *   blob.c      blobs        finish.c  meta pack, part, announcement, commit */
+#ifndef CORE_SAVE_SAVE_INTERNAL_H
+#define CORE_SAVE_SAVE_INTERNAL_H
+
+#include <time.h>
+
+#include "core/base/buf.h"
+#include "core/save/writer.h"
+#include "core/store/codec.h"
+#include "index/index.h"
+
+#define SAVE_BASE_ATTEMPTS_MAX 16u               /* packs of at most that many other attempts are reused by one save */
+#define SAVE_BAND_BYTES (UINT64_C(9) << 20)      /* source bytes of a band, unless one piece has more */
+
+static inline uint64_t save_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+/* ---- dedup: objects that this save may refer to, and the packs that they lie in ---- */
+
+struct save_known {                 /* never moves; its `checks` is complete once its run has ended */
+	struct store_object_ref ref;    /* `pack` is not used: see pack */
+	uint32_t pack;                  /* number in the part's pack table */
+};
+struct save_pack { char name[STORE_PACK_NAME_MAX]; uint64_t size, live_bytes; bool own; };
+struct save_dedup {
+	struct save_known **chunks; uint32_t count;
+	uint32_t *slots; uint32_t nslots; /* 1 + number of an object; 0: free. A power of two */
+	struct save_pack *packs; uint32_t npacks, packs_room;
+	char attempts[SAVE_BASE_ATTEMPTS_MAX][PROTO_ATTEMPT_MAX]; uint32_t nattempts;
+	struct save_base { struct base_digest manifest; bool usable; } *bases; uint32_t nbases;
+};
+void save_dedup_release(struct save_dedup *d);
+struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind);
+/* NULL: out of memory. The caller fills ref (its digest and kind are set) and pack. */
+struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind);
+int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own); /* number, or -ENOMEM */
+/* May this place be used? Names its commit as a base. 0: *ret_known refers to it; -ENOENT: no, write it anew; other: an error. */
+int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place, enum store_object_kind kind,
+	uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
+
+/* ---- the writer ---- */
+
+struct save_blob { char *name; bool per_rank; uint64_t len; struct save_source source; const struct save_known *known; struct base_digest digest; };
+struct save_header { char *component, *view; void *bytes; size_t len; uint64_t data_bytes; struct store_object_ref ref; };
+
+struct save_writer {
+	struct store *store;
+	struct save_options options;    /* run and attributes are copies */
+	struct proto_attribute *attributes;
+	struct store_layout_builder *builder;
+	struct store_layout *layout; struct base_buf layout_object; uint32_t *tags;
+	struct save_source *sources; uint32_t ntensors, sources_room;     /* by tag */
+	struct save_blob *blobs; uint32_t nblobs, blobs_room;
+	struct save_header *headers; uint32_t nheaders;
+	uint64_t tensor_bytes, blob_bytes;
+	struct index *index;            /* NULL: none */
+	struct store_attempt *attempt;
+	bool committed;
+	struct save_dedup dedup;
+	struct save_result result;
+	uint64_t done_bytes, progress_ns;
+};
+void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now);
+bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t raw_len, struct index_place *ret_place);
+
+/* ---- bands ---- */
+
+struct save_piece {                 /* a piece on its way through the pipeline */
+	struct tensor_box box;
+	uint64_t offset, len;           /* in the band's raw bytes */
+	struct base_digest digest; struct base_xxh128 xxh;
+	bool found;                     /* `place` is where the index says it lies */
+	bool encoded;                   /* the fields below are set */
+	struct index_place place;
+	uint16_t codec; uint64_t stored_len;
+	uint32_t first_block;           /* in checks and lens */
+};
+
+struct save_band {                  /* belongs to one thread at a time: worker, then appender */
+	struct save_band *next;         /* free ones */
+	uint64_t sequence;
+	uint32_t tensor; struct tensor_grid grid; unsigned word_bytes;
+	uint64_t first_piece; uint32_t npieces;
+	struct save_piece *pieces; uint32_t pieces_room;
+	struct tensor_box box;          /* of all its pieces */
+	uint64_t len;
+	uint8_t *memory[2]; size_t memory_room[2];
+	uint8_t *raw, *out;             /* pieces one after another; encoded ones at the same offsets */
+	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
+	uint8_t *scratch;
+	uint64_t read_ns, digest_ns, encode_ns;
+	int rc; struct base_error err;
+};
+void save_band_release(struct save_band *b);
+/* Takes the next pieces from `it` (of the whole tensor) into the band. -ENOMEM. */
+int save_band_take(struct save_band *b, struct tensor_piece_iter *it);
+int save_band_process(struct save_band *b, const struct save_writer *w, const struct save_source *source); /* fills b->err too */
+void save_band_encode(struct save_band *b, struct save_piece *p);
+
+/* ---- appender: one thread ---- */
+
+struct save_row;
+struct save_appender {
+	struct save_writer *w;
+	struct store_pack_writer *pack; uint32_t pack_number; uint64_t run_start; /* the pack being written; NULL: none */
+	char pack_class[PROTO_COMPONENT_MAX + 1];
+	struct store_pack_writer *meta; uint32_t meta_number;
+	struct store_part_builder *part;
+	struct save_row *first, *last;  /* rows that are not in the part yet, in order */
+	struct store_object_ref layout_ref;
+};
+int save_appender_open(struct save_appender *a, struct save_writer *w, struct base_error *err); /* opens the meta pack; layout and headers go in */
+void save_appender_release(struct save_appender *a); /* abandons what is not sealed */
+int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err);
+int save_appender_blobs(struct save_appender *a, struct base_error *err);
+/* Makes `class` the pack that objects go to; the one before is sealed. NULL: none. */
+int save_appender_class(struct save_appender *a, const char *class, struct base_error *err);
+/* Opens the class's pack if need be, ends the run if `bytes` more would be too many for it. */
+int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_error *err);
+int save_write_failed(const struct save_writer *w, const char *class, int rc, struct base_error *err);
+/* Counts an object that was just appended to the current pack. */
+void save_appender_count(struct save_appender *a, struct save_known *k);
+
+int save_pipeline_run(struct save_appender *a, struct base_error *err);
+int save_finish(struct save_appender *a, struct base_error *err);
+
+#endif

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is saved comes back: any dtype and shape, any number of threads, any range, through any cache; and damage is an error."""
+import ctypes as c
+import hashlib
+import os
+import pathlib
+import random
+
+import numpy as np
+import pytest
+
+NONE = 2**64 - 1
+DTYPES = {"bool": (1, 1), "u8": (2, 1), "u16": (3, 2), "i64": (9, 8), "f16": (10, 2), "bf16": (11, 2), "f32": (12, 4), "f64": (13, 8),
+          "c64": (14, 8), "c128": (15, 16), "f8_e4m3fn": (16, 1), "f4_e2m1fn_x2": (21, 1)}
+
+
+class Error(c.Structure):
+    _fields_ = [("code", c.c_int), ("text", c.c_char * 1000)]
+
+
+class Shape(c.Structure):
+    _fields_ = [("ndim", c.c_uint32), ("dim", c.c_uint64 * 16)]
+
+
+READ = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t, c.POINTER(Error))
+
+
+class Source(c.Structure):
+    _fields_ = [("read", READ), ("arg", c.c_void_p)]
+
+
+class Attribute(c.Structure):
+    _fields_ = [("key", c.c_char_p), ("value", c.c_char_p)]
+
+
+class Options(c.Structure):
+    _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("replace", c.c_bool), ("attributes", c.POINTER(Attribute)),
+                ("nattributes", c.c_size_t), ("threads", c.c_uint), ("no_index", c.c_bool), ("progress", c.c_void_p), ("progress_arg", c.c_void_p)]
+
+
+class Result(c.Structure):
+    _fields_ = [("step", c.c_uint64), ("entry", c.c_uint64), ("attempt", c.c_char * 48), ("tensors", c.c_uint64), ("blobs", c.c_uint64),
+                ("bytes", c.c_uint64), ("pieces", c.c_uint64), ("pieces_new", c.c_uint64), ("pieces_reused", c.c_uint64),
+                ("pieces_duplicate", c.c_uint64), ("piece_bytes_new", c.c_uint64), ("raw_bytes_new", c.c_uint64), ("meta_bytes", c.c_uint64),
+                ("bases", c.c_uint32), ("digest_ns", c.c_uint64), ("encode_ns", c.c_uint64), ("read_ns", c.c_uint64), ("write_ns", c.c_uint64)]
+
+
+class TensorInfo(c.Structure):
+    _fields_ = [("component", c.c_char_p), ("name", c.c_void_p), ("name_len", c.c_uint32), ("dtype", c.c_int), ("shape", Shape), ("bytes", c.c_uint64)]
+
+
+class BlobInfo(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("per_rank", c.c_bool), ("rank", c.c_uint32), ("bytes", c.c_uint64), ("digest", c.c_uint8 * 32)]
+
+
+class Piece(c.Structure):
+    _fields_ = [("digest", c.c_uint8 * 32), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64), ("stored_len", c.c_uint64),
+                ("codec", c.c_uint16), ("kind", c.c_uint8), ("pack", c.c_uint32), ("xxh", c.c_uint8 * 16), ("inline_bytes", c.c_void_p), ("base", c.c_uint32)]
+
+
+class CacheStats(c.Structure):
+    _fields_ = [(n, c.c_uint64) for n in ("hits", "misses", "waits", "bytes", "max_bytes", "evictions", "decoded_bytes", "stored_bytes")]
+
+
+class IndexStats(c.Structure):
+    _fields_ = [("commits", c.c_uint64), ("places", c.c_uint64), ("bytes", c.c_uint64)]
+
+
+class Failed(Exception):
+    def __init__(self, code, text):
+        super().__init__(f"{os.strerror(-code)}: {text}")
+        self.code, self.text = code, text
+
+
+@pytest.fixture(scope="module")
+def api(lib):
+    pointers = "store_list_find load_cache_new load_object_piece load_object_digest load_object_pack_name load_step_info"
+    for name in pointers.split():
+        getattr(lib, name).restype = c.c_void_p
+    lib.load_object_pack_name.restype = c.c_char_p
+    lib.load_step_tensor_find.restype = c.c_int64
+    lib.load_object_piece_count.restype = lib.load_object_bytes.restype = c.c_uint64
+    lib.load_cache_new.argtypes = [c.c_uint64]
+    lib.save_writer_tensor.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_size_t, c.c_int, c.POINTER(Shape), Source, c.POINTER(Error)]
+    lib.save_writer_blob.argtypes = [c.c_void_p, c.c_char_p, c.c_bool, c.c_uint64, Source, c.POINTER(Error)]
+    lib.save_writer_header.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_char_p, c.c_size_t, c.c_uint64, c.POINTER(Error)]
+    lib.load_object_read.argtypes = [c.c_void_p, c.c_void_p, c.c_uint64, c.c_size_t, c.c_void_p, c.POINTER(Error)]
+    lib.store_list_find.argtypes = [c.c_void_p, c.c_uint64]
+    lib.load_object_piece.argtypes = [c.c_void_p, c.c_uint64]
+    lib.load_object_pack_name.argtypes = [c.c_void_p, c.c_uint32]
+    lib.load_step_tensor_find.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_size_t]
+    lib.base_log_set_level(0)  # damage is what some of these tests are about
+    return lib
+
+
+def call(function, *args):
+    err = Error()
+    code = function(*args, c.byref(err))
+    if code < 0:
+        raise Failed(code, err.text.decode())
+    return code
+
+
+def raw(array):
+    return np.ascontiguousarray(array).tobytes()
+
+
+class Tensor:
+    """A tensor of a step: bytes, a dtype by name, a shape."""
+
+    def __init__(self, dtype, shape, data):
+        self.dtype, self.shape, self.data = dtype, tuple(shape), bytes(data)
+        assert len(self.data) == DTYPES[dtype][1] * int(np.prod(shape, dtype=object))
+
+    @classmethod
+    def random(cls, rng, dtype, shape, kind="noise"):
+        n = DTYPES[dtype][1] * int(np.prod(shape, dtype=object))
+        if kind == "noise":
+            return cls(dtype, shape, rng.bytes(n))
+        if kind == "zeros":
+            return cls(dtype, shape, bytes(n))
+        words = (rng.standard_normal(n // 2 + 1) * 0.02).astype(np.float32).view(np.uint32) >> 16
+        return cls(dtype, shape, words.astype(np.uint16).tobytes()[:n])
+
+
+class Store:
+    def __init__(self, api, path):
+        self.api, self.path = api, pathlib.Path(path)
+        if not (self.path / "vckpt.store").exists():
+            call(api.store_init, os.fsencode(path), c.c_uint64(0))
+        self.handle = c.c_void_p()
+        call(api.store_open, os.fsencode(path), 0, c.byref(self.handle))
+
+    def close(self):
+        self.api.store_close(self.handle)
+
+    def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(), headers=(), fail_at=None):
+        """tensors: {(component, name): Tensor}; blobs: {(name, per_rank): bytes}. fail_at: a source that fails after that many reads."""
+        api, keep, reads = self.api, [], [0]
+
+        def source(data):
+            held = c.create_string_buffer(data, max(len(data), 1))
+
+            def read(arg, offset, to, n, err):
+                reads[0] += 1
+                if fail_at is not None and reads[0] > fail_at:
+                    return -5
+                assert offset + n <= len(data)
+                c.memmove(to, c.addressof(held) + offset, n)
+                return 0
+            function = READ(read)
+            keep.extend([held, function])
+            return Source(function, None)
+
+        table = (Attribute * max(len(attributes), 1))(*[Attribute(k.encode(), v.encode()) for k, v in attributes])
+        options = Options(run.encode(), step, replace, table, len(attributes), threads, no_index, None, None)
+        w = c.c_void_p()
+        call(api.save_writer_open, self.handle, c.byref(options), c.byref(w))
+        try:
+            for (component, name), t in tensors.items():
+                shape = Shape(len(t.shape), (c.c_uint64 * 16)(*t.shape))
+                call(api.save_writer_tensor, w, component.encode(), name.encode(), len(name.encode()), DTYPES[t.dtype][0], c.byref(shape), source(t.data))
+            for (name, per_rank), data in dict(blobs).items():
+                call(api.save_writer_blob, w, name.encode(), per_rank, len(data), source(data))
+            for component, view, data, data_bytes in headers:
+                call(api.save_writer_header, w, component.encode(), view.encode(), data, len(data), data_bytes)
+            result = Result()
+            call(api.save_writer_commit, w, c.byref(result))
+            return result
+        finally:
+            api.save_writer_close(w)
+
+    def update_index(self, rebuild=False):
+        stats = IndexStats()
+        call(self.api.save_index_update, self.handle, c.c_bool(rebuild), c.byref(stats))
+        return stats
+
+    def open(self, run, step):
+        return Step(self, run, step)
+
+    def files(self, prefix=""):
+        return sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file() and str(p.relative_to(self.path)).startswith(prefix))
+
+
+class Step:
+    def __init__(self, store, run, step):
+        self.api, self.store, self.handle = store.api, store, c.c_void_p()
+        entries = c.c_void_p()
+        call(self.api.store_list_open, store.handle, run.encode(), c.c_bool(False), c.byref(entries))
+        try:
+            entry = self.api.store_list_find(entries, step)
+            if not entry:
+                raise KeyError(step)
+            call(self.api.load_step_open, store.handle, run.encode(), c.c_void_p(entry), c.byref(self.handle))
+        finally:
+            self.api.store_list_close(entries)
+
+    def close(self):
+        self.api.load_step_unref(self.handle)
+
+    def tensors(self):
+        found = {}
+        for i in range(self.api.load_step_tensor_count(self.handle)):
+            info = TensorInfo()
+            self.api.load_step_tensor_info(self.handle, i, c.byref(info))
+            name = c.string_at(info.name, info.name_len).decode()
+            found[info.component.decode(), name] = (i, info.dtype, tuple(info.shape.dim[:info.shape.ndim]), info.bytes)
+            assert self.api.load_step_tensor_find(self.handle, info.component, name.encode(), len(name.encode())) == i
+        return found
+
+    def blobs(self):
+        found = {}
+        for i in range(self.api.load_step_blob_count(self.handle)):
+            info = BlobInfo()
+            self.api.load_step_blob_info(self.handle, i, c.byref(info))
+            found[info.name.decode(), info.per_rank] = (i, info.bytes, bytes(info.digest))
+        return found
+
+    def open(self, function, number):
+        return Object(self.api, function, self.handle, number)
+
+    def tensor(self, component, name):
+        return self.open(self.api.load_tensor_open, self.tensors()[component, name][0])
+
+    def blob(self, name, per_rank=False):
+        return self.open(self.api.load_blob_open, self.blobs()[name, per_rank][0])
+
+
+class Object:
+    def __init__(self, api, function, step, number):
+        self.api, self.handle = api, c.c_void_p()
+        call(function, step, number, c.byref(self.handle))
+        self.bytes = api.load_object_bytes(self.handle)
+
+    def close(self):
+        self.api.load_object_unref(self.handle)
+
+    def read(self, cache, offset=0, n=None):
+        n = self.bytes - offset if n is None else n
+        out = c.create_string_buffer(n + 1)
+        call(self.api.load_object_read, self.handle, cache, offset, n, out)
+        return out.raw[:n]
+
+    def pieces(self):
+        return [Piece.from_address(self.api.load_object_piece(self.handle, i)) for i in range(self.api.load_object_piece_count(self.handle))]
+
+    def digest(self):
+        return c.string_at(self.api.load_object_digest(self.handle), 32)
+
+
+@pytest.fixture
+def cache(api):
+    made = c.c_void_p(api.load_cache_new(256 << 20))
+    yield made
+    api.load_cache_free(made)
+
+
+@pytest.fixture
+def make(api, tmp_path):
+    made = []
+
+    def make_store(name="store"):
+        made.append(Store(api, tmp_path / name))
+        return made[-1]
+    yield make_store
+    for store in made:
+        store.close()
+
+
+def check_all(store, run, step, tensors, blobs, cache):
+    opened = store.open(run, step)
+    try:
+        assert set(opened.tensors()) == set(tensors)
+        assert set(opened.blobs()) == set(blobs)
+        for (component, name), t in tensors.items():
+            number, dtype, shape, size = opened.tensors()[component, name]
+            assert (dtype, shape, size) == (DTYPES[t.dtype][0], t.shape, len(t.data))
+            o = opened.open(opened.api.load_tensor_open, number)
+            assert o.read(cache) == t.data, (component, name, t.shape)
+            o.close()
+        for (name, per_rank), data in blobs.items():
+            o = opened.blob(name, per_rank)
+            assert o.read(cache) == data, name
+            o.close()
+    finally:
+        opened.close()
+
+
+SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (63,), (65,), (1000,), (1 << 20,), ((1 << 20) + 13,), (128, 128), (333, 517), (1024, 768), (2048, 4096),
+          (1, 300000), (300000, 1), (5, 1, 70001), (64, 64, 3, 3), (512, 257, 3, 3), (17, 1031, 33), (2,) * 16, (40000, 31), (3, 40, 50, 60)]
+
+
+def model(seed=1, kinds=("noise", "normal", "zeros")):
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for i, shape in enumerate(SHAPES):
+        dtype = list(DTYPES)[i % len(DTYPES)]
+        if int(np.prod(shape, dtype=object)) * DTYPES[dtype][1] > 24 << 20:
+            dtype = "u8"
+        component = ("model", "optimizer", "ema")[i % 3]
+        tensors[component, f"layer.{i}.weight/é"] = Tensor.random(rng, dtype, shape, kinds[i % len(kinds)])
+    for dtype in DTYPES:
+        tensors["model", f"all.{dtype}"] = Tensor.random(rng, dtype, (37, 1111), kinds[len(dtype) % len(kinds)])
+    blobs = {("config.json", False): b'{"a": 1}' * 1000, ("empty", False): b"", ("sub/dir/x", False): rng.bytes(100000), ("rng", True): rng.bytes(5000),
+             ("one", True): b"1"}
+    return tensors, blobs
+
+
+def test_all_comes_back(make, cache):
+    store = make()
+    tensors, blobs = model()
+    result = store.save("a", tensors, blobs, step=12)
+    assert result.step == 12 and result.tensors == len(tensors) and result.blobs == len(blobs)
+    assert result.bytes == sum(len(t.data) for t in tensors.values()) + sum(map(len, blobs.values()))
+    assert result.pieces >= result.pieces_new + result.pieces_duplicate and result.pieces_reused == 0
+    check_all(store, "a", 12, tensors, blobs, cache)
+    assert store.save("a", tensors, blobs).step == 13
+    with pytest.raises(Failed) as e:
+        store.save("a", tensors, blobs, step=12)
+    assert e.value.code == -17
+    store.save("a", {}, {}, step=12, replace=True)
+    check_all(store, "a", 12, {}, {}, cache)
+    assert not store.files("incoming/") and not store.files("hosts/")
+
+
+def test_a_long_blob(make, cache):
+    store = make()
+    data = np.random.default_rng(7).bytes((17 << 20) + 11)
+    store.save("a", {}, {("long", False): data, ("twin", False): data}, step=0)
+    check_all(store, "a", 0, {}, {("long", False): data, ("twin", False): data}, cache)
+    assert sum(os.path.getsize(store.path / f) for f in store.files("packs/")) < len(data) * 1.01 + 100000
+
+
+def test_the_same_in_two_stores_and_by_any_number_of_threads(make):
+    tensors, blobs = model(3)
+    seen, packs = [], []
+    for threads in (1, 2, 5):
+        store = make(f"store{threads}")
+        store.save("a", tensors, blobs, step=1, threads=threads)
+        step = store.open("a", 1)
+        digests = {}
+        for key, (number, *_) in step.tensors().items():
+            o = step.open(step.api.load_tensor_open, number)
+            digests[key] = (o.digest(), [(bytes(p.digest), p.offset, p.checks, p.stored_len, p.codec) for p in o.pieces()])
+            o.close()
+        digests.update({k: v[2] for k, v in step.blobs().items()})
+        step.close()
+        seen.append(digests)
+        images = {}
+        for f in store.files("packs/"):
+            name = f.split("/")[-1].split("-", 3)[-1]
+            image = (store.path / f).read_bytes()[4096:]  # the head has store id and name
+            if name != "meta.pack":                       # the part has timings
+                images[name] = hashlib.sha256(image).hexdigest()
+        packs.append(images)
+    assert seen[0] == seen[1] == seen[2]
+    assert packs[0] == packs[1] == packs[2] and set(packs[0]) == {"model.pack", "optimizer.pack", "ema.pack", "blobs.pack"}
+
+
+def test_equal_content_is_stored_once(make, cache):
+    store = make()
+    tensors, blobs = model(4, kinds=("noise",))
+    first = store.save("a", tensors, blobs, step=0, no_index=False)
+    store.update_index()
+    again = store.save("b", tensors, blobs, step=5, no_index=False)
+    assert again.pieces_new == 0 and again.piece_bytes_new == 0 and again.bases == 1
+    assert again.pieces_reused + again.pieces_duplicate == first.pieces_new + first.pieces_duplicate
+    assert [f for f in store.files("packs/") if again.attempt.decode() in f] == [f for f in store.files("packs/") if again.attempt.decode() + "-0-meta" in f]
+    check_all(store, "b", 5, tensors, blobs, cache)
+    store.update_index(rebuild=True)
+    changed = dict(tensors)
+    key = next(k for k, t in tensors.items() if t.shape == (1024, 768))
+    t = tensors[key]
+    changed[key] = Tensor(t.dtype, t.shape, t.data[:-1] + bytes([t.data[-1] ^ 1]))
+    third = store.save("c", changed, blobs, step=0, no_index=False)
+    assert third.pieces_new == 1
+    check_all(store, "c", 0, changed, blobs, cache)
+
+
+def test_equal_tensors_of_one_save_are_stored_once(make, cache):
+    store = make()
+    rng = np.random.default_rng(5)
+    t = Tensor.random(rng, "f32", (512, 1024))
+    one = store.save("a", {("model", "x"): t}, step=0)
+    two = store.save("b", {("model", "x"): t, ("model", "y"): t, ("optimizer", "z"): t}, step=0)
+    assert two.pieces_new == one.pieces_new and two.pieces_duplicate == 2 * one.pieces_new
+    check_all(store, "b", 0, {("model", "x"): t, ("model", "y"): t, ("optimizer", "z"): t}, {}, cache)
+
+
+def test_a_base_that_is_gone_is_written_anew(make, cache):
+    store = make()
+    tensors = {("model", "x"): Tensor.random(np.random.default_rng(6), "bf16", (777, 1024))}
+    store.save("a", tensors, step=0, no_index=False)
+    store.update_index()
+    call(store.api.store_step_remove, store.handle, b"a", c.c_uint64(0))
+    again = store.save("b", tensors, step=0, no_index=False)
+    assert again.pieces_reused == 0 and again.pieces_new > 0
+    check_all(store, "b", 0, tensors, {}, cache)
+
+
+def test_at_most_16_attempts_are_reused(make, cache):
+    store = make()
+    rng = np.random.default_rng(8)
+    tensors = {}
+    for i in range(20):
+        tensors["model", f"t{i:02}"] = Tensor.random(rng, "u8", (1000,))
+        store.save("a", {("model", f"t{i:02}"): tensors["model", f"t{i:02}"]}, step=i)
+    store.update_index()
+    result = store.save("b", tensors, step=0, no_index=False)
+    assert result.pieces_reused == 16 and result.pieces_new == 4 and result.bases == 16
+    check_all(store, "b", 0, tensors, {}, cache)
+
+
+@pytest.mark.parametrize("bound", [0, 300 << 10, 64 << 20])
+def test_any_range(make, api, scale, bound):
+    store = make()
+    tensors, blobs = model(9)
+    blobs["long", False] = np.random.default_rng(1).bytes((3 << 20) + 5)
+    store.save("a", tensors, blobs, step=0)
+    step = store.open("a", 0)
+    cache = c.c_void_p(api.load_cache_new(bound))
+    rng = random.Random(bound)
+    objects = [(step.tensor(*k), t.data) for k, t in tensors.items() if t.data] + [(step.blob(*k), d) for k, d in blobs.items() if d]
+    for _ in range(scale(1500, 6000)):
+        o, data = rng.choice(objects)
+        offset = rng.randrange(len(data))
+        n = rng.choice([1, 3, 16, 511, 4096, 5000, 131072, 1 << 20, 3 << 20])
+        n = min(rng.choice([n, rng.randrange(1, n + 1)]), len(data) - offset)
+        assert o.read(cache, offset, n) == data[offset:offset + n], (offset, n)
+    with pytest.raises(Failed):
+        objects[0][0].read(cache, 0, objects[0][0].bytes + 1)
+    stats = CacheStats()
+    api.load_cache_stat(cache, c.byref(stats))
+    assert stats.misses and stats.bytes <= max(bound, 0)
+    for o, _ in objects:
+        o.close()
+    step.close()
+    api.load_cache_free(cache)
+
+
+def test_readers_side_by_side(make, api):
+    from concurrent.futures import ThreadPoolExecutor
+    store = make()
+    t = Tensor.random(np.random.default_rng(11), "bf16", (1024, 4096), "normal")
+    store.save("a", {("model", "x"): t}, step=0)
+    step = store.open("a", 0)
+    o = step.tensor("model", "x")
+    for bound in (1 << 20, 64 << 20):
+        cache = c.c_void_p(api.load_cache_new(bound))
+        offsets = [i << 17 for i in range(len(t.data) >> 17)] * 4
+        random.Random(2).shuffle(offsets)
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(lambda at: o.read(cache, at, 1 << 17) == t.data[at:at + (1 << 17)], offsets))
+        stats = CacheStats()
+        api.load_cache_stat(cache, c.byref(stats))
+        if bound == 64 << 20:
+            assert stats.decoded_bytes == len(t.data)  # every piece was filled once
+        api.load_cache_free(cache)
+    o.close()
+    step.close()
+
+
+def test_a_flipped_bit_is_an_error_and_nothing_else(make, api, scale):
+    store = make()
+    rng = np.random.default_rng(12)
+    tensors = {("model", "raw"): Tensor.random(rng, "bf16", (512, 512)), ("model", "encoded"): Tensor.random(rng, "bf16", (512, 512), "normal"),
+               ("model", "small"): Tensor.random(rng, "f32", (100,)), ("model", "inline"): Tensor.random(rng, "f32", (3,))}
+    blobs = {("b", False): rng.bytes(50000)}
+    store.save("a", tensors, blobs, step=0)
+    errors = 0
+    for _ in range(scale(150, 600)):
+        path = store.path / random.choice(store.files("packs/"))
+        good = path.read_bytes()
+        at = random.randrange(len(good))
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << random.randrange(8))]) + good[at + 1:])
+        again, cache = Store(api, store.path), c.c_void_p(api.load_cache_new(1 << 20))
+        try:
+            step = again.open("a", 0)
+            for key, data in [*((k, t.data) for k, t in tensors.items()), *((k, d) for k, d in blobs.items())]:
+                try:
+                    o = step.blob(*key) if key in blobs else step.tensor(*key)
+                    try:
+                        assert o.read(cache) == data
+                    finally:
+                        o.close()
+                except Failed as e:
+                    errors += 1
+                    assert e.text
+            step.close()
+        except Failed as e:
+            errors += 1
+            assert e.text
+        api.load_cache_free(cache)
+        again.close()
+        path.write_bytes(good)
+    assert errors > 20
+
+
+def test_a_failing_source_leaves_nothing(make, cache):
+    store = make()
+    tensors, blobs = model(13)
+    store.save("a", tensors, blobs, step=0)
+    before = store.files()
+    for fail_at in (0, 3, 30, len(tensors) + 3):
+        with pytest.raises(Failed) as e:
+            store.save("a", tensors, blobs, step=1, fail_at=fail_at)
+        assert e.value.code == -5 and ("tensor" in e.value.text or "blob" in e.value.text), e.value.text
+        assert [f for f in store.files() if not f.startswith("runs/")] == [f for f in before if not f.startswith("runs/")]
+    check_all(store, "a", 0, tensors, blobs, cache)
+
+
+def test_bad_names_and_attributes_are_refused(make):
+    store = make()
+    t = Tensor("u8", (1,), b"x")
+    for run in ("", ".x", "a/b", "x" * 129):
+        with pytest.raises(Failed):
+            store.save(run, {("model", "x"): t})
+    for attributes in ([("1", "x")], [("a", "x"), ("a", "y")], [("a", "x" * 4097)]):
+        with pytest.raises(Failed):
+            store.save("a", {("model", "x"): t}, attributes=attributes)
+    with pytest.raises(Failed):
+        store.save("a", {("ranks", "x"): t})
+    assert not store.files("runs/") and not store.files("packs/")
+
+
+def test_a_view_header_comes_back(make, api):
+    store = make()
+    store.save("a", {("model", "x"): Tensor("u8", (1,), b"x")}, step=0, headers=[("model", "safetensors", b"header" * 1000, 1)])
+    step = store.open("a", 0)
+    out, n, data = c.c_void_p(), c.c_size_t(), c.c_uint64()
+    call(api.load_step_header, step.handle, b"model", b"safetensors", c.c_uint64(1 << 20), c.byref(out), c.byref(n), c.byref(data))
+    assert c.string_at(out, n.value) == b"header" * 1000 and data.value == 1
+    with pytest.raises(Failed) as e:
+        call(api.load_step_header, step.handle, b"model", b"npy", c.c_uint64(1 << 20), c.byref(out), c.byref(n), c.byref(data))
+    assert e.value.code == -2
+    step.close()
