@@ -220,3 +220,27 @@ int index_stat(struct index *i, struct index_stats *ret_s)
 	pthread_rwlock_unlock(&i->resize);
 	return index_error(rc);
 }
+
+int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_digest *manifest), void *arg)
+{
+	MDB_cursor *c;
+	MDB_txn *txn;
+	int r = 0, rc = index_begin(i, MDB_RDONLY, &txn);
+	if (rc != 0)
+		return index_error(rc);
+	rc = mdb_cursor_open(txn, i->dbi[INDEX_COMMITS], &c);
+	if (rc == 0) {
+		struct base_digest manifest;
+		MDB_val k, v;
+		for (rc = mdb_cursor_get(c, &k, &v, MDB_FIRST); rc == 0 && r == 0; rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
+			if (k.mv_size != sizeof manifest)
+				continue;
+			memcpy(&manifest, k.mv_data, sizeof manifest);
+			r = f(arg, &manifest);
+		}
+		mdb_cursor_close(c);
+	}
+	mdb_txn_abort(txn);
+	pthread_rwlock_unlock(&i->resize);
+	return r != 0 ? r : rc == MDB_NOTFOUND || rc == 0 ? 0 : index_error(rc);
+}

@@ -44,6 +44,8 @@ bool index_has_commit(struct index *i, const struct base_digest *manifest); /* k
 int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest, const struct index_place *places, uint64_t n);
 /* The commits whose places it had taken over are "to be added" again (index_has_commit). -ENOENT. */
 int index_remove_commit(struct index *i, const struct base_digest *manifest);
+/* Calls f with every commit that is known, evicted ones too, until it returns something else than 0, which is returned. f calls nothing of the index. */
+int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_digest *manifest), void *arg);
 struct index_stats { uint64_t commits, places, bytes; }; /* held commits; places, dead ones included; bytes of pages in use */
 int index_stat(struct index *i, struct index_stats *ret_s);
 
