@@ -284,7 +284,7 @@ def test_names_of_every_kind_come_back(vckpt, store, source, tmp_path):
     short = [f for f in files if "%~" not in f.name]
     vckpt("import", store, "again", *short)
     again = tensor_names(vckpt, store, "again/0/model")
-    assert again == {n for n in NAMES if len(n.encode()) < 245}
+    assert again == {n for n in NAMES if len(n.encode()) < 252}
 
 
 @pytest.mark.full
@@ -309,7 +309,7 @@ def test_every_safetensors_dtype(vckpt, store, source, tmp_path):
     for dtype, size in sizes.items():
         for shape in [[], [0, 3], [6], [300, 4]]:
             items = int(numpy.prod(shape))
-            if dtype == "F4" and not shape:
+            if dtype == "F4" and shape in ([], [0, 3]):
                 continue
             header[f"{dtype}.{len(shape)}.{items}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + int(items * size)]}
             at += int(items * size)

@@ -13,7 +13,8 @@ struct import {
 	struct import_plan plan;
 	struct save_options options;
 	struct proto_attribute *attributes; size_t nattributes;
-	const char *component;
+	const char *component;          /* of the sources that come next */
+	const char **components;        /* of each positional argument */
 	struct tool_target target;
 	struct base_error err;
 };
@@ -56,24 +57,31 @@ static int set_step(struct tool *t, struct import *in, const char *value)
 	return 0;
 }
 
-/* Sources are taken as they come, so that --component counts for those after it. */
-static int source(struct tool *t, struct import *in, const char *value)
+/* A positional argument: each source keeps the component that was named before it. */
+static int argument(struct tool *t, struct import *in, const char *value)
 {
-	if (t->narguments == 1) return 0;
-	if (t->narguments == 2) {
-		int code = tool_target_parse(t, value, &in->target);
-		if (code == 0 && (in->target.rest || in->target.latest)) return tool_usage(t, "the target is RUN or RUN/STEP, STEP a number");
-		return code;
-	}
-	if (import_add_source(&in->plan, value, in->component, &in->err) < 0) return tool_fail(t, &in->err);
-	return 0;
+	in->components[t->narguments - 1] = in->component;
+	if (t->narguments != 2) return 0;
+	int code = tool_target_parse(t, value, &in->target);
+	if (code == 0 && (in->target.rest || in->target.latest)) return tool_usage(t, "the target is RUN or RUN/STEP, STEP a number");
+	return code;
+}
+
+static int add_sources(struct tool *t, struct import *in)
+{
+	if (t->narguments < 3) return tool_usage(t, "STORE, RUN[/STEP] and at least one SOURCE are needed");
+	if (in->target.has_step && in->options.step != PROTO_NONE && in->options.step != in->target.step) return tool_usage(t, "two different steps are given");
+	if (in->target.has_step) in->options.step = in->target.step;
+	for (int i = 2; i < t->narguments; i++)
+		if (import_add_source(&in->plan, t->arguments[i], in->components[i], &in->err) < 0) return tool_fail(t, &in->err);
+	return import_plan_check(&in->plan, &in->err) < 0 ? tool_fail(t, &in->err) : 0;
 }
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	struct import *in = arg;
 	switch (val) {
-	case 1: return source(t, in, value);
+	case 1: return argument(t, in, value);
 	case 'a': return set_attribute(t, in, value);
 	case 's': return set_step(t, in, value);
 	case 'r': in->options.replace = true; return 0;
@@ -199,13 +207,15 @@ static int import_run(struct tool *t, int argc, char **argv)
 	struct import in = {.component = "model", .options.step = PROTO_NONE};
 	struct save_result result = {0};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &in), used;
-	if (code == 0 && t->narguments < 3) code = tool_usage(t, "STORE, RUN[/STEP] and at least one SOURCE are needed");
-	if (code == 0 && in.target.has_step && in.options.step != PROTO_NONE && in.options.step != in.target.step) code = tool_usage(t, "two different steps are given");
-	if (code == 0 && in.target.has_step) in.options.step = in.target.step;
-	if (code == 0 && import_plan_check(&in.plan, &in.err) < 0) code = tool_fail(t, &in.err);
+	in.components = calloc((size_t)argc, sizeof *in.components);
+	int code = in.components ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED, used;
+	if (code == 0) code = add_sources(t, &in);
 	if (code == 0) code = tool_open_store(t, 0, &s, &used);
-	if (code == 0 && save(t, &in, s, &result) < 0) code = tool_fail(t, &in.err);
+	if (code == 0 && save(t, &in, s, &result) < 0) {
+		size_t len = strlen(in.err.text);
+		if (in.err.code == -EEXIST) snprintf(in.err.text + len, sizeof in.err.text - len, " (--replace replaces it)");
+		code = tool_fail(t, &in.err);
+	}
 	if (code == 0) {
 		if (!in.options.no_index) update_index(t, s->path);
 		code = report(t, &in, &result);
@@ -217,6 +227,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 		free((char *)in.attributes[i].value);
 	}
 	free(in.attributes);
+	free(in.components);
 	return code >= TOOL_LEAVE ? code - TOOL_LEAVE : code;
 }
 

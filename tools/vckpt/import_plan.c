@@ -152,7 +152,7 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 	struct import_file *f;
 	base_cleanup_free void *header = NULL;
 	struct view_safetensors s = {0};
-	size_t len;
+	size_t len = 0;
 	int r = import_file_open(p, path, &f, err);
 	if (r < 0 || (r = read_header(f, &header, &len, err)) < 0) return r;
 	r = view_safetensors_parse(header, len, (uint64_t)f->stat.st_size, &s, err);

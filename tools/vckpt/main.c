@@ -29,6 +29,7 @@ int main(int argc, char **argv)
 		struct tool t = {.command = commands[i]};
 		if (strcmp(argv[1], commands[i]->name)) continue;
 		int code = commands[i]->run(&t, argc - 1, argv + 1);
+		free(t.arguments);
 		if (fflush(stdout) == EOF && code == TOOL_DONE) { perror("vckpt: standard output"); code = TOOL_FAILED; }
 		return code;
 	}

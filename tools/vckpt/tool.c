@@ -34,13 +34,6 @@ static int common_option(struct tool *t, int val)
 	}
 }
 
-static int positional(struct tool *t, const char *value)
-{
-	if (t->narguments == (int)BASE_COUNT(t->arguments)) return TOOL_LEAVE + tool_usage(t, "too many arguments");
-	t->arguments[t->narguments++] = value;
-	return 0;
-}
-
 int tool_parse(struct tool *t, int argc, char **argv, const char *short_options, const struct option *long_options,
 	int (*option)(struct tool *t, void *arg, int val, const char *value), void *arg)
 {
@@ -51,18 +44,20 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 	snprintf(letters, sizeof letters, "-:%sqvh", short_options ? short_options : ""); /* "-": arguments come as val 1, in order */
 	opterr = 0;
 	optind = 1;
+	t->arguments = calloc((size_t)argc, sizeof *t->arguments);
+	if (!t->arguments) return TOOL_LEAVE + TOOL_FAILED;
 	while ((val = getopt_long(argc, argv, letters, merged, NULL)) != -1) {
 		int r = 0;
 		if (val == '?') return TOOL_LEAVE + tool_usage(t, "unknown option %s", argv[optind - 1]);
 		if (val == ':') return TOOL_LEAVE + tool_usage(t, "option %s needs a value", argv[optind - 1]);
-		if (val == 1) r = positional(t, optarg);
+		if (val == 1) t->arguments[t->narguments++] = optarg;
 		if (r == 0 && (val == 1 || common_option(t, val) < 0)) r = option ? option(t, arg, val, optarg) : 0;
 		else if (val == 'h') r = TOOL_LEAVE + TOOL_DONE;
 		if (r) return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
 	}
 	for (; optind < argc; optind++) {
-		int r = positional(t, argv[optind]);
-		if (r == 0 && option) r = option(t, arg, 1, argv[optind]);
+		t->arguments[t->narguments++] = argv[optind];
+		int r = option ? option(t, arg, 1, argv[optind]) : 0;
 		if (r) return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
 	}
 	return 0;

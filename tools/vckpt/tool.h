@@ -19,7 +19,7 @@ struct tool {
 	const struct tool_command *command;
 	bool json, quiet;
 	int verbose;
-	const char *arguments[64]; int narguments;   /* positional, in order */
+	const char **arguments; int narguments;      /* positional, in order */
 };
 
 struct tool_command {
