@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 
 #include "core/base/cleanup.h"
@@ -90,11 +91,11 @@ static int mount_find(const char *path, bool exact, struct mount_line *ret_m, st
 
 static int run_fusermount(const char *path)
 {
-	char *argv[] = { "fusermount3", "-u", "-z", "-q", "--", (char *)path, NULL };
+	const char *argv[] = { "fusermount3", "-u", "-z", "-q", "--", path, NULL };
 	pid_t pid;
 	int status;
 
-	int r = posix_spawnp(&pid, argv[0], NULL, NULL, argv, environ);
+	int r = posix_spawnp(&pid, argv[0], NULL, NULL, (char *const *)argv, environ);
 	if (r)
 		return -r;
 	while (waitpid(pid, &status, 0) < 0)
@@ -107,10 +108,12 @@ int fs_mountpoint_detach(const char *path, struct base_error *err)
 {
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 
-	for (int i = 0; m && i < 16; i++) {  /* several may lie on top of each other */
-		struct stat st;
-		if (stat(path, &st) == 0 || errno != ENOTCONN)
+	for (int i = 0; m && i < 16; i++) {  /* several may lie on top of each other; statvfs is never answered from what the kernel remembers */
+		struct statvfs v;
+		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))
 			return 0;
+		if (errno == ECONNABORTED)  /* dying this moment: the next look gives ENOTCONN */
+			continue;
 		int r = mount_find(path, true, m, err);
 		if (r < 0)
 			return r;
@@ -217,13 +220,14 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 	if (!r)
 		r = fs_mountpoint_detach(o->mountpoint, err);
 	if (!r)
+		r = check_directory(o->mountpoint, "mount point", &point, err);
+	if (!r)
+		r = check_overlap(o, &store, &point, err);
+	if (!r)
 		r = mount_find(o->mountpoint, true, m, err);
-	if (r < 0)
+	if (r <= 0)
 		return r;
-	if (r > 0 && strcmp(m->type, "fuse.vckpt") == 0)
+	if (strcmp(m->type, "fuse.vckpt") == 0)
 		return base_error_set(err, -EBUSY, "%s: the store %s is mounted there already", o->mountpoint, m->source);
-	if (r > 0)
-		return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already", o->mountpoint, m->source, m->type);
-	r = check_directory(o->mountpoint, "mount point", &point, err);
-	return r ? r : check_overlap(o, &store, &point, err);
+	return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already", o->mountpoint, m->source, m->type);
 }

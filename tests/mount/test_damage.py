@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flipped bit anywhere in a store: through the mount every file gives the right bytes or EIO, and the daemon stays."""
+import errno
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from .conftest import Mount, Tensor, wait_until, weights, write_safetensors
+
+
+@pytest.fixture(scope="module")
+def small(program, vckpt, tmp_path_factory):
+    """A store with all kinds of files, and what a mount of it shows."""
+    folder = tmp_path_factory.mktemp("damage")
+    source = folder / "source"
+    source.mkdir()
+    rng = np.random.default_rng(1)
+    write_safetensors(source / "model.safetensors", {
+        "raw": Tensor("U8", (300_000,), rng.bytes(300_000)), "w": Tensor("BF16", (400, 300), weights(rng, 120_000)),
+        "small": Tensor("F32", (10, 10), rng.bytes(400)), "tiny": Tensor("I64", (), bytes(8))})
+    (source / "config.json").write_text("{}")
+    (source / "blob.bin").write_bytes(rng.bytes(50_000))
+    vckpt("init", folder / "store")
+    vckpt("import", folder / "store", "a/1", source, "--set", "note=first")
+    with open(source / "blob.bin", "ab") as f:
+        f.write(b"more")
+    vckpt("import", folder / "store", "a/2", source)
+    vckpt("import", folder / "store", "b/1", source)
+    m = Mount(program, folder / "store", folder / "mnt")
+    truth, errors = snapshot(m.point)
+    m.end()
+    assert not errors and len(truth) == 3 * 8
+    return folder, truth
+
+
+def snapshot(point):
+    """{path: bytes} of all files, {path: error} of what failed."""
+    found, errors = {}, {}
+
+    def failed(e, path=None):
+        errors[os.path.relpath(path or e.filename, point)] = e.errno
+
+    for path, dirs, files in os.walk(point, onerror=failed):
+        if ".vckpt" in dirs:
+            dirs.remove(".vckpt")
+        for name in files:
+            full = os.path.join(path, name)
+            try:
+                os.listxattr(full)
+                with open(full, "rb") as f:
+                    found[os.path.relpath(full, point)] = f.read()
+            except OSError as e:
+                failed(e, full)
+    return found, errors
+
+
+def look(program, folder, truth, what):
+    m = Mount(program, folder / "store", folder / "mnt", log=folder / "log", check=False)
+    try:
+        if m.result.returncode != 0:
+            assert m.result.returncode == 32 and len(m.result.stderr) > 20, (what, m.result)
+            return "refused"
+        found, errors = snapshot(m.point)
+        for path, data in found.items():
+            assert truth.get(path) == data, (what, path)
+        assert set(errors.values()) <= {errno.EIO}, (what, errors)
+        assert m.pids, f"{what}: the daemon died"
+        if errors:
+            assert wait_until(lambda: (folder / "log").stat().st_size > 0, 2), f"{what}: nothing in the log"
+        return "errors" if errors else "whole" if set(found) == set(truth) else "less"
+    finally:
+        m.end()
+
+
+def files_of(store):
+    return sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size and "index" not in p.relative_to(store).parts)
+
+
+def test_flipped_bits(program, small, scale):
+    folder, truth = small
+    rng = random.Random(11)
+    files = files_of(folder / "store")
+    results = {}
+    for i in range(scale(25, 150, 1000)):
+        path = files[i % len(files)]
+        data = bytearray(path.read_bytes())
+        at = rng.randrange(len(data))
+        data[at] ^= 1 << rng.randrange(8)
+        original = path.read_bytes()
+        mode = path.stat().st_mode
+        os.chmod(path, 0o644)
+        try:
+            path.write_bytes(data)
+            result = look(program, folder, truth, f"{path.relative_to(folder)} at {at}")
+        finally:
+            path.write_bytes(original)
+            os.chmod(path, mode)
+        results[result] = results.get(result, 0) + 1
+    print(results)
+    assert results.get("errors"), "no flip was seen: the test flips nothing that counts"
+    assert look(program, folder, truth, "nothing flipped") == "whole"
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "foreign", "longer"])
+def test_packs(program, small, how):
+    folder, truth = small
+    packs = sorted((folder / "store" / "packs").rglob("*.pack"))
+    for path in packs[:3]:
+        aside = folder / "aside"
+        shutil.copy2(path, aside)
+        data = path.read_bytes()
+        path.unlink()
+        if how != "missing":
+            path.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "foreign": packs[-1].read_bytes(), "longer": data + b"\0"}[how])
+        try:
+            look(program, folder, truth, f"{path.name} {how}")
+        finally:
+            path.unlink(missing_ok=True)
+            shutil.copy2(aside, path)
+
+
+@pytest.mark.parametrize("how", ["gone", "random", "empty"])
+def test_the_index_does_not_matter(program, small, how):
+    folder, truth = small
+    index = folder / "store" / "index"
+    aside = folder / "index-aside"
+    if index.exists():
+        shutil.copytree(index, aside)
+        shutil.rmtree(index)
+    if how != "gone":
+        index.mkdir()
+        for name in ("data.mdb", "lock.mdb"):
+            (index / name).write_bytes(b"" if how == "empty" else os.urandom(65536))
+    try:
+        assert look(program, folder, truth, f"index {how}") == "whole"
+    finally:
+        shutil.rmtree(index, ignore_errors=True)
+        if aside.exists():
+            aside.rename(index)
+
+
+def test_a_pack_truncated_under_the_mount(program, small):
+    folder, truth = small
+    m = Mount(program, folder / "store", folder / "mnt", "cache=1M")
+    packs = sorted((folder / "store" / "packs").rglob("*.pack"), key=lambda p: p.stat().st_size)
+    kept = packs[-1].read_bytes()
+    try:
+        assert snapshot(m.point)[0] == truth
+        os.chmod(packs[-1], 0o644)
+        os.truncate(packs[-1], 8192)
+        for path in truth:
+            fd = os.open(m.point / path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+        found, errors = snapshot(m.point)
+        assert all(truth[p] == d for p, d in found.items())
+        assert set(errors.values()) <= {errno.EIO}
+        assert m.pids
+    finally:
+        m.end()
+        packs[-1].write_bytes(kept)
+

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, mount(8), mount points, users, and how a mount ends."""
+import os
+import pathlib
+import pwd
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from .conftest import daemons, mount_of, small_source, wait_until
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture
+def one(store, vckpt, tmp_path):
+    vckpt("import", store, "a/1", small_source(tmp_path / "s.safetensors"))
+    return store
+
+
+def call(program, *words, **more):
+    return subprocess.run([str(program), *map(str, words)], capture_output=True, text=True, timeout=60, **more)
+
+
+# ---- parsing ----
+
+def test_help_and_version(program):
+    assert call(program, "--help").stdout.startswith("usage: mount.vckpt")
+    assert call(program, "-V").stdout.startswith("mount.vckpt ")
+
+
+@pytest.mark.parametrize("words", [
+    [], ["S"], ["S", "D", "E"], ["-x", "S", "D"], ["--what", "S", "D"], ["S", "D", "-o"], ["S", "D", "-o", "nonsense"], ["S", "D", "-o", "nonsense=1"],
+    ["S", "D", "-o", "uid=x"], ["S", "D", "-o", "uid=-1"], ["S", "D", "-o", "umask=9"], ["S", "D", "-o", "umask=7777"], ["S", "D", "-o", "cache=1Q"],
+    ["S", "D", "-o", "cache="], ["S", "D", "-o", "cache=99999999T"], ["S", "D", "-o", "refresh=0"], ["S", "D", "-o", "refresh=nan"], ["S", "D", "-o", "log="],
+    ["S", "D", "-o", "remount"], ["S", "D", "-o", "uid"], ["", "D"],
+])
+def test_usage_errors(program, tmp_path, words):
+    done = call(program, *words, cwd=tmp_path)
+    assert done.returncode == 1, done
+    assert done.stderr.startswith("mount.vckpt: ") and done.stderr.count("\n") == 1
+
+
+IGNORED = "rw,ro,_netdev,nofail,user,users,noauto,auto,x-systemd.automount,x-gvfs-show,comment=text,defaults,exec,noexec,suid,dev,noatime,relatime,,default_permissions"
+
+
+def test_options_that_change_nothing(one, mount):
+    m = mount(one, IGNORED)
+    assert (m / "a" / "latest").exists()
+    kind, source, options = mount_of(m.point)
+    assert kind == "fuse.vckpt" and source == str(one)
+    assert {"ro", "nosuid", "nodev", "noexec"} <= set(options.split(","))
+
+
+def test_order_as_mount8_passes_them(program, one, tmp_path, mount):
+    (tmp_path / "p").mkdir()
+    for flags in (["-n", "-v"], ["-s", "-n", "-o", "rw,whatever=1"], ["-t", "vckpt", "-o", "rw"], ["-ot=1", "-s"]):
+        done = call(program, one, tmp_path / "p", *flags)
+        assert done.returncode == 0, done.stderr
+        assert mount_of(tmp_path / "p")
+        subprocess.run(["umount", tmp_path / "p"], check=True)
+
+
+def test_f_before_is_foreground_and_after_is_fake(program, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    assert call(program, one, point, "-f", "-v").returncode == 0
+    assert call(program, "--fake", one, point).returncode == 0
+    assert not mount_of(point)
+    assert call(program, tmp_path, point, "-f").returncode == 32  # no store
+    for flags in (["-f", one, point], [one, point, "--foreground"]):
+        child = subprocess.Popen([program, *flags])
+        try:
+            assert wait_until(lambda: mount_of(point) and (point / "a").exists())
+            assert child.poll() is None
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(10) == 0
+        finally:
+            child.kill()
+        assert not mount_of(point)
+
+
+# ---- mount(8) ----
+
+@pytest.fixture
+def installed(program):
+    """mount.vckpt where mount(8) looks for it."""
+    place = pathlib.Path("/sbin/mount.vckpt")
+    if os.path.lexists(place):
+        if place.resolve() != program.resolve():
+            pytest.skip("another /sbin/mount.vckpt is installed")
+        yield place
+        return
+    place.symlink_to(program.resolve())
+    yield place
+    place.unlink()
+
+
+@root
+def test_mount_t_vckpt(installed, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "vckpt", one, point, "-o", "noatime,uid=12,_netdev"], check=True, timeout=60)
+        assert os.stat(point / "a" / "latest").st_uid == 12
+        assert mount_of(point)[0] == "fuse.vckpt"
+        subprocess.run(["mount", "-f", "-t", "vckpt", one, tmp_path / "q"], timeout=60, capture_output=True)
+        assert subprocess.run(["mount", "-t", "vckpt", one, point], capture_output=True, timeout=60).returncode == 32
+        assert subprocess.run(["mount", "-t", "vckpt", one, point, "-o", "wrong=1"], capture_output=True, timeout=60).returncode == 1
+    finally:
+        subprocess.run(["umount", point], check=True)
+    assert wait_until(lambda: not daemons(point))
+
+
+@root
+def test_a_line_of_fstab(installed, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    (tmp_path / "fstab").write_text(f"{one} {point} vckpt ro,allow_other,nofail,_netdev,x-systemd.automount 0 0\n")
+    subprocess.run(["mount", "-T", tmp_path / "fstab", point], check=True, timeout=60)
+    try:
+        assert (point / "a" / "latest" / "model.safetensors").stat().st_size > 0
+        assert "allow_other" in open("/proc/self/mountinfo").read().split(str(point), 1)[1].split("\n")[0]
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+def test_systemd_units(program, tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    examples = pathlib.Path(__file__).resolve().parents[2] / "docs" / "examples"
+    for name, as_name in (("mnt-checkpoints.mount", "mnt-checkpoints.mount"), ("vckpt-mount@.service", "vckpt-mount@mnt-x.service")):
+        text = (examples / name).read_text()
+        (tmp_path / as_name).write_text(text.replace("/usr/local/sbin/mount.vckpt", str(program)))
+        done = subprocess.run(["systemd-analyze", "verify", tmp_path / as_name], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+# ---- mount points ----
+
+def test_errors_are_told_by_the_parent(program, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nostore").mkdir()
+    for words, word in (([tmp_path / "none", point], "none"), ([tmp_path / "nostore", point], "nostore"), ([one, tmp_path / "none"], "none"),
+                        ([one, tmp_path / "file"], "file"), ([tmp_path / "file", point], "file"), ([one, point, "-o", "log=/none/log"], "/none/log")):
+        done = call(program, *words)
+        assert done.returncode in (1, 32) and word in done.stderr and done.stderr.count("\n") == 1, done
+    assert not daemons(point) and not mount_of(point)
+
+
+def test_overlap_is_refused(program, one, tmp_path):
+    inside = one / "inside"
+    inside.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(one)
+    for store, point in ((one, inside), (one, one), (one, tmp_path), (one, one.parent), (link, inside), (one, link), (one, link / "inside"), (one, "/")):
+        done = call(program, store, point)
+        assert done.returncode == 32 and "inside" in done.stderr, (store, point, done)
+
+
+@root
+def test_overlap_through_bind_mounts_is_refused(program, one, tmp_path):
+    (one / "packs" / "inside").mkdir(parents=True)
+    for bound, store, point in ((one, one, "."), (one, one, "packs/inside"), (one / "packs", one, "inside"), (one.parent, one, "."), (one, None, "packs/inside")):
+        at = tmp_path.parent / f"{tmp_path.name}-bind"
+        at.mkdir()
+        subprocess.run(["mount", "--bind", bound, at], check=True)
+        try:
+            done = call(program, store or at, at / point)
+            assert done.returncode == 32, (bound, point, done)
+            assert "inside" in done.stderr or "mounted there already" in done.stderr
+        finally:
+            subprocess.run(["umount", at], check=True)
+            at.rmdir()
+
+
+def test_an_occupied_mount_point_is_refused(program, one, mount):
+    m = mount(one)
+    done = call(program, one, m.point)
+    assert done.returncode == 32 and "already" in done.stderr
+    assert (m / "a" / "latest").exists() and len(m.pids) == 1
+
+
+@root
+def test_another_filesystem_is_left_alone(program, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], check=True)
+    try:
+        done = call(program, one, point)
+        assert done.returncode == 32 and "tmpfs" in done.stderr
+        assert mount_of(point)[0] == "tmpfs"
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+def test_what_a_dead_daemon_left_is_taken_over(one, mount):
+    m = mount(one)
+    m.kill()
+
+    def dead():
+        try:
+            os.statvfs(m.point)
+        except OSError as e:
+            return e.errno == 107  # ENOTCONN
+
+    assert wait_until(dead)
+    assert mount_of(m.point)
+    again = mount(one, point=m.point)
+    assert (again / "a" / "latest" / "model.safetensors").stat().st_size > 0
+    again.kill()
+    with open(mount(one, point=m.point) / "a" / "latest" / "model.safetensors", "rb") as f:
+        assert f.read(8)
+
+
+# ---- ends ----
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it(one, mount, number):
+    m = mount(one)
+    (pid,) = m.pids
+    start = time.monotonic()
+    os.kill(pid, number)
+    assert wait_until(lambda: not m.pids, 5)
+    assert time.monotonic() - start < 3
+    assert not mount_of(m.point) and os.listdir(m.point) == []
+
+
+def test_sigterm_with_an_open_file(one, mount):
+    m = mount(one)
+    with open(m / "a" / "latest" / "model.safetensors", "rb", buffering=0) as f:
+        f.read(1)
+        os.kill(m.pids[0], signal.SIGTERM)
+        assert wait_until(lambda: not m.pids, 5)
+        assert not mount_of(m.point)
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            f.read(100)
+        except OSError as e:
+            assert e.errno in (107, 103, 5)
+
+
+def test_umount_ends_it(one, mount):
+    m = mount(one)
+    m.umount()
+    assert not mount_of(m.point)
+
+
+def test_umount_is_refused_while_a_file_is_open(one, mount):
+    m = mount(one)
+    with open(m / "a" / "latest" / "model.safetensors", "rb"):
+        assert subprocess.run(["umount", m.point], capture_output=True).returncode == 32
+        assert (m / "a").exists()
+    m.umount()
+
+
+def test_nothing_of_the_terminal_is_kept(one, mount):
+    """A daemon that held its parent's output would block whoever waits for the end of it; subprocess.run did return."""
+    m = mount(one)
+    (pid,) = m.pids
+    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    assert os.getsid(pid) == pid
+
+
+# ---- options ----
+
+@root
+def test_uid_gid_umask(one, mount):
+    m = mount(one, "uid=1234,gid=4321,umask=027")
+    for path, mode in ((m.point, 0o550), (m / "a", 0o550), (m / "a" / "step-00000001" / "model.safetensors", 0o440)):
+        s = os.stat(path)
+        assert (s.st_uid, s.st_gid, s.st_mode & 0o7777) == (1234, 4321, mode)
+
+
+def test_modes_are_those_of_the_store(one, mount):
+    os.chmod(one, 0o750)
+    m = mount(one)
+    assert os.stat(m.point).st_mode & 0o7777 == 0o550
+    assert os.stat(m / "a" / "latest" / "model.safetensors").st_mode & 0o7777 == 0o440
+
+
+def test_noxattr(one, mount):
+    m = mount(one, "noxattr")
+    for _ in range(2):
+        with pytest.raises(OSError) as e:
+            os.getxattr(m / "a" / "latest" / "model.safetensors", "user.vckpt.mode")
+        assert e.value.errno == 95
+    assert m.count("getxattr") <= 1
+
+
+def test_fsname_subtype_and_log(one, mount, tmp_path):
+    m = mount(one, "fsname=some\\,name", "subtype=vckpt", log=tmp_path / "log")
+    assert mount_of(m.point)[1] == "some,name"
+    assert (tmp_path / "log").exists()
+
+
+def test_stats_say_what_is_off(one, mount):
+    stats = mount(one).stats()
+    features = {k.split('name="')[1].split('"')[0]: v for k, v in stats.items() if k.startswith("vckpt_feature")}
+    assert features["passthrough"] == 0
+    assert features["readdirplus"] == features["parallel_dirops"] == 1
+    assert {"readahead", "watch", "landlock", "seccomp", "no_new_privs", "capabilities_dropped"} <= set(features)
+
+
+@root
+def test_answering_threads_have_no_privileges(one, mount):
+    (pid,) = mount(one).pids
+    lines = {}
+    for task in os.listdir(f"/proc/{pid}/task"):
+        if int(task) != pid:
+            for line in open(f"/proc/{pid}/task/{task}/status"):
+                name, _, value = line.partition(":")
+                lines.setdefault(name, set()).add(value.strip())
+    assert lines["NoNewPrivs"] == {"1"}
+    assert {int(v, 16) for v in lines["CapEff"]} <= {1 << 2}  # dac_read_search
+    assert lines["Seccomp"] == {"2"}
+
+
+# ---- users ----
+
+@root
+def test_a_normal_user(one, program, tmp_path):
+    if not shutil.which("fusermount3"):
+        pytest.skip("fusermount3 is not installed")
+    user = pwd.getpwnam("nobody")
+    place = pathlib.Path("/tmp") / f"vckpt-user-{os.getpid()}"
+    place.mkdir(mode=0o755)
+    mode = os.stat("/dev/fuse").st_mode & 0o7777
+    os.chmod("/dev/fuse", 0o666)  # as udev leaves it
+    try:
+        shutil.copytree(one, place / "store")
+        shutil.copy(program, place / "mount.vckpt")
+        (place / "mnt").mkdir()
+        os.chown(place / "mnt", user.pw_uid, user.pw_gid)
+        for ending in ("SIGTERM", "fusermount3"):
+            done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
+            assert done.returncode == 0, done.stderr
+            assert mount_of(place / "mnt")
+            (pid,) = daemons(place / "mnt")
+            look = lambda *w: subprocess.run(w, user="nobody", group=user.pw_gid, extra_groups=[], capture_output=True, timeout=60)
+            got = look("cat", place / "mnt" / "a" / "latest" / "model.safetensors")
+            assert got.stdout == (tmp_path / "s.safetensors").read_bytes(), got.stderr
+            stats = look("cat", place / "mnt" / ".vckpt" / "stats").stdout.decode()
+            assert 'name="readahead",why="128 KiB' in stats and "only root may raise it" in stats
+            if ending == "SIGTERM":
+                os.kill(pid, signal.SIGTERM)
+            else:
+                assert look("fusermount3", "-u", place / "mnt").returncode == 0
+            assert wait_until(lambda: not daemons(place / "mnt") and not mount_of(place / "mnt"), 5)
+        refused = call(place / "mount.vckpt", place / "store", place / "mnt", "-o", "allow_other", user="nobody", group=user.pw_gid, extra_groups=[])
+        if refused.returncode == 0:  # user_allow_other is set on this machine
+            subprocess.run(["umount", place / "mnt"], check=True)
+        else:
+            assert refused.returncode == 32 and "allow_other" in refused.stderr
+        # what its dead daemon leaves is taken over through fusermount3
+        for _ in range(2):
+            done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
+            assert done.returncode == 0, done.stderr
+            (pid,) = daemons(place / "mnt")
+            os.kill(pid, signal.SIGKILL)
+            assert wait_until(lambda: not daemons(place / "mnt"))
+    finally:
+        os.chmod("/dev/fuse", mode)
+        subprocess.run(["umount", "-l", place / "mnt"], capture_output=True)
+        shutil.rmtree(place)
