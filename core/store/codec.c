@@ -5,8 +5,8 @@
  *
  * Choice. A few blocks spread over the object are tried with the transform of the word and with none. If neither
  * gains 3 % on these, the object is stored raw and the rest is never looked at, so that data which does not compress
- * costs little. Else everything is encoded with the better one, and the gain is measured again at the end. A block that LZ4
- * does not make smaller is stored as it is, untransformed, and says so in its stored length. */
+ * costs little. Else everything is encoded with the better one, and the gain is measured again at the end. A block that
+ * LZ4 does not make smaller is stored as it is, untransformed, and says so in its stored length. */
 #include "core/store/codec.h"
 
 #include <errno.h>
@@ -72,14 +72,16 @@ static enum store_transform transform_of_word(unsigned word_bytes)
 }
 
 /* Encodes one block to `out` (room for len bytes) and returns its stored length, or 0 when it would not get smaller. */
-static size_t encode_block(const struct transform *t, const uint8_t *in, size_t len, uint8_t *out, struct codec_scratch *s)
+static size_t encode_block(
+	const struct transform *t, const uint8_t *in, size_t len, uint8_t *out, struct codec_scratch *s)
 {
 	const uint8_t *source = in;
 	if (t->encode) {
 		t->encode(in, len, s->planes, s->temp);
 		source = s->planes;
 	}
-	int n = LZ4_compress_fast_extState(&s->u.lz4, (const char *)source, (char *)out, (int)len, (int)len - 1, CODEC_LZ4_ACCELERATION);
+	int n = LZ4_compress_fast_extState(
+		&s->u.lz4, (const char *)source, (char *)out, (int)len, (int)len - 1, CODEC_LZ4_ACCELERATION);
 	return n > 0 ? (size_t)n : 0;
 }
 
@@ -89,7 +91,8 @@ static size_t block_len(size_t len, uint64_t i)
 }
 
 /* Stored bytes of the sampled blocks under a transform; `out` is overwritten. */
-static uint64_t sample(const struct transform *t, const uint8_t *bytes, size_t len, uint64_t samples, uint8_t *out, struct codec_scratch *s)
+static uint64_t sample(const struct transform *t, const uint8_t *bytes, size_t len, uint64_t samples, uint8_t *out,
+	struct codec_scratch *s)
 {
 	uint64_t blocks = base_block_count(len), total = 0;
 	for (uint64_t k = 0; k < samples; k++) {
@@ -105,7 +108,8 @@ static bool gains(uint64_t stored, uint64_t blocks, uint64_t raw)
 	return (stored + 4 * blocks) * 100 < raw * 97; /* each block's stored length costs 4 bytes */
 }
 
-static enum store_transform choose(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, struct codec_scratch *s, bool *ret_gain)
+static enum store_transform choose(
+	unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, struct codec_scratch *s, bool *ret_gain)
 {
 	uint64_t blocks = base_block_count(len), samples = base_min(blocks, CODEC_SAMPLE_BLOCKS), raw = 0;
 	for (uint64_t k = 0; k < samples; k++)
@@ -149,7 +153,8 @@ uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t le
 	return STORE_CODEC_WORD(STORE_CODEC_LZ4, id);
 }
 
-int store_codec_decode_block(uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out, size_t raw_len, void *scratch)
+int store_codec_decode_block(
+	uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out, size_t raw_len, void *scratch)
 {
 	uint32_t len = stored_len_word & ~STORE_BLOCK_RAW;
 	if (!store_codec_valid(word) || raw_len == 0 || raw_len > BASE_BLOCK_BYTES)

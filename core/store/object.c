@@ -31,7 +31,8 @@ int store_object_ref_check(const struct store_object_ref *ref, uint64_t end)
 		return -BASE_EDAMAGED;
 	if (ref->raw_len > (raw ? STORE_OBJECT_MAX_BYTES : STORE_ENCODED_MAX_BYTES))
 		return -BASE_EDAMAGED;
-	if (raw ? ref->stored_len != ref->raw_len : ref->stored_len >= ref->raw_len || ref->stored_len < base_block_count(ref->raw_len))
+	if (raw ? ref->stored_len != ref->raw_len
+		: ref->stored_len >= ref->raw_len || ref->stored_len < base_block_count(ref->raw_len))
 		return -BASE_EDAMAGED;
 	if (ref->offset % store_object_align(ref->codec, ref->stored_len) != 0)
 		return -BASE_EDAMAGED;
@@ -46,15 +47,17 @@ static uint64_t checks_end(const struct store_object_ref *ref)
 	return ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len);
 }
 
-/* `next` follows `ref` in the run that `first` begins. The last condition matters for empty objects only: one that opens a
- * run of its own may lie where the run before it could have gone on. */
-static bool same_run(const struct store_object_ref *first, const struct store_object_ref *ref, const struct store_object_ref *next)
+/* `next` follows `ref` in the run that `first` begins. The last condition matters for empty objects only: one that
+ * opens a run of its own may lie where the run before it could have gone on. */
+static bool same_run(
+	const struct store_object_ref *first, const struct store_object_ref *ref, const struct store_object_ref *next)
 {
 	uint64_t at = base_align(ref->offset + ref->stored_len, store_object_align(next->codec, next->stored_len));
 	return next->offset == at && next->checks == checks_end(ref) && at + next->stored_len <= first->checks;
 }
 
-int pack_run_bounds(const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end)
+int pack_run_bounds(
+	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end)
 {
 	uint64_t next = first + 1;
 	while (next < count && same_run(&objects[first], &objects[next - 1], &objects[next]))

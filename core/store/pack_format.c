@@ -32,18 +32,21 @@ void pack_tail_encode(const struct pack_tail *t, uint8_t tail[static STORE_PACK_
 
 int pack_tail_decode(const uint8_t tail[static STORE_PACK_TAIL_BYTES], uint64_t file_size, struct pack_tail *ret_t)
 {
-	struct pack_tail t = { base_get64(tail + 8), base_get64(tail + 16), base_get64(tail + 24), base_get64(tail + 32), { { 0 } } };
+	struct pack_tail t = { base_get64(tail + 8), base_get64(tail + 16), base_get64(tail + 24),
+		base_get64(tail + 32), { { 0 } } };
 	memcpy(&t.footer_digest, tail + 40, sizeof t.footer_digest);
 	uint8_t again[STORE_PACK_TAIL_BYTES];
 	pack_tail_encode(&t, again);
 	if (memcmp(tail, again, sizeof again) != 0) /* magic, zeros and check at once */
 		return -BASE_EDAMAGED;
 	uint64_t end, len;
-	if (t.file_size != file_size || t.footer_offset < STORE_PACK_HEAD_BYTES || t.footer_offset % PACK_FOOTER_ALIGN != 0)
+	if (t.file_size != file_size || t.footer_offset < STORE_PACK_HEAD_BYTES ||
+		t.footer_offset % PACK_FOOTER_ALIGN != 0)
 		return -BASE_EDAMAGED;
 	if (base_mul_overflows(t.count, PACK_ENTRY_BYTES, &len) || len != t.footer_len)
 		return -BASE_EDAMAGED;
-	if (base_add_overflows(t.footer_offset, t.footer_len, &end) || base_add_overflows(end, STORE_PACK_TAIL_BYTES, &end) || end != file_size)
+	if (base_add_overflows(t.footer_offset, t.footer_len, &end) ||
+		base_add_overflows(end, STORE_PACK_TAIL_BYTES, &end) || end != file_size)
 		return -BASE_EDAMAGED;
 	*ret_t = t;
 	return 0;

@@ -45,7 +45,8 @@ int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name)
 	if (len == 0 || class[0] != '-')
 		return -EINVAL;
 	class++;
-	if (class[0] == '\0' || strlen(class) >= sizeof ret_name->class || !store_name_valid(class) || strchr(class, '/'))
+	if (class[0] == '\0' || strlen(class) >= sizeof ret_name->class || !store_name_valid(class) ||
+		strchr(class, '/'))
 		return -EINVAL;
 	memcpy(ret_name->attempt, pack, attempt);
 	ret_name->attempt[attempt] = '\0';

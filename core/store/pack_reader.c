@@ -4,8 +4,8 @@
  *
  * A reference is a hint: it is checked against the pack's size, then the checks of the wanted blocks are read, then
  * their stored bytes, in as few reads as there can be (one for both where an object is small and its checks are near).
- * What is checked is what is handed out: raw blocks are read straight into the caller's memory and checked there, encoded ones are
- * checked and decoded from a buffer of the thread. Nothing is read twice.
+ * What is checked is what is handed out: raw blocks are read straight into the caller's memory and checked there,
+ * encoded ones are checked and decoded from a buffer of the thread. Nothing is read twice.
  *
  * Memory: three buffers a thread (checks, stored bytes, scratch of the codec), at most 1.3 MiB, freed when it ends.
  * Threads: an open pack is only read; any number of threads may share it. */
@@ -81,9 +81,11 @@ int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, st
 {
 	int r = len ? p->storage->ops->file_read(p->file, offset, bytes, len) : 0;
 	if (r == -ENODATA)
-		return base_error_set(err, -BASE_EDAMAGED, "pack %s is shorter than it was: nothing at offset %llu", p->name, (unsigned long long)offset);
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s is shorter than it was: nothing at offset %llu",
+			p->name, (unsigned long long)offset);
 	if (r < 0)
-		return base_error_set(err, r, "pack %s, offset %llu: cannot read: %s", p->name, (unsigned long long)offset, base_error_name(r));
+		return base_error_set(err, r, "pack %s, offset %llu: cannot read: %s", p->name,
+			(unsigned long long)offset, base_error_name(r));
 	return 0;
 }
 
@@ -91,26 +93,31 @@ static int head_check(struct store_pack *p, struct base_error *err)
 {
 	uint8_t head[STORE_PACK_HEAD_BYTES], again[STORE_PACK_HEAD_BYTES];
 	if (p->size < STORE_PACK_HEAD_BYTES + STORE_PACK_TAIL_BYTES)
-		return base_error_set(err, -BASE_EDAMAGED, "pack %s is cut short: it has only %llu bytes", p->name, (unsigned long long)p->size);
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s is cut short: it has only %llu bytes", p->name,
+			(unsigned long long)p->size);
 	int r = pack_read(p, 0, head, sizeof head, err);
 	if (r < 0)
 		return r;
 	if (memcmp(head, PACK_MAGIC_HEAD, 8) != 0)
-		return base_error_set(err, -BASE_EDAMAGED, "pack %s is not a pack, or its first bytes are damaged", p->name);
+		return base_error_set(
+			err, -BASE_EDAMAGED, "pack %s is not a pack, or its first bytes are damaged", p->name);
 	if (base_get64(head + PACK_HEAD_CHECK_AT) != base_xxh64_of(0, head, PACK_HEAD_CHECK_AT))
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its head (offset 0) is damaged", p->name);
 	if (base_get16(head + 8) != PACK_VERSION || base_get32(head + 12) != 0)
-		return base_error_set(err, -BASE_EVERSION, "pack %s was written by a newer version of vckpt (version %u, features %#x)", p->name,
+		return base_error_set(err, -BASE_EVERSION,
+			"pack %s was written by a newer version of vckpt (version %u, features %#x)", p->name,
 			base_get16(head + 8), base_get32(head + 12));
 	if (memcmp(head + 16, p->store_id, 16) != 0)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s belongs to another store", p->name);
 	pack_head_encode(p->store_id, p->name, again);
 	if (memcmp(head, again, sizeof head) != 0)
-		return base_error_set(err, -BASE_EDAMAGED, "pack %s is another pack under this name, or its head is damaged", p->name);
+		return base_error_set(err, -BASE_EDAMAGED,
+			"pack %s is another pack under this name, or its head is damaged", p->name);
 	return 0;
 }
 
-int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p, struct base_error *err)
+int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p,
+	struct base_error *err)
 {
 	char path[STORE_NAME_MAX];
 	int r = store_pack_path(pack, path);
@@ -124,7 +131,8 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 	strcpy(p->name, pack); /* fits: it has a path */
 	r = s->ops->file_open(s, path, &p->file, &p->size);
 	if (r < 0)
-		base_error_set(err, r, "pack %s (%s): %s", pack, path, r == -ENOENT ? "it is missing" : base_error_name(r));
+		base_error_set(
+			err, r, "pack %s (%s): %s", pack, path, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else
 		r = head_check(p, err);
 	if (r < 0) {
@@ -176,7 +184,8 @@ static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first,
 	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
 }
 
-/* Brings the bytes [from, from + len) of the object's checks into memory, with the stored bytes before them where both are near. */
+/* Brings the bytes [from, from + len) of the object's checks into memory, with the stored bytes before them where both
+ * are near. */
 static int checks_get(struct reading *rd, uint64_t from, size_t len, const uint8_t **ret_checks)
 {
 	const struct store_object_ref *ref = rd->ref;
@@ -215,7 +224,8 @@ static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out
 		}
 		for (uint64_t k = 0; k < step; k++) {
 			size_t block_len = blocks_raw_len(ref, block + k, 1);
-			if (base_block_check(&ref->digest, block + k, out, block_len) != base_get64(checks + 8 * ((i + k) % READ_CHECKS_BLOCKS)))
+			if (base_block_check(&ref->digest, block + k, out, block_len) !=
+				base_get64(checks + 8 * ((i + k) % READ_CHECKS_BLOCKS)))
 				return damaged(rd, block + k, "the stored bytes do not match their check");
 			out += block_len;
 		}
@@ -238,8 +248,8 @@ static int64_t lens_sum(const struct reading *rd, const uint8_t *lens, uint64_t 
 }
 
 /* At most READ_STEP_BLOCKS blocks from `offset` in the stored bytes, which are `stored_len` long. */
-static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uint64_t offset, size_t stored_len, const uint8_t *checks,
-	const uint8_t *lens, uint8_t *out)
+static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uint64_t offset, size_t stored_len,
+	const uint8_t *checks, const uint8_t *lens, uint8_t *out)
 {
 	const uint8_t *at = rd->joined ? rd->joined + offset : rd->b->stored;
 	if (!rd->joined) {
@@ -283,7 +293,8 @@ static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t 
 			return (int)len;
 		if ((uint64_t)offset + (uint64_t)len > ref->stored_len)
 			return damaged(rd, block, "the stored lengths are damaged");
-		r = read_encoded_step(rd, block, step, (uint64_t)offset, (size_t)len, checks + 8 * i, lens + 4 * block, out);
+		r = read_encoded_step(
+			rd, block, step, (uint64_t)offset, (size_t)len, checks + 8 * i, lens + 4 * block, out);
 		if (r < 0)
 			return r;
 		offset += len;
@@ -293,19 +304,23 @@ static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t 
 	return 0;
 }
 
-int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n, void *out, struct base_error *err)
+int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+	void *out, struct base_error *err)
 {
 	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get() };
 	if (!rd.b)
 		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
 	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES);
 	if (r < 0)
-		return base_error_set(err, r, "pack %s: no object can lie at offset %llu with %llu stored bytes and checks at %llu (the pack has %llu bytes)", p->name,
-			(unsigned long long)ref->offset, (unsigned long long)ref->stored_len, (unsigned long long)ref->checks, (unsigned long long)p->size);
+		return base_error_set(err, r,
+			"pack %s: no object can lie at offset %llu with %llu stored bytes and checks at %llu (the pack "
+			"has %llu bytes)",
+			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->stored_len,
+			(unsigned long long)ref->checks, (unsigned long long)p->size);
 	uint64_t blocks = base_block_count(ref->raw_len);
 	if (first > blocks || n > blocks - first)
-		return base_error_set(err, -EINVAL, "pack %s: the object at offset %llu has no block %llu", p->name, (unsigned long long)ref->offset,
-			(unsigned long long)(first + n));
+		return base_error_set(err, -EINVAL, "pack %s: the object at offset %llu has no block %llu", p->name,
+			(unsigned long long)ref->offset, (unsigned long long)(first + n));
 	if (n == 0)
 		return 0;
 	r = ref->codec == STORE_CODEC_RAW ? read_raw(&rd, first, n, out) : read_encoded(&rd, first, n, out);
@@ -319,11 +334,15 @@ int store_object_read(struct store_pack *p, const struct store_object_ref *ref, 
 	return store_object_read_blocks(p, ref, 0, base_block_count(ref->raw_len), out, err);
 }
 
-int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes, struct base_error *err)
+int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
+	struct base_error *err)
 {
 	if (ref->raw_len > max)
-		return base_error_set(err, -EFBIG, "pack %s: the object at offset %llu has %llu bytes, more than the %llu that one of its kind may have", p->name,
-			(unsigned long long)ref->offset, (unsigned long long)ref->raw_len, (unsigned long long)max);
+		return base_error_set(err, -EFBIG,
+			"pack %s: the object at offset %llu has %llu bytes, more than the %llu that one of its kind "
+			"may have",
+			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->raw_len,
+			(unsigned long long)max);
 	base_cleanup_free void *bytes = NULL;
 	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES); /* before memory is taken for it */
 	if (r == 0) {
@@ -337,7 +356,8 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
 	struct base_digest digest;
 	base_digest_of(bytes, ref->raw_len, &digest);
 	if (!base_digest_equal(&digest, &ref->digest))
-		return base_error_set(err, -BASE_EDAMAGED, "pack %s: the object at offset %llu is not the one that its digest names", p->name,
+		return base_error_set(err, -BASE_EDAMAGED,
+			"pack %s: the object at offset %llu is not the one that its digest names", p->name,
 			(unsigned long long)ref->offset);
 	*ret_bytes = base_steal(bytes);
 	return 0;
@@ -353,8 +373,8 @@ int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t *
 		return r;
 	r = pack_tail_decode(tail, p->size, ret_tail);
 	if (r < 0)
-		return base_error_set(err, r, "pack %s: its tail (offset %llu) is damaged, or the file is cut short", p->name,
-			(unsigned long long)(p->size - sizeof tail));
+		return base_error_set(err, r, "pack %s: its tail (offset %llu) is damaged, or the file is cut short",
+			p->name, (unsigned long long)(p->size - sizeof tail));
 	base_cleanup_free uint8_t *footer = malloc(ret_tail->footer_len ? ret_tail->footer_len : 1);
 	if (!footer)
 		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
@@ -364,7 +384,8 @@ int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t *
 	struct base_digest digest;
 	base_sha256(footer, ret_tail->footer_len, &digest);
 	if (!base_digest_equal(&digest, &ret_tail->footer_digest))
-		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its footer (offset %llu) is damaged", p->name, (unsigned long long)ret_tail->footer_offset);
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its footer (offset %llu) is damaged", p->name,
+			(unsigned long long)ret_tail->footer_offset);
 	*ret_footer = base_steal(footer);
 	return 0;
 }

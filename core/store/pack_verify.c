@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pack_verify: looks at every byte of a pack once, from front to back. Each byte is one of: head (compared with what a writer
- * makes), stored bytes and checks of an object (checked against each other, decoded, hashed against its digest),
- * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of runs), tail. So there is none whose change goes unseen.
+ * pack_verify: looks at every byte of a pack once, from front to back. Each byte is one of: head (compared with what a
+ * writer makes), stored bytes and checks of an object (checked against each other, decoded, hashed against its digest),
+ * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of runs), tail. So there is none whose change
+ * goes unseen.
  *
  * A run is held by its checks only (at most 12 bytes for each 16 KiB), stored bytes pass through one buffer. */
 #include <string.h>
@@ -57,7 +58,8 @@ static int verify_padding(struct verify *v, uint64_t from, uint64_t to)
 }
 
 /* How many of the blocks from `block` on (at most a step) lie in how many stored bytes. */
-static uint64_t step_of(const struct store_object_ref *ref, const uint8_t *lens, uint64_t block, uint64_t blocks, size_t *ret_len)
+static uint64_t step_of(
+	const struct store_object_ref *ref, const uint8_t *lens, uint64_t block, uint64_t blocks, size_t *ret_len)
 {
 	uint64_t n = base_min(blocks - block, VERIFY_STEP_BLOCKS);
 	*ret_len = 0;
@@ -82,8 +84,8 @@ static bool lens_good(const struct store_object_ref *ref, const uint8_t *lens)
 }
 
 /* One block: checked, decoded, hashed. false when it reported damage. */
-static bool verify_block(struct verify *v, const struct store_object_ref *ref, uint64_t block, const uint8_t *stored, uint64_t offset, uint32_t word,
-	uint64_t check)
+static bool verify_block(struct verify *v, const struct store_object_ref *ref, uint64_t block, const uint8_t *stored,
+	uint64_t offset, uint32_t word, uint64_t check)
 {
 	uint32_t len = word & ~STORE_BLOCK_RAW;
 	size_t raw_len = base_min(ref->raw_len - block * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
@@ -125,8 +127,11 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 		const uint8_t *at = v->stored;
 		for (uint64_t k = 0; r == 0 && k < n; k++) {
 			uint64_t i = block + k;
-			uint32_t word = lens ? base_get32(lens + 4 * i) : (uint32_t)base_min(ref->raw_len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
-			if (!verify_block(v, ref, i, at, offset + (uint64_t)(at - v->stored), word, base_get64(checks + 8 * i)))
+			uint32_t word = lens
+				? base_get32(lens + 4 * i)
+				: (uint32_t)base_min(ref->raw_len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
+			if (!verify_block(v, ref, i, at, offset + (uint64_t)(at - v->stored), word,
+				    base_get64(checks + 8 * i)))
 				good = false;
 			at += word & ~STORE_BLOCK_RAW;
 		}
@@ -140,8 +145,10 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 	return 0;
 }
 
-/* Objects [first, next), their padding and their checks, which end at `end`; `at` is where the bytes before them ended. */
-static int verify_run(struct verify *v, const struct store_object_ref *objects, uint64_t first, uint64_t next, uint64_t at, uint64_t end)
+/* Objects [first, next), their padding and their checks, which end at `end`; `at` is where the bytes before them ended.
+ */
+static int verify_run(struct verify *v, const struct store_object_ref *objects, uint64_t first, uint64_t next,
+	uint64_t at, uint64_t end)
 {
 	uint64_t start = objects[first].checks;
 	base_cleanup_free uint8_t *checks = malloc(end > start ? end - start : 1);
@@ -174,7 +181,8 @@ static int verify_all(struct verify *v)
 	struct pack_tail tail;
 	base_cleanup_free uint8_t *raw = NULL;
 	int r = pack_footer_load(v->p, &tail, &raw, &err);
-	base_cleanup_free struct store_object_ref *objects = r < 0 ? NULL : calloc(tail.count ? tail.count : 1, sizeof *objects);
+	base_cleanup_free struct store_object_ref *objects =
+		r < 0 ? NULL : calloc(tail.count ? tail.count : 1, sizeof *objects);
 	if (r == 0)
 		r = objects ? pack_footer_decode(raw, &tail, objects) : -ENOMEM;
 	if (r == -ENOMEM)
@@ -198,7 +206,8 @@ static int verify_all(struct verify *v)
 	return verify_padding(v, at, tail.footer_offset);
 }
 
-int store_pack_verify(struct store_pack *p, store_pack_damage_func damage, void (*progress)(void *arg, uint64_t bytes), void *arg)
+int store_pack_verify(
+	struct store_pack *p, store_pack_damage_func damage, void (*progress)(void *arg, uint64_t bytes), void *arg)
 {
 	struct verify v = { .p = p, .damage = damage, .progress = progress, .arg = arg };
 	base_cleanup_free uint8_t *memory = malloc(VERIFY_STEP_BYTES + BASE_BLOCK_BYTES + STORE_CODEC_SCRATCH);

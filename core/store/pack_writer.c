@@ -2,11 +2,11 @@
  *
  * pack_writer: lays objects one after another into a pack.
  *
- * A run is open from its first object until it would pass 64 MiB, or its owner ends it; its checks gather in memory and are
- * written after its last object. Until then the `checks` offset of the references handed out is not known, so the writer
- * remembers where they stand and completes them. The footer gathers likewise, 80 bytes an object, in the form in which it
- * will be written. The first error sticks: every later call returns it and seal makes no file.
- * A writer belongs to one thread at a time. */
+ * A run is open from its first object until it would pass 64 MiB, or its owner ends it; its checks gather in memory and
+ * are written after its last object. Until then the `checks` offset of the references handed out is not known, so the
+ * writer remembers where they stand and completes them. The footer gathers likewise, 80 bytes an object, in the form in
+ * which it will be written. The first error sticks: every later call returns it and seal makes no file. A writer
+ * belongs to one thread at a time. */
 #include <string.h>
 
 #include "core/base/buf.h"
@@ -59,7 +59,8 @@ static int pad(struct store_pack_writer *w, uint64_t align)
 	return n ? put(w, zeros, n) : 0;
 }
 
-int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack_writer **ret_w)
+int store_pack_writer_open(
+	struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack_writer **ret_w)
 {
 	char path[STORE_NAME_MAX];
 	int r = store_pack_path(pack, path);
@@ -113,8 +114,8 @@ static int object_end(struct store_pack_writer *w, struct store_object_ref *ret_
 	return 0;
 }
 
-static int append_refuse(const struct store_pack_writer *w, enum store_object_kind kind, uint16_t codec, uint64_t stored_len, uint64_t raw_len,
-	const uint32_t *lens)
+static int append_refuse(const struct store_pack_writer *w, enum store_object_kind kind, uint16_t codec,
+	uint64_t stored_len, uint64_t raw_len, const uint32_t *lens)
 {
 	if (w->error < 0)
 		return w->error;
@@ -131,16 +132,21 @@ static int append_refuse(const struct store_pack_writer *w, enum store_object_ki
 	return lens && sum == stored_len && stored_len < raw_len ? 0 : -EINVAL;
 }
 
-int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint16_t codec,
-	const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks, const uint32_t *lens, struct store_object_ref *ret_ref)
+int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
+	const uint32_t *lens, struct store_object_ref *ret_ref)
 {
 	int r = append_refuse(w, kind, codec, stored_len, raw_len, lens);
 	if (r == 0)
 		r = object_begin(w, codec, stored_len);
 	if (r < 0)
 		return r;
-	*ret_ref = (struct store_object_ref){ .digest = *digest, .offset = w->at, .raw_len = raw_len, .stored_len = stored_len,
-		.codec = codec, .kind = (uint8_t)kind };
+	*ret_ref = (struct store_object_ref){ .digest = *digest,
+		.offset = w->at,
+		.raw_len = raw_len,
+		.stored_len = stored_len,
+		.codec = codec,
+		.kind = (uint8_t)kind };
 	r = put(w, stored, stored_len);
 	if (r < 0)
 		return r;
@@ -152,7 +158,8 @@ int store_pack_append(struct store_pack_writer *w, const struct base_digest *dig
 	return object_end(w, ret_ref);
 }
 
-int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len, struct store_object_ref *ret_ref)
+int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
+	struct store_object_ref *ret_ref)
 {
 	struct base_digest digest;
 	base_digest_of(bytes, len, &digest);
@@ -162,7 +169,8 @@ int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind ki
 	return r < 0 ? r : store_pack_stream_end(w, ret_ref);
 }
 
-int store_pack_stream_begin(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t len)
+int store_pack_stream_begin(
+	struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t len)
 {
 	struct stream *st = &w->stream;
 	int r = append_refuse(w, kind, STORE_CODEC_RAW, len, len, NULL);
@@ -241,8 +249,12 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 	base_hasher_final(st->hasher, &digest);
 	if (st->done != st->len || !base_digest_equal(&digest, &st->digest))
 		return fail(w, -BASE_EDAMAGED);
-	*ret_ref = (struct store_object_ref){ .digest = digest, .offset = st->offset, .raw_len = st->len, .stored_len = st->len,
-		.codec = STORE_CODEC_RAW, .kind = (uint8_t)st->kind };
+	*ret_ref = (struct store_object_ref){ .digest = digest,
+		.offset = st->offset,
+		.raw_len = st->len,
+		.stored_len = st->len,
+		.codec = STORE_CODEC_RAW,
+		.kind = (uint8_t)st->kind };
 	return object_end(w, ret_ref);
 }
 

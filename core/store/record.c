@@ -42,8 +42,8 @@ void store_record_release(struct store_record *r)
 }
 
 /* SHA-256(magic..len | store id or zeros | body) */
-static void record_digest(const uint8_t head[RECORD_DIGEST_AT], const uint8_t *id, const void *body, size_t len, struct base_buf *work,
-	struct base_digest *ret_d)
+static void record_digest(const uint8_t head[RECORD_DIGEST_AT], const uint8_t *id, const void *body, size_t len,
+	struct base_buf *work, struct base_digest *ret_d)
 {
 	static const uint8_t zeros[16];
 	work->len = 0;
@@ -53,7 +53,8 @@ static void record_digest(const uint8_t head[RECORD_DIGEST_AT], const uint8_t *i
 	base_sha256(work->data, work->len, ret_d);
 }
 
-int store_record_encode(enum store_record_kind kind, const uint8_t id[16], const void *body, size_t len, struct base_buf *ret_file)
+int store_record_encode(
+	enum store_record_kind kind, const uint8_t id[16], const void *body, size_t len, struct base_buf *ret_file)
 {
 	uint64_t max = store_record_max(kind);
 	if (max == 0)
@@ -88,7 +89,8 @@ static int copy_parse(const uint8_t *id, const uint8_t *at, uint64_t room, struc
 {
 	if (room < STORE_RECORD_HEAD_BYTES || memcmp(at, record_magic, 8) != 0)
 		return -BASE_EDAMAGED;
-	*ret_c = (struct copy){ at + STORE_RECORD_HEAD_BYTES, base_get32(at + 12), base_get16(at + 8), base_get16(at + 10) };
+	*ret_c = (struct copy){ at + STORE_RECORD_HEAD_BYTES, base_get32(at + 12), base_get16(at + 8),
+		base_get16(at + 10) };
 	if (ret_c->len > room - STORE_RECORD_HEAD_BYTES)
 		return -BASE_EDAMAGED;
 	base_cleanup_buf struct base_buf work = BASE_BUF_INIT;
@@ -100,7 +102,8 @@ static int copy_parse(const uint8_t *id, const uint8_t *at, uint64_t room, struc
 }
 
 /* Finds the copy that serves. *ret_whole: the file is byte for byte what a writer of this version makes. */
-static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8_t *file, size_t len, struct copy *ret_c, bool *ret_whole)
+static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8_t *file, size_t len,
+	struct copy *ret_c, bool *ret_whole)
 {
 	int r = copy_parse(id, file, len, ret_c);
 	if (!store_record_is_double(kind)) {
@@ -122,7 +125,8 @@ static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8
 	return 0;
 }
 
-int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const void *file, size_t len, struct store_record *ret_r, bool *ret_whole)
+int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const void *file, size_t len,
+	struct store_record *ret_r, bool *ret_whole)
 {
 	struct copy c = { 0 };
 	bool whole;
@@ -144,15 +148,16 @@ int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const
 	return 0;
 }
 
-int store_record_put(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16], const void *body, size_t len)
+int store_record_put(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+	const void *body, size_t len)
 {
 	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
 	int r = store_record_encode(kind, id, body, len, &file);
 	return r < 0 ? r : store_put(s, name, file.data, file.len);
 }
 
-int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16], struct store_record *ret_r,
-	bool *ret_whole, struct base_error *err)
+int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+	struct store_record *ret_r, bool *ret_whole, struct base_error *err)
 {
 	uint64_t max = 2 * base_align(STORE_RECORD_HEAD_BYTES + store_record_max(kind), RECORD_SLOT_ALIGN);
 	base_cleanup_free void *file = NULL;

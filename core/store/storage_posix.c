@@ -112,7 +112,8 @@ static int posix_sync_dir(struct store_storage *s, const char *dir)
 	return r == -EROFS || (r == -EINVAL && posix_of(s)->flags & STORE_STORAGE_READ_ONLY) ? 0 : r;
 }
 
-static int posix_file_open(struct store_storage *s, const char *name, struct store_storage_file **ret_file, uint64_t *ret_size)
+static int posix_file_open(
+	struct store_storage *s, const char *name, struct store_storage_file **ret_file, uint64_t *ret_size)
 {
 	base_cleanup_close int fd = posix_open_regular(posix_of(s), name, ret_size);
 	if (fd < 0)
@@ -147,9 +148,21 @@ static int posix_file_descriptor(struct store_storage_file *f)
 static bool filesystem_shared(uint32_t magic)
 {
 	static const uint32_t shared[] = {
-		NFS_SUPER_MAGIC, SMB_SUPER_MAGIC, CIFS_SUPER_MAGIC, SMB2_SUPER_MAGIC, FUSE_SUPER_MAGIC, CEPH_SUPER_MAGIC,
-		AFS_SUPER_MAGIC, AFS_FS_MAGIC, CODA_SUPER_MAGIC, V9FS_MAGIC, OCFS2_SUPER_MAGIC,
-		0x0BD00BD0 /* Lustre */, 0x47504653 /* GPFS */, 0x19830326 /* BeeGFS */, 0x01161970 /* GFS2 */,
+		NFS_SUPER_MAGIC,
+		SMB_SUPER_MAGIC,
+		CIFS_SUPER_MAGIC,
+		SMB2_SUPER_MAGIC,
+		FUSE_SUPER_MAGIC,
+		CEPH_SUPER_MAGIC,
+		AFS_SUPER_MAGIC,
+		AFS_FS_MAGIC,
+		CODA_SUPER_MAGIC,
+		V9FS_MAGIC,
+		OCFS2_SUPER_MAGIC,
+		0x0BD00BD0 /* Lustre */,
+		0x47504653 /* GPFS */,
+		0x19830326 /* BeeGFS */,
+		0x01161970 /* GFS2 */,
 	};
 	for (size_t i = 0; i < BASE_COUNT(shared); i++)
 		if (shared[i] == magic)
@@ -160,8 +173,8 @@ static bool filesystem_shared(uint32_t magic)
 /* Filesystems that are known to have hard links; the others are tried. */
 static bool filesystem_links(uint32_t magic)
 {
-	static const uint32_t known[] = { EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC, NFS_SUPER_MAGIC,
-		OVERLAYFS_SUPER_MAGIC, 0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */ };
+	static const uint32_t known[] = { EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
+		NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, 0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */ };
 	for (size_t i = 0; i < BASE_COUNT(known); i++)
 		if (known[i] == magic)
 			return true;
@@ -211,7 +224,8 @@ static int posix_watch(struct store_storage *s, const char *const *dirs, size_t 
 			return dir;
 		char path[64];
 		snprintf(path, sizeof path, "/proc/self/fd/%d", dir);
-		if (inotify_add_watch(fd, path, IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_DELETE_SELF | IN_ONLYDIR) < 0)
+		if (inotify_add_watch(fd, path,
+			    IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_DELETE_SELF | IN_ONLYDIR) < 0)
 			return -errno;
 	}
 	*ret_fd = base_steal_fd(&fd);
@@ -231,12 +245,25 @@ static void posix_close(struct store_storage *s)
 }
 
 static const struct store_storage_ops posix_ops = {
-	.put = posix_put, .read_whole = posix_read_whole, .size = posix_size, .list = posix_list, .list_dirs = posix_list_dirs,
-	.remove = posix_remove, .remove_dir = posix_remove_dir, .sync_dir = posix_sync_dir,
-	.file_open = posix_file_open, .file_read = posix_file_read, .file_close = posix_file_close,
-	.writer_open = posix_writer_open, .writer_append = posix_writer_append, .writer_seal = posix_writer_seal,
+	.put = posix_put,
+	.read_whole = posix_read_whole,
+	.size = posix_size,
+	.list = posix_list,
+	.list_dirs = posix_list_dirs,
+	.remove = posix_remove,
+	.remove_dir = posix_remove_dir,
+	.sync_dir = posix_sync_dir,
+	.file_open = posix_file_open,
+	.file_read = posix_file_read,
+	.file_close = posix_file_close,
+	.writer_open = posix_writer_open,
+	.writer_append = posix_writer_append,
+	.writer_seal = posix_writer_seal,
 	.writer_abandon = posix_writer_abandon,
-	.file_descriptor = posix_file_descriptor, .stat = posix_stat, .owner = posix_owner, .watch = posix_watch,
+	.file_descriptor = posix_file_descriptor,
+	.stat = posix_stat,
+	.owner = posix_owner,
+	.watch = posix_watch,
 	.close = posix_close,
 };
 
@@ -284,7 +311,8 @@ static int open_root(struct posix_storage *p, const char *path, struct base_erro
 	if (p->flags & STORE_STORAGE_CREATE) {
 		int r = directory_empty(p->root);
 		if (r < 0)
-			return base_error_set(err, r, "%s: %s", path, r == -ENOTEMPTY ? "the directory is not empty" : base_error_name(r));
+			return base_error_set(err, r, "%s: %s", path,
+				r == -ENOTEMPTY ? "the directory is not empty" : base_error_name(r));
 	}
 	return 0;
 }
@@ -305,7 +333,10 @@ int store_storage_open_posix(const char *path, unsigned flags, struct store_stor
 	    (flags & STORE_STORAGE_CREATE || !filesystem_links((uint32_t)f.f_type))) {
 		r = posix_probe(p);
 		if (r == -EOPNOTSUPP)
-			base_error_set(err, r, "%s: this filesystem has neither hard links nor renames that spare an existing file, so no store can lie on it", path);
+			base_error_set(err, r,
+				"%s: this filesystem has neither hard links nor renames that spare an existing file, "
+				"so no store can lie on it",
+				path);
 		else if (r == -EROFS && !(flags & STORE_STORAGE_CREATE))
 			r = 0; /* to be read */
 		else if (r < 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * storage_posix_list: listings. Everything is listed: unfinished files are marked temporary, and what no vckpt makes
- * (links, devices, names outside the rule, directories too deep) is marked foreign and not entered. What vanishes while the listing
- * goes on is left out. The callback may remove what it is shown. */
+ * (links, devices, names outside the rule, directories too deep) is marked foreign and not entered. What vanishes while
+ * the listing goes on is left out. The callback may remove what it is shown. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <string.h>

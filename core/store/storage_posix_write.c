@@ -9,12 +9,12 @@
  *
  * Invariants: 1. a final name never stands for a file that is not whole and durable; 2. nothing is ever replaced;
  * 3. no function says "done" before the directory is fsynced; 4. a failed or killed writer leaves at most a named
- * temporary. A publish of unknown outcome (a lost answer of a network filesystem) is settled by looking: put compares the
- * bytes, a pack the inode.
+ * temporary. A publish of unknown outcome (a lost answer of a network filesystem) is settled by looking: put compares
+ * the bytes, a pack the inode.
  *
  * A pack goes out in large writes straight from the caller's memory; only small appends are gathered, in one buffer
- * a writer. Its pages are handed to write-back every 16 MiB, so that the fsync at the end finds little to do, and they stay in the page
- * cache, where the next reader wants them. */
+ * a writer. Its pages are handed to write-back every 16 MiB, so that the fsync at the end finds little to do, and they
+ * stay in the page cache, where the next reader wants them. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,10 +5,12 @@
  * takes almost for nothing, while mixed with the noise they hide from it.
  *
  * Of `len` bytes the first 8 * floor(len / word / 8) words are transposed; the bytes after them stay as they are.
- * Two steps, in the first level cache: words <-> byte planes, then each byte plane <-> eight bit planes. Planes are ordered by
- * falling noise: byte 0 bit 0 (the end of the mantissa) first, the sign last. Bit j of byte i of a plane belongs to word 8 i + j.
+ * Two steps, in the first level cache: words <-> byte planes, then each byte plane <-> eight bit planes. Planes are
+ * ordered by falling noise: byte 0 bit 0 (the end of the mantissa) first, the sign last. Bit j of byte i of a plane
+ * belongs to word 8 i + j.
  *
- * The AVX2 versions give the same bytes as the portable ones. SSE2 would help CPUs older than 2013 only: they run the portable code. */
+ * The AVX2 versions give the same bytes as the portable ones. SSE2 would help CPUs older than 2013 only: they run the
+ * portable code. */
 #include "core/store/transform.h"
 
 #include <stdatomic.h>
@@ -111,7 +113,8 @@ AVX2 static void spread_avx2(const uint8_t *in, size_t n, uint8_t *out)
 
 AVX2 INLINE __m256i transpose8_avx2(__m256i x)
 {
-	__m256i t = _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, 7)), _mm256_set1_epi64x(0x00AA00AA00AA00AA));
+	__m256i t =
+		_mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, 7)), _mm256_set1_epi64x(0x00AA00AA00AA00AA));
 	x = _mm256_xor_si256(x, _mm256_xor_si256(t, _mm256_slli_epi64(t, 7)));
 	t = _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, 14)), _mm256_set1_epi64x(0x0000CCCC0000CCCC));
 	x = _mm256_xor_si256(x, _mm256_xor_si256(t, _mm256_slli_epi64(t, 14)));
@@ -119,15 +122,15 @@ AVX2 INLINE __m256i transpose8_avx2(__m256i x)
 	return _mm256_xor_si256(x, _mm256_xor_si256(t, _mm256_slli_epi64(t, 28)));
 }
 
-/* 32 bytes of each of eight bit planes -> 256 bytes: a transposition of bytes by three rounds of unpacking, which work in
- * each half of a register by itself (so the halves are stored apart), then of bits. */
+/* 32 bytes of each of eight bit planes -> 256 bytes: a transposition of bytes by three rounds of unpacking, which work
+ * in each half of a register by itself (so the halves are stored apart), then of bits. */
 AVX2 INLINE void gather_avx2_256(const uint8_t *in, size_t plane, uint8_t *out)
 {
 	__m256i r[8], a[8], b[8];
 	for (size_t k = 0; k < 8; k++)
 		r[k] = _mm256_loadu_si256((const __m256i *)(in + k * plane));
 	for (int k = 0; k < 4; k++) {
-		a[2 * k] = _mm256_unpacklo_epi8(r[2 * k], r[2 * k + 1]);     /* planes 2k, 2k+1; bytes 0..7 of each half */
+		a[2 * k] = _mm256_unpacklo_epi8(r[2 * k], r[2 * k + 1]); /* planes 2k, 2k+1; bytes 0..7 of each half */
 		a[2 * k + 1] = _mm256_unpackhi_epi8(r[2 * k], r[2 * k + 1]); /* bytes 8..15 */
 	}
 	for (int h = 0; h < 2; h++) { /* planes 0..3 and 4..7 */
@@ -152,12 +155,30 @@ AVX2 static void gather_avx2(const uint8_t *in, size_t n, uint8_t *out)
 	gather_portable(in, i, n, out);
 }
 
-AVX2 static void split2_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out) { split_body(in, words, 2, out); }
-AVX2 static void split4_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out) { split_body(in, words, 4, out); }
-AVX2 static void split8_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out) { split_body(in, words, 8, out); }
-AVX2 static void join2_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out) { join_body(in, words, 2, out); }
-AVX2 static void join4_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out) { join_body(in, words, 4, out); }
-AVX2 static void join8_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out) { join_body(in, words, 8, out); }
+AVX2 static void split2_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	split_body(in, words, 2, out);
+}
+AVX2 static void split4_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	split_body(in, words, 4, out);
+}
+AVX2 static void split8_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	split_body(in, words, 8, out);
+}
+AVX2 static void join2_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	join_body(in, words, 2, out);
+}
+AVX2 static void join4_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	join_body(in, words, 4, out);
+}
+AVX2 static void join8_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	join_body(in, words, 8, out);
+}
 
 static void encode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
 {
@@ -229,9 +250,15 @@ static void decode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, 
 	memcpy(out + done, in + done, len - done);
 }
 
-#define BITPLANE(bits) \
-	void transform_bitplane##bits##_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch) { encode(in, len, bits / 8, out, scratch); } \
-	void transform_bitplane##bits##_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch) { decode(in, len, bits / 8, out, scratch); }
+#define BITPLANE(bits)                                                                                                 \
+	void transform_bitplane##bits##_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
+	{                                                                                                              \
+		encode(in, len, bits / 8, out, scratch);                                                               \
+	}                                                                                                              \
+	void transform_bitplane##bits##_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
+	{                                                                                                              \
+		decode(in, len, bits / 8, out, scratch);                                                               \
+	}
 BITPLANE(8)
 BITPLANE(16)
 BITPLANE(32)

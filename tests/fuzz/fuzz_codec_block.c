@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_codec_block: u16 codec word | u16 raw length | u8 mode | bytes. Mode bit 0: the block claims to be raw. Mode bit 1: the
- * bytes are encoded instead, and must come back. */
+ * fuzz_codec_block: u16 codec word | u16 raw length | u8 mode | bytes. Mode bit 0: the block claims to be raw. Mode bit
+ * 1: the bytes are encoded instead, and must come back. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,7 +51,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 		abort();
 	out[raw_len] = 0x5a;
 	/* The stored bytes must be as many as the length says: that is the caller's duty. */
-	(void)store_codec_decode_block(word, bytes, (uint32_t)len | (mode & 1 ? STORE_BLOCK_RAW : 0), out, raw_len, scratch);
+	(void)store_codec_decode_block(
+		word, bytes, (uint32_t)len | (mode & 1 ? STORE_BLOCK_RAW : 0), out, raw_len, scratch);
 	if (out[raw_len] != 0x5a)
 		abort();
 	free(out);

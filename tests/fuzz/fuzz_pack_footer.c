@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_pack_footer: a whole pack out of memory. It is tried as it is, then with its head, the digest of its footer and the
- * check of its tail made good, so that what stands behind these gates is reached: entries, runs, objects, verify. What reads must
- * not crash, and objects that read must be the ones that verify finds whole. */
+ * fuzz_pack_footer: a whole pack out of memory. It is tried as it is, then with its head, the digest of its footer and
+ * the check of its tail made good, so that what stands behind these gates is reached: entries, runs, objects, verify.
+ * What reads must not crash, and objects that read must be the ones that verify finds whole. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,8 @@ static const uint8_t store_id[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 
 
 struct memory { struct store_storage base; const uint8_t *bytes; size_t len; };
 
-static int memory_open(struct store_storage *s, const char *name, struct store_storage_file **ret_file, uint64_t *ret_size)
+static int memory_open(
+	struct store_storage *s, const char *name, struct store_storage_file **ret_file, uint64_t *ret_size)
 {
 	(void)name;
 	*ret_file = (struct store_storage_file *)s;
@@ -37,7 +38,8 @@ static void memory_close(struct store_storage_file *f)
 	(void)f;
 }
 
-static void count_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
+static void count_damage(
+	void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
 {
 	(void)offset, (void)len, (void)object, (void)what;
 	++*(unsigned *)arg;
@@ -62,7 +64,9 @@ static void read_objects(struct store_pack *p, const struct store_pack_footer *f
 
 static void try_pack(const uint8_t *bytes, size_t len)
 {
-	static const struct store_storage_ops ops = { .file_open = memory_open, .file_read = memory_read, .file_close = memory_close };
+	static const struct store_storage_ops ops = {
+		.file_open = memory_open, .file_read = memory_read, .file_close = memory_close
+	};
 	struct memory m = { { &ops }, bytes, len };
 	struct store_pack *p = NULL;
 	struct store_pack_footer f;
@@ -91,7 +95,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 	memcpy(good, bytes, len);
 	pack_head_encode(store_id, PACK, good);
 	uint8_t *tail = good + len - STORE_PACK_TAIL_BYTES;
-	struct pack_tail t = { base_get64(tail + 8), base_get64(tail + 16), base_get64(tail + 24), base_get64(tail + 32), { { 0 } } };
+	struct pack_tail t = { base_get64(tail + 8), base_get64(tail + 16), base_get64(tail + 24),
+		base_get64(tail + 32), { { 0 } } };
 	if (t.footer_offset <= len && t.footer_len <= len - t.footer_offset)
 		base_sha256(good + t.footer_offset, t.footer_len, &t.footer_digest);
 	t.file_size = len;

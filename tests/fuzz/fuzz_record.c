@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_record: u8 kind | file. Tried as it is, then with the digest of its first copy made good. What decodes, and is whole,
- * must encode to the same file. */
+ * fuzz_record: u8 kind | file. Tried as it is, then with the digest of its first copy made good. What decodes, and is
+ * whole, must encode to the same file. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,8 +5,8 @@
  *   fuzz_X [--mutations N] [--seed S] FILE|DIRECTORY...
  *
  * Every file (those of a directory in the order of their names), then N mutations of them that depend on S alone. A
- * crash, a sanitizer's report or abort() in the target is the failure; the number of the mutation is then on standard error
- * if VCKPT_FUZZ_TRACE is set. */
+ * crash, a sanitizer's report or abort() in the target is the failure; the number of the mutation is then on standard
+ * error if VCKPT_FUZZ_TRACE is set. */
 #include <dirent.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -79,7 +79,8 @@ static void add_path(const char *path)
 	int n = scandir(path, &entries, NULL, alphasort);
 	for (int i = 0; i < n; i++) {
 		char name[4096];
-		if (entries[i]->d_name[0] != '.' && snprintf(name, sizeof name, "%s/%s", path, entries[i]->d_name) < (int)sizeof name)
+		if (entries[i]->d_name[0] != '.' &&
+			snprintf(name, sizeof name, "%s/%s", path, entries[i]->d_name) < (int)sizeof name)
 			add_path(name);
 		free(entries[i]);
 	}
@@ -87,8 +88,9 @@ static void add_path(const char *path)
 		free(entries);
 }
 
-static const uint64_t interesting[] = { 0, 1, 2, 7, 8, 16, 64, 127, 128, 255, 256, 4095, 4096, 16384, 65535, 65536, 0x7fffffff, 0x80000000,
-	0xffffffff, UINT64_C(1) << 32, UINT64_C(1) << 46, INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 63, UINT64_MAX };
+static const uint64_t interesting[] = { 0, 1, 2, 7, 8, 16, 64, 127, 128, 255, 256, 4095, 4096, 16384, 65535, 65536,
+	0x7fffffff, 0x80000000, 0xffffffff, UINT64_C(1) << 32, UINT64_C(1) << 46, INT64_MAX, UINT64_C(1) << 63,
+	UINT64_MAX - 63, UINT64_MAX };
 
 /* One change; the buffer has room for GROW_BYTES more than len. */
 static size_t mutate_once(uint8_t *b, size_t len, size_t room)
