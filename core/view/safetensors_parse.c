@@ -130,7 +130,7 @@ static void put_utf8(struct base_buf *b, uint32_t c)
 static int take_escape(struct header *h)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-	uint32_t c, low;
+	uint32_t c = 0, low = 0;
 	if (h->at == h->end)
 		return malformed(h, "a string does not end");
 	const char *simple = *h->at ? strchr(from, *h->at) : NULL;

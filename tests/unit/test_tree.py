@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a step: a step with awkward names is saved through the library, and every file of its tree is compared with what was saved."""
+import ctypes
+import hashlib
+import io
+import json
+import random
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+C = ctypes
+NONE = 2**64 - 1
+DIRECTORY, NPY, SAFETENSORS, BLOB, JSON = range(5)
+ENOENT, ENOTDIR, EISDIR = -2, -20, -21
+READ = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint64, C.c_void_p, C.c_size_t, C.c_void_p)
+TELL = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_char_p, C.c_char_p)
+SINK = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p)
+LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p)
+CODE = {"?": 1, "u1": 2, "u2": 3, "u4": 4, "u8": 5, "i1": 6, "i2": 7, "i4": 8, "i8": 9, "f2": 10, "f4": 12, "f8": 13, "c8": 14, "c16": 15}
+
+
+class Shape(C.Structure):
+    _fields_ = [("ndim", C.c_uint32), ("dim", C.c_uint64 * 16)]
+
+
+class Error(C.Structure):
+    _fields_ = [("code", C.c_int), ("text", C.c_char * 1000)]
+
+
+class Source(C.Structure):
+    _fields_ = [("read", READ), ("arg", C.c_void_p)]
+
+
+class Attribute(C.Structure):
+    _fields_ = [("key", C.c_char_p), ("value", C.c_char_p)]
+
+
+class Options(C.Structure):
+    _fields_ = [("run", C.c_char_p), ("step", C.c_uint64), ("replace", C.c_bool), ("attributes", C.POINTER(Attribute)), ("nattributes", C.c_size_t),
+                ("threads", C.c_uint), ("no_index", C.c_bool), ("progress", C.c_void_p), ("progress_arg", C.c_void_p)]
+
+
+class Buffer(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("len", C.c_size_t), ("size", C.c_size_t), ("error", C.c_int)]
+
+
+class Node(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("parent", C.c_uint32), ("first_child", C.c_uint32), ("nchildren", C.c_uint32), ("item", C.c_uint32),
+                ("kind", C.c_uint8), ("size", C.c_uint64)]
+
+
+class Vector(C.Structure):
+    _fields_ = [("base", C.c_void_p), ("len", C.c_size_t)]
+
+
+class Extents(C.Structure):
+    _fields_ = [("iov", C.POINTER(Vector)), ("niov", C.c_uint), ("pins", C.c_void_p), ("npins", C.c_uint), ("memory", C.c_void_p)]
+
+
+def checked(code, err, what=""):
+    assert code >= 0, f"{what}: {code} {err.text.decode()}"
+    return code
+
+
+class Saver:
+    """One step saved by one writer, from bytes in memory."""
+
+    def __init__(self, lib, store, run, step, attributes=()):
+        self.lib, self.err, self.keep, self.w = lib, Error(), [], C.c_void_p()
+        pairs = (Attribute * max(1, len(attributes)))(*[Attribute(k.encode(), v.encode()) for k, v in attributes])
+        o = Options(run=run, step=step, attributes=pairs, nattributes=len(attributes), no_index=True)
+        checked(lib.save_writer_open(store, C.byref(o), C.byref(self.w), C.byref(self.err)), self.err)
+
+    def source(self, raw):
+        def read(_, offset, out, n, err):
+            assert offset + n <= len(raw)
+            C.memmove(out, raw[offset: offset + n], n)
+            return 0
+        f = READ(read)
+        self.keep.append(f)
+        return Source(f, None)
+
+    def tensor(self, component, name, code, dims, raw):
+        shape = Shape(len(dims), (C.c_uint64 * 16)(*dims))
+        n = name.encode()
+        checked(self.lib.save_writer_tensor(self.w, component.encode(), n, C.c_size_t(len(n)), C.c_int(code), C.byref(shape), self.source(raw),
+                                            C.byref(self.err)), self.err, name)
+
+    def blob(self, name, raw, per_rank=False):
+        checked(self.lib.save_writer_blob(self.w, name.encode(), C.c_bool(per_rank), C.c_uint64(len(raw)), self.source(raw), C.byref(self.err)),
+                self.err, name)
+
+    def commit(self, headers):
+        """headers: components that get a made .safetensors header."""
+        layout, made, size = C.c_void_p(), Buffer(), C.c_uint64()
+        checked(self.lib.save_writer_plan(self.w, C.byref(layout), C.byref(self.err)), self.err)
+        for number, component in headers:
+            checked(self.lib.view_safetensors_make(layout, C.c_uint32(number), None, C.c_uint32(0), C.byref(made), C.byref(size)), self.err)
+            checked(self.lib.save_writer_header(self.w, component.encode(), b"safetensors", C.c_void_p(made.data), C.c_size_t(made.len), size,
+                                                C.byref(self.err)), self.err)
+            self.lib.base_buf_release(C.byref(made))
+        checked(self.lib.save_writer_commit(self.w, C.create_string_buffer(4096), C.byref(self.err)), self.err)
+        self.lib.save_writer_close(self.w)
+
+
+class Tree:
+    def __init__(self, lib, store, run, step):
+        self.lib, self.err, self.step, self.t = lib, Error(), C.c_void_p(), C.c_void_p()
+        lib.store_list_find.restype = lib.view_tree_node.restype = C.c_void_p
+        lib.view_tree_lookup.restype = lib.view_tree_walk.restype = lib.view_file_read.restype = C.c_int64
+        lib.view_tree_memory.restype = C.c_size_t
+        lib.view_file_size.restype = C.c_uint64
+        lib.load_cache_new.restype = C.c_void_p
+        listing = C.c_void_p()
+        checked(lib.store_list_open(store, run, C.c_bool(False), C.byref(listing), C.byref(self.err)), self.err)
+        entry = lib.store_list_find(listing, C.c_uint64(step))
+        assert entry
+        checked(lib.load_step_open(store, run, C.c_void_p(entry), C.byref(self.step), C.byref(self.err)), self.err)
+        lib.store_list_close(listing)
+        self.build()
+        self.cache = C.c_void_p(lib.load_cache_new(C.c_uint64(8 << 20)))
+
+    def build(self):
+        checked(self.lib.view_tree_build(self.step, C.byref(self.t), C.byref(self.err)), self.err)
+
+    def close(self):
+        self.lib.view_tree_unref(self.t)
+        self.lib.load_cache_free(self.cache)
+        self.lib.load_step_unref(self.step)
+
+    def node(self, number):
+        p = self.lib.view_tree_node(self.t, C.c_uint32(number))
+        return Node.from_address(p) if p else None
+
+    def lookup(self, directory, name):
+        return self.lib.view_tree_lookup(self.t, C.c_uint32(directory), name.encode())
+
+    def walk(self, path):
+        return self.lib.view_tree_walk(self.t, path.encode())
+
+    def files(self):
+        """path -> node number, by walking directories."""
+        found = {}
+
+        def visit(number, path):
+            n = self.node(number)
+            if n.kind != DIRECTORY:
+                found[path] = number
+                return
+            names = []
+            for i in range(n.first_child, n.first_child + n.nchildren):
+                child = self.node(i)
+                assert child.parent == number
+                names.append(child.name)
+                visit(i, (path + "/" if path else "") + child.name.decode())
+                assert self.lib.view_tree_lookup(self.t, C.c_uint32(number), child.name) == i
+            assert names == sorted(set(names))
+        visit(0, "")
+        return found
+
+    def open(self, number):
+        f = C.c_void_p()
+        code = self.lib.view_file_open(self.t, C.c_uint32(number), C.byref(f), C.byref(self.err))
+        return f if code == 0 else code
+
+    def read(self, f, offset, n):
+        out = C.create_string_buffer(n + 1)
+        err = Error()
+        got = checked(self.lib.view_file_read(f, self.cache, C.c_uint64(offset), C.c_size_t(n), out, C.byref(err)), err)
+        return out.raw[:got]
+
+    def whole(self, path):
+        f = self.open(self.files()[path])
+        size = self.lib.view_file_size(f)
+        raw = self.read(f, 0, size + 100)
+        assert len(raw) == size == self.node(self.files()[path]).size
+        self.lib.view_file_close(f)
+        return raw
+
+    def extents(self, f, offset, n):
+        e, err, scratch = Extents(), Error(), C.create_string_buffer(n + 1)
+        checked(self.lib.view_file_extents(f, self.cache, C.c_uint64(offset), C.c_size_t(n), scratch, C.byref(e), C.byref(err)), err)
+        raw = b"".join(C.string_at(v.base, v.len) for v in e.iov[: e.niov])
+        self.lib.load_extents_release(C.byref(e))
+        return raw
+
+    def stream(self, f, offset, threads, stop_after=None):
+        parts = []
+
+        def sink(_, data, n, err):
+            parts.append(C.string_at(data, n))
+            return -5 if stop_after is not None and len(parts) >= stop_after else 0
+        code = self.lib.view_file_stream(f, self.cache, C.c_uint64(offset), C.c_uint(threads), SINK(sink), None, C.byref(self.err))
+        return code, b"".join(parts)
+
+    def attributes(self, number):
+        told = {}
+
+        def tell(_, key, value):
+            told[key.decode()] = value.decode()
+            return 0
+        checked(self.lib.view_node_attributes(self.t, C.c_uint32(number), b"cached", TELL(tell), None, C.byref(self.err)), self.err)
+        return told
+
+
+@pytest.fixture(scope="module")
+def store(lib, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tree") / "store"
+    err, s = Error(), C.c_void_p()
+    checked(lib.store_init(str(path).encode(), C.c_uint64(0), C.byref(err)), err)
+    checked(lib.store_open(str(path).encode(), C.c_uint(0), C.byref(s), C.byref(err)), err)
+    yield s
+    lib.store_close(s)
+
+
+random_bytes = np.random.default_rng(7)
+TENSORS = {  # (component, name): array
+    ("model", "a.weight"): random_bytes.standard_normal((600, 700)).astype("<f4"),
+    ("model", "b/../c"): np.arange(6, dtype="<i8").reshape(2, 3),
+    ("model", ".hidden"): np.array(7.5, "<f8"),
+    ("model", "empty"): np.zeros((0, 3), "<f2"),
+    ("model", "x"): np.frombuffer(random_bytes.bytes(10_000_000), "u1").reshape(2500, 4000),
+    ("model", "100%\x01\x7f"): np.array([True, False]),
+    ("model", "long" * 100): np.arange(5, dtype="<u2"),
+    ("model", "é" * 200): np.arange(9, dtype="<u4"),
+    ("model", "complex"): np.arange(4, dtype="<c16"),
+    ("optimizer", "a.weight.exp_avg"): np.ones((64, 64), "<f4"),
+}
+BLOBS = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}', "empty": b"", "big.bin": random_bytes.bytes(9_000_001),
+         "model/readme.txt": b"beside the tensors", ".hidden/..": b"dots", "a//b": b"slashes", "100%": b"percent",
+         "model": b"c1", "model/x.npy": b"c2", "model.safetensors": b"c3", "manifest.json": b"c4", "ranks": b"c5", "ranks/00000/rng": b"c6",
+         "mesh/x": b"c7", "optimizer/a.weight.exp_avg.npy": b"c12", "model/x.npy/more": b"c8", "éa": b"c9", "éa/b": b"under", "x/a": b"c10", "x/a/b": b"c11", "x/a/b/c": b"deep"}
+RANKED = {"rng": b"state", "loader/state": b"state 2", "model": b"no collision here"}
+AWAY = {"model": "%6Dodel", "model.safetensors": "%6Dodel.safetensors", "manifest.json": "%6Danifest.json", "ranks": "%72anks", "mesh/x": "%6Desh/x",
+        "optimizer/a.weight.exp_avg.npy": "%6Fptimizer/a.weight.exp_avg.npy", "éa": "%C3%A9a", "x/a": "%78/a",
+        # and those that meet one of these
+        "model/x.npy": "model%2Fx.npy%~", "ranks/00000/rng": "ranks%2F00000%2Frng%~", "model/x.npy/more": "model%2Fx.npy%2Fmore%~", "x/a/b": "x%2Fa%2Fb%~"}
+PLAIN = {".hidden/..": "%2Ehidden/%2E.", "a//b": "a%2F/b", "100%": "100%25"}
+
+
+@pytest.fixture(scope="module")
+def tree(lib, store):
+    saver = Saver(lib, store, b"run", 1200, [("loss", "2.31"), ("note", 'say "hi"\n')])
+    for (component, name), array in TENSORS.items():
+        saver.tensor(component, name, CODE[array.dtype.str.lstrip("<|").replace("b1", "?")], array.shape, array.tobytes())
+    for name, raw in BLOBS.items():
+        saver.blob(name, raw)
+    for name, raw in RANKED.items():
+        saver.blob(name, raw, per_rank=True)
+    saver.commit([(0, "model")])
+    t = Tree(lib, store, b"run", 1200)
+    yield t
+    t.close()
+
+
+@pytest.fixture(scope="module")
+def told(tree):
+    return json.loads(tree.whole("manifest.json"))
+
+
+def test_manifest_json(tree, told):
+    assert (told["run"], told["step"], told["attributes"]) == ("run", 1200, {"loss": "2.31", "note": 'say "hi"\n'})
+    assert told["totals"]["tensors"] == len(TENSORS) and told["totals"]["blobs"] == len(BLOBS) + len(RANKED)
+    assert told["totals"]["bytes"] == sum(a.nbytes for a in TENSORS.values()) + sum(map(len, [*BLOBS.values(), *RANKED.values()]))
+    assert told["time"][:2] == "20" and told["time"][-1] == "Z" and len(told["time"]) == 30
+    model, optimizer = told["components"]
+    assert model == {"name": "model", "tensors": 9, "bytes": sum(a.nbytes for (c, _), a in TENSORS.items() if c == "model"),
+                     "safetensors": "model.safetensors", "left_out": ["complex"]}
+    assert optimizer["safetensors"] is None and optimizer["reason"] and optimizer["tensors"] == 1
+    assert {(t["component"], t["name"]): (tuple(t["shape"]), t["bytes"]) for t in told["tensors"]} == \
+        {k: (a.shape, a.nbytes) for k, a in TENSORS.items()}
+    assert {b["name"]: b["bytes"] for b in told["blobs"] if "rank" not in b} == {k: len(v) for k, v in BLOBS.items()}
+    assert {b["name"]: (b["rank"], b["bytes"]) for b in told["blobs"] if "rank" in b} == {k: (0, len(v)) for k, v in RANKED.items()}
+    assert {f["file"] for f in told["tensors"] + told["blobs"]} | {"manifest.json", "model.safetensors"} == set(tree.files())
+
+
+def test_tensors(tree, told):
+    for t in told["tensors"]:
+        array = TENSORS[t["component"], t["name"]]
+        raw = tree.whole(t["file"])
+        read = np.load(io.BytesIO(raw))
+        assert len(raw) == 4096 + array.nbytes and read.dtype == array.dtype and read.shape == array.shape and read.tobytes() == array.tobytes()
+
+
+def test_blobs(tree, told):
+    seen = {}
+    for b in told["blobs"]:
+        raw = tree.whole(b["file"])
+        assert raw == (RANKED if "rank" in b else BLOBS)[b["name"]]
+        if "rank" in b:
+            assert b["file"] == "ranks/00000/" + b["name"]
+        else:
+            seen[b["name"]] = b["file"]
+    for name, file in seen.items():
+        if AWAY.get(name, "").endswith("%~"):
+            assert file == AWAY[name] + hashlib.sha256(name.encode()).hexdigest()[:32]
+        else:
+            assert file == AWAY.get(name, PLAIN.get(name, name))
+
+
+def test_blobs_that_give_way_are_named(lib, tree):
+    said = []
+    f = LOG(lambda level, text: said.append((level, text.decode())))
+    lib.base_log_set_sink(f)
+    try:
+        tree.lib.view_tree_unref(tree.t)
+        tree.build()
+    finally:
+        lib.base_log_set_sink(None)
+    assert len(said) == len(AWAY) and all(level == 1 for level, _ in said)
+    assert all(any(f"'{name}'" in text for _, text in said) for name in AWAY)
+
+
+def test_safetensors(tree):
+    raw = tree.whole("model.safetensors")
+    length = struct.unpack("<Q", raw[:8])[0]
+    assert (8 + length) % 4096 == 0
+    arrays = safetensors.numpy.load(raw)
+    assert set(arrays) == {n for c, n in TENSORS if c == "model"} - {"complex"}
+    for name, array in arrays.items():
+        expected = TENSORS["model", name]
+        assert array.dtype == expected.dtype and array.shape == expected.shape and array.tobytes() == expected.tobytes()
+
+
+def test_any_range_of_any_file(tree, scale):
+    rng = random.Random(3)
+    files = tree.files()
+    for path, number in files.items():
+        raw = tree.whole(path)
+        f = tree.open(number)
+        n = scale(60, 300, 5000) if len(raw) > 100_000 else 10
+        edges = [0, 1, 4095, 4096, 4097, len(raw) - 1, len(raw), len(raw) + 1, 2**63]
+        for _ in range(n):
+            offset = rng.choice(edges) if rng.random() < 0.2 else rng.randrange(len(raw) + 1)
+            offset = max(0, offset)
+            size = rng.choice([0, 1, 2, 511, 4096, 131072, 1 << 20, 3_000_001]) if rng.random() < 0.7 else rng.randrange(1, 20000)
+            assert tree.read(f, offset, size) == raw[offset: offset + size], (path, offset, size)
+            assert tree.extents(f, offset, size) == raw[offset: offset + size], (path, offset, size)
+        tree.lib.view_file_close(f)
+
+
+def test_stream(tree):
+    for path in ["model/x.npy", "model.safetensors", "big.bin", "config.json", "empty", "manifest.json"]:
+        raw = tree.whole(path)
+        f = tree.open(tree.files()[path])
+        for threads in (1, 2, 5, 0):
+            for offset in (0, 1, 4096, len(raw) // 2, len(raw), len(raw) + 5):
+                assert tree.stream(f, offset, threads) == (0, raw[offset:])
+        assert tree.stream(f, 0, 3, stop_after=1)[0] == (-5 if raw else 0)
+        tree.lib.view_file_close(f)
+
+
+def test_readers_side_by_side(tree):
+    raw = tree.whole("model.safetensors")
+    f = tree.open(tree.files()["model.safetensors"])
+    wrong = []
+
+    def work(seed):
+        rng = random.Random(seed)
+        for _ in range(40):
+            offset, n = rng.randrange(len(raw)), rng.randrange(1, 300_000)
+            if tree.extents(f, offset, n) != raw[offset: offset + n]:
+                wrong.append((offset, n))
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    tree.lib.view_file_close(f)
+    assert not wrong
+
+
+def test_lookups(tree):
+    files = tree.files()
+    for path, number in files.items():
+        assert tree.walk(path) == tree.walk("/" + path + "/") == number
+    assert tree.walk("") == tree.walk("/") == 0
+    assert tree.walk("model/a.weight") == files["model/a.weight.npy"]
+    assert tree.walk("model/b/../c") == files["model/b%2F..%2Fc.npy"]
+    assert tree.node(tree.walk("model/" + "long" * 100)).kind == NPY
+    assert tree.walk("model/none") == tree.walk("none") == tree.walk("model/a.weight.np") == ENOENT
+    assert tree.walk("config.json/x") == ENOTDIR
+    assert tree.lookup(0, "") == tree.lookup(0, "mode") == tree.lookup(0, "modelx") == tree.lookup(10**6, "x") == ENOENT
+    assert tree.lookup(files["config.json"], "x") == ENOTDIR
+    assert tree.open(0) == EISDIR and tree.open(10**6) == ENOENT
+    assert tree.node(tree.lib.view_tree_count(tree.t)) is None
+
+
+def test_attributes(tree):
+    files = tree.files()
+    step = tree.attributes(0)
+    assert (step["run"], step["step"], step["attr.loss"], step["attr.note"]) == ("run", "1200", "2.31", 'say "hi"\n')
+    assert len(step["manifest"]) == 64 and step["tensors"] == str(len(TENSORS))
+    a = tree.attributes(files["model/a.weight.npy"])
+    assert (a["name"], a["dtype"], a["shape"], a["mode"]) == ("a.weight", "f32", "[600, 700]", "cached")
+    assert len(a["digest"]) == 64 and int(a["pieces"]) > 1 and int(a["stored_bytes"]) > 100_000 and a["codec"]
+    assert tree.attributes(files["model/b%2F..%2Fc.npy"])["name"] == "b/../c"
+    assert tree.attributes(files["model/%2Ehidden.npy"])["shape"] == "[]"
+    assert tree.attributes(files["model/empty.npy"])["stored_bytes"] == "0"
+    assert tree.attributes(files["model.safetensors"]) == {"tensors": "8", "mode": "cached"}
+    blob = tree.attributes(files["1_Pooling/config.json"])
+    assert (blob["name"], blob["mode"], len(blob["digest"])) == ("1_Pooling/config.json", "cached", 64)
+    assert tree.attributes(files["ranks/00000/rng"])["rank"] == "0"
+    assert tree.attributes(files["manifest.json"]) == {"mode": "cached"}
+    assert tree.attributes(tree.walk("model")) == {}
+
+
+def test_same_numbers_every_time(tree):
+    before = tree.files()
+    tree.lib.view_tree_unref(tree.t)
+    tree.build()
+    assert tree.files() == before
+
+
+def test_hundred_thousand_tensors(lib, store, scale):
+    count = scale(20_000, 100_000)
+    saver = Saver(lib, store, b"many", 0)
+    source = saver.source(b"x" * 8)
+    shape = Shape(1, (C.c_uint64 * 16)(8))
+    for i in range(count):
+        name = b"model.layers.%d.mlp.experts.%d.weight" % (i // 100, i)
+        checked(lib.save_writer_tensor(saver.w, b"model", name, C.c_size_t(len(name)), C.c_int(2), C.byref(shape), source, C.byref(saver.err)), saver.err)
+    saver.commit([(0, "model")])
+    tree = Tree(lib, store, b"many", 0)
+    lib.view_tree_unref(tree.t)
+    start = time.perf_counter()
+    tree.build()
+    seconds = time.perf_counter() - start
+    memory = lib.view_tree_memory(tree.t)
+    print(f"{count} tensors: tree built in {seconds * 1000:.0f} ms, {memory / 1e6:.1f} MB")
+    assert seconds < 3 and memory < 400 * count
+    told = json.loads(tree.whole("manifest.json"))
+    assert len(told["tensors"]) == count
+    f = tree.open(tree.walk("model.safetensors"))
+    size = lib.view_file_size(f)
+    for at in (size - 8 * count, size - 4001):  # hundreds of tensors in one read, more than the file keeps open
+        assert tree.read(f, at, 4001) == tree.extents(f, at, 4001) == b"x" * min(4001, size - at)
+    lib.view_file_close(f)
+    tree.close()
