@@ -213,3 +213,235 @@ class List:
         """check(list) returns 0 or a negative errno."""
         function = Check((lambda arg, l: check(self)) if check else 0)
         return self.api.call(self.lib.store_list_put, self.p, c.byref(entry), function, None)
+
+
+# ---- tiny saves: one tensor of a hundred bytes, its piece in a pack of the attempt's own or in one of an earlier commit ----
+
+class Ref(c.Structure):  # struct store_object_ref
+    _fields_ = [("digest", Digest), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64), ("stored_len", c.c_uint64),
+                ("codec", c.c_uint16), ("kind", c.c_uint8), ("pack", c.c_uint32)]
+
+
+class ProtoRef(c.Structure):
+    _fields_ = [("digest", Digest), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64), ("stored_len", c.c_uint64),
+                ("pack", c.c_uint32), ("codec", c.c_uint16), ("kind", c.c_uint8)]
+
+
+class PackUse(c.Structure):
+    _fields_ = [("pack", c.c_char_p), ("size", c.c_uint64), ("live_bytes", c.c_uint64)]
+
+
+class Part(c.Structure):
+    _fields_ = [("rank", c.c_uint32), ("world", c.c_uint32), ("host", c.c_char_p), ("layout", Digest), ("packs", c.POINTER(PackUse)),
+                ("npacks", c.c_uint32), ("chunks", c.c_void_p), ("nchunks", c.c_uint32), ("blobs", c.c_void_p), ("nblobs", c.c_uint32),
+                ("timings", c.c_void_p), ("ntimings", c.c_uint32), ("arena", c.c_void_p)]
+
+
+class Announcement(c.Structure):
+    _fields_ = [("run", c.c_char_p), ("attempt", c.c_char_p), ("step", c.c_uint64), ("rank", c.c_uint32), ("world", c.c_uint32),
+                ("host", c.c_char_p), ("layout", Digest), ("stores_layout", c.c_bool), ("layout_ref", ProtoRef), ("headers", c.c_void_p),
+                ("nheaders", c.c_uint32), ("part", ProtoRef), ("packs", c.POINTER(PackUse)), ("npacks", c.c_uint32), ("tensors", c.c_uint64),
+                ("bytes", c.c_uint64), ("new_bytes", c.c_uint64), ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t),
+                ("arena", c.c_void_p)]
+
+
+class Piece(c.Structure):
+    _fields_ = [("ref", Ref), ("xxh", c.c_uint8 * 16), ("inline_bytes", c.c_void_p), ("base", c.c_uint32)]
+
+
+class GridParams(c.Structure):
+    _fields_ = [("min", c.c_uint64), ("target", c.c_uint64), ("row", c.c_uint64)]
+
+
+class Shape(c.Structure):
+    _fields_ = [("ndim", c.c_uint32), ("dim", c.c_uint64 * 16)]
+
+
+def proto_ref(ref):
+    return ProtoRef(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len, ref.pack, ref.codec, ref.kind)
+
+
+class Attempt:
+    """A save by a writer alone, in steps that a test can stop at."""
+
+    def __init__(self, api, run, step=NONE, replace=False):
+        self.api, self.lib, self.run, self.p = api, api.lib, run, c.c_void_p()
+        options = AttemptOptions(run.encode(), step, replace)
+        api.call(self.lib.store_attempt_begin_alone, api.p, c.byref(options), c.byref(self.p))
+        self.name, self.step = self.lib.store_attempt_name(self.p).decode(), self.lib.store_attempt_step(self.p)
+        self.own, self.piece, self.keep, self.base_pack = [], None, [], None
+
+    def folder(self):
+        return self.api.path / "incoming" / self.run / self.name
+
+    def base(self, run, entry, manifest):
+        return self.api.call(self.lib.store_attempt_base, self.p, run.encode(), c.c_uint64(entry), c.byref(manifest))
+
+    def pack_name(self, kind):
+        name = c.create_string_buffer(128)
+        assert self.lib.store_pack_name_make(self.name.encode(), c.c_uint32(0), kind.encode(), name) == 0
+        return name.value
+
+    def writer(self, kind):
+        w, name = c.c_void_p(), self.pack_name(kind)
+        r = self.lib.store_pack_writer_open(c.c_void_p(self.api.p.contents.storage), (c.c_uint8 * 16)(*self.api.id), name, c.byref(w))
+        assert r == 0, r
+        return name, w
+
+    def seal(self, name, w):
+        size = c.c_uint64()
+        r = self.lib.store_pack_seal(w, c.byref(size))
+        if r < 0:
+            raise Failed(r, f"seal {name}")
+        self.own.append((name, size.value))
+
+    def write(self, data):
+        """Its own pack "model" with one piece."""
+        name, w = self.writer("model")
+        ref = Ref()
+        assert self.lib.store_pack_append_raw(w, 1, data, c.c_uint64(len(data)), c.byref(ref)) == 0
+        self.seal(name, w)
+        self.piece, self.base_pack = ref, None
+
+    def reuse(self, saved):
+        """The piece of a commit that was named as base."""
+        self.piece, self.base_pack = saved.piece, saved.piece_pack
+
+    def layout(self):
+        self.lib.store_layout_builder_new.restype = c.c_void_p
+        b = c.c_void_p(self.lib.store_layout_builder_new(GridParams(128 << 10, 1 << 20, 512)))
+        shape = Shape(1, (c.c_uint64 * 16)(self.piece.raw_len))
+        self.api.call(self.lib.store_layout_builder_add, b, b"model", b"w", c.c_size_t(1), 2, c.byref(shape), c.c_uint32(0))
+        l, object_, tags = c.c_void_p(), Buf(), c.c_void_p()
+        self.api.call(self.lib.store_layout_builder_finish, b, c.byref(l), c.byref(object_), c.byref(tags))
+        self.lib.store_layout_builder_free(b)
+        return l, object_
+
+    def part(self):
+        """The pack "meta" with layout and part; returns the announcement."""
+        l, object_ = self.layout()
+        meta, w = self.writer("meta")
+        layout_ref, part_ref = Ref(), Ref()
+        assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len), c.byref(layout_ref)) == 0
+        packs = [(name, size) for name, size in self.own] + ([self.base_pack] if self.base_pack else []) + [(meta, 0)]
+        self.lib.store_part_builder_new.restype = c.c_void_p
+        b = c.c_void_p(self.lib.store_part_builder_new(l, w, c.c_uint32(len(packs) - 1)))
+        piece = Piece(ref=self.piece, base=2**32 - 1)
+        piece.ref.pack = [name for name, _ in packs].index(self.base_pack[0] if self.base_pack else self.pack_name("model"))
+        self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None, c.c_uint32(0), c.byref(piece), c.c_uint64(1))
+        assert self.lib.store_pack_run_end(w) == 0
+        table = (PackUse * len(packs))(*[PackUse(name, size, 64 if size else 0) for name, size in packs])
+        part = Part(rank=0, world=1, host=b"h", layout=layout_ref.digest, packs=table, npacks=len(packs))
+        self.api.call(self.lib.store_part_finish, b, c.byref(part), c.byref(part_ref))
+        self.seal(meta, w)
+        self.lib.store_part_builder_free(b)
+        self.lib.store_layout_free(l)
+        self.lib.base_buf_release(c.byref(object_))
+        layout_ref.pack = part_ref.pack = len(packs) - 1
+        table[len(packs) - 1] = PackUse(meta, self.own[-1][1], 64)
+        self.keep = [table]
+        return Announcement(layout=layout_ref.digest, stores_layout=True, layout_ref=proto_ref(layout_ref), part=proto_ref(part_ref),
+                            packs=table, npacks=len(packs), tensors=1, bytes=self.piece.raw_len, new_bytes=1)
+
+    def commit(self, announcement=None):
+        """Returns the entry's number. Afterwards packs() names what the step needs."""
+        announcement = announcement or self.part()
+        entry = c.c_uint64()
+        self.api.call(self.lib.store_attempt_commit, self.p, c.byref(announcement), c.byref(entry))
+        self.entry = entry.value
+        self.piece_pack = self.base_pack or (self.pack_name("model"), dict(self.own)[self.pack_name("model")])
+        self.packs = {name.decode() for name, _ in self.own} | {self.piece_pack[0].decode()}
+        with self.api.list(self.run) as l:
+            step = self.lib.store_list_find(l.p, c.c_uint64(self.step)).contents
+            self.manifest = Digest.from_buffer_copy(step.commit.manifest)
+        return self.entry
+
+    def abort(self, reason="test"):
+        self.lib.store_attempt_abort(self.p, reason.encode())
+
+    def free(self):
+        self.lib.store_attempt_free(self.p)
+        self.p = None
+
+
+def save(api, run, step=NONE, data=None, base=None, replace=False):
+    """A whole tiny save; returns the finished Attempt."""
+    a = Attempt(api, run, step, replace)
+    try:
+        if base:
+            a.base(base.run, base.entry, base.manifest)
+            a.reuse(base)
+        else:
+            a.write(data or os.urandom(100))
+        a.commit()
+    finally:
+        a.free()
+    return a
+
+
+def packs_of(api):
+    return {p.name[:-5] for p in (api.path / "packs").glob("*/*.pack")}
+
+
+def open_all(api, saved):
+    """Reads the step's piece as a reader would; True if every byte is there."""
+    pack, out = c.c_void_p(), c.create_string_buffer(saved.piece.raw_len)
+    name, _ = saved.piece_pack
+    path = c.create_string_buffer(512)
+    assert api.lib.store_pack_path(name, path) == 0
+    api.call(api.lib.store_pack_open, c.c_void_p(api.p.contents.storage), (c.c_uint8 * 16)(*api.id), name, c.byref(pack))
+    r = api.lib.store_object_read(pack, c.byref(saved.piece), out, c.byref(api.err))
+    api.lib.store_pack_close(pack)
+    return r == 0
+
+
+# ---- records of others: marks made older, heartbeats of another host ----
+
+class Record(c.Structure):
+    _fields_ = [("kind", c.c_int), ("body", c.c_void_p), ("len", c.c_size_t)]
+
+
+class Trash(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("time_ns", c.c_int64), ("heartbeats", c.c_void_p), ("nheartbeats", c.c_uint32), ("arena", c.c_void_p)]
+
+
+class Rank(c.Structure):
+    _fields_ = [("rank", c.c_uint32), ("pid", c.c_uint64), ("start_time", c.c_uint64)]
+
+
+class Heartbeat(c.Structure):
+    _fields_ = [("launch", c.c_char_p), ("host", c.c_char_p), ("run", c.c_char_p), ("boot_id", c.c_char * 37), ("number", c.c_uint64),
+                ("time_ns", c.c_int64), ("ranks", c.POINTER(Rank)), ("nranks", c.c_uint32), ("arena", c.c_void_p)]
+
+
+HEARTBEAT_RECORD, TRASH_RECORD = 7, 8
+
+
+def put_record(api, name, kind, encode, message):
+    body = Buf()
+    assert encode(c.byref(message), c.byref(body)) == 0
+    r = api.lib.store_record_put(c.c_void_p(api.p.contents.storage), name.encode(), kind, (c.c_uint8 * 16)(*api.id), c.c_void_p(body.data),
+                                 c.c_size_t(body.len))
+    api.lib.base_buf_release(c.byref(body))
+    assert r == 0, r
+
+
+def age_marks(api):
+    """As if every mark had been made long ago."""
+    for path in sorted((api.path / "trash").glob("*")):
+        record, m, name = Record(), Trash(), f"trash/{path.name}"
+        r = api.lib.store_record_get(c.c_void_p(api.p.contents.storage), name.encode(), TRASH_RECORD, (c.c_uint8 * 16)(*api.id),
+                                     c.byref(record), None, None)
+        assert r == 0, r
+        assert api.lib.proto_trash_decode(c.c_void_p(record.body), c.c_size_t(record.len), c.byref(m)) == 0
+        api.lib.store_record_release(c.byref(record))
+        path.unlink()
+        m.time_ns = 1
+        put_record(api, name, TRASH_RECORD, api.lib.proto_trash_encode, m)
+        api.lib.proto_trash_release(c.byref(m))
+
+
+def put_heartbeat(api, launch, run, number, host="elsewhere"):
+    m = Heartbeat(launch=launch.encode(), host=host.encode(), run=run.encode(), boot_id=b"00000000-0000-0000-0000-000000000000", number=number,
+                  time_ns=1, ranks=(Rank * 1)(Rank(0, 1, 1)), nranks=1)
+    put_record(api, f"hosts/{launch}.{host}.{number}", HEARTBEAT_RECORD, api.lib.proto_heartbeat_encode, m)
