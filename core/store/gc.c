@@ -63,6 +63,18 @@ static bool folder_needs_look(struct gc *g)
 	return false;
 }
 
+/* An attempt may have ended since its folder was seen: heartbeat and folder go then, in this order or the other. */
+static int folders_refresh(struct gc *g)
+{
+	int r;
+
+	if (!folder_needs_look(g))
+		return 0;
+	store_folders_release(&g->folders);
+	r = store_folders_read(g->store, &g->folders, g->err);
+	return r < 0 ? r : gc_lists_read(g, true);
+}
+
 /* What is known of a heartbeat of another host, from what was known when it was last looked at. */
 static enum store_liveness watch_judge(const struct store_launch_info *before, const struct store_launch_info *now)
 {
@@ -104,13 +116,17 @@ static uint64_t monotonic_ms(void)
  * stood still before needs no second wait. */
 static int gc_watch(struct gc *g, bool again)
 {
-	uint64_t end = monotonic_ms() + base_min(g->o->heartbeat_s, 86400) * 1000, now;
+	uint64_t end = monotonic_ms() + base_min(g->o->heartbeat_s, 86400) * 1000, now, wait = 10;
 	bool unknown;
 	int r = watch_look(g, again, &unknown);
 
 	while (r == 0 && (unknown || folder_needs_look(g)) && (now = monotonic_ms()) < end) {
-		usleep((useconds_t)base_min(end - now, 250) * 1000);
-		r = watch_look(g, true, &unknown);
+		usleep((useconds_t)base_min(end - now, wait) * 1000);
+		wait = base_min(2 * wait, 250);
+		if (!again)
+			r = folders_refresh(g);
+		if (r == 0)
+			r = watch_look(g, true, &unknown);
 	}
 	for (size_t i = 0; r == 0 && i < g->nlaunches; i++)
 		if (g->launches[i].state == STORE_UNKNOWN)

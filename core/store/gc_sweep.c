@@ -46,7 +46,8 @@ static bool sweep_remove(struct gc *g, const char *name)
 
 /* ---- marks ---- */
 
-/* trash/<pack> for a pack; for others the name with `=` for `/`, shortened by a hash. */
+/* trash/<pack> for a pack; for others the name with `=` for `/` and at its end (the end of an unfinished file's name has a
+ * meaning), shortened by a hash. */
 static void mark_name(const char *file, char name[static STORE_NAME_MAX])
 {
 	const char *base = strrchr(file, '/');
@@ -60,7 +61,7 @@ static void mark_name(const char *file, char name[static STORE_NAME_MAX])
 		return;
 	}
 	if (len <= TRASH_NAME_MAX) {
-		n = snprintf(name, STORE_NAME_MAX, "trash/%s", file);
+		n = snprintf(name, STORE_NAME_MAX, "trash/%s=", file);
 	} else {
 		base_sha256(file, len, &d);
 		base_digest_hex(&d, hex);
