@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * safetensors: headers of the safetensors format (u64 length | JSON | data), read and written. The reader refuses every header that lies: each
- * error is one sentence that names the tensor. Uses jansson. Pure functions over memory, any thread. */
+ * error is one sentence that names the tensor. Pure functions over memory, any thread. */
 #ifndef CORE_VIEW_SAFETENSORS_H
 #define CORE_VIEW_SAFETENSORS_H
 

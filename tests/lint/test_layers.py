@@ -15,7 +15,7 @@ SOLE = {
     r"fuse": {"fs"},
     r"lz4": {"core/store"},
     r"xxhash\.h|openssl/": {"core/base"},
-    r"jansson\.h": {"core/view", "tools"},
+    r"jansson\.h": {"tools"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 

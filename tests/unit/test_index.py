@@ -232,10 +232,10 @@ def sound(lib, tmp_path_factory):
             assert index.add(commit, places_of(commit, 120, first=commit * 60)) == 0
         assert index.remove(3) == 0
         answers = {}
-        for n in range(60, 600):
+        for n in range(60, 600, 4):
             found = index.find(n)
             answers[n] = bytes(found) if found else None
-        assert sum(a is not None for a in answers.values()) > 300
+        assert sum(a is not None for a in answers.values()) > 80
     assert check(lib, path) == 0
     return path, answers
 

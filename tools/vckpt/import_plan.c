@@ -279,10 +279,17 @@ static int compare_blobs(const void *a, const void *b)
 	return strcmp(((const struct import_blob *)a)->name, ((const struct import_blob *)b)->name);
 }
 
+static int compare_attributes(const void *a, const void *b)
+{
+	return strcmp(((const struct proto_attribute *)a)->key, ((const struct proto_attribute *)b)->key);
+}
+
 int import_plan_check(struct import_plan *p, struct base_error *err)
 {
 	int r = settle_duplicates(p, err);
 	if (r < 0) return r;
+	for (size_t i = 0; i < p->ncomponents; i++)            /* sorted, as the view's header wants it */
+		if (p->components[i].nmetadata) qsort(p->components[i].metadata, p->components[i].nmetadata, sizeof *p->components[i].metadata, compare_attributes);
 	if (p->nblobs) qsort(p->blobs, p->nblobs, sizeof *p->blobs, compare_blobs);
 	for (size_t i = 1; i < p->nblobs; i++)
 		if (compare_blobs(&p->blobs[i - 1], &p->blobs[i]) == 0)
