@@ -62,7 +62,7 @@ static int cover_overlap(const struct cover *c, cover_box a, cover_box b)
 
 	box_text(c, a->pairs, first, sizeof first);
 	box_text(c, b->pairs, second, sizeof second);
-	return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%.200s\": box %s of rank %u and box %s of rank %u overlap", c->tensor, first, a->rank, second, b->rank);
+	return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": box %s of rank %u and box %s of rank %u overlap", c->tensor, first, a->rank, second, b->rank);
 }
 
 /* Distinct boxes, in order. Returns how many, or an error. */
@@ -82,7 +82,7 @@ static int64_t cover_fold(const struct cover *c, struct store_cover_box *boxes, 
 		if (base_digest_equal(&last->digest, &boxes[i].digest))
 			continue;
 		box_text(c, last->pairs, text, sizeof text);
-		return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%.200s\": ranks %u and %u stored different bytes for box %s", c->tensor, last->rank, boxes[i].rank, text);
+		return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for box %s", c->tensor, last->rank, boxes[i].rank, text);
 	}
 	return (int64_t)count;
 }
@@ -239,7 +239,7 @@ static int cover_volume(const struct cover *c, cover_box *list, size_t n)
 		return 0;
 	cover_gap(c, list, n, region);
 	box_text(c, region, text, sizeof text);
-	return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%.200s\": no rank stored box %s", c->tensor, text);
+	return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": no rank stored box %s", c->tensor, text);
 }
 
 int store_cover_check(const struct tensor_shape *s, const char *tensor, struct store_cover_box *boxes, size_t n, struct base_error *err)

@@ -64,12 +64,13 @@ static int builder_check(const struct store_layout_builder *b, const char *compo
 	enum tensor_dtype dtype, const struct tensor_shape *shape, struct base_error *err)
 {
 	uint64_t items;
-	int shown = (int)base_min(name_len, 200), r;
+	int shown, r;
 
 	if (!proto_component_valid(component))
 		return base_error_set(err, -EINVAL, "\"%.100s\" cannot be the name of a component", component);
 	if (name_len == 0 || name_len > PROTO_NAME_MAX || !proto_utf8_valid(name, name_len))
-		return base_error_set(err, -EINVAL, "tensor \"%.*s\" of %s: a name is 1 to %u bytes of UTF-8 without NUL", shown, name ? name : "", component, PROTO_NAME_MAX);
+		return base_error_set(err, -EINVAL, "the name of a tensor of %s is not 1 to %u bytes of UTF-8 without NUL", component, PROTO_NAME_MAX);
+	shown = store_layout_shown(name, name_len);
 	if (!tensor_dtype_valid(dtype))
 		return base_error_set(err, -EINVAL, "tensor \"%.*s\": unknown dtype %u", shown, name, (unsigned)dtype);
 	r = tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items);
@@ -133,7 +134,7 @@ static int builder_twice(const struct store_layout_builder *b, struct base_error
 		const struct layout_item *x = &b->items[i];
 
 		if (item_order(x - 1, x, (void *)b) == 0)
-			return base_error_set(err, -EEXIST, "tensor \"%.*s\" of %s is there twice", (int)base_min(x->name_len, 200),
+			return base_error_set(err, -EEXIST, "tensor \"%.*s\" of %s is there twice", store_layout_shown((char *)b->names.data + x->name_offset, x->name_len),
 				(char *)b->names.data + x->name_offset, b->components[x->component]);
 	}
 	return 0;
@@ -290,6 +291,15 @@ const char *store_layout_name(const struct store_layout *l, uint32_t tensor, uin
 {
 	*ret_len = l->m.tensors[tensor].name_len;
 	return l->m.names + l->m.tensors[tensor].name_offset;
+}
+
+int store_layout_shown(const char *name, size_t name_len)
+{
+	size_t n = base_min(name_len, 200);
+
+	while (n > 0 && n < name_len && ((uint8_t)name[n] & 0xc0) == 0x80)
+		n--;
+	return (int)n;
 }
 
 enum tensor_dtype store_layout_dtype(const struct store_layout *l, uint32_t tensor)

@@ -33,6 +33,8 @@ enum tensor_dtype store_layout_dtype(const struct store_layout *l, uint32_t tens
 void store_layout_shape(const struct store_layout *l, uint32_t tensor, struct tensor_shape *ret_shape);
 uint64_t store_layout_bytes(const struct store_layout *l, uint32_t tensor);
 void store_layout_grid(const struct store_layout *l, uint32_t tensor, struct tensor_grid *ret_grid);
+/* Bytes of a name that a sentence shows: whole characters, 200 bytes at most (for %.*s). */
+int store_layout_shown(const char *name, size_t name_len);
 /* First and one past the last tensor of a component (index into m.components). */
 void store_layout_component_range(const struct store_layout *l, uint32_t component, uint32_t *ret_first, uint32_t *ret_end);
 

@@ -86,8 +86,7 @@ static void tensor_name(const struct cover_gather *g, const struct cover_tensor 
 	uint32_t len;
 	const char *from = store_layout_name(g->layouts[t->layout], t->tensor, &len);
 
-	if (len > 255)
-		len = 255;
+	len = (uint32_t)store_layout_shown(from, len);
 	memcpy(name, from, len);
 	name[len] = 0;
 }

@@ -239,7 +239,7 @@ static int row_check(const struct store_part_builder *b, uint32_t tensor, const 
 {
 	uint32_t len;
 	const char *name = store_layout_name(b->layout, tensor, &len);
-	int shown = (int)base_min(len, 200), r;
+	int shown = store_layout_shown(name, len), r;
 
 	for (uint32_t i = 0; !whole && i < nboxes; i++)
 		if (!tensor_box_inside(&g->shape, &boxes[i]) || tensor_box_items(&g->shape, &boxes[i]) == 0)
