@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""proto: round trips, determinism, refusals, and bodies that the library never makes."""
+import ctypes as c
+import random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from protolib import (ATTEMPT, COMMIT, EFORMAT, EVERSION, NONE, SNAPSHOT, Attribute, Info, Live, Proto, ViewHeader, commit, digest, entry, field, packs,
+                      parse, sample_announcement, sample_layout, sample_part, samples, table, unparse, varint)
+
+NAMES = ["store", "entry", "layout", "part", "announcement", "manifest", "begin", "base", "heartbeat", "trash"]
+
+
+@pytest.fixture(scope="module")
+def proto(lib):
+    return Proto(lib)
+
+
+@pytest.fixture(scope="module")
+def bodies(proto):
+    return samples(proto)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(proto, bodies, name):
+    for body in bodies[name]:
+        assert isinstance(body, bytes) and body
+        assert proto.again(name, body) == body
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_version_and_features(proto, bodies, name):
+    for body in bodies[name]:
+        fields = parse(body)
+        assert fields[0] == (1, 0, 1)
+        assert proto.again(name, unparse([(1, 0, 2)] + fields[1:])) == EVERSION
+        assert proto.again(name, unparse([(1, 0, 2)] + fields[1:] + [(4000, 2, b"of a later version")])) == EVERSION
+        assert proto.again(name, unparse(fields[1:])) == EFORMAT
+        assert proto.again(name, unparse([fields[0], (2, 2, b"shiny")] + fields[1:])) == EVERSION
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_optional_fields_do_no_harm(proto, bodies, name):
+    for body in bodies[name]:
+        for extra in (field(4000, 7), field(4001, b"x" * 300), varint(4002 << 3 | 1) + bytes(8), varint(4003 << 3 | 5) + bytes(4)):
+            assert proto.again(name, body + extra) == body
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_shortest_encoding(proto, bodies, name):
+    for body in bodies[name]:
+        fields = parse(body)
+        assert proto.again(name, b"\x08\x81\x00" + body[2:]) == EFORMAT              # a padded varint
+        assert proto.again(name, body + unparse([fields[-1]])) in (EFORMAT, body + unparse([fields[-1]]))  # twice, unless it may repeat
+        assert proto.again(name, b"\x08\x01" + body) == EFORMAT                       # version twice
+        for i, (number, kind, value) in enumerate(fields):
+            if kind == 2 and value and number != 2:
+                with_nul = fields[:i] + [(number, kind, value[:1] + b"\0" + value[1:])] + fields[i + 1:]
+                assert proto.again(name, unparse(with_nul)) != body
+        assert proto.again(name, body + b"\xa3\x06\xa4\x06") == EFORMAT               # a group
+        for cut in range(len(body)):
+            assert proto.again(name, body[:cut]) != body
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mutations(proto, bodies, name, scale):
+    rng = random.Random(name)
+    for _ in range(scale(1500, 10000)):
+        body = bytearray(rng.choice(bodies[name]))
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(body))
+            body[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256), body[at] ^ 1 << rng.randrange(8)])
+        out = proto.again(name, bytes(body))
+        if isinstance(out, bytes):
+            assert proto.again(name, out) == out and len(out) <= len(body)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_bodies_are_cheap(proto, name):
+    """Two bytes a field: protobuf's own memory for each is some forty; the bound ends it."""
+    assert isinstance(proto.again(name, b"\x08\x01" + b"\x12\x00" * 500_000), int)
+    assert proto.again(name, b"\x08\x01" + b"\xf8\x07\x00" * 3_000_000) == EFORMAT
+
+
+@pytest.mark.parametrize("attempt", ["", "0123456789abcdef", "0123456789abcdef-", "0123456789abcdef-01", "0123456789ABCDEF-1", "0123456789abcde-1",
+                                     "0123456789abcdef-18446744073709551616", "0123456789abcdef-1x", "0123456789abcdef-1-0", "0123456789abcdef_1"])
+def test_attempts(proto, attempt):
+    assert proto.encode("entry", entry(COMMIT, commit=commit(attempt=attempt.encode()))) == EFORMAT
+    live = [Live(2, commit(attempt=attempt.encode()))]
+    assert proto.encode("entry", entry(SNAPSHOT, live=live)) == EFORMAT
+
+
+def test_commit_fields(proto):
+    for c_ in (commit(step=2**63 - 1), commit(step=0), commit(replaces=0), commit(replaces=2**64 - 2), commit()):
+        body = proto.encode("entry", entry(COMMIT, commit=c_))
+        m = proto.decode("entry", body)
+        assert (m.kind, m.commit.step, m.commit.replaces, m.commit.time_ns) == (COMMIT, c_.step, c_.replaces, -3)
+        assert bytes(m.commit.manifest.bytes) == bytes(c_.manifest.bytes)
+        proto.release("entry", m)
+        assert not m.arena and not m.kind
+    assert proto.encode("entry", entry(COMMIT, commit=commit(step=2**63))) == EFORMAT
+
+
+def test_kind_decides_the_field(proto, bodies):
+    for body in bodies["entry"]:
+        fields = parse(body)
+        for kind in range(0, 8):
+            changed = unparse([(n, k, kind if n == 3 else v) for n, k, v in fields])
+            assert proto.again("entry", changed) == (body if changed == body else EFORMAT)
+    launch, remove = parse(bodies["entry"][0]), parse(bodies["entry"][3])
+    assert proto.again("entry", unparse(launch + [f for f in remove if f[0] == 9])) == EFORMAT
+
+
+def test_attributes(proto):
+    def put(**values):
+        return proto.encode("entry", entry(COMMIT, commit=commit(**values)))
+    assert isinstance(put(**{"a.b-c_9": "", "b": "x" * 4096}), bytes)
+    assert put(a="x" * 4097) == EFORMAT
+    assert put(**{"9a": "x"}) == EFORMAT and put(**{"a" * 65: "x"}) == EFORMAT and put(**{"a b": ""}) == EFORMAT
+    assert isinstance(put(**{f"k{i:04d}": "" for i in range(1024)}), bytes) and put(**{f"k{i:04d}": "" for i in range(1025)}) == EFORMAT
+    assert put(**{f"k{i:02d}": "x" * 4000 for i in range(17)}) == EFORMAT
+    c_ = commit()
+    c_.attributes, c_.nattributes = table(Attribute, [Attribute(b"b", b""), Attribute(b"a", b"")]), 2
+    assert proto.encode("entry", entry(COMMIT, commit=c_)) == EFORMAT
+    c_.attributes[1].key = b"b"
+    assert proto.encode("entry", entry(COMMIT, commit=c_)) == EFORMAT
+    c_.nattributes = 1
+    c_.attributes[0].value = b"\xff"
+    assert proto.encode("entry", entry(COMMIT, commit=c_)) == EFORMAT
+
+
+def test_a_commit_of_a_later_version_keeps_its_fields_in_a_snapshot(proto, bodies):
+    """What a later version added to a commit goes through this one: entry -> snapshot -> entry."""
+    later = field(90, b"of a later version") + field(91, 5)
+    fields = [(n, k, v + later if n == 7 else v) for n, k, v in parse(bodies["entry"][1])]
+    m = proto.decode("entry", unparse(fields))
+    assert not isinstance(m, int) and c.string_at(m.commit.extra, m.commit.extra_len) == later
+    assert proto.encode("entry", m) == unparse(fields)
+    snapshot = proto.encode("entry", entry(SNAPSHOT, live=[Live(2, commit(3)), Live(4, m.commit)]))
+    assert later in snapshot
+    s = proto.decode("entry", snapshot)
+    assert s.nlive == 2 and s.live[0].commit.extra_len == 0
+    kept = s.live[1].commit
+    assert c.string_at(kept.extra, kept.extra_len) == later and kept.attributes[0].key == b"loss" and kept.nattributes == 2
+    assert proto.encode("entry", entry(SNAPSHOT, live=[Live(2, commit(3)), Live(4, kept)])) == snapshot
+    proto.release("entry", s)
+    proto.release("entry", m)
+
+
+def test_snapshot_rows(proto, bodies):
+    body = bodies["entry"][4]
+    fields = parse(body)
+    number, kind, inner = fields[-1]
+    rows = dict((n, v) for n, _, v in parse(inner))
+    assert len(rows[1]) == 3 * 112
+
+    def put(live, extra):
+        return proto.again("entry", unparse(fields[:-1] + [(number, kind, field(1, live) + field(2, extra))]))
+    assert put(rows[1], rows[2]) == body
+    assert put(rows[1][:-1], rows[2]) == EFORMAT
+    assert put(rows[1][112:] + rows[1][:112], rows[2]) == EFORMAT
+    assert put(rows[1], rows[2] + b"\x48\x00") == EFORMAT
+    assert put(rows[1], rows[2][:-1]) == EFORMAT
+    for at in (104, 108):
+        for value in (b"\xff\xff\xff\xff", b"\x01\0\0\0"):
+            assert put(rows[1][:at] + value + rows[1][at + 4:], rows[2]) == EFORMAT
+    assert put(rows[1][:15] + b"\x80" + rows[1][16:], rows[2]) == EFORMAT  # step of 2^63
+
+
+def test_large_snapshot(proto):
+    live = [Live(i, commit(i, b"0123456789abcdef-%d" % i, loss="2.5")) for i in range(10_000)]
+    body = proto.encode("entry", entry(SNAPSHOT, live=live))
+    print(f"\nsnapshot of 10,000 steps with one attribute each: {len(body)} bytes")
+    assert len(body) < 64 << 20 and proto.again("entry", body) == body
+
+
+def test_store(proto):
+    def put(**more):
+        m = Info(version=1, seed=1, min_bytes=131072, target_bytes=1 << 20, row_bytes=512)
+        for k, v in more.items():
+            setattr(m, k, v)
+        return proto.encode("store", m)
+    assert isinstance(put(), bytes)
+    for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20}, {"row_bytes": 2 << 20}, {"version": 2}, {"version": 0}):
+        assert put(**bad) == EFORMAT
+
+
+def layout_with(change):
+    m = sample_layout()
+    change(m)
+    return m
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: setattr(m.tensors[1], "component", 1), lambda m: setattr(m.tensors[4], "component", 2), lambda m: setattr(m.tensors[0], "component", 1),
+    lambda m: setattr(m.tensors[1], "name_offset", 7), lambda m: setattr(m.tensors[1], "name_len", 0), lambda m: setattr(m.tensors[4], "name_len", 5),
+    lambda m: setattr(m.tensors[4], "name_len", 2**32 - 1), lambda m: setattr(m.tensors[1], "first_dim", 0), lambda m: setattr(m.tensors[0], "ndim", 17),
+    lambda m: setattr(m.tensors[3], "ndim", 4), lambda m: setattr(m.tensors[0], "dtype", 0), lambda m: setattr(m.tensors[0], "dtype", 22),
+    lambda m: setattr(m.tensors[0], "flags", 2), lambda m: setattr(m.tensors[0], "mesh", 2), lambda m: setattr(m.tensors[0], "placement", 2),
+    lambda m: m.dims.__setitem__(0, 2**62), lambda m: setattr(m, "ncomponents", 1), lambda m: setattr(m, "ndims", 5), lambda m: setattr(m, "ntensors", 4),
+    lambda m: setattr(m, "min_bytes", 0), lambda m: setattr(m, "target_bytes", 1 << 40), lambda m: m.components.__setitem__(0, b"ranks"),
+    lambda m: m.components.__setitem__(0, b"zz"), lambda m: m.placements.__setitem__(0, b""), lambda m: setattr(m.meshes[0], "nranks", 3),
+    lambda m: m.meshes[0].dim_names.__setitem__(0, b"tp"), lambda m: m.meshes[0].dim_sizes.__setitem__(0, 0), lambda m: setattr(m.meshes[0], "ndims", 0),
+    lambda m: setattr(m, "names", c.cast(c.create_string_buffer(b"a.biasA.weightb/..\xc3\xbcstep"), c.c_void_p)),
+    lambda m: setattr(m, "names", c.cast(c.create_string_buffer(b"a.biasa.weightb/..\xff\xbcstep"), c.c_void_p)),
+])
+def test_layouts_that_lie(proto, change):
+    assert proto.encode("layout", layout_with(change)) == EFORMAT
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: setattr(m, "rank", 2), lambda m: setattr(m, "world", 0), lambda m: setattr(m.chunks[0], "last_tensor", 4), lambda m: setattr(m.chunks[0], "nrows", 0),
+    lambda m: setattr(m.chunks[0], "nrows", 5), lambda m: setattr(m.chunks[1], "first_tensor", 5), lambda m: setattr(m.chunks[1], "last_tensor", 1 << 24),
+    lambda m: setattr(m.chunks[0].ref, "pack", 3), lambda m: setattr(m.chunks[0].ref, "kind", 4), lambda m: setattr(m.chunks[0].ref, "offset", 2**64 - 1),
+    lambda m: setattr(m.chunks[0].ref, "raw_len", 2**46 + 1), lambda m: setattr(m.chunks[0].ref, "checks", 8192), lambda m: setattr(m.chunks[0].ref, "stored_len", 999),
+    lambda m: setattr(m.blobs[0].ref, "offset", 1 << 20), lambda m: setattr(m.blobs[0], "len", 999), lambda m: setattr(m.blobs[0], "per_rank", True),
+    lambda m: setattr(m.blobs[1], "name", b"a"), lambda m: setattr(m.blobs[1], "name", b""), lambda m: setattr(m.blobs[0], "name", b"\xc0\x80"),
+    lambda m: setattr(m.packs[0], "pack", b"x"), lambda m: setattr(m.packs[0], "pack", m.packs[2].pack), lambda m: setattr(m.packs[0], "live_bytes", 2 << 20),
+    lambda m: setattr(m.packs[0], "size", 2**63), lambda m: setattr(m.timings[0], "phase", b""), lambda m: setattr(m.timings[0], "phase", b"x" * 65),
+    lambda m: setattr(m, "host", b"x" * 256), lambda m: setattr(m, "npacks", 2),
+])
+def test_parts_that_lie(proto, change):
+    m = sample_part()
+    change(m)
+    assert proto.encode("part", m) == EFORMAT
+
+
+def test_empty_blobs_have_only_a_digest(proto, bodies):
+    m = sample_part()
+    m.blobs[1].ref.offset = 77  # written as 0
+    assert proto.encode("part", m) == bodies["part"][0]
+
+
+def test_pack_tables(proto):
+    """Any legal names come back, and rows out of order of first use are refused."""
+    names = [b"%016x-%d-%d-%s" % (launch, count, rank, cls) for launch in (0, 2**64 - 1) for count in (0, 2**64 - 1) for rank in (0, 2**32 - 1)
+             for cls in (b"model", b"meta", b"a-b-1", b"x" * 71)]
+    random.Random(1).shuffle(names)
+    m = sample_part()
+    for name in names:
+        m.packs, m.npacks = packs(b"00000000000000aa-1-1-a", name, b"00000000000000aa-1-1-b")
+        assert isinstance(proto.encode("part", m), bytes), name
+    m.packs, m.npacks = packs(*names)
+    body = proto.encode("part", m)
+    got = proto.decode("part", body)
+    assert [got.packs[i].pack for i in range(got.npacks)] == names
+    assert [got.packs[i].live_bytes for i in range(got.npacks)] == [4096 + i for i in range(len(names))]
+    proto.release("part", got)
+    for bad in (b"0000000000000000-0-4294967296-a", b"0000000000000000-0-0-", b"0000000000000000-0-0", b"0000000000000000-0-0-.a", b"0000000000000000-0-0-a/b",
+                b"0000000000000000-0-00-a", b"0000000000000000-0-0-" + b"x" * 72):
+        m.packs, m.npacks = packs(b"00000000000000aa-1-1-a", bad, b"00000000000000aa-1-1-b")
+        assert proto.encode("part", m) == EFORMAT, bad
+
+
+@pytest.mark.parametrize("change", [
+    {"rank": 2}, {"world": 0}, {"run": b".x"}, {"run": b"x" * 129}, {"attempt": b"x"}, {"step": 2**63}, {"layout": digest(8)}, {"npacks": 0}, {"nheaders": 2},
+])
+def test_announcements_that_lie(proto, change):
+    m = sample_announcement(0)
+    m.headers = table(ViewHeader, [m.headers[0]] * 2)
+    for k, v in change.items():
+        setattr(m, k, v)
+    assert proto.encode("announcement", m) == EFORMAT
+
+
+def test_digests_have_32_bytes(proto, bodies):
+    for name, number in (("entry", 7), ("announcement", 9), ("announcement", 12), ("part", 6), ("begin", 9)):
+        body = bodies[name][1 if name == "entry" else 0]
+        for n in (0, 31, 33):
+            if name == "entry":
+                changed = [(k, t, unparse([(a, b, (v * 2)[:n] if a == 5 else v) for a, b, v in parse(w)]) if k == 7 else w) for k, t, w in parse(body)]
+            else:
+                changed = [(k, t, (w * 2)[:n] if k == number else w) for k, t, w in parse(body)]
+            if (name, n) != ("begin", 0):  # there an empty one means that there is no mesh, written as no field
+                assert proto.again(name, unparse([f for f in changed if f[1] != 2 or f[2]])) == EFORMAT, (name, number, n)
+
+
+def test_rules_of_names(proto):
+    lib = proto.lib
+    for good in ("a", "_", "0", "run.1-x_Y", "a" * 128):
+        assert lib.proto_run_valid(good.encode()), good
+    for bad in ("", ".a", "-a", "a/b", "a b", "\u00e4", "a" * 129):
+        assert not lib.proto_run_valid(bad.encode()), bad
+    for bad in ("ranks", "mesh", "blobs", "meta", "incoming", "latest", "manifest.json", "a.npy", "a.safetensors", "a" * 65, ".npy", ""):
+        assert not lib.proto_component_valid(bad.encode()), bad
+    for good in ("model", "optimizer", "a" * 64, "npy", "mesh2"):
+        assert lib.proto_component_valid(good.encode()), good
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.one_of(st.binary(max_size=12), st.text(max_size=6).map(lambda t: t.encode("utf-8", "surrogatepass"))))
+def test_utf8_against_python(lib, data):
+    lib.proto_utf8_valid.restype = c.c_bool
+    try:
+        good = b"\0" not in data and data.decode("utf-8") is not None
+    except UnicodeDecodeError:
+        good = False
+    assert lib.proto_utf8_valid(data, c.c_size_t(len(data))) == good
+
+
+def test_text_of_every_record_is_utf8_without_nul(proto):
+    m = sample_announcement(0, host=b"\xed\xa0\x80")
+    assert proto.encode("announcement", m) == EFORMAT
