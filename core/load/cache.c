@@ -4,18 +4,22 @@
  *
  * A window (struct load_pin) is in one of three states:
  *   FILLING  one thread reads and decodes it; others that want it wait for `filled`
- *   READY    its bytes never change; with pins == 0 it stands in the list of the unused, oldest first, and may be evicted
+ *   READY    its bytes never change; with pins == 0 it stands in the list of the unused, oldest first, and may be
+ *     evicted
  *   FAILED   out of the table; kept only for those that wait for it, who take the error from it
  *
- * A request first takes or makes all its windows under the lock, then fills those that it made, in file order, and only then
- * waits for those that others fill: so nobody waits while somebody waits for him, and there is no deadlock.
+ * A request first takes or makes all its windows under the lock, then fills those that it made, in file order, and
+ * only then waits for those that others fill: so nobody waits while somebody waits for him, and there is no
+ * deadlock.
  *
- * Memory: on a machine whose fresh pages must be faulted in, a page costs more than the copy into it. So buffers come in a few size
- * classes (four to a power of two) and evicted ones stay in the list of their class; buffers go back to the kernel only when another class
- * needs their room and more than an eighth of the bound lies idle. `bytes` counts all buffers, idle ones included.
+ * Memory: on a machine whose fresh pages must be faulted in, a page costs more than the copy into it. So buffers
+ * come in a few size classes (four to a power of two) and evicted ones stay in the list of their class; buffers go
+ * back to the kernel only when another class needs their room and more than an eighth of the bound lies idle.
+ * `bytes` counts all buffers, idle ones included.
  *
- * Invariants: (1) a window's bytes are written only by the thread that made it, before it is READY; (2) a pinned window keeps its bytes;
- * (3) no lock is held across a read. Allocation under the lock happens only while the cache grows or its mix of classes changes. */
+ * Invariants: (1) a window's bytes are written only by the thread that made it, before it is READY; (2) a pinned
+ * window keeps its bytes; (3) no lock is held across a read. Allocation under the lock happens only while the cache
+ * grows or its mix of classes changes. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -372,7 +376,8 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 	return rc;
 }
 
-static int cache_read(const struct load_object *o, const struct load_want *w, struct store_pack **pack, uint32_t *pack_number, struct base_error *err)
+static int cache_read(const struct load_object *o, const struct load_want *w, struct store_pack **pack,
+	uint32_t *pack_number, struct base_error *err)
 {
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
 	uint64_t first = w->window * (LOAD_WINDOW_BYTES / BASE_BLOCK_BYTES);
@@ -396,8 +401,10 @@ static int cache_read(const struct load_object *o, const struct load_want *w, st
 	return store_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
 }
 
-/* The fill is over, well or not: whoever waits goes on. A failed window leaves the table, so that the next reader tries again. */
-static void cache_settle(struct load_cache *c, struct load_pin *e, int rc, const struct base_error *why, uint64_t stored)
+/* The fill is over, well or not: whoever waits goes on. A failed window leaves the table, so that the next reader
+ * tries again. */
+static void cache_settle(struct load_cache *c, struct load_pin *e, int rc, const struct base_error *why,
+	uint64_t stored)
 {
 	struct base_error *copy = NULL;
 
@@ -421,7 +428,8 @@ static void cache_settle(struct load_cache *c, struct load_pin *e, int rc, const
 	pthread_mutex_unlock(&c->lock);
 }
 
-static int cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w, struct store_pack **pack, uint32_t *pack_number,
+static int cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w,
+	struct store_pack **pack, uint32_t *pack_number,
 	struct base_error *err)
 {
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
@@ -430,8 +438,10 @@ static int cache_fill_one(struct load_cache *c, const struct load_object *o, str
 	int rc = cache_read(o, w, pack, pack_number, &why);
 
 	if (rc < 0) {
-		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu at offset %llu of pack %s", info->run, (unsigned long long)info->step, o->label,
-			(unsigned long long)w->piece, (unsigned long long)ref->offset, ref->pack < o->npacks ? o->packs[ref->pack] : "?");
+		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu at offset %llu of pack %s", info->run,
+			(unsigned long long)info->step, o->label,
+			(unsigned long long)w->piece, (unsigned long long)ref->offset, ref->pack < o->npacks
+				? o->packs[ref->pack] : "?");
 		base_warning("%s", why.text);
 		if (err)
 			*err = why;
@@ -454,7 +464,8 @@ static int cache_want_compare(const void *a, const void *b, void *arg)
 }
 
 /* Step 2: ours, in file order; all of them, even after an error, for others may wait. */
-static int cache_fill(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n, struct base_error *err)
+static int cache_fill(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
+	struct base_error *err)
 {
 	struct load_want *few[64], **order = few;
 	base_cleanup_free struct load_want **many = NULL;
@@ -511,7 +522,8 @@ static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, s
 	return rc;
 }
 
-int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n, struct base_error *err)
+int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
+	struct base_error *err)
 {
 	int rc = cache_take(c, o, wants, n), filled = cache_fill(c, o, wants, n, err);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * object: an opened tensor or blob: where its pieces lie. A tensor's row is read and believed by its chunk's digest; then every
- * piece must have the length that the grid gives it, so that readers may trust offsets computed from the grid. */
+ * object: an opened tensor or blob: where its pieces lie. A tensor's row is read and believed by its chunk's digest;
+ * then every piece must have the length that the grid gives it, so that readers may trust offsets computed from the
+ * grid. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,7 +33,8 @@ static int object_fail(const struct load_object *o, int rc, struct base_error *e
 {
 	const struct load_step_info *info = load_step_info(o->step);
 
-	return base_error_prefix(err, rc, "%s/%llu: %s", info->run, (unsigned long long)info->step, o->label ? o->label : "object");
+	return base_error_prefix(err, rc, "%s/%llu: %s", info->run, (unsigned long long)info->step, o->label ? o->label
+		: "object");
 }
 
 /* Strides, and the longest run that is contiguous both in the tensor and in a cell. */
@@ -57,14 +59,16 @@ static int object_check_pieces(struct load_object *o, struct base_error *err)
 	struct tensor_piece_iter it;
 
 	if (o->npieces != tensor_piece_count(&o->grid, &o->whole))
-		return base_error_set(err, -BASE_EFORMAT, "its row has %llu pieces, its shape %llu", (unsigned long long)o->npieces,
+		return base_error_set(err, -BASE_EFORMAT, "its row has %llu pieces, its shape %llu",
+			(unsigned long long)o->npieces,
 			(unsigned long long)tensor_piece_count(&o->grid, &o->whole));
 	for (tensor_piece_first(&it, &o->grid, &o->whole); !it.done; tensor_piece_next(&it)) {
 		const struct store_piece *p = &o->pieces[it.number];
 		uint64_t len = tensor_box_items(&o->grid.shape, &it.piece) * o->grid.item_bytes;
 
 		if (p->ref.raw_len != len || (!p->inline_bytes && len && p->ref.pack >= o->npacks))
-			return base_error_set(err, -BASE_EFORMAT, "piece %llu does not fit its box", (unsigned long long)it.number);
+			return base_error_set(err, -BASE_EFORMAT, "piece %llu does not fit its box",
+				(unsigned long long)it.number);
 		o->max_piece = base_max(o->max_piece, len);
 	}
 	return 0;
@@ -82,7 +86,8 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 		return base_error_set(err, -ENOENT, "no tensor %u", tensor);
 	load_step_tensor_info(step, tensor, &info);
 	o = object_new(step);
-	if (!o || asprintf(&o->label, "tensor %s/%.*s", info.component, (int)base_min(info.name_len, 400), info.name) < 0)
+	if (!o || asprintf(&o->label, "tensor %s/%.*s", info.component, (int)base_min(info.name_len, 400),
+		info.name) < 0)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	l = load_step_layout(step, tensor, &i);
 	store_layout_grid(l, i, &o->grid);
@@ -145,5 +150,11 @@ const struct base_digest *load_object_digest(const struct load_object *o) { retu
 const struct tensor_grid *load_object_grid(const struct load_object *o) { return o->blob ? NULL : &o->grid; }
 uint64_t load_object_piece_count(const struct load_object *o) { return o->npieces; }
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece) { return &o->pieces[piece]; }
-const char *load_object_pack_name(const struct load_object *o, uint32_t pack) { return pack < o->npacks ? o->packs[pack] : NULL; }
-size_t load_object_memory(const struct load_object *o) { return sizeof *o + (o->blob ? 0 : o->npieces * (sizeof *o->pieces + 16)); }
+const char *load_object_pack_name(const struct load_object *o, uint32_t pack)
+{
+	return pack < o->npacks ? o->packs[pack] : NULL;
+}
+size_t load_object_memory(const struct load_object *o)
+{
+	return sizeof *o + (o->blob ? 0 : o->npieces * (sizeof *o->pieces + 16));
+}

@@ -3,10 +3,12 @@
  * read: any range of an object's row-major bytes, out of the cache.
  *
  * Two ways, by the length of the runs that are contiguous both in the tensor and in its cells:
- *   short runs (under LOAD_GATHER_BYTES): the range is cut into at most 2d-1 boxes whose bytes lie one after another; each box is gathered
- *     into the caller's scratch piece by piece (tensor_piece_scatter with a window: one tight copy loop a piece);
- *   long runs, and blobs: the range is walked fragment by fragment; long fragments are handed out where they lie in the cache, short ones
- *     (edges, inline pieces) copied into scratch at their own place, so that neighbours there are one extent.
+ *   short runs (under LOAD_GATHER_BYTES): the range is cut into at most 2d-1 boxes whose bytes lie one after another;
+ *     each box is gathered into the caller's scratch piece by piece (tensor_piece_scatter with a window: one tight copy
+ *     loop a piece);
+ *   long runs, and blobs: the range is walked fragment by fragment; long fragments are handed out where they lie in
+ *     the cache, short ones (edges, inline pieces) copied into scratch at their own place, so that neighbours there
+ *     are one extent.
  *
  * Scratch is laid out as the range itself: byte i of the range has its place at scratch + i in both ways. */
 #include <stdlib.h>
@@ -66,7 +68,8 @@ static bool read_add_want(struct read_request *r, uint64_t piece, uint64_t windo
 static bool read_add_fragment(struct read_request *r, uint64_t piece, uint64_t offset, uint64_t len)
 {
 	if (r->nfragments == r->fragments_room) {
-		struct read_fragment *grown = read_grow(r->fragments, r->few_fragments, r->nfragments, &r->fragments_room, sizeof *grown);
+		struct read_fragment *grown = read_grow(r->fragments, r->few_fragments, r->nfragments,
+			&r->fragments_room, sizeof *grown);
 
 		if (!grown)
 			return false;
@@ -198,7 +201,8 @@ static bool walk_next(struct read_walk *w)
 		uint64_t from = base_max(w->piece.offset[d], w->box.offset[d]);
 
 		w->window.offset[d] = from;
-		w->window.size[d] = base_min(w->piece.offset[d] + w->piece.size[d], w->box.offset[d] + w->box.size[d]) - from;
+		w->window.size[d] = base_min(w->piece.offset[d] + w->piece.size[d],
+			w->box.offset[d] + w->box.size[d]) - from;
 	}
 	return true;
 }
@@ -301,7 +305,8 @@ static int read_fragments(struct read_request *r, struct load_extents *e, struct
 
 	if (rc == 0) {
 		e->memory = malloc(r->nfragments * sizeof *e->iov + r->nwants * sizeof *e->pins);
-		rc = e->memory ? load_cache_pin(r->c, r->o, r->wants, r->nwants, err) : base_error_set(err, -ENOMEM, "out of memory");
+		rc = e->memory ? load_cache_pin(r->c, r->o, r->wants, r->nwants, err) : base_error_set(err, -ENOMEM,
+			"out of memory");
 	}
 	if (rc < 0) {
 		free(base_steal(e->memory));
@@ -311,7 +316,8 @@ static int read_fragments(struct read_request *r, struct load_extents *e, struct
 	e->pins = (struct load_pin **)(e->iov + r->nfragments);
 	for (size_t i = 0; i < r->nfragments; i++) {
 		const struct read_fragment *f = &r->fragments[i];
-		const uint8_t *bytes = read_bytes(r, f->piece, f->offset / LOAD_WINDOW_BYTES) + f->offset % LOAD_WINDOW_BYTES;
+		const uint8_t *bytes = read_bytes(r, f->piece,
+			f->offset / LOAD_WINDOW_BYTES) + f->offset % LOAD_WINDOW_BYTES;
 
 		if (f->len < LOAD_GATHER_BYTES)
 			bytes = memcpy(to, bytes, f->len);
@@ -324,7 +330,8 @@ static int read_fragments(struct read_request *r, struct load_extents *e, struct
 	return 0;
 }
 
-int load_object_extents(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch, struct load_extents *ret_e,
+int load_object_extents(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
+	struct load_extents *ret_e,
 	struct base_error *err)
 {
 	struct read_request r;
@@ -332,7 +339,8 @@ int load_object_extents(struct load_object *o, struct load_cache *c, uint64_t of
 
 	*ret_e = (struct load_extents){0};
 	if (offset > o->bytes || len > o->bytes - offset)
-		return base_error_set(err, -EINVAL, "%s: bytes %llu + %zu are beyond its end", o->label, (unsigned long long)offset, len);
+		return base_error_set(err, -EINVAL, "%s: bytes %llu + %zu are beyond its end", o->label,
+			(unsigned long long)offset, len);
 	if (len == 0)
 		return 0;
 	r.o = o;
@@ -371,13 +379,15 @@ void load_extents_release(struct load_extents *e)
 }
 
 /* By steps that end at multiples of 2 MiB, so that few windows are pinned at once. */
-int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out, struct base_error *err)
+int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out,
+	struct base_error *err)
 {
 	const size_t step = 2 * LOAD_WINDOW_BYTES;
 	uint8_t *to = out;
 
 	if (offset > o->bytes || len > o->bytes - offset)
-		return base_error_set(err, -EINVAL, "%s: bytes %llu + %zu are beyond its end", o->label, (unsigned long long)offset, len);
+		return base_error_set(err, -EINVAL, "%s: bytes %llu + %zu are beyond its end", o->label,
+			(unsigned long long)offset, len);
 	while (len) {
 		size_t n = base_min(len, step - offset % step);
 		struct load_extents e;

@@ -3,11 +3,12 @@
  * step: manifest, layouts and part heads of one commit, kept as they were decoded.
  *
  * Everything here is general in the number of layouts and parts: tensors of all layouts stand in one table sorted by
- * (component, name), each naming its layout and its number there; a tensor's row is looked for in the parts, lowest rank first.
- * What is not general yet is a tensor that several writers hold in boxes: its rows are refused by name when it is opened.
+ * (component, name), each naming its layout and its number there; a tensor's row is looked for in the parts, lowest
+ * rank first. What is not general yet is a tensor that several writers hold in boxes: its rows are refused by name
+ * when it is opened.
  *
- * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as long as it does.
- * Threads: nothing changes after load_step_open but the reference count. */
+ * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as
+ * long as it does. Threads: nothing changes after load_step_open but the reference count. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -64,19 +65,22 @@ BASE_CLEANUP_DEFINE(struct load_step *, load_step_unref)
 
 static void step_ref_from(struct store_object_ref *ret, const struct proto_ref *ref)
 {
-	*ret = (struct store_object_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks, .raw_len = ref->raw_len,
+	*ret = (struct store_object_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len,
 		.stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind, .pack = ref->pack};
 }
 
 /* An object that the manifest itself refers to, into fresh memory, re-hashed. */
-static int step_load(const struct load_step *step, const struct proto_ref *from, uint64_t max, void **ret_bytes, struct base_error *err)
+static int step_load(const struct load_step *step, const struct proto_ref *from, uint64_t max, void **ret_bytes,
+	struct base_error *err)
 {
 	struct store_object_ref ref;
 	struct store_pack *pack;
 	int rc;
 
 	if (from->pack >= step->manifest.npacks)
-		return base_error_set(err, -BASE_EFORMAT, "a reference names pack %u of %u", from->pack, step->manifest.npacks);
+		return base_error_set(err, -BASE_EFORMAT, "a reference names pack %u of %u", from->pack,
+			step->manifest.npacks);
 	step_ref_from(&ref, from);
 	rc = store_pack_get(step->store, step->manifest.packs[from->pack].pack, &pack, err);
 	if (rc < 0)
@@ -134,7 +138,8 @@ static int step_open_part(struct load_step *step, uint32_t line, struct base_err
 	if (rc < 0)
 		return base_error_prefix(err, rc, "part of rank %u", from->rank);
 	if (from->layout >= m->nlayouts || !base_digest_equal(&rank->part.layout, &m->layouts[from->layout].digest))
-		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u means another layout than the manifest", from->rank);
+		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u means another layout than the manifest",
+			from->rank);
 	if (rank->part.npacks != from->npacks || from->first_map > m->nmap || from->npacks > m->nmap - from->first_map)
 		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u has another pack table than the manifest", from->rank);
 	rank->packs = calloc(from->npacks ? from->npacks : 1, sizeof *rank->packs);
@@ -145,14 +150,16 @@ static int step_open_part(struct load_step *step, uint32_t line, struct base_err
 		uint32_t number = m->map[from->first_map + i];
 
 		if (number >= m->npacks)
-			return base_error_set(err, -BASE_EFORMAT, "the manifest's pack map of rank %u is out of range", from->rank);
+			return base_error_set(err, -BASE_EFORMAT, "the manifest's pack map of rank %u is out of range",
+				from->rank);
 		rank->packs[i] = m->packs[number].pack;
 	}
 	step->memory += 2 * from->part.raw_len + from->npacks * sizeof *rank->packs;
 	return 0;
 }
 
-static int step_name_compare(const struct load_step *step, const struct load_tensor_place *a, const char *component, const char *name, size_t len)
+static int step_name_compare(const struct load_step *step, const struct load_tensor_place *a, const char *component,
+	const char *name, size_t len)
 {
 	uint32_t mine_len;
 	int d = strcmp(store_layout_component(step->layouts[a->layout], a->tensor), component);
@@ -174,7 +181,8 @@ static int step_place_compare(const void *a, const void *b, void *arg)
 	return d ? d : (x->layout > y->layout) - (x->layout < y->layout);
 }
 
-/* A tensor may stand in several layouts (a tied embedding in the first and last pipeline stage); then they must agree. */
+/* A tensor may stand in several layouts (a tied embedding in the first and last pipeline stage); then they must
+ * agree. */
 static int step_merge_tensors(struct load_step *step, struct base_error *err)
 {
 	uint32_t kept = 0;
@@ -186,14 +194,17 @@ static int step_merge_tensors(struct load_step *step, struct base_error *err)
 		uint32_t len;
 		const char *name = store_layout_name(step->layouts[p->layout], p->tensor, &len);
 
-		if (!q || step_name_compare(step, q, store_layout_component(step->layouts[p->layout], p->tensor), name, len) != 0) {
+		if (!q || step_name_compare(step, q, store_layout_component(step->layouts[p->layout], p->tensor), name,
+			len) != 0) {
 			step->tensors[kept++] = *p;
 			continue;
 		}
 		store_layout_shape(step->layouts[p->layout], p->tensor, &a);
 		store_layout_shape(step->layouts[q->layout], q->tensor, &b);
-		if (!tensor_shape_equal(&a, &b) || store_layout_dtype(step->layouts[p->layout], p->tensor) != store_layout_dtype(step->layouts[q->layout], q->tensor))
-			return base_error_set(err, -BASE_EFORMAT, "two layouts disagree about tensor %.*s", (int)base_min(len, 200), name);
+		if (!tensor_shape_equal(&a, &b) || store_layout_dtype(step->layouts[p->layout],
+			p->tensor) != store_layout_dtype(step->layouts[q->layout], q->tensor))
+			return base_error_set(err, -BASE_EFORMAT, "two layouts disagree about tensor %.*s",
+				(int)base_min(len, 200), name);
 	}
 	step->ntensors = kept;
 	return 0;
@@ -246,7 +257,8 @@ static int step_blob_compare(const void *a, const void *b, void *arg)
 {
 	const struct load_step *step = arg;
 	const struct step_blob *x = a, *y = b;
-	const struct proto_blob *p = &step->ranks[x->line].part.blobs[x->blob], *q = &step->ranks[y->line].part.blobs[y->blob];
+	const struct proto_blob *p = &step->ranks[x->line].part.blobs[x->blob],
+		*q = &step->ranks[y->line].part.blobs[y->blob];
 	int d = (int)p->per_rank - (int)q->per_rank;
 
 	if (d == 0 && p->per_rank)
@@ -301,7 +313,8 @@ static int step_read(struct load_step *step, const struct store_list_step *entry
 	return rc;
 }
 
-int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step, struct base_error *err)
+int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
+	struct base_error *err)
 {
 	base_cleanup(load_step_unref_p) struct load_step *step = calloc(1, sizeof *step);
 	int rc;
@@ -317,7 +330,8 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 	rc = step_read(step, entry, err);
 	if (rc < 0)
 		return base_error_prefix(err, rc, "%s/%llu", run, (unsigned long long)entry->step);
-	step->info = (struct load_step_info){.run = step->run, .step = entry->step, .entry = entry->entry, .time_ns = entry->commit.time_ns,
+	step->info = (struct load_step_info){.run = step->run, .step = entry->step, .entry = entry->entry,
+		.time_ns = entry->commit.time_ns,
 		.attempt = step->attempt, .manifest = entry->commit.manifest, .attributes = step->manifest.attributes,
 		.nattributes = step->manifest.nattributes, .tensors = step->ntensors, .blobs = step->nblobs,
 		.bytes = step->manifest.bytes, .new_bytes = step->manifest.new_bytes};
@@ -382,7 +396,8 @@ int64_t load_step_tensor_find(const struct load_step *step, const char *componen
 	return -ENOENT;
 }
 
-const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first, uint32_t *ret_end)
+const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first,
+	uint32_t *ret_end)
 {
 	const struct step_component *c = &step->components[component];
 
@@ -396,11 +411,13 @@ void load_step_blob_info(const struct load_step *step, uint32_t blob, struct loa
 	const struct step_blob *b = &step->blobs[blob];
 	const struct proto_blob *p = &step->ranks[b->line].part.blobs[b->blob];
 
-	*ret_info = (struct load_blob_info){.name = p->name, .per_rank = p->per_rank, .rank = step->manifest.ranks[b->line].rank,
+	*ret_info = (struct load_blob_info){.name = p->name, .per_rank = p->per_rank,
+		.rank = step->manifest.ranks[b->line].rank,
 		.bytes = p->len, .digest = p->ref.digest};
 }
 
-int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max, void **ret_bytes, size_t *ret_len,
+int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max,
+	void **ret_bytes, size_t *ret_len,
 	uint64_t *ret_data_bytes, struct base_error *err)
 {
 	for (uint32_t i = 0; i < step->manifest.nheaders; i++) {
@@ -411,7 +428,8 @@ int load_step_header(const struct load_step *step, const char *component, const 
 			continue;
 		rc = step_load(step, &h->ref, max, ret_bytes, err);
 		if (rc < 0)
-			return base_error_prefix(err, rc, "%s/%llu: %s header of %s", step->run, (unsigned long long)step->info.step, view, component);
+			return base_error_prefix(err, rc, "%s/%llu: %s header of %s", step->run,
+				(unsigned long long)step->info.step, view, component);
 		*ret_len = h->ref.raw_len;
 		*ret_data_bytes = h->data_bytes;
 		return 0;
@@ -419,7 +437,8 @@ int load_step_header(const struct load_step *step, const char *component, const 
 	return -ENOENT;
 }
 
-int load_step_row(const struct load_step *step, uint32_t tensor, struct store_row *ret_row, const char *const **ret_packs, uint32_t *ret_npacks,
+int load_step_row(const struct load_step *step, uint32_t tensor, struct store_row *ret_row,
+	const char *const **ret_packs, uint32_t *ret_npacks,
 	struct base_error *err)
 {
 	const struct load_tensor_place *p = &step->tensors[tensor];
@@ -430,14 +449,16 @@ int load_step_row(const struct load_step *step, uint32_t tensor, struct store_ro
 
 		if (step->manifest.ranks[line].layout != p->layout)
 			continue;
-		rc = store_part_read_row(step->store, step->layouts[p->layout], &rank->part, rank->packs, rank->npacks, p->tensor, ret_row, err);
+		rc = store_part_read_row(step->store, step->layouts[p->layout], &rank->part, rank->packs, rank->npacks,
+			p->tensor, ret_row, err);
 		if (rc == -ENOENT)
 			continue;
 		if (rc < 0)
 			return rc;
 		if (!ret_row->whole) {
 			store_row_release(ret_row);
-			return base_error_set(err, -EOPNOTSUPP, "it was saved in parts by several writers, which this version cannot read yet");
+			return base_error_set(err, -EOPNOTSUPP,
+				"it was saved in parts by several writers, which this version cannot read yet");
 		}
 		*ret_packs = rank->packs;
 		*ret_npacks = rank->npacks;
@@ -446,7 +467,8 @@ int load_step_row(const struct load_step *step, uint32_t tensor, struct store_ro
 	return base_error_set(err, -BASE_EFORMAT, "no part has it");
 }
 
-int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store_object_ref *ret_ref, const char *const **ret_packs, uint32_t *ret_npacks,
+int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store_object_ref *ret_ref,
+	const char *const **ret_packs, uint32_t *ret_npacks,
 	struct base_error *err)
 {
 	const struct step_blob *b = &step->blobs[blob];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step: an opened step: manifest, layouts and parts, and where each tensor's pieces lie. Opening reads the manifest, the layouts and the parts'
- * heads: no footer, no index, no rows. Read-only after open, safe from any thread. Rows are loaded when a tensor is opened. */
+ * step: an opened step: manifest, layouts and parts, and where each tensor's pieces lie. Opening reads the manifest,
+ * the layouts and the parts' heads: no footer, no index, no rows. Read-only after open, safe from any thread. Rows
+ * are loaded when a tensor is opened. */
 #ifndef CORE_LOAD_STEP_H
 #define CORE_LOAD_STEP_H
 
@@ -16,8 +17,9 @@ struct load_step_info {
 	const struct proto_attribute *attributes; size_t nattributes;
 	uint64_t tensors, blobs, bytes, new_bytes;
 };
-/* `entry` is copied. Missing or damaged records: an error that names them. -EOPNOTSUPP: it has rows that are not whole tensors (saved by several writers). */
-int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step, struct base_error *err);
+/* `entry` is copied. Missing or damaged records: an error that names them. */
+int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
+	struct base_error *err);
 struct load_step *load_step_ref(struct load_step *step);
 void load_step_unref(struct load_step *step); /* NULL-safe */
 const struct load_step_info *load_step_info(const struct load_step *step);
@@ -31,27 +33,32 @@ uint32_t load_step_tensor_count(const struct load_step *step);
 void load_step_tensor_info(const struct load_step *step, uint32_t tensor, struct load_tensor_info *ret_info);
 int64_t load_step_tensor_find(const struct load_step *step, const char *component, const char *name, size_t name_len);
 uint32_t load_step_component_count(const struct load_step *step);
-const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first, uint32_t *ret_end);
+const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first,
+	uint32_t *ret_end);
 
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);
 
 /* A component's stored view header into fresh memory, re-hashed; -ENOENT when it has none. */
-int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max, void **ret_bytes, size_t *ret_len,
+int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max,
+	void **ret_bytes, size_t *ret_len,
 	uint64_t *ret_data_bytes, struct base_error *err);
 
 /* An opened tensor or blob: its places. Safe from any thread; keeps the step alive. */
 struct load_object;
+/* -EOPNOTSUPP: several writers hold it in boxes, which is not read yet; the sentence names it. */
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);
 int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err);
 struct load_object *load_object_ref(struct load_object *o);
 void load_object_unref(struct load_object *o);
 uint64_t load_object_bytes(const struct load_object *o);
-const struct base_digest *load_object_digest(const struct load_object *o);    /* row digest of a tensor, object digest of a blob */
+/* row digest of a tensor, object digest of a blob */
+const struct base_digest *load_object_digest(const struct load_object *o);
 const struct tensor_grid *load_object_grid(const struct load_object *o);      /* NULL: a blob */
 uint64_t load_object_piece_count(const struct load_object *o);
-const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece); /* ref.pack: number for load_object_pack_name */
+/* ref.pack: number for load_object_pack_name */
+const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece);
 const char *load_object_pack_name(const struct load_object *o, uint32_t pack);
 size_t load_object_memory(const struct load_object *o);
 

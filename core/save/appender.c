@@ -7,10 +7,12 @@
  *   found in the index        refers to the other commit's, once that commit is named as a base
  *   else                      appended to the pack of its component
  *
- * References to new objects are complete only when their run has ended, so rows wait in a queue until then: a row leaves for the part when all its
- * pieces are settled and no run is open. A queue holds at most a run's worth of pieces and what the current tensor has.
+ * References to new objects are complete only when their run has ended, so rows wait in a queue until then: a row
+ * leaves for the part when all its pieces are settled and no run is open. A queue holds at most a run's worth of
+ * pieces and what the current tensor has.
  *
- * The pack of a component is opened at its first new piece (an import of known data makes none but `meta`) and sealed when the next one begins. */
+ * The pack of a component is opened at its first new piece (an import of known data makes none but `meta`) and
+ * sealed when the next one begins. */
 #include <stdio.h>
 
 #include "core/save/save_internal.h"
@@ -19,7 +21,8 @@ struct save_row {
 	struct save_row *next;
 	uint32_t tensor;
 	uint64_t npieces, settled;
-	struct base_buf inlined;         /* bytes of inline pieces; their ref.offset says where until the row is handed over */
+	/* bytes of inline pieces; their ref.offset says where until the row is handed over */
+	struct base_buf inlined;
 	struct save_known **known;       /* by piece; NULL: inline */
 	struct store_piece pieces[];
 };
@@ -33,7 +36,8 @@ static void row_free(struct save_row *r)
 
 int save_write_failed(const struct save_writer *w, const char *class, int rc, struct base_error *err)
 {
-	return base_error_set(err, rc, "the %s pack cannot be written to %s: %s", class, w->store->path, base_error_name(rc));
+	return base_error_set(err, rc, "the %s pack cannot be written to %s: %s", class, w->store->path,
+		base_error_name(rc));
 }
 
 /* ---- rows ---- */
@@ -116,7 +120,8 @@ static int appender_end_run(struct save_appender *a, struct base_error *err)
 	return appender_flush_rows(a, err);
 }
 
-static int appender_open_pack(struct save_appender *a, const char *class, struct store_pack_writer **ret_pack, uint32_t *ret_number, struct base_error *err)
+static int appender_open_pack(struct save_appender *a, const char *class, struct store_pack_writer **ret_pack,
+	uint32_t *ret_number, struct base_error *err)
 {
 	struct save_writer *w = a->w;
 	char name[STORE_PACK_NAME_MAX];
@@ -184,7 +189,8 @@ void save_appender_count(struct save_appender *a, struct save_known *k)
 
 /* ---- pieces ---- */
 
-static int appender_write(struct save_appender *a, struct save_band *b, struct save_piece *p, struct save_known **ret_known, struct base_error *err)
+static int appender_write(struct save_appender *a, struct save_band *b, struct save_piece *p,
+	struct save_known **ret_known, struct base_error *err)
 {
 	struct save_known *k = save_dedup_add(&a->w->dedup, &p->digest, STORE_OBJECT_PIECE);
 	uint64_t begin = save_now_ns();
@@ -196,7 +202,8 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	rc = save_appender_room(a, p->stored_len, err);
 	if (rc < 0)
 		return rc;
-	rc = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec, (raw ? b->raw : b->out) + p->offset, p->stored_len, p->len,
+	rc = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec, (raw ? b->raw : b->out) + p->offset,
+		p->stored_len, p->len,
 		b->checks + p->first_block, raw ? NULL : b->lens + p->first_block, &k->ref);
 	a->w->result.write_ns += save_now_ns() - begin;
 	if (rc < 0)
@@ -207,7 +214,8 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	return 0;
 }
 
-static int appender_settle(struct save_appender *a, struct save_band *b, struct save_piece *p, struct save_known **ret_known, struct base_error *err)
+static int appender_settle(struct save_appender *a, struct save_band *b, struct save_piece *p,
+	struct save_known **ret_known, struct base_error *err)
 {
 	struct save_writer *w = a->w;
 	int rc;
@@ -218,7 +226,8 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 		return 0;
 	}
 	if (p->found) {
-		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known,
+			err);
 		if (rc == 0)
 			w->result.pieces_reused++;
 		if (rc != -ENOENT)
@@ -233,7 +242,8 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 	return appender_write(a, b, p, ret_known, err);
 }
 
-static int appender_piece(struct save_appender *a, struct save_row *r, struct save_band *b, struct save_piece *p, struct base_error *err)
+static int appender_piece(struct save_appender *a, struct save_row *r, struct save_band *b, struct save_piece *p,
+	struct base_error *err)
 {
 	struct store_piece *piece = &r->pieces[r->settled];
 	int rc = 0;
@@ -246,7 +256,8 @@ static int appender_piece(struct save_appender *a, struct save_row *r, struct sa
 		r->settled++; /* only now: settling may end a run, which hands settled rows over */
 		return rc;
 	}
-	piece->ref = (struct store_object_ref){.digest = p->digest, .offset = r->inlined.len, .raw_len = p->len, .stored_len = p->len,
+	piece->ref = (struct store_object_ref){.digest = p->digest, .offset = r->inlined.len, .raw_len = p->len,
+		.stored_len = p->len,
 		.codec = STORE_CODEC_RAW, .kind = STORE_OBJECT_PIECE, .pack = UINT32_MAX};
 	base_buf_append(&r->inlined, b->raw + p->offset, p->len);
 	r->settled++;
@@ -274,10 +285,12 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 static int appender_append_layout(struct save_appender *a, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int rc = store_pack_append_raw(a->meta, STORE_OBJECT_LAYOUT, w->layout_object.data, w->layout_object.len, &a->layout_ref);
+	int rc = store_pack_append_raw(a->meta, STORE_OBJECT_LAYOUT, w->layout_object.data, w->layout_object.len,
+		&a->layout_ref);
 
 	for (uint32_t i = 0; rc >= 0 && i < w->nheaders; i++)
-		rc = store_pack_append_raw(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes, w->headers[i].len, &w->headers[i].ref);
+		rc = store_pack_append_raw(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes, w->headers[i].len,
+			&w->headers[i].ref);
 	return rc < 0 ? save_write_failed(w, "meta", rc, err) : 0;
 }
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * band: the unit of work of the pipeline. A band is a group of consecutive pieces along the last cut dimension in one combination of tile rows:
- * for a matrix the pieces of one row of tiles, whose source bytes are whole rows and so lie one after another: one large read instead of thousands of
- * row fragments. Rows so long that a row of tiles has more than SAVE_BAND_BYTES are cut into several bands, read row segment by row segment.
+ * band: the unit of work of the pipeline. A band is a group of consecutive pieces along the last cut dimension in
+ * one combination of tile rows: for a matrix the pieces of one row of tiles, whose source bytes are whole rows and
+ * so lie one after another: one large read instead of thousands of row fragments. Rows so long that a row of tiles
+ * has more than SAVE_BAND_BYTES are cut into several bands, read row segment by row segment.
  *
- * A band has two buffers, kept for the whole save: the source bytes are read into one, the pieces cut into the other, and then the first
- * is free to take the encoded forms. Where a piece's bytes lie in the source as they are stored (vectors; tiles that span whole rows) nothing is cut. */
+ * A band has two buffers, kept for the whole save: the source bytes are read into one, the pieces cut into the
+ * other, and then the first is free to take the encoded forms. Where a piece's bytes lie in the source as they are
+ * stored (vectors; tiles that span whole rows) nothing is cut. */
 #include "core/save/save_internal.h"
 
 void save_band_release(struct save_band *b)
@@ -168,7 +170,8 @@ static void band_cut(struct save_band *b)
 		bytes *= b->box.size[d];
 	}
 	for (uint32_t i = 0; i < b->npieces; i++)
-		tensor_piece_gather(g, &b->pieces[i].box, NULL, b->raw + b->pieces[i].offset, b->out, b->box.offset, stride);
+		tensor_piece_gather(g, &b->pieces[i].box, NULL, b->raw + b->pieces[i].offset, b->out, b->box.offset,
+			stride);
 }
 
 void save_band_encode(struct save_band *b, struct save_piece *p)

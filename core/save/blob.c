@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * blob: global and per-rank byte strings, after the tensors, in the order of (per rank, name), into the pack `blobs`.
+ * blob: global and per-rank byte strings, after the tensors, in the order of (per rank, name), into the pack
+ * `blobs`.
  *
- * Short ones (BLOB_MEMORY_BYTES) are held in memory: read once, digested, looked up, encoded. Long ones are read twice: once for the digest, which
- * says whether the store has them, and once into the pack as they are; the pack writer digests them again, so that a file that changes between
- * the two is found out. */
+ * Short ones (BLOB_MEMORY_BYTES) are held in memory: read once, digested, looked up, encoded. Long ones are read
+ * twice: once for the digest, which says whether the store has them, and once into the pack as they are; the pack
+ * writer digests them again, so that a file that changes between the two is found out. */
 #include <stdio.h>
 
 #include "core/save/save_internal.h"
@@ -38,7 +39,8 @@ static int blob_memory_init(struct blob_memory *m, const struct save_writer *w)
 	return m->raw && m->out && m->scratch && m->checks && m->lens ? 0 : -ENOMEM;
 }
 
-static int blob_read(struct save_appender *a, const struct save_blob *b, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+static int blob_read(struct save_appender *a, const struct save_blob *b, uint64_t offset, void *bytes, size_t len,
+	struct base_error *err)
 {
 	uint64_t begin = save_now_ns();
 	int rc = b->source.read(b->source.arg, offset, bytes, len, err);
@@ -48,7 +50,8 @@ static int blob_read(struct save_appender *a, const struct save_blob *b, uint64_
 }
 
 /* Passes over a long blob, for its digest or into the pack. */
-static int blob_pass(struct save_appender *a, const struct save_blob *b, struct blob_memory *m, struct base_hasher *h, struct base_error *err)
+static int blob_pass(struct save_appender *a, const struct save_blob *b, struct blob_memory *m, struct base_hasher *h,
+	struct base_error *err)
 {
 	for (uint64_t at = 0; at < b->len;) {
 		size_t n = base_min(b->len - at, BLOB_READ_BYTES);
@@ -87,7 +90,8 @@ static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob
 	return rc;
 }
 
-static int blob_append_short(struct save_appender *a, const struct save_blob *b, struct blob_memory *m, struct save_known *k, struct base_error *err)
+static int blob_append_short(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
+	struct save_known *k, struct base_error *err)
 {
 	uint64_t stored = b->len, left = b->len, blocks = base_block_count(b->len);
 	uint16_t codec = store_codec_encode(1, m->raw, b->len, m->out, m->lens, &stored, m->scratch);
@@ -106,11 +110,13 @@ static int blob_append_short(struct save_appender *a, const struct save_blob *b,
 	rc = save_appender_room(a, stored, err);
 	if (rc < 0)
 		return rc;
-	rc = store_pack_append(a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out, stored, b->len, m->checks, raw ? NULL : m->lens, &k->ref);
+	rc = store_pack_append(a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out, stored, b->len,
+		m->checks, raw ? NULL : m->lens, &k->ref);
 	return rc < 0 ? save_write_failed(a->w, a->pack_class, rc, err) : 0;
 }
 
-static int blob_append_long(struct save_appender *a, const struct save_blob *b, struct blob_memory *m, struct save_known *k, struct base_error *err)
+static int blob_append_long(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
+	struct save_known *k, struct base_error *err)
 {
 	int rc = save_appender_room(a, b->len, err);
 

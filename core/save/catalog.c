@@ -2,8 +2,9 @@
  *
  * catalog: which commits the index should hold, and their places.
  *
- * The index throws out what was added the longest ago, so commits are added oldest first; those that would be thrown out again by newer ones
- * are left away from the start, by an estimate of their places. What cannot be read is skipped: the index is never the judge of damage. */
+ * The index throws out what was added the longest ago, so commits are added oldest first; those that would be thrown
+ * out again by newer ones are left away from the start, by an estimate of their places. What cannot be read is
+ * skipped: the index is never the judge of damage. */
 #include "core/save/catalog.h"
 
 #include <limits.h>
@@ -20,7 +21,12 @@
 #define CATALOG_PART_MAX (UINT64_C(1) << 30)
 #define CATALOG_PLACE_BYTES 160u                 /* of the index, for one place: an estimate on the high side */
 
-struct catalog_commit { char run[PROTO_RUN_MAX + 1]; uint64_t entry, bytes; int64_t time_ns; struct base_digest manifest; };
+struct catalog_commit {
+	char run[PROTO_RUN_MAX + 1];
+	uint64_t entry, bytes;
+	int64_t time_ns;
+	struct base_digest manifest;
+};
 struct catalog_commits { struct catalog_commit *all; size_t n, room; };
 
 struct catalog_places {
@@ -73,7 +79,8 @@ static int catalog_add_run(struct catalog_commits *c, struct store *s, const cha
 			c->all = all;
 			c->room = room;
 		}
-		c->all[c->n] = (struct catalog_commit){.entry = step->entry, .bytes = step->commit.bytes, .time_ns = step->commit.time_ns,
+		c->all[c->n] = (struct catalog_commit){.entry = step->entry, .bytes = step->commit.bytes,
+			.time_ns = step->commit.time_ns,
 			.manifest = step->commit.manifest};
 		snprintf(c->all[c->n++].run, sizeof c->all[0].run, "%s", run);
 	}
@@ -152,11 +159,13 @@ static int catalog_row(void *arg, const struct store_row *row)
 
 static struct store_object_ref catalog_ref(const struct proto_ref *r)
 {
-	return (struct store_object_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks, .raw_len = r->raw_len,
+	return (struct store_object_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks,
+		.raw_len = r->raw_len,
 		.stored_len = r->stored_len, .codec = r->codec, .kind = r->kind, .pack = r->pack};
 }
 
-static int catalog_load(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max, void **ret_bytes, struct base_error *err)
+static int catalog_load(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
+	void **ret_bytes, struct base_error *err)
 {
 	struct store_object_ref ref = catalog_ref(from);
 	struct store_pack *pack;
@@ -172,7 +181,8 @@ static int catalog_load(struct store *s, const struct proto_manifest *m, const s
 	return rc;
 }
 
-static int catalog_part(struct store *s, const struct proto_manifest *m, const struct proto_manifest_rank *rank, const struct store_layout *l,
+static int catalog_part(struct store *s, const struct proto_manifest *m, const struct proto_manifest_rank *rank,
+	const struct store_layout *l,
 	struct catalog_places *p, struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
@@ -203,7 +213,8 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, const s
 	return rc < 0 ? rc : p->failed ? -ENOMEM : 0;
 }
 
-static int catalog_layout(struct store *s, const struct proto_manifest *m, uint32_t i, struct store_layout **ret_l, struct base_error *err)
+static int catalog_layout(struct store *s, const struct proto_manifest *m, uint32_t i, struct store_layout **ret_l,
+	struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
 	int rc = catalog_load(s, m, &m->layouts[i].ref, CATALOG_LAYOUT_MAX, &bytes, err);
@@ -212,7 +223,8 @@ static int catalog_layout(struct store *s, const struct proto_manifest *m, uint3
 }
 
 /* Ranks of one layout usually stand together: a layout is kept until the next one is wanted. */
-static int catalog_manifest(struct store *s, const struct proto_manifest *m, struct catalog_places *p, struct base_error *err)
+static int catalog_manifest(struct store *s, const struct proto_manifest *m, struct catalog_places *p,
+	struct base_error *err)
 {
 	struct store_layout *l = NULL;
 	uint32_t number = UINT32_MAX;
@@ -231,7 +243,8 @@ static int catalog_manifest(struct store *s, const struct proto_manifest *m, str
 	return rc;
 }
 
-static int catalog_add_commit(struct store *s, struct index *index, const struct catalog_commit *c, struct catalog_places *p)
+static int catalog_add_commit(struct store *s, struct index *index, const struct catalog_commit *c,
+	struct catalog_places *p)
 {
 	struct base_error why = {0};
 	struct proto_manifest m;
@@ -245,7 +258,8 @@ static int catalog_add_commit(struct store *s, struct index *index, const struct
 	}
 	if (rc == 0)
 		return index_add_commit(index, c->run, c->entry, &c->manifest, p->all, p->n);
-	base_debug("%s entry %llu stays out of the index: %s", c->run, (unsigned long long)c->entry, why.code ? why.text : base_error_name(rc));
+	base_debug("%s entry %llu stays out of the index: %s", c->run, (unsigned long long)c->entry, why.code ? why.text
+		: base_error_name(rc));
 	return rc == -ENOMEM ? rc : 0;
 }
 
@@ -352,7 +366,8 @@ static int catalog_fill(struct store *s, struct index *index, const struct catal
 		if (!index_has_commit(index, &c->all[i].manifest))
 			rc = catalog_add_commit(s, index, &c->all[i], &places);
 	free(places.all);
-	return rc < 0 ? base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc)) : 0;
+	return rc < 0 ? base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc))
+		: 0;
 }
 
 int save_index_update(struct store *s, bool rebuild, struct index_stats *ret_stats, struct base_error *err)

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dedup: one table of all objects that this save refers to, by digest and kind: those that it wrote (so that an equal piece that comes later
- * refers to the first) and those of other commits. Objects lie in chunks and never move: the pack writer completes their references when a run ends.
+ * dedup: one table of all objects that this save refers to, by digest and kind: those that it wrote (so that an
+ * equal piece that comes later refers to the first) and those of other commits. Objects lie in chunks and never
+ * move: the pack writer completes their references when a run ends.
  *
- * Only the appender's thread calls these functions, in the order of pieces: what is reused, and from where, does not depend on threads. */
+ * Only the appender's thread calls these functions, in the order of pieces: what is reused, and from where, does not
+ * depend on threads. */
 #include "core/save/save_internal.h"
 
 #define DEDUP_CHUNK 1024u
@@ -19,7 +21,10 @@ void save_dedup_release(struct save_dedup *d)
 	*d = (struct save_dedup){0};
 }
 
-static struct save_known *dedup_at(const struct save_dedup *d, uint32_t i) { return &d->chunks[i / DEDUP_CHUNK][i % DEDUP_CHUNK]; }
+static struct save_known *dedup_at(const struct save_dedup *d, uint32_t i)
+{
+	return &d->chunks[i / DEDUP_CHUNK][i % DEDUP_CHUNK];
+}
 
 /* The slot of an object, or the free one where it belongs. */
 static uint32_t *dedup_slot(const struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind)
@@ -36,7 +41,8 @@ static uint32_t *dedup_slot(const struct save_dedup *d, const struct base_digest
 	return &d->slots[i];
 }
 
-struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind)
+struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
+	enum store_object_kind kind)
 {
 	const uint32_t *slot = d->nslots ? dedup_slot(d, digest, kind) : NULL;
 
@@ -128,7 +134,8 @@ static bool dedup_admit_attempt(struct save_dedup *d, const char *pack)
 }
 
 /* Names the commit once; a commit that is gone is not asked for again. */
-static int dedup_admit_base(struct save_dedup *d, struct store_attempt *a, const struct index_place *place, struct base_error *err)
+static int dedup_admit_base(struct save_dedup *d, struct store_attempt *a, const struct index_place *place,
+	struct base_error *err)
 {
 	struct save_base *bases;
 	int rc;
@@ -167,13 +174,17 @@ static int64_t dedup_admit_pack(struct save_dedup *d, struct store *s, const cha
 
 static bool dedup_place_fits(const struct index_place *p, uint64_t raw_len, uint64_t size)
 {
-	uint64_t checks = store_object_checks_bytes(p->codec, p->raw_len), end = size - base_min(size, STORE_PACK_TAIL_BYTES);
+	uint64_t checks = store_object_checks_bytes(p->codec, p->raw_len);
+	uint64_t end = size - base_min(size, STORE_PACK_TAIL_BYTES);
 
-	return store_codec_valid(p->codec) && p->raw_len == raw_len && p->stored_len <= p->raw_len && p->offset >= STORE_PACK_HEAD_BYTES
-		&& p->stored_len <= end && p->offset <= end - p->stored_len && checks <= end && p->checks <= end - checks;
+	return store_codec_valid(p->codec) && p->raw_len == raw_len && p->stored_len <= p->raw_len
+		&& p->offset >= STORE_PACK_HEAD_BYTES
+		&& p->stored_len <= end && p->offset <= end - p->stored_len && checks <= end
+			&& p->checks <= end - checks;
 }
 
-int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place, enum store_object_kind kind,
+int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
+	enum store_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err)
 {
 	struct save_known *k;
@@ -191,7 +202,8 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 	k = number < 0 ? NULL : save_dedup_add(d, &place->digest, kind);
 	if (!k)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	k->ref = (struct store_object_ref){.digest = place->digest, .offset = place->offset, .checks = place->checks, .raw_len = raw_len,
+	k->ref = (struct store_object_ref){.digest = place->digest, .offset = place->offset, .checks = place->checks,
+		.raw_len = raw_len,
 		.stored_len = place->stored_len, .codec = place->codec, .kind = kind};
 	k->pack = (uint32_t)number;
 	d->packs[number].live_bytes += place->stored_len;

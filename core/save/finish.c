@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * finish: once every piece and blob has its place: the part into the meta pack, the meta pack sealed (last: what it names is durable by then), and
- * the announcement, which store_attempt_commit turns into the manifest and the commit entry (invariants 2, 4, 6). */
+ * finish: once every piece and blob has its place: the part into the meta pack, the meta pack sealed (last: what it
+ * names is durable by then), and the announcement, which store_attempt_commit turns into the manifest and the commit
+ * entry (invariants 2, 4, 6). */
 #include "core/save/save_internal.h"
 
 static struct proto_ref finish_ref(const struct store_object_ref *ref, uint32_t pack)
 {
-	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks, .raw_len = ref->raw_len,
+	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len,
 		.stored_len = ref->stored_len, .pack = pack, .codec = ref->codec, .kind = ref->kind};
 }
 
@@ -31,7 +33,8 @@ static struct proto_pack_use *finish_packs(const struct save_writer *w)
 	struct proto_pack_use *packs = calloc(w->dedup.npacks + 1, sizeof *packs);
 
 	for (uint32_t i = 0; packs && i < w->dedup.npacks; i++)
-		packs[i] = (struct proto_pack_use){w->dedup.packs[i].name, w->dedup.packs[i].size, w->dedup.packs[i].live_bytes};
+		packs[i] = (struct proto_pack_use){w->dedup.packs[i].name, w->dedup.packs[i].size,
+			w->dedup.packs[i].live_bytes};
 	return packs;
 }
 
@@ -41,12 +44,14 @@ static struct proto_view_header *finish_headers(const struct save_appender *a)
 	struct proto_view_header *headers = calloc(w->nheaders + 1, sizeof *headers);
 
 	for (uint32_t i = 0; headers && i < w->nheaders; i++)
-		headers[i] = (struct proto_view_header){.component = w->headers[i].component, .view = w->headers[i].view,
+		headers[i] = (struct proto_view_header){.component = w->headers[i].component,
+			.view = w->headers[i].view,
 			.ref = finish_ref(&w->headers[i].ref, a->meta_number), .data_bytes = w->headers[i].data_bytes};
 	return headers;
 }
 
-static uint64_t finish_meta_live(const struct save_appender *a, const struct proto_part *part, const struct store_object_ref *part_ref)
+static uint64_t finish_meta_live(const struct save_appender *a, const struct proto_part *part,
+	const struct store_object_ref *part_ref)
 {
 	uint64_t live = a->layout_ref.stored_len + part_ref->stored_len;
 
@@ -58,7 +63,8 @@ static uint64_t finish_meta_live(const struct save_appender *a, const struct pro
 }
 
 /* Writes the part and seals the meta pack; its size in the part's own table stays 0, for nobody knows it yet. */
-static int finish_part(struct save_appender *a, struct proto_part *part, struct store_object_ref *ret_ref, struct base_error *err)
+static int finish_part(struct save_appender *a, struct proto_part *part, struct store_object_ref *ret_ref,
+	struct base_error *err)
 {
 	struct save_writer *w = a->w;
 	uint64_t begin = save_now_ns();
@@ -80,13 +86,16 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	return 0;
 }
 
-static int finish_announce(struct save_appender *a, const struct proto_part *part, const struct store_object_ref *part_ref, struct base_error *err)
+static int finish_announce(struct save_appender *a, const struct proto_part *part,
+	const struct store_object_ref *part_ref, struct base_error *err)
 {
 	struct save_writer *w = a->w;
 	base_cleanup_free struct proto_pack_use *packs = finish_packs(w);
 	base_cleanup_free struct proto_view_header *headers = finish_headers(a);
-	struct proto_announcement ann = {.layout = w->layout->digest, .stores_layout = true, .layout_ref = finish_ref(&a->layout_ref, a->meta_number),
-		.headers = headers, .nheaders = w->nheaders, .part = finish_ref(part_ref, a->meta_number), .packs = packs, .npacks = part->npacks,
+	struct proto_announcement ann = {.layout = w->layout->digest, .stores_layout = true,
+		.layout_ref = finish_ref(&a->layout_ref, a->meta_number),
+		.headers = headers, .nheaders = w->nheaders, .part = finish_ref(part_ref, a->meta_number),
+			.packs = packs, .npacks = part->npacks,
 		.tensors = w->layout->m.ntensors, .bytes = w->tensor_bytes + w->blob_bytes,
 		.attributes = w->attributes, .nattributes = w->options.nattributes};
 
@@ -103,9 +112,11 @@ int save_finish(struct save_appender *a, struct base_error *err)
 	const struct save_result *r = &w->result;
 	base_cleanup_free struct proto_blob *blobs = finish_blobs(w);
 	base_cleanup_free struct proto_pack_use *packs = finish_packs(w);
-	const struct proto_timing timings[] = {{"read", r->read_ns, r->bytes}, {"digest", r->digest_ns, r->bytes}, {"encode", r->encode_ns, r->raw_bytes_new},
+	const struct proto_timing timings[] = {{"read", r->read_ns, r->bytes}, {"digest", r->digest_ns, r->bytes},
+		{"encode", r->encode_ns, r->raw_bytes_new},
 		{"write", r->write_ns, r->piece_bytes_new}};
-	struct proto_part part = {.rank = 0, .world = 1, .host = store_hostname(), .layout = w->layout->digest, .packs = packs, .npacks = w->dedup.npacks,
+	struct proto_part part = {.rank = 0, .world = 1, .host = store_hostname(), .layout = w->layout->digest,
+		.packs = packs, .npacks = w->dedup.npacks,
 		.blobs = blobs, .nblobs = w->nblobs, .timings = timings, .ntimings = BASE_COUNT(timings)};
 	struct store_object_ref part_ref;
 	int rc = blobs && packs ? 0 : base_error_set(err, -ENOMEM, "out of memory");

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pipeline: workers take bands in the order of the layout, process them side by side, and the calling thread appends them in that same order.
+ * pipeline: workers take bands in the order of the layout, process them side by side, and the calling thread appends
+ * them in that same order.
  *
- *   free band --take (in order, under the lock)--> worker: read, cut, digest, look up, encode --> ring[sequence] --> appender --> free band
+ *   free band --take, in order, under the lock--> worker: read, cut, digest, look up, encode
+ *             --ring[sequence]--> appender --> free band
  *
- * A worker takes a free band first and a sequence number after: every number that was given out has a band that moves towards the appender,
- * which needs nothing but the lowest one; so there is no deadlock, and no more than `nbands` are in flight: that bounds memory. The ring has a
- * slot for each band, and numbers in flight are at most nbands apart, so slots never clash. */
+ * A worker takes a free band first and a sequence number after: every number that was given out has a band that
+ * moves towards the appender, which needs nothing but the lowest one; so there is no deadlock, and no more than
+ * `nbands` are in flight: that bounds memory. The ring has a slot for each band, and numbers in flight are at most
+ * nbands apart, so slots never clash. */
 #include <pthread.h>
 
 #include "core/base/pool.h"
@@ -96,7 +99,8 @@ static int pipeline_append(struct save_pipeline *p, struct save_band *b, struct 
 
 		if (err)
 			*err = b->err;
-		return base_error_prefix(err, rc, "tensor %s/%.*s", store_layout_component(p->w->layout, b->tensor), (int)base_min(len, 400), name);
+		return base_error_prefix(err, rc, "tensor %s/%.*s", store_layout_component(p->w->layout, b->tensor),
+			(int)base_min(len, 400), name);
 	}
 	r->read_ns += b->read_ns;
 	r->digest_ns += b->digest_ns;

@@ -44,12 +44,15 @@ struct save_dedup {
 	struct save_base { struct base_digest manifest; bool usable; } *bases; uint32_t nbases;
 };
 void save_dedup_release(struct save_dedup *d);
-struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind);
+struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
+	enum store_object_kind kind);
 /* NULL: out of memory. The caller fills ref (its digest and kind are set) and pack. */
 struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind);
 int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own); /* number, or -ENOMEM */
-/* May this place be used? Names its commit as a base. 0: *ret_known refers to it; -ENOENT: no, write it anew; other: an error. */
-int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place, enum store_object_kind kind,
+/* May this place be used? Names its commit as a base. 0: *ret_known refers to it; -ENOENT: no, write it anew; other:
+ * an error. */
+int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
+	enum store_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
 
 /* ---- the writer ---- */
@@ -75,7 +78,8 @@ struct save_writer {
 	uint64_t done_bytes, progress_ns;
 };
 void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now);
-bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t raw_len, struct index_place *ret_place);
+bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint64_t raw_len, struct index_place *ret_place);
 
 /* ---- bands ---- */
 
@@ -108,7 +112,8 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 void save_band_release(struct save_band *b);
 /* Takes the next pieces from `it` (of the whole tensor) into the band. -ENOMEM. */
 int save_band_take(struct save_band *b, struct tensor_piece_iter *it);
-int save_band_process(struct save_band *b, const struct save_writer *w, const struct save_source *source); /* fills b->err too */
+/* fills b->err too */
+int save_band_process(struct save_band *b, const struct save_writer *w, const struct save_source *source);
 void save_band_encode(struct save_band *b, struct save_piece *p);
 
 /* ---- appender: one thread ---- */
@@ -116,14 +121,16 @@ void save_band_encode(struct save_band *b, struct save_piece *p);
 struct save_row;
 struct save_appender {
 	struct save_writer *w;
-	struct store_pack_writer *pack; uint32_t pack_number; uint64_t run_start; /* the pack being written; NULL: none */
+	/* the pack being written; NULL: none */
+	struct store_pack_writer *pack; uint32_t pack_number; uint64_t run_start;
 	char pack_class[PROTO_COMPONENT_MAX + 1];
 	struct store_pack_writer *meta; uint32_t meta_number;
 	struct store_part_builder *part;
 	struct save_row *first, *last;  /* rows that are not in the part yet, in order */
 	struct store_object_ref layout_ref;
 };
-int save_appender_open(struct save_appender *a, struct save_writer *w, struct base_error *err); /* opens the meta pack; layout and headers go in */
+/* opens the meta pack; layout and headers go in */
+int save_appender_open(struct save_appender *a, struct save_writer *w, struct base_error *err);
 void save_appender_release(struct save_appender *a); /* abandons what is not sealed */
 int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err);
 int save_appender_blobs(struct save_appender *a, struct base_error *err);

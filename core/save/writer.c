@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * writer: what a save consists of, declared first, checked before anything is written; then one commit that runs the pipeline.
+ * writer: what a save consists of, declared first, checked before anything is written; then one commit that runs the
+ * pipeline.
  *
- * The attempt is begun before any pack is created, so that whatever a killed save leaves behind belongs to an attempt that the collector sees.
- * A failure anywhere abandons the open packs, aborts the attempt (which deletes its sealed packs when nothing was announced) and leaves the store as it was. */
+ * The attempt is begun before any pack is created, so that whatever a killed save leaves behind belongs to an
+ * attempt that the collector sees. A failure anywhere abandons the open packs, aborts the attempt (which deletes its
+ * sealed packs when nothing was announced) and leaves the store as it was. */
 #include <stdio.h>
 
 #include "core/base/log.h"
@@ -24,9 +26,11 @@ static int attribute_compare(const void *a, const void *b)
 static int writer_check_attribute(const struct proto_attribute *at, struct base_error *err)
 {
 	if (!proto_attribute_key_valid(at->key))
-		return base_error_set(err, -EINVAL, "attribute \"%.80s\": a key is [A-Za-z_][A-Za-z0-9_.-]{0,63}", at->key);
+		return base_error_set(err, -EINVAL, "attribute \"%.80s\": a key is [A-Za-z_][A-Za-z0-9_.-]{0,63}",
+			at->key);
 	if (strlen(at->value) > PROTO_ATTRIBUTE_VALUE_MAX)
-		return base_error_set(err, -BASE_ELIMIT, "attribute %s: its value has more than %d bytes", at->key, PROTO_ATTRIBUTE_VALUE_MAX);
+		return base_error_set(err, -BASE_ELIMIT, "attribute %s: its value has more than %d bytes", at->key,
+			PROTO_ATTRIBUTE_VALUE_MAX);
 	if (!proto_utf8_valid(at->value, strlen(at->value)))
 		return base_error_set(err, -EINVAL, "attribute %s: its value is not UTF-8", at->key);
 	return 0;
@@ -57,7 +61,8 @@ static int writer_set_attributes(struct save_writer *w, const struct save_option
 		bytes += strlen(key) + strlen(value);
 	}
 	if (bytes > PROTO_ATTRIBUTES_MAX_BYTES)
-		return base_error_set(err, -BASE_ELIMIT, "the attributes have more than %d bytes together", PROTO_ATTRIBUTES_MAX_BYTES);
+		return base_error_set(err, -BASE_ELIMIT, "the attributes have more than %d bytes together",
+			PROTO_ATTRIBUTES_MAX_BYTES);
 	qsort(w->attributes, w->options.nattributes, sizeof *w->attributes, attribute_compare);
 	for (size_t i = 1; i < w->options.nattributes; i++)
 		if (strcmp(w->attributes[i - 1].key, w->attributes[i].key) == 0)
@@ -76,7 +81,8 @@ static int writer_check_step(struct save_writer *w, struct base_error *err)
 	if (rc < 0)
 		return rc;
 	if (w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
-		rc = base_error_set(err, -EEXIST, "%s has a step %llu already", w->options.run, (unsigned long long)w->options.step);
+		rc = base_error_set(err, -EEXIST, "%s has a step %llu already", w->options.run,
+			(unsigned long long)w->options.step);
 	store_list_close(list);
 	return rc < 0 ? rc : 0;
 }
@@ -129,9 +135,11 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	return 0;
 }
 
-bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t raw_len, struct index_place *ret_place)
+bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint64_t raw_len, struct index_place *ret_place)
 {
-	return w->index && index_find(w->index, digest, ret_place) == 0 && ret_place->kind == kind && ret_place->raw_len == raw_len;
+	return w->index && index_find(w->index, digest, ret_place) == 0 && ret_place->kind == kind
+		&& ret_place->raw_len == raw_len;
 }
 
 void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now)
@@ -150,7 +158,8 @@ void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now)
 
 /* ---- declaring ---- */
 
-int save_writer_tensor(struct save_writer *w, const char *component, const char *name, size_t name_len, enum tensor_dtype dtype,
+int save_writer_tensor(struct save_writer *w, const char *component, const char *name, size_t name_len,
+	enum tensor_dtype dtype,
 	const struct tensor_shape *shape, struct save_source source, struct base_error *err)
 {
 	uint64_t items, bytes;
@@ -171,13 +180,16 @@ int save_writer_tensor(struct save_writer *w, const char *component, const char 
 	if (rc < 0)
 		return rc;
 	rc = tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items);
-	if (rc < 0 || base_mul_overflows(items, tensor_dtype_bytes(dtype), &bytes) || base_add_overflows(w->tensor_bytes, bytes, &w->tensor_bytes))
-		return base_error_set(err, -EOVERFLOW, "tensor %s/%.*s is too large", component, (int)base_min(name_len, 400), name);
+	if (rc < 0 || base_mul_overflows(items, tensor_dtype_bytes(dtype), &bytes)
+		|| base_add_overflows(w->tensor_bytes, bytes, &w->tensor_bytes))
+		return base_error_set(err, -EOVERFLOW, "tensor %s/%.*s is too large", component, (int)base_min(name_len,
+			400), name);
 	w->sources[w->ntensors++] = source;
 	return 0;
 }
 
-int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uint64_t len, struct save_source source, struct base_error *err)
+int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uint64_t len, struct save_source source,
+	struct base_error *err)
 {
 	size_t name_len = strlen(name);
 
@@ -194,7 +206,8 @@ int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uin
 		w->blobs = blobs;
 		w->blobs_room = room;
 	}
-	w->blobs[w->nblobs] = (struct save_blob){.name = strdup(name), .per_rank = per_rank, .len = len, .source = source};
+	w->blobs[w->nblobs] = (struct save_blob){.name = strdup(name), .per_rank = per_rank, .len = len,
+		.source = source};
 	if (!w->blobs[w->nblobs].name)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	w->nblobs++;
@@ -231,12 +244,14 @@ static void header_release(struct save_header *h)
 	free(h->bytes);
 }
 
-int save_writer_header(struct save_writer *w, const char *component, const char *view, const void *bytes, size_t len, uint64_t data_bytes, struct base_error *err)
+int save_writer_header(struct save_writer *w, const char *component, const char *view, const void *bytes, size_t len,
+	uint64_t data_bytes, struct base_error *err)
 {
 	struct save_header h = {.len = len, .data_bytes = data_bytes}, *headers;
 
 	if (!proto_component_valid(component) || !view[0] || len > WRITER_HEADERS_MAX_BYTES)
-		return base_error_set(err, -EINVAL, "the %.80s header of %.80s is not one that a step can have", view, component);
+		return base_error_set(err, -EINVAL, "the %.80s header of %.80s is not one that a step can have", view,
+			component);
 	headers = realloc(w->headers, (w->nheaders + 1) * sizeof *headers);
 	if (headers)
 		w->headers = headers;
@@ -277,7 +292,8 @@ static int writer_run(struct save_writer *w, struct base_error *err)
 
 int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct base_error *err)
 {
-	struct store_attempt_options o = {.run = w->options.run, .step = w->options.step, .replace = w->options.replace};
+	struct store_attempt_options o = {.run = w->options.run, .step = w->options.step,
+		.replace = w->options.replace};
 	struct base_error why = {0};
 	int rc = save_writer_plan(w, NULL, err);
 
@@ -290,7 +306,8 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		return base_error_set(err, rc, "%s is full", w->store->path);
 	if (rc < 0)
 		return rc;
-	w->result = (struct save_result){.step = store_attempt_step(w->attempt), .tensors = w->layout->m.ntensors, .blobs = w->nblobs,
+	w->result = (struct save_result){.step = store_attempt_step(w->attempt), .tensors = w->layout->m.ntensors,
+		.blobs = w->nblobs,
 		.bytes = w->tensor_bytes + w->blob_bytes};
 	memccpy(w->result.attempt, store_attempt_name(w->attempt), 0, sizeof w->result.attempt);
 	rc = writer_run(w, &why);

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * writer: one save by one writer: begin, packs, part, commit (docs/save.md). What it does today is an import's
- * path; a job's ranks use the same pipeline on boxes that are not the whole tensor.
+ * writer: one save by one writer: begin, packs, part, commit (docs/save.md). What it does today is an import's path;
+ * a job's ranks use the same pipeline on boxes that are not the whole tensor.
  *
- * Pipeline: workers (all cores) read bands of a source, cut them into pieces, digest, look for known content, encode and check; one
- * appender takes finished pieces in their order, settles duplicates, and writes packs. Bytes in flight are bounded. The same input gives
- * the same pieces, blobs and layout objects with the same digests in the same order, whatever the number of threads.
- * One thread calls these functions; sources are read from many. */
+ * Pipeline: workers (all cores) read bands of a source, cut them into pieces, digest, look for known content, encode
+ * and check; one appender takes finished pieces in their order, settles duplicates, and writes packs. Bytes in
+ * flight are bounded. The same input gives the same pieces, blobs and layout objects with the same digests in the
+ * same order, whatever the number of threads. One thread calls these functions; sources are read from many. */
 #ifndef CORE_SAVE_WRITER_H
 #define CORE_SAVE_WRITER_H
 
 #include "core/store/attempt.h"
 #include "core/store/part.h"
 
-/* Reads exactly len row-major bytes at offset, from any thread, several at once. 0 or a negative errno with a sentence. */
+/* Reads exactly len row-major bytes at offset, from any thread, several at once. 0 or a negative errno with a
+ * sentence. */
 typedef int (*save_read_func)(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 struct save_source { save_read_func read; void *arg; };
 
@@ -24,7 +25,8 @@ struct save_options {
 	const struct proto_attribute *attributes; size_t nattributes;   /* any order; keys checked */
 	unsigned threads;               /* 0: all cores */
 	bool no_index;                  /* do not look for equal content of other commits */
-	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL; called from one thread, not often */
+	/* may be NULL; called from one thread, not often */
+	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
 	void *progress_arg;
 };
 
@@ -32,7 +34,8 @@ struct save_result {
 	uint64_t step, entry;
 	char attempt[PROTO_ATTEMPT_MAX];
 	uint64_t tensors, blobs, bytes;                 /* logical */
-	uint64_t pieces, pieces_new, pieces_reused, pieces_duplicate; /* reused: known from a base; duplicate: twice in this save */
+	/* reused: known from a base; duplicate: twice in this save */
+	uint64_t pieces, pieces_new, pieces_reused, pieces_duplicate;
 	uint64_t piece_bytes_new;                       /* stored bytes of new pieces and blobs */
 	uint64_t raw_bytes_new;                         /* their raw bytes */
 	uint64_t meta_bytes;                            /* layouts, view headers, parts, manifests */
@@ -41,18 +44,23 @@ struct save_result {
 };
 
 struct save_writer;
-/* Checks the run's name, attributes, and (cheaply) that the step can be taken. Nothing is written yet. Forks a child to check the index: call before
- * the process has threads of its own. */
+/* Checks the run's name, attributes, and (cheaply) that the step can be taken. Nothing is written yet. Forks a child
+ * to check the index: call before the process has threads of its own. */
 int save_writer_open(struct store *s, const struct save_options *o, struct save_writer **ret_w, struct base_error *err);
-/* Declares; names and shapes are checked now, bytes are read in commit. Names are copied, the source must live until close. */
-int save_writer_tensor(struct save_writer *w, const char *component, const char *name, size_t name_len, enum tensor_dtype dtype,
+/* Declares; names and shapes are checked now, bytes are read in commit. Names are copied, the source must live until
+ * close. */
+int save_writer_tensor(struct save_writer *w, const char *component, const char *name, size_t name_len,
+	enum tensor_dtype dtype,
 	const struct tensor_shape *shape, struct save_source source, struct base_error *err);
-int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uint64_t len, struct save_source source, struct base_error *err);
+int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uint64_t len, struct save_source source,
+	struct base_error *err);
 /* After the last tensor: the sorted layout, owned by w. */
 int save_writer_plan(struct save_writer *w, const struct store_layout **ret_layout, struct base_error *err);
 /* Bytes of a view header of a component ("safetensors"), copied. */
-int save_writer_header(struct save_writer *w, const char *component, const char *view, const void *bytes, size_t len, uint64_t data_bytes, struct base_error *err);
-/* All or nothing. On an error everything that was written is given back as far as possible and old steps are as they were. */
+int save_writer_header(struct save_writer *w, const char *component, const char *view, const void *bytes, size_t len,
+	uint64_t data_bytes, struct base_error *err);
+/* All or nothing. On an error everything that was written is given back as far as possible and old steps are as they
+ * were. */
 int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct base_error *err);
 void save_writer_close(struct save_writer *w); /* aborts what is not committed; NULL-safe */
 

@@ -398,6 +398,20 @@ def test_a_base_that_is_gone_is_written_anew(make, cache):
     check_all(store, "b", 0, tensors, {}, cache)
 
 
+def test_the_index_follows_what_is_removed(make, cache):
+    store = make()
+    tensors = {("model", "x"): Tensor.random(np.random.default_rng(6), "bf16", (777, 1024))}
+    store.save("a", tensors, step=0)
+    store.update_index()
+    store.save("b", tensors, step=0, no_index=False)
+    assert store.update_index().commits == 2
+    call(store.api.store_step_remove, store.handle, b"b", c.c_uint64(0))
+    assert store.update_index().commits == 1
+    again = store.save("c", tensors, step=0, no_index=False)
+    assert again.pieces_new == 0 and again.bases == 1
+    check_all(store, "c", 0, tensors, {}, cache)
+
+
 def test_at_most_16_attempts_are_reused(make, cache):
     store = make()
     rng = np.random.default_rng(8)
