@@ -15,12 +15,13 @@
 
 #define LAUNCH_REASON "a newer launch of the run began"
 
-static int array_grow(void *array_p, size_t *size, size_t count, size_t item)
+/* Room for `more_n` items behind `count`. */
+static int array_reserve(void *array_p, size_t *size, size_t count, size_t more_n, size_t item)
 {
-	size_t want = *size ? *size * 2 : 16;
+	size_t want = base_max(count + more_n, *size ? *size * 2 : 16);
 	void *more;
 
-	if (count < *size)
+	if (count + more_n <= *size)
 		return 0;
 	more = reallocarray(*(void **)array_p, want, item);
 	if (!more)
@@ -28,6 +29,11 @@ static int array_grow(void *array_p, size_t *size, size_t count, size_t item)
 	*(void **)array_p = more;
 	*size = want;
 	return 0;
+}
+
+static int array_grow(void *array_p, size_t *size, size_t count, size_t item)
+{
+	return array_reserve(array_p, size, count, 1, item);
 }
 
 static void hold_drop(struct list_hold *h)
@@ -67,15 +73,17 @@ static void slot_fill(struct store_list *l, size_t index)
 	l->slots[i & (l->nslots - 1)] = (uint32_t)(index + 1);
 }
 
-static int slots_grow(struct store_list *l)
+static int slots_reserve(struct store_list *l, size_t more)
 {
-	size_t want = l->nslots ? l->nslots * 2 : 64;
+	size_t want = l->nslots ? l->nslots : 64;
 	uint32_t *slots;
 
-	if (l->nattempts + 1 <= l->nslots / 2)
+	if (l->nattempts + more <= l->nslots / 2)
 		return 0;
-	if (l->nattempts >= UINT32_MAX - 1)
+	if (l->nattempts + more >= UINT32_MAX - 1)
 		return -ENOMEM;
+	while (want / 2 < l->nattempts + more)
+		want *= 2;
 	slots = calloc(want, sizeof *slots);
 	if (!slots)
 		return -ENOMEM;
@@ -94,11 +102,11 @@ static int attempt_decide(struct store_list *l, const char *name, enum store_att
 
 	if (attempt_find(l, name))
 		return 0;
-	if (array_grow(&l->attempts, &l->attempts_size, l->nattempts, sizeof *l->attempts) < 0 || slots_grow(l) < 0)
+	if (array_grow(&l->attempts, &l->attempts_size, l->nattempts, sizeof *l->attempts) < 0 || slots_reserve(l, 1) < 0)
 		return -ENOMEM;
 	a = &l->attempts[l->nattempts];
 	*a = (struct list_attempt){.state = state, .entry = entry};
-	snprintf(a->name, sizeof a->name, "%s", name);
+	memcpy(a->name, name, strnlen(name, sizeof a->name - 1)); /* zeroes follow; a snapshot comes here ten thousand times */
 	if (reason && !(a->reason = strdup(reason)))
 		return -ENOMEM;
 	slot_fill(l, l->nattempts++);
@@ -196,13 +204,14 @@ static void step_remove(struct store_list *l, size_t i)
 	memmove(&l->holds[i], &l->holds[i + 1], (l->nsteps - i) * sizeof *l->holds);
 }
 
-static int steps_grow(struct store_list *l)
+static int steps_reserve(struct store_list *l, size_t more)
 {
 	size_t size = l->steps_size;
 
-	if (array_grow(&l->holds, &size, l->nsteps, sizeof *l->holds) < 0)
+	if (array_reserve(&l->commits, &l->commits_size, l->ncommits, more, sizeof *l->commits) < 0
+	    || array_reserve(&l->holds, &size, l->nsteps, more, sizeof *l->holds) < 0)
 		return -ENOMEM;
-	return array_grow(&l->steps, &l->steps_size, l->nsteps, sizeof *l->steps);
+	return array_reserve(&l->steps, &l->steps_size, l->nsteps, more, sizeof *l->steps);
 }
 
 /* The commit entry n becomes what is visible under its step. The hold gains a user. */
@@ -210,7 +219,7 @@ static int step_set(struct store_list *l, uint64_t n, const struct proto_commit 
 {
 	size_t i = step_place(l, c->step);
 
-	if (steps_grow(l) < 0 || array_grow(&l->commits, &l->commits_size, l->ncommits, sizeof *l->commits) < 0)
+	if (steps_reserve(l, 1) < 0)
 		return -ENOMEM;
 	if (i < l->nsteps && l->steps[i].step == c->step) {
 		hold_drop(l->holds[i]);
@@ -277,9 +286,13 @@ static int apply_remove(struct store_list *l, const struct proto_entry *e)
 
 static int take_live(struct store_list *l, struct list_hold *h)
 {
-	int r = 0;
+	size_t n = h->entry.nlive;
+	int r;
 
-	for (size_t i = 0; r == 0 && i < h->entry.nlive; i++) {
+	r = array_reserve(&l->attempts, &l->attempts_size, l->nattempts, n, sizeof *l->attempts);
+	if (r < 0 || (r = slots_reserve(l, n)) < 0 || (r = steps_reserve(l, n)) < 0)
+		return r;
+	for (size_t i = 0; r == 0 && i < n; i++) {
 		const struct proto_live *live = &h->entry.live[i];
 
 		r = attempt_decide(l, live->commit.attempt, STORE_ATTEMPT_COMMITTED, live->entry, NULL);
