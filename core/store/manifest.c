@@ -167,47 +167,67 @@ static int build_layouts(struct manifest_build *b, struct base_error *err)
 	return 0;
 }
 
-static int header_order(const void *pa, const void *pb)
+static int header_order(const struct proto_view_header *a, const struct proto_view_header *b)
 {
-	const struct proto_view_header *a = pa, *b = pb;
 	int c = strcmp(a->component, b->component);
 
 	return c ? c : strcmp(a->view, b->view);
 }
 
-static int build_headers(struct manifest_build *b, struct base_error *err)
+/* Equal ones in the order of the ranks, in which the array behind the pointers stands. */
+static int header_pointer_order(const void *pa, const void *pb)
 {
-	uint64_t total = 0;
-	uint32_t count = 0, n = 0;
+	const struct proto_view_header *a = *(const struct proto_view_header *const *)pa, *b = *(const struct proto_view_header *const *)pb;
+	int c = header_order(a, b);
 
-	for (uint32_t i = 0; i < b->n; i++)
-		total += b->all[i]->nheaders;
-	b->headers = calloc((size_t)total + 1, sizeof *b->headers);
+	return c ? c : (a > b) - (a < b);
+}
+
+/* One line a header, the lowest rank's, out of `sorted`. */
+static int headers_fold(struct manifest_build *b, struct proto_view_header **sorted, uint32_t count, struct base_error *err)
+{
+	uint32_t n = 0;
+
+	b->headers = calloc((size_t)count + 1, sizeof *b->headers);
 	if (!b->headers)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	for (uint32_t i = 0; i < b->n; i++)
-		for (uint32_t j = 0; j < b->all[i]->nheaders; j++) {
-			b->headers[count] = b->all[i]->headers[j];
-			b->headers[count].ref = build_ref(b, b->all[i], &b->all[i]->headers[j].ref);
-			count++;
-		}
-	/* The sort is not stable; equal ones differ in their place only, and the first by pack and offset wins. */
-	qsort(b->headers, count, sizeof *b->headers, header_order);
 	for (uint32_t i = 0; i < count; i++) {
-		struct proto_view_header *last = n ? &b->headers[n - 1] : NULL, *h = &b->headers[i];
+		const struct proto_view_header *last = n ? &b->headers[n - 1] : NULL, *h = sorted[i];
 
-		if (!last || header_order(last, h) != 0) {
+		if (!last || header_order(last, h) != 0)
 			b->headers[n++] = *h;
-			continue;
-		}
-		if (!base_digest_equal(&last->ref.digest, &h->ref.digest) || last->data_bytes != h->data_bytes)
+		else if (!base_digest_equal(&last->ref.digest, &h->ref.digest) || last->data_bytes != h->data_bytes)
 			return base_error_set(err, -BASE_EFORMAT, "ranks announce different %s headers of %s", h->view, h->component);
-		if (h->ref.pack < last->ref.pack || (h->ref.pack == last->ref.pack && h->ref.offset < last->ref.offset))
-			*last = *h;
 	}
 	b->m.headers = b->headers;
 	b->m.nheaders = n;
 	return 0;
+}
+
+static int build_headers(struct manifest_build *b, struct base_error *err)
+{
+	base_cleanup_free struct proto_view_header *all = NULL;
+	base_cleanup_free struct proto_view_header **sorted = NULL;
+	uint64_t total = 0;
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < b->n; i++)
+		total += b->all[i]->nheaders;
+	if (total > UINT32_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "too many view headers for one step");
+	all = calloc((size_t)total + 1, sizeof *all);
+	sorted = calloc((size_t)total + 1, sizeof *sorted);
+	if (!all || !sorted)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < b->n; i++)
+		for (uint32_t j = 0; j < b->all[i]->nheaders; j++) {
+			all[count] = b->all[i]->headers[j];
+			all[count].ref = build_ref(b, b->all[i], &b->all[i]->headers[j].ref);
+			sorted[count] = &all[count];
+			count++;
+		}
+	qsort(sorted, count, sizeof *sorted, header_pointer_order);
+	return headers_fold(b, sorted, count, err);
 }
 
 static int host_order(const void *a, const void *b)

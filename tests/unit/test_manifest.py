@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from protolib import (ATTEMPT, EFORMAT, LAYOUT, PART, Announcement, CoverBox, Error, Proto, Shape, attributes, digest, field, manifest_make, packs, parse,
-                      ref, sample_announcement, u64, unparse)
+from protolib import (ATTEMPT, EFORMAT, LAYOUT, P, P_, PART, Announcement, Buf, CoverBox, Error, Layout, Manifest, PackUse, Part, Piece, Proto, ProtoRef, Ref,
+                      Shape, attributes, digest, field, make_box, manifest_make, packs, parse, ptr, ref, sample_announcement, table, u32, u64, unparse)
+from storelib import Api, Store
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,10 @@ def test_tables(proto):
 
 def test_the_lowest_rank_counts(proto):
     """Layout and header stored by several ranks: one line each, whoever commits."""
-    one = manifest_make(proto.lib, [sample_announcement(r, 4) for r in range(4)])
-    two = manifest_make(proto.lib, [sample_announcement(r, 4, stores=r == 0) for r in range(4)])
-    assert one == two and one[0] == 0
+    for low in (0, 2):  # "-10-meta" sorts before "-2-meta"
+        one = manifest_make(proto.lib, [sample_announcement(r, 12, stores=r >= low) for r in range(12)])
+        two = manifest_make(proto.lib, [sample_announcement(r, 12, stores=r == low) for r in range(12)])
+        assert one == two and one[0] == 0
 
 
 @pytest.mark.parametrize("change, word", [
@@ -270,3 +272,110 @@ def test_many_boxes_are_quick(proto, shape, split):
     b = Boxes(shape, missing)
     assert "no rank stored box [" + ", ".join(f"{o}:{o + n}" for o, n in boxes[10000][0]) + "]" in b.check(proto.lib)[1]
     print(f"\ncover of {len(shuffled)} boxes in {len(shape)} dimensions: {time.time() - start:.2f} s")
+
+
+# ---- through a store ----
+
+class World:
+    """Ranks that write rows of one layout into a store: announcements, manifest, checks."""
+
+    def __init__(self, lib, path, tensors, rows_of_rank, seed=1):
+        self.lib, self.api = lib, Api(lib, path)
+        s = c.cast(self.api.p, P(Store)).contents
+        self.layout, self.announcements, self.keep = Layout(lib, tensors), [], []
+        for rank, rows in enumerate(rows_of_rank):
+            name, w, size = ATTEMPT + b"-%d-meta" % rank, ptr(), u64()
+            assert lib.store_pack_writer_open(ptr(s.storage), s.info.id, name, c.byref(w)) == 0
+            layout_ref, part_ref, e = Ref(), Ref(), Error()
+            if rank == 0:
+                assert lib.store_pack_append_raw(w, LAYOUT, self.layout.object, u64(len(self.layout.object)), c.byref(layout_ref)) == 0
+            b = ptr(lib.store_part_builder_new(self.layout.p, w, u32(1)))
+            for tensor, boxes, mark in rows:
+                pieces = [P_(n, random.Random(f"{mark}{i}").randbytes(n), 1) if n <= 64 else P_(n, (0, 4096 * (1 + 1000 * i), 1 << 40), mark * 1000 + i)
+                          for i, n in enumerate(self.layout.piece_bytes(tensor, boxes))]
+                array = (Piece * len(pieces))(*[p.struct() for p in pieces])
+                box_array = table(type(make_box([])), [make_box(x) for x in boxes]) if boxes else None
+                assert lib.store_part_add_row(b, u32(tensor), box_array, u32(len(boxes or [])), array, u64(len(pieces)), c.byref(e)) == 0, e.text
+            names = [ATTEMPT + b"-%d-model" % rank, name]
+            part = Part(rank=rank, world=len(rows_of_rank), host=b"h", layout=self.layout.p.contents.digest, packs=table(PackUse, [PackUse(names[0], 1 << 46, 0), PackUse(name, 0, 0)]), npacks=2)
+            assert lib.store_part_finish(b, c.byref(part), c.byref(part_ref), c.byref(e)) == 0, e.text
+            assert lib.store_pack_seal(w, c.byref(size)) == 0
+            lib.store_part_builder_free(b)
+            a = Announcement(run=b"r", attempt=ATTEMPT, step=0, rank=rank, world=len(rows_of_rank), host=b"h", layout=part.layout, stores_layout=rank == 0,
+                             part=own(part_ref), packs=table(PackUse, [PackUse(names[0], 1 << 46, 0), PackUse(name, size, 0)]), npacks=2, tensors=len(tensors))
+            if rank == 0:
+                a.layout_ref = own(layout_ref)
+            self.announcements.append(a)
+        code, self.body, self.digest = manifest_make(lib, self.announcements)
+        assert code == 0, self.body
+
+    def call(self, name, *args):
+        e = Error()
+        r = getattr(self.lib, name)(self.api.p, *args, c.byref(e))
+        return r, e.text.decode()
+
+    def put(self):
+        b = Buf(c.cast(c.create_string_buffer(self.body, len(self.body)), ptr), len(self.body), len(self.body), 0)
+        return self.call("store_manifest_put", b"r", c.byref(b), self.digest)
+
+    def checked(self):
+        m = Manifest()
+        r = self.call("store_manifest_get", b"r", self.digest, c.byref(m))
+        if r[0] < 0:
+            return r
+        r = self.call("store_manifest_check_cover", c.byref(m))
+        self.packs = self.call("store_manifest_check_packs", c.byref(m))
+        Proto(self.lib).release("manifest", m)
+        return r
+
+    def close(self):
+        self.layout.close()
+        self.api.close()
+
+
+def own(r):
+    return ProtoRef(digest=r.digest, offset=r.offset, checks=r.checks, raw_len=r.raw_len, stored_len=r.stored_len, pack=1, codec=r.codec, kind=r.kind)
+
+
+TENSORS = [("model", b"embed", 11, (1000, 64)), ("model", b"norm", 12, (8,)), ("optimizer", b"step", 9, ())]
+TOP, BOTTOM, MIDDLE = [[(0, 500), (0, 64)]], [[(500, 500), (0, 64)]], [[(499, 2), (0, 64)]]
+
+
+@pytest.mark.parametrize("ranks, sentence", [
+    ([[(0, None, 1), (1, None, 2), (2, None, 3)]], ""),
+    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (1, None, 2), (2, None, 3)]], ""),
+    ([[(0, TOP + BOTTOM, 1), (1, None, 2), (2, None, 3)]], ""),
+    ([[(0, None, 1), (1, None, 2), (2, None, 3)], []], ""),
+    ([[(0, None, 1), (1, None, 2)]], 'tensor "step": no rank stored box []'),
+    ([[(0, TOP, 1), (1, None, 2), (2, None, 3)]], 'tensor "embed": no rank stored box [500:1000, 0:64]'),
+    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (1, None, 4), (2, None, 3)]], 'tensor "norm": ranks 0 and 1 stored different bytes for all of it'),
+    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (2, None, 3)], [(0, MIDDLE, 2)]], 'rank 2'),
+    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (2, None, 3)], [(0, BOTTOM, 3)]], 'tensor "embed": ranks 1 and 2 stored different bytes for box [500:1000, 0:64]'),
+    ([[(0, TOP, 1), (1, None, 2)], [(0, None, 2), (2, None, 3)]], 'overlap'),
+])
+def test_cover_of_a_step(proto, tmp_path, ranks, sentence):
+    w = World(proto.lib, tmp_path / "s", TENSORS, ranks)
+    assert w.put() == (0, "") and w.put() == (0, "")
+    r, text = w.checked()
+    assert (r == 0) == (sentence == "") and sentence in text, text
+    assert w.packs[0] < 0 and "-model is gone" in w.packs[1]
+    w.close()
+
+
+def test_manifests_in_a_store(proto, tmp_path):
+    w = World(proto.lib, tmp_path / "s", TENSORS, [[(0, None, 1), (1, None, 2), (2, None, 3)]])
+    assert w.checked()[0] < 0
+    assert w.put() == (0, "")
+    path = tmp_path / "s" / "runs" / "r" / "manifests" / w.digest.hex()
+    data = bytearray(path.read_bytes())
+    for at in (0, 8, 20, len(data) - 1):
+        path.chmod(0o644)
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1:])
+        assert w.checked()[0] < 0 and w.put()[0] < 0
+    path.write_bytes(data)
+    assert w.checked() == (0, "")
+    other = path.with_name("00" * 32)
+    other.write_bytes(data)
+    w.digest = bytes(32)
+    assert "digest" in w.checked()[1]
+    w.close()
