@@ -48,7 +48,7 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs_node n;
 
 	int r = fs_node_decode(q.m, id, &n);
-	if (!r && !(h = fs_handle_new(&n)))
+	if (!r && !(h = fs_handle_new(q.m, &n)))
 		r = -ENOMEM;
 	if (!r && n.kind == FS_STEP) {
 		r = fs_step_get(q.m->runs, n.slot, &h->step);
@@ -68,7 +68,7 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		h = NULL;
 	if (!r)
 		fs_request_end(&q, 0);
-	fs_handle_free(q.m, h);
+	fs_handle_unref(q.m, h);
 }
 
 void fs_op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -76,7 +76,7 @@ void fs_op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs_request q = fs_request_begin(req, FS_OP_RELEASE);
 	(void)id;
 
-	fs_handle_free(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
+	fs_handle_unref(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
 	fuse_reply_err(req, 0);
 	fs_request_end(&q, 0);
 }

@@ -59,6 +59,8 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 
 void fs_mount_release(struct fs_mount *m)
 {
+	while (m->handles)  /* open when it ended: no release comes any more */
+		fs_handle_unref(m, m->handles);
 	fs_runs_close(m->runs);
 	load_cache_free(m->cache);
 	store_close(m->store);

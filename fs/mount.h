@@ -46,6 +46,7 @@ struct fs_mount {
 	struct fs_feature features[24]; unsigned nfeatures;
 	uint64_t logged[1024]; unsigned nlogged; /* hashes of errors told before */
 	char *slow[FS_SLOW_LINES]; uint64_t nslow;
+	struct fs_handle *handles;
 };
 
 int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err); /* opens the store */
@@ -76,6 +77,8 @@ static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name) { r
 
 /* ---- handles: what fi->fh points to ---- */
 struct fs_handle {
+	_Atomic unsigned refs;          /* the kernel's, and each read's: a reply ends the read for the kernel, which may release the file before the handler is done */
+	struct fs_handle *next, *previous; /* protected by m->lock: all of them, so that those which the kernel never released are freed at the end */
 	struct fs_node node;
 	struct fs_step *step;           /* a reference */
 	struct view_file *file;
@@ -83,8 +86,9 @@ struct fs_handle {
 	struct fs_run_step *steps; struct fs_run **runs; size_t n; /* directories: what was visible when it was last read from its start */
 	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
 };
-struct fs_handle *fs_handle_new(const struct fs_node *n);
-void fs_handle_free(struct fs_mount *m, struct fs_handle *h);
+struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n);
+static inline void fs_handle_ref(struct fs_handle *h) { atomic_fetch_add(&h->refs, 1); }
+void fs_handle_unref(struct fs_mount *m, struct fs_handle *h); /* NULL-safe */
 
 /* ---- control files ---- */
 unsigned fs_control_count(void);

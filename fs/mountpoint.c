@@ -108,17 +108,17 @@ int fs_mountpoint_detach(const char *path, struct base_error *err)
 {
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 
-	for (int i = 0; m && i < 16; i++) {  /* several may lie on top of each other; statvfs is never answered from what the kernel remembers */
+	for (int i = 0; m && i < 16; i++) {  /* several may lie on top of each other */
 		struct statvfs v;
-		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))
+		int r = mount_find(path, true, m, err);
+		if (r <= 0 || strncmp(m->type, "fuse", 4) != 0)
+			return r < 0 ? r : 0;
+		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))  /* unlike stat never answered from what the kernel remembers */
 			return 0;
 		if (errno == ECONNABORTED)  /* dying this moment: the next look gives ENOTCONN */
 			continue;
-		int r = mount_find(path, true, m, err);
-		if (r < 0)
-			return r;
-		if (!r || strcmp(m->type, "fuse.vckpt") != 0)
-			return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's (%s); unmount it first", path, r ? m->type : "?");
+		if (strcmp(m->type, "fuse.vckpt") != 0)
+			return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's (%s); unmount it first", path, m->type);
 		r = geteuid() == 0 ? (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0) : run_fusermount(path);
 		if (r)
 			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be detached: %s", path, strerror(-r));

@@ -118,21 +118,33 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	return 0;
 }
 
-struct fs_handle *fs_handle_new(const struct fs_node *n)
+struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n)
 {
 	struct fs_handle *h = calloc(1, sizeof *h);
 
-	if (h) {
-		h->node = *n;
-		pthread_mutex_init(&h->lock, NULL);
-	}
+	if (!h)
+		return NULL;
+	h->refs = 1;
+	h->node = *n;
+	pthread_mutex_init(&h->lock, NULL);
+	pthread_mutex_lock(&m->lock);
+	h->next = m->handles;
+	if (h->next)
+		h->next->previous = h;
+	m->handles = h;
+	pthread_mutex_unlock(&m->lock);
 	return h;
 }
 
-void fs_handle_free(struct fs_mount *m, struct fs_handle *h)
+void fs_handle_unref(struct fs_mount *m, struct fs_handle *h)
 {
-	if (!h)
+	if (!h || atomic_fetch_sub(&h->refs, 1) > 1)
 		return;
+	pthread_mutex_lock(&m->lock);
+	*(h->previous ? &h->previous->next : &m->handles) = h->next;
+	if (h->next)
+		h->next->previous = h->previous;
+	pthread_mutex_unlock(&m->lock);
 	if (h->file)
 		view_file_close(h->file);
 	fs_step_put(m->runs, h->step);

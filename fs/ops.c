@@ -234,7 +234,7 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && (fi->flags & O_ACCMODE) != O_RDONLY)
 		r = -EROFS;
-	if (!r && !(h = fs_handle_new(&n)))
+	if (!r && !(h = fs_handle_new(q.m, &n)))
 		r = -ENOMEM;
 	if (!r)
 		r = open_file(q.m, h, fi);
@@ -245,7 +245,7 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		h = NULL;  /* else it was interrupted: no release will come */
 	if (!r)
 		fs_request_end(&q, 0);
-	fs_handle_free(q.m, h);
+	fs_handle_unref(q.m, h);
 }
 
 static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -253,7 +253,7 @@ static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs_request q = fs_request_begin(req, FS_OP_RELEASE);
 	(void)id;
 
-	fs_handle_free(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
+	fs_handle_unref(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
 	fuse_reply_err(req, 0);
 	fs_request_end(&q, 0);
 }
@@ -348,6 +348,7 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 	int r = 0;
 	(void)id;
 
+	fs_handle_ref(h);
 	if (offset < 0) {
 		r = -EINVAL;
 	} else if (h->text) {
@@ -356,14 +357,14 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 	} else {
 		r = read_step(&q, req, h, size, (uint64_t)offset);
 	}
-	if (r) {
-		fs_request_error(&q, req, r);
-		return;
-	}
 	int64_t ns = fs_now_ns() - q.start_ns;
 	if (ns > FS_SLOW_NS && h->file)
 		read_slow(&q, h, size, (uint64_t)offset, ns);
-	fs_request_end(&q, 0);
+	if (r)
+		fs_request_error(&q, req, r);
+	else
+		fs_request_end(&q, 0);
+	fs_handle_unref(q.m, h);
 }
 
 static void op_statfs(fuse_req_t req, fuse_ino_t id)
