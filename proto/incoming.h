@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * incoming: the records of attempts that are under way: begin, bases, heartbeats; and the collector's marks. Part of
+ * proto/message.h, whose rules hold here too; include that one. */
+#ifndef PROTO_INCOMING_H
+#define PROTO_INCOMING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/base/buf.h"
+#include "core/base/digest.h"
+
+struct proto_base { const char *run; uint64_t entry; struct base_digest manifest; };
+struct proto_begin {
+	const char *run, *attempt; uint64_t step; uint32_t world;
+	bool alone;                     /* a save by one writer that is no job's (an import): no launch aborts it */
+	uint64_t position;              /* alone: entries of the list that it had read */
+	struct base_digest mesh;        /* digest of the world's mesh; zeros for none */
+	const struct proto_base *bases; uint32_t nbases;
+	void *arena;
+};
+int proto_begin_encode(const struct proto_begin *m, struct base_buf *b);
+int proto_begin_decode(const void *body, size_t len, struct proto_begin *ret_m);
+void proto_begin_release(struct proto_begin *m);
+
+struct proto_base_record { struct proto_base base; void *arena; };
+int proto_base_encode(const struct proto_base *m, struct base_buf *b);
+int proto_base_decode(const void *body, size_t len, struct proto_base_record *ret_m);
+void proto_base_release(struct proto_base_record *m);
+
+struct proto_alive { uint32_t rank; uint64_t pid, start_time; };   /* start_time: field 22 of /proc/PID/stat, clock ticks since boot */
+struct proto_heartbeat {
+	const char *launch, *host, *run; char boot_id[37];
+	uint64_t number; int64_t time_ns;
+	const struct proto_alive *ranks; uint32_t nranks;
+	void *arena;
+};
+int proto_heartbeat_encode(const struct proto_heartbeat *m, struct base_buf *b);
+int proto_heartbeat_decode(const void *body, size_t len, struct proto_heartbeat *ret_m);
+void proto_heartbeat_release(struct proto_heartbeat *m);
+
+struct proto_trash {
+	const char *name;               /* of the file that is marked */
+	int64_t time_ns;                /* the marker's clock: it only ever delays a deletion */
+	const char *const *heartbeats; uint32_t nheartbeats; /* names of the heartbeat files seen */
+	void *arena;
+};
+int proto_trash_encode(const struct proto_trash *m, struct base_buf *b);
+int proto_trash_decode(const void *body, size_t len, struct proto_trash *ret_m);
+void proto_trash_release(struct proto_trash *m);
+
+#endif
