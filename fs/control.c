@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The files of .vckpt: `stats` in the Prometheus text format, `version`, and `slow`, the latest reads that took long. Their text is made when one is opened. */
+ * The files of .vckpt: `stats` in the Prometheus text format, `version`, and `slow`, the latest reads that took
+ * long. Their text is made when one is opened. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -9,12 +10,14 @@
 #include "core/base/log.h"
 #include "fs/mount.h"
 
-static const char *const op_names[FS_OP_COUNT] = { "lookup", "getattr", "readlink", "opendir", "readdir", "readdirplus", "open", "read", "release", "statfs",
+static const char *const op_names[FS_OP_COUNT] = { "lookup", "getattr", "readlink", "opendir", "readdir",
+	"readdirplus", "open", "read", "release", "statfs",
 	"getxattr", "listxattr" };
 
 static void metric(struct base_buf *b, const char *name, const char *type, const char *help, uint64_t value)
 {
-	base_buf_printf(b, "# HELP vckpt_%s %s\n# TYPE vckpt_%s %s\nvckpt_%s %llu\n", name, help, name, type, name, (unsigned long long)value);
+	base_buf_printf(b, "# HELP vckpt_%s %s\n# TYPE vckpt_%s %s\nvckpt_%s %llu\n", name, help, name, type, name,
+		(unsigned long long)value);
 }
 
 static void quoted(struct base_buf *b, const char *text)
@@ -30,15 +33,21 @@ static void quoted(struct base_buf *b, const char *text)
 
 static void write_ops(struct base_buf *b, struct fs_stats *s)
 {
-	base_buf_append_text(b, "# HELP vckpt_requests_total Requests of the kernel, answered.\n# TYPE vckpt_requests_total counter\n");
+	base_buf_append_text(b, "# HELP vckpt_requests_total Requests of the kernel, answered.\n"
+		"# TYPE vckpt_requests_total counter\n");
 	for (unsigned i = 0; i < FS_OP_COUNT; i++)
-		base_buf_printf(b, "vckpt_requests_total{op=\"%s\"} %llu\n", op_names[i], (unsigned long long)s->requests[i]);
-	base_buf_append_text(b, "# HELP vckpt_request_errors_total Requests answered with an error (a missing name is one).\n# TYPE vckpt_request_errors_total counter\n");
+		base_buf_printf(b, "vckpt_requests_total{op=\"%s\"} %llu\n", op_names[i],
+			(unsigned long long)s->requests[i]);
+	base_buf_append_text(b, "# HELP vckpt_request_errors_total Those answered with an error.\n"
+		"# TYPE vckpt_request_errors_total counter\n");
 	for (unsigned i = 0; i < FS_OP_COUNT; i++)
-		base_buf_printf(b, "vckpt_request_errors_total{op=\"%s\"} %llu\n", op_names[i], (unsigned long long)s->errors[i]);
-	base_buf_append_text(b, "# HELP vckpt_request_seconds_total Time spent in handlers.\n# TYPE vckpt_request_seconds_total counter\n");
+		base_buf_printf(b, "vckpt_request_errors_total{op=\"%s\"} %llu\n", op_names[i],
+			(unsigned long long)s->errors[i]);
+	base_buf_append_text(b, "# HELP vckpt_request_seconds_total Time spent in handlers.\n"
+		"# TYPE vckpt_request_seconds_total counter\n");
 	for (unsigned i = 0; i < FS_OP_COUNT; i++)
-		base_buf_printf(b, "vckpt_request_seconds_total{op=\"%s\"} %.6f\n", op_names[i], (double)s->ns[i] * 1e-9);
+		base_buf_printf(b, "vckpt_request_seconds_total{op=\"%s\"} %.6f\n", op_names[i],
+			(double)s->ns[i] * 1e-9);
 }
 
 static void write_cache(struct base_buf *b, struct fs_mount *m)
@@ -76,13 +85,16 @@ static void write_memory(struct base_buf *b, const struct fs_mount *m)
 	char text[128] = "";
 	unsigned long long size = 0, resident = 0;
 
-	if (m->statm_fd >= 0 && pread(m->statm_fd, text, sizeof text - 1, 0) > 0 && sscanf(text, "%llu %llu", &size, &resident) == 2)
-		metric(b, "resident_bytes", "gauge", "Resident memory of the daemon.", resident * (unsigned long long)sysconf(_SC_PAGESIZE));
+	if (m->statm_fd >= 0 && pread(m->statm_fd, text, sizeof text - 1, 0) > 0 &&
+			sscanf(text, "%llu %llu", &size, &resident) == 2)
+		metric(b, "resident_bytes", "gauge", "Resident memory of the daemon.",
+			resident * (unsigned long long)sysconf(_SC_PAGESIZE));
 }
 
 static void write_features(struct base_buf *b, struct fs_mount *m)
 {
-	base_buf_append_text(b, "# HELP vckpt_feature What is on (1) or off (0), and why.\n# TYPE vckpt_feature gauge\n");
+	base_buf_append_text(b, "# HELP vckpt_feature What is on (1) or off (0), and why.\n"
+		"# TYPE vckpt_feature gauge\n");
 	pthread_mutex_lock(&m->lock);
 	for (unsigned i = 0; i < m->nfeatures; i++) {
 		base_buf_printf(b, "vckpt_feature{name=\"%s\",why=\"", m->features[i].name);
@@ -96,16 +108,20 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 {
 	struct fs_stats *s = &m->stats;
 
-	base_buf_append_text(b, "# HELP vckpt_info The mount.\n# TYPE vckpt_info gauge\nvckpt_info{version=\"" VCKPT_VERSION "\",mode=\"cached\",store=\"");
+	base_buf_append_text(b, "# HELP vckpt_info The mount.\n# TYPE vckpt_info gauge\n"
+		"vckpt_info{version=\"" VCKPT_VERSION "\",mode=\"cached\",store=\"");
 	quoted(b, m->options->store);
 	base_buf_printf(b, "\",pid=\"%d\"} 1\n", (int)getpid());
-	base_buf_printf(b, "# HELP vckpt_start_time_seconds When it was mounted.\n# TYPE vckpt_start_time_seconds gauge\nvckpt_start_time_seconds %.3f\n",
+	base_buf_printf(b, "# HELP vckpt_start_time_seconds When it was mounted.\n"
+		"# TYPE vckpt_start_time_seconds gauge\nvckpt_start_time_seconds %.3f\n",
 		(double)m->start_ns * 1e-9);
 	write_ops(b, s);
 	metric(b, "read_bytes_total", "counter", "Bytes handed to the kernel.", s->read_bytes);
 	metric(b, "damaged_reads_total", "counter", "Reads answered with an error.", s->damaged_reads);
-	metric(b, "slow_reads_total", "counter", "Reads that took longer than a quarter of a second (see the file slow).", s->slow_reads);
-	metric(b, "gathered_replies_total", "counter", "Reads of so many fragments that they were copied together.", s->gathered_replies);
+	metric(b, "slow_reads_total", "counter", "Reads of more than a quarter of a second (see the file slow).",
+		s->slow_reads);
+	metric(b, "gathered_replies_total", "counter", "Reads of so many fragments that they were copied together.",
+		s->gathered_replies);
 	write_cache(b, m);
 	write_steps(b, m);
 	metric(b, "refreshes_total", "counter", "Times the lists of runs were read on.", s->refreshes);
@@ -155,7 +171,8 @@ void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, si
 	if (gmtime_r(&now, &tm))
 		strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
 	atomic_fetch_add(&m->stats.slow_reads, 1);
-	if (asprintf(&line, "%s %.3f s %zu bytes at %llu %s\n", stamp, (double)ns * 1e-9, len, (unsigned long long)offset, what) < 0)
+	if (asprintf(&line, "%s %.3f s %zu bytes at %llu %s\n", stamp, (double)ns * 1e-9, len,
+			(unsigned long long)offset, what) < 0)
 		return;
 	pthread_mutex_lock(&m->lock);
 	char **place = &m->slow[m->nslow++ % FS_SLOW_LINES];

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Order of things: fork, then everything else (no thread and no open store crosses the fork). The child opens the store and mounts; then three kinds of threads:
+ * Order of things: fork, then everything else (no thread and no open store crosses the fork). The child opens the
+ * store and mounts; then three kinds of threads:
  *
  *   main      waits for a signal or the end, then unmounts; keeps its privileges and touches nothing else
  *   prover    looks at the mount point once, raises readahead, tells the parent (or systemd) that it works, ends
- *   session   gives its privileges up, starts the watch, and answers requests with the threads that libfuse starts from it
+ *   session   gives its privileges up, starts the watch, answers requests with the threads that libfuse starts from it
  *
- * The parent waits for one line on a pipe: the exit status and a sentence. A child that dies before it has told is an error too. After a crash the mount
- * stays, dead, so that nobody writes into the empty directory below it; the next mount takes it over. */
+ * The parent waits for one line on a pipe: the exit status and a sentence. A child that dies before it has told is
+ * an error too. After a crash the mount stays, dead, so that nobody writes into the empty directory below it; the
+ * next mount takes it over. */
 #include "fs/daemon.h"
 
 #include <fcntl.h>
@@ -62,7 +64,8 @@ static void tell_systemd(void)
 	if (path[0] == '@')
 		to.sun_path[0] = '\0';
 	base_cleanup_close int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (fd < 0 || sendto(fd, "READY=1", 7, MSG_NOSIGNAL, (struct sockaddr *)&to, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path))) < 0)
+	socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
+	if (fd < 0 || sendto(fd, "READY=1", 7, MSG_NOSIGNAL, (struct sockaddr *)&to, len) < 0)
 		base_warning("systemd cannot be told that the mount is ready: %s", strerror(errno));
 }
 

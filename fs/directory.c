@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reading directories. An entry's cookie is its number in the directory plus one: 0 `.`, 1 `..`, then the rest. Below a step nothing changes, so the kernel may
- * keep what it read. Of the root and of runs a handle takes a copy when it is read from its start: an entry is never seen twice or missed
- * because steps come and go between two calls; one that went meanwhile is left out. */
+ * Reading directories. An entry's cookie is its number in the directory plus one: 0 `.`, 1 `..`, then the rest.
+ * Below a step nothing changes, so the kernel may keep what it read. Of the root and of runs a handle takes a copy
+ * when it is read from its start: an entry is never seen twice or missed because steps come and go between two
+ * calls; one that went meanwhile is left out. */
 #include <string.h>
 
 #include "fs/mount.h"
@@ -20,7 +21,8 @@ static int snapshot_root(struct fs_mount *m, struct fs_handle *h)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < n; i++) {
 		struct fs_run *run = fs_runs_at(m->runs, i);
-		if (fs_run_ready(m->runs, run) < 0 || fs_run_steps(run))  /* one whose list cannot be read is shown: a look-up gives its error */
+		/* one whose list cannot be read is shown: a look-up gives its error */
+		if (fs_run_ready(m->runs, run) < 0 || fs_run_steps(run))
 			h->runs[h->n++] = run;
 	}
 	return 0;
@@ -100,7 +102,8 @@ static void entry_dot(struct fs_mount *m, struct fs_handle *h, bool up, struct e
 	d->e.ino = 0;
 }
 
-/* Entry i of the rest. 1: there; 0: past the end; -EAGAIN: gone meanwhile; -EIO: cannot be shown with attributes (name and type are set). */
+/* Entry i of the rest. 1: there; 0: past the end; -EAGAIN: gone meanwhile; -EIO: cannot be shown with attributes
+ * (name and type are set). */
 static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_t ino, struct entry *d)
 {
 	struct fs_node n = h->node;
@@ -158,7 +161,8 @@ static size_t add(fuse_req_t req, char *buf, size_t room, const struct entry *d,
 	return fuse_add_direntry(req, buf, room, d->name, &d->e.attr, (off_t)cookie);
 }
 
-static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h, char *buf, size_t size, uint64_t offset, bool plus, size_t *ret_len)
+static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h, char *buf, size_t size,
+	uint64_t offset, bool plus, size_t *ret_len)
 {
 	uint64_t ino = h->node.kind == FS_STEP ? fs_node_ino(h->node.slot, h->step->tree, h->node.file) : 0;
 	struct entry d;

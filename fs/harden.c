@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * All of it is best effort: what the kernel or the user does not allow is off and stands in .vckpt/stats. Raw system calls, no library. Order matters: capabilities are
- * dropped while that is still possible, no_new_privs goes before Landlock and seccomp, which need it. */
+ * All of it is best effort: what the kernel or the user does not allow is off and stands in .vckpt/stats. Raw
+ * system calls, no library. Order matters: capabilities are dropped while that is still possible, no_new_privs goes
+ * before Landlock and seccomp, which need it. */
 #include "fs/harden.h"
 
 #include <execinfo.h>
@@ -48,13 +49,16 @@ static void drop_capabilities(struct fs_mount *m)
 	if (geteuid() == 0)
 		data[0].effective = data[0].permitted = 1u << CAP_DAC_READ_SEARCH;
 	bool off = syscall(SYS_capset, &header, data) != 0;
-	fs_mount_feature(m, "capabilities_dropped", !off, "%s", off ? strerror(errno) : geteuid() == 0 ? "all but dac_read_search" : "all");
+	fs_mount_feature(m, "capabilities_dropped", !off, "%s",
+		off ? strerror(errno) : geteuid() == 0 ? "all but dac_read_search" : "all");
 }
 
 static int landlock(const char *store)
 {
 	struct landlock_ruleset_attr attr = { .handled_access_fs = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1 };
-	struct landlock_path_beneath_attr beneath = { .allowed_access = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR };
+	struct landlock_path_beneath_attr beneath = {
+		.allowed_access = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR,
+	};
 
 	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 	if (abi < 0)
@@ -68,15 +72,18 @@ static int landlock(const char *store)
 	if (ruleset < 0 || directory < 0)
 		return -errno;
 	beneath.parent_fd = directory;
-	if (syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &beneath, 0) || syscall(SYS_landlock_restrict_self, ruleset, 0))
+	if (syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &beneath, 0) ||
+			syscall(SYS_landlock_restrict_self, ruleset, 0))
 		return -errno;
 	return 0;
 }
 
 #ifdef NATIVE_ARCH
-#define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
+#define DENY(name) \
+	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
 
-/* Refuses what no reader of files does. A list of what is refused, not of what is allowed: a C library that makes another call keeps working. */
+/* Refuses what no reader of files does. A list of what is refused, not of what is allowed: a C library that makes
+ * another call keeps working. */
 static int seccomp(void)
 {
 	static const struct sock_filter filter[] = {
@@ -84,9 +91,12 @@ static int seccomp(void)
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		DENY(execve), DENY(execveat), DENY(ptrace), DENY(process_vm_readv), DENY(process_vm_writev), DENY(mount), DENY(umount2), DENY(pivot_root),
-		DENY(chroot), DENY(open_by_handle_at), DENY(bpf), DENY(perf_event_open), DENY(init_module), DENY(finit_module), DENY(delete_module),
-		DENY(kexec_load), DENY(keyctl), DENY(add_key), DENY(request_key), DENY(userfaultfd), DENY(setns), DENY(unshare), DENY(reboot),
+		DENY(execve), DENY(execveat), DENY(ptrace), DENY(process_vm_readv), DENY(process_vm_writev),
+		DENY(mount), DENY(umount2), DENY(pivot_root),
+		DENY(chroot), DENY(open_by_handle_at), DENY(bpf), DENY(perf_event_open), DENY(init_module),
+		DENY(finit_module), DENY(delete_module),
+		DENY(kexec_load), DENY(keyctl), DENY(add_key), DENY(request_key), DENY(userfaultfd), DENY(setns),
+		DENY(unshare), DENY(reboot),
 		DENY(swapon), DENY(swapoff), DENY(acct), DENY(quotactl), DENY(bind), DENY(listen), DENY(accept4),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),

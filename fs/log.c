@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The log file is opened once, before privileges and paths are given up; a line is one write, so that a rotated file (copied and truncated) is no trouble. */
+ * The log file is opened once, before privileges and paths are given up; a line is one write, so that a rotated
+ * file (copied and truncated) is no trouble. */
 #include "fs/log.h"
 
 #include <fcntl.h>

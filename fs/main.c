@@ -22,7 +22,8 @@ static int enter_namespace(const char *which, struct base_error *err)
 	}
 	base_cleanup_close int fd = open(which, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || setns(fd, CLONE_NEWNS))
-		return base_error_set(err, -errno, "the mount namespace %s cannot be entered: %s", which, strerror(errno));
+		return base_error_set(err, -errno, "the mount namespace %s cannot be entered: %s", which,
+			strerror(errno));
 	return 0;
 }
 
@@ -58,7 +59,8 @@ int main(int argc, char **argv)
 			r = check_store(o.store, &err);
 		status = r ? FS_EXIT_MOUNT : 0;
 		if (!r && o.fake && o.verbose)
-			printf("mount.vckpt: %s could be mounted on %s (-f after the directories: nothing is)\n", o.store, o.mountpoint);
+			printf("mount.vckpt: %s could be mounted on %s (-f after the directories: nothing is)\n",
+				o.store, o.mountpoint);
 		if (!r && !o.fake)
 			status = fs_daemon_run(&o);
 	}

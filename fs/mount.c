@@ -39,8 +39,10 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 
 	base_random(&generation, sizeof generation);
 	clock_gettime(CLOCK_REALTIME, &now);
-	*m = (struct fs_mount){ .options = options, .generation = generation >> 1 | 1, .refresh_s = options->refresh_ms / 1000.0,
-		.start_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec, .statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
+	*m = (struct fs_mount){ .options = options, .generation = generation >> 1 | 1,
+		.refresh_s = options->refresh_ms / 1000.0,
+		.start_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec,
+		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
 	pthread_mutex_init(&m->lock, NULL);
 	if (pthread_key_create(&m->scratch, free))
 		return base_error_set(err, -ENOMEM, "out of memory");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mount: everything that one mounted store consists of, and what its request handlers share. Made by fs_daemon, read-only afterwards but for
- * what says otherwise. Handlers run on libfuse's threads, many at a time; none of them waits for another request or notifies the kernel. */
+ * mount: everything that one mounted store consists of, and what its request handlers share. Made by fs_daemon,
+ * read-only afterwards but for what says otherwise. Handlers run on libfuse's threads, many at a time; none of them
+ * waits for another request or notifies the kernel. */
 #ifndef FS_MOUNT_H
 #define FS_MOUNT_H
 
@@ -17,12 +18,13 @@
 #define FS_SLOW_NS INT64_C(250000000)           /* a read that took longer is noted */
 #define FS_SLOW_LINES 256u
 
-enum fs_op { FS_OP_LOOKUP, FS_OP_GETATTR, FS_OP_READLINK, FS_OP_OPENDIR, FS_OP_READDIR, FS_OP_READDIRPLUS, FS_OP_OPEN, FS_OP_READ, FS_OP_RELEASE,
-	FS_OP_STATFS, FS_OP_GETXATTR, FS_OP_LISTXATTR, FS_OP_COUNT };
+enum fs_op { FS_OP_LOOKUP, FS_OP_GETATTR, FS_OP_READLINK, FS_OP_OPENDIR, FS_OP_READDIR, FS_OP_READDIRPLUS, FS_OP_OPEN,
+	FS_OP_READ, FS_OP_RELEASE, FS_OP_STATFS, FS_OP_GETXATTR, FS_OP_LISTXATTR, FS_OP_COUNT };
 
 struct fs_stats {                               /* relaxed counters */
 	_Atomic uint64_t requests[FS_OP_COUNT], errors[FS_OP_COUNT], ns[FS_OP_COUNT];
-	_Atomic uint64_t read_bytes, slow_reads, damaged_reads, refreshes, refresh_errors, new_entries, invalidations, gathered_replies;
+	_Atomic uint64_t read_bytes, slow_reads, damaged_reads, refreshes, refresh_errors, new_entries, invalidations,
+		gathered_replies;
 };
 
 struct fs_feature { char name[32]; bool on; char why[200]; }; /* why it is off, or its value */
@@ -36,7 +38,8 @@ struct fs_mount {
 	struct fuse_conn_info connection;       /* as the kernel offered it */
 	uid_t uid; gid_t gid; mode_t file_mode, directory_mode;
 	int64_t start_ns;
-	uint64_t generation;                    /* of node ids: differs from mount to mount, so that a file handle of another is never taken for ours */
+	/* of node ids: differs from mount to mount, so that a file handle of another is never taken for ours */
+	uint64_t generation;
 	double refresh_s;
 	int statm_fd;                           /* /proc/self/statm, opened before the sandbox closes */
 	pthread_key_t scratch;
@@ -52,7 +55,8 @@ struct fs_mount {
 int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err); /* opens the store */
 void fs_mount_release(struct fs_mount *m);
 /* Says in .vckpt/stats that a feature is on (why: its value) or off (why: the reason). */
-void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char *why, ...) __attribute__((format(printf, 4, 5)));
+void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char *why, ...)
+	__attribute__((format(printf, 4, 5)));
 /* Logs the sentence unless it was logged before. */
 void fs_mount_log_once(struct fs_mount *m, const char *text);
 void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, size_t len, int64_t ns);
@@ -72,18 +76,26 @@ int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n); /*
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
 uint64_t fs_node_ino(struct fs_slot *slot, struct view_tree *tree, uint32_t file);
 /* As fs_node_entry for a file of a tree whose directory's st_ino is known. */
-void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino, struct fuse_entry_param *ret_e);
-static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name) { return base_xxh64_of(directory_ino, name, strlen(name)) | 2; }
+void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino,
+	struct fuse_entry_param *ret_e);
+static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name)
+{
+	return base_xxh64_of(directory_ino, name, strlen(name)) | 2;  /* never 0 or 1 */
+}
 
 /* ---- handles: what fi->fh points to ---- */
 struct fs_handle {
-	_Atomic unsigned refs;          /* the kernel's, and each read's: a reply ends the read for the kernel, which may release the file before the handler is done */
-	struct fs_handle *next, *previous; /* protected by m->lock: all of them, so that those which the kernel never released are freed at the end */
+	/* the kernel's, and each read's: a reply ends the read for the kernel, which may release the file before
+	 * the handler is done */
+	_Atomic unsigned refs;
+	/* protected by m->lock: all of them, so that those which the kernel never released are freed at the end */
+	struct fs_handle *next, *previous;
 	struct fs_node node;
 	struct fs_step *step;           /* a reference */
 	struct view_file *file;
 	char *text; size_t text_len;    /* control files: their content when opened */
-	struct fs_run_step *steps; struct fs_run **runs; size_t n; /* directories: what was visible when it was last read from its start */
+	/* directories: what was visible when it was last read from its start */
+	struct fs_run_step *steps; struct fs_run **runs; size_t n;
 	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
 };
 struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n);
@@ -101,7 +113,8 @@ struct fs_request { struct fs_mount *m; enum fs_op op; int64_t start_ns; };
 struct fs_request fs_request_begin(fuse_req_t req, enum fs_op op);
 void fs_request_end(const struct fs_request *q, int error);                  /* counts */
 void fs_request_error(const struct fs_request *q, fuse_req_t req, int error); /* negative errno; replies and counts */
-int fs_errno(int error);                                                    /* of the project's meanings: what a program sees, positive */
+/* of the project's meanings: what a program sees, positive */
+int fs_errno(int error);
 void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void fs_op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);
 void fs_op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);

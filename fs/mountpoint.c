@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two directories overlap when one is the other or lies in it. Three looks, since each is blind somewhere: the names (after links are resolved); device and
- * inode of every parent, which finds a bind mount of the store or of a directory above it; and the place in the filesystem that mountinfo tells (device,
- * root of the mount, rest of the name), which finds a bind mount of a directory inside the store. A mount over its own store would wait for itself. */
+ * Two directories overlap when one is the other or lies in it. Three looks, since each is blind somewhere: the
+ * names (after links are resolved); device and inode of every parent, which finds a bind mount of the store or of a
+ * directory above it; and the place in the filesystem that mountinfo tells (device, root of the mount, rest of the
+ * name), which finds a bind mount of a directory inside the store. A mount over its own store would wait for
+ * itself. */
 #include "fs/mountpoint.h"
 
 #include <fcntl.h>
@@ -29,7 +31,8 @@ static void unescape_octal(char *s)
 	char *d = s;
 
 	for (; *s; s++)
-		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' && s[3] >= '0' && s[3] <= '7') {
+		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' &&
+				s[3] >= '0' && s[3] <= '7') {
 			*d++ = (char)((s[1] - '0') << 6 | (s[2] - '0') << 3 | (s[3] - '0'));
 			s += 3;
 		} else {
@@ -43,7 +46,8 @@ static bool mount_line_parse(const char *line, struct mount_line *m)
 {
 	const char *dash = strstr(line, " - ");
 
-	if (!dash || sscanf(line, "%*s %*s %31s %4095s %4095s", m->device, m->root, m->point) != 3 || sscanf(dash + 3, "%63s %4095s", m->type, m->source) != 2)
+	if (!dash || sscanf(line, "%*s %*s %31s %4095s %4095s", m->device, m->root, m->point) != 3 ||
+			sscanf(dash + 3, "%63s %4095s", m->type, m->source) != 2)
 		return false;
 	unescape_octal(m->root);
 	unescape_octal(m->point);
@@ -62,7 +66,8 @@ static bool path_contains(const char *outer, const char *inner)
 	return strncmp(outer, inner, n) == 0 && (inner[n] == '\0' || inner[n] == '/');
 }
 
-/* The mount that `path` lies in (deepest and newest), or exactly on: autofs is passed over then. Returns 1 found, 0 none. */
+/* The mount that `path` lies in (deepest and newest), or exactly on: autofs is passed over then. Returns 1 found, 0
+ * none. */
 static int mount_find(const char *path, bool exact, struct mount_line *ret_m, struct base_error *err)
 {
 	base_cleanup_free char *line = NULL;
@@ -113,15 +118,18 @@ int fs_mountpoint_detach(const char *path, struct base_error *err)
 		int r = mount_find(path, true, m, err);
 		if (r <= 0 || strncmp(m->type, "fuse", 4) != 0)
 			return r < 0 ? r : 0;
-		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))  /* unlike stat never answered from what the kernel remembers */
+		/* unlike stat never answered from what the kernel remembers */
+		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))
 			return 0;
 		if (errno == ECONNABORTED)  /* dying this moment: the next look gives ENOTCONN */
 			continue;
 		if (strcmp(m->type, "fuse.vckpt") != 0)
-			return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's (%s); unmount it first", path, m->type);
+			return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's "
+				"(%s); unmount it first", path, m->type);
 		r = geteuid() == 0 ? (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0) : run_fusermount(path);
 		if (r)
-			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be detached: %s", path, strerror(-r));
+			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be "
+				"detached: %s", path, strerror(-r));
 		base_info("%s: detached what a dead daemon left behind (store %s)", path, m->source);
 	}
 	return m ? base_error_set(err, -EBUSY, "%s: more dead mounts than are plausible", path) : -ENOMEM;
@@ -154,7 +162,8 @@ static int check_directory(const char *path, const char *what, struct stat *ret_
 	return 0;
 }
 
-/* Is `inner`, or a directory above it, the directory `outer`? (No O_DIRECTORY: it would trigger an automount that waits for this very program.) */
+/* Is `inner`, or a directory above it, the directory `outer`? (No O_DIRECTORY: it would trigger an automount that
+ * waits for this very program.) */
 static bool above(const char *inner, const struct stat *outer)
 {
 	base_cleanup_close int fd = open(inner, O_PATH | O_CLOEXEC);
@@ -187,14 +196,16 @@ static int filesystem_place(const char *path, char device[static 32], char *plac
 	return snprintf(place, len, "%s%s", root, rest) < (int)len ? 0 : -ENAMETOOLONG;
 }
 
-static int check_overlap(const struct fs_options *o, const struct stat *store, const struct stat *point, struct base_error *err)
+static int check_overlap(const struct fs_options *o, const struct stat *store, const struct stat *point,
+	struct base_error *err)
 {
 	char store_device[32], point_device[32], store_place[2 * PATH_MAX], point_place[2 * PATH_MAX];
 	const char *s = o->store, *m = o->mountpoint;
 
 	bool in = path_contains(s, m) || above(m, store), out = path_contains(m, s) || above(s, point);
 	if (!in && !out && filesystem_place(s, store_device, store_place, sizeof store_place, err) == 0 &&
-			filesystem_place(m, point_device, point_place, sizeof point_place, err) == 0 && strcmp(store_device, point_device) == 0) {
+			filesystem_place(m, point_device, point_place, sizeof point_place, err) == 0 &&
+			strcmp(store_device, point_device) == 0) {
 		in = path_contains(store_place, point_place);
 		out = path_contains(point_place, store_place);
 	}
@@ -228,6 +239,7 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 	if (r <= 0)
 		return r;
 	if (strcmp(m->type, "fuse.vckpt") == 0)
-		return base_error_set(err, -EBUSY, "%s: the store %s is mounted there already", o->mountpoint, m->source);
+		return base_error_set(err, -EBUSY, "%s: the store %s is mounted there already", o->mountpoint,
+			m->source);
 	return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already", o->mountpoint, m->source, m->type);
 }

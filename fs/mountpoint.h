@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mountpoint: may the store be mounted there? Looks at directories and at /proc/self/mountinfo; changes nothing but a mount that a dead vckpt
- * daemon left behind, which it detaches. Before threads; may block on a dead network filesystem. */
+ * mountpoint: may the store be mounted there? Looks at directories and at /proc/self/mountinfo; changes nothing but
+ * a mount that a dead vckpt daemon left behind, which it detaches. Before threads; may block on a dead network
+ * filesystem. */
 #ifndef FS_MOUNTPOINT_H
 #define FS_MOUNTPOINT_H
 
 #include "fs/options.h"
 
-/* Makes o->store and o->mountpoint absolute and free of links, and refuses (with a sentence): a store or mount point that is no directory,
- * one inside the other (also through bind mounts), a mount point on which something is mounted already (autofs does not count). */
+/* Makes o->store and o->mountpoint absolute and free of links, and refuses (with a sentence): a store or mount
+ * point that is no directory, one inside the other (also through bind mounts), a mount point on which something is
+ * mounted already (autofs does not count). */
 int fs_mountpoint_check(struct fs_options *o, struct base_error *err);
 /* What a dead vckpt daemon left on `path`: 0 when it was detached or there was nothing. */
 int fs_mountpoint_detach(const char *path, struct base_error *err);

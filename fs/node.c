@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Nodes: numbers to things and things to attributes. Node ids carry all that is needed (no table of inodes: forget is free); st_ino is a hash of run, commit
- * entry and path, the same after every remount. */
+ * Nodes: numbers to things and things to attributes. Node ids carry all that is needed (no table of inodes: forget
+ * is free); st_ino is a hash of run, commit entry and path, the same after every remount. */
 #include <string.h>
 
 #include "fs/mount.h"
@@ -57,8 +57,9 @@ static void fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t
 		t.tv_sec--;
 		t.tv_nsec += 1000000000;
 	}
-	*st = (struct stat){ .st_ino = ino, .st_mode = mode, .st_nlink = S_ISDIR(mode) ? 2 : 1, .st_uid = m->uid, .st_gid = m->gid, .st_size = (off_t)size,
-		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_blksize = 1 << 20, .st_atim = t, .st_mtim = t, .st_ctim = t };
+	*st = (struct stat){ .st_ino = ino, .st_mode = mode, .st_nlink = S_ISDIR(mode) ? 2 : 1,
+		.st_uid = m->uid, .st_gid = m->gid, .st_size = (off_t)size, .st_blksize = 1 << 20,
+		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t };
 }
 
 uint64_t fs_node_ino(struct fs_slot *slot, struct view_tree *tree, uint32_t file)
@@ -68,17 +69,19 @@ uint64_t fs_node_ino(struct fs_slot *slot, struct view_tree *tree, uint32_t file
 	return v ? fs_tree_ino(fs_node_ino(slot, tree, v->parent), v->name) : slot->ino;
 }
 
-void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino, struct fuse_entry_param *ret_e)
+void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino,
+	struct fuse_entry_param *ret_e)
 {
-	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)slot->number << 32 | file, .generation = m->generation, .attr_timeout = FS_FOREVER,
-		.entry_timeout = FS_FOREVER };
+	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)slot->number << 32 | file, .generation = m->generation,
+		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
 	mode_t mode = v->kind == VIEW_DIRECTORY ? S_IFDIR | m->directory_mode : S_IFREG | m->file_mode;
 	fill(m, &ret_e->attr, ino, mode, v->size, slot->time_ns);
 }
 
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e)
 {
-	struct fuse_entry_param e = { .ino = node_id(n), .generation = m->generation, .attr_timeout = m->refresh_s, .entry_timeout = m->refresh_s };
+	struct fuse_entry_param e = { .ino = node_id(n), .generation = m->generation, .attr_timeout = m->refresh_s,
+		.entry_timeout = m->refresh_s };
 	uint64_t latest = 0;
 	int64_t time_ns = m->start_ns;
 	char name[FS_STEP_NAME];
@@ -86,7 +89,8 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	switch (n->kind) {
 	case FS_ROOT:
 	case FS_CONTROL:
-		fill(m, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL, S_IFDIR | m->directory_mode, 0, time_ns);
+		fill(m, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL, S_IFDIR | m->directory_mode, 0,
+			time_ns);
 		break;
 	case FS_CONTROL_FILE:
 		fill(m, &e.attr, e.ino, S_IFREG | m->file_mode, 0, time_ns);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Handlers of requests on names and files. A handler turns a node id into a node, opens the step if it must, and replies exactly once. Bytes go from the cache of
- * decoded pieces to the kernel in one writev: no copy here, and the pins are released when the kernel has taken them. All bytes or an error: a
- * short reply in the middle of a file would be shown as zeroes. */
+ * Handlers of requests on names and files. A handler turns a node id into a node, opens the step if it must, and
+ * replies exactly once. Bytes go from the cache of decoded pieces to the kernel in one writev: no copy here, and
+ * the pins are released when the kernel has taken them. All bytes or an error: a short reply in the middle of a
+ * file would be shown as zeroes. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +32,8 @@ void fs_request_end(const struct fs_request *q, int error)
 int fs_errno(int error)
 {
 	switch (-error) {
-	case ENOENT: case ENOTDIR: case EISDIR: case ESTALE: case ENOMEM: case EINTR: case EMFILE: case ENFILE: case EACCES: case EPERM: case EROFS:
+	case ENOENT: case ENOTDIR: case EISDIR: case ESTALE: case ENOMEM: case EINTR: case EMFILE: case ENFILE:
+	case EACCES: case EPERM: case EROFS:
 	case ENODATA: case ERANGE: case E2BIG: case EOPNOTSUPP: case ENOSYS: case EINVAL:
 		return -error;
 	default:
@@ -48,7 +50,8 @@ void fs_request_error(const struct fs_request *q, fuse_req_t req, int error)
 /* What goes wrong inside an existing step is never "no such file". */
 static int inside_step(struct fs_slot *slot, int error)
 {
-	if (error == -ESTALE || error == -ENOMEM || error == -EOPNOTSUPP || error == -EMFILE || error == -ENFILE || error == -EACCES || error == -EISDIR)
+	if (error == -ESTALE || error == -ENOMEM || error == -EOPNOTSUPP || error == -EMFILE || error == -ENFILE ||
+		error == -EACCES || error == -EISDIR)
 		return error;
 	return fs_slot_live(slot) ? -EIO : -ESTALE;
 }
@@ -76,7 +79,8 @@ static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const c
 		n.file = (uint32_t)found;
 		r = fs_node_entry(m, &n, step, e);
 	} else if (found == -ENOENT) {
-		*e = (struct fuse_entry_param){ .entry_timeout = FS_FOREVER };  /* it will never be there: the kernel may remember that */
+		/* it will never be there: the kernel may remember that */
+		*e = (struct fuse_entry_param){ .entry_timeout = FS_FOREVER };
 		r = 0;
 	} else {
 		r = (int)found;
@@ -337,7 +341,8 @@ static void read_slow(struct fs_request *q, struct fs_handle *h, size_t size, ui
 	const struct view_node *directory = v && v->parent ? view_tree_node(h->step->tree, v->parent) : NULL;
 
 	fs_step_name(h->node.slot->step, step);
-	snprintf(what, sizeof what, "%s/%s/%s%s%s", h->node.run->name, step, directory ? directory->name : "", directory ? "/" : "", v ? v->name : "?");
+	snprintf(what, sizeof what, "%s/%s/%s%s%s", h->node.run->name, step, directory ? directory->name : "",
+		directory ? "/" : "", v ? v->name : "?");
 	fs_mount_log_slow(q->m, what, offset, size, ns);
 }
 
@@ -381,7 +386,8 @@ static void op_statfs(fuse_req_t req, fuse_ino_t id)
 		fs_request_error(&q, req, r);
 		return;
 	}
-	struct statvfs v = { .f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks, .f_bfree = s.blocks_free, .f_bavail = s.blocks_available,
+	struct statvfs v = { .f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,
+		.f_bfree = s.blocks_free, .f_bavail = s.blocks_available,
 		.f_files = s.files, .f_ffree = s.files_free, .f_favail = s.files_free, .f_namemax = 255 };
 	fuse_reply_statfs(req, &v);
 	fs_request_end(&q, 0);
@@ -392,13 +398,16 @@ static void op_init(void *userdata, struct fuse_conn_info *c)
 	struct fs_mount *m = userdata;
 
 	m->connection = *c;
-	c->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
+	c->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS_AUTO |
+		FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
 		FUSE_CAP_WRITEBACK_CACHE | FUSE_CAP_CACHE_SYMLINKS | FUSE_CAP_HANDLE_KILLPRIV);
-	c->want |= c->capable & (FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_READDIRPLUS | FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_ASYNC_READ | FUSE_CAP_EXPORT_SUPPORT);
+	c->want |= c->capable & (FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_READDIRPLUS | FUSE_CAP_PARALLEL_DIROPS |
+		FUSE_CAP_ASYNC_READ | FUSE_CAP_EXPORT_SUPPORT);
 	c->max_background = 64;
 	c->congestion_threshold = 48;
 	c->max_readahead = UINT_MAX;  /* the kernel takes the smaller of its own and this */
-	fs_mount_feature(m, "readdirplus", c->want & FUSE_CAP_READDIRPLUS, "%s", c->want & FUSE_CAP_READDIRPLUS ? "always" : "the kernel has none");
+	fs_mount_feature(m, "readdirplus", c->want & FUSE_CAP_READDIRPLUS, "%s",
+		c->want & FUSE_CAP_READDIRPLUS ? "always" : "the kernel has none");
 }
 
 const struct fuse_lowlevel_ops fs_ops = {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mount(8) calls a helper as `mount.vckpt SOURCE DIR [-sfnv] [-N namespace] [-t type] [-o options]`: the two directories stand first. Its `-f` means
- * "fake"; that of a person, who writes options first, means "stay in the foreground". The place decides: before the directories -f is the
- * foreground, after them it is fake. `--foreground` is clear in both. */
+ * mount(8) calls a helper as `mount.vckpt SOURCE DIR [-sfnv] [-N namespace] [-t type] [-o options]`: the two
+ * directories stand first. Its `-f` means "fake"; that of a person, who writes options first, means "stay in the
+ * foreground". The place decides: before the directories -f is the foreground, after them it is fake.
+ * `--foreground` is clear in both. */
 #include "fs/options.h"
 
 #include <math.h>
@@ -13,22 +14,27 @@
 #include "core/base/buf.h"
 #include "core/base/le.h"
 
-/* Options that mount(8), fstab and systemd pass and that change nothing here: the mount is always ro,nosuid,nodev,noexec. */
+/* Options that mount(8), fstab and systemd pass and that change nothing here: the mount is always
+ * ro,nosuid,nodev,noexec. */
 static const char *const ignored[] = {
-	"rw", "ro", "_netdev", "nofail", "user", "users", "nouser", "owner", "group", "auto", "noauto", "defaults", "exec", "noexec", "suid", "nosuid",
-	"dev", "nodev", "atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime", "lazytime", "nolazytime",
-	"sync", "async", "dirsync", "iversion", "noiversion", "mand", "nomand", "silent", "loud", "default_permissions", "nosymfollow", "kernel_cache",
+	"rw", "ro", "_netdev", "nofail", "user", "users", "nouser", "owner", "group", "auto", "noauto",
+	"defaults", "exec", "noexec", "suid", "nosuid", "dev", "nodev", "atime", "noatime", "diratime",
+	"nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime", "lazytime", "nolazytime", "sync",
+	"async", "dirsync", "iversion", "noiversion", "mand", "nomand", "silent", "loud", "default_permissions",
+	"nosymfollow", "kernel_cache",
 };
 static const char *const ignored_prefix[] = { "x-", "X-", "comment=", "user=" };
 
-static int option_unsigned(const char *name, const char *text, int base, uint64_t max, uint64_t *ret, struct base_error *err)
+static int option_unsigned(const char *name, const char *text, int base, uint64_t max, uint64_t *ret,
+	struct base_error *err)
 {
 	char *end;
 
 	errno = 0;
 	unsigned long long v = strtoull(text, &end, base);
 	if (*text < '0' || *text > '9' || *end || errno || v > max)
-		return base_error_set(err, -EINVAL, "option %s=%s: a number up to %llu is wanted", name, text, (unsigned long long)max);
+		return base_error_set(err, -EINVAL, "option %s=%s: a number up to %llu is wanted", name, text,
+			(unsigned long long)max);
 	*ret = v;
 	return 0;
 }
@@ -62,7 +68,8 @@ static int option_seconds(const char *name, const char *text, unsigned *ret_ms, 
 	double v = strtod(text, &end);
 
 	if (end == text || *end || !isfinite(v) || v < 0.01 || v > 86400)
-		return base_error_set(err, -EINVAL, "option %s=%s: seconds between 0.01 and 86400 are wanted", name, text);
+		return base_error_set(err, -EINVAL, "option %s=%s: seconds between 0.01 and 86400 are wanted", name,
+			text);
 	*ret_ms = (unsigned)(v * 1000 + 0.5);
 	return 0;
 }
@@ -151,9 +158,10 @@ static int option_apply(struct fs_options *o, char *option, struct base_error *e
 	} else if (strcmp(option, "debug") == 0) {
 		o->debug = true;
 	} else if (strcmp(option, "remount") == 0) {
-		return base_error_set(err, -EINVAL, "remount is not supported: unmount and mount again (new steps appear without it)");
-	} else if (strncmp(option, "context=", 8) == 0 || strncmp(option, "fscontext=", 10) == 0 || strncmp(option, "defcontext=", 11) == 0 ||
-			strncmp(option, "rootcontext=", 12) == 0) {
+		return base_error_set(err, -EINVAL,
+			"remount is not supported: unmount and mount again (new steps appear without it)");
+	} else if (strncmp(option, "context=", 8) == 0 || strncmp(option, "fscontext=", 10) == 0 ||
+			strncmp(option, "defcontext=", 11) == 0 || strncmp(option, "rootcontext=", 12) == 0) {
 		return option_context(o, option, err);
 	} else {
 		int r = 1;
@@ -259,7 +267,8 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 	struct scan scan = {0};
 	int r = 0;
 
-	*o = (struct fs_options){ .cache_bytes = FS_CACHE_BYTES, .steps_bytes = FS_STEPS_BYTES, .readahead_bytes = FS_READAHEAD_BYTES,
+	*o = (struct fs_options){ .cache_bytes = FS_CACHE_BYTES, .steps_bytes = FS_STEPS_BYTES,
+		.readahead_bytes = FS_READAHEAD_BYTES,
 		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS };
 	for (int i = 1; i < argc && !r; i++) {
 		const char *arg = argv[i];
@@ -297,7 +306,8 @@ void fs_options_help(void)
 		"       mount -t vckpt STORE DIR -o OPTION,...\n"
 		"Shows every committed step of a vckpt store as files, read-only.\n"
 		"\n"
-		"  -f, --foreground     stay in the foreground (-f: before STORE; after DIR it means --fake, as mount(8) passes it)\n"
+		"  -f, --foreground     stay in the foreground (-f: before STORE; after DIR it means --fake, as "
+		"mount(8) passes it)\n"
 		"      --fake           check everything, mount nothing\n"
 		"  -s                   ignore unknown -o options\n"
 		"  -v, --verbose        say what is done\n"
@@ -306,9 +316,11 @@ void fs_options_help(void)
 		"  -h, --help           this text\n"
 		"  -V, --version        the version\n"
 		"\n"
-		"  -o allow_other       other users may look in (normal users: needs user_allow_other in /etc/fuse.conf)\n"
+		"  -o allow_other       other users may look in (normal users: needs user_allow_other in "
+		"/etc/fuse.conf)\n"
 		"  -o uid=N,gid=N       owner and group of all files (default: the store's)\n"
-		"  -o umask=OCTAL       mode bits to take away from 0444 and 0555 (default: the store's mode without write bits)\n"
+		"  -o umask=OCTAL       mode bits to take away from 0444 and 0555 (default: the store's mode "
+		"without write bits)\n"
 		"  -o cache=SIZE        memory for decoded pieces (256M)\n"
 		"  -o steps=SIZE        memory for opened steps that nobody uses (64M)\n"
 		"  -o readahead=SIZE    the kernel's readahead, as root (4M; 0: leave it alone)\n"

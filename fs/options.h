@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * options: the command line of mount.vckpt, as a person types it and as mount(8) passes it to a helper (docs/man/mount.vckpt.8).
- * Pure parsing: nothing is looked up on disk. Not thread-safe; read-only after parsing. */
+ * options: the command line of mount.vckpt, as a person types it and as mount(8) passes it to a helper
+ * (docs/man/mount.vckpt.8). Pure parsing: nothing is looked up on disk. Not thread-safe; read-only after parsing. */
 #ifndef FS_OPTIONS_H
 #define FS_OPTIONS_H
 
@@ -20,7 +20,8 @@ enum { FS_EXIT_USAGE = 1, FS_EXIT_SYSTEM = 2, FS_EXIT_MOUNT = 32 }; /* as mount(
 
 struct fs_options {
 	char *store, *mountpoint;                     /* as given; fs_mountpoint_check makes them absolute */
-	char *namespace;                              /* -N: mount namespace to mount in, a path or a process id; NULL: our own */
+	/* -N: mount namespace to mount in, a path or a process id; NULL: our own */
+	char *namespace;
 	bool help, version, foreground, fake, sloppy, verbose, debug;
 	bool allow_other, noxattr;
 	bool have_uid, have_gid, have_umask;
@@ -28,10 +29,12 @@ struct fs_options {
 	uint64_t cache_bytes, steps_bytes, readahead_bytes;
 	unsigned refresh_ms, max_threads;
 	char *fsname, *subtype, *log;                 /* NULL: the default */
-	char *context;                                /* SELinux options for the kernel, comma before each; NULL: none */
+	/* SELinux options for the kernel, comma before each; NULL: none */
+	char *context;
 };
 
-/* Fills *o (release it whatever is returned). -EINVAL with a sentence on a usage error. An option that is not known is one, unless -s was given. */
+/* Fills *o (release it whatever is returned). -EINVAL with a sentence on a usage error. An option that is not known
+ * is one, unless -s was given. */
 int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_error *err);
 void fs_options_release(struct fs_options *o);
 void fs_options_help(void); /* on standard output */

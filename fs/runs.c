@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs, their lists and slots. A store_list has one owner: here it is changed under the run's write lock only (reading it the first time, and the
- * refresh thread), and read under the read lock. Slots are made when a step is looked up or listed with attributes, and are never freed: 64 bytes a step. */
+ * Runs, their lists and slots. A store_list has one owner: here it is changed under the run's write lock only
+ * (reading it the first time, and the refresh thread), and read under the read lock. Slots are made when a step is
+ * looked up or listed with attributes, and are never freed: 64 bytes a step. */
 #include "fs/runs.h"
 
 #include <stdio.h>
@@ -159,7 +160,8 @@ int fs_run_ready(struct fs_runs *r, struct fs_run *run)
 	pthread_rwlock_unlock(&run->lock);
 	if (ready)
 		return 0;
-	pthread_rwlock_wrlock(&run->lock);  /* held across the read: whoever else wants this run must wait for its list anyway */
+	/* held across the read: whoever else wants this run must wait for its list anyway */
+	pthread_rwlock_wrlock(&run->lock);
 	int result = run->list ? 0 : store_list_open(r->store, run->name, false, &list, &err);
 	if (list)
 		run->list = list;
@@ -190,7 +192,8 @@ int fs_runs_find(struct fs_runs *r, const char *name, struct fs_run **ret_run)
 	if (!proto_run_valid(name))
 		return -ENOENT;
 	struct fs_run *run = run_by_name(r, name);
-	if (!run) {  /* perhaps a new one: failed look-ups are asked again and again only by programs that wait for it */
+	/* perhaps a new one: failed look-ups are asked again and again only by programs that wait for it */
+	if (!run) {
 		int found = fs_runs_scan(r, NULL);
 		run = found > 0 ? run_by_name(r, name) : NULL;
 		if (!run)

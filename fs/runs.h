@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * runs: the top of the tree: which runs and steps are visible, their node numbers, and the opened steps (docs/mount.md).
+ * runs: the top of the tree: which runs and steps are visible, their node numbers, and the opened steps
+ * (docs/mount.md).
  *
- *   node id   1 the root; slot 0 holds what is the mount's own; else slot << 32 | number of the file in the step's tree (0: the step's directory)
- *   slot      one per commit entry that was ever looked up; the table only grows, so an id never comes to mean something else
+ *   node id   1 the root; slot 0 holds what is the mount's own; else slot << 32 | number of the file in the step's
+ *             tree (0: the step's directory)
+ *   slot      one per commit entry that was ever looked up; the table only grows, so an id never comes to mean
+ *             something else
  *
- * Nothing is done per step before somebody looks: a run's list is read when the run is first named, a step is opened when something in it is.
- * Any thread, except fs_runs_refresh: one thread at a time. Lock order: run->lock, then runs->lock; neither is held across a read of a step. */
+ * Nothing is done per step before somebody looks: a run's list is read when the run is first named, a step is
+ * opened when something in it is. Any thread, except fs_run_refresh and fs_run_gone: one thread. Lock order:
+ * run->lock, then runs->lock; neither is held across a read of a step. */
 #ifndef FS_RUNS_H
 #define FS_RUNS_H
 
@@ -82,7 +86,8 @@ int fs_run_ready(struct fs_runs *r, struct fs_run *run);
 int fs_run_refresh(struct fs_runs *r, struct fs_run *run);
 size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
-int fs_run_slot(struct fs_runs *r, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot); /* -ENOENT: not visible */
+/* -ENOENT: not visible */
+int fs_run_slot(struct fs_runs *r, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot);
 /* A copy of what is visible, by ascending step, for a directory that is being read. */
 struct fs_run_step { uint64_t step, entry; };
 int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *ret_n);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two things that libfuse 3.14 does not do by itself. PARALLEL_DIROPS: up to 3.16.2 the library sets the wish but leaves the bit out of INIT's answer, and
- * the kernel then lets one look-up at a time into a directory; the answer passes through fs_writev, which puts the bit in. Readahead: the kernel bounds
- * it by the backing-device info of the mount, 128 KiB by default, whatever INIT says; only /sys/class/bdi, as root, lifts it. */
+ * Two things that libfuse 3.14 does not do by itself. PARALLEL_DIROPS: up to 3.16.2 the library sets the wish but
+ * leaves the bit out of INIT's answer, and the kernel then lets one look-up at a time into a directory; the answer
+ * passes through fs_writev, which puts the bit in. Readahead: the kernel bounds it by the backing-device info of
+ * the mount, 128 KiB by default, whatever INIT says; only /sys/class/bdi, as root, lifts it. */
 #include "fs/session.h"
 
 #include <fcntl.h>
@@ -61,7 +62,8 @@ static void libfuse_log(enum fuse_log_level level, const char *format, va_list a
 	text[strcspn(text, "\n")] = '\0';
 	if (level <= FUSE_LOG_ERR)
 		memcpy(libfuse_said, text, sizeof text);
-	base_log(level <= FUSE_LOG_ERR ? BASE_LOG_ERROR : level <= FUSE_LOG_WARNING ? BASE_LOG_WARNING : BASE_LOG_DEBUG, "libfuse: %s", text);
+	base_log(level <= FUSE_LOG_ERR ? BASE_LOG_ERROR : level <= FUSE_LOG_WARNING ? BASE_LOG_WARNING : BASE_LOG_DEBUG,
+		"libfuse: %s", text);
 }
 
 static int mount_arguments(struct fs_mount *m, struct fuse_args *args)
@@ -73,9 +75,12 @@ static int mount_arguments(struct fs_mount *m, struct fuse_args *args)
 	int bad = fuse_opt_add_opt(&list, "ro,nosuid,nodev,noexec,default_permissions");
 	bad |= o->allow_other && fuse_opt_add_opt(&list, "allow_other");
 	bad |= o->context && fuse_opt_add_opt(&list, o->context + 1);  /* past its first comma */
-	bad |= asprintf(&fsname, "fsname=%s", o->fsname ? o->fsname : o->store) < 0 || fuse_opt_add_opt_escaped(&list, fsname);
-	bad |= asprintf(&subtype, "subtype=%s", o->subtype ? o->subtype : "vckpt") < 0 || fuse_opt_add_opt_escaped(&list, subtype);
-	bad |= fuse_opt_add_arg(args, "mount.vckpt") || fuse_opt_add_arg(args, "-o") || fuse_opt_add_arg(args, list ? list : "");
+	bad |= asprintf(&fsname, "fsname=%s", o->fsname ? o->fsname : o->store) < 0 ||
+		fuse_opt_add_opt_escaped(&list, fsname);
+	bad |= asprintf(&subtype, "subtype=%s", o->subtype ? o->subtype : "vckpt") < 0 ||
+		fuse_opt_add_opt_escaped(&list, subtype);
+	bad |= fuse_opt_add_arg(args, "mount.vckpt") || fuse_opt_add_arg(args, "-o") ||
+		fuse_opt_add_arg(args, list ? list : "");
 	if (!bad && o->debug && o->foreground)
 		bad = fuse_opt_add_arg(args, "-d");
 	free(list);
@@ -93,11 +98,14 @@ int fs_session_open(struct fs_mount *m, struct base_error *err)
 		m->session = fuse_session_new(&args, &fs_ops, sizeof fs_ops, m);
 	fuse_opt_free_args(&args);
 	if (!m->session)
-		return base_error_set(err, r ? r : -EINVAL, "the FUSE session cannot be made%s%s", libfuse_said[0] ? ": " : "", libfuse_said);
+		return base_error_set(err, r ? r : -EINVAL, "the FUSE session cannot be made%s%s",
+			libfuse_said[0] ? ": " : "", libfuse_said);
 	if (access("/dev/fuse", F_OK) != 0)
-		r = base_error_set(err, -ENODEV, "there is no /dev/fuse: load the kernel's fuse module, or give the container that device");
+		r = base_error_set(err, -ENODEV,
+			"there is no /dev/fuse: load the kernel's fuse module, or give the container that device");
 	else if (fuse_session_mount(m->session, m->options->mountpoint) != 0)
-		r = base_error_set(err, -EPERM, "cannot mount on %s%s%s", m->options->mountpoint, libfuse_said[0] ? ": " : "", libfuse_said);
+		r = base_error_set(err, -EPERM, "cannot mount on %s%s%s", m->options->mountpoint,
+			libfuse_said[0] ? ": " : "", libfuse_said);
 	if (r) {
 		fuse_session_destroy(m->session);
 		m->session = NULL;
@@ -105,7 +113,8 @@ int fs_session_open(struct fs_mount *m, struct base_error *err)
 	}
 	r = fuse_session_custom_io(m->session, &io, fuse_session_fd(m->session));
 	if (r)
-		fs_mount_feature(m, "parallel_dirops", false, "libfuse refuses a hook on INIT: %s", strerror(r < 0 ? -r : r));
+		fs_mount_feature(m, "parallel_dirops", false, "libfuse refuses a hook on INIT: %s",
+			strerror(r < 0 ? -r : r));
 	return 0;
 }
 
@@ -146,7 +155,8 @@ static void raise_readahead(struct fs_mount *m, dev_t dev)
 	if (fd >= 0 && write(fd, text, (size_t)n) == n)
 		fs_mount_feature(m, "readahead", true, "%s KiB", text);
 	else
-		fs_mount_feature(m, "readahead", false, "128 KiB, the kernel's own: %s: %s", path, geteuid() ? "only root may raise it" : strerror(errno));
+		fs_mount_feature(m, "readahead", false, "128 KiB, the kernel's own: %s: %s", path,
+			geteuid() ? "only root may raise it" : strerror(errno));
 }
 
 int fs_session_prove(struct fs_mount *m, struct base_error *err)
@@ -154,13 +164,15 @@ int fs_session_prove(struct fs_mount *m, struct base_error *err)
 	struct stat st;
 
 	if (stat(m->options->mountpoint, &st))
-		return base_error_set(err, -errno, "%s: mounted, but it does not answer: %s", m->options->mountpoint, strerror(errno));
+		return base_error_set(err, -errno, "%s: mounted, but it does not answer: %s", m->options->mountpoint,
+			strerror(errno));
 	if (st.st_ino != FUSE_ROOT_ID || !S_ISDIR(st.st_mode))
 		return base_error_set(err, -EIO, "%s: mounted, but something else answers", m->options->mountpoint);
 	if (init_patched)
 		fs_mount_feature(m, "parallel_dirops", true, "set");
 	else
-		fs_mount_feature(m, "parallel_dirops", false, "the kernel has none, or libfuse answered in an unknown form");
+		fs_mount_feature(m, "parallel_dirops", false,
+			"the kernel has none, or libfuse answered in an unknown form");
 	raise_readahead(m, st.st_dev);
 	return 0;
 }

@@ -7,9 +7,12 @@
 #include "fs/mount.h"
 
 int fs_session_open(struct fs_mount *m, struct base_error *err); /* mounts; m->session is set */
-void fs_session_close(struct fs_mount *m);                       /* unmounts (lazily if busy) and frees; the loop has ended */
-int fs_session_loop(struct fs_mount *m);                         /* answers requests until it is unmounted or asked to exit */
-/* Looks at the mount point as any program does, which waits until the kernel has INIT's answer; then raises its readahead. Not from a handler's thread. */
+/* unmounts (lazily if busy) and frees; the loop has ended */
+void fs_session_close(struct fs_mount *m);
+/* answers requests until it is unmounted or asked to exit */
+int fs_session_loop(struct fs_mount *m);
+/* Looks at the mount point as any program does, which waits until the kernel has INIT's answer; then raises its
+ * readahead. Not from a handler's thread. */
 int fs_session_prove(struct fs_mount *m, struct base_error *err);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opened steps: made when something inside a step is first looked up, kept while memory allows, newest use first. A step in use is kept by its users'
- * references, whatever the bound says; one that was evicted and is opened again has the same node ids, since these are a pure function of the step.
- * One thread opens a step, others that want it wait; the lock is not held meanwhile. */
+ * Opened steps: made when something inside a step is first looked up, kept while memory allows, newest use first. A
+ * step in use is kept by its users' references, whatever the bound says; one that was evicted and is opened again
+ * has the same node ids, since these are a pure function of the step. One thread opens a step, others that want it
+ * wait; the lock is not held meanwhile. */
 #include <string.h>
 
 #include "core/base/log.h"
@@ -30,7 +31,8 @@ static void step_use(struct fs_runs *r, struct fs_step *step)
 	step->refs++;
 }
 
-/* Takes unused steps off the old end until the bound holds; returns them as a list (by `older`) to be freed outside of the lock. */
+/* Takes unused steps off the old end until the bound holds; returns them as a list (by `older`) to be freed outside
+ * of the lock. */
 static struct fs_step *steps_evict(struct fs_runs *r, const struct fs_step *keep)
 {
 	struct fs_step *gone = NULL, *next;
@@ -131,7 +133,8 @@ static int step_open(struct fs_runs *r, struct fs_slot *slot, struct fs_step **r
 		view_tree_unref(tree);
 		return result ? result : base_error_set(err, -ENOMEM, "out of memory");
 	}
-	*step = (struct fs_step){ .slot = slot, .tree = tree, .memory = sizeof *step + memory + view_tree_memory(tree) };
+	*step = (struct fs_step){ .slot = slot, .tree = tree,
+		.memory = sizeof *step + memory + view_tree_memory(tree) };
 	*ret_step = step;
 	return 0;
 }
@@ -143,7 +146,8 @@ static void open_failed(struct fs_slot *slot, int result, bool logged, const str
 	if (result == -ESTALE || logged)
 		return;
 	fs_step_name(slot->step, name);
-	base_warning("%s/%s cannot be opened: %s", slot->run->name, name, err->text[0] ? err->text : base_error_name(result));
+	base_warning("%s/%s cannot be opened: %s", slot->run->name, name,
+		err->text[0] ? err->text : base_error_name(result));
 }
 
 int fs_step_get(struct fs_runs *r, struct fs_slot *slot, struct fs_step **ret_step)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Keeping up. On a local store a watch (inotify) on `runs` and on each run that somebody named tells at once when an entry is put; the lists are then read on.
- * Without a watch, or where it fails, every run that somebody named is asked every refresh interval: one failed look-up each. The cost is per
- * run in use, never per step, and nothing happens for runs that nobody looks at.
+ * Keeping up. On a local store a watch (inotify) on `runs` and on each run that somebody named tells at once when
+ * an entry is put; the lists are then read on. Without a watch, or where it fails, every run that somebody named is
+ * asked every refresh interval: one failed look-up each. The cost is per run in use, never per step, and nothing
+ * happens for runs that nobody looks at.
  *
- * New names need no word to the kernel, which never remembers a failed look-up in the root or in a run. Names that went, `latest`, and a run's attributes are
- * invalidated; they would also time out by themselves. */
+ * New names need no word to the kernel, which never remembers a failed look-up in the root or in a run. Names that
+ * went, `latest`, and a run's attributes are invalidated; they would also time out by themselves. */
 #include "fs/watch.h"
 
 #include <poll.h>
@@ -111,7 +112,8 @@ static void rewatch(struct fs_watch *w)
 		w->watched_runs = used;
 		w->refused = r == -EOPNOTSUPP;
 		if (r)
-			fs_mount_feature(w->m, "watch", false, "%s: polled every %u ms", w->refused ? "not a local filesystem" : strerror(-r), w->m->options->refresh_ms);
+			fs_mount_feature(w->m, "watch", false, "%s: polled every %u ms",
+				w->refused ? "not a local filesystem" : strerror(-r), w->m->options->refresh_ms);
 		else
 			fs_mount_feature(w->m, "watch", true, "inotify on %u directories", used);
 	}
@@ -158,12 +160,15 @@ static void *watch_main(void *arg)
 
 	rewatch(w);
 	while (!w->stop) {
-		struct pollfd p[2] = { { .fd = w->wake_fd, .events = POLLIN }, { .fd = w->watch_fd, .events = POLLIN } };
+		struct pollfd p[2] = {
+			{ .fd = w->wake_fd, .events = POLLIN }, { .fd = w->watch_fd, .events = POLLIN },
+		};
 		int n = poll(p, 2, w->watch_fd >= 0 ? WATCHED_POLL_MS : (int)w->m->options->refresh_ms);
 		if (w->stop)
 			break;
 		if (p[1].revents) {
-			nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);  /* what comes in one go is read in one go */
+			/* what comes in one go is read in one go */
+			nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
 			if (!(p[1].revents & POLLIN))
 				w->watched_runs = UINT32_MAX;  /* the watch died */
 		}
@@ -181,7 +186,8 @@ int fs_watch_start(struct fs_mount *m, struct fs_watch **ret_w)
 
 	if (!w)
 		return -ENOMEM;
-	*w = (struct fs_watch){ .m = m, .watch_fd = -1, .watched_runs = UINT32_MAX, .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+	*w = (struct fs_watch){ .m = m, .watch_fd = -1, .watched_runs = UINT32_MAX,
+		.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	int r = w->wake_fd < 0 ? errno : pthread_create(&w->thread, NULL, watch_main, w);

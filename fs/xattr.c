@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Extended attributes user.vckpt.*. Names of other kinds, which ls asks about for every file, are answered from memory: they do not exist. */
+ * Extended attributes user.vckpt.*. Names of other kinds, which ls asks about for every file, are answered from
+ * memory: they do not exist. */
 #include <stdio.h>
 #include <string.h>
 
@@ -33,7 +34,8 @@ static int take_key(void *arg, const char *key, const char *value)
 }
 
 /* Calls f for the attributes of the node. */
-static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, const char *key, const char *value), void *arg)
+static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, const char *key, const char *value),
+	void *arg)
 {
 	struct base_error err = {0};
 	struct fs_step *step;

@@ -107,7 +107,7 @@ class Mount:
             if not mount_of(self.point) or mount_of(self.point)[0] != "fuse.vckpt":
                 break
             subprocess.run(["umount", "-l", str(self.point)], capture_output=True, timeout=30)
-        if not wait_until(lambda: not self.pids, 5):
+        if not wait_until(lambda: not self.pids, 2):  # something may still map a file of it
             self.kill()
 
 

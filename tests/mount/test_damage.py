@@ -30,8 +30,10 @@ def small(program, vckpt, tmp_path_factory):
     vckpt("import", folder / "store", "a/2", source)
     vckpt("import", folder / "store", "b/1", source)
     m = Mount(program, folder / "store", folder / "mnt")
-    truth, errors = snapshot(m.point)
-    m.end()
+    try:
+        truth, errors = snapshot(m.point)
+    finally:
+        m.end()
     assert not errors and len(truth) == 3 * 8
     return folder, truth
 

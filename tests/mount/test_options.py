@@ -5,6 +5,7 @@ import pathlib
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -81,6 +82,41 @@ def test_f_before_is_foreground_and_after_is_fake(program, one, tmp_path):
         finally:
             child.kill()
         assert not mount_of(point)
+
+
+def test_systemd_is_told_when_it_works(program, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(10)
+        child = subprocess.Popen([program, "-f", one, point], env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")})
+        try:
+            assert listener.recv(100) == b"READY=1"
+            assert (point / "a" / "latest").exists()
+        finally:
+            child.terminate()
+            assert child.wait(10) == 0
+
+
+@root
+def test_another_mount_namespace(program, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    other = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sleep", "60"])
+    try:
+        assert wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"))
+        assert call(program, one, point, "-N", other.pid).returncode == 0
+        assert not mount_of(point)
+        assert str(point) in pathlib.Path(f"/proc/{other.pid}/mountinfo").read_text()
+        subprocess.run(["nsenter", f"--mount=/proc/{other.pid}/ns/mnt", "umount", point], check=True)
+        assert wait_until(lambda: not daemons(point))
+        assert call(program, one, point, "-N", "/none").returncode == 32
+    finally:
+        other.kill()
+        other.wait()
+        for pid in daemons(point):
+            os.kill(pid, signal.SIGTERM)
 
 
 # ---- mount(8) ----

@@ -15,16 +15,18 @@ from .conftest import Mount
 @pytest.fixture(scope="module")
 def truth(program, sample_store, source, tmp_path_factory):
     m = Mount(program, sample_store, tmp_path_factory.mktemp("reference") / "mnt", "cache=8M")  # small: pieces come and go
-    step = m / "a" / "step-00000002"
-    files = {step / "model.safetensors": source.safetensors} | {step / name: data for name, data in source.blobs.items()}
-    for t in json.loads((step / "manifest.json").read_text())["tensors"]:
-        data = source.tensors[t["name"]].data
-        with open(step / t["file"], "rb") as f:
-            head = f.read(4096)
-        assert head[:6] == b"\x93NUMPY"
-        files[step / t["file"]] = head + data
-    yield files
-    m.end()
+    try:
+        step = m / "a" / "step-00000002"
+        files = {step / "model.safetensors": source.safetensors} | {step / name: data for name, data in source.blobs.items()}
+        for t in json.loads((step / "manifest.json").read_text())["tensors"]:
+            data = source.tensors[t["name"]].data
+            with open(step / t["file"], "rb") as f:
+                head = f.read(4096)
+            assert head[:6] == b"\x93NUMPY"
+            files[step / t["file"]] = head + data
+        yield files
+    finally:
+        m.end()
 
 
 def drop(path):
