@@ -43,11 +43,10 @@ def test_rm_and_gc_on_a_disk_without_a_byte(vckpt, small, tmp_path):
     vckpt("init", store)
     make(tmp_path / "a.safetensors", 8, 1)
     vckpt("import", store, "run", tmp_path / "a.safetensors")
-    with open(small / "filler", "wb") as f:
+    with open(small / "filler", "wb", buffering=0) as f:
         try:
             while True:
                 f.write(b"x" * 4096)
-                f.flush()
         except OSError:
             pass
     assert vckpt("import", store, "run", tmp_path / "a.safetensors", check=False).returncode == 1

@@ -3,12 +3,18 @@
 import hashlib
 import json
 import pathlib
-import shutil
+import tarfile
 
 import pytest
 
 HERE = pathlib.Path(__file__).parent
 VERSIONS = sorted(p.name for p in HERE.glob("v*") if p.is_dir())
+
+
+def unpack(version, where):
+    with tarfile.open(HERE / version / "store.tar.xz") as tar:
+        tar.extractall(where, filter="data")
+    return where / "store"
 
 
 def test_there_are_golden_stores():
@@ -18,8 +24,7 @@ def test_there_are_golden_stores():
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_golden_store_is_read(vckpt, tmp_path, version):
     expected = json.loads((HERE / version / "expected.json").read_text())
-    store = tmp_path / "store"
-    shutil.copytree(HERE / version / "store", store)
+    store = unpack(version, tmp_path)
     listed = {f"{r['run']}/{s['step']}": s for r in vckpt.json("ls", store)["runs"] for s in vckpt.json("ls", store, r["run"])["steps"]}
     assert set(listed) == set(expected)
     for i, (name, want) in enumerate(expected.items()):
@@ -35,8 +40,7 @@ def test_a_golden_store_is_read(vckpt, tmp_path, version):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_golden_store_goes_on(vckpt, tmp_path, version):
     """It is not only read: a save, a removal and a collection work in it."""
-    store = tmp_path / "store"
-    shutil.copytree(HERE / version / "store", store)
+    store = unpack(version, tmp_path)
     vckpt("export", store, "a/0", tmp_path / "out")
     vckpt("import", store, "a", tmp_path / "out")
     assert vckpt.json("import", store, "a", tmp_path / "out")["piece_bytes_new"] == 0
