@@ -280,9 +280,9 @@ static struct load_pin *cache_find(struct load_cache *c, const struct base_diges
 
 static struct load_pin *cache_make(struct load_cache *c, const struct base_digest *d, uint64_t window, uint32_t len)
 {
-	struct load_pin *e = c->spare, **at;
 	unsigned class = cache_class_of(len);
-	uint8_t *bytes = cache_buffer(c, class);
+	uint8_t *bytes = cache_buffer(c, class); /* may evict, and so add to the spare structs: first */
+	struct load_pin *e = c->spare, **at;
 
 	if (e)
 		c->spare = e->next;
