@@ -52,9 +52,9 @@ def build():
     return pathlib.Path(path).resolve()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lib(build):
-    """All layers but fs and tools, every symbol visible."""
+    """All layers but fs and tools, every symbol visible. A CDLL for each module: what one says of arguments is not another's."""
     return ctypes.CDLL(str(build / "tests" / "libvckpt_internal.so"), use_errno=True)
 
 

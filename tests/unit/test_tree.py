@@ -307,6 +307,7 @@ def test_blobs_that_give_way_are_named(lib, tree):
     said = []
     f = LOG(lambda level, text: said.append((level, text.decode())))
     lib.base_log_set_sink(f)
+    lib.base_log_set_level(1)
     try:
         tree.lib.view_tree_unref(tree.t)
         tree.build()
