@@ -28,6 +28,7 @@
 
 #define CACHE_CLASS_MIN 4096u
 #define CACHE_CLASSES 33u            /* 4 KiB, 5, 6, 7, 8, 10, ... 1 MiB */
+#define CACHE_SAID 512u              /* places whose damage is remembered as told */
 
 enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
 
@@ -56,6 +57,7 @@ struct load_cache {
 	struct cache_class classes[CACHE_CLASSES];
 	uint64_t idle_bytes;
 	struct load_cache_stats stats;
+	uint64_t said[CACHE_SAID]; unsigned nsaid; /* hashes of (pack, offset), the last ones; nsaid counts on */
 };
 
 static size_t cache_class_bytes(unsigned class)
@@ -428,6 +430,21 @@ static void cache_settle(struct load_cache *c, struct load_pin *e, int rc, const
 	pthread_mutex_unlock(&c->lock);
 }
 
+/* Readers try again (the kernel does, page by page): each damaged place is told once. */
+static bool cache_say(struct load_cache *c, const char *pack, uint64_t offset)
+{
+	uint64_t hash = base_xxh64_of(offset, pack, strlen(pack));
+	bool told = false;
+
+	pthread_mutex_lock(&c->lock);
+	for (unsigned i = 0; !told && i < base_min(c->nsaid, CACHE_SAID); i++)
+		told = c->said[i] == hash;
+	if (!told)
+		c->said[c->nsaid++ % CACHE_SAID] = hash;
+	pthread_mutex_unlock(&c->lock);
+	return !told;
+}
+
 static int cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w,
 	struct store_pack **pack, uint32_t *pack_number,
 	struct base_error *err)
@@ -438,11 +455,13 @@ static int cache_fill_one(struct load_cache *c, const struct load_object *o, str
 	int rc = cache_read(o, w, pack, pack_number, &why);
 
 	if (rc < 0) {
+		const char *name = ref->pack < o->npacks ? o->packs[ref->pack] : "?";
+
 		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu at offset %llu of pack %s", info->run,
 			(unsigned long long)info->step, o->label,
-			(unsigned long long)w->piece, (unsigned long long)ref->offset, ref->pack < o->npacks
-				? o->packs[ref->pack] : "?");
-		base_warning("%s", why.text);
+			(unsigned long long)w->piece, (unsigned long long)ref->offset, name);
+		if (cache_say(c, name, ref->offset + w->window))
+			base_warning("%s", why.text);
 		if (err)
 			*err = why;
 	}

@@ -8,7 +8,7 @@
  * when it is opened.
  *
  * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as
- * long as it does. Threads: nothing changes after load_step_open but the reference count. */
+ * long as it does. Threads: nothing changes after load_step_open but the reference count and the cache of chunks. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -17,6 +17,7 @@
 
 #define STEP_LAYOUT_MAX (UINT64_C(2) << 30)
 #define STEP_PART_MAX (UINT64_C(1) << 30)
+#define STEP_CHUNKS_BYTES (UINT64_C(4) << 20) /* decoded chunks of parts that a step keeps */
 
 struct step_rank {
 	struct proto_part part;
@@ -39,11 +40,13 @@ struct load_step {
 	struct load_tensor_place *tensors; uint32_t ntensors;
 	struct step_component *components; uint32_t ncomponents;
 	struct step_blob *blobs; uint32_t nblobs;
+	struct store_chunk_cache *chunks; /* has a lock of its own */
 	size_t memory;
 };
 
 static void step_free(struct load_step *step)
 {
+	store_chunk_cache_free(step->chunks); /* before the layouts, which its chunks point to */
 	for (uint32_t i = 0; step->layouts && i < step->manifest.nlayouts; i++)
 		store_layout_free(step->layouts[i]);
 	for (uint32_t i = 0; step->ranks && i < step->manifest.nranks; i++) {
@@ -313,6 +316,17 @@ static int step_read(struct load_step *step, const struct store_list_step *entry
 	return rc;
 }
 
+/* What the cache of chunks may come to hold. */
+static size_t step_chunk_bytes(const struct load_step *step)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < step->manifest.nranks && bytes < STEP_CHUNKS_BYTES; i++)
+		for (uint32_t k = 0; k < step->ranks[i].part.nchunks && bytes < STEP_CHUNKS_BYTES; k++)
+			bytes += base_min(step->ranks[i].part.chunks[k].ref.raw_len, STEP_CHUNKS_BYTES);
+	return base_min(bytes, STEP_CHUNKS_BYTES);
+}
+
 int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
 	struct base_error *err)
 {
@@ -324,8 +338,9 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 		step->store = s;
 		step->run = strdup(run);
 		step->attempt = strdup(entry->commit.attempt);
+		step->chunks = store_chunk_cache_new(STEP_CHUNKS_BYTES);
 	}
-	if (!step || !step->run || !step->attempt)
+	if (!step || !step->run || !step->attempt || !step->chunks)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	rc = step_read(step, entry, err);
 	if (rc < 0)
@@ -335,7 +350,7 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 		.attempt = step->attempt, .manifest = entry->commit.manifest, .attributes = step->manifest.attributes,
 		.nattributes = step->manifest.nattributes, .tensors = step->ntensors, .blobs = step->nblobs,
 		.bytes = step->manifest.bytes, .new_bytes = step->manifest.new_bytes};
-	step->memory += sizeof *step + step->manifest.npacks * (sizeof *step->manifest.packs + 64);
+	step->memory += sizeof *step + step_chunk_bytes(step) + step->manifest.npacks * (sizeof *step->manifest.packs + 64);
 	*ret_step = base_steal(step);
 	return 0;
 }
@@ -449,8 +464,8 @@ int load_step_row(const struct load_step *step, uint32_t tensor, struct store_ro
 
 		if (step->manifest.ranks[line].layout != p->layout)
 			continue;
-		rc = store_part_read_row(step->store, step->layouts[p->layout], &rank->part, rank->packs, rank->npacks,
-			p->tensor, ret_row, err);
+		rc = store_part_read_row_cached(step->chunks, step->store, step->layouts[p->layout], &rank->part,
+			rank->packs, rank->npacks, p->tensor, ret_row, err);
 		if (rc == -ENOENT)
 			continue;
 		if (rc < 0)

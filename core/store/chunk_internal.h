@@ -37,4 +37,14 @@ static inline bool chunk_run_next(const struct store_object_ref *ref, struct sto
 	return next->offset < STORE_OBJECT_MAX_BYTES && next->checks < STORE_OBJECT_MAX_BYTES;
 }
 
+/* ---- chunks that are kept (chunk_cache.c) ---- */
+struct store_chunk_held;
+/* NULL: not there (or no cache). What is held is to be released. */
+struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct store_layout *l, uint32_t npacks, const struct base_digest *digest);
+/* Takes the chunk over (also on failure: NULL, out of memory). c NULL: it is only held. */
+struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct store_layout *l, uint32_t npacks, const struct base_digest *digest,
+	struct store_chunk *chunk, size_t bytes);
+const struct store_chunk *store_chunk_held_chunk(const struct store_chunk_held *h);
+void store_chunk_release(struct store_chunk_held *h);
+
 #endif

@@ -51,6 +51,12 @@ struct store;
  * -ENOENT: this part has no row for it. */
 int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
 	uint32_t tensor, struct store_row *ret_row, struct base_error *err);
+/* The same out of a cache of decoded chunks, which keeps what it reads: for whoever reads many rows. */
+struct store_chunk_cache;
+struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes);  /* any thread; layouts that it is used with outlive it. NULL: out of memory */
+void store_chunk_cache_free(struct store_chunk_cache *c);           /* NULL-safe */
+int store_part_read_row_cached(struct store_chunk_cache *c, struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err);
 /* All rows of one chunk, in order, through a callback (the row is the callback's to read, not to keep). */
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
 	uint32_t chunk, int (*f)(void *arg, const struct store_row *row), void *arg, struct base_error *err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * part_read: rows of a part out of its chunks. A chunk is loaded whole, re-hashed and checked (chunk.c): then its rows
- * are believed. One tensor costs one chunk. */
+ * are believed. One tensor costs one chunk, unless a cache has it (chunk_cache.c). */
 #include "core/store/chunk_internal.h"
 
 #include <string.h>
@@ -77,23 +77,50 @@ static int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
 	return -ENOENT;
 }
 
+/* The chunk `number`, out of the cache or into it. */
+static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t number, struct store_chunk_held **ret_h, struct base_error *err)
+{
+	const struct proto_chunk *from = &part->chunks[number];
+	struct store_chunk *c;
+	int r;
+
+	*ret_h = store_chunk_cache_take(cache, l, npacks, &from->ref.digest);
+	if (*ret_h)
+		return 0;
+	r = part_chunk_load(s, l, part, packs, npacks, number, &c, err);
+	if (r < 0)
+		return r;
+	*ret_h = store_chunk_cache_add(cache, l, npacks, &from->ref.digest, c, from->ref.raw_len + (size_t)from->nrows * CHUNK_ROW_BYTES);
+	return *ret_h ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err)
+{
+	int64_t number = part_chunk_find(part, tensor), row = -ENOENT;
+	struct store_chunk_held *h = NULL;
+	int r = 0;
+
+	if (number >= 0) {
+		r = part_chunk_hold(cache, s, l, part, packs, npacks, (uint32_t)number, &h, err);
+		if (r < 0)
+			return r;
+		row = store_chunk_find(store_chunk_held_chunk(h), tensor);
+	}
+	if (row < 0)
+		r = base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
+	else if ((r = store_chunk_row(store_chunk_held_chunk(h), (uint32_t)row, ret_row)) < 0)
+		base_error_set(err, r, "out of memory");
+	if (h)
+		store_chunk_release(h);
+	return r;
+}
+
 int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
 	uint32_t tensor, struct store_row *ret_row, struct base_error *err)
 {
-	base_cleanup(store_chunk_free_p) struct store_chunk *c = NULL;
-	int64_t number = part_chunk_find(part, tensor), row = -ENOENT;
-	int r;
-
-	if (number >= 0) {
-		r = part_chunk_load(s, l, part, packs, npacks, (uint32_t)number, &c, err);
-		if (r < 0)
-			return r;
-		row = store_chunk_find(c, tensor);
-	}
-	if (row < 0)
-		return base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
-	r = store_chunk_row(c, (uint32_t)row, ret_row);
-	return r < 0 ? base_error_set(err, r, "out of memory") : 0;
+	return store_part_read_row_cached(NULL, s, l, part, packs, npacks, tensor, ret_row, err);
 }
 
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
