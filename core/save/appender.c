@@ -4,7 +4,8 @@
  *
  *   at most 64 bytes          stands in its row
  *   in the table of objects   a duplicate: refers to the first (or to the other commit's)
- *   found in the index        refers to the other commit's, once that commit is named as a base
+ *   at its position in a base refers to the base's, once that commit is named
+ *   found in the index        refers to the other commit's, likewise; that commit recognises later pieces by position
  *   else                      appended to the pack of its component
  *
  * References to new objects are complete only when their run has ended, so rows wait in a queue until then: a row
@@ -214,6 +215,62 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	return 0;
 }
 
+/* Stands it at its position in a base? Asked by digest, in the order of the bases, however the digest became known:
+ * so what is referred to does not depend on which bases a worker saw. */
+static int appender_by_position(struct save_appender *a, struct save_band *b, const struct save_piece *p,
+	struct save_known **ret_known, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	struct index_place place;
+
+	save_band_rows(b, w);
+	for (unsigned i = 0; i < b->nrows; i++) {
+		const struct store_piece *known = save_base_piece(b->rows[i], b->first_piece + (uint64_t)(p - b->pieces), p->len);
+		int rc;
+
+		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
+			continue;
+		save_base_place(b->rows[i], known, &place);
+		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+		if (rc != -ENOENT)
+			return rc;
+		if (save_dedup_gone(&w->dedup, &place.manifest))
+			save_base_gone(b->rows[i]->base);
+	}
+	return -ENOENT;
+}
+
+/* By the index; the commit that it names recognises later pieces by position. */
+static int appender_by_index(struct save_appender *a, struct save_piece *p, struct save_known **ret_known,
+	struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	int rc;
+
+	if (!p->looked)
+		p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
+	if (!p->found)
+		return -ENOENT;
+	rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+	if (rc == 0 && save_bases_add(&w->bases, w->store, p->place.run, p->place.entry, &p->place.manifest) < 0)
+		rc = base_error_set(err, -ENOMEM, "out of memory");
+	return rc;
+}
+
+/* Known, but not to be used: rare, so what a worker left undone is done here. */
+static int appender_encode(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
+{
+	uint64_t begin = save_now_ns();
+	int rc = p->believed ? save_band_confirm(b, p) : 0;
+
+	if (rc == 0)
+		save_band_encode(b, p);
+	else if (err)
+		*err = b->err;
+	a->w->result.encode_ns += save_now_ns() - begin;
+	return rc;
+}
+
 static int appender_settle(struct save_appender *a, struct save_band *b, struct save_piece *p,
 	struct save_known **ret_known, struct base_error *err)
 {
@@ -225,21 +282,15 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 		w->result.pieces_duplicate++;
 		return 0;
 	}
-	if (p->found) {
-		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known,
-			err);
-		if (rc == 0)
-			w->result.pieces_reused++;
-		if (rc != -ENOENT)
-			return rc;
-	}
-	if (!p->encoded) { /* known, but not to be used: rare, so here rather than in a worker again */
-		uint64_t begin = save_now_ns();
-
-		save_band_encode(b, p);
-		w->result.encode_ns += save_now_ns() - begin;
-	}
-	return appender_write(a, b, p, ret_known, err);
+	rc = appender_by_position(a, b, p, ret_known, err);
+	if (rc == -ENOENT)
+		rc = appender_by_index(a, p, ret_known, err);
+	if (rc == 0)
+		w->result.pieces_reused++;
+	if (rc != -ENOENT)
+		return rc;
+	rc = p->encoded ? 0 : appender_encode(a, b, p, err);
+	return rc < 0 ? rc : appender_write(a, b, p, ret_known, err);
 }
 
 static int appender_piece(struct save_appender *a, struct save_row *r, struct save_band *b, struct save_piece *p,
@@ -277,6 +328,7 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 		rc = appender_piece(a, a->last, b, &b->pieces[i], err);
 	if (rc == 0 && !appender_run_is_open(a))
 		rc = appender_flush_rows(a, err);
+	save_band_forget(b);
 	return rc;
 }
 

@@ -10,6 +10,18 @@
  * stored (vectors; tiles that span whole rows) nothing is cut. */
 #include "core/save/save_internal.h"
 
+void save_band_rows(struct save_band *b, struct save_writer *w)
+{
+	for (unsigned n = save_bases_count(&w->bases); b->nrows < n; b->nrows++)
+		b->rows[b->nrows] = save_base_row_get(w->bases.all[b->nrows], w->layout, b->tensor);
+}
+
+void save_band_forget(struct save_band *b)
+{
+	while (b->nrows)
+		save_base_row_put(b->rows[--b->nrows]);
+}
+
 void save_band_release(struct save_band *b)
 {
 	free(b->pieces);
@@ -18,6 +30,7 @@ void save_band_release(struct save_band *b)
 	free(b->checks);
 	free(b->lens);
 	free(b->scratch);
+	save_band_forget(b);
 	*b = (struct save_band){0};
 }
 
@@ -46,7 +59,7 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	p->box = it->piece;
 	p->offset = b->len;
 	p->len = len;
-	p->found = p->encoded = false;
+	p->believed = p->looked = p->found = p->encoded = false;
 	b->len += len;
 	return 0;
 }
@@ -81,7 +94,7 @@ static bool band_room(struct save_band *b, unsigned buffer)
 	if (b->memory_room[buffer] > b->len)
 		return true;
 	free(b->memory[buffer]);
-	b->memory[buffer] = malloc(room);
+	b->memory[buffer] = aligned_alloc(SAVE_ALIGN, room);
 	b->memory_room[buffer] = b->memory[buffer] ? room : 0;
 	return b->memory[buffer] != NULL;
 }
@@ -195,23 +208,71 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	p->encoded = true;
 }
 
-static void band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+int save_band_confirm(struct save_band *b, const struct save_piece *p)
 {
-	uint64_t begin = save_now_ns(), middle;
+	struct base_digest digest;
 
-	base_digest_of(b->raw + p->offset, p->len, &p->digest);
-	base_xxh128_of(w->store->info.seed, b->raw + p->offset, p->len, &p->xxh);
+	base_digest_of(b->raw + p->offset, p->len, &digest);
+	if (base_digest_equal(&digest, &p->digest))
+		return 0;
+	return base_error_set(&b->err, -BASE_EDAMAGED, "piece %llu has the XXH3-128 that an earlier step recorded at its place, but another"
+		" SHA-256: either that record, or this machine's memory, is wrong (--no-index saves without recognising pieces)",
+		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
+}
+
+/* Is it the piece that stands at its position in one of the bases? */
+static bool band_recognise(const struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	if (p->len <= SAVE_BELIEVE_BYTES)
+		return false;
+	for (unsigned i = 0; i < b->nrows; i++) {
+		const struct store_piece *known = save_base_piece(b->rows[i], b->first_piece + (uint64_t)(p - b->pieces), p->len);
+
+		if (!known || memcmp(&known->xxh, &p->xxh, sizeof p->xxh) != 0
+			|| !save_dedup_may(&w->dedup, save_base_pack(b->rows[i], known)))
+			continue;
+		p->digest = known->ref.digest;
+		p->believed = true;
+		return true;
+	}
+	return false;
+}
+
+/* The choice depends on the piece alone (and a random number of this save), so not on threads. */
+static bool band_is_checked(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+{
+	uint64_t which[2] = {b->tensor, b->first_piece + (uint64_t)(p - b->pieces)};
+
+	return base_xxh64_of(w->check_seed, which, sizeof which) % SAVE_BELIEVE_CHECK == 0;
+}
+
+static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	const uint8_t *raw = b->raw + p->offset;
+	uint64_t begin = save_now_ns(), middle;
+	int rc = 0;
+
+	base_xxh128_of(w->store->info.seed, raw, p->len, &p->xxh);
+	if (band_recognise(b, w, p)) {
+		if (band_is_checked(b, w, p))
+			rc = save_band_confirm(b, p);
+		b->digest_ns += save_now_ns() - begin;
+		return rc;
+	}
+	base_digest_of(raw, p->len, &p->digest);
 	middle = save_now_ns();
 	b->digest_ns += middle - begin;
 	if (p->len <= STORE_INLINE_MAX_BYTES)
-		return;
+		return 0;
 	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
+	p->looked = true;
 	if (!p->found)
 		save_band_encode(b, p);
 	b->encode_ns += save_now_ns() - middle;
+	return 0;
 }
 
-int save_band_process(struct save_band *b, const struct save_writer *w, const struct save_source *source)
+int save_band_process(struct save_band *b, struct save_writer *w, const struct save_source *source)
 {
 	bool direct = band_is_direct(b);
 	uint64_t begin = save_now_ns();
@@ -229,7 +290,8 @@ int save_band_process(struct save_band *b, const struct save_writer *w, const st
 	if (!direct)
 		band_cut(b);
 	b->read_ns = save_now_ns() - begin;
-	for (uint32_t i = 0; i < b->npieces; i++)
-		band_piece(b, w, &b->pieces[i]);
-	return 0;
+	save_band_rows(b, w);
+	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
+		rc = band_piece(b, w, &b->pieces[i]);
+	return rc;
 }

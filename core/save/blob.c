@@ -31,7 +31,7 @@ static int blob_memory_init(struct blob_memory *m, const struct save_writer *w)
 	for (uint32_t i = 0; i < w->nblobs; i++)
 		most = base_max(most, w->blobs[i].len > BLOB_MEMORY_BYTES ? BLOB_READ_BYTES : w->blobs[i].len);
 	blocks = base_block_count(most);
-	m->raw = malloc(most + 1);
+	m->raw = aligned_alloc(SAVE_ALIGN, base_align(most + 1, SAVE_ALIGN));
 	m->out = malloc(most + 1);
 	m->scratch = malloc(STORE_CODEC_SCRATCH);
 	m->checks = malloc((blocks + 1) * sizeof *m->checks);

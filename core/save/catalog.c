@@ -14,6 +14,7 @@
 #include "core/base/log.h"
 #include "core/store/list.h"
 #include "core/store/manifest.h"
+#include "core/save/save_internal.h"
 #include "core/store/part.h"
 
 #define CATALOG_CHECK_MS 60000u
@@ -164,23 +165,6 @@ static struct store_object_ref catalog_ref(const struct proto_ref *r)
 		.stored_len = r->stored_len, .codec = r->codec, .kind = r->kind, .pack = r->pack};
 }
 
-static int catalog_load(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
-	void **ret_bytes, struct base_error *err)
-{
-	struct store_object_ref ref = catalog_ref(from);
-	struct store_pack *pack;
-	int rc;
-
-	if (ref.pack >= m->npacks)
-		return base_error_set(err, -BASE_EFORMAT, "a reference of the manifest is out of range");
-	rc = store_pack_get(s, m->packs[ref.pack].pack, &pack, err);
-	if (rc < 0)
-		return rc;
-	rc = store_object_load(pack, &ref, max, ret_bytes, err);
-	store_pack_put(s, pack);
-	return rc;
-}
-
 static int catalog_part(struct store *s, const struct proto_manifest *m, const struct proto_manifest_rank *rank,
 	const struct store_layout *l,
 	struct catalog_places *p, struct base_error *err)
@@ -194,7 +178,7 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, const s
 		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < rank->npacks; i++)
 		packs[i] = m->packs[m->map[rank->first_map + i]].pack;
-	rc = catalog_load(s, m, &rank->part, CATALOG_PART_MAX, &bytes, err);
+	rc = save_manifest_object(s, m, &rank->part, CATALOG_PART_MAX, &bytes, err);
 	if (rc == 0)
 		rc = proto_part_decode(bytes, rank->part.raw_len, &part);
 	if (rc < 0)
@@ -217,7 +201,7 @@ static int catalog_layout(struct store *s, const struct proto_manifest *m, uint3
 	struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
-	int rc = catalog_load(s, m, &m->layouts[i].ref, CATALOG_LAYOUT_MAX, &bytes, err);
+	int rc = save_manifest_object(s, m, &m->layouts[i].ref, CATALOG_LAYOUT_MAX, &bytes, err);
 
 	return rc < 0 ? rc : store_layout_decode(bytes, m->layouts[i].ref.raw_len, ret_l, err);
 }

@@ -117,27 +117,51 @@ int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own)
 	return d->npacks++;
 }
 
+static bool dedup_has_attempt(const struct save_dedup *d, const char *attempt)
+{
+	for (uint32_t i = 0; i < d->nattempts; i++)
+		if (strcmp(d->attempts[i], attempt) == 0)
+			return true;
+	return false;
+}
+
 /* The lifetimes rule: packs of at most 16 other attempts. */
-static bool dedup_admit_attempt(struct save_dedup *d, const char *pack)
+static bool dedup_may_attempt(const struct save_dedup *d, const char *pack, struct store_pack_name *ret_name)
+{
+	if (store_pack_name_parse(pack, ret_name) < 0)
+		return false;
+	return d->nattempts < SAVE_BASE_ATTEMPTS_MAX || dedup_has_attempt(d, ret_name->attempt);
+}
+
+bool save_dedup_may(const struct save_dedup *d, const char *pack)
 {
 	struct store_pack_name name;
 
-	if (store_pack_name_parse(pack, &name) < 0)
-		return false;
-	for (uint32_t i = 0; i < d->nattempts; i++)
-		if (strcmp(d->attempts[i], name.attempt) == 0)
-			return true;
+	return !atomic_load_explicit(&d->full, memory_order_acquire) || dedup_may_attempt(d, pack, &name);
+}
+
+static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
+{
+	if (dedup_has_attempt(d, attempt))
+		return;
+	memccpy(d->attempts[d->nattempts++], attempt, 0, sizeof d->attempts[0] - 1);
 	if (d->nattempts == SAVE_BASE_ATTEMPTS_MAX)
-		return false;
-	memcpy(d->attempts[d->nattempts++], name.attempt, sizeof d->attempts[0]);
-	return true;
+		atomic_store_explicit(&d->full, true, memory_order_release);
+}
+
+bool save_dedup_gone(const struct save_dedup *d, const struct base_digest *manifest)
+{
+	for (uint32_t i = d->nbases; i-- > 0;)
+		if (base_digest_equal(&d->bases[i].manifest, manifest))
+			return !d->bases[i].usable;
+	return false;
 }
 
 /* Names the commit once; a commit that is gone is not asked for again. */
 static int dedup_admit_base(struct save_dedup *d, struct store_attempt *a, const struct index_place *place,
 	struct base_error *err)
 {
-	struct save_base *bases;
+	struct save_named *bases;
 	int rc;
 
 	for (uint32_t i = d->nbases; i-- > 0;)
@@ -150,7 +174,7 @@ static int dedup_admit_base(struct save_dedup *d, struct store_attempt *a, const
 	rc = store_attempt_base(a, place->run, place->entry, &place->manifest, err);
 	if (rc < 0 && rc != -ESTALE)
 		return rc;
-	d->bases[d->nbases++] = (struct save_base){place->manifest, rc >= 0};
+	d->bases[d->nbases++] = (struct save_named){place->manifest, rc >= 0};
 	return rc < 0 ? -ENOENT : 0;
 }
 
@@ -187,11 +211,12 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 	enum store_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err)
 {
+	struct store_pack_name name;
 	struct save_known *k;
 	int64_t number;
 	int rc;
 
-	if (place->kind != kind || !dedup_admit_attempt(d, place->pack))
+	if (place->kind != kind || !dedup_may_attempt(d, place->pack, &name))
 		return -ENOENT;
 	rc = dedup_admit_base(d, a, place, err);
 	if (rc < 0)
@@ -206,6 +231,7 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 		.raw_len = raw_len,
 		.stored_len = place->stored_len, .codec = place->codec, .kind = kind};
 	k->pack = (uint32_t)number;
+	dedup_add_attempt(d, name.attempt);
 	d->packs[number].live_bytes += place->stored_len;
 	*ret_known = k;
 	return 0;

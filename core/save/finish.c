@@ -106,6 +106,18 @@ static int finish_announce(struct save_appender *a, const struct proto_part *par
 	return store_attempt_commit(w->attempt, &ann, &w->result.entry, err);
 }
 
+/* Whether the index would learn something by being brought up to date: it need not for a save that only refers to
+ * commits that it has. */
+static bool finish_index_behind(const struct save_writer *w)
+{
+	if (!w->index || w->options.replace || w->result.raw_bytes_new)
+		return true;
+	for (uint32_t i = 0; i < w->dedup.nbases; i++)
+		if (!w->dedup.bases[i].usable || !index_has_commit(w->index, &w->dedup.bases[i].manifest))
+			return true;
+	return false;
+}
+
 int save_finish(struct save_appender *a, struct base_error *err)
 {
 	struct save_writer *w = a->w;
@@ -125,6 +137,8 @@ int save_finish(struct save_appender *a, struct base_error *err)
 		rc = finish_part(a, &part, &part_ref, err);
 	if (rc == 0)
 		rc = finish_announce(a, &part, &part_ref, err);
+	if (rc == 0)
+		w->result.index_behind = finish_index_behind(w);
 	if (rc == 0)
 		w->result.bases = w->dedup.nattempts;
 	return rc;

@@ -70,6 +70,14 @@ static int writer_set_attributes(struct save_writer *w, const struct save_option
 	return 0;
 }
 
+/* The step that is replaced and the newest one are what a save of this run most likely resembles. */
+static void writer_add_candidate(struct save_writer *w, const struct store_list_step *step)
+{
+	if (w->options.no_index || !step || (w->ncandidates && w->candidates[0].entry == step->entry))
+		return;
+	w->candidates[w->ncandidates++] = (struct save_candidate){step->entry, step->commit.manifest};
+}
+
 static int writer_check_step(struct save_writer *w, struct base_error *err)
 {
 	struct store_list *list;
@@ -83,6 +91,9 @@ static int writer_check_step(struct save_writer *w, struct base_error *err)
 	if (w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
 		rc = base_error_set(err, -EEXIST, "%s has a step %llu already", w->options.run,
 			(unsigned long long)w->options.step);
+	if (w->options.step != PROTO_NONE)
+		writer_add_candidate(w, store_list_find(list, w->options.step));
+	writer_add_candidate(w, store_list_latest(list));
 	store_list_close(list);
 	return rc < 0 ? rc : 0;
 }
@@ -278,6 +289,10 @@ static int writer_run(struct save_writer *w, struct base_error *err)
 	struct save_appender a;
 	int rc = save_appender_open(&a, w, err);
 
+	base_random(&w->check_seed, sizeof w->check_seed);
+	for (unsigned i = 0; rc == 0 && i < w->ncandidates; i++)
+		if (save_bases_add(&w->bases, w->store, w->options.run, w->candidates[i].entry, &w->candidates[i].manifest) < 0)
+			rc = base_error_set(err, -ENOMEM, "out of memory");
 	if (rc == 0)
 		rc = save_pipeline_run(&a, err);
 	if (rc == 0)
@@ -353,5 +368,6 @@ void save_writer_close(struct save_writer *w)
 	base_buf_release(&w->layout_object);
 	store_layout_builder_free(w->builder);
 	save_dedup_release(&w->dedup);
+	save_bases_release(&w->bases);
 	free(w);
 }

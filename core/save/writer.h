@@ -24,7 +24,7 @@ struct save_options {
 	bool replace;
 	const struct proto_attribute *attributes; size_t nattributes;   /* any order; keys checked */
 	unsigned threads;               /* 0: all cores */
-	bool no_index;                  /* do not look for equal content of other commits */
+	bool no_index;                  /* do not look for equal content of other commits, neither by index nor by position */
 	/* may be NULL; called from one thread, not often */
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
 	void *progress_arg;
@@ -41,6 +41,7 @@ struct save_result {
 	uint64_t meta_bytes;                            /* layouts, view headers, parts, manifests */
 	uint32_t bases;
 	uint64_t digest_ns, encode_ns, read_ns, write_ns; /* summed over threads */
+	bool index_behind;                              /* the step has objects, or reaches commits, that the index does not know */
 };
 
 struct save_writer;

@@ -217,7 +217,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 		code = tool_fail(t, &in.err);
 	}
 	if (code == 0) {
-		if (!in.options.no_index) update_index(t, s->path);
+		if (!in.options.no_index && result.index_behind) update_index(t, s->path);
 		code = report(t, &in, &result);
 	}
 	store_close(s);
