@@ -20,7 +20,7 @@ static int announcement_check(const struct proto_announcement *m)
 		return -BASE_EFORMAT;
 	if (m->stores_layout && (!announcement_ref_check(m, &m->layout_ref, PROTO_KIND_LAYOUT) || !base_digest_equal(&m->layout, &m->layout_ref.digest)))
 		return -BASE_EFORMAT;
-	if (!proto_headers_check(m->headers, m->nheaders, m->packs, m->npacks))
+	if (!proto_headers_check(m->headers, m->nheaders, 1, m->packs, m->npacks))
 		return -BASE_EFORMAT;
 	return proto_packs_check(m->packs, m->npacks, false, false);
 }

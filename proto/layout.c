@@ -12,7 +12,7 @@
 #define LAYOUT_COMPONENTS_MAX 4096u
 #define LAYOUT_MESHES_MAX 4096u
 #define LAYOUT_PLACEMENTS_MAX 65536u
-#define LAYOUT_PLACEMENT_MAX 1024u
+#define LAYOUT_PLACEMENT_MAX (UINT32_C(1) << 20) /* a ragged one has a number for each rank */
 
 static bool layout_tensor_check(const struct proto_layout *m, const struct proto_layout_tensor *t, uint64_t names_at, uint64_t dims_at)
 {

@@ -89,7 +89,7 @@ static int manifest_check(const struct proto_manifest *m)
 	r = proto_packs_check(manifest_packs(m), m->npacks, true, false);
 	if (r < 0)
 		return r;
-	if (!manifest_layouts_check(m) || !proto_headers_check(m->headers, m->nheaders, manifest_packs(m), m->npacks))
+	if (!manifest_layouts_check(m) || !proto_headers_check(m->headers, m->nheaders, m->nlayouts, manifest_packs(m), m->npacks))
 		return -BASE_EFORMAT;
 	return manifest_tables_check(m);
 }

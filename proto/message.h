@@ -133,7 +133,10 @@ int proto_part_decode(const void *body, size_t len, struct proto_part *ret_m);
 void proto_part_release(struct proto_part *m);
 
 /* ---- announcement incoming/<run>/<attempt>/part.<rank>: what the manifest will say of this rank ---- */
-struct proto_view_header { const char *component; const char *view; struct proto_ref ref; uint64_t data_bytes; };  /* view: "safetensors" */
+struct proto_view_header {          /* of the component's tensors in one layout: a rank knows its own layout only */
+	const char *component; const char *view; struct proto_ref ref; uint64_t data_bytes;  /* view: "safetensors" */
+	uint32_t layout;                /* index into the manifest's layouts; announcement: 0, the rank's own */
+};
 struct proto_announcement {
 	const char *run, *attempt; uint64_t step; uint32_t rank, world;
 	const char *host;
@@ -163,7 +166,7 @@ struct proto_manifest {
 	const char *run, *attempt; uint64_t step; uint32_t world;
 	const struct proto_attribute *attributes; size_t nattributes;
 	const struct proto_manifest_layout *layouts; uint32_t nlayouts;
-	const struct proto_view_header *headers; uint32_t nheaders;      /* sorted by (component, view) */
+	const struct proto_view_header *headers; uint32_t nheaders;      /* sorted by (component, view, layout) */
 	const char *const *hosts; uint32_t nhosts;
 	const struct proto_manifest_rank *ranks; uint32_t nranks;        /* by ascending rank */
 	const uint32_t *map; uint32_t nmap;

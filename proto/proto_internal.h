@@ -64,7 +64,7 @@ int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_
 bool proto_attributes_check(const struct proto_attribute *a, size_t n);
 int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct proto_arena *arena, size_t *ret_n, Vckpt__ViewHeader ***ret_messages);
 int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_arena *arena, const struct proto_view_header **ret_h, uint32_t *ret_n);
-bool proto_headers_check(const struct proto_view_header *h, uint32_t n, const struct proto_pack_use *packs, uint32_t npacks);
+bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts, const struct proto_pack_use *packs, uint32_t npacks);
 
 /* ---- packs.c: tables of pack names ---- */
 int proto_packs_pack(const struct proto_pack_use *p, uint32_t n, struct proto_arena *arena, Vckpt__Packs **ret_message);

@@ -118,6 +118,7 @@ int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct pro
 		all[i].component = (char *)h[i].component;
 		all[i].view = (char *)h[i].view;
 		all[i].data_bytes = h[i].data_bytes;
+		all[i].layout = h[i].layout;
 		all[i].ref.data = row.error ? NULL : (uint8_t *)proto_arena_text(arena, (char *)row.data, row.len);
 		all[i].ref.len = row.len;
 		base_buf_release(&row);
@@ -143,6 +144,7 @@ int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_ar
 		h[i].component = messages[i]->component;
 		h[i].view = messages[i]->view;
 		h[i].data_bytes = messages[i]->data_bytes;
+		h[i].layout = messages[i]->layout;
 		if (!proto_ref_field_get(&messages[i]->ref, &h[i].ref))
 			return -BASE_EFORMAT;
 	}
@@ -151,7 +153,7 @@ int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_ar
 	return 0;
 }
 
-bool proto_headers_check(const struct proto_view_header *h, uint32_t n, const struct proto_pack_use *packs, uint32_t npacks)
+bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts, const struct proto_pack_use *packs, uint32_t npacks)
 {
 	int c;
 
@@ -162,10 +164,12 @@ bool proto_headers_check(const struct proto_view_header *h, uint32_t n, const st
 			return false;
 		if (h[i].ref.pack >= npacks || !proto_ref_check(&h[i].ref, PROTO_KIND_VIEW_HEADER, npacks, packs[h[i].ref.pack].size))
 			return false;
-		if (h[i].data_bytes > PROTO_FILE_MAX_BYTES)
+		if (h[i].data_bytes > PROTO_FILE_MAX_BYTES || h[i].layout >= nlayouts)
 			return false;
 		c = i ? strcmp(h[i - 1].component, h[i].component) : -1;
-		if (c > 0 || (c == 0 && strcmp(h[i - 1].view, h[i].view) >= 0))
+		if (c == 0)
+			c = strcmp(h[i - 1].view, h[i].view);
+		if (c > 0 || (c == 0 && h[i - 1].layout >= h[i].layout))
 			return false;
 	}
 	return true;

@@ -2,7 +2,7 @@
  *
  * manifest: joins the announcements of all ranks into one record, stores it, reads it back.
  *
- * Determinism: every table is sorted (packs by name, layouts by digest, headers by component and view, hosts) or stands
+ * Determinism: every table is sorted (packs by name, layouts by digest, headers by component, view and layout, hosts) or stands
  * in the order of the ranks; nothing of the committer goes in. Where ranks may say the same thing twice (a layout, a
  * header) the lowest rank's reference counts. */
 #include "core/store/manifest.h"
@@ -171,7 +171,9 @@ static int header_order(const struct proto_view_header *a, const struct proto_vi
 {
 	int c = strcmp(a->component, b->component);
 
-	return c ? c : strcmp(a->view, b->view);
+	if (c == 0)
+		c = strcmp(a->view, b->view);
+	return c ? c : (a->layout > b->layout) - (a->layout < b->layout);
 }
 
 /* Equal ones in the order of the ranks, in which the array behind the pointers stands. */
@@ -204,6 +206,14 @@ static int headers_fold(struct manifest_build *b, struct proto_view_header **sor
 	return 0;
 }
 
+static const struct proto_manifest_layout *build_layout_of(const struct manifest_build *b, uint32_t rank)
+{
+	struct proto_manifest_layout key = {.digest = b->all[rank]->layout};
+
+	return bsearch(&key, b->layouts, b->m.nlayouts, sizeof key, layout_order);
+}
+
+/* A header is of its rank's layout: stages of a pipeline have one each. */
 static int build_headers(struct manifest_build *b, struct base_error *err)
 {
 	base_cleanup_free struct proto_view_header *all = NULL;
@@ -219,13 +229,17 @@ static int build_headers(struct manifest_build *b, struct base_error *err)
 	sorted = calloc((size_t)total + 1, sizeof *sorted);
 	if (!all || !sorted)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	for (uint32_t i = 0; i < b->n; i++)
-		for (uint32_t j = 0; j < b->all[i]->nheaders; j++) {
+	for (uint32_t i = 0; i < b->n; i++) {
+		const struct proto_manifest_layout *layout = build_layout_of(b, i);
+
+		for (uint32_t j = 0; layout && j < b->all[i]->nheaders; j++) { /* without a layout: build_rank refuses */
 			all[count] = b->all[i]->headers[j];
+			all[count].layout = (uint32_t)(layout - b->layouts);
 			all[count].ref = build_ref(b, b->all[i], &b->all[i]->headers[j].ref);
 			sorted[count] = &all[count];
 			count++;
 		}
+	}
 	qsort(sorted, count, sizeof *sorted, header_pointer_order);
 	return headers_fold(b, sorted, count, err);
 }
@@ -256,8 +270,7 @@ static int build_hosts(struct manifest_build *b, struct base_error *err)
 static int build_rank(struct manifest_build *b, uint32_t i, struct base_error *err)
 {
 	const struct proto_announcement *a = b->all[i];
-	struct proto_manifest_layout key = {.digest = a->layout};
-	const struct proto_manifest_layout *layout = bsearch(&key, b->layouts, b->m.nlayouts, sizeof key, layout_order);
+	const struct proto_manifest_layout *layout = build_layout_of(b, i);
 	const char **host = bsearch(&a->host, b->hosts, b->m.nhosts, sizeof *b->hosts, host_order);
 	struct proto_manifest_rank *k = &b->ranks[i];
 

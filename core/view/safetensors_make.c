@@ -23,10 +23,14 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 const struct proto_view_header *view_safetensors_stored(const struct load_step *step, const char *component)
 {
 	const struct proto_manifest *m = load_step_manifest(step);
+	const struct proto_view_header *found = NULL;
 	for (uint32_t i = 0; i < m->nheaders; i++)
-		if (strcmp(m->headers[i].component, component) == 0 && strcmp(m->headers[i].view, VIEW_SAFETENSORS_VIEW) == 0)
-			return &m->headers[i];
-	return NULL;
+		if (strcmp(m->headers[i].component, component) == 0 && strcmp(m->headers[i].view, VIEW_SAFETENSORS_VIEW) == 0) {
+			if (found)
+				return NULL; /* several layouts have one each: none of them is the component's */
+			found = &m->headers[i];
+		}
+	return found;
 }
 
 void view_json_text(struct base_buf *b, const char *text, size_t len)

@@ -46,7 +46,7 @@ PackUse = structure("PackUse", pack=text, size=u64, live_bytes=u64)
 Timing = structure("Timing", phase=text, ns=u64, bytes=u64)
 Part = structure("Part", rank=u32, world=u32, host=text, layout=Digest, packs=P(PackUse), npacks=u32, chunks=P(Chunk), nchunks=u32,
                  blobs=P(Blob), nblobs=u32, timings=P(Timing), ntimings=u32, arena=ptr)
-ViewHeader = structure("ViewHeader", component=text, view=text, ref=ProtoRef, data_bytes=u64)
+ViewHeader = structure("ViewHeader", component=text, view=text, ref=ProtoRef, data_bytes=u64, layout=u32)
 Announcement = structure("Announcement", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, layout=Digest,
                          stores_layout=c.c_bool, layout_ref=ProtoRef, headers=P(ViewHeader), nheaders=u32, part=ProtoRef, packs=P(PackUse),
                          npacks=u32, tensors=u64, bytes=u64, new_bytes=u64, attributes=P(Attribute), nattributes=c.c_size_t, arena=ptr)

@@ -81,6 +81,25 @@ def test_two_layouts(proto):
     proto.release("manifest", m)
 
 
+def test_each_layout_has_its_own_headers(proto):
+    """Two stages of a pipeline: `model` has tensors in both, and each stores a header of those that it knows."""
+    ranks = [sample_announcement(r, 4, stores=r in (0, 2), layout=9 if r < 2 else 4) for r in range(4)]
+    ranks[2].headers[0].ref.digest = digest(56)
+    code, body, _ = manifest_make(proto.lib, ranks)
+    assert code == 0, body
+    m = proto.decode("manifest", body)
+    assert [(m.headers[i].layout, bytes(m.headers[i].ref.digest.bytes)[0]) for i in range(m.nheaders)] == [(0, 56), (1, 55)]
+    assert proto.encode("manifest", m) == body
+    for bad in ([2, 3], [1, 1], [1, 0]):
+        for i, number in enumerate(bad):
+            m.headers[i].layout = number
+        assert proto.encode("manifest", m) == EFORMAT
+    proto.release("manifest", m)
+    ranks[0].headers[0].layout = 1  # an announcement has one layout
+    assert proto.encode("announcement", ranks[0]) == EFORMAT
+    proto.release("manifest", m)
+
+
 def large(proto, ranks):
     out = []
     for r in range(ranks):

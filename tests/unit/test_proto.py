@@ -186,6 +186,17 @@ def test_store(proto):
         assert put(**bad) == EFORMAT
 
 
+def test_ragged_placements_are_long(proto):
+    """One number for each rank of a mesh dimension: 8,192 ranks have to fit."""
+    word = b"RS(0;" + b",".join(b"%d" % (123456789 + i) for i in range(8192)) + b")"
+    data = proto.encode("layout", layout_with(lambda m: m.placements.__setitem__(0, word)))
+    m = proto.decode("layout", data)
+    assert m.placements[0] == word
+    proto.release("layout", m)
+    assert proto.encode("layout", layout_with(lambda m: m.placements.__setitem__(0, b"R" * (1 << 20)))) != EFORMAT
+    assert proto.encode("layout", layout_with(lambda m: m.placements.__setitem__(0, b"R" * ((1 << 20) + 1)))) == EFORMAT
+
+
 def layout_with(change):
     m = sample_layout()
     change(m)
