@@ -35,8 +35,8 @@
  * Snapshots. Entry 64 n names all visible steps, so that opening reads one snapshot and at most 63 entries. It says
  * nothing of attempts. That is enough for readers, since no writer puts a commit that does not count; and it is why a
  * writer must have read every entry since its attempt's begin itself: its list is opened before `begin` is put and only
- * ever refreshed, never opened again. A snapshot that would exceed an entry's maximum is left out; readers look for the
- * one before.
+ * ever refreshed, never opened again. A snapshot that would exceed an entry's maximum, or finds the disk full, is left
+ * out; readers look for the one before.
  *
  * Damage. An entry whose two copies are both bad, or that is missing although later numbers exist, is skipped, logged
  * and counted; what the next snapshot says then repairs what is visible. Writers refuse a list with a skipped entry:
@@ -392,7 +392,8 @@ static int put_snapshot(struct store_list *l, struct base_error *err)
 		return base_error_set(err, r, "run %s: out of memory", l->run);
 	r = put_number(l, &e, err);
 	free(e.live);
-	return r == -BASE_ELIMIT ? 1 : r;
+	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand steps. */
+	return r == -BASE_ELIMIT || r == -ENOSPC || r == -EDQUOT ? 1 : r;
 }
 
 /* One round: check against everything read, then the next number. -EAGAIN: somebody else has it. */

@@ -3,7 +3,7 @@
  * list: a run's numbered entries, the one source of truth of what is visible (docs/format/list.md).
  *
  * A `store_list` is what one reader or writer knows: it replays entries in order, from entry 0 or from the newest snapshot. Entry n*64 (n >= 1) is always a
- * snapshot (unless that would exceed an entry's maximum: then it is left out): whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is found by doubling and bisection over
+ * snapshot (unless that would exceed an entry's maximum or the disk is full: then it is left out): whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is found by doubling and bisection over
  * store_size, not by listing. Not thread-safe: one owner.
  *
  * Rules of replay (invariants 1 and 3; core/store/list.c names each):
