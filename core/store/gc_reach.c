@@ -132,20 +132,42 @@ int gc_lists_read(struct gc *g, bool first)
 	return r;
 }
 
+static bool list_decides(const struct gc_run *run, const char *attempt, bool first, bool *ret_known)
+{
+	uint64_t entry;
+
+	*ret_known = store_list_attempt(run->list, attempt, NULL, &entry) != STORE_ATTEMPT_UNDECIDED;
+	return *ret_known && (!first || entry < run->first);
+}
+
+/* A folder tells the run whose list decides: a job may save to several runs, and a newer launch of one of them aborts
+ * nothing in the others. Without a folder there is no writer at work, and any list will do. */
 bool gc_decided(struct gc *g, const char *attempt, bool first)
 {
+	bool folder = false, decided = true, known;
+
 	if (gc_names_has(&g->aborted, attempt))
 		return true;
-	for (size_t k = 0; k < g->nlists; k++) {
-		size_t i = (g->hint + k) % g->nlists;
-		uint64_t entry;
+	for (size_t i = 0; i < g->folders.n; i++)
+		if (strcmp(g->folders.all[i].info.attempt, attempt) == 0) {
+			bool here = false;
 
-		if (store_list_attempt(g->lists[i].list, attempt, NULL, &entry) == STORE_ATTEMPT_UNDECIDED)
-			continue;
-		g->hint = i;
-		return !first || entry < g->lists[i].first;
+			for (size_t k = 0; k < g->nlists; k++)
+				if (strcmp(store_list_run(g->lists[k].list), g->folders.all[i].info.run) == 0)
+					here = list_decides(&g->lists[k], attempt, first, &known);
+			folder = true;
+			decided &= here;
+		}
+	for (size_t k = 0; !folder && k < g->nlists; k++) {
+		size_t i = (g->hint + k) % g->nlists;
+
+		decided = list_decides(&g->lists[i], attempt, first, &known);
+		if (known) {
+			g->hint = i;
+			return decided;
+		}
 	}
-	return false;
+	return folder && decided;
 }
 
 /* ---- manifests ---- */

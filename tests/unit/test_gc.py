@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from storelib import (ABORTED, COMMITTED, DAMAGED, EBUSY, UNDECIDED, Api, Attempt, Failed, age_marks, open_all, packs_of, put_heartbeat, save,
+from storelib import (ABORTED, COMMITTED, DAMAGED, EBUSY, LAUNCH, NONE, UNDECIDED, Api, Attempt, Failed, age_marks, open_all, packs_of, put_heartbeat, save,
                       scratch)
 from test_attempt import files, killed_writer, visible
 
@@ -104,6 +104,26 @@ def test_live_attempt_keeps_its_packs_and_bases(api):
     a.free()
     api.gc(grace=0)
     assert open_all(api, a) and packs_of(api) == a.packs
+
+
+def test_launches_of_another_run_abort_nothing(api):
+    """A job that saves to two runs under one launch id; a newer job begins in one of them."""
+    old = save(api, "r")
+    a = Attempt(api, "new", 5)
+    a.base("r", old.entry, old.manifest)
+    a.reuse(old)
+    announcement = a.part()
+    with api.list("other") as l:
+        for launch in (a.name[:16], "00000000000000aa"):
+            l.put(api.entry(LAUNCH, launch=launch.encode(), newest_step=NONE))
+        assert l.attempt(a.name)[0] == ABORTED
+    api.remove_step("r", 0)
+    for _ in range(3):
+        api.gc(grace=HOUR)
+        age_marks(api)
+    a.commit(announcement)
+    a.free()
+    assert open_all(api, a)
 
 
 def test_dead_attempt(api, build):
