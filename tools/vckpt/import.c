@@ -5,9 +5,7 @@
 #include "tools/vckpt/import.h"
 
 #include <inttypes.h>
-#include <spawn.h>
 #include <string.h>
-#include <sys/wait.h>
 
 struct import {
 	struct import_plan plan;
@@ -145,17 +143,6 @@ static int add_headers(struct import *in, struct save_writer *w)
 	return r;
 }
 
-/* In a process of its own: LMDB may die of a damaged file, and that must not matter. */
-static void update_index(const struct tool *t, const char *store)
-{
-	extern char **environ;
-	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)store, NULL};
-	int status = 0;
-	pid_t pid;
-	if (posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ) != 0 || waitpid(pid, &status, 0) < 0 || status != 0)
-		base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING, "the index could not be brought up to date (the step is whole; vckpt index %s tries again)", store);
-}
-
 static json_t *result_json(const struct import *in, const struct save_result *r)
 {
 	json_t *pickles = json_array();
@@ -217,7 +204,8 @@ static int import_run(struct tool *t, int argc, char **argv)
 		code = tool_fail(t, &in.err);
 	}
 	if (code == 0) {
-		if (!in.options.no_index && result.index_behind) update_index(t, s->path);
+		if (!in.options.no_index && result.index_behind && !tool_update_index(s->path))
+			base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING, "the index could not be brought up to date (the step is whole; vckpt index %s tries again)", s->path);
 		code = report(t, &in, &result);
 	}
 	store_close(s);

@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
+#include <unistd.h>
 
+#include "core/save/catalog.h"
 #include "tools/vckpt/tool.h"
+
+static bool has_index(const struct store *s)
+{
+	char dir[4096];
+	return save_index_dir(s, dir) == 0 && access(dir, W_OK) == 0;
+}
 
 static int rm_run(struct tool *t, int argc, char **argv)
 {
@@ -22,6 +30,8 @@ static int rm_run(struct tool *t, int argc, char **argv)
 		else if (t->json) code = tool_print_json(json_pack("{s:s, s:I, s:I}", "run", target.run, "step", (json_int_t)number, "entry", (json_int_t)entry));
 		else if (!t->quiet) printf("%s/step-%08" PRIu64 " removed; vckpt gc %s gives its space back\n", target.run, number, t->arguments[0]);
 	}
+	/* Steps that share its data may stand in the index under its name only. */
+	if (code == TOOL_DONE && has_index(s) && !tool_update_index(s->path)) base_debug("the index could not be brought up to date");
 	store_list_close(l);
 	store_close(s);
 	return code;

@@ -4,7 +4,9 @@
 #include "tools/vckpt/tool.h"
 
 #include <inttypes.h>
+#include <spawn.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #define TOOL_COMMON_MAX 64
@@ -213,4 +215,13 @@ void tool_progress_end(struct tool_progress *p)
 	if (p->shown) fputs("\r\033[K", stderr);
 	p->shown = false;
 	p->enabled = false;
+}
+
+bool tool_update_index(const char *store)
+{
+	extern char **environ;
+	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)store, NULL};
+	int status = 0;
+	pid_t pid;
+	return posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ) == 0 && waitpid(pid, &status, 0) >= 0 && status == 0;
 }

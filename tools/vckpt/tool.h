@@ -55,6 +55,9 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 void tool_format_bytes(uint64_t bytes, char text[static 32]);       /* "90.9 MB" */
 void tool_format_time(int64_t time_ns, char text[static 40]);       /* "2026-11-21T03:34:00Z" */
 
+/* Brings a store's index up to date, in a process of its own: LMDB may die of a damaged file, and that must not matter. */
+bool tool_update_index(const char *store);
+
 /* A progress bar on standard error: only on a terminal, only after a second, never with -q. */
 struct tool_progress { const char *what; bool shown; bool enabled; int64_t start_ns, last_ns; };
 void tool_progress_start(struct tool_progress *p, const struct tool *t, const char *what);
