@@ -21,6 +21,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    os.environ.pop("LD_PRELOAD", None)      # the sanitizers' run time is for this process, not for dd and tar
     config.addinivalue_line("markers", "full: left out by --quick")
     config.addinivalue_line("markers", "long: only with --long")
 

@@ -300,6 +300,8 @@ static int appender_piece(struct save_appender *a, struct save_row *r, struct sa
 	int rc = 0;
 
 	a->w->result.pieces++;
+	a->w->result.pieces_believed += p->believed;
+	a->w->result.pieces_checked += p->checked;
 	piece->xxh = p->xxh;
 	piece->base = STORE_PIECE_NO_BASE;
 	if (p->len > STORE_INLINE_MAX_BYTES) {
@@ -337,11 +339,11 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 static int appender_append_layout(struct save_appender *a, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int rc = store_pack_append_raw(a->meta, STORE_OBJECT_LAYOUT, w->layout_object.data, w->layout_object.len,
+	int rc = store_pack_append_encoded(a->meta, STORE_OBJECT_LAYOUT, w->layout_object.data, w->layout_object.len,
 		&a->layout_ref);
 
 	for (uint32_t i = 0; rc >= 0 && i < w->nheaders; i++)
-		rc = store_pack_append_raw(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes, w->headers[i].len,
+		rc = store_pack_append_encoded(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes, w->headers[i].len,
 			&w->headers[i].ref);
 	return rc < 0 ? save_write_failed(w, "meta", rc, err) : 0;
 }

@@ -55,6 +55,9 @@ int store_pack_append(struct store_pack_writer *w, const struct base_digest *dig
 	const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks, const uint32_t *lens, struct store_object_ref *ret_ref);
 /* Convenience for small things: digests, checks and appends raw bytes (codec raw). */
 int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len, struct store_object_ref *ret_ref);
+/* The same, encoded where that gains (metadata: chunks, layouts, view headers). */
+int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
+	struct store_object_ref *ret_ref);
 /* A long object (a blob) that arrives in parts: begin, add (any sizes), end. Raw. Needs its digest beforehand. */
 int store_pack_stream_begin(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t len);
 int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len);

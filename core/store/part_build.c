@@ -111,7 +111,7 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 	b->end = &c->next;
 	b->nchunks++;
 	chunk_clear(b);
-	r = store_pack_append_raw(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);
+	r = store_pack_append_encoded(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);
 	return r < 0 ? base_error_set(err, r, "the part's rows cannot be written: %s", base_error_name(r)) : 0;
 }
 
@@ -317,6 +317,6 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 	if (r == 0)
 		r = proto_part_encode(part, &object);
 	if (r == 0)
-		r = store_pack_append_raw(b->meta, STORE_OBJECT_PART, object.data, object.len, ret_ref);
+		r = store_pack_append_encoded(b->meta, STORE_OBJECT_PART, object.data, object.len, ret_ref);
 	return r < 0 ? base_error_set(err, r, "the part cannot be written: %s", base_error_name(r)) : 0;
 }

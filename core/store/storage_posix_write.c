@@ -68,7 +68,7 @@ static int temp_open_unnamed(struct posix_storage *p, int dir, struct temp *t)
 		return 0;
 	if (t->fd >= 0)
 		close(t->fd);
-	else if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL && errno != ENOENT && errno != ENOSYS)
+	else if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL && errno != ENOSYS)
 		return -errno;
 	atomic_store(&p->named_temps, true);
 	return -EOPNOTSUPP;

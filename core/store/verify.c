@@ -92,6 +92,28 @@ bool verify_known(struct verify *v, const char *file, const struct store_object_
 
 /* ---- pass 1: lists ---- */
 
+/* A reader that starts at the newest snapshot must see what one sees that starts at entry 0. */
+static int compare_snapshot(struct verify *v, const struct store_list *whole, struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+	struct store_list *l;
+	uint64_t snapshot = (store_list_next(whole) - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY;
+	if (store_list_next(whole) <= STORE_SNAPSHOT_EVERY) return 0;
+	int r = store_list_open(v->store, store_list_run(whole), false, &l, err);
+	if (r < 0) return r;
+	bool same = store_list_count(l) == store_list_count(whole) || store_list_next(l) != store_list_next(whole);
+	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++) {
+		const struct store_list_step *a = store_list_at(l, i), *b = store_list_at(whole, i);
+		same = a->step == b->step && a->entry == b->entry && base_digest_equal(&a->commit.manifest, &b->commit.manifest);
+	}
+	store_list_close(l);
+	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(whole), (unsigned long long)snapshot);
+	if (!same)
+		verify_fault(v, (struct verify_fault){.file = name, .what = (char *)"readers from this snapshot see other steps than readers from the start",
+			.run = (char *)store_list_run(whole)});
+	return 0;
+}
+
 static int add_run(struct verify *v, const char *run, struct base_error *err)
 {
 	struct store_list *l, **lists = reallocarray(v->lists, v->nlists + 1, sizeof *lists);
@@ -100,6 +122,7 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 	int r = store_list_open(v->store, run, true, &l, err);
 	if (r < 0) return r;
 	v->lists[v->nlists++] = l;
+	if (store_list_damaged(l) == 0 && (r = compare_snapshot(v, l, err)) < 0) return r;
 	struct verify_step *steps = reallocarray(v->steps, v->nsteps + store_list_count(l) + 1, sizeof *steps);
 	if (!steps) return -ENOMEM;
 	v->steps = steps;

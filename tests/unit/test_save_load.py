@@ -43,7 +43,7 @@ class Result(c.Structure):
                 ("bytes", c.c_uint64), ("pieces", c.c_uint64), ("pieces_new", c.c_uint64), ("pieces_reused", c.c_uint64),
                 ("pieces_duplicate", c.c_uint64), ("piece_bytes_new", c.c_uint64), ("raw_bytes_new", c.c_uint64), ("meta_bytes", c.c_uint64),
                 ("bases", c.c_uint32), ("digest_ns", c.c_uint64), ("encode_ns", c.c_uint64), ("read_ns", c.c_uint64), ("write_ns", c.c_uint64),
-                ("index_behind", c.c_bool)]
+                ("pieces_believed", c.c_uint64), ("pieces_checked", c.c_uint64), ("index_behind", c.c_bool)]
 
 
 class TensorInfo(c.Structure):
@@ -135,7 +135,7 @@ class Store:
     def close(self):
         self.api.store_close(self.handle)
 
-    def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(), headers=(), fail_at=None):
+    def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(), headers=(), fail_at=None, at_first_read=None):
         """tensors: {(component, name): Tensor}; blobs: {(name, per_rank): bytes}. fail_at: a source that fails after that many reads."""
         api, keep, reads = self.api, [], [0]
 
@@ -144,6 +144,8 @@ class Store:
 
             def read(arg, offset, to, n, err):
                 reads[0] += 1
+                if at_first_read and reads[0] == 1:
+                    at_first_read()
                 if fail_at is not None and reads[0] > fail_at:
                     return -5
                 assert offset + n <= len(data)
@@ -549,3 +551,209 @@ def test_a_view_header_comes_back(make, api):
         call(api.load_step_header, step.handle, b"model", b"npy", c.c_uint64(1 << 20), c.byref(out), c.byref(n), c.byref(data))
     assert e.value.code == -2
     step.close()
+
+
+# ---- unchanged pieces, by position ----
+
+def several(seed=21, kinds=("noise", "normal")):
+    rng = np.random.default_rng(seed)
+    shapes = [("bf16", (1024, 4096)), ("f32", (512, 257, 3, 3)), ("u8", (1000,)), ("u8", (241,)), ("u8", (240,)), ("u8", (100,)), ("f32", (3,)), ("f32", ()), ("u8", (0,)),
+              ("bf16", (300000,)), ("f64", (128, 128))]
+    return {(("model", "optimizer")[i % 2], f"t{i}"): Tensor.random(rng, d, s, kinds[i % len(kinds)]) for i, (d, s) in enumerate(shapes)}
+
+
+def changed(tensors, *keys):
+    out = dict(tensors)
+    for key in keys:
+        t = out[key]
+        at = len(t.data) * 2 // 3
+        out[key] = Tensor(t.dtype, t.shape, t.data[:at] + bytes([t.data[at] ^ 1]) + t.data[at + 1:])
+    return out
+
+
+def places(store, run, step):
+    """Of every piece: digest, XXH3-128, and where it lies."""
+    opened, found = store.open(run, step), {}
+    for key, (number, *_) in opened.tensors().items():
+        o = opened.open(opened.api.load_tensor_open, number)
+        found[key] = [(bytes(p.digest), bytes(p.xxh), p.inline_bytes is None and store.api.load_object_pack_name(o.handle, p.pack), p.offset, p.checks, p.raw_len)
+                      for p in o.pieces()]
+        o.close()
+    opened.close()
+    return found
+
+
+def test_unchanged_pieces_are_recognised_at_their_place(make, cache):
+    store, tensors = make(), several()
+    first = store.save("a", tensors, step=0)
+    again = store.save("a", tensors, step=1, no_index=False)  # there is no index at all
+    small = 2  # of 240 and of 100 bytes: hashed
+    assert (again.pieces_new, again.pieces_reused, again.bases) == (0, first.pieces_new, 1)
+    assert again.pieces_believed == first.pieces_new - small and again.pieces_checked <= again.pieces_believed
+    assert again.index_behind  # there is none: it has to be made
+    assert places(store, "a", 0) == places(store, "a", 1)
+    check_all(store, "a", 1, tensors, {}, cache)
+    other = changed(tensors, ("model", "t0"), ("optimizer", "t5"))
+    third = store.save("a", other, step=2, no_index=False)
+    assert (third.pieces_new, third.bases) == (2, 1) and third.pieces_believed == again.pieces_believed - 1
+    check_all(store, "a", 2, other, {}, cache)
+    # Another shape or dtype, or another name: nothing is recognised by position.
+    t = tensors["model", "t0"]
+    moved = {("model", "t0"): Tensor("bf16", (4096, 1024), t.data), ("model", "t1"): Tensor("f16", t.shape, t.data[::-1])}
+    fourth = store.save("a", moved, step=3, no_index=False)
+    assert fourth.pieces_believed == 0
+    check_all(store, "a", 3, moved, {}, cache)
+
+
+def test_a_replaced_step_is_a_base(make, cache):
+    store, tensors = make(), several()
+    store.save("a", tensors, step=0)
+    store.save("a", several(22), step=7)
+    other = changed(tensors, ("model", "t0"))
+    result = store.save("a", other, step=0, replace=True, no_index=False)
+    assert result.pieces_new == 1 and result.index_behind
+    check_all(store, "a", 0, other, {}, cache)
+
+
+def test_no_index_looks_nowhere(make, cache):
+    store, tensors = make(), several()
+    first = store.save("a", tensors, step=0)
+    store.update_index()
+    result = store.save("a", tensors, step=1)
+    assert result.pieces_new == first.pieces_new and result.pieces_believed == result.pieces_reused == result.bases == 0
+    check_all(store, "a", 1, tensors, {}, cache)
+
+
+def test_the_index_finds_a_base_for_what_follows(make, cache):
+    store, tensors = make(), {("model", f"t{i:03}"): t for i, t in enumerate(list(several().values()) * 1)}
+    rng = np.random.default_rng(23)
+    tensors.update({("model", f"x{i:03}"): Tensor.random(rng, "bf16", (512, 2048)) for i in range(24)})
+    first = store.save("a", tensors, step=0, no_index=False)
+    store.update_index()
+    again = store.save("b", tensors, step=0, no_index=False)
+    assert again.pieces_new == 0 and again.pieces_reused == first.pieces_new and again.bases == 1
+    assert again.pieces_believed > first.pieces_new // 2 and not again.index_behind
+    check_all(store, "b", 0, tensors, {}, cache)
+
+
+def test_places_do_not_depend_on_threads(make):
+    """What two commits hold in packs of their own, and the index under the name of one of them, is referred to in the same place by any number of threads."""
+    store, rng = make(), np.random.default_rng(24)
+    tensors = {("model", f"x{i:02}"): Tensor.random(rng, "bf16", (512, 1024)) for i in range(20)}
+    keys = sorted(tensors)
+    store.save("a", tensors, step=0)
+    store.save("b", changed(tensors, *keys[::3]), step=0)
+    store.save("c", changed(tensors, *keys[::2]), step=0)
+    store.update_index()
+    mixed = changed(tensors, *keys[:10])
+    results = [store.save(f"d{threads}", mixed, step=0, threads=threads, no_index=False) for threads in (1, 2, 3, 8)]
+    found = []
+    for threads, result in zip((1, 2, 3, 8), results):
+        own = result.attempt
+        found.append({k: [(p[0], p[1], p[2].replace(own, b"own"), *p[3:]) for p in v] for k, v in places(store, f"d{threads}", 0).items()})
+    assert found[0] == found[1] == found[2] == found[3]
+    assert len({(r.pieces_new, r.pieces_reused, r.bases) for r in results}) == 1
+
+
+def test_a_damaged_base_is_not_used(make, cache):
+    store, tensors = make(), several()
+    first = store.save("a", tensors, step=0)
+    meta = store.path / next(f for f in store.files("packs/") if "meta" in f)
+    manifest = store.path / next(f for f in store.files("runs/") if "manifests" in f)
+    for step, path in enumerate([meta, manifest], 1):
+        good = path.read_bytes()
+        path.write_bytes(good[:4096] + bytes(len(good) - 4096) if path == meta else good[:60] + b"x" + good[61:])
+        again = Store(store.api, store.path)
+        try:
+            call(store.api.store_step_remove, again.handle, b"a", c.c_uint64(step - 1)) if step == 2 else None
+            result = again.save("b" if step == 1 else "c", tensors, step=0, no_index=False)
+            assert result.pieces_believed == 0
+            result = again.save("a", tensors, step=step, no_index=False)
+            assert result.pieces_new == first.pieces_new and result.pieces_believed == 0
+            check_all(again, "a", step, tensors, {}, cache)
+        finally:
+            again.close()
+            path.write_bytes(good)
+        break  # the list's newest step is the sound one from here on
+    result = store.save("z", tensors, step=0)
+    manifest = store.path / next(f for f in store.files("runs/z/") if "manifests" in f)
+    manifest.unlink()
+    result = store.save("z", tensors, step=1, no_index=False)
+    assert result.pieces_new == first.pieces_new and result.pieces_believed == 0
+    check_all(store, "z", 1, tensors, {}, cache)
+
+
+def test_a_base_that_goes_meanwhile_is_written_anew(make, cache):
+    """Recognised already, and then the commit cannot be named any more: the pieces are hashed after all."""
+    store, tensors = make(), several()
+    first = store.save("a", tensors, step=0)
+    result = store.save("a", tensors, step=1, no_index=False, at_first_read=lambda: call(store.api.store_step_remove, store.handle, b"a", c.c_uint64(0)))
+    assert result.pieces_new == first.pieces_new and result.pieces_reused == 0 and result.pieces_believed > 0
+    check_all(store, "a", 1, tensors, {}, cache)
+
+
+def test_at_most_16_attempts_by_position(make, cache):
+    store, rng = make(), np.random.default_rng(25)
+    tensors = {("model", f"t{i:02}"): Tensor.random(rng, "u8", (1000,)) for i in range(24)}
+    store.save("a", tensors, step=0)
+    most = 0
+    for step in range(1, 24):
+        tensors = changed(tensors, ("model", f"t{step:02}"))
+        result = store.save("a", tensors, step=step, no_index=False)
+        attempts = {p[2].decode().rsplit("-", 2)[0] for v in places(store, "a", step).values() for p in v}
+        others = attempts - {result.attempt.decode()}
+        assert len(others) <= 16 and result.bases == len(others) and result.pieces_new == 24 - result.pieces_reused
+        assert result.pieces_new == 1 or len(others) == 16
+        most = max(most, len(others))
+    assert most == 16
+    check_all(store, "a", 23, tensors, {}, cache)
+
+
+# ---- opening ----
+
+def test_many_small_tensors_cost_a_few_chunks(make, cache):
+    import time
+    store = make()
+    data = np.arange(10000, dtype=np.uint32)
+    tensors = {("model", f"layer.{i:05}"): Tensor("u32", (1 + i % 30,), np.full(1 + i % 30, i, dtype=np.uint32).tobytes()) for i in data.tolist()} if "u32" in DTYPES else \
+        {("model", f"layer.{i:05}"): Tensor("f32", (1 + i % 30,), np.full(1 + i % 30, i, dtype=np.float32).tobytes()) for i in data.tolist()}
+    store.save("a", tensors, step=0)
+    step = store.open("a", 0)
+    numbers = list(range(len(tensors)))
+    for order in (numbers, random.Random(3).sample(numbers, len(numbers))):
+        keys, start = sorted(tensors), time.monotonic()
+        for i in order:
+            o = step.open(step.api.load_tensor_open, i)
+            assert o.read(cache) == tensors[keys[i]].data
+            o.close()
+        spent = time.monotonic() - start
+        print(f"\n{len(order)} tensors opened and read in {spent:.2f} s")
+        assert spent < 10  # a chunk for each would be 18 s and more
+    step.close()
+
+
+def test_damage_is_told_once_a_piece(make, api, cache):
+    store, rng = make(), np.random.default_rng(26)
+    tensors = {("model", "x"): Tensor.random(rng, "bf16", (256, 2048))}
+    store.save("a", tensors, step=0)
+    path = store.path / next(f for f in store.files("packs/") if "model" in f)
+    image = bytearray(path.read_bytes())
+    for at in (4096 + 100, 4096 + (1 << 19) + 100):
+        image[at] ^= 1
+    path.write_bytes(image)
+    lines = []
+    sink = c.CFUNCTYPE(None, c.c_int, c.c_char_p)(lambda level, text: lines.append(text.decode()))
+    api.base_log_set_level(1)
+    api.base_log_set_sink(sink)
+    try:
+        step = store.open("a", 0)
+        o = step.tensor("model", "x")
+        for _ in range(20):
+            with pytest.raises(Failed):
+                o.read(cache)
+        o.close()
+        step.close()
+    finally:
+        api.base_log_set_sink(None)
+        api.base_log_set_level(0)
+    assert len(lines) == len(set(lines)) == 2, lines
