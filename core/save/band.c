@@ -59,7 +59,7 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	p->box = it->piece;
 	p->offset = b->len;
 	p->len = len;
-	p->believed = p->looked = p->found = p->encoded = false;
+	p->believed = p->checked = p->looked = p->found = p->encoded = false;
 	b->len += len;
 	return 0;
 }
@@ -254,7 +254,8 @@ static int band_piece(struct save_band *b, const struct save_writer *w, struct s
 
 	base_xxh128_of(w->store->info.seed, raw, p->len, &p->xxh);
 	if (band_recognise(b, w, p)) {
-		if (band_is_checked(b, w, p))
+		p->checked = band_is_checked(b, w, p);
+		if (p->checked)
 			rc = save_band_confirm(b, p);
 		b->digest_ns += save_now_ns() - begin;
 		return rc;

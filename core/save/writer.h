@@ -41,6 +41,8 @@ struct save_result {
 	uint64_t meta_bytes;                            /* layouts, view headers, parts, manifests */
 	uint32_t bases;
 	uint64_t digest_ns, encode_ns, read_ns, write_ns; /* summed over threads */
+	/* of the pieces: believed by XXH3-128 to be those of a base; of these, hashed all the same */
+	uint64_t pieces_believed, pieces_checked;
 	bool index_behind;                              /* the step has objects, or reaches commits, that the index does not know */
 };
 
