@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pieces that are recognised by their XXH3-128 alone: what happens where that lies; and the index when imports leave it alone."""
-import os
 import pathlib
 import shutil
 import subprocess
@@ -27,8 +26,7 @@ def collide(tmp_path):
     (tmp_path / "collide.c").write_text(COLLISION)
     library = tmp_path / "collide.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, tmp_path / "collide.c"], check=True)
-    before = os.environ.get("LD_PRELOAD")
-    return {"LD_PRELOAD": f"{before}:{library}" if before else str(library)}
+    return {"LD_PRELOAD": str(library)}
 
 
 def model(path, seed, count, n):
