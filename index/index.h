@@ -2,11 +2,13 @@
  *
  * index: LMDB, derived from manifests and parts: deleting it loses nothing. The only user of lmdb.
  *
- * Tables: `commits` (manifest digest -> run, entry, bytes, when last used), `places` (piece or blob digest -> where a live commit keeps it). Every value repeats its
- * key and carries an XXH3-64 of itself; a miss or a mismatch is "not found". LMDB dies of some damage (an assertion, SIGBUS): so the file is walked by a child process
- * before this one opens it (index_check), and written by a child process (`vckpt index --update`), whose death costs only the index. No read transaction outlives one call.
- * Bounded: whole commits are evicted, the longest unused first. Not on network filesystems (statfs magic): then no index (-EOPNOTSUPP).
- * Any thread. One environment a process and directory (a second one: -EBUSY). Not across fork. */
+ * Tables: `commits` (manifest digest -> run, entry, bytes, when last used), `places` (piece or blob digest -> where a
+ * live commit keeps it). Every value repeats its key and carries an XXH3-64 of itself; a miss or a mismatch is "not
+ * found". LMDB dies of some damage (an assertion, SIGBUS): so the file is walked by a child process before this one
+ * opens it (index_check), and written by a child process (`vckpt index --update`), whose death costs only the index. No
+ * read transaction outlives one call. Bounded: whole commits are evicted, the longest unused first. Not on network
+ * filesystems (statfs magic): then no index (-EOPNOTSUPP). Any thread. One environment a process and directory (a
+ * second one: -EBUSY). Not across fork. */
 #ifndef INDEX_INDEX_H
 #define INDEX_INDEX_H
 
@@ -29,24 +31,32 @@ struct index_place {
 
 enum index_flag { INDEX_READ_ONLY = 1 << 0 };
 struct index;
-/* Walks every page, key and value in a child process (bounded in time by `timeout_ms`). 0: sound (or there is none yet: -ENOENT); -BASE_EDAMAGED: it died, hung or found damage.
- * Call before index_open, while the process has one thread or does not mind fork. */
+/* Walks every page, key and value in a child process (bounded in time by `timeout_ms`). 0: sound (or there is none yet:
+ * -ENOENT); -BASE_EDAMAGED: it died, hung or found damage. Call before index_open, while the process has one thread or
+ * does not mind fork. */
 int index_check(const char *dir, const uint8_t store_id[16], unsigned timeout_ms);
-int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i, struct base_error *err); /* another store's index: -BASE_EDAMAGED */
+/* another store's index: -BASE_EDAMAGED */
+int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
+	struct base_error *err);
 void index_close(struct index *i);  /* NULL-safe */
 void index_delete(const char *dir); /* removes its files, nothing else */
 
 /* Both answer "no" to whatever goes wrong: parts answer then. */
 int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */
-bool index_has_commit(struct index *i, const struct base_digest *manifest); /* known: added before, even if evicted since; false: to be added */
-/* Adds a commit and its places (those known already now name this commit), evicts whole others over the bound: those added the longest ago. One transaction
- * a batch of 32,768 places; the commit counts once all are in. One larger than the bound is only made known. Adding a known commit again is a use. */
-int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest, const struct index_place *places, uint64_t n);
+/* known: added before, even if evicted since; false: to be added */
+bool index_has_commit(struct index *i, const struct base_digest *manifest);
+/* Adds a commit and its places (those known already now name this commit), evicts whole others over the bound: those
+ * added the longest ago. One transaction a batch of 32,768 places; the commit counts once all are in. One larger than
+ * the bound is only made known. Adding a known commit again is a use. */
+int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest,
+	const struct index_place *places, uint64_t n);
 /* The commits whose places it had taken over are "to be added" again (index_has_commit). -ENOENT. */
 int index_remove_commit(struct index *i, const struct base_digest *manifest);
-/* Calls f with every commit that is known, evicted ones too, until it returns something else than 0, which is returned. f calls nothing of the index. */
+/* Calls f with every commit that is known, evicted ones too, until it returns something else than 0, which is
+ * returned. f calls nothing of the index. */
 int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_digest *manifest), void *arg);
-struct index_stats { uint64_t commits, places, bytes; }; /* held commits; places, dead ones included; bytes of pages in use */
+/* held commits; places, dead ones included; bytes of pages in use */
+struct index_stats { uint64_t commits, places, bytes; };
 int index_stat(struct index *i, struct index_stats *ret_s);
 
 #endif

@@ -30,7 +30,8 @@ int proto_base_encode(const struct proto_base *m, struct base_buf *b);
 int proto_base_decode(const void *body, size_t len, struct proto_base_record *ret_m);
 void proto_base_release(struct proto_base_record *m);
 
-struct proto_alive { uint32_t rank; uint64_t pid, start_time; };   /* start_time: field 22 of /proc/PID/stat, clock ticks since boot */
+/* start_time: field 22 of /proc/PID/stat, clock ticks since boot */
+struct proto_alive { uint32_t rank; uint64_t pid, start_time; };
 struct proto_heartbeat {
 	const char *launch, *host, *run; char boot_id[37];
 	uint64_t number; int64_t time_ns;

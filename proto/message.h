@@ -5,9 +5,9 @@
  *
  * Rules for all: encode appends to a buffer and is deterministic; decode checks everything that the struct promises
  * (lengths of fixed-width tables, indices into other tables, UTF-8, counts against the body's length) before it
- * allocates, keeps unknown optional fields where it says so, refuses an unknown required feature with -BASE_EVERSION and
- * anything malformed with -BASE_EFORMAT. Decoded structs own one arena: free it with proto_NAME_release (NULL-safe, zeroes).
- * Strings are NUL-terminated and contain no NUL. Bodies over the record's maximum were refused before. */
+ * allocates, keeps unknown optional fields where it says so, refuses an unknown required feature with -BASE_EVERSION
+ * and anything malformed with -BASE_EFORMAT. Decoded structs own one arena: free it with proto_NAME_release (NULL-safe,
+ * zeroes). Strings are NUL-terminated and contain no NUL. Bodies over the record's maximum were refused before. */
 #ifndef PROTO_MESSAGE_H
 #define PROTO_MESSAGE_H
 
@@ -51,7 +51,9 @@ int proto_store_decode(const void *body, size_t len, struct proto_store *ret_m);
 void proto_store_release(struct proto_store *m);
 
 /* ---- an entry of a run's list ---- */
-enum proto_entry_kind { PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT = 2, PROTO_ENTRY_ABORT = 3, PROTO_ENTRY_REMOVE = 4, PROTO_ENTRY_SNAPSHOT = 5 };
+enum proto_entry_kind {
+	PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT, PROTO_ENTRY_ABORT, PROTO_ENTRY_REMOVE, PROTO_ENTRY_SNAPSHOT,
+};
 
 struct proto_commit {
 	uint64_t step;                  /* 0 .. 2^63-1 */
@@ -62,7 +64,8 @@ struct proto_commit {
 	uint64_t tensors, bytes;        /* logical tensors and their raw bytes, blobs' bytes included: for listings */
 	uint64_t new_bytes;             /* stored bytes that this attempt's own packs added */
 	const struct proto_attribute *attributes; size_t nattributes;
-	const uint8_t *extra; size_t extra_len; /* fields of a later version, as they stood; written again when a snapshot is made of it */
+	/* fields of a later version, as they stood; written again when a snapshot is made of it */
+	const uint8_t *extra; size_t extra_len;
 };
 struct proto_entry {
 	enum proto_entry_kind kind;
@@ -72,8 +75,8 @@ struct proto_entry {
 	const char *launch; uint64_t newest_step;              /* LAUNCH; newest_step PROTO_NONE: none */
 	const char *attempt, *reason; uint32_t rank;           /* ABORT */
 	uint64_t removes;                                      /* REMOVE: number of the commit entry */
-	struct proto_live { uint64_t entry; struct proto_commit commit; } *live; size_t nlive; /* SNAPSHOT: by ascending entry; a packed table on disk */
-	uint64_t nentries_hint;                                /* unused, 0 */
+	/* SNAPSHOT: by ascending entry; a packed table on disk */
+	struct proto_live { uint64_t entry; struct proto_commit commit; } *live; size_t nlive;
 	void *arena;
 };
 int proto_entry_encode(const struct proto_entry *m, struct base_buf *b);
@@ -95,9 +98,13 @@ struct proto_layout_tensor {        /* 32 bytes packed on disk */
 	uint32_t first_dim;             /* in dims */
 	uint8_t dtype, ndim;
 	uint16_t flags;                 /* bit 0: a buffer (not compared between replicas) */
-	uint32_t mesh, placement;       /* 1 + index into meshes, placements; 0: none, every writer of the layout holds it whole */
+	/* 1 + index into meshes, placements; 0: none, every writer of the layout holds it whole */
+	uint32_t mesh, placement;
 };
-struct proto_mesh { const char *const *dim_names; const uint32_t *dim_sizes; uint32_t ndims; const uint32_t *ranks; uint32_t nranks; };
+struct proto_mesh {
+	const char *const *dim_names; const uint32_t *dim_sizes; uint32_t ndims;
+	const uint32_t *ranks; uint32_t nranks;
+};
 struct proto_layout {
 	uint64_t min_bytes, target_bytes, row_bytes;       /* grid */
 	const char *const *components; uint32_t ncomponents; /* sorted, unique */
@@ -105,7 +112,8 @@ struct proto_layout {
 	const char *names; uint64_t names_len;             /* not NUL-terminated each */
 	const uint64_t *dims; uint64_t ndims;
 	const struct proto_mesh *meshes; uint32_t nmeshes;
-	const char *const *placements; uint32_t nplacements; /* canonical words, one a mesh dimension: "R,S(0)"; "flat a:b/L" and boxes come with features */
+	/* canonical words, one a mesh dimension: "R,S(0)"; "flat a:b/L" and boxes come with features */
+	const char *const *placements; uint32_t nplacements;
 	void *arena;
 };
 #define PROTO_LAYOUT_MAX_TENSORS (UINT32_C(1) << 24)
@@ -114,15 +122,19 @@ int proto_layout_decode(const void *body, size_t len, struct proto_layout *ret_m
 void proto_layout_release(struct proto_layout *m);
 
 /* ---- part object: one writer's; its rows lie in chunk objects (docs/format/part.md, core/store/part.h) ---- */
-struct proto_chunk { uint32_t first_tensor, last_tensor, nrows; struct proto_ref ref; };  /* tensors: indices into the layout */
-struct proto_blob { const char *name; bool per_rank; uint64_t len; struct proto_ref ref; };  /* len 0: ref unused but its digest */
-struct proto_pack_use { const char *pack; uint64_t size, live_bytes; };  /* live: stored bytes that this record reaches in it */
+/* tensors: indices into the layout */
+struct proto_chunk { uint32_t first_tensor, last_tensor, nrows; struct proto_ref ref; };
+/* len 0: ref unused but its digest */
+struct proto_blob { const char *name; bool per_rank; uint64_t len; struct proto_ref ref; };
+/* live: stored bytes that this record reaches in it */
+struct proto_pack_use { const char *pack; uint64_t size, live_bytes; };
 struct proto_timing { const char *phase; uint64_t ns, bytes; };
 struct proto_part {
 	uint32_t rank, world;
 	const char *host;
 	struct base_digest layout;                              /* of the layout object that its tensor numbers mean */
-	const struct proto_pack_use *packs; uint32_t npacks;    /* own first; `pack` of every ref and run below counts in here */
+	/* own first; `pack` of every ref and run below counts in here */
+	const struct proto_pack_use *packs; uint32_t npacks;
 	const struct proto_chunk *chunks; uint32_t nchunks;     /* by ascending tensor */
 	const struct proto_blob *blobs; uint32_t nblobs;        /* sorted by (per_rank, name) */
 	const struct proto_timing *timings; uint32_t ntimings;  /* phases up to the part */
@@ -144,7 +156,8 @@ struct proto_announcement {
 	bool stores_layout; struct proto_ref layout_ref;
 	const struct proto_view_header *headers; uint32_t nheaders;
 	struct proto_ref part;
-	const struct proto_pack_use *packs; uint32_t npacks;    /* numbers of the refs above count in here; same table as the part's, plus its meta pack's final size */
+	/* numbers of the refs above count in here; same table as the part's, plus its meta pack's final size */
+	const struct proto_pack_use *packs; uint32_t npacks;
 	uint64_t tensors, bytes, new_bytes;
 	const struct proto_attribute *attributes; size_t nattributes; /* equal on all ranks */
 	void *arena;
@@ -161,7 +174,8 @@ struct proto_manifest_rank {        /* one line per rank, fixed width on disk */
 	struct proto_ref part;
 	uint32_t first_map, npacks;     /* pack n of this rank's part is packs[map[first_map + n]] */
 };
-struct proto_manifest_pack { const char *pack; uint64_t size, live_bytes; };  /* sorted by name, unique; name stored as attempt, rank, class numbers */
+/* sorted by name, unique; name stored as attempt, rank, class numbers */
+struct proto_manifest_pack { const char *pack; uint64_t size, live_bytes; };
 struct proto_manifest {
 	const char *run, *attempt; uint64_t step; uint32_t world;
 	const struct proto_attribute *attributes; size_t nattributes;

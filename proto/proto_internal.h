@@ -27,13 +27,21 @@
 #define PROTO_TARGET_MAX_BYTES (UINT64_C(4) << 20) /* of grid parameters: pieces stay within 32 bits by far */
 
 /* Object kinds, as packs have them (docs/format/pack.md). */
-enum { PROTO_KIND_PIECE = 1, PROTO_KIND_BLOB, PROTO_KIND_LAYOUT, PROTO_KIND_PART, PROTO_KIND_CHUNK, PROTO_KIND_VIEW_HEADER };
+enum {
+	PROTO_KIND_PIECE = 1,
+	PROTO_KIND_BLOB,
+	PROTO_KIND_LAYOUT,
+	PROTO_KIND_PART,
+	PROTO_KIND_CHUNK,
+	PROTO_KIND_VIEW_HEADER
+};
 
 /* ---- arena.c: bump allocation with a bound; freed as a whole ---- */
 struct proto_arena;
 struct proto_arena *proto_arena_new(uint64_t limit_bytes);      /* UINT64_MAX: none; NULL: out of memory */
 void proto_arena_free(struct proto_arena *a);                   /* NULL-safe */
-void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size); /* zeroed; NULL: no memory, or over the bound */
+/* zeroed; NULL: no memory, or over the bound */
+void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size);
 char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len);
 bool proto_arena_exhausted(const struct proto_arena *a);        /* the bound was hit */
 ProtobufCAllocator proto_arena_allocator(struct proto_arena *a);
@@ -41,42 +49,61 @@ ProtobufCAllocator proto_arena_allocator(struct proto_arena *a);
 /* ---- wire.c ---- */
 /* Unpacks into a fresh arena (*ret_arena, the caller's, also owns *ret_message), and refuses newer versions, unknown
  * features and whatever is not canonical. */
-int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena, void *ret_message);
+int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena,
+	void *ret_message);
 /* Unpacks a message that is part of another one: no version, no features. `arena` is there already. */
-int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena, void *ret_message);
+int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena,
+	void *ret_message);
 int proto_pack(const void *message, struct base_buf *b);
 /* Unknown fields of a message as they stood, in the arena. */
 int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const uint8_t **ret_bytes, size_t *ret_len);
 int proto_no_memory(const struct proto_arena *a);                /* what a failed arena allocation means */
-bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max_rows, uint32_t *ret_n); /* whole rows, not too many */
-int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table, uint32_t *ret_n);
-static inline ProtobufCBinaryData proto_bytes(const struct base_buf *b) { return (ProtobufCBinaryData){b->len, b->data}; }
-static inline ProtobufCBinaryData proto_digest_field(const struct base_digest *d) { return (ProtobufCBinaryData){sizeof d->bytes, (uint8_t *)d->bytes}; }
+/* whole rows, not too many */
+bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max_rows, uint32_t *ret_n);
+int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table,
+	uint32_t *ret_n);
+static inline ProtobufCBinaryData proto_bytes(const struct base_buf *b)
+{
+	return (ProtobufCBinaryData){b->len, b->data};
+}
+static inline ProtobufCBinaryData proto_digest_field(const struct base_digest *d)
+{
+	return (ProtobufCBinaryData){sizeof d->bytes, (uint8_t *)d->bytes};
+}
 bool proto_digest_get(const ProtobufCBinaryData *field, struct base_digest *ret_d); /* false: not 32 bytes */
 
 /* ---- ref.c: rows and small messages that several records hold ---- */
 void proto_ref_put(struct base_buf *b, const struct proto_ref *r);
 bool proto_ref_get(const uint8_t *row, struct proto_ref *ret_r);                   /* false: reserved byte set */
 bool proto_ref_field_get(const ProtobufCBinaryData *field, struct proto_ref *ret_r); /* 72 bytes, and the same */
-bool proto_ref_check(const struct proto_ref *r, unsigned kind, uint32_t npacks, uint64_t pack_size); /* pack_size 0: not known */
-int proto_attributes_pack(const struct proto_attribute *a, size_t n, struct proto_arena *arena, size_t *ret_n, Vckpt__Attribute ***ret_messages);
-int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_arena *arena, const struct proto_attribute **ret_a, size_t *ret_n);
+/* pack_size 0: not known */
+bool proto_ref_check(const struct proto_ref *r, unsigned kind, uint32_t npacks, uint64_t pack_size);
+int proto_attributes_pack(const struct proto_attribute *a, size_t n, struct proto_arena *arena, size_t *ret_n,
+	Vckpt__Attribute ***ret_messages);
+int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_arena *arena,
+	const struct proto_attribute **ret_a, size_t *ret_n);
 bool proto_attributes_check(const struct proto_attribute *a, size_t n);
-int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct proto_arena *arena, size_t *ret_n, Vckpt__ViewHeader ***ret_messages);
-int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_arena *arena, const struct proto_view_header **ret_h, uint32_t *ret_n);
-bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts, const struct proto_pack_use *packs, uint32_t npacks);
+int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct proto_arena *arena, size_t *ret_n,
+	Vckpt__ViewHeader ***ret_messages);
+int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_arena *arena,
+	const struct proto_view_header **ret_h, uint32_t *ret_n);
+bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts,
+	const struct proto_pack_use *packs, uint32_t npacks);
 
 /* ---- packs.c: tables of pack names ---- */
 int proto_packs_pack(const struct proto_pack_use *p, uint32_t n, struct proto_arena *arena, Vckpt__Packs **ret_message);
-int proto_packs_unpack(const Vckpt__Packs *message, struct proto_arena *arena, const struct proto_pack_use **ret_p, uint32_t *ret_n);
-int proto_packs_check(const struct proto_pack_use *p, uint32_t n, bool sorted, bool unknown_sizes); /* 0, -BASE_EFORMAT, -ENOMEM */
+int proto_packs_unpack(const Vckpt__Packs *message, struct proto_arena *arena, const struct proto_pack_use **ret_p,
+	uint32_t *ret_n);
+/* 0, -BASE_EFORMAT, -ENOMEM */
+int proto_packs_check(const struct proto_pack_use *p, uint32_t n, bool sorted, bool unknown_sizes);
 
 /* ---- name.c ---- */
 struct proto_attempt_number { uint8_t launch[8]; uint64_t count; };
 bool proto_launch_valid(const char *launch);                        /* 16 lower-case hex digits */
 bool proto_attempt_parse(const char *attempt, struct proto_attempt_number *ret_a);
 void proto_attempt_format(const struct proto_attempt_number *a, char text[static PROTO_ATTEMPT_MAX]);
-bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a, uint32_t *ret_rank, const char **ret_class);
+bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a, uint32_t *ret_rank,
+	const char **ret_class);
 bool proto_class_valid(const char *class);
 bool proto_word_valid(const char *word);                            /* [A-Za-z_][A-Za-z0-9_]*, <= PROTO_WORD_MAX */
 bool proto_text_valid(const char *text, size_t min, size_t max);    /* UTF-8 of min .. max bytes; NULL is not */

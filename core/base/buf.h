@@ -21,9 +21,24 @@ void base_buf_append(struct base_buf *b, const void *bytes, size_t n);
 void base_buf_append_zero(struct base_buf *b, size_t n);
 void base_buf_append_text(struct base_buf *b, const char *text);
 void base_buf_printf(struct base_buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static inline void base_buf_put16(struct base_buf *b, uint16_t v) { uint8_t t[2]; base_put16(t, v); base_buf_append(b, t, 2); }
-static inline void base_buf_put32(struct base_buf *b, uint32_t v) { uint8_t t[4]; base_put32(t, v); base_buf_append(b, t, 4); }
-static inline void base_buf_put64(struct base_buf *b, uint64_t v) { uint8_t t[8]; base_put64(t, v); base_buf_append(b, t, 8); }
+static inline void base_buf_put16(struct base_buf *b, uint16_t v)
+{
+	uint8_t t[2];
+	base_put16(t, v);
+	base_buf_append(b, t, 2);
+}
+static inline void base_buf_put32(struct base_buf *b, uint32_t v)
+{
+	uint8_t t[4];
+	base_put32(t, v);
+	base_buf_append(b, t, 4);
+}
+static inline void base_buf_put64(struct base_buf *b, uint64_t v)
+{
+	uint8_t t[8];
+	base_put64(t, v);
+	base_buf_append(b, t, 8);
+}
 /* NUL-terminated string, owned by the caller; the buffer is empty afterwards. NULL when b->error. */
 char *base_buf_steal_text(struct base_buf *b);
 

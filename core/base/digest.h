@@ -24,8 +24,14 @@
 struct base_digest { uint8_t bytes[BASE_DIGEST_BYTES]; };
 struct base_xxh128 { uint8_t bytes[16]; }; /* canonical (big-endian) XXH3-128 */
 
-static inline bool base_digest_equal(const struct base_digest *a, const struct base_digest *b) { return memcmp(a, b, sizeof *a) == 0; }
-static inline int base_digest_compare(const struct base_digest *a, const struct base_digest *b) { return memcmp(a, b, sizeof *a); }
+static inline bool base_digest_equal(const struct base_digest *a, const struct base_digest *b)
+{
+	return memcmp(a, b, sizeof *a) == 0;
+}
+static inline int base_digest_compare(const struct base_digest *a, const struct base_digest *b)
+{
+	return memcmp(a, b, sizeof *a);
+}
 void base_digest_hex(const struct base_digest *d, char hex[static BASE_DIGEST_HEX]);
 int base_digest_parse(const char *hex, size_t len, struct base_digest *ret_d); /* 0 or -EINVAL; lower case only */
 

@@ -18,8 +18,14 @@ static inline void base_put32(void *p, uint32_t v) { v = htole32(v); memcpy(p, &
 static inline void base_put64(void *p, uint64_t v) { v = htole64(v); memcpy(p, &v, 8); }
 
 /* true when the result does not fit (as __builtin_*_overflow); *ret is then meaningless. */
-static inline bool base_mul_overflows(uint64_t a, uint64_t b, uint64_t *ret) { return __builtin_mul_overflow(a, b, ret); }
-static inline bool base_add_overflows(uint64_t a, uint64_t b, uint64_t *ret) { return __builtin_add_overflow(a, b, ret); }
+static inline bool base_mul_overflows(uint64_t a, uint64_t b, uint64_t *ret)
+{
+	return __builtin_mul_overflow(a, b, ret);
+}
+static inline bool base_add_overflows(uint64_t a, uint64_t b, uint64_t *ret)
+{
+	return __builtin_add_overflow(a, b, ret);
+}
 
 static inline uint64_t base_div_up(uint64_t a, uint64_t b) { return a / b + (a % b != 0); }
 /* `to` is a power of two; the caller knows that a + to - 1 fits. */

@@ -28,7 +28,14 @@ struct store *load_step_store(const struct load_step *step);
 size_t load_step_memory(const struct load_step *step); /* bytes held, roughly: for bounding caches of steps */
 
 /* Tensors of all layouts as one table sorted by (component, name); numbers 0 .. count-1. */
-struct load_tensor_info { const char *component; const char *name; uint32_t name_len; enum tensor_dtype dtype; struct tensor_shape shape; uint64_t bytes; };
+struct load_tensor_info {
+	const char *component;
+	const char *name;
+	uint32_t name_len;
+	enum tensor_dtype dtype;
+	struct tensor_shape shape;
+	uint64_t bytes;
+};
 uint32_t load_step_tensor_count(const struct load_step *step);
 void load_step_tensor_info(const struct load_step *step, uint32_t tensor, struct load_tensor_info *ret_info);
 int64_t load_step_tensor_find(const struct load_step *step, const char *component, const char *name, size_t name_len);

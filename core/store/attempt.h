@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt: one try at saving a step: begin, bases, announcement, abort, commit; and heartbeats (docs/format/incoming.md).
- * Here with what a writer alone (an import) needs; a job's ranks add launches and waiting on top of the same records.
+ * attempt: one try at saving a step: begin, bases, announcement, abort, commit; and heartbeats
+ * (docs/format/incoming.md). Here with what a writer alone (an import) needs; a job's ranks add launches and waiting on
+ * top of the same records.
  *
- * Order, each step durable before the next (invariants 2, 5, 6): heartbeat -> begin -> packs -> part.<rank> -> manifest -> packs looked at
- * again -> commit entry -> the attempt's folder deleted (best effort). */
+ * Order, each step durable before the next (invariants 2, 5, 6): heartbeat -> begin -> packs -> part.<rank> -> manifest
+ * -> packs looked at again -> commit entry -> the attempt's folder deleted (best effort). */
 #ifndef CORE_STORE_ATTEMPT_H
 #define CORE_STORE_ATTEMPT_H
 
@@ -14,29 +15,53 @@
 struct store_attempt;
 struct store_attempt_options {
 	const char *run;
-	uint64_t step;                  /* or PROTO_NONE: the next free step (newest + 1, or 0); refused (-BASE_EBUSY) while a launch is alive in the run */
+	/* or PROTO_NONE: the next free step (newest + 1, or 0); refused (-BASE_EBUSY) while a launch is alive in the
+	 * run */
+	uint64_t step;
 	bool replace;                   /* a visible step of that number is replaced, naming the entry seen now */
 };
-/* A writer alone: random launch id, heartbeat thread, begin. The step taken is told by store_attempt_step. -EEXIST: the step is visible. */
-int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a, struct base_error *err);
+/* A writer alone: random launch id, heartbeat thread, begin. The step taken is told by store_attempt_step. -EEXIST:
+ * the step is visible. */
+int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
+	struct base_error *err);
 const char *store_attempt_name(const struct store_attempt *a);  /* "<16 hex>-0" */
 uint64_t store_attempt_step(const struct store_attempt *a);
-/* Names a commit as base: puts base.<n>, then reads its run's list again. 0: its data may be used. -ESTALE: it is gone. A commit named before costs nothing. Any thread. */
-int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest, struct base_error *err);
-/* Announces (fills in run, attempt, step, rank 0, world 1, host), makes and puts the manifest, checks packs and cover, appends the commit entry. On success the step
- * is visible and durable; ret_entry its number. On failure nothing is visible; call store_attempt_abort. */
-int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry, struct base_error *err);
-/* Deletes the attempt's own packs when nothing was announced, else appends `abort` first; gives the reserve up on a full disk; deletes the folder. Best effort. */
+/* Names a commit as base: puts base.<n>, then reads its run's list again. 0: its data may be used. -ESTALE: it is
+ * gone. A commit named before costs nothing. Any thread. */
+int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
+	struct base_error *err);
+/* Announces (fills in run, attempt, step, rank 0, world 1, host), makes and puts the manifest, checks packs and cover,
+ * appends the commit entry. On success the step is visible and durable; ret_entry its number. On failure nothing is
+ * visible; call store_attempt_abort. */
+int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
+	struct base_error *err);
+/* Deletes the attempt's own packs when nothing was announced, else appends `abort` first; gives the reserve up on a
+ * full disk; deletes the folder. Best effort. */
 void store_attempt_abort(struct store_attempt *a, const char *reason);
 void store_attempt_free(struct store_attempt *a);               /* stops the heartbeat and deletes it; NULL-safe */
 
 /* Liveness, for whoever wants to know about others. */
 enum store_liveness { STORE_DEAD, STORE_ALIVE, STORE_UNKNOWN /* another host: watch it for the time-out */ };
-struct store_launch_info { char launch[17]; char host[PROTO_HOST_MAX]; char run[PROTO_RUN_MAX + 1]; enum store_liveness state; char file[STORE_NAME_MAX]; uint64_t number; };
-int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t *ret_n, struct base_error *err); /* free() the array */
+struct store_launch_info {
+	char launch[17];
+	char host[PROTO_HOST_MAX];
+	char run[PROTO_RUN_MAX + 1];
+	enum store_liveness state;
+	char file[STORE_NAME_MAX];
+	uint64_t number;
+};
+/* free() the array */
+int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t *ret_n, struct base_error *err);
 
 /* incoming: attempts that have a folder. */
-struct store_incoming { char run[PROTO_RUN_MAX + 1]; char attempt[PROTO_ATTEMPT_MAX]; bool begun; struct proto_begin begin; uint32_t nannounced; enum store_liveness state; };
+struct store_incoming {
+	char run[PROTO_RUN_MAX + 1];
+	char attempt[PROTO_ATTEMPT_MAX];
+	bool begun;
+	struct proto_begin begin;
+	uint32_t nannounced;
+	enum store_liveness state;
+};
 int store_incoming_list(struct store *s, struct store_incoming **ret_all, size_t *ret_n, struct base_error *err);
 void store_incoming_free(struct store_incoming *all, size_t n);
 

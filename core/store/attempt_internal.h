@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt_internal: what attempt.c, attempt_incoming.c and the collector share: listings held in memory, and the folders
- * of incoming/ read whole. */
+ * attempt_internal: what attempt.c, attempt_incoming.c and the collector share: listings held in memory, and the
+ * folders of incoming/ read whole. */
 #ifndef CORE_STORE_ATTEMPT_INTERNAL_H
 #define CORE_STORE_ATTEMPT_INTERNAL_H
 
@@ -11,7 +11,8 @@
 /* A listing, sorted by name. */
 struct store_file { char *name; uint64_t size; bool temporary, foreign; };
 struct store_files { struct store_file *all; size_t n, size; };
-int store_files_list(struct store *s, const char *dir, struct store_files *ret_f, struct base_error *err); /* adds to what is there */
+/* adds to what is there */
+int store_files_list(struct store *s, const char *dir, struct store_files *ret_f, struct base_error *err);
 void store_files_release(struct store_files *f);
 const struct store_file *store_files_find(const struct store_files *f, const char *name);
 
@@ -31,7 +32,8 @@ void store_folders_release(struct store_folders *f);
 bool store_attempt_name_valid(const char *name); /* "<16 hex>-<decimal>" */
 /* Deletes the files of one folder, `begin` last, and the folder. Counts what it deleted. */
 uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files);
-/* Appends `abort` after everything that was read of the list says "undecided". 0: aborted, now or before. -EALREADY: committed. */
+/* Appends `abort` after everything that was read of the list says "undecided". 0: aborted, now or before. -EALREADY:
+ * committed. */
 int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err);
 
 #endif

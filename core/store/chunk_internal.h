@@ -5,12 +5,16 @@
  *   head 64 | rows 64 each | runs 24 each | pieces 64 each | base objects 72 each | boxes 16 a dimension | inline bytes
  *
  *   head   0 magic "VCKPTCHK" | 8 u16 version | 10 u16 zero | 12 u32 required features | 16 u32 rows | 20 u32 runs
- *          | 24 u64 pieces | 32 u32 base objects | 36 u32 zero | 40 u64 box numbers (u64 pairs) | 48 u64 inline bytes | 56 u64 zero
- *   row    0 u32 tensor | 4 u32 flags | 8 u32 boxes (WHOLE: 0) | 12 u32 runs | 16 u64 pieces | 24 u32 base objects | 28 u32 zero
+ *          | 24 u64 pieces | 32 u32 base objects | 36 u32 zero | 40 u64 box numbers (u64 pairs)
+ *          | 48 u64 inline bytes | 56 u64 zero
+ *   row    0 u32 tensor | 4 u32 flags | 8 u32 boxes (WHOLE: 0) | 12 u32 runs | 16 u64 pieces | 24 u32 base objects
+ *          | 28 u32 zero
  *          | 32 row digest (32)
- *   run    0 u32 pack (0xffffffff: inline) | 4 u32 pieces | 8 u64 offset of the first object (inline: in the inline bytes)
+ *   run    0 u32 pack (0xffffffff: inline) | 4 u32 pieces | 8 u64 offset of the first object (inline: in the inline
+ *          bytes)
  *          | 16 u64 offset of its checks (inline: 0)
- *   piece  0 digest (32) | 32 XXH3-128 (16) | 48 u32 stored length | 52 u32 raw length | 56 u16 codec | 58 u16 flags, zero
+ *   piece  0 digest (32) | 32 XXH3-128 (16) | 48 u32 stored length | 52 u32 raw length | 56 u16 codec
+ *          | 58 u16 flags, zero
  *          | 60 u32 base object (0xffffffff: none)
  *   box    for each dimension: u64 offset | u64 size
  *
@@ -23,13 +27,19 @@
 
 enum {
 	CHUNK_VERSION = 1,
-	CHUNK_HEAD_BYTES = 64, CHUNK_ROW_BYTES = 64, CHUNK_RUN_BYTES = 24, CHUNK_PIECE_BYTES = 64, CHUNK_BASE_BYTES = 72, CHUNK_PAIR_BYTES = 16,
+	CHUNK_HEAD_BYTES = 64,
+	CHUNK_ROW_BYTES = 64,
+	CHUNK_RUN_BYTES = 24,
+	CHUNK_PIECE_BYTES = 64,
+	CHUNK_BASE_BYTES = 72,
+	CHUNK_PAIR_BYTES = 16,
 };
 #define CHUNK_MAGIC "VCKPTCHK"
 #define CHUNK_ROW_WHOLE 1u
 #define CHUNK_INLINE UINT32_MAX        /* pack of pieces that stand in the chunk */
 
-/* The place of the object that follows `ref` in its run. `next` has its lengths and codec; false: beyond every bound. */
+/* The place of the object that follows `ref` in its run. `next` has its lengths and codec; false: beyond every
+ * bound. */
 static inline bool chunk_run_next(const struct store_object_ref *ref, struct store_object_ref *next)
 {
 	next->offset = base_align(ref->offset + ref->stored_len, store_object_align(next->codec, next->stored_len));
@@ -40,10 +50,11 @@ static inline bool chunk_run_next(const struct store_object_ref *ref, struct sto
 /* ---- chunks that are kept (chunk_cache.c) ---- */
 struct store_chunk_held;
 /* NULL: not there (or no cache). What is held is to be released. */
-struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct store_layout *l, uint32_t npacks, const struct base_digest *digest);
+struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct store_layout *l,
+	uint32_t npacks, const struct base_digest *digest);
 /* Takes the chunk over (also on failure: NULL, out of memory). c NULL: it is only held. */
-struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct store_layout *l, uint32_t npacks, const struct base_digest *digest,
-	struct store_chunk *chunk, size_t bytes);
+struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct store_layout *l,
+	uint32_t npacks, const struct base_digest *digest, struct store_chunk *chunk, size_t bytes);
 const struct store_chunk *store_chunk_held_chunk(const struct store_chunk_held *h);
 void store_chunk_release(struct store_chunk_held *h);
 

@@ -33,6 +33,7 @@ uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t le
 	uint64_t *ret_stored_len, void *scratch);
 
 /* Decodes one block into exactly raw_len bytes. -EBADMSG when it does not decode to that; never writes past raw_len. */
-int store_codec_decode_block(uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out, size_t raw_len, void *scratch);
+int store_codec_decode_block(uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out,
+	size_t raw_len, void *scratch);
 
 #endif

@@ -16,8 +16,9 @@ struct store_cover_box {
 	uint32_t rank;
 	struct base_digest digest;      /* over the digests of the box's pieces */
 };
-/* Identical boxes count once (the lowest rank's) and must have equal digests. -BASE_EFORMAT names `tensor`, box and ranks;
- * -ENOMEM. Sorts `boxes`. */
-int store_cover_check(const struct tensor_shape *s, const char *tensor, struct store_cover_box *boxes, size_t n, struct base_error *err);
+/* Identical boxes count once (the lowest rank's) and must have equal digests. -BASE_EFORMAT names `tensor`, box and
+ * ranks; -ENOMEM. Sorts `boxes`. */
+int store_cover_check(const struct tensor_shape *s, const char *tensor, struct store_cover_box *boxes, size_t n,
+	struct base_error *err);
 
 #endif

@@ -27,13 +27,15 @@ struct gc {
 	int64_t now_ns;
 	int fault;                      /* first failure to mark or delete: told at the end */
 
-	struct store_files files;       /* the whole store, listed before anything of the main pass is read: candidates and marks */
+	/* the whole store, listed before anything of the main pass is read: candidates and marks */
+	struct store_files files;
 	struct store_launch_info *launches; size_t nlaunches;          /* judged: none is UNKNOWN any more */
 	struct gc_run *lists; size_t nlists;                           /* by run */
 	size_t hint;                                                   /* list that knew the last attempt asked for */
 	struct store_folders folders;
 	struct gc_names packs_kept;     /* names of packs that are reached */
-	struct gc_names manifests_kept; /* paths of manifests that a visible commit or an undecided attempt's base names */
+	/* paths of manifests that a visible commit or an undecided attempt's base names */
+	struct gc_names manifests_kept;
 	struct gc_names aborted;        /* dry run: "<attempt>" that would have been aborted */
 };
 

@@ -10,7 +10,8 @@
 
 struct store_heartbeat;
 /* Puts number 0 (durable on return), then n + 1 every 5 s from a thread of its own, deleting n after it. */
-int store_heartbeat_start(struct store *s, const char *launch, const char *run, struct store_heartbeat **ret_h, struct base_error *err);
+int store_heartbeat_start(struct store *s, const char *launch, const char *run, struct store_heartbeat **ret_h,
+	struct base_error *err);
 void store_heartbeat_stop(struct store_heartbeat *h); /* joins, deletes the file; NULL-safe */
 
 /* "<launch>.<host>.<number>", the last part of a name under hosts/. */

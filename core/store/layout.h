@@ -13,14 +13,16 @@ struct store_layout {
 	struct base_digest digest;      /* of the encoded object */
 };
 
-/* Building: add in any order, then finish (sorts, encodes). -EEXIST names a tensor given twice; -EINVAL a bad component, name, dtype or shape. */
+/* Building: add in any order, then finish (sorts, encodes). -EEXIST names a tensor given twice; -EINVAL a bad
+ * component, name, dtype or shape. */
 struct store_layout_builder;
 struct store_layout_builder *store_layout_builder_new(struct tensor_grid_params params);
 void store_layout_builder_free(struct store_layout_builder *b);
 int store_layout_builder_add(struct store_layout_builder *b, const char *component, const char *name, size_t name_len,
 	enum tensor_dtype dtype, const struct tensor_shape *shape, uint32_t tag, struct base_error *err);
 /* ret_object: the object's bytes. ret_tags[i] (malloc'ed, ntensors entries): the tag of sorted tensor i. */
-int store_layout_builder_finish(struct store_layout_builder *b, struct store_layout **ret_l, struct base_buf *ret_object, uint32_t **ret_tags, struct base_error *err);
+int store_layout_builder_finish(struct store_layout_builder *b, struct store_layout **ret_l,
+	struct base_buf *ret_object, uint32_t **ret_tags, struct base_error *err);
 
 int store_layout_decode(const void *object, size_t len, struct store_layout **ret_l, struct base_error *err);
 void store_layout_free(struct store_layout *l); /* NULL-safe */
@@ -28,7 +30,8 @@ void store_layout_free(struct store_layout *l); /* NULL-safe */
 /* Index of a tensor, or -ENOENT. Binary search. */
 int64_t store_layout_find(const struct store_layout *l, const char *component, const char *name, size_t name_len);
 const char *store_layout_component(const struct store_layout *l, uint32_t tensor);
-const char *store_layout_name(const struct store_layout *l, uint32_t tensor, uint32_t *ret_len); /* not NUL-terminated */
+/* not NUL-terminated */
+const char *store_layout_name(const struct store_layout *l, uint32_t tensor, uint32_t *ret_len);
 enum tensor_dtype store_layout_dtype(const struct store_layout *l, uint32_t tensor);
 void store_layout_shape(const struct store_layout *l, uint32_t tensor, struct tensor_shape *ret_shape);
 uint64_t store_layout_bytes(const struct store_layout *l, uint32_t tensor);
@@ -36,6 +39,7 @@ void store_layout_grid(const struct store_layout *l, uint32_t tensor, struct ten
 /* Bytes of a name that a sentence shows: whole characters, 200 bytes at most (for %.*s). */
 int store_layout_shown(const char *name, size_t name_len);
 /* First and one past the last tensor of a component (index into m.components). */
-void store_layout_component_range(const struct store_layout *l, uint32_t component, uint32_t *ret_first, uint32_t *ret_end);
+void store_layout_component_range(const struct store_layout *l, uint32_t component, uint32_t *ret_first,
+	uint32_t *ret_end);
 
 #endif

@@ -2,13 +2,14 @@
  *
  * list: a run's numbered entries, the one source of truth of what is visible (docs/format/list.md).
  *
- * A `store_list` is what one reader or writer knows: it replays entries in order, from entry 0 or from the newest snapshot. Entry n*64 (n >= 1) is always a
- * snapshot (unless that would exceed an entry's maximum or the disk is full: then it is left out): whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is found by doubling and bisection over
- * store_size, not by listing. Not thread-safe: one owner.
+ * A `store_list` is what one reader or writer knows: it replays entries in order, from entry 0 or from the newest
+ * snapshot. Entry n*64 (n >= 1) is always a snapshot (unless that would exceed an entry's maximum or the disk is full:
+ * then it is left out): whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is
+ * found by doubling and bisection over store_size, not by listing. Not thread-safe: one owner.
  *
  * Rules of replay (invariants 1 and 3; core/store/list.c names each):
- *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list knows), and `replaces` is exactly
- *            what is live under its step: an entry number, or none
+ *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list
+ *            knows), and `replaces` is exactly what is live under its step: an entry number, or none
  *   abort    counts only while its attempt has not committed
  *   launch   aborts the undecided attempts of all earlier launches of the run
  *   remove   takes away the live commit with that entry number
@@ -20,32 +21,41 @@
 
 #define STORE_SNAPSHOT_EVERY 64u
 
-struct store_list_step { uint64_t step, entry; struct proto_commit commit; }; /* commit's strings live as long as the list's entry */
+/* commit's strings live as long as the list's entry */
+struct store_list_step { uint64_t step, entry; struct proto_commit commit; };
 enum store_attempt_state { STORE_ATTEMPT_UNDECIDED, STORE_ATTEMPT_COMMITTED, STORE_ATTEMPT_ABORTED };
 
 struct store_list;
-/* Reads to the end. whole: from entry 0 (collector, verify); else from the newest snapshot. A run without entries is an empty list. */
+/* Reads to the end. whole: from entry 0 (collector, verify); else from the newest snapshot. A run without entries is
+ * an empty list. */
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err);
 void store_list_close(struct store_list *l); /* NULL-safe */
-/* Reads what came since. Returns the number of new entries; pointers into the list (steps, reasons) are then void. Cheap when there is none: one failed look-up. */
+/* Reads what came since. Returns the number of new entries; pointers into the list (steps, reasons) are then void.
+ * Cheap when there is none: one failed look-up. */
 int store_list_refresh(struct store_list *l, struct base_error *err);
 
 const char *store_list_run(const struct store_list *l);
 uint64_t store_list_next(const struct store_list *l);          /* number of the next entry */
-uint64_t store_list_damaged(const struct store_list *l);       /* entries that were skipped because both copies are bad */
+/* entries that were skipped because both copies are bad */
+uint64_t store_list_damaged(const struct store_list *l);
 size_t store_list_count(const struct store_list *l);           /* visible steps */
 const struct store_list_step *store_list_at(const struct store_list *l, size_t i);      /* by ascending step */
 const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step); /* NULL: not visible */
 const struct store_list_step *store_list_latest(const struct store_list *l);            /* highest step; NULL */
-bool store_list_entry_live(const struct store_list *l, uint64_t entry);                /* is this commit entry visible? */
-/* What the list says of an attempt. reason (may be NULL): text of the abort, or NULL. ret_entry: number of the deciding entry. */
-enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason, uint64_t *ret_entry);
+/* is this commit entry visible? */
+bool store_list_entry_live(const struct store_list *l, uint64_t entry);
+/* What the list says of an attempt. reason (may be NULL): text of the abort, or NULL. ret_entry: number of the
+ * deciding entry. */
+enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
+	uint64_t *ret_entry);
 const char *store_list_newest_launch(const struct store_list *l, uint64_t *ret_step);  /* NULL: none known */
 
-/* Puts `entry` as the next number, after check(arg, l) said 0 against the newest state; on "exists" reads on and checks again. `entry` is encoded after
- * each check, which may still change it. Makes the list's directory durable
- * before putting (invariant 6). Refuses while an entry is damaged (-BASE_EDAMAGED, by run). Returns the number, or check's or another error. */
-int64_t store_list_put(struct store_list *l, const struct proto_entry *entry, int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err);
+/* Puts `entry` as the next number, after check(arg, l) said 0 against the newest state; on "exists" reads on and checks
+ * again. `entry` is encoded after each check, which may still change it. Makes the list's directory durable before
+ * putting (invariant 6). Refuses while an entry is damaged (-BASE_EDAMAGED, by run). Returns the number, or check's or
+ * another error. */
+int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err);
 
 /* All runs of a store, sorted, malloc'ed array of malloc'ed names. */
 int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err);

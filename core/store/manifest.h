@@ -7,16 +7,21 @@
 
 #include "core/store/store.h"
 
-/* From the announcements of all ranks, ascending. Checks that they agree (run, attempt, step, world, attributes); encodes into ret_body. */
-int store_manifest_make(const struct proto_announcement *const *all, uint32_t n, struct base_buf *ret_body, struct base_digest *ret_digest, struct base_error *err);
+/* From the announcements of all ranks, ascending. Checks that they agree (run, attempt, step, world, attributes);
+ * encodes into ret_body. */
+int store_manifest_make(const struct proto_announcement *const *all, uint32_t n, struct base_buf *ret_body,
+	struct base_digest *ret_digest, struct base_error *err);
 /* runs/<run>/manifests/<digest>, put as a record; durable. */
-int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest, struct base_error *err);
+int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest,
+	struct base_error *err);
 /* Read, checked against the digest (tree digest of the body). */
-int store_manifest_get(struct store *s, const char *run, const struct base_digest *digest, struct proto_manifest *ret_m, struct base_error *err);
+int store_manifest_get(struct store *s, const char *run, const struct base_digest *digest, struct proto_manifest *ret_m,
+	struct base_error *err);
 int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX]);
 
-/* Invariant 4: loads the layouts and all rows of all parts and checks that the boxes of every tensor cover it exactly (identical boxes of several
- * writers count once and must have equal digests). A manifest of one rank whose rows are all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. */
+/* Invariant 4: loads the layouts and all rows of all parts and checks that the boxes of every tensor cover it exactly
+ * (identical boxes of several writers count once and must have equal digests). A manifest of one rank whose rows are
+ * all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. */
 int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, struct base_error *err);
 /* Invariant 2: every pack named exists and has the size that is named. `own_attempt` packs included. */
 int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, struct base_error *err);

@@ -34,7 +34,8 @@ struct store_object_ref {
 	uint8_t kind;
 	uint32_t pack;        /* number in a table that the owner of the reference has */
 };
-/* Alignment of the stored bytes, offset of the next object in the same run, bytes of checks: the arithmetic of a run. */
+/* Alignment of the stored bytes, offset of the next object in the same run, bytes of checks: the arithmetic of a
+ * run. */
 uint64_t store_object_align(uint16_t codec, uint64_t stored_len);
 uint64_t store_object_checks_bytes(uint16_t codec, uint64_t raw_len);
 
@@ -47,52 +48,68 @@ int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name);
 
 /* ---- writing ---- */
 struct store_pack_writer;
-int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack_writer **ret_w);
-/* Appends an object whose blocks are already encoded and checked: `checks` has base_block_count(raw_len) entries, `lens`
- * likewise or NULL for raw. Fills ret_ref (its `checks` offset only once the run is closed: see below). The memory may be
- * reused on return. ret_ref must stay where it is until the run is closed (store_pack_run_end or seal). */
-int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint16_t codec,
-	const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks, const uint32_t *lens, struct store_object_ref *ret_ref);
+int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], const char *pack,
+	struct store_pack_writer **ret_w);
+/* Appends an object whose blocks are already encoded and checked: `checks` has base_block_count(raw_len) entries,
+ * `lens` likewise or NULL for raw. Fills ret_ref (its `checks` offset only once the run is closed: see below). The
+ * memory may be reused on return. ret_ref must stay where it is until the run is closed (store_pack_run_end or
+ * seal). */
+int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
+	const uint32_t *lens, struct store_object_ref *ret_ref);
 /* Convenience for small things: digests, checks and appends raw bytes (codec raw). */
-int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len, struct store_object_ref *ret_ref);
+int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
+	struct store_object_ref *ret_ref);
 /* The same, encoded where that gains (metadata: chunks, layouts, view headers). */
 int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
 	struct store_object_ref *ret_ref);
 /* A long object (a blob) that arrives in parts: begin, add (any sizes), end. Raw. Needs its digest beforehand. */
-int store_pack_stream_begin(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t len);
+int store_pack_stream_begin(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint64_t len);
 int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len);
-int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref); /* -EBADMSG: not the bytes of that digest or length */
+/* -EBADMSG: not the bytes of that digest or length */
+int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref);
 /* Ends the run under way: writes its checks; every ret_ref handed to append since the last end is complete now. */
 int store_pack_run_end(struct store_pack_writer *w);
 uint64_t store_pack_writer_size(const struct store_pack_writer *w);
 uint64_t store_pack_writer_objects(const struct store_pack_writer *w);
-int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size);  /* ends the run, writes footer and tail, durable; frees w always */
+/* ends the run, writes footer and tail, durable; frees w always */
+int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size);
 void store_pack_abandon(struct store_pack_writer *w);                  /* NULL-safe */
 
 /* ---- reading ---- */
-struct store_pack;  /* an open pack: head checked (magic, version, name, store id), size known. Reference-counted by its cache. */
-int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p, struct base_error *err);
+/* an open pack: head checked (magic, version, name, store id), size known. Reference-counted by its cache. */
+struct store_pack;
+int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p,
+	struct base_error *err);
 void store_pack_close(struct store_pack *p); /* NULL-safe */
 const char *store_pack_name(const struct store_pack *p);
 uint64_t store_pack_size(const struct store_pack *p);
 
-/* Reads and checks blocks [first, first + n) of an object and decodes them into `out` (room for exactly their raw bytes).
- * -EBADMSG names in err: pack, offset, block. Every length and offset of `ref` is checked against the pack's size first. */
-int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n, void *out, struct base_error *err);
+/* Reads and checks blocks [first, first + n) of an object and decodes them into `out` (room for exactly their raw
+ * bytes). -EBADMSG names in err: pack, offset, block. Every length and offset of `ref` is checked against the pack's
+ * size first. */
+int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+	void *out, struct base_error *err);
 /* The whole object, checks only (not re-hashed). `out` has raw_len bytes. */
 int store_object_read(struct store_pack *p, const struct store_object_ref *ref, void *out, struct base_error *err);
-/* The whole object into fresh memory, re-hashed with SHA-256 too (metadata: layouts, parts). raw_len > max is -EFBIG. */
-int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes, struct base_error *err);
+/* The whole object into fresh memory, re-hashed with SHA-256 too (metadata: layouts, parts). raw_len > max is
+ * -EFBIG. */
+int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
+	struct base_error *err);
 
 /* The footer: count entries, checked with SHA-256. Free with store_pack_footer_free. */
 struct store_pack_footer { struct store_object_ref *objects; uint64_t count; };
 int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f, struct base_error *err);
 void store_pack_footer_free(struct store_pack_footer *f);
 
-/* Verifies every byte: head, objects (re-hashed), checks, padding, footer, tail. Calls `damage` for each fault with the extent and,
- * where an object is hit, its reference (from the footer). Returns 0 when it could look at everything, damage or not; counts
- * bytes through `progress` (may be NULL). When the footer itself is damaged the objects are not known: one damage for it. */
-typedef void (*store_pack_damage_func)(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what);
-int store_pack_verify(struct store_pack *p, store_pack_damage_func damage, void (*progress)(void *arg, uint64_t bytes), void *arg);
+/* Verifies every byte: head, objects (re-hashed), checks, padding, footer, tail. Calls `damage` for each fault with the
+ * extent and, where an object is hit, its reference (from the footer). Returns 0 when it could look at everything,
+ * damage or not; counts bytes through `progress` (may be NULL). When the footer itself is damaged the objects are not
+ * known: one damage for it. */
+typedef void (*store_pack_damage_func)(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object,
+	const char *what);
+int store_pack_verify(struct store_pack *p, store_pack_damage_func damage, void (*progress)(void *arg, uint64_t bytes),
+	void *arg);
 
 #endif

@@ -42,24 +42,32 @@ struct store_storage_stat { /* of the medium, for statfs and df */
 struct store_storage_owner { uint32_t uid, gid, mode; int64_t ctime_ns; };
 
 struct store_storage_ops {
-	/* Puts a whole immutable file if absent. STORE_PUT_MINE: these bytes stand under that name (also when an earlier
-	 * try of unknown outcome put them); STORE_PUT_OTHER: other bytes do. Answers only when the file that it made or
-	 * found is durable, its directory included. Missing directories are made. */
+	/* Puts a whole immutable file if absent. STORE_PUT_MINE: these bytes stand under that name (also when an
+	 * earlier try of unknown outcome put them); STORE_PUT_OTHER: other bytes do. Answers only when the file that it
+	 * made or found is durable, its directory included. Missing directories are made. */
 	int (*put)(struct store_storage *s, const char *name, const void *bytes, size_t len);
-	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes, size_t *ret_len); /* malloc'ed; -EFBIG over max */
+	/* malloc'ed; -EFBIG over max */
+	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes, size_t *ret_len);
 	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);       /* exists: 0 or -ENOENT */
-	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg); /* files directly and below; a missing directory lists nothing */
-	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);   /* immediate sub-directories */
-	int (*remove)(struct store_storage *s, const char *name);                         /* -ENOENT when it is not there */
-	int (*remove_dir)(struct store_storage *s, const char *name);                     /* an empty one; best effort */
-	int (*sync_dir)(struct store_storage *s, const char *dir);                        /* makes what is seen in it durable */
+	/* files directly and below; a missing directory lists nothing */
+	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
+	/* immediate sub-directories */
+	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
+	/* -ENOENT when it is not there */
+	int (*remove)(struct store_storage *s, const char *name);
+	/* an empty one; best effort */
+	int (*remove_dir)(struct store_storage *s, const char *name);
+	/* makes what is seen in it durable */
+	int (*sync_dir)(struct store_storage *s, const char *dir);
 
-	int (*file_open)(struct store_storage *s, const char *name, struct store_storage_file **ret_file, uint64_t *ret_size);
-	int (*file_read)(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len); /* all bytes or an error: -ENODATA past the end */
+	int (*file_open)(struct store_storage *s, const char *name, struct store_storage_file **ret_file,
+		uint64_t *ret_size);
+	/* all bytes or an error: -ENODATA past the end */
+	int (*file_read)(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len);
 	void (*file_close)(struct store_storage_file *f);
 
-	/* A pack: create, append in order, seal. It stands under its name only once sealed, durable then. -EEXIST at seal when the
-	 * name is taken. Bytes handed to append may be reused when it returns. */
+	/* A pack: create, append in order, seal. It stands under its name only once sealed, durable then. -EEXIST at
+	 * seal when the name is taken. Bytes handed to append may be reused when it returns. */
 	int (*writer_open)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
 	int (*writer_append)(struct store_storage_writer *w, const void *bytes, size_t len);
 	int (*writer_seal)(struct store_storage_writer *w);   /* frees w, whatever it returns */
@@ -69,27 +77,47 @@ struct store_storage_ops {
 	int (*file_descriptor)(struct store_storage_file *f);             /* a descriptor to read from, owned by f */
 	int (*stat)(struct store_storage *s, struct store_storage_stat *ret_stat);
 	int (*owner)(struct store_storage *s, struct store_storage_owner *ret_owner);
-	int (*watch)(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd); /* readable when a file appears in or leaves one of them */
+	/* readable when a file appears in or leaves one of them */
+	int (*watch)(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd);
 	void (*close)(struct store_storage *s);
 };
 
 struct store_storage { const struct store_storage_ops *ops; };
 
 enum store_storage_flag {
-	STORE_STORAGE_CREATE = 1 << 0,      /* make the directory if it is missing; refuse one that is not empty (-ENOTEMPTY) */
+	/* make the directory if it is missing; refuse one that is not empty (-ENOTEMPTY) */
+	STORE_STORAGE_CREATE = 1 << 0,
 	STORE_STORAGE_READ_ONLY = 1 << 1,   /* every change is -EROFS */
-	STORE_STORAGE_NAMED_TEMPS = 1 << 2, /* do not use O_TMPFILE even where it works (tests; NFS takes this path by itself) */
+	/* do not use O_TMPFILE even where it works (tests; NFS takes this path by itself) */
+	STORE_STORAGE_NAMED_TEMPS = 1 << 2,
 };
-/* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Files 0644, directories
- * 0755, under the umask. Refuses by name a filesystem that has neither hard links nor renameat2(RENAME_NOREPLACE). */
+/* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Files 0644,
+ * directories 0755, under the umask. Refuses by name a filesystem that has neither hard links nor
+ * renameat2(RENAME_NOREPLACE). */
 int store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s, struct base_error *err);
 
 /* Thin wrappers, so that callers read `store_put(s, ...)`. */
-static inline int store_put(struct store_storage *s, const char *name, const void *bytes, size_t len) { return s->ops->put(s, name, bytes, len); }
-static inline int store_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len) { return s->ops->read_whole(s, name, max, ret_bytes, ret_len); }
-static inline int store_size(struct store_storage *s, const char *name, uint64_t *ret_size) { return s->ops->size(s, name, ret_size); }
-static inline int store_list_files(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg) { return s->ops->list(s, dir, f, arg); }
-static inline int store_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg) { return s->ops->list_dirs(s, dir, f, arg); }
+static inline int store_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	return s->ops->put(s, name, bytes, len);
+}
+static inline int store_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes,
+	size_t *ret_len)
+{
+	return s->ops->read_whole(s, name, max, ret_bytes, ret_len);
+}
+static inline int store_size(struct store_storage *s, const char *name, uint64_t *ret_size)
+{
+	return s->ops->size(s, name, ret_size);
+}
+static inline int store_list_files(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+{
+	return s->ops->list(s, dir, f, arg);
+}
+static inline int store_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+{
+	return s->ops->list_dirs(s, dir, f, arg);
+}
 static inline int store_remove(struct store_storage *s, const char *name) { return s->ops->remove(s, name); }
 
 bool store_name_valid(const char *name); /* the rule above */

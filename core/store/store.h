@@ -20,13 +20,15 @@ struct store {
 enum store_open_flag { STORE_OPEN_READ_ONLY = 1 << 0, STORE_OPEN_NAMED_TEMPS = 1 << 1 };
 
 #define STORE_RESERVE_BYTES (UINT64_C(1) << 20)
-/* Makes the directory (its parent must exist) or takes an empty one. reserve_bytes 0: no reserve. -ENOTEMPTY, -EEXIST (already a store). */
+/* Makes the directory (its parent must exist) or takes an empty one. reserve_bytes 0: no reserve. -ENOTEMPTY,
+ * -EEXIST (already a store). */
 int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err);
-int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err); /* -BASE_ENOSTORE, -BASE_EVERSION, ... */
+/* -BASE_ENOSTORE, -BASE_EVERSION, ... */
+int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err);
 void store_close(struct store *s); /* NULL-safe */
 
-/* An open pack out of a bounded cache (by name; at most 64 open and unused). Put it back when done. A pack whose file vanished or
- * shrank fails with an error that names it, every time. */
+/* An open pack out of a bounded cache (by name; at most 64 open and unused). Put it back when done. A pack whose file
+ * vanished or shrank fails with an error that names it, every time. */
 int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err);
 void store_pack_put(struct store *s, struct store_pack *p);
 
@@ -37,6 +39,7 @@ void store_reserve_restore(struct store *s);
 /* Is `path` itself a store? false on any error, too. */
 bool store_is_store(const char *path);
 
-const char *store_hostname(void); /* of this machine, as file names need it: [A-Za-z0-9_.=-], at most 64 bytes; static */
+/* of this machine, as file names need it: [A-Za-z0-9_.=-], at most 64 bytes; static */
+const char *store_hostname(void);
 
 #endif

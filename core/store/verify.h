@@ -12,19 +12,22 @@ struct store_damage {
 	uint64_t offset, len;           /* bytes hit; len 0: the whole file (missing, foreign, unreadable) */
 	const char *what;               /* sentence part: "block 3 does not match its check" */
 	const char *run; uint64_t step; /* NULL, PROTO_NONE: no visible step is touched */
-	const char *component, *tensor; /* NULL: not a tensor's piece; a blob has component NULL and its name in `tensor` */
+	/* NULL: not a tensor's piece; a blob has component NULL and its name in `tensor` */
+	const char *component, *tensor;
 };
 struct store_verify_options {
 	const char *run; uint64_t step;  /* NULL: the whole store; PROTO_NONE: all steps of the run */
 	unsigned threads;                /* 0: all */
-	/* One call for each (fault, step, tensor or blob) touched; a fault that touches no visible step gives one call. Calls are serialised. */
+	/* One call for each (fault, step, tensor or blob) touched; a fault that touches no visible step gives one
+	 * call. Calls are serialised. */
 	void (*damage)(void *arg, const struct store_damage *d);
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
 	void *arg;
 };
 struct store_verify_result { uint64_t files, objects, bytes, steps, faults; };
-/* 0 when everything could be looked at, damage or not (see faults). The whole store: every file outside index/, padding and unreferenced ones included; files that no
- * vckpt makes are reported as foreign. */
-int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r, struct base_error *err);
+/* 0 when everything could be looked at, damage or not (see faults). The whole store: every file outside index/, padding
+ * and unreferenced ones included; files that no vckpt makes are reported as foreign. */
+int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
+	struct base_error *err);
 
 #endif

@@ -24,7 +24,8 @@ struct tensor_grid {
 };
 
 /* Refuses params of 0, M > T, and shapes that tensor_shape_items refuses. */
-int tensor_grid_init(struct tensor_grid *g, const struct tensor_shape *s, unsigned item_bytes, struct tensor_grid_params params);
+int tensor_grid_init(struct tensor_grid *g, const struct tensor_shape *s, unsigned item_bytes,
+	struct tensor_grid_params params);
 
 /* Walks the pieces of one box (or of a whole tensor) in storage order: row-major over (tile rows..., k). */
 struct tensor_piece_iter {
@@ -37,9 +38,11 @@ struct tensor_piece_iter {
 /* An empty box (a size of 0) has exactly one piece, empty; a scalar exactly one. */
 void tensor_piece_first(struct tensor_piece_iter *it, const struct tensor_grid *g, const struct tensor_box *box);
 void tensor_piece_next(struct tensor_piece_iter *it);
-uint64_t tensor_piece_count(const struct tensor_grid *g, const struct tensor_box *box); /* without walking every piece */
+/* without walking every piece */
+uint64_t tensor_piece_count(const struct tensor_grid *g, const struct tensor_box *box);
 /* Piece number `n` of `box` by arithmetic (not by walking all before it). -ERANGE when there is none. */
-int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, uint64_t n, struct tensor_box *ret_piece);
+int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, uint64_t n,
+	struct tensor_box *ret_piece);
 /* Number of the piece of the whole tensor that holds item coordinate `at`. */
 uint64_t tensor_piece_find(const struct tensor_grid *g, const uint64_t *at);
 

@@ -10,10 +10,12 @@
 
 #define VIEW_NPY_DATA_OFFSET 4096u
 /* Writes exactly VIEW_NPY_DATA_OFFSET bytes. f4 pairs as |V1. */
-void view_npy_header(enum tensor_dtype dtype, const struct tensor_shape *shape, char header[static VIEW_NPY_DATA_OFFSET]);
-/* Parses the head of a file (at least min(file size, 64 KiB + 12) bytes of it). -BASE_EFORMAT with a sentence: bad magic or version, no dict, unknown descr,
- * Fortran order with more than one dimension > 1, shape overflow, file too short or too long for the shape. */
-int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum tensor_dtype *ret_dtype, struct tensor_shape *ret_shape,
-	uint64_t *ret_data_offset, struct base_error *err);
+void view_npy_header(enum tensor_dtype dtype, const struct tensor_shape *shape,
+	char header[static VIEW_NPY_DATA_OFFSET]);
+/* Parses the head of a file (at least min(file size, 64 KiB + 12) bytes of it). -BASE_EFORMAT with a sentence: bad
+ * magic or version, no dict, unknown descr, Fortran order with more than one dimension > 1, shape overflow, file too
+ * short or too long for the shape. */
+int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum tensor_dtype *ret_dtype,
+	struct tensor_shape *ret_shape, uint64_t *ret_data_offset, struct base_error *err);
 
 #endif

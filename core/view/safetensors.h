@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * safetensors: headers of the safetensors format (u64 length | JSON | data), read and written. The reader refuses every header that lies: each
- * error is one sentence that names the tensor. Pure functions over memory, any thread. */
+ * safetensors: headers of the safetensors format (u64 length | JSON | data), read and written. The reader refuses every
+ * header that lies: each error is one sentence that names the tensor. Pure functions over memory, any thread. */
 #ifndef CORE_VIEW_SAFETENSORS_H
 #define CORE_VIEW_SAFETENSORS_H
 
@@ -22,16 +22,19 @@ struct view_safetensors {
 	uint64_t data_offset, data_bytes;                           /* data_offset = 8 + header length */
 	void *memory;
 };
-/* `header`: the file's first 8 + N bytes. file_size is checked against the data's end. Refused: N > limit or past the file, not JSON, not an object, a
- * name twice, an empty name, NUL or broken UTF-8 in a name, unknown keys or dtype (by name), a shape with > 16 dimensions or whose product overflows, offsets
- * that overlap, leave gaps, run backwards, or differ from the shape's bytes, or do not end at the file's end. */
-int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, struct view_safetensors *ret_s, struct base_error *err);
+/* `header`: the file's first 8 + N bytes. file_size is checked against the data's end. Refused: N > limit or past the
+ * file, not JSON, not an object, a name twice, an empty name, NUL or broken UTF-8 in a name, unknown keys or dtype (by
+ * name), a shape with > 16 dimensions or whose product overflows, offsets that overlap, leave gaps, run backwards, or
+ * differ from the shape's bytes, or do not end at the file's end. */
+int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, struct view_safetensors *ret_s,
+	struct base_error *err);
 void view_safetensors_release(struct view_safetensors *s);
 
-/* The header of a component, a pure function of the layout and the imported metadata: keys `format: pt` and the metadata; order: sizes that are multiples of
- * 4096 first, then falling element size, then name; padded with spaces so that data starts at a multiple of 4096. Tensors whose dtype safetensors
- * lacks are left out. ret_header: 8-byte length included. -EFBIG over VIEW_SAFETENSORS_MAX_MADE. */
-int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata, uint32_t nmetadata,
-	struct base_buf *ret_header, uint64_t *ret_data_bytes);
+/* The header of a component, a pure function of the layout and the imported metadata: keys `format: pt` and the
+ * metadata; order: sizes that are multiples of 4096 first, then falling element size, then name; padded with spaces so
+ * that data starts at a multiple of 4096. Tensors whose dtype safetensors lacks are left out. ret_header: 8-byte length
+ * included. -EFBIG over VIEW_SAFETENSORS_MAX_MADE. */
+int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata,
+	uint32_t nmetadata, struct base_buf *ret_header, uint64_t *ret_data_bytes);
 
 #endif

@@ -4,8 +4,9 @@
  *
  *   <component>/<FQN>.npy   <component>.safetensors   <blob path>   ranks/<%05u>/<blob path>   manifest.json
  *
- * Built from an opened step: names, kinds and sizes only; node numbers are a pure function of the step (0 = the step's directory; children of a directory are
- * contiguous and sorted by bytes), so they are the same in every process. Read-only after build, any thread. */
+ * Built from an opened step: names, kinds and sizes only; node numbers are a pure function of the step (0 = the step's
+ * directory; children of a directory are contiguous and sorted by bytes), so they are the same in every process.
+ * Read-only after build, any thread. */
 #ifndef CORE_VIEW_TREE_H
 #define CORE_VIEW_TREE_H
 
@@ -28,24 +29,32 @@ void view_tree_unref(struct view_tree *t);
 struct load_step *view_tree_step(const struct view_tree *t);
 uint32_t view_tree_count(const struct view_tree *t);
 const struct view_node *view_tree_node(const struct view_tree *t, uint32_t node); /* NULL: none */
-int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name); /* node or -ENOENT, -ENOTDIR */
+/* node or -ENOENT, -ENOTDIR */
+int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name);
 int64_t view_tree_walk(const struct view_tree *t, const char *path);  /* "model/a.weight.npy"; `.npy` may be left off */
 size_t view_tree_memory(const struct view_tree *t);
 
-/* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name, mode ...): calls f(arg, key, value) for each; keys without the
- * "user.vckpt." prefix. mode is the reader's word ("cached"). Attributes of the step stand on node 0 as attr.<key>. May read the tensor's row. */
-int view_node_attributes(struct view_tree *t, uint32_t node, const char *mode, int (*f)(void *arg, const char *key, const char *value), void *arg, struct base_error *err);
+/* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name, mode ...): calls f(arg, key,
+ * value) for each; keys without the "user.vckpt." prefix. mode is the reader's word ("cached"). Attributes of the step
+ * stand on node 0 as attr.<key>. May read the tensor's row. */
+int view_node_attributes(struct view_tree *t, uint32_t node, const char *mode,
+	int (*f)(void *arg, const char *key, const char *value), void *arg, struct base_error *err);
 
 /* An open file. Any thread. */
 struct view_file;
 int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err); /* -EISDIR */
 void view_file_close(struct view_file *f);
 uint64_t view_file_size(const struct view_file *f);
-/* Bytes [offset, offset + len), clipped at the end of the file: extents as in load/cache.h (scratch: room for len bytes). */
-int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch, struct load_extents *ret_e, struct base_error *err);
-int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out, struct base_error *err); /* bytes read */
+/* Bytes [offset, offset + len), clipped at the end of the file: extents as in load/cache.h (scratch: room for len
+ * bytes). */
+int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
+	struct load_extents *ret_e, struct base_error *err);
+/* bytes read */
+int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
+	struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
-int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads, int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
-	void *arg, struct base_error *err);
+int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
+	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err), void *arg,
+	struct base_error *err);
 
 #endif

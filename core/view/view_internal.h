@@ -15,8 +15,10 @@
 /* As view_name_escape for a name that is too long, whatever its length. */
 void view_name_shorten(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES]);
 
-/* Whether a tensor can stand in a .safetensors file: it has a dtype there, and neither its name nor its shape is in the way. */
-bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name, uint32_t name_len);
+/* Whether a tensor can stand in a .safetensors file: it has a dtype there, and neither its name nor its shape is in
+ * the way. */
+bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
+	uint32_t name_len);
 /* The stored header of a component, or NULL. */
 const struct proto_view_header *view_safetensors_stored(const struct load_step *step, const char *component);
 

@@ -48,7 +48,7 @@ class Live(c.Structure):
 class Entry(c.Structure):
     _fields_ = [("kind", c.c_int), ("time_ns", c.c_int64), ("host", c.c_char_p), ("commit", Commit), ("launch", c.c_char_p),
                 ("newest_step", c.c_uint64), ("attempt", c.c_char_p), ("reason", c.c_char_p), ("rank", c.c_uint32), ("removes", c.c_uint64),
-                ("live", c.POINTER(Live)), ("nlive", c.c_size_t), ("nentries_hint", c.c_uint64), ("arena", c.c_void_p)]
+                ("live", c.POINTER(Live)), ("nlive", c.c_size_t), ("arena", c.c_void_p)]
 
 
 class ListStep(c.Structure):
