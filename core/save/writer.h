@@ -24,7 +24,8 @@ struct save_options {
 	bool replace;
 	const struct proto_attribute *attributes; size_t nattributes;   /* any order; keys checked */
 	unsigned threads;               /* 0: all cores */
-	bool no_index;                  /* do not look for equal content of other commits, neither by index nor by position */
+	/* do not look for equal content of other commits, neither by index nor by position */
+	bool no_index;
 	/* may be NULL; called from one thread, not often */
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
 	void *progress_arg;
@@ -43,7 +44,8 @@ struct save_result {
 	uint64_t digest_ns, encode_ns, read_ns, write_ns; /* summed over threads */
 	/* of the pieces: believed by XXH3-128 to be those of a base; of these, hashed all the same */
 	uint64_t pieces_believed, pieces_checked;
-	bool index_behind;                              /* the step has objects, or reaches commits, that the index does not know */
+	/* the step has objects, or reaches commits, that the index does not know */
+	bool index_behind;
 };
 
 struct save_writer;
