@@ -231,11 +231,11 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
 			continue;
 		save_base_place(b->rows[i], known, &place);
-		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+		rc = save_base_name(b->rows[i]->base, &w->dedup, w->attempt, err);
+		if (rc == 0)
+			rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len, ret_known, err);
 		if (rc != -ENOENT)
 			return rc;
-		if (save_dedup_gone(&w->dedup, &place.manifest))
-			save_base_gone(b->rows[i]->base);
 	}
 	return -ENOENT;
 }
@@ -257,6 +257,20 @@ static int appender_by_index(struct save_appender *a, struct save_piece *p, stru
 	return rc;
 }
 
+/* What a base says is believed only once that base is named; where it is gone the piece is hashed after all. */
+static int appender_believe(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
+{
+	int rc = save_base_name(p->believed, &a->w->dedup, a->w->attempt, err);
+
+	if (rc != -ENOENT)
+		return rc;
+	rc = save_band_confirm(b, p);
+	if (rc < 0 && err)
+		*err = b->err;
+	p->believed = NULL;
+	return rc;
+}
+
 /* Known, but not to be used: rare, so what a worker left undone is done here. */
 static int appender_encode(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
 {
@@ -275,8 +289,10 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 	struct save_known **ret_known, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int rc;
+	int rc = p->believed ? appender_believe(a, b, p, err) : 0;
 
+	if (rc < 0)
+		return rc;
 	*ret_known = save_dedup_find(&w->dedup, &p->digest, STORE_OBJECT_PIECE);
 	if (*ret_known) {
 		w->result.pieces_duplicate++;
@@ -300,7 +316,7 @@ static int appender_piece(struct save_appender *a, struct save_row *r, struct sa
 	int rc = 0;
 
 	a->w->result.pieces++;
-	a->w->result.pieces_believed += p->believed;
+	a->w->result.pieces_believed += p->believed != NULL;
 	a->w->result.pieces_checked += p->checked;
 	piece->xxh = p->xxh;
 	piece->base = STORE_PIECE_NO_BASE;

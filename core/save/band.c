@@ -59,7 +59,8 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	p->box = it->piece;
 	p->offset = b->len;
 	p->len = len;
-	p->believed = p->checked = p->looked = p->found = p->encoded = false;
+	p->believed = NULL;
+	p->checked = p->looked = p->found = p->encoded = false;
 	b->len += len;
 	return 0;
 }
@@ -232,7 +233,7 @@ static bool band_recognise(const struct save_band *b, const struct save_writer *
 			|| !save_dedup_may(&w->dedup, save_base_pack(b->rows[i], known)))
 			continue;
 		p->digest = known->ref.digest;
-		p->believed = true;
+		p->believed = b->rows[i]->base;
 		return true;
 	}
 	return false;

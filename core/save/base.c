@@ -297,9 +297,11 @@ void save_base_place(const struct save_base_row *row, const struct store_piece *
 	ret_place->manifest = b->manifest;
 }
 
-void save_base_gone(struct save_base *b)
+int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err)
 {
-	atomic_store_explicit(&b->gone, true, memory_order_relaxed);
-}
+	int rc = save_dedup_name(d, a, b->run, b->entry, &b->manifest, err);
 
-const char *save_base_run(const struct save_base *b) { return b->run; }
+	if (rc == -ENOENT)
+		atomic_store_explicit(&b->gone, true, memory_order_relaxed);
+	return rc;
+}

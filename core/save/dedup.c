@@ -149,32 +149,23 @@ static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
 		atomic_store_explicit(&d->full, true, memory_order_release);
 }
 
-bool save_dedup_gone(const struct save_dedup *d, const struct base_digest *manifest)
-{
-	for (uint32_t i = d->nbases; i-- > 0;)
-		if (base_digest_equal(&d->bases[i].manifest, manifest))
-			return !d->bases[i].usable;
-	return false;
-}
-
-/* Names the commit once; a commit that is gone is not asked for again. */
-static int dedup_admit_base(struct save_dedup *d, struct store_attempt *a, const struct index_place *place,
-	struct base_error *err)
+int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
+	const struct base_digest *manifest, struct base_error *err)
 {
 	struct save_named *bases;
 	int rc;
 
 	for (uint32_t i = d->nbases; i-- > 0;)
-		if (base_digest_equal(&d->bases[i].manifest, &place->manifest))
+		if (base_digest_equal(&d->bases[i].manifest, manifest))
 			return d->bases[i].usable ? 0 : -ENOENT;
 	bases = realloc(d->bases, (d->nbases + 1) * sizeof *bases);
 	if (!bases)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	d->bases = bases;
-	rc = store_attempt_base(a, place->run, place->entry, &place->manifest, err);
+	rc = store_attempt_base(a, run, entry, manifest, err);
 	if (rc < 0 && rc != -ESTALE)
 		return rc;
-	d->bases[d->nbases++] = (struct save_named){place->manifest, rc >= 0};
+	d->bases[d->nbases++] = (struct save_named){*manifest, rc >= 0};
 	return rc < 0 ? -ENOENT : 0;
 }
 
@@ -218,7 +209,7 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 
 	if (place->kind != kind || !dedup_may_attempt(d, place->pack, &name))
 		return -ENOENT;
-	rc = dedup_admit_base(d, a, place, err);
+	rc = save_dedup_name(d, a, place->run, place->entry, &place->manifest, err);
 	if (rc < 0)
 		return rc;
 	number = dedup_admit_pack(d, s, place->pack);

@@ -41,11 +41,14 @@ struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest
 int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own); /* number, or -ENOMEM */
 /* Any thread: false if objects of that pack would be refused for sure, for too many attempts are in use. */
 bool save_dedup_may(const struct save_dedup *d, const char *pack);
-bool save_dedup_gone(const struct save_dedup *d, const struct base_digest *manifest); /* was named, and is not there */
+/* Names a commit as a base, once; one that is gone is not asked for again: -ENOENT. */
+int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
+	const struct base_digest *manifest, struct base_error *err);
 /* May this place be used? Names its commit as a base. 0: *ret_known refers to it; -ENOENT: no, write it anew; other:
  * an error. */
 int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
-	enum store_object_kind kind, uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
+	enum store_object_kind kind,
+	uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
 
 /* ---- bases: pieces recognised by position ---- */
 
@@ -74,8 +77,8 @@ void save_base_row_put(struct save_base_row *row); /* NULL-safe */
 const struct store_piece *save_base_piece(const struct save_base_row *row, uint64_t piece, uint64_t len);
 const char *save_base_pack(const struct save_base_row *row, const struct store_piece *p);
 void save_base_place(const struct save_base_row *row, const struct store_piece *p, struct index_place *ret_place);
-void save_base_gone(struct save_base *b);
-const char *save_base_run(const struct save_base *b);
+/* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
+int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
 /* An object that a manifest itself refers to, into fresh memory, re-hashed. */
 int save_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
 	void **ret_bytes, struct base_error *err);

@@ -77,8 +77,8 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 	uint64_t offset, len;           /* in the band's raw bytes */
 	struct base_digest digest; struct base_xxh128 xxh;
 	bool checked;                   /* was believed and hashed all the same */
-	/* `digest` is that of the piece with this XXH3-128 at this position of a base */
-	bool believed;
+	/* `digest` is that of the piece with this XXH3-128 at this position of that base; or NULL */
+	struct save_base *believed;
 	bool looked, found;             /* the index was asked; `place` is where it says that it lies */
 	bool encoded;                   /* the fields below are set */
 	struct index_place place;
