@@ -267,7 +267,7 @@ def sound_and_right(lib, path, answers):
 
 def test_bit_flips(lib, sound, tmp_path, scale):
     size, rng, verdicts = os.path.getsize(sound[0] / "data.mdb"), random.Random(5), []
-    for n in range(scale(300, 1500)):
+    for n in range(scale(80, 600)):
         path = damaged_copy(sound, tmp_path)
         # the start of pages, where structure lies, as often as anywhere else
         at = rng.randrange(size) if n % 2 else rng.randrange(size // 4096) * 4096 + rng.randrange(160)
@@ -277,13 +277,13 @@ def test_bit_flips(lib, sound, tmp_path, scale):
             f.seek(at)
             f.write(bytes([byte ^ 1 << rng.randrange(8)]))
         verdicts.append(sound_and_right(lib, path, sound[1]))
-    assert verdicts.count(False) > 40  # most pages of this file are free; it does notice, and slack may stay unseen
+    assert verdicts.count(False) > len(verdicts) // 10  # most pages of this file are free; it does notice, and slack may stay unseen
     assert verdicts.count(True) > 5
 
 
 def test_overwritten_ranges(lib, sound, tmp_path, scale):
     size, rng = os.path.getsize(sound[0] / "data.mdb"), random.Random(6)
-    for n in range(scale(40, 200)):
+    for n in range(scale(15, 100)):
         path = damaged_copy(sound, tmp_path)
         with open(path / "data.mdb", "r+b") as f:
             f.seek(rng.randrange(size))
@@ -294,7 +294,7 @@ def test_overwritten_ranges(lib, sound, tmp_path, scale):
 def test_pages_moved(lib, sound, tmp_path, scale):
     """Whole pages that are sound in themselves, at the wrong place or of an older time."""
     size, rng = os.path.getsize(sound[0] / "data.mdb"), random.Random(7)
-    for n in range(scale(40, 200)):
+    for n in range(scale(15, 100)):
         path = damaged_copy(sound, tmp_path)
         with open(path / "data.mdb", "r+b") as f:
             f.seek(rng.randrange(size // 4096) * 4096)
