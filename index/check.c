@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check: is the index sound? Asked of a child process, because LMDB answers some damage by an assertion, a SIGBUS, a division by zero or an
- * endless loop. The child says yes by exit status 0, and only so; everything else, being killed after the timeout included, is "damaged".
+ * check: is the index sound? Asked of a child process, because LMDB answers some damage by an assertion, a SIGBUS, a
+ * division by zero or an endless loop. The child says yes by exit status 0, and only so; everything else, being killed
+ * after the timeout included, is "damaged".
  *
- * It looks twice at one snapshot: at its pages with a reader of its own (pages.c: what LMDB would trust unseen), then through LMDB at every
- * entry of the free list, the main table and all tables, each key and value against the value's check. While it looks, a read transaction
- * keeps writers from using the snapshot's pages again; only where the store cannot be written by this user, so that there is no lock
- * file to note a reader in, it looks without (MDB_NOLOCK), and then a writer at work can make a sound index look damaged, never the other way round
- * for what was read.
+ * It looks twice at one snapshot: at its pages with a reader of its own (pages.c: what LMDB would trust unseen), then
+ * through LMDB at every entry of the free list, the main table and all tables, each key and value against the value's
+ * check. While it looks, a read transaction keeps writers from using the snapshot's pages again; only where the store
+ * cannot be written by this user, so that there is no lock file to note a reader in, it looks without (MDB_NOLOCK), and
+ * then a writer at work can make a sound index look damaged, never the other way round for what was read.
  *
- * The child never returns into the caller's code, closes what it inherited (a mount's /dev/fuse would outlive the mount), writes nothing, dumps no
- * core, and dies with its parent. */
+ * The child never returns into the caller's code, closes what it inherited (a mount's /dev/fuse would outlive the
+ * mount), writes nothing, dumps no core, and dies with its parent. */
 #include "index/index_internal.h"
 
 #include <fcntl.h>
@@ -77,7 +78,8 @@ static bool snapshot_sound(MDB_txn *txn, const uint8_t store_id[16])
 		if (!table_sound(txn, t, dbi[t]))
 			return false;
 	struct index_body next;
-	return index_meta_ok(txn, dbi, store_id) && index_get(txn, dbi, INDEX_META, "next", 4, &next) == 0 && next.len == 8;
+	return index_meta_ok(txn, dbi, store_id) && index_get(txn, dbi, INDEX_META, "next", 4, &next) == 0 &&
+		next.len == 8;
 }
 
 static int look(const char *dir, const uint8_t store_id[16])
@@ -93,12 +95,14 @@ static int look(const char *dir, const uint8_t store_id[16])
 		rc = index_env_open(dir, MDB_RDONLY | MDB_NOLOCK, 0, &env);
 	}
 	close(lock);
-	if (rc != 0 || mdb_env_set_assert(env, on_assert) != 0 || mdb_env_get_fd(env, &fd) != 0 || mdb_txn_begin(env, NULL, MDB_RDONLY, &txn) != 0)
+	if (rc != 0 || mdb_env_set_assert(env, on_assert) != 0 || mdb_env_get_fd(env, &fd) != 0 ||
+		mdb_txn_begin(env, NULL, MDB_RDONLY, &txn) != 0)
 		return SAYS_DAMAGED;
 	uint64_t txnid = mdb_txn_id(txn);
 	if (index_pages_check(fd, txnid) == 0)
 		return snapshot_sound(txn, store_id) ? SAYS_SOUND : SAYS_DAMAGED;
-	/* The page that describes the snapshot may have been written anew before it was read (by the second commit since). */
+	/* The page that describes the snapshot may have been written anew before it was read (by the second commit
+	 * since). */
 	MDB_envinfo info;
 	return mdb_env_info(env, &info) == 0 && info.me_last_txnid >= txnid + 2 ? SAYS_AGAIN : SAYS_DAMAGED;
 }
@@ -117,7 +121,8 @@ static void close_inherited(void)
 
 __attribute__((noreturn)) static void child(const char *dir, const uint8_t store_id[16], pid_t parent)
 {
-	static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGINT, SIGHUP, SIGPIPE, SIGALRM};
+	static const int signals[] = {
+		SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGINT, SIGHUP, SIGPIPE, SIGALRM};
 	for (size_t n = 0; n < BASE_COUNT(signals); n++)
 		signal(signals[n], SIG_DFL);
 	sigset_t none;
@@ -169,7 +174,8 @@ int index_check(const char *dir, const uint8_t store_id[16], unsigned timeout_ms
 	struct stat st;
 	if (snprintf(data, sizeof data, "%s/data.mdb", dir) >= (int)sizeof data)
 		return -ENAMETOOLONG;
-	if (lstat(data, &st) < 0) /* never opened here: closing it would drop the locks of an environment that this process has open */
+	/* never opened here: closing it would drop the locks of an environment that this process has open */
+	if (lstat(data, &st) < 0)
 		return errno == ENOENT || errno == ENOTDIR ? -ENOENT : -errno;
 	if (!S_ISREG(st.st_mode) || st.st_size == 0)
 		return -BASE_EDAMAGED;

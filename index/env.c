@@ -5,9 +5,11 @@
  * How LMDB is used, and why:
  * - No MDB_WRITEMAP: a full disk would be SIGBUS, and a stray write of the process would reach the file.
  * - MDB_NOTLS: reader slots belong to transactions, not to threads that come and go.
- * - Full sync: an update is one transaction or a few, MDB_NOSYNC may break the tree on power loss, and then all is to do again.
+ * - Full sync: an update is one transaction or a few, MDB_NOSYNC may break the tree on power loss, and then all is to
+ * do again.
  * - The map is reserved larger than the bound (address space only), so that it practically never has to be resized.
- * - The directory is locked (flock) while an environment is opened or deleted: LMDB opens two files one after another, and two processes
+ * - The directory is locked (flock) while an environment is opened or deleted: LMDB opens two files one after another,
+ * and two processes
  *   that hold different lock files for one data file destroy it. */
 #include "index/index_internal.h"
 
@@ -27,7 +29,12 @@ int index_error(int rc)
 	case MDB_NOTFOUND: return -ENOENT;
 	case MDB_MAP_FULL: return -ENOSPC;
 	case MDB_READERS_FULL: case MDB_MAP_RESIZED: return -EBUSY;
-	case MDB_PAGE_NOTFOUND: case MDB_CORRUPTED: case MDB_PANIC: case MDB_VERSION_MISMATCH: case MDB_INVALID: case MDB_INCOMPATIBLE:
+	case MDB_PAGE_NOTFOUND:
+	case MDB_CORRUPTED:
+	case MDB_PANIC:
+	case MDB_VERSION_MISMATCH:
+	case MDB_INVALID:
+	case MDB_INCOMPATIBLE:
 	case MDB_BAD_TXN: case MDB_CURSOR_FULL: case MDB_PAGE_FULL: case MDB_BAD_DBI: return -BASE_EDAMAGED;
 	}
 	return rc > 0 ? -rc : -EIO;
@@ -61,9 +68,11 @@ int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES])
 /* Filesystems where mmap and locks of several hosts do not agree with each other. FUSE may be anything: refused too. */
 static bool network_filesystem(int fd)
 {
-	static const uint32_t magics[] = {0x6969 /* NFS */, 0x517B /* SMB */, 0xFF534D42 /* CIFS */, 0xFE534D42 /* SMB2 */, 0x0BD00BD0 /* Lustre */,
-		0x00C36400 /* Ceph */, 0x47504653 /* GPFS */, 0x65735546 /* FUSE */, 0x5346414F /* AFS */, 0x6B414653 /* kAFS */, 0x73757245 /* Coda */,
-		0xAAD7AAEA /* PanFS */, 0x19830326 /* BeeGFS */, 0x7461636F /* OCFS2 */, 0x01161970 /* GFS2 */, 0x20030528 /* OrangeFS */};
+	static const uint32_t magics[] = {0x6969 /* NFS */, 0x517B /* SMB */, 0xFF534D42 /* CIFS */,
+		0xFE534D42 /* SMB2 */, 0x0BD00BD0 /* Lustre */, 0x00C36400 /* Ceph */, 0x47504653 /* GPFS */,
+		0x65735546 /* FUSE */, 0x5346414F /* AFS */, 0x6B414653 /* kAFS */, 0x73757245 /* Coda */,
+		0xAAD7AAEA /* PanFS */, 0x19830326 /* BeeGFS */, 0x7461636F /* OCFS2 */, 0x01161970 /* GFS2 */,
+		0x20030528 /* OrangeFS */};
 	struct statfs f;
 	if (fstatfs(fd, &f) < 0)
 		return true;
@@ -153,7 +162,8 @@ int index_end(struct index *i, MDB_txn *txn, int rc)
 	return rc;
 }
 
-bool index_value_ok(enum index_table t, const void *key, size_t key_len, const void *value, size_t value_len, struct index_body *ret_body)
+bool index_value_ok(enum index_table t, const void *key, size_t key_len, const void *value, size_t value_len,
+	struct index_body *ret_body)
 {
 	const uint8_t *v = value;
 	if (key_len > INDEX_KEY_MAX || value_len < 2 + key_len + 8 || value_len > INDEX_VALUE_MAX)
@@ -172,7 +182,8 @@ bool index_value_ok(enum index_table t, const void *key, size_t key_len, const v
 	return true;
 }
 
-int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len, struct index_body *ret_body)
+int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len,
+	struct index_body *ret_body)
 {
 	MDB_val k = {key_len, (void *)key}, v;
 	int rc = mdb_get(txn, dbi[t], &k, &v);
@@ -181,7 +192,8 @@ int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t,
 	return index_value_ok(t, key, key_len, v.mv_data, v.mv_size, ret_body) ? 0 : MDB_NOTFOUND;
 }
 
-int index_put(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len, const void *body, size_t body_len)
+int index_put(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len,
+	const void *body, size_t body_len)
 {
 	uint8_t value[INDEX_VALUE_MAX];
 	if (key_len > INDEX_KEY_MAX || body_len > INDEX_BODY_MAX)

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * index: opening, and the questions that readers ask. Every answer is copied out inside its transaction: LMDB's pointers end with it.
+ * index: opening, and the questions that readers ask. Every answer is copied out inside its transaction: LMDB's
+ * pointers end with it.
  *
- * A process has each directory open once at most (LMDB's locks belong to the process: closing a second environment would let go of the
- * first one's): a small process-wide table, protected by `open_lock`, refuses the second with -EBUSY. */
+ * A process has each directory open once at most (LMDB's locks belong to the process: closing a second environment
+ * would let go of the first one's): a small process-wide table, protected by `open_lock`, refuses the second with
+ * -EBUSY. */
 #include "index/index_internal.h"
 
 #include <stdio.h>
@@ -94,7 +96,8 @@ static int open_locked(struct index *i, int fd, const char *dir, const uint8_t s
 	return index_error(rc);
 }
 
-int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i, struct base_error *err)
+int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
+	struct base_error *err)
 {
 	base_cleanup_close int fd = -1;
 	if (max_bytes == 0 || max_bytes > UINT64_C(1) << 40)
@@ -232,7 +235,8 @@ int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_dig
 	if (rc == 0) {
 		struct base_digest manifest;
 		MDB_val k, v;
-		for (rc = mdb_cursor_get(c, &k, &v, MDB_FIRST); rc == 0 && r == 0; rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
+		for (rc = mdb_cursor_get(c, &k, &v, MDB_FIRST); rc == 0 && r == 0;
+			rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
 			if (k.mv_size != sizeof manifest)
 				continue;
 			memcpy(&manifest, k.mv_data, sizeof manifest);

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pages: walks the pages of an LMDB file without LMDB, so that what LMDB would believe is checked before it does (the child of check.c runs this).
+ * pages: walks the pages of an LMDB file without LMDB, so that what LMDB would believe is checked before it does (the
+ * child of check.c runs this).
  *
- * LMDB 0.9 trusts every page: a node offset out of its page, a branch key in the wrong order, a free page that is in use are an assertion, a
- * SIGBUS, or a tree that the next writer destroys. Here each page is read into private memory and believed in nothing: its number and
- * kind, the bounds of every node, the order of keys inside and between pages, depth and counts against the table's record, each page reached
- * once, and none of them on the free list. Little-endian machines with 64-bit page numbers only: elsewhere the answer is "damaged" and the index is not
- * used.
+ * LMDB 0.9 trusts every page: a node offset out of its page, a branch key in the wrong order, a free page that is in
+ * use are an assertion, a SIGBUS, or a tree that the next writer destroys. Here each page is read into private memory
+ * and believed in nothing: its number and kind, the bounds of every node, the order of keys inside and between pages,
+ * depth and counts against the table's record, each page reached once, and none of them on the free list. Little-endian
+ * machines with 64-bit page numbers only: elsewhere the answer is "damaged" and the index is not used.
  *
  *   page     u64 number | u16 pad | u16 flags | u16 lower, u16 upper (overflow: u32 pages) | u16 node offsets...
- *   node     u16 lo, u16 hi, u16 flags, u16 key length, key, then: leaf: data of hi<<16|lo bytes; branch: nothing, child = flags<<32|hi<<16|lo
- *   meta     page head | u32 magic, u32 version | u64 address | u64 map size | 2 tables (free list, main) | u64 last page | u64 txnid
- *   table    u32 pad (free list: page size) | u16 flags | u16 depth | u64 branch, leaf, overflow pages | u64 entries | u64 root */
+ *   node     u16 lo, u16 hi, u16 flags, u16 key length, key, then: leaf: data of hi<<16|lo bytes; branch: nothing,
+ *            child = flags<<32|hi<<16|lo
+ *   meta     page head | u32 magic, u32 version | u64 address | u64 map size | 2 tables (free list, main)
+ *            | u64 last page | u64 txnid
+ *   table    u32 pad (free list: page size) | u16 flags | u16 depth | u64 branch, leaf, overflow pages | u64 entries
+ *            | u64 root */
 #include "index/index_internal.h"
 
 #include <stdio.h>
@@ -39,7 +43,13 @@ struct walk {
 
 struct key { const uint8_t *bytes; size_t len; };
 /* One tree under way. `low` (inclusive) and `high` (exclusive) come from the branches above; bytes NULL: none. */
-struct tree { struct walk *w; enum what what; struct table t; unsigned base; uint64_t branch, leaf, overflow, entries; };
+struct tree {
+	struct walk *w;
+	enum what what;
+	struct table t;
+	unsigned base;
+	uint64_t branch, leaf, overflow, entries;
+};
 
 #define DAMAGED (-BASE_EDAMAGED)
 
@@ -65,7 +75,8 @@ static int read_at(const struct walk *w, uint64_t offset, void *out, size_t len)
 
 static void table_get(const uint8_t *p, struct table *t)
 {
-	*t = (struct table){base_get16(p + 4), base_get16(p + 6), base_get64(p + 8), base_get64(p + 16), base_get64(p + 24), base_get64(p + 32), base_get64(p + 40)};
+	*t = (struct table){base_get16(p + 4), base_get16(p + 6), base_get64(p + 8), base_get64(p + 16),
+		base_get64(p + 24), base_get64(p + 32), base_get64(p + 40)};
 }
 
 static int key_compare(enum what what, struct key a, struct key b)
@@ -78,9 +89,11 @@ static int key_compare(enum what what, struct key a, struct key b)
 	return c ? c : a.len < b.len ? -1 : a.len > b.len;
 }
 
-static int node_get(const struct walk *w, const uint8_t *page, unsigned n, const uint8_t **ret_node, struct key *ret_key)
+static int node_get(const struct walk *w, const uint8_t *page, unsigned n, const uint8_t **ret_node,
+	struct key *ret_key)
 {
-	uint32_t lower = base_get16(page + 12), upper = base_get16(page + 14), at = base_get16(page + PAGE_HEAD + 2 * n);
+	uint32_t lower = base_get16(page + 12), upper = base_get16(page + 14),
+		 at = base_get16(page + PAGE_HEAD + 2 * n);
 	if (at < upper || at < lower || at + NODE_HEAD > w->page_bytes)
 		return DAMAGED;
 	*ret_node = page + at;
@@ -185,7 +198,8 @@ static int page_walk(struct tree *t, uint64_t number, unsigned depth, struct key
 	for (unsigned n = 0; n < nkeys; n++) {
 		const uint8_t *node, *next_node;
 		struct key key, next = high;
-		if (node_get(t->w, page, n, &node, &key) < 0 || (n + 1 < nkeys && node_get(t->w, page, n + 1, &next_node, &next) < 0))
+		if (node_get(t->w, page, n, &node, &key) < 0 ||
+			(n + 1 < nkeys && node_get(t->w, page, n + 1, &next_node, &next) < 0))
 			return DAMAGED;
 		if (t->what == TABLE_FREE && key.len != 8 && (leaf || n > 0))
 			return DAMAGED;
@@ -203,7 +217,8 @@ static int page_walk(struct tree *t, uint64_t number, unsigned depth, struct key
 			t->entries++;
 			rc = leaf_node(t, page, node, key);
 		} else {
-			uint64_t child = (uint64_t)base_get16(node) | (uint64_t)base_get16(node + 2) << 16 | (uint64_t)base_get16(node + 4) << 32;
+			uint64_t child = (uint64_t)base_get16(node) | (uint64_t)base_get16(node + 2) << 16 |
+				(uint64_t)base_get16(node + 4) << 32;
 			if (t->what == TABLE_FREE && n + 1 < nkeys && next.len != 8)
 				return DAMAGED;
 			rc = page_walk(t, child, depth + 1, n == 0 ? low : key, next);
@@ -221,16 +236,23 @@ static int tree_walk(struct walk *w, enum what what, const struct table *table, 
 	if ((what == TABLE_FREE ? table->flags & ~MDB_INTEGERKEY : table->flags) != 0)
 		return DAMAGED;
 	if (table->root == PAGE_NONE)
-		return table->depth == 0 && table->entries == 0 && table->branch == 0 && table->leaf == 0 && table->overflow == 0 ? 0 : DAMAGED;
+		return table->depth == 0 && table->entries == 0 && table->branch == 0 && table->leaf == 0 &&
+				table->overflow == 0
+			? 0
+			: DAMAGED;
 	if (table->depth == 0 || table->depth > DEPTH_MAX)
 		return DAMAGED;
 	int rc = page_walk(&t, table->root, 0, (struct key){NULL, 0}, (struct key){NULL, 0});
 	if (rc < 0)
 		return rc;
-	return t.branch == table->branch && t.leaf == table->leaf && t.overflow == table->overflow && t.entries == table->entries ? 0 : DAMAGED;
+	return t.branch == table->branch && t.leaf == table->leaf && t.overflow == table->overflow &&
+			t.entries == table->entries
+		? 0
+		: DAMAGED;
 }
 
-/* Finds the meta page of the snapshot and fills in what the walk needs to know. Meta pages alternate: txnid n stands on page n & 1. */
+/* Finds the meta page of the snapshot and fills in what the walk needs to know. Meta pages alternate: txnid n stands
+ * on page n & 1. */
 static int meta_get(struct walk *w, struct table *free_table, struct table *main_table)
 {
 	uint8_t m[PAGE_HEAD + 24 + 2 * TABLE_BYTES + 16];
@@ -244,7 +266,8 @@ static int meta_get(struct walk *w, struct table *free_table, struct table *main
 	uint64_t number = w->txnid & 1;
 	if (read_at(w, number * w->page_bytes, m, sizeof m) < 0)
 		return DAMAGED;
-	if (base_get64(m) != number || base_get16(m + 10) != PAGE_META || base_get32(m + PAGE_HEAD) != 0xBEEFC0DE || base_get32(m + PAGE_HEAD + 4) != 1)
+	if (base_get64(m) != number || base_get16(m + 10) != PAGE_META || base_get32(m + PAGE_HEAD) != 0xBEEFC0DE ||
+		base_get32(m + PAGE_HEAD + 4) != 1)
 		return DAMAGED;
 	if (base_get32(m + PAGE_HEAD + 24) != w->page_bytes)
 		return DAMAGED;

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * update: adding, removing and evicting commits. Called by a process of its own, so that a crash inside LMDB costs only the index.
+ * update: adding, removing and evicting commits. Called by a process of its own, so that a crash inside LMDB costs only
+ * the index.
  *
- * A commit gets the next number; its places are put under that number, also those that an older commit had (`shadows` remembers that); its row
- * in `numbers` comes last and makes them count. More places than a batch go in several transactions (LMDB of this age loses pages when a
- * transaction spills): what a crash leaves has a number without a row, is never found and is swept later.
+ * A commit gets the next number; its places are put under that number, also those that an older commit had (`shadows`
+ * remembers that); its row in `numbers` comes last and makes them count. More places than a batch go in several
+ * transactions (LMDB of this age loses pages when a transaction spills): what a crash leaves has a number without a
+ * row, is never found and is swept later.
  *
- * Eviction: places are counted at INDEX_PLACE_BYTES each (not by pages: keys are digests, deleting some of them leaves room in all pages, which
- * the next ones fill), and what there is and what is to come stay under five eighths of the bound, so that the file, which LMDB never
- * shrinks, stays under the bound with half-empty pages and copies on write. Whole commits go, lowest numbers first; then one sweep over `places` deletes what is dead. An evicted
- * commit keeps its row in `commits` (it is known, and not offered again: else a store larger than its index would evict and add without end).
- * A removed one loses it, and the commits whose places it took over are marked incomplete: the next update adds these again. */
+ * Eviction: places are counted at INDEX_PLACE_BYTES each (not by pages: keys are digests, deleting some of them leaves
+ * room in all pages, which the next ones fill), and what there is and what is to come stay under five eighths of the
+ * bound, so that the file, which LMDB never shrinks, stays under the bound with half-empty pages and copies on write.
+ * Whole commits go, lowest numbers first; then one sweep over `places` deletes what is dead. An evicted commit keeps
+ * its row in `commits` (it is known, and not offered again: else a store larger than its index would evict and add
+ * without end). A removed one loses it, and the commits whose places it took over are marked incomplete: the next
+ * update adds these again. */
 #include "index/index_internal.h"
 
 #include <stdio.h>
@@ -136,8 +140,9 @@ static int find_dead(struct index *i, const struct numbers *live, uint64_t keep,
 			rc = MDB_CORRUPTED;
 			break;
 		}
-		if (index_value_ok(INDEX_PLACES, k.mv_data, k.mv_size, v.mv_data, v.mv_size, &b) && b.len == INDEX_PLACE_BODY_BYTES
-		    && (base_get64(b.bytes) >= keep || numbers_have(live, base_get64(b.bytes))))
+		if (index_value_ok(INDEX_PLACES, k.mv_data, k.mv_size, v.mv_data, v.mv_size, &b) &&
+			b.len == INDEX_PLACE_BODY_BYTES &&
+			(base_get64(b.bytes) >= keep || numbers_have(live, base_get64(b.bytes))))
 			continue;
 		if (d->n == BATCH) {
 			memcpy(d->next, k.mv_data, sizeof d->next);
@@ -170,7 +175,8 @@ static int sweep(struct index *i, const struct numbers *live, uint64_t keep)
 	return rc;
 }
 
-/* Marks commits as evicted, lowest numbers first, until `places` of them are gone; the numbers that stay go to `live`. */
+/* Marks commits as evicted, lowest numbers first, until `places` of them are gone; the numbers that stay go to
+ * `live`. */
 static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 {
 	base_cleanup_free uint64_t *gone = NULL;
@@ -188,7 +194,8 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 	uint64_t freed = 0;
 	live->n = 0;
 	for (rc = mdb_cursor_get(c, &k, &v, MDB_FIRST); rc == 0; rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
-		bool ok = k.mv_size == 8 && index_value_ok(INDEX_NUMBERS, k.mv_data, 8, v.mv_data, v.mv_size, &b) && b.len > 48;
+		bool ok = k.mv_size == 8 && index_value_ok(INDEX_NUMBERS, k.mv_data, 8, v.mv_data, v.mv_size, &b) &&
+			b.len > 48;
 		bool goes = !ok || freed < places;
 		if (k.mv_size != 8) {
 			rc = MDB_CORRUPTED;
@@ -208,7 +215,8 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 			base_put64(body, out.all[n]);
 			body[8] = INDEX_EVICTED;
 			struct index_body known;
-			if (index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9 && known.bytes[8] == INDEX_HELD)
+			if (index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9 &&
+				known.bytes[8] == INDEX_HELD)
 				rc = index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, body, sizeof body);
 		}
 		if (rc == 0)
@@ -238,7 +246,8 @@ static int used_bytes(struct index *i, uint64_t *ret_bytes)
 	rc = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
 	if (rc == 0) {
 		uint64_t pages = places.ms_branch_pages + places.ms_leaf_pages + places.ms_overflow_pages;
-		*ret_bytes = index_used_bytes(txn, i->dbi) - pages * places.ms_psize + places.ms_entries * INDEX_PLACE_BYTES;
+		*ret_bytes = index_used_bytes(txn, i->dbi) - pages * places.ms_psize +
+			places.ms_entries * INDEX_PLACE_BYTES;
 	}
 	mdb_txn_abort(txn);
 	pthread_rwlock_unlock(&i->resize);
@@ -418,7 +427,8 @@ static int add_all(struct adding *a)
 	return rc == 0 ? add_end(a, held) : rc;
 }
 
-int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest, const struct index_place *places, uint64_t n)
+int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest,
+	const struct index_place *places, uint64_t n)
 {
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;

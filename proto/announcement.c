@@ -12,20 +12,25 @@ static int announcement_check(const struct proto_announcement *m)
 {
 	struct proto_attempt_number a;
 
-	if (!proto_run_valid(m->run) || !proto_attempt_parse(m->attempt, &a) || m->step > PROTO_STEP_MAX || !proto_host_valid(m->host))
+	if (!proto_run_valid(m->run) || !proto_attempt_parse(m->attempt, &a) || m->step > PROTO_STEP_MAX ||
+		!proto_host_valid(m->host))
 		return -BASE_EFORMAT;
-	if (m->world == 0 || m->world > PROTO_WORLD_MAX || m->rank >= m->world || !proto_attributes_check(m->attributes, m->nattributes))
+	if (m->world == 0 || m->world > PROTO_WORLD_MAX || m->rank >= m->world ||
+		!proto_attributes_check(m->attributes, m->nattributes))
 		return -BASE_EFORMAT;
 	if (!announcement_ref_check(m, &m->part, PROTO_KIND_PART))
 		return -BASE_EFORMAT;
-	if (m->stores_layout && (!announcement_ref_check(m, &m->layout_ref, PROTO_KIND_LAYOUT) || !base_digest_equal(&m->layout, &m->layout_ref.digest)))
+	if (m->stores_layout &&
+		(!announcement_ref_check(m, &m->layout_ref, PROTO_KIND_LAYOUT) ||
+			!base_digest_equal(&m->layout, &m->layout_ref.digest)))
 		return -BASE_EFORMAT;
 	if (!proto_headers_check(m->headers, m->nheaders, 1, m->packs, m->npacks))
 		return -BASE_EFORMAT;
 	return proto_packs_check(m->packs, m->npacks, false, false);
 }
 
-static int announcement_pack(const struct proto_announcement *m, struct proto_arena *arena, struct base_buf *refs, struct base_buf *b)
+static int announcement_pack(const struct proto_announcement *m, struct proto_arena *arena, struct base_buf *refs,
+	struct base_buf *b)
 {
 	Vckpt__Announcement s = VCKPT__ANNOUNCEMENT__INIT;
 	int r = proto_packs_pack(m->packs, m->npacks, arena, &s.packs);

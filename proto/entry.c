@@ -17,7 +17,8 @@ static bool entry_commit_check(const struct proto_commit *c)
 {
 	struct proto_attempt_number a;
 
-	return c->step <= PROTO_STEP_MAX && proto_attempt_parse(c->attempt, &a) && proto_attributes_check(c->attributes, c->nattributes);
+	return c->step <= PROTO_STEP_MAX && proto_attempt_parse(c->attempt, &a) &&
+		proto_attributes_check(c->attributes, c->nattributes);
 }
 
 static bool entry_snapshot_check(const struct proto_entry *m)
@@ -25,7 +26,8 @@ static bool entry_snapshot_check(const struct proto_entry *m)
 	if (m->nlive > ENTRY_LIVE_MAX)
 		return false;
 	for (size_t i = 0; i < m->nlive; i++)
-		if ((i > 0 && m->live[i - 1].entry >= m->live[i].entry) || m->live[i].entry == PROTO_NONE || !entry_commit_check(&m->live[i].commit))
+		if ((i > 0 && m->live[i - 1].entry >= m->live[i].entry) || m->live[i].entry == PROTO_NONE ||
+			!entry_commit_check(&m->live[i].commit))
 			return false;
 	return true;
 }
@@ -39,7 +41,8 @@ static int entry_check(const struct proto_entry *m)
 		return -BASE_EFORMAT;
 	switch (m->kind) {
 	case PROTO_ENTRY_LAUNCH:
-		good = proto_launch_valid(m->launch) && (m->newest_step == PROTO_NONE || m->newest_step <= PROTO_STEP_MAX);
+		good = proto_launch_valid(m->launch) &&
+			(m->newest_step == PROTO_NONE || m->newest_step <= PROTO_STEP_MAX);
 		break;
 	case PROTO_ENTRY_COMMIT:
 		good = entry_commit_check(&m->commit);
@@ -78,7 +81,8 @@ static int entry_commit_message(const struct proto_commit *c, struct proto_arena
 	ret_message->tensors = c->tensors;
 	ret_message->bytes = c->bytes;
 	ret_message->new_bytes = c->new_bytes;
-	return proto_attributes_pack(c->attributes, c->nattributes, arena, &ret_message->n_attributes, &ret_message->attributes);
+	return proto_attributes_pack(c->attributes, c->nattributes, arena, &ret_message->n_attributes,
+		&ret_message->attributes);
 }
 
 static int entry_extra_put(const struct proto_commit *c, struct base_buf *extra)
@@ -216,7 +220,8 @@ static int entry_commit_get(const Vckpt__Commit *message, struct proto_arena *ar
 	ret_c->new_bytes = message->new_bytes;
 	if (!proto_digest_get(&message->manifest, &ret_c->manifest))
 		return -BASE_EFORMAT;
-	r = proto_attributes_unpack(message->attributes, message->n_attributes, arena, &ret_c->attributes, &ret_c->nattributes);
+	r = proto_attributes_unpack(message->attributes, message->n_attributes, arena, &ret_c->attributes,
+		&ret_c->nattributes);
 	return r < 0 ? r : proto_unknown_take(&message->base, arena, &ret_c->extra, &ret_c->extra_len);
 }
 
@@ -227,13 +232,15 @@ static int entry_extra_get(const uint8_t *bytes, size_t len, struct proto_arena 
 
 	if (r < 0)
 		return r;
-	if (only->step || only->attempt[0] || only->time_ns || only->replaces || only->manifest.len || only->tensors || only->bytes || only->new_bytes)
+	if (only->step || only->attempt[0] || only->time_ns || only->replaces || only->manifest.len || only->tensors ||
+		only->bytes || only->new_bytes)
 		return -BASE_EFORMAT;
 	r = proto_attributes_unpack(only->attributes, only->n_attributes, arena, &c->attributes, &c->nattributes);
 	return r < 0 ? r : proto_unknown_take(&only->base, arena, &c->extra, &c->extra_len);
 }
 
-static int entry_live_get(const uint8_t *row, const Vckpt__Snapshot *s, uint32_t *extra_at, struct proto_arena *arena, struct proto_live *ret_l)
+static int entry_live_get(const uint8_t *row, const Vckpt__Snapshot *s, uint32_t *extra_at, struct proto_arena *arena,
+	struct proto_live *ret_l)
 {
 	struct proto_commit *c = &ret_l->commit;
 	uint32_t offset = base_get32(row + 104), len = base_get32(row + 108);

@@ -19,7 +19,8 @@ static int heartbeat_check(const struct proto_heartbeat *m)
 {
 	if (!proto_launch_valid(m->launch) || !proto_host_valid(m->host) || !proto_run_valid(m->run))
 		return -BASE_EFORMAT;
-	if (memchr(m->boot_id, 0, sizeof m->boot_id) == NULL || !heartbeat_boot_id_valid(m->boot_id) || m->nranks > HEARTBEAT_RANKS_MAX)
+	if (memchr(m->boot_id, 0, sizeof m->boot_id) == NULL || !heartbeat_boot_id_valid(m->boot_id) ||
+		m->nranks > HEARTBEAT_RANKS_MAX)
 		return -BASE_EFORMAT;
 	for (uint32_t i = 1; i < m->nranks; i++)
 		if (m->ranks[i - 1].rank >= m->ranks[i].rank)
@@ -64,7 +65,8 @@ static int heartbeat_get(const Vckpt__Heartbeat *s, struct proto_arena *arena, s
 	m->run = s->run;
 	m->number = s->number;
 	m->time_ns = s->time_ns;
-	if (strlen(s->boot_id) >= sizeof m->boot_id || !proto_rows(&s->ranks, PROTO_ALIVE_ROW_BYTES, HEARTBEAT_RANKS_MAX, &n))
+	if (strlen(s->boot_id) >= sizeof m->boot_id ||
+		!proto_rows(&s->ranks, PROTO_ALIVE_ROW_BYTES, HEARTBEAT_RANKS_MAX, &n))
 		return -BASE_EFORMAT;
 	memcpy(m->boot_id, s->boot_id, strlen(s->boot_id) + 1);
 	ranks = proto_arena_array(arena, n, sizeof *ranks);

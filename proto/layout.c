@@ -14,7 +14,8 @@
 #define LAYOUT_PLACEMENTS_MAX 65536u
 #define LAYOUT_PLACEMENT_MAX (UINT32_C(1) << 20) /* a ragged one has a number for each rank */
 
-static bool layout_tensor_check(const struct proto_layout *m, const struct proto_layout_tensor *t, uint64_t names_at, uint64_t dims_at)
+static bool layout_tensor_check(const struct proto_layout *m, const struct proto_layout_tensor *t, uint64_t names_at,
+	uint64_t dims_at)
 {
 	struct tensor_shape shape = {.ndim = t->ndim};
 	uint64_t items;
@@ -23,16 +24,19 @@ static bool layout_tensor_check(const struct proto_layout *m, const struct proto
 		return false;
 	if (t->name_len == 0 || t->name_len > PROTO_NAME_MAX || t->name_len > m->names_len - names_at)
 		return false;
-	if (!tensor_dtype_valid(t->dtype) || t->ndim > TENSOR_MAX_DIMS || t->ndim > m->ndims - dims_at || (t->flags & ~LAYOUT_FLAGS_KNOWN))
+	if (!tensor_dtype_valid(t->dtype) || t->ndim > TENSOR_MAX_DIMS || t->ndim > m->ndims - dims_at ||
+		(t->flags & ~LAYOUT_FLAGS_KNOWN))
 		return false;
-	if (t->mesh > m->nmeshes || t->placement > m->nplacements || !proto_utf8_valid(m->names + names_at, t->name_len))
+	if (t->mesh > m->nmeshes || t->placement > m->nplacements ||
+		!proto_utf8_valid(m->names + names_at, t->name_len))
 		return false;
 	if (t->ndim)
 		memcpy(shape.dim, m->dims + dims_at, t->ndim * sizeof *m->dims);
 	return tensor_shape_items(&shape, tensor_dtype_bytes(t->dtype), &items) == 0;
 }
 
-static bool layout_sorted(const struct proto_layout *m, const struct proto_layout_tensor *a, const struct proto_layout_tensor *b)
+static bool layout_sorted(const struct proto_layout *m, const struct proto_layout_tensor *a,
+	const struct proto_layout_tensor *b)
 {
 	if (a->component != b->component)
 		return a->component + 1 == b->component;
@@ -88,7 +92,8 @@ static int layout_check(const struct proto_layout *m)
 	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->ncomponents > LAYOUT_COMPONENTS_MAX)
 		return -BASE_EFORMAT;
 	for (uint32_t i = 0; i < m->ncomponents; i++)
-		if (!proto_component_valid(m->components[i]) || (i > 0 && strcmp(m->components[i - 1], m->components[i]) >= 0))
+		if (!proto_component_valid(m->components[i]) ||
+			(i > 0 && strcmp(m->components[i - 1], m->components[i]) >= 0))
 			return -BASE_EFORMAT;
 	if (m->nmeshes > LAYOUT_MESHES_MAX || m->nplacements > LAYOUT_PLACEMENTS_MAX)
 		return -BASE_EFORMAT;
@@ -115,7 +120,8 @@ static void layout_tensor_put(struct base_buf *rows, const struct proto_layout_t
 	base_buf_put32(rows, 0);
 }
 
-static int layout_u32_field(const uint32_t *table, uint32_t n, struct proto_arena *arena, ProtobufCBinaryData *ret_field)
+static int layout_u32_field(const uint32_t *table, uint32_t n, struct proto_arena *arena,
+	ProtobufCBinaryData *ret_field)
 {
 	ret_field->len = (size_t)n * 4;
 	ret_field->data = proto_arena_array(arena, n, 4);

@@ -11,8 +11,9 @@
 #define MANIFEST_LAYOUTS_MAX (UINT32_C(1) << 16)
 
 _Static_assert(sizeof(struct proto_manifest_pack) == sizeof(struct proto_pack_use) &&
-	offsetof(struct proto_manifest_pack, size) == offsetof(struct proto_pack_use, size) &&
-	offsetof(struct proto_manifest_pack, live_bytes) == offsetof(struct proto_pack_use, live_bytes), "one table of packs for all records");
+		offsetof(struct proto_manifest_pack, size) == offsetof(struct proto_pack_use, size) &&
+		offsetof(struct proto_manifest_pack, live_bytes) == offsetof(struct proto_pack_use, live_bytes),
+	"one table of packs for all records");
 
 static const struct proto_pack_use *manifest_packs(const struct proto_manifest *m)
 {
@@ -31,7 +32,8 @@ static bool manifest_layouts_check(const struct proto_manifest *m)
 	for (uint32_t i = 0; i < m->nlayouts; i++) {
 		const struct proto_manifest_layout *l = &m->layouts[i];
 
-		if (!base_digest_equal(&l->digest, &l->ref.digest) || !manifest_ref_check(m, &l->ref, PROTO_KIND_LAYOUT))
+		if (!base_digest_equal(&l->digest, &l->ref.digest) ||
+			!manifest_ref_check(m, &l->ref, PROTO_KIND_LAYOUT))
 			return false;
 		if (i > 0 && base_digest_compare(&m->layouts[i - 1].digest, &l->digest) >= 0)
 			return false;
@@ -61,7 +63,8 @@ static bool manifest_ranks_check(const struct proto_manifest *m, uint8_t *hosts,
 			return false;
 		packs[m->map[i]] = 1;
 	}
-	return (m->nhosts == 0 || memchr(hosts, 0, m->nhosts) == NULL) && (m->npacks == 0 || memchr(packs, 0, m->npacks) == NULL);
+	return (m->nhosts == 0 || memchr(hosts, 0, m->nhosts) == NULL) &&
+		(m->npacks == 0 || memchr(packs, 0, m->npacks) == NULL);
 }
 
 static int manifest_tables_check(const struct proto_manifest *m)
@@ -84,17 +87,20 @@ static int manifest_check(const struct proto_manifest *m)
 
 	if (!proto_run_valid(m->run) || !proto_attempt_parse(m->attempt, &a) || m->step > PROTO_STEP_MAX)
 		return -BASE_EFORMAT;
-	if (m->world == 0 || m->world > PROTO_WORLD_MAX || m->nranks != m->world || !proto_attributes_check(m->attributes, m->nattributes))
+	if (m->world == 0 || m->world > PROTO_WORLD_MAX || m->nranks != m->world ||
+		!proto_attributes_check(m->attributes, m->nattributes))
 		return -BASE_EFORMAT;
 	r = proto_packs_check(manifest_packs(m), m->npacks, true, false);
 	if (r < 0)
 		return r;
-	if (!manifest_layouts_check(m) || !proto_headers_check(m->headers, m->nheaders, m->nlayouts, manifest_packs(m), m->npacks))
+	if (!manifest_layouts_check(m) ||
+		!proto_headers_check(m->headers, m->nheaders, m->nlayouts, manifest_packs(m), m->npacks))
 		return -BASE_EFORMAT;
 	return manifest_tables_check(m);
 }
 
-static int manifest_rows_put(const struct proto_manifest *m, struct base_buf *layouts, struct base_buf *ranks, struct base_buf *map)
+static int manifest_rows_put(const struct proto_manifest *m, struct base_buf *layouts, struct base_buf *ranks,
+	struct base_buf *map)
 {
 	for (uint32_t i = 0; i < m->nlayouts; i++)
 		proto_ref_put(layouts, &m->layouts[i].ref);

@@ -171,7 +171,8 @@ static bool name_decimal_take(const char **at, uint64_t max, uint64_t *ret_value
 
 static bool name_attempt_take(const char **at, struct proto_attempt_number *ret_a)
 {
-	return name_launch_take(at, ret_a->launch) && *(*at)++ == '-' && name_decimal_take(at, UINT64_MAX, &ret_a->count);
+	return name_launch_take(at, ret_a->launch) && *(*at)++ == '-' &&
+		name_decimal_take(at, UINT64_MAX, &ret_a->count);
 }
 
 bool proto_launch_valid(const char *launch)
@@ -193,11 +194,13 @@ void proto_attempt_format(const struct proto_attempt_number *a, char text[static
 	snprintf(text + 16, PROTO_ATTEMPT_MAX - 16, "-%" PRIu64, a->count);
 }
 
-bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a, uint32_t *ret_rank, const char **ret_class)
+bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a, uint32_t *ret_rank,
+	const char **ret_class)
 {
 	uint64_t rank;
 
-	if (!pack || !name_attempt_take(&pack, ret_a) || *pack++ != '-' || !name_decimal_take(&pack, UINT32_MAX, &rank) || *pack++ != '-')
+	if (!pack || !name_attempt_take(&pack, ret_a) || *pack++ != '-' ||
+		!name_decimal_take(&pack, UINT32_MAX, &rank) || *pack++ != '-')
 		return false;
 	*ret_rank = (uint32_t)rank;
 	*ret_class = pack;

@@ -19,7 +19,8 @@ struct packs_builder {
 /* Few attempts and classes, and rows come in runs: the search begins at the one found last. */
 static uint32_t packs_attempt_number(struct packs_builder *b, const struct proto_attempt_number *a, uint32_t last)
 {
-	if (last < b->nattempts && memcmp(b->attempts[last].launch, a->launch, 8) == 0 && b->attempts[last].count == a->count)
+	if (last < b->nattempts && memcmp(b->attempts[last].launch, a->launch, 8) == 0 &&
+		b->attempts[last].count == a->count)
 		return last;
 	for (uint32_t i = 0; i < b->nattempts; i++)
 		if (memcmp(b->attempts[i].launch, a->launch, 8) == 0 && b->attempts[i].count == a->count)
@@ -115,18 +116,20 @@ static int packs_attempt_texts(const Vckpt__Packs *m, struct proto_arena *arena,
 }
 
 /* One row; *nattempts and *nclasses: how many were used by the rows before. */
-static int packs_row_get(const Vckpt__Packs *m, const uint8_t *row, const char *texts, uint32_t attempts, uint32_t *nattempts, uint32_t *nclasses,
-	struct proto_arena *arena, struct proto_pack_use *ret_p)
+static int packs_row_get(const Vckpt__Packs *m, const uint8_t *row, const char *texts, uint32_t attempts,
+	uint32_t *nattempts, uint32_t *nclasses, struct proto_arena *arena, struct proto_pack_use *ret_p)
 {
 	uint32_t attempt = base_get32(row), rank = base_get32(row + 4), class = base_get32(row + 8);
 	char name[PACKS_NAME_MAX];
 	int len;
 
-	if (attempt >= attempts || attempt > *nattempts || class >= m->n_classes || class > *nclasses || base_get32(row + 12) != 0)
+	if (attempt >= attempts || attempt > *nattempts || class >= m->n_classes || class > *nclasses ||
+		base_get32(row + 12) != 0)
 		return -BASE_EFORMAT;
 	*nattempts += attempt == *nattempts;
 	*nclasses += class == *nclasses;
-	len = snprintf(name, sizeof name, "%s-%" PRIu32 "-%s", texts + (size_t)attempt * PROTO_ATTEMPT_MAX, rank, m->classes[class]);
+	len = snprintf(name, sizeof name, "%s-%" PRIu32 "-%s", texts + (size_t)attempt * PROTO_ATTEMPT_MAX, rank,
+		m->classes[class]);
 	if (len < 0 || (size_t)len >= sizeof name)
 		return -BASE_EFORMAT;
 	ret_p->pack = proto_arena_text(arena, name, (size_t)len);
@@ -135,7 +138,8 @@ static int packs_row_get(const Vckpt__Packs *m, const uint8_t *row, const char *
 	return ret_p->pack ? 0 : proto_no_memory(arena);
 }
 
-int proto_packs_unpack(const Vckpt__Packs *m, struct proto_arena *arena, const struct proto_pack_use **ret_p, uint32_t *ret_n)
+int proto_packs_unpack(const Vckpt__Packs *m, struct proto_arena *arena, const struct proto_pack_use **ret_p,
+	uint32_t *ret_n)
 {
 	uint32_t n, attempts = 0, nattempts = 0, nclasses = 0;
 	struct proto_pack_use *p;
@@ -158,7 +162,8 @@ int proto_packs_unpack(const Vckpt__Packs *m, struct proto_arena *arena, const s
 	if (!p)
 		return proto_no_memory(arena);
 	for (uint32_t i = 0; i < n && r == 0; i++)
-		r = packs_row_get(m, m->packs.data + (size_t)i * PROTO_PACK_ROW_BYTES, texts, attempts, &nattempts, &nclasses, arena, &p[i]);
+		r = packs_row_get(m, m->packs.data + (size_t)i * PROTO_PACK_ROW_BYTES, texts, attempts, &nattempts,
+			&nclasses, arena, &p[i]);
 	if (r == 0 && (nattempts != attempts || nclasses != m->n_classes))
 		r = -BASE_EFORMAT;
 	*ret_p = p;

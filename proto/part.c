@@ -33,7 +33,8 @@ static bool part_chunks_check(const struct proto_part *m)
 /* A blob of no bytes has only a digest. */
 static bool part_empty_ref(const struct proto_ref *r)
 {
-	return r->offset == 0 && r->checks == 0 && r->raw_len == 0 && r->stored_len == 0 && r->pack == 0 && r->codec == 0 && r->kind == 0;
+	return r->offset == 0 && r->checks == 0 && r->raw_len == 0 && r->stored_len == 0 && r->pack == 0 &&
+		r->codec == 0 && r->kind == 0;
 }
 
 static bool part_blobs_check(const struct proto_part *m)
@@ -194,7 +195,8 @@ static int part_blobs_get(const Vckpt__Part *s, struct proto_arena *arena, struc
 		blobs[i].name = s->blobs[i]->name;
 		blobs[i].per_rank = s->blobs[i]->per_rank;
 		blobs[i].len = s->blobs[i]->len;
-		if (!proto_ref_field_get(&s->blobs[i]->ref, &blobs[i].ref) || (blobs[i].len == 0 && !part_empty_ref(&blobs[i].ref)))
+		if (!proto_ref_field_get(&s->blobs[i]->ref, &blobs[i].ref) ||
+			(blobs[i].len == 0 && !part_empty_ref(&blobs[i].ref)))
 			return -BASE_EFORMAT;
 	}
 	m->blobs = blobs;

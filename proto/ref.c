@@ -74,9 +74,11 @@ bool proto_attributes_check(const struct proto_attribute *a, size_t n)
 	return total <= PROTO_ATTRIBUTES_MAX_BYTES;
 }
 
-int proto_attributes_pack(const struct proto_attribute *a, size_t n, struct proto_arena *arena, size_t *ret_n, Vckpt__Attribute ***ret_messages)
+int proto_attributes_pack(const struct proto_attribute *a, size_t n, struct proto_arena *arena, size_t *ret_n,
+	Vckpt__Attribute ***ret_messages)
 {
-	Vckpt__Attribute **list = proto_arena_array(arena, n, sizeof *list), *all = proto_arena_array(arena, n, sizeof *all);
+	Vckpt__Attribute **list = proto_arena_array(arena, n, sizeof *list),
+			 *all = proto_arena_array(arena, n, sizeof *all);
 
 	if (!list || !all)
 		return proto_no_memory(arena);
@@ -91,7 +93,8 @@ int proto_attributes_pack(const struct proto_attribute *a, size_t n, struct prot
 	return 0;
 }
 
-int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_arena *arena, const struct proto_attribute **ret_a, size_t *ret_n)
+int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_arena *arena,
+	const struct proto_attribute **ret_a, size_t *ret_n)
 {
 	struct proto_attribute *a = proto_arena_array(arena, n, sizeof *a);
 
@@ -104,9 +107,11 @@ int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_
 	return 0;
 }
 
-int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct proto_arena *arena, size_t *ret_n, Vckpt__ViewHeader ***ret_messages)
+int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct proto_arena *arena, size_t *ret_n,
+	Vckpt__ViewHeader ***ret_messages)
 {
-	Vckpt__ViewHeader **list = proto_arena_array(arena, n, sizeof *list), *all = proto_arena_array(arena, n, sizeof *all);
+	Vckpt__ViewHeader **list = proto_arena_array(arena, n, sizeof *list),
+			  *all = proto_arena_array(arena, n, sizeof *all);
 
 	if (!list || !all)
 		return proto_no_memory(arena);
@@ -131,7 +136,8 @@ int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct pro
 	return 0;
 }
 
-int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_arena *arena, const struct proto_view_header **ret_h, uint32_t *ret_n)
+int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_arena *arena,
+	const struct proto_view_header **ret_h, uint32_t *ret_n)
 {
 	struct proto_view_header *h;
 
@@ -153,7 +159,8 @@ int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_ar
 	return 0;
 }
 
-bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts, const struct proto_pack_use *packs, uint32_t npacks)
+bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts,
+	const struct proto_pack_use *packs, uint32_t npacks)
 {
 	int c;
 
@@ -162,7 +169,8 @@ bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t
 	for (uint32_t i = 0; i < n; i++) {
 		if (!proto_component_valid(h[i].component) || !proto_text_valid(h[i].view, 1, PROTO_WORD_MAX))
 			return false;
-		if (h[i].ref.pack >= npacks || !proto_ref_check(&h[i].ref, PROTO_KIND_VIEW_HEADER, npacks, packs[h[i].ref.pack].size))
+		if (h[i].ref.pack >= npacks ||
+			!proto_ref_check(&h[i].ref, PROTO_KIND_VIEW_HEADER, npacks, packs[h[i].ref.pack].size))
 			return false;
 		if (h[i].data_bytes > PROTO_FILE_MAX_BYTES || h[i].layout >= nlayouts)
 			return false;

@@ -5,7 +5,8 @@
  * Order of a decode: unpack under a memory bound, version, features, canonical length. The last one compares the body's
  * length with that of the shortest encoding of what was understood: a NUL inside a string (protobuf-c's strings end
  * there), a field given twice, a padded varint or an explicit default all make the body longer, so one comparison
- * refuses them all. Groups are refused by protobuf-c itself, and no message here nests into itself: depth is bounded. */
+ * refuses them all. Groups are refused by protobuf-c itself, and no message here nests into itself: depth is
+ * bounded. */
 #include "proto/proto_internal.h"
 
 #include "core/base/log.h"
@@ -40,7 +41,8 @@ int proto_no_memory(const struct proto_arena *a)
 	return proto_arena_exhausted(a) ? -BASE_EFORMAT : -ENOMEM;
 }
 
-int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena, void *ret_message)
+int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena,
+	void *ret_message)
 {
 	ProtobufCAllocator allocator = proto_arena_allocator(arena);
 	ProtobufCMessage *m = protobuf_c_message_unpack(d, &allocator, len, body);
@@ -69,7 +71,8 @@ static int wire_head_check(const struct wire_head *h, const char *what)
 	return 0;
 }
 
-int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena, void *ret_message)
+int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena,
+	void *ret_message)
 {
 	uint64_t limit = (uint64_t)base_min(len, UINT64_C(1) << 40) * WIRE_ARENA_FACTOR + WIRE_ARENA_MIN_BYTES;
 	struct proto_arena *arena = proto_arena_new(limit);
@@ -106,7 +109,9 @@ int proto_pack(const void *message, struct base_buf *b)
 
 int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const uint8_t **ret_bytes, size_t *ret_len)
 {
-	ProtobufCMessage only = {.descriptor = m->descriptor, .n_unknown_fields = m->n_unknown_fields, .unknown_fields = m->unknown_fields};
+	ProtobufCMessage only = {.descriptor = m->descriptor,
+		.n_unknown_fields = m->n_unknown_fields,
+		.unknown_fields = m->unknown_fields};
 	size_t len = 0;
 	uint8_t *bytes;
 
@@ -146,7 +151,8 @@ bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max
 	return true;
 }
 
-int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table, uint32_t *ret_n)
+int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table,
+	uint32_t *ret_n)
 {
 	uint32_t *table, n;
 

@@ -48,7 +48,10 @@ static void digest_die(const char *why)
 	abort();
 }
 
-#define DIGEST_OK(call) do { if (__builtin_expect((call) != 1, 0)) digest_die("libcrypto failed at SHA-256"); } while (0)
+#define DIGEST_OK(call) do { \
+	if (__builtin_expect((call) != 1, 0)) \
+		digest_die("libcrypto failed at SHA-256"); \
+} while (0)
 
 static void digest_pair_release(struct digest_pair *p)
 {
@@ -247,8 +250,10 @@ void base_hasher_final(struct base_hasher *h, struct base_digest *ret_d)
 	base_hasher_reset(h);
 }
 
-extern XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *bytes, size_t len, XXH64_hash_t seed) __attribute__((weak));
-extern XXH128_hash_t XXH3_128bits_withSeed_dispatch(const void *bytes, size_t len, XXH64_hash_t seed) __attribute__((weak));
+extern XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *bytes, size_t len, XXH64_hash_t seed)
+	__attribute__((weak));
+extern XXH128_hash_t XXH3_128bits_withSeed_dispatch(const void *bytes, size_t len, XXH64_hash_t seed)
+	__attribute__((weak));
 
 uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len)
 {

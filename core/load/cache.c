@@ -465,7 +465,8 @@ static int cache_fill_one(struct load_cache *c, const struct load_object *o, str
 		if (err)
 			*err = why;
 	}
-	cache_settle(c, w->pin, rc, &why, ref->stored_len / base_block_count(ref->raw_len) * base_block_count(w->pin->len));
+	cache_settle(c, w->pin, rc, &why,
+		ref->stored_len / base_block_count(ref->raw_len) * base_block_count(w->pin->len));
 	return rc;
 }
 

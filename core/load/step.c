@@ -101,8 +101,9 @@ static int step_open_manifest(struct load_step *step, const struct store_list_st
 	if (rc < 0)
 		return rc;
 	if (m->step != entry->commit.step || strcmp(m->run, step->run) != 0 || strcmp(m->attempt, step->attempt) != 0)
-		return base_error_set(err, -BASE_EFORMAT, "the manifest is that of %s/%llu, attempt %s, not of attempt %s",
-			m->run, (unsigned long long)m->step, m->attempt, step->attempt);
+		return base_error_set(err, -BASE_EFORMAT,
+			"the manifest is that of %s/%llu, attempt %s, not of attempt %s", m->run,
+			(unsigned long long)m->step, m->attempt, step->attempt);
 	step->layouts = calloc(m->nlayouts ? m->nlayouts : 1, sizeof *step->layouts);
 	step->ranks = calloc(m->nranks ? m->nranks : 1, sizeof *step->ranks);
 	return step->layouts && step->ranks ? 0 : base_error_set(err, -ENOMEM, "out of memory");
@@ -144,7 +145,8 @@ static int step_open_part(struct load_step *step, uint32_t line, struct base_err
 		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u means another layout than the manifest",
 			from->rank);
 	if (rank->part.npacks != from->npacks || from->first_map > m->nmap || from->npacks > m->nmap - from->first_map)
-		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u has another pack table than the manifest", from->rank);
+		return base_error_set(err, -BASE_EFORMAT,
+			"the part of rank %u has another pack table than the manifest", from->rank);
 	rank->packs = calloc(from->npacks ? from->npacks : 1, sizeof *rank->packs);
 	if (!rank->packs)
 		return base_error_set(err, -ENOMEM, "out of memory");
@@ -350,7 +352,8 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 		.attempt = step->attempt, .manifest = entry->commit.manifest, .attributes = step->manifest.attributes,
 		.nattributes = step->manifest.nattributes, .tensors = step->ntensors, .blobs = step->nblobs,
 		.bytes = step->manifest.bytes, .new_bytes = step->manifest.new_bytes};
-	step->memory += sizeof *step + step_chunk_bytes(step) + step->manifest.npacks * (sizeof *step->manifest.packs + 64);
+	step->memory += sizeof *step + step_chunk_bytes(step) +
+		step->manifest.npacks * (sizeof *step->manifest.packs + 64);
 	*ret_step = base_steal(step);
 	return 0;
 }

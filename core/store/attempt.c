@@ -12,16 +12,17 @@
  *     packs and cover checked [com]   store_attempt_commit          invariants 2 and 4
  *     check, commit entry [chk, PUT]  store_list_put, commit_check
  *     success told [yes]              once the entry, mine or found, is durable
- *     abort entry [fail]              store_attempt_abort_put       before `failed` is told [no] or anything announced is deleted
+ *     abort entry [fail]              store_attempt_abort_put       before `failed` is told [no] or anything announced
+ *                                                                   is deleted
  *     folder deleted                  best effort; the collector does it otherwise
  *
- * The list of the attempt's own run is opened before `begin` and only refreshed afterwards, so that it knows every entry
- * since the position that `begin` records: a snapshot never stands in for these (list.c). Base lists are separate and may
- * start from a snapshot: they are asked only what is live now.
+ * The list of the attempt's own run is opened before `begin` and only refreshed afterwards, so that it knows every
+ * entry since the position that `begin` records: a snapshot never stands in for these (list.c). Base lists are separate
+ * and may start from a snapshot: they are asked only what is live now.
  *
- * A failed put of the commit entry leaves its outcome open: the entry may have landed, or may land yet. It is decided by
- * appending `abort`: whichever of the two comes first in the list is what happened. Where not even that can be written the
- * error says "undecided", nothing is deleted, and the collector decides later.
+ * A failed put of the commit entry leaves its outcome open: the entry may have landed, or may land yet. It is decided
+ * by appending `abort`: whichever of the two comes first in the list is what happened. Where not even that can be
+ * written the error says "undecided", nothing is deleted, and the collector decides later.
  *
  * `lock` protects everything below it; base is called by many threads, the rest by one. */
 #include "core/store/attempt.h"
@@ -69,8 +70,10 @@ static int attempt_alone_in_run(struct store *s, const char *run, struct base_er
 		return r;
 	for (size_t i = 0; r == 0 && i < n; i++)
 		if (infos[i].state != STORE_DEAD && strcmp(infos[i].run, run) == 0)
-			r = base_error_set(err, -BASE_EBUSY, "run %s: another writer%s on %s: give the step's number (what is left of a dead "
-				"writer goes with vckpt gc)", run, infos[i].state == STORE_ALIVE ? " is at work" : " may be at work", infos[i].host);
+			r = base_error_set(err, -BASE_EBUSY,
+				"run %s: another writer%s on %s: give the step's number (what is left of a dead "
+				"writer goes with vckpt gc)",
+				run, infos[i].state == STORE_ALIVE ? " is at work" : " may be at work", infos[i].host);
 	free(infos);
 	return r;
 }
@@ -81,7 +84,8 @@ static int attempt_take_step(struct store_attempt *a, uint64_t wanted, struct ba
 
 	if (wanted == PROTO_NONE) {
 		if (latest && latest->step >= INT64_MAX)
-			return base_error_set(err, -EOVERFLOW, "run %s: there is no step after %llu", a->run, (unsigned long long)latest->step);
+			return base_error_set(err, -EOVERFLOW, "run %s: there is no step after %llu", a->run,
+				(unsigned long long)latest->step);
 		wanted = latest ? latest->step + 1 : 0;
 	}
 	if (wanted > INT64_MAX)
@@ -94,7 +98,8 @@ static int attempt_take_step(struct store_attempt *a, uint64_t wanted, struct ba
 	return 0;
 }
 
-static int attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind, const struct base_buf *body, struct base_error *err)
+static int attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
+	const struct base_buf *body, struct base_error *err)
 {
 	char name[STORE_NAME_MAX];
 	int r = body->error;
@@ -130,7 +135,9 @@ static int attempt_start(struct store_attempt *a, uint64_t step, struct base_err
 	if (r == 0)
 		r = store_list_open(a->store, a->run, false, &a->list, err);
 	if (r == 0 && store_list_damaged(a->list))
-		r = base_error_set(err, -BASE_EDAMAGED, "run %s: its list is damaged, so nothing may be written to it (vckpt verify says where)", a->run);
+		r = base_error_set(err, -BASE_EDAMAGED,
+			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where)",
+			a->run);
 	if (r == 0)
 		r = store_list_sync(a->list, err);
 	if (r == 0)
@@ -138,7 +145,8 @@ static int attempt_start(struct store_attempt *a, uint64_t step, struct base_err
 	return r == 0 ? attempt_put_begin(a, err) : r;
 }
 
-int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a, struct base_error *err)
+int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
+	struct base_error *err)
 {
 	struct store_attempt *a;
 	uint8_t id[8];
@@ -238,7 +246,8 @@ static int base_name(struct store_attempt *a, struct attempt_base *b, struct bas
 	return r;
 }
 
-int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest, struct base_error *err)
+int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
+	struct base_error *err)
 {
 	struct attempt_base b = {.entry = entry, .manifest = *manifest}, *more;
 	bool known = false;
@@ -249,7 +258,8 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 	snprintf(b.run, sizeof b.run, "%s", run);
 	pthread_mutex_lock(&a->lock);
 	for (size_t i = 0; !known && i < a->nbases; i++)
-		if (a->bases[i].entry == entry && strcmp(a->bases[i].run, run) == 0 && base_digest_equal(&a->bases[i].manifest, manifest)) {
+		if (a->bases[i].entry == entry && strcmp(a->bases[i].run, run) == 0 &&
+			base_digest_equal(&a->bases[i].manifest, manifest)) {
 			b.gone = a->bases[i].gone;
 			known = true;
 		}
@@ -265,7 +275,9 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 	pthread_mutex_unlock(&a->lock);
 	if (r < 0)
 		return r;
-	return b.gone ? base_error_set(err, -ESTALE, "%s: entry %llu is not live any more", run, (unsigned long long)entry) : 0;
+	return b.gone
+		? base_error_set(err, -ESTALE, "%s: entry %llu is not live any more", run, (unsigned long long)entry)
+		: 0;
 }
 
 /* ---- deciding ---- */
@@ -318,7 +330,8 @@ static int commit_check(void *arg, struct store_list *l)
 		break;
 	}
 	if (now && (!c->a->replace || now->entry != c->a->replaces))
-		return base_error_set(c->err, -EEXIST, "%s has a step %llu already: somebody else committed it meanwhile", c->a->run,
+		return base_error_set(c->err, -EEXIST,
+			"%s has a step %llu already: somebody else committed it meanwhile", c->a->run,
 			(unsigned long long)c->a->step);
 	c->e->commit.replaces = now ? now->entry : PROTO_NONE;
 	return 0;
@@ -337,13 +350,22 @@ static int commit_settle(struct store_attempt *a, int r, const char *reason, str
 	return r;
 }
 
-static int commit_entry(struct store_attempt *a, struct proto_announcement *ann, const struct base_digest *manifest, uint64_t *ret_entry,
-	struct base_error *err)
+static int commit_entry(struct store_attempt *a, struct proto_announcement *ann, const struct base_digest *manifest,
+	uint64_t *ret_entry, struct base_error *err)
 {
-	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .time_ns = store_time_ns(), .host = store_hostname(),
-		.commit = {.step = a->step, .attempt = a->name, .time_ns = store_time_ns(), .replaces = PROTO_NONE, .manifest = *manifest,
-			.tensors = ann->tensors, .bytes = ann->bytes, .new_bytes = ann->new_bytes,
-			.attributes = ann->attributes, .nattributes = ann->nattributes}};
+	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT,
+		.time_ns = store_time_ns(),
+		.host = store_hostname(),
+		.commit = {.step = a->step,
+			.attempt = a->name,
+			.time_ns = store_time_ns(),
+			.replaces = PROTO_NONE,
+			.manifest = *manifest,
+			.tensors = ann->tensors,
+			.bytes = ann->bytes,
+			.new_bytes = ann->new_bytes,
+			.attributes = ann->attributes,
+			.nattributes = ann->nattributes}};
 	struct commit_state c = {a, &e, err};
 	int64_t n = store_list_put(a->list, &e, commit_check, &c, err);
 	int r = n < 0 ? (int)n : 0;
@@ -354,7 +376,8 @@ static int commit_entry(struct store_attempt *a, struct proto_announcement *ann,
 		return r;
 	a->decided = true;
 	if (store_list_attempt(a->list, a->name, NULL, ret_entry) != STORE_ATTEMPT_COMMITTED)
-		return base_error_set(err, -EIO, "%s: step %llu: the commit entry does not count", a->run, (unsigned long long)a->step);
+		return base_error_set(err, -EIO, "%s: step %llu: the commit entry does not count", a->run,
+			(unsigned long long)a->step);
 	return 0;
 }
 
@@ -379,7 +402,8 @@ static int commit_announce(struct store_attempt *a, struct proto_announcement *a
 }
 
 /* [com]: manifest durable, then every pack that it names looked at again, then the cover. */
-static int commit_manifest(struct store_attempt *a, const struct proto_announcement *ann, struct base_digest *ret_digest, struct base_error *err)
+static int commit_manifest(struct store_attempt *a, const struct proto_announcement *ann,
+	struct base_digest *ret_digest, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	struct proto_manifest m = {0};
@@ -399,14 +423,16 @@ static int commit_manifest(struct store_attempt *a, const struct proto_announcem
 	return r;
 }
 
-int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry, struct base_error *err)
+int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
+	struct base_error *err)
 {
 	struct base_digest manifest;
 	uint64_t entry = PROTO_NONE;
 	int r;
 
 	pthread_mutex_lock(&a->lock);
-	r = a->decided ? base_error_set(err, -EALREADY, "%s: the attempt is decided already", a->name) : commit_announce(a, announcement, err);
+	r = a->decided ? base_error_set(err, -EALREADY, "%s: the attempt is decided already", a->name)
+		       : commit_announce(a, announcement, err);
 	if (r == 0)
 		r = commit_manifest(a, announcement, &manifest, err);
 	if (r == 0)
@@ -455,7 +481,8 @@ void store_attempt_abort(struct store_attempt *a, const char *reason)
 		state = store_list_attempt(a->list, a->name, NULL, NULL);
 	}
 	if (r < 0 && r != -EALREADY)
-		base_warning("%s: %s: the attempt could not be aborted (%s); vckpt gc will", a->store->path, a->name, err.code ? err.text : base_error_name(r));
+		base_warning("%s: %s: the attempt could not be aborted (%s); vckpt gc will", a->store->path, a->name,
+			err.code ? err.text : base_error_name(r));
 	if (state == STORE_ATTEMPT_ABORTED || (state == STORE_ATTEMPT_UNDECIDED && !a->announced))
 		own_packs_delete(a);
 	if (state != STORE_ATTEMPT_UNDECIDED || !a->announced)

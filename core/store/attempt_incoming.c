@@ -2,8 +2,8 @@
  *
  * attempt_incoming: the folders of incoming/, read and deleted (docs/format/incoming.md).
  *
- * A folder is what one listing finds under incoming/<run>/<attempt>/. Heartbeats are listed after incoming/: a launch puts
- * its heartbeat before anything else, so a folder that was seen without one has lost it. */
+ * A folder is what one listing finds under incoming/<run>/<attempt>/. Heartbeats are listed after incoming/: a launch
+ * puts its heartbeat before anything else, so a folder that was seen without one has lost it. */
 #include "core/store/attempt_internal.h"
 
 #include <stdio.h>
@@ -73,9 +73,11 @@ bool store_attempt_name_valid(const char *name)
 }
 
 /* Splits incoming/<run>/<attempt>/<last>; false for anything else. */
-static bool folder_name_parse(const char *name, char run[static PROTO_RUN_MAX + 1], char attempt[static PROTO_ATTEMPT_MAX], const char **ret_last)
+static bool folder_name_parse(const char *name, char run[static PROTO_RUN_MAX + 1],
+	char attempt[static PROTO_ATTEMPT_MAX], const char **ret_last)
 {
-	const char *at = name + strlen("incoming/"), *slash = strncmp(name, "incoming/", 9) == 0 ? strchr(at, '/') : NULL;
+	const char *at = name + strlen("incoming/"),
+		   *slash = strncmp(name, "incoming/", 9) == 0 ? strchr(at, '/') : NULL;
 	const char *last = slash ? strchr(slash + 1, '/') : NULL;
 
 	if (!last || strchr(last + 1, '/') || slash - at > PROTO_RUN_MAX || last - slash - 1 >= PROTO_ATTEMPT_MAX)

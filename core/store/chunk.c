@@ -69,8 +69,11 @@ static void cursor_init(struct chunk_cursor *k, const struct store_chunk *c, uin
 {
 	const struct chunk_start *s = &c->starts[row];
 
-	*k = (struct chunk_cursor){.c = c, .run = s->run, .run_end = s->run + base_get32(c->rows + (size_t)row * CHUNK_ROW_BYTES + 12),
-		.piece = s->piece, .inline_at = s->inlined};
+	*k = (struct chunk_cursor){.c = c,
+		.run = s->run,
+		.run_end = s->run + base_get32(c->rows + (size_t)row * CHUNK_ROW_BYTES + 12),
+		.piece = s->piece,
+		.inline_at = s->inlined};
 }
 
 /* Opens the next run: the place of its first piece. */
@@ -94,7 +97,8 @@ static int cursor_run(struct chunk_cursor *k, struct store_object_ref *ref)
 
 static int cursor_inline(struct chunk_cursor *k, struct store_piece *p)
 {
-	if (p->ref.raw_len > STORE_INLINE_MAX_BYTES || p->ref.stored_len != p->ref.raw_len || p->ref.codec != STORE_CODEC_RAW)
+	if (p->ref.raw_len > STORE_INLINE_MAX_BYTES || p->ref.stored_len != p->ref.raw_len ||
+		p->ref.codec != STORE_CODEC_RAW)
 		return -BASE_EFORMAT;
 	if (p->ref.raw_len > k->c->ninline - k->inline_at)
 		return -BASE_EFORMAT;
@@ -129,7 +133,8 @@ static int cursor_next(struct chunk_cursor *k, struct store_piece *ret_p)
 		return r;
 	if (ref->pack == CHUNK_INLINE)
 		r = cursor_inline(k, ret_p);
-	else if (ref->raw_len <= STORE_INLINE_MAX_BYTES || (!first && !chunk_run_next(&k->ref, ref)) || store_object_ref_check(ref, STORE_OBJECT_MAX_BYTES) < 0)
+	else if (ref->raw_len <= STORE_INLINE_MAX_BYTES || (!first && !chunk_run_next(&k->ref, ref)) ||
+		store_object_ref_check(ref, STORE_OBJECT_MAX_BYTES) < 0)
 		r = -BASE_EFORMAT;
 	k->ref = *ref;
 	k->left--;
@@ -148,7 +153,8 @@ static void box_get(const uint8_t *pairs, uint32_t ndim, struct tensor_box *ret_
 	}
 }
 
-static void row_box(const struct store_chunk *c, uint32_t row, uint32_t i, const struct tensor_shape *s, struct tensor_box *ret_box)
+static void row_box(const struct store_chunk *c, uint32_t row, uint32_t i, const struct tensor_shape *s,
+	struct tensor_box *ret_box)
 {
 	if (base_get32(c->rows + (size_t)row * CHUNK_ROW_BYTES + 4) & CHUNK_ROW_WHOLE)
 		tensor_box_whole(s, ret_box);
@@ -164,7 +170,8 @@ static bool box_valid(const struct tensor_shape *s, const struct tensor_box *b, 
 		return false;
 	tensor_box_whole(s, &whole);
 	/* The whole tensor has the flag instead. */
-	return !only || memcmp(whole.offset, b->offset, s->ndim * sizeof whole.offset[0]) != 0 || memcmp(whole.size, b->size, s->ndim * sizeof whole.size[0]) != 0;
+	return !only || memcmp(whole.offset, b->offset, s->ndim * sizeof whole.offset[0]) != 0 ||
+		memcmp(whole.size, b->size, s->ndim * sizeof whole.size[0]) != 0;
 }
 
 static int row_piece_check(struct chunk_cursor *k, uint64_t raw_len)
@@ -182,7 +189,8 @@ static int row_piece_check(struct chunk_cursor *k, uint64_t raw_len)
 }
 
 /* The pieces of one box, which may be `most` at most; *ret_n: how many. */
-static int row_box_check(struct chunk_cursor *k, const struct tensor_grid *g, const struct tensor_box *box, uint64_t most, uint64_t *ret_n)
+static int row_box_check(struct chunk_cursor *k, const struct tensor_grid *g, const struct tensor_box *box,
+	uint64_t most, uint64_t *ret_n)
 {
 	struct tensor_piece_iter it;
 	int r = 0;
@@ -195,7 +203,8 @@ static int row_box_check(struct chunk_cursor *k, const struct tensor_grid *g, co
 	return r;
 }
 
-static int row_pieces_check(const struct store_chunk *c, uint32_t row, const struct tensor_grid *g, uint32_t nboxes, bool whole, struct chunk_cursor *k)
+static int row_pieces_check(const struct store_chunk *c, uint32_t row, const struct tensor_grid *g, uint32_t nboxes,
+	bool whole, struct chunk_cursor *k)
 {
 	const uint8_t *bytes = c->rows + (size_t)row * CHUNK_ROW_BYTES;
 	uint64_t left = base_get64(bytes + 16), n;
@@ -214,7 +223,8 @@ static int row_pieces_check(const struct store_chunk *c, uint32_t row, const str
 	}
 	if (left != 0 || k->left != 0 || k->run != k->run_end)
 		return -BASE_EFORMAT;
-	r = digest_of_digests(c->pieces + c->starts[row].piece * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES, base_get64(bytes + 16), &digest);
+	r = digest_of_digests(c->pieces + c->starts[row].piece * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
+		base_get64(bytes + 16), &digest);
 	if (r < 0)
 		return r;
 	return memcmp(digest.bytes, bytes + 32, sizeof digest.bytes) == 0 ? 0 : -BASE_EFORMAT;
@@ -224,7 +234,8 @@ static int row_pieces_check(const struct store_chunk *c, uint32_t row, const str
 static int row_check(struct store_chunk *c, uint32_t row)
 {
 	const uint8_t *bytes = c->rows + (size_t)row * CHUNK_ROW_BYTES;
-	uint32_t tensor = base_get32(bytes), flags = base_get32(bytes + 4), nboxes = base_get32(bytes + 8), nruns = base_get32(bytes + 12);
+	uint32_t tensor = base_get32(bytes), flags = base_get32(bytes + 4), nboxes = base_get32(bytes + 8),
+		 nruns = base_get32(bytes + 12);
 	uint64_t npieces = base_get64(bytes + 16), pairs;
 	const struct chunk_start *s = &c->starts[row];
 	struct chunk_cursor k;
@@ -233,11 +244,13 @@ static int row_check(struct store_chunk *c, uint32_t row)
 
 	if (tensor >= c->layout->m.ntensors || (row > 0 && tensor <= base_get32(bytes - CHUNK_ROW_BYTES)))
 		return -BASE_EFORMAT;
-	if ((flags & ~CHUNK_ROW_WHOLE) || base_get64(bytes + 24) != 0 || ((flags & CHUNK_ROW_WHOLE) != 0) != (nboxes == 0))
+	if ((flags & ~CHUNK_ROW_WHOLE) || base_get64(bytes + 24) != 0 ||
+		((flags & CHUNK_ROW_WHOLE) != 0) != (nboxes == 0))
 		return -BASE_EFORMAT;
 	store_layout_grid(c->layout, tensor, &g);
 	pairs = (uint64_t)nboxes * g.shape.ndim;
-	if (nruns > c->nruns - s->run || npieces > c->npieces - s->piece || pairs > c->npairs - s->pair || (nboxes && g.shape.ndim == 0))
+	if (nruns > c->nruns - s->run || npieces > c->npieces - s->piece || pairs > c->npairs - s->pair ||
+		(nboxes && g.shape.ndim == 0))
 		return -BASE_EFORMAT;
 	cursor_init(&k, c, row);
 	r = row_pieces_check(c, row, &g, nboxes ? nboxes : 1, nboxes == 0, &k);
@@ -271,16 +284,19 @@ static int head_decode(struct store_chunk *c, size_t len)
 		return -BASE_EFORMAT;
 	if (base_get16(h + 8) > CHUNK_VERSION || base_get32(h + 12) != 0)
 		return -BASE_EVERSION;
-	if (base_get16(h + 8) != CHUNK_VERSION || base_get16(h + 10) != 0 || base_get64(h + 32) != 0 || base_get64(h + 56) != 0)
+	if (base_get16(h + 8) != CHUNK_VERSION || base_get16(h + 10) != 0 || base_get64(h + 32) != 0 ||
+		base_get64(h + 56) != 0)
 		return -BASE_EFORMAT;
 	c->nrows = base_get32(h + 16);
 	c->nruns = base_get32(h + 20);
 	c->npieces = base_get64(h + 24);
 	c->npairs = base_get64(h + 40);
 	c->ninline = base_get64(h + 48);
-	if (!table_take(&at, &left, c->nrows, CHUNK_ROW_BYTES, &c->rows) || !table_take(&at, &left, c->nruns, CHUNK_RUN_BYTES, &c->runs) ||
-	    !table_take(&at, &left, c->npieces, CHUNK_PIECE_BYTES, &c->pieces) || !table_take(&at, &left, c->npairs, CHUNK_PAIR_BYTES, &c->boxes) ||
-	    !table_take(&at, &left, c->ninline, 1, &c->inlined))
+	if (!table_take(&at, &left, c->nrows, CHUNK_ROW_BYTES, &c->rows) ||
+		!table_take(&at, &left, c->nruns, CHUNK_RUN_BYTES, &c->runs) ||
+		!table_take(&at, &left, c->npieces, CHUNK_PIECE_BYTES, &c->pieces) ||
+		!table_take(&at, &left, c->npairs, CHUNK_PAIR_BYTES, &c->boxes) ||
+		!table_take(&at, &left, c->ninline, 1, &c->inlined))
 		return -BASE_EFORMAT;
 	return left == 0 && c->nrows > 0 ? 0 : -BASE_EFORMAT;
 }
@@ -298,12 +314,15 @@ static int chunk_check(struct store_chunk *c, size_t len)
 	for (uint32_t i = 0; i < c->nrows && r == 0; i++)
 		r = row_check(c, i);
 	end = &c->starts[c->nrows];
-	if (r == 0 && (end->run != c->nruns || end->piece != c->npieces || end->pair != c->npairs || end->inlined != c->ninline))
+	if (r == 0 &&
+		(end->run != c->nruns || end->piece != c->npieces || end->pair != c->npairs ||
+			end->inlined != c->ninline))
 		r = -BASE_EFORMAT;
 	return r;
 }
 
-int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks, struct store_chunk **ret_c, struct base_error *err)
+int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks,
+	struct store_chunk **ret_c, struct base_error *err)
 {
 	struct store_chunk *c;
 	int r;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_cache: decoded chunks of a step's parts, the latest used ones up to a bound of bytes. A chunk is loaded, re-hashed
- * and checked once; its rows are then taken out of private memory for as long as it stays: ten thousand small tensors
- * that share a few chunks cost a few chunks.
+ * chunk_cache: decoded chunks of a step's parts, the latest used ones up to a bound of bytes. A chunk is loaded,
+ * re-hashed and checked once; its rows are then taken out of private memory for as long as it stays: ten thousand small
+ * tensors that share a few chunks cost a few chunks.
  *
  * A chunk that is held is never freed; one that is thrown out while held goes with its last holder. No lock is held
  * while a chunk is read: two threads that miss the same one both read it, and the second finds the first's. Entries are

@@ -8,9 +8,10 @@
  *
  * Step 2 takes the boxes apart along lines that no box crosses: sorted by their offset in one dimension, a box that
  * begins at or after the end of all before it starts another cluster; boxes of different clusters cannot overlap, and
- * each cluster goes on with the next dimension. Every placement that a mesh can make (splits, nested splits, flat ranges)
- * comes apart in this way, so the cost is n log n a dimension. A cluster that no dimension splits is compared pair by
- * pair: quadratic, exact, and met only in pictures that no placement draws (a pinwheel), or where boxes do overlap.
+ * each cluster goes on with the next dimension. Every placement that a mesh can make (splits, nested splits, flat
+ * ranges) comes apart in this way, so the cost is n log n a dimension. A cluster that no dimension splits is compared
+ * pair by pair: quadratic, exact, and met only in pictures that no placement draws (a pinwheel), or where boxes do
+ * overlap.
  *
  * A gap is found only after step 2, by halving: of a region whose boxes do not fill it, one side of a box does not. */
 #include "core/store/cover.h"
@@ -32,8 +33,8 @@ static void box_text(const struct cover *c, const uint64_t *pairs, char *text, s
 	size_t at = (size_t)snprintf(text, room, "[");
 
 	for (unsigned d = 0; d < c->shape->ndim && at < room; d++)
-		at += (size_t)snprintf(text + at, room - at, "%s%llu:%llu", d ? ", " : "", (unsigned long long)pairs[2 * d],
-			(unsigned long long)(pairs[2 * d] + pairs[2 * d + 1]));
+		at += (size_t)snprintf(text + at, room - at, "%s%llu:%llu", d ? ", " : "",
+			(unsigned long long)pairs[2 * d], (unsigned long long)(pairs[2 * d] + pairs[2 * d + 1]));
 	if (at < room)
 		snprintf(text + at, room - at, "]");
 }
@@ -51,7 +52,8 @@ static int box_order(const void *pa, const void *pb, void *arg)
 
 static int offset_order(const void *pa, const void *pb, void *arg)
 {
-	uint64_t a = box_offset(*(const cover_box *)pa, *(const unsigned *)arg), b = box_offset(*(const cover_box *)pb, *(const unsigned *)arg);
+	uint64_t a = box_offset(*(const cover_box *)pa, *(const unsigned *)arg),
+		 b = box_offset(*(const cover_box *)pb, *(const unsigned *)arg);
 
 	return (a > b) - (a < b);
 }
@@ -62,7 +64,8 @@ static int cover_overlap(const struct cover *c, cover_box a, cover_box b)
 
 	box_text(c, a->pairs, first, sizeof first);
 	box_text(c, b->pairs, second, sizeof second);
-	return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": box %s of rank %u and box %s of rank %u overlap", c->tensor, first, a->rank, second, b->rank);
+	return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": box %s of rank %u and box %s of rank %u overlap",
+		c->tensor, first, a->rank, second, b->rank);
 }
 
 /* Distinct boxes, in order. Returns how many, or an error. */
@@ -82,7 +85,9 @@ static int64_t cover_fold(const struct cover *c, struct store_cover_box *boxes, 
 		if (base_digest_equal(&last->digest, &boxes[i].digest))
 			continue;
 		box_text(c, last->pairs, text, sizeof text);
-		return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for box %s", c->tensor, last->rank, boxes[i].rank, text);
+		return base_error_set(c->err, -BASE_EFORMAT,
+			"tensor \"%s\": ranks %u and %u stored different bytes for box %s", c->tensor, last->rank,
+			boxes[i].rank, text);
 	}
 	return (int64_t)count;
 }
@@ -175,7 +180,8 @@ static bool pairs_cut(const struct cover *c, const uint64_t *region, const uint6
 }
 
 /* Moves the boxes that meet `region` to the front; returns how many, and their volume inside of it. */
-static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_box *list, size_t n, uint64_t *ret_volume)
+static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_box *list, size_t n,
+	uint64_t *ret_volume)
 {
 	uint64_t cut[2 * TENSOR_MAX_DIMS];
 	size_t count = 0;
@@ -193,8 +199,8 @@ static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_
 	return count;
 }
 
-/* Shrinks `region`, which disjoint boxes do not fill, to a box that nobody stored. Each turn takes the box in the middle and
- * keeps the first of the slabs around it that is not filled. */
+/* Shrinks `region`, which disjoint boxes do not fill, to a box that nobody stored. Each turn takes the box in the
+ * middle and keeps the first of the slabs around it that is not filled. */
 static void cover_gap(const struct cover *c, cover_box *list, size_t n, uint64_t *region)
 {
 	uint64_t cut[2 * TENSOR_MAX_DIMS], slab[2 * TENSOR_MAX_DIMS], volume;
@@ -242,7 +248,8 @@ static int cover_volume(const struct cover *c, cover_box *list, size_t n)
 	return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": no rank stored box %s", c->tensor, text);
 }
 
-int store_cover_check(const struct tensor_shape *s, const char *tensor, struct store_cover_box *boxes, size_t n, struct base_error *err)
+int store_cover_check(const struct tensor_shape *s, const char *tensor, struct store_cover_box *boxes, size_t n,
+	struct base_error *err)
 {
 	base_cleanup_free cover_box *list = calloc(n + 1, sizeof *list);
 	struct cover c = {s, tensor, err};

@@ -3,8 +3,8 @@
  * gc: the order of a collection. Why it is safe is told on one page in docs/gc.md; this is what makes it so.
  *
  *     watch        heartbeats of other hosts, for heartbeat_s by our own clock            gc_watch
- *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [HB of the model]
- *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [old = trash]
+ *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [HB]
+ *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [old]
  *     heartbeats   again: a pack listed above had a heartbeat before it                   gc_watch
  *     lists        of all runs, made durable (invariant 6)                                gc_lists_read     [top]
  *     incoming     folders and bases                                                      store_folders_read
@@ -12,9 +12,10 @@
  *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep
  *
  * Kept are: what is reached at any of the two readings or by a base that an undecided attempt named (invariant 7); and
- * whatever belongs to an attempt that was undecided at the first reading, unless it has neither folder nor heartbeat: no
- * writer of a pack is without both before its attempt is decided, since heartbeat and begin are durable before the first
- * pack and go after the decision. Aborted attempts of the first pass are decided when the main pass reads the lists.
+ * whatever belongs to an attempt that was undecided at the first reading, unless it has neither folder nor heartbeat:
+ * no writer of a pack is without both before its attempt is decided, since heartbeat and begin are durable before the
+ * first pack and go after the decision. Aborted attempts of the first pass are decided when the main pass reads the
+ * lists.
  *
  * A stopped collection leaves marks and heaps that the next one finds. Two at once do no harm: each follows the rules
  * alone. Removals by retention rules will come first, before the lists are read. */
@@ -46,7 +47,8 @@ static __attribute__((noinline)) bool launch_same(const struct store_launch_info
 	return strcmp(a->launch, b->launch) == 0 && strcmp(a->host, b->host) == 0;
 }
 
-static const struct store_launch_info *launch_find(const struct store_launch_info *all, size_t n, const struct store_launch_info *like)
+static const struct store_launch_info *launch_find(const struct store_launch_info *all, size_t n,
+	const struct store_launch_info *like)
 {
 	for (size_t i = 0; i < n; i++)
 		if (launch_same(&all[i], like))
@@ -118,8 +120,8 @@ static uint64_t monotonic_ms(void)
 	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* Judges every launch. Those of this machine are known at once; the others have heartbeat_s to move. The second time what
- * stood still before needs no second wait. */
+/* Judges every launch. Those of this machine are known at once; the others have heartbeat_s to move. The second time
+ * what stood still before needs no second wait. */
 static int gc_watch(struct gc *g, bool again)
 {
 	uint64_t end = monotonic_ms() + base_min(g->o->heartbeat_s, 86400) * 1000, now, wait = 10;
@@ -149,7 +151,8 @@ static int abort_folder(struct gc *g, const struct store_folder *f)
 	int r = 0;
 
 	snprintf(name, sizeof name, "%s/%s", f->info.run, f->info.attempt);
-	snprintf(reason, sizeof reason, "its writer's heartbeat has stopped, says the collector on %s", store_hostname());
+	snprintf(reason, sizeof reason, "its writer's heartbeat has stopped, says the collector on %s",
+		store_hostname());
 	if (g->o->dry_run) {
 		r = gc_names_add(&g->aborted, f->info.attempt);
 	} else {
@@ -181,7 +184,8 @@ static int gc_abort_dead(struct gc *g)
 	if (r == 0)
 		r = gc_lists_read(g, true); /* what was decided while we watched */
 	for (size_t i = 0; r == 0 && i < g->folders.n; i++)
-		if (!gc_decided(g, g->folders.all[i].info.attempt, false) && !gc_launch_alive(g, g->folders.all[i].launch))
+		if (!gc_decided(g, g->folders.all[i].info.attempt, false) &&
+			!gc_launch_alive(g, g->folders.all[i].launch))
 			r = abort_folder(g, &g->folders.all[i]);
 	store_folders_release(&g->folders);
 	return r;
@@ -193,8 +197,10 @@ static int gc_writers_none(struct gc *g)
 {
 	for (size_t i = 0; g->o->grace_s == 0 && i < g->nlaunches; i++)
 		if (g->launches[i].state == STORE_ALIVE)
-			return base_error_set(g->err, -BASE_EBUSY, "a writer is at work on %s (run %s): without a grace period nothing is collected "
-				"while one is", g->launches[i].host, g->launches[i].run[0] ? g->launches[i].run : "?");
+			return base_error_set(g->err, -BASE_EBUSY,
+				"a writer is at work on %s (run %s): without a grace period nothing is collected "
+				"while one is",
+				g->launches[i].host, g->launches[i].run[0] ? g->launches[i].run : "?");
 	return 0;
 }
 

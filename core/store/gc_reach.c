@@ -111,7 +111,8 @@ static int list_check(struct gc *g, struct gc_run *run, bool first)
 	if (store_list_damaged(run->list) == 0)
 		return g->o->dry_run ? 0 : store_list_sync(run->list, g->err);
 	snprintf(name, sizeof name, "runs/%s", store_list_run(run->list));
-	snprintf(detail, sizeof detail, "%llu entries of the list are damaged", (unsigned long long)store_list_damaged(run->list));
+	snprintf(detail, sizeof detail, "%llu entries of the list are damaged",
+		(unsigned long long)store_list_damaged(run->list));
 	gc_report(g, "damage", name, 0, detail);
 	return base_error_set(g->err, -BASE_EDAMAGED, "run %s: %s, so what it needs is not known: nothing was deleted",
 		store_list_run(run->list), detail);
@@ -179,11 +180,13 @@ static int manifest_damaged(struct gc *g, const char *path, int r, const struct 
 	if (r == -ENOMEM)
 		return base_error_set(g->err, r, "%s: %s", path, text);
 	gc_report(g, "damage", path, 0, text);
-	return base_error_set(g->err, -BASE_EDAMAGED, "%s is needed and cannot be read (%s): nothing was deleted", path, text);
+	return base_error_set(g->err, -BASE_EDAMAGED, "%s is needed and cannot be read (%s): nothing was deleted", path,
+		text);
 }
 
 /* 0: its packs are kept. -ENOENT: there is no such manifest. */
-static int reach_manifest(struct gc *g, const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX], struct base_error *why)
+static int reach_manifest(struct gc *g, const char *run, const struct base_digest *digest,
+	char path[static STORE_NAME_MAX], struct base_error *why)
 {
 	struct proto_manifest m = {0};
 	int r = store_manifest_path(run, digest, path);
@@ -258,7 +261,8 @@ static int reach_folder(struct gc *g, const struct store_folder *f)
 	if (f->damaged) {
 		snprintf(name, sizeof name, "incoming/%s/%s", f->info.run, f->info.attempt);
 		gc_report(g, "damage", name, 0, "begin or a base cannot be read, and the attempt is undecided");
-		return base_error_set(g->err, -BASE_EDAMAGED, "%s: what this attempt needs cannot be read: nothing was deleted", name);
+		return base_error_set(g->err, -BASE_EDAMAGED,
+			"%s: what this attempt needs cannot be read: nothing was deleted", name);
 	}
 	for (uint32_t i = 0; r == 0 && f->info.begun && i < f->info.begin.nbases; i++)
 		r = reach_base(g, &f->info.begin.bases[i]);

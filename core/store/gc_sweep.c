@@ -2,7 +2,8 @@
  *
  * gc_sweep: what happens to each file of the listing, once it is known what must stay.
  *
- *     pack, manifest         free if nothing reaches it and its attempt is decided (or has neither folder nor heartbeat)
+ *     pack, manifest         free if nothing reaches it and its attempt is decided (or has neither folder nor
+ *                            heartbeat)
  *     unfinished file        of a pack: as its pack. Others: free, but its mark also waits for every launch that was
  *                            alive when it was marked, since its maker is not known
  *     folder in incoming/    deleted when its attempt is decided: nobody needs it any more
@@ -10,8 +11,8 @@
  *     mark                   deleted when its file is gone or reached
  *
  * "free" means: marked in trash/, and deleted by a later collection that finds the mark at least a grace period old, by
- * this host's clock, and the file still free. A clock that is wrong makes a deletion early or late, never wrong: what may be
- * deleted was decided before the mark is looked at. What no vckpt makes is reported and left alone. */
+ * this host's clock, and the file still free. A clock that is wrong makes a deletion early or late, never wrong: what
+ * may be deleted was decided before the mark is looked at. What no vckpt makes is reported and left alone. */
 #include "core/store/gc_internal.h"
 
 #include <stdio.h>
@@ -46,8 +47,8 @@ static bool sweep_remove(struct gc *g, const char *name)
 
 /* ---- marks ---- */
 
-/* trash/<pack> for a pack; for others the name with `=` for `/` and at its end (the end of an unfinished file's name has a
- * meaning), shortened by a hash. */
+/* trash/<pack> for a pack; for others the name with `=` for `/` and at its end (the end of an unfinished file's name
+ * has a meaning), shortened by a hash. */
 static void mark_name(const char *file, char name[static STORE_NAME_MAX])
 {
 	const char *base = strrchr(file, '/');
@@ -162,7 +163,8 @@ static void sweep_delete(struct gc *g, const struct store_file *f, const char *m
 	gc_report(g, "delete", f->name, f->size, why);
 }
 
-/* [the last two d_steps of Collector]. owned: its attempt is known to be over, so that no writer has to be waited for. */
+/* [the last two d_steps of Collector]. owned: its attempt is known to be over, so that no writer has to be waited
+ * for. */
 static void sweep_free(struct gc *g, const struct store_file *f, bool owned, const char *why)
 {
 	struct sweep_mark mark;
@@ -181,7 +183,8 @@ static void sweep_free(struct gc *g, const struct store_file *f, bool owned, con
 	}
 	g->result.waiting++;
 	g->result.waiting_bytes += f->size;
-	gc_report(g, "keep", f->name, f->size, mark.over ? "a writer that was alive when it was marked still is" : "its grace period is not over");
+	gc_report(g, "keep", f->name, f->size,
+		mark.over ? "a writer that was alive when it was marked still is" : "its grace period is not over");
 }
 
 static void sweep_foreign(struct gc *g, const struct store_file *f)
@@ -263,7 +266,8 @@ static void sweep_run_file(struct gc *g, const struct store_file *f)
 
 	if (slash && slash - run <= PROTO_RUN_MAX) {
 		snprintf(name, sizeof name, "%.*s", (int)(slash - run), run);
-		if (strncmp(rest, "manifests/", 10) == 0 && base_digest_parse(rest + 10, strlen(rest + 10), &digest) == 0) {
+		if (strncmp(rest, "manifests/", 10) == 0 &&
+			base_digest_parse(rest + 10, strlen(rest + 10), &digest) == 0) {
 			sweep_manifest(g, f, name, &digest);
 			return;
 		}

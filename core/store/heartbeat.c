@@ -2,12 +2,12 @@
  *
  * heartbeat: files that say "alive", and what to think of those of others.
  *
- * Heartbeats decide when to ask, never what is true: whoever finds one stopped appends `abort` to the list, and a writer
- * that was only slow finds that entry. So nothing here needs to be exact; two kinds of error cost time only.
+ * Heartbeats decide when to ask, never what is true: whoever finds one stopped appends `abort` to the list, and a
+ * writer that was only slow finds that entry. So nothing here needs to be exact; two kinds of error cost time only.
  *
- * A heartbeat names the process that it speaks for: the space of its pid (kernel boot and pid namespace, hashed into the
- * form of a UUID, since a boot id alone would let a container judge pids that it cannot see), pid and start time. An
- * observer in the same space knows at once whether that process lives. Anybody else has to watch whether the number
+ * A heartbeat names the process that it speaks for: the space of its pid (kernel boot and pid namespace, hashed into
+ * the form of a UUID, since a boot id alone would let a container judge pids that it cannot see), pid and start time.
+ * An observer in the same space knows at once whether that process lives. Anybody else has to watch whether the number
  * grows, by his own monotonic clock.
  *
  * The thread puts n + 1 before it deletes n, so that a listing finds one of them at all times. A put that failed may
@@ -90,7 +90,9 @@ static bool process_start_time(uint64_t pid, uint64_t *ret_start)
 	if (!proc_read(path, text, sizeof text))
 		return false;
 	after = strrchr(text, ')'); /* the name before it may hold anything */
-	if (!after || sscanf(after, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &state, &start) != 2)
+	if (!after ||
+		sscanf(after, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+			&state, &start) != 2)
 		return false;
 	*ret_start = start;
 	return state != 'Z' && state != 'X';
@@ -115,7 +117,8 @@ static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
 	heartbeat_name(h, n, name);
 	r = proto_heartbeat_encode(&m, &body);
 	if (r == 0)
-		r = store_record_put(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, body.data, body.len);
+		r = store_record_put(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, body.data,
+			body.len);
 	return r == STORE_PUT_OTHER ? -EEXIST : r;
 }
 
@@ -136,7 +139,8 @@ static void heartbeat_beat(struct store_heartbeat *h)
 	if (r == 0)
 		heartbeat_drop(h, h->last);
 	else if (!h->warned)
-		base_warning("%s: heartbeat of launch %s cannot be written: %s", h->store->path, h->launch, base_error_name(r));
+		base_warning("%s: heartbeat of launch %s cannot be written: %s", h->store->path, h->launch,
+			base_error_name(r));
 	h->warned = r != 0;
 }
 
@@ -180,7 +184,8 @@ static int heartbeat_thread(struct store_heartbeat *h)
 	return -r;
 }
 
-int store_heartbeat_start(struct store *s, const char *launch, const char *run, struct store_heartbeat **ret_h, struct base_error *err)
+int store_heartbeat_start(struct store *s, const char *launch, const char *run, struct store_heartbeat **ret_h,
+	struct base_error *err)
 {
 	struct store_heartbeat *h = calloc(1, sizeof *h);
 	int r;
@@ -198,7 +203,8 @@ int store_heartbeat_start(struct store *s, const char *launch, const char *run, 
 	if (r < 0) {
 		heartbeat_drop(h, 1);
 		free(h);
-		return base_error_set(err, r, "%s/hosts: the heartbeat cannot be written: %s", s->path, base_error_name(r));
+		return base_error_set(err, r, "%s/hosts: the heartbeat cannot be written: %s", s->path,
+			base_error_name(r));
 	}
 	*ret_h = h;
 	return 0;
@@ -228,7 +234,8 @@ bool store_heartbeat_name_parse(const char *base, char launch[static 17], char h
 	unsigned long long n;
 	char *end;
 
-	if (len < 20 || strspn(base, "0123456789abcdef") != 16 || base[16] != '.' || !dot || dot <= base + 17 || dot - base - 17 > 64)
+	if (len < 20 || strspn(base, "0123456789abcdef") != 16 || base[16] != '.' || !dot || dot <= base + 17 ||
+		dot - base - 17 > 64)
 		return false;
 	if (dot[1] < '0' || dot[1] > '9' || (dot[1] == '0' && dot[2]) || strlen(dot) > 20)
 		return false;

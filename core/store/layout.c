@@ -4,7 +4,8 @@
  *
  * Its bytes are a function of the set alone: the builder sorts by (component, name), numbers components in that order,
  * and lays names and dimensions out in the order of the tensors (proto/layout.c refuses anything else). So every save
- * of a run stores the same object until the model changes, and the digest says whether two steps have the same tensors. */
+ * of a run stores the same object until the model changes, and the digest says whether two steps have the same
+ * tensors. */
 #include "core/store/layout.h"
 
 #include <string.h>
@@ -69,15 +70,19 @@ static int builder_check(const struct store_layout_builder *b, const char *compo
 	if (!proto_component_valid(component))
 		return base_error_set(err, -EINVAL, "\"%.100s\" cannot be the name of a component", component);
 	if (name_len == 0 || name_len > PROTO_NAME_MAX || !proto_utf8_valid(name, name_len))
-		return base_error_set(err, -EINVAL, "the name of a tensor of %s is not 1 to %u bytes of UTF-8 without NUL", component, PROTO_NAME_MAX);
+		return base_error_set(err, -EINVAL,
+			"the name of a tensor of %s is not 1 to %u bytes of UTF-8 without NUL", component,
+			PROTO_NAME_MAX);
 	shown = store_layout_shown(name, name_len);
 	if (!tensor_dtype_valid(dtype))
 		return base_error_set(err, -EINVAL, "tensor \"%.*s\": unknown dtype %u", shown, name, (unsigned)dtype);
 	r = tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items);
 	if (r < 0)
-		return base_error_set(err, -EINVAL, "tensor \"%.*s\": its shape has too many dimensions or bytes", shown, name);
+		return base_error_set(err, -EINVAL, "tensor \"%.*s\": its shape has too many dimensions or bytes",
+			shown, name);
 	if (b->nitems >= PROTO_LAYOUT_MAX_TENSORS || b->names.len + name_len > UINT32_MAX)
-		return base_error_set(err, -BASE_ELIMIT, "more than %u tensors, or 4 GiB of names", PROTO_LAYOUT_MAX_TENSORS);
+		return base_error_set(err, -BASE_ELIMIT, "more than %u tensors, or 4 GiB of names",
+			PROTO_LAYOUT_MAX_TENSORS);
 	return 0;
 }
 
@@ -125,7 +130,8 @@ static int item_order(const void *pa, const void *pb, void *arg)
 
 	if (x->component != y->component)
 		return strcmp(b->components[x->component], b->components[y->component]);
-	return name_order((char *)b->names.data + x->name_offset, x->name_len, (char *)b->names.data + y->name_offset, y->name_len);
+	return name_order((char *)b->names.data + x->name_offset, x->name_len, (char *)b->names.data + y->name_offset,
+		y->name_len);
 }
 
 static int builder_twice(const struct store_layout_builder *b, struct base_error *err)
@@ -134,26 +140,33 @@ static int builder_twice(const struct store_layout_builder *b, struct base_error
 		const struct layout_item *x = &b->items[i];
 
 		if (item_order(x - 1, x, (void *)b) == 0)
-			return base_error_set(err, -EEXIST, "tensor \"%.*s\" of %s is there twice", store_layout_shown((char *)b->names.data + x->name_offset, x->name_len),
+			return base_error_set(err, -EEXIST, "tensor \"%.*s\" of %s is there twice",
+				store_layout_shown((char *)b->names.data + x->name_offset, x->name_len),
 				(char *)b->names.data + x->name_offset, b->components[x->component]);
 	}
 	return 0;
 }
 
 /* The tables in their final order; `tensors`, `components` have room for all. */
-static int builder_tables(const struct store_layout_builder *b, struct proto_layout *m, struct proto_layout_tensor *tensors,
-	const char **components, struct base_buf *names, struct base_buf *dims, uint32_t *tags)
+static int builder_tables(const struct store_layout_builder *b, struct proto_layout *m,
+	struct proto_layout_tensor *tensors, const char **components, struct base_buf *names, struct base_buf *dims,
+	uint32_t *tags)
 {
 	for (uint32_t i = 0; i < b->nitems; i++) {
 		const struct layout_item *x = &b->items[i];
 
 		if (i == 0 || x->component != b->items[i - 1].component)
 			components[m->ncomponents++] = b->components[x->component];
-		tensors[i] = (struct proto_layout_tensor){.component = m->ncomponents - 1, .name_offset = (uint32_t)names->len,
-			.name_len = x->name_len, .first_dim = (uint32_t)(dims->len / 8), .dtype = x->dtype, .ndim = x->ndim};
+		tensors[i] = (struct proto_layout_tensor){.component = m->ncomponents - 1,
+			.name_offset = (uint32_t)names->len,
+			.name_len = x->name_len,
+			.first_dim = (uint32_t)(dims->len / 8),
+			.dtype = x->dtype,
+			.ndim = x->ndim};
 		tags[i] = x->tag;
 		base_buf_append(names, b->names.data + x->name_offset, x->name_len);
-		base_buf_append(dims, b->dims.data ? b->dims.data + 8 * (size_t)x->first_dim : NULL, 8 * (size_t)x->ndim);
+		base_buf_append(dims, b->dims.data ? b->dims.data + 8 * (size_t)x->first_dim : NULL,
+			8 * (size_t)x->ndim);
 	}
 	m->min_bytes = b->params.min_bytes;
 	m->target_bytes = b->params.target_bytes;
@@ -168,7 +181,8 @@ static int builder_tables(const struct store_layout_builder *b, struct proto_lay
 	return names->error || dims->error ? -ENOMEM : 0;
 }
 
-int store_layout_builder_finish(struct store_layout_builder *b, struct store_layout **ret_l, struct base_buf *ret_object, uint32_t **ret_tags, struct base_error *err)
+int store_layout_builder_finish(struct store_layout_builder *b, struct store_layout **ret_l,
+	struct base_buf *ret_object, uint32_t **ret_tags, struct base_error *err)
 {
 	base_cleanup_free struct proto_layout_tensor *tensors = calloc((size_t)b->nitems + 1, sizeof *tensors);
 	base_cleanup_free const char **components = calloc((size_t)b->ncomponents + 1, sizeof *components);
@@ -235,7 +249,8 @@ static uint32_t component_first(const struct store_layout *l, uint32_t component
 	return low;
 }
 
-void store_layout_component_range(const struct store_layout *l, uint32_t component, uint32_t *ret_first, uint32_t *ret_end)
+void store_layout_component_range(const struct store_layout *l, uint32_t component, uint32_t *ret_first,
+	uint32_t *ret_end)
 {
 	*ret_first = component_first(l, component);
 	*ret_end = component_first(l, component + 1);

@@ -13,18 +13,18 @@
  *     undecided --abort entry---------------> aborted            (apply_abort            [ABORT])
  *     undecided --entry of a newer launch---> aborted            (apply_launch           [LAUNCH])
  *
- * and there is no way out of the two on the right. States of a commit entry: it counts or it never will, decided by what
- * stands before it; one that counts is visible until a `remove` that names it (apply_remove [REMOVE]) or a commit that
- * names it as replaced. Transitions that this file makes: end and start of reading (list_open_at [newest]), reading on
- * (store_list_refresh [replay]), check and put (store_list_put [chk, PUT]), the snapshot (put_snapshot [Snapshot: sn]),
- * removal (store_step_remove [Remover]), durability (store_list_sync [sync]).
+ * and there is no way out of the two on the right. States of a commit entry: it counts or it never will, decided by
+ * what stands before it; one that counts is visible until a `remove` that names it (apply_remove [REMOVE]) or a commit
+ * that names it as replaced. Transitions that this file makes: end and start of reading (list_open_at [newest]),
+ * reading on (store_list_refresh [replay]), check and put (store_list_put [chk, PUT]), the snapshot (put_snapshot
+ * [Snapshot: sn]), removal (store_step_remove [Remover]), durability (store_list_sync [sync]).
  *
  * Invariants (the numbers are used all over the store):
  *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
  *   2. A commit entry is put only after every pack and part that it names is durable, and after existence and size of
  *      every older pack that it names were checked again: store_attempt_commit.
- *   3. One number holds one entry for ever (storage put if absent); a step is never silently replaced (`replaces` must be
- *      what is live: apply_commit).
+ *   3. One number holds one entry for ever (storage put if absent); a step is never silently replaced (`replaces` must
+ *      be what is live: apply_commit).
  *   4. The boxes of every tensor cover it exactly: store_manifest_check_cover, before the commit entry.
  *   5. `failed` is told only when the list says so: store_attempt_commit and store_attempt_abort append `abort` first,
  *      and who finds a commit of the attempt instead reports success.
@@ -74,7 +74,8 @@ static bool entry_sane(const struct proto_entry *e, uint64_t n)
 {
 	switch (e->kind) {
 	case PROTO_ENTRY_COMMIT:
-		return e->commit.attempt && strlen(e->commit.attempt) < PROTO_ATTEMPT_MAX && e->commit.step <= INT64_MAX;
+		return e->commit.attempt && strlen(e->commit.attempt) < PROTO_ATTEMPT_MAX &&
+			e->commit.step <= INT64_MAX;
 	case PROTO_ENTRY_ABORT:
 		return e->attempt && strlen(e->attempt) < PROTO_ATTEMPT_MAX;
 	case PROTO_ENTRY_LAUNCH:
@@ -142,15 +143,16 @@ static int list_step(struct store_list *l, bool below_end, struct base_error *er
 	if (r == -ENOENT) {
 		exists = entry_exists(l, l->next); /* asks the server: a look-up may have been answered from a cache */
 		if (exists < 0)
-			return base_error_set(err, exists, "run %s: entry %llu: %s", l->run, (unsigned long long)l->next,
-				base_error_name(exists));
+			return base_error_set(err, exists, "run %s: entry %llu: %s", l->run,
+				(unsigned long long)l->next, base_error_name(exists));
 		if (exists)
 			r = entry_read(l, l->next, &e, err);
 	}
 	if (r == -ENOENT && !below_end)
 		return 0;
 	if (r == -ENOENT || r == -BASE_EDAMAGED) {
-		entry_skip(l, l->next, r == -ENOENT ? "missing, though later entries exist" : "both copies are damaged");
+		entry_skip(l, l->next,
+			r == -ENOENT ? "missing, though later entries exist" : "both copies are damaged");
 		return 1;
 	}
 	if (r < 0)
@@ -254,7 +256,8 @@ static int list_open_at(struct store_list *l, bool whole, struct base_error *err
 	int r = 0;
 
 	if (end < 0)
-		return base_error_set(err, (int)end, "run %s: its list cannot be read: %s", l->run, base_error_name((int)end));
+		return base_error_set(err, (int)end, "run %s: its list cannot be read: %s", l->run,
+			base_error_name((int)end));
 	if (!whole)
 		r = start_from_snapshot(l, (uint64_t)end, err);
 	if (r == 0)
@@ -300,7 +303,8 @@ int store_list_refresh(struct store_list *l, struct base_error *err)
 		int r = entry_exists(l, l->next);
 
 		if (r < 0)
-			return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run, base_error_name(r));
+			return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run,
+				base_error_name(r));
 		if (r == 0)
 			return count;
 		r = list_step(l, false, err);
@@ -316,8 +320,14 @@ const char *store_list_run(const struct store_list *l) { return l->run; }
 uint64_t store_list_next(const struct store_list *l) { return l->next; }
 uint64_t store_list_damaged(const struct store_list *l) { return l->damaged; }
 size_t store_list_count(const struct store_list *l) { return l->nsteps; }
-const struct store_list_step *store_list_at(const struct store_list *l, size_t i) { return i < l->nsteps ? &l->steps[i] : NULL; }
-const struct store_list_step *store_list_latest(const struct store_list *l) { return l->nsteps ? &l->steps[l->nsteps - 1] : NULL; }
+const struct store_list_step *store_list_at(const struct store_list *l, size_t i)
+{
+	return i < l->nsteps ? &l->steps[i] : NULL;
+}
+const struct store_list_step *store_list_latest(const struct store_list *l)
+{
+	return l->nsteps ? &l->steps[l->nsteps - 1] : NULL;
+}
 
 /* ---- putting ---- */
 
@@ -332,7 +342,8 @@ int store_list_sync(struct store_list *l, struct base_error *err)
 	snprintf(dir, sizeof dir, "runs/%s", l->run);
 	r = l->store->storage->ops->sync_dir(l->store->storage, dir);
 	if (r < 0)
-		return base_error_set(err, r, "run %s: its list cannot be made durable: %s", l->run, base_error_name(r));
+		return base_error_set(err, r, "run %s: its list cannot be made durable: %s", l->run,
+			base_error_name(r));
 	l->synced = l->next;
 	return 0;
 }
@@ -345,8 +356,10 @@ static int list_settle(struct store_list *l, struct base_error *err)
 	if (r < 0)
 		return r;
 	if (l->damaged)
-		return base_error_set(err, -BASE_EDAMAGED, "run %s: %llu entries of its list are damaged, so nothing may be written to it "
-			"(vckpt verify names them)", l->run, (unsigned long long)l->damaged);
+		return base_error_set(err, -BASE_EDAMAGED,
+			"run %s: %llu entries of its list are damaged, so nothing may be written to it "
+			"(vckpt verify names them)",
+			l->run, (unsigned long long)l->damaged);
 	return store_list_sync(l, err);
 }
 
@@ -392,13 +405,14 @@ static int put_snapshot(struct store_list *l, struct base_error *err)
 		return base_error_set(err, r, "run %s: out of memory", l->run);
 	r = put_number(l, &e, err);
 	free(e.live);
-	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand steps. */
+	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand
+	 * steps. */
 	return r == -BASE_ELIMIT || r == -ENOSPC || r == -EDQUOT ? 1 : r;
 }
 
 /* One round: check against everything read, then the next number. -EAGAIN: somebody else has it. */
-static int64_t put_once(struct store_list *l, const struct proto_entry *entry, int (*check)(void *arg, struct store_list *l), void *arg,
-	struct base_error *err)
+static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
 {
 	uint64_t n;
 	int r;
@@ -420,8 +434,8 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry, i
 	return r < 0 ? r : r ? (int64_t)n : -EAGAIN;
 }
 
-int64_t store_list_put(struct store_list *l, const struct proto_entry *entry, int (*check)(void *arg, struct store_list *l), void *arg,
-	struct base_error *err)
+int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
 {
 	unsigned idle = 0;
 
@@ -433,7 +447,8 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry, in
 			return n;
 		idle = l->next == before ? idle + 1 : 0;
 		if (idle > PUT_IDLE_MAX)
-			return base_error_set(err, -EIO, "run %s: entry %llu exists and cannot be read", l->run, (unsigned long long)l->next);
+			return base_error_set(err, -EIO, "run %s: entry %llu exists and cannot be read", l->run,
+				(unsigned long long)l->next);
 		if (idle > 1)
 			usleep(10000);
 	}
@@ -501,7 +516,8 @@ static int remove_allowed(void *arg, struct store_list *l)
 /* [Remover] of the model: removes what it saw, not what may stand under that step by then. */
 static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
 {
-	struct proto_entry e = {.kind = PROTO_ENTRY_REMOVE, .time_ns = store_time_ns(), .host = store_hostname(), .removes = entry};
+	struct proto_entry e = {
+		.kind = PROTO_ENTRY_REMOVE, .time_ns = store_time_ns(), .host = store_hostname(), .removes = entry};
 	struct remove_check check = {entry};
 	int64_t n = store_list_put(l, &e, remove_allowed, &check, err);
 
@@ -530,8 +546,8 @@ int store_step_remove(struct store *s, const char *run, uint64_t step, struct ba
 	n = remove_seen(l, seen->entry, err);
 	store_list_close(l);
 	if (n == -ESTALE)
-		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now", run,
-			(unsigned long long)step);
+		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now",
+			run, (unsigned long long)step);
 	store_reserve_restore(s);
 	return n < 0 ? (int)n : 0;
 }

@@ -96,17 +96,20 @@ static int slots_reserve(struct store_list *l, size_t more)
 }
 
 /* The attempt is decided from here on; the first decision stands. */
-static int attempt_decide(struct store_list *l, const char *name, enum store_attempt_state state, uint64_t entry, const char *reason)
+static int attempt_decide(struct store_list *l, const char *name, enum store_attempt_state state, uint64_t entry,
+	const char *reason)
 {
 	struct list_attempt *a;
 
 	if (attempt_find(l, name))
 		return 0;
-	if (array_grow(&l->attempts, &l->attempts_size, l->nattempts, sizeof *l->attempts) < 0 || slots_reserve(l, 1) < 0)
+	if (array_grow(&l->attempts, &l->attempts_size, l->nattempts, sizeof *l->attempts) < 0 ||
+		slots_reserve(l, 1) < 0)
 		return -ENOMEM;
 	a = &l->attempts[l->nattempts];
 	*a = (struct list_attempt){.state = state, .entry = entry};
-	memcpy(a->name, name, strnlen(name, sizeof a->name - 1)); /* zeroes follow; a snapshot comes here ten thousand times */
+	/* zeroes follow; a snapshot comes here ten thousand times */
+	memcpy(a->name, name, strnlen(name, sizeof a->name - 1));
 	if (reason && !(a->reason = strdup(reason)))
 		return -ENOMEM;
 	slot_fill(l, l->nattempts++);
@@ -122,7 +125,8 @@ static const struct list_launch *launch_after(const struct store_list *l, const 
 	return NULL;
 }
 
-enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason, uint64_t *ret_entry)
+enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
+	uint64_t *ret_entry)
 {
 	const struct list_attempt *a = attempt_find(l, attempt);
 	const struct list_launch *newer = a ? NULL : launch_after(l, attempt);

@@ -2,9 +2,9 @@
  *
  * manifest: joins the announcements of all ranks into one record, stores it, reads it back.
  *
- * Determinism: every table is sorted (packs by name, layouts by digest, headers by component, view and layout, hosts) or stands
- * in the order of the ranks; nothing of the committer goes in. Where ranks may say the same thing twice (a layout, a
- * header) the lowest rank's reference counts. */
+ * Determinism: every table is sorted (packs by name, layouts by digest, headers by component, view and layout, hosts)
+ * or stands in the order of the ranks; nothing of the committer goes in. Where ranks may say the same thing twice (a
+ * layout, a header) the lowest rank's reference counts. */
 #include "core/store/manifest.h"
 
 #include <inttypes.h>
@@ -41,7 +41,8 @@ static bool attributes_equal(const struct proto_announcement *a, const struct pr
 	if (a->nattributes != b->nattributes)
 		return false;
 	for (size_t i = 0; i < a->nattributes; i++)
-		if (strcmp(a->attributes[i].key, b->attributes[i].key) != 0 || strcmp(a->attributes[i].value, b->attributes[i].value) != 0)
+		if (strcmp(a->attributes[i].key, b->attributes[i].key) != 0 ||
+			strcmp(a->attributes[i].value, b->attributes[i].value) != 0)
 			return false;
 	return true;
 }
@@ -51,17 +52,24 @@ static int build_agree(const struct manifest_build *b, struct base_error *err)
 	const struct proto_announcement *first = b->n ? b->all[0] : NULL;
 
 	if (!first || first->world != b->n)
-		return base_error_set(err, -BASE_EFORMAT, "%u announcements for a world of %u ranks", b->n, first ? first->world : 0);
+		return base_error_set(err, -BASE_EFORMAT, "%u announcements for a world of %u ranks", b->n,
+			first ? first->world : 0);
 	for (uint32_t i = 0; i < b->n; i++) {
 		const struct proto_announcement *a = b->all[i];
 
 		if (a->rank != i)
-			return base_error_set(err, -BASE_EFORMAT, "the announcement of rank %u stands in the place of rank %u", a->rank, i);
-		if (strcmp(a->run, first->run) != 0 || strcmp(a->attempt, first->attempt) != 0 || a->step != first->step || a->world != first->world)
-			return base_error_set(err, -BASE_EFORMAT, "rank %u saves step %" PRIu64 " of %s among %u ranks (%s), rank 0 step %" PRIu64 " of %s among %u (%s)",
-				i, a->step, a->run, a->world, a->attempt, first->step, first->run, first->world, first->attempt);
+			return base_error_set(err, -BASE_EFORMAT,
+				"the announcement of rank %u stands in the place of rank %u", a->rank, i);
+		if (strcmp(a->run, first->run) != 0 || strcmp(a->attempt, first->attempt) != 0 ||
+			a->step != first->step || a->world != first->world)
+			return base_error_set(err, -BASE_EFORMAT,
+				"rank %u saves step %" PRIu64 " of %s among %u ranks (%s), rank 0 step %" PRIu64
+				" of %s among %u (%s)",
+				i, a->step, a->run, a->world, a->attempt, first->step, first->run, first->world,
+				first->attempt);
 		if (!attributes_equal(a, first))
-			return base_error_set(err, -BASE_EFORMAT, "ranks 0 and %u give the step different attributes", i);
+			return base_error_set(err, -BASE_EFORMAT, "ranks 0 and %u give the step different attributes",
+				i);
 	}
 	return 0;
 }
@@ -71,7 +79,8 @@ static int pack_order(const void *a, const void *b)
 	return strcmp(((const struct proto_manifest_pack *)a)->pack, ((const struct proto_manifest_pack *)b)->pack);
 }
 
-/* Folds a sorted table: one line a name, live bytes added up (ranks may reach the same object: never more than the pack). */
+/* Folds a sorted table: one line a name, live bytes added up (ranks may reach the same object: never more than the
+ * pack). */
 static int packs_fold(struct manifest_build *b, uint32_t count, struct base_error *err)
 {
 	uint32_t n = 0;
@@ -84,8 +93,13 @@ static int packs_fold(struct manifest_build *b, uint32_t count, struct base_erro
 			continue;
 		}
 		if (last->size != p->size)
-			return base_error_set(err, -BASE_EFORMAT, "ranks announce pack %s with %" PRIu64 " and with %" PRIu64 " bytes", p->pack, last->size, p->size);
-		last->live_bytes = base_min(p->live_bytes > UINT64_MAX - last->live_bytes ? UINT64_MAX : last->live_bytes + p->live_bytes, last->size);
+			return base_error_set(err, -BASE_EFORMAT,
+				"ranks announce pack %s with %" PRIu64 " and with %" PRIu64 " bytes", p->pack,
+				last->size, p->size);
+		last->live_bytes = base_min(p->live_bytes > UINT64_MAX - last->live_bytes
+				? UINT64_MAX
+				: last->live_bytes + p->live_bytes,
+			last->size);
 	}
 	b->m.packs = b->packs;
 	b->m.npacks = n;
@@ -116,13 +130,15 @@ static int build_packs(struct manifest_build *b, struct base_error *err)
 
 static uint32_t pack_number(const struct manifest_build *b, const char *pack)
 {
-	struct proto_manifest_pack key = {.pack = pack}, *found = bsearch(&key, b->packs, b->m.npacks, sizeof key, pack_order);
+	struct proto_manifest_pack key = {.pack = pack},
+				   *found = bsearch(&key, b->packs, b->m.npacks, sizeof key, pack_order);
 
 	return (uint32_t)(found - b->packs); /* every name is there */
 }
 
 /* A rank's reference, with the pack's number in the manifest's table. */
-static struct proto_ref build_ref(const struct manifest_build *b, const struct proto_announcement *a, const struct proto_ref *r)
+static struct proto_ref build_ref(const struct manifest_build *b, const struct proto_announcement *a,
+	const struct proto_ref *r)
 {
 	struct proto_ref ref = *r;
 
@@ -132,7 +148,8 @@ static struct proto_ref build_ref(const struct manifest_build *b, const struct p
 
 static int layout_order(const void *a, const void *b)
 {
-	return base_digest_compare(&((const struct proto_manifest_layout *)a)->digest, &((const struct proto_manifest_layout *)b)->digest);
+	return base_digest_compare(&((const struct proto_manifest_layout *)a)->digest,
+		&((const struct proto_manifest_layout *)b)->digest);
 }
 
 /* Only the layouts that are stored; *ret_n of them, sorted; the tensors are counted once a layout. */
@@ -151,7 +168,8 @@ static int build_layouts(struct manifest_build *b, struct base_error *err)
 	qsort(b->layouts, count, sizeof *b->layouts, layout_order);
 	for (uint32_t i = 0; i < count; i++) {
 		if (n && base_digest_equal(&b->layouts[n - 1].digest, &b->layouts[i].digest)) {
-			b->layouts[n - 1].ref.pack = (uint32_t)base_min(b->layouts[n - 1].ref.pack, b->layouts[i].ref.pack);
+			b->layouts[n - 1].ref.pack = (uint32_t)base_min(b->layouts[n - 1].ref.pack,
+				b->layouts[i].ref.pack);
 			continue;
 		}
 		b->layouts[n++] = b->layouts[i];
@@ -179,14 +197,16 @@ static int header_order(const struct proto_view_header *a, const struct proto_vi
 /* Equal ones in the order of the ranks, in which the array behind the pointers stands. */
 static int header_pointer_order(const void *pa, const void *pb)
 {
-	const struct proto_view_header *a = *(const struct proto_view_header *const *)pa, *b = *(const struct proto_view_header *const *)pb;
+	const struct proto_view_header *a = *(const struct proto_view_header *const *)pa,
+				       *b = *(const struct proto_view_header *const *)pb;
 	int c = header_order(a, b);
 
 	return c ? c : (a > b) - (a < b);
 }
 
 /* One line a header, the lowest rank's, out of `sorted`. */
-static int headers_fold(struct manifest_build *b, struct proto_view_header **sorted, uint32_t count, struct base_error *err)
+static int headers_fold(struct manifest_build *b, struct proto_view_header **sorted, uint32_t count,
+	struct base_error *err)
 {
 	uint32_t n = 0;
 
@@ -199,7 +219,8 @@ static int headers_fold(struct manifest_build *b, struct proto_view_header **sor
 		if (!last || header_order(last, h) != 0)
 			b->headers[n++] = *h;
 		else if (!base_digest_equal(&last->ref.digest, &h->ref.digest) || last->data_bytes != h->data_bytes)
-			return base_error_set(err, -BASE_EFORMAT, "ranks announce different %s headers of %s", h->view, h->component);
+			return base_error_set(err, -BASE_EFORMAT, "ranks announce different %s headers of %s", h->view,
+				h->component);
 	}
 	b->m.headers = b->headers;
 	b->m.nheaders = n;
@@ -232,7 +253,8 @@ static int build_headers(struct manifest_build *b, struct base_error *err)
 	for (uint32_t i = 0; i < b->n; i++) {
 		const struct proto_manifest_layout *layout = build_layout_of(b, i);
 
-		for (uint32_t j = 0; layout && j < b->all[i]->nheaders; j++) { /* without a layout: build_rank refuses */
+		/* without a layout: build_rank refuses */
+		for (uint32_t j = 0; layout && j < b->all[i]->nheaders; j++) {
 			all[count] = b->all[i]->headers[j];
 			all[count].layout = (uint32_t)(layout - b->layouts);
 			all[count].ref = build_ref(b, b->all[i], &b->all[i]->headers[j].ref);
@@ -323,7 +345,8 @@ static int build_all(struct manifest_build *b, struct base_error *err)
 	return r < 0 ? r : build_ranks(b, err);
 }
 
-int store_manifest_make(const struct proto_announcement *const *all, uint32_t n, struct base_buf *ret_body, struct base_digest *ret_digest, struct base_error *err)
+int store_manifest_make(const struct proto_announcement *const *all, uint32_t n, struct base_buf *ret_body,
+	struct base_digest *ret_digest, struct base_error *err)
 {
 	base_cleanup(build_release) struct manifest_build b = {.all = all, .n = n};
 	size_t before = ret_body->len;
@@ -357,7 +380,8 @@ int store_manifest_path(const char *run, const struct base_digest *digest, char 
 	return 0;
 }
 
-int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest, struct base_error *err)
+int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest,
+	struct base_error *err)
 {
 	char path[STORE_NAME_MAX];
 	int r = store_manifest_path(run, digest, path);
@@ -372,7 +396,8 @@ int store_manifest_put(struct store *s, const char *run, const struct base_buf *
 	return 0;
 }
 
-int store_manifest_get(struct store *s, const char *run, const struct base_digest *digest, struct proto_manifest *ret_m, struct base_error *err)
+int store_manifest_get(struct store *s, const char *run, const struct base_digest *digest, struct proto_manifest *ret_m,
+	struct base_error *err)
 {
 	base_cleanup(store_record_release) struct store_record record = {0};
 	struct base_digest found;
@@ -413,7 +438,8 @@ int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, 
 		if (r < 0)
 			return base_error_set(err, r, "pack %s: %s", p->pack, base_error_name(r));
 		if (size != p->size)
-			return base_error_set(err, -BASE_EDAMAGED, "pack %s has %" PRIu64 " bytes instead of %" PRIu64, p->pack, size, p->size);
+			return base_error_set(err, -BASE_EDAMAGED, "pack %s has %" PRIu64 " bytes instead of %" PRIu64,
+				p->pack, size, p->size);
 	}
 	return 0;
 }

@@ -17,8 +17,10 @@
 #include "core/store/part.h"
 
 struct cover_tensor { uint32_t layout, tensor; };           /* where its name and shape stand */
-struct cover_state { bool whole; uint32_t rank; struct base_digest digest; }; /* whole: by this rank, with this digest */
-struct cover_row { uint32_t tensor, rank; uint64_t pairs; struct base_digest digest; }; /* pairs: index; UINT64_MAX: whole */
+/* whole: by this rank, with this digest */
+struct cover_state { bool whole; uint32_t rank; struct base_digest digest; };
+/* pairs: index; UINT64_MAX: whole */
+struct cover_row { uint32_t tensor, rank; uint64_t pairs; struct base_digest digest; };
 
 struct cover_gather {
 	struct store *s;
@@ -54,8 +56,14 @@ static int gather_memory(const struct cover_gather *g)
 
 static int object_load(struct cover_gather *g, const struct proto_ref *from, void **ret_bytes)
 {
-	struct store_object_ref ref = {.digest = from->digest, .offset = from->offset, .checks = from->checks, .raw_len = from->raw_len,
-		.stored_len = from->stored_len, .codec = from->codec, .kind = from->kind, .pack = from->pack};
+	struct store_object_ref ref = {.digest = from->digest,
+		.offset = from->offset,
+		.checks = from->checks,
+		.raw_len = from->raw_len,
+		.stored_len = from->stored_len,
+		.codec = from->codec,
+		.kind = from->kind,
+		.pack = from->pack};
 	struct store_pack *pack;
 	int r = store_pack_get(g->s, g->m->packs[from->pack].pack, &pack, g->err);
 
@@ -73,8 +81,10 @@ static int tensor_order(const void *pa, const void *pb, void *arg)
 	const struct cover_tensor *a = pa, *b = pb;
 	const struct cover_gather *g = arg;
 	uint32_t a_len, b_len;
-	const char *a_name = store_layout_name(g->layouts[a->layout], a->tensor, &a_len), *b_name = store_layout_name(g->layouts[b->layout], b->tensor, &b_len);
-	int c = strcmp(store_layout_component(g->layouts[a->layout], a->tensor), store_layout_component(g->layouts[b->layout], b->tensor));
+	const char *a_name = store_layout_name(g->layouts[a->layout], a->tensor, &a_len),
+		   *b_name = store_layout_name(g->layouts[b->layout], b->tensor, &b_len);
+	int c = strcmp(store_layout_component(g->layouts[a->layout], a->tensor),
+		store_layout_component(g->layouts[b->layout], b->tensor));
 
 	if (c == 0)
 		c = memcmp(a_name, b_name, a_len < b_len ? a_len : b_len);
@@ -98,8 +108,8 @@ static bool tensor_same(const struct cover_gather *g, const struct cover_tensor 
 
 	store_layout_shape(g->layouts[a->layout], a->tensor, &s);
 	store_layout_shape(g->layouts[b->layout], b->tensor, &t);
-	return tensor_shape_equal(&s, &t) && x->tensors[a->tensor].dtype == y->tensors[b->tensor].dtype && x->min_bytes == y->min_bytes &&
-		x->target_bytes == y->target_bytes && x->row_bytes == y->row_bytes;
+	return tensor_shape_equal(&s, &t) && x->tensors[a->tensor].dtype == y->tensors[b->tensor].dtype &&
+		x->min_bytes == y->min_bytes && x->target_bytes == y->target_bytes && x->row_bytes == y->row_bytes;
 }
 
 static int layouts_load(struct cover_gather *g, uint64_t *ret_total)
@@ -133,7 +143,8 @@ static int layouts_number(struct cover_gather *g, uint64_t total)
 	char name[256];
 
 	if (total > PROTO_LAYOUT_MAX_TENSORS)
-		return base_error_set(g->err, -BASE_ELIMIT, "more than %u tensors in one step", PROTO_LAYOUT_MAX_TENSORS);
+		return base_error_set(g->err, -BASE_ELIMIT, "more than %u tensors in one step",
+			PROTO_LAYOUT_MAX_TENSORS);
 	g->tensors = calloc((size_t)total + 1, sizeof *g->tensors);
 	g->states = calloc((size_t)total + 1, sizeof *g->states);
 	if (!g->tensors || !g->states)
@@ -150,7 +161,8 @@ static int layouts_number(struct cover_gather *g, uint64_t total)
 			g->tensors[n++] = t;
 		else if (!tensor_same(g, &g->tensors[n - 1], &t)) {
 			tensor_name(g, &t, name);
-			return base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\" has different shapes or dtypes on different ranks", name);
+			return base_error_set(g->err, -BASE_EFORMAT,
+				"tensor \"%s\" has different shapes or dtypes on different ranks", name);
 		}
 		g->numbers[t.layout][t.tensor] = n - 1;
 	}
@@ -165,7 +177,8 @@ static int row_differs(const struct cover_gather *g, uint32_t number, uint32_t a
 	char name[256];
 
 	tensor_name(g, &g->tensors[number], name);
-	return base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for all of it", name, a, b);
+	return base_error_set(g->err, -BASE_EFORMAT,
+		"tensor \"%s\": ranks %u and %u stored different bytes for all of it", name, a, b);
 }
 
 static int gather_whole(struct cover_gather *g, uint32_t number, const struct store_row *row)
@@ -173,7 +186,8 @@ static int gather_whole(struct cover_gather *g, uint32_t number, const struct st
 	struct cover_state *state = &g->states[number];
 
 	if (state->whole)
-		return base_digest_equal(&state->digest, &row->digest) ? 0 : row_differs(g, number, state->rank, g->rank);
+		return base_digest_equal(&state->digest, &row->digest) ? 0
+								       : row_differs(g, number, state->rank, g->rank);
 	*state = (struct cover_state){true, g->rank, row->digest};
 	return 0;
 }
@@ -226,14 +240,17 @@ static int gather_part(struct cover_gather *g, const struct proto_manifest_rank 
 	if (r < 0)
 		return base_error_set(g->err, r, "the part of rank %u cannot be read: %s", k->rank, base_error_name(r));
 	if (part.rank != k->rank || part.world != g->m->world || part.npacks != k->npacks)
-		return base_error_set(g->err, -BASE_EFORMAT, "the part of rank %u is not the one that it announced", k->rank);
+		return base_error_set(g->err, -BASE_EFORMAT, "the part of rank %u is not the one that it announced",
+			k->rank);
 	for (uint32_t i = 0; i < k->npacks; i++)
 		if (strcmp(part.packs[i].pack, packs[i]) != 0)
-			return base_error_set(g->err, -BASE_EFORMAT, "the part of rank %u names other packs than it announced", k->rank);
+			return base_error_set(g->err, -BASE_EFORMAT,
+				"the part of rank %u names other packs than it announced", k->rank);
 	g->rank = k->rank;
 	g->layout = k->layout;
 	for (uint32_t i = 0; i < part.nchunks && r == 0; i++)
-		r = store_part_read_chunk(g->s, g->layouts[g->layout], &part, packs, k->npacks, i, gather_row, g, g->err);
+		r = store_part_read_chunk(g->s, g->layouts[g->layout], &part, packs, k->npacks, i, gather_row, g,
+			g->err);
 	return r;
 }
 
@@ -243,7 +260,8 @@ static int row_order(const void *pa, const void *pb)
 {
 	const struct cover_row *a = pa, *b = pb;
 
-	return a->tensor != b->tensor ? (a->tensor > b->tensor) - (a->tensor < b->tensor) : (a->pairs > b->pairs) - (a->pairs < b->pairs);
+	return a->tensor != b->tensor ? (a->tensor > b->tensor) - (a->tensor < b->tensor)
+				      : (a->pairs > b->pairs) - (a->pairs < b->pairs);
 }
 
 /* One tensor: its n gathered boxes, and the whole one if there is. */
@@ -265,7 +283,8 @@ static int tensor_check(const struct cover_gather *g, uint32_t number, const str
 	for (uint32_t d = 0; d < shape.ndim; d++)
 		whole[2 * d + 1] = shape.dim[d];
 	for (size_t i = 0; i < n; i++)
-		boxes[i] = (struct store_cover_box){(const uint64_t *)g->pairs.data + rows[i].pairs, rows[i].rank, rows[i].digest};
+		boxes[i] = (struct store_cover_box){
+			(const uint64_t *)g->pairs.data + rows[i].pairs, rows[i].rank, rows[i].digest};
 	if (state->whole)
 		boxes[n++] = (struct store_cover_box){whole, state->rank, state->digest};
 	return store_cover_check(&shape, name, boxes, n, g->err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pack_encode: small things of many numbers (part chunks, layouts, view headers) go in encoded where that gains: half of a row
- * is indices and offsets that repeat. 184 bytes a piece of a thin shard (one piece a row) become 101. */
+ * pack_encode: small things of many numbers (part chunks, layouts, view headers) go in encoded where that gains: half
+ * of a row is indices and offsets that repeat. 184 bytes a piece of a thin shard (one piece a row) become 101. */
 #include "core/base/cleanup.h"
 #include "core/store/codec.h"
 #include "core/store/pack.h"
@@ -30,7 +30,8 @@ static int encode(const struct base_digest *d, const void *bytes, uint64_t len, 
 	return 0;
 }
 
-int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len, struct store_object_ref *ret_ref)
+int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
+	struct store_object_ref *ret_ref)
 {
 	struct encoded e = {.codec = STORE_CODEC_RAW};
 	struct base_digest d;

@@ -27,7 +27,8 @@ struct store_part_builder {
 	struct base_buf rows, runs, pieces, boxes, inlined;
 };
 
-struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct store_pack_writer *meta, uint32_t meta_pack)
+struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct store_pack_writer *meta,
+	uint32_t meta_pack)
 {
 	struct store_part_builder *b = calloc(1, sizeof *b);
 
@@ -106,7 +107,8 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 		free(c);
 		return base_error_set(err, -ENOMEM, "out of memory");
 	}
-	*c = (struct part_chunk){.first_tensor = b->first_tensor, .last_tensor = (uint32_t)b->last_tensor, .nrows = b->nrows};
+	*c = (struct part_chunk){
+		.first_tensor = b->first_tensor, .last_tensor = (uint32_t)b->last_tensor, .nrows = b->nrows};
 	*b->end = c;
 	b->end = &c->next;
 	b->nchunks++;
@@ -136,13 +138,17 @@ static int row_piece_check(const struct store_piece *p, uint64_t raw_len)
 	if (p->ref.raw_len != raw_len || p->base != STORE_PIECE_NO_BASE || raw_len > UINT32_MAX)
 		return -EINVAL;
 	if (raw_len <= STORE_INLINE_MAX_BYTES)
-		return p->ref.pack == CHUNK_INLINE && p->ref.codec == STORE_CODEC_RAW && (p->inline_bytes || raw_len == 0) ? 0 : -EINVAL;
+		return p->ref.pack == CHUNK_INLINE && p->ref.codec == STORE_CODEC_RAW &&
+				(p->inline_bytes || raw_len == 0)
+			? 0
+			: -EINVAL;
 	ref.kind = STORE_OBJECT_PIECE;
 	return p->ref.pack == CHUNK_INLINE || store_object_ref_check(&ref, STORE_OBJECT_MAX_BYTES) < 0 ? -EINVAL : 0;
 }
 
 /* The pieces have to be those that the grid cuts the boxes into. */
-static int row_pieces_check(const struct tensor_grid *g, const struct tensor_box *boxes, uint32_t nboxes, const struct store_piece *pieces, uint64_t npieces)
+static int row_pieces_check(const struct tensor_grid *g, const struct tensor_box *boxes, uint32_t nboxes,
+	const struct store_piece *pieces, uint64_t npieces)
 {
 	struct tensor_piece_iter it;
 	uint64_t n = 0;
@@ -190,7 +196,8 @@ static uint32_t row_runs_put(struct store_part_builder *b, const struct store_pi
 	for (uint64_t i = 0; i < npieces; i += n) {
 		bool inlined = pieces[i].ref.pack == CHUNK_INLINE;
 
-		for (n = 1; i + n < npieces && n < UINT32_MAX && row_run_goes_on(&pieces[i + n - 1], &pieces[i + n]); n++)
+		for (n = 1; i + n < npieces && n < UINT32_MAX && row_run_goes_on(&pieces[i + n - 1], &pieces[i + n]);
+			n++)
 			;
 		base_buf_put32(&b->runs, pieces[i].ref.pack);
 		base_buf_put32(&b->runs, (uint32_t)n);
@@ -203,8 +210,8 @@ static uint32_t row_runs_put(struct store_part_builder *b, const struct store_pi
 	return nruns;
 }
 
-static int row_put(struct store_part_builder *b, const struct tensor_shape *s, uint32_t tensor, bool whole, const struct tensor_box *boxes, uint32_t nboxes,
-	const struct store_piece *pieces, uint64_t npieces)
+static int row_put(struct store_part_builder *b, const struct tensor_shape *s, uint32_t tensor, bool whole,
+	const struct tensor_box *boxes, uint32_t nboxes, const struct store_piece *pieces, uint64_t npieces)
 {
 	struct base_digest digest;
 	int r = store_row_digest(pieces, npieces, &digest);
@@ -234,8 +241,9 @@ static int row_put(struct store_part_builder *b, const struct tensor_shape *s, u
 	return b->rows.error || b->runs.error || b->pieces.error || b->boxes.error || b->inlined.error ? -ENOMEM : 0;
 }
 
-static int row_check(const struct store_part_builder *b, uint32_t tensor, const struct tensor_grid *g, bool whole, const struct tensor_box *boxes, uint32_t nboxes,
-	const struct store_piece *pieces, uint64_t npieces, struct base_error *err)
+static int row_check(const struct store_part_builder *b, uint32_t tensor, const struct tensor_grid *g, bool whole,
+	const struct tensor_box *boxes, uint32_t nboxes, const struct store_piece *pieces, uint64_t npieces,
+	struct base_error *err)
 {
 	uint32_t len;
 	const char *name = store_layout_name(b->layout, tensor, &len);
@@ -243,13 +251,17 @@ static int row_check(const struct store_part_builder *b, uint32_t tensor, const 
 
 	for (uint32_t i = 0; !whole && i < nboxes; i++)
 		if (!tensor_box_inside(&g->shape, &boxes[i]) || tensor_box_items(&g->shape, &boxes[i]) == 0)
-			return base_error_set(err, -EINVAL, "tensor \"%.*s\": box %u is empty or not inside of it", shown, name, i);
+			return base_error_set(err, -EINVAL, "tensor \"%.*s\": box %u is empty or not inside of it",
+				shown, name, i);
 	r = row_pieces_check(g, boxes, nboxes, pieces, npieces);
 	if (r < 0)
 		return base_error_set(err, r, "tensor \"%.*s\": its pieces are not those of its boxes", shown, name);
 	/* Runs are at most as many as pieces. */
-	if (CHUNK_ROW_BYTES + npieces * (CHUNK_PIECE_BYTES + CHUNK_RUN_BYTES + STORE_INLINE_MAX_BYTES) + (uint64_t)nboxes * g->shape.ndim * CHUNK_PAIR_BYTES > STORE_CHUNK_MAX_BYTES - CHUNK_HEAD_BYTES)
-		return base_error_set(err, -BASE_ELIMIT, "tensor \"%.*s\" has too many pieces or boxes for one writer", shown, name);
+	if (CHUNK_ROW_BYTES + npieces * (CHUNK_PIECE_BYTES + CHUNK_RUN_BYTES + STORE_INLINE_MAX_BYTES) +
+			(uint64_t)nboxes * g->shape.ndim * CHUNK_PAIR_BYTES >
+		STORE_CHUNK_MAX_BYTES - CHUNK_HEAD_BYTES)
+		return base_error_set(err, -BASE_ELIMIT, "tensor \"%.*s\" has too many pieces or boxes for one writer",
+			shown, name);
 	return 0;
 }
 
@@ -262,7 +274,8 @@ int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const stru
 	int r;
 
 	if (tensor >= b->layout->m.ntensors || (int64_t)tensor <= b->last_tensor || (boxes && nboxes == 0))
-		return base_error_set(err, -EINVAL, "row of tensor %u after that of tensor %lld", tensor, (long long)b->last_tensor);
+		return base_error_set(err, -EINVAL, "row of tensor %u after that of tensor %lld", tensor,
+			(long long)b->last_tensor);
 	store_layout_grid(b->layout, tensor, &g);
 	whole = row_is_whole(&g.shape, boxes, nboxes);
 	if (whole) {
@@ -271,7 +284,8 @@ int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const stru
 		nboxes = 1;
 	}
 	r = row_check(b, tensor, &g, whole, boxes, nboxes, pieces, npieces, err);
-	if (r == 0 && b->nrows && chunk_bytes(b) + CHUNK_ROW_BYTES + npieces * CHUNK_PIECE_BYTES > STORE_CHUNK_TARGET_BYTES)
+	if (r == 0 && b->nrows &&
+		chunk_bytes(b) + CHUNK_ROW_BYTES + npieces * CHUNK_PIECE_BYTES > STORE_CHUNK_TARGET_BYTES)
 		r = chunk_flush(b, err);
 	if (r < 0)
 		return r;
@@ -298,13 +312,15 @@ static int part_table(struct store_part_builder *b, struct proto_part *part)
 	if (!b->table)
 		return -ENOMEM;
 	for (const struct part_chunk *c = b->first; c; c = c->next)
-		b->table[n++] = (struct proto_chunk){c->first_tensor, c->last_tensor, c->nrows, part_ref(&c->ref, b->meta_pack)};
+		b->table[n++] = (struct proto_chunk){
+			c->first_tensor, c->last_tensor, c->nrows, part_ref(&c->ref, b->meta_pack)};
 	part->chunks = b->table;
 	part->nchunks = n;
 	return 0;
 }
 
-int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref, struct base_error *err)
+int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref,
+	struct base_error *err)
 {
 	base_cleanup_buf struct base_buf object = BASE_BUF_INIT;
 	int r = chunk_flush(b, err);

@@ -13,11 +13,18 @@ BASE_CLEANUP_DEFINE(struct store_chunk *, store_chunk_free)
 
 static struct store_object_ref part_object(const struct proto_ref *r)
 {
-	return (struct store_object_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks, .raw_len = r->raw_len,
-		.stored_len = r->stored_len, .codec = r->codec, .kind = r->kind, .pack = r->pack};
+	return (struct store_object_ref){.digest = r->digest,
+		.offset = r->offset,
+		.checks = r->checks,
+		.raw_len = r->raw_len,
+		.stored_len = r->stored_len,
+		.codec = r->codec,
+		.kind = r->kind,
+		.pack = r->pack};
 }
 
-static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, const char *const *packs, uint32_t npacks, void **ret_bytes, struct base_error *err)
+static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, const char *const *packs, uint32_t npacks,
+	void **ret_bytes, struct base_error *err)
 {
 	struct store_object_ref ref = part_object(&from->ref);
 	struct store_pack *pack;
@@ -34,8 +41,8 @@ static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, con
 }
 
 /* A chunk, whose rows have to be those that the part promises. */
-static int part_chunk_load(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
-	uint32_t number, struct store_chunk **ret_c, struct base_error *err)
+static int part_chunk_load(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t number, struct store_chunk **ret_c, struct base_error *err)
 {
 	const struct proto_chunk *from = &part->chunks[number];
 	base_cleanup_free void *bytes = NULL;
@@ -78,8 +85,9 @@ static int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
 }
 
 /* The chunk `number`, out of the cache or into it. */
-static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l, const struct proto_part *part,
-	const char *const *packs, uint32_t npacks, uint32_t number, struct store_chunk_held **ret_h, struct base_error *err)
+static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t number,
+	struct store_chunk_held **ret_h, struct base_error *err)
 {
 	const struct proto_chunk *from = &part->chunks[number];
 	struct store_chunk *c;
@@ -91,12 +99,14 @@ static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, con
 	r = part_chunk_load(s, l, part, packs, npacks, number, &c, err);
 	if (r < 0)
 		return r;
-	*ret_h = store_chunk_cache_add(cache, l, npacks, &from->ref.digest, c, from->ref.raw_len + (size_t)from->nrows * CHUNK_ROW_BYTES);
+	*ret_h = store_chunk_cache_add(cache, l, npacks, &from->ref.digest, c,
+		from->ref.raw_len + (size_t)from->nrows * CHUNK_ROW_BYTES);
 	return *ret_h ? 0 : base_error_set(err, -ENOMEM, "out of memory");
 }
 
-int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l, const struct proto_part *part,
-	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err)
+int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
+	struct store_row *ret_row, struct base_error *err)
 {
 	int64_t number = part_chunk_find(part, tensor), row = -ENOENT;
 	struct store_chunk_held *h = NULL;
@@ -117,14 +127,15 @@ int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s,
 	return r;
 }
 
-int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
-	uint32_t tensor, struct store_row *ret_row, struct base_error *err)
+int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err)
 {
 	return store_part_read_row_cached(NULL, s, l, part, packs, npacks, tensor, ret_row, err);
 }
 
-int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part, const char *const *packs, uint32_t npacks,
-	uint32_t chunk, int (*f)(void *arg, const struct store_row *row), void *arg, struct base_error *err)
+int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),
+	void *arg, struct base_error *err)
 {
 	base_cleanup(store_chunk_free_p) struct store_chunk *c = NULL;
 	int r;

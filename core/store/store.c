@@ -248,7 +248,8 @@ static int store_identity_read(struct store *s, struct base_error *err)
 
 	r = store_record_get(s->storage, STORE_FILE, STORE_RECORD_STORE, NULL, &record, NULL, &why);
 	if (r == -ENOENT)
-		return base_error_set(err, -BASE_ENOSTORE, "%s is not a vckpt store (no file %s in it)", s->path, STORE_FILE);
+		return base_error_set(err, -BASE_ENOSTORE, "%s is not a vckpt store (no file %s in it)", s->path,
+			STORE_FILE);
 	if (r < 0)
 		return base_error_set(err, r, "%s: %s", s->path, why.code ? why.text : base_error_name(r));
 	r = proto_store_decode(record.body, record.len, &s->info);
@@ -336,7 +337,8 @@ int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 	int r;
 
 	if (reserve_bytes > RESERVE_MAX_BYTES)
-		return base_error_set(err, -EINVAL, "a reserve of %llu bytes is too large", (unsigned long long)reserve_bytes);
+		return base_error_set(err, -EINVAL, "a reserve of %llu bytes is too large",
+			(unsigned long long)reserve_bytes);
 	if (store_is_store(path))
 		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
 	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);

@@ -122,7 +122,8 @@ static bool grid_params_valid(const struct tensor_grid_params *p)
 		&& p->target_bytes <= TENSOR_MAX_BYTES && p->row_bytes <= TENSOR_MAX_BYTES;
 }
 
-int tensor_grid_init(struct tensor_grid *g, const struct tensor_shape *s, unsigned item_bytes, struct tensor_grid_params params)
+int tensor_grid_init(struct tensor_grid *g, const struct tensor_shape *s, unsigned item_bytes,
+	struct tensor_grid_params params)
 {
 	struct grid_rule rule;
 	uint64_t items;

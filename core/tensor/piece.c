@@ -239,7 +239,8 @@ void tensor_piece_next(struct tensor_piece_iter *it)
 }
 
 /* Cell of the piece that holds `x` along k. */
-static void piece_cell(const struct tensor_grid *g, const struct tensor_box *piece, uint64_t x, struct tensor_box *ret_cell)
+static void piece_cell(const struct tensor_grid *g, const struct tensor_box *piece, uint64_t x,
+	struct tensor_box *ret_cell)
 {
 	*ret_cell = *piece;
 	piece_clip(ret_cell, piece, g->k, x / g->edge[g->k], g->edge[g->k]);
@@ -299,7 +300,8 @@ void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, 
 	piece_cell(g, &piece, x[k], &cell);
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		in_cell = in_cell * cell.size[d] + (x[d] - cell.offset[d]);
-	ret_f->piece_offset = ((cell.offset[k] - piece.offset[k]) * piece_slice(g, &piece) + in_cell) * g->item_bytes + skip;
+	ret_f->piece_offset = ((cell.offset[k] - piece.offset[k]) * piece_slice(g, &piece) + in_cell) * g->item_bytes +
+		skip;
 	ret_f->len = base_min(fragment_run(g, &piece, &cell, x) * g->item_bytes - skip, end - at);
 }
 
@@ -327,7 +329,8 @@ static void copy_add(struct piece_copy *c, uint64_t count, uint64_t to, uint64_t
 }
 
 /* The length of single items is made a constant, so that they are moved by one instruction. */
-static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t len, uint64_t count, uint64_t to_stride, uint64_t from_stride)
+static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t len, uint64_t count, uint64_t to_stride,
+	uint64_t from_stride)
 {
 #define COPY_ROWS(n) \
 	case n: \
@@ -427,7 +430,8 @@ static void copy_piece(const struct tensor_grid *g, const struct tensor_box *pie
 	for (uint64_t x = area.offset[k]; x < end; x = cell.offset[k] + cell.size[k]) {
 		piece_cell(g, piece, x, &cell);
 		if (box_intersect(g, &cell, &area, &part))
-			copy_cell(g, &cell, &part, piece_bytes + (cell.offset[k] - piece->offset[k]) * slice, array, gather);
+			copy_cell(g, &cell, &part, piece_bytes + (cell.offset[k] - piece->offset[k]) * slice, array,
+				gather);
 	}
 }
 

@@ -50,7 +50,8 @@ static void tell_shape(struct teller *t, const struct tensor_shape *s)
 	tell(t, "shape", text);
 }
 
-/* Stored bytes of all pieces and the names of their codecs in the order in which they appear: "raw", "lz4+bitplane16,raw". */
+/* Stored bytes of all pieces and the names of their codecs in the order in which they appear: "raw",
+ * "lz4+bitplane16,raw". */
 static void tell_pieces(struct teller *t, const struct load_object *o)
 {
 	uint64_t stored = 0, n = load_object_piece_count(o);
@@ -66,7 +67,8 @@ static void tell_pieces(struct teller *t, const struct load_object *o)
 			words[nwords++] = p->ref.codec;
 	}
 	for (size_t used = 0, i = 0; i < nwords && used < sizeof text; i++)
-		used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? "," : "", store_codec_name(words[i]));
+		used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? "," : "",
+			store_codec_name(words[i]));
 	tell_number(t, "pieces", n);
 	tell_number(t, "stored_bytes", stored);
 	tell(t, "codec", nwords ? text : "raw");

@@ -70,7 +70,8 @@ static void put_head(struct json *j)
 	}
 	text(j, info->nattributes ? "\n  }" : "}");
 	base_buf_printf(&j->b,
-		",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"new_bytes\": %" PRIu64 "}",
+		",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu64 ", \"bytes\": %" PRIu64
+		", \"new_bytes\": %" PRIu64 "}",
 		info->tensors, info->blobs, info->bytes, info->new_bytes);
 	flush(j);
 }

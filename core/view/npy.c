@@ -119,8 +119,8 @@ static int take_shape(struct literal *l)
 		if (r < 0)
 			return r;
 		if (l->shape.ndim == TENSOR_MAX_DIMS)
-			return base_error_set(l->err, -BASE_EFORMAT, "the shape in the .npy header has more than %u dimensions",
-				TENSOR_MAX_DIMS);
+			return base_error_set(l->err, -BASE_EFORMAT,
+				"the shape in the .npy header has more than %u dimensions", TENSOR_MAX_DIMS);
 		l->shape.dim[l->shape.ndim++] = v;
 		comma = take(l, ',');
 		if (!comma && l->shape.ndim == 1)
@@ -143,7 +143,8 @@ static int take_value(struct literal *l, const char *key)
 		l->has_order = true;
 		skip_space(l);
 		l->fortran = take_word(l, "True");
-		return l->fortran || take_word(l, "False") ? 0 : malformed(l, "fortran_order is neither True nor False");
+		return l->fortran || take_word(l, "False") ? 0
+							   : malformed(l, "fortran_order is neither True nor False");
 	}
 	if (strcmp(key, "shape") == 0 && !l->has_shape) {
 		l->has_shape = true;
@@ -191,7 +192,8 @@ static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t 
 	struct base_error *err)
 {
 	if (len < 10 || memcmp(head, MAGIC, 6) != 0)
-		return base_error_set(err, -BASE_EFORMAT, "this is no .npy file: it does not begin with the magic bytes");
+		return base_error_set(err, -BASE_EFORMAT,
+			"this is no .npy file: it does not begin with the magic bytes");
 	if (head[6] < 1 || head[6] > 3 || head[7] != 0)
 		return base_error_set(err, -BASE_EFORMAT, "the .npy format version %u.%u is unknown", head[6], head[7]);
 	*ret_at = head[6] == 1 ? 10 : 12;
@@ -223,7 +225,8 @@ int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum t
 	if ((r = take_dict(&l)) < 0)
 		return r;
 	if (tensor_dtype_from_npy(l.descr, &dtype) < 0)
-		return base_error_set(err, -BASE_EFORMAT, "the .npy file's dtype '%s' has no counterpart here", l.descr);
+		return base_error_set(err, -BASE_EFORMAT, "the .npy file's dtype '%s' has no counterpart here",
+			l.descr);
 	if (l.fortran && order_matters(&l.shape))
 		return base_error_set(err, -BASE_EFORMAT,
 			"the .npy file is in Fortran order: save it in C order (numpy.ascontiguousarray)");

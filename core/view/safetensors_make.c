@@ -25,7 +25,8 @@ const struct proto_view_header *view_safetensors_stored(const struct load_step *
 	const struct proto_manifest *m = load_step_manifest(step);
 	const struct proto_view_header *found = NULL;
 	for (uint32_t i = 0; i < m->nheaders; i++)
-		if (strcmp(m->headers[i].component, component) == 0 && strcmp(m->headers[i].view, VIEW_SAFETENSORS_VIEW) == 0) {
+		if (strcmp(m->headers[i].component, component) == 0 &&
+			strcmp(m->headers[i].view, VIEW_SAFETENSORS_VIEW) == 0) {
 			if (found)
 				return NULL; /* several layouts have one each: none of them is the component's */
 			found = &m->headers[i];
@@ -140,7 +141,8 @@ static size_t collect(const struct store_layout *l, uint32_t first, uint32_t end
 		enum tensor_dtype dtype = store_layout_dtype(l, i);
 		store_layout_shape(l, i, &shape);
 		if (view_safetensors_can(dtype, &shape, name, len))
-			items[n++] = (struct item){i, tensor_dtype_bytes(dtype), store_layout_bytes(l, i) % DATA_ALIGN != 0};
+			items[n++] = (struct item){
+				i, tensor_dtype_bytes(dtype), store_layout_bytes(l, i) % DATA_ALIGN != 0};
 	}
 	qsort(items, n, sizeof *items, by_order);
 	return n;
@@ -162,7 +164,8 @@ int view_safetensors_make(const struct store_layout *l, uint32_t component, cons
 	put_metadata(&b, metadata, nmetadata);
 	for (size_t i = 0; i < n; i++) {
 		uint64_t next;
-		if (base_add_overflows(at, store_layout_bytes(l, items[i].tensor), &next) || b.len > VIEW_SAFETENSORS_MAX_MADE)
+		if (base_add_overflows(at, store_layout_bytes(l, items[i].tensor), &next) ||
+			b.len > VIEW_SAFETENSORS_MAX_MADE)
 			return -EFBIG;
 		put_tensor(&b, l, items[i].tensor, at, next);
 		at = next;

@@ -60,8 +60,8 @@ static int malformed(struct header *h, const char *what)
 {
 	size_t at = (size_t)(h->at - h->start);
 	if (h->name[0])
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the header is not valid at byte %zu: %s", h->name,
-			at, what);
+		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the header is not valid at byte %zu: %s",
+			h->name, at, what);
 	return base_error_set(h->err, -BASE_EFORMAT, "the header is not a JSON object of tensors: at byte %zu %s", at,
 		what);
 }
@@ -196,11 +196,12 @@ static int take_integer(struct header *h, const char *what, uint64_t *ret)
 	const uint8_t *from = h->at;
 	for (; h->at < h->end && *h->at >= '0' && *h->at <= '9'; h->at++)
 		if (base_mul_overflows(v, 10, &v) || base_add_overflows(v, (uint64_t)(*h->at - '0'), &v))
-			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': a number in its %s overflows", h->name, what);
+			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': a number in its %s overflows",
+				h->name, what);
 	bool more = h->at < h->end && (*h->at == '.' || *h->at == 'e' || *h->at == 'E');
 	if (h->at == from || more || (*from == '0' && h->at - from > 1))
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its %s holds something that is no natural number",
-			h->name, what);
+		return base_error_set(h->err, -BASE_EFORMAT,
+			"tensor '%s': its %s holds something that is no natural number", h->name, what);
 	*ret = v;
 	return 0;
 }
@@ -236,8 +237,8 @@ static int take_shape(struct header *h, struct entry *e)
 		if ((r = take_integer(h, "shape", &v)) < 0)
 			return r;
 		if (e->shape.ndim == TENSOR_MAX_DIMS)
-			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its shape has more than %u dimensions", h->name,
-				TENSOR_MAX_DIMS);
+			return base_error_set(h->err, -BASE_EFORMAT,
+				"tensor '%s': its shape has more than %u dimensions", h->name, TENSOR_MAX_DIMS);
 		e->shape.dim[e->shape.ndim++] = v;
 	} while (take(h, ','));
 	return expect(h, ']', "its shape does not end");
@@ -267,7 +268,8 @@ static int take_field(struct header *h, struct entry *e, unsigned *seen)
 		if (strlen(fields[i].key) != len || memcmp(key, fields[i].key, len) != 0)
 			continue;
 		if (*seen & 1u << i)
-			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its %s is given twice", h->name, fields[i].key);
+			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its %s is given twice", h->name,
+				fields[i].key);
 		*seen |= 1u << i;
 		h->text.len = at;
 		r = expect(h, ':', "a colon is missing");
@@ -285,15 +287,17 @@ static int check_entry(struct header *h, struct entry *e)
 	unsigned item_bytes = tensor_dtype_bytes(e->dtype);
 	if (e->dtype == TENSOR_F4_E2M1FN_X2) {
 		if (e->shape.ndim == 0 || e->shape.dim[e->shape.ndim - 1] % 2)
-			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the last dimension of an F4 tensor must be even",
-				h->name);
+			return base_error_set(h->err, -BASE_EFORMAT,
+				"tensor '%s': the last dimension of an F4 tensor must be even", h->name);
 		e->shape.dim[e->shape.ndim - 1] /= 2;
 	}
 	if (tensor_shape_items(&e->shape, item_bytes, &items) < 0)
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the product of its shape overflows", h->name);
+		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': the product of its shape overflows",
+			h->name);
 	if (e->end < e->begin)
 		return base_error_set(h->err, -BASE_EFORMAT,
-			"tensor '%s': its data_offsets run backwards (%" PRIu64 " to %" PRIu64 ")", h->name, e->begin, e->end);
+			"tensor '%s': its data_offsets run backwards (%" PRIu64 " to %" PRIu64 ")", h->name, e->begin,
+			e->end);
 	if (e->end - e->begin != items * item_bytes)
 		return base_error_set(h->err, -BASE_EFORMAT,
 			"tensor '%s': its shape needs %" PRIu64 " bytes, and its data_offsets span %" PRIu64,
@@ -319,7 +323,8 @@ static int take_tensor(struct header *h, uint64_t name, uint32_t name_len)
 	}
 	for (unsigned i = 0; i < 3; i++)
 		if (!(seen & 1u << i))
-			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its %s is missing", h->name, missing[i]);
+			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its %s is missing", h->name,
+				missing[i]);
 	if ((r = check_entry(h, &e)) < 0)
 		return r;
 	base_buf_append(&h->entries, &e, sizeof e);
@@ -338,7 +343,8 @@ static int take_pair(struct header *h)
 		return r;
 	excerpt((const char *)h->text.data + p.key, key_len, shown);
 	if (!proto_utf8_valid((const char *)h->text.data + p.key, key_len))
-		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__: the key '%s' holds a NUL or broken UTF-8", shown);
+		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__: the key '%s' holds a NUL or broken UTF-8",
+			shown);
 	if ((r = expect(h, ':', "a colon is missing in __metadata__")) < 0)
 		return r;
 	skip_space(h);
@@ -347,8 +353,8 @@ static int take_pair(struct header *h)
 	if ((r = take_string(h, "", &p.value, &value_len)) < 0)
 		return r;
 	if (!proto_utf8_valid((const char *)h->text.data + p.value, value_len))
-		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__: the value of '%s' holds a NUL or broken UTF-8",
-			shown);
+		return base_error_set(h->err, -BASE_EFORMAT,
+			"__metadata__: the value of '%s' holds a NUL or broken UTF-8", shown);
 	base_buf_append(&h->pairs, &p, sizeof p);
 	return h->pairs.error;
 }
@@ -381,7 +387,8 @@ static int take_member(struct header *h)
 		return base_error_set(h->err, -BASE_EFORMAT, "a tensor's name is empty");
 	excerpt(name, len, h->name);
 	if (!proto_utf8_valid(name, len))
-		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its name holds a NUL or broken UTF-8", h->name);
+		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its name holds a NUL or broken UTF-8",
+			h->name);
 	if (len > PROTO_NAME_MAX)
 		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': its name is longer than %d bytes", h->name,
 			PROTO_NAME_MAX);
@@ -476,20 +483,23 @@ static int check_cover(const struct view_safetensors *s, struct base_error *err)
 		excerpt(t->name, t->name_len, shown);
 		if (t->end > s->data_bytes)
 			return base_error_set(err, -BASE_EFORMAT,
-				"tensor '%s': its data ends at byte %" PRIu64 " of the data, and the file holds %" PRIu64, shown,
-				t->end, s->data_bytes);
+				"tensor '%s': its data ends at byte %" PRIu64
+				" of the data, and the file holds %" PRIu64,
+				shown, t->end, s->data_bytes);
 		if (t->begin > at)
 			return base_error_set(err, -BASE_EFORMAT,
-				"tensor '%s': there is a gap of %" PRIu64 " bytes before its data", shown, t->begin - at);
+				"tensor '%s': there is a gap of %" PRIu64 " bytes before its data", shown,
+				t->begin - at);
 		if (t->begin < at)
-			return base_error_set(err, -BASE_EFORMAT, "tensor '%s': its data overlaps that of tensor '%s'", shown,
-				before);
+			return base_error_set(err, -BASE_EFORMAT, "tensor '%s': its data overlaps that of tensor '%s'",
+				shown, before);
 		at = t->end;
 		memcpy(before, shown, sizeof before);
 	}
 	if (at != s->data_bytes && s->ntensors)
-		return base_error_set(err, -BASE_EFORMAT, "tensor '%s' is the last one, and %" PRIu64 " bytes follow its data",
-			shown, s->data_bytes - at);
+		return base_error_set(err, -BASE_EFORMAT,
+			"tensor '%s' is the last one, and %" PRIu64 " bytes follow its data", shown,
+			s->data_bytes - at);
 	if (at != s->data_bytes)
 		return base_error_set(err, -BASE_EFORMAT, "the header names no tensor, and %" PRIu64 " bytes follow it",
 			s->data_bytes);
@@ -546,7 +556,8 @@ int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, s
 	uint64_t n = base_get64(header);
 	if (n > VIEW_SAFETENSORS_MAX_HEADER)
 		return base_error_set(err, -BASE_EFORMAT,
-			"its header claims %" PRIu64 " bytes, more than the format's limit of %u", n, VIEW_SAFETENSORS_MAX_HEADER);
+			"its header claims %" PRIu64 " bytes, more than the format's limit of %u", n,
+			VIEW_SAFETENSORS_MAX_HEADER);
 	if (n > file_size - 8 || n > len - 8)
 		return base_error_set(err, -BASE_EFORMAT,
 			"its header claims %" PRIu64 " bytes, and the file ends after %" PRIu64, n, file_size - 8);

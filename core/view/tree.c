@@ -58,7 +58,8 @@ static uint32_t *slot_of(const struct builder *b, uint32_t parent, const char *n
 {
 	for (uint64_t i = base_xxh64_of(parent, name, strlen(name));; i++) {
 		uint32_t *slot = &b->slots[i & b->mask];
-		if (*slot == 0 || (draft_at(b, *slot - 1)->parent == parent && strcmp(draft_name(b, *slot - 1), name) == 0))
+		if (*slot == 0 ||
+			(draft_at(b, *slot - 1)->parent == parent && strcmp(draft_name(b, *slot - 1), name) == 0))
 			return slot;
 	}
 }
@@ -152,7 +153,8 @@ static int add_component(struct builder *b, uint32_t component)
 
 /* ---- blobs ---- */
 
-/* The next part of a blob's path. A slash parts only what is not empty, so "a//b", "/a" and "a/" keep theirs (as %2F). */
+/* The next part of a blob's path. A slash parts only what is not empty, so "a//b", "/a" and "a/" keep theirs (as
+ * %2F). */
 static size_t part_len(const char *path, size_t len)
 {
 	for (size_t i = 1; i + 1 < len; i++)
@@ -176,7 +178,8 @@ static bool renamed_part(const char *part, size_t len, char file[static VIEW_FIL
 	rest[0] = 'x'; /* stands in for the first character, so that a dot behind it is not a leading one */
 	memcpy(rest + 1, part + n, len - n);
 	view_name_escape(rest, len - n + 1, "", escaped);
-	return (size_t)snprintf(file, VIEW_FILE_NAME_BYTES, "%s%.240s", hex, escaped + 1) == 3 * n + strlen(escaped + 1);
+	return (size_t)snprintf(file, VIEW_FILE_NAME_BYTES, "%s%.240s", hex, escaped + 1) ==
+		3 * n + strlen(escaped + 1);
 }
 
 /* Walks a blob's path from `directory`, making directories. Returns the one that its file belongs in, and the file's
@@ -205,8 +208,8 @@ static int64_t walk_path(struct builder *b, uint32_t directory, const char *path
 static bool reserved_path(const struct load_blob_info *blob)
 {
 	size_t n = part_len(blob->name, strlen(blob->name));
-	return !blob->per_rank && ((n == 5 && memcmp(blob->name, "ranks", n) == 0) || (n == 4 && memcmp(blob->name, "mesh",
-		n) == 0));
+	return !blob->per_rank &&
+		((n == 5 && memcmp(blob->name, "ranks", n) == 0) || (n == 4 && memcmp(blob->name, "mesh", n) == 0));
 }
 
 static int64_t blob_base(struct builder *b, const struct load_blob_info *blob)
@@ -305,8 +308,8 @@ static int by_draft_name(const void *pa, const void *pb, void *arg)
 static void fill_node(const struct builder *b, struct view_tree *t, uint32_t node, uint32_t draft, uint32_t parent)
 {
 	const struct draft *d = draft_at(b, draft);
-	t->nodes[node] = (struct view_node){.name = t->names + d->name, .parent = parent, .item = d->item, .kind = d->kind,
-		.size = d->size};
+	t->nodes[node] = (struct view_node){
+		.name = t->names + d->name, .parent = parent, .item = d->item, .kind = d->kind, .size = d->size};
 }
 
 /* children: drafts grouped by parent; first[d] .. first[d + 1]: those of draft d. */
@@ -366,7 +369,8 @@ int view_tree_build(struct load_step *step, struct view_tree **ret_t, struct bas
 	struct builder b = {.step = step};
 	struct view_tree *t = calloc(1, sizeof *t);
 	if (!t)
-		return base_error_set(err, -ENOMEM, "%s/%llu: out of memory", info->run, (unsigned long long)info->step);
+		return base_error_set(err, -ENOMEM, "%s/%llu: out of memory", info->run,
+			(unsigned long long)info->step);
 	t->refs = 1;
 	t->step = load_step_ref(step);
 	int r = finish(&b, t);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The .npy header, and file names. Input: u64 little-endian bytes behind the input (the low 20 bits count), then the file's head. */
+ * The .npy header, and file names. Input: u64 little-endian bytes behind the input (the low 20 bits count), then the
+ * file's head. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +41,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	memcpy(head, data + 8, len);
 	if (view_npy_parse(head, len, file_size, &dtype, &shape, &offset, &err) == 0) {
-		if (tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0 || offset + items * tensor_dtype_bytes(dtype) != file_size)
+		if (tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0 ||
+			offset + items * tensor_dtype_bytes(dtype) != file_size)
 			abort();
 	} else if (err.code == 0 || strchr(err.text, '\n')) {
 		abort();

@@ -32,7 +32,8 @@ static void try_chunk(const struct store_layout *l, const uint8_t *bytes, size_t
 /* Computes the digest of every row whose pieces are there. */
 static void digests_mend(uint8_t *bytes, size_t len)
 {
-	uint64_t nrows = base_get32(bytes + 16), nruns = base_get32(bytes + 20), npieces = base_get64(bytes + 24), at = 0;
+	uint64_t nrows = base_get32(bytes + 16), nruns = base_get32(bytes + 20), npieces = base_get64(bytes + 24),
+		 at = 0;
 	uint64_t first = CHUNK_HEAD_BYTES + nrows * CHUNK_ROW_BYTES + nruns * CHUNK_RUN_BYTES;
 	if (npieces > len / CHUNK_PIECE_BYTES || first > len || npieces * CHUNK_PIECE_BYTES > len - first)
 		return;

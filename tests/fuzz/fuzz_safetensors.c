@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The safetensors header. Input: u64 little-endian bytes of data behind the header (the low 20 bits count), then the file's head. What is
- * accepted must hold what core/view/safetensors.h promises. */
+ * The safetensors header. Input: u64 little-endian bytes of data behind the header (the low 20 bits count), then the
+ * file's head. What is accepted must hold what core/view/safetensors.h promises. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,14 +19,16 @@ static void check(const struct view_safetensors *s, uint64_t file_size)
 		uint64_t items;
 		if (t->begin != at || t->end < t->begin || !tensor_dtype_valid(t->dtype))
 			abort();
-		if (tensor_shape_items(&t->shape, tensor_dtype_bytes(t->dtype), &items) < 0 || items * tensor_dtype_bytes(t->dtype) != t->end - t->begin)
+		if (tensor_shape_items(&t->shape, tensor_dtype_bytes(t->dtype), &items) < 0 ||
+			items * tensor_dtype_bytes(t->dtype) != t->end - t->begin)
 			abort();
 		if (t->name_len == 0 || !proto_utf8_valid(t->name, t->name_len) || t->name[t->name_len] != 0)
 			abort();
 		at = t->end;
 	}
 	for (uint32_t i = 0; i < s->nmetadata; i++)
-		if (!proto_utf8_valid(s->metadata[i].key, strlen(s->metadata[i].key)) || !proto_utf8_valid(s->metadata[i].value, strlen(s->metadata[i].value)))
+		if (!proto_utf8_valid(s->metadata[i].key, strlen(s->metadata[i].key)) ||
+			!proto_utf8_valid(s->metadata[i].value, strlen(s->metadata[i].value)))
 			abort();
 	if (at != s->data_bytes)
 		abort();

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * every_byte STORE STRIDE FIRST: flips one bit of every STRIDE-th byte of every file of a small store outside index/, one at a time, in process:
+ * every_byte STORE STRIDE FIRST: flips one bit of every STRIDE-th byte of every file of a small store outside index/,
+ * one at a time, in process:
  *
- *   - every file of every step reads as before or gives an error, never other bytes, and no step is missing without an error;
+ *   - every file of every step reads as before or gives an error, never other bytes, and no step is missing without an
+ *     error;
  *   - verify finds the flip, padding included.
  *
  * Prints "flips N, wrong W, unseen U, errors E"; exits with 1 when W or U is not 0. The store is left as it was. */
@@ -29,7 +31,8 @@ static int collect(const char *path, const struct stat *st, int type, struct FTW
 	return 0;
 }
 
-/* All bytes of all files of all steps, in order; each file either "=<bytes>" or "!". Returns the number of errors, or -1 when a list cannot be read. */
+/* All bytes of all files of all steps, in order; each file either "=<bytes>" or "!". Returns the number of errors,
+ * or -1 when a list cannot be read. */
 struct content { struct base_buf data; size_t *ends; size_t n; bool *failed; unsigned errors; };
 
 static void content_add(struct content *c, const void *bytes, size_t len, bool failed)
@@ -50,7 +53,8 @@ static void content_release(struct content *c)
 	*c = (struct content){0};
 }
 
-static void read_step(struct store *s, const char *run, const struct store_list_step *entry, struct load_cache *cache, struct content *c)
+static void read_step(struct store *s, const char *run, const struct store_list_step *entry, struct load_cache *cache,
+	struct content *c)
 {
 	struct load_step *step;
 	struct view_tree *tree;
@@ -99,12 +103,16 @@ static int read_all(struct content *c)
 /* Every item of `now` equals the one of `want` or says that it failed; none is missing unless its step failed. */
 static bool same(const struct content *want, const struct content *now)
 {
-	if (now->errors == 0) return now->n == want->n && now->data.len == want->data.len && !memcmp(now->data.data, want->data.data, want->data.len);
+	if (now->errors == 0)
+		return now->n == want->n && now->data.len == want->data.len &&
+			!memcmp(now->data.data, want->data.data, want->data.len);
 	if (now->n != want->n) return true;  /* a whole step or tree failed: said so */
 	for (size_t i = 0; i < want->n; i++) {
 		size_t a = i ? want->ends[i - 1] : 0, b = i ? now->ends[i - 1] : 0;
 		if (now->failed[i]) continue;
-		if (want->ends[i] - a != now->ends[i] - b || memcmp(want->data.data + a, now->data.data + b, want->ends[i] - a)) return false;
+		if (want->ends[i] - a != now->ends[i] - b ||
+			memcmp(want->data.data + a, now->data.data + b, want->ends[i] - a))
+			return false;
 	}
 	return true;
 }
@@ -128,11 +136,13 @@ int main(int argc, char **argv)
 {
 	if (argc != 4) return fprintf(stderr, "usage: every_byte STORE STRIDE FIRST\n"), 2;
 	root = argv[1];
-	size_t stride = strtoul(argv[2], NULL, 10), at = strtoul(argv[3], NULL, 10), flips = 0, wrong = 0, unseen = 0, errors = 0;
+	size_t stride = strtoul(argv[2], NULL, 10), at = strtoul(argv[3], NULL, 10), flips = 0, wrong = 0, unseen = 0,
+	       errors = 0;
 	struct content want, now;
 	base_log_set_sink(quiet);
 	nftw(root, collect, 16, FTW_PHYS);
-	if (read_all(&want) < 0 || want.errors || verify_finds()) return fprintf(stderr, "the store is damaged to begin with\n"), 2;
+	if (read_all(&want) < 0 || want.errors || verify_finds())
+		return fprintf(stderr, "the store is damaged to begin with\n"), 2;
 	for (size_t f = 0; f < nfiles; f++) {
 		FILE *file = fopen(files[f], "r+b");
 		if (!file) return perror(files[f]), 2;
