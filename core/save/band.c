@@ -216,8 +216,9 @@ int save_band_confirm(struct save_band *b, const struct save_piece *p)
 	base_digest_of(b->raw + p->offset, p->len, &digest);
 	if (base_digest_equal(&digest, &p->digest))
 		return 0;
-	return base_error_set(&b->err, -BASE_EDAMAGED, "piece %llu has the XXH3-128 that an earlier step recorded at its place, but another"
-		" SHA-256: either that record, or this machine's memory, is wrong (--no-index saves without recognising pieces)",
+	return base_error_set(&b->err, -BASE_EDAMAGED,
+		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either that"
+		" record, or this machine's memory, is wrong (--no-index saves without recognising pieces)",
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }
 

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * base: a commit whose pieces may be recognised by position: tensor of the same component, name, dtype, shape and grid,
- * so that piece n has the same box. Its part says each piece's digest and XXH3-128 (under the store's seed), and is
- * itself believed by its SHA-256 chain: commit entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES
- * whose XXH3-128 is the one at its position is believed to be that piece; one in SAVE_BELIEVE_CHECK is hashed all the same.
+ * base: a commit whose pieces may be recognised by position: a tensor of the same component, name, dtype, shape and
+ * grid, so that piece n has the same box. Its part says each piece's digest and XXH3-128 (under the store's seed), and
+ * is itself believed by its SHA-256 chain: commit entry -> manifest -> part -> chunk. A piece of more than
+ * SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its position is believed to be that piece; one in
+ * SAVE_BELIEVE_CHECK is hashed all the same.
  *
  * Opened are manifest and layouts; parts when a tensor of their layout is first asked for, chunks of rows as they are
- * reached, few of them kept. Whatever cannot be read is as if it were not there: the piece is then hashed and looked up.
+ * reached, few of them kept. Whatever cannot be read is as if it were not there: the piece is then hashed and looked
+ * up.
  *
- * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see some first ones of
- * them and never one go. A row is reference-counted: bands hold those of their tensor. The last few rows are kept, misses too. */
+ * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see some first ones
+ * of them and never one go. A row is reference-counted: bands hold those of their tensor. The last few rows are kept,
+ * misses too. */
 #include "core/save/save_internal.h"
 
 #include <stdio.h>
@@ -188,7 +191,9 @@ static int64_t base_find_tensor(const struct save_base *b, uint32_t i, const str
 		return -ENOENT;
 	store_layout_shape(mine, (uint32_t)n, &x);
 	store_layout_shape(l, tensor, &y);
-	return tensor_shape_equal(&x, &y) && store_layout_dtype(mine, (uint32_t)n) == store_layout_dtype(l, tensor) ? n : -ENOENT;
+	if (!tensor_shape_equal(&x, &y) || store_layout_dtype(mine, (uint32_t)n) != store_layout_dtype(l, tensor))
+		return -ENOENT;
+	return n;
 }
 
 static bool base_read_row(struct save_base *b, uint32_t layout, uint32_t tensor, struct save_base_row *row)

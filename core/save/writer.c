@@ -125,7 +125,8 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	int rc;
 
 	if (!o->run || !proto_run_valid(o->run))
-		return base_error_set(err, -EINVAL, "\"%.140s\" is no name for a run: it is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}", o->run ? o->run : "");
+		return base_error_set(err, -EINVAL,
+			"\"%.140s\" is no name for a run: it is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}", o->run ? o->run : "");
 	w = calloc(1, sizeof *w);
 	if (!w)
 		return base_error_set(err, -ENOMEM, "out of memory");
