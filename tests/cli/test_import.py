@@ -347,5 +347,30 @@ def test_help_everywhere(vckpt):
         done = vckpt(*([command] if command else []), "--help")
         assert "usage: vckpt" in done.stdout and done.stderr == ""
         assert max(map(len, done.stdout.splitlines())) <= 130
+        if command:
+            assert vckpt("help", command).stdout == done.stdout
     assert vckpt("nonsense", check=False).returncode == 2
     assert vckpt("ls", "--nonsense", check=False).returncode == 2
+
+
+def test_a_terminal_is_not_spoken_to_by_what_is_stored(vckpt, store, source):
+    name = "a\x1b[31m\u009bb\nc"
+    save_file({name: tensors(1)["a"]}, source / "model.safetensors")
+    (source / "x\x1by.txt").write_text("x")
+    (source / "p\x1b.bin").write_bytes(b"\x80\x04N.")
+    done = vckpt("import", store, "run", source, "--set", "k=v\x1b[2J\nw")
+    shown = done.stdout + done.stderr
+    for target in ["run", "run/0", "run/0/model"]:
+        shown += vckpt("ls", store, target).stdout
+    shown += vckpt("info", store, "run/0").stdout + vckpt("info", store, "run/0/model/" + name).stdout
+    assert not set(shown) & set(map(chr, [*range(10), *range(11, 32), 127, *range(128, 160)]))
+    assert "a\\x1b[31m\\xc2\\x9bb\\x0ac" in shown and "k=v\\x1b[2J\\x0aw" in shown
+    assert vckpt.json("ls", store, "run")["steps"][0]["attributes"] == {"k": "v\x1b[2J\nw"}
+    assert tensor_names(vckpt, store, "run/0/model") == {name}
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "x", "", "3x", "100000", "99999999999999999999"])
+def test_threads_are_a_small_number(vckpt, store, source, threads):
+    save_file(tensors(1), source / "model.safetensors")
+    done = vckpt("import", store, "run", source, "--threads", threads, check=False)
+    assert done.returncode == 2 and "--threads" in done.stderr

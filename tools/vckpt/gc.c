@@ -37,7 +37,11 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 	}
 	if (g->t->quiet || (!g->t->verbose && !g->options.dry_run && !strcmp(what, "keep"))) return;
 	tool_format_bytes(bytes, size);
-	printf("%-7s %9s  %s%s%s\n", what, size, name, detail ? ": " : "", detail ? detail : "");
+	printf("%-7s %9s  ", what, size);
+	tool_print_text(stdout, name, strlen(name));
+	if (detail) fputs(": ", stdout);
+	if (detail) tool_print_text(stdout, detail, strlen(detail));
+	putchar('\n');
 }
 
 static json_t *result_json(const struct gc *g, const struct store_gc_result *r)

@@ -7,6 +7,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#define THREADS_MAX 1024
+
 struct import {
 	struct import_plan plan;
 	struct save_options options;
@@ -55,6 +57,15 @@ static int set_step(struct tool *t, struct import *in, const char *value)
 	return 0;
 }
 
+static int set_threads(struct tool *t, struct import *in, const char *value)
+{
+	char *end;
+	unsigned long n = *value >= '0' && *value <= '9' ? strtoul(value, &end, 10) : 0;
+	if (n == 0 || *end || n > THREADS_MAX) return tool_usage(t, "--threads %s: a number from 1 to %d", value, THREADS_MAX);
+	in->options.threads = (unsigned)n;
+	return 0;
+}
+
 /* A positional argument: each source keeps the component that was named before it. */
 static int argument(struct tool *t, struct import *in, const char *value)
 {
@@ -85,7 +96,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	case 'r': in->options.replace = true; return 0;
 	case 'k': in->plan.keep_pickles = true; return 0;
 	case 'n': in->options.no_index = true; return 0;
-	case 't': in->options.threads = (unsigned)strtoul(value, NULL, 10); return 0;
+	case 't': return set_threads(t, in, value);
 	case 'c':
 		if (!proto_component_valid(value)) return tool_usage(t, "--component %s: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 bytes, and no name that a step's directory uses", value);
 		in->component = value;
@@ -159,8 +170,11 @@ static json_t *result_json(const struct import *in, const struct save_result *r)
 static int report(struct tool *t, const struct import *in, const struct save_result *r)
 {
 	char bytes[32], added[32];
-	for (size_t i = 0; i < in->plan.npickles && !t->quiet; i++)
-		fprintf(stderr, "vckpt import: %s: a pickle; left out (--keep-pickles stores it as it is)\n", in->plan.pickles[i]);
+	for (size_t i = 0; i < in->plan.npickles && !t->quiet; i++) {
+		fputs("vckpt import: ", stderr);
+		tool_print_text(stderr, in->plan.pickles[i], strlen(in->plan.pickles[i]));
+		fputs(": a pickle; left out (--keep-pickles stores it as it is)\n", stderr);
+	}
 	if (t->json) return tool_print_json(result_json(in, r));
 	if (t->quiet) return TOOL_DONE;
 	tool_format_bytes(r->bytes, bytes);

@@ -131,7 +131,9 @@ static int tensor_info(struct info *in, uint32_t tensor)
 			"shape", shape, "tile", tile, "digest", hex));
 		code = tool_print_json(all);
 	} else {
-		printf("%s/step-%08" PRIu64 "/%s/%.*s\n", in->run, load_step_info(in->step)->step, info.component, (int)info.name_len, info.name);
+		printf("%s/step-%08" PRIu64 "/%s/", in->run, load_step_info(in->step)->step, info.component);
+		tool_print_text(stdout, info.name, info.name_len);
+		putchar('\n');
 		printf("  %-12s %s %s, tiles of %s\n  %-12s %s\n", "tensor", tensor_dtype_name(info.dtype), shape_text, tile_text, "digest", hex);
 		print_sums(&sums, in->before);
 	}
@@ -218,7 +220,11 @@ static void print_head(const struct info *in)
 	tool_format_bytes(i->new_bytes, added);
 	printf("%s/step-%08" PRIu64 "\n  %-12s %s by attempt %s, entry %" PRIu64 "\n  %-12s %s\n", in->run, i->step, "committed", time, i->attempt, i->entry, "manifest", hex);
 	printf("  %-12s %" PRIu64 " tensors, %" PRIu64 " blobs, %s; it added %s\n", "content", i->tensors, i->blobs, bytes, added);
-	for (size_t k = 0; k < i->nattributes; k++) printf("  %-12s %s=%s\n", "attribute", i->attributes[k].key, i->attributes[k].value);
+	for (size_t k = 0; k < i->nattributes; k++) {
+		printf("  %-12s %s=", "attribute", i->attributes[k].key);
+		tool_print_text(stdout, i->attributes[k].value, strlen(i->attributes[k].value));
+		putchar('\n');
+	}
 }
 
 static int step_info(struct info *in)

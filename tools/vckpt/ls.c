@@ -24,7 +24,10 @@ static void print_step(const struct store_list_step *s)
 	tool_format_bytes(s->commit.bytes, bytes);
 	tool_format_bytes(s->commit.new_bytes, added);
 	printf("step-%08" PRIu64 "  %s  %7" PRIu64 " tensors  %9s  new %9s", s->step, time, s->commit.tensors, bytes, added);
-	for (size_t i = 0; i < s->commit.nattributes; i++) printf("  %s=%s", s->commit.attributes[i].key, s->commit.attributes[i].value);
+	for (size_t i = 0; i < s->commit.nattributes; i++) {
+		printf("  %s=", s->commit.attributes[i].key);
+		tool_print_text(stdout, s->commit.attributes[i].value, strlen(s->commit.attributes[i].value));
+	}
 	putchar('\n');
 }
 
@@ -81,7 +84,9 @@ static void print_tensor(const struct load_tensor_info *info)
 	tool_format_bytes(info->bytes, bytes);
 	printf("%-12s %9s  [", tensor_dtype_name(info->dtype), bytes);
 	for (uint32_t i = 0; i < info->shape.ndim; i++) printf("%s%" PRIu64, i ? ", " : "", info->shape.dim[i]);
-	printf("]  %.*s\n", (int)info->name_len, info->name);
+	fputs("]  ", stdout);
+	tool_print_text(stdout, info->name, info->name_len);
+	putchar('\n');
 }
 
 static int list_tensors(struct tool *t, struct load_step *step, const char *component)
@@ -119,6 +124,14 @@ static uint64_t component_bytes(const struct load_step *step, uint32_t first, ui
 	return bytes;
 }
 
+static void print_blob(const struct load_blob_info *info, const char *bytes)
+{
+	printf("%-10s %9s  ", "blob", bytes);
+	if (info->per_rank) printf("ranks/%05u/", info->rank);
+	tool_print_text(stdout, info->name, strlen(info->name));
+	putchar('\n');
+}
+
 static int list_step(struct tool *t, struct load_step *step, const struct store_list_step *entry)
 {
 	json_t *components = json_array(), *blobs = json_array();
@@ -137,8 +150,7 @@ static int list_step(struct tool *t, struct load_step *step, const struct store_
 		tool_format_bytes(info.bytes, text);
 		json_t *rank = info.per_rank ? json_integer(info.rank) : json_null();
 		if (t->json) json_array_append_new(blobs, json_pack("{s:s, s:O, s:I}", "name", info.name, "rank", rank, "bytes", (json_int_t)info.bytes));
-		else if (info.per_rank) printf("%-10s %9s  ranks/%05u/%s\n", "blob", text, info.rank, info.name);
-		else printf("%-10s %9s  %s\n", "blob", text, info.name);
+		else print_blob(&info, text);
 		json_decref(rank);
 	}
 	json_t *all = step_json(load_step_info(step)->run, entry);

@@ -23,6 +23,11 @@ int main(int argc, char **argv)
 {
 	base_log_set_program("vckpt");
 	if (argc < 2) return help(stderr, TOOL_USAGE);
+	if (!strcmp(argv[1], "help") && argc > 2) {            /* "help X" is "X --help" */
+		argv[1] = argv[2];
+		argv[2] = (char *)"--help";
+		argc = 3;
+	}
 	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return help(stdout, TOOL_DONE);
 	if (!strcmp(argv[1], "--version")) return printf("vckpt %s\n", VCKPT_VERSION) < 0;
 	for (size_t i = 0; i < BASE_COUNT(commands); i++) {

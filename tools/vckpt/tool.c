@@ -160,6 +160,18 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 	return object;
 }
 
+void tool_print_text(FILE *to, const char *text, size_t len)
+{
+	for (size_t i = 0; i < len; i++) {
+		unsigned char c = (unsigned char)text[i], next = i + 1 < len ? (unsigned char)text[i + 1] : 0;
+		bool c1 = c == 0xc2 && next >= 0x80 && next < 0xa0;  /* U+0080 to U+009F: some terminals obey them */
+		if (c < 0x20 || c == 0x7f) fprintf(to, "\\x%02x", c);
+		else if (c1) fprintf(to, "\\x%02x\\x%02x", c, next);
+		else putc(c, to);
+		i += c1;
+	}
+}
+
 void tool_format_bytes(uint64_t bytes, char text[static 32])
 {
 	static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};

@@ -52,6 +52,9 @@ int tool_target_find(const struct tool *t, struct store *s, const struct tool_ta
 int tool_print_json(json_t *value);              /* one document and a newline on standard output; takes the reference; TOOL_DONE or TOOL_FAILED */
 json_t *tool_json_text(const char *bytes, size_t len);  /* a JSON string; never NULL for valid UTF-8 */
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n);
+/* Text that came from a file or a store, as it may stand on a terminal: control bytes as \xNN. */
+void tool_print_text(FILE *to, const char *text, size_t len);
+
 void tool_format_bytes(uint64_t bytes, char text[static 32]);       /* "90.9 MB" */
 void tool_format_time(int64_t time_ns, char text[static 40]);       /* "2026-11-21T03:34:00Z" */
 

@@ -24,13 +24,16 @@ static void damage(void *arg, const struct store_damage *d)
 	if (v->t->json) { json_array_append_new(v->damage, damage_json(d)); return; }
 	if (v->t->quiet) return;
 	if (v->progress.shown) fputs("\r\033[K", stderr);
-	printf("damage: %s", d->file);
+	fputs("damage: ", stdout);
+	tool_print_text(stdout, d->file, strlen(d->file));
 	if (d->len) printf(" bytes %" PRIu64 "-%" PRIu64, d->offset, d->offset + d->len - 1);
-	printf(": %s", d->what);
+	fputs(": ", stdout);
+	tool_print_text(stdout, d->what, strlen(d->what));
 	if (d->run && d->step != PROTO_NONE) printf("; touches %s/step-%08" PRIu64, d->run, d->step);
 	else if (d->run) printf("; touches run %s", d->run);
 	else printf("; touches no step");
-	if (d->tensor) printf(" %s %s%s%s", d->component ? "tensor" : "blob", d->component ? d->component : "", d->component ? "/" : "", d->tensor);
+	if (d->tensor) printf(" %s %s%s", d->component ? "tensor" : "blob", d->component ? d->component : "", d->component ? "/" : "");
+	if (d->tensor) tool_print_text(stdout, d->tensor, strlen(d->tensor));
 	putchar('\n');
 }
 
