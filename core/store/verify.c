@@ -4,8 +4,10 @@
  *
  *   1  lists are read; the visible steps that are asked for are known
  *   2  whole store: every file by itself (verify_files.c)
- *   3  every step is walked: records, layouts, parts, exact cover; references that no verified footer answers for are re-hashed (verify_steps.c)
- *   4  faults are told: the steps are walked once more, only when there are any, to find everything that each fault touches
+ *   3  every step is walked: records, layouts, parts, exact cover; references that no verified footer answers for are
+ *      re-hashed (verify_steps.c)
+ *   4  faults are told: the steps are walked once more, only when there are any, to find everything that each fault
+ *      touches
  *
  * A fault is about bytes of a file; it is counted once and told once for each step and tensor that it touches. */
 #include "core/store/verify_internal.h"
@@ -15,7 +17,8 @@
 void verify_error(struct verify *v, int error)
 {
 	pthread_mutex_lock(&v->lock);
-	if (!v->error) v->error = error;
+	if (!v->error)
+		v->error = error;
 	pthread_mutex_unlock(&v->lock);
 }
 
@@ -24,14 +27,17 @@ void verify_progress(struct verify *v, uint64_t bytes)
 	pthread_mutex_lock(&v->lock);
 	v->done_bytes += bytes;
 	v->result.bytes += bytes;
-	if (v->total_bytes < v->done_bytes) v->total_bytes = v->done_bytes;
-	if (v->o->progress) v->o->progress(v->o->arg, v->done_bytes, v->total_bytes);
+	if (v->total_bytes < v->done_bytes)
+		v->total_bytes = v->done_bytes;
+	if (v->o->progress)
+		v->o->progress(v->o->arg, v->done_bytes, v->total_bytes);
 	pthread_mutex_unlock(&v->lock);
 }
 
 uint64_t verify_place(const char *pack, const struct store_object_ref *ref)
 {
 	uint8_t bytes[80];
+
 	memcpy(bytes, &ref->digest, 32);
 	base_put64(bytes + 32, ref->offset);
 	base_put64(bytes + 40, ref->checks);
@@ -46,6 +52,7 @@ uint64_t verify_place(const char *pack, const struct store_object_ref *ref)
 int verify_compare_places(const void *a, const void *b)
 {
 	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
 	return (x > y) - (x < y);
 }
 
@@ -53,22 +60,31 @@ int verify_compare_places(const void *a, const void *b)
 
 static bool same_fault(const struct verify_fault *a, const struct verify_fault *b)
 {
-	return a->offset == b->offset && a->len == b->len && a->step == b->step && !strcmp(a->file, b->file) && !strcmp(a->what, b->what);
+	return a->offset == b->offset && a->len == b->len && a->step == b->step && !strcmp(a->file, b->file) &&
+		!strcmp(a->what, b->what);
 }
 
 void verify_fault(struct verify *v, struct verify_fault f)
 {
 	bool known = false;
+
 	pthread_mutex_lock(&v->lock);
-	for (size_t i = v->nfaults > 64 ? v->nfaults - 64 : 0; i < v->nfaults && !known; i++) known = same_fault(&v->faults[i], &f);
+	for (size_t i = v->nfaults > 64 ? v->nfaults - 64 : 0; i < v->nfaults && !known; i++)
+		known = same_fault(&v->faults[i], &f);
 	if (!known) {
-		struct verify_fault *more = v->nfaults & (v->nfaults - 1) ? v->faults : reallocarray(v->faults, v->nfaults ? 2 * v->nfaults : 1, sizeof *more);
+		struct verify_fault *more = v->faults;
+
+		if ((v->nfaults & (v->nfaults - 1)) == 0)
+			more = reallocarray(v->faults, v->nfaults ? 2 * v->nfaults : 1, sizeof *more);
 		f.file = strdup(f.file);
 		f.what = strdup(f.what);
 		f.run = f.run ? strdup(f.run) : NULL;
-		if (more) v->faults = more;
-		if (more && f.file && f.what) v->faults[v->nfaults++] = f;
-		else if (!v->error) v->error = -ENOMEM;
+		if (more)
+			v->faults = more;
+		if (more && f.file && f.what)
+			v->faults[v->nfaults++] = f;
+		else if (!v->error)
+			v->error = -ENOMEM;
 	}
 	pthread_mutex_unlock(&v->lock);
 }
@@ -76,17 +92,20 @@ void verify_fault(struct verify *v, struct verify_fault f)
 /* Does a fault of a pack touch the object that lies at `ref`: its bytes or its checks? */
 bool verify_fault_hits(const struct verify_fault *f, const char *file, const struct store_object_ref *ref)
 {
-	if (!f->pack || strcmp(f->file, file)) return false;
-	if (f->len == 0) return true;
+	if (!f->pack || strcmp(f->file, file))
+		return false;
+	if (f->len == 0)
+		return true;
 	uint64_t checks = store_object_checks_bytes(ref->codec, ref->raw_len);
 	return (f->offset < ref->offset + ref->stored_len && ref->offset < f->offset + f->len) ||
-	       (f->offset < ref->checks + checks && ref->checks < f->offset + f->len);
+		(f->offset < ref->checks + checks && ref->checks < f->offset + f->len);
 }
 
 bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref)
 {
 	for (size_t i = 0; i < v->nfaults; i++)
-		if (verify_fault_hits(&v->faults[i], file, ref)) return true;
+		if (verify_fault_hits(&v->faults[i], file, ref))
+			return true;
 	return false;
 }
 
@@ -98,18 +117,24 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	char name[STORE_NAME_MAX];
 	struct store_list *l;
 	uint64_t snapshot = (store_list_next(whole) - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY;
-	if (store_list_next(whole) <= STORE_SNAPSHOT_EVERY) return 0;
+
+	if (store_list_next(whole) <= STORE_SNAPSHOT_EVERY)
+		return 0;
 	int r = store_list_open(v->store, store_list_run(whole), false, &l, err);
-	if (r < 0) return r;
+	if (r < 0)
+		return r;
 	bool same = store_list_count(l) == store_list_count(whole) || store_list_next(l) != store_list_next(whole);
 	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++) {
 		const struct store_list_step *a = store_list_at(l, i), *b = store_list_at(whole, i);
-		same = a->step == b->step && a->entry == b->entry && base_digest_equal(&a->commit.manifest, &b->commit.manifest);
+
+		same = a->step == b->step && a->entry == b->entry &&
+			base_digest_equal(&a->commit.manifest, &b->commit.manifest);
 	}
 	store_list_close(l);
 	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(whole), (unsigned long long)snapshot);
 	if (!same)
-		verify_fault(v, (struct verify_fault){.file = name, .what = (char *)"readers from this snapshot see other steps than readers from the start",
+		verify_fault(v, (struct verify_fault){.file = name,
+			.what = (char *)"readers from this snapshot see other steps than readers from the start",
 			.run = (char *)store_list_run(whole)});
 	return 0;
 }
@@ -117,17 +142,23 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 static int add_run(struct verify *v, const char *run, struct base_error *err)
 {
 	struct store_list *l, **lists = reallocarray(v->lists, v->nlists + 1, sizeof *lists);
-	if (!lists) return -ENOMEM;
+
+	if (!lists)
+		return -ENOMEM;
 	v->lists = lists;
 	int r = store_list_open(v->store, run, true, &l, err);
-	if (r < 0) return r;
+	if (r < 0)
+		return r;
 	v->lists[v->nlists++] = l;
-	if (store_list_damaged(l) == 0 && (r = compare_snapshot(v, l, err)) < 0) return r;
+	if (store_list_damaged(l) == 0 && (r = compare_snapshot(v, l, err)) < 0)
+		return r;
 	struct verify_step *steps = reallocarray(v->steps, v->nsteps + store_list_count(l) + 1, sizeof *steps);
-	if (!steps) return -ENOMEM;
+	if (!steps)
+		return -ENOMEM;
 	v->steps = steps;
 	for (size_t i = 0; i < store_list_count(l); i++) {
 		const struct store_list_step *s = store_list_at(l, i);
+
 		if (!v->o->run || v->o->step == PROTO_NONE || v->o->step == s->step)
 			v->steps[v->nsteps++] = (struct verify_step){store_list_run(l), s};
 	}
@@ -138,10 +169,14 @@ static int add_runs(struct verify *v, struct base_error *err)
 {
 	char **runs;
 	size_t n;
-	if (v->o->run) return add_run(v, v->o->run, err);
+
+	if (v->o->run)
+		return add_run(v, v->o->run, err);
 	int r = store_runs(v->store, &runs, &n, err);
-	if (r < 0) return r;
-	for (size_t i = 0; i < n && r >= 0; i++) r = add_run(v, runs[i], err);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < n && r >= 0; i++)
+		r = add_run(v, runs[i], err);
 	store_runs_free(runs, n);
 	return r;
 }
@@ -150,20 +185,33 @@ static int add_runs(struct verify *v, struct base_error *err)
 static void check_entries(struct verify *v)
 {
 	char name[STORE_NAME_MAX];
+
 	for (size_t i = 0; i < v->nsteps; i++) {
-		snprintf(name, sizeof name, "runs/%s/%012llu", v->steps[i].run, (unsigned long long)v->steps[i].step->entry);
+		snprintf(name, sizeof name, "runs/%s/%012llu", v->steps[i].run,
+			(unsigned long long)v->steps[i].step->entry);
 		verify_record(v, name, STORE_RECORD_ENTRY, v->steps[i].run);
 	}
 }
 
 /* ---- pass 4: telling ---- */
 
-struct tell { struct verify *v; const struct verify_step *step; };
+struct tell {
+	struct verify *v;
+	const struct verify_step *step;
+};
 
-static void tell_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component, const char *tensor)
+static void tell_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
+	const char *tensor)
 {
-	struct store_damage d = {.file = f->file, .offset = f->offset, .len = f->len, .what = f->what, .run = run, .step = step,
-		.component = component, .tensor = tensor};
+	struct store_damage d = {.file = f->file,
+		.offset = f->offset,
+		.len = f->len,
+		.what = f->what,
+		.run = run,
+		.step = step,
+		.component = component,
+		.tensor = tensor};
+
 	f->told = true;
 	v->o->damage(v->o->arg, &d);
 }
@@ -173,9 +221,11 @@ static void tell_item(const struct tell *t, struct verify_fault *f, const struct
 {
 	char name[512];
 	const char *component = NULL, *tensor = NULL;
+
 	if (it->what == VERIFY_PIECE) {
 		uint32_t len;
 		const char *bytes = store_layout_name(it->layout, it->tensor, &len);
+
 		snprintf(name, sizeof name, "%.*s", (int)base_min(len, sizeof name - 1), bytes);
 		component = store_layout_component(it->layout, it->tensor);
 		tensor = name;
@@ -189,17 +239,27 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
 	const struct tell *t = w->arg;
 	char file[STORE_NAME_MAX];
-	if (store_pack_path(it->pack, file) < 0) return 0;
+
+	if (store_pack_path(it->pack, file) < 0)
+		return 0;
 	for (size_t i = 0; i < t->v->nfaults; i++) {
 		struct verify_fault *f = &t->v->faults[i];
-		if (it->what == VERIFY_PACK ? f->pack && f->len == 0 && !strcmp(f->file, file) : verify_fault_hits(f, file, it->ref)) tell_item(t, f, it);
+		bool whole = f->pack && f->len == 0 && !strcmp(f->file, file);
+
+		if (it->what == VERIFY_PACK ? whole : verify_fault_hits(f, file, it->ref))
+			tell_item(t, f, it);
 	}
 	return 0;
 }
 
-static void ignore_broken(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref, const char *text)
+static void ignore_broken(struct verify_walker *w, const char *file, const char *pack,
+	const struct store_object_ref *ref, const char *text)
 {
-	(void)w; (void)file; (void)pack; (void)ref; (void)text;
+	(void)w;
+	(void)file;
+	(void)pack;
+	(void)ref;
+	(void)text;
 }
 
 /* A manifest's own file, and faults that were found in the step itself. */
@@ -207,11 +267,15 @@ static void tell_step_faults(struct verify *v, size_t number)
 {
 	const struct verify_step *s = &v->steps[number];
 	char manifest[STORE_NAME_MAX], entry[STORE_NAME_MAX];
-	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0) manifest[0] = 0;
+
+	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0)
+		manifest[0] = 0;
 	snprintf(entry, sizeof entry, "runs/%s/%012llu", s->run, (unsigned long long)s->step->entry);
 	for (size_t i = 0; i < v->nfaults; i++) {
 		struct verify_fault *f = &v->faults[i];
-		if (f->pack) continue;
+
+		if (f->pack)
+			continue;
 		if (f->step ? f->step == number + 1 : !strcmp(f->file, manifest) || !strcmp(f->file, entry))
 			tell_one(v, f, s->run, s->step->step, NULL, NULL);
 	}
@@ -219,16 +283,21 @@ static void tell_step_faults(struct verify *v, size_t number)
 
 static int tell_all(struct verify *v)
 {
-	if (!v->nfaults) return 0;
+	if (!v->nfaults)
+		return 0;
 	for (size_t i = 0; i < v->nsteps; i++) {
 		struct tell t = {v, &v->steps[i]};
-		struct verify_walker w = {.store = v->store, .step = &v->steps[i], .item = on_item, .broken = ignore_broken, .arg = &t};
+		struct verify_walker w = {
+			.store = v->store, .step = &v->steps[i], .item = on_item, .broken = ignore_broken, .arg = &t};
+
 		tell_step_faults(v, i);
 		int r = verify_walk(&w);
-		if (r < 0) return r;
+		if (r < 0)
+			return r;
 	}
 	for (size_t i = 0; i < v->nfaults; i++)
-		if (!v->faults[i].told) tell_one(v, &v->faults[i], v->faults[i].run, PROTO_NONE, NULL, NULL);
+		if (!v->faults[i].told)
+			tell_one(v, &v->faults[i], v->faults[i].run, PROTO_NONE, NULL, NULL);
 	return 0;
 }
 
@@ -246,8 +315,10 @@ static void release(struct verify *v)
 		free(v->packs[i].file);
 		free(v->packs[i].places);
 	}
-	for (size_t i = 0; i < v->ntodo; i++) free(v->todo[i].pack);
-	for (size_t i = 0; i < v->nlists; i++) store_list_close(v->lists[i]);
+	for (size_t i = 0; i < v->ntodo; i++)
+		free(v->todo[i].pack);
+	for (size_t i = 0; i < v->nlists; i++)
+		store_list_close(v->lists[i]);
 	free(v->faults);
 	free(v->packs);
 	free(v->todo);
@@ -257,18 +328,26 @@ static void release(struct verify *v)
 	pthread_mutex_destroy(&v->lock);
 }
 
-int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r, struct base_error *err)
+int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
+	struct base_error *err)
 {
 	struct verify v = {.store = s, .o = o, .lock = PTHREAD_MUTEX_INITIALIZER};
 	unsigned threads = o->threads ? o->threads : base_cpu_count();
+
 	v.pool = base_pool_new(threads, 4 * threads);
 	int r = v.pool ? 0 : -ENOMEM;
-	if (r == 0) r = add_runs(&v, err);
-	if (r == 0 && !o->run) r = verify_files(&v, err);
-	else if (r == 0) check_entries(&v);
-	if (r == 0) r = verify_steps(&v, err);
-	if (r == 0) r = tell_all(&v);
-	if (r == 0) r = v.error;
+	if (r == 0)
+		r = add_runs(&v, err);
+	if (r == 0 && !o->run)
+		r = verify_files(&v, err);
+	else if (r == 0)
+		check_entries(&v);
+	if (r == 0)
+		r = verify_steps(&v, err);
+	if (r == 0)
+		r = tell_all(&v);
+	if (r == 0)
+		r = v.error;
 	v.result.faults = v.nfaults;
 	v.result.steps = v.nsteps;
 	*ret_r = v.result;

@@ -1,26 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_files: every file of the store by itself, each a job of the pool. What a file must be follows from its name alone. */
+ * verify_files: every file of the store by itself, each a job of the pool. What a file must be follows from its name
+ * alone. */
 #include "core/store/verify_internal.h"
 
 #include <stdio.h>
 
-struct job { struct verify *v; const struct store_file *file; };
+struct job {
+	struct verify *v;
+	const struct store_file *file;
+};
 
-static void file_fault(struct verify *v, const char *name, uint64_t offset, uint64_t len, const char *run, const char *what)
+static void file_fault(struct verify *v, const char *name, uint64_t offset, uint64_t len, const char *run,
+	const char *what)
 {
-	verify_fault(v, (struct verify_fault){.file = (char *)name, .what = (char *)what, .offset = offset, .len = len, .run = (char *)run});
+	verify_fault(v,
+		(struct verify_fault){
+			.file = (char *)name, .what = (char *)what, .offset = offset, .len = len, .run = (char *)run});
 }
 
 /* ---- packs ---- */
 
-struct pack_job { struct verify *v; const char *file; };
+struct pack_job {
+	struct verify *v;
+	const char *file;
+};
 
 static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
 {
 	struct pack_job *j = arg;
-	(void)object;  /* whom it touches follows from the steps' references */
-	verify_fault(j->v, (struct verify_fault){.file = (char *)j->file, .what = (char *)what, .pack = true, .offset = offset, .len = len});
+
+	(void)object; /* whom it touches follows from the steps' references */
+	verify_fault(j->v,
+		(struct verify_fault){
+			.file = (char *)j->file, .what = (char *)what, .pack = true, .offset = offset, .len = len});
 }
 
 static void on_progress(void *arg, uint64_t bytes)
@@ -33,16 +46,20 @@ static void keep_places(struct verify *v, const char *file, struct store_pack *p
 {
 	struct store_pack_footer footer = {0};
 	struct verify_pack known = {0};
-	if (store_pack_footer_read(p, &footer, NULL) < 0) return;
+
+	if (store_pack_footer_read(p, &footer, NULL) < 0)
+		return;
 	known.file = strdup(file);
 	known.places = malloc((footer.count + 1) * sizeof *known.places);
 	if (known.file && known.places) {
-		for (uint64_t i = 0; i < footer.count; i++) known.places[known.nplaces++] = verify_place(NULL, &footer.objects[i]);
+		for (uint64_t i = 0; i < footer.count; i++)
+			known.places[known.nplaces++] = verify_place(NULL, &footer.objects[i]);
 		qsort(known.places, known.nplaces, sizeof *known.places, verify_compare_places);
 	}
 	pthread_mutex_lock(&v->lock);
 	struct verify_pack *more = reallocarray(v->packs, v->npacks + 1, sizeof *more);
-	if (more) v->packs = more;
+	if (more)
+		v->packs = more;
 	v->result.objects += footer.count;
 	if (more && known.file && known.places) {
 		v->packs[v->npacks++] = known;
@@ -64,14 +81,25 @@ static void check_pack(struct verify *v, const struct store_file *file)
 	struct store_pack *p;
 	struct base_error err = {0};
 	size_t len = strlen(base);
-	if (len < 6 || len - 5 >= sizeof pack || strcmp(base + len - 5, ".pack")) { file_fault(v, file->name, 0, 0, NULL, "not a file that vckpt makes"); return; }
+
+	if (len < 6 || len - 5 >= sizeof pack || strcmp(base + len - 5, ".pack")) {
+		file_fault(v, file->name, 0, 0, NULL, "not a file that vckpt makes");
+		return;
+	}
 	memcpy(pack, base, len - 5);
 	pack[len - 5] = 0;
-	if (store_pack_path(pack, path) < 0 || strcmp(path, file->name)) { file_fault(v, file->name, 0, 0, NULL, "not a file that vckpt makes"); return; }
+	if (store_pack_path(pack, path) < 0 || strcmp(path, file->name)) {
+		file_fault(v, file->name, 0, 0, NULL, "not a file that vckpt makes");
+		return;
+	}
 	int r = store_pack_open(v->store->storage, v->store->info.id, pack, &p, &err);
-	if (r < 0) { on_damage(&j, 0, 0, NULL, err.text[0] ? err.text : base_error_name(r)); return; }
+	if (r < 0) {
+		on_damage(&j, 0, 0, NULL, err.text[0] ? err.text : base_error_name(r));
+		return;
+	}
 	r = store_pack_verify(p, on_damage, on_progress, &j);
-	if (r < 0) on_damage(&j, 0, 0, NULL, base_error_name(r));
+	if (r < 0)
+		on_damage(&j, 0, 0, NULL, base_error_name(r));
 	keep_places(v, file->name, p);
 	store_pack_close(p);
 }
@@ -80,21 +108,35 @@ static void check_pack(struct verify *v, const struct store_file *file)
 
 static int decode_body(enum store_record_kind kind, const struct store_record *rec)
 {
-	union { struct proto_store store; struct proto_entry entry; struct proto_manifest manifest; struct proto_begin begin; struct proto_base_record base;
-		struct proto_announcement part; struct proto_heartbeat heartbeat; struct proto_trash trash; } m;
+	union {
+		struct proto_store store;
+		struct proto_entry entry;
+		struct proto_manifest manifest;
+		struct proto_begin begin;
+		struct proto_base_record base;
+		struct proto_announcement part;
+		struct proto_heartbeat heartbeat;
+		struct proto_trash trash;
+	} m;
 	int r = 0;
 	switch (kind) {
-#define BODY(KIND, name, release) case KIND: r = proto_##name##_decode(rec->body, rec->len, (void *)&m); if (r == 0) proto_##release##_release((void *)&m); return r
-	BODY(STORE_RECORD_STORE, store, store);
-	BODY(STORE_RECORD_ENTRY, entry, entry);
-	BODY(STORE_RECORD_MANIFEST, manifest, manifest);
-	BODY(STORE_RECORD_BEGIN, begin, begin);
-	BODY(STORE_RECORD_BASE, base, base);
-	BODY(STORE_RECORD_PART, announcement, announcement);
-	BODY(STORE_RECORD_HEARTBEAT, heartbeat, heartbeat);
-	BODY(STORE_RECORD_TRASH, trash, trash);
+#define BODY(KIND, name, release) \
+	case KIND: \
+		r = proto_##name##_decode(rec->body, rec->len, (void *)&m); \
+		if (r == 0) \
+			proto_##release##_release((void *)&m); \
+		return r
+		BODY(STORE_RECORD_STORE, store, store);
+		BODY(STORE_RECORD_ENTRY, entry, entry);
+		BODY(STORE_RECORD_MANIFEST, manifest, manifest);
+		BODY(STORE_RECORD_BEGIN, begin, begin);
+		BODY(STORE_RECORD_BASE, base, base);
+		BODY(STORE_RECORD_PART, announcement, announcement);
+		BODY(STORE_RECORD_HEARTBEAT, heartbeat, heartbeat);
+		BODY(STORE_RECORD_TRASH, trash, trash);
 #undef BODY
-	case STORE_RECORD_STATS: return 0;
+	case STORE_RECORD_STATS:
+		return 0;
 	}
 	return -BASE_EFORMAT;
 }
@@ -104,6 +146,7 @@ static bool manifest_named(const char *name, const struct store_record *rec)
 {
 	struct base_digest d;
 	char hex[BASE_DIGEST_HEX];
+
 	base_digest_of(rec->body, rec->len, &d);
 	base_digest_hex(&d, hex);
 	return !strcmp(strrchr(name, '/') + 1, hex);
@@ -115,14 +158,22 @@ void verify_record(struct verify *v, const char *name, enum store_record_kind ki
 	struct base_error err = {0};
 	bool whole = true;
 	uint64_t size = 0;
-	int r = store_record_get(v->store->storage, name, kind, kind == STORE_RECORD_STORE ? NULL : v->store->info.id, &rec, &whole, &err);
-	if (r == -ENOENT) return;      /* gone meanwhile: what needs it will say so */
+	int r = store_record_get(v->store->storage, name, kind, kind == STORE_RECORD_STORE ? NULL : v->store->info.id,
+		&rec, &whole, &err);
+
+	if (r == -ENOENT)
+		return; /* gone meanwhile: what needs it will say so */
 	store_size(v->store->storage, name, &size);
 	verify_progress(v, size);
-	if (r < 0) file_fault(v, name, 0, 0, run, err.text[0] ? err.text : base_error_name(r));
-	else if (!whole) file_fault(v, name, 0, size, run, "one of its two copies, or the padding between, is damaged; the other serves");
-	else if (decode_body(kind, &rec) < 0) file_fault(v, name, 0, 0, run, "its body breaks the rules of its format");
-	else if (kind == STORE_RECORD_MANIFEST && !manifest_named(name, &rec)) file_fault(v, name, 0, 0, run, "its body is not the one that its name says");
+	if (r < 0)
+		file_fault(v, name, 0, 0, run, err.text[0] ? err.text : base_error_name(r));
+	else if (!whole)
+		file_fault(v, name, 0, size, run,
+			"one of its two copies, or the padding between, is damaged; the other serves");
+	else if (decode_body(kind, &rec) < 0)
+		file_fault(v, name, 0, 0, run, "its body breaks the rules of its format");
+	else if (kind == STORE_RECORD_MANIFEST && !manifest_named(name, &rec))
+		file_fault(v, name, 0, 0, run, "its body is not the one that its name says");
 	store_record_release(&rec);
 }
 
@@ -131,29 +182,43 @@ static void check_reserve(struct verify *v, const struct store_file *file)
 	void *bytes = NULL;
 	size_t len = 0, at = 0;
 	int r = store_read_whole(v->store->storage, file->name, v->store->info.reserve_bytes, &bytes, &len);
+
 	verify_progress(v, len);
-	while (r == 0 && at < len && ((uint8_t *)bytes)[at] == 0) at++;
-	if (r == -ENOENT) r = 0;
-	else if (r < 0 || len != v->store->info.reserve_bytes) file_fault(v, file->name, 0, 0, NULL, "it has not the size that the store says");
-	else if (at < len) file_fault(v, file->name, at, 1, NULL, "a byte that must be zero is not");
+	while (r == 0 && at < len && ((uint8_t *)bytes)[at] == 0)
+		at++;
+	if (r == -ENOENT)
+		r = 0;
+	else if (r < 0 || len != v->store->info.reserve_bytes)
+		file_fault(v, file->name, 0, 0, NULL, "it has not the size that the store says");
+	else if (at < len)
+		file_fault(v, file->name, at, 1, NULL, "a byte that must be zero is not");
 	free(bytes);
 }
 
 /* ---- which file is what ---- */
 
-static bool all_of(const char *text, size_t len, const char *set) { return strspn(text, set) >= len; }
+static bool all_of(const char *text, size_t len, const char *set)
+{
+	return strspn(text, set) >= len;
+}
 
-static bool entry_name(const char *base) { return strlen(base) >= 12 && all_of(base, strlen(base), "0123456789"); }
+static bool entry_name(const char *base)
+{
+	return strlen(base) >= 12 && all_of(base, strlen(base), "0123456789");
+}
 
 /* Parts of a name: "runs", run, rest... Returns their number, at most 4; the last holds what remains. */
 static int split(const char *name, char parts[4][STORE_NAME_MAX])
 {
 	int n = 0;
+
 	while (n < 4) {
 		const char *slash = n < 3 ? strchr(name, '/') : NULL;
 		size_t len = slash ? (size_t)(slash - name) : strlen(name);
+
 		snprintf(parts[n++], STORE_NAME_MAX, "%.*s", (int)len, name);
-		if (!slash) break;
+		if (!slash)
+			break;
 		name = slash + 1;
 	}
 	return n;
@@ -161,9 +226,12 @@ static int split(const char *name, char parts[4][STORE_NAME_MAX])
 
 static int incoming_kind(const char *base)
 {
-	if (!strcmp(base, "begin")) return STORE_RECORD_BEGIN;
-	if (!strncmp(base, "base.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789")) return STORE_RECORD_BASE;
-	if (!strncmp(base, "part.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789")) return STORE_RECORD_PART;
+	if (!strcmp(base, "begin"))
+		return STORE_RECORD_BEGIN;
+	if (!strncmp(base, "base.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
+		return STORE_RECORD_BASE;
+	if (!strncmp(base, "part.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
+		return STORE_RECORD_PART;
 	return 0;
 }
 
@@ -171,15 +239,24 @@ static int incoming_kind(const char *base)
 static int kind_of(char parts[4][STORE_NAME_MAX], int n, const char **ret_run)
 {
 	*ret_run = NULL;
-	if (n == 1 && !strcmp(parts[0], "vckpt.store")) return STORE_RECORD_STORE;
-	if (n >= 3 && (!strcmp(parts[0], "runs") || !strcmp(parts[0], "incoming") || !strcmp(parts[0], "stats")) && proto_run_valid(parts[1])) *ret_run = parts[1];
-	if (*ret_run && !strcmp(parts[0], "runs") && n == 3 && entry_name(parts[2])) return STORE_RECORD_ENTRY;
-	if (*ret_run && !strcmp(parts[0], "runs") && n == 4 && !strcmp(parts[2], "manifests") && strlen(parts[3]) == 64 && all_of(parts[3], 64, "0123456789abcdef"))
+	if (n == 1 && !strcmp(parts[0], "vckpt.store"))
+		return STORE_RECORD_STORE;
+	if (n >= 3 && (!strcmp(parts[0], "runs") || !strcmp(parts[0], "incoming") || !strcmp(parts[0], "stats")) &&
+		proto_run_valid(parts[1]))
+		*ret_run = parts[1];
+	if (*ret_run && !strcmp(parts[0], "runs") && n == 3 && entry_name(parts[2]))
+		return STORE_RECORD_ENTRY;
+	if (*ret_run && !strcmp(parts[0], "runs") && n == 4 && !strcmp(parts[2], "manifests") &&
+		strlen(parts[3]) == 64 && all_of(parts[3], 64, "0123456789abcdef"))
 		return STORE_RECORD_MANIFEST;
-	if (*ret_run && !strcmp(parts[0], "incoming") && n == 4 && store_attempt_name_valid(parts[2])) return incoming_kind(parts[3]);
-	if (*ret_run && !strcmp(parts[0], "stats") && n == 4) return STORE_RECORD_STATS;
-	if (n == 2 && !strcmp(parts[0], "hosts")) return STORE_RECORD_HEARTBEAT;
-	if (n == 2 && !strcmp(parts[0], "trash")) return STORE_RECORD_TRASH;
+	if (*ret_run && !strcmp(parts[0], "incoming") && n == 4 && store_attempt_name_valid(parts[2]))
+		return incoming_kind(parts[3]);
+	if (*ret_run && !strcmp(parts[0], "stats") && n == 4)
+		return STORE_RECORD_STATS;
+	if (n == 2 && !strcmp(parts[0], "hosts"))
+		return STORE_RECORD_HEARTBEAT;
+	if (n == 2 && !strcmp(parts[0], "trash"))
+		return STORE_RECORD_TRASH;
 	return 0;
 }
 
@@ -187,16 +264,23 @@ static void check_file(void *arg, unsigned worker)
 {
 	struct job *j = arg;
 	const char *run;
+
 	char (*parts)[STORE_NAME_MAX] = malloc(4 * sizeof *parts);
 	(void)worker;
-	if (!parts) verify_error(j->v, -ENOMEM);
-	else if (!j->file->temporary) {                        /* an unfinished file is nobody's yet */
+	if (!parts)
+		verify_error(j->v, -ENOMEM);
+	else if (!j->file->temporary) { /* an unfinished file is nobody's yet */
 		int n = split(j->file->name, parts), kind = kind_of(parts, n, &run);
-		if (j->file->foreign) file_fault(j->v, j->file->name, 0, 0, NULL, "not a file that vckpt makes");
-		else if (n == 3 && !strcmp(parts[0], "packs")) check_pack(j->v, j->file);
-		else if (n == 1 && !strcmp(parts[0], "reserve")) check_reserve(j->v, j->file);
-		else if (kind) verify_record(j->v, j->file->name, (enum store_record_kind)kind, run);
-		else file_fault(j->v, j->file->name, 0, 0, NULL, "not a file that vckpt makes");
+		if (j->file->foreign)
+			file_fault(j->v, j->file->name, 0, 0, NULL, "not a file that vckpt makes");
+		else if (n == 3 && !strcmp(parts[0], "packs"))
+			check_pack(j->v, j->file);
+		else if (n == 1 && !strcmp(parts[0], "reserve"))
+			check_reserve(j->v, j->file);
+		else if (kind)
+			verify_record(j->v, j->file->name, (enum store_record_kind)kind, run);
+		else
+			file_fault(j->v, j->file->name, 0, 0, NULL, "not a file that vckpt makes");
 	}
 	free(parts);
 	free(j);
@@ -211,17 +295,24 @@ int verify_files(struct verify *v, struct base_error *err)
 {
 	struct store_files files = {0};
 	int r = store_files_list(v->store, "", &files, err);
-	for (size_t i = 0; i < files.n; i++) v->total_bytes += files.all[i].size;
+
+	for (size_t i = 0; i < files.n; i++)
+		v->total_bytes += files.all[i].size;
 	for (size_t i = 0; i < files.n && r >= 0; i++) {
-		if (!strncmp(files.all[i].name, "index/", 6)) continue;
+		if (!strncmp(files.all[i].name, "index/", 6))
+			continue;
 		struct job *j = malloc(sizeof *j);
-		if (!j) { r = -ENOMEM; break; }
+		if (!j) {
+			r = -ENOMEM;
+			break;
+		}
 		*j = (struct job){v, &files.all[i]};
 		v->result.files++;
 		base_pool_run(v->pool, check_file, j);
 	}
 	base_pool_wait(v->pool);
-	if (v->npacks) qsort(v->packs, v->npacks, sizeof *v->packs, compare_packs);
+	if (v->npacks)
+		qsort(v->packs, v->npacks, sizeof *v->packs, compare_packs);
 	store_files_release(&files);
 	return r < 0 ? r : 0;
 }

@@ -5,7 +5,8 @@
  *   verify.c        the order of the passes, faults, and telling whom they touch
  *   verify_files.c  whole store: every file by itself (records, packs byte by byte, the reserve), in a pool
  *   verify_walk.c   walks everything that one step reaches: packs, layouts, view headers, parts, chunks, pieces, blobs
- *   verify_steps.c  each visible step is walked and its boxes checked; what no pack's footer answered for is re-hashed by reference
+ *   verify_steps.c  each visible step is walked and its boxes checked; what no pack's footer answered for is re-hashed
+ *                   by reference
  *
  * `lock` protects faults, packs, result and progress while the pool runs; the rest belongs to one thread. */
 #ifndef CORE_STORE_VERIFY_INTERNAL_H
@@ -20,37 +21,53 @@
 #include "core/store/part.h"
 #include "core/store/verify.h"
 
-struct verify_step { const char *run; const struct store_list_step *step; };
+struct verify_step {
+	const char *run;
+	const struct store_list_step *step;
+};
 
 /* One thing that is wrong with bytes of a file. */
 struct verify_fault {
 	char *file, *what;
-	bool pack;              /* the file is a pack: whom it touches follows from references */
-	uint64_t offset, len;   /* len 0: the whole file */
-	char *run;              /* of an entry or manifest; NULL */
-	size_t step;            /* 1 + number of the visible step whose own fault it is; 0 */
-	bool told;              /* a callback named it */
+	bool pack;            /* the file is a pack: whom it touches follows from references */
+	uint64_t offset, len; /* len 0: the whole file */
+	char *run;            /* of an entry or manifest; NULL */
+	size_t step;          /* 1 + number of the visible step whose own fault it is; 0 */
+	bool told;            /* a callback named it */
 };
 
 /* Objects of a pack whose every byte was looked at: sorted hashes of reference and digest. */
-struct verify_pack { char *file; uint64_t *places; size_t nplaces; };
+struct verify_pack {
+	char *file;
+	uint64_t *places;
+	size_t nplaces;
+};
 
-struct verify_todo { char *pack; struct store_object_ref ref; };
+struct verify_todo {
+	char *pack;
+	struct store_object_ref ref;
+};
 
 struct verify {
 	struct store *store;
 	const struct store_verify_options *o;
 	struct base_pool *pool;
 	pthread_mutex_t lock;
-	struct store_list **lists; size_t nlists;
-	struct verify_step *steps; size_t nsteps;           /* those to verify */
-	struct verify_fault *faults; size_t nfaults;
-	struct verify_pack *packs; size_t npacks;           /* sorted by file once the pool is idle */
-	struct verify_todo *todo; size_t ntodo;             /* to be re-hashed by reference */
-	uint64_t *seen; size_t nseen, seen_size;            /* open addressing: hashes of todo */
+	struct store_list **lists;
+	size_t nlists;
+	struct verify_step *steps;
+	size_t nsteps; /* those to verify */
+	struct verify_fault *faults;
+	size_t nfaults;
+	struct verify_pack *packs;
+	size_t npacks; /* sorted by file once the pool is idle */
+	struct verify_todo *todo;
+	size_t ntodo; /* to be re-hashed by reference */
+	uint64_t *seen;
+	size_t nseen, seen_size; /* open addressing: hashes of todo */
 	struct store_verify_result result;
 	uint64_t done_bytes, total_bytes;
-	int error;                                          /* out of memory; sticky */
+	int error; /* out of memory; sticky */
 };
 
 /* Any thread; copies its strings. The same fault twice counts once. */
@@ -70,24 +87,28 @@ void verify_record(struct verify *v, const char *name, enum store_record_kind ki
 enum verify_what { VERIFY_PACK, VERIFY_LAYOUT, VERIFY_HEADER, VERIFY_PART, VERIFY_CHUNK, VERIFY_PIECE, VERIFY_BLOB };
 struct verify_item {
 	enum verify_what what;
-	const char *pack; uint32_t number;      /* in the manifest's table */
-	uint64_t size;                          /* PACK: what the manifest says */
-	const struct store_object_ref *ref;     /* not of PACK */
-	const struct store_layout *layout; uint32_t tensor;  /* PIECE */
-	const char *component;                  /* HEADER */
-	const char *blob;                       /* BLOB */
+	const char *pack;
+	uint32_t number;                    /* in the manifest's table */
+	uint64_t size;                      /* PACK: what the manifest says */
+	const struct store_object_ref *ref; /* not of PACK */
+	const struct store_layout *layout;
+	uint32_t tensor;       /* PIECE */
+	const char *component; /* HEADER */
+	const char *blob;      /* BLOB */
 };
 struct verify_walker {
 	struct store *store;
 	const struct verify_step *step;
 	int (*item)(struct verify_walker *w, const struct verify_item *it);
-	/* Something could not be loaded or believed: what lies in it is left out. pack, ref NULL: `file` is at fault. */
-	void (*broken)(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref, const char *text);
+	/* Something could not be loaded or believed: what lies in it is left out. pack, ref NULL: `file` is at
+	 * fault. */
+	void (*broken)(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
+		const char *text);
 	void *arg;
-	bool cover;                             /* check the boxes, too, when nothing is broken */
-	bool any_broken;                        /* set by the walk */
+	bool cover;      /* check the boxes, too, when nothing is broken */
+	bool any_broken; /* set by the walk */
 };
-int verify_walk(struct verify_walker *w);   /* 0, what item returned, or -ENOMEM */
+int verify_walk(struct verify_walker *w); /* 0, what item returned, or -ENOMEM */
 
 int verify_steps(struct verify *v, struct base_error *err);
 

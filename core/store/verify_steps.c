@@ -1,18 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_steps: walks every step that is asked for. A reference that a verified footer lists needs no second look; every other one is re-hashed
- * by itself, once, in the pool: all of them when single steps are verified, those into damaged packs when it is the whole store. */
+ * verify_steps: walks every step that is asked for. A reference that a verified footer lists needs no second look;
+ * every other one is re-hashed by itself, once, in the pool: all of them when single steps are verified, those into
+ * damaged packs when it is the whole store. */
 #include "core/store/verify_internal.h"
 
 #include <stdio.h>
 
 enum { WINDOW_BLOCKS = 256 };
 
-struct walker { struct verify *v; size_t number; };
+struct walker {
+	struct verify *v;
+	size_t number;
+};
 
 static void pack_fault(struct verify *v, const char *file, const struct store_object_ref *ref, const char *what)
 {
-	verify_fault(v, (struct verify_fault){.file = (char *)file, .what = (char *)what, .pack = true, .offset = ref ? ref->offset : 0, .len = ref ? base_max(ref->stored_len, 1) : 0});
+	verify_fault(v,
+		(struct verify_fault){.file = (char *)file,
+			.what = (char *)what,
+			.pack = true,
+			.offset = ref ? ref->offset : 0,
+			.len = ref ? base_max(ref->stored_len, 1) : 0});
 }
 
 /* ---- what has been looked at ---- */
@@ -21,12 +30,18 @@ static bool footer_lists(const struct verify *v, const char *file, const struct 
 {
 	size_t low = 0, high = v->npacks;
 	uint64_t place = verify_place(NULL, ref);
+
 	while (low < high) {
 		size_t mid = (low + high) / 2;
 		int order = strcmp(v->packs[mid].file, file);
-		if (order == 0) return bsearch(&place, v->packs[mid].places, v->packs[mid].nplaces, sizeof place, verify_compare_places) != NULL;
-		if (order < 0) low = mid + 1;
-		else high = mid;
+
+		if (order == 0)
+			return bsearch(&place, v->packs[mid].places, v->packs[mid].nplaces, sizeof place,
+				verify_compare_places) != NULL;
+		if (order < 0)
+			low = mid + 1;
+		else
+			high = mid;
 	}
 	return false;
 }
@@ -35,11 +50,15 @@ static int grow_seen(struct verify *v)
 {
 	size_t size = v->seen_size ? 2 * v->seen_size : 1024;
 	uint64_t *slots = calloc(size, sizeof *slots);
-	if (!slots) return -ENOMEM;
+
+	if (!slots)
+		return -ENOMEM;
 	for (size_t i = 0; i < v->seen_size; i++) {
-		if (!v->seen[i]) continue;
+		if (!v->seen[i])
+			continue;
 		size_t at = v->seen[i] & (size - 1);
-		while (slots[at]) at = (at + 1) & (size - 1);
+		while (slots[at])
+			at = (at + 1) & (size - 1);
 		slots[at] = v->seen[i];
 	}
 	free(v->seen);
@@ -51,10 +70,13 @@ static int grow_seen(struct verify *v)
 /* 1: new. */
 static int add_seen(struct verify *v, uint64_t hash)
 {
-	if (2 * (v->nseen + 1) > v->seen_size && grow_seen(v) < 0) return -ENOMEM;
+	if (2 * (v->nseen + 1) > v->seen_size && grow_seen(v) < 0)
+		return -ENOMEM;
 	size_t at = hash & (v->seen_size - 1);
-	while (v->seen[at] && v->seen[at] != hash) at = (at + 1) & (v->seen_size - 1);
-	if (v->seen[at]) return 0;
+	while (v->seen[at] && v->seen[at] != hash)
+		at = (at + 1) & (v->seen_size - 1);
+	if (v->seen[at])
+		return 0;
 	v->seen[at] = hash;
 	v->nseen++;
 	return 1;
@@ -63,14 +85,19 @@ static int add_seen(struct verify *v, uint64_t hash)
 static int add_todo(struct verify *v, const char *pack, const struct store_object_ref *ref)
 {
 	int r = add_seen(v, verify_place(pack, ref));
-	if (r <= 0) return r;
+
+	if (r <= 0)
+		return r;
 	if ((v->ntodo & (v->ntodo - 1)) == 0) {
 		struct verify_todo *more = reallocarray(v->todo, v->ntodo ? 2 * v->ntodo : 1, sizeof *more);
-		if (!more) return -ENOMEM;
+
+		if (!more)
+			return -ENOMEM;
 		v->todo = more;
 	}
 	char *name = strdup(pack);
-	if (!name) return -ENOMEM;
+	if (!name)
+		return -ENOMEM;
 	v->todo[v->ntodo++] = (struct verify_todo){name, *ref};
 	v->total_bytes += ref->stored_len;
 	return 0;
@@ -85,11 +112,15 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	uint64_t size;
 	char text[160];
 	int r = add_seen(v, verify_place(it->pack, &key));
-	if (r <= 0) return r;
+
+	if (r <= 0)
+		return r;
 	r = store_size(v->store->storage, file, &size);
-	if (r < 0) pack_fault(v, file, NULL, r == -ENOENT ? "it is missing" : base_error_name(r));
+	if (r < 0)
+		pack_fault(v, file, NULL, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else if (size != it->size) {
-		snprintf(text, sizeof text, "it has %llu bytes where a step's manifest says %llu", (unsigned long long)size, (unsigned long long)it->size);
+		snprintf(text, sizeof text, "it has %llu bytes where a step's manifest says %llu",
+			(unsigned long long)size, (unsigned long long)it->size);
 		pack_fault(v, file, NULL, text);
 	}
 	return 0;
@@ -99,45 +130,68 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
 	struct walker *k = w->arg;
 	char file[STORE_NAME_MAX];
-	if (store_pack_path(it->pack, file) < 0) return 0;     /* the manifest's decoder lets no such name through */
-	if (it->what == VERIFY_PACK) return check_pack(k->v, it, file);
-	if (footer_lists(k->v, file, it->ref)) return 0;
+
+	if (store_pack_path(it->pack, file) < 0)
+		return 0; /* the manifest's decoder lets no such name through */
+	if (it->what == VERIFY_PACK)
+		return check_pack(k->v, it, file);
+	if (footer_lists(k->v, file, it->ref))
+		return 0;
 	return add_todo(k->v, it->pack, it->ref);
 }
 
-static void on_broken(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref, const char *text)
+static void on_broken(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
+	const char *text)
 {
 	struct walker *k = w->arg;
 	char path[STORE_NAME_MAX];
+
 	if (file) {
 		bool known = false;
-		for (size_t i = 0; i < k->v->nfaults && !known; i++) known = !strcmp(k->v->faults[i].file, file);
-		if (!known) verify_fault(k->v, (struct verify_fault){.file = (char *)file, .what = (char *)text, .step = k->number + 1, .run = (char *)w->step->run});
+
+		for (size_t i = 0; i < k->v->nfaults && !known; i++)
+			known = !strcmp(k->v->faults[i].file, file);
+		if (!known)
+			verify_fault(k->v,
+				(struct verify_fault){.file = (char *)file,
+					.what = (char *)text,
+					.step = k->number + 1,
+					.run = (char *)w->step->run});
 		return;
 	}
-	if (store_pack_path(pack, path) == 0 && !verify_known(k->v, path, ref)) pack_fault(k->v, path, ref, text);
+	if (store_pack_path(pack, path) == 0 && !verify_known(k->v, path, ref))
+		pack_fault(k->v, path, ref, text);
 }
 
 /* ---- re-hashing by reference ---- */
 
-struct job { struct verify *v; const struct verify_todo *todo; };
+struct job {
+	struct verify *v;
+	const struct verify_todo *todo;
+};
 
 /* Reads the object window by window; 0, or what is wrong in err. */
 static int rehash(struct verify *v, const struct verify_todo *t, struct store_pack *p, struct base_error *err)
 {
 	uint64_t blocks = base_block_count(t->ref.raw_len);
-	base_cleanup_free uint8_t *bytes = malloc(base_max(base_min(t->ref.raw_len, (uint64_t)WINDOW_BLOCKS * BASE_BLOCK_BYTES), 1));
+	uint64_t room = base_min(t->ref.raw_len, (uint64_t)WINDOW_BLOCKS * BASE_BLOCK_BYTES);
+	base_cleanup_free uint8_t *bytes = malloc(base_max(room, 1));
 	struct base_hasher *h = base_hasher_new();
 	struct base_digest d;
 	int r = bytes && h ? 0 : -ENOMEM;
+
 	for (uint64_t at = 0; r == 0 && at < blocks; at += WINDOW_BLOCKS) {
 		uint64_t n = base_min(WINDOW_BLOCKS, blocks - at);
+
 		r = store_object_read_blocks(p, &t->ref, at, n, bytes, err);
-		if (r == 0) base_hasher_update(h, bytes, base_min(n * BASE_BLOCK_BYTES, t->ref.raw_len - at * BASE_BLOCK_BYTES));
+		if (r == 0)
+			base_hasher_update(h, bytes,
+				base_min(n * BASE_BLOCK_BYTES, t->ref.raw_len - at * BASE_BLOCK_BYTES));
 	}
 	if (r == 0) {
 		base_hasher_final(h, &d);
-		if (!base_digest_equal(&d, &t->ref.digest)) r = base_error_set(err, -BASE_EDAMAGED, "an object does not match its digest");
+		if (!base_digest_equal(&d, &t->ref.digest))
+			r = base_error_set(err, -BASE_EDAMAGED, "an object does not match its digest");
 	}
 	base_hasher_free(h);
 	verify_progress(v, t->ref.stored_len);
@@ -150,15 +204,20 @@ static void check_todo(void *arg, unsigned worker)
 	struct base_error err = {0};
 	struct store_pack *p;
 	char file[STORE_NAME_MAX];
+
 	(void)worker;
 	store_pack_path(j->todo->pack, file);
 	int r = store_pack_get(j->v->store, j->todo->pack, &p, &err);
-	if (r < 0) pack_fault(j->v, file, NULL, r == -ENOENT ? "it is missing" : err.text[0] ? err.text : base_error_name(r));
+	if (r < 0)
+		pack_fault(j->v, file, NULL,
+			r == -ENOENT ? "it is missing" : err.text[0] ? err.text : base_error_name(r));
 	else {
 		r = rehash(j->v, j->todo, p, &err);
 		store_pack_put(j->v->store, p);
-		if (r == -ENOMEM) verify_error(j->v, r);
-		else if (r < 0) pack_fault(j->v, file, &j->todo->ref, err.text[0] ? err.text : base_error_name(r));
+		if (r == -ENOMEM)
+			verify_error(j->v, r);
+		else if (r < 0)
+			pack_fault(j->v, file, &j->todo->ref, err.text[0] ? err.text : base_error_name(r));
 	}
 	pthread_mutex_lock(&j->v->lock);
 	j->v->result.objects++;
@@ -169,17 +228,24 @@ static void check_todo(void *arg, unsigned worker)
 static int rehash_all(struct verify *v)
 {
 	int r = 0;
+
 	for (size_t i = 0; i < v->ntodo && r == 0; i++) {
 		char file[STORE_NAME_MAX];
 		struct job *j = malloc(sizeof *j);
-		if (!j) { r = -ENOMEM; break; }
+
+		if (!j) {
+			r = -ENOMEM;
+			break;
+		}
 		*j = (struct job){v, &v->todo[i]};
 		store_pack_path(v->todo[i].pack, file);
 		pthread_mutex_lock(&v->lock);
 		bool known = verify_known(v, file, &v->todo[i].ref);
 		pthread_mutex_unlock(&v->lock);
-		if (known) free(j);
-		else base_pool_run(v->pool, check_todo, j);
+		if (known)
+			free(j);
+		else
+			base_pool_run(v->pool, check_todo, j);
 	}
 	base_pool_wait(v->pool);
 	return r;
@@ -190,9 +256,16 @@ int verify_steps(struct verify *v, struct base_error *err)
 	(void)err;
 	for (size_t i = 0; i < v->nsteps; i++) {
 		struct walker k = {v, i};
-		struct verify_walker w = {.store = v->store, .step = &v->steps[i], .item = on_item, .broken = on_broken, .arg = &k, .cover = true};
+		struct verify_walker w = {.store = v->store,
+			.step = &v->steps[i],
+			.item = on_item,
+			.broken = on_broken,
+			.arg = &k,
+			.cover = true};
 		int r = verify_walk(&w);
-		if (r < 0) return r;
+
+		if (r < 0)
+			return r;
 	}
 	return rehash_all(v);
 }
