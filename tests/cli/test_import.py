@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import struct
+import subprocess
 
 import numpy
 import pytest
@@ -374,3 +375,19 @@ def test_threads_are_a_small_number(vckpt, store, source, threads):
     save_file(tensors(1), source / "model.safetensors")
     done = vckpt("import", store, "run", source, "--threads", threads, check=False)
     assert done.returncode == 2 and "--threads" in done.stderr
+
+
+def test_more_files_than_descriptors(vckpt, store, source, build):
+    for i in range(700):
+        numpy.save(source / f"t{i}.npy", numpy.full(3, i, "i4"))
+    (source / "dir").mkdir()
+    save_file(tensors(1), source / "dir" / "model.safetensors")
+    for i in range(700):
+        (source / "dir" / f"f{i}").write_text(str(i))
+    limited = 'ulimit -n 400; exec "$@"'
+    done = subprocess.run(["bash", "-c", limited, "bash", build / "tools" / "vckpt" / "vckpt", "import", store, "run", source / "dir",
+                           *source.glob("*.npy")], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert vckpt.json("info", store, "run/0")["blobs"] == 700
+    assert cat(vckpt, store, "run/0/f699") == b"699"
+    assert list(numpy.load(io.BytesIO(cat(vckpt, store, "run/0/model/t699")))) == [699] * 3

@@ -10,13 +10,18 @@
 #include "core/view/name.h"
 #include "core/view/npy.h"
 
+/* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual limit. */
+#define FILES_OPEN_MAX 256
+
 #define GROW(array, n) ((n) & ((n) - 1) ? 0 : grow((void **)&(array), (n) ? 2 * (n) : 1, sizeof *(array)))
 
 /* Room for `n` items; called when the count is a power of two or zero. */
 static int grow(void **array, size_t n, size_t item)
 {
 	void *bigger = reallocarray(*array, n, item);
-	if (!bigger) return -ENOMEM;
+
+	if (!bigger)
+		return -ENOMEM;
 	*array = bigger;
 	return 0;
 }
@@ -24,6 +29,7 @@ static int grow(void **array, size_t n, size_t item)
 bool import_has_suffix(const char *text, const char *suffix)
 {
 	size_t a = strlen(text), b = strlen(suffix);
+
 	return a >= b && !strcmp(text + a - b, suffix);
 }
 
@@ -31,70 +37,124 @@ int import_file_open(struct import_plan *p, const char *path, struct import_file
 {
 	struct import_file *f = calloc(1, sizeof *f);
 	int r = -ENOMEM;
-	if (!f || GROW(p->files, p->nfiles) < 0) goto fail;
-	f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  /* not to hang on a pipe */
-	if (f->fd < 0 || fstat(f->fd, &f->stat) < 0) { r = -errno; goto fail_close; }
-	if (!S_ISREG(f->stat.st_mode)) { r = S_ISDIR(f->stat.st_mode) ? -EISDIR : -EINVAL; goto fail_close; }
+
+	if (!f || GROW(p->files, p->nfiles) < 0)
+		goto fail;
+	f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to hang on a pipe */
+	if (f->fd < 0 || fstat(f->fd, &f->stat) < 0) {
+		r = -errno;
+		goto fail_close;
+	}
+	if (!S_ISREG(f->stat.st_mode)) {
+		r = S_ISDIR(f->stat.st_mode) ? -EISDIR : -EINVAL;
+		goto fail_close;
+	}
 	f->path = strdup(path);
-	if (!f->path) { r = -ENOMEM; goto fail_close; }
+	if (!f->path) {
+		r = -ENOMEM;
+		goto fail_close;
+	}
+	if (p->nfiles >= FILES_OPEN_MAX) {
+		close(f->fd);
+		f->fd = -1;
+	}
 	*ret_file = p->files[p->nfiles++] = f;
 	return 0;
 fail_close:
-	if (f->fd >= 0) close(f->fd);
+	if (f->fd >= 0)
+		close(f->fd);
 fail:
 	free(f);
 	return base_error_set(err, r, "%s: %s", path, r == -EINVAL ? "not a regular file" : strerror(-r));
 }
 
 /* A file that changed since it was opened fails every read from then on, so a step never mixes two states of a file. */
-static int check_unchanged(const struct import_file *f, struct base_error *err)
+static int check_unchanged(const struct import_file *f, int fd, struct base_error *err)
 {
 	struct stat now;
-	if (fstat(f->fd, &now) < 0) return base_error_set(err, -errno, "%s: %s", f->path, strerror(errno));
-	if (now.st_size == f->stat.st_size && now.st_mtim.tv_sec == f->stat.st_mtim.tv_sec && now.st_mtim.tv_nsec == f->stat.st_mtim.tv_nsec) return 0;
+
+	if (fstat(fd, &now) < 0)
+		return base_error_set(err, -errno, "%s: %s", f->path, strerror(errno));
+	if (now.st_dev == f->stat.st_dev && now.st_ino == f->stat.st_ino && now.st_size == f->stat.st_size && now.st_mtim.tv_sec == f->stat.st_mtim.tv_sec &&
+		now.st_mtim.tv_nsec == f->stat.st_mtim.tv_nsec)
+		return 0;
 	return base_error_set(err, -BASE_EBUSY, "%s: it was changed while it was read; nothing was imported", f->path);
+}
+
+static int read_all(const struct import_file *f, int fd, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t n = pread(fd, (char *)bytes + done, len - done, (off_t)(offset + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return base_error_set(err, -errno, "%s: %s", f->path, strerror(errno));
+		if (n == 0)
+			return base_error_set(err, -ENODATA, "%s: it became shorter while it was read", f->path);
+		done += (size_t)n;
+	}
+	return check_unchanged(f, fd, err);
 }
 
 int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
-	size_t done = 0;
-	while (done < len) {
-		ssize_t n = pread(f->fd, (char *)bytes + done, len - done, (off_t)(offset + done));
-		if (n < 0 && errno == EINTR) continue;
-		if (n < 0) return base_error_set(err, -errno, "%s: %s", f->path, strerror(errno));
-		if (n == 0) return base_error_set(err, -ENODATA, "%s: it became shorter while it was read", f->path);
-		done += (size_t)n;
-	}
-	return check_unchanged(f, err);
+	int fd, r;
+
+	if (f->fd >= 0)
+		return read_all(f, f->fd, offset, bytes, len, err);
+	fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return base_error_set(err, -errno, "%s: %s", f->path, strerror(errno));
+	r = read_all(f, fd, offset, bytes, len, err);
+	close(fd);
+	return r;
 }
 
 bool import_is_pickle(struct import_file *f)
 {
 	uint8_t head[4] = {0};
-	if (f->stat.st_size < 4 || import_file_read(f, 0, head, 4, NULL) < 0) return false;
+
+	if (f->stat.st_size < 4 || import_file_read(f, 0, head, 4, NULL) < 0)
+		return false;
 	return (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5) || !memcmp(head, "PK\3\4", 4);
 }
 
 static struct import_component *component_get(struct import_plan *p, const char *name)
 {
 	for (size_t i = 0; i < p->ncomponents; i++)
-		if (!strcmp(p->components[i].name, name)) return &p->components[i];
-	if (GROW(p->components, p->ncomponents) < 0) return NULL;
+		if (!strcmp(p->components[i].name, name))
+			return &p->components[i];
+	if (GROW(p->components, p->ncomponents) < 0)
+		return NULL;
 	struct import_component *c = &p->components[p->ncomponents++];
 	*c = (struct import_component){0};
 	snprintf(c->name, sizeof c->name, "%s", name);
 	return c;
 }
 
-static int add_tensor(struct import_plan *p, const char *component, const char *name, uint32_t name_len, enum tensor_dtype dtype,
-	const struct tensor_shape *shape, uint64_t offset, uint64_t bytes, struct import_file *file)
+static int add_tensor(struct import_plan *p, const char *component, const char *name, uint32_t name_len,
+	enum tensor_dtype dtype, const struct tensor_shape *shape, uint64_t offset, uint64_t bytes,
+	struct import_file *file)
 {
 	char *copy = malloc(name_len + 1);
-	if (!copy || GROW(p->tensors, p->ntensors) < 0) { free(copy); return -ENOMEM; }
+
+	if (!copy || GROW(p->tensors, p->ntensors) < 0) {
+		free(copy);
+		return -ENOMEM;
+	}
 	memcpy(copy, name, name_len);
 	copy[name_len] = 0;
 	struct import_tensor *t = &p->tensors[p->ntensors++];
-	*t = (struct import_tensor){.name = copy, .name_len = name_len, .dtype = dtype, .shape = *shape, .offset = offset, .bytes = bytes, .file = file};
+	*t = (struct import_tensor){.name = copy,
+		.name_len = name_len,
+		.dtype = dtype,
+		.shape = *shape,
+		.offset = offset,
+		.bytes = bytes,
+		.file = file};
 	snprintf(t->component, sizeof t->component, "%s", component);
 	return 0;
 }
@@ -104,14 +164,19 @@ static int add_metadata(struct import_component *c, const struct view_safetensor
 {
 	for (uint32_t i = 0; i < s->nmetadata; i++) {
 		bool known = false;
-		for (uint32_t k = 0; k < c->nmetadata && !known; k++) known = !strcmp(c->metadata[k].key, s->metadata[i].key);
-		if (known) continue;
-		if (GROW(c->metadata, c->nmetadata) < 0) return -ENOMEM;
+
+		for (uint32_t k = 0; k < c->nmetadata && !known; k++)
+			known = !strcmp(c->metadata[k].key, s->metadata[i].key);
+		if (known)
+			continue;
+		if (GROW(c->metadata, c->nmetadata) < 0)
+			return -ENOMEM;
 		struct proto_attribute *a = &c->metadata[c->nmetadata];
 		a->key = strdup(s->metadata[i].key);
 		a->value = strdup(s->metadata[i].value);
 		c->nmetadata++;
-		if (!a->key || !a->value) return -ENOMEM;
+		if (!a->key || !a->value)
+			return -ENOMEM;
 	}
 	return 0;
 }
@@ -120,29 +185,44 @@ static int read_header(struct import_file *f, void **ret_header, size_t *ret_len
 {
 	uint8_t prefix[8];
 	uint64_t size = (uint64_t)f->stat.st_size;
-	if (size < 8) return base_error_set(err, -BASE_EFORMAT, "%s: %" PRIu64 " bytes are too few for a safetensors file", f->path, size);
-	if (import_file_read(f, 0, prefix, 8, err) < 0) return err->code;
+
+	if (size < 8)
+		return base_error_set(err, -BASE_EFORMAT, "%s: %" PRIu64 " bytes are too few for a safetensors file",
+			f->path, size);
+	if (import_file_read(f, 0, prefix, 8, err) < 0)
+		return err->code;
 	uint64_t len = base_get64(prefix);
 	if (len > VIEW_SAFETENSORS_MAX_HEADER)
-		return base_error_set(err, -BASE_EFORMAT, "%s: it says that its header has %" PRIu64 " bytes; at most %u are allowed", f->path, len, VIEW_SAFETENSORS_MAX_HEADER);
+		return base_error_set(err, -BASE_EFORMAT,
+			"%s: it says that its header has %" PRIu64 " bytes; at most %u are allowed", f->path, len,
+			VIEW_SAFETENSORS_MAX_HEADER);
 	if (len > size - 8)
-		return base_error_set(err, -BASE_EFORMAT, "%s: it says that its header has %" PRIu64 " bytes, more than the file", f->path, len);
+		return base_error_set(err, -BASE_EFORMAT,
+			"%s: it says that its header has %" PRIu64 " bytes, more than the file", f->path, len);
 	base_cleanup_free uint8_t *header = malloc(8 + len);
-	if (!header) return base_error_set(err, -ENOMEM, "%s: no memory for its header", f->path);
-	if (import_file_read(f, 0, header, 8 + len, err) < 0) return err->code;
+	if (!header)
+		return base_error_set(err, -ENOMEM, "%s: no memory for its header", f->path);
+	if (import_file_read(f, 0, header, 8 + len, err) < 0)
+		return err->code;
 	*ret_header = base_steal(header);
 	*ret_len = 8 + len;
 	return 0;
 }
 
-static int take_safetensors(struct import_plan *p, struct import_file *f, const struct view_safetensors *s, const char *component)
+static int take_safetensors(struct import_plan *p, struct import_file *f, const struct view_safetensors *s,
+	const char *component)
 {
 	struct import_component *c = component_get(p, component);
-	if (!c || add_metadata(c, s) < 0) return -ENOMEM;
+
+	if (!c || add_metadata(c, s) < 0)
+		return -ENOMEM;
 	c->nfiles++;
 	for (uint32_t i = 0; i < s->ntensors; i++) {
 		const struct view_safetensors_tensor *t = &s->tensors[i];
-		if (add_tensor(p, component, t->name, t->name_len, t->dtype, &t->shape, s->data_offset + t->begin, t->end - t->begin, f) < 0) return -ENOMEM;
+
+		if (add_tensor(p, component, t->name, t->name_len, t->dtype, &t->shape, s->data_offset + t->begin,
+				t->end - t->begin, f) < 0)
+			return -ENOMEM;
 	}
 	return 0;
 }
@@ -154,14 +234,19 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 	struct view_safetensors s = {0};
 	size_t len = 0;
 	int r = import_file_open(p, path, &f, err);
-	if (r < 0 || (r = read_header(f, &header, &len, err)) < 0) return r;
+
+	if (r < 0 || (r = read_header(f, &header, &len, err)) < 0)
+		return r;
 	r = view_safetensors_parse(header, len, (uint64_t)f->stat.st_size, &s, err);
-	if (r < 0) return base_error_prefix(err, r, "%s", path);
+	if (r < 0)
+		return base_error_prefix(err, r, "%s", path);
 	r = take_safetensors(p, f, &s, component);
 	if (r == 0) {
 		struct import_component *c = component_get(p, component);
+
 		free(c->header);
-		c->header = c->nfiles == 1 ? base_steal(header) : NULL;  /* only a component from one single file keeps its header */
+		/* only a component from one single file keeps its header */
+		c->header = c->nfiles == 1 ? base_steal(header) : NULL;
 		c->header_len = len;
 		c->data_bytes = s.data_bytes;
 	}
@@ -179,25 +264,32 @@ int import_add_npy(struct import_plan *p, const char *path, const char *componen
 	enum tensor_dtype dtype;
 	uint64_t offset, items;
 	int r = import_file_open(p, path, &f, err);
-	if (r < 0) return r;
+
+	if (r < 0)
+		return r;
 	size_t head_len = base_min((uint64_t)f->stat.st_size, 65536 + 12);
 	base_cleanup_free void *head = malloc(head_len + 1);
-	if (!head) return base_error_set(err, -ENOMEM, "%s: out of memory", path);
-	if ((r = import_file_read(f, 0, head, head_len, err)) < 0) return r;
-	if ((r = view_npy_parse(head, head_len, (uint64_t)f->stat.st_size, &dtype, &shape, &offset, err)) < 0) return base_error_prefix(err, r, "%s", path);
+	if (!head)
+		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+	if ((r = import_file_read(f, 0, head, head_len, err)) < 0)
+		return r;
+	if ((r = view_npy_parse(head, head_len, (uint64_t)f->stat.st_size, &dtype, &shape, &offset, err)) < 0)
+		return base_error_prefix(err, r, "%s", path);
 	r = view_name_unescape(base, base_len, &name, &name_len);
-	if (r < 0) {                                           /* not a name that the escape makes: the name as it is */
+	if (r < 0) { /* not a name that the escape makes: the name as it is */
 		name = strndup(base, base_len);
 		name_len = base_len;
 	}
 	if (!name || !name_len || !proto_utf8_valid(name, name_len))
 		return base_error_set(err, -EINVAL, "%s: a tensor's name must not be empty and must be UTF-8", path);
 	struct import_component *c = component_get(p, component);
-	if (!c || tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0) return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+	if (!c || tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0)
+		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
 	c->nfiles++;
 	free(c->header);
 	c->header = NULL;
-	if (add_tensor(p, component, name, (uint32_t)name_len, dtype, &shape, offset, items * tensor_dtype_bytes(dtype), f) < 0)
+	if (add_tensor(p, component, name, (uint32_t)name_len, dtype, &shape, offset, items * tensor_dtype_bytes(dtype),
+			f) < 0)
 		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
 	return 0;
 }
@@ -205,11 +297,17 @@ int import_add_npy(struct import_plan *p, const char *path, const char *componen
 int import_add_blob(struct import_plan *p, const char *path, const char *name, struct base_error *err)
 {
 	struct import_file *f;
-	if (!proto_utf8_valid(name, strlen(name))) return base_error_set(err, -EINVAL, "%s: its name is not UTF-8", path);
+
+	if (!proto_utf8_valid(name, strlen(name)))
+		return base_error_set(err, -EINVAL, "%s: its name is not UTF-8", path);
 	int r = import_file_open(p, path, &f, err);
-	if (r < 0) return r;
+	if (r < 0)
+		return r;
 	char *copy = strdup(name);
-	if (!copy || GROW(p->blobs, p->nblobs) < 0) { free(copy); return base_error_set(err, -ENOMEM, "%s: out of memory", path); }
+	if (!copy || GROW(p->blobs, p->nblobs) < 0) {
+		free(copy);
+		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+	}
 	p->blobs[p->nblobs++] = (struct import_blob){copy, f};
 	return 0;
 }
@@ -217,12 +315,19 @@ int import_add_blob(struct import_plan *p, const char *path, const char *name, s
 int import_add_source(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
 	struct stat st;
-	if (stat(path, &st) < 0) return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
-	if (S_ISDIR(st.st_mode)) return import_add_directory(p, path, component, err);
-	if (import_has_suffix(path, ".safetensors")) return import_add_safetensors(p, path, component, err);
-	if (import_has_suffix(path, ".npy")) return import_add_npy(p, path, component, err);
-	return base_error_set(err, -EINVAL, "%s: a source is a directory in Hugging Face layout, a .safetensors or a .npy file; "
-		"pickled files are never opened: convert them with safetensors.torch.save_file", path);
+
+	if (stat(path, &st) < 0)
+		return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
+	if (S_ISDIR(st.st_mode))
+		return import_add_directory(p, path, component, err);
+	if (import_has_suffix(path, ".safetensors"))
+		return import_add_safetensors(p, path, component, err);
+	if (import_has_suffix(path, ".npy"))
+		return import_add_npy(p, path, component, err);
+	return base_error_set(err, -EINVAL,
+		"%s: a source is a directory in Hugging Face layout, a .safetensors or a .npy file; "
+		"pickled files are never opened: convert them with safetensors.torch.save_file",
+		path);
 }
 
 /* ---- tensors that stand in two files ---- */
@@ -231,9 +336,12 @@ static int compare_tensors(const void *a, const void *b)
 {
 	const struct import_tensor *x = a, *y = b;
 	int order = strcmp(x->component, y->component);
-	if (order) return order;
+
+	if (order)
+		return order;
 	order = memcmp(x->name, y->name, base_min(x->name_len, y->name_len));
-	if (order) return order;
+	if (order)
+		return order;
 	return x->name_len != y->name_len ? (x->name_len < y->name_len ? -1 : 1) : 0;
 }
 
@@ -242,27 +350,38 @@ static int same_bytes(const struct import_tensor *a, const struct import_tensor 
 	enum { CHUNK = 1 << 20 };
 	base_cleanup_free char *x = malloc(CHUNK), *y = malloc(CHUNK);
 	bool same = a->dtype == b->dtype && tensor_shape_equal(&a->shape, &b->shape);
-	if (!x || !y) return base_error_set(err, -ENOMEM, "out of memory");
+	if (!x || !y)
+		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint64_t at = 0; same && at < a->bytes; at += CHUNK) {
 		size_t n = base_min(CHUNK, a->bytes - at);
-		if (import_file_read(a->file, a->offset + at, x, n, err) < 0 || import_file_read(b->file, b->offset + at, y, n, err) < 0) return err->code;
+
+		if (import_file_read(a->file, a->offset + at, x, n, err) < 0 ||
+			import_file_read(b->file, b->offset + at, y, n, err) < 0)
+			return err->code;
 		same = !memcmp(x, y, n);
 	}
-	return same ? 0 : base_error_set(err, -EEXIST, "tensor %s stands in %s and in %s, and they differ", a->name, a->file->path, b->file->path);
+	if (!same)
+		return base_error_set(err, -EEXIST, "tensor %s stands in %s and in %s, and they differ", a->name,
+			a->file->path, b->file->path);
+	return 0;
 }
 
 /* Sorts the tensors and keeps each once. A component of one file keeps its header all the same. */
 static int settle_duplicates(struct import_plan *p, struct base_error *err)
 {
 	size_t kept = 0;
-	if (p->ntensors) qsort(p->tensors, p->ntensors, sizeof *p->tensors, compare_tensors);
+
+	if (p->ntensors)
+		qsort(p->tensors, p->ntensors, sizeof *p->tensors, compare_tensors);
 	for (size_t i = 0; i < p->ntensors; i++) {
 		if (kept && compare_tensors(&p->tensors[kept - 1], &p->tensors[i]) == 0) {
 			int r = same_bytes(&p->tensors[kept - 1], &p->tensors[i], err);
+
 			free(p->tensors[i].name);
 			p->tensors[i].name = NULL;
 			if (r < 0) {
-				memmove(&p->tensors[kept], &p->tensors[i + 1], (p->ntensors - i - 1) * sizeof *p->tensors);
+				memmove(&p->tensors[kept], &p->tensors[i + 1],
+					(p->ntensors - i - 1) * sizeof *p->tensors);
 				p->ntensors = kept + p->ntensors - i - 1;
 				return r;
 			}
@@ -287,30 +406,44 @@ static int compare_attributes(const void *a, const void *b)
 int import_plan_check(struct import_plan *p, struct base_error *err)
 {
 	int r = settle_duplicates(p, err);
-	if (r < 0) return r;
-	for (size_t i = 0; i < p->ncomponents; i++)            /* sorted, as the view's header wants it */
-		if (p->components[i].nmetadata) qsort(p->components[i].metadata, p->components[i].nmetadata, sizeof *p->components[i].metadata, compare_attributes);
-	if (p->nblobs) qsort(p->blobs, p->nblobs, sizeof *p->blobs, compare_blobs);
+
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < p->ncomponents; i++) /* sorted, as the view's header wants it */
+		if (p->components[i].nmetadata)
+			qsort(p->components[i].metadata, p->components[i].nmetadata, sizeof *p->components[i].metadata,
+				compare_attributes);
+	if (p->nblobs)
+		qsort(p->blobs, p->nblobs, sizeof *p->blobs, compare_blobs);
 	for (size_t i = 1; i < p->nblobs; i++)
 		if (compare_blobs(&p->blobs[i - 1], &p->blobs[i]) == 0)
-			return base_error_set(err, -EEXIST, "two sources have a file %s: %s and %s", p->blobs[i].name, p->blobs[i - 1].file->path, p->blobs[i].file->path);
-	if (p->ntensors || p->ncomponents) return 0;
+			return base_error_set(err, -EEXIST, "two sources have a file %s: %s and %s", p->blobs[i].name,
+				p->blobs[i - 1].file->path, p->blobs[i].file->path);
+	if (p->ntensors || p->ncomponents)
+		return 0;
 	if (p->npickles)
-		return base_error_set(err, -EINVAL, "%s and %zu other pickled file(s) are all that holds weights here, and vckpt never opens a pickle (it can run any code); "
-			"convert it first: safetensors.torch.save_file(torch.load(FILE, weights_only=True), \"model.safetensors\")", p->pickles[0], p->npickles - 1);
-	return base_error_set(err, -EINVAL, "no tensors: the sources hold no .safetensors file");
+		return base_error_set(err, -EINVAL,
+			"only pickled files hold weights here (%s, %zu in all), and vckpt never opens a pickle "
+			"(it can run any code); convert them first: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+			"\"model.safetensors\")",
+			p->pickles[0], p->npickles);
+	return base_error_set(err, -EINVAL, "no tensors: the sources name no regular .safetensors or .npy file");
 }
 
 void import_plan_release(struct import_plan *p)
 {
 	for (size_t i = 0; i < p->nfiles; i++) {
-		close(p->files[i]->fd);
+		if (p->files[i]->fd >= 0)
+			close(p->files[i]->fd);
 		free(p->files[i]->path);
 		free(p->files[i]);
 	}
-	for (size_t i = 0; i < p->ntensors; i++) free(p->tensors[i].name);
-	for (size_t i = 0; i < p->nblobs; i++) free(p->blobs[i].name);
-	for (size_t i = 0; i < p->npickles; i++) free(p->pickles[i]);
+	for (size_t i = 0; i < p->ntensors; i++)
+		free(p->tensors[i].name);
+	for (size_t i = 0; i < p->nblobs; i++)
+		free(p->blobs[i].name);
+	for (size_t i = 0; i < p->npickles; i++)
+		free(p->pickles[i]);
 	for (size_t i = 0; i < p->ncomponents; i++) {
 		for (uint32_t k = 0; k < p->components[i].nmetadata; k++) {
 			free((char *)p->components[i].metadata[k].key);
