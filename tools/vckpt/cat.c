@@ -12,7 +12,8 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	(void)t;
 	(void)value;
-	if (val == 'r') *(bool *)arg = true;
+	if (val == 'r')
+		*(bool *)arg = true;
 	return 0;
 }
 
@@ -21,8 +22,11 @@ static int write_out(void *arg, const void *bytes, size_t len, struct base_error
 	(void)arg;
 	for (size_t done = 0; done < len;) {
 		ssize_t n = write(STDOUT_FILENO, (const char *)bytes + done, len - done);
-		if (n < 0 && errno == EINTR) continue;
-		if (n < 0) return base_error_set(err, -errno, "standard output: %s", strerror(errno));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return base_error_set(err, -errno, "standard output: %s", strerror(errno));
 		done += (size_t)n;
 	}
 	return 0;
@@ -36,11 +40,19 @@ static int cat_file(struct tool *t, struct load_step *step, const char *path, bo
 	struct load_cache *cache = load_cache_new(CACHE_BYTES);
 	int code = TOOL_DONE;
 	int64_t node = cache ? view_tree_build(step, &tree, &err) : base_error_set(&err, -ENOMEM, "out of memory");
-	if (node == 0) node = view_tree_walk(tree, path);
-	if (node < 0 && !err.code) base_error_set(&err, (int)node, "%s/%" PRIu64 " has no file %s", load_step_info(step)->run, load_step_info(step)->step, path);
+
+	if (node == 0)
+		node = view_tree_walk(tree, path);
+	if (node < 0 && !err.code)
+		base_error_set(&err, (int)node, "%s/%" PRIu64 " has no file %s", load_step_info(step)->run,
+			load_step_info(step)->step, path);
 	if (node >= 0 && view_file_open(tree, (uint32_t)node, &file, &err) == 0) {
-		uint64_t skip = raw && view_tree_node(tree, (uint32_t)node)->kind == VIEW_TENSOR_NPY ? VIEW_NPY_DATA_OFFSET : 0;
-		if (view_file_stream(file, cache, skip, 0, write_out, NULL, &err) < 0) code = tool_fail(t, &err);
+		uint64_t skip = raw && view_tree_node(tree, (uint32_t)node)->kind == VIEW_TENSOR_NPY
+			? VIEW_NPY_DATA_OFFSET
+			: 0;
+
+		if (view_file_stream(file, cache, skip, 0, write_out, NULL, &err) < 0)
+			code = tool_fail(t, &err);
 		view_file_close(file);
 	} else {
 		code = tool_fail(t, &err);
@@ -61,14 +73,22 @@ static int cat_run(struct tool *t, int argc, char **argv)
 	struct store *s = NULL;
 	bool raw = false;
 	int code = tool_parse(t, argc, argv, NULL, options, option, &raw), used;
-	if (code) return code - TOOL_LEAVE;
-	if (t->narguments != 2) return tool_usage(t, "STORE and RUN/STEP/PATH are needed");
-	if (t->json) return tool_usage(t, "it prints bytes; there is no --json");
-	if ((code = tool_target_parse(t, t->arguments[1], &target))) return code;
-	if (!target.rest) return tool_usage(t, "name a file: RUN/STEP/PATH, PATH as the mount shows it");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used))) return code;
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if (t->narguments != 2)
+		return tool_usage(t, "STORE and RUN/STEP/PATH are needed");
+	if (t->json)
+		return tool_usage(t, "it prints bytes; there is no --json");
+	if ((code = tool_target_parse(t, t->arguments[1], &target)))
+		return code;
+	if (!target.rest)
+		return tool_usage(t, "name a file: RUN/STEP/PATH, PATH as the mount shows it");
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
-		if (load_step_open(s, target.run, entry, &step, &err) < 0) code = tool_fail(t, &err);
+		if (load_step_open(s, target.run, entry, &step, &err) < 0)
+			code = tool_fail(t, &err);
 		else {
 			code = cat_file(t, step, target.rest, raw);
 			load_step_unref(step);
@@ -81,5 +101,7 @@ static int cat_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_cat = {"cat", "print one file of a step",
 	"usage: vckpt cat STORE RUN/STEP/PATH [--raw] [-q] [-v]\n\n"
-	"Prints a file of a step as the mount shows it: model/NAME.npy (.npy may be left off), model.safetensors, config.json, ...\n\n"
-	"  --raw   of a tensor the bare bytes, row-major, without the .npy header\n", cat_run};
+	"Prints a file of a step as the mount shows it: model/NAME.npy (.npy may be left off),\n"
+	"model.safetensors, config.json, ...\n\n"
+	"  --raw   of a tensor the bare bytes, row-major, without the .npy header\n",
+	cat_run};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt export: a step as a directory of plain files, named as in the mount. It is made as DEST.incomplete and renamed when it is whole. */
+ * vckpt export: a step as a directory of plain files, named as in the mount. It is made as DEST.incomplete and renamed
+ * when it is whole. */
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
@@ -23,15 +24,23 @@ struct export {
 	struct base_error err;
 };
 
-struct sink { int fd; const char *path; struct export *e; };
+struct sink {
+	int fd;
+	const char *path;
+	struct export *e;
+};
 
 static int write_file(void *arg, const void *bytes, size_t len, struct base_error *err)
 {
 	struct sink *s = arg;
+
 	for (size_t done = 0; done < len;) {
 		ssize_t n = write(s->fd, (const char *)bytes + done, len - done);
-		if (n < 0 && errno == EINTR) continue;
-		if (n < 0) return base_error_set(err, -errno, "%s: %s", s->path, strerror(errno));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return base_error_set(err, -errno, "%s: %s", s->path, strerror(errno));
 		done += (size_t)n;
 	}
 	s->e->done += len;
@@ -43,22 +52,27 @@ static int export_file(struct export *e, uint32_t node, const char *path)
 {
 	struct view_file *file;
 	struct sink sink = {open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), path, e};
-	if (sink.fd < 0) return base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
+
+	if (sink.fd < 0)
+		return base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
 	int r = view_file_open(e->tree, node, &file, &e->err);
 	if (r == 0) {
 		r = view_file_stream(file, e->cache, 0, 0, write_file, &sink, &e->err);
 		view_file_close(file);
 	}
-	if (close(sink.fd) < 0 && r == 0) r = base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
+	if (close(sink.fd) < 0 && r == 0)
+		r = base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
 	e->files++;
 	return r;
 }
 
-/* Has the component of tensor `item` one file that holds the tensor? Those that safetensors cannot hold come as .npy. */
+/* Has the component of tensor `item` one file that holds the tensor? Those that safetensors cannot hold come as
+ * .npy. */
 static bool in_safetensors(const struct export *e, uint32_t item)
 {
 	struct load_tensor_info info;
 	char name[PROTO_COMPONENT_MAX + 16];
+
 	load_step_tensor_info(e->step, item, &info);
 	snprintf(name, sizeof name, "%s.safetensors", info.component);
 	return tensor_dtype_safetensors(info.dtype) && view_tree_lookup(e->tree, 0, name) >= 0;
@@ -67,10 +81,14 @@ static bool in_safetensors(const struct export *e, uint32_t item)
 static bool wanted(const struct export *e, const struct view_node *n)
 {
 	switch (n->kind) {
-	case VIEW_BLOB: return true;
-	case VIEW_SAFETENSORS: return !e->npy;
-	case VIEW_TENSOR_NPY: return e->npy || !in_safetensors(e, n->item);
-	default: return false;  /* manifest.json speaks of the store, not of the model */
+	case VIEW_BLOB:
+		return true;
+	case VIEW_SAFETENSORS:
+		return !e->npy;
+	case VIEW_TENSOR_NPY:
+		return e->npy || !in_safetensors(e, n->item);
+	default:
+		return false; /* manifest.json speaks of the store, not of the model */
 	}
 }
 
@@ -79,10 +97,13 @@ static int export_node(struct export *e, uint32_t node, const char *path, bool c
 static int export_children(struct export *e, const struct view_node *n, const char *path, bool count_only)
 {
 	int r = 0;
+
 	for (uint32_t i = 0; i < n->nchildren && r == 0; i++) {
 		const struct view_node *child = view_tree_node(e->tree, n->first_child + i);
 		base_cleanup_free char *sub = NULL;
-		if (asprintf(&sub, "%s/%s", path, child->name) < 0) return base_error_set(&e->err, -ENOMEM, "out of memory");
+
+		if (asprintf(&sub, "%s/%s", path, child->name) < 0)
+			return base_error_set(&e->err, -ENOMEM, "out of memory");
 		r = export_node(e, n->first_child + i, sub, count_only);
 	}
 	return r;
@@ -92,10 +113,13 @@ static int export_children(struct export *e, const struct view_node *n, const ch
 static int make_parents(struct export *e, const char *path)
 {
 	base_cleanup_free char *copy = strdup(path);
-	if (!copy) return base_error_set(&e->err, -ENOMEM, "out of memory");
+
+	if (!copy)
+		return base_error_set(&e->err, -ENOMEM, "out of memory");
 	for (char *slash = strchr(copy + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
 		*slash = 0;
-		if (mkdir(copy, 0777) < 0 && errno != EEXIST) return base_error_set(&e->err, -errno, "%s: %s", copy, strerror(errno));
+		if (mkdir(copy, 0777) < 0 && errno != EEXIST)
+			return base_error_set(&e->err, -errno, "%s: %s", copy, strerror(errno));
 		*slash = '/';
 	}
 	return 0;
@@ -104,16 +128,24 @@ static int make_parents(struct export *e, const char *path)
 static int export_node(struct export *e, uint32_t node, const char *path, bool count_only)
 {
 	const struct view_node *n = view_tree_node(e->tree, node);
-	if (n->kind == VIEW_DIRECTORY) return export_children(e, n, path, count_only);
-	if (!wanted(e, n)) return 0;
-	if (count_only) { e->total += n->size; return 0; }
+
+	if (n->kind == VIEW_DIRECTORY)
+		return export_children(e, n, path, count_only);
+	if (!wanted(e, n))
+		return 0;
+	if (count_only) {
+		e->total += n->size;
+		return 0;
+	}
 	int r = make_parents(e, path);
 	return r < 0 ? r : export_file(e, node, path);
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
-	(void)st; (void)type; (void)ftw;
+	(void)st;
+	(void)type;
+	(void)ftw;
 	return remove(path);
 }
 
@@ -121,22 +153,32 @@ static int export_to(struct export *e, const char *dest)
 {
 	base_cleanup_free char *partial = NULL;
 	size_t len = strlen(dest);
-	while (len > 1 && dest[len - 1] == '/') len--;
-	if (asprintf(&partial, "%.*s.incomplete", (int)len, dest) < 0) return base_error_set(&e->err, -ENOMEM, "out of memory");
+
+	while (len > 1 && dest[len - 1] == '/')
+		len--;
+	if (asprintf(&partial, "%.*s.incomplete", (int)len, dest) < 0)
+		return base_error_set(&e->err, -ENOMEM, "out of memory");
 	if (rmdir(dest) < 0 && errno != ENOENT)
-		return base_error_set(&e->err, -errno, "%s: %s", dest, errno == ENOTEMPTY || errno == EEXIST ? "it is there and not empty" : strerror(errno));
-	if (mkdir(partial, 0777) < 0) return base_error_set(&e->err, -errno, "%s: %s", partial, errno == EEXIST ? "left by an export that did not end: remove it" : strerror(errno));
+		return base_error_set(&e->err, -errno, "%s: %s", dest,
+			errno == ENOTEMPTY || errno == EEXIST ? "it is there and not empty" : strerror(errno));
+	if (mkdir(partial, 0777) < 0)
+		return base_error_set(&e->err, -errno, "%s: %s", partial,
+			errno == EEXIST ? "left by an export that did not end: remove it" : strerror(errno));
 	export_node(e, 0, partial, true);
 	int r = export_node(e, 0, partial, false);
-	if (r == 0 && rename(partial, dest) < 0) r = base_error_set(&e->err, -errno, "%s: %s", dest, strerror(errno));
-	if (r < 0) nftw(partial, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+	if (r == 0 && rename(partial, dest) < 0)
+		r = base_error_set(&e->err, -errno, "%s: %s", dest, strerror(errno));
+	if (r < 0)
+		nftw(partial, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 	return r;
 }
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
-	if (val != 'f') return 0;
-	if (strcmp(value, "npy") && strcmp(value, "safetensors")) return tool_usage(t, "--format is safetensors or npy");
+	if (val != 'f')
+		return 0;
+	if (strcmp(value, "npy") && strcmp(value, "safetensors"))
+		return tool_usage(t, "--format is safetensors or npy");
 	((struct export *)arg)->npy = !strcmp(value, "npy");
 	return 0;
 }
@@ -146,8 +188,10 @@ static int export_step(struct export *e, const char *dest)
 	struct tool *t = e->t;
 	char bytes[32];
 	int code = TOOL_DONE;
+
 	e->cache = load_cache_new(CACHE_BYTES);
-	if (!e->cache) base_error_set(&e->err, -ENOMEM, "out of memory");
+	if (!e->cache)
+		base_error_set(&e->err, -ENOMEM, "out of memory");
 	tool_progress_start(&e->progress, t, "export");
 	if (!e->cache || view_tree_build(e->step, &e->tree, &e->err) < 0 || export_to(e, dest) < 0) {
 		tool_progress_end(&e->progress);
@@ -155,8 +199,11 @@ static int export_step(struct export *e, const char *dest)
 	} else {
 		tool_progress_end(&e->progress);
 		tool_format_bytes(e->done, bytes);
-		if (t->json) code = tool_print_json(json_pack("{s:s, s:I, s:I}", "destination", dest, "files", (json_int_t)e->files, "bytes", (json_int_t)e->done));
-		else if (!t->quiet) printf("%s: %" PRIu64 " files, %s\n", dest, e->files, bytes);
+		if (t->json)
+			code = tool_print_json(json_pack("{s:s, s:I, s:I}", "destination", dest, "files",
+				(json_int_t)e->files, "bytes", (json_int_t)e->done));
+		else if (!t->quiet)
+			printf("%s: %" PRIu64 " files, %s\n", dest, e->files, bytes);
 	}
 	view_tree_unref(e->tree);
 	load_cache_free(e->cache);
@@ -172,13 +219,20 @@ static int export_run(struct tool *t, int argc, char **argv)
 	struct store_list *l = NULL;
 	struct store *s = NULL;
 	int code = tool_parse(t, argc, argv, NULL, options, option, &e), used;
-	if (code) return code - TOOL_LEAVE;
-	if (t->narguments != 3) return tool_usage(t, "STORE, RUN/STEP and DEST are needed");
-	if ((code = tool_target_parse(t, t->arguments[1], &target))) return code;
-	if (!target.has_step || target.rest) return tool_usage(t, "name one step: RUN/STEP");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used))) return code;
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if (t->narguments != 3)
+		return tool_usage(t, "STORE, RUN/STEP and DEST are needed");
+	if ((code = tool_target_parse(t, t->arguments[1], &target)))
+		return code;
+	if (!target.has_step || target.rest)
+		return tool_usage(t, "name one step: RUN/STEP");
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
-		if (load_step_open(s, target.run, entry, &e.step, &e.err) < 0) code = tool_fail(t, &e.err);
+		if (load_step_open(s, target.run, entry, &e.step, &e.err) < 0)
+			code = tool_fail(t, &e.err);
 		else {
 			code = export_step(&e, t->arguments[2]);
 			load_step_unref(e.step);
@@ -191,6 +245,7 @@ static int export_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_export = {"export", "write a step as plain files",
 	"usage: vckpt export STORE RUN/STEP DEST [--format safetensors|npy] [--json] [-q] [-v]\n\n"
-	"Writes a step into DEST, a directory that does not exist yet or is empty, its files named as in the mount: a .safetensors for\n"
-	"each component (or, with --format npy, a .npy for each tensor) and the blobs. Tensors of types that safetensors lacks come\n"
-	"as .npy. DEST appears only when it is whole.\n", export_run};
+	"Writes a step into DEST, a directory that does not exist yet or is empty, its files named as in the\n"
+	"mount: a .safetensors for each component (or, with --format npy, a .npy for each tensor) and the\n"
+	"blobs. Tensors of types that safetensors lacks come as .npy. DEST appears only when it is whole.\n",
+	export_run};

@@ -5,25 +5,36 @@
 #include "core/store/gc.h"
 #include "tools/vckpt/tool.h"
 
-struct gc { struct tool *t; struct store_gc_options options; json_t *actions; };
+struct gc {
+	struct tool *t;
+	struct store_gc_options options;
+	json_t *actions;
+};
 
 /* "36", "90s", "45m", "24h", "7d" */
 static int parse_duration(const char *text, uint64_t *ret_s)
 {
 	char *end;
+
 	errno = 0;
 	unsigned long long n = strtoull(text, &end, 10);
-	uint64_t unit = !*end || !strcmp(end, "s") ? 1 : !strcmp(end, "m") ? 60 : !strcmp(end, "h") ? 3600 : !strcmp(end, "d") ? 86400 : 0;
-	if (end == text || *text == '-' || errno || !unit || base_mul_overflows(n, unit, ret_s)) return -EINVAL;
+	uint64_t unit = !*end || !strcmp(end, "s") ? 1
+		: !strcmp(end, "m") ? 60 : !strcmp(end, "h") ? 3600 : !strcmp(end, "d") ? 86400 : 0;
+	if (end == text || *text == '-' || errno || !unit || base_mul_overflows(n, unit, ret_s))
+		return -EINVAL;
 	return 0;
 }
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	struct gc *g = arg;
-	if (val == 'n') g->options.dry_run = true;
-	if (val == 'g' && parse_duration(value, &g->options.grace_s) < 0) return tool_usage(t, "--grace %s: a number with s, m, h or d", value);
-	if (val == 'b' && parse_duration(value, &g->options.heartbeat_s) < 0) return tool_usage(t, "--heartbeat %s: a number with s, m, h or d", value);
+
+	if (val == 'n')
+		g->options.dry_run = true;
+	if (val == 'g' && parse_duration(value, &g->options.grace_s) < 0)
+		return tool_usage(t, "--grace %s: a number with s, m, h or d", value);
+	if (val == 'b' && parse_duration(value, &g->options.heartbeat_s) < 0)
+		return tool_usage(t, "--heartbeat %s: a number with s, m, h or d", value);
 	return 0;
 }
 
@@ -31,48 +42,63 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 {
 	struct gc *g = arg;
 	char size[32];
+
 	if (g->t->json) {
-		json_array_append_new(g->actions, json_pack("{s:s, s:s, s:I, s:s*}", "action", what, "name", name, "bytes", (json_int_t)bytes, "detail", detail));
+		json_array_append_new(g->actions,
+			json_pack("{s:s, s:s, s:I, s:s*}", "action", what, "name", name, "bytes", (json_int_t)bytes,
+				"detail", detail));
 		return;
 	}
-	if (g->t->quiet || (!g->t->verbose && !g->options.dry_run && !strcmp(what, "keep"))) return;
+	if (g->t->quiet || (!g->t->verbose && !g->options.dry_run && !strcmp(what, "keep")))
+		return;
 	tool_format_bytes(bytes, size);
 	printf("%-7s %9s  ", what, size);
 	tool_print_text(stdout, name, strlen(name));
-	if (detail) fputs(": ", stdout);
-	if (detail) tool_print_text(stdout, detail, strlen(detail));
+	if (detail)
+		fputs(": ", stdout);
+	if (detail)
+		tool_print_text(stdout, detail, strlen(detail));
 	putchar('\n');
 }
 
 static json_t *result_json(const struct gc *g, const struct store_gc_result *r)
 {
-	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted", (json_int_t)r->aborted,
-		"marked", (json_int_t)r->marked, "deleted", (json_int_t)r->deleted, "deleted_bytes", (json_int_t)r->deleted_bytes,
-		"waiting", (json_int_t)r->waiting, "waiting_bytes", (json_int_t)r->waiting_bytes, "actions", g->actions);
+	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted",
+		(json_int_t)r->aborted, "marked", (json_int_t)r->marked, "deleted", (json_int_t)r->deleted,
+		"deleted_bytes", (json_int_t)r->deleted_bytes, "waiting", (json_int_t)r->waiting, "waiting_bytes",
+		(json_int_t)r->waiting_bytes, "actions", g->actions);
 }
 
 static int gc_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'}, {"grace", required_argument, NULL, 'g'},
-		{"heartbeat", required_argument, NULL, 'b'}, {0}};
+	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'},
+		{"grace", required_argument, NULL, 'g'}, {"heartbeat", required_argument, NULL, 'b'}, {0}};
 	struct gc g = {.t = t, .options = {.grace_s = 86400, .heartbeat_s = 20, .report = report}};
 	struct store_gc_result result = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
 	char deleted[32], waiting[32];
 	int code = tool_parse(t, argc, argv, "n", options, option, &g), used;
-	if (code) return code - TOOL_LEAVE;
-	if ((code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s, &used))) return code;
-	if (t->narguments > 1) { store_close(s); return tool_usage(t, "one STORE is all it takes"); }
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if ((code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s, &used)))
+		return code;
+	if (t->narguments > 1) {
+		store_close(s);
+		return tool_usage(t, "one STORE is all it takes");
+	}
 	g.options.arg = &g;
 	g.actions = json_array();
-	if (store_gc(s, &g.options, &result, &err) < 0) code = tool_fail(t, &err);
-	else if (t->json) code = tool_print_json(result_json(&g, &result));
+	if (store_gc(s, &g.options, &result, &err) < 0)
+		code = tool_fail(t, &err);
+	else if (t->json)
+		code = tool_print_json(result_json(&g, &result));
 	else if (!t->quiet) {
 		tool_format_bytes(result.deleted_bytes, deleted);
 		tool_format_bytes(result.waiting_bytes, waiting);
-		printf("%s%" PRIu64 " files deleted, %s; %" PRIu64 " files, %s, wait for their grace to end\n", g.options.dry_run ? "would be: " : "",
-			result.deleted, deleted, result.waiting, waiting);
+		printf("%s%" PRIu64 " files deleted, %s; %" PRIu64 " files, %s, wait for their grace to end\n",
+			g.options.dry_run ? "would be: " : "", result.deleted, deleted, result.waiting, waiting);
 	}
 	json_decref(g.actions);
 	store_close(s);
@@ -81,9 +107,12 @@ static int gc_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
 	"usage: vckpt gc STORE [OPTION...]\n\n"
-	"Ends attempts whose writer is dead, marks packs and other files that no step, no save under way and no base of one\n"
-	"reaches, and deletes what an earlier run marked at least a grace period ago. Whole files only.\n\n"
+	"Ends attempts whose writer is dead, marks packs and other files that no step, no save under way and\n"
+	"no base of one reaches, and deletes what an earlier run marked at least a grace period ago. Whole\n"
+	"files only.\n\n"
 	"  -n, --dry-run       change nothing; list what would be done\n"
-	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a writer is alive\n"
+	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a\n"
+	"                      writer is alive\n"
 	"  --heartbeat TIME    how long a writer on another host may be silent: 20s\n"
-	"  --json -q -v        print JSON; print nothing; list what is kept for now, too\n", gc_run};
+	"  --json -q -v        print JSON; print nothing; list what is kept for now, too\n",
+	gc_run};

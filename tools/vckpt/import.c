@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt import: files in, one step. The plan is made and checked from headers alone (import_plan.c, import_directory.c); then one
- * writer saves it (core/save); then a process of its own brings the index up to date. */
+ * vckpt import: files in, one step. The plan is made and checked from headers alone (import_plan.c,
+ * import_directory.c); then one writer saves it (core/save); then a process of its own brings the index up to date. */
 #include "tools/vckpt/import.h"
 
 #include <inttypes.h>
@@ -12,31 +12,43 @@
 struct import {
 	struct import_plan plan;
 	struct save_options options;
-	struct proto_attribute *attributes; size_t nattributes;
-	const char *component;          /* of the sources that come next */
-	const char **components;        /* of each positional argument */
+	struct proto_attribute *attributes;
+	size_t nattributes;
+	const char *component;   /* of the sources that come next */
+	const char **components; /* of each positional argument */
 	struct tool_target target;
 	struct base_error err;
 };
 
 static const struct option options[] = {
-	{"component", required_argument, NULL, 'c'}, {"step", required_argument, NULL, 's'}, {"set", required_argument, NULL, 'a'},
-	{"replace", no_argument, NULL, 'r'}, {"keep-pickles", no_argument, NULL, 'k'}, {"threads", required_argument, NULL, 't'},
-	{"no-index", no_argument, NULL, 'n'}, {0},
+	{"component", required_argument, NULL, 'c'},
+	{"step", required_argument, NULL, 's'},
+	{"set", required_argument, NULL, 'a'},
+	{"replace", no_argument, NULL, 'r'},
+	{"keep-pickles", no_argument, NULL, 'k'},
+	{"threads", required_argument, NULL, 't'},
+	{"no-index", no_argument, NULL, 'n'},
+	{0},
 };
 
 static int set_attribute(struct tool *t, struct import *in, const char *value)
 {
 	const char *equals = strchr(value, '=');
-	if (!equals) return tool_usage(t, "--set takes KEY=VALUE");
+
+	if (!equals)
+		return tool_usage(t, "--set takes KEY=VALUE");
 	char *key = strndup(value, (size_t)(equals - value)), *text = strdup(equals + 1);
 	struct proto_attribute *more = reallocarray(in->attributes, in->nattributes + 1, sizeof *more);
-	if (more) in->attributes = more;
+	if (more)
+		in->attributes = more;
 	bool good = key && text && more && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text));
 	for (size_t i = 0; good && i < in->nattributes; i++)
-		if (!strcmp(in->attributes[i].key, key)) good = false;
+		if (!strcmp(in->attributes[i].key, key))
+			good = false;
 	if (!good) {
-		int code = tool_usage(t, "--set %s: a key is [A-Za-z_][A-Za-z0-9_.-]{0,63}, given once; a value is UTF-8", value);
+		int code = tool_usage(t,
+			"--set %s: a key is [A-Za-z_][A-Za-z0-9_.-]{0,63}, given once; a value is UTF-8", value);
+
 		free(key);
 		free(text);
 		return code;
@@ -49,10 +61,14 @@ static int set_step(struct tool *t, struct import *in, const char *value)
 {
 	struct tool_target target;
 	char text[64];
-	if (snprintf(text, sizeof text, "r/%s", value) >= (int)sizeof text) return tool_usage(t, "--step %s is not a number", value);
+
+	if (snprintf(text, sizeof text, "r/%s", value) >= (int)sizeof text)
+		return tool_usage(t, "--step %s is not a number", value);
 	int code = tool_target_parse(t, text, &target);
-	if (code) return code;
-	if (target.latest || target.rest) return tool_usage(t, "--step takes a number");
+	if (code)
+		return code;
+	if (target.latest || target.rest)
+		return tool_usage(t, "--step takes a number");
 	in->options.step = target.step;
 	return 0;
 }
@@ -61,7 +77,9 @@ static int set_threads(struct tool *t, struct import *in, const char *value)
 {
 	char *end;
 	unsigned long n = *value >= '0' && *value <= '9' ? strtoul(value, &end, 10) : 0;
-	if (n == 0 || *end || n > THREADS_MAX) return tool_usage(t, "--threads %s: a number from 1 to %d", value, THREADS_MAX);
+
+	if (n == 0 || *end || n > THREADS_MAX)
+		return tool_usage(t, "--threads %s: a number from 1 to %d", value, THREADS_MAX);
 	in->options.threads = (unsigned)n;
 	return 0;
 }
@@ -70,35 +88,56 @@ static int set_threads(struct tool *t, struct import *in, const char *value)
 static int argument(struct tool *t, struct import *in, const char *value)
 {
 	in->components[t->narguments - 1] = in->component;
-	if (t->narguments != 2) return 0;
+	if (t->narguments != 2)
+		return 0;
 	int code = tool_target_parse(t, value, &in->target);
-	if (code == 0 && (in->target.rest || in->target.latest)) return tool_usage(t, "the target is RUN or RUN/STEP, STEP a number");
+	if (code == 0 && (in->target.rest || in->target.latest))
+		return tool_usage(t, "the target is RUN or RUN/STEP, STEP a number");
 	return code;
 }
 
 static int add_sources(struct tool *t, struct import *in)
 {
-	if (t->narguments < 3) return tool_usage(t, "STORE, RUN[/STEP] and at least one SOURCE are needed");
-	if (in->target.has_step && in->options.step != PROTO_NONE && in->options.step != in->target.step) return tool_usage(t, "two different steps are given");
-	if (in->target.has_step) in->options.step = in->target.step;
+	if (t->narguments < 3)
+		return tool_usage(t, "STORE, RUN[/STEP] and at least one SOURCE are needed");
+	if (in->target.has_step && in->options.step != PROTO_NONE && in->options.step != in->target.step)
+		return tool_usage(t, "two different steps are given");
+	if (in->target.has_step)
+		in->options.step = in->target.step;
 	for (int i = 2; i < t->narguments; i++)
-		if (import_add_source(&in->plan, t->arguments[i], in->components[i], &in->err) < 0) return tool_fail(t, &in->err);
+		if (import_add_source(&in->plan, t->arguments[i], in->components[i], &in->err) < 0)
+			return tool_fail(t, &in->err);
 	return import_plan_check(&in->plan, &in->err) < 0 ? tool_fail(t, &in->err) : 0;
 }
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	struct import *in = arg;
+
 	switch (val) {
-	case 1: return argument(t, in, value);
-	case 'a': return set_attribute(t, in, value);
-	case 's': return set_step(t, in, value);
-	case 'r': in->options.replace = true; return 0;
-	case 'k': in->plan.keep_pickles = true; return 0;
-	case 'n': in->options.no_index = true; return 0;
-	case 't': return set_threads(t, in, value);
+	case 1:
+		return argument(t, in, value);
+	case 'a':
+		return set_attribute(t, in, value);
+	case 's':
+		return set_step(t, in, value);
+	case 'r':
+		in->options.replace = true;
+		return 0;
+	case 'k':
+		in->plan.keep_pickles = true;
+		return 0;
+	case 'n':
+		in->options.no_index = true;
+		return 0;
+	case 't':
+		return set_threads(t, in, value);
 	case 'c':
-		if (!proto_component_valid(value)) return tool_usage(t, "--component %s: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 bytes, and no name that a step's directory uses", value);
+		if (!proto_component_valid(value))
+			return tool_usage(t,
+				"--component %s: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 bytes, and no name that a "
+				"step's directory uses",
+				value);
 		in->component = value;
 		return 0;
 	}
@@ -108,6 +147,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 static int read_source(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	struct import_tensor *t = arg;
+
 	return import_file_read(t->file, t->offset + offset, bytes, len, err);
 }
 
@@ -120,13 +160,19 @@ static int declare(struct import *in, struct save_writer *w)
 {
 	for (size_t i = 0; i < in->plan.ntensors; i++) {
 		struct import_tensor *t = &in->plan.tensors[i];
-		int r = save_writer_tensor(w, t->component, t->name, t->name_len, t->dtype, &t->shape, (struct save_source){read_source, t}, &in->err);
-		if (r < 0) return base_error_prefix(&in->err, r, "%s", t->file->path);
+		int r = save_writer_tensor(w, t->component, t->name, t->name_len, t->dtype, &t->shape,
+			(struct save_source){read_source, t}, &in->err);
+
+		if (r < 0)
+			return base_error_prefix(&in->err, r, "%s", t->file->path);
 	}
 	for (size_t i = 0; i < in->plan.nblobs; i++) {
 		struct import_blob *b = &in->plan.blobs[i];
-		int r = save_writer_blob(w, b->name, false, (uint64_t)b->file->stat.st_size, (struct save_source){read_blob, b->file}, &in->err);
-		if (r < 0) return base_error_prefix(&in->err, r, "%s", b->file->path);
+		int r = save_writer_blob(w, b->name, false, (uint64_t)b->file->stat.st_size,
+			(struct save_source){read_blob, b->file}, &in->err);
+
+		if (r < 0)
+			return base_error_prefix(&in->err, r, "%s", b->file->path);
 	}
 	return 0;
 }
@@ -136,20 +182,30 @@ static int add_headers(struct import *in, struct save_writer *w)
 {
 	const struct store_layout *layout;
 	int r = save_writer_plan(w, &layout, &in->err);
+
 	for (uint32_t i = 0; r == 0 && i < layout->m.ncomponents; i++) {
 		struct import_component *c = NULL;
 		base_cleanup_buf struct base_buf made = BASE_BUF_INIT;
 		uint64_t data_bytes = 0;
+
 		for (size_t k = 0; k < in->plan.ncomponents; k++)
-			if (!strcmp(in->plan.components[k].name, layout->m.components[i])) c = &in->plan.components[k];
+			if (!strcmp(in->plan.components[k].name, layout->m.components[i]))
+				c = &in->plan.components[k];
 		if (c && c->header) {
-			r = save_writer_header(w, c->name, "safetensors", c->header, c->header_len, c->data_bytes, &in->err);
+			r = save_writer_header(w, c->name, "safetensors", c->header, c->header_len, c->data_bytes,
+				&in->err);
 			continue;
 		}
 		r = view_safetensors_make(layout, i, c ? c->metadata : NULL, c ? c->nmetadata : 0, &made, &data_bytes);
-		if (r == -EFBIG) r = 0;                            /* such a component has no .safetensors; manifest.json says so */
-		else if (r < 0) base_error_set(&in->err, r, "component %s: no header could be made: %s", layout->m.components[i], strerror(-r));
-		else r = save_writer_header(w, layout->m.components[i], "safetensors", made.data, made.len, data_bytes, &in->err);
+		/* such a component has no .safetensors; manifest.json says so */
+		if (r == -EFBIG)
+			r = 0;
+		else if (r < 0)
+			base_error_set(&in->err, r, "component %s: no header could be made: %s",
+				layout->m.components[i], strerror(-r));
+		else
+			r = save_writer_header(w, layout->m.components[i], "safetensors", made.data, made.len,
+				data_bytes, &in->err);
 	}
 	return r;
 }
@@ -157,30 +213,38 @@ static int add_headers(struct import *in, struct save_writer *w)
 static json_t *result_json(const struct import *in, const struct save_result *r)
 {
 	json_t *pickles = json_array();
-	for (size_t i = 0; i < in->plan.npickles; i++) json_array_append_new(pickles, json_string(in->plan.pickles[i]));
-	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
-		"run", in->target.run, "step", (json_int_t)r->step, "entry", (json_int_t)r->entry, "attempt", r->attempt,
+
+	for (size_t i = 0; i < in->plan.npickles; i++)
+		json_array_append_new(pickles, json_string(in->plan.pickles[i]));
+	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "run",
+		in->target.run, "step", (json_int_t)r->step, "entry", (json_int_t)r->entry, "attempt", r->attempt,
 		"tensors", (json_int_t)r->tensors, "blobs", (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes,
-		"pieces", (json_int_t)r->pieces, "pieces_new", (json_int_t)r->pieces_new, "pieces_reused", (json_int_t)r->pieces_reused,
-		"pieces_duplicate", (json_int_t)r->pieces_duplicate, "piece_bytes_new", (json_int_t)r->piece_bytes_new, "raw_bytes_new", (json_int_t)r->raw_bytes_new,
-		"meta_bytes", (json_int_t)r->meta_bytes, "bases", (json_int_t)r->bases,
-		"attributes", tool_json_attributes(in->attributes, in->nattributes), "pickles_left_out", pickles);
+		"pieces", (json_int_t)r->pieces, "pieces_new", (json_int_t)r->pieces_new, "pieces_reused",
+		(json_int_t)r->pieces_reused, "pieces_duplicate", (json_int_t)r->pieces_duplicate, "piece_bytes_new",
+		(json_int_t)r->piece_bytes_new, "raw_bytes_new", (json_int_t)r->raw_bytes_new, "meta_bytes",
+		(json_int_t)r->meta_bytes, "bases", (json_int_t)r->bases, "attributes",
+		tool_json_attributes(in->attributes, in->nattributes), "pickles_left_out", pickles);
 }
 
 static int report(struct tool *t, const struct import *in, const struct save_result *r)
 {
 	char bytes[32], added[32];
+
 	for (size_t i = 0; i < in->plan.npickles && !t->quiet; i++) {
 		fputs("vckpt import: ", stderr);
 		tool_print_text(stderr, in->plan.pickles[i], strlen(in->plan.pickles[i]));
 		fputs(": a pickle; left out (--keep-pickles stores it as it is)\n", stderr);
 	}
-	if (t->json) return tool_print_json(result_json(in, r));
-	if (t->quiet) return TOOL_DONE;
+	if (t->json)
+		return tool_print_json(result_json(in, r));
+	if (t->quiet)
+		return TOOL_DONE;
 	tool_format_bytes(r->bytes, bytes);
 	tool_format_bytes(r->piece_bytes_new, added);
-	printf("%s/step-%08" PRIu64 ": %" PRIu64 " tensors, %" PRIu64 " blobs, %s; stored %s in %" PRIu64 " new pieces, %" PRIu64 " known already\n",
-		in->target.run, r->step, r->tensors, r->blobs, bytes, added, r->pieces_new, r->pieces_reused + r->pieces_duplicate);
+	printf("%s/step-%08" PRIu64 ": %" PRIu64 " tensors, %" PRIu64 " blobs, %s; stored %s in %" PRIu64
+		" new pieces, %" PRIu64 " known already\n",
+		in->target.run, r->step, r->tensors, r->blobs, bytes, added, r->pieces_new,
+		r->pieces_reused + r->pieces_duplicate);
 	return TOOL_DONE;
 }
 
@@ -188,6 +252,7 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 {
 	struct save_writer *w = NULL;
 	struct tool_progress progress;
+
 	in->options.run = in->target.run;
 	in->options.attributes = in->attributes;
 	in->options.nattributes = in->nattributes;
@@ -195,9 +260,12 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	in->options.progress_arg = &progress;
 	tool_progress_start(&progress, t, "import");
 	int r = save_writer_open(s, &in->options, &w, &in->err);
-	if (r == 0) r = declare(in, w);
-	if (r == 0) r = add_headers(in, w);
-	if (r == 0) r = save_writer_commit(w, ret_r, &in->err);
+	if (r == 0)
+		r = declare(in, w);
+	if (r == 0)
+		r = add_headers(in, w);
+	if (r == 0)
+		r = save_writer_commit(w, ret_r, &in->err);
 	save_writer_close(w);
 	tool_progress_end(&progress);
 	return r;
@@ -208,18 +276,26 @@ static int import_run(struct tool *t, int argc, char **argv)
 	struct import in = {.component = "model", .options.step = PROTO_NONE};
 	struct save_result result = {0};
 	struct store *s = NULL;
+
 	in.components = calloc((size_t)argc, sizeof *in.components);
 	int code = in.components ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED, used;
-	if (code == 0) code = add_sources(t, &in);
-	if (code == 0) code = tool_open_store(t, 0, &s, &used);
+	if (code == 0)
+		code = add_sources(t, &in);
+	if (code == 0)
+		code = tool_open_store(t, 0, &s, &used);
 	if (code == 0 && save(t, &in, s, &result) < 0) {
 		size_t len = strlen(in.err.text);
-		if (in.err.code == -EEXIST) snprintf(in.err.text + len, sizeof in.err.text - len, " (--replace replaces it)");
+
+		if (in.err.code == -EEXIST)
+			snprintf(in.err.text + len, sizeof in.err.text - len, " (--replace replaces it)");
 		code = tool_fail(t, &in.err);
 	}
 	if (code == 0) {
 		if (!in.options.no_index && result.index_behind && !tool_update_index(s->path))
-			base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING, "the index could not be brought up to date (the step is whole; vckpt index %s tries again)", s->path);
+			base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
+				"the index could not be brought up to date (the step is whole; vckpt index %s tries "
+				"again)",
+				s->path);
 		code = report(t, &in, &result);
 	}
 	store_close(s);
@@ -233,11 +309,13 @@ static int import_run(struct tool *t, int argc, char **argv)
 	return code >= TOOL_LEAVE ? code - TOOL_LEAVE : code;
 }
 
-const struct tool_command tool_import = {"import", "take safetensors, a Hugging Face directory or .npy files in as a step",
+const struct tool_command tool_import = {"import",
+	"take safetensors, a Hugging Face directory or .npy files in as a step",
 	"usage: vckpt import STORE RUN[/STEP] SOURCE... [OPTION...]\n\n"
-	"Takes files in as one step. A SOURCE is a .safetensors or .npy file, or a directory in Hugging Face layout: the tensors\n"
-	"of its model files, and everything else in it as files (blobs) at their own path. Bytes that the store holds already,\n"
-	"in whatever run, are not stored again. The step appears whole or not at all.\n\n"
+	"Takes files in as one step. A SOURCE is a .safetensors or .npy file, or a directory in Hugging Face\n"
+	"layout: the tensors of its model files, and everything else in it as files (blobs) at their own\n"
+	"path. Bytes that the store holds already, in whatever run, are not stored again. The step appears\n"
+	"whole or not at all.\n\n"
 	"  --step N            the step's number; by default the next free one\n"
 	"  --replace           replace the step if it is there\n"
 	"  --component NAME    tensors of the SOURCEs after it belong to component NAME (default: model)\n"
@@ -245,4 +323,5 @@ const struct tool_command tool_import = {"import", "take safetensors, a Hugging 
 	"  --keep-pickles      store pickled files as they are (they are never opened); by default they are left out\n"
 	"  --threads N         threads to work with; by default all cores\n"
 	"  --no-index          do not look for equal content in other steps\n"
-	"  --json -q -v        print JSON; print nothing; say more\n", import_run};
+	"  --json -q -v        print JSON; print nothing; say more\n",
+	import_run};

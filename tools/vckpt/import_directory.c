@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A directory in Hugging Face layout: which of its files hold the tensors of the component, which become blobs at their own
- * path, and which are pickles that stay outside.
+ * A directory in Hugging Face layout: which of its files hold the tensors of the component, which become blobs at their
+ * own path, and which are pickles that stay outside.
  *
- *   tensors   the files that model.safetensors.index.json names (the index itself is consumed), else model.safetensors, else every
- *             top-level *.safetensors
- *   pickles   *.bin *.pt *.pth *.ckpt *.pkl *.pickle whose first bytes are a pickle's or a torch archive's: left out and listed, or kept as blobs
+ *   tensors   the files that model.safetensors.index.json names (the index itself is consumed), else
+ *             model.safetensors, else every top-level *.safetensors
+ *   pickles   *.bin *.pt *.pth *.ckpt *.pkl *.pickle whose first bytes are a pickle's or a torch archive's: left out
+ *             and listed, or kept as blobs
  *   skipped   names that begin with .git
  *   links     followed when they end in a regular file; others are left out with a warning */
 #include "tools/vckpt/import.h"
@@ -23,9 +24,9 @@
 struct walk {
 	struct import_plan *plan;
 	const char *root;
-	json_t *index;                  /* file name -> true, of those that the index names; NULL: no index */
-	json_t *weights;                /* the index's weight_map */
-	const char *single;             /* "model.safetensors" when there is one and no index */
+	json_t *index;      /* file name -> true, of those that the index names; NULL: no index */
+	json_t *weights;    /* the index's weight_map */
+	const char *single; /* "model.safetensors" when there is one and no index */
 	const char *component;
 	struct base_error *err;
 };
@@ -33,22 +34,27 @@ struct walk {
 static char *join(const char *a, const char *b)
 {
 	char *text;
+
 	return asprintf(&text, "%s/%s", a, b) < 0 ? NULL : text;
 }
 
 /* Is the file (path from the root) one that holds the component's tensors? */
 static bool holds_tensors(const struct walk *w, const char *rel)
 {
-	if (w->index) return json_object_get(w->index, rel) != NULL;
-	if (w->single) return !strcmp(rel, w->single);
+	if (w->index)
+		return json_object_get(w->index, rel) != NULL;
+	if (w->single)
+		return !strcmp(rel, w->single);
 	return !strchr(rel, '/') && import_has_suffix(rel, ".safetensors");
 }
 
 static bool may_be_pickle(const char *rel)
 {
 	static const char *const suffixes[] = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"};
+
 	for (size_t i = 0; i < BASE_COUNT(suffixes); i++)
-		if (import_has_suffix(rel, suffixes[i])) return true;
+		if (import_has_suffix(rel, suffixes[i]))
+			return true;
 	return false;
 }
 
@@ -56,26 +62,35 @@ static bool may_be_pickle(const char *rel)
 static int leave_out(struct import_plan *p, const char *path)
 {
 	char **more = reallocarray(p->pickles, p->npickles + 1, sizeof *more);
-	if (!more) return -ENOMEM;
+
+	if (!more)
+		return -ENOMEM;
 	p->pickles = more;
-	if (!(p->pickles[p->npickles] = strdup(path))) return -ENOMEM;
+	if (!(p->pickles[p->npickles] = strdup(path)))
+		return -ENOMEM;
 	p->npickles++;
 	free(p->blobs[--p->nblobs].name);
 	return 0;
 }
 
-/* The true name of a blob: each part of its path that the escape of file names could have made is taken back, so that what was exported
- * comes in under its old name. Parts that would change the path itself stay as they are. */
+/* The true name of a blob: each part of its path that the escape of file names could have made is taken back, so that
+ * what was exported comes in under its old name. Parts that would change the path itself stay as they are. */
 static char *true_name(const char *rel)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+
 	for (const char *part = rel; *part;) {
 		const char *end = strchrnul(part, '/');
 		base_cleanup_free char *name = NULL;
 		size_t len = 0;
-		if (part != rel) base_buf_append(&b, "/", 1);
-		if (view_name_unescape(part, (size_t)(end - part), &name, &len) == 0 && len && !memchr(name, '/', len) && !memchr(name, 0, len)) base_buf_append(&b, name, len);
-		else base_buf_append(&b, part, (size_t)(end - part));
+
+		if (part != rel)
+			base_buf_append(&b, "/", 1);
+		if (view_name_unescape(part, (size_t)(end - part), &name, &len) == 0 && len &&
+			!memchr(name, '/', len) && !memchr(name, 0, len))
+			base_buf_append(&b, name, len);
+		else
+			base_buf_append(&b, part, (size_t)(end - part));
 		part = *end ? end + 1 : end;
 	}
 	return base_buf_steal_text(&b);
@@ -84,12 +99,17 @@ static char *true_name(const char *rel)
 static int take_file(struct walk *w, const char *path, const char *rel)
 {
 	struct import_plan *p = w->plan;
-	if (w->index && !strcmp(rel, INDEX_NAME)) return 0;
-	if (holds_tensors(w, rel)) return import_add_safetensors(p, path, w->component, w->err);
+
+	if (w->index && !strcmp(rel, INDEX_NAME))
+		return 0;
+	if (holds_tensors(w, rel))
+		return import_add_safetensors(p, path, w->component, w->err);
 	base_cleanup_free char *name = true_name(rel);
-	if (!name) return base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
+	if (!name)
+		return base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
 	int r = import_add_blob(p, path, name, w->err);
-	if (r < 0 || p->keep_pickles || !may_be_pickle(rel) || !import_is_pickle(p->blobs[p->nblobs - 1].file)) return r;
+	if (r < 0 || p->keep_pickles || !may_be_pickle(rel) || !import_is_pickle(p->blobs[p->nblobs - 1].file))
+		return r;
 	return leave_out(p, path) < 0 ? base_error_set(w->err, -ENOMEM, "%s: out of memory", path) : 0;
 }
 
@@ -98,18 +118,25 @@ static int walk_directory(struct walk *w, const char *path, const char *rel, int
 static int take_entry(struct walk *w, const char *path, const char *rel, unsigned char type, int depth)
 {
 	struct stat st;
+
 	if (stat(path, &st) < 0) {
-		if (type != DT_LNK) return base_error_set(w->err, -errno, "%s: %s", path, strerror(errno));
+		if (type != DT_LNK)
+			return base_error_set(w->err, -errno, "%s: %s", path, strerror(errno));
 		base_warning("%s: a link that leads nowhere; left out", path);
 		return 0;
 	}
-	if (S_ISREG(st.st_mode)) return take_file(w, path, rel);
-	if (S_ISDIR(st.st_mode) && type != DT_LNK) return walk_directory(w, path, rel, depth + 1);
+	if (S_ISREG(st.st_mode))
+		return take_file(w, path, rel);
+	if (S_ISDIR(st.st_mode) && type != DT_LNK)
+		return walk_directory(w, path, rel, depth + 1);
 	base_warning("%s: %s; left out", path, S_ISDIR(st.st_mode) ? "a link to a directory" : "not a regular file");
 	return 0;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_names(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 /* Names of a directory, each with its d_type in front, sorted: the same import everywhere. */
 static int read_names(const char *path, char ***ret_names, size_t *ret_n)
@@ -119,17 +146,25 @@ static int read_names(const char *path, char ***ret_names, size_t *ret_n)
 	char **names = NULL;
 	size_t n = 0;
 	int r = 0;
-	if (!d) return -errno;
+
+	if (!d)
+		return -errno;
 	while (r == 0 && (errno = 0, e = readdir(d))) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strncmp(e->d_name, ".git", 4)) continue;
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strncmp(e->d_name, ".git", 4))
+			continue;
 		char **more = reallocarray(names, n + 1, sizeof *names);
-		if (more) names = more;
-		if (!more || asprintf(&names[n], "%s%c", e->d_name, e->d_type == DT_LNK ? 'l' : '-') < 0) r = -ENOMEM;
-		else n++;
+		if (more)
+			names = more;
+		if (!more || asprintf(&names[n], "%s%c", e->d_name, e->d_type == DT_LNK ? 'l' : '-') < 0)
+			r = -ENOMEM;
+		else
+			n++;
 	}
-	if (r == 0) r = -errno;
+	if (r == 0)
+		r = -errno;
 	closedir(d);
-	if (n) qsort(names, n, sizeof *names, compare_names);
+	if (n)
+		qsort(names, n, sizeof *names, compare_names);
 	*ret_names = names;
 	*ret_n = n;
 	return r;
@@ -138,6 +173,7 @@ static int read_names(const char *path, char ***ret_names, size_t *ret_n)
 static unsigned char type_of(const char *path, char mark)
 {
 	struct stat st;
+
 	return mark == 'l' || (lstat(path, &st) == 0 && S_ISLNK(st.st_mode)) ? DT_LNK : DT_UNKNOWN;
 }
 
@@ -146,15 +182,22 @@ static int walk_directory(struct walk *w, const char *path, const char *rel, int
 	char **names = NULL;
 	size_t n = 0;
 	int r = depth > DEPTH_MAX ? -ELOOP : read_names(path, &names, &n);
-	if (r < 0) base_error_set(w->err, r, "%s: %s", path, r == -ELOOP ? "more than 32 directories deep" : strerror(-r));
+
+	if (r < 0)
+		base_error_set(w->err, r, "%s: %s", path, r == -ELOOP ? "more than 32 directories deep" : strerror(-r));
 	for (size_t i = 0; i < n; i++) {
 		size_t len = strlen(names[i]);
 		char mark = names[i][len - 1];
+
 		names[i][len - 1] = 0;
 		if (r == 0) {
 			base_cleanup_free char *sub = join(path, names[i]);
 			base_cleanup_free char *subrel = *rel ? join(rel, names[i]) : strdup(names[i]);
-			r = sub && subrel ? take_entry(w, sub, subrel, type_of(sub, mark), depth) : base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
+
+			if (sub && subrel)
+				r = take_entry(w, sub, subrel, type_of(sub, mark), depth);
+			else
+				r = base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
 		}
 		free(names[i]);
 	}
@@ -166,25 +209,35 @@ static int walk_directory(struct walk *w, const char *path, const char *rel, int
 static int load_index(struct walk *w, const char *path)
 {
 	struct import_file *f;
+
 	json_error_t error;
 	const char *name;
 	json_t *file;
 	int r = import_file_open(w->plan, path, &f, w->err);
-	if (r < 0) return r;
-	if (f->stat.st_size > INDEX_MAX_BYTES) return base_error_set(w->err, -BASE_EFORMAT, "%s: larger than %u bytes", path, INDEX_MAX_BYTES);
+	if (r < 0)
+		return r;
+	if (f->stat.st_size > INDEX_MAX_BYTES)
+		return base_error_set(w->err, -BASE_EFORMAT, "%s: larger than %u bytes", path, INDEX_MAX_BYTES);
 	base_cleanup_free char *text = malloc((size_t)f->stat.st_size + 1);
-	if (!text) return base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
-	if ((r = import_file_read(f, 0, text, (size_t)f->stat.st_size, w->err)) < 0) return r;
+	if (!text)
+		return base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
+	if ((r = import_file_read(f, 0, text, (size_t)f->stat.st_size, w->err)) < 0)
+		return r;
 	json_t *root = json_loadb(text, (size_t)f->stat.st_size, JSON_REJECT_DUPLICATES, &error);
-	if (!root) return base_error_set(w->err, -BASE_EFORMAT, "%s: not JSON: %s", path, error.text);
+	if (!root)
+		return base_error_set(w->err, -BASE_EFORMAT, "%s: not JSON: %s", path, error.text);
 	w->weights = json_incref(json_object_get(root, "weight_map"));
 	json_decref(root);
 	w->index = json_object();
-	if (!json_is_object(w->weights)) return base_error_set(w->err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", path);
+	if (!json_is_object(w->weights))
+		return base_error_set(w->err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", path);
 	json_object_foreach(w->weights, name, file) {
 		const char *value = json_string_value(file);
-		if (!value || !*value || *value == '/' || strstr(value, "..") || !import_has_suffix(value, ".safetensors"))
-			return base_error_set(w->err, -BASE_EFORMAT, "%s: tensor %s is not said to be in a .safetensors file of this directory", path, name);
+
+		if (!value || !*value || *value == '/' || strstr(value, "..") ||
+			!import_has_suffix(value, ".safetensors"))
+			return base_error_set(w->err, -BASE_EFORMAT,
+				"%s: tensor %s is not said to be in a .safetensors file of this directory", path, name);
 		json_object_set_new(w->index, value, json_true());
 	}
 	return 0;
@@ -197,13 +250,17 @@ static int check_index(struct walk *w, size_t first)
 	json_t *file;
 	json_t *found = json_object();
 	int r = 0;
+
 	for (size_t i = first; i < w->plan->ntensors; i++) {
 		const struct import_tensor *t = &w->plan->tensors[i];
+
 		json_object_setn_new(found, t->name, t->name_len, json_true());
 	}
 	json_object_foreach(w->weights, name, file) {
-		if (json_object_get(found, name)) continue;
-		r = base_error_set(w->err, -BASE_EFORMAT, "%s/" INDEX_NAME ": tensor %s is not in %s", w->root, name, json_string_value(file));
+		if (json_object_get(found, name))
+			continue;
+		r = base_error_set(w->err, -BASE_EFORMAT, "%s/" INDEX_NAME ": tensor %s is not in %s", w->root, name,
+			json_string_value(file));
 		break;
 	}
 	json_decref(found);
@@ -217,11 +274,17 @@ int import_add_directory(struct import_plan *p, const char *path, const char *co
 	size_t first = p->ntensors;
 	struct stat st;
 	int r = 0;
-	if (!index || !single) return base_error_set(err, -ENOMEM, "%s: out of memory", path);
-	if (stat(index, &st) == 0 && S_ISREG(st.st_mode)) r = load_index(&w, index);
-	else if (stat(single, &st) == 0 && S_ISREG(st.st_mode)) w.single = "model.safetensors";
-	if (r == 0) r = walk_directory(&w, path, "", 0);
-	if (r == 0 && w.index) r = check_index(&w, first);
+
+	if (!index || !single)
+		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+	if (stat(index, &st) == 0 && S_ISREG(st.st_mode))
+		r = load_index(&w, index);
+	else if (stat(single, &st) == 0 && S_ISREG(st.st_mode))
+		w.single = "model.safetensors";
+	if (r == 0)
+		r = walk_directory(&w, path, "", 0);
+	if (r == 0 && w.index)
+		r = check_index(&w, first);
 	json_decref(w.index);
 	json_decref(w.weights);
 	return r;

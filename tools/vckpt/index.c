@@ -8,7 +8,8 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	(void)t;
 	(void)value;
-	if (val == 'r') *(bool *)arg = true;
+	if (val == 'r')
+		*(bool *)arg = true;
 	return 0;
 }
 
@@ -21,11 +22,18 @@ static int index_run(struct tool *t, int argc, char **argv)
 	bool rebuild = false;
 	char bytes[32];
 	int code = tool_parse(t, argc, argv, NULL, options, option, &rebuild), used;
-	if (code) return code - TOOL_LEAVE;
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used))) return code;
-	if (t->narguments > 1) code = tool_usage(t, "one STORE is all it takes");
-	else if (save_index_update(s, rebuild, &stats, &err) < 0) code = tool_fail(t, &err);
-	else if (t->json) code = tool_print_json(json_pack("{s:I, s:I, s:I}", "commits", (json_int_t)stats.commits, "places", (json_int_t)stats.places, "bytes", (json_int_t)stats.bytes));
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+		return code;
+	if (t->narguments > 1)
+		code = tool_usage(t, "one STORE is all it takes");
+	else if (save_index_update(s, rebuild, &stats, &err) < 0)
+		code = tool_fail(t, &err);
+	else if (t->json)
+		code = tool_print_json(json_pack("{s:I, s:I, s:I}", "commits", (json_int_t)stats.commits, "places",
+			(json_int_t)stats.places, "bytes", (json_int_t)stats.bytes));
 	else if (!t->quiet) {
 		tool_format_bytes(stats.bytes, bytes);
 		printf("%" PRIu64 " commits, %" PRIu64 " objects, %s\n", stats.commits, stats.places, bytes);
@@ -36,6 +44,7 @@ static int index_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_index = {"index", "bring the index up to date, or make it anew",
 	"usage: vckpt index STORE [--rebuild] [--json] [-q] [-v]\n\n"
-	"The index finds equal content of other steps for vckpt import, which keeps it up to date by itself. It is derived from the\n"
-	"steps and may be deleted at any moment.\n\n"
-	"  --rebuild   start from nothing\n", index_run};
+	"The index finds equal content of other steps for vckpt import, which keeps it up to date by itself.\n"
+	"It is derived from the steps and may be deleted at any moment.\n\n"
+	"  --rebuild   start from nothing\n",
+	index_run};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt info: what a step or one tensor is made of: shape, dtype, digest, pieces, stored bytes, codecs, packs, and what it shares with the step before. */
+ * vckpt info: what a step or one tensor is made of: shape, dtype, digest, pieces, stored bytes, codecs, packs, and what
+ * it shares with the step before. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -12,7 +13,10 @@
 /* Sums over pieces. shared: pieces whose digest stands at the same number in the step before. */
 struct sums {
 	uint64_t tensors, tensors_equal, pieces, pieces_shared, bytes, bytes_shared, stored;
-	struct { uint16_t word; uint64_t pieces, raw, stored; } codecs[16];
+	struct {
+		uint16_t word;
+		uint64_t pieces, raw, stored;
+	} codecs[16];
 	unsigned ncodecs;
 };
 
@@ -21,16 +25,20 @@ struct info {
 	struct store *s;
 	const char *run;
 	bool packs;
-	struct load_step *step, *before;    /* before: the next lower visible step of the run, or NULL */
+	struct load_step *step, *before; /* before: the next lower visible step of the run, or NULL */
 	struct base_error err;
 };
 
 static void add_codec(struct sums *s, const struct store_object_ref *ref)
 {
 	unsigned i = 0;
-	while (i < s->ncodecs && s->codecs[i].word != ref->codec) i++;
-	if (i == BASE_COUNT(s->codecs)) return;
-	if (i == s->ncodecs) s->codecs[s->ncodecs++].word = ref->codec;
+
+	while (i < s->ncodecs && s->codecs[i].word != ref->codec)
+		i++;
+	if (i == BASE_COUNT(s->codecs))
+		return;
+	if (i == s->ncodecs)
+		s->codecs[s->ncodecs++].word = ref->codec;
 	s->codecs[i].pieces++;
 	s->codecs[i].raw += ref->raw_len;
 	s->codecs[i].stored += ref->stored_len;
@@ -39,15 +47,19 @@ static void add_codec(struct sums *s, const struct store_object_ref *ref)
 static void add_object(struct sums *s, const struct load_object *o, const struct load_object *before)
 {
 	uint64_t n = load_object_piece_count(o);
+
 	s->tensors++;
-	if (before && base_digest_equal(load_object_digest(o), load_object_digest(before))) s->tensors_equal++;
+	if (before && base_digest_equal(load_object_digest(o), load_object_digest(before)))
+		s->tensors_equal++;
 	for (uint64_t i = 0; i < n; i++) {
 		const struct store_piece *p = load_object_piece(o, i);
+
 		s->pieces++;
 		s->bytes += p->ref.raw_len;
 		s->stored += p->ref.stored_len;
 		add_codec(s, &p->ref);
-		if (before && i < load_object_piece_count(before) && base_digest_equal(&p->ref.digest, &load_object_piece(before, i)->ref.digest)) {
+		if (before && i < load_object_piece_count(before) &&
+			base_digest_equal(&p->ref.digest, &load_object_piece(before, i)->ref.digest)) {
 			s->pieces_shared++;
 			s->bytes_shared += p->ref.raw_len;
 		}
@@ -59,12 +71,19 @@ static int add_tensor(struct info *in, uint32_t tensor, struct sums *s)
 	struct load_tensor_info info;
 	struct load_object *o, *before = NULL;
 	int r = load_tensor_open(in->step, tensor, &o, &in->err);
-	if (r < 0) return r;
+
+	if (r < 0)
+		return r;
 	load_step_tensor_info(in->step, tensor, &info);
-	int64_t number = in->before ? load_step_tensor_find(in->before, info.component, info.name, info.name_len) : -ENOENT;
-	if (number >= 0) r = load_tensor_open(in->before, (uint32_t)number, &before, &in->err);
-	if (r == 0) add_object(s, o, before);
-	if (before) load_object_unref(before);
+	int64_t number = -ENOENT;
+	if (in->before)
+		number = load_step_tensor_find(in->before, info.component, info.name, info.name_len);
+	if (number >= 0)
+		r = load_tensor_open(in->before, (uint32_t)number, &before, &in->err);
+	if (r == 0)
+		add_object(s, o, before);
+	if (before)
+		load_object_unref(before);
 	load_object_unref(o);
 	return r;
 }
@@ -72,36 +91,45 @@ static int add_tensor(struct info *in, uint32_t tensor, struct sums *s)
 static json_t *codecs_json(const struct sums *s)
 {
 	json_t *all = json_array();
+
 	for (unsigned i = 0; i < s->ncodecs; i++)
-		json_array_append_new(all, json_pack("{s:s, s:I, s:I, s:I}", "codec", store_codec_name(s->codecs[i].word), "pieces", (json_int_t)s->codecs[i].pieces,
-			"bytes", (json_int_t)s->codecs[i].raw, "stored_bytes", (json_int_t)s->codecs[i].stored));
+		json_array_append_new(all,
+			json_pack("{s:s, s:I, s:I, s:I}", "codec", store_codec_name(s->codecs[i].word), "pieces",
+				(json_int_t)s->codecs[i].pieces, "bytes", (json_int_t)s->codecs[i].raw, "stored_bytes",
+				(json_int_t)s->codecs[i].stored));
 	return all;
 }
 
 static json_t *sums_json(const struct sums *s, bool before)
 {
-	json_t *o = json_pack("{s:I, s:I, s:I, s:o}", "pieces", (json_int_t)s->pieces, "bytes", (json_int_t)s->bytes, "stored_bytes", (json_int_t)s->stored,
-		"codecs", codecs_json(s));
-	if (before) json_object_set_new(o, "shared_with_step_before", json_pack("{s:I, s:I, s:I}", "tensors", (json_int_t)s->tensors_equal,
-		"pieces", (json_int_t)s->pieces_shared, "bytes", (json_int_t)s->bytes_shared));
+	json_t *o = json_pack("{s:I, s:I, s:I, s:o}", "pieces", (json_int_t)s->pieces, "bytes", (json_int_t)s->bytes,
+		"stored_bytes", (json_int_t)s->stored, "codecs", codecs_json(s));
+
+	if (before)
+		json_object_set_new(o, "shared_with_step_before",
+			json_pack("{s:I, s:I, s:I}", "tensors", (json_int_t)s->tensors_equal, "pieces",
+				(json_int_t)s->pieces_shared, "bytes", (json_int_t)s->bytes_shared));
 	return o;
 }
 
 static void print_sums(const struct sums *s, const struct load_step *before)
 {
 	char a[32], b[32];
+
 	tool_format_bytes(s->bytes, a);
 	tool_format_bytes(s->stored, b);
 	printf("  %-12s %" PRIu64 " pieces, %s, stored as %s\n", "pieces", s->pieces, a, b);
 	for (unsigned i = 0; i < s->ncodecs; i++) {
 		tool_format_bytes(s->codecs[i].raw, a);
 		tool_format_bytes(s->codecs[i].stored, b);
-		printf("  %-12s %s: %" PRIu64 " pieces, %s as %s\n", "codec", store_codec_name(s->codecs[i].word), s->codecs[i].pieces, a, b);
+		printf("  %-12s %s: %" PRIu64 " pieces, %s as %s\n", "codec", store_codec_name(s->codecs[i].word),
+			s->codecs[i].pieces, a, b);
 	}
-	if (!before) return;
+	if (!before)
+		return;
 	tool_format_bytes(s->bytes_shared, a);
-	printf("  %-12s with step-%08" PRIu64 ": %" PRIu64 " of %" PRIu64 " tensors equal, %" PRIu64 " pieces, %s\n", "shared", load_step_info(before)->step,
-		s->tensors_equal, s->tensors, s->pieces_shared, a);
+	printf("  %-12s with step-%08" PRIu64 ": %" PRIu64 " of %" PRIu64 " tensors equal, %" PRIu64 " pieces, %s\n",
+		"shared", load_step_info(before)->step, s->tensors_equal, s->tensors, s->pieces_shared, a);
 }
 
 /* ---- one tensor ---- */
@@ -112,7 +140,9 @@ static int tensor_info(struct info *in, uint32_t tensor)
 	struct load_object *o;
 	struct sums sums = {0};
 	char hex[BASE_DIGEST_HEX];
-	if (add_tensor(in, tensor, &sums) < 0 || load_tensor_open(in->step, tensor, &o, &in->err) < 0) return tool_fail(in->t, &in->err);
+
+	if (add_tensor(in, tensor, &sums) < 0 || load_tensor_open(in->step, tensor, &o, &in->err) < 0)
+		return tool_fail(in->t, &in->err);
 	load_step_tensor_info(in->step, tensor, &info);
 	base_digest_hex(load_object_digest(o), hex);
 	const struct tensor_grid *g = load_object_grid(o);
@@ -126,15 +156,19 @@ static int tensor_info(struct info *in, uint32_t tensor)
 	int code = TOOL_DONE;
 	if (in->t->json) {
 		json_t *all = sums_json(&sums, in->before);
-		json_object_update_new(all, json_pack("{s:s, s:I, s:s, s:o, s:s, s:O, s:O, s:s}", "run", in->run, "step", (json_int_t)load_step_info(in->step)->step,
-			"component", info.component, "name", tool_json_text(info.name, info.name_len), "dtype", tensor_dtype_name(info.dtype),
-			"shape", shape, "tile", tile, "digest", hex));
+
+		json_object_update_new(all,
+			json_pack("{s:s, s:I, s:s, s:o, s:s, s:O, s:O, s:s}", "run", in->run, "step",
+				(json_int_t)load_step_info(in->step)->step, "component", info.component, "name",
+				tool_json_text(info.name, info.name_len), "dtype", tensor_dtype_name(info.dtype),
+				"shape", shape, "tile", tile, "digest", hex));
 		code = tool_print_json(all);
 	} else {
 		printf("%s/step-%08" PRIu64 "/%s/", in->run, load_step_info(in->step)->step, info.component);
 		tool_print_text(stdout, info.name, info.name_len);
 		putchar('\n');
-		printf("  %-12s %s %s, tiles of %s\n  %-12s %s\n", "tensor", tensor_dtype_name(info.dtype), shape_text, tile_text, "digest", hex);
+		printf("  %-12s %s %s, tiles of %s\n  %-12s %s\n", "tensor", tensor_dtype_name(info.dtype), shape_text,
+			tile_text, "digest", hex);
 		print_sums(&sums, in->before);
 	}
 	free(shape_text);
@@ -150,17 +184,24 @@ static int tensor_info(struct info *in, uint32_t tensor)
 static int count_steps(struct info *in, const char *const *names, uint32_t n, uint64_t *ret_steps)
 {
 	struct store_list *l;
-	if (store_list_open(in->s, in->run, false, &l, &in->err) < 0) return -1;
+
+	if (store_list_open(in->s, in->run, false, &l, &in->err) < 0)
+		return -1;
 	int r = 0;
 	for (size_t i = 0; i < store_list_count(l) && r == 0; i++) {
 		struct proto_manifest m;
+
 		r = store_manifest_get(in->s, in->run, &store_list_at(l, i)->commit.manifest, &m, &in->err);
-		if (r < 0) break;
-		for (uint32_t a = 0, b = 0; a < n && b < m.npacks;) {      /* both sorted by name */
+		if (r < 0)
+			break;
+		for (uint32_t a = 0, b = 0; a < n && b < m.npacks;) { /* both sorted by name */
 			int order = strcmp(names[a], m.packs[b].pack);
-			if (order == 0) ret_steps[a]++;
-			if (order <= 0) a++;
-			if (order >= 0) b++;
+			if (order == 0)
+				ret_steps[a]++;
+			if (order <= 0)
+				a++;
+			if (order >= 0)
+				b++;
 		}
 		proto_manifest_release(&m);
 	}
@@ -173,12 +214,19 @@ static int packs_json(struct info *in, json_t *all)
 	const struct proto_manifest *m = load_step_manifest(in->step);
 	base_cleanup_free const char **names = calloc(m->npacks + 1, sizeof *names);
 	base_cleanup_free uint64_t *steps = calloc(m->npacks + 1, sizeof *steps);
-	if (!names || !steps) return base_error_set(&in->err, -ENOMEM, "out of memory");
-	for (uint32_t i = 0; i < m->npacks; i++) names[i] = m->packs[i].pack;
-	if (in->packs && count_steps(in, names, m->npacks, steps) < 0) return in->err.code;
+
+	if (!names || !steps)
+		return base_error_set(&in->err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < m->npacks; i++)
+		names[i] = m->packs[i].pack;
+	if (in->packs && count_steps(in, names, m->npacks, steps) < 0)
+		return in->err.code;
 	for (uint32_t i = 0; i < m->npacks; i++) {
-		json_t *o = json_pack("{s:s, s:I, s:I}", "pack", m->packs[i].pack, "bytes", (json_int_t)m->packs[i].size, "live_bytes", (json_int_t)m->packs[i].live_bytes);
-		if (in->packs) json_object_set_new(o, "steps", json_integer((json_int_t)steps[i]));
+		json_t *o = json_pack("{s:s, s:I, s:I}", "pack", m->packs[i].pack, "bytes",
+			(json_int_t)m->packs[i].size, "live_bytes", (json_int_t)m->packs[i].live_bytes);
+
+		if (in->packs)
+			json_object_set_new(o, "steps", json_integer((json_int_t)steps[i]));
 		json_array_append_new(all, o);
 	}
 	return 0;
@@ -189,12 +237,15 @@ static void print_packs(const json_t *packs)
 	size_t i;
 	json_t *p;
 	char a[32], b[32];
+
 	json_array_foreach(packs, i, p) {
 		tool_format_bytes((uint64_t)json_integer_value(json_object_get(p, "bytes")), a);
 		tool_format_bytes((uint64_t)json_integer_value(json_object_get(p, "live_bytes")), b);
-		printf("  %-12s %s: %s, %s of it in this step", "pack", json_string_value(json_object_get(p, "pack")), a, b);
+		printf("  %-12s %s: %s, %s of it in this step", "pack", json_string_value(json_object_get(p, "pack")),
+			a, b);
 		json_t *steps = json_object_get(p, "steps");
-		if (steps) printf(", named by %" JSON_INTEGER_FORMAT " steps of the run", json_integer_value(steps));
+		if (steps)
+			printf(", named by %" JSON_INTEGER_FORMAT " steps of the run", json_integer_value(steps));
 		putchar('\n');
 	}
 }
@@ -203,23 +254,29 @@ static json_t *step_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->step);
 	char time[40], hex[BASE_DIGEST_HEX];
+
 	tool_format_time(i->time_ns, time);
 	base_digest_hex(&i->manifest, hex);
-	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step", (json_int_t)i->step, "attempt", i->attempt,
-		"entry", (json_int_t)i->entry, "time", time, "manifest", hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)i->blobs,
-		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "attributes", tool_json_attributes(i->attributes, i->nattributes));
+	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
+		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time", time, "manifest",
+		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)i->blobs, "logical_bytes",
+		(json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "attributes",
+		tool_json_attributes(i->attributes, i->nattributes));
 }
 
 static void print_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->step);
 	char time[40], hex[BASE_DIGEST_HEX], bytes[32], added[32];
+
 	tool_format_time(i->time_ns, time);
 	base_digest_hex(&i->manifest, hex);
 	tool_format_bytes(i->bytes, bytes);
 	tool_format_bytes(i->new_bytes, added);
-	printf("%s/step-%08" PRIu64 "\n  %-12s %s by attempt %s, entry %" PRIu64 "\n  %-12s %s\n", in->run, i->step, "committed", time, i->attempt, i->entry, "manifest", hex);
-	printf("  %-12s %" PRIu64 " tensors, %" PRIu64 " blobs, %s; it added %s\n", "content", i->tensors, i->blobs, bytes, added);
+	printf("%s/step-%08" PRIu64 "\n  %-12s %s by attempt %s, entry %" PRIu64 "\n  %-12s %s\n", in->run, i->step,
+		"committed", time, i->attempt, i->entry, "manifest", hex);
+	printf("  %-12s %" PRIu64 " tensors, %" PRIu64 " blobs, %s; it added %s\n", "content", i->tensors, i->blobs,
+		bytes, added);
 	for (size_t k = 0; k < i->nattributes; k++) {
 		printf("  %-12s %s=", "attribute", i->attributes[k].key);
 		tool_print_text(stdout, i->attributes[k].value, strlen(i->attributes[k].value));
@@ -232,14 +289,18 @@ static int step_info(struct info *in)
 	struct sums sums = {0};
 	json_t *packs = json_array();
 	int code = TOOL_DONE, r = 0;
-	for (uint32_t i = 0; i < load_step_tensor_count(in->step) && r == 0; i++) r = add_tensor(in, i, &sums);
-	if (r == 0) r = packs_json(in, packs);
+
+	for (uint32_t i = 0; i < load_step_tensor_count(in->step) && r == 0; i++)
+		r = add_tensor(in, i, &sums);
+	if (r == 0)
+		r = packs_json(in, packs);
 	if (r < 0) {
 		json_decref(packs);
 		return tool_fail(in->t, &in->err);
 	}
 	if (in->t->json) {
 		json_t *all = step_head(in);
+
 		json_object_update_new(all, sums_json(&sums, in->before));
 		json_object_set(all, "packs", packs);
 		code = tool_print_json(all);
@@ -258,30 +319,41 @@ static int64_t find_tensor(struct info *in, const char *path)
 	const char *slash = strchr(path, '/');
 	char component[PROTO_COMPONENT_MAX + 1];
 	struct view_tree *tree;
-	if (!slash || (size_t)(slash - path) >= sizeof component) return -ENOENT;
+
+	if (!slash || (size_t)(slash - path) >= sizeof component)
+		return -ENOENT;
 	snprintf(component, sizeof component, "%.*s", (int)(slash - path), path);
 	int64_t tensor = load_step_tensor_find(in->step, component, slash + 1, strlen(slash + 1));
-	if (tensor >= 0 || view_tree_build(in->step, &tree, &in->err) < 0) return tensor;
+	if (tensor >= 0 || view_tree_build(in->step, &tree, &in->err) < 0)
+		return tensor;
 	int64_t node = view_tree_walk(tree, path);
 	const struct view_node *n = node >= 0 ? view_tree_node(tree, (uint32_t)node) : NULL;
-	if (n && n->kind == VIEW_TENSOR_NPY) tensor = n->item;
+	if (n && n->kind == VIEW_TENSOR_NPY)
+		tensor = n->item;
 	view_tree_unref(tree);
 	return tensor;
 }
 
-static int show(struct info *in, const struct tool_target *target, struct store_list *l, const struct store_list_step *entry)
+static int show(struct info *in, const struct tool_target *target, struct store_list *l,
+	const struct store_list_step *entry)
 {
-	if (load_step_open(in->s, target->run, entry, &in->step, &in->err) < 0) return tool_fail(in->t, &in->err);
+	if (load_step_open(in->s, target->run, entry, &in->step, &in->err) < 0)
+		return tool_fail(in->t, &in->err);
 	for (size_t i = 0; i < store_list_count(l) && store_list_at(l, i) != entry; i++)
-		if (i + 1 < store_list_count(l) && store_list_at(l, i + 1) == entry && load_step_open(in->s, target->run, store_list_at(l, i), &in->before, &in->err) < 0) {
+		if (i + 1 < store_list_count(l) && store_list_at(l, i + 1) == entry &&
+			load_step_open(in->s, target->run, store_list_at(l, i), &in->before, &in->err) < 0) {
 			base_warning("the step before cannot be opened: %s", in->err.text);
 			in->before = NULL;
 			in->err = (struct base_error){0};
 		}
-	if (!target->rest) return step_info(in);
+	if (!target->rest)
+		return step_info(in);
 	int64_t tensor = find_tensor(in, target->rest);
-	if (tensor >= 0) return tensor_info(in, (uint32_t)tensor);
-	if (!in->err.code) base_error_set(&in->err, -ENOENT, "%s/%" PRIu64 " has no tensor %s", in->run, entry->step, target->rest);
+	if (tensor >= 0)
+		return tensor_info(in, (uint32_t)tensor);
+	if (!in->err.code)
+		base_error_set(&in->err, -ENOENT, "%s/%" PRIu64 " has no tensor %s", in->run, entry->step,
+			target->rest);
 	return tool_fail(in->t, &in->err);
 }
 
@@ -289,7 +361,8 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	(void)t;
 	(void)value;
-	if (val == 'p') ((struct info *)arg)->packs = true;
+	if (val == 'p')
+		((struct info *)arg)->packs = true;
 	return 0;
 }
 
@@ -301,12 +374,18 @@ static int info_run(struct tool *t, int argc, char **argv)
 	struct tool_target target;
 	struct store_list *l = NULL;
 	int code = tool_parse(t, argc, argv, NULL, options, option, &in), used;
-	if (code) return code - TOOL_LEAVE;
-	if (t->narguments != 2) return tool_usage(t, "STORE and RUN/STEP[/COMPONENT/TENSOR] are needed");
-	if ((code = tool_target_parse(t, t->arguments[1], &target))) return code;
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &in.s, &used))) return code;
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if (t->narguments != 2)
+		return tool_usage(t, "STORE and RUN/STEP[/COMPONENT/TENSOR] are needed");
+	if ((code = tool_target_parse(t, t->arguments[1], &target)))
+		return code;
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &in.s, &used)))
+		return code;
 	in.run = target.run;
-	if ((code = tool_target_find(t, in.s, &target, &l, &entry)) == 0) code = show(&in, &target, l, entry);
+	if ((code = tool_target_find(t, in.s, &target, &l, &entry)) == 0)
+		code = show(&in, &target, l, entry);
 	load_step_unref(in.before);
 	load_step_unref(in.step);
 	store_list_close(l);
@@ -316,5 +395,7 @@ static int info_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_info = {"info", "say what a step or a tensor is made of",
 	"usage: vckpt info STORE RUN/STEP[/COMPONENT/TENSOR] [--packs] [--json] [-q] [-v]\n\n"
-	"Tells of a step or of one tensor: shape, dtype, digest, pieces, stored bytes, codecs, and what it shares with the step before.\n\n"
-	"  --packs   count for each pack how many steps of the run name it (reads the manifest of each)\n", info_run};
+	"Tells of a step or of one tensor: shape, dtype, digest, pieces, stored bytes, codecs, and what it\n"
+	"shares with the step before.\n\n"
+	"  --packs   count for each pack how many steps of the run name it (reads the manifest of each)\n",
+	info_run};

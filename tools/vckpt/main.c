@@ -6,13 +6,25 @@
 #include "tools/vckpt/tool.h"
 
 static const struct tool_command *const commands[] = {
-	&tool_init, &tool_import, &tool_ls, &tool_info, &tool_cat, &tool_export, &tool_verify, &tool_rm, &tool_gc, &tool_index,
+	&tool_init,
+	&tool_import,
+	&tool_ls,
+	&tool_info,
+	&tool_cat,
+	&tool_export,
+	&tool_verify,
+	&tool_rm,
+	&tool_gc,
+	&tool_index,
 };
 
 static int help(FILE *to, int code)
 {
-	fputs("usage: vckpt COMMAND [OPTION...] [ARGUMENT...]\n\nA checkpoint store: steps of training runs as logical tensors, each distinct piece kept once.\n\n", to);
-	for (size_t i = 0; i < BASE_COUNT(commands); i++) fprintf(to, "  %-8s %s\n", commands[i]->name, commands[i]->summary);
+	fputs("usage: vckpt COMMAND [OPTION...] [ARGUMENT...]\n\n"
+		"A checkpoint store: steps of training runs as logical tensors, each distinct piece kept once.\n\n",
+		to);
+	for (size_t i = 0; i < BASE_COUNT(commands); i++)
+		fprintf(to, "  %-8s %s\n", commands[i]->name, commands[i]->summary);
 	fputs("\nvckpt COMMAND --help tells more; so does vckpt(1). mount.vckpt(8) shows a store as files.\n"
 		"STORE may be left out where VCKPT_STORE names it and no other argument is given.\n"
 		"Exit codes: 0 done, 1 failed, 2 usage, 3 damage found.\n", to);
@@ -22,20 +34,28 @@ static int help(FILE *to, int code)
 int main(int argc, char **argv)
 {
 	base_log_set_program("vckpt");
-	if (argc < 2) return help(stderr, TOOL_USAGE);
-	if (!strcmp(argv[1], "help") && argc > 2) {            /* "help X" is "X --help" */
+	if (argc < 2)
+		return help(stderr, TOOL_USAGE);
+	if (!strcmp(argv[1], "help") && argc > 2) { /* "help X" is "X --help" */
 		argv[1] = argv[2];
 		argv[2] = (char *)"--help";
 		argc = 3;
 	}
-	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return help(stdout, TOOL_DONE);
-	if (!strcmp(argv[1], "--version")) return printf("vckpt %s\n", VCKPT_VERSION) < 0;
+	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
+		return help(stdout, TOOL_DONE);
+	if (!strcmp(argv[1], "--version"))
+		return printf("vckpt %s\n", VCKPT_VERSION) < 0;
 	for (size_t i = 0; i < BASE_COUNT(commands); i++) {
 		struct tool t = {.command = commands[i]};
-		if (strcmp(argv[1], commands[i]->name)) continue;
+
+		if (strcmp(argv[1], commands[i]->name))
+			continue;
 		int code = commands[i]->run(&t, argc - 1, argv + 1);
 		free(t.arguments);
-		if (fflush(stdout) == EOF && code == TOOL_DONE) { perror("vckpt: standard output"); code = TOOL_FAILED; }
+		if (fflush(stdout) == EOF && code == TOOL_DONE) {
+			perror("vckpt: standard output");
+			code = TOOL_FAILED;
+		}
 		return code;
 	}
 	fprintf(stderr, "vckpt: there is no command \"%s\" (see vckpt --help)\n", argv[1]);

@@ -12,15 +12,20 @@
 #define TOOL_COMMON_MAX 64
 
 static const struct option common[] = {
-	{"json", no_argument, NULL, 0x100}, {"quiet", no_argument, NULL, 'q'}, {"verbose", no_argument, NULL, 'v'},
+	{"json", no_argument, NULL, 0x100},
+	{"quiet", no_argument, NULL, 'q'},
+	{"verbose", no_argument, NULL, 'v'},
 	{"help", no_argument, NULL, 'h'},
 };
 
 static size_t merge_options(const struct option *own, struct option merged[static TOOL_COMMON_MAX])
 {
 	size_t n = 0;
-	for (; own && own->name && n + BASE_COUNT(common) + 1 < TOOL_COMMON_MAX; own++) merged[n++] = *own;
-	for (size_t i = 0; i < BASE_COUNT(common); i++) merged[n++] = common[i];
+
+	for (; own && own->name && n + BASE_COUNT(common) + 1 < TOOL_COMMON_MAX; own++)
+		merged[n++] = *own;
+	for (size_t i = 0; i < BASE_COUNT(common); i++)
+		merged[n++] = common[i];
 	merged[n] = (struct option){0};
 	return n;
 }
@@ -28,11 +33,22 @@ static size_t merge_options(const struct option *own, struct option merged[stati
 static int common_option(struct tool *t, int val)
 {
 	switch (val) {
-	case 0x100: t->json = true; return 0;
-	case 'q': t->quiet = true; base_log_set_level(BASE_LOG_ERROR); return 0;
-	case 'v': t->verbose++; base_log_set_level(t->verbose > 1 ? BASE_LOG_DEBUG : BASE_LOG_INFO); return 0;
-	case 'h': fputs(t->command->help, stdout); return TOOL_LEAVE + TOOL_DONE;
-	default: return -1;
+	case 0x100:
+		t->json = true;
+		return 0;
+	case 'q':
+		t->quiet = true;
+		base_log_set_level(BASE_LOG_ERROR);
+		return 0;
+	case 'v':
+		t->verbose++;
+		base_log_set_level(t->verbose > 1 ? BASE_LOG_DEBUG : BASE_LOG_INFO);
+		return 0;
+	case 'h':
+		fputs(t->command->help, stdout);
+		return TOOL_LEAVE + TOOL_DONE;
+	default:
+		return -1;
 	}
 }
 
@@ -42,25 +58,36 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 	struct option merged[TOOL_COMMON_MAX];
 	char letters[80];
 	int val;
+
 	merge_options(long_options, merged);
-	snprintf(letters, sizeof letters, "-:%sqvh", short_options ? short_options : ""); /* "-": arguments come as val 1, in order */
+	/* "-": arguments come as val 1, in order */
+	snprintf(letters, sizeof letters, "-:%sqvh", short_options ? short_options : "");
 	opterr = 0;
 	optind = 1;
 	t->arguments = calloc((size_t)argc, sizeof *t->arguments);
-	if (!t->arguments) return TOOL_LEAVE + TOOL_FAILED;
+	if (!t->arguments)
+		return TOOL_LEAVE + TOOL_FAILED;
 	while ((val = getopt_long(argc, argv, letters, merged, NULL)) != -1) {
 		int r = 0;
-		if (val == '?') return TOOL_LEAVE + tool_usage(t, "unknown option %s", argv[optind - 1]);
-		if (val == ':') return TOOL_LEAVE + tool_usage(t, "option %s needs a value", argv[optind - 1]);
-		if (val == 1) t->arguments[t->narguments++] = optarg;
-		if (r == 0 && (val == 1 || common_option(t, val) < 0)) r = option ? option(t, arg, val, optarg) : 0;
-		else if (val == 'h') r = TOOL_LEAVE + TOOL_DONE;
-		if (r) return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
+
+		if (val == '?')
+			return TOOL_LEAVE + tool_usage(t, "unknown option %s", argv[optind - 1]);
+		if (val == ':')
+			return TOOL_LEAVE + tool_usage(t, "option %s needs a value", argv[optind - 1]);
+		if (val == 1)
+			t->arguments[t->narguments++] = optarg;
+		if (r == 0 && (val == 1 || common_option(t, val) < 0))
+			r = option ? option(t, arg, val, optarg) : 0;
+		else if (val == 'h')
+			r = TOOL_LEAVE + TOOL_DONE;
+		if (r)
+			return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
 	}
 	for (; optind < argc; optind++) {
 		t->arguments[t->narguments++] = argv[optind];
 		int r = option ? option(t, arg, 1, argv[optind]) : 0;
-		if (r) return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
+		if (r)
+			return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
 	}
 	return 0;
 }
@@ -69,6 +96,7 @@ int tool_usage(const struct tool *t, const char *format, ...)
 {
 	char text[1024];
 	va_list args;
+
 	va_start(args, format);
 	vsnprintf(text, sizeof text, format, args);
 	va_end(args);
@@ -86,21 +114,34 @@ int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s, int *r
 {
 	struct base_error err = {0};
 	const char *path = t->narguments ? t->arguments[0] : getenv("VCKPT_STORE");
+
 	*ret_used = t->narguments ? 1 : 0;
-	if (!path || !*path) return tool_usage(t, "STORE is missing, and VCKPT_STORE is not set");
-	if (store_open(path, flags, ret_s, &err) < 0) return tool_fail(t, &err);
+	if (!path || !*path)
+		return tool_usage(t, "STORE is missing, and VCKPT_STORE is not set");
+	if (store_open(path, flags, ret_s, &err) < 0)
+		return tool_fail(t, &err);
 	return 0;
 }
 
 static int parse_step(const struct tool *t, const char *text, size_t len, struct tool_target *target)
 {
 	uint64_t step = 0;
-	if (len == 6 && memcmp(text, "latest", 6) == 0) { target->latest = true; return 0; }
-	if (len > 5 && memcmp(text, "step-", 5) == 0) { text += 5; len -= 5; }
-	if (len == 0) return tool_usage(t, "the step is missing in the target: RUN/STEP, STEP a number or latest");
+
+	if (len == 6 && memcmp(text, "latest", 6) == 0) {
+		target->latest = true;
+		return 0;
+	}
+	if (len > 5 && memcmp(text, "step-", 5) == 0) {
+		text += 5;
+		len -= 5;
+	}
+	if (len == 0)
+		return tool_usage(t, "the step is missing in the target: RUN/STEP, STEP a number or latest");
 	for (size_t i = 0; i < len; i++) {
-		if (text[i] < '0' || text[i] > '9') return tool_usage(t, "\"%.*s\" is not a step: a number or latest", (int)len, text);
-		if (base_mul_overflows(step, 10, &step) || base_add_overflows(step, text[i] - '0', &step) || step > INT64_MAX)
+		if (text[i] < '0' || text[i] > '9')
+			return tool_usage(t, "\"%.*s\" is not a step: a number or latest", (int)len, text);
+		if (base_mul_overflows(step, 10, &step) || base_add_overflows(step, text[i] - '0', &step) ||
+			step > INT64_MAX)
 			return tool_usage(t, "step %.*s is above 2^63-1", (int)len, text);
 	}
 	target->step = step;
@@ -111,26 +152,41 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 {
 	const char *slash = strchr(text, '/');
 	size_t run_len = slash ? (size_t)(slash - text) : strlen(text);
+
 	*ret_target = (struct tool_target){0};
-	if (run_len >= sizeof ret_target->run) return tool_usage(t, "run names have at most %d bytes", PROTO_RUN_MAX);
+	if (run_len >= sizeof ret_target->run)
+		return tool_usage(t, "run names have at most %d bytes", PROTO_RUN_MAX);
 	memcpy(ret_target->run, text, run_len);
 	if (!proto_run_valid(ret_target->run))
-		return tool_usage(t, "\"%s\" is not a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes", ret_target->run);
-	if (!slash || !slash[1]) return 0;
+		return tool_usage(t, "\"%s\" is not a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes",
+			ret_target->run);
+	if (!slash || !slash[1])
+		return 0;
 	const char *step = slash + 1, *end = strchrnul(step, '/');
 	ret_target->has_step = true;
-	if (*end && end[1]) ret_target->rest = end + 1;
+	if (*end && end[1])
+		ret_target->rest = end + 1;
 	return parse_step(t, step, (size_t)(end - step), ret_target);
 }
 
-int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l, const struct store_list_step **ret_step)
+int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
+	const struct store_list_step **ret_step)
 {
 	struct base_error err = {0};
-	if (store_list_open(s, target->run, false, ret_l, &err) < 0) return tool_fail(t, &err);
-	*ret_step = !target->has_step || target->latest ? store_list_latest(*ret_l) : store_list_find(*ret_l, target->step);
-	if (*ret_step) return 0;
-	if (!target->has_step || target->latest) base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", target->run, s->path);
-	else base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", target->run, target->step, s->path, target->run);
+
+	if (store_list_open(s, target->run, false, ret_l, &err) < 0)
+		return tool_fail(t, &err);
+	if (!target->has_step || target->latest)
+		*ret_step = store_list_latest(*ret_l);
+	else
+		*ret_step = store_list_find(*ret_l, target->step);
+	if (*ret_step)
+		return 0;
+	if (!target->has_step || target->latest)
+		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", target->run, s->path);
+	else
+		base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", target->run,
+			target->step, s->path, target->run);
 	store_list_close(*ret_l);
 	*ret_l = NULL;
 	return tool_fail(t, &err);
@@ -139,6 +195,7 @@ int tool_target_find(const struct tool *t, struct store *s, const struct tool_ta
 int tool_print_json(json_t *value)
 {
 	int r = value ? json_dumpf(value, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY) : -1;
+
 	json_decref(value);
 	if (r < 0 || putchar('\n') == EOF || fflush(stdout) == EOF) {
 		fprintf(stderr, "vckpt: cannot write the JSON output\n");
@@ -150,13 +207,16 @@ int tool_print_json(json_t *value)
 json_t *tool_json_text(const char *bytes, size_t len)
 {
 	json_t *text = json_stringn(bytes, len);
+
 	return text ? text : json_string("?");
 }
 
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 {
 	json_t *object = json_object();
-	for (size_t i = 0; i < n; i++) json_object_set_new(object, attributes[i].key, json_string(attributes[i].value));
+
+	for (size_t i = 0; i < n; i++)
+		json_object_set_new(object, attributes[i].key, json_string(attributes[i].value));
 	return object;
 }
 
@@ -164,10 +224,14 @@ void tool_print_text(FILE *to, const char *text, size_t len)
 {
 	for (size_t i = 0; i < len; i++) {
 		unsigned char c = (unsigned char)text[i], next = i + 1 < len ? (unsigned char)text[i + 1] : 0;
-		bool c1 = c == 0xc2 && next >= 0x80 && next < 0xa0;  /* U+0080 to U+009F: some terminals obey them */
-		if (c < 0x20 || c == 0x7f) fprintf(to, "\\x%02x", c);
-		else if (c1) fprintf(to, "\\x%02x\\x%02x", c, next);
-		else putc(c, to);
+		bool c1 = c == 0xc2 && next >= 0x80 && next < 0xa0; /* U+0080 to U+009F: some terminals obey them */
+
+		if (c < 0x20 || c == 0x7f)
+			fprintf(to, "\\x%02x", c);
+		else if (c1)
+			fprintf(to, "\\x%02x\\x%02x", c, next);
+		else
+			putc(c, to);
 		i += c1;
 	}
 }
@@ -177,7 +241,11 @@ void tool_format_bytes(uint64_t bytes, char text[static 32])
 	static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
 	double value = (double)bytes;
 	size_t unit = 0;
-	while (value >= 999.95 && unit + 1 < BASE_COUNT(units)) { value /= 1000; unit++; }
+
+	while (value >= 999.95 && unit + 1 < BASE_COUNT(units)) {
+		value /= 1000;
+		unit++;
+	}
 	snprintf(text, 32, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
 }
 
@@ -185,7 +253,8 @@ void tool_format_time(int64_t time_ns, char text[static 40])
 {
 	time_t seconds = time_ns / 1000000000;
 	struct tm tm;
-	if (!gmtime_r(&seconds, &tm) || !strftime(text, 40, "%Y-%m-%dT%H:%M:%SZ", &tm)) snprintf(text, 40, "?");
+	if (!gmtime_r(&seconds, &tm) || !strftime(text, 40, "%Y-%m-%dT%H:%M:%SZ", &tm))
+		snprintf(text, 40, "?");
 }
 
 /* ---- progress ---- */
@@ -193,6 +262,7 @@ void tool_format_time(int64_t time_ns, char text[static 40])
 static int64_t now_ns(void)
 {
 	struct timespec ts;
+
 	clock_gettime(CLOCK_MONOTONIC, &ts);
 	return ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
 }
@@ -207,7 +277,9 @@ void tool_progress_update(void *arg, uint64_t done, uint64_t total)
 	struct tool_progress *p = arg;
 	int64_t now = now_ns();
 	char a[32], b[32], rate[32], bar[31];
-	if (!p->enabled || now - p->start_ns < 1000000000 || now - p->last_ns < 100000000) return;
+
+	if (!p->enabled || now - p->start_ns < 1000000000 || now - p->last_ns < 100000000)
+		return;
 	double part = total ? (double)done / (double)total : 1;
 	int filled = (int)(part * 30 > 30 ? 30 : part * 30);
 	memset(bar, '.', 30);
@@ -224,7 +296,8 @@ void tool_progress_update(void *arg, uint64_t done, uint64_t total)
 
 void tool_progress_end(struct tool_progress *p)
 {
-	if (p->shown) fputs("\r\033[K", stderr);
+	if (p->shown)
+		fputs("\r\033[K", stderr);
 	p->shown = false;
 	p->enabled = false;
 }
@@ -235,5 +308,7 @@ bool tool_update_index(const char *store)
 	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)store, NULL};
 	int status = 0;
 	pid_t pid;
-	return posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ) == 0 && waitpid(pid, &status, 0) >= 0 && status == 0;
+
+	return posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ) == 0 && waitpid(pid, &status, 0) >= 0 &&
+		status == 0;
 }

@@ -19,52 +19,73 @@ struct tool {
 	const struct tool_command *command;
 	bool json, quiet;
 	int verbose;
-	const char **arguments; int narguments;      /* positional, in order */
+	const char **arguments;
+	int narguments; /* positional, in order */
 };
 
 struct tool_command {
 	const char *name, *summary;
-	const char *help;                            /* usage line and options, printed by --help */
+	const char *help; /* usage line and options, printed by --help */
 	int (*run)(struct tool *t, int argc, char **argv);
 };
 
-extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify, tool_rm, tool_gc, tool_index;
+extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
+	tool_rm, tool_gc, tool_index;
 
-/* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that ends the command)
- * and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order; with `option` they are told too (val 1), so that an option can count for
- * what stands after it. Returns 0 or the exit code to leave with, plus 1000 (so that --help is 1000). */
+/* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that
+ * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order; with
+ * `option` they are told too (val 1), so that an option can count for what stands after it. Returns 0 or the exit code
+ * to leave with, plus 1000 (so that --help is 1000). */
 int tool_parse(struct tool *t, int argc, char **argv, const char *short_options, const struct option *long_options,
 	int (*option)(struct tool *t, void *arg, int val, const char *value), void *arg);
 #define TOOL_LEAVE 1000
 
-int tool_usage(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));  /* says it, points to --help; returns TOOL_USAGE */
-int tool_fail(const struct tool *t, const struct base_error *err);                                    /* says it; returns TOOL_FAILED, or TOOL_DAMAGE for damaged data */
+/* says it, points to --help; returns TOOL_USAGE */
+int tool_usage(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* says it; returns TOOL_FAILED, or TOOL_DAMAGE for damaged data */
+int tool_fail(const struct tool *t, const struct base_error *err);
 
-/* The store of the first positional argument, or of $VCKPT_STORE when there is none at all; *ret_used: arguments that it took (0 or 1). */
+/* The store of the first positional argument, or of $VCKPT_STORE when there is none at all; *ret_used: arguments
+ * that it took (0 or 1). */
 int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s, int *ret_used);
 
-/* RUN, RUN/STEP or RUN/STEP/REST. STEP: decimal or `latest` (left to the caller: *ret_latest). rest: points into `text`, or NULL. */
-struct tool_target { char run[PROTO_RUN_MAX + 1]; bool has_step, latest; uint64_t step; const char *rest; };
-int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);        /* 0 or TOOL_USAGE, said */
+/* RUN, RUN/STEP or RUN/STEP/REST. STEP: decimal or `latest` (left to the caller: *ret_latest). rest: points into
+ * `text`, or NULL. */
+struct tool_target {
+	char run[PROTO_RUN_MAX + 1];
+	bool has_step, latest;
+	uint64_t step;
+	const char *rest;
+};
+/* 0 or TOOL_USAGE, said */
+int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);
 /* The visible step that a target means; opens its run's list. 0, or an exit code, said. */
-int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l, const struct store_list_step **ret_step);
+int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
+	const struct store_list_step **ret_step);
 
-int tool_print_json(json_t *value);              /* one document and a newline on standard output; takes the reference; TOOL_DONE or TOOL_FAILED */
-json_t *tool_json_text(const char *bytes, size_t len);  /* a JSON string; never NULL for valid UTF-8 */
+/* one document and a newline on standard output; takes the reference; TOOL_DONE or TOOL_FAILED */
+int tool_print_json(json_t *value);
+json_t *tool_json_text(const char *bytes, size_t len); /* a JSON string; never NULL for valid UTF-8 */
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n);
 /* Text that came from a file or a store, as it may stand on a terminal: control bytes as \xNN. */
 void tool_print_text(FILE *to, const char *text, size_t len);
 
-void tool_format_bytes(uint64_t bytes, char text[static 32]);       /* "90.9 MB" */
-void tool_format_time(int64_t time_ns, char text[static 40]);       /* "2026-11-21T03:34:00Z" */
+void tool_format_bytes(uint64_t bytes, char text[static 32]); /* "90.9 MB" */
+void tool_format_time(int64_t time_ns, char text[static 40]); /* "2026-11-21T03:34:00Z" */
 
-/* Brings a store's index up to date, in a process of its own: LMDB may die of a damaged file, and that must not matter. */
+/* Brings a store's index up to date, in a process of its own: LMDB may die of a damaged file, and that must not
+ * matter. */
 bool tool_update_index(const char *store);
 
 /* A progress bar on standard error: only on a terminal, only after a second, never with -q. */
-struct tool_progress { const char *what; bool shown; bool enabled; int64_t start_ns, last_ns; };
+struct tool_progress {
+	const char *what;
+	bool shown;
+	bool enabled;
+	int64_t start_ns, last_ns;
+};
 void tool_progress_start(struct tool_progress *p, const struct tool *t, const char *what);
-void tool_progress_update(void *p, uint64_t done, uint64_t total);  /* fits the library's callbacks */
+void tool_progress_update(void *p, uint64_t done, uint64_t total); /* fits the library's callbacks */
 void tool_progress_end(struct tool_progress *p);
 
 #endif
