@@ -239,7 +239,8 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 	if (r <= 0)
 		return r;
 	if (strcmp(m->type, "fuse.vckpt") == 0)
-		return base_error_set(err, -EBUSY, "%s: the store %s is mounted there already", o->mountpoint,
-			m->source);
-	return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already", o->mountpoint, m->source, m->type);
+		return base_error_set(err, -EBUSY, "%s: the store %s is mounted there already; unmount it first",
+			o->mountpoint, m->source);
+	return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already; take another directory",
+		o->mountpoint, m->source, m->type);
 }

@@ -33,8 +33,9 @@ static int option_unsigned(const char *name, const char *text, int base, uint64_
 	errno = 0;
 	unsigned long long v = strtoull(text, &end, base);
 	if (*text < '0' || *text > '9' || *end || errno || v > max)
-		return base_error_set(err, -EINVAL, "option %s=%s: a number up to %llu is wanted", name, text,
-			(unsigned long long)max);
+		return base_error_set(err, -EINVAL,
+			base == 8 ? "option %s=%s: an octal number up to %llo is wanted"
+				  : "option %s=%s: a number up to %llu is wanted", name, text, (unsigned long long)max);
 	*ret = v;
 	return 0;
 }
