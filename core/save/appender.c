@@ -150,7 +150,8 @@ int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_erro
 			a->run_start = store_pack_writer_size(a->pack);
 		return rc;
 	}
-	if (appender_run_is_open(a) && store_pack_writer_size(a->pack) - a->run_start + 2 * 4096 + bytes > STORE_RUN_MAX_BYTES)
+	if (appender_run_is_open(a) &&
+		store_pack_writer_size(a->pack) - a->run_start + 2 * 4096 + bytes > STORE_RUN_MAX_BYTES)
 		rc = appender_end_run(a, err);
 	return rc;
 }
@@ -225,7 +226,8 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 
 	save_band_rows(b, w);
 	for (unsigned i = 0; i < b->nrows; i++) {
-		const struct store_piece *known = save_base_piece(b->rows[i], b->first_piece + (uint64_t)(p - b->pieces), p->len);
+		const struct store_piece *known = save_base_piece(b->rows[i],
+			b->first_piece + (uint64_t)(p - b->pieces), p->len);
 		int rc;
 
 		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
@@ -233,7 +235,8 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 		save_base_place(b->rows[i], known, &place);
 		rc = save_base_name(b->rows[i]->base, &w->dedup, w->attempt, err);
 		if (rc == 0)
-			rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+			rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len,
+				ret_known, err);
 		if (rc != -ENOENT)
 			return rc;
 	}
@@ -359,8 +362,8 @@ static int appender_append_layout(struct save_appender *a, struct base_error *er
 		&a->layout_ref);
 
 	for (uint32_t i = 0; rc >= 0 && i < w->nheaders; i++)
-		rc = store_pack_append_encoded(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes, w->headers[i].len,
-			&w->headers[i].ref);
+		rc = store_pack_append_encoded(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes,
+			w->headers[i].len, &w->headers[i].ref);
 	return rc < 0 ? save_write_failed(w, "meta", rc, err) : 0;
 }
 

@@ -217,8 +217,8 @@ int save_band_confirm(struct save_band *b, const struct save_piece *p)
 	if (base_digest_equal(&digest, &p->digest))
 		return 0;
 	return base_error_set(&b->err, -BASE_EDAMAGED,
-		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either that"
-		" record, or this machine's memory, is wrong (--no-index saves without recognising pieces)",
+		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
+		"that record, or this machine's memory, is wrong (--no-index saves without recognising pieces)",
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }
 
@@ -228,7 +228,8 @@ static bool band_recognise(const struct save_band *b, const struct save_writer *
 	if (p->len <= SAVE_BELIEVE_BYTES)
 		return false;
 	for (unsigned i = 0; i < b->nrows; i++) {
-		const struct store_piece *known = save_base_piece(b->rows[i], b->first_piece + (uint64_t)(p - b->pieces), p->len);
+		const struct store_piece *known = save_base_piece(b->rows[i],
+			b->first_piece + (uint64_t)(p - b->pieces), p->len);
 
 		if (!known || memcmp(&known->xxh, &p->xxh, sizeof p->xxh) != 0
 			|| !save_dedup_may(&w->dedup, save_base_pack(b->rows[i], known)))

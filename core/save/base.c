@@ -273,7 +273,8 @@ const struct store_piece *save_base_piece(const struct save_base_row *row, uint6
 {
 	const struct store_piece *p;
 
-	if (!row || !row->good || piece >= row->row.npieces || atomic_load_explicit(&row->base->gone, memory_order_relaxed))
+	if (!row || !row->good || piece >= row->row.npieces ||
+		atomic_load_explicit(&row->base->gone, memory_order_relaxed))
 		return NULL;
 	p = &row->row.pieces[piece];
 	return p->inline_bytes || p->ref.raw_len != len ? NULL : p;

@@ -126,7 +126,8 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 
 	if (!o->run || !proto_run_valid(o->run))
 		return base_error_set(err, -EINVAL,
-			"\"%.140s\" is no name for a run: it is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}", o->run ? o->run : "");
+			"\"%.140s\" is no name for a run: it is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}",
+			o->run ? o->run : "");
 	w = calloc(1, sizeof *w);
 	if (!w)
 		return base_error_set(err, -ENOMEM, "out of memory");
@@ -292,7 +293,8 @@ static int writer_run(struct save_writer *w, struct base_error *err)
 
 	base_random(&w->check_seed, sizeof w->check_seed);
 	for (unsigned i = 0; rc == 0 && i < w->ncandidates; i++)
-		if (save_bases_add(&w->bases, w->store, w->options.run, w->candidates[i].entry, &w->candidates[i].manifest) < 0)
+		if (save_bases_add(&w->bases, w->store, w->options.run, w->candidates[i].entry,
+			    &w->candidates[i].manifest) < 0)
 			rc = base_error_set(err, -ENOMEM, "out of memory");
 	if (rc == 0)
 		rc = save_pipeline_run(&a, err);
