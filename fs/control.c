@@ -2,6 +2,7 @@
  *
  * The files of .vckpt: `stats` in the Prometheus text format, `version`, and `slow`, the latest reads that took
  * long. Their text is made when one is opened. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

@@ -113,8 +113,6 @@ struct fs_request { struct fs_mount *m; enum fs_op op; int64_t start_ns; };
 struct fs_request fs_request_begin(fuse_req_t req, enum fs_op op);
 void fs_request_end(const struct fs_request *q, int error);                  /* counts */
 void fs_request_error(const struct fs_request *q, fuse_req_t req, int error); /* negative errno; replies and counts */
-/* of the project's meanings: what a program sees, positive */
-int fs_errno(int error);
 void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void fs_op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);
 void fs_op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);

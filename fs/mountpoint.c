@@ -109,7 +109,8 @@ static int run_fusermount(const char *path)
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EPERM;
 }
 
-int fs_mountpoint_detach(const char *path, struct base_error *err)
+/* What a dead vckpt daemon left on `path`: 0 when it was detached or there was nothing. */
+static int mountpoint_detach(const char *path, struct base_error *err)
 {
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 
@@ -229,7 +230,7 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 	if (!r)
 		r = resolve(&o->mountpoint, "mount point", err);
 	if (!r)
-		r = fs_mountpoint_detach(o->mountpoint, err);
+		r = mountpoint_detach(o->mountpoint, err);
 	if (!r)
 		r = check_directory(o->mountpoint, "mount point", &point, err);
 	if (!r)

@@ -12,7 +12,5 @@
  * point that is no directory, one inside the other (also through bind mounts), a mount point on which something is
  * mounted already (autofs does not count). */
 int fs_mountpoint_check(struct fs_options *o, struct base_error *err);
-/* What a dead vckpt daemon left on `path`: 0 when it was detached or there was nothing. */
-int fs_mountpoint_detach(const char *path, struct base_error *err);
 
 #endif

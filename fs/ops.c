@@ -29,7 +29,7 @@ void fs_request_end(const struct fs_request *q, int error)
 		atomic_fetch_add_explicit(&s->errors[q->op], 1, memory_order_relaxed);
 }
 
-int fs_errno(int error)
+static int fs_errno(int error)
 {
 	switch (-error) {
 	case ENOENT: case ENOTDIR: case EISDIR: case ESTALE: case ENOMEM: case EINTR: case EMFILE: case ENFILE:

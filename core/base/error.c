@@ -4,6 +4,7 @@
  * a sentence stays one line on a terminal and in a log, and a cut at the end never splits a UTF-8 character. */
 #include "core/base/error.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,7 +35,7 @@ static void error_store(struct base_error *err, int code, const char *text, bool
 	err->code = code;
 }
 
-int base_error_setv(struct base_error *err, int code, const char *format, va_list args)
+static int error_setv(struct base_error *err, int code, const char *format, va_list args)
 {
 	char text[sizeof err->text]; /* arguments may point into err->text */
 	int n;
@@ -53,7 +54,7 @@ int base_error_set(struct base_error *err, int code, const char *format, ...)
 	va_list args;
 
 	va_start(args, format);
-	base_error_setv(err, code, format, args);
+	error_setv(err, code, format, args);
 	va_end(args);
 	return code;
 }

@@ -9,7 +9,6 @@
 #define CORE_BASE_ERROR_H
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdbool.h>
 
 enum {
@@ -29,7 +28,6 @@ struct base_error {
 
 /* Fills `err` (NULL: nothing) and returns `code`, which must be negative. Later calls overwrite earlier ones. */
 int base_error_set(struct base_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-int base_error_setv(struct base_error *err, int code, const char *format, va_list args);
 
 /* Puts "PREFIX: " before the sentence (sets it from strerror if there is none yet); returns err->code or `code`. */
 int base_error_prefix(struct base_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -62,7 +62,5 @@ struct store_incoming {
 	uint32_t nannounced;
 	enum store_liveness state;
 };
-int store_incoming_list(struct store *s, struct store_incoming **ret_all, size_t *ret_n, struct base_error *err);
-void store_incoming_free(struct store_incoming *all, size_t n);
 
 #endif

@@ -234,37 +234,6 @@ int store_folders_read(struct store *s, struct store_folders *ret_f, struct base
 	return 0;
 }
 
-int store_incoming_list(struct store *s, struct store_incoming **ret_all, size_t *ret_n, struct base_error *err)
-{
-	struct store_folders f;
-	struct store_incoming *all;
-	int r = store_folders_read(s, &f, err);
-
-	if (r < 0)
-		return r;
-	all = calloc(f.n ? f.n : 1, sizeof *all);
-	if (!all) {
-		store_folders_release(&f);
-		return base_error_set(err, -ENOMEM, "%s/incoming: out of memory", s->path);
-	}
-	for (size_t i = 0; i < f.n; i++) {
-		all[i] = f.all[i].info;
-		f.all[i].info.begun = false; /* its memory is the caller's now */
-	}
-	*ret_all = all;
-	*ret_n = f.n;
-	store_folders_release(&f);
-	return 0;
-}
-
-void store_incoming_free(struct store_incoming *all, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		if (all[i].begun)
-			proto_begin_release(&all[i].begin);
-	free(all);
-}
-
 uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files)
 {
 	struct store_files files = {0};

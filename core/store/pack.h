@@ -72,7 +72,6 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 /* Ends the run under way: writes its checks; every ret_ref handed to append since the last end is complete now. */
 int store_pack_run_end(struct store_pack_writer *w);
 uint64_t store_pack_writer_size(const struct store_pack_writer *w);
-uint64_t store_pack_writer_objects(const struct store_pack_writer *w);
 /* ends the run, writes footer and tail, durable; frees w always */
 int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size);
 void store_pack_abandon(struct store_pack_writer *w);                  /* NULL-safe */

@@ -289,11 +289,6 @@ uint64_t store_pack_writer_size(const struct store_pack_writer *w)
 	return w->at;
 }
 
-uint64_t store_pack_writer_objects(const struct store_pack_writer *w)
-{
-	return w->count;
-}
-
 static void writer_free(struct store_pack_writer *w)
 {
 	base_buf_release(&w->run_refs);

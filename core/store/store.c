@@ -302,7 +302,8 @@ void store_close(struct store *s)
 	free(s);
 }
 
-bool store_is_store(const char *path)
+/* Is `path` itself a store? false on any error, too. */
+static bool is_store(const char *path)
 {
 	struct store_storage *storage;
 	uint64_t size;
@@ -339,7 +340,7 @@ int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 	if (reserve_bytes > RESERVE_MAX_BYTES)
 		return base_error_set(err, -EINVAL, "a reserve of %llu bytes is too large",
 			(unsigned long long)reserve_bytes);
-	if (store_is_store(path))
+	if (is_store(path))
 		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
 	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);
 	if (r < 0)

@@ -36,9 +36,6 @@ void store_pack_put(struct store *s, struct store_pack *p);
 void store_reserve_release(struct store *s);
 void store_reserve_restore(struct store *s);
 
-/* Is `path` itself a store? false on any error, too. */
-bool store_is_store(const char *path);
-
 /* of this machine, as file names need it: [A-Za-z0-9_.=-], at most 64 bytes; static */
 const char *store_hostname(void);
 

@@ -90,7 +90,7 @@ void verify_fault(struct verify *v, struct verify_fault f)
 }
 
 /* Does a fault of a pack touch the object that lies at `ref`: its bytes or its checks? */
-bool verify_fault_hits(const struct verify_fault *f, const char *file, const struct store_object_ref *ref)
+static bool fault_hits(const struct verify_fault *f, const char *file, const struct store_object_ref *ref)
 {
 	if (!f->pack || strcmp(f->file, file))
 		return false;
@@ -104,7 +104,7 @@ bool verify_fault_hits(const struct verify_fault *f, const char *file, const str
 bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref)
 {
 	for (size_t i = 0; i < v->nfaults; i++)
-		if (verify_fault_hits(&v->faults[i], file, ref))
+		if (fault_hits(&v->faults[i], file, ref))
 			return true;
 	return false;
 }
@@ -246,7 +246,7 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 		struct verify_fault *f = &t->v->faults[i];
 		bool whole = f->pack && f->len == 0 && !strcmp(f->file, file);
 
-		if (it->what == VERIFY_PACK ? whole : verify_fault_hits(f, file, it->ref))
+		if (it->what == VERIFY_PACK ? whole : fault_hits(f, file, it->ref))
 			tell_item(t, f, it);
 	}
 	return 0;

@@ -72,7 +72,6 @@ struct verify {
 
 /* Any thread; copies its strings. The same fault twice counts once. */
 void verify_fault(struct verify *v, struct verify_fault f);
-bool verify_fault_hits(const struct verify_fault *f, const char *file, const struct store_object_ref *ref);
 bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref);
 void verify_error(struct verify *v, int error);
 void verify_progress(struct verify *v, uint64_t bytes);

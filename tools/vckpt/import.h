@@ -69,7 +69,6 @@ int import_file_open(struct import_plan *p, const char *path, struct import_file
 /* exactly len */
 int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 int import_add_safetensors(struct import_plan *p, const char *path, const char *component, struct base_error *err);
-int import_add_npy(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 int import_add_blob(struct import_plan *p, const char *path, const char *name, struct base_error *err);
 /* by its first bytes: a pickle, or a zip archive as torch.save writes it */

@@ -10,7 +10,8 @@
 #include "core/view/name.h"
 #include "core/view/npy.h"
 
-/* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual limit. */
+/* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual
+ * limit. */
 #define FILES_OPEN_MAX 256
 
 #define GROW(array, n) ((n) & ((n) - 1) ? 0 : grow((void **)&(array), (n) ? 2 * (n) : 1, sizeof *(array)))
@@ -75,13 +76,14 @@ static int check_unchanged(const struct import_file *f, int fd, struct base_erro
 
 	if (fstat(fd, &now) < 0)
 		return base_error_set(err, -errno, "%s: %s", f->path, strerror(errno));
-	if (now.st_dev == f->stat.st_dev && now.st_ino == f->stat.st_ino && now.st_size == f->stat.st_size && now.st_mtim.tv_sec == f->stat.st_mtim.tv_sec &&
-		now.st_mtim.tv_nsec == f->stat.st_mtim.tv_nsec)
+	if (now.st_dev == f->stat.st_dev && now.st_ino == f->stat.st_ino && now.st_size == f->stat.st_size &&
+		now.st_mtim.tv_sec == f->stat.st_mtim.tv_sec && now.st_mtim.tv_nsec == f->stat.st_mtim.tv_nsec)
 		return 0;
 	return base_error_set(err, -BASE_EBUSY, "%s: it was changed while it was read; nothing was imported", f->path);
 }
 
-static int read_all(const struct import_file *f, int fd, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+static int read_all(const struct import_file *f, int fd, uint64_t offset, void *bytes, size_t len,
+	struct base_error *err)
 {
 	size_t done = 0;
 
@@ -254,7 +256,7 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 	return r < 0 ? base_error_set(err, r, "%s: out of memory", path) : 0;
 }
 
-int import_add_npy(struct import_plan *p, const char *path, const char *component, struct base_error *err)
+static int add_npy(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
 	struct import_file *f;
 	const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
@@ -323,7 +325,7 @@ int import_add_source(struct import_plan *p, const char *path, const char *compo
 	if (import_has_suffix(path, ".safetensors"))
 		return import_add_safetensors(p, path, component, err);
 	if (import_has_suffix(path, ".npy"))
-		return import_add_npy(p, path, component, err);
+		return add_npy(p, path, component, err);
 	return base_error_set(err, -EINVAL,
 		"%s: a source is a directory in Hugging Face layout, a .safetensors or a .npy file; "
 		"pickled files are never opened: convert them with safetensors.torch.save_file",
@@ -424,7 +426,8 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 	if (p->npickles)
 		return base_error_set(err, -EINVAL,
 			"only pickled files hold weights here (%s, %zu in all), and vckpt never opens a pickle "
-			"(it can run any code); convert them first: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+			"(it can run any code); convert them first: safetensors.torch.save_file(torch.load(FILE, "
+			"weights_only=True), "
 			"\"model.safetensors\")",
 			p->pickles[0], p->npickles);
 	return base_error_set(err, -EINVAL, "no tensors: the sources name no regular .safetensors or .npy file");

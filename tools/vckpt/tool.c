@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
