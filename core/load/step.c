@@ -66,33 +66,6 @@ static void step_free(struct load_step *step)
 
 BASE_CLEANUP_DEFINE(struct load_step *, load_step_unref)
 
-static void step_ref_from(struct store_object_ref *ret, const struct proto_ref *ref)
-{
-	*ret = (struct store_object_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
-		.raw_len = ref->raw_len,
-		.stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind, .pack = ref->pack};
-}
-
-/* An object that the manifest itself refers to, into fresh memory, re-hashed. */
-static int step_load(const struct load_step *step, const struct proto_ref *from, uint64_t max, void **ret_bytes,
-	struct base_error *err)
-{
-	struct store_object_ref ref;
-	struct store_pack *pack;
-	int rc;
-
-	if (from->pack >= step->manifest.npacks)
-		return base_error_set(err, -BASE_EFORMAT, "a reference names pack %u of %u", from->pack,
-			step->manifest.npacks);
-	step_ref_from(&ref, from);
-	rc = store_pack_get(step->store, step->manifest.packs[from->pack].pack, &pack, err);
-	if (rc < 0)
-		return rc;
-	rc = store_object_load(pack, &ref, max, ret_bytes, err);
-	store_pack_put(step->store, pack);
-	return rc;
-}
-
 static int step_open_manifest(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
 {
 	const struct proto_manifest *m = &step->manifest;
@@ -117,7 +90,7 @@ static int step_open_layout(struct load_step *step, uint32_t i, struct base_erro
 
 	if (!base_digest_equal(&from->digest, &from->ref.digest))
 		return base_error_set(err, -BASE_EFORMAT, "layout %u refers to an object of another digest", i);
-	rc = step_load(step, &from->ref, STEP_LAYOUT_MAX, &bytes, err);
+	rc = store_manifest_object(step->store, &step->manifest, &from->ref, STEP_LAYOUT_MAX, &bytes, err);
 	if (rc >= 0)
 		rc = store_layout_decode(bytes, from->ref.raw_len, &step->layouts[i], err);
 	if (rc < 0)
@@ -132,7 +105,7 @@ static int step_open_part(struct load_step *step, uint32_t line, struct base_err
 	const struct proto_manifest_rank *from = &m->ranks[line];
 	struct step_rank *rank = &step->ranks[line];
 	base_cleanup_free void *bytes = NULL;
-	int rc = step_load(step, &from->part, STEP_PART_MAX, &bytes, err);
+	int rc = store_manifest_object(step->store, &step->manifest, &from->part, STEP_PART_MAX, &bytes, err);
 
 	if (rc >= 0) {
 		rc = proto_part_decode(bytes, from->part.raw_len, &rank->part);
@@ -444,7 +417,7 @@ int load_step_header(const struct load_step *step, const char *component, const 
 
 		if (strcmp(h->component, component) != 0 || strcmp(h->view, view) != 0)
 			continue;
-		rc = step_load(step, &h->ref, max, ret_bytes, err);
+		rc = store_manifest_object(step->store, &step->manifest, &h->ref, max, ret_bytes, err);
 		if (rc < 0)
 			return base_error_prefix(err, rc, "%s/%llu: %s header of %s", step->run,
 				(unsigned long long)step->info.step, view, component);
@@ -493,7 +466,7 @@ int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store
 	const struct step_rank *rank = &step->ranks[b->line];
 	const struct proto_blob *p = &rank->part.blobs[b->blob];
 
-	step_ref_from(ret_ref, &p->ref);
+	*ret_ref = store_object_ref_from(&p->ref);
 	*ret_packs = rank->packs;
 	*ret_npacks = rank->npacks;
 	if (p->len && (p->ref.pack >= rank->npacks || p->ref.raw_len != p->len))

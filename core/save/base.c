@@ -43,32 +43,13 @@ struct save_base {
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
 };
 
-int save_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
-	void **ret_bytes, struct base_error *err)
-{
-	struct store_object_ref ref = {.digest = from->digest, .offset = from->offset, .checks = from->checks,
-		.raw_len = from->raw_len, .stored_len = from->stored_len, .codec = from->codec, .kind = from->kind,
-		.pack = from->pack};
-	struct store_pack *pack;
-	int rc;
-
-	if (ref.pack >= m->npacks)
-		return base_error_set(err, -BASE_EFORMAT, "a reference of the manifest is out of range");
-	rc = store_pack_get(s, m->packs[ref.pack].pack, &pack, err);
-	if (rc < 0)
-		return rc;
-	rc = store_object_load(pack, &ref, max, ret_bytes, err);
-	store_pack_put(s, pack);
-	return rc;
-}
-
 /* ---- opening ---- */
 
 static int base_open_layout(struct save_base *b, uint32_t i, struct base_error *err)
 {
 	const struct proto_manifest_layout *from = &b->m.layouts[i];
 	base_cleanup_free void *bytes = NULL;
-	int rc = save_manifest_object(b->store, &b->m, &from->ref, BASE_LAYOUT_MAX, &bytes, err);
+	int rc = store_manifest_object(b->store, &b->m, &from->ref, BASE_LAYOUT_MAX, &bytes, err);
 
 	if (rc == 0)
 		rc = store_layout_decode(bytes, from->ref.raw_len, &b->layouts[i], err);
@@ -168,7 +149,7 @@ static int base_open_line(struct save_base *b, uint32_t i)
 			return -ENOENT;
 		line->packs[k] = b->m.packs[b->m.map[from->first_map + k]].pack;
 	}
-	if (save_manifest_object(b->store, &b->m, &from->part, BASE_PART_MAX, &bytes, NULL) < 0
+	if (store_manifest_object(b->store, &b->m, &from->part, BASE_PART_MAX, &bytes, NULL) < 0
 		|| proto_part_decode(bytes, from->part.raw_len, &line->part) < 0)
 		return -ENOENT;
 	line->good = line->part.npacks == from->npacks;

@@ -158,13 +158,6 @@ static int catalog_row(void *arg, const struct store_row *row)
 	return p->failed ? -ENOMEM : 0;
 }
 
-static struct store_object_ref catalog_ref(const struct proto_ref *r)
-{
-	return (struct store_object_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks,
-		.raw_len = r->raw_len,
-		.stored_len = r->stored_len, .codec = r->codec, .kind = r->kind, .pack = r->pack};
-}
-
 static int catalog_part(struct store *s, const struct proto_manifest *m, const struct proto_manifest_rank *rank,
 	const struct store_layout *l,
 	struct catalog_places *p, struct base_error *err)
@@ -178,7 +171,7 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, const s
 		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < rank->npacks; i++)
 		packs[i] = m->packs[m->map[rank->first_map + i]].pack;
-	rc = save_manifest_object(s, m, &rank->part, CATALOG_PART_MAX, &bytes, err);
+	rc = store_manifest_object(s, m, &rank->part, CATALOG_PART_MAX, &bytes, err);
 	if (rc == 0)
 		rc = proto_part_decode(bytes, rank->part.raw_len, &part);
 	if (rc < 0)
@@ -188,7 +181,7 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, const s
 	for (uint32_t i = 0; rc == 0 && i < part.nchunks; i++)
 		rc = store_part_read_chunk(s, l, &part, packs, rank->npacks, i, catalog_row, p, err);
 	for (uint32_t i = 0; i < part.nblobs; i++) {
-		struct store_object_ref ref = catalog_ref(&part.blobs[i].ref);
+		struct store_object_ref ref = store_object_ref_from(&part.blobs[i].ref);
 
 		if (part.blobs[i].len)
 			catalog_place(p, &ref);
@@ -201,7 +194,7 @@ static int catalog_layout(struct store *s, const struct proto_manifest *m, uint3
 	struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
-	int rc = save_manifest_object(s, m, &m->layouts[i].ref, CATALOG_LAYOUT_MAX, &bytes, err);
+	int rc = store_manifest_object(s, m, &m->layouts[i].ref, CATALOG_LAYOUT_MAX, &bytes, err);
 
 	return rc < 0 ? rc : store_layout_decode(bytes, m->layouts[i].ref.raw_len, ret_l, err);
 }

@@ -79,8 +79,5 @@ const char *save_base_pack(const struct save_base_row *row, const struct store_p
 void save_base_place(const struct save_base_row *row, const struct store_piece *p, struct index_place *ret_place);
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
-/* An object that a manifest itself refers to, into fresh memory, re-hashed. */
-int save_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
-	void **ret_bytes, struct base_error *err);
 
 #endif

@@ -423,6 +423,24 @@ int store_manifest_get(struct store *s, const char *run, const struct base_diges
 	return r;
 }
 
+int store_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
+	void **ret_bytes, struct base_error *err)
+{
+	struct store_object_ref ref = store_object_ref_from(from);
+	struct store_pack *pack;
+	int r;
+
+	if (ref.pack >= m->npacks)
+		return base_error_set(err, -BASE_EFORMAT, "a reference of the manifest names pack %u of %u", ref.pack,
+			m->npacks);
+	r = store_pack_get(s, m->packs[ref.pack].pack, &pack, err);
+	if (r < 0)
+		return r;
+	r = store_object_load(pack, &ref, max, ret_bytes, err);
+	store_pack_put(s, pack);
+	return r;
+}
+
 int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, struct base_error *err)
 {
 	for (uint32_t i = 0; i < m->npacks; i++) {

@@ -17,6 +17,9 @@ int store_manifest_put(struct store *s, const char *run, const struct base_buf *
 /* Read, checked against the digest (tree digest of the body). */
 int store_manifest_get(struct store *s, const char *run, const struct base_digest *digest, struct proto_manifest *ret_m,
 	struct base_error *err);
+/* An object that a manifest itself refers to (a layout, a header, a part), into fresh memory, re-hashed. */
+int store_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
+	void **ret_bytes, struct base_error *err);
 int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX]);
 
 /* Invariant 4: loads the layouts and all rows of all parts and checks that the boxes of every tensor cover it exactly

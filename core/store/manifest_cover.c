@@ -54,26 +54,6 @@ static int gather_memory(const struct cover_gather *g)
 	return base_error_set(g->err, -ENOMEM, "out of memory");
 }
 
-static int object_load(struct cover_gather *g, const struct proto_ref *from, void **ret_bytes)
-{
-	struct store_object_ref ref = {.digest = from->digest,
-		.offset = from->offset,
-		.checks = from->checks,
-		.raw_len = from->raw_len,
-		.stored_len = from->stored_len,
-		.codec = from->codec,
-		.kind = from->kind,
-		.pack = from->pack};
-	struct store_pack *pack;
-	int r = store_pack_get(g->s, g->m->packs[from->pack].pack, &pack, g->err);
-
-	if (r < 0)
-		return r;
-	r = store_object_load(pack, &ref, STORE_CHUNK_MAX_BYTES, ret_bytes, g->err);
-	store_pack_put(g->s, pack);
-	return r;
-}
-
 /* ---- tensors over all layouts ---- */
 
 static int tensor_order(const void *pa, const void *pb, void *arg)
@@ -124,7 +104,7 @@ static int layouts_load(struct cover_gather *g, uint64_t *ret_total)
 	for (uint32_t i = 0; i < g->m->nlayouts && r == 0; i++) {
 		base_cleanup_free void *bytes = NULL;
 
-		r = object_load(g, &g->m->layouts[i].ref, &bytes);
+		r = store_manifest_object(g->s, g->m, &g->m->layouts[i].ref, STORE_CHUNK_MAX_BYTES, &bytes, g->err);
 		if (r == 0)
 			r = store_layout_decode(bytes, g->m->layouts[i].ref.raw_len, &g->layouts[i], g->err);
 		if (r < 0)
@@ -233,7 +213,7 @@ static int gather_part(struct cover_gather *g, const struct proto_manifest_rank 
 		return gather_memory(g);
 	for (uint32_t i = 0; i < k->npacks; i++)
 		packs[i] = g->m->packs[g->m->map[k->first_map + i]].pack;
-	r = object_load(g, &k->part, &bytes);
+	r = store_manifest_object(g->s, g->m, &k->part, STORE_CHUNK_MAX_BYTES, &bytes, g->err);
 	if (r < 0)
 		return r;
 	r = proto_part_decode(bytes, k->part.raw_len, &part);

@@ -5,8 +5,16 @@
 #include <string.h>
 
 #include "core/store/pack_internal.h"
+#include "proto/message.h"
 
 enum { OBJECT_ALIGN = 64, OBJECT_ALIGN_RAW = 4096, OBJECT_RAW_LARGE = 64 << 10 };
+
+struct store_object_ref store_object_ref_from(const struct proto_ref *r)
+{
+	return (struct store_object_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks,
+		.raw_len = r->raw_len, .stored_len = r->stored_len, .codec = r->codec, .kind = r->kind,
+		.pack = r->pack};
+}
 
 uint64_t store_object_align(uint16_t codec, uint64_t stored_len)
 {

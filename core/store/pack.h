@@ -34,6 +34,9 @@ struct store_object_ref {
 	uint8_t kind;
 	uint32_t pack;        /* number in a table that the owner of the reference has */
 };
+struct proto_ref;
+/* As a record of the store has it. */
+struct store_object_ref store_object_ref_from(const struct proto_ref *r);
 /* Alignment of the stored bytes, offset of the next object in the same run, bytes of checks: the arithmetic of a
  * run. */
 uint64_t store_object_align(uint16_t codec, uint64_t stored_len);

@@ -11,22 +11,10 @@
 
 BASE_CLEANUP_DEFINE(struct store_chunk *, store_chunk_free)
 
-static struct store_object_ref part_object(const struct proto_ref *r)
-{
-	return (struct store_object_ref){.digest = r->digest,
-		.offset = r->offset,
-		.checks = r->checks,
-		.raw_len = r->raw_len,
-		.stored_len = r->stored_len,
-		.codec = r->codec,
-		.kind = r->kind,
-		.pack = r->pack};
-}
-
 static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, const char *const *packs, uint32_t npacks,
 	void **ret_bytes, struct base_error *err)
 {
-	struct store_object_ref ref = part_object(&from->ref);
+	struct store_object_ref ref = store_object_ref_from(&from->ref);
 	struct store_pack *pack;
 	int r;
 

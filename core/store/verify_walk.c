@@ -28,23 +28,11 @@ static void broken(struct walk *k, const char *file, const char *pack, const str
 	k->w->broken(k->w, file, pack, ref, text);
 }
 
-static struct store_object_ref object_ref(const struct proto_ref *r)
-{
-	return (struct store_object_ref){.digest = r->digest,
-		.offset = r->offset,
-		.checks = r->checks,
-		.raw_len = r->raw_len,
-		.stored_len = r->stored_len,
-		.codec = r->codec,
-		.kind = r->kind,
-		.pack = r->pack};
-}
-
 /* Tells an object that the manifest names itself, and loads it if asked to. Returns 0, or what ends the walk;
  * *ret_bytes stays NULL when it is broken. */
 static int manifest_object(struct walk *k, struct verify_item it, const struct proto_ref *pref, void **ret_bytes)
 {
-	struct store_object_ref ref = object_ref(pref);
+	struct store_object_ref ref = store_object_ref_from(pref);
 
 	if (ref.pack >= k->m->npacks) {
 		broken(k, k->manifest, NULL, NULL, "names a pack that it does not list");
@@ -131,7 +119,7 @@ static int on_row(void *arg, const struct store_row *row)
 static int part_object(struct walk *k, struct verify_item it, const struct proto_ref *pref,
 	struct store_object_ref *ret_ref)
 {
-	*ret_ref = object_ref(pref);
+	*ret_ref = store_object_ref_from(pref);
 	if (ret_ref->pack >= k->npacks) {
 		broken(k, k->manifest, NULL, NULL, "a part names a pack that it does not list");
 		return 1;
