@@ -97,9 +97,11 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	else if (!t->quiet) {
 		tool_format_bytes(result.deleted_bytes, deleted);
 		tool_format_bytes(result.waiting_bytes, waiting);
-		printf("%s%" PRIu64 " files deleted, %s; ", g.options.dry_run ? "would be: " : "", result.deleted, deleted);
+		printf("%s%" PRIu64 " files deleted, %s; ", g.options.dry_run ? "would be: " : "", result.deleted,
+			deleted);
 		if (g.options.grace_s)
-			printf("%" PRIu64 " files marked, for a gc after the grace period (--grace) to delete; ", result.marked);
+			printf("%" PRIu64 " files marked, for a gc after the grace period (--grace) to delete; ",
+				result.marked);
 		printf("%" PRIu64 " files, %s, wait for their grace to end\n", result.waiting, waiting);
 	}
 	json_decref(g.actions);
