@@ -120,8 +120,12 @@ int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const u
 	if (m->n_unknown_fields == 0)
 		return 0;
 	/* Each one is a tag of at most 5 bytes and its data. */
-	for (unsigned i = 0; i < only.n_unknown_fields; i++)
+	for (unsigned i = 0; i < only.n_unknown_fields; i++) {
+		/* numbers that protobuf does not have could not be written again */
+		if (only.unknown_fields[i].tag == 0 || only.unknown_fields[i].tag >= UINT32_C(1) << 29)
+			return -BASE_EFORMAT;
 		len += 5 + only.unknown_fields[i].len;
+	}
 	bytes = proto_arena_array(a, len, 1);
 	if (!bytes)
 		return proto_no_memory(a);

@@ -55,6 +55,12 @@ static void entry_name(const struct store_list *l, uint64_t n, char name[static 
 	snprintf(name, STORE_NAME_MAX, "runs/%s/%012llu", l->run, (unsigned long long)n);
 }
 
+/* A directory, a link, a pipe where the entry should be: the number is taken, the entry damaged. */
+static bool not_a_file(int r)
+{
+	return r == -EISDIR || r == -ELOOP || r == -EINVAL;
+}
+
 /* 1: there is an entry of that number; 0: not. */
 static int entry_exists(const struct store_list *l, uint64_t n)
 {
@@ -64,7 +70,7 @@ static int entry_exists(const struct store_list *l, uint64_t n)
 
 	entry_name(l, n, name);
 	r = store_size(l->store->storage, name, &size);
-	return r == -ENOENT ? 0 : r < 0 ? r : 1;
+	return r == -ENOENT ? 0 : r == 0 || not_a_file(r) ? 1 : r;
 }
 
 /* ---- one entry ---- */
@@ -94,7 +100,8 @@ static bool entry_sane(const struct proto_entry *e, uint64_t n)
 
 static bool entry_damaged(int r)
 {
-	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EIO || r == -EFBIG || r == -ENODATA;
+	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EIO || r == -EFBIG || r == -ENODATA ||
+		not_a_file(r);
 }
 
 /* 0, -ENOENT, -BASE_EDAMAGED for every kind of damage, or another error that `err` explains. */

@@ -217,3 +217,18 @@ def test_verify_one_step(vckpt, damaged):
     results = {t: vckpt("verify", store, t, check=False).returncode for t in ["a/0", "a/1", "b/0"]}
     assert 3 in results.values() and 0 in results.values(), results
     assert subprocess.run([vckpt.path, "verify", str(store), "a/9"], capture_output=True).returncode == 1
+
+
+@pytest.mark.parametrize("how", ["directory", "pipe", "link"])
+def test_an_entry_that_is_no_file(vckpt, damaged, how):
+    """Damage like any other: the run is named, the other runs are read."""
+    store, want = damaged
+    entry = store / "runs" / "a" / f"{1:012}"
+    entry.unlink()
+    {"directory": entry.mkdir, "pipe": lambda: os.mkfifo(entry), "link": lambda: entry.symlink_to("/etc/passwd")}[how]()
+    assert {r["run"] for r in vckpt.json("ls", store)["runs"]} == {"a", "b"}
+    assert [s["step"] for s in vckpt.json("ls", store, "a")["steps"]] == [0]
+    done = vckpt("verify", store, check=False, timeout=60)
+    assert done.returncode == 3 and entry.name in done.stdout
+    assert vckpt("gc", store, "--grace", "0", check=False).returncode in (1, 3)
+    vckpt("cat", store, "b/0/model.safetensors", text=False)
