@@ -231,12 +231,14 @@ def sound(lib, tmp_path_factory):
     with Index(lib, path, max_bytes=4 << 20) as index:
         for commit in range(1, 7):
             assert index.add(commit, places_of(commit, 120, first=commit * 60)) == 0
+        def ask():
+            return {n: bytes(found) if (found := index.find(n)) else None for n in range(60, 600, 4)}
+        # LMDB goes back to the snapshot before the last one when the newer of its two descriptions is damaged: its answers are old hints
+        before = ask()
         assert index.remove(3) == 0
-        answers = {}
-        for n in range(60, 600, 4):
-            found = index.find(n)
-            answers[n] = bytes(found) if found else None
-        assert sum(a is not None for a in answers.values()) > 80
+        after = ask()
+        assert sum(a is not None for a in after.values()) > 80
+        answers = {n: {before[n], after[n], None} for n in after}
     assert check(lib, path) == 0
     return path, answers
 
@@ -258,7 +260,7 @@ def sound_and_right(lib, path, answers):
     with Index(lib, path, max_bytes=4 << 20) as index:
         for n, want in answers.items():
             found = index.find(n)
-            assert found is None or bytes(found) == want
+            assert (bytes(found) if found else None) in want
         assert index.add(77, places_of(77, 100, first=10000)) == 0
         assert index.find(10050).entry == 77
     assert check(lib, path) == 0
