@@ -139,7 +139,39 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	return 0;
 }
 
-static int add_run(struct verify *v, const char *run, struct base_error *err)
+/* Entries that are not there though later ones are: no file that could be looked at says so. */
+static void find_gaps(struct verify *v, const struct store_list *l)
+{
+	char name[STORE_NAME_MAX];
+	uint64_t size;
+
+	for (uint64_t n = 0; n < store_list_next(l); n++) {
+		snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
+		if (store_size(v->store->storage, name, &size) < 0)
+			verify_fault(v, (struct verify_fault){.file = name,
+				.what = (char *)"it is missing or no file, though later entries are there",
+				.run = (char *)store_list_run(l)});
+	}
+}
+
+static int add_step(struct verify *v, const struct store_list *l, size_t i)
+{
+	struct verify_step *steps = reallocarray(v->steps, v->nsteps + 1, sizeof *steps);
+
+	if (!steps)
+		return -ENOMEM;
+	v->steps = steps;
+	v->steps[v->nsteps++] = (struct verify_step){store_list_run(l), store_list_at(l, i)};
+	return 0;
+}
+
+static bool wanted(const struct verify *v, const struct store_list *l, size_t i)
+{
+	return !v->o->run || (!strcmp(v->o->run, store_list_run(l)) &&
+				(v->o->step == PROTO_NONE || v->o->step == store_list_at(l, i)->step));
+}
+
+static int open_list(struct verify *v, const char *run, struct base_error *err)
 {
 	struct store_list *l, **lists = reallocarray(v->lists, v->nlists + 1, sizeof *lists);
 
@@ -147,22 +179,46 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 		return -ENOMEM;
 	v->lists = lists;
 	int r = store_list_open(v->store, run, true, &l, err);
+	if (r == 0)
+		v->lists[v->nlists++] = l;
+	return r;
+}
+
+static int add_run(struct verify *v, const char *run, struct base_error *err)
+{
+	int r = open_list(v, run, err);
+
 	if (r < 0)
 		return r;
-	v->lists[v->nlists++] = l;
-	if (store_list_damaged(l) == 0 && (r = compare_snapshot(v, l, err)) < 0)
-		return r;
-	struct verify_step *steps = reallocarray(v->steps, v->nsteps + store_list_count(l) + 1, sizeof *steps);
-	if (!steps)
-		return -ENOMEM;
-	v->steps = steps;
-	for (size_t i = 0; i < store_list_count(l); i++) {
-		const struct store_list_step *s = store_list_at(l, i);
+	const struct store_list *l = v->lists[v->nlists - 1];
+	if (store_list_damaged(l))
+		find_gaps(v, l);
+	else
+		r = compare_snapshot(v, l, err);
+	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
+		if (wanted(v, l, i))
+			r = add_step(v, l, i);
+	return r;
+}
 
-		if (!v->o->run || v->o->step == PROTO_NONE || v->o->step == s->step)
-			v->steps[v->nsteps++] = (struct verify_step){store_list_run(l), s};
-	}
-	return 0;
+/* All other visible steps: a fault may touch them, too. Runs that cannot be read are none of this question's. */
+static int add_others(struct verify *v)
+{
+	char **runs;
+	size_t n;
+	int r = store_runs(v->store, &runs, &n, NULL);
+
+	if (r < 0)
+		return r == -ENOMEM ? r : 0;
+	for (size_t i = 0; r == 0 && i < n; i++)
+		if (strcmp(runs[i], v->o->run) && open_list(v, runs[i], NULL) == -ENOMEM)
+			r = -ENOMEM;
+	store_runs_free(runs, n);
+	for (size_t k = 0; r == 0 && k < v->nlists; k++)
+		for (size_t i = 0; r == 0 && i < store_list_count(v->lists[k]); i++)
+			if (!wanted(v, v->lists[k], i))
+				r = add_step(v, v->lists[k], i);
+	return r;
 }
 
 static int add_runs(struct verify *v, struct base_error *err)
@@ -198,6 +254,7 @@ static void check_entries(struct verify *v)
 struct tell {
 	struct verify *v;
 	const struct verify_step *step;
+	size_t number;          /* of the step, from 1 */
 };
 
 static void tell_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
@@ -216,23 +273,32 @@ static void tell_one(struct verify *v, struct verify_fault *f, const char *run, 
 	v->o->damage(v->o->arg, &d);
 }
 
-/* What a thing of the step is called: its tensor or blob, or NULL for what describes the whole step. */
-static void tell_item(const struct tell *t, struct verify_fault *f, const struct verify_item *it)
+/* One line for a fault, step and tensor: the pieces of a tensor come one after another. What describes the whole step
+ * has no name. */
+static int tell_item(const struct tell *t, struct verify_fault *f, const struct verify_item *it)
 {
-	char name[512];
-	const char *component = NULL, *tensor = NULL;
+	const char *run = t->step->run;
+	uint64_t step = t->step->step->step;
 
-	if (it->what == VERIFY_PIECE) {
+	if (it->what == VERIFY_BLOB) {
+		tell_one(t->v, f, run, step, NULL, it->blob);
+	} else if (it->what == VERIFY_PIECE) {
 		uint32_t len;
 		const char *bytes = store_layout_name(it->layout, it->tensor, &len);
+		base_cleanup_free char *name = strndup(bytes, len);
 
-		snprintf(name, sizeof name, "%.*s", (int)base_min(len, sizeof name - 1), bytes);
-		component = store_layout_component(it->layout, it->tensor);
-		tensor = name;
-	} else if (it->what == VERIFY_BLOB) {
-		tensor = it->blob;
+		if (!name)
+			return -ENOMEM;
+		if (f->tensor_step == t->number && f->tensor == it->tensor)
+			return 0;
+		f->tensor_step = t->number;
+		f->tensor = it->tensor;
+		tell_one(t->v, f, run, step, store_layout_component(it->layout, it->tensor), name);
+	} else if (f->whole_step != t->number) {
+		f->whole_step = t->number;
+		tell_one(t->v, f, run, step, NULL, NULL);
 	}
-	tell_one(t->v, f, t->step->run, t->step->step->step, component, tensor);
+	return 0;
 }
 
 static int on_item(struct verify_walker *w, const struct verify_item *it)
@@ -246,8 +312,8 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 		struct verify_fault *f = &t->v->faults[i];
 		bool whole = f->pack && f->len == 0 && !strcmp(f->file, file);
 
-		if (it->what == VERIFY_PACK ? whole : fault_hits(f, file, it->ref))
-			tell_item(t, f, it);
+		if ((it->what == VERIFY_PACK ? whole : fault_hits(f, file, it->ref)) && tell_item(t, f, it) < 0)
+			return -ENOMEM;
 	}
 	return 0;
 }
@@ -285,8 +351,10 @@ static int tell_all(struct verify *v)
 {
 	if (!v->nfaults)
 		return 0;
+	if (v->o->run && add_others(v) < 0)
+		return -ENOMEM;
 	for (size_t i = 0; i < v->nsteps; i++) {
-		struct tell t = {v, &v->steps[i]};
+		struct tell t = {v, &v->steps[i], i + 1};
 		struct verify_walker w = {
 			.store = v->store, .step = &v->steps[i], .item = on_item, .broken = ignore_broken, .arg = &t};
 
@@ -344,12 +412,12 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 		check_entries(&v);
 	if (r == 0)
 		r = verify_steps(&v, err);
+	v.result.steps = v.nsteps;
 	if (r == 0)
 		r = tell_all(&v);
 	if (r == 0)
 		r = v.error;
 	v.result.faults = v.nfaults;
-	v.result.steps = v.nsteps;
 	*ret_r = v.result;
 	release(&v);
 	return r < 0 && err && !err->code ? base_error_set(err, r, "verify did not end: %s", base_error_name(r)) : r;

@@ -34,6 +34,8 @@ struct verify_fault {
 	char *run;            /* of an entry or manifest; NULL */
 	size_t step;          /* 1 + number of the visible step whose own fault it is; 0 */
 	bool told;            /* a callback named it */
+	size_t whole_step, tensor_step; /* 1 + number of the step that was told last, as a whole and by tensor */
+	uint32_t tensor;
 };
 
 /* Objects of a pack whose every byte was looked at: sorted hashes of reference and digest. */

@@ -121,7 +121,9 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	else if (size != it->size) {
 		snprintf(text, sizeof text, "it has %llu bytes where a step's manifest says %llu",
 			(unsigned long long)size, (unsigned long long)it->size);
-		pack_fault(v, file, NULL, text);
+		struct store_object_ref lost = {.offset = base_min(size, it->size),
+			.stored_len = base_max(size, it->size) - base_min(size, it->size)};
+		pack_fault(v, file, &lost, text); /* what lies before the cut is not lost */
 	}
 	return 0;
 }

@@ -4,7 +4,9 @@ import ctypes as c
 import json
 import struct
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from protolib import Entry
 from storelib import Buf
@@ -55,3 +57,59 @@ def test_foreign_files_are_told(vckpt, store):
     (store / "link").symlink_to("/etc/passwd")
     damage = {d["file"] for d in vckpt.json("verify", store, check=False)["damage"]}
     assert damage == {"packs/zz/x.pack", "notes.txt", "link"}
+
+
+# ---- whom a fault touches ----
+
+@pytest.fixture
+def two_steps(vckpt, store, tmp_path):
+    """Two steps that share a tensor of several pieces, and one tensor each of their own."""
+    rng = numpy.random.default_rng(3)
+    shared = rng.integers(0, 1 << 16, (2000, 1500), dtype="u2")
+    for step in range(2):
+        save_file({"shared": shared, "o" * 600 + "\u00fc" * 300: rng.integers(0, 1 << 16, (300, 300), dtype="u2")}, tmp_path / "s.safetensors")
+        vckpt("import", store, "run", tmp_path / "s.safetensors", "-q")
+    assert vckpt.json("verify", store)["faults"] == 0
+    return store
+
+
+def model_packs(store):
+    return sorted(store.rglob("*-model.pack"), key=lambda p: -p.stat().st_size)
+
+
+def touched(damage):
+    return [(d["file"], d["offset"], d.get("step"), d.get("tensor")) for d in damage]
+
+
+def test_one_line_for_each_fault_step_and_tensor(vckpt, two_steps):
+    pack = model_packs(two_steps)[0]
+    pack.unlink()
+    for target in ([], ["run"], ["run/0"]):
+        found = vckpt.json("verify", two_steps, *target, check=False)
+        lines = touched(found["damage"])
+        assert len(lines) == len(set(lines)), lines
+        assert found["faults"] == 1
+        told = {(step, tensor and tensor[:6]) for _, _, step, tensor in lines}
+        # the second step's own tensor lies in its own pack
+        assert told == {(0, None), (1, None), (0, "shared"), (1, "shared"), (0, "oooooo")}, told
+    assert {"o" * 600 + "\u00fc" * 300, "shared"} == {d["tensor"] for d in found["damage"] if "tensor" in d}
+
+
+def test_every_step_is_named_when_one_is_verified(vckpt, two_steps):
+    pack = model_packs(two_steps)[0]
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    for target in ([], ["run/0"], ["run/1"]):
+        damage = vckpt.json("verify", two_steps, *target, check=False)["damage"]
+        assert {(d["step"], d["tensor"]) for d in damage} == {(0, "shared"), (1, "shared")}, (target, damage)
+
+
+def test_an_entry_that_is_missing(vckpt, long_run):
+    (long_run / "runs/run/000000000030").unlink()
+    done = vckpt("verify", long_run, check=False)
+    assert done.returncode == 3 and "000000000030" in done.stdout
+    for n in range(31, 34):
+        (long_run / "runs/run" / f"{n:012}").unlink()
+    done = vckpt("verify", long_run, check=False)
+    assert done.returncode == 3 and "000000000030" in done.stdout
