@@ -6,8 +6,8 @@
  * all of one width, and that width depends on the row only through r = item * the product of its extents. In one
  * dimension the extents of the tiles that a box meets are at most three numbers: the first tile's, that of full
  * tiles, the last tile's. So pieces are counted kind by kind, never one by one, and with the one or two cut
- * dimensions of real tensors that is a handful of multiplications. A whole tensor has no short first tile: all
- * tiles before a coordinate are full ones, which makes finding a piece's number cheaper still.
+ * dimensions of real tensors that is a handful of multiplications. Of the tiles before a coordinate only the first can
+ * be a short one, and in a whole tensor not even that, which makes finding a piece's number cheaper still.
  *
  * The stored order of a piece: it is one tile thick in every dimension but k, where it may span several cells;
  * cell after cell, each row-major. With r' = the items of one slice across k, the cell that begins at x along k
@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "core/base/le.h"
+#include "core/tensor/piece_internal.h"
 
 /* The tiles of one dimension that a box meets, in order, runs of equal extent together. */
 struct piece_kinds {
@@ -60,8 +61,8 @@ static bool box_empty(const struct tensor_grid *g, const struct tensor_box *box)
 	return false;
 }
 
-/* Width along k of the pieces of a tile row of `r` bytes a slice. r * w <= the tensor's bytes: no overflow. */
-static uint64_t piece_width(const struct tensor_grid *g, uint64_t r)
+/* r * w <= the tensor's bytes: no overflow. */
+uint64_t tensor_piece_width(const struct tensor_grid *g, uint64_t r)
 {
 	uint64_t w = g->edge[g->k];
 
@@ -80,7 +81,7 @@ static uint64_t count_from(const struct tensor_grid *g, const struct tensor_box 
 	if (d == g->k)
 		d++;
 	if (d >= g->shape.ndim) {
-		uint64_t w = piece_width(g, r), low = box->offset[g->k];
+		uint64_t w = tensor_piece_width(g, r), low = box->offset[g->k];
 
 		return (low + box->size[g->k] - 1) / w - low / w + 1;
 	}
@@ -137,7 +138,7 @@ int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, u
 		n %= pieces;
 		r *= piece.size[d];
 	}
-	w = piece_width(g, r);
+	w = tensor_piece_width(g, r);
 	if (n > (box->offset[g->k] + box->size[g->k] - 1) / w - box->offset[g->k] / w)
 		return -ERANGE;
 	piece_clip(&piece, box, g->k, box->offset[g->k] / w + n, w);
@@ -145,36 +146,40 @@ int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, u
 	return 0;
 }
 
-/* Number and box of the piece of the whole tensor that holds `at`; the tensor has dimensions and items. */
-static uint64_t piece_locate(const struct tensor_grid *g, const uint64_t *at, struct tensor_box *ret_piece)
+uint64_t tensor_piece_locate(const struct tensor_grid *g, const struct tensor_box *box, const uint64_t *at,
+	struct tensor_box *ret_piece)
 {
 	uint64_t r = g->item_bytes, n = 0, w;
-	struct tensor_box whole;
 
-	tensor_box_whole(&g->shape, &whole);
 	for (unsigned d = 0; d < g->shape.ndim; d++) {
-		uint64_t tile = at[d] / g->edge[d];
+		uint64_t edge = g->edge[d], tile = at[d] / edge, first = box->offset[d] / edge,
+			 cut = box->offset[d] % edge;
 
 		if (d == g->k)
 			continue;
-		if (tile > 0)
-			n += tile * count_from(g, &whole, d + 1, r * g->edge[d]);
-		piece_clip(ret_piece, &whole, d, tile, g->edge[d]);
+		if (tile > first && cut != 0) { /* only the first of the tiles before can be a short one */
+			n += count_from(g, box, d + 1, r * (edge - cut));
+			first++;
+		}
+		if (tile > first)
+			n += (tile - first) * count_from(g, box, d + 1, r * edge);
+		piece_clip(ret_piece, box, d, tile, edge);
 		r *= ret_piece->size[d];
 	}
-	w = piece_width(g, r);
-	piece_clip(ret_piece, &whole, g->k, at[g->k] / w, w);
-	return n + at[g->k] / w;
+	w = tensor_piece_width(g, r);
+	piece_clip(ret_piece, box, g->k, at[g->k] / w, w);
+	return n + at[g->k] / w - box->offset[g->k] / w;
 }
 
 uint64_t tensor_piece_find(const struct tensor_grid *g, const uint64_t *at)
 {
-	struct tensor_box piece;
+	struct tensor_box whole, piece;
 
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		if (g->shape.dim[d] == 0)
 			return 0;
-	return g->shape.ndim == 0 ? 0 : piece_locate(g, at, &piece);
+	tensor_box_whole(&g->shape, &whole);
+	return g->shape.ndim == 0 ? 0 : tensor_piece_locate(g, &whole, at, &piece);
 }
 
 static void iter_begin_row(struct tensor_piece_iter *it)
@@ -185,7 +190,7 @@ static void iter_begin_row(struct tensor_piece_iter *it)
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		if (d != g->k)
 			r *= it->piece.size[d];
-	w = piece_width(g, r);
+	w = tensor_piece_width(g, r);
 	piece_clip(&it->piece, &it->box, g->k, it->box.offset[g->k] / w, w);
 }
 
@@ -228,7 +233,7 @@ void tensor_piece_next(struct tensor_piece_iter *it)
 			r *= it->piece.size[i];
 	it->done = false;
 	it->number++;
-	if (iter_step(it, k, piece_width(g, r)))
+	if (iter_step(it, k, tensor_piece_width(g, r)))
 		return;
 	while (d-- > 0)
 		if (d != k && iter_step(it, d, g->edge[d])) {
@@ -287,7 +292,7 @@ static uint64_t fragment_run(const struct tensor_grid *g, const struct tensor_bo
 void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
 {
 	uint64_t x[TENSOR_MAX_DIMS], item = at / g->item_bytes, skip = at % g->item_bytes, in_cell = 0;
-	struct tensor_box piece, cell;
+	struct tensor_box whole, piece, cell;
 	unsigned k = g->k;
 
 	if (g->shape.ndim == 0) {
@@ -296,7 +301,8 @@ void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, 
 	}
 	for (unsigned d = g->shape.ndim; d-- > 0; item /= g->shape.dim[d])
 		x[d] = item % g->shape.dim[d];
-	ret_f->piece = piece_locate(g, x, &piece);
+	tensor_box_whole(&g->shape, &whole);
+	ret_f->piece = tensor_piece_locate(g, &whole, x, &piece);
 	piece_cell(g, &piece, x[k], &cell);
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		in_cell = in_cell * cell.size[d] + (x[d] - cell.offset[d]);
