@@ -11,16 +11,11 @@
 #include <string.h>
 
 #include "core/base/le.h"
-#include "core/store/pack_internal.h"
-
-struct chunk_start { uint32_t run; uint64_t piece, pair, inlined; };
 
 struct store_chunk {
 	const struct store_layout *layout;
 	uint32_t npacks;
-	uint32_t nrows, nruns;
-	uint64_t npieces, npairs, ninline;
-	const uint8_t *rows, *runs, *pieces, *boxes, *inlined;
+	struct chunk_tables t;
 	struct chunk_start *starts;     /* nrows + 1 */
 	uint8_t object[];
 };
@@ -29,10 +24,14 @@ struct store_chunk {
 struct chunk_cursor {
 	const struct store_chunk *c;
 	uint32_t run, run_end;          /* the next run, and one past the row's last */
-	uint32_t left;                  /* pieces left in the run under way */
 	uint64_t piece, inline_at;
-	struct store_object_ref ref;    /* of the piece before, in the same run */
+	struct chunk_run under_way;
 };
+
+static const uint8_t *row_bytes(const struct store_chunk *c, uint32_t row)
+{
+	return c->object + c->t.rows + (size_t)row * CHUNK_ROW_BYTES;
+}
 
 static int digest_of_digests(const uint8_t *first, size_t stride, uint64_t n, struct base_digest *ret_d)
 {
@@ -71,116 +70,56 @@ static void cursor_init(struct chunk_cursor *k, const struct store_chunk *c, uin
 
 	*k = (struct chunk_cursor){.c = c,
 		.run = s->run,
-		.run_end = s->run + base_get32(c->rows + (size_t)row * CHUNK_ROW_BYTES + 12),
+		.run_end = s->run + base_get32(row_bytes(c, row) + 12),
 		.piece = s->piece,
 		.inline_at = s->inlined};
 }
 
-/* Opens the next run: the place of its first piece. */
-static int cursor_run(struct chunk_cursor *k, struct store_object_ref *ref)
+/* The next piece, of raw_len bytes. */
+static int cursor_next(struct chunk_cursor *k, uint64_t raw_len, struct store_piece *ret_p)
 {
-	const uint8_t *run = k->c->runs + (size_t)k->run * CHUNK_RUN_BYTES;
-
-	if (k->run == k->run_end)
-		return -BASE_EFORMAT;
-	k->run++;
-	ref->pack = base_get32(run);
-	k->left = base_get32(run + 4);
-	ref->offset = base_get64(run + 8);
-	ref->checks = base_get64(run + 16);
-	if (k->left == 0)
-		return -BASE_EFORMAT;
-	if (ref->pack == CHUNK_INLINE)
-		return ref->offset == k->inline_at && ref->checks == 0 ? 0 : -BASE_EFORMAT;
-	return ref->pack < k->c->npacks ? 0 : -BASE_EFORMAT;
-}
-
-static int cursor_inline(struct chunk_cursor *k, struct store_piece *p)
-{
-	if (p->ref.raw_len > STORE_INLINE_MAX_BYTES || p->ref.stored_len != p->ref.raw_len ||
-		p->ref.codec != STORE_CODEC_RAW)
-		return -BASE_EFORMAT;
-	if (p->ref.raw_len > k->c->ninline - k->inline_at)
-		return -BASE_EFORMAT;
-	p->inline_bytes = k->c->inlined + k->inline_at;
-	p->ref.offset = p->ref.checks = 0;
-	k->inline_at += p->ref.raw_len;
-	return 0;
-}
-
-static int cursor_next(struct chunk_cursor *k, struct store_piece *ret_p)
-{
-	const uint8_t *piece = k->c->pieces + k->piece * CHUNK_PIECE_BYTES;
-	struct store_object_ref *ref = &ret_p->ref;
-	bool first = k->left == 0;
+	const struct store_chunk *c = k->c;
+	uint64_t at;
 	int r = 0;
 
-	memset(ret_p, 0, sizeof *ret_p);
-	memcpy(ref->digest.bytes, piece, sizeof ref->digest.bytes);
-	memcpy(ret_p->xxh.bytes, piece + 32, sizeof ret_p->xxh.bytes);
-	ref->stored_len = base_get32(piece + 48);
-	ref->raw_len = base_get32(piece + 52);
-	ref->codec = base_get16(piece + 56);
-	ref->kind = STORE_OBJECT_PIECE;
-	ret_p->base = base_get32(piece + 60);
-	if (base_get16(piece + 58) != 0 || ret_p->base != STORE_PIECE_NO_BASE)
-		return -BASE_EFORMAT;
-	if (first)
-		r = cursor_run(k, ref);
-	else
-		ref->pack = k->ref.pack;
-	if (r < 0)
-		return r;
-	if (ref->pack == CHUNK_INLINE)
-		r = cursor_inline(k, ret_p);
-	else if (ref->raw_len <= STORE_INLINE_MAX_BYTES || (!first && !chunk_run_next(&k->ref, ref)) ||
-		store_object_ref_check(ref, STORE_OBJECT_MAX_BYTES) < 0)
-		r = -BASE_EFORMAT;
-	k->ref = *ref;
-	k->left--;
+	if (k->under_way.left == 0) {
+		if (k->run == k->run_end)
+			return -BASE_EFORMAT;
+		r = chunk_run_decode(c->object + c->t.runs + (size_t)k->run * CHUNK_RUN_BYTES, c->npacks,
+			&k->under_way);
+		if (r < 0 || (k->under_way.ref.pack == CHUNK_INLINE && k->under_way.ref.offset != k->inline_at))
+			return -BASE_EFORMAT;
+		k->run++;
+	}
+	r = chunk_piece_decode(c->object + c->t.pieces + k->piece * CHUNK_PIECE_BYTES, raw_len, c->t.ninline,
+		&k->under_way, ret_p, &at);
 	k->piece++;
+	if (r == 0 && ret_p->ref.pack == CHUNK_INLINE) {
+		ret_p->inline_bytes = c->object + c->t.inlined + at;
+		k->inline_at += raw_len;
+	}
 	return r;
 }
 
 /* ---- checks of one row ---- */
 
-static void box_get(const uint8_t *pairs, uint32_t ndim, struct tensor_box *ret_box)
-{
-	memset(ret_box, 0, sizeof *ret_box);
-	for (uint32_t d = 0; d < ndim; d++) {
-		ret_box->offset[d] = base_get64(pairs + (size_t)d * CHUNK_PAIR_BYTES);
-		ret_box->size[d] = base_get64(pairs + (size_t)d * CHUNK_PAIR_BYTES + 8);
-	}
-}
-
 static void row_box(const struct store_chunk *c, uint32_t row, uint32_t i, const struct tensor_shape *s,
 	struct tensor_box *ret_box)
 {
-	if (base_get32(c->rows + (size_t)row * CHUNK_ROW_BYTES + 4) & CHUNK_ROW_WHOLE)
+	if (base_get32(row_bytes(c, row) + 4) & CHUNK_ROW_WHOLE)
 		tensor_box_whole(s, ret_box);
 	else
-		box_get(c->boxes + (c->starts[row].pair + (uint64_t)i * s->ndim) * CHUNK_PAIR_BYTES, s->ndim, ret_box);
-}
-
-static bool box_valid(const struct tensor_shape *s, const struct tensor_box *b, bool only)
-{
-	struct tensor_box whole;
-
-	if (!tensor_box_inside(s, b) || tensor_box_items(s, b) == 0)
-		return false;
-	tensor_box_whole(s, &whole);
-	/* The whole tensor has the flag instead. */
-	return !only || memcmp(whole.offset, b->offset, s->ndim * sizeof whole.offset[0]) != 0 ||
-		memcmp(whole.size, b->size, s->ndim * sizeof whole.size[0]) != 0;
+		chunk_box_decode(c->object + c->t.boxes +
+				(c->starts[row].pair + (uint64_t)i * s->ndim) * CHUNK_PAIR_BYTES,
+			s->ndim, ret_box);
 }
 
 static int row_piece_check(struct chunk_cursor *k, uint64_t raw_len)
 {
 	struct base_digest digest;
 	struct store_piece p;
-	int r = cursor_next(k, &p);
 
-	if (r < 0 || p.ref.raw_len != raw_len)
+	if (cursor_next(k, raw_len, &p) < 0)
 		return -BASE_EFORMAT;
 	if (p.ref.pack != CHUNK_INLINE)
 		return 0;
@@ -203,120 +142,73 @@ static int row_box_check(struct chunk_cursor *k, const struct tensor_grid *g, co
 	return r;
 }
 
-static int row_pieces_check(const struct store_chunk *c, uint32_t row, const struct tensor_grid *g, uint32_t nboxes,
-	bool whole, struct chunk_cursor *k)
+static int row_pieces_check(const struct store_chunk *c, uint32_t row, const struct chunk_row *fields,
+	const struct tensor_grid *g, struct chunk_cursor *k)
 {
-	const uint8_t *bytes = c->rows + (size_t)row * CHUNK_ROW_BYTES;
-	uint64_t left = base_get64(bytes + 16), n;
+	uint32_t nboxes = fields->nboxes ? fields->nboxes : 1;
+	uint64_t left = fields->npieces, n;
 	struct base_digest digest;
 	struct tensor_box box;
 	int r;
 
 	for (uint32_t i = 0; i < nboxes; i++) {
 		row_box(c, row, i, &g->shape, &box);
-		if (!whole && !box_valid(&g->shape, &box, nboxes == 1))
+		if (fields->nboxes && !chunk_box_valid(&g->shape, &box, nboxes == 1))
 			return -BASE_EFORMAT;
 		r = row_box_check(k, g, &box, left, &n);
 		if (r < 0)
 			return r;
 		left -= n;
 	}
-	if (left != 0 || k->left != 0 || k->run != k->run_end)
+	if (left != 0 || k->under_way.left != 0 || k->run != k->run_end)
 		return -BASE_EFORMAT;
-	r = digest_of_digests(c->pieces + c->starts[row].piece * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
-		base_get64(bytes + 16), &digest);
+	r = digest_of_digests(c->object + c->t.pieces + c->starts[row].piece * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
+		fields->npieces, &digest);
 	if (r < 0)
 		return r;
-	return memcmp(digest.bytes, bytes + 32, sizeof digest.bytes) == 0 ? 0 : -BASE_EFORMAT;
+	return base_digest_equal(&digest, &fields->digest) ? 0 : -BASE_EFORMAT;
 }
 
 /* Checks a row and tells where the next one's shares begin. */
 static int row_check(struct store_chunk *c, uint32_t row)
 {
-	const uint8_t *bytes = c->rows + (size_t)row * CHUNK_ROW_BYTES;
-	uint32_t tensor = base_get32(bytes), flags = base_get32(bytes + 4), nboxes = base_get32(bytes + 8),
-		 nruns = base_get32(bytes + 12);
-	uint64_t npieces = base_get64(bytes + 16), pairs;
+	int64_t last_tensor = row > 0 ? (int64_t)base_get32(row_bytes(c, row - 1)) : -1;
 	const struct chunk_start *s = &c->starts[row];
+	struct chunk_row fields;
 	struct chunk_cursor k;
 	struct tensor_grid g;
-	int r;
+	int r = chunk_row_decode(row_bytes(c, row), c->layout, &c->t, s, last_tensor, &fields);
 
-	if (tensor >= c->layout->m.ntensors || (row > 0 && tensor <= base_get32(bytes - CHUNK_ROW_BYTES)))
-		return -BASE_EFORMAT;
-	if ((flags & ~CHUNK_ROW_WHOLE) || base_get64(bytes + 24) != 0 ||
-		((flags & CHUNK_ROW_WHOLE) != 0) != (nboxes == 0))
-		return -BASE_EFORMAT;
-	store_layout_grid(c->layout, tensor, &g);
-	pairs = (uint64_t)nboxes * g.shape.ndim;
-	if (nruns > c->nruns - s->run || npieces > c->npieces - s->piece || pairs > c->npairs - s->pair ||
-		(nboxes && g.shape.ndim == 0))
-		return -BASE_EFORMAT;
-	cursor_init(&k, c, row);
-	r = row_pieces_check(c, row, &g, nboxes ? nboxes : 1, nboxes == 0, &k);
 	if (r < 0)
 		return r;
-	c->starts[row + 1] = (struct chunk_start){s->run + nruns, s->piece + npieces, s->pair + pairs, k.inline_at};
+	store_layout_grid(c->layout, fields.tensor, &g);
+	cursor_init(&k, c, row);
+	r = row_pieces_check(c, row, &fields, &g, &k);
+	if (r < 0)
+		return r;
+	c->starts[row + 1] = (struct chunk_start){
+		s->run + fields.nruns, s->piece + fields.npieces, s->pair + fields.npairs, k.inline_at};
 	return 0;
 }
 
 /* ---- the object ---- */
 
-/* Takes a table of n entries from what is left of the object. */
-static bool table_take(const uint8_t **at, uint64_t *left, uint64_t n, uint64_t bytes, const uint8_t **ret_table)
-{
-	uint64_t len;
-
-	if (base_mul_overflows(n, bytes, &len) || len > *left)
-		return false;
-	*ret_table = *at;
-	*at += len;
-	*left -= len;
-	return true;
-}
-
-static int head_decode(struct store_chunk *c, size_t len)
-{
-	const uint8_t *h = c->object, *at = h + CHUNK_HEAD_BYTES;
-	uint64_t left = len - CHUNK_HEAD_BYTES;
-
-	if (memcmp(h, CHUNK_MAGIC, 8) != 0)
-		return -BASE_EFORMAT;
-	if (base_get16(h + 8) > CHUNK_VERSION || base_get32(h + 12) != 0)
-		return -BASE_EVERSION;
-	if (base_get16(h + 8) != CHUNK_VERSION || base_get16(h + 10) != 0 || base_get64(h + 32) != 0 ||
-		base_get64(h + 56) != 0)
-		return -BASE_EFORMAT;
-	c->nrows = base_get32(h + 16);
-	c->nruns = base_get32(h + 20);
-	c->npieces = base_get64(h + 24);
-	c->npairs = base_get64(h + 40);
-	c->ninline = base_get64(h + 48);
-	if (!table_take(&at, &left, c->nrows, CHUNK_ROW_BYTES, &c->rows) ||
-		!table_take(&at, &left, c->nruns, CHUNK_RUN_BYTES, &c->runs) ||
-		!table_take(&at, &left, c->npieces, CHUNK_PIECE_BYTES, &c->pieces) ||
-		!table_take(&at, &left, c->npairs, CHUNK_PAIR_BYTES, &c->boxes) ||
-		!table_take(&at, &left, c->ninline, 1, &c->inlined))
-		return -BASE_EFORMAT;
-	return left == 0 && c->nrows > 0 ? 0 : -BASE_EFORMAT;
-}
-
 static int chunk_check(struct store_chunk *c, size_t len)
 {
 	const struct chunk_start *end;
-	int r = head_decode(c, len);
+	int r = chunk_head_decode(c->object, len, &c->t);
 
 	if (r < 0)
 		return r;
-	c->starts = calloc((size_t)c->nrows + 1, sizeof *c->starts);
+	c->starts = calloc((size_t)c->t.nrows + 1, sizeof *c->starts);
 	if (!c->starts)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < c->nrows && r == 0; i++)
+	for (uint32_t i = 0; i < c->t.nrows && r == 0; i++)
 		r = row_check(c, i);
-	end = &c->starts[c->nrows];
+	end = &c->starts[c->t.nrows];
 	if (r == 0 &&
-		(end->run != c->nruns || end->piece != c->npieces || end->pair != c->npairs ||
-			end->inlined != c->ninline))
+		(end->run != c->t.nruns || end->piece != c->t.npieces || end->pair != c->t.npairs ||
+			end->inlined != c->t.ninline))
 		r = -BASE_EFORMAT;
 	return r;
 }
@@ -354,12 +246,12 @@ void store_chunk_free(struct store_chunk *c)
 
 uint32_t store_chunk_rows(const struct store_chunk *c)
 {
-	return c->nrows;
+	return c->t.nrows;
 }
 
 int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *ret_row)
 {
-	const uint8_t *bytes = c->rows + (size_t)i * CHUNK_ROW_BYTES;
+	const uint8_t *bytes = row_bytes(c, i);
 	uint32_t nboxes = base_get32(bytes + 8);
 	uint64_t npieces = base_get64(bytes + 16), inlined = c->starts[i + 1].inlined - c->starts[i].inlined;
 	struct tensor_shape shape;
@@ -380,7 +272,7 @@ int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *r
 	ret_row->pieces = (struct store_piece *)memory;
 	ret_row->boxes = (struct tensor_box *)(memory + npieces * sizeof *ret_row->pieces);
 	memory = (uint8_t *)(ret_row->boxes + ret_row->nboxes);
-	memcpy(memory, c->inlined + c->starts[i].inlined, inlined);
+	memcpy(memory, c->object + c->t.inlined + c->starts[i].inlined, inlined);
 	store_layout_shape(c->layout, ret_row->tensor, &shape);
 	for (uint32_t n = 0; n < ret_row->nboxes; n++)
 		row_box(c, i, n, &shape, &ret_row->boxes[n]);
@@ -388,19 +280,20 @@ int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *r
 	for (uint64_t n = 0; n < npieces; n++) {
 		struct store_piece *p = &ret_row->pieces[n];
 
-		cursor_next(&k, p); /* was checked */
-		if (p->inline_bytes)
-			p->inline_bytes = memory + (p->inline_bytes - (c->inlined + c->starts[i].inlined));
+		cursor_next(&k, base_get32(c->object + c->t.pieces + k.piece * CHUNK_PIECE_BYTES + 52), p);
+		if (p->inline_bytes) /* all was checked */
+			p->inline_bytes = memory +
+				(p->inline_bytes - (c->object + c->t.inlined + c->starts[i].inlined));
 	}
 	return 0;
 }
 
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor)
 {
-	uint32_t low = 0, high = c->nrows;
+	uint32_t low = 0, high = c->t.nrows;
 
 	while (low < high) {
-		uint32_t middle = low + (high - low) / 2, at = base_get32(c->rows + (size_t)middle * CHUNK_ROW_BYTES);
+		uint32_t middle = low + (high - low) / 2, at = base_get32(row_bytes(c, middle));
 
 		if (at == tensor)
 			return middle;

@@ -47,6 +47,43 @@ static inline bool chunk_run_next(const struct store_object_ref *ref, struct sto
 	return next->offset < STORE_OBJECT_MAX_BYTES && next->checks < STORE_OBJECT_MAX_BYTES;
 }
 
+/* ---- fields, one by one (chunk_fields.c): each is checked as far as itself and its bounds go ---- */
+
+/* What the head says: counts, and where the tables begin in the object. */
+struct chunk_tables {
+	uint32_t nrows, nruns;
+	uint64_t npieces, npairs, ninline;
+	uint64_t rows, runs, pieces, boxes, inlined;
+};
+/* `len`: of the object, which the tables have to fill. -BASE_EFORMAT, -BASE_EVERSION. */
+int chunk_head_decode(const uint8_t head[static CHUNK_HEAD_BYTES], uint64_t len, struct chunk_tables *ret_t);
+
+struct chunk_row {
+	uint32_t tensor, nboxes, nruns; /* nboxes 0: whole */
+	uint64_t npieces, npairs;
+	struct base_digest digest;
+};
+/* Where a row's shares of the tables begin. */
+struct chunk_start { uint32_t run; uint64_t piece, pair, inlined; };
+/* `last_tensor`: of the row before, -1 if there is none. Its shares have to be there, from `at` on. */
+int chunk_row_decode(const uint8_t bytes[static CHUNK_ROW_BYTES], const struct store_layout *l,
+	const struct chunk_tables *t, const struct chunk_start *at, int64_t last_tensor, struct chunk_row *ret_row);
+void chunk_box_decode(const uint8_t *pairs, uint32_t ndim, struct tensor_box *ret_box);
+/* Inside the tensor, not empty; the `only` box of a row is not the whole tensor. */
+bool chunk_box_valid(const struct tensor_shape *s, const struct tensor_box *b, bool only);
+
+/* A run under way. */
+struct chunk_run {
+	struct store_object_ref ref;    /* fresh: pack, offset and checks of its first piece; then the piece before */
+	uint32_t left;                  /* pieces to come */
+	bool fresh;
+};
+int chunk_run_decode(const uint8_t bytes[static CHUNK_RUN_BYTES], uint32_t npacks, struct chunk_run *ret_run);
+/* The run's next piece, of `raw_len` bytes as the grid says; left > 0. An inline one: *ret_inline is where its bytes
+ * begin in the `ninline` inline bytes; they are not set, nor checked. */
+int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t raw_len, uint64_t ninline,
+	struct chunk_run *run, struct store_piece *ret_p, uint64_t *ret_inline);
+
 /* ---- chunks that are kept (chunk_cache.c) ---- */
 struct store_chunk_held;
 /* NULL: not there (or no cache). What is held is to be released. */
