@@ -35,10 +35,11 @@ struct tensor_reshard_line {
 	uint64_t local_offset;          /* of its first item in the buffer, in items */
 	uint64_t local_stride[TENSOR_MAX_DIMS];
 };
-/* All lines for what one rank wants (`target`, over the same shape as the grid), from the source boxes in the index.
- * Where source boxes overlap (replicas that were stored twice) an item may come more than once: give the index disjoint
- * boxes. What f returns, if not 0, ends the walk and is returned. */
-int tensor_reshard(const struct tensor_grid *g, const struct tensor_box_index *sources, const struct tensor_boxes *boxes,
-	const struct tensor_shard *target, int (*f)(void *arg, const struct tensor_reshard_line *line), void *arg);
+/* All lines for what one rank wants (`target`, over the same shape as the grid: -EINVAL otherwise), from the source
+ * boxes in the index, which lie in the tensor. Where source boxes overlap (replicas that were stored twice) an item may
+ * come more than once: give the index disjoint boxes. What f returns, if not 0, ends the walk and is returned. */
+int tensor_reshard(const struct tensor_grid *g, const struct tensor_box_index *sources,
+	const struct tensor_boxes *boxes, const struct tensor_shard *target,
+	int (*f)(void *arg, const struct tensor_reshard_line *line), void *arg);
 
 #endif
