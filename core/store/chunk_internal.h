@@ -84,6 +84,9 @@ int chunk_run_decode(const uint8_t bytes[static CHUNK_RUN_BYTES], uint32_t npack
 int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t raw_len, uint64_t ninline,
 	struct chunk_run *run, struct store_piece *ret_p, uint64_t *ret_inline);
 
+/* The chunk of a part whose range holds `tensor`, or -ENOENT (part_read.c). */
+int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor);
+
 /* ---- chunks that are kept (chunk_cache.c) ---- */
 struct store_chunk_held;
 /* NULL: not there (or no cache). What is held is to be released. */

@@ -53,8 +53,7 @@ static int part_chunk_load(struct store *s, const struct store_layout *l, const 
 	return 0;
 }
 
-/* The chunk whose range holds `tensor`, or -ENOENT. */
-static int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
+int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
 {
 	uint32_t low = 0, high = part->nchunks;
 
