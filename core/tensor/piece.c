@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "core/base/le.h"
+#include "core/tensor/boxes.h"
 #include "core/tensor/piece_internal.h"
 
 /* The tiles of one dimension that a box meets, in order, runs of equal extent together. */
@@ -381,21 +382,6 @@ static void copy_run(const struct piece_copy *c, uint8_t *to, const uint8_t *fro
 	}
 }
 
-static bool box_intersect(const struct tensor_grid *g, const struct tensor_box *a, const struct tensor_box *b,
-	struct tensor_box *ret_box)
-{
-	for (unsigned d = 0; d < g->shape.ndim; d++) {
-		uint64_t low = base_max(a->offset[d], b->offset[d]);
-		uint64_t high = base_min(a->offset[d] + a->size[d], b->offset[d] + b->size[d]);
-
-		if (high <= low)
-			return false;
-		ret_box->offset[d] = low;
-		ret_box->size[d] = high - low;
-	}
-	return true;
-}
-
 /* The array's side of a copy: where `origin` lies, and the strides. */
 struct piece_array {
 	uint8_t *base;
@@ -429,13 +415,13 @@ static void copy_piece(const struct tensor_grid *g, const struct tensor_box *pie
 		memcpy(gather ? piece_bytes : array->base, gather ? array->base : piece_bytes, g->item_bytes);
 		return;
 	}
-	if (!box_intersect(g, piece, window ? window : piece, &area))
+	if (!tensor_box_intersect(g->shape.ndim, piece, window ? window : piece, &area))
 		return;
 	slice = piece_slice(g, piece) * g->item_bytes;
 	end = area.offset[k] + area.size[k];
 	for (uint64_t x = area.offset[k]; x < end; x = cell.offset[k] + cell.size[k]) {
 		piece_cell(g, piece, x, &cell);
-		if (box_intersect(g, &cell, &area, &part))
+		if (tensor_box_intersect(g->shape.ndim, &cell, &area, &part))
 			copy_cell(g, &cell, &part, piece_bytes + (cell.offset[k] - piece->offset[k]) * slice, array,
 				gather);
 	}
