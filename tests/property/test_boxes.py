@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of boxes as sets, the exact cover and the index, against boxes painted into an array of counters."""
+import ctypes as c
+import errno
+import itertools
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import tensorlib
+from tensorlib import FOUND_FUNC, Box, Boxes, Cover, Shape
+
+TOP = (1 << 64) - 1
+BIG = 1 << 62
+SETS = {"union": "tensor_boxes_union", "intersection": "tensor_boxes_intersection", "difference": "tensor_boxes_difference"}
+HANG = 60           # seconds; what is timed takes about one: more is an algorithm that compares all with all
+
+
+@pytest.fixture(scope="module")
+def box(lib):
+    return Lib(tensorlib.load(lib))
+
+
+class List:
+    """tensor_boxes made of [((offset...), (size...)), ...] or of an int array (n, ndim, 2)."""
+
+    def __init__(self, lib, ndim, boxes=()):
+        self.lib, self.c = lib, Boxes(ndim, 0, 0, None)
+        if isinstance(boxes, np.ndarray):   # many: borrowed, not copied
+            self.array = np.ascontiguousarray(boxes, dtype=np.uint64)
+            self.c.n = self.c.room = len(boxes)
+            self.c.pairs = self.array.ctypes.data_as(c.POINTER(c.c_uint64))
+        for b in [] if isinstance(boxes, np.ndarray) else boxes:
+            assert lib.tensor_boxes_add(c.byref(self.c), c.byref(Box.of(*b))) == 0
+
+    def get(self, i):
+        b = Box()
+        self.lib.tensor_boxes_get(c.byref(self.c), c.c_size_t(i), c.byref(b))
+        return b.pair(self.c.ndim)
+
+    def boxes(self):
+        return [self.get(i) for i in range(self.c.n)]
+
+    def array_of(self):
+        return np.ctypeslib.as_array(self.c.pairs, (self.c.n, self.c.ndim, 2)) if self.c.n else np.zeros((0, self.c.ndim, 2), np.uint64)
+
+    def __del__(self):
+        if not hasattr(self, "array"):
+            self.lib.tensor_boxes_release(c.byref(self.c))
+
+
+class Lib:
+    def __init__(self, lib):
+        self.lib = lib
+        lib.tensor_box_intersect.restype = lib.tensor_box_empty.restype = c.c_bool
+        lib.tensor_box_index_free.argtypes = lib.tensor_boxes_release.argtypes = [c.c_void_p]
+
+    def list(self, ndim, boxes=()):
+        return List(self.lib, ndim, boxes)
+
+    def set(self, what, ndim, a, b):
+        ret = self.list(ndim)
+        a, b = (x if isinstance(x, List) else self.list(ndim, x) for x in (a, b))
+        assert self.lib[SETS[what]](c.byref(a.c), c.byref(b.c), c.byref(ret.c)) == 0
+        return ret
+
+    def cover(self, shape, boxes):
+        """(name of the error or "", box, a, b)"""
+        fault, boxes = Cover(), boxes if isinstance(boxes, List) else self.list(len(shape), boxes)
+        r = self.lib.tensor_boxes_cover(c.byref(Shape.of(shape)), c.byref(boxes.c), c.byref(fault))
+        return errno.errorcode[-r] if r else "", fault.box.pair(len(shape)), fault.a, fault.b
+
+    def text(self, box, room=1000):
+        text = c.create_string_buffer(b"#" * room, room + 1)
+        self.lib.tensor_box_text(c.c_uint32(len(box[0])), c.byref(Box.of(*box)), text, c.c_size_t(room))
+        return text.value.decode()
+
+
+class Index:
+    def __init__(self, lib, boxes):
+        self.lib, self.boxes, self.pointer = lib, boxes, c.c_void_p()
+        assert lib.tensor_box_index_new(c.byref(boxes.c), c.byref(self.pointer)) == 0
+
+    def find(self, window, most=None):
+        found = []
+
+        def add(_, i):
+            found.append(i)
+            return 7 if len(found) == most else 0
+
+        r = self.lib.tensor_box_index_find(self.pointer, c.byref(Box.of(*window)), FOUND_FUNC(add), None)
+        assert r == (7 if len(found) == most else 0) and len(set(found)) == len(found)
+        return sorted(found)
+
+    def __del__(self):
+        self.lib.tensor_box_index_free(self.pointer)
+
+
+# ---- the oracle ----
+
+def paint(shape, boxes):
+    counts = np.zeros(shape, np.int64)
+    for offset, size in boxes:
+        counts[tuple(slice(o, o + n) for o, n in zip(offset, size))] += 1
+    return counts
+
+
+def common(a, b):
+    """In Python's own integers; None: nothing."""
+    low = [max(x, y) for x, y in zip(a[0], b[0])]
+    end = [min(x + m, y + n, TOP + 1) for x, m, y, n in zip(*a, *b)]
+    return None if any(x >= y for x, y in zip(low, end)) else (tuple(low), tuple(y - x for x, y in zip(low, end)))
+
+
+def some_box(rng, shape, empty=0.1):
+    size = [rng.randint(0 if rng.random() < empty else min(1, n), n) for n in shape]
+    return tuple(rng.randint(0, n - m) for n, m in zip(shape, size)), tuple(size)
+
+
+def some_list(rng, shape, n):
+    """Boxes at random, twice the same, tilings: a list may overlap itself."""
+    boxes = [some_box(rng, shape) for _ in range(rng.randint(0, n))]
+    if rng.random() < 0.3 and all(shape):
+        boxes += tiling(rng, shape, rng.randint(0, n))
+    boxes += rng.choices(boxes, k=rng.randint(0, 2)) if boxes else []
+    rng.shuffle(boxes)
+    return boxes
+
+
+def tiling(rng, shape, cuts):
+    """Cuts the tensor at random lines; its boxes in random order."""
+    boxes = [((0,) * len(shape), tuple(shape))]
+    for _ in range(cuts if shape else 0):
+        at, d = rng.randrange(len(boxes)), rng.randrange(len(shape))
+        offset, size = boxes[at]
+        if size[d] > 1:
+            k = rng.randint(1, size[d] - 1)
+            boxes[at] = offset, size[:d] + (k,) + size[d + 1:]
+            boxes.append((offset[:d] + (offset[d] + k,) + offset[d + 1:], size[:d] + (size[d] - k,) + size[d + 1:]))
+    rng.shuffle(boxes)
+    return boxes
+
+
+def check_sets(box, shape, a, b):
+    pa, pb = paint(shape, a) > 0, paint(shape, b) > 0
+    for what, expected in (("union", pa | pb), ("intersection", pa & pb), ("difference", pa & ~pb)):
+        got = box.set(what, len(shape), a, b).boxes()
+        assert (paint(shape, got) == expected).all(), (what, shape, a, b, got)  # exact, and each item once
+        assert all(n > 0 for _, size in got for n in size) and got == sorted(got), (what, a, b, got)
+        if what == "union":
+            alone = [x for i, x in enumerate(a + b) if 0 not in x[1] and not any(common(x, y) for j, y in enumerate(a + b) if j != i)]
+            assert set(alone) <= set(got), "a box that meets no other stays whole"
+
+
+# ---- sets ----
+
+def test_sets_at_random(box, scale):
+    rng, seed = random.Random(), 20
+    rng.seed(seed)
+    for _ in range(scale(1500, 20000)):
+        shape = tuple(rng.randint(0, 9) if rng.random() < 0.1 else rng.randint(1, 9) for _ in range(rng.randint(0, 4)))
+        check_sets(box, shape, some_list(rng, shape, 12), some_list(rng, shape, 12))
+
+
+@st.composite
+def two_lists(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 6), max_size=4)))
+    one = st.tuples(*[st.integers(0, n).flatmap(lambda m, n=n: st.tuples(st.integers(0, n - m), st.just(m))) for n in shape])
+    pairs = [draw(st.lists(one, max_size=8)) for _ in range(2)]
+    return shape, *[[(tuple(o for o, _ in b), tuple(m for _, m in b)) for b in boxes] for boxes in pairs]
+
+
+@settings(max_examples=200, deadline=None)
+@given(two_lists())
+def test_sets(box, given):
+    check_sets(box, *given)
+
+
+def test_difference_splits_into_few(box):
+    """2d slabs around one hole, however many dimensions."""
+    for ndim in range(1, 17):
+        whole, hole = ((0,) * ndim, (3,) * ndim), ((1,) * ndim, (1,) * ndim)
+        got = box.set("difference", ndim, [whole], [hole]).boxes()
+        assert len(got) == 2 * ndim
+        assert sum(int(np.prod(size, dtype=object)) for _, size in got) == 3 ** ndim - 1
+        assert not any(common(x, hole) for x in got) and not any(common(x, y) for x, y in itertools.combinations(got, 2))
+        assert box.set("difference", ndim, [hole], [((2,) * ndim, (1,) * ndim)]).boxes() == [hole]
+
+
+def test_the_larger_stays_whole(box):
+    whole, replicas = ((0, 0), (64, 64)), [((8 * i, 0), (8, 64)) for i in range(8)]
+    assert box.set("union", 2, replicas, [whole]).boxes() == [whole]
+    assert box.set("union", 2, replicas * 3, replicas).boxes() == replicas
+    columns = [((0, 8 * i), (64, 8)) for i in range(8)]     # as large: the first list stays
+    assert box.set("union", 2, replicas, columns).boxes() == replicas and box.set("union", 2, columns, replicas).boxes() == columns
+    assert box.set("intersection", 2, replicas * 3, [whole] * 2).boxes() == replicas
+    assert box.set("difference", 2, [whole], replicas * 3).boxes() == []
+
+
+def test_scalars_are_all_or_nothing(box):
+    everything = ((), ())
+    for a, b in itertools.product(range(3), repeat=2):
+        got = {what: len(box.set(what, 0, [everything] * a, [everything] * b).boxes()) for what in ("union", "intersection", "difference")}
+        assert got == {"union": int(a + b > 0), "intersection": int(a > 0 and b > 0), "difference": int(a > 0 and b == 0)}
+    assert box.cover((), [])[0] == "ENOENT" and box.cover((), [everything])[0] == ""
+    assert box.cover((), [everything] * 3) == ("EEXIST", everything, 0, 1)
+    assert Index(box.lib, box.list(0, [everything] * 20)).find(everything) == list(range(20))
+
+
+def shifted(boxes, by):
+    return [(tuple(o + b for o, b in zip(offset, by)), size) for offset, size in boxes]
+
+
+@pytest.mark.parametrize("at", [BIG - 4, (1 << 63) - 4, TOP - 8])
+def test_far_from_the_origin(box, at):
+    """What is true near 0 is so near 2^62 and at the last coordinates."""
+    rng = random.Random(21)
+    for _ in range(200):
+        shape = tuple(rng.randint(1, 8) for _ in range(rng.randint(1, 3)))
+        by, back = (at,) * len(shape), (-at,) * len(shape)
+        a, b = some_list(rng, shape, 6), some_list(rng, shape, 6)
+        for what in ("union", "intersection", "difference"):
+            near, far = (box.set(what, len(shape), shifted(a, x), shifted(b, x)).boxes() for x in ((0,) * len(shape), by))
+            assert shifted(far, back) == near
+
+
+def test_long_boxes_do_not_wrap(box):
+    """Coordinates end at 2^64 - 1; what a box says beyond counts for nothing."""
+    beyond, low, end = ((TOP - 3, 0), (TOP, 2)), ((0, 0), (4, 2)), ((TOP - 1, 1), (2, 1))
+    assert box.set("intersection", 2, [beyond], [low]).boxes() == []
+    assert box.set("intersection", 2, [beyond], [end]).boxes() == [end]
+    assert box.set("union", 2, [beyond], [low]).boxes() == [low, ((TOP - 3, 0), (4, 2))]
+    assert box.set("difference", 2, [beyond], [end]).boxes() == [((TOP - 3, 0), (2, 2)), ((TOP - 1, 0), (2, 1))]
+    assert box.set("difference", 1, [((0,), (TOP,))], [((5,), (TOP,))]).boxes() == [((0,), (5,))]
+    boxes = box.list(2, [beyond, low, end])
+    index = Index(box.lib, boxes)
+    assert index.find(((0, 0), (TOP, TOP))) == [0, 1, 2] and index.find(((2, 0), (1, 1))) == [1]
+    assert index.find(((TOP, 1), (TOP, TOP))) == [0, 2]
+    assert box.text(beyond) == f"[{TOP - 3}:+{TOP}, 0:2]"
+    for d in (1, BIG, TOP):
+        assert box.cover((8,), [((8 - min(d, 1),), (TOP,))]) == ("ERANGE", ((7,), (TOP,)), 0, 0)
+    got = Box()
+    for a, b in itertools.product([(0, 4), (3, 4), (TOP, 1), (TOP, TOP), (BIG, BIG), (5, 0), (0, TOP)], repeat=2):
+        x, y = ((a[0],), (a[1],)), ((b[0],), (b[1],))
+        met = box.lib.tensor_box_intersect(c.c_uint32(1), c.byref(Box.of(*x)), c.byref(Box.of(*y)), c.byref(got))
+        assert (got.pair(1) if met else None) == common(x, y)
+
+
+def test_bad_lists_are_refused(box):
+    two, three, ret = box.list(2, [((0, 0), (1, 1))]), box.list(3), box.list(2)
+    for what in ("union", "intersection", "difference"):
+        call = box.lib[SETS[what]]
+        assert call(c.byref(two.c), c.byref(three.c), c.byref(ret.c)) == -errno.EINVAL
+        assert call(c.byref(two.c), c.byref(two.c), c.byref(three.c)) == -errno.EINVAL
+        deep = Boxes(17, 0, 0, None)
+        assert call(c.byref(deep), c.byref(deep), c.byref(deep)) == -errno.EINVAL
+    many, pointer = Boxes(0, 1 << 32, 0, None), c.c_void_p()
+    assert box.lib.tensor_box_index_new(c.byref(many), c.byref(pointer)) == -errno.E2BIG
+    assert box.lib.tensor_box_index_new(c.byref(deep), c.byref(pointer)) == -errno.EINVAL
+    assert box.lib.tensor_boxes_add(c.byref(deep), c.byref(Box())) == -errno.EINVAL and deep.n == 0
+    assert box.cover((2, 2), two)[0] == "ENOENT" and box.cover((2,), two)[0] == "EINVAL"
+    assert box.cover((1 << 40, 1 << 40), two)[0] == "EOVERFLOW"
+    assert box.cover((0, 1 << 40, 1 << 40), three)[0] == "EOVERFLOW"
+
+
+def test_text(box):
+    assert box.text(((0, 8), (4, 8))) == "[0:4, 8:16]" and box.text(((), ())) == "[]"
+    full = box.text(((BIG,) * 16, (1,) * 16))
+    assert full == "[" + ", ".join([f"{BIG}:{BIG + 1}"] * 16) + "]"
+    for room in range(1, len(full)):
+        assert box.text(((BIG,) * 16, (1,) * 16), room) == full[:room - 1]
+
+
+# ---- index ----
+
+def test_index_finds_what_a_scan_finds(box, scale):
+    rng = random.Random(22)
+    for _ in range(scale(60, 600)):
+        ndim, n, edge = rng.randint(0, 4), rng.choice([0, 1, 7, 8, 9, 63, 300]), rng.choice([4, 40, 10 ** 6, BIG])
+        boxes = [some_box(rng, (edge,) * ndim) for _ in range(n)]
+        if rng.random() < 0.5:  # small ones, many with the same centre
+            boxes = [(o, tuple(min(m, 1 + edge // 16) for m in size)) for o, size in boxes]
+        index = Index(box.lib, box.list(ndim, boxes))
+        for _ in range(12):
+            window = some_box(rng, (edge,) * ndim, 0.05)
+            want = [i for i, b in enumerate(boxes) if common(b, window)]
+            assert index.find(window) == want
+            for most in {1, len(want)} - {0}:
+                assert len(index.find(window, most) if want else [None] * most) == most
+
+
+def grid(shape, tiles):
+    """A tensor's tiles, numbered row-major, as an array of pairs."""
+    edges = [np.arange(k, dtype=np.uint64) * (n // k) for n, k in zip(shape, tiles)]
+    offsets = np.stack([x.ravel() for x in np.meshgrid(*edges, indexing="ij")], axis=1)
+    sizes = np.broadcast_to(np.array([n // k for n, k in zip(shape, tiles)], np.uint64), offsets.shape)
+    return np.stack([offsets, sizes], axis=2)
+
+
+def test_index_of_many(box, scale):
+    """Tiles in random order: a window of 3 x 3 tiles finds these nine, whatever their number."""
+    side = scale(256, 1000)
+    tiles = grid((side * 16, side * 16), (side, side))
+    order = np.random.default_rng(23).permutation(len(tiles))
+    boxes = box.list(2, tiles[order])
+    start = time.time()
+    index = Index(box.lib, boxes)
+    built = time.time() - start
+    where = np.argsort(order).reshape(side, side)
+    rng, start = random.Random(24), time.time()
+    for _ in range(2000):
+        x, y = rng.randrange(side - 2), rng.randrange(side - 2)
+        assert index.find(((16 * x + 1, 16 * y + 1), (46, 46))) == sorted(where[x:x + 3, y:y + 3].ravel())
+    asked = time.time() - start
+    print(f"\nindex of {len(tiles)} boxes: {built:.2f} s; a question, with Python around it: {asked / 2000 * 1e6:.0f} us")
+    assert built < HANG and asked < HANG
+
+
+# ---- cover ----
+
+def told_truly(box, shape, boxes):
+    """Asks, and checks the answer by painting. Returns it."""
+    word, where, a, b = box.cover(shape, boxes)
+    inside = [x for x in boxes if 0 not in x[1]]
+    outside = [i for i, x in enumerate(boxes) if 0 not in x[1] and any(o + n > m for o, n, m in zip(*x, shape))]
+    if outside:
+        assert (word, a) == ("ERANGE", outside[0]) and where == boxes[a]
+        return word
+    counts = paint(shape, inside)
+    assert (word == "") == bool((counts == 1).all()), (shape, boxes, word, where)
+    if word == "EEXIST":
+        assert a < b and where == common(boxes[a], boxes[b]) and 0 not in where[1]
+    elif word == "ENOENT":
+        held = paint(shape, [where])
+        assert (counts <= 1).all() and held.any() and not (counts * held).any()
+        for d, n in enumerate(shape):   # no wider gap
+            for o, end in ((where[0][d] - 1, where[0][d]), (where[0][d] + where[1][d],) * 2):
+                o = o if o < where[0][d] else end
+                if 0 <= o < n:
+                    wider = (where[0][:d] + (o,) + where[0][d + 1:], where[1][:d] + (1,) + where[1][d + 1:])
+                    assert (counts * paint(shape, [wider])).any(), (shape, boxes, where)
+    else:
+        assert word == "", word
+    return word
+
+
+def disturb(rng, shape, boxes):
+    """One fault or none: removed, moved, doubled, grown, shrunk, outside, empty ones put in."""
+    boxes, at = list(boxes), rng.randrange(len(boxes))
+    offset, size = boxes[at]
+    d = rng.randrange(len(shape)) if shape else None
+    what = rng.choice(["", "empty", "remove", "double"] + (["move", "grow", "shrink", "outside", "replace"] if shape else []))
+    by = rng.choice([-1, 1])
+    if what == "remove":
+        boxes.pop(at)
+    elif what == "double":
+        boxes.insert(rng.randrange(len(boxes) + 1), boxes[at])
+    elif what == "empty" and shape:
+        boxes.insert(at, (offset, size[:d] + (0,) + size[d + 1:]))
+    elif what == "move":
+        boxes[at] = offset[:d] + (max(offset[d] + by, 0),) + offset[d + 1:], size
+    elif what in ("grow", "shrink"):
+        boxes[at] = offset, size[:d] + (max(size[d] + (1 if what == "grow" else -1), 0),) + size[d + 1:]
+    elif what == "outside":
+        boxes[at] = offset[:d] + (rng.choice([shape[d], shape[d] + 9]),) + offset[d + 1:], size
+    elif what == "replace":
+        boxes[at] = some_box(rng, shape)
+    return boxes
+
+
+def test_cover_at_random(box, scale):
+    rng, told = random.Random(25), dict.fromkeys(["", "ERANGE", "EEXIST", "ENOENT"], 0)
+    for _ in range(scale(4000, 40000)):
+        shape = tuple(rng.randint(1, 7) for _ in range(rng.randint(0, 4)))
+        boxes = tiling(rng, shape, rng.randint(0, 14))
+        assert box.cover(shape, boxes)[0] == "", (shape, boxes)
+        for _ in range(rng.randint(1, 2)):
+            boxes = disturb(rng, shape, boxes) if boxes else boxes
+        told[told_truly(box, shape, boxes)] += 1
+    assert min(told.values()) > 100, told
+
+
+@settings(max_examples=200, deadline=None)
+@given(two_lists())
+def test_cover_of_any_list(box, given):
+    shape, a, b = given
+    told_truly(box, shape, a)
+    left = box.set("difference", len(shape), [((0,) * len(shape), shape)], a).boxes()
+    assert told_truly(box, shape, left + box.set("union", len(shape), a, []).boxes()) == "", "what is left fills what is not"
+
+
+def test_tensors_without_items(box):
+    for shape in ((0,), (0, 4), (4, 0, 2)):
+        assert box.cover(shape, [])[0] == "" and box.cover(shape, [((0,) * len(shape), shape)] * 3)[0] == ""
+        assert box.cover(shape, [((0,) * len(shape), (1,) * len(shape))])[0] == "ERANGE"
+    assert box.cover((4, 2), [((0, 0), (4, 0))]) == ("ENOENT", ((0, 0), (4, 2)), 0, 0)
+
+
+def test_cover_of_the_longest(box):
+    """2^62 items: ends fit, sums fit."""
+    for shape in ((BIG,), (1 << 31, 1 << 31), (2, 1 << 30, 1 << 31), (1,) * 15 + (BIG,)):
+        rng = random.Random(26)
+        boxes = tiling(rng, shape, 400)
+        assert box.cover(shape, boxes)[0] == ""
+        gone = boxes.pop()
+        word, where, _, _ = box.cover(shape, boxes)
+        assert word == "ENOENT" and where == gone    # its neighbours stand around it
+        assert box.cover(shape, boxes + [gone, boxes[7]]) == ("EEXIST", boxes[7], 7, len(boxes) + 1)
+
+
+def herringbone(n):
+    """Dominoes, lying where (column - row) % 4 is 0 and 1, standing where it is 3 and 2, cut at the edges: every line of
+    an n x n tensor crosses some."""
+    row, column = (x.ravel() for x in np.meshgrid(np.arange(-1, n), np.arange(-1, n), indexing="ij"))
+    d = (column - row) % 4
+    low = np.stack([row, column], axis=1)[(d == 0) | (d == 3)]
+    end = np.minimum(low + np.where((d == 0)[:, None], (1, 2), (2, 1))[(d == 0) | (d == 3)], n)
+    low = np.maximum(low, 0)
+    return np.stack([low, end - low], axis=2)[(end > low).all(axis=1)].astype(np.uint64)
+
+
+def spiral(turns):
+    """One pinwheel in the middle of another, and so on: no line parts any of 4 * turns + 1 boxes."""
+    boxes, edge = [], 2 * turns + 1
+    for i in range(turns):
+        n = edge - 2 * i
+        boxes += [((i, i), (n - 1, 1)), ((i, i + 1), (1, n - 1)), ((i + 1, i + n - 1), (n - 1, 1)), ((i + n - 1, i), (1, n - 1))]
+    return edge, boxes + [((turns, turns), (1, 1))]
+
+
+def test_small_pinwheels(box):
+    rng = random.Random(27)
+    for turns in (1, 2, 3, 5):
+        edge, boxes = spiral(turns)
+        for shape, boxes in (((edge, edge), boxes), ((edge, 2, edge), [((o[0], k, o[1]), (s[0], 1, s[1])) for o, s in boxes for k in (0, 1)])):
+            assert told_truly(box, shape, boxes) == ""
+            for _ in range(40):
+                told_truly(box, shape, disturb(rng, shape, rng.sample(boxes, len(boxes))))
+
+
+def timed(f):
+    start = time.time()
+    result = f()
+    taken = time.time() - start
+    assert taken < HANG, taken
+    return result, taken
+
+
+@pytest.mark.parametrize("kind", ["spiral", "herringbone"])
+def test_large_pinwheels(box, kind):
+    """A hundred thousand boxes that no line parts."""
+    if kind == "spiral":
+        edge, boxes = spiral(25000)
+        boxes = np.array(boxes, np.uint64).transpose(0, 2, 1)
+    else:
+        edge, boxes = 448, herringbone(448)
+    boxes = boxes[np.random.default_rng(28).permutation(len(boxes))]
+    shape = (edge, edge)
+    (word, *_), exact = timed(lambda: box.cover(shape, box.list(2, boxes)))
+    assert word == ""
+    gone = len(boxes) // 3
+    (word, where, _, _), gap = timed(lambda: box.cover(shape, box.list(2, np.delete(boxes, gone, axis=0))))
+    assert word == "ENOENT" and where == tuple(map(tuple, boxes[gone].T.tolist()))
+    grown = boxes.copy()
+    at = next(i for i in range(gone, len(boxes)) if int(boxes[i][0].sum()) < edge)
+    grown[at][0][1] += 1
+    (word, where, a, b), overlap = timed(lambda: box.cover(shape, box.list(2, grown)))
+    x, y = (tuple(map(tuple, grown[i].T.tolist())) for i in (a, b))
+    assert word == "EEXIST" and at in (a, b) and where == common(x, y)
+    print(f"\n{kind} of {len(boxes)}: exact {exact:.2f} s, gap {gap:.2f} s, overlap {overlap:.2f} s")
+
+
+@pytest.mark.parametrize("shape, tiles", [((1 << 40,), (100000,)), ((1 << 20, 1 << 20), (316, 316)), ((4096, 1 << 20), (1, 100000)), ((64, 4096, 4096), (32, 64, 50))])
+def test_a_hundred_thousand(box, shape, tiles):
+    ndim = len(shape)
+    shape = tuple(n // k * k for n, k in zip(shape, tiles))
+    boxes = grid(shape, tiles)
+    boxes = boxes[np.random.default_rng(29).permutation(len(boxes))]
+    (word, *_), cover = timed(lambda: box.cover(shape, box.list(ndim, boxes)))
+    assert word == ""
+    gone = np.delete(boxes, 12345, axis=0)
+    (word, where, _, _), gap = timed(lambda: box.cover(shape, box.list(ndim, gone)))
+    assert word == "ENOENT" and where == tuple(map(tuple, boxes[12345].T.tolist()))
+    twice = np.concatenate([boxes, boxes[777:778]])
+    (word, where, a, b), double = timed(lambda: box.cover(shape, box.list(ndim, twice)))
+    assert word == "EEXIST" and (a, b) == (777, len(boxes))
+    whole = box.list(ndim, [((0,) * ndim, shape)])
+    left, difference = timed(lambda: box.set("difference", ndim, whole, box.list(ndim, gone)))
+    assert left.boxes() == [where for where in [tuple(map(tuple, boxes[12345].T.tolist()))]]
+    replicas, union = timed(lambda: box.set("union", ndim, box.list(ndim, twice), box.list(ndim, boxes)))
+    order = np.lexsort([boxes[:, d, 0] for d in reversed(range(ndim))])
+    assert (replicas.array_of() == boxes[order]).all()
+    same, intersection = timed(lambda: box.set("intersection", ndim, box.list(ndim, boxes), whole))
+    assert (same.array_of() == boxes[order]).all()
+    print(f"\n{len(boxes)} boxes in {ndim} dimensions: cover {cover:.2f} s, gap {gap:.2f}, overlap {double:.2f}, difference {difference:.2f}, "
+          f"union {union:.2f}, intersection {intersection:.2f}")
+
+
+@pytest.mark.parametrize("kind", ["nested", "sliding", "the same"])
+def test_many_that_all_overlap(box, kind):
+    """Intervals that all meet each other: nothing is compared with everything."""
+    n = 100000
+    low = {"nested": range(n), "sliding": range(n), "the same": [5] * n}[kind]
+    end = {"nested": range(2 * n, n, -1), "sliding": range(n, 2 * n), "the same": [9] * n}[kind]
+    boxes = np.array([[[a, b - a]] for a, b in zip(low, end)], np.uint64)
+    boxes = boxes[np.random.default_rng(30).permutation(n)]
+    total = max(end) - min(low)
+    made, union = timed(lambda: box.set("union", 1, box.list(1, boxes), box.list(1, boxes)))
+    got = made.array_of()[:, 0]
+    assert int(got[:, 1].sum()) == total and (got[1:, 0] == got[:-1].sum(axis=1)).all()
+    nothing, difference = timed(lambda: box.set("difference", 1, box.list(1, [((min(low),), (total,))]), box.list(1, boxes)))
+    assert nothing.c.n == 0
+    print(f"\n{n} intervals, {kind}: union {union:.2f} s into {made.c.n}, difference {difference:.2f} s")
+
+
+def test_two_layouts_of_one_tensor(box):
+    """Rows against columns: what one side holds, cut by the other."""
+    rows, columns = grid((4096, 4096), (512, 1)), grid((4096, 4096), (1, 512))
+    got, taken = timed(lambda: box.set("intersection", 2, box.list(2, rows), box.list(2, columns)))
+    assert (got.array_of() == grid((4096, 4096), (512, 512))).all()
+    left, _ = timed(lambda: box.set("difference", 2, box.list(2, rows), box.list(2, columns)))
+    assert left.c.n == 0
+    both, _ = timed(lambda: box.set("union", 2, box.list(2, rows), box.list(2, columns)))
+    assert (both.array_of() == rows).all()
+    print(f"\n512 rows and 512 columns meet in {got.c.n} boxes: {taken:.2f} s")
