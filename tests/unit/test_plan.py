@@ -9,6 +9,7 @@ import errno
 import pathlib
 import random
 import sys
+import time
 
 import numpy
 import pytest
@@ -339,6 +340,21 @@ def test_nothing_is_planned_as_nothing(lib):
     plan = make(lib, [t], rank=7)
     assert (plan.nboxes, plan.bytes, plan.held_bytes) == (0, 0, 0)
     lib.save_plan_release(None)
+
+
+def test_a_million_ranks(lib):
+    """A group is hashed once for each mesh, whatever the number of tensors."""
+    n = 1_000_000
+    meshes = [tl.OwnedMesh(lib, f"dp={n}"), tl.OwnedMesh(lib, f"dp={n // 10},tp=10"), tl.OwnedMesh(lib, f"x={n}")]
+    words = ["R", "R,R", "R"]
+    kept = [plan_tensor(lib, (1 << 20, 1 << 14), meshes[i % 3], words[i % 3]) for i in range(300)]
+    total = 300 * (1 << 34) * ITEM
+    start = time.monotonic()
+    for rank in (0, 7, n - 1):
+        plan = make(lib, [t for t, _ in kept], rank)
+        assert plan.held_bytes == total and abs(plan.bytes - total // n) <= MIB
+        lib.save_plan_release(ref(plan))
+    assert time.monotonic() - start < 10
 
 
 def test_errors_name_the_tensor(lib):
