@@ -97,15 +97,17 @@ bool chunk_box_valid(const struct tensor_shape *s, const struct tensor_box *b, b
 
 int chunk_run_decode(const uint8_t bytes[static CHUNK_RUN_BYTES], uint32_t npacks, struct chunk_run *ret_run)
 {
-	struct store_object_ref ref = {.pack = base_get32(bytes), .offset = base_get64(bytes + 8),
-		.checks = base_get64(bytes + 16)};
-
-	*ret_run = (struct chunk_run){.ref = ref, .left = base_get32(bytes + 4), .fresh = true};
+	/* What else a reference has comes with the first piece: a long row has very many runs. */
+	ret_run->ref.pack = base_get32(bytes);
+	ret_run->left = base_get32(bytes + 4);
+	ret_run->ref.offset = base_get64(bytes + 8);
+	ret_run->ref.checks = base_get64(bytes + 16);
+	ret_run->fresh = true;
 	if (ret_run->left == 0)
 		return -BASE_EFORMAT;
-	if (ref.pack == CHUNK_INLINE)
-		return ref.checks == 0 ? 0 : -BASE_EFORMAT;
-	return ref.pack < npacks ? 0 : -BASE_EFORMAT;
+	if (ret_run->ref.pack == CHUNK_INLINE)
+		return ret_run->ref.checks == 0 ? 0 : -BASE_EFORMAT;
+	return ret_run->ref.pack < npacks ? 0 : -BASE_EFORMAT;
 }
 
 /* Inline bytes follow each other: the run's reference is the place of the next. */

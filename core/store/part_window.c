@@ -43,7 +43,6 @@ struct window {
 	struct chunk_start start;       /* of the row; inlined is not known */
 	struct window_span span[TABLES];
 	uint64_t *marks;                /* number of the first piece of run 0, 64, 128... */
-	bool marked;                    /* all runs were seen once */
 	uint8_t *inline_memory;         /* of the last call */
 	/* the cursor */
 	bool set;
@@ -194,48 +193,53 @@ static int window_boxes(struct window *w, const struct chunk_row *row, struct ba
 	return left == 0 ? 0 : window_bad(w, -BASE_EFORMAT, err);
 }
 
-/* Run `i` of the row, fresh. */
-static int window_run(struct window *w, uint32_t i, struct chunk_run *ret_run, struct base_error *err)
+/* The bytes of runs [i, i + n) of the row; `end`: how far to read on. n is at most MARK_RUNS. */
+static int window_run_bytes(struct window *w, uint32_t i, uint32_t n, uint32_t end, const uint8_t **ret_bytes,
+	struct base_error *err)
 {
-	uint64_t table = w->t.runs + (uint64_t)w->start.run * CHUNK_RUN_BYTES, end;
-	const uint8_t *bytes = NULL;
-	int r;
+	uint64_t table = w->t.runs + (uint64_t)w->start.run * CHUNK_RUN_BYTES;
 
-	/* at first, all of them; then, for one that a piece is in, up to the next mark */
-	end = w->marked ? base_min(w->nruns, base_align((uint64_t)i + 1, MARK_RUNS)) : w->nruns;
-	r = span_get(w, TABLE_RUNS, table + (uint64_t)i * CHUNK_RUN_BYTES, CHUNK_RUN_BYTES,
-		table + end * CHUNK_RUN_BYTES, &bytes, err);
+	return span_get(w, TABLE_RUNS, table + (uint64_t)i * CHUNK_RUN_BYTES, (uint64_t)n * CHUNK_RUN_BYTES,
+		table + (uint64_t)end * CHUNK_RUN_BYTES, ret_bytes, err);
+}
 
-	if (r < 0)
-		return r;
-	return chunk_run_decode(bytes, w->npacks, ret_run) < 0 ? window_bad(w, -BASE_EFORMAT, err) : 0;
+/* Checks runs and takes their pieces from *left. */
+static int runs_check(const struct window *w, const uint8_t *bytes, uint32_t n, uint64_t *left, uint64_t *inline_at)
+{
+	struct chunk_run run;
+
+	for (uint32_t i = 0; i < n; i++, bytes += CHUNK_RUN_BYTES) {
+		if (chunk_run_decode(bytes, w->npacks, &run) < 0 || run.left > *left)
+			return -BASE_EFORMAT;
+		*left -= run.left;
+		if (run.ref.pack != CHUNK_INLINE)
+			continue;
+		if (run.ref.offset < *inline_at || run.ref.offset > w->t.ninline)
+			return -BASE_EFORMAT;
+		*inline_at = run.ref.offset;
+	}
+	return 0;
 }
 
 static int window_runs(struct window *w, struct base_error *err)
 {
 	uint64_t left = w->row.npieces, inline_at = 0;
-	struct chunk_run run;
+	const uint8_t *bytes = NULL;
+	uint32_t n;
 	int r;
 
 	w->marks = malloc(((size_t)w->nruns / MARK_RUNS + 1) * sizeof *w->marks);
 	if (!w->marks)
 		return window_bad(w, -ENOMEM, err);
-	for (uint32_t i = 0; i < w->nruns; i++) {
-		r = window_run(w, i, &run, err);
+	for (uint32_t i = 0; i < w->nruns; i += n) {
+		n = (uint32_t)base_min(w->nruns - i, MARK_RUNS);
+		r = window_run_bytes(w, i, n, w->nruns, &bytes, err);
 		if (r < 0)
 			return r;
-		if (i % MARK_RUNS == 0)
-			w->marks[i / MARK_RUNS] = w->row.npieces - left;
-		if (run.left > left)
+		w->marks[i / MARK_RUNS] = w->row.npieces - left;
+		if (runs_check(w, bytes, n, &left, &inline_at) < 0)
 			return window_bad(w, -BASE_EFORMAT, err);
-		left -= run.left;
-		if (run.ref.pack != CHUNK_INLINE)
-			continue;
-		if (run.ref.offset < inline_at || run.ref.offset > w->t.ninline)
-			return window_bad(w, -BASE_EFORMAT, err);
-		inline_at = run.ref.offset;
 	}
-	w->marked = true;
 	return left == 0 ? 0 : window_bad(w, -BASE_EFORMAT, err);
 }
 
@@ -339,6 +343,18 @@ static void cursor_place(struct window *w)
 	w->at = (struct tensor_piece_iter){.grid = &w->row.grid, .box = box, .piece = piece};
 }
 
+/* Run `i` of the row, fresh. */
+static int cursor_run(struct window *w, uint32_t i, struct chunk_run *ret_run, struct base_error *err)
+{
+	const uint8_t *bytes = NULL;
+	uint32_t end = (uint32_t)base_min(w->nruns, base_align((uint64_t)i + 1, MARK_RUNS));
+	int r = window_run_bytes(w, i, 1, end, &bytes, err);
+
+	if (r < 0)
+		return r;
+	return chunk_run_decode(bytes, w->npacks, ret_run) < 0 ? window_bad(w, -BASE_EFORMAT, err) : 0;
+}
+
 /* Puts the cursor on the start of the run that holds `piece`, unless the one under way does and stands before it. */
 static int cursor_seek(struct window *w, uint64_t piece, struct base_error *err)
 {
@@ -352,7 +368,7 @@ static int cursor_seek(struct window *w, uint64_t piece, struct base_error *err)
 	i = (uint32_t)last_below(w->marks, ((size_t)w->nruns + MARK_RUNS - 1) / MARK_RUNS, piece);
 	at = w->marks[i];
 	for (i *= MARK_RUNS;; i++) {
-		r = window_run(w, i, &run, err);
+		r = cursor_run(w, i, &run, err);
 		if (r < 0)
 			return r;
 		if (piece - at < run.left)
@@ -390,7 +406,7 @@ static int cursor_take(struct window *w, uint64_t end, struct store_piece *ret_p
 	int r = 0;
 
 	if (w->under_way.left == 0)
-		r = window_run(w, w->run++, &w->under_way, err);
+		r = cursor_run(w, w->run++, &w->under_way, err);
 	if (r == 0)
 		r = span_get(w, TABLE_PIECES, table + w->next * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
 			table + end * CHUNK_PIECE_BYTES, &bytes, err);

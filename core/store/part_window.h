@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part_window: the row of one tensor in a part, read by ranges: what it holds is known from its boxes, and the places of
- * a few of its pieces cost no more than these, however many there are. Reads the chunk's head and rows, the row's boxes
- * and runs, and of its pieces those that are asked for and those before them in the same run (a piece's place follows
- * from theirs), by blocks that are each checked. The digests of chunk and row are not: they need all of it. A window
- * belongs to one thread, and its store, layout and part outlive it. */
+ * part_window: the row of one tensor in a part, read by ranges: what it holds is known from its boxes, and the places
+ * of a few of its pieces cost no more than these, however many there are. Reads the chunk's head and rows, the row's
+ * boxes and runs, and of its pieces those that are asked for and those before them in the same run (a piece's place
+ * follows from theirs), by blocks that are each checked. The digests of chunk and row are not: they need all of it. A
+ * window belongs to one thread, and its store, layout and part outlive it. */
 #ifndef CORE_STORE_PART_WINDOW_H
 #define CORE_STORE_PART_WINDOW_H
 
