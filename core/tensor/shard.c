@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shard: what one rank holds. Every placement that cuts a dimension has one form, the cut: runs of equal length at equal
+ * distance, and a tail. Cuts of one dimension apply one after another, each to indices of what the one before left; each
+ * is a strictly ascending map, so their composition is, and "how many held indices are below x" answers windows.
+ *
+ * Ragged placements and flat ranges are ranges of the flattened tensor that the cuts leave (`inner`): rows of the
+ * leading dimensions, whole rows of the rest, are neighbours there. So a shard is its cuts and one range.
+ *
+ * No product here overflows: the shape's was checked, extents only shrink, and a mesh dimension is below 2^24 while
+ * extents stay below 2^62. */
+#include "core/tensor/shard_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t clamp_below(uint64_t x, uint64_t start, uint64_t len)
+{
+	return x <= start ? 0 : base_min(x - start, len);
+}
+
+/* [c*i, c*(i+1)) within n, c = ceil(n/p): torch.chunk. Returns its length. */
+static uint64_t chunk(uint64_t n, uint32_t p, uint32_t i, uint64_t *ret_start)
+{
+	uint64_t c = base_div_up(n, p);
+
+	*ret_start = base_min(n, c * i);
+	return base_min(n, c * ((uint64_t)i + 1)) - *ret_start;
+}
+
+static void cut_runs(struct tensor_cut *c, uint64_t start, uint64_t run, uint64_t stride, uint64_t full)
+{
+	c->start = start;
+	c->run = run;
+	c->stride = base_max(stride, 1);
+	c->full = run ? full : 0;
+}
+
+/* Chunks of c1, the last one shorter; each is chunked again by p. Where c1 is 1 a chunk is never divided: rank 0 holds
+ * all of them, which is one run. */
+static void cut_strided(struct tensor_cut *c, uint64_t n, uint64_t split, uint32_t p, uint32_t i)
+{
+	uint64_t c1 = base_div_up(n, split), run, start, tail_start, rest;
+
+	if (c1 <= 1) {
+		cut_runs(c, 0, i == 0 ? n : 0, n, 1);
+		return;
+	}
+	run = chunk(c1, p, i, &start);
+	cut_runs(c, start, run, c1, n / c1);
+	rest = n % c1;
+	c->tail = chunk(rest, p, i, &tail_start);
+	c->tail_start = n - rest + tail_start;
+}
+
+void tensor_cut_make(const struct tensor_placement *placement, uint64_t n, uint32_t p, uint32_t i,
+	struct tensor_cut *ret_cut)
+{
+	uint64_t start, part;
+
+	memset(ret_cut, 0, sizeof *ret_cut);
+	ret_cut->dim = placement->dim;
+	if (p == 1)
+		cut_runs(ret_cut, 0, n, n, 1);
+	else if (placement->kind == TENSOR_STRIDED_SHARD && placement->split > 1)
+		cut_strided(ret_cut, n, placement->split, p, i);
+	else if (placement->kind == TENSOR_INTERLEAVED_SHARD) {
+		part = n / placement->split;
+		cut_runs(ret_cut, part / p * i, part / p, part, placement->split);
+	} else {
+		part = chunk(n, p, i, &start);
+		cut_runs(ret_cut, start, part, part, 1);
+	}
+}
+
+uint64_t tensor_cut_below(const struct tensor_cut *c, uint64_t x)
+{
+	uint64_t whole = x / c->stride, below = c->full * c->run;
+
+	if (whole < c->full)
+		below = whole * c->run + clamp_below(x % c->stride, c->start, c->run);
+	/* a single run may lie behind its stride: [start, start + run) with stride = run */
+	if (c->full == 1)
+		below = clamp_below(x, c->start, c->run);
+	return below + clamp_below(x, c->tail_start, c->tail);
+}
+
+void tensor_placement_text(const struct tensor_placement *p, char text[static 48])
+{
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+
+	if (p->kind == TENSOR_RAGGED_SHARD && p->nunits > 8)
+		snprintf(text, 48, "RS of %u dimensions and %u units", p->dim, p->nunits);
+	else {
+		tensor_placements_print(p, 1, &b);
+		snprintf(text, 48, "%.*s", b.error ? 0 : (int)b.len, b.data ? (const char *)b.data : "");
+	}
+}
+
+uint32_t tensor_sharding_replicated(const struct tensor_sharding *s)
+{
+	uint32_t dims = 0;
+
+	for (uint32_t m = 0; m < s->mesh->ndim; m++)
+		if (s->placement[m].kind == TENSOR_REPLICATE && s->mesh->size[m] > 1)
+			dims |= UINT32_C(1) << m;
+	return dims;
+}
+
+/* The rows of the flattened leading dimensions that a ragged placement gives to coordinate `i`. */
+static void shard_ragged(struct tensor_shard *shard, const struct tensor_placement *p, uint32_t i)
+{
+	uint64_t rest = tensor_shape_product(&shard->inner, p->dim, shard->inner.ndim);
+	uint64_t units = 0, before = 0, unit;
+
+	for (uint32_t u = 0; u < p->nunits; u++) {
+		units += p->units[u];
+		if (u < i)
+			before += p->units[u];
+	}
+	unit = tensor_shape_product(&shard->inner, 0, p->dim) / units;
+	shard->from = unit * before * rest;
+	shard->to = shard->from + unit * p->units[i] * rest;
+	memset(&shard->local_shape, 0, sizeof shard->local_shape);
+	shard->local_shape.ndim = 1 + shard->inner.ndim - p->dim;
+	shard->local_shape.dim[0] = unit * p->units[i];
+	for (uint32_t d = p->dim; d < shard->inner.ndim; d++)
+		shard->local_shape.dim[1 + d - p->dim] = shard->inner.dim[d];
+}
+
+static int shard_flat(struct tensor_shard *shard, const struct tensor_flat *f, uint32_t rank, struct base_error *err)
+{
+	uint64_t items = shard->to - shard->from;
+	typedef unsigned long long ull;
+
+	if (f->from > f->to)
+		return base_error_set(err, -EINVAL, "flat range %llu:%llu ends before it begins", (ull)f->from, (ull)f->to);
+	if (f->len && f->len < items)
+		return base_error_set(err, -EINVAL, "flat range: a padded length of %llu is less than the %llu elements "
+			"that rank %u holds", (ull)f->len, (ull)items, rank);
+	if (f->to > (f->len ? f->len : items))
+		return base_error_set(err, -EINVAL, "flat range %llu:%llu ends past the %llu %s of rank %u", (ull)f->from,
+			(ull)f->to, (ull)(f->len ? f->len : items), f->len ? "elements of the padded bucket" : "elements",
+			rank);
+	shard->to = shard->from + base_min(f->to, items);
+	shard->from = base_min(shard->from + base_min(f->from, items), shard->to);
+	memset(&shard->local_shape, 0, sizeof shard->local_shape);
+	shard->local_shape.ndim = 1;
+	shard->local_shape.dim[0] = f->to - f->from;
+	return 0;
+}
+
+int tensor_shard_of(const struct tensor_sharding *s, uint32_t rank, const struct tensor_flat *flat,
+	struct tensor_shard *ret_shard, struct base_error *err)
+{
+	struct tensor_shard *shard = ret_shard;
+	uint32_t coordinate[TENSOR_MAX_DIMS];
+
+	memset(shard, 0, sizeof *shard);
+	shard->shape = shard->inner = s->shape;
+	if (tensor_mesh_coordinate(s->mesh, rank, coordinate) < 0) {
+		shard->absent = true;
+		return 0;
+	}
+	for (uint32_t m = 0; m < s->mesh->ndim; m++) {
+		const struct tensor_placement *p = &s->placement[m];
+		struct tensor_cut *cut = &shard->cut[shard->ncuts];
+
+		if (!tensor_placement_cuts(p) || s->mesh->size[m] == 1)
+			continue;
+		tensor_cut_make(p, shard->inner.dim[p->dim], s->mesh->size[m], coordinate[m], cut);
+		shard->inner.dim[p->dim] = tensor_cut_extent(cut);
+		shard->ncuts++;
+	}
+	shard->local_shape = shard->inner;
+	shard->to = tensor_shape_product(&shard->inner, 0, shard->inner.ndim);
+	for (uint32_t m = 0; m < s->mesh->ndim; m++)
+		if (s->placement[m].kind == TENSOR_RAGGED_SHARD)
+			shard_ragged(shard, &s->placement[m], coordinate[m]);
+	return flat ? shard_flat(shard, flat, rank, err) : 0;
+}
+
+uint64_t tensor_shard_items(const struct tensor_shard *shard)
+{
+	return shard->to - shard->from;
+}

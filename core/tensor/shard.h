@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shard: which boxes of a logical tensor a rank holds, and where their items lie in its local buffer. Everything in
+ * items. Pure functions of integers: no I/O, no allocation, any thread.
+ *
+ * A sharding (shape, mesh, placements) is checked once; a shard is what one rank holds of it. Placements apply from
+ * left to right, each to the extent that those before it left (so offsets on one dimension add up); a ragged one
+ * applies last, to the tensor that all others left. On top, a flat range of the flattened local tensor. The rules, with
+ * n the extent, p the size of the mesh dimension, i the coordinate on it:
+ *
+ *   Shard             c = ceil(n/p): [c*i, c*(i+1)) within n; trailing ranks may be empty          (torch.chunk)
+ *   StridedShard      n cut into `split` chunks by Shard's rule, each of them cut again by p; rank i holds the i-th of
+ *                     each, in order                    (torch.distributed.tensor.placement_types._StridedShard)
+ *   InterleavedShard  m = n/k/p: [j*(n/k) + i*m, + m) for j = 0..k-1; k divides n, p divides n/k        (veScale)
+ *   RaggedShard       P = product of the leading dimensions that are left, U = sum of the units, which divides P:
+ *                     rows [P/U * (u_0 + .. + u_{i-1}), + P/U * u_i) of those dimensions flattened     (veScale)
+ *
+ * In each dimension a rank holds an ascending set of indices, so its part of any box is again a box of local
+ * coordinates: that is how windows are answered without walking. */
+#ifndef CORE_TENSOR_SHARD_H
+#define CORE_TENSOR_SHARD_H
+
+#include "core/tensor/boxes.h"
+#include "core/tensor/mesh.h"
+#include "core/tensor/placement.h"
+
+#define TENSOR_SHARD_RUNS_MAX (UINT64_C(1) << 24) /* separate runs of indices in one dimension of one shard */
+
+struct tensor_sharding {                /* the caller's memory; read-only */
+	struct tensor_shape shape;
+	unsigned item_bytes;
+	const struct tensor_mesh *mesh;
+	const struct tensor_placement *placement; /* mesh->ndim of them */
+};
+/* Everything that can be wrong for any rank: -EINVAL, -EOVERFLOW, -BASE_ELIMIT, -EOPNOTSUPP (partial); err names the
+ * placement, the dimension and the mesh dimension. */
+int tensor_sharding_check(const struct tensor_sharding *s, unsigned nplacements, struct base_error *err);
+/* Mesh dimensions of more than one rank on which it is replicated (a mask). */
+uint32_t tensor_sharding_replicated(const struct tensor_sharding *s);
+
+/* Items [from, to) of the flattened local tensor. len: that of the padded bucket, at least the local tensor's items;
+ * 0: not padded. Items of the range past the local tensor hold nothing. */
+struct tensor_flat { uint64_t from, to, len; };
+
+/* One placement's effect on one dimension: of the extent that it was given it holds `full` runs of `run` indices,
+ * `stride` apart from `start` on, and then `tail` more from `tail_start` on. */
+struct tensor_cut { uint32_t dim; uint64_t run, stride, start, full, tail_start, tail; };
+
+struct tensor_shard {
+	struct tensor_shape shape;      /* of the logical tensor */
+	bool absent;                    /* the rank is not in the mesh: it holds nothing, local_shape is not meant */
+	struct tensor_shape local_shape; /* of the buffer. ragged: [rows, the other dimensions...]; flat: [to - from] */
+	/* private */
+	uint32_t ncuts;
+	struct tensor_cut cut[TENSOR_MAX_DIMS];
+	struct tensor_shape inner;      /* what the cuts leave */
+	uint64_t from, to;              /* the range of it, flattened, that is held; from = where the buffer begins */
+};
+/* sharding: checked. flat: NULL, or the rank's range: -EINVAL if from > to, len too short, or `to` past the end. */
+int tensor_shard_of(const struct tensor_sharding *s, uint32_t rank, const struct tensor_flat *flat,
+	struct tensor_shard *ret_shard, struct base_error *err);
+
+struct tensor_shard_box {
+	struct tensor_box box;          /* of the logical tensor; not empty */
+	uint64_t local_offset;          /* of its first item in the buffer */
+	uint64_t local_stride[TENSOR_MAX_DIMS]; /* items between neighbours in each dimension of the tensor */
+};
+/* The boxes in the order of their first items in the buffer; with a window, only what lies in it. A flat range of a
+ * d-dimensional box gives at most 2d-1. Each cuts the shard along a dimension only where its indices are not
+ * neighbours. An empty shard has no box; a scalar has one. */
+struct tensor_shard_iter {
+	const struct tensor_shard *shard;
+	bool done;
+	struct tensor_shard_box at;     /* the current one */
+	/* private */
+	struct tensor_box window;       /* in coordinates of `inner` */
+	struct tensor_box slab, local;  /* of the flat range; of it, the current box */
+	uint64_t next;                  /* where the next slab begins */
+};
+void tensor_shard_first(struct tensor_shard_iter *it, const struct tensor_shard *shard, const struct tensor_box *window);
+void tensor_shard_next(struct tensor_shard_iter *it);
+uint64_t tensor_shard_box_count(const struct tensor_shard *shard); /* boxes of all of it */
+uint64_t tensor_shard_items(const struct tensor_shard *shard);     /* items held, padding not counted */
+
+/* Raw box lists, for callers that know their own layout: the buffer holds the boxes one after another, each row-major.
+ * Boxes of size 0 hold nothing. check: -EINVAL names a box that is not inside the tensor, or two that overlap; -ENOMEM.
+ * The walk is as above, with local_offset a running sum; O(1) a box. */
+int tensor_shard_list_check(const struct tensor_shape *s, const struct tensor_boxes *boxes, struct base_error *err);
+struct tensor_shard_list {
+	const struct tensor_boxes *boxes;
+	bool done;
+	struct tensor_shard_box at;     /* the current one: number i */
+	size_t i;
+	uint64_t next;                  /* private: where the next box begins in the buffer */
+};
+void tensor_shard_list_first(struct tensor_shard_list *it, const struct tensor_boxes *boxes);
+void tensor_shard_list_next(struct tensor_shard_list *it);
+
+/* Calls f for every rank whose shard (no flat range) meets the window, in no order, without trying every rank: mesh
+ * dimensions that cut are narrowed one after the other. replicas false: of ranks that hold the same, the first in mesh
+ * order only. What f returns, if not 0, ends the walk and is returned. */
+int tensor_sharding_holders(const struct tensor_sharding *s, const struct tensor_box *window, bool replicas,
+	int (*f)(void *arg, uint32_t rank, const uint32_t *coordinate), void *arg);
+
+#endif

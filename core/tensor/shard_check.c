@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shard_check: whether placements fit a shape and a mesh, for every rank at once, so that no rank finds later what another
+ * does not.
+ *
+ * Interleaved and ragged placements ask for divisibility of extents that earlier placements may have left different from
+ * rank to rank. The extents that occur are few: of one extent a cut leaves at most five different ones, and it leaves the
+ * same to all coordinates between its break points. Cuts of different dimensions lie on different mesh dimensions, so any
+ * combination of their extents occurs. */
+#include "core/tensor/shard_internal.h"
+
+#include <string.h>
+
+#define EXTENTS_MAX 128u        /* different extents of one dimension over all ranks: 1 + 4 a cut in practice */
+
+struct check {
+	const struct tensor_sharding *s;
+	struct base_error *err;
+	struct { uint64_t at[EXTENTS_MAX]; uint32_t n; } extents[TENSOR_MAX_DIMS];
+	uint64_t runs[TENSOR_MAX_DIMS]; /* upper bound of the separate runs of one shard */
+};
+
+static int check_bad(const struct check *c, uint32_t m, int code, const char *why)
+{
+	char text[48];
+
+	tensor_placement_text(&c->s->placement[m], text);
+	return base_error_set(c->err, code, "placement %s on mesh dimension \"%s\" of %u: %s", text, c->s->mesh->name[m],
+		c->s->mesh->size[m], why);
+}
+
+static bool extent_add(struct check *c, uint32_t d, uint64_t extent)
+{
+	for (uint32_t i = 0; i < c->extents[d].n; i++)
+		if (c->extents[d].at[i] == extent)
+			return true;
+	if (c->extents[d].n == EXTENTS_MAX)
+		return false;
+	c->extents[d].at[c->extents[d].n++] = extent;
+	return true;
+}
+
+/* Coordinates around which the extent that a cut leaves can change. */
+static uint32_t cut_breaks(const struct tensor_placement *p, uint64_t n, uint32_t size, uint32_t breaks[static 8])
+{
+	uint64_t first = p->kind == TENSOR_STRIDED_SHARD ? base_div_up(n, p->split) : n;
+	const uint64_t parts[2] = {first, first ? n % first : 0};
+	uint32_t count = 0;
+
+	breaks[count++] = 0;
+	breaks[count++] = size - 1;
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t c = base_div_up(parts[i], size), at = c ? parts[i] / c : 0;
+
+		for (uint64_t b = at; b <= at + 1; b++)
+			if (b < size)
+				breaks[count++] = (uint32_t)b;
+	}
+	return count;
+}
+
+static int check_cut(struct check *c, uint32_t m)
+{
+	const struct tensor_placement *p = &c->s->placement[m];
+	uint32_t size = c->s->mesh->size[m], d = p->dim, breaks[8];
+	uint64_t extents[EXTENTS_MAX];
+	uint32_t n;
+
+	if (d >= c->s->shape.ndim)
+		return base_error_set(c->err, -EINVAL, "placement on mesh dimension \"%s\": the tensor has %u dimensions, "
+			"there is no dimension %u", c->s->mesh->name[m], c->s->shape.ndim, d);
+	if (p->kind != TENSOR_SHARD && p->split == 0)
+		return check_bad(c, m, -EINVAL, "a split of 0");
+	n = c->extents[d].n;
+	memcpy(extents, c->extents[d].at, n * sizeof extents[0]);
+	if (p->kind == TENSOR_INTERLEAVED_SHARD)
+		for (uint32_t i = 0; i < n; i++) {
+			if (extents[i] % p->split)
+				return check_bad(c, m, -EINVAL, "the first number does not divide the dimension's size");
+			if (extents[i] / p->split % size)
+				return check_bad(c, m, -EINVAL, "the mesh dimension does not divide its parts");
+		}
+	if (size == 1)
+		return 0;
+	if (p->kind != TENSOR_SHARD)
+		c->runs[d] += base_min(p->split, c->s->shape.dim[d]);
+	if (c->runs[d] > TENSOR_SHARD_RUNS_MAX)
+		return check_bad(c, m, -BASE_ELIMIT, "more than 16,777,216 separate runs in one dimension");
+	c->extents[d].n = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t nbreaks = cut_breaks(p, extents[i], size, breaks);
+
+		for (uint32_t b = 0; b < nbreaks; b++) {
+			struct tensor_cut cut;
+
+			tensor_cut_make(p, extents[i], size, breaks[b], &cut);
+			if (!extent_add(c, d, tensor_cut_extent(&cut)))
+				return check_bad(c, m, -BASE_ELIMIT, "too many different sizes of shards");
+		}
+	}
+	return 0;
+}
+
+/* Whether `units` divides every product of extents of the leading dimensions. */
+static bool units_divide(const struct check *c, uint32_t ndims, uint64_t units)
+{
+	uint32_t at[TENSOR_MAX_DIMS] = {0}, d;
+
+	do {
+		uint64_t rows = 1;
+
+		for (d = 0; d < ndims; d++)
+			rows *= c->extents[d].at[at[d]];
+		if (rows % units)
+			return false;
+		for (d = 0; d < ndims && ++at[d] == c->extents[d].n; d++)
+			at[d] = 0;
+	} while (d < ndims);
+	return true;
+}
+
+static int check_ragged(struct check *c, uint32_t m)
+{
+	const struct tensor_placement *p = &c->s->placement[m];
+	uint64_t units = 0;
+
+	for (uint32_t i = 0; i < c->s->mesh->ndim; i++)
+		if (i != m && c->s->placement[i].kind == TENSOR_RAGGED_SHARD)
+			return check_bad(c, m, -EINVAL, "a second ragged placement");
+	if (p->dim > c->s->shape.ndim)
+		return base_error_set(c->err, -EINVAL, "placement on mesh dimension \"%s\": the tensor has %u dimensions, "
+			"not %u leading ones", c->s->mesh->name[m], c->s->shape.ndim, p->dim);
+	if (p->dim == 0 && c->s->shape.ndim == TENSOR_MAX_DIMS)
+		return check_bad(c, m, -BASE_ELIMIT, "its local tensor would have 17 dimensions");
+	if (p->nunits != c->s->mesh->size[m])
+		return check_bad(c, m, -EINVAL, "there must be one number of units for each coordinate");
+	for (uint32_t u = 0; u < p->nunits; u++)
+		if (base_add_overflows(units, p->units[u], &units))
+			return check_bad(c, m, -EOVERFLOW, "the units sum to more than 64 bits");
+	if (units == 0)
+		return check_bad(c, m, -EINVAL, "the units sum to 0");
+	if (!units_divide(c, p->dim, units))
+		return check_bad(c, m, -EINVAL, "the sum of the units does not divide the product of the leading dimensions");
+	return 0;
+}
+
+static int check_shape(const struct tensor_sharding *s, struct base_error *err)
+{
+	uint64_t items;
+	int r;
+
+	if (s->shape.ndim > TENSOR_MAX_DIMS)
+		return base_error_set(err, -BASE_ELIMIT, "shape: %u dimensions, at most %u are possible", s->shape.ndim,
+			TENSOR_MAX_DIMS);
+	r = tensor_shape_items(&s->shape, s->item_bytes, &items);
+	if (r == -EOVERFLOW)
+		return base_error_set(err, r, "shape: the tensor has more than 2^62 bytes");
+	return r < 0 ? base_error_set(err, r, "shape: items of %u bytes", s->item_bytes) : 0;
+}
+
+int tensor_sharding_check(const struct tensor_sharding *s, unsigned nplacements, struct base_error *err)
+{
+	struct check c = {.s = s, .err = err};
+	int r = check_shape(s, err);
+
+	if (r < 0)
+		return r;
+	if (nplacements != s->mesh->ndim)
+		return base_error_set(err, -EINVAL, "placement: %u words for a mesh of %u dimensions, one for each is needed",
+			nplacements, s->mesh->ndim);
+	for (uint32_t d = 0; d < s->shape.ndim; d++) {
+		extent_add(&c, d, s->shape.dim[d]);
+		c.runs[d] = 1;
+	}
+	for (uint32_t m = 0; m < s->mesh->ndim && r == 0; m++) {
+		if (s->placement[m].kind == TENSOR_PARTIAL)
+			r = check_bad(&c, m, -EOPNOTSUPP, "a partial tensor waits for a reduction: reduce it first");
+		else if (tensor_placement_cuts(&s->placement[m]))
+			r = check_cut(&c, m);
+	}
+	for (uint32_t m = 0; m < s->mesh->ndim && r == 0; m++)
+		if (s->placement[m].kind == TENSOR_RAGGED_SHARD)
+			r = check_ragged(&c, m);
+	return r;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shard_internal: cuts, shared by the files that make shards (shard.c), check them (shard_check.c) and walk them
+ * (shard_walk.c). */
+#ifndef CORE_TENSOR_SHARD_INTERNAL_H
+#define CORE_TENSOR_SHARD_INTERNAL_H
+
+#include "core/base/le.h"
+#include "core/tensor/shard.h"
+
+/* What coordinate `i` of `p` holds of an extent `n` under a placement that cuts a dimension (Shard, StridedShard,
+ * InterleavedShard; the latter's divisibility was checked). Neighbouring runs never touch. */
+void tensor_cut_make(const struct tensor_placement *placement, uint64_t n, uint32_t p, uint32_t i,
+	struct tensor_cut *ret_cut);
+static inline uint64_t tensor_cut_extent(const struct tensor_cut *c) { return c->full * c->run + c->tail; }
+/* Indices held that are below `x`, an index of the extent that was cut. */
+uint64_t tensor_cut_below(const struct tensor_cut *c, uint64_t x);
+
+/* The word of one placement for a sentence, cut where it is long. */
+void tensor_placement_text(const struct tensor_placement *p, char text[static 48]);
+
+/* The longest box of flattened items [at, end) of a shape that begins at item `at` (at < end): from the innermost
+ * dimension outward while the remainder fills whole units. Returns its items. */
+uint64_t tensor_flat_slab(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_slab);
+
+static inline bool tensor_placement_cuts(const struct tensor_placement *p)
+{
+	return p->kind == TENSOR_SHARD || p->kind == TENSOR_STRIDED_SHARD || p->kind == TENSOR_INTERLEAVED_SHARD;
+}
+
+/* Items of dimensions [first, end) of a checked shape; 1 if there are none. */
+static inline uint64_t tensor_shape_product(const struct tensor_shape *s, uint32_t first, uint32_t end)
+{
+	uint64_t items = 1;
+
+	for (uint32_t d = first; d < end; d++)
+		items *= s->dim[d];
+	return items;
+}
+
+#endif

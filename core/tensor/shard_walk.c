@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shard_walk: the boxes of a shard, and the ranks that hold something of a box.
+ *
+ * A shard is a range of flattened `inner`. It is walked slab by slab (boxes of inner, each the longest that begins where
+ * the last one ended: at most 2d-1), each slab run by run: in one dimension, a run is what the cuts leave of neighbouring
+ * indices together. Runs are found one at a time by going back through the cuts, never listed. */
+#include <string.h>
+
+#include "core/tensor/shard_internal.h"
+
+uint64_t tensor_flat_slab(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_slab)
+{
+	uint64_t unit = 1, best_unit = 1, rest = at, items;
+	uint32_t best = s->ndim;
+
+	memset(ret_slab, 0, sizeof *ret_slab);
+	for (uint32_t d = s->ndim; d-- > 0; rest /= s->dim[d], unit *= s->dim[d]) {
+		ret_slab->offset[d] = rest % s->dim[d];
+		ret_slab->size[d] = 1;
+		if (at % unit == 0 && end - at >= unit) {
+			best = d;
+			best_unit = unit;
+		}
+	}
+	if (best == s->ndim)
+		return end - at; /* a scalar */
+	items = base_min((end - at) / best_unit, s->dim[best] - ret_slab->offset[best]);
+	ret_slab->size[best] = items;
+	for (uint32_t d = best + 1; d < s->ndim; d++)
+		ret_slab->size[d] = s->dim[d];
+	return items * best_unit;
+}
+
+/* The index of the tensor that local index `i` of dimension `d` is; *ret_run: how many from there on are neighbours, at
+ * most `most`. */
+static uint64_t run_at(const struct tensor_shard *shard, uint32_t d, uint64_t i, uint64_t most, uint64_t *ret_run)
+{
+	for (uint32_t n = shard->ncuts; n-- > 0;) {
+		const struct tensor_cut *c = &shard->cut[n];
+		uint64_t in;
+
+		if (c->dim != d)
+			continue;
+		if (i < c->full * c->run) {
+			in = i % c->run;
+			most = base_min(most, c->run - in);
+			i = i / c->run * c->stride + c->start + in;
+		} else {
+			in = i - c->full * c->run;
+			most = base_min(most, c->tail - in);
+			i = c->tail_start + in;
+		}
+	}
+	*ret_run = most;
+	return i;
+}
+
+/* The window in coordinates of `inner`; false: they have nothing in common. */
+static bool window_local(const struct tensor_shard *shard, const struct tensor_box *window, struct tensor_box *ret_local)
+{
+	tensor_box_whole(&shard->inner, ret_local);
+	for (uint32_t d = 0; d < shard->shape.ndim; d++) {
+		uint64_t low = 0, high = shard->shape.dim[d];
+
+		if (window) {
+			low = base_min(window->offset[d], high);
+			high = low + base_min(window->size[d], high - low);
+		}
+		for (uint32_t n = 0; n < shard->ncuts; n++) {
+			if (shard->cut[n].dim != d)
+				continue;
+			low = tensor_cut_below(&shard->cut[n], low);
+			high = tensor_cut_below(&shard->cut[n], high);
+		}
+		if (low >= high)
+			return false;
+		ret_local->offset[d] = low;
+		ret_local->size[d] = high - low;
+	}
+	return true;
+}
+
+/* Sets the current box's extent in dimension d, from local.offset[d] on. */
+static void iter_run(struct tensor_shard_iter *it, uint32_t d)
+{
+	uint64_t end = it->slab.offset[d] + it->slab.size[d];
+
+	it->at.box.offset[d] = run_at(it->shard, d, it->local.offset[d], end - it->local.offset[d], &it->local.size[d]);
+	it->at.box.size[d] = it->local.size[d];
+}
+
+static void iter_place(struct tensor_shard_iter *it)
+{
+	uint64_t offset = 0;
+
+	for (uint32_t d = 0; d < it->shard->inner.ndim; d++)
+		offset += it->local.offset[d] * it->at.local_stride[d];
+	it->at.local_offset = offset - it->shard->from;
+}
+
+/* The next slab that has something in the window. */
+static void iter_slab(struct tensor_shard_iter *it)
+{
+	const struct tensor_shard *shard = it->shard;
+	uint32_t ndim = shard->inner.ndim;
+
+	for (;;) {
+		bool meets = true;
+
+		it->done = it->next >= shard->to;
+		if (it->done)
+			return;
+		it->next += tensor_flat_slab(&shard->inner, it->next, shard->to, &it->slab);
+		for (uint32_t d = 0; d < ndim && meets; d++) {
+			uint64_t low = base_max(it->slab.offset[d], it->window.offset[d]);
+			uint64_t high = base_min(it->slab.offset[d] + it->slab.size[d],
+				it->window.offset[d] + it->window.size[d]);
+
+			meets = low < high;
+			it->slab.offset[d] = it->local.offset[d] = low;
+			it->slab.size[d] = high - low;
+		}
+		if (meets)
+			break;
+	}
+	for (uint32_t d = 0; d < ndim; d++)
+		iter_run(it, d);
+	iter_place(it);
+}
+
+void tensor_shard_first(struct tensor_shard_iter *it, const struct tensor_shard *shard, const struct tensor_box *window)
+{
+	uint64_t stride = 1;
+
+	memset(it, 0, sizeof *it);
+	it->shard = shard;
+	it->done = shard->absent || shard->from >= shard->to || !window_local(shard, window, &it->window);
+	if (it->done)
+		return;
+	for (uint32_t d = shard->inner.ndim; d-- > 0; stride *= shard->inner.dim[d])
+		it->at.local_stride[d] = stride;
+	it->next = shard->from;
+	iter_slab(it);
+}
+
+void tensor_shard_next(struct tensor_shard_iter *it)
+{
+	if (it->done)
+		return;
+	for (uint32_t d = it->shard->inner.ndim; d-- > 0;) {
+		it->local.offset[d] += it->local.size[d];
+		if (it->local.offset[d] < it->slab.offset[d] + it->slab.size[d]) {
+			iter_run(it, d);
+			iter_place(it);
+			return;
+		}
+		it->local.offset[d] = it->slab.offset[d];
+		iter_run(it, d);
+	}
+	iter_slab(it);
+}
+
+/* Runs of local indices [from, from + n) of a dimension. */
+static uint64_t run_count(const struct tensor_shard *shard, uint32_t d, uint64_t from, uint64_t n)
+{
+	uint64_t count = 0, run;
+
+	for (; n > 0; n -= run, from += run, count++)
+		run_at(shard, d, from, n, &run);
+	return count;
+}
+
+uint64_t tensor_shard_box_count(const struct tensor_shard *shard)
+{
+	uint64_t whole[TENSOR_MAX_DIMS], total = 0, at = shard->from;
+	struct tensor_box slab;
+
+	if (shard->absent)
+		return 0;
+	for (uint32_t d = 0; d < shard->inner.ndim; d++)
+		whole[d] = run_count(shard, d, 0, shard->inner.dim[d]);
+	while (at < shard->to) {
+		uint64_t count = 1;
+
+		at += tensor_flat_slab(&shard->inner, at, shard->to, &slab);
+		for (uint32_t d = 0; d < shard->inner.ndim; d++)
+			count *= slab.size[d] == shard->inner.dim[d] ? whole[d]
+								     : run_count(shard, d, slab.offset[d], slab.size[d]);
+		total += count;
+	}
+	return total;
+}
+
+/* ---- holders ---- */
+
+struct holders {
+	const struct tensor_sharding *s;
+	bool replicas;
+	int (*f)(void *arg, uint32_t rank, const uint32_t *coordinate);
+	void *arg;
+	uint32_t ragged;                        /* its mesh dimension, which comes last; ndim: none */
+	uint32_t coordinate[TENSOR_MAX_DIMS];
+};
+
+static int holders_leaf(struct holders *h)
+{
+	uint32_t rank;
+	int r = tensor_mesh_rank(h->s->mesh, h->coordinate, &rank);
+
+	return r < 0 ? r : h->f(h->arg, rank, h->coordinate);
+}
+
+/* Whether flattened items [at, end) of `inner` meet a box of it. */
+static bool range_meets(const struct tensor_shape *inner, uint64_t at, uint64_t end, const struct tensor_box *box)
+{
+	while (at < end) {
+		struct tensor_box slab;
+		bool meets = true;
+
+		at += tensor_flat_slab(inner, at, end, &slab);
+		for (uint32_t d = 0; d < inner->ndim && meets; d++)
+			meets = slab.offset[d] < box->offset[d] + box->size[d] && box->offset[d] < slab.offset[d] + slab.size[d];
+		if (meets)
+			return true;
+	}
+	return false;
+}
+
+/* What is left of tensor (inner) and window (local) after all cuts. */
+static int holders_ragged(struct holders *h, const struct tensor_shape *inner, const struct tensor_box *local)
+{
+	const struct tensor_placement *p = &h->s->placement[h->ragged];
+	uint64_t rest = tensor_shape_product(inner, p->dim, inner->ndim), units = 0, at = 0, unit;
+	int r = 0;
+
+	for (uint32_t u = 0; u < p->nunits; u++)
+		units += p->units[u];
+	unit = tensor_shape_product(inner, 0, p->dim) / units * rest;
+	for (uint32_t u = 0; u < p->nunits && r == 0; u++) {
+		uint64_t end = at + unit * p->units[u];
+
+		h->coordinate[h->ragged] = u;
+		if (range_meets(inner, at, end, local))
+			r = holders_leaf(h);
+		at = end;
+	}
+	return r;
+}
+
+static int holders_walk(struct holders *h, uint32_t m, const struct tensor_shape *inner, const struct tensor_box *local)
+{
+	const struct tensor_placement *p = &h->s->placement[m];
+	uint32_t size, first = 0, last;
+	int r = 0;
+
+	if (m == h->s->mesh->ndim)
+		return h->ragged < m ? holders_ragged(h, inner, local) : holders_leaf(h);
+	if (m == h->ragged)
+		return holders_walk(h, m + 1, inner, local);
+	size = h->s->mesh->size[m];
+	last = size - 1;
+	if (p->kind == TENSOR_REPLICATE && !h->replicas)
+		last = 0;
+	if (p->kind == TENSOR_SHARD && size > 1) { /* a window of a dimension that is cut once meets neighbours only */
+		uint64_t c = base_div_up(inner->dim[p->dim], size);
+
+		first = (uint32_t)(local->offset[p->dim] / c);
+		last = (uint32_t)((local->offset[p->dim] + local->size[p->dim] - 1) / c);
+	}
+	for (uint32_t i = first; i <= last && r == 0; i++) {
+		struct tensor_shape left = *inner;
+		struct tensor_box part = *local;
+
+		h->coordinate[m] = i;
+		if (tensor_placement_cuts(p) && size > 1) {
+			struct tensor_cut cut;
+			uint32_t d = p->dim;
+			uint64_t high;
+
+			tensor_cut_make(p, inner->dim[d], size, i, &cut);
+			left.dim[d] = tensor_cut_extent(&cut);
+			high = tensor_cut_below(&cut, part.offset[d] + part.size[d]);
+			part.offset[d] = tensor_cut_below(&cut, part.offset[d]);
+			part.size[d] = high - part.offset[d];
+			if (part.size[d] == 0)
+				continue;
+		}
+		r = holders_walk(h, m + 1, &left, &part);
+	}
+	return r;
+}
+
+int tensor_sharding_holders(const struct tensor_sharding *s, const struct tensor_box *window, bool replicas,
+	int (*f)(void *arg, uint32_t rank, const uint32_t *coordinate), void *arg)
+{
+	struct holders h = {.s = s, .replicas = replicas, .f = f, .arg = arg, .ragged = s->mesh->ndim};
+	struct tensor_box local = *window;
+
+	for (uint32_t d = 0; d < s->shape.ndim; d++) {
+		local.offset[d] = base_min(local.offset[d], s->shape.dim[d]);
+		local.size[d] = base_min(local.size[d], s->shape.dim[d] - local.offset[d]);
+		if (local.size[d] == 0)
+			return 0;
+	}
+	for (uint32_t m = 0; m < s->mesh->ndim; m++)
+		if (s->placement[m].kind == TENSOR_RAGGED_SHARD)
+			h.ragged = m;
+	return holders_walk(&h, 0, &s->shape, &local);
+}
