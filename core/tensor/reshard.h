@@ -41,5 +41,9 @@ struct tensor_reshard_line {
 int tensor_reshard(const struct tensor_grid *g, const struct tensor_box_index *sources,
 	const struct tensor_boxes *boxes, const struct tensor_shard *target,
 	int (*f)(void *arg, const struct tensor_reshard_line *line), void *arg);
+/* The same for one box of a shard or of a raw list (tensor_shard_list). */
+int tensor_reshard_box(const struct tensor_grid *g, const struct tensor_box_index *sources,
+	const struct tensor_boxes *boxes, const struct tensor_shard_box *wanted,
+	int (*f)(void *arg, const struct tensor_reshard_line *line), void *arg);
 
 #endif
