@@ -13,7 +13,15 @@ TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 
 
 def parse(tokens):
-    """A schema of the manual: {"key"?: schema, ...}, {*: schema}, [schema] or type|type."""
+    """A schema of the manual: {"key"?: schema, ...}, {*: schema}, [schema], a type, or several of these between |."""
+    choices = [parse_one(tokens)]
+    while tokens and tokens[0] == "|":
+        tokens.pop(0)
+        choices.append(parse_one(tokens))
+    return choices[0] if len(choices) == 1 else tuple(choices)
+
+
+def parse_one(tokens):
     token = tokens.pop(0)
     if token == "{":
         fields = {}
@@ -32,11 +40,7 @@ def parse(tokens):
         inner = parse(tokens)
         assert tokens.pop(0) == "]"
         return [inner]
-    types = [TYPES[token]]
-    while tokens and tokens[0] == "|":
-        tokens.pop(0)
-        types.append(TYPES[tokens.pop(0)])
-    return tuple(types)
+    return TYPES[token]
 
 
 def manual():
@@ -67,8 +71,12 @@ def check(value, schema, where="$"):
         assert isinstance(value, list), where
         for i, v in enumerate(value):
             check(v, schema[0], f"{where}[{i}]")
+    elif isinstance(schema, tuple):
+        kinds = [{dict: dict, list: list}.get(type(choice), choice) for choice in schema]
+        assert type(value) in kinds, f"{where}: {value!r}"
+        check(value, schema[kinds.index(type(value))], where)
     else:
-        assert type(value) in schema, f"{where}: {value!r}"
+        assert type(value) is schema, f"{where}: {value!r}"
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,11 @@ def outputs(vckpt, tmp_path_factory):
     out["info STORE RUN/STEP/COMPONENT/TENSOR"] = vckpt.json("info", store, "a/1/model/w")
     out["export"] = vckpt.json("export", store, "a/1", tmp / "out")
     out["index"] = vckpt.json("index", store)
+    out["mesh"] = vckpt.json("mesh", "--mesh", "pp=2,dp=2,tp=2", "--no-wrap")
+    tensor = ("--shape", "6,4", "--dtype", "f32")
+    out["layout"] = vckpt.json("layout", *tensor, "--mesh", "dp=2,tp=2", "--place", "R,S(0)", "--rank", "3")
+    out["outside"] = vckpt.json("layout", *tensor, "--mesh", "dp=2,tp=2", "--place", "R,S(0)", "--rank", "4")
+    out["reshard"] = vckpt.json("reshard", *tensor, "--from-mesh", "dp=2", "--from-place", "S(0)", "--to-mesh", "tp=3", "--to-place", "S(1)")
     out["rm"] = vckpt.json("rm", store, "a/0")
     out["gc"] = vckpt.json("gc", store, "--dry-run")
     pack = max((store / "packs").rglob("*.pack"), key=lambda p: p.stat().st_size)
@@ -102,12 +115,17 @@ def outputs(vckpt, tmp_path_factory):
 
 
 def test_the_manual_has_a_schema_for_every_command():
-    assert len(manual()) == 13
+    assert len(manual()) == 16
 
 
 @pytest.mark.parametrize("name", manual())
 def test_output_is_what_the_manual_says(outputs, name):
     check(outputs[name], manual()[name])
+
+
+def test_a_rank_outside_the_mesh_too(outputs):
+    check(outputs["outside"], manual()["layout"])
+    assert outputs["outside"]["ranks"][0]["coordinate"] is None and outputs["layout"]["ranks"][0]["coordinate"] == [1, 1]
 
 
 def test_values(outputs):

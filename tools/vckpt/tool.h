@@ -30,7 +30,7 @@ struct tool_command {
 };
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
-	tool_rm, tool_gc, tool_index;
+	tool_rm, tool_gc, tool_index, tool_mesh_command, tool_layout, tool_reshard;
 
 /* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that
  * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order; with
