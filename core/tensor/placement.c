@@ -5,8 +5,8 @@
  *   words = word *("," word)
  *   word  = "R" | "P" | "S(" n ")" | "SS(" n "," n ")" | "IS(" n "," n ")" | "RS(" [n *("," n)] ";" n *("," n) ")"
  *
- * What a word can mean for some tensor is checked here (leading dimensions, a split that is not 0); what depends on shape
- * and mesh is checked in shard.c. */
+ * What a word can mean for some tensor is checked here (leading dimensions, a split that is not 0); what depends on
+ * shape and mesh is checked in shard_check.c. */
 #include "core/tensor/placement.h"
 
 #include <errno.h>
@@ -62,7 +62,7 @@ static int words_number(struct words *w, uint64_t *ret_n)
 /* A dimension of the tensor; those past the largest shape are told by number when a shape is at hand. */
 static int words_dim(struct words *w, uint32_t *ret_dim)
 {
-	uint64_t n;
+	uint64_t n = 0;
 	int r = words_number(w, &n);
 
 	if (r == 0 && n >= TENSOR_MAX_DIMS)
@@ -74,7 +74,7 @@ static int words_dim(struct words *w, uint32_t *ret_dim)
 /* Behind "RS(". */
 static int words_ragged(struct words *w, struct tensor_placement *p, uint64_t **units)
 {
-	uint32_t dim;
+	uint32_t dim = 0;
 	int r;
 
 	for (words_space(w); *w->at != ';'; p->dim++) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shard: what one rank holds. Every placement that cuts a dimension has one form, the cut: runs of equal length at equal
- * distance, and a tail. Cuts of one dimension apply one after another, each to indices of what the one before left; each
- * is a strictly ascending map, so their composition is, and "how many held indices are below x" answers windows.
+ * shard: what one rank holds. Every placement that cuts a dimension has one form, the cut: runs of equal length at
+ * equal distance, and a tail. Cuts of one dimension apply one after another, each to indices of what the one before
+ * left; each is a strictly ascending map, so their composition is, and "how many held indices are below x" answers
+ * windows.
  *
  * Ragged placements and flat ranges are ranges of the flattened tensor that the cuts leave (`inner`): rows of the
  * leading dimensions, whole rows of the rest, are neighbours there. So a shard is its cuts and one range.
@@ -131,17 +132,16 @@ static void shard_ragged(struct tensor_shard *shard, const struct tensor_placeme
 static int shard_flat(struct tensor_shard *shard, const struct tensor_flat *f, uint32_t rank, struct base_error *err)
 {
 	uint64_t items = shard->to - shard->from;
-	typedef unsigned long long ull;
+	unsigned long long from = f->from, to = f->to, end = f->len ? f->len : items;
 
-	if (f->from > f->to)
-		return base_error_set(err, -EINVAL, "flat range %llu:%llu ends before it begins", (ull)f->from, (ull)f->to);
-	if (f->len && f->len < items)
-		return base_error_set(err, -EINVAL, "flat range: a padded length of %llu is less than the %llu elements "
-			"that rank %u holds", (ull)f->len, (ull)items, rank);
-	if (f->to > (f->len ? f->len : items))
-		return base_error_set(err, -EINVAL, "flat range %llu:%llu ends past the %llu %s of rank %u", (ull)f->from,
-			(ull)f->to, (ull)(f->len ? f->len : items), f->len ? "elements of the padded bucket" : "elements",
-			rank);
+	if (from > to)
+		return base_error_set(err, -EINVAL, "flat range %llu:%llu ends before it begins", from, to);
+	if (end < items)
+		return base_error_set(err, -EINVAL, "flat range: a padded length of %llu is less than the %llu "
+			"elements that rank %u holds", end, (unsigned long long)items, rank);
+	if (to > end)
+		return base_error_set(err, -EINVAL, "flat range %llu:%llu ends past the %llu elements of rank %u%s",
+			from, to, end, rank, f->len ? "'s padded bucket" : "");
 	shard->to = shard->from + base_min(f->to, items);
 	shard->from = base_min(shard->from + base_min(f->from, items), shard->to);
 	memset(&shard->local_shape, 0, sizeof shard->local_shape);

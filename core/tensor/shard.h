@@ -77,7 +77,8 @@ struct tensor_shard_iter {
 	struct tensor_box slab, local;  /* of the flat range; of it, the current box */
 	uint64_t next;                  /* where the next slab begins */
 };
-void tensor_shard_first(struct tensor_shard_iter *it, const struct tensor_shard *shard, const struct tensor_box *window);
+void tensor_shard_first(struct tensor_shard_iter *it, const struct tensor_shard *shard,
+	const struct tensor_box *window);
 void tensor_shard_next(struct tensor_shard_iter *it);
 uint64_t tensor_shard_box_count(const struct tensor_shard *shard); /* boxes of all of it */
 uint64_t tensor_shard_items(const struct tensor_shard *shard);     /* items held, padding not counted */

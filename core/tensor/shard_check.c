@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shard_check: whether placements fit a shape and a mesh, for every rank at once, so that no rank finds later what another
- * does not.
+ * shard_check: whether placements fit a shape and a mesh, for every rank at once, so that no rank finds later what
+ * another does not.
  *
- * Interleaved and ragged placements ask for divisibility of extents that earlier placements may have left different from
- * rank to rank. The extents that occur are few: of one extent a cut leaves at most five different ones, and it leaves the
- * same to all coordinates between its break points. Cuts of different dimensions lie on different mesh dimensions, so any
- * combination of their extents occurs. */
+ * Interleaved and ragged placements ask for divisibility of extents that earlier placements may have left different
+ * from rank to rank. The extents that occur are few: of one extent a cut leaves at most five different ones, and it
+ * leaves the same to all coordinates between its break points. Cuts of different dimensions lie on different mesh
+ * dimensions, so any combination of their extents occurs. */
 #include "core/tensor/shard_internal.h"
 
 #include <string.h>
@@ -25,8 +25,8 @@ static int check_bad(const struct check *c, uint32_t m, int code, const char *wh
 	char text[48];
 
 	tensor_placement_text(&c->s->placement[m], text);
-	return base_error_set(c->err, code, "placement %s on mesh dimension \"%s\" of %u: %s", text, c->s->mesh->name[m],
-		c->s->mesh->size[m], why);
+	return base_error_set(c->err, code, "placement %s on mesh dimension \"%s\" of %u: %s", text,
+		c->s->mesh->name[m], c->s->mesh->size[m], why);
 }
 
 static bool extent_add(struct check *c, uint32_t d, uint64_t extent)
@@ -67,8 +67,8 @@ static int check_cut(struct check *c, uint32_t m)
 	uint32_t n;
 
 	if (d >= c->s->shape.ndim)
-		return base_error_set(c->err, -EINVAL, "placement on mesh dimension \"%s\": the tensor has %u dimensions, "
-			"there is no dimension %u", c->s->mesh->name[m], c->s->shape.ndim, d);
+		return base_error_set(c->err, -EINVAL, "placement on mesh dimension \"%s\": the tensor has %u "
+			"dimensions, there is no dimension %u", c->s->mesh->name[m], c->s->shape.ndim, d);
 	if (p->kind != TENSOR_SHARD && p->split == 0)
 		return check_bad(c, m, -EINVAL, "a split of 0");
 	n = c->extents[d].n;
@@ -76,7 +76,7 @@ static int check_cut(struct check *c, uint32_t m)
 	if (p->kind == TENSOR_INTERLEAVED_SHARD)
 		for (uint32_t i = 0; i < n; i++) {
 			if (extents[i] % p->split)
-				return check_bad(c, m, -EINVAL, "the first number does not divide the dimension's size");
+				return check_bad(c, m, -EINVAL, "its k does not divide the dimension's size");
 			if (extents[i] / p->split % size)
 				return check_bad(c, m, -EINVAL, "the mesh dimension does not divide its parts");
 		}
@@ -128,8 +128,8 @@ static int check_ragged(struct check *c, uint32_t m)
 		if (i != m && c->s->placement[i].kind == TENSOR_RAGGED_SHARD)
 			return check_bad(c, m, -EINVAL, "a second ragged placement");
 	if (p->dim > c->s->shape.ndim)
-		return base_error_set(c->err, -EINVAL, "placement on mesh dimension \"%s\": the tensor has %u dimensions, "
-			"not %u leading ones", c->s->mesh->name[m], c->s->shape.ndim, p->dim);
+		return base_error_set(c->err, -EINVAL, "placement on mesh dimension \"%s\": the tensor has %u "
+			"dimensions, not %u leading ones", c->s->mesh->name[m], c->s->shape.ndim, p->dim);
 	if (p->dim == 0 && c->s->shape.ndim == TENSOR_MAX_DIMS)
 		return check_bad(c, m, -BASE_ELIMIT, "its local tensor would have 17 dimensions");
 	if (p->nunits != c->s->mesh->size[m])
@@ -140,7 +140,8 @@ static int check_ragged(struct check *c, uint32_t m)
 	if (units == 0)
 		return check_bad(c, m, -EINVAL, "the units sum to 0");
 	if (!units_divide(c, p->dim, units))
-		return check_bad(c, m, -EINVAL, "the sum of the units does not divide the product of the leading dimensions");
+		return check_bad(c, m, -EINVAL, "the units' sum does not divide the product of the leading "
+			"dimensions");
 	return 0;
 }
 
@@ -166,8 +167,8 @@ int tensor_sharding_check(const struct tensor_sharding *s, unsigned nplacements,
 	if (r < 0)
 		return r;
 	if (nplacements != s->mesh->ndim)
-		return base_error_set(err, -EINVAL, "placement: %u words for a mesh of %u dimensions, one for each is needed",
-			nplacements, s->mesh->ndim);
+		return base_error_set(err, -EINVAL, "placement: %u words for a mesh of %u dimensions, one for each is "
+			"needed", nplacements, s->mesh->ndim);
 	for (uint32_t d = 0; d < s->shape.ndim; d++) {
 		extent_add(&c, d, s->shape.dim[d]);
 		c.runs[d] = 1;

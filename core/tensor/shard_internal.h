@@ -19,10 +19,6 @@ uint64_t tensor_cut_below(const struct tensor_cut *c, uint64_t x);
 /* The word of one placement for a sentence, cut where it is long. */
 void tensor_placement_text(const struct tensor_placement *p, char text[static 48]);
 
-/* The longest box of flattened items [at, end) of a shape that begins at item `at` (at < end): from the innermost
- * dimension outward while the remainder fills whole units. Returns its items. */
-uint64_t tensor_flat_slab(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_slab);
-
 static inline bool tensor_placement_cuts(const struct tensor_placement *p)
 {
 	return p->kind == TENSOR_SHARD || p->kind == TENSOR_STRIDED_SHARD || p->kind == TENSOR_INTERLEAVED_SHARD;

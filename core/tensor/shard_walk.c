@@ -2,14 +2,16 @@
  *
  * shard_walk: the boxes of a shard, and the ranks that hold something of a box.
  *
- * A shard is a range of flattened `inner`. It is walked slab by slab (boxes of inner, each the longest that begins where
- * the last one ended: at most 2d-1), each slab run by run: in one dimension, a run is what the cuts leave of neighbouring
- * indices together. Runs are found one at a time by going back through the cuts, never listed. */
+ * A shard is a range of flattened `inner`. It is walked slab by slab (boxes of inner, each the longest that begins
+ * where the last one ended: at most 2d-1), each slab run by run: in one dimension, a run is what the cuts leave of
+ * neighbouring indices together. Runs are found one at a time by going back through the cuts, never listed. */
 #include <string.h>
 
 #include "core/tensor/shard_internal.h"
 
-uint64_t tensor_flat_slab(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_slab)
+/* The longest box of flattened items [at, end) of a shape that begins at item `at` (at < end): from the innermost
+ * dimension outward while the remainder fills whole units. Returns its items. */
+static uint64_t flat_slab(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_slab)
 {
 	uint64_t unit = 1, best_unit = 1, rest = at, items;
 	uint32_t best = s->ndim;
@@ -57,7 +59,8 @@ static uint64_t run_at(const struct tensor_shard *shard, uint32_t d, uint64_t i,
 }
 
 /* The window in coordinates of `inner`; false: they have nothing in common. */
-static bool window_local(const struct tensor_shard *shard, const struct tensor_box *window, struct tensor_box *ret_local)
+static bool window_local(const struct tensor_shard *shard, const struct tensor_box *window,
+	struct tensor_box *ret_local)
 {
 	tensor_box_whole(&shard->inner, ret_local);
 	for (uint32_t d = 0; d < shard->shape.ndim; d++) {
@@ -111,7 +114,7 @@ static void iter_slab(struct tensor_shard_iter *it)
 		it->done = it->next >= shard->to;
 		if (it->done)
 			return;
-		it->next += tensor_flat_slab(&shard->inner, it->next, shard->to, &it->slab);
+		it->next += flat_slab(&shard->inner, it->next, shard->to, &it->slab);
 		for (uint32_t d = 0; d < ndim && meets; d++) {
 			uint64_t low = base_max(it->slab.offset[d], it->window.offset[d]);
 			uint64_t high = base_min(it->slab.offset[d] + it->slab.size[d],
@@ -183,10 +186,10 @@ uint64_t tensor_shard_box_count(const struct tensor_shard *shard)
 	while (at < shard->to) {
 		uint64_t count = 1;
 
-		at += tensor_flat_slab(&shard->inner, at, shard->to, &slab);
+		at += flat_slab(&shard->inner, at, shard->to, &slab);
 		for (uint32_t d = 0; d < shard->inner.ndim; d++)
-			count *= slab.size[d] == shard->inner.dim[d] ? whole[d]
-								     : run_count(shard, d, slab.offset[d], slab.size[d]);
+			count *= slab.size[d] == shard->inner.dim[d]
+				? whole[d] : run_count(shard, d, slab.offset[d], slab.size[d]);
 		total += count;
 	}
 	return total;
@@ -218,9 +221,10 @@ static bool range_meets(const struct tensor_shape *inner, uint64_t at, uint64_t 
 		struct tensor_box slab;
 		bool meets = true;
 
-		at += tensor_flat_slab(inner, at, end, &slab);
+		at += flat_slab(inner, at, end, &slab);
 		for (uint32_t d = 0; d < inner->ndim && meets; d++)
-			meets = slab.offset[d] < box->offset[d] + box->size[d] && box->offset[d] < slab.offset[d] + slab.size[d];
+			meets = slab.offset[d] < box->offset[d] + box->size[d]
+				&& box->offset[d] < slab.offset[d] + slab.size[d];
 		if (meets)
 			return true;
 	}
