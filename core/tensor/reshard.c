@@ -58,10 +58,11 @@ void tensor_piece_window_next(struct tensor_piece_window *w)
 
 	if (d > 0 && window_along_k(w))
 		return;
+	/* along k the part now ends where the window does */
 	memcpy(at, w->part.offset, sizeof at);
 	while (d-- > 0) {
 		end = w->part.offset[d] + w->part.size[d];
-		if (d != w->grid->k && end < w->window.offset[d] + w->window.size[d]) {
+		if (end < w->window.offset[d] + w->window.size[d]) {
 			at[d] = end;
 			at[w->grid->k] = w->window.offset[w->grid->k];
 			window_set(w, at);
