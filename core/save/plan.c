@@ -166,11 +166,65 @@ static struct tensor_sharding plan_sharding(const struct plan_making *m, uint32_
 	return s;
 }
 
+/* What this rank holds of one tensor: boxes of a shard, or of a list. */
+struct plan_held {
+	struct tensor_shard shard;
+	struct tensor_shard_iter it;
+	struct tensor_shard_list list;
+	const struct tensor_boxes *boxes;       /* NULL: the shard's */
+};
+
+static int held_init(struct plan_held *h, const struct plan_making *m, uint32_t t, const struct tensor_sharding *s)
+{
+	int r;
+
+	h->boxes = m->tensors[t].boxes;
+	r = tensor_shard_of(s, m->rank, m->tensors[t].flat, &h->shard, m->err);
+	if (r == 0 && h->boxes)
+		r = tensor_shard_list_check(&s->shape, h->boxes, m->err);
+	return r < 0 ? base_error_prefix(m->err, r, "tensor %u", t) : 0;
+}
+
+/* The first box, the one after the last one given (NULL); NULL: that was all. */
+static const struct tensor_shard_box *held_first(struct plan_held *h)
+{
+	if (h->shard.absent)
+		return NULL;
+	if (h->boxes) {
+		tensor_shard_list_first(&h->list, h->boxes);
+		return h->list.done ? NULL : &h->list.at;
+	}
+	tensor_shard_first(&h->it, &h->shard, NULL);
+	return h->it.done ? NULL : &h->it.at;
+}
+
+static const struct tensor_shard_box *held_next(struct plan_held *h)
+{
+	if (h->boxes) {
+		tensor_shard_list_next(&h->list);
+		return h->list.done ? NULL : &h->list.at;
+	}
+	tensor_shard_next(&h->it);
+	return h->it.done ? NULL : &h->it.at;
+}
+
+static uint64_t held_items(struct plan_held *h)
+{
+	uint64_t items = 0;
+
+	if (!h->boxes)
+		return tensor_shard_items(&h->shard);
+	for (const struct tensor_shard_box *at = held_first(h); at; at = held_next(h))
+		items += tensor_box_items(&h->shard.shape, &at->box); /* they do not overlap: no more than the tensor */
+	return items;
+}
+
 /* First walk: what this rank holds of a tensor, and who stores it. */
 static int plan_survey(struct plan_making *m, uint32_t t)
 {
 	struct tensor_sharding s = plan_sharding(m, t);
-	struct tensor_shard shard;
+	const struct save_plan_tensor *tensor = &m->tensors[t];
+	struct plan_held held;
 	uint32_t *group = &m->group_of[t], dims;
 	uint64_t items;
 	int r = tensor_shape_items(&s.shape, s.item_bytes, &items);
@@ -178,19 +232,19 @@ static int plan_survey(struct plan_making *m, uint32_t t)
 	*group = PLAN_NONE;
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: its shape is no tensor's", t);
-	r = tensor_shard_of(&s, m->rank, m->tensors[t].flat, &shard, m->err);
-	if (r < 0)
-		return base_error_prefix(m->err, r, "tensor %u", t);
-	if (shard.absent)
-		return 0;
-	m->bytes[t] = tensor_shard_items(&shard) * s.item_bytes;
+	r = held_init(&held, m, t, &s);
+	if (r < 0 || held.shard.absent)
+		return r;
+	m->bytes[t] = held_items(&held) * s.item_bytes;
 	if (base_add_overflows(m->plan.held_bytes, m->bytes[t], &m->plan.held_bytes))
 		return base_error_set(m->err, -EOVERFLOW, "tensor %u: all tensors together exceed 2^64 bytes", t);
 	dims = tensor_sharding_replicated(&s);
+	if (tensor->flat || tensor->boxes)
+		dims &= tensor->same_dims;
 	*group = PLAN_ALL;
-	if (m->tensors[t].flat || dims == 0)
+	if (dims == 0)
 		return 0;
-	if (m->tensors[t].buffer) {
+	if (tensor->buffer) {
 		if (tensor_mesh_group_position(s.mesh, m->rank, dims) != 0)
 			*group = PLAN_NONE;
 		return 0;
@@ -251,24 +305,20 @@ static int plan_share(struct plan_making *m, uint32_t t, const struct tensor_gri
 static int plan_store(struct plan_making *m, uint32_t t, const struct plan_group *group)
 {
 	struct tensor_sharding s = plan_sharding(m, t);
-	struct tensor_shard_iter it;
-	struct tensor_shard shard;
+	const struct tensor_shard_box *box;
+	struct plan_held held;
 	struct tensor_grid g;
 	uint64_t at = group ? group->at : 0;
 	int r = tensor_grid_init(&g, &s.shape, s.item_bytes, m->tensors[t].params);
 
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: bad grid parameters or shape", t);
-	r = tensor_shard_of(&s, m->rank, m->tensors[t].flat, &shard, m->err);
-	if (r < 0)
-		return base_error_prefix(m->err, r, "tensor %u", t);
-	for (tensor_shard_first(&it, &shard, NULL); !it.done; tensor_shard_next(&it)) {
-		r = group ? plan_share(m, t, &g, &it.at, group, at) : plan_add(m, t, &g, &it.at, &it.at.box);
-		if (r < 0)
-			return r;
-		at += tensor_box_items(&s.shape, &it.at.box) * s.item_bytes;
+	r = held_init(&held, m, t, &s);
+	for (box = held_first(&held); box && r == 0; box = held_next(&held)) {
+		r = group ? plan_share(m, t, &g, box, group, at) : plan_add(m, t, &g, box, &box->box);
+		at += tensor_box_items(&s.shape, &box->box) * s.item_bytes;
 	}
-	return 0;
+	return r;
 }
 
 static int plan_walk(struct plan_making *m)

@@ -138,7 +138,8 @@ class Span(ctypes.Structure):
 
 
 class PlanTensor(ctypes.Structure):
-    _fields_ = [("sharding", Sharding), ("params", GridParams), ("buffer", ctypes.c_bool), ("flat", ctypes.POINTER(Flat))]
+    _fields_ = [("sharding", Sharding), ("params", GridParams), ("buffer", ctypes.c_bool), ("flat", ctypes.POINTER(Flat)),
+                ("boxes", ctypes.POINTER(Boxes)), ("same_dims", ctypes.c_uint32)]
 
 
 class PlanBox(ctypes.Structure):

@@ -40,8 +40,10 @@ def ref(x):
 
 
 class Tensor:
-    def __init__(self, name, shape, mesh, words, ranks=None, buffer=False, flats=None):
-        """mesh: "dp=2,tp=2" over `ranks`; None: one rank alone, ranks[0], holds it. flats: {rank: (from, to[, len])}."""
+    def __init__(self, name, shape, mesh, words, ranks=None, buffer=False, flats=None, lists=None, same=()):
+        """mesh: "dp=2,tp=2" over `ranks`; None: one rank alone, ranks[0], holds it. flats: {rank: (from, to[, len])}; lists:
+        {rank: [(offset, size), ...]}; same: numbers of the mesh dimensions along which these are the same."""
+        self.lists, self.same = lists, same
         self.name, self.shape, self.mesh, self.words, self.buffer, self.flats = name, shape, mesh, words, buffer, flats
         self.sizes = [int(w.split("=")[1]) for w in mesh.split(",")] if mesh else [1]
         self.ranks = list(range(int(numpy.prod(self.sizes)))) if ranks is None else list(ranks)
@@ -52,7 +54,7 @@ class Tensor:
             return (rank,)
         at = numpy.array(self.ranks).reshape(self.sizes)
         where = numpy.argwhere(at == rank)[0]
-        split = [w.strip() == "R" for w in split_words(self.words)]
+        split = [w.strip() == "R" and (not (self.flats or self.lists) or m in self.same) for m, w in enumerate(split_words(self.words))]
         return tuple(at[tuple(slice(None) if r else i for r, i in zip(split, where))].reshape(-1).tolist())
 
 
@@ -73,7 +75,7 @@ class Rank:
     def __init__(self, lib, world, rank, params, rng, strangers=True):
         self.lib, self.rank, self.params = lib, rank, params
         self.tensors = [t for t in world if rank in t.ranks or (strangers and t.mesh and rng.random() < 0.5)]
-        meshes, self.keep = {}, []
+        meshes, self.keep, self.lists = {}, [], []
         self.array = (tl.PlanTensor * max(len(self.tensors), 1))()
         for c, t in zip(self.array, self.tensors):
             if t.mesh:
@@ -89,6 +91,13 @@ class Rank:
             flat = t.flats and t.flats.get(rank)
             if flat:
                 c.flat = ctypes.pointer(tl.Flat(flat[0], flat[1], flat[2] if len(flat) > 2 else 0))
+            if t.lists and rank in t.lists:
+                boxes = tl.Boxes(len(t.shape), 0, 0, None)
+                for offset, size in t.lists[rank]:
+                    assert lib.tensor_boxes_add(ref(boxes), ref(tl.Box.of(offset, size))) == 0
+                self.lists.append(boxes)
+                c.boxes = ctypes.pointer(boxes)
+            c.same_dims = sum(1 << m for m in t.same)
         self.plan, err = tl.Plan(), tl.Error()
         tl.check(lib.save_plan_make(self.array, ctypes.c_uint32(len(self.tensors)), ctypes.c_uint32(rank), ref(self.plan), ref(err)), err)
         self.boxes = collections.defaultdict(list)
@@ -102,11 +111,19 @@ class Rank:
         if not t.mesh:
             strides = tuple(int(numpy.prod(t.shape[d + 1:], dtype=int)) for d in range(len(t.shape)))
             return [((0,) * len(t.shape), t.shape, 0, strides)] if 0 not in t.shape else []
+        if t.lists:
+            found, at = [], 0
+            for offset, size in t.lists.get(self.rank, ()):
+                found.append((offset, size, at, tuple(int(numpy.prod(size[d + 1:], dtype=int)) for d in range(len(size)))))
+                at += int(numpy.prod(size, dtype=int))
+            return [box for box in found if 0 not in box[1]]
         sharding = next(k for k, x in zip(self.keep, (x for x in self.tensors if x.mesh)) if x is t)
         return tl.shard_boxes(self.lib, sharding.shard(self.rank, t.flats and t.flats.get(self.rank)))
 
     def __del__(self):
         self.lib.save_plan_release(ref(self.plan))
+        for boxes in self.lists:
+            self.lib.tensor_boxes_release(ref(boxes))
 
 
 def slices(offset, size):
@@ -174,7 +191,7 @@ def check_world(lib, world, params=DEFAULT, seed=0, strangers=True):
             stored, held, n = check_tensor(lib, ranks[r], t, numbers, counts)
             stored_by[r], held_by[r], piece_count[r] = stored_by[r] + stored, held_by[r] + held, piece_count[r] + n
             group = t.group(r)
-            if t.flats or len(group) == 1:
+            if len(group) == 1:
                 assert stored == held, (t.name, r)
             elif t.buffer:
                 assert stored == (held if r == group[0] else 0), (t.name, r)
@@ -234,6 +251,29 @@ def test_zero(lib):
                   Tensor(f"weight.{i}", shape, "dp=4", "R")]
     ranks = check_world(lib, world)
     assert all(r.plan.bytes > r.plan.shared_bytes > 0 for r in ranks.values())
+
+
+def test_zero_within_replicas(lib):
+    """Flat ranges over one dimension of the mesh, the same ones along the other: shared along that."""
+    world = []
+    for i, shape in enumerate([(900, 700), (129, 33), (64, 64, 90)]):
+        c = -(-int(numpy.prod(shape)) // 4)
+        flats = {r: (c * (r % 4), c * (r % 4 + 1), 4 * c) for r in range(8)}
+        world += [Tensor(f"adam.{i}", shape, "replicate=2,shard=4", "R,R", flats=flats, same=(0,)),
+                  Tensor(f"mean.{i}", shape, "replicate=2,shard=4", "R,R", flats=flats, same=(0,), buffer=True),
+                  Tensor(f"weight.{i}", shape, "replicate=2,shard=4", "R,S(0)")]
+    ranks = check_world(lib, world)
+    assert all(r.plan.bytes > 0 and r.plan.shared_bytes > 0 for r in ranks.values())
+
+
+def test_raw_box_lists(lib):
+    """A checkerboard by hand: each rank has cells of its own, or shares them with another one."""
+    cells = [((a, b), (300, 250)) for a in (0, 300, 600) for b in (0, 250, 500, 750)] + [((900, 0), (0, 1000))]
+    world = [Tensor("own", (900, 1000), "x=3", "R", lists={r: cells[r::3] for r in range(3)}),
+             Tensor("shared", (900, 1000), "replicate=2,x=3", "R,R", lists={r: cells[r % 3::3] for r in range(6)}, same=(0,)),
+             Tensor("all", (900, 1000), "replicate=2,x=3", "R,R", lists={r: cells for r in range(6)}, same=(0, 1))]
+    check_world(lib, world)
+    check_world(lib, world, FINE)
 
 
 def test_pipeline_with_uneven_stages(lib):
@@ -365,6 +405,13 @@ def test_errors_name_the_tensor(lib):
         with pytest.raises(tl.Failed) as failed:
             make(lib, [good, bad[0]])
         assert failed.value.code == -code and "tensor 1" in failed.value.text
+    listed, _keep2 = plan_tensor(lib, (3, 4), mesh, "R")
+    boxes = tl.Boxes(2, 0, 0, None)
+    assert lib.tensor_boxes_add(ref(boxes), ref(tl.Box.of((2, 0), (2, 1)))) == 0
+    listed.boxes = ctypes.pointer(boxes)
+    with pytest.raises(tl.Failed, match=r"tensor 1: box 0, \[2:4, 0:1\], is not inside"):
+        make(lib, [good, listed])
+    lib.tensor_boxes_release(ref(boxes))
     alone = tl.PlanTensor(params=tl.GridParams(*DEFAULT))
     alone.sharding.shape, alone.sharding.item_bytes = tl.Shape.of((1 << 40, 1 << 40)), 4
     with pytest.raises(tl.Failed) as failed:
