@@ -5,7 +5,8 @@ are stored and by what the rank needs.
 
     tests/bench/relation.py --build DIR [--repeat 9] [--dir DIR]
 
-Every repeat opens the store anew and begins with the part's object; beside it the same with the row read whole. No piece is read.
+Every repeat opens the store anew and begins with the part's object (its bytes are in the page cache); beside it the same with the row read
+whole. No piece is read.
 """
 import argparse
 import ctypes
