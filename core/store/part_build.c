@@ -113,7 +113,10 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 	b->end = &c->next;
 	b->nchunks++;
 	chunk_clear(b);
-	r = store_pack_append_encoded(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);
+	/* a long row is read by ranges (part_window.c), which are cheaper where nothing has to be decoded */
+	r = object.len > STORE_CHUNK_TARGET_BYTES
+		? store_pack_append_raw(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref)
+		: store_pack_append_encoded(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);
 	return r < 0 ? base_error_set(err, r, "the part's rows cannot be written: %s", base_error_name(r)) : 0;
 }
 
