@@ -25,9 +25,9 @@ struct save_plan_tensor {
 	struct tensor_grid_params params;
 	bool buffer;
 	const struct tensor_flat *flat;         /* this rank's range of what the placements give it; NULL: none */
-	const struct tensor_boxes *boxes;       /* this rank's raw list, in place of placements (all R), no flat; NULL */
-	uint32_t same_dims;                     /* with flat or boxes: replicated mesh dimensions along which ranks hold
-	                                           the same of them (a mask); what differs along any is not shared there */
+	const struct tensor_boxes *boxes;       /* this rank's raw list, where all placements replicate; NULL: none */
+	uint32_t same_dims;                     /* with these: replicated mesh dimensions along which they are equal,
+	                                           as a mask. Along others nothing is shared */
 };
 /* A box that is stored, and where its first item lies in the tensor's local buffer. */
 struct save_plan_box { uint32_t tensor; struct tensor_shard_box at; uint64_t pieces; };
