@@ -201,19 +201,12 @@ def test_every_flat_range_and_window(dump, scale, rng):
                 compare_window(dump, sharding, wanted, shape, random_window(rng, shape), flats)
 
 
-def test_flat_range_of_one_box_is_few_boxes(dump, rng, scale):
+def test_flat_range_of_one_box_is_few_boxes(dump):
     """At most 2d-1, and that many do occur."""
-    most = {}
-    for _ in range(scale(500, 5000)):
-        n = rng.randint(1, 6)
-        shape = tuple(rng.randint(1, 5) for _ in range(n))
-        items = math.prod(shape)
-        a = rng.randint(0, items)
-        _, sharding = dump.sharding(shape, (1,), (("R",),))
-        _, _, boxes = dump.all_ranks(sharding, 1, [(a, rng.randint(a, items), 0)])
-        assert boxes[0] <= 2 * n - 1
-        most[n] = max(most.get(n, 0), boxes[0])
-    assert most[1] == 1 and most[2] == 3 and most[3] == 5
+    for n in range(1, 5):
+        _, sharding = dump.sharding((3,) * n, (1,), (("R",),))
+        ranges = itertools.combinations_with_replacement(range(3**n + 1), 2)
+        assert max(dump.all_ranks(sharding, 1, [(a, b, 0)])[2][0] for a, b in ranges) == 2 * n - 1
 
 
 @st.composite
@@ -250,6 +243,7 @@ def test_larger_ones(dump, scale):
         compared.append(compare(dump, shape, mesh, placements, random.Random(seed), more=True, ranks=ranks))
 
     run()
+    print(f"{sum(compared)} of {len(compared)} allowed")
     assert sum(compared) > len(compared) // 4
 
 
@@ -380,6 +374,7 @@ def test_placements_that_fit_no_shape_or_mesh(dump, lib):
     refused(lib, (5, 4), "dp=2,tp=2", "S(0),IS(0,3)", E.EINVAL, "IS(0,3)", "tp")        # 3 rows for one, 2 for the other
     refused(lib, (5, 4), "dp=2,tp=2", "S(0),RS(0;1,2)", E.EINVAL, "RS(0;1,2)", "tp")
     tl.OwnedSharding(lib, (6, 4), tl.OwnedMesh(lib, "dp=2,tp=2"), "S(0),RS(0;1,2)")
+    refused(lib, (985, 4), "dp=9,tp=1", "SS(0,24),IS(0,2)", E.EINVAL, "IS(0,2)", "tp")  # 118 six times, 116, 115, 46
 
 
 def test_splits_of_zero_that_no_word_can_say(dump, lib):
