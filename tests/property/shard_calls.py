@@ -2,6 +2,7 @@
 """What the library says of all ranks of a sharding: shard_dump.c, called from Python."""
 import ctypes
 import errno
+import itertools
 
 import numpy as np
 
@@ -39,8 +40,8 @@ class Dump:
                 c.kind = ("R", "S", "SS", "IS", "RS", "P").index(p[0])
                 c.dim = p[1] if len(p) > 1 else 0
                 if p[0] == "RS":
-                    keep.append((ctypes.c_uint64 * len(p[2]))(*p[2]))
-                    c.units, c.nunits = keep[-1], len(p[2])
+                    keep.append((ctypes.c_uint64 * len(p[2]))(*itertools.accumulate(p[2])))
+                    c.ends, c.nends = keep[-1], len(p[2])
                 elif len(p) > 2:
                     c.split = p[2]
             self.placements[placements] = array, keep

@@ -2,6 +2,7 @@
 """The words for placements: written and read again, and everything that is not one refused by name."""
 import ctypes
 import errno
+import itertools
 import random
 import time
 
@@ -18,7 +19,8 @@ SPLIT = st.integers(1, 2**64 - 1) | st.integers(1, 20)
 DIM = st.integers(0, 15)
 PLACEMENT = st.one_of(st.just(("R",)), st.just(("P",)), st.tuples(st.just("S"), DIM), st.tuples(st.just("SS"), DIM, SPLIT),
                       st.tuples(st.just("IS"), DIM, SPLIT),
-                      st.tuples(st.just("RS"), st.integers(0, 16), st.lists(NUMBER, min_size=1, max_size=40).map(tuple)))
+                      st.tuples(st.just("RS"), st.integers(0, 16), st.lists(NUMBER, min_size=1, max_size=40).map(tuple)
+                                .filter(lambda units: sum(units) < 2**64)))
 PLACEMENTS = st.lists(PLACEMENT, min_size=1, max_size=16)
 
 
@@ -43,7 +45,8 @@ class Words:
     def one(p):
         kind = KINDS[p.kind]
         if kind == "RS":
-            return kind, p.dim, tuple(p.units[:p.nunits])
+            ends = [0, *p.ends[:p.nends]]
+            return kind, p.dim, tuple(b - a for a, b in itertools.pairwise(ends))
         return {"R": (kind,), "P": (kind,), "S": (kind, p.dim)}.get(kind, (kind, p.dim, p.split))
 
     def print(self, text):
@@ -96,8 +99,8 @@ def test_equal_is_equal(words, lib, scale):
     def struct(p, keep):
         c = tl.Placement(kind=KINDS.index(p[0]), dim=p[1] if len(p) > 1 else 9, split=p[2] if p[0] in ("SS", "IS") else 77)
         if p[0] == "RS":
-            keep.append((ctypes.c_uint64 * len(p[2]))(*p[2]))
-            c.units, c.nunits = keep[-1], len(p[2])
+            keep.append((ctypes.c_uint64 * len(p[2]))(*itertools.accumulate(p[2])))
+            c.ends, c.nends = keep[-1], len(p[2])
         return c
 
     lib.tensor_placement_equal.restype = ctypes.c_bool
@@ -139,6 +142,15 @@ def test_bad_words_are_refused_by_name(words, text, says):
         assert f'"{says}' in e.value.text, e.value.text
 
 
+@pytest.mark.parametrize("text,says", [(f"RS(0;{2**63},{2**63})",) * 2, (f"R,RS(0,1;1,0,{2**64 - 1},0),P", f"RS(0,1;1,0,{2**64 - 1},0)"),
+                                       (f"RS(;{2**64 - 1},0,1)",) * 2])
+def test_units_that_sum_to_more_than_64_bits(words, text, says):
+    with pytest.raises(tl.Failed, match="units") as e:
+        words.parse(text)
+    assert e.value.code == -errno.EOVERFLOW and f'"{says}"' in e.value.text
+    assert words.parse(f"RS(0;{2**63},{2**63 - 1},0)") == [("RS", 1, (2**63, 2**63 - 1, 0))]
+
+
 def test_sixteen_words_and_no_more(words):
     assert len(words.parse(",".join(["S(15)"] * 16))) == 16
     for text in (",".join(["R"] * 17), ",".join(["R"] * 100000)):
@@ -157,7 +169,7 @@ def test_any_bytes_are_refused_or_mean_something(words, scale):
         try:
             found = words.parse(text)
         except tl.Failed as e:
-            assert e.code in (-errno.EINVAL, -tl.ELIMIT)
+            assert e.code in (-errno.EINVAL, -errno.EOVERFLOW, -tl.ELIMIT)
             return
         assert oracle.words(found).encode().replace(b" ", b"") == canonical(text)
 
