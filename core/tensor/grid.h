@@ -59,10 +59,14 @@ void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *
 /* The contiguous fragments of a range of row-major bytes of the whole tensor. A fragment is the longest run of
  * bytes from byte `at` of the tensor that lies contiguously in one piece and ends at or before byte `end`. */
 struct tensor_fragment {
-	uint64_t piece;        /* number among the pieces of the whole tensor */
+	uint64_t piece;        /* number among the pieces of the whole tensor, or of the box */
 	uint64_t piece_offset; /* byte in the piece's stored order */
 	uint64_t len;          /* bytes, >= 1 */
 };
 void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, struct tensor_fragment *ret_f);
+/* The same where a box was stored by itself: `piece` is a number among the pieces of `box`, which holds the item at
+ * byte `at`. */
+void tensor_fragment_in(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at, uint64_t end,
+	struct tensor_fragment *ret_f);
 
 #endif

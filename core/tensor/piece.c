@@ -290,10 +290,11 @@ static uint64_t fragment_run(const struct tensor_grid *g, const struct tensor_bo
 	return (end - x[d]) * inner - done;
 }
 
-void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
+void tensor_fragment_in(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at, uint64_t end,
+	struct tensor_fragment *ret_f)
 {
 	uint64_t x[TENSOR_MAX_DIMS], item = at / g->item_bytes, skip = at % g->item_bytes, in_cell = 0;
-	struct tensor_box whole, piece, cell;
+	struct tensor_box piece, cell;
 	unsigned k = g->k;
 
 	if (g->shape.ndim == 0) {
@@ -302,14 +303,21 @@ void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, 
 	}
 	for (unsigned d = g->shape.ndim; d-- > 0; item /= g->shape.dim[d])
 		x[d] = item % g->shape.dim[d];
-	tensor_box_whole(&g->shape, &whole);
-	ret_f->piece = tensor_piece_locate(g, &whole, x, &piece);
+	ret_f->piece = tensor_piece_locate(g, box, x, &piece);
 	piece_cell(g, &piece, x[k], &cell);
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		in_cell = in_cell * cell.size[d] + (x[d] - cell.offset[d]);
 	ret_f->piece_offset = ((cell.offset[k] - piece.offset[k]) * piece_slice(g, &piece) + in_cell) * g->item_bytes +
 		skip;
 	ret_f->len = base_min(fragment_run(g, &piece, &cell, x) * g->item_bytes - skip, end - at);
+}
+
+void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
+{
+	struct tensor_box whole;
+
+	tensor_box_whole(&g->shape, &whole);
+	tensor_fragment_in(g, &whole, at, end, ret_f);
 }
 
 /* A copy of n-dimensional strided bytes, dimensions that are contiguous on both sides folded together. */

@@ -49,6 +49,7 @@ def types(lib):
     lib.tensor_piece_count.restype = lib.tensor_piece_find.restype = ctypes.c_uint64
     lib.tensor_piece_at.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     lib.tensor_fragment_at.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
+    lib.tensor_fragment_in.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
 
 
 # ---- the oracle --------------------------------------------------------------------------------------------------
@@ -268,14 +269,14 @@ def check_window(lib, g, piece, stored, whole, rng):
     assert mine.tobytes() == oracle_stored(mask, e, k, *piece)
 
 
-def check_fragments(lib, g, e, k, pieces, rng):
-    """Every fragment from byte 0 to the end, and some ranges, against a map of every byte."""
+def check_fragments(lib, g, e, k, pieces, rng, box=None):
+    """Every fragment from byte 0 to the end, and some ranges, against a map of every byte; of a box: those from some bytes in it."""
     shape, item = tuple(g.shape.dim[:g.shape.ndim]), g.item_bytes
     total = item * math.prod(shape)
     if total == 0:
         return
     numbers = numpy.arange(total, dtype=numpy.int64).view(f"V{8 * item}").reshape(shape)
-    where = numpy.zeros((total, 2), numpy.int64)
+    where = numpy.full((total, 2), -1)
     for i, piece in enumerate(pieces):
         ids = numpy.frombuffer(oracle_stored(numbers, e, k, *piece), numpy.int64)
         where[ids, 0] = i
@@ -284,6 +285,15 @@ def check_fragments(lib, g, e, k, pieces, rng):
     ends = numpy.append(numpy.flatnonzero(breaks) + 1, total)
     ranges = [(0, total)] + [tuple(sorted(rng.sample(range(total + 1), 2))) for _ in range(3 if total > 1 else 0)]
     f = Fragment()
+    if box is not None:
+        inside = numpy.flatnonzero(where[:, 0] >= 0)
+        starts = [int(inside[rng.randrange(inside.size)]) for _ in range(4 if inside.size else 0)]
+        c_box = make_box(*box)
+        for begin, end in [(a, total) for a in starts] + [(a, rng.randint(a + 1, total)) for a in starts]:
+            lib.tensor_fragment_in(ctypes.byref(g), ctypes.byref(c_box), begin, end, ctypes.byref(f))
+            stop = min(end, int(ends[numpy.searchsorted(ends, begin, "right")]))
+            assert (f.piece, f.offset, f.len) == (*where[begin], stop - begin), (shape, item, box, begin, end)
+        return
     for begin, end in ranges:
         while begin < end:
             lib.tensor_fragment_at(ctypes.byref(g), begin, end, ctypes.byref(f))
@@ -308,11 +318,13 @@ def check_everything(lib, shape, item, params, rng, boxes=2):
     whole, back = check_copies(lib, g, e, k, pieces, rng)
     assert whole.tobytes() == back.tobytes()
     check_fragments(lib, g, e, k, pieces, rng)
-    for _ in range(boxes):
+    for i in range(boxes):
         offset, size = random_box(rng, shape)
         pieces = check_box(lib, g, e, k, offset, size)
         check_cover(shape, pieces, offset, size)
         check_copies(lib, g, e, k, rng.sample(pieces, min(4, len(pieces))), rng)
+        if i == 0:
+            check_fragments(lib, g, e, k, pieces, rng, (offset, size))
 
 
 # ---- the tests ---------------------------------------------------------------------------------------------------
