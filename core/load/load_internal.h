@@ -11,8 +11,17 @@
 #include <stdatomic.h>
 
 #include "core/load/cache.h"
+#include "core/tensor/boxes.h"
 
 #define LOAD_WINDOW_BYTES (1u << 20)
+
+/* The boxes of a tensor that several writers hold, as far as these are not cut where the whole tensor is cut: disjoint,
+ * they cover it, by ascending offset. One piece of memory with what it points to. */
+struct load_boxes {
+	struct tensor_boxes list;
+	struct tensor_box_index *index;
+	uint64_t *first_piece;           /* of each box, among the object's */
+};
 
 struct load_object {
 	atomic_uint refs;
@@ -24,10 +33,12 @@ struct load_object {
 	struct tensor_grid grid;         /* of a tensor */
 	struct tensor_box whole;
 	uint64_t stride[TENSOR_MAX_DIMS]; /* bytes between neighbours of the row-major tensor */
-	uint64_t run_bytes;              /* longest contiguous run of a grid cell in the row-major tensor */
+	/* longest contiguous run of a grid cell in the row-major tensor; of boxes the mean */
+	uint64_t run_bytes;
 	uint64_t max_piece;              /* bytes of the longest piece */
 	struct store_row row;            /* owns the pieces of a tensor */
-	struct store_piece one;          /* a blob's */
+	struct load_boxes *boxes;        /* NULL: the pieces are those of the whole tensor */
+	struct store_piece one;          /* a blob's, or that of an empty tensor which nobody stored */
 	const struct store_piece *pieces; uint64_t npieces;
 	const char *const *packs; uint32_t npacks; /* the step's */
 };
@@ -40,13 +51,32 @@ int load_cache_pin(struct load_cache *c, const struct load_object *o, struct loa
 	struct base_error *err);
 const uint8_t *load_pin_bytes(const struct load_pin *pin);
 
-/* A step's private side: pack names by number of the part of rank line `r`. */
+/* Pieces of one box of a tensor that a writer stored: as many, and of the lengths, that the grid says, in packs that
+ * the writer has. Raises o->max_piece. */
+int load_pieces_check(struct load_object *o, const struct tensor_box *box, const struct store_piece *pieces,
+	uint64_t npieces, uint32_t npacks, struct base_error *err);
+/* The longest run of bytes that lie together in the tensor and in a cell of the box. */
+uint64_t load_box_run(const struct tensor_grid *g, const struct tensor_box *box);
+
+/* Gathers what all parts have of a tensor of which the part on rank line `line` has the boxes of o->row. Afterwards
+ * o->row has the pieces of all boxes, each once, and o packs, pieces, digest, run_bytes and, where needed, boxes. */
+int load_boxes_gather(struct load_object *o, uint32_t tensor, uint32_t line, struct base_error *err);
+void load_boxes_free(struct load_boxes *b); /* NULL-safe */
+size_t load_boxes_memory(const struct load_boxes *b);
+/* tensor_fragment_at for an object with boxes. */
+void load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f);
+
+/* A step's private side. */
 struct load_tensor_place { uint32_t layout, tensor; };
 const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
-/* The row of a tensor that is held whole, from the lowest rank that has it. */
-int load_step_row(const struct load_step *step, uint32_t tensor, struct store_row *ret_row,
+/* The next row of a tensor, from rank line *line on, which is set to where it was found. Only parts are asked whose
+ * layout has the tensor and whose chunks may. -ENOENT: none is left. */
+int load_step_row(const struct load_step *step, uint32_t tensor, uint32_t *line, struct store_row *ret_row,
 	const char *const **ret_packs, uint32_t *ret_npacks,
 	struct base_error *err);
+/* The manifest's table of packs, and the number in it of a pack of the part on rank line `line`. */
+int load_step_packs(struct load_step *step, const char *const **ret_packs, uint32_t *ret_npacks);
+uint32_t load_step_pack(const struct load_step *step, uint32_t line, uint32_t pack);
 int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store_object_ref *ret_ref,
 	const char *const **ret_packs, uint32_t *ret_npacks,
 	struct base_error *err);

@@ -2,7 +2,7 @@
  *
  * object: an opened tensor or blob: where its pieces lie. A tensor's row is read and believed by its chunk's digest;
  * then every piece must have the length that the grid gives it, so that readers may trust offsets computed from the
- * grid. */
+ * grid. Where the lowest rank that has the tensor holds only boxes of it, those of all ranks are gathered (boxes.c). */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,6 +10,7 @@
 
 static void object_free(struct load_object *o)
 {
+	load_boxes_free(o->boxes);
 	store_row_release(&o->row);
 	load_step_unref(o->step);
 	free(o->label);
@@ -37,41 +38,81 @@ static int object_fail(const struct load_object *o, int rc, struct base_error *e
 		: "object");
 }
 
-/* Strides, and the longest run that is contiguous both in the tensor and in a cell. */
-static void object_measure(struct load_object *o)
+uint64_t load_box_run(const struct tensor_grid *g, const struct tensor_box *box)
 {
-	const struct tensor_grid *g = &o->grid;
-	uint64_t stride = g->item_bytes;
-	bool whole = true;
+	uint64_t run = g->item_bytes;
 
-	o->run_bytes = g->item_bytes;
 	for (unsigned d = g->shape.ndim; d-- > 0;) {
-		o->stride[d] = stride;
-		stride *= g->shape.dim[d];
-		if (whole)
-			o->run_bytes *= g->edge[d];
-		whole = whole && g->edge[d] >= g->shape.dim[d];
+		uint64_t extent = base_min(g->edge[d], box->size[d]);
+
+		run *= extent;
+		if (extent < g->shape.dim[d])
+			break;
 	}
+	return run;
 }
 
-static int object_check_pieces(struct load_object *o, struct base_error *err)
+static void object_measure(struct load_object *o)
+{
+	uint64_t stride = o->grid.item_bytes;
+
+	for (unsigned d = o->grid.shape.ndim; d-- > 0;) {
+		o->stride[d] = stride;
+		stride *= o->grid.shape.dim[d];
+	}
+	o->run_bytes = load_box_run(&o->grid, &o->whole);
+}
+
+int load_pieces_check(struct load_object *o, const struct tensor_box *box, const struct store_piece *pieces,
+	uint64_t npieces, uint32_t npacks, struct base_error *err)
 {
 	struct tensor_piece_iter it;
 
-	if (o->npieces != tensor_piece_count(&o->grid, &o->whole))
+	if (npieces != tensor_piece_count(&o->grid, box))
 		return base_error_set(err, -BASE_EFORMAT, "its row has %llu pieces, its shape %llu",
-			(unsigned long long)o->npieces,
-			(unsigned long long)tensor_piece_count(&o->grid, &o->whole));
-	for (tensor_piece_first(&it, &o->grid, &o->whole); !it.done; tensor_piece_next(&it)) {
-		const struct store_piece *p = &o->pieces[it.number];
+			(unsigned long long)npieces, (unsigned long long)tensor_piece_count(&o->grid, box));
+	for (tensor_piece_first(&it, &o->grid, box); !it.done; tensor_piece_next(&it)) {
+		const struct store_piece *p = &pieces[it.number];
 		uint64_t len = tensor_box_items(&o->grid.shape, &it.piece) * o->grid.item_bytes;
 
-		if (p->ref.raw_len != len || (!p->inline_bytes && len && p->ref.pack >= o->npacks))
+		if (p->ref.raw_len != len || (!p->inline_bytes && len && p->ref.pack >= npacks))
 			return base_error_set(err, -BASE_EFORMAT, "piece %llu does not fit its box",
 				(unsigned long long)it.number);
 		o->max_piece = base_max(o->max_piece, len);
 	}
 	return 0;
+}
+
+/* What a writer of the whole would have stored of a tensor without items. */
+static int object_nothing(struct load_object *o)
+{
+	o->one.ref.kind = STORE_OBJECT_PIECE;
+	o->one.ref.pack = UINT32_MAX;
+	o->one.inline_bytes = (const uint8_t *)"";
+	o->one.base = STORE_PIECE_NO_BASE;
+	base_digest_of("", 0, &o->one.ref.digest);
+	base_xxh128_of(load_step_store(o->step)->info.seed, "", 0, &o->one.xxh);
+	o->pieces = &o->one;
+	o->npieces = 1;
+	return store_row_digest(o->pieces, 1, &o->digest);
+}
+
+/* The row of the lowest rank that has the tensor, which has all of it or leads to the others. */
+static int object_row(struct load_object *o, uint32_t tensor, struct base_error *err)
+{
+	uint32_t line = 0;
+	int rc = load_step_row(o->step, tensor, &line, &o->row, &o->packs, &o->npacks, err);
+
+	if (rc == -ENOENT)
+		return o->bytes ? base_error_set(err, -BASE_EFORMAT, "no part has it") : object_nothing(o);
+	if (rc < 0)
+		return rc;
+	if (!o->row.whole)
+		return load_boxes_gather(o, tensor, line, err);
+	o->pieces = o->row.pieces;
+	o->npieces = o->row.npieces;
+	o->digest = o->row.digest;
+	return load_pieces_check(o, &o->whole, o->pieces, o->npieces, o->npacks, err);
 }
 
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err)
@@ -94,13 +135,7 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	tensor_box_whole(&o->grid.shape, &o->whole);
 	o->bytes = info.bytes;
 	object_measure(o);
-	rc = load_step_row(step, tensor, &o->row, &o->packs, &o->npacks, err);
-	if (rc < 0)
-		return object_fail(o, rc, err);
-	o->pieces = o->row.pieces;
-	o->npieces = o->row.npieces;
-	o->digest = o->row.digest;
-	rc = object_check_pieces(o, err);
+	rc = object_row(o, tensor, err);
 	if (rc < 0)
 		return object_fail(o, rc, err);
 	*ret_o = base_steal(o);
@@ -156,5 +191,5 @@ const char *load_object_pack_name(const struct load_object *o, uint32_t pack)
 }
 size_t load_object_memory(const struct load_object *o)
 {
-	return sizeof *o + (o->blob ? 0 : o->npieces * (sizeof *o->pieces + 16));
+	return sizeof *o + (o->blob ? 0 : o->npieces * (sizeof *o->pieces + 16)) + load_boxes_memory(o->boxes);
 }

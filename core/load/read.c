@@ -10,10 +10,14 @@
  *     the cache, short ones (edges, inline pieces) copied into scratch at their own place, so that neighbours there
  *     are one extent.
  *
+ * Of a tensor with boxes (struct load_boxes) both ways first ask the index which of these have what is wanted; mean
+ * runs decide between the ways.
+ *
  * Scratch is laid out as the range itself: byte i of the range has its place at scratch + i in both ways. */
 #include <stdlib.h>
 
 #include "core/load/load_internal.h"
+#include "core/tensor/reshard.h"
 
 struct read_fragment { uint64_t piece, offset, len; };
 
@@ -126,6 +130,14 @@ static const uint8_t *read_bytes(const struct read_request *r, uint64_t piece, u
 	return NULL; /* unreachable: both passes walk the same pieces */
 }
 
+static void read_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
+{
+	if (o->boxes)
+		load_boxes_fragment(o, at, end, ret_f);
+	else
+		tensor_fragment_at(&o->grid, at, end, ret_f);
+}
+
 static void read_unpin(struct read_request *r)
 {
 	for (size_t i = 0; i < r->nwants; i++)
@@ -213,7 +225,7 @@ static void read_copy_partial(struct read_request *r, uint64_t from, uint64_t to
 	while (from < to) {
 		struct tensor_fragment f;
 
-		tensor_fragment_at(&r->o->grid, from, to, &f);
+		read_fragment_at(r->o, from, to, &f);
 		memcpy(r->scratch + (from - r->offset), read_bytes(r, f.piece, 0) + f.piece_offset, f.len);
 		from += f.len;
 	}
@@ -224,12 +236,60 @@ static bool read_want_partial(struct read_request *r, uint64_t from, uint64_t to
 	while (from < to) {
 		struct tensor_fragment f;
 
-		tensor_fragment_at(&r->o->grid, from, to, &f);
+		read_fragment_at(r->o, from, to, &f);
 		if (!read_add_want(r, f.piece, 0))
 			return false;
 		from += f.len;
 	}
 	return true;
+}
+
+static int read_piece(struct read_request *r, const struct read_walk *w, uint64_t number,
+	const struct tensor_box *piece, const struct tensor_box *window, bool copy)
+{
+	const struct load_object *o = r->o;
+
+	if (!copy)
+		return read_add_want(r, number, 0) ? 0 : -ENOMEM;
+	tensor_piece_scatter(&o->grid, piece, window, read_bytes(r, number, 0),
+		r->scratch + (w->box_first * o->grid.item_bytes - r->offset), w->box.offset, o->stride);
+	return 0;
+}
+
+/* What the current box of the walk wants of a box that was stored. */
+struct read_stored { struct read_request *r; const struct read_walk *w; bool copy; };
+
+static int read_stored(void *arg, size_t box)
+{
+	const struct read_stored *s = arg;
+	const struct load_boxes *b = s->w->o->boxes;
+	struct tensor_piece_window p;
+	struct tensor_box stored;
+	int rc = 0;
+
+	tensor_boxes_get(&b->list, box, &stored);
+	for (tensor_piece_window_first(&p, &s->w->o->grid, &stored, &s->w->box); !p.done && rc == 0;
+		tensor_piece_window_next(&p))
+		rc = read_piece(s->r, s->w, b->first_piece[box] + p.number, &p.piece, &p.part, s->copy);
+	return rc;
+}
+
+/* Wants, or copies, every piece that the walk comes to. Only wanting can fail: -ENOMEM. */
+static int read_walk(struct read_request *r, struct read_walk *w, bool copy)
+{
+	int rc = 0;
+
+	if (!w->o->boxes) {
+		while (rc == 0 && walk_next(w))
+			rc = read_piece(r, w, w->number, &w->piece, &w->window, copy);
+		return rc;
+	}
+	while (rc == 0 && w->at < w->end) {
+		walk_box(w);
+		rc = tensor_box_index_find(w->o->boxes->index, &w->box, read_stored,
+			&(struct read_stored){r, w, copy});
+	}
+	return rc;
 }
 
 static int read_gather(struct read_request *r, struct base_error *err)
@@ -246,9 +306,8 @@ static int read_gather(struct read_request *r, struct base_error *err)
 	}
 	if (!read_want_partial(r, r->offset, base_min(first * item, r->end)))
 		return base_error_set(err, -ENOMEM, "out of memory");
-	while (walk_next(&w))
-		if (!read_add_want(r, w.number, 0))
-			return base_error_set(err, -ENOMEM, "out of memory");
+	if (read_walk(r, &w, false) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
 	if (!read_want_partial(r, base_max(last * item, r->offset), r->end))
 		return base_error_set(err, -ENOMEM, "out of memory");
 	read_sort_wants(r);
@@ -257,9 +316,7 @@ static int read_gather(struct read_request *r, struct base_error *err)
 		return rc;
 	read_copy_partial(r, r->offset, base_min(first * item, r->end));
 	w = (struct read_walk){.o = o, .at = first, .end = last};
-	while (walk_next(&w))
-		tensor_piece_scatter(&o->grid, &w.piece, &w.window, read_bytes(r, w.number, 0),
-			r->scratch + (w.box_first * item - r->offset), w.box.offset, o->stride);
+	read_walk(r, &w, true);
 	read_copy_partial(r, base_max(last * item, r->offset), r->end);
 	read_unpin(r);
 	return 0;
@@ -273,7 +330,7 @@ static bool read_plan_fragments(struct read_request *r)
 		struct tensor_fragment f = {.piece = 0, .piece_offset = at, .len = r->end - at};
 
 		if (!r->o->blob)
-			tensor_fragment_at(&r->o->grid, at, r->end, &f);
+			read_fragment_at(r->o, at, r->end, &f);
 		for (uint64_t done = 0; done < f.len;) {
 			uint64_t from = f.piece_offset + done, window = from / LOAD_WINDOW_BYTES;
 			uint64_t n = base_min(f.len - done, (window + 1) * LOAD_WINDOW_BYTES - from);

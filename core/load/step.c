@@ -3,9 +3,9 @@
  * step: manifest, layouts and part heads of one commit, kept as they were decoded.
  *
  * Everything here is general in the number of layouts and parts: tensors of all layouts stand in one table sorted by
- * (component, name), each naming its layout and its number there; a tensor's row is looked for in the parts, lowest
- * rank first. What is not general yet is a tensor that several writers hold in boxes: its rows are refused by name
- * when it is opened.
+ * (component, name), each naming its layout and its number there; where else a tensor stands (the layouts of two
+ * pipeline stages may share one) is kept beside the table. A tensor's rows are looked for in the parts, lowest rank
+ * first, and only in those whose layout has it and whose chunks may.
  *
  * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as
  * long as it does. Threads: nothing changes after load_step_open but the reference count and the cache of chunks. */
@@ -29,6 +29,8 @@ struct step_blob { uint32_t line, blob; }; /* rank line of the manifest, blob of
 
 struct step_component { const char *name; uint32_t first, end; };
 
+struct step_other { uint32_t number; struct load_tensor_place place; }; /* a tensor's place in a further layout */
+
 struct load_step {
 	atomic_uint refs;
 	struct store *store;
@@ -38,6 +40,8 @@ struct load_step {
 	struct store_layout **layouts;
 	struct step_rank *ranks;
 	struct load_tensor_place *tensors; uint32_t ntensors;
+	struct base_buf others;          /* struct step_other, ascending */
+	_Atomic(const char **) packs;    /* names by number in the manifest, made when first asked for */
 	struct step_component *components; uint32_t ncomponents;
 	struct step_blob *blobs; uint32_t nblobs;
 	struct store_chunk_cache *chunks; /* has a lock of its own */
@@ -56,6 +60,8 @@ static void step_free(struct load_step *step)
 	free(step->layouts);
 	free(step->ranks);
 	free(step->tensors);
+	base_buf_release(&step->others);
+	free(atomic_load_explicit(&step->packs, memory_order_relaxed));
 	free(step->components);
 	free(step->blobs);
 	free(step->run);
@@ -159,6 +165,19 @@ static int step_place_compare(const void *a, const void *b, void *arg)
 	return d ? d : (x->layout > y->layout) - (x->layout < y->layout);
 }
 
+static bool step_place_same(const struct load_step *step, const struct load_tensor_place *p,
+	const struct load_tensor_place *q)
+{
+	const struct store_layout *x = step->layouts[p->layout], *y = step->layouts[q->layout];
+	struct tensor_shape a, b;
+
+	store_layout_shape(x, p->tensor, &a);
+	store_layout_shape(y, q->tensor, &b);
+	return tensor_shape_equal(&a, &b) && store_layout_dtype(x, p->tensor) == store_layout_dtype(y, q->tensor) &&
+		x->m.min_bytes == y->m.min_bytes && x->m.target_bytes == y->m.target_bytes &&
+		x->m.row_bytes == y->m.row_bytes;
+}
+
 /* A tensor may stand in several layouts (a tied embedding in the first and last pipeline stage); then they must
  * agree. */
 static int step_merge_tensors(struct load_step *step, struct base_error *err)
@@ -168,7 +187,6 @@ static int step_merge_tensors(struct load_step *step, struct base_error *err)
 	qsort_r(step->tensors, step->ntensors, sizeof *step->tensors, step_place_compare, step);
 	for (uint32_t i = 0; i < step->ntensors; i++) {
 		const struct load_tensor_place *p = &step->tensors[i], *q = kept ? &step->tensors[kept - 1] : NULL;
-		struct tensor_shape a, b;
 		uint32_t len;
 		const char *name = store_layout_name(step->layouts[p->layout], p->tensor, &len);
 
@@ -177,15 +195,14 @@ static int step_merge_tensors(struct load_step *step, struct base_error *err)
 			step->tensors[kept++] = *p;
 			continue;
 		}
-		store_layout_shape(step->layouts[p->layout], p->tensor, &a);
-		store_layout_shape(step->layouts[q->layout], q->tensor, &b);
-		if (!tensor_shape_equal(&a, &b) || store_layout_dtype(step->layouts[p->layout],
-			p->tensor) != store_layout_dtype(step->layouts[q->layout], q->tensor))
+		if (!step_place_same(step, p, q))
 			return base_error_set(err, -BASE_EFORMAT, "two layouts disagree about tensor %.*s",
 				(int)base_min(len, 200), name);
+		base_buf_append(&step->others, &(struct step_other){kept - 1, *p}, sizeof(struct step_other));
 	}
 	step->ntensors = kept;
-	return 0;
+	step->memory += step->others.size;
+	return step->others.error ? base_error_set(err, -ENOMEM, "out of memory") : 0;
 }
 
 static int step_table_tensors(struct load_step *step, struct base_error *err)
@@ -428,34 +445,85 @@ int load_step_header(const struct load_step *step, const char *component, const 
 	return -ENOENT;
 }
 
-int load_step_row(const struct load_step *step, uint32_t tensor, struct store_row *ret_row,
+/* The tensor's number in a layout, or -ENOENT. */
+static int64_t step_number_in(const struct load_step *step, uint32_t tensor, uint32_t layout)
+{
+	const struct load_tensor_place *p = &step->tensors[tensor];
+	const struct step_other *others = (const struct step_other *)step->others.data;
+	size_t low = 0, n = step->others.len / sizeof *others, high = n;
+
+	if (p->layout == layout)
+		return p->tensor;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (others[middle].number < tensor)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	for (; low < n && others[low].number == tensor; low++)
+		if (others[low].place.layout == layout)
+			return others[low].place.tensor;
+	return -ENOENT;
+}
+
+/* Not told by a part's head: which tensors between the first and the last one of a chunk have rows. */
+static bool step_part_may_have(const struct proto_part *part, int64_t number)
+{
+	return number >= 0 && part->nchunks && number >= part->chunks[0].first_tensor &&
+		number <= part->chunks[part->nchunks - 1].last_tensor;
+}
+
+int load_step_row(const struct load_step *step, uint32_t tensor, uint32_t *line, struct store_row *ret_row,
 	const char *const **ret_packs, uint32_t *ret_npacks,
 	struct base_error *err)
 {
-	const struct load_tensor_place *p = &step->tensors[tensor];
-
-	for (uint32_t line = 0; line < step->manifest.nranks; line++) {
-		const struct step_rank *rank = &step->ranks[line];
+	for (; *line < step->manifest.nranks; ++*line) {
+		const struct step_rank *rank = &step->ranks[*line];
+		uint32_t layout = step->manifest.ranks[*line].layout;
+		int64_t number = step_number_in(step, tensor, layout);
 		int rc;
 
-		if (step->manifest.ranks[line].layout != p->layout)
+		if (!step_part_may_have(&rank->part, number))
 			continue;
-		rc = store_part_read_row_cached(step->chunks, step->store, step->layouts[p->layout], &rank->part,
-			rank->packs, rank->npacks, p->tensor, ret_row, err);
+		rc = store_part_read_row_cached(step->chunks, step->store, step->layouts[layout], &rank->part,
+			rank->packs, rank->npacks, (uint32_t)number, ret_row, err);
 		if (rc == -ENOENT)
 			continue;
 		if (rc < 0)
-			return rc;
-		if (!ret_row->whole) {
-			store_row_release(ret_row);
-			return base_error_set(err, -EOPNOTSUPP,
-				"it was saved in parts by several writers, which this version cannot read yet");
-		}
+			return base_error_prefix(err, rc, "part of rank %u", step->manifest.ranks[*line].rank);
 		*ret_packs = rank->packs;
 		*ret_npacks = rank->npacks;
 		return 0;
 	}
-	return base_error_set(err, -BASE_EFORMAT, "no part has it");
+	return base_error_set(err, -ENOENT, "no part has it");
+}
+
+int load_step_packs(struct load_step *step, const char *const **ret_packs, uint32_t *ret_npacks)
+{
+	const char **names = atomic_load_explicit(&step->packs, memory_order_acquire), **mine;
+
+	*ret_npacks = step->manifest.npacks;
+	if (!names) {
+		mine = calloc((size_t)step->manifest.npacks + 1, sizeof *mine);
+		if (!mine)
+			return -ENOMEM;
+		for (uint32_t i = 0; i < step->manifest.npacks; i++)
+			mine[i] = step->manifest.packs[i].pack;
+		if (atomic_compare_exchange_strong_explicit(&step->packs, &names, mine, memory_order_acq_rel,
+			memory_order_acquire))
+			names = mine;
+		else
+			free(mine); /* another thread was faster */
+	}
+	*ret_packs = names;
+	return 0;
+}
+
+uint32_t load_step_pack(const struct load_step *step, uint32_t line, uint32_t pack)
+{
+	return step->manifest.map[step->manifest.ranks[line].first_map + pack];
 }
 
 int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store_object_ref *ret_ref,

@@ -54,17 +54,21 @@ int load_step_header(const struct load_step *step, const char *component, const 
 
 /* An opened tensor or blob: its places. Safe from any thread; keeps the step alive. */
 struct load_object;
-/* -EOPNOTSUPP: several writers hold it in boxes, which is not read yet; the sentence names it. */
+/* Whoever wrote it: the lowest rank that has it whole, or the boxes of all ranks (equal boxes count once, the lowest
+ * rank's), which have to cover it exactly: -BASE_EFORMAT names tensor, box and ranks. Reads one chunk, or those of all
+ * parts that may have rows of it. A tensor without items may have no row. */
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);
 int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err);
 struct load_object *load_object_ref(struct load_object *o);
 void load_object_unref(struct load_object *o);
 uint64_t load_object_bytes(const struct load_object *o);
-/* row digest of a tensor, object digest of a blob */
+/* Object digest of a blob; of a tensor that of its row, also where boxes were cut as the whole would have been; of
+ * other boxes as docs/format/part.md says. */
 const struct base_digest *load_object_digest(const struct load_object *o);
 const struct tensor_grid *load_object_grid(const struct load_object *o);      /* NULL: a blob */
 uint64_t load_object_piece_count(const struct load_object *o);
-/* ref.pack: number for load_object_pack_name */
+/* In storage order; where boxes were not cut as the whole would have been, box after box by ascending offset.
+ * ref.pack: number for load_object_pack_name. */
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece);
 const char *load_object_pack_name(const struct load_object *o, uint32_t pack);
 size_t load_object_memory(const struct load_object *o);
