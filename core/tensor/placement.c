@@ -26,13 +26,13 @@ static void words_space(struct words *w)
 }
 
 /* The whole current word, to the comma outside of brackets, for messages. */
-static int words_bad(const struct words *w, const char *why)
+static int words_bad(const struct words *w, int code, const char *why)
 {
 	int len = 0, depth = 0;
 
 	for (const char *c = w->word; *c && (*c != ',' || depth > 0) && len < 60; c++, len++)
 		depth += (*c == '(') - (*c == ')');
-	return base_error_set(w->err, -EINVAL,
+	return base_error_set(w->err, code,
 		"placement \"%.*s\": %s (R, S(d), SS(d,split), IS(d,k), RS(d0,d1;u0,u1), P)", len, w->word, why);
 }
 
@@ -51,10 +51,10 @@ static int words_number(struct words *w, uint64_t *ret_n)
 
 	words_space(w);
 	if (*w->at < '0' || *w->at > '9')
-		return words_bad(w, "a number is missing");
+		return words_bad(w, -EINVAL, "a number is missing");
 	for (; *w->at >= '0' && *w->at <= '9'; w->at++)
 		if (base_mul_overflows(n, 10, &n) || base_add_overflows(n, (uint64_t)(*w->at - '0'), &n))
-			return words_bad(w, "a number is beyond 64 bits");
+			return words_bad(w, -EINVAL, "a number is beyond 64 bits");
 	*ret_n = n;
 	return 0;
 }
@@ -66,59 +66,64 @@ static int words_dim(struct words *w, uint32_t *ret_dim)
 	int r = words_number(w, &n);
 
 	if (r == 0 && n >= TENSOR_MAX_DIMS)
-		return words_bad(w, "a tensor has dimensions 0 to 15");
+		return words_bad(w, -EINVAL, "a tensor has dimensions 0 to 15");
 	*ret_dim = (uint32_t)n;
 	return r;
 }
 
 /* Behind "RS(". */
-static int words_ragged(struct words *w, struct tensor_placement *p, uint64_t **units)
+static int words_ragged(struct words *w, struct tensor_placement *p, uint64_t **ends)
 {
 	uint32_t dim = 0;
 	int r;
 
 	for (words_space(w); *w->at != ';'; p->dim++) {
 		if (p->dim > 0 && !words_take(w, ','))
-			return words_bad(w, "\";\" and the units are missing");
+			return words_bad(w, -EINVAL, "\";\" and the units are missing");
 		r = words_dim(w, &dim);
 		if (r < 0)
 			return r;
 		if (dim != p->dim)
-			return words_bad(w, "only leading dimensions, 0,1,…, can be ragged");
+			return words_bad(w, -EINVAL, "only leading dimensions, 0,1,…, can be ragged");
 		words_space(w);
 	}
 	w->at++;
-	p->units = *units;
+	p->ends = *ends;
 	do {
-		r = words_number(w, (*units)++);
-		p->nunits++;
+		uint64_t units = 0, end = p->nends ? p->ends[p->nends - 1] : 0;
+
+		r = words_number(w, &units);
+		if (r == 0 && base_add_overflows(end, units, *ends))
+			return words_bad(w, -EOVERFLOW, "the units sum to more than 64 bits");
+		(*ends)++;
+		p->nends++;
 	} while (r == 0 && words_take(w, ','));
 	return r;
 }
 
-static int words_arguments(struct words *w, struct tensor_placement *p, uint64_t **units)
+static int words_arguments(struct words *w, struct tensor_placement *p, uint64_t **ends)
 {
 	int r;
 
 	if (!words_take(w, '('))
-		return words_bad(w, "\"(\" is missing");
+		return words_bad(w, -EINVAL, "\"(\" is missing");
 	if (p->kind == TENSOR_RAGGED_SHARD)
-		r = words_ragged(w, p, units);
+		r = words_ragged(w, p, ends);
 	else
 		r = words_dim(w, &p->dim);
 	if (r == 0 && (p->kind == TENSOR_STRIDED_SHARD || p->kind == TENSOR_INTERLEAVED_SHARD)) {
 		if (!words_take(w, ','))
-			return words_bad(w, "the second number is missing");
+			return words_bad(w, -EINVAL, "the second number is missing");
 		r = words_number(w, &p->split);
 		if (r == 0 && p->split == 0)
-			return words_bad(w, "the second number is 0");
+			return words_bad(w, -EINVAL, "the second number is 0");
 	}
 	if (r == 0 && !words_take(w, ')'))
-		return words_bad(w, "\")\" is missing");
+		return words_bad(w, -EINVAL, "\")\" is missing");
 	return r;
 }
 
-static int words_one(struct words *w, struct tensor_placement *p, uint64_t **units)
+static int words_one(struct words *w, struct tensor_placement *p, uint64_t **ends)
 {
 	size_t len;
 
@@ -130,9 +135,9 @@ static int words_one(struct words *w, struct tensor_placement *p, uint64_t **uni
 			continue;
 		w->at += len;
 		*p = (struct tensor_placement){.kind = (enum tensor_placement_kind)kind};
-		return p->kind == TENSOR_REPLICATE || p->kind == TENSOR_PARTIAL ? 0 : words_arguments(w, p, units);
+		return p->kind == TENSOR_REPLICATE || p->kind == TENSOR_PARTIAL ? 0 : words_arguments(w, p, ends);
 	}
-	return words_bad(w, len ? "there is no such placement" : "a placement is missing");
+	return words_bad(w, -EINVAL, len ? "there is no such placement" : "a placement is missing");
 }
 
 int tensor_placements_parse(const char *text, struct tensor_placements **ret_p, struct base_error *err)
@@ -140,28 +145,28 @@ int tensor_placements_parse(const char *text, struct tensor_placements **ret_p, 
 	base_cleanup_free struct tensor_placements *all = NULL;
 	struct words w = {text, text, err};
 	size_t room = 1;
-	uint64_t *units;
+	uint64_t *ends;
 
 	for (const char *c = text; *c; c++)
 		room += *c == ',';              /* at least as many as there are numbers behind a ";" */
-	all = calloc(1, sizeof *all + (room + TENSOR_MAX_DIMS) * sizeof *units);
+	all = calloc(1, sizeof *all + (room + TENSOR_MAX_DIMS) * sizeof *ends);
 	if (!all)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	units = (uint64_t *)(all + 1);
+	ends = (uint64_t *)(all + 1);
 	for (;;) {
 		int r;
 
 		if (all->n == TENSOR_MAX_DIMS)
 			return base_error_set(err, -BASE_ELIMIT, "placement: more than %u words, one a mesh dimension",
 				TENSOR_MAX_DIMS);
-		r = words_one(&w, &all->at[all->n++], &units);
+		r = words_one(&w, &all->at[all->n++], &ends);
 		if (r < 0)
 			return r;
 		words_space(&w);
 		if (*w.at == 0)
 			break;
 		if (*w.at++ != ',')
-			return words_bad(&w, "something stands behind it");
+			return words_bad(&w, -EINVAL, "something stands behind it");
 	}
 	*ret_p = base_steal(all);
 	return 0;
@@ -181,8 +186,9 @@ void tensor_placements_print(const struct tensor_placement *p, uint32_t n, struc
 			base_buf_append_text(b, "(");
 			for (uint32_t d = 0; d < p->dim; d++)
 				base_buf_printf(b, "%s%u", d ? "," : "", d);
-			for (uint32_t u = 0; u < p->nunits; u++)
-				base_buf_printf(b, "%c%llu", u ? ',' : ';', (unsigned long long)p->units[u]);
+			for (uint32_t u = 0; u < p->nends; u++)
+				base_buf_printf(b, "%c%llu", u ? ',' : ';',
+					(unsigned long long)(p->ends[u] - (u ? p->ends[u - 1] : 0)));
 		}
 		base_buf_append_text(b, ")");
 	}
@@ -197,6 +203,6 @@ bool tensor_placement_equal(const struct tensor_placement *a, const struct tenso
 	if (a->dim != b->dim)
 		return false;
 	if (a->kind == TENSOR_RAGGED_SHARD)
-		return a->nunits == b->nunits && memcmp(a->units, b->units, a->nunits * sizeof *a->units) == 0;
+		return a->nends == b->nends && memcmp(a->ends, b->ends, a->nends * sizeof *a->ends) == 0;
 	return a->kind == TENSOR_SHARD || a->split == b->split;
 }

@@ -25,15 +25,16 @@ struct tensor_placement {
 	enum tensor_placement_kind kind;
 	uint32_t dim;           /* of the tensor; ragged: how many leading dimensions */
 	uint64_t split;         /* strided: split factor; interleaved: k */
-	const uint64_t *units;  /* ragged: one a coordinate of the mesh dimension; the caller's memory */
-	uint32_t nunits;
+	const uint64_t *ends;   /* ragged: units of coordinates 0 to i together, for each i; the caller's memory */
+	uint32_t nends;         /* coordinates of the mesh dimension */
 };
 
-struct tensor_placements {      /* one allocation, units included */
+struct tensor_placements {      /* one allocation, ends included */
 	uint32_t n;
 	struct tensor_placement at[TENSOR_MAX_DIMS];
 };
-/* -EINVAL (the word, named in err), -BASE_ELIMIT (more than TENSOR_MAX_DIMS words), -ENOMEM. Free with free. */
+/* -EINVAL (the word, named in err), -EOVERFLOW (units that sum to more than 64 bits), -BASE_ELIMIT (more than
+ * TENSOR_MAX_DIMS words), -ENOMEM. Free with free. */
 int tensor_placements_parse(const char *text, struct tensor_placements **ret_p, struct base_error *err);
 /* The canonical words, as layouts store them: no spaces. */
 void tensor_placements_print(const struct tensor_placement *p, uint32_t n, struct base_buf *b);

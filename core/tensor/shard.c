@@ -74,6 +74,39 @@ void tensor_cut_make(const struct tensor_placement *placement, uint64_t n, uint3
 	}
 }
 
+unsigned tensor_cut_holders(const struct tensor_placement *placement, uint64_t n, uint32_t size, uint64_t low,
+	uint64_t high, uint32_t first[static 2], uint32_t last[static 2])
+{
+	uint64_t len = n, of_first, of_last; /* of a chunk; the chunks that the window begins and ends in */
+	uint64_t c1, c2;
+
+	if (placement->kind == TENSOR_STRIDED_SHARD)
+		len = base_div_up(n, placement->split);
+	else if (placement->kind == TENSOR_INTERLEAVED_SHARD)
+		len = n / placement->split;
+	first[0] = last[0] = 0;
+	if (len == 1 && placement->kind == TENSOR_STRIDED_SHARD)
+		return 1;
+	of_first = low / len;
+	of_last = (high - 1) / len;
+	last[0] = size - 1;
+	if (of_last - of_first > 1)
+		return 1;
+	c1 = base_div_up(base_min(len, n - of_first * len), size);
+	c2 = base_div_up(base_min(len, n - of_last * len), size);
+	first[0] = (uint32_t)((low - of_first * len) / c1);
+	last[0] = (uint32_t)((high - 1 - of_last * len) / c2);
+	if (of_first == of_last)
+		return 1;
+	first[1] = first[0]; /* to the end of one chunk, and the beginning of the next one */
+	first[0] = 0;
+	last[1] = size - 1;
+	if (first[1] > last[0])
+		return 2;
+	last[0] = size - 1;
+	return 1;
+}
+
 uint64_t tensor_cut_below(const struct tensor_cut *c, uint64_t x)
 {
 	uint64_t whole = x / c->stride, below = c->full * c->run;
@@ -90,8 +123,8 @@ void tensor_placement_text(const struct tensor_placement *p, char text[static 48
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
 
-	if (p->kind == TENSOR_RAGGED_SHARD && p->nunits > 8)
-		snprintf(text, 48, "RS of %u dimensions and %u units", p->dim, p->nunits);
+	if (p->kind == TENSOR_RAGGED_SHARD && p->nends > 8)
+		snprintf(text, 48, "RS of %u dimensions and %u units", p->dim, p->nends);
 	else {
 		tensor_placements_print(p, 1, &b);
 		snprintf(text, 48, "%.*s", b.error ? 0 : (int)b.len, b.data ? (const char *)b.data : "");
@@ -112,19 +145,13 @@ uint32_t tensor_sharding_replicated(const struct tensor_sharding *s)
 static void shard_ragged(struct tensor_shard *shard, const struct tensor_placement *p, uint32_t i)
 {
 	uint64_t rest = tensor_shape_product(&shard->inner, p->dim, shard->inner.ndim);
-	uint64_t units = 0, before = 0, unit;
+	uint64_t unit = tensor_shape_product(&shard->inner, 0, p->dim) / p->ends[p->nends - 1];
 
-	for (uint32_t u = 0; u < p->nunits; u++) {
-		units += p->units[u];
-		if (u < i)
-			before += p->units[u];
-	}
-	unit = tensor_shape_product(&shard->inner, 0, p->dim) / units;
-	shard->from = unit * before * rest;
-	shard->to = shard->from + unit * p->units[i] * rest;
+	shard->from = i ? unit * p->ends[i - 1] * rest : 0;
+	shard->to = unit * p->ends[i] * rest;
 	memset(&shard->local_shape, 0, sizeof shard->local_shape);
 	shard->local_shape.ndim = 1 + shard->inner.ndim - p->dim;
-	shard->local_shape.dim[0] = unit * p->units[i];
+	shard->local_shape.dim[0] = unit * (p->ends[i] - (i ? p->ends[i - 1] : 0));
 	for (uint32_t d = p->dim; d < shard->inner.ndim; d++)
 		shard->local_shape.dim[1 + d - p->dim] = shard->inner.dim[d];
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * shard: which boxes of a logical tensor a rank holds, and where their items lie in its local buffer. Everything in
- * items. Pure functions of integers: no I/O, no allocation, any thread.
+ * items. Pure functions of integers, any thread: no I/O; no memory but for tensor_shard_list_check and error sentences.
  *
  * A sharding (shape, mesh, placements) is checked once; a shard is what one rank holds of it. Placements apply from
  * left to right, each to the extent that those before it left (so offsets on one dimension add up); a ragged one

@@ -82,8 +82,8 @@ static int check_cut(struct check *c, uint32_t m)
 		}
 	if (size == 1)
 		return 0;
-	if (p->kind != TENSOR_SHARD)
-		c->runs[d] += base_min(p->split, c->s->shape.dim[d]);
+	if (p->kind != TENSOR_SHARD && c->s->shape.dim[d] > 0)
+		c->runs[d] += base_min(p->split, c->s->shape.dim[d]) - 1;
 	if (c->runs[d] > TENSOR_SHARD_RUNS_MAX)
 		return check_bad(c, m, -BASE_ELIMIT, "more than 16,777,216 separate runs in one dimension");
 	c->extents[d].n = 0;
@@ -122,7 +122,6 @@ static bool units_divide(const struct check *c, uint32_t ndims, uint64_t units)
 static int check_ragged(struct check *c, uint32_t m)
 {
 	const struct tensor_placement *p = &c->s->placement[m];
-	uint64_t units = 0;
 
 	for (uint32_t i = 0; i < c->s->mesh->ndim; i++)
 		if (i != m && c->s->placement[i].kind == TENSOR_RAGGED_SHARD)
@@ -132,14 +131,14 @@ static int check_ragged(struct check *c, uint32_t m)
 			"dimensions, not %u leading ones", c->s->mesh->name[m], c->s->shape.ndim, p->dim);
 	if (p->dim == 0 && c->s->shape.ndim == TENSOR_MAX_DIMS)
 		return check_bad(c, m, -BASE_ELIMIT, "its local tensor would have 17 dimensions");
-	if (p->nunits != c->s->mesh->size[m])
+	if (p->nends != c->s->mesh->size[m])
 		return check_bad(c, m, -EINVAL, "there must be one number of units for each coordinate");
-	for (uint32_t u = 0; u < p->nunits; u++)
-		if (base_add_overflows(units, p->units[u], &units))
-			return check_bad(c, m, -EOVERFLOW, "the units sum to more than 64 bits");
-	if (units == 0)
+	for (uint32_t i = 1; i < p->nends; i++)
+		if (p->ends[i] < p->ends[i - 1])
+			return check_bad(c, m, -EINVAL, "its ends do not ascend");
+	if (p->ends[p->nends - 1] == 0)
 		return check_bad(c, m, -EINVAL, "the units sum to 0");
-	if (!units_divide(c, p->dim, units))
+	if (!units_divide(c, p->dim, p->ends[p->nends - 1]))
 		return check_bad(c, m, -EINVAL, "the units' sum does not divide the product of the leading "
 			"dimensions");
 	return 0;
@@ -174,7 +173,10 @@ int tensor_sharding_check(const struct tensor_sharding *s, unsigned nplacements,
 		c.runs[d] = 1;
 	}
 	for (uint32_t m = 0; m < s->mesh->ndim && r == 0; m++) {
-		if (s->placement[m].kind == TENSOR_PARTIAL)
+		if ((unsigned)s->placement[m].kind > TENSOR_PARTIAL)
+			r = base_error_set(err, -EINVAL, "placement on mesh dimension \"%s\": there is no kind %d",
+				s->mesh->name[m], (int)s->placement[m].kind);
+		else if (s->placement[m].kind == TENSOR_PARTIAL)
 			r = check_bad(&c, m, -EOPNOTSUPP, "a partial tensor waits for a reduction: reduce it first");
 		else if (tensor_placement_cuts(&s->placement[m]))
 			r = check_cut(&c, m);

@@ -26,7 +26,8 @@ int tensor_shard_list_check(const struct tensor_shape *s, const struct tensor_bo
 	case -ENOENT:
 		return 0; /* others hold the rest */
 	}
-	return r < 0 ? base_error_set(err, r, "out of memory") : 0;
+	return r < 0 ? base_error_set(err, r, "boxes: %s", r == -EOVERFLOW ? "the tensor has more than 2^62 items"
+									    : base_error_name(r)) : 0;
 }
 
 /* From number i on, the first box that holds something. */

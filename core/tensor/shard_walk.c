@@ -164,11 +164,32 @@ void tensor_shard_next(struct tensor_shard_iter *it)
 	iter_slab(it);
 }
 
-/* Runs of local indices [from, from + n) of a dimension. */
+/* The innermost cut of a dimension among the first `n` that parts what it holds; others only move it. -1: none. */
+static int cut_parting(const struct tensor_shard *shard, uint32_t d, uint32_t n)
+{
+	while (n-- > 0)
+		if (shard->cut[n].dim == d && shard->cut[n].full + (shard->cut[n].tail > 0) > 1)
+			return (int)n;
+	return -1;
+}
+
+/* Runs of local indices [from, from + n) of a dimension. Where one cut parts it that is arithmetic, and where several do
+ * a walk. */
 static uint64_t run_count(const struct tensor_shard *shard, uint32_t d, uint64_t from, uint64_t n)
 {
+	int parting = cut_parting(shard, d, shard->ncuts);
 	uint64_t count = 0, run;
 
+	if (parting < 0 || n == 0)
+		return n > 0;
+	if (cut_parting(shard, d, (uint32_t)parting) < 0) {
+		const struct tensor_cut *c = &shard->cut[parting];
+
+		for (uint32_t i = shard->ncuts; i-- > (uint32_t)parting + 1;) /* where these begin in what it holds */
+			if (shard->cut[i].dim == d)
+				from += shard->cut[i].full ? shard->cut[i].start : shard->cut[i].tail_start;
+		return base_min((from + n - 1) / c->run, c->full) - base_min(from / c->run, c->full) + 1;
+	}
 	for (; n > 0; n -= run, from += run, count++)
 		run_at(shard, d, from, n, &run);
 	return count;
@@ -235,54 +256,56 @@ static bool range_meets(const struct tensor_shape *inner, uint64_t at, uint64_t 
 static int holders_ragged(struct holders *h, const struct tensor_shape *inner, const struct tensor_box *local)
 {
 	const struct tensor_placement *p = &h->s->placement[h->ragged];
-	uint64_t rest = tensor_shape_product(inner, p->dim, inner->ndim), units = 0, at = 0, unit;
+	uint64_t rest = tensor_shape_product(inner, p->dim, inner->ndim), first = 0, last = 0, unit;
+	uint32_t low = 0, high = p->nends;
 	int r = 0;
 
-	for (uint32_t u = 0; u < p->nunits; u++)
-		units += p->units[u];
-	unit = tensor_shape_product(inner, 0, p->dim) / units * rest;
-	for (uint32_t u = 0; u < p->nunits && r == 0; u++) {
-		uint64_t end = at + unit * p->units[u];
+	unit = tensor_shape_product(inner, 0, p->dim) / p->ends[p->nends - 1] * rest;
+	for (uint32_t d = 0; d < inner->ndim; d++) {
+		first = first * inner->dim[d] + local->offset[d];
+		last = last * inner->dim[d] + local->offset[d] + local->size[d] - 1;
+	}
+	while (low < high) { /* the first coordinate that ends behind the window's first item */
+		uint32_t middle = low + (high - low) / 2;
 
-		h->coordinate[h->ragged] = u;
-		if (range_meets(inner, at, end, local))
+		if (unit * p->ends[middle] > first)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	for (uint32_t i = low; i < p->nends && r == 0; i++) {
+		uint64_t at = i ? unit * p->ends[i - 1] : 0;
+
+		if (at > last)
+			break;
+		h->coordinate[h->ragged] = i;
+		if (range_meets(inner, at, unit * p->ends[i], local))
 			r = holders_leaf(h);
-		at = end;
 	}
 	return r;
 }
 
-static int holders_walk(struct holders *h, uint32_t m, const struct tensor_shape *inner, const struct tensor_box *local)
+static int holders_walk(struct holders *h, uint32_t m, const struct tensor_shape *inner,
+	const struct tensor_box *local);
+
+/* Coordinates [first, last] of mesh dimension m. */
+static int holders_range(struct holders *h, uint32_t m, const struct tensor_shape *inner, const struct tensor_box *local,
+	uint32_t first, uint32_t last)
 {
 	const struct tensor_placement *p = &h->s->placement[m];
-	uint32_t size, first = 0, last;
 	int r = 0;
 
-	if (m == h->s->mesh->ndim)
-		return h->ragged < m ? holders_ragged(h, inner, local) : holders_leaf(h);
-	if (m == h->ragged)
-		return holders_walk(h, m + 1, inner, local);
-	size = h->s->mesh->size[m];
-	last = size - 1;
-	if (p->kind == TENSOR_REPLICATE && !h->replicas)
-		last = 0;
-	if (p->kind == TENSOR_SHARD && size > 1) { /* a window of a dimension that is cut once meets neighbours only */
-		uint64_t c = base_div_up(inner->dim[p->dim], size);
-
-		first = (uint32_t)(local->offset[p->dim] / c);
-		last = (uint32_t)((local->offset[p->dim] + local->size[p->dim] - 1) / c);
-	}
 	for (uint32_t i = first; i <= last && r == 0; i++) {
 		struct tensor_shape left = *inner;
 		struct tensor_box part = *local;
 
 		h->coordinate[m] = i;
-		if (tensor_placement_cuts(p) && size > 1) {
+		if (tensor_placement_cuts(p) && h->s->mesh->size[m] > 1) {
 			struct tensor_cut cut;
 			uint32_t d = p->dim;
 			uint64_t high;
 
-			tensor_cut_make(p, inner->dim[d], size, i, &cut);
+			tensor_cut_make(p, inner->dim[d], h->s->mesh->size[m], i, &cut);
 			left.dim[d] = tensor_cut_extent(&cut);
 			high = tensor_cut_below(&cut, part.offset[d] + part.size[d]);
 			part.offset[d] = tensor_cut_below(&cut, part.offset[d]);
@@ -293,6 +316,27 @@ static int holders_walk(struct holders *h, uint32_t m, const struct tensor_shape
 		r = holders_walk(h, m + 1, &left, &part);
 	}
 	return r;
+}
+
+static int holders_walk(struct holders *h, uint32_t m, const struct tensor_shape *inner, const struct tensor_box *local)
+{
+	const struct tensor_placement *p;
+	uint32_t first[2] = {0}, last[2] = {0};
+	unsigned n = 1;
+	int r;
+
+	if (m == h->s->mesh->ndim)
+		return h->ragged < m ? holders_ragged(h, inner, local) : holders_leaf(h);
+	p = &h->s->placement[m];
+	if (m == h->ragged)
+		return holders_walk(h, m + 1, inner, local);
+	if (tensor_placement_cuts(p))
+		n = tensor_cut_holders(p, inner->dim[p->dim], h->s->mesh->size[m], local->offset[p->dim],
+			local->offset[p->dim] + local->size[p->dim], first, last);
+	else if (h->replicas)
+		last[0] = h->s->mesh->size[m] - 1;
+	r = holders_range(h, m, inner, local, first[0], last[0]);
+	return r == 0 && n > 1 ? holders_range(h, m, inner, local, first[1], last[1]) : r;
 }
 
 int tensor_sharding_holders(const struct tensor_sharding *s, const struct tensor_box *window, bool replicas,

@@ -64,7 +64,7 @@ class Grid(ctypes.Structure):
 
 
 class Mesh(ctypes.Structure):
-    _fields_ = [("ndim", ctypes.c_uint32), ("size", U32x16), ("name", (ctypes.c_char * 64) * MAX_DIMS),
+    _fields_ = [("ndim", ctypes.c_uint32), ("size", U32x16), ("name", (ctypes.c_char * 65) * MAX_DIMS),
                 ("count", ctypes.c_uint32), ("ranks", ctypes.POINTER(ctypes.c_uint32)), ("order", ctypes.POINTER(ctypes.c_uint32))]
 
 
@@ -75,7 +75,7 @@ class Hosts(ctypes.Structure):
 
 class Placement(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int), ("dim", ctypes.c_uint32), ("split", ctypes.c_uint64),
-                ("units", ctypes.POINTER(ctypes.c_uint64)), ("nunits", ctypes.c_uint32)]
+                ("ends", ctypes.POINTER(ctypes.c_uint64)), ("nends", ctypes.c_uint32)]
 
 
 class Placements(ctypes.Structure):
