@@ -9,14 +9,13 @@
  * Step 2 takes the boxes apart along lines that no box crosses: sorted by their offset in one dimension, a box that
  * begins at or after the end of all before it starts another cluster; boxes of different clusters cannot overlap, and
  * each cluster goes on with the next dimension. Every placement that a mesh can make (splits, nested splits, flat
- * ranges) comes apart in this way, so the cost is n log n a dimension. A cluster that no dimension splits (a pinwheel,
- * or boxes that do overlap) is given an index, and each of its boxes asks for one before it that it meets.
+ * ranges) comes apart in this way, so the cost is n log n a dimension. A cluster that the lines of no dimension split
+ * well (a pinwheel, an onion, or boxes that do overlap) is given an index, and each of its boxes asks for one before it
+ * that it meets. Where some overlap, all are asked once more in the order of their offsets, so that the first is told.
  *
- * A gap is looked for only after step 2, when volumes tell which regions are not full. An edge is where a box begins
- * or ends inside the region, in one dimension. The region is halved at the median edge of the dimension that has most,
- * and goes on as the half that is not full: each turn takes away a (2d)th of all edges, so there are few turns,
- * whatever the boxes look like. A region without edges that is not full is empty. It grows then as far as nobody is in
- * the way, so that a missing box is told whole. */
+ * A gap is looked for only after step 2, when volumes tell which regions are not full. Dimension by dimension, the
+ * outermost first, its index is found by bisection: the lowest for which what comes before, it included, is not full.
+ * That is the first item, in row-major order, that nobody has; it is widened as far as nobody is in the way. */
 #include "core/tensor/boxes_internal.h"
 
 #include <string.h>
@@ -67,7 +66,17 @@ static int offset_order(const void *pa, const void *pb, void *arg)
 	return (a > b) - (a < b);
 }
 
-/* A cluster that no line parts. */
+static int pairs_order(const void *pa, const void *pb, void *arg)
+{
+	cover_box a = *(const cover_box *)pa, b = *(const cover_box *)pb;
+
+	for (uint32_t d = 0; d < *(const uint32_t *)arg; d++)
+		if (a[2 * d] != b[2 * d])
+			return a[2 * d] < b[2 * d] ? -1 : 1;
+	return (a > b) - (a < b);
+}
+
+/* A list that no line parts. Of overlaps it tells the one whose later box comes first. */
 static int cover_tangle(const struct cover *c, cover_box *list, size_t n)
 {
 	base_cleanup(tensor_boxes_release) struct tensor_boxes boxes = {.ndim = c->ndim};
@@ -99,13 +108,13 @@ static size_t cluster_end(cover_box *list, size_t n, size_t from, unsigned d)
 /* Recurses into all clusters but the largest, which it goes on with: the depth stays logarithmic. */
 static int cover_disjoint(const struct cover *c, cover_box *list, size_t n, unsigned d)
 {
-	unsigned tried = 0;
+	unsigned poor = 0; /* rounds in a row that left most boxes together */
 	int r;
 
 	for (; n > 1; d = (d + 1) % c->ndim) {
 		size_t best = 0, best_n = 0, end;
 
-		if (tried == c->ndim)
+		if (poor == 2 * c->ndim)
 			return cover_tangle(c, list, n);
 		qsort_r(list, n, sizeof *list, offset_order, &d);
 		for (size_t from = 0; from < n; from = end) {
@@ -121,7 +130,7 @@ static int cover_disjoint(const struct cover *c, cover_box *list, size_t n, unsi
 			if (r < 0)
 				return r;
 		}
-		tried = best_n == n ? tried + 1 : 0;
+		poor = 4 * best_n > 3 * n ? poor + 1 : 0;
 		list += best;
 		n = best_n;
 	}
@@ -149,13 +158,11 @@ static uint64_t region_volume(const struct cover *c, const uint64_t *region, con
 	return volume;
 }
 
-/* Moves the boxes that meet `region` to the front, and counts their edges inside of it. Returns how many. */
-static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_box *list, size_t n,
-	size_t *ret_edges)
+/* Moves the boxes that meet `region` to the front. Returns how many. */
+static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_box *list, size_t n)
 {
 	size_t count = 0;
 
-	memset(ret_edges, 0, c->ndim * sizeof *ret_edges);
 	for (size_t i = 0; i < n; i++) {
 		cover_box b = list[i];
 
@@ -163,36 +170,8 @@ static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_
 			continue;
 		list[i] = list[count];
 		list[count++] = b;
-		for (unsigned d = 0; d < c->ndim; d++)
-			ret_edges[d] += (b[2 * d] > region[2 * d]) + (pairs_end(b, d) < pairs_end(region, d));
 	}
 	return count;
-}
-
-static int edge_order(const void *pa, const void *pb)
-{
-	uint64_t a = *(const uint64_t *)pa, b = *(const uint64_t *)pb;
-
-	return (a > b) - (a < b);
-}
-
-static int region_median(const uint64_t *region, const cover_box *list, size_t n, unsigned d, size_t nedges,
-	uint64_t *ret_line)
-{
-	base_cleanup_free uint64_t *edges = calloc(nedges, sizeof *edges);
-	size_t at = 0;
-
-	if (!edges)
-		return -ENOMEM;
-	for (size_t i = 0; i < n; i++) {
-		if (list[i][2 * d] > region[2 * d])
-			edges[at++] = list[i][2 * d];
-		if (pairs_end(list[i], d) < pairs_end(region, d))
-			edges[at++] = pairs_end(list[i], d);
-	}
-	qsort(edges, nedges, sizeof *edges, edge_order);
-	*ret_line = edges[nedges / 2];
-	return 0;
 }
 
 /* Widens `gap` until a box of the list or the end of the tensor stands in the way, the last dimension first. */
@@ -217,39 +196,35 @@ static void gap_grow(const struct cover *c, const struct tensor_shape *s, const 
 	}
 }
 
-/* Shrinks `region`, the whole tensor, which disjoint boxes do not fill, to a box that nobody has. */
-static int cover_gap(const struct cover *c, const struct tensor_shape *s, cover_box *list, size_t all,
+/* Shrinks `region`, the whole tensor, which disjoint boxes do not fill, to the first item that nobody has, and widens it
+ * to a box. */
+static void cover_gap(const struct cover *c, const struct tensor_shape *s, cover_box *list, size_t all,
 	uint64_t *region)
 {
-	size_t n = all, edges[TENSOR_MAX_DIMS];
+	size_t n = all;
 
-	while ((n = region_boxes(c, region, list, n, edges)) > 0) {
-		uint64_t half[2 * TENSOR_MAX_DIMS], line;
-		unsigned d = 0;
-		int r;
+	for (unsigned d = 0; d < c->ndim; d++) {
+		uint64_t low = 0, high = s->dim[d] - 1; /* the index looked for is in [low, high] */
 
-		for (unsigned i = 1; i < c->ndim; i++)
-			if (edges[i] > edges[d])
-				d = i;
-		r = region_median(region, list, n, d, edges[d], &line);
-		if (r < 0)
-			return r;
-		memcpy(half, region, 2 * c->ndim * sizeof *half);
-		half[2 * d + 1] = line - half[2 * d];
-		if (region_volume(c, half, list, n) == pairs_volume(c, half)) {
-			half[2 * d + 1] = pairs_end(region, d) - line;
-			half[2 * d] = line;
+		while (low < high) {
+			uint64_t middle = low + (high - low) / 2;
+
+			region[2 * d + 1] = middle + 1;
+			if (region_volume(c, region, list, n) < pairs_volume(c, region))
+				high = middle;
+			else
+				low = middle + 1;
 		}
-		memcpy(region, half, 2 * c->ndim * sizeof *half);
+		region[2 * d] = low;
+		region[2 * d + 1] = 1;
+		n = region_boxes(c, region, list, n);
 	}
 	gap_grow(c, s, list, all, region);
-	return 0;
 }
 
 static int cover_volume(const struct cover *c, const struct tensor_shape *s, cover_box *list, size_t n)
 {
 	uint64_t region[2 * TENSOR_MAX_DIMS] = {0}, sum = 0;
-	int r;
 
 	for (unsigned d = 0; d < c->ndim; d++)
 		region[2 * d + 1] = s->dim[d];
@@ -257,12 +232,12 @@ static int cover_volume(const struct cover *c, const struct tensor_shape *s, cov
 		sum += pairs_volume(c, list[i]); /* disjoint and inside: no more than the tensor */
 	if (sum == pairs_volume(c, region))
 		return 0;
-	r = cover_gap(c, s, list, n, region);
-	for (unsigned d = 0; d < c->ndim && r == 0; d++) {
+	cover_gap(c, s, list, n, region);
+	for (unsigned d = 0; d < c->ndim; d++) {
 		c->fault->box.offset[d] = region[2 * d];
 		c->fault->box.size[d] = region[2 * d + 1];
 	}
-	return r < 0 ? r : -ENOENT;
+	return -ENOENT;
 }
 
 /* ---- the whole ---- */
@@ -302,5 +277,9 @@ int tensor_boxes_cover(const struct tensor_shape *s, const struct tensor_boxes *
 	}
 	memset(&ret_fault->box, 0, sizeof ret_fault->box);
 	r = cover_disjoint(&c, list, n, 0);
+	if (r == -EEXIST) { /* there are some: which comes first? */
+		qsort_r(list, n, sizeof *list, pairs_order, &c.ndim);
+		r = cover_tangle(&c, list, n);
+	}
 	return r < 0 ? r : cover_volume(&c, s, list, n);
 }
