@@ -41,6 +41,7 @@ struct plan_making {
 	size_t mask;
 	struct plan_group *groups;
 	uint32_t ngroups;
+	uint32_t zero;
 	uint32_t *ranks[2];             /* scratch */
 	uint32_t room[2];
 	uint32_t *group_of;             /* by tensor: a group's number, PLAN_ALL or PLAN_NONE */
@@ -51,7 +52,6 @@ struct plan_making {
 };
 
 static const struct tensor_placement plan_replicate[TENSOR_MAX_DIMS];
-static uint32_t plan_zero;
 
 static void making_release(struct plan_making *m)
 {
@@ -74,7 +74,7 @@ static int making_init(struct plan_making *m)
 	m->mask = slots - 1;
 	m->alone.ndim = m->alone.size[0] = m->alone.count = 1;
 	m->alone.ranks = &m->rank;
-	m->alone.order = &plan_zero;
+	m->alone.order = &m->zero;
 	m->pairs = calloc(slots, sizeof *m->pairs);
 	m->slots = calloc(slots, sizeof *m->slots);
 	m->groups = calloc((size_t)m->n + 1, sizeof *m->groups);
@@ -179,6 +179,10 @@ static int held_init(struct plan_held *h, const struct plan_making *m, uint32_t 
 	int r;
 
 	h->boxes = m->tensors[t].boxes;
+	for (uint32_t i = 0; h->boxes && i < s->mesh->ndim; i++)
+		if (m->tensors[t].flat || s->placement[i].kind != TENSOR_REPLICATE)
+			return base_error_set(m->err, -EINVAL, "tensor %u: with a list of boxes there is no flat range, and all "
+				"placements are R", t);
 	r = tensor_shard_of(s, m->rank, m->tensors[t].flat, &h->shard, m->err);
 	if (r == 0 && h->boxes)
 		r = tensor_shard_list_check(&s->shape, h->boxes, m->err);
@@ -235,6 +239,11 @@ static int plan_survey(struct plan_making *m, uint32_t t)
 	r = held_init(&held, m, t, &s);
 	if (r < 0 || held.shard.absent)
 		return r;
+	if (items == 0) { /* nobody holds anything, yet the step has to have it */
+		if (tensor_mesh_rank_at(s.mesh, 0) == m->rank)
+			*group = PLAN_ALL;
+		return 0;
+	}
 	m->bytes[t] = held_items(&held) * s.item_bytes;
 	if (base_add_overflows(m->plan.held_bytes, m->bytes[t], &m->plan.held_bytes))
 		return base_error_set(m->err, -EOVERFLOW, "tensor %u: all tensors together exceed 2^64 bytes", t);
@@ -305,6 +314,7 @@ static int plan_share(struct plan_making *m, uint32_t t, const struct tensor_gri
 static int plan_store(struct plan_making *m, uint32_t t, const struct plan_group *group)
 {
 	struct tensor_sharding s = plan_sharding(m, t);
+	struct tensor_shard_box whole = {.local_offset = 0};
 	const struct tensor_shard_box *box;
 	struct plan_held held;
 	struct tensor_grid g;
@@ -313,6 +323,9 @@ static int plan_store(struct plan_making *m, uint32_t t, const struct plan_group
 
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: bad grid parameters or shape", t);
+	tensor_box_whole(&s.shape, &whole.box);
+	if (tensor_box_empty(s.shape.ndim, &whole.box))
+		return plan_add(m, t, &g, &whole, &whole.box);
 	r = held_init(&held, m, t, &s);
 	for (box = held_first(&held); box && r == 0; box = held_next(&held)) {
 		r = group ? plan_share(m, t, &g, box, group, at) : plan_add(m, t, &g, box, &box->box);

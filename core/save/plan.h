@@ -25,11 +25,12 @@ struct save_plan_tensor {
 	struct tensor_grid_params params;
 	bool buffer;
 	const struct tensor_flat *flat;         /* this rank's range of what the placements give it; NULL: none */
-	const struct tensor_boxes *boxes;       /* this rank's raw list, where all placements replicate; NULL: none */
+	const struct tensor_boxes *boxes;       /* this rank's raw list: all placements replicate, flat is NULL; or NULL */
 	uint32_t same_dims;                     /* with these: replicated mesh dimensions along which they are equal,
 	                                           as a mask. Along others nothing is shared */
 };
-/* A box that is stored, and where its first item lies in the tensor's local buffer. */
+/* A box that is stored, and where its first item lies in the tensor's local buffer. Of a tensor without items the first
+ * rank of its mesh stores the whole, empty box: its part has to have a row. */
 struct save_plan_box { uint32_t tensor; struct tensor_shard_box at; uint64_t pieces; };
 struct save_plan {
 	struct save_plan_box *boxes; uint64_t nboxes;   /* by tensor, box of its shard, pieces in storage order */
@@ -38,7 +39,8 @@ struct save_plan {
 	uint64_t held_bytes;                            /* that this rank holds, stored by it or by others */
 };
 /* tensors: what this rank holds (those on meshes without it are skipped), in an order that all ranks agree on. -ENOMEM,
- * -EOVERFLOW (bytes of a sequence), or what tensor_shard_of and tensor_grid_init return; err names the tensor's number.
+ * -EOVERFLOW (bytes of all tensors), -BASE_ELIMIT (tensors), or what tensor_shard_of, tensor_shard_list_check and
+ * tensor_grid_init return; err names the tensor's number.
  * Free with save_plan_release; after an error there is nothing to free. */
 int save_plan_make(const struct save_plan_tensor *tensors, uint32_t n, uint32_t rank, struct save_plan *ret_plan,
 	struct base_error *err);

@@ -161,6 +161,9 @@ def check_tensor(lib, rank, t, numbers, counts):
     for offset, size, at, stride in held:
         as_strided(buffer[at:], size, [8 * s for s in stride])[...] = numbers[slices(offset, size)]
     assert all(buffer[k] == v for k, v in local.items())
+    if 0 in t.shape:    # the first rank of its mesh has the row, and nobody else has
+        assert [b.at.box.pair(n) for b in rank.boxes.get(t, ())] == [((0,) * n, tuple(t.shape))] * (rank.rank == t.ranks[0])
+        return 0, 0, sum(b.pieces for b in rank.boxes.get(t, ()))
     for b in rank.boxes.get(t, ()):
         offset, size = b.at.box.pair(n)
         assert all(s > 0 for s in size)
@@ -264,6 +267,15 @@ def test_zero_within_replicas(lib):
                   Tensor(f"weight.{i}", shape, "replicate=2,shard=4", "R,S(0)")]
     ranks = check_world(lib, world)
     assert all(r.plan.bytes > 0 and r.plan.shared_bytes > 0 for r in ranks.values())
+
+
+def test_empty_tensors(lib):
+    """Somebody stores their rows: exactly one rank of each one's mesh."""
+    world = [Tensor("none", (0, 5), "dp=4", "R"), Tensor("cut", (0, 5), "dp=4", "S(0)"), Tensor("other", (7, 0), "dp=2,tp=2", "S(0),R"),
+             Tensor("alone", (0,), None, None, ranks=[2]), Tensor("late", (3, 0, 2), "tp=2", "R", ranks=[3, 1], buffer=True),
+             Tensor("ragged", (0, 3), "dp=4", "RS(0;1,0,2,1)"), Tensor("listed", (0, 3), "dp=2", "R", lists={0: [((0, 0), (0, 3))], 1: []})]
+    ranks = check_world(lib, world)
+    assert sum(len(r.boxes) for r in ranks.values()) == len(world)
 
 
 def test_raw_box_lists(lib):
@@ -412,6 +424,13 @@ def test_errors_name_the_tensor(lib):
     with pytest.raises(tl.Failed, match=r"tensor 1: box 0, \[2:4, 0:1\], is not inside"):
         make(lib, [good, listed])
     lib.tensor_boxes_release(ref(boxes))
+    listed.flat = ctypes.pointer(tl.Flat(0, 1, 0))
+    with pytest.raises(tl.Failed, match="tensor 1: with a list of boxes there is no flat range"):
+        make(lib, [good, listed])
+    cut, _keep3 = plan_tensor(lib, (3, 4), mesh, "S(0)")
+    cut.boxes = ctypes.pointer(boxes)
+    with pytest.raises(tl.Failed, match="tensor 1: .* all placements are R"):
+        make(lib, [good, cut])
     alone = tl.PlanTensor(params=tl.GridParams(*DEFAULT))
     alone.sharding.shape, alone.sharding.item_bytes = tl.Shape.of((1 << 40, 1 << 40)), 4
     with pytest.raises(tl.Failed) as failed:
