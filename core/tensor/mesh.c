@@ -57,10 +57,10 @@ static int mesh_check_name(const char *name, size_t len, struct base_error *err)
 	bool good = len > 0 && mesh_is_letter(name[0]);
 
 	for (size_t i = 1; i < len && good; i++)
-		good = mesh_is_letter(name[i]) || mesh_is_digit(name[i]) || name[i] == '-';
+		good = mesh_is_letter(name[i]) || mesh_is_digit(name[i]);
 	if (!good)
 		return base_error_set(err, -EINVAL, "mesh: \"%s\" is not a name of a dimension (a letter or _, then "
-			"letters, digits, _ and -)", mesh_quote(name, len).text);
+			"letters, digits and _)", mesh_quote(name, len).text);
 	if (len >= TENSOR_MESH_NAME_MAX)
 		return base_error_set(err, -EINVAL, "mesh: the name \"%s\" is longer than %u bytes",
 			mesh_quote(name, len).text, TENSOR_MESH_NAME_MAX - 1);
@@ -293,6 +293,34 @@ void tensor_mesh_print(const struct tensor_mesh *m, struct base_buf *b)
 {
 	for (uint32_t d = 0; d < m->ndim; d++)
 		base_buf_printf(b, "%s%s=%u", d ? "," : "", m->name[d], m->size[d]);
+}
+
+int tensor_mesh_dims(const struct tensor_mesh *m, const char *names, uint32_t *ret_dims, struct base_error *err)
+{
+	const char *at = names;
+	uint32_t dims = 0;
+
+	for (;;) {
+		size_t whole = strcspn(at, ","), len = whole;
+		const char *name = mesh_trim(at, &len);
+		char text[TENSOR_MESH_NAME_MAX];
+		int d = -ENOENT;
+
+		if (len < sizeof text) {
+			memcpy(text, name, len);
+			text[len] = 0;
+			d = tensor_mesh_dim(m, text);
+		}
+		if (d < 0 || (dims >> d & 1))
+			return base_error_set(err, -EINVAL, "mesh: \"%s\": %s", mesh_quote(name, len).text,
+				d < 0 ? "there is no such dimension" : "the dimension stands twice");
+		dims |= UINT32_C(1) << d;
+		if (!at[whole])
+			break;
+		at += whole + 1;
+	}
+	*ret_dims = dims;
+	return 0;
 }
 
 int tensor_mesh_dim(const struct tensor_mesh *m, const char *name)

@@ -13,12 +13,12 @@
 #include "core/tensor/box.h"
 
 #define TENSOR_MESH_RANKS_MAX (UINT32_C(1) << 24) /* of one mesh; a rank's number is below it too */
-#define TENSOR_MESH_NAME_MAX 64u                  /* bytes of a dimension's name, NUL included */
+#define TENSOR_MESH_NAME_MAX 65u                  /* bytes of a dimension's name, NUL included */
 
 struct tensor_mesh {
 	uint32_t ndim;                  /* 1 to TENSOR_MAX_DIMS, outermost first */
 	uint32_t size[TENSOR_MAX_DIMS]; /* each >= 1 */
-	/* unique; a letter or _, then letters, digits, _ and - */
+	/* unique; a letter or _, then letters, digits and _ */
 	char name[TENSOR_MAX_DIMS][TENSOR_MESH_NAME_MAX];
 	uint32_t count;                 /* ranks: the product of the sizes */
 	uint32_t *ranks;                /* by position; NULL: 0 .. count-1 */
@@ -36,6 +36,8 @@ void tensor_mesh_free(struct tensor_mesh *m);                          /* NULL-s
 void tensor_mesh_print(const struct tensor_mesh *m, struct base_buf *b); /* as tensor_mesh_parse reads it */
 
 int tensor_mesh_dim(const struct tensor_mesh *m, const char *name);    /* number of a dimension, or -ENOENT */
+/* "dp,tp" as a mask, in any order. -EINVAL names the one that is not there, or stands twice. */
+int tensor_mesh_dims(const struct tensor_mesh *m, const char *names, uint32_t *ret_dims, struct base_error *err);
 /* Coordinate of a rank, ndim numbers; -ENOENT: the rank is not in the mesh. O(log count), O(1) where ranks is NULL. */
 int tensor_mesh_coordinate(const struct tensor_mesh *m, uint32_t rank, uint32_t *ret_coordinate);
 int tensor_mesh_rank(const struct tensor_mesh *m, const uint32_t *coordinate, uint32_t *ret_rank); /* or -ERANGE */
@@ -47,7 +49,8 @@ uint32_t tensor_mesh_group_size(const struct tensor_mesh *m, uint32_t dims);
 int tensor_mesh_group(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, uint32_t *ret_ranks);
 /* The position of `rank` in that group, 0 for its first; -ENOENT, -EINVAL. */
 int64_t tensor_mesh_group_position(const struct tensor_mesh *m, uint32_t rank, uint32_t dims);
-/* That group as a mesh of the dimensions `dims` (at least one), in the order of m. */
+/* That group as a mesh of the dimensions `dims` (at least one), in the order of m. What makes a mesh out of another one
+ * fails with -EINVAL (dims, a name), -ENOENT (rank) or -ENOMEM, and is freed like any mesh. */
 int tensor_mesh_sub(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, struct tensor_mesh **ret_m,
 	struct base_error *err);
 /* Dimensions first .. first+n-1 as one, called `name` (NULL: their names joined by '_'). */

@@ -82,7 +82,7 @@ static uint64_t share_row(const struct tensor_grid *g, const struct tensor_box *
 
 uint64_t tensor_piece_from_byte(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at)
 {
-	uint64_t all = share_bytes(g, box), before, r, w, low, high, x;
+	uint64_t all = share_bytes(g, box), before, r, w, low, x;
 	struct tensor_box row;
 
 	if (at == 0)
@@ -91,14 +91,13 @@ uint64_t tensor_piece_from_byte(const struct tensor_grid *g, const struct tensor
 		return tensor_piece_count(g, box);
 	before = share_row(g, box, &at, &row);
 	low = row.offset[g->k];
-	high = low + row.size[g->k];
 	r = share_bytes(g, &row) / row.size[g->k];
 	w = tensor_piece_width(g, r);
 	x = low + base_div_up(at, r);
 	if (x == low)
 		return before;
-	/* cuts lie at multiples of w; the end of the row is where the next one's first piece begins */
-	return before + base_min(base_div_up(x, w), (high - 1) / w + 1) - low / w;
+	/* cuts lie at multiples of w; x may be the end of the row, where the next one's first piece begins */
+	return before + base_div_up(x, w) - low / w;
 }
 
 void tensor_share_pieces(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at, uint64_t start,

@@ -22,7 +22,8 @@ struct tensor_span tensor_share_span(uint64_t total, uint32_t replica, uint32_t 
  * when the box begins at `at` in the sequence: piece numbers [*ret_first, *ret_end), empty where equal. `bytes` is of
  * the whole tensor's share in the sequence (all boxes that a replica holds of it), which began at `start`: under 1 MiB
  * it is not cut. at - start, and the box's bytes after it, lie within `bytes`. A box of size 0 has nothing to share:
- * empty for everyone. O(dims^2), whatever the number of pieces. */
+ * empty for everyone. Its cost is that of counting pieces (grid.h): of
+ * tile rows by kind, at most 3 in each dimension that is cut, whatever their number. */
 void tensor_share_pieces(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at, uint64_t start,
 	uint64_t bytes, struct tensor_span span, uint64_t *ret_first, uint64_t *ret_end);
 
