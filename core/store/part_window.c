@@ -374,6 +374,8 @@ static int cursor_seek(struct window *w, uint64_t piece, struct base_error *err)
 		if (piece - at < run.left)
 			break;
 		at += run.left;
+		if (i + 1 >= w->nruns) /* they were enough when the row was opened: somebody changed them */
+			return window_bad(w, -BASE_EDAMAGED, err);
 	}
 	w->next = at;
 	w->run = i + 1;
@@ -405,6 +407,8 @@ static int cursor_take(struct window *w, uint64_t end, struct store_piece *ret_p
 	const uint8_t *bytes = NULL;
 	int r = 0;
 
+	if (w->under_way.left == 0 && w->run >= w->nruns)
+		return window_bad(w, -BASE_EDAMAGED, err);
 	if (w->under_way.left == 0)
 		r = cursor_run(w, w->run++, &w->under_way, err);
 	if (r == 0)
