@@ -29,7 +29,7 @@ def mesh(lib):
                         "group": [P, U32, U32, P], "group_position": [P, U32, U32], "sub": [P, U32, U32, P, P],
                         "flatten": [P, U32, U32, ctypes.c_char_p, P, P], "neighbour": [P, U32, U32, I64, ctypes.c_bool, P],
                         "sub_neighbour": [P, U32, U32, U32, I64, ctypes.c_bool, P, P], "map": [P, P, P, P],
-                        "print": [P, P], "dim": [P, ctypes.c_char_p]}.items():
+                        "print": [P, P], "dim": [P, ctypes.c_char_p], "dims": [P, ctypes.c_char_p, P, P]}.items():
         getattr(lib, f"tensor_mesh_{name}").argtypes = types
     lib.tensor_hosts_find.argtypes = [P, U32, P, P]
     return lib
@@ -333,10 +333,11 @@ INVALID, LIMIT = -errno.EINVAL, -errno.E2BIG
     ([("", 2)], None, INVALID, 'mesh: "" is not a name of a dimension'),
     ([("2d", 2)], None, INVALID, 'mesh: "2d" is not a name of a dimension'),
     ([("-d", 2)], None, INVALID, 'mesh: "-d" is not a name of a dimension'),
+    ([("d-p", 2)], None, INVALID, 'mesh: "d-p" is not a name of a dimension'),
     ([("d p", 2)], None, INVALID, 'mesh: "d p" is not a name of a dimension'),
     ([("d\n\u00e9", 2)], None, INVALID, 'mesh: "d???" is not a name of a dimension'),
-    ([("d" * 64, 2)], None, INVALID, 'mesh: the name "' + "d" * 64 + '" is longer than 63 bytes'),
-    ([("d" * 5000, 2)], None, INVALID, 'mesh: the name "' + "d" * 76 + '..." is longer than 63 bytes'),
+    ([("d" * 65, 2)], None, INVALID, 'mesh: the name "' + "d" * 65 + '" is longer than 64 bytes'),
+    ([("d" * 5000, 2)], None, INVALID, 'mesh: the name "' + "d" * 76 + '..." is longer than 64 bytes'),
     ("", None, INVALID, "mesh: no dimension is given"),
     (" \t", None, INVALID, "mesh: no dimension is given"),
     ("dp=2,", None, INVALID, 'mesh: word 2 of "dp=2," is empty'),
@@ -354,7 +355,7 @@ INVALID, LIMIT = -errno.EINVAL, -errno.E2BIG
     ("dp=0", None, INVALID, 'mesh: dimension "dp" has size 0'),
     ("dp=2,dp=3", None, INVALID, 'mesh: dimension "dp" stands twice'),
     ("d!=2", None, INVALID, 'mesh: "d!" is not a name of a dimension'),
-    ("x" * 64 + "=2", None, INVALID, "is longer than 63 bytes"),
+    ("x" * 65 + "=2", None, INVALID, "is longer than 64 bytes"),
     ("dp=16777217", None, LIMIT, 'mesh: "dp=16777217" is more than 16777216 ranks'),
     ("dp=4294967298", None, LIMIT, 'mesh: "dp=4294967298" is more than 16777216 ranks'),
     ("dp=18446744073709551618", None, LIMIT, 'mesh: "dp=18446744073709551618" is more than 16777216 ranks'),
@@ -420,16 +421,31 @@ def test_bad_numbers(mesh):
     assert mesh.tensor_mesh_map(at, outside.ctypes.data, address(other), out.at) == -errno.ERANGE
 
 
+@pytest.mark.parametrize("names,want", [("dp", 2), ("tp,pp", 5), (" tp , dp,pp ", 7)])
+def test_dimensions_by_name(mesh, names, want):
+    m, dims, err = OwnedMesh(mesh, "pp=2,dp=2,tp=2"), ctypes.c_uint32(), Error()
+    assert mesh.tensor_mesh_dims(address(m), names.encode(), ctypes.byref(dims), ctypes.byref(err)) == 0
+    assert dims.value == want
+
+
+@pytest.mark.parametrize("names,sentence", [("", '"": there is no such'), ("dp,ep", '"ep": there is no such'), ("dp,dp", '"dp": the dimension stands twice'),
+                                            ("dp,", '"": there is no such'), ("d" * 70, "there is no such")])
+def test_dimensions_that_are_not_there(mesh, names, sentence):
+    m, dims, err = OwnedMesh(mesh, "pp=2,dp=2,tp=2"), ctypes.c_uint32(), Error()
+    assert mesh.tensor_mesh_dims(address(m), names.encode(), ctypes.byref(dims), ctypes.byref(err)) == INVALID
+    assert sentence in err.text.decode()
+
+
 def test_joined_names_that_grow_too_long(mesh):
     m = OwnedMesh(mesh, [("a" * 31, 2), ("b" * 31, 2), ("c" * 31, 2)])
     assert made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, None).dims == [("a" * 31 + "_" + "b" * 31, 4), ("c" * 31, 2)]
-    with pytest.raises(Failed, match="mesh: the joined name of .* is longer than 63 bytes"):
+    with pytest.raises(Failed, match="mesh: the joined name of .* is longer than 64 bytes"):
         made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 3, None)
-    m = OwnedMesh(mesh, [("a" * 32, 2), ("b" * 31, 2)])
-    with pytest.raises(Failed, match="mesh: the joined name of .* is longer than 63 bytes"):
+    m = OwnedMesh(mesh, [("a" * 32, 2), ("b" * 32, 2)])
+    with pytest.raises(Failed, match="mesh: the joined name of .* is longer than 64 bytes"):
         made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, None)
     assert made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, b"ab").dims == [("ab", 4)]
-    assert OwnedMesh(mesh, "x" * 63 + "=2").dims == [("x" * 63, 2)]
+    assert OwnedMesh(mesh, "x" * 64 + "=2").dims == [("x" * 64, 2)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 24])
@@ -449,8 +465,8 @@ def meant(text):
     """What a text means, by a regular expression: [(name, size)], or None."""
     dims = []
     for word in text.split(","):
-        found = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_-]*)[ \t]*=[ \t]*([0-9]+)", word.strip(" \t"))
-        if not found or len(found[1]) > 63:
+        found = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*([0-9]+)", word.strip(" \t"))
+        if not found or len(found[1]) > 64:
             return None
         dims.append((found[1], int(found[2])))
     product = math.prod(n for _, n in dims)
