@@ -2,13 +2,13 @@
  *
  * attempt: a save by one writer alone.
  *
- * Order, each durable before the next (invariants 2, 5 and 6), with the words of the model in brackets:
+ * Order, each durable before the next (invariants 2, 5 and 6), with the words of the model (tests/model) in brackets:
  *
  *     heartbeat                       store_heartbeat_start
- *     list read; begin [come]         store_attempt_begin_alone
- *     base.<n>, list again [come]     store_attempt_base            before any byte of that commit is reused
+ *     list read; begin [begin]        store_attempt_begin_alone
+ *     base.<n>, list again [begin]    store_attempt_base            before any byte of that commit is reused
  *     packs                           the caller
- *     part.0, manifest [com]          store_attempt_commit
+ *     part.0, manifest [part, com]    store_attempt_commit
  *     packs and cover checked [com]   store_attempt_commit          invariants 2 and 4
  *     check, commit entry [chk, PUT]  store_list_put, commit_check
  *     success told [yes]              once the entry, mine or found, is durable
@@ -112,7 +112,7 @@ static int attempt_put(struct store_attempt *a, const char *last, enum store_rec
 	return r < 0 ? base_error_set(err, r, "%s: %s", name, base_error_name(r)) : 0;
 }
 
-/* [come] */
+/* model: begin */
 static int attempt_put_begin(struct store_attempt *a, struct base_error *err)
 {
 	struct proto_begin begin = {.run = a->run, .attempt = a->name, .step = a->step, .world = 1, .alone = true,
@@ -126,6 +126,7 @@ static int attempt_put_begin(struct store_attempt *a, struct base_error *err)
 	return attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
 }
 
+/* model: come */
 static int attempt_start(struct store_attempt *a, uint64_t step, struct base_error *err)
 {
 	int r = step == PROTO_NONE ? attempt_alone_in_run(a->store, a->run, err) : 0;
@@ -224,7 +225,7 @@ static bool base_live(const struct store_list *l, uint64_t entry, const struct b
 	return false;
 }
 
-/* [come], its two halves: named first, then looked at again (rule F_BASE). */
+/* model: begin. Its two halves: named first, then looked at again (rule BASE). */
 static int base_name(struct store_attempt *a, struct attempt_base *b, struct base_error *err)
 {
 	struct proto_base m = {.run = b->run, .entry = b->entry, .manifest = b->manifest};
@@ -282,6 +283,7 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 
 /* ---- deciding ---- */
 
+/* model: fail */
 static int abort_check(void *arg, struct store_list *l)
 {
 	switch (store_list_attempt(l, arg, NULL, NULL)) {
@@ -292,7 +294,7 @@ static int abort_check(void *arg, struct store_list *l)
 	return 0;
 }
 
-/* [fail] of the model. A full disk is met with the reserve. */
+/* model: fail. A full disk is met with the reserve. */
 int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err)
 {
 	char text[PROTO_REASON_MAX];
@@ -313,7 +315,7 @@ int store_attempt_abort_put(struct store_list *l, const char *attempt, const cha
 
 struct commit_state { struct store_attempt *a; struct proto_entry *e; struct base_error *err; };
 
-/* [chk] of the model: decided already? then whether the step is free, or still what this attempt set out to replace. */
+/* model: chk. Decided already? then whether the step is free, or still what this attempt set out to replace. */
 static int commit_check(void *arg, struct store_list *l)
 {
 	struct commit_state *c = arg;
@@ -337,7 +339,7 @@ static int commit_check(void *arg, struct store_list *l)
 	return 0;
 }
 
-/* After a put whose outcome is open. 0: committed. -EAGAIN: undecided. Otherwise `r`: aborted. */
+/* model: open. After a put whose outcome is open. 0: committed. -EAGAIN: undecided. Otherwise `r`: aborted. */
 static int commit_settle(struct store_attempt *a, int r, const char *reason, struct base_error *err)
 {
 	int s = store_attempt_abort_put(a->list, a->name, reason, NULL);
@@ -383,6 +385,7 @@ static int commit_entry(struct store_attempt *a, struct proto_announcement *ann,
 
 /* ---- commit ---- */
 
+/* model: part */
 static int commit_announce(struct store_attempt *a, struct proto_announcement *ann, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
@@ -401,7 +404,7 @@ static int commit_announce(struct store_attempt *a, struct proto_announcement *a
 	return attempt_put(a, "part.0", STORE_RECORD_PART, &body, err);
 }
 
-/* [com]: manifest durable, then every pack that it names looked at again, then the cover. */
+/* model: com. Manifest durable, then every pack that it names looked at again, then the cover. */
 static int commit_manifest(struct store_attempt *a, const struct proto_announcement *ann,
 	struct base_digest *ret_digest, struct base_error *err)
 {
@@ -423,6 +426,7 @@ static int commit_manifest(struct store_attempt *a, const struct proto_announcem
 	return r;
 }
 
+/* model: yes */
 int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
 	struct base_error *err)
 {
@@ -468,6 +472,7 @@ static void own_packs_delete(struct store_attempt *a)
 	store_list_files(a->store->storage, "packs", own_pack_delete, &own);
 }
 
+/* model: no */
 void store_attempt_abort(struct store_attempt *a, const char *reason)
 {
 	struct base_error err = {0};

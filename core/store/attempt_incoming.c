@@ -202,6 +202,7 @@ static void folders_judge(struct store_folders *f, const struct store_launch_inf
 	}
 }
 
+/* model: inc */
 int store_folders_read(struct store *s, struct store_folders *ret_f, struct base_error *err)
 {
 	char run[PROTO_RUN_MAX + 1], attempt[PROTO_ATTEMPT_MAX];

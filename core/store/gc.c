@@ -3,13 +3,13 @@
  * gc: the order of a collection. Why it is safe is told on one page in docs/gc.md; this is what makes it so.
  *
  *     watch        heartbeats of other hosts, for heartbeat_s by our own clock            gc_watch
- *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [HB]
- *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [old]
+ *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [dead]
+ *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [cands]
  *     heartbeats   again: a pack listed above had a heartbeat before it                   gc_watch
  *     lists        of all runs, made durable (invariant 6)                                gc_lists_read     [top]
- *     incoming     folders and bases                                                      store_folders_read
- *     lists        again                                                                  gc_lists_read     [F_GC]
- *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep
+ *     incoming     folders and bases                                                      store_folders_read [inc]
+ *     lists        again                                                                  gc_lists_read     [again]
+ *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
  *
  * Kept are: what is reached at any of the two readings or by a base that an undecided attempt named (invariant 7); and
  * whatever belongs to an attempt that was undecided at the first reading, unless it has neither folder nor heartbeat:
@@ -144,6 +144,7 @@ static int gc_watch(struct gc *g, bool again)
 
 /* ---- the dead ---- */
 
+/* model: dead */
 static int abort_folder(struct gc *g, const struct store_folder *f)
 {
 	char name[STORE_NAME_MAX], reason[160];
@@ -172,7 +173,7 @@ static int abort_folder(struct gc *g, const struct store_folder *f)
 	return 0;
 }
 
-/* [HB]: nothing that was announced is deleted before the list says `abort`. */
+/* model: dead. Nothing that was announced is deleted before the list says `abort`. */
 static int gc_abort_dead(struct gc *g)
 {
 	int r = gc_lists_read(g, true);
@@ -193,6 +194,7 @@ static int gc_abort_dead(struct gc *g)
 
 /* ---- main pass ---- */
 
+/* model: none */
 static int gc_writers_none(struct gc *g)
 {
 	for (size_t i = 0; g->o->grace_s == 0 && i < g->nlaunches; i++)
@@ -204,6 +206,7 @@ static int gc_writers_none(struct gc *g)
 	return 0;
 }
 
+/* model: cands, top, again */
 static int gc_read(struct gc *g)
 {
 	int r = store_files_list(g->store, "", &g->files, g->err);

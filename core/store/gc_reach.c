@@ -118,6 +118,7 @@ static int list_check(struct gc *g, struct gc_run *run, bool first)
 		store_list_run(run->list), detail);
 }
 
+/* model: top */
 int gc_lists_read(struct gc *g, bool first)
 {
 	char **runs;
@@ -228,6 +229,7 @@ static int reach_list(struct gc *g, struct store_list *l)
 	return 0;
 }
 
+/* model: again */
 int gc_reach_commits(struct gc *g)
 {
 	int r = 0;
@@ -271,6 +273,7 @@ static int reach_folder(struct gc *g, const struct store_folder *f)
 	return r;
 }
 
+/* model: again */
 int gc_reach_bases(struct gc *g)
 {
 	int r = 0;

@@ -143,6 +143,7 @@ static bool mark_put(struct gc *g, const char *file, const char *name)
 
 /* ---- verdicts ---- */
 
+/* model: mark */
 static void sweep_keep(struct gc *g, const struct store_file *f)
 {
 	char name[STORE_NAME_MAX];
@@ -152,6 +153,7 @@ static void sweep_keep(struct gc *g, const struct store_file *f)
 		sweep_remove(g, name);
 }
 
+/* model: sweep */
 static void sweep_delete(struct gc *g, const struct store_file *f, const char *mark, const char *why)
 {
 	if (!sweep_remove(g, f->name))
@@ -163,7 +165,7 @@ static void sweep_delete(struct gc *g, const struct store_file *f, const char *m
 	gc_report(g, "delete", f->name, f->size, why);
 }
 
-/* [the last two d_steps of Collector]. owned: its attempt is known to be over, so that no writer has to be waited
+/* model: mark. owned: its attempt is known to be over, so that no writer has to be waited
  * for. */
 static void sweep_free(struct gc *g, const struct store_file *f, bool owned, const char *why)
 {
@@ -339,6 +341,7 @@ static void sweep_file(struct gc *g, const struct store_file *f)
 		sweep_foreign(g, f);
 }
 
+/* model: folders */
 static void sweep_folder(struct gc *g, const struct store_folder *f)
 {
 	char name[STORE_NAME_MAX];

@@ -4,20 +4,20 @@
  *
  * The list is the one source of truth of what is visible. It is a sequence of files runs/<run>/<number>, each put if
  * absent and never changed, so that two writers who want the same number find out which of them has it, and the other
- * reads on and decides again on what it has read. There is no other lock. The rules were checked exhaustively for small
- * configurations as a Promela model; the words in brackets are its names.
+ * reads on and decides again on what it has read. There is no other lock. The rules are checked exhaustively for small
+ * configurations as a Promela model (tests/model): a function that makes one of its transitions names it by `model`.
  *
  * States of an attempt, as one list knows it:
  *
- *     undecided --commit entry that counts--> committed          (apply_commit           [COMMIT])
- *     undecided --abort entry---------------> aborted            (apply_abort            [ABORT])
- *     undecided --entry of a newer launch---> aborted            (apply_launch           [LAUNCH])
+ *     undecided --commit entry that counts--> committed          (apply_commit)
+ *     undecided --abort entry---------------> aborted            (apply_abort)
+ *     undecided --entry of a newer launch---> aborted            (apply_launch)
  *
  * and there is no way out of the two on the right. States of a commit entry: it counts or it never will, decided by
- * what stands before it; one that counts is visible until a `remove` that names it (apply_remove [REMOVE]) or a commit
- * that names it as replaced. Transitions that this file makes: end and start of reading (list_open_at [newest]),
- * reading on (store_list_refresh [replay]), check and put (store_list_put [chk, PUT]), the snapshot (put_snapshot
- * [Snapshot: sn]), removal (store_step_remove [Remover]), durability (store_list_sync [sync]).
+ * what stands before it; one that counts is visible until a `remove` that names it (apply_remove) or a commit that
+ * names it as replaced. Transitions that this file makes: end and start of reading (list_open_at), reading on
+ * (store_list_refresh), check and put (store_list_put), the snapshot (put_snapshot), removal (store_step_remove),
+ * durability (store_list_sync).
  *
  * Invariants (the numbers are used all over the store):
  *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
@@ -231,7 +231,7 @@ static int read_until(struct store_list *l, uint64_t end, struct base_error *err
 	return r < 0 ? r : 0;
 }
 
-/* [newest] of the model: starts from the newest snapshot that can be read, else from entry 0. */
+/* model: newest. Starts from the newest snapshot that can be read, else from entry 0. */
 static int start_from_snapshot(struct store_list *l, uint64_t end, struct base_error *err)
 {
 	uint64_t n;
@@ -301,7 +301,7 @@ void store_list_close(struct store_list *l)
 	free(l);
 }
 
-/* [replay] of the model, from where this list stands. */
+/* model: replay. From where this list stands. */
 int store_list_refresh(struct store_list *l, struct base_error *err)
 {
 	int count = 0;
@@ -338,7 +338,7 @@ const struct store_list_step *store_list_latest(const struct store_list *l)
 
 /* ---- putting ---- */
 
-/* [sync] of the model, invariant 6. */
+/* model: sync. Invariant 6. */
 int store_list_sync(struct store_list *l, struct base_error *err)
 {
 	char dir[STORE_NAME_MAX];
@@ -370,7 +370,7 @@ static int list_settle(struct store_list *l, struct base_error *err)
 	return store_list_sync(l, err);
 }
 
-/* [PUT] of the model: 1 mine (and applied), 0 somebody else's, or an error, after which the outcome is not known. */
+/* model: PUT. 1 mine (and applied), 0 somebody else's, or an error, after which the outcome is not known. */
 static int put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
@@ -401,7 +401,7 @@ static int put_number(struct store_list *l, const struct proto_entry *entry, str
 	return 1;
 }
 
-/* [Snapshot: sn]. 1: the next number needs no snapshot (any more). */
+/* model: sn. 1: the next number needs no snapshot (any more). */
 static int put_snapshot(struct store_list *l, struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_SNAPSHOT, .time_ns = store_time_ns(), .host = store_hostname()};
@@ -441,6 +441,7 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	return r < 0 ? r : r ? (int64_t)n : -EAGAIN;
 }
 
+/* model: chk */
 int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
 	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
 {
@@ -515,12 +516,13 @@ void store_runs_free(char **runs, size_t n)
 
 struct remove_check { uint64_t entry; };
 
+/* model: rm */
 static int remove_allowed(void *arg, struct store_list *l)
 {
 	return store_list_entry_live(l, ((struct remove_check *)arg)->entry) ? 0 : -ESTALE;
 }
 
-/* [Remover] of the model: removes what it saw, not what may stand under that step by then. */
+/* model: rm. Removes what it saw, not what may stand under that step by then. */
 static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
 {
 	struct proto_entry e = {

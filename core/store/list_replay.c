@@ -241,7 +241,7 @@ static int step_set(struct store_list *l, uint64_t n, const struct proto_commit 
 
 /* ---- entries ---- */
 
-/* COMMIT of the model: `VALID(vx) && vl[STEP(vx)] == rep[vN]`. */
+/* model: COMMIT. There: `VALID(vx) && vl[STEP(vx)] == rep[vN]`. */
 static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
 {
 	const struct proto_commit *c = &h->entry.commit;
@@ -256,13 +256,13 @@ static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
 	return r < 0 ? r : step_set(l, n, c, h);
 }
 
-/* ABORT of the model: counts only while the attempt has not committed. */
+/* model: ABORT. Counts only while the attempt has not committed. */
 static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entry *e)
 {
 	return attempt_decide(l, e->attempt, STORE_ATTEMPT_ABORTED, n, e->reason);
 }
 
-/* LAUNCH of the model. */
+/* model: LAUNCH */
 static int apply_launch(struct store_list *l, uint64_t n, const struct proto_entry *e)
 {
 	struct list_launch *x;
@@ -278,7 +278,7 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 	return 0;
 }
 
-/* REMOVE of the model: names the commit entry, not only the step. */
+/* model: REMOVE. Names the commit entry, not only the step. */
 static int apply_remove(struct store_list *l, const struct proto_entry *e)
 {
 	const struct store_list_step *s = step_of_entry(l, e->removes);
@@ -313,7 +313,7 @@ static void steps_clear(struct store_list *l)
 	l->nsteps = l->ncommits = 0;
 }
 
-/* SNAPSH of the model. Who read everything before it has nothing to learn; after a skipped entry what was visible comes
+/* model: SNAPSH. Who read everything before it has nothing to learn; after a skipped entry what was visible comes
  * from the snapshot (its writer knew the entry). Attempts keep what is known of them: a snapshot decides nothing. */
 static int apply_snapshot(struct store_list *l, struct list_hold *h)
 {
@@ -324,6 +324,7 @@ static int apply_snapshot(struct store_list *l, struct list_hold *h)
 	return take_live(l, h);
 }
 
+/* model: replay */
 int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 {
 	struct list_hold *h = calloc(1, sizeof *h);
@@ -347,6 +348,7 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 	return r;
 }
 
+/* model: SNAPSH */
 int list_adopt(struct store_list *l, struct proto_entry *e)
 {
 	l->gap = true;

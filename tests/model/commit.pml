@@ -1,0 +1,616 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The commit protocol as an explicit-state model (Promela, Spin 6.5): every interleaving of ranks, launches, imports,
+ * removals, collectors, a snapshot and a power loss, for a handful of saves. README.md says how to read and run it.
+ *
+ * Attempts: 0     the commit of step 0 that stands in the list from the start
+ *           1, 2  first and second save of launch 1, whose entry stands in the list from the start
+ *           3     save of launch 2, a restart of the job     5  save of launch 3, the saver of launch 1 opened again
+ *           4     an import: one writer, no launch
+ * A job has NR ranks. Pack of attempt a, rank r = bit NR*a+r. A process that stops, or wakes late, is one that the
+ * scheduler does not pick, so every stall and every death is among the interleavings. A list entry is read or put in
+ * one step; the check of an operation and its put are two steps. `if :: d_step {...} fi` is such a step.
+ *
+ * `code:` behind a label, an inline or a process names the functions that make this transition, each of which has
+ * `model:` and the label in a comment above it; "later" where the code has none yet. A test compares both sides.
+ *
+ * Rules (F_...); without one the model does what one might do instead:
+ *   UNDEC   a commit counts only while its attempt is undecided: neither aborted nor committed before
+ *   ABORT   `failed` is told only when the list decides so: who gives up appends `abort` first
+ *   HIST    who acts for an attempt knows every entry since its launch's or its begin, not only since a snapshot
+ *   BASE    a base is named before it is used, and the list is read again after that
+ *   SYNC    no act on an entry or file, and no next entry, before it is durable
+ *   ENTRY   `remove` names the commit entry, not only the step
+ *   LAUNCH  a launch entry aborts the undecided attempts of earlier launches
+ *   FRESH   a saver that is opened again is a new launch, not the old one counting anew
+ *   BEGIN   `begin` is put before the first pack of the attempt
+ *   CAND    the collector lists its candidates and marks before lists and folders
+ *   OWN     the collector keeps what belongs to an attempt that was undecided at the first reading
+ *   NAMED   the collector keeps what a base named by an undecided attempt reaches
+ *   AGAIN   the collector reads the lists again after incoming
+ *   SINCE   the second reading reaches every commit that came since the first, removed meanwhile or not
+ *   DEL     who may have announced deletes its packs only when the list says `abort`
+ *   COVER   every committer checks the cover, not the first rank alone
+ *
+ * Switches: NR, NL (numbers of the list), A1 A2 (saves of launch 1), L2, REOPEN, IMP, CHAIN=n (imports, each of which
+ * takes the one before as its base), NOGRACE (the collector deletes at once, and refuses while a writer is alive), REM=n
+ * (removals), COL=n (collections of one collector), COLS=n (collectors), SNAP,
+ * DELAY (a list put in flight), ERR (an announcement in flight), HB (heartbeats that seem to stop), CLEAN (a committer
+ * deletes its folder), CRASH, WRONG (the last rank announces a wrong box); steps S2..S5, replace flags R1..R5, bases
+ * B1..B5 of the attempts. */
+#ifndef NR
+#define NR 2
+#endif
+#ifndef NL
+#define NL 12
+#endif
+#ifndef S2
+#define S2 2
+#endif
+#ifndef S3
+#define S3 1
+#endif
+#ifndef S4
+#define S4 1
+#endif
+#ifndef S5
+#define S5 2
+#endif
+#ifndef R1
+#define R1 0
+#endif
+#ifndef R2
+#define R2 0
+#endif
+#ifndef R3
+#define R3 0
+#endif
+#ifndef R4
+#define R4 0
+#endif
+#ifndef R5
+#define R5 0
+#endif
+#ifdef CHAIN
+#define B2 1
+#define B4 2
+#endif
+#ifndef B2
+#define B2 1
+#endif
+#ifndef B4
+#define B4 0
+#endif
+#ifndef REM
+#define REM 0
+#endif
+#ifndef COL
+#define COL 0
+#endif
+#ifndef COLS
+#define COLS 1
+#endif
+
+#define NA 6                  /* attempts */
+#define NS 3                  /* steps */
+#define BIT(x)   (1 << (x))
+#define STEP(a)  ((a) == 0 -> 0 : ((a) == 1 -> 1 : ((a) == 2 -> S2 : ((a) == 3 -> S3 : ((a) == 4 -> S4 : S5)))))
+#define REPL(a)  ((a) == 1 -> R1 : ((a) == 2 -> R2 : ((a) == 3 -> R3 : ((a) == 4 -> R4 : ((a) == 5 -> R5 : 0)))))
+#define BASE(a)  ((a) == 2 -> B2 : ((a) == 4 -> B4 : 0))        /* the attempt whose commit is named as base */
+#ifdef CHAIN
+#define OF(a)    0
+#define FULL(a)  1
+#else
+#define OF(a)    ((a) == 3 -> 2 : ((a) == 5 -> 3 : ((a) == 4 -> 0 : 1)))       /* its launch; 0 = none */
+#define FULL(a)  ((a) == 4 -> 1 : BIT(NR) - 1)                  /* all its parts */
+#endif
+#define ATTS(l)  ((l) == 1 -> 6 : ((l) == 2 -> 8 : 32))         /* attempts of a launch */
+#define PACK(a, r) BIT(NR * (a) + (r))
+#define OWN(a)   ((BIT(NR) - 1) << (NR * (a)))                  /* all its packs */
+
+#define LAUNCH 1              /* kinds of entries; what they name */
+#define COMMIT 2              /*   an attempt; and the entry that it replaces */
+#define ABORT  3              /*   an attempt */
+#define REMOVE 4              /*   a step; and the entry that it removes */
+#define SNAPSH 5
+#define MK(k, x) (((k) << 4) | (x))
+
+#ifdef F_UNDEC
+#define DONE(a)  (vcom & BIT(a))                                /* this attempt's commit stands in the list */
+#define VALID(a) (!((vab | vcom) & BIT(a)))
+#else
+#define DONE(a)  (vl[STEP(a)] && (ent[vl[STEP(a)] - 1] & 15) == (a))    /* ... and is the live one of its step */
+#define VALID(a) (!(vab & BIT(a)))
+#endif
+#ifdef F_COVER
+#define COVERS(a, r) (!(wrong & BIT(a)))
+#else
+#define COVERS(a, r) (r || !(wrong & BIT(a)))
+#endif
+#define LIVE(a)  (vl[STEP(a)] && (ent[vl[STEP(a)] - 1] & 15) == (a))
+
+byte  ent[NL], rep[NL];       /* the list: kind and subject; 1 + entry replaced or removed (0 = none) */
+byte  parts[NA];              /* part.<rank> of an attempt */
+byte  begun, based;           /* folders with a `begin`; with a base named: a bit for each attempt */
+int   pm[NA];                 /* packs that the parts, hence the manifest, of an attempt name */
+int   packs, trash;           /* packs that exist; those with a mark */
+byte  pendn, pende, pendr;    /* a list put in flight: lands, or is repeated, at any later time */
+byte  latep;                  /* attempts for which the last rank's part is in flight */
+int   alive;                   /* packs whose writers have a heartbeat (NOGRACE) */
+byte  wrong;                  /* attempts whose parts do not cover */
+byte  mf, dm;                 /* manifests linked; durable */
+short dl;                     /* list entries that are durable */
+byte  ups;                    /* launches whose entry stands */
+bit   crashed; byte after = 255;                /* power loss; first process after it */
+byte  toldF, toldC, everv, retired, frozen;     /* history, for the checks only */
+
+hidden byte vN, vab, vcom, vls, vk, vx, vi, vis, vis2, vl[NS];        /* scratch of one step */
+
+/* ---- reading the list ---- */
+
+/* The attempts of all launches in vls but the one that has just begun, as far as they are undecided. */
+#define EARLIER(x) (((vls & 2 && (x) != 1) -> ATTS(1) : 0) | ((vls & 4 && (x) != 2) -> ATTS(2) : 0) \
+	| ((vls & 8 && (x) != 3) -> ATTS(3) : 0))
+
+/* What a reader knows who starts at entry `from` (a snapshot: live steps only) and reads to the end. */
+inline replay(from) {                   /* code: store_list_refresh, list_apply */
+	vN = 0; vab = 0; vcom = 0; vls = 0; vi = 0;
+	do :: vi < NS -> vl[vi] = 0; vi++ :: else -> break od;
+	do
+	:: vN < NL && ent[vN] != 0 ->
+		vk = ent[vN] >> 4; vx = ent[vN] & 15;
+		if
+		:: vk == LAUNCH && !(vls & BIT(vx)) -> /* code: apply_launch */
+			vls = vls | BIT(vx);
+#ifdef F_LAUNCH
+			vab = vab | (EARLIER(vx) & ~vcom)
+#endif
+		:: vk == COMMIT && VALID(vx) && vl[STEP(vx)] == rep[vN] -> /* code: apply_commit */
+			vl[STEP(vx)] = vN + 1; vcom = vcom | BIT(vx)
+		:: vk == ABORT -> /* code: apply_abort */
+			if :: !(vcom & BIT(vx)) -> vab = vab | BIT(vx) :: else fi
+		:: vk == REMOVE -> /* code: apply_remove */
+#ifdef F_ENTRY
+			if :: vl[vx] == rep[vN] -> vl[vx] = 0 :: else fi
+#else
+			vl[vx] = 0
+#endif
+		:: vk == SNAPSH && vN > 0 && vN == from -> /* code: apply_snapshot, list_adopt */
+			vab = 0; vls = 0; vcom = 0; vi = 0;
+			do
+			:: vi < NS -> if :: vl[vi] -> vcom = vcom | BIT(ent[vl[vi] - 1] & 15) :: else fi; vi++
+			:: else -> break
+			od
+		:: else
+		fi; vN++
+	:: else -> break
+	od; vi = 0
+}
+/* Number of the newest snapshot, else 0. */
+inline newest(from) {                   /* code: start_from_snapshot */
+	vi = 0; from = 0;
+	do
+	:: vi < NL && ent[vi] != 0 -> if :: (ent[vi] >> 4) == SNAPSH -> from = vi :: else fi; vi++
+	:: else -> break
+	od; vi = 0
+}
+inline visible(v) {
+	v = 0; vi = 0;
+	do
+	:: vi < NS -> if :: vl[vi] -> v = v | BIT(ent[vl[vi] - 1] & 15) :: else fi; vi++
+	:: else -> break
+	od; vi = 0
+}
+
+/* ---- what must hold after every change of the list, the packs or of what was told ---- */
+
+inline check() {
+	newest(vis2); vx = vis2; replay(vx); visible(vis2);
+	replay(0); visible(vis);
+	assert(vis == vis2);                            /* a reader from the snapshot sees the same steps */
+	vi = 0;
+	do
+	:: vi < NA -> assert(!(vis & BIT(vi)) || !(pm[vi] & ~packs)); vi++      /* visible: no pack is missing */
+	:: else -> break
+	od; vi = 0;
+	assert(!(vis & ~mf));                           /* ... nor the manifest */
+	assert(!(vis & wrong));                         /* ... and the parts cover */
+	assert(!(vis & retired));                       /* a removed or replaced commit never comes back */
+	everv = everv | vis; retired = everv & ~vis; ups = vls;
+	assert(!(vcom & toldF));                        /* `failed` was told: never visible */
+	assert(!(toldC & ~vcom));                       /* `committed` was told: stands in the list */
+	if                                              /* whom a launch found undecided never commits after it */
+	:: vN && (ent[vN - 1] >> 4) == LAUNCH -> frozen = frozen | (EARLIER(ent[vN - 1] & 15) & ~vcom)
+	:: else
+	fi;
+	assert(!(vcom & frozen))
+}
+
+/* ---- putting an entry ---- */
+
+#ifdef CRASH
+inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
+#else
+#define sync() skip                     /* nothing is lost: one state for all that is durable */
+#endif
+#ifdef F_SYNC
+#define SYNC sync()
+#else
+#define SYNC skip
+#endif
+/* Put number n: lands, or finds the number taken, or (DELAY) its outcome is unknown and it lands later. */
+#ifdef CRASH
+#define FSYNC d_step { replay(0); sync() };
+#else
+#define FSYNC
+#endif
+#ifdef DELAY
+#define LATER(n, e, r, unknown) :: d_step { n < NL && ent[n] == 0 && pendn == 0 -> pendn = n + 1; pende = e; pendr = r }; goto unknown
+#else
+#define LATER(n, e, r, unknown)
+#endif
+#define PUT(n, e, r, mine, other, unknown) /* code: put_number */ \
+	if \
+	:: n >= NL -> assert(false) \
+	:: n < NL && ent[n] != 0 -> goto other \
+	:: d_step { n < NL && ent[n] == 0 -> ent[n] = e; rep[n] = r; check() }; FSYNC goto mine \
+	LATER(n, e, r, unknown) \
+	fi
+
+#ifdef CRASH
+#define BEFORE_CRASH provided (!crashed)
+#define AFTER_CRASH  provided (!crashed || _pid >= after)
+#else
+#define BEFORE_CRASH                    /* Spin cannot leave out equivalent orders where `provided` is used */
+#define AFTER_CRASH
+#endif
+
+/* ---- one rank: attempt a0 of launch l, then a1 of the same launch, or of launch l1 with the saver opened again ---- */
+
+proctype Rank(byte l; byte r; byte a0; byte a1; byte l1) AFTER_CRASH {
+	byte a = a0, n, rp, from, seen; bit reuse, mine;
+
+lau:	if                                                  /* code: later */
+	:: l < 2                                            /* none, or launch 1, whose entry stands */
+	:: l >= 2 && r == 0 ->                              /* rank 0 appends the entry */
+		if :: d_step { replay(0); n = vN; rp = (vls & BIT(l)); SYNC } fi;
+		if
+		:: rp -> goto come                          /* it stands: a put whose outcome was not known */
+		:: else -> PUT(n, MK(LAUNCH, l), 0, come, lau, lau)
+		fi
+	:: l >= 2 && r != 0 && (ups & BIT(l)) ->            /* the others wait for it */
+		if :: d_step { replay(0); SYNC } fi
+	fi;
+come:	skip;                                               /* code: attempt_start */
+#ifdef NOGRACE
+	d_step { alive = alive | PACK(a, r) };              /* the heartbeat, before anything else */
+#endif
+#ifdef CHAIN
+end_base: everv & BIT(BASE(a));                             /* a chain's saves begin when their base has been seen */
+#endif
+begin:	if :: d_step {                                      /* code: attempt_put_begin, base_name */
+#ifdef F_BEGIN
+		begun = begun | BIT(a);
+#endif
+		replay(0); reuse = LIVE(BASE(a));
+#ifdef F_BASE
+		based = based | (reuse -> BIT(a) : 0);
+#endif
+#ifndef F_HIST
+		newest(from);
+#endif
+		seen = from
+	} fi;
+	d_step {                                            /* the list again: is the base still there? */
+#ifdef F_BASE
+		replay(0); reuse = reuse && LIVE(BASE(a))
+#else
+		based = based | (reuse -> BIT(a) : 0)
+#endif
+	};
+	d_step { packs = packs | PACK(a, r) };              /* pack written and sealed */
+#ifndef F_BEGIN
+	d_step { begun = begun | BIT(a) };
+#endif
+part:	if                                                  /* code: commit_announce */
+	:: d_step { !(parts[a] & BIT(r)) -> parts[a] = parts[a] | BIT(r); mine = 1;
+		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0);
+#ifdef WRONG
+		wrong = wrong | (r == NR - 1 -> BIT(a) : 0)
+#endif
+		}
+	:: (parts[a] & BIT(r)) -> goto fail                 /* the name is taken */
+#ifdef ERR
+	:: d_step { r == NR - 1 && !(parts[a] & BIT(r)) -> latep = latep | BIT(a); mine = 1;    /* outcome unknown: lands later */
+		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0) };
+#ifndef F_DEL
+	   d_step { packs = packs & ~PACK(a, r); check() };
+#endif
+	   goto fail
+	:: d_step { r == NR - 1 -> packs = packs & ~PACK(a, r); check() }; goto fail   /* nothing announced: its packs may go at once */
+#endif
+	fi;
+wait:	if                                                  /* code: later */
+	:: d_step { ent[seen] != 0 -> replay(from); seen = vN; SYNC;
+		n = 0; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0)) };
+	   if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else -> rp = 0; goto wait fi
+#ifdef HB
+	:: parts[a] != FULL(a) -> goto fail                 /* somebody's heartbeat seems to have stopped */
+#endif
+	:: parts[a] == FULL(a) -> goto com                  /* any rank takes over */
+	fi;
+com:	if                                                  /* code: commit_manifest */
+	:: d_step { (!(pm[a] & ~packs) && COVERS(a, r)) -> mf = mf | BIT(a);
+#ifdef F_SYNC
+		dm = dm | BIT(a)
+#endif
+		};
+#ifdef CRASH
+	   if :: !(dm & BIT(a)) && r == 0 -> d_step { dm = dm | BIT(a) }    /* its maker's fsync; who found it there goes on */
+	      :: else fi;
+#endif
+	   skip
+	:: else -> goto fail                                /* a pack is gone, or the boxes do not cover */
+	fi;
+chk:	if :: d_step {                                      /* code: store_list_put, commit_check */
+		replay(from); n = vN; rp = 250;
+		if
+		:: DONE(a) -> rp = 251
+		:: !DONE(a) && !VALID(a) -> rp = 252
+		:: else -> if :: vl[STEP(a)] == 0 || REPL(a) -> rp = vl[STEP(a)] :: else fi
+		fi;
+		SYNC
+	} fi;
+	if
+	:: rp == 251 -> goto yes
+	:: rp == 252 -> goto no
+	:: rp == 250 -> goto fail                           /* the step is taken */
+	:: else
+	fi;
+	PUT(n, MK(COMMIT, a), rp, wait, chk, open);
+open:	if                                                  /* code: commit_settle */
+	:: goto fail                                        /* the put's outcome is open: `abort`, or the commit, comes first */
+	:: goto wait
+	fi;
+fail:	skip;                                               /* code: store_attempt_abort_put, abort_check */
+#ifndef F_ABORT
+	goto no;
+#else
+	if :: d_step {
+		replay(from); n = vN; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0));
+		SYNC
+	} fi;
+	if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else fi;
+	PUT(n, MK(ABORT, a), 0, fail, fail, fail);
+#endif
+no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); check() } fi;    /* code: store_attempt_abort */
+#ifdef ERR
+	d_step { packs = packs & ~PACK(a, r); check() };
+#endif
+	goto next;
+yes:	if :: d_step {                                      /* code: store_attempt_commit */
+		assert(mine);                                   /* what was committed is what this call announced */
+		n = 0; rp = 0; seen = 0; replay(0); sync(); toldC = toldC | BIT(a); check() } fi;
+#ifdef CLEAN
+	if :: d_step { begun = begun & ~BIT(a); based = based & ~BIT(a); parts[a] = 0 } :: skip fi;
+#endif
+next:	if :: d_step { from = 0; reuse = 0; mine = 0 } fi;
+#ifdef NOGRACE
+	d_step { alive = alive & ~PACK(a, r) };
+#endif
+	if
+	:: a == a0 && a1 -> a = a1;
+		if
+		:: l1 ->                                    /* closed, which drains, and opened again */
+#ifdef F_FRESH
+			l = l1; l1 = 0; goto lau
+#else
+			a = a0; a0 = 0; a1 = 0; l1 = 0; goto come
+#endif
+		:: else -> goto come
+		fi
+	:: else
+	fi;
+end_dead: skip
+}
+
+/* `vckpt rm` of any visible step, REM times; of a chain's steps in order. */
+proctype Remover() BEFORE_CRASH {
+	byte i, s, n, rp, was;
+	do
+	:: i < REM -> i++;
+#ifdef CHAIN
+		s = i - 1; was = 0;
+#else
+		if :: s = 0 :: s = 1 :: s = 2 fi; was = 0;
+#endif
+rm:		if :: d_step { replay(0); n = vN; rp = vl[s];   /* code: remove_seen, remove_allowed */
+			if :: was == 0 -> was = rp :: else fi;
+			sync()
+		} fi;
+		if
+		:: rp == 0 -> skip
+#ifdef F_ENTRY
+		:: rp && rp != was -> skip
+		:: rp && rp == was ->
+#else
+		:: rp ->
+#endif
+			assert(rp == was);                     /* only what was there when it was asked goes */
+			PUT(n, MK(REMOVE, s), rp, more, rm, more)
+		fi;
+more:		if :: d_step { n = 0; rp = 0; was = 0; s = 0 } fi
+	:: else -> break
+	od
+}
+
+/* ---- the collector ---- */
+
+/* Adds to `reach` the packs of the attempts in `set`. */
+#define REACH(set) x = 0; do :: x < NA -> if :: (set) & BIT(x) -> reach = reach | pm[x] :: else fi; x++ :: else -> break od; x = 0
+
+#ifdef NOGRACE
+#define MARKED packs
+#else
+#define MARKED trash
+#endif
+
+proctype Collector() BEFORE_CRASH {
+	byte i, n, dec, old_com, fold, fbased, x; int reach, old, cand;
+	do
+	:: i < COL -> i++;
+#ifdef HB
+dead:		if :: d_step { replay(0); n = vN; dec = vab | vcom; x = 0; sync() } fi;        /* code: gc_abort_dead */
+		if                                              /* an undecided attempt's heartbeats seem to have stopped */
+		:: d_step { (begun & ~dec & 2)  -> x = 1 }
+		:: d_step { (begun & ~dec & 4)  -> x = 2 }
+		:: d_step { (begun & ~dec & 8)  -> x = 3 }
+		:: d_step { (begun & ~dec & 16) -> x = 4 }
+		:: d_step { (begun & ~dec & 32) -> x = 5 }
+		:: skip
+		fi;
+		if :: x -> PUT(n, MK(ABORT, x), 0, dead, dead, dead) :: else fi;        /* code: abort_folder */
+#endif
+#ifdef F_CAND
+cands:		if :: d_step { cand = packs; old = MARKED } fi;  /* code: gc_read */
+#endif
+#ifdef NOGRACE
+none:		if :: alive -> goto busy :: else fi;            /* code: gc_writers_none */
+#endif
+top:		if :: d_step {                                  /* code: gc_read, gc_lists_read */
+			replay(0); dec = vab | vcom; old_com = vcom; visible(vis); reach = 0; REACH(vis); sync()
+		} fi;
+inc:		if :: d_step { fold = begun; fbased = based } fi;       /* code: store_folders_read */
+again:		if :: d_step {                                  /* code: gc_read, gc_reach_commits, gc_reach_bases */
+#ifdef F_AGAIN
+			replay(0); visible(vis);
+#ifdef F_SINCE
+			vis = vis | (vcom & ~old_com);
+#endif
+			REACH(vis); sync();
+			n = vab | vcom;                         /* decided by now */
+#else
+			n = dec;
+#endif
+			do
+			:: x < NA ->
+#ifdef F_NAMED
+				if :: (fbased & BIT(x)) && !(n & BIT(x)) -> reach = reach | pm[BASE(x)] :: else fi;
+#endif
+#ifdef F_OWN
+				if :: !(dec & BIT(x)) && ((n | fold) & BIT(x)) -> reach = reach | OWN(x) :: else fi;
+#endif
+				x++
+			:: else -> break
+			od; x = 0;
+#ifndef F_CAND
+			cand = packs; old = MARKED
+#endif
+		} fi;
+folders:	if :: d_step {                                  /* code: sweep_folder */
+			begun = begun & ~(fold & n); based = based & ~(fold & n);       /* of decided attempts */
+			do :: x < NA -> if :: fold & n & BIT(x) -> parts[x] = 0 :: else fi; x++ :: else -> break od; x = 0
+		} fi;
+mark:		skip;
+#ifndef NOGRACE
+		d_step { trash = (trash & ~(cand & reach)) | (cand & ~reach) }; /* code: sweep_free, sweep_keep */
+#endif
+sweep:		d_step { packs = packs & ~(cand & old & ~reach); trash = trash & packs;         /* code: sweep_delete */
+			reach = 0; old = 0; cand = 0; dec = 0; fold = 0; fbased = 0; old_com = 0; n = 0; check() };
+busy:		skip
+	:: else -> break
+	od
+}
+
+/* ---- the world ---- */
+
+proctype Net() {                                        /* puts in flight land, any number of times */
+end:	do
+	:: d_step { pendn && ent[pendn - 1] == 0 -> ent[pendn - 1] = pende; rep[pendn - 1] = pendr; check() }
+	:: d_step { (latep & 2) && !(parts[1] & BIT(NR - 1)) -> parts[1] = parts[1] | BIT(NR - 1) }
+	:: d_step { (latep & 4) && !(parts[2] & BIT(NR - 1)) -> parts[2] = parts[2] | BIT(NR - 1) }
+	od
+}
+proctype Snapshot() {                                   /* stands for the 64th entry: once, anywhere */
+	byte n;
+	skip;
+sn:	if :: d_step { replay(0); n = vN } fi;              /* code: put_snapshot */
+	PUT(n, MK(SNAPSH, 0), 0, done, sn, done);
+done:	skip
+}
+/* Power loss: of what was not synced, each entry and manifest by itself is kept or lost; launch 2 starts after it. */
+proctype Crash() {
+	byte i;
+	d_step { crashed = 1; pendn = 0; latep = 0 };
+	do
+	:: i < NL && ent[i] != 0 && !(dl & BIT(i)) -> if :: ent[i] = 0; rep[i] = 0 :: skip fi; i++
+	:: i < NL && ent[i] != 0 && (dl & BIT(i)) -> i++
+	:: i < NL && ent[i] == 0 -> i++
+	:: i == NL -> break
+	od;
+	i = 1;
+	do
+	:: i < NA && (mf & BIT(i)) && !(dm & BIT(i)) -> if :: mf = mf & ~BIT(i) :: skip fi; i++
+	:: i < NA && (!(mf & BIT(i)) || (dm & BIT(i))) -> i++
+	:: i == NA -> break
+	od; i = 0;
+	d_step { replay(0); visible(vis); everv = vis; retired = 0; frozen = 0; check() };
+	after = run Rank(2, 0, 3, 0, 0); run Rank(2, 1, 3, 0, 0)
+}
+
+#if NR > 2
+#define RANKS(l, a0, a1, l1) run Rank(l, 0, a0, a1, l1); run Rank(l, 1, a0, a1, l1); run Rank(l, 2, a0, a1, l1)
+#else
+#if NR > 1
+#define RANKS(l, a0, a1, l1) run Rank(l, 0, a0, a1, l1); run Rank(l, 1, a0, a1, l1)
+#else
+#define RANKS(l, a0, a1, l1) run Rank(l, 0, a0, a1, l1)
+#endif
+#endif
+
+init {
+	d_step { ent[0] = MK(COMMIT, 0); ent[1] = MK(LAUNCH, 1); dl = 3; pm[0] = 1; packs = 1; mf = 1; dm = 1; everv = 1;
+		ups = 2 };
+	atomic {
+#ifdef REOPEN
+		RANKS(1, 1, 5, 3);
+#endif
+#ifdef A2
+		RANKS(1, 1, 2, 0);
+#endif
+#ifdef A1
+		RANKS(1, 1, 0, 0);
+#endif
+#ifdef CHAIN
+		run Rank(0, 0, 1, 0, 0); run Rank(0, 0, 2, 0, 0);
+#if CHAIN > 2
+		run Rank(0, 0, 4, 0, 0);
+#endif
+#endif
+#ifdef CRASH
+		run Crash();
+#else
+#ifdef L2
+		RANKS(2, 3, 0, 0);
+#endif
+#endif
+#ifdef IMP
+		run Rank(0, 0, 4, 0, 0);
+#endif
+#if REM > 0
+		run Remover();
+#endif
+#if COL > 0
+		run Collector();
+#if COLS > 1
+		run Collector();
+#endif
+#endif
+#ifdef SNAP
+		run Snapshot();
+#endif
+#if defined(DELAY) || defined(ERR)
+		run Net();
+#endif
+	}
+}
