@@ -93,6 +93,13 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 	return 0;
 }
 
+/* The text may repeat what a user or a file said. */
+static void complain(const struct tool *t, const char *text)
+{
+	fprintf(stderr, "vckpt %s: ", t->command->name);
+	tool_print_text(stderr, text, strlen(text));
+}
+
 int tool_usage(const struct tool *t, const char *format, ...)
 {
 	char text[1024];
@@ -101,13 +108,15 @@ int tool_usage(const struct tool *t, const char *format, ...)
 	va_start(args, format);
 	vsnprintf(text, sizeof text, format, args);
 	va_end(args);
-	fprintf(stderr, "vckpt %s: %s (see vckpt %s --help)\n", t->command->name, text, t->command->name);
+	complain(t, text);
+	fprintf(stderr, " (see vckpt %s --help)\n", t->command->name);
 	return TOOL_USAGE;
 }
 
 int tool_fail(const struct tool *t, const struct base_error *err)
 {
-	fprintf(stderr, "vckpt %s: %s\n", t->command->name, err->text[0] ? err->text : base_error_name(err->code));
+	complain(t, err->text[0] ? err->text : base_error_name(err->code));
+	fputc('\n', stderr);
 	return err->code == -BASE_EDAMAGED ? TOOL_DAMAGE : TOOL_FAILED;
 }
 
