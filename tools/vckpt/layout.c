@@ -3,23 +3,25 @@
  * vckpt layout: who holds what of one tensor, by shape, mesh and placements. Opens no store.
  *
  * Two passes over the ranks that are asked for: the first finds what is wrong for any of them (a flat range past the
- * end of one) and counts the boxes, the second writes each rank as it goes, so that memory does not grow with the
- * mesh. */
+ * end of one) and, where all boxes will be written, counts these; the second writes each rank as it goes, so that
+ * memory does not grow with the mesh. The table of all ranks shows a few boxes of each, and says how many more there
+ * are where that takes no walk. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "tools/vckpt/layout.h"
 
+#define BOXES_MAX (UINT64_C(1) << 23) /* that are written: some seconds; beyond, --rank picks */
 #define SHOWN_BOXES 8 /* of a rank, in the table of all ranks */
 
 uint32_t layout_count(const struct layout *l)
 {
-	return l->one ? 1 : l->on.mesh.mesh->count;
+	return tool_ranks_count(&l->ranks, l->on.mesh.mesh);
 }
 
 uint32_t layout_rank_at(const struct layout *l, uint32_t i)
 {
-	return l->one ? l->rank : tensor_mesh_rank_at(l->on.mesh.mesh, i);
+	return tool_ranks_at(&l->ranks, l->on.mesh.mesh, i);
 }
 
 int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret_shard, struct base_error *err)
@@ -27,24 +29,58 @@ int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret
 	return tensor_shard_of(&l->on.sharding, rank, l->flat_text ? &l->flat : NULL, ret_shard, err);
 }
 
+/* No dimension is parted by more than one placement: tensor_shard_box_count does not walk. */
+static bool countable(const struct tool_sharding *on)
+{
+	uint32_t parted = 0;
+
+	for (uint32_t m = 0; m < on->mesh.mesh->ndim; m++) {
+		const struct tensor_placement *p = &on->placements->at[m];
+		uint32_t bit = p->dim < TENSOR_MAX_DIMS ? UINT32_C(1) << p->dim : 0;
+
+		if ((p->kind != TENSOR_STRIDED_SHARD && p->kind != TENSOR_INTERLEAVED_SHARD) ||
+			on->mesh.mesh->size[m] == 1)
+			continue;
+		if (parted & bit)
+			return false;
+		parted |= bit;
+	}
+	return true;
+}
+
+/* Boxes of a shard; of more than `most`, any larger number. */
+static uint64_t count_boxes(const struct layout *l, const struct tensor_shard *shard, uint64_t most)
+{
+	struct tensor_shard_iter it;
+	uint64_t n = 0;
+
+	if (shard->absent || l->countable)
+		return shard->absent ? 0 : tensor_shard_box_count(shard);
+	for (tensor_shard_first(&it, shard, NULL); !it.done && n <= most; tensor_shard_next(&it))
+		n++;
+	return n;
+}
+
 /* 0 or an exit code, said. */
-static int check_ranks(const struct layout *l)
+static int check_ranks(struct layout *l)
 {
 	struct base_error err = {0};
 	struct tensor_shard shard;
-	uint64_t boxes = 0;
+	bool all = l->t->json || (l->ranks.one && !l->draw); /* are written */
 
-	for (uint32_t i = 0; i < layout_count(l); i++) {
+	l->countable = countable(&l->on);
+	for (uint32_t i = 0; (all || l->flat_text) && i < layout_count(l); i++) {
 		uint32_t rank = layout_rank_at(l, i);
 
 		if (layout_shard(l, rank, &shard, &err) < 0)
-			return tool_usage(l->t, "--flat %s: %s", l->flat_text ? l->flat_text : "",
+			return tool_usage(l->t, "--flat %.200s: %s", l->flat_text ? l->flat_text : "",
 				err.text[0] ? err.text : base_error_name(err.code));
-		if (!shard.absent && base_add_overflows(boxes, tensor_shard_box_count(&shard), &boxes))
-			boxes = UINT64_MAX;
-		if (boxes > TOOL_LAYOUT_MAX && (l->t->json || l->one)) {
-			base_error_set(&err, -BASE_ELIMIT, "--place %s: more than %" PRIu64 " boxes%s", l->on.place,
-				TOOL_LAYOUT_MAX, l->one ? "" : "; --rank N tells of one rank");
+		if (!all)
+			continue;
+		if (base_add_overflows(l->boxes, count_boxes(l, &shard, BOXES_MAX - l->boxes), &l->boxes) ||
+			l->boxes > BOXES_MAX) {
+			base_error_set(&err, -BASE_ELIMIT, "--place %.200s: more than %" PRIu64 " boxes%s", l->on.place,
+				BOXES_MAX, l->ranks.one ? "" : "; --rank N tells of one rank");
 			return tool_fail(l->t, &err);
 		}
 	}
@@ -123,41 +159,33 @@ static void print_head(const struct layout *l)
 
 static void print_boxes(const struct layout *l, const struct tensor_shard *shard)
 {
-	uint64_t count = tensor_shard_box_count(shard), shown = 0;
 	struct tensor_shard_iter it;
+	uint64_t shown = 0;
 	char text[TOOL_BOX_TEXT];
 
 	for (tensor_shard_first(&it, shard, NULL); !it.done && shown < SHOWN_BOXES; tensor_shard_next(&it), shown++) {
 		tensor_box_text(l->shape.ndim, &it.at.box, text, sizeof text);
 		printf("  %s", text);
 	}
-	if (shown < count)
-		printf("  and %" PRIu64 " more", count - shown);
-	else if (count == 0)
-		fputs("  -", stdout);
+	if (!it.done && l->countable)
+		printf("  and %" PRIu64 " more", tensor_shard_box_count(shard) - shown);
+	else if (!it.done || shown == 0)
+		fputs(shown ? "  and more" : "  -", stdout);
 	putchar('\n');
-}
-
-/* The widest text that a column may have to hold, or a little less: a longer one only pushes its line. */
-static int coordinate_width(const struct tensor_mesh *m, const char *names)
-{
-	int width = -1;
-
-	for (uint32_t d = 0; d < m->ndim; d++)
-		width += tool_digits(m->size[d] - 1) + 1;
-	return width > (int)strlen(names) ? width : (int)strlen(names);
 }
 
 static int print_table(const struct layout *l)
 {
 	const struct tensor_mesh *m = l->on.mesh.mesh;
-	char names[TENSOR_MAX_DIMS * 65], at[TOOL_SHAPE_TEXT], shape[TOOL_SHAPE_TEXT], bytes[32];
+	char names[TOOL_NAMES_TEXT], at[TOOL_SHAPE_TEXT], shape[TOOL_SHAPE_TEXT], bytes[32];
 	struct base_error err = {0};
 	struct tensor_shard shard;
 
 	tool_names_text(m, UINT32_MAX, names);
 	tool_shape_text(&l->shape, shape);
-	int width = coordinate_width(m, names), room = (int)strlen(shape) > 11 ? (int)strlen(shape) : 11;
+	/* of the widest local shape, or a little less: a longer one only pushes its line */
+	int width = tool_coordinate_width(m), room = (int)strlen(shape) > 11 ? (int)strlen(shape) : 11;
+
 	print_head(l);
 	printf("%8s  %-*s  %-*s  %9s  boxes\n", "rank", width, names, room, "local shape", "bytes");
 	for (uint32_t i = 0; i < layout_count(l) && !ferror(stdout); i++) {
@@ -177,25 +205,24 @@ static int print_table(const struct layout *l)
 /* Everything of one rank: a line for each box, with where it lies in the local buffer. */
 static int print_rank(const struct layout *l)
 {
-	char names[TENSOR_MAX_DIMS * 65], text[TOOL_BOX_TEXT], bytes[32];
+	char names[TOOL_NAMES_TEXT], text[TOOL_BOX_TEXT], bytes[32];
 	struct base_error err = {0};
 	struct tensor_shard_iter it;
 	struct tensor_shard shard;
 
-	if (layout_shard(l, l->rank, &shard, &err) < 0)
+	if (layout_shard(l, l->ranks.rank, &shard, &err) < 0)
 		return tool_fail(l->t, &err);
 	print_head(l);
 	if (shard.absent) {
-		printf("rank %" PRIu32 " is not in the mesh: it holds nothing\n", l->rank);
+		printf("rank %" PRIu32 " is not in the mesh: it holds nothing\n", l->ranks.rank);
 		return tool_output_end(l->t);
 	}
 	tool_names_text(l->on.mesh.mesh, UINT32_MAX, names);
-	tool_coordinate_text(l->on.mesh.mesh, l->rank, text);
-	printf("rank %" PRIu32 " at %s = %s", l->rank, names, text);
+	tool_coordinate_text(l->on.mesh.mesh, l->ranks.rank, text);
+	printf("rank %" PRIu32 " at %s = %s", l->ranks.rank, names, text);
 	tool_shape_text(&shard.local_shape, text);
 	tool_format_bytes(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype), bytes);
-	uint64_t count = tensor_shard_box_count(&shard);
-	printf(": local shape %s, %s in %" PRIu64 " %s\n", text, bytes, count, count == 1 ? "box" : "boxes");
+	printf(": local shape %s, %s in %" PRIu64 " %s\n", text, bytes, l->boxes, l->boxes == 1 ? "box" : "boxes");
 	for (tensor_shard_first(&it, &shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
 		struct tensor_shape stride = {.ndim = l->shape.ndim};
 
@@ -221,7 +248,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	case 'o': l->on.mesh.order = value; return 0;
 	case 'p': l->on.place = value; return 0;
 	case 'f': l->flat_text = value; return 0;
-	case 'r': l->rank_text = value; return 0;
+	case 'r': l->ranks.text = value; return 0;
 	case 'w': l->draw = true; return 0;
 	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
 	}
@@ -236,12 +263,14 @@ static int read_arguments(struct layout *l)
 	if (!code && l->flat_text)
 		code = tool_flat_read(l->t, l->flat_text, &l->flat);
 	if (!code)
-		code = tool_rank_read(l->t, l->rank_text, &l->one, &l->rank);
+		code = tool_ranks_read(l->t, &l->ranks);
 	if (!code && l->draw && l->t->json)
 		code = tool_usage(l->t, "--draw and --json exclude each other");
 	if (!code && l->draw && l->shape.ndim != 2)
 		code = tool_usage(l->t, "--draw: only tensors of 2 dimensions are drawn, --shape %s has %" PRIu32,
 			l->shape_text, l->shape.ndim);
+	if (!code)
+		code = tool_ranks_check(l->t, &l->ranks, &l->on.mesh);
 	return code ? code : check_ranks(l);
 }
 
@@ -265,7 +294,7 @@ static int layout_run(struct tool *t, int argc, char **argv)
 		else if (l.draw)
 			code = layout_draw(&l);
 		else
-			code = l.one ? print_rank(&l) : print_table(&l);
+			code = l.ranks.one ? print_rank(&l) : print_table(&l);
 	}
 	tool_sharding_release(&l.on);
 	return code;

@@ -1,86 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout: what `vckpt mesh`, `layout` and `reshard` share: their arguments, and how ranks, shapes and coordinates are
- * written. These commands open no store and write as they go: a mesh may have millions of ranks. One thread.
- * Functions that read arguments return 0 or the exit code to leave with; what is wrong has then been said, with the
- * option and its value. */
+ * layout: what `vckpt layout` was asked, shared with its picture. One thread. */
 #ifndef TOOLS_VCKPT_LAYOUT_H
 #define TOOLS_VCKPT_LAYOUT_H
 
-#include "core/tensor/boxes.h"
-#include "core/tensor/dtype.h"
-#include "core/tensor/shard.h"
-#include "tools/vckpt/tool.h"
+#include "tools/vckpt/layout_args.h"
 
-/* Boxes, or ranks in groups, that one command prints at most; beyond that, --rank picks. */
-#define TOOL_LAYOUT_MAX (UINT64_C(1) << 26)
-
-/* A decimal number of at most `max`. */
-int tool_number_read(const struct tool *t, const char *option, const char *text, uint64_t max, uint64_t *ret);
-/* "--rank 5": a missing one (text NULL) is not an error, *ret_given false. */
-int tool_rank_read(const struct tool *t, const char *text, bool *ret_given, uint32_t *ret_rank);
-/* Skips blanks and reads digits: 0, -EINVAL (none), -ERANGE (above 2^64-1); *p then stands behind them and blanks. */
-int tool_digits_read(const char **p, uint64_t *ret);
-
-/* --mesh and --rank-order. Zero-initialise with the names of the options and their values (NULL: not given). */
-struct tool_mesh {
-	const char *option, *text, *order_option, *order;
-	struct tensor_mesh *mesh;
-};
-/* "dp=2,tp=4", JSON text {"dims": [["dp",2],["tp",4]], "ranks": [...]}, or @FILE with such JSON. */
-int tool_mesh_read(const struct tool *t, struct tool_mesh *m);
-/* That JSON as a mesh. -EINVAL, -BASE_ELIMIT, -ENOMEM, or what reading the file gave, told in err. */
-int tool_mesh_from_json(const char *text, struct tensor_mesh **ret_m, struct base_error *err);
-int tool_mesh_from_file(const char *path, struct tensor_mesh **ret_m, struct base_error *err);
-void tool_mesh_print_json(const struct tensor_mesh *m); /* as the two above read it */
-
-/* A mesh and the placements on it. */
-struct tool_sharding {
-	struct tool_mesh mesh;
-	const char *place_option, *place;
-	struct tensor_placements *placements;
-	struct tensor_sharding sharding;
-};
-int tool_sharding_read(const struct tool *t, const struct tensor_shape *shape, unsigned item_bytes,
-	struct tool_sharding *s);
-void tool_sharding_release(struct tool_sharding *s);
-int tool_tensor_read(const struct tool *t, const char *shape, const char *dtype, struct tensor_shape *ret_shape,
-	enum tensor_dtype *ret_dtype);
-/* "A:B" or "A:B/L" */
-int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *ret_flat);
-
-/* ---- writing ---- */
-
-#define TOOL_SHAPE_TEXT (TENSOR_MAX_DIMS * 22 + 3)
-#define TOOL_BOX_TEXT (TENSOR_MAX_DIMS * 43 + 3)
-void tool_shape_text(const struct tensor_shape *s, char text[static TOOL_SHAPE_TEXT]); /* "[4096, 1024]" */
-/* "0,3"; "-" for a rank outside the mesh */
-void tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT]);
-void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TENSOR_MAX_DIMS * 65]); /* "dp,tp" */
-/* Ascending ranks, neighbours joined: "0-3,8". */
-void tool_ranks_text(const uint32_t *ranks, size_t n, struct base_buf *b);
-int tool_digits(uint64_t v); /* how many */
-void tool_json_numbers(const uint64_t *v, uint32_t n); /* "[4096, 1024]" */
-void tool_json_numbers32(const uint32_t *v, uint32_t n);
-void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype); /* "[4096, 1024] bf16, 8.4 MB" */
-
-/* Before the first byte: from now on a reader who leaves is an error of writing, not a signal. */
-void tool_output_begin(void);
-/* After the last: TOOL_DONE, or TOOL_FAILED, said. */
-int tool_output_end(const struct tool *t);
-
-/* ---- layout ---- */
-
-/* What `vckpt layout` was asked; passed to its picture. */
 struct layout {
 	struct tool *t;
-	const char *shape_text, *dtype_text, *flat_text, *rank_text;
+	const char *shape_text, *dtype_text, *flat_text;
 	struct tensor_shape shape;
 	enum tensor_dtype dtype;
 	struct tool_sharding on;
+	struct tool_ranks ranks;
 	struct tensor_flat flat;
-	bool draw, one;         /* one: of `rank` only */
-	uint32_t rank;
+	bool draw;
+	bool countable;         /* boxes are counted by arithmetic, not one by one */
+	uint64_t boxes;         /* of all ranks told of; only with --json or --rank */
 };
 uint32_t layout_count(const struct layout *l);                  /* ranks to tell of */
 uint32_t layout_rank_at(const struct layout *l, uint32_t i);    /* the i-th of them */

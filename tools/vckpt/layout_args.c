@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arguments of mesh, layout and reshard, and the words that they write; see layout.h. */
-#include "tools/vckpt/layout.h"
+ * Arguments of mesh, layout and reshard, and the words that they write; see layout_args.h. */
+#include "tools/vckpt/layout_args.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -45,14 +45,35 @@ int tool_number_read(const struct tool *t, const char *option, const char *text,
 	return 0;
 }
 
-int tool_rank_read(const struct tool *t, const char *text, bool *ret_given, uint32_t *ret_rank)
+int tool_ranks_read(const struct tool *t, struct tool_ranks *r)
 {
 	uint64_t v = 0;
+	int code = r->text ? tool_number_read(t, "--rank", r->text, UINT32_MAX, &v) : 0;
 
-	*ret_given = text;
-	int code = text ? tool_number_read(t, "--rank", text, UINT32_MAX, &v) : 0;
-	*ret_rank = (uint32_t)v;
+	r->one = r->text;
+	r->rank = (uint32_t)v;
 	return code;
+}
+
+int tool_ranks_check(const struct tool *t, const struct tool_ranks *r, const struct tool_mesh *m)
+{
+	struct base_error err = {0};
+
+	if (tool_ranks_count(r, m->mesh) <= TOOL_RANKS_MAX)
+		return 0;
+	base_error_set(&err, -BASE_ELIMIT, "%s %.*s: %" PRIu32 " ranks are too many to tell of; --rank N tells of one",
+		m->option, SHOWN, m->text, m->mesh->count);
+	return tool_fail(t, &err);
+}
+
+uint32_t tool_ranks_count(const struct tool_ranks *r, const struct tensor_mesh *m)
+{
+	return r->one ? 1 : m->count;
+}
+
+uint32_t tool_ranks_at(const struct tool_ranks *r, const struct tensor_mesh *m, uint32_t i)
+{
+	return r->one ? r->rank : tensor_mesh_rank_at(m, i);
 }
 
 /* "0,4,1,5" */
@@ -253,15 +274,26 @@ void tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[
 		len += (size_t)snprintf(text + len, TOOL_SHAPE_TEXT - len, "%s%" PRIu32, d ? "," : "", at[d]);
 }
 
-void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TENSOR_MAX_DIMS * 65])
+void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TOOL_NAMES_TEXT])
 {
 	size_t len = 0;
 
 	text[0] = 0;
 	for (uint32_t d = 0; d < m->ndim; d++)
 		if (dims >> d & 1)
-			len += (size_t)snprintf(text + len, TENSOR_MAX_DIMS * 65 - len, "%s%s", len ? "," : "",
+			len += (size_t)snprintf(text + len, TOOL_NAMES_TEXT - len, "%s%s", len ? "," : "",
 				m->name[d]);
+}
+
+int tool_coordinate_width(const struct tensor_mesh *m)
+{
+	char names[TOOL_NAMES_TEXT];
+	int width = -1;
+
+	tool_names_text(m, UINT32_MAX, names);
+	for (uint32_t d = 0; d < m->ndim; d++)
+		width += tool_digits(m->size[d] - 1) + 1;
+	return width > (int)strlen(names) ? width : (int)strlen(names);
 }
 
 void tool_ranks_text(const uint32_t *ranks, size_t n, struct base_buf *b)

@@ -97,7 +97,7 @@ static int collect(struct drawing *d, struct base_error *err)
 
 			if (d->nheld++ == DRAW_BOXES_MAX)
 				return base_error_set(err, -BASE_ELIMIT, "--draw: more than %u boxes are too many%s",
-					DRAW_BOXES_MAX, l->one ? "" : "; --rank N draws those of one rank");
+					DRAW_BOXES_MAX, l->ranks.one ? "" : "; --rank N draws those of one rank");
 			h->rank = rank;
 			for (int a = 0; a < 2; a++) {
 				h->edge[a][0] = it.at.box.offset[a];
@@ -476,7 +476,7 @@ static int fit(struct drawing *d)
 
 int layout_draw(const struct layout *l)
 {
-	__attribute__((cleanup(drawing_release))) struct drawing d = {.l = l};
+	base_cleanup(drawing_release) struct drawing d = {.l = l};
 	struct base_error err = {0};
 	int r = collect(&d, &err);
 

@@ -7,18 +7,19 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "tools/vckpt/layout.h"
+#include "tools/vckpt/layout_args.h"
 
 #define DEVICES_DEFAULT 8
+#define MEMBERS_MAX (UINT64_C(1) << 26) /* ranks in groups that are written as JSON: some seconds */
 #define SHOWN_RANKS 8           /* of one group, in tables */
 #define SHOWN_MESH 4096u        /* groups of a larger mesh are counted, not listed */
 
 struct mesh_command {
 	struct tool *t;
 	struct tool_mesh mesh;
-	const char *devices_text, *table_text, *rank_text;
-	bool no_wrap, one;              /* one: of `rank` only */
-	uint32_t rank;
+	const char *devices_text, *table_text;
+	bool no_wrap;
+	struct tool_ranks ranks;
 	struct tensor_hosts hosts;
 	uint32_t *table[2];             /* host and device by rank; NULL without --device-table */
 	uint32_t *members;              /* room for the largest group */
@@ -43,12 +44,12 @@ static uint32_t set_at(const struct tensor_mesh *m, uint32_t i)
 
 static uint32_t count(const struct mesh_command *c)
 {
-	return c->one ? 1 : c->mesh.mesh->count;
+	return tool_ranks_count(&c->ranks, c->mesh.mesh);
 }
 
 static uint32_t rank_at(const struct mesh_command *c, uint32_t i)
 {
-	return c->one ? c->rank : tensor_mesh_rank_at(c->mesh.mesh, i);
+	return tool_ranks_at(&c->ranks, c->mesh.mesh, i);
 }
 
 /* false: there is none, at an end without wrapping */
@@ -78,7 +79,7 @@ static void print_rank_json(const struct mesh_command *c, uint32_t rank)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
 	uint32_t at[TENSOR_MAX_DIMS], host = 0, device = 0;
-	char names[TENSOR_MAX_DIMS * 65];
+	char names[TOOL_NAMES_TEXT];
 
 	tensor_mesh_coordinate(m, rank, at);
 	tensor_hosts_find(&c->hosts, rank, &host, &device); /* checked before the first byte */
@@ -104,11 +105,11 @@ static int print_json(const struct mesh_command *c)
 	for (uint32_t i = 0; i < set_count(c->mesh.mesh); i++)
 		numbers += tensor_mesh_group_size(c->mesh.mesh, set_at(c->mesh.mesh, i));
 	numbers *= count(c); /* 136 groups of 2^24, 2^24 times: fits */
-	if (numbers > TOOL_LAYOUT_MAX) {
+	if (numbers > MEMBERS_MAX) {
 		struct base_error err = {0};
 
 		base_error_set(&err, -BASE_ELIMIT, "--mesh %.200s: groups of %" PRIu64 " ranks in all are too many for "
-			"JSON%s", c->mesh.text, numbers, c->one ? "" : "; --rank N tells of one rank");
+			"JSON%s", c->mesh.text, numbers, c->ranks.one ? "" : "; --rank N tells of one rank");
 		return tool_fail(c->t, &err);
 	}
 	tool_output_begin();
@@ -151,12 +152,9 @@ static void print_ranks(const struct mesh_command *c, const char *names)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
 	char at[TOOL_SHAPE_TEXT], next[TOOL_SHAPE_TEXT], previous[TOOL_SHAPE_TEXT];
-	int width = -1, last = m->ranks ? (int)m->ranks[m->order[m->count - 1]] : (int)m->count - 1;
+	int last = m->ranks ? (int)m->ranks[m->order[m->count - 1]] : (int)m->count - 1;
+	int width = tool_coordinate_width(m), room = wider((int)m->ndim * (tool_digits((uint64_t)last) + 1) - 1, 8);
 
-	for (uint32_t d = 0; d < m->ndim; d++)
-		width += tool_digits(m->size[d] - 1) + 1;
-	width = wider(width, (int)strlen(names));
-	int room = wider((int)m->ndim * (tool_digits((uint64_t)last) + 1) - 1, 8);
 	printf("%8s  %-*s  %8s  %6s  %-*s  %s\n", "rank", width, names, "host", "device", room, "next", "previous");
 	for (uint32_t i = 0; i < m->count && !ferror(stdout); i++) {
 		uint32_t rank = tensor_mesh_rank_at(m, i), host = 0, device = 0;
@@ -173,7 +171,7 @@ static void print_ranks(const struct mesh_command *c, const char *names)
 /* Of the names of all sets. */
 static int along_width(const struct tensor_mesh *m)
 {
-	char names[TENSOR_MAX_DIMS * 65];
+	char names[TOOL_NAMES_TEXT];
 	int width = 8;
 
 	for (uint32_t i = 0; i < set_count(m); i++) {
@@ -207,7 +205,7 @@ static void print_groups(const struct mesh_command *c, uint32_t dims)
 static int print_table(const struct mesh_command *c)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
-	char names[TENSOR_MAX_DIMS * 65];
+	char names[TOOL_NAMES_TEXT];
 	int width = along_width(m);
 
 	tool_names_text(m, UINT32_MAX, names);
@@ -225,14 +223,14 @@ static int print_table(const struct mesh_command *c)
 static int print_rank(const struct mesh_command *c)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
-	char names[TENSOR_MAX_DIMS * 65], at[TOOL_SHAPE_TEXT];
+	char names[TOOL_NAMES_TEXT], at[TOOL_SHAPE_TEXT];
 	uint32_t host = 0, device = 0, other;
 	int width = along_width(m);
 
 	tool_names_text(m, UINT32_MAX, names);
-	tool_coordinate_text(m, c->rank, at);
-	tensor_hosts_find(&c->hosts, c->rank, &host, &device);
-	printf("rank %" PRIu32 " at %s = %s, host %" PRIu32 ", device %" PRIu32 "\n\n", c->rank, names, at, host,
+	tool_coordinate_text(m, c->ranks.rank, at);
+	tensor_hosts_find(&c->hosts, c->ranks.rank, &host, &device);
+	printf("rank %" PRIu32 " at %s = %s, host %" PRIu32 ", device %" PRIu32 "\n\n", c->ranks.rank, names, at, host,
 		device);
 	printf("%*s  %8s  %8s  %8s  ranks\n", width, "along", "previous", "next", "position");
 	for (uint32_t i = 0; i < set_count(m); i++) {
@@ -241,13 +239,13 @@ static int print_rank(const struct mesh_command *c)
 		tool_names_text(m, dims, names);
 		printf("%*s", width, names);
 		for (int k = -1; k <= 1; k += 2) {
-			if (i < m->ndim && neighbour(c, c->rank, i, k, &other))
+			if (i < m->ndim && neighbour(c, c->ranks.rank, i, k, &other))
 				printf("  %8" PRIu32, other);
 			else
 				printf("  %8s", i < m->ndim ? "-" : "");
 		}
-		tensor_mesh_group(m, c->rank, dims, c->members);
-		printf("  %8" PRId64 "  ", tensor_mesh_group_position(m, c->rank, dims));
+		tensor_mesh_group(m, c->ranks.rank, dims, c->members);
+		printf("  %8" PRId64 "  ", tensor_mesh_group_position(m, c->ranks.rank, dims));
 		print_members(c->members, tensor_mesh_group_size(m, dims));
 		putchar('\n');
 	}
@@ -312,9 +310,9 @@ static int check_ranks(struct mesh_command *c)
 	const struct tensor_mesh *m = c->mesh.mesh;
 	uint32_t at[TENSOR_MAX_DIMS], host, device, largest = 1;
 
-	if (c->one && tensor_mesh_coordinate(m, c->rank, at) < 0)
+	if (c->ranks.one && tensor_mesh_coordinate(m, c->ranks.rank, at) < 0)
 		return tool_usage(c->t, "--rank %" PRIu32 " is not among the %" PRIu32 " ranks of the mesh %.200s",
-			c->rank, m->count, c->mesh.text);
+			c->ranks.rank, m->count, c->mesh.text);
 	for (uint32_t i = 0; i < count(c); i++)
 		if (tensor_hosts_find(&c->hosts, rank_at(c, i), &host, &device) < 0)
 			return tool_usage(c->t, "--device-table %.200s: nothing for rank %" PRIu32, c->table_text,
@@ -335,7 +333,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	case 'o': c->mesh.order = value; return 0;
 	case 'd': c->devices_text = value; return 0;
 	case 't': c->table_text = value; return 0;
-	case 'r': c->rank_text = value; return 0;
+	case 'r': c->ranks.text = value; return 0;
 	case 'w': c->no_wrap = true; return 0;
 	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
 	}
@@ -356,14 +354,16 @@ static int mesh_run(struct tool *t, int argc, char **argv)
 	if (!code)
 		code = read_hosts(&c);
 	if (!code)
-		code = tool_rank_read(t, c.rank_text, &c.one, &c.rank);
+		code = tool_ranks_read(t, &c.ranks);
+	if (!code)
+		code = tool_ranks_check(t, &c.ranks, &c.mesh);
 	if (!code)
 		code = check_ranks(&c);
 	if (!code && t->json) {
 		code = print_json(&c);
 	} else if (!code) {
 		tool_output_begin();
-		code = c.one ? print_rank(&c) : print_table(&c);
+		code = c.ranks.one ? print_rank(&c) : print_table(&c);
 	}
 	tensor_mesh_free(c.mesh.mesh);
 	free(c.table[0]);

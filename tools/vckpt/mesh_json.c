@@ -5,9 +5,35 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "tools/vckpt/layout.h"
+#include "tools/vckpt/layout_args.h"
 
-#define FILE_MAX (UINT64_C(1) << 29) /* 2^24 ranks fit easily */
+#define TEXT_MAX (UINT64_C(192) << 20) /* bytes: 2^24 ranks fit */
+#define MARKS_MAX 64u
+#define COMMAS_MAX ((UINT64_C(1) << 24) + MARKS_MAX)
+
+/* What was seen of a text. A parser makes values of it, each far larger than its few bytes; so what cannot be a mesh is
+ * refused before: memory follows the number of values. Marks within strings count, too: no name has any. */
+struct scan { uint64_t bytes, marks, commas; };
+
+static bool scan_fits(struct scan *s, const char *text, size_t n)
+{
+	s->bytes += n;
+	for (size_t i = 0; i < n; i++) {
+		s->marks += text[i] == '{' || text[i] == '[' || text[i] == ':';
+		s->commas += text[i] == ',';
+	}
+	return s->bytes <= TEXT_MAX && s->marks <= MARKS_MAX && s->commas <= COMMAS_MAX;
+}
+
+static int refuse_scan(const struct scan *s, struct base_error *err)
+{
+	if (s->bytes > TEXT_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "the file is longer than %" PRIu64 " bytes", TEXT_MAX);
+	if (s->marks > MARKS_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "not JSON of a mesh: more than %u \"{\", \"[\" and \":\"",
+			MARKS_MAX);
+	return base_error_set(err, -BASE_ELIMIT, "not JSON of a mesh: more than %" PRIu64 " commas", COMMAS_MAX);
+}
 
 /* A number of at most 32 bits. */
 static bool number(const json_t *value, uint32_t *ret)
@@ -88,19 +114,22 @@ static int from_parsed(json_t *value, const json_error_t *fault, struct tensor_m
 int tool_mesh_from_json(const char *text, struct tensor_mesh **ret_m, struct base_error *err)
 {
 	json_error_t fault = {0};
+	struct scan scan = {0};
 
+	if (!scan_fits(&scan, text, strlen(text)))
+		return refuse_scan(&scan, err);
 	return from_parsed(json_loads(text, JSON_REJECT_DUPLICATES, &fault), &fault, ret_m, err);
 }
 
-struct source { FILE *file; uint64_t bytes; };
+struct source { FILE *file; struct scan scan; bool over; };
 
 static size_t read_some(void *buffer, size_t len, void *arg)
 {
 	struct source *s = arg;
 	size_t n = fread(buffer, 1, len, s->file);
 
-	s->bytes += n;
-	return ferror(s->file) || s->bytes > FILE_MAX ? (size_t)-1 : n;
+	s->over = s->over || !scan_fits(&s->scan, buffer, n);
+	return ferror(s->file) || s->over ? (size_t)-1 : n;
 }
 
 int tool_mesh_from_file(const char *path, struct tensor_mesh **ret_m, struct base_error *err)
@@ -115,8 +144,8 @@ int tool_mesh_from_file(const char *path, struct tensor_mesh **ret_m, struct bas
 	json_t *value = json_load_callback(read_some, &s, JSON_REJECT_DUPLICATES, &fault);
 	if (!value && ferror(s.file))
 		r = base_error_set(err, -EINVAL, "cannot read the file: %s", strerror(errno));
-	else if (!value && s.bytes > FILE_MAX)
-		r = base_error_set(err, -BASE_ELIMIT, "the file is longer than %" PRIu64 " bytes", FILE_MAX);
+	else if (!value && s.over)
+		r = refuse_scan(&s.scan, err);
 	else
 		r = from_parsed(value, &fault, ret_m, err);
 	fclose(s.file);

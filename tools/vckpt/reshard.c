@@ -7,29 +7,31 @@
  * of them (the same rank number), else the first in mesh order. So every item of a target is read exactly once, and
  * the bytes of all sources of a rank add up to what it holds; that is checked.
  *
- * Two passes over the target ranks: the first only counts, so that too many boxes are refused before the first byte.
- * Memory: the boxes of one target rank. */
+ * Two passes over the target ranks: the first only counts, so that too many boxes, and sums that do not fit, are
+ * refused before the first byte. Memory: the boxes of one target rank. */
 #include <inttypes.h>
 #include <string.h>
 
-#include "tools/vckpt/layout.h"
+#include "tools/vckpt/layout_args.h"
 
 #define RANK_BOXES_MAX (UINT64_C(1) << 22) /* of one target rank */
 #define ALL_BOXES_MAX (UINT64_C(1) << 23)  /* of all: some seconds */
+#define TRIES_MAX (UINT64_C(1) << 25)      /* boxes and ranks looked at to find them */
 #define SHOWN_SOURCES 6
 
 struct entry { uint32_t rank, box; uint64_t items; }; /* source rank, number in boxes */
 
 struct reshard {
 	struct tool *t;
-	const char *shape_text, *dtype_text, *rank_text;
+	const char *shape_text, *dtype_text;
 	struct tensor_shape shape;
 	enum tensor_dtype dtype;
 	struct tool_sharding from, to;
-	bool one, counting;
-	uint32_t rank;
+	struct tool_ranks ranks;
+	bool counting;
 	struct base_error err;
 	/* of the target rank at hand */
+	uint32_t rank;
 	bool own;               /* it stands in the source mesh too, at: */
 	uint32_t at[TENSOR_MAX_DIMS], replicated;
 	const struct tensor_box *window;
@@ -38,7 +40,7 @@ struct reshard {
 	struct tensor_boxes boxes; /* JSON only */
 	uint64_t bytes, own_bytes;
 	/* of all */
-	uint64_t seen, total, moved;
+	uint64_t seen, tries, total, moved;
 	uint32_t readers;
 };
 
@@ -47,7 +49,7 @@ static int add_entry(struct reshard *r, uint32_t rank, const struct tensor_box *
 	bool full = r->n == RANK_BOXES_MAX;
 
 	if (full || r->seen++ == ALL_BOXES_MAX)
-		return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %s --to-place %s: more than %" PRIu64
+		return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: more than %" PRIu64
 			" boxes%s", r->from.place, r->to.place, full ? RANK_BOXES_MAX : ALL_BOXES_MAX,
 			full ? " for one rank" : "; --rank N tells of one rank");
 	if (r->n == r->room) {
@@ -65,6 +67,13 @@ static int add_entry(struct reshard *r, uint32_t rank, const struct tensor_box *
 	return r->t->json && !r->counting ? tensor_boxes_add(&r->boxes, box) : 0;
 }
 
+static int too_many_tries(struct reshard *r)
+{
+	return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: to find what is needed takes too "
+		"long, more than %" PRIu64 " boxes and ranks%s", r->from.place, r->to.place, TRIES_MAX,
+		r->ranks.one ? "" : "; --rank N tells of one rank");
+}
+
 /* A source rank whose shard meets the window. */
 static int add_source(void *arg, uint32_t rank, const uint32_t *coordinate)
 {
@@ -74,6 +83,8 @@ static int add_source(void *arg, uint32_t rank, const uint32_t *coordinate)
 	bool same = r->own; /* the target holds what this one does: they differ where the source is replicated only */
 	int code;
 
+	if (r->tries++ == TRIES_MAX)
+		return too_many_tries(r);
 	for (uint32_t d = 0; same && d < r->from.mesh.mesh->ndim; d++)
 		same = r->replicated >> d & 1 || coordinate[d] == r->at[d];
 	if ((code = tensor_shard_of(&r->from.sharding, rank, NULL, &shard, &r->err)) < 0)
@@ -107,6 +118,8 @@ static int find_sources(struct reshard *r)
 	if (code < 0 || shard.absent)
 		return code;
 	for (tensor_shard_first(&it, &shard, NULL); !it.done; tensor_shard_next(&it)) {
+		if (r->tries++ == TRIES_MAX)
+			return too_many_tries(r);
 		r->window = &it.at.box;
 		code = tensor_sharding_holders(&r->from.sharding, r->window, false, add_source, r);
 		if (code < 0)
@@ -119,8 +132,10 @@ static int find_sources(struct reshard *r)
 		r->own_bytes += r->entries[i].rank == r->rank ? r->entries[i].items * r->from.sharding.item_bytes : 0;
 	}
 	r->bytes = items * r->from.sharding.item_bytes;
-	r->total += r->bytes;
-	r->moved += r->bytes - r->own_bytes;
+	if (base_add_overflows(r->total, r->bytes, &r->total))
+		return base_error_set(&r->err, -EOVERFLOW, "--to-place %.200s: all ranks together hold more than 2^64-1 "
+			"bytes; --rank N tells of one rank", r->to.place);
+	r->moved += r->bytes - r->own_bytes; /* at most the total */
 	r->readers += r->bytes != r->own_bytes;
 	return items == tensor_shard_items(&shard) ? 0 : base_error_set(&r->err, -EIO, "rank %" PRIu32 " holds %" PRIu64
 		" items, but %" PRIu64 " were found: a fault of vckpt", r->rank, tensor_shard_items(&shard), items);
@@ -179,10 +194,10 @@ static void print_line(const struct reshard *r, int width)
 
 		i = source_end(r, i, &part);
 		tool_format_bytes(part, bytes);
-		if (sources < SHOWN_SOURCES || r->one)
+		if (sources < SHOWN_SOURCES || r->ranks.one)
 			printf("%s%" PRIu32 " (%s)", sources ? ", " : "  ", source, bytes);
 	}
-	if (sources > SHOWN_SOURCES && !r->one)
+	if (sources > SHOWN_SOURCES && !r->ranks.one)
 		printf(" and %zu more", sources - SHOWN_SOURCES);
 	puts(sources ? "" : "  -");
 }
@@ -202,14 +217,10 @@ static void print_side(const char *word, const struct tool_sharding *s)
 static int print_head(const struct reshard *r)
 {
 	const struct tensor_mesh *m = r->to.mesh.mesh;
-	char names[TENSOR_MAX_DIMS * 65];
-	int width = -1;
+	char names[TOOL_NAMES_TEXT];
+	int width = tool_coordinate_width(m);
 
 	tool_names_text(m, UINT32_MAX, names);
-	for (uint32_t d = 0; d < m->ndim; d++)
-		width += tool_digits(m->size[d] - 1) + 1;
-	if (width < (int)strlen(names))
-		width = (int)strlen(names);
 	tool_tensor_print(&r->shape, r->dtype);
 	print_side("from", &r->from);
 	print_side("to", &r->to);
@@ -230,35 +241,26 @@ static void print_end(const struct reshard *r, uint32_t count)
 			moved, total);
 }
 
-static uint32_t rank_count(const struct reshard *r)
-{
-	return r->one ? 1 : r->to.mesh.mesh->count;
-}
-
-static uint32_t rank_at(const struct reshard *r, uint32_t i)
-{
-	return r->one ? r->rank : tensor_mesh_rank_at(r->to.mesh.mesh, i);
-}
-
 /* The first pass. 0 or an exit code, said. */
 static int count_boxes(struct reshard *r)
 {
+	uint32_t count = tool_ranks_count(&r->ranks, r->to.mesh.mesh);
 	int code = 0;
 
 	r->counting = true;
-	for (uint32_t i = 0; i < rank_count(r) && code == 0; i++) {
-		r->rank = rank_at(r, i);
+	for (uint32_t i = 0; i < count && code == 0; i++) {
+		r->rank = tool_ranks_at(&r->ranks, r->to.mesh.mesh, i);
 		code = find_sources(r);
 	}
 	r->counting = false;
-	r->seen = r->total = r->moved = r->readers = 0;
+	r->seen = r->tries = r->total = r->moved = r->readers = 0;
 	r->err.code = code;
 	return code < 0 ? tool_fail(r->t, &r->err) : 0;
 }
 
 static int print_ranks(struct reshard *r)
 {
-	uint32_t count = rank_count(r);
+	uint32_t count = tool_ranks_count(&r->ranks, r->to.mesh.mesh);
 	int width = 0;
 
 	if (r->t->json)
@@ -266,7 +268,7 @@ static int print_ranks(struct reshard *r)
 	else
 		width = print_head(r);
 	for (uint32_t i = 0; i < count && !ferror(stdout); i++) {
-		r->rank = rank_at(r, i);
+		r->rank = tool_ranks_at(&r->ranks, r->to.mesh.mesh, i);
 		int code = find_sources(r);
 
 		if (code < 0) {
@@ -299,7 +301,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	case 'M': r->to.mesh.text = value; return 0;
 	case 'O': r->to.mesh.order = value; return 0;
 	case 'P': r->to.place = value; return 0;
-	case 'r': r->rank_text = value; return 0;
+	case 'r': r->ranks.text = value; return 0;
 	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
 	}
 }
@@ -313,12 +315,12 @@ static int read_arguments(struct reshard *r)
 	if (!code)
 		code = tool_sharding_read(r->t, &r->shape, tensor_dtype_bytes(r->dtype), &r->to);
 	if (!code)
-		code = tool_rank_read(r->t, r->rank_text, &r->one, &r->rank);
+		code = tool_ranks_read(r->t, &r->ranks);
+	if (!code)
+		code = tool_ranks_check(r->t, &r->ranks, &r->to.mesh);
 	if (code)
 		return code;
 	r->replicated = tensor_sharding_replicated(&r->from.sharding);
-	for (uint32_t d = 0; d < r->from.mesh.mesh->ndim; d++) /* of one rank: nothing differs there */
-		r->replicated |= (uint32_t)(r->from.mesh.mesh->size[d] == 1) << d;
 	r->boxes.ndim = r->shape.ndim;
 	return 0;
 }
