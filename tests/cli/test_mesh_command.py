@@ -5,6 +5,7 @@ import json
 import math
 import random
 import subprocess
+import sys
 import time
 
 import numpy
@@ -41,7 +42,7 @@ def test_meshes_are_what_numpy_says(vckpt, scale):
     rng = random.Random(4)
     for case in range(scale(40, 300)):
         sizes = [rng.randint(1, 4) for _ in range(rng.randint(1, 4))]
-        names = rng.sample(["dp", "tp", "pp", "ep", "cp", "a-b", "_x"], len(sizes))
+        names = rng.sample(["dp", "tp", "pp", "ep", "cp", "a_b", "_x"], len(sizes))
         n, wrap, devices = math.prod(sizes), rng.random() < 0.5, rng.randint(1, 9)
         order = rng.sample(range(3 * n), n) if rng.random() < 0.7 else list(range(n))
         ranks = numpy.array(order).reshape(sizes)
@@ -102,13 +103,14 @@ BAD = [
         ("", "--mesh"), ("dp", "--mesh dp"), ("dp=", "--mesh dp="), ("dp=0", "--mesh dp=0"), ("dp=-1", "--mesh"),
         ("dp=2,dp=2", "dp"), ("dp=2,", "--mesh"), ("dp=99999999999999999999", "--mesh"), ("dp=4294967297", "--mesh"),
         ("a=4096,b=4097", "--mesh"), ("a=65536,b=65536", "--mesh"), ("1x=2", "--mesh"), ("a b=2", "--mesh"),
-        (",".join(f"d{i}=1" for i in range(17)), "16"), ("x" * 64 + "=2", "--mesh"), ("a=2;b=2", "--mesh"),
+        (",".join(f"d{i}=1" for i in range(17)), "16"), ("x" * 65 + "=2", "--mesh"), ("a-b=2", "--mesh a-b=2"), ("a=2;b=2", "--mesh"),
         ("{", "JSON"), ("{}", "dims"), ('{"dims": 3}', "dims"), ('{"dims": [["a"]]}', "dims"), ('{"dims": [["a", -1]]}', "dims"),
         ('{"dims": [["a", 2.5]]}', "dims"), ('{"dims": [[1, 2]]}', "dims"), ('{"dims": []}', "--mesh"), ('{"dims": [["a", 2]], "x": 1}', "nothing else"),
         ('{"dims": [["a", 2]], "ranks": [0]}', "--mesh"), ('{"dims": [["a", 2]], "ranks": [0, 0]}', "--mesh"),
         ('{"dims": [["a", 2]], "ranks": [0, -1]}', "ranks"), ('{"dims": [["a", 2]], "ranks": [0, 99999999999]}', "ranks"),
         ('{"dims": [["a", 99999999999999999999]]}', "JSON"), ('{"dims": [["a", 2]], "ranks": {}}', "ranks"),
         ('{"dims": ' + json.dumps([["a", 1]] * 17) + "}", "16"), ("[" * 3000, "--mesh"), ('{"dims": ' + "[" * 3000, "JSON"),
+        ('{"dims": [["a", 2]], "ranks": [' + "{}," * 99 + "{}]}", '64 "{"'), ('{"dims": [["a", 2]]' + ', "a": 1' * 99 + "}", '64 "{"'),
         ("@/nowhere/mesh", "/nowhere/mesh"), ("@/", "@/"), ("@/dev/null", "JSON"), ("@/dev/zero", "JSON"), ("@/dev/urandom", "JSON")]),
     *((["mesh", "--mesh", "dp=2,tp=2", *more], word) for more, word in [
         (["--rank-order", "0,1,2"], "--rank-order 0,1,2"), (["--rank-order", "0,1,2,2"], "--rank-order"), (["--rank-order", "0,1,2,x"], "--rank-order"),
@@ -221,6 +223,68 @@ def test_a_million_ranks_are_written_as_they_go(vckpt):
 def test_what_would_be_too_much_is_refused_before_it_begins(vckpt, arguments, words):
     done = vckpt(*arguments, check=False, timeout=60)
     assert done.returncode == 1 and done.stdout == "" and all(w in done.stderr for w in words), done.stderr
+
+
+# Each: what it may take of a machine that does other things, too.
+@pytest.mark.parametrize("arguments,says", [
+    (["layout", "--shape", f"{2**50}", "--dtype", "u8", "--mesh", "a=1024", "--place", "SS(0,1048576)"], "and 1048568 more"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=1024", "--place", "SS(0,1048576)", "--draw"], "--draw: more than 65536 boxes"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=1024,b=8", "--place", "SS(0,4096),SS(0,4096)"], "and more"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=1024,b=8", "--place", "SS(0,4096),SS(0,4096)", "--flat", "0:1"], "8191  1023,7"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=1024,b=8", "--place", "SS(0,4096),SS(0,4096)", "--json"], "8388608 boxes"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=2,b=8", "--place", "SS(0,4096),SS(0,4096)", "--rank", "15"], "[1125882726973440:1125899906842624, 0:1]"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=16777216", "--place", "SS(0,1048576)"], "16777216 ranks are too many"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=16777216", "--place", "SS(0,1048576)", "--draw"], "too many"),
+    (["layout", "--shape", f"{2**50},1", "--dtype", "u8", "--mesh", "a=16777216", "--place", "S(0)", "--rank", "16777215"], "[67108864, 1]"),
+    (["mesh", "--mesh", "a=16777216"], "16777216 ranks are too many"), (["mesh", "--mesh", "a=16777216", "--json"], "16777216 ranks are too many"),
+    pytest.param(["reshard", "--shape", "4000000", "--dtype", "u8", "--from-mesh", "dp=1000000", "--from-place", "SS(0,2)", "--to-mesh", "dp=1000000",
+                  "--to-place", "S(0)"], "1000000 of 1000000 ranks read from others", marks=pytest.mark.full),
+    pytest.param(["reshard", "--shape", f"{2**50}", "--dtype", "u8", "--from-mesh", "a=16777216", "--from-place", "SS(0,16)", "--to-mesh",
+                  "a=1048576", "--to-place", "SS(0,64)"], "8388608 boxes", marks=pytest.mark.full),
+    (["reshard", "--shape", f"{2**50}", "--dtype", "u8", "--from-mesh", "a=16777216", "--from-place", "S(0)", "--to-mesh", "a=16777216",
+      "--to-place", "S(0)"], "--to-mesh a=16777216: 16777216 ranks")], ids=lambda v: " ".join(v)[:90] if isinstance(v, list) else v)
+def test_large_ones_are_answered_or_refused_in_seconds(vckpt, arguments, says):
+    start = time.monotonic()
+    done = vckpt(*arguments, check=False, timeout=90)
+    assert done.returncode == (not done.stdout) and says in done.stdout[-2000:] + done.stderr
+    assert time.monotonic() - start < 40
+
+
+@pytest.mark.parametrize("json_output", [[], ["--json"]])
+def test_bytes_beyond_64_bits_are_refused(vckpt, json_output):
+    arguments = ["reshard", "--shape", f"{2**62}", "--dtype", "u8", "--from-mesh", "a=2", "--from-place", "R", "--to-place", "R", *json_output]
+    done = vckpt(*arguments, "--to-mesh", "b=4", check=False)
+    assert done.returncode == 1 and done.stdout == "" and "--to-place R: all ranks together hold more than 2^64-1 bytes" in done.stderr
+    assert vckpt(*arguments, "--to-mesh", "b=3").stdout and vckpt(*arguments, "--to-mesh", "b=4", "--rank", 3).stdout
+
+
+@pytest.mark.parametrize("repeated,times,says", [("{},", 3_000_000, '64 "{"'), ('"a":1,', 3_000_000, '":"'),
+                                                 pytest.param("1,", 2**24 + 64, "commas", marks=pytest.mark.full),
+                                                 pytest.param("1" * 1024, 192 << 10, "201326592 bytes", marks=pytest.mark.full)])
+def test_files_that_are_no_mesh_take_no_memory(vckpt, tmp_path, repeated, times, says):
+    (tmp_path / "mesh").write_text('{"dims":[["a",2]],"ranks":[' + repeated * times + "1]}")
+    code = "import resource, subprocess, sys; r = subprocess.run(sys.argv[1:]).returncode; " \
+           "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(r)"
+    done = subprocess.run([sys.executable, "-c", code, vckpt.path, "mesh", "--mesh", f"@{tmp_path}/mesh"], capture_output=True, text=True)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert int(done.stdout) < 1 << 20                        # KiB: 40 bytes for each of 2^24 values
+
+
+@pytest.mark.parametrize("arguments", [["mesh", "--mesh", "dp=\x1b[31m2"], ["mesh", "--mesh", "dp=2", "--rank", "\x1b]0;x\x07"], ["mesh", "\x9b31m"],
+                                       ["mesh", "--mesh", '{"dims": [["\x9b31m", 2]]}'], ["mesh", "--mesh", '{"dims": [["a\x1b", 2]]}'],
+                                       ["mesh", "--mesh", '{"dims": "\\u009b31m\x9b"'], ["mesh", "--\x1bc"], ["mesh", "--mesh", "@/no\x1b\x9bwhere\n"],
+                                       change(LAYOUT, "--place", "R,\x1b[0m"), change(LAYOUT, "--shape", "4,\x9b"), change(LAYOUT, "--dtype", "\x7fbf16"),
+                                       [*LAYOUT, "--flat", "\x85:3"], change(RESHARD, "--to-place", "\u200e\x9cS")], ids=repr)
+def test_control_characters_do_not_reach_the_terminal(vckpt, arguments):
+    done = vckpt(*arguments, check=False)
+    assert done.returncode == 2 and done.stderr.endswith(" --help)\n")
+    assert not [c for c in done.stderr[:-1] if ord(c) < 32 or 127 <= ord(c) < 160], repr(done.stderr)
+
+
+def test_control_characters_of_a_file_do_not_either(vckpt, tmp_path):
+    (tmp_path / "mesh").write_text('{"dims": [["a", 2]], "ranks": [\x9b31m\x1b[2J]}')
+    done = vckpt("mesh", "--mesh", f"@{tmp_path}/mesh", check=False)
+    assert done.returncode == 2 and "JSON" in done.stderr and "\x9b" not in done.stderr and "\x1b" not in done.stderr
 
 
 def test_boxes_without_end_still_make_a_table(vckpt):
