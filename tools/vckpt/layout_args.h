@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout_args: what `vckpt mesh`, `layout` and `reshard` share: their arguments, and how ranks, shapes and coordinates are
- * written. These commands open no store and write as they go: a mesh may have millions of ranks. One thread.
+ * layout_args: what `vckpt mesh`, `layout` and `reshard` share: their arguments, and how ranks, shapes and coordinates
+ * are written. These commands open no store and write as they go: a mesh may have millions of ranks. One thread.
  * Functions that read arguments return 0 or the exit code to leave with; what is wrong has then been said, with the
  * option and its value. */
 #ifndef TOOLS_VCKPT_LAYOUT_ARGS_H

@@ -69,8 +69,8 @@ static int add_entry(struct reshard *r, uint32_t rank, const struct tensor_box *
 
 static int too_many_tries(struct reshard *r)
 {
-	return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: to find what is needed takes too "
-		"long, more than %" PRIu64 " boxes and ranks%s", r->from.place, r->to.place, TRIES_MAX,
+	return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: to find what is needed "
+		"takes too long, more than %" PRIu64 " boxes and ranks%s", r->from.place, r->to.place, TRIES_MAX,
 		r->ranks.one ? "" : "; --rank N tells of one rank");
 }
 
@@ -133,8 +133,8 @@ static int find_sources(struct reshard *r)
 	}
 	r->bytes = items * r->from.sharding.item_bytes;
 	if (base_add_overflows(r->total, r->bytes, &r->total))
-		return base_error_set(&r->err, -EOVERFLOW, "--to-place %.200s: all ranks together hold more than 2^64-1 "
-			"bytes; --rank N tells of one rank", r->to.place);
+		return base_error_set(&r->err, -EOVERFLOW, "--to-place %.200s: all ranks together hold more than 2^64-1"
+			" bytes; --rank N tells of one rank", r->to.place);
 	r->moved += r->bytes - r->own_bytes; /* at most the total */
 	r->readers += r->bytes != r->own_bytes;
 	return items == tensor_shard_items(&shard) ? 0 : base_error_set(&r->err, -EIO, "rank %" PRIu32 " holds %" PRIu64
