@@ -41,6 +41,7 @@ LARGE = {
     "launches": ("A1 L2 S3=2", {"LAUNCH": r"vcom&frozen"}),
     "three ranks": ("NR=3 A1 HB REM=1 WRONG ERR", {"COVER": r"vis&wrong"}),
     "two ranks": ("A1 REM=1 COL=2 CLEAN", {}),
+    "three launches": ("NR=1 REOPEN L2 HB IMP SNAP", {}),
     "two collectors": ("NR=1 IMP REM=1 COL=1 COLS=2 CLEAN", {"BASE": PACK}),
     "chain": ("NR=1 CHAIN=2 REM=2 COL=1 CLEAN NOGRACE", {"SINCE": PACK}),
 }
