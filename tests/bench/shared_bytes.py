@@ -92,10 +92,6 @@ MODELS = [Model("Llama-3 8B", 2, llama(4096, 14336, 32, 8, 128256), 8_030_261_24
 # ---- what the library says ---------------------------------------------------------------------------------------
 
 
-class PieceIter(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_void_p), ("box", tensorlib.Box), ("piece", tensorlib.Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64)]
-
-
 class Cutter:
     """Grids, shards and pieces of the library `lib`, cached by shape. Boxes and pieces are ((offset...), (size...))."""
 
@@ -134,7 +130,7 @@ class Cutter:
         return self.once(self.make_boxes, shape, layout)
 
     def walk(self, shape, item, box):
-        g, it, b, found = self.grid(shape, item), PieceIter(), tensorlib.Box.of(*box), []
+        g, it, b, found = self.grid(shape, item), tensorlib.PieceIter(), tensorlib.Box.of(*box), []
         self.lib.tensor_piece_first(ctypes.byref(it), ctypes.byref(g), ctypes.byref(b))
         while not it.done:
             found.append(it.piece.pair(len(shape)))

@@ -110,8 +110,16 @@ class ShardIter(ctypes.Structure):
                 ("local", Box), ("next", ctypes.c_uint64)]
 
 
+class PieceIter(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_void_p), ("box", Box), ("piece", Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64)]
+
+
 class Boxes(ctypes.Structure):
     _fields_ = [("ndim", ctypes.c_uint32), ("n", ctypes.c_size_t), ("room", ctypes.c_size_t), ("pairs", ctypes.POINTER(ctypes.c_uint64))]
+
+
+class ShardList(ctypes.Structure):
+    _fields_ = [("boxes", ctypes.c_void_p), ("done", ctypes.c_bool), ("at", ShardBox), ("i", ctypes.c_size_t), ("next", ctypes.c_uint64)]
 
 
 class Cover(ctypes.Structure):
@@ -253,3 +261,17 @@ def shard_boxes(lib, shard, window=None):
         found.append((offset, size, it.at.local_offset, tuple(it.at.local_stride[:n])))
         lib.tensor_shard_next(ctypes.byref(it))
     return found
+
+
+def random_boxes(rng, shape, whole=False):
+    """Some random disjoint boxes of the tensor, some of them empty, in any order: it is halved again and again, and some parts are left
+    out (not with `whole`)."""
+    found = [((0,) * len(shape), tuple(shape))]
+    for _ in range(rng.randrange(7) if shape else 0):
+        offset, size = found.pop(rng.randrange(len(found)))
+        d = rng.randrange(len(shape))
+        n = rng.randint(0, size[d])
+        found += [(offset, (*size[:d], n, *size[d + 1:])),
+                  ((*offset[:d], offset[d] + n, *offset[d + 1:]), (*size[:d], size[d] - n, *size[d + 1:]))]
+    rng.shuffle(found)
+    return found if whole else found[:rng.randint(1, len(found))]

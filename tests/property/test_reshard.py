@@ -22,10 +22,6 @@ def types(lib):
     lib.tensor_piece_at.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
 
 
-class PieceIter(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_void_p), ("box", tl.Box), ("piece", tl.Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64)]
-
-
 def ref(x):
     return ctypes.byref(x)
 
@@ -58,7 +54,7 @@ def meet(a, b):
 # ---- windows ----
 
 def walk(lib, g, box):
-    it, found, b = PieceIter(), [], tl.Box.of(*box)
+    it, found, b = tl.PieceIter(), [], tl.Box.of(*box)
     lib.tensor_piece_first(ref(it), ref(g), ref(b))
     while not it.done:
         found.append((it.number, it.piece.pair(g.shape.ndim)))

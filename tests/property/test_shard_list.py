@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards given as raw box lists: refused where they cannot be, else walked in the order of the buffer."""
 import ctypes
+import errno
 import random
 
 import numpy
 import pytest
-from tensorlib import LINE_FUNC, Box, Boxes, Error, Failed, Grid, GridParams, Shape, ShardBox, check, load
-
-
-class ShardList(ctypes.Structure):
-    _fields_ = [("boxes", ctypes.c_void_p), ("done", ctypes.c_bool), ("at", ShardBox), ("i", ctypes.c_size_t), ("next", ctypes.c_uint64)]
+from tensorlib import LINE_FUNC, Box, Boxes, Error, Failed, Grid, GridParams, Shape, ShardList, check, load, random_boxes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,30 +39,12 @@ class List:
         self.lib.tensor_boxes_release(ctypes.byref(self.c))
 
 
-def cells(rng, shape, whole=False):
-    """Some random disjoint boxes of the tensor, some of them empty, in random order."""
-    found = [((0,) * len(shape), tuple(shape))]
-    for _ in range(rng.randrange(6)):
-        if not shape:
-            break
-        i, d = rng.randrange(len(found)), rng.randrange(len(shape))
-        offset, size = found.pop(i)
-        at = rng.randint(0, size[d])
-        low, high = list(size), list(size)
-        low[d], high[d] = at, size[d] - at
-        moved = list(offset)
-        moved[d] += at
-        found += [(offset, tuple(low)), (tuple(moved), tuple(high))]
-    rng.shuffle(found)
-    return found if whole else found[:rng.randint(1, len(found))]
-
-
 def test_boxes_lie_one_after_another(lib, scale):
     rng = random.Random(5)
     for _ in range(scale(200, 2000)):
         shape = tuple(rng.randint(0, 6) for _ in range(rng.randint(0, 4)))
         tensor = numpy.arange(int(numpy.prod(shape))).reshape(shape)
-        boxes = cells(rng, shape)
+        boxes = random_boxes(rng, shape)
         held = List(lib, len(shape), boxes)
         held.check(shape)
         parts = [tensor[tuple(slice(o, o + n) for o, n in zip(*box))].ravel() for box in boxes]
@@ -86,10 +65,15 @@ def test_boxes_lie_one_after_another(lib, scale):
     ((4, 4), [((0, 0), (2, 2)), ((2, 0), (1, 1)), ((1, 1), (2, 2))], ["boxes 0 and 2", "overlap", "[1:2, 1:2]"]),
     ((4,), [((2**64 - 1,), (2,))], ["box 0", "not inside"]),
     ((), [((), ()), ((), ())], ["boxes 0 and 1", "overlap"]),
+    ((4, 6), [((0, 0), (4, 3)), ((0, 3), (4, 4))], ["box 1", "3:7", "not inside"]),
+    ((4, 6), [((5, 0), (1, 1))], ["box 0", "not inside"]),
+    ((4, 6), [((2**64 - 1, 0), (2, 1))], ["box 0", "not inside"]),
+    ((4, 6), [((0, 0), (2, 3)), ((2, 0), (2, 3)), ((1, 2), (2, 2))], ["2", "overlap", "2:3"]),
 ])
 def test_a_list_that_cannot_be_is_refused(lib, shape, boxes, words):
     with pytest.raises(Failed) as failed:
         List(lib, len(shape), boxes).check(shape)
+    assert failed.value.code == -errno.EINVAL
     assert all(word in failed.value.text for word in words), failed.value.text
 
 
@@ -107,7 +91,7 @@ def test_a_list_is_filled_from_a_list(lib, scale):
     for _ in range(scale(50, 500)):
         shape = tuple(rng.randint(1, 12) for _ in range(rng.randint(0, 3)))
         tensor = numpy.arange(int(numpy.prod(shape))).reshape(shape)
-        sources, wanted = List(lib, len(shape), cells(rng, shape, True)), List(lib, len(shape), cells(rng, shape))
+        sources, wanted = List(lib, len(shape), random_boxes(rng, shape, True)), List(lib, len(shape), random_boxes(rng, shape))
         index, grid, it = ctypes.c_void_p(), Grid(), ShardList()
         assert lib.tensor_box_index_new(ctypes.byref(sources.c), ctypes.byref(index)) == 0
         assert lib.tensor_grid_init(ctypes.byref(grid), ctypes.byref(Shape.of(shape)), 4, GridParams(16, 64, 4)) == 0

@@ -33,13 +33,9 @@ def grid_of(lib, shape, item, params):
     return g
 
 
-class PieceIter(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_void_p), ("box", tl.Box), ("piece", tl.Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64)]
-
-
 def walk(lib, g, box):
     """[(offset, size), ...] of every piece, in storage order."""
-    it, n, found = PieceIter(), g.shape.ndim, []
+    it, n, found = tl.PieceIter(), g.shape.ndim, []
     lib.tensor_piece_first(ref(it), ref(g), ref(box))
     while not it.done:
         found.append(it.piece.pair(n))
