@@ -19,7 +19,7 @@ static int begin_check(const struct proto_begin *m)
 	if (m->world == 0 || m->world > PROTO_WORLD_MAX || (m->alone && m->world != 1) ||
 		(!m->alone && m->position != 0))
 		return -BASE_EFORMAT;
-	if (m->nbases > BEGIN_BASES_MAX)
+	if (m->nbases > BEGIN_BASES_MAX || m->rank >= m->world || (m->host && m->host[0] && !proto_host_valid(m->host)))
 		return -BASE_EFORMAT;
 	for (uint32_t i = 0; i < m->nbases; i++)
 		if (!begin_base_check(&m->bases[i]))
@@ -77,6 +77,11 @@ int proto_begin_encode(const struct proto_begin *m, struct base_buf *b)
 		s.mesh = proto_digest_field(&m->mesh);
 	s.n_bases = m->nbases;
 	s.bases = list;
+	s.replace = m->replace;
+	s.replaces = m->replace ? m->replaces + 1 : 0;
+	s.rank = m->rank;
+	s.host = (char *)(m->host ? m->host : "");
+	s.time_ns = m->time_ns;
 	return proto_pack(&s, b);
 }
 
@@ -90,6 +95,13 @@ static int begin_get(const Vckpt__Begin *s, struct proto_arena *arena, struct pr
 	m->world = s->world;
 	m->alone = s->alone;
 	m->position = s->position;
+	m->replace = s->replace;
+	m->replaces = s->replaces - 1; /* 0: none */
+	m->rank = s->rank;
+	m->host = s->host;
+	m->time_ns = s->time_ns;
+	if (!s->replace && s->replaces)
+		return -BASE_EFORMAT;
 	if (s->mesh.len && (!proto_digest_get(&s->mesh, &m->mesh) || begin_digest_is_zero(&m->mesh)))
 		return -BASE_EFORMAT;
 	if (s->n_bases > BEGIN_BASES_MAX)

@@ -19,6 +19,9 @@ struct proto_begin {
 	uint64_t position;              /* alone: entries of the list that it had read */
 	struct base_digest mesh;        /* digest of the world's mesh; zeros for none */
 	const struct proto_base *bases; uint32_t nbases;
+	/* a job's; an import leaves them out */
+	bool replace; uint64_t replaces; /* the entry that is replaced; PROTO_NONE: none, as always without `replace` */
+	uint32_t rank; const char *host; int64_t time_ns; /* who put it, and when; host may be NULL to encode */
 	void *arena;
 };
 int proto_begin_encode(const struct proto_begin *m, struct base_buf *b);

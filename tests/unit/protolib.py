@@ -59,7 +59,7 @@ Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, at
 Base = structure("Base", run=text, entry=u64, manifest=Digest)
 BaseRecord = structure("BaseRecord", base=Base, arena=ptr)
 Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.c_bool, position=u64, mesh=Digest, bases=P(Base), nbases=u32,
-                  arena=ptr)
+                  replace=c.c_bool, replaces=u64, rank=u32, host=text, time_ns=i64, arena=ptr)
 Alive = structure("Alive", rank=u32, pid=u64, start_time=u64)
 Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=c.c_char * 37, number=u64, time_ns=i64, ranks=P(Alive), nranks=u32,
                       arena=ptr)
