@@ -231,8 +231,8 @@ static int read_until(struct store_list *l, uint64_t end, struct base_error *err
 	return r < 0 ? r : 0;
 }
 
-/* model: newest. Starts from the newest snapshot that can be read, else from entry 0. */
-static int start_from_snapshot(struct store_list *l, uint64_t end, struct base_error *err)
+/* model: newest. Starts from the newest snapshot that can be read, `skip` of them left out, else from entry 0. */
+static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip, struct base_error *err)
 {
 	uint64_t n;
 
@@ -244,7 +244,8 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, struct base_e
 			continue; /* replay comes across it and says so */
 		if (r < 0)
 			return r;
-		if (e.kind != PROTO_ENTRY_SNAPSHOT) {
+		if (e.kind != PROTO_ENTRY_SNAPSHOT || skip) {
+			skip -= e.kind == PROTO_ENTRY_SNAPSHOT;
 			proto_entry_release(&e);
 			continue;
 		}
@@ -257,7 +258,7 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, struct base_e
 	return 0;
 }
 
-static int list_open_at(struct store_list *l, bool whole, struct base_error *err)
+static int list_open_at(struct store_list *l, bool whole, unsigned skip, struct base_error *err)
 {
 	int64_t end = end_beyond_gaps(l, 0);
 	int r = 0;
@@ -266,13 +267,14 @@ static int list_open_at(struct store_list *l, bool whole, struct base_error *err
 		return base_error_set(err, (int)end, "run %s: its list cannot be read: %s", l->run,
 			base_error_name((int)end));
 	if (!whole)
-		r = start_from_snapshot(l, (uint64_t)end, err);
+		r = start_from_snapshot(l, (uint64_t)end, skip, err);
 	if (r == 0)
 		r = read_until(l, (uint64_t)end, err);
 	return r;
 }
 
-int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err)
+static int list_open(struct store *s, const char *run, bool whole, unsigned skip, struct store_list **ret_l,
+	struct base_error *err)
 {
 	struct store_list *l;
 	int r;
@@ -284,13 +286,23 @@ int store_list_open(struct store *s, const char *run, bool whole, struct store_l
 		return base_error_set(err, -ENOMEM, "run %s: out of memory", run);
 	l->store = s;
 	snprintf(l->run, sizeof l->run, "%s", run);
-	r = list_open_at(l, whole, err);
+	r = list_open_at(l, whole, skip, err);
 	if (r < 0) {
 		store_list_close(l);
 		return r;
 	}
 	*ret_l = l;
 	return 0;
+}
+
+int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err)
+{
+	return list_open(s, run, whole, 0, ret_l, err);
+}
+
+int store_list_open_earlier(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+{
+	return list_open(s, run, false, 1, ret_l, err);
 }
 
 void store_list_close(struct store_list *l)
@@ -347,7 +359,8 @@ int store_list_sync(struct store_list *l, struct base_error *err)
 	if (l->synced == l->next)
 		return 0;
 	snprintf(dir, sizeof dir, "runs/%s", l->run);
-	r = l->store->storage->ops->sync_dir(l->store->storage, dir);
+	r = l->unsafe ? -EIO : l->store->storage->ops->sync_dir(l->store->storage, dir);
+	l->unsafe |= r == -EIO;
 	if (r < 0)
 		return base_error_set(err, r, "run %s: its list cannot be made durable: %s", l->run,
 			base_error_name(r));

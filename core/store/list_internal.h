@@ -34,6 +34,7 @@ struct store_list {
 	uint64_t next;                   /* entries below it were read (or stood for by a snapshot) */
 	uint64_t synced;                 /* entries below it are known to be durable */
 	uint64_t damaged;
+	bool unsafe;                     /* a sync failed with EIO: no later one can be believed, so nothing is told */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */
 
 	struct store_list_step *steps;   /* visible, by ascending step */
@@ -60,7 +61,11 @@ void list_state_release(struct store_list *l);
 /* Fills the body of a snapshot of what is visible. *ret_live is malloc'ed; commits are borrowed. */
 int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size_t *ret_n);
 
-/* Makes durable what was read (invariant 6). */
+/* Like store_list_open, from the snapshot before the newest one: knows the 64 to 127 newest entries each by itself. */
+int store_list_open_earlier(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
+
+/* Makes durable what was read (invariant 6). After EIO every later call fails, too: the kernel tells of lost pages
+ * once, so a second fsync that succeeds says nothing of them. */
 int store_list_sync(struct store_list *l, struct base_error *err);
 
 static inline int64_t store_time_ns(void)
