@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt: a save by one writer alone.
+ * attempt: a save by one writer alone, and what it shares with a job's ranks.
  *
  * Order, each durable before the next (invariants 2, 5 and 6), with the words of the model (tests/model) in brackets:
  *
@@ -24,7 +24,7 @@
  * by appending `abort`: whichever of the two comes first in the list is what happened. Where not even that can be
  * written the error says "undecided", nothing is deleted, and the collector decides later.
  *
- * `lock` protects everything below it; base is called by many threads, the rest by one. */
+ * What a job's ranks do otherwise stands in attempt_ranks.c. */
 #include "core/store/attempt.h"
 
 #include <pthread.h>
@@ -32,28 +32,7 @@
 
 #include "core/base/log.h"
 #include "core/store/attempt_internal.h"
-#include "core/store/heartbeat_internal.h"
-
-struct attempt_base {
-	char run[PROTO_RUN_MAX + 1];
-	uint64_t entry;
-	struct base_digest manifest;
-	bool gone;
-};
-
-struct store_attempt {
-	struct store *store;
-	char launch[17], name[PROTO_ATTEMPT_MAX], run[PROTO_RUN_MAX + 1];
-	uint64_t step;
-	bool replace;
-	uint64_t replaces;              /* the entry that was visible at begin; PROTO_NONE */
-	struct store_heartbeat *heartbeat;
-	pthread_mutex_t lock;
-	struct store_list *list;        /* of `run`, since before begin */
-	struct attempt_base *bases; size_t nbases;
-	struct store_list **lists; size_t nlists; /* of runs that bases are in */
-	bool begun, announced, decided;
-};
+#include "core/store/launch_internal.h"
 
 const char *store_attempt_name(const struct store_attempt *a) { return a->name; }
 uint64_t store_attempt_step(const struct store_attempt *a) { return a->step; }
@@ -98,7 +77,7 @@ static int attempt_take_step(struct store_attempt *a, uint64_t wanted, struct ba
 	return 0;
 }
 
-static int attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
+int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
 	const struct base_buf *body, struct base_error *err)
 {
 	char name[STORE_NAME_MAX];
@@ -123,16 +102,17 @@ static int attempt_put_begin(struct store_attempt *a, struct base_error *err)
 	if (r < 0)
 		return base_error_set(err, r, "run %s: begin: %s", a->run, base_error_name(r));
 	a->begun = true; /* also when the put fails: it may have landed */
-	return attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
+	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
 }
 
 /* model: come */
 static int attempt_start(struct store_attempt *a, uint64_t step, struct base_error *err)
 {
+	struct store_heartbeat_options beat = {.launch = a->launch, .run = a->run};
 	int r = step == PROTO_NONE ? attempt_alone_in_run(a->store, a->run, err) : 0;
 
 	if (r == 0)
-		r = store_heartbeat_start(a->store, a->launch, a->run, &a->heartbeat, err);
+		r = store_heartbeat_start(a->store, &beat, &a->heartbeat, err);
 	if (r == 0)
 		r = store_list_open(a->store, a->run, false, &a->list, err);
 	if (r == 0 && store_list_damaged(a->list))
@@ -180,8 +160,12 @@ void store_attempt_free(struct store_attempt *a)
 {
 	if (!a)
 		return;
-	store_heartbeat_stop(a->heartbeat);
-	store_list_close(a->list);
+	if (a->job) {
+		store_attempt_job_free(a);
+	} else {
+		store_heartbeat_stop(a->heartbeat);
+		store_list_close(a->list);
+	}
 	for (size_t i = 0; i < a->nlists; i++)
 		store_list_close(a->lists[i]);
 	free(a->lists);
@@ -193,7 +177,8 @@ void store_attempt_free(struct store_attempt *a)
 /* ---- bases ---- */
 
 /* The list of a base's run, read to its end after the base was named. */
-static int base_list(struct store_attempt *a, const char *run, struct store_list **ret_l, struct base_error *err)
+int store_attempt_base_list(struct store_attempt *a, const char *run, struct store_list **ret_l,
+	struct base_error *err)
 {
 	struct store_list **more;
 	int r;
@@ -214,7 +199,7 @@ static int base_list(struct store_attempt *a, const char *run, struct store_list
 	return r;
 }
 
-static bool base_live(const struct store_list *l, uint64_t entry, const struct base_digest *manifest)
+bool store_attempt_base_live(const struct store_list *l, uint64_t entry, const struct base_digest *manifest)
 {
 	for (size_t i = 0; i < store_list_count(l); i++) {
 		const struct store_list_step *step = store_list_at(l, i);
@@ -238,12 +223,12 @@ static int base_name(struct store_attempt *a, struct attempt_base *b, struct bas
 	r = proto_base_encode(&m, &body);
 	if (r < 0)
 		return base_error_set(err, r, "run %s: base: %s", a->run, base_error_name(r));
-	r = attempt_put(a, last, STORE_RECORD_BASE, &body, err);
+	r = store_attempt_put(a, last, STORE_RECORD_BASE, &body, err);
 	if (r == 0)
-		r = base_list(a, b->run, &l, err);
+		r = store_attempt_base_list(a, b->run, &l, err);
 	if (r == 0)
 		r = store_list_sync(l, err);
-	b->gone = r == 0 && !base_live(l, b->entry, &b->manifest);
+	b->gone = r == 0 && !store_attempt_base_live(l, b->entry, &b->manifest);
 	return r;
 }
 
@@ -256,6 +241,8 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 
 	if (!proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", run);
+	if (a->job && (r = store_launch_check(a->job, err)) < 0)
+		return r;
 	snprintf(b.run, sizeof b.run, "%s", run);
 	pthread_mutex_lock(&a->lock);
 	for (size_t i = 0; !known && i < a->nbases; i++)
@@ -266,7 +253,8 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 		}
 	if (!known) {
 		more = reallocarray(a->bases, a->nbases + 1, sizeof *more);
-		r = more ? base_name(a, &b, err) : base_error_set(err, -ENOMEM, "run %s: out of memory", a->run);
+		r = more ? a->job ? store_attempt_job_base(a, &b, &b.gone, err) : base_name(a, &b, err)
+			 : base_error_set(err, -ENOMEM, "run %s: out of memory", a->run);
 		if (more) {
 			a->bases = more;
 			b.gone |= r < 0; /* base.<n> may stand: its number is used up, its data is not used */
@@ -294,12 +282,13 @@ static int abort_check(void *arg, struct store_list *l)
 	return 0;
 }
 
-/* model: fail. A full disk is met with the reserve. */
-int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err)
+/* A full disk is met with the reserve. */
+int store_attempt_abort_put_rank(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
+	struct base_error *err)
 {
 	char text[PROTO_REASON_MAX];
 	struct proto_entry e = {.kind = PROTO_ENTRY_ABORT, .time_ns = store_time_ns(), .host = store_hostname(),
-		.attempt = attempt, .reason = text};
+		.attempt = attempt, .reason = text, .rank = rank};
 	int64_t n;
 
 	snprintf(text, sizeof text, "%s", reason ? reason : "");
@@ -310,7 +299,15 @@ int store_attempt_abort_put(struct store_list *l, const char *attempt, const cha
 		store_reserve_release(l->store);
 		n = store_list_put(l, &e, abort_check, (void *)attempt, err);
 	}
-	return n >= 0 || n == -BASE_EABORTED ? 0 : (int)n;
+	return n >= 0 ? 0 : n == -BASE_EABORTED ? 1 : (int)n;
+}
+
+/* model: fail */
+int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err)
+{
+	int r = store_attempt_abort_put_rank(l, attempt, 0, reason, err);
+
+	return r < 0 ? r : 0;
 }
 
 struct commit_state { struct store_attempt *a; struct proto_entry *e; struct base_error *err; };
@@ -342,7 +339,14 @@ static int commit_check(void *arg, struct store_list *l)
 /* model: open. After a put whose outcome is open. 0: committed. -EAGAIN: undecided. Otherwise `r`: aborted. */
 static int commit_settle(struct store_attempt *a, int r, const char *reason, struct base_error *err)
 {
-	int s = store_attempt_abort_put(a->list, a->name, reason, NULL);
+	uint32_t rank = a->job ? store_launch_rank(a->job) : 0;
+	char who[PROTO_REASON_MAX] = "";
+	int s;
+
+	if (a->job)
+		snprintf(who, sizeof who, "rank %u on %s: ", rank, store_hostname());
+	snprintf(who + strlen(who), sizeof who - strlen(who), "%s (%s)", reason, base_error_name(r));
+	s = store_attempt_abort_put_rank(a->list, a->name, rank, a->job ? who : reason, NULL);
 
 	if (s == -EALREADY)
 		return 0;
@@ -352,28 +356,27 @@ static int commit_settle(struct store_attempt *a, int r, const char *reason, str
 	return r;
 }
 
-static int commit_entry(struct store_attempt *a, struct proto_announcement *ann, const struct base_digest *manifest,
-	uint64_t *ret_entry, struct base_error *err)
+int store_attempt_commit_entry(struct store_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
+	struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT,
 		.time_ns = store_time_ns(),
 		.host = store_hostname(),
-		.commit = {.step = a->step,
-			.attempt = a->name,
-			.time_ns = store_time_ns(),
-			.replaces = PROTO_NONE,
-			.manifest = *manifest,
-			.tensors = ann->tensors,
-			.bytes = ann->bytes,
-			.new_bytes = ann->new_bytes,
-			.attributes = ann->attributes,
-			.nattributes = ann->nattributes}};
+		.commit = *what};
 	struct commit_state c = {a, &e, err};
-	int64_t n = store_list_put(a->list, &e, commit_check, &c, err);
-	int r = n < 0 ? (int)n : 0;
+	int64_t n;
+	int r;
 
+	e.commit.step = a->step;
+	e.commit.attempt = a->name;
+	e.commit.time_ns = store_time_ns();
+	e.commit.replaces = PROTO_NONE;
+	n = store_list_put(a->list, &e, commit_check, &c, err);
+	r = n < 0 ? (int)n : 0;
 	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
 		r = commit_settle(a, r, "the commit entry could not be written", err);
+	if (r == -BASE_EDAMAGED) /* nothing can be put, so nothing is decided by this writer */
+		return base_error_prefix(err, r, "undecided");
 	if (r < 0 && r != -EALREADY)
 		return r;
 	a->decided = true;
@@ -401,7 +404,7 @@ static int commit_announce(struct store_attempt *a, struct proto_announcement *a
 	if (r < 0)
 		return base_error_set(err, r, "run %s: announcement: %s", a->run, base_error_name(r));
 	a->announced = true; /* also when the put fails: it may have landed */
-	return attempt_put(a, "part.0", STORE_RECORD_PART, &body, err);
+	return store_attempt_put(a, "part.0", STORE_RECORD_PART, &body, err);
 }
 
 /* model: com. Manifest durable, then every pack that it names looked at again, then the cover. */
@@ -430,17 +433,25 @@ static int commit_manifest(struct store_attempt *a, const struct proto_announcem
 int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
 	struct base_error *err)
 {
-	struct base_digest manifest;
+	struct proto_commit what = {0};
 	uint64_t entry = PROTO_NONE;
 	int r;
 
+	if (a->job)
+		return base_error_set(err, -EINVAL, "%s: a job's rank announces and waits", a->name);
 	pthread_mutex_lock(&a->lock);
 	r = a->decided ? base_error_set(err, -EALREADY, "%s: the attempt is decided already", a->name)
 		       : commit_announce(a, announcement, err);
 	if (r == 0)
-		r = commit_manifest(a, announcement, &manifest, err);
-	if (r == 0)
-		r = commit_entry(a, announcement, &manifest, &entry, err);
+		r = commit_manifest(a, announcement, &what.manifest, err);
+	if (r == 0) {
+		what.tensors = announcement->tensors;
+		what.bytes = announcement->bytes;
+		what.new_bytes = announcement->new_bytes;
+		what.attributes = announcement->attributes;
+		what.nattributes = announcement->nattributes;
+		r = store_attempt_commit_entry(a, &what, &entry, err);
+	}
 	if (r == 0)
 		store_folder_delete(a->store, a->run, a->name, NULL);
 	pthread_mutex_unlock(&a->lock);
@@ -479,11 +490,20 @@ void store_attempt_abort(struct store_attempt *a, const char *reason)
 	enum store_attempt_state state;
 	int r = 0;
 
+	if (a->job) {
+		store_attempt_job_abort(a, reason);
+		return;
+	}
 	pthread_mutex_lock(&a->lock);
 	state = store_list_attempt(a->list, a->name, NULL, NULL);
 	if (state == STORE_ATTEMPT_UNDECIDED && a->announced) {
 		r = store_attempt_abort_put(a->list, a->name, reason, &err);
 		state = store_list_attempt(a->list, a->name, NULL, NULL);
+	}
+	/* Invariant 6: nothing is deleted on the strength of an entry that may not last. */
+	if (a->announced && store_list_sync(a->list, r < 0 ? NULL : &err) < 0) {
+		state = STORE_ATTEMPT_UNDECIDED;
+		r = r < 0 ? r : -EIO;
 	}
 	if (r < 0 && r != -EALREADY)
 		base_warning("%s: %s: the attempt could not be aborted (%s); vckpt gc will", a->store->path, a->name,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attempt: one try at saving a step: begin, bases, announcement, abort, commit; and heartbeats
- * (docs/format/incoming.md). Here with what a writer alone (an import) needs; a job's ranks add launches and waiting on
- * top of the same records.
+ * (docs/format/incoming.md). A writer alone (an import) begins with store_attempt_begin_alone and ends with
+ * store_attempt_commit; a job's rank begins with store_launch_begin (core/store/launch.h), announces and waits.
  *
  * Order, each step durable before the next (invariants 2, 5, 6): heartbeat -> begin -> packs -> part.<rank> -> manifest
  * -> packs looked at again -> commit entry -> the attempt's folder deleted (best effort). */
@@ -35,10 +35,27 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
  * visible; call store_attempt_abort. */
 int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
 	struct base_error *err);
+
+/* ---- a job's rank: one thread at a time calls these, for each attempt ---- */
+
+/* Name of this rank's pack of a class; remembers it, for abort. -EINVAL: no such class can be. */
+int store_attempt_pack(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX]);
+/* Fills in run, attempt, step, rank, world, host and puts part.<rank>. A failure aborts the attempt, unless the
+ * sentence says that it is undecided: then wait tells. */
+int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err);
+/* Waits until the list decides the attempt; commits it where that falls to this rank. 0: the step is visible and
+ * durable, *ret_entry its number. -BASE_EABORTED: it never will be; the sentence says which rank, on which host, why.
+ * -ETIMEDOUT (timeout_ms < 0: never): not decided, call again. Another error is undecided where the sentence says so
+ * (call again), else the attempt is aborted. */
+int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *ret_entry, struct base_error *err);
+
+/* ---- both ---- */
+
 /* Deletes the attempt's own packs when nothing was announced, else appends `abort` first; gives the reserve up on a
  * full disk; deletes the folder. Best effort. */
 void store_attempt_abort(struct store_attempt *a, const char *reason);
-void store_attempt_free(struct store_attempt *a);               /* stops the heartbeat and deletes it; NULL-safe */
+/* Stops the heartbeat of a writer alone and deletes it; aborts a job's attempt that was not announced. NULL-safe. */
+void store_attempt_free(struct store_attempt *a);
 
 /* Liveness, for whoever wants to know about others. */
 enum store_liveness { STORE_DEAD, STORE_ALIVE, STORE_UNKNOWN /* another host: watch it for the time-out */ };
@@ -53,14 +70,20 @@ struct store_launch_info {
 /* free() the array */
 int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t *ret_n, struct base_error *err);
 
-/* incoming: attempts that have a folder. */
+/* incoming: attempts that have a folder: saves under way, and what is left of others. */
 struct store_incoming {
 	char run[PROTO_RUN_MAX + 1];
 	char attempt[PROTO_ATTEMPT_MAX];
 	bool begun;
 	struct proto_begin begin;
-	uint32_t nannounced;
+	/* ranks, ascending; missing (of `begin.world`): only where the attempt has begun */
+	uint32_t *announced, nannounced, *missing, nmissing;
+	/* by the clock of the host that began it, since the epoch; 0: not known (an import's begin has no time) */
+	int64_t since_ns;
 	enum store_liveness state;
 };
+/* Reads all of them; store_incoming_free. */
+int store_incoming_read(struct store *s, struct store_incoming **ret_all, size_t *ret_n, struct base_error *err);
+void store_incoming_free(struct store_incoming *all, size_t n);
 
 #endif

@@ -95,6 +95,8 @@ static void folder_release(struct store_folder *f)
 	for (size_t i = 0; i < f->nbases; i++)
 		proto_base_release(&f->bases[i]);
 	free(f->bases);
+	free(f->info.announced);
+	free(f->info.missing);
 	store_files_release(&f->files);
 }
 
@@ -147,6 +149,26 @@ static int folder_read_base(struct store *s, struct store_folder *f, const char 
 	return 0;
 }
 
+/* part.<rank>; anything else is left alone. */
+static int folder_add_part(struct store_folder *f, const char *digits)
+{
+	unsigned long long rank;
+	uint32_t *more;
+	char *end;
+
+	if (digits[0] < '0' || digits[0] > '9' || (digits[0] == '0' && digits[1]) || strlen(digits) > 10)
+		return 0;
+	rank = strtoull(digits, &end, 10);
+	if (*end || rank > UINT32_MAX)
+		return 0;
+	more = reallocarray(f->info.announced, f->info.nannounced + 1, sizeof *more);
+	if (!more)
+		return -ENOMEM;
+	f->info.announced = more;
+	more[f->info.nannounced++] = (uint32_t)rank;
+	return 0;
+}
+
 static int folder_read_file(struct store *s, struct store_folder *f, const struct store_file *file, const char *last)
 {
 	struct store_storage_entry entry = {file->name, file->size, file->temporary, file->foreign};
@@ -159,7 +181,7 @@ static int folder_read_file(struct store *s, struct store_folder *f, const struc
 	else if (strncmp(last, "base.", 5) == 0)
 		return folder_read_base(s, f, file->name);
 	else if (strncmp(last, "part.", 5) == 0)
-		f->info.nannounced++;
+		return folder_add_part(f, last + 5);
 	return 0;
 }
 
@@ -233,6 +255,72 @@ int store_folders_read(struct store *s, struct store_folders *ret_f, struct base
 	folders_judge(ret_f, infos, ninfos);
 	free(infos);
 	return 0;
+}
+
+/* ---- saves under way ---- */
+
+static int rank_compare(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Who is missing, of the world that `begin` names. */
+static int incoming_missing(struct store_incoming *i)
+{
+	uint32_t world = i->begun ? i->begin.world : 0, at = 0;
+
+	if (i->nannounced)
+		qsort(i->announced, i->nannounced, sizeof *i->announced, rank_compare);
+	i->missing = world > i->nannounced ? calloc(world, sizeof *i->missing) : NULL;
+	if (world > i->nannounced && !i->missing)
+		return -ENOMEM;
+	for (uint32_t rank = 0; i->missing && rank < world; rank++) {
+		while (at < i->nannounced && i->announced[at] < rank)
+			at++;
+		if (at == i->nannounced || i->announced[at] != rank)
+			i->missing[i->nmissing++] = rank;
+	}
+	i->since_ns = i->begun ? i->begin.time_ns : 0;
+	return 0;
+}
+
+int store_incoming_read(struct store *s, struct store_incoming **ret_all, size_t *ret_n, struct base_error *err)
+{
+	struct store_incoming *all;
+	struct store_folders f;
+	int r = store_folders_read(s, &f, err);
+
+	if (r < 0)
+		return r;
+	all = calloc(f.n + 1, sizeof *all);
+	for (size_t i = 0; r == 0 && i < f.n; i++)
+		r = all ? incoming_missing(&f.all[i].info) : -ENOMEM;
+	if (!all || r < 0) {
+		free(all);
+		store_folders_release(&f);
+		return base_error_set(err, -ENOMEM, "%s/incoming: out of memory", s->path);
+	}
+	for (size_t i = 0; i < f.n; i++) {
+		all[i] = f.all[i].info;
+		f.all[i].info = (struct store_incoming){0}; /* moved */
+	}
+	*ret_all = all;
+	*ret_n = f.n;
+	store_folders_release(&f);
+	return 0;
+}
+
+void store_incoming_free(struct store_incoming *all, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (all[i].begun)
+			proto_begin_release(&all[i].begin);
+		free(all[i].announced);
+		free(all[i].missing);
+	}
+	free(all);
 }
 
 uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files)

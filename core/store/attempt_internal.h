@@ -1,12 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attempt_internal: what attempt.c, attempt_incoming.c and the collector share: listings held in memory, and the
- * folders of incoming/ read whole. */
+ * folders of incoming/ read whole. And what attempt.c and attempt_ranks.c share: the attempt itself. */
 #ifndef CORE_STORE_ATTEMPT_INTERNAL_H
 #define CORE_STORE_ATTEMPT_INTERNAL_H
 
+#include <pthread.h>
+
 #include "core/store/attempt.h"
+#include "core/store/launch.h"
 #include "core/store/list_internal.h"
+
+struct attempt_base {
+	char run[PROTO_RUN_MAX + 1];
+	uint64_t entry;
+	struct base_digest manifest;
+	bool gone;
+};
+
+struct store_attempt {
+	struct store *store;
+	char launch[17], name[PROTO_ATTEMPT_MAX], run[PROTO_RUN_MAX + 1];
+	uint64_t step;
+	bool replace;
+	uint64_t replaces;              /* the entry that was visible at begin; PROTO_NONE */
+	struct store_heartbeat *heartbeat; /* alone; a job's is the launch's */
+	pthread_mutex_t lock;           /* base is called by many threads, the rest by one */
+	struct store_list *list;        /* of `run`, since before begin; a job's is the launch's, under its lock */
+	struct attempt_base *bases; size_t nbases;
+	uint32_t next_base;             /* number of the next base.<n> to try */
+	struct store_list **lists; size_t nlists; /* of runs that bases are in */
+	bool begun, announced, decided;
+
+	/* of a job's rank (attempt_ranks.c) */
+	struct store_launch *job;       /* NULL: alone */
+	uint64_t announced_ms;          /* monotonic */
+	char (*packs)[STORE_PACK_NAME_MAX]; size_t npacks; /* its own */
+	struct proto_announcement *parts; /* [world], as they were read; arena NULL: not yet. Who commits has them */
+	uint32_t nparts, cursor;        /* how many were read; where to look next */
+};
 
 /* A listing, sorted by name. */
 struct store_file { char *name; uint64_t size; bool temporary, foreign; };
@@ -32,8 +64,26 @@ void store_folders_release(struct store_folders *f);
 bool store_attempt_name_valid(const char *name); /* "<16 hex>-<decimal>" */
 /* Deletes the files of one folder, `begin` last, and the folder. Counts what it deleted. */
 uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files);
+/* store_attempt_abort_put, naming the rank that is at fault. 1: it was aborted before. */
+int store_attempt_abort_put_rank(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
+	struct base_error *err);
 /* Appends `abort` after everything that was read of the list says "undecided". 0: aborted, now or before. -EALREADY:
  * committed. */
 int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err);
+
+/* attempt.c, for attempt_ranks.c. */
+int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
+	const struct base_buf *body, struct base_error *err);
+/* Checks and puts the commit entry, deciding an outcome that is left open; the list is the caller's alone meanwhile. */
+int store_attempt_commit_entry(struct store_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
+	struct base_error *err);
+/* attempt_ranks.c, for attempt.c: what abort, free and base do for a job's rank. */
+void store_attempt_job_abort(struct store_attempt *a, const char *reason);
+void store_attempt_job_free(struct store_attempt *a);
+int store_attempt_job_base(struct store_attempt *a, const struct attempt_base *b, bool *ret_gone,
+	struct base_error *err);
+int store_attempt_base_list(struct store_attempt *a, const char *run, struct store_list **ret_l,
+	struct base_error *err);
+bool store_attempt_base_live(const struct store_list *l, uint64_t entry, const struct base_digest *manifest);
 
 #endif

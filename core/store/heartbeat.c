@@ -25,6 +25,8 @@
 struct store_heartbeat {
 	struct store *store;
 	char launch[17], run[PROTO_RUN_MAX + 1];
+	char writer[65];           /* in the name: the host; of a job's rank `<host>.r<rank>` */
+	uint64_t every_ms;
 	struct proto_alive alive;
 	uint64_t first, last;      /* numbers that may exist: [first, last]; the thread's until it is joined */
 	bool warned;
@@ -102,7 +104,7 @@ static bool process_start_time(uint64_t pid, uint64_t *ret_start)
 
 static void heartbeat_name(const struct store_heartbeat *h, uint64_t n, char name[static STORE_NAME_MAX])
 {
-	snprintf(name, STORE_NAME_MAX, "hosts/%s.%s.%llu", h->launch, store_hostname(), (unsigned long long)n);
+	snprintf(name, STORE_NAME_MAX, "hosts/%s.%s.%llu", h->launch, h->writer, (unsigned long long)n);
 }
 
 static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
@@ -152,7 +154,9 @@ static void *heartbeat_main(void *arg)
 	clock_gettime(CLOCK_MONOTONIC, &next);
 	pthread_mutex_lock(&h->lock);
 	while (!h->stop) {
-		next.tv_sec += STORE_HEARTBEAT_EVERY_S;
+		next.tv_nsec += (long)(h->every_ms % 1000) * 1000000;
+		next.tv_sec += (time_t)(h->every_ms / 1000) + next.tv_nsec / 1000000000;
+		next.tv_nsec %= 1000000000;
 		while (!h->stop && pthread_cond_timedwait(&h->wake, &h->lock, &next) != ETIMEDOUT)
 			;
 		if (h->stop)
@@ -184,7 +188,16 @@ static int heartbeat_thread(struct store_heartbeat *h)
 	return -r;
 }
 
-int store_heartbeat_start(struct store *s, const char *launch, const char *run, struct store_heartbeat **ret_h,
+/* The rank alone keeps the name apart from every other of the launch: a long host name is cut without harm. */
+static void heartbeat_writer(struct store_heartbeat *h, const struct store_heartbeat_options *o)
+{
+	if (o->job)
+		snprintf(h->writer, sizeof h->writer, "%.52s.r%u", store_hostname(), o->rank);
+	else
+		snprintf(h->writer, sizeof h->writer, "%s", store_hostname());
+}
+
+int store_heartbeat_start(struct store *s, const struct store_heartbeat_options *o, struct store_heartbeat **ret_h,
 	struct base_error *err)
 {
 	struct store_heartbeat *h = calloc(1, sizeof *h);
@@ -193,8 +206,11 @@ int store_heartbeat_start(struct store *s, const char *launch, const char *run, 
 	if (!h)
 		return base_error_set(err, -ENOMEM, "heartbeat: out of memory");
 	h->store = s;
-	snprintf(h->launch, sizeof h->launch, "%s", launch);
-	snprintf(h->run, sizeof h->run, "%s", run);
+	snprintf(h->launch, sizeof h->launch, "%s", o->launch);
+	snprintf(h->run, sizeof h->run, "%s", o->run);
+	heartbeat_writer(h, o);
+	h->every_ms = o->every_ms ? o->every_ms : STORE_HEARTBEAT_EVERY_S * 1000;
+	h->alive.rank = o->rank;
 	h->alive.pid = (uint64_t)getpid();
 	process_start_time(h->alive.pid, &h->alive.start_time);
 	r = heartbeat_put(h, 0);
@@ -249,16 +265,20 @@ bool store_heartbeat_name_parse(const char *base, char launch[static 17], char h
 	return true;
 }
 
+bool store_process_lives(uint64_t pid, uint64_t start_time)
+{
+	uint64_t start;
+
+	return process_start_time(pid, &start) && start == start_time;
+}
+
 static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m)
 {
 	if (strcmp(m->boot_id, heartbeat_space()) != 0)
 		return STORE_UNKNOWN;
-	for (uint32_t i = 0; i < m->nranks; i++) {
-		uint64_t start;
-
-		if (process_start_time(m->ranks[i].pid, &start) && start == m->ranks[i].start_time)
+	for (uint32_t i = 0; i < m->nranks; i++)
+		if (store_process_lives(m->ranks[i].pid, m->ranks[i].start_time))
 			return STORE_ALIVE;
-	}
 	return STORE_DEAD;
 }
 
@@ -354,4 +374,63 @@ int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t
 	*ret_infos = f.all;
 	*ret_n = f.n;
 	return 0;
+}
+
+/* ---- a job's ranks ---- */
+
+struct ranks_each { const char *launch; store_heartbeat_func f; void *arg; };
+
+/* The rank at the end of `<host>.r<rank>`; false: a writer alone. */
+static bool writer_rank(const char *writer, uint32_t *ret_rank)
+{
+	const char *dot = strrchr(writer, '.');
+	unsigned long long n;
+	char *end;
+
+	if (!dot || dot[1] != 'r' || dot[2] < '0' || dot[2] > '9' || strlen(dot) > 12)
+		return false;
+	n = strtoull(dot + 2, &end, 10);
+	*ret_rank = (uint32_t)n;
+	return !*end && n <= UINT32_MAX;
+}
+
+static int ranks_found(void *arg, const struct store_storage_entry *entry)
+{
+	const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
+	struct ranks_each *e = arg;
+	char launch[17], writer[65];
+	uint64_t number;
+	uint32_t rank;
+
+	if (!entry->foreign && !entry->temporary && strncmp(base, e->launch, 16) == 0
+	    && store_heartbeat_name_parse(base, launch, writer, &number) && writer_rank(writer, &rank))
+		e->f(e->arg, rank, number, entry->name);
+	return 0;
+}
+
+int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg)
+{
+	struct ranks_each e = {launch, f, arg};
+
+	return store_list_files(s->storage, "hosts", ranks_found, &e);
+}
+
+int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r)
+{
+	struct store_record record = {0};
+	struct proto_heartbeat m = {0};
+	int r = store_record_get(s->storage, file, STORE_RECORD_HEARTBEAT, s->info.id, &record, NULL, NULL);
+
+	*ret_r = (struct store_heartbeat_rank){0};
+	if (r == 0)
+		r = proto_heartbeat_decode(record.body, record.len, &m);
+	if (r == 0) {
+		snprintf(ret_r->host, sizeof ret_r->host, "%s", m.host);
+		ret_r->here = m.nranks == 1 && strcmp(m.boot_id, heartbeat_space()) == 0;
+		ret_r->pid = m.nranks ? m.ranks[0].pid : 0;
+		ret_r->start_time = m.nranks ? m.ranks[0].start_time : 0;
+	}
+	proto_heartbeat_release(&m);
+	store_record_release(&record);
+	return r;
 }

@@ -4,17 +4,45 @@
 #ifndef CORE_STORE_HEARTBEAT_INTERNAL_H
 #define CORE_STORE_HEARTBEAT_INTERNAL_H
 
+#include <time.h>
+
 #include "core/store/attempt.h"
 
 #define STORE_HEARTBEAT_EVERY_S 5u
 
 struct store_heartbeat;
+struct store_heartbeat_options {
+	const char *launch, *run;
+	bool job;               /* of a rank of a job: has a name of its own, so that ranks share a host */
+	uint32_t rank;
+	uint64_t every_ms;      /* 0: 5 s */
+};
 /* Puts number 0 (durable on return), then n + 1 every 5 s from a thread of its own, deleting n after it. */
-int store_heartbeat_start(struct store *s, const char *launch, const char *run, struct store_heartbeat **ret_h,
+int store_heartbeat_start(struct store *s, const struct store_heartbeat_options *o, struct store_heartbeat **ret_h,
 	struct base_error *err);
 void store_heartbeat_stop(struct store_heartbeat *h); /* joins, deletes the file; NULL-safe */
 
 /* "<launch>.<host>.<number>", the last part of a name under hosts/. */
 bool store_heartbeat_name_parse(const char *base, char launch[static 17], char host[static 65], uint64_t *ret_number);
+
+/* One rank of a job, as its file says. */
+struct store_heartbeat_rank {
+	char host[PROTO_HOST_MAX];
+	bool here;              /* of this machine: store_process_lives can tell */
+	uint64_t pid, start_time;
+};
+/* Lists the heartbeats of one launch's ranks, in no order; for a moment a rank has two. */
+typedef void (*store_heartbeat_func)(void *arg, uint32_t rank, uint64_t number, const char *file);
+int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg);
+int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r); /* -ENOENT: moved on */
+bool store_process_lives(uint64_t pid, uint64_t start_time);
+
+static inline uint64_t store_monotonic_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
 
 #endif

@@ -270,7 +270,7 @@ inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
 proctype Rank(byte l; byte r; byte a0; byte a1; byte l1) AFTER_CRASH {
 	byte a = a0, n, rp, from, seen; bit reuse, mine;
 
-lau:	if                                                  /* code: later */
+lau:	if                                                  /* code: launch_append, launch_poll */
 	:: l < 2                                            /* none, or launch 1, whose entry stands */
 	:: l >= 2 && r == 0 ->                              /* rank 0 appends the entry */
 		if :: d_step { replay(0); n = vN; rp = (vls & BIT(l)); SYNC } fi;
@@ -281,14 +281,14 @@ lau:	if                                                  /* code: later */
 	:: l >= 2 && r != 0 && (ups & BIT(l)) ->            /* the others wait for it */
 		if :: d_step { replay(0); SYNC } fi
 	fi;
-come:	skip;                                               /* code: attempt_start */
+come:	skip;                                               /* code: attempt_start, job_begin */
 #ifdef NOGRACE
 	d_step { alive = alive | PACK(a, r) };              /* the heartbeat, before anything else */
 #endif
 #ifdef CHAIN
 end_base: everv & BIT(BASE(a));                             /* a chain's saves begin when their base has been seen */
 #endif
-begin:	if :: d_step {                                      /* code: attempt_put_begin, base_name */
+begin:	if :: d_step {                                      /* code: attempt_put_begin, base_name, begin_meet, store_attempt_job_base */
 #ifdef F_BEGIN
 		begun = begun | BIT(a);
 #endif
@@ -312,7 +312,7 @@ begin:	if :: d_step {                                      /* code: attempt_put_
 #ifndef F_BEGIN
 	d_step { begun = begun | BIT(a) };
 #endif
-part:	if                                                  /* code: commit_announce */
+part:	if                                                  /* code: commit_announce, store_attempt_announce */
 	:: d_step { !(parts[a] & BIT(r)) -> parts[a] = parts[a] | BIT(r); mine = 1;
 		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0);
 #ifdef WRONG
@@ -330,7 +330,7 @@ part:	if                                                  /* code: commit_announ
 	:: d_step { r == NR - 1 -> packs = packs & ~PACK(a, r); check() }; goto fail   /* nothing announced: its packs may go at once */
 #endif
 	fi;
-wait:	if                                                  /* code: later */
+wait:	if                                                  /* code: job_wait */
 	:: d_step { ent[seen] != 0 -> replay(from); seen = vN; SYNC;
 		n = 0; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0)) };
 	   if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else -> rp = 0; goto wait fi
@@ -339,7 +339,7 @@ wait:	if                                                  /* code: later */
 #endif
 	:: parts[a] == FULL(a) -> goto com                  /* any rank takes over */
 	fi;
-com:	if                                                  /* code: commit_manifest */
+com:	if                                                  /* code: commit_manifest, job_manifest */
 	:: d_step { (!(pm[a] & ~packs) && COVERS(a, r)) -> mf = mf | BIT(a);
 #ifdef F_SYNC
 		dm = dm | BIT(a)
@@ -372,7 +372,7 @@ open:	if                                                  /* code: commit_settle
 	:: goto fail                                        /* the put's outcome is open: `abort`, or the commit, comes first */
 	:: goto wait
 	fi;
-fail:	skip;                                               /* code: store_attempt_abort_put, abort_check */
+fail:	skip;                                               /* code: store_attempt_abort_put, abort_check, give_up */
 #ifndef F_ABORT
 	goto no;
 #else
@@ -383,12 +383,12 @@ fail:	skip;                                               /* code: store_attempt
 	if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else fi;
 	PUT(n, MK(ABORT, a), 0, fail, fail, fail);
 #endif
-no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); check() } fi;    /* code: store_attempt_abort */
+no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); check() } fi;    /* code: store_attempt_abort, outcome_known */
 #ifdef ERR
 	d_step { packs = packs & ~PACK(a, r); check() };
 #endif
 	goto next;
-yes:	if :: d_step {                                      /* code: store_attempt_commit */
+yes:	if :: d_step {                                      /* code: store_attempt_commit, outcome_known */
 		assert(mine);                                   /* what was committed is what this call announced */
 		n = 0; rp = 0; seen = 0; replay(0); sync(); toldC = toldC | BIT(a); check() } fi;
 #ifdef CLEAN

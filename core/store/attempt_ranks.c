@@ -1,0 +1,716 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attempt_ranks: one rank's share in a save of many, without a coordinator.
+ *
+ * An attempt of a launch is called `<launch>-<count>`, so all ranks name it alike. In order, each durable before the
+ * next; what the model (tests/model) calls it in brackets:
+ *
+ *     begin put, or read and compared [come]   store_launch_begin          the first rank to come puts it
+ *     base.<n>, list again [come]              store_attempt_job_base      the next number that is free
+ *     packs                                    the caller
+ *     part.<rank>                              store_attempt_announce
+ *     list's next entry polled [wait]          store_attempt_wait
+ *     all parts seen; manifest [com]           job_commit                  rank 0, or who takes over
+ *     check, commit entry [chk, PUT]           store_attempt_commit_entry
+ *     outcome told [yes], [no]                 outcome_known               once the entry that decided it is durable
+ *     abort entry [fail]                       give_up                     before anything announced is deleted
+ *
+ * Who commits: rank 0; and if nothing has decided the attempt, ranks floor(k N / 8), k = 1 ... 7, those that fall
+ * together counted once, each 2 s later than the one before, from its own announcement; at once when it can see that
+ * the processes of all before it are gone. Any number of ranks may commit at the same time: they write the same
+ * manifest, one entry gets in, and to the others it is their own success. So no rank has to know whether another is
+ * slow or dead.
+ *
+ * Who commits also judges those that are missing (launch_watch.c) and aborts in their name. A rank that was wrongly
+ * given up finds the abort as the list's next entry, and nothing that it does afterwards counts.
+ *
+ * Requests: every rank one look-up of the list's next entry a poll, at 1 ms first and at 100 ms in the end. Who commits
+ * reads each announcement once, and asks for at most 16 a poll that are not there yet.
+ *
+ * The list is the launch's, used under the launch's lock by all of its attempts. Lock order: attempt, launch. */
+#include <stdio.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/log.h"
+#include "core/store/launch_internal.h"
+
+#define TAKEOVER_MS 2000u
+#define TAKEOVER_PARTS 8u
+#define POLL_MIN_US 1000u
+#define POLL_MAX_US 100000u
+#define LOOK_AHEAD 16u          /* announcements asked for in vain, a poll */
+#define BASE_TRIES 8192u
+#define MEET_TRIES 16u
+
+/* ---- what the list says ---- */
+
+/* model: yes, no. 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is
+ * held. Nothing is told before the entry that says so is durable (invariants 5 and 6). */
+static int outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+{
+	enum store_attempt_state state;
+	const char *reason;
+	int r;
+
+	if (store_list_damaged(a->list))
+		return base_error_set(err, -BASE_EDAMAGED, "%s: step %llu: undecided: the run's list is damaged",
+			a->run, (unsigned long long)a->step);
+	state = store_list_attempt(a->list, a->name, &reason, ret_entry);
+	if (state == STORE_ATTEMPT_UNDECIDED)
+		return 0;
+	r = store_list_sync(a->list, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+	a->decided = true;
+	if (state == STORE_ATTEMPT_COMMITTED)
+		return 1;
+	return base_error_set(err, -BASE_EABORTED, "%s: step %llu: the attempt was aborted: %s", a->run,
+		(unsigned long long)a->step, reason && reason[0] ? reason : "no reason was given");
+}
+
+/* Reads on. */
+static int outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&a->job->lock);
+	r = store_list_refresh(a->list, err);
+	if (r < 0)
+		r = base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+	else
+		r = outcome_known(a, ret_entry, err);
+	pthread_mutex_unlock(&a->job->lock);
+	return r;
+}
+
+/* Its own packs, once the attempt is aborted: nobody will ever name them. */
+static void own_packs_delete(struct store_attempt *a)
+{
+	char path[STORE_NAME_MAX];
+
+	for (size_t i = 0; i < a->npacks; i++)
+		if (store_pack_path(a->packs[i], path) == 0)
+			store_remove(a->store->storage, path);
+	a->npacks = 0;
+}
+
+/* model: fail. `rank` (on `host`, if that is known) is why the attempt is given up. 1: it is committed, for all that.
+ * -BASE_EABORTED: it is aborted, for this reason or an earlier one. Another error: undecided. */
+static int give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	char reason[PROTO_REASON_MAX];
+	int s, r;
+
+	snprintf(reason, sizeof reason, "rank %u%s%.64s: %.900s", rank, host[0] ? " on " : "", host, why);
+	pthread_mutex_lock(&a->job->lock);
+	s = store_attempt_abort_put_rank(a->list, a->name, rank, reason, NULL);
+	if (s >= 0 || s == -EALREADY)
+		r = outcome_known(a, ret_entry, err);
+	else
+		r = base_error_set(err, s, "%s: step %llu: undecided: the abort cannot be written (%s): %s", a->run,
+			(unsigned long long)a->step, base_error_name(s), reason);
+	pthread_mutex_unlock(&a->job->lock);
+	if (s == 0) /* ours: the others leave the folder alone */
+		store_folder_delete(a->store, a->run, a->name, NULL);
+	if (r == -BASE_EABORTED)
+		own_packs_delete(a);
+	return r;
+}
+
+/* This rank's own failure: the attempt is aborted, and the error stays what it was. */
+static int give_up_own(struct store_attempt *a, int code, const char *why, uint64_t *ret_entry, struct base_error *err)
+{
+	struct base_error e = {0};
+	int r = give_up(a, a->job->rank, store_hostname(), why, ret_entry, &e);
+
+	if (r == 1)
+		return 1;
+	return base_error_set(err, r == -BASE_EABORTED ? code : r, "%s", e.text);
+}
+
+void store_attempt_job_abort(struct store_attempt *a, const char *reason)
+{
+	struct base_error err = {0};
+	int r;
+
+	if (store_launch_check(a->job, NULL) < 0)
+		return;
+	r = a->decided ? outcome(a, NULL, &err)
+		       : give_up(a, a->job->rank, store_hostname(), reason ? reason : "it gave up", NULL, &err);
+	if (r == -BASE_EABORTED) {
+		own_packs_delete(a);
+		store_reserve_restore(a->store);
+	} else if (r < 0) {
+		base_warning("%s: %s: the attempt could not be aborted (%s); another rank or vckpt gc will",
+			a->store->path, a->name, err.text);
+	}
+}
+
+void store_attempt_job_free(struct store_attempt *a)
+{
+	if (store_launch_check(a->job, NULL) == 0 && a->begun && !a->announced && !a->decided)
+		store_attempt_job_abort(a, "it ended without announcing its part");
+	for (uint32_t i = 0; a->parts && i < a->job->world; i++)
+		proto_announcement_release(&a->parts[i]);
+	free(a->parts);
+	free(a->packs);
+}
+
+/* ---- begin ---- */
+
+/* The number of this save, the same on all ranks that begin their saves in the same order: nothing that the list says
+ * by now has a part in it. */
+static int begin_step(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+{
+	struct store_launch *l = a->job;
+	uint64_t last = l->last_step;
+
+	if (wanted == PROTO_NONE)
+		wanted = last == PROTO_NONE ? 0 : last + 1;
+	a->step = wanted;
+	if (wanted > INT64_MAX)
+		return base_error_set(err, -EINVAL, "run %s: steps go from 0 to 2^63-1", a->run);
+	l->last_step = last == PROTO_NONE ? wanted : base_max(last, wanted);
+	return 0;
+}
+
+/* Against the newest state: not aborted yet, and the step free or to be replaced. */
+static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+{
+	const struct store_list_step *now;
+	int r = begin_step(a, wanted, err);
+
+	if (r == 0)
+		r = store_list_refresh(a->list, err);
+	if (r >= 0)
+		r = outcome_known(a, NULL, err);
+	if (r == 0)
+		r = store_list_sync(a->list, err);
+	if (r)
+		return r < 0 ? r : base_error_set(err, -EEXIST, "%s: attempt %s is committed already", a->run, a->name);
+	now = store_list_find(a->list, a->step);
+	if (now && !a->replace)
+		return base_error_set(err, -EEXIST, "%s has a step %llu already", a->run, (unsigned long long)a->step);
+	a->replaces = now ? now->entry : PROTO_NONE;
+	return 0;
+}
+
+static int begin_put(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+{
+	struct proto_begin begin = {.run = a->run, .attempt = a->name, .step = a->step, .world = a->job->world,
+		.mesh = *mesh, .replace = a->replace, .replaces = a->replaces, .rank = a->job->rank,
+		.host = store_hostname(), .time_ns = store_time_ns()};
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	int r = proto_begin_encode(&begin, &body);
+
+	if (r < 0)
+		return base_error_set(err, r, "run %s: begin: %s", a->run, base_error_name(r));
+	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
+}
+
+/* Who found something else than its own says who said what. */
+static int begin_compare(struct store_attempt *a, const struct proto_begin *m, const struct base_digest *mesh,
+	struct base_error *err)
+{
+	const char *host = m->host && m->host[0] ? m->host : "?";
+
+	if (m->world != a->job->world)
+		return base_error_set(err, -EINVAL, "it is of a world of %u ranks, says rank %u on %s: of %u",
+			a->job->world, m->rank, host, m->world);
+	if (m->step != a->step)
+		return base_error_set(err, -EINVAL, "it saves step %llu, rank %u on %s step %llu",
+			(unsigned long long)a->step, m->rank, host, (unsigned long long)m->step);
+	if (!base_digest_equal(&m->mesh, mesh))
+		return base_error_set(err, -EINVAL, "its mesh is not that of rank %u on %s", m->rank, host);
+	if (m->replace != a->replace || m->alone)
+		return base_error_set(err, -EINVAL, "it %s a step that exists, rank %u on %s %s",
+			a->replace ? "would replace" : "does not replace", m->rank, host,
+			m->replace ? "would" : "does not");
+	a->replaces = m->replaces; /* what the first to come saw counts for all */
+	return 0;
+}
+
+/* Durable before anything of ours stands on it. */
+static int folder_sync(struct store_attempt *a, struct base_error *err)
+{
+	char dir[STORE_NAME_MAX];
+	int r;
+
+	snprintf(dir, sizeof dir, "incoming/%s/%s", a->run, a->name);
+	r = a->store->storage->ops->sync_dir(a->store->storage, dir);
+	return r < 0 ? base_error_set(err, r, "%s: %s", dir, base_error_name(r)) : 0;
+}
+
+/* 1: read and the same. 0: there is none. */
+static int begin_read(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+{
+	struct store_record record = {0};
+	struct proto_begin begin = {0};
+	char name[STORE_NAME_MAX];
+	int r;
+
+	snprintf(name, sizeof name, "incoming/%s/%s/begin", a->run, a->name);
+	r = store_record_get(a->store->storage, name, STORE_RECORD_BEGIN, a->store->info.id, &record, NULL, NULL);
+	if (r == -ENOENT)
+		return 0;
+	if (r == 0)
+		r = proto_begin_decode(record.body, record.len, &begin);
+	if (r < 0)
+		base_error_set(err, r, "%s: %s", name, base_error_name(r));
+	if (r == 0)
+		r = begin_compare(a, &begin, mesh, err);
+	if (r == 0)
+		r = folder_sync(a, err);
+	proto_begin_release(&begin);
+	store_record_release(&record);
+	return r < 0 ? r : 1;
+}
+
+/* model: begin. The first to come puts, all others read; a folder that goes meanwhile was of a decided attempt. */
+static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+{
+	for (unsigned i = 0; i < MEET_TRIES; i++) {
+		int r = begin_read(a, mesh, err);
+
+		if (r)
+			return r < 0 ? r : 0;
+		r = begin_put(a, mesh, err);
+		if (r != -EEXIST)
+			return r;
+	}
+	return base_error_set(err, -EIO, "incoming/%s/%s/begin exists and cannot be read", a->run, a->name);
+}
+
+/* model: come */
+static int job_begin(struct store_attempt *a, const struct store_launch_save *o, struct base_error *err)
+{
+	struct store_launch *l = a->job;
+	int r;
+
+	pthread_mutex_lock(&l->lock);
+	snprintf(a->name, sizeof a->name, "%s-%llu", l->name, (unsigned long long)l->count++);
+	r = begin_check(a, o->step, err);
+	pthread_mutex_unlock(&l->lock);
+	a->begun = true;
+	return r == 0 ? begin_meet(a, &o->mesh, err) : r;
+}
+
+int store_launch_begin(struct store_launch *l, const struct store_launch_save *o, struct store_attempt **ret_a,
+	struct base_error *err)
+{
+	struct base_error why = {0};
+	struct store_attempt *a;
+	int r = store_launch_check(l, err);
+
+	if (r < 0)
+		return r;
+	a = calloc(1, sizeof *a);
+	if (!a)
+		return base_error_set(err, -ENOMEM, "run %s: out of memory", l->run);
+	pthread_mutex_init(&a->lock, NULL);
+	a->store = l->store;
+	a->job = l;
+	a->list = l->list;
+	a->replace = o->replace;
+	snprintf(a->launch, sizeof a->launch, "%s", l->name);
+	snprintf(a->run, sizeof a->run, "%s", l->run);
+	r = job_begin(a, o, &why);
+	if (r < 0) {
+		if (r == -BASE_EABORTED) /* somebody was first */
+			base_error_set(err, r, "%s", why.text);
+		else if (give_up_own(a, r, why.text, NULL, err) == 1)
+			base_error_set(err, r, "%s", why.text);
+		a->decided = true; /* as far as this rank can */
+		store_attempt_free(a);
+		return r;
+	}
+	*ret_a = a;
+	return 0;
+}
+
+/* ---- bases, packs, announcement ---- */
+
+/* The body that stands under base.<n>: 1 the same, 0 another, -ENOENT. */
+static int base_same(struct store_attempt *a, const char *last, const struct base_buf *body)
+{
+	struct store_record record = {0};
+	char name[STORE_NAME_MAX];
+	int r;
+
+	snprintf(name, sizeof name, "incoming/%s/%s/%s", a->run, a->name, last);
+	r = store_record_get(a->store->storage, name, STORE_RECORD_BASE, a->store->info.id, &record, NULL, NULL);
+	if (r == 0)
+		r = record.len == body->len && memcmp(record.body, body->data, body->len) == 0;
+	store_record_release(&record);
+	return r;
+}
+
+/* Another rank may have named it: then that will do, once it is durable. */
+static int base_put(struct store_attempt *a, const struct base_buf *body, struct base_error *err)
+{
+	for (unsigned i = 0; i < BASE_TRIES; i++) {
+		char last[32];
+		int r;
+
+		snprintf(last, sizeof last, "base.%u", a->next_base);
+		r = base_same(a, last, body);
+		if (r == 1)
+			return folder_sync(a, err);
+		if (r == -ENOENT) {
+			r = store_attempt_put(a, last, STORE_RECORD_BASE, body, err);
+			if (r == 0)
+				a->next_base++;
+			if (r != -EEXIST)
+				return r;
+			continue; /* somebody was faster: look at what it says */
+		}
+		a->next_base++; /* another base, or one that cannot be read: the collector will say so */
+	}
+	return base_error_set(err, -BASE_ELIMIT, "%s: too many bases", a->name);
+}
+
+/* model: begin. As base_name in attempt.c: named first, then looked at again. The attempt's lock is held. */
+int store_attempt_job_base(struct store_attempt *a, const struct attempt_base *b, bool *ret_gone,
+	struct base_error *err)
+{
+	struct proto_base m = {.run = (char *)b->run, .entry = b->entry, .manifest = b->manifest};
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	bool same = strcmp(b->run, a->run) == 0;
+	struct store_list *l = a->list;
+	int r = proto_base_encode(&m, &body);
+
+	if (r < 0)
+		return base_error_set(err, r, "run %s: base: %s", a->run, base_error_name(r));
+	a->next_base = 0; /* a rank that named it earlier stands at any number */
+	r = base_put(a, &body, err);
+	if (r < 0)
+		return r;
+	if (same)
+		pthread_mutex_lock(&a->job->lock);
+	r = same ? store_list_refresh(l, err) : store_attempt_base_list(a, b->run, &l, err);
+	if (r >= 0)
+		r = store_list_sync(l, err);
+	*ret_gone = r == 0 && !store_attempt_base_live(l, b->entry, &b->manifest);
+	if (same)
+		pthread_mutex_unlock(&a->job->lock);
+	return r;
+}
+
+int store_attempt_pack(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX])
+{
+	char(*more)[STORE_PACK_NAME_MAX];
+	int r;
+
+	if (!a->job)
+		return store_pack_name_make(a->name, 0, class, name);
+	r = store_pack_name_make(a->name, a->job->rank, class, name);
+	if (r < 0)
+		return r;
+	more = reallocarray(a->packs, a->npacks + 1, sizeof *more);
+	if (!more)
+		return -ENOMEM;
+	a->packs = more;
+	memcpy(more[a->npacks++], name, STORE_PACK_NAME_MAX);
+	return 0;
+}
+
+/* model: part */
+int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct base_error why = {0};
+	char last[32];
+	int r;
+
+	if (!a->job || a->announced || a->decided)
+		return base_error_set(err, -EINVAL, "%s: %s", a->name,
+			!a->job ? "a writer alone commits" : "it was announced or decided before");
+	r = store_launch_check(a->job, err);
+	if (r < 0)
+		return r;
+	announcement->run = a->run;
+	announcement->attempt = a->name;
+	announcement->step = a->step;
+	announcement->rank = a->job->rank;
+	announcement->world = a->job->world;
+	announcement->host = store_hostname();
+	r = proto_announcement_encode(announcement, &body);
+	if (r < 0)
+		return base_error_set(err, r, "run %s: announcement: %s", a->run, base_error_name(r));
+	a->announced = true; /* also when the put fails: it may have landed */
+	snprintf(last, sizeof last, "part.%u", a->job->rank);
+	r = store_attempt_put(a, last, STORE_RECORD_PART, &body, &why);
+	a->announced_ms = store_monotonic_ms();
+	if (r < 0) /* it may land yet, and be committed: the list decides before anybody is told */
+		r = give_up_own(a, r, why.text, NULL, err);
+	return r < 0 ? r : 0;
+}
+
+/* ---- who commits: announcements ---- */
+
+/* 1: read. 0: not there. */
+static int part_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
+{
+	struct store_record record = {0};
+	struct proto_announcement m = {0};
+	char name[STORE_NAME_MAX];
+	int r;
+
+	snprintf(name, sizeof name, "incoming/%s/%s/part.%u", a->run, a->name, rank);
+	r = store_record_get(a->store->storage, name, STORE_RECORD_PART, a->store->info.id, &record, NULL, NULL);
+	if (r == -ENOENT)
+		return 0;
+	if (r == 0)
+		r = proto_announcement_decode(record.body, record.len, &m);
+	store_record_release(&record);
+	if (r < 0)
+		return base_error_set(err, r, "its announcement cannot be read: %s", base_error_name(r));
+	a->parts[rank] = m;
+	a->nparts++;
+	return 1;
+}
+
+/* Those that were not read yet, from where the last look ended; stops at the 16th that is not there. */
+static int parts_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank, struct base_error *err)
+{
+	uint32_t world = a->job->world;
+	unsigned missing = 0;
+
+	if (!a->parts && !(a->parts = calloc(world, sizeof *a->parts)))
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t n = 0; n < world && a->nparts < world && missing < LOOK_AHEAD; n++) {
+		uint32_t rank = a->cursor;
+		int r = 0;
+
+		a->cursor = rank + 1 < world ? rank + 1 : 0;
+		if (a->parts[rank].arena)
+			continue;
+		*ret_rank = rank;
+		r = part_read(a, rank, err);
+		if (r < 0)
+			return r;
+		missing += r == 0;
+		*ret_new |= r == 1;
+	}
+	return 0;
+}
+
+static void missing_why(const struct store_attempt *a, enum store_rank_state state, char why[static 200])
+{
+	const struct store_launch *l = a->job;
+
+	switch (state) {
+	case STORE_RANK_FINE: why[0] = 0; return;
+	case STORE_RANK_NEVER:
+		snprintf(why, 200, "it did not come within %g s, says rank %u on %.64s", (double)l->start_ms / 1000,
+			l->rank, store_hostname());
+		return;
+	case STORE_RANK_DIED:
+		snprintf(why, 200, "its process is gone, says rank %u on %.64s", l->rank, store_hostname());
+		return;
+	case STORE_RANK_STOPPED:
+		snprintf(why, 200, "its heartbeat stood still for %g s, says rank %u on %.64s",
+			(double)l->heartbeat_ms / 1000, l->rank, store_hostname());
+		return;
+	}
+}
+
+/* A rank that is missing and will not come ends the attempt: 0 none does. */
+static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+{
+	char host[PROTO_HOST_MAX], why[200];
+
+	store_watch_look(a->job->watch);
+	for (uint32_t rank = 0; rank < a->job->world; rank++) {
+		enum store_rank_state state;
+		int r;
+
+		if (a->parts[rank].arena)
+			continue;
+		state = store_watch_judge(a->job->watch, rank, a->announced_ms, host);
+		if (state == STORE_RANK_FINE)
+			continue;
+		r = part_read(a, rank, err); /* it may have announced before it went */
+		if (r == 1)
+			continue;
+		missing_why(a, state, why);
+		return give_up(a, rank, host, r < 0 ? err->text : why, ret_entry, err);
+	}
+	return 0;
+}
+
+/* ---- who commits: the commit ---- */
+
+/* model: com. Manifest durable, then every pack that it names looked at again, then the cover (invariants 2 and 4). */
+static int job_manifest(struct store_attempt *a, struct proto_manifest *ret_m, struct base_digest *ret_digest,
+	struct base_error *err)
+{
+	base_cleanup_free const struct proto_announcement **all = calloc(a->nparts, sizeof *all);
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	int r = all ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+
+	for (uint32_t i = 0; all && i < a->nparts; i++)
+		all[i] = &a->parts[i];
+	if (r == 0)
+		r = store_manifest_make(all, a->nparts, &body, ret_digest, err);
+	if (r == 0)
+		r = store_manifest_put(a->store, a->run, &body, ret_digest, err);
+	if (r < 0)
+		return r;
+	r = proto_manifest_decode(body.data, body.len, ret_m);
+	if (r < 0)
+		return base_error_set(err, r, "manifest: %s", base_error_name(r));
+	r = store_manifest_check_packs(a->store, ret_m, err);
+	return r == 0 ? store_manifest_check_cover(a->store, ret_m, err) : r;
+}
+
+/* 1: committed, by us or somebody else. */
+static int job_commit_entry(struct store_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&a->job->lock);
+	r = store_attempt_commit_entry(a, what, ret_entry, err);
+	pthread_mutex_unlock(&a->job->lock);
+	if (r == -EEXIST) { /* the step was taken meanwhile */
+		struct base_error why = *err;
+
+		return give_up_own(a, r, why.text, ret_entry, err);
+	}
+	if (r == -BASE_EABORTED)
+		return outcome(a, ret_entry, err);
+	if (r == 0)
+		store_folder_delete(a->store, a->run, a->name, NULL);
+	return r < 0 ? r : 1;
+}
+
+static int job_commit(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+{
+	struct proto_manifest m = {0};
+	struct proto_commit what = {0};
+	struct base_error why = {0};
+	int r = job_manifest(a, &m, &what.manifest, &why);
+
+	if (r == 0) {
+		what.tensors = m.tensors;
+		what.bytes = m.bytes;
+		what.new_bytes = m.new_bytes;
+		what.attributes = m.attributes;
+		what.nattributes = m.nattributes;
+		r = job_commit_entry(a, &what, ret_entry, err);
+	} else {
+		/* Another committer may have been done, and the data removed and collected since. */
+		r = give_up_own(a, r, why.text, ret_entry, err);
+	}
+	proto_manifest_release(&m);
+	return r;
+}
+
+/* Commits, or gives up, or nothing yet: 0. */
+static int job_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, struct base_error *err)
+{
+	uint32_t rank = a->job->rank;
+	struct base_error why = {0};
+	int r = parts_read(a, ret_new, &rank, &why);
+
+	if (r == -ENOMEM)
+		return give_up_own(a, r, why.text, ret_entry, err);
+	if (r < 0)
+		return give_up(a, rank, "", why.text, ret_entry, err);
+	if (a->nparts == a->job->world)
+		return job_commit(a, ret_entry, err);
+	return missing_judge(a, ret_entry, err);
+}
+
+/* ---- waiting ---- */
+
+/* The ranks that commit, in the order of their turns; how many. */
+static unsigned leaders(uint32_t world, uint32_t ranks[static TAKEOVER_PARTS])
+{
+	unsigned n = 0;
+
+	for (uint64_t k = 0; k < TAKEOVER_PARTS; k++) {
+		uint32_t rank = (uint32_t)(k * world / TAKEOVER_PARTS);
+
+		if (n == 0 || ranks[n - 1] != rank)
+			ranks[n++] = rank;
+	}
+	return n;
+}
+
+/* Is it this rank's turn to commit? */
+static bool job_turn(struct store_attempt *a)
+{
+	uint32_t ranks[TAKEOVER_PARTS];
+	unsigned n = leaders(a->job->world, ranks), place = 0;
+	char host[PROTO_HOST_MAX];
+
+	while (place < n && ranks[place] != a->job->rank)
+		place++;
+	if (place == n)
+		return false;
+	if (store_monotonic_ms() - a->announced_ms >= (uint64_t)place * TAKEOVER_MS)
+		return true;
+	store_watch_look(a->job->watch);
+	for (unsigned i = 0; i < place; i++)
+		if (store_watch_judge(a->job->watch, ranks[i], a->announced_ms, host) != STORE_RANK_DIED)
+			return false;
+	return true;
+}
+
+static int wait_over(struct store_attempt *a, struct base_error *err)
+{
+	char missing[200] = "";
+	size_t len = 0;
+
+	for (uint32_t i = 0; a->parts && i < a->job->world && len + 20 < sizeof missing; i++)
+		if (!a->parts[i].arena)
+			len += (size_t)snprintf(missing + len, sizeof missing - len, "%s%u", len ? ", " : "", i);
+	return base_error_set(err, -ETIMEDOUT, "%s: step %llu: undecided%s%s", a->run, (unsigned long long)a->step,
+		len ? "; not announced: rank " : "", missing);
+}
+
+/* model: wait */
+static int job_wait(struct store_attempt *a, uint64_t end, uint64_t *ret_entry, struct base_error *err)
+{
+	uint64_t sleep_us = POLL_MIN_US;
+
+	for (;;) {
+		uint64_t now;
+		bool new = false;
+		int r = outcome(a, ret_entry, err);
+
+		if (r == 0 && job_turn(a))
+			r = job_lead(a, &new, ret_entry, err);
+		if (r)
+			return r < 0 ? r : 0;
+		now = store_monotonic_ms();
+		if (now >= end)
+			return wait_over(a, err);
+		sleep_us = new ? POLL_MIN_US : base_min(sleep_us * 3 / 2, POLL_MAX_US);
+		usleep((useconds_t)base_min(sleep_us, (end - now) * 1000));
+	}
+}
+
+int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *ret_entry, struct base_error *err)
+{
+	struct base_error own = {0};
+	uint64_t entry = PROTO_NONE;
+	int r;
+
+	if (!err)
+		err = &own;
+	if (!a->job || !(a->announced || a->decided))
+		return base_error_set(err, -EINVAL, "%s: nothing was announced", a->name);
+	r = store_launch_check(a->job, err);
+	if (r < 0)
+		return r;
+	r = job_wait(a, timeout_ms < 0 ? UINT64_MAX : store_monotonic_ms() + (uint64_t)timeout_ms, &entry, err);
+	if (r == -BASE_EABORTED)
+		own_packs_delete(a);
+	if (r == 0 && ret_entry)
+		*ret_entry = entry;
+	return r;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launch_watch: which ranks of a launch still live, as the rank sees it that is about to commit. The others never look.
+ *
+ * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and never more than a
+ * twentieth of the time goes into listings). A rank's file is read when the rank is first seen; from then on its number
+ * is enough. A process of this machine is asked for at every call, which costs the store nothing. The time of a change
+ * is the time of the look that found it, by this rank's monotonic clock, and no time-out begins before the rank's own
+ * announcement in the attempt at hand: what happened between two saves is held against nobody. An observer that itself
+ * stood still (a job that is suspended as a whole) starts all clocks anew, or it would give up everybody at its first
+ * look. */
+#include "core/store/launch_internal.h"
+
+#include <stdio.h>
+
+struct watch_rank {
+	struct store_heartbeat_rank who;
+	uint64_t number;
+	uint64_t changed_ms;            /* when the number was last seen to move */
+	uint64_t gone_ms;               /* since when no listing shows it; 0: the last one did */
+	bool seen, listed;              /* ever; in the listing at hand */
+};
+
+struct store_watch {
+	struct store *store;
+	char launch[17];
+	uint32_t world;
+	uint64_t heartbeat_ms, start_ms, every_ms;
+	pthread_mutex_t lock;           /* protects all below */
+	struct watch_rank *ranks;
+	uint64_t looked_ms, next_ms;    /* 0: never looked */
+	uint64_t since_ms;              /* since when a rank that was never seen is missing */
+};
+
+int store_watch_new(struct store *s, const char *launch, uint32_t world, uint64_t heartbeat_ms, uint64_t start_ms,
+	struct store_watch **ret_w)
+{
+	struct store_watch *w = calloc(1, sizeof *w);
+
+	if (w)
+		w->ranks = calloc(world, sizeof *w->ranks);
+	if (!w || !w->ranks) {
+		free(w);
+		return -ENOMEM;
+	}
+	w->store = s;
+	snprintf(w->launch, sizeof w->launch, "%s", launch);
+	w->world = world;
+	w->heartbeat_ms = heartbeat_ms;
+	w->start_ms = start_ms;
+	w->every_ms = base_min(base_min(heartbeat_ms, start_ms) / 4 + 1, 1000);
+	pthread_mutex_init(&w->lock, NULL);
+	*ret_w = w;
+	return 0;
+}
+
+void store_watch_free(struct store_watch *w)
+{
+	if (!w)
+		return;
+	pthread_mutex_destroy(&w->lock);
+	free(w->ranks);
+	free(w);
+}
+
+static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *file)
+{
+	struct store_watch *w = arg;
+	struct watch_rank *k = rank < w->world ? &w->ranks[rank] : NULL;
+
+	if (!k)
+		return;
+	if (!k->seen && store_heartbeat_look(w->store, file, &k->who) < 0)
+		return; /* moved on, or cannot be read: the next look */
+	k->listed = true;
+	if (k->seen && number <= k->number)
+		return;
+	k->seen = true;
+	k->number = number;
+	k->changed_ms = w->looked_ms;
+}
+
+/* All clocks start now. */
+static void watch_restart(struct store_watch *w, uint64_t now)
+{
+	w->since_ms = now;
+	for (uint32_t i = 0; i < w->world; i++) {
+		w->ranks[i].changed_ms = now;
+		w->ranks[i].gone_ms = w->ranks[i].gone_ms ? now : 0;
+	}
+}
+
+int store_watch_look(struct store_watch *w)
+{
+	uint64_t now = store_monotonic_ms(), took;
+	int r;
+
+	pthread_mutex_lock(&w->lock);
+	if (now < w->next_ms) {
+		pthread_mutex_unlock(&w->lock);
+		return 0;
+	}
+	if (w->looked_ms == 0 || now - w->looked_ms > w->heartbeat_ms / 2)
+		watch_restart(w, now);
+	w->looked_ms = now;
+	for (uint32_t i = 0; i < w->world; i++)
+		w->ranks[i].listed = false;
+	r = store_heartbeat_each(w->store, w->launch, watch_found, w);
+	for (uint32_t i = 0; r >= 0 && i < w->world; i++) {
+		struct watch_rank *k = &w->ranks[i];
+
+		k->gone_ms = k->listed || !k->seen ? 0 : k->gone_ms ? k->gone_ms : now;
+	}
+	took = store_monotonic_ms() - now;
+	w->next_ms = now + took + base_max(w->every_ms, 20 * took);
+	pthread_mutex_unlock(&w->lock);
+	return r < 0 ? r : 0;
+}
+
+/* Has the last look found it so for that long? */
+static bool lasts(const struct store_watch *w, uint64_t since, uint64_t from, uint64_t limit)
+{
+	return w->looked_ms >= base_max(since, from) + limit;
+}
+
+static enum store_rank_state judge(const struct store_watch *w, const struct watch_rank *k, uint64_t since)
+{
+	if (!k->seen)
+		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_FINE;
+	if (k->who.here && !store_process_lives(k->who.pid, k->who.start_time))
+		return STORE_RANK_DIED;
+	if (k->gone_ms)
+		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_FINE;
+	return lasts(w, since, k->changed_ms, w->heartbeat_ms) ? STORE_RANK_STOPPED : STORE_RANK_FINE;
+}
+
+enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host)
+{
+	enum store_rank_state state;
+
+	pthread_mutex_lock(&w->lock);
+	state = judge(w, &w->ranks[rank], since);
+	snprintf(host, PROTO_HOST_MAX, "%s", w->ranks[rank].who.host);
+	pthread_mutex_unlock(&w->lock);
+	return state;
+}
