@@ -123,10 +123,10 @@ class Api:
         self.lib.store_close(self.p)
 
     def call(self, function, *args):
-        self.err = Error()
-        r = function(*args, c.byref(self.err))
+        self.err = err = Error()    # of this call alone: threads share an Api
+        r = function(*args, c.byref(err))
         if r < 0:
-            raise Failed(r, self.err.text.decode())
+            raise Failed(r, err.text.decode())
         return r
 
     def list(self, run, whole=False):
