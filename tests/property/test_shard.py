@@ -152,6 +152,23 @@ def test_every_placement_of_one_mesh_dimension(dump, scale, rng):
     assert allowed > 60000 // step and refused > 60000 // step
 
 
+def test_blocks_of_several_rows_for_several_ranks(dump, scale, rng):
+    """No size up to 7 has blocks in each of which every one of several ranks has several rows: 8 and 12 do, with every placement of one
+    mesh dimension, and beside another one."""
+    shapes = [(8,), (12,), (8, 3), (2, 12), (3, 8, 2), (2, 2, 12), (12, 8)]
+    cases = [(s, m, (p,), None) for s in shapes for m in MESHES[1] for p in placements_for(len(s), m[0])]
+
+    def rows(shape, mesh, placements):
+        return [shape[p[1]] // p[2] // n for n, p in zip(mesh, placements) if p[0] == "IS" and p[2] > 1 and n > 1 and shape[p[1]] % (p[2] * n) == 0]
+    assert sum(max(rows(*c[:3]), default=0) > 1 for c in cases) == 16
+    for shape, mesh in itertools.product(shapes, ((2, 2), (2, 3), (3, 2), (1, 2), (2, 4))):
+        found = [("R",)] + [q for d in range(len(shape)) for q in (("S", d), ("SS", d, 2), ("SS", d, 3), ("IS", d, 2), ("IS", d, 3))]
+        pairs = [p for p in itertools.product(found, repeat=2) if max(rows(shape, mesh, p), default=0) > 1]
+        cases += [(shape, mesh, p, None) for p in rng.sample(pairs, min(len(pairs), scale(20, 100)))]
+    allowed, refused = try_all(dump, cases, rng, more=3)
+    assert allowed > 1400 and refused > 900
+
+
 def sampled(rng, n, count):
     for _ in range(count):
         mesh = rng.choice(MESHES[n])

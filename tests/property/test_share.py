@@ -168,6 +168,31 @@ def pieces_in_span(lib, cut, at, start, size, span):
     return first.value, end.value
 
 
+def test_what_begins_on_the_border_of_two_spans_belongs_to_the_second(lib):
+    """A piece, and a small tensor as a whole: to one replica, and only to that one."""
+    cut = Cut(lib, (64, 64), 4, (128 << 10, 1 << 20, 512), (0, 0), (64, 64))
+    count, size = len(cut.pieces), cut.bytes
+    for at in (0, size, 5 * size, 1 << 40):
+        for span, takes in [((at, at + size), True), ((at, at + 1), True), ((at - size, at), False), ((0, at), False), ((at, at), False),
+                            ((at + 1, at + size), False), ((at - 1, at + 1), True)]:
+            if 0 <= span[0] <= span[1]:
+                first, end = pieces_in_span(lib, cut, at, at, size, tl.Span(*span))
+                assert (end - first == count and first == 0) if takes else first == end, (at, span)
+    replicas = 4                                # of one size: each span is exactly one of them
+    for i in range(replicas):
+        taken = [pieces_in_span(lib, cut, n * size, n * size, size, lib.tensor_share_span(replicas * size, i, replicas)) for n in range(replicas)]
+        assert [end - first for first, end in taken] == [count if n == i else 0 for n in range(replicas)]
+    second = Cut(lib, (64, 64), 4, (128 << 10, 1 << 20, 512), (32, 0), (32, 64))     # a box of it that begins later goes with the whole
+    for span, takes in [((7, 9), True), ((0, 8), False), ((8, 9), True), ((8 + size // 2, 8 + size), False)]:
+        first, end = pieces_in_span(lib, second, 8 + size // 2, 8, size, tl.Span(*span))
+        assert end - first == (len(second.pieces) if takes else 0), span
+    large = Cut(lib, (1024, 1024), 4, (128 << 10, 1 << 20, 512), (0, 0), (1024, 1024))
+    for n, begin in enumerate(large.begins[:-1]):
+        for to, begins in ((begin, n), (begin + 1, n + 1)):
+            assert pieces_in_span(lib, large, 3, 3, large.bytes, tl.Span(0, 3 + to)) == (0, begins)
+            assert pieces_in_span(lib, large, 3, 3, large.bytes, tl.Span(3 + to, 3 + large.bytes)) == (begins, len(large.pieces))
+
+
 def test_a_sequence_is_shared_out(lib, scale):
     """Tensors of one or several boxes, big and small, over 1 to 9 replicas: each piece to the replica in whose span it (or its small
     tensor) begins, all of them once, and no replica more than 1 MiB from its span."""
