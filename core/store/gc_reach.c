@@ -229,13 +229,32 @@ static int reach_list(struct gc *g, struct store_list *l)
 	return 0;
 }
 
-/* model: again */
+struct reach_since { struct gc *g; const char *run; };
+
+static int reach_commit(void *arg, uint64_t entry, const struct base_digest *manifest)
+{
+	const struct reach_since *s = arg;
+	struct base_error why = {0};
+	char path[STORE_NAME_MAX];
+	int r = reach_manifest(s->g, s->run, manifest, path, &why);
+
+	(void)entry;
+	return r == 0 || r == -ENOENT ? 0 : manifest_damaged(s->g, path, r, &why);
+}
+
+/* model: again. What is visible now, and every commit since the first reading, removed meanwhile or not: an attempt
+ * that began after `incoming` was read may have named one as its base (rule SINCE of the model). */
 int gc_reach_commits(struct gc *g)
 {
 	int r = 0;
 
-	for (size_t i = 0; r == 0 && i < g->nlists; i++)
+	for (size_t i = 0; r == 0 && i < g->nlists; i++) {
+		struct reach_since since = {g, store_list_run(g->lists[i].list)};
+
 		r = reach_list(g, g->lists[i].list);
+		if (r == 0)
+			r = store_list_each_commit(g->lists[i].list, g->lists[i].first, reach_commit, &since, g->err);
+	}
 	return r;
 }
 

@@ -129,6 +129,25 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 	return r;
 }
 
+int store_list_each_commit(const struct store_list *l, uint64_t from,
+	int (*f)(void *arg, uint64_t entry, const struct base_digest *manifest), void *arg, struct base_error *err)
+{
+	int r = 0;
+
+	for (size_t i = l->ncommits; r == 0 && i-- > 0 && l->commits[i].entry >= from;) {
+		struct proto_entry e = {0};
+
+		r = entry_read(l, l->commits[i].entry, &e, err);
+		if (r == -BASE_EDAMAGED || r == -ENOENT)
+			return base_error_set(err, -BASE_EDAMAGED, "run %s: entry %llu cannot be read any more", l->run,
+				(unsigned long long)l->commits[i].entry);
+		if (r == 0 && e.kind == PROTO_ENTRY_COMMIT)
+			r = f(arg, l->commits[i].entry, &e.commit.manifest);
+		proto_entry_release(&e);
+	}
+	return r;
+}
+
 static void entry_skip(struct store_list *l, uint64_t n, const char *why)
 {
 	char name[STORE_NAME_MAX];

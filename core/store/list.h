@@ -44,6 +44,10 @@ const struct store_list_step *store_list_find(const struct store_list *l, uint64
 const struct store_list_step *store_list_latest(const struct store_list *l);            /* highest step; NULL */
 /* is this commit entry visible? */
 bool store_list_entry_live(const struct store_list *l, uint64_t entry);
+/* Calls f with every commit that counted here from entry `from` on, removed or replaced since or not, until it returns
+ * another number than 0. Entries are read again. */
+int store_list_each_commit(const struct store_list *l, uint64_t from,
+	int (*f)(void *arg, uint64_t entry, const struct base_digest *manifest), void *arg, struct base_error *err);
 /* What the list says of an attempt. reason (may be NULL): text of the abort, or NULL. ret_entry: number of the
  * deciding entry. */
 enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,

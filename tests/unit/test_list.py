@@ -230,6 +230,32 @@ def test_removed_step_is_never_revived(api):
         assert sorted(l.steps()) == [0, 1, 2]
 
 
+def test_every_commit_since_an_entry(api):
+    """Removed and replaced ones, too: a save may have named them as its base while they were visible."""
+    run = f"r{next(runs)}"
+    entries = committed(api, run, 4)
+    api.remove_step(run, 2)
+    with api.list(run, whole=True) as l:
+        end = l.next
+    api.put_raw(run, end, api.commit_entry("00000000000000cc-0", 3, entries[3], 77))    # replaces
+    api.put_raw(run, end + 1, api.commit_entry("00000000000000dd-0", 0, NONE, 78))      # does not count
+    func = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
+    with api.list(run, whole=True) as l:
+        def since(entry, stop=None):
+            found = {}
+
+            def one(_, at, manifest):
+                found[at] = ctypes.string_at(manifest, 32)
+                return -errno.ENOSPC if at == stop else 0
+            r = api.lib.store_list_each_commit(l.p, ctypes.c_uint64(entry), func(one), None, ctypes.byref(api.err))
+            return r, found
+        r, found = since(0)
+        assert r == 0 and sorted(found) == sorted(entries.values() if isinstance(entries, dict) else entries) + [end]
+        assert found[end] == bytes(digest(77))
+        assert since(end)[1].keys() == {end} and since(end + 1) == (0, {})
+        assert since(0, stop=end) == (-errno.ENOSPC, {end: found[end]})
+
+
 def test_replace_is_never_silent(api):
     run = f"r{next(runs)}"
     entries = committed(api, run, 2)
