@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what, against torch.distributed.tensor, in one process: a fake process group, and meshes whose ranks are
-ordered so that this process, rank 0, sits at the coordinate in question. Where torch differs from itself: docs/torch.md,
+"""Who holds what, against torch.distributed.tensor, in one process: a fake process group, and meshes in which this
+process stands at the coordinate in question: one mesh of a shape is told where it is, or, slower and without telling it
+anything, a mesh is made whose ranks are ordered so that rank 0 is there. Where torch differs from itself: docs/torch.md,
 whose tables are read and tried here. (This folder must never get an __init__.py: it is called torch.)"""
 import ast
 import ctypes
@@ -48,7 +49,7 @@ class Group:
 
     def __init__(self, rank=0, size=64):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-        self.meshes = {}
+        self.meshes, self.shapes = {}, {}
 
     def __enter__(self):
         return self
@@ -56,12 +57,22 @@ class Group:
     def __exit__(self, *_):
         dist.destroy_process_group()
 
+    def standing_at(self, mesh, coordinate):
+        """One mesh of a shape, told of another coordinate each time."""
+        if mesh not in self.shapes:
+            self.shapes[mesh] = DeviceMesh("cpu", torch.arange(math.prod(mesh)).reshape(mesh), _init_backend=False)
+        self.shapes[mesh]._coordinate_on_dim = coordinate
+        assert self.shapes[mesh].get_coordinate() == coordinate
+        return self.shapes[mesh]
+
     def mesh(self, mesh, coordinate):
+        """A mesh in which rank 0 is there."""
         key = mesh, coordinate
         if key not in self.meshes:
             ranks = torch.arange(math.prod(mesh)).reshape(mesh)
             ranks.reshape(-1)[0], ranks[coordinate] = int(ranks[coordinate]), 0
             self.meshes[key] = DeviceMesh("cpu", ranks, _init_backend=False)
+        assert tuple(self.meshes[key].get_coordinate()) == coordinate
         return self.meshes[key]
 
 
@@ -87,8 +98,13 @@ def box_of(shape, offset, size):
     return oracle.numbered(shape)[tuple(slice(o, o + n) for o, n in zip(offset, size))].reshape(-1)
 
 
-def compare(dump, shape, mesh, placements, torch_says, found):
-    """One case, every rank. torch_says(coordinate) gives (local shape, offset); counts by kind go to `found`."""
+def distributed(full, mesh, placements):
+    return distribute_tensor(full, mesh, placements, src_data_rank=None).to_local()
+
+
+def compare(dump, shape, mesh, placements, torch_says, torch_leaves, found):
+    """One case, every rank. torch_says(coordinate) gives (local shape, offset), torch_leaves(coordinate) the local tensor of one that
+    numbers its items; counts by kind go to `found`."""
     code, sharding = dump.sharding(shape, mesh, placements)
     assert code == 0
     items, shapes, boxes = dump.all_ranks(sharding, math.prod(mesh))
@@ -106,36 +122,32 @@ def compare(dump, shape, mesh, placements, torch_says, found):
         assert offset == tuple(map(int, np.unravel_index(held[0], shape))), where      # always that of the first item
         same = np.array_equal(box_of(shape, offset, local_shape), held)
         assert same == (nboxes == 1), where             # with several boxes, offset and shape tell of other items
+        if not same:
+            local = torch_leaves(coordinate)
+            assert tuple(local.shape) == local_shape and np.array_equal(local.reshape(-1).numpy(), held), where
         found["one box" if same else "boxes"] += 1
     assert at == len(items)
 
 
-def test_shapes_and_offsets(dump, rng, scale):
+def test_shapes_offsets_and_content(dump, rng, scale):
+    """The public function, for every rank; where a rank holds several boxes, every item of what distribute_tensor leaves there."""
     found = dict.fromkeys(("one box", "boxes", "empty"), 0)
     count = scale(1500, 20000, 100000)
-    for _ in range(count):
-        shape, mesh, placements = random_case(rng)
-        theirs = in_torch(placements)
-        compare(dump, shape, mesh, placements, lambda c: _compute_local_shape_and_global_offset(shape, mesh, c, theirs), found)
+    with Group() as group:
+        for _ in range(count):
+            shape, mesh, placements = random_case(rng)
+            theirs, full = in_torch(placements), torch.arange(math.prod(shape)).reshape(shape)
+            compare(dump, shape, mesh, placements, lambda c: compute_local_shape_and_global_offset(shape, group.standing_at(mesh, c), theirs),
+                    lambda c: distributed(full, group.standing_at(mesh, c), theirs), found)
     print(f"{count} cases; ranks by kind: {found}")
     assert min(found.values()) > count // 10
 
 
-def test_shapes_and_offsets_of_a_device_mesh(dump, rng, scale):
-    found = dict.fromkeys(("one box", "boxes", "empty"), 0)
-    with Group() as group:
-        for _ in range(scale(100, 500)):
-            shape, mesh, placements = random_case(rng)
-            theirs = in_torch(placements)
-            compare(dump, shape, mesh, placements, lambda c: compute_local_shape_and_global_offset(shape, group.mesh(mesh, c), theirs), found)
-    assert min(found.values()) > 0
-
-
 def test_content_of_distributed_tensors(dump, rng, scale):
-    """Every item of what distribute_tensor leaves, two ranks a case."""
+    """Every item of what distribute_tensor leaves, of any number of boxes, and shape and offset, two ranks a case."""
     strided = 0
     with Group() as group:
-        for _ in range(scale(500, 3000)):
+        for _ in range(scale(200, 1500)):
             shape, mesh, placements = random_case(rng)
             code, sharding = dump.sharding(shape, mesh, placements)
             items, shapes, boxes = dump.all_ranks(sharding, math.prod(mesh))
@@ -143,12 +155,16 @@ def test_content_of_distributed_tensors(dump, rng, scale):
             full = torch.arange(math.prod(shape)).reshape(shape)
             for i in rng.sample(range(len(shapes)), min(2, len(shapes))):
                 coordinate = oracle.coordinates(mesh)[i]
-                local = distribute_tensor(full, group.mesh(mesh, coordinate), in_torch(placements), src_data_rank=None).to_local()
+                real, theirs = group.mesh(mesh, coordinate), in_torch(placements)
+                local = distributed(full, real, theirs)
                 where = f"{oracle.words(placements)} {shape} on {mesh} at {coordinate}"
                 assert tuple(local.shape) == shapes[i], where
                 assert np.array_equal(local.reshape(-1).numpy(), items[starts[i]:starts[i + 1]]), where
+                said = compute_local_shape_and_global_offset(shape, real, theirs)
+                assert said == compute_local_shape_and_global_offset(shape, group.standing_at(mesh, coordinate), theirs), where
+                assert said == _compute_local_shape_and_global_offset(shape, mesh, coordinate, theirs), where
                 strided += boxes[i] > 1
-    assert strided > 20
+    assert strided > 10
 
 
 def test_a_rank_outside_the_mesh(dump, lib):
@@ -245,7 +261,7 @@ def test_table_of_several_boxes(dump, lib):
         assert said == (tuples(said_shape), tuples(said_offset)), words
         with Group() as group:
             full = torch.arange(math.prod(shape)).reshape(shape)
-            data = distribute_tensor(full, group.mesh(mesh, coordinate), in_torch(placements), src_data_rank=None).to_local()
+            data = distributed(full, group.mesh(mesh, coordinate), in_torch(placements))
         assert tuple(data.reshape(-1).tolist()) == ours(dump, shape, mesh, placements)[coordinate] == tuples(items), words
         assert tuple(box_of(shape, said[1], said[0]).tolist()) != tuples(items), words
 
@@ -257,7 +273,7 @@ def test_table_of_fully_shard(dump, lib):
         (dp, tp), n, coordinate = tuples(mesh), int(n), tuples(coordinate)
         held, claimed = fully_sharded(n, dp, tp)
         with Group() as group:
-            said = distribute_tensor(torch.arange(n).reshape(n, 1), group.mesh((dp, tp), coordinate), claimed, src_data_rank=None).to_local()
+            said = distributed(torch.arange(n).reshape(n, 1), group.mesh((dp, tp), coordinate), claimed)
         assert tuple(said.reshape(-1).tolist()) == tuples(claim) == ours(dump, (n, 1), (dp, tp), (("SS", 0, tp), ("S", 0)))[coordinate]
         assert held[coordinate] == tuples(truth) == ours(dump, (n, 1), (tp, dp), (("S", 0), ("S", 0)))[coordinate[::-1]]
         assert held[coordinate] != tuples(claim)
