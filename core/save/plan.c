@@ -181,8 +181,8 @@ static int held_init(struct plan_held *h, const struct plan_making *m, uint32_t 
 	h->boxes = m->tensors[t].boxes;
 	for (uint32_t i = 0; h->boxes && i < s->mesh->ndim; i++)
 		if (m->tensors[t].flat || s->placement[i].kind != TENSOR_REPLICATE)
-			return base_error_set(m->err, -EINVAL, "tensor %u: with a list of boxes there is no flat range, and all "
-				"placements are R", t);
+			return base_error_set(m->err, -EINVAL, "tensor %u: with a list of boxes there is no flat "
+				"range, and all placements are R", t);
 	r = tensor_shard_of(s, m->rank, m->tensors[t].flat, &h->shard, m->err);
 	if (r == 0 && h->boxes)
 		r = tensor_shard_list_check(&s->shape, h->boxes, m->err);

@@ -25,7 +25,7 @@ struct save_plan_tensor {
 	struct tensor_grid_params params;
 	bool buffer;
 	const struct tensor_flat *flat;         /* this rank's range of what the placements give it; NULL: none */
-	const struct tensor_boxes *boxes;       /* this rank's raw list: all placements replicate, flat is NULL; or NULL */
+	const struct tensor_boxes *boxes;       /* this rank's raw list (all placements R, flat NULL); NULL: none */
 	uint32_t same_dims;                     /* with these: replicated mesh dimensions along which they are equal,
 	                                           as a mask. Along others nothing is shared */
 };

@@ -49,9 +49,10 @@ int tensor_boxes_difference(const struct tensor_boxes *a, const struct tensor_bo
 
 /* Do the boxes cover the tensor exactly? 0: yes; -ERANGE: box `a`, told in `box`, is not inside the tensor; -EEXIST:
  * boxes a < b overlap, in `box`; -ENOENT: nobody has `box`, and it cannot be widened (a and b are 0). Of several faults
- * those come first in this order; of overlaps the one whose later box has the lowest offset, of gaps the one that begins
- * at the first item, row-major, that nobody has. -EINVAL: dimensions differ, or over 16; -EOVERFLOW: the tensor is longer
- * than 2^62 items; -ENOMEM. Empty boxes are ignored; a tensor without items is covered by none. About n log n. */
+ * those come first in this order; of overlaps the one whose later box has the lowest offset, of gaps the one that
+ * begins at the first item, row-major, that nobody has. -EINVAL: dimensions differ, or over 16; -EOVERFLOW: the tensor
+ * is longer than 2^62 items; -ENOMEM. Empty boxes are ignored; a tensor without items is covered by none. About
+ * n log n. */
 struct tensor_cover { struct tensor_box box; size_t a, b; };
 int tensor_boxes_cover(const struct tensor_shape *s, const struct tensor_boxes *b, struct tensor_cover *ret_fault);
 

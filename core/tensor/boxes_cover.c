@@ -196,8 +196,8 @@ static void gap_grow(const struct cover *c, const struct tensor_shape *s, const 
 	}
 }
 
-/* Shrinks `region`, the whole tensor, which disjoint boxes do not fill, to the first item that nobody has, and widens it
- * to a box. */
+/* Shrinks `region`, the whole tensor, which disjoint boxes do not fill, to the first item that nobody has, and widens
+ * it to a box. */
 static void cover_gap(const struct cover *c, const struct tensor_shape *s, cover_box *list, size_t all,
 	uint64_t *region)
 {

@@ -173,8 +173,8 @@ static int cut_parting(const struct tensor_shard *shard, uint32_t d, uint32_t n)
 	return -1;
 }
 
-/* Runs of local indices [from, from + n) of a dimension. Where one cut parts it that is arithmetic, and where several do
- * a walk. */
+/* Runs of local indices [from, from + n) of a dimension. Where one cut parts it that is arithmetic, and where several
+ * do a walk. */
 static uint64_t run_count(const struct tensor_shard *shard, uint32_t d, uint64_t from, uint64_t n)
 {
 	int parting = cut_parting(shard, d, shard->ncuts);
@@ -289,8 +289,8 @@ static int holders_walk(struct holders *h, uint32_t m, const struct tensor_shape
 	const struct tensor_box *local);
 
 /* Coordinates [first, last] of mesh dimension m. */
-static int holders_range(struct holders *h, uint32_t m, const struct tensor_shape *inner, const struct tensor_box *local,
-	uint32_t first, uint32_t last)
+static int holders_range(struct holders *h, uint32_t m, const struct tensor_shape *inner,
+	const struct tensor_box *local, uint32_t first, uint32_t last)
 {
 	const struct tensor_placement *p = &h->s->placement[m];
 	int r = 0;
