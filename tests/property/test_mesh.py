@@ -168,8 +168,30 @@ def check_neighbours(lib, m, a, steps):
         assert codes == [-errno.ERANGE if w == NONE else 0 for w in want.ravel().tolist()], (a.shape, d, wrap)
 
 
+def check_next_subs(lib, m, a, rng):
+    """The sub-mesh one further along every dimension that is not its own, for every set of dimensions: from the end where it falls off
+    or comes round, and from anywhere."""
+    at, call, pointer = address(m), lib.tensor_mesh_sub_neighbour, ctypes.POINTER(Mesh)()
+    out = ctypes.byref(pointer)
+    for dims in subsets(a.ndim)[1:-1]:
+        bits, sizes = mask(dims), [a.shape[e] for e in dims]
+        for d, k, wrap, end in itertools.product(set(range(a.ndim)) - set(dims), (1, -1), (True, False), (True, False)):
+            c, n = [rng.randrange(n) for n in a.shape], a.shape[d]
+            if end:
+                c[d] = n - 1 if k > 0 else 0
+            code, to = call(at, int(a[tuple(c)]), bits, d, k, wrap, out, None), c[d] + k
+            if not wrap and not 0 <= to < n:
+                assert code == -errno.ERANGE, (a.shape, dims, d, k)
+                continue
+            c[d] = to % n
+            want, sub = a[tuple([slice(None) if e in dims else i for e, i in enumerate(c)])].ravel().tolist(), pointer.contents
+            assert code == 0 and sub.size[:sub.ndim] == sizes, (a.shape, dims, d, k, wrap)
+            assert (sub.ranks[:sub.count] if sub.ranks else list(range(sub.count))) == want, (a.shape, dims, d, k, wrap)
+            lib.tensor_mesh_free(pointer)
+
+
 def check_sub_neighbours(lib, m, a, names, rng):
-    """A few: the sub-mesh of a group, moved along another dimension, is the group with that index changed."""
+    """A few, further along: the sub-mesh of a group, moved along another dimension, is the group with that index changed."""
     for dims in rng.sample(subsets(a.ndim)[1:-1], min(3, 2 ** a.ndim - 2)):
         d = rng.choice([e for e in range(a.ndim) if e not in dims])
         c, k, wrap = [rng.randrange(n) for n in a.shape], rng.randrange(-3, 4), rng.random() < 0.5
@@ -199,7 +221,7 @@ def check_flatten(lib, m, a, names):
 
 
 def check_map(lib, m, a, rng):
-    """To another mesh over the same ranks, in another order and shape."""
+    """To another mesh over the same ranks, in another order and shape; and to one that has half of them, and some others."""
     shape = rng.choice([s for s in ((a.size,), a.shape[::-1], (1, a.size), (a.size, 1)) + HALVES.get(a.size, ())])
     ranks = rng.sample(a.ravel().tolist(), a.size)
     b = numpy.array(ranks, numpy.uint32).reshape(shape)
@@ -208,6 +230,13 @@ def check_map(lib, m, a, rng):
     assert not any([lib.tensor_mesh_map(address(m), where.ctypes.data + 4 * a.ndim * i, address(other),
                                         out.at + 4 * b.ndim * i) for i in range(a.size)])
     assert b[tuple(out.array.T)].tolist() == a.ravel().tolist()
+    some = ranks[:(a.size + 1) // 2] + [max(ranks) + 1 + i for i in range(rng.randrange(3))]
+    rng.shuffle(some)
+    other, place, flat = OwnedMesh(lib, [("dp", len(some))], some), {rank: i for i, rank in enumerate(some)}, a.ravel().tolist()
+    out = Out(a.size)
+    codes = [lib.tensor_mesh_map(address(m), where.ctypes.data + 4 * a.ndim * i, address(other), out.at + 4 * i) for i in range(a.size)]
+    assert codes == [0 if rank in place else -errno.ENOENT for rank in flat]
+    assert [i for i, code in zip(out.array.tolist(), codes) if code == 0] == [place[rank] for rank in flat if rank in place]
 
 
 HALVES = {n: tuple((d, n // d) for d in range(2, n) if n % d == 0) for n in range(65)}
@@ -239,7 +268,11 @@ def test_every_small_mesh(mesh, scale, order):
         assert bool(m.c.ranks) == bool(m.c.order) == (m.ranks != plain)
         check_ranks(mesh, m, a)
         check_groups(mesh, m, a)
-        check_neighbours(mesh, m, a, range(-3, 4) if order == "permuted" else [rng.randrange(-3, 4)])
+        if order == "permuted":                         # further steps for some meshes, one for each
+            check_neighbours(mesh, m, a, range(-3, 4) if rng.random() < .25 else [-1, 1])
+            check_next_subs(mesh, m, a, rng)
+        else:
+            check_neighbours(mesh, m, a, [rng.randrange(-3, 4)])
         check_subs(mesh, m, a, names, rng, order == "subset")
         check_sub_neighbours(mesh, m, a, names, rng)
         check_flatten(mesh, m, a, names)
