@@ -235,52 +235,59 @@ static int holders_leaf(struct holders *h)
 	return r < 0 ? r : h->f(h->arg, rank, h->coordinate);
 }
 
-/* Whether flattened items [at, end) of `inner` meet a box of it. */
-static bool range_meets(const struct tensor_shape *inner, uint64_t at, uint64_t end, const struct tensor_box *box)
+/* The first item of a box of `inner`, flattened, at or behind item *at, which is one of inner; false: there is none. */
+static bool box_item_from(const struct tensor_shape *inner, const struct tensor_box *box, uint64_t *at)
 {
-	while (at < end) {
-		struct tensor_box slab;
-		bool meets = true;
+	uint64_t index[TENSOR_MAX_DIMS], rest = *at;
+	uint32_t d, from;
 
-		at += flat_slab(inner, at, end, &slab);
-		for (uint32_t d = 0; d < inner->ndim && meets; d++)
-			meets = slab.offset[d] < box->offset[d] + box->size[d]
-				&& box->offset[d] < slab.offset[d] + slab.size[d];
-		if (meets)
-			return true;
+	for (d = inner->ndim; d-- > 0; rest /= inner->dim[d])
+		index[d] = rest % inner->dim[d];
+	for (d = 0; d < inner->ndim; d++) /* the first dimension in which it is outside */
+		if (index[d] < box->offset[d] || index[d] - box->offset[d] >= box->size[d])
+			break;
+	from = d;
+	if (d < inner->ndim && index[d] >= box->offset[d]) { /* behind: on in the next index of one further out */
+		do {
+			if (d == 0)
+				return false;
+			d--;
+		} while (index[d] - box->offset[d] + 1 >= box->size[d]);
+		index[d]++;
+		from = d + 1;
 	}
-	return false;
+	for (d = from; d < inner->ndim; d++)
+		index[d] = box->offset[d];
+	for (*at = 0, d = 0; d < inner->ndim; d++)
+		*at = *at * inner->dim[d] + index[d];
+	return true;
 }
 
-/* What is left of tensor (inner) and window (local) after all cuts. */
+/* What is left of tensor (inner) and window (local) after all cuts: from the window's first item to the coordinate that
+ * has it, and on to the first item behind what that one has. */
 static int holders_ragged(struct holders *h, const struct tensor_shape *inner, const struct tensor_box *local)
 {
 	const struct tensor_placement *p = &h->s->placement[h->ragged];
-	uint64_t rest = tensor_shape_product(inner, p->dim, inner->ndim), first = 0, last = 0, unit;
-	uint32_t low = 0, high = p->nends;
+	uint64_t rest = tensor_shape_product(inner, p->dim, inner->ndim), items, at = 0, unit;
+	uint32_t low = 0;
 	int r = 0;
 
-	unit = tensor_shape_product(inner, 0, p->dim) / p->ends[p->nends - 1] * rest;
-	for (uint32_t d = 0; d < inner->ndim; d++) {
-		first = first * inner->dim[d] + local->offset[d];
-		last = last * inner->dim[d] + local->offset[d] + local->size[d] - 1;
-	}
-	while (low < high) { /* the first coordinate that ends behind the window's first item */
-		uint32_t middle = low + (high - low) / 2;
+	items = tensor_shape_product(inner, 0, p->dim) * rest;
+	unit = items / p->ends[p->nends - 1];
+	while (r == 0 && at < items && box_item_from(inner, local, &at)) {
+		uint32_t high = p->nends;
 
-		if (unit * p->ends[middle] > first)
-			high = middle;
-		else
-			low = middle + 1;
-	}
-	for (uint32_t i = low; i < p->nends && r == 0; i++) {
-		uint64_t at = i ? unit * p->ends[i - 1] : 0;
+		while (low < high) { /* the first coordinate that ends behind it */
+			uint32_t middle = low + (high - low) / 2;
 
-		if (at > last)
-			break;
-		h->coordinate[h->ragged] = i;
-		if (range_meets(inner, at, unit * p->ends[i], local))
-			r = holders_leaf(h);
+			if (unit * p->ends[middle] > at)
+				high = middle;
+			else
+				low = middle + 1;
+		}
+		h->coordinate[h->ragged] = low;
+		r = holders_leaf(h);
+		at = unit * p->ends[low];
 	}
 	return r;
 }

@@ -424,6 +424,10 @@ def test_a_million_ranks(dump, lib):
     last = (1 << 20) - 999 * c
     assert timed(.1, corner) == ([((998 * c, 2997), (c, 3), 0, (3, 1))], [((999 * c, 0), (last, 3), 0, (3, 1))] if last > 0 else [])
     assert timed(.1, lambda: dump.holders(s.c, ([5 * c - 1, 8], [2, 2]), True)) == [4002, 4003, 5002, 5003]
+    words = "RS(0,1;" + ",".join(["1", "0"] * 30000) + ")"     # every other rank has one item
+    s = tl.OwnedSharding(lib, (100, 300), tl.OwnedMesh(lib, "dp=60000"), words)
+    assert timed(.1, lambda: dump.holders(s.c, ([0, 7], [100, 1]), True)) == [2 * (300 * i + 7) for i in range(100)]
+    assert timed(.1, lambda: dump.holders(s.c, ([98, 299], [9, 9]), True)) == [2 * (300 * i + 299) for i in (98, 99)]
     s = tl.OwnedSharding(lib, (1 << 20, 3000), mesh, "R,S(1)")
     assert timed(.1, lambda: dump.holders(s.c, ([7, 8], [1, 1]), False)) == [2]
     assert timed(1, lambda: dump.holders(s.c, ([7, 8], [1, 1]), True)) == [1000 * i + 2 for i in range(1000)]
