@@ -54,14 +54,6 @@ static void kinds_init(struct piece_kinds *k, const struct tensor_grid *g, const
 	kinds_add(k, high - last * edge, 1);
 }
 
-static bool box_empty(const struct tensor_grid *g, const struct tensor_box *box)
-{
-	for (unsigned d = 0; d < g->shape.ndim; d++)
-		if (box->size[d] == 0)
-			return true;
-	return false;
-}
-
 /* r * w <= the tensor's bytes: no overflow. */
 uint64_t tensor_piece_width(const struct tensor_grid *g, uint64_t r)
 {
@@ -94,7 +86,7 @@ static uint64_t count_from(const struct tensor_grid *g, const struct tensor_box 
 
 uint64_t tensor_piece_count(const struct tensor_grid *g, const struct tensor_box *box)
 {
-	if (g->shape.ndim == 0 || box_empty(g, box))
+	if (g->shape.ndim == 0 || tensor_box_empty(g->shape.ndim, box))
 		return 1;
 	return count_from(g, box, 0, g->item_bytes);
 }
@@ -113,7 +105,7 @@ int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, u
 	struct tensor_box piece = *box;
 	uint64_t r = g->item_bytes, w;
 
-	if (g->shape.ndim == 0 || box_empty(g, box)) {
+	if (g->shape.ndim == 0 || tensor_box_empty(g->shape.ndim, box)) {
 		*ret_piece = piece;
 		return n == 0 ? 0 : -ERANGE;
 	}
@@ -202,7 +194,7 @@ void tensor_piece_first(struct tensor_piece_iter *it, const struct tensor_grid *
 	it->piece = *box;
 	it->done = false;
 	it->number = 0;
-	if (g->shape.ndim == 0 || box_empty(g, box))
+	if (g->shape.ndim == 0 || tensor_box_empty(g->shape.ndim, box))
 		return;
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		if (d != g->k)
@@ -227,7 +219,7 @@ void tensor_piece_next(struct tensor_piece_iter *it)
 	uint64_t r = g->item_bytes;
 
 	it->done = true;
-	if (d == 0 || box_empty(g, &it->box))
+	if (d == 0 || tensor_box_empty(d, &it->box))
 		return;
 	for (unsigned i = 0; i < d; i++)
 		if (i != k)
