@@ -61,6 +61,8 @@ int main(int argc, char **argv)
 		}
 		return code;
 	}
-	fprintf(stderr, "vckpt: there is no command \"%s\" (see vckpt --help)\n", argv[1]);
+	fputs("vckpt: there is no command \"", stderr);
+	tool_print_text(stderr, argv[1], strlen(argv[1]));
+	fputs("\" (see vckpt --help)\n", stderr);
 	return TOOL_USAGE;
 }
