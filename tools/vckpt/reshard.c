@@ -29,7 +29,6 @@ struct reshard {
 	struct tool_sharding from, to;
 	struct tool_ranks ranks;
 	bool counting;
-	uint32_t ragged;        /* source ranks of a ragged placement; 0: none */
 	struct base_error err;
 	/* of the target rank at hand */
 	uint32_t rank;
@@ -73,20 +72,6 @@ static int too_many_tries(struct reshard *r)
 	return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: to find what is needed "
 		"takes too long, more than %" PRIu64 " boxes and ranks%s", r->from.place, r->to.place, TRIES_MAX,
 		r->ranks.one ? "" : "; --rank N tells of one rank");
-}
-
-/* Source ranks that a window may lie between, not in: where ragged rows are given out, those from its first item to its
- * last one are tried; about as many as that is of the tensor. */
-static uint64_t tries_between(const struct reshard *r, const struct tensor_box *window)
-{
-	uint64_t first = 0, last = 0, items = 1;
-
-	for (uint32_t d = 0; d < r->shape.ndim; d++) {
-		first = first * r->shape.dim[d] + window->offset[d];
-		last = last * r->shape.dim[d] + window->offset[d] + window->size[d] - 1;
-		items *= r->shape.dim[d];
-	}
-	return (uint64_t)((double)(last - first + 1) / (double)items * r->ragged);
 }
 
 /* A source rank whose shard meets the window. */
@@ -133,7 +118,7 @@ static int find_sources(struct reshard *r)
 	if (code < 0 || shard.absent)
 		return code;
 	for (tensor_shard_first(&it, &shard, NULL); !it.done; tensor_shard_next(&it)) {
-		if ((r->tries += 1 + tries_between(r, &it.at.box)) > TRIES_MAX)
+		if (++r->tries > TRIES_MAX)
 			return too_many_tries(r);
 		r->window = &it.at.box;
 		code = tensor_sharding_holders(&r->from.sharding, r->window, false, add_source, r);
@@ -336,9 +321,6 @@ static int read_arguments(struct reshard *r)
 	if (code)
 		return code;
 	r->replicated = tensor_sharding_replicated(&r->from.sharding);
-	for (uint32_t m = 0; m < r->from.mesh.mesh->ndim; m++)
-		if (r->from.placements->at[m].kind == TENSOR_RAGGED_SHARD)
-			r->ragged = r->from.mesh.mesh->size[m];
 	r->boxes.ndim = r->shape.ndim;
 	return 0;
 }
