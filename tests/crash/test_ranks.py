@@ -12,22 +12,10 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
 
-from ranklib import PIECE, Launch, Meddler, Ranks, launch_name  # noqa: E402
-from storelib import ABORTED, COMMITTED, EABORTED, Api, Failed, packs_of, scratch  # noqa: E402
+from ranklib import PIECE, api, Launch, Meddler, Ranks, launch_name  # noqa: E402
+from storelib import ABORTED, COMMITTED, EABORTED, Failed, packs_of  # noqa: E402
 
 WORLD = 4
-
-
-@pytest.fixture
-def api(lib, vckpt):
-    path = scratch()
-    shutil.rmtree(path)
-    api = Api(lib, path)
-    yield api
-    verified = vckpt("verify", path, check=False)
-    api.close()
-    shutil.rmtree(path)
-    assert verified.returncode == 0, verified.stdout
 
 
 def steps(api, run="r"):

@@ -3,8 +3,12 @@
 import ctypes
 import errno
 import itertools
+import os
+import random
+import time
 
 import numpy as np
+import pytest
 
 import tensorlib as tl
 
@@ -71,3 +75,15 @@ class Dump:
                                     self.ranks.ctypes.data, self.ranks.size)
         assert n >= 0
         return self.ranks[:n].tolist()
+
+
+@pytest.fixture(scope="module")
+def dump(lib, build):
+    return Dump(tl.load(lib), build)
+
+
+@pytest.fixture
+def rng():
+    seed = int(os.environ.get("VCKPT_SEED") or time.time_ns() % 10**9)
+    print(f"VCKPT_SEED={seed}")
+    return random.Random(seed)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import shard_oracle as oracle
 import tensorlib as tl
-from shard_calls import Dump
+from shard_calls import dump, rng
 
 MESHES = {n: [m for m in itertools.product(range(1, 9), repeat=n) if math.prod(m) <= 8] for n in (1, 2, 3)}
 SHAPES = [s for n in range(4) for s in itertools.product(range(8), repeat=n)]
@@ -40,18 +40,6 @@ def placements_for(ndim, p, ragged=True):
     if ragged:
         found += [("RS", t, u) for t in range(ndim + 1) for u in units_for(p)]
     return found
-
-
-@pytest.fixture(scope="module")
-def dump(lib, build):
-    return Dump(tl.load(lib), build)
-
-
-@pytest.fixture
-def rng():
-    seed = int(os.environ.get("VCKPT_SEED") or time.time_ns() % 10**9)
-    print(f"VCKPT_SEED={seed}")
-    return random.Random(seed)
 
 
 def flat_ranges(rng, wanted):

@@ -7,7 +7,6 @@ import ast
 import ctypes
 import itertools
 import math
-import os
 import pathlib
 import random
 import re
@@ -29,19 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/property"))
 import shard_oracle as oracle                           # noqa: E402
 import tensorlib as tl                                  # noqa: E402
-from shard_calls import Dump                            # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def dump(lib, build):
-    return Dump(tl.load(lib), build)
-
-
-@pytest.fixture
-def rng():
-    seed = int(os.environ.get("VCKPT_SEED") or time.time_ns() % 10**9)
-    print(f"VCKPT_SEED={seed}")
-    return random.Random(seed)
+from shard_calls import dump, rng                            # noqa: E402
 
 
 class Group:

@@ -5,11 +5,14 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 
+import pytest
+
 from protolib import Box
-from storelib import (NONE, Announcement, Api, Attempt, Buf, Digest, Failed, GridParams, PackUse, Part, Piece, Ref, Shape, proto_ref)
+from storelib import (NONE, Announcement, Api, Attempt, Buf, Digest, Failed, GridParams, PackUse, Part, Piece, Ref, Shape, proto_ref, scratch)
 from storelow import Ops, StorageHead
 
 PIECE = 100
@@ -34,6 +37,19 @@ class Begin(c.Structure):  # struct proto_begin
 class Incoming(c.Structure):
     _fields_ = [("run", c.c_char * 129), ("attempt", c.c_char * 48), ("begun", c.c_bool), ("begin", Begin), ("announced", c.POINTER(c.c_uint32)),
                 ("nannounced", c.c_uint32), ("missing", c.POINTER(c.c_uint32)), ("nmissing", c.c_uint32), ("since_ns", c.c_int64), ("state", c.c_int)]
+
+
+@pytest.fixture
+def api(lib, vckpt):
+    """An empty store; what a test leaves in it must verify."""
+    path = scratch()
+    shutil.rmtree(path)
+    api = Api(lib, path)
+    yield api
+    verified = vckpt("verify", path, check=False)
+    api.close()
+    shutil.rmtree(path)
+    assert verified.returncode == 0, verified.stdout
 
 
 def launch_name(id_):

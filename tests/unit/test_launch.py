@@ -4,25 +4,13 @@ import ctypes as c
 import errno
 import os
 import re
-import shutil
 import threading
 import time
 
 import pytest
 
-from ranklib import ETIMEDOUT, PIECE, Launch, Meddler, Ranks, incoming, launch_name
-from storelib import (ABORTED, ALIVE, COMMITTED, DEAD, EABORTED, NONE, UNDECIDED, Api, Attempt, Failed, packs_of, put_heartbeat, save, scratch)
-
-
-@pytest.fixture
-def api(lib, vckpt):
-    path = scratch()
-    shutil.rmtree(path)
-    api = Api(lib, path)
-    yield api
-    assert vckpt("verify", path, check=False).returncode == 0
-    api.close()
-    shutil.rmtree(path)
+from ranklib import ETIMEDOUT, PIECE, api, Launch, Meddler, Ranks, incoming, launch_name
+from storelib import (ABORTED, ALIVE, COMMITTED, DEAD, EABORTED, NONE, UNDECIDED, Attempt, Failed, packs_of, put_heartbeat, save)
 
 
 def visible(api, run="r"):
