@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * part_window: the row of one tensor in a part, read by ranges: what it holds is known from its boxes, and the places
- * of a few of its pieces cost no more than these, however many there are. Reads the chunk's head and rows, the row's
+ * of a few of its pieces cost little more than these; what grows with the row is the reading of its runs, 24 bytes for
+ * up to 64 MiB of data. -ENOMEM beside what each function says. Reads the chunk's head and rows, the row's
  * boxes and runs, and of its pieces those that are asked for and those before them in the same run (a piece's place
  * follows from theirs), by blocks that are each checked. The digests of chunk and row are not: they need all of it. A
  * window belongs to one thread, and its store, layout and part outlive it. */
