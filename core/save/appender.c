@@ -21,6 +21,7 @@
 struct save_row {
 	struct save_row *next;
 	uint32_t tensor;
+	uint64_t at, nboxes;             /* of the plan */
 	uint64_t npieces, settled;
 	/* bytes of inline pieces; their ref.offset says where until the row is handed over */
 	struct base_buf inlined;
@@ -43,8 +44,33 @@ int save_write_failed(const struct save_writer *w, const char *class, int rc, st
 
 /* ---- rows ---- */
 
+/* Boxes as a row has them; none where it is the whole tensor. */
+static int row_boxes(const struct save_appender *a, const struct save_row *r, struct tensor_box **ret_boxes)
+{
+	const struct save_plan_box *from = &a->w->plan->boxes[r->at];
+	struct tensor_shape shape;
+	struct tensor_box whole, *boxes;
+
+	*ret_boxes = NULL;
+	store_layout_shape(a->w->layout, r->tensor, &shape);
+	tensor_box_whole(&shape, &whole);
+	if (r->nboxes == 1 && memcmp(whole.size, from->at.box.size, shape.ndim * sizeof whole.size[0]) == 0)
+		return 0;
+	boxes = malloc(r->nboxes * sizeof *boxes);
+	if (!boxes)
+		return -ENOMEM;
+	for (uint64_t i = 0; i < r->nboxes; i++)
+		boxes[i] = from[i].at.box;
+	*ret_boxes = boxes;
+	return 0;
+}
+
 static int row_hand_over(struct save_appender *a, struct save_row *r, struct base_error *err)
 {
+	base_cleanup_free struct tensor_box *boxes = NULL;
+
+	if (row_boxes(a, r, &boxes) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint64_t i = 0; i < r->npieces; i++) {
 		struct store_piece *p = &r->pieces[i];
 
@@ -56,7 +82,7 @@ static int row_hand_over(struct save_appender *a, struct save_row *r, struct bas
 			p->ref.offset = 0;
 		}
 	}
-	return store_part_add_row(a->part, r->tensor, NULL, 0, r->pieces, r->npieces, err);
+	return store_part_add_row(a->part, r->tensor, boxes, boxes ? (uint32_t)r->nboxes : 0, r->pieces, r->npieces, err);
 }
 
 static int appender_flush_rows(struct save_appender *a, struct base_error *err)
@@ -75,15 +101,22 @@ static int appender_flush_rows(struct save_appender *a, struct base_error *err)
 	return rc;
 }
 
+/* Is it the first band of a tensor? */
+static bool appender_begins_row(const struct save_appender *a, const struct save_band *b)
+{
+	return b->first_piece == 0 && (b->at == 0 || save_writer_tensor_at(a->w, b->at - 1) != b->tensor);
+}
+
 static int appender_begin_row(struct save_appender *a, const struct save_band *b, struct base_error *err)
 {
-	struct tensor_box whole;
+	const struct save_plan *plan = a->w->plan;
+	uint64_t n = 0, end = b->at, bytes;
 	struct save_row *r;
-	uint64_t n, bytes;
 
-	tensor_box_whole(&b->grid.shape, &whole);
-	n = tensor_piece_count(&b->grid, &whole);
-	if (base_mul_overflows(n, sizeof r->pieces[0], &bytes) || bytes > SIZE_MAX / 2)
+	for (; end < plan->nboxes && save_writer_tensor_at(a->w, end) == b->tensor; end++)
+		if (base_add_overflows(n, plan->boxes[end].pieces, &n))
+			n = UINT64_MAX;
+	if (base_mul_overflows(n, sizeof r->pieces[0], &bytes) || bytes > SIZE_MAX / 2 || end - b->at > UINT32_MAX)
 		return base_error_set(err, -BASE_ELIMIT, "a tensor has too many pieces");
 	r = calloc(1, sizeof *r + bytes);
 	if (r)
@@ -93,6 +126,8 @@ static int appender_begin_row(struct save_appender *a, const struct save_band *b
 		return base_error_set(err, -ENOMEM, "out of memory");
 	}
 	r->tensor = b->tensor;
+	r->at = b->at;
+	r->nboxes = end - b->at;
 	r->npieces = n;
 	*(a->last ? &a->last->next : &a->first) = r;
 	a->last = r;
@@ -127,7 +162,7 @@ static int appender_open_pack(struct save_appender *a, const char *class, struct
 	struct save_writer *w = a->w;
 	char name[STORE_PACK_NAME_MAX];
 	int64_t number;
-	int rc = store_pack_name_make(store_attempt_name(w->attempt), 0, class, name);
+	int rc = store_attempt_pack(w->attempt, class, name);
 
 	if (rc >= 0)
 		rc = store_pack_writer_open(w->store->storage, w->store->info.id, name, ret_pack);
@@ -226,13 +261,13 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 
 	save_band_rows(b, w);
 	for (unsigned i = 0; i < b->nrows; i++) {
-		const struct store_piece *known = save_base_piece(b->rows[i],
-			b->first_piece + (uint64_t)(p - b->pieces), p->len);
+		const char *pack;
+		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
 		int rc;
 
 		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
 			continue;
-		save_base_place(b->rows[i], known, &place);
+		save_base_place(b->rows[i], known, pack, &place);
 		rc = save_base_name(b->rows[i]->base, &w->dedup, w->attempt, err);
 		if (rc == 0)
 			rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len,
@@ -340,7 +375,7 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 {
 	int rc = 0;
 
-	if (b->first_piece == 0) {
+	if (appender_begins_row(a, b)) {
 		rc = save_appender_class(a, store_layout_component(a->w->layout, b->tensor), err);
 		if (rc == 0)
 			rc = appender_begin_row(a, b, err);

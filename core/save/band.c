@@ -12,8 +12,11 @@
 
 void save_band_rows(struct save_band *b, struct save_writer *w)
 {
+	struct tensor_box whole;
+
+	tensor_box_whole(&b->grid.shape, &whole);
 	for (unsigned n = save_bases_count(&w->bases); b->nrows < n; b->nrows++)
-		b->rows[b->nrows] = save_base_row_get(w->bases.all[b->nrows], w->layout, b->tensor);
+		b->rows[b->nrows] = save_base_row_get(w->bases.all[b->nrows], w->layout, b->tensor, &whole);
 }
 
 void save_band_forget(struct save_band *b)
@@ -65,7 +68,7 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	return 0;
 }
 
-int save_band_take(struct save_band *b, struct tensor_piece_iter *it)
+static int band_take(struct save_band *b, struct tensor_piece_iter *it)
 {
 	const struct tensor_grid *g = it->grid;
 
@@ -86,6 +89,36 @@ int save_band_take(struct save_band *b, struct tensor_piece_iter *it)
 		tensor_piece_next(it);
 	} while (!it->done);
 	return 0;
+}
+
+uint32_t save_writer_tensor_at(const struct save_writer *w, uint64_t at)
+{
+	uint32_t tensor = w->plan->boxes[at].tensor;
+
+	return w->plan_tensor ? w->plan_tensor[tensor] : tensor;
+}
+
+int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct save_band *b)
+{
+	int rc;
+
+	if (!c->inside) {
+		if (c->at == w->plan->nboxes)
+			return 0;
+		store_layout_grid(w->layout, save_writer_tensor_at(w, c->at), &c->grid);
+		tensor_piece_first(&c->it, &c->grid, &w->plan->boxes[c->at].at.box);
+		c->inside = true;
+	}
+	c->it.grid = &c->grid; /* the cursor may be a copy */
+	b->at = c->at;
+	b->tensor = save_writer_tensor_at(w, c->at);
+	b->word_bytes = tensor_dtype_word_bytes(store_layout_dtype(w->layout, b->tensor));
+	rc = band_take(b, &c->it);
+	if (c->it.done) {
+		c->inside = false;
+		c->at++;
+	}
+	return rc < 0 ? rc : 1;
 }
 
 static bool band_room(struct save_band *b, unsigned buffer)
@@ -124,7 +157,7 @@ static bool band_blocks_room(struct save_band *b)
 }
 
 /* The band's box, row-major, out of the source: as few reads as there are contiguous runs. */
-static int band_read(struct save_band *b, const struct save_source *source, uint8_t *to)
+static int band_read_box(struct save_band *b, const struct save_source *source, uint8_t *to)
 {
 	const struct tensor_shape *s = &b->grid.shape;
 	uint64_t stride[TENSOR_MAX_DIMS], at[TENSOR_MAX_DIMS] = {0}, run = b->grid.item_bytes, bytes = run, offset = 0;
@@ -184,7 +217,7 @@ static void band_cut(struct save_band *b)
 		bytes *= b->box.size[d];
 	}
 	for (uint32_t i = 0; i < b->npieces; i++)
-		tensor_piece_gather(g, &b->pieces[i].box, NULL, b->raw + b->pieces[i].offset, b->out, b->box.offset,
+		tensor_piece_gather(g, &b->pieces[i].box, NULL, b->raw + b->pieces[i].offset, b->in, b->box.offset,
 			stride);
 }
 
@@ -228,11 +261,10 @@ static bool band_recognise(const struct save_band *b, const struct save_writer *
 	if (p->len <= SAVE_BELIEVE_BYTES)
 		return false;
 	for (unsigned i = 0; i < b->nrows; i++) {
-		const struct store_piece *known = save_base_piece(b->rows[i],
-			b->first_piece + (uint64_t)(p - b->pieces), p->len);
+		const char *pack;
+		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
 
-		if (!known || memcmp(&known->xxh, &p->xxh, sizeof p->xxh) != 0
-			|| !save_dedup_may(&w->dedup, save_base_pack(b->rows[i], known)))
+		if (!known || memcmp(&known->xxh, &p->xxh, sizeof p->xxh) != 0 || !save_dedup_may(&w->dedup, pack))
 			continue;
 		p->digest = known->ref.digest;
 		p->believed = b->rows[i]->base;
@@ -244,7 +276,7 @@ static bool band_recognise(const struct save_band *b, const struct save_writer *
 /* The choice depends on the piece alone (and a random number of this save), so not on threads. */
 static bool band_is_checked(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
-	uint64_t which[2] = {b->tensor, b->first_piece + (uint64_t)(p - b->pieces)};
+	uint64_t which[2] = {b->at, b->first_piece + (uint64_t)(p - b->pieces)};
 
 	return base_xxh64_of(w->check_seed, which, sizeof which) % SAVE_BELIEVE_CHECK == 0;
 }
@@ -276,24 +308,35 @@ static int band_piece(struct save_band *b, const struct save_writer *w, struct s
 	return 0;
 }
 
-int save_band_process(struct save_band *b, struct save_writer *w, const struct save_source *source)
+int save_band_read(struct save_band *b, const struct save_source *source)
 {
-	bool direct = band_is_direct(b);
 	uint64_t begin = save_now_ns();
 	int rc;
 
+	b->err = (struct base_error){0};
+	if (!band_room(b, 0))
+		return base_error_set(&b->err, -ENOMEM, "out of memory");
+	b->in = b->memory[0];
+	rc = b->len ? band_read_box(b, source, b->in) : 0;
+	b->read_ns = save_now_ns() - begin;
+	return rc;
+}
+
+int save_band_process(struct save_band *b, struct save_writer *w)
+{
+	bool direct = band_is_direct(b);
+	uint64_t begin = save_now_ns();
+	int rc = 0;
+
 	b->digest_ns = b->encode_ns = 0;
 	b->err = (struct base_error){0};
-	if (!band_room(b, 0) || !band_room(b, 1) || !band_blocks_room(b))
+	if (!band_room(b, 1) || !band_blocks_room(b))
 		return base_error_set(&b->err, -ENOMEM, "out of memory");
-	rc = b->len ? band_read(b, source, b->memory[0]) : 0;
-	if (rc < 0)
-		return rc;
-	b->raw = b->memory[direct ? 0 : 1];
-	b->out = b->memory[direct ? 1 : 0];
+	b->raw = direct ? b->in : b->memory[1];
+	b->out = direct ? b->memory[1] : b->in;
 	if (!direct)
 		band_cut(b);
-	b->read_ns = save_now_ns() - begin;
+	b->read_ns += save_now_ns() - begin;
 	save_band_rows(b, w);
 	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
 		rc = band_piece(b, w, &b->pieces[i]);

@@ -25,34 +25,23 @@ struct save_pipeline {
 	uint64_t taken, next;            /* sequence numbers: given out; to be appended */
 	bool exhausted, stop;
 	int take_rc;
-	uint32_t tensor;                 /* being cut */
-	bool inside;
-	struct tensor_grid grid;
-	struct tensor_piece_iter it;
+	struct save_cursor cursor;
 };
 
-/* The next pieces of the layout; false at its end. */
+/* The next band of the plan; false at its end. */
 static bool pipeline_take(struct save_pipeline *p, struct save_band *b)
 {
-	const struct store_layout *l = p->w->layout;
-	struct tensor_box whole;
+	int rc = save_cursor_take(&p->cursor, p->w, b);
 
-	if (!p->inside) {
-		if (p->tensor == l->m.ntensors)
-			return false;
-		store_layout_grid(l, p->tensor, &p->grid);
-		tensor_box_whole(&p->grid.shape, &whole);
-		tensor_piece_first(&p->it, &p->grid, &whole);
-		p->inside = true;
-	}
-	b->tensor = p->tensor;
-	b->word_bytes = tensor_dtype_word_bytes(store_layout_dtype(l, p->tensor));
-	p->take_rc = save_band_take(b, &p->it);
-	if (p->it.done) {
-		p->inside = false;
-		p->tensor++;
-	}
-	return p->take_rc == 0;
+	p->take_rc = base_min(rc, 0);
+	return rc == 1;
+}
+
+static int pipeline_process(struct save_pipeline *p, struct save_band *b)
+{
+	int rc = save_band_read(b, &p->w->sources[p->w->tags[b->tensor]]);
+
+	return rc < 0 ? rc : save_band_process(b, p->w);
 }
 
 static void pipeline_worker(void *arg, unsigned worker)
@@ -77,7 +66,7 @@ static void pipeline_worker(void *arg, unsigned worker)
 		}
 		b->sequence = p->taken++;
 		pthread_mutex_unlock(&p->lock);
-		b->rc = save_band_process(b, p->w, &p->w->sources[p->w->tags[b->tensor]]);
+		b->rc = pipeline_process(p, b);
 		pthread_mutex_lock(&p->lock);
 		p->ring[b->sequence % p->nbands] = b;
 		if (b->sequence == p->next)

@@ -2,12 +2,13 @@
  *
  * What the files of core/save share (docs/save.md).
  *
- *   writer.c    what the caller declares                     -> struct save_writer
- *   pipeline.c  workers, order, bounded memory               -> struct save_pipeline (private)
+ *   writer.c    what one save of one rank consists of        -> struct save_writer
+ *   pipeline.c  an import's workers, order, bounded memory   -> struct save_pipeline (private)
  *   band.c      read, cut, digest, look up, encode one band  -> struct save_band
  *   appender.c  duplicates, packs, rows, in order            -> struct save_appender
  *   dedup.c, base.c  what is known already               -> known_internal.h
- *   blob.c      blobs        finish.c  meta pack, part, announcement, commit */
+ *   blob.c      blobs        finish.c  meta pack, part, announcement, commit
+ *   saver and what belongs to it: saver_internal.h */
 #ifndef CORE_SAVE_SAVE_INTERNAL_H
 #define CORE_SAVE_SAVE_INTERNAL_H
 
@@ -16,6 +17,7 @@
 
 #include "core/base/buf.h"
 #include "core/save/known_internal.h"
+#include "core/save/plan.h"
 #include "core/save/writer.h"
 #include "core/store/codec.h"
 #include "index/index.h"
@@ -52,6 +54,10 @@ struct save_writer {
 	struct store_layout_builder *builder;
 	struct store_layout *layout; struct base_buf layout_object; uint32_t *tags;
 	struct save_source *sources; uint32_t ntensors, sources_room;     /* by tag */
+	/* What is stored: boxes by tensor of the layout, each tensor's together, in the order of its row. */
+	const struct save_plan *plan;
+	const uint32_t *plan_tensor;    /* of the layout, by the plan's; NULL: the same numbers */
+	struct save_plan whole;         /* an import's plan: every tensor, whole */
 	struct save_blob *blobs; uint32_t nblobs, blobs_room;
 	struct save_header *headers; uint32_t nheaders;
 	uint64_t tensor_bytes, blob_bytes;
@@ -89,13 +95,15 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 struct save_band {                  /* belongs to one thread at a time: worker, then appender */
 	struct save_band *next;         /* free ones */
 	uint64_t sequence;
-	uint32_t tensor; struct tensor_grid grid; unsigned word_bytes;
-	uint64_t first_piece; uint32_t npieces;
+	uint64_t at; uint32_t tensor;   /* box of the plan; its tensor in the layout */
+	struct tensor_grid grid; unsigned word_bytes;
+	uint64_t first_piece; uint32_t npieces; /* in that box */
 	struct save_piece *pieces; uint32_t pieces_room;
 	struct tensor_box box;          /* of all its pieces */
 	struct save_base_row *rows[SAVE_BASES_MAX]; unsigned nrows; /* of the tensor, in the first bases; NULL: none */
 	uint64_t len;
 	uint8_t *memory[2]; size_t memory_room[2];
+	uint8_t *in;                    /* the box's bytes, row-major: memory[0], or a part of the ring's slot */
 	uint8_t *raw, *out;             /* pieces one after another; encoded ones at the same offsets */
 	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
 	uint8_t *scratch;
@@ -103,10 +111,17 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	int rc; struct base_error err;
 };
 void save_band_release(struct save_band *b);
-/* Takes the next pieces from `it` (of the whole tensor) into the band. -ENOMEM. */
-int save_band_take(struct save_band *b, struct tensor_piece_iter *it);
-/* fills b->err too */
-int save_band_process(struct save_band *b, struct save_writer *w, const struct save_source *source);
+/* Walks the bands of a plan; the same walk gives the same bands. A copy goes on from where it was made. */
+struct save_cursor {
+	uint64_t at; bool inside; struct tensor_grid grid; struct tensor_piece_iter it;
+};
+/* 1: the next pieces are in the band; 0: there are no more; -ENOMEM. */
+int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct save_band *b);
+uint32_t save_writer_tensor_at(const struct save_writer *w, uint64_t at); /* in the layout, of a box of the plan */
+/* Reads an import's band. Fills b->err too. */
+int save_band_read(struct save_band *b, const struct save_source *source);
+/* Cuts what lies in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
+int save_band_process(struct save_band *b, struct save_writer *w);
 void save_band_encode(struct save_band *b, struct save_piece *p);
 /* The rows of its tensor in all bases that there are now. */
 void save_band_rows(struct save_band *b, struct save_writer *w);

@@ -227,16 +227,43 @@ int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uin
 	return 0;
 }
 
+/* An import stores every tensor whole. */
+static int writer_plan_whole(struct save_writer *w, struct base_error *err)
+{
+	struct save_plan *p = &w->whole;
+
+	p->boxes = calloc(w->layout->m.ntensors + 1, sizeof *p->boxes);
+	if (!p->boxes)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < w->layout->m.ntensors; i++) {
+		struct save_plan_box *box = &p->boxes[p->nboxes++];
+		struct tensor_grid grid;
+
+		store_layout_grid(w->layout, i, &grid);
+		box->tensor = i;
+		tensor_box_whole(&grid.shape, &box->at.box);
+		box->pieces = tensor_piece_count(&grid, &box->at.box);
+		p->pieces += box->pieces;
+	}
+	p->bytes = p->held_bytes = w->tensor_bytes;
+	w->plan = p;
+	return 0;
+}
+
 int save_writer_plan(struct save_writer *w, const struct store_layout **ret_layout, struct base_error *err)
 {
 	int rc = 0;
 
-	if (!w->layout)
+	if (!w->layout) {
 		rc = store_layout_builder_finish(w->builder, &w->layout, &w->layout_object, &w->tags, err);
-	if (rc < 0) {
-		w->layout = NULL;
-		return rc;
+		if (rc < 0) {
+			w->layout = NULL;
+			return rc;
+		}
+		rc = writer_plan_whole(w, err);
 	}
+	if (rc < 0)
+		return rc;
 	if (ret_layout)
 		*ret_layout = w->layout;
 	return 0;
@@ -372,5 +399,6 @@ void save_writer_close(struct save_writer *w)
 	store_layout_builder_free(w->builder);
 	save_dedup_release(&w->dedup);
 	save_bases_release(&w->bases);
+	save_plan_release(&w->whole);
 	free(w);
 }
