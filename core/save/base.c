@@ -43,6 +43,15 @@ struct save_base {
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
 };
 
+struct base_row {
+	struct save_base_row row;       /* first: what callers see */
+	uint32_t tensor;                /* in the layout that is being saved */
+	bool good;                      /* false: the base has no such tensor */
+	struct tensor_grid grid;
+	struct store_row of;
+	const char *const *packs;
+};
+
 /* ---- opening ---- */
 
 static int base_open_layout(struct save_base *b, uint32_t i, struct base_error *err)
@@ -177,7 +186,7 @@ static int64_t base_find_tensor(const struct save_base *b, uint32_t i, const str
 	return n;
 }
 
-static bool base_read_row(struct save_base *b, uint32_t layout, uint32_t tensor, struct save_base_row *row)
+static bool base_read_row(struct save_base *b, uint32_t layout, uint32_t tensor, struct base_row *row)
 {
 	unsigned asked = 0;
 
@@ -188,45 +197,48 @@ static bool base_read_row(struct save_base *b, uint32_t layout, uint32_t tensor,
 			continue;
 		asked++;
 		if (base_open_line(b, i) < 0 || store_part_read_row_cached(b->chunks, b->store, b->layouts[layout],
-			&line->part, line->packs, b->m.ranks[i].npacks, tensor, &row->row, NULL) < 0)
+			&line->part, line->packs, b->m.ranks[i].npacks, tensor, &row->of, NULL) < 0)
 			continue;
-		row->good = row->row.whole;
+		row->good = row->of.whole;
 		if (row->good) {
 			row->packs = line->packs;
 			return true;
 		}
-		store_row_release(&row->row); /* boxes of several writers: other pieces */
+		store_row_release(&row->of); /* boxes of several writers: other pieces */
 	}
 	return false;
 }
 
 static struct save_base_row *base_make_row(struct save_base *b, const struct store_layout *l, uint32_t tensor)
 {
-	struct save_base_row *row = calloc(1, sizeof *row);
+	struct base_row *row = calloc(1, sizeof *row);
 
 	if (!row)
 		return NULL;
-	atomic_init(&row->refs, 1);
-	row->base = b;
+	atomic_init(&row->row.refs, 1);
+	row->row.base = b;
 	row->tensor = tensor;
+	store_layout_grid(l, tensor, &row->grid);
 	for (uint32_t i = 0; i < b->m.nlayouts; i++) {
 		int64_t n = base_find_tensor(b, i, l, tensor);
 
 		if (n >= 0 && base_read_row(b, i, (uint32_t)n, row))
 			break;
 	}
-	return row;
+	return &row->row;
 }
 
-struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor)
+struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor,
+	const struct tensor_box *box)
 {
 	struct save_base_row *row = NULL;
 
+	(void)box;
 	if (!b->open)
 		return NULL;
 	pthread_mutex_lock(&b->lock);
 	for (unsigned i = 0; !row && i < BASE_ROWS; i++)
-		if (b->rows[i] && b->rows[i]->tensor == tensor)
+		if (b->rows[i] && ((struct base_row *)b->rows[i])->tensor == tensor)
 			row = b->rows[i];
 	if (!row) {
 		row = base_make_row(b, l, tensor);
@@ -245,28 +257,36 @@ void save_base_row_put(struct save_base_row *row)
 {
 	if (!row || atomic_fetch_sub_explicit(&row->refs, 1, memory_order_acq_rel) != 1)
 		return;
-	store_row_release(&row->row);
+	store_row_release(&((struct base_row *)row)->of);
 	free(row);
 }
 
-/* The piece at that position, if it may be referred to. */
-const struct store_piece *save_base_piece(const struct save_base_row *row, uint64_t piece, uint64_t len)
+const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
+	const char **ret_pack)
 {
+	const struct base_row *r = (const struct base_row *)row;
 	const struct store_piece *p;
+	struct tensor_box whole, there;
+	size_t bytes;
+	uint64_t n;
 
-	if (!row || !row->good || piece >= row->row.npieces ||
-		atomic_load_explicit(&row->base->gone, memory_order_relaxed))
+	if (!row || !r->good || atomic_load_explicit(&row->base->gone, memory_order_relaxed))
 		return NULL;
-	p = &row->row.pieces[piece];
-	return p->inline_bytes || p->ref.raw_len != len ? NULL : p;
+	bytes = r->grid.shape.ndim * sizeof piece->offset[0];
+	n = tensor_piece_find(&r->grid, piece->offset);
+	tensor_box_whole(&r->grid.shape, &whole);
+	if (n >= r->of.npieces || tensor_piece_at(&r->grid, &whole, n, &there) < 0
+		|| memcmp(there.offset, piece->offset, bytes) != 0 || memcmp(there.size, piece->size, bytes) != 0)
+		return NULL;
+	p = &r->of.pieces[n];
+	if (p->inline_bytes || p->ref.raw_len != len)
+		return NULL;
+	*ret_pack = r->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
+	return p;
 }
 
-const char *save_base_pack(const struct save_base_row *row, const struct store_piece *p)
-{
-	return row->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
-}
-
-void save_base_place(const struct save_base_row *row, const struct store_piece *p, struct index_place *ret_place)
+void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
+	struct index_place *ret_place)
 {
 	const struct save_base *b = row->base;
 
@@ -278,7 +298,7 @@ void save_base_place(const struct save_base_row *row, const struct store_piece *
 	ret_place->stored_len = p->ref.stored_len;
 	ret_place->codec = p->ref.codec;
 	ret_place->kind = p->ref.kind;
-	memccpy(ret_place->pack, save_base_pack(row, p), 0, sizeof ret_place->pack - 1);
+	memccpy(ret_place->pack, pack, 0, sizeof ret_place->pack - 1);
 	memcpy(ret_place->run, b->run, sizeof b->run);
 	ret_place->entry = b->entry;
 	ret_place->manifest = b->manifest;

@@ -53,15 +53,14 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 /* ---- bases: pieces recognised by position ---- */
 
 struct save_base;
-struct save_base_row {              /* of one tensor; what it points to lives as long as its base */
-	atomic_uint refs;
+struct save_base_row {              /* what a base has of a tensor in a box; lives no longer than its base */
 	struct save_base *base;
-	uint32_t tensor;                /* in the layout that is being saved */
-	bool good;                      /* false: the base has no such tensor */
-	struct store_row row;
-	const char *const *packs;
+	atomic_uint refs;
 };
-struct save_bases { struct save_base *all[SAVE_BASES_MAX]; atomic_uint n; };
+struct save_bases {
+	struct save_base *all[SAVE_BASES_MAX]; atomic_uint n;
+	uint32_t rank;                  /* who saves, set before the first is added: the line of a base asked first */
+};
 static inline unsigned save_bases_count(const struct save_bases *all)
 {
 	return atomic_load_explicit(&all->n, memory_order_acquire);
@@ -70,13 +69,17 @@ static inline unsigned save_bases_count(const struct save_bases *all)
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest);
 void save_bases_release(struct save_bases *all);
-/* Any thread. NULL: nothing to be had. */
-struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor);
+/* What the base has of the tensor's items in `box` (inside the tensor): for the pieces of a box that this save stores,
+ * ask once with that box, not piece by piece. May read the store. Any thread. NULL: nothing to be had. */
+struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor,
+	const struct tensor_box *box);
 void save_base_row_put(struct save_base_row *row); /* NULL-safe */
-/* Piece `piece` of the row (NULL: no row) if it has that length and may be referred to; else NULL. */
-const struct store_piece *save_base_piece(const struct save_base_row *row, uint64_t piece, uint64_t len);
-const char *save_base_pack(const struct save_base_row *row, const struct store_piece *p);
-void save_base_place(const struct save_base_row *row, const struct store_piece *p, struct index_place *ret_place);
+/* The base's piece of exactly that box, under whatever layout it was saved, if it has that length and may be referred
+ * to; else NULL (as for row NULL). Both results live as long as the row. No I/O, about log of the row's boxes. */
+const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
+	const char **ret_pack);
+void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
+	struct index_place *ret_place);
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
 
