@@ -1,11 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * announcement: incoming/<run>/<attempt>/part.<rank>, what the manifest will say of one rank. */
+ * announcement: incoming/<run>/<attempt>/part.<rank>, what the manifest will say of one rank.
+ *
+ *   replica, 32 bytes: group 16 | digest 16 */
 #include "proto/proto_internal.h"
 
 static bool announcement_ref_check(const struct proto_announcement *m, const struct proto_ref *r, unsigned kind)
 {
 	return r->pack < m->npacks && proto_ref_check(r, kind, m->npacks, m->packs[r->pack].size);
+}
+
+static bool announcement_replicas_check(const struct proto_announcement *m)
+{
+	if (m->nreplicas > PROTO_REPLICAS_MAX)
+		return false;
+	for (uint32_t i = 1; i < m->nreplicas; i++)
+		if (memcmp(m->replicas[i - 1].group, m->replicas[i].group, sizeof m->replicas[i].group) >= 0)
+			return false;
+	return true;
 }
 
 static int announcement_check(const struct proto_announcement *m)
@@ -24,13 +36,13 @@ static int announcement_check(const struct proto_announcement *m)
 		(!announcement_ref_check(m, &m->layout_ref, PROTO_KIND_LAYOUT) ||
 			!base_digest_equal(&m->layout, &m->layout_ref.digest)))
 		return -BASE_EFORMAT;
-	if (!proto_headers_check(m->headers, m->nheaders, 1, m->packs, m->npacks))
+	if (!proto_headers_check(m->headers, m->nheaders, 1, m->packs, m->npacks) || !announcement_replicas_check(m))
 		return -BASE_EFORMAT;
 	return proto_packs_check(m->packs, m->npacks, false, false);
 }
 
 static int announcement_pack(const struct proto_announcement *m, struct proto_arena *arena, struct base_buf *refs,
-	struct base_buf *b)
+	struct base_buf *replicas, struct base_buf *b)
 {
 	Vckpt__Announcement s = VCKPT__ANNOUNCEMENT__INIT;
 	int r = proto_packs_pack(m->packs, m->npacks, arena, &s.packs);
@@ -44,8 +56,12 @@ static int announcement_pack(const struct proto_announcement *m, struct proto_ar
 	proto_ref_put(refs, &m->part);
 	if (m->stores_layout)
 		proto_ref_put(refs, &m->layout_ref);
-	if (refs->error)
-		return refs->error;
+	for (uint32_t i = 0; i < m->nreplicas; i++) {
+		base_buf_append(replicas, m->replicas[i].group, sizeof m->replicas[i].group);
+		base_buf_append(replicas, m->replicas[i].digest, sizeof m->replicas[i].digest);
+	}
+	if (refs->error || replicas->error)
+		return refs->error ? refs->error : replicas->error;
 	s.version = PROTO_VERSION;
 	s.run = (char *)m->run;
 	s.attempt = (char *)m->attempt;
@@ -60,12 +76,13 @@ static int announcement_pack(const struct proto_announcement *m, struct proto_ar
 	s.tensors = m->tensors;
 	s.bytes = m->bytes;
 	s.new_bytes = m->new_bytes;
+	s.replicas = proto_bytes(replicas);
 	return proto_pack(&s, b);
 }
 
 int proto_announcement_encode(const struct proto_announcement *m, struct base_buf *b)
 {
-	base_cleanup_buf struct base_buf refs = BASE_BUF_INIT;
+	base_cleanup_buf struct base_buf refs = BASE_BUF_INIT, replicas = BASE_BUF_INIT;
 	struct proto_arena *arena;
 	int r = announcement_check(m);
 
@@ -74,9 +91,31 @@ int proto_announcement_encode(const struct proto_announcement *m, struct base_bu
 	arena = proto_arena_new(UINT64_MAX);
 	if (!arena)
 		return -ENOMEM;
-	r = announcement_pack(m, arena, &refs, b);
+	r = announcement_pack(m, arena, &refs, &replicas, b);
 	proto_arena_free(arena);
 	return r;
+}
+
+static int announcement_replicas_get(const Vckpt__Announcement *s, struct proto_arena *arena,
+	struct proto_announcement *m)
+{
+	struct proto_replica *replicas;
+	uint32_t n;
+
+	if (!proto_rows(&s->replicas, PROTO_REPLICA_ROW_BYTES, PROTO_REPLICAS_MAX, &n))
+		return -BASE_EFORMAT;
+	replicas = proto_arena_array(arena, n, sizeof *replicas);
+	if (!replicas)
+		return proto_no_memory(arena);
+	for (uint32_t i = 0; i < n; i++) {
+		const uint8_t *row = s->replicas.data + (size_t)i * PROTO_REPLICA_ROW_BYTES;
+
+		memcpy(replicas[i].group, row, sizeof replicas[i].group);
+		memcpy(replicas[i].digest, row + 16, sizeof replicas[i].digest);
+	}
+	m->replicas = replicas;
+	m->nreplicas = n;
+	return 0;
 }
 
 static int announcement_get(const Vckpt__Announcement *s, struct proto_arena *arena, struct proto_announcement *m)
@@ -102,6 +141,8 @@ static int announcement_get(const Vckpt__Announcement *s, struct proto_arena *ar
 		r = proto_headers_unpack(s->headers, s->n_headers, arena, &m->headers, &m->nheaders);
 	if (r == 0)
 		r = proto_attributes_unpack(s->attributes, s->n_attributes, arena, &m->attributes, &m->nattributes);
+	if (r == 0)
+		r = announcement_replicas_get(s, arena, m);
 	return r < 0 ? r : announcement_check(m);
 }
 

@@ -22,6 +22,7 @@
 #include "core/tensor/dtype.h"
 #include "proto/incoming.h"
 #include "proto/name.h"
+#include "proto/stats.h"
 
 #define PROTO_VERSION 1u
 #define PROTO_RUN_MAX 128        /* bytes of a run's name */
@@ -128,7 +129,6 @@ struct proto_chunk { uint32_t first_tensor, last_tensor, nrows; struct proto_ref
 struct proto_blob { const char *name; bool per_rank; uint64_t len; struct proto_ref ref; };
 /* live: stored bytes that this record reaches in it */
 struct proto_pack_use { const char *pack; uint64_t size, live_bytes; };
-struct proto_timing { const char *phase; uint64_t ns, bytes; };
 struct proto_part {
 	uint32_t rank, world;
 	const char *host;
@@ -138,6 +138,7 @@ struct proto_part {
 	const struct proto_chunk *chunks; uint32_t nchunks;     /* by ascending tensor */
 	const struct proto_blob *blobs; uint32_t nblobs;        /* sorted by (per_rank, name) */
 	const struct proto_timing *timings; uint32_t ntimings;  /* phases up to the part */
+	const struct proto_sample *samples; uint32_t nsamples;  /* sorted by (tensor, group), unique; may be none */
 	void *arena;
 };
 int proto_part_encode(const struct proto_part *m, struct base_buf *b);
@@ -160,6 +161,7 @@ struct proto_announcement {
 	const struct proto_pack_use *packs; uint32_t npacks;
 	uint64_t tensors, bytes, new_bytes;
 	const struct proto_attribute *attributes; size_t nattributes; /* equal on all ranks */
+	const struct proto_replica *replicas; uint32_t nreplicas;     /* sorted by group, unique; may be none */
 	void *arena;
 };
 int proto_announcement_encode(const struct proto_announcement *m, struct base_buf *b);

@@ -2,10 +2,10 @@
  *
  * part: a part object: which chunks hold a writer's rows, its blobs, the packs that they lie in (docs/format/part.md).
  *
- *   chunk, 88 bytes: first tensor u32 | last tensor u32 | rows u32 | 0 u32 | reference */
+ *   chunk, 88 bytes: first tensor u32 | last tensor u32 | rows u32 | 0 u32 | reference
+ *   sample, 36 bytes: tensor u32 | group 16 | hash 16 */
 #include "proto/proto_internal.h"
 
-#define PART_TIMINGS_MAX 256u
 #define PART_BLOBS_MAX (UINT32_C(1) << 22)
 
 static bool part_ref_check(const struct proto_part *m, const struct proto_ref *r, unsigned kind)
@@ -57,15 +57,28 @@ static bool part_blobs_check(const struct proto_part *m)
 	return true;
 }
 
+static bool part_samples_check(const struct proto_part *m)
+{
+	if (m->nsamples > PROTO_LAYOUT_MAX_TENSORS)
+		return false;
+	for (uint32_t i = 0; i < m->nsamples; i++) {
+		const struct proto_sample *s = &m->samples[i];
+
+		if (s->tensor >= PROTO_LAYOUT_MAX_TENSORS || (i > 0 && s->tensor < s[-1].tensor))
+			return false;
+		if (i > 0 && s->tensor == s[-1].tensor && memcmp(s[-1].group, s->group, sizeof s->group) >= 0)
+			return false;
+	}
+	return true;
+}
+
 static int part_check(const struct proto_part *m)
 {
 	if (m->world == 0 || m->world > PROTO_WORLD_MAX || m->rank >= m->world || !proto_host_valid(m->host))
 		return -BASE_EFORMAT;
-	if (!part_chunks_check(m) || !part_blobs_check(m) || m->ntimings > PART_TIMINGS_MAX)
+	if (!part_chunks_check(m) || !part_blobs_check(m) || !part_samples_check(m) ||
+		!proto_timings_check(m->timings, m->ntimings))
 		return -BASE_EFORMAT;
-	for (uint32_t i = 0; i < m->ntimings; i++)
-		if (!proto_text_valid(m->timings[i].phase, 1, PROTO_WORD_MAX))
-			return -BASE_EFORMAT;
 	return proto_packs_check(m->packs, m->npacks, false, true);
 }
 
@@ -95,51 +108,44 @@ static int part_blobs_pack(const struct proto_part *m, struct proto_arena *arena
 	return 0;
 }
 
-static int part_timings_pack(const struct proto_part *m, struct proto_arena *arena, Vckpt__Part *s)
+static void part_rows_put(const struct proto_part *m, struct base_buf *chunks, struct base_buf *samples)
 {
-	Vckpt__Timing *all = proto_arena_array(arena, m->ntimings, sizeof *all);
-
-	s->timings = proto_arena_array(arena, m->ntimings, sizeof *s->timings);
-	if (!all || !s->timings)
-		return proto_no_memory(arena);
-	for (uint32_t i = 0; i < m->ntimings; i++) {
-		vckpt__timing__init(&all[i]);
-		all[i].phase = (char *)m->timings[i].phase;
-		all[i].ns = m->timings[i].ns;
-		all[i].bytes = m->timings[i].bytes;
-		s->timings[i] = &all[i];
+	for (uint32_t i = 0; i < m->nchunks; i++) {
+		base_buf_put32(chunks, m->chunks[i].first_tensor);
+		base_buf_put32(chunks, m->chunks[i].last_tensor);
+		base_buf_put32(chunks, m->chunks[i].nrows);
+		base_buf_put32(chunks, 0);
+		proto_ref_put(chunks, &m->chunks[i].ref);
 	}
-	s->n_timings = m->ntimings;
-	return 0;
+	for (uint32_t i = 0; i < m->nsamples; i++) {
+		base_buf_put32(samples, m->samples[i].tensor);
+		base_buf_append(samples, m->samples[i].group, sizeof m->samples[i].group);
+		base_buf_append(samples, m->samples[i].hash, sizeof m->samples[i].hash);
+	}
 }
 
 static int part_pack(const struct proto_part *m, struct proto_arena *arena, struct base_buf *b)
 {
-	base_cleanup_buf struct base_buf refs = BASE_BUF_INIT, chunks = BASE_BUF_INIT;
+	base_cleanup_buf struct base_buf refs = BASE_BUF_INIT, chunks = BASE_BUF_INIT, samples = BASE_BUF_INIT;
 	Vckpt__Part s = VCKPT__PART__INIT;
 	int r = proto_packs_pack(m->packs, m->npacks, arena, &s.packs);
 
 	if (r == 0)
 		r = part_blobs_pack(m, arena, &refs, &s);
 	if (r == 0)
-		r = part_timings_pack(m, arena, &s);
+		r = proto_timings_pack(m->timings, m->ntimings, arena, &s.n_timings, &s.timings);
 	if (r < 0)
 		return r;
-	for (uint32_t i = 0; i < m->nchunks; i++) {
-		base_buf_put32(&chunks, m->chunks[i].first_tensor);
-		base_buf_put32(&chunks, m->chunks[i].last_tensor);
-		base_buf_put32(&chunks, m->chunks[i].nrows);
-		base_buf_put32(&chunks, 0);
-		proto_ref_put(&chunks, &m->chunks[i].ref);
-	}
-	if (chunks.error)
-		return chunks.error;
+	part_rows_put(m, &chunks, &samples);
+	if (chunks.error || samples.error)
+		return chunks.error ? chunks.error : samples.error;
 	s.version = PROTO_VERSION;
 	s.rank = m->rank;
 	s.world = m->world;
 	s.host = (char *)m->host;
 	s.layout = proto_digest_field(&m->layout);
 	s.chunks = proto_bytes(&chunks);
+	s.samples = proto_bytes(&samples);
 	return proto_pack(&s, b);
 }
 
@@ -204,19 +210,25 @@ static int part_blobs_get(const Vckpt__Part *s, struct proto_arena *arena, struc
 	return 0;
 }
 
-static int part_timings_get(const Vckpt__Part *s, struct proto_arena *arena, struct proto_part *m)
+static int part_samples_get(const Vckpt__Part *s, struct proto_arena *arena, struct proto_part *m)
 {
-	struct proto_timing *timings;
+	struct proto_sample *samples;
+	uint32_t n;
 
-	if (s->n_timings > PART_TIMINGS_MAX)
+	if (!proto_rows(&s->samples, PROTO_SAMPLE_ROW_BYTES, PROTO_LAYOUT_MAX_TENSORS, &n))
 		return -BASE_EFORMAT;
-	timings = proto_arena_array(arena, s->n_timings, sizeof *timings);
-	if (!timings)
+	samples = proto_arena_array(arena, n, sizeof *samples);
+	if (!samples)
 		return proto_no_memory(arena);
-	for (size_t i = 0; i < s->n_timings; i++)
-		timings[i] = (struct proto_timing){s->timings[i]->phase, s->timings[i]->ns, s->timings[i]->bytes};
-	m->timings = timings;
-	m->ntimings = (uint32_t)s->n_timings;
+	for (uint32_t i = 0; i < n; i++) {
+		const uint8_t *row = s->samples.data + (size_t)i * PROTO_SAMPLE_ROW_BYTES;
+
+		samples[i].tensor = base_get32(row);
+		memcpy(samples[i].group, row + 4, sizeof samples[i].group);
+		memcpy(samples[i].hash, row + 20, sizeof samples[i].hash);
+	}
+	m->samples = samples;
+	m->nsamples = n;
 	return 0;
 }
 
@@ -235,7 +247,9 @@ static int part_get(const Vckpt__Part *s, struct proto_arena *arena, struct prot
 	if (r == 0)
 		r = part_blobs_get(s, arena, m);
 	if (r == 0)
-		r = part_timings_get(s, arena, m);
+		r = proto_timings_unpack(s->timings, s->n_timings, arena, &m->timings, &m->ntimings);
+	if (r == 0)
+		r = part_samples_get(s, arena, m);
 	return r < 0 ? r : part_check(m);
 }
 

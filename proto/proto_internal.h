@@ -16,6 +16,8 @@
 #define PROTO_PACK_ROW_BYTES 32u
 #define PROTO_ATTEMPT_ROW_BYTES 16u
 #define PROTO_ALIVE_ROW_BYTES 24u
+#define PROTO_REPLICA_ROW_BYTES 32u
+#define PROTO_SAMPLE_ROW_BYTES 36u
 #define PROTO_LIVE_ROW_BYTES 112u
 #define PROTO_CLASS_MAX 71u
 #define PROTO_STEP_MAX ((uint64_t)INT64_MAX)
@@ -89,6 +91,13 @@ int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_ar
 	const struct proto_view_header **ret_h, uint32_t *ret_n);
 bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts,
 	const struct proto_pack_use *packs, uint32_t npacks);
+
+/* ---- stats.c: timings, which parts have too ---- */
+bool proto_timings_check(const struct proto_timing *t, uint32_t n);
+int proto_timings_pack(const struct proto_timing *t, uint32_t n, struct proto_arena *arena, size_t *ret_n,
+	Vckpt__Timing ***ret_messages);
+int proto_timings_unpack(Vckpt__Timing **messages, size_t n, struct proto_arena *arena,
+	const struct proto_timing **ret_t, uint32_t *ret_n);
 
 /* ---- packs.c: tables of pack names ---- */
 int proto_packs_pack(const struct proto_pack_use *p, uint32_t n, struct proto_arena *arena, Vckpt__Packs **ret_message);

@@ -35,6 +35,7 @@ WIRE_HEAD_CHECK(Vckpt__Begin);
 WIRE_HEAD_CHECK(Vckpt__BaseRecord);
 WIRE_HEAD_CHECK(Vckpt__Heartbeat);
 WIRE_HEAD_CHECK(Vckpt__Trash);
+WIRE_HEAD_CHECK(Vckpt__Stats);
 
 int proto_no_memory(const struct proto_arena *a)
 {

@@ -43,13 +43,17 @@ ProtoLayout = structure("ProtoLayout", min_bytes=u64, target_bytes=u64, row_byte
 Chunk = structure("Chunk", first_tensor=u32, last_tensor=u32, nrows=u32, ref=ProtoRef)
 Blob = structure("Blob", name=text, per_rank=c.c_bool, len=u64, ref=ProtoRef)
 PackUse = structure("PackUse", pack=text, size=u64, live_bytes=u64)
-Timing = structure("Timing", phase=text, ns=u64, bytes=u64)
+Timing = structure("Timing", phase=text, ns=u64, bytes=u64, start_ns=u64, end_ns=u64)
+Sample = structure("Sample", tensor=u32, group=u8 * 16, hash=u8 * 16)
+Replica = structure("Replica", group=u8 * 16, digest=u8 * 16)
 Part = structure("Part", rank=u32, world=u32, host=text, layout=Digest, packs=P(PackUse), npacks=u32, chunks=P(Chunk), nchunks=u32,
-                 blobs=P(Blob), nblobs=u32, timings=P(Timing), ntimings=u32, arena=ptr)
+                 blobs=P(Blob), nblobs=u32, timings=P(Timing), ntimings=u32, samples=P(Sample), nsamples=u32,
+                 arena=ptr)
 ViewHeader = structure("ViewHeader", component=text, view=text, ref=ProtoRef, data_bytes=u64, layout=u32)
 Announcement = structure("Announcement", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, layout=Digest,
                          stores_layout=c.c_bool, layout_ref=ProtoRef, headers=P(ViewHeader), nheaders=u32, part=ProtoRef, packs=P(PackUse),
-                         npacks=u32, tensors=u64, bytes=u64, new_bytes=u64, attributes=P(Attribute), nattributes=c.c_size_t, arena=ptr)
+                         npacks=u32, tensors=u64, bytes=u64, new_bytes=u64, attributes=P(Attribute), nattributes=c.c_size_t,
+                         replicas=P(Replica), nreplicas=u32, arena=ptr)
 ManifestLayout = structure("ManifestLayout", digest=Digest, ref=ProtoRef)
 ManifestRank = structure("ManifestRank", rank=u32, layout=u32, host=u32, part=ProtoRef, first_map=u32, npacks=u32)
 Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, attributes=P(Attribute), nattributes=c.c_size_t,
@@ -64,8 +68,11 @@ Alive = structure("Alive", rank=u32, pid=u64, start_time=u64)
 Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=c.c_char * 37, number=u64, time_ns=i64, ranks=P(Alive), nranks=u32,
                       arena=ptr)
 Trash = structure("Trash", name=text, time_ns=i64, heartbeats=P(text), nheartbeats=u32, arena=ptr)
+Stats = structure("Stats", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, timings=P(Timing), ntimings=u32, submitted_ns=u64,
+                  staged_ns=u64, committed_ns=u64, bytes_held=u64, bytes_staged=u64, bytes_unchanged=u64, bytes_deduplicated=u64,
+                  bytes_encoded=u64, bytes_written=u64, pieces=u64, pieces_new=u64, plan_cached=u32, ring_waits=u64, arena=ptr)
 RECORDS = {"store": Info, "entry": Entry, "layout": ProtoLayout, "part": Part, "announcement": Announcement, "manifest": Manifest,
-           "begin": Begin, "base": Base, "heartbeat": Heartbeat, "trash": Trash}
+           "begin": Begin, "base": Base, "heartbeat": Heartbeat, "trash": Trash, "stats": Stats}
 
 Shape = structure("Shape", ndim=u32, dim=u64 * 16)
 Box = structure("Box", offset=u64 * 16, size=u64 * 16)
@@ -238,6 +245,31 @@ def sample_part():
                 blobs=table(Blob, blobs), nblobs=3, timings=table(Timing, [Timing(b"read", 5, 6)]), ntimings=1)
 
 
+def id16(byte):
+    return (u8 * 16)(byte, *([5] * 15))
+
+
+def sample_part_compared():
+    """With times of day, and samples of what replicas hold."""
+    m = sample_part()
+    m.timings = table(Timing, [Timing(b"copy", 5, 6, 1_700_000_000_000_000_000, 1_700_000_000_000_000_009), Timing(b"digest", 7, 8)])
+    m.ntimings = 2
+    m.samples = table(Sample, [Sample(0, id16(1), id16(9)), Sample(0, id16(2), id16(9)), Sample(3, id16(1), id16(8))])
+    m.nsamples = 3
+    return m
+
+
+def sample_stats(rank=1, **more):
+    at = 1_700_000_000_000_000_000
+    m = Stats(run=b"run-1", attempt=ATTEMPT, step=12, rank=rank, world=4, host=b"host-0",
+              timings=table(Timing, [Timing(b"plan", 1, 0), Timing(b"copy", 2, 3, at, at + 5)]), ntimings=2, submitted_ns=at, staged_ns=at + 5,
+              committed_ns=at + 70, bytes_held=1000, bytes_staged=500, bytes_unchanged=200, bytes_deduplicated=100, bytes_encoded=150, bytes_written=120,
+              pieces=4, pieces_new=2, plan_cached=2, ring_waits=2**63)
+    for k, v in more.items():
+        setattr(m, k, v)
+    return m
+
+
 def sample_announcement(rank=0, world=2, stores=True, layout=9, **more):
     p, n = packs(*sorted([ATTEMPT + b"-%d-model" % rank, ATTEMPT + b"-%d-meta" % rank, b"ffffffffffffffff-0-0-model"]))
     meta = [i for i in range(n) if p[i].pack.endswith(b"meta")][0]
@@ -273,9 +305,12 @@ def samples(proto):
     out = {
         "store": [Info(version=1, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072, target_bytes=1 << 20, row_bytes=512, reserve_bytes=0)],
         "entry": [entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT)],
-        "layout": [sample_layout()], "part": [sample_part()], "announcement": [sample_announcement(0), sample_announcement(1, stores=False)],
+        "layout": [sample_layout()], "part": [sample_part(), sample_part_compared()],
+        "announcement": [sample_announcement(0), sample_announcement(1, stores=False),
+                         sample_announcement(0, replicas=table(Replica, [Replica(id16(1), id16(3)), Replica(id16(2), id16(3))]), nreplicas=2)],
         "begin": [begin], "base": [Base(b"r", 3, digest(4))], "heartbeat": [hb],
         "trash": [Trash(name=b"packs/00/x.pack", time_ns=5, heartbeats=table(text, [b"hosts/a", b"hosts/b"]), nheartbeats=2)],
+        "stats": [sample_stats(), Stats(run=b"r", attempt=ATTEMPT, step=0, rank=0, world=1, host=b"h")],
     }
     bodies = {name: [proto.encode(name, m) for m in ms] for name, ms in out.items()}
     bodies["manifest"] = [manifest_make(proto.lib, [sample_announcement(0), sample_announcement(1, stores=False)])[1]]

@@ -234,7 +234,7 @@ class PackUse(c.Structure):
 class Part(c.Structure):
     _fields_ = [("rank", c.c_uint32), ("world", c.c_uint32), ("host", c.c_char_p), ("layout", Digest), ("packs", c.POINTER(PackUse)),
                 ("npacks", c.c_uint32), ("chunks", c.c_void_p), ("nchunks", c.c_uint32), ("blobs", c.c_void_p), ("nblobs", c.c_uint32),
-                ("timings", c.c_void_p), ("ntimings", c.c_uint32), ("arena", c.c_void_p)]
+                ("timings", c.c_void_p), ("ntimings", c.c_uint32), ("samples", c.c_void_p), ("nsamples", c.c_uint32), ("arena", c.c_void_p)]
 
 
 class Announcement(c.Structure):
@@ -242,7 +242,7 @@ class Announcement(c.Structure):
                 ("host", c.c_char_p), ("layout", Digest), ("stores_layout", c.c_bool), ("layout_ref", ProtoRef), ("headers", c.c_void_p),
                 ("nheaders", c.c_uint32), ("part", ProtoRef), ("packs", c.POINTER(PackUse)), ("npacks", c.c_uint32), ("tensors", c.c_uint64),
                 ("bytes", c.c_uint64), ("new_bytes", c.c_uint64), ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t),
-                ("arena", c.c_void_p)]
+                ("replicas", c.c_void_p), ("nreplicas", c.c_uint32), ("arena", c.c_void_p)]
 
 
 class Piece(c.Structure):

@@ -6,10 +6,11 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from protolib import (ATTEMPT, COMMIT, EFORMAT, EVERSION, NONE, SNAPSHOT, Attribute, Info, Live, Proto, ViewHeader, commit, digest, entry, field, packs,
-                      parse, sample_announcement, sample_layout, sample_part, samples, table, unparse, varint)
+from protolib import (ATTEMPT, COMMIT, EFORMAT, EVERSION, NONE, SNAPSHOT, Attribute, Info, Live, Proto, Replica, Sample, Timing, ViewHeader, commit, digest,
+                      entry, field, id16, packs, parse, sample_announcement, sample_layout, sample_part, sample_part_compared, sample_stats, samples, table,
+                      unparse, varint)
 
-NAMES = ["store", "entry", "layout", "part", "announcement", "manifest", "begin", "base", "heartbeat", "trash"]
+NAMES = ["store", "entry", "layout", "part", "announcement", "manifest", "begin", "base", "heartbeat", "trash", "stats"]
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +274,73 @@ def test_announcements_that_lie(proto, change):
     for k, v in change.items():
         setattr(m, k, v)
     assert proto.encode("announcement", m) == EFORMAT
+
+
+@pytest.mark.parametrize("change", [
+    {"rank": 4}, {"world": 0}, {"world": 2**24 + 1}, {"run": b".x"}, {"attempt": b"x"}, {"step": 2**63}, {"host": b"x" * 256}, {"host": b"\xff"},
+    {"timings": table(Timing, [Timing(b"", 1, 1)]), "ntimings": 1}, {"timings": table(Timing, [Timing(b"x" * 65, 1, 1)]), "ntimings": 1},
+    {"timings": table(Timing, [Timing(b"p%d" % i, 1, 1) for i in range(257)]), "ntimings": 257},
+])
+def test_stats_that_lie(proto, change):
+    assert proto.encode("stats", sample_stats(**change)) == EFORMAT
+
+
+def test_stats_come_back(proto):
+    body = proto.encode("stats", sample_stats())
+    m = proto.decode("stats", body)
+    for name, kind in m._fields_:
+        if kind in (c.c_uint64, c.c_uint32, c.c_char_p):
+            assert getattr(m, name) == getattr(sample_stats(), name), name
+    t = m.timings[1]
+    assert (t.phase, t.ns, t.bytes, t.end_ns - t.start_ns) == (b"copy", 2, 3, 5)
+    proto.release("stats", m)
+    assert not m.arena and not m.ntimings
+    fields = parse(body)
+    too_many = [f for f in fields if f[0] == 9][:1] * 257
+    assert proto.again("stats", unparse(fields[:7] + too_many + fields[9:])) == EFORMAT
+
+
+def test_times_of_day_are_optional(proto, bodies):
+    """A part of before these fields has none; one with them loses nothing else where they are not known."""
+    old, new = bodies["part"]
+    m = proto.decode("part", old)
+    assert (m.timings[0].ns, m.timings[0].start_ns, m.timings[0].end_ns, m.nsamples) == (5, 0, 0, 0)
+    proto.release("part", m)
+    m = proto.decode("part", new)
+    assert (m.timings[0].start_ns, m.timings[0].end_ns) == (1_700_000_000_000_000_000, 1_700_000_000_000_000_009)
+    assert [(s.tensor, s.group[0], s.hash[0]) for s in m.samples[:m.nsamples]] == [(0, 1, 9), (0, 2, 9), (3, 1, 8)]
+    proto.release("part", m)
+
+
+@pytest.mark.parametrize("rows", [
+    [Sample(3, id16(1)), Sample(0, id16(1))], [Sample(0, id16(2)), Sample(0, id16(1))], [Sample(0, id16(1)), Sample(0, id16(1))], [Sample(1 << 24, id16(1))],
+])
+def test_samples_that_lie(proto, bodies, rows):
+    m = sample_part_compared()
+    m.samples, m.nsamples = table(Sample, rows), len(rows)
+    assert proto.encode("part", m) == EFORMAT
+    fields = parse(bodies["part"][1])
+    assert fields[-1][0] == 11
+    raw = b"".join(bytes(r) for r in rows)
+    assert proto.again("part", unparse(fields[:-1] + [(11, 2, raw)])) == EFORMAT
+    assert proto.again("part", unparse(fields[:-1] + [(11, 2, fields[-1][2][:-1])])) == EFORMAT
+
+
+def test_replicas(proto, bodies):
+    body = bodies["announcement"][2]
+    fields = parse(body)
+    number, kind, rows = fields[-1]
+    assert number == 18 and len(rows) == 64
+    m = proto.decode("announcement", body)
+    assert [(bytes(r.group), bytes(r.digest)) for r in m.replicas[:m.nreplicas]] == [(bytes(id16(1)), bytes(id16(3))), (bytes(id16(2)), bytes(id16(3)))]
+    proto.release("announcement", m)
+    for bad in (rows[:-1], rows[32:] + rows[:32], rows[:32] * 2):
+        assert proto.again("announcement", unparse(fields[:-1] + [(number, kind, bad)])) == EFORMAT
+    many = [Replica((c.c_uint8 * 16)(*i.to_bytes(16, "big")), id16(0)) for i in range((1 << 16) + 1)]
+    m = sample_announcement(0, replicas=table(Replica, many), nreplicas=len(many))
+    assert proto.encode("announcement", m) == EFORMAT
+    m.nreplicas -= 1
+    assert len(proto.encode("announcement", m)) > 32 << 16
 
 
 def test_digests_have_32_bytes(proto, bodies):
