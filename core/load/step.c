@@ -424,25 +424,57 @@ void load_step_blob_info(const struct load_step *step, uint32_t blob, struct loa
 		.bytes = p->len, .digest = p->ref.digest};
 }
 
+static uint32_t step_component_tensors(const struct load_step *step, const char *component)
+{
+	for (uint32_t i = 0; i < step->ncomponents; i++)
+		if (strcmp(step->components[i].name, component) == 0)
+			return step->components[i].end - step->components[i].first;
+	return 0;
+}
+
+static uint32_t layout_component_tensors(const struct store_layout *l, const char *component)
+{
+	uint32_t first, end;
+
+	for (uint32_t i = 0; i < l->m.ncomponents; i++) {
+		store_layout_component_range(l, i, &first, &end);
+		if (strcmp(l->m.components[i], component) == 0)
+			return end - first;
+	}
+	return 0;
+}
+
+const struct proto_view_header *load_step_header_find(const struct load_step *step, const char *component,
+	const char *view)
+{
+	uint32_t tensors = step_component_tensors(step, component);
+
+	for (uint32_t i = 0; i < step->manifest.nheaders; i++) {
+		const struct proto_view_header *h = &step->manifest.headers[i];
+
+		if (strcmp(h->component, component) == 0 && strcmp(h->view, view) == 0 &&
+			layout_component_tensors(step->layouts[h->layout], component) == tensors)
+			return h;
+	}
+	return NULL;
+}
+
 int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max,
 	void **ret_bytes, size_t *ret_len,
 	uint64_t *ret_data_bytes, struct base_error *err)
 {
-	for (uint32_t i = 0; i < step->manifest.nheaders; i++) {
-		const struct proto_view_header *h = &step->manifest.headers[i];
-		int rc;
+	const struct proto_view_header *h = load_step_header_find(step, component, view);
+	int rc;
 
-		if (strcmp(h->component, component) != 0 || strcmp(h->view, view) != 0)
-			continue;
-		rc = store_manifest_object(step->store, &step->manifest, &h->ref, max, ret_bytes, err);
-		if (rc < 0)
-			return base_error_prefix(err, rc, "%s/%llu: %s header of %s", step->run,
-				(unsigned long long)step->info.step, view, component);
-		*ret_len = h->ref.raw_len;
-		*ret_data_bytes = h->data_bytes;
-		return 0;
-	}
-	return -ENOENT;
+	if (!h)
+		return -ENOENT;
+	rc = store_manifest_object(step->store, &step->manifest, &h->ref, max, ret_bytes, err);
+	if (rc < 0)
+		return base_error_prefix(err, rc, "%s/%llu: %s header of %s", step->run,
+			(unsigned long long)step->info.step, view, component);
+	*ret_len = h->ref.raw_len;
+	*ret_data_bytes = h->data_bytes;
+	return 0;
 }
 
 /* The tensor's number in a layout, or -ENOENT. */

@@ -47,7 +47,10 @@ struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);
 
-/* A component's stored view header into fresh memory, re-hashed; -ENOENT when it has none. */
+/* A component's stored view header: that of a layout which has all its tensors. NULL: none. */
+const struct proto_view_header *load_step_header_find(const struct load_step *step, const char *component,
+	const char *view);
+/* It into fresh memory, re-hashed; -ENOENT when there is none. */
 int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max,
 	void **ret_bytes, size_t *ret_len,
 	uint64_t *ret_data_bytes, struct base_error *err);
@@ -72,5 +75,12 @@ uint64_t load_object_piece_count(const struct load_object *o);
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece);
 const char *load_object_pack_name(const struct load_object *o, uint32_t pack);
 size_t load_object_memory(const struct load_object *o);
+
+/* Past the cache, straight into the caller's memory: the items of a box of a tensor, `stride` bytes between neighbours
+ * in each dimension, the box's first one at `data`; or all bytes of a blob. Each piece that meets the box is read once,
+ * whole, and checked. -EINVAL: not inside the tensor. Any thread; errors name step, tensor, pack and offset. */
+int load_object_read_box(struct load_object *o, const struct tensor_box *box, void *data, const uint64_t *stride,
+	struct base_error *err);
+int load_blob_read(struct load_object *o, void *data, struct base_error *err);
 
 #endif

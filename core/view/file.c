@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An open file is a head in memory (a .npy header, the stored header of a .safetensors, the text of manifest.json)
+ * An open file is a head in memory (a .npy header, that of a .safetensors, the text of manifest.json)
  * and behind it tensors or a blob, one after another without a gap: `places`, sorted, none of them empty. A .npy and
  * a blob have one place, whose object is opened with the file. A .safetensors may have a hundred thousand: their
  * objects are opened when they are read and the most recently used are kept, bounded by count and by memory. `lock`
  * protects the slots; no lock is held while an object is opened or read, so that two readers may open one twice: the
  * second one is dropped.
  *
- * What the stored header says is compared with the step's tensors at open: names, dtypes, shapes. A header that does
- * not fit fails the open. */
+ * A .safetensors whose header was not stored, or was stored for one of several layouts, gets one that is made of the
+ * step at each open: that takes no longer than reading one would. What a header says is compared with the step's
+ * tensors: names, dtypes, shapes. One that does not fit fails the open. */
 #include "core/view/tree.h"
 
 #include <inttypes.h>
@@ -141,7 +142,7 @@ static int open_npy(struct view_file *f, const struct view_node *node)
 	return set_one_place(f, node);
 }
 
-/* The tensors of a stored header are the step's own. */
+/* The tensors of a header are the step's own. */
 static int set_places(struct view_file *f, const char *component, const struct view_safetensors *s,
 	struct base_error *err)
 {
@@ -164,19 +165,38 @@ static int set_places(struct view_file *f, const char *component, const struct v
 	return 0;
 }
 
-static int open_safetensors(struct view_file *f, const struct view_node *node, struct base_error *err)
+/* The stored header, or one made now. */
+static int set_safetensors_head(struct view_file *f, uint32_t component, const char *name, uint64_t *ret_data_bytes,
+	struct base_error *err)
 {
 	struct load_step *step = view_tree_step(f->tree);
+	struct base_buf made;
+	uint64_t len;
+	void *head;
+	int r = load_step_header(step, name, VIEW_SAFETENSORS_VIEW, VIEW_SAFETENSORS_MAX_HEADER + 8ull, &head,
+		&f->head_len, ret_data_bytes, err);
+	if (r != -ENOENT) {
+		f->head = r < 0 ? NULL : head;
+		return r;
+	}
+	r = view_safetensors_make_step(step, component, &made, &len, ret_data_bytes);
+	if (r < 0)
+		return base_error_set(err, r, "%s.safetensors: no header could be made: %s", name,
+			base_error_name(r));
+	f->head = made.data;
+	f->head_len = made.len;
+	return 0;
+}
+
+static int open_safetensors(struct view_file *f, const struct view_node *node, struct base_error *err)
+{
 	struct view_safetensors s;
 	uint32_t first, end;
 	uint64_t data_bytes;
-	void *head;
-	const char *component = load_step_component(step, node->item, &first, &end);
-	int r = load_step_header(step, component, VIEW_SAFETENSORS_VIEW, VIEW_SAFETENSORS_MAX_HEADER + 8ull, &head,
-		&f->head_len, &data_bytes, err);
+	const char *component = load_step_component(view_tree_step(f->tree), node->item, &first, &end);
+	int r = set_safetensors_head(f, node->item, component, &data_bytes, err);
 	if (r < 0)
 		return r;
-	f->head = head;
 	if (data_bytes > node->size || f->head_len != node->size - data_bytes)
 		return base_error_set(err, -BASE_EFORMAT,
 			"the header of %s.safetensors has another length than the manifest says", component);

@@ -76,17 +76,12 @@ static void put_head(struct json *j)
 	flush(j);
 }
 
-/* Why a component has no .safetensors. What was saved decides; here the likely cause is told from the names' length. */
-static const char *reason(struct json *j, uint32_t first, uint32_t end)
+static bool has_safetensors(const struct json *j, const char *component)
 {
-	uint64_t least = 0;
-	for (uint32_t i = first; i < end; i++) {
-		struct load_tensor_info info;
-		load_step_tensor_info(j->step, i, &info);
-		least += info.name_len + strlen("\"\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,0]},");
-	}
-	return least > VIEW_SAFETENSORS_MAX_MADE / 2 ? "its header would be longer than 90000000 bytes"
-		: "no header was saved for it";
+	char file[PROTO_COMPONENT_MAX + 16];
+	snprintf(file, sizeof file, "%s.safetensors", component);
+	int64_t node = view_tree_lookup(j->t, 0, file);
+	return node >= 0 && view_tree_node(j->t, (uint32_t)node)->kind == VIEW_SAFETENSORS;
 }
 
 static void put_left_out(struct json *j, uint32_t first, uint32_t end)
@@ -113,15 +108,17 @@ static void put_component(struct json *j, uint32_t component)
 	for (uint32_t i = first; i < end; i++) {
 		struct load_tensor_info info;
 		load_step_tensor_info(j->step, i, &info);
-		bytes += info.bytes;
+		if (base_add_overflows(bytes, info.bytes, &bytes))
+			bytes = UINT64_MAX;
 	}
 	base_buf_printf(&j->b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64 ", \"safetensors\": ",
 		component ? ",\n" : "\n", name, end - first, bytes);
-	if (view_safetensors_stored(j->step, name)) {
+	if (has_safetensors(j, name)) {
 		base_buf_printf(&j->b, "\"%s.safetensors\"", name);
 		put_left_out(j, first, end);
 	} else {
-		base_buf_printf(&j->b, "null, \"reason\": \"%s\"", reason(j, first, end));
+		base_buf_printf(&j->b, "null, \"reason\": \"%s\"", bytes > INT64_MAX - VIEW_SAFETENSORS_MAX_MADE
+			? "its tensors have more bytes than a file can" : "its header would be longer than 90000000 bytes");
 	}
 	text(j, "}");
 	flush(j);

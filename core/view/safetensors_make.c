@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The order of the data makes every tensor aligned: those whose size is a multiple of 4096 keep the offset a multiple
- * of 4096 for each other, and behind them falling element sizes (powers of two) keep each a multiple of the next. */
+ * of 4096 for each other, and behind them falling element sizes (powers of two) keep each a multiple of the next.
+ *
+ * A header is made of one layout before a save, or of a step, whose component may have its tensors in several layouts
+ * (pipeline stages): both go through `struct source`, and where there is one layout they give the same bytes. Where
+ * only the length is wanted, as when a tree is built, what was written is dropped on the way. */
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
@@ -9,6 +13,11 @@
 #define DATA_ALIGN 4096u
 
 struct item { uint32_t tensor, element_bytes; bool unaligned; };
+
+/* Tensors [first, end) of a layout, or of a step: sorted by name. */
+struct source { const struct store_layout *layout; const struct load_step *step; uint32_t first, end; };
+
+struct made { struct base_buf b; uint64_t dropped; bool keep; };
 
 bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
 	uint32_t name_len)
@@ -20,18 +29,16 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 	return dtype != TENSOR_F4_E2M1FN_X2 || shape->ndim > 0; /* a scalar of two elements has no shape in elements */
 }
 
-const struct proto_view_header *view_safetensors_stored(const struct load_step *step, const char *component)
+static void source_tensor(const struct source *s, uint32_t tensor, struct load_tensor_info *ret_info)
 {
-	const struct proto_manifest *m = load_step_manifest(step);
-	const struct proto_view_header *found = NULL;
-	for (uint32_t i = 0; i < m->nheaders; i++)
-		if (strcmp(m->headers[i].component, component) == 0 &&
-			strcmp(m->headers[i].view, VIEW_SAFETENSORS_VIEW) == 0) {
-			if (found)
-				return NULL; /* several layouts have one each: none of them is the component's */
-			found = &m->headers[i];
-		}
-	return found;
+	if (s->step) {
+		load_step_tensor_info(s->step, tensor, ret_info);
+		return;
+	}
+	*ret_info = (struct load_tensor_info){.dtype = store_layout_dtype(s->layout, tensor),
+		.bytes = store_layout_bytes(s->layout, tensor)};
+	ret_info->name = store_layout_name(s->layout, tensor, &ret_info->name_len);
+	store_layout_shape(s->layout, tensor, &ret_info->shape);
 }
 
 void view_json_text(struct base_buf *b, const char *text, size_t len)
@@ -96,23 +103,18 @@ static void put_metadata(struct base_buf *b, const struct proto_attribute *metad
 	base_buf_append(b, "}", 1);
 }
 
-static void put_tensor(struct base_buf *b, const struct store_layout *l, uint32_t tensor, uint64_t begin, uint64_t end)
+static void put_tensor(struct base_buf *b, const struct load_tensor_info *t, uint64_t begin, uint64_t end)
 {
-	struct tensor_shape shape;
-	uint32_t len;
-	const char *name = store_layout_name(l, tensor, &len);
-	enum tensor_dtype dtype = store_layout_dtype(l, tensor);
-	store_layout_shape(l, tensor, &shape);
 	base_buf_append(b, ",", 1);
-	view_json_string(b, name, len);
+	view_json_string(b, t->name, t->name_len);
 	base_buf_append_text(b, ":{\"dtype\":\"");
-	base_buf_append_text(b, tensor_dtype_safetensors(dtype));
+	base_buf_append_text(b, tensor_dtype_safetensors(t->dtype));
 	base_buf_append_text(b, "\",\"shape\":[");
-	for (uint32_t d = 0; d < shape.ndim; d++) {
-		bool pairs = dtype == TENSOR_F4_E2M1FN_X2 && d + 1 == shape.ndim;
+	for (uint32_t d = 0; d < t->shape.ndim; d++) {
+		bool pairs = t->dtype == TENSOR_F4_E2M1FN_X2 && d + 1 == t->shape.ndim;
 		if (d)
 			base_buf_append(b, ",", 1);
-		view_json_number(b, pairs ? shape.dim[d] * 2 : shape.dim[d]);
+		view_json_number(b, pairs ? t->shape.dim[d] * 2 : t->shape.dim[d]);
 	}
 	base_buf_append_text(b, "],\"data_offsets\":[");
 	view_json_number(b, begin);
@@ -128,60 +130,99 @@ static int by_order(const void *pa, const void *pb)
 		return a->unaligned ? 1 : -1;
 	if (a->element_bytes != b->element_bytes)
 		return a->element_bytes > b->element_bytes ? -1 : 1;
-	return a->tensor < b->tensor ? -1 : 1; /* layouts are sorted by name */
+	return a->tensor < b->tensor ? -1 : 1; /* sources are sorted by name */
 }
 
-static size_t collect(const struct store_layout *l, uint32_t first, uint32_t end, struct item *items)
+static size_t collect(const struct source *s, struct item *items)
 {
 	size_t n = 0;
-	for (uint32_t i = first; i < end; i++) {
-		struct tensor_shape shape;
-		uint32_t len;
-		const char *name = store_layout_name(l, i, &len);
-		enum tensor_dtype dtype = store_layout_dtype(l, i);
-		store_layout_shape(l, i, &shape);
-		if (view_safetensors_can(dtype, &shape, name, len))
-			items[n++] = (struct item){
-				i, tensor_dtype_bytes(dtype), store_layout_bytes(l, i) % DATA_ALIGN != 0};
+	for (uint32_t i = s->first; i < s->end; i++) {
+		struct load_tensor_info t;
+		source_tensor(s, i, &t);
+		if (view_safetensors_can(t.dtype, &t.shape, t.name, t.name_len))
+			items[n++] = (struct item){i, tensor_dtype_bytes(t.dtype), t.bytes % DATA_ALIGN != 0};
 	}
 	qsort(items, n, sizeof *items, by_order);
 	return n;
+}
+
+/* Bytes written so far; the text itself goes if nobody wants it. */
+static uint64_t written(struct made *m)
+{
+	if (!m->keep) {
+		m->dropped += m->b.len;
+		m->b.len = 0;
+	}
+	return m->dropped + m->b.len;
+}
+
+static int put_tensors(struct made *m, const struct source *s, uint64_t *ret_data_bytes)
+{
+	base_cleanup_free struct item *items = malloc((s->end - s->first) * sizeof *items + 1);
+	uint64_t at = 0, next;
+	if (!items)
+		return -ENOMEM;
+	size_t n = collect(s, items);
+	for (size_t i = 0; i < n; i++, at = next) {
+		struct load_tensor_info t;
+		source_tensor(s, items[i].tensor, &t);
+		if (base_add_overflows(at, t.bytes, &next) || written(m) > VIEW_SAFETENSORS_MAX_MADE)
+			return -EFBIG;
+		put_tensor(&m->b, &t, at, next);
+	}
+	*ret_data_bytes = at;
+	return 0;
+}
+
+/* With the spaces behind it. */
+static int make(struct made *m, const struct source *s, const struct proto_attribute *metadata, uint32_t nmetadata,
+	uint64_t *ret_len, uint64_t *ret_data_bytes)
+{
+	base_buf_put64(&m->b, 0);
+	put_metadata(&m->b, metadata, nmetadata);
+	int r = put_tensors(m, s, ret_data_bytes);
+	if (r < 0)
+		return r;
+	base_buf_append(&m->b, "}", 1);
+	uint64_t len = written(m), padded = base_align(len, DATA_ALIGN);
+	if (padded - 8 > VIEW_SAFETENSORS_MAX_MADE)
+		return -EFBIG;
+	void *spaces = base_buf_extend(&m->b, padded - len);
+	if (m->b.error)
+		return m->b.error;
+	memset(spaces, ' ', padded - len);
+	if (m->keep)
+		base_put64(m->b.data, padded - 8);
+	*ret_len = padded;
+	return 0;
 }
 
 int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata,
 	uint32_t nmetadata,
 	struct base_buf *ret_header, uint64_t *ret_data_bytes)
 {
-	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
-	uint32_t first, end;
-	uint64_t at = 0;
-	store_layout_component_range(l, component, &first, &end);
-	base_cleanup_free struct item *items = malloc((end - first) * sizeof *items + 1);
-	if (!items)
-		return -ENOMEM;
-	size_t n = collect(l, first, end, items);
-	base_buf_put64(&b, 0);
-	put_metadata(&b, metadata, nmetadata);
-	for (size_t i = 0; i < n; i++) {
-		uint64_t next;
-		if (base_add_overflows(at, store_layout_bytes(l, items[i].tensor), &next) ||
-			b.len > VIEW_SAFETENSORS_MAX_MADE)
-			return -EFBIG;
-		put_tensor(&b, l, items[i].tensor, at, next);
-		at = next;
-	}
-	base_buf_append(&b, "}", 1);
-	size_t padded = base_align(b.len, DATA_ALIGN);
-	if (padded - 8 > VIEW_SAFETENSORS_MAX_MADE)
-		return -EFBIG;
-	size_t pad = padded - b.len;
-	void *spaces = base_buf_extend(&b, pad);
-	if (b.error)
-		return b.error;
-	memset(spaces, ' ', pad);
-	base_put64(b.data, padded - 8);
-	*ret_header = b;
-	b = (struct base_buf)BASE_BUF_INIT;
-	*ret_data_bytes = at;
-	return 0;
+	struct made m = {.b = BASE_BUF_INIT, .keep = true};
+	struct source s = {.layout = l};
+	uint64_t len;
+	store_layout_component_range(l, component, &s.first, &s.end);
+	int r = make(&m, &s, metadata, nmetadata, &len, ret_data_bytes);
+	if (r < 0)
+		base_buf_release(&m.b);
+	else
+		*ret_header = m.b;
+	return r;
+}
+
+int view_safetensors_make_step(const struct load_step *step, uint32_t component, struct base_buf *ret_header,
+	uint64_t *ret_len, uint64_t *ret_data_bytes)
+{
+	struct made m = {.b = BASE_BUF_INIT, .keep = ret_header != NULL};
+	struct source s = {.step = step};
+	load_step_component(step, component, &s.first, &s.end);
+	int r = make(&m, &s, NULL, 0, ret_len, ret_data_bytes);
+	if (r < 0 || !ret_header)
+		base_buf_release(&m.b);
+	else
+		*ret_header = m.b;
+	return r;
 }

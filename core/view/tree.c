@@ -130,25 +130,33 @@ static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, ui
 	return 0;
 }
 
+/* Bytes of a component's .safetensors: the stored header's word, or that of the one which will be made when it is
+ * opened. -EFBIG: there is none. */
+static int safetensors_size(const struct load_step *step, uint32_t component, const char *name, uint64_t *ret_size)
+{
+	const struct proto_view_header *stored = load_step_header_find(step, name, VIEW_SAFETENSORS_VIEW);
+	uint64_t head = stored ? stored->ref.raw_len : 0, data = stored ? stored->data_bytes : 0;
+	int r = stored ? 0 : view_safetensors_make_step(step, component, NULL, &head, &data);
+	if (r == 0 && (base_add_overflows(head, data, ret_size) || *ret_size > INT64_MAX))
+		return stored ? -BASE_EFORMAT : -EFBIG;
+	return r;
+}
+
 static int add_component(struct builder *b, uint32_t component)
 {
 	uint32_t first, end;
 	char file[PROTO_COMPONENT_MAX + 16];
+	uint64_t size;
 	const char *name = load_step_component(b->step, component, &first, &end);
-	const struct proto_view_header *header = view_safetensors_stored(b->step, name);
 	int64_t directory = draft_add(b, 0, name, VIEW_DIRECTORY, component, 0);
 	if (directory < 0)
 		return (int)directory;
-	if (header) {
-		uint64_t size;
-		if (base_add_overflows(header->ref.raw_len, header->data_bytes, &size) || size > INT64_MAX)
-			return -BASE_EFORMAT;
+	int64_t r = safetensors_size(b->step, component, name, &size);
+	if (r == 0) {
 		snprintf(file, sizeof file, "%s.safetensors", name);
-		int64_t r = draft_add(b, 0, file, VIEW_SAFETENSORS, component, size);
-		if (r < 0)
-			return (int)r;
+		r = draft_add(b, 0, file, VIEW_SAFETENSORS, component, size);
 	}
-	return add_tensors(b, (uint32_t)directory, first, end);
+	return r < 0 && r != -EFBIG ? (int)r : add_tensors(b, (uint32_t)directory, first, end);
 }
 
 /* ---- blobs ---- */
@@ -182,6 +190,13 @@ static bool renamed_part(const char *part, size_t len, char file[static VIEW_FIL
 		3 * n + strlen(escaped + 1);
 }
 
+/* Shown as it is, although it begins with a dot: what another program's checkpoint keeps beside its tensors. No escape
+ * makes such a name, so it meets nothing. */
+static bool plain_directory(const char *path, size_t n, size_t left)
+{
+	return n < left && n == strlen(VIEW_DCP_DIRECTORY) && memcmp(path, VIEW_DCP_DIRECTORY, n) == 0;
+}
+
 /* Walks a blob's path from `directory`, making directories. Returns the one that its file belongs in, and the file's
  * name; -ENOTDIR: a file is in the way. */
 static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed,
@@ -193,7 +208,9 @@ static int64_t walk_path(struct builder *b, uint32_t directory, const char *path
 		size_t n = part_len(path, left);
 		if (first && renamed && !renamed_part(path, n, file))
 			return -ENOTDIR;
-		if (!first || !renamed)
+		if (first && !renamed && plain_directory(path, n, left))
+			strcpy(file, VIEW_DCP_DIRECTORY);
+		else if (!first || !renamed)
 			view_name_escape(path, n, "", file);
 		if (n == left)
 			return at;

@@ -11,6 +11,7 @@
 
 #define VIEW_SAFETENSORS_METADATA "__metadata__" /* a key of the format: no tensor in a file can have this name */
 #define VIEW_SAFETENSORS_VIEW "safetensors"      /* kind of a stored view header */
+#define VIEW_DCP_DIRECTORY ".dcp"                /* of blobs; the one name that is shown with its leading dot */
 
 /* As view_name_escape for a name that is too long, whatever its length. */
 void view_name_shorten(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES]);
@@ -19,8 +20,10 @@ void view_name_shorten(const char *name, size_t len, const char *suffix, char fi
  * the way. */
 bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
 	uint32_t name_len);
-/* The stored header of a component, or NULL. */
-const struct proto_view_header *view_safetensors_stored(const struct load_step *step, const char *component);
+/* As view_safetensors_make, of a component of a step, whatever its layouts. ret_header NULL: only the lengths are
+ * computed, in little memory. ret_len: bytes of the header, its length included. */
+int view_safetensors_make_step(const struct load_step *step, uint32_t component, struct base_buf *ret_header,
+	uint64_t *ret_len, uint64_t *ret_data_bytes);
 
 /* Valid UTF-8 in, JSON out; only what must be escaped is. The string has its quotes, the text has none. */
 void view_json_text(struct base_buf *b, const char *text, size_t len);

@@ -233,6 +233,7 @@ TENSORS = {  # (component, name): array
 }
 BLOBS = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}', "empty": b"", "big.bin": random_bytes.bytes(9_000_001),
          "model/readme.txt": b"beside the tensors", ".hidden/..": b"dots", "a//b": b"slashes", "100%": b"percent",
+         ".dcp/__0_0.distcp": b"as it is", ".dcp/.dcp/.x": b"one dot only", ".dcp.d/x": b"escaped", "x.dcp/.dcp/y": b"not the first",
          "model": b"c1", "model/x.npy": b"c2", "model.safetensors": b"c3", "manifest.json": b"c4", "ranks": b"c5", "ranks/00000/rng": b"c6",
          "mesh/x": b"c7", "optimizer/a.weight.exp_avg.npy": b"c12", "model/x.npy/more": b"c8", "éa": b"c9", "éa/b": b"under", "x/a": b"c10", "x/a/b": b"c11", "x/a/b/c": b"deep"}
 RANKED = {"rng": b"state", "loader/state": b"state 2", "model": b"no collision here"}
@@ -240,7 +241,8 @@ AWAY = {"model": "%6Dodel", "model.safetensors": "%6Dodel.safetensors", "manifes
         "optimizer/a.weight.exp_avg.npy": "%6Fptimizer/a.weight.exp_avg.npy", "éa": "%C3%A9a", "x/a": "%78/a",
         # and those that meet one of these
         "model/x.npy": "model%2Fx.npy%~", "ranks/00000/rng": "ranks%2F00000%2Frng%~", "model/x.npy/more": "model%2Fx.npy%2Fmore%~", "x/a/b": "x%2Fa%2Fb%~"}
-PLAIN = {".hidden/..": "%2Ehidden/%2E.", "a//b": "a%2F/b", "100%": "100%25"}
+PLAIN = {".hidden/..": "%2Ehidden/%2E.", "a//b": "a%2F/b", "100%": "100%25", ".dcp/.dcp/.x": ".dcp/%2Edcp/%2Ex",
+         ".dcp.d/x": "%2Edcp.d/x", "x.dcp/.dcp/y": "x.dcp/%2Edcp/y"}
 
 
 @pytest.fixture(scope="module")
@@ -271,12 +273,12 @@ def test_manifest_json(tree, told):
     model, optimizer = told["components"]
     assert model == {"name": "model", "tensors": 9, "bytes": sum(a.nbytes for (c, _), a in TENSORS.items() if c == "model"),
                      "safetensors": "model.safetensors", "left_out": ["complex"]}
-    assert optimizer["safetensors"] is None and optimizer["reason"] and optimizer["tensors"] == 1
+    assert optimizer == {"name": "optimizer", "tensors": 1, "bytes": 64 * 64 * 4, "safetensors": "optimizer.safetensors", "left_out": []}
     assert {(t["component"], t["name"]): (tuple(t["shape"]), t["bytes"]) for t in told["tensors"]} == \
         {k: (a.shape, a.nbytes) for k, a in TENSORS.items()}
     assert {b["name"]: b["bytes"] for b in told["blobs"] if "rank" not in b} == {k: len(v) for k, v in BLOBS.items()}
     assert {b["name"]: (b["rank"], b["bytes"]) for b in told["blobs"] if "rank" in b} == {k: (0, len(v)) for k, v in RANKED.items()}
-    assert {f["file"] for f in told["tensors"] + told["blobs"]} | {"manifest.json", "model.safetensors"} == set(tree.files())
+    assert {f["file"] for f in told["tensors"] + told["blobs"]} | {"manifest.json", "model.safetensors", "optimizer.safetensors"} == set(tree.files())
 
 
 def test_tensors(tree, told):
@@ -315,6 +317,23 @@ def test_blobs_that_give_way_are_named(lib, tree):
         lib.base_log_set_sink(None)
     assert len(said) == len(AWAY) and all(level == 1 for level, _ in said)
     assert all(any(f"'{name}'" in text for _, text in said) for name in AWAY)
+
+
+@pytest.mark.parametrize("names", [[".dcp"], [".dcp/"], [".dcp/", ".dcp//x"], [".dcp", ".dcp/x"]])
+def test_a_file_named_as_the_plain_directory(lib, store, names):
+    """Only a directory of that name keeps its dot."""
+    run = "dcp%d" % (len(names[0]) * 10 + len(names))
+    saver = Saver(lib, store, run.encode(), 1)
+    saver.tensor("model", "x", 2, (1,), b"x")
+    for name in names:
+        saver.blob(name, name.encode())
+    saver.commit([])
+    t = Tree(lib, store, run.encode(), 1)
+    blobs = {b["name"]: b["file"] for b in json.loads(t.whole("manifest.json"))["blobs"]}
+    assert set(blobs) == set(names) and all(t.whole(file) == name.encode() for name, file in blobs.items())
+    expected = {".dcp": "%2Edcp", ".dcp/": "%2Edcp%2F", ".dcp//x": ".dcp%2F/x", ".dcp/x": ".dcp/x"}
+    assert not any(f.split("/")[0] == ".dcp" for n, f in blobs.items() if n != ".dcp/x"), blobs
+    t.close()
 
 
 def test_safetensors(tree):
