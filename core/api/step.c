@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step: the half of vckpt.h that does not save: version, meshes, stores, and reading steps back.
+ *
+ * An open step owns its store (opened read-only) and the step, both read-only after the open but for caches that have
+ * locks of their own: so any thread may read, several at once. What a step tells (names, shapes, attributes) points
+ * into it. A read opens the tensor, which believes its row by digest, and then fetches the pieces that meet the box,
+ * each checked, straight into the caller's memory (load_object_read_box): nothing is kept from one read to the next.
+ *
+ * The process that opened a step is remembered: in a child after a fork locks may be held by threads that are not
+ * there, so reads refuse and close leaves everything alone. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/api/api_internal.h"
+#include "core/load/step.h"
+#include "core/tensor/boxes.h"
+
+struct vckpt_step {
+	struct store *store;
+	struct load_step *step;
+	pid_t pid;                       /* that opened it */
+	struct vckpt_attribute *attributes; size_t nattributes;
+	uint64_t *shapes;                /* of all tensors, one after another */
+	uint64_t *first;                 /* of each tensor: where its shape begins */
+};
+
+const char *vckpt_version(void)
+{
+	return VCKPT_VERSION;
+}
+
+/* ---- meshes ---- */
+
+int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, struct vckpt_mesh **ret_mesh,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	base_cleanup_free struct vckpt_mesh *m = NULL;
+	int rc;
+
+	if (!text || !ret_mesh)
+		return base_error_set(e, -EINVAL, "no %s is given", text ? "place for the mesh" : "text of a mesh");
+	if (!ranks && nranks)
+		return base_error_set(e, -EINVAL, "%" PRIu32 " ranks are announced, but none is given", nranks);
+	m = calloc(1, sizeof *m);
+	if (!m)
+		return base_error_set(e, -ENOMEM, "out of memory");
+	rc = tensor_mesh_parse(text, ranks, nranks, &m->mesh, e);
+	if (rc == 0)
+		*ret_mesh = base_steal(m);
+	return api_result(rc, e);
+}
+
+void vckpt_mesh_free(struct vckpt_mesh *mesh)
+{
+	if (!mesh)
+		return;
+	tensor_mesh_free(mesh->mesh);
+	free(mesh);
+}
+
+/* ---- stores ---- */
+
+BASE_CLEANUP_DEFINE(struct store *, store_close)
+BASE_CLEANUP_DEFINE(struct store_list *, store_list_close)
+
+int vckpt_store_init(const char *path, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	if (!path || !path[0])
+		return base_error_set(e, -EINVAL, "no path of a store is given");
+	return api_result(store_init(path, STORE_RESERVE_BYTES, e), e);
+}
+
+int vckpt_store_check(const char *path, struct vckpt_error *err)
+{
+	base_cleanup(store_close_p) struct store *s = NULL;
+	struct base_error *e = api_error(err);
+
+	return api_result(api_store_open(path, STORE_OPEN_READ_ONLY, &s, e), e);
+}
+
+/* The list of a run that there is. */
+static int run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+{
+	int rc;
+
+	if (!run || !proto_run_valid(run))
+		return base_error_set(err, -EINVAL, "%s cannot be the name of a run", run ? run : "NULL");
+	rc = store_list_open(s, run, false, ret_l, err);
+	if (rc == 0 && store_list_next(*ret_l) == 0)
+		return base_error_set(err, -ENOENT, "%s has no run %s", s->path, run);
+	return rc;
+}
+
+int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err)
+{
+	base_cleanup(store_list_close_p) struct store_list *l = NULL;
+	base_cleanup(store_close_p) struct store *s = NULL;
+	struct base_error *e = api_error(err);
+	int rc;
+
+	if (!ret_steps || !ret_n)
+		return base_error_set(e, -EINVAL, "no place for the steps is given");
+	rc = api_store_open(store, STORE_OPEN_READ_ONLY, &s, e);
+	if (rc == 0)
+		rc = run_open(s, run, &l, e);
+	if (rc < 0)
+		return api_result(rc, e);
+	*ret_n = store_list_count(l);
+	*ret_steps = malloc((*ret_n + 1) * sizeof **ret_steps);
+	if (!*ret_steps)
+		return base_error_set(e, -ENOMEM, "out of memory");
+	for (size_t i = 0; i < *ret_n; i++)
+		(*ret_steps)[i] = store_list_at(l, i)->step;
+	return 0;
+}
+
+/* ---- opening a step ---- */
+
+static void step_free(struct vckpt_step *step)
+{
+	load_step_unref(step->step);
+	store_close(step->store);
+	free(step->attributes);
+	free(step->shapes);
+	free(step->first);
+	free(step);
+}
+
+BASE_CLEANUP_DEFINE(struct vckpt_step *, step_free)
+
+static int step_find(struct vckpt_step *step, const char *run, uint64_t number, struct base_error *err)
+{
+	base_cleanup(store_list_close_p) struct store_list *l = NULL;
+	const struct store_list_step *entry;
+	int rc = run_open(step->store, run, &l, err);
+
+	if (rc < 0)
+		return rc;
+	entry = number == VCKPT_NONE ? store_list_latest(l) : store_list_find(l, number);
+	if (!entry && number == VCKPT_NONE)
+		return base_error_set(err, -ENOENT, "run %s of %s has no step", run, step->store->path);
+	if (!entry)
+		return base_error_set(err, -ENOENT, "run %s of %s has no step %" PRIu64, run, step->store->path,
+			number);
+	return load_step_open(step->store, run, entry, &step->step, err);
+}
+
+static int step_tables(struct vckpt_step *step, struct base_error *err)
+{
+	const struct load_step_info *info = load_step_info(step->step);
+	uint32_t n = load_step_tensor_count(step->step);
+	struct load_tensor_info t;
+	uint64_t dims = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		load_step_tensor_info(step->step, i, &t);
+		dims += t.shape.ndim; /* at most 16 each: no overflow */
+	}
+	step->attributes = calloc(info->nattributes + 1, sizeof *step->attributes);
+	step->shapes = calloc(dims + 1, sizeof *step->shapes);
+	step->first = calloc((size_t)n + 1, sizeof *step->first);
+	if (!step->attributes || !step->shapes || !step->first)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (size_t i = 0; i < info->nattributes; i++)
+		step->attributes[i] = (struct vckpt_attribute){info->attributes[i].key, info->attributes[i].value};
+	step->nattributes = info->nattributes;
+	for (uint32_t i = 0; i < n; i++) {
+		load_step_tensor_info(step->step, i, &t);
+		memcpy(step->shapes + step->first[i], t.shape.dim, t.shape.ndim * sizeof t.shape.dim[0]);
+		step->first[i + 1] = step->first[i] + t.shape.ndim;
+	}
+	return 0;
+}
+
+int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vckpt_step **ret_step,
+	struct vckpt_error *err)
+{
+	base_cleanup(step_free_p) struct vckpt_step *opened = NULL;
+	struct base_error *e = api_error(err);
+	int rc;
+
+	if (!ret_step)
+		return base_error_set(e, -EINVAL, "no place for the step is given");
+	opened = calloc(1, sizeof *opened);
+	if (!opened)
+		return base_error_set(e, -ENOMEM, "out of memory");
+	opened->pid = getpid();
+	rc = api_store_open(store, STORE_OPEN_READ_ONLY, &opened->store, e);
+	if (rc == 0)
+		rc = step_find(opened, run, step, e);
+	if (rc == 0)
+		rc = step_tables(opened, e);
+	if (rc == 0)
+		*ret_step = base_steal(opened);
+	return api_result(rc, e);
+}
+
+void vckpt_step_close(struct vckpt_step *step)
+{
+	if (step && step->pid == getpid())
+		step_free(step);
+}
+
+/* ---- what is in it ---- */
+
+uint64_t vckpt_step_number(const struct vckpt_step *step)
+{
+	return load_step_info(step->step)->step;
+}
+
+size_t vckpt_step_attributes(const struct vckpt_step *step, const struct vckpt_attribute **ret_attributes)
+{
+	*ret_attributes = step->attributes;
+	return step->nattributes;
+}
+
+uint32_t vckpt_step_tensor_count(const struct vckpt_step *step)
+{
+	return load_step_tensor_count(step->step);
+}
+
+int vckpt_step_tensor(const struct vckpt_step *step, uint32_t tensor, struct vckpt_tensor_info *ret_info)
+{
+	struct load_tensor_info t;
+
+	if (tensor >= load_step_tensor_count(step->step))
+		return -ENOENT;
+	load_step_tensor_info(step->step, tensor, &t);
+	*ret_info = (struct vckpt_tensor_info){.component = t.component, .name = t.name, .name_len = t.name_len,
+		.dtype = t.dtype, .ndim = t.shape.ndim, .shape = step->shapes + step->first[tensor], .bytes = t.bytes};
+	return 0;
+}
+
+int64_t vckpt_step_find(const struct vckpt_step *step, const char *component, const char *name)
+{
+	if (!component || !name)
+		return -ENOENT;
+	return load_step_tensor_find(step->step, component, name, strlen(name));
+}
+
+uint32_t vckpt_step_blob_count(const struct vckpt_step *step)
+{
+	return load_step_blob_count(step->step);
+}
+
+int vckpt_step_blob(const struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info)
+{
+	struct load_blob_info b;
+
+	if (blob >= load_step_blob_count(step->step))
+		return -ENOENT;
+	load_step_blob_info(step->step, blob, &b);
+	*ret_info = (struct vckpt_blob_info){.name = b.name, .bytes = b.bytes, .per_rank = b.per_rank, .rank = b.rank};
+	return 0;
+}
+
+/* ---- reading ---- */
+
+struct step_target {                     /* of a read: all that the caller said, checked */
+	struct load_tensor_info info;
+	struct tensor_box box;
+	uint64_t stride[TENSOR_MAX_DIMS];
+};
+
+/* "RUN/STEP: tensor COMPONENT/NAME: " in front of what a caller got wrong. */
+static int target_refuse(const struct vckpt_step *step, const struct load_tensor_info *t, struct base_error *err)
+{
+	const struct load_step_info *info = load_step_info(step->step);
+
+	return base_error_prefix(err, -EINVAL, "%s/%" PRIu64 ": tensor %s/%.*s", info->run, info->step, t->component,
+		(int)(t->name_len < 400 ? t->name_len : 400), t->name);
+}
+
+static int target_box(struct step_target *t, const uint64_t *box, struct base_error *err)
+{
+	const struct tensor_shape *s = &t->info.shape;
+
+	if (!box) {
+		tensor_box_whole(s, &t->box);
+		return 0;
+	}
+	for (uint32_t d = 0; d < s->ndim; d++) {
+		t->box.offset[d] = box[2 * d];
+		t->box.size[d] = box[2 * d + 1];
+		if (box[2 * d + 1] > s->dim[d] || box[2 * d] > s->dim[d] - box[2 * d + 1])
+			return base_error_set(err, -EINVAL, "the box has %" PRIu64 " items from %" PRIu64
+				" on in dimension %u, which has %" PRIu64, box[2 * d + 1], box[2 * d], d, s->dim[d]);
+	}
+	return 0;
+}
+
+static void target_strides_rows(struct step_target *t)
+{
+	uint64_t stride = tensor_dtype_bytes(t->info.dtype);
+
+	for (uint32_t d = t->info.shape.ndim; d-- > 0; stride *= t->box.size[d])
+		t->stride[d] = stride;
+}
+
+/* No two items may share a byte. Enough, if not needed: ordered by stride, each dimension steps over all that those
+ * below it span. Dimensions of one item do not count. */
+static int target_overlap(const struct step_target *t, struct base_error *err)
+{
+	uint32_t order[TENSOR_MAX_DIMS], n = 0;
+	uint64_t span = tensor_dtype_bytes(t->info.dtype);
+
+	for (uint32_t d = t->info.shape.ndim; d-- > 0;) {
+		uint32_t at = n;
+
+		if (t->box.size[d] == 1)
+			continue;
+		for (; at > 0 && t->stride[order[at - 1]] > t->stride[d]; at--)
+			order[at] = order[at - 1];
+		order[at] = d;
+		n++;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t stride = t->stride[order[i]], far;
+
+		if (stride < span)
+			return base_error_set(err, -EINVAL, "with a stride of %" PRIu64 " bytes in dimension %u items"
+				" would overlap", stride, order[i]);
+		if (__builtin_mul_overflow(t->box.size[order[i]] - 1, stride, &far) ||
+			__builtin_add_overflow(far, span, &span) || span > INT64_MAX)
+			return base_error_set(err, -EINVAL, "a stride of %" PRIu64 " bytes in dimension %u leads out of"
+				" memory", stride, order[i]);
+	}
+	return 0;
+}
+
+static int target_strides(struct step_target *t, const int64_t *strides, struct base_error *err)
+{
+	if (!strides) {
+		target_strides_rows(t);
+		return 0;
+	}
+	for (uint32_t d = 0; d < t->info.shape.ndim; d++) {
+		if (strides[d] < 0)
+			return base_error_set(err, -EINVAL, "the stride in dimension %u is negative (%" PRId64 ")", d,
+				strides[d]);
+		t->stride[d] = (uint64_t)strides[d];
+	}
+	return target_overlap(t, err);
+}
+
+static int step_alive(const struct vckpt_step *step, struct base_error *err)
+{
+	if (!step)
+		return base_error_set(err, -EINVAL, "no step is given");
+	if (step->pid != getpid())
+		return base_error_set(err, -EPERM, "the step was opened before this process was forked: open it again");
+	return 0;
+}
+
+int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *box, void *data, const int64_t *strides,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct step_target t = {0};
+	struct load_object *o;
+	int rc = step_alive(step, e);
+
+	if (rc < 0)
+		return rc;
+	if (tensor >= load_step_tensor_count(step->step))
+		return base_error_set(e, -ENOENT, "%s/%" PRIu64 ": there is no tensor %" PRIu32,
+			load_step_info(step->step)->run, load_step_info(step->step)->step, tensor);
+	load_step_tensor_info(step->step, tensor, &t.info);
+	rc = target_box(&t, box, e);
+	if (rc == 0 && tensor_box_empty(t.info.shape.ndim, &t.box))
+		return 0;
+	if (rc == 0)
+		rc = target_strides(&t, strides, e);
+	if (rc == 0 && !data)
+		rc = base_error_set(e, -EINVAL, "no memory is given to read into");
+	if (rc < 0)
+		return target_refuse(step, &t.info, e);
+	rc = load_tensor_open(step->step, tensor, &o, e);
+	if (rc < 0)
+		return api_result(rc, e);
+	rc = load_object_read_box(o, &t.box, data, t.stride, e);
+	load_object_unref(o);
+	return api_result(rc, e);
+}
+
+int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct load_object *o;
+	int rc = step_alive(step, e);
+
+	if (rc < 0)
+		return rc;
+	rc = load_blob_open(step->step, blob, &o, e);
+	if (rc < 0)
+		return api_result(rc, e);
+	if (load_object_bytes(o) && !bytes)
+		rc = base_error_set(e, -EINVAL, "%s/%" PRIu64 ": no memory is given to read blob %" PRIu32 " into",
+			load_step_info(step->step)->run, load_step_info(step->step)->step, blob);
+	else
+		rc = load_blob_read(o, bytes, e);
+	load_object_unref(o);
+	return api_result(rc, e);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * box: a box of a tensor, or a whole blob, straight into the caller's memory. Unlike read.c nothing goes through the
+ * cache: whoever asks for boxes wants each of them once, and of a piece all that the box has of it, whatever order its
+ * bytes would have in a file. Each piece that meets the box is read whole and checked in memory of the call's own, and
+ * what the box has of it copied to its place; pieces come in storage order, so that a pack is read forwards.
+ *
+ * Of a tensor with boxes (struct load_boxes) the index says which of these the wanted one meets; they are disjoint and
+ * cover the tensor, so every item comes exactly once. */
+#include <stdlib.h>
+
+#include "core/load/load_internal.h"
+#include "core/tensor/reshard.h"
+
+/* One request; `pack` is the one read last, kept while pieces follow each other in it. */
+struct box_read {
+	const struct load_object *o;
+	const struct tensor_box *box;
+	uint8_t *data;
+	const uint64_t *stride;
+	uint8_t *piece;                  /* room for the longest one */
+	struct store_pack *pack;
+	uint32_t pack_number;
+	struct base_error *err;
+};
+
+static int box_pack(struct box_read *r, uint32_t number)
+{
+	struct store *s = load_step_store(r->o->step);
+	int rc;
+
+	if (r->pack && r->pack_number == number)
+		return 0;
+	store_pack_put(s, base_steal(r->pack));
+	if (number >= r->o->npacks)
+		return base_error_set(r->err, -BASE_EFORMAT, "pack %u of %u", number, r->o->npacks);
+	rc = store_pack_get(s, r->o->packs[number], &r->pack, r->err);
+	if (rc < 0)
+		r->pack = NULL;
+	r->pack_number = number;
+	return rc;
+}
+
+/* The bytes of a piece, checked, into `out`. */
+static int box_piece(struct box_read *r, uint64_t piece, void *out)
+{
+	const struct store_object_ref *ref = &r->o->pieces[piece].ref;
+	const struct load_step_info *info = load_step_info(r->o->step);
+	int rc = box_pack(r, ref->pack);
+
+	if (rc == 0)
+		rc = store_object_read(r->pack, ref, out, r->err);
+	if (rc < 0)
+		return base_error_prefix(r->err, rc, "%s/%llu: %s: piece %llu at offset %llu of pack %s", info->run,
+			(unsigned long long)info->step, r->o->label, (unsigned long long)piece,
+			(unsigned long long)ref->offset, ref->pack < r->o->npacks ? r->o->packs[ref->pack] : "?");
+	return 0;
+}
+
+/* What the request wants of one box that was stored, whose pieces are numbered from `first`. */
+static int box_stored(struct box_read *r, const struct tensor_box *stored, uint64_t first)
+{
+	const struct tensor_grid *g = &r->o->grid;
+	struct tensor_piece_window w;
+
+	for (tensor_piece_window_first(&w, g, stored, r->box); !w.done; tensor_piece_window_next(&w)) {
+		const void *bytes = r->o->pieces[first + w.number].inline_bytes;
+		int rc = bytes ? 0 : box_piece(r, first + w.number, r->piece);
+
+		if (rc < 0)
+			return rc;
+		tensor_piece_scatter(g, &w.piece, &w.part, bytes ? bytes : r->piece, r->data, r->box->offset,
+			r->stride);
+	}
+	return 0;
+}
+
+static int box_found(void *arg, size_t number)
+{
+	struct box_read *r = arg;
+	const struct load_boxes *b = r->o->boxes;
+	struct tensor_box stored;
+
+	tensor_boxes_get(&b->list, number, &stored);
+	return box_stored(r, &stored, b->first_piece[number]);
+}
+
+int load_object_read_box(struct load_object *o, const struct tensor_box *box, void *data, const uint64_t *stride,
+	struct base_error *err)
+{
+	struct box_read r = {.o = o, .box = box, .data = data, .stride = stride, .err = err};
+	base_cleanup_free uint8_t *piece = NULL;
+	int rc;
+
+	if (o->blob || !tensor_box_inside(&o->grid.shape, box))
+		return base_error_set(err, -EINVAL, "%s: the box is not inside of it", o->label);
+	if (tensor_box_empty(o->grid.shape.ndim, box))
+		return 0;
+	r.piece = piece = malloc(o->max_piece + 1);
+	if (!piece)
+		return base_error_set(err, -ENOMEM, "%s: out of memory for a piece of %llu bytes", o->label,
+			(unsigned long long)o->max_piece);
+	rc = o->boxes ? tensor_box_index_find(o->boxes->index, box, box_found, &r) : box_stored(&r, &o->whole, 0);
+	store_pack_put(load_step_store(o->step), r.pack);
+	return rc;
+}
+
+int load_blob_read(struct load_object *o, void *data, struct base_error *err)
+{
+	struct box_read r = {.o = o, .err = err};
+	int rc = 0;
+
+	if (!o->blob)
+		return base_error_set(err, -EINVAL, "%s is not a blob", o->label);
+	if (o->npieces)
+		rc = box_piece(&r, 0, data);
+	store_pack_put(load_step_store(o->step), r.pack);
+	return rc;
+}
