@@ -99,7 +99,7 @@ struct proto_layout_tensor {        /* 32 bytes packed on disk */
 	uint32_t first_dim;             /* in dims */
 	uint8_t dtype, ndim;
 	uint16_t flags;                 /* bit 0: a buffer (not compared between replicas) */
-	/* 1 + index into meshes, placements; 0: none, every writer of the layout holds it whole */
+	/* 1 + index into meshes, placements; 0: nothing recorded, the parts' rows say who stored what */
 	uint32_t mesh, placement;
 };
 struct proto_mesh {

@@ -6,7 +6,7 @@
  * and lays names and dimensions out in the order of the tensors (proto/layout.c refuses anything else). So every save
  * of a run stores the same object until the model changes, and the digest says whether two steps have the same
  * tensors. */
-#include "core/store/layout.h"
+#include "core/store/layout_internal.h"
 
 #include <string.h>
 
@@ -14,7 +14,9 @@ struct layout_item {
 	uint32_t component;             /* as added; renumbered when finished */
 	uint32_t name_offset, name_len;
 	uint32_t first_dim, tag;
+	uint32_t mesh, placement;       /* 1 + number as added; 0: none */
 	uint8_t dtype, ndim;
+	bool buffer;
 };
 
 struct store_layout_builder {
@@ -22,6 +24,7 @@ struct store_layout_builder {
 	struct layout_item *items; uint32_t nitems, items_room;
 	char **components; uint32_t ncomponents;
 	struct base_buf names, dims;    /* dims: native u64 each */
+	struct layout_held held;
 };
 
 struct store_layout_builder *store_layout_builder_new(struct tensor_grid_params params)
@@ -43,6 +46,7 @@ void store_layout_builder_free(struct store_layout_builder *b)
 	free(b->items);
 	base_buf_release(&b->names);
 	base_buf_release(&b->dims);
+	layout_held_release(&b->held);
 	free(b);
 }
 
@@ -89,7 +93,15 @@ static int builder_check(const struct store_layout_builder *b, const char *compo
 int store_layout_builder_add(struct store_layout_builder *b, const char *component, const char *name, size_t name_len,
 	enum tensor_dtype dtype, const struct tensor_shape *shape, uint32_t tag, struct base_error *err)
 {
+	return store_layout_builder_add_held(b, component, name, name_len, dtype, shape, tag, NULL, err);
+}
+
+int store_layout_builder_add_held(struct store_layout_builder *b, const char *component, const char *name,
+	size_t name_len, enum tensor_dtype dtype, const struct tensor_shape *shape, uint32_t tag,
+	const struct store_layout_held *held, struct base_error *err)
+{
 	int r = builder_check(b, component, name, name_len, dtype, shape, err);
+	uint32_t mesh, placement;
 	int64_t number;
 
 	if (r < 0)
@@ -97,6 +109,9 @@ int store_layout_builder_add(struct store_layout_builder *b, const char *compone
 	number = builder_component(b, component);
 	if (number < 0)
 		return base_error_set(err, (int)number, "out of memory");
+	r = layout_held_add(&b->held, held, &mesh, &placement, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "tensor \"%.*s\"", store_layout_shown(name, name_len), name);
 	if (b->nitems == b->items_room) {
 		uint32_t room = b->items_room ? b->items_room * 2 : 256;
 		struct layout_item *grown = realloc(b->items, (size_t)room * sizeof *grown);
@@ -107,7 +122,8 @@ int store_layout_builder_add(struct store_layout_builder *b, const char *compone
 		b->items_room = room;
 	}
 	b->items[b->nitems] = (struct layout_item){(uint32_t)number, (uint32_t)b->names.len, (uint32_t)name_len,
-		(uint32_t)(b->dims.len / 8), tag, (uint8_t)dtype, (uint8_t)shape->ndim};
+		(uint32_t)(b->dims.len / 8), tag, mesh, placement, (uint8_t)dtype, (uint8_t)shape->ndim,
+		held && held->buffer};
 	base_buf_append(&b->names, name, name_len);
 	base_buf_append(&b->dims, shape->dim, shape->ndim * sizeof shape->dim[0]);
 	if (b->names.error || b->dims.error)
@@ -148,9 +164,9 @@ static int builder_twice(const struct store_layout_builder *b, struct base_error
 }
 
 /* The tables in their final order; `tensors`, `components` have room for all. */
-static int builder_tables(const struct store_layout_builder *b, struct proto_layout *m,
-	struct proto_layout_tensor *tensors, const char **components, struct base_buf *names, struct base_buf *dims,
-	uint32_t *tags)
+static int builder_tables(const struct store_layout_builder *b, const struct layout_held_tables *held,
+	struct proto_layout *m, struct proto_layout_tensor *tensors, const char **components, struct base_buf *names,
+	struct base_buf *dims, uint32_t *tags)
 {
 	for (uint32_t i = 0; i < b->nitems; i++) {
 		const struct layout_item *x = &b->items[i];
@@ -162,7 +178,10 @@ static int builder_tables(const struct store_layout_builder *b, struct proto_lay
 			.name_len = x->name_len,
 			.first_dim = (uint32_t)(dims->len / 8),
 			.dtype = x->dtype,
-			.ndim = x->ndim};
+			.ndim = x->ndim,
+			.flags = x->buffer,
+			.mesh = x->mesh ? held->mesh_at[x->mesh - 1] : 0,
+			.placement = x->placement ? held->words_at[x->placement - 1] : 0};
 		tags[i] = x->tag;
 		base_buf_append(names, b->names.data + x->name_offset, x->name_len);
 		base_buf_append(dims, b->dims.data ? b->dims.data + 8 * (size_t)x->first_dim : NULL,
@@ -178,6 +197,10 @@ static int builder_tables(const struct store_layout_builder *b, struct proto_lay
 	m->names_len = names->len;
 	m->dims = (const uint64_t *)dims->data;
 	m->ndims = dims->len / 8;
+	m->meshes = held->meshes;
+	m->nmeshes = b->held.nmeshes;
+	m->placements = (const char *const *)held->placements;
+	m->nplacements = held->nplacements;
 	return names->error || dims->error ? -ENOMEM : 0;
 }
 
@@ -188,6 +211,7 @@ int store_layout_builder_finish(struct store_layout_builder *b, struct store_lay
 	base_cleanup_free const char **components = calloc((size_t)b->ncomponents + 1, sizeof *components);
 	base_cleanup_free uint32_t *tags = calloc((size_t)b->nitems + 1, sizeof *tags);
 	base_cleanup_buf struct base_buf names = BASE_BUF_INIT, dims = BASE_BUF_INIT;
+	base_cleanup(layout_held_tables_release) struct layout_held_tables held = {0};
 	struct proto_layout m = {0};
 	size_t before = ret_object->len;
 	int r;
@@ -199,7 +223,10 @@ int store_layout_builder_finish(struct store_layout_builder *b, struct store_lay
 	r = builder_twice(b, err);
 	if (r < 0)
 		return r;
-	r = builder_tables(b, &m, tensors, components, &names, &dims, tags);
+	r = layout_held_finish(&b->held, &held, err);
+	if (r < 0)
+		return r;
+	r = builder_tables(b, &held, &m, tensors, components, &names, &dims, tags);
 	if (r == 0)
 		r = proto_layout_encode(&m, ret_object);
 	if (r < 0)
