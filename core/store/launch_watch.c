@@ -2,9 +2,10 @@
  *
  * launch_watch: which ranks of a launch still live, as the rank sees it that is about to commit. The others never look.
  *
- * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and never more than a
- * twentieth of the time goes into listings). A rank's file is read when the rank is first seen; from then on its number
- * is enough. A process of this machine is asked for at every call, which costs the store nothing. The time of a change
+ * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and no more than a
+ * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). A rank's file
+ * is read when the rank is first seen; from then on its number is enough. A file that gave way to the next one between
+ * listing and reading is listed once more. A process of this machine is asked for at every call, which costs the store nothing. The time of a change
  * is the time of the look that found it, by this rank's monotonic clock, and no time-out begins before the rank's own
  * announcement in the attempt at hand: what happened between two saves is held against nobody. An observer that itself
  * stood still (a job that is suspended as a whole) starts all clocks anew, or it would give up everybody at its first
@@ -12,6 +13,8 @@
 #include "core/store/launch_internal.h"
 
 #include <stdio.h>
+
+#define LIST_TRIES 3u
 
 struct watch_rank {
 	struct store_heartbeat_rank who;
@@ -28,7 +31,9 @@ struct store_watch {
 	uint64_t heartbeat_ms, start_ms, every_ms;
 	pthread_mutex_t lock;           /* protects all below */
 	struct watch_rank *ranks;
-	uint64_t looked_ms, next_ms;    /* 0: never looked */
+	uint64_t looked_ms;             /* when the last look began; 0: never looked */
+	uint64_t ended_ms, next_ms;     /* when it ended, and when the next one is due */
+	bool missed;                    /* it met a file that could not be read */
 	uint64_t since_ms;              /* since when a rank that was never seen is missing */
 };
 
@@ -70,8 +75,10 @@ static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *f
 
 	if (!k)
 		return;
-	if (!k->seen && store_heartbeat_look(w->store, file, &k->who) < 0)
-		return; /* moved on, or cannot be read: the next look */
+	if (!k->seen && store_heartbeat_look(w->store, file, &k->who) < 0) {
+		w->missed = true; /* moved on, or cannot be read */
+		return;
+	}
 	k->listed = true;
 	if (k->seen && number <= k->number)
 		return;
@@ -90,6 +97,18 @@ static void watch_restart(struct store_watch *w, uint64_t now)
 	}
 }
 
+static int watch_list(struct store_watch *w)
+{
+	int r = 0;
+
+	w->missed = true;
+	for (unsigned i = 0; i < LIST_TRIES && w->missed && r >= 0; i++) {
+		w->missed = false;
+		r = store_heartbeat_each(w->store, w->launch, watch_found, w);
+	}
+	return r;
+}
+
 int store_watch_look(struct store_watch *w)
 {
 	uint64_t now = store_monotonic_ms(), took;
@@ -100,19 +119,21 @@ int store_watch_look(struct store_watch *w)
 		pthread_mutex_unlock(&w->lock);
 		return 0;
 	}
-	if (w->looked_ms == 0 || now - w->looked_ms > w->heartbeat_ms / 2)
+	if (w->looked_ms == 0 || now - w->ended_ms > w->heartbeat_ms / 2)
 		watch_restart(w, now);
 	w->looked_ms = now;
 	for (uint32_t i = 0; i < w->world; i++)
 		w->ranks[i].listed = false;
-	r = store_heartbeat_each(w->store, w->launch, watch_found, w);
+	r = watch_list(w);
 	for (uint32_t i = 0; r >= 0 && i < w->world; i++) {
 		struct watch_rank *k = &w->ranks[i];
 
 		k->gone_ms = k->listed || !k->seen ? 0 : k->gone_ms ? k->gone_ms : now;
 	}
-	took = store_monotonic_ms() - now;
-	w->next_ms = now + took + base_max(w->every_ms, 20 * took);
+	w->ended_ms = store_monotonic_ms();
+	took = w->ended_ms - now;
+	/* were the next look due after heartbeat_ms / 2, every one would start the clocks anew */
+	w->next_ms = w->ended_ms + base_max(w->every_ms, base_min(20 * took, w->heartbeat_ms / 4));
 	pthread_mutex_unlock(&w->lock);
 	return r < 0 ? r : 0;
 }
