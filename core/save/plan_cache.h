@@ -57,9 +57,10 @@ void save_plan_cache_free(struct save_plan_cache *c);   /* NULL-safe; every plan
  * disk is compared with them, so that no file makes anybody read outside a tensor. */
 int save_plan_cache_get(struct save_plan_cache *c, const struct save_plan_key *key,
 	const struct save_plan_tensor *tensors, const struct save_plan **ret_plan);
-/* Takes a plan that was made (zeroes it) and returns it, to be given back; NULL: out of memory, `plan` is as it was. */
+/* Takes a plan that was made of the tensors (zeroes it) and returns it, to be given back; NULL: out of memory, `plan` is
+ * as it was. */
 const struct save_plan *save_plan_cache_put(struct save_plan_cache *c, const struct save_plan_key *key,
-	struct save_plan *plan);
+	const struct save_plan_tensor *tensors, struct save_plan *plan);
 void save_plan_cache_give(struct save_plan_cache *c, const struct save_plan *plan); /* NULL-safe */
 void save_plan_cache_stats(struct save_plan_cache *c, struct save_plan_cache_stats *ret_stats);
 /* "$XDG_CACHE_HOME/vckpt/plans" or "$HOME/.cache/vckpt/plans". -ENOENT: neither is an absolute path; -ENAMETOOLONG. */
