@@ -2,7 +2,7 @@
  *
  * plan_file: a plan as a file, DIR/<first two digits of the key>/<key>, 64 hex digits. Little-endian:
  *
- *   head, 112 bytes   "vckptpln" | version u32 | tensors u32 | key 32 | rank u32 | 0 u32 | boxes u64 | pieces u64 |
+ *   head, 104 bytes   "vckptpln" | version u32 | tensors u32 | key 32 | rank u32 | 0 u32 | boxes u64 | pieces u64 |
  *                     bytes u64 | shared u64 | held u64 | length of what follows but the digest u64
  *   boxes             tensor u32 | dimensions u32 | pieces u64 | local offset u64 | offset, size, local stride u64 each
  *   digest            SHA-256 of all before it
@@ -23,12 +23,12 @@
 
 #define FILE_MAGIC "vckptpln"
 #define FILE_VERSION 1u
-#define FILE_HEAD_BYTES 112u
+#define FILE_HEAD_BYTES 104u
 #define FILE_BOX_BYTES 24u              /* without its dimensions */
 #define FILE_PARTS 256u
 #define FILE_TEMPORARY_S 3600           /* left behind by a process that died */
 
-_Static_assert(sizeof FILE_MAGIC - 1 + 4 + 4 + BASE_DIGEST_BYTES + 4 + 4 + 6 * 8 + 8 == FILE_HEAD_BYTES, "head");
+_Static_assert(sizeof FILE_MAGIC - 1 + 4 + 4 + BASE_DIGEST_BYTES + 4 + 4 + 5 * 8 + 8 == FILE_HEAD_BYTES, "head");
 
 /* ---- bytes ---- */
 
