@@ -8,6 +8,7 @@
  *                            alive when it was marked, since its maker is not known
  *     folder in incoming/    deleted when its attempt is decided: nobody needs it any more
  *     heartbeat              deleted when its launch is dead
+ *     stats/<run>/<step>.<n> deleted when entry n is no visible commit any more: nothing needs them
  *     mark                   deleted when its file is gone or reached
  *
  * "free" means: marked in trash/, and deleted by a later collection that finds the mark at least a grace period old, by
@@ -18,6 +19,7 @@
 #include <stdio.h>
 
 #include "core/store/heartbeat_internal.h"
+#include "core/store/stats.h"
 #include "core/store/storage_internal.h"
 
 #define TRASH_NAME_MAX 200
@@ -319,6 +321,67 @@ static bool under(const struct store_file *f, const char *dir)
 	return strncmp(f->name, dir, strlen(dir)) == 0;
 }
 
+/* false: no such commit was ever made. Measures were put after their commit and listed before the lists were read, so
+ * that the first reading knows their entry. */
+static bool stats_known(struct gc *g, const struct store_stats_name *n, bool *ret_live)
+{
+	for (size_t i = 0; i < g->nlists; i++) {
+		const struct store_list *l = g->lists[i].list;
+		const struct store_list_step *step;
+
+		if (strcmp(store_list_run(l), n->run) != 0)
+			continue;
+		step = store_list_find(l, n->step);
+		*ret_live = step && step->entry == n->entry;
+		return n->entry < g->lists[i].first && (*ret_live || !store_list_entry_live(l, n->entry));
+	}
+	return false;
+}
+
+/* Measures that follow each other from the i-th file on and lie in one directory: `n` of them, told as one. */
+static void sweep_stats(struct gc *g, size_t i, size_t n, const struct store_stats_name *name)
+{
+	const struct store_file *all = &g->files.all[i];
+	uint64_t bytes = 0, files = 0;
+	char dir[STORE_NAME_MAX];
+	bool live = false;
+
+	if (!stats_known(g, name, &live)) {
+		for (size_t k = 0; k < n; k++)
+			sweep_foreign(g, &all[k]);
+		return;
+	}
+	for (size_t k = 0; !live && k < n; k++)
+		if (sweep_remove(g, all[k].name) && ++files)
+			bytes += all[k].size;
+	if (files == 0)
+		return;
+	snprintf(dir, sizeof dir, "%.*s", (int)(strrchr(all->name, '/') - all->name), all->name);
+	if (!g->o->dry_run)
+		g->store->storage->ops->remove_dir(g->store->storage, dir);
+	g->result.deleted++;
+	g->result.deleted_bytes += bytes;
+	gc_report(g, "delete", dir, bytes, "measures of a step that is gone");
+}
+
+/* How many measures of one directory begin with the i-th file; 0: it is none. */
+static size_t stats_group(const struct gc *g, size_t i, struct store_stats_name *ret_n)
+{
+	const struct store_file *f = &g->files.all[i];
+	struct store_stats_name next;
+	size_t n = 1;
+
+	if (f->foreign || f->temporary || !store_stats_name_parse(f->name, ret_n))
+		return 0;
+	for (; i + n < g->files.n; n++) {
+		f = &g->files.all[i + n];
+		if (f->foreign || f->temporary || !store_stats_name_parse(f->name, &next) || next.step != ret_n->step ||
+			next.entry != ret_n->entry || strcmp(next.run, ret_n->run) != 0)
+			break;
+	}
+	return n;
+}
+
 static void sweep_file(struct gc *g, const struct store_file *f)
 {
 	if (under(f, "index/"))
@@ -337,7 +400,7 @@ static void sweep_file(struct gc *g, const struct store_file *f)
 		sweep_host(g, f);
 	else if (under(f, "trash/"))
 		sweep_mark_file(g, f);
-	else if (!under(f, "stats/") && strcmp(f->name, "vckpt.store") != 0 && strcmp(f->name, "reserve") != 0)
+	else if (strcmp(f->name, "vckpt.store") != 0 && strcmp(f->name, "reserve") != 0)
 		sweep_foreign(g, f);
 }
 
@@ -363,6 +426,13 @@ void gc_sweep(struct gc *g)
 {
 	for (size_t i = 0; i < g->folders.n; i++)
 		sweep_folder(g, &g->folders.all[i]);
-	for (size_t i = 0; i < g->files.n; i++)
-		sweep_file(g, &g->files.all[i]);
+	for (size_t i = 0, n; i < g->files.n; i += n ? n : 1) {
+		struct store_stats_name stats;
+
+		n = stats_group(g, i, &stats);
+		if (n)
+			sweep_stats(g, i, n, &stats);
+		else
+			sweep_file(g, &g->files.all[i]);
+	}
 }

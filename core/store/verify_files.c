@@ -6,6 +6,8 @@
 
 #include <stdio.h>
 
+#include "core/store/stats.h"
+
 struct job {
 	struct verify *v;
 	const struct store_file *file;
@@ -117,6 +119,7 @@ static int decode_body(enum store_record_kind kind, const struct store_record *r
 		struct proto_announcement part;
 		struct proto_heartbeat heartbeat;
 		struct proto_trash trash;
+		struct proto_stats stats;
 	} m;
 	int r = 0;
 	switch (kind) {
@@ -134,9 +137,8 @@ static int decode_body(enum store_record_kind kind, const struct store_record *r
 		BODY(STORE_RECORD_PART, announcement, announcement);
 		BODY(STORE_RECORD_HEARTBEAT, heartbeat, heartbeat);
 		BODY(STORE_RECORD_TRASH, trash, trash);
+		BODY(STORE_RECORD_STATS, stats, stats);
 #undef BODY
-	case STORE_RECORD_STATS:
-		return 0;
 	}
 	return -BASE_EFORMAT;
 }
@@ -236,8 +238,10 @@ static int incoming_kind(const char *base)
 }
 
 /* The kind of record that a name stands for, or 0; *ret_run points into parts. */
-static int kind_of(char parts[4][STORE_NAME_MAX], int n, const char **ret_run)
+static int kind_of(const char *name, char parts[4][STORE_NAME_MAX], int n, const char **ret_run)
 {
+	struct store_stats_name stats;
+
 	*ret_run = NULL;
 	if (n == 1 && !strcmp(parts[0], "vckpt.store"))
 		return STORE_RECORD_STORE;
@@ -251,7 +255,7 @@ static int kind_of(char parts[4][STORE_NAME_MAX], int n, const char **ret_run)
 		return STORE_RECORD_MANIFEST;
 	if (*ret_run && !strcmp(parts[0], "incoming") && n == 4 && store_attempt_name_valid(parts[2]))
 		return incoming_kind(parts[3]);
-	if (*ret_run && !strcmp(parts[0], "stats") && n == 4)
+	if (store_stats_name_parse(name, &stats))
 		return STORE_RECORD_STATS;
 	if (n == 2 && !strcmp(parts[0], "hosts"))
 		return STORE_RECORD_HEARTBEAT;
@@ -270,7 +274,7 @@ static void check_file(void *arg, unsigned worker)
 	if (!parts)
 		verify_error(j->v, -ENOMEM);
 	else if (!j->file->temporary) { /* an unfinished file is nobody's yet */
-		int n = split(j->file->name, parts), kind = kind_of(parts, n, &run);
+		int n = split(j->file->name, parts), kind = kind_of(j->file->name, parts, n, &run);
 		if (j->file->foreign)
 			file_fault(j->v, j->file->name, 0, 0, NULL, "not a file that vckpt makes");
 		else if (n == 3 && !strcmp(parts[0], "packs"))

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from protolib import Box
+from protolib import Box, Timing
 from storelib import (NONE, Announcement, Api, Attempt, Buf, Digest, Failed, GridParams, PackUse, Part, Piece, Ref, Shape, proto_ref, scratch)
 from storelow import Ops, StorageHead
 
@@ -99,7 +99,7 @@ class RankAttempt(Attempt):
         save = Save(step, replace, Digest((c.c_uint8 * 32)(*([mesh] * 32))))
         self.api.call(self.lib.store_launch_begin, launch.p, c.byref(save), c.byref(self.p))
         self.name, self.step = self.lib.store_attempt_name(self.p).decode(), self.lib.store_attempt_step(self.p)
-        self.own, self.piece, self.keep, self.base_pack = [], None, [], None
+        self.own, self.piece, self.keep, self.base_pack, self.timings = [], None, [], None, []
 
     def pack_name(self, kind):
         name = c.create_string_buffer(128)
@@ -139,6 +139,8 @@ class RankAttempt(Attempt):
         digest = Digest()
         self.lib.base_digest_of(c.c_void_p(object_.data), c.c_size_t(object_.len), c.byref(digest))
         part = Part(rank=rank, world=world, host=self.lib.store_hostname(), layout=digest, packs=table, npacks=len(packs))
+        timings = (Timing * len(self.timings))(*self.timings)
+        part.timings, part.ntimings = c.cast(timings, c.c_void_p), len(timings)
         self.api.call(self.lib.store_part_finish, b, c.byref(part), c.byref(part_ref))
         self.seal(meta, w)
         self.lib.store_part_builder_free(b)
