@@ -1,73 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * base: a commit whose pieces may be recognised by position: a tensor of the same component, name, dtype, shape and
- * grid, so that piece n has the same box. Its part says each piece's digest and XXH3-128 (under the store's seed), and
- * is itself believed by its SHA-256 chain: commit entry -> manifest -> part -> chunk. A piece of more than
- * SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its position is believed to be that piece; one in
- * SAVE_BELIEVE_CHECK is hashed all the same.
+ * base: a commit whose pieces may be recognised by position: a piece of the same box, of a tensor of the same
+ * component, name, dtype, shape and grid, however many ranks saved that commit and under whatever layout. Its parts say
+ * each piece's digest and XXH3-128 (under the store's seed), and are themselves believed by their SHA-256 chain: commit
+ * entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its position
+ * is believed to be that piece; one in SAVE_BELIEVE_CHECK is hashed all the same.
  *
- * Opened are manifest and layouts; parts when a tensor of their layout is first asked for, chunks of rows as they are
- * reached, few of them kept. Whatever cannot be read is as if it were not there: the piece is then hashed and looked
- * up.
+ * Opened at once is the manifest; layouts, parts and chunks are as they are needed, and how many that is depends on
+ * what changed, never on the number of ranks (base_row.c). Whatever cannot be read is as if it were not there: the
+ * piece is then hashed and looked up.
  *
  * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see some first ones
- * of them and never one go. A row is reference-counted: bands hold those of their tensor. The last few rows are kept,
- * misses too. */
-#include "core/save/save_internal.h"
+ * of them and never one go. A row is reference-counted and does not change once made: bands hold those of their box.
+ * The last few rows are kept, misses too; one serves every box that it has all of. The lock of a base is held while
+ * its files are read: the others would read the same. */
+#include "core/save/base_internal.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "core/base/log.h"
 #include "core/store/manifest.h"
 
 #define BASE_LAYOUT_MAX (UINT64_C(2) << 30)
 #define BASE_PART_MAX (UINT64_C(1) << 30)
-#define BASE_CHUNKS_BYTES (UINT64_C(2) << 20)
-#define BASE_ROWS 16u
-#define BASE_LINES_MAX 64u               /* writers of a layout that are asked for a tensor */
-
-struct base_line { bool tried, good; struct proto_part part; const char **packs; };
-
-struct save_base {
-	struct store *store;
-	char run[PROTO_RUN_MAX + 1];
-	uint64_t entry;
-	struct base_digest manifest;
-	atomic_bool gone;
-	bool open;                              /* false: nothing is recognised by it */
-	struct proto_manifest m;
-	struct store_layout **layouts;
-	pthread_mutex_t lock;                   /* protects all below */
-	struct base_line *lines;                /* by rank line of the manifest */
-	struct store_chunk_cache *chunks;
-	struct save_base_row *rows[BASE_ROWS]; unsigned next;
-};
-
-struct base_row {
-	struct save_base_row row;       /* first: what callers see */
-	uint32_t tensor;                /* in the layout that is being saved */
-	bool good;                      /* false: the base has no such tensor */
-	struct tensor_grid grid;
-	struct store_row of;
-	const char *const *packs;
-};
+#define BASE_CHUNKS_BYTES (UINT64_C(16) << 20) /* whole from eight ranks: a chunk of each at a time */
+#define BASE_LAYOUTS_MAX 64u             /* layouts and parts of one base that are read at all */
+#define BASE_LINES_MAX 1024u
 
 /* ---- opening ---- */
 
-static int base_open_layout(struct save_base *b, uint32_t i, struct base_error *err)
-{
-	const struct proto_manifest_layout *from = &b->m.layouts[i];
-	base_cleanup_free void *bytes = NULL;
-	int rc = store_manifest_object(b->store, &b->m, &from->ref, BASE_LAYOUT_MAX, &bytes, err);
-
-	if (rc == 0)
-		rc = store_layout_decode(bytes, from->ref.raw_len, &b->layouts[i], err);
-	if (rc == 0 && !base_digest_equal(&from->digest, &b->layouts[i]->digest))
-		rc = base_error_set(err, -BASE_EFORMAT, "layout %u is not the one that the manifest means", i);
-	return rc;
-}
-
-static int base_open(struct save_base *b, struct base_error *err)
+static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
 {
 	int rc = store_manifest_get(b->store, b->run, &b->manifest, &b->m, err);
 
@@ -78,9 +41,17 @@ static int base_open(struct save_base *b, struct base_error *err)
 	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES);
 	if (!b->layouts || !b->lines || !b->chunks)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	for (uint32_t i = 0; rc == 0 && i < b->m.nlayouts; i++)
-		rc = base_open_layout(b, i, err);
-	return rc;
+	b->own = save_base_find_line(b, rank);
+	b->near = b->own == BASE_NO_LINE ? 0 : b->own;
+	return 0;
+}
+
+static void base_free_layout(struct base_layout *l)
+{
+	for (uint32_t i = 0; l->meshes && i < l->layout->m.nmeshes; i++)
+		tensor_mesh_free(l->meshes[i]);
+	free(l->meshes);
+	store_layout_free(l->layout);
 }
 
 static void base_free(struct save_base *b)
@@ -94,7 +65,7 @@ static void base_free(struct save_base *b)
 		free(b->lines[i].packs);
 	}
 	for (uint32_t i = 0; b->layouts && i < b->m.nlayouts; i++)
-		store_layout_free(b->layouts[i]);
+		base_free_layout(&b->layouts[i]);
 	free(b->layouts);
 	free(b->lines);
 	proto_manifest_release(&b->m);
@@ -122,7 +93,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	snprintf(b->run, sizeof b->run, "%s", run);
 	b->entry = entry;
 	b->manifest = *manifest;
-	b->open = base_open(b, &why) == 0;
+	b->open = base_open(b, all->rank, &why) == 0;
 	if (!b->open)
 		base_debug("%s entry %llu recognises nothing: %s", run, (unsigned long long)entry, why.text);
 	all->all[n] = b;
@@ -137,7 +108,56 @@ void save_bases_release(struct save_bases *all)
 	atomic_store(&all->n, 0);
 }
 
-/* ---- rows ---- */
+/* ---- layouts and lines ---- */
+
+static int base_open_layout(struct save_base *b, uint32_t i, struct base_error *err)
+{
+	const struct proto_manifest_layout *from = &b->m.layouts[i];
+	base_cleanup_free void *bytes = NULL;
+	struct store_layout *l = NULL;
+	int rc = store_manifest_object(b->store, &b->m, &from->ref, BASE_LAYOUT_MAX, &bytes, err);
+
+	if (rc == 0)
+		rc = store_layout_decode(bytes, from->ref.raw_len, &l, err);
+	if (rc == 0 && !base_digest_equal(&from->digest, &l->digest)) {
+		store_layout_free(l);
+		return base_error_set(err, -BASE_EFORMAT, "layout %u is not the one that the manifest means", i);
+	}
+	b->layouts[i].layout = l;
+	return rc;
+}
+
+const struct store_layout *save_base_layout(struct save_base *b, uint32_t layout)
+{
+	struct base_error why = {0};
+
+	if (layout >= b->m.nlayouts)
+		return NULL;
+	if (!b->layouts[layout].tried) {
+		if (b->nlayouts == BASE_LAYOUTS_MAX)
+			return NULL;
+		b->nlayouts++;
+		b->layouts[layout].tried = true;
+		if (base_open_layout(b, layout, &why) < 0)
+			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
+	}
+	return b->layouts[layout].layout;
+}
+
+const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, uint32_t tensor)
+{
+	struct base_layout *l = &b->layouts[layout];
+	uint32_t number = l->layout->m.tensors[tensor].mesh;
+
+	if (number == 0)
+		return NULL;
+	if (!l->meshes)
+		l->meshes = calloc(l->layout->m.nmeshes, sizeof *l->meshes);
+	if (l->meshes && !l->meshes[number - 1] &&
+		store_layout_mesh(l->layout, tensor, &l->meshes[number - 1], NULL) < 0)
+		return NULL;
+	return l->meshes ? l->meshes[number - 1] : NULL;
+}
 
 static int base_open_line(struct save_base *b, uint32_t i)
 {
@@ -145,9 +165,6 @@ static int base_open_line(struct save_base *b, uint32_t i)
 	struct base_line *line = &b->lines[i];
 	base_cleanup_free void *bytes = NULL;
 
-	if (line->tried)
-		return line->good ? 0 : -ENOENT;
-	line->tried = true;
 	if (from->first_map > b->m.nmap || from->npacks > b->m.nmap - from->first_map)
 		return -ENOENT;
 	line->packs = calloc(from->npacks + 1, sizeof *line->packs);
@@ -167,65 +184,51 @@ static int base_open_line(struct save_base *b, uint32_t i)
 	return line->good ? 0 : -ENOENT;
 }
 
-/* Number of the tensor in layout `i` of the base, if it is the same one: name, dtype, shape, grid. */
-static int64_t base_find_tensor(const struct save_base *b, uint32_t i, const struct store_layout *l, uint32_t tensor)
+const struct base_line *save_base_line(struct save_base *b, uint32_t line)
 {
-	const struct store_layout *mine = b->layouts[i];
-	struct tensor_shape x, y;
-	uint32_t len;
-	const char *name = store_layout_name(l, tensor, &len);
-	int64_t n = store_layout_find(mine, store_layout_component(l, tensor), name, len);
-
-	if (n < 0 || mine->m.min_bytes != l->m.min_bytes || mine->m.target_bytes != l->m.target_bytes
-		|| mine->m.row_bytes != l->m.row_bytes)
-		return -ENOENT;
-	store_layout_shape(mine, (uint32_t)n, &x);
-	store_layout_shape(l, tensor, &y);
-	if (!tensor_shape_equal(&x, &y) || store_layout_dtype(mine, (uint32_t)n) != store_layout_dtype(l, tensor))
-		return -ENOENT;
-	return n;
+	if (!b->lines[line].tried) {
+		if (b->nlines == BASE_LINES_MAX)
+			return NULL;
+		b->nlines++;
+		b->lines[line].tried = true;
+		if (base_open_line(b, line) < 0)
+			base_debug("%s entry %llu: the part of rank %u cannot be read", b->run,
+				(unsigned long long)b->entry, b->m.ranks[line].rank);
+	}
+	return b->lines[line].good ? &b->lines[line] : NULL;
 }
 
-static bool base_read_row(struct save_base *b, uint32_t layout, uint32_t tensor, struct base_row *row)
+uint32_t save_base_find_line(const struct save_base *b, uint32_t rank)
 {
-	unsigned asked = 0;
+	uint32_t low = 0, high = b->m.nranks;
 
-	for (uint32_t i = 0; i < b->m.nranks && asked < BASE_LINES_MAX; i++) {
-		const struct base_line *line = &b->lines[i];
+	if (rank < high && b->m.ranks[rank].rank == rank) /* nearly always */
+		return rank;
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
 
-		if (b->m.ranks[i].layout != layout)
-			continue;
-		asked++;
-		if (base_open_line(b, i) < 0 || store_part_read_row_cached(b->chunks, b->store, b->layouts[layout],
-			&line->part, line->packs, b->m.ranks[i].npacks, tensor, &row->of, NULL) < 0)
-			continue;
-		row->good = row->of.whole;
-		if (row->good) {
-			row->packs = line->packs;
-			return true;
-		}
-		store_row_release(&row->of); /* boxes of several writers: other pieces */
+		if (b->m.ranks[middle].rank == rank)
+			return middle;
+		if (b->m.ranks[middle].rank < rank)
+			low = middle + 1;
+		else
+			high = middle;
 	}
-	return false;
+	return BASE_NO_LINE;
 }
 
-static struct save_base_row *base_make_row(struct save_base *b, const struct store_layout *l, uint32_t tensor)
+/* ---- rows ---- */
+
+/* A kept row that says what the base has in that box. */
+static struct save_base_row *base_find_row(const struct save_base *b, uint32_t tensor, const struct tensor_box *box)
 {
-	struct base_row *row = calloc(1, sizeof *row);
+	for (unsigned i = 0; i < BASE_ROWS; i++) {
+		const struct base_row *row = (const struct base_row *)b->rows[i];
 
-	if (!row)
-		return NULL;
-	atomic_init(&row->row.refs, 1);
-	row->row.base = b;
-	row->tensor = tensor;
-	store_layout_grid(l, tensor, &row->grid);
-	for (uint32_t i = 0; i < b->m.nlayouts; i++) {
-		int64_t n = base_find_tensor(b, i, l, tensor);
-
-		if (n >= 0 && base_read_row(b, i, (uint32_t)n, row))
-			break;
+		if (row && row->tensor == tensor && save_base_row_covers(row, box))
+			return b->rows[i];
 	}
-	return &row->row;
+	return NULL;
 }
 
 struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor,
@@ -233,15 +236,12 @@ struct save_base_row *save_base_row_get(struct save_base *b, const struct store_
 {
 	struct save_base_row *row = NULL;
 
-	(void)box;
-	if (!b->open)
+	if (!b->open || store_layout_bytes(l, tensor) <= STORE_INLINE_MAX_BYTES)
 		return NULL;
 	pthread_mutex_lock(&b->lock);
-	for (unsigned i = 0; !row && i < BASE_ROWS; i++)
-		if (b->rows[i] && ((struct base_row *)b->rows[i])->tensor == tensor)
-			row = b->rows[i];
+	row = base_find_row(b, tensor, box);
 	if (!row) {
-		row = base_make_row(b, l, tensor);
+		row = (struct save_base_row *)save_base_gather(b, l, tensor, box);
 		if (row) {
 			save_base_row_put(b->rows[b->next % BASE_ROWS]);
 			b->rows[b->next++ % BASE_ROWS] = row;
@@ -255,33 +255,27 @@ struct save_base_row *save_base_row_get(struct save_base *b, const struct store_
 
 void save_base_row_put(struct save_base_row *row)
 {
-	if (!row || atomic_fetch_sub_explicit(&row->refs, 1, memory_order_acq_rel) != 1)
-		return;
-	store_row_release(&((struct base_row *)row)->of);
-	free(row);
+	if (row && atomic_fetch_sub_explicit(&row->refs, 1, memory_order_acq_rel) == 1)
+		save_base_row_free((struct base_row *)row);
 }
 
 const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
 	const char **ret_pack)
 {
 	const struct base_row *r = (const struct base_row *)row;
+	const struct base_part *part;
 	const struct store_piece *p;
-	struct tensor_box whole, there;
-	size_t bytes;
-	uint64_t n;
+	uint64_t number;
+	size_t box;
 
-	if (!row || !r->good || atomic_load_explicit(&row->base->gone, memory_order_relaxed))
+	if (!row || atomic_load_explicit(&row->base->gone, memory_order_relaxed)
+		|| !save_base_row_find(r, piece, &box, &number))
 		return NULL;
-	bytes = r->grid.shape.ndim * sizeof piece->offset[0];
-	n = tensor_piece_find(&r->grid, piece->offset);
-	tensor_box_whole(&r->grid.shape, &whole);
-	if (n >= r->of.npieces || tensor_piece_at(&r->grid, &whole, n, &there) < 0
-		|| memcmp(there.offset, piece->offset, bytes) != 0 || memcmp(there.size, piece->size, bytes) != 0)
-		return NULL;
-	p = &r->of.pieces[n];
+	part = &r->parts[r->from[box].part];
+	p = &part->row.pieces[r->from[box].first + number];
 	if (p->inline_bytes || p->ref.raw_len != len)
 		return NULL;
-	*ret_pack = r->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
+	*ret_pack = part->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
 	return p;
 }
 
