@@ -38,7 +38,7 @@ int device_stream_wait(struct device_stream *s, const struct device_fence *f, st
 int device_stream_gather(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err);
 
 struct device_mark;
-int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct base_error *err); /* may be used again */
+int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct base_error *err); /* reusable */
 void device_mark_free(struct device_mark *m); /* NULL-safe */
 int device_mark_set(struct device_mark *m, struct base_error *err); /* after the copies given to its stream so far */
 int device_mark_wait(struct device_mark *m, struct base_error *err); /* blocks until they are done; a copy's error */

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * driver: the functions of the CUDA driver API that a saver uses (docs.nvidia.com/cuda/cuda-driver-api), stricter than
+ * the real one where that is allowed to be strict: every call on a stream or event wants that one's context current. A
+ * copy to pageable memory stays asynchronous here. In a child of the process that called cuInit nothing works. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DRIVER_PITCH_MAX 2147483647ul
+
+typedef struct {
+	size_t srcXInBytes, srcY;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	void *srcArray;
+	size_t srcPitch;
+	size_t dstXInBytes, dstY;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	void *dstArray;
+	size_t dstPitch;
+	size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
+CUresult cuInit(unsigned flags);
+CUresult cuDeviceGetCount(int *count);
+CUresult cuGetErrorName(CUresult error, const char **name);
+CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags);
+CUresult cuMemHostUnregister(void *memory);
+CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuEventCreate(CUevent *event, unsigned flags);
+CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventSynchronize(CUevent event);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream);
+
+static pid_t driver_pid;
+static struct standin_event *driver_events;
+
+/* ---- what every call does ---- */
+
+/* 0: the lock is held. */
+static CUresult driver_begin(const char *function)
+{
+	CUresult rc;
+
+	if (driver_pid != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&standin_lock);
+	rc = standin_called(function);
+	if (rc)
+		pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+static CUresult driver_end(CUresult rc)
+{
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+static CUresult driver_fault(enum standin_fault fault, CUresult rc)
+{
+	standin_counts[fault]++;
+	return rc;
+}
+
+/* A call that wants a context. 0: the lock is held. */
+static CUresult driver_begin_in_context(const char *function)
+{
+	CUresult rc = driver_begin(function);
+
+	if (rc)
+		return rc;
+	if (!standin_current())
+		return driver_end(driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT));
+	return CUDA_SUCCESS;
+}
+
+/* The lock stays held. NULL and the two names of default streams are the context's own. */
+static CUresult driver_find_stream(CUstream handle, struct standin_stream **ret_s)
+{
+	struct standin_context *current = standin_current();
+	struct standin_stream *s = standin_stream_list();
+
+	if ((uintptr_t)handle <= 2)
+		handle = current->standard;
+	while (s && s != handle)
+		s = s->next;
+	if (!s)
+		return driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_HANDLE);
+	if (s->destroyed)
+		return driver_fault(STANDIN_DESTROYED, CUDA_ERROR_INVALID_HANDLE);
+	if (s->context != current)
+		return driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
+	*ret_s = s;
+	return CUDA_SUCCESS;
+}
+
+static CUresult driver_find_event(CUevent handle)
+{
+	struct standin_event *e = driver_events;
+
+	while (e && e != handle)
+		e = e->next;
+	if (!e)
+		return driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_HANDLE);
+	if (e->destroyed)
+		return driver_fault(STANDIN_DESTROYED, CUDA_ERROR_INVALID_HANDLE);
+	if (e->context != standin_current())
+		return driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
+	return CUDA_SUCCESS;
+}
+
+static struct standin_work *driver_work(enum standin_kind kind, size_t bytes)
+{
+	struct standin_work *w = calloc(1, sizeof *w + bytes);
+
+	if (!w)
+		abort();
+	w->kind = kind;
+	return w;
+}
+
+/* ---- the driver ---- */
+
+CUresult cuInit(unsigned flags)
+{
+	if (driver_pid && driver_pid != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	driver_pid = getpid();
+	return flags ? CUDA_ERROR_INVALID_VALUE : standin_device_count() < 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+	CUresult rc = driver_begin("cuDeviceGetCount");
+
+	if (rc)
+		return rc;
+	*count = standin_device_count();
+	return driver_end(CUDA_SUCCESS);
+}
+
+CUresult cuGetErrorName(CUresult error, const char **name)
+{
+#define NAME(word) case word: *name = #word; return CUDA_SUCCESS;
+	switch (error) {
+	NAME(CUDA_SUCCESS) NAME(CUDA_ERROR_INVALID_VALUE) NAME(CUDA_ERROR_OUT_OF_MEMORY)
+	NAME(CUDA_ERROR_NOT_INITIALIZED) NAME(CUDA_ERROR_NO_DEVICE) NAME(CUDA_ERROR_INVALID_CONTEXT)
+	NAME(CUDA_ERROR_INVALID_HANDLE) NAME(CUDA_ERROR_ILLEGAL_ADDRESS) NAME(CUDA_ERROR_CONTEXT_IS_DESTROYED)
+	NAME(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) NAME(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+	}
+#undef NAME
+	*name = NULL;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+	CUresult rc = driver_begin("cuCtxGetCurrent");
+
+	if (rc)
+		return rc;
+	*context = standin_current();
+	return driver_end(CUDA_SUCCESS);
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+	CUresult rc = driver_begin("cuCtxPushCurrent");
+	struct standin_context *c;
+
+	if (rc)
+		return rc;
+	for (c = standin_context_list(); c && c != context;)
+		c = c->next;
+	if (!c)
+		return driver_end(driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_CONTEXT));
+	return driver_end(c->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : standin_push(c));
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+	CUresult rc = driver_begin("cuCtxPopCurrent");
+
+	return rc ? rc : driver_end(standin_pop(context));
+}
+
+CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
+{
+	CUresult rc = driver_begin_in_context("cuMemHostRegister");
+
+	if (rc)
+		return rc;
+	if (flags != 1) /* another context's copies would find it pageable */
+		return driver_end(CUDA_ERROR_INVALID_VALUE);
+	return driver_end(standin_host_add(memory, bytes));
+}
+
+CUresult cuMemHostUnregister(void *memory)
+{
+	CUresult rc = driver_begin_in_context("cuMemHostUnregister");
+
+	return rc ? rc : driver_end(standin_host_remove(memory));
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+	CUresult rc = driver_begin_in_context("cuStreamCreate");
+
+	if (rc)
+		return rc;
+	if (flags > 1)
+		return driver_end(CUDA_ERROR_INVALID_VALUE);
+	*stream = standin_stream_start(standin_current());
+	standin_counts[STANDIN_STREAMS] += *stream != NULL;
+	return driver_end(*stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+	CUresult rc = driver_begin_in_context("cuStreamDestroy");
+	struct standin_stream *s = NULL;
+
+	if (rc)
+		return rc;
+	rc = driver_find_stream(stream, &s);
+	if (rc)
+		return driver_end(rc);
+	standin_stream_end(s);
+	standin_counts[STANDIN_STREAMS]--;
+	return driver_end(s->context->sticky);
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+	CUresult rc = driver_begin_in_context("cuStreamWaitEvent");
+	struct standin_stream *s = NULL;
+	struct standin_work *w;
+
+	if (rc)
+		return rc;
+	rc = driver_find_stream(stream, &s);
+	rc = rc ? rc : driver_find_event(event);
+	rc = rc ? rc : flags ? CUDA_ERROR_INVALID_VALUE : s->context->sticky;
+	if (rc)
+		return driver_end(rc);
+	w = driver_work(STANDIN_WAIT, 0);
+	w->event = event;
+	w->nth = event->recorded;
+	standin_order_merge(&s->clock, &event->clock);
+	standin_stream_queue(s, w);
+	return driver_end(CUDA_SUCCESS);
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+	CUresult rc = driver_begin_in_context("cuStreamSynchronize");
+	struct standin_stream *s = NULL;
+	struct standin_clock seen;
+
+	if (rc)
+		return rc;
+	rc = driver_find_stream(stream, &s);
+	if (rc)
+		return driver_end(rc);
+	seen = s->clock;
+	standin_stream_drain(s);
+	standin_order_host(&seen);
+	return driver_end(s->context->sticky);
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned flags)
+{
+	CUresult rc = driver_begin_in_context("cuEventCreate");
+	struct standin_event *e;
+
+	if (rc)
+		return rc;
+	if (flags > 3)
+		return driver_end(CUDA_ERROR_INVALID_VALUE);
+	e = calloc(1, sizeof *e);
+	if (!e)
+		return driver_end(CUDA_ERROR_OUT_OF_MEMORY);
+	e->context = standin_current();
+	e->next = driver_events;
+	*event = driver_events = e;
+	standin_counts[STANDIN_EVENTS]++;
+	return driver_end(CUDA_SUCCESS);
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+	CUresult rc = driver_begin_in_context("cuEventRecord");
+	struct standin_stream *s = NULL;
+	struct standin_work *w;
+
+	if (rc)
+		return rc;
+	rc = driver_find_event(event);
+	rc = rc ? rc : driver_find_stream(stream, &s);
+	rc = rc ? rc : s->context->sticky;
+	if (rc)
+		return driver_end(rc);
+	w = driver_work(STANDIN_RECORD, 0);
+	w->event = event;
+	w->nth = ++event->recorded;
+	event->clock = s->clock;
+	standin_stream_queue(s, w);
+	return driver_end(CUDA_SUCCESS);
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+	CUresult rc = driver_begin_in_context("cuEventSynchronize");
+	struct standin_clock seen;
+	uint64_t nth;
+
+	if (rc)
+		return rc;
+	rc = driver_find_event(event);
+	if (rc)
+		return driver_end(rc);
+	nth = event->recorded;
+	seen = event->clock;
+	while (event->done < nth)
+		pthread_cond_wait(&standin_changed, &standin_lock);
+	standin_order_host(&seen);
+	return driver_end(event->context->sticky);
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+	CUresult rc = driver_begin_in_context("cuEventDestroy");
+
+	if (rc)
+		return rc;
+	rc = driver_find_event(event);
+	if (rc)
+		return driver_end(rc);
+	event->destroyed = true;
+	standin_counts[STANDIN_EVENTS]--;
+	return driver_end(CUDA_SUCCESS);
+}
+
+void standin_events_reset(void)
+{
+	for (struct standin_event *e; (e = driver_events); free(e))
+		driver_events = e->next;
+}
+
+/* ---- copies, and the program's kernels ---- */
+
+static CUresult driver_copy(CUstream stream, struct standin_rows to, struct standin_rows from)
+{
+	struct standin_stream *s = NULL;
+	CUresult rc = driver_find_stream(stream, &s);
+	struct standin_work *w;
+
+	rc = rc ? rc : s->context->sticky;
+	if (rc || to.width == 0 || to.height == 0)
+		return rc;
+	if (!standin_memory_holds(&from))
+		return driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_VALUE);
+	w = driver_work(STANDIN_COPY, 0);
+	w->from = from;
+	w->flight = calloc(1, sizeof *w->flight);
+	if (!w->flight)
+		abort();
+	w->flight->to = to;
+	standin_counts[STANDIN_PAGEABLE] += !standin_host_registered(&to);
+	standin_counts[STANDIN_BYTES] += to.width * to.height;
+	standin_order_copy(s, &from, w->flight);
+	standin_stream_queue(s, w);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+	CUresult rc = driver_begin_in_context("cuMemcpyDtoHAsync");
+
+	if (rc)
+		return rc;
+	standin_counts[STANDIN_COPIES]++;
+	return driver_end(driver_copy(stream, (struct standin_rows){to, bytes, 1, bytes},
+		(struct standin_rows){(char *)(uintptr_t)from, bytes, 1, bytes}));
+}
+
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
+{
+	CUresult rc = driver_begin_in_context("cuMemcpy2DAsync");
+	struct standin_rows from, to;
+
+	if (rc)
+		return rc;
+	if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_HOST ||
+	    c->srcPitch < c->WidthInBytes + c->srcXInBytes || c->dstPitch < c->WidthInBytes + c->dstXInBytes ||
+	    c->srcPitch > DRIVER_PITCH_MAX || c->dstPitch > DRIVER_PITCH_MAX)
+		return driver_end(CUDA_ERROR_INVALID_VALUE);
+	from = (struct standin_rows){(char *)(uintptr_t)c->srcDevice + c->srcY * c->srcPitch + c->srcXInBytes,
+		c->WidthInBytes, c->Height, c->srcPitch};
+	to = (struct standin_rows){(char *)c->dstHost + c->dstY * c->dstPitch + c->dstXInBytes,
+		c->WidthInBytes, c->Height, c->dstPitch};
+	standin_counts[STANDIN_COPIES_2D]++;
+	return driver_end(driver_copy(stream, to, from));
+}
+
+int standin_write(struct standin_stream *stream, void *to, const void *bytes, size_t n, unsigned delay_us)
+{
+	struct standin_rows rows = {to, n, 1, n};
+	struct standin_stream *s = NULL;
+	struct standin_work *w;
+	int rc = -1;
+
+	if (n == 0)
+		return 0;
+	pthread_mutex_lock(&standin_lock);
+	if (standin_current() && driver_find_stream(stream, &s) == CUDA_SUCCESS && standin_memory_holds(&rows)) {
+		w = driver_work(STANDIN_WRITE, n);
+		w->to = rows;
+		w->delay_us = delay_us;
+		memcpy(w->bytes, bytes, n);
+		standin_order_write(s, &rows);
+		standin_stream_queue(s, w);
+		rc = 0;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}

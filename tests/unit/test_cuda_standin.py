@@ -1,0 +1,575 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies out of device memory against the stand-in driver, which counts every promise that was not kept; and the
+stand-in itself: each wrong order that it is there to find is made on purpose, and found."""
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from standinlib import standin
+from test_gather import Gather, views
+from test_ring import AUTO, LOCKED, NO, PAGE, PAGEABLE, PINNED, YES, Error, Ring
+
+ENOENT, EIO, ENOMEM, EFAULT, EEXIST, EINVAL, ENODEV = 2, 5, 12, 14, 17, 22, 19
+
+
+@pytest.fixture(scope="module")
+def driver(build):
+    return standin(build)
+
+
+@pytest.fixture
+def cuda(driver, lib):
+    """A fresh context, current; afterwards nothing was done wrong and nothing is left but what the test made."""
+    driver.reset()
+    driver.context()
+    device = Device(lib)
+    yield device
+    device.close()
+    assert driver.faults() == device.faults and driver.held() == device.held and driver.depth() == 0
+    driver.reset()
+
+
+class Device:
+    """core/device/cuda.h, with what is to be freed in the end."""
+
+    def __init__(self, lib):
+        self.lib, self.err, self.open, self.faults, self.held = lib, Error(), [], {}, {}
+
+    def check(self, rc):
+        if rc < 0:
+            raise OSError(-rc, self.err.text.decode())
+        return rc
+
+    def made(self, kind, *args):
+        p = ctypes.c_void_p()
+        self.check(getattr(self.lib, f"device_{kind}_new")(*args, ctypes.byref(p), ctypes.byref(self.err)))
+        self.open.append((kind, p))
+        return p
+
+    def fence(self, stream=None):
+        return self.made("fence", ctypes.c_void_p(stream))
+
+    def stream(self, fence):
+        return self.made("stream", fence)
+
+    def mark(self, stream):
+        return self.made("mark", stream)
+
+    def wait_fence(self, stream, fence):
+        self.check(self.lib.device_stream_wait(stream, fence, ctypes.byref(self.err)))
+
+    def gather(self, stream, to, g):
+        self.check(self.lib.device_stream_gather(stream, ctypes.c_void_p(to), ctypes.byref(g), ctypes.byref(self.err)))
+
+    def copy(self, stream, to, start, nbytes):
+        g = Gather(start, 1, 1)
+        g.size[0], g.stride[0] = nbytes, 1
+        self.gather(stream, to, g)
+
+    def set(self, mark):
+        self.check(self.lib.device_mark_set(mark, ctypes.byref(self.err)))
+
+    def wait(self, mark):
+        self.check(self.lib.device_mark_wait(mark, ctypes.byref(self.err)))
+
+    def done(self, stream):
+        mark = self.mark(stream)
+        self.set(mark)
+        self.wait(mark)
+
+    def close(self):
+        for kind, p in reversed(self.open):
+            getattr(self.lib, f"device_{kind}_free")(p)
+        self.open = []
+
+
+def noise(n, seed=1):
+    return random.Random(seed).randbytes(n)
+
+
+N = 1 << 16
+
+
+# ---- the promises ----
+
+@pytest.mark.parametrize("default_stream", [True, False])
+def test_a_copy_sees_what_the_callers_stream_wrote_before_the_fence(cuda, driver, default_stream):
+    source, new = driver.memory(noise(N)), noise(N, 2)
+    out = ctypes.create_string_buffer(N)
+    own = None if default_stream else driver.stream()
+    driver.write(own, source, new, 20_000)
+    fence = cuda.fence(own)
+    stream = cuda.stream(fence)
+    cuda.wait_fence(stream, fence)
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.done(stream)
+    assert out.raw == new
+    cuda.held = {} if default_stream else {"streams": 1}
+
+
+def test_without_the_fence_old_bytes_come_and_it_is_counted(cuda, driver):
+    """The wrong order on purpose: what the test above would look like if the wait were forgotten."""
+    old, new = noise(N), noise(N, 2)
+    source, out = driver.memory(old), ctypes.create_string_buffer(N)
+    driver.write(None, source, new, 50_000)
+    fence = cuda.fence()
+    stream = cuda.stream(fence)
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.done(stream)
+    assert out.raw == old
+    cuda.faults = {"premature": 1}
+
+
+def test_a_fence_before_the_write_does_not_cover_it(cuda, driver):
+    """Counted even when the bytes happen to be there in time."""
+    source, out = driver.memory(N), ctypes.create_string_buffer(N)
+    fence = cuda.fence()
+    driver.write(None, source, noise(N))
+    stream = cuda.stream(fence)
+    cuda.wait_fence(stream, fence)
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.done(stream)
+    cuda.faults = {"premature": 1}
+
+
+def test_what_the_host_waited_for_needs_no_fence(cuda, driver):
+    source, out, data = driver.memory(N), ctypes.create_string_buffer(N), noise(N)
+    driver.write(None, source, data, 5000)
+    assert driver.synchronize(None) == 0
+    stream = cuda.stream(cuda.fence())
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.done(stream)
+    assert out.raw == data
+
+
+def test_a_mark_covers_the_copies_before_it_and_only_those(cuda, driver):
+    source, out = driver.memory(noise(2 * N)), ctypes.create_string_buffer(2 * N)
+    at = ctypes.addressof(out)
+    stream = cuda.stream(cuda.fence())
+    mark = cuda.mark(stream)
+    for _ in range(3):                                                        # a mark is used again
+        cuda.copy(stream, at, source, N)
+        cuda.set(mark)
+        cuda.copy(stream, at + N, source + N, N)
+        cuda.wait(mark)
+        assert not driver.busy(at, N) and driver.busy(at + N, N)
+        assert out.raw[:N] == noise(2 * N)[:N]
+        cuda.done(stream)
+        assert not driver.busy(at, 2 * N) and out.raw == noise(2 * N)
+
+
+def test_memory_used_again_before_its_mark_is_counted(cuda, driver):
+    """The wrong order on purpose: a slot that goes back to the ring too early."""
+    source, out = driver.memory(noise(N)), ctypes.create_string_buffer(N)
+    stream = cuda.stream(cuda.fence())
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.copy(stream, ctypes.addressof(out) + N - 1, source, 1)
+    cuda.done(stream)
+    cuda.faults = {"reused": 1}
+
+
+def test_rows_between_rows_are_not_used_again(cuda, driver):
+    """Copies with a pitch may interleave, as long as no row meets another."""
+    source, out = driver.memory(noise(1 << 12)), ctypes.create_string_buffer(1 << 12)
+    stream = cuda.stream(cuda.fence())
+    g = Gather(source, 4, 3)
+    g.size[:3], g.stride[:3] = [40, 3, 2], [96, 16, 8]
+    cuda.gather(stream, ctypes.addressof(out), g)
+    assert driver.count("copies_2d") == 6
+    cuda.done(stream)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_memory_written_while_a_copy_fills_it_is_counted(cuda, driver, late):
+    """The wrong order on purpose: before the copy is executed, and after, when the host can not know that yet."""
+    source, out = driver.memory(noise(N)), ctypes.create_string_buffer(N)
+    driver.write(None, driver.memory(1), b"x", 20_000 if not late else 0)
+    fence = cuda.fence()
+    stream = cuda.stream(fence)
+    mark = cuda.mark(stream)
+    cuda.wait_fence(stream, fence)
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.set(mark)
+    if late:
+        while out.raw != noise(N):
+            time.sleep(0.001)
+        time.sleep(0.05)
+    out[5] = bytes([out.raw[5] ^ 1])
+    cuda.wait(mark)
+    cuda.faults = {"touched": 1}
+
+
+def test_a_stream_waits_for_its_copies_when_it_is_freed(cuda, driver):
+    source, out = driver.memory(noise(N)), ctypes.create_string_buffer(N)
+    driver.write(None, driver.memory(1), b"x", 20_000)
+    fence = cuda.fence()
+    stream = cuda.stream(fence)
+    cuda.wait_fence(stream, fence)
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.close()
+    assert out.raw == noise(N) and not driver.busy(ctypes.addressof(out), N)
+
+
+def test_a_fence_may_be_freed_while_streams_wait_for_it(cuda, driver, lib):
+    source, out, data = driver.memory(N), ctypes.create_string_buffer(N), noise(N)
+    driver.write(None, source, data, 20_000)
+    fence = cuda.fence()
+    stream = cuda.stream(fence)
+    cuda.wait_fence(stream, fence)
+    cuda.open.pop(0)
+    lib.device_fence_free(fence)
+    cuda.copy(stream, ctypes.addressof(out), source, N)
+    cuda.done(stream)
+    assert out.raw == data
+
+
+# ---- threads and contexts ----
+
+def test_another_thread_without_a_context_copies(cuda, driver):
+    """As the saver does: the fence is the caller's, all else belongs to a thread that never saw a context."""
+    source, out, data, wrong = driver.memory(N), ctypes.create_string_buffer(N), noise(N), []
+    driver.write(None, source, data, 10_000)
+    fence = cuda.fence()
+
+    def work():
+        try:
+            stream = cuda.stream(fence)
+            cuda.wait_fence(stream, fence)
+            cuda.copy(stream, ctypes.addressof(out), source, N)
+            cuda.done(stream)
+            wrong.append(driver.depth())
+            cuda.close()
+        except OSError as e:
+            wrong.append(e)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert wrong == [0] and out.raw == data
+
+
+def test_threads_with_other_contexts_current_keep_them(cuda, driver, lib):
+    fence = cuda.fence()
+    other = driver.context()
+    current = ctypes.c_void_p()
+    stream = cuda.stream(fence)
+    cuda.wait_fence(stream, fence)
+    cuda.done(stream)
+    cuda.close()
+    driver.lib.cuCtxGetCurrent(ctypes.byref(current))
+    assert current.value == other and driver.depth() == 0
+
+
+def test_a_stream_fits_fences_of_its_context_only(cuda, driver, lib):
+    lib.device_stream_fits.restype = ctypes.c_bool
+    first, second = cuda.fence(), cuda.fence()
+    stream = cuda.stream(first)
+    driver.context()
+    third = cuda.fence()
+    assert lib.device_stream_fits(stream, first) and lib.device_stream_fits(stream, second)
+    assert not lib.device_stream_fits(stream, third)
+    with pytest.raises(OSError, match="cuStreamWaitEvent: CUDA_ERROR_INVALID_CONTEXT"):
+        cuda.wait_fence(stream, third)
+    cuda.faults = {"context": 1}
+
+
+def test_a_thread_without_a_context_makes_no_fence_and_pins_nothing(cuda, driver, lib):
+    driver.set(None)
+    with pytest.raises(OSError, match="no CUDA context") as e:
+        cuda.fence()
+    assert e.value.errno == EINVAL
+    r = Ring(lib, PAGE, YES, True)
+    assert r.rc == -EINVAL and "no CUDA context" in r.error
+
+
+def test_a_call_under_the_wrong_context_is_counted(cuda, driver):
+    """The wrong order on purpose: the driver called without the fence's context being pushed."""
+    own = driver.stream()
+    driver.context()
+    assert driver.synchronize(own) == 201
+    driver.set(None)
+    assert driver.synchronize(own) == 201
+    cuda.faults, cuda.held = {"context": 2}, {"streams": 1}
+
+
+def test_use_after_destroy_is_counted(cuda, driver):
+    own, event = driver.stream(), ctypes.c_void_p()
+    assert driver.lib.cuEventCreate(ctypes.byref(event), 3) == 0
+    assert driver.lib.cuEventDestroy_v2(event) == 0 and driver.lib.cuStreamDestroy_v2(ctypes.c_void_p(own)) == 0
+    assert driver.lib.cuEventSynchronize(event) == 400 and driver.synchronize(own) == 400
+    assert driver.synchronize(12345) == 400
+    cuda.faults = {"destroyed": 2, "foreign": 1}
+
+
+def test_frees_are_silent_when_the_context_is_gone(cuda, driver, lib):
+    context = driver.context()
+    fence = cuda.fence()
+    stream = cuda.stream(fence)
+    cuda.mark(stream)
+    r = Ring(lib, PAGE, YES, True)
+    assert r.rc == 0
+    driver.lib.standin_context_destroy(ctypes.c_void_p(context))
+    with pytest.raises(OSError, match="CUDA_ERROR_CONTEXT_IS_DESTROYED") as e:
+        cuda.wait_fence(stream, fence)
+    assert e.value.errno == ENODEV
+    cuda.close()
+    lib.device_ring_free(r.p)
+    cuda.held = {"streams": 1, "events": 2, "registrations": 1}                  # the context takes them with it
+
+
+# ---- shapes ----
+
+def copied(cuda, driver, view):
+    """What a device gather makes of a view whose whole base lies on the device."""
+    base = view
+    while base.base is not None and isinstance(base.base, np.ndarray):
+        base = base.base
+    flat = np.frombuffer(base.tobytes(), np.uint8)
+    device = driver.memory(flat.tobytes() or b"x")
+    g = Gather.of(view)
+    g.start = device + (view.__array_interface__["data"][0] - base.__array_interface__["data"][0])
+    nbytes = view.size * view.itemsize
+    out = ctypes.create_string_buffer(nbytes + 1)
+    stream = cuda.stream(cuda.fence())
+    cuda.gather(stream, ctypes.addressof(out), g)
+    cuda.done(stream)
+    cuda.close()
+    return out.raw[:nbytes]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(views().filter(lambda v: v.size < 4000))
+def test_any_view_of_device_memory(cuda, driver, view):
+    driver.lib.standin_delay(0, 1)
+    assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
+
+
+A = np.arange(4 * 6 * 8, dtype=np.int32).reshape(4, 6, 8)
+
+
+@pytest.mark.parametrize("view, copies, copies_2d", [
+    (A, 1, 0), (A[1:3], 1, 0), (A[:, 1:3], 0, 1), (A[:, :, 1:3], 0, 1), (A[:, 1:3, 1:3], 0, 2), (A[0, 0, ::2], 0, 1),
+    (A[::2, ::2, ::2], 0, 6),
+    (A[0].T, 0, 6), (A[::-1], 4, 0), (np.broadcast_to(A[0, 0], (5, 8)), 5, 0), (A[:0], 0, 0), (A[1, 2, 3, ...], 1, 0)])
+def test_few_calls(cuda, driver, view, copies, copies_2d):
+    assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
+    assert (driver.count("copies"), driver.count("copies_2d")) == (copies, copies_2d)
+    assert driver.count("bytes") == view.size * view.itemsize
+
+
+def test_a_pitch_beyond_the_drivers_limit_is_copied_row_by_row(cuda, driver, lib):
+    """Device memory is virtual here: two rows 3 GiB apart."""
+    far = 3 << 30
+    source = driver.memory(far + 64)
+    ctypes.memmove(source, b"first row", 9)
+    ctypes.memmove(source + far, b"other row", 9)
+    out = ctypes.create_string_buffer(18)
+    g = Gather(source, 9, 1)
+    g.size[0], g.stride[0] = 2, far
+    stream = cuda.stream(cuda.fence())
+    cuda.gather(stream, ctypes.addressof(out), g)
+    cuda.done(stream)
+    assert out.raw == b"first rowother row" and (driver.count("copies"), driver.count("copies_2d")) == (2, 0)
+
+
+# ---- the ring ----
+
+def test_a_pinned_ring_is_registered_for_as_long_as_it_lives(cuda, driver, lib):
+    for pin in (AUTO, YES):
+        with Ring(lib, 8 * PAGE, pin, True) as r:
+            assert r.memory == PINNED and driver.held() == {"registrations": 1}
+            stream = cuda.stream(cuda.fence())
+            cuda.copy(stream, r.take(PAGE), driver.memory(PAGE), PAGE)
+            cuda.done(stream)
+            cuda.close()
+            assert driver.count("pageable") == 0
+            driver.set(None)                                                  # freed by whatever thread it is
+            thread = threading.Thread(target=lib.device_ring_free, args=(r.p,))
+            thread.start()
+            thread.join()
+            r.p = None
+        assert not driver.count("registrations")
+        driver.context()
+    with Ring(lib, 8 * PAGE, NO, True) as r:
+        assert r.memory == PAGEABLE and not driver.count("registrations")
+
+
+def test_memory_that_can_not_be_registered(cuda, driver, lib):
+    driver.fail("cuMemHostRegister", 1, 2)
+    r = Ring(lib, 8 * PAGE, YES, True)
+    assert r.rc == -ENOMEM and r.error == "cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY"
+    driver.fail("cuMemHostRegister", 1, 800)
+    with Ring(lib, 8 * PAGE, AUTO, True) as r:
+        assert r.memory in (PAGEABLE, LOCKED)
+
+
+def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale):
+    """A small saver: kernels write, fences, two streams, slots given back as their marks are done; nothing is early."""
+    for seed in range(scale(3, 30)):
+        pick = random.Random(seed)
+        driver.lib.standin_delay(400, ctypes.c_uint64(seed + 1))
+        with Ring(lib, 24 * PAGE, YES, True) as r:
+            sources = [driver.memory(8 * PAGE) for _ in range(4)]
+            fence = cuda.fence()
+            marks = [(cuda.mark(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence)) for _ in range(8)]
+            under_way = []
+
+            def finish():
+                source, slot, want, mark = under_way.pop(0)
+                cuda.wait(mark[0])
+                assert ctypes.string_at(slot, len(want)) == want and r.give(slot) == 0
+                marks.append(mark)
+
+            for _ in range(60):
+                source = pick.choice(sources)
+                while any(u[0] == source for u in under_way):                 # not staged: the caller may not write
+                    finish()
+                data = pick.randbytes(pick.randint(1, 8 * PAGE))
+                driver.write(None, source, data, pick.randint(0, 500))
+                fence = cuda.fence()
+                while not marks or (slot := r.take(len(data))) is None:
+                    finish()
+                mark, stream = marks.pop(pick.randrange(len(marks)))
+                cuda.wait_fence(stream, fence)
+                cuda.copy(stream, slot, source, len(data))
+                cuda.set(mark)
+                under_way.append((source, slot, data, (mark, stream)))
+            while under_way:
+                finish()
+            assert r.used == 0 and driver.faults() == {}
+            cuda.close()
+
+
+# ---- errors ----
+
+@pytest.mark.parametrize("function, call", [
+    ("cuCtxGetCurrent", "fence"), ("cuEventCreate", "fence"), ("cuEventRecord", "fence"), ("cuCtxPushCurrent", "stream"),
+    ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "mark"), ("cuEventCreate", "mark"), ("cuCtxPushCurrent", "wait_fence"),
+    ("cuStreamWaitEvent", "wait_fence"), ("cuCtxPushCurrent", "copy"), ("cuMemcpyDtoHAsync", "copy"),
+    ("cuCtxPushCurrent", "set"), ("cuEventRecord", "set"), ("cuCtxPushCurrent", "wait"), ("cuEventSynchronize", "wait")])
+def test_every_call_of_the_driver_may_fail(cuda, driver, function, call):
+    """Its name and the driver's word for it are in the sentence, nothing leaks, and the next call works."""
+    fence = cuda.fence()
+    stream = cuda.stream(fence)
+    mark = cuda.mark(stream)
+    out, source = ctypes.create_string_buffer(8), driver.memory(b"12345678")
+    calls = {"fence": cuda.fence, "stream": lambda: cuda.stream(fence), "mark": lambda: cuda.mark(stream),
+             "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(mark), "wait": lambda: cuda.wait(mark),
+             "copy": lambda: cuda.copy(stream, ctypes.addressof(out), source, 8)}
+    before = driver.held()
+    driver.fail(function, 1, 2)
+    with pytest.raises(OSError, match="CUDA_ERROR_OUT_OF_MEMORY") as e:
+        calls[call]()
+    assert e.value.errno == ENOMEM and driver.held() == before and driver.depth() == 0
+    calls[call]()
+    cuda.done(stream)
+
+
+def test_a_copy_that_fails_on_the_device_is_told_by_its_mark(cuda, driver):
+    source, out = driver.memory(8), ctypes.create_string_buffer(8)
+    driver.write(None, source, b"12345678", 50_000)                          # nothing fails before all was given
+    fence = cuda.fence()
+    stream = cuda.stream(fence)
+    mark = cuda.mark(stream)
+    cuda.wait_fence(stream, fence)
+    driver.fail("copy", 1, 700)
+    cuda.copy(stream, ctypes.addressof(out), source, 8)
+    cuda.set(mark)
+    with pytest.raises(OSError, match="copies from device memory: CUDA_ERROR_ILLEGAL_ADDRESS") as e:
+        cuda.wait(mark)
+    assert e.value.errno == EFAULT
+    with pytest.raises(OSError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        cuda.copy(stream, ctypes.addressof(out), source, 8)
+
+
+def test_host_memory_as_a_source_is_refused(cuda, driver):
+    wrong, out = ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)
+    stream = cuda.stream(cuda.fence())
+    with pytest.raises(OSError, match="copy from device memory: CUDA_ERROR_INVALID_VALUE") as e:
+        cuda.copy(stream, ctypes.addressof(out), ctypes.addressof(wrong), 8)
+    assert e.value.errno == EINVAL
+    cuda.faults = {"foreign": 1}
+
+
+@pytest.mark.parametrize("code, errno, word", [
+    (1, EINVAL, "CUDA_ERROR_INVALID_VALUE"), (3, ENODEV, "CUDA_ERROR_NOT_INITIALIZED"), (712, EEXIST, "ALREADY_REGISTERED"),
+    (719, EIO, "answers 719"), (999, EIO, "cuStreamCreate: the CUDA driver answers 999")])
+def test_words_for_errors(cuda, driver, code, errno, word):
+    fence = cuda.fence()
+    driver.fail("cuStreamCreate", 1, code)
+    with pytest.raises(OSError, match=word) as e:
+        cuda.stream(fence)
+    assert e.value.errno == errno
+
+
+def test_null_is_freed_silently(lib):
+    for kind in ("fence", "stream", "mark", "ring"):
+        getattr(lib, f"device_{kind}_free")(None)
+    lib.device_cuda_unregister(None)
+
+
+LOAD = """
+import ctypes, os, sys
+sys.path.insert(0, sys.argv[2])
+from test_ring import *
+lib, err = ctypes.CDLL(sys.argv[1]), Error()
+def load():
+    return lib.device_cuda_load(ctypes.byref(err)), err.text.decode()
+"""
+
+
+def run(build, code, **env):
+    done = subprocess.run([sys.executable, "-c", LOAD + code, str(build / "tests" / "libvckpt_internal.so"), os.path.dirname(__file__)],
+                          capture_output=True, text=True, env={**os.environ, **env})
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_driver(build, tmp_path):
+    run(build, """
+rc, text = load()
+assert rc == -2 and text.startswith("no CUDA driver: ") and "nowhere.so" in text, (rc, text)
+p = ctypes.c_void_p()
+assert lib.device_fence_new(None, ctypes.byref(p), ctypes.byref(err)) == -2 and b"no CUDA driver" in err.text
+r = Ring(lib, PAGE, YES, True)
+assert r.rc == -2 and "no CUDA driver" in r.error
+with Ring(lib, PAGE, AUTO, True) as r:
+    assert r.memory in (PAGEABLE, LOCKED)
+""", VCKPT_LIBCUDA=str(tmp_path / "nowhere.so"))
+
+
+def test_a_library_that_is_no_driver(build):
+    run(build, """
+rc, text = load()
+assert rc == -2 and "has no cuInit" in text, (rc, text)
+""", VCKPT_LIBCUDA=str(build / "tests" / "libvckpt_internal.so"))
+
+
+def test_no_device_then_one_and_none_in_a_child(build):
+    """The library is found by its name, too."""
+    where = build / "tests" / "standin"
+    run(build, """
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.standin_devices(-1)
+rc, text = load()
+assert rc == -2 and "can not be used: cuInit: CUDA_ERROR_NO_DEVICE" in text, (rc, text)
+cuda.standin_devices(0)
+rc, text = load()
+assert rc == -2 and "knows no device" in text, (rc, text)
+cuda.standin_devices(1)
+assert load()[0] == 0 and load()[0] == 0
+child = os.fork()
+if child == 0:
+    p = ctypes.c_void_p()
+    rc = lib.device_fence_new(None, ctypes.byref(p), ctypes.byref(err))
+    os._exit(0 if rc == -19 and b"CUDA_ERROR_NOT_INITIALIZED" in err.text else 1)
+assert os.waitpid(child, 0)[1] == 0
+""", VCKPT_LIBCUDA="", LD_LIBRARY_PATH=str(where))
