@@ -62,24 +62,32 @@ static void *pool_main(void *arg)
 	return NULL;
 }
 
-static bool pool_start(struct base_pool *pool, unsigned threads)
+int base_thread_start(pthread_t *ret_thread, void *(*f)(void *), void *arg)
 {
 	sigset_t all, before;
+	int rc;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = pthread_create(ret_thread, NULL, f, arg);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -rc;
+}
+
+static bool pool_start(struct base_pool *pool, unsigned threads)
+{
 	while (pool->threads < threads) {
 		struct pool_worker *w = &pool->workers[pool->threads];
 
 		w->pool = pool;
 		w->number = pool->threads;
-		if (pthread_create(&w->thread, NULL, pool_main, w) != 0)
+		if (base_thread_start(&w->thread, pool_main, w) != 0)
 			break;
 		pool->threads++;
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return pool->threads == threads;
 }
+
 
 struct base_pool *base_pool_new(unsigned threads, size_t queue_len)
 {

@@ -5,6 +5,7 @@
 #ifndef CORE_BASE_POOL_H
 #define CORE_BASE_POOL_H
 
+#include <pthread.h>
 #include <stddef.h>
 
 struct base_pool;
@@ -16,6 +17,8 @@ void base_pool_free(struct base_pool *pool);                            /* runs 
 void base_pool_run(struct base_pool *pool, base_pool_func f, void *arg); /* blocks while the queue is full */
 void base_pool_wait(struct base_pool *pool);                            /* until nothing is queued or running */
 unsigned base_pool_threads(const struct base_pool *pool);
+/* One thread of the library's own: signals stay with the caller's. 0 or a negative errno. */
+int base_thread_start(pthread_t *ret_thread, void *(*f)(void *), void *arg);
 unsigned base_cpu_count(void);                                          /* usable CPUs (affinity), at least 1 */
 
 #endif

@@ -247,6 +247,8 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 		return save_write_failed(a->w, a->pack_class, rc, err);
 	save_appender_count(a, k);
 	a->w->result.pieces_new++;
+	if (!raw)
+		a->w->result.bytes_encoded += p->len;
 	*ret_known = k;
 	return 0;
 }
@@ -334,13 +336,16 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 	*ret_known = save_dedup_find(&w->dedup, &p->digest, STORE_OBJECT_PIECE);
 	if (*ret_known) {
 		w->result.pieces_duplicate++;
+		w->result.bytes_duplicate += p->len;
 		return 0;
 	}
 	rc = appender_by_position(a, b, p, ret_known, err);
 	if (rc == -ENOENT)
 		rc = appender_by_index(a, p, ret_known, err);
-	if (rc == 0)
+	if (rc == 0) {
 		w->result.pieces_reused++;
+		w->result.bytes_reused += p->len;
+	}
 	if (rc != -ENOENT)
 		return rc;
 	rc = p->encoded ? 0 : appender_encode(a, b, p, err);
@@ -390,12 +395,35 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 
 /* ---- the meta pack ---- */
 
+/* Another commit's copy of the layout object, for a rank that need not store it; 0: there is none to be had. */
+static int appender_refer_layout(struct save_appender *a, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	struct index_place place;
+	struct save_known *known;
+	int rc = -ENOENT;
+
+	for (unsigned i = 0; rc == -ENOENT && i < save_bases_count(&w->bases); i++)
+		if (save_base_layout_place(w->bases.all[i], &w->layout->digest, &place) == 0)
+			rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_LAYOUT,
+				w->layout_bytes->len, &known, err);
+	if (rc == 0) {
+		a->layout_ref = known->ref;
+		a->layout_pack = known->pack;
+	}
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
+}
+
 static int appender_append_layout(struct save_appender *a, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int rc = store_pack_append_encoded(a->meta, STORE_OBJECT_LAYOUT, w->layout_object.data, w->layout_object.len,
-		&a->layout_ref);
+	int rc = w->stores_layout ? 0 : appender_refer_layout(a, err);
 
+	if (rc)
+		return base_min(rc, 0);
+	a->layout_pack = a->meta_number;
+	rc = store_pack_append_encoded(a->meta, STORE_OBJECT_LAYOUT, w->layout_bytes->data, w->layout_bytes->len,
+		&a->layout_ref);
 	for (uint32_t i = 0; rc >= 0 && i < w->nheaders; i++)
 		rc = store_pack_append_encoded(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes,
 			w->headers[i].len, &w->headers[i].ref);

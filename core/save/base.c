@@ -127,7 +127,7 @@ static int base_open_layout(struct save_base *b, uint32_t i, struct base_error *
 	return rc;
 }
 
-const struct store_layout *save_base_layout(struct save_base *b, uint32_t layout)
+const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout)
 {
 	struct base_error why = {0};
 
@@ -279,23 +279,40 @@ const struct store_piece *save_base_piece(const struct save_base_row *row, const
 	return p;
 }
 
-void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
+static void base_place(const struct save_base *b, const struct store_object_ref *ref, const char *pack,
 	struct index_place *ret_place)
 {
-	const struct save_base *b = row->base;
-
 	memset(ret_place, 0, sizeof *ret_place);
-	ret_place->digest = p->ref.digest;
-	ret_place->offset = p->ref.offset;
-	ret_place->checks = p->ref.checks;
-	ret_place->raw_len = p->ref.raw_len;
-	ret_place->stored_len = p->ref.stored_len;
-	ret_place->codec = p->ref.codec;
-	ret_place->kind = p->ref.kind;
+	ret_place->digest = ref->digest;
+	ret_place->offset = ref->offset;
+	ret_place->checks = ref->checks;
+	ret_place->raw_len = ref->raw_len;
+	ret_place->stored_len = ref->stored_len;
+	ret_place->codec = ref->codec;
+	ret_place->kind = ref->kind;
 	memccpy(ret_place->pack, pack, 0, sizeof ret_place->pack - 1);
 	memcpy(ret_place->run, b->run, sizeof b->run);
 	ret_place->entry = b->entry;
 	ret_place->manifest = b->manifest;
+}
+
+void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
+	struct index_place *ret_place)
+{
+	base_place(row->base, &p->ref, pack, ret_place);
+}
+
+int save_base_layout_place(const struct save_base *b, const struct base_digest *layout, struct index_place *ret_place)
+{
+	for (uint32_t i = 0; b->open && i < b->m.nlayouts; i++) {
+		struct store_object_ref ref = store_object_ref_from(&b->m.layouts[i].ref);
+
+		if (!base_digest_equal(&b->m.layouts[i].digest, layout) || ref.pack >= b->m.npacks)
+			continue;
+		base_place(b, &ref, b->m.packs[ref.pack].pack, ret_place);
+		return 0;
+	}
+	return -ENOENT;
 }
 
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err)

@@ -31,7 +31,7 @@ struct save_base {
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
 };
 /* Under the lock. NULL: it cannot be read, or enough others were. */
-const struct store_layout *save_base_layout(struct save_base *b, uint32_t layout);
+const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout);
 const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, uint32_t tensor);
 const struct base_line *save_base_line(struct save_base *b, uint32_t line);
 uint32_t save_base_find_line(const struct save_base *b, uint32_t rank); /* any thread; or BASE_NO_LINE */

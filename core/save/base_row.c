@@ -303,7 +303,7 @@ static int gather_layout(struct gather *g, uint32_t layout, uint32_t tensor)
 /* Number of the tensor in that layout of the base, if it is the same one: name, dtype, shape, grid. */
 static int64_t gather_tensor(struct gather *g, uint32_t layout, const struct store_layout *l, uint32_t tensor)
 {
-	const struct store_layout *from = save_base_layout(g->base, layout);
+	const struct store_layout *from = save_base_open_layout(g->base, layout);
 	struct tensor_shape shape;
 	uint32_t len;
 	const char *name = store_layout_name(l, tensor, &len);

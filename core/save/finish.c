@@ -53,7 +53,10 @@ static struct proto_view_header *finish_headers(const struct save_appender *a)
 static uint64_t finish_meta_live(const struct save_appender *a, const struct proto_part *part,
 	const struct store_object_ref *part_ref)
 {
-	uint64_t live = a->layout_ref.stored_len + part_ref->stored_len;
+	uint64_t live = part_ref->stored_len;
+
+	if (a->layout_pack == a->meta_number) /* another commit's was counted when it was admitted */
+		live += a->layout_ref.stored_len;
 
 	for (uint32_t i = 0; i < a->w->nheaders; i++)
 		live += a->w->headers[i].ref.stored_len;
@@ -93,16 +96,19 @@ static int finish_announce(struct save_appender *a, const struct proto_part *par
 	base_cleanup_free struct proto_pack_use *packs = finish_packs(w);
 	base_cleanup_free struct proto_view_header *headers = finish_headers(a);
 	struct proto_announcement ann = {.layout = w->layout->digest, .stores_layout = true,
-		.layout_ref = finish_ref(&a->layout_ref, a->meta_number),
+		.layout_ref = finish_ref(&a->layout_ref, a->layout_pack),
 		.headers = headers, .nheaders = w->nheaders, .part = finish_ref(part_ref, a->meta_number),
 			.packs = packs, .npacks = part->npacks,
 		.tensors = w->layout->m.ntensors, .bytes = w->tensor_bytes + w->blob_bytes,
+		.replicas = w->replicas, .nreplicas = w->nreplicas,
 		.attributes = w->attributes, .nattributes = w->options.nattributes};
 
 	if (!packs || !headers)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < w->dedup.npacks; i++)
 		ann.new_bytes += w->dedup.packs[i].own ? w->dedup.packs[i].size : 0;
+	if (w->job)
+		return store_attempt_announce(w->attempt, &ann, err);
 	return store_attempt_commit(w->attempt, &ann, &w->result.entry, err);
 }
 
@@ -127,9 +133,11 @@ int save_finish(struct save_appender *a, struct base_error *err)
 	const struct proto_timing timings[] = {{"read", r->read_ns, r->bytes}, {"digest", r->digest_ns, r->bytes},
 		{"encode", r->encode_ns, r->raw_bytes_new},
 		{"write", r->write_ns, r->piece_bytes_new}};
-	struct proto_part part = {.rank = 0, .world = 1, .host = store_hostname(), .layout = w->layout->digest,
+	struct proto_part part = {.rank = w->rank, .world = w->world, .host = store_hostname(), .layout = w->layout->digest,
 		.packs = packs, .npacks = w->dedup.npacks,
-		.blobs = blobs, .nblobs = w->nblobs, .timings = timings, .ntimings = BASE_COUNT(timings)};
+		.blobs = blobs, .nblobs = w->nblobs, .timings = w->job ? w->timings : timings,
+		.ntimings = w->job ? w->ntimings : BASE_COUNT(timings),
+		.samples = w->samples, .nsamples = w->nsamples};
 	struct store_object_ref part_ref;
 	int rc = blobs && packs ? 0 : base_error_set(err, -ENOMEM, "out of memory");
 
@@ -137,7 +145,7 @@ int save_finish(struct save_appender *a, struct base_error *err)
 		rc = finish_part(a, &part, &part_ref, err);
 	if (rc == 0)
 		rc = finish_announce(a, &part, &part_ref, err);
-	if (rc == 0)
+	if (rc == 0 && !w->job)
 		w->result.index_behind = finish_index_behind(w);
 	if (rc == 0)
 		w->result.bases = w->dedup.nattempts;

@@ -80,6 +80,8 @@ const struct store_piece *save_base_piece(const struct save_base_row *row, const
 	const char **ret_pack);
 void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
 	struct index_place *ret_place);
+/* Where the base has the layout object of that digest; -ENOENT: it has none. Any thread, no I/O. */
+int save_base_layout_place(const struct save_base *b, const struct base_digest *layout, struct index_place *ret_place);
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
 

@@ -49,6 +49,13 @@ struct save_header {
 
 struct save_writer {
 	struct store *store;
+	/* of a job: its attempt is announced, not committed; layout, plan and tensors are the flight's */
+	bool job; uint32_t rank, world;
+	const struct base_buf *layout_bytes;    /* the layout object: `layout_object`, or a job's */
+	bool stores_layout;             /* false: `layout_ref` of the appender refers to another commit's copy, if to any */
+	const struct proto_timing *timings; uint32_t ntimings; /* a job's, for the part */
+	const struct proto_sample *samples; uint32_t nsamples;
+	const struct proto_replica *replicas; uint32_t nreplicas;
 	struct save_options options;    /* run and attributes are copies */
 	struct proto_attribute *attributes;
 	struct store_layout_builder *builder;
@@ -72,6 +79,9 @@ struct save_writer {
 	struct save_result result;
 	uint64_t done_bytes, progress_ns;
 };
+/* A job's: run and attributes are copied and checked. Free with save_writer_close. */
+int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
+	struct save_writer **ret_w, struct base_error *err);
 void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now);
 bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint64_t raw_len, struct index_place *ret_place);
@@ -140,7 +150,7 @@ struct save_appender {
 	struct store_pack_writer *meta; uint32_t meta_number;
 	struct store_part_builder *part;
 	struct save_row *first, *last;  /* rows that are not in the part yet, in order */
-	struct store_object_ref layout_ref;
+	struct store_object_ref layout_ref; uint32_t layout_pack;
 };
 /* opens the meta pack; layout and headers go in */
 int save_appender_open(struct save_appender *a, struct save_writer *w, struct base_error *err);

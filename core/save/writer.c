@@ -36,25 +36,26 @@ static int writer_check_attribute(const struct proto_attribute *at, struct base_
 	return 0;
 }
 
-static int writer_set_attributes(struct save_writer *w, const struct save_options *o, struct base_error *err)
+static int writer_set_attributes(struct save_writer *w, const struct proto_attribute *attributes, size_t n,
+	struct base_error *err)
 {
 	uint64_t bytes = 0;
 
-	if (o->nattributes > PROTO_ATTRIBUTES_MAX)
+	if (n > PROTO_ATTRIBUTES_MAX)
 		return base_error_set(err, -BASE_ELIMIT, "a step has at most %d attributes", PROTO_ATTRIBUTES_MAX);
-	w->attributes = calloc(o->nattributes + 1, sizeof *w->attributes);
+	w->attributes = calloc(n + 1, sizeof *w->attributes);
 	if (!w->attributes)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	w->options.attributes = w->attributes;
 	w->options.nattributes = 0;
-	for (size_t i = 0; i < o->nattributes; i++) {
-		int rc = writer_check_attribute(&o->attributes[i], err);
+	for (size_t i = 0; i < n; i++) {
+		int rc = writer_check_attribute(&attributes[i], err);
 		char *key, *value;
 
 		if (rc < 0)
 			return rc;
-		key = strdup(o->attributes[i].key);
-		value = strdup(o->attributes[i].value);
+		key = strdup(attributes[i].key);
+		value = strdup(attributes[i].value);
 		w->attributes[w->options.nattributes++] = (struct proto_attribute){key, value};
 		if (!key || !value)
 			return base_error_set(err, -ENOMEM, "out of memory");
@@ -132,18 +133,40 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	if (!w)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	w->store = s;
+	w->world = 1;
+	w->stores_layout = true;
+	w->layout_bytes = &w->layout_object;
 	w->options = *o;
 	w->options.attributes = NULL;
 	w->options.run = strdup(o->run);
 	w->builder = store_layout_builder_new(params);
 	if (!w->options.run || !w->builder)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	rc = writer_set_attributes(w, o, err);
+	rc = writer_set_attributes(w, o->attributes, o->nattributes, err);
 	if (rc == 0)
 		rc = writer_check_step(w, err);
 	if (rc < 0)
 		return rc;
 	writer_open_index(w);
+	*ret_w = base_steal(w);
+	return 0;
+}
+
+int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
+	struct save_writer **ret_w, struct base_error *err)
+{
+	base_cleanup(save_writer_close_p) struct save_writer *w = calloc(1, sizeof *w);
+	int rc;
+
+	if (w)
+		w->options.run = strdup(run);
+	if (!w || !w->options.run)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->store = s;
+	w->job = true;
+	rc = writer_set_attributes(w, attributes, nattributes, err);
+	if (rc < 0)
+		return rc;
 	*ret_w = base_steal(w);
 	return 0;
 }

@@ -35,6 +35,7 @@ struct store_attempt {
 	/* of a job's rank (attempt_ranks.c) */
 	struct store_launch *job;       /* NULL: alone */
 	uint64_t announced_ms;          /* monotonic */
+	uint64_t commit_ns;             /* spent in committing */
 	char (*packs)[STORE_PACK_NAME_MAX]; size_t npacks; /* its own */
 	struct proto_announcement *parts; /* [world], as they were read; arena NULL: not yet. Who commits has them */
 	uint32_t nparts, cursor;        /* how many were read; where to look next */

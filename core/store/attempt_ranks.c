@@ -542,7 +542,8 @@ static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct ba
 
 /* ---- who commits: the commit ---- */
 
-/* model: com. Manifest durable, then every pack that it names looked at again, then the cover (invariants 2 and 4). */
+/* model: com. Manifest durable, then every pack that it names looked at again, then the replicas, then the cover
+ * (invariants 2 and 4). */
 static int job_manifest(struct store_attempt *a, struct proto_manifest *ret_m, struct base_digest *ret_digest,
 	struct base_error *err)
 {
@@ -562,6 +563,8 @@ static int job_manifest(struct store_attempt *a, struct proto_manifest *ret_m, s
 	if (r < 0)
 		return base_error_set(err, r, "manifest: %s", base_error_name(r));
 	r = store_manifest_check_packs(a->store, ret_m, err);
+	if (r == 0)
+		r = store_manifest_check_replicas(a->store, all, a->nparts, err);
 	return r == 0 ? store_manifest_check_cover(a->store, ret_m, err) : r;
 }
 
@@ -619,10 +622,18 @@ static int job_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry,
 		return give_up_own(a, r, why.text, ret_entry, err);
 	if (r < 0)
 		return give_up(a, rank, "", why.text, ret_entry, err);
-	if (a->nparts == a->job->world)
-		return job_commit(a, ret_entry, err);
+	if (a->nparts == a->job->world) {
+		uint64_t begin = store_monotonic_ns();
+
+		r = job_commit(a, ret_entry, err);
+		a->commit_ns += store_monotonic_ns() - begin;
+		return r;
+	}
 	return missing_judge(a, ret_entry, err);
 }
+
+bool store_attempt_undecided(const struct store_attempt *a) { return !a->decided; }
+uint64_t store_attempt_commit_ns(const struct store_attempt *a) { return a->commit_ns; }
 
 /* ---- waiting ---- */
 

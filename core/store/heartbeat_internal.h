@@ -37,12 +37,13 @@ int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_fu
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r); /* -ENOENT: moved on */
 bool store_process_lives(uint64_t pid, uint64_t start_time);
 
-static inline uint64_t store_monotonic_ms(void)
+static inline uint64_t store_monotonic_ns(void)
 {
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
+static inline uint64_t store_monotonic_ms(void) { return store_monotonic_ns() / 1000000; }
 
 #endif
