@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * save: the saving part of vckpt.h over core/save/saver.h: sizes of structs, enums, and pointers are checked here; what
+ * tensors, steps and ranks may be is checked below. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/api/api_internal.h"
+#include "core/base/cleanup.h"
+#include "core/save/saver.h"
+
+_Static_assert((int)VCKPT_PIN_YES == (int)DEVICE_PIN_YES && (int)VCKPT_PIN_NO == (int)DEVICE_PIN_NO, "handed through");
+_Static_assert((int)VCKPT_REPLICAS_FULL == (int)SAVE_REPLICAS_FULL && (int)VCKPT_REPLICAS_OFF == (int)SAVE_REPLICAS_OFF,
+	"handed through");
+_Static_assert((int)VCKPT_COMMITTED == (int)SAVE_COMMITTED && (int)VCKPT_FAILED == (int)SAVE_FAILED, "handed through");
+_Static_assert(VCKPT_PHASES == SAVE_PHASES, "handed through");
+_Static_assert(sizeof(struct tensor_flat) == 3 * sizeof(uint64_t) && offsetof(struct tensor_flat, to) == 8
+	&& offsetof(struct tensor_flat, len) == 16, "a flat range is handed through");
+_Static_assert(sizeof(struct vckpt_attribute) == sizeof(struct proto_attribute), "handed through");
+_Static_assert((int)VCKPT_EDAMAGED == (int)BASE_EDAMAGED && (int)VCKPT_EFORMAT == (int)BASE_EFORMAT
+	&& (int)VCKPT_EVERSION == (int)BASE_EVERSION
+	&& (int)VCKPT_ENOSTORE == (int)BASE_ENOSTORE && (int)VCKPT_EABORTED == (int)BASE_EABORTED
+	&& (int)VCKPT_ETIMEDOUT == ETIMEDOUT, "errno(3)");
+
+struct vckpt_saver { struct store *store; struct save_saver *saver; };
+struct vckpt_save { struct save_flight *flight; };
+
+/* ---- savers ---- */
+
+static int saver_options_check(const struct vckpt_saver_options *o, struct base_error *err)
+{
+	if (!o || o->size != sizeof *o)
+		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_saver_options");
+	if (o->pin < VCKPT_PIN_AUTO || o->pin > VCKPT_PIN_YES || o->check_replicas < VCKPT_REPLICAS_SAMPLE
+		|| o->check_replicas > VCKPT_REPLICAS_OFF
+		|| (o->flags & ~(uint32_t)(VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES)))
+		return base_error_set(err, -EINVAL, "pin, check_replicas or flags have a value that is not known");
+	if (o->threads > 1024)
+		return base_error_set(err, -EINVAL, "%u threads are too many", o->threads);
+	return 0;
+}
+
+static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v, struct base_error *err)
+{
+	struct save_saver_options to = {.run = o->run, .launch_id = o->launch_id, .rank = o->rank, .world = o->world,
+		.mesh = o->mesh ? o->mesh->mesh : NULL, .heartbeat_ms = o->heartbeat_ms, .start_ms = o->start_ms,
+		.ring_bytes = o->ring_bytes, .pin = (enum device_pin)o->pin,
+		.replicas = (enum save_replicas_mode)o->check_replicas, .threads = o->threads,
+		.low_priority = o->flags & VCKPT_SAVER_LOW_PRIORITY, .no_bases = o->flags & VCKPT_SAVER_NO_BASES,
+		.plan_cache = o->plan_cache};
+	int rc = api_store_open(o->store, 0, &v->store, err);
+
+	to.store = v->store;
+	return rc < 0 ? rc : save_saver_open(&to, &v->saver, err);
+}
+
+int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	int rc = saver_options_check(o, e);
+	struct vckpt_saver *v;
+
+	if (rc < 0)
+		return rc;
+	v = calloc(1, sizeof *v);
+	if (!v)
+		return api_result(-ENOMEM, e);
+	rc = saver_open(o, v, e);
+	if (rc < 0) {
+		store_close(v->store);
+		free(v);
+		return api_result(rc, e);
+	}
+	*ret_saver = v;
+	return 0;
+}
+
+int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	return api_result(saver ? save_saver_close(saver->saver, e) : -EINVAL, e);
+}
+
+void vckpt_saver_free(struct vckpt_saver *saver)
+{
+	if (!saver || save_saver_is_child(saver->saver))
+		return;
+	save_saver_free(saver->saver);
+	store_close(saver->store);
+	free(saver);
+}
+
+/* ---- saves ---- */
+
+int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct save_flight_options to;
+	struct vckpt_save *v;
+	int rc;
+
+	if (!saver || !o || o->size != sizeof *o || (o->flags & ~(uint32_t)VCKPT_SAVE_REPLACE)
+		|| (o->nattributes && !o->attributes) || (o->nbases && !o->bases))
+		return base_error_set(e, -EINVAL, "no saver, or options that are not known");
+	v = calloc(1, sizeof *v);
+	if (!v)
+		return api_result(-ENOMEM, e);
+	to = (struct save_flight_options){.step = o->step, .replace = o->flags & VCKPT_SAVE_REPLACE,
+		.attributes = (const struct proto_attribute *)o->attributes, .nattributes = o->nattributes,
+		.bases = o->bases, .nbases = o->nbases, .stream = o->stream};
+	rc = save_flight_begin(saver->saver, &to, &v->flight, e);
+	if (rc < 0) {
+		free(v);
+		return api_result(rc, e);
+	}
+	*ret_save = v;
+	return 0;
+}
+
+static int save_tensor(struct save_flight *f, const struct vckpt_tensor *t, struct base_error *err)
+{
+	struct save_tensor to = {.component = t->component, .name = t->name, .dtype = (enum tensor_dtype)t->dtype,
+		.mesh = t->mesh ? t->mesh->mesh : NULL, .placements = t->placements,
+		.flat = (const struct tensor_flat *)t->flat, .has_boxes = t->flags & VCKPT_TENSOR_BOXES, .boxes = t->boxes,
+		.nboxes = t->nboxes, .same_dims = t->same_dims, .data = t->data, .strides = t->strides,
+		.local_shape = t->local_shape, .local_ndim = t->local_ndim, .device = t->flags & VCKPT_TENSOR_DEVICE,
+		.buffer = t->flags & VCKPT_TENSOR_BUFFER, .alone = t->flags & VCKPT_TENSOR_ALONE};
+	const uint32_t known = VCKPT_TENSOR_DEVICE | VCKPT_TENSOR_BUFFER | VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE;
+
+	if (t->ndim > TENSOR_MAX_DIMS || t->local_ndim > TENSOR_MAX_DIMS || (t->ndim && !t->shape))
+		return base_error_set(err, -EINVAL, "tensor %s/%.200s: no shape, or of more than %u dimensions",
+			t->component ? t->component : "", t->name ? t->name : "", TENSOR_MAX_DIMS);
+	if (t->flags & ~known)
+		return base_error_set(err, -EINVAL, "tensor %s/%.200s: flags that are not known",
+			t->component ? t->component : "", t->name ? t->name : "");
+	to.shape.ndim = t->ndim;
+	if (t->ndim)
+		memcpy(to.shape.dim, t->shape, t->ndim * sizeof *t->shape);
+	return save_flight_tensor(f, &to, err);
+}
+
+int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	size_t before;
+	int rc = 0;
+
+	if (!save || (n && !tensors))
+		return base_error_set(e, -EINVAL, "no save, or no tensors");
+	before = save_flight_count(save->flight);
+	for (size_t i = 0; rc == 0 && i < n; i++)
+		rc = save_tensor(save->flight, &tensors[i], e);
+	if (rc < 0)
+		save_flight_truncate(save->flight, before);
+	return api_result(rc, e);
+}
+
+int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, const void *bytes, size_t len,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	return api_result(save ? save_flight_blob(save->flight, name, per_rank != 0, bytes, len, e) : -EINVAL, e);
+}
+
+int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	return api_result(save ? save_flight_submit(save->flight, e) : -EINVAL, e);
+}
+
+int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	return api_result(save ? save_flight_wait_staged(save->flight, timeout_ms, e) : -EINVAL, e);
+}
+
+int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct vckpt_committed done = {0};
+	int rc = save ? save_flight_wait_committed(save->flight, timeout_ms, &done.step, &done.entry, e) : -EINVAL;
+
+	if (rc == 0 && ret_committed)
+		*ret_committed = done;
+	return api_result(rc, e);
+}
+
+void vckpt_save_free(struct vckpt_save *save)
+{
+	if (!save)
+		return;
+	save_flight_free(save->flight);
+	free(save);
+}
+
+int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress)
+{
+	struct save_flight_info i;
+
+	if (!save || !ret_progress)
+		return -EINVAL;
+	save_flight_info(save->flight, &i);
+	*ret_progress = (struct vckpt_progress){.state = (uint32_t)i.state, .error = i.error, .bytes_total = i.bytes_total,
+		.bytes_staged = i.bytes_staged, .bytes_done = i.bytes_done};
+	return 0;
+}
+
+int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings)
+{
+	struct save_flight_info i;
+
+	if (!save || !ret_timings)
+		return -EINVAL;
+	save_flight_info(save->flight, &i);
+	*ret_timings = (struct vckpt_timings){.submitted_ns = i.submitted_ns, .staged_ns = i.staged_ns,
+		.committed_ns = i.committed_ns, .bytes_held = i.bytes_held, .bytes_staged = i.bytes_staged,
+		.bytes_unchanged = i.bytes_unchanged, .bytes_deduplicated = i.bytes_deduplicated,
+		.bytes_encoded = i.bytes_encoded, .bytes_written = i.bytes_written, .pieces = i.pieces,
+		.pieces_new = i.pieces_new, .plan_ns = i.plan_ns, .plan_cached = i.plan_cached, .plan_hits = i.plan_hits,
+		.plan_misses = i.plan_misses, .ring_waits = i.ring_waits};
+	for (unsigned p = 0; p < VCKPT_PHASES; p++)
+		ret_timings->phase[p] = (struct vckpt_phase){save_phase_name(p), i.phase[p].start_ns, i.phase[p].end_ns,
+			i.phase[p].busy_ns, i.phase[p].bytes};
+	return 0;
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt: the public interface of libvckpt: saving the steps of a training run from its ranks, and reading steps back.
+ *
+ * A saver belongs to one rank and lives for a whole training run. Each rank of a job (threads, processes or hosts) opens
+ * one with the same launch id and begins its saves in the same order as all others; nobody sends a message. A save
+ * takes the shards that the rank holds, copies them into a ring of (pinned or locked) memory, and from then on works in
+ * the background: digest, encode, write, commit. The step appears whole or not at all.
+ *
+ *     saver_open -> save_begin -> save_tensors, save_blob ... -> save_submit -> wait_staged -> wait_committed -> saver_close
+ *
+ * Functions return 0 or a positive result, or a negative errno, and fill `err` (NULL: nothing) with one sentence that
+ * names the thing at fault. Strings are UTF-8 and NUL-terminated; what a call is given is copied unless it says
+ * otherwise. Structs that callers fill begin with their size, so that later versions can add to them: zero them first.
+ *
+ * Threads: any thread may call any function; calls on one saver or save may run side by side, but begin, tensors, blob
+ * and submit of one save come from one thread at a time. After a fork the child's calls answer -EPERM and touch
+ * nothing. Words: docs/save.md; layouts: docs/layouts.md. */
+#ifndef VCKPT_H
+#define VCKPT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define VCKPT_NONE UINT64_MAX            /* no step given: the next one (a save), the newest one (a read) */
+
+/* -EINVAL, -ENOMEM, -ENOENT, -EEXIST, -ENOSPC, -EIO ... mean what errno(3) says; these have one meaning here: */
+enum {
+	VCKPT_EDAMAGED = 74,             /* EBADMSG: stored bytes do not match their check or digest */
+	VCKPT_EFORMAT = 71,              /* EPROTO: a record breaks its format; a step's boxes do not cover a tensor */
+	VCKPT_EVERSION = 93,             /* EPROTONOSUPPORT: a newer format version or unknown required feature */
+	VCKPT_ENOSTORE = 124,            /* EMEDIUMTYPE: the directory is not a store */
+	VCKPT_EABORTED = 125,            /* ECANCELED: the save was given up, by this rank or another: the sentence says */
+	VCKPT_ETIMEDOUT = 110,           /* not decided within the time-out: call again */
+};
+struct vckpt_error { int code; char text[1000]; };
+const char *vckpt_version(void);
+
+enum vckpt_dtype {                       /* the numbers are those of docs/format/layout.md */
+	VCKPT_BOOL = 1, VCKPT_U8, VCKPT_U16, VCKPT_U32, VCKPT_U64, VCKPT_I8, VCKPT_I16, VCKPT_I32, VCKPT_I64, VCKPT_F16,
+	VCKPT_BF16, VCKPT_F32, VCKPT_F64, VCKPT_C64, VCKPT_C128, VCKPT_F8_E4M3FN, VCKPT_F8_E5M2, VCKPT_F8_E4M3FNUZ,
+	VCKPT_F8_E5M2FNUZ, VCKPT_F8_E8M0FNU, VCKPT_F4_E2M1FN_X2 /* counts pairs, a byte each */
+};
+
+/* ---- meshes ---- */
+struct vckpt_mesh;
+/* "dp=2,tp=4", outermost first, over `ranks` in row-major order (NULL: 0, 1, ...). Read-only, any thread. */
+int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, struct vckpt_mesh **ret_mesh,
+	struct vckpt_error *err);
+void vckpt_mesh_free(struct vckpt_mesh *mesh); /* NULL-safe; savers and saves keep what they need */
+
+/* ---- stores ---- */
+int vckpt_store_init(const char *path, struct vckpt_error *err); /* -EEXIST: it is one */
+int vckpt_store_check(const char *path, struct vckpt_error *err); /* 0: a store that can be opened; -VCKPT_ENOSTORE ... */
+/* Visible steps of a run, ascending; free() the array. -ENOENT: no such run. */
+int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err);
+
+/* ---- saving ---- */
+enum { VCKPT_PIN_AUTO, VCKPT_PIN_NO, VCKPT_PIN_YES /* fails where memory cannot be pinned or locked */ };
+enum { VCKPT_REPLICAS_SAMPLE, VCKPT_REPLICAS_FULL, VCKPT_REPLICAS_OFF };
+enum {
+	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* its threads yield CPU (nice 19) and I/O (idle class) to everybody else */
+	VCKPT_SAVER_NO_BASES = 1 << 1,   /* recognise nothing of earlier steps */
+};
+struct vckpt_saver;
+struct vckpt_saver_options {
+	size_t size;                     /* sizeof (struct vckpt_saver_options) */
+	const char *store, *run;
+	const char *launch_id;           /* shared by all ranks, new at every start; may be NULL where world is 1 */
+	uint32_t rank, world;
+	const struct vckpt_mesh *mesh;   /* of tensors that name none: they are replicated over it. NULL: all ranks */
+	uint64_t heartbeat_ms, start_ms; /* 0: 20 s, 60 s */
+	uint64_t ring_bytes;             /* 0: one whole save of this rank, at most half of the free memory */
+	int pin, check_replicas;
+	uint32_t threads, flags;         /* threads 0: all cores */
+	const char *plan_cache;          /* directory; NULL: the user's cache directory; "": plans stay in memory */
+};
+/* Shows a heartbeat and meets the other ranks' (rank 0 appends the launch, the others wait for it). Blocks. */
+int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err);
+/* Waits until every save is decided and ends the threads. 0, or the error of the first save that failed and whose error
+ * nobody was told. A second call does nothing. Saves can be asked still; new ones are refused. */
+int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err);
+void vckpt_saver_free(struct vckpt_saver *saver); /* closes; NULL-safe */
+
+enum {
+	VCKPT_TENSOR_DEVICE = 1 << 0,    /* data is a CUDA device pointer of the context current at submit */
+	VCKPT_TENSOR_BUFFER = 1 << 1,    /* may differ between replicas: the group's first rank's counts, not compared */
+	VCKPT_TENSOR_BOXES = 1 << 2,     /* this rank holds `boxes`, whatever placements would say (they must be NULL) */
+	VCKPT_TENSOR_ALONE = 1 << 3,     /* this rank alone holds it, whole (mesh must be NULL) */
+};
+struct vckpt_tensor {
+	const char *component, *name;
+	const uint64_t *shape;           /* logical, unsharded; ndim of them */
+	const struct vckpt_mesh *mesh;   /* NULL: the saver's */
+	const char *placements;          /* a word for each dimension of the mesh, "R,S(0)"; NULL: replicated */
+	const uint64_t *flat;            /* from, to, len: items of the flattened local tensor; len 0: no padding. NULL: all */
+	const uint64_t *boxes;           /* nboxes * ndim pairs (offset, size), disjoint, one after another in data */
+	const char *same_dims;           /* flat or boxes: mesh dimensions along which ranks hold the same, "dp"; NULL: none */
+	const void *data;                /* the first item of the local tensor; may be NULL where it has none */
+	const int64_t *strides;          /* in bytes, one for each dimension of the local tensor; NULL: contiguous */
+	const uint64_t *local_shape;     /* to be compared with what placements give; NULL: not compared */
+	uint32_t ndim, local_ndim, dtype, flags, nboxes, reserved;
+};
+struct vckpt_attribute { const char *key, *value; };
+enum { VCKPT_SAVE_REPLACE = 1 << 0 };    /* a step of that number is replaced, atomically */
+struct vckpt_save;
+struct vckpt_save_options {
+	size_t size;
+	uint64_t step;                   /* VCKPT_NONE: the next one */
+	const struct vckpt_attribute *attributes; size_t nattributes; /* equal on all ranks */
+	const char *const *bases; size_t nbases; /* "RUN/STEP": steps besides the run's newest whose data may be reused */
+	void *stream;                    /* CUstream that the data is ready on; NULL: the default stream */
+	uint32_t flags, reserved;
+};
+/* Saves are numbered by this call: all ranks make it in the same order. Nothing is written before submit. */
+int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
+	struct vckpt_error *err);
+/* Declares n tensors; checked now (names, shapes, dtypes, placements, strides). The data must live, unchanged, from
+ * submit until staged. After an error the save holds what it held before. -EEXIST: a tensor is given twice. */
+int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err);
+/* The bytes are copied. Of a global blob that several ranks give the lowest rank's counts. */
+int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, const void *bytes, size_t len,
+	struct vckpt_error *err);
+/* Hands the save to the saver's threads and returns at once. */
+int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err);
+/* timeout_ms < 0: for ever. 0: the data is the caller's again. An error of the save ends the wait too, and the data is
+ * the caller's then as well; -ETIMEDOUT: not yet. */
+int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err);
+struct vckpt_committed { uint64_t step, entry; };
+/* 0: the step is visible and durable. -VCKPT_EABORTED or another error: it never will be. -ETIMEDOUT: not decided. */
+int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
+	struct vckpt_error *err);
+/* Frees the handle; a save that was submitted goes on, one that was not is given up (its number is used). NULL-safe. */
+void vckpt_save_free(struct vckpt_save *save);
+
+enum vckpt_state { VCKPT_OPEN, VCKPT_QUEUED, VCKPT_STAGING, VCKPT_STAGED, VCKPT_ANNOUNCED, VCKPT_COMMITTED, VCKPT_FAILED };
+struct vckpt_progress {
+	uint32_t state; int32_t error;   /* of this save; the sentence is told by the wait functions */
+	uint64_t bytes_total, bytes_staged, bytes_done; /* of what this rank stores */
+};
+int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress);
+
+/* What a save of this rank did. Times are of CLOCK_REALTIME, in ns; busy sums the threads. */
+#define VCKPT_PHASES 8
+struct vckpt_phase { const char *name; uint64_t start_ns, end_ns, busy_ns, bytes; };
+struct vckpt_timings {
+	struct vckpt_phase phase[VCKPT_PHASES]; /* plan copy digest encode write seal wait commit */
+	uint64_t submitted_ns, staged_ns, committed_ns; /* 0: not yet */
+	uint64_t bytes_held, bytes_staged, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
+	uint64_t pieces, pieces_new;
+	uint64_t plan_ns;                /* of the caller's and the saver's thread together */
+	uint32_t plan_cached;            /* 0: made; 1: from memory; 2: from disk */
+	uint32_t plan_hits, plan_misses; /* of this saver so far */
+	uint32_t ring_waits;             /* bands that waited for room in the ring */
+};
+int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings);
+
+/* ---- reading: any thread, several at once ---- */
+struct vckpt_step;
+int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vckpt_step **ret_step,
+	struct vckpt_error *err);
+void vckpt_step_close(struct vckpt_step *step); /* NULL-safe */
+uint64_t vckpt_step_number(const struct vckpt_step *step);
+size_t vckpt_step_attributes(const struct vckpt_step *step, const struct vckpt_attribute **ret_attributes);
+struct vckpt_tensor_info {               /* points into the step */
+	const char *component, *name; uint32_t name_len, dtype, ndim; const uint64_t *shape; uint64_t bytes;
+};
+uint32_t vckpt_step_tensor_count(const struct vckpt_step *step);
+int vckpt_step_tensor(const struct vckpt_step *step, uint32_t tensor, struct vckpt_tensor_info *ret_info); /* -ENOENT */
+int64_t vckpt_step_find(const struct vckpt_step *step, const char *component, const char *name); /* or -ENOENT */
+/* Reads a box (ndim pairs of offset, size; NULL: all of it) into memory with the given byte strides, one for each
+ * dimension (NULL: row-major). Every byte is verified. */
+int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *box, void *data, const int64_t *strides,
+	struct vckpt_error *err);
+struct vckpt_blob_info { const char *name; uint64_t bytes; uint32_t per_rank, rank; };
+uint32_t vckpt_step_blob_count(const struct vckpt_step *step);
+int vckpt_step_blob(const struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info); /* -ENOENT */
+int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * persist: the saver's own thread: one flight after another, in the order in which they were begun, from `begin` to the
+ * decision. It waits for the decision before it begins the next one: so that the next may use this step as a base, and
+ * so that attempts are decided in order. Copying does not wait for it: later flights fill the ring meanwhile.
+ *
+ * Every flight begins one attempt, also one that failed before or was never submitted: attempts are named by counting,
+ * and all ranks have to count alike. A flight that fails aborts its attempt, with its reason, before anybody is told. */
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/base/log.h"
+#include "core/save/saver_internal.h"
+#include "core/store/list.h"
+#include "core/store/stats.h"
+
+#define PERSIST_WAIT_MS 1000
+#define PERSIST_UNDECIDED_NS UINT64_C(60000000000) /* a store that cannot be read for so long is given up on */
+
+/* ---- bases ---- */
+
+static int persist_add_base(struct save_flight *f, const char *run, const struct store_list_step *step,
+	struct base_error *err)
+{
+	if (step && save_bases_add(&f->w->bases, f->s->store, run, step->entry, &step->commit.manifest) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	return 0;
+}
+
+/* The step that is replaced, the newest of the run, and those that the caller names. A base that is not there saves
+ * nothing, and harms nothing, unless the caller named it. */
+static int persist_named_base(struct save_flight *f, const char *name, struct base_error *err)
+{
+	const char *slash = strrchr(name, '/');
+	char run[PROTO_RUN_MAX + 1];
+	const struct store_list_step *step;
+	struct store_list *list;
+	int rc;
+
+	snprintf(run, sizeof run, "%.*s", (int)base_min(slash - name, PROTO_RUN_MAX), name);
+	rc = store_list_open(f->s->store, run, false, &list, err);
+	if (rc < 0)
+		return base_error_prefix(err, rc, "base %s", name);
+	step = store_list_find(list, strtoull(slash + 1, NULL, 10));
+	rc = step ? persist_add_base(f, run, step, err) : base_error_set(err, -ENOENT, "base %s: there is no such step", name);
+	store_list_close(list);
+	return rc;
+}
+
+static int persist_bases(struct save_flight *f, struct base_error *err)
+{
+	struct save_saver *s = f->s;
+	struct store_list *list;
+	int rc = 0;
+
+	f->w->bases.rank = s->options.rank;
+	for (size_t i = 0; rc == 0 && i < f->nbases; i++)
+		rc = persist_named_base(f, f->bases[i], err);
+	if (rc < 0 || s->options.no_bases)
+		return rc;
+	if (store_list_open(s->store, s->run, false, &list, NULL) < 0)
+		return 0;
+	if (f->options.replace)
+		rc = persist_add_base(f, s->run, store_list_find(list, store_attempt_step(f->w->attempt)), err);
+	if (rc == 0)
+		rc = persist_add_base(f, s->run, store_list_latest(list), err);
+	store_list_close(list);
+	return rc;
+}
+
+/* ---- what was measured ---- */
+
+static uint32_t persist_timings(struct save_flight *f, struct proto_timing timings[SAVE_PHASES])
+{
+	uint32_t n = 0;
+
+	pthread_mutex_lock(&f->s->lock);
+	for (unsigned i = 0; i < SAVE_PHASES; i++) {
+		const struct save_phase_time *p = &f->info.phase[i];
+
+		if (p->start_ns)
+			timings[n++] = (struct proto_timing){save_phase_name(i), p->busy_ns, p->bytes, p->start_ns, p->end_ns};
+	}
+	pthread_mutex_unlock(&f->s->lock);
+	return n;
+}
+
+/* Of the pieces: what was appended, and what was not because it is known. */
+static void persist_count(struct save_flight *f)
+{
+	const struct save_result *r = &f->w->result;
+	struct save_flight_info *i = &f->info;
+
+	pthread_mutex_lock(&f->s->lock);
+	i->pieces = r->pieces;
+	i->pieces_new = r->pieces_new;
+	i->bytes_unchanged = r->bytes_reused;
+	i->bytes_deduplicated = r->bytes_duplicate;
+	i->bytes_encoded = r->bytes_encoded;
+	i->bytes_written = r->piece_bytes_new + r->meta_bytes;
+	pthread_mutex_unlock(&f->s->lock);
+}
+
+static void persist_stats(struct save_flight *f)
+{
+	const struct save_flight_info *i = &f->info;
+	struct proto_timing timings[SAVE_PHASES];
+	struct proto_stats m = {.run = f->s->run, .attempt = store_attempt_name(f->w->attempt), .step = f->step,
+		.rank = f->s->options.rank, .world = f->s->options.world, .host = store_hostname(),
+		.submitted_ns = i->submitted_ns, .staged_ns = i->staged_ns, .committed_ns = i->committed_ns,
+		.bytes_held = i->bytes_held, .bytes_staged = i->bytes_staged, .bytes_unchanged = i->bytes_unchanged,
+		.bytes_deduplicated = i->bytes_deduplicated, .bytes_encoded = i->bytes_encoded,
+		.bytes_written = i->bytes_written, .pieces = i->pieces, .pieces_new = i->pieces_new,
+		.plan_cached = i->plan_cached, .ring_waits = i->ring_waits, .timings = timings};
+	struct base_error err = {0};
+
+	m.ntimings = persist_timings(f, timings);
+	if (store_stats_put(f->s->store, &m, f->entry, &err) < 0)
+		base_debug("%s step %llu: its timings are not kept: %s", f->s->run, (unsigned long long)f->step, err.text);
+}
+
+/* ---- one flight ---- */
+
+/* Samples are hashed by now; the numbers of tensors are those of the layout. */
+static int persist_samples(struct save_flight *f, struct save_replicas_rows *ret_rows, struct base_error *err)
+{
+	struct save_writer *w = f->w;
+
+	if (save_replicas_finish(&f->replicas, f->names, f->structure->numbers, f->sample_hashes, w->store->info.seed,
+		    ret_rows) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->samples = ret_rows->samples;
+	w->nsamples = ret_rows->nsamples;
+	w->replicas = ret_rows->replicas;
+	w->nreplicas = ret_rows->nreplicas;
+	return 0;
+}
+
+/* After the last band: blobs, the last packs sealed, part, announcement. */
+static int persist_finish(struct save_flight *f, struct save_appender *a, struct base_error *err)
+{
+	struct proto_timing timings[SAVE_PHASES];
+	struct save_replicas_rows rows = {0};
+	uint64_t begin = saver_time_ns();
+	int rc = save_appender_blobs(a, err);
+
+	if (rc == 0)
+		rc = save_appender_class(a, NULL, err);
+	pthread_mutex_lock(&f->s->lock);
+	saver_phase_note(f, SAVE_SEAL, begin, saver_time_ns() - begin, 0);
+	pthread_mutex_unlock(&f->s->lock);
+	if (rc == 0)
+		rc = persist_samples(f, &rows, err);
+	f->w->timings = timings;
+	f->w->ntimings = persist_timings(f, timings);
+	if (rc == 0)
+		rc = save_finish(a, err);
+	save_replicas_rows_release(&rows);
+	return rc;
+}
+
+static int persist_write(struct save_flight *f, struct base_error *err)
+{
+	struct save_appender a;
+	int rc;
+
+	base_random(&f->w->check_seed, sizeof f->w->check_seed);
+	f->w->layout_bytes = &f->structure->layout_object;
+	f->w->stores_layout = f->structure->stores_layout;
+	f->w->result = (struct save_result){.step = store_attempt_step(f->w->attempt), .tensors = f->w->layout->m.ntensors,
+		.blobs = f->w->nblobs, .bytes = f->w->tensor_bytes + f->w->blob_bytes};
+	rc = persist_bases(f, err);
+	if (rc == 0)
+		rc = save_appender_open(&a, f->w, err);
+	else
+		return rc;
+	if (rc == 0)
+		rc = saver_engine_append(f, &a, err);
+	if (rc == 0)
+		rc = persist_finish(f, &a, err);
+	save_appender_release(&a);
+	persist_count(f);
+	return rc;
+}
+
+/* The list decides. A store that cannot be read is asked again for a while. */
+static int persist_wait(struct save_flight *f, struct base_error *err)
+{
+	uint64_t begin = saver_time_ns(), since = save_now_ns(), commit_ns, now;
+	int rc;
+
+	pthread_mutex_lock(&f->s->lock);
+	f->state = SAVE_ANNOUNCED;
+	pthread_mutex_unlock(&f->s->lock);
+	for (;;) {
+		*err = (struct base_error){0};
+		rc = store_attempt_wait(f->w->attempt, PERSIST_WAIT_MS, &f->entry, err);
+		if (rc == -ETIMEDOUT)
+			since = save_now_ns();
+		else if (rc == 0 || rc == -BASE_EABORTED || !store_attempt_undecided(f->w->attempt)
+			|| save_now_ns() - since > PERSIST_UNDECIDED_NS)
+			break;
+		else
+			usleep(100000);
+	}
+	now = saver_time_ns();
+	commit_ns = base_min(store_attempt_commit_ns(f->w->attempt), now - begin);
+	pthread_mutex_lock(&f->s->lock);
+	saver_phase_note(f, SAVE_WAIT, begin, now - begin - commit_ns, 0);
+	if (commit_ns)
+		saver_phase_note(f, SAVE_COMMIT, now - commit_ns, commit_ns, 0);
+	pthread_mutex_unlock(&f->s->lock);
+	return rc;
+}
+
+/* The flight is prepared, or it failed. */
+static int persist_prepared(struct save_flight *f, struct base_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&f->s->lock);
+	while (!f->prepared && !f->failed)
+		pthread_cond_wait(&f->s->ready, &f->s->lock);
+	if (f->failed) {
+		rc = f->rc;
+		*err = f->err;
+	}
+	pthread_mutex_unlock(&f->s->lock);
+	return rc;
+}
+
+static int persist_attempt(struct save_flight *f, struct base_error *err)
+{
+	struct store_launch_save o = {.step = f->options.step, .replace = f->options.replace};
+	int rc = store_launch_begin(f->s->launch, &o, &f->w->attempt, err);
+
+	if (rc == 0) {
+		f->step = store_attempt_step(f->w->attempt);
+		rc = f->given_up ? base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted")
+			: persist_prepared(f, err);
+	}
+	if (rc == 0)
+		rc = persist_write(f, err);
+	return rc == 0 ? persist_wait(f, err) : rc;
+}
+
+/* Others learn why; what this rank wrote goes. */
+static int persist_abort(struct save_flight *f, int rc, struct base_error *err)
+{
+	if (rc == -ENOSPC || rc == -EDQUOT)
+		base_error_set(err, rc, "%s is full: nothing of this save is kept", f->s->store->path);
+	else if (!err->code)
+		base_error_set(err, rc, "the save failed: %s", base_error_name(rc));
+	if (f->w->attempt)
+		store_attempt_abort(f->w->attempt, err->text);
+	return rc;
+}
+
+static void persist_flight(struct save_flight *f)
+{
+	struct save_saver *s = f->s;
+	struct base_error err = {0};
+	int rc = persist_attempt(f, &err);
+
+	if (rc < 0)
+		rc = persist_abort(f, rc, &err);
+	pthread_mutex_lock(&s->lock);
+	if (rc < 0)
+		saver_flight_fail(f, rc, &err);
+	else
+		f->info.committed_ns = saver_time_ns();
+	pthread_mutex_unlock(&s->lock);
+	if (rc == 0)
+		persist_stats(f);
+	store_attempt_free(base_steal(f->w->attempt));
+	saver_engine_drop(f);
+	save_bases_release(&f->w->bases);
+	save_dedup_release(&f->w->dedup);
+}
+
+/* Told last: nothing of the flight is at work any more. */
+static void persist_over(struct save_flight *f)
+{
+	struct save_saver *s = f->s;
+
+	pthread_mutex_lock(&s->lock);
+	f->state = f->failed ? SAVE_FAILED : SAVE_COMMITTED;
+	f->over = true;
+	s->first = f->next;
+	if (!s->first)
+		s->last = NULL;
+	if (f->failed && !s->first_rc && !f->given_up) {
+		s->first_rc = f->rc;
+		s->first_err = f->err;
+		s->first_failed = f->number;
+	}
+	pthread_cond_broadcast(&s->told);
+	pthread_cond_broadcast(&s->work);
+	pthread_mutex_unlock(&s->lock);
+	saver_flight_unref(f);
+}
+
+/* The next flight that is submitted or given up; NULL: the saver closes, and there is none. */
+static struct save_flight *persist_next(struct save_saver *s)
+{
+	struct save_flight *f;
+
+	pthread_mutex_lock(&s->lock);
+	for (;;) {
+		f = s->first;
+		if (f && (f->submitted || f->given_up || s->closing))
+			break;
+		if (!f && s->closing)
+			break;
+		pthread_cond_wait(&s->ready, &s->lock);
+	}
+	if (f && !f->submitted)
+		f->given_up = true; /* closed before it was submitted */
+	pthread_mutex_unlock(&s->lock);
+	return f;
+}
+
+void *saver_persister_main(void *arg)
+{
+	struct save_saver *s = arg;
+	struct save_flight *f;
+
+	if (s->options.low_priority)
+		saver_yield_to_others();
+	while ((f = persist_next(s)) != NULL) {
+		persist_flight(f);
+		persist_over(f);
+	}
+	return NULL;
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of a saver share (docs/save.md).
+ *
+ *   saver.c     open, close, threads               flight.c   declaring, submitting, waiting, what is told
+ *   prepare.c   order, layout, plan, their cache    engine.c   workers: which copies and bands come next
+ *   stage.c     one batch: memory -> slot           persist.c  one flight at a time: begin ... commit, stats
+ *
+ * Flights stand in a queue in the order in which they were begun. Three hands pass along it, each at its own flight:
+ *
+ *   prepare  layout and plan                                            a worker
+ *   stage    batches of bands copied into slots of the ring, in order   workers, before anything else
+ *   persist  bands processed (workers) and appended in order            the persister's thread, with the workers
+ *
+ * Owners of a slot: the worker that copies (BATCH_COPYING), then the batch (BATCH_STAGED), of which bands are given out to
+ * workers one after another, each of which owns its own part; when the last band was appended the slot goes back to
+ * the ring. Nothing else points into a slot. */
+#ifndef CORE_SAVE_SAVER_INTERNAL_H
+#define CORE_SAVE_SAVER_INTERNAL_H
+
+#include "core/device/cuda.h"
+#include "core/device/ring.h"
+#include "core/save/plan_cache.h"
+#include "core/save/save_internal.h"
+#include "core/save/saver.h"
+#include "core/store/launch.h"
+
+#define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
+#define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
+#define SAVER_STRUCTURES 4u
+
+struct saver_tensor {                   /* memory of the flight's arena */
+	const char *component, *name; uint32_t name_len;
+	enum tensor_dtype dtype;
+	struct save_plan_tensor plan;
+	struct tensor_shape local;      /* of the buffer; boxes: all items, one after another */
+	const int64_t *strides;         /* NULL: contiguous */
+	const uint8_t *data;
+	bool device, boxes;
+};
+
+/* Layout of equal declarations, kept for the next save. */
+struct saver_structure {
+	unsigned refs; uint64_t used;   /* protected by the saver's lock */
+	struct save_plan_key key;
+	struct store_layout *layout; struct base_buf layout_object;
+	uint32_t *numbers;              /* by the plan's tensor: in the layout */
+	bool stores_layout;             /* this rank is the one that is sure to */
+};
+
+enum saver_batch_state { BATCH_COPYING, BATCH_STAGED };
+struct saver_batch {
+	struct saver_batch *next;
+	enum saver_batch_state state;
+	struct save_cursor from;        /* its first band; what samples: their first entry */
+	uint64_t nbands, given, left;   /* given to workers; not appended yet */
+	uint64_t offset;                /* in the slot, of the next band that is given */
+	uint64_t bytes;
+	uint8_t *slot;
+	bool waited;                    /* for room in the ring */
+	bool samples; uint64_t first_entry, nentries;
+};
+
+struct saver_blob { void *bytes; size_t len; };
+struct saver_chunk;                     /* of the arena */
+
+struct save_flight {
+	struct save_saver *s;
+	struct save_flight *next;       /* queue */
+	/* protected by the saver's lock */
+	unsigned refs;
+	enum save_flight_state state;
+	bool submitted, given_up, prepared, preparing, handed_out, forming, staged, failed, over;
+	unsigned copying, processing;   /* workers that are at its data */
+	int rc; struct base_error err;  /* the first error */
+	uint64_t step, entry;
+	struct save_flight_info info;
+	struct saver_batch *first, *last;       /* not wholly appended */
+	struct saver_batch *formed;             /* has no slot yet */
+	struct save_cursor former;              /* the next batch begins here */
+	uint64_t next_entry;                    /* of the samples */
+
+	/* of the declaring thread, then of whoever prepares, then read-only */
+	uint64_t number;                /* count of the attempt */
+	struct save_flight_options options;
+	char **bases; size_t nbases;
+	struct saver_tensor *tensors; uint32_t ntensors, tensors_room; bool sorted;
+	uint32_t *slots; uint32_t nslots;       /* hash table of names: number + 1 */
+	struct tensor_placements **placements; char **placement_words; size_t nplacements;
+	struct { const struct tensor_mesh *from, *to; } last_mesh;
+	struct saver_chunk *arena;
+	struct device_fence *fence;     /* NULL: no device memory */
+	bool device;
+	struct save_plan_tensor *plan_tensors; struct save_replica_name *names;
+	const struct save_plan *plan;
+	struct saver_structure *structure;
+	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
+	struct save_writer *w;
+};
+
+struct saver_worker {                   /* one thread's own */
+	struct save_saver *s;
+	pthread_t thread; bool started;
+	struct device_stream *stream; struct device_mark *mark;
+	struct save_band walker;        /* to walk bands without processing them */
+	uint64_t waited;                /* 1 + number of the flight whose fence is before the stream's next copy */
+};
+
+struct save_saver {
+	struct store *store;
+	pid_t pid;
+	struct save_saver_options options;
+	char *run, *plan_dir;
+	struct store_launch *launch;
+	struct save_plan_cache *plans;
+	pthread_mutex_t meshes_lock;    /* protects the next two */
+	struct tensor_mesh **meshes; size_t nmeshes;
+	struct tensor_mesh *mesh;       /* of tensors that name none */
+
+	pthread_mutex_t lock;           /* protects all below and what flights say */
+	pthread_cond_t work, ready, told; /* workers; the persister; callers */
+	struct save_flight *first, *last; uint64_t count;
+	bool closing, closed, stop;
+	struct saver_structure *structures[SAVER_STRUCTURES]; uint64_t clock;
+	struct device_ring *ring;
+	/* the flight whose bands are wanted, and its bands */
+	struct save_flight *persisting;
+	struct save_cursor cursor; struct saver_batch *batch; bool exhausted;
+	struct save_band *bands, *free_bands, **order; unsigned nbands;
+	uint64_t taken, appended;
+	/* of the first flight that failed and whose caller was not told */
+	int first_rc; struct base_error first_err; uint64_t first_failed;
+
+	struct saver_worker *workers; unsigned nworkers;
+	pthread_t persister; bool persister_started;
+};
+
+uint64_t saver_time_ns(void);           /* CLOCK_REALTIME */
+/* The saver's lock is held for these. */
+void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns, uint64_t bytes);
+void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err);
+void saver_flight_unref(struct save_flight *f); /* the lock is not held */
+int saver_check(const struct save_saver *s, struct base_error *err); /* -EPERM after a fork */
+
+/* prepare.c; no lock. */
+int saver_prepare(struct save_flight *f, struct base_error *err);
+void saver_structure_unref(struct save_saver *s, struct saver_structure *t);
+int saver_ring_make(struct save_flight *f, struct base_error *err); /* the first flight's; no lock */
+
+/* stage.c */
+int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);
+int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err);
+uint64_t saver_band_room(uint64_t bytes); /* of a band in a slot */
+
+/* engine.c */
+void *saver_worker_main(void *arg);
+void saver_yield_to_others(void); /* the calling thread, from now on */
+/* Persister: the flight's bands, in order, to the appender. */
+int saver_engine_append(struct save_flight *f, struct save_appender *a, struct base_error *err);
+void saver_engine_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */
+
+/* persist.c */
+void *saver_persister_main(void *arg);
+
+#endif

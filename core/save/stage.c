@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it as its
+ * box, row-major, at a multiple of 64 bytes; large ones are a batch of their own. Host memory is copied by the thread;
+ * device memory by the driver, on this thread's stream, after the flight's fence; the thread waits for its own
+ * copies, so what is staged has arrived. Samples are hashed here and their slot goes back at once. */
+#include "core/save/saver_internal.h"
+
+#define STAGE_BAND_ALIGN 64u
+
+uint64_t saver_band_room(uint64_t bytes) { return base_align(bytes, STAGE_BAND_ALIGN); }
+
+/* Bytes between neighbours of the local tensor in one of its dimensions. */
+static int64_t local_stride(const struct saver_tensor *t, uint32_t dim)
+{
+	int64_t bytes = t->plan.sharding.item_bytes;
+
+	if (t->strides)
+		return t->strides[dim];
+	for (uint32_t d = t->local.ndim; d-- > dim + 1;)
+		bytes *= (int64_t)t->local.dim[d];
+	return bytes;
+}
+
+/* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. The plan counts items
+ * of a contiguous local tensor: an offset has one coordinate in it, and a stride is so many steps along one of its
+ * dimensions (the one with the largest number of items between neighbours that divides it). */
+static void stage_place(const struct saver_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
+{
+	const struct tensor_shape *shape = &t->plan.sharding.shape;
+	uint64_t items[TENSOR_MAX_DIMS], n = 1, offset = at->local_offset;
+	int64_t from = 0;
+
+	for (uint32_t d = t->local.ndim; d-- > 0; n *= t->local.dim[d])
+		items[d] = n;
+	for (uint32_t d = 0; d < t->local.ndim && n; d++) {
+		from += (int64_t)(offset / items[d]) * local_stride(t, d);
+		offset %= items[d];
+	}
+	*g = (struct device_gather){.from = t->data + from, .item_bytes = t->plan.sharding.item_bytes, .ndim = shape->ndim};
+	for (uint32_t d = 0; d < shape->ndim; d++) {
+		g->size[d] = at->box.size[d];
+		for (uint32_t j = 0; j < t->local.ndim && g->size[d] > 1; j++)
+			if (t->local.dim[j] > 1 && items[j] <= at->local_stride[d] && at->local_stride[d] % items[j] == 0) {
+				g->stride[d] = (int64_t)(at->local_stride[d] / items[j]) * local_stride(t, j);
+				break;
+			}
+	}
+}
+
+/* The part of that which is `box`. */
+static void stage_window(const struct tensor_box *of, const struct tensor_box *box, struct device_gather *g)
+{
+	const uint8_t *from = g->from;
+
+	for (uint32_t d = 0; d < g->ndim; d++) {
+		from += (int64_t)(box->offset[d] - of->offset[d]) * g->stride[d];
+		g->size[d] = box->size[d];
+	}
+	g->from = from;
+}
+
+static int stage_copy(struct saver_worker *w, const struct saver_tensor *t, struct device_gather *g, void *to,
+	struct base_error *err)
+{
+	device_gather_fold(g);
+	if (t->device)
+		return device_stream_gather(w->stream, to, g, err);
+	device_gather_host(to, g);
+	return 0;
+}
+
+/* The thread's stream, in the flight's context, after its fence. */
+static int stage_stream(struct save_flight *f, struct saver_worker *w, struct base_error *err)
+{
+	int rc = 0;
+
+	if (!f->fence || w->waited == f->number + 1)
+		return 0;
+	if (w->stream && !device_stream_fits(w->stream, f->fence)) {
+		device_mark_free(base_steal(w->mark));
+		device_stream_free(base_steal(w->stream));
+	}
+	if (!w->stream)
+		rc = device_stream_new(f->fence, &w->stream, err);
+	if (rc == 0 && !w->mark)
+		rc = device_mark_new(w->stream, &w->mark, err);
+	if (rc == 0)
+		rc = device_stream_wait(w->stream, f->fence, err);
+	if (rc == 0)
+		w->waited = f->number + 1;
+	return rc;
+}
+
+static int stage_arrived(struct save_flight *f, struct saver_worker *w, struct base_error *err)
+{
+	int rc = f->fence ? device_mark_set(w->mark, err) : 0;
+
+	return rc == 0 && f->fence ? device_mark_wait(w->mark, err) : rc;
+}
+
+/* ---- forming ---- */
+
+/* The next samples, or NULL where there are none any more. */
+static struct saver_batch *form_samples(struct save_flight *f, struct saver_batch *b)
+{
+	const struct save_replicas *r = &f->replicas;
+
+	b->samples = true;
+	b->first_entry = f->next_entry;
+	for (; f->next_entry < r->nentries; f->next_entry++, b->nentries++) {
+		uint64_t room = saver_band_room(r->entries[f->next_entry].bytes);
+
+		if (b->nentries && b->bytes + room > SAVER_BATCH_BYTES)
+			break;
+		b->bytes += room;
+	}
+	if (b->nentries)
+		return b;
+	free(b);
+	return NULL;
+}
+
+/* Bands are walked without knowing their contents: only the one that forms walks, so no lock is needed. */
+int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err)
+{
+	struct saver_batch *b = calloc(1, sizeof *b);
+	struct save_cursor ahead = f->former;
+	int rc;
+
+	if (!b)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	b->from = f->former;
+	while ((rc = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
+		uint64_t room = saver_band_room(w->walker.len);
+
+		if (b->nbands && b->bytes + room > SAVER_BATCH_BYTES)
+			break;
+		b->bytes += room;
+		b->nbands++;
+		f->former = ahead;
+	}
+	if (rc < 0) {
+		free(b);
+		return base_error_set(err, rc, "out of memory");
+	}
+	b->left = b->nbands;
+	*ret_b = b->nbands ? b : form_samples(f, b);
+	return 0;
+}
+
+/* ---- copying ---- */
+
+static int copy_bands(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	struct save_cursor c = b->from;
+	uint64_t offset = 0, at = UINT64_MAX;
+	struct device_gather whole = {0}, g;
+	int rc = 0;
+
+	for (uint64_t i = 0; rc == 0 && i < b->nbands; i++) {
+		const struct save_plan_box *box;
+		const struct saver_tensor *t;
+
+		rc = save_cursor_take(&c, f->w, &w->walker);
+		if (rc != 1)
+			return base_error_set(err, rc < 0 ? rc : -EIO, "out of memory");
+		rc = 0;
+		box = &f->plan->boxes[w->walker.at];
+		t = &f->tensors[box->tensor];
+		if (at != w->walker.at)
+			stage_place(t, &box->at, &whole);
+		at = w->walker.at;
+		g = whole;
+		stage_window(&box->at.box, &w->walker.box, &g);
+		if (w->walker.len)
+			rc = stage_copy(w, t, &g, b->slot + offset, err);
+		offset += saver_band_room(w->walker.len);
+	}
+	return rc == 0 ? stage_arrived(f, w, err) : rc;
+}
+
+static int copy_samples(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	const struct save_replica_entry *entries = f->replicas.entries + b->first_entry;
+	uint64_t offset = 0;
+	int rc = 0;
+
+	for (uint64_t i = 0; rc == 0 && i < b->nentries; i++) {
+		const struct saver_tensor *t = &f->tensors[entries[i].tensor];
+		struct device_gather g;
+
+		stage_place(t, &entries[i].at, &g);
+		if (entries[i].bytes)
+			rc = stage_copy(w, t, &g, b->slot + offset, err);
+		offset += saver_band_room(entries[i].bytes);
+	}
+	if (rc == 0)
+		rc = stage_arrived(f, w, err);
+	offset = 0;
+	for (uint64_t i = 0; rc == 0 && i < b->nentries; i++) {
+		base_xxh128_of(f->s->store->info.seed, b->slot + offset, entries[i].bytes,
+			&f->sample_hashes[b->first_entry + i]);
+		offset += saver_band_room(entries[i].bytes);
+	}
+	return rc;
+}
+
+int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	int rc = stage_stream(f, w, err);
+
+	if (rc == 0)
+		rc = b->samples ? copy_samples(f, w, b, err) : copy_bands(f, w, b, err);
+	if (rc < 0 && w->mark) /* the slot is about to be used again, the memory to be the caller's */
+		stage_arrived(f, w, NULL);
+	return rc < 0 ? base_error_prefix(err, rc, "the data cannot be copied") : 0;
+}

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vckpt.h through ctypes: savers whose ranks are threads of this process, and numpy arrays as their shards."""
+import ctypes as c
+import errno
+import os
+import threading
+
+import numpy
+
+NONE = 2**64 - 1
+BUFFER, BOXES, ALONE = 2, 4, 8
+DTYPES = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 4, "uint64": 5, "int8": 6, "int16": 7, "int32": 8, "int64": 9, "float16": 10,
+          "float32": 12, "float64": 13, "complex64": 14, "complex128": 15}
+PHASES = ["plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"]
+
+
+class Error(c.Structure):
+    _fields_ = [("code", c.c_int), ("text", c.c_char * 1000)]
+
+
+class SaverOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("store", c.c_char_p), ("run", c.c_char_p), ("launch_id", c.c_char_p), ("rank", c.c_uint32),
+                ("world", c.c_uint32), ("mesh", c.c_void_p), ("heartbeat_ms", c.c_uint64), ("start_ms", c.c_uint64),
+                ("ring_bytes", c.c_uint64), ("pin", c.c_int), ("check_replicas", c.c_int), ("threads", c.c_uint32),
+                ("flags", c.c_uint32), ("plan_cache", c.c_char_p)]
+
+
+class Tensor(c.Structure):
+    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("shape", c.POINTER(c.c_uint64)), ("mesh", c.c_void_p),
+                ("placements", c.c_char_p), ("flat", c.POINTER(c.c_uint64)), ("boxes", c.POINTER(c.c_uint64)), ("same_dims", c.c_char_p),
+                ("data", c.c_void_p), ("strides", c.POINTER(c.c_int64)), ("local_shape", c.POINTER(c.c_uint64)), ("ndim", c.c_uint32),
+                ("local_ndim", c.c_uint32), ("dtype", c.c_uint32), ("flags", c.c_uint32), ("nboxes", c.c_uint32), ("reserved", c.c_uint32)]
+
+
+class Attribute(c.Structure):
+    _fields_ = [("key", c.c_char_p), ("value", c.c_char_p)]
+
+
+class SaveOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("step", c.c_uint64), ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t),
+                ("bases", c.POINTER(c.c_char_p)), ("nbases", c.c_size_t), ("stream", c.c_void_p), ("flags", c.c_uint32),
+                ("reserved", c.c_uint32)]
+
+
+class Committed(c.Structure):
+    _fields_ = [("step", c.c_uint64), ("entry", c.c_uint64)]
+
+
+class Phase(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("start_ns", c.c_uint64), ("end_ns", c.c_uint64), ("busy_ns", c.c_uint64), ("bytes", c.c_uint64)]
+
+
+class Timings(c.Structure):
+    _fields_ = [("phase", Phase * 8)] + [(n, c.c_uint64) for n in (
+        "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged", "bytes_deduplicated", "bytes_encoded",
+        "bytes_written", "pieces", "pieces_new", "plan_ns")] + [(n, c.c_uint32) for n in (
+            "plan_cached", "plan_hits", "plan_misses", "ring_waits")]
+
+
+class Progress(c.Structure):
+    _fields_ = [("state", c.c_uint32), ("error", c.c_int32), ("bytes_total", c.c_uint64), ("bytes_staged", c.c_uint64),
+                ("bytes_done", c.c_uint64)]
+
+
+class TensorInfo(c.Structure):
+    _fields_ = [("component", c.c_char_p), ("name", c.c_void_p), ("name_len", c.c_uint32), ("dtype", c.c_uint32), ("ndim", c.c_uint32),
+                ("shape", c.POINTER(c.c_uint64)), ("bytes", c.c_uint64)]
+
+
+class Failed(Exception):
+    def __init__(self, code, text):
+        super().__init__(f"{errno.errorcode.get(-code, code)}: {text}")
+        self.code, self.text = code, text
+
+
+def numbers(kind, values):
+    return (kind * max(1, len(values)))(*values) if values is not None else None
+
+
+class Vckpt:
+    """The library, with errors as exceptions."""
+
+    def __init__(self, build):
+        self.lib = c.CDLL(os.path.join(build, "core/api/libvckpt.so"))
+        self.lib.vckpt_step_find.restype = c.c_int64
+        self.lib.vckpt_step_number.restype = c.c_uint64
+
+    def call(self, name, *args):
+        err = Error()
+        r = getattr(self.lib, name)(*args, c.byref(err))
+        if r < 0:
+            assert err.text and err.code == r, (name, r, err.code, err.text)
+            raise Failed(r, err.text.decode())
+        return r
+
+    def store(self, path):
+        self.call("vckpt_store_init", str(path).encode())
+        return str(path)
+
+    def mesh(self, text, ranks=None):
+        p = c.c_void_p()
+        self.call("vckpt_mesh_new", text.encode(), numbers(c.c_uint32, ranks), len(ranks or ()), c.byref(p))
+        return p
+
+    def saver(self, store, run, **options):
+        return Saver(self, store, run, **options)
+
+    def read(self, store, run, step=NONE):
+        """{component/name: array}, and the blobs' number."""
+        p, out = c.c_void_p(), {}
+        self.call("vckpt_step_open", str(store).encode(), run.encode(), c.c_uint64(step), c.byref(p))
+        names = {v: k for k, v in DTYPES.items()}
+        for i in range(self.lib.vckpt_step_tensor_count(p)):
+            info = TensorInfo()
+            assert self.lib.vckpt_step_tensor(p, i, c.byref(info)) == 0
+            array = numpy.empty(info.shape[:info.ndim], names[info.dtype])
+            self.call("vckpt_step_read", p, i, None, array.ctypes.data_as(c.c_void_p), None)
+            out[f"{info.component.decode()}/{c.string_at(info.name, info.name_len).decode()}"] = array
+        self.lib.vckpt_step_close(p)
+        return out
+
+
+class Saver:
+    def __init__(self, api, store, run, rank=0, world=1, launch=None, mesh=None, heartbeat_ms=0, start_ms=0, ring=0, pin=0, check=0,
+                 threads=2, flags=0, plans=""):
+        self.api, self.lib, self.p = api, api.lib, c.c_void_p()
+        options = SaverOptions(c.sizeof(SaverOptions), str(store).encode(), run.encode(), launch.encode() if launch else None, rank, world, mesh,
+                               heartbeat_ms, start_ms, ring, pin, check, threads, flags, None if plans is None else str(plans).encode())
+        api.call("vckpt_saver_open", c.byref(options), c.byref(self.p))
+
+    def begin(self, step=None, replace=False, attributes=(), bases=()):
+        return Save(self, NONE if step is None else step, replace, dict(attributes), list(bases))
+
+    def save(self, tensors, blobs=(), **options):
+        """tensors: {component/name: array or (array, dict of fields)}"""
+        save = self.begin(**options)
+        for name, value in tensors.items():
+            array, fields = value if isinstance(value, tuple) else (value, {})
+            save.tensor(name, array, **fields)
+        for name, per_rank, data in blobs:
+            save.blob(name, per_rank, data)
+        save.submit()
+        return save
+
+    def close(self):
+        self.api.call("vckpt_saver_close", self.p)
+
+    def free(self):
+        if self.p:
+            self.lib.vckpt_saver_free(self.p)
+        self.p = c.c_void_p()
+
+
+class Save:
+    def __init__(self, saver, step, replace, attributes, bases):
+        self.api, self.lib, self.p, self.keep = saver.api, saver.lib, c.c_void_p(), []
+        pairs = (Attribute * max(1, len(attributes)))(*[Attribute(k.encode(), v.encode()) for k, v in attributes.items()])
+        names = (c.c_char_p * max(1, len(bases)))(*[b.encode() for b in bases])
+        options = SaveOptions(c.sizeof(SaveOptions), step, pairs, len(attributes), names, len(bases), None, int(replace), 0)
+        self.api.call("vckpt_save_begin", saver.p, c.byref(options), c.byref(self.p))
+
+    def tensor(self, name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, same_dims=None, flags=0, dtype=None,
+               check_local=True):
+        component, name = name.split("/", 1)
+        shape = list(array.shape if shape is None else shape)
+        plain = flat is None and boxes is None
+        if boxes is not None:
+            flags |= BOXES
+        t = Tensor(component.encode(), name.encode(), numbers(c.c_uint64, shape), mesh, placements.encode() if placements else None,
+                   numbers(c.c_uint64, flat), numbers(c.c_uint64, [n for b in boxes or () for pair in b for n in pair]) if boxes is not None else None,
+                   same_dims.encode() if same_dims else None, array.ctypes.data if array.size else None,
+                   numbers(c.c_int64, array.strides) if array.size and (plain or not array.flags.c_contiguous) else None,
+                   numbers(c.c_uint64, array.shape) if plain and check_local else None, len(shape), array.ndim,
+                   dtype or DTYPES[array.dtype.name], flags, len(boxes or ()), 0)
+        self.keep.append((array, t))
+        self.api.call("vckpt_save_tensors", self.p, c.byref(t), c.c_size_t(1))
+
+    def blob(self, name, per_rank, data):
+        self.api.call("vckpt_save_blob", self.p, name.encode(), int(per_rank), data, c.c_size_t(len(data)))
+
+    def submit(self):
+        self.api.call("vckpt_save_submit", self.p)
+
+    def staged(self, timeout_ms=60000):
+        self.api.call("vckpt_save_wait_staged", self.p, c.c_int64(timeout_ms))
+
+    def committed(self, timeout_ms=60000):
+        done = Committed()
+        self.api.call("vckpt_save_wait_committed", self.p, c.c_int64(timeout_ms), c.byref(done))
+        return done.step
+
+    def timings(self):
+        t = Timings()
+        assert self.lib.vckpt_save_timings(self.p, c.byref(t)) == 0
+        return t
+
+    def progress(self):
+        p = Progress()
+        assert self.lib.vckpt_save_progress(self.p, c.byref(p)) == 0
+        return p
+
+    def free(self):
+        self.lib.vckpt_save_free(self.p)
+        self.p = c.c_void_p()
+
+
+def ranks(api, store, run, world, work, launch="a launch", **options):
+    """work(rank, saver) in a thread each; what it returns or raises, by rank. The savers are closed and freed."""
+    out = [None] * world
+
+    def one(rank):
+        saver = None
+        try:
+            saver = api.saver(store, run, rank=rank, world=world, launch=launch, **options)
+            out[rank] = work(rank, saver)
+            saver.close()
+        except Exception as e:  # noqa: BLE001 a test looks at it
+            out[rank] = e
+        finally:
+            if saver:
+                saver.free()
+
+    threads = [threading.Thread(target=one, args=(r,)) for r in range(world)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return out
