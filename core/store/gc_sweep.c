@@ -6,7 +6,8 @@
  *                            heartbeat)
  *     unfinished file        of a pack: as its pack. Others: free, but its mark also waits for every launch that was
  *                            alive when it was marked, since its maker is not known
- *     folder in incoming/    deleted when its attempt is decided: nobody needs it any more
+ *     folder in incoming/    deleted when its attempt is decided: nobody needs it any more; or when it is empty and its
+ *                            launch is gone
  *     heartbeat              deleted when its launch is dead
  *     stats/<run>/<step>.<n> deleted when entry n is no visible commit any more: nothing needs them
  *     mark                   deleted when its file is gone or reached
@@ -422,8 +423,48 @@ static void sweep_folder(struct gc *g, const struct store_folder *f)
 	gc_report(g, "delete", name, bytes, "its attempt is decided");
 }
 
+/* ---- folders without a file, of writers that died before they put `begin` ---- */
+
+static bool sweep_folder_known(const struct gc *g, const char *run, size_t run_len, const char *attempt)
+{
+	for (size_t i = 0; i < g->folders.n; i++)
+		if (strcmp(g->folders.all[i].info.attempt, attempt) == 0 &&
+			strncmp(g->folders.all[i].info.run, run, run_len) == 0 &&
+			g->folders.all[i].info.run[run_len] == 0)
+			return true;
+	return false;
+}
+
+static int sweep_empty_attempt(void *arg, const struct store_storage_entry *e)
+{
+	const char *run = e->name + strlen("incoming/"), *attempt = strrchr(e->name, '/') + 1;
+	struct store_files files = {0};
+	struct gc *g = arg;
+
+	if (!store_attempt_name_valid(attempt) || gc_launch_alive(g, attempt) ||
+		sweep_folder_known(g, run, (size_t)(attempt - run) - 1, attempt))
+		return 0;
+	if (store_files_list(g->store, e->name, &files, NULL) == 0 && files.n == 0) {
+		/* a writer that comes now makes it anew: storage_posix_write.c */
+		if (!g->o->dry_run)
+			g->store->storage->ops->remove_dir(g->store->storage, e->name);
+		gc_report(g, "delete", e->name, 0, "an empty folder of a writer that is gone");
+	}
+	store_files_release(&files);
+	return 0;
+}
+
+static int sweep_empty_run(void *arg, const struct store_storage_entry *e)
+{
+	struct gc *g = arg;
+
+	store_list_dirs(g->store->storage, e->name, sweep_empty_attempt, g);
+	return 0;
+}
+
 void gc_sweep(struct gc *g)
 {
+	store_list_dirs(g->store->storage, "incoming", sweep_empty_run, g);
 	for (size_t i = 0; i < g->folders.n; i++)
 		sweep_folder(g, &g->folders.all[i]);
 	for (size_t i = 0, n; i < g->files.n; i += n ? n : 1) {

@@ -219,7 +219,7 @@ static int put_try(struct posix_storage *p, int dir, const char *name, const cha
 	struct temp t;
 	int r = temp_open(p, dir, last, &t);
 	if (r < 0)
-		return r;
+		return r == -ENOENT ? -EAGAIN : r; /* somebody took the directory for a leftover: it is made anew */
 	struct iovec iov = { (void *)bytes, len };
 	r = write_vector(t.fd, 0, &iov, 1);
 	if (r == 0)
@@ -237,8 +237,8 @@ static int put_try(struct posix_storage *p, int dir, const char *name, const cha
 	if (r == -EOPNOTSUPP || r == -ENOSPC || r == -EDQUOT)
 		return r;
 	int found = put_compare(p, dir, name, bytes, len);
-	if (found == -ENOENT)
-		return r == -EEXIST ? -EAGAIN : r; /* it was removed meanwhile */
+	if (found == -ENOENT) /* the file was removed meanwhile, or the directory */
+		return r == -EEXIST || r == -ENOENT ? -EAGAIN : r;
 	return found;
 }
 
