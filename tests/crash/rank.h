@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rank: one rank of a job in a program without torch, a save of a few KiB in a few milliseconds. Two drivers stand
+ * behind these functions: rank_protocol.c makes the calls of core/store itself, in one thread, so that every run makes
+ * the same calls of the kernel in the same order; rank_saver.c goes through libvckpt. */
+#ifndef TESTS_CRASH_RANK_H
+#define TESTS_CRASH_RANK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define RANK_TEXT 1000
+#define RANK_NO_STEP UINT64_MAX
+
+struct rank_job {
+	const char *store, *run, *id;
+	uint32_t rank, world;
+	uint64_t heartbeat_ms, start_ms;
+	size_t bytes;                   /* of this rank in a sharded tensor */
+	uint64_t step;                  /* of the first save; RANK_NO_STEP: the next one */
+	int replace;
+};
+struct rank;
+
+/* 0, or a negative errno and a sentence. */
+int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static RANK_TEXT]);
+/* Data that depends on (`number`, rank): sharded tensors, and replicated ones. */
+int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT]);
+int rank_close(struct rank *r, char text[static RANK_TEXT]);
+
+/* Bytes that are the same wherever they are asked for. */
+void rank_fill(void *out, size_t len, uint64_t seed);
+
+#endif
