@@ -7,7 +7,7 @@
  * replicated dimensions, as almost all tensors share a few meshes, then by the ranks themselves. Ranks are written out
  * into scratch memory to be hashed and compared, and not kept: a group over a million ranks costs no more than that
  * once for each different mesh pointer. */
-#include "core/save/plan.h"
+#include "core/save/plan_internal.h"
 
 #include <string.h>
 
@@ -166,31 +166,21 @@ static struct tensor_sharding plan_sharding(const struct plan_making *m, uint32_
 	return s;
 }
 
-/* What this rank holds of one tensor: boxes of a shard, or of a list. */
-struct plan_held {
-	struct tensor_shard shard;
-	struct tensor_shard_iter it;
-	struct tensor_shard_list list;
-	const struct tensor_boxes *boxes;       /* NULL: the shard's */
-};
-
-static int held_init(struct plan_held *h, const struct plan_making *m, uint32_t t, const struct tensor_sharding *s)
+int save_held_init(struct save_held *h, const struct save_plan_tensor *tensor, const struct tensor_sharding *s,
+	uint32_t rank, struct base_error *err)
 {
 	int r;
 
-	h->boxes = m->tensors[t].boxes;
+	h->boxes = tensor->boxes;
 	for (uint32_t i = 0; h->boxes && i < s->mesh->ndim; i++)
-		if (m->tensors[t].flat || s->placement[i].kind != TENSOR_REPLICATE)
-			return base_error_set(m->err, -EINVAL, "tensor %u: with a list of boxes there is no flat "
-				"range, and all placements are R", t);
-	r = tensor_shard_of(s, m->rank, m->tensors[t].flat, &h->shard, m->err);
-	if (r == 0 && h->boxes)
-		r = tensor_shard_list_check(&s->shape, h->boxes, m->err);
-	return r < 0 ? base_error_prefix(m->err, r, "tensor %u", t) : 0;
+		if (tensor->flat || s->placement[i].kind != TENSOR_REPLICATE)
+			return base_error_set(err, -EINVAL, "with a list of boxes there is no flat range, and all "
+				"placements are R");
+	r = tensor_shard_of(s, rank, tensor->flat, &h->shard, err);
+	return r == 0 && h->boxes ? tensor_shard_list_check(&s->shape, h->boxes, err) : r;
 }
 
-/* The first box, the one after the last one given (NULL); NULL: that was all. */
-static const struct tensor_shard_box *held_first(struct plan_held *h)
+const struct tensor_shard_box *save_held_first(struct save_held *h)
 {
 	if (h->shard.absent)
 		return NULL;
@@ -202,7 +192,7 @@ static const struct tensor_shard_box *held_first(struct plan_held *h)
 	return h->it.done ? NULL : &h->it.at;
 }
 
-static const struct tensor_shard_box *held_next(struct plan_held *h)
+const struct tensor_shard_box *save_held_next(struct save_held *h)
 {
 	if (h->boxes) {
 		tensor_shard_list_next(&h->list);
@@ -212,15 +202,29 @@ static const struct tensor_shard_box *held_next(struct plan_held *h)
 	return h->it.done ? NULL : &h->it.at;
 }
 
-static uint64_t held_items(struct plan_held *h)
+uint64_t save_held_items(struct save_held *h)
 {
 	uint64_t items = 0;
 
 	if (!h->boxes)
 		return tensor_shard_items(&h->shard);
-	for (const struct tensor_shard_box *at = held_first(h); at; at = held_next(h))
+	for (const struct tensor_shard_box *at = save_held_first(h); at; at = save_held_next(h))
 		items += tensor_box_items(&h->shard.shape, &at->box); /* they do not overlap: no more than the tensor */
 	return items;
+}
+
+static int held_init(struct save_held *h, const struct plan_making *m, uint32_t t, const struct tensor_sharding *s)
+{
+	int r = save_held_init(h, &m->tensors[t], s, m->rank, m->err);
+
+	return r < 0 ? base_error_prefix(m->err, r, "tensor %u", t) : 0;
+}
+
+uint32_t save_held_alike(const struct save_plan_tensor *tensor, const struct tensor_sharding *s)
+{
+	uint32_t dims = tensor_sharding_replicated(s);
+
+	return tensor->flat || tensor->boxes ? dims & tensor->same_dims : dims;
 }
 
 /* First walk: what this rank holds of a tensor, and who stores it. */
@@ -228,7 +232,7 @@ static int plan_survey(struct plan_making *m, uint32_t t)
 {
 	struct tensor_sharding s = plan_sharding(m, t);
 	const struct save_plan_tensor *tensor = &m->tensors[t];
-	struct plan_held held;
+	struct save_held held;
 	uint32_t *group = &m->group_of[t], dims;
 	uint64_t items;
 	int r = tensor_shape_items(&s.shape, s.item_bytes, &items);
@@ -244,12 +248,10 @@ static int plan_survey(struct plan_making *m, uint32_t t)
 			*group = PLAN_ALL;
 		return 0;
 	}
-	m->bytes[t] = held_items(&held) * s.item_bytes;
+	m->bytes[t] = save_held_items(&held) * s.item_bytes;
 	if (base_add_overflows(m->plan.held_bytes, m->bytes[t], &m->plan.held_bytes))
 		return base_error_set(m->err, -EOVERFLOW, "tensor %u: all tensors together exceed 2^64 bytes", t);
-	dims = tensor_sharding_replicated(&s);
-	if (tensor->flat || tensor->boxes)
-		dims &= tensor->same_dims;
+	dims = save_held_alike(tensor, &s);
 	*group = PLAN_ALL;
 	if (dims == 0)
 		return 0;
@@ -316,7 +318,7 @@ static int plan_store(struct plan_making *m, uint32_t t, const struct plan_group
 	struct tensor_sharding s = plan_sharding(m, t);
 	struct tensor_shard_box whole = {.local_offset = 0};
 	const struct tensor_shard_box *box;
-	struct plan_held held;
+	struct save_held held;
 	struct tensor_grid g;
 	uint64_t at = group ? group->at : 0;
 	int r = tensor_grid_init(&g, &s.shape, s.item_bytes, m->tensors[t].params);
@@ -327,7 +329,7 @@ static int plan_store(struct plan_making *m, uint32_t t, const struct plan_group
 	if (tensor_box_empty(s.shape.ndim, &whole.box))
 		return plan_add(m, t, &g, &whole, &whole.box);
 	r = held_init(&held, m, t, &s);
-	for (box = held_first(&held); box && r == 0; box = held_next(&held)) {
+	for (box = save_held_first(&held); box && r == 0; box = save_held_next(&held)) {
 		r = group ? plan_share(m, t, &g, box, group, at) : plan_add(m, t, &g, box, &box->box);
 		at += tensor_box_items(&s.shape, &box->box) * s.item_bytes;
 	}

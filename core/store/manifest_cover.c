@@ -10,6 +10,7 @@
  * writer costs a bit a tensor, whatever its size. */
 #include "core/store/manifest.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/base/cleanup.h"
@@ -150,6 +151,65 @@ static int layouts_number(struct cover_gather *g, uint64_t total)
 	return 0;
 }
 
+/* ---- who says that it holds a tensor ---- */
+
+/* Of one layout: its number of the tensor, or -1. */
+static int64_t advice_find(const struct cover_gather *g, uint32_t layout, uint32_t number)
+{
+	for (uint32_t t = 0; t < g->layouts[layout]->m.ntensors; t++)
+		if (g->numbers[layout][t] == number)
+			return t;
+	return -1;
+}
+
+/* "ranks 0, 1, 2, 3 and 4 more": those of the layout. */
+static void advice_ranks(const struct cover_gather *g, uint32_t layout, struct base_buf *b)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < g->m->nranks; i++)
+		if (g->m->ranks[i].layout == layout && n++ < 4)
+			base_buf_printf(b, "%s%u", n > 1 ? ", " : "", g->m->ranks[i].rank);
+	if (n > 4)
+		base_buf_printf(b, " and %u more", n - 4);
+}
+
+static void advice_placement(const struct proto_layout *l, const struct proto_layout_tensor *t, struct base_buf *b)
+{
+	const struct proto_mesh *mesh = t->mesh ? &l->meshes[t->mesh - 1] : NULL;
+
+	if (mesh && t->placement)
+		base_buf_printf(b, " as %.100s over ", l->placements[t->placement - 1]);
+	for (uint32_t d = 0; mesh && t->placement && d < mesh->ndims; d++)
+		base_buf_printf(b, "%s%s=%u", d ? "," : "", mesh->dim_names[d], mesh->dim_sizes[d]);
+}
+
+/* Most often ranks share a tensor that fewer of them hold, or that is not the same on them: says what each said. The
+ * sentence so far stays; what does not fit behind it is cut. */
+static int advise(const struct cover_gather *g, uint32_t number, int code)
+{
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+	size_t len = g->err ? strlen(g->err->text) : 0;
+	unsigned shown = 0;
+
+	if (!g->err || code != -BASE_EFORMAT || g->m->world < 2)
+		return code;
+	for (uint32_t i = 0; i < g->m->nlayouts && shown < 3; i++) {
+		int64_t t = advice_find(g, i, number);
+
+		if (t < 0)
+			continue;
+		base_buf_append_text(&b, shown++ ? "; ranks " : "; it is listed by ranks ");
+		advice_ranks(g, i, &b);
+		advice_placement(&g->layouts[i]->m, &g->layouts[i]->m.tensors[t], &b);
+	}
+	base_buf_append_text(&b, "; if other ranks hold it, or hold other parts of it, name them: mesh= and placements of the "
+		"tensor, or mesh= of the save");
+	if (!b.error)
+		snprintf(g->err->text + len, sizeof g->err->text - len, "%.*s", (int)b.len, (const char *)b.data);
+	return code;
+}
+
 /* ---- rows ---- */
 
 static int row_differs(const struct cover_gather *g, uint32_t number, uint32_t a, uint32_t b)
@@ -157,8 +217,9 @@ static int row_differs(const struct cover_gather *g, uint32_t number, uint32_t a
 	char name[256];
 
 	tensor_name(g, &g->tensors[number], name);
-	return base_error_set(g->err, -BASE_EFORMAT,
-		"tensor \"%s\": ranks %u and %u stored different bytes for all of it", name, a, b);
+	base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for all of it", name, a,
+		b);
+	return advise(g, number, -BASE_EFORMAT);
 }
 
 static int gather_whole(struct cover_gather *g, uint32_t number, const struct store_row *row)
@@ -267,7 +328,7 @@ static int tensor_check(const struct cover_gather *g, uint32_t number, const str
 			(const uint64_t *)g->pairs.data + rows[i].pairs, rows[i].rank, rows[i].digest};
 	if (state->whole)
 		boxes[n++] = (struct store_cover_box){whole, state->rank, state->digest};
-	return store_cover_check(&shape, name, boxes, n, g->err);
+	return advise(g, number, store_cover_check(&shape, name, boxes, n, g->err));
 }
 
 static int tensors_check(struct cover_gather *g)
