@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vckpt: checkpoints of training jobs. docs/python.md is the manual.
+
+    vckpt.save("/ckpt/llama", {"model": model, "optimizer": optimizer, "rng": vckpt.rng_state()}, attributes={"loss": 2.31})
+
+    with vckpt.Saver("/ckpt/llama") as saver:
+        handle = saver.async_save(state, step=1000)
+        handle.staged()             # the tensors may change again
+        handle.committed()          # visible and durable
+
+torch is imported only when it is there already, or asked for."""
+from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists, Timeout,
+                   VersionError)
+from .records import Mesh, Record
+from .saver import Handle, Saver, async_save, close, init, save, steps
+from .shard import Refused, Shard
+from .state import RngState, rng_state, set_rng_state
+from .step import BlobInfo, Step, TensorInfo
+
+__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Mesh", "NotAStore",
+           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "TensorInfo", "Timeout",
+           "VersionError", "async_save", "close", "init", "rng_state", "save", "set_rng_state", "steps", "version"]
+
+
+def version():
+    """Of the library."""
+    from . import _lib
+    return _lib.lib().vckpt_version().decode()
+
+
+def __getattr__(name):
+    if name == "dcp":           # imports torch
+        import importlib
+        return importlib.import_module(".dcp", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libvckpt by ctypes: the structs of core/api/vckpt.h exactly, and its errors as exceptions.
+
+The library is loaded at the first call: from VCKPT_LIBRARY (a file), else from the package's own directory (an
+installed package), else from the build directory that VCKPT_BUILD names, else from a build folder of the checkout that
+this file stands in. Every function here may be called from any thread; ctypes lets go of the interpreter's lock
+meanwhile."""
+import ctypes
+import errno
+import glob
+import os
+import threading
+from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+NONE = 2**64 - 1
+EDAMAGED, EFORMAT, EVERSION, ENOSTORE, EABORTED, ETIMEDOUT = 74, 71, 93, 124, 125, 110
+PIN = {"auto": 0, "no": 1, "yes": 2}
+REPLICAS = {"sample": 0, "full": 1, "off": 2}
+LOW_PRIORITY, NO_BASES = 1, 2
+DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
+REPLACE = 1
+STATES = ("open", "queued", "staging", "staged", "announced", "committed", "failed")
+PHASES = 8
+
+# Names by number, as docs/format/layout.md has them; index 0 is none.
+DTYPES = (None, "bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "c64", "c128",
+          "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz", "f8_e8m0fnu", "f4_e2m1fn_x2")
+ITEM_BYTES = (0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1, 1, 1, 1, 1)
+
+
+class Error(OSError):
+    """What the store or the saver answered: `errno`, and one sentence that names the thing at fault."""
+
+    def __init__(self, code, text):
+        super().__init__(code, text)
+        self.text = text
+
+    def __str__(self):
+        return self.text
+
+
+class InvalidArgument(Error, ValueError):
+    """A name, shape, placement, number or option that cannot be."""
+
+
+class StepExists(Error, FileExistsError):
+    """The step, or the thing that was to be made, is there already."""
+
+
+class NotFound(Error, FileNotFoundError):
+    """No such run, step, tensor or blob."""
+
+
+class Damaged(Error):
+    """Stored bytes do not match their check or digest."""
+
+
+class FormatError(Error):
+    """A record breaks its format, or a step's boxes do not cover a tensor."""
+
+
+class VersionError(Error):
+    """Made by a newer version of vckpt."""
+
+
+class NotAStore(Error):
+    """The directory is not a store."""
+
+
+class Aborted(Error):
+    """The save was given up, by this rank or another: the sentence says by whom and why."""
+
+
+class Timeout(Error, TimeoutError):
+    """Not decided within the time-out: ask again."""
+
+
+class Forked(Error, PermissionError):
+    """This process is a child of the one that opened the saver."""
+
+
+CLASSES = {errno.EINVAL: InvalidArgument, errno.EOVERFLOW: InvalidArgument, errno.ENAMETOOLONG: InvalidArgument,
+           errno.EEXIST: StepExists, errno.ENOENT: NotFound, EDAMAGED: Damaged, EFORMAT: FormatError,
+           EVERSION: VersionError, ENOSTORE: NotAStore, EABORTED: Aborted, ETIMEDOUT: Timeout, errno.EPERM: Forked}
+
+
+class ErrorText(Structure):
+    _fields_ = [("code", c_int), ("text", c_char * 1000)]
+
+
+class SaverOptions(Structure):
+    _fields_ = [("size", c_size_t), ("store", c_char_p), ("run", c_char_p), ("launch_id", c_char_p), ("rank", c_uint32),
+                ("world", c_uint32), ("mesh", c_void_p), ("heartbeat_ms", c_uint64), ("start_ms", c_uint64),
+                ("ring_bytes", c_uint64), ("pin", c_int), ("check_replicas", c_int), ("threads", c_uint32),
+                ("flags", c_uint32), ("plan_cache", c_char_p)]
+
+
+class Tensor(Structure):
+    _fields_ = [("component", c_char_p), ("name", c_char_p), ("shape", c_void_p), ("mesh", c_void_p),
+                ("placements", c_char_p), ("flat", c_void_p), ("boxes", c_void_p), ("same_dims", c_char_p),
+                ("data", c_void_p), ("strides", c_void_p), ("local_shape", c_void_p), ("ndim", c_uint32),
+                ("local_ndim", c_uint32), ("dtype", c_uint32), ("flags", c_uint32), ("nboxes", c_uint32),
+                ("reserved", c_uint32)]
+
+
+TENSOR_BYTES = ctypes.sizeof(Tensor)
+DATA_WORD = Tensor.data.offset // 8
+
+
+class Attribute(Structure):
+    _fields_ = [("key", c_char_p), ("value", c_char_p)]
+
+
+class SaveOptions(Structure):
+    _fields_ = [("size", c_size_t), ("step", c_uint64), ("attributes", POINTER(Attribute)), ("nattributes", c_size_t),
+                ("bases", POINTER(c_char_p)), ("nbases", c_size_t), ("stream", c_void_p), ("flags", c_uint32),
+                ("reserved", c_uint32)]
+
+
+class Committed(Structure):
+    _fields_ = [("step", c_uint64), ("entry", c_uint64)]
+
+
+class Progress(Structure):
+    _fields_ = [("state", c_uint32), ("error", c_int32), ("bytes_total", c_uint64), ("bytes_staged", c_uint64),
+                ("bytes_done", c_uint64)]
+
+
+class Phase(Structure):
+    _fields_ = [("name", c_char_p), ("start_ns", c_uint64), ("end_ns", c_uint64), ("busy_ns", c_uint64),
+                ("bytes", c_uint64)]
+
+
+class Timings(Structure):
+    _fields_ = [("phase", Phase * PHASES)] + [(name, c_uint64) for name in (
+        "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged",
+        "bytes_deduplicated", "bytes_encoded", "bytes_written", "pieces", "pieces_new", "plan_ns")] + [
+        (name, c_uint32) for name in ("plan_cached", "plan_hits", "plan_misses", "ring_waits")]
+
+
+class TensorInfo(Structure):
+    _fields_ = [("component", c_char_p), ("name", c_void_p), ("name_len", c_uint32), ("dtype", c_uint32),
+                ("ndim", c_uint32), ("shape", POINTER(c_uint64)), ("bytes", c_uint64)]
+
+
+class BlobInfo(Structure):
+    _fields_ = [("name", c_char_p), ("bytes", c_uint64), ("per_rank", c_uint32), ("rank", c_uint32)]
+
+
+P, E = c_void_p, POINTER(ErrorText)
+FUNCTIONS = {
+    "vckpt_version": (c_char_p, []),
+    "vckpt_mesh_new": (c_int, [c_char_p, P, c_uint32, POINTER(P), E]),
+    "vckpt_mesh_free": (None, [P]),
+    "vckpt_store_init": (c_int, [c_char_p, E]),
+    "vckpt_store_check": (c_int, [c_char_p, E]),
+    "vckpt_run_steps": (c_int, [c_char_p, c_char_p, POINTER(POINTER(c_uint64)), POINTER(c_size_t), E]),
+    "vckpt_saver_open": (c_int, [POINTER(SaverOptions), POINTER(P), E]),
+    "vckpt_saver_close": (c_int, [P, E]),
+    "vckpt_saver_free": (None, [P]),
+    "vckpt_save_begin": (c_int, [P, POINTER(SaveOptions), POINTER(P), E]),
+    "vckpt_save_tensors": (c_int, [P, P, c_size_t, E]),
+    "vckpt_save_blob": (c_int, [P, c_char_p, c_int, P, c_size_t, E]),
+    "vckpt_save_submit": (c_int, [P, E]),
+    "vckpt_save_wait_staged": (c_int, [P, c_int64, E]),
+    "vckpt_save_wait_committed": (c_int, [P, c_int64, POINTER(Committed), E]),
+    "vckpt_save_free": (None, [P]),
+    "vckpt_save_progress": (c_int, [P, POINTER(Progress)]),
+    "vckpt_save_timings": (c_int, [P, POINTER(Timings)]),
+    "vckpt_step_open": (c_int, [c_char_p, c_char_p, c_uint64, POINTER(P), E]),
+    "vckpt_step_close": (None, [P]),
+    "vckpt_step_number": (c_uint64, [P]),
+    "vckpt_step_attributes": (c_size_t, [P, POINTER(POINTER(Attribute))]),
+    "vckpt_step_tensor_count": (c_uint32, [P]),
+    "vckpt_step_tensor": (c_int, [P, c_uint32, POINTER(TensorInfo)]),
+    "vckpt_step_find": (c_int64, [P, c_char_p, c_char_p]),
+    "vckpt_step_read": (c_int, [P, c_uint32, P, P, P, E]),
+    "vckpt_step_blob_count": (c_uint32, [P]),
+    "vckpt_step_blob": (c_int, [P, c_uint32, POINTER(BlobInfo)]),
+    "vckpt_step_blob_read": (c_int, [P, c_uint32, P, E]),
+}
+
+_loaded = None
+_loading = threading.Lock()
+
+
+def candidates():
+    """Where the library may be, best first."""
+    if os.environ.get("VCKPT_LIBRARY"):
+        return [os.environ["VCKPT_LIBRARY"]]
+    here = os.path.dirname(os.path.abspath(__file__))
+    found = [os.path.join(here, "libvckpt.so")]
+    if os.environ.get("VCKPT_BUILD"):
+        found.append(os.path.join(os.environ["VCKPT_BUILD"], "core/api/libvckpt.so"))
+    top = os.path.dirname(os.path.dirname(os.path.dirname(here)))
+    if os.path.exists(os.path.join(top, "core/api/vckpt.h")):
+        built = glob.glob(os.path.join(top, "build*", "core/api/libvckpt.so"))
+        built += glob.glob(os.path.join(top, "build", "*", "core/api/libvckpt.so"))
+        found += sorted(built, key=os.path.getmtime, reverse=True)
+    return found
+
+
+def lib():
+    """The library, loaded once."""
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    with _loading:
+        if _loaded is None:
+            tried = candidates()
+            path = next((p for p in tried if os.path.exists(p)), None)
+            if path is None:
+                raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package "
+                            "with `pip install .`, or name the file in VCKPT_LIBRARY")
+            loaded = ctypes.CDLL(path)
+            for name, (result, arguments) in FUNCTIONS.items():
+                function = getattr(loaded, name, None)
+                if function is None:        # an older library: whoever calls it is told
+                    continue
+                function.restype, function.argtypes = result, arguments
+            _loaded = loaded
+    return _loaded
+
+
+def error(code, text, where=None):
+    """The exception for a negative errno and its sentence."""
+    code = abs(code)
+    if not text:
+        text = os.strerror(code)
+    return CLASSES.get(code, Error)(code, f"{where}: {text}" if where else text)
+
+
+def call(name, *arguments):
+    """Calls a function whose last argument is the error; its result, or raises."""
+    err = ErrorText()
+    result = getattr(lib(), name)(*arguments, byref(err))
+    if result < 0:
+        raise error(result, err.text.decode("utf-8", "replace"))
+    return result
+
+
+def text(value, what):
+    """A str as the library takes it: UTF-8, NUL-terminated."""
+    if not isinstance(value, str):
+        raise InvalidArgument(errno.EINVAL, f"{what} must be a string, not {type(value).__name__}")
+    if "\0" in value:
+        raise InvalidArgument(errno.EINVAL, f"{what} {value!r} has a NUL in it")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(errno.EINVAL, f"{what} {value!r} has no UTF-8 form") from None
+
+
+def u64s(numbers):
+    return (c_uint64 * max(len(numbers), 1))(*numbers)
+
+
+def i64s(numbers):
+    return (c_int64 * max(len(numbers), 1))(*numbers)
+
+
+class Mesh:
+    """A mesh of ranks: "dp=2,tp=4", outermost first, over `ranks` in row-major order (None: 0, 1, ...). Immutable."""
+
+    def __init__(self, words, ranks=None):
+        self.words = words
+        try:
+            self.names = tuple(part.split("=")[0].strip() for part in words.split(","))
+            self.sizes = tuple(int(part.split("=")[1]) for part in words.split(","))
+        except (IndexError, ValueError, AttributeError):
+            raise InvalidArgument(errno.EINVAL, f"mesh {words!r}: expected names and sizes such as 'dp=2,tp=4'") from None
+        total = 1
+        for size in self.sizes:
+            total *= size
+        self.ranks = tuple(range(total)) if ranks is None else tuple(int(r) for r in ranks)
+        self.members = frozenset(self.ranks)
+        self.lowest = min(self.ranks, default=0)
+        array = (c_uint32 * max(len(self.ranks), 1))(*self.ranks)
+        pointer = c_void_p()
+        call("vckpt_mesh_new", text(words, "mesh"), array, len(self.ranks), byref(pointer))
+        self.pointer = pointer.value
+
+    def __repr__(self):
+        return f"vckpt.Mesh({self.words!r}, ranks={list(self.ranks)})"
+
+    def __del__(self):
+        pointer, self.pointer = getattr(self, "pointer", None), None
+        if pointer and _loaded is not None:
+            _loaded.vckpt_mesh_free(pointer)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this rank holds of a logical tensor, told to the library: `Shard` for callers that know their own layout, and
+`Entry`, the description of one tensor of the state, numpy arrays' among them (torch's: torch_state.py).
+
+An entry holds a filled struct vckpt_tensor but for the address of the data, everything that the struct points to, and
+what was looked at to fill it. The next save of the same thing asks `address`: the data's address if all that was looked
+at is as it was, None if not; then the entry is made anew. So nothing is ever described by an entry that it does not fit."""
+import ctypes
+import errno
+import math
+
+import numpy as np
+
+from . import _lib
+from .values_text import path_text
+
+STALE = None
+# numpy's names (and ml_dtypes') to ours
+NUMPY_DTYPES = {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8", "int16": "i16",
+                "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+                "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2",
+                "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz", "float8_e8m0fnu": "f8_e8m0fnu"}
+
+
+class Refused(_lib.InvalidArgument, TypeError):
+    """Something in the state that cannot be kept; the sentence begins with its path (a tuple of keys, or what is to be said)."""
+
+    def __init__(self, path, sentence):
+        super().__init__(errno.EINVAL, f"{path if isinstance(path, str) else path_text(path)}: {sentence}")
+
+
+class Shard:
+    """This rank's part of a tensor whose layout torch does not know.
+
+    tensor      what this rank holds: a torch tensor or a numpy array
+    shape       of the logical, unsharded tensor (None: that of `tensor`)
+    mesh        a DeviceMesh, "dp=2,tp=4", or ("dp=2,tp=4", ranks); None: the save's
+    placements  a word for each dimension of the mesh, "R,S(0)", or torch's placements; None: replicated
+    flat        (from, to) or (from, to, length): `tensor` is these items of the flattened local tensor (of a padded
+                buffer of `length` items), as ZeRO and Megatron's distributed optimizer cut it
+    boxes       [(offsets, sizes), ...]: `tensor` is these boxes one after another, each row-major
+    same_dims   with flat or boxes: the mesh dimensions along which ranks hold the same, "dp" or ["dp"]
+    alone       this rank alone holds it, whole
+    buffer      it may differ between replicas: the first replica's counts"""
+
+    __slots__ = ("tensor", "shape", "mesh", "placements", "flat", "boxes", "same_dims", "alone", "buffer")
+
+    def __init__(self, tensor, *, shape=None, mesh=None, placements=None, flat=None, boxes=None, same_dims=None, alone=False, buffer=False):
+        if isinstance(tensor, Shard):
+            raise TypeError("a Shard of a Shard")
+        if flat is not None and boxes is not None:
+            raise ValueError("Shard: flat and boxes exclude each other")
+        if boxes is not None and placements is not None:
+            raise ValueError("Shard: boxes say what is held: placements must not be given")
+        if alone and not (mesh is None and placements is None and flat is None and boxes is None):
+            raise ValueError("Shard: alone takes neither mesh nor layout")
+        if (flat is not None or boxes is not None) and shape is None:
+            raise ValueError("Shard: flat and boxes need the shape of the logical tensor")
+        self.tensor, self.mesh, self.placements, self.alone, self.buffer = tensor, mesh, placements, alone, buffer
+        self.shape = None if shape is None else tuple(int(n) for n in shape)
+        self.flat = None if flat is None else tuple(int(n) for n in flat)
+        if self.flat is not None and len(self.flat) not in (2, 3):
+            raise ValueError("Shard: flat is (from, to) or (from, to, length)")
+        self.boxes = None if boxes is None else tuple(_box(box, self.shape) for box in boxes)
+        self.same_dims = same_dims if same_dims is None or isinstance(same_dims, str) else ",".join(same_dims)
+
+    def __repr__(self):
+        given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__[1:] if getattr(self, name) not in (None, False))
+        return f"vckpt.Shard({tuple(self.tensor.shape)}{', ' if given else ''}{given})"
+
+
+def _box(box, shape):
+    """((offsets), (sizes)), also from a tuple of slices."""
+    box = tuple(box)
+    if all(isinstance(part, slice) for part in box) and len(box) == len(shape):
+        ends = [part.indices(n) for part, n in zip(box, shape)]
+        if any(step != 1 for _, _, step in ends):
+            raise ValueError("Shard: slices of a box have no step")
+        return tuple(a for a, _, _ in ends), tuple(max(b - a, 0) for a, b, _ in ends)
+    if len(box) != 2 or len(box[0]) != len(shape) or len(box[1]) != len(shape):
+        raise ValueError(f"Shard: a box is (offsets, sizes), {len(shape)} of each, or a slice for each dimension")
+    return tuple(int(n) for n in box[0]), tuple(int(n) for n in box[1])
+
+
+class Layout:
+    """Mesh, placements and so on of one tensor, for the library."""
+
+    __slots__ = ("shape", "mesh", "placements", "flat", "boxes", "same_dims", "flags")
+
+    def __init__(self, shape, mesh=None, placements=None, flat=None, boxes=None, same_dims=None, flags=0):
+        self.shape, self.mesh, self.placements, self.flat = shape, mesh, placements, flat
+        self.boxes, self.same_dims, self.flags = boxes, same_dims, flags
+
+
+class Entry:
+    """One tensor as the library is told of it. `absent`: this rank is not in its mesh and holds nothing."""
+
+    __slots__ = ("component", "name", "row", "keep", "absent", "device", "mesh")
+
+    def address(self, tensor, refs):
+        """The address of the data now, or STALE. What has to stay alive beside `tensor` is appended to refs."""
+        raise NotImplementedError
+
+    def fill(self, component, name, layout, dtype, local_shape, strides, flags=0):
+        """local_shape None: not compared; strides in bytes, None: contiguous."""
+        row = _lib.Tensor()
+        keep = [_lib.text(component, "component"), _lib.text(name, "tensor"), _lib.u64s(layout.shape)]
+        row.component, row.name, row.shape = keep[0], keep[1], ctypes.addressof(keep[2])
+        row.ndim, row.dtype, row.flags = len(layout.shape), dtype, flags | layout.flags
+        if layout.mesh is not None:
+            row.mesh = layout.mesh.pointer
+            keep.append(layout.mesh)
+        for field in ("placements", "same_dims"):
+            if getattr(layout, field) is not None:
+                keep.append(_lib.text(getattr(layout, field), field))
+                setattr(row, field, keep[-1])
+        if layout.flat is not None:
+            keep.append(_lib.u64s((*layout.flat, 0)[:3]))
+            row.flat = ctypes.addressof(keep[-1])
+        if layout.boxes is not None:
+            keep.append(_lib.u64s([n for offsets, sizes in layout.boxes for pair in zip(offsets, sizes) for n in pair]))
+            row.boxes, row.nboxes = ctypes.addressof(keep[-1]), len(layout.boxes)
+            row.flags |= _lib.BOXES
+        if local_shape is not None:
+            keep.append(_lib.u64s(local_shape))
+            row.local_shape, row.local_ndim = ctypes.addressof(keep[-1]), len(local_shape)
+            if strides is not None:
+                keep.append(_lib.i64s(strides))
+                row.strides = ctypes.addressof(keep[-1])
+        self.component, self.name, self.row, self.keep, self.mesh = component, name, bytes(row), keep, layout.mesh
+        self.absent = False
+        return self
+
+    def at(self, rank):
+        """On a rank outside of the tensor's mesh it is absent."""
+        self.absent = self.mesh is not None and rank not in self.mesh.members
+        return self
+
+
+def flat_items(layout, path):
+    """Items that this rank's buffer must have under flat or boxes: (lowest, highest)."""
+    if layout.boxes is not None:
+        total = sum(math.prod(sizes) for _, sizes in layout.boxes)
+        return total, total
+    first, last = layout.flat[:2]
+    if not 0 <= first <= last:
+        raise Refused(path, f"flat {layout.flat}: from, to with from <= to")
+    return last - first, last - first
+
+
+def check_items(layout, items, path):
+    if layout.flat is None and layout.boxes is None:
+        return
+    low, high = flat_items(layout, path)
+    if not low <= items <= high:
+        what = "boxes have" if layout.boxes is not None else "flat range has"
+        raise Refused(path, f"the {what} {low} items, the tensor given for them {items}")
+
+
+class NumpyEntry(Entry):
+    __slots__ = ("dtype", "shape", "strides", "copy")
+
+    def __init__(self, component, name, path, array, layout, flags):
+        self.dtype, self.shape, self.strides, self.device = array.dtype, array.shape, array.strides, None
+        word = None if array.dtype.fields or array.dtype.subdtype else NUMPY_DTYPES.get(array.dtype.name)
+        if word is None:
+            raise Refused(path, f"a numpy array of dtype {array.dtype} cannot be kept")
+        overlap = any(stride <= 0 and n > 1 for stride, n in zip(array.strides, array.shape)) and array.size
+        flattened = layout.flat is not None or layout.boxes is not None
+        self.copy = bool(not array.dtype.isnative or overlap or (flattened and not array.flags.c_contiguous))
+        check_items(layout, array.size, path)
+        strides = None if self.copy or array.flags.c_contiguous else array.strides
+        self.fill(component, name, layout, _lib.DTYPES.index(word), None if flattened else array.shape, strides, flags)
+
+    def address(self, array, refs):
+        if type(array) is not np.ndarray or array.dtype != self.dtype or array.shape != self.shape or array.strides != self.strides:
+            return STALE
+        if self.copy:
+            array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(self.shape)
+            refs.append(array)
+        return array.__array_interface__["data"][0]
+
+
+class ShardEntry(Entry):
+    """Around the entry of the Shard's tensor; says the same again as long as all that the Shard says is equal."""
+
+    __slots__ = ("said", "inner")
+
+    def __init__(self, said, inner):
+        self.said, self.inner = said, inner
+        self.component, self.name, self.row, self.keep = inner.component, inner.name, inner.row, inner.keep
+        self.absent, self.device, self.mesh = inner.absent, inner.device, inner.mesh
+
+    def address(self, shard, refs):
+        if type(shard) is not Shard or said(shard) != self.said:
+            return STALE
+        return self.inner.address(shard.tensor, refs)
+
+
+def said(shard):
+    placements = shard.placements if shard.placements is None or isinstance(shard.placements, str) else tuple(shard.placements)
+    mesh = shard.mesh if not isinstance(shard.mesh, (tuple, list)) else (shard.mesh[0], tuple(shard.mesh[1]))
+    return shard.shape, mesh, placements, shard.flat, shard.boxes, shard.same_dims, shard.alone, shard.buffer

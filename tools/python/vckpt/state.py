@@ -1,0 +1,521 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a state (any nesting of dicts, lists, tensors and plain values under component names) to what the library takes:
+tensors by dotted name, and for each component one document of values (`<component>.json`, docs/format/values.md) in which a
+reference stands for each tensor, so that the whole state can be built again.
+
+A walk goes through dicts, lists and tuples. Modules, optimizers and objects with state_dict() give their state dict; what
+is kept for each rank by itself (`rng_state`, `per_rank`) becomes a PerRank; and a subtree of nothing but tensors, which is
+most of any state, becomes a Subtree. A memo of the last save has all Subtrees with their names and their text, and the
+entry of every tensor: a save of the same structure compares keys and what the tensors look like now, and makes nothing
+anew. What does not compare equal is made as if there were no memo.
+
+Who gives the document: the lowest rank of the save's mesh and whoever is the lowest of the mesh of one of the component's
+tensors; of several the lowest counts. All but rank 0 give it under their rank too, where it is not lost (pipeline stages
+whose trees differ). A rank with values of its own gives its whole tree under its rank; in the common one a
+Record("vckpt.PerRank") stands in their place."""
+import collections
+import fnmatch
+import hashlib
+import io
+import random
+import re
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from . import _lib, meshes, values
+from .records import Record
+from .shard import NUMPY_DTYPES, STALE, Layout, NumpyEntry, Refused, Shard, ShardEntry, said
+
+PER_RANK = Record("vckpt.PerRank", {})
+DICTS = (dict, collections.OrderedDict)
+
+
+def torch_module():
+    """torch, where the program has imported it."""
+    return sys.modules.get("torch")
+
+
+def torch_state():
+    from . import torch_state as module
+    return module
+
+
+def is_tensor(value):
+    if isinstance(value, (np.ndarray, Shard)):
+        return True
+    torch = torch_module()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def dotted(path):
+    """The name of a tensor: the keys below its component; a component that is a tensor is called as itself."""
+    return ".".join(str(key) for key in path[1:]) if len(path) > 1 else path[0]
+
+
+# ---- random numbers ----
+
+class RngState:
+    """The states of this rank's random number generators when rng_state() was called."""
+
+    def __init__(self, states):
+        self.states = states
+
+
+def rng_state():
+    """The states of Python's, numpy's and torch's generators (of CUDA that of the current device), to be put into the state
+    that is saved. Kept for each rank by itself."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    states = {"python": random.getstate(),
+              "numpy": {"kind": str(kind), "keys": keys.astype("<u4").tobytes(), "position": int(position),
+                        "has_gauss": int(has_gauss), "gauss": float(gauss)}}
+    torch = torch_module()
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state().cpu().numpy().tobytes()
+    return RngState(states)
+
+
+def set_rng_state(state):
+    """Sets the generators back: what rng_state() gave, or what Step.values gives for it."""
+    states = state.states if isinstance(state, RngState) else state
+    random.setstate(states["python"])
+    kept = states["numpy"]
+    np.random.set_state((kept["kind"], np.frombuffer(kept["keys"], "<u4").astype(np.uint32), kept["position"], kept["has_gauss"],
+                         kept["gauss"]))
+    if "torch" in states:
+        import torch
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(torch.frombuffer(bytearray(states["cuda"]), dtype=torch.uint8))
+
+
+# ---- the walk ----
+
+class PerRank:
+    __slots__ = ("value", "path")
+
+    def __init__(self, value, path):
+        self.value, self.path = value, path
+
+
+class Subtree:
+    """Containers with nothing but tensors in them. `skeleton`: their kinds and keys; `node`: their text."""
+
+    __slots__ = ("value", "skeleton", "names", "paths", "node")
+
+    def __init__(self, value, skeleton, paths):
+        self.value, self.skeleton, self.paths, self.node = value, skeleton, paths, None
+        self.names = [dotted(path) for path in paths]
+
+
+def skeleton_of(value, path, paths, tensors):
+    """(kind, keys, children or None where all are tensors); None where anything else is in it. `paths` and `tensors` grow."""
+    kind = type(value)
+    if kind in DICTS:
+        keys, items = list(value), list(value.values())
+        if not all(type(key) is str for key in keys):
+            return None
+    elif kind in (list, tuple):
+        keys, items = list(range(len(value))), value
+    else:
+        return None
+    children, leaves = [], True
+    for key, item in zip(keys, items):
+        child = None
+        if is_tensor(item):
+            paths.append((*path, key))
+            tensors.append(item)
+        else:
+            leaves, child = False, skeleton_of(item, (*path, key), paths, tensors)
+            if child is None:
+                return None
+        children.append(child)
+    return kind, keys, None if leaves else children
+
+
+def matches(value, skeleton, tensors):
+    """Is it so built? Leaves go into `tensors` unseen: their entries look at them."""
+    kind, keys, children = skeleton
+    if type(value) is not kind:
+        return False
+    if kind in DICTS:
+        if list(value) != keys:
+            return False
+        items = value.values()
+    else:
+        if len(value) != len(keys):
+            return False
+        items = value
+    if children is None:
+        tensors.extend(items)
+        return True
+    for item, child in zip(items, children):
+        if child is None:
+            tensors.append(item)
+        elif not matches(item, child, tensors):
+            return False
+    return True
+
+
+class Walk:
+    """One component of one save."""
+
+    def __init__(self, component, memo, state, patterns):
+        self.memo, self.state, self.patterns = memo, state, patterns
+        self.component, self.root, self.fresh = component, (component,), False
+        self.names, self.paths, self.tensors = [], [], []
+        self.buffers, self.subtrees, self.per_rank = set(), {}, False
+
+    def walk(self, value, path):
+        """The value with state dicts for objects, PerRank and Subtree in place."""
+        if type(value) is RngState or self.chosen(path):
+            self.per_rank = True
+            return PerRank(self.plain(value.states if type(value) is RngState else value, path), path)
+        value = self.plain(value, path)
+        kind = type(value)
+        if kind not in DICTS and kind not in (list, tuple):
+            return value
+        found = self.pure(value, path)
+        if found is not None:
+            return found
+        if kind in (list, tuple):
+            return kind(self.walk(item, (*path, number)) for number, item in enumerate(value))
+        return kind((key, self.walk(item, (*path, key))) for key, item in value.items())
+
+    def pure(self, value, path):
+        known = self.memo.subtrees.get(path)
+        tensors = []
+        if known is None or not matches(value, known.skeleton, tensors):
+            paths, tensors = [], []
+            skeleton = skeleton_of(value, path, paths, tensors)
+            if skeleton is None or not paths or any(self.chosen(one[:n]) for one in paths for n in range(len(path) + 1, len(one) + 1)):
+                return None
+            known, self.fresh = Subtree(value, skeleton, paths), True
+        self.subtrees[path] = known
+        self.names += known.names
+        self.paths += known.paths
+        self.tensors += tensors
+        return known
+
+    def chosen(self, path):
+        if not self.patterns:
+            return False
+        text = ".".join(str(key) for key in path)
+        return any(fnmatch.fnmatchcase(text, pattern) for pattern in self.patterns)
+
+    def plain(self, value, path):
+        """The state dict of a module, an optimizer, or whatever has one."""
+        if type(value) in (dict, list, tuple, str, int, float) or is_tensor(value) or isinstance(value, Mapping):
+            return value
+        torch = torch_module()
+        if torch is not None and isinstance(value, torch.nn.Module):
+            prefix = [str(key) for key in path[1:]]
+            self.buffers |= {".".join([*prefix, name]) for name in torch_state().buffer_names(value)}
+            return dict(torch_state().module_state(value))
+        if torch is not None and isinstance(value, torch.optim.Optimizer):
+            return dict(torch_state().optimizer_state(value, find_modules(self.state), path))
+        if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
+            return self.plain(value.state_dict(), path)
+        return value
+
+
+def _subtree_node(encoder, subtree, path):
+    """The text of a Subtree: made once, then taken from it."""
+    if subtree.node is None:
+        subtree.node = values.PLAIN[type(subtree.value)](encoder, subtree.value, path)
+        subtree.value = None
+    else:
+        encoder.count(64 * len(subtree.names), path)
+    return subtree.node
+
+
+values.PLAIN[Subtree] = _subtree_node
+
+
+def find_modules(state):
+    """All modules that stand in a state, for the optimizers' names."""
+    torch = torch_module()
+    if torch is None:
+        return []
+    found, open_ = [], [state]
+    while open_:
+        value = open_.pop()
+        if isinstance(value, torch.nn.Module):
+            found.append(value)
+        elif type(value) in DICTS:
+            open_ += value.values()
+        elif type(value) in (list, tuple):
+            open_ += value
+    return found
+
+
+# ---- entries ----
+
+def make_entry(component, name, path, tensor, mesh, rank, flags=0):
+    """mesh: (names, ranks, native) of the save, or None."""
+    if isinstance(tensor, Shard):
+        return ShardEntry(said(tensor), shard_entry(component, name, path, tensor, mesh, rank, flags))
+    if isinstance(tensor, np.ndarray):
+        if type(tensor) is not np.ndarray:
+            raise Refused(path, f"an array of the class {type(tensor).__name__} cannot be kept as it is")
+        return NumpyEntry(component, name, path, tensor, plain_layout(tensor.shape, mesh), flags).at(rank)
+    adapter = torch_state()
+    if adapter.DTensor is not None and isinstance(tensor, adapter.DTensor):
+        return adapter.DTensorEntry(component, name, path, tensor, mesh, rank, flags)
+    return adapter.TorchEntry(component, name, path, tensor, plain_layout(tuple(tensor.shape), mesh), flags).at(rank)
+
+
+def plain_layout(shape, mesh):
+    return Layout(shape, mesh[2] if mesh else None)
+
+
+def shard_entry(component, name, path, shard, mesh, rank, flags):
+    tensor = shard.tensor
+    if not is_tensor(tensor) or hasattr(tensor, "_spec"):
+        raise Refused(path, f"a Shard holds a torch tensor or a numpy array of this rank, not a {type(tensor).__name__}")
+    own = meshes.given(shard.mesh, "Shard: mesh") if shard.mesh is not None else None
+    native = meshes.named(*own) if own else None if shard.alone else mesh[2] if mesh else None
+    shape = shard.shape if shard.shape is not None else tuple(tensor.shape)
+    words = shard.placements
+    if words is not None and not isinstance(words, str):
+        words = torch_state().placement_words(words, path, len(shape))
+    flags |= (_lib.BUFFER if shard.buffer else 0) | (_lib.ALONE if shard.alone else 0)
+    layout = Layout(shape, native, words, shard.flat, shard.boxes, shard.same_dims)
+    if isinstance(tensor, np.ndarray):
+        return NumpyEntry(component, name, path, tensor, layout, flags).at(rank)
+    return torch_state().TorchEntry(component, name, path, tensor, layout, flags).at(rank)
+
+
+# ---- what is kept under a rank ----
+
+def file_name(name):
+    """A tensor's name as one part of a path (docs/format/names.md)."""
+    escaped = re.sub(r"[/%\x00-\x1f\x7f]", lambda found: f"%{ord(found[0]):02X}", name)
+    escaped = re.sub(r"^\.", "%2E", escaped)
+    if len(escaped.encode()) <= 250:
+        return escaped
+    cut = escaped.encode()[:180].decode("utf-8", "ignore")
+    return re.sub(r"%.?$", "", cut) + "%~" + hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def npy_bytes(array):
+    out = io.BytesIO()
+    np.lib.format.write_array(out, array, version=(1, 0), allow_pickle=False)
+    return out.getvalue()
+
+
+def rank_tensor(value, path):
+    """(dtype's name, bytes of a .npy file) of a tensor that this rank keeps by itself."""
+    if isinstance(value, Shard):
+        raise Refused(path, "a Shard is part of a tensor of all ranks: it cannot be kept by one rank alone")
+    if isinstance(value, np.ndarray):
+        word = NUMPY_DTYPES.get(value.dtype.name)
+        if word is None or value.dtype.fields:
+            raise Refused(path, f"a numpy array of dtype {value.dtype} cannot be kept")
+        array = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        return word, npy_bytes(array if array.dtype.isbuiltin == 1 else array.view(f"V{array.itemsize}"))
+    adapter = torch_state()
+    if adapter.DTensor is not None and isinstance(value, adapter.DTensor):
+        raise Refused(path, "a DTensor is a tensor of all ranks: it cannot be kept by one rank alone")
+    word, array = adapter.to_numpy_bytes(value, path)
+    numpy_word = next((name for name, ours in NUMPY_DTYPES.items() if ours == word and hasattr(np, name + "_" * (name == "bool"))), None)
+    return word, npy_bytes(array.view(np.dtype(numpy_word)) if numpy_word else array)
+
+
+# ---- the whole ----
+
+class Memo:
+    """What the last save of a component found."""
+
+    def __init__(self):
+        self.subtrees, self.names, self.entries, self.buffers = {}, [], [], frozenset()
+        self.rows, self.text, self.owned = None, None, False
+
+
+class Memory:
+    """Memos by component, and what they all depend on."""
+
+    def __init__(self):
+        self.key, self.memos = None, {}
+
+
+class Collected:
+    """What one rank gives to a save: `rows` (an array of struct vckpt_tensor as words), `blobs` ((name, per rank, bytes)), `refs`
+    (what must live until it is staged), `device` (of CUDA tensors, or None)."""
+
+    def __init__(self):
+        self.rows, self.blobs, self.refs, self.device = [], [], [], None
+
+
+def collect(state, *, mesh=None, rank=0, per_rank=(), memory=None):
+    """state: {component: anything}."""
+    if not isinstance(state, Mapping):
+        raise _lib.InvalidArgument(22, f"a state is a dict of components, not a {type(state).__name__}: "
+                                   "{\"model\": model, \"optimizer\": optimizer}")
+    patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
+    whole = meshes.given(mesh)
+    whole = whole and (*whole, meshes.named(*whole))
+    memory = memory if memory is not None else Memory()
+    key = whole and whole[2], rank, patterns
+    if memory.key != key:
+        memory.key, memory.memos = key, {}
+    memory.memos = {name: memory.memos[name] for name in state if name in memory.memos}
+    result = Collected()
+    for component, value in state.items():
+        _lib.text(component, "component")
+        memo = memory.memos.get(component) or Memo()
+        try:
+            memory.memos[component] = one(Walk(component, memo, state, patterns), value, whole, rank, result)
+        except Stale:
+            memory.memos[component] = one(Walk(component, Memo(), state, patterns), value, whole, rank, result)
+    return result
+
+
+class Stale(Exception):
+    """Something that is no tensor stands where the memo has one."""
+
+
+def one(walk, value, whole, rank, result):
+    """A component: its tensors and documents into `result`; the memo for the next save."""
+    component, memo = walk.component, walk.memo
+    tree = walk.walk(value, walk.root)
+    reused = type(tree) is Subtree and not walk.fresh and memo.text is not None
+    text = memo.text if reused else None
+    if not reused and type(tree) is not PerRank:
+        text = common_document(tree, walk)
+    after = Memo()
+    after.subtrees, after.names, after.buffers = walk.subtrees, walk.names, frozenset(walk.buffers)
+    after.text = text if type(tree) is Subtree else None
+    fill_rows(walk, after, whole, rank, result)
+    home = whole[2].lowest if whole else 0
+    gives = rank == home or after.owned
+    if gives and text is not None:
+        result.blobs.append((f"{component}.json", False, text))
+    if walk.per_rank:
+        result.blobs.append((f"{component}.json", True, rank_document(tree, walk, result)))
+    elif gives and rank != 0:
+        result.blobs.append((f"{component}.json", True, text))
+    return after
+
+
+def common_document(tree, walk):
+    """The text of the tree; tensors outside of Subtrees are found here, wherever in it they stand."""
+    known = {path for subtree in walk.subtrees.values() if subtree.node is None for path in subtree.paths}
+
+    def reference(path, value):
+        if type(value) is PerRank:
+            raise AssertionError("given as a Record")
+        if path not in known:
+            walk.names.append(dotted(path))
+            walk.paths.append(path)
+            walk.tensors.append(value)
+        return dotted(path)
+    return values.encode(without_rank(tree), tensor=reference, is_tensor=is_tensor, path=walk.root)
+
+
+def without_rank(tree):
+    kind = type(tree)
+    if kind is PerRank:
+        return PER_RANK
+    if kind in DICTS:
+        return kind((key, without_rank(item)) for key, item in tree.items())
+    return kind(without_rank(item) for item in tree) if kind in (list, tuple) else tree
+
+
+def rank_document(tree, walk, result):
+    """The whole tree of this rank; its own tensors become blobs."""
+    own = []
+
+    def open_(tree):
+        kind = type(tree)
+        if kind is PerRank:
+            own.append(tree.path)
+            return tree.value
+        if kind in DICTS:
+            return kind((key, open_(item)) for key, item in tree.items())
+        return kind(open_(item) for item in tree) if kind in (list, tuple) else tree
+
+    def reference(path, value):
+        if not any(path[:len(begin)] == begin for begin in own):
+            return dotted(path)
+        word, data = rank_tensor(value, path)
+        blob = f"{file_name(walk.component)}/{file_name(dotted(path))}.npy"
+        if blob in blobs:
+            raise Refused(path, f"two tensors of this rank are called {dotted(path)!r}")
+        blobs.add(blob)
+        result.blobs.append((blob, True, data))
+        return dotted(path), {"blob": blob, "dtype": word}
+    blobs = set()
+    return values.encode(open_(tree), tensor=reference, is_tensor=is_tensor, path=walk.root)
+
+
+def fill_rows(walk, after, whole, rank, result):
+    """Entries for the tensors, old ones where they still say what is."""
+    memo = walk.memo
+    same = memo.names == walk.names and memo.buffers == after.buffers
+    old = memo.entries if same else None
+    if not same:
+        check_names(walk)
+        known = dict(zip(memo.names, memo.entries)) if memo.buffers == after.buffers else {}
+        old = [known.get(name) for name in walk.names]
+    entries, pointers, refs, changed = list(old), [], result.refs, not same
+    for number, tensor in enumerate(walk.tensors):
+        entry = entries[number]
+        address = entry.address(tensor, refs) if entry is not None else STALE
+        if address is STALE:
+            if not is_tensor(tensor):
+                raise Stale
+            name, path = walk.names[number], walk.paths[number]
+            flags = _lib.BUFFER if name in walk.buffers else 0
+            entry = entries[number] = make_entry(walk.component, name, path, tensor, whole, rank, flags)
+            changed, address = True, entry.address(tensor, refs)
+        if not entry.absent:
+            pointers.append(address)
+    after.entries = entries
+    if changed or memo.rows is None:
+        after.rows = np.frombuffer(b"".join(e.row for e in entries if not e.absent), np.uint64).reshape(-1, _lib.TENSOR_BYTES // 8)
+        after.owned = any(e.mesh.lowest == rank for e in entries if e.mesh is not None)
+        check_devices(walk, entries)
+    else:
+        after.rows, after.owned = memo.rows, memo.owned
+    rows = after.rows.copy()
+    rows[:, _lib.DATA_WORD] = pointers
+    result.rows.append(rows)
+    result.refs.append((walk.tensors, entries))
+    device = next((e.device for e in entries if e.device is not None), None)
+    if device is not None:
+        if result.device not in (None, device):
+            raise Refused(walk.root, f"tensors on {device} and on {result.device}: one save takes those of one device")
+        result.device = device
+
+
+def check_names(walk):
+    if len(set(walk.names)) == len(walk.names):
+        return
+    seen = {}
+    for name, path in zip(walk.names, walk.paths):
+        if name in seen:
+            raise Refused(path, f"is called {name!r}, as {values.path_text(seen[name])} is: names are the keys with dots between them")
+        seen[name] = path
+
+
+def check_devices(walk, entries):
+    devices = {}
+    for entry, path in zip(entries, walk.paths):
+        if entry.device is not None:
+            devices.setdefault(entry.device, path)
+    if len(devices) > 1:
+        device = list(devices)[1]
+        raise Refused(devices[device], f"is on {device}, others on {list(devices)[0]}: one save takes tensors of one device")
+
+
+def rows_of(collected):
+    """One contiguous array over all components."""
+    parts = [rows for rows in collected.rows if len(rows)]
+    return np.ascontiguousarray(np.concatenate(parts)) if parts else np.empty((0, _lib.TENSOR_BYTES // 8), np.uint64)
+
+
+__all__ = ["Collected", "Memory", "RngState", "collect", "rng_state", "rows_of", "set_rng_state"]

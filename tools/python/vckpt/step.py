@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a step: its tensors whole or box by box, its files, its values. Every byte is verified by the library.
+
+Arrays are numpy's, or torch's tensors if `framework="torch"` (the default where the program has imported torch). A dtype that
+numpy lacks (bf16, f8) comes as bytes of its size (`|V2`, `|V1`)."""
+import collections
+import ctypes
+import errno
+import io
+import os
+from ctypes import byref, c_void_p
+
+import numpy as np
+
+from . import _lib, values
+from .saver import split
+from .shard import NUMPY_DTYPES
+from .state import torch_module
+
+TensorInfo = collections.namedtuple("TensorInfo", "component name dtype shape bytes")
+BlobInfo = collections.namedtuple("BlobInfo", "name bytes rank")
+NUMPY = {_lib.DTYPES.index(word): name for name, word in NUMPY_DTYPES.items()}
+
+
+def numpy_dtype(number):
+    """numpy's dtype for one of ours, |V1 or |V2 where it has none."""
+    try:
+        return np.dtype(NUMPY[number])
+    except (KeyError, TypeError):
+        return np.dtype(f"V{_lib.ITEM_BYTES[number]}")
+
+
+class Step:
+    """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(). Any thread."""
+
+    def __init__(self, path, framework=None):
+        self.store, self.run, step = split(path)
+        if framework not in (None, "numpy", "torch"):
+            raise _lib.InvalidArgument(errno.EINVAL, f"framework {framework!r}: numpy or torch")
+        self.framework = framework or ("torch" if torch_module() is not None else "numpy")
+        pointer = c_void_p()
+        _lib.call("vckpt_step_open", os.fsencode(self.store), _lib.text(self.run, "run"),
+                  step if isinstance(step, int) else _lib.NONE, byref(pointer))
+        self._pointer = pointer.value
+        self.number = _lib.lib().vckpt_step_number(self._pointer)
+        self._tensors, self._blobs = self._read_tensors(), self._read_blobs()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+    def close(self):
+        pointer, self._pointer = getattr(self, "_pointer", None), None
+        if pointer and _lib._loaded is not None:
+            _lib._loaded.vckpt_step_close(pointer)
+
+    def _at(self):
+        if not self._pointer:
+            raise _lib.Error(errno.EBADF, f"step {self.run}/{self.number} is closed")
+        return self._pointer
+
+    # -- what is here --
+
+    @property
+    def attributes(self):
+        found = ctypes.POINTER(_lib.Attribute)()
+        count = _lib.lib().vckpt_step_attributes(self._at(), byref(found))
+        return {found[i].key.decode(): found[i].value.decode() for i in range(count)}
+
+    def _read_tensors(self):
+        info, found = _lib.TensorInfo(), {}
+        for number in range(_lib.lib().vckpt_step_tensor_count(self._at())):
+            if _lib.lib().vckpt_step_tensor(self._at(), number, byref(info)) < 0:
+                raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: tensor {number} cannot be described")
+            name = ctypes.string_at(info.name, info.name_len).decode()
+            found[info.component.decode(), name] = number, info.dtype, tuple(info.shape[:info.ndim]), info.bytes
+        return found
+
+    def _read_blobs(self):
+        info, found = _lib.BlobInfo(), {}
+        for number in range(_lib.lib().vckpt_step_blob_count(self._at())):
+            if _lib.lib().vckpt_step_blob(self._at(), number, byref(info)) < 0:
+                raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: blob {number} cannot be described")
+            found[info.name.decode(), info.rank if info.per_rank else None] = number, info.bytes
+        return found
+
+    def tensors(self):
+        """[TensorInfo(component, name, dtype, shape, bytes)], in the step's order."""
+        return [TensorInfo(*key, _lib.DTYPES[dtype], shape, size) for key, (_, dtype, shape, size) in self._tensors.items()]
+
+    def blobs(self):
+        """[BlobInfo(name, bytes, rank)]: rank None for those of the whole step."""
+        return [BlobInfo(*key[:1], size, key[1]) for key, (_, size) in self._blobs.items()]
+
+    # -- tensors --
+
+    def __contains__(self, key):
+        return key in self._tensors if isinstance(key, tuple) else bool(self._named(key))
+
+    def _named(self, name):
+        whole = [key for key in self._tensors if "/".join(key) == name]
+        return whole or [key for key in self._tensors if key[1] == name]
+
+    def __getitem__(self, key):
+        """step["model", "w.weight"], step["model/w.weight"], or step["w.weight"] where no other component has that name."""
+        if not isinstance(key, tuple):
+            found = self._named(key)
+            if len(found) > 1:
+                raise KeyError(f"{key}: in {' and '.join(component for component, _ in found)}")
+            key = found[0] if found else key
+        if key not in self._tensors:
+            raise KeyError(key)
+        return self.read(*key)
+
+    def read(self, component, name, box=None, out=None):
+        """A tensor, or the box of it: a slice for each dimension, or (offsets, sizes). out: an array or CPU tensor of the
+        box's shape and dtype, strided or not, that is filled and returned."""
+        if (component, name) not in self._tensors:
+            raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no tensor {component}/{name}")
+        number, dtype, shape, _ = self._tensors[component, name]
+        pairs, size = None, shape
+        if box is not None:
+            offsets, size = _box(box, shape)
+            pairs = _lib.u64s([n for pair in zip(offsets, size) for n in pair])
+        made = out is None
+        if made:
+            out = np.empty(size, numpy_dtype(dtype))
+        address, strides = _destination(out, size, dtype)
+        _lib.call("vckpt_step_read", self._at(), number, pairs, address, _lib.i64s(strides))
+        if made and self.framework == "torch":
+            return _tensor(out, dtype)
+        return out
+
+    # -- files and values --
+
+    def blob(self, name, rank=None):
+        """The bytes of a file of the step; rank: of one that a rank keeps for itself."""
+        if (name, rank) not in self._blobs:
+            whose = "" if rank is None else f" of rank {rank}"
+            raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no blob {name}{whose}")
+        number, size = self._blobs[name, rank]
+        data = bytearray(size)
+        _lib.call("vckpt_step_blob_read", self._at(), number, (ctypes.c_char * max(size, 1)).from_buffer(data or bytearray(1)))
+        return bytes(data)
+
+    def values(self, component, rank=None, types=(), tensors=True):
+        """A component as it was saved, tensors in place (whole). rank: as that rank has it, where that differs: with what it
+        keeps for itself. tensors=False: vckpt.Record("$tensor") in their place. types: classes that come back as themselves."""
+        name = f"{component}.json"
+        own = rank is not None and (name, rank) in self._blobs
+        if not own and rank is None and (name, None) not in self._blobs:
+            ranks = sorted(r for n, r in self._blobs if n == name)
+            if ranks:
+                raise _lib.NotFound(errno.ENOENT, f"{component} is kept for each rank: give rank=, one of {ranks[:8]}{'...' if ranks[8:] else ''}")
+        data = self.blob(name, rank if own else None)
+        if not tensors:
+            return values.decode(data, types=types, path=(component,))
+
+        def fetch(path, tensor, members):
+            if "blob" in members:
+                return self._rank_tensor(members, rank)
+            return self.read(component, tensor)
+        return values.decode(data, types=types, tensor=fetch, path=(component,))
+
+    def _rank_tensor(self, members, rank):
+        blob, word = members.get("blob"), members.get("dtype")
+        if not isinstance(blob, str) or word not in _lib.DTYPES[1:]:
+            raise _lib.FormatError(_lib.EFORMAT, f"step {self.run}/{self.number}: a tensor of rank {rank} is referred to in no known form")
+        array = np.lib.format.read_array(io.BytesIO(self.blob(blob, rank)), allow_pickle=False)
+        number = _lib.DTYPES.index(word)
+        if array.dtype.itemsize != _lib.ITEM_BYTES[number]:
+            raise _lib.FormatError(_lib.EFORMAT, f"{blob} of rank {rank}: items of {array.dtype.itemsize} bytes are no {word}")
+        return _tensor(array, number) if self.framework == "torch" else array
+
+
+def _tensor(array, dtype):
+    from . import torch_state
+    return torch_state.from_numpy(array, dtype)
+
+
+def _box(box, shape):
+    from .shard import _box as parse
+    return parse(box, shape)
+
+
+def _destination(out, shape, dtype):
+    """(address, strides in bytes) of an array or a tensor that is to be filled."""
+    if isinstance(out, np.ndarray):
+        found, item = out.shape, out.dtype.itemsize
+        right = NUMPY_DTYPES.get(out.dtype.name) == _lib.DTYPES[dtype] or (out.dtype.kind == "V" and item == _lib.ITEM_BYTES[dtype])
+        address, strides = out.__array_interface__["data"][0], out.strides
+        if not out.flags.writeable or not out.dtype.isnative:
+            raise _lib.InvalidArgument(errno.EINVAL, "out: the array cannot be written to as it is")
+    else:
+        from . import torch_state
+        if not torch_state.is_tensor(out) or out.device.type != "cpu":
+            raise _lib.InvalidArgument(errno.EINVAL, f"out: expected a numpy array or a CPU tensor, not {type(out).__name__}")
+        torch_state.check_plain(out, "out")
+        found, right = tuple(out.shape), torch_state.DTYPES[out.dtype] == dtype
+        address, strides = out.data_ptr(), [n * out.element_size() for n in out.stride()]
+    if tuple(found) != tuple(shape) or not right:
+        raise _lib.InvalidArgument(errno.EINVAL, f"out: {_lib.DTYPES[dtype]} of shape {list(shape)} is read, not into {list(found)} of {out.dtype}")
+    return address, strides

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's tensors, modules and optimizers as the library is told of them. Imported only where torch is.
+
+Layouts are those of docs/torch.md. The trap stands there: what fully_shard cuts after tensor parallelism it calls
+`_StridedShard`, and where that is uneven the label says another layout than the data has. The order in which it was cut is
+what the data has, so for uneven sizes that is what is said: `S(0),S(0)` over the mesh with its dimensions in that order."""
+import functools
+
+import numpy as np
+import torch
+
+from . import _lib, meshes
+from .shard import STALE, Entry, Layout, Refused, check_items
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:                         # torch built without distributed, or before 2.5
+    try:
+        from torch.distributed._tensor import DTensor
+    except ImportError:
+        DTensor = None
+
+DTYPES = {getattr(torch, name): _lib.DTYPES.index(word) for name, word in {
+    "bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8", "int16": "i16", "int32": "i32",
+    "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "complex64": "c64",
+    "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz",
+    "float8_e5m2fnuz": "f8_e5m2fnuz", "float8_e8m0fnu": "f8_e8m0fnu", "float4_e2m1fn_x2": "f4_e2m1fn_x2"}.items()
+    if hasattr(torch, name)}
+TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
+PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
+ADVICE = {"ShardedTensor": "give DTensors (FSDP2, or FSDP1 with a device_mesh), or vckpt.Shard with boxes"}
+
+
+def is_tensor(value):
+    return isinstance(value, torch.Tensor)
+
+
+def check_plain(tensor, path):
+    """That this is memory of items of a kept type. Refuses what is not."""
+    if type(tensor) not in PLAIN_TYPES and (tensor.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl):
+        name = type(tensor).__name__
+        raise Refused(path, f"a tensor of the class {name} cannot be kept as it is" + (f": {ADVICE[name]}" if name in ADVICE else ""))
+    if tensor.device.type == "meta":
+        raise Refused(path, "a tensor on the meta device has no data")
+    if tensor.is_quantized or tensor.layout != torch.strided or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise Refused(path, f"a {kind} tensor cannot be kept: give its parts")
+    if tensor.dtype not in DTYPES:
+        raise Refused(path, f"a tensor of dtype {tensor.dtype} cannot be kept")
+
+
+def settled(local):
+    """What a pending collective gives."""
+    wait = getattr(local, "trigger_wait", None) or getattr(local, "wait", None)
+    return local if type(local) in PLAIN_TYPES or wait is None else wait()
+
+
+class TorchEntry(Entry):
+    """A tensor in memory: of its own, or the local one of a DTensor."""
+
+    __slots__ = ("type", "dtype", "shape", "stride", "place", "copy", "conjugate", "negative", "flattened")
+
+    def __init__(self, component, name, path, tensor, layout, flags):
+        check_plain(tensor, path)
+        self.look(tensor)
+        self.flattened = layout.flat is not None or layout.boxes is not None
+        self.device = tensor.device if tensor.device.type == "cuda" else None
+        self.copy = (self.conjugate or self.negative or tensor.device.type not in ("cpu", "cuda") or
+                     (self.flattened and not tensor.is_contiguous()) or
+                     (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0))
+        check_items(layout, tensor.numel(), path)
+        strides = None
+        if not self.copy and not tensor.is_contiguous():
+            strides = [n * tensor.element_size() for n in tensor.stride()]
+        flags |= _lib.DEVICE if self.device else 0
+        self.fill(component, name, layout, DTYPES[tensor.dtype], None if self.flattened else tensor.shape, strides, flags)
+
+    def look(self, tensor):
+        self.type, self.dtype, self.shape = type(tensor), tensor.dtype, tensor.shape
+        self.stride, self.place = tensor.stride(), tensor.device
+        self.conjugate, self.negative = tensor.is_conj(), tensor.is_neg()
+
+    def address(self, tensor, refs):
+        if (type(tensor) is not self.type or tensor.dtype is not self.dtype or tensor.shape != self.shape or
+                tensor.stride() != self.stride or tensor.device != self.place or tensor.is_conj() is not self.conjugate or
+                tensor.is_neg() is not self.negative):
+            return STALE
+        if self.copy:
+            tensor = tensor.detach().resolve_conj().resolve_neg()
+            if tensor.device.type not in ("cpu", "cuda"):
+                tensor = tensor.cpu()
+            tensor = tensor.contiguous()
+            refs.append(tensor)
+        return tensor.data_ptr()
+
+
+class DTensorEntry(TorchEntry):
+    __slots__ = ("spec", "whole", "outer")
+
+    def __init__(self, component, name, path, tensor, save_mesh, rank, flags):
+        self.outer, self.spec, self.whole = type(tensor), tensor._spec, tensor.shape
+        layout = layout_of(tensor._spec, tuple(tensor.shape), save_mesh, path)
+        if rank not in layout.mesh.members:
+            self.fill(component, name, layout, DTYPES.get(tensor.dtype, 0), None, None)
+            self.look(tensor._local_tensor)
+            self.absent, self.device, self.copy = True, None, False
+            return
+        super().__init__(component, name, path, settled(tensor._local_tensor), layout, flags)
+
+    def address(self, tensor, refs):
+        if type(tensor) is not self.outer or tensor.shape != self.whole:
+            return STALE
+        if tensor._spec is not self.spec:
+            if tensor._spec != self.spec or tensor._spec.mesh is not self.spec.mesh:
+                return STALE
+            self.spec = tensor._spec
+        local = tensor._local_tensor
+        if type(local) is not self.type:
+            local = settled(local)
+            refs.append(local)
+        return super().address(local, refs)
+
+
+# ---- placements ----
+
+def word(placement, path, ndim):
+    """As docs/layouts.md writes it."""
+    kind = type(placement).__name__
+    if kind == "Replicate":
+        return "R"
+    if kind in ("Shard", "_StridedShard", "InterleavedShard"):
+        dim = placement.dim + (ndim if placement.dim < 0 else 0)
+        if kind == "Shard":
+            return f"S({dim})"
+        return f"SS({dim},{placement.split_factor})" if kind == "_StridedShard" else f"IS({dim},{placement.interleaved_size})"
+    if kind == "RaggedShard":
+        return f"RS({','.join(map(str, placement.dims))};{','.join(map(str, placement.local_units))})"
+    if "Partial" in kind:
+        raise Refused(path, f"{placement} is a sum that is still pending: reduce it first (redistribute to Replicate or Shard)")
+    raise Refused(path, f"the placement {placement} is unknown")
+
+
+def cut_order(placements, sizes):
+    """For each tensor dimension the mesh dimensions in the order in which they cut it, as the split factors tell it:
+    each is the product of the sizes that cut before and stand behind. None where no order gives them."""
+    orders = {}
+    for mesh_dim in reversed(range(len(placements))):
+        placement = placements[mesh_dim]
+        if type(placement).__name__ not in ("Shard", "_StridedShard"):
+            continue
+        order, before = orders.setdefault(placement.dim, []), 1
+        split = getattr(placement, "split_factor", 1)
+        for at in range(len(order) + 1):
+            if before == split:
+                order.insert(at, mesh_dim)
+                break
+            before *= sizes[order[at]] if at < len(order) else 1
+        else:
+            return None
+    return orders
+
+
+def merged(orders, ndim):
+    """The mesh dimensions in an order that has each of the chains in it, else as they were."""
+    follows = {b: a for chain in orders.values() for a, b in zip(chain, chain[1:])}
+    result, left = [], list(range(ndim))
+    while left:
+        result.append(next(d for d in left if follows.get(d) is None or follows[d] in result))
+        left.remove(result[-1])
+    return result
+
+
+def ordered(spec, shape, path):
+    """(names, ranks, words) of a DTensor's own mesh."""
+    names, ranks = meshes.array_of(spec.mesh)
+    words = [word(p, path, len(shape)) for p in spec.placements]
+    strided = [p for p in spec.placements if type(p).__name__ == "_StridedShard"]
+    orders = None
+    if strided:
+        even = all(shape[p.dim] % p.split_factor == 0 for p in strided)
+        if not even and getattr(spec, "use_strided_shard_as_shard_order", True) is not False:
+            orders = cut_order(spec.placements, ranks.shape)
+            if orders is None:
+                raise Refused(path, f"no order of cutting gives the placements {spec.placements} on {dict(zip(names, ranks.shape))}")
+    elif getattr(spec, "shard_order", None):
+        orders = {entry.tensor_dim: list(entry.mesh_dims) for entry in spec.shard_order}
+    if orders is None or all(chain == sorted(chain) for chain in orders.values()):
+        return names, ranks, words
+    words = ["S(" + w[3:].split(",")[0] + ")" if w.startswith("SS(") else w for w in words]
+    order = merged(orders, ranks.ndim)
+    return [names[d] for d in order], ranks.transpose(order), [words[d] for d in order]
+
+
+def root_of(mesh):
+    for find in ("_get_root_mesh", "get_root_mesh"):
+        if hasattr(mesh, find):
+            return getattr(mesh, find)()
+    try:
+        from torch.distributed.device_mesh import _mesh_resources
+        return _mesh_resources.get_root_mesh(mesh)
+    except (ImportError, AttributeError):
+        return mesh
+
+
+_layouts = {}       # what layout_of was asked -> (the meshes asked of, which must live on; native mesh; words)
+
+
+def layout_of(spec, shape, save_mesh, path):
+    """save_mesh: (names, ranks, native) of the save's mesh; None: all ranks, in the shape of the mesh that this one is a slice of.
+    torch computes the ranks of a mesh anew at each look, in a fraction of a millisecond, so answers are kept."""
+    strided = any(type(p).__name__ == "_StridedShard" for p in spec.placements)
+    key = (id(spec.mesh), spec.placements, getattr(spec, "shard_order", None), getattr(spec, "use_strided_shard_as_shard_order", None),
+           shape if strided else len(shape), save_mesh and save_mesh[2])
+    if key not in _layouts:
+        _layouts[key] = spec.mesh, *find_layout(spec, shape, save_mesh, path)
+    return Layout(shape, *_layouts[key][1:])
+
+
+def find_layout(spec, shape, save_mesh, path):
+    names, ranks, words = ordered(spec, shape, path)
+    whole = save_mesh
+    if whole is None:
+        root = root_of(spec.mesh)
+        whole = meshes.array_of(root) if root is not None and root is not spec.mesh else None
+    if whole is not None and set(whole[1].reshape(-1)) != set(ranks.reshape(-1)):
+        found = meshes.within(whole[:2], (names, ranks))
+        if found is not None:
+            names, ranks, before = found
+            words = ["R"] * before + words
+    return meshes.named(names, ranks), ",".join(words)
+
+
+def placement_words(placements, path, ndim):
+    return placements if isinstance(placements, str) else ",".join(word(p, path, ndim) for p in placements)
+
+
+# ---- modules and optimizers ----
+
+def module_state(module):
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    return get_model_state_dict(module)
+
+
+def optimizer_state(optimizer, modules, path):
+    """Named by parameter. modules: all that stand in the state."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for module in modules:
+        names = {id(p) for p in module.parameters()}
+        if own <= names:
+            return get_optimizer_state_dict(module, optimizer)
+    raise Refused(path, "the state has no module with all parameters of this optimizer: give the module too (its parameters name "
+                        "the optimizer's state), or what torch.distributed.checkpoint.state_dict.get_optimizer_state_dict returns")
+
+
+WRAPPERS = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+def buffer_names(module):
+    """Names, as the state dict has them, of what is no parameter: statistics that may differ between replicas."""
+    try:
+        from torch.distributed.checkpoint.state_dict import _get_fqns
+        return {fqn for name, _ in module.named_buffers(remove_duplicate=False) for fqn in _get_fqns(module, name)}
+    except (ImportError, AttributeError, RuntimeError):
+        return {".".join(part for part in name.split(".") if part not in WRAPPERS) for name, _ in module.named_buffers()}
+
+
+# ---- the process group ----
+
+def group_rank():
+    """(rank, world) of the default process group, or None."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.get_rank(), dist.get_world_size()
+
+
+@functools.cache
+def _cpu_group(_default):
+    return torch.distributed.new_group(backend="gloo")
+
+
+def broadcast(value):
+    """Rank 0's value, over the default process group if that can carry CPU tensors, else over a gloo group of its own."""
+    dist = torch.distributed
+    default = dist.distributed_c10d._get_default_group()
+    try:
+        backends = {str(device) for device in default._device_types}
+    except AttributeError:
+        backends = {"cpu"} if "gloo" in str(dist.get_backend()) else set()
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=None if "cpu" in backends else _cpu_group(default), device=torch.device("cpu"))
+    return box[0]
+
+
+def stream_of(device):
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def to_numpy_bytes(tensor, path):
+    """(word of the dtype, contiguous numpy array of its bytes with the tensor's shape) of a tensor on any device."""
+    check_plain(tensor, path)
+    number = DTYPES[tensor.dtype]
+    held = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    size = _lib.ITEM_BYTES[number]
+    flat = held.reshape(-1).view(torch.uint8).numpy() if held.numel() else np.empty(0, np.uint8)
+    return _lib.DTYPES[number], flat.view(f"V{size}").reshape(tuple(held.shape))
+
+
+def from_numpy(array, number):
+    """A tensor over the memory of `array` (bytes of the dtype with that number)."""
+    shape = array.shape
+    if array.size == 0:
+        return torch.empty(shape, dtype=TORCH_DTYPES[number])
+    return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(TORCH_DTYPES[number]).reshape(shape)
