@@ -97,6 +97,8 @@ def outputs(vckpt, tmp_path_factory):
     out["ls STORE RUN/STEP/COMPONENT"] = vckpt.json("ls", store, "a/1/model")
     out["info STORE RUN/STEP"] = vckpt.json("info", store, "a/1", "--packs")
     out["info STORE RUN/STEP/COMPONENT/TENSOR"] = vckpt.json("info", store, "a/1/model/w")
+    out["stalls"] = vckpt.json("stalls", store, "a/1")
+    out["ls STORE --incoming"] = vckpt.json("ls", store, "--incoming")
     out["export"] = vckpt.json("export", store, "a/1", tmp / "out")
     out["index"] = vckpt.json("index", store)
     out["mesh"] = vckpt.json("mesh", "--mesh", "pp=2,dp=2,tp=2", "--no-wrap")
@@ -115,7 +117,7 @@ def outputs(vckpt, tmp_path_factory):
 
 
 def test_the_manual_has_a_schema_for_every_command():
-    assert len(manual()) == 16
+    assert len(manual()) == 18
 
 
 @pytest.mark.parametrize("name", manual())

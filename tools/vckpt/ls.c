@@ -240,11 +240,22 @@ static int list_target(struct tool *t, struct store *s, const struct tool_target
 	return code;
 }
 
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	(void)t;
+	(void)value;
+	if (val == 'i')
+		*(bool *)arg = true;
+	return 0;
+}
+
 static int ls_run(struct tool *t, int argc, char **argv)
 {
+	static const struct option options[] = {{"incoming", no_argument, NULL, 'i'}, {0}};
+	bool incoming = false;
 	struct tool_target target;
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, NULL, NULL, NULL), used;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &incoming), used;
 
 	if (code)
 		return code - TOOL_LEAVE;
@@ -252,9 +263,13 @@ static int ls_run(struct tool *t, int argc, char **argv)
 		return tool_usage(t, "STORE and at most one RUN[/STEP[/COMPONENT]]");
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
+	if (incoming && t->narguments == 2 && target.has_step)
+		return tool_usage(t, "--incoming takes a RUN without a step");
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
 		return code;
-	if (t->narguments < 2)
+	if (incoming)
+		code = tool_list_incoming(t, s, t->narguments == 2 ? target.run : NULL);
+	else if (t->narguments < 2)
 		code = list_runs(t, s);
 	else if (!target.has_step)
 		code = list_steps(t, s, target.run);
@@ -265,7 +280,10 @@ static int ls_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_ls = {"ls", "list runs, steps, components, tensors",
-	"usage: vckpt ls STORE [RUN[/STEP[/COMPONENT]]] [--json] [-q] [-v]\n\n"
+	"usage: vckpt ls STORE [RUN[/STEP[/COMPONENT]]] [--json] [-q] [-v]\n"
+	"       vckpt ls STORE --incoming [RUN] [--json]\n\n"
 	"Lists the runs of a store, the steps of a run with their attributes, the components and files of a\n"
-	"step, or the tensors of a component. STEP is a number or latest.\n",
+	"step, or the tensors of a component. STEP is a number or latest.\n\n"
+	"  --incoming          saves under way instead, and what is left of others: how many ranks have written their\n"
+	"                      part, which are missing, for how long, and whether somebody is still at it\n",
 	ls_run};

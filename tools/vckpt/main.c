@@ -16,6 +16,7 @@ static const struct tool_command *const commands[] = {
 	&tool_rm,
 	&tool_gc,
 	&tool_index,
+	&tool_stalls,
 	&tool_mesh_command,
 	&tool_layout,
 	&tool_reshard,

@@ -267,6 +267,47 @@ void tool_format_time(int64_t time_ns, char text[static 40])
 		snprintf(text, 40, "?");
 }
 
+void tool_format_duration(uint64_t ns, char text[static 32])
+{
+	static const struct { uint64_t below, unit; const char *name; } units[] = {
+		{UINT64_C(1000), 1, "ns"}, {UINT64_C(1000000), UINT64_C(1000), "us"},
+		{UINT64_C(1000000000), UINT64_C(1000000), "ms"}, {UINT64_C(600000000000), UINT64_C(1000000000), "s"}};
+	uint64_t minutes = ns / UINT64_C(60000000000);
+
+	for (size_t i = 0; i < BASE_COUNT(units); i++)
+		if (ns < units[i].below) {
+			double value = (double)ns / (double)units[i].unit;
+			int digits = i == 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+
+			snprintf(text, 32, "%.*f %s", digits, value, units[i].name);
+			return;
+		}
+	if (minutes < 60)
+		snprintf(text, 32, "%" PRIu64 " min %" PRIu64 " s", minutes, ns / UINT64_C(1000000000) % 60);
+	else if (minutes < 48 * 60)
+		snprintf(text, 32, "%" PRIu64 " h %" PRIu64 " min", minutes / 60, minutes % 60);
+	else
+		snprintf(text, 32, "%" PRIu64 " days", minutes / (24 * 60));
+}
+
+void tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT])
+{
+	size_t at = 0, end;
+
+	text[0] = 0;
+	for (size_t i = 0; i < n; i = end) {
+		for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1;)
+			end++;
+		if (at > TOOL_RANKS_TEXT - 60) {
+			snprintf(text + at, TOOL_RANKS_TEXT - at, " and %zu more", n - i);
+			return;
+		}
+		at += (size_t)snprintf(text + at, TOOL_RANKS_TEXT - at, "%s%" PRIu32, i ? ", " : "", ranks[i]);
+		if (end - i > 1)
+			at += (size_t)snprintf(text + at, TOOL_RANKS_TEXT - at, "-%" PRIu32, ranks[end - 1]);
+	}
+}
+
 /* ---- progress ---- */
 
 static int64_t now_ns(void)

@@ -30,7 +30,7 @@ struct tool_command {
 };
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
-	tool_rm, tool_gc, tool_index, tool_mesh_command, tool_layout, tool_reshard;
+	tool_rm, tool_gc, tool_index, tool_stalls, tool_mesh_command, tool_layout, tool_reshard;
 
 /* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that
  * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order; with
@@ -73,9 +73,17 @@ void tool_print_text(FILE *to, const char *text, size_t len);
 void tool_format_bytes(uint64_t bytes, char text[static 32]); /* "90.9 MB" */
 void tool_format_time(int64_t time_ns, char text[static 40]); /* "2026-11-21T03:34:00Z" */
 
+void tool_format_duration(uint64_t ns, char text[static 32]); /* "4.56 ms", "12.3 s", "3 h 20 min" */
+#define TOOL_RANKS_TEXT 160
+/* Ascending numbers: "0-3, 7, 9-12 and 31 more". */
+void tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT]);
+
 /* Brings a store's index up to date, in a process of its own: LMDB may die of a damaged file, and that must not
  * matter. */
 bool tool_update_index(const char *store);
+
+/* vckpt ls --incoming; run NULL: of all runs. */
+int tool_list_incoming(struct tool *t, struct store *s, const char *run);
 
 /* A progress bar on standard error: only on a terminal, only after a second, never with -q. */
 struct tool_progress {

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt ls --incoming: saves under way, and what is left of others. Whether somebody is at it is told by heartbeats, as
+ * far as this machine can tell at once: another host's are "unknown" (the collector watches them). A folder whose
+ * attempt the list has decided has no meaning any more, whoever lives. */
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/store/attempt.h"
+#include "tools/vckpt/tool.h"
+
+struct incoming {
+	const struct store_incoming *in;
+	enum store_attempt_state decided;
+	int64_t now_ns;
+};
+
+static const char *const liveness_names[] = {
+	[STORE_DEAD] = "dead", [STORE_ALIVE] = "alive", [STORE_UNKNOWN] = "unknown"};
+
+static bool left_over(const struct incoming *i)
+{
+	return i->in->state == STORE_DEAD || i->decided != STORE_ATTEMPT_UNDECIDED;
+}
+
+static bool incoming_age(const struct incoming *i, uint64_t *ret_ns)
+{
+	if (i->in->since_ns <= 0)
+		return false;
+	*ret_ns = i->now_ns > i->in->since_ns ? (uint64_t)(i->now_ns - i->in->since_ns) : 0;
+	return true;
+}
+
+static json_t *missing_json(const struct store_incoming *in)
+{
+	json_t *all = json_array();
+
+	for (uint32_t i = 0; i < in->nmissing; i++)
+		json_array_append_new(all, json_integer(in->missing[i]));
+	return all;
+}
+
+static json_t *incoming_json(const struct incoming *i)
+{
+	static const char *const decisions[] = {NULL, "committed", "aborted"};
+	const struct store_incoming *in = i->in;
+	const char *host = in->begun && in->begin.host && in->begin.host[0] ? in->begin.host : NULL;
+	char since[40];
+	uint64_t age = 0;
+	bool known = incoming_age(i, &age);
+
+	tool_format_time(in->since_ns, since);
+	return json_pack("{s:s, s:s, s:o, s:o, s:o, s:I, s:o, s:s?, s:s?, s:o, s:s, s:s?, s:b, s:b}", "run", in->run,
+		"attempt", in->attempt, "import", in->begun ? json_boolean(in->begin.alone) : json_null(), "step",
+		in->begun ? json_integer((json_int_t)in->begin.step) : json_null(), "world",
+		in->begun ? json_integer(in->begin.world) : json_null(), "announced", (json_int_t)in->nannounced,
+		"missing", in->begun ? missing_json(in) : json_null(), "host", host, "since", known ? since : NULL,
+		"age_s", known ? json_integer((json_int_t)(age / 1000000000)) : json_null(), "state",
+		liveness_names[in->state], "decided", decisions[i->decided], "left_over", left_over(i), "replace", in->begun && in->begin.replace);
+}
+
+static void print_ranks(const struct store_incoming *in)
+{
+	char missing[TOOL_RANKS_TEXT];
+
+	tool_format_ranks(in->missing, in->nmissing, missing);
+	printf("%" PRIu32 " of %" PRIu32 " ranks announced", in->begin.world - in->nmissing, in->begin.world);
+	if (in->nmissing)
+		printf(", missing %s", missing);
+}
+
+static void print_incoming(const struct incoming *i)
+{
+	static const char *const decisions[] = {"", "committed; ", "aborted; "};
+	const struct store_incoming *in = i->in;
+	char age[32];
+	uint64_t ns;
+
+	if (in->begun) {
+		printf("%s/step-%08" PRIu64 "%s  ", in->run, in->begin.step, in->begin.replace ? " (replacing)" : "");
+		print_ranks(in);
+	} else {
+		printf("%s  not begun", in->run);
+	}
+	if (incoming_age(i, &ns)) {
+		tool_format_duration(ns, age);
+		printf("  for %s", age);
+	}
+	printf("  %s%s%s%s  attempt %s\n", decisions[i->decided], left_over(i) ? "left over (" : "",
+		liveness_names[in->state], left_over(i) ? ")" : "", in->attempt);
+}
+
+/* Lists are opened once a run: attempts stand together by run. */
+struct incoming_lists { struct store_list *list; char run[PROTO_RUN_MAX + 1]; };
+
+static int incoming_decide(struct store *s, struct incoming_lists *lists, struct incoming *i, struct base_error *err)
+{
+	uint64_t entry;
+	int r = 0;
+
+	if (!lists->list || strcmp(lists->run, i->in->run) != 0) {
+		store_list_close(lists->list);
+		lists->list = NULL;
+		snprintf(lists->run, sizeof lists->run, "%s", i->in->run);
+		r = store_list_open(s, i->in->run, false, &lists->list, err);
+	}
+	if (r == 0)
+		i->decided = store_list_attempt(lists->list, i->in->attempt, NULL, &entry);
+	return r;
+}
+
+int tool_list_incoming(struct tool *t, struct store *s, const char *run)
+{
+	struct incoming_lists lists = {0};
+	struct store_incoming *all = NULL;
+	struct base_error err = {0};
+	struct timespec now;
+	json_t *shown = json_array();
+	size_t n = 0;
+	int r = store_incoming_read(s, &all, &n, &err), code;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	for (size_t k = 0; r == 0 && k < n; k++) {
+		struct incoming i = {.in = &all[k], .now_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec};
+
+		if (run && strcmp(all[k].run, run) != 0)
+			continue;
+		r = incoming_decide(s, &lists, &i, &err);
+		if (r == 0 && t->json)
+			json_array_append_new(shown, incoming_json(&i));
+		else if (r == 0)
+			print_incoming(&i);
+	}
+	store_list_close(lists.list);
+	store_incoming_free(all, n);
+	code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
+	if (r == 0 && t->json)
+		code = tool_print_json(json_pack("{s:O}", "incoming", shown));
+	json_decref(shown);
+	return code;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt stalls: who was slow at what in one save. Reads the manifest (which ranks, on which hosts) and what each rank
+ * measured; a rank whose measures are missing is told by its part's timings, which end with the part, and is named as
+ * one of whom less is known. Nothing else of the step is read; time and memory grow with the ranks only. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/store/manifest.h"
+#include "core/store/part.h"
+#include "core/store/stats.h"
+#include "tools/vckpt/stalls.h"
+
+/* ---- the table ---- */
+
+static void stalls_release(struct stalls *st)
+{
+	for (uint32_t i = 0; i < st->nranks; i++)
+		free(st->ranks[i].times);
+	free(st->ranks);
+	for (unsigned i = 0; i < st->nphases; i++)
+		free(st->phases[i]);
+}
+
+/* Number of a phase; STALLS_PHASES_MAX: no more room. */
+static int phase_number(struct stalls *st, const char *name)
+{
+	for (unsigned i = 0; i < st->nphases; i++)
+		if (strcmp(st->phases[i], name) == 0)
+			return (int)i;
+	if (st->nphases == STALLS_PHASES_MAX)
+		return STALLS_PHASES_MAX;
+	st->phases[st->nphases] = strdup(name);
+	return st->phases[st->nphases] ? (int)st->nphases++ : -ENOMEM;
+}
+
+static void time_merge(struct stalls_time *to, const struct proto_timing *t)
+{
+	if (base_add_overflows(to->busy_ns, t->ns, &to->busy_ns))
+		to->busy_ns = UINT64_MAX;
+	if (base_add_overflows(to->bytes, t->bytes, &to->bytes))
+		to->bytes = UINT64_MAX;
+	if (t->start_ns && (!to->start_ns || t->start_ns < to->start_ns))
+		to->start_ns = t->start_ns;
+	if (t->end_ns > to->end_ns)
+		to->end_ns = t->end_ns;
+}
+
+static int rank_times(struct stalls *st, struct stalls_rank *r, const struct proto_timing *t, uint32_t n)
+{
+	r->times = calloc(n ? n : 1, sizeof *r->times);
+	if (!r->times)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < n; i++) {
+		int phase = phase_number(st, t[i].phase);
+		unsigned k = 0;
+
+		if (phase < 0)
+			return phase;
+		if (phase == STALLS_PHASES_MAX) {
+			st->phases_left_out++;
+			continue;
+		}
+		while (k < r->ntimes && r->times[k].phase != (unsigned)phase)
+			k++;
+		if (k == r->ntimes)
+			r->times[r->ntimes++].phase = (unsigned)phase;
+		time_merge(&r->times[k], &t[i]);
+	}
+	return 0;
+}
+
+/* ---- what was measured ---- */
+
+/* When it had nothing left to do but wait for the others: the start of that, else the end of the seal. */
+static uint64_t announced_at(const struct proto_stats *m)
+{
+	uint64_t sealed = 0;
+
+	for (uint32_t i = 0; i < m->ntimings; i++) {
+		if (strcmp(m->timings[i].phase, "wait") == 0 && m->timings[i].start_ns)
+			return m->timings[i].start_ns;
+		if (strcmp(m->timings[i].phase, "seal") == 0)
+			sealed = m->timings[i].end_ns;
+	}
+	return sealed;
+}
+
+static int rank_stats(struct stalls *st, struct stalls_rank *r, const struct proto_stats *m)
+{
+	r->source = STALLS_STATS;
+	r->host = m->host;
+	r->submitted_ns = m->submitted_ns;
+	r->at_ns[STALLS_STAGED] = m->staged_ns;
+	r->at_ns[STALLS_ANNOUNCED] = announced_at(m);
+	r->at_ns[STALLS_COMMITTED] = m->committed_ns;
+	r->bytes[STALLS_HELD] = m->bytes_held;
+	r->bytes[STALLS_COPIED] = m->bytes_staged;
+	r->bytes[STALLS_UNCHANGED] = m->bytes_unchanged;
+	r->bytes[STALLS_DEDUPLICATED] = m->bytes_deduplicated;
+	r->bytes[STALLS_ENCODED] = m->bytes_encoded;
+	r->bytes[STALLS_WRITTEN] = m->bytes_written;
+	r->pieces = m->pieces;
+	r->pieces_new = m->pieces_new;
+	r->plan_cached = m->plan_cached;
+	r->ring_waits = m->ring_waits;
+	return rank_times(st, r, m->timings, m->ntimings);
+}
+
+/* A part that cannot be read is counted; `verify` says what is wrong with it. */
+static int rank_part(struct stalls *st, struct store *s, const struct proto_manifest *m, uint32_t line)
+{
+	const struct proto_ref *ref = &m->ranks[line].part;
+	struct stalls_rank *r = &st->ranks[line];
+	struct proto_part part = {0};
+	void *bytes = NULL;
+	int rc = store_manifest_object(s, m, ref, STORE_CHUNK_MAX_BYTES, &bytes, NULL);
+
+	if (rc == 0)
+		rc = proto_part_decode(bytes, ref->raw_len, &part);
+	free(bytes);
+	if (rc == 0 && part.ntimings) {
+		r->source = STALLS_PART;
+		rc = rank_times(st, r, part.timings, part.ntimings);
+	}
+	proto_part_release(&part);
+	st->damaged += rc < 0 && rc != -ENOMEM;
+	return rc == -ENOMEM ? rc : 0;
+}
+
+/* `all`: by ascending rank; of other attempts or ranks beyond the world is what somebody else put there. */
+static int stalls_fill(struct stalls *st, struct store *s, const struct proto_manifest *m,
+	const struct proto_stats *all, uint32_t n)
+{
+	uint32_t next = 0;
+	int r = 0;
+
+	st->ranks = calloc(m->nranks ? m->nranks : 1, sizeof *st->ranks);
+	if (!st->ranks)
+		return -ENOMEM;
+	st->nranks = m->nranks;
+	for (uint32_t i = 0; r == 0 && i < m->nranks; i++) {
+		st->ranks[i].rank = m->ranks[i].rank;
+		st->ranks[i].host = m->hosts[m->ranks[i].host];
+		while (next < n && all[next].rank < m->ranks[i].rank)
+			next++;
+		if (next < n && all[next].rank == m->ranks[i].rank && strcmp(all[next].attempt, m->attempt) == 0)
+			r = rank_stats(st, &st->ranks[i], &all[next]);
+		else
+			r = rank_part(st, s, m, i);
+	}
+	return r;
+}
+
+/* ---- the command ---- */
+
+static int stalls_show(struct tool *t, const struct stalls *st, const char *trace)
+{
+	struct base_error err = {0};
+	int r = trace ? stalls_trace(st, trace, &err) : 0, code = TOOL_DONE;
+
+	if (r == 0 && t->json)
+		code = tool_print_json(stalls_json(st));
+	else if (r == 0 && !t->quiet)
+		r = stalls_print(st);
+	if (r < 0) {
+		if (!err.text[0])
+			base_error_set(&err, r, "%s", base_error_name(r));
+		return tool_fail(t, &err);
+	}
+	return code == TOOL_DONE && st->damaged ? TOOL_DAMAGE : code;
+}
+
+static int stalls_step(struct tool *t, struct store *s, const char *run, const struct store_list_step *step,
+	const char *trace)
+{
+	static const char *const usual[] = {"plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"};
+	struct stalls st = {.run = run, .step = step->step, .entry = step->entry, .attempt = step->commit.attempt};
+	struct base_error err = {0};
+	struct proto_manifest m = {0};
+	struct proto_stats *all = NULL;
+	uint32_t n = 0;
+	int r = store_manifest_get(s, run, &step->commit.manifest, &m, &err), code;
+
+	if (r == 0)
+		r = store_stats_read(s, run, step->step, step->entry, &all, &n, &st.damaged, &err);
+	for (size_t i = 0; r >= 0 && i < BASE_COUNT(usual); i++) /* in this order, whoever names them first */
+		r = phase_number(&st, usual[i]);
+	if (r >= 0)
+		r = stalls_fill(&st, s, &m, all, n);
+	if (r < 0 && !err.text[0])
+		base_error_set(&err, r, "%s", base_error_name(r));
+	code = r < 0 ? tool_fail(t, &err) : stalls_show(t, &st, trace);
+	stalls_release(&st);
+	store_stats_free(all, n);
+	proto_manifest_release(&m);
+	return code;
+}
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	(void)t;
+	if (val == 't')
+		*(const char **)arg = value;
+	return 0;
+}
+
+static int stalls_run(struct tool *t, int argc, char **argv)
+{
+	static const struct option options[] = {{"trace", required_argument, NULL, 't'}, {0}};
+	const struct store_list_step *step;
+	struct tool_target target;
+	struct store_list *l = NULL;
+	struct store *s = NULL;
+	const char *trace = NULL;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &trace), used;
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if (t->narguments != 2)
+		return tool_usage(t, "STORE and RUN/STEP");
+	if ((code = tool_target_parse(t, t->arguments[1], &target)))
+		return code;
+	if (!target.has_step || target.rest)
+		return tool_usage(t, "%s is not RUN/STEP", t->arguments[1]);
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+		return code;
+	if ((code = tool_target_find(t, s, &target, &l, &step)) == 0) {
+		code = stalls_step(t, s, target.run, step, trace);
+		store_list_close(l);
+	}
+	store_close(s);
+	return code;
+}
+
+const struct tool_command tool_stalls = {"stalls", "who was slow at what in a save",
+	"usage: vckpt stalls STORE RUN/STEP [--trace FILE] [--json] [-q] [-v]\n\n"
+	"What the ranks measured while they saved the step: how long each phase took, which ranks were the last\n"
+	"to be staged and to announce what they had written, and why; bytes held, staged, unchanged,\n"
+	"deduplicated, encoded and written; and whose timings are missing. STEP is a number or latest.\n\n"
+	"  --trace FILE        write the timeline, for Perfetto or chrome://tracing\n",
+	stalls_run};
