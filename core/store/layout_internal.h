@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the files of layouts share: layout.c sorts tensors and makes the object, layout_held.c keeps the tables of meshes
- * and placements meanwhile. One thread, as its builder. */
+ * What the files of layouts share: layout.c sorts tensors and makes the object, layout_held.c keeps the tables of
+ * meshes and placements meanwhile. One thread, as its builder. */
 #ifndef CORE_STORE_LAYOUT_INTERNAL_H
 #define CORE_STORE_LAYOUT_INTERNAL_H
 
