@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * plan_cache: the plans in memory. An entry is freed when it is neither kept nor in use: a newer plan may push it out
- * while a save still reads it. Files are read and written outside of the lock (plan_file.c); where two threads come with
- * the same plan, the first stays. */
+ * while a save still reads it. Files are read and written outside of the lock (plan_file.c); where two threads come
+ * with the same plan, the first stays. */
 #include "core/save/plan_cache_internal.h"
 
 #include <pthread.h>

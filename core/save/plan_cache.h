@@ -49,16 +49,16 @@ int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *r
 
 struct save_plan_cache;
 struct save_plan_cache_stats { uint32_t memory_hits, disk_hits, misses; };
-/* dir: made when first needed; NULL or "": memory only. max_bytes of its files, 0: SAVE_PLAN_CACHE_BYTES; a plan that is
- * longer than a 256th of it is kept in memory only. NULL: out of memory. */
+/* dir: made when first needed; NULL or "": memory only. max_bytes of its files, 0: SAVE_PLAN_CACHE_BYTES; a plan that
+ * is longer than a 256th of it is kept in memory only. NULL: out of memory. */
 struct save_plan_cache *save_plan_cache_new(const char *dir, uint64_t max_bytes);
 void save_plan_cache_free(struct save_plan_cache *c);   /* NULL-safe; every plan was given back before */
 /* 1: from memory, 2: from disk, *ret_plan to be given back; 0: a miss. tensors: what the key was made of; a plan from
  * disk is compared with them, so that no file makes anybody read outside a tensor. */
 int save_plan_cache_get(struct save_plan_cache *c, const struct save_plan_key *key,
 	const struct save_plan_tensor *tensors, const struct save_plan **ret_plan);
-/* Takes a plan that was made of the tensors (zeroes it) and returns it, to be given back; NULL: out of memory, `plan` is
- * as it was. */
+/* Takes a plan that was made of the tensors (zeroes it) and returns it, to be given back; NULL: out of memory, `plan`
+ * is as it was. */
 const struct save_plan *save_plan_cache_put(struct save_plan_cache *c, const struct save_plan_key *key,
 	const struct save_plan_tensor *tensors, struct save_plan *plan);
 void save_plan_cache_give(struct save_plan_cache *c, const struct save_plan *plan); /* NULL-safe */

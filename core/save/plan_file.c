@@ -8,9 +8,9 @@
  *   digest            SHA-256 of all before it
  *
  * A file is written under another name and renamed; nothing is synced: what a crash leaves of it has another digest.
- * What is read is believed only if the digest, the key and every sum are right and every box lies within its tensor and,
- * by its strides, within the tensor's local buffer. Directories are kept short by 256 parts, each of which is looked
- * through when a file is put into it: thousands of ranks may start at once over one directory. */
+ * What is read is believed only if the digest, the key and every sum are right and every box lies within its tensor
+ * and, by its strides, within the tensor's local buffer. Directories are kept short by 256 parts, each of which is
+ * looked through when a file is put into it: thousands of ranks may start at once over one directory. */
 #include "core/save/plan_cache_internal.h"
 
 #include <dirent.h>

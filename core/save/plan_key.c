@@ -3,9 +3,9 @@
  * plan_key: everything that a plan depends on as one run of bytes, of which the key is the SHA-256.
  *
  * What is written has one reading: texts and lists come with their lengths, and what may be absent with a bit that says
- * so. A mesh is hashed by itself, once for each pointer, and stands in the tensors by the number of its content: tensors
- * of thousands share a few meshes, whose ranks may be thousands too. Fields that are mostly the same from tensor to
- * tensor, or mostly absent, cost a bit. A thousand tensors are some 80 KB: a tenth of a millisecond. */
+ * so. A mesh is hashed by itself, once for each pointer, and stands in the tensors by the number of its content:
+ * tensors of thousands share a few meshes, whose ranks may be thousands too. Fields that are mostly the same from
+ * tensor to tensor, or mostly absent, cost a bit. A thousand tensors are some 80 KB: a tenth of a millisecond. */
 #include "core/save/plan_cache.h"
 
 #include <string.h>

@@ -2,11 +2,11 @@
  *
  * replica: which bytes a rank hashes for its replicas to compare, and what it says of them.
  *
- * Blocks: the boxes that a rank holds of a tensor are the same on all its replicas, whatever the local strides. Each box
- * is cut into blocks that are neighbours in its row-major order: whole rows of its inner dimensions, as many as a block
- * has room for. A sample is the block in which the item lies that a hash of attempt, component and name points at; all
- * of them together are FULL. So replicas need no message to choose alike, and over many attempts every block has its
- * turn.
+ * Blocks: the boxes that a rank holds of a tensor are the same on all its replicas, whatever the local strides. Each
+ * box is cut into blocks that are neighbours in its row-major order: whole rows of its inner dimensions, as many as a
+ * block has room for. A sample is the block in which the item lies that a hash of attempt, component and name points
+ * at; all of them together are FULL. So replicas need no message to choose alike, and over many attempts every block
+ * has its turn.
  *
  * Groups are found as in plan.c: first by mesh pointer and dimensions, then by what names them, a digest over the ranks
  * in mesh order. A tensor that was declared in several parts has one hash, the sum of theirs: in which order a rank
@@ -121,8 +121,8 @@ static int group_find(struct replica_making *m, const struct tensor_mesh *mesh, 
 /* ---- blocks ---- */
 
 /* The block of `box` in which its row-major item `at` lies. */
-static void block_at(uint32_t ndim, const struct tensor_box *box, unsigned item_bytes, uint64_t limit_bytes, uint64_t at,
-	struct tensor_box *ret_block)
+static void block_at(uint32_t ndim, const struct tensor_box *box, unsigned item_bytes, uint64_t limit_bytes,
+	uint64_t at, struct tensor_box *ret_block)
 {
 	uint64_t limit = limit_bytes / item_bytes, unit = 1, rows;
 	uint32_t d = ndim; /* dimensions from d on are whole in a block; of d - 1 it has some, of those before it one */
@@ -329,7 +329,8 @@ static int replica_order(const void *pa, const void *pb)
 }
 
 /* first: where each group's rows begin in `order`, which holds rows by group, and in a group by number. */
-static void rows_by_group(const struct replica_row *rows, uint32_t n, uint32_t ngroups, uint32_t *first, uint32_t *order)
+static void rows_by_group(const struct replica_row *rows, uint32_t n, uint32_t ngroups, uint32_t *first,
+	uint32_t *order)
 {
 	for (uint32_t i = 0; i < n; i++)
 		first[rows[i].group + 1]++;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * replica: what a rank hashes to show that it holds the same as its replicas. Every tensor that several ranks hold alike
- * (by mesh and placements; buffers apart) has entries: boxes of what this rank holds, the same ones on every replica,
- * of which the row-major bytes are hashed with base_xxh128_of under the store's seed. Then a digest over all tensors of
- * each replica group goes into the announcement, and a hash for each tensor into the part, which is read only where the
- * digests of a group differ (core/store/manifest_replicas.c).
+ * replica: what a rank hashes to show that it holds the same as its replicas. Every tensor that several ranks hold
+ * alike (by mesh and placements; buffers apart) has entries: boxes of what this rank holds, the same ones on every
+ * replica, of which the row-major bytes are hashed with base_xxh128_of under the store's seed. Then a digest over all
+ * tensors of each replica group goes into the announcement, and a hash for each tensor into the part, which is read
+ * only where the digests of a group differ (core/store/manifest_replicas.c).
  *
  * SAMPLE: one block of at most 16 KiB a tensor, another one at each attempt. FULL: everything, in boxes of at most
  * 1 MiB. A group is named by the mode and its ranks in mesh order, so ranks that check differently are not compared.
@@ -21,7 +21,8 @@
 enum save_replicas_mode { SAVE_REPLICAS_SAMPLE, SAVE_REPLICAS_FULL, SAVE_REPLICAS_OFF };
 
 struct save_replica_name { const char *component, *name; };
-struct save_replica_entry { uint32_t tensor; struct tensor_shard_box at; uint64_t bytes; }; /* `at` as in save_plan_box */
+/* `at` as in save_plan_box */
+struct save_replica_entry { uint32_t tensor; struct tensor_shard_box at; uint64_t bytes; };
 struct save_replica_tensor { uint32_t tensor, group; uint64_t first, n; };  /* entries [first, first + n) */
 struct save_replicas {
 	enum save_replicas_mode mode;
@@ -30,8 +31,8 @@ struct save_replicas {
 	uint8_t (*groups)[16]; uint32_t ngroups;
 	uint64_t bytes;                 /* of all entries */
 };
-/* tensors, rank: as for save_plan_make (which checked them: its errors); names: of each. attempt: the same on all ranks,
- * it chooses the blocks. -ENOMEM. OFF gives nothing. */
+/* tensors, rank: as for save_plan_make (which checked them: its errors); names: of each. attempt: the same on all
+ * ranks, it chooses the blocks. -ENOMEM. OFF gives nothing. */
 int save_replicas_make(const struct save_plan_tensor *tensors, const struct save_replica_name *names, uint32_t n,
 	uint32_t rank, const char *attempt, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
 	struct base_error *err);

@@ -26,8 +26,9 @@ int store_manifest_path(const char *run, const struct base_digest *digest, char 
  * (identical boxes of several writers count once and must have equal digests). A manifest of one rank whose rows are
  * all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. */
 int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, struct base_error *err);
-/* Of the announcements of all ranks, ascending: do those of a group of replicas say the same (core/save/replica.h)? Where
- * not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks, and what can be done. -ENOMEM. */
+/* Of the announcements of all ranks, ascending: do those of a group of replicas say the same (core/save/replica.h)?
+ * Where not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks, and what can be done.
+ * -ENOMEM. */
 int store_manifest_check_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
 	struct base_error *err);
 /* Invariant 2: every pack named exists and has the size that is named. `own_attempt` packs included. */

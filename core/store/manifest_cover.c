@@ -203,8 +203,8 @@ static int advise(const struct cover_gather *g, uint32_t number, int code)
 		advice_ranks(g, i, &b);
 		advice_placement(&g->layouts[i]->m, &g->layouts[i]->m.tensors[t], &b);
 	}
-	base_buf_append_text(&b, "; if other ranks hold it, or hold other parts of it, name them: mesh= and placements of the "
-		"tensor, or mesh= of the save");
+	base_buf_append_text(&b, "; if other ranks hold it, or hold other parts of it, name them: mesh= and placements "
+		"of the tensor, or mesh= of the save");
 	if (!b.error)
 		snprintf(g->err->text + len, sizeof g->err->text - len, "%.*s", (int)b.len, (const char *)b.data);
 	return code;
@@ -217,8 +217,8 @@ static int row_differs(const struct cover_gather *g, uint32_t number, uint32_t a
 	char name[256];
 
 	tensor_name(g, &g->tensors[number], name);
-	base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for all of it", name, a,
-		b);
+	base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for all of it",
+		name, a, b);
 	return advise(g, number, -BASE_EFORMAT);
 }
 

@@ -4,7 +4,8 @@
  * that it is in (core/save/replica.h). Announcements are all that is read while those of a group are equal: a sort of a
  * few lines a rank. Where they differ, one rank of the most that agree and one of the fewest are compared by what their
  * parts say of each tensor, and the sentence names the first tensor that differs, by their names: ranks of one group
- * may have different layouts, whose order is that of the names. Ranks that announce nothing of a group are not asked. */
+ * may have different layouts, whose order is that of the names. Ranks that announce nothing of a group are not
+ * asked. */
 #include "core/store/manifest.h"
 
 #include <stdio.h>
@@ -91,15 +92,16 @@ static const struct replica_line *group_vote(const struct replica_line *line, co
 
 /* ---- parts ---- */
 
-static int object_load(struct store *s, const struct proto_announcement *a, const struct proto_ref *from, void **ret_bytes,
-	struct base_error *err)
+static int object_load(struct store *s, const struct proto_announcement *a, const struct proto_ref *from,
+	void **ret_bytes, struct base_error *err)
 {
 	struct store_object_ref ref = store_object_ref_from(from);
 	struct store_pack *pack;
 	int r;
 
 	if (ref.pack >= a->npacks)
-		return base_error_set(err, -BASE_EFORMAT, "rank %u announces pack %u of %u", a->rank, ref.pack, a->npacks);
+		return base_error_set(err, -BASE_EFORMAT, "rank %u announces pack %u of %u", a->rank, ref.pack,
+			a->npacks);
 	r = store_pack_get(s, a->packs[ref.pack].pack, &pack, err);
 	if (r < 0)
 		return r;
@@ -108,8 +110,8 @@ static int object_load(struct store *s, const struct proto_announcement *a, cons
 	return r;
 }
 
-static int side_layout(struct replica_side *side, struct store *s, const struct proto_announcement *const *all, uint32_t n,
-	struct base_error *err)
+static int side_layout(struct replica_side *side, struct store *s, const struct proto_announcement *const *all,
+	uint32_t n, struct base_error *err)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		base_cleanup_free void *bytes = NULL;
@@ -123,8 +125,8 @@ static int side_layout(struct replica_side *side, struct store *s, const struct 
 	return base_error_set(err, -BASE_EFORMAT, "no rank stored the layout of rank %u", side->a->rank);
 }
 
-static int side_load(struct replica_side *side, struct store *s, const struct proto_announcement *const *all, uint32_t n,
-	struct base_error *err)
+static int side_load(struct replica_side *side, struct store *s, const struct proto_announcement *const *all,
+	uint32_t n, struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
 	int r = object_load(s, side->a, &side->a->part, &bytes, err);
@@ -133,12 +135,13 @@ static int side_load(struct replica_side *side, struct store *s, const struct pr
 		return r;
 	r = proto_part_decode(bytes, side->a->part.raw_len, &side->part);
 	if (r < 0)
-		return base_error_set(err, r, "the part of rank %u cannot be read: %s", side->a->rank, base_error_name(r));
+		return base_error_set(err, r, "the part of rank %u cannot be read: %s", side->a->rank,
+			base_error_name(r));
 	r = side_layout(side, s, all, n, err);
 	for (uint32_t i = 0; r == 0 && i < side->part.nsamples; i++)
 		if (side->part.samples[i].tensor >= side->layout->m.ntensors)
-			r = base_error_set(err, -BASE_EFORMAT, "the part of rank %u names tensor %u of %u", side->a->rank,
-				side->part.samples[i].tensor, side->layout->m.ntensors);
+			r = base_error_set(err, -BASE_EFORMAT, "the part of rank %u names tensor %u of %u",
+				side->a->rank, side->part.samples[i].tensor, side->layout->m.ntensors);
 	return r;
 }
 
@@ -205,15 +208,16 @@ static void vote_text(const struct replica_vote *v, const struct replica_side *a
 	uint32_t x = a->a->rank, y = b->a->rank;
 
 	if (v->n == 2)
-		snprintf(text, 700, "rank %u on host %.200s and rank %u on host %.200s", x, a->a->host, y, b->a->host);
+		snprintf(text, 700, "rank %u on host %.200s and rank %u on host %.200s", x, a->a->host, y,
+			b->a->host);
 	else if (v->most.n == 1)
 		snprintf(text, 700, "rank %u and rank %u (no two of %u replicas agree)", x, y, v->n);
 	else if (v->fewest.n == 1)
-		snprintf(text, 700, "rank %u and rank %u (of %u replicas, rank %u on host %.200s stands alone)", x, y, v->n, y,
-			b->a->host);
+		snprintf(text, 700, "rank %u and rank %u (of %u replicas, rank %u on host %.200s stands alone)", x, y,
+			v->n, y, b->a->host);
 	else
-		snprintf(text, 700, "rank %u and rank %u (of %u replicas, %u agree with rank %u and %u with rank %u)", x, y,
-			v->n, v->most.n, x, v->fewest.n, y);
+		snprintf(text, 700, "rank %u and rank %u (of %u replicas, %u agree with rank %u and %u with rank %u)",
+			x, y, v->n, v->most.n, x, v->fewest.n, y);
 }
 
 /* The announcement of a rank, of all, which stand by ascending rank. */
@@ -249,13 +253,14 @@ static int vote_refuse(struct store *s, const struct proto_announcement *const *
 		sides_compare(&a, &b, v->most.lines->r.group, &d);
 	vote_text(v, &a, &b, who);
 	if (d.n == 0)
-		return base_error_set(err, -BASE_EFORMAT, "a replicated tensor differs between %s; which one is not known: %.200s",
-			who, r < 0 ? why.text : "their parts do not tell");
+		return base_error_set(err, -BASE_EFORMAT,
+			"a replicated tensor differs between %s; which one is not known: %.200s", who,
+			r < 0 ? why.text : "their parts do not tell");
 	if (d.n > 1)
 		snprintf(more, sizeof more, ", and %u more with it", d.n - 1);
 	if (d.only)
-		return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s is saved by one alone of %s: every replica has to save "
-			"it, or to name the mesh along which it is replicated", d.tensor, more, who);
+		return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s is saved by one alone of %s: every replica "
+			"has to save it, or to name the mesh along which it is replicated", d.tensor, more, who);
 	return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s differs between %s: " REMEDY, d.tensor, more, who);
 }
 
