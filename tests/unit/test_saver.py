@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The saver through vckpt.h, ranks as threads: what comes back, from whatever source; order, back-pressure, states, refusals, reopening."""
+import errno
+import multiprocessing
+import os
+import resource
+import threading
+import time
+
+import numpy
+import pytest
+
+from saverlib import ALONE, BUFFER, Failed, Vckpt, ranks
+
+
+@pytest.fixture
+def api(build):
+    return Vckpt(build)
+
+
+@pytest.fixture
+def store(api, tmp_path, vckpt):
+    path = api.store(tmp_path / "store")
+    yield path
+    done = vckpt("verify", path, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def rng():
+    return numpy.random.default_rng(7)
+
+
+def same(found, wanted):
+    assert set(found) == set(wanted)
+    for name, array in wanted.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
+        assert found[name].tobytes() == numpy.ascontiguousarray(array).tobytes(), name
+
+
+def raised(results):
+    return [r for r in results if isinstance(r, Exception)]
+
+
+# ---- one rank ----
+
+def sources(rng):
+    base = rng.standard_normal((64, 48, 40)).astype("f4")
+    big = rng.integers(0, 2**32, (900, 1100), "u4")
+    misaligned = numpy.frombuffer(rng.bytes(8 * 777 + 3), "u1")[3:].view("f8")
+    return {
+        "model/plain": base, "model/transposed": base.T, "model/every_second": base[::2, 1::3], "model/backwards": base[::-1, :, ::-1],
+        "model/broadcast": numpy.broadcast_to(base[0, 0], (500, 40)), "model/scalar": numpy.array(2.5), "model/empty": numpy.zeros((0, 7), "i2"),
+        "model/one": numpy.array([True]), "model/misaligned": misaligned, "model/columns": big[:, 17:930], "model/fortran": numpy.asfortranarray(big),
+        "model/complex": (base + 1j * base[::-1]).astype("c16"), "model/many_dims": base.reshape((2,) * 12 + (30,)),
+        "model/size_one": base.reshape(64, 1, 48, 1, 40)[::2, :, ::-1], "optimizer/diagonal": numpy.lib.stride_tricks.as_strided(big, (900,), (4404,)),
+        "optimizer/overlapping": numpy.lib.stride_tricks.sliding_window_view(base[0, 0], 7)}
+
+
+def test_every_source_comes_back(api, store, rng):
+    tensors = sources(rng)
+    saver = api.saver(store, "run")
+    save = saver.save(tensors, blobs=[("config.json", False, b"{}"), ("rng", True, b"\0" * 300), ("empty", False, b"")])
+    assert save.committed() == 0
+    save.free()
+    saver.free()
+    same(api.read(store, "run"), tensors)
+
+
+def test_data_is_the_callers_after_staged(api, store, rng):
+    saver = api.saver(store, "run", threads=1)
+    for step in range(4):
+        array = rng.integers(0, 2**32, (2048, 1024), "u4")
+        before = array.copy()
+        save = saver.save({"model/w": array})
+        save.staged()
+        array[:] = 0
+        assert save.committed() == step
+        save.free()
+        same(api.read(store, "run", step), {"model/w": before})
+    saver.free()
+
+
+def test_saves_under_way_are_decided_in_order(api, store, rng):
+    arrays = [rng.integers(0, 2**32, (1024, 2048), "u4") for _ in range(6)]
+    saver = api.saver(store, "run")
+    saves = [saver.save({"model/w": a}) for a in arrays]
+    assert saves[5].committed() == 5  # a blocking wait among asynchronous ones
+    assert [s.committed(0) for s in saves] == list(range(6))
+    for step, (save, array) in enumerate(zip(saves, arrays)):
+        save.free()
+        same(api.read(store, "run", step), {"model/w": array})
+    saver.free()
+
+
+def test_a_small_ring_holds_the_caller_back_and_nothing_else(api, store, rng):
+    tensors = {f"model/{i}": rng.integers(0, 2**32, (3000, 2048), "u4") for i in range(6)}
+    saver = api.saver(store, "run", ring=24 << 20)
+    for _ in range(2):
+        save = saver.save(tensors)
+        save.staged()
+        save.committed()
+        waits = save.timings().ring_waits
+        save.free()
+        for array in tensors.values():
+            array += 1
+    assert waits > 0
+    saver.free()
+    same(api.read(store, "run"), {n: a - 1 for n, a in tensors.items()})
+
+
+def test_a_ring_that_no_band_fits_into_is_refused(api, store):
+    saver = api.saver(store, "run", ring=4096)
+    save = saver.save({"model/w": numpy.zeros((2048, 2048))})
+    with pytest.raises(Failed, match="ring of 4096 bytes is too small"):
+        save.staged()
+    with pytest.raises(Failed, match="too small"):
+        save.committed()
+    save.free()
+    saver.close()  # its error was told
+    saver.free()
+
+
+def test_unchanged_data_is_not_written_again(api, store, rng):
+    tensors = {f"model/{i}": rng.integers(0, 2**32, (1024, 1024), "u4") for i in range(4)}
+    saver = api.saver(store, "run")
+    for step in range(3):
+        save = saver.save(tensors)
+        save.committed()
+        t = save.timings()
+        save.free()
+        if step:
+            assert t.pieces_new == 0 and t.bytes_unchanged == 4 << 22 and t.bytes_written < 100000 and t.plan_cached == 1
+    tensors["model/2"][5, 5] ^= 1
+    save = saver.save(tensors)
+    save.committed()
+    assert save.timings().pieces_new == 1
+    save.free()
+    saver.free()
+    same(api.read(store, "run"), tensors)
+
+
+def test_a_base_of_another_run(api, store, rng):
+    tensors = {"model/w": rng.integers(0, 2**32, (1024, 1024), "u4")}
+    saver = api.saver(store, "pretrained")
+    saver.save(tensors).committed()
+    saver.free()
+    saver = api.saver(store, "tuned")
+    save = saver.save(tensors, bases=["pretrained/0"])
+    save.committed()
+    assert save.timings().pieces_new == 0
+    save.free()
+    save = saver.save(tensors, bases=["pretrained/7"])
+    with pytest.raises(Failed, match="base pretrained/7: there is no such step"):
+        save.committed()
+    save.free()
+    saver.free()
+
+
+def test_plans_on_disk_serve_the_next_process(api, store, rng, tmp_path):
+    tensors = {f"model/{i:04}": rng.standard_normal((3, 5)) for i in range(300)}
+    for wanted in (0, 2):
+        saver = api.saver(store, "run", plans=tmp_path / "plans")
+        save = saver.save(tensors)
+        save.committed()
+        assert save.timings().plan_cached == wanted
+        save.free()
+        saver.free()
+
+
+def test_boxes_and_flat_ranges(api, store, rng):
+    whole = rng.integers(0, 2**32, (300, 500), "u4")
+
+    def work(rank, saver):
+        mesh = api.mesh("dp=4")
+        pad = 37504  # 4 buckets of 37,504 hold 150,000 items and 16 of padding
+        flat = numpy.concatenate([whole.reshape(-1), numpy.zeros(16, "u4")])[rank * pad:(rank + 1) * pad]
+        rows = [75 * rank, 75]
+        parts = [[rows, [0, 200]], [rows, [200, 300]]]
+        boxed = numpy.concatenate([whole[75 * rank:75 * rank + 75, :200].reshape(-1), whole[75 * rank:75 * rank + 75, 200:].reshape(-1)])
+        save = saver.begin()
+        save.tensor("model/flat", flat.copy(), shape=whole.shape, mesh=mesh, flat=[rank * pad, (rank + 1) * pad, 4 * pad])
+        save.tensor("model/boxed", boxed, shape=whole.shape, boxes=parts)
+        for part in parts:  # one box a call: more boxes of the same tensor
+            (r, n), (k, m) = part
+            save.tensor("model/apart", numpy.ascontiguousarray(whole[r:r + n, k:k + m]).reshape(-1), shape=whole.shape, boxes=[part])
+        save.submit()
+        step = save.committed()
+        save.free()
+        return step
+    assert ranks(api, store, "run", 4, work) == [0] * 4
+    same(api.read(store, "run"), {"model/flat": whole, "model/boxed": whole, "model/apart": whole})
+
+
+# ---- several ranks ----
+
+def test_shards_of_strided_sources(api, store, rng):
+    whole = rng.standard_normal((512, 384))
+
+    def work(rank, saver):
+        mesh = api.mesh("dp=2,tp=3")
+        tp = rank % 3
+        columns = whole[:, tp * 128:(tp + 1) * 128]  # strided
+        save = saver.save({
+            "model/w": (columns, {"shape": whole.shape, "mesh": mesh, "placements": "R,S(1)"}),
+            "model/wt": (numpy.asfortranarray(columns), {"shape": whole.shape, "mesh": mesh, "placements": "R,S(1)"}),
+            "model/plain": whole[::-1], "model/bias": whole[0], "model/uneven": (whole[rank * 86:(rank + 1) * 86], {
+                "shape": whole.shape, "mesh": api.mesh("all=6"), "placements": "S(0)"})})
+        step, t = save.committed(), save.timings()
+        save.free()
+        return step, t.bytes_held, sum(p.bytes for p in t.phase if p.name == b"copy")
+    done = ranks(api, store, "run", 6, work)
+    assert not raised(done), done
+    same(api.read(store, "run"), {"model/w": whole, "model/wt": whole, "model/plain": whole[::-1], "model/bias": whole[0], "model/uneven": whole})
+    assert max(staged for _, _, staged in done) < whole.nbytes * 0.9 + (2 << 20)  # 4 matrices over 6 ranks, within a piece
+
+
+def test_replicas_that_differ_are_named(api, store, rng):
+    whole = rng.standard_normal((1024, 700))
+
+    def work(rank, saver):
+        mine = whole.copy()
+        if rank == 2:
+            mine[:] += 1
+        save = saver.save({"model/good": whole, "model/stats": (mine[0], {"flags": BUFFER}), "model/w": mine})
+        try:
+            return save.committed()
+        finally:
+            save.free()
+    done = ranks(api, store, "run", 4, work)
+    assert len(raised(done)) == 4
+    for e in done:
+        assert "model/w" in e.text and "rank 2" in e.text and "model/good" not in e.text, e.text
+    assert ranks(api, store, "run", 4, work, launch="off", check=2) == [0] * 4
+
+
+def test_who_said_what(api, store, rng):
+    w = rng.standard_normal((256, 256))
+
+    def work(fields):
+        def one(rank, saver):
+            save = saver.begin(**fields.get("begin", lambda r: {})(rank))
+            save.tensor("model/w", *fields.get("tensor", lambda r: (w,))(rank))
+            save.submit()
+            try:
+                return save.committed()
+            finally:
+                save.free()
+        return one
+    steps = ranks(api, store, "run", 2, work({"begin": lambda r: {"step": 5 + r}}), launch="steps")
+    assert all("step 5" in e.text and "step 6" in e.text and "rank" in e.text for e in steps), steps
+    shapes = ranks(api, store, "run", 2, work({"tensor": lambda r: (w[:128 + r],)}), launch="shapes")
+    assert all("model/w" in e.text and "rank" in e.text for e in shapes), shapes
+    dtypes = ranks(api, store, "run", 2, work({"tensor": lambda r: (w.astype("f4") if r else w,)}), launch="dtypes")
+    assert all("model/w" in e.text and "rank" in e.text for e in dtypes), dtypes
+    assert ranks(api, store, "run", 2, work({}), launch="fine") == [0, 0]
+
+
+def test_a_plain_tensor_that_is_not_replicated_is_refused_with_advice(api, store, rng):
+    def work(rank, saver):
+        save = saver.save({"model/w": (numpy.full((2048, 1024), rank, "f8"), {})})
+        try:
+            return save.committed()
+        finally:
+            save.free()
+    done = ranks(api, store, "run", 2, work, check=2)  # not compared: either rank's half would do
+    assert done == [0, 0]
+    done = ranks(api, store, "run", 2, work, launch="again")
+    assert all("model/w" in e.text and "mesh" in e.text for e in done), done
+
+
+def test_a_step_that_exists(api, store, rng):
+    w, x = rng.standard_normal((2, 64, 64))
+
+    def work(rank, saver):
+        out = []
+        for array, fields in ((w, {}), (x, {}), (x, {"replace": True})):
+            save = saver.save({"model/w": array}, step=3, **fields)
+            try:
+                out.append(save.committed())
+            except Failed as e:
+                out.append(e.code)
+            save.free()
+        return out
+    for first, again, replaced in ranks(api, store, "run", 2, work):
+        assert first == replaced == 3 and again in (-errno.EEXIST, -errno.ECANCELED)  # or what the other rank said first
+    same(api.read(store, "run", 3), {"model/w": x})
+
+
+def test_a_save_that_is_not_submitted_uses_its_number(api, store, rng):
+    w = rng.standard_normal((64, 64))
+
+    def work(rank, saver):
+        given_up = saver.begin()
+        given_up.tensor("model/w", w)
+        given_up.free()
+        save = saver.save({"model/w": w})
+        step = save.committed()
+        save.free()
+        return step
+    done = ranks(api, store, "run", 2, work)
+    assert not raised(done) and done[0] == done[1], done
+
+
+# ---- refusals ----
+
+REFUSED = [
+    ("no/name", dict(name="model/"), "no name for a tensor"), ("component", dict(name="a b/w"), "no name for a component"),
+    ("used", dict(name="ranks/w"), "component"), ("dtype", dict(dtype=99), "dtype 99"), ("placement", dict(placements="X"), "X"),
+    ("partial", dict(placements="P"), "artial"), ("words", dict(placements="R,R"), "placement"),
+    ("local", dict(shape=(8, 9)), "the local tensor is"), ("box", dict(boxes=[[[0, 9], [0, 8]]], shape=(8, 8)), "box"),
+    ("flat", dict(flat=[5, 3, 0]), "flat"), ("alone", dict(flags=ALONE, placements="R"), "alone"), ("flags", dict(flags=64), "flags"),
+]
+
+
+@pytest.mark.parametrize("fields,text", [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_refused_when_declared(api, store, fields, text):
+    saver = api.saver(store, "run")
+    save = saver.begin()
+    array, fields = numpy.ones((8, 8)), dict(fields)
+    with pytest.raises(Failed, match=text):
+        save.tensor(fields.pop("name", "model/w"), array, **fields)
+    save.tensor("model/w", array)
+    with pytest.raises(Failed, match="model/w: it is given twice"):
+        save.tensor("model/w", array)
+    with pytest.raises(Failed, match="given twice"):
+        save.blob("x", 0, b"1")
+        save.blob("x", 0, b"2")
+    save.submit()
+    with pytest.raises(Failed, match="submitted"):
+        save.tensor("model/x", array)
+    assert save.committed() == 0
+    save.free()
+    saver.free()
+    same(api.read(store, "run"), {"model/w": array})
+
+
+def test_null_data_is_refused(api, store):
+    saver = api.saver(store, "run")
+    save = saver.begin()
+    array = numpy.zeros((0,))
+    with pytest.raises(Failed, match="null pointer"):
+        save.tensor("model/w", array, shape=(4,), check_local=False)
+    save.free()
+    saver.free()
+
+
+@pytest.mark.parametrize("rank,world,launch,text", [(0, 0, None, "world of 0"), (2, 2, "x", "no rank 2"), (0, 2, None, "needs a launch id")])
+def test_worlds_that_cannot_be(api, store, rank, world, launch, text):
+    with pytest.raises(Failed, match=text):
+        api.saver(store, "run", rank=rank, world=world, launch=launch)
+
+
+def test_names_of_every_kind(api, store):
+    names = ["a/b", "%", ".", "..", "ü" * 40, "x" * 60000, "tab\there", " ", "a\\b", "-rf"]
+    saver = api.saver(store, "run")
+    wanted = {f"model/{n}": numpy.full(3, i) for i, n in enumerate(names)}
+    save = saver.save(wanted)
+    assert save.committed() == 0
+    save.free()
+    saver.free()
+    same(api.read(store, "run"), wanted)
+
+
+# ---- life ----
+
+def test_close_drains_and_may_be_called_again(api, store, rng):
+    saver = api.saver(store, "run")
+    saves = [saver.save({"model/w": rng.standard_normal((512, 512))}) for _ in range(3)]
+    saver.close()
+    assert [s.committed(0) for s in saves] == [0, 1, 2]
+    saver.close()
+    with pytest.raises(Failed, match="is closed"):
+        saver.begin()
+    for s in saves:
+        s.free()
+    saver.free()
+    saver = api.saver(store, "run")
+    save = saver.save({"model/w": numpy.ones(3)})
+    assert save.committed() == 3
+    save.free()
+    saver.free()
+
+
+def test_close_tells_of_a_failure_that_nobody_was_told(api, store):
+    saver = api.saver(store, "run")
+    saver.save({"model/w": numpy.ones(3)}, step=1).committed()
+    saver.save({"model/w": numpy.ones(3)}, step=1).free()
+    with pytest.raises(Failed, match="step 1"):
+        saver.close()
+    saver.free()
+
+
+def child_of(api, saver, save, queue):
+    out = []
+    for f in (saver.begin, save.submit, save.staged, save.committed, saver.close):
+        try:
+            f()
+            out.append(0)
+        except Failed as e:
+            out.append(e.code)
+    save.free()
+    saver.free()
+    queue.put(out)
+
+
+def test_a_child_after_a_fork_is_refused(api, store):
+    saver = api.saver(store, "run")
+    save = saver.begin()
+    save.tensor("model/w", numpy.ones(3))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=child_of, args=(api, saver, save, queue))
+    child.start()
+    assert queue.get(timeout=20) == [-errno.EPERM] * 5
+    child.join(20)
+    assert child.exitcode == 0
+    save.submit()
+    assert save.committed() == 0
+    save.free()
+    saver.free()
+
+
+def test_memory_and_descriptors_are_flat(api, store, rng, scale):
+    tensors = {f"model/{i}": rng.integers(0, 2**32, (64, 64), "u4") for i in range(20)}
+    saver = api.saver(store, "run", ring=1 << 20)
+
+    def used():
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * resource.getpagesize(), len(os.listdir("/proc/self/fd")), threading.active_count()
+    count = scale(200, 1000, 1000)
+    for step in range(count):
+        tensors["model/3"][step % 64] ^= 1
+        save = saver.save(tensors, step=step % 7, replace=True)
+        save.committed()
+        save.free()
+        if step == count * 3 // 4:  # open packs are kept, a bounded number
+            before = used()
+    after = used()
+    saver.free()
+    assert after[0] - before[0] < 4 << 20 and after[1] == before[1], (before, after)
+
+
+def test_submit_returns_at_once(api, store, rng):
+    tensors = {f"model/{i:04}": rng.standard_normal((32, 32)) for i in range(1000)}
+    saver, times = api.saver(store, "run"), []
+    for _ in range(3):
+        save = saver.begin()
+        for name, array in tensors.items():
+            save.tensor(name, array)
+        begin = time.perf_counter()
+        save.submit()
+        times.append(time.perf_counter() - begin)
+        save.committed()
+        save.free()
+    saver.free()
+    assert min(times) < 0.05  # that it does not wait for the store; how fast it is: tests/bench
+
+
+@pytest.mark.long
+def test_a_million_tensors(api, tmp_path):
+    path = api.store(tmp_path / "store")
+    saver = api.saver(path, "run")
+    array = numpy.arange(4.0)
+    save = saver.begin()
+    for i in range(1_000_000):
+        save.tensor(f"model/{i:07}", array)
+        save.keep.clear()
+    save.submit()
+    assert save.committed(600000) == 0
+    save.free()
+    saver.free()
