@@ -528,6 +528,8 @@ def load():
 
 
 def run(build, code, **env):
+    if "VCKPT_PRELOAD" in os.environ:                                            # the sanitizers' run time
+        env["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
     done = subprocess.run([sys.executable, "-c", LOAD + code, str(build / "tests" / "libvckpt_internal.so"), os.path.dirname(__file__)],
                           capture_output=True, text=True, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr

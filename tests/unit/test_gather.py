@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A box of a strided array into contiguous memory: against what numpy says of the same array."""
 import ctypes
+import os
 import statistics
 import time
 
@@ -134,6 +135,7 @@ def test_sizes_and_strides_at_the_edge_do_not_overflow(lib):
     assert g.ndim == 2
 
 
+@pytest.mark.skipif("VCKPT_PRELOAD" in os.environ, reason="times of a build with sanitizers")
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.float64, np.complex128])
 def test_a_column_major_matrix_is_not_much_slower_than_a_plain_one(lib, dtype):
     """Item by item over columns a power of two apart it would be 20 times. Generous: the machine is shared."""
