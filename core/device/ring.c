@@ -32,6 +32,7 @@
 
 #define RING_HUGE_BYTES (UINT64_C(2) << 20)
 #define RING_FAULT_BYTES (UINT64_C(32) << 20)  /* less than this is not worth a thread */
+#define RING_FAULT_STEP_BYTES (UINT64_C(2) << 20)
 #define RING_FAULT_THREADS 16u
 #define RING_SLOT_GIVEN (UINT32_C(1) << 31)    /* in a word of the table; the rest counts pages, 0: no slot begins */
 #define RING_PAGES_MAX (RING_SLOT_GIVEN - 1)
@@ -82,11 +83,16 @@ struct ring_fault {
 	pthread_t thread;
 };
 
+/* Step by step: a call holds the lock of the address space, and whoever maps memory (the heartbeat's thread, too) waits
+ * until it is done: minutes for a large ring on a busy machine. */
 static void *ring_fault_main(void *arg)
 {
 	struct ring_fault *f = arg;
 
-	f->rc = madvise(f->memory, f->bytes, MADV_POPULATE_WRITE) < 0 ? -errno : 0;
+	for (uint64_t at = 0, n; at < f->bytes && f->rc == 0; at += n) {
+		n = f->bytes - at < RING_FAULT_STEP_BYTES ? f->bytes - at : RING_FAULT_STEP_BYTES;
+		f->rc = madvise(f->memory + at, n, MADV_POPULATE_WRITE) < 0 ? -errno : 0;
+	}
 	if (f->rc != -EINVAL)
 		return NULL;
 	f->rc = 0;                       /* Linux before 5.14 */
