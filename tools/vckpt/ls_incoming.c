@@ -57,7 +57,8 @@ static json_t *incoming_json(const struct incoming *i)
 		in->begun ? json_integer(in->begin.world) : json_null(), "announced", (json_int_t)in->nannounced,
 		"missing", in->begun ? missing_json(in) : json_null(), "host", host, "since", known ? since : NULL,
 		"age_s", known ? json_integer((json_int_t)(age / 1000000000)) : json_null(), "state",
-		liveness_names[in->state], "decided", decisions[i->decided], "left_over", left_over(i), "replace", in->begun && in->begin.replace);
+		liveness_names[in->state], "decided", decisions[i->decided], "left_over", left_over(i),
+		"replace", in->begun && in->begin.replace);
 }
 
 static void print_ranks(const struct store_incoming *in)
