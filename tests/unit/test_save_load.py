@@ -41,7 +41,8 @@ class Options(c.Structure):
 class Result(c.Structure):
     _fields_ = [("step", c.c_uint64), ("entry", c.c_uint64), ("attempt", c.c_char * 48), ("tensors", c.c_uint64), ("blobs", c.c_uint64),
                 ("bytes", c.c_uint64), ("pieces", c.c_uint64), ("pieces_new", c.c_uint64), ("pieces_reused", c.c_uint64),
-                ("pieces_duplicate", c.c_uint64), ("piece_bytes_new", c.c_uint64), ("raw_bytes_new", c.c_uint64), ("meta_bytes", c.c_uint64),
+                ("pieces_duplicate", c.c_uint64), ("piece_bytes_new", c.c_uint64), ("raw_bytes_new", c.c_uint64), ("bytes_reused", c.c_uint64),
+                ("bytes_duplicate", c.c_uint64), ("bytes_encoded", c.c_uint64), ("meta_bytes", c.c_uint64),
                 ("bases", c.c_uint32), ("digest_ns", c.c_uint64), ("encode_ns", c.c_uint64), ("read_ns", c.c_uint64), ("write_ns", c.c_uint64),
                 ("pieces_believed", c.c_uint64), ("pieces_checked", c.c_uint64), ("index_behind", c.c_bool)]
 
