@@ -514,7 +514,8 @@ def test_a_new_process_plans_from_disk(lib, tmp_path, record_property):
     expected = Cache(lib, tmp_path).put(save)
     here = pathlib.Path(__file__).resolve().parent
     code = CHILD.format(paths=[str(here), str(here.parent / "property")], lib=lib._name, path=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    preload = {"LD_PRELOAD": os.environ["VCKPT_PRELOAD"]} if "VCKPT_PRELOAD" in os.environ else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **preload})
     assert done.returncode == 0, done.stderr
     how, again, digest, key_ns, disk_ns, memory_ns = json.loads(done.stdout)
     assert (how, again) == (2, 1)
