@@ -20,8 +20,8 @@ from storelib import EABORTED, Api, packs_of, scratch  # noqa: E402
 
 NONE = 2**64 - 1
 WORLD = 4
-START_MS, HEARTBEAT_MS = 4000, 3000
-DRIVERS = ["rank_protocol"]
+START_MS, HEARTBEAT_MS = 6000, 20000
+DRIVERS = ["rank_protocol", "rank_saver"]
 DAMAGE = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
 MESSAGES = re.compile(r"^(\d+) (open|closed|saved (\d+) (\d+)|failed (-\d+) (.*))$")
 

