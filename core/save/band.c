@@ -12,11 +12,9 @@
 
 void save_band_rows(struct save_band *b, struct save_writer *w)
 {
-	struct tensor_box whole;
-
-	tensor_box_whole(&b->grid.shape, &whole);
 	for (unsigned n = save_bases_count(&w->bases); b->nrows < n; b->nrows++)
-		b->rows[b->nrows] = save_base_row_get(w->bases.all[b->nrows], w->layout, b->tensor, &whole);
+		b->rows[b->nrows] = save_base_row_get(w->bases.all[b->nrows], w->layout, b->tensor,
+			&w->plan->boxes[b->at].at.box);
 }
 
 void save_band_forget(struct save_band *b)
