@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Power losses: the calls of four ranks' saves are recorded once; for each point at which the power may go, and each choice of what was not synced, no state
+shows a step whose bytes are missing, and none has lost a step that a rank was told."""
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from crashlib import DRIVERS, WORLD, Bench, seeded, steps, verify  # noqa: E402
+from powerlib import MARK, NAMES, SYNC, SYNC_DIR, Disk, Files, choices, durable, read_log, state  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=DRIVERS)
+def bench(lib, build, request):
+    b = Bench(lib, build, request.param)
+    yield b
+    b.close()
+
+
+def record(bench, saves, **options):
+    """The log of a launch, and what the store was before it."""
+    path = bench.copy()
+    log = path.parent / f"{path.name}.log"
+    before = Files(path)
+    out, _ = bench.job(path, "recorded", saves=saves, log=log, **options)
+    assert all(len(o.saved) == saves and not o.failed for o in out.values()), out
+    events = read_log(log)
+    files, dirs = state(before, events, lambda i: True)
+    now = Files(path)
+    assert files == now.files and dirs == now.dirs    # the log is all that happened
+    shutil.rmtree(path)
+    return before, events
+
+
+def promised(events, cut):
+    """Steps that some rank was told before the cut."""
+    return {int(e.path.split()[2]) for e in events[:cut] if e.kind == MARK and e.path.split()[1] == "saved"}
+
+
+class Judge:
+    def __init__(self, bench, before, events):
+        self.bench, self.before, self.events, self.seen, self.shown = bench, before, events, {}, 0
+        self.disk = Disk(bench.dir / f"power{id(self)}")
+
+    def look(self, kept, cut, told):
+        files, dirs = state(self.before, self.events, kept.__contains__)
+        key = hash((frozenset(files.items()), frozenset(dirs)))
+        if key not in self.seen:
+            self.disk.become(files, dirs)
+            self.seen[key] = self.shows(cut, kept)
+        shown = self.seen[key]
+        assert told <= shown, (cut, told, shown, [self.events[i] for i in range(cut) if i not in kept and self.events[i].kind in NAMES])
+
+    def shows(self, cut, kept):
+        """Steps that this state shows, each of them whole."""
+        api = self.bench.open(self.disk.path)
+        try:
+            now = steps(api)
+            hurt = [d for d in verify(api) if d[2] is not None]
+            assert not hurt, (cut, hurt, sorted(set(range(cut)) - kept), self.events[cut - 3:cut])
+            self.shown += len(now)
+            return set(now)
+        finally:
+            api.close()
+
+
+def goes_on(judge, path, told):
+    """The next launch works on what is left, and every step is whole."""
+    judge.disk.copy(path)
+    out, _ = judge.bench.job(path, "after the loss")
+    assert all(len(o.saved) == 1 and not o.failed for o in out.values()), out
+    api = judge.bench.open(path)
+    try:
+        assert told < set(steps(api)) and not [d for d in verify(api) if d[2] is not None]
+    finally:
+        api.close()
+        shutil.rmtree(path)
+
+
+def test_no_state_shows_what_is_not_there(bench, scale):
+    rng = seeded()
+    before, events = record(bench, scale(1, 2, 3))
+    keeps, judge, states, started = durable(events), Judge(bench, before, events), 0, 0
+    # between two syncs nothing becomes durable: what is lost there is lost at the next one, too
+    cuts = [i for i in range(len(events) + 1) if i == len(events) or events[i].kind in (SYNC, SYNC_DIR, MARK)]
+    if scale(True, False):
+        cuts = sorted(rng.sample(cuts, min(40, len(cuts))) + [len(events)])
+    for cut in cuts:
+        told = promised(events, cut) | {0}
+        for kept in choices(events, keeps, cut, rng, scale(6, 60, 200)):
+            judge.look(kept, cut, told)
+            states += 1
+        if rng.random() < scale(6, 30, 100) / len(cuts):
+            goes_on(judge, bench.dir / f"went{cut}", told)
+            started += 1
+    print(f"{len(events)} events, {len(cuts)} cuts, {states} choices, {len(judge.seen)} states, {judge.shown} steps looked at, {started} launches")
+    assert len(judge.seen) > len(cuts) and judge.shown > len(judge.seen)
+
+
+def test_a_store_that_forgets_an_fsync_is_found_out(bench):
+    """The test's own test: without the fsyncs of files, or of directories, some state shows a step whose bytes are gone, or loses one that was told."""
+    rng = seeded()
+    before, events = record(bench, 1)
+    for missing in (lambda e: e.kind == SYNC, lambda e: e.kind == SYNC_DIR and e.path.startswith("packs/"), lambda e: e.kind == SYNC_DIR and e.path == "runs/r"):
+        less = [e for e in events if not missing(e)]
+        keeps, judge, found = durable(less), Judge(bench, before, less), False
+        for cut in range(len(less), 0, -1):
+            for kept in choices(less, keeps, cut, rng, 0):
+                try:
+                    judge.look(kept, cut, promised(less, cut) | {0})
+                except AssertionError:
+                    found = True
+                    break
+            if found:
+                break
+        assert found
+
+
+def test_a_launch_that_dies_and_the_next(bench, scale):
+    """Power losses in the second launch, on a store in which the first was killed half way."""
+    rng = seeded()
+    path = bench.copy()
+    calls = bench.calls()[0]
+    out, _ = bench.job(path, "killed", inject={0: f"do=killall,at={rng.randrange(len(calls) // 3, len(calls))}"})
+    base, log = Files(path), path.parent / f"{path.name}.second.log"
+    out, _ = bench.job(path, "second", log=log)
+    assert all(o.saved for o in out.values()) and len(out) == WORLD, out
+    events = read_log(log)
+    keeps, judge = durable(events), Judge(bench, base, events)
+    cuts = [i for i in range(len(events) + 1) if i == len(events) or events[i].kind in (SYNC, SYNC_DIR, MARK)]
+    for cut in sorted(rng.sample(cuts, min(scale(15, 60, len(cuts)), len(cuts)))):
+        for kept in choices(events, keeps, cut, rng, scale(4, 20, 200)):
+            judge.look(kept, cut, promised(events, cut) | {0})
+    print(f"{len(events)} events, {len(judge.seen)} states")
