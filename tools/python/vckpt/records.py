@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in a restored state for things that are not built anew: `Record` for an object whose class was not given,
+`Mesh` for a device mesh. Both are plain, immutable values: they compare by content, can be copied, pickled,
+hashed and saved again, which gives the same bytes. Neither imports anything; only Mesh.to_torch, called by name, makes process
+groups."""
+from collections.abc import Mapping
+
+
+class Record(Mapping):
+    """The fields of an object, under the name of its class: `record.lr`, `record["lr"]`, `dict(record)`.
+
+    `type_name` is the class's `module.qualname`. A field that is called like a method (`keys`, `type_name`) is reached by
+    `record["keys"]` only. `tag` says which tag of docs/format/values.md it was read from."""
+
+    __slots__ = ("_type_name", "_fields", "_tag")
+
+    def __init__(self, type_name, fields, tag="$record"):
+        object.__setattr__(self, "_type_name", type_name)
+        object.__setattr__(self, "_fields", dict(fields))
+        object.__setattr__(self, "_tag", tag)
+
+    type_name = property(lambda self: self._type_name)
+    tag = property(lambda self: self._tag)
+
+    def __getattr__(self, name):
+        if not name.startswith("__") and name not in Record.__slots__ and name in self._fields:
+            return self._fields[name]
+        raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+
+    def __setattr__(self, name, value):
+        raise AttributeError("a Record cannot be changed")
+
+    def __getitem__(self, name):
+        return self._fields[name]
+
+    def __delattr__(self, name):
+        raise AttributeError("a Record cannot be changed")
+
+    def __iter__(self):
+        return iter(self._fields)
+
+    def __len__(self):
+        return len(self._fields)
+
+    def __dir__(self):
+        return [*super().__dir__(), *(name for name in self._fields if isinstance(name, str))]
+
+    def __eq__(self, other):
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (self._type_name, self._tag, self._fields) == (other._type_name, other._tag, other._fields)
+
+    def __hash__(self):
+        try:
+            return hash((self._type_name, self._tag, frozenset(self._fields.items())))
+        except (TypeError, ValueError):     # a list in it: a key of a dict can come back as a record all the same
+            return hash((self._type_name, self._tag, frozenset(self._fields)))
+
+    def __reduce__(self):
+        return Record, (self._type_name, self._fields, self._tag)
+
+    def __repr__(self):
+        return f"Record({self._type_name}: {', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
+
+
+class Mesh:
+    """A device mesh as it was: device type, ranks (nested, outermost dimension first) and names of the dimensions.
+
+    Equal to a torch DeviceMesh of the same content when it stands on the left (`mesh == device_mesh`); torch's own
+    comparison, with the DeviceMesh on the left, knows its own class only."""
+
+    __slots__ = ("device_type", "mesh", "mesh_dim_names", "shape")
+
+    def __init__(self, device_type, mesh, mesh_dim_names=None):
+        if type(device_type) is not str or not device_type:
+            raise ValueError("the device type of a mesh must be a name")
+        nested, shape = _rectangular(mesh)
+        names = None if mesh_dim_names is None else tuple(mesh_dim_names)
+        if names is not None and (len(names) != len(shape) or not all(type(name) is str for name in names)):
+            raise ValueError(f"a mesh of {len(shape)} dimensions has {len(names)} names")
+        for name, value in zip(Mesh.__slots__, (device_type, nested, names, shape)):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name, value):
+        raise AttributeError("a Mesh cannot be changed")
+
+    __delattr__ = __setattr__
+
+    @classmethod
+    def from_torch(cls, mesh):
+        return cls(mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names)
+
+    def to_torch(self):
+        """A torch DeviceMesh. All ranks of the process group must call it: it makes the groups of the dimensions."""
+        from torch.distributed.device_mesh import DeviceMesh
+        return DeviceMesh(self.device_type, self.mesh, mesh_dim_names=self.mesh_dim_names)
+
+    ndim = property(lambda self: len(self.shape))
+
+    @property
+    def ranks(self):
+        """All ranks in row-major order."""
+        flat = [self.mesh]
+        for _ in self.shape:
+            flat = [item for part in flat for item in part]
+        return tuple(flat)
+
+    def size(self, dim=None):
+        return len(self.ranks) if dim is None else self.shape[dim]
+
+    def _content(self):
+        return self.device_type, self.mesh, self.mesh_dim_names
+
+    def __eq__(self, other):
+        if type(other).__name__ == "DeviceMesh" and type(other).__module__.startswith("torch."):
+            other = Mesh.from_torch(other)
+        return self._content() == other._content() if isinstance(other, Mesh) else NotImplemented
+
+    def __hash__(self):
+        return hash(self._content())
+
+    def __reduce__(self):
+        return Mesh, (self.device_type, self.mesh, self.mesh_dim_names)
+
+    def __repr__(self):
+        names = "" if self.mesh_dim_names is None else f", {self.mesh_dim_names!r}"
+        return f"Mesh({self.device_type!r}, {self.mesh!r}{names})"
+
+
+def _rectangular(mesh):
+    """Nested lists of ranks as nested tuples, and their shape."""
+    def walk(part, depth):
+        if type(part) is int:
+            if not 0 <= part < 1 << 32:
+                raise ValueError(f"{part} is no rank")
+            return part, ()
+        if not isinstance(part, (list, tuple)) or depth == 16:
+            raise ValueError("a mesh is made of nested lists of ranks, at most 16 deep")
+        walked = [walk(item, depth + 1) for item in part]
+        shapes = {shape for _, shape in walked}
+        if len(shapes) > 1:
+            raise ValueError("the lists of a mesh differ in length")
+        return tuple(item for item, _ in walked), (len(walked), *(shapes.pop() if shapes else ()))
+    return walk(mesh, 0)

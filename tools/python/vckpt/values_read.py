@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading tagged JSON (docs/format/values.md): the other half of values.py.
+
+What is read may be hostile: every tag checks the kind of its content and the names of its members, depth and size are
+bounded before anything recurses or is allocated, and each complaint is a ValueError with the path. Classes are those that the
+caller gave; no name that is read reaches an import, an attribute or a call."""
+import argparse
+import base64
+import binascii
+import collections
+import dataclasses
+import datetime
+import enum
+import pathlib
+import re
+import types as _types
+from collections.abc import Mapping
+
+from . import values_foreign
+from .records import Record
+from .values_text import MAX_DEPTH, MAX_PLAIN, SURROGATE, Attr, Odd, Pairs, parse, refusal
+
+VERSION = 1
+HEX = re.compile(r"-?0x[1-9a-f][0-9a-f]*")
+TYPE_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
+FACTORIES = {"dict": dict, "list": list, "set": set, "tuple": tuple, "int": int, "float": float, "str": str, "bool": bool,
+             "bytes": bytes, "OrderedDict": collections.OrderedDict, "Counter": collections.Counter, "deque": collections.deque}
+
+
+def decode(data, *, types=(), tensor=None, path=()):
+    """The value of a document. `types`: classes (dataclasses, enums, named tuples, placements) that come back as
+    themselves, or a dict from the names that they had to what they are now. Without `tensor` a reference comes back as a Record."""
+    decoder = _Decoder(_by_name(types), tensor)
+    document = parse(data)
+    if type(document) is not Pairs or "$vckpt" not in dict(document):
+        raise ValueError('values: not a document of values (no "$vckpt")')
+    members = dict(document)
+    version = members["$vckpt"]
+    if type(version) is not int or version != VERSION:
+        shown = version if type(version) is int else "of no known form"
+        raise ValueError(f"values: version {shown}, this reader knows {VERSION}")
+    if len(document) != 2 or members.keys() != {"$vckpt", "value"}:
+        raise ValueError('values: a document has the members "$vckpt" and "value"')
+    try:
+        return decoder.value(members["value"], tuple(path), 0)
+    except RecursionError:
+        raise ValueError("values: nested too deeply for what is left of the stack") from None
+
+
+def _by_name(types):
+    pairs = list(types.items()) if isinstance(types, Mapping) else [(f"{c.__module__}.{c.__qualname__}", c) for c in types
+                                                                     if isinstance(c, type)]
+    if len(pairs) != len(types):
+        raise TypeError("types= takes classes")
+    known = {}
+    for name, cls in pairs:
+        if not isinstance(cls, type) or _kind(cls) is None:
+            raise TypeError(f"types=: {cls!r} is neither a dataclass nor an enum nor a named tuple")
+        if known.setdefault(name, cls) is not cls:
+            raise ValueError(f"types=: two classes called {name}")
+    return known
+
+
+def _kind(cls):
+    if issubclass(cls, enum.Enum):
+        return "enum"
+    if cls.__name__ in values_foreign.PLACEMENT_LIKE:
+        return "placement"
+    if issubclass(cls, tuple):
+        return "namedtuple" if isinstance(getattr(cls, "_fields", None), tuple) else None
+    return "dataclass" if dataclasses.is_dataclass(cls) else None
+
+
+class _Decoder:
+    def __init__(self, types, tensor):
+        self.types, self.tensor = types, tensor
+
+    def value(self, node, path, depth):
+        kind = type(node)
+        if node is None or kind is bool or kind is int or kind is float:
+            return node
+        if kind is str:
+            return self.text(node, path)
+        if depth >= MAX_DEPTH:
+            raise refusal(path, f"more than {MAX_DEPTH} values in one another")
+        if kind is list:
+            return self.list(node, path, depth)
+        if kind is Odd:
+            raise refusal(path, f"the number {node.text} is not written so")
+        members = {}
+        for name, item in node:
+            if self.text(name, path) in members:
+                raise refusal(path, f"{name[:60]!r} stands there twice")
+            members[name] = item
+        tags = [name for name in members if name.startswith("$")]
+        if tags:
+            return self.tagged(tags, members, path, depth)
+        return {name: self.value(item, (*path, name), depth + 1) for name, item in members.items()}
+
+    def text(self, text, path):
+        if not text.isascii() and SURROGATE.search(text):
+            raise refusal(path, "a string that is not Unicode text (half of a surrogate pair)")
+        return text
+
+    def list(self, node, path, depth):
+        if type(node) is not list:
+            raise refusal(path, "a list is missing")
+        return [self.value(item, (*path, number), depth + 1) for number, item in enumerate(node)]
+
+    def tagged(self, tags, members, path, depth):
+        tag = tags[0]
+        if len(tags) > 1:
+            raise refusal(path, f"two tags, {tag[:40]!r} and {tags[1][:40]!r}")
+        content = members.pop(tag)
+        if tag == "$tensor":
+            return self.reference(content, members, path, depth)
+        if tag in values_foreign.RESTORE:
+            return self.foreign(tag, content, members, path, depth)
+        if tag not in TAGS:
+            raise refusal(path, f"the unknown tag {tag[:40]!r}: written by a later version?")
+        handler, needed, optional = TAGS[tag]
+        self.check_members(tag, members, needed, optional, path)
+        try:
+            return handler(self, content, path, depth, **members)
+        except _Malformed as error:
+            raise refusal(path, f"{tag}: {error}") from None
+
+    def check_members(self, tag, members, needed, optional, path):
+        wrong = needed - members.keys() or members.keys() - needed - optional
+        if wrong:
+            name = min(wrong)
+            raise refusal(path, f"{tag}: the member {name[:40]!r} is {'missing' if name in needed else 'unknown'}")
+
+    def foreign(self, tag, content, members, path, depth):
+        function, needed, optional = values_foreign.RESTORE[tag]
+        self.check_members(tag, members, needed, optional, path)
+        content = self.value(content, path, depth + 1)
+        members = {name: self.value(item, path, depth + 1) for name, item in members.items()}
+        try:
+            return function(content, **members)
+        except values_foreign.Missing:
+            return Record(tag[1:], {"value": content, **members}, tag)
+        except ValueError as error:
+            raise refusal(path, f"{tag}: {error}") from None
+
+    def reference(self, name, members, path, depth):
+        if type(name) is not str or not self.text(name, path) or "name" in members:
+            raise refusal(path, "$tensor: the name of a tensor is a string")
+        members = {key: self.value(item, path, depth + 1) for key, item in members.items()}
+        return self.tensor(path, name, members) if self.tensor else Record("tensor", {"name": name, **members}, "$tensor")
+
+    # -- containers --
+
+    def pairs(self, content, path, depth):
+        """[[key, value], ...] as a list of tuples, no key twice."""
+        if type(content) is not list:
+            raise _Malformed("a list of pairs is missing")
+        found, seen = [], set()
+        for pair in content:
+            if type(pair) is not list or len(pair) != 2:
+                raise _Malformed("an entry is not a pair")
+            key = self.key(pair[0], path, depth, seen)
+            found.append((key, self.value(pair[1], (*path, key), depth + 1)))
+        return found
+
+    def key(self, node, path, depth, seen):
+        key = self.value(node, path, depth + 1)
+        try:
+            if key in seen:
+                raise _Malformed("a key stands there twice")
+            seen.add(key)
+        except (TypeError, ValueError):
+            raise _Malformed(f"a {type(key).__name__} that cannot be a key") from None
+        return key
+
+    def elements(self, content, path, depth):
+        if type(content) is not list:
+            raise _Malformed("a list is missing")
+        seen = set()
+        for item in content:
+            self.key(item, path, depth, seen)
+        return seen
+
+    def defaultdict(self, content, path, depth, factory):
+        if factory is not None and (type(factory) is not str or factory not in FACTORIES):
+            raise _Malformed("unknown factory")
+        return collections.defaultdict(FACTORIES.get(factory), self.pairs(content, path, depth))
+
+    def counter(self, content, path, depth):
+        counter = collections.Counter()
+        for key, count in self.pairs(content, path, depth):
+            dict.__setitem__(counter, key, count)
+        return counter
+
+    def deque(self, content, path, depth, maxlen=None):
+        items = self.list(content, path, depth)
+        if maxlen is not None and (type(maxlen) is not int or not len(items) <= maxlen):
+            raise _Malformed("maxlen is smaller than the deque")
+        return collections.deque(items, maxlen)
+
+    # -- leaves --
+
+    def large(self, content, path, depth):
+        if type(content) is not str or not HEX.fullmatch(content):
+            raise _Malformed("not a hexadecimal number")
+        value = int(content, 16)
+        if abs(value) <= MAX_PLAIN:
+            raise _Malformed("a number that stands for itself")
+        return value
+
+    def special(self, content, path, depth):
+        if content not in ("nan", "inf", "-inf"):
+            raise _Malformed("not one of nan, inf, -inf")
+        return float(content)
+
+    def bytes(self, content, path, depth):
+        if type(content) is not str:
+            raise _Malformed("not a string")
+        try:
+            value = base64.b64decode(content, validate=True)
+        except (binascii.Error, ValueError):
+            raise _Malformed("not base64") from None
+        if base64.b64encode(value).decode() != content:
+            raise _Malformed("not base64 as it is written")
+        return value
+
+    def complex(self, content, path, depth):
+        parts = self.list(content, path, depth)
+        if len(parts) != 2 or any(type(part) is not float for part in parts):
+            raise _Malformed("not two floats")
+        return complex(*parts)
+
+    def integers(self, content, path, depth):
+        numbers = self.list(content, path, depth)
+        if len(numbers) != 3 or any(type(number) is not int for number in numbers):
+            raise _Malformed("not three integers")
+        return numbers
+
+    def range(self, content, path, depth):
+        numbers = self.integers(content, path, depth)
+        if numbers[2] == 0:
+            raise _Malformed("step 0")
+        return range(*numbers)
+
+    def slice(self, content, path, depth):
+        parts = self.list(content, path, depth)
+        if len(parts) != 3:
+            raise _Malformed("not three values")
+        return slice(*parts)
+
+    def timedelta(self, content, path, depth):
+        numbers = self.integers(content, path, depth)
+        try:
+            return datetime.timedelta(*numbers)
+        except OverflowError:
+            raise _Malformed("out of range") from None
+
+    def moment(self, kind, content):
+        try:
+            value = kind.fromisoformat(content)
+        except (TypeError, ValueError):
+            raise _Malformed("not a time in ISO form") from None
+        if value.isoformat() != content:
+            raise _Malformed("not a time as it is written")
+        return value
+
+    def path(self, content, path, depth, pure=None):
+        if type(content) is not str or pure not in (None, "posix", "windows"):
+            raise _Malformed("not a path")
+        self.text(content, path)
+        return {None: pathlib.Path, "posix": pathlib.PurePosixPath, "windows": pathlib.PureWindowsPath}[pure](content)
+
+    # -- objects of classes --
+
+    def type_name(self, content, path):
+        if type(content) is not str or not TYPE_NAME.fullmatch(self.text(content, path)):
+            raise _Malformed("the name of a class is malformed")
+        return content
+
+    def record(self, content, path, depth, fields):
+        type_name = self.type_name(content, path)
+        if type(fields) is not Pairs:
+            raise _Malformed("fields are an object")
+        values = {}
+        for name, node in fields:
+            if self.text(name, path) in values or name.startswith("$"):
+                raise _Malformed(f"the field {name[:40]!r} stands there twice or is a tag")
+            values[name] = self.value(node, (*path, Attr(name)), depth + 1)
+        if type_name in self.types:
+            return _build(self.types[type_name], type_name, values, path)
+        if type_name in ("types.SimpleNamespace", "argparse.Namespace"):
+            made = _types.SimpleNamespace() if type_name.startswith("types") else argparse.Namespace()
+            vars(made).update(values)       # not setattr: no name means anything to the class
+            return made
+        return Record(type_name, values)
+
+    def enum(self, content, path, depth, name, value):
+        type_name = self.type_name(content, path)
+        if name is not None and type(name) is not str:
+            raise _Malformed("the name of a member is a string")
+        fields = {"name": self.value(name, path, depth), "value": self.value(value, path, depth + 1)}
+        cls = self.types.get(type_name)
+        if cls is None:
+            return Record(type_name, fields, "$enum")
+        return _member(cls, type_name, fields, path)
+
+
+class _Malformed(Exception):
+    """The content of a tag is not what the tag asks for; who knows tag and path says so."""
+
+
+def _member(cls, type_name, fields, path):
+    """By its name: values may be renumbered (enum.auto). Flags that have no single name: by value."""
+    if _kind(cls) != "enum":
+        raise refusal(path, f"{type_name} was an enum")
+    name, value = fields["name"], fields["value"]
+    if name is not None and name in cls.__members__:
+        return cls.__members__[name]
+    if issubclass(cls, enum.Flag) and type(value) is int and (name is None or "|" in name):
+        try:
+            return cls(value)
+        except ValueError:
+            pass
+    raise refusal(path, f"{type_name} has no member {str(name)[:60]}")
+
+
+def _build(cls, type_name, values, path):
+    """An object of a class that the caller gave. Dataclasses are filled, not initialised: neither __init__ nor __post_init__
+    runs, and the fields are what they were. Fields that are new in the class get their defaults."""
+    kind = _kind(cls)
+    if kind == "enum":
+        raise refusal(path, f"{type_name} was no enum")
+    try:
+        if kind == "placement":
+            return cls(**values)
+        if kind == "namedtuple":
+            known, defaults = cls._fields, dict(cls._field_defaults)
+        else:
+            known = [field.name for field in dataclasses.fields(cls)]
+            defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
+        for name in values:
+            if name not in known:
+                raise refusal((*path, Attr(name)), f"{type_name} has no such field")
+        filled = {**_factories(cls, kind, values), **defaults, **values}
+        for name in known:
+            if name not in filled:
+                raise refusal((*path, Attr(name)), f"the field is missing, and {type_name} has no default for it")
+        if kind == "namedtuple":
+            return tuple.__new__(cls, [filled[name] for name in known])
+        made = object.__new__(cls)
+        for name in known:
+            object.__setattr__(made, name, filled[name])
+        return made
+    except (TypeError, AttributeError) as error:
+        raise refusal(path, f"{type_name} cannot be made from its fields: {error}") from None
+
+
+def _factories(cls, kind, values):
+    if kind != "dataclass":
+        return {}
+    return {field.name: field.default_factory() for field in dataclasses.fields(cls)
+            if field.default_factory is not dataclasses.MISSING and field.name not in values}
+
+
+
+
+# tag: handler(decoder, content, path, depth, **members), members that must be there, members that may be
+TAGS = {tag: (handler, needed, optional) for tag, handler, needed, optional in [
+    ("$int", _Decoder.large, set(), set()),
+    ("$float", _Decoder.special, set(), set()),
+    ("$complex", _Decoder.complex, set(), set()),
+    ("$bytes", _Decoder.bytes, set(), set()),
+    ("$bytearray", lambda self, *rest: bytearray(self.bytes(*rest)), set(), set()),
+    ("$tuple", lambda self, content, path, depth: tuple(self.list(content, path, depth)), set(), set()),
+    ("$set", _Decoder.elements, set(), set()),
+    ("$frozenset", lambda self, *rest: frozenset(self.elements(*rest)), set(), set()),
+    ("$dict", lambda self, *rest: dict(self.pairs(*rest)), set(), set()),
+    ("$ordereddict", lambda self, *rest: collections.OrderedDict(self.pairs(*rest)), set(), set()),
+    ("$defaultdict", _Decoder.defaultdict, {"factory"}, set()),
+    ("$counter", _Decoder.counter, set(), set()),
+    ("$deque", _Decoder.deque, set(), {"maxlen"}),
+    ("$range", _Decoder.range, set(), set()),
+    ("$slice", _Decoder.slice, set(), set()),
+    ("$datetime", lambda self, content, *_: self.moment(datetime.datetime, content), set(), set()),
+    ("$date", lambda self, content, *_: self.moment(datetime.date, content), set(), set()),
+    ("$time", lambda self, content, *_: self.moment(datetime.time, content), set(), set()),
+    ("$timedelta", _Decoder.timedelta, set(), set()),
+    ("$path", _Decoder.path, set(), {"pure"}),
+    ("$record", _Decoder.record, {"fields"}, set()),
+    ("$enum", _Decoder.enum, {"name", "value"}, set()),
+]}
