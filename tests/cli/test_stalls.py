@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
 
+import saverlib  # noqa: E402
 from protolib import PackUse, Proto, Stats, Timing, manifest_make, sample_announcement, table  # noqa: E402
 from ranklib import PIECE, Launch  # noqa: E402
 from storelib import COMMIT, NONE, Api, scratch  # noqa: E402
@@ -210,6 +211,39 @@ def test_measures_of_another_attempt_are_not_believed(api, vckpt):
     put_stats(api, "r", (step, entry, "0123456789abcdef-0"), 0, 2)
     put_stats(api, "r", (step, entry, attempt), 1, 2)
     assert vckpt.json("stalls", api.path, "r/0")["missing"] == [0]
+
+
+def test_a_real_save(build, vckpt, tmp_path):
+    """Four ranks: every one's measures are kept, and its phases lie between submit and commit."""
+    numpy = pytest.importorskip("numpy")
+    lib, store = saverlib.Vckpt(build), tmp_path / "store"
+    lib.store(store)
+    data = [numpy.random.default_rng(r).standard_normal((512, 600)).astype("f4") for r in range(4)]
+
+    def rank(r, saver):
+        steps = []
+        for _ in range(2):
+            save = saver.save({f"model/w{r}": (data[r], {"flags": saverlib.ALONE})})
+            steps.append(save.committed())
+            save.free()
+        return steps
+    assert saverlib.ranks(lib, store, "r", 4, rank) == [[0, 1]] * 4
+    for step, new in ((0, True), (1, False)):
+        trace = tmp_path / "trace"
+        out = vckpt.json("stalls", store, f"r/{step}", "--trace", trace)
+        assert (out["missing"], out["partial"], out["damaged"]) == ([], [], 0)
+        assert out["bytes"]["held"] == 4 * data[0].nbytes and out["bytes"]["unchanged"] == (0 if new else 4 * data[0].nbytes)
+        assert (out["bytes"]["written"] > 4 * data[0].nbytes * 0.8) == new
+        assert {"copy", "digest", "seal", "wait"} <= {p["name"] for p in out["phases"]}
+        assert [m["ranks"] for m in out["milestones"]] == [4, 4, 4]
+        for r in out["ranks"]:
+            assert r["submitted_ns"] < r["staged_ns"] <= r["committed_ns"] and r["submitted_ns"] < r["announced_ns"] <= r["committed_ns"]
+        spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+        whole = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in spans if e["name"] == "save"}
+        assert set(whole) == set(range(4)) and min(a for a, _ in whole.values()) == 0
+        for e in spans:
+            a, b = whole[e["pid"]]
+            assert a - 1e-3 <= e["ts"] and e["ts"] + e["dur"] <= b + 1e-3, e
 
 
 def test_an_import(vckpt, store, tmp_path):
