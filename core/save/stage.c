@@ -40,7 +40,7 @@ static void stage_place(const struct saver_tensor *t, const struct tensor_shard_
 	*g = (struct device_gather){.from = t->data + from, .item_bytes = t->plan.sharding.item_bytes, .ndim = shape->ndim};
 	for (uint32_t d = 0; d < shape->ndim; d++) {
 		g->size[d] = at->box.size[d];
-		for (uint32_t j = 0; j < t->local.ndim && g->size[d] > 1; j++)
+		for (uint32_t j = 0; j < t->local.ndim && n && g->size[d] > 1; j++)
 			if (t->local.dim[j] > 1 && items[j] <= at->local_stride[d] && at->local_stride[d] % items[j] == 0) {
 				g->stride[d] = (int64_t)(at->local_stride[d] / items[j]) * local_stride(t, j);
 				break;
