@@ -121,11 +121,9 @@ class _Encoder:
         return array([self.node(value, (*path, number)) for number, value in enumerate(values)])
 
     def object(self, items, path, kind=None, hug=False):
-        pairs = []
-        for name, value in items:
-            self.node(name, path)       # checks and counts it
-            pairs.append((name, self.node(value, (*path, kind(name) if kind else name))))
-        return mapping(pairs, hug)
+        entries = [(self.node(name, path) + ": ", self.node(value, (*path, kind(name) if kind else name)))
+                   for name, value in items]
+        return container("{", "}", entries, hug)
 
     def dict(self, value, path):
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -243,6 +241,8 @@ class _Encoder:
         if self.in_key:
             raise refusal(path, f"{_what(value)} in a key or a set cannot be kept", TypeError)
         name = self.tensor(path, value)
+        if type(name) is str and 0 < len(name) < 64 and name.isascii():      # nearly all of them, and on one line
+            return '{"$tensor": %s}' % self.node(name, path)
         name, members = name if isinstance(name, tuple) else (name, {})
         if type(name) is not str or not name or {"name", *(key for key in members if key.startswith("$"))} & members.keys():
             raise TypeError("tensor= gives a name, or a name and members (not called \"name\" or \"$...\")")
