@@ -296,6 +296,9 @@ def test_tensors_are_references():
     plain = values.decode(text)                                 # no hook: records, which give the same text
     assert plain["model"]["w"].name == "model/w" and plain["model"]["w"].size == (1, 2)
     assert values.encode(plain) == text
+    for length in range(1, 130):                                # whatever fits a line
+        lines = values.encode([[Tensor("x")] * 3], tensor=lambda path, value: "n" * length, is_tensor=lambda value: isinstance(value, Tensor))
+        assert values.encode(values.decode(lines)) == lines
     named = values.encode([Tensor("x")], tensor=lambda path, value: "a/b", is_tensor=lambda value: isinstance(value, Tensor))
     assert b'[{"$tensor": "a/b"}]' in named
 
