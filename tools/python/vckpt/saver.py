@@ -381,6 +381,7 @@ def native(store, run, *, rank=None, world=None, launch_id=None, user=True, **op
 
 def release(one):
     """Gives a user's share back; the last one closes."""
+    one.check_process()
     with _key_locks[one.key]:
         one.users -= 1
         if one.users <= 0 and not one.lasting:

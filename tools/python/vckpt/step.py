@@ -131,7 +131,13 @@ class Step:
         if made:
             out = np.empty(size, numpy_dtype(dtype))
         address, strides = _destination(out, size, dtype)
+        turned = any(stride < 0 for stride in strides)                          # of a numpy view: by way of a copy
+        held = np.empty(size, out.dtype) if turned else None
+        if turned:
+            address, strides = _destination(held, size, dtype)
         _lib.call("vckpt_step_read", self._at(), number, pairs, address, _lib.i64s(strides))
+        if turned:
+            out[...] = held
         if made and self.framework == "torch":
             return _tensor(out, dtype)
         return out

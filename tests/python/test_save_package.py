@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save, async_save, Saver and Step without torch: one rank, and ranks that are threads with a launch id of their own."""
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+from vckpt import saver as savers                       # noqa: E402
+
+OPTIONS = {"pin": "no", "plan_cache": False}
+
+
+@pytest.fixture
+def run(tmp_path):
+    vckpt.init(tmp_path / "store")
+    yield tmp_path / "store/run"
+    try:
+        vckpt.close(tmp_path / "store/run")
+    except vckpt.Error as error:
+        print("close:", error)
+
+
+def threads(world, function):
+    """function(rank) at once on all; results, or the errors."""
+    results = [None] * world
+
+    def one(rank):
+        try:
+            results[rank] = function(rank)
+        except BaseException as error:
+            results[rank] = error
+    running = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(120)
+        assert not thread.is_alive()
+    return results
+
+
+# ---- one rank ----
+
+KINDS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
+
+
+def arrays():
+    rng = np.random.default_rng(1)
+    found = {f"kind.{kind}": rng.integers(0, 2 if kind == "?" else 100, (5, 3)).astype(kind) for kind in KINDS}
+    base = rng.random((40, 60))
+    found.update(t=base.T, cut=base[3:30:4, ::7], back=base[::-1, ::-1], wide=np.broadcast_to(base[0], (4, 60)), scalar=np.array(2.5),
+                 none=np.zeros((3, 0, 2)), big=base.astype(">f8"), large=rng.random((700, 900)).astype("f4"))
+    found["odd name/%\t.é"] = base[:2]
+    return found
+
+
+def test_arrays_come_back(run):
+    wanted = arrays()
+    assert vckpt.save(run, {"model": wanted, "one": wanted["large"]}, **OPTIONS) == 0
+    with vckpt.Step(run, framework="numpy") as step:
+        assert {t.name: t.shape for t in step.tensors() if t.component == "model"} == {name: array.shape for name, array in wanted.items()}
+        for name, array in wanted.items():
+            found = step["model", name]
+            assert found.dtype == array.dtype.newbyteorder("=") and found.shape == array.shape
+            assert np.array_equal(found, array), name
+        assert np.array_equal(step["one"], wanted["large"])
+        tree = step.values("model")
+        assert list(tree) == list(wanted) and all(np.array_equal(tree[name], wanted[name]) for name in wanted)
+
+
+def test_reading_boxes(run):
+    array = np.arange(600 * 700, dtype="f4").reshape(600, 700)
+    vckpt.save(run, {"m": {"w": array}}, step=5, attributes={"loss": 2.31, "note": "é"}, blobs={"config.json": b"{}"}, **OPTIONS)
+    with vckpt.Step(run / "5", framework="numpy") as step:
+        assert np.array_equal(step.read("m", "w", (slice(100, 300), slice(5, 9))), array[100:300, 5:9])
+        assert np.array_equal(step.read("m", "w", ((0, 690), (600, 10))), array[:, 690:])
+        out = np.zeros((700, 600), "f4").T
+        assert step.read("m", "w", out=out) is out and np.array_equal(out, array)
+        back = np.zeros((3, 3), "f4")[::-1, ::-1]
+        assert np.array_equal(step.read("m", "w", (slice(0, 3), slice(0, 3)), out=back), array[:3, :3])
+        for bad in (np.zeros((600, 700), "f8"), np.zeros((600, 1), "f4"), "x"):
+            with pytest.raises(ValueError):
+                step.read("m", "w", out=bad)
+        for box in [(slice(0, 601), slice(0, 1)), ((0, 0), (601, 1)), ((599, 0), (2, 1))][1:]:
+            with pytest.raises(vckpt.Error):
+                step.read("m", "w", box)
+        with pytest.raises(KeyError):
+            step["nothing"]
+        with pytest.raises(FileNotFoundError):
+            step.read("m", "nothing")
+        assert step.attributes == {"loss": "2.31", "note": "é"} and step.blob("config.json") == b"{}"
+        assert "w" in step and "m/w" in step and ("m", "w") in step and "x" not in step
+    with pytest.raises(vckpt.Error, match="is closed"):
+        step.read("m", "w")
+
+
+def test_paths(run, tmp_path):
+    state = {"m": {"w": np.ones(3)}}
+    store = run.parent
+    assert vckpt.save(run / "3", state, **OPTIONS) == 3
+    assert vckpt.save(f"{run}/step-00000007", state) == 7
+    assert vckpt.save(os.path.relpath(run), state) == 8
+    assert vckpt.steps(run) == [3, 7, 8] and vckpt.steps(store / "other") == []
+    assert vckpt.Step(run / "latest").number == 8 and vckpt.Step(run / "step-00000003").number == 3
+    for path, kind, said in [(store, ValueError, "is a store: name a run"), (tmp_path / "no/run", vckpt.NotAStore, "no parent directory is a store"),
+                             (run / "a/b", ValueError, "expected RUN or RUN/STEP"), (run / "x", ValueError, "expected RUN or RUN/STEP"),
+                             (run / "latest", ValueError, "a save needs a number"), (store / "-bad run", vckpt.Error, "-bad run")]:
+        with pytest.raises(kind, match=said):
+            vckpt.save(path, state)
+    with pytest.raises(ValueError, match="the path says step 3, step= says 4"):
+        vckpt.save(run / "3", state, step=4)
+    with pytest.raises(ValueError, match="a Saver is of a run"):
+        vckpt.Saver(run / "3")
+    with pytest.raises(FileNotFoundError):
+        vckpt.Step(run / "99")
+    inner = tmp_path / "store/run-of-its-own"                     # the nearest parent counts
+    vckpt.init(inner)
+    assert savers.split(inner / "r/4")[0] == str(inner)
+
+
+def test_existing_steps(run):
+    first, second = {"m": {"w": np.ones(3)}}, {"m": {"w": np.zeros(3)}}
+    assert vckpt.save(run, first, step=4, **OPTIONS) == 4
+    with pytest.raises(FileExistsError):
+        vckpt.save(run, second, step=4)
+    assert np.array_equal(vckpt.Step(run / "4", "numpy")["w"], np.ones(3))
+    assert vckpt.save(run, second, step=4, replace=True) == 4
+    assert np.array_equal(vckpt.Step(run / "4", "numpy")["w"], np.zeros(3))
+    assert vckpt.save(run, first) == 5
+
+
+def test_staged_data_is_the_callers(run):
+    """CPU memory too: what is changed after staged() does not reach the file."""
+    arrays = [np.full((500, 400), float(i)) for i in range(8)]
+    with vckpt.Saver(run, **OPTIONS) as saver:
+        for turn in range(3):
+            for i, array in enumerate(arrays):
+                array[:] = 10 * turn + i
+            handle = saver.async_save({"m": dict(enumerate(arrays))})
+            handle.staged(timeout=60)
+            for array in arrays:
+                array[:] = np.nan
+    for turn in range(3):
+        with vckpt.Step(run / str(turn), "numpy") as step:
+            for i in range(8):
+                assert (step["m", str(i)] == 10 * turn + i).all()
+
+
+def test_temporaries_live_until_staged(run):
+    """Arrays that the caller lets go of at once, and copies that the package made."""
+    handle = vckpt.async_save(run, {"m": {str(i): np.full(100000, i)[::-1] for i in range(20)}}, **OPTIONS)
+    junk = [np.full(100000, -1) for _ in range(20)]
+    handle.staged()
+    assert handle._refs == [] and len(junk) == 20
+    with vckpt.Step(f"{run}/{handle.committed()}", "numpy") as step:
+        assert all((step["m", str(i)] == i).all() for i in range(20))
+
+
+def test_a_handle(run):
+    with vckpt.Saver(run, **OPTIONS) as saver:
+        handle = saver.async_save({"m": {"w": np.ones((1000, 1000))}}, attributes={"loss": 1})
+        number = handle.committed(timeout=60)
+        assert handle.step == number == 0 and handle.done and handle.state == "committed"
+        timings = handle.timings
+        assert {"plan", "copy", "digest", "commit"} <= set(timings["phases"]) and timings["bytes_held"] == 8000000
+        assert 0 < timings["submitted_ns"] <= timings["staged_ns"] <= timings["committed_ns"] and timings["call_ns"] > 0
+        assert 8000000 <= handle.progress["bytes_done"] <= handle.progress["bytes_total"] < 8001000
+        again = saver.async_save({"m": {"w": np.ones((1000, 1000))}})
+        again.committed()
+        assert again.timings["bytes_unchanged"] > 0 and again.timings["plan_cached"] == 1
+    assert handle.committed() == 0                        # also after close
+    with pytest.raises(vckpt.Error, match="is closed"):
+        saver.save({})
+    saver.close()
+
+
+def test_time_outs(run):
+    """A save of two ranks of which one does not come."""
+    launch = uuid.uuid4().hex
+
+    def rank(number):
+        saver = vckpt.Saver(run, rank=number, world=2, launch_id=launch, **OPTIONS)
+        if number == 0:
+            handle = saver.async_save({"m": {"w": np.ones(3)}})
+            handle.staged(timeout=30)
+            with pytest.raises(TimeoutError):
+                handle.committed(timeout=0.3)
+            with pytest.raises(vckpt.Timeout):
+                handle.committed(timeout=0)
+            assert not handle.done
+            gate.set()
+        else:
+            gate.wait(60)
+            handle = saver.async_save({"m": {"w": np.ones(3)}})
+        number = handle.committed()
+        saver.close()
+        return number
+    gate = threading.Event()
+    assert threads(2, rank) == [0, 0]
+
+
+# ---- ranks ----
+
+def test_shards_of_ranks(run):
+    """Boxes, flat ranges, placements, one rank's own: of three ranks."""
+    full, launch, world = np.arange(60.0).reshape(10, 6), uuid.uuid4().hex, 3
+    cuts = [0, 4, 4, 10]
+
+    def rank(r):
+        rows = full[cuts[r]:cuts[r + 1]]
+        flat = full.reshape(-1)[r * 20:(r + 1) * 20]
+        padded = np.arange(7.0)[r * 3:min((r + 1) * 3, 7)]
+        boxes = [((0, 2 * r), (10, 2))] if r < 2 else [((0, 4), (5, 2)), ((5, 4), (5, 2))]
+        held = np.concatenate([full[o[0]:o[0] + n[0], o[1]:o[1] + n[1]].reshape(-1) for o, n in boxes])
+        state = {"m": {
+            "rows": vckpt.Shard(rows, shape=(10, 6), boxes=[((cuts[r], 0), (len(rows), 6))] if len(rows) else []),
+            "boxes": vckpt.Shard(held, shape=(10, 6), boxes=boxes),
+            "flat": vckpt.Shard(flat, shape=(10, 6), flat=(r * 20, (r + 1) * 20)),
+            "padded": vckpt.Shard(padded, shape=(7,), flat=(r * 3, min((r + 1) * 3, 7), 9), mesh="dp=3"),
+            "placed": vckpt.Shard(full[:, 2 * r:2 * r + 2], shape=(10, 6), mesh="tp=3", placements="S(1)"),
+            "sub": vckpt.Shard(full[5 * r:5 * r + 5], shape=(10, 6), mesh=("x=2", [0, 1]), placements="S(0)") if r < 2 else
+            vckpt.Shard(full[:0], shape=(10, 6), mesh=("x=2", [0, 1]), placements="S(0)"),
+            "all": full, f"own.{r}": vckpt.Shard(np.full(2, r), alone=True),
+            "buffer": vckpt.Shard(np.full(3, float(r)), buffer=True),
+        }, "log": {"rank": r, "history": [np.ones(r)]}}
+        with vckpt.Saver(run, rank=r, world=world, launch_id=launch, per_rank=("log",), **OPTIONS) as saver:
+            return saver.save(state, step=3), saver.save(state)
+    assert threads(world, rank) == [(3, 4)] * 3
+    for number in 3, 4:
+        with vckpt.Step(run / str(number), "numpy") as step:
+            for name in ("rows", "boxes", "flat", "placed", "sub", "all"):
+                assert np.array_equal(step["m", name], full), name
+            assert np.array_equal(step["padded"], np.arange(7.0)) and (step["buffer"] == 0).all()
+            for r in range(world):
+                assert (step[f"own.{r}"] == r).all()
+                log = step.values("log", rank=r)
+                assert log["rank"] == r and log["history"][0].tolist() == [1] * r
+
+
+def test_ranks_that_disagree(run):
+    launch = uuid.uuid4().hex
+
+    def rank(r):
+        with vckpt.Saver(run, rank=r, world=2, launch_id=launch, **OPTIONS) as saver:
+            return saver.save({"m": {"w": np.ones(3 + r)}})
+    for found in threads(2, rank):
+        assert isinstance(found, vckpt.Error) and "w" in str(found), found
+    assert vckpt.steps(run) == []
+
+
+def test_who_must_say_the_launch(run):
+    with pytest.raises(ValueError, match="give launch_id="):
+        vckpt.save(run, {}, rank=0, world=2)
+    with pytest.raises(ValueError, match="belong together"):
+        vckpt.save(run, {}, rank=0)
+    with pytest.raises(TypeError, match="unknown option 'pni'"):
+        vckpt.save(run, {}, pni="no")
+    with pytest.raises(ValueError, match="one of auto, no, yes"):
+        vckpt.save(run, {}, pin="maybe")
+
+
+# ---- one saver for a process ----
+
+def test_everybody_shares_one_saver(run):
+    state = {"m": {"w": np.random.default_rng(0).random((2000, 1000))}}
+    first = vckpt.async_save(run, state, **OPTIONS)
+    with vckpt.Saver(run) as one, vckpt.Saver(run) as two:
+        handles = [one.async_save(state), two.async_save(state), vckpt.async_save(run, state)]
+        assert two.save(state) == 4
+        assert one._native is two._native
+    assert [h.committed() for h in [first, *handles]] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="is open with check_replicas='sample', not 'full': close it first"):
+        vckpt.save(run, state, check_replicas="full")
+    vckpt.close(run)
+    assert vckpt.save(run, state, check_replicas="full", pin="no", plan_cache=False) == 5
+
+
+def test_a_saver_opens_again(run):
+    for number in range(3):
+        with vckpt.Saver(run, **OPTIONS) as saver:
+            assert saver.save({"m": {"w": np.full(3, number)}}) == number
+            native = saver._native
+        assert not native.open and native.key not in savers._natives
+    assert vckpt.steps(run) == [0, 1, 2]
+
+
+def test_close_drains(run):
+    saver = vckpt.Saver(run, **OPTIONS)
+    handles = [saver.async_save({"m": {"w": np.random.default_rng(i).random((1000, 1000))}}) for i in range(3)]
+    saver.close()
+    assert all(handle.done for handle in handles) and vckpt.steps(run) == [0, 1, 2]
+
+
+SCRIPT = """
+import sys, numpy as np
+sys.path.insert(0, {package!r})
+import vckpt
+handle = vckpt.async_save({run!r}, {{"m": {{"w": np.ones((1500, 1000))}}}}, pin="no", plan_cache=False)
+{more}
+"""
+
+
+def _script(run, more=""):
+    text = SCRIPT.format(package=str(ROOT / "tools/python"), run=str(run), more=more)
+    environment = dict(os.environ)
+    if environment.get("VCKPT_PRELOAD"):
+        environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
+    return subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_end_of_the_process_drains(run):
+    done = _script(run)
+    assert done.returncode == 0, done.stderr
+    assert vckpt.steps(run) == [0]
+
+
+def test_a_child_is_refused(run):
+    done = _script(run, """
+import os
+handle.committed()
+saver = vckpt.Saver(%r)
+pid = os.fork()
+if pid == 0:
+    said = []
+    for call in (lambda: vckpt.save(%r, {}), lambda: saver.save({}), lambda: handle.committed(), lambda: handle.timings,
+                 lambda: vckpt.Saver(%r), saver.close):
+        try:
+            call()
+        except PermissionError as error:
+            said.append(str(error))
+    print(len(said), said[0])
+    sys.exit(0)             # with everything that runs at exit
+os.waitpid(pid, 0)
+print(saver.save({"m": {"w": np.ones(3)}}))
+saver.close()
+""" % (str(run), str(run), str(run)))
+    assert done.returncode == 0, done.stderr
+    assert "6 the saver of" in done.stdout and "a child cannot use it" in done.stdout and done.stdout.splitlines()[-1] == "1", done.stdout
+    assert vckpt.steps(run) == [0, 1]
+
+
+def test_a_failed_save_is_told_once(run):
+    """What nobody was told comes with close; what was told does not come again."""
+    saver = vckpt.Saver(run, **OPTIONS)
+    saver.save({"m": {"w": np.ones(3)}}, step=1)
+    with pytest.raises((TypeError, ValueError), match=r'state\["m"\]'):
+        saver.save({"m": {"w": lambda: 0}})
+    assert saver.save({"m": {"w": np.ones(3)}}) == 3      # the number of the one that was given up is used
+    with pytest.raises(FileExistsError):
+        saver.save({"m": {"w": np.ones(3)}}, step=1)
+    saver.close()
+
+
+def test_numbers_of_many_tensors_are_quick(run):
+    """The call itself, loosely (docs/python.md has the figures): the second save of 2,000 tensors."""
+    arrays = {f"layer{i}.weight": np.zeros(4) for i in range(2000)}
+    with vckpt.Saver(run, **OPTIONS) as saver:
+        saver.save({"m": arrays})
+        best = min(saver_call(saver, arrays) for _ in range(5))
+    assert best < 0.25
+
+
+def saver_call(saver, arrays):
+    begun = time.perf_counter()
+    handle = saver.async_save({"m": arrays})
+    took = time.perf_counter() - begun
+    handle.committed()
+    return took

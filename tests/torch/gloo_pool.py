@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as processes: a pool of them stays, for a start takes seconds, and runs one function after another on all ranks,
+over gloo. `pool(function, *arguments)` calls function(*arguments) on every rank (module-level functions only) and gives the
+list of results; what a rank raises is raised here with its rank and trace."""
+import multiprocessing
+import os
+import pathlib
+import socket
+import sys
+import traceback
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/python"))
+PATIENCE = 240
+
+
+def _free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _rank(rank, world, port, pipe):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world),
+                      OMP_NUM_THREADS="1", LOCAL_RANK=str(rank))
+    import torch
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    while True:
+        job = pipe.recv()
+        if job is None:
+            break
+        function, arguments = job
+        try:
+            pipe.send((True, function(*arguments)))
+        except BaseException as error:              # the test's answer, whatever it is
+            pipe.send((False, f"rank {rank}: {type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    dist.destroy_process_group()
+
+
+class Pool:
+    def __init__(self, world):
+        self.world, context, port = world, multiprocessing.get_context("spawn"), _free_port()
+        before = os.environ.get("LD_PRELOAD")
+        if os.environ.get("VCKPT_PRELOAD"):         # a sanitizer's run time has to come first there, too
+            os.environ["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
+        try:
+            self.pipes, self.ranks = [], []
+            for rank in range(world):
+                here, there = context.Pipe()
+                process = context.Process(target=_rank, args=(rank, world, port, there), daemon=True)
+                process.start()
+                self.pipes.append(here)
+                self.ranks.append(process)
+        finally:
+            os.environ.pop("LD_PRELOAD", None)
+            if before is not None:
+                os.environ["LD_PRELOAD"] = before
+
+    def __call__(self, function, *arguments):
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+        results, failed = [], []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(PATIENCE):
+                raise AssertionError(f"rank {rank} does not answer in {PATIENCE} s; others: {failed}")
+            good, result = pipe.recv()
+            results.append(result)
+            if not good:
+                failed.append(result)
+        if failed:
+            pytest.fail("\n".join([failed[0], *(text.split("\n")[0] for text in failed[1:])]), pytrace=False)
+        return results
+
+    def close(self):
+        for pipe in self.pipes:
+            try:
+                pipe.send(None)
+            except OSError:
+                pass
+        for process in self.ranks:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+
+
+@pytest.fixture(scope="session")
+def pool4():
+    """Four ranks."""
+    pool = Pool(4)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def pool2():
+    """Two ranks."""
+    pool = Pool(2)
+    yield pool
+    pool.close()
