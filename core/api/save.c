@@ -123,9 +123,10 @@ static int save_tensor(struct save_flight *f, const struct vckpt_tensor *t, stru
 {
 	struct save_tensor to = {.component = t->component, .name = t->name, .dtype = (enum tensor_dtype)t->dtype,
 		.mesh = t->mesh ? t->mesh->mesh : NULL, .placements = t->placements,
-		.flat = (const struct tensor_flat *)t->flat, .has_boxes = t->flags & VCKPT_TENSOR_BOXES, .boxes = t->boxes,
-		.nboxes = t->nboxes, .same_dims = t->same_dims, .data = t->data, .strides = t->strides,
-		.local_shape = t->local_shape, .local_ndim = t->local_ndim, .device = t->flags & VCKPT_TENSOR_DEVICE,
+		.flat = (const struct tensor_flat *)t->flat, .has_boxes = t->flags & VCKPT_TENSOR_BOXES,
+		.boxes = t->boxes, .nboxes = t->nboxes, .same_dims = t->same_dims, .data = t->data,
+		.strides = t->strides, .local_shape = t->local_shape, .local_ndim = t->local_ndim,
+		.device = t->flags & VCKPT_TENSOR_DEVICE,
 		.buffer = t->flags & VCKPT_TENSOR_BUFFER, .alone = t->flags & VCKPT_TENSOR_ALONE};
 	const uint32_t known = VCKPT_TENSOR_DEVICE | VCKPT_TENSOR_BUFFER | VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE;
 
@@ -206,8 +207,8 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 	if (!save || !ret_progress)
 		return -EINVAL;
 	save_flight_info(save->flight, &i);
-	*ret_progress = (struct vckpt_progress){.state = (uint32_t)i.state, .error = i.error, .bytes_total = i.bytes_total,
-		.bytes_staged = i.bytes_staged, .bytes_done = i.bytes_done};
+	*ret_progress = (struct vckpt_progress){.state = (uint32_t)i.state, .error = i.error,
+		.bytes_total = i.bytes_total, .bytes_staged = i.bytes_staged, .bytes_done = i.bytes_done};
 	return 0;
 }
 
@@ -222,8 +223,8 @@ int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timing
 		.committed_ns = i.committed_ns, .bytes_held = i.bytes_held, .bytes_staged = i.bytes_staged,
 		.bytes_unchanged = i.bytes_unchanged, .bytes_deduplicated = i.bytes_deduplicated,
 		.bytes_encoded = i.bytes_encoded, .bytes_written = i.bytes_written, .pieces = i.pieces,
-		.pieces_new = i.pieces_new, .plan_ns = i.plan_ns, .plan_cached = i.plan_cached, .plan_hits = i.plan_hits,
-		.plan_misses = i.plan_misses, .ring_waits = i.ring_waits};
+		.pieces_new = i.pieces_new, .plan_ns = i.plan_ns, .plan_cached = i.plan_cached,
+		.plan_hits = i.plan_hits, .plan_misses = i.plan_misses, .ring_waits = i.ring_waits};
 	for (unsigned p = 0; p < VCKPT_PHASES; p++)
 		ret_timings->phase[p] = (struct vckpt_phase){save_phase_name(p), i.phase[p].start_ns, i.phase[p].end_ns,
 			i.phase[p].busy_ns, i.phase[p].bytes};

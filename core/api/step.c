@@ -17,6 +17,9 @@
 #include "core/load/step.h"
 #include "core/tensor/boxes.h"
 
+BASE_CLEANUP_DEFINE(struct store *, store_close)
+BASE_CLEANUP_DEFINE(struct store_list *, store_list_close)
+
 struct vckpt_step {
 	struct store *store;
 	struct load_step *step;
@@ -62,9 +65,6 @@ void vckpt_mesh_free(struct vckpt_mesh *mesh)
 }
 
 /* ---- stores ---- */
-
-BASE_CLEANUP_DEFINE(struct store *, store_close)
-BASE_CLEANUP_DEFINE(struct store_list *, store_list_close)
 
 int vckpt_store_init(const char *path, struct vckpt_error *err)
 {

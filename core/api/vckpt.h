@@ -2,12 +2,13 @@
  *
  * vckpt: the public interface of libvckpt: saving the steps of a training run from its ranks, and reading steps back.
  *
- * A saver belongs to one rank and lives for a whole training run. Each rank of a job (threads, processes or hosts) opens
- * one with the same launch id and begins its saves in the same order as all others; nobody sends a message. A save
- * takes the shards that the rank holds, copies them into a ring of (pinned or locked) memory, and from then on works in
- * the background: digest, encode, write, commit. The step appears whole or not at all.
+ * A saver belongs to one rank and lives for a whole training run. Each rank of a job (threads, processes or hosts)
+ * opens one with the same launch id and begins its saves in the same order as all others; nobody sends a message. A
+ * save takes the shards that the rank holds, copies them into a ring of (pinned or locked) memory, and from then on
+ * works in the background: digest, encode, write, commit. The step appears whole or not at all.
  *
- *     saver_open -> save_begin -> save_tensors, save_blob ... -> save_submit -> wait_staged -> wait_committed -> saver_close
+ *     saver_open -> save_begin -> save_tensors, save_blob ... -> save_submit -> wait_staged -> wait_committed
+ *     -> saver_close
  *
  * Functions return 0 or a positive result, or a negative errno, and fill `err` (NULL: nothing) with one sentence that
  * names the thing at fault. Strings are UTF-8 and NUL-terminated; what a call is given is copied unless it says
@@ -34,7 +35,7 @@ enum {
 	VCKPT_EFORMAT = 71,              /* EPROTO: a record breaks its format; a step's boxes do not cover a tensor */
 	VCKPT_EVERSION = 93,             /* EPROTONOSUPPORT: a newer format version or unknown required feature */
 	VCKPT_ENOSTORE = 124,            /* EMEDIUMTYPE: the directory is not a store */
-	VCKPT_EABORTED = 125,            /* ECANCELED: the save was given up, by this rank or another: the sentence says */
+	VCKPT_EABORTED = 125,            /* ECANCELED: the save was given up, by this rank or another, as told */
 	VCKPT_ETIMEDOUT = 110,           /* not decided within the time-out: call again */
 };
 struct vckpt_error { int code; char text[1000]; };
@@ -55,7 +56,7 @@ void vckpt_mesh_free(struct vckpt_mesh *mesh); /* NULL-safe; savers and saves ke
 
 /* ---- stores ---- */
 int vckpt_store_init(const char *path, struct vckpt_error *err); /* -EEXIST: it is one */
-int vckpt_store_check(const char *path, struct vckpt_error *err); /* 0: a store that can be opened; -VCKPT_ENOSTORE ... */
+int vckpt_store_check(const char *path, struct vckpt_error *err); /* 0: a store that opens; -VCKPT_ENOSTORE ... */
 /* Visible steps of a run, ascending; free() the array. -ENOENT: no such run. */
 int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err);
 
@@ -88,8 +89,9 @@ void vckpt_saver_free(struct vckpt_saver *saver); /* closes; NULL-safe */
 
 enum {
 	VCKPT_TENSOR_DEVICE = 1 << 0,    /* data is a CUDA device pointer of the context current at submit */
-	VCKPT_TENSOR_BUFFER = 1 << 1,    /* may differ between replicas: the group's first rank's counts, not compared */
-	VCKPT_TENSOR_BOXES = 1 << 2,     /* this rank holds `boxes`, whatever placements would say (they must be NULL) */
+	VCKPT_TENSOR_BUFFER = 1 << 1,    /* may differ between replicas: the group's first rank's counts */
+	VCKPT_TENSOR_BOXES = 1 << 2,     /* this rank holds `boxes` (placements must be NULL). More boxes of the
+	                                    same tensor may be given by more entries of its name */
 	VCKPT_TENSOR_ALONE = 1 << 3,     /* this rank alone holds it, whole (mesh must be NULL) */
 };
 struct vckpt_tensor {
@@ -97,9 +99,9 @@ struct vckpt_tensor {
 	const uint64_t *shape;           /* logical, unsharded; ndim of them */
 	const struct vckpt_mesh *mesh;   /* NULL: the saver's */
 	const char *placements;          /* a word for each dimension of the mesh, "R,S(0)"; NULL: replicated */
-	const uint64_t *flat;            /* from, to, len: items of the flattened local tensor; len 0: no padding. NULL: all */
+	const uint64_t *flat;            /* from, to, len: items of the flattened local tensor; len 0: not padded */
 	const uint64_t *boxes;           /* nboxes * ndim pairs (offset, size), disjoint, one after another in data */
-	const char *same_dims;           /* flat or boxes: mesh dimensions along which ranks hold the same, "dp"; NULL: none */
+	const char *same_dims;           /* flat or boxes: mesh dimensions along which ranks hold the same, "dp" */
 	const void *data;                /* the first item of the local tensor; may be NULL where it has none */
 	const int64_t *strides;          /* in bytes, one for each dimension of the local tensor; NULL: contiguous */
 	const uint64_t *local_shape;     /* to be compared with what placements give; NULL: not compared */
@@ -112,7 +114,7 @@ struct vckpt_save_options {
 	size_t size;
 	uint64_t step;                   /* VCKPT_NONE: the next one */
 	const struct vckpt_attribute *attributes; size_t nattributes; /* equal on all ranks */
-	const char *const *bases; size_t nbases; /* "RUN/STEP": steps besides the run's newest whose data may be reused */
+	const char *const *bases; size_t nbases; /* "RUN/STEP": whose data may be reused, beside the newest's */
 	void *stream;                    /* CUstream that the data is ready on; NULL: the default stream */
 	uint32_t flags, reserved;
 };
@@ -137,7 +139,8 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 /* Frees the handle; a save that was submitted goes on, one that was not is given up (its number is used). NULL-safe. */
 void vckpt_save_free(struct vckpt_save *save);
 
-enum vckpt_state { VCKPT_OPEN, VCKPT_QUEUED, VCKPT_STAGING, VCKPT_STAGED, VCKPT_ANNOUNCED, VCKPT_COMMITTED, VCKPT_FAILED };
+enum vckpt_state { VCKPT_OPEN, VCKPT_QUEUED, VCKPT_STAGING, VCKPT_STAGED, VCKPT_ANNOUNCED, VCKPT_COMMITTED,
+	VCKPT_FAILED };
 struct vckpt_progress {
 	uint32_t state; int32_t error;   /* of this save; the sentence is told by the wait functions */
 	uint64_t bytes_total, bytes_staged, bytes_done; /* of what this rank stores */

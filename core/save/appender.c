@@ -82,7 +82,8 @@ static int row_hand_over(struct save_appender *a, struct save_row *r, struct bas
 			p->ref.offset = 0;
 		}
 	}
-	return store_part_add_row(a->part, r->tensor, boxes, boxes ? (uint32_t)r->nboxes : 0, r->pieces, r->npieces, err);
+	return store_part_add_row(a->part, r->tensor, boxes, boxes ? (uint32_t)r->nboxes : 0, r->pieces, r->npieces,
+		err);
 }
 
 static int appender_flush_rows(struct save_appender *a, struct base_error *err)

@@ -3,7 +3,7 @@
  * engine: what the workers do next. In this order, under the saver's lock:
  *
  *   prepare  the oldest flight that was submitted and not prepared
- *   stage    the oldest flight that is prepared and not all handed out: the batch that waits for a slot, or the next one.
+ *   stage    the oldest flight that is prepared and not all handed out: the batch that waits for a slot, or the next.
  *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
  *
@@ -11,8 +11,8 @@
  * worker at a time forms a batch (walking bands costs time that others need the lock in).
  *
  * A worker takes a free band first and a number after; what was numbered moves towards the persister, which needs only
- * the lowest: no deadlock, and bands in flight are bounded. Slots are given out in the order of flights and batches, and
- * that is the order in which they are appended: so the oldest slot is always one that can be given back. */
+ * the lowest: no deadlock, and bands in flight are bounded. Slots are given out in the order of flights and batches,
+ * and that is the order in which they are appended: so the oldest slot is always one that can be given back. */
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@
 #include "core/save/saver_internal.h"
 
 #define IOPRIO_WHO_PROCESS 1
-#define IOPRIO_IDLE (3 << 13) /* linux/ioprio.h: class idle */
+#define IOPRIO_IDLE (3 << 13) /* ioprio_set(2): the class idle */
 
 /* ---- staging ---- */
 

@@ -133,7 +133,8 @@ int save_finish(struct save_appender *a, struct base_error *err)
 	const struct proto_timing timings[] = {{"read", r->read_ns, r->bytes}, {"digest", r->digest_ns, r->bytes},
 		{"encode", r->encode_ns, r->raw_bytes_new},
 		{"write", r->write_ns, r->piece_bytes_new}};
-	struct proto_part part = {.rank = w->rank, .world = w->world, .host = store_hostname(), .layout = w->layout->digest,
+	struct proto_part part = {.rank = w->rank, .world = w->world, .host = store_hostname(),
+		.layout = w->layout->digest,
 		.packs = packs, .npacks = w->dedup.npacks,
 		.blobs = blobs, .nblobs = w->nblobs, .timings = w->job ? w->timings : timings,
 		.ntimings = w->job ? w->ntimings : BASE_COUNT(timings),

@@ -23,7 +23,8 @@ uint64_t saver_time_ns(void)
 	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-static const char *const phase_names[SAVE_PHASES] = {"plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"};
+static const char *const phase_names[SAVE_PHASES] = {"plan", "copy", "digest", "encode", "write", "seal",
+	"wait", "commit"};
 
 const char *save_phase_name(enum save_phase phase) { return phase_names[phase]; }
 
@@ -44,7 +45,8 @@ int saver_check(const struct save_saver *s, struct base_error *err)
 	if (!save_saver_is_child(s))
 		return 0;
 	return base_error_set(err, -EPERM,
-		"the saver of run %s belongs to process %d: a child of it has to open one of its own", s->run, (int)s->pid);
+		"the saver of run %s belongs to process %d: a child of it has to open one of its own", s->run,
+		(int)s->pid);
 }
 
 /* ---- memory ---- */
@@ -343,12 +345,14 @@ static int tensor_check_names(const struct save_tensor *t, struct base_error *er
 	size_t len = t->name ? strlen(t->name) : 0;
 
 	if (!t->component || !proto_component_valid(t->component))
-		return base_error_set(err, -EINVAL, "\"%.100s\" is no name for a component: it is [A-Za-z0-9_][A-Za-z0-9._-]*, "
-			"at most %d bytes, and none that a step uses itself", t->component ? t->component : "",
-			PROTO_COMPONENT_MAX);
+		return base_error_set(err, -EINVAL,
+			"\"%.100s\" is no name for a component: it is [A-Za-z0-9_][A-Za-z0-9._-]*, "
+			"at most %d bytes, and none that a step uses itself",
+			t->component ? t->component : "", PROTO_COMPONENT_MAX);
 	if (len == 0 || len > PROTO_NAME_MAX || !proto_utf8_valid(t->name, len))
-		return base_error_set(err, -EINVAL, "component %s: \"%.200s\" is no name for a tensor: it is UTF-8, of 1 to %d "
-			"bytes", t->component, t->name ? t->name : "", PROTO_NAME_MAX);
+		return base_error_set(err, -EINVAL,
+			"component %s: \"%.200s\" is no name for a tensor: it is UTF-8, of 1 to %d bytes",
+			t->component, t->name ? t->name : "", PROTO_NAME_MAX);
 	if (!tensor_dtype_valid(t->dtype))
 		return base_error_set(err, -EINVAL, "dtype %u is not known", (unsigned)t->dtype);
 	return 0;
@@ -366,7 +370,8 @@ static int tensor_set_holding(struct save_flight *f, const struct save_tensor *t
 		.placement = replicate};
 	if (t->alone)
 		return t->mesh || t->placements || t->same_dims
-			? base_error_set(err, -EINVAL, "one rank alone holds it: no mesh, placements or same_dims with that") : 0;
+			? base_error_set(err, -EINVAL,
+				"one rank alone holds it: no mesh, placements or same_dims with that") : 0;
 	s->mesh = flight_mesh(f, t->mesh, err);
 	if (!s->mesh)
 		return -ENOMEM;
@@ -449,7 +454,8 @@ static int tensor_check_local(const struct save_tensor *t, const struct save_fli
 			sprintf(has + strlen(has), "%s%llu", d ? "," : "", (unsigned long long)t->local_shape[d]);
 		for (uint32_t d = 0; d < to->local.ndim && strlen(want) < 130; d++)
 			sprintf(want + strlen(want), "%s%llu", d ? "," : "", (unsigned long long)to->local.dim[d]);
-		return base_error_set(err, -EINVAL, "the local tensor is (%s), but rank %u holds (%s) of it by its placements",
+		return base_error_set(err, -EINVAL,
+			"the local tensor is (%s), but rank %u holds (%s) of it by its placements",
 			has, f->s->options.rank, want);
 	}
 	if (t->strides && t->local_ndim != to->local.ndim)
@@ -531,8 +537,8 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struc
 	if (rc == 0 && *slot)
 		rc = tensor_check_again(&f->tensors[*slot - 1], to, err);
 	if (rc < 0)
-		return base_error_prefix(err, rc, "tensor %s/%.*s", t->component, store_layout_shown(to->name, to->name_len),
-			to->name);
+		return base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
+			store_layout_shown(to->name, to->name_len), to->name);
 	if (!*slot)
 		*slot = f->ntensors + 1;
 	if (before && f->sorted) {
@@ -581,7 +587,8 @@ int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, con
 	if (rc < 0)
 		return rc;
 	if (f->submitted || !name || (len && !bytes))
-		return base_error_set(err, -EINVAL, f->submitted ? "the save was submitted" : "a blob needs a name and its bytes");
+		return base_error_set(err, -EINVAL,
+			f->submitted ? "the save was submitted" : "a blob needs a name and its bytes");
 	for (uint32_t i = 0; i < f->w->nblobs; i++)
 		if (f->w->blobs[i].per_rank == per_rank && strcmp(f->w->blobs[i].name, name) == 0)
 			return base_error_set(err, -EEXIST, "blob %.400s is given twice", name);

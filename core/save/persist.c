@@ -5,7 +5,8 @@
  * so that attempts are decided in order. Copying does not wait for it: later flights fill the ring meanwhile.
  *
  * Every flight begins one attempt, also one that failed before or was never submitted: attempts are named by counting,
- * and all ranks have to count alike. A flight that fails aborts its attempt, with its reason, before anybody is told. */
+ * and all ranks have to count alike. A flight that fails aborts its attempt, with its reason, before anybody is told.
+ */
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -44,7 +45,8 @@ static int persist_named_base(struct save_flight *f, const char *name, struct ba
 	if (rc < 0)
 		return base_error_prefix(err, rc, "base %s", name);
 	step = store_list_find(list, strtoull(slash + 1, NULL, 10));
-	rc = step ? persist_add_base(f, run, step, err) : base_error_set(err, -ENOENT, "base %s: there is no such step", name);
+	rc = step ? persist_add_base(f, run, step, err)
+		  : base_error_set(err, -ENOENT, "base %s: there is no such step", name);
 	store_list_close(list);
 	return rc;
 }
@@ -81,7 +83,8 @@ static uint32_t persist_timings(struct save_flight *f, struct proto_timing timin
 		const struct save_phase_time *p = &f->info.phase[i];
 
 		if (p->start_ns)
-			timings[n++] = (struct proto_timing){save_phase_name(i), p->busy_ns, p->bytes, p->start_ns, p->end_ns};
+			timings[n++] = (struct proto_timing){save_phase_name(i), p->busy_ns, p->bytes, p->start_ns,
+				p->end_ns};
 	}
 	pthread_mutex_unlock(&f->s->lock);
 	return n;
@@ -118,7 +121,8 @@ static void persist_stats(struct save_flight *f)
 
 	m.ntimings = persist_timings(f, timings);
 	if (store_stats_put(f->s->store, &m, f->entry, &err) < 0)
-		base_debug("%s step %llu: its timings are not kept: %s", f->s->run, (unsigned long long)f->step, err.text);
+		base_debug("%s step %llu: its timings are not kept: %s", f->s->run, (unsigned long long)f->step,
+			err.text);
 }
 
 /* ---- one flight ---- */
@@ -169,8 +173,9 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 	base_random(&f->w->check_seed, sizeof f->w->check_seed);
 	f->w->layout_bytes = &f->structure->layout_object;
 	f->w->stores_layout = f->structure->stores_layout;
-	f->w->result = (struct save_result){.step = store_attempt_step(f->w->attempt), .tensors = f->w->layout->m.ntensors,
-		.blobs = f->w->nblobs, .bytes = f->w->tensor_bytes + f->w->blob_bytes};
+	f->w->result = (struct save_result){.step = store_attempt_step(f->w->attempt),
+		.tensors = f->w->layout->m.ntensors, .blobs = f->w->nblobs,
+		.bytes = f->w->tensor_bytes + f->w->blob_bytes};
 	rc = persist_bases(f, err);
 	if (rc == 0)
 		rc = save_appender_open(&a, f->w, err);

@@ -176,8 +176,8 @@ static int layout_build(struct save_flight *f, struct saver_structure *t, struct
 	for (uint32_t i = 0; rc == 0 && i < f->ntensors; i++) {
 		const struct saver_tensor *from = &f->tensors[i];
 		const struct tensor_sharding *s = &from->plan.sharding;
-		struct store_layout_held held = {.buffer = from->plan.buffer, .mesh = s->mesh, .placements = s->placement,
-			.nplacements = s->mesh ? s->mesh->ndim : 0};
+		struct store_layout_held held = {.buffer = from->plan.buffer, .mesh = s->mesh,
+			.placements = s->placement, .nplacements = s->mesh ? s->mesh->ndim : 0};
 
 		if (from->boxes || from->plan.flat) /* rows say who stored what */
 			held.mesh = NULL, held.placements = NULL, held.nplacements = 0;
@@ -186,8 +186,8 @@ static int layout_build(struct save_flight *f, struct saver_structure *t, struct
 			continue;
 		}
 		t->numbers[i] = number;
-		rc = store_layout_builder_add_held(b, from->component, from->name, from->name_len, from->dtype, &s->shape,
-			number++, &held, err);
+		rc = store_layout_builder_add_held(b, from->component, from->name, from->name_len, from->dtype,
+			&s->shape, number++, &held, err);
 	}
 	if (rc == 0)
 		rc = store_layout_builder_finish(b, &t->layout, &t->layout_object, &tags, err);
@@ -259,7 +259,7 @@ static int prepare_samples(struct save_flight *f, struct base_error *err)
 
 /* Room for one whole save: its bytes, what slots and bands are rounded up by, and what no slot fits into at the ring's
  * end. */
-int saver_ring_make(struct save_flight *f, struct base_error *err)
+static int saver_ring_make(struct save_flight *f, struct base_error *err)
 {
 	struct save_saver *s = f->s;
 	uint64_t bytes = s->options.ring_bytes, free_bytes = device_free_memory() / 2;

@@ -52,7 +52,7 @@ struct save_writer {
 	/* of a job: its attempt is announced, not committed; layout, plan and tensors are the flight's */
 	bool job; uint32_t rank, world;
 	const struct base_buf *layout_bytes;    /* the layout object: `layout_object`, or a job's */
-	bool stores_layout;             /* false: `layout_ref` of the appender refers to another commit's copy, if to any */
+	bool stores_layout;             /* false: the appender's `layout_ref` is another commit's copy, if any */
 	const struct proto_timing *timings; uint32_t ntimings; /* a job's, for the part */
 	const struct proto_sample *samples; uint32_t nsamples;
 	const struct proto_replica *replicas; uint32_t nreplicas;

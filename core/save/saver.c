@@ -4,8 +4,8 @@
  * made when the first flight says how large it should be. Closing waits until every flight is decided: the persister
  * ends when the queue is empty, the workers after it.
  *
- * A process that was forked has this memory, but neither the threads nor the locks in a known state: every call looks at
- * the process id first, and the child leaves everything as it is. */
+ * A process that was forked has this memory, but neither the threads nor the locks in a known state: every call looks
+ * at the process id first, and the child leaves everything as it is. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -34,7 +34,8 @@ static int saver_set_mesh(struct save_saver *s, const struct tensor_mesh *mesh, 
 	if (mesh) {
 		for (uint32_t d = 0; d < mesh->ndim; d++)
 			names[d] = mesh->name[d];
-		rc = tensor_mesh_new(mesh->ndim, names, mesh->size, mesh->ranks, mesh->ranks ? mesh->count : 0, &s->mesh, err);
+		rc = tensor_mesh_new(mesh->ndim, names, mesh->size, mesh->ranks, mesh->ranks ? mesh->count : 0,
+			&s->mesh, err);
 	} else {
 		rc = tensor_mesh_new(1, &rank, &s->options.world, NULL, 0, &s->mesh, err);
 	}
@@ -97,7 +98,8 @@ static int saver_start(struct save_saver *s, struct base_error *err)
 	}
 	for (unsigned i = 0; i < s->nworkers; i++) {
 		s->workers[i].s = s;
-		s->workers[i].started = base_thread_start(&s->workers[i].thread, saver_worker_main, &s->workers[i]) == 0;
+		s->workers[i].started = base_thread_start(&s->workers[i].thread, saver_worker_main,
+			&s->workers[i]) == 0;
 		if (!s->workers[i].started)
 			return base_error_set(err, -EAGAIN, "no more threads can be made");
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * saver: saves of a training run by one of its ranks, in the background (docs/save.md). A saver has a launch, a ring of
- * staging memory and threads, for the whole run; a flight is one save under way: declared, submitted, staged, announced,
- * decided. Flights are decided in the order in which they were begun. core/api/save.c is the public face.
+ * staging memory and threads, for the whole run; a flight is one save under way: declared, submitted, staged,
+ * announced, decided. Flights are decided in the order in which they were begun. core/api/save.c is the public face.
  *
  * Any thread; declaring and submitting one flight is one thread's at a time. begin, tensors, blob and submit do not
  * block on the store. After a fork all calls answer -EPERM. */
@@ -66,7 +66,8 @@ int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64
 	struct base_error *err);
 void save_flight_free(struct save_flight *f); /* NULL-safe */
 
-enum save_flight_state { SAVE_OPEN, SAVE_QUEUED, SAVE_STAGING, SAVE_STAGED, SAVE_ANNOUNCED, SAVE_COMMITTED, SAVE_FAILED };
+enum save_flight_state { SAVE_OPEN, SAVE_QUEUED, SAVE_STAGING, SAVE_STAGED, SAVE_ANNOUNCED, SAVE_COMMITTED,
+	SAVE_FAILED };
 enum save_phase { SAVE_PLAN, SAVE_COPY, SAVE_DIGEST, SAVE_ENCODE, SAVE_WRITE, SAVE_SEAL, SAVE_WAIT, SAVE_COMMIT,
 	SAVE_PHASES };
 struct save_phase_time { uint64_t start_ns, end_ns, busy_ns, bytes; }; /* CLOCK_REALTIME; busy: of all threads */

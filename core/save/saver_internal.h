@@ -12,8 +12,8 @@
  *   stage    batches of bands copied into slots of the ring, in order   workers, before anything else
  *   persist  bands processed (workers) and appended in order            the persister's thread, with the workers
  *
- * Owners of a slot: the worker that copies (BATCH_COPYING), then the batch (BATCH_STAGED), of which bands are given out to
- * workers one after another, each of which owns its own part; when the last band was appended the slot goes back to
+ * Owners of a slot: the worker that copies (BATCH_COPYING), then the batch (BATCH_STAGED), of which bands are given out
+ * to workers one after another, each of which owns its own part; when the last band was appended the slot goes back to
  * the ring. Nothing else points into a slot. */
 #ifndef CORE_SAVE_SAVER_INTERNAL_H
 #define CORE_SAVE_SAVER_INTERNAL_H
@@ -137,7 +137,8 @@ struct save_saver {
 
 uint64_t saver_time_ns(void);           /* CLOCK_REALTIME */
 /* The saver's lock is held for these. */
-void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns, uint64_t bytes);
+void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
+	uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err);
 void saver_flight_unref(struct save_flight *f); /* the lock is not held */
 int saver_check(const struct save_saver *s, struct base_error *err); /* -EPERM after a fork */
@@ -145,7 +146,6 @@ int saver_check(const struct save_saver *s, struct base_error *err); /* -EPERM a
 /* prepare.c; no lock. */
 int saver_prepare(struct save_flight *f, struct base_error *err);
 void saver_structure_unref(struct save_saver *s, struct saver_structure *t);
-int saver_ring_make(struct save_flight *f, struct base_error *err); /* the first flight's; no lock */
 
 /* stage.c */
 int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);

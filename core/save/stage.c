@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it as its
- * box, row-major, at a multiple of 64 bytes; large ones are a batch of their own. Host memory is copied by the thread;
- * device memory by the driver, on this thread's stream, after the flight's fence; the thread waits for its own
+ * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it as
+ * its box, row-major, at a multiple of 64 bytes; large ones are a batch of their own. Host memory is copied by the
+ * thread; device memory by the driver, on this thread's stream, after the flight's fence; the thread waits for its own
  * copies, so what is staged has arrived. Samples are hashed here and their slot goes back at once. */
 #include "core/save/saver_internal.h"
 
@@ -22,9 +22,9 @@ static int64_t local_stride(const struct saver_tensor *t, uint32_t dim)
 	return bytes;
 }
 
-/* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. The plan counts items
- * of a contiguous local tensor: an offset has one coordinate in it, and a stride is so many steps along one of its
- * dimensions (the one with the largest number of items between neighbours that divides it). */
+/* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. The plan counts
+ * items of a contiguous local tensor: an offset has one coordinate in it, and a stride is so many steps along one of
+ * its dimensions (the one with the largest number of items between neighbours that divides it). */
 static void stage_place(const struct saver_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
 {
 	const struct tensor_shape *shape = &t->plan.sharding.shape;
@@ -37,11 +37,13 @@ static void stage_place(const struct saver_tensor *t, const struct tensor_shard_
 		from += (int64_t)(offset / items[d]) * local_stride(t, d);
 		offset %= items[d];
 	}
-	*g = (struct device_gather){.from = t->data + from, .item_bytes = t->plan.sharding.item_bytes, .ndim = shape->ndim};
+	*g = (struct device_gather){.from = t->data + from, .item_bytes = t->plan.sharding.item_bytes,
+		.ndim = shape->ndim};
 	for (uint32_t d = 0; d < shape->ndim; d++) {
 		g->size[d] = at->box.size[d];
 		for (uint32_t j = 0; j < t->local.ndim && n && g->size[d] > 1; j++)
-			if (t->local.dim[j] > 1 && items[j] <= at->local_stride[d] && at->local_stride[d] % items[j] == 0) {
+			if (t->local.dim[j] > 1 && items[j] <= at->local_stride[d]
+				&& at->local_stride[d] % items[j] == 0) {
 				g->stride[d] = (int64_t)(at->local_stride[d] / items[j]) * local_stride(t, j);
 				break;
 			}
