@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's distributed checkpoint (DCP) over a vckpt store (docs/dcp.md): StorageWriter and StorageReader, to be given wherever
+DCP takes a FileSystemWriter and a FileSystemReader.
+
+A save, rank by rank, as DCP calls it:
+
+    set_up_storage_writer, prepare_local_plan     nothing is looked at yet
+    prepare_global_plan (coordinator)             what the path names, the store made if it has to be, the launch id: a Ticket,
+                                                  sent to each rank in its plan
+    write_data                                    this rank's save: begun, declared, submitted, and waited for until the step
+                                                  is committed; it commits without a coordinator, once all have announced
+    finish (coordinator)                          the step is there: nothing is left to be done
+
+With plan caching DCP gives write_data the plan of an earlier save, with the Ticket of that save. So a Ticket makes itself known
+to the thread that it arrives in: a rank's plan is received and written by one thread.
+
+A failure anywhere is DCP's CheckpointException on every rank: one before write_data because DCP stops there, one in it
+because a save that is given up is given up for all. Nothing of a failed save is ever visible."""
+import contextlib
+import dataclasses
+import errno
+import io
+import json
+import os
+import secrets
+import threading
+import uuid
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorProperties
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
+from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from . import _lib, dcp_path, dcp_state, saver
+from .shard import Layout
+from .step import Step
+from .torch_state import DTYPES, TorchEntry
+
+__all__ = ["StorageReader", "StorageWriter"]
+
+_here = threading.local()       # .ticket: the last one that this thread received
+_warned = set()
+_NOT_GIVEN = object()
+RANK_RUN = "{}.rank-{:05d}"     # of a save without collectives: every rank has a run of its own
+
+
+class Ticket:
+    """What the coordinator tells a rank about the save under way."""
+
+    FIELDS = "store", "run", "step", "launch", "rank", "world", "replace"
+
+    def __init__(self, **fields):
+        self.__dict__.update((name, fields[name]) for name in self.FIELDS)
+        self.used = False       # by a save: a plan that the planner kept is not taken for a new one
+
+    def __reduce__(self):
+        return _received, ({name: getattr(self, name) for name in self.FIELDS},)
+
+    def __repr__(self):
+        return f"Ticket({self.__dict__})"
+
+
+def _received(fields):
+    _here.ticket = Ticket(**fields)
+    return _here.ticket
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageInfo:
+    """Where an item of the state stands: in Metadata.storage_data of what dcp.save returns."""
+    run: str
+    step: int
+    component: str = None       # None: among the byte entries
+    name: str = None
+
+
+def _warn_once(option):
+    if option not in _warned:
+        _warned.add(option)
+        warnings.warn(f"vckpt.dcp.StorageWriter: the option {option} has no effect here", stacklevel=4)
+
+
+def _valid(checkpoint_id):
+    try:
+        path = dcp_path.local(checkpoint_id)
+    except (TypeError, ValueError):
+        return False
+    return any(os.path.isdir(parent) and os.access(parent, os.W_OK) for parent in [path, *map(str, Path(path).parents)])
+
+
+class StorageWriter(_StorageWriter):
+    """Saves under `path` (docs/dcp.md says what it names).
+
+    overwrite    False: refuses where the path holds a step already
+    attributes   {name: text} to stand with the step, equal on all ranks
+    bases        ["RUN/STEP", ...]: steps besides the run's newest whose data may be reused
+    and the options of DCP's FileSystemWriter, in its order; those that have no effect here warn once."""
+
+    def __init__(self, path, single_file_per_rank=_NOT_GIVEN, sync_files=_NOT_GIVEN, thread_count=_NOT_GIVEN,
+                 per_thread_copy_ahead=_NOT_GIVEN, cache_staged_state_dict=_NOT_GIVEN, overwrite=True, _extensions=None,
+                 serialization_format=_NOT_GIVEN, *, attributes=None, bases=()):
+        super().__init__()
+        without_effect = {"single_file_per_rank": single_file_per_rank, "sync_files": sync_files, "thread_count": thread_count,
+                          "per_thread_copy_ahead": per_thread_copy_ahead, "cache_staged_state_dict": cache_staged_state_dict,
+                          "serialization_format": serialization_format, "_extensions": _extensions or _NOT_GIVEN}
+        for option, value in without_effect.items():
+            if value is not _NOT_GIVEN:
+                _warn_once(option)
+        self.path, self.overwrite = Path(path), overwrite
+        self.attributes, self.bases = dict(attributes or {}), list(bases)
+        self.save_id, self.rank, self.use_collectives = str(uuid.uuid4()), None, True
+        self.plans, self.local, self.origin = None, None, None     # origin: launches of the process that sent it here
+
+    @property
+    def checkpoint_id(self):
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return _valid(checkpoint_id)
+
+    def storage_meta(self):
+        return StorageMeta(checkpoint_id=str(self.path), save_id=self.save_id)
+
+    def reset(self, checkpoint_id=None):
+        if checkpoint_id:
+            self.path = Path(checkpoint_id)
+        self.save_id = str(uuid.uuid4())
+
+    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+        self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
+        _here.ticket, self.plans, self.local = None, None, None
+
+    def prepare_local_plan(self, plan):
+        self.local = plan if getattr(plan, "usable", True) else None
+        return plan
+
+    def prepare_global_plan(self, plans):
+        target = dcp_path.resolve(self.path)
+        run = target.run if self.use_collectives or self.rank is None else RANK_RUN.format(target.run, self.rank)
+        dcp_path.make(target)
+        there = [] if self.overwrite else saver.steps(os.path.join(target.store, run))
+        if there and (target.step is None or target.step in there):
+            raise _lib.StepExists(errno.EEXIST, f"{self.path}: {run}/{there[-1] if target.step is None else target.step} is there "
+                                  "already, and overwrite=False")
+        launch = _launch(target.store, run, (self.rank or 0) if self.use_collectives else 0, len(plans), self.origin)
+        tickets = [Ticket(store=target.store, run=run, step=target.step, launch=launch, rank=rank, world=len(plans),
+                          replace=self.overwrite and target.step is not None) for rank in range(len(plans))]
+        _here.ticket, self.plans = tickets[0], plans        # without a process group nothing is sent
+        return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets)]
+
+    def write_data(self, plan, planner):
+        ticket, _here.ticket = getattr(_here, "ticket", None) or plan.storage_data, None
+        if not isinstance(ticket, Ticket) or ticket.used:
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: this rank's plan carries no word from the coordinator")
+        ticket.used = True
+        try:
+            results, step = self._save(_native(ticket), ticket, plan, planner)
+        except BaseException:
+            _failed.add((ticket.store, ticket.run))
+            raise
+        future = Future()
+        future.set_result([WriteResult(index=index, size_in_bytes=size, storage_data=StorageInfo(ticket.run, step, *place))
+                           for index, size, place in results])
+        return future
+
+    def _save(self, native, ticket, plan, planner):
+        """This rank's whole save: ([(index, bytes, (component, name) or nothing)], the step's number)."""
+        with native.lock:               # begun at once, so that all ranks count alike
+            handle = native.begin(step=ticket.step, attributes=self.attributes, base=self.bases, replace=ticket.replace)
+            try:
+                declared = _Declared(plan, planner, _known(self.local, planner))
+                handle.tensors(declared.rows())
+                for name, data in declared.blobs(ticket.rank):
+                    handle.blob(name, data)
+                if self.plans is not None:
+                    handle.blob(dcp_state.DOCUMENT, dcp_state.document(self._whole(planner)))
+                saver._on_device(declared.device, handle, declared.refs)
+            except BaseException:
+                handle.give_up()
+                raise
+        handle.staged()
+        declared.refs.clear()
+        return declared.results, handle.committed()
+
+    def _whole(self, planner):
+        """What the planner says of the whole state; of one that does not, what the plans do."""
+        if isinstance(getattr(planner, "metadata", None), Metadata):
+            return planner.metadata
+        if not all(getattr(plan, "usable", True) for plan in self.plans):
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: the planner caches plans, but has no `metadata` of the whole state")
+        return dcp_state.from_plans(self.plans)
+
+    def finish(self, metadata, results):
+        """The step was committed before the first rank's write_data ended."""
+        metadata.storage_data = {result.index: result.storage_data for some in results for result in some}
+        metadata.storage_meta = self.storage_meta()
+        self.plans, self.local = None, None
+
+    def __getstate__(self):
+        global _sent
+        _sent += 1
+        return {**self.__dict__, "plans": None, "local": None, "origin": sorted(native.launch_id for native in saver._natives.values())}
+
+
+# ---- savers ----
+#
+# The launch is that of this process's saver of the run, whoever opened it. The coordinator takes a new one where that may no
+# longer be the run's newest, or ranks may count their saves differently, and the saver is not held by a vckpt.Saver:
+#   after a save that failed: a rank may not even have begun it;
+#   where a writer has been sent to another process since (torch's checkpoint process), which has a launch of its own; and, in
+#   that process, where the sender has opened savers since.
+
+_failed = set()         # (store, run) of saves that this process saw fail
+_sent = 0               # writers that were sent away
+_made = {}              # launch id -> (_sent, the writer's origin) when it was last used
+
+
+def _open(store, run, rank):
+    return saver._natives.get((os.path.realpath(store), run, rank))
+
+
+def _launch(store, run, rank, world, origin):
+    native, now = _open(store, run, rank), (_sent, origin)
+    launch = secrets.token_hex(16)
+    if native is not None and native.world == world:
+        fits = (store, run) not in _failed and _made.get(native.launch_id, (0, None)) == now
+        launch = native.launch_id if fits or native.users else launch
+    _failed.discard((store, run))
+    _made[launch] = now
+    return launch
+
+
+def _native(ticket):
+    native = _open(ticket.store, ticket.run, ticket.rank)
+    if native is not None and native.launch_id != ticket.launch:
+        if native.users:
+            raise _lib.InvalidArgument(errno.EINVAL, f"{ticket.store}/{ticket.run} is open in this process by a vckpt.Saver that other ranks "
+                                       "do not have: close it first")
+        with contextlib.suppress(_lib.Error):       # of a save before, told where it was waited for
+            saver._close(native)                    # what is under way is decided first
+    return saver.native(ticket.store, ticket.run, rank=ticket.rank, world=ticket.world, launch_id=ticket.launch, user=False)
+
+
+# ---- a rank's items ----
+
+class _Declared:
+    """What a plan has this rank store, as the library takes it. `refs` live until it is staged."""
+
+    def __init__(self, plan, planner, known):
+        self.planner, self.refs, self.results, self.device, self.entries = planner, [], [], None, []
+        self.bytes = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
+        tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        places = dcp_state.names(dcp_state.paths_of(planner, plan, [item.index.fqn for item in [*tensors, *known]]))
+        held = {}
+        for item in tensors:
+            held.setdefault(item.index.fqn, []).append(item)
+        self.table = [self.row(key, places[key], items) for key, items in held.items()]
+        self.table += [self.absent(places[item.index.fqn], item) for item in known if item.index.fqn not in held]
+
+    def rows(self):
+        return np.frombuffer(b"".join(self.table), np.uint64).reshape(len(self.table), _lib.TENSOR_BYTES // 8)
+
+    def row(self, key, place, items):
+        """One tensor, of which this rank has one box or several: then they are put one after another."""
+        tensors, boxes = [], []
+        for item in items:
+            tensor, chunk = _plain(key, self.planner.resolve_data(item).detach(), item), item.tensor_data.chunk
+            if tuple(tensor.shape) != tuple(chunk.sizes):
+                raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the planner gave {tuple(tensor.shape)} for a chunk of {tuple(chunk.sizes)}")
+            self.results.append((item.index, tensor.numel() * tensor.element_size(), place))
+            if tensor.numel():
+                tensors.append(tensor)
+                boxes.append((tuple(chunk.offsets), tuple(chunk.sizes)))
+        if len(tensors) == 1:
+            data = tensors[0]
+        else:
+            dtype = dcp_state.kept_dtype(items[0].tensor_data.properties.dtype)
+            flat = [tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in tensors]    # not all types can be joined
+            data = torch.cat(flat).view(dtype) if flat else torch.empty(0, dtype=dtype)
+        return self.filled(place, key, data, Layout(tuple(items[0].tensor_data.size), boxes=boxes))
+
+    def absent(self, place, item):
+        """A tensor of this rank's state that another rank stores: named all the same, so that ranks agree on one layout."""
+        data = torch.empty(0, dtype=dcp_state.kept_dtype(item.tensor_data.properties.dtype) or torch.uint8)
+        return self.filled(place, item.index.fqn, data, Layout(tuple(item.tensor_data.size), boxes=[]))
+
+    def filled(self, place, key, data, layout):
+        entry = TorchEntry(*place, key, data, layout, 0)
+        row = _lib.Tensor.from_buffer_copy(entry.row)
+        row.data = entry.address(data, self.refs) if data.numel() else None
+        self.refs += [data, entry]
+        self.device = self.device or (entry.device if data.numel() else None)
+        return bytes(row)
+
+    def blobs(self, rank):
+        """Byte entries are kept as they are, one after another; beside them a document of where each lies."""
+        whole, index = io.BytesIO(), {}
+        for item in self.bytes:
+            data = self.planner.resolve_data(item).getbuffer()
+            index[item.index.fqn] = whole.tell(), len(data)
+            self.results.append((item.index, len(data), ()))
+            whole.write(data)
+        return [(dcp_state.BYTES.format(rank), whole.getbuffer()),
+                (dcp_state.INDEX.format(rank), json.dumps(index, indent=1).encode())] if self.bytes else []
+
+
+def _known(local, planner):
+    """Items of all tensors of this rank's state, those that another rank stores included; of a planner that caches plans from
+    its cache."""
+    if local is None and getattr(planner, "_enable_plan_caching", False):
+        local = getattr(planner, "_cached_save_plan", {}).get(getattr(planner, "_cached_plans_key", None))
+    return [item for item in getattr(local, "items", ()) if item.tensor_data is not None]
+
+
+def _plain(key, tensor, item):
+    """A tensor of a type that the store has, the same bytes."""
+    kind = dcp_state.kept_dtype(tensor.dtype)
+    if tensor.is_quantized or tensor.layout != torch.strided or kind is None:
+        what = "quantized tensor" if tensor.is_quantized else f"tensor of {tensor.layout}, {tensor.dtype}"
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: a {what} cannot be kept: give its parts")
+    if tensor.dtype != item.tensor_data.properties.dtype:
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the planner said {item.tensor_data.properties.dtype} and gave {tensor.dtype}")
+    return tensor if kind == tensor.dtype else tensor.resolve_conj().resolve_neg().view(kind)
+
+
+# ---- reading ----
+
+class StorageReader(_StorageReader):
+    """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names COMPONENT.NAME, any
+    other step of a store. A path that names no step: the newest."""
+
+    def __init__(self, path, _extension_registry=None):
+        super().__init__()
+        self.path, self.load_id = Path(path), str(uuid.uuid4())
+        self.step, self.kept, self.bytes = None, {}, {}
+
+    @property
+    def checkpoint_id(self):
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return _valid(checkpoint_id)
+
+    def reset(self, checkpoint_id=None):
+        if checkpoint_id:
+            self.path = Path(checkpoint_id)
+        self.step, self.load_id = None, str(uuid.uuid4())
+
+    def read_metadata(self, *args, **kwargs):
+        """`rank`: of what was saved without collectives, that rank's."""
+        target, rank = dcp_path.resolve(self.path, reading=True), kwargs.get("rank")
+        run = target.run if rank is None else RANK_RUN.format(target.run, rank)
+        self.step = Step(os.path.join(target.store, run, "latest" if target.step is None else str(target.step)), "torch")
+        blobs = {blob.name: blob.bytes for blob in self.step.blobs() if blob.rank is None}
+        try:
+            if dcp_state.DOCUMENT in blobs:
+                metadata, self.kept = dcp_state.parse(self.step.blob(dcp_state.DOCUMENT))
+            else:
+                metadata, self.kept = _of_tensors(self.step)
+            self.bytes = _places(self.step, blobs)
+        except dcp_state.BadDocument as error:
+            raise dcp_state.BadDocument(f"{self.path}: {run}/{self.step.number}: {dcp_state.DOCUMENT}: {error}") from None
+        metadata.storage_data = {}
+        metadata.storage_meta = StorageMeta(checkpoint_id=str(self.path))
+        if hasattr(metadata.storage_meta, "load_id"):
+            metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
+        if self.step is None:
+            self.read_metadata(**({} if kwargs.get("use_collectives", True) else {"rank": kwargs.get("rank")}))
+
+    def prepare_local_plan(self, plan):
+        return plan
+
+    def prepare_global_plan(self, plans):
+        return plans
+
+    def read_data(self, plan, planner):
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(self.entry(item.storage_index.fqn)))
+            else:
+                target = planner.resolve_tensor(item).detach()
+                self.tensor(item, target)
+                planner.commit_tensor(item, target)
+        future = Future()
+        future.set_result(None)
+        return future
+
+    def missing(self, key):
+        return _lib.NotFound(errno.ENOENT, f"{self.path}: {self.step.run}/{self.step.number} has no entry {key!r}")
+
+    def entry(self, key):
+        if key not in self.bytes:
+            raise self.missing(key)
+        blob, offset, length = self.bytes[key]
+        if getattr(self, "last", (None,))[0] != (self.step, blob):      # entries of a rank follow each other
+            self.last = (self.step, blob), self.step.blob(blob)
+        return bytes(memoryview(self.last[1])[offset:offset + length])
+
+    def tensor(self, item, target):
+        """Straight into the planner's tensor where that has the bytes as the step has them, else through one that has."""
+        index, kept = item.storage_index, self.kept.get(item.storage_index.fqn)
+        if kept is None or (kept.component, kept.name) not in self.step:
+            raise self.missing(index.fqn)
+        if tuple(target.shape) != tuple(item.lengths):
+            raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: {tuple(item.lengths)} items are asked for into {tuple(target.shape)}")
+        chunk = index.offset or [0] * len(item.lengths)
+        offsets = [a + b for a, b in zip(chunk, item.storage_offsets)]
+        direct = (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES and target.layout == torch.strided and
+                  not target.is_conj() and not target.is_neg() and torch._debug_has_internal_overlap(target) == 0)
+        data = target if direct else torch.empty(target.shape, dtype=dcp_state.kept_dtype(kept.dtype))
+        if data.numel():
+            self.step.read(kept.component, kept.name, (offsets, item.lengths), data)
+        if not direct:
+            target.copy_(data if data.dtype == kept.dtype else data.view(kept.dtype))
+
+    def __getstate__(self):
+        return {**self.__dict__, "step": None, "last": (None,)}
+
+
+def _places(step, blobs):
+    """{key: (name of the blob, offset, length)} of the byte entries of all ranks; blobs: {name: bytes}."""
+    found, (prefix, suffix) = {}, dcp_state.INDEX.split("{}")
+    for name in sorted(blobs):
+        data = name.removesuffix(suffix)
+        if name.startswith(prefix) and name.endswith(suffix) and data in blobs:
+            for key, (offset, length) in dcp_state.parse_index(step.blob(name), blobs[data]).items():
+                found.setdefault(key, (data, offset, length))
+    return found
+
+
+def _of_tensors(step):
+    """Metadata of a step that DCP did not save: a key COMPONENT.NAME for every tensor."""
+    keys, paths, kept = {}, {}, {}
+    types = {_lib.DTYPES[number]: dtype for dtype, number in DTYPES.items()}
+    for info in step.tensors():
+        if info.dtype not in types:
+            raise _lib.InvalidArgument(errno.EINVAL, f"{info.component}/{info.name}: this torch has no type {info.dtype}")
+        key, dtype = f"{info.component}.{info.name}", types[info.dtype]
+        keys[key] = dcp_state.whole(TensorProperties(dtype=dtype), info.shape)
+        paths[key], kept[key] = (info.component, info.name), dcp_state.Kept(info.component, info.name, dtype)
+    return Metadata(state_dict_metadata=keys, planner_data=paths), kept

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a path given to vckpt.dcp names (docs/dcp.md): a store, a run, a step. `resolve` looks at the file system only through
+the function that it is given, so that the rules can be read, and tried, as a table.
+
+  1  The path is a store: run `default` of it; a save makes the next step.
+  2  Some folder above it is a store (the nearest counts): what stands below names run and step: RUN, RUN/STEP, or STEP alone
+     of the run `default`. STEP is a number, or one of the words below followed by one.
+  3  The last part is such a STEP, and the folder above it is absent or empty: that folder becomes a store, run `default`.
+  4  Any other path becomes a store of its own, run `default`; a save makes the next step.
+
+A folder that is there already, be it empty, makes the one above it not empty: so a temporary directory never turns its parent
+into a store. Once a store has been made by rule 3 or 4, rules 1 and 2 say the same of the same path. Ranks resolve alike only
+after the coordinator has made the store: it tells the others what it found."""
+import errno
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from . import _lib
+
+STORE_FILE = "vckpt.store"
+DEFAULT_RUN = "default"
+STORE, ABSENT, EMPTY, OTHER = "store", "absent", "empty", "other"
+STEP = re.compile(r"(?:(?:step|global_step|iter|epoch|checkpoint|ckpt)[-_=.]?)?([0-9]{1,18})", re.ASCII)
+RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+OWN = {"packs", "runs", "incoming", "hosts", "trash", "stats", "index", "reserve", STORE_FILE}   # a store's own folders
+
+
+@dataclass(frozen=True)
+class Target:
+    store: str
+    run: str = DEFAULT_RUN
+    step: int = None        # None: the next one (a save), the newest one (a read)
+    init: bool = False      # the store has to be made first
+
+
+def kind_of(path):
+    """What stands at a path: STORE, ABSENT, EMPTY (a folder) or OTHER."""
+    if os.path.isfile(os.path.join(path, STORE_FILE)):
+        return STORE
+    try:
+        with os.scandir(path) as entries:
+            return OTHER if next(entries, None) else EMPTY
+    except FileNotFoundError:
+        return ABSENT
+    except OSError:
+        return OTHER
+
+
+def step_of(part):
+    """The number that a last part names, or None."""
+    match = STEP.fullmatch(part)
+    return int(match[1]) if match else None
+
+
+def refuse(path, sentence):
+    return _lib.InvalidArgument(errno.EINVAL, f"{path}: {sentence}")
+
+
+def local(path):
+    """An absolute path, as a string. URLs are refused."""
+    text = os.fspath(path)
+    if isinstance(text, bytes):
+        text = os.fsdecode(text)
+    if not text or "\0" in text:
+        raise refuse(repr(text), "this is no path")
+    if "://" in text:
+        raise refuse(text, "only paths of a file system are understood, no URLs")
+    return os.path.abspath(text)
+
+
+def inside(path, store, parts, reading):
+    """Rule 2."""
+    run, step = (DEFAULT_RUN, step_of(parts[0])) if len(parts) == 1 else (parts[0], step_of(parts[-1]))
+    if len(parts) == 1 and step is None:
+        run = parts[0]
+    if len(parts) > 2 or (len(parts) == 2 and step is None and not (reading and parts[1] == "latest")):
+        raise refuse(path, f"in the store {store} this names no step: RUN, RUN/STEP or STEP, the step being a number or "
+                     "step, global_step, iter, epoch, checkpoint or ckpt and a number")
+    if run in OWN or not RUN.fullmatch(run):
+        what = "is a folder of the store itself" if run in OWN else "cannot be the name of a run"
+        raise refuse(path, f"in the store {store}, {run!r} {what}")
+    return Target(store, run, step)
+
+
+def resolve(path, kind=kind_of, reading=False):
+    """The Target of a path. Of a read, that it exists is not looked at."""
+    path = local(path)
+    if kind(path) == STORE:
+        return Target(path)
+    above, parts = os.path.split(path)
+    parts = [parts]
+    while True:
+        if kind(above) == STORE:
+            return inside(path, above, parts, reading)
+        up, part = os.path.split(above)
+        if up == above:
+            break
+        above, parts = up, [part, *parts]
+    step, parent = step_of(os.path.basename(path)), os.path.dirname(path)
+    if step is not None and parent != path and kind(parent) in (ABSENT, EMPTY):
+        return Target(parent, step=step, init=True)
+    return Target(path, init=True)
+
+
+def make(target, patience=10.0):
+    """Makes the store of a target where there is none, and the folders above it. Whoever comes second finds it made."""
+    os.makedirs(os.path.dirname(target.store), exist_ok=True)
+    end = time.monotonic() + patience
+    while kind_of(target.store) != STORE:
+        try:
+            _lib.call("vckpt_store_init", os.fsencode(target.store))
+        except _lib.StepExists:
+            return
+        except _lib.Error as error:
+            # an empty folder in which another rank is making the store just now looks like one that is not empty
+            if error.errno != errno.ENOTEMPTY or time.monotonic() >= end or not half_made(target.store):
+                raise
+            time.sleep(0.05)
+
+
+def half_made(path):
+    """Nothing stands there but what a store that is being made has."""
+    try:
+        return all(name in OWN or name.startswith(".") for name in os.listdir(path))
+    except OSError:
+        return False

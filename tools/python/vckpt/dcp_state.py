@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step keeps of a DCP state besides its tensors (docs/dcp.md): under which component and name each key's tensor stands,
+and the readable document `.dcp/metadata.json`. No pickle anywhere; the document is checked when it is read.
+
+Every rank names tensors by itself, from the keys and paths of its own state: the same on all ranks, since a key's name depends
+on nothing else but where two keys would meet."""
+import dataclasses
+import json
+import re
+
+import torch
+from torch.distributed.checkpoint import metadata as torch_metadata
+
+from . import values
+from .torch_state import DTYPES
+
+DOCUMENT = ".dcp/metadata.json"
+BYTES = ".dcp/bytes.{}"            # of one rank: its byte entries, one after another; beside it where each of them lies
+INDEX = ".dcp/bytes.{}.json"
+VERSION = 1
+COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
+TAKEN = {"ranks", "mesh", "blobs", "meta", "incoming", "latest", "manifest.json"}
+FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last", torch.preserve_format: "preserve"}
+# Item types that the store has no word for are kept as unsigned integers of their size; the document has the true one.
+STAND_INS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64} if hasattr(torch, "uint16") else {1: torch.uint8}
+
+
+class BadDocument(ValueError):
+    """`.dcp/metadata.json` of a step is not what a StorageWriter writes."""
+
+
+# ---- names ----
+
+def valid_component(text):
+    return bool(COMPONENT.fullmatch(text)) and text not in TAKEN and not text.endswith((".safetensors", ".npy"))
+
+
+def split(key, path):
+    """(component, name) of one key, looked at alone."""
+    if len(path) > 1 and isinstance(path[0], str) and valid_component(path[0]):
+        name = ".".join(map(str, path[1:]))
+        if name:
+            return path[0], name
+    return "model", key
+
+
+def names(paths):
+    """{key: (component, name)} of {key: path}. Where several keys would meet, those that are no parts of a component of their
+    own are kept by their whole key in a component that nobody else has."""
+    result = {key: split(key, path) for key, path in paths.items()}
+    holders = {}
+    for key, place in result.items():
+        holders.setdefault(place, []).append(key)
+    meeting = [key for keys in holders.values() if len(keys) > 1 for key in keys if result[key] == ("model", key)]
+    spare = "keys"
+    while any(component == spare for component, _ in result.values()):
+        spare += "_"
+    result.update({key: (spare, key) for key in meeting})
+    return result
+
+
+def paths_of(planner, plan, keys):
+    """{key: path} of a rank's whole state, as far as its planner says it; of `keys` at least."""
+    said = getattr(planner, "mappings", None) or getattr(plan, "planner_data", None)
+    paths = {key: tuple(path) for key, path in said.items() if isinstance(path, (tuple, list))} if isinstance(said, dict) else {}
+    for key in keys:
+        paths.setdefault(key, (key,))
+    return paths
+
+
+def kept_dtype(dtype):
+    """The type that a tensor of `dtype` is kept as, or None."""
+    return dtype if dtype in DTYPES else STAND_INS.get(torch._utils._element_size(dtype))
+
+
+# ---- out ----
+
+def tensor_entry(place, metadata):
+    """`metadata`: properties (a TensorProperties) and size."""
+    p = metadata.properties
+    properties = {"requires_grad": bool(p.requires_grad), "pin_memory": bool(p.pin_memory),
+                  "layout": str(p.layout).removeprefix("torch."), "memory_format": FORMATS.get(p.memory_format, "contiguous")}
+    usual = {"requires_grad": False, "pin_memory": False, "layout": "strided", "memory_format": "contiguous"}
+    entry = {"component": place[0], "name": place[1], "dtype": str(p.dtype).removeprefix("torch."), "shape": list(metadata.size)}
+    entry.update({key: value for key, value in properties.items() if value != usual[key]})
+    return entry
+
+
+def plain_paths(data, keys):
+    return isinstance(data, dict) and all(
+        key in keys and isinstance(path, tuple) and all(type(part) in (str, int) for part in path) for key, path in data.items())
+
+
+def document(metadata):
+    """The bytes of `.dcp/metadata.json` of a whole state: DCP's Metadata, or what `from_plans` makes."""
+    keys = metadata.state_dict_metadata
+    data = metadata.planner_data
+    plain = plain_paths(data, keys)
+    places = names({key: data[key] if plain and key in data else (key,) for key in keys})
+    entries = {}
+    for key in sorted(keys):
+        value = keys[key]
+        tensor = isinstance(value, torch_metadata.TensorStorageMetadata)
+        entries[key] = tensor_entry(places[key], value) if tensor else {"bytes": True}
+        if plain and key in data:
+            entries[key]["path"] = list(data[key])
+    result = {"vckpt.dcp": VERSION, "torch": torch.__version__.split("+")[0], "paths": plain, "keys": entries}
+    if data is not None and not plain:
+        result["planner_data"] = json.loads(values.encode(data, path=("planner_data",)))
+    return json.dumps(result, indent=1).encode()
+
+
+def from_plans(plans):
+    """Metadata as the default planner makes it, of complete plans."""
+    keys, data = {}, {}
+    for plan in plans:
+        for item in plan.items:
+            if item.tensor_data is None:
+                keys[item.index.fqn] = torch_metadata.BytesStorageMetadata()
+                continue
+            known = keys.setdefault(item.index.fqn, torch_metadata.TensorStorageMetadata(
+                properties=item.tensor_data.properties, size=item.tensor_data.size, chunks=[]))
+            known.chunks.append(item.tensor_data.chunk)
+        if isinstance(plan.planner_data, dict):
+            data.update(plan.planner_data)
+        elif plan.planner_data is not None:
+            return torch_metadata.Metadata(keys, planner_data=plan.planner_data)
+    return torch_metadata.Metadata(keys, planner_data=data or None)
+
+
+# ---- in ----
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Where a key's tensor stands, and its true type."""
+    component: str
+    name: str
+    dtype: torch.dtype
+
+
+def check(condition, key, what):
+    if not condition:
+        raise BadDocument(f"key {key!r}: {what}")
+
+
+def read_tensor(key, entry):
+    shape, name = entry.get("shape"), entry.get("dtype")
+    dtype = getattr(torch, name, None) if isinstance(name, str) and name.isidentifier() else None
+    check(isinstance(dtype, torch.dtype), key, f"this torch has no type {name!r}")
+    check(isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**63 for n in shape), key, f"{shape!r} is no shape")
+    check(isinstance(entry.get("component"), str) and isinstance(entry.get("name"), str), key, "it has no name in the step")
+    layout = getattr(torch, str(entry.get("layout", "strided")), None)
+    form = {name: form for form, name in FORMATS.items()}.get(entry.get("memory_format", "contiguous"))
+    check(isinstance(layout, torch.layout) and form is not None, key, "its layout is unknown")
+    properties = torch_metadata.TensorProperties(dtype=dtype, layout=layout, requires_grad=entry.get("requires_grad") is True,
+                                                 memory_format=form, pin_memory=entry.get("pin_memory") is True)
+    return Kept(entry["component"], entry["name"], dtype), whole(properties, shape)
+
+
+def whole(properties, shape):
+    """As one chunk: any box of a tensor can be read, whoever wrote it."""
+    chunk = torch_metadata.ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=torch.Size(shape))
+    return torch_metadata.TensorStorageMetadata(properties=properties, size=torch.Size(shape), chunks=[chunk])
+
+
+def parse(text):
+    """(Metadata, {key: Kept}) of a document."""
+    try:
+        document_ = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(f"it is no JSON: {error}") from None
+    if not isinstance(document_, dict) or not isinstance(document_.get("keys"), dict):
+        raise BadDocument("it has no keys")
+    if document_.get("vckpt.dcp") != VERSION:
+        raise BadDocument(f"it is of version {document_.get('vckpt.dcp')!r}; this vckpt reads {VERSION}")
+    keys, kept, paths = {}, {}, {}
+    for key, entry in document_["keys"].items():
+        check(isinstance(entry, dict), key, "it is no object")
+        if entry.get("bytes") is True:
+            keys[key] = torch_metadata.BytesStorageMetadata()
+        else:
+            kept[key], keys[key] = read_tensor(key, entry)
+        if "path" in entry:
+            check(isinstance(entry["path"], list) and all(type(p) in (str, int) for p in entry["path"]), key, "its path is none")
+            paths[key] = tuple(entry["path"])
+    data = paths if document_.get("paths") else None
+    if "planner_data" in document_:
+        data = values.decode(json.dumps(document_["planner_data"]).encode())
+    return torch_metadata.Metadata(state_dict_metadata=keys, planner_data=data), kept
+
+
+def parse_index(text, size):
+    """{key: (offset, length)} of the byte entries of one rank, which has `size` bytes of them."""
+    try:
+        index = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(f"it is no JSON: {error}") from None
+    if not isinstance(index, dict):
+        raise BadDocument("it is no object")
+    for key, place in index.items():
+        check(isinstance(place, list) and len(place) == 2 and all(type(n) is int and n >= 0 for n in place) and
+              sum(place) <= size, key, f"{place!r} is no place among {size} bytes")
+    return {key: tuple(place) for key, place in index.items()}
