@@ -24,6 +24,7 @@
 #define CUDA_PITCH_MAX (UINT64_C(1) << 30)
 
 struct device_fence { cuda_context context; cuda_event event; };
+struct device_registration { cuda_context context; void *memory; }; /* undoing it wants a context, too */
 struct device_stream { cuda_context context; cuda_stream stream; };
 struct device_mark { cuda_context context; cuda_stream stream; cuda_event event; };
 
@@ -87,6 +88,41 @@ void device_fence_free(struct device_fence *f)
 		return;
 	cuda_event_free(f->context, f->event);
 	free(f);
+}
+
+/* ---- host memory ---- */
+
+int device_registration_new(const struct device_fence *f, void *memory, size_t bytes,
+	struct device_registration **ret_r, struct base_error *err)
+{
+	base_cleanup_free struct device_registration *r = calloc(1, sizeof *r);
+	int rc;
+
+	if (!r)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rc = cuda_enter(f->context, err);
+	if (rc < 0)
+		return rc;
+	rc = cuda_translate(cuda_driver.host_register(memory, bytes, CUDA_HOST_REGISTER_PORTABLE), "cuMemHostRegister",
+		err);
+	cuda_leave();
+	if (rc < 0)
+		return rc;
+	*r = (struct device_registration){f->context, memory};
+	*ret_r = base_steal(r);
+	return 0;
+}
+
+/* Where the context is gone, so is the registration: nothing is to be told to anybody. */
+void device_registration_free(struct device_registration *r)
+{
+	if (!r)
+		return;
+	if (cuda_driver.context_push(r->context) == CUDA_SUCCESS) {
+		cuda_driver.host_unregister(r->memory);
+		cuda_leave();
+	}
+	free(r);
 }
 
 /* ---- streams ---- */

@@ -20,13 +20,16 @@
 
 /* 0, or -ENOENT (no driver, or no device): the sentence says why. Loads once; any thread. */
 int device_cuda_load(struct base_error *err);
-/* Page-locks host memory for all contexts (cuMemHostRegister, portable) and back. The caller's context is current. */
-int device_cuda_register(void *memory, size_t bytes, struct base_error *err);
-void device_cuda_unregister(void *memory);
 
 struct device_fence;
 int device_fence_new(void *stream, struct device_fence **ret_f, struct base_error *err); /* -EINVAL: no context */
 void device_fence_free(struct device_fence *f); /* NULL-safe; any thread */
+
+/* Host memory that is page-locked for all contexts (cuMemHostRegister, portable), by way of the fence's. */
+struct device_registration;
+int device_registration_new(const struct device_fence *f, void *memory, size_t bytes,
+	struct device_registration **ret_r, struct base_error *err);
+void device_registration_free(struct device_registration *r); /* before the memory goes; NULL-safe; any thread */
 
 struct device_stream;
 /* In the context of the fence. */

@@ -1,32 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuda driver: the library is opened when device memory is first met, and stays: unloading a driver that a program's
- * other parts may use as well is never right. A load that failed is tried again by the next call.
- *
- * Host memory that is registered is remembered with the context in which that was done, because undoing it wants a
- * context too and comes from whatever thread frees the ring. Lock order: `cuda_lock` is the only one. */
+ * other parts may use as well is never right. A load that failed is tried again by the next call. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/base/cleanup.h"
 #include "core/device/cuda.h"
 #include "core/device/cuda_internal.h"
 
 #define CUDA_LIBRARY "libcuda.so.1"
 #define CUDA_LIBRARY_ENV "VCKPT_LIBCUDA"
 
-struct cuda_registration {
-	struct cuda_registration *next;
-	void *memory;
-	cuda_context context;
-};
-
 struct cuda_driver cuda_driver;
-static pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the two below, and cuda_driver until loaded */
+static pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the next, and cuda_driver until loaded */
 static bool cuda_loaded;
-static struct cuda_registration *cuda_registrations;
 
 static int cuda_errno(cuda_result rc)
 {
@@ -107,55 +96,4 @@ int device_cuda_load(struct base_error *err)
 	cuda_loaded = rc == 0;
 	pthread_mutex_unlock(&cuda_lock);
 	return rc;
-}
-
-int device_cuda_register(void *memory, size_t bytes, struct base_error *err)
-{
-	base_cleanup_free struct cuda_registration *reg = calloc(1, sizeof *reg);
-	int rc = device_cuda_load(err);
-
-	if (rc < 0)
-		return rc;
-	if (!reg)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	rc = cuda_translate(cuda_driver.context_current(&reg->context), "cuCtxGetCurrent", err);
-	if (rc < 0)
-		return rc;
-	if (!reg->context)
-		return base_error_set(err, -EINVAL, "memory can not be pinned: this thread has no CUDA context");
-	rc = cuda_translate(cuda_driver.host_register(memory, bytes, CUDA_HOST_REGISTER_PORTABLE), "cuMemHostRegister",
-		err);
-	if (rc < 0)
-		return rc;
-	reg->memory = memory;
-	pthread_mutex_lock(&cuda_lock);
-	reg->next = cuda_registrations;
-	cuda_registrations = base_steal(reg);
-	pthread_mutex_unlock(&cuda_lock);
-	return 0;
-}
-
-static struct cuda_registration *cuda_take_registration(const void *memory)
-{
-	struct cuda_registration **at, *reg;
-
-	pthread_mutex_lock(&cuda_lock);
-	for (at = &cuda_registrations; *at && (*at)->memory != memory;)
-		at = &(*at)->next;
-	reg = *at;
-	if (reg)
-		*at = reg->next;
-	pthread_mutex_unlock(&cuda_lock);
-	return reg;
-}
-
-/* Where the context is gone, so is the registration: nothing is to be told to anybody. */
-void device_cuda_unregister(void *memory)
-{
-	base_cleanup_free struct cuda_registration *reg = cuda_take_registration(memory);
-
-	if (!reg || cuda_driver.context_push(reg->context) != CUDA_SUCCESS)
-		return;
-	cuda_driver.host_unregister(memory);
-	cuda_driver.context_pop(&reg->context);
 }

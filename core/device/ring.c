@@ -18,6 +18,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,8 +51,11 @@ struct device_ring {
 	char *memory;                    /* constant after new, as are the next three */
 	uint64_t page_bytes;
 	uint32_t pages;
-	enum device_memory kind;
+	enum device_pin pin;
+	struct device_registration *registration; /* of whoever registers, as is the next */
+	bool refused;                    /* by the driver */
 	pthread_mutex_t lock;            /* protects what follows */
+	enum device_memory kind;
 	uint32_t head, tail, used;
 	uint32_t *slots;
 };
@@ -148,33 +152,46 @@ static int ring_lock(struct device_ring *r, uint64_t bytes, struct base_error *e
 		(unsigned long long)limit.rlim_cur, base_error_name(rc));
 }
 
-/* The best kind that pin and the system allow. */
-static int ring_pin(struct device_ring *r, uint64_t bytes, enum device_pin pin, bool cuda, struct base_error *err)
+/* Memory that is locked already may be registered as well. */
+int device_ring_register(struct device_ring *r, const struct device_fence *fence, struct base_error *err)
 {
 	struct base_error why = {0};
 	int rc;
 
-	if (pin == DEVICE_PIN_NO)
+	if (r->pin == DEVICE_PIN_NO || r->registration || r->refused)
 		return 0;
-	if (cuda) {
-		rc = device_cuda_register(r->memory, bytes, &why);
-		if (rc == 0) {
-			r->kind = DEVICE_MEMORY_PINNED;
-			return 0;
-		}
-		if (pin == DEVICE_PIN_YES)
-			return base_error_set(err, rc, "%s", why.text);
+	rc = device_registration_new(fence, r->memory, r->pages * r->page_bytes, &r->registration, &why);
+	if (rc < 0 && r->pin == DEVICE_PIN_YES)
+		return base_error_set(err, rc, "%s", why.text);
+	if (rc < 0) {
 		base_debug("staging memory is not pinned: %s", why.text);
+		r->refused = true;
+		return 0;
 	}
+	pthread_mutex_lock(&r->lock);
+	r->kind = DEVICE_MEMORY_PINNED;
+	pthread_mutex_unlock(&r->lock);
+	return 0;
+}
+
+/* The best kind that pin and the system allow. */
+static int ring_pin(struct device_ring *r, uint64_t bytes, const struct device_fence *fence, struct base_error *err)
+{
+	struct base_error why = {0};
+	int rc = fence ? device_ring_register(r, fence, err) : 0;
+
+	if (rc < 0 || r->pin == DEVICE_PIN_NO || r->registration)
+		return rc;
 	rc = ring_lock(r, bytes, &why);
-	if (rc < 0 && pin == DEVICE_PIN_YES)
+	if (rc < 0 && r->pin == DEVICE_PIN_YES)
 		return base_error_set(err, rc, "%s", why.text);
 	if (rc < 0)
 		base_debug("staging memory is not locked: %s", why.text);
 	return 0;
 }
 
-static int ring_prepare(struct device_ring *r, uint64_t bytes, enum device_pin pin, bool cuda, struct base_error *err)
+static int ring_prepare(struct device_ring *r, uint64_t bytes, const struct device_fence *fence,
+	struct base_error *err)
 {
 	int rc;
 
@@ -190,10 +207,11 @@ static int ring_prepare(struct device_ring *r, uint64_t bytes, enum device_pin p
 	if (rc < 0)
 		return base_error_set(err, rc == -EFAULT ? -ENOMEM : rc, "no memory for a staging ring of %llu bytes: "
 			"%s", (unsigned long long)bytes, base_error_name(rc));
-	return ring_pin(r, bytes, pin, cuda, err);
+	return ring_pin(r, bytes, fence, err);
 }
 
-int device_ring_new(uint64_t bytes, enum device_pin pin, bool cuda, struct device_ring **ret_r, struct base_error *err)
+int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fence *fence, struct device_ring **ret_r,
+	struct base_error *err)
 {
 	base_cleanup(device_ring_free_p) struct device_ring *r = NULL;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -207,9 +225,10 @@ int device_ring_new(uint64_t bytes, enum device_pin pin, bool cuda, struct devic
 		return base_error_set(err, -ENOMEM, "out of memory");
 	pthread_mutex_init(&r->lock, NULL);
 	r->memory = MAP_FAILED;
+	r->pin = pin;
 	r->page_bytes = page;
 	r->pages = (uint32_t)((bytes + page - 1) / page);
-	rc = ring_prepare(r, r->pages * page, pin, cuda, err);
+	rc = ring_prepare(r, r->pages * page, fence, err);
 	if (rc < 0)
 		return rc;
 	ring_forbid(r->memory, r->pages * page);
@@ -223,8 +242,7 @@ void device_ring_free(struct device_ring *r)
 		return;
 	if (r->memory != MAP_FAILED) {
 		ring_allow(r->memory, r->pages * r->page_bytes);
-		if (r->kind == DEVICE_MEMORY_PINNED)
-			device_cuda_unregister(r->memory);
+		device_registration_free(r->registration);
 		munmap(r->memory, r->pages * r->page_bytes);
 	}
 	pthread_mutex_destroy(&r->lock);
@@ -239,7 +257,13 @@ uint64_t device_ring_bytes(const struct device_ring *r)
 
 enum device_memory device_ring_memory(const struct device_ring *r)
 {
-	return r->kind;
+	struct device_ring *ring = (struct device_ring *)r; /* the lock is no part of what is promised to stay */
+	enum device_memory kind;
+
+	pthread_mutex_lock(&ring->lock);
+	kind = r->kind;
+	pthread_mutex_unlock(&ring->lock);
+	return kind;
 }
 
 /* ---- slots ---- */
@@ -324,7 +348,7 @@ int device_ring_give(struct device_ring *r, void *slot)
 
 uint64_t device_ring_used(const struct device_ring *r)
 {
-	struct device_ring *ring = (struct device_ring *)r; /* the lock is no part of what is promised to stay */
+	struct device_ring *ring = (struct device_ring *)r;
 	uint64_t used;
 
 	pthread_mutex_lock(&ring->lock);

@@ -7,17 +7,21 @@
 #ifndef CORE_DEVICE_RING_H
 #define CORE_DEVICE_RING_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/base/error.h"
 
 enum device_pin { DEVICE_PIN_AUTO, DEVICE_PIN_NO, DEVICE_PIN_YES };
 enum device_memory { DEVICE_MEMORY_PAGEABLE, DEVICE_MEMORY_LOCKED, DEVICE_MEMORY_PINNED };
+struct device_fence;
 struct device_ring;
-/* Resident at return. cuda: registered with the CUDA driver (portable: for every context) where pin allows, the
- * calling thread's context current. AUTO takes what it can get, YES fails (-EPERM, -ENOMEM, the driver's sentence). */
-int device_ring_new(uint64_t bytes, enum device_pin pin, bool cuda, struct device_ring **ret_r, struct base_error *err);
+/* Resident at return. With a fence: registered with the CUDA driver in its context (portable: for every context), where
+ * pin allows; any thread. AUTO takes what it can get, YES fails (-EPERM, -ENOMEM, the driver's sentence). */
+int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fence *fence, struct device_ring **ret_r,
+	struct base_error *err);
+/* A ring that was made without a fence, and now meets device memory: registered as by new; slots may be taken. Tried
+ * once where pin is AUTO; nothing to do where it is done. From one thread at a time. */
+int device_ring_register(struct device_ring *r, const struct device_fence *fence, struct base_error *err);
 void device_ring_free(struct device_ring *r); /* NULL-safe; slots that were not given back are lost with it */
 uint64_t device_ring_bytes(const struct device_ring *r);
 enum device_memory device_ring_memory(const struct device_ring *r);

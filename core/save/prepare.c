@@ -266,14 +266,16 @@ static int saver_ring_make(struct save_flight *f, struct base_error *err)
 	struct device_ring *ring;
 	int rc;
 
-	if (s->ring)
-		return 0;
+	if (s->ring) {
+		rc = f->fence ? device_ring_register(s->ring, f->fence, err) : 0;
+		return rc < 0 ? base_error_prefix(err, rc, "the staging ring") : 0;
+	}
 	if (bytes == 0) {
 		bytes = f->plan->bytes + 64 * f->plan->nboxes + f->plan->bytes / SAVER_BATCH_BYTES * 4096
 			+ SAVER_RING_MIN_BYTES / 2;
 		bytes = base_max(base_min(bytes, free_bytes), SAVER_RING_MIN_BYTES);
 	}
-	rc = device_ring_new(bytes, s->options.pin, f->device, &ring, err);
+	rc = device_ring_new(bytes, s->options.pin, f->fence, &ring, err);
 	if (rc < 0)
 		return base_error_prefix(err, rc, "the staging ring of %llu bytes", (unsigned long long)bytes);
 	pthread_mutex_lock(&s->lock);

@@ -72,6 +72,14 @@ static int stage_copy(struct saver_worker *w, const struct saver_tensor *t, stru
 	return 0;
 }
 
+/* Waits for the stream's copies, whatever became of its mark. */
+static void stage_drop_stream(struct saver_worker *w)
+{
+	device_mark_free(base_steal(w->mark));
+	device_stream_free(base_steal(w->stream));
+	w->waited = 0;
+}
+
 /* The thread's stream, in the flight's context, after its fence. */
 static int stage_stream(struct save_flight *f, struct saver_worker *w, struct base_error *err)
 {
@@ -79,10 +87,8 @@ static int stage_stream(struct save_flight *f, struct saver_worker *w, struct ba
 
 	if (!f->fence || w->waited == f->number + 1)
 		return 0;
-	if (w->stream && !device_stream_fits(w->stream, f->fence)) {
-		device_mark_free(base_steal(w->mark));
-		device_stream_free(base_steal(w->stream));
-	}
+	if (w->stream && !device_stream_fits(w->stream, f->fence))
+		stage_drop_stream(w);
 	if (!w->stream)
 		rc = device_stream_new(f->fence, &w->stream, err);
 	if (rc == 0 && !w->mark)
@@ -214,7 +220,7 @@ int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver
 
 	if (rc == 0)
 		rc = b->samples ? copy_samples(f, w, b, err) : copy_bands(f, w, b, err);
-	if (rc < 0 && w->mark) /* the slot is about to be used again, the memory to be the caller's */
-		stage_arrived(f, w, NULL);
+	if (rc < 0) /* the slot is about to be used again, the memory to be the caller's */
+		stage_drop_stream(w);
 	return rc < 0 ? base_error_prefix(err, rc, "the data cannot be copied") : 0;
 }

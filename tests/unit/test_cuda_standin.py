@@ -282,13 +282,11 @@ def test_a_stream_fits_fences_of_its_context_only(cuda, driver, lib):
     cuda.faults = {"context": 1}
 
 
-def test_a_thread_without_a_context_makes_no_fence_and_pins_nothing(cuda, driver, lib):
+def test_a_thread_without_a_context_makes_no_fence(cuda, driver, lib):
     driver.set(None)
     with pytest.raises(OSError, match="no CUDA context") as e:
         cuda.fence()
     assert e.value.errno == EINVAL
-    r = Ring(lib, PAGE, YES, True)
-    assert r.rc == -EINVAL and "no CUDA context" in r.error
 
 
 def test_a_call_under_the_wrong_context_is_counted(cuda, driver):
@@ -315,7 +313,7 @@ def test_frees_are_silent_when_the_context_is_gone(cuda, driver, lib):
     fence = cuda.fence()
     stream = cuda.stream(fence)
     cuda.mark(stream)
-    r = Ring(lib, PAGE, YES, True)
+    r = Ring(lib, PAGE, YES, fence)
     assert r.rc == 0
     driver.lib.standin_context_destroy(ctypes.c_void_p(context))
     with pytest.raises(OSError, match="CUDA_ERROR_CONTEXT_IS_DESTROYED") as e:
@@ -385,13 +383,13 @@ def test_a_pitch_beyond_the_drivers_limit_is_copied_row_by_row(cuda, driver, lib
 
 def test_a_pinned_ring_is_registered_for_as_long_as_it_lives(cuda, driver, lib):
     for pin in (AUTO, YES):
-        with Ring(lib, 8 * PAGE, pin, True) as r:
-            assert r.memory == PINNED and driver.held() == {"registrations": 1}
+        with Ring(lib, 8 * PAGE, pin, cuda.fence()) as r:
+            assert r.memory == PINNED and driver.count("registrations") == 1
             stream = cuda.stream(cuda.fence())
             cuda.copy(stream, r.take(PAGE), driver.memory(PAGE), PAGE)
             cuda.done(stream)
             cuda.close()
-            assert driver.count("pageable") == 0
+            assert driver.count("pageable") == 0 and driver.held() == {"registrations": 1}
             driver.set(None)                                                  # freed by whatever thread it is
             thread = threading.Thread(target=lib.device_ring_free, args=(r.p,))
             thread.start()
@@ -399,17 +397,41 @@ def test_a_pinned_ring_is_registered_for_as_long_as_it_lives(cuda, driver, lib):
             r.p = None
         assert not driver.count("registrations")
         driver.context()
-    with Ring(lib, 8 * PAGE, NO, True) as r:
+    with Ring(lib, 8 * PAGE, NO, cuda.fence()) as r:
         assert r.memory == PAGEABLE and not driver.count("registrations")
 
 
+@pytest.mark.parametrize("pin, memory", [(AUTO, PINNED), (YES, PINNED), (NO, PAGEABLE)])
+def test_a_ring_is_made_and_registered_by_a_thread_without_a_context(cuda, driver, lib, pin, memory):
+    """As the saver does: at once, or when it meets device memory for the first time, slots of it being taken."""
+    fence, found = cuda.fence(), []
+
+    def work():
+        with Ring(lib, 8 * PAGE, pin, fence) as r:
+            found.append(r.memory)
+        with Ring(lib, 8 * PAGE, pin) as r:
+            slot, before = r.take(PAGE), r.memory
+            found.extend((r.register(fence), r.register(fence), r.memory, before == PINNED, r.give(slot), driver.depth()))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [memory, 0, 0, memory, False, 0, 0]
+
+
 def test_memory_that_can_not_be_registered(cuda, driver, lib):
-    driver.fail("cuMemHostRegister", 1, 2)
-    r = Ring(lib, 8 * PAGE, YES, True)
-    assert r.rc == -ENOMEM and r.error == "cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY"
+    fence = cuda.fence()
+    for function in ("cuMemHostRegister", "cuCtxPushCurrent"):
+        driver.fail(function, 1, 2)
+        r = Ring(lib, 8 * PAGE, YES, fence)
+        assert r.rc == -ENOMEM and r.error == f"{function}: CUDA_ERROR_OUT_OF_MEMORY"
     driver.fail("cuMemHostRegister", 1, 800)
-    with Ring(lib, 8 * PAGE, AUTO, True) as r:
+    with Ring(lib, 8 * PAGE, AUTO, fence) as r:
         assert r.memory in (PAGEABLE, LOCKED)
+        assert r.register(fence) == 0 and r.memory in (PAGEABLE, LOCKED)         # asked once
+    with Ring(lib, 8 * PAGE, YES) as r:
+        driver.fail("cuMemHostRegister", 1, 2)
+        assert r.register(fence) == -ENOMEM and r.error == "cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY" and r.memory == LOCKED
+        assert r.register(fence) == 0 and r.memory == PINNED
 
 
 def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale):
@@ -417,7 +439,7 @@ def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale)
     for seed in range(scale(3, 30)):
         pick = random.Random(seed)
         driver.lib.standin_delay(400, ctypes.c_uint64(seed + 1))
-        with Ring(lib, 24 * PAGE, YES, True) as r:
+        with Ring(lib, 24 * PAGE, YES, cuda.fence()) as r:
             sources = [driver.memory(8 * PAGE) for _ in range(4)]
             fence = cuda.fence()
             marks = [(cuda.mark(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence)) for _ in range(8)]
@@ -512,9 +534,8 @@ def test_words_for_errors(cuda, driver, code, errno, word):
 
 
 def test_null_is_freed_silently(lib):
-    for kind in ("fence", "stream", "mark", "ring"):
+    for kind in ("fence", "registration", "stream", "mark", "ring"):
         getattr(lib, f"device_{kind}_free")(None)
-    lib.device_cuda_unregister(None)
 
 
 LOAD = """
@@ -541,10 +562,6 @@ rc, text = load()
 assert rc == -2 and text.startswith("no CUDA driver: ") and "nowhere.so" in text, (rc, text)
 p = ctypes.c_void_p()
 assert lib.device_fence_new(None, ctypes.byref(p), ctypes.byref(err)) == -2 and b"no CUDA driver" in err.text
-r = Ring(lib, PAGE, YES, True)
-assert r.rc == -2 and "no CUDA driver" in r.error
-with Ring(lib, PAGE, AUTO, True) as r:
-    assert r.memory in (PAGEABLE, LOCKED)
 """, VCKPT_LIBCUDA=str(tmp_path / "nowhere.so"))
 
 

@@ -20,11 +20,11 @@ class Error(ctypes.Structure):
 
 
 class Ring:
-    def __init__(self, lib, nbytes, pin=NO, cuda=False):
+    def __init__(self, lib, nbytes, pin=NO, fence=None):
         self.lib, self.p, err = lib, ctypes.c_void_p(), Error()
         lib.device_ring_take.restype = ctypes.c_void_p
         lib.device_ring_bytes.restype = lib.device_ring_used.restype = ctypes.c_uint64
-        self.rc = lib.device_ring_new(ctypes.c_uint64(nbytes), pin, cuda, ctypes.byref(self.p), ctypes.byref(err))
+        self.rc = lib.device_ring_new(ctypes.c_uint64(nbytes), pin, fence, ctypes.byref(self.p), ctypes.byref(err))
         self.error = err.text.decode()
 
     def take(self, nbytes):
@@ -32,6 +32,12 @@ class Ring:
 
     def give(self, slot):
         return self.lib.device_ring_give(self.p, ctypes.c_void_p(slot))
+
+    def register(self, fence):
+        err = Error()
+        rc = self.lib.device_ring_register(self.p, fence, ctypes.byref(err))
+        self.error = err.text.decode()
+        return rc
 
     used = property(lambda self: self.lib.device_ring_used(self.p))
     bytes = property(lambda self: self.lib.device_ring_bytes(self.p))
