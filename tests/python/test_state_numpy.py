@@ -34,6 +34,24 @@ def described(collected):
     return out
 
 
+def held(row):
+    """A description with the bytes that the library would read in place of addresses: what is equal is saved equal."""
+    component, name, shape, dtype, flags, strides, boxes, flat, *more, mesh, data = row
+    size = boxes[1::2] if boxes else shape
+    item = _lib.ITEM_BYTES[dtype]
+    if boxes:
+        size = [sum(int(np.prod(boxes[i + 1:i + 2 * len(shape):2])) for i in range(0, len(boxes), 2 * len(shape)))]
+    if flat:
+        size = [flat[1] - flat[0]]
+    if 0 in size:
+        return str((component, name, shape, dtype, flags, boxes, flat, more, mesh))
+    last = sum((n - 1) * abs(step) for n, step in zip(size, strides)) + item if strides else int(np.prod(size, dtype=int)) * item
+    memory = np.frombuffer((ctypes.c_char * last).from_address(data), np.uint8)
+    if strides:
+        memory = np.lib.stride_tricks.as_strided(memory, (*size, item), (*strides, 1))
+    return str((component, name, shape, dtype, flags, boxes, flat, more, mesh, memory.tobytes()))
+
+
 # ---- the binding ----
 
 def test_structs_are_those_of_the_header(tmp_path):
@@ -59,7 +77,7 @@ def test_every_function_and_constant_of_the_header():
     assert set(re.findall(r"\b(vckpt_\w+)\(", header)) == set(_lib.FUNCTIONS)
     names = re.findall(r"VCKPT_([A-Z0-9_]+)", re.search(r"enum vckpt_dtype \{(.*?)\};", header, re.S)[1])
     assert [name.lower() for name in names] == list(_lib.DTYPES[1:])
-    states = re.search(r"enum vckpt_state \{(.*?)\}", header)[1]
+    states = re.search(r"enum vckpt_state \{(.*?)\}", header, re.S)[1]
     assert [name.lower() for name in re.findall(r"VCKPT_(\w+)", states)] == list(_lib.STATES)
 
 
@@ -174,13 +192,14 @@ def test_a_remembered_state_is_never_stale(scale):
         change(tree)
         per_rank = rng.choice([(), (), (), ("m.new1",)])
         whole = {"m": tree, "n": {"x": tree.get("new0"), "k": 1}}
-        if per_rank and isinstance(tree.get("new1"), vckpt.Shard):
-            with pytest.raises(vckpt.Refused, match="cannot be kept by one rank alone"):
+        try:
+            fresh = state.collect(whole, per_rank=per_rank)
+        except vckpt.Refused as error:
+            with pytest.raises(vckpt.Refused, match=re.escape(str(error))):     # of a Shard below new1
                 state.collect(whole, memory=memory, per_rank=per_rank)
             continue
-        found, fresh = state.collect(whole, memory=memory, per_rank=per_rank), state.collect(whole, per_rank=per_rank)
-        strip = [[row[:-2] for row in sorted(described(one), key=str)] for one in (found, fresh)]
-        assert strip[0] == strip[1]
+        found = state.collect(whole, memory=memory, per_rank=per_rank)
+        assert sorted(map(held, described(found))) == sorted(map(held, described(fresh)))
         assert sorted(found.blobs) == sorted(fresh.blobs)
         again = state.collect(whole, memory=memory, per_rank=per_rank)
         assert [r[:-1] for r in described(again)] == [r[:-1] for r in described(found)]

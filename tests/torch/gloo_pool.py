@@ -95,6 +95,14 @@ def pool4():
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def pool6():
+    """Six ranks."""
+    pool = Pool(6)
+    yield pool
+    pool.close()
+
+
 @pytest.fixture(scope="session")
 def pool2():
     """Two ranks."""

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch in one process, without a process group: tensors of every kind, modules and optimizers, what is refused, and that
+the memory of the last save never describes a tensor that changed."""
+import copy
+import pathlib
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/python"))
+sys.path.insert(0, str(ROOT / "tests/python"))
+import vckpt                                            # noqa: E402
+from vckpt import _lib, state                           # noqa: E402
+from test_state_numpy import described, held            # noqa: E402
+
+OPTIONS = {"pin": "no", "plan_cache": False}
+
+
+@pytest.fixture
+def run(tmp_path):
+    vckpt.init(tmp_path / "store")
+    yield tmp_path / "store/run"
+    vckpt.close(tmp_path / "store/run")
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+def kinds():
+    rng = torch.Generator().manual_seed(0)
+    found = {}
+    for name in ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+                 "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"):
+        dtype = getattr(torch, name)
+        size = torch.empty(0, dtype=dtype).element_size()
+        raw = torch.randint(0, 2 if name == "bool" else 256, (6, 4 * size), generator=rng, dtype=torch.uint8)
+        found[f"kind.{name}"] = raw.view(dtype)
+    base = torch.randn(50, 40, generator=rng)
+    complex_ = torch.randn(6, 5, generator=rng, dtype=torch.complex64)
+    found.update(t=base.t(), cut=base[3:30:4, ::7], expanded=base[0].expand(7, 40), windows=base.reshape(-1).unfold(0, 8, 3), conj=complex_.conj(),
+                 neg=complex_.conj().imag, scalar=torch.tensor(2.5), none=torch.zeros(3, 0, 2), grad=base.clone().requires_grad_(),
+                 parameter=torch.nn.Parameter(base[:3]), deep=torch.zeros([1] * 12 + [2, 3]), large=torch.randn(700, 900, generator=rng))
+    return found
+
+
+def test_tensors_come_back(run):
+    wanted = kinds()
+    vckpt.save(run, {"model": wanted, "ema": wanted["large"]}, **OPTIONS)
+    with vckpt.Step(run) as step:
+        for name, tensor in wanted.items():
+            assert same(step["model", name], tensor.detach().resolve_conj().resolve_neg()), name
+        assert same(step["ema"], wanted["large"])
+    with vckpt.Step(run, framework="numpy") as step:
+        assert step["kind.bfloat16"].dtype == "V2" and step["kind.float32"].dtype == "f4"
+
+
+class Wrapped(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+REFUSED = {
+    "meta": (lambda: torch.empty(3, device="meta"), "on the meta device has no data"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse_coo tensor cannot be kept"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized tensor cannot be kept"),
+    "dtype": (lambda: torch.zeros(3, dtype=torch.complex32), "dtype torch.complex32 cannot be kept"),
+    "subclass": (lambda: torch.ones(3).as_subclass(Wrapped), "of the class Wrapped"),
+    "storage": (lambda: torch.ones(3).untyped_storage(), "UntypedStorage"),
+    "generator": (lambda: torch.Generator(), "Generator"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_by_path(run, kind):
+    make, said = REFUSED[kind]
+    with pytest.raises((TypeError, ValueError)) as error:
+        vckpt.save(run, {"model": {"good": torch.ones(2), "layers": [0, {"bad": make()}]}}, **OPTIONS)
+    assert str(error.value).startswith('state["model"]["layers"][1]["bad"]: ') and said in str(error.value)
+    assert vckpt.steps(run) == []
+
+
+# ---- modules and optimizers ----
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.head = torch.nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embed.weight            # tied
+        self.register_buffer("scale", torch.tensor(3.0))
+        self.register_buffer("passing", torch.ones(2), persistent=False)
+
+    def forward(self, x):
+        return self.head(self.norm(self.embed(x))) * self.scale
+
+
+def trained(steps=2, kind=torch.optim.AdamW):
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = kind([{"params": net.embed.parameters(), "lr": 1e-2}, {"params": net.norm.parameters(), "lr": 1e-3}])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for i in range(steps):
+        optimizer.zero_grad()
+        net(torch.arange(6) + i).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    return net, optimizer, scheduler
+
+
+def test_modules_and_optimizers(run):
+    net, optimizer, scheduler = trained()
+    plan = {"embed.weight": [torch.float32, torch.Size([20, 8]), torch.device("cpu")], "nan": float("nan"), "zero": -0.0, "big": 1 << 80}
+    vckpt.save(run, {"plan": plan, "model": net, "optimizer": optimizer, "lr_scheduler": scheduler, "rng": vckpt.rng_state()}, **OPTIONS)
+    with vckpt.Step(run) as step:
+        model, wanted = step.values("model"), net.state_dict()
+        assert list(model) == list(wanted) and all(same(model[name], wanted[name]) for name in wanted)
+        flags = {row[1]: row[4] for row in described(state.collect({"model": net}))}
+        assert {name for name, flag in flags.items() if flag & _lib.BUFFER} == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "scale"}
+        tree = step.values("optimizer")
+        assert [group["params"] for group in tree["param_groups"]] == [["embed.weight"], ["norm.weight", "norm.bias"]]
+        assert same(tree["state"]["embed.weight"]["exp_avg"], optimizer.state[net.embed.weight]["exp_avg"])
+        assert step.values("lr_scheduler") == scheduler.state_dict()
+        back = step.values("plan")
+        assert back["embed.weight"] == plan["embed.weight"] and back["big"] == 1 << 80 and back["nan"] != back["nan"]
+        assert str(back["zero"]) == "-0.0"
+        # and all of it goes back through torch's own functions
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+        other, their, schedule = trained(1)
+        set_model_state_dict(other, model)
+        set_optimizer_state_dict(other, their, tree)
+        schedule.load_state_dict(step.values("lr_scheduler"))
+        for one, opt in ((net, optimizer), (other, their)):
+            opt.zero_grad()
+            one(torch.arange(6)).square().mean().backward()
+            opt.step()
+        assert all(same(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values()))
+
+
+def test_modules_anywhere_in_the_state(run):
+    net, optimizer, _ = trained()
+    second = torch.nn.Linear(3, 3)
+    vckpt.save(run, {"agents": [{"net": net, "opt": optimizer}, {"net": second, "opt": torch.optim.SGD(second.parameters(), lr=1.0)}]}, **OPTIONS)
+    with vckpt.Step(run) as step:
+        names = {t.name for t in step.tensors()}
+        assert {"0.net.embed.weight", "0.opt.state.embed.weight.exp_avg", "1.net.weight"} <= names
+        assert step.values("agents")[1]["opt"]["param_groups"][0]["lr"] == 1.0
+
+
+def test_an_optimizer_without_its_module(run):
+    net, optimizer, _ = trained()
+    with pytest.raises(TypeError, match=r'state\["optimizer"\]: the state has no module with all parameters of this optimizer'):
+        vckpt.save(run, {"optimizer": optimizer}, **OPTIONS)
+
+
+# ---- the memory of the last save ----
+
+def _change(rng, tree):
+    name = rng.choice(list(tree))
+    tensor = tree[name]
+    kind = rng.randrange(10)
+    if not isinstance(tensor, torch.Tensor) or kind == 0:
+        tree[name] = torch.randn(rng.randrange(1, 4), rng.randrange(1, 4))
+    elif kind == 1:
+        tree[name] = tensor.clone()
+    elif kind == 2:
+        tree[name] = tensor.t() if tensor.dim() == 2 else tensor.reshape(-1)
+    elif kind == 3:
+        tree[name] = tensor.to(rng.choice([torch.float32, torch.bfloat16, torch.complex64]))
+    elif kind == 4:
+        tree[name] = tensor.resolve_conj().conj()
+    elif kind == 5:
+        tree[name] = torch.nn.Parameter(tensor.float()) if not tensor.is_complex() else tensor
+    elif kind == 6:
+        tree[name] = tensor[0].expand(3, *tensor.shape[1:])
+    elif kind == 7 and not tensor.is_conj() and type(tensor) is torch.Tensor:
+        with torch.no_grad():
+            tensor.data = torch.zeros(rng.randrange(1, 5), 2, dtype=tensor.dtype)       # the same object, other memory
+    elif kind == 8:
+        tree[name] = tensor.detach().resolve_conj().resolve_neg().to(torch.float32).numpy() if not tensor.is_complex() else 1.5
+    else:
+        tree[f"t{rng.randrange(8)}"] = torch.randn(2, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_remembered_tensor_is_never_stale(scale):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    memory, tree = state.Memory(), {f"t{i}": torch.randn(2, 3) for i in range(4)}
+    for _ in range(scale(800, 5000)):
+        _change(rng, tree)
+        found, fresh = state.collect({"m": tree}, memory=memory), state.collect({"m": tree})
+        assert sorted(map(held, described(found))) == sorted(map(held, described(fresh)))
+        for row in described(found):
+            tensor = tree[row[1]]
+            if isinstance(tensor, torch.Tensor) and not tensor.is_conj() and not tensor.is_neg() and 0 not in tensor.stride():
+                assert row[-1] == tensor.data_ptr()
+
+
+def test_a_name_that_is_no_buffer_any_more():
+    memory, net = state.Memory(), torch.nn.BatchNorm1d(3)
+    for model in (net, dict(net.state_dict()), net):
+        flags = {row[1]: row[4] for row in described(state.collect({"m": model}, memory=memory))}
+        assert bool(flags["running_mean"] & _lib.BUFFER) == (model is net) and not flags["weight"] & _lib.BUFFER
+
+
+def test_training_goes_on(run):
+    """Saves of a module that trains: each step has what the module had."""
+    net, optimizer, _ = trained()
+    wanted = []
+    with vckpt.Saver(run, **OPTIONS) as saver:
+        for i in range(4):
+            handle = saver.async_save({"model": net, "optimizer": optimizer}, attributes={"i": i})
+            wanted.append((copy.deepcopy(net.state_dict()), copy.deepcopy(optimizer.state_dict()["state"][0]["exp_avg"])))
+            handle.staged()
+            optimizer.zero_grad()
+            net(torch.arange(6)).square().mean().backward()
+            optimizer.step()
+    for i, (weights, moment) in enumerate(wanted):
+        with vckpt.Step(run / str(i)) as step:
+            assert all(same(step["model", name], weights[name]) for name in weights)
+            assert same(step["optimizer", "state.embed.weight.exp_avg"], moment)
+
+
+def test_numpy_and_torch_in_one_component(run):
+    vckpt.save(run, {"m": {"a": np.ones(3), "b": torch.zeros(2), "c": vckpt.Shard(torch.arange(6), shape=(2, 3), flat=(0, 6))}}, **OPTIONS)
+    with vckpt.Step(run) as step:
+        assert torch.equal(step["c"], torch.arange(6).reshape(2, 3)) and step["a"].dtype == torch.float64
+        out = torch.zeros(3, 2, dtype=torch.int64).t()
+        assert step.read("m", "c", out=out) is out and torch.equal(out, torch.arange(6).reshape(2, 3))
