@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -87,7 +88,7 @@ class Job:
                        ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
             if not (words or log or list_):
                 del env["LD_PRELOAD"]
-            self.files[rank] = open(self.path.parent / f"{self.path.name}.{id_}.{rank}.out".replace(" ", "_"), "w+")
+            self.files[rank] = tempfile.TemporaryFile("w+")
             self.processes[rank] = subprocess.Popen(
                 [build / "tests" / driver, path, run, id_, str(rank), str(world), str(saves), *[f"{k}={v}" for k, v in options.items()]],
                 env=env, stdout=self.files[rank], stderr=self.files[rank], stdin=stdin or subprocess.DEVNULL, process_group=self.leader.pid)
@@ -133,7 +134,6 @@ class Job:
         self.leader.wait()
         for f in self.files.values():
             f.close()
-            os.unlink(f.name)
 
 
 def run_job(*args, timeout=60, **options):
@@ -221,7 +221,7 @@ def leftovers(api, now):
     """Packs and announcements of dead attempts, all listed by a dry run. Returns how many."""
     dead = [p for p in packs_of(api) if not any(p.startswith(a + "-") for a in now.values())]
     folders = [str(f.relative_to(api.path / "incoming")) for f in (api.path / "incoming").glob("*/*") if f.name not in now.values()]
-    _, reports = api.gc(grace=86400, dry=True)
+    _, reports = api.gc(grace=86400, dry=True, heartbeat=1)
     told = {name for _, name, _ in reports}
     for want in dead + folders:
         assert any(want in name for name in told), (want, reports)
@@ -236,7 +236,7 @@ def goes_on(bench, path, old, id_="the next launch"):
     try:
         now = sound(api, old)
         assert len(now) == len(old) + 1
-        api.gc(grace=0)
+        api.gc(grace=0, heartbeat=1)
         assert sound(api, now) == now
         kept = packs_of(api)
         assert all(any(p.startswith(a + "-") for a in now.values()) for p in kept), (now, kept)
