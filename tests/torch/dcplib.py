@@ -390,3 +390,101 @@ def several_boxes(path):
     dcp.load(blank, storage_reader=StorageReader(path))
     for key, want in wholes.items():
         assert torch.equal(blank[key].view(torch.uint8), want.view(torch.uint8)), key
+
+
+class Blob:
+    """A Stateful that is no module."""
+
+    def __init__(self, value):
+        self.state = {"blob": value}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state_dict):
+        self.state = state_dict
+
+
+def swap_sharded_and_plain(path):
+    """The calls of before, into a folder that is there already, again and again: what was sharded is loaded plain, and the reverse."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
+    from torch.distributed.checkpoint import load_state_dict, save_state_dict
+    from vckpt.dcp import StorageReader
+    n = 32
+
+    def cut(at, first, second):
+        return EnumerableShardingSpec([ShardMetadata(shard_offsets=[0], shard_sizes=[at], placement=f"rank:{first}/cpu"),
+                                       ShardMetadata(shard_offsets=[at], shard_sizes=[n - at], placement=f"rank:{second}/cpu")])
+    specs = [ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"]),
+             ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu", "rank:1/cpu", "rank:0/cpu"]), cut(8, 1, 0), cut(10, 0, 1)]
+    for i, save_spec in enumerate(specs):
+        for k, load_spec in enumerate(specs):
+            saved = {"sharded": sharded_tensor.rand(save_spec, n), "replicated": torch.rand(n), "blob": Blob(b"bytes %d %d" % (i, k))}
+            dist.broadcast(saved["replicated"], src=0)
+            save_state_dict({**saved, "blob": saved["blob"].state_dict()}, storage_writer=writer(path), coordinator_rank=(i + k) % 2)
+            loaded = {"sharded": torch.zeros(n), "replicated": sharded_tensor.zeros(load_spec, n), "blob": {"blob": b""}}
+            load_state_dict(loaded, storage_reader=StorageReader(path))
+            whole = [torch.zeros(n) if dist.get_rank() == 0 else None for _ in range(2)]
+            saved["sharded"].gather(out=whole[0])
+            loaded["replicated"].gather(out=whole[1])
+            if dist.get_rank() == 0:
+                assert torch.equal(whole[0], loaded["sharded"]) and torch.equal(whole[1], saved["replicated"]), (i, k)
+            assert loaded["blob"] == saved["blob"].state, (i, k)
+
+
+def fsdp_model(cut=True):
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.ReLU(), torch.nn.Linear(13, 5))
+    if cut:
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh())
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def fsdp_steps(model, optimizer, first, times):
+    import torch
+    losses = []
+    for i in range(first, first + times):
+        x = torch.randn(6, 7, generator=torch.Generator().manual_seed(i))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def fsdp_state(model, optimizer):
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    return dict(zip(("model", "optim"), get_state_dict(model, optimizer)))
+
+
+def fsdp_save(path):
+    """Trains, saves asynchronously while it goes on training; losses after the save."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    model, optimizer = fsdp_model()
+    fsdp_steps(model, optimizer, 0, 3)
+    apart = dist.new_group(backend="gloo")      # DCP's own messages must not meet those of the training
+    future = dcp.async_save(fsdp_state(model, optimizer), storage_writer=writer(path), process_group=apart)
+    losses = fsdp_steps(model, optimizer, 3, 3)
+    future.result()
+    return losses
+
+
+def fsdp_load(path, cut=True):
+    """Losses after a restart from it."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from vckpt.dcp import StorageReader
+    model, optimizer = fsdp_model(cut)
+    parts = fsdp_state(model, optimizer)
+    dcp.load(parts, storage_reader=StorageReader(path))
+    set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optim"])
+    return fsdp_steps(model, optimizer, 3, 3)

@@ -199,6 +199,27 @@ def test_sharded_tensors_reshard(ranks, path):
     ranks("reshard_sharded_tensors", f"{path}/st")
 
 
+def test_sharded_becomes_plain_and_the_reverse(ranks, path):
+    (path / "tmp12345").mkdir()
+    ranks("swap_sharded_and_plain", f"{path}/tmp12345")
+    assert saver.steps(f"{path}/tmp12345/default") == list(range(16)) and not (path / "vckpt.store").exists()
+
+
+def test_fully_sharded_training_goes_on_bit_by_bit(ranks, path):
+    """From a step that was saved while it trained; and whole, in one process, up to the order of sums."""
+    losses = ranks("fsdp_save", f"{path}/ckpt/step-3")
+    assert ranks("fsdp_load", f"{path}/ckpt/step-3") == losses
+    assert dcplib.fsdp_load(f"{path}/ckpt/step-3", cut=False) == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_stateful_objects_and_no_dist(path):
+    saved = {"linear": torch.nn.Linear(5, 5), "blob": dcplib.Blob(b"SomeBlobForTesting")}
+    dcp.save(saved, storage_writer=StorageWriter(path=path / "s"), no_dist=True)
+    loaded = {"linear": torch.nn.Linear(5, 5), "blob": dcplib.Blob(b"")}
+    dcp.load(loaded, storage_reader=StorageReader(path=path / "s"), no_dist=True)
+    assert loaded["blob"].state == saved["blob"].state and torch.equal(loaded["linear"].weight, saved["linear"].weight)
+
+
 # ---- one process ----
 
 def odd_tensors():
