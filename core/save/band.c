@@ -205,7 +205,7 @@ static bool band_is_direct(const struct save_band *b)
 	return b->npieces == 1 && first == last;
 }
 
-static void band_cut(struct save_band *b)
+static void band_cut_piece(const struct save_band *b, const struct save_piece *p, uint8_t *to)
 {
 	const struct tensor_grid *g = &b->grid;
 	uint64_t stride[TENSOR_MAX_DIMS], bytes = g->item_bytes;
@@ -214,9 +214,25 @@ static void band_cut(struct save_band *b)
 		stride[d] = bytes;
 		bytes *= b->box.size[d];
 	}
-	for (uint32_t i = 0; i < b->npieces; i++)
-		tensor_piece_gather(g, &b->pieces[i].box, NULL, b->raw + b->pieces[i].offset, b->in, b->box.offset,
-			stride);
+	tensor_piece_gather(g, &p->box, NULL, to, b->in, b->box.offset, stride);
+}
+
+/* All pieces, for good: from here on the bytes that they were cut from may be overwritten. */
+static void band_cut(struct save_band *b)
+{
+	for (uint32_t i = 0; !b->cut && i < b->npieces; i++)
+		band_cut_piece(b, &b->pieces[i], b->raw + b->pieces[i].offset);
+	b->cut = true;
+}
+
+/* As it is stored. As long as every piece of the band is recognised each is cut into the same place, which stays in the
+ * processor's cache: unchanged data is read once and written nowhere. */
+static const uint8_t *band_bytes(const struct save_band *b, const struct save_piece *p)
+{
+	if (b->cut)
+		return b->raw + p->offset;
+	band_cut_piece(b, p, b->raw);
+	return b->raw;
 }
 
 void save_band_encode(struct save_band *b, struct save_piece *p)
@@ -225,6 +241,7 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	uint32_t *lens = b->lens + p->first_block;
 	uint64_t *checks = b->checks + p->first_block, blocks = base_block_count(p->len), left = p->len;
 
+	band_cut(b);
 	p->codec = store_codec_encode(b->word_bytes, at, p->len, b->out + p->offset, lens, &p->stored_len, b->scratch);
 	if (p->codec == STORE_CODEC_RAW)
 		p->stored_len = p->len;
@@ -240,17 +257,23 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	p->encoded = true;
 }
 
-int save_band_confirm(struct save_band *b, const struct save_piece *p)
+static int band_confirm(struct save_band *b, const struct save_piece *p, const uint8_t *bytes)
 {
 	struct base_digest digest;
 
-	base_digest_of(b->raw + p->offset, p->len, &digest);
+	base_digest_of(bytes, p->len, &digest);
 	if (base_digest_equal(&digest, &p->digest))
 		return 0;
 	return base_error_set(&b->err, -BASE_EDAMAGED,
 		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
-		"that record, or this machine's memory, is wrong (--no-index saves without recognising pieces)",
+		"that record, or this machine's memory, is wrong (a save without bases, --no-index, recognises no pieces)",
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
+}
+
+int save_band_confirm(struct save_band *b, const struct save_piece *p)
+{
+	band_cut(b);
+	return band_confirm(b, p, b->raw + p->offset);
 }
 
 /* Is it the piece that stands at its position in one of the bases? */
@@ -281,19 +304,20 @@ static bool band_is_checked(const struct save_band *b, const struct save_writer 
 
 static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
-	const uint8_t *raw = b->raw + p->offset;
 	uint64_t begin = save_now_ns(), middle;
+	const uint8_t *bytes = band_bytes(b, p);
 	int rc = 0;
 
-	base_xxh128_of(w->store->info.seed, raw, p->len, &p->xxh);
+	base_xxh128_of(w->store->info.seed, bytes, p->len, &p->xxh);
 	if (band_recognise(b, w, p)) {
 		p->checked = band_is_checked(b, w, p);
 		if (p->checked)
-			rc = save_band_confirm(b, p);
+			rc = band_confirm(b, p, bytes);
 		b->digest_ns += save_now_ns() - begin;
 		return rc;
 	}
-	base_digest_of(raw, p->len, &p->digest);
+	band_cut(b);
+	base_digest_of(b->raw + p->offset, p->len, &p->digest);
 	middle = save_now_ns();
 	b->digest_ns += middle - begin;
 	if (p->len <= STORE_INLINE_MAX_BYTES)
@@ -322,19 +346,15 @@ int save_band_read(struct save_band *b, const struct save_source *source)
 
 int save_band_process(struct save_band *b, struct save_writer *w)
 {
-	bool direct = band_is_direct(b);
-	uint64_t begin = save_now_ns();
 	int rc = 0;
 
 	b->digest_ns = b->encode_ns = 0;
 	b->err = (struct base_error){0};
 	if (!band_room(b, 1) || !band_blocks_room(b))
 		return base_error_set(&b->err, -ENOMEM, "out of memory");
-	b->raw = direct ? b->in : b->memory[1];
-	b->out = direct ? b->memory[1] : b->in;
-	if (!direct)
-		band_cut(b);
-	b->read_ns += save_now_ns() - begin;
+	b->cut = band_is_direct(b);
+	b->raw = b->cut ? b->in : b->memory[1];
+	b->out = b->cut ? b->memory[1] : b->in;
 	save_band_rows(b, w);
 	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
 		rc = band_piece(b, w, &b->pieces[i]);

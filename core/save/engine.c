@@ -8,7 +8,7 @@
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
  *
  * So a trainer waits for nothing but copies: as long as there is something to copy and room for it, nobody digests. One
- * worker at a time forms a batch (walking bands costs time that others need the lock in).
+ * worker at a time forms batches, several ahead (walking bands costs time that others need the lock in).
  *
  * A worker takes a free band first and a number after; what was numbered moves towards the persister, which needs only
  * the lowest: no deadlock, and bands in flight are bounded. Slots are given out in the order of flights and batches,
@@ -21,6 +21,11 @@
 
 #define IOPRIO_WHO_PROCESS 1
 #define IOPRIO_IDLE (3 << 13) /* ioprio_set(2): the class idle */
+
+#define ENGINE_FORM_BATCHES 64u
+#define ENGINE_FORM_BANDS 4096u
+
+enum engine_did { ENGINE_DID, ENGINE_NOTHING, ENGINE_WAIT };
 
 /* ---- staging ---- */
 
@@ -39,7 +44,7 @@ static struct save_flight *engine_to_stage(struct save_saver *s)
 
 	while (f && (f->handed_out || f->failed || f->given_up))
 		f = f->next;
-	return f && f->prepared && !f->forming ? f : NULL;
+	return f && f->prepared ? f : NULL;
 }
 
 static void engine_prepare(struct save_saver *s, struct save_flight *f)
@@ -71,28 +76,52 @@ static void engine_told_staged(struct save_flight *f)
 	pthread_cond_broadcast(&f->s->told);
 }
 
-/* Makes the flight's next batch; at its end notes so. */
+/* Walks the flight's next batches, without the lock; after the last one the flight is handed out. */
+static int engine_walk(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_first,
+	struct saver_batch **ret_last, bool *ret_end, struct base_error *err)
+{
+	uint64_t bands = 0;
+
+	for (unsigned n = 0; n < ENGINE_FORM_BATCHES && bands < ENGINE_FORM_BANDS; n++) {
+		struct saver_batch *b;
+		int rc = saver_batch_form(f, w, &b, err);
+
+		if (rc < 0 || !b) {
+			*ret_end = !b;
+			return rc;
+		}
+		*(*ret_last ? &(*ret_last)->next : ret_first) = b;
+		*ret_last = b;
+		bands += b->nbands + b->nentries;
+		if (b->bytes > device_ring_bytes(f->s->ring))
+			return base_error_set(err, -ENOBUFS,
+				"the staging ring of %llu bytes is too small for a band of %llu",
+				(unsigned long long)device_ring_bytes(f->s->ring), (unsigned long long)b->bytes);
+	}
+	return 0;
+}
+
 static void engine_form(struct save_flight *f, struct saver_worker *w)
 {
+	struct saver_batch *first = NULL, *last = NULL;
 	struct save_saver *s = f->s;
 	struct base_error err = {0};
-	struct saver_batch *b = NULL;
+	bool end = false;
 	int rc;
 
 	f->forming = true;
 	f->copying++;
 	pthread_mutex_unlock(&s->lock);
-	rc = saver_batch_form(f, w, &b, &err);
+	rc = engine_walk(f, w, &first, &last, &end, &err);
 	pthread_mutex_lock(&s->lock);
 	f->forming = false;
 	f->copying--;
-	f->formed = b;
-	if (rc == 0 && b && b->bytes > device_ring_bytes(s->ring))
-		rc = base_error_set(&err, -ENOBUFS, "the staging ring of %llu bytes is too small for a band of %llu",
-			(unsigned long long)device_ring_bytes(s->ring), (unsigned long long)b->bytes);
+	f->formed = first;
 	if (rc < 0)
 		saver_flight_fail(f, rc, &err);
-	else if (!b)
+	else
+		f->walked = end;
+	if (f->walked && !f->formed)
 		f->handed_out = true;
 	engine_told_staged(f);
 	pthread_cond_broadcast(&s->work);
@@ -113,18 +142,20 @@ static void engine_copied(struct save_flight *f, struct saver_batch *b)
 static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *slot)
 {
 	struct save_saver *s = f->s;
-	struct saver_batch *b = base_steal(f->formed);
+	struct saver_batch *b = f->formed;
 	struct base_error err = {0};
 	uint64_t begin = saver_time_ns();
 	int rc;
 
+	f->formed = b->next;
+	f->handed_out = f->walked && !f->formed;
+	b->next = NULL;
 	b->slot = slot;
 	f->copying++;
 	if (!b->samples) {
 		*(f->last ? &f->last->next : &f->first) = b;
 		f->last = b;
 	}
-	pthread_cond_signal(&s->work); /* the next batch may be formed */
 	pthread_mutex_unlock(&s->lock);
 	rc = saver_batch_copy(f, w, b, &err);
 	pthread_mutex_lock(&s->lock);
@@ -140,31 +171,33 @@ static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	pthread_cond_signal(&s->ready);
 }
 
-/* true: something was done. */
-static bool engine_stage(struct save_saver *s, struct saver_worker *w)
+/* Walking is short: whoever comes meanwhile waits for it, rather than begin to digest. */
+static enum engine_did engine_stage(struct save_saver *s, struct saver_worker *w)
 {
 	struct save_flight *f = engine_to_prepare(s);
 	uint8_t *slot;
 
 	if (f) {
 		engine_prepare(s, f);
-		return true;
+		return ENGINE_DID;
 	}
 	f = engine_to_stage(s);
 	if (!f)
-		return false;
+		return ENGINE_NOTHING;
 	if (!f->formed) {
+		if (f->forming)
+			return ENGINE_WAIT;
 		engine_form(f, w);
-		return true;
+		return ENGINE_DID;
 	}
 	slot = device_ring_take(s->ring, f->formed->bytes);
 	if (!slot) {
 		f->info.ring_waits += !f->formed->waited;
 		f->formed->waited = true;
-		return false;
+		return ENGINE_NOTHING;
 	}
 	engine_copy(f, w, slot);
-	return true;
+	return ENGINE_DID;
 }
 
 /* ---- processing ---- */
@@ -239,9 +272,12 @@ void *saver_worker_main(void *arg)
 	if (s->options.low_priority)
 		saver_yield_to_others();
 	pthread_mutex_lock(&s->lock);
-	while (!s->stop)
-		if (!engine_stage(s, w) && !engine_process(s))
+	while (!s->stop) {
+		enum engine_did did = engine_stage(s, w);
+
+		if (did == ENGINE_WAIT || (did == ENGINE_NOTHING && !engine_process(s)))
 			pthread_cond_wait(&s->work, &s->lock);
+	}
 	pthread_mutex_unlock(&s->lock);
 	device_mark_free(w->mark);
 	device_stream_free(w->stream);
@@ -364,7 +400,12 @@ void saver_engine_drop(struct save_flight *f)
 		free(b);
 	}
 	f->last = NULL;
-	free(base_steal(f->formed));
+	while (f->formed) {
+		struct saver_batch *b = f->formed;
+
+		f->formed = b->next;
+		free(b);
+	}
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);
 }

@@ -115,6 +115,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	uint8_t *memory[2]; size_t memory_room[2];
 	uint8_t *in;                    /* the box's bytes, row-major: memory[0], or a part of the ring's slot */
 	uint8_t *raw, *out;             /* pieces one after another; encoded ones at the same offsets */
+	bool cut;                       /* all pieces stand in `raw`; else they lie in `in` only, which is as it was */
 	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
 	uint8_t *scratch;
 	uint64_t read_ns, digest_ns, encode_ns;

@@ -76,7 +76,7 @@ struct save_flight {
 	uint64_t step, entry;
 	struct save_flight_info info;
 	struct saver_batch *first, *last;       /* not wholly appended */
-	struct saver_batch *formed;             /* has no slot yet */
+	struct saver_batch *formed; bool walked; /* have no slots yet; there are no more after these */
 	struct save_cursor former;              /* the next batch begins here */
 	uint64_t next_entry;                    /* of the samples */
 
