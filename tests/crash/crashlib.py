@@ -15,14 +15,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
 
 from storelib import EABORTED, Api, packs_of, scratch  # noqa: E402
 
 NONE = 2**64 - 1
 WORLD = 4
-START_MS, HEARTBEAT_MS = 6000, 20000
-DRIVERS = ["rank_protocol", "rank_saver"]
+START_MS, HEARTBEAT_MS = 5000, 20000
+DRIVERS = [pytest.param("rank_protocol", marks=pytest.mark.full), "rank_saver"]
 DAMAGE = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
 MESSAGES = re.compile(r"^(\d+) (open|closed|saved (\d+) (\d+)|failed (-\d+) (.*))$")
 

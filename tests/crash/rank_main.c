@@ -138,9 +138,12 @@ int main(int argc, char **argv)
 	return 0;
 }
 
-void rank_fill(void *out, size_t len, uint64_t seed)
+void rank_fill(void *out, size_t len, const char *id, uint64_t seed)
 {
 	uint8_t *bytes = out;
+
+	for (; *id; id++)
+		seed = seed * 31 + (unsigned char)*id;
 
 	for (size_t i = 0; i < len; i++) {
 		seed = seed * 6364136223846793005u + 1442695040888963407u;

@@ -99,7 +99,7 @@ static int piece_write(struct rank *r, struct share *s, const char *class, size_
 
 	if (e < 0)
 		return e;
-	rank_fill(bytes, len, seed);
+	rank_fill(bytes, len, r->job.id, seed);
 	e = store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, len, &ret_piece->ref);
 	if (e < 0)
 		store_pack_abandon(w);

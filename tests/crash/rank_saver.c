@@ -63,9 +63,9 @@ static int declare(struct rank *r, struct vckpt_save *save, unsigned number, str
 			.flags = VCKPT_TENSOR_ALONE}};
 	int e;
 
-	rank_fill(r->data, r->job.bytes, number * UINT64_C(1000) + r->job.rank);
-	rank_fill(m, MOMENTS_BYTES, number * UINT64_C(1000) + 999);
-	rank_fill(alone, MOMENTS_BYTES, number * UINT64_C(1000) + 998);
+	rank_fill(r->data, r->job.bytes, r->job.id, number * UINT64_C(1000) + r->job.rank);
+	rank_fill(m, MOMENTS_BYTES, "", number * UINT64_C(1000) + 999);
+	rank_fill(alone, MOMENTS_BYTES, r->job.id, number * UINT64_C(1000) + 998);
 	e = vckpt_save_tensors(save, tensors, r->job.rank == 0 ? 3 : 2, err);
 	if (e == 0)
 		e = vckpt_save_blob(save, "config.json", 0, "{}", 2, err);
