@@ -27,6 +27,7 @@ import numpy as np
 from . import _lib, meshes, values
 from .records import Record
 from .shard import NUMPY_DTYPES, STALE, Layout, NumpyEntry, Refused, Shard, ShardEntry, said
+from .values_text import Block
 
 PER_RANK = Record("vckpt.PerRank", {})
 DICTS = (dict, collections.OrderedDict)
@@ -167,7 +168,7 @@ class Walk:
         self.memo, self.state, self.patterns = memo, state, patterns
         self.component, self.root, self.fresh = component, (component,), False
         self.names, self.paths, self.tensors = [], [], []
-        self.buffers, self.subtrees, self.per_rank = set(), {}, False
+        self.buffers, self.subtrees, self.mixed, self.per_rank = set(), {}, set(), False
 
     def walk(self, value, path):
         """The value with state dicts for objects, PerRank and Subtree in place."""
@@ -189,9 +190,13 @@ class Walk:
         known = self.memo.subtrees.get(path)
         tensors = []
         if known is None or not matches(value, known.skeleton, tensors):
+            if path in self.memo.mixed and known is None:       # it was not the last time: parts of it may be
+                self.mixed.add(path)
+                return None
             paths, tensors = [], []
             skeleton = skeleton_of(value, path, paths, tensors)
             if skeleton is None or not paths or any(self.chosen(one[:n]) for one in paths for n in range(len(path) + 1, len(one) + 1)):
+                self.mixed.add(path)
                 return None
             known, self.fresh = Subtree(value, skeleton, paths), True
         self.subtrees[path] = known
@@ -227,6 +232,8 @@ def _subtree_node(encoder, subtree, path):
     if subtree.node is None:
         subtree.node = values.PLAIN[type(subtree.value)](encoder, subtree.value, path)
         subtree.value = None
+        if type(subtree.node) is Block:
+            subtree.node.kept = {}
     else:
         encoder.count(64 * len(subtree.names), path)
     return subtree.node
@@ -332,7 +339,7 @@ class Memo:
 
     def __init__(self):
         self.subtrees, self.names, self.entries, self.buffers = {}, [], [], frozenset()
-        self.rows, self.text, self.owned = None, None, False
+        self.rows, self.text, self.owned, self.mixed = None, None, False, frozenset()
 
 
 class Memory:
@@ -387,7 +394,7 @@ def one(walk, value, whole, rank, result):
     if not reused and type(tree) is not PerRank:
         text = common_document(tree, walk)
     after = Memo()
-    after.subtrees, after.names, after.buffers = walk.subtrees, walk.names, frozenset(walk.buffers)
+    after.subtrees, after.names, after.buffers, after.mixed = walk.subtrees, walk.names, frozenset(walk.buffers), walk.mixed
     after.text = text if type(tree) is Subtree else None
     fill_rows(walk, after, whole, rank, result)
     home = whole[2].lowest if whole else 0

@@ -47,12 +47,12 @@ def refusal(path, sentence, kind=ValueError):
 
 class Block:
     """`open`, entries (what stands before the node on its line, the node), `close`. `hug`: the last entry goes on the same
-    line and is not indented once more."""
+    line and is not indented once more. `kept`: of a node that goes into more than one document, its text by indentation."""
 
-    __slots__ = ("open", "close", "entries", "hug")
+    __slots__ = ("open", "close", "entries", "hug", "kept")
 
     def __init__(self, open, close, entries, hug):
-        self.open, self.close, self.entries, self.hug = open, close, entries, hug
+        self.open, self.close, self.entries, self.hug, self.kept = open, close, entries, hug, None
 
 
 def container(open, close, entries, hug=False):
@@ -89,6 +89,12 @@ class _Lines:
     def add(self, node, indent):
         if type(node) is str:
             self.out.append(node)
+        elif node.kept is not None:
+            if indent not in node.kept:
+                lines, kept, node.kept = _Lines(), node.kept, None
+                lines.add(node, indent)
+                kept[indent], node.kept = "".join(lines.out), kept
+            self.out.append(node.kept[indent])
         elif node.hug:
             self.out.append(node.open + "".join(f"{prefix}{text}, " for prefix, text in node.entries[:-1]))
             self.out.append(node.entries[-1][0])
