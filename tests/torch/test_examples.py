@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/examples/train.py: what a job that was ended and started again computes is what one that was not would have computed,
+bit by bit, under each parallelisation; under another one it is close. The straight runs and the orderly restarts go through
+the pool of ranks; a rank that is killed in the middle is a job of its own, under torchrun."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gloo_pool import ROOT, pool2, pool4                # noqa: F401  (fixtures)
+
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+
+TINY = ["--width", "32", "--depth", "2", "--length", "32", "--batch", "8", "--text", str(ROOT / "LICENSE")]
+# Restarted ranks that share the agent's store find the addresses of those before (pytorch#135712).
+SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def _job(store, arguments, cache):
+    """On a rank of the pool."""
+    os.environ.update(XDG_CACHE_HOME=cache)
+    sys.path.insert(0, str(ROOT / "docs/examples"))
+    import train
+    return train.main(train.options(["--store", store, *arguments, *TINY]))
+
+
+def words(losses):
+    return {step: loss.hex() for step, loss in losses.items()}
+
+
+def alike(pool, store, *arguments):
+    """The losses, which all ranks must agree on."""
+    found = pool(_job, str(store), list(arguments), str(store.parent / "cache"))
+    assert all(words(one) == words(found[0]) for one in found)
+    return found[0]
+
+
+def steps_equal(one, other):
+    """Every tensor of two steps, byte for byte."""
+    with vckpt.Step(one) as a, vckpt.Step(other) as b:
+        names = {(t.component, t.name): (t.dtype, t.shape) for t in a.tensors()}
+        assert names and names == {(t.component, t.name): (t.dtype, t.shape) for t in b.tensors()}
+        for component, name in names:
+            found, wanted = (s[component, name].reshape(-1).view(torch.uint8) for s in (a, b))
+            assert torch.equal(found, wanted), f"{component}/{name}"
+        assert a.values("lr_scheduler") == b.values("lr_scheduler") and a.values("loader") == b.values("loader")
+
+
+def sound(vckpt_command, store, run, steps):
+    assert vckpt.steps(store / run) == steps
+    vckpt_command("verify", store)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp-fsdp"])
+def test_restart(pool4, vckpt, tmp_path, parallel):     # noqa: F811
+    store = tmp_path / "store"
+    straight = alike(pool4, store, "--parallel", parallel, "--steps", "6", "--every", "3")
+    before = alike(pool4, store, "--parallel", parallel, "--steps", "3", "--every", "2", "--name", "again")
+    after = alike(pool4, store, "--parallel", parallel, "--steps", "6", "--every", "1", "--name", "again")
+    assert set(before) == {1, 2, 3} and set(after) == {4, 5, 6}
+    assert words({**before, **after}) == words(straight)
+    assert len(set(words(straight).values())) == 6
+    steps_equal(store / "lm/6", store / "again/6")
+    sound(vckpt, store, "lm", [3, 6])
+    sound(vckpt, store, "again", [2, 3, 4, 5, 6])
+
+
+def test_another_layout(pool4, tmp_path, monkeypatch):  # noqa: F811
+    """A step of four ranks goes on under tensor parallelism and on one rank. The sums are the same in another order: no bit by
+    bit, but nothing that a lost moment or a wrong box would not show."""
+    store, plain = tmp_path / "store", ["--dropout", "0", "--every", "3"]
+    straight = alike(pool4, store, *plain, "--parallel", "fsdp", "--steps", "6")
+    more = [*plain, "--resume", "lm/3", "--steps", "6"]
+    cut = alike(pool4, store, *more, "--parallel", "tp-fsdp", "--name", "cut")
+    assert not torch.distributed.is_initialized()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(ROOT / "docs/examples"))
+    import train
+    alone = train.main(train.options(["--store", str(store), *more, "--name", "alone", *TINY]))
+    for losses in cut, alone:
+        assert losses == pytest.approx({step: straight[step] for step in (4, 5, 6)}, rel=2e-5)
+        assert words(losses) != {step: word for step, word in words(straight).items() if step > 3}
+    assert vckpt.steps(store / "cut") == vckpt.steps(store / "alone") == [6]
+
+
+def torchrun(store, ranks, *arguments):
+    """{step: loss in hex} as it was printed, a step twice where it was computed twice; and the whole output."""
+    environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(store.parent / "cache"),
+                   "PYTHONPATH": os.pathsep.join([str(ROOT / "tools/python"), os.environ.get("PYTHONPATH", "")])}
+    if os.environ.get("VCKPT_PRELOAD"):
+        environment["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "1",
+               "--monitor-interval", "0.1"]
+    done = subprocess.run([*command, str(ROOT / "docs/examples/train.py"), "--store", str(store), *arguments, *TINY],
+                          capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall(r"^step (\d+) loss \S+ (\S+)$", done.stdout, re.M), done.stdout
+
+
+def killed(pool, ranks, command, tmp_path, parallel):
+    """A rank is killed in step 5, with the save of step 4 under way: the job goes on from step 3 or 4, whichever is the newest
+    that is whole."""
+    store = tmp_path / "store"
+    arguments = ["--parallel", parallel, "--steps", "6", "--every", "1"]
+    straight = words(alike(pool, store, *arguments))
+    told, output = torchrun(store, ranks, *arguments, "--name", "killed", "--crash-at", "5")
+    begin = re.findall(r"^from step (\d), as if nothing", output, re.M)
+    assert begin in (["3"], ["4"]), output
+    assert [int(step) for step, _ in told] == [1, 2, 3, 4, *range(int(begin[0]) + 1, 7)]
+    assert all(loss == straight[int(step)] for step, loss in told), (told, straight)
+    steps_equal(store / "lm/6", store / "killed/6")
+    sound(command, store, "killed", [1, 2, 3, 4, 5, 6])
+
+
+def test_killed_ddp(pool2, vckpt, tmp_path):            # noqa: F811
+    killed(pool2, 2, vckpt, tmp_path, "ddp")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["fsdp", "tp-fsdp"])
+def test_killed(pool4, vckpt, tmp_path, parallel):      # noqa: F811
+    killed(pool4, 4, vckpt, tmp_path, parallel)
