@@ -205,6 +205,75 @@ def test_a_remembered_tensor_is_never_stale(scale):
                 assert row[-1] == tensor.data_ptr()
 
 
+def _change_module(rng, net, optimizer):
+    kind = rng.randrange(14)
+    part = rng.choice([m for m in net.modules() if isinstance(m, torch.nn.Linear)])
+    if kind == 0:
+        part.weight = torch.nn.Parameter(torch.randn(4, 4))
+    elif kind == 1:
+        part.bias = None if part.bias is not None else torch.nn.Parameter(torch.randn(4))
+    elif kind == 2:
+        part.weight = net[0].weight                                         # tied
+    elif kind == 3:
+        part.register_buffer(f"b{rng.randrange(3)}", torch.randn(2), persistent=rng.random() < 0.5)
+    elif kind == 4:
+        net.append(torch.nn.Linear(4, 4)) if len(net) < 5 else net.pop(len(net) - 1)
+    elif kind == 5:
+        net[rng.randrange(len(net))] = torch.nn.Linear(4, 4)
+    elif kind == 6:
+        part.weight.data = torch.randn(4, 4).t()                            # the same object, other memory
+    elif kind == 7 and not part._state_dict_hooks:
+        handle = part._register_state_dict_hook(lambda module, state, prefix, local: state.update({prefix + "weight": state[prefix + "weight"] * 2}))
+        HOOKED.append(handle)
+    elif kind == 8 and HOOKED:
+        HOOKED.pop().remove()
+    elif kind == 9:
+        optimizer.param_groups[0]["lr"] = rng.random()
+    elif kind == 10:
+        optimizer.state[next(iter(optimizer.state))][f"k{rng.randrange(3)}"] = rng.choice([1, torch.ones(2), "x"])
+    elif kind == 11:
+        for state in optimizer.state.values():
+            state["exp_avg"] = torch.randn(4, 4)
+    elif kind == 12:
+        optimizer.param_groups[0][f"o{rng.randrange(3)}"] = rng.choice([1, 1.0, True, (1, 2)])
+    else:
+        part.__class__ = Doubling if type(part) is torch.nn.Linear else torch.nn.Linear
+
+
+HOOKED = []
+
+
+class Doubling(torch.nn.Linear):
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = destination[prefix + "weight"] * 2
+
+
+def test_a_remembered_module_is_never_stale(scale):
+    """What torch's functions would give now, whatever was changed since the last save."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    memory, quick = state.Memory(), 0
+    for _ in range(scale(3, 40)):
+        net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        fixed = torch.nn.Linear(4, 4, bias=False)                           # what the optimizer has stays in the module
+        whole_net = torch.nn.ModuleDict({"net": net, "fixed": fixed})
+        optimizer = torch.optim.AdamW(fixed.parameters())
+        fixed(torch.ones(4)).sum().backward()
+        optimizer.step()
+        for _ in range(30):
+            if rng.random() < 0.8:
+                _change_module(rng, net, optimizer)
+            whole = {"m": whole_net, "o": optimizer}
+            found, fresh = state.collect(whole, memory=memory), state.collect(whole)
+            assert sorted(map(held, described(found))) == sorted(map(held, described(fresh)))
+            assert sorted(found.blobs) == sorted(fresh.blobs)
+            quick += memory.views[whole_net].tensors is not None and optimizer in memory.views
+        HOOKED.clear()
+    assert quick > 20
+
+
 def test_a_name_that_is_no_buffer_any_more():
     memory, net = state.Memory(), torch.nn.BatchNorm1d(3)
     for model in (net, dict(net.state_dict()), net):

@@ -20,6 +20,7 @@ import io
 import random
 import re
 import sys
+import weakref
 from collections.abc import Mapping
 
 import numpy as np
@@ -164,8 +165,8 @@ def matches(value, skeleton, tensors):
 class Walk:
     """One component of one save."""
 
-    def __init__(self, component, memo, state, patterns):
-        self.memo, self.state, self.patterns = memo, state, patterns
+    def __init__(self, component, memo, memory, state, patterns):
+        self.memo, self.memory, self.state, self.patterns = memo, memory, state, patterns
         self.component, self.root, self.fresh = component, (component,), False
         self.names, self.paths, self.tensors = [], [], []
         self.buffers, self.subtrees, self.mixed, self.per_rank = set(), {}, set(), False
@@ -217,11 +218,13 @@ class Walk:
             return value
         torch = torch_module()
         if torch is not None and isinstance(value, torch.nn.Module):
-            prefix = [str(key) for key in path[1:]]
-            self.buffers |= {".".join([*prefix, name]) for name in torch_state().buffer_names(value)}
-            return dict(torch_state().module_state(value))
+            from .torch_modules import module_state
+            tensors, buffers = module_state(value, self.memory.views)
+            self.buffers |= {dotted((*path, name)) for name in buffers}
+            return tensors
         if torch is not None and isinstance(value, torch.optim.Optimizer):
-            return dict(torch_state().optimizer_state(value, find_modules(self.state), path))
+            from .torch_modules import optimizer_state
+            return optimizer_state(value, find_modules(self.state), self.memory.views, path)
         if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
             return self.plain(value.state_dict(), path)
         return value
@@ -343,10 +346,10 @@ class Memo:
 
 
 class Memory:
-    """Memos by component, and what they all depend on."""
+    """Memos by component, what they all depend on, and what is known of modules and optimizers (torch_modules.py)."""
 
     def __init__(self):
-        self.key, self.memos = None, {}
+        self.key, self.memos, self.views = None, {}, weakref.WeakKeyDictionary()
 
 
 class Collected:
@@ -375,9 +378,9 @@ def collect(state, *, mesh=None, rank=0, per_rank=(), memory=None):
         _lib.text(component, "component")
         memo = memory.memos.get(component) or Memo()
         try:
-            memory.memos[component] = one(Walk(component, memo, state, patterns), value, whole, rank, result)
+            memory.memos[component] = one(Walk(component, memo, memory, state, patterns), value, whole, rank, result)
         except Stale:
-            memory.memos[component] = one(Walk(component, Memo(), state, patterns), value, whole, rank, result)
+            memory.memos[component] = one(Walk(component, Memo(), memory, state, patterns), value, whole, rank, result)
     return result
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's tensors, modules and optimizers as the library is told of them. Imported only where torch is.
+"""torch's tensors as the library is told of them, and torch's process group. Imported only where torch is.
 
 Layouts are those of docs/torch.md. The trap stands there: what fully_shard cuts after tensor parallelism it calls
 `_StridedShard`, and where that is uneven the label says another layout than the data has. The order in which it was cut is
@@ -236,37 +236,6 @@ def find_layout(spec, shape, save_mesh, path):
 
 def placement_words(placements, path, ndim):
     return placements if isinstance(placements, str) else ",".join(word(p, path, ndim) for p in placements)
-
-
-# ---- modules and optimizers ----
-
-def module_state(module):
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict
-    return get_model_state_dict(module)
-
-
-def optimizer_state(optimizer, modules, path):
-    """Named by parameter. modules: all that stand in the state."""
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for module in modules:
-        names = {id(p) for p in module.parameters()}
-        if own <= names:
-            return get_optimizer_state_dict(module, optimizer)
-    raise Refused(path, "the state has no module with all parameters of this optimizer: give the module too (its parameters name "
-                        "the optimizer's state), or what torch.distributed.checkpoint.state_dict.get_optimizer_state_dict returns")
-
-
-WRAPPERS = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-
-
-def buffer_names(module):
-    """Names, as the state dict has them, of what is no parameter: statistics that may differ between replicas."""
-    try:
-        from torch.distributed.checkpoint.state_dict import _get_fqns
-        return {fqn for name, _ in module.named_buffers(remove_duplicate=False) for fqn in _get_fqns(module, name)}
-    except (ImportError, AttributeError, RuntimeError):
-        return {".".join(part for part in name.split(".") if part not in WRAPPERS) for name, _ in module.named_buffers()}
 
 
 # ---- the process group ----
