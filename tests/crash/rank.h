@@ -19,6 +19,7 @@ struct rank_job {
 	size_t bytes;                   /* of this rank in a sharded tensor */
 	uint64_t step;                  /* of the first save; RANK_NO_STEP: the next one */
 	int replace;
+	uint32_t workers;               /* of a saver; 0: one */
 };
 struct rank;
 

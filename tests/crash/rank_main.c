@@ -93,6 +93,8 @@ static void option(struct run *run, const char *word)
 		run->job.step = number;
 	else if (!strncmp(word, "replace", n))
 		run->job.replace = (int)number;
+	else if (!strncmp(word, "workers", n))
+		run->job.workers = (uint32_t)number;
 	else if (!strncmp(word, "threads", n))
 		run->threads = (int)number;
 	else if (!strncmp(word, "wait", n)) /* for a line on standard input, once open */
