@@ -424,7 +424,7 @@ static int commit_manifest(struct store_attempt *a, const struct proto_announcem
 		return base_error_set(err, r, "run %s: manifest: %s", a->run, base_error_name(r));
 	r = store_manifest_check_packs(a->store, &m, err);
 	if (r == 0)
-		r = store_manifest_check_cover(a->store, &m, err);
+		r = store_manifest_check_cover(a->store, &m, NULL, err);
 	proto_manifest_release(&m);
 	return r;
 }

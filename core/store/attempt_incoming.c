@@ -8,6 +8,8 @@
 
 #include <stdio.h>
 
+#include "core/store/spread.h"
+
 /* ---- listings ---- */
 
 static int files_add(void *arg, const struct store_storage_entry *entry)
@@ -323,26 +325,43 @@ void store_incoming_free(struct store_incoming *all, size_t n)
 	free(all);
 }
 
+struct folder_end { struct store *s; struct store_files files; const char *begin; _Atomic uint64_t bytes, count; };
+
+static void folder_remove(struct folder_end *e, const struct store_file *file)
+{
+	if (file->foreign || store_remove(e->s->storage, file->name) < 0)
+		return;
+	e->bytes += file->size;
+	e->count++;
+}
+
+static int folder_remove_one(void *arg, uint32_t i, struct base_error *err)
+{
+	struct folder_end *e = arg;
+
+	(void)err;
+	if (strcmp(e->files.all[i].name, e->begin) != 0)
+		folder_remove(e, &e->files.all[i]);
+	return 0;
+}
+
 uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files)
 {
-	struct store_files files = {0};
 	char dir[STORE_NAME_MAX], begin[STORE_NAME_MAX];
-	uint64_t bytes = 0, count = 0;
+	struct folder_end e = {.s = s, .begin = begin};
+	const struct store_file *last;
 
 	snprintf(dir, sizeof dir, "incoming/%s/%s", run, attempt);
 	snprintf(begin, sizeof begin, "incoming/%s/%s/begin", run, attempt);
-	if (store_files_list(s, dir, &files, NULL) == 0) {
-		for (unsigned last = 0; last < 2; last++)
-			for (size_t i = 0; i < files.n; i++)
-				if (!files.all[i].foreign && (strcmp(files.all[i].name, begin) == 0) == last
-				    && store_remove(s->storage, files.all[i].name) == 0) {
-					bytes += files.all[i].size;
-					count++;
-				}
+	if (store_files_list(s, dir, &e.files, NULL) == 0 && e.files.n <= UINT32_MAX) {
+		store_spread((uint32_t)e.files.n, folder_remove_one, &e, NULL);
+		last = store_files_find(&e.files, begin);
+		if (last)
+			folder_remove(&e, last);
 		s->storage->ops->remove_dir(s->storage, dir);
 	}
-	store_files_release(&files);
+	store_files_release(&e.files);
 	if (ret_files)
-		*ret_files = count;
-	return bytes;
+		*ret_files = e.count;
+	return e.bytes;
 }

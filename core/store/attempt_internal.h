@@ -39,6 +39,7 @@ struct store_attempt {
 	char (*packs)[STORE_PACK_NAME_MAX]; size_t npacks; /* its own */
 	struct proto_announcement *parts; /* [world], as they were read; arena NULL: not yet. Who commits has them */
 	uint32_t nparts, cursor;        /* how many were read; where to look next */
+	uint64_t judge_ns;              /* monotonic: when those that are missing are judged again */
 };
 
 /* A listing, sorted by name. */

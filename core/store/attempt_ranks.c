@@ -24,8 +24,9 @@
  * Who commits also judges those that are missing (launch_watch.c) and aborts in their name. A rank that was wrongly
  * given up finds the abort as the list's next entry, and nothing that it does afterwards counts.
  *
- * Requests: every rank one look-up of the list's next entry a poll, at 1 ms first and at 100 ms in the end. Who commits
- * reads each announcement once, and asks for at most 16 a poll that are not there yet.
+ * Requests: every rank one look-up of the list's next entry a poll, at 1 ms first and at 100 ms in the end; of more
+ * than 1,000 ranks those who do not commit at as many times 0.1 ms. Who commits reads each announcement once, several
+ * at a time (spread.c), and asks for about 16 a poll that are not there yet.
  *
  * The list is the launch's, used under the launch's lock by all of its attempts. Lock order: attempt, launch. */
 #include <stdio.h>
@@ -33,12 +34,17 @@
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
 #include "core/store/launch_internal.h"
+#include "core/store/spread.h"
 
 #define TAKEOVER_MS 2000u
 #define TAKEOVER_PARTS 8u
 #define POLL_MIN_US 1000u
 #define POLL_MAX_US 100000u
-#define LOOK_AHEAD 16u          /* announcements asked for in vain, a poll */
+#define POLL_EACH_US 100u       /* of all ranks together, one look at the list in so long: 8,192 take 0.8 s for a round */
+#define LOOK_AHEAD 16u          /* announcements asked for in vain, a poll, about */
+#define PARTS_BATCH 256u        /* announcements asked for at once */
+#define JUDGE_MAX_NS 500000000u /* but twice a second they are judged */
+#define JUDGE_SHARE 20u         /* one part in so many of the time goes into judging those that are missing */
 #define BASE_TRIES 8192u
 #define MEET_TRIES 16u
 
@@ -467,31 +473,61 @@ static int part_read(struct store_attempt *a, uint32_t rank, struct base_error *
 	if (r < 0)
 		return base_error_set(err, r, "its announcement cannot be read: %s", base_error_name(r));
 	a->parts[rank] = m;
-	a->nparts++;
 	return 1;
 }
 
-/* Those that were not read yet, from where the last look ended; stops at the 16th that is not there. */
+struct parts_batch { struct store_attempt *a; uint32_t ranks[PARTS_BATCH]; uint32_t n; int found[PARTS_BATCH]; };
+
+/* Never fails: what an announcement's error means is told by its rank. */
+static int batch_read(void *arg, uint32_t i, struct base_error *err)
+{
+	struct parts_batch *b = arg;
+
+	b->found[i] = part_read(b->a, b->ranks[i], err);
+	return b->found[i];
+}
+
+/* The next that were not read yet, from where the last batch ended; `left` of the ranks are still to be looked at. */
+static void batch_fill(struct parts_batch *b, uint32_t most, uint32_t *left)
+{
+	uint32_t world = b->a->job->world;
+
+	for (b->n = 0; *left && b->n < most; --*left) {
+		uint32_t rank = b->a->cursor;
+
+		b->a->cursor = rank + 1 < world ? rank + 1 : 0;
+		if (!b->a->parts[rank].arena) {
+			b->found[b->n] = 0;
+			b->ranks[b->n++] = rank;
+		}
+	}
+}
+
+/* Those that were not read yet, several at once; ends where 16 of a batch are not there. A batch of those that may all
+ * be missing has 16, one after a batch that was all there PARTS_BATCH. */
 static int parts_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank, struct base_error *err)
 {
-	uint32_t world = a->job->world;
-	unsigned missing = 0;
+	uint32_t left = a->job->world, most = LOOK_AHEAD, missing = 0;
+	struct parts_batch b = {.a = a};
 
-	if (!a->parts && !(a->parts = calloc(world, sizeof *a->parts)))
+	if (!a->parts && !(a->parts = calloc(left, sizeof *a->parts)))
 		return base_error_set(err, -ENOMEM, "out of memory");
-	for (uint32_t n = 0; n < world && a->nparts < world && missing < LOOK_AHEAD; n++) {
-		uint32_t rank = a->cursor;
-		int r = 0;
+	while (left && a->nparts < a->job->world && missing < LOOK_AHEAD) {
+		uint32_t before = missing;
+		int r;
 
-		a->cursor = rank + 1 < world ? rank + 1 : 0;
-		if (a->parts[rank].arena)
-			continue;
-		*ret_rank = rank;
-		r = part_read(a, rank, err);
-		if (r < 0)
-			return r;
-		missing += r == 0;
-		*ret_new |= r == 1;
+		batch_fill(&b, most, &left);
+		r = store_spread(b.n, batch_read, &b, err);
+		for (uint32_t i = 0; i < b.n; i++) {
+			a->nparts += b.found[i] == 1;
+			*ret_new |= b.found[i] == 1;
+			missing += b.found[i] == 0;
+			if (r < 0 && b.found[i] < 0) {
+				*ret_rank = b.ranks[i];
+				return r;
+			}
+		}
+		most = missing == before ? PARTS_BATCH : LOOK_AHEAD;
 	}
 	return 0;
 }
@@ -520,7 +556,10 @@ static void missing_why(const struct store_attempt *a, enum store_rank_state sta
 static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	char host[PROTO_HOST_MAX], why[200];
+	uint64_t begin = store_monotonic_ns(), took;
 
+	if (begin < a->judge_ns)
+		return 0;
 	store_watch_look(a->job->watch);
 	for (uint32_t rank = 0; rank < a->job->world; rank++) {
 		enum store_rank_state state;
@@ -532,18 +571,37 @@ static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct ba
 		if (state == STORE_RANK_FINE)
 			continue;
 		r = part_read(a, rank, err); /* it may have announced before it went */
-		if (r == 1)
+		if (r == 1) {
+			a->nparts++;
 			continue;
+		}
 		missing_why(a, state, why);
 		return give_up(a, rank, host, r < 0 ? err->text : why, ret_entry, err);
 	}
+	took = store_monotonic_ns() - begin;
+	a->judge_ns = begin + base_min(took * JUDGE_SHARE, JUDGE_MAX_NS);
 	return 0;
 }
 
 /* ---- who commits: the commit ---- */
 
-/* model: com. Manifest durable, then every pack that it names looked at again, then the replicas, then the cover
- * (invariants 2 and 4). */
+/* Replicas and cover (invariant 4), which counts the tensors. Where ranks differ in what a tensor is, their replicas
+ * differ, too: the former says more. */
+static int job_check(struct store_attempt *a, const struct proto_announcement **all, struct proto_manifest *m,
+	struct base_error *err)
+{
+	struct base_error why = {0};
+	int r = store_manifest_check_replicas(a->store, all, a->nparts, err);
+
+	if (r == 0)
+		return store_manifest_check_cover(a->store, m, &m->tensors, err);
+	if (store_manifest_check_layouts(a->store, m, &why) == -BASE_EFORMAT)
+		return base_error_set(err, -BASE_EFORMAT, "%s", why.text);
+	return r;
+}
+
+/* model: com. Checked, then the manifest durable, then every pack that it names looked at again (invariant 2). The
+ * same for all who commit: the manifest that is checked has a count of tensors that is only about right. */
 static int job_manifest(struct store_attempt *a, struct proto_manifest *ret_m, struct base_digest *ret_digest,
 	struct base_error *err)
 {
@@ -555,17 +613,21 @@ static int job_manifest(struct store_attempt *a, struct proto_manifest *ret_m, s
 		all[i] = &a->parts[i];
 	if (r == 0)
 		r = store_manifest_make(all, a->nparts, &body, ret_digest, err);
-	if (r == 0)
-		r = store_manifest_put(a->store, a->run, &body, ret_digest, err);
 	if (r < 0)
 		return r;
 	r = proto_manifest_decode(body.data, body.len, ret_m);
 	if (r < 0)
 		return base_error_set(err, r, "manifest: %s", base_error_name(r));
-	r = store_manifest_check_packs(a->store, ret_m, err);
-	if (r == 0)
-		r = store_manifest_check_replicas(a->store, all, a->nparts, err);
-	return r == 0 ? store_manifest_check_cover(a->store, ret_m, err) : r;
+	r = job_check(a, all, ret_m, err);
+	if (r < 0)
+		return r;
+	base_buf_release(&body);
+	r = proto_manifest_encode(ret_m, &body);
+	if (r < 0)
+		return base_error_set(err, r, "manifest: %s", base_error_name(r));
+	base_digest_of(body.data, body.len, ret_digest);
+	r = store_manifest_put(a->store, a->run, &body, ret_digest, err);
+	return r < 0 ? r : store_manifest_check_packs(a->store, ret_m, err);
 }
 
 /* 1: committed, by us or somebody else. */
@@ -686,21 +748,22 @@ static int wait_over(struct store_attempt *a, struct base_error *err)
 /* model: wait */
 static int job_wait(struct store_attempt *a, uint64_t end, uint64_t *ret_entry, struct base_error *err)
 {
-	uint64_t sleep_us = POLL_MIN_US;
+	uint64_t sleep_us = POLL_MIN_US, most_us = base_max(POLL_MAX_US, (uint64_t)a->job->world * POLL_EACH_US);
 
 	for (;;) {
 		uint64_t now;
-		bool new = false;
+		bool new = false, lead;
 		int r = outcome(a, ret_entry, err);
 
-		if (r == 0 && job_turn(a))
+		lead = r == 0 && job_turn(a);
+		if (lead)
 			r = job_lead(a, &new, ret_entry, err);
 		if (r)
 			return r < 0 ? r : 0;
 		now = store_monotonic_ms();
 		if (now >= end)
 			return wait_over(a, err);
-		sleep_us = new ? POLL_MIN_US : base_min(sleep_us * 3 / 2, POLL_MAX_US);
+		sleep_us = new ? POLL_MIN_US : base_min(sleep_us * 3 / 2, lead ? POLL_MAX_US : most_us);
 		usleep((useconds_t)base_min(sleep_us, (end - now) * 1000));
 	}
 }

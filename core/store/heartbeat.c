@@ -22,6 +22,8 @@
 #include "core/base/log.h"
 #include "core/store/list_internal.h"
 
+#define WRITER_HOST_MAX 52      /* of a host's name in that of a rank's file */
+
 struct store_heartbeat {
 	struct store *store;
 	char launch[17], run[PROTO_RUN_MAX + 1];
@@ -192,7 +194,7 @@ static int heartbeat_thread(struct store_heartbeat *h)
 static void heartbeat_writer(struct store_heartbeat *h, const struct store_heartbeat_options *o)
 {
 	if (o->job)
-		snprintf(h->writer, sizeof h->writer, "%.52s.r%u", store_hostname(), o->rank);
+		snprintf(h->writer, sizeof h->writer, "%.*s.r%u", WRITER_HOST_MAX, store_hostname(), o->rank);
 	else
 		snprintf(h->writer, sizeof h->writer, "%s", store_hostname());
 }
@@ -272,13 +274,21 @@ bool store_process_lives(uint64_t pid, uint64_t start_time)
 	return process_start_time(pid, &start) && start == start_time;
 }
 
-static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m)
+/* A process that was found alive for one file need not be asked for again for the next: ranks that are threads. */
+struct lived { uint64_t pid, start_time; };
+
+static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m, struct lived *lived)
 {
 	if (strcmp(m->boot_id, heartbeat_space()) != 0)
 		return STORE_UNKNOWN;
-	for (uint32_t i = 0; i < m->nranks; i++)
-		if (store_process_lives(m->ranks[i].pid, m->ranks[i].start_time))
-			return STORE_ALIVE;
+	for (uint32_t i = 0; i < m->nranks; i++) {
+		struct lived one = {m->ranks[i].pid, m->ranks[i].start_time};
+
+		if (memcmp(&one, lived, sizeof one) != 0 && !store_process_lives(one.pid, one.start_time))
+			continue;
+		*lived = one;
+		return STORE_ALIVE;
+	}
 	return STORE_DEAD;
 }
 
@@ -288,19 +298,12 @@ static int launches_add(void *arg, const struct store_storage_entry *entry)
 {
 	const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
 	struct launches_found *f = arg;
-	struct store_launch_info info = {0};
+	struct store_launch_info *info;
 	char host[65];
-	size_t i;
 
-	if (entry->foreign || entry->temporary || strlen(entry->name) >= sizeof info.file
-	    || !store_heartbeat_name_parse(base, info.launch, host, &info.number))
+	if (entry->foreign || entry->temporary || strlen(entry->name) >= sizeof info->file)
 		return 0;
-	snprintf(info.host, sizeof info.host, "%s", host);
-	snprintf(info.file, sizeof info.file, "%s", entry->name);
-	for (i = 0; i < f->n; i++)
-		if (strcmp(f->all[i].launch, info.launch) == 0 && strcmp(f->all[i].host, info.host) == 0)
-			break;
-	if (i == f->size) {
+	if (f->n == f->size) {
 		size_t size = f->size ? f->size * 2 : 16;
 		struct store_launch_info *more = reallocarray(f->all, size, sizeof *more);
 
@@ -309,16 +312,34 @@ static int launches_add(void *arg, const struct store_storage_entry *entry)
 		f->all = more;
 		f->size = size;
 	}
-	if (i == f->n)
-		f->n++;
-	else if (f->all[i].number >= info.number)
+	info = &f->all[f->n];
+	*info = (struct store_launch_info){0};
+	if (!store_heartbeat_name_parse(base, info->launch, host, &info->number))
 		return 0;
-	f->all[i] = info;
+	snprintf(info->host, sizeof info->host, "%s", host);
+	snprintf(info->file, sizeof info->file, "%s", entry->name);
+	f->n++;
 	return 0;
 }
 
+static int launch_writer_order(const struct store_launch_info *a, const struct store_launch_info *b)
+{
+	int c = strcmp(a->launch, b->launch);
+
+	return c ? c : strcmp(a->host, b->host);
+}
+
+/* Of one writer the highest number first. */
+static int launch_order(const void *pa, const void *pb)
+{
+	const struct store_launch_info *a = pa, *b = pb;
+	int c = launch_writer_order(a, b);
+
+	return c ? c : (a->number < b->number) - (a->number > b->number);
+}
+
 /* What the file says; one that cannot be read says nothing against its launch: it is watched like a stranger's. */
-static bool launch_read(struct store *s, struct store_launch_info *info)
+static bool launch_read(struct store *s, struct store_launch_info *info, struct lived *lived)
 {
 	struct store_record record = {0};
 	struct proto_heartbeat m = {0};
@@ -332,7 +353,7 @@ static bool launch_read(struct store *s, struct store_launch_info *info)
 		store_record_release(&record);
 		return true;
 	}
-	info->state = heartbeat_judge(&m);
+	info->state = heartbeat_judge(&m, lived);
 	if (m.run && proto_run_valid(m.run))
 		snprintf(info->run, sizeof info->run, "%s", m.run);
 	proto_heartbeat_release(&m);
@@ -340,33 +361,46 @@ static bool launch_read(struct store *s, struct store_launch_info *info)
 	return true;
 }
 
-static int launches_once(struct store *s, struct launches_found *f, bool *ret_moved)
+/* Lists, and reads those that `known` does not have, which are put into its place. Both stand by writer. */
+static int launches_once(struct store *s, struct launches_found *known, bool *ret_moved)
 {
-	int r = store_list_files(s->storage, "hosts", launches_add, f);
-	size_t kept = 0;
+	struct launches_found f = {0};
+	struct lived lived = {0};
+	size_t kept = 0, at = 0;
+	int r = store_list_files(s->storage, "hosts", launches_add, &f);
 
 	*ret_moved = false;
-	for (size_t i = 0; r >= 0 && i < f->n; i++) {
-		if (launch_read(s, &f->all[i]))
-			f->all[kept++] = f->all[i];
+	if (f.n)
+		qsort(f.all, f.n, sizeof *f.all, launch_order);
+	for (size_t i = 0; r >= 0 && i < f.n; i++) {
+		struct store_launch_info *info = &f.all[i];
+
+		if (i && launch_writer_order(info, info - 1) == 0)
+			continue;
+		while (at < known->n && launch_writer_order(&known->all[at], info) < 0)
+			at++;
+		if (at < known->n && launch_writer_order(&known->all[at], info) == 0)
+			f.all[kept++] = known->all[at];
+		else if (launch_read(s, info, &lived))
+			f.all[kept++] = *info;
 		else
 			*ret_moved = true;
 	}
-	f->n = r < 0 ? 0 : kept;
+	f.n = kept;
+	free(known->all);
+	*known = f;
 	return r;
 }
 
-/* A heartbeat that goes while it is read was replaced by its next number, or ended: look again. */
+/* A heartbeat that goes while it is read was replaced by its next number, or ended: look again, for those alone. */
 int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t *ret_n, struct base_error *err)
 {
 	struct launches_found f = {0};
 	bool moved = true;
 	int r = 0;
 
-	for (unsigned tries = 0; moved && r >= 0 && tries < 10; tries++) {
-		f.n = 0;
+	for (unsigned tries = 0; moved && r >= 0 && tries < 10; tries++)
 		r = launches_once(s, &f, &moved);
-	}
 	if (r < 0 && r != -ENOENT) {
 		free(f.all);
 		return base_error_set(err, r, "%s/hosts: %s", s->path, base_error_name(r));
@@ -380,18 +414,26 @@ int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t
 
 struct ranks_each { const char *launch; store_heartbeat_func f; void *arg; };
 
-/* The rank at the end of `<host>.r<rank>`; false: a writer alone. */
-static bool writer_rank(const char *writer, uint32_t *ret_rank)
+/* The rank at the end of `<host>.r<rank>`, which is cut off; false: a writer alone. */
+static bool writer_cut(char *writer, uint32_t *ret_rank)
 {
-	const char *dot = strrchr(writer, '.');
+	char *dot = strrchr(writer, '.');
 	unsigned long long n;
 	char *end;
 
 	if (!dot || dot[1] != 'r' || dot[2] < '0' || dot[2] > '9' || strlen(dot) > 12)
 		return false;
 	n = strtoull(dot + 2, &end, 10);
+	if (*end || n > UINT32_MAX)
+		return false;
 	*ret_rank = (uint32_t)n;
-	return !*end && n <= UINT32_MAX;
+	*dot = 0;
+	return true;
+}
+
+bool store_heartbeat_may_be_here(const char *host)
+{
+	return strncmp(host, store_hostname(), WRITER_HOST_MAX) == 0;
 }
 
 static int ranks_found(void *arg, const struct store_storage_entry *entry)
@@ -403,8 +445,8 @@ static int ranks_found(void *arg, const struct store_storage_entry *entry)
 	uint32_t rank;
 
 	if (!entry->foreign && !entry->temporary && strncmp(base, e->launch, 16) == 0
-	    && store_heartbeat_name_parse(base, launch, writer, &number) && writer_rank(writer, &rank))
-		e->f(e->arg, rank, number, entry->name);
+	    && store_heartbeat_name_parse(base, launch, writer, &number) && writer_cut(writer, &rank))
+		e->f(e->arg, rank, number, writer, entry->name);
 	return 0;
 }
 

@@ -31,10 +31,11 @@ struct store_heartbeat_rank {
 	bool here;              /* of this machine: store_process_lives can tell */
 	uint64_t pid, start_time;
 };
-/* Lists the heartbeats of one launch's ranks, in no order; for a moment a rank has two. */
-typedef void (*store_heartbeat_func)(void *arg, uint32_t rank, uint64_t number, const char *file);
+/* Lists the heartbeats of one launch's ranks, in no order; for a moment a rank has two. host: as the file's name says. */
+typedef void (*store_heartbeat_func)(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file);
 int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg);
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r); /* -ENOENT: moved on */
+bool store_heartbeat_may_be_here(const char *host); /* by the name alone */
 bool store_process_lives(uint64_t pid, uint64_t start_time);
 
 static inline uint64_t store_monotonic_ns(void)

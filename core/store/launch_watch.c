@@ -3,18 +3,20 @@
  * launch_watch: which ranks of a launch still live, as the rank sees it that is about to commit. The others never look.
  *
  * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and no more than a
- * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). A rank's file
- * is read when the rank is first seen; from then on its number is enough. A file that gave way to the next one between
- * listing and reading is listed once more. A process of this machine is asked for at every call, which costs the store nothing. The time of a change
- * is the time of the look that found it, by this rank's monotonic clock, and no time-out begins before the rank's own
- * announcement in the attempt at hand: what happened between two saves is held against nobody. An observer that itself
- * stood still (a job that is suspended as a whole) starts all clocks anew, or it would give up everybody at its first
- * look. */
+ * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). Of a rank of
+ * another host the file's name is enough; that of one of this host's name is read when the rank is first seen, for it
+ * says which process it is. A file that gave way to the next one between listing and reading is listed once more. A
+ * process of this machine is asked for at every call, which costs the store nothing; ranks that are threads of one
+ * share the answer. The time of a change is the time of the look that found it, by this rank's monotonic clock, and no
+ * time-out begins before the rank's own announcement in the attempt at hand: what happened between two saves is held
+ * against nobody. An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew, or
+ * it would give up everybody at its first look. */
 #include "core/store/launch_internal.h"
 
 #include <stdio.h>
 
 #define LIST_TRIES 3u
+#define PROCESS_MS 10u                  /* for so long a process that lived is not asked for again */
 
 struct watch_rank {
 	struct store_heartbeat_rank who;
@@ -35,6 +37,7 @@ struct store_watch {
 	uint64_t ended_ms, next_ms;     /* when it ended, and when the next one is due */
 	bool missed;                    /* it met a file that could not be read */
 	uint64_t since_ms;              /* since when a rank that was never seen is missing */
+	struct { uint64_t pid, start_time, asked_ms; } lives; /* the last process that was found alive */
 };
 
 int store_watch_new(struct store *s, const char *launch, uint32_t world, uint64_t heartbeat_ms, uint64_t start_ms,
@@ -68,14 +71,23 @@ void store_watch_free(struct store_watch *w)
 	free(w);
 }
 
-static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *file)
+/* Who it is, when it is first seen. */
+static int watch_meet(struct store_watch *w, struct watch_rank *k, const char *host, const char *file)
+{
+	if (store_heartbeat_may_be_here(host))
+		return store_heartbeat_look(w->store, file, &k->who);
+	snprintf(k->who.host, sizeof k->who.host, "%s", host);
+	return 0;
+}
+
+static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
 {
 	struct store_watch *w = arg;
 	struct watch_rank *k = rank < w->world ? &w->ranks[rank] : NULL;
 
 	if (!k)
 		return;
-	if (!k->seen && store_heartbeat_look(w->store, file, &k->who) < 0) {
+	if (!k->seen && watch_meet(w, k, host, file) < 0) {
 		w->missed = true; /* moved on, or cannot be read */
 		return;
 	}
@@ -144,11 +156,25 @@ static bool lasts(const struct store_watch *w, uint64_t since, uint64_t from, ui
 	return w->looked_ms >= base_max(since, from) + limit;
 }
 
-static enum store_rank_state judge(const struct store_watch *w, const struct watch_rank *k, uint64_t since)
+static bool process_lives(struct store_watch *w, const struct store_heartbeat_rank *who)
+{
+	uint64_t now = store_monotonic_ms();
+
+	if (who->pid == w->lives.pid && who->start_time == w->lives.start_time && now < w->lives.asked_ms + PROCESS_MS)
+		return true;
+	if (!store_process_lives(who->pid, who->start_time))
+		return false;
+	w->lives.pid = who->pid;
+	w->lives.start_time = who->start_time;
+	w->lives.asked_ms = now;
+	return true;
+}
+
+static enum store_rank_state judge(struct store_watch *w, const struct watch_rank *k, uint64_t since)
 {
 	if (!k->seen)
 		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_FINE;
-	if (k->who.here && !store_process_lives(k->who.pid, k->who.start_time))
+	if (k->who.here && !process_lives(w, &k->who))
 		return STORE_RANK_DIED;
 	if (k->gone_ms)
 		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_FINE;

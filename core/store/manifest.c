@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
+#include "core/store/spread.h"
 
 typedef const struct proto_announcement *const *announcements;
 
@@ -441,23 +442,31 @@ int store_manifest_object(struct store *s, const struct proto_manifest *m, const
 	return r;
 }
 
+struct packs_check { struct store *s; const struct proto_manifest *m; };
+
+static int pack_check(void *arg, uint32_t i, struct base_error *err)
+{
+	const struct packs_check *c = arg;
+	const struct proto_manifest_pack *p = &c->m->packs[i];
+	char path[STORE_NAME_MAX];
+	uint64_t size;
+	int r = store_pack_path(p->pack, path);
+
+	if (r == 0)
+		r = store_size(c->s->storage, path, &size);
+	if (r == -ENOENT)
+		return base_error_set(err, r, "pack %s is gone", p->pack);
+	if (r < 0)
+		return base_error_set(err, r, "pack %s: %s", p->pack, base_error_name(r));
+	if (size != p->size)
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s has %" PRIu64 " bytes instead of %" PRIu64, p->pack,
+			size, p->size);
+	return 0;
+}
+
 int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, struct base_error *err)
 {
-	for (uint32_t i = 0; i < m->npacks; i++) {
-		const struct proto_manifest_pack *p = &m->packs[i];
-		char path[STORE_NAME_MAX];
-		uint64_t size;
-		int r = store_pack_path(p->pack, path);
+	struct packs_check c = {s, m};
 
-		if (r == 0)
-			r = store_size(s->storage, path, &size);
-		if (r == -ENOENT)
-			return base_error_set(err, r, "pack %s is gone", p->pack);
-		if (r < 0)
-			return base_error_set(err, r, "pack %s: %s", p->pack, base_error_name(r));
-		if (size != p->size)
-			return base_error_set(err, -BASE_EDAMAGED, "pack %s has %" PRIu64 " bytes instead of %" PRIu64,
-				p->pack, size, p->size);
-	}
-	return 0;
+	return store_spread(m->npacks, pack_check, &c, err);
 }

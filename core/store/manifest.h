@@ -24,8 +24,13 @@ int store_manifest_path(const char *run, const struct base_digest *digest, char 
 
 /* Invariant 4: loads the layouts and all rows of all parts and checks that the boxes of every tensor cover it exactly
  * (identical boxes of several writers count once and must have equal digests). A manifest of one rank whose rows are
- * all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. */
-int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, struct base_error *err);
+ * all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. ret_tensors (NULL: not asked): how many
+ * there are, those that several layouts list counted once. */
+int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
+	struct base_error *err);
+/* The first thing that it does: do layouts that list the same tensor say the same of it? -BASE_EFORMAT names tensor,
+ * ranks and what each said. */
+int store_manifest_check_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err);
 /* Of the announcements of all ranks, ascending: do those of a group of replicas say the same (core/save/replica.h)?
  * Where not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks, and what can be done.
  * -ENOMEM. */

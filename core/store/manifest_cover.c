@@ -7,15 +7,21 @@
  * layouts by component and name, and those that are called the same must look the same.
  *
  * A whole tensor's first row is noted in place; boxes are gathered only for tensors that need it. So a step of one
- * writer costs a bit a tensor, whatever its size. */
+ * writer costs a bit a tensor, whatever its size; one of many 80 bytes a box of a matrix, all boxes of all ranks at
+ * once.
+ *
+ * Parts are read several at once (spread.c), each by one thread; a row is added under the lock. In which order they come
+ * makes no difference to what is refused, nor, but for which two of several ranks are named, to the sentence. */
 #include "core/store/manifest.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/base/cleanup.h"
 #include "core/store/cover.h"
 #include "core/store/part.h"
+#include "core/store/spread.h"
 
 struct cover_tensor { uint32_t layout, tensor; };           /* where its name and shape stand */
 /* whole: by this rank, with this digest */
@@ -30,9 +36,10 @@ struct cover_gather {
 	struct store_layout **layouts;
 	uint32_t **numbers;                 /* [layout][tensor]: number over all layouts */
 	struct cover_tensor *tensors; struct cover_state *states; uint32_t ntensors;
+	pthread_mutex_t lock;               /* of states, rows and pairs while parts are read */
 	struct base_buf rows, pairs;        /* struct cover_row; u64 */
-	uint32_t rank, layout;              /* of the part being read */
 };
+struct cover_part { struct cover_gather *g; struct base_error *err; uint32_t rank, layout; }; /* being read */
 
 static void gather_release(struct cover_gather *g)
 {
@@ -48,6 +55,7 @@ static void gather_release(struct cover_gather *g)
 	free(g->states);
 	base_buf_release(&g->rows);
 	base_buf_release(&g->pairs);
+	pthread_mutex_destroy(&g->lock);
 }
 
 static int gather_memory(const struct cover_gather *g)
@@ -93,35 +101,89 @@ static bool tensor_same(const struct cover_gather *g, const struct cover_tensor 
 		x->min_bytes == y->min_bytes && x->target_bytes == y->target_bytes && x->row_bytes == y->row_bytes;
 }
 
+/* "ranks 0, 1, 2, 3 and 4 more": those of the layout. */
+static void advice_ranks(const struct cover_gather *g, uint32_t layout, struct base_buf *b)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < g->m->nranks; i++)
+		if (g->m->ranks[i].layout == layout && n++ < 4)
+			base_buf_printf(b, "%s%u", n > 1 ? ", " : "", g->m->ranks[i].rank);
+	if (n > 4)
+		base_buf_printf(b, " and %u more", n - 4);
+}
+
+/* The lowest rank of a layout. */
+static uint32_t rank_of(const struct cover_gather *g, uint32_t layout)
+{
+	for (uint32_t i = 0; i < g->m->nranks; i++)
+		if (g->m->ranks[i].layout == layout)
+			return g->m->ranks[i].rank;
+	return UINT32_MAX;
+}
+
+/* "of ranks 0, 2 it is float32 [3, 4]" */
+static void said_text(const struct cover_gather *g, const struct cover_tensor *t, struct base_buf *b)
+{
+	struct tensor_shape shape;
+
+	store_layout_shape(g->layouts[t->layout], t->tensor, &shape);
+	base_buf_append_text(b, "of ranks ");
+	advice_ranks(g, t->layout, b);
+	base_buf_printf(b, " it is %s [", tensor_dtype_name(store_layout_dtype(g->layouts[t->layout], t->tensor)));
+	for (uint32_t d = 0; d < shape.ndim; d++)
+		base_buf_printf(b, "%s%llu", d ? ", " : "", (unsigned long long)shape.dim[d]);
+	base_buf_append_text(b, "]");
+}
+
+static int tensor_disagreed(const struct cover_gather *g, const struct cover_tensor *x, const struct cover_tensor *y)
+{
+	bool later = rank_of(g, y->layout) < rank_of(g, x->layout);
+	const struct cover_tensor *first = later ? y : x, *second = later ? x : y;
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+	char name[256];
+
+	tensor_name(g, x, name);
+	said_text(g, first, &b);
+	base_buf_append_text(&b, ", ");
+	said_text(g, second, &b);
+	return base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s/%s\" is not the same on all ranks: %.*s",
+		store_layout_component(g->layouts[x->layout], x->tensor), name, (int)b.len, (const char *)b.data);
+}
+
+static int layout_load(void *arg, uint32_t i, struct base_error *err)
+{
+	struct cover_gather *g = arg;
+	const struct proto_ref *from = &g->m->layouts[i].ref;
+	base_cleanup_free void *bytes = NULL;
+	int r = store_manifest_object(g->s, g->m, from, STORE_CHUNK_MAX_BYTES, &bytes, err);
+
+	if (r == 0)
+		r = store_layout_decode(bytes, from->raw_len, &g->layouts[i], err);
+	if (r < 0)
+		return r;
+	g->numbers[i] = calloc((size_t)g->layouts[i]->m.ntensors + 1, sizeof **g->numbers);
+	return g->numbers[i] ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
 static int layouts_load(struct cover_gather *g, uint64_t *ret_total)
 {
-	int r = 0;
+	int r;
 
 	g->layouts = calloc((size_t)g->m->nlayouts + 1, sizeof *g->layouts);
 	g->numbers = calloc((size_t)g->m->nlayouts + 1, sizeof *g->numbers);
 	if (!g->layouts || !g->numbers)
 		return gather_memory(g);
+	r = store_spread(g->m->nlayouts, layout_load, g, g->err);
 	*ret_total = 0;
-	for (uint32_t i = 0; i < g->m->nlayouts && r == 0; i++) {
-		base_cleanup_free void *bytes = NULL;
-
-		r = store_manifest_object(g->s, g->m, &g->m->layouts[i].ref, STORE_CHUNK_MAX_BYTES, &bytes, g->err);
-		if (r == 0)
-			r = store_layout_decode(bytes, g->m->layouts[i].ref.raw_len, &g->layouts[i], g->err);
-		if (r < 0)
-			return r;
+	for (uint32_t i = 0; i < g->m->nlayouts && r == 0; i++)
 		*ret_total += g->layouts[i]->m.ntensors;
-		g->numbers[i] = calloc((size_t)g->layouts[i]->m.ntensors + 1, sizeof **g->numbers);
-		if (!g->numbers[i])
-			return gather_memory(g);
-	}
 	return r;
 }
 
 static int layouts_number(struct cover_gather *g, uint64_t total)
 {
 	uint32_t n = 0, count = 0;
-	char name[256];
 
 	if (total > PROTO_LAYOUT_MAX_TENSORS)
 		return base_error_set(g->err, -BASE_ELIMIT, "more than %u tensors in one step",
@@ -140,15 +202,30 @@ static int layouts_number(struct cover_gather *g, uint64_t total)
 
 		if (n == 0 || tensor_order(&g->tensors[n - 1], &t, g) != 0)
 			g->tensors[n++] = t;
-		else if (!tensor_same(g, &g->tensors[n - 1], &t)) {
-			tensor_name(g, &t, name);
-			return base_error_set(g->err, -BASE_EFORMAT,
-				"tensor \"%s\" has different shapes or dtypes on different ranks", name);
-		}
+		else if (!tensor_same(g, &g->tensors[n - 1], &t))
+			return tensor_disagreed(g, &g->tensors[n - 1], &t);
 		g->numbers[t.layout][t.tensor] = n - 1;
 	}
 	g->ntensors = n;
 	return 0;
+}
+
+/* Loads the layouts, numbers their tensors. */
+static int layouts_gather(struct cover_gather *g)
+{
+	uint64_t total = 0;
+	int r;
+
+	pthread_mutex_init(&g->lock, NULL);
+	r = layouts_load(g, &total);
+	return r < 0 ? r : layouts_number(g, total);
+}
+
+int store_manifest_check_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err)
+{
+	base_cleanup(gather_release) struct cover_gather g = {.s = s, .m = m, .err = err};
+
+	return layouts_gather(&g);
 }
 
 /* ---- who says that it holds a tensor ---- */
@@ -160,18 +237,6 @@ static int64_t advice_find(const struct cover_gather *g, uint32_t layout, uint32
 		if (g->numbers[layout][t] == number)
 			return t;
 	return -1;
-}
-
-/* "ranks 0, 1, 2, 3 and 4 more": those of the layout. */
-static void advice_ranks(const struct cover_gather *g, uint32_t layout, struct base_buf *b)
-{
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; i < g->m->nranks; i++)
-		if (g->m->ranks[i].layout == layout && n++ < 4)
-			base_buf_printf(b, "%s%u", n > 1 ? ", " : "", g->m->ranks[i].rank);
-	if (n > 4)
-		base_buf_printf(b, " and %u more", n - 4);
 }
 
 static void advice_placement(const struct proto_layout *l, const struct proto_layout_tensor *t, struct base_buf *b)
@@ -186,13 +251,13 @@ static void advice_placement(const struct proto_layout *l, const struct proto_la
 
 /* Most often ranks share a tensor that fewer of them hold, or that is not the same on them: says what each said. The
  * sentence so far stays; what does not fit behind it is cut. */
-static int advise(const struct cover_gather *g, uint32_t number, int code)
+static int advise(const struct cover_gather *g, uint32_t number, int code, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
-	size_t len = g->err ? strlen(g->err->text) : 0;
+	size_t len = err ? strlen(err->text) : 0;
 	unsigned shown = 0;
 
-	if (!g->err || code != -BASE_EFORMAT || g->m->world < 2)
+	if (!err || code != -BASE_EFORMAT || g->m->world < 2)
 		return code;
 	for (uint32_t i = 0; i < g->m->nlayouts && shown < 3; i++) {
 		int64_t t = advice_find(g, i, number);
@@ -206,92 +271,109 @@ static int advise(const struct cover_gather *g, uint32_t number, int code)
 	base_buf_append_text(&b, "; if other ranks hold it, or hold other parts of it, name them: mesh= and placements "
 		"of the tensor, or mesh= of the save");
 	if (!b.error)
-		snprintf(g->err->text + len, sizeof g->err->text - len, "%.*s", (int)b.len, (const char *)b.data);
+		snprintf(err->text + len, sizeof err->text - len, "%.*s", (int)b.len, (const char *)b.data);
 	return code;
 }
 
 /* ---- rows ---- */
 
-static int row_differs(const struct cover_gather *g, uint32_t number, uint32_t a, uint32_t b)
+static int row_differs(const struct cover_part *p, uint32_t number, uint32_t other)
 {
 	char name[256];
 
-	tensor_name(g, &g->tensors[number], name);
-	base_error_set(g->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for all of it",
-		name, a, b);
-	return advise(g, number, -BASE_EFORMAT);
+	tensor_name(p->g, &p->g->tensors[number], name);
+	base_error_set(p->err, -BASE_EFORMAT, "tensor \"%s\": ranks %u and %u stored different bytes for all of it",
+		name, (uint32_t)base_min(other, p->rank), (uint32_t)base_max(other, p->rank));
+	return advise(p->g, number, -BASE_EFORMAT, p->err);
 }
 
-static int gather_whole(struct cover_gather *g, uint32_t number, const struct store_row *row)
+/* The lowest rank's counts. */
+static int gather_whole(struct cover_part *p, uint32_t number, const struct store_row *row)
 {
-	struct cover_state *state = &g->states[number];
+	struct cover_state *state = &p->g->states[number], mine = {true, p->rank, row->digest}, was;
 
-	if (state->whole)
-		return base_digest_equal(&state->digest, &row->digest) ? 0
-								       : row_differs(g, number, state->rank, g->rank);
-	*state = (struct cover_state){true, g->rank, row->digest};
-	return 0;
+	pthread_mutex_lock(&p->g->lock);
+	was = *state;
+	if (!was.whole || p->rank < was.rank)
+		*state = mine;
+	pthread_mutex_unlock(&p->g->lock);
+	return !was.whole || base_digest_equal(&was.digest, &mine.digest) ? 0 : row_differs(p, number, was.rank);
 }
 
-static int gather_boxes(struct cover_gather *g, uint32_t number, const struct store_row *row)
+static int gather_box(struct cover_part *p, uint32_t ndim, const struct tensor_box *box, struct cover_row line)
+{
+	struct cover_gather *g = p->g;
+	int r;
+
+	pthread_mutex_lock(&g->lock);
+	line.pairs = g->pairs.len / sizeof(uint64_t);
+	for (uint32_t d = 0; d < ndim; d++) {
+		base_buf_append(&g->pairs, &box->offset[d], sizeof(uint64_t));
+		base_buf_append(&g->pairs, &box->size[d], sizeof(uint64_t));
+	}
+	base_buf_append(&g->rows, &line, sizeof line);
+	r = g->rows.error || g->pairs.error ? -ENOMEM : 0;
+	pthread_mutex_unlock(&g->lock);
+	return r < 0 ? base_error_set(p->err, r, "out of memory") : 0;
+}
+
+static int gather_boxes(struct cover_part *p, uint32_t number, const struct store_row *row)
 {
 	const struct store_piece *pieces = row->pieces;
 	struct tensor_grid grid;
 	int r = 0;
 
-	store_layout_grid(g->layouts[g->layout], row->tensor, &grid);
+	store_layout_grid(p->g->layouts[p->layout], row->tensor, &grid);
 	for (uint32_t i = 0; i < row->nboxes && r == 0; i++) {
 		uint64_t n = tensor_piece_count(&grid, &row->boxes[i]);
-		struct cover_row line = {.tensor = number, .rank = g->rank, .pairs = g->pairs.len / sizeof(uint64_t)};
+		struct cover_row line = {.tensor = number, .rank = p->rank};
 
 		r = store_row_digest(pieces, n, &line.digest);
 		pieces += n;
-		for (uint32_t d = 0; d < grid.shape.ndim; d++) {
-			base_buf_append(&g->pairs, &row->boxes[i].offset[d], sizeof(uint64_t));
-			base_buf_append(&g->pairs, &row->boxes[i].size[d], sizeof(uint64_t));
-		}
-		base_buf_append(&g->rows, &line, sizeof line);
+		r = r < 0 ? base_error_set(p->err, r, "out of memory")
+			  : gather_box(p, grid.shape.ndim, &row->boxes[i], line);
 	}
-	return r < 0 || g->rows.error || g->pairs.error ? gather_memory(g) : 0;
+	return r;
 }
 
 static int gather_row(void *arg, const struct store_row *row)
 {
-	struct cover_gather *g = arg;
-	uint32_t number = g->numbers[g->layout][row->tensor];
+	struct cover_part *p = arg;
+	uint32_t number = p->g->numbers[p->layout][row->tensor];
 
-	return row->whole ? gather_whole(g, number, row) : gather_boxes(g, number, row);
+	return row->whole ? gather_whole(p, number, row) : gather_boxes(p, number, row);
 }
 
-static int gather_part(struct cover_gather *g, const struct proto_manifest_rank *k)
+static int gather_part(void *arg, uint32_t line, struct base_error *err)
 {
+	struct cover_gather *g = arg;
+	const struct proto_manifest_rank *k = &g->m->ranks[line];
+	struct cover_part reading = {g, err, k->rank, k->layout};
 	base_cleanup(proto_part_release) struct proto_part part = {0};
 	base_cleanup_free const char **packs = calloc((size_t)k->npacks + 1, sizeof *packs);
 	base_cleanup_free void *bytes = NULL;
 	int r;
 
 	if (!packs)
-		return gather_memory(g);
+		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < k->npacks; i++)
 		packs[i] = g->m->packs[g->m->map[k->first_map + i]].pack;
-	r = store_manifest_object(g->s, g->m, &k->part, STORE_CHUNK_MAX_BYTES, &bytes, g->err);
+	r = store_manifest_object(g->s, g->m, &k->part, STORE_CHUNK_MAX_BYTES, &bytes, err);
 	if (r < 0)
 		return r;
 	r = proto_part_decode(bytes, k->part.raw_len, &part);
 	if (r < 0)
-		return base_error_set(g->err, r, "the part of rank %u cannot be read: %s", k->rank, base_error_name(r));
+		return base_error_set(err, r, "the part of rank %u cannot be read: %s", k->rank, base_error_name(r));
 	if (part.rank != k->rank || part.world != g->m->world || part.npacks != k->npacks)
-		return base_error_set(g->err, -BASE_EFORMAT, "the part of rank %u is not the one that it announced",
+		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u is not the one that it announced",
 			k->rank);
 	for (uint32_t i = 0; i < k->npacks; i++)
 		if (strcmp(part.packs[i].pack, packs[i]) != 0)
-			return base_error_set(g->err, -BASE_EFORMAT,
+			return base_error_set(err, -BASE_EFORMAT,
 				"the part of rank %u names other packs than it announced", k->rank);
-	g->rank = k->rank;
-	g->layout = k->layout;
 	for (uint32_t i = 0; i < part.nchunks && r == 0; i++)
-		r = store_part_read_chunk(g->s, g->layouts[g->layout], &part, packs, k->npacks, i, gather_row, g,
-			g->err);
+		r = store_part_read_chunk(g->s, g->layouts[k->layout], &part, packs, k->npacks, i, gather_row,
+			&reading, err);
 	return r;
 }
 
@@ -328,7 +410,7 @@ static int tensor_check(const struct cover_gather *g, uint32_t number, const str
 			(const uint64_t *)g->pairs.data + rows[i].pairs, rows[i].rank, rows[i].digest};
 	if (state->whole)
 		boxes[n++] = (struct store_cover_box){whole, state->rank, state->digest};
-	return advise(g, number, store_cover_check(&shape, name, boxes, n, g->err));
+	return advise(g, number, store_cover_check(&shape, name, boxes, n, g->err), g->err);
 }
 
 static int tensors_check(struct cover_gather *g)
@@ -347,15 +429,17 @@ static int tensors_check(struct cover_gather *g)
 	return r;
 }
 
-int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, struct base_error *err)
+int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
+	struct base_error *err)
 {
 	base_cleanup(gather_release) struct cover_gather g = {.s = s, .m = m, .err = err};
-	uint64_t total = 0;
-	int r = layouts_load(&g, &total);
+	int r = layouts_gather(&g);
 
 	if (r == 0)
-		r = layouts_number(&g, total);
-	for (uint32_t i = 0; i < m->nranks && r == 0; i++)
-		r = gather_part(&g, &m->ranks[i]);
-	return r < 0 ? r : tensors_check(&g);
+		r = store_spread(m->nranks, gather_part, &g, err);
+	if (r == 0)
+		r = tensors_check(&g);
+	if (r == 0 && ret_tensors)
+		*ret_tensors = g.ntensors;
+	return r;
 }

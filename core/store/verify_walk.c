@@ -252,7 +252,7 @@ static int walk_all(struct walk *k)
 	if (r == 0 && k->w->cover && !k->w->any_broken) {
 		struct base_error err = {0};
 
-		r = store_manifest_check_cover(k->w->store, m, &err);
+		r = store_manifest_check_cover(k->w->store, m, NULL, &err);
 		if (r < 0 && r != -ENOMEM) {
 			broken(k, k->manifest, NULL, NULL, err.code ? err.text : base_error_name(r));
 			r = 0;

@@ -322,7 +322,7 @@ def test_a_heartbeat_elsewhere_that_stops(api):
     for a in attempts:
         a.announce()
     for e in together(*[a.wait for a in attempts]):
-        assert e.code == EABORTED and "rank 2 on elsewhere.r2: its heartbeat stood still for 0.8 s" in e.text
+        assert e.code == EABORTED and "rank 2 on elsewhere: its heartbeat stood still for 0.8 s" in e.text
     close(ls, *attempts)
     (api.path / "hosts" / f"{ls[0].name}.elsewhere.r2.5").unlink()
 

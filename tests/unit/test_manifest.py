@@ -342,7 +342,7 @@ class World:
         r = self.call("store_manifest_get", b"r", self.digest, c.byref(m))
         if r[0] < 0:
             return r
-        r = self.call("store_manifest_check_cover", c.byref(m))
+        r = self.call("store_manifest_check_cover", c.byref(m), None)
         self.packs = self.call("store_manifest_check_packs", c.byref(m))
         Proto(self.lib).release("manifest", m)
         return r

@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * writers: a save of very many ranks, played by one process over core/store: what the protocol, the announcements, the
+ * manifest and the checks cost, with next to no data.
+ *
+ *     writers STORE WORLD [rank 0 waits from: first|last] [latency of a request, µs] [layouts]
+ *
+ * What is real: every call of the storage that a rank makes, its launch with a heartbeat thread, begin, two packs with
+ * the real part, announcement; rank 0's wait and commit. What is played: the ranks prepare one after another in one
+ * thread, share one open store (so one host, one process, one set of cached packs), and the ranks but 0 look at the
+ * list once, after the commit, instead of polling. Storage is the real one behind counters, which may add a wait to
+ * each request as a network would. Prints one JSON object. */
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "core/base/cleanup.h"
+#include "core/load/step.h"
+#include "core/store/launch_internal.h"
+#include "core/store/layout.h"
+#include "core/store/part.h"
+
+#define PIECE_BYTES 100u
+#define TENSORS 16u
+#define LAYOUTS_MAX 64u
+
+/* ---- storage that counts ---- */
+
+enum kind { PUT, READ_WHOLE, SIZE, LIST, LIST_DIRS, REMOVE, REMOVE_DIR, SYNC_DIR, FILE_OPEN, FILE_READ, WRITER_OPEN,
+	WRITER_APPEND, WRITER_SEAL, KINDS };
+static const char *const kind_name[KINDS] = {"put", "read_whole", "size", "list", "list_dirs", "remove", "remove_dir",
+	"sync_dir", "file_open", "file_read", "writer_open", "writer_append", "writer_seal"};
+/* What rank 0 does from the last announcement on, by what it touches. */
+enum phase { READ_PARTS, PUT_MANIFEST, CHECK_PACKS, READ_ROWS, PUT_ENTRY, DELETE_FOLDER, PHASES };
+static const char *const phase_name[PHASES] = {"announcements", "manifest_put", "check_packs", "cover", "entry", "folder"};
+
+static const struct store_storage_ops *inner;
+static struct store_storage_ops counting;
+static atomic_ullong counts[KINDS], beats, shown;
+static atomic_ullong phase_begin[PHASES], phase_end[PHASES];
+static unsigned latency_us;
+
+static uint64_t called(enum kind kind, const char *name)
+{
+	if (name && strncmp(name, "hosts/", 6) == 0)
+		atomic_fetch_add(&beats, 1);
+	else
+		atomic_fetch_add(&counts[kind], 1);
+	if (latency_us && kind != WRITER_APPEND)
+		usleep(latency_us);
+	return store_monotonic_ns();
+}
+
+static void touched(enum phase phase, uint64_t begin)
+{
+	unsigned long long none = 0, now = store_monotonic_ns(), end = atomic_load(&phase_end[phase]);
+
+	atomic_compare_exchange_strong(&phase_begin[phase], &none, begin);
+	while (end < now && !atomic_compare_exchange_weak(&phase_end[phase], &end, now))
+		;
+}
+
+static int c_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	uint64_t begin = called(PUT, name);
+	int r = inner->put(s, name, bytes, len);
+
+	if (strstr(name, "/manifests/"))
+		touched(PUT_MANIFEST, begin);
+	else if (strncmp(name, "runs/", 5) == 0)
+		touched(PUT_ENTRY, begin);
+	return r;
+}
+
+static int c_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
+{
+	uint64_t begin = called(READ_WHOLE, name);
+	int r = inner->read_whole(s, name, max, ret_bytes, ret_len);
+
+	if (strstr(name, "/part.") && r == 0)
+		touched(READ_PARTS, begin);
+	return r;
+}
+
+static int c_size(struct store_storage *s, const char *name, uint64_t *ret_size)
+{
+	uint64_t begin = called(SIZE, name);
+	int r = inner->size(s, name, ret_size);
+
+	if (strncmp(name, "packs/", 6) == 0)
+		touched(CHECK_PACKS, begin);
+	return r;
+}
+
+struct shown_each { store_storage_list_func f; void *arg; };
+
+static int c_shown(void *arg, const struct store_storage_entry *e)
+{
+	struct shown_each *each = arg;
+
+	atomic_fetch_add(&shown, 1);
+	return each->f(each->arg, e);
+}
+
+static int c_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+{
+	struct shown_each each = {f, arg};
+
+	called(LIST, NULL);
+	return inner->list(s, dir, c_shown, &each);
+}
+
+static int c_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+{
+	called(LIST_DIRS, NULL);
+	return inner->list_dirs(s, dir, f, arg);
+}
+
+static int c_remove(struct store_storage *s, const char *name)
+{
+	uint64_t begin = called(REMOVE, name);
+	int r = inner->remove(s, name);
+
+	if (strncmp(name, "incoming/", 9) == 0)
+		touched(DELETE_FOLDER, begin);
+	return r;
+}
+
+static int c_remove_dir(struct store_storage *s, const char *name)
+{
+	called(REMOVE_DIR, name);
+	return inner->remove_dir(s, name);
+}
+
+static int c_sync_dir(struct store_storage *s, const char *name)
+{
+	called(SYNC_DIR, name);
+	return inner->sync_dir(s, name);
+}
+
+static int c_file_open(struct store_storage *s, const char *name, struct store_storage_file **ret_f, uint64_t *ret_size)
+{
+	uint64_t begin = called(FILE_OPEN, name);
+	int r = inner->file_open(s, name, ret_f, ret_size);
+
+	touched(READ_ROWS, begin);
+	return r;
+}
+
+static int c_file_read(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len)
+{
+	uint64_t begin = called(FILE_READ, NULL);
+	int r = inner->file_read(f, offset, bytes, len);
+
+	touched(READ_ROWS, begin);
+	return r;
+}
+
+static int c_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_w)
+{
+	called(WRITER_OPEN, name);
+	return inner->writer_open(s, name, ret_w);
+}
+
+static int c_writer_append(struct store_storage_writer *w, const void *bytes, size_t len)
+{
+	called(WRITER_APPEND, NULL);
+	return inner->writer_append(w, bytes, len);
+}
+
+static int c_writer_seal(struct store_storage_writer *w)
+{
+	called(WRITER_SEAL, NULL);
+	return inner->writer_seal(w);
+}
+
+static void count_install(struct store *s)
+{
+	inner = s->storage->ops;
+	counting = *inner;
+	counting.put = c_put;
+	counting.read_whole = c_read_whole;
+	counting.size = c_size;
+	counting.list = c_list;
+	counting.list_dirs = c_list_dirs;
+	counting.remove = c_remove;
+	counting.remove_dir = c_remove_dir;
+	counting.sync_dir = c_sync_dir;
+	counting.file_open = c_file_open;
+	counting.file_read = c_file_read;
+	counting.writer_open = c_writer_open;
+	counting.writer_append = c_writer_append;
+	counting.writer_seal = c_writer_seal;
+	s->storage->ops = &counting;
+}
+
+static void count_print(const char *what)
+{
+	bool first = true;
+
+	printf("\"%s\": {", what);
+	for (unsigned i = 0; i < KINDS; i++) {
+		unsigned long long n = atomic_exchange(&counts[i], 0);
+
+		if (n)
+			printf("%s\"%s\": %llu", first ? "" : ", ", kind_name[i], n), first = false;
+	}
+	printf("%s\"heartbeats\": %llu", first ? "" : ", ", atomic_exchange(&beats, 0));
+	printf(", \"listed\": %llu}, ", atomic_exchange(&shown, 0));
+}
+
+/* ---- a rank ---- */
+
+struct job {
+	struct store *store;
+	uint32_t world, nlayouts;
+	struct store_layout *layout[LAYOUTS_MAX];
+	struct base_buf object[LAYOUTS_MAX];
+	struct store_launch **launches;
+	struct store_attempt **attempts;
+	struct base_error err;
+	uint64_t entry, ended_ns;
+	int result;
+};
+
+static void must(int r, const struct job *j, const char *what)
+{
+	if (r >= 0)
+		return;
+	fprintf(stderr, "%s: %s (%s)\n", what, j->err.text, base_error_name(r));
+	exit(1);
+}
+
+/* The tensors are the same in all layouts but for one: ranks of a stage share one. */
+static void layouts_make(struct job *j)
+{
+	struct tensor_grid_params params = {128 << 10, 1 << 20, 512};
+	struct tensor_shape shape = {1, {(uint64_t)PIECE_BYTES * j->world}}, one = {1, {PIECE_BYTES}};
+
+	for (uint32_t i = 0; i < j->nlayouts; i++) {
+		struct store_layout_builder *b = store_layout_builder_new(params);
+		base_cleanup_free uint32_t *tags = NULL;
+		char name[32];
+
+		for (unsigned t = 0; t < TENSORS; t++) {
+			snprintf(name, sizeof name, "layers.%02u.weight", t);
+			must(store_layout_builder_add(b, "model", name, strlen(name), TENSOR_U8, &shape, t, &j->err), j, name);
+		}
+		snprintf(name, sizeof name, "stage.%02u", i);
+		must(store_layout_builder_add(b, "model", name, strlen(name), TENSOR_U8, &one, TENSORS, &j->err), j, name);
+		must(store_layout_builder_finish(b, &j->layout[i], &j->object[i], &tags, &j->err), j, "layout");
+		store_layout_builder_free(b);
+	}
+}
+
+static struct proto_ref ref_of(const struct store_object_ref *r)
+{
+	return (struct proto_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks, .raw_len = r->raw_len,
+		.stored_len = r->stored_len, .pack = r->pack, .codec = r->codec, .kind = r->kind};
+}
+
+struct share {
+	char model[STORE_PACK_NAME_MAX], meta[STORE_PACK_NAME_MAX];
+	struct proto_pack_use packs[2];
+	struct store_piece pieces[TENSORS], small;
+	struct store_object_ref layout_ref, part_ref;
+};
+
+static void pieces_write(struct job *j, struct share *s, struct store_attempt *a, uint32_t rank)
+{
+	struct store_pack_writer *w;
+	uint8_t bytes[PIECE_BYTES];
+	uint64_t size;
+
+	must(store_attempt_pack(a, "model", s->model), j, "pack");
+	must(store_pack_writer_open(j->store->storage, j->store->info.id, s->model, &w), j, s->model);
+	for (unsigned t = 0; t < TENSORS; t++) {
+		for (unsigned i = 0; i < sizeof bytes; i++)
+			bytes[i] = (uint8_t)(rank * 31 + t * 7 + i);
+		must(store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, sizeof bytes, &s->pieces[t].ref), j, "piece");
+		s->pieces[t].base = STORE_PIECE_NO_BASE;
+		base_xxh128_of(j->store->info.seed, bytes, sizeof bytes, &s->pieces[t].xxh);
+	}
+	bytes[0]++;
+	must(store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, sizeof bytes, &s->small.ref), j, "piece");
+	s->small.base = STORE_PIECE_NO_BASE;
+	must(store_pack_seal(w, &size), j, "seal");
+	s->packs[0] = (struct proto_pack_use){s->model, size, (TENSORS + 1) * PIECE_BYTES};
+}
+
+/* The first rank of each layout stores it. */
+static void part_write(struct job *j, struct share *s, struct store_attempt *a, uint32_t rank)
+{
+	uint32_t l = rank % j->nlayouts;
+	struct proto_part part = {.rank = rank, .world = j->world, .host = store_hostname(),
+		.layout = j->layout[l]->digest, .packs = s->packs, .npacks = 2};
+	struct tensor_box box = {.offset = {(uint64_t)rank * PIECE_BYTES}, .size = {PIECE_BYTES}};
+	struct store_part_builder *b;
+	struct store_pack_writer *w;
+	uint64_t size;
+
+	must(store_attempt_pack(a, "meta", s->meta), j, "pack");
+	s->packs[1] = (struct proto_pack_use){s->meta, 0, 64};
+	must(store_pack_writer_open(j->store->storage, j->store->info.id, s->meta, &w), j, s->meta);
+	if (rank == l)
+		must(store_pack_append_raw(w, STORE_OBJECT_LAYOUT, j->object[l].data, j->object[l].len, &s->layout_ref), j,
+			"layout");
+	b = store_part_builder_new(j->layout[l], w, 1);
+	for (uint32_t t = 0; t < TENSORS; t++)
+		must(store_part_add_row(b, t, &box, 1, &s->pieces[t], 1, &j->err), j, "row");
+	if (rank == l)
+		must(store_part_add_row(b, TENSORS, NULL, 0, &s->small, 1, &j->err), j, "row");
+	must(store_pack_run_end(w), j, "run");
+	must(store_part_finish(b, &part, &s->part_ref, &j->err), j, "part");
+	store_part_builder_free(b);
+	must(store_pack_seal(w, &size), j, "seal");
+	s->packs[1].size = size;
+	s->layout_ref.pack = s->part_ref.pack = 1;
+}
+
+static void rank_announce(struct job *j, uint32_t rank)
+{
+	struct proto_replica replica = {.group = {1}, .digest = {2}};
+	struct store_launch_save o = {.step = PROTO_NONE};
+	struct proto_announcement m = {.layout = j->layout[rank % j->nlayouts]->digest, .tensors = TENSORS + 1,
+		.stores_layout = rank < j->nlayouts, .npacks = 2, .bytes = TENSORS * PIECE_BYTES,
+		.new_bytes = TENSORS * PIECE_BYTES, .replicas = &replica, .nreplicas = 1};
+	struct share s = {0};
+
+	must(store_launch_begin(j->launches[rank], &o, &j->attempts[rank], &j->err), j, "begin");
+	pieces_write(j, &s, j->attempts[rank], rank);
+	part_write(j, &s, j->attempts[rank], rank);
+	m.part = ref_of(&s.part_ref);
+	if (m.stores_layout)
+		m.layout_ref = ref_of(&s.layout_ref);
+	m.packs = s.packs;
+	must(store_attempt_announce(j->attempts[rank], &m, &j->err), j, "announce");
+}
+
+/* ---- the parts of the commit by themselves: nothing of the store but memory ---- */
+
+static double seconds(uint64_t since) { return (double)(store_monotonic_ns() - since) / 1e9; }
+
+static size_t heap(void)
+{
+	struct mallinfo2 m = mallinfo2();
+
+	return m.uordblks + m.hblkhd;
+}
+
+static size_t peak_kib(void)
+{
+	char line[128];
+	size_t kib = 0;
+	FILE *f = fopen("/proc/self/status", "r");
+
+	while (f && fgets(line, sizeof line, f))
+		if (sscanf(line, "VmHWM: %zu", &kib) == 1)
+			break;
+	if (f)
+		fclose(f);
+	return kib;
+}
+
+static void peak_reset(void)
+{
+	FILE *f = fopen("/proc/self/clear_refs", "w");
+
+	if (f) {
+		fputs("5", f);
+		fclose(f);
+	}
+}
+
+static void parts_alone(struct job *j)
+{
+	struct proto_announcement *parts = calloc(j->world, sizeof *parts);
+	const struct proto_announcement **all = calloc(j->world, sizeof *all);
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct proto_manifest m = {0};
+	struct base_digest digest;
+	size_t before = heap(), peak;
+	uint64_t begin = store_monotonic_ns();
+
+	for (uint32_t i = 0; i < j->world; i++) {
+		struct store_record record = {0};
+		char name[STORE_NAME_MAX];
+
+		snprintf(name, sizeof name, "incoming/r/%s/part.%u", store_attempt_name(j->attempts[0]), i);
+		must(store_record_get(j->store->storage, name, STORE_RECORD_PART, j->store->info.id, &record, NULL,
+			&j->err), j, name);
+		must(proto_announcement_decode(record.body, record.len, &parts[i]), j, name);
+		store_record_release(&record);
+		all[i] = &parts[i];
+	}
+	printf("\"announcements_s\": %.4f, \"announcements_bytes\": %zu, ", seconds(begin), heap() - before);
+	begin = store_monotonic_ns();
+	must(store_manifest_make(all, j->world, &body, &digest, &j->err), j, "manifest");
+	printf("\"make_s\": %.4f, \"manifest_bytes\": %zu, ", seconds(begin), body.len);
+	begin = store_monotonic_ns();
+	must(store_manifest_check_replicas(j->store, all, j->world, &j->err), j, "replicas");
+	printf("\"replicas_s\": %.4f, ", seconds(begin));
+	must(proto_manifest_decode(body.data, body.len, &m), j, "manifest");
+	begin = store_monotonic_ns();
+	must(store_manifest_check_packs(j->store, &m, &j->err), j, "packs");
+	printf("\"packs_s\": %.4f, ", seconds(begin));
+	malloc_trim(0);
+	peak_reset();
+	peak = peak_kib();
+	begin = store_monotonic_ns();
+	must(store_manifest_check_cover(j->store, &m, NULL, &j->err), j, "cover");
+	printf("\"cover_s\": %.4f, \"cover_kib\": %zu, ", seconds(begin), peak_kib() - peak);
+	proto_manifest_release(&m);
+	for (uint32_t i = 0; i < j->world; i++)
+		proto_announcement_release(&parts[i]);
+	free(parts);
+	free(all);
+}
+
+/* ---- the save ---- */
+
+static void *rank_0_waits(void *arg)
+{
+	struct job *j = arg;
+
+	j->result = store_attempt_wait(j->attempts[0], -1, &j->entry, &j->err);
+	j->ended_ns = store_monotonic_ns();
+	return NULL;
+}
+
+static void launches_open(struct job *j)
+{
+	for (uint32_t i = 0; i < j->world; i++) {
+		struct store_launch_options o = {.run = "r", .id = "one job", .rank = i, .world = j->world,
+			.heartbeat_ms = 120000};
+
+		must(store_launch_open(j->store, &o, &j->launches[i], &j->err), j, "launch");
+	}
+}
+
+static void commit(struct job *j, bool first)
+{
+	uint64_t announced, begin;
+	pthread_t thread;
+
+	rank_announce(j, 0);
+	if (first)
+		pthread_create(&thread, NULL, rank_0_waits, j);
+	for (uint32_t i = 1; i + 1 < j->world; i++)
+		rank_announce(j, i);
+	if (!first) { /* with one missing */
+		struct store_incoming *in;
+		size_t n;
+
+		count_print("prepare");
+		begin = store_monotonic_ns();
+		must(store_incoming_read(j->store, &in, &n, &j->err), j, "incoming");
+		printf("\"incoming_s\": %.4f, \"incoming_missing\": %u, ", seconds(begin), n ? in[0].nmissing : 0);
+		store_incoming_free(in, n);
+		count_print("incoming");
+	}
+	rank_announce(j, j->world - 1);
+	if (!first) {
+		parts_alone(j);
+		count_print("alone");
+	}
+	for (unsigned p = 0; p < PHASES && !first; p++)
+		atomic_store(&phase_begin[p], 0), atomic_store(&phase_end[p], 0);
+	announced = store_monotonic_ns();
+	if (!first)
+		rank_0_waits(j);
+	else
+		pthread_join(thread, NULL);
+	must(j->result, j, "wait");
+	printf("\"commit_s\": %.4f, \"commit_ns\": %llu, ", (double)(j->ended_ns - announced) / 1e9,
+		(unsigned long long)store_attempt_commit_ns(j->attempts[0]));
+	count_print(first ? "prepare_and_commit" : "commit");
+	printf("\"phases\": {");
+	for (unsigned p = 0; p < PHASES; p++)
+		printf("%s\"%s\": %.4f", p ? ", " : "", phase_name[p],
+			(double)(atomic_load(&phase_end[p]) - atomic_load(&phase_begin[p])) / 1e9);
+	printf("}, ");
+}
+
+static void afterwards(struct job *j)
+{
+	struct load_step *step;
+	struct store_list *list;
+	uint64_t begin = store_monotonic_ns(), entry;
+
+	for (uint32_t i = 1; i < j->world; i++)
+		must(store_attempt_wait(j->attempts[i], 0, &entry, &j->err), j, "wait of another");
+	printf("\"others_s\": %.4f, ", seconds(begin));
+	count_print("others");
+	for (uint32_t i = 0; i < j->world; i++)
+		store_attempt_free(j->attempts[i]);
+	begin = store_monotonic_ns();
+	must(store_list_open(j->store, "r", false, &list, &j->err), j, "list");
+	must(load_step_open(j->store, "r", store_list_latest(list), &step, &j->err), j, "open");
+	printf("\"open_s\": %.4f, \"open_bytes\": %zu, \"tensors\": %llu, \"listed_tensors\": %llu, ", seconds(begin),
+		load_step_memory(step), (unsigned long long)load_step_info(step)->tensors,
+		(unsigned long long)store_list_latest(list)->commit.tensors);
+	count_print("open");
+	load_step_unref(step);
+	store_list_close(list);
+}
+
+int main(int argc, char **argv)
+{
+	bool first = argc > 3 && strcmp(argv[3], "first") == 0;
+	struct job j = {.world = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0};
+	pthread_attr_t small;
+	uint64_t begin;
+
+	j.nlayouts = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 1;
+	if (j.world < 2 || j.nlayouts < 1 || j.nlayouts > LAYOUTS_MAX || j.nlayouts >= j.world) {
+		fprintf(stderr, "usage: writers STORE WORLD [first|last] [latency, us] [layouts]\n");
+		return 2;
+	}
+	pthread_attr_init(&small); /* a thread for each heartbeat */
+	pthread_attr_setstacksize(&small, 128 << 10);
+	pthread_setattr_default_np(&small);
+	must(store_open(argv[1], 0, &j.store, &j.err), &j, "open");
+	count_install(j.store);
+	layouts_make(&j);
+	j.launches = calloc(j.world, sizeof *j.launches);
+	j.attempts = calloc(j.world, sizeof *j.attempts);
+	printf("{\"world\": %u, ", j.world);
+	begin = store_monotonic_ns();
+	launches_open(&j);
+	printf("\"launch_s\": %.4f, ", seconds(begin));
+	count_print("launch");
+	latency_us = argc > 4 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
+	begin = store_monotonic_ns();
+	commit(&j, first);
+	printf("\"save_s\": %.4f, ", seconds(begin));
+	afterwards(&j);
+	latency_us = 0;
+	for (uint32_t i = 0; i < j.world; i++)
+		store_launch_close(j.launches[i]);
+	printf("\"peak_kib\": %zu}\n", peak_kib());
+	for (uint32_t i = 0; i < j.nlayouts; i++) {
+		store_layout_free(j.layout[i]);
+		base_buf_release(&j.object[i]);
+	}
+	free(j.launches);
+	free(j.attempts);
+	store_close(j.store);
+	return 0;
+}
