@@ -65,11 +65,15 @@ static void stage_window(const struct tensor_box *of, const struct tensor_box *b
 static int stage_copy(struct saver_worker *w, const struct saver_tensor *t, struct device_gather *g, void *to,
 	struct base_error *err)
 {
+	int rc = 0;
+
 	device_gather_fold(g);
 	if (t->device)
-		return device_stream_gather(w->stream, to, g, err);
-	device_gather_host(to, g);
-	return 0;
+		rc = device_stream_gather(w->stream, to, g, err);
+	else
+		device_gather_host(to, g);
+	return rc == 0 ? 0 : base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
+		store_layout_shown(t->name, t->name_len), t->name);
 }
 
 /* Waits for the stream's copies, whatever became of its mark. */

@@ -26,6 +26,7 @@ static int control_devices = 1;
 static struct standin_context *control_contexts;
 static struct control_range *control_device, *control_host;
 static struct control_failure control_failures[CONTROL_FAILURES];
+static char control_forgotten[CONTROL_FAILURES][48];
 static __thread struct standin_context *control_stack[CONTROL_STACK];
 static __thread unsigned control_depth, control_set;
 
@@ -247,6 +248,26 @@ CUresult standin_called(const char *function)
 	return (CUresult)control_failing(function);
 }
 
+void standin_forget(const char *function)
+{
+	pthread_mutex_lock(&standin_lock);
+	for (unsigned i = 0; i < CONTROL_FAILURES; i++)
+		if (!control_forgotten[i][0]) {
+			snprintf(control_forgotten[i], sizeof control_forgotten[i], "%s", function);
+			break;
+		}
+	pthread_mutex_unlock(&standin_lock);
+}
+
+bool standin_forgotten(const char *function)
+{
+	bool found = false;
+
+	for (unsigned i = 0; i < CONTROL_FAILURES; i++)
+		found |= strcmp(control_forgotten[i], function) == 0;
+	return found;
+}
+
 void standin_delay(unsigned most_us, uint64_t seed)
 {
 	pthread_mutex_lock(&standin_lock);
@@ -297,6 +318,7 @@ void standin_reset(void)
 	control_free_ranges(&control_host, false);
 	memset(standin_counts, 0, sizeof standin_counts);
 	memset(control_failures, 0, sizeof control_failures);
+	memset(control_forgotten, 0, sizeof control_forgotten);
 	standin_delay_us = 0;
 	control_devices = 1;
 	pthread_mutex_unlock(&standin_lock);

@@ -256,7 +256,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 	rc = driver_find_stream(stream, &s);
 	rc = rc ? rc : driver_find_event(event);
 	rc = rc ? rc : flags ? CUDA_ERROR_INVALID_VALUE : s->context->sticky;
-	if (rc)
+	if (rc || standin_forgotten("cuStreamWaitEvent"))
 		return driver_end(rc);
 	w = driver_work(STANDIN_WAIT, 0);
 	w->event = event;
@@ -332,7 +332,7 @@ CUresult cuEventSynchronize(CUevent event)
 	if (rc)
 		return rc;
 	rc = driver_find_event(event);
-	if (rc)
+	if (rc || standin_forgotten("cuEventSynchronize"))
 		return driver_end(rc);
 	nth = event->recorded;
 	seen = event->clock;

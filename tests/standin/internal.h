@@ -116,6 +116,7 @@ bool standin_host_registered(const struct standin_rows *rows);
 CUresult standin_host_add(void *memory, size_t bytes);
 CUresult standin_host_remove(void *memory);
 CUresult standin_called(const char *function);               /* counts; the failure that a test asked for */
+bool standin_forgotten(const char *function);
 struct standin_context *standin_current(void);               /* without the lock */
 CUresult standin_push(struct standin_context *c);            /* likewise */
 CUresult standin_pop(struct standin_context **ret_c);        /* likewise */

@@ -42,6 +42,8 @@ int standin_busy(const void *memory, size_t bytes);          /* 1: a copy into i
 /* The nth call (1: the next) of a function answers `code` and does nothing. Of the function "copy": the nth copy to be
  * executed fails, and so does every later call in its context. */
 void standin_fail(const char *function, unsigned nth, int code);
+/* Calls of cuStreamWaitEvent or cuEventSynchronize do nothing until the next reset, as if they had been left out. */
+void standin_forget(const char *function);
 void standin_delay(unsigned most_us, uint64_t seed);         /* before each piece of work; 0: none */
 void standin_devices(int n);                                 /* what cuDeviceGetCount answers; < 0: cuInit finds none */
 void standin_reset(void); /* waits for all streams, forgets everything; contexts and device memory are gone */

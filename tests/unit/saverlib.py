@@ -8,7 +8,7 @@ import threading
 import numpy
 
 NONE = 2**64 - 1
-BUFFER, BOXES, ALONE = 2, 4, 8
+DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 DTYPES = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 4, "uint64": 5, "int8": 6, "int16": 7, "int32": 8, "int64": 9, "float16": 10,
           "float32": 12, "float64": 13, "complex64": 14, "complex128": 15}
 PHASES = ["plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"]
@@ -128,18 +128,22 @@ class Saver:
                                heartbeat_ms, start_ms, ring, pin, check, threads, flags, None if plans is None else str(plans).encode())
         api.call("vckpt_saver_open", c.byref(options), c.byref(self.p))
 
-    def begin(self, step=None, replace=False, attributes=(), bases=()):
-        return Save(self, NONE if step is None else step, replace, dict(attributes), list(bases))
+    def begin(self, step=None, replace=False, attributes=(), bases=(), stream=None):
+        return Save(self, NONE if step is None else step, replace, dict(attributes), list(bases), stream)
 
     def save(self, tensors, blobs=(), **options):
         """tensors: {component/name: array or (array, dict of fields)}"""
         save = self.begin(**options)
-        for name, value in tensors.items():
-            array, fields = value if isinstance(value, tuple) else (value, {})
-            save.tensor(name, array, **fields)
-        for name, per_rank, data in blobs:
-            save.blob(name, per_rank, data)
-        save.submit()
+        try:
+            for name, value in tensors.items():
+                array, fields = value if isinstance(value, tuple) else (value, {})
+                save.tensor(name, array, **fields)
+            for name, per_rank, data in blobs:
+                save.blob(name, per_rank, data)
+            save.submit()
+        except Failed:
+            save.free()  # begun and never submitted it would hold all later ones back
+            raise
         return save
 
     def close(self):
@@ -152,11 +156,11 @@ class Saver:
 
 
 class Save:
-    def __init__(self, saver, step, replace, attributes, bases):
+    def __init__(self, saver, step, replace, attributes, bases, stream):
         self.api, self.lib, self.p, self.keep = saver.api, saver.lib, c.c_void_p(), []
         pairs = (Attribute * max(1, len(attributes)))(*[Attribute(k.encode(), v.encode()) for k, v in attributes.items()])
         names = (c.c_char_p * max(1, len(bases)))(*[b.encode() for b in bases])
-        options = SaveOptions(c.sizeof(SaveOptions), step, pairs, len(attributes), names, len(bases), None, int(replace), 0)
+        options = SaveOptions(c.sizeof(SaveOptions), step, pairs, len(attributes), names, len(bases), stream, int(replace), 0)
         self.api.call("vckpt_save_begin", saver.p, c.byref(options), c.byref(self.p))
 
     def tensor(self, name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, same_dims=None, flags=0, dtype=None,

@@ -71,6 +71,9 @@ class Standin:
     def fail(self, function, nth=1, code=2):
         self.lib.standin_fail(function.encode(), nth, code)
 
+    def forget(self, function):
+        self.lib.standin_forget(function.encode())
+
     def devices(self, n):
         self.lib.standin_devices(n)
 
