@@ -421,7 +421,7 @@ static int appender_append_layout(struct save_appender *a, struct base_error *er
 	int rc = w->stores_layout ? 0 : appender_refer_layout(a, err);
 
 	if (rc)
-		return base_min(rc, 0);
+		return rc < 0 ? rc : 0;
 	a->layout_pack = a->meta_number;
 	rc = store_pack_append_encoded(a->meta, STORE_OBJECT_LAYOUT, w->layout_bytes->data, w->layout_bytes->len,
 		&a->layout_ref);

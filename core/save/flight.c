@@ -654,6 +654,7 @@ static struct timespec flight_end(int64_t timeout_ms)
 
 static int flight_tell(struct save_flight *f, struct base_error *err)
 {
+	f->told = true;
 	if (f->s->first_rc && f->s->first_failed == f->number)
 		f->s->first_rc = 0; /* close need not tell it again */
 	if (err)

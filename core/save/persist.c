@@ -296,7 +296,7 @@ static void persist_over(struct save_flight *f)
 	s->first = f->next;
 	if (!s->first)
 		s->last = NULL;
-	if (f->failed && !s->first_rc && !f->given_up) {
+	if (f->failed && !s->first_rc && !f->given_up && !f->told) {
 		s->first_rc = f->rc;
 		s->first_err = f->err;
 		s->first_failed = f->number;

@@ -33,7 +33,7 @@ static bool pipeline_take(struct save_pipeline *p, struct save_band *b)
 {
 	int rc = save_cursor_take(&p->cursor, p->w, b);
 
-	p->take_rc = base_min(rc, 0);
+	p->take_rc = rc < 0 ? rc : 0;
 	return rc == 1;
 }
 

@@ -71,6 +71,7 @@ struct save_flight {
 	unsigned refs;
 	enum save_flight_state state;
 	bool submitted, given_up, prepared, preparing, handed_out, forming, staged, failed, over;
+	bool told;                      /* its error, by a wait function */
 	unsigned copying, processing;   /* workers that are at its data */
 	int rc; struct base_error err;  /* the first error */
 	uint64_t step, entry;
