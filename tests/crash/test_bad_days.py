@@ -49,6 +49,7 @@ def spoiled(bench, path, rank, word, error, who=True, **options):
         for o in outcomes.values():
             assert not o.killed and (o.saved or o.failed), outcomes
             told = [text for code, text in o.failed]
+            assert len(o.saved) + len(told) == 1, outcomes     # close tells no error twice
             if 1 in now:    # whoever had bad luck may not know it; nobody knows better
                 assert o.saved or any("undecided" in t for t in told) or not any("aborted" in t for t in told), outcomes
             else:
@@ -81,6 +82,16 @@ def test_a_call_fails_once(bench, scale, rank):
     cases = sorted(set(must + rng.sample(all_, min(scale(8, 50, len(all_)), len(all_)))))
     bench.each(cases, one)
     print(f"{len(cases)} of {len(all_)}: {sum(seen)} committed all the same")
+
+
+def test_naming_a_base_fails(bench):
+    """Whoever comes first names it; the error is the disk's, not one of what follows from it."""
+    path = bench.copy()
+    if not any("/base." in where for _, where in sum(bench.calls().values(), [])):
+        pytest.skip("this driver names no bases")
+    outcomes, _ = bench.job(path, "base", inject={r: f"do=fail,errno={errno.EIO},at=1,calls=linkat,path=/base." for r in range(WORLD)}, timeout=LIMIT_S)
+    assert all(not o.saved and len(o.failed) == 1 and os.strerror(errno.EIO) in o.failed[0][1] for o in outcomes.values()), outcomes
+    goes_on(bench, path, {0: bench_first(bench)})
 
 
 @pytest.mark.parametrize("rank", [0, 3])
