@@ -61,7 +61,7 @@ struct standin_flight {
 	bool shared;                     /* reused was counted: other bytes are no news */
 };
 
-enum standin_kind { STANDIN_COPY, STANDIN_WRITE, STANDIN_RECORD, STANDIN_WAIT };
+enum standin_kind { STANDIN_COPY, STANDIN_WRITE, STANDIN_RECORD, STANDIN_WAIT, STANDIN_CALL };
 struct standin_work {
 	struct standin_work *next;
 	enum standin_kind kind;
@@ -70,6 +70,8 @@ struct standin_work {
 	struct standin_event *event;
 	uint64_t nth;
 	unsigned delay_us;
+	void (*call)(void *);
+	void *arg;
 	char bytes[];
 };
 

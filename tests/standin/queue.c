@@ -29,6 +29,8 @@ static bool queue_execute(struct standin_work *w)
 {
 	if (w->kind == STANDIN_WRITE)
 		memcpy(w->to.at, w->bytes, w->to.width);
+	if (w->kind == STANDIN_CALL)
+		w->call(w->arg);
 	return w->kind != STANDIN_COPY || standin_order_execute(w->flight, &w->from);
 }
 

@@ -274,30 +274,26 @@ def test_a_machine_without_a_driver(build, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-# ---- wrong orders, made on purpose: they are found ----
+# ---- wrong orders, made on purpose: they are found, whatever bytes chance to be there in time ----
 
 def test_the_wrong_stream_is_found(cuda, driver, api, store, rng):
-    """The caller names a stream that the kernel is not on: old bytes, and the driver counts it."""
-    old, new = rng.standard_normal((2, 200, 200))
-    array, own = cuda.array(old), cuda.stream()
+    """The caller names a stream that the kernel is not on."""
+    array, own = cuda.array(numpy.zeros((200, 200))), cuda.stream()
     saver = api.saver(store, "run")
-    cuda.write(own, array, new, 200_000)
+    cuda.write(own, array, rng.standard_normal((200, 200)), 200_000)
     assert finished(saver.save({"model/w": on(array)})) == 0
     saver.free()
-    assert api.read(store, "run")["model/w"].tobytes() == old.tobytes()
     cuda.faults = {"premature": driver.count("premature")}
     assert cuda.faults["premature"] > 0
 
 
 def test_a_saver_that_forgets_the_fence_is_found(cuda, driver, api, store, rng):
-    old, new = rng.standard_normal((2, 200, 200))
-    array = cuda.array(old)
+    array = cuda.array(numpy.zeros((200, 200)))
     saver = api.saver(store, "run")
     driver.forget("cuStreamWaitEvent")
-    cuda.write(None, array, new, 200_000)
+    cuda.write(None, array, rng.standard_normal((200, 200)), 200_000)
     assert finished(saver.save({"model/w": on(array)})) == 0
     saver.free()
-    assert api.read(store, "run")["model/w"].tobytes() == old.tobytes()
     cuda.faults = {"premature": driver.count("premature")}
     assert cuda.faults["premature"] > 0
 
@@ -310,8 +306,6 @@ def test_a_saver_that_does_not_wait_for_its_copies_is_found(cuda, driver, api, s
     saver = api.saver(store, "run", ring=9 * MIB)
     assert finished(saver.save({n: on(a) for n, a in arrays.items()})) == 0
     saver.free()
-    found = api.read(store, "run")
-    assert any(found[n].tobytes() != a.tobytes() for n, a in arrays.items())
     assert driver.count("reused") > 0
     cuda.faults = driver.faults()
 
@@ -438,3 +432,14 @@ def test_a_context_that_goes_before_its_saver(cuda, driver, api, store, rng):
     driver.lib.standin_context_destroy(ctypes.c_void_p(context))
     saver.free()
     cuda.held = {"streams": 1, "events": 1, "registrations": 1}  # they went with it
+
+
+def test_the_tests_for_real_devices_run_on_the_stand_in(build):
+    """So that they are not met for the first time by a device."""
+    env = {**os.environ, "VCKPT_LIBCUDA": str(build / "tests/standin/libcuda.so.1"), "VCKPT_BUILD": str(build)}
+    if "VCKPT_PRELOAD" in os.environ:
+        env["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
+    tests = os.path.dirname(os.path.dirname(__file__))
+    done = subprocess.run([sys.executable, "-m", "pytest", "-c", f"{tests}/pytest.ini", f"--rootdir={tests}", "-q", "-rs", "-p", "no:cacheprovider",
+                           f"{tests}/gpu"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "no device" not in done.stdout, done.stdout[-4000:]
