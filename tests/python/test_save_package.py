@@ -359,6 +359,23 @@ def test_a_failed_save_is_told_once(run):
     saver.close()
 
 
+def test_handles_outlive_and_predecease_their_saver(run):
+    """In whatever order they are let go of, also in a cycle that the collector takes apart as it likes."""
+    import gc
+    for turn in range(6):
+        saver = vckpt.Saver(run, **OPTIONS)
+        handles = [saver.async_save({"m": {"w": np.ones(10)}}) for _ in range(2)]
+        saver.close()
+        handles[0].cycle = [handles, saver]
+        handles[0]._native.cycle = handles
+        if turn % 2:
+            del saver, handles
+        else:
+            assert handles[1].committed() == 2 * turn + 1
+            del handles, saver
+        gc.collect()
+
+
 def test_numbers_of_many_tensors_are_quick(run):
     """The call itself, loosely (docs/python.md has the figures): the second save of 2,000 tensors."""
     arrays = {f"layer{i}.weight": np.zeros(4) for i in range(2000)}

@@ -92,6 +92,7 @@ class Handle:
 
     def __init__(self, native, pointer, step):
         self._native, self._pointer, self._refs = native, pointer, []
+        native.live.add(pointer)
         self._step, self._submitted, self._called_ns, self._told = step, False, 0, False
 
     # -- the parts of a save; by one thread --
@@ -200,8 +201,8 @@ class Handle:
 
     def _free(self):
         pointer, self._pointer = self._pointer, None
-        if pointer and _lib._loaded is not None and self._native.pid == os.getpid():
-            _lib._loaded.vckpt_save_free(pointer)
+        if pointer:
+            self._native.free(pointer)
 
     def __del__(self):
         if not sys.is_finalizing():
@@ -239,6 +240,7 @@ class Native:
         self.store, self.run, _ = key
         self.lock, self.memory, self.pid = threading.RLock(), states.Memory(), os.getpid()
         self.users, self.lasting, self.open, self._staging = 0, False, True, []
+        self.live = set()           # saves of the library, which are freed before the saver whatever the collector's order
         o = _lib.SaverOptions(size=ctypes.sizeof(_lib.SaverOptions), rank=rank, world=world)
         o.store, o.run = os.fsencode(self.store), _lib.text(self.run, "run")
         o.launch_id = _lib.text(launch_id, "launch_id") if launch_id is not None else None
@@ -275,6 +277,14 @@ class Native:
         self._staging = [handle for handle in self._staging if not handle._ended_staging()]
         return Handle(self, pointer.value, step)
 
+    def free(self, pointer):
+        try:
+            self.live.remove(pointer)
+        except KeyError:
+            return
+        if self.pid == os.getpid():
+            _lib._loaded.vckpt_save_free(pointer)
+
     def started(self, handle):
         self._staging.append(handle)
 
@@ -282,14 +292,18 @@ class Native:
         """Waits until every save is decided. Raises the error of a save that nobody was told."""
         self.check_process()
         self.open = False
-        _lib.call("vckpt_saver_close", self._pointer)
-        for handle in self._staging:
-            handle._refs = []
-        self._staging, self.memory = [], states.Memory()
+        try:
+            _lib.call("vckpt_saver_close", self._pointer)
+        finally:
+            for handle in self._staging:
+                handle._refs = []
+            self._staging, self.memory = [], states.Memory()
 
     def __del__(self):
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer and self.pid == os.getpid() and not sys.is_finalizing():
+            for save in list(self.live):
+                self.free(save)
             _lib._loaded.vckpt_saver_free(pointer)
 
 
