@@ -85,7 +85,9 @@ def _slices(path):
     from torch.distributed.tensor import Shard, distribute_tensor
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     state = {"tp": distribute_tensor(whole(6, 4), mesh["tp"], [Shard(0)]), "dp": distribute_tensor(whole(4, 6), mesh["dp"], [Shard(1)]),
-             "plain": whole(3)}
+             "plain": whole(3), "shard": vckpt.Shard(whole(6, 4)[3 * mesh["tp"].get_local_rank():][:3], shape=(6, 4), mesh=mesh["tp"], placements="S(0)"),
+             "flat": vckpt.Shard(whole(5)[:3] if mesh["dp"].get_local_rank() == 0 else whole(5)[3:], shape=(5,), mesh=mesh["dp"],
+                                 flat=(0, 3) if mesh["dp"].get_local_rank() == 0 else (3, 5))}
     numbers = [save(path, {"model": state})]
     numbers.append(save(path, {"model": state}, mesh=mesh))
     numbers.append(save(path, {"model": {"flat": distribute_tensor(whole(8, 2), mesh._flatten("all"), [Shard(0)])}}))
@@ -95,7 +97,7 @@ def _slices(path):
 def test_slices_of_a_mesh(pool4, run):
     assert pool4(_slices, str(run)) == [[0, 1, 2]] * 4
     for step in 0, 1:
-        compare(run / str(step), {"tp": whole(6, 4), "dp": whole(4, 6), "plain": whole(3)})
+        compare(run / str(step), {"tp": whole(6, 4), "dp": whole(4, 6), "plain": whole(3), "shard": whole(6, 4), "flat": whole(5)})
     compare(run / "2", {"flat": whole(8, 2)})
 
 

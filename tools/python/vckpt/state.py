@@ -286,14 +286,24 @@ def shard_entry(component, name, path, shard, mesh, rank, flags):
     tensor = shard.tensor
     if not is_tensor(tensor) or hasattr(tensor, "_spec"):
         raise Refused(path, f"a Shard holds a torch tensor or a numpy array of this rank, not a {type(tensor).__name__}")
-    own = meshes.given(shard.mesh, "Shard: mesh") if shard.mesh is not None else None
-    native = meshes.named(*own) if own else None if shard.alone else mesh[2] if mesh else None
+    words, same = shard.placements, shard.same_dims
     shape = shard.shape if shard.shape is not None else tuple(tensor.shape)
-    words = shard.placements
     if words is not None and not isinstance(words, str):
         words = torch_state().placement_words(words, path, len(shape))
+    native = mesh[2] if mesh and not shard.alone else None
+    if shard.mesh is not None:
+        names, ranks = meshes.given(shard.mesh, "Shard: mesh")
+        whole = mesh[:2] if mesh else meshes.array_of(torch_state().root_of(shard.mesh)) if type(shard.mesh).__name__ == "DeviceMesh" else None
+        if whole is not None and set(whole[1].reshape(-1)) != set(ranks.reshape(-1)):
+            found = meshes.within(whole, (names, ranks))
+            if found is not None:                       # a slice: the same along the dimensions that it leaves out
+                names, ranks, before = found
+                words = words and ",".join(["R"] * before + [words])
+                if shard.flat is not None or shard.boxes is not None:
+                    same = ",".join(names[:before] + [same] * bool(same)) or None
+        native = meshes.named(names, ranks)
     flags |= (_lib.BUFFER if shard.buffer else 0) | (_lib.ALONE if shard.alone else 0)
-    layout = Layout(shape, native, words, shard.flat, shard.boxes, shard.same_dims)
+    layout = Layout(shape, native, words, shard.flat, shard.boxes, same)
     if isinstance(tensor, np.ndarray):
         return NumpyEntry(component, name, path, tensor, layout, flags).at(rank)
     return torch_state().TorchEntry(component, name, path, tensor, layout, flags).at(rank)
