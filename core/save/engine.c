@@ -2,7 +2,7 @@
  *
  * engine: what the workers do next. In this order, under the saver's lock:
  *
- *   prepare  the oldest flight that was submitted and not prepared
+ *   prepare  the oldest flight that was submitted and not prepared; one at a time (the ring is made there)
  *   stage    the oldest flight that is prepared and not all handed out: the batch that waits for a slot, or the next.
  *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
@@ -31,11 +31,11 @@ enum engine_did { ENGINE_DID, ENGINE_NOTHING, ENGINE_WAIT };
 
 static struct save_flight *engine_to_prepare(struct save_saver *s)
 {
-	struct save_flight *f = s->first;
+	struct save_flight *f = s->preparing ? NULL : s->first;
 
 	while (f && (f->prepared || f->failed || f->given_up))
 		f = f->next;
-	return f && f->submitted && !f->preparing ? f : NULL;
+	return f && f->submitted ? f : NULL;
 }
 
 static struct save_flight *engine_to_stage(struct save_saver *s)
@@ -52,22 +52,25 @@ static void engine_prepare(struct save_saver *s, struct save_flight *f)
 	struct base_error err = {0};
 	int rc;
 
-	f->preparing = true;
+	s->preparing = f;
 	pthread_mutex_unlock(&s->lock);
 	rc = saver_prepare(f, &err);
 	pthread_mutex_lock(&s->lock);
-	f->preparing = false;
+	s->preparing = NULL;
 	f->prepared = rc == 0;
-	if (rc == 0)
-		f->state = SAVE_STAGING;
-	else
+	if (rc < 0)
 		saver_flight_fail(f, rc, &err);
+	else if (!f->failed)
+		f->state = SAVE_STAGING;
 	pthread_cond_broadcast(&s->work);
 	pthread_cond_broadcast(&s->ready);
+	pthread_cond_broadcast(&s->told); /* it may have failed meanwhile: the data is the caller's from here on */
 }
 
-static void engine_told_staged(struct save_flight *f)
+static void engine_tell_staged(struct save_flight *f)
 {
+	if (f->failed) /* by somebody else, maybe: waiting ends with the last copy */
+		pthread_cond_broadcast(&f->s->told);
 	if (f->staged || !f->handed_out || f->copying || f->failed)
 		return;
 	f->staged = true;
@@ -123,7 +126,7 @@ static void engine_form(struct save_flight *f, struct saver_worker *w)
 		f->walked = end;
 	if (f->walked && !f->formed)
 		f->handed_out = true;
-	engine_told_staged(f);
+	engine_tell_staged(f);
 	pthread_cond_broadcast(&s->work);
 	pthread_cond_signal(&s->ready);
 }
@@ -136,7 +139,7 @@ static void engine_copied(struct save_flight *f, struct saver_batch *b)
 		return;
 	}
 	b->state = BATCH_STAGED;
-	f->info.bytes_staged += b->bytes;
+	f->info.bytes_staged += b->data_bytes;
 }
 
 static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *slot)
@@ -160,13 +163,11 @@ static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	rc = saver_batch_copy(f, w, b, &err);
 	pthread_mutex_lock(&s->lock);
 	f->copying--;
-	saver_phase_note(f, SAVE_COPY, begin, saver_time_ns() - begin, b->bytes);
+	saver_phase_note(f, SAVE_COPY, begin, saver_time_ns() - begin, b->data_bytes);
 	engine_copied(f, b);
 	if (rc < 0)
 		saver_flight_fail(f, rc, &err);
-	engine_told_staged(f);
-	if (f->failed)
-		pthread_cond_broadcast(&s->told);
+	engine_tell_staged(f);
 	pthread_cond_broadcast(&s->work);
 	pthread_cond_signal(&s->ready);
 }
@@ -321,6 +322,7 @@ static int engine_append_band(struct save_flight *f, struct save_appender *a, st
 		rc = save_appender_band(a, b, err);
 	else if (err)
 		*err = b->err;
+	save_band_forget(b); /* one that failed did not get that far; the bases go with the flight */
 	if (rc < 0) {
 		name = store_layout_name(f->w->layout, b->tensor, &len);
 		return base_error_prefix(err, rc, "tensor %s/%.*s", store_layout_component(f->w->layout, b->tensor),
@@ -390,7 +392,7 @@ void saver_engine_drop(struct save_flight *f)
 	struct save_saver *s = f->s;
 
 	pthread_mutex_lock(&s->lock);
-	while (f->copying || f->preparing)
+	while (f->copying || s->preparing == f)
 		pthread_cond_wait(&s->ready, &s->lock);
 	while (f->first) {
 		struct saver_batch *b = f->first;

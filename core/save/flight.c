@@ -56,6 +56,8 @@ static void *flight_room(struct save_flight *f, size_t bytes)
 	struct saver_chunk *c = f->arena;
 	void *at;
 
+	if (bytes > SIZE_MAX / 2)
+		return NULL;
 	bytes = base_align(bytes, _Alignof(max_align_t));
 	if (!c || c->room - c->used < bytes) {
 		size_t room = base_max(bytes, FLIGHT_CHUNK_BYTES);
@@ -150,7 +152,7 @@ static int flight_set_bases(struct save_flight *f, const struct save_flight_opti
 		char *end = NULL;
 
 		errno = 0;
-		if (slash && slash[1] >= '0' && slash[1] <= '9')
+		if (slash && slash - o->bases[i] <= PROTO_RUN_MAX && slash[1] >= '0' && slash[1] <= '9')
 			strtoull(slash + 1, &end, 10);
 		if (!end || *end || errno)
 			return base_error_set(err, -EINVAL, "base \"%.200s\" is not RUN/STEP", o->bases[i]);
@@ -172,7 +174,6 @@ static int flight_new(struct save_saver *s, const struct save_flight_options *o,
 	f->s = s;
 	f->refs = 2; /* the caller's and the queue's */
 	f->options = *o;
-	f->sorted = true;
 	rc = save_writer_new(s->store, s->run, o->attributes, o->nattributes, &f->w, err);
 	if (rc == 0)
 		rc = flight_set_bases(f, o, err);
@@ -256,7 +257,7 @@ static const struct tensor_mesh *flight_mesh(struct save_flight *f, const struct
 {
 	if (!m)
 		return f->s->mesh;
-	if (m != f->last_mesh.from) {
+	if (m != f->last_mesh.from || !saver_mesh_equal(f->last_mesh.to, m)) { /* another one in the same memory */
 		const struct tensor_mesh *to = saver_mesh(f->s, m, err);
 
 		if (!to)
@@ -369,14 +370,14 @@ static int tensor_set_holding(struct save_flight *f, const struct save_tensor *t
 	*s = (struct tensor_sharding){.shape = t->shape, .item_bytes = tensor_dtype_bytes(t->dtype),
 		.placement = replicate};
 	if (t->alone)
-		return t->mesh || t->placements || t->same_dims
+		return t->mesh || t->placements || t->same_dims || t->has_boxes || t->flat
 			? base_error_set(err, -EINVAL,
-				"one rank alone holds it: no mesh, placements or same_dims with that") : 0;
+				"one rank alone holds it, whole: nothing that cuts it goes with that") : 0;
 	s->mesh = flight_mesh(f, t->mesh, err);
 	if (!s->mesh)
 		return -ENOMEM;
-	if (t->placements && t->has_boxes)
-		return base_error_set(err, -EINVAL, "boxes and placements exclude each other");
+	if (t->has_boxes && (t->placements || t->flat))
+		return base_error_set(err, -EINVAL, "boxes exclude placements and a flat range");
 	if (t->placements)
 		rc = flight_placements(f, t->placements, &words, err);
 	if (rc == 0 && words)
@@ -423,8 +424,6 @@ static int tensor_set_local(const struct save_tensor *t, struct save_flight *f, 
 	if (t->has_boxes)
 		return tensor_set_boxes(f, t, to, err);
 	if (t->flat) {
-		if (t->alone)
-			return base_error_set(err, -EINVAL, "a flat range needs a mesh");
 		flat = flight_copy(f, t->flat, sizeof *flat);
 		if (!flat)
 			return base_error_set(err, -ENOMEM, "out of memory");
@@ -458,7 +457,7 @@ static int tensor_check_local(const struct save_tensor *t, const struct save_fli
 			"the local tensor is (%s), but rank %u holds (%s) of it by its placements",
 			has, f->s->options.rank, want);
 	}
-	if (t->strides && t->local_ndim != to->local.ndim)
+	if (t->strides && items && t->local_ndim != to->local.ndim)
 		return base_error_set(err, -EINVAL, "%u strides for a local tensor of %u dimensions", t->local_ndim,
 			to->local.ndim);
 	if (items && !t->data)
@@ -466,10 +465,21 @@ static int tensor_check_local(const struct save_tensor *t, const struct save_fli
 	return 0;
 }
 
+static bool tensor_shape_is_empty(const struct tensor_shape *s)
+{
+	uint32_t d = 0;
+
+	while (d < s->ndim && s->dim[d])
+		d++;
+	return d < s->ndim;
+}
+
 static bool tensor_is_contiguous(const struct save_tensor *t, const struct saver_tensor *to)
 {
 	uint64_t bytes = tensor_dtype_bytes(t->dtype);
 
+	if (tensor_shape_is_empty(&to->local))
+		return true;
 	for (uint32_t d = to->local.ndim; t->strides && d-- > 0;) {
 		if (to->local.dim[d] > 1 && t->strides[d] != (int64_t)bytes)
 			return false;
@@ -499,7 +509,7 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 		rc = tensor_set_local(t, f, to, err);
 	if (rc == 0)
 		rc = tensor_check_local(t, f, to, err);
-	if (rc < 0 || tensor_is_contiguous(t, to))
+	if (rc < 0 || tensor_is_contiguous(t, to)) /* or without items */
 		return rc;
 	to->strides = flight_copy(f, t->strides, to->local.ndim * sizeof *t->strides);
 	return to->strides ? 0 : base_error_set(err, -ENOMEM, "out of memory");
@@ -517,7 +527,6 @@ static int tensor_check_again(const struct saver_tensor *first, const struct sav
 
 int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struct base_error *err)
 {
-	const struct saver_tensor *before = f->ntensors ? &f->tensors[f->ntensors - 1] : NULL;
 	struct saver_tensor *to;
 	uint32_t *slot;
 	int rc = saver_check(f->s, err);
@@ -531,7 +540,6 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struc
 	if (rc < 0)
 		return rc;
 	to = &f->tensors[f->ntensors];
-	before = f->ntensors ? to - 1 : NULL;
 	rc = flight_fill(f, t, to, err);
 	slot = flight_slot(f, t->component, t->name);
 	if (rc == 0 && *slot)
@@ -539,13 +547,10 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struc
 	if (rc < 0)
 		return base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
 			store_layout_shown(to->name, to->name_len), to->name);
+	if (*slot && tensor_shape_is_empty(&t->shape))
+		return 0; /* it has no more boxes */
 	if (!*slot)
 		*slot = f->ntensors + 1;
-	if (before && f->sorted) {
-		int order = strcmp(before->component, to->component);
-
-		f->sorted = order < 0 || (order == 0 && strcmp(before->name, to->name) <= 0);
-	}
 	f->ntensors++;
 	f->device |= to->device;
 	return 0;
@@ -565,7 +570,6 @@ void save_flight_truncate(struct save_flight *f, size_t count)
 		if (!*slot)
 			*slot = i + 1;
 	}
-	f->sorted = false; /* looked at anew */
 }
 
 static int blob_read_memory(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
@@ -619,13 +623,54 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 			return rc;
 	}
 	pthread_mutex_lock(&s->lock);
-	f->submitted = true;
-	f->state = SAVE_QUEUED;
-	f->info.submitted_ns = saver_time_ns();
-	pthread_cond_broadcast(&s->work);
-	pthread_cond_signal(&s->ready);
+	if (f->given_up) {
+		rc = base_error_set(err, -ESHUTDOWN, "the saver of run %s was closed before this save was submitted",
+			s->run);
+	} else {
+		f->submitted = true;
+		f->state = SAVE_QUEUED;
+		f->info.submitted_ns = saver_time_ns();
+		pthread_cond_broadcast(&s->work);
+		pthread_cond_signal(&s->ready);
+	}
 	pthread_mutex_unlock(&s->lock);
-	return 0;
+	return rc;
+}
+
+/* Whoever was told is not told again by close. The lock is held. */
+static void flight_was_told(struct save_flight *f)
+{
+	struct save_flight **at = &f->s->untold;
+
+	f->told = true;
+	while (*at && *at != f)
+		at = &(*at)->next;
+	if (*at)
+		*at = f->next;
+}
+
+/* Failed and not told: kept until somebody asks, and no longer than its handle; what then remains is the first of all.
+ * The lock is held, and the handle is there (or about to go). */
+void saver_flight_keep_untold(struct save_flight *f, bool handle)
+{
+	struct save_saver *s = f->s;
+	struct save_flight **at = &s->untold;
+
+	if (!f->failed || f->told || f->given_up)
+		return;
+	if (handle) {
+		while (*at)
+			at = &(*at)->next;
+		f->next = NULL;
+		*at = f;
+		return;
+	}
+	if (!s->first_rc || f->number < s->first_failed) {
+		s->first_rc = f->rc;
+		s->first_err = f->err;
+		s->first_failed = f->number;
+	}
+	flight_was_told(f);
 }
 
 /* Waits on `told` until the clock says so. false: the time is over. */
@@ -654,9 +699,7 @@ static struct timespec flight_end(int64_t timeout_ms)
 
 static int flight_tell(struct save_flight *f, struct base_error *err)
 {
-	f->told = true;
-	if (f->s->first_rc && f->s->first_failed == f->number)
-		f->s->first_rc = 0; /* close need not tell it again */
+	flight_was_told(f);
 	if (err)
 		*err = f->err;
 	return f->rc;
@@ -672,7 +715,7 @@ int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct ba
 	pthread_mutex_lock(&f->s->lock);
 	if (!f->submitted)
 		rc = base_error_set(err, -EINVAL, "the save was not submitted");
-	while (rc == 0 && !f->staged && !(f->failed && f->copying == 0 && !f->preparing))
+	while (rc == 0 && !f->staged && !(f->failed && f->copying == 0 && f->s->preparing != f))
 		if (!flight_wait(f, timeout_ms, &end))
 			rc = base_error_set(err, -ETIMEDOUT, "the save is not staged yet");
 	if (rc == 0 && !f->staged)
@@ -707,10 +750,12 @@ int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64
 	return rc;
 }
 
-void save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
+int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
 {
 	struct save_plan_cache_stats plans;
 
+	if (save_saver_is_child(f->s))
+		return -EPERM;
 	save_plan_cache_stats(f->s->plans, &plans);
 	pthread_mutex_lock(&f->s->lock);
 	*ret_info = f->info;
@@ -719,6 +764,7 @@ void save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
 	ret_info->plan_hits = plans.memory_hits + plans.disk_hits;
 	ret_info->plan_misses = plans.misses;
 	pthread_mutex_unlock(&f->s->lock);
+	return 0;
 }
 
 void save_flight_free(struct save_flight *f)
@@ -732,7 +778,10 @@ void save_flight_free(struct save_flight *f)
 	if (!f->submitted && !f->given_up) {
 		f->given_up = true;
 		pthread_cond_signal(&s->ready);
+		pthread_cond_broadcast(&s->work); /* those behind it may be staged now */
 	}
+	if (f->over)
+		saver_flight_keep_untold(f, false);
 	pthread_mutex_unlock(&s->lock);
 	saver_flight_unref(f);
 }

@@ -153,6 +153,7 @@ static int persist_finish(struct save_flight *f, struct save_appender *a, struct
 	if (rc == 0)
 		rc = save_appender_class(a, NULL, err);
 	pthread_mutex_lock(&f->s->lock);
+	f->info.bytes_done += rc == 0 ? f->w->blob_bytes : 0;
 	saver_phase_note(f, SAVE_SEAL, begin, saver_time_ns() - begin, 0);
 	pthread_mutex_unlock(&f->s->lock);
 	if (rc == 0)
@@ -296,11 +297,7 @@ static void persist_over(struct save_flight *f)
 	s->first = f->next;
 	if (!s->first)
 		s->last = NULL;
-	if (f->failed && !s->first_rc && !f->given_up && !f->told) {
-		s->first_rc = f->rc;
-		s->first_err = f->err;
-		s->first_failed = f->number;
-	}
+	saver_flight_keep_untold(f, f->refs > 1);
 	pthread_cond_broadcast(&s->told);
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);

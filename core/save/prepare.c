@@ -163,6 +163,33 @@ static uint32_t layout_lowest_rank(const struct save_flight *f)
 	return lowest;
 }
 
+/* The boxes of tensor i in all its parts, which stand together. One that was given twice would be stored twice. */
+static int layout_check_parts(const struct save_flight *f, uint32_t i, struct base_error *err)
+{
+	const struct tensor_shape *shape = &f->tensors[i].plan.sharding.shape;
+	struct tensor_boxes all = {.ndim = shape->ndim};
+	uint32_t end = i;
+	size_t at = 0;
+	int rc;
+
+	for (; end < f->ntensors && tensor_compare(&f->tensors[i], &f->tensors[end]) == 0; end++)
+		all.n += f->tensors[end].plan.boxes->n;
+	all.room = all.n;
+	all.pairs = calloc(all.n + 1, 2 * (shape->ndim + 1) * sizeof *all.pairs);
+	if (!all.pairs)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t k = i; k < end; k++) {
+		const struct tensor_boxes *part = f->tensors[k].plan.boxes;
+
+		memcpy(all.pairs + at, part->pairs, part->n * shape->ndim * 2 * sizeof *part->pairs);
+		at += part->n * shape->ndim * 2;
+	}
+	rc = tensor_shard_list_check(shape, &all, err);
+	free(all.pairs);
+	return rc == 0 ? 0 : base_error_prefix(err, rc, "tensor %s/%.*s is given twice", f->tensors[i].component,
+		store_layout_shown(f->tensors[i].name, f->tensors[i].name_len), f->tensors[i].name);
+}
+
 /* Tensors in their order; the boxes of one that was given in several parts stand together. */
 static int layout_build(struct save_flight *f, struct saver_structure *t, struct base_error *err)
 {
@@ -183,6 +210,8 @@ static int layout_build(struct save_flight *f, struct saver_structure *t, struct
 			held.mesh = NULL, held.placements = NULL, held.nplacements = 0;
 		if (i && tensor_compare(&f->tensors[i - 1], from) == 0) {
 			t->numbers[i] = number - 1;
+			if (i == 1 || tensor_compare(&f->tensors[i - 2], from) != 0) /* its second part */
+				rc = layout_check_parts(f, i - 1, err);
 			continue;
 		}
 		t->numbers[i] = number;
@@ -224,13 +253,14 @@ static int prepare_structure(struct save_flight *f, const struct save_plan_key *
 
 /* ---- plan, samples, ring ---- */
 
-static int prepare_plan(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
+static int prepare_plan(struct save_flight *f, const struct save_plan_key *key, uint32_t *ret_cached,
+	struct base_error *err)
 {
 	int cached = save_plan_cache_get(f->s->plans, key, f->plan_tensors, &f->plan);
 	struct save_plan made = {0};
 	int rc;
 
-	f->info.plan_cached = (uint32_t)cached;
+	*ret_cached = (uint32_t)cached;
 	if (cached)
 		return 0;
 	rc = save_plan_make(f->plan_tensors, f->ntensors, f->s->options.rank, &made, err);
@@ -288,6 +318,7 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 {
 	uint64_t begin = saver_time_ns(), end;
 	struct save_plan_key key;
+	uint32_t cached = 0;
 	int rc = prepare_order(f, err);
 
 	if (rc == 0)
@@ -295,7 +326,7 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	if (rc == 0)
 		rc = prepare_structure(f, &key, err);
 	if (rc == 0)
-		rc = prepare_plan(f, &key, err);
+		rc = prepare_plan(f, &key, &cached, err);
 	if (rc == 0)
 		rc = prepare_samples(f, err);
 	if (rc < 0)
@@ -312,6 +343,8 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	f->info.plan_ns = end - begin;
 	f->info.bytes_held = f->plan->held_bytes;
 	f->info.bytes_total = f->plan->bytes + f->w->blob_bytes;
+	f->info.bytes_staged = f->w->blob_bytes; /* copied when they were declared */
+	f->info.plan_cached = cached;
 	pthread_mutex_unlock(&f->s->lock);
 	return saver_ring_make(f, err);
 }

@@ -184,12 +184,18 @@ int save_saver_close(struct save_saver *s, struct base_error *err)
 		return 0;
 	saver_stop(s);
 	store_launch_close(base_steal(s->launch));
+	device_ring_free(base_steal(s->ring)); /* nothing is in it; a handle may live on for long */
 	pthread_mutex_lock(&s->lock);
 	s->closed = true;
 	pthread_cond_broadcast(&s->told);
 	rc = s->first_rc;
 	if (rc < 0 && err)
 		*err = s->first_err;
+	if (s->untold && (rc == 0 || s->untold->number < s->first_failed)) {
+		rc = s->untold->rc;
+		if (err)
+			*err = s->untold->err;
+	}
 	pthread_mutex_unlock(&s->lock);
 	return rc;
 }

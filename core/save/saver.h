@@ -80,7 +80,7 @@ struct save_flight_info {
 	uint64_t pieces, pieces_new, plan_ns;
 	uint32_t plan_cached, plan_hits, plan_misses, ring_waits;
 };
-void save_flight_info(struct save_flight *f, struct save_flight_info *ret_info);
+int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info); /* -EPERM after a fork */
 const char *save_phase_name(enum save_phase phase);
 
 #endif

@@ -55,7 +55,7 @@ struct saver_batch {
 	struct save_cursor from;        /* its first band; what samples: their first entry */
 	uint64_t nbands, given, left;   /* given to workers; not appended yet */
 	uint64_t offset;                /* in the slot, of the next band that is given */
-	uint64_t bytes;
+	uint64_t bytes, data_bytes;     /* with and without what is between bands */
 	uint8_t *slot;
 	bool waited;                    /* for room in the ring */
 	bool samples; uint64_t first_entry, nentries;
@@ -66,12 +66,11 @@ struct saver_chunk;                     /* of the arena */
 
 struct save_flight {
 	struct save_saver *s;
-	struct save_flight *next;       /* queue */
+	struct save_flight *next;       /* in the queue; after it, in the saver's list `untold` */
 	/* protected by the saver's lock */
 	unsigned refs;
 	enum save_flight_state state;
-	bool submitted, given_up, prepared, preparing, handed_out, forming, staged, failed, over;
-	bool told;                      /* its error, by a wait function */
+	bool submitted, given_up, prepared, handed_out, forming, staged, failed, over, told;
 	unsigned copying, processing;   /* workers that are at its data */
 	int rc; struct base_error err;  /* the first error */
 	uint64_t step, entry;
@@ -85,7 +84,7 @@ struct save_flight {
 	uint64_t number;                /* count of the attempt */
 	struct save_flight_options options;
 	char **bases; size_t nbases;
-	struct saver_tensor *tensors; uint32_t ntensors, tensors_room; bool sorted;
+	struct saver_tensor *tensors; uint32_t ntensors, tensors_room;
 	uint32_t *slots; uint32_t nslots;       /* hash table of names: number + 1 */
 	struct tensor_placements **placements; char **placement_words; size_t nplacements;
 	struct { const struct tensor_mesh *from, *to; } last_mesh;
@@ -121,6 +120,7 @@ struct save_saver {
 	pthread_mutex_t lock;           /* protects all below and what flights say */
 	pthread_cond_t work, ready, told; /* workers; the persister; callers */
 	struct save_flight *first, *last; uint64_t count;
+	struct save_flight *preparing;  /* at most one */
 	bool closing, closed, stop;
 	struct saver_structure *structures[SAVER_STRUCTURES]; uint64_t clock;
 	struct device_ring *ring;
@@ -129,7 +129,9 @@ struct save_saver {
 	struct save_cursor cursor; struct saver_batch *batch; bool exhausted;
 	struct save_band *bands, *free_bands, **order; unsigned nbands;
 	uint64_t taken, appended;
-	/* of the first flight that failed and whose caller was not told */
+	/* flights that failed and were not told, ascending, as long as there is a handle to ask; and the first of those
+	 * whose handle is gone */
+	struct save_flight *untold;
 	int first_rc; struct base_error first_err; uint64_t first_failed;
 
 	struct saver_worker *workers; unsigned nworkers;
@@ -141,6 +143,7 @@ uint64_t saver_time_ns(void);           /* CLOCK_REALTIME */
 void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
 	uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err);
+void saver_flight_keep_untold(struct save_flight *f, bool handle); /* for close to tell, unless it was told */
 void saver_flight_unref(struct save_flight *f); /* the lock is not held */
 int saver_check(const struct save_saver *s, struct base_error *err); /* -EPERM after a fork */
 

@@ -126,6 +126,7 @@ static struct saver_batch *form_samples(struct save_flight *f, struct saver_batc
 		if (b->nentries && b->bytes + room > SAVER_BATCH_BYTES)
 			break;
 		b->bytes += room;
+		b->data_bytes += r->entries[f->next_entry].bytes;
 	}
 	if (b->nentries)
 		return b;
@@ -149,6 +150,7 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 		if (b->nbands && b->bytes + room > SAVER_BATCH_BYTES)
 			break;
 		b->bytes += room;
+		b->data_bytes += w->walker.len;
 		b->nbands++;
 		f->former = ahead;
 	}
