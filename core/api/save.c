@@ -2,6 +2,7 @@
  *
  * save: the saving part of vckpt.h over core/save/saver.h: sizes of structs, enums, and pointers are checked here; what
  * tensors, steps and ranks may be is checked below. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +23,9 @@ _Static_assert((int)VCKPT_EDAMAGED == (int)BASE_EDAMAGED && (int)VCKPT_EFORMAT =
 	&& (int)VCKPT_ENOSTORE == (int)BASE_ENOSTORE && (int)VCKPT_EABORTED == (int)BASE_EABORTED
 	&& (int)VCKPT_ETIMEDOUT == ETIMEDOUT, "errno(3)");
 
-struct vckpt_saver { struct store *store; struct save_saver *saver; };
-struct vckpt_save { struct save_flight *flight; };
+/* A saver stays until its last handle goes, the caller's or a save's: callers free them in any order. */
+struct vckpt_saver { struct store *store; struct save_saver *saver; atomic_uint handles; };
+struct vckpt_save { struct save_flight *flight; struct vckpt_saver *saver; };
 
 /* ---- savers ---- */
 
@@ -71,6 +73,7 @@ int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **r
 		free(v);
 		return api_result(rc, e);
 	}
+	v->handles = 1;
 	*ret_saver = v;
 	return 0;
 }
@@ -82,16 +85,38 @@ int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err)
 	return api_result(saver ? save_saver_close(saver->saver, e) : -EINVAL, e);
 }
 
+static void saver_unref(struct vckpt_saver *v)
+{
+	if (atomic_fetch_sub(&v->handles, 1) != 1)
+		return;
+	save_saver_free(v->saver);
+	store_close(v->store);
+	free(v);
+}
+
 void vckpt_saver_free(struct vckpt_saver *saver)
 {
 	if (!saver || save_saver_is_child(saver->saver))
 		return;
-	save_saver_free(saver->saver);
-	store_close(saver->store);
-	free(saver);
+	save_saver_close(saver->saver, NULL);
+	saver_unref(saver);
 }
 
 /* ---- saves ---- */
+
+static bool save_options_are_known(const struct vckpt_save_options *o)
+{
+	if (!o || o->size != sizeof *o || (o->flags & ~(uint32_t)VCKPT_SAVE_REPLACE)
+		|| (o->nattributes && !o->attributes) || (o->nbases && !o->bases))
+		return false;
+	for (size_t i = 0; i < o->nattributes; i++)
+		if (!o->attributes[i].key || !o->attributes[i].value)
+			return false;
+	for (size_t i = 0; i < o->nbases; i++)
+		if (!o->bases[i])
+			return false;
+	return true;
+}
 
 int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
 	struct vckpt_error *err)
@@ -101,8 +126,7 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 	struct vckpt_save *v;
 	int rc;
 
-	if (!saver || !o || o->size != sizeof *o || (o->flags & ~(uint32_t)VCKPT_SAVE_REPLACE)
-		|| (o->nattributes && !o->attributes) || (o->nbases && !o->bases))
+	if (!saver || !save_options_are_known(o))
 		return base_error_set(e, -EINVAL, "no saver, or options that are not known");
 	v = calloc(1, sizeof *v);
 	if (!v)
@@ -115,6 +139,8 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 		free(v);
 		return api_result(rc, e);
 	}
+	v->saver = saver;
+	atomic_fetch_add(&saver->handles, 1);
 	*ret_save = v;
 	return 0;
 }
@@ -197,16 +223,18 @@ void vckpt_save_free(struct vckpt_save *save)
 	if (!save)
 		return;
 	save_flight_free(save->flight);
+	if (!save_saver_is_child(save->saver->saver))
+		saver_unref(save->saver);
 	free(save);
 }
 
 int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress)
 {
 	struct save_flight_info i;
+	int rc = save && ret_progress ? save_flight_info(save->flight, &i) : -EINVAL;
 
-	if (!save || !ret_progress)
-		return -EINVAL;
-	save_flight_info(save->flight, &i);
+	if (rc < 0)
+		return rc;
 	*ret_progress = (struct vckpt_progress){.state = (uint32_t)i.state, .error = i.error,
 		.bytes_total = i.bytes_total, .bytes_staged = i.bytes_staged, .bytes_done = i.bytes_done};
 	return 0;
@@ -215,10 +243,10 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings)
 {
 	struct save_flight_info i;
+	int rc = save && ret_timings ? save_flight_info(save->flight, &i) : -EINVAL;
 
-	if (!save || !ret_timings)
-		return -EINVAL;
-	save_flight_info(save->flight, &i);
+	if (rc < 0)
+		return rc;
 	*ret_timings = (struct vckpt_timings){.submitted_ns = i.submitted_ns, .staged_ns = i.staged_ns,
 		.committed_ns = i.committed_ns, .bytes_held = i.bytes_held, .bytes_staged = i.bytes_staged,
 		.bytes_unchanged = i.bytes_unchanged, .bytes_deduplicated = i.bytes_deduplicated,
