@@ -6,6 +6,7 @@
 #include "proto/proto_internal.h"
 
 #define ARENA_BLOCK_BYTES (size_t)(16 << 10)
+#define ARENA_FIRST_BYTES (size_t)(1 << 10)  /* the first block: who commits for 8,192 ranks holds as many records */
 #define ARENA_ALIGN 16u
 
 struct arena_block { struct arena_block *next; uint64_t unused; };
@@ -13,7 +14,7 @@ struct arena_block { struct arena_block *next; uint64_t unused; };
 struct proto_arena {
 	struct arena_block *blocks;
 	uint8_t *at;
-	size_t room;
+	size_t room, block; /* bytes of the next block; each is twice the one before */
 	uint64_t left;      /* of the bound */
 	bool exhausted;
 };
@@ -23,7 +24,7 @@ struct proto_arena *proto_arena_new(uint64_t limit_bytes)
 	struct proto_arena *a = calloc(1, sizeof *a);
 
 	if (a)
-		a->left = limit_bytes;
+		*a = (struct proto_arena){.left = limit_bytes, .block = ARENA_FIRST_BYTES};
 	return a;
 }
 
@@ -64,10 +65,13 @@ static void *arena_alloc(struct proto_arena *a, uint64_t n)
 	if (n > ARENA_BLOCK_BYTES / 4)
 		return arena_block_add(a, n);
 	if (n > a->room) {
-		a->at = arena_block_add(a, ARENA_BLOCK_BYTES);
-		a->room = a->at ? ARENA_BLOCK_BYTES : 0;
+		size_t size = base_max(a->block, n);
+
+		a->at = arena_block_add(a, size);
+		a->room = a->at ? size : 0;
 		if (!a->at)
 			return NULL;
+		a->block = base_min(2 * size, ARENA_BLOCK_BYTES);
 	}
 	p = a->at;
 	a->at += n;

@@ -14,6 +14,7 @@
 
 #include "core/load/load_internal.h"
 #include "core/store/manifest.h"
+#include "core/store/spread.h"
 
 #define STEP_LAYOUT_MAX (UINT64_C(2) << 30)
 #define STEP_PART_MAX (UINT64_C(1) << 30)
@@ -105,8 +106,9 @@ static int step_open_layout(struct load_step *step, uint32_t i, struct base_erro
 	return 0;
 }
 
-static int step_open_part(struct load_step *step, uint32_t line, struct base_error *err)
+static int step_open_part(void *arg, uint32_t line, struct base_error *err)
 {
+	struct load_step *step = arg;
 	const struct proto_manifest *m = &step->manifest;
 	const struct proto_manifest_rank *from = &m->ranks[line];
 	struct step_rank *rank = &step->ranks[line];
@@ -138,7 +140,6 @@ static int step_open_part(struct load_step *step, uint32_t line, struct base_err
 				from->rank);
 		rank->packs[i] = m->packs[number].pack;
 	}
-	step->memory += 2 * from->part.raw_len + from->npacks * sizeof *rank->packs;
 	return 0;
 }
 
@@ -297,8 +298,11 @@ static int step_read(struct load_step *step, const struct store_list_step *entry
 
 	for (uint32_t i = 0; rc >= 0 && i < step->manifest.nlayouts; i++)
 		rc = step_open_layout(step, i, err);
+	if (rc >= 0)
+		rc = store_spread(step->manifest.nranks, step_open_part, step, err);
 	for (uint32_t i = 0; rc >= 0 && i < step->manifest.nranks; i++)
-		rc = step_open_part(step, i, err);
+		step->memory += 2 * step->manifest.ranks[i].part.raw_len +
+			step->manifest.ranks[i].npacks * sizeof *step->ranks[i].packs;
 	if (rc >= 0)
 		rc = step_table_tensors(step, err);
 	if (rc >= 0)

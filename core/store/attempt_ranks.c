@@ -40,10 +40,10 @@
 #define TAKEOVER_PARTS 8u
 #define POLL_MIN_US 1000u
 #define POLL_MAX_US 100000u
-#define POLL_EACH_US 100u       /* of all ranks together, one look at the list in so long: 8,192 take 0.8 s for a round */
+#define POLL_EACH_US 100u       /* one look at the list, by any rank, in so long: 8,192 look every 0.8 s */
 #define LOOK_AHEAD 16u          /* announcements asked for in vain, a poll, about */
 #define PARTS_BATCH 256u        /* announcements asked for at once */
-#define JUDGE_MAX_NS 500000000u /* but twice a second they are judged */
+#define JUDGE_MAX_MS 500u        /* but twice a second they are judged, and often enough for the watch to stay awake */
 #define JUDGE_SHARE 20u         /* one part in so many of the time goes into judging those that are missing */
 #define BASE_TRIES 8192u
 #define MEET_TRIES 16u
@@ -556,11 +556,12 @@ static void missing_why(const struct store_attempt *a, enum store_rank_state sta
 static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	char host[PROTO_HOST_MAX], why[200];
-	uint64_t begin = store_monotonic_ns(), took;
+	uint64_t most_ms = base_min(JUDGE_MAX_MS, a->job->heartbeat_ms / 8), begin, took;
 
-	if (begin < a->judge_ns)
+	if (store_monotonic_ns() < a->judge_ns)
 		return 0;
-	store_watch_look(a->job->watch);
+	store_watch_look(a->job->watch); /* which takes care of its own share */
+	begin = store_monotonic_ns();
 	for (uint32_t rank = 0; rank < a->job->world; rank++) {
 		enum store_rank_state state;
 		int r;
@@ -579,7 +580,7 @@ static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct ba
 		return give_up(a, rank, host, r < 0 ? err->text : why, ret_entry, err);
 	}
 	took = store_monotonic_ns() - begin;
-	a->judge_ns = begin + base_min(took * JUDGE_SHARE, JUDGE_MAX_NS);
+	a->judge_ns = begin + base_min(took * JUDGE_SHARE, most_ms * 1000000);
 	return 0;
 }
 

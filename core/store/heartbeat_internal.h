@@ -31,7 +31,8 @@ struct store_heartbeat_rank {
 	bool here;              /* of this machine: store_process_lives can tell */
 	uint64_t pid, start_time;
 };
-/* Lists the heartbeats of one launch's ranks, in no order; for a moment a rank has two. host: as the file's name says. */
+/* Lists the heartbeats of one launch's ranks, in no order; for a moment a rank has two. host: as the file's name says,
+ * cut at 52 bytes. */
 typedef void (*store_heartbeat_func)(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file);
 int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg);
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r); /* -ENOENT: moved on */

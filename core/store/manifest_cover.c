@@ -10,8 +10,8 @@
  * writer costs a bit a tensor, whatever its size; one of many 80 bytes a box of a matrix, all boxes of all ranks at
  * once.
  *
- * Parts are read several at once (spread.c), each by one thread; a row is added under the lock. In which order they come
- * makes no difference to what is refused, nor, but for which two of several ranks are named, to the sentence. */
+ * Parts are read several at once (spread.c), each by one thread; a row is added under the lock. In which order they
+ * come makes no difference to what is refused, nor, but for which two of several ranks are named, to the sentence. */
 #include "core/store/manifest.h"
 
 #include <pthread.h>

@@ -9,7 +9,7 @@
  * the real part, announcement; rank 0's wait and commit. What is played: the ranks prepare one after another in one
  * thread, share one open store (so one host, one process, one set of cached packs), and the ranks but 0 look at the
  * list once, after the commit, instead of polling. Storage is the real one behind counters, which may add a wait to
- * each request as a network would. Prints one JSON object. */
+ * each request from the last announcement on, as a network would. Prints one JSON object. */
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -37,7 +37,8 @@ static const char *const kind_name[KINDS] = {"put", "read_whole", "size", "list"
 	"sync_dir", "file_open", "file_read", "writer_open", "writer_append", "writer_seal"};
 /* What rank 0 does from the last announcement on, by what it touches. */
 enum phase { READ_PARTS, PUT_MANIFEST, CHECK_PACKS, READ_ROWS, PUT_ENTRY, DELETE_FOLDER, PHASES };
-static const char *const phase_name[PHASES] = {"announcements", "manifest_put", "check_packs", "cover", "entry", "folder"};
+static const char *const phase_name[PHASES] = {"announcements", "manifest_put", "check_packs", "cover", "entry",
+	"folder"};
 
 static const struct store_storage_ops *inner;
 static struct store_storage_ops counting;
@@ -226,6 +227,7 @@ struct job {
 	struct base_error err;
 	uint64_t entry, ended_ns;
 	int result;
+	unsigned latency_us;
 };
 
 static void must(int r, const struct job *j, const char *what)
@@ -249,10 +251,12 @@ static void layouts_make(struct job *j)
 
 		for (unsigned t = 0; t < TENSORS; t++) {
 			snprintf(name, sizeof name, "layers.%02u.weight", t);
-			must(store_layout_builder_add(b, "model", name, strlen(name), TENSOR_U8, &shape, t, &j->err), j, name);
+			must(store_layout_builder_add(b, "model", name, strlen(name), TENSOR_U8, &shape, t, &j->err), j,
+				name);
 		}
 		snprintf(name, sizeof name, "stage.%02u", i);
-		must(store_layout_builder_add(b, "model", name, strlen(name), TENSOR_U8, &one, TENSORS, &j->err), j, name);
+		must(store_layout_builder_add(b, "model", name, strlen(name), TENSOR_U8, &one, TENSORS, &j->err), j,
+			name);
 		must(store_layout_builder_finish(b, &j->layout[i], &j->object[i], &tags, &j->err), j, "layout");
 		store_layout_builder_free(b);
 	}
@@ -308,8 +312,8 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 	s->packs[1] = (struct proto_pack_use){s->meta, 0, 64};
 	must(store_pack_writer_open(j->store->storage, j->store->info.id, s->meta, &w), j, s->meta);
 	if (rank == l)
-		must(store_pack_append_raw(w, STORE_OBJECT_LAYOUT, j->object[l].data, j->object[l].len, &s->layout_ref), j,
-			"layout");
+		must(store_pack_append_raw(w, STORE_OBJECT_LAYOUT, j->object[l].data, j->object[l].len,
+			&s->layout_ref), j, "layout");
 	b = store_part_builder_new(j->layout[l], w, 1);
 	for (uint32_t t = 0; t < TENSORS; t++)
 		must(store_part_add_row(b, t, &box, 1, &s->pieces[t], 1, &j->err), j, "row");
@@ -471,11 +475,13 @@ static void commit(struct job *j, bool first)
 	}
 	for (unsigned p = 0; p < PHASES && !first; p++)
 		atomic_store(&phase_begin[p], 0), atomic_store(&phase_end[p], 0);
+	latency_us = j->latency_us;
 	announced = store_monotonic_ns();
 	if (!first)
 		rank_0_waits(j);
 	else
 		pthread_join(thread, NULL);
+	latency_us = 0;
 	must(j->result, j, "wait");
 	printf("\"commit_s\": %.4f, \"commit_ns\": %llu, ", (double)(j->ended_ns - announced) / 1e9,
 		(unsigned long long)store_attempt_commit_ns(j->attempts[0]));
@@ -487,9 +493,10 @@ static void commit(struct job *j, bool first)
 	printf("}, ");
 }
 
-static void afterwards(struct job *j)
+static void afterwards(struct job *j, const char *path)
 {
 	struct load_step *step;
+	struct store *fresh; /* with no pack open */
 	struct store_list *list;
 	uint64_t begin = store_monotonic_ns(), entry;
 
@@ -499,15 +506,20 @@ static void afterwards(struct job *j)
 	count_print("others");
 	for (uint32_t i = 0; i < j->world; i++)
 		store_attempt_free(j->attempts[i]);
+	must(store_open(path, 0, &fresh, &j->err), j, "open");
+	fresh->storage->ops = &counting;
+	latency_us = j->latency_us;
 	begin = store_monotonic_ns();
-	must(store_list_open(j->store, "r", false, &list, &j->err), j, "list");
-	must(load_step_open(j->store, "r", store_list_latest(list), &step, &j->err), j, "open");
+	must(store_list_open(fresh, "r", false, &list, &j->err), j, "list");
+	must(load_step_open(fresh, "r", store_list_latest(list), &step, &j->err), j, "open");
 	printf("\"open_s\": %.4f, \"open_bytes\": %zu, \"tensors\": %llu, \"listed_tensors\": %llu, ", seconds(begin),
 		load_step_memory(step), (unsigned long long)load_step_info(step)->tensors,
 		(unsigned long long)store_list_latest(list)->commit.tensors);
+	latency_us = 0;
 	count_print("open");
 	load_step_unref(step);
 	store_list_close(list);
+	store_close(fresh);
 }
 
 int main(int argc, char **argv)
@@ -535,12 +547,11 @@ int main(int argc, char **argv)
 	launches_open(&j);
 	printf("\"launch_s\": %.4f, ", seconds(begin));
 	count_print("launch");
-	latency_us = argc > 4 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
+	j.latency_us = argc > 4 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
 	begin = store_monotonic_ns();
 	commit(&j, first);
 	printf("\"save_s\": %.4f, ", seconds(begin));
-	afterwards(&j);
-	latency_us = 0;
+	afterwards(&j, argv[1]);
 	for (uint32_t i = 0; i < j.world; i++)
 		store_launch_close(j.launches[i]);
 	printf("\"peak_kib\": %zu}\n", peak_kib());

@@ -249,10 +249,14 @@ def test_who_said_what(api, store, rng):
         return one
     steps = ranks(api, store, "run", 2, work({"begin": lambda r: {"step": 5 + r}}), launch="steps")
     assert all("step 5" in e.text and "step 6" in e.text and "rank" in e.text for e in steps), steps
-    shapes = ranks(api, store, "run", 2, work({"tensor": lambda r: (w[:128 + r],)}), launch="shapes")
-    assert all("model/w" in e.text and "rank" in e.text for e in shapes), shapes
+    shapes = ranks(api, store, "run", 3, work({"tensor": lambda r: (w[:128 + (r == 1)],)}), launch="shapes")
+    assert all('"model/w" is not the same on all ranks: of ranks 0, 2 it is f64 [128, 256], of ranks 1 it is f64 [129, 256]' in e.text
+               for e in shapes), shapes
     dtypes = ranks(api, store, "run", 2, work({"tensor": lambda r: (w.astype("f4") if r else w,)}), launch="dtypes")
-    assert all("model/w" in e.text and "rank" in e.text for e in dtypes), dtypes
+    assert all('"model/w" is not the same on all ranks: of ranks 0 it is f64 [256, 256], of ranks 1 it is f32 [256, 256]' in e.text
+               for e in dtypes), dtypes
+    unchecked = ranks(api, store, "run", 2, work({"tensor": lambda r: (w[:128 + r],)}), launch="unchecked", check=2)
+    assert all("of ranks 0 it is f64 [128, 256], of ranks 1 it is f64 [129, 256]" in e.text for e in unchecked), unchecked
     assert ranks(api, store, "run", 2, work({}), launch="fine") == [0, 0]
 
 
