@@ -64,7 +64,7 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 enum { VCKPT_PIN_AUTO, VCKPT_PIN_NO, VCKPT_PIN_YES /* fails where memory cannot be pinned or locked */ };
 enum { VCKPT_REPLICAS_SAMPLE, VCKPT_REPLICAS_FULL, VCKPT_REPLICAS_OFF };
 enum {
-	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* its threads yield CPU (nice 19) and I/O (idle class) to everybody else */
+	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* what is not copying yields CPU (nice 19) and I/O (idle class) */
 	VCKPT_SAVER_NO_BASES = 1 << 1,   /* recognise nothing of earlier steps */
 };
 struct vckpt_saver;

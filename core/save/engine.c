@@ -7,8 +7,9 @@
  *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
  *
- * So a trainer waits for nothing but copies: as long as there is something to copy and room for it, nobody digests. One
- * worker at a time forms batches, several ahead (walking bands costs time that others need the lock in).
+ * So a trainer waits for nothing but copies: as long as there is something to copy and room for it, nobody digests. With
+ * low priority there are two kinds of workers, so that the option costs the trainer nothing: those that copy have the
+ * priority of the process, those that digest have the lowest, like the persister. One worker at a time forms batches, several ahead (walking bands costs time that others need the lock in).
  *
  * A worker takes a free band first and a number after; what was numbered moves towards the persister, which needs only
  * the lowest: no deadlock, and bands in flight are bounded. Slots are given out in the order of flights and batches,
@@ -193,12 +194,23 @@ static enum engine_did engine_stage(struct save_saver *s, struct saver_worker *w
 	}
 	slot = device_ring_take(s->ring, f->formed->bytes);
 	if (!slot) {
-		f->info.ring_waits += !f->formed->waited;
-		f->formed->waited = true;
+		if (!f->formed->waited) {
+			f->formed->waited = true;
+			f->info.ring_waits++;
+			pthread_cond_broadcast(&s->work); /* who digests was held back by it */
+		}
 		return ENGINE_NOTHING;
 	}
 	engine_copy(f, w, slot);
 	return ENGINE_DID;
+}
+
+/* Is something being copied, or waiting to be, that has room? */
+static bool engine_copies(struct save_saver *s)
+{
+	struct save_flight *f = engine_to_stage(s);
+
+	return f && !(f->formed && f->formed->waited);
 }
 
 /* ---- processing ---- */
@@ -270,13 +282,15 @@ void *saver_worker_main(void *arg)
 	struct saver_worker *w = arg;
 	struct save_saver *s = w->s;
 
-	if (s->options.low_priority)
+	if (s->options.low_priority && w->digests)
 		saver_yield_to_others();
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop) {
-		enum engine_did did = engine_stage(s, w);
+		enum engine_did did = w->copies ? engine_stage(s, w) : engine_copies(s) ? ENGINE_WAIT : ENGINE_NOTHING;
 
-		if (did == ENGINE_WAIT || (did == ENGINE_NOTHING && !engine_process(s)))
+		if (did == ENGINE_NOTHING && w->digests && engine_process(s))
+			did = ENGINE_DID;
+		if (did != ENGINE_DID)
 			pthread_cond_wait(&s->work, &s->lock);
 	}
 	pthread_mutex_unlock(&s->lock);

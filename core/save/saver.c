@@ -85,8 +85,10 @@ static void saver_init_locks(struct save_saver *s)
 
 static int saver_start(struct save_saver *s, struct base_error *err)
 {
-	s->nworkers = s->options.threads ? s->options.threads : base_cpu_count();
-	s->nbands = 2 * s->nworkers + 2;
+	unsigned threads = s->options.threads ? s->options.threads : base_cpu_count();
+
+	s->nworkers = s->options.low_priority ? 2 * threads : threads;
+	s->nbands = 2 * threads + 2;
 	s->workers = calloc(s->nworkers, sizeof *s->workers);
 	s->bands = calloc(s->nbands, sizeof *s->bands);
 	s->order = calloc(s->nbands, sizeof *s->order);
@@ -98,6 +100,8 @@ static int saver_start(struct save_saver *s, struct base_error *err)
 	}
 	for (unsigned i = 0; i < s->nworkers; i++) {
 		s->workers[i].s = s;
+		s->workers[i].copies = i < threads;
+		s->workers[i].digests = !s->options.low_priority || i >= threads;
 		s->workers[i].started = base_thread_start(&s->workers[i].thread, saver_worker_main,
 			&s->workers[i]) == 0;
 		if (!s->workers[i].started)

@@ -100,7 +100,7 @@ struct save_flight {
 
 struct saver_worker {                   /* one thread's own */
 	struct save_saver *s;
-	pthread_t thread; bool started;
+	pthread_t thread; bool started, copies, digests;
 	struct device_stream *stream; struct device_mark *mark;
 	struct save_band walker;        /* to walk bands without processing them */
 	uint64_t waited;                /* 1 + number of the flight whose fence is before the stream's next copy */
