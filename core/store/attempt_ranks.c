@@ -101,9 +101,9 @@ static void own_packs_delete(struct store_attempt *a)
 }
 
 /* model: fail. `rank` (on `host`, if that is known) is why the attempt is given up. 1: it is committed, for all that.
- * -BASE_EABORTED: it is aborted, for this reason or an earlier one. Another error: undecided. */
-static int give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
-	struct base_error *err)
+ * -BASE_EABORTED: it is aborted, for this reason or (*ret_first false) an earlier one. Another error: undecided. */
+static int give_up_first(struct store_attempt *a, uint32_t rank, const char *host, const char *why, bool *ret_first,
+	uint64_t *ret_entry, struct base_error *err)
 {
 	char reason[PROTO_REASON_MAX];
 	int s, r;
@@ -121,18 +121,29 @@ static int give_up(struct store_attempt *a, uint32_t rank, const char *host, con
 		store_folder_delete(a->store, a->run, a->name, NULL);
 	if (r == -BASE_EABORTED)
 		own_packs_delete(a);
+	*ret_first = s == 0;
 	return r;
 }
 
-/* This rank's own failure: the attempt is aborted, and the error stays what it was. */
+static int give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	bool first;
+
+	return give_up_first(a, rank, host, why, &first, ret_entry, err);
+}
+
+/* This rank's own failure: the attempt is aborted, and the error stays what it was, unless another reason came first:
+ * that may well have been what made this rank fail. */
 static int give_up_own(struct store_attempt *a, int code, const char *why, uint64_t *ret_entry, struct base_error *err)
 {
 	struct base_error e = {0};
-	int r = give_up(a, a->job->rank, store_hostname(), why, ret_entry, &e);
+	bool first;
+	int r = give_up_first(a, a->job->rank, store_hostname(), why, &first, ret_entry, &e);
 
 	if (r == 1)
 		return 1;
-	return base_error_set(err, r == -BASE_EABORTED ? code : r, "%s", e.text);
+	return base_error_set(err, r == -BASE_EABORTED && first ? code : r, "%s", e.text);
 }
 
 void store_attempt_job_abort(struct store_attempt *a, const char *reason)
