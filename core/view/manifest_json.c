@@ -117,8 +117,9 @@ static void put_component(struct json *j, uint32_t component)
 		base_buf_printf(&j->b, "\"%s.safetensors\"", name);
 		put_left_out(j, first, end);
 	} else {
-		base_buf_printf(&j->b, "null, \"reason\": \"%s\"", bytes > INT64_MAX - VIEW_SAFETENSORS_MAX_MADE
-			? "its tensors have more bytes than a file can" : "its header would be longer than 90000000 bytes");
+		text(j, bytes > INT64_MAX - VIEW_SAFETENSORS_MAX_MADE
+			? "null, \"reason\": \"its tensors have more bytes than a file can\""
+			: "null, \"reason\": \"its header would be longer than 90000000 bytes\"");
 	}
 	text(j, "}");
 	flush(j);

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of a job as processes of tests/crash/rank_main.c, under the preloaded library of interpose.c, and what must hold of a store when they are gone."""
 import ctypes as c
-import json
 import os
 import pathlib
 import random

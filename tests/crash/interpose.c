@@ -216,7 +216,8 @@ static void call_end(struct call *c, const struct interpose_event *e)
 	errno = saved;
 }
 
-#define REAL(name) ({ static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); real; })
+#define REAL(name) \
+	({ static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); real; })
 
 static bool creates(int flags)
 {
@@ -373,7 +374,8 @@ static int sync_any(const char *name, int (*real)(int), int fd)
 	if (c.mine)
 		fstat(fd, &st);
 	call_end(&c, r == 0 && c.mine ? &(struct interpose_event){
-		.kind = S_ISDIR(st.st_mode) ? INTERPOSE_SYNC_DIR : INTERPOSE_SYNC, .path = c.path, .ino = st.st_ino} : NULL);
+		.kind = S_ISDIR(st.st_mode) ? INTERPOSE_SYNC_DIR : INTERPOSE_SYNC, .path = c.path,
+		.ino = st.st_ino} : NULL);
 	return r;
 }
 

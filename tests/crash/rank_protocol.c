@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A rank over core/store alone: the order of a save (core/store/attempt_ranks.c) with nothing around it. Every rank
- * stores its share of model/w, a vector that is sharded over all ranks, and rank 1 (or 0, alone) optimizer/m, which all hold. Each
- * is small enough for one tile, so that a box is one piece. */
+ * stores its share of model/w, a vector that is sharded over all ranks, and rank 1 (or 0, alone) optimizer/m, which
+ * all hold. Each is small enough for one tile, so that a box is one piece. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

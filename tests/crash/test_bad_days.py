@@ -40,8 +40,8 @@ def numbered(calls, *names, path=""):
 
 def spoiled(bench, path, rank, word, error, who=True, **options):
     """One rank's call fails. All ranks say the same of the step, name the rank, and the step is whole or absent."""
-    outcomes, took = bench.job(path, "spoiled", inject={rank: word}, timeout=LIMIT_S, **options)
-    assert took < LIMIT_S
+    outcomes, took = bench.job(path, "spoiled", inject={rank: word}, timeout=LIMIT_S + UNDECIDED_S, **options)
+    assert took < LIMIT_S + UNDECIDED_S
     api = bench.open(path)
     try:
         now = sound(api, {0: bench_first(bench)})
@@ -79,6 +79,8 @@ def test_a_call_fails_once(bench, scale, rank):
         # what is not the save's own (heartbeat, launch) is told in other words, and the entry may be in all the same
         own = n > begun and not calls[n - 1][1].startswith(("runs/r", "hosts"))
         seen.append(spoiled(bench, path, rank, f"do=fail,errno={number},at={n}", os.strerror(number), who=own, start_ms=4000))
+    if scale(rank > 0, False):  # a saver that cannot make sure of the entry asks for a minute
+        all_ = [(n, number) for n, number in all_ if calls[n - 1][1] != "runs/r"]
     cases = sorted(set(must + rng.sample(all_, min(scale(8, 50, len(all_)), len(all_)))))
     bench.each(cases, one)
     print(f"{len(cases)} of {len(all_)}: {sum(seen)} committed all the same")
