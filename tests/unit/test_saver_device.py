@@ -298,6 +298,7 @@ def test_a_saver_that_forgets_the_fence_is_found(cuda, driver, api, store, rng):
     assert cuda.faults["premature"] > 0
 
 
+@pytest.mark.skipif("VCKPT_PRELOAD" in os.environ, reason="the sanitizer ends the process where a copy fills a slot that was given back")
 def test_a_saver_that_does_not_wait_for_its_copies_is_found(cuda, driver, api, store, rng):
     """Slots go back before their bytes arrived: what is stored is wrong, or slots are filled twice at one time."""
     arrays = {f"model/{i}": cuda.array(rng.integers(0, 2**32, (1100, 1024), "u4")) for i in range(4)}
