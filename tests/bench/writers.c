@@ -21,6 +21,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/load/step.h"
+#include "core/save/known_internal.h"
 #include "core/store/launch_internal.h"
 #include "core/store/layout.h"
 #include "core/store/part.h"
@@ -493,6 +494,33 @@ static void commit(struct job *j, bool first)
 	printf("}, ");
 }
 
+/* What the next save of one rank asks the store before it recognises its pieces: commit, own line, own chunks. */
+static void base_lookup(struct job *j, const char *path, const struct store_list_step *step)
+{
+	struct store *s; /* with no pack open */
+	struct save_bases bases = {.rank = j->world / 2};
+	struct tensor_box box = {.offset = {(uint64_t)bases.rank * PIECE_BYTES}, .size = {PIECE_BYTES}};
+	unsigned found = 0;
+	uint64_t begin;
+
+	must(store_open(path, 0, &s, &j->err), j, "open");
+	s->storage->ops = &counting;
+	begin = store_monotonic_ns();
+	must(save_bases_add(&bases, s, "r", step->entry, &step->commit.manifest), j, "base");
+	for (uint32_t t = 0; t < TENSORS && save_bases_count(&bases); t++) {
+		struct save_base_row *row = save_base_row_get(bases.all[0], j->layout[bases.rank % j->nlayouts], t,
+			&box);
+		const char *pack;
+
+		found += row && save_base_piece(row, &box, PIECE_BYTES, &pack);
+		save_base_row_put(row);
+	}
+	printf("\"base_s\": %.4f, \"base_found\": %u, ", seconds(begin), found);
+	save_bases_release(&bases);
+	store_close(s);
+	count_print("base");
+}
+
 static void afterwards(struct job *j, const char *path)
 {
 	struct load_step *step;
@@ -517,6 +545,7 @@ static void afterwards(struct job *j, const char *path)
 		(unsigned long long)store_list_latest(list)->commit.tensors);
 	latency_us = 0;
 	count_print("open");
+	base_lookup(j, path, store_list_latest(list));
 	load_step_unref(step);
 	store_list_close(list);
 	store_close(fresh);

@@ -47,7 +47,7 @@ def figures(build, where, world):
             "announcement_bytes": last["announcements_bytes"] / world, "make_s": last["make_s"], "manifest_bytes": last["manifest_bytes"] / world,
             "packs_s": last["packs_s"], "replicas_s": last["replicas_s"], "cover_s": last["cover_s"], "cover_kib": last["cover_kib"],
             "entry_s": last["phases"]["entry"], "folder_s": last["phases"]["folder"], "incoming_s": last["incoming_s"],
-            "open_s": last["open_s"], "open_network_s": network["open_s"], "open_bytes": last["open_bytes"] / world}
+            "base_requests": requests(last["base"]), "base_s": last["base_s"], "open_s": last["open_s"], "open_network_s": network["open_s"], "open_bytes": last["open_bytes"] / world}
 
 
 def rows(bench):
@@ -57,7 +57,8 @@ def rows(bench):
     for world, f in done.items():
         name = f"{world:,} writers"
         for key, what in (("requests_own", "requests of a writer up to its announcement"), ("requests_commit", "requests of who commits, a writer"),
-                          ("requests_told", "requests of a writer to be told")):
+                          ("requests_told", "requests of a writer to be told"),
+                          ("base_requests", "requests of a writer to look a base up")):
             small = done[WORLDS[0]][key]
             bench.figure(f"{name}: {what}", f[key], "", bar=None if world == WORLDS[0] else 1.3 * small)
         for key, what in (("commit_last_s", "last announcement to commit, rank 0 last"), ("commit_first_s", "last announcement to commit, rank 0 first"),

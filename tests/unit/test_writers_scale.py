@@ -45,6 +45,12 @@ def test_calls_of_each_phase_grow_with_the_writers(save_of_few_and_of_many, phas
     assert calls(many) <= each * MANY + 50, (few, many)
 
 
+def test_a_base_is_looked_up_by_its_own_line(save_of_few_and_of_many):
+    few, many = save_of_few_and_of_many
+    assert few["base_found"] == many["base_found"] == 16
+    assert calls(many["base"]) <= calls(few["base"]) <= 16, (few["base"], many["base"])
+
+
 def test_manifest_and_announcements_grow_with_the_writers(save_of_few_and_of_many):
     few, many = save_of_few_and_of_many
     for what in ("manifest_bytes", "announcements_bytes", "open_bytes"):
