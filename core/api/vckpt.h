@@ -118,7 +118,8 @@ struct vckpt_save_options {
 	void *stream;                    /* CUstream that the data is ready on; NULL: the default stream */
 	uint32_t flags, reserved;
 };
-/* Saves are numbered by this call: all ranks make it in the same order. Nothing is written before submit. */
+/* Saves are numbered by this call, by one that is refused too: all ranks make it in the same order. Nothing is written
+ * before submit. */
 int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
 	struct vckpt_error *err);
 /* Declares n tensors; checked now (names, shapes, dtypes, placements, strides). The data must live, unchanged, from
@@ -133,7 +134,9 @@ int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err);
  * the caller's then as well; -ETIMEDOUT: not yet. */
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err);
 struct vckpt_committed { uint64_t step, entry; };
-/* 0: the step is visible and durable. -VCKPT_EABORTED or another error: it never will be. -ETIMEDOUT: not decided. */
+/* 0: the step is visible and durable. -VCKPT_EABORTED or another error: it never will be; but where the sentence says
+ * "undecided" this rank could not read or write the store for a minute, and others may still commit it. -ETIMEDOUT: not
+ * decided yet. */
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
 	struct vckpt_error *err);
 /* Frees the handle; a save that was submitted goes on, one that was not is given up (its number is used). NULL-safe. */

@@ -187,19 +187,8 @@ static int flight_new(struct save_saver *s, const struct save_flight_options *o,
 	return 0;
 }
 
-int save_flight_begin(struct save_saver *s, const struct save_flight_options *o, struct save_flight **ret_f,
-	struct base_error *err)
+static int flight_enqueue(struct save_saver *s, struct save_flight *f, struct base_error *err)
 {
-	struct save_flight *f = NULL;
-	int rc = saver_check(s, err);
-
-	if (rc < 0)
-		return rc;
-	if (o->step != PROTO_NONE && o->step > INT64_MAX)
-		return base_error_set(err, -EINVAL, "steps go from 0 to 2^63-1");
-	rc = flight_new(s, o, &f, err);
-	if (rc < 0)
-		return rc;
 	pthread_mutex_lock(&s->lock);
 	if (s->closing) {
 		pthread_mutex_unlock(&s->lock);
@@ -209,9 +198,51 @@ int save_flight_begin(struct save_saver *s, const struct save_flight_options *o,
 	f->number = s->count++;
 	*(s->last ? &s->last->next : &s->first) = f;
 	s->last = f;
+	if (f->given_up)
+		pthread_cond_signal(&s->ready);
 	pthread_mutex_unlock(&s->lock);
-	*ret_f = f;
 	return 0;
+}
+
+/* What is refused uses its number all the same: the other ranks may not have refused theirs, and would meet this rank's
+ * next save in it. */
+static int flight_refuse(struct save_saver *s, int rc, const struct base_error *why)
+{
+	const struct save_flight_options none = {.step = PROTO_NONE};
+	struct save_flight *f;
+
+	if (flight_new(s, &none, &f, NULL) < 0)
+		return rc;
+	f->refs = 1; /* the queue's */
+	f->given_up = f->failed = true;
+	f->rc = rc;
+	f->err = *why;
+	flight_enqueue(s, f, NULL);
+	return rc;
+}
+
+int save_flight_begin(struct save_saver *s, const struct save_flight_options *o, struct save_flight **ret_f,
+	struct base_error *err)
+{
+	struct base_error why = {0};
+	struct save_flight *f = NULL;
+	int rc = saver_check(s, err);
+
+	if (rc < 0)
+		return rc;
+	if (o->step != PROTO_NONE && o->step > INT64_MAX)
+		rc = base_error_set(&why, -EINVAL, "steps go from 0 to 2^63-1");
+	if (rc == 0)
+		rc = flight_new(s, o, &f, &why);
+	if (rc < 0) {
+		if (err)
+			*err = why;
+		return flight_refuse(s, rc, &why);
+	}
+	rc = flight_enqueue(s, f, err);
+	if (rc == 0)
+		*ret_f = f;
+	return rc;
 }
 
 /* ---- tensors ---- */

@@ -244,7 +244,8 @@ static int persist_attempt(struct save_flight *f, struct base_error *err)
 
 	if (rc == 0) {
 		f->step = store_attempt_step(f->w->attempt);
-		rc = f->given_up ? base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted")
+		rc = f->given_up && !f->failed
+			? base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted")
 			: persist_prepared(f, err);
 	}
 	if (rc == 0)

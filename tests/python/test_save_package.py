@@ -256,6 +256,33 @@ def test_ranks_that_disagree(run):
     assert vckpt.steps(run) == []
 
 
+def test_what_one_rank_is_refused_uses_its_number(run):
+    """The loss is known on rank 0 only. Else its first save and the other's second would make one step."""
+    launch = uuid.uuid4().hex
+
+    def rank(r):
+        out, handles = [], []
+        with vckpt.Saver(run, rank=r, world=2, launch_id=launch, **OPTIONS) as saver:
+            for i in range(3):
+                half = vckpt.Shard(np.full((300, 1000), float(i)), shape=(600, 1000), boxes=[((300 * r, 0), (300, 1000))])
+                try:
+                    handles.append(saver.async_save({"m": {"w": half}}, attributes=None if r == 0 or i else {"loss": None}))
+                except ValueError as error:
+                    out.append(error)
+            for handle in handles:
+                try:
+                    out.append(handle.committed())
+                except vckpt.Error as error:
+                    out.append(error)
+        return out
+    first, second = threads(2, rank)
+    assert isinstance(first[0], vckpt.Aborted) and "rank 1" in str(first[0]) and isinstance(second[0], ValueError), (first, second)
+    assert first[1:] == second[1:] and len(first) == 3
+    for i, number in enumerate(first[1:], 1):
+        with vckpt.Step(run / str(number), "numpy") as step:
+            assert (step["m", "w"] == i).all()
+
+
 def test_who_must_say_the_launch(run):
     with pytest.raises(ValueError, match="give launch_id="):
         vckpt.save(run, {}, rank=0, world=2)

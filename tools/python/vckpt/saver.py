@@ -264,14 +264,11 @@ class Native:
         self.check_process()
         if not self.open:
             raise Error(errno.ESHUTDOWN, f"the saver of {self.store}/{self.run} is closed")
-        o = _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions))
-        o.step = _lib.NONE if step is None else _step(step)
-        pairs = [(_lib.text(key, "attribute"), _attribute(key, value)) for key, value in (attributes or {}).items()]
-        o.attributes, o.nattributes = (_lib.Attribute * max(len(pairs), 1))(*pairs), len(pairs)
-        bases = [base_name(one, self.store) for one in ([base] if isinstance(base, (str, os.PathLike)) else base or ())]
-        o.bases, o.nbases = (c_char_p * max(len(bases), 1))(*bases), len(bases)
-        o.stream = _stream()
-        o.flags = _lib.REPLACE if replace else 0
+        try:
+            o = self._save_options(step, attributes, base, replace)
+        except BaseException:
+            self._skip()
+            raise
         pointer = c_void_p()
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
         self._staging = [handle for handle in self._staging if not handle._ended_staging()]
@@ -284,6 +281,24 @@ class Native:
             return
         if self.pid == os.getpid():
             _lib._loaded.vckpt_save_free(pointer)
+
+    def _save_options(self, step, attributes, base, replace):
+        o = _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions))
+        o.step = _lib.NONE if step is None else _step(step)
+        pairs = [(_lib.text(key, "attribute"), _attribute(key, value)) for key, value in (attributes or {}).items()]
+        o.attributes, o.nattributes = (_lib.Attribute * max(len(pairs), 1))(*pairs), len(pairs)
+        bases = [base_name(one, self.store) for one in ([base] if isinstance(base, (str, os.PathLike)) else base or ())]
+        o.bases, o.nbases = (c_char_p * max(len(bases), 1))(*bases), len(bases)
+        o.stream = _stream()
+        o.flags = _lib.REPLACE if replace else 0
+        return o
+
+    def _skip(self):
+        """A save that is refused here uses its number all the same: other ranks may not have refused it, and would meet this
+        rank's next one in it."""
+        pointer, o = c_void_p(), _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=_lib.NONE)
+        _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
+        _lib.lib().vckpt_save_free(pointer)
 
     def started(self, handle):
         self._staging.append(handle)
