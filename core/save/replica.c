@@ -224,7 +224,7 @@ static int tensor_make(struct replica_making *m, uint32_t t, const struct save_r
 	int r;
 
 	dims = s->mesh && !tensor->buffer ? save_held_alike(tensor, s) : 0;
-	if (dims == 0)
+	if (dims == 0 || tensor_mesh_group_size(s->mesh, dims) < 2) /* nobody to be compared with */
 		return 0;
 	r = save_held_init(&held, tensor, s, m->rank, m->err);
 	if (r < 0)

@@ -264,11 +264,29 @@ static int vote_refuse(struct store *s, const struct proto_announcement *const *
 	return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s differs between %s: " REMEDY, d.tensor, more, who);
 }
 
+/* A group has two ranks at least; one that a single rank announces is none to the others: they disagree on who holds
+ * the same, so nothing was compared. */
+static int alone_refuse(struct store *s, const struct proto_announcement *const *all, uint32_t n,
+	const struct replica_line *line, struct base_error *err)
+{
+	base_cleanup(side_release) struct replica_side a = {.a = announcement_of(all, n, line->rank)};
+	const struct proto_sample *sample = NULL;
+	char tensor[320] = "?";
+
+	if (side_load(&a, s, all, n, NULL) == 0)
+		sample = side_sample(&a, line->r.group);
+	if (sample)
+		sample_text(&a, sample, tensor);
+	return base_error_set(err, -BASE_EFORMAT,
+		"tensor \"%s\": rank %u on host %.200s says that other ranks hold the same, and none of these says so: "
+		"give all of them the same mesh, placements and check_replicas", tensor, line->rank, a.a->host);
+}
+
 int store_manifest_check_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
 	struct base_error *err)
 {
 	base_cleanup_free struct replica_line *lines = NULL;
-	const struct replica_line *line, *end;
+	const struct replica_line *line, *end, *alone = NULL;
 	struct replica_vote v;
 	size_t count = 0;
 
@@ -288,6 +306,8 @@ int store_manifest_check_replicas(struct store *s, const struct proto_announceme
 		line = group_vote(line, end, &v);
 		if (v.digests > 1)
 			return vote_refuse(s, all, n, &v, err);
+		if (v.n == 1 && !alone)
+			alone = v.most.lines;
 	}
-	return 0;
+	return alone ? alone_refuse(s, all, n, alone, err) : 0;
 }

@@ -144,7 +144,7 @@ class Tensor:
         placements, held = random_placements(rng, self.shape, mesh)
         same = [d for d, p in enumerate(placements) if p[0] == "R"]
         along = rng.sample(same, rng.randint(0, len(same))) if self.holding == "flat" else []
-        rest = ",".join(mesh.names[d] for d in same if d not in along) if rng.random() < .7 else ""  # all ranks say the same
+        rest = [mesh.names[d] for d in same if d not in along] if rng.random() < .7 else []     # all ranks say the same of who holds the same
         cuts = {}
         for coordinate, h, rank in zip(oracle.coordinates(mesh.sizes), held, mesh.ranks):
             fields = {"mesh": mesh.p, "placements": oracle.words(placements)}
@@ -162,7 +162,7 @@ class Tensor:
                 flat = (points[at], points[at + 1], room if room > n or rng.random() < .5 else 0)
                 fields["flat"] = flat
                 if rest:
-                    fields["same_dims"] = rest
+                    fields["same_dims"] = ",".join(rest)
                 self.parts[rank] = [(h.buffer(flat), fields)]
             else:
                 if self.holding == "buffer":

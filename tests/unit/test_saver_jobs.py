@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saver among others: ranks that do not say the same, imports into its run, several runs of a process, odd paths, memory that is gone."""
+"""The saver among others: ranks that do not say the same, one that is refused what others are not, imports into its run, several runs, odd paths."""
 import errno
 import os
 import pathlib
@@ -11,7 +11,7 @@ import threading
 import numpy
 import pytest
 
-from saverlib import ALONE, Failed, Vckpt, ranks
+from saverlib import ALONE, BUFFER, Failed, Vckpt, ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -47,6 +47,43 @@ def refused(done, *words):
 WHOLE = numpy.arange(512 * 700.0).reshape(512, 700)
 
 
+def on_meshes(api, meshes, words, cut, differ=0):
+    """Each rank holds cut(rank) of a matrix, by what it thinks the mesh is; the last one's differs."""
+    def work(rank, saver):
+        last = rank == len(meshes) - 1
+        fields = {"shape": WHOLE.shape, "mesh": api.mesh(*meshes[rank]), "placements": words[rank]}
+        return saved(saver.save({"model/w": (cut(rank) + differ * last, fields)}))
+    return work
+
+
+@pytest.mark.parametrize("differ", [0, 1])
+def test_another_order_of_ranks(api, store, differ):
+    """The boxes cover the tensor, but ranks 1 and 3 do not agree on who holds the same."""
+    meshes = [("dp=2,tp=2", [0, 1, 2, 3])] * 3 + [("dp=2,tp=2", [0, 2, 1, 3])]
+    work = on_meshes(api, meshes, ["R,S(1)"] * 4, lambda r: WHOLE[:, r % 2 * 350:][:, :350], differ)
+    refused(ranks(api, store, "run", 4, work), "model/w", "rank 1 on host", "same mesh")
+
+
+def test_another_placement(api, store):
+    work = on_meshes(api, [("dp=2",)] * 2, ["S(0)", "R"], lambda r: WHOLE if r else WHOLE[:256])
+    refused(ranks(api, store, "run", 2, work), "model/w", "rank 1 on host")
+
+
+def test_a_buffer_for_some(api, store):
+    def work(rank, saver):
+        return saved(saver.save({"model/x": (WHOLE[0], {"flags": BUFFER * rank})}))
+    refused(ranks(api, store, "run", 2, work), "model/x", "rank 0 on host")
+
+
+def test_replicas_of_one_rank_are_none(api, store):
+    """A mesh dimension of size one, and a mesh of one rank: nobody is asked for."""
+    def work(rank, saver):
+        own = {"shape": (4, 700), "mesh": api.mesh("pp=1,dp=1", [rank])}
+        return saved(saver.save({f"model/{rank}": (WHOLE[:4], own), "model/w": (WHOLE[256 * rank:256 * rank + 256], {
+            "shape": WHOLE.shape, "mesh": api.mesh("dp=2,tp=1"), "placements": "S(0),R"})}))
+    assert ranks(api, store, "run", 2, work) == [0, 0]
+
+
 def test_attributes_that_differ(api, store):
     def work(rank, saver):
         return saved(saver.save({"model/w": WHOLE}, attributes={"loss": str(rank)}))
@@ -74,6 +111,30 @@ def test_all_is_compared_through_a_small_ring(api, store):
         return job
     assert ranks(api, store, "run", 2, one(0), check=1, ring=8 << 20) == [0, 0]
     refused(ranks(api, store, "run", 2, one(1), check=1, ring=8 << 20, launch="another"), "model/w", "differs between rank 0")
+
+
+# ---- one is refused what the others are not ----
+
+REFUSED = {"base": {"bases": ["no step"]}, "step": {"step": 2**63}, "attribute": {"attributes": {"": "x"}}}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_begin_that_is_refused_uses_its_number(api, store, what):
+    """Else the other ranks' first save and this one's second would make one step."""
+    def work(rank, saver):
+        out, saves = [], []
+        for i in range(3):
+            part = numpy.full((300, 1000), float(i))
+            fields = {"shape": (600, 1000), "mesh": api.mesh("dp=2"), "placements": "S(0)"}
+            try:
+                saves.append(saver.save({"model/w": (part, fields)}, **(REFUSED[what] if rank and not i else {})))
+            except Failed as e:
+                out.append(e)
+        return out + [saved(s) for s in saves]
+    first, second = ranks(api, store, "run", 2, work)
+    assert isinstance(first[0], Failed) and isinstance(second[0], Failed) and first[1:] == second[1:], (first, second)
+    for i, step in enumerate(first[1:], 1):
+        assert (api.read(store, "run", step)["model/w"] == i).all()
 
 
 # ---- beside others ----
