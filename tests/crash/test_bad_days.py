@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An fsync that fails, a write that is short, a full disk for one rank and for all, a store that turns read-only, ranks that stop for longer than their heartbeat may
-and wake up after their files are gone, a job that was started twice, a collector that runs all the while: the right error at every rank, no torn step, no hang."""
+"""An fsync that fails, a write that is short, a full disk for one rank and for all, a store that turns read-only, ranks that stop for longer than
+their heartbeat may and wake up after their files are gone, a job that was started twice, a collector that runs all the while: the right error at every
+rank, no torn step, no hang."""
 import errno
 import os
 import pathlib

@@ -104,7 +104,8 @@ def test_a_store_that_forgets_an_fsync_is_found_out(bench):
     """The test's own test: without the fsyncs of files, or of directories, some state shows a step whose bytes are gone, or loses one that was told."""
     rng = seeded()
     before, events = record(bench, 1)
-    for missing in (lambda e: e.kind == SYNC, lambda e: e.kind == SYNC_DIR and e.path.startswith("packs/"), lambda e: e.kind == SYNC_DIR and e.path == "runs/r"):
+    for missing in (lambda e: e.kind == SYNC, lambda e: e.kind == SYNC_DIR and e.path.startswith("packs/"),
+                    lambda e: e.kind == SYNC_DIR and e.path == "runs/r"):
         less = [e for e in events if not missing(e)]
         keeps, judge, found = durable(less), Judge(bench, before, less), False
         for cut in range(len(less), 0, -1):
