@@ -119,7 +119,7 @@ struct vckpt_save_options {
 	uint32_t flags, reserved;
 };
 /* Saves are numbered by this call, by one that is refused too: all ranks make it in the same order. Nothing is written
- * before submit. */
+ * before submit. Later saves wait until this one is submitted or freed. */
 int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
 	struct vckpt_error *err);
 /* Declares n tensors; checked now (names, shapes, dtypes, placements, strides). The data must live, unchanged, from

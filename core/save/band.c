@@ -266,7 +266,8 @@ static int band_confirm(struct save_band *b, const struct save_piece *p, const u
 		return 0;
 	return base_error_set(&b->err, -BASE_EDAMAGED,
 		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
-		"that record, or this machine's memory, is wrong (a save without bases, --no-index, recognises no pieces)",
+		"that record, or this machine's memory, is wrong (a save without bases, --no-index, recognises no "
+		"pieces)",
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }
 

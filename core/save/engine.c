@@ -7,9 +7,10 @@
  *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
  *
- * So a trainer waits for nothing but copies: as long as there is something to copy and room for it, nobody digests. With
- * low priority there are two kinds of workers, so that the option costs the trainer nothing: those that copy have the
- * priority of the process, those that digest have the lowest, like the persister. One worker at a time forms batches, several ahead (walking bands costs time that others need the lock in).
+ * So a trainer waits for nothing but copies: as long as there is something to copy and room for it, nobody digests.
+ * With low priority there are two kinds of workers, so that the option costs the trainer nothing: those that copy have
+ * the priority of the process, those that digest have the lowest, like the persister. One worker at a time forms
+ * batches, several ahead (walking bands costs time that others need the lock in).
  *
  * A worker takes a free band first and a number after; what was numbered moves towards the persister, which needs only
  * the lowest: no deadlock, and bands in flight are bounded. Slots are given out in the order of flights and batches,

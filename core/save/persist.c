@@ -237,6 +237,18 @@ static int persist_prepared(struct save_flight *f, struct base_error *err)
 	return rc;
 }
 
+/* It failed with its announcement, which may have landed all the same: then others may commit, and the list decides
+ * what is told (invariant 5). Where the save was given up for it the first error stays. */
+static int persist_outcome(struct save_flight *f, int rc, struct base_error *err)
+{
+	struct base_error why;
+	int told = persist_wait(f, &why);
+
+	if (told == 0 || store_attempt_undecided(f->w->attempt))
+		*err = why;
+	return told == 0 ? 0 : store_attempt_undecided(f->w->attempt) ? told : rc;
+}
+
 static int persist_attempt(struct save_flight *f, struct base_error *err)
 {
 	struct store_launch_save o = {.step = f->options.step, .replace = f->options.replace};
@@ -250,13 +262,18 @@ static int persist_attempt(struct save_flight *f, struct base_error *err)
 	}
 	if (rc == 0)
 		rc = persist_write(f, err);
-	return rc == 0 ? persist_wait(f, err) : rc;
+	if (rc == 0)
+		return persist_wait(f, err);
+	return f->w->attempt && store_attempt_announced(f->w->attempt) ? persist_outcome(f, rc, err) : rc;
 }
 
 /* Others learn why; what this rank wrote goes. */
 static int persist_abort(struct save_flight *f, int rc, struct base_error *err)
 {
-	if (rc == -ENOSPC || rc == -EDQUOT)
+	bool undecided = f->w->attempt && store_attempt_announced(f->w->attempt)
+		&& store_attempt_undecided(f->w->attempt);
+
+	if ((rc == -ENOSPC || rc == -EDQUOT) && !undecided)
 		base_error_set(err, rc, "%s is full: nothing of this save is kept", f->s->store->path);
 	else if (!err->code)
 		base_error_set(err, rc, "the save failed: %s", base_error_name(rc));

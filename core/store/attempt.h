@@ -49,6 +49,7 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
  * (call again), else the attempt is aborted. */
 int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *ret_entry, struct base_error *err);
 
+bool store_attempt_announced(const struct store_attempt *a); /* or tried to: it may have landed */
 bool store_attempt_undecided(const struct store_attempt *a); /* as far as this rank has read the list */
 uint64_t store_attempt_commit_ns(const struct store_attempt *a); /* that this rank spent committing; 0: another did */
 

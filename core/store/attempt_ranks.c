@@ -706,6 +706,7 @@ static int job_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry,
 	return missing_judge(a, ret_entry, err);
 }
 
+bool store_attempt_announced(const struct store_attempt *a) { return a->announced; }
 bool store_attempt_undecided(const struct store_attempt *a) { return !a->decided; }
 uint64_t store_attempt_commit_ns(const struct store_attempt *a) { return a->commit_ns; }
 
