@@ -71,7 +71,8 @@ struct vckpt_saver;
 struct vckpt_saver_options {
 	size_t size;                     /* sizeof (struct vckpt_saver_options) */
 	const char *store, *run;
-	const char *launch_id;           /* shared by all ranks, new at every start; may be NULL where world is 1 */
+	const char *launch_id;           /* shared by all ranks of this run, and by no other run of the store; new at
+	                                    every start. May be NULL where world is 1 */
 	uint32_t rank, world;
 	const struct vckpt_mesh *mesh;   /* of tensors that name none: they are replicated over it. NULL: all ranks */
 	uint64_t heartbeat_ms, start_ms; /* 0: 20 s, 60 s */
