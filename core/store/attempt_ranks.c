@@ -13,7 +13,7 @@
  *     all parts seen; manifest [com]           job_commit                  rank 0, or who takes over
  *     check, commit entry [chk, PUT]           store_attempt_commit_entry
  *     outcome told [yes], [no]                 outcome_known               once the entry that decided it is durable
- *     abort entry [fail]                       give_up                     before anything announced is deleted
+ *     abort entry [fail]                       give_up_first               before anything announced is deleted
  *
  * Who commits: rank 0; and if nothing has decided the attempt, ranks floor(k N / 8), k = 1 ... 7, those that fall
  * together counted once, each 2 s later than the one before, from its own announcement; at once when it can see that

@@ -372,7 +372,7 @@ open:	if                                                  /* code: commit_settle
 	:: goto fail                                        /* the put's outcome is open: `abort`, or the commit, comes first */
 	:: goto wait
 	fi;
-fail:	skip;                                               /* code: store_attempt_abort_put, abort_check, give_up */
+fail:	skip;                                               /* code: store_attempt_abort_put, abort_check, give_up_first */
 #ifndef F_ABORT
 	goto no;
 #else
