@@ -207,6 +207,50 @@ def test_time_outs(run):
     assert threads(2, rank) == [0, 0]
 
 
+WRONG = [
+    ({"blobs": {"config.json": "text"}}, "blob 'config.json': expected bytes, not str"),
+    ({"blobs": {"config.json": 3}}, "expected bytes, not int"),
+    ({"base": 17}, "base 17: expected RUN/STEP"),
+    ({"attributes": {"loss": np.ones(1)}}, "attribute 'loss': .* not ndarray: give its item"),
+    ({"attributes": {"loss": None}}, "attribute 'loss': .* not NoneType$"),
+    ({"mesh": "dp=2,tp=4"}, "the mesh has a rank 7, the job 1, from 0"),
+    ({"ring_bytes": "1G"}, "ring_bytes='1G': expected a whole number of bytes"),
+    ({"threads": -1}, "threads=-1: expected a whole number"),
+    ({"threads": True}, "threads=True: expected"),
+    ({"heartbeat": "3"}, "heartbeat='3': expected seconds"),
+    ({"start_timeout": float("nan")}, "start_timeout=nan: expected seconds"),
+]
+
+
+@pytest.mark.parametrize("arguments, sentence", WRONG, ids=[sentence[:24] for _, sentence in WRONG])
+def test_an_argument_that_cannot_be_is_named(run, arguments, sentence):
+    with pytest.raises(vckpt.InvalidArgument, match=sentence):
+        vckpt.save(run, {"m": np.arange(4)}, **{**OPTIONS, **arguments})
+    vckpt.save(run, {"m": np.arange(4)}, attributes={"loss": np.float32(2.5), "n": np.int64(3)}, **OPTIONS)
+    with vckpt.Step(run) as step:
+        assert step.attributes == {"loss": "2.5", "n": "3"}
+
+
+def test_a_state_inside_itself_is_refused_by_name(run):
+    state = {"m": np.arange(4), "trainer": {}}
+    state["trainer"]["self"] = state
+    with pytest.raises(vckpt.Refused, match='state."trainer"'):
+        vckpt.save(run, state, **OPTIONS)
+
+
+def test_a_wait_that_times_out_says_where_to_look(run):
+    def one(rank):
+        with vckpt.Saver(run, rank=rank, world=2, launch_id=launch, **OPTIONS) as saver:
+            handle = None if rank else saver.async_save({"m": np.arange(4)})
+            if rank == 0:
+                with pytest.raises(vckpt.Timeout, match="ls .* --incoming"):
+                    handle.committed(timeout=0.1)
+            turn.wait()
+            return (handle or saver.async_save({"m": np.arange(4)})).committed()
+    launch, turn = uuid.uuid4().hex, threading.Barrier(2)
+    assert threads(2, one) == [0, 0]
+
+
 # ---- ranks ----
 
 def test_shards_of_ranks(run):

@@ -10,6 +10,7 @@ A child after a fork has none of the threads: what was opened before the fork re
 import atexit
 import ctypes
 import errno
+import numbers
 import os
 import re
 import secrets
@@ -103,7 +104,10 @@ class Handle:
             _lib.call("vckpt_save_tensors", self._at(), rows.ctypes.data, len(rows))
 
     def blob(self, name, data, per_rank=False):
-        data = bytes(data)
+        try:
+            data = bytes(memoryview(data))
+        except TypeError:
+            raise InvalidArgument(errno.EINVAL, f"blob {name!r}: expected bytes, not {type(data).__name__}") from None
         _lib.call("vckpt_save_blob", self._at(), _lib.text(name, "blob"), int(per_rank), data, len(data))
 
     def submit(self, refs=()):
@@ -186,9 +190,10 @@ class Handle:
             left = SLICE_MS if end is None else max(0, min(SLICE_MS, int((end - time.monotonic()) * 1000 + 0.5)))
             try:
                 return _lib.call(function, self._at(), left, *results)
-            except _lib.Timeout:
+            except _lib.Timeout as error:
                 if end is not None and time.monotonic() >= end:
-                    raise
+                    hint = f": `vckpt ls {self._native.store} --incoming` says for which ranks it waits" if self._native.world > 1 and results else ""
+                    raise _lib.Timeout(error.errno, f"{error}{hint}") from None
             except Error:
                 self._refs, self._told = [], True
                 raise
@@ -213,6 +218,8 @@ class Handle:
 
 OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "ring_bytes": 0, "pin": "auto", "check_replicas": "sample", "threads": 0,
            "low_priority": False, "use_bases": True, "plan_cache": None}
+NUMBERS = [("heartbeat", numbers.Real, 0, "seconds"), ("start_timeout", numbers.Real, 0, "seconds"),
+           ("ring_bytes", numbers.Integral, 0, "a whole number of bytes"), ("threads", numbers.Integral, 0, "a whole number")]
 
 
 def _options(given):
@@ -228,6 +235,10 @@ def _options(given):
     for name, words in (("pin", _lib.PIN), ("check_replicas", _lib.REPLICAS)):
         if name in chosen and chosen[name] not in words:
             raise InvalidArgument(errno.EINVAL, f"{name}={chosen[name]!r}: one of {', '.join(words)}")
+    for name, kind, least, words in NUMBERS:
+        value = chosen.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < 1 << 63:
+            raise InvalidArgument(errno.EINVAL, f"{name}={value!r}: expected {words}")
     return chosen
 
 
@@ -287,7 +298,7 @@ class Native:
         o.step = _lib.NONE if step is None else _step(step)
         pairs = [(_lib.text(key, "attribute"), _attribute(key, value)) for key, value in (attributes or {}).items()]
         o.attributes, o.nattributes = (_lib.Attribute * max(len(pairs), 1))(*pairs), len(pairs)
-        bases = [base_name(one, self.store) for one in ([base] if isinstance(base, (str, os.PathLike)) else base or ())]
+        bases = [base_name(one, self.store) for one in _several(base)]
         o.bases, o.nbases = (c_char_p * max(len(bases), 1))(*bases), len(bases)
         o.stream = _stream()
         o.flags = _lib.REPLACE if replace else 0
@@ -329,13 +340,22 @@ def _step(step):
 
 
 def _attribute(key, value):
-    if not isinstance(value, (str, int, float)):
-        raise InvalidArgument(errno.EINVAL, f"attribute {key!r}: expected a string or a number, not {type(value).__name__}")
+    if not isinstance(value, (str, numbers.Real)):
+        hint = ": give its item()" if hasattr(value, "item") else ""
+        raise InvalidArgument(errno.EINVAL, f"attribute {key!r}: expected a string or a number, not {type(value).__name__}{hint}")
     return _lib.text(str(value), "attribute")
+
+
+def _several(base):
+    if base is None:
+        return []
+    return [base] if isinstance(base, str) or not hasattr(base, "__iter__") else list(base)
 
 
 def base_name(base, store):
     """RUN/STEP as the library takes it, also from a path into the store."""
+    if not isinstance(base, (str, os.PathLike)):
+        raise InvalidArgument(errno.EINVAL, f"base {base!r}: expected RUN/STEP")
     text = os.fspath(base)
     full = os.path.abspath(text)
     if full.startswith(store + os.sep):
@@ -467,7 +487,7 @@ def _start(one, state, *, mesh=None, step=None, attributes=None, base=None, per_
     with one.lock:
         handle = one.begin(step=step, attributes=attributes, base=base, replace=replace)
         try:
-            found = states.collect(state, mesh=mesh, rank=one.rank, per_rank=per_rank, memory=one.memory)
+            found = states.collect(state, mesh=mesh, rank=one.rank, world=one.world, per_rank=per_rank, memory=one.memory)
             rows = states.rows_of(found)
             for name, per, data in found.blobs + [(name, False, data) for name, data in (blobs or {}).items()]:
                 handle.blob(name, data, per)

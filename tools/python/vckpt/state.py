@@ -370,13 +370,15 @@ class Collected:
         self.rows, self.blobs, self.refs, self.device = [], [], [], None
 
 
-def collect(state, *, mesh=None, rank=0, per_rank=(), memory=None):
+def collect(state, *, mesh=None, rank=0, world=None, per_rank=(), memory=None):
     """state: {component: anything}."""
     if not isinstance(state, Mapping):
         raise _lib.InvalidArgument(22, f"a state is a dict of components, not a {type(state).__name__}: "
                                    "{\"model\": model, \"optimizer\": optimizer}")
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
     whole = meshes.given(mesh)
+    if whole and world is not None and whole[1].size and whole[1].max() >= world:
+        raise _lib.InvalidArgument(22, f"the mesh has a rank {whole[1].max()}, the job {world}, from 0")
     whole = whole and (*whole, meshes.named(*whole))
     memory = memory if memory is not None else Memory()
     key = whole and whole[2], rank, patterns
@@ -391,6 +393,8 @@ def collect(state, *, mesh=None, rank=0, per_rank=(), memory=None):
             memory.memos[component] = one(Walk(component, memo, memory, state, patterns), value, whole, rank, result)
         except Stale:
             memory.memos[component] = one(Walk(component, Memo(), memory, state, patterns), value, whole, rank, result)
+        except RecursionError:
+            raise Refused((component,), "nested too deeply, or a part of itself") from None
     return result
 
 
