@@ -158,11 +158,12 @@ class Rank:
         return {"stall": stall, "whole": time.perf_counter() - begin}
 
     def loop(self, seconds=None, until=None):
-        """Rounds a second of a compute loop on this rank's cores, for so long or until something is done."""
+        """Rounds a second of a compute loop on this rank's cores, for so long or until something is done (8 s at most: on cores
+        that are always busy a save of low priority takes its time)."""
         torch = self.torch
         a, b = torch.randn(512, 512), torch.randn(512, 512)
         begin, rounds = time.perf_counter(), 0
-        while (time.perf_counter() - begin < seconds) if until is None else not until():
+        while time.perf_counter() - begin < (seconds or 8) and not (until and until()):
             for _ in range(4):
                 a @ b
             rounds += 4
