@@ -736,6 +736,13 @@ static int flight_tell(struct save_flight *f, struct base_error *err)
 	return f->rc;
 }
 
+/* Takes the lock; the caller lets it go, whatever comes out. */
+static int flight_wait_begin(struct save_flight *f, struct base_error *err)
+{
+	pthread_mutex_lock(&f->s->lock);
+	return f->submitted ? 0 : base_error_set(err, -EINVAL, "the save was not submitted");
+}
+
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err)
 {
 	struct timespec end = flight_end(timeout_ms);
@@ -743,9 +750,7 @@ int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct ba
 
 	if (rc < 0)
 		return rc;
-	pthread_mutex_lock(&f->s->lock);
-	if (!f->submitted)
-		rc = base_error_set(err, -EINVAL, "the save was not submitted");
+	rc = flight_wait_begin(f, err);
 	while (rc == 0 && !f->staged && !(f->failed && f->copying == 0 && f->s->preparing != f))
 		if (!flight_wait(f, timeout_ms, &end))
 			rc = base_error_set(err, -ETIMEDOUT, "the save is not staged yet");
@@ -763,9 +768,7 @@ int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64
 
 	if (rc < 0)
 		return rc;
-	pthread_mutex_lock(&f->s->lock);
-	if (!f->submitted)
-		rc = base_error_set(err, -EINVAL, "the save was not submitted");
+	rc = flight_wait_begin(f, err);
 	while (rc == 0 && !f->over)
 		if (!flight_wait(f, timeout_ms, &end))
 			rc = base_error_set(err, -ETIMEDOUT, "the save is not decided yet");

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/unit"), str(ROOT / "tests/gpu")]
 
 from gpulib import Gpu, Unavailable  # noqa: E402
-from saverlib import DEVICE, Failed, Vckpt, ranks  # noqa: E402
+from saverlib import DEVICE, Failed, api, ranks, store  # noqa: E402,F401
 
 AUTO, NO, YES = range(3)
 MIB = 1 << 20
@@ -32,19 +32,6 @@ def gpu(device):
     device.current()
     yield device
     device.close()
-
-
-@pytest.fixture
-def api(build):
-    return Vckpt(build)
-
-
-@pytest.fixture
-def store(api, tmp_path, vckpt):
-    path = api.store(tmp_path / "store")
-    yield path
-    done = vckpt("verify", path, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import threading
 
 import numpy
+import pytest
 
 NONE = 2**64 - 1
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
@@ -230,3 +231,19 @@ def ranks(api, store, run, world, work, launch="a launch", **options):
     for t in threads:
         t.join()
     return out
+
+
+# ---- fixtures, imported by the tests ----
+
+@pytest.fixture
+def api(build):
+    return Vckpt(build)
+
+
+@pytest.fixture
+def store(api, tmp_path, vckpt):
+    """An empty store; what a test leaves in it must verify."""
+    path = api.store(tmp_path / "store")
+    yield path
+    done = vckpt("verify", path, check=False)
+    assert done.returncode == 0, done.stdout

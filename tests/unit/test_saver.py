@@ -10,20 +10,7 @@ import time
 import numpy
 import pytest
 
-from saverlib import ALONE, BUFFER, Failed, Vckpt, ranks
-
-
-@pytest.fixture
-def api(build):
-    return Vckpt(build)
-
-
-@pytest.fixture
-def store(api, tmp_path, vckpt):
-    path = api.store(tmp_path / "store")
-    yield path
-    done = vckpt("verify", path, check=False)
-    assert done.returncode == 0, done.stdout
+from saverlib import ALONE, BUFFER, Failed, api, ranks, store  # noqa: F401
 
 
 @pytest.fixture

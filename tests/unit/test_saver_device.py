@@ -13,7 +13,7 @@ import time
 import numpy
 import pytest
 
-from saverlib import BUFFER, DEVICE, Failed, Vckpt, ranks
+from saverlib import BUFFER, DEVICE, Failed, Vckpt, api, ranks, store  # noqa: F401
 from standinlib import standin
 from test_ring import AUTO, NO, YES
 
@@ -28,21 +28,8 @@ def driver(build):
 
 
 @pytest.fixture
-def api(build):
-    return Vckpt(build)
-
-
-@pytest.fixture
 def rng():
     return numpy.random.default_rng(5)
-
-
-@pytest.fixture
-def store(api, tmp_path, vckpt):
-    path = api.store(tmp_path / "store")
-    yield path
-    done = vckpt("verify", path, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 class Cuda:

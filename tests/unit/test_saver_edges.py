@@ -13,23 +13,10 @@ import time
 import numpy
 import pytest
 
-from saverlib import ALONE, NONE, Attribute, Failed, SaveOptions, Vckpt, ranks
+from saverlib import ALONE, Attribute, Failed, NONE, SaveOptions, api, ranks, store  # noqa: F401
 
 FAILED = 6  # enum vckpt_state
 LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-@pytest.fixture
-def api(build):
-    return Vckpt(build)
-
-
-@pytest.fixture
-def store(api, tmp_path, vckpt):
-    path = api.store(tmp_path / "store")
-    yield path
-    done = vckpt("verify", path, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture

@@ -11,22 +11,9 @@ import threading
 import numpy
 import pytest
 
-from saverlib import ALONE, BUFFER, Failed, Vckpt, ranks
+from saverlib import ALONE, BUFFER, Failed, Vckpt, api, ranks, store  # noqa: F401
 
 HERE = pathlib.Path(__file__).resolve().parent
-
-
-@pytest.fixture
-def api(build):
-    return Vckpt(build)
-
-
-@pytest.fixture
-def store(api, tmp_path, vckpt):
-    path = api.store(tmp_path / "store")
-    yield path
-    done = vckpt("verify", path, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 def saved(save):
