@@ -228,6 +228,13 @@ void vckpt_save_free(struct vckpt_save *save)
 	free(save);
 }
 
+void vckpt_save_give_up(struct vckpt_save *save, const char *reason)
+{
+	if (save)
+		save_flight_give_up(save->flight, reason ? reason : "no reason was given");
+	vckpt_save_free(save);
+}
+
 int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress)
 {
 	struct save_flight_info i;

@@ -142,6 +142,8 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 	struct vckpt_error *err);
 /* Frees the handle; a save that was submitted goes on, one that was not is given up (its number is used). NULL-safe. */
 void vckpt_save_free(struct vckpt_save *save);
+/* The same for a save that was not submitted, telling the other ranks why. */
+void vckpt_save_give_up(struct vckpt_save *save, const char *reason);
 
 enum vckpt_state { VCKPT_OPEN, VCKPT_QUEUED, VCKPT_STAGING, VCKPT_STAGED, VCKPT_ANNOUNCED, VCKPT_COMMITTED,
 	VCKPT_FAILED };

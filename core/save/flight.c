@@ -801,6 +801,19 @@ int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
 	return 0;
 }
 
+void save_flight_give_up(struct save_flight *f, const char *reason)
+{
+	if (save_saver_is_child(f->s))
+		return;
+	pthread_mutex_lock(&f->s->lock);
+	if (!f->submitted && !f->given_up && !f->failed) {
+		f->failed = true;
+		f->rc = base_error_set(&f->err, -BASE_EABORTED, "its caller gave it up before it was submitted: %.800s",
+			reason);
+	}
+	pthread_mutex_unlock(&f->s->lock);
+}
+
 void save_flight_free(struct save_flight *f)
 {
 	struct save_saver *s;

@@ -64,6 +64,8 @@ int save_flight_submit(struct save_flight *f, struct base_error *err);
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err);
 int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64_t *ret_step, uint64_t *ret_entry,
 	struct base_error *err);
+/* Before free, of one that was not submitted: what the other ranks are told. */
+void save_flight_give_up(struct save_flight *f, const char *reason);
 void save_flight_free(struct save_flight *f); /* NULL-safe */
 
 enum save_flight_state { SAVE_OPEN, SAVE_QUEUED, SAVE_STAGING, SAVE_STAGED, SAVE_ANNOUNCED, SAVE_COMMITTED,

@@ -208,6 +208,10 @@ class Save:
         self.lib.vckpt_save_free(self.p)
         self.p = c.c_void_p()
 
+    def give_up(self, reason):
+        self.lib.vckpt_save_give_up(self.p, reason.encode())
+        self.p = c.c_void_p()
+
 
 def ranks(api, store, run, world, work, launch="a launch", **options):
     """work(rank, saver) in a thread each; what it returns or raises, by rank. The savers are closed and freed."""

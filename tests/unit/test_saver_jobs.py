@@ -239,3 +239,22 @@ def test_a_save_that_waits_is_shown(api, store, vckpt):
     (folder,) = (pathlib.Path(store) / "stats/run").iterdir()
     (folder / "1").unlink()
     assert "1 of 3 ranks: 1" in vckpt("stalls", store, "run/0").stdout
+
+
+def test_why_a_save_was_given_up(api, store):
+    """Before submit: the others are told, and the next save is theirs and its own."""
+    def work(rank, saver):
+        first = saver.begin()
+        first.tensor("model/w", numpy.ones(4))
+        if rank == 1:
+            first.give_up("a function cannot be kept: state[\"hook\"]")
+        else:
+            first.submit()
+            with pytest.raises(Failed, match=r"rank 1 on .*gave it up.*a function cannot be kept: state\[\"hook\"\]"):
+                first.committed()
+            first.free()
+        save = saver.save({"model/w": numpy.ones(4)}, step=9)
+        step = save.committed()
+        save.free()
+        return step
+    assert ranks(api, store, "run", 3, work) == [9, 9, 9]

@@ -165,6 +165,7 @@ FUNCTIONS = {
     "vckpt_save_wait_staged": (c_int, [P, c_int64, E]),
     "vckpt_save_wait_committed": (c_int, [P, c_int64, POINTER(Committed), E]),
     "vckpt_save_free": (None, [P]),
+    "vckpt_save_give_up": (None, [P, c_char_p]),
     "vckpt_save_progress": (c_int, [P, POINTER(Progress)]),
     "vckpt_save_timings": (c_int, [P, POINTER(Timings)]),
     "vckpt_step_open": (c_int, [c_char_p, c_char_p, c_uint64, POINTER(P), E]),

@@ -182,8 +182,8 @@ class StorageWriter(_StorageWriter):
                 if self.plans is not None:
                     handle.blob(dcp_state.DOCUMENT, dcp_state.document(self._whole(planner)))
                 saver._on_device(declared.device, handle, declared.refs)
-            except BaseException:
-                handle.give_up()
+            except BaseException as error:
+                handle.give_up(error)
                 raise
         handle.staged()
         declared.refs.clear()

@@ -117,10 +117,12 @@ class Handle:
         _lib.call("vckpt_save_submit", self._at())
         self._submitted = True
 
-    def give_up(self):
-        """Of a save that was not submitted: the other ranks learn it."""
+    def give_up(self, error):
+        """Of a save that was not submitted: the other ranks learn why."""
         if not self._submitted:
-            self._free()
+            pointer, self._pointer = self._pointer, None
+            if pointer:
+                self._native.free(pointer, _why(error))
 
     # -- asking --
 
@@ -277,21 +279,26 @@ class Native:
             raise Error(errno.ESHUTDOWN, f"the saver of {self.store}/{self.run} is closed")
         try:
             o = self._save_options(step, attributes, base, replace)
-        except BaseException:
-            self._skip()
+        except BaseException as error:
+            self._skip(error)
             raise
         pointer = c_void_p()
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
         self._staging = [handle for handle in self._staging if not handle._ended_staging()]
         return Handle(self, pointer.value, step)
 
-    def free(self, pointer):
+    def free(self, pointer, reason=None):
+        """reason: why it was not submitted."""
         try:
             self.live.remove(pointer)
         except KeyError:
             return
-        if self.pid == os.getpid():
+        if self.pid != os.getpid():
+            return
+        if reason is None:
             _lib._loaded.vckpt_save_free(pointer)
+        else:
+            _lib._loaded.vckpt_save_give_up(pointer, reason)
 
     def _save_options(self, step, attributes, base, replace):
         o = _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions))
@@ -304,12 +311,13 @@ class Native:
         o.flags = _lib.REPLACE if replace else 0
         return o
 
-    def _skip(self):
+    def _skip(self, error):
         """A save that is refused here uses its number all the same: other ranks may not have refused it, and would meet this
         rank's next one in it."""
         pointer, o = c_void_p(), _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=_lib.NONE)
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
-        _lib.lib().vckpt_save_free(pointer)
+        self.live.add(pointer.value)
+        self.free(pointer.value, _why(error))
 
     def started(self, handle):
         self._staging.append(handle)
@@ -331,6 +339,11 @@ class Native:
             for save in list(self.live):
                 self.free(save)
             _lib._loaded.vckpt_saver_free(pointer)
+
+
+def _why(error):
+    """What other ranks are told of it."""
+    return f"{type(error).__name__}: {error}".replace("\0", "?").encode("utf-8", "replace")[:800]
 
 
 def _step(step):
@@ -493,8 +506,8 @@ def _start(one, state, *, mesh=None, step=None, attributes=None, base=None, per_
                 handle.blob(name, data, per)
             handle.tensors(rows)
             _on_device(found.device, handle, found.refs)
-        except BaseException:
-            handle.give_up()
+        except BaseException as error:
+            handle.give_up(error)
             raise
     handle._called_ns = time.perf_counter_ns() - begun
     return handle
