@@ -75,7 +75,7 @@ struct vckpt_saver_options {
 	                                    every start. May be NULL where world is 1 */
 	uint32_t rank, world;
 	const struct vckpt_mesh *mesh;   /* of tensors that name none: they are replicated over it. NULL: all ranks */
-	uint64_t heartbeat_ms, start_ms; /* 0: 20 s, 60 s */
+	uint64_t heartbeat_ms, start_ms; /* 0: 20 s, 60 s; a store that fails is asked again for start_ms */
 	uint64_t ring_bytes;             /* 0: one whole save of this rank, at most half of the free memory */
 	int pin, check_replicas;
 	uint32_t threads, flags;         /* threads 0: all cores */
@@ -136,7 +136,7 @@ int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err);
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err);
 struct vckpt_committed { uint64_t step, entry; };
 /* 0: the step is visible and durable. -VCKPT_EABORTED or another error: it never will be; but where the sentence says
- * "undecided" this rank could not read or write the store for a minute, and others may still commit it. -ETIMEDOUT: not
+ * "undecided" this rank could not read or write the store for start_ms, and others may still commit it. -ETIMEDOUT: not
  * decided yet. */
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
 	struct vckpt_error *err);

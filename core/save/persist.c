@@ -18,7 +18,6 @@
 #include "core/store/stats.h"
 
 #define PERSIST_WAIT_MS 1000
-#define PERSIST_UNDECIDED_NS UINT64_C(60000000000) /* a store that cannot be read for so long is given up on */
 
 /* ---- bases ---- */
 
@@ -191,9 +190,10 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 	return rc;
 }
 
-/* The list decides. A store that cannot be read is asked again for a while. */
+/* The list decides. A store that cannot be read is asked again for as long as a rank may be missing at the start. */
 static int persist_wait(struct save_flight *f, struct base_error *err)
 {
+	uint64_t limit_ns = (f->s->options.start_ms ? f->s->options.start_ms : STORE_LAUNCH_START_MS) * UINT64_C(1000000);
 	uint64_t begin = saver_time_ns(), since = save_now_ns(), commit_ns, now;
 	int rc;
 
@@ -206,7 +206,7 @@ static int persist_wait(struct save_flight *f, struct base_error *err)
 		if (rc == -ETIMEDOUT)
 			since = save_now_ns();
 		else if (rc == 0 || rc == -BASE_EABORTED || !store_attempt_undecided(f->w->attempt)
-			|| save_now_ns() - since > PERSIST_UNDECIDED_NS)
+			|| save_now_ns() - since > limit_ns)
 			break;
 		else
 			usleep(100000);

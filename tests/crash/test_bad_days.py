@@ -15,11 +15,11 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from crashlib import DRIVERS, WORLD, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify  # noqa: E402
+from crashlib import DRIVERS, START_MS, WORLD, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify  # noqa: E402
 from storelib import EABORTED, Failed, packs_of  # noqa: E402
 
 LIMIT_S = 30
-UNDECIDED_S = 60    # how long a saver goes on asking when nothing can be written
+UNDECIDED_S = START_MS / 1000  # how long a saver goes on asking when nothing can be written
 FULL = [os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)]
 
 
@@ -80,9 +80,9 @@ def test_a_call_fails_once(bench, scale, rank):
         # what is not the save's own (heartbeat, launch) is told in other words, and the entry may be in all the same
         own = n > begun and not calls[n - 1][1].startswith(("runs/r", "hosts"))
         seen.append(spoiled(bench, path, rank, f"do=fail,errno={number},at={n}", os.strerror(number), who=own, start_ms=4000))
-    if scale(rank > 0, False):  # a saver that cannot make sure of the entry asks for a minute
+    if scale(rank > 0, False):  # a saver that cannot make sure of the entry asks for START_MS
         all_ = [(n, number) for n, number in all_ if calls[n - 1][1] != "runs/r"]
-    cases = sorted(set(must + rng.sample(all_, min(scale(8, 50, len(all_)), len(all_)))))
+    cases = sorted(set(must + rng.sample(all_, min(scale(8, 24, len(all_)), len(all_)))))
     bench.each(cases, one)
     print(f"{len(cases)} of {len(all_)}: {sum(seen)} committed all the same")
 
@@ -148,8 +148,8 @@ def test_read_only(bench, scale):
     """From some call on nothing can be changed any more, by any rank. Nobody waits longer than a saver insists on a decision; what is told is so when the
     store can be written again."""
     rng, calls = seeded(), bench.calls()
-    cases = sorted(rng.sample(range(1, len(calls[0])), scale(4, 25)))
-    if scale(True, False):  # those after an announcement take a minute with a saver
+    cases = sorted(rng.sample(range(1, len(calls[0])), scale(4, 10, 25)))
+    if scale(True, False):  # those after an announcement take START_MS with a saver
         cases = [n for n in cases if n < len(calls[2]) * 2 // 3]
 
     def one(path, n):
@@ -186,7 +186,7 @@ def test_a_rank_sleeps_too_long(bench, scale, rank):
     """It stops at a call for longer than its heartbeat may stand still; what it wrote is removed and collected; it wakes up."""
     rng, calls = seeded(), bench.calls()[rank]
     first = numbered(calls, "linkat", path="hosts")[0]
-    cases = sorted(rng.sample(range(first + 1, len(calls) + 1), scale(5, 25, len(calls) - first)))
+    cases = sorted(rng.sample(range(first + 1, len(calls) + 1), scale(5, 10, len(calls) - first)))
     seen = {"slept": 0, "committed": 0}
 
     def one(path, n):
@@ -266,7 +266,7 @@ def test_a_collector_runs_all_the_while(bench, scale):
     collectors = [threading.Thread(target=collect) for _ in range(2)]
     [t.start() for t in collectors]
     try:
-        for i in range(scale(2, 6)):
+        for i in range(scale(2, 3, 6)):
             outcomes, _ = bench.job(path, f"launch {i}", saves=scale(5, 20))
             assert all(not o.failed and len(o.saved) == scale(5, 20) for o in outcomes.values()), outcomes
             job = Job(bench.build, path, f"killed {i}", driver=bench.driver, saves=50)

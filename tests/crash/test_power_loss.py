@@ -90,7 +90,7 @@ def test_no_state_shows_what_is_not_there(bench, scale):
         cuts = sorted(rng.sample(cuts, min(40, len(cuts))) + [len(events)])
     for cut in cuts:
         told = promised(events, cut) | {0}
-        for kept in choices(events, keeps, cut, rng, scale(6, 60, 200)):
+        for kept in choices(events, keeps, cut, rng, scale(6, 30, 200)):
             judge.look(kept, cut, told)
             states += 1
         if rng.random() < scale(6, 30, 100) / len(cuts):
@@ -132,7 +132,7 @@ def test_a_launch_that_dies_and_the_next(bench, scale):
     events = read_log(log)
     keeps, judge = durable(events), Judge(bench, base, events)
     cuts = [i for i in range(len(events) + 1) if i == len(events) or events[i].kind in (SYNC, SYNC_DIR, MARK)]
-    for cut in sorted(rng.sample(cuts, min(scale(15, 60, len(cuts)), len(cuts)))):
+    for cut in sorted(rng.sample(cuts, min(scale(15, 30, len(cuts)), len(cuts)))):
         for kept in choices(events, keeps, cut, rng, scale(4, 20, 200)):
             judge.look(kept, cut, promised(events, cut) | {0})
     print(f"{len(events)} events, {len(judge.seen)} states")
