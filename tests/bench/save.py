@@ -368,7 +368,7 @@ def relayout(build, where, model):
 
         def work_of(mesh_text, words):
             def one(rank, saver):
-                mesh = api.mesh(mesh_text)
+                mesh = api.mesh(mesh_text, [fsdp * 2 + tp for tp in range(2) for fsdp in range(4)] if "fsdp" in mesh_text else None)
                 save = saver.begin()
                 for name, (w, cut) in weights.items():
                     local = local_of(w, cut, mesh_text, rank)
@@ -389,8 +389,7 @@ def relayout(build, where, model):
             if mesh_text == "all=1":
                 return w
             return rows(rows(w, cut, 2, rank % 2), 0, 4, rank // 2)  # tensor parallelism first, then FSDP on dimension 0
-        layouts = [("tp=8", 8, lambda cut: f"S({cut})"), ("fsdp=4,tp=2", 8, lambda cut: "SS(0,2),S(0)" if cut == 0 else "S(0),S(1)"),
-                   ("all=1", 1, lambda cut: "R")]
+        layouts = [("tp=8", 8, lambda cut: f"S({cut})"), ("tp=2,fsdp=4", 8, lambda cut: f"S({cut}),S(0)"), ("all=1", 1, lambda cut: "R")]
         added = []
         for text, world, words in layouts:
             found = saverlib.ranks(api, store, "run", world, work_of(text, words), launch=text, threads=1)
