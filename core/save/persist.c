@@ -193,7 +193,7 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 /* The list decides. A store that cannot be read is asked again for as long as a rank may be missing at the start. */
 static int persist_wait(struct save_flight *f, struct base_error *err)
 {
-	uint64_t limit_ns = (f->s->options.start_ms ? f->s->options.start_ms : STORE_LAUNCH_START_MS) * UINT64_C(1000000);
+	uint64_t limit_ms = f->s->options.start_ms ? f->s->options.start_ms : STORE_LAUNCH_START_MS;
 	uint64_t begin = saver_time_ns(), since = save_now_ns(), commit_ns, now;
 	int rc;
 
@@ -206,7 +206,7 @@ static int persist_wait(struct save_flight *f, struct base_error *err)
 		if (rc == -ETIMEDOUT)
 			since = save_now_ns();
 		else if (rc == 0 || rc == -BASE_EABORTED || !store_attempt_undecided(f->w->attempt)
-			|| save_now_ns() - since > limit_ns)
+			|| save_now_ns() - since > limit_ms * UINT64_C(1000000))
 			break;
 		else
 			usleep(100000);
