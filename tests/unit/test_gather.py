@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A box of a strided array into contiguous memory: against what numpy says of the same array."""
 import ctypes
-import os
-import statistics
-import time
 
 import hypothesis.strategies as st
 import numpy as np
@@ -133,23 +130,3 @@ def test_sizes_and_strides_at_the_edge_do_not_overflow(lib):
     g.size[:2], g.stride[:2] = [2, 1 << 62], [0, 1 << 62]
     lib.device_gather_fold(ctypes.byref(g))
     assert g.ndim == 2
-
-
-@pytest.mark.skipif("VCKPT_PRELOAD" in os.environ, reason="times of a build with sanitizers")
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.float64, np.complex128])
-def test_a_column_major_matrix_is_not_much_slower_than_a_plain_one(lib, dtype):
-    """Item by item over columns a power of two apart it would be 20 times. Generous: the machine is shared."""
-    side = 2048
-    a = np.ones((side, side), dtype)
-    out = np.ones((side, side), dtype)
-
-    def seconds(view):
-        g, times = Gather.of(view), []
-        for _ in range(5):
-            start = time.perf_counter()
-            lib.device_gather_host(ctypes.c_void_p(out.ctypes.data), ctypes.byref(g))
-            times.append(time.perf_counter() - start)
-        return min(times), statistics.median(times)
-
-    plain, turned = seconds(a), seconds(a.T)
-    assert turned[0] < 20 * plain[0] + 0.005, (plain, turned)
