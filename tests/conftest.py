@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures shared by all tests.
 
-VCKPT_BUILD names the build directory (tools/test sets it). Sizes: `--quick` takes fewer cases (five minutes), the
+VCKPT_BUILD names the build directory (tools/test sets it). Sizes: `--quick` takes fewer cases, the
 default run everything, `--long` what takes longer than the limit allows.
 """
 import ctypes
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="fewer cases: about five minutes")
+    parser.addoption("--quick", action="store_true", help="fewer cases")
     parser.addoption("--long", action="store_true", help="what takes longer than the limit allows, too")
 
 
