@@ -4,6 +4,7 @@ shows a step whose bytes are missing, and none has lost a step that a rank was t
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import pytest
 
@@ -43,7 +44,7 @@ def promised(events, cut):
 class Judge:
     def __init__(self, bench, before, events):
         self.bench, self.before, self.events, self.seen, self.shown = bench, before, events, {}, 0
-        self.disk = Disk(bench.dir / f"power{id(self)}")
+        self.disk = Disk(tempfile.mkdtemp(prefix="power", dir=bench.dir))
 
     def look(self, kept, cut, told):
         files, dirs = state(self.before, self.events, kept.__contains__)
