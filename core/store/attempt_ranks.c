@@ -334,10 +334,12 @@ int store_launch_begin(struct store_launch *l, const struct store_launch_save *o
 	snprintf(a->run, sizeof a->run, "%s", l->run);
 	r = job_begin(a, o, &why);
 	if (r < 0) {
-		if (r == -BASE_EABORTED) /* somebody was first */
+		int told = r == -BASE_EABORTED ? r : give_up_own(a, r, why.text, NULL, err);
+
+		if (told == r || told == 1) /* somebody was first, or it is committed for all that */
 			base_error_set(err, r, "%s", why.text);
-		else if (give_up_own(a, r, why.text, NULL, err) == 1)
-			base_error_set(err, r, "%s", why.text);
+		else
+			r = told;
 		a->decided = true; /* as far as this rank can */
 		store_attempt_free(a);
 		return r;

@@ -2,6 +2,7 @@
 """What is saved comes back: any dtype and shape, any number of threads, any range, through any cache; and damage is an error."""
 import ctypes as c
 import hashlib
+import itertools
 import os
 import pathlib
 import random
@@ -139,16 +140,16 @@ class Store:
 
     def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(), headers=(), fail_at=None, at_first_read=None):
         """tensors: {(component, name): Tensor}; blobs: {(name, per_rank): bytes}. fail_at: a source that fails after that many reads."""
-        api, keep, reads = self.api, [], [0]
+        api, keep, reads = self.api, [], itertools.count(1)  # threads read
 
         def source(data):
             held = c.create_string_buffer(data, max(len(data), 1))
 
             def read(arg, offset, to, n, err):
-                reads[0] += 1
-                if at_first_read and reads[0] == 1:
+                count = next(reads)
+                if at_first_read and count == 1:
                     at_first_read()
-                if fail_at is not None and reads[0] > fail_at:
+                if fail_at is not None and count > fail_at:
                     return -5
                 assert offset + n <= len(data)
                 c.memmove(to, c.addressof(held) + offset, n)

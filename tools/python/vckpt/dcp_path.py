@@ -26,6 +26,8 @@ STEP = re.compile(r"(?:(?:step|global_step|iter|epoch|checkpoint|ckpt)[-_=.]?)?(
 RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 OWN = {"packs", "runs", "incoming", "hosts", "trash", "stats", "index", "reserve", STORE_FILE}   # a store's own folders
 
+TEMPORARY = r".*\.tmp\.[0-9a-f]{16}"     # what stands there for a moment, until it has its name
+
 
 @dataclass(frozen=True)
 class Target:
@@ -123,6 +125,6 @@ def make(target, patience=10.0):
 def half_made(path):
     """Nothing stands there but what a store that is being made has."""
     try:
-        return all(name in OWN or name.startswith(".") for name in os.listdir(path))
+        return all(name in OWN or name.startswith(".") or re.fullmatch(TEMPORARY, name) for name in os.listdir(path))
     except OSError:
         return False
