@@ -106,18 +106,18 @@ static int layout_check(const struct proto_layout *m)
 	return layout_tensors_check(m) ? 0 : -BASE_EFORMAT;
 }
 
-static void layout_tensor_put(struct base_buf *rows, const struct proto_layout_tensor *t)
+static void layout_tensor_put(uint8_t row[static PROTO_TENSOR_ROW_BYTES], const struct proto_layout_tensor *t)
 {
-	base_buf_put32(rows, t->component);
-	base_buf_put32(rows, t->name_offset);
-	base_buf_put32(rows, t->name_len);
-	base_buf_put32(rows, t->first_dim);
-	base_buf_append(rows, &t->dtype, 1);
-	base_buf_append(rows, &t->ndim, 1);
-	base_buf_put16(rows, t->flags);
-	base_buf_put32(rows, t->mesh);
-	base_buf_put32(rows, t->placement);
-	base_buf_put32(rows, 0);
+	base_put32(row, t->component);
+	base_put32(row + 4, t->name_offset);
+	base_put32(row + 8, t->name_len);
+	base_put32(row + 12, t->first_dim);
+	row[16] = t->dtype;
+	row[17] = t->ndim;
+	base_put16(row + 18, t->flags);
+	base_put32(row + 20, t->mesh);
+	base_put32(row + 24, t->placement);
+	base_put32(row + 28, 0);
 }
 
 static int layout_u32_field(const uint32_t *table, uint32_t n, struct proto_arena *arena,
@@ -157,25 +157,26 @@ static int layout_meshes_pack(const struct proto_layout *m, struct proto_arena *
 
 static int layout_pack(const struct proto_layout *m, struct proto_arena *arena, struct base_buf *b)
 {
-	base_cleanup_buf struct base_buf rows = BASE_BUF_INIT, dims = BASE_BUF_INIT;
+	size_t rows_bytes = (size_t)m->ntensors * PROTO_TENSOR_ROW_BYTES, dims_bytes = m->ndims * 8;
+	base_cleanup_free uint8_t *rows = malloc(rows_bytes + 1), *dims = malloc(dims_bytes + 1);
 	Vckpt__Layout s = VCKPT__LAYOUT__INIT;
 	int r = layout_meshes_pack(m, arena, &s);
 
-	for (uint32_t i = 0; i < m->ntensors; i++)
-		layout_tensor_put(&rows, &m->tensors[i]);
-	for (uint64_t i = 0; i < m->ndims; i++)
-		base_buf_put64(&dims, m->dims[i]);
-	if (r < 0 || rows.error || dims.error)
+	if (r < 0 || !rows || !dims)
 		return r < 0 ? r : -ENOMEM;
+	for (uint32_t i = 0; i < m->ntensors; i++)
+		layout_tensor_put(rows + (size_t)i * PROTO_TENSOR_ROW_BYTES, &m->tensors[i]);
+	for (uint64_t i = 0; i < m->ndims; i++)
+		base_put64(dims + 8 * i, m->dims[i]);
 	s.version = PROTO_VERSION;
 	s.min_bytes = m->min_bytes;
 	s.target_bytes = m->target_bytes;
 	s.row_bytes = m->row_bytes;
 	s.n_components = m->ncomponents;
 	s.components = (char **)m->components;
-	s.tensors = proto_bytes(&rows);
+	s.tensors = (ProtobufCBinaryData){rows_bytes, rows};
 	s.names = (ProtobufCBinaryData){m->names_len, (uint8_t *)m->names};
-	s.dims = proto_bytes(&dims);
+	s.dims = (ProtobufCBinaryData){dims_bytes, dims};
 	s.n_placements = m->nplacements;
 	s.placements = (char **)m->placements;
 	return proto_pack(&s, b);

@@ -50,14 +50,39 @@ void store_layout_builder_free(struct store_layout_builder *b)
 	free(b);
 }
 
-static int64_t builder_component(struct store_layout_builder *b, const char *component)
+int store_layout_builder_reserve(struct store_layout_builder *b, uint32_t ntensors, size_t name_bytes)
 {
-	char **grown;
+	size_t dim_bytes = 2 * sizeof(uint64_t) * ntensors; /* most have two */
+	struct layout_item *items;
 
+	if (ntensors > PROTO_LAYOUT_MAX_TENSORS)
+		return 0; /* adding them tells */
+	if (ntensors > b->items_room) {
+		items = realloc(b->items, ntensors * sizeof *items);
+		if (!items)
+			return -ENOMEM;
+		b->items = items;
+		b->items_room = ntensors;
+	}
+	if (base_buf_extend(&b->names, name_bytes))
+		b->names.len -= name_bytes;
+	if (base_buf_extend(&b->dims, dim_bytes))
+		b->dims.len -= dim_bytes;
+	return b->names.error ? b->names.error : b->dims.error;
+}
+
+static int64_t builder_component_find(const struct store_layout_builder *b, const char *component)
+{
 	for (uint32_t i = b->ncomponents; i-- > 0;) /* tensors of one component come together */
 		if (strcmp(b->components[i], component) == 0)
 			return i;
-	grown = realloc(b->components, (b->ncomponents + 1) * sizeof *grown);
+	return -ENOENT;
+}
+
+static int64_t builder_component_add(struct store_layout_builder *b, const char *component)
+{
+	char **grown = realloc(b->components, (b->ncomponents + 1) * sizeof *grown);
+
 	if (!grown)
 		return -ENOMEM;
 	b->components = grown;
@@ -65,13 +90,14 @@ static int64_t builder_component(struct store_layout_builder *b, const char *com
 	return grown[b->ncomponents] ? (int64_t)b->ncomponents++ : -ENOMEM;
 }
 
-static int builder_check(const struct store_layout_builder *b, const char *component, const char *name, size_t name_len,
-	enum tensor_dtype dtype, const struct tensor_shape *shape, struct base_error *err)
+/* known: a tensor of this component was added before. */
+static int builder_check(const struct store_layout_builder *b, const char *component, bool known, const char *name,
+	size_t name_len, enum tensor_dtype dtype, const struct tensor_shape *shape, struct base_error *err)
 {
 	uint64_t items;
 	int shown, r;
 
-	if (!proto_component_valid(component))
+	if (!known && !proto_component_valid(component))
 		return base_error_set(err, -EINVAL, "\"%.100s\" cannot be the name of a component", component);
 	if (name_len == 0 || name_len > PROTO_NAME_MAX || !proto_utf8_valid(name, name_len))
 		return base_error_set(err, -EINVAL,
@@ -100,13 +126,14 @@ int store_layout_builder_add_held(struct store_layout_builder *b, const char *co
 	size_t name_len, enum tensor_dtype dtype, const struct tensor_shape *shape, uint32_t tag,
 	const struct store_layout_held *held, struct base_error *err)
 {
-	int r = builder_check(b, component, name, name_len, dtype, shape, err);
+	int64_t number = builder_component_find(b, component);
+	int r = builder_check(b, component, number >= 0, name, name_len, dtype, shape, err);
 	uint32_t mesh, placement;
-	int64_t number;
 
 	if (r < 0)
 		return r;
-	number = builder_component(b, component);
+	if (number < 0)
+		number = builder_component_add(b, component);
 	if (number < 0)
 		return base_error_set(err, (int)number, "out of memory");
 	r = layout_held_add(&b->held, held, &mesh, &placement, err);
@@ -163,79 +190,152 @@ static int builder_twice(const struct store_layout_builder *b, struct base_error
 	return 0;
 }
 
-/* The tables in their final order; `tensors`, `components` have room for all. */
-static int builder_tables(const struct store_layout_builder *b, const struct layout_held_tables *held,
-	struct proto_layout *m, struct proto_layout_tensor *tensors, const char **components, struct base_buf *names,
-	struct base_buf *dims, uint32_t *tags)
+static bool items_sorted(const struct store_layout_builder *b)
 {
+	for (uint32_t i = 1; i < b->nitems; i++)
+		if (item_order(&b->items[i - 1], &b->items[i], (void *)b) >= 0)
+			return false;
+	return true;
+}
+
+static void made_free(struct layout_made *made)
+{
+	if (!made)
+		return;
+	for (uint32_t i = 0; i < made->ncomponents; i++)
+		free(made->components[i]);
+	free(made->components);
+	free(made->sorted);
+	free(made->tensors);
+	base_buf_release(&made->names);
+	base_buf_release(&made->dims);
+	layout_held_tables_release(&made->held);
+	free(made);
+}
+
+BASE_CLEANUP_DEFINE(struct layout_made *, made_free)
+
+/* Names and dimensions in the order of the sorted items: as they were added, where they came in that order. */
+static void made_texts(struct store_layout_builder *b, bool in_order, struct layout_made *made)
+{
+	struct base_buf names = BASE_BUF_INIT, dims = BASE_BUF_INIT;
+
+	for (uint32_t i = 0; !in_order && i < b->nitems; i++) {
+		const struct layout_item *x = &b->items[i];
+
+		base_buf_append(&names, b->names.data + x->name_offset, x->name_len);
+		base_buf_append(&dims, b->dims.data ? b->dims.data + 8 * (size_t)x->first_dim : NULL,
+			8 * (size_t)x->ndim);
+	}
+	made->names = in_order ? b->names : names;
+	made->dims = in_order ? b->dims : dims;
+	if (in_order)
+		b->names = b->dims = (struct base_buf)BASE_BUF_INIT;
+	made->components = base_steal(b->components);
+	made->ncomponents = b->ncomponents;
+	b->ncomponents = 0;
+}
+
+/* The rows of the sorted items; there is room for them, for the components and the tags. */
+static void made_rows(const struct store_layout_builder *b, struct layout_made *made, struct proto_layout *m,
+	uint32_t *tags)
+{
+	uint32_t name_at = 0, dim_at = 0;
+
 	for (uint32_t i = 0; i < b->nitems; i++) {
 		const struct layout_item *x = &b->items[i];
 
 		if (i == 0 || x->component != b->items[i - 1].component)
-			components[m->ncomponents++] = b->components[x->component];
-		tensors[i] = (struct proto_layout_tensor){.component = m->ncomponents - 1,
-			.name_offset = (uint32_t)names->len,
+			made->sorted[m->ncomponents++] = made->components[x->component];
+		made->tensors[i] = (struct proto_layout_tensor){.component = m->ncomponents - 1,
+			.name_offset = name_at,
 			.name_len = x->name_len,
-			.first_dim = (uint32_t)(dims->len / 8),
+			.first_dim = dim_at,
 			.dtype = x->dtype,
 			.ndim = x->ndim,
 			.flags = x->buffer,
-			.mesh = x->mesh ? held->mesh_at[x->mesh - 1] : 0,
-			.placement = x->placement ? held->words_at[x->placement - 1] : 0};
+			.mesh = x->mesh ? made->held.mesh_at[x->mesh - 1] : 0,
+			.placement = x->placement ? made->held.words_at[x->placement - 1] : 0};
 		tags[i] = x->tag;
-		base_buf_append(names, b->names.data + x->name_offset, x->name_len);
-		base_buf_append(dims, b->dims.data ? b->dims.data + 8 * (size_t)x->first_dim : NULL,
-			8 * (size_t)x->ndim);
+		name_at += x->name_len;
+		dim_at += x->ndim;
 	}
 	m->min_bytes = b->params.min_bytes;
 	m->target_bytes = b->params.target_bytes;
 	m->row_bytes = b->params.row_bytes;
-	m->components = components;
-	m->tensors = tensors;
+	m->components = made->sorted;
+	m->tensors = made->tensors;
 	m->ntensors = b->nitems;
-	m->names = (const char *)names->data;
-	m->names_len = names->len;
-	m->dims = (const uint64_t *)dims->data;
-	m->ndims = dims->len / 8;
-	m->meshes = held->meshes;
+	m->names = (const char *)made->names.data;
+	m->names_len = made->names.len;
+	m->dims = (const uint64_t *)made->dims.data;
+	m->ndims = made->dims.len / 8;
+	m->meshes = made->held.meshes;
 	m->nmeshes = b->held.nmeshes;
-	m->placements = (const char *const *)held->placements;
-	m->nplacements = held->nplacements;
-	return names->error || dims->error ? -ENOMEM : 0;
+	m->placements = (const char *const *)made->held.placements;
+	m->nplacements = made->held.nplacements;
+}
+
+int store_layout_builder_tables(struct store_layout_builder *b, struct store_layout **ret_l, uint32_t **ret_tags,
+	struct base_error *err)
+{
+	base_cleanup(made_free_p) struct layout_made *made = calloc(1, sizeof *made);
+	base_cleanup_free uint32_t *tags = calloc((size_t)b->nitems + 1, sizeof *tags);
+	bool in_order = items_sorted(b);
+	struct store_layout *l;
+	int r;
+
+	if (!made || !tags)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	made->sorted = calloc((size_t)b->ncomponents + 1, sizeof *made->sorted);
+	made->tensors = malloc(((size_t)b->nitems + 1) * sizeof *made->tensors);
+	if (!made->sorted || !made->tensors)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	if (!in_order)
+		qsort_r(b->items, b->nitems, sizeof *b->items, item_order, b);
+	r = in_order ? 0 : builder_twice(b, err);
+	if (r == 0)
+		r = layout_held_finish(&b->held, &made->held, err);
+	if (r < 0)
+		return r;
+	made_texts(b, in_order, made);
+	l = made->names.error || made->dims.error ? NULL : calloc(1, sizeof *l);
+	if (!l)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	made_rows(b, made, &l->m, tags);
+	l->made = base_steal(made);
+	*ret_l = l;
+	*ret_tags = base_steal(tags);
+	return 0;
+}
+
+int store_layout_encode(struct store_layout *l, struct base_buf *ret_object, struct base_error *err)
+{
+	size_t before = ret_object->len;
+	int r = proto_layout_encode(&l->m, ret_object);
+
+	if (r < 0)
+		return base_error_set(err, r, "the layout cannot be encoded: %s", base_error_name(r));
+	base_digest_of(ret_object->data + before, ret_object->len - before, &l->digest);
+	return 0;
 }
 
 int store_layout_builder_finish(struct store_layout_builder *b, struct store_layout **ret_l,
 	struct base_buf *ret_object, uint32_t **ret_tags, struct base_error *err)
 {
-	base_cleanup_free struct proto_layout_tensor *tensors = calloc((size_t)b->nitems + 1, sizeof *tensors);
-	base_cleanup_free const char **components = calloc((size_t)b->ncomponents + 1, sizeof *components);
-	base_cleanup_free uint32_t *tags = calloc((size_t)b->nitems + 1, sizeof *tags);
-	base_cleanup_buf struct base_buf names = BASE_BUF_INIT, dims = BASE_BUF_INIT;
-	base_cleanup(layout_held_tables_release) struct layout_held_tables held = {0};
-	struct proto_layout m = {0};
-	size_t before = ret_object->len;
-	int r;
+	struct store_layout *l;
+	int r = store_layout_builder_tables(b, &l, ret_tags, err);
 
-	if (!tensors || !components || !tags)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	if (b->nitems)
-		qsort_r(b->items, b->nitems, sizeof *b->items, item_order, b);
-	r = builder_twice(b, err);
 	if (r < 0)
 		return r;
-	r = layout_held_finish(&b->held, &held, err);
-	if (r < 0)
+	r = store_layout_encode(l, ret_object, err);
+	if (r < 0) {
+		store_layout_free(l);
+		free(base_steal(*ret_tags));
 		return r;
-	r = builder_tables(b, &held, &m, tensors, components, &names, &dims, tags);
-	if (r == 0)
-		r = proto_layout_encode(&m, ret_object);
-	if (r < 0)
-		return base_error_set(err, r, "the layout cannot be encoded: %s", base_error_name(r));
-	/* Read back what will be read back: one way to make a struct store_layout. */
-	r = store_layout_decode(ret_object->data + before, ret_object->len - before, ret_l, err);
-	if (r == 0)
-		*ret_tags = base_steal(tags);
-	return r;
+	}
+	*ret_l = l;
+	return 0;
 }
 
 int store_layout_decode(const void *object, size_t len, struct store_layout **ret_l, struct base_error *err)
@@ -257,6 +357,7 @@ void store_layout_free(struct store_layout *l)
 	if (!l)
 		return;
 	proto_layout_release(&l->m);
+	made_free(l->made);
 	free(l);
 }
 

@@ -14,6 +14,7 @@
 struct store_layout {
 	struct proto_layout m;          /* tables; read-only */
 	struct base_digest digest;      /* of the encoded object */
+	struct layout_made *made;       /* owns the tables of one that was built; NULL: it was decoded */
 };
 
 /* Building: add in any order, then finish (sorts, encodes). -EEXIST names a tensor given twice; -EINVAL a bad
@@ -35,9 +36,17 @@ struct store_layout_held {
 int store_layout_builder_add_held(struct store_layout_builder *b, const char *component, const char *name,
 	size_t name_len, enum tensor_dtype dtype, const struct tensor_shape *shape, uint32_t tag,
 	const struct store_layout_held *held, struct base_error *err);
-/* ret_object: the object's bytes. ret_tags[i] (malloc'ed, ntensors entries): the tag of sorted tensor i. */
+/* Room at once for what will be added; more may come. -ENOMEM. */
+int store_layout_builder_reserve(struct store_layout_builder *b, uint32_t ntensors, size_t name_bytes);
+/* ret_object: the object's bytes. ret_tags[i] (malloc'ed, ntensors entries): the tag of sorted tensor i. The builder is
+ * to be freed, and good for nothing else.
+ * The same in two steps: with the tables alone (digest: zeros) all may be asked that is asked below; encode, once, by
+ * one thread, makes the object and sets the digest, while others may ask. */
 int store_layout_builder_finish(struct store_layout_builder *b, struct store_layout **ret_l,
 	struct base_buf *ret_object, uint32_t **ret_tags, struct base_error *err);
+int store_layout_builder_tables(struct store_layout_builder *b, struct store_layout **ret_l, uint32_t **ret_tags,
+	struct base_error *err);
+int store_layout_encode(struct store_layout *l, struct base_buf *ret_object, struct base_error *err);
 
 int store_layout_decode(const void *object, size_t len, struct store_layout **ret_l, struct base_error *err);
 void store_layout_free(struct store_layout *l); /* NULL-safe */

@@ -263,17 +263,30 @@ static int mesh_compare(const void *a, const void *b, void *arg)
 	return mesh_order(h->meshes[*(const uint32_t *)a], h->meshes[*(const uint32_t *)b]);
 }
 
-/* Ranks are written out, so that a reader need not know of meshes without a list. */
+/* Bytes of all names of a mesh with their NULs. */
+static size_t mesh_names_bytes(const struct tensor_mesh *m)
+{
+	size_t bytes = 0;
+
+	for (uint32_t d = 0; d < m->ndim; d++)
+		bytes += strlen(m->name[d]) + 1;
+	return bytes;
+}
+
+/* Ranks are written out, so that a reader need not know of meshes without a list. All is copied: the meshes may go. */
 static int tables_meshes(const struct layout_held *h, struct layout_held_tables *t)
 {
 	base_cleanup_free uint32_t *sorted = malloc((h->nmeshes + 1) * sizeof *sorted);
-	uint64_t ranks = 0;
+	size_t numbers_n = 0, texts = 0;
 	const char **names;
 	uint32_t *numbers;
+	char *text;
 
-	for (uint32_t i = 0; i < h->nmeshes; i++)
-		ranks += h->meshes[i]->count;
-	t->memory = malloc((size_t)h->nmeshes * TENSOR_MAX_DIMS * sizeof *names + ranks * sizeof *numbers + 1);
+	for (uint32_t i = 0; i < h->nmeshes; i++) {
+		numbers_n += (size_t)h->meshes[i]->ndim + h->meshes[i]->count;
+		texts += mesh_names_bytes(h->meshes[i]);
+	}
+	t->memory = malloc((size_t)h->nmeshes * TENSOR_MAX_DIMS * sizeof *names + numbers_n * sizeof *numbers + texts + 1);
 	t->meshes = calloc((size_t)h->nmeshes + 1, sizeof *t->meshes);
 	t->mesh_at = calloc((size_t)h->nmeshes + 1, sizeof *t->mesh_at);
 	if (!sorted || !t->memory || !t->meshes || !t->mesh_at)
@@ -283,13 +296,17 @@ static int tables_meshes(const struct layout_held *h, struct layout_held_tables 
 	qsort_r(sorted, h->nmeshes, sizeof *sorted, mesh_compare, (void *)h);
 	names = t->memory;
 	numbers = (uint32_t *)(names + (size_t)h->nmeshes * TENSOR_MAX_DIMS);
+	text = (char *)(numbers + numbers_n);
 	for (uint32_t i = 0; i < h->nmeshes; i++) {
 		const struct tensor_mesh *m = h->meshes[sorted[i]];
 
 		t->mesh_at[sorted[i]] = i + 1;
-		t->meshes[i] = (struct proto_mesh){names, m->size, m->ndim, numbers, m->count};
-		for (uint32_t d = 0; d < m->ndim; d++)
-			*names++ = m->name[d];
+		t->meshes[i] = (struct proto_mesh){names, numbers, m->ndim, numbers + m->ndim, m->count};
+		for (uint32_t d = 0; d < m->ndim; d++) {
+			*names++ = text;
+			text = stpcpy(text, m->name[d]) + 1;
+			*numbers++ = m->size[d];
+		}
 		for (uint32_t k = 0; k < m->count; k++)
 			*numbers++ = tensor_mesh_rank_at(m, k);
 	}

@@ -36,4 +36,13 @@ struct layout_held_tables {             /* as the object has them, sorted */
 void layout_held_tables_release(struct layout_held_tables *t);
 int layout_held_finish(const struct layout_held *h, struct layout_held_tables *ret_t, struct base_error *err);
 
+/* What the tables of a layout that was built point to. */
+struct layout_made {
+	char **components; uint32_t ncomponents; /* as they came */
+	const char **sorted;
+	struct proto_layout_tensor *tensors;
+	struct base_buf names, dims;    /* dims: native u64 each */
+	struct layout_held_tables held;
+};
+
 #endif
