@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * prepare: from what was declared to what is to be done: tensors in the order of the layout, which all ranks agree on;
- * the layout object; this rank's plan; what it hashes to show that it holds the same as its replicas. Plans come out of
- * a cache by a digest of everything that they depend on; the layout of equal declarations is kept for the next save
- * under the same digest.
+ * the layout; this rank's plan; what it hashes to show that it holds the same as its replicas. Plans come out of a cache
+ * by a digest of everything that they depend on; the layout of equal declarations is kept for the next save under the
+ * same digest. A caller waits for all this, so the layout is made as tables only, which is what copying asks; its
+ * object, which is stored, is made by the persister meanwhile.
  *
  * Who stores the layout object: the lowest rank of those that are in every mesh of it. All ranks with this layout are
  * among these, since each lists the tensors of its own meshes. Should that rank have tensors besides (its layout is
@@ -190,12 +191,25 @@ static int layout_check_parts(const struct save_flight *f, uint32_t i, struct ba
 		store_layout_shown(f->tensors[i].name, f->tensors[i].name_len), f->tensors[i].name);
 }
 
-/* Tensors in their order; the boxes of one that was given in several parts stand together. */
-static int layout_build(struct save_flight *f, struct saver_structure *t, struct base_error *err)
+static struct store_layout_builder *layout_builder(const struct save_flight *f)
 {
 	const struct proto_store *info = &f->s->store->info;
 	struct store_layout_builder *b = store_layout_builder_new(
 		(struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes});
+	size_t name_bytes = 0;
+
+	for (uint32_t i = 0; i < f->ntensors; i++)
+		name_bytes += f->tensors[i].name_len;
+	if (!b || store_layout_builder_reserve(b, f->ntensors, name_bytes) == 0)
+		return b;
+	store_layout_builder_free(b);
+	return NULL;
+}
+
+/* Tensors in their order; the boxes of one that was given in several parts stand together. */
+static int layout_build(struct save_flight *f, struct saver_structure *t, struct base_error *err)
+{
+	struct store_layout_builder *b = layout_builder(f);
 	base_cleanup_free uint32_t *tags = NULL;
 	uint32_t number = 0;
 	int rc = b ? 0 : base_error_set(err, -ENOMEM, "out of memory");
@@ -208,7 +222,7 @@ static int layout_build(struct save_flight *f, struct saver_structure *t, struct
 
 		if (from->boxes || from->plan.flat) /* rows say who stored what */
 			held.mesh = NULL, held.placements = NULL, held.nplacements = 0;
-		if (i && tensor_compare(&f->tensors[i - 1], from) == 0) {
+		if (i && from->boxes && tensor_compare(&f->tensors[i - 1], from) == 0) {
 			t->numbers[i] = number - 1;
 			if (i == 1 || tensor_compare(&f->tensors[i - 2], from) != 0) /* its second part */
 				rc = layout_check_parts(f, i - 1, err);
@@ -219,8 +233,17 @@ static int layout_build(struct save_flight *f, struct saver_structure *t, struct
 			&s->shape, number++, &held, err);
 	}
 	if (rc == 0)
-		rc = store_layout_builder_finish(b, &t->layout, &t->layout_object, &tags, err);
+		rc = store_layout_builder_tables(b, &t->layout, &tags, err);
 	store_layout_builder_free(b);
+	return rc;
+}
+
+int saver_structure_encode(struct saver_structure *t, struct base_error *err)
+{
+	int rc = store_layout_encode(t->layout, &t->layout_object, err);
+
+	if (rc < 0)
+		base_buf_release(&t->layout_object);
 	return rc;
 }
 

@@ -28,6 +28,7 @@
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
 #define SAVER_STRUCTURES 4u
+#define SAVER_COPY_BYTES 16384u         /* at a time, of what is cut and hashed while it is copied */
 
 struct saver_tensor {                   /* memory of the flight's arena */
 	const char *component, *name; uint32_t name_len;
@@ -43,7 +44,8 @@ struct saver_tensor {                   /* memory of the flight's arena */
 struct saver_structure {
 	unsigned refs; uint64_t used;   /* protected by the saver's lock */
 	struct save_plan_key key;
-	struct store_layout *layout; struct base_buf layout_object;
+	struct store_layout *layout;
+	struct base_buf layout_object;  /* of the persister; empty as long as nobody made it */
 	uint32_t *numbers;              /* by the plan's tensor: in the layout */
 	bool stores_layout;             /* this rank is the one that is sure to */
 };
@@ -58,6 +60,10 @@ struct saver_batch {
 	uint64_t bytes, data_bytes;     /* with and without what is between bands */
 	uint8_t *slot;
 	bool waited;                    /* for room in the ring */
+	uint64_t last_box, npieces;     /* the box of its last band; pieces of all bands */
+	/* Of every piece, in order; then the bands lie in the slot as they are stored, piece after piece. NULL: as boxes,
+	 * row-major, and nothing was hashed yet. */
+	struct base_xxh128 *xxh; uint64_t next_piece; /* of the next band that is given */
 	bool samples; uint64_t first_entry, nentries;
 };
 
@@ -103,6 +109,7 @@ struct saver_worker {                   /* one thread's own */
 	pthread_t thread; bool started, copies, digests;
 	struct device_stream *stream; struct device_mark *mark;
 	struct save_band walker;        /* to walk bands without processing them */
+	struct base_xxh128_state *hash; uint8_t *room; /* what is copied, on its way through the nearest cache */
 	uint64_t waited;                /* 1 + number of the flight whose fence is before the stream's next copy */
 };
 
@@ -149,12 +156,14 @@ int saver_check(const struct save_saver *s, struct base_error *err); /* -EPERM a
 
 /* prepare.c; no lock. */
 int saver_prepare(struct save_flight *f, struct base_error *err);
+int saver_structure_encode(struct saver_structure *t, struct base_error *err); /* by the persister alone */
 void saver_structure_unref(struct save_saver *s, struct saver_structure *t);
 
 /* stage.c */
 int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);
 int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err);
 uint64_t saver_band_room(uint64_t bytes); /* of a band in a slot */
+void saver_batch_free(struct saver_batch *b);
 
 /* engine.c */
 void *saver_worker_main(void *arg);
