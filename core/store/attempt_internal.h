@@ -40,6 +40,7 @@ struct store_attempt {
 	struct proto_announcement *parts; /* [world], as they were read; arena NULL: not yet. Who commits has them */
 	uint32_t nparts, cursor;        /* how many were read; where to look next */
 	uint64_t judge_ns;              /* monotonic: when those that are missing are judged again */
+	bool warned;                    /* of those that live and are missing */
 };
 
 /* A listing, sorted by name. */

@@ -44,6 +44,7 @@
 #define LOOK_AHEAD 16u          /* announcements asked for in vain, a poll, about */
 #define PARTS_BATCH 256u        /* announcements asked for at once */
 #define JUDGE_MAX_MS 500u        /* but twice a second they are judged, and often enough for the watch to stay awake */
+#define MISSING_NAMED 5u        /* ranks, in a warning */
 #define JUDGE_SHARE 20u         /* one part in so many of the time goes into judging those that are missing */
 #define BASE_TRIES 8192u
 #define MEET_TRIES 16u
@@ -550,7 +551,12 @@ static void missing_why(const struct store_attempt *a, enum store_rank_state sta
 	const struct store_launch *l = a->job;
 
 	switch (state) {
-	case STORE_RANK_FINE: why[0] = 0; return;
+	case STORE_RANK_FINE:
+	case STORE_RANK_AWAITED: why[0] = 0; return;
+	case STORE_RANK_LATE:
+		snprintf(why, 200, "it lives, but has not announced its part %g s after rank %u on %.64s did",
+			(double)l->deadline_ms / 1000, l->rank, store_hostname());
+		return;
 	case STORE_RANK_NEVER:
 		snprintf(why, 200, "it did not come within %g s, says rank %u on %.64s", (double)l->start_ms / 1000,
 			l->rank, store_hostname());
@@ -565,7 +571,60 @@ static void missing_why(const struct store_attempt *a, enum store_rank_state sta
 	}
 }
 
-/* A rank that is missing and will not come ends the attempt: 0 none does. */
+/* The ranks that commit, in the order of their turns; how many. */
+static unsigned leaders(uint32_t world, uint32_t ranks[static TAKEOVER_PARTS])
+{
+	unsigned n = 0;
+
+	for (uint64_t k = 0; k < TAKEOVER_PARTS; k++) {
+		uint32_t rank = (uint32_t)(k * world / TAKEOVER_PARTS);
+
+		if (n == 0 || ranks[n - 1] != rank)
+			ranks[n++] = rank;
+	}
+	return n;
+}
+
+/* Of those that commit and wait, the first in turn says so. */
+static bool missing_warner(const struct store_attempt *a)
+{
+	uint32_t ranks[TAKEOVER_PARTS];
+	unsigned n = leaders(a->job->world, ranks);
+
+	for (unsigned i = 0; i < n && ranks[i] != a->job->rank; i++)
+		if (a->parts[ranks[i]].arena)
+			return false;
+	return true;
+}
+
+/* Nothing ends a wait for a rank that lives and never saves, and nobody would see why: once for each attempt. */
+static void missing_warn(struct store_attempt *a)
+{
+	char names[MISSING_NAMED * (PROTO_HOST_MAX + 24)] = "", host[PROTO_HOST_MAX];
+	uint32_t n = 0;
+	size_t len = 0;
+
+	if (a->warned || store_monotonic_ms() - a->announced_ms < a->job->start_ms)
+		return;
+	for (uint32_t rank = 0; rank < a->job->world; rank++) {
+		if (a->parts[rank].arena
+			|| store_watch_judge(a->job->watch, rank, a->announced_ms, host) != STORE_RANK_FINE
+			|| n++ >= MISSING_NAMED)
+			continue;
+		len += (size_t)snprintf(names + len, sizeof names - len, "%srank %u%s%s", len ? ", " : "", rank,
+			host[0] ? " on " : "", host);
+	}
+	if (n > MISSING_NAMED)
+		snprintf(names + len, sizeof names - len, " and %u more", n - MISSING_NAMED);
+	a->warned = n > 0;
+	if (n && missing_warner(a))
+		base_warning("%s: step %llu: waiting for %g s for the part of %s: %s, and %s not announced it. "
+			     "Every rank of a job has to save; with a deadline the wait would end",
+			a->run, (unsigned long long)a->step, (double)a->job->start_ms / 1000, names,
+			n > 1 ? "they live" : "it lives", n > 1 ? "have" : "has");
+}
+
+/* A rank that is missing and will not come, or is later than may be, ends the attempt: 0 none does. */
 static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	char host[PROTO_HOST_MAX], why[200];
@@ -582,7 +641,7 @@ static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct ba
 		if (a->parts[rank].arena)
 			continue;
 		state = store_watch_judge(a->job->watch, rank, a->announced_ms, host);
-		if (state == STORE_RANK_FINE)
+		if (state == STORE_RANK_FINE || state == STORE_RANK_AWAITED)
 			continue;
 		r = part_read(a, rank, err); /* it may have announced before it went */
 		if (r == 1) {
@@ -592,6 +651,7 @@ static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct ba
 		missing_why(a, state, why);
 		return give_up(a, rank, host, r < 0 ? err->text : why, ret_entry, err);
 	}
+	missing_warn(a);
 	took = store_monotonic_ns() - begin;
 	a->judge_ns = begin + base_min(took * JUDGE_SHARE, most_ms * 1000000);
 	return 0;
@@ -713,20 +773,6 @@ bool store_attempt_undecided(const struct store_attempt *a) { return !a->decided
 uint64_t store_attempt_commit_ns(const struct store_attempt *a) { return a->commit_ns; }
 
 /* ---- waiting ---- */
-
-/* The ranks that commit, in the order of their turns; how many. */
-static unsigned leaders(uint32_t world, uint32_t ranks[static TAKEOVER_PARTS])
-{
-	unsigned n = 0;
-
-	for (uint64_t k = 0; k < TAKEOVER_PARTS; k++) {
-		uint32_t rank = (uint32_t)(k * world / TAKEOVER_PARTS);
-
-		if (n == 0 || ranks[n - 1] != rank)
-			ranks[n++] = rank;
-	}
-	return n;
-}
 
 /* Is it this rank's turn to commit? */
 static bool job_turn(struct store_attempt *a)

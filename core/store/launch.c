@@ -192,7 +192,8 @@ int store_launch_open(struct store *s, const struct store_launch_options *o, str
 	l->world = o->world;
 	l->heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : STORE_LAUNCH_HEARTBEAT_MS;
 	l->start_ms = o->start_ms ? o->start_ms : STORE_LAUNCH_START_MS;
-	r = store_watch_new(s, l->name, l->world, l->heartbeat_ms, l->start_ms, &l->watch);
+	l->deadline_ms = o->deadline_ms;
+	r = store_watch_new(l, &l->watch);
 	r = r < 0 ? base_error_set(err, r, "run %s: out of memory", o->run) : launch_start(l, err);
 	if (r < 0) {
 		store_launch_close(l);

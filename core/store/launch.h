@@ -23,6 +23,9 @@ struct store_launch_options {
 	/* a rank whose heartbeat does not move for so long is given up; 0: 20 s; at least 400 */
 	uint64_t heartbeat_ms;
 	uint64_t start_ms;      /* a rank that never shows one is given up after so long; 0: 60 s */
+	/* a rank whose heartbeat goes on, and that has not announced its part so long after the rank that commits did,
+	 * is given up; 0: it is waited for */
+	uint64_t deadline_ms;
 };
 /* Heartbeat first. Rank 0 appends the launch entry: -EEXIST if this id was used in the run before. The others wait for
  * it: -ETIMEDOUT names what is missing. -EINVAL: rank and world, or a world without an id. */

@@ -30,7 +30,7 @@ struct store_watch {
 	struct store *store;
 	char launch[17];
 	uint32_t world;
-	uint64_t heartbeat_ms, start_ms, every_ms;
+	uint64_t heartbeat_ms, start_ms, deadline_ms, every_ms;
 	pthread_mutex_t lock;           /* protects all below */
 	struct watch_rank *ranks;
 	uint64_t looked_ms;             /* when the last look began; 0: never looked */
@@ -40,23 +40,26 @@ struct store_watch {
 	struct { uint64_t pid, start_time, asked_ms; } lives; /* the last process that was found alive */
 };
 
-int store_watch_new(struct store *s, const char *launch, uint32_t world, uint64_t heartbeat_ms, uint64_t start_ms,
-	struct store_watch **ret_w)
+int store_watch_new(const struct store_launch *l, struct store_watch **ret_w)
 {
+	uint64_t least = base_min(l->heartbeat_ms, l->start_ms);
 	struct store_watch *w = calloc(1, sizeof *w);
 
 	if (w)
-		w->ranks = calloc(world, sizeof *w->ranks);
+		w->ranks = calloc(l->world, sizeof *w->ranks);
 	if (!w || !w->ranks) {
 		free(w);
 		return -ENOMEM;
 	}
-	w->store = s;
-	snprintf(w->launch, sizeof w->launch, "%s", launch);
-	w->world = world;
-	w->heartbeat_ms = heartbeat_ms;
-	w->start_ms = start_ms;
-	w->every_ms = base_min(base_min(heartbeat_ms, start_ms) / 4 + 1, 1000);
+	w->store = l->store;
+	snprintf(w->launch, sizeof w->launch, "%s", l->name);
+	w->world = l->world;
+	w->heartbeat_ms = l->heartbeat_ms;
+	w->start_ms = l->start_ms;
+	w->deadline_ms = l->deadline_ms;
+	if (l->deadline_ms)
+		least = base_min(least, l->deadline_ms);
+	w->every_ms = base_min(least / 4 + 1, 1000);
 	pthread_mutex_init(&w->lock, NULL);
 	*ret_w = w;
 	return 0;
@@ -153,7 +156,9 @@ int store_watch_look(struct store_watch *w)
 /* Has the last look found it so for that long? */
 static bool lasts(const struct store_watch *w, uint64_t since, uint64_t from, uint64_t limit)
 {
-	return w->looked_ms >= base_max(since, from) + limit;
+	uint64_t start = base_max(since, from);
+
+	return w->looked_ms >= start && w->looked_ms - start >= limit;
 }
 
 static bool process_lives(struct store_watch *w, const struct store_heartbeat_rank *who)
@@ -173,12 +178,15 @@ static bool process_lives(struct store_watch *w, const struct store_heartbeat_ra
 static enum store_rank_state judge(struct store_watch *w, const struct watch_rank *k, uint64_t since)
 {
 	if (!k->seen)
-		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_FINE;
+		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER
+										 : STORE_RANK_AWAITED;
 	if (k->who.here && !process_lives(w, &k->who))
 		return STORE_RANK_DIED;
 	if (k->gone_ms)
-		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_FINE;
-	return lasts(w, since, k->changed_ms, w->heartbeat_ms) ? STORE_RANK_STOPPED : STORE_RANK_FINE;
+		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_AWAITED;
+	if (lasts(w, since, k->changed_ms, w->heartbeat_ms))
+		return STORE_RANK_STOPPED;
+	return w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms) ? STORE_RANK_LATE : STORE_RANK_FINE;
 }
 
 enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host)

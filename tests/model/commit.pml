@@ -335,7 +335,7 @@ wait:	if                                                  /* code: job_wait */
 		n = 0; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0)) };
 	   if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else -> rp = 0; goto wait fi
 #ifdef HB
-	:: parts[a] != FULL(a) -> goto fail                 /* somebody's heartbeat seems to have stopped */
+	:: parts[a] != FULL(a) -> goto fail                 /* somebody's heartbeat seems to have stopped, or it is later than may be */
 #endif
 	:: parts[a] == FULL(a) -> goto com                  /* any rank takes over */
 	fi;

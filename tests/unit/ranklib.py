@@ -21,7 +21,7 @@ ETIMEDOUT = -errno.ETIMEDOUT
 
 class LaunchOptions(c.Structure):
     _fields_ = [("run", c.c_char_p), ("id", c.c_char_p), ("rank", c.c_uint32), ("world", c.c_uint32), ("heartbeat_ms", c.c_uint64),
-                ("start_ms", c.c_uint64)]
+                ("start_ms", c.c_uint64), ("deadline_ms", c.c_uint64)]
 
 
 class Save(c.Structure):
@@ -67,10 +67,11 @@ def incoming(api):
 
 
 class Launch:
-    def __init__(self, api, run, id_, rank, world, heartbeat_ms=0, start_ms=0):
+    def __init__(self, api, run, id_, rank, world, heartbeat_ms=0, start_ms=0, deadline_ms=0):
         self.api, self.lib, self.run, self.rank, self.world, self.p = api, api.lib, run, rank, world, c.c_void_p()
         self.lib.store_launch_name.restype = c.c_char_p
-        options = LaunchOptions(run.encode(), id_.encode() if id_ is not None else None, rank, world, heartbeat_ms, start_ms)
+        options = LaunchOptions(run.encode(), id_.encode() if id_ is not None else None, rank, world, heartbeat_ms, start_ms,
+                                deadline_ms)
         api.call(self.lib.store_launch_open, api.p, c.byref(options), c.byref(self.p))
         self.name = self.lib.store_launch_name(self.p).decode()
 
