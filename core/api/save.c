@@ -3,6 +3,7 @@
  * save: the saving part of vckpt.h over core/save/saver.h: sizes of structs, enums, and pointers are checked here; what
  * tensors, steps and ranks may be is checked below. */
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,10 +30,14 @@ struct vckpt_save { struct save_flight *flight; struct vckpt_saver *saver; };
 
 /* ---- savers ---- */
 
-static int saver_options_check(const struct vckpt_saver_options *o, struct base_error *err)
+/* A program that was built with an older header knows fewer options: the others are zero. */
+static int saver_options_take(const struct vckpt_saver_options *from, struct vckpt_saver_options *o,
+	struct base_error *err)
 {
-	if (!o || o->size != sizeof *o)
+	if (!from || (from->size != sizeof *o && from->size != offsetof(struct vckpt_saver_options, deadline_ms)))
 		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_saver_options");
+	*o = (struct vckpt_saver_options){0};
+	memcpy(o, from, from->size);
 	if (o->pin < VCKPT_PIN_AUTO || o->pin > VCKPT_PIN_YES || o->check_replicas < VCKPT_REPLICAS_SAMPLE
 		|| o->check_replicas > VCKPT_REPLICAS_OFF
 		|| (o->flags & ~(uint32_t)(VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES)))
@@ -46,7 +51,7 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 {
 	struct save_saver_options to = {.run = o->run, .launch_id = o->launch_id, .rank = o->rank, .world = o->world,
 		.mesh = o->mesh ? o->mesh->mesh : NULL, .heartbeat_ms = o->heartbeat_ms, .start_ms = o->start_ms,
-		.ring_bytes = o->ring_bytes, .pin = (enum device_pin)o->pin,
+		.deadline_ms = o->deadline_ms, .ring_bytes = o->ring_bytes, .pin = (enum device_pin)o->pin,
 		.replicas = (enum save_replicas_mode)o->check_replicas, .threads = o->threads,
 		.low_priority = o->flags & VCKPT_SAVER_LOW_PRIORITY, .no_bases = o->flags & VCKPT_SAVER_NO_BASES,
 		.plan_cache = o->plan_cache};
@@ -59,7 +64,8 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-	int rc = saver_options_check(o, e);
+	struct vckpt_saver_options options;
+	int rc = saver_options_take(o, &options, e);
 	struct vckpt_saver *v;
 
 	if (rc < 0)
@@ -67,7 +73,7 @@ int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **r
 	v = calloc(1, sizeof *v);
 	if (!v)
 		return api_result(-ENOMEM, e);
-	rc = saver_open(o, v, e);
+	rc = saver_open(&options, v, e);
 	if (rc < 0) {
 		store_close(v->store);
 		free(v);

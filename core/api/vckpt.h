@@ -80,6 +80,8 @@ struct vckpt_saver_options {
 	int pin, check_replicas;
 	uint32_t threads, flags;         /* threads 0: all cores */
 	const char *plan_cache;          /* directory; NULL: the user's cache directory; "": plans stay in memory */
+	uint64_t deadline_ms;            /* a rank that lives and has not stored its part of a save so long after the
+	                                    one that commits is given up: the save is aborted. 0: it is waited for */
 };
 /* Shows a heartbeat and meets the other ranks' (rank 0 appends the launch, the others wait for it). Blocks. */
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err);

@@ -134,7 +134,8 @@ static void saver_stop(struct save_saver *s)
 static int saver_meet(struct save_saver *s, const char *id, struct base_error *err)
 {
 	struct store_launch_options o = {.run = s->run, .id = id, .rank = s->options.rank, .world = s->options.world,
-		.heartbeat_ms = s->options.heartbeat_ms, .start_ms = s->options.start_ms};
+		.heartbeat_ms = s->options.heartbeat_ms, .start_ms = s->options.start_ms,
+		.deadline_ms = s->options.deadline_ms};
 
 	return store_launch_open(s->store, &o, &s->launch, err);
 }

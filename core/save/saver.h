@@ -19,7 +19,7 @@ struct save_saver_options {             /* as struct vckpt_saver_options says */
 	const char *run, *launch_id;
 	uint32_t rank, world;
 	const struct tensor_mesh *mesh; /* copied; NULL: all ranks */
-	uint64_t heartbeat_ms, start_ms, ring_bytes;
+	uint64_t heartbeat_ms, start_ms, deadline_ms, ring_bytes;
 	enum device_pin pin;
 	enum save_replicas_mode replicas;
 	unsigned threads;

@@ -13,7 +13,7 @@ import time
 import numpy
 import pytest
 
-from saverlib import ALONE, Attribute, Failed, NONE, SaveOptions, api, ranks, store  # noqa: F401
+from saverlib import ALONE, Attribute, Failed, NONE, SaveOptions, SaverOptions, api, bounded, ranks, store  # noqa: F401
 
 FAILED = 6  # enum vckpt_state
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -36,22 +36,6 @@ class Guarded:
     def take_away(self):
         size = -(-self.bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         assert LIBC.mprotect(ctypes.c_void_p(self.array.ctypes.data), ctypes.c_size_t(size), 0) == 0
-
-
-def bounded(seconds, work):
-    """work() in a thread, which has to end."""
-    out = []
-
-    def one():
-        try:
-            out.append((work(),))
-        except Failed as e:
-            out.append((e,))
-    thread = threading.Thread(target=one, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert out, f"not over after {seconds} s"
-    return out[0][0]
 
 
 # ---- memory ----
@@ -434,6 +418,97 @@ def test_two_savers_of_one_run(api, store):
     assert e.value.code == -errno.EEXIST
     for saver in (first, second, third):
         bounded(60, saver.free)
+
+
+# ---- ranks that live and do not save ----
+
+def outcome(save):
+    try:
+        return save.committed()
+    except Failed as e:
+        return e.code, e.text
+    finally:
+        save.free()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_lives_and_does_not_save_is_given_up(api, store, late):
+    told, data = threading.Event(), {"model/w": numpy.ones(3)}
+
+    def work(rank, saver):
+        if rank == late:
+            assert told.wait(60)
+        first = outcome(saver.save(data))  # the late one's was decided before it began
+        told.set()
+        return first, outcome(saver.save(data)), outcome(saver.save(data))
+    found = ranks(api, store, "run", 2, work, deadline_ms=500)
+    for (code, text), *_ in found:
+        assert code == -errno.ECANCELED and f"rank {late} on " in text, found
+        assert f"it lives, but has not announced its part 0.5 s after rank {1 - late} on " in text
+    assert found[0][1:] == found[1][1:] and isinstance(found[0][1], int), found
+
+
+def test_a_rank_that_is_slow_within_the_deadline_is_waited_for(api, store):
+    waited, data = threading.Event(), {"model/w": numpy.ones(3)}
+
+    def work(rank, saver):
+        if rank:
+            assert waited.wait(60)
+        save = saver.save(data)
+        if not rank:
+            with pytest.raises(Failed) as e:
+                save.committed(1200)
+            assert e.value.code == -errno.ETIMEDOUT
+            waited.set()
+        return outcome(save)
+    assert ranks(api, store, "run", 2, work, deadline_ms=60000) == [0, 0]
+
+
+def test_a_deadline_is_not_a_time_to_start(api, store):
+    """A rank that has not come yet is waited for as a rank at the start is."""
+    saver = api.saver(store, "run", rank=0, world=2, launch="two", deadline_ms=100, start_ms=60000)
+    first = saver.save({"model/w": numpy.ones(3)})
+    with pytest.raises(Failed) as e:
+        first.committed(1000)
+    assert e.value.code == -errno.ETIMEDOUT
+    first.free()
+    other = api.saver(store, "run", rank=1, world=2, launch="two")
+    save = other.save({"model/w": numpy.ones(3)})
+    save.free()
+    for s in (other, saver):
+        s.free()
+
+
+def test_who_lives_and_does_not_save_is_told_once(api, store, capfd):
+    """By one of those that wait: rank 1 would commit 2 s after rank 0."""
+    told, data = threading.Event(), {"model/w": numpy.ones(3)}
+
+    def work(rank, saver):
+        if rank > 1:
+            assert told.wait(60)
+        save = saver.save(data)
+        if rank <= 1:
+            with pytest.raises(Failed):
+                save.committed(3500)
+            told.set()
+        return outcome(save)
+    assert ranks(api, store, "run", 8, work, start_ms=1000) == [0] * 8
+    lines = [line for line in capfd.readouterr().err.splitlines() if "waiting" in line]
+    assert len(lines) == 1 and lines[0].startswith("vckpt: run: step 0: waiting for 1 s for the part of rank 2 on "), lines
+    assert ", rank 6 on " in lines[0] and "rank 7" not in lines[0] and " and 1 more: they live" in lines[0]
+    assert "Every rank of a job has to save" in lines[0]
+
+
+def test_options_of_an_older_header(api, store):
+    """Without the deadline, which is what is found behind them."""
+    p, old = ctypes.c_void_p(), SaverOptions.deadline_ms.offset
+    options = SaverOptions(old, store.encode(), b"run", None, 0, 1, plan_cache=b"", deadline_ms=1)
+    api.call("vckpt_saver_open", ctypes.byref(options), ctypes.byref(p))
+    api.lib.vckpt_saver_free(p)
+    for size in (old - 8, old + 1, old + 16, 0):
+        options.size = size
+        with pytest.raises(Failed, match="size"):
+            api.call("vckpt_saver_open", ctypes.byref(options), ctypes.byref(p))
 
 
 def test_failed_saves_leave_room_in_the_ring(api, store, rng):
