@@ -90,8 +90,8 @@ static int writer_check_step(struct save_writer *w, struct base_error *err)
 	if (rc < 0)
 		return rc;
 	if (w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
-		rc = base_error_set(err, -EEXIST, "%s has a step %llu already", w->options.run,
-			(unsigned long long)w->options.step);
+		rc = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
+			w->options.run, (unsigned long long)w->options.step);
 	if (w->options.step != PROTO_NONE)
 		writer_add_candidate(w, store_list_find(list, w->options.step));
 	writer_add_candidate(w, store_list_latest(list));

@@ -71,7 +71,8 @@ static int attempt_take_step(struct store_attempt *a, uint64_t wanted, struct ba
 		return base_error_set(err, -EINVAL, "steps go from 0 to 2^63-1");
 	now = store_list_find(a->list, wanted);
 	if (now && !a->replace)
-		return base_error_set(err, -EEXIST, "%s has a step %llu already", a->run, (unsigned long long)wanted);
+		return base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
+			a->run, (unsigned long long)wanted);
 	a->step = wanted;
 	a->replaces = now ? now->entry : PROTO_NONE;
 	return 0;

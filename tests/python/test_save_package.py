@@ -129,8 +129,12 @@ def test_paths(run, tmp_path):
 def test_existing_steps(run):
     first, second = {"m": {"w": np.ones(3)}}, {"m": {"w": np.zeros(3)}}
     assert vckpt.save(run, first, step=4, **OPTIONS) == 4
-    with pytest.raises(FileExistsError):
+    with pytest.raises(vckpt.StepExists, match="run has a step 4 already.*: replace=True replaces it") as e:
         vckpt.save(run, second, step=4)
+    assert isinstance(e.value, FileExistsError)
+    with pytest.raises(vckpt.StoreExists, match="is a vckpt store already") as e:
+        vckpt.init(run.parent)
+    assert isinstance(e.value, FileExistsError) and not isinstance(e.value, vckpt.StepExists)
     assert np.array_equal(vckpt.Step(run / "4", "numpy")["w"], np.ones(3))
     assert vckpt.save(run, second, step=4, replace=True) == 4
     assert np.array_equal(vckpt.Step(run / "4", "numpy")["w"], np.zeros(3))
@@ -219,6 +223,7 @@ WRONG = [
     ({"threads": True}, "threads=True: expected"),
     ({"heartbeat": "3"}, "heartbeat='3': expected seconds"),
     ({"start_timeout": float("nan")}, "start_timeout=nan: expected seconds"),
+    ({"deadline": -1}, "deadline=-1: expected seconds"),
 ]
 
 
@@ -252,6 +257,24 @@ def test_a_wait_that_times_out_says_where_to_look(run):
 
 
 # ---- ranks ----
+
+def test_a_deadline_for_ranks_that_do_not_save(run):
+    """What `if rank == 0: save` comes to: without a deadline it is a wait for ever. The save after it is one of both."""
+    def one(rank):
+        with vckpt.Saver(run, rank=rank, world=2, launch_id=launch, deadline=0.5, **OPTIONS) as saver:
+            opened.wait()
+            if rank == 0:
+                with pytest.raises(vckpt.Aborted, match="rank 1 on .*: it lives, but has not announced its part 0.5 s after rank 0 on"):
+                    saver.save({"m": np.arange(4)})
+            turn.wait()
+            if rank == 1:
+                with pytest.raises(vckpt.Aborted, match="rank 1 on .*: it lives, but has not announced"):
+                    saver.save({"m": np.arange(4)})
+            return saver.save({"m": np.arange(4)})
+    launch, opened, turn = uuid.uuid4().hex, threading.Barrier(2), threading.Barrier(2)
+    numbers = threads(2, one)
+    assert numbers[0] == numbers[1] == vckpt.steps(run)[0], numbers
+
 
 def test_shards_of_ranks(run):
     """Boxes, flat ranges, placements, one rank's own: of three ranks."""

@@ -9,8 +9,8 @@
         handle.committed()          # visible and durable
 
 torch is imported only when it is there already, or asked for."""
-from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists, Timeout,
-                   VersionError)
+from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists,
+                   StoreExists, Timeout, VersionError)
 from .records import Mesh, Record
 from .saver import Handle, Saver, async_save, close, init, save, steps
 from .shard import Refused, Shard
@@ -18,8 +18,8 @@ from .state import RngState, rng_state, set_rng_state
 from .step import BlobInfo, Step, TensorInfo
 
 __all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Mesh", "NotAStore",
-           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "TensorInfo", "Timeout",
-           "VersionError", "async_save", "close", "init", "rng_state", "save", "set_rng_state", "steps", "version"]
+           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "StoreExists",
+           "TensorInfo", "Timeout", "VersionError", "async_save", "close", "init", "rng_state", "save", "set_rng_state", "steps", "version"]
 
 
 def version():

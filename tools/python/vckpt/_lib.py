@@ -44,7 +44,12 @@ class InvalidArgument(Error, ValueError):
 
 
 class StepExists(Error, FileExistsError):
-    """The step, or the thing that was to be made, is there already."""
+    """The step is there already: replace=True replaces it. Also other things that may be there once only: a tensor of a save,
+    a launch id."""
+
+
+class StoreExists(Error, FileExistsError):
+    """The directory that was to become a store is one already."""
 
 
 class NotFound(Error, FileNotFoundError):
@@ -92,7 +97,7 @@ class SaverOptions(Structure):
     _fields_ = [("size", c_size_t), ("store", c_char_p), ("run", c_char_p), ("launch_id", c_char_p), ("rank", c_uint32),
                 ("world", c_uint32), ("mesh", c_void_p), ("heartbeat_ms", c_uint64), ("start_ms", c_uint64),
                 ("ring_bytes", c_uint64), ("pin", c_int), ("check_replicas", c_int), ("threads", c_uint32),
-                ("flags", c_uint32), ("plan_cache", c_char_p)]
+                ("flags", c_uint32), ("plan_cache", c_char_p), ("deadline_ms", c_uint64)]
 
 
 class Tensor(Structure):
@@ -258,6 +263,14 @@ def u64s(numbers):
 
 def i64s(numbers):
     return (c_int64 * max(len(numbers), 1))(*numbers)
+
+
+def store_init(path):
+    """Makes an empty store, or raises StoreExists."""
+    try:
+        call("vckpt_store_init", os.fsencode(path))
+    except StepExists as error:
+        raise StoreExists(error.errno, error.text) from None
 
 
 class Mesh:

@@ -112,8 +112,8 @@ def make(target, patience=10.0):
     end = time.monotonic() + patience
     while kind_of(target.store) != STORE:
         try:
-            _lib.call("vckpt_store_init", os.fsencode(target.store))
-        except _lib.StepExists:
+            _lib.store_init(target.store)
+        except _lib.StoreExists:
             return
         except _lib.Error as error:
             # an empty folder in which another rank is making the store just now looks like one that is not empty

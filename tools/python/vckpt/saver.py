@@ -10,6 +10,7 @@ A child after a fork has none of the threads: what was opened before the fork re
 import atexit
 import ctypes
 import errno
+import math
 import numbers
 import os
 import re
@@ -69,8 +70,8 @@ def split(path):
 
 
 def init(path):
-    """Makes an empty store. FileExistsError: it is one."""
-    _lib.call("vckpt_store_init", os.fsencode(os.fspath(path)))
+    """Makes an empty store. vckpt.StoreExists (a FileExistsError): it is one."""
+    _lib.store_init(os.fspath(path))
 
 
 def steps(path):
@@ -91,8 +92,8 @@ def steps(path):
 class Handle:
     """A save under way. Any thread may ask."""
 
-    def __init__(self, native, pointer, step):
-        self._native, self._pointer, self._refs = native, pointer, []
+    def __init__(self, native, pointer, step, replace=False):
+        self._native, self._pointer, self._refs, self._replace = native, pointer, [], replace
         native.live.add(pointer)
         self._step, self._submitted, self._called_ns, self._told = step, False, 0, False
 
@@ -196,8 +197,10 @@ class Handle:
                 if end is not None and time.monotonic() >= end:
                     hint = f": `vckpt ls {self._native.store} --incoming` says for which ranks it waits" if self._native.world > 1 and results else ""
                     raise _lib.Timeout(error.errno, f"{error}{hint}") from None
-            except Error:
+            except Error as error:
                 self._refs, self._told = [], True
+                if isinstance(error, _lib.StepExists) and not self._replace:
+                    raise _lib.StepExists(error.errno, f"{error}: replace=True replaces it") from None
                 raise
 
     def _ended_staging(self):
@@ -218,9 +221,9 @@ class Handle:
 
 # ---- the native saver ----
 
-OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "ring_bytes": 0, "pin": "auto", "check_replicas": "sample", "threads": 0,
+OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "deadline": 0.0, "ring_bytes": 0, "pin": "auto", "check_replicas": "sample", "threads": 0,
            "low_priority": False, "use_bases": True, "plan_cache": None}
-NUMBERS = [("heartbeat", numbers.Real, 0, "seconds"), ("start_timeout", numbers.Real, 0, "seconds"),
+NUMBERS = [("heartbeat", numbers.Real, 0, "seconds"), ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
            ("ring_bytes", numbers.Integral, 0, "a whole number of bytes"), ("threads", numbers.Integral, 0, "a whole number")]
 
 
@@ -258,7 +261,7 @@ class Native:
         o.store, o.run = os.fsencode(self.store), _lib.text(self.run, "run")
         o.launch_id = _lib.text(launch_id, "launch_id") if launch_id is not None else None
         chosen = self.options
-        o.heartbeat_ms, o.start_ms = round(chosen["heartbeat"] * 1000), round(chosen["start_timeout"] * 1000)
+        o.heartbeat_ms, o.start_ms, o.deadline_ms = (_milliseconds(chosen[name]) for name in ("heartbeat", "start_timeout", "deadline"))
         o.ring_bytes, o.threads = chosen["ring_bytes"], chosen["threads"]
         o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
         o.flags = (_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
@@ -285,7 +288,7 @@ class Native:
         pointer = c_void_p()
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
         self._staging = [handle for handle in self._staging if not handle._ended_staging()]
-        return Handle(self, pointer.value, step)
+        return Handle(self, pointer.value, step, replace)
 
     def free(self, pointer, reason=None):
         """reason: why it was not submitted."""
@@ -339,6 +342,11 @@ class Native:
             for save in list(self.live):
                 self.free(save)
             _lib._loaded.vckpt_saver_free(pointer)
+
+
+def _milliseconds(seconds):
+    """0 has a meaning of its own: what is more is at least 1."""
+    return min(math.ceil(seconds * 1000), 2**63 - 1)
 
 
 def _why(error):
@@ -548,7 +556,7 @@ def async_save(path, state, *, mesh=None, step=None, attributes=None, base=None,
     replace     a step of that number is replaced, atomically; else it is refused
     blobs       {name: bytes}: files of the step ("config.json")
     rank, world, launch_id   where there is no torch process group (MPI, tests)
-    options     of the saver, at the first save: heartbeat, start_timeout (s), ring_bytes, pin, check_replicas ("sample",
+    options     of the saver, at the first save: heartbeat, start_timeout, deadline (s), ring_bytes, pin, check_replicas ("sample",
                 "full", "off"), threads, low_priority, use_bases, plan_cache (a directory; False: in memory only)"""
     store, run, step = _place(path, step)
     one = native(store, run, rank=rank, world=world, launch_id=launch_id, user=False, **options)
