@@ -108,7 +108,6 @@ static void flight_release(struct save_flight *f)
 	free(f->bases);
 	free(f->tensors);
 	free(f->slots);
-	free(f->plan_tensors);
 	free(f->names);
 	free(f->sample_hashes);
 	free(f);
@@ -523,16 +522,16 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 	struct base_error *err)
 {
 	const struct proto_store *info = &f->s->store->info;
-	size_t component = strlen(t->component) + 1, name = strlen(t->name) + 1;
-	char *names = flight_room(f, component + name);
+	const char *before = f->ntensors ? to[-1].component : NULL; /* tensors of one component come together */
+	size_t len = strlen(t->name);
 	int rc;
 
-	if (!names)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	*to = (struct saver_tensor){.component = names, .name = names + component, .name_len = (uint32_t)name - 1,
+	*to = (struct saver_tensor){.name = flight_copy(f, t->name, len + 1), .name_len = (uint32_t)len,
 		.dtype = t->dtype, .data = t->data, .device = t->device};
-	memcpy(names, t->component, component);
-	memcpy(names + component, t->name, name);
+	to->component = before && strcmp(before, t->component) == 0 ? before
+		: flight_copy(f, t->component, strlen(t->component) + 1);
+	if (!to->name || !to->component)
+		return base_error_set(err, -ENOMEM, "out of memory");
 	to->plan.params = (struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes};
 	to->plan.buffer = t->buffer;
 	rc = tensor_set_holding(f, t, to, err);
@@ -577,7 +576,7 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struc
 		rc = tensor_check_again(&f->tensors[*slot - 1], to, err);
 	if (rc < 0)
 		return base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
-			store_layout_shown(to->name, to->name_len), to->name);
+			store_layout_shown(t->name, strlen(t->name)), t->name);
 	if (*slot && tensor_shape_is_empty(&t->shape))
 		return 0; /* it has no more boxes */
 	if (!*slot)

@@ -33,7 +33,7 @@ struct plan_pair {
 };
 
 struct plan_making {
-	const struct save_plan_tensor *tensors;
+	const struct save_plan_tensors *tensors;
 	uint32_t n, rank;
 	struct tensor_mesh alone;       /* of this rank only: for tensors without a mesh */
 	struct plan_pair *pairs;        /* hash table, mask + 1 slots */
@@ -157,7 +157,7 @@ static int group_find(struct plan_making *m, const struct tensor_mesh *mesh, uin
 /* Without a mesh the tensor is replicated over the mesh of this rank alone. */
 static struct tensor_sharding plan_sharding(const struct plan_making *m, uint32_t t)
 {
-	struct tensor_sharding s = m->tensors[t].sharding;
+	struct tensor_sharding s = save_plan_tensor_at(m->tensors, t)->sharding;
 
 	if (!s.mesh) {
 		s.mesh = &m->alone;
@@ -215,7 +215,7 @@ uint64_t save_held_items(struct save_held *h)
 
 static int held_init(struct save_held *h, const struct plan_making *m, uint32_t t, const struct tensor_sharding *s)
 {
-	int r = save_held_init(h, &m->tensors[t], s, m->rank, m->err);
+	int r = save_held_init(h, save_plan_tensor_at(m->tensors, t), s, m->rank, m->err);
 
 	return r < 0 ? base_error_prefix(m->err, r, "tensor %u", t) : 0;
 }
@@ -231,7 +231,7 @@ uint32_t save_held_alike(const struct save_plan_tensor *tensor, const struct ten
 static int plan_survey(struct plan_making *m, uint32_t t)
 {
 	struct tensor_sharding s = plan_sharding(m, t);
-	const struct save_plan_tensor *tensor = &m->tensors[t];
+	const struct save_plan_tensor *tensor = save_plan_tensor_at(m->tensors, t);
 	struct save_held held;
 	uint32_t *group = &m->group_of[t], dims;
 	uint64_t items;
@@ -321,7 +321,7 @@ static int plan_store(struct plan_making *m, uint32_t t, const struct plan_group
 	struct save_held held;
 	struct tensor_grid g;
 	uint64_t at = group ? group->at : 0;
-	int r = tensor_grid_init(&g, &s.shape, s.item_bytes, m->tensors[t].params);
+	int r = tensor_grid_init(&g, &s.shape, s.item_bytes, save_plan_tensor_at(m->tensors, t)->params);
 
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: bad grid parameters or shape", t);
@@ -364,14 +364,15 @@ static int plan_walk(struct plan_making *m)
 	return 0;
 }
 
-int save_plan_make(const struct save_plan_tensor *tensors, uint32_t n, uint32_t rank, struct save_plan *ret_plan,
+int save_plan_make(const struct save_plan_tensors *tensors, uint32_t rank, struct save_plan *ret_plan,
 	struct base_error *err)
 {
-	base_cleanup(making_release) struct plan_making m = {.tensors = tensors, .n = n, .rank = rank, .err = err};
+	base_cleanup(making_release) struct plan_making m = {.tensors = tensors, .n = tensors->n, .rank = rank,
+		.err = err};
 	int r;
 
-	if (n > PLAN_TENSORS_MAX)
-		return base_error_set(err, -BASE_ELIMIT, "%u tensors: at most %u", n, PLAN_TENSORS_MAX);
+	if (m.n > PLAN_TENSORS_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "%u tensors: at most %u", m.n, PLAN_TENSORS_MAX);
 	r = making_init(&m);
 	if (r == 0)
 		r = plan_walk(&m);

@@ -29,6 +29,12 @@ struct save_plan_tensor {
 	uint32_t same_dims;                     /* with these: replicated mesh dimensions along which they are equal,
 	                                           as a mask. Along others nothing is shared */
 };
+/* Many of them: each `stride` bytes after the one before, a field of whatever else the caller knows of a tensor. */
+struct save_plan_tensors { const struct save_plan_tensor *first; size_t stride; uint32_t n; };
+static inline const struct save_plan_tensor *save_plan_tensor_at(const struct save_plan_tensors *t, uint32_t i)
+{
+	return (const struct save_plan_tensor *)((const char *)t->first + i * t->stride);
+}
 /* A box that is stored, and where its first item lies in the tensor's local buffer. Of a tensor without items the first
  * rank of its mesh stores the whole, empty box: its part has to have a row. */
 struct save_plan_box { uint32_t tensor; struct tensor_shard_box at; uint64_t pieces; };
@@ -42,7 +48,7 @@ struct save_plan {
  * -EOVERFLOW (bytes of all tensors), -BASE_ELIMIT (tensors), or what tensor_shard_of, tensor_shard_list_check and
  * tensor_grid_init return; err names the tensor's number.
  * Free with save_plan_release; after an error there is nothing to free. */
-int save_plan_make(const struct save_plan_tensor *tensors, uint32_t n, uint32_t rank, struct save_plan *ret_plan,
+int save_plan_make(const struct save_plan_tensors *tensors, uint32_t rank, struct save_plan *ret_plan,
 	struct base_error *err);
 void save_plan_release(struct save_plan *p); /* NULL-safe */
 

@@ -117,7 +117,7 @@ static const struct save_plan *plan_insert(struct save_plan_cache *c, const stru
 }
 
 int save_plan_cache_get(struct save_plan_cache *c, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, const struct save_plan **ret_plan)
+	const struct save_plan_tensors *tensors, const struct save_plan **ret_plan)
 {
 	struct save_plan plan = {0};
 	struct plan_entry *e;
@@ -145,7 +145,7 @@ int save_plan_cache_get(struct save_plan_cache *c, const struct save_plan_key *k
 }
 
 const struct save_plan *save_plan_cache_put(struct save_plan_cache *c, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, struct save_plan *plan)
+	const struct save_plan_tensors *tensors, struct save_plan *plan)
 {
 	const struct save_plan *kept = plan_insert(c, key, plan);
 

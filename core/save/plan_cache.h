@@ -22,7 +22,8 @@ struct save_plan_key { struct base_digest digest; uint32_t ntensors, rank; };
 /* init, tensor for each in the order of the plan, final. Failures are sticky and told by final. Meshes are read once
  * for each pointer, and may be freed only after final. */
 struct save_plan_key_builder {
-	struct base_buf bytes, meshes;          /* what is hashed; struct base_digest of each different mesh */
+	struct base_hasher *hasher;             /* NULL: nothing was given to it yet */
+	struct base_buf bytes, meshes;          /* what it is given next; struct base_digest of each different mesh */
 	struct save_plan_key_mesh { const struct tensor_mesh *mesh; uint32_t number; } *table; /* by pointer */
 	uint32_t ntable, mask, nmeshes, ntensors, rank;
 	struct save_plan_key_mesh last;
@@ -56,11 +57,11 @@ void save_plan_cache_free(struct save_plan_cache *c);   /* NULL-safe; every plan
 /* 1: from memory, 2: from disk, *ret_plan to be given back; 0: a miss. tensors: what the key was made of; a plan from
  * disk is compared with them, so that no file makes anybody read outside a tensor. */
 int save_plan_cache_get(struct save_plan_cache *c, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, const struct save_plan **ret_plan);
+	const struct save_plan_tensors *tensors, const struct save_plan **ret_plan);
 /* Takes a plan that was made of the tensors (zeroes it) and returns it, to be given back; NULL: out of memory, `plan`
  * is as it was. */
 const struct save_plan *save_plan_cache_put(struct save_plan_cache *c, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, struct save_plan *plan);
+	const struct save_plan_tensors *tensors, struct save_plan *plan);
 void save_plan_cache_give(struct save_plan_cache *c, const struct save_plan *plan); /* NULL-safe */
 void save_plan_cache_stats(struct save_plan_cache *c, struct save_plan_cache_stats *ret_stats);
 /* "$XDG_CACHE_HOME/vckpt/plans" or "$HOME/.cache/vckpt/plans". -ENOENT: neither is an absolute path; -ENAMETOOLONG. */

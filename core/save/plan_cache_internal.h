@@ -8,9 +8,9 @@
 
 /* true: *ret_plan is the plan of that key; it fits the tensors. */
 bool save_plan_file_read(const char *dir, uint64_t max_bytes, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, struct save_plan *ret_plan);
+	const struct save_plan_tensors *tensors, struct save_plan *ret_plan);
 /* Best effort; older files go where the directory becomes longer than max_bytes. */
 void save_plan_file_write(const char *dir, uint64_t max_bytes, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, const struct save_plan *plan);
+	const struct save_plan_tensors *tensors, const struct save_plan *plan);
 
 #endif

@@ -45,16 +45,17 @@ static void box_encode(struct base_buf *b, const struct save_plan_box *box, uint
 	}
 }
 
-static uint64_t boxes_bytes(const struct save_plan *p, const struct save_plan_tensor *tensors)
+static uint64_t boxes_bytes(const struct save_plan *p, const struct save_plan_tensors *tensors)
 {
 	uint64_t bytes = 0;
 
 	for (uint64_t i = 0; i < p->nboxes; i++)
-		bytes += FILE_BOX_BYTES + 24 * (uint64_t)tensors[p->boxes[i].tensor].sharding.shape.ndim;
+		bytes += FILE_BOX_BYTES
+			+ 24 * (uint64_t)save_plan_tensor_at(tensors, p->boxes[i].tensor)->sharding.shape.ndim;
 	return bytes;
 }
 
-static int file_encode(const struct save_plan_key *key, const struct save_plan_tensor *tensors,
+static int file_encode(const struct save_plan_key *key, const struct save_plan_tensors *tensors,
 	const struct save_plan *p, struct base_buf *b)
 {
 	struct base_digest digest;
@@ -72,7 +73,7 @@ static int file_encode(const struct save_plan_key *key, const struct save_plan_t
 	base_buf_put64(b, p->held_bytes);
 	base_buf_put64(b, boxes_bytes(p, tensors));
 	for (uint64_t i = 0; i < p->nboxes; i++)
-		box_encode(b, &p->boxes[i], tensors[p->boxes[i].tensor].sharding.shape.ndim);
+		box_encode(b, &p->boxes[i], save_plan_tensor_at(tensors, p->boxes[i].tensor)->sharding.shape.ndim);
 	if (b->error)
 		return b->error;
 	base_sha256(b->data, b->len, &digest);
@@ -83,7 +84,7 @@ static int file_encode(const struct save_plan_key *key, const struct save_plan_t
 /* What is being read of a file, and of the tensor that the last box was of. */
 struct file_reading {
 	const struct save_plan_key *key;
-	const struct save_plan_tensor *tensors;
+	const struct save_plan_tensors *tensors;
 	const uint8_t *at, *end;
 	struct save_plan plan;
 	uint32_t tensor;        /* UINT32_MAX: none yet */
@@ -117,7 +118,7 @@ static bool tensor_enter(struct file_reading *f, uint32_t tensor)
 	if (tensor >= f->key->ntensors || (f->tensor != UINT32_MAX && tensor < f->tensor))
 		return false;
 	f->tensor = tensor;
-	t = &f->tensors[tensor];
+	t = save_plan_tensor_at(f->tensors, tensor);
 	s = &t->sharding;
 	if (tensor_grid_init(&f->grid, &s->shape, s->item_bytes, t->params) < 0)
 		return false;
@@ -253,7 +254,7 @@ static void *file_load(int fd, uint64_t most, size_t *ret_len)
 }
 
 bool save_plan_file_read(const char *dir, uint64_t max_bytes, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, struct save_plan *ret_plan)
+	const struct save_plan_tensors *tensors, struct save_plan *ret_plan)
 {
 	struct file_reading f = {.key = key, .tensors = tensors, .tensor = UINT32_MAX};
 	base_cleanup_free uint8_t *bytes = NULL;
@@ -402,7 +403,7 @@ static void part_trim(int part, uint64_t most)
 }
 
 void save_plan_file_write(const char *dir, uint64_t max_bytes, const struct save_plan_key *key,
-	const struct save_plan_tensor *tensors, const struct save_plan *plan)
+	const struct save_plan_tensors *tensors, const struct save_plan *plan)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
 	base_cleanup_close int part = -1;

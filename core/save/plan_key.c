@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan_key: everything that a plan depends on as one run of bytes, of which the key is the SHA-256.
+ * plan_key: everything that a plan depends on as one run of bytes, of which the key is the digest (core/base/digest.h:
+ * a tree of SHA-256). It is hashed as it comes, so that it stays in a few pages that are touched for the first time.
  *
  * What is written has one reading: texts and lists come with their lengths, and what may be absent with a bit that says
  * so. A mesh is hashed by itself, once for each pointer, and stands in the tensors by the number of its content:
@@ -13,12 +14,23 @@
 #define KEY_NO_MESH UINT32_MAX
 #define KEY_FIXED_ROOM 512u     /* a tensor without its texts, local shape, placements, boxes */
 #define KEY_TABLE_MIN 16u
+#define KEY_HASHED_BYTES BASE_BLOCK_BYTES
 
 enum { KEY_BUFFER = 1 << 0, KEY_FLAT = 1 << 1, KEY_BOXES = 1 << 2, KEY_PARAMS = 1 << 3, KEY_STRIDES = 1 << 4 };
 
 static void key_fail(struct save_plan_key_builder *b)
 {
 	b->error = -ENOMEM;
+}
+
+static void key_hash(struct save_plan_key_builder *b)
+{
+	if (!b->hasher)
+		b->hasher = base_hasher_new();
+	if (!b->hasher)
+		return key_fail(b);
+	base_hasher_update(b->hasher, b->bytes.data, b->bytes.len);
+	b->bytes.len = 0;
 }
 
 /* ---- meshes ---- */
@@ -207,6 +219,8 @@ void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_pla
 	}
 	b->params = t->params;
 	b->ntensors++;
+	if (b->bytes.len >= KEY_HASHED_BYTES && !b->bytes.error)
+		key_hash(b);
 }
 
 void save_plan_key_bytes(struct save_plan_key_builder *b, const void *bytes, size_t len)
@@ -236,12 +250,15 @@ int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *r
 	base_buf_append(&b->bytes, b->meshes.data, b->meshes.len);
 	base_buf_put32(&b->bytes, b->nmeshes);
 	base_buf_put32(&b->bytes, b->ntensors);
+	if (!b->bytes.error)
+		key_hash(b);
 	r = b->error ? b->error : b->meshes.error ? b->meshes.error : b->bytes.error;
 	if (r == 0) {
-		base_sha256(b->bytes.data, b->bytes.len, &ret_key->digest);
+		base_hasher_final(b->hasher, &ret_key->digest);
 		ret_key->ntensors = b->ntensors;
 		ret_key->rank = b->rank;
 	}
+	base_hasher_free(b->hasher);
 	base_buf_release(&b->bytes);
 	base_buf_release(&b->meshes);
 	free(b->table);

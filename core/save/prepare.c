@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * prepare: from what was declared to what is to be done: tensors in the order of the layout, which all ranks agree on;
- * the layout; this rank's plan; what it hashes to show that it holds the same as its replicas. Plans come out of a cache
- * by a digest of everything that they depend on; the layout of equal declarations is kept for the next save under the
- * same digest. A caller waits for all this, so the layout is made as tables only, which is what copying asks; its
+ * the layout; this rank's plan; what it hashes to show that it holds the same as its replicas. Plans come out of a
+ * cache by a digest of everything that they depend on; the layout of equal declarations is kept for the next save under
+ * the same digest. A caller waits for all this, so the layout is made as tables only, which is what copying asks; its
  * object, which is stored, is made by the persister meanwhile.
  *
  * Who stores the layout object: the lowest rank of those that are in every mesh of it. All ranks with this layout are
@@ -16,7 +16,7 @@
 
 static int tensor_compare(const struct saver_tensor *a, const struct saver_tensor *b)
 {
-	int order = strcmp(a->component, b->component);
+	int order = a->component == b->component ? 0 : strcmp(a->component, b->component);
 
 	return order ? order : strcmp(a->name, b->name);
 }
@@ -45,14 +45,13 @@ static int prepare_order(struct save_flight *f, struct base_error *err)
 {
 	if (f->ntensors && !tensors_are_sorted(f))
 		qsort(f->tensors, f->ntensors, sizeof *f->tensors, tensor_order);
-	f->plan_tensors = malloc((f->ntensors + 1) * sizeof *f->plan_tensors);
+	if (f->ntensors)
+		f->plan_tensors = (struct save_plan_tensors){&f->tensors[0].plan, sizeof f->tensors[0], f->ntensors};
 	f->names = malloc((f->ntensors + 1) * sizeof *f->names);
-	if (!f->plan_tensors || !f->names)
+	if (!f->names)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	for (uint32_t i = 0; i < f->ntensors; i++) {
-		f->plan_tensors[i] = f->tensors[i].plan;
+	for (uint32_t i = 0; i < f->ntensors; i++)
 		f->names[i] = (struct save_replica_name){f->tensors[i].component, f->tensors[i].name};
-	}
 	return 0;
 }
 
@@ -66,7 +65,7 @@ static int prepare_key(struct save_flight *f, struct save_plan_key *ret_key, str
 		struct save_plan_key_tensor more = {.component = t->component, .name = t->name, .dtype = t->dtype,
 			.local_ndim = t->local.ndim, .local_shape = t->local.dim, .strides = t->strides};
 
-		save_plan_key_tensor(&b, &f->plan_tensors[i], &more);
+		save_plan_key_tensor(&b, &t->plan, &more);
 	}
 	return save_plan_key_final(&b, ret_key) < 0 ? base_error_set(err, -ENOMEM, "out of memory") : 0;
 }
@@ -138,7 +137,7 @@ static uint32_t layout_lowest_rank(const struct save_flight *f)
 	uint32_t n = 0, lowest = UINT32_MAX, at[TENSOR_MAX_DIMS];
 
 	for (uint32_t i = 0; i < f->ntensors; i++) {
-		const struct tensor_mesh *m = f->plan_tensors[i].sharding.mesh;
+		const struct tensor_mesh *m = f->tensors[i].plan.sharding.mesh;
 		uint32_t k = n;
 
 		if (!m)
@@ -279,17 +278,17 @@ static int prepare_structure(struct save_flight *f, const struct save_plan_key *
 static int prepare_plan(struct save_flight *f, const struct save_plan_key *key, uint32_t *ret_cached,
 	struct base_error *err)
 {
-	int cached = save_plan_cache_get(f->s->plans, key, f->plan_tensors, &f->plan);
+	int cached = save_plan_cache_get(f->s->plans, key, &f->plan_tensors, &f->plan);
 	struct save_plan made = {0};
 	int rc;
 
 	*ret_cached = (uint32_t)cached;
 	if (cached)
 		return 0;
-	rc = save_plan_make(f->plan_tensors, f->ntensors, f->s->options.rank, &made, err);
+	rc = save_plan_make(&f->plan_tensors, f->s->options.rank, &made, err);
 	if (rc < 0)
 		return rc;
-	f->plan = save_plan_cache_put(f->s->plans, key, f->plan_tensors, &made);
+	f->plan = save_plan_cache_put(f->s->plans, key, &f->plan_tensors, &made);
 	if (f->plan)
 		return 0;
 	save_plan_release(&made);
@@ -302,7 +301,7 @@ static int prepare_samples(struct save_flight *f, struct base_error *err)
 	int rc;
 
 	snprintf(attempt, sizeof attempt, "%s-%llu", store_launch_name(f->s->launch), (unsigned long long)f->number);
-	rc = save_replicas_make(f->plan_tensors, f->names, f->ntensors, f->s->options.rank, attempt,
+	rc = save_replicas_make(&f->plan_tensors, f->names, f->s->options.rank, attempt,
 		f->s->options.replicas, &f->replicas, err);
 	if (rc < 0)
 		return rc;
@@ -315,7 +314,7 @@ static int prepare_samples(struct save_flight *f, struct base_error *err)
 static int saver_ring_make(struct save_flight *f, struct base_error *err)
 {
 	struct save_saver *s = f->s;
-	uint64_t bytes = s->options.ring_bytes, free_bytes = device_free_memory() / 2;
+	uint64_t bytes = s->options.ring_bytes;
 	struct device_ring *ring;
 	int rc;
 
@@ -326,7 +325,7 @@ static int saver_ring_make(struct save_flight *f, struct base_error *err)
 	if (bytes == 0) {
 		bytes = f->plan->bytes + 64 * f->plan->nboxes + f->plan->bytes / SAVER_BATCH_BYTES * 4096
 			+ SAVER_RING_MIN_BYTES / 2;
-		bytes = base_max(base_min(bytes, free_bytes), SAVER_RING_MIN_BYTES);
+		bytes = base_max(base_min(bytes, device_free_memory() / 2), SAVER_RING_MIN_BYTES);
 	}
 	rc = device_ring_new(bytes, s->options.pin, f->fence, &ring, err);
 	if (rc < 0)

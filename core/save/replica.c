@@ -22,7 +22,7 @@
 struct replica_pair { const struct tensor_mesh *mesh; uint32_t dims, group; }; /* mesh NULL: a free slot */
 
 struct replica_making {
-	const struct save_plan_tensor *tensors;
+	const struct save_plan_tensors *tensors;
 	uint32_t rank;
 	struct save_replicas all;
 	uint64_t room;                  /* for entries */
@@ -147,11 +147,11 @@ static void block_at(uint32_t ndim, const struct tensor_box *box, unsigned item_
 static int entry_add(struct replica_making *m, uint32_t t, const struct tensor_shard_box *held,
 	const struct tensor_box *block)
 {
-	const struct tensor_sharding *s = &m->tensors[t].sharding;
+	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
 	struct save_replica_entry *e;
 
 	if (m->all.nentries == m->room) {
-		uint64_t room = base_max(64, m->room * 2);
+		uint64_t room = base_max(m->room ? m->room * 2 : m->tensors->n, 64);
 		struct save_replica_entry *grown = reallocarray(m->all.entries, room, sizeof *grown);
 
 		if (!grown)
@@ -173,7 +173,7 @@ static int entry_add(struct replica_making *m, uint32_t t, const struct tensor_s
 /* The block that holds item `at` of all that is held. */
 static int tensor_sample(struct replica_making *m, uint32_t t, struct save_held *held, uint64_t at)
 {
-	const struct tensor_sharding *s = &m->tensors[t].sharding;
+	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
 	struct tensor_box block;
 
 	for (const struct tensor_shard_box *box = save_held_first(held); box; box = save_held_next(held)) {
@@ -190,7 +190,7 @@ static int tensor_sample(struct replica_making *m, uint32_t t, struct save_held 
 
 static int tensor_full(struct replica_making *m, uint32_t t, struct save_held *held)
 {
-	const struct tensor_sharding *s = &m->tensors[t].sharding;
+	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
 	struct tensor_box block;
 
 	for (const struct tensor_shard_box *box = save_held_first(held); box; box = save_held_next(held)) {
@@ -215,7 +215,7 @@ static uint64_t text_hash(uint64_t seed, const char *text)
 
 static int tensor_make(struct replica_making *m, uint32_t t, const struct save_replica_name *name)
 {
-	const struct save_plan_tensor *tensor = &m->tensors[t];
+	const struct save_plan_tensor *tensor = save_plan_tensor_at(m->tensors, t);
 	const struct tensor_sharding *s = &tensor->sharding;
 	struct save_replica_tensor *row = &m->all.tensors[m->all.ntensors];
 	struct save_held held;
@@ -243,16 +243,16 @@ static int tensor_make(struct replica_making *m, uint32_t t, const struct save_r
 	return r;
 }
 
-int save_replicas_make(const struct save_plan_tensor *tensors, const struct save_replica_name *names, uint32_t n,
-	uint32_t rank, const char *attempt, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
+int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
+	const char *attempt, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
 	struct base_error *err)
 {
 	base_cleanup(making_release) struct replica_making m = {.tensors = tensors, .rank = rank, .err = err};
-	int r = mode == SAVE_REPLICAS_OFF ? 0 : making_init(&m, n);
+	int r = mode == SAVE_REPLICAS_OFF ? 0 : making_init(&m, tensors->n);
 
 	m.all.mode = mode;
 	m.seed = text_hash(0, attempt);
-	for (uint32_t t = 0; mode != SAVE_REPLICAS_OFF && t < n && r == 0; t++)
+	for (uint32_t t = 0; mode != SAVE_REPLICAS_OFF && t < tensors->n && r == 0; t++)
 		r = tensor_make(&m, t, &names[t]);
 	if (r < 0)
 		return r;

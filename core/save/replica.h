@@ -33,8 +33,8 @@ struct save_replicas {
 };
 /* tensors, rank: as for save_plan_make (which checked them: its errors); names: of each. attempt: the same on all
  * ranks, it chooses the blocks. -ENOMEM. OFF gives nothing. */
-int save_replicas_make(const struct save_plan_tensor *tensors, const struct save_replica_name *names, uint32_t n,
-	uint32_t rank, const char *attempt, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
+int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
+	const char *attempt, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
 	struct base_error *err);
 void save_replicas_release(struct save_replicas *r); /* NULL-safe */
 

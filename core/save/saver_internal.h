@@ -97,7 +97,8 @@ struct save_flight {
 	struct saver_chunk *arena;
 	struct device_fence *fence;     /* NULL: no device memory */
 	bool device;
-	struct save_plan_tensor *plan_tensors; struct save_replica_name *names;
+	struct save_plan_tensors plan_tensors;  /* those of `tensors`, once they are in order */
+	struct save_replica_name *names;
 	const struct save_plan *plan;
 	struct saver_structure *structure;
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;

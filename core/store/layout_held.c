@@ -286,7 +286,8 @@ static int tables_meshes(const struct layout_held *h, struct layout_held_tables 
 		numbers_n += (size_t)h->meshes[i]->ndim + h->meshes[i]->count;
 		texts += mesh_names_bytes(h->meshes[i]);
 	}
-	t->memory = malloc((size_t)h->nmeshes * TENSOR_MAX_DIMS * sizeof *names + numbers_n * sizeof *numbers + texts + 1);
+	t->memory = malloc((size_t)h->nmeshes * TENSOR_MAX_DIMS * sizeof *names + numbers_n * sizeof *numbers
+		+ texts + 1);
 	t->meshes = calloc((size_t)h->nmeshes + 1, sizeof *t->meshes);
 	t->mesh_at = calloc((size_t)h->nmeshes + 1, sizeof *t->mesh_at);
 	if (!sorted || !t->memory || !t->meshes || !t->mesh_at)

@@ -44,13 +44,14 @@ int64_t bench_plan(const struct save_plan_tensor *tensors, uint32_t n, uint32_t 
 	uint64_t *ret_bytes)
 {
 	int64_t start = now_ns();
+	const struct save_plan_tensors all = {tensors, sizeof *tensors, n};
 	struct save_plan plan;
 	int r = 0;
 
 	for (uint32_t t = 0; r == 0 && t < n; t++)
 		r = tensor_sharding_check(&tensors[t].sharding, tensors[t].sharding.mesh->ndim, NULL);
 	if (r == 0)
-		r = save_plan_make(tensors, n, rank, &plan, NULL);
+		r = save_plan_make(&all, rank, &plan, NULL);
 	if (r < 0)
 		return r;
 	*ret_pieces = *ret_bytes = 0;

@@ -154,6 +154,16 @@ class PlanBox(ctypes.Structure):
     _fields_ = [("tensor", ctypes.c_uint32), ("at", ShardBox), ("pieces", ctypes.c_uint64)]
 
 
+class PlanTensors(ctypes.Structure):
+    _fields_ = [("first", ctypes.POINTER(PlanTensor)), ("stride", ctypes.c_size_t), ("n", ctypes.c_uint32)]
+
+    @classmethod
+    def of(cls, array, n):
+        found = cls(ctypes.cast(array, ctypes.POINTER(PlanTensor)), ctypes.sizeof(PlanTensor), n)
+        found.array = array     # lives as long
+        return found
+
+
 class Plan(ctypes.Structure):
     _fields_ = [("boxes", ctypes.POINTER(PlanBox)), ("nboxes", ctypes.c_uint64), ("pieces", ctypes.c_uint64),
                 ("bytes", ctypes.c_uint64), ("shared_bytes", ctypes.c_uint64), ("held_bytes", ctypes.c_uint64)]

@@ -99,7 +99,7 @@ class Rank:
                 c.boxes = ctypes.pointer(boxes)
             c.same_dims = sum(1 << m for m in t.same)
         self.plan, err = tl.Plan(), tl.Error()
-        tl.check(lib.save_plan_make(self.array, ctypes.c_uint32(len(self.tensors)), ctypes.c_uint32(rank), ref(self.plan), ref(err)), err)
+        tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(self.array, len(self.tensors))), ctypes.c_uint32(rank), ref(self.plan), ref(err)), err)
         self.boxes = collections.defaultdict(list)
         for i in range(self.plan.nboxes):
             self.boxes[self.tensors[self.plan.boxes[i].tensor]].append(self.plan.boxes[i])
@@ -373,7 +373,7 @@ def test_random_worlds(lib, scale):
 def make(lib, tensors, rank=0):
     plan, err = tl.Plan(), tl.Error()
     array = (tl.PlanTensor * max(len(tensors), 1))(*tensors)
-    tl.check(lib.save_plan_make(array, ctypes.c_uint32(len(tensors)), ctypes.c_uint32(rank), ref(plan), ref(err)), err)
+    tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(array, len(tensors))), ctypes.c_uint32(rank), ref(plan), ref(err)), err)
     return plan
 
 

@@ -32,7 +32,7 @@ class KeyMesh(ctypes.Structure):
 
 
 class Builder(ctypes.Structure):
-    _fields_ = [("bytes", tl.Buf), ("meshes", tl.Buf), ("table", ctypes.c_void_p), ("ntable", ctypes.c_uint32), ("mask", ctypes.c_uint32),
+    _fields_ = [("hasher", ctypes.c_void_p), ("bytes", tl.Buf), ("meshes", tl.Buf), ("table", ctypes.c_void_p), ("ntable", ctypes.c_uint32), ("mask", ctypes.c_uint32),
                 ("nmeshes", ctypes.c_uint32), ("ntensors", ctypes.c_uint32), ("rank", ctypes.c_uint32), ("last", KeyMesh),
                 ("params", tl.GridParams), ("error", ctypes.c_int)]
 
@@ -101,6 +101,7 @@ class Save:
             return meshes[key]
         self.n = len(about["tensors"])
         self.array, self.more = (tl.PlanTensor * max(self.n, 1))(), (KeyTensor * max(self.n, 1))()
+        self.tensors = tl.PlanTensors.of(self.array, self.n)
         for c, k, t in zip(self.array, self.more, about["tensors"]):
             if t["mesh"]:
                 sharding = tl.OwnedSharding(lib, t["shape"], mesh(t["mesh"], t["ranks"]), t["words"], t["item"])
@@ -136,7 +137,7 @@ class Save:
 
     def plan(self):
         plan, err = tl.Plan(), tl.Error()
-        tl.check(self.lib.save_plan_make(self.array, ctypes.c_uint32(self.n), ctypes.c_uint32(self.about["rank"]), ref(plan), ref(err)), err)
+        tl.check(self.lib.save_plan_make(ref(self.tensors), ctypes.c_uint32(self.about["rank"]), ref(plan), ref(err)), err)
         return plan
 
 
@@ -159,7 +160,7 @@ class Cache:
     def get(self, save, key=None):
         """(how, content or None)"""
         found, key = ctypes.POINTER(tl.Plan)(), key or save.key()
-        how = self.lib.save_plan_cache_get(self.p, ref(key), save.array, ref(found))
+        how = self.lib.save_plan_cache_get(self.p, ref(key), ref(save.tensors), ref(found))
         if how == 0:
             return 0, None
         got = content(save, found.contents)
@@ -169,7 +170,7 @@ class Cache:
     def put(self, save, key=None):
         plan, key = save.plan(), key or save.key()
         expected = content(save, plan)
-        kept = self.lib.save_plan_cache_put(self.p, ref(key), save.array, ref(plan))
+        kept = self.lib.save_plan_cache_put(self.p, ref(key), ref(save.tensors), ref(plan))
         assert kept and not plan.boxes and plan.nboxes == 0
         assert content(save, kept.contents) == expected
         self.lib.save_plan_cache_give(self.p, kept)
@@ -263,6 +264,17 @@ def test_every_ingredient_alone_changes_the_key(lib):
     assert cache.stats() == (1, 0, len(CHANGES))
 
 
+def test_every_tensor_of_many_changes_the_key(lib):
+    """A key is hashed in parts: what stands in any of them counts."""
+    seen = {Save(lib, big()).key().hex}
+    for i in range(0, 1000, 37):
+        about = big()
+        about["tensors"][i]["name"] += "x"
+        seen.add(Save(lib, about).key().hex)
+    assert len(seen) == 1 + len(range(0, 1000, 37))
+    assert Save(lib, big()).key().hex in seen
+
+
 def test_what_does_not_matter_does_not_change_the_key(lib):
     base = Save(lib, sample()).key().hex
     assert Save(lib, sample(), own=True).key().hex == base      # one mesh each, of equal content
@@ -310,7 +322,7 @@ def test_a_plan_in_use_outlives_its_place(lib):
     cache, saves = Cache(lib), [Save(lib, numbered(i)) for i in range(9)]
     plan, key = saves[0].plan(), saves[0].key()
     expected = content(saves[0], plan)
-    held = lib.save_plan_cache_put(cache.p, ref(key), saves[0].array, ref(plan))
+    held = lib.save_plan_cache_put(cache.p, ref(key), ref(saves[0].tensors), ref(plan))
     for s in saves[1:]:
         cache.put(s)
     assert cache.get(saves[0])[0] == 0
@@ -499,10 +511,10 @@ for one, more in args:
     tensor(at, one, more)
 assert lib.save_plan_key_final(t.ref(b), t.ref(key)) == 0
 made = time.perf_counter_ns()
-how = lib.save_plan_cache_get(cache.p, t.ref(key), save.array, t.ref(found))
+how = lib.save_plan_cache_get(cache.p, t.ref(key), t.ref(save.tensors), t.ref(found))
 got = time.perf_counter_ns()
 lib.save_plan_cache_give(cache.p, found)
-again = lib.save_plan_cache_get(cache.p, t.ref(key), save.array, t.ref(found))
+again = lib.save_plan_cache_get(cache.p, t.ref(key), t.ref(save.tensors), t.ref(found))
 kept = time.perf_counter_ns()
 print(json.dumps([how, again, t.hashlib.sha256(repr(t.content(save, found.contents)).encode()).hexdigest(), made - start, got - made, kept - got]))
 lib.save_plan_cache_give(cache.p, found)

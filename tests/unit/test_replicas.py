@@ -70,7 +70,7 @@ class Side:
         self.lib, self.rank, self.out = lib, rank, Replicas()
         self.names = (Name * max(len(rank.tensors), 1))(*[Name(b"model", t.name.encode()) for t in rank.tensors])
         err = tl.Error()
-        tl.check(lib.save_replicas_make(rank.array, self.names, c.c_uint32(len(rank.tensors)), c.c_uint32(rank.rank), attempt, mode, ref(self.out),
+        tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(rank.array, len(rank.tensors))), self.names, c.c_uint32(rank.rank), attempt, mode, ref(self.out),
                                         ref(err)), err)
         self.entries = collections.defaultdict(list)
         for i in range(self.out.nentries):
@@ -269,7 +269,7 @@ def test_a_million_ranks_and_many_tensors(lib):
     names = (Name * 2000)(*[Name(b"model", b"t%06d" % i) for i in range(2000)])
     out, err = Replicas(), tl.Error()
     start = time.monotonic()
-    tl.check(lib.save_replicas_make(array, names, c.c_uint32(2000), c.c_uint32(77), ATTEMPT, SAMPLE, ref(out), ref(err)), err)
+    tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(array, 2000)), names, c.c_uint32(77), ATTEMPT, SAMPLE, ref(out), ref(err)), err)
     took = time.monotonic() - start
     assert (out.ngroups, out.ntensors, out.nentries, out.bytes) == (2, 2000, 2000, 2000 * SAMPLE_BYTES)
     lib.save_replicas_release(ref(out))
