@@ -22,6 +22,7 @@ struct store_attempt {
 	struct store *store;
 	char launch[17], name[PROTO_ATTEMPT_MAX], run[PROTO_RUN_MAX + 1];
 	uint64_t step;
+	bool unnumbered;                /* a job's: its caller named no step */
 	bool replace;
 	uint64_t replaces;              /* the entry that was visible at begin; PROTO_NONE */
 	struct store_heartbeat *heartbeat; /* alone; a job's is the launch's */

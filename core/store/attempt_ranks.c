@@ -177,31 +177,74 @@ void store_attempt_job_free(struct store_attempt *a)
 
 /* ---- begin ---- */
 
-/* The number of this save, the same on all ranks that begin their saves in the same order: nothing that the list says
- * by now has a part in it. */
-static int begin_step(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+static void attempt_name(const struct store_launch *l, uint64_t count, char name[static PROTO_ATTEMPT_MAX])
+{
+	snprintf(name, PROTO_ATTEMPT_MAX, "%s-%llu", l->name, (unsigned long long)count);
+}
+
+static uint64_t step_after(uint64_t step) { return step == PROTO_NONE ? 0 : base_min(step, INT64_MAX) + 1; }
+
+/* The last step taken, in the order of the saves: by a commit, by an unnumbered save that was aborted (maybe because
+ * somebody else has its step), and by one that is not decided. Nothing else that the list says by now has a part in it:
+ * ranks do not read it at the same time. */
+static uint64_t last_step(struct store_launch *l)
+{
+	uint64_t last = l->last_step;
+	bool settled = true;
+	size_t left = 0;
+
+	for (size_t i = 0; i < l->nbegun; i++) {
+		struct launch_begun b = l->begun[i];
+		char name[PROTO_ATTEMPT_MAX];
+		enum store_attempt_state state;
+
+		attempt_name(l, b.count, name);
+		state = store_list_attempt(l->list, name, NULL, NULL);
+		if (state != STORE_ATTEMPT_ABORTED || b.unnumbered)
+			last = last == PROTO_NONE ? b.step : base_max(last, b.step);
+		settled &= state != STORE_ATTEMPT_UNDECIDED;
+		if (settled)
+			l->last_step = last;
+		else
+			l->begun[left++] = b;
+	}
+	l->nbegun = left;
+	return last;
+}
+
+/* The number of this save, the same on all ranks that begin their saves in the same order, unless some of them named
+ * other steps before: then the first to come says it (begin_compare). */
+static int begin_step(struct store_attempt *a, uint64_t count, uint64_t wanted, struct base_error *err)
 {
 	struct store_launch *l = a->job;
-	uint64_t last = l->last_step;
 
-	if (wanted == PROTO_NONE)
-		wanted = last == PROTO_NONE ? 0 : last + 1;
-	a->step = wanted;
-	if (wanted > INT64_MAX)
+	a->unnumbered = wanted == PROTO_NONE;
+	a->step = a->unnumbered ? step_after(last_step(l)) : wanted;
+	if (l->nbegun == l->begun_room) {
+		size_t room = 2 * l->begun_room + 4;
+		struct launch_begun *grown = reallocarray(l->begun, room, sizeof *grown);
+
+		if (!grown)
+			return base_error_set(err, -ENOMEM, "run %s: out of memory", a->run);
+		l->begun = grown;
+		l->begun_room = room;
+	}
+	l->begun[l->nbegun++] = (struct launch_begun){count, base_min(a->step, INT64_MAX), a->unnumbered};
+	if (a->step > INT64_MAX)
 		return base_error_set(err, -EINVAL, "run %s: steps go from 0 to 2^63-1", a->run);
-	l->last_step = last == PROTO_NONE ? wanted : base_max(last, wanted);
 	return 0;
 }
 
 /* Against the newest state: not aborted yet, and the step free or to be replaced. */
-static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+static int begin_check(struct store_attempt *a, uint64_t count, uint64_t wanted, struct base_error *err)
 {
 	const struct store_list_step *now;
-	int r = begin_step(a, wanted, err);
+	int read = store_list_refresh(a->list, err), r;
 
+	r = begin_step(a, count, wanted, read < 0 ? NULL : err); /* also where it cannot be read: it counts */
+	if (read < 0)
+		return read;
 	if (r == 0)
-		r = store_list_refresh(a->list, err);
-	if (r >= 0)
 		r = outcome_known(a, NULL, err);
 	if (r == 0)
 		r = store_list_sync(a->list, err);
@@ -209,7 +252,8 @@ static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_err
 		return r < 0 ? r : base_error_set(err, -EEXIST, "%s: attempt %s is committed already", a->run, a->name);
 	now = store_list_find(a->list, a->step);
 	if (now && !a->replace)
-		return base_error_set(err, -EEXIST, "%s has a step %llu already", a->run, (unsigned long long)a->step);
+		return base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for", a->run,
+			(unsigned long long)a->step);
 	a->replaces = now ? now->entry : PROTO_NONE;
 	return 0;
 }
@@ -236,6 +280,8 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 	if (m->world != a->job->world)
 		return base_error_set(err, -EINVAL, "it is of a world of %u ranks, says rank %u on %s: of %u",
 			a->job->world, m->rank, host, m->world);
+	if (a->unnumbered && m->step <= INT64_MAX)
+		a->step = m->step;
 	if (m->step != a->step)
 		return base_error_set(err, -EINVAL, "it saves step %llu, rank %u on %s step %llu",
 			(unsigned long long)a->step, m->rank, host, (unsigned long long)m->step);
@@ -300,18 +346,34 @@ static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, s
 	return base_error_set(err, -EIO, "incoming/%s/%s/begin exists and cannot be read", a->run, a->name);
 }
 
+/* The step that all have met at. */
+static void begin_settle(struct store_launch *l, uint64_t count, uint64_t step)
+{
+	pthread_mutex_lock(&l->lock);
+	for (size_t i = 0; i < l->nbegun; i++)
+		if (l->begun[i].count == count)
+			l->begun[i].step = step;
+	pthread_mutex_unlock(&l->lock);
+}
+
 /* model: come */
 static int job_begin(struct store_attempt *a, const struct store_launch_save *o, struct base_error *err)
 {
 	struct store_launch *l = a->job;
+	uint64_t count;
 	int r;
 
 	pthread_mutex_lock(&l->lock);
-	snprintf(a->name, sizeof a->name, "%s-%llu", l->name, (unsigned long long)l->count++);
-	r = begin_check(a, o->step, err);
+	count = l->count++;
+	attempt_name(l, count, a->name);
+	r = begin_check(a, count, o->step, err);
 	pthread_mutex_unlock(&l->lock);
 	a->begun = true;
-	return r == 0 ? begin_meet(a, &o->mesh, err) : r;
+	if (r == 0)
+		r = begin_meet(a, &o->mesh, err);
+	if (r == 0 && a->unnumbered)
+		begin_settle(l, count, a->step);
+	return r;
 }
 
 int store_launch_begin(struct store_launch *l, const struct store_launch_save *o, struct store_attempt **ret_a,
@@ -335,12 +397,9 @@ int store_launch_begin(struct store_launch *l, const struct store_launch_save *o
 	snprintf(a->run, sizeof a->run, "%s", l->run);
 	r = job_begin(a, o, &why);
 	if (r < 0) {
-		int told = r == -BASE_EABORTED ? r : give_up_own(a, r, why.text, NULL, err);
+		int told = r == -BASE_EABORTED ? 1 : give_up_own(a, r, why.text, NULL, err);
 
-		if (told == r || told == 1) /* somebody was first, or it is committed for all that */
-			base_error_set(err, r, "%s", why.text);
-		else
-			r = told;
+		r = told < 0 ? told : base_error_set(err, r, "%s", why.text); /* somebody was first */
 		a->decided = true; /* as far as this rank can */
 		store_attempt_free(a);
 		return r;

@@ -212,5 +212,6 @@ void store_launch_close(struct store_launch *l)
 	store_list_close(l->list);
 	store_watch_free(l->watch);
 	pthread_mutex_destroy(&l->lock);
+	free(l->begun);
 	free(l);
 }

@@ -37,7 +37,9 @@ const char *store_launch_name(const struct store_launch *l); /* 16 hex digits */
 uint32_t store_launch_rank(const struct store_launch *l);
 
 struct store_launch_save {
-	uint64_t step;          /* PROTO_NONE: the one after all that this launch saw at its start or began since */
+	/* PROTO_NONE: the one after the newest at the launch's start and all that the launch took since; where ranks
+	 * would differ, because some named other steps before, that of the first to come */
+	uint64_t step;
 	bool replace;           /* a visible step of that number is replaced */
 	struct base_digest mesh; /* of the world's mesh; zeros: none */
 };

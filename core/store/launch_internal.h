@@ -20,7 +20,9 @@ struct store_launch {
 	pthread_mutex_t lock;           /* protects all below; held over calls to the store */
 	struct store_list *list;        /* every entry since the launch entry */
 	uint64_t count;                 /* saves begun */
-	uint64_t last_step;             /* the highest known at the start or begun since; PROTO_NONE */
+	uint64_t last_step;             /* as of saves before `begun`; PROTO_NONE */
+	struct launch_begun { uint64_t count, step; bool unnumbered; } *begun; /* ascending; not settled */
+	size_t nbegun, begun_room;
 };
 int store_launch_check(const struct store_launch *l, struct base_error *err); /* -EPERM after a fork */
 

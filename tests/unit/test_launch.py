@@ -144,6 +144,28 @@ def test_steps_count_on_alike(api):
     close(ls, a, b, *more)
 
 
+def test_steps_count_on_alike_after_different_numbers(api):
+    """A step that was named and came to nothing does not count; a number that was given out does."""
+    ls = job(api, 2)
+    assert [x[0] for x in together(*[lambda l=l: l.save(7) for l in ls])] == [7, 7]
+    a = ls[0].begin(step=20)
+    failure(-errno.EINVAL, ls[1].begin, step=30)
+    b = [l.begin() for l in ls]
+    assert [x.step for x in b] == [8, 8]
+    b[1].abort("and this one, too")
+    c = ls[0].begin(step=40)
+    failure(-errno.EINVAL, ls[1].begin, step=1 << 63)
+    assert [x[0] for x in together(*[l.save for l in ls])] == [9, 9]
+    d = ls[1].begin(step=30)
+    e = ls[0].begin()
+    assert e.step == 30, "the first to come says which"
+    f = ls[0].begin()
+    e.abort("nothing of it is wanted")
+    g = ls[1].begin()
+    assert f.step == g.step == 31
+    close(ls, a, *b, c, d, e, f, g)
+
+
 def test_an_import_keeps_its_hands_off(api):
     ls = job(api, 2)
     failure(-errno.EBUSY, Attempt, api, "r")
