@@ -254,6 +254,8 @@ extern XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *bytes, size_t len,
 	__attribute__((weak));
 extern XXH128_hash_t XXH3_128bits_withSeed_dispatch(const void *bytes, size_t len, XXH64_hash_t seed)
 	__attribute__((weak));
+extern XXH_errorcode XXH3_128bits_update_dispatch(XXH3_state_t *state, const void *bytes, size_t len)
+	__attribute__((weak));
 
 uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len)
 {
@@ -262,17 +264,51 @@ uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len)
 	return XXH3_64bits_withSeed(bytes, len, seed);
 }
 
-void base_xxh128_of(uint64_t seed, const void *bytes, size_t len, struct base_xxh128 *ret_x)
+static void xxh128_canonical(XXH128_hash_t hash, struct base_xxh128 *ret_x)
 {
 	XXH128_canonical_t canonical;
+
+	XXH128_canonicalFromHash(&canonical, hash);
+	memcpy(ret_x->bytes, canonical.digest, sizeof ret_x->bytes);
+}
+
+void base_xxh128_of(uint64_t seed, const void *bytes, size_t len, struct base_xxh128 *ret_x)
+{
 	XXH128_hash_t hash;
 
 	if (XXH3_128bits_withSeed_dispatch)
 		hash = XXH3_128bits_withSeed_dispatch(bytes, len, seed);
 	else
 		hash = XXH3_128bits_withSeed(bytes, len, seed);
-	XXH128_canonicalFromHash(&canonical, hash);
-	memcpy(ret_x->bytes, canonical.digest, sizeof ret_x->bytes);
+	xxh128_canonical(hash, ret_x);
+}
+
+/* The library's own state behind another name, so that no header of it is seen outside. */
+static XXH3_state_t *xxh128_state(struct base_xxh128_state *s) { return (XXH3_state_t *)(void *)s; }
+
+struct base_xxh128_state *base_xxh128_state_new(void)
+{
+	return (struct base_xxh128_state *)(void *)XXH3_createState();
+}
+
+void base_xxh128_state_free(struct base_xxh128_state *s) { XXH3_freeState(xxh128_state(s)); }
+
+void base_xxh128_begin(struct base_xxh128_state *s, uint64_t seed)
+{
+	XXH3_128bits_reset_withSeed(xxh128_state(s), seed);
+}
+
+void base_xxh128_update(struct base_xxh128_state *s, const void *bytes, size_t len)
+{
+	if (XXH3_128bits_update_dispatch)
+		XXH3_128bits_update_dispatch(xxh128_state(s), bytes, len);
+	else
+		XXH3_128bits_update(xxh128_state(s), bytes, len);
+}
+
+void base_xxh128_final(const struct base_xxh128_state *s, struct base_xxh128 *ret_x)
+{
+	xxh128_canonical(XXH3_128bits_digest((const XXH3_state_t *)(const void *)s), ret_x);
 }
 
 uint64_t base_block_check(const struct base_digest *d, uint64_t i, const void *stored, size_t len)

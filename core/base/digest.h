@@ -55,6 +55,13 @@ uint64_t base_block_check(const struct base_digest *d, uint64_t i, const void *s
 
 /* XXH3-128 of raw bytes under the store's seed. */
 void base_xxh128_of(uint64_t seed, const void *bytes, size_t len, struct base_xxh128 *ret_x);
+/* The same of bytes that come in parts. A state belongs to one thread at a time. */
+struct base_xxh128_state;
+struct base_xxh128_state *base_xxh128_state_new(void);    /* NULL: out of memory */
+void base_xxh128_state_free(struct base_xxh128_state *s); /* NULL-safe */
+void base_xxh128_begin(struct base_xxh128_state *s, uint64_t seed);
+void base_xxh128_update(struct base_xxh128_state *s, const void *bytes, size_t len);
+void base_xxh128_final(const struct base_xxh128_state *s, struct base_xxh128 *ret_x);
 uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len); /* XXH3-64 with seed */
 
 /* Cryptographic random bytes (getrandom). */

@@ -9,6 +9,8 @@
 #ifndef CORE_TENSOR_GRID_H
 #define CORE_TENSOR_GRID_H
 
+#include <stddef.h>
+
 #include "core/tensor/box.h"
 
 struct tensor_grid_params { uint64_t min_bytes, target_bytes, row_bytes; }; /* M, T, R */
@@ -55,6 +57,12 @@ void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *p
 	void *piece_bytes, const void *base, const uint64_t *origin, const uint64_t *stride);   /* array -> piece */
 void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
 	const void *piece_bytes, void *base, const uint64_t *origin, const uint64_t *stride);   /* piece -> array */
+/* The same of a whole piece, in parts of its stored order that follow one another: each is gathered into `room` and
+ * handed to `part`. Parts have at most `room_bytes` bytes, which is at least an item's; so a piece can be read while it
+ * is in the processor's nearest cache. */
+void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
+	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
+	void (*part)(void *arg, const void *bytes, size_t len), void *arg);
 
 /* The contiguous fragments of a range of row-major bytes of the whole tensor. A fragment is the longest run of
  * bytes from byte `at` of the tensor that lies contiguously in one piece and ends at or before byte `end`. */

@@ -335,6 +335,10 @@ static void copy_add(struct piece_copy *c, uint64_t count, uint64_t to, uint64_t
 	}
 }
 
+#define COPY_LINE 64u           /* bytes of a line of the cache */
+#define COPY_AHEAD 8u           /* rows that are asked for before they are copied, if they are not longer than this: */
+#define COPY_AHEAD_BYTES 1024u
+
 /* The length of single items is made a constant, so that they are moved by one instruction. */
 static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t len, uint64_t count, uint64_t to_stride,
 	uint64_t from_stride)
@@ -352,8 +356,14 @@ static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t len, uint64_t c
 	COPY_ROWS(16);
 	}
 #undef COPY_ROWS
-	for (; count > 0; count--, to += to_stride, from += from_stride)
+	for (; count > 0; count--, to += to_stride, from += from_stride) {
+		/* Processors see a sequence inside a page of memory, not across rows that lie further apart: the rows
+		 * ahead are asked for, also beyond the last (an address that is not there is no error). */
+		if (from_stride > len && len <= COPY_AHEAD_BYTES)
+			for (uint64_t i = 0; i < len; i += COPY_LINE)
+				__builtin_prefetch((const void *)((uintptr_t)from + COPY_AHEAD * from_stride + i));
 		memcpy(to, from, len);
+	}
 }
 
 static void copy_run(const struct piece_copy *c, uint8_t *to, const uint8_t *from)
@@ -433,6 +443,94 @@ void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *p
 	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride}; /* read only when gathering */
 
 	copy_piece(g, piece, window, piece_bytes, &array, true);
+}
+
+struct piece_parts {
+	const struct piece_array *array;
+	void *room;
+	uint64_t room_bytes;
+	void (*part)(void *arg, const void *bytes, size_t len);
+	void *arg;
+};
+
+/* How a slab of these sizes is copied into memory of its own. */
+static void slab_copy(const struct tensor_grid *g, const uint64_t *size, const struct piece_array *array,
+	struct piece_copy *ret_c)
+{
+	uint64_t stride = g->item_bytes;
+
+	*ret_c = (struct piece_copy){.len = g->item_bytes};
+	for (unsigned d = g->shape.ndim; d-- > 0; stride *= size[d])
+		copy_add(ret_c, size[d], stride, array->stride[d]);
+}
+
+/* Slabs of the cell that lie together: whole in the dimensions from `d` on, a few rows of the one before, and one place
+ * in each of the outer ones. */
+static void stream_cell(const struct tensor_grid *g, const struct tensor_box *cell, const struct piece_parts *p)
+{
+	const uint8_t *from = p->array->base;
+	uint64_t inner = g->item_bytes, at[TENSOR_MAX_DIMS] = {0}, count = 1, step = 1, across = 0;
+	struct tensor_box slab = *cell;
+	struct piece_copy c;
+	unsigned d = g->shape.ndim, i;
+
+	for (i = 0; i < g->shape.ndim; i++)
+		from += (cell->offset[i] - p->array->origin[i]) * p->array->stride[i];
+	while (d > 0 && inner * cell->size[d - 1] <= p->room_bytes)
+		inner *= cell->size[--d];
+	for (i = 0; i + 1 < d; i++)
+		slab.size[i] = 1;
+	if (d > 0) {
+		count = cell->size[d - 1];
+		step = p->room_bytes / inner;
+		across = p->array->stride[d - 1];
+		slab.size[d - 1] = step;
+	}
+	slab_copy(g, slab.size, p->array, &c);
+	do {
+		uint64_t x = 0;
+
+		for (; x + step <= count; x += step) {
+			copy_run(&c, p->room, from + x * across);
+			p->part(p->arg, p->room, step * inner);
+		}
+		if (x < count) {
+			struct piece_copy rest;
+
+			slab.size[d - 1] = count - x;
+			slab_copy(g, slab.size, p->array, &rest);
+			copy_run(&rest, p->room, from + x * across);
+			p->part(p->arg, p->room, (count - x) * inner);
+		}
+		for (i = d ? d - 1 : 0; i > 0; i--) {
+			from += p->array->stride[i - 1];
+			if (++at[i - 1] < cell->size[i - 1])
+				break;
+			from -= at[i - 1] * p->array->stride[i - 1];
+			at[i - 1] = 0;
+		}
+	} while (i > 0);
+}
+
+void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
+	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
+	void (*part)(void *arg, const void *bytes, size_t len), void *arg)
+{
+	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride}; /* only read */
+	const struct piece_parts parts = {&array, room, room_bytes, part, arg};
+	struct tensor_box cell;
+	unsigned k = g->k;
+
+	if (g->shape.ndim == 0) {
+		part(arg, base, g->item_bytes);
+		return;
+	}
+	if (tensor_box_items(&g->shape, piece) == 0)
+		return;
+	for (uint64_t x = piece->offset[k]; x < piece->offset[k] + piece->size[k]; x = cell.offset[k] + cell.size[k]) {
+		piece_cell(g, piece, x, &cell);
+		stream_cell(g, &cell, &parts);
+	}
 }
 
 void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
