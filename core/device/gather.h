@@ -22,4 +22,9 @@ struct device_gather {
 void device_gather_fold(struct device_gather *g);
 void device_gather_host(void *to, const struct device_gather *g);
 
+/* memcpy of what nobody will read soon, past the caches where the processor can: the destination is not read first, and
+ * throws nothing out. Another thread may read it after device_copy_past_end by the thread that copied. */
+void device_copy_past(void *to, const void *from, size_t len);
+void device_copy_past_end(void);
+
 #endif

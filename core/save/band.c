@@ -10,6 +10,8 @@
  * stored (vectors; tiles that span whole rows) nothing is cut. */
 #include "core/save/save_internal.h"
 
+#define BAND_PART_BYTES 16384u
+
 void save_band_rows(struct save_band *b, struct save_writer *w)
 {
 	for (unsigned n = save_bases_count(&w->bases); b->nrows < n; b->nrows++)
@@ -31,6 +33,7 @@ void save_band_release(struct save_band *b)
 	free(b->checks);
 	free(b->lens);
 	free(b->scratch);
+	base_xxh128_state_free(b->hash);
 	save_band_forget(b);
 	*b = (struct save_band){0};
 }
@@ -141,6 +144,8 @@ static bool band_blocks_room(struct save_band *b)
 	}
 	if (!b->scratch)
 		b->scratch = malloc(STORE_CODEC_SCRATCH);
+	if (!b->hash)
+		b->hash = base_xxh128_state_new();
 	if (blocks > b->blocks_room) {
 		free(b->checks);
 		free(b->lens);
@@ -148,7 +153,7 @@ static bool band_blocks_room(struct save_band *b)
 		b->checks = malloc(b->blocks_room * sizeof *b->checks);
 		b->lens = malloc(b->blocks_room * sizeof *b->lens);
 	}
-	if (b->scratch && (b->blocks_room == 0 || (b->checks && b->lens)))
+	if (b->scratch && b->hash && (b->blocks_room == 0 || (b->checks && b->lens)))
 		return true;
 	b->blocks_room = 0;
 	return false;
@@ -205,16 +210,23 @@ static bool band_is_direct(const struct save_band *b)
 	return b->npieces == 1 && first == last;
 }
 
-static void band_cut_piece(const struct save_band *b, const struct save_piece *p, uint8_t *to)
+static void band_strides(const struct save_band *b, uint64_t stride[static TENSOR_MAX_DIMS])
 {
 	const struct tensor_grid *g = &b->grid;
-	uint64_t stride[TENSOR_MAX_DIMS], bytes = g->item_bytes;
+	uint64_t bytes = g->item_bytes;
 
 	for (unsigned d = g->shape.ndim; d-- > 0;) {
 		stride[d] = bytes;
 		bytes *= b->box.size[d];
 	}
-	tensor_piece_gather(g, &p->box, NULL, to, b->in, b->box.offset, stride);
+}
+
+static void band_cut_piece(const struct save_band *b, const struct save_piece *p, uint8_t *to)
+{
+	uint64_t stride[TENSOR_MAX_DIMS];
+
+	band_strides(b, stride);
+	tensor_piece_gather(&b->grid, &p->box, NULL, to, b->in, b->box.offset, stride);
 }
 
 /* All pieces, for good: from here on the bytes that they were cut from may be overwritten. */
@@ -225,14 +237,36 @@ static void band_cut(struct save_band *b)
 	b->cut = true;
 }
 
-/* As it is stored. As long as every piece of the band is recognised each is cut into the same place, which stays in the
- * processor's cache: unchanged data is read once and written nowhere. */
+/* As it is stored. */
 static const uint8_t *band_bytes(const struct save_band *b, const struct save_piece *p)
 {
 	if (b->cut)
 		return b->raw + p->offset;
 	band_cut_piece(b, p, b->raw);
 	return b->raw;
+}
+
+static void band_xxh_part(void *arg, const void *bytes, size_t len) { base_xxh128_update(arg, bytes, len); }
+
+/* As long as every piece of the band is recognised each is cut a part at a time into the same place, which stays in the
+ * processor's nearest cache: unchanged data is read once and written nowhere. */
+static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece *p)
+{
+	uint64_t stride[TENSOR_MAX_DIMS];
+
+	if (b->staged) {
+		p->xxh = b->staged[p - b->pieces];
+		return;
+	}
+	if (b->cut || p->len <= BAND_PART_BYTES) {
+		base_xxh128_of(seed, band_bytes(b, p), p->len, &p->xxh);
+		return;
+	}
+	band_strides(b, stride);
+	base_xxh128_begin(b->hash, seed);
+	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, BAND_PART_BYTES, band_xxh_part,
+		b->hash);
+	base_xxh128_final(b->hash, &p->xxh);
 }
 
 void save_band_encode(struct save_band *b, struct save_piece *p)
@@ -306,14 +340,13 @@ static bool band_is_checked(const struct save_band *b, const struct save_writer 
 static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
 	uint64_t begin = save_now_ns(), middle;
-	const uint8_t *bytes = band_bytes(b, p);
 	int rc = 0;
 
-	base_xxh128_of(w->store->info.seed, bytes, p->len, &p->xxh);
+	band_xxh(b, w->store->info.seed, p);
 	if (band_recognise(b, w, p)) {
 		p->checked = band_is_checked(b, w, p);
 		if (p->checked)
-			rc = band_confirm(b, p, bytes);
+			rc = band_confirm(b, p, band_bytes(b, p));
 		b->digest_ns += save_now_ns() - begin;
 		return rc;
 	}
@@ -353,10 +386,12 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 	b->err = (struct base_error){0};
 	if (!band_room(b, 1) || !band_blocks_room(b))
 		return base_error_set(&b->err, -ENOMEM, "out of memory");
-	b->cut = band_is_direct(b);
+	b->cut = b->staged || band_is_direct(b);
 	b->raw = b->cut ? b->in : b->memory[1];
 	b->out = b->cut ? b->memory[1] : b->in;
 	save_band_rows(b, w);
+	if (b->nrows == 0) /* nothing to recognise anything by */
+		band_cut(b);
 	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
 		rc = band_piece(b, w, &b->pieces[i]);
 	return rc;

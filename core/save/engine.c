@@ -137,7 +137,7 @@ static void engine_copied(struct save_flight *f, struct saver_batch *b)
 {
 	if (b->samples) {
 		device_ring_give(f->s->ring, b->slot);
-		free(b);
+		saver_batch_free(b);
 		return;
 	}
 	b->state = BATCH_STAGED;
@@ -239,6 +239,8 @@ static struct save_band *engine_take(struct save_saver *s)
 	s->free_bands = b->next;
 	b->in = s->batch->slot + s->batch->offset;
 	b->read_ns = 0;
+	b->staged = s->batch->xxh ? s->batch->xxh + s->batch->next_piece : NULL;
+	s->batch->next_piece += b->npieces;
 	s->batch->offset += saver_band_room(b->len);
 	s->batch->given++;
 	b->sequence = s->taken++;
@@ -298,6 +300,8 @@ void *saver_worker_main(void *arg)
 	device_mark_free(w->mark);
 	device_stream_free(w->stream);
 	save_band_release(&w->walker);
+	base_xxh128_state_free(w->hash);
+	free(w->room);
 	return NULL;
 }
 
@@ -319,7 +323,7 @@ static void engine_give_back(struct save_flight *f, struct save_band *b)
 		if (s->batch == first)
 			s->batch = NULL;
 		device_ring_give(s->ring, first->slot);
-		free(first);
+		saver_batch_free(first);
 	}
 	pthread_cond_broadcast(&s->work);
 }
@@ -414,14 +418,14 @@ void saver_engine_drop(struct save_flight *f)
 
 		f->first = b->next;
 		device_ring_give(s->ring, b->slot);
-		free(b);
+		saver_batch_free(b);
 	}
 	f->last = NULL;
 	while (f->formed) {
 		struct saver_batch *b = f->formed;
 
 		f->formed = b->next;
-		free(b);
+		saver_batch_free(b);
 	}
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);

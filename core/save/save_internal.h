@@ -115,9 +115,12 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	uint8_t *memory[2]; size_t memory_room[2];
 	uint8_t *in;                    /* the box's bytes, row-major: memory[0], or a part of the ring's slot */
 	uint8_t *raw, *out;             /* pieces one after another; encoded ones at the same offsets */
+	/* The band was cut before it came: `in` has its pieces one after another, with these hashes. NULL: its box. */
+	const struct base_xxh128 *staged;
 	bool cut;                       /* all pieces stand in `raw`; else they lie in `in` only, which is as it was */
 	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
 	uint8_t *scratch;
+	struct base_xxh128_state *hash;
 	uint64_t read_ns, digest_ns, encode_ns;
 	int rc; struct base_error err;
 };

@@ -1,12 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it as
- * its box, row-major, at a multiple of 64 bytes; large ones are a batch of their own. Host memory is copied by the
- * thread; device memory by the driver, on this thread's stream, after the flight's fence; the thread waits for its own
- * copies, so what is staged has arrived. Samples are hashed here and their slot goes back at once. */
+ * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it at
+ * a multiple of 64 bytes; large ones are a batch of their own. Samples are hashed here and their slot goes back at once.
+ *
+ * Host memory is copied by the thread, and cut and hashed on the way: a few KiB of a piece at a time, which stay in the
+ * nearest cache until they are in the slot. So the caller's memory is read once, and what turns out to be known is never
+ * read again. What is hashed is what was copied, whatever another thread does to the source meanwhile: a hash that was
+ * recorded beside the digest of other bytes would be believed later.
+ *
+ * Device memory is copied by the driver, as long runs of rows, on this thread's stream, after the flight's fence; the
+ * thread waits for its own copies, so what is staged has arrived. Such bands, and those whose items are far apart in
+ * the source, lie in the slot as boxes, row-major, and are cut and hashed when they are processed. */
 #include "core/save/saver_internal.h"
 
 #define STAGE_BAND_ALIGN 64u
+#define STAGE_PAST_BYTES (UINT64_C(256) << 10)  /* bands from here on leave the caches to others */
+
+void saver_batch_free(struct saver_batch *b)
+{
+	free(b->xxh);
+	free(b);
+}
 
 uint64_t saver_band_room(uint64_t bytes) { return base_align(bytes, STAGE_BAND_ALIGN); }
 
@@ -152,6 +166,8 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 		b->bytes += room;
 		b->data_bytes += w->walker.len;
 		b->nbands++;
+		b->npieces += w->walker.npieces;
+		b->last_box = w->walker.at;
 		f->former = ahead;
 	}
 	if (rc < 0) {
@@ -165,12 +181,76 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 
 /* ---- copying ---- */
 
+/* Do the box's rows lie together in host memory, one after another forwards? */
+static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *box)
+{
+	const struct saver_tensor *t = &f->tensors[box->tensor];
+	struct device_gather g;
+	uint32_t last;
+
+	stage_place(t, &box->at, &g);
+	for (last = g.ndim; last > 0 && g.size[last - 1] == 1;)
+		last--;
+	for (uint32_t d = 0; d < last; d++)
+		if (g.size[d] > 1 && g.stride[d] < 0)
+			return false;
+	return !t->device && (last == 0 || g.stride[last - 1] == (int64_t)g.item_bytes);
+}
+
+/* Where a piece's bytes go, and what hashes them. */
+struct copy_cut { uint8_t *to; struct base_xxh128_state *hash; bool past; };
+
+static void copy_cut_part(void *arg, const void *bytes, size_t len)
+{
+	struct copy_cut *c = arg;
+
+	base_xxh128_update(c->hash, bytes, len);
+	if (c->past)
+		device_copy_past(c->to, bytes, len);
+	else
+		memcpy(c->to, bytes, len);
+	c->to += len;
+}
+
+/* The walker's band, of which `g` is the box in the source. */
+static void copy_band_cut(struct save_flight *f, struct saver_worker *w, const struct device_gather *g, uint8_t *to,
+	struct base_xxh128 *ret_xxh)
+{
+	struct copy_cut c = {to, w->hash, w->walker.len >= STAGE_PAST_BYTES};
+	uint64_t stride[TENSOR_MAX_DIMS];
+
+	for (uint32_t d = 0; d < g->ndim; d++)
+		stride[d] = (uint64_t)g->stride[d];
+	for (uint32_t i = 0; i < w->walker.npieces; i++) {
+		base_xxh128_begin(w->hash, f->s->store->info.seed);
+		tensor_piece_stream(&w->walker.grid, &w->walker.pieces[i].box, g->from, w->walker.box.offset, stride,
+			w->room, SAVER_COPY_BYTES, copy_cut_part, &c);
+		base_xxh128_final(w->hash, &ret_xxh[i]);
+	}
+	if (c.past)
+		device_copy_past_end();
+}
+
+/* Room for the hashes, if all of the batch can be cut. */
+static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	for (uint64_t at = b->from.at; at <= b->last_box; at++)
+		if (!box_is_cut(f, &f->plan->boxes[at]))
+			return 0;
+	if (!w->hash)
+		w->hash = base_xxh128_state_new();
+	if (!w->room)
+		w->room = aligned_alloc(SAVE_ALIGN, SAVER_COPY_BYTES);
+	b->xxh = malloc((b->npieces + 1) * sizeof *b->xxh);
+	return w->hash && w->room && b->xxh ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
 static int copy_bands(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
 {
 	struct save_cursor c = b->from;
-	uint64_t offset = 0, at = UINT64_MAX;
+	uint64_t offset = 0, at = UINT64_MAX, pieces = 0;
 	struct device_gather whole = {0}, g;
-	int rc = 0;
+	int rc = copy_hashes(f, w, b, err);
 
 	for (uint64_t i = 0; rc == 0 && i < b->nbands; i++) {
 		const struct save_plan_box *box;
@@ -187,8 +267,11 @@ static int copy_bands(struct save_flight *f, struct saver_worker *w, struct save
 		at = w->walker.at;
 		g = whole;
 		stage_window(&box->at.box, &w->walker.box, &g);
-		if (w->walker.len)
+		if (b->xxh)
+			copy_band_cut(f, w, &g, b->slot + offset, b->xxh + pieces);
+		else if (w->walker.len)
 			rc = stage_copy(w, t, &g, b->slot + offset, err);
+		pieces += w->walker.npieces;
 		offset += saver_band_room(w->walker.len);
 	}
 	return rc == 0 ? stage_arrived(f, w, err) : rc;
