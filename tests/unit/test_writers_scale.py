@@ -54,7 +54,7 @@ def test_a_base_is_looked_up_by_its_own_line(save_of_few_and_of_many):
 def test_manifest_and_announcements_grow_with_the_writers(save_of_few_and_of_many):
     few, many = save_of_few_and_of_many
     for what in ("manifest_bytes", "announcements_bytes", "open_bytes"):
-        assert many[what] < few[what] * MANY / FEW * 1.3, (what, few[what], many[what])
+        assert many[what] <= few[what] * MANY / FEW * 1.3, (what, few[what], many[what])  # of memory a sanitizer's heap says 0
     assert many["announcements_bytes"] / MANY < 6000
 
 
