@@ -278,6 +278,25 @@ def test_a_plain_tensor_that_is_not_replicated_is_refused_with_advice(api, store
     assert all("model/w" in e.text and "mesh" in e.text for e in done), done
 
 
+@pytest.mark.parametrize("shape", [(2048, 1024), (3,)])
+def test_groups_that_agree_only_among_themselves(api, store, rng, shape):
+    """Each pair says that it holds the whole tensor: the commit compares what the pairs stored, whatever was sampled."""
+    def work(differ):
+        def one(rank, saver):
+            group = [0, 1] if rank < 2 else [2, 3]
+            save = saver.begin()
+            save.tensor("model/w", numpy.full(shape, group[0] if differ else 7, "f8"), mesh=api.mesh("dp=2", group), placements="R")
+            save.submit()
+            try:
+                return save.committed()
+            finally:
+                save.free()
+        return one
+    assert ranks(api, store, "run", 4, work(False), launch="the same") == [0] * 4
+    done = ranks(api, store, "run", 4, work(True), launch="different")
+    assert all('tensor "w": ranks 0 and 2 stored different bytes' in e.text and "ranks 2, 3 as R over dp=2" in e.text for e in done), done
+
+
 def test_a_step_that_exists(api, store, rng):
     w, x = rng.standard_normal((2, 64, 64))
 
