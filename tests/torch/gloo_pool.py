@@ -5,8 +5,9 @@ list of results; what a rank raises is raised here with its rank and trace."""
 import multiprocessing
 import os
 import pathlib
-import socket
+import shutil
 import sys
+import tempfile
 import traceback
 
 import pytest
@@ -16,19 +17,12 @@ sys.path.insert(0, str(ROOT / "tools/python"))
 PATIENCE = 240
 
 
-def _free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _rank(rank, world, port, pipe):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world),
-                      OMP_NUM_THREADS="1", LOCAL_RANK=str(rank))
+def _rank(rank, world, rendezvous, pipe):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), OMP_NUM_THREADS="1", LOCAL_RANK=str(rank))
     import torch
     import torch.distributed as dist
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}/file", rank=rank, world_size=world)
     while True:
         job = pipe.recv()
         if job is None:
@@ -43,7 +37,8 @@ def _rank(rank, world, port, pipe):
 
 class Pool:
     def __init__(self, world):
-        self.world, context, port = world, multiprocessing.get_context("spawn"), _free_port()
+        self.world, context = world, multiprocessing.get_context("spawn")
+        self.rendezvous = tempfile.mkdtemp(prefix="vckpt-gloo-")    # a port that is free now may be another's in a second
         before = os.environ.get("LD_PRELOAD")
         if os.environ.get("VCKPT_PRELOAD"):         # a sanitizer's run time has to come first there, too
             os.environ["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
@@ -51,7 +46,7 @@ class Pool:
             self.pipes, self.ranks = [], []
             for rank in range(world):
                 here, there = context.Pipe()
-                process = context.Process(target=_rank, args=(rank, world, port, there), daemon=True)
+                process = context.Process(target=_rank, args=(rank, world, self.rendezvous, there), daemon=True)
                 process.start()
                 self.pipes.append(here)
                 self.ranks.append(process)
@@ -85,6 +80,7 @@ class Pool:
             process.join(20)
             if process.is_alive():
                 process.kill()
+        shutil.rmtree(self.rendezvous)
 
 
 @pytest.fixture(scope="session")
