@@ -45,7 +45,11 @@ def api(lib, vckpt):
     path = scratch()
     shutil.rmtree(path)
     api = Api(lib, path)
+    api.launched = []
     yield api
+    for launch in api.launched:     # of a test that failed: its heartbeats would outlive the store
+        if launch.p:
+            launch.close()
     verified = vckpt("verify", path, check=False)
     api.close()
     shutil.rmtree(path)
@@ -74,6 +78,7 @@ class Launch:
                                 deadline_ms)
         api.call(self.lib.store_launch_open, api.p, c.byref(options), c.byref(self.p))
         self.name = self.lib.store_launch_name(self.p).decode()
+        getattr(api, "launched", []).append(self)
 
     def close(self):
         self.lib.store_launch_close(self.p)
