@@ -118,11 +118,11 @@ def killed(pool, ranks, command, tmp_path, parallel):
     sound(command, store, "killed", [1, 2, 3, 4, 5, 6])
 
 
-def test_killed_ddp(pool2, vckpt, tmp_path):            # noqa: F811
-    killed(pool2, 2, vckpt, tmp_path, "ddp")
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
+def test_killed(pool2, vckpt, tmp_path, parallel):      # noqa: F811
+    killed(pool2, 2, vckpt, tmp_path, parallel)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("parallel", ["fsdp", "tp-fsdp"])
-def test_killed(pool4, vckpt, tmp_path, parallel):      # noqa: F811
-    killed(pool4, 4, vckpt, tmp_path, parallel)
+def test_killed_tp_fsdp(pool4, vckpt, tmp_path):        # noqa: F811
+    killed(pool4, 4, vckpt, tmp_path, "tp-fsdp")
