@@ -180,7 +180,7 @@ def sampled(rng, n, count):
 @pytest.mark.parametrize("n", (2, 3))
 def test_placements_of_more_mesh_dimensions(dump, scale, rng, n):
     """A sample: all of them would be 14 million for two mesh dimensions, and a thousand times that for three."""
-    count = scale(8000, 100000, 1500000)
+    count = scale(8000, 40000, 1500000)
     allowed, refused = try_all(dump, sampled(rng, n, count), rng, more=4)
     assert allowed > count // 3 and refused > count // 50
 
@@ -241,7 +241,7 @@ def shardings(draw):
 def test_larger_ones(dump, scale):
     compared = []
 
-    @settings(max_examples=scale(400, 3500), deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    @settings(max_examples=scale(400, 1500, 3500), deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True)
     @given(shardings(), st.integers(0, 2**32))
     def run(case, seed):
         shape, mesh, placements, ranks = case
