@@ -21,7 +21,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    os.environ.pop("LD_PRELOAD", None)      # the sanitizers' run time is for this process, not for dd and tar
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        os.environ.pop("LD_PRELOAD", None)  # the sanitizers' run time is for who runs tests, not for dd and tar
     config.addinivalue_line("markers", "full: left out by --quick")
     config.addinivalue_line("markers", "long: only with --long")
 
