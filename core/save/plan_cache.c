@@ -2,12 +2,18 @@
  *
  * plan_cache: the plans in memory. An entry is freed when it is neither kept nor in use: a newer plan may push it out
  * while a save still reads it. Files are read and written outside of the lock (plan_file.c); where two threads come
- * with the same plan, the first stays. */
+ * with the same plan, the first stays.
+ *
+ * A plan of a thousand boxes is a hundred pages, and to touch a page for the first time costs as much as to check ten
+ * boxes. A job that was started again would do so while its trainer waits: so memory for the first plan that comes from
+ * a file is taken, and touched, when the cache is made. */
 #include "core/save/plan_cache_internal.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+
+#define CACHE_SPARE_BOXES 1024u
 
 struct plan_entry {
 	struct save_plan plan;          /* first: what callers hold is a pointer to it */
@@ -24,6 +30,7 @@ struct save_plan_cache {
 	struct plan_entry *kept[SAVE_PLAN_CACHE_KEPT];
 	uint64_t uses;
 	struct save_plan_cache_stats stats;
+	struct save_plan_box *spare;    /* for the boxes of the first plan from a file; NULL: it was used */
 };
 
 struct save_plan_cache *save_plan_cache_new(const char *dir, uint64_t max_bytes)
@@ -37,6 +44,8 @@ struct save_plan_cache *save_plan_cache_new(const char *dir, uint64_t max_bytes)
 		free(c);
 		return NULL;
 	}
+	if (c->dir && (c->spare = malloc(CACHE_SPARE_BOXES * sizeof *c->spare)))
+		memset(c->spare, 1, CACHE_SPARE_BOXES * sizeof *c->spare); /* zeros would not be written */
 	pthread_mutex_init(&c->lock, NULL);
 	return c;
 }
@@ -55,6 +64,7 @@ void save_plan_cache_free(struct save_plan_cache *c)
 		if (c->kept[i])
 			entry_free(c->kept[i]);
 	pthread_mutex_destroy(&c->lock);
+	free(c->spare);
 	free(c->dir);
 	free(c);
 }
@@ -119,19 +129,22 @@ static const struct save_plan *plan_insert(struct save_plan_cache *c, const stru
 int save_plan_cache_get(struct save_plan_cache *c, const struct save_plan_key *key,
 	const struct save_plan_tensors *tensors, const struct save_plan **ret_plan)
 {
+	struct save_plan_box *spare = NULL;
 	struct save_plan plan = {0};
 	struct plan_entry *e;
 	bool found;
 
 	pthread_mutex_lock(&c->lock);
 	e = entry_use(c, key);
+	if (!e)
+		spare = base_steal(c->spare);
 	c->stats.memory_hits += e != NULL;
 	pthread_mutex_unlock(&c->lock);
 	if (e) {
 		*ret_plan = &e->plan;
 		return 1;
 	}
-	found = c->dir && save_plan_file_read(c->dir, c->max_bytes, key, tensors, &plan);
+	found = c->dir && save_plan_file_read(c->dir, c->max_bytes, key, tensors, spare, &plan);
 	if (found) {
 		*ret_plan = plan_insert(c, key, &plan);
 		found = *ret_plan != NULL;

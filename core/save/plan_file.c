@@ -26,6 +26,7 @@
 #define FILE_HEAD_BYTES 104u
 #define FILE_BOX_BYTES 24u              /* without its dimensions */
 #define FILE_PARTS 256u
+#define FILE_KNOWN 8u
 #define FILE_TEMPORARY_S 3600           /* left behind by a process that died */
 
 _Static_assert(sizeof FILE_MAGIC - 1 + 4 + 4 + BASE_DIGEST_BYTES + 4 + 4 + 5 * 8 + 8 == FILE_HEAD_BYTES, "head");
@@ -81,17 +82,30 @@ static int file_encode(const struct save_plan_key *key, const struct save_plan_t
 	return b->error;
 }
 
+/* What a box of a tensor is checked against. The next layer of a model has tensors of the same shapes: what was made
+ * for one is found again by its shape and by where its mesh and placements lie. */
+struct file_known {
+	const struct save_plan_tensor *of;      /* NULL: nothing yet */
+	struct tensor_grid grid;
+	uint64_t local_items;                   /* of its local buffer */
+};
+
 /* What is being read of a file, and of the tensor that the last box was of. */
 struct file_reading {
 	const struct save_plan_key *key;
 	const struct save_plan_tensors *tensors;
 	const uint8_t *at, *end;
 	struct save_plan plan;
-	uint32_t tensor;        /* UINT32_MAX: none yet */
-	struct tensor_grid grid;
-	uint64_t local_items;   /* of its local buffer */
+	uint32_t tensor;
+	const struct file_known *now; /* of that tensor; NULL: none yet */
+	struct file_known known[FILE_KNOWN];
 	uint64_t pieces, bytes; /* of all boxes so far */
 };
+
+static void file_reading_release(struct file_reading *f)
+{
+	save_plan_release(&f->plan);
+}
 
 static uint64_t listed_items(const struct tensor_shape *s, const struct tensor_boxes *boxes)
 {
@@ -106,49 +120,79 @@ static uint64_t listed_items(const struct tensor_shape *s, const struct tensor_b
 	return items;
 }
 
+static bool known_fill(const struct file_reading *f, const struct save_plan_tensor *t, struct file_known *k)
+{
+	const struct tensor_sharding *s = &t->sharding;
+	struct tensor_shard shard;
+
+	k->of = NULL; /* until all is right */
+	if (tensor_grid_init(&k->grid, &s->shape, s->item_bytes, t->params) < 0)
+		return false;
+	if (t->boxes) {
+		k->local_items = listed_items(&s->shape, t->boxes);
+		return t->boxes->ndim == s->shape.ndim;
+	}
+	if (t->flat) {
+		k->local_items = t->flat->to - t->flat->from;
+		return t->flat->from <= t->flat->to;
+	}
+	if (!s->mesh) { /* this rank alone has it, whole */
+		if (tensor_shape_items(&s->shape, s->item_bytes, &k->local_items) < 0)
+			return false;
+	} else if (tensor_shard_of(s, f->key->rank, NULL, &shard, NULL) < 0 || shard.absent ||
+		tensor_shape_items(&shard.local_shape, s->item_bytes, &k->local_items) < 0)
+		return false;
+	k->of = t;
+	return true;
+}
+
+static bool known_alike(const struct save_plan_tensor *a, const struct save_plan_tensor *b)
+{
+	return a->sharding.mesh == b->sharding.mesh && a->sharding.placement == b->sharding.placement &&
+		a->sharding.item_bytes == b->sharding.item_bytes &&
+		tensor_shape_equal(&a->sharding.shape, &b->sharding.shape) &&
+		memcmp(&a->params, &b->params, sizeof a->params) == 0;
+}
+
+static uint32_t known_slot(const struct save_plan_tensor *t)
+{
+	uint64_t hash = (uintptr_t)t->sharding.placement ^ t->sharding.item_bytes;
+
+	for (uint32_t d = 0; d < t->sharding.shape.ndim; d++)
+		hash = (hash ^ t->sharding.shape.dim[d]) * UINT64_C(0x9e3779b97f4a7c15);
+	return (uint32_t)(hash >> 32) % FILE_KNOWN;
+}
+
 /* The tensor that the next boxes are of; false: there is none, or they cannot be. */
 static bool tensor_enter(struct file_reading *f, uint32_t tensor)
 {
 	const struct save_plan_tensor *t;
-	const struct tensor_sharding *s;
-	struct tensor_shard shard;
+	struct file_known *k;
 
-	if (tensor == f->tensor)
+	if (f->now && tensor == f->tensor)
 		return true;
-	if (tensor >= f->key->ntensors || (f->tensor != UINT32_MAX && tensor < f->tensor))
+	if (tensor >= f->key->ntensors || (f->now && tensor < f->tensor))
 		return false;
 	f->tensor = tensor;
 	t = save_plan_tensor_at(f->tensors, tensor);
-	s = &t->sharding;
-	if (tensor_grid_init(&f->grid, &s->shape, s->item_bytes, t->params) < 0)
-		return false;
-	if (t->boxes) {
-		f->local_items = listed_items(&s->shape, t->boxes);
-		return t->boxes->ndim == s->shape.ndim;
-	}
-	if (t->flat) {
-		f->local_items = t->flat->to - t->flat->from;
-		return t->flat->from <= t->flat->to;
-	}
-	if (!s->mesh) /* this rank alone has it, whole */
-		return tensor_shape_items(&s->shape, s->item_bytes, &f->local_items) == 0;
-	if (tensor_shard_of(s, f->key->rank, NULL, &shard, NULL) < 0 || shard.absent)
-		return false;
-	return tensor_shape_items(&shard.local_shape, s->item_bytes, &f->local_items) == 0;
+	k = &f->known[known_slot(t)];
+	f->now = k;
+	return (k->of && !t->boxes && !t->flat && known_alike(k->of, t)) || known_fill(f, t, k);
 }
 
 /* Are all items of the box in the tensor, and in its local buffer? A box without items needs no buffer. */
 static bool box_check(struct file_reading *f, const struct save_plan_box *box)
 {
-	const struct tensor_shape *s = &f->grid.shape;
+	const struct tensor_grid *g = &f->now->grid;
+	const struct tensor_shape *s = &g->shape;
 	uint64_t last = box->at.local_offset, span, items;
 
 	if (!tensor_box_inside(s, &box->at.box))
 		return false;
 	items = tensor_box_items(s, &box->at.box);
-	if (box->pieces != tensor_piece_count(&f->grid, &box->at.box) ||
+	if (box->pieces != tensor_piece_count(g, &box->at.box) ||
 		base_add_overflows(f->pieces, box->pieces, &f->pieces) ||
-		base_add_overflows(f->bytes, items * f->grid.item_bytes, &f->bytes))
+		base_add_overflows(f->bytes, items * g->item_bytes, &f->bytes))
 		return false;
 	if (items == 0)
 		return true;
@@ -156,7 +200,7 @@ static bool box_check(struct file_reading *f, const struct save_plan_box *box)
 		if (base_mul_overflows(box->at.box.size[d] - 1, box->at.local_stride[d], &span) ||
 			base_add_overflows(last, span, &last))
 			return false;
-	return last < f->local_items;
+	return last < f->now->local_items;
 }
 
 static bool box_decode(struct file_reading *f, struct save_plan_box *box)
@@ -166,8 +210,9 @@ static bool box_decode(struct file_reading *f, struct save_plan_box *box)
 	if ((size_t)(f->end - f->at) < FILE_BOX_BYTES || !tensor_enter(f, base_get32(f->at)))
 		return false;
 	ndim = base_get32(f->at + 4);
-	if (ndim != f->grid.shape.ndim || (size_t)(f->end - f->at) < FILE_BOX_BYTES + 24 * (size_t)ndim)
+	if (ndim != f->now->grid.shape.ndim || (size_t)(f->end - f->at) < FILE_BOX_BYTES + 24 * (size_t)ndim)
 		return false;
+	memset(box, 0, sizeof *box);
 	box->tensor = f->tensor;
 	box->pieces = base_get64(f->at + 8);
 	box->at.local_offset = base_get64(f->at + 16);
@@ -209,14 +254,16 @@ static bool head_decode(struct file_reading *f, const uint8_t *bytes, size_t len
 static bool file_decode(struct file_reading *f, const uint8_t *bytes, size_t len)
 {
 	const struct save_plan *p = &f->plan;
+	struct save_plan_box *boxes;
 
 	if (!head_decode(f, bytes, len))
 		return false;
-	f->plan.boxes = calloc(p->nboxes + 1, sizeof *p->boxes);
-	if (!p->boxes)
+	boxes = reallocarray(p->boxes, p->nboxes + 1, sizeof *boxes);
+	if (!boxes)
 		return false;
+	f->plan.boxes = boxes;
 	for (uint64_t i = 0; i < p->nboxes; i++)
-		if (!box_decode(f, &f->plan.boxes[i]))
+		if (!box_decode(f, &boxes[i]))
 			return false;
 	return f->at == f->end && f->pieces == p->pieces && f->bytes == p->bytes && p->shared_bytes <= p->bytes &&
 		p->bytes <= p->held_bytes;
@@ -254,9 +301,10 @@ static void *file_load(int fd, uint64_t most, size_t *ret_len)
 }
 
 bool save_plan_file_read(const char *dir, uint64_t max_bytes, const struct save_plan_key *key,
-	const struct save_plan_tensors *tensors, struct save_plan *ret_plan)
+	const struct save_plan_tensors *tensors, struct save_plan_box *spare, struct save_plan *ret_plan)
 {
-	struct file_reading f = {.key = key, .tensors = tensors, .tensor = UINT32_MAX};
+	base_cleanup(file_reading_release) struct file_reading f = {.key = key, .tensors = tensors,
+		.plan.boxes = spare};
 	base_cleanup_free uint8_t *bytes = NULL;
 	base_cleanup_close int part = -1, fd = -1;
 	char path[PATH_MAX], hex[BASE_DIGEST_HEX];
@@ -271,12 +319,11 @@ bool save_plan_file_read(const char *dir, uint64_t max_bytes, const struct save_
 	if (fd < 0)
 		return false;
 	bytes = file_load(fd, max_bytes / FILE_PARTS, &len);
-	if (!bytes || !file_decode(&f, bytes, len)) {
-		save_plan_release(&f.plan);
+	if (!bytes || !file_decode(&f, bytes, len))
 		return false;
-	}
 	(void)!futimens(fd, NULL); /* of what is thrown away, what was not used for long comes first */
 	*ret_plan = f.plan;
+	f.plan = (struct save_plan){0};
 	return true;
 }
 

@@ -183,8 +183,11 @@ int tensor_shard_of(const struct tensor_sharding *s, uint32_t rank, const struct
 	struct tensor_shard *shard = ret_shard;
 	uint32_t coordinate[TENSOR_MAX_DIMS];
 
-	memset(shard, 0, sizeof *shard);
-	shard->shape = shard->inner = s->shape;
+	shard->shape = shard->inner = s->shape; /* of the cuts only those in use are set: all are 900 bytes */
+	shard->local_shape = (struct tensor_shape){.ndim = 0};
+	shard->absent = false;
+	shard->ncuts = 0;
+	shard->from = shard->to = 0;
 	if (tensor_mesh_coordinate(s->mesh, rank, coordinate) < 0) {
 		shard->absent = true;
 		return 0;

@@ -374,6 +374,26 @@ def test_every_byte_of_a_file(lib, tmp_path):
     assert cache.get(save, key) == (2, expected)
 
 
+def test_more_boxes_than_there_is_memory_taken_before(lib, tmp_path):
+    """The first plan from a file uses memory that the cache took when it was made, the next one does not; flat ranges, lists and
+    plain tensors of equal shapes lie between each other."""
+    for n in (3, 1023, 1024, 1025, 2500):
+        about = sample()
+        about["tensors"] = [tensor(f"t{i:05d}", *[((64, 100), "dp=2,tp=2", "R,S(0)"), ((64, 100), "dp=2,tp=2", "R,R"), ((64, 100), "dp=4", "S(1)"),
+                                                  ((100, 64), "dp=4", "S(0)")][i % 4]) for i in range(n)]
+        for i in range(1, n, 100):
+            about["tensors"][i].update(flat=(100, 3300, 0), same=1)
+        for i in range(5, n, 100):
+            about["tensors"][i].update(boxes=[((0, 0), (64, 50))], same=1)
+        save, other = Save(lib, about), Save(lib, sample())
+        expected, second = Cache(lib, tmp_path).put(save), Cache(lib, tmp_path).put(other)
+        cache = Cache(lib, tmp_path)
+        assert [cache.get(save), cache.get(other), cache.get(save)] == [(2, expected), (2, second), (1, expected)]
+        cache = Cache(lib, tmp_path)
+        assert cache.get(Save(lib, numbered(n)))[0] == 0        # a miss takes it, too
+        assert [cache.get(other), cache.get(save)] == [(2, second), (2, expected)]
+
+
 def sealed(body):
     return body + hashlib.sha256(body).digest()
 
