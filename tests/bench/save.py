@@ -319,6 +319,48 @@ dist.destroy_process_group()
         shutil.rmtree(work, ignore_errors=True)
 
 
+def restarts(build, where, repeat, sharded):
+    """Milliseconds that each of `repeat` new processes plans 1,000 tensors, the plan of an earlier one being on disk: rank 0 of a mesh
+    fsdp=2,tp=2, or one rank with all of it. The step is left undecided: the other ranks are not there."""
+    script = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import numpy, saverlib
+api, store, sharded = saverlib.Vckpt(sys.argv[2]), sys.argv[3], sys.argv[4] == "sharded"
+mesh = api.mesh("fsdp=2,tp=2") if sharded else None
+saver = api.saver(store, f"run{os.getpid()}", world=4 if sharded else 1, mesh=mesh, launch=str(os.getpid()) if sharded else None, plans=store + "/plans")
+weights = [(f"{c}/layers.{i:02}.{n}.weight", s) for c in ("model", "optimizer") for i in range(50) for n, s in [
+    (f"attention.w{k}", numpy.ones((64, 64), "f4")) for k in "kqvo"] + [(f"feed_forward.w{k}", numpy.ones((96, 64), "f4")) for k in "123"] + [
+    (f"{k}_norm", numpy.ones(64, "f4")) for k in ("attention", "ffn", "q")]]
+kinds = {"o": "S(0),S(1)", "2": "S(0),S(1)", "m": "S(0),R"}
+save = saver.begin()
+for name, whole in weights:
+    words = kinds.get(name.split(".")[-2][-1], "S(0),S(0)") if sharded else None
+    cut = (2 if words == "S(0),R" else 4 if words == "S(0),S(0)" else 2, 2 if words == "S(0),S(1)" else 1) if sharded else (1, 1)
+    local = whole[:whole.shape[0] // cut[0]] if whole.ndim == 1 else numpy.ascontiguousarray(whole[:whole.shape[0] // cut[0], :whole.shape[1] // cut[1]])
+    save.tensor(name, local, shape=whole.shape, placements=words, mesh=mesh)
+save.submit()
+save.staged()
+t = save.timings()
+print(json.dumps([len(weights), t.plan_cached, t.plan_ns]), flush=True)
+os._exit(0)
+"""
+    work = pathlib.Path(tempfile.mkdtemp(prefix="restart-", dir=where))
+    try:
+        subprocess.run([build / "tools/vckpt/vckpt", "init", work / "store", "-q"], check=True)
+        found = []
+        for _ in range(repeat + 1):
+            done = subprocess.run([sys.executable, "-c", script, str(ROOT / "tests/unit"), str(build), str(work / "store"),
+                                   "sharded" if sharded else "whole"], capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr[-3000:])
+            found.append(json.loads(done.stdout))
+        assert [f[:2] for f in found] == [[1000, 0]] + [[1000, 2]] * repeat, found
+        return [ns / 1e6 for _, _, ns in found[1:]]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def frozen(build, where):
     """Bytes of 20 steps of which 60 % are frozen: (vckpt's store, DCP's directories)."""
     import torch
@@ -411,6 +453,10 @@ def rows(bench):
     calls = call_of_1000(build, where, ROUNDS)
     bench.figure("the Python call, 1,000 DTensors", statistics.median(c for c, _ in calls) * 1e3, "ms", 10)
     bench.figure("planning, 1,000 tensors, from memory", statistics.median(p for _, p in calls) * 1e3, "ms", 1)
+    for name, sharded in (("1 rank", False), ("1 of 4 ranks, fsdp=2,tp=2", True)):
+        plans = restarts(build, where, 2 * ROUNDS, sharded)
+        bench.figure(f"a restarted job plans 1,000 tensors, {name}", statistics.median(plans), "ms", 1)
+        bench.notes[f"the same, {name}, the fastest"] = f"{min(plans):.2f} ms"
     ours, theirs = frozen(build, where)
     bench.row("bytes of 20 steps, 60 % frozen", "DCP's directories", [ours / MIB], [theirs / MIB], 0.45, "MiB", higher=False)
     for model in MODELS:
