@@ -61,8 +61,8 @@ struct saver_batch {
 	uint8_t *slot;
 	bool waited;                    /* for room in the ring */
 	uint64_t last_box, npieces;     /* the box of its last band; pieces of all bands */
-	/* Of every piece, in order; then the bands lie in the slot as they are stored, piece after piece. NULL: as boxes,
-	 * row-major, and nothing was hashed yet. */
+	/* Of every piece, in order; then the bands lie in the slot as they are stored, piece after piece. NULL: as
+	 * boxes, row-major, and nothing was hashed yet. */
 	struct base_xxh128 *xxh; uint64_t next_piece; /* of the next band that is given */
 	bool samples; uint64_t first_entry, nentries;
 };

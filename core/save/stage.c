@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it at
- * a multiple of 64 bytes; large ones are a batch of their own. Samples are hashed here and their slot goes back at once.
+ * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it
+ * at a multiple of 64 bytes; large ones are a batch of their own. Samples are hashed here and their slot goes back at
+ * once.
  *
- * Host memory is copied by the thread, and cut and hashed on the way: a few KiB of a piece at a time, which stay in the
- * nearest cache until they are in the slot. So the caller's memory is read once, and what turns out to be known is never
- * read again. What is hashed is what was copied, whatever another thread does to the source meanwhile: a hash that was
- * recorded beside the digest of other bytes would be believed later.
+ * Host memory is copied by the thread, and cut and hashed on the way: 2 KiB of a piece at a time, which stay in the
+ * nearest cache until they are in the slot. So the caller's memory is read once, and what turns out to be known is
+ * never read again. What is hashed is what was copied, whatever another thread does to the source meanwhile: a hash
+ * that was recorded beside the digest of other bytes would be believed later.
  *
  * Device memory is copied by the driver, as long runs of rows, on this thread's stream, after the flight's fence; the
  * thread waits for its own copies, so what is staged has arrived. Such bands, and those whose items are far apart in
@@ -240,7 +241,7 @@ static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct sav
 	if (!w->hash)
 		w->hash = base_xxh128_state_new();
 	if (!w->room)
-		w->room = aligned_alloc(SAVE_ALIGN, SAVER_COPY_BYTES);
+		w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVER_COPY_BYTES, SAVE_ALIGN));
 	b->xxh = malloc((b->npieces + 1) * sizeof *b->xxh);
 	return w->hash && w->room && b->xxh ? 0 : base_error_set(err, -ENOMEM, "out of memory");
 }
