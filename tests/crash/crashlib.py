@@ -22,7 +22,8 @@ from storelib import EABORTED, Api, packs_of, scratch  # noqa: E402
 
 NONE = 2**64 - 1
 WORLD = 4
-START_MS, HEARTBEAT_MS = 5000, 20000
+START_MS, HEARTBEAT_MS = 5000, 120000
+LIMIT_S = 60    # for a job: less than a heartbeat that is waited for, and enough where other tests have the processors
 DRIVERS = [pytest.param("rank_protocol", marks=pytest.mark.full), "rank_saver"]
 DAMAGE = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
 MESSAGES = re.compile(r"^(\d+) (open|closed|saved (\d+) (\d+)|failed (-\d+) (.*))$")

@@ -15,10 +15,9 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from crashlib import DRIVERS, START_MS, WORLD, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify  # noqa: E402
 from storelib import EABORTED, Failed, packs_of  # noqa: E402
 
-LIMIT_S = 30
 UNDECIDED_S = START_MS / 1000  # how long a saver goes on asking when nothing can be written
 FULL = [os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)]
 
@@ -170,7 +169,7 @@ def test_read_only(bench, scale):
     bench.each(cases, one)
 
 
-def stopped(job, rank, seconds=20):
+def stopped(job, rank, seconds=LIMIT_S):
     """Waits until the rank has stopped itself, or is through."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -8,9 +8,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from crashlib import DRIVERS, WORLD, Bench, after, seeded  # noqa: E402
-
-LIMIT_S = 20
+from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, after, seeded  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=DRIVERS)

@@ -95,7 +95,7 @@ def test_another_commits_when_rank_0_is_dead(api):
     assert steps(api) == [0] and len({v for _, (_, v) in [(t, (k, str(v))) for t, (k, v) in results.values()]}) == 1
     late = max(when for when, _ in results.values()) - killed
     print(f"committed {late:.2f} s after the kill")
-    assert late < 3
+    assert late < 8     # by its heartbeat it would be 20 s
     goes_on(api)
 
 
@@ -114,7 +114,7 @@ def test_another_commits_when_rank_0_sleeps(api):
         ranks.tell(range(WORLD), "go on")
         results = ranks.results()
     print(f"committed after {took:.2f} s")
-    assert 1 < took < 4 and steps(api) == [0, 1]
+    assert 1 < took < 10 and steps(api) == [0, 1]
     assert all(kind == "ok" and isinstance(value[0], int) for _, (kind, value) in results.values()), results
 
 
@@ -129,7 +129,7 @@ def test_a_killed_rank_is_named_at_once(api, rank):
         results = ranks.results(others)
     for when, (kind, value) in results.values():
         assert kind == "ok" and value[0][0] == EABORTED and f"rank {rank} on {host(api)}: its process is gone" in value[0][1], value
-        assert when - killed < 1.5
+        assert when - killed < 5    # by its heartbeat it would be 20 s
     assert steps(api) == [] and state(api, f"{launch_name('job')}-0") == ABORTED
     goes_on(api)
 

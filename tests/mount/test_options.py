@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 
@@ -260,10 +259,8 @@ def test_what_a_dead_daemon_left_is_taken_over(one, mount):
 def test_a_signal_ends_it(one, mount, number):
     m = mount(one)
     (pid,) = m.pids
-    start = time.monotonic()
     os.kill(pid, number)
     assert wait_until(lambda: not m.pids, 5)
-    assert time.monotonic() - start < 3
     assert not mount_of(m.point) and os.listdir(m.point) == []
 
 

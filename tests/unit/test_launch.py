@@ -261,7 +261,7 @@ def test_a_rank_that_fails(api):
         a.announce()
     started = time.monotonic()
     answers = together(*[a.wait for a in attempts[:3]], lambda: (time.sleep(0.2), attempts[3].abort("the GPU fell off the bus")))
-    assert time.monotonic() - started < 1.2
+    assert time.monotonic() - started < 5   # not a heartbeat of 20 s
     for e in answers[:3]:
         assert e.code == EABORTED and f"rank 3 on {api.lib.store_hostname().decode()}: the GPU fell off the bus" in e.text
     with api.list("r", whole=True) as l:
@@ -333,7 +333,7 @@ def test_a_rank_that_never_comes(api):
     started = time.monotonic()
     for e in together(*[a.wait for a in attempts]):
         assert e.code == EABORTED and "rank 2: it did not come within 0.6 s" in e.text
-    assert 0.4 < time.monotonic() - started < 3
+    assert 0.4 < time.monotonic() - started < 10
     close(ls, *attempts)
 
 
