@@ -190,6 +190,9 @@ static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *
 	uint32_t last;
 
 	stage_place(t, &box->at, &g);
+	for (uint32_t d = 0; d < g.ndim; d++)
+		if (g.size[d] == 0)
+			return !t->device;
 	for (last = g.ndim; last > 0 && g.size[last - 1] == 1;)
 		last--;
 	for (uint32_t d = 0; d < last; d++)

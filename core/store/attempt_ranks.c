@@ -663,7 +663,7 @@ static void missing_warn(struct store_attempt *a)
 	uint32_t n = 0;
 	size_t len = 0;
 
-	if (a->warned || store_monotonic_ms() - a->announced_ms < a->job->start_ms)
+	if (a->warned || store_monotonic_ms() - a->announced_ms < a->job->start_ms || !missing_warner(a))
 		return;
 	for (uint32_t rank = 0; rank < a->job->world; rank++) {
 		if (a->parts[rank].arena
@@ -676,7 +676,7 @@ static void missing_warn(struct store_attempt *a)
 	if (n > MISSING_NAMED)
 		snprintf(names + len, sizeof names - len, " and %u more", n - MISSING_NAMED);
 	a->warned = n > 0;
-	if (n && missing_warner(a))
+	if (n)
 		base_warning("%s: step %llu: waiting for %g s for the part of %s: %s, and %s not announced it. "
 			     "Every rank of a job has to save; with a deadline the wait would end",
 			a->run, (unsigned long long)a->step, (double)a->job->start_ms / 1000, names,

@@ -38,7 +38,8 @@ uint32_t store_launch_rank(const struct store_launch *l);
 
 struct store_launch_save {
 	/* PROTO_NONE: the one after the newest at the launch's start and all that the launch took since; where ranks
-	 * would differ, because some named other steps before, that of the first to come */
+	 * would differ, because some named other steps before, that of the first to come (which is an error for a rank
+	 * that names another one) */
 	uint64_t step;
 	bool replace;           /* a visible step of that number is replaced */
 	struct base_digest mesh; /* of the world's mesh; zeros: none */

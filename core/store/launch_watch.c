@@ -59,7 +59,8 @@ int store_watch_new(const struct store_launch *l, struct store_watch **ret_w)
 	w->deadline_ms = l->deadline_ms;
 	if (l->deadline_ms)
 		least = base_min(least, l->deadline_ms);
-	w->every_ms = base_min(least / 4 + 1, 1000);
+	/* with the pause of who asks (0.1 s) well below heartbeat_ms / 2, see store_watch_look */
+	w->every_ms = base_min(least / 8 + 1, 1000);
 	pthread_mutex_init(&w->lock, NULL);
 	*ret_w = w;
 	return 0;

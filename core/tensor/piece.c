@@ -522,7 +522,8 @@ void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *p
 	unsigned k = g->k;
 
 	if (g->shape.ndim == 0) {
-		part(arg, base, g->item_bytes);
+		memcpy(room, base, g->item_bytes);
+		part(arg, room, g->item_bytes);
 		return;
 	}
 	if (tensor_box_items(&g->shape, piece) == 0)
