@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, mount(8), mount points, users, and how a mount ends."""
+import contextlib
 import os
 import pathlib
 import pwd
@@ -344,12 +345,18 @@ def test_stats_say_what_is_off(one, mount):
 @root
 def test_answering_threads_have_no_privileges(one, mount):
     (pid,) = mount(one).pids
-    lines = {}
-    for task in os.listdir(f"/proc/{pid}/task"):
-        if int(task) != pid:
-            for line in open(f"/proc/{pid}/task/{task}/status"):
-                name, _, value = line.partition(":")
-                lines.setdefault(name, set()).add(value.strip())
+
+    def status():
+        lines = {}
+        for task in os.listdir(f"/proc/{pid}/task"):
+            if int(task) != pid:
+                with contextlib.suppress(OSError):  # it has ended
+                    for line in pathlib.Path(f"/proc/{pid}/task/{task}/status").read_text().splitlines():
+                        name, _, value = line.partition(":")
+                        lines.setdefault(name, set()).add(value.strip())
+        return lines
+    # a thread that answers nothing tells `mount` that all is well, and then ends
+    lines = wait_until(lambda: (l := status())["NoNewPrivs"] == {"1"} and l) or status()
     assert lines["NoNewPrivs"] == {"1"}
     assert {int(v, 16) for v in lines["CapEff"]} <= {1 << 2}  # dac_read_search
     assert lines["Seccomp"] == {"2"}
