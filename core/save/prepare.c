@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * prepare: from what was declared to what is to be done: tensors in the order of the layout, which all ranks agree on;
- * the layout; this rank's plan; what it hashes to show that it holds the same as its replicas. Plans come out of a
- * cache by a digest of everything that they depend on; the layout of equal declarations is kept for the next save under
- * the same digest. A caller waits for all this, so the layout is made as tables only, which is what copying asks; its
- * object, which is stored, is made by the persister meanwhile.
+ * the layout; this rank's plan. Plans come out of a cache by a digest of everything that they depend on; the layout of
+ * equal declarations is kept for the next save under the same digest. A caller waits for all this, so the layout is
+ * made as tables only, which is what copying asks; its object, which is stored, is made by the persister meanwhile, and
+ * what is hashed to show that replicas hold the same is chosen when the last bands have been handed out.
  *
  * Who stores the layout object: the lowest rank of those that are in every mesh of it. All ranks with this layout are
  * among these, since each lists the tensors of its own meshes. Should that rank have tensors besides (its layout is
@@ -295,7 +295,7 @@ static int prepare_plan(struct save_flight *f, const struct save_plan_key *key, 
 	return base_error_set(err, -ENOMEM, "out of memory");
 }
 
-static int prepare_samples(struct save_flight *f, struct base_error *err)
+int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 {
 	char attempt[PROTO_ATTEMPT_MAX];
 	int rc;
@@ -349,8 +349,6 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 		rc = prepare_structure(f, &key, err);
 	if (rc == 0)
 		rc = prepare_plan(f, &key, &cached, err);
-	if (rc == 0)
-		rc = prepare_samples(f, err);
 	if (rc < 0)
 		return rc;
 	end = saver_time_ns();

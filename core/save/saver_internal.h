@@ -157,6 +157,8 @@ int saver_check(const struct save_saver *s, struct base_error *err); /* -EPERM a
 
 /* prepare.c; no lock. */
 int saver_prepare(struct save_flight *f, struct base_error *err);
+/* Once, when all bands have been handed out. */
+int saver_prepare_samples(struct save_flight *f, struct base_error *err);
 int saver_structure_encode(struct saver_structure *t, struct base_error *err); /* by the persister alone */
 void saver_structure_unref(struct save_saver *s, struct saver_structure *t);
 

@@ -176,8 +176,12 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 		return base_error_set(err, rc, "out of memory");
 	}
 	b->left = b->nbands;
-	*ret_b = b->nbands ? b : form_samples(f, b);
-	return 0;
+	rc = b->nbands || f->sample_hashes ? 0 : saver_prepare_samples(f, err);
+	if (rc < 0)
+		free(b);
+	else
+		*ret_b = b->nbands ? b : form_samples(f, b);
+	return rc;
 }
 
 /* ---- copying ---- */
@@ -241,10 +245,6 @@ static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct sav
 	for (uint64_t at = b->from.at; at <= b->last_box; at++)
 		if (!box_is_cut(f, &f->plan->boxes[at]))
 			return 0;
-	if (!w->hash)
-		w->hash = base_xxh128_state_new();
-	if (!w->room)
-		w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVER_COPY_BYTES, SAVE_ALIGN));
 	b->xxh = malloc((b->npieces + 1) * sizeof *b->xxh);
 	return w->hash && w->room && b->xxh ? 0 : base_error_set(err, -ENOMEM, "out of memory");
 }
