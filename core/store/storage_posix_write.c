@@ -13,8 +13,8 @@
  * the bytes, a pack the inode.
  *
  * A pack goes out in large writes straight from the caller's memory; only small appends are gathered, in one buffer
- * a writer. Its pages are handed to write-back every 16 MiB, so that the fsync at the end finds little to do, and they
- * stay in the page cache, where the next reader wants them. */
+ * a writer. Its pages are handed to write-back every 16 MiB and waited for 32 MiB later, so that the fsync at the end
+ * finds little to do, and they stay in the page cache, where the next reader wants them. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,6 +32,7 @@ enum {
 	PUT_TRIES = 16,
 };
 #define WRITER_SYNC_BYTES (UINT64_C(16) << 20)
+#define WRITER_BEHIND_BYTES (2 * WRITER_SYNC_BYTES)
 
 struct temp {
 	int fd;
@@ -43,6 +44,7 @@ struct store_storage_writer {
 	int dir;
 	struct temp temp;
 	uint64_t written, synced; /* bytes written; of these, handed to write-back */
+	uint64_t settled;         /* and waited for */
 	int error;                /* sticky */
 	size_t used;
 	uint8_t *buffer;          /* WRITER_BUFFER_BYTES */
@@ -299,6 +301,28 @@ int posix_writer_open(struct store_storage *s, const char *name, struct store_st
 	return 0;
 }
 
+/* Has the disk begin with what was written, and waits for what it was given two steps ago: so it is busy from the
+ * beginning, and there is never so much unwritten that the kernel slows the writer down, which on a fast disk costs a
+ * third to a half of its rate. The wait takes an error away from the fsync at the end, so it has to be told here;
+ * where a file system knows neither, the fsync does all. */
+static int writer_start(struct store_storage_writer *w)
+{
+	uint64_t upto = w->written & ~UINT64_C(4095); /* the last page may still grow */
+	uint64_t before = w->synced, n;
+
+	(void)sync_file_range(w->temp.fd, (off_t)before, (off_t)(upto - before), SYNC_FILE_RANGE_WRITE);
+	w->synced = upto;
+	if (before - w->settled <= WRITER_BEHIND_BYTES)
+		return 0;
+	n = before - w->settled - WRITER_BEHIND_BYTES;
+	if (sync_file_range(w->temp.fd, (off_t)w->settled, (off_t)n, SYNC_FILE_RANGE_WAIT_BEFORE
+			| SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) < 0
+		&& (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+		return -errno;
+	w->settled += n;
+	return 0;
+}
+
 /* Writes the buffer and then `bytes`. */
 static int writer_flush(struct store_storage_writer *w, const void *bytes, size_t len)
 {
@@ -311,12 +335,7 @@ static int writer_flush(struct store_storage_writer *w, const void *bytes, size_
 		return r;
 	w->written = end;
 	w->used = 0;
-	if (w->written - w->synced >= WRITER_SYNC_BYTES) {
-		uint64_t upto = w->written & ~UINT64_C(4095); /* the last page may still grow */
-		(void)sync_file_range(w->temp.fd, (off_t)w->synced, (off_t)(upto - w->synced), SYNC_FILE_RANGE_WRITE);
-		w->synced = upto;
-	}
-	return 0;
+	return w->written - w->synced >= WRITER_SYNC_BYTES ? writer_start(w) : 0;
 }
 
 int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len)

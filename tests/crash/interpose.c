@@ -382,6 +382,20 @@ static int sync_any(const char *name, int (*real)(int), int fd)
 int fsync(int fd) { return sync_any("fsync", REAL(fsync), fd); }
 int fdatasync(int fd) { return sync_any("fdatasync", REAL(fdatasync), fd); }
 
+/* Starts writing, or waits for it; makes nothing durable. */
+int sync_file_range(int fd, off64_t offset, off64_t len, unsigned flags)
+{
+	struct call c;
+	int r;
+
+	call_begin(&c, "sync_file_range", want.on && path_of(fd, c.memory));
+	if (call_spoiled(&c))
+		return -1;
+	r = REAL(sync_file_range)(fd, offset, len, flags);
+	call_end(&c, NULL);
+	return r;
+}
+
 int syncfs(int fd)
 {
 	struct call c;
