@@ -28,6 +28,7 @@
 
 enum {
 	WRITER_BUFFER_BYTES = 1 << 20,
+	WRITER_BUFFER_ALIGN = 4096,
 	WRITER_DIRECT_BYTES = 128 << 10, /* appends from here on are not copied */
 	PUT_TRIES = 16,
 };
@@ -283,7 +284,9 @@ int posix_writer_open(struct store_storage *s, const char *name, struct store_st
 		return -ENOMEM;
 	w->storage = p;
 	w->temp.fd = -1;
-	w->buffer = malloc(WRITER_BUFFER_BYTES);
+	/* From a page on: 16 bytes behind one, as malloc gives it, the kernel's copy into the page cache takes three to
+	 * five times as long on some processors (rep movsb). */
+	w->buffer = aligned_alloc(WRITER_BUFFER_ALIGN, WRITER_BUFFER_BYTES);
 	const char *last;
 	w->dir = w->buffer ? posix_open_parent(p, name, true, &last) : -ENOMEM;
 	int r = w->dir;
