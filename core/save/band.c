@@ -10,8 +10,6 @@
  * stored (vectors; tiles that span whole rows) nothing is cut. */
 #include "core/save/save_internal.h"
 
-#define BAND_PART_BYTES 16384u
-
 void save_band_rows(struct save_band *b, struct save_writer *w)
 {
 	for (unsigned n = save_bases_count(&w->bases); b->nrows < n; b->nrows++)
@@ -258,13 +256,13 @@ static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece
 		p->xxh = b->staged[p - b->pieces];
 		return;
 	}
-	if (b->cut || p->len <= BAND_PART_BYTES) {
+	if (b->cut || p->len <= SAVE_PART_BYTES) {
 		base_xxh128_of(seed, band_bytes(b, p), p->len, &p->xxh);
 		return;
 	}
 	band_strides(b, stride);
 	base_xxh128_begin(b->hash, seed);
-	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, BAND_PART_BYTES, band_xxh_part,
+	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, SAVE_PART_BYTES, band_xxh_part,
 		b->hash);
 	base_xxh128_final(b->hash, &p->xxh);
 }

@@ -295,7 +295,7 @@ static void worker_memory(struct saver_worker *w)
 			explicit_bzero(touched[i], ENGINE_TOUCHED_BYTES);
 	}
 	w->hash = base_xxh128_state_new();
-	w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVER_COPY_BYTES, SAVE_ALIGN));
+	w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVE_PART_BYTES, SAVE_ALIGN));
 	for (unsigned i = 0; w->copies && i < ENGINE_TOUCHED; i++)
 		free(touched[i]);
 }

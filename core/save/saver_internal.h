@@ -28,7 +28,6 @@
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
 #define SAVER_STRUCTURES 4u
-#define SAVER_COPY_BYTES 2048u          /* at a time, of what is cut and hashed while it is copied */
 
 struct saver_tensor {                   /* memory of the flight's arena */
 	const char *component, *name; uint32_t name_len;

@@ -232,7 +232,7 @@ static void copy_band_cut(struct save_flight *f, struct saver_worker *w, const s
 	for (uint32_t i = 0; i < w->walker.npieces; i++) {
 		base_xxh128_begin(w->hash, f->s->store->info.seed);
 		tensor_piece_stream(&w->walker.grid, &w->walker.pieces[i].box, g->from, w->walker.box.offset, stride,
-			w->room, SAVER_COPY_BYTES, copy_cut_part, &c);
+			w->room, SAVE_PART_BYTES, copy_cut_part, &c);
 		base_xxh128_final(w->hash, &ret_xxh[i]);
 	}
 	if (c.past)

@@ -284,13 +284,8 @@ def test_groups_that_agree_only_among_themselves(api, store, rng, shape):
     def work(differ):
         def one(rank, saver):
             group = [0, 1] if rank < 2 else [2, 3]
-            save = saver.begin()
-            save.tensor("model/w", numpy.full(shape, group[0] if differ else 7, "f8"), mesh=api.mesh("dp=2", group), placements="R")
-            save.submit()
-            try:
-                return save.committed()
-            finally:
-                save.free()
+            array = numpy.full(shape, group[0] if differ else 7, "f8")
+            return saver.save({"model/w": (array, {"mesh": api.mesh("dp=2", group), "placements": "R"})}).committed()
         return one
     assert ranks(api, store, "run", 4, work(False), launch="the same") == [0] * 4
     done = ranks(api, store, "run", 4, work(True), launch="different")
