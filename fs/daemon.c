@@ -37,6 +37,7 @@ struct serving {
 	int report_fd;                  /* -1: foreground, or told */
 	int loop_result;
 	_Atomic bool failed;            /* the first look failed */
+	_Atomic bool ending;            /* a signal or umount came: a look that fails now says nothing */
 };
 
 static void tell_parent(struct serving *s, int status, const char *text)
@@ -83,6 +84,10 @@ static void *prover_main(void *arg)
 	struct base_error err = {0};
 
 	int r = fs_session_prove(&s->mount, &err);
+	if (r && s->ending) {
+		tell_parent(s, FS_EXIT_MOUNT, "ended before the mount had answered once");
+		return NULL;
+	}
 	if (r) {
 		s->failed = true;
 		base_error_log("%s", err.text);
@@ -165,6 +170,7 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	}
 	while (sigwait(signals, &number) != 0)
 		;
+	s->ending = number != SIGUSR1 || s->loop_result >= 0;
 	if (number != SIGUSR1)
 		base_info("ended by signal %d", number);
 	bool ended = session_end(s), still = s->watch && !fs_watch_stop(s->watch, 500);

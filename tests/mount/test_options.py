@@ -84,6 +84,21 @@ def test_f_before_is_foreground_and_after_is_fake(program, one, tmp_path):
         assert not mount_of(point)
 
 
+def test_a_signal_before_the_first_answer_is_an_end_like_any_other(program, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    for _ in range(20):
+        child = subprocess.Popen([program, "-f", one, point], stderr=subprocess.PIPE, text=True)
+        try:
+            assert wait_until(lambda: mount_of(point), step=0)
+            child.send_signal(signal.SIGTERM)
+            said = child.communicate(timeout=30)[1]
+            assert child.returncode == 0 and "mount.vckpt:" not in said, said
+        finally:
+            child.kill()
+        assert not mount_of(point)
+
+
 def test_systemd_is_told_when_it_works(program, one, tmp_path):
     point = tmp_path / "p"
     point.mkdir()
