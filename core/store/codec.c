@@ -3,10 +3,11 @@
  * codec: what is done to the blocks of an object before they are stored. A codec word pairs a codec with the
  * transform that runs before it; both stand in tables by id, so that a better transform is one more line.
  *
- * Choice. A few blocks spread over the object are tried with the transform of the word and with none. If neither
- * gains 3 % on these, the object is stored raw and the rest is never looked at, so that data which does not compress
- * costs little. Else everything is encoded with the better one, and the gain is measured again at the end. A block that
- * LZ4 does not make smaller is stored as it is, untransformed, and says so in its stored length. */
+ * Choice. A few blocks spread over the object are tried with the transform of the word and with none, the middle one
+ * first; while nothing is gained, the next one is tried only where a quick look for runs and repeats finds something.
+ * If neither gains 3 % on these, the object is stored raw and the rest is never looked at, so that data which does not
+ * compress costs little. Else everything is encoded with the better one, and the gain is measured again at the end. A
+ * block that LZ4 does not make smaller is stored as it is, untransformed, and says so in its stored length. */
 #include "core/store/codec.h"
 
 #include <errno.h>
@@ -18,6 +19,7 @@
 enum {
 	CODEC_SAMPLE_BLOCKS = 3,
 	CODEC_LZ4_ACCELERATION = 1,
+	CODEC_LOOK_ACCELERATION = 32, /* for a look: passes quickly over what does not compress */
 };
 
 typedef void (*transform_func)(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
@@ -90,37 +92,39 @@ static size_t block_len(size_t len, uint64_t i)
 	return base_min(len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
 }
 
-/* Stored bytes of the sampled blocks under a transform; `out` is overwritten. */
-static uint64_t sample(const struct transform *t, const uint8_t *bytes, size_t len, uint64_t samples, uint8_t *out,
-	struct codec_scratch *s)
-{
-	uint64_t blocks = base_block_count(len), total = 0;
-	for (uint64_t k = 0; k < samples; k++) {
-		uint64_t i = (2 * k + 1) * blocks / (2 * samples);
-		size_t raw = block_len(len, i), n = encode_block(t, bytes + i * BASE_BLOCK_BYTES, raw, out, s);
-		total += n ? n : raw;
-	}
-	return total;
-}
-
 static bool gains(uint64_t stored, uint64_t blocks, uint64_t raw)
 {
 	return (stored + 4 * blocks) * 100 < raw * 97; /* each block's stored length costs 4 bytes */
 }
 
+static bool looks_worth_it(const uint8_t *in, size_t len, uint8_t *out, struct codec_scratch *s)
+{
+	return LZ4_compress_fast_extState(
+		&s->u.lz4, (const char *)in, (char *)out, (int)len, (int)len - 1, CODEC_LOOK_ACCELERATION) > 0;
+}
+
+/* The better transform for the sampled blocks; `out` is overwritten. */
 static enum store_transform choose(
 	unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, struct codec_scratch *s, bool *ret_gain)
 {
-	uint64_t blocks = base_block_count(len), samples = base_min(blocks, CODEC_SAMPLE_BLOCKS), raw = 0;
-	for (uint64_t k = 0; k < samples; k++)
-		raw += block_len(len, (2 * k + 1) * blocks / (2 * samples));
+	uint64_t blocks = base_block_count(len), samples = base_min(blocks, CODEC_SAMPLE_BLOCKS);
+	uint64_t raw = 0, plain = 0, planes = 0; /* bytes of the sampled blocks: as they are, and stored */
 	enum store_transform best = transform_of_word(word_bytes);
-	uint64_t plain = sample(&transforms[STORE_TRANSFORM_NONE], bytes, len, samples, out, s);
-	uint64_t planes = sample(&transforms[best], bytes, len, samples, out, s);
-	if (plain <= planes)
-		best = STORE_TRANSFORM_NONE;
+
+	for (uint64_t k = 0; k < samples; k++) {
+		uint64_t i = (2 * ((k + samples / 2) % samples) + 1) * blocks / (2 * samples);
+		const uint8_t *in = bytes + i * BASE_BLOCK_BYTES;
+		size_t n = block_len(len, i), by_plain = n, by_planes = n;
+		if (plain < raw || planes < raw || k == 0 || looks_worth_it(in, n, out, s)) {
+			by_plain = encode_block(&transforms[STORE_TRANSFORM_NONE], in, n, out, s);
+			by_planes = encode_block(&transforms[best], in, n, out, s);
+		}
+		raw += n;
+		plain += by_plain ? by_plain : n;
+		planes += by_planes ? by_planes : n;
+	}
 	*ret_gain = gains(base_min(plain, planes), samples, raw);
-	return best;
+	return plain <= planes ? STORE_TRANSFORM_NONE : best;
 }
 
 uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,
