@@ -5,7 +5,8 @@
  *   storage_posix.c        open and close, reading, removing, media figures, watches
  *   storage_posix_path.c   resolution beneath the root, directories that are made and made durable
  *   storage_posix_list.c   listings
- *   storage_posix_write.c  put, packs
+ *   storage_posix_write.c  temporaries, put
+ *   storage_posix_pack.c   packs
  */
 #ifndef CORE_STORE_STORAGE_POSIX_INTERNAL_H
 #define CORE_STORE_STORAGE_POSIX_INTERNAL_H
@@ -49,12 +50,24 @@ int posix_list(struct store_storage *s, const char *dir, store_storage_list_func
 int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
 
 /* ---- storage_posix_write.c ---- */
+struct posix_temp {
+	int fd;         /* -1: none */
+	char name[256]; /* empty: has none */
+};
+int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct posix_temp *t);
+/* Gives the file its final name: 0, -EEXIST, or an error of unknown outcome. Not yet durable. */
+int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, const char *last);
+/* Closes the temporary and takes its name away if it still has one. */
+void posix_temp_drop(int dir, struct posix_temp *t);
+int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len); /* all or an error */
 int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len);
+/* Tries in the root how files can be published here; -EOPNOTSUPP when in no way. */
+int posix_probe(struct posix_storage *p);
+
+/* ---- storage_posix_pack.c ---- */
 int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
 int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len);
 int posix_writer_seal(struct store_storage_writer *w);
 void posix_writer_abandon(struct store_storage_writer *w);
-/* Tries in the root how files can be published here; -EOPNOTSUPP when in no way. */
-int posix_probe(struct posix_storage *p);
 
 #endif

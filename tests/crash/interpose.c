@@ -328,37 +328,32 @@ int unlinkat(int dir, const char *name, int flags)
 
 /* ---- data ---- */
 
-static ssize_t write_any(ssize_t (*real)(int, const struct iovec *, int, off_t), int fd, const struct iovec *iov, int n,
+static ssize_t write_any(ssize_t (*real)(int, const void *, size_t, off_t), int fd, const void *bytes, size_t len,
 	off_t offset)
 {
-	struct iovec half;
+	struct iovec iov = {(void *)bytes, len};
 	struct call c;
 	ssize_t done;
 
-	call_begin(&c, "pwritev", want.on && path_of(fd, c.memory));
+	call_begin(&c, "pwrite", want.on && path_of(fd, c.memory));
 	if (call_spoiled(&c))
 		return -1;
-	if (c.hit && want.act == ACT_SHORT) {
-		while (n > 1 && iov->iov_len == 0)
-			iov++, n--;
-		half = (struct iovec){iov->iov_base, (iov->iov_len + 1) / 2};
-		iov = &half;
-		n = 1;
-	}
-	done = real(fd, iov, n, offset);
+	if (c.hit && want.act == ACT_SHORT)
+		iov.iov_len = (len + 1) / 2;
+	done = real(fd, bytes, iov.iov_len, offset);
 	call_end(&c, done > 0 && c.mine ? &(struct interpose_event){.kind = INTERPOSE_WRITE, .path = c.path,
-		.ino = inode_of(fd), .offset = (uint64_t)offset, .iov = iov, .niov = n, .len = (size_t)done} : NULL);
+		.ino = inode_of(fd), .offset = (uint64_t)offset, .iov = &iov, .niov = 1, .len = (size_t)done} : NULL);
 	return done;
 }
 
-ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
+ssize_t pwrite(int fd, const void *bytes, size_t len, off_t offset)
 {
-	return write_any(REAL(pwritev), fd, iov, n, offset);
+	return write_any(REAL(pwrite), fd, bytes, len, offset);
 }
 
-ssize_t pwritev64(int fd, const struct iovec *iov, int n, off64_t offset)
+ssize_t pwrite64(int fd, const void *bytes, size_t len, off64_t offset)
 {
-	return write_any(REAL(pwritev64), fd, iov, n, offset);
+	return write_any(REAL(pwrite64), fd, bytes, len, offset);
 }
 
 static int sync_any(const char *name, int (*real)(int), int fd)

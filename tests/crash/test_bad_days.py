@@ -63,7 +63,7 @@ def spoiled(bench, path, rank, word, error, who=True, **options):
     return 1 in now
 
 
-FAULTS = [("fsync", errno.EIO), ("pwritev", errno.ENOSPC), ("linkat", errno.EIO), ("mkdirat", errno.ENOSPC), ("openat", errno.EDQUOT)]
+FAULTS = [("fsync", errno.EIO), ("pwrite", errno.ENOSPC), ("linkat", errno.EIO), ("mkdirat", errno.ENOSPC), ("openat", errno.EDQUOT)]
 
 
 @pytest.mark.parametrize("rank", [2, 0])
@@ -99,13 +99,13 @@ def test_naming_a_base_fails(bench):
 @pytest.mark.parametrize("rank", [0, 3])
 def test_short_writes(bench, rank):
     """Every write is done in halves: nobody notices."""
-    outcomes, _ = bench.job(bench.copy(), "short", inject={rank: "do=short,at=1,last=1000000,calls=pwritev"})
+    outcomes, _ = bench.job(bench.copy(), "short", inject={rank: "do=short,at=1,last=1000000,calls=pwrite"})
     assert all(o.saved == [(1, 3)] and not o.failed for o in outcomes.values()), outcomes
 
 
 def test_no_space_for_one_rank(bench):
     """From its first pack on, for good: it cannot even say so, and is given up for its heartbeat."""
-    n = numbered(bench.calls()[2], "pwritev", path="packs")[0]
+    n = numbered(bench.calls()[2], "pwrite", path="packs")[0]
     for errno_ in (errno.ENOSPC, errno.EIO):
         assert not spoiled(bench, bench.copy(), 2, f"do=fail,errno={errno_},at={n},last=1000000", os.strerror(errno_), heartbeat_ms=2000)
 

@@ -137,6 +137,18 @@ def test_writer(storage):
     assert [e[0] for e in storage.list()] == ["packs/00/p.pack", "packs/00/r.pack"]
 
 
+@pytest.mark.parametrize("seal", [True, False], ids=["seal", "abandon"])
+@pytest.mark.parametrize("size", [0, 4095, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 12 << 20, (40 << 20) + 4097])
+def test_writer_of_several_buffers(storage, size, seal):
+    """Buffers of 4 MiB go out by a thread: none, the last one full, and more than there are."""
+    data = os.urandom(1 << 20) * (size // (1 << 20)) + os.urandom(size % (1 << 20))
+    threads = len(os.listdir("/proc/self/task"))
+    storage.file("packs/00/p.pack", [data[at:at + (3 << 20)] for at in range(0, size, 3 << 20)], seal=seal)
+    assert not seal or storage.read("packs/00/p.pack") == data
+    assert [e[:2] for e in storage.list()] == [("packs/00/p.pack", size)][:seal]
+    assert len(os.listdir("/proc/self/task")) == threads
+
+
 def test_create_refuses_what_is_not_empty(lib, tmp_path):
     (tmp_path / "f").write_text("x")
     fails(errno.ENOTEMPTY, low.Storage, lib, tmp_path, low.CREATE)
