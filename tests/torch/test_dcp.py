@@ -386,6 +386,16 @@ def test_options_are_those_of_file_system_writer():
     assert ours[:len(theirs)] == theirs
 
 
+def test_options_of_the_saver(path):
+    import vckpt.saver as savers
+    save({"w": torch.zeros(2)}, f"{path}/ckpt/1", deadline=600, low_priority=True)
+    opened, = savers._natives.values()
+    assert opened.options["deadline"] == 600 and opened.options["low_priority"] is True and opened.options["pin"] == "auto"
+    save({"w": torch.zeros(2)}, f"{path}/ckpt/2", deadline=600)
+    with pytest.raises(CheckpointException, match="open with deadline=600, not 5: close it first"):
+        save({"w": torch.zeros(2)}, f"{path}/ckpt/3", deadline=5)
+
+
 def test_attributes_stand_with_the_step(path):
     save({"w": torch.zeros(2)}, f"{path}/ckpt/1", attributes={"loss": "2.5"})
     with plug.Step(f"{path}/ckpt/default/1") as step:

@@ -100,11 +100,12 @@ class StorageWriter(_StorageWriter):
     overwrite    False: refuses where the path holds a step already
     attributes   {name: text} to stand with the step, equal on all ranks
     bases        ["RUN/STEP", ...]: steps besides the run's newest whose data may be reused
+    options      of the saver, as for vckpt.async_save: deadline, low_priority, ring_bytes, ...
     and the options of DCP's FileSystemWriter, in its order; those that have no effect here warn once."""
 
     def __init__(self, path, single_file_per_rank=_NOT_GIVEN, sync_files=_NOT_GIVEN, thread_count=_NOT_GIVEN,
                  per_thread_copy_ahead=_NOT_GIVEN, cache_staged_state_dict=_NOT_GIVEN, overwrite=True, _extensions=None,
-                 serialization_format=_NOT_GIVEN, *, attributes=None, bases=()):
+                 serialization_format=_NOT_GIVEN, *, attributes=None, bases=(), **options):
         super().__init__()
         without_effect = {"single_file_per_rank": single_file_per_rank, "sync_files": sync_files, "thread_count": thread_count,
                           "per_thread_copy_ahead": per_thread_copy_ahead, "cache_staged_state_dict": cache_staged_state_dict,
@@ -113,7 +114,7 @@ class StorageWriter(_StorageWriter):
             if value is not _NOT_GIVEN:
                 _warn_once(option)
         self.path, self.overwrite = Path(path), overwrite
-        self.attributes, self.bases = dict(attributes or {}), list(bases)
+        self.attributes, self.bases, self.options = dict(attributes or {}), list(bases), saver._options(options)
         self.save_id, self.rank, self.use_collectives = str(uuid.uuid4()), None, True
         self.plans, self.local, self.origin = None, None, None     # origin: launches of the process that sent it here
 
@@ -161,7 +162,7 @@ class StorageWriter(_StorageWriter):
             raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: this rank's plan carries no word from the coordinator")
         ticket.used = True
         try:
-            results, step = self._save(_native(ticket), ticket, plan, planner)
+            results, step = self._save(_native(ticket, self.options), ticket, plan, planner)
         except BaseException:
             _failed.add((ticket.store, ticket.run))
             raise
@@ -237,7 +238,7 @@ def _launch(store, run, rank, world, origin):
     return launch
 
 
-def _native(ticket):
+def _native(ticket, options):
     native = _open(ticket.store, ticket.run, ticket.rank)
     if native is not None and native.launch_id != ticket.launch:
         if native.users:
@@ -245,7 +246,8 @@ def _native(ticket):
                                        "do not have: close it first")
         with contextlib.suppress(_lib.Error):       # of a save before, told where it was waited for
             saver._close(native)                    # what is under way is decided first
-    return saver.native(ticket.store, ticket.run, rank=ticket.rank, world=ticket.world, launch_id=ticket.launch, user=False)
+    return saver.native(ticket.store, ticket.run, rank=ticket.rank, world=ticket.world, launch_id=ticket.launch, user=False,
+                        **options)
 
 
 # ---- a rank's items ----
