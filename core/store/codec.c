@@ -5,6 +5,7 @@
  *
  * Choice. A few blocks spread over the object are tried with the transform of the word and with none, the middle one
  * first; while nothing is gained, the next one is tried only where a quick look for runs and repeats finds something.
+ * (Not seen: bit planes that gain beside a middle that gains nothing, as no tensor of one kind of numbers has them.)
  * If neither gains 3 % on these, the object is stored raw and the rest is never looked at, so that data which does not
  * compress costs little. Else everything is encoded with the better one, and the gain is measured again at the end. A
  * block that LZ4 does not make smaller is stored as it is, untransformed, and says so in its stored length. */
@@ -112,7 +113,7 @@ static enum store_transform choose(
 	enum store_transform best = transform_of_word(word_bytes);
 
 	for (uint64_t k = 0; k < samples; k++) {
-		uint64_t i = (2 * ((k + samples / 2) % samples) + 1) * blocks / (2 * samples);
+		uint64_t i = (2 * ((k + (samples - 1) / 2) % samples) + 1) * blocks / (2 * samples);
 		const uint8_t *in = bytes + i * BASE_BLOCK_BYTES;
 		size_t n = block_len(len, i), by_plain = n, by_planes = n;
 		if (plain < raw || planes < raw || k == 0 || looks_worth_it(in, n, out, s)) {

@@ -81,6 +81,15 @@ def test_noise_stays_raw(codec):
         assert low.encode(codec, 2, os.urandom(n))[0] == 0
 
 
+def test_the_first_look_is_not_the_last(codec):
+    """A tail too short to gain, and a noisy middle, hide nothing."""
+    short = weights(2, low.BLOCK + 16)
+    assert low.encode(codec, 2, short)[0] and len(round_trip(codec, 2, short)[1]) < len(short) / 1.2
+    noise, rows = os.urandom(low.BLOCK), bytes(2 * low.BLOCK)
+    assert low.encode(codec, 2, rows + noise + rows)[0]
+    assert low.encode(codec, 2, rows + 6 * noise)[0]
+
+
 def test_ratio_of_weights(codec):
     data = weights(2, 1 << 20)
     word, stored, lens = round_trip(codec, 2, data)
