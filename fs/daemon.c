@@ -78,13 +78,21 @@ static void leave_terminal(void)
 		dup2(null, fd);
 }
 
+/* A look that failed because the mount is gone again: main has heard of that, or is about to. */
+static bool ends_meanwhile(struct serving *s)
+{
+	for (int i = 0; i < 100 && !s->ending; i++)
+		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+	return s->ending;
+}
+
 static void *prover_main(void *arg)
 {
 	struct serving *s = arg;
 	struct base_error err = {0};
 
 	int r = fs_session_prove(&s->mount, &err);
-	if (r && s->ending) {
+	if (r && ends_meanwhile(s)) {
 		tell_parent(s, FS_EXIT_MOUNT, "ended before the mount had answered once");
 		return NULL;
 	}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, mount(8), mount points, users, and how a mount ends."""
 import contextlib
+import ctypes
 import os
 import pathlib
 import pwd
@@ -84,14 +85,19 @@ def test_f_before_is_foreground_and_after_is_fake(program, one, tmp_path):
         assert not mount_of(point)
 
 
-def test_a_signal_before_the_first_answer_is_an_end_like_any_other(program, one, tmp_path):
+@pytest.mark.parametrize("how", ["signal", "umount"])
+def test_an_end_before_the_first_answer_is_one_like_any_other(program, one, tmp_path, how):
     point = tmp_path / "p"
     point.mkdir()
+    umount = ctypes.CDLL(None, use_errno=True).umount2
     for _ in range(20):
         child = subprocess.Popen([program, "-f", one, point], stderr=subprocess.PIPE, text=True)
         try:
-            assert wait_until(lambda: mount_of(point), step=0)
-            child.send_signal(signal.SIGTERM)
+            if how == "signal":
+                assert wait_until(lambda: mount_of(point), step=0)
+                child.send_signal(signal.SIGTERM)
+            else:
+                assert wait_until(lambda: umount(os.fsencode(point), 0) == 0, step=0)
             said = child.communicate(timeout=30)[1]
             assert child.returncode == 0 and "mount.vckpt:" not in said, said
         finally:
