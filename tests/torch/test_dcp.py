@@ -394,6 +394,11 @@ def test_options_of_the_saver(path):
     save({"w": torch.zeros(2)}, f"{path}/ckpt/2", deadline=600)
     with pytest.raises(CheckpointException, match="open with deadline=600, not 5: close it first"):
         save({"w": torch.zeros(2)}, f"{path}/ckpt/3", deadline=5)
+    with pytest.raises(CheckpointException, match="open with deadline=600, not 5: close it first"):
+        save({"w": torch.zeros(2)}, f"{path}/ckpt/3", deadline=5)           # in a launch of its own, after the one that failed
+    save({"w": torch.zeros(2)}, f"{path}/ckpt/3")
+    opened, = savers._natives.values()
+    assert opened.options["deadline"] == 600 and opened.options["low_priority"] is True
 
 
 def test_attributes_stand_with_the_step(path):

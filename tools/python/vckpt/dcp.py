@@ -244,6 +244,8 @@ def _native(ticket, options):
         if native.users:
             raise _lib.InvalidArgument(errno.EINVAL, f"{ticket.store}/{ticket.run} is open in this process by a vckpt.Saver that other ranks "
                                        "do not have: close it first")
+        native.check_options(options)
+        options = native.options                    # they stay until vckpt.close()
         with contextlib.suppress(_lib.Error):       # of a save before, told where it was waited for
             saver._close(native)                    # what is under way is decided first
     return saver.native(ticket.store, ticket.run, rank=ticket.rank, world=ticket.world, launch_id=ticket.launch, user=False,

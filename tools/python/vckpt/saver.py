@@ -271,6 +271,11 @@ class Native:
         _lib.call("vckpt_saver_open", byref(o), byref(pointer))
         self._pointer = pointer.value
 
+    def check_options(self, chosen):
+        for name, value in chosen.items():
+            if self.options[name] != value:
+                raise InvalidArgument(errno.EINVAL, f"{self.store}/{self.run} is open with {name}={self.options[name]!r}, not {value!r}: close it first")
+
     def check_process(self):
         if self.pid != os.getpid():
             raise Forked(errno.EPERM, f"the saver of {self.store}/{self.run} belongs to process {self.pid}: a child cannot use it")
@@ -439,9 +444,7 @@ def native(store, run, *, rank=None, world=None, launch_id=None, user=True, **op
         found.check_process()
         if found.world != world:
             raise InvalidArgument(errno.EINVAL, f"{store}/{run} is open with {found.world} ranks, not {world}: close it first")
-        for name, value in chosen.items():
-            if found.options[name] != value:
-                raise InvalidArgument(errno.EINVAL, f"{store}/{run} is open with {name}={found.options[name]!r}, not {value!r}: close it first")
+        found.check_options(chosen)
         if user:
             found.users += 1
         else:
