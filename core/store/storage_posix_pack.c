@@ -9,17 +9,19 @@
  * Where the file system can (STATX_DIOALIGN: local ones), full buffers go to the disk past the page cache. That costs a
  * third of the processor time; the cache keeps what the node's jobs have in it; and no memory is taken for pages that
  * nobody may read, which slows a buffered writer down to a fraction on a machine that has to find that memory first
- * (docs/decisions.md has the figures). Elsewhere pages are handed to write-back every 16 MiB and waited for 32 MiB
+ * (docs/decisions.md has the figures). Elsewhere pages are handed to write-back every 16 MiB and waited for 48 MiB
  * later, so that the fsync at the end finds little to do. A pack of less than one buffer has no thread and one write.
  *
  * Locking: `lock` protects filled, done, stop, error; a buffer belongs to the thread while its number is in
  * [done, filled), else to the caller. Only the thread writes while there is one. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include "core/base/cleanup.h"
 #include "core/base/le.h"
 #include "core/base/pool.h"
 #include "core/store/storage_posix_internal.h"
@@ -47,12 +49,13 @@ struct store_storage_writer {
 	uint64_t filled, done;    /* numbers of the first buffer not yet full, not yet written */
 	bool stop;                /* the thread ends when all full buffers are written */
 	int error;                /* sticky */
+	int told;                 /* the caller's copy */
 	char last[256];
 };
 
 /* ---- the disk's side ---- */
 
-/* Has the disk begin with what was written, and waits for what it was given two steps ago: so it is busy from the
+/* Has the disk begin with what was written, and waits for what it was given three steps ago: so it is busy from the
  * beginning, and there is never so much unwritten that the kernel slows the writer down, which on a fast disk costs a
  * third to a half of its rate. The wait takes an error away from the fsync at the end, so it has to be told here;
  * where a file system knows neither, the fsync does all. */
@@ -233,17 +236,16 @@ int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_
 {
 	const uint8_t *from = bytes;
 
-	while (len > 0) {
+	while (len > 0 && w->told == 0) {
 		size_t step = base_min(len, WRITER_BUFFER_BYTES - w->used);
 		memcpy(w->buffers[w->filled % WRITER_BUFFERS] + w->used, from, step);
 		w->used += step;
 		from += step;
 		len -= step;
-		int r = w->used == WRITER_BUFFER_BYTES ? writer_hand_over(w) : 0;
-		if (r < 0)
-			return r;
+		if (w->used == WRITER_BUFFER_BYTES)
+			w->told = writer_hand_over(w);
 	}
-	return 0;
+	return w->told;
 }
 
 /* Whether `last` is this very file: the answer to a publish got lost, or was given twice. */

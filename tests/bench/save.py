@@ -11,6 +11,7 @@ states with different contents alternate, so each save is of new data; then save
 """
 import argparse
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -118,17 +119,19 @@ class Rank:
         view = memoryview(self.room[1].numpy())
         self.barrier()
         begin = time.perf_counter()
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o600)
-        except OSError:
-            return None
         at, end = 0, len(view) // PAGE * PAGE
-        while at < end:
-            at += os.write(fd, view[at:min(at + 8 * MIB, end)])
-        os.fsync(fd)
-        spent = time.perf_counter() - begin
-        os.close(fd)
-        os.unlink(path)
+        try:
+            with open(path, "wb", buffering=0, opener=lambda name, how: os.open(name, how | flags, 0o600)) as f:
+                while at < end:
+                    at += f.write(view[at:min(at + 8 * MIB, end)])
+                os.fsync(f.fileno())
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return None
+        finally:
+            spent = time.perf_counter() - begin
+            pathlib.Path(path).unlink(missing_ok=True)
         return spent
 
     def sha256(self):
