@@ -81,7 +81,7 @@ static void leave_terminal(void)
 /* A look that failed because the mount is gone again: main has heard of that, or is about to. */
 static bool ends_meanwhile(struct serving *s)
 {
-	for (int i = 0; i < 100 && !s->ending; i++)
+	for (int i = 0; i < 500 && !s->ending; i++)
 		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
 	return s->ending;
 }
