@@ -6,6 +6,7 @@ Arrays of device memory are numpy's: the stand-in's memory is the host's. A real
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,10 @@ WORLDS = pytest.mark.parametrize("world", [1, 2])
 
 @pytest.fixture(scope="module")
 def driver(build):
-    return standin(build)
+    """Set up, as by a program that has device memory."""
+    driver = standin(build)
+    assert driver.lib.cuInit(0) == 0
+    return driver
 
 
 @pytest.fixture
@@ -296,6 +300,8 @@ def test_a_saver_that_does_not_wait_for_its_copies_is_found(cuda, driver, api, s
     saver.free()
     assert driver.count("reused") > 0
     cuda.faults = driver.faults()
+    shutil.rmtree(store)            # it may be damaged
+    api.store(store)
 
 
 # ---- calls that fail ----
