@@ -23,7 +23,10 @@ ENOENT, EIO, ENOMEM, EFAULT, EEXIST, EINVAL, ENODEV = 2, 5, 12, 14, 17, 22, 19
 
 @pytest.fixture(scope="module")
 def driver(build):
-    return standin(build)
+    """Set up, as by a program that has device memory."""
+    driver = standin(build)
+    assert driver.lib.cuInit(0) == 0
+    return driver
 
 
 @pytest.fixture
