@@ -155,7 +155,8 @@ struct vckpt_progress {
 };
 int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress);
 
-/* What a save of this rank did. Times are of CLOCK_REALTIME, in ns; busy sums the threads. */
+/* What a save of this rank did. Times are of CLOCK_REALTIME, in ns; busy sums the threads.
+ * `write` is handing over to the packs and waiting for them; what their own threads do meanwhile is not counted. */
 #define VCKPT_PHASES 8
 struct vckpt_phase { const char *name; uint64_t start_ns, end_ns, busy_ns, bytes; };
 struct vckpt_timings {

@@ -6,11 +6,12 @@
  *   thread   writes the full buffers in order, so that whoever makes the bytes never waits for a disk that keeps up
  *   seal     waits for the thread, writes what is left, fsyncs, publishes
  *
- * Where the file system can (STATX_DIOALIGN: local ones), full buffers go to the disk past the page cache. That costs a
- * third of the processor time; the cache keeps what the node's jobs have in it; and no memory is taken for pages that
- * nobody may read, which slows a buffered writer down to a fraction on a machine that has to find that memory first
- * (docs/decisions.md has the figures). Elsewhere pages are handed to write-back every 16 MiB and waited for 48 MiB
- * later, so that the fsync at the end finds little to do. A pack of less than one buffer has no thread and one write.
+ * Where the file system can (STATX_DIOALIGN: local ones), full buffers go to the disk past the page cache. That costs
+ * half of the processor time or less; the cache keeps what the node's jobs have in it; and no memory is taken for pages
+ * that nobody may read, which slows a buffered writer down to a fraction on a machine that has to find that memory
+ * first (docs/decisions.md has the figures). Elsewhere pages are handed to write-back every 16 MiB and waited for
+ * 48 MiB later, so that the fsync at the end finds little to do. A pack of less than one buffer has no thread and one
+ * write.
  *
  * Locking: `lock` protects filled, done, stop, error; a buffer belongs to the thread while its number is in
  * [done, filled), else to the caller. Only the thread writes while there is one. */

@@ -2,10 +2,10 @@
  *
  * storage_posix_write: how files come to stand under their names.
  *
- *   temp_open      a file without a name (O_TMPFILE), or named `<name>.tmp.<16 hex>` where there is no such thing
- *   write, fsync   so that what gets a name is durable first
- *   temp_publish   link(2) to the final name, or renameat2(RENAME_NOREPLACE): fails if the name is taken
- *   fsync          of the directory
+ *   posix_temp_open      a file without a name (O_TMPFILE), or named `<name>.tmp.<16 hex>` where there is no such thing
+ *   write, fsync         so that what gets a name is durable first
+ *   posix_temp_publish   link(2) to the final name, or renameat2(RENAME_NOREPLACE): fails if the name is taken
+ *   fsync                of the directory
  *
  * Invariants: 1. a final name never stands for a file that is not whole and durable; 2. nothing is ever replaced;
  * 3. no function says "done" before the directory is fsynced; 4. a failed or killed writer leaves at most a named
