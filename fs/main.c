@@ -61,6 +61,8 @@ int main(int argc, char **argv)
 		if (!r && o.fake && o.verbose)
 			printf("mount.vckpt: %s could be mounted on %s (-f after the directories: nothing is)\n",
 				o.store, o.mountpoint);
+		if (!r && !o.fake && fs_mountpoint_stuck())
+			base_warning("%s: %s", o.mountpoint, fs_mountpoint_stuck());
 		if (!r && !o.fake)
 			status = fs_daemon_run(&o);
 	}

@@ -109,6 +109,14 @@ static int run_fusermount(const char *path)
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EPERM;
 }
 
+const char *fs_mountpoint_stuck(void)
+{
+	if (geteuid() == 0 || access("/etc/mtab", R_OK) == 0)
+		return NULL;
+	return "there is no /etc/mtab, without which fusermount3 cannot unmount, also when the daemon ends; "
+		"as root, once: ln -s /proc/self/mounts /etc/mtab";
+}
+
 /* What a dead vckpt daemon left on `path`: 0 when it was detached or there was nothing. */
 static int mountpoint_detach(const char *path, struct base_error *err)
 {
@@ -130,7 +138,7 @@ static int mountpoint_detach(const char *path, struct base_error *err)
 		r = geteuid() == 0 ? (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0) : run_fusermount(path);
 		if (r)
 			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be "
-				"detached: %s", path, strerror(-r));
+				"detached: %s", path, fs_mountpoint_stuck() ? fs_mountpoint_stuck() : strerror(-r));
 		base_info("%s: detached what a dead daemon left behind (store %s)", path, m->source);
 	}
 	return m ? base_error_set(err, -EBUSY, "%s: more dead mounts than are plausible", path) : -ENOMEM;

@@ -13,4 +13,9 @@
  * mounted already (autofs does not count). */
 int fs_mountpoint_check(struct fs_options *o, struct base_error *err);
 
+/* A sentence that says why a mount of this user cannot be unmounted here and what mends it, or NULL: fusermount3, which
+ * does it for all but root, needs /etc/mtab, and small containers have none. Static storage; blocks no longer than
+ * access(2). */
+const char *fs_mountpoint_stuck(void);
+
 #endif

@@ -36,7 +36,8 @@ static int announcement_check(const struct proto_announcement *m)
 		(!announcement_ref_check(m, &m->layout_ref, PROTO_KIND_LAYOUT) ||
 			!base_digest_equal(&m->layout, &m->layout_ref.digest)))
 		return -BASE_EFORMAT;
-	if (!proto_headers_check(m->headers, m->nheaders, 1, m->packs, m->npacks) || !announcement_replicas_check(m))
+	if (!proto_headers_check(m->headers, m->nheaders, 1, m->packs, m->npacks) || !announcement_replicas_check(m)
+		|| !proto_commons_check(m->commons, m->ncommons))
 		return -BASE_EFORMAT;
 	return proto_packs_check(m->packs, m->npacks, false, false);
 }
@@ -51,6 +52,8 @@ static int announcement_pack(const struct proto_announcement *m, struct proto_ar
 		r = proto_headers_pack(m->headers, m->nheaders, arena, &s.n_headers, &s.headers);
 	if (r == 0)
 		r = proto_attributes_pack(m->attributes, m->nattributes, arena, &s.n_attributes, &s.attributes);
+	if (r == 0)
+		r = proto_commons_pack(m->commons, m->ncommons, false, arena, &s.n_commons, &s.commons);
 	if (r < 0)
 		return r;
 	proto_ref_put(refs, &m->part);
@@ -143,6 +146,8 @@ static int announcement_get(const Vckpt__Announcement *s, struct proto_arena *ar
 		r = proto_attributes_unpack(s->attributes, s->n_attributes, arena, &m->attributes, &m->nattributes);
 	if (r == 0)
 		r = announcement_replicas_get(s, arena, m);
+	if (r == 0)
+		r = proto_commons_unpack(s->commons, s->n_commons, arena, &m->commons, &m->ncommons);
 	return r < 0 ? r : announcement_check(m);
 }
 

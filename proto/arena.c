@@ -17,6 +17,7 @@ struct proto_arena {
 	size_t room, block; /* bytes of the next block; each is twice the one before */
 	uint64_t left;      /* of the bound */
 	bool exhausted;
+	bool starved;       /* there was no memory within the bound */
 };
 
 struct proto_arena *proto_arena_new(uint64_t limit_bytes)
@@ -45,8 +46,10 @@ static void *arena_block_add(struct proto_arena *a, size_t n)
 {
 	struct arena_block *b = malloc(sizeof *b + n);
 
-	if (!b)
+	if (!b) {
+		a->starved = true;
 		return NULL;
+	}
 	b->next = a->blocks;
 	a->blocks = b;
 	return b + 1;
@@ -108,6 +111,11 @@ char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len)
 bool proto_arena_exhausted(const struct proto_arena *a)
 {
 	return a->exhausted;
+}
+
+bool proto_arena_starved(const struct proto_arena *a)
+{
+	return a->starved;
 }
 
 static void *arena_protobuf_alloc(void *data, size_t size)

@@ -24,7 +24,7 @@ static int begin_check(const struct proto_begin *m)
 	for (uint32_t i = 0; i < m->nbases; i++)
 		if (!begin_base_check(&m->bases[i]))
 			return -BASE_EFORMAT;
-	return 0;
+	return proto_commons_check(m->commons, m->ncommons) ? 0 : -BASE_EFORMAT;
 }
 
 static void begin_base_message(const struct proto_base *base, Vckpt__Base *ret_message)
@@ -49,19 +49,17 @@ static bool begin_digest_is_zero(const struct base_digest *d)
 	return base_digest_equal(d, &zero);
 }
 
-int proto_begin_encode(const struct proto_begin *m, struct base_buf *b)
+static int begin_pack(const struct proto_begin *m, struct proto_arena *arena, struct base_buf *b)
 {
+	Vckpt__Base *bases = proto_arena_array(arena, m->nbases, sizeof *bases),
+		    **list = proto_arena_array(arena, m->nbases, sizeof *list);
 	Vckpt__Begin s = VCKPT__BEGIN__INIT;
-	base_cleanup_free Vckpt__Base *bases = NULL;
-	base_cleanup_free Vckpt__Base **list = NULL;
-	int r = begin_check(m);
+	int r = bases && list ? 0 : proto_no_memory(arena);
 
+	if (r == 0)
+		r = proto_commons_pack(m->commons, m->ncommons, true, arena, &s.n_commons, &s.commons);
 	if (r < 0)
 		return r;
-	bases = calloc(m->nbases + 1, sizeof *bases);
-	list = calloc(m->nbases + 1, sizeof *list);
-	if (!bases || !list)
-		return -ENOMEM;
 	for (uint32_t i = 0; i < m->nbases; i++) {
 		begin_base_message(&m->bases[i], &bases[i]);
 		list[i] = &bases[i];
@@ -85,9 +83,25 @@ int proto_begin_encode(const struct proto_begin *m, struct base_buf *b)
 	return proto_pack(&s, b);
 }
 
+int proto_begin_encode(const struct proto_begin *m, struct base_buf *b)
+{
+	struct proto_arena *arena;
+	int r = begin_check(m);
+
+	if (r < 0)
+		return r;
+	arena = proto_arena_new(UINT64_MAX);
+	if (!arena)
+		return -ENOMEM;
+	r = begin_pack(m, arena, b);
+	proto_arena_free(arena);
+	return r;
+}
+
 static int begin_get(const Vckpt__Begin *s, struct proto_arena *arena, struct proto_begin *m)
 {
 	struct proto_base *bases;
+	int r;
 
 	m->run = s->run;
 	m->attempt = s->attempt;
@@ -114,7 +128,8 @@ static int begin_get(const Vckpt__Begin *s, struct proto_arena *arena, struct pr
 			return -BASE_EFORMAT;
 	m->bases = bases;
 	m->nbases = (uint32_t)s->n_bases;
-	return begin_check(m);
+	r = proto_commons_unpack(s->commons, s->n_commons, arena, &m->commons, &m->ncommons);
+	return r < 0 ? r : begin_check(m);
 }
 
 int proto_begin_decode(const void *body, size_t len, struct proto_begin *ret_m)

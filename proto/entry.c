@@ -32,12 +32,30 @@ static bool entry_snapshot_check(const struct proto_entry *m)
 	return true;
 }
 
+static bool entry_accept_check(const struct proto_entry *m)
+{
+	for (size_t i = 0; i < m->naccepts; i++)
+		if (m->accepts[i] >= m->number || (i > 0 && m->accepts[i - 1] >= m->accepts[i]))
+			return false;
+	return m->naccepts > 0 && m->naccepts <= PROTO_ACCEPTS_MAX && m->version != 1;
+}
+
+/* Version 1 knew no place, and says none. */
+static bool entry_place_check(const struct proto_entry *m)
+{
+	static const struct base_digest none;
+
+	if (m->version == 1)
+		return (!m->run || !m->run[0]) && m->number == 0 && base_digest_equal(&m->before, &none);
+	return m->version <= PROTO_VERSION && m->run && proto_run_valid(m->run) && m->number != PROTO_NONE;
+}
+
 static int entry_check(const struct proto_entry *m)
 {
 	struct proto_attempt_number a;
-	bool good = false;
+	bool good = m->kind > PROTO_ENTRY_ACCEPT; /* of a later version: nothing is known of it */
 
-	if (!proto_host_valid(m->host))
+	if (!proto_host_valid(m->host) || !entry_place_check(m))
 		return -BASE_EFORMAT;
 	switch (m->kind) {
 	case PROTO_ENTRY_LAUNCH:
@@ -55,6 +73,9 @@ static int entry_check(const struct proto_entry *m)
 		break;
 	case PROTO_ENTRY_SNAPSHOT:
 		good = entry_snapshot_check(m);
+		break;
+	case PROTO_ENTRY_ACCEPT:
+		good = entry_accept_check(m);
 		break;
 	}
 	return good ? 0 : -BASE_EFORMAT;
@@ -144,11 +165,26 @@ static int entry_snapshot_encode(const struct proto_entry *m, Vckpt__Entry *e, s
 	return proto_pack(e, b);
 }
 
-/* A commit's unknown fields have to stand inside its submessage: packed by hand around it. */
+static int entry_accept_encode(const struct proto_entry *m, Vckpt__Entry *e, struct base_buf *b)
+{
+	base_cleanup_buf struct base_buf rows = BASE_BUF_INIT;
+	Vckpt__Accept a = VCKPT__ACCEPT__INIT;
+
+	for (size_t i = 0; i < m->naccepts; i++)
+		base_buf_put64(&rows, m->accepts[i]);
+	if (rows.error)
+		return rows.error;
+	a.numbers = proto_bytes(&rows);
+	e->accept = &a;
+	return proto_pack(e, b);
+}
+
+/* A commit's unknown fields have to stand inside its submessage: packed by hand, between those before and after. */
 static int entry_commit_encode(const struct proto_entry *m, Vckpt__Entry *e, struct base_buf *b)
 {
 	base_cleanup_buf struct base_buf inner = BASE_BUF_INIT;
 	struct proto_arena *arena = proto_arena_new(UINT64_MAX);
+	Vckpt__Entry after = VCKPT__ENTRY__INIT;
 	Vckpt__Commit c;
 	uint64_t len;
 	uint8_t head[11] = {7 << 3 | PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED};
@@ -161,6 +197,12 @@ static int entry_commit_encode(const struct proto_entry *m, Vckpt__Entry *e, str
 	if (r == 0)
 		r = entry_commit_pack(&c, &m->commit, &inner);
 	proto_arena_free(arena);
+	after.run = e->run;
+	after.number = e->number;
+	after.before = e->before;
+	e->run = after.host; /* the default: left out */
+	e->number = 0;
+	e->before = (ProtobufCBinaryData){0};
 	if (r == 0)
 		r = proto_pack(e, b);
 	if (r < 0)
@@ -170,12 +212,26 @@ static int entry_commit_encode(const struct proto_entry *m, Vckpt__Entry *e, str
 	head[n++] = (uint8_t)len;
 	base_buf_append(b, head, n);
 	base_buf_append(b, inner.data, inner.len);
-	return b->error;
+	return b->error ? b->error : proto_pack(&after, b);
+}
+
+static void entry_head(const struct proto_entry *m, Vckpt__Entry *ret_e)
+{
+	vckpt__entry__init(ret_e);
+	ret_e->version = m->version ? m->version : PROTO_VERSION;
+	ret_e->kind = m->kind;
+	ret_e->time_ns = m->time_ns;
+	ret_e->host = (char *)m->host;
+	if (ret_e->version == 1)
+		return;
+	ret_e->run = (char *)m->run;
+	ret_e->number = m->number;
+	ret_e->before = proto_digest_field(&m->before);
 }
 
 int proto_entry_encode(const struct proto_entry *m, struct base_buf *b)
 {
-	Vckpt__Entry e = VCKPT__ENTRY__INIT;
+	Vckpt__Entry e;
 	Vckpt__Launch launch = VCKPT__LAUNCH__INIT;
 	Vckpt__Abort abort_message = VCKPT__ABORT__INIT;
 	Vckpt__Remove remove_message = VCKPT__REMOVE__INIT;
@@ -183,26 +239,30 @@ int proto_entry_encode(const struct proto_entry *m, struct base_buf *b)
 
 	if (r < 0)
 		return r;
-	e.version = PROTO_VERSION;
-	e.kind = m->kind;
-	e.time_ns = m->time_ns;
-	e.host = (char *)m->host;
-	if (m->kind == PROTO_ENTRY_COMMIT)
+	entry_head(m, &e);
+	switch (m->kind) {
+	case PROTO_ENTRY_COMMIT:
 		return entry_commit_encode(m, &e, b);
-	if (m->kind == PROTO_ENTRY_SNAPSHOT)
+	case PROTO_ENTRY_SNAPSHOT:
 		return entry_snapshot_encode(m, &e, b);
-	if (m->kind == PROTO_ENTRY_LAUNCH) {
+	case PROTO_ENTRY_ACCEPT:
+		return entry_accept_encode(m, &e, b);
+	case PROTO_ENTRY_LAUNCH:
 		launch.launch = (char *)m->launch;
 		launch.newest_step = m->newest_step + 1;
+		launch.nonce = proto_nonce_field(m->nonce);
 		e.launch = &launch;
-	} else if (m->kind == PROTO_ENTRY_ABORT) {
+		break;
+	case PROTO_ENTRY_ABORT:
 		abort_message.attempt = (char *)m->attempt;
 		abort_message.reason = (char *)m->reason;
 		abort_message.rank = m->rank;
 		e.abort = &abort_message;
-	} else {
+		break;
+	case PROTO_ENTRY_REMOVE:
 		remove_message.entry = m->removes + 1;
 		e.remove = &remove_message;
+		break;
 	}
 	return proto_pack(&e, b);
 }
@@ -284,21 +344,51 @@ static int entry_snapshot_get(const Vckpt__Snapshot *s, struct proto_arena *aren
 	return r == 0 && extra_at != s->extra.len ? -BASE_EFORMAT : r;
 }
 
-static int entry_get(const Vckpt__Entry *e, struct proto_arena *arena, struct proto_entry *m)
+static int entry_accept_get(const Vckpt__Accept *s, struct proto_arena *arena, struct proto_entry *m)
 {
-	const void *const parts[] = {e->launch, e->commit, e->abort, e->remove, e->snapshot};
+	uint64_t *numbers;
+	uint32_t n;
 
-	for (unsigned i = 0; i < BASE_COUNT(parts); i++)
-		if ((parts[i] != NULL) != (e->kind == i + 1))
-			return -BASE_EFORMAT;
+	if (!proto_rows(&s->numbers, sizeof *numbers, PROTO_ACCEPTS_MAX, &n))
+		return -BASE_EFORMAT;
+	numbers = proto_arena_array(arena, n, sizeof *numbers);
+	if (!numbers)
+		return proto_no_memory(arena);
+	for (uint32_t i = 0; i < n; i++)
+		numbers[i] = base_get64(s->numbers.data + (size_t)i * sizeof *numbers);
+	m->accepts = numbers;
+	m->naccepts = n;
+	return 0;
+}
+
+static int entry_head_get(const Vckpt__Entry *e, struct proto_entry *m)
+{
 	m->kind = (enum proto_entry_kind)e->kind;
+	m->version = e->version;
 	m->time_ns = e->time_ns;
 	m->host = e->host;
+	m->run = e->run;
+	m->number = e->number;
+	if (e->version == 1)
+		return e->before.len ? -BASE_EFORMAT : 0;
+	return proto_digest_get(&e->before, &m->before) ? 0 : -BASE_EFORMAT;
+}
+
+static int entry_get(const Vckpt__Entry *e, struct proto_arena *arena, struct proto_entry *m)
+{
+	const void *const parts[] = {e->launch, e->commit, e->abort, e->remove, e->snapshot, e->accept};
+	int r = entry_head_get(e, m);
+
+	if (r < 0)
+		return r;
+	for (unsigned i = 0; i < BASE_COUNT(parts) && e->kind <= BASE_COUNT(parts); i++)
+		if ((parts[i] != NULL) != (e->kind == i + 1))
+			return -BASE_EFORMAT;
 	switch (m->kind) {
 	case PROTO_ENTRY_LAUNCH:
 		m->launch = e->launch->launch;
 		m->newest_step = e->launch->newest_step - 1;
-		return 0;
+		return proto_nonce_get(&e->launch->nonce, m->nonce) ? 0 : -BASE_EFORMAT;
 	case PROTO_ENTRY_COMMIT:
 		return entry_commit_get(e->commit, arena, &m->commit);
 	case PROTO_ENTRY_ABORT:
@@ -311,8 +401,10 @@ static int entry_get(const Vckpt__Entry *e, struct proto_arena *arena, struct pr
 		return 0;
 	case PROTO_ENTRY_SNAPSHOT:
 		return entry_snapshot_get(e->snapshot, arena, m);
+	case PROTO_ENTRY_ACCEPT:
+		return entry_accept_get(e->accept, arena, m);
 	}
-	return -BASE_EFORMAT;
+	return 0; /* of a later version */
 }
 
 int proto_entry_decode(const void *body, size_t len, struct proto_entry *ret_m)
@@ -325,6 +417,7 @@ int proto_entry_decode(const void *body, size_t len, struct proto_entry *ret_m)
 	if (r < 0)
 		return r;
 	ret_m->arena = arena;
+	base_sha256(body, len, &ret_m->self);
 	r = entry_get(e, arena, ret_m);
 	if (r == 0)
 		r = entry_check(ret_m);

@@ -52,6 +52,7 @@ int proto_heartbeat_encode(const struct proto_heartbeat *m, struct base_buf *b)
 	s.number = m->number;
 	s.time_ns = m->time_ns;
 	s.ranks = proto_bytes(&rows);
+	s.nonce = proto_nonce_field(m->nonce);
 	return proto_pack(&s, b);
 }
 
@@ -65,7 +66,7 @@ static int heartbeat_get(const Vckpt__Heartbeat *s, struct proto_arena *arena, s
 	m->run = s->run;
 	m->number = s->number;
 	m->time_ns = s->time_ns;
-	if (strlen(s->boot_id) >= sizeof m->boot_id ||
+	if (strlen(s->boot_id) >= sizeof m->boot_id || !proto_nonce_get(&s->nonce, m->nonce) ||
 		!proto_rows(&s->ranks, PROTO_ALIVE_ROW_BYTES, HEARTBEAT_RANKS_MAX, &n))
 		return -BASE_EFORMAT;
 	memcpy(m->boot_id, s->boot_id, strlen(s->boot_id) + 1);

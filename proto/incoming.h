@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * incoming: the records of attempts that are under way: begin, bases, heartbeats; and the collector's marks. Part of
- * proto/message.h, whose rules hold here too; include that one. */
+ * incoming: the records of attempts that are under way: begin, bases, heartbeats; the collector's marks, and notes of
+ * damage. Part of proto/message.h, whose rules hold here too; include that one. */
 #ifndef PROTO_INCOMING_H
 #define PROTO_INCOMING_H
 
@@ -11,6 +11,16 @@
 
 #include "core/base/buf.h"
 #include "core/base/digest.h"
+
+/* What ranks that declare anything in one group hold alike. Of each value the first 16 bytes of its SHA-256, by the
+ * order of the names, which are sorted and unique; nnames 0: left out. */
+#define PROTO_COMMONS_MAX 1024u
+#define PROTO_COMMON_GROUP_MAX 255u
+#define PROTO_COMMON_ROW_BYTES 16u
+struct proto_common {
+	const char *group; struct base_digest digest;
+	const char *const *names; const uint8_t *digests; uint32_t nnames;
+};
 
 struct proto_base { const char *run; uint64_t entry; struct base_digest manifest; };
 struct proto_begin {
@@ -22,6 +32,7 @@ struct proto_begin {
 	/* a job's; an import leaves them out */
 	bool replace; uint64_t replaces; /* the entry that is replaced; PROTO_NONE: none, as always without `replace` */
 	uint32_t rank; const char *host; int64_t time_ns; /* who put it, and when; host may be NULL to encode */
+	const struct proto_common *commons; uint32_t ncommons; /* by group, unique; of who put it */
 	void *arena;
 };
 int proto_begin_encode(const struct proto_begin *m, struct base_buf *b);
@@ -39,6 +50,7 @@ struct proto_heartbeat {
 	const char *launch, *host, *run; char boot_id[37];
 	uint64_t number; int64_t time_ns;
 	const struct proto_alive *ranks; uint32_t nranks;
+	uint8_t nonce[16];              /* of the launch entry: rank 0 of a job shows it; zeros: none */
 	void *arena;
 };
 int proto_heartbeat_encode(const struct proto_heartbeat *m, struct base_buf *b);
@@ -54,5 +66,17 @@ struct proto_trash {
 int proto_trash_encode(const struct proto_trash *m, struct base_buf *b);
 int proto_trash_decode(const void *body, size_t len, struct proto_trash *ret_m);
 void proto_trash_release(struct proto_trash *m);
+
+/* Bytes of a pack that verify found damaged. */
+struct proto_range { uint64_t offset, len; };
+#define PROTO_RANGES_MAX (UINT32_C(1) << 16)
+struct proto_damage {
+	const char *pack;
+	const struct proto_range *ranges; uint32_t nranges; /* ascending, apart, at least one; {0, 0} alone: all */
+	void *arena;
+};
+int proto_damage_encode(const struct proto_damage *m, struct base_buf *b);
+int proto_damage_decode(const void *body, size_t len, struct proto_damage *ret_m);
+void proto_damage_release(struct proto_damage *m);
 
 #endif

@@ -222,6 +222,8 @@ static int layout_tensors_get(const Vckpt__Layout *s, struct proto_arena *arena,
 		t->placement = base_get32(row + 24);
 		if (base_get32(row + 28) != 0)
 			return -BASE_EFORMAT;
+		if (t->dtype >= TENSOR_DTYPE_END || (t->flags & ~LAYOUT_FLAGS_KNOWN))
+			return -BASE_EVERSION; /* the object's digest holds: no damage made it */
 	}
 	m->tensors = tensors;
 	m->ntensors = n;

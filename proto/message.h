@@ -20,11 +20,12 @@
 #include "core/base/error.h"
 #include "core/tensor/box.h"
 #include "core/tensor/dtype.h"
+#include "proto/entry.h"
 #include "proto/incoming.h"
 #include "proto/name.h"
 #include "proto/stats.h"
 
-#define PROTO_VERSION 1u
+#define PROTO_VERSION 2u         /* of what is written; 1 is read (docs/format/versions.md) */
 #define PROTO_RUN_MAX 128        /* bytes of a run's name */
 #define PROTO_COMPONENT_MAX 64   /* bytes of a component's name: [A-Za-z0-9_][A-Za-z0-9._-]* */
 #define PROTO_NAME_MAX 65535     /* bytes of a tensor's or blob's name (UTF-8, no NUL, not empty) */
@@ -38,9 +39,14 @@
 
 struct proto_attribute { const char *key, *value; };   /* sorted by key, keys unique */
 
+/* Why decoding `body` answered -BASE_EVERSION, as a sentence goes on: "it needs the feature "x", which this vckpt
+ * does not know". */
+#define PROTO_NEWER_BYTES 400
+void proto_newer(const void *body, size_t len, char text[static PROTO_NEWER_BYTES]);
+
 /* ---- vckpt.store ---- */
 struct proto_store {
-	uint32_t version;               /* of the store's format: PROTO_VERSION */
+	uint32_t version;               /* of the store's format: PROTO_VERSION, or an older one */
 	uint8_t id[16];
 	uint64_t seed;                  /* of XXH3-128 */
 	uint64_t min_bytes, target_bytes, row_bytes; /* grid parameters for new layouts */
@@ -50,39 +56,6 @@ struct proto_store {
 int proto_store_encode(const struct proto_store *m, struct base_buf *b);
 int proto_store_decode(const void *body, size_t len, struct proto_store *ret_m);
 void proto_store_release(struct proto_store *m);
-
-/* ---- an entry of a run's list ---- */
-enum proto_entry_kind {
-	PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT, PROTO_ENTRY_ABORT, PROTO_ENTRY_REMOVE, PROTO_ENTRY_SNAPSHOT,
-};
-
-struct proto_commit {
-	uint64_t step;                  /* 0 .. 2^63-1 */
-	const char *attempt;
-	int64_t time_ns;                /* since the epoch, the committer's clock */
-	uint64_t replaces;              /* number of the commit entry that this one replaces, or PROTO_NONE */
-	struct base_digest manifest;    /* SHA-256 tree digest of the manifest's body: runs/<run>/manifests/<hex> */
-	uint64_t tensors, bytes;        /* logical tensors and their raw bytes, blobs' bytes included: for listings */
-	uint64_t new_bytes;             /* stored bytes that this attempt's own packs added */
-	const struct proto_attribute *attributes; size_t nattributes;
-	/* fields of a later version, as they stood; written again when a snapshot is made of it */
-	const uint8_t *extra; size_t extra_len;
-};
-struct proto_entry {
-	enum proto_entry_kind kind;
-	int64_t time_ns;                         /* of the writer's clock; never used in decisions */
-	const char *host;                        /* who wrote it */
-	struct proto_commit commit;              /* COMMIT */
-	const char *launch; uint64_t newest_step;              /* LAUNCH; newest_step PROTO_NONE: none */
-	const char *attempt, *reason; uint32_t rank;           /* ABORT */
-	uint64_t removes;                                      /* REMOVE: number of the commit entry */
-	/* SNAPSHOT: by ascending entry; a packed table on disk */
-	struct proto_live { uint64_t entry; struct proto_commit commit; } *live; size_t nlive;
-	void *arena;
-};
-int proto_entry_encode(const struct proto_entry *m, struct base_buf *b);
-int proto_entry_decode(const void *body, size_t len, struct proto_entry *ret_m);
-void proto_entry_release(struct proto_entry *m);
 
 /* ---- references, in manifests, parts and announcements ---- */
 struct proto_ref {                  /* 72 bytes packed on disk: see docs/format/manifest.md */
@@ -162,6 +135,7 @@ struct proto_announcement {
 	uint64_t tensors, bytes, new_bytes;
 	const struct proto_attribute *attributes; size_t nattributes; /* equal on all ranks */
 	const struct proto_replica *replicas; uint32_t nreplicas;     /* sorted by group, unique; may be none */
+	const struct proto_common *commons; uint32_t ncommons;        /* by group, unique; their names are left out */
 	void *arena;
 };
 int proto_announcement_encode(const struct proto_announcement *m, struct base_buf *b);

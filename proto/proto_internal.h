@@ -19,6 +19,7 @@
 #define PROTO_REPLICA_ROW_BYTES 32u
 #define PROTO_SAMPLE_ROW_BYTES 36u
 #define PROTO_LIVE_ROW_BYTES 112u
+#define PROTO_RANGE_ROW_BYTES 16u
 #define PROTO_CLASS_MAX 71u
 #define PROTO_STEP_MAX ((uint64_t)INT64_MAX)
 #define PROTO_WORLD_MAX (UINT32_C(1) << 24)
@@ -46,6 +47,7 @@ void proto_arena_free(struct proto_arena *a);                   /* NULL-safe */
 void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size);
 char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len);
 bool proto_arena_exhausted(const struct proto_arena *a);        /* the bound was hit */
+bool proto_arena_starved(const struct proto_arena *a);          /* there was no memory */
 ProtobufCAllocator proto_arena_allocator(struct proto_arena *a);
 
 /* ---- wire.c ---- */
@@ -53,6 +55,8 @@ ProtobufCAllocator proto_arena_allocator(struct proto_arena *a);
  * features and whatever is not canonical. */
 int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena,
 	void *ret_message);
+/* Version and words alone, known or not. */
+int proto_head_unpack(const void *body, size_t len, struct proto_arena **ret_arena, Vckpt__Head **ret_head);
 /* Unpacks a message that is part of another one: no version, no features. `arena` is there already. */
 int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena,
 	void *ret_message);
@@ -73,6 +77,9 @@ static inline ProtobufCBinaryData proto_digest_field(const struct base_digest *d
 	return (ProtobufCBinaryData){sizeof d->bytes, (uint8_t *)d->bytes};
 }
 bool proto_digest_get(const ProtobufCBinaryData *field, struct base_digest *ret_d); /* false: not 32 bytes */
+/* A nonce of 16 bytes; none is left out, and zeros in memory. */
+ProtobufCBinaryData proto_nonce_field(const uint8_t nonce[PROTO_NONCE_BYTES]);
+bool proto_nonce_get(const ProtobufCBinaryData *field, uint8_t nonce[PROTO_NONCE_BYTES]); /* false: another length */
 
 /* ---- ref.c: rows and small messages that several records hold ---- */
 void proto_ref_put(struct base_buf *b, const struct proto_ref *r);
@@ -91,6 +98,13 @@ int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_ar
 	const struct proto_view_header **ret_h, uint32_t *ret_n);
 bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts,
 	const struct proto_pack_use *packs, uint32_t npacks);
+
+/* ---- common.c: what ranks hold alike, of `begin` and announcements ---- */
+bool proto_commons_check(const struct proto_common *c, uint32_t n);
+int proto_commons_pack(const struct proto_common *c, uint32_t n, bool names, struct proto_arena *arena, size_t *ret_n,
+	Vckpt__Common ***ret_messages);
+int proto_commons_unpack(Vckpt__Common **messages, size_t n, struct proto_arena *arena,
+	const struct proto_common **ret_c, uint32_t *ret_n);
 
 /* ---- stats.c: timings, which parts have too ---- */
 bool proto_timings_check(const struct proto_timing *t, uint32_t n);

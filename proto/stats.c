@@ -64,6 +64,8 @@ static int stats_check(const struct proto_stats *m)
 		return -BASE_EFORMAT;
 	if (m->world == 0 || m->world > PROTO_WORLD_MAX || m->rank >= m->world)
 		return -BASE_EFORMAT;
+	if (m->entry == PROTO_NONE || (m->version == 1 && m->entry != 0))
+		return -BASE_EFORMAT;
 	return proto_timings_check(m->timings, m->ntimings) ? 0 : -BASE_EFORMAT;
 }
 
@@ -74,7 +76,7 @@ static int stats_pack(const struct proto_stats *m, struct proto_arena *arena, st
 
 	if (r < 0)
 		return r;
-	s.version = PROTO_VERSION;
+	s.version = m->version ? m->version : PROTO_VERSION;
 	s.run = (char *)m->run;
 	s.attempt = (char *)m->attempt;
 	s.step = m->step;
@@ -94,6 +96,7 @@ static int stats_pack(const struct proto_stats *m, struct proto_arena *arena, st
 	s.pieces_new = m->pieces_new;
 	s.plan_cached = m->plan_cached;
 	s.ring_waits = m->ring_waits;
+	s.entry = m->entry;
 	return proto_pack(&s, b);
 }
 
@@ -122,7 +125,7 @@ static int stats_get(const Vckpt__Stats *s, struct proto_arena *arena, struct pr
 		.bytes_unchanged = s->bytes_unchanged, .bytes_deduplicated = s->bytes_deduplicated,
 		.bytes_encoded = s->bytes_encoded, .bytes_written = s->bytes_written, .pieces = s->pieces,
 		.pieces_new = s->pieces_new, .plan_cached = s->plan_cached, .ring_waits = s->ring_waits,
-		.arena = arena};
+		.entry = s->entry, .version = s->version, .arena = arena};
 	r = proto_timings_unpack(s->timings, s->n_timings, arena, &m->timings, &m->ntimings);
 	return r < 0 ? r : stats_check(m);
 }

@@ -33,6 +33,8 @@ struct proto_stats {
 	uint64_t pieces, pieces_new;
 	uint32_t plan_cached;           /* 0: made; 1: from memory; 2: from disk */
 	uint64_t ring_waits;
+	uint64_t entry;                 /* number of the commit entry */
+	uint32_t version;               /* 0 to encode: PROTO_VERSION; 1 says nothing of `entry` */
 	void *arena;
 };
 int proto_stats_encode(const struct proto_stats *m, struct base_buf *b);

@@ -5,7 +5,9 @@
 
 static int store_check(const struct proto_store *m)
 {
-	if (m->version != PROTO_VERSION || m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes)
+	if (m->version == 0 || m->version > PROTO_VERSION)
+		return -BASE_EFORMAT;
+	if (m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes)
 		return -BASE_EFORMAT;
 	/* The bounds keep the grid's arithmetic in 64 bits and pieces of a few MiB. */
 	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->row_bytes > m->target_bytes ||

@@ -35,11 +35,19 @@ WIRE_HEAD_CHECK(Vckpt__Begin);
 WIRE_HEAD_CHECK(Vckpt__BaseRecord);
 WIRE_HEAD_CHECK(Vckpt__Heartbeat);
 WIRE_HEAD_CHECK(Vckpt__Trash);
+WIRE_HEAD_CHECK(Vckpt__Damage);
 WIRE_HEAD_CHECK(Vckpt__Stats);
 
 int proto_no_memory(const struct proto_arena *a)
 {
 	return proto_arena_exhausted(a) ? -BASE_EFORMAT : -ENOMEM;
+}
+
+/* protobuf-c says the same of a malformed body and of a failed allocation. The latter says nothing of the body: whoever
+ * took it for damage would stop the writers of a sound list. */
+static int unpack_failed(const struct proto_arena *a)
+{
+	return proto_arena_starved(a) ? -ENOMEM : -BASE_EFORMAT;
 }
 
 int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena,
@@ -48,9 +56,8 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 	ProtobufCAllocator allocator = proto_arena_allocator(arena);
 	ProtobufCMessage *m = protobuf_c_message_unpack(d, &allocator, len, body);
 
-	/* A failed allocation and a malformed body look the same from here; both end this decode. */
 	if (!m)
-		return -BASE_EFORMAT;
+		return unpack_failed(arena);
 	if (protobuf_c_message_get_packed_size(m) != len)
 		return -BASE_EFORMAT;
 	*(ProtobufCMessage **)ret_message = m;
@@ -72,11 +79,32 @@ static int wire_head_check(const struct wire_head *h, const char *what)
 	return 0;
 }
 
+static struct proto_arena *wire_arena(size_t len)
+{
+	return proto_arena_new((uint64_t)base_min(len, UINT64_C(1) << 40) * WIRE_ARENA_FACTOR + WIRE_ARENA_MIN_BYTES);
+}
+
+int proto_head_unpack(const void *body, size_t len, struct proto_arena **ret_arena, Vckpt__Head **ret_head)
+{
+	struct proto_arena *arena = wire_arena(len);
+	ProtobufCAllocator allocator;
+
+	if (!arena)
+		return -ENOMEM;
+	allocator = proto_arena_allocator(arena);
+	*ret_head = (Vckpt__Head *)protobuf_c_message_unpack(&vckpt__head__descriptor, &allocator, len, body);
+	if (!*ret_head) {
+		proto_arena_free(arena);
+		return -BASE_EFORMAT;
+	}
+	*ret_arena = arena;
+	return 0;
+}
+
 int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena,
 	void *ret_message)
 {
-	uint64_t limit = (uint64_t)base_min(len, UINT64_C(1) << 40) * WIRE_ARENA_FACTOR + WIRE_ARENA_MIN_BYTES;
-	struct proto_arena *arena = proto_arena_new(limit);
+	struct proto_arena *arena = wire_arena(len);
 	ProtobufCAllocator allocator;
 	ProtobufCMessage *m;
 	int r;
@@ -85,7 +113,7 @@ int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t l
 		return -ENOMEM;
 	allocator = proto_arena_allocator(arena);
 	m = protobuf_c_message_unpack(d, &allocator, len, body);
-	r = m ? wire_head_check((const struct wire_head *)m, d->short_name) : -BASE_EFORMAT;
+	r = m ? wire_head_check((const struct wire_head *)m, d->short_name) : unpack_failed(arena);
 	if (r == 0 && protobuf_c_message_get_packed_size(m) != len)
 		r = -BASE_EFORMAT;
 	if (r < 0) {
@@ -179,4 +207,21 @@ bool proto_digest_get(const ProtobufCBinaryData *field, struct base_digest *ret_
 		return false;
 	memcpy(ret_d->bytes, field->data, sizeof ret_d->bytes);
 	return true;
+}
+
+ProtobufCBinaryData proto_nonce_field(const uint8_t nonce[PROTO_NONCE_BYTES])
+{
+	static const uint8_t none[PROTO_NONCE_BYTES];
+
+	if (memcmp(nonce, none, sizeof none) == 0)
+		return (ProtobufCBinaryData){0};
+	return (ProtobufCBinaryData){PROTO_NONCE_BYTES, (uint8_t *)nonce};
+}
+
+bool proto_nonce_get(const ProtobufCBinaryData *field, uint8_t nonce[PROTO_NONCE_BYTES])
+{
+	memset(nonce, 0, PROTO_NONCE_BYTES);
+	if (field->len == PROTO_NONCE_BYTES)
+		memcpy(nonce, field->data, PROTO_NONCE_BYTES);
+	return field->len == 0 || field->len == PROTO_NONCE_BYTES;
 }

@@ -5,14 +5,29 @@ VCKPT_BUILD names the build directory (tools/test sets it). Sizes: `--quick` tak
 default run everything, `--long` what takes longer than the limit allows.
 """
 import ctypes
+import importlib.util
 import json
 import os
 import pathlib
 import subprocess
+import sys
+import threading
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Where torch is not installed, this folder on the path would make tests/torch a package of that name: `import torch` fails instead, as it
+# does for a user.
+found = importlib.util.find_spec("torch")
+collect_ignore = []
+if found is None or found.origin is None:
+    sys.modules["torch"] = None
+    collect_ignore = ["torch"]
+
+
+def pytest_report_header():
+    return "torch is not installed: tests/torch is left out" if collect_ignore else None
 
 
 def pytest_addoption(parser):
@@ -44,6 +59,27 @@ def scale(request):
             return quick
         return long if long is not None and request.config.getoption("--long") else full
     return pick
+
+
+@pytest.fixture(scope="session")
+def threads():
+    """`threads({rank: function})` calls function(rank) in a thread each, all at once: {rank: what it gave, or raised}."""
+    def run(calls, limit_s=120):
+        results = {}
+
+        def one(rank):
+            try:
+                results[rank] = calls[rank](rank)
+            except BaseException as error:
+                results[rank] = error
+        running = [threading.Thread(target=one, args=(rank,)) for rank in calls]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join(limit_s)
+            assert not thread.is_alive()
+        return results
+    return run
 
 
 @pytest.fixture(scope="session")

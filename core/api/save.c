@@ -20,13 +20,14 @@ _Static_assert(sizeof(struct tensor_flat) == 3 * sizeof(uint64_t) && offsetof(st
 	&& offsetof(struct tensor_flat, len) == 16, "a flat range is handed through");
 _Static_assert(sizeof(struct vckpt_attribute) == sizeof(struct proto_attribute), "handed through");
 _Static_assert((int)VCKPT_EDAMAGED == (int)BASE_EDAMAGED && (int)VCKPT_EFORMAT == (int)BASE_EFORMAT
-	&& (int)VCKPT_EVERSION == (int)BASE_EVERSION
+	&& (int)VCKPT_EVERSION == (int)BASE_EVERSION && (int)VCKPT_EFORKED == (int)BASE_EFORKED
 	&& (int)VCKPT_ENOSTORE == (int)BASE_ENOSTORE && (int)VCKPT_EABORTED == (int)BASE_EABORTED
 	&& (int)VCKPT_ETIMEDOUT == ETIMEDOUT, "errno(3)");
 
 /* A saver stays until its last handle goes, the caller's or a save's: callers free them in any order. */
 struct vckpt_saver { struct store *store; struct save_saver *saver; atomic_uint handles; };
-struct vckpt_save { struct save_flight *flight; struct vckpt_saver *saver; };
+/* A save likewise stays until the last call that waits for it has returned. */
+struct vckpt_save { struct save_flight *flight; struct vckpt_saver *saver; atomic_uint users; };
 
 /* ---- savers ---- */
 
@@ -38,7 +39,7 @@ static int saver_options_take(const struct vckpt_saver_options *from, struct vck
 		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_saver_options");
 	*o = (struct vckpt_saver_options){0};
 	memcpy(o, from, from->size);
-	if (o->pin < VCKPT_PIN_AUTO || o->pin > VCKPT_PIN_YES || o->check_replicas < VCKPT_REPLICAS_SAMPLE
+	if (o->pin < VCKPT_PIN_AUTO || o->pin > VCKPT_PIN_ALLOCATE || o->check_replicas < VCKPT_REPLICAS_SAMPLE
 		|| o->check_replicas > VCKPT_REPLICAS_OFF
 		|| (o->flags & ~(uint32_t)(VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES)))
 		return base_error_set(err, -EINVAL, "pin, check_replicas or flags have a value that is not known");
@@ -146,6 +147,7 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 		return api_result(rc, e);
 	}
 	v->saver = saver;
+	v->users = 1;
 	atomic_fetch_add(&saver->handles, 1);
 	*ret_save = v;
 	return 0;
@@ -198,6 +200,14 @@ int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, con
 	return api_result(save ? save_flight_blob(save->flight, name, per_rank != 0, bytes, len, e) : -EINVAL, e);
 }
 
+int vckpt_save_common(struct vckpt_save *save, const char *group, const char *name, const void *bytes, size_t len,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	return api_result(save ? save_flight_common(save->flight, group, name, bytes, len, e) : -EINVAL, e);
+}
+
 int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
@@ -205,11 +215,27 @@ int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err)
 	return api_result(save ? save_flight_submit(save->flight, e) : -EINVAL, e);
 }
 
+static void save_leave(struct vckpt_save *v)
+{
+	if (atomic_fetch_sub(&v->users, 1) != 1)
+		return;
+	save_flight_free(v->flight);
+	if (!save_saver_is_child(v->saver->saver))
+		saver_unref(v->saver);
+	free(v);
+}
+
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
+	int rc;
 
-	return api_result(save ? save_flight_wait_staged(save->flight, timeout_ms, e) : -EINVAL, e);
+	if (!save)
+		return api_result(-EINVAL, e);
+	atomic_fetch_add(&save->users, 1);
+	rc = save_flight_wait_staged(save->flight, timeout_ms, e);
+	save_leave(save);
+	return api_result(rc, e);
 }
 
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
@@ -217,8 +243,13 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 {
 	struct base_error *e = api_error(err);
 	struct vckpt_committed done = {0};
-	int rc = save ? save_flight_wait_committed(save->flight, timeout_ms, &done.step, &done.entry, e) : -EINVAL;
+	int rc;
 
+	if (!save)
+		return api_result(-EINVAL, e);
+	atomic_fetch_add(&save->users, 1);
+	rc = save_flight_wait_committed(save->flight, timeout_ms, &done.step, &done.entry, e);
+	save_leave(save);
 	if (rc == 0 && ret_committed)
 		*ret_committed = done;
 	return api_result(rc, e);
@@ -226,12 +257,8 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 
 void vckpt_save_free(struct vckpt_save *save)
 {
-	if (!save)
-		return;
-	save_flight_free(save->flight);
-	if (!save_saver_is_child(save->saver->saver))
-		saver_unref(save->saver);
-	free(save);
+	if (save)
+		save_leave(save);
 }
 
 void vckpt_save_give_up(struct vckpt_save *save, const char *reason)

@@ -353,7 +353,8 @@ static int step_alive(const struct vckpt_step *step, struct base_error *err)
 	if (!step)
 		return base_error_set(err, -EINVAL, "no step is given");
 	if (step->pid != getpid())
-		return base_error_set(err, -EPERM, "the step was opened before this process was forked: open it again");
+		return base_error_set(err, -BASE_EFORKED,
+			"the step was opened before this process was forked: open it again");
 	return 0;
 }
 

@@ -3,20 +3,17 @@
  * vckpt: the public interface of libvckpt: saving the steps of a training run from its ranks, and reading steps back.
  *
  * A saver belongs to one rank and lives for a whole training run. Each rank of a job (threads, processes or hosts)
- * opens one with the same launch id and begins its saves in the same order as all others; nobody sends a message. A
- * save takes the shards that the rank holds, copies them into a ring of (pinned or locked) memory, and from then on
- * works in the background: digest, encode, write, commit. The step appears whole or not at all.
+ * opens one with the same launch id and saves the same steps as all others; nobody sends a message. A save takes the
+ * shards that the rank holds, copies them into a ring of (pinned or locked) memory, and from then on works in the
+ * background: digest, encode, write, commit. The step appears whole or not at all.
  *
- *     saver_open -> save_begin -> save_tensors, save_blob ... -> save_submit -> wait_staged -> wait_committed
- *     -> saver_close
- *
+ *   saver_open -> save_begin -> save_tensors, save_blob, ... -> save_submit -> wait_staged -> wait_committed -> close
  * Functions return 0 or a positive result, or a negative errno, and fill `err` (NULL: nothing) with one sentence that
  * names the thing at fault. Strings are UTF-8 and NUL-terminated; what a call is given is copied unless it says
  * otherwise. Structs that callers fill begin with their size, so that later versions can add to them: zero them first.
- *
  * Threads: any thread may call any function; calls on one saver or save may run side by side, but begin, tensors, blob
- * and submit of one save come from one thread at a time. After a fork the child's calls answer -EPERM and touch
- * nothing. Words: docs/save.md; layouts: docs/layouts.md. */
+ * and submit of one save come from one thread at a time. After a fork the child's calls answer -VCKPT_EFORKED and
+ * touch nothing. Words: docs/save.md; layouts: docs/layouts.md. */
 #ifndef VCKPT_H
 #define VCKPT_H
 
@@ -35,12 +32,12 @@ enum {
 	VCKPT_EFORMAT = 71,              /* EPROTO: a record breaks its format; a step's boxes do not cover a tensor */
 	VCKPT_EVERSION = 93,             /* EPROTONOSUPPORT: a newer format version or unknown required feature */
 	VCKPT_ENOSTORE = 124,            /* EMEDIUMTYPE: the directory is not a store */
-	VCKPT_EABORTED = 125,            /* ECANCELED: the save was given up, by this rank or another, as told */
+	VCKPT_EABORTED = 125,            /* ECANCELED: this rank or another gave the save up; the text says why */
 	VCKPT_ETIMEDOUT = 110,           /* not decided within the time-out: call again */
+	VCKPT_EFORKED = 10,              /* ECHILD: this process is a child of the one that opened it */
 };
 struct vckpt_error { int code; char text[1000]; };
 const char *vckpt_version(void);
-
 enum vckpt_dtype {                       /* the numbers are those of docs/format/layout.md */
 	VCKPT_BOOL = 1, VCKPT_U8, VCKPT_U16, VCKPT_U32, VCKPT_U64, VCKPT_I8, VCKPT_I16, VCKPT_I32, VCKPT_I64, VCKPT_F16,
 	VCKPT_BF16, VCKPT_F32, VCKPT_F64, VCKPT_C64, VCKPT_C128, VCKPT_F8_E4M3FN, VCKPT_F8_E5M2, VCKPT_F8_E4M3FNUZ,
@@ -61,7 +58,8 @@ int vckpt_store_check(const char *path, struct vckpt_error *err); /* 0: a store 
 int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err);
 
 /* ---- saving ---- */
-enum { VCKPT_PIN_AUTO, VCKPT_PIN_NO, VCKPT_PIN_YES /* fails where memory cannot be pinned or locked */ };
+enum { VCKPT_PIN_AUTO, VCKPT_PIN_NO, VCKPT_PIN_YES /* fails where memory cannot be pinned or locked */,
+	VCKPT_PIN_ALLOCATE /* as AUTO, but the CUDA driver allocates it: where registering is slow */ };
 enum { VCKPT_REPLICAS_SAMPLE, VCKPT_REPLICAS_FULL, VCKPT_REPLICAS_OFF };
 enum {
 	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* what is not copying yields CPU (nice 19) and I/O (idle class) */
@@ -71,27 +69,26 @@ struct vckpt_saver;
 struct vckpt_saver_options {
 	size_t size;                     /* sizeof (struct vckpt_saver_options) */
 	const char *store, *run;
-	const char *launch_id;           /* shared by all ranks of this run, and by no other run of the store; new at
-	                                    every start. May be NULL where world is 1 */
+	const char *launch_id;           /* shared by all ranks; new at every start. May be NULL where world is 1 */
 	uint32_t rank, world;
 	const struct vckpt_mesh *mesh;   /* of tensors that name none: they are replicated over it. NULL: all ranks */
 	uint64_t heartbeat_ms, start_ms; /* 0: 20 s, 60 s; a store that fails is asked again for start_ms */
-	uint64_t ring_bytes;             /* 0: one whole save of this rank, at most half of the free memory */
+	uint64_t ring_bytes;             /* 0: one whole save, grows; at most half of free memory / ranks of the node */
 	int pin, check_replicas;
-	uint32_t threads, flags;         /* threads 0: all cores */
+	uint32_t threads, flags;         /* threads 0: usable cores / ranks of the node (docs/save.md) */
 	const char *plan_cache;          /* directory; NULL: the user's cache directory; "": plans stay in memory */
-	uint64_t deadline_ms;            /* a rank that lives and has not stored its part of a save so long after the
-	                                    one that commits is given up: the save is aborted. 0: it is waited for */
+	uint64_t deadline_ms;            /* how long, after its own part, the committing rank waits for that of a rank
+	                                    that lives; then the save is aborted. 0: as long as that rank lives */
 };
 /* Shows a heartbeat and meets the other ranks' (rank 0 appends the launch, the others wait for it). Blocks. */
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err);
-/* Waits until every save is decided and ends the threads. 0, or the error of the first save that failed and whose error
- * nobody was told. A second call does nothing. Saves can be asked still; new ones are refused. */
+/* Waits until every save is decided and ends the threads. 0, or the error of the first failed save whose error no call
+ * has returned. A second call does nothing. Handles still answer; new saves are refused. */
 int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err);
 void vckpt_saver_free(struct vckpt_saver *saver); /* closes; NULL-safe */
 
 enum {
-	VCKPT_TENSOR_DEVICE = 1 << 0,    /* data is a CUDA device pointer of the context current at submit */
+	VCKPT_TENSOR_DEVICE = 1 << 0,    /* data is CUDA device memory, of any device and context */
 	VCKPT_TENSOR_BUFFER = 1 << 1,    /* may differ between replicas: the group's first rank's counts */
 	VCKPT_TENSOR_BOXES = 1 << 2,     /* this rank holds `boxes` (placements must be NULL). More boxes of the
 	                                    same tensor may be given by more entries of its name */
@@ -115,14 +112,14 @@ enum { VCKPT_SAVE_REPLACE = 1 << 0 };    /* a step of that number is replaced, a
 struct vckpt_save;
 struct vckpt_save_options {
 	size_t size;
-	uint64_t step;                   /* VCKPT_NONE: the next one */
+	uint64_t step;                   /* below 2^44; VCKPT_NONE: the next one, of one rank alone */
 	const struct vckpt_attribute *attributes; size_t nattributes; /* equal on all ranks */
 	const char *const *bases; size_t nbases; /* "RUN/STEP": whose data may be reused, beside the newest's */
-	void *stream;                    /* CUstream that the data is ready on; NULL: the default stream */
+	void *stream;                    /* CUstream that the data is ready on (docs/save.md); NULL: default streams */
 	uint32_t flags, reserved;
 };
-/* Saves are numbered by this call, by one that is refused too: all ranks make it in the same order. Nothing is written
- * before submit. Later saves wait until this one is submitted or freed. */
+/* Begins a save of the step. -EINVAL: the number is too high, or missing where world is above 1: nothing begins. A save
+ * that is refused for another reason fails at all ranks. Later saves wait until this one is submitted or freed. */
 int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
 	struct vckpt_error *err);
 /* Declares n tensors; checked now (names, shapes, dtypes, placements, strides). The data must live, unchanged, from
@@ -131,10 +128,14 @@ int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tenso
 /* The bytes are copied. Of a global blob that several ranks give the lowest rank's counts. */
 int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, const void *bytes, size_t len,
 	struct vckpt_error *err);
-/* Hands the save to the saver's threads and returns at once. */
+/* Declares a value that ranks have to hold alike: all ranks that declare any value in `group` (1 to 255 bytes) must
+ * declare the same names with the same bytes, else the save fails at all of them. The value itself is not stored. */
+int vckpt_save_common(struct vckpt_save *save, const char *group, const char *name, const void *bytes, size_t len,
+	struct vckpt_error *err);
+/* Hands the save to the saver's threads and returns at once. -EEXIST: a value is declared twice. */
 int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err);
 /* timeout_ms < 0: for ever. 0: the data is the caller's again. An error of the save ends the wait too, and the data is
- * the caller's then as well; -ETIMEDOUT: not yet. */
+ * the caller's then as well; -ETIMEDOUT: not yet (a save never fails with it). */
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err);
 struct vckpt_committed { uint64_t step, entry; };
 /* 0: the step is visible and durable. -VCKPT_EABORTED or another error: it never will be; but where the sentence says
@@ -142,7 +143,7 @@ struct vckpt_committed { uint64_t step, entry; };
  * decided yet. */
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
 	struct vckpt_error *err);
-/* Frees the handle; a save that was submitted goes on, one that was not is given up (its number is used). NULL-safe. */
+/* Frees the handle: a submitted save goes on, any other is given up. Threads that wait for it wait on. NULL-safe. */
 void vckpt_save_free(struct vckpt_save *save);
 /* The same for a save that was not submitted, telling the other ranks why. */
 void vckpt_save_give_up(struct vckpt_save *save, const char *reason);
@@ -157,10 +158,10 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 
 /* What a save of this rank did. Times are of CLOCK_REALTIME, in ns; busy sums the threads.
  * `write` is handing over to the packs and waiting for them; what their own threads do meanwhile is not counted. */
-#define VCKPT_PHASES 8
+#define VCKPT_PHASES 9
 struct vckpt_phase { const char *name; uint64_t start_ns, end_ns, busy_ns, bytes; };
 struct vckpt_timings {
-	struct vckpt_phase phase[VCKPT_PHASES]; /* plan copy digest encode write seal wait commit */
+	struct vckpt_phase phase[VCKPT_PHASES]; /* plan room copy digest encode write seal wait commit */
 	uint64_t submitted_ns, staged_ns, committed_ns; /* 0: not yet */
 	uint64_t bytes_held, bytes_staged, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
 	uint64_t pieces, pieces_new;

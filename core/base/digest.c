@@ -3,22 +3,19 @@
  * digest: SHA-256 trees by libcrypto, XXH3 by libxxhash.
  *
  * Leaves are 16 KiB: about 10 us of SHA-256 with the CPU's own instructions, so that what surrounds them must stay
- * well below a microsecond. EVP_MD is fetched once for the process, contexts are restarted with a NULL type, which
- * neither fetches nor allocates, and each thread keeps two contexts (root and leaf) until it ends.
- *
- * These functions return nothing, so that nobody can use a digest that was not computed: where libcrypto has no
- * SHA-256, or the few hundred bytes of a context cannot be had, the process ends with a sentence.
+ * well below a microsecond. libcrypto's plain functions work on a context of the caller's and cannot fail. EVP's
+ * allocate one at every restart, and whoever has no memory then has no digest: a training must not end for that.
  *
  * The root begins with the object's length: a hasher, which learns it last, keeps the leaves (32 bytes for each
- * 16 KiB) until then.
+ * 16 KiB) until then. There alone memory may be missing, and base_hasher_final says so.
  *
  * libxxhash on x86 brings variants that choose the widest vectors at run time (2.3 times as fast with AVX2 on
  * 16 KiB as the plain ones); it may be built without them, hence the weak references. */
+#define OPENSSL_SUPPRESS_DEPRECATED /* SHA256_Init and its kin */
 #include "core/base/digest.h"
 
 #include <errno.h>
-#include <openssl/evp.h>
-#include <pthread.h>
+#include <openssl/sha.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -26,88 +23,20 @@
 
 #include "core/base/buf.h"
 
-struct digest_pair {
-	EVP_MD_CTX *root, *leaf;
-};
-
 struct base_hasher {
-	struct digest_pair ctx;
+	SHA256_CTX leaf;
 	struct base_buf leaves;
 	uint64_t len;  /* bytes seen */
 	size_t filled; /* of the current block; 0: its leaf is not begun */
 };
 
-static pthread_once_t digest_once = PTHREAD_ONCE_INIT;
-static pthread_key_t digest_key;  /* frees a thread's pair when it ends */
-static const EVP_MD *digest_md;   /* constant after digest_once */
-static __thread struct digest_pair *digest_mine;
-
-static void digest_die(const char *why)
+static void digest_begin(SHA256_CTX *ctx, const void *prefix, size_t len)
 {
-	fprintf(stderr, "vckpt: %s\n", why);
-	abort();
+	SHA256_Init(ctx);
+	SHA256_Update(ctx, prefix, len);
 }
 
-#define DIGEST_OK(call) do { \
-	if (__builtin_expect((call) != 1, 0)) \
-		digest_die("libcrypto failed at SHA-256"); \
-} while (0)
-
-static void digest_pair_release(struct digest_pair *p)
-{
-	EVP_MD_CTX_free(p->root);
-	EVP_MD_CTX_free(p->leaf);
-}
-
-static void digest_thread_end(void *p)
-{
-	digest_pair_release(p);
-	free(p);
-	digest_mine = NULL;
-}
-
-static void digest_start(void)
-{
-	digest_md = EVP_MD_fetch(NULL, "SHA256", NULL);
-	if (!digest_md)
-		digest_md = EVP_sha256();
-	if (!digest_md || pthread_key_create(&digest_key, digest_thread_end) != 0)
-		digest_die("SHA-256 cannot be set up");
-}
-
-/* Contexts that know their type, so that a later EVP_DigestInit_ex2(ctx, NULL, NULL) restarts them. */
-static bool digest_pair_init(struct digest_pair *p)
-{
-	pthread_once(&digest_once, digest_start);
-	p->root = EVP_MD_CTX_new();
-	p->leaf = EVP_MD_CTX_new();
-	if (p->root && p->leaf && EVP_DigestInit_ex2(p->root, digest_md, NULL) == 1
-	    && EVP_DigestInit_ex2(p->leaf, digest_md, NULL) == 1)
-		return true;
-	digest_pair_release(p);
-	return false;
-}
-
-static struct digest_pair *digest_thread_pair(void)
-{
-	struct digest_pair *p = digest_mine;
-
-	if (__builtin_expect(p != NULL, 1))
-		return p;
-	p = calloc(1, sizeof *p);
-	if (!p || !digest_pair_init(p) || pthread_setspecific(digest_key, p) != 0)
-		digest_die("out of memory at SHA-256");
-	digest_mine = p;
-	return p;
-}
-
-static void digest_begin(EVP_MD_CTX *ctx, const void *prefix, size_t len)
-{
-	DIGEST_OK(EVP_DigestInit_ex2(ctx, NULL, NULL));
-	DIGEST_OK(EVP_DigestUpdate(ctx, prefix, len));
-}
-
-static void digest_begin_root(EVP_MD_CTX *ctx, uint64_t len)
+static void digest_begin_root(SHA256_CTX *ctx, uint64_t len)
 {
 	uint8_t head[9] = {1};
 
@@ -115,11 +44,16 @@ static void digest_begin_root(EVP_MD_CTX *ctx, uint64_t len)
 	digest_begin(ctx, head, sizeof head);
 }
 
-static void digest_leaf(EVP_MD_CTX *ctx, const void *bytes, size_t len, uint8_t leaf[static BASE_DIGEST_BYTES])
+/* The leaf of one block, as the root takes it in. */
+static void digest_add_leaf(SHA256_CTX *root, const void *bytes, size_t len)
 {
-	digest_begin(ctx, "\0", 1);
-	DIGEST_OK(EVP_DigestUpdate(ctx, bytes, len));
-	DIGEST_OK(EVP_DigestFinal_ex(ctx, leaf, NULL));
+	uint8_t leaf[BASE_DIGEST_BYTES];
+	SHA256_CTX ctx;
+
+	digest_begin(&ctx, "\0", 1);
+	SHA256_Update(&ctx, bytes, len);
+	SHA256_Final(leaf, &ctx);
+	SHA256_Update(root, leaf, sizeof leaf);
 }
 
 void base_digest_hex(const struct base_digest *d, char hex[static BASE_DIGEST_HEX])
@@ -159,46 +93,37 @@ int base_digest_parse(const char *hex, size_t len, struct base_digest *ret_d)
 
 void base_sha256(const void *bytes, size_t len, struct base_digest *ret_d)
 {
-	EVP_MD_CTX *ctx = digest_thread_pair()->leaf;
+	SHA256_CTX ctx;
 
-	digest_begin(ctx, bytes, len);
-	DIGEST_OK(EVP_DigestFinal_ex(ctx, ret_d->bytes, NULL));
+	digest_begin(&ctx, bytes, len);
+	SHA256_Final(ret_d->bytes, &ctx);
 }
 
 void base_digest_of(const void *bytes, size_t len, struct base_digest *ret_d)
 {
-	const struct digest_pair *ctx = digest_thread_pair();
 	const uint8_t *at = bytes;
+	SHA256_CTX root;
 
-	digest_begin_root(ctx->root, len);
+	digest_begin_root(&root, len);
 	while (len > 0) {
 		size_t n = base_min(len, BASE_BLOCK_BYTES);
-		uint8_t leaf[BASE_DIGEST_BYTES];
 
-		digest_leaf(ctx->leaf, at, n, leaf);
-		DIGEST_OK(EVP_DigestUpdate(ctx->root, leaf, sizeof leaf));
+		digest_add_leaf(&root, at, n);
 		at += n;
 		len -= n;
 	}
-	DIGEST_OK(EVP_DigestFinal_ex(ctx->root, ret_d->bytes, NULL));
+	SHA256_Final(ret_d->bytes, &root);
 }
 
 struct base_hasher *base_hasher_new(void)
 {
-	struct base_hasher *h = calloc(1, sizeof *h);
-
-	if (h && !digest_pair_init(&h->ctx)) {
-		free(h);
-		h = NULL;
-	}
-	return h;
+	return calloc(1, sizeof(struct base_hasher));
 }
 
 void base_hasher_free(struct base_hasher *h)
 {
 	if (!h)
 		return;
-	digest_pair_release(&h->ctx);
 	base_buf_release(&h->leaves);
 	free(h);
 }
@@ -206,17 +131,18 @@ void base_hasher_free(struct base_hasher *h)
 void base_hasher_reset(struct base_hasher *h)
 {
 	h->leaves.len = 0;
+	h->leaves.error = 0;
 	h->len = 0;
 	h->filled = 0;
 }
 
-static uint8_t *hasher_next_leaf(struct base_hasher *h)
+static void hasher_end_leaf(struct base_hasher *h)
 {
 	uint8_t *leaf = base_buf_extend(&h->leaves, BASE_DIGEST_BYTES);
 
-	if (!leaf)
-		digest_die("out of memory at SHA-256");
-	return leaf;
+	if (leaf) /* else the buffer keeps its error */
+		SHA256_Final(leaf, &h->leaf);
+	h->filled = 0;
 }
 
 void base_hasher_update(struct base_hasher *h, const void *bytes, size_t len)
@@ -228,26 +154,31 @@ void base_hasher_update(struct base_hasher *h, const void *bytes, size_t len)
 		size_t n = base_min(len, BASE_BLOCK_BYTES - h->filled);
 
 		if (h->filled == 0)
-			digest_begin(h->ctx.leaf, "\0", 1);
-		DIGEST_OK(EVP_DigestUpdate(h->ctx.leaf, at, n));
+			digest_begin(&h->leaf, "\0", 1);
+		SHA256_Update(&h->leaf, at, n);
 		h->filled += n;
-		if (h->filled == BASE_BLOCK_BYTES) {
-			DIGEST_OK(EVP_DigestFinal_ex(h->ctx.leaf, hasher_next_leaf(h), NULL));
-			h->filled = 0;
-		}
+		if (h->filled == BASE_BLOCK_BYTES)
+			hasher_end_leaf(h);
 		at += n;
 		len -= n;
 	}
 }
 
-void base_hasher_final(struct base_hasher *h, struct base_digest *ret_d)
+int base_hasher_final(struct base_hasher *h, struct base_digest *ret_d)
 {
+	SHA256_CTX root;
+	int r;
+
 	if (h->filled > 0)
-		DIGEST_OK(EVP_DigestFinal_ex(h->ctx.leaf, hasher_next_leaf(h), NULL));
-	digest_begin_root(h->ctx.root, h->len);
-	DIGEST_OK(EVP_DigestUpdate(h->ctx.root, h->leaves.data, h->leaves.len));
-	DIGEST_OK(EVP_DigestFinal_ex(h->ctx.root, ret_d->bytes, NULL));
+		hasher_end_leaf(h);
+	r = h->leaves.error;
+	if (r == 0) {
+		digest_begin_root(&root, h->len);
+		SHA256_Update(&root, h->leaves.data, h->leaves.len);
+		SHA256_Final(ret_d->bytes, &root);
+	}
 	base_hasher_reset(h);
+	return r;
 }
 
 extern XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *bytes, size_t len, XXH64_hash_t seed)
@@ -311,6 +242,26 @@ void base_xxh128_final(const struct base_xxh128_state *s, struct base_xxh128 *re
 	xxh128_canonical(XXH3_128bits_digest((const XXH3_state_t *)(const void *)s), ret_x);
 }
 
+void base_hash_both(struct base_xxh128_state *s, uint64_t seed, const void *bytes, size_t len,
+	struct base_digest *ret_d, struct base_xxh128 *ret_x)
+{
+	const uint8_t *at = bytes;
+	SHA256_CTX root;
+
+	base_xxh128_begin(s, seed);
+	digest_begin_root(&root, len);
+	while (len > 0) {
+		size_t n = base_min(len, BASE_BLOCK_BYTES);
+
+		base_xxh128_update(s, at, n);
+		digest_add_leaf(&root, at, n);
+		at += n;
+		len -= n;
+	}
+	SHA256_Final(ret_d->bytes, &root);
+	base_xxh128_final(s, ret_x);
+}
+
 uint64_t base_block_check(const struct base_digest *d, uint64_t i, const void *stored, size_t len)
 {
 	return base_xxh64_of(base_get64(d->bytes) + i, stored, len);
@@ -325,8 +276,10 @@ void base_random(void *bytes, size_t len)
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0)
-			digest_die("the kernel gives no random bytes");
+		if (n <= 0) {
+			fprintf(stderr, "vckpt: the kernel gives no random bytes\n");
+			abort();
+		}
 		at += n;
 		len -= n;
 	}

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "core/base/machine.h"
+
 struct pool_job {
 	base_pool_func f;
 	void *arg;
@@ -155,7 +157,7 @@ unsigned base_pool_threads(const struct base_pool *pool)
 }
 
 /* The kernel refuses a mask smaller than its own: grow until it fits. */
-unsigned base_cpu_count(void)
+static unsigned cpu_affinity_count(void)
 {
 	for (int cpus = 1024; cpus <= 1 << 20; cpus *= 2) {
 		size_t bytes = CPU_ALLOC_SIZE(cpus);
@@ -171,4 +173,12 @@ unsigned base_cpu_count(void)
 			return (unsigned)count;
 	}
 	return 1;
+}
+
+unsigned base_cpu_count(void)
+{
+	unsigned affinity = cpu_affinity_count();
+	uint64_t allowed = base_machine_cpus("");
+
+	return allowed < affinity ? (unsigned)allowed : affinity;
 }

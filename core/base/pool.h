@@ -19,6 +19,6 @@ void base_pool_wait(struct base_pool *pool);                            /* until
 unsigned base_pool_threads(const struct base_pool *pool);
 /* One thread of the library's own: signals stay with the caller's. 0 or a negative errno. */
 int base_thread_start(pthread_t *ret_thread, void *(*f)(void *), void *arg);
-unsigned base_cpu_count(void);                                          /* usable CPUs (affinity), at least 1 */
+unsigned base_cpu_count(void);                          /* usable CPUs (affinity, control groups), >= 1 */
 
 #endif

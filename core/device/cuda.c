@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda: order between the caller's stream and ours is made by two events and nothing else. The fence's event is
- * recorded on the caller's stream; our stream waits for it on the device, so neither thread blocks. A mark's event is
- * recorded on our stream behind the copies, and whoever needs their bytes sleeps until it is done (blocking sync: no
- * thread spins on a core that trains). Events take no times, which makes them cheaper.
+ * cuda: order between the caller's streams and ours is made by events and nothing else. A fence's are recorded on the
+ * caller's streams (cuda_fence.c); ours wait for them on the device, so no thread blocks. A mark's event is recorded
+ * on our stream behind the copies, and whoever needs their bytes sleeps until it is done (blocking sync: no thread
+ * spins on a core that trains). Events take no times, which makes them cheaper.
  *
- * Calls come from threads that have no context or another one: each call that the driver ties to a context is made with
- * the fence's context pushed, and popped after. Contexts are the program's; a call into one that is gone fails with the
- * driver's word for it, and frees are silent then.
+ * Calls come from threads that have no context or another one: each call that the driver ties to a context is made
+ * with the memory's context pushed, and popped after. Contexts are the program's; a call into one that is gone fails
+ * with the driver's word for it, and frees are silent then.
  *
- * Copies: after folding, the run that lies together is a row. Many rows at one distance are one 2-d copy, which the
- * copy engine walks by itself. Of the dimensions that a 2-d copy can express (distance not negative, not smaller than
- * the row, not above the driver's limit for a pitch) the longest one becomes its height, so that the calls are fewest;
- * the rest are loops. */
+ * The program may capture a stream into a graph at any time, in any thread. While it does, the driver forbids calls
+ * that may be unsafe for it (allocate, register, wait ...) and, worse, invalidates its capture when they are made.
+ * Ours never touch what it captures: each is made with the thread's mode relaxed, which is the way that the driver
+ * offers. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -20,97 +20,100 @@
 #include "core/device/cuda.h"
 #include "core/device/cuda_internal.h"
 
-/* CU_DEVICE_ATTRIBUTE_MAX_PITCH is 2^31 - 1 on all devices that there are; this is well below it. */
-#define CUDA_PITCH_MAX (UINT64_C(1) << 30)
+/* Undoing it wants a context, too. */
+struct device_registration { cuda_context context; void *memory; bool allocated; };
+struct device_mark { struct device_stream *stream; cuda_event event; uint64_t turns; /* given when it was set */ };
 
-struct device_fence { cuda_context context; cuda_event event; };
-struct device_registration { cuda_context context; void *memory; }; /* undoing it wants a context, too */
-struct device_stream { cuda_context context; cuda_stream stream; };
-struct device_mark { cuda_context context; cuda_stream stream; cuda_event event; };
+static __thread int cuda_mode_before;
 
-static int cuda_enter(cuda_context c, struct base_error *err)
+int cuda_relax(struct base_error *err)
 {
-	return cuda_translate(cuda_driver.context_push(c), "cuCtxPushCurrent", err);
+	int mode = CUDA_CAPTURE_RELAXED;
+	cuda_result rc = cuda_driver.capture_mode(&mode);
+
+	cuda_mode_before = mode;
+	return cuda_translate(rc, "cuThreadExchangeStreamCaptureMode", err);
 }
 
-static void cuda_leave(void)
+void cuda_restore(void)
+{
+	cuda_driver.capture_mode(&cuda_mode_before);
+}
+
+int cuda_enter(cuda_context c, struct base_error *err)
+{
+	int rc = cuda_relax(err);
+
+	if (rc < 0)
+		return rc;
+	rc = cuda_translate(cuda_driver.context_push(c), "cuCtxPushCurrent", err);
+	if (rc < 0)
+		cuda_restore();
+	return rc;
+}
+
+void cuda_leave(void)
 {
 	cuda_context c;
 
 	cuda_driver.context_pop(&c);
+	cuda_restore();
 }
 
-static int cuda_event_new(cuda_event *ret_e, struct base_error *err)
+int cuda_event_new(cuda_event *ret_e, struct base_error *err)
 {
 	return cuda_translate(cuda_driver.event_create(ret_e, CUDA_EVENT_BLOCKING_SYNC | CUDA_EVENT_DISABLE_TIMING),
 		"cuEventCreate", err);
 }
 
-static void cuda_event_free(cuda_context c, cuda_event e)
+void cuda_event_free(cuda_context c, cuda_event e)
 {
-	if (cuda_driver.context_push(c) != CUDA_SUCCESS)
+	if (cuda_enter(c, NULL) < 0)
 		return;
 	cuda_driver.event_destroy(e);
 	cuda_leave();
 }
 
-/* ---- fences ---- */
-
-int device_fence_new(void *stream, struct device_fence **ret_f, struct base_error *err)
-{
-	base_cleanup_free struct device_fence *f = calloc(1, sizeof *f);
-	int rc = device_cuda_load(err);
-
-	if (rc < 0)
-		return rc;
-	if (!f)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	rc = cuda_translate(cuda_driver.context_current(&f->context), "cuCtxGetCurrent", err);
-	if (rc < 0)
-		return rc;
-	if (!f->context)
-		return base_error_set(err, -EINVAL, "device memory was given by a thread that has no CUDA context");
-	rc = cuda_event_new(&f->event, err);
-	if (rc < 0)
-		return rc;
-	rc = cuda_translate(cuda_driver.event_record(f->event, stream), "cuEventRecord on the caller's stream", err);
-	if (rc < 0) {
-		cuda_driver.event_destroy(f->event);
-		return rc;
-	}
-	*ret_f = base_steal(f);
-	return 0;
-}
-
-void device_fence_free(struct device_fence *f)
-{
-	if (!f)
-		return;
-	cuda_event_free(f->context, f->event);
-	free(f);
-}
-
 /* ---- host memory ---- */
 
-int device_registration_new(const struct device_fence *f, void *memory, size_t bytes,
+/* Of *memory, or, where that is NULL, of memory that it gives. */
+static int registration_new(const struct device_fence *f, void **memory, size_t bytes,
 	struct device_registration **ret_r, struct base_error *err)
 {
+	bool allocated = !*memory;
 	base_cleanup_free struct device_registration *r = calloc(1, sizeof *r);
+	cuda_context context = f->places[0].context;
 	int rc;
 
 	if (!r)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	rc = cuda_enter(f->context, err);
+	rc = cuda_enter(context, err);
 	if (rc < 0)
 		return rc;
-	rc = cuda_translate(cuda_driver.host_register(memory, bytes, CUDA_HOST_REGISTER_PORTABLE), "cuMemHostRegister",
-		err);
+	if (allocated)
+		rc = cuda_translate(cuda_driver.host_alloc(memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostAlloc", err);
+	else
+		rc = cuda_translate(cuda_driver.host_register(*memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostRegister",
+			err);
 	cuda_leave();
 	if (rc < 0)
 		return rc;
-	*r = (struct device_registration){f->context, memory};
+	*r = (struct device_registration){context, *memory, allocated};
 	*ret_r = base_steal(r);
 	return 0;
+}
+
+int device_registration_new(const struct device_fence *f, void *memory, size_t bytes,
+	struct device_registration **ret_r, struct base_error *err)
+{
+	return registration_new(f, &memory, bytes, ret_r, err);
+}
+
+int device_registration_allocate(const struct device_fence *f, size_t bytes, void **ret_memory,
+	struct device_registration **ret_r, struct base_error *err)
+{
+	*ret_memory = NULL;
+	return registration_new(f, ret_memory, bytes, ret_r, err);
 }
 
 /* Where the context is gone, so is the registration: nothing is to be told to anybody. */
@@ -118,8 +121,11 @@ void device_registration_free(struct device_registration *r)
 {
 	if (!r)
 		return;
-	if (cuda_driver.context_push(r->context) == CUDA_SUCCESS) {
-		cuda_driver.host_unregister(r->memory);
+	if (cuda_enter(r->context, NULL) == 0) {
+		if (r->allocated)
+			cuda_driver.host_free(r->memory);
+		else
+			cuda_driver.host_unregister(r->memory);
 		cuda_leave();
 	}
 	free(r);
@@ -127,17 +133,19 @@ void device_registration_free(struct device_registration *r)
 
 /* ---- streams ---- */
 
-int device_stream_new(const struct device_fence *f, struct device_stream **ret_s, struct base_error *err)
+int device_stream_new(const struct device_fence *f, unsigned place, enum device_pin pin, struct device_stream **ret_s,
+	struct base_error *err)
 {
 	base_cleanup_free struct device_stream *s = calloc(1, sizeof *s);
 	int rc;
 
 	if (!s)
 		return base_error_set(err, -ENOMEM, "out of memory");
-	rc = cuda_enter(f->context, err);
+	s->context = f->places[place].context;
+	rc = cuda_enter(s->context, err);
 	if (rc < 0)
 		return rc;
-	s->context = f->context;
+	s->pin = pin;
 	rc = cuda_translate(cuda_driver.stream_create(&s->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate", err);
 	cuda_leave();
 	if (rc < 0)
@@ -150,17 +158,20 @@ void device_stream_free(struct device_stream *s)
 {
 	if (!s)
 		return;
-	if (cuda_driver.context_push(s->context) == CUDA_SUCCESS) {
+	if (cuda_enter(s->context, NULL) == 0) {
 		cuda_driver.stream_synchronize(s->stream); /* destroy alone would let copies land in freed memory */
 		cuda_driver.stream_destroy(s->stream);
+		cuda_turner_free(s->turner, true);
 		cuda_leave();
+	} else {
+		cuda_turner_free(s->turner, false);
 	}
 	free(s);
 }
 
-bool device_stream_fits(const struct device_stream *s, const struct device_fence *f)
+bool device_stream_fits(const struct device_stream *s, const struct device_fence *f, unsigned place)
 {
-	return s->context == f->context;
+	return s->context == f->places[place].context;
 }
 
 int device_stream_wait(struct device_stream *s, const struct device_fence *f, struct base_error *err)
@@ -169,77 +180,9 @@ int device_stream_wait(struct device_stream *s, const struct device_fence *f, st
 
 	if (rc < 0)
 		return rc;
-	rc = cuda_translate(cuda_driver.stream_wait(s->stream, f->event, 0), "cuStreamWaitEvent", err);
-	cuda_leave();
-	return rc;
-}
-
-/* ---- copies ---- */
-
-struct cuda_walk {
-	const struct device_gather *g;   /* folded */
-	cuda_stream stream;
-	uint32_t rows;                   /* the dimension that 2-d copies run along; ndim: none can */
-	uint64_t to_stride[DEVICE_GATHER_DIMS];
-};
-
-static uint32_t cuda_choose_rows(const struct cuda_walk *w)
-{
-	const struct device_gather *g = w->g;
-	uint32_t best = g->ndim;
-
-	for (uint32_t i = 0; i < g->ndim; i++)
-		if (g->stride[i] >= 0 && (uint64_t)g->stride[i] >= g->item_bytes &&
-		    (uint64_t)g->stride[i] <= CUDA_PITCH_MAX && w->to_stride[i] <= CUDA_PITCH_MAX &&
-		    (best == g->ndim || g->size[i] > g->size[best]))
-			best = i;
-	return best;
-}
-
-static cuda_result cuda_copy_rows(const struct cuda_walk *w, char *to, cuda_address from)
-{
-	struct cuda_copy_2d copy = {
-		.src_type = CUDA_MEMORY_DEVICE, .src_device = from, .src_pitch = (size_t)w->g->stride[w->rows],
-		.dst_type = CUDA_MEMORY_HOST, .dst_host = to, .dst_pitch = w->to_stride[w->rows],
-		.width_bytes = w->g->item_bytes, .height = w->g->size[w->rows],
-	};
-
-	return cuda_driver.copy_2d(&copy, w->stream);
-}
-
-static cuda_result cuda_copy_dim(const struct cuda_walk *w, uint32_t dim, char *to, cuda_address from)
-{
-	const struct device_gather *g = w->g;
-	cuda_result rc = CUDA_SUCCESS;
-
-	if (dim == w->rows)
-		return cuda_copy_dim(w, dim + 1, to, from);
-	if (dim >= g->ndim)
-		return w->rows < g->ndim ? cuda_copy_rows(w, to, from) :
-			cuda_driver.copy_to_host(to, from, g->item_bytes, w->stream);
-	for (uint64_t i = 0; i < g->size[dim] && rc == CUDA_SUCCESS; i++)
-		rc = cuda_copy_dim(w, dim + 1, to + i * w->to_stride[dim], from + i * (uint64_t)g->stride[dim]);
-	return rc;
-}
-
-int device_stream_gather(struct device_stream *s, void *to, const struct device_gather *source, struct base_error *err)
-{
-	struct device_gather g = *source;
-	struct cuda_walk w = {.g = &g, .stream = s->stream};
-	uint64_t bytes;
-	int rc;
-
-	device_gather_fold(&g);
-	if (g.item_bytes == 0)
-		return 0;
-	bytes = g.item_bytes;
-	for (uint32_t i = g.ndim; i-- > 0; bytes *= g.size[i])
-		w.to_stride[i] = bytes;
-	w.rows = cuda_choose_rows(&w);
-	rc = cuda_enter(s->context, err);
-	if (rc < 0)
-		return rc;
-	rc = cuda_translate(cuda_copy_dim(&w, 0, to, (uintptr_t)g.from), "copy from device memory", err);
+	for (unsigned i = 0; i < f->npoints && rc == 0; i++)
+		rc = cuda_translate(cuda_driver.stream_wait(s->stream, f->points[i].event, 0), "cuStreamWaitEvent",
+			err);
 	cuda_leave();
 	return rc;
 }
@@ -256,8 +199,7 @@ int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct 
 	rc = cuda_enter(s->context, err);
 	if (rc < 0)
 		return rc;
-	m->context = s->context;
-	m->stream = s->stream;
+	m->stream = s;
 	rc = cuda_event_new(&m->event, err);
 	cuda_leave();
 	if (rc < 0)
@@ -270,28 +212,33 @@ void device_mark_free(struct device_mark *m)
 {
 	if (!m)
 		return;
-	cuda_event_free(m->context, m->event);
+	cuda_event_free(m->stream->context, m->event);
 	free(m);
 }
 
 int device_mark_set(struct device_mark *m, struct base_error *err)
 {
-	int rc = cuda_enter(m->context, err);
+	int rc = cuda_enter(m->stream->context, err);
 
 	if (rc < 0)
 		return rc;
-	rc = cuda_translate(cuda_driver.event_record(m->event, m->stream), "cuEventRecord", err);
+	rc = cuda_translate(cuda_driver.event_record(m->event, m->stream->stream), "cuEventRecord", err);
 	cuda_leave();
+	m->turns = cuda_turns_given(m->stream);
 	return rc;
 }
 
 int device_mark_wait(struct device_mark *m, struct base_error *err)
 {
-	int rc = cuda_enter(m->context, err);
+	int rc = cuda_enter(m->stream->context, err);
 
 	if (rc < 0)
 		return rc;
-	rc = cuda_translate(cuda_driver.event_synchronize(m->event), "copies from device memory", err);
+	rc = cuda_translate(cuda_driver.event_synchronize(m->event), CUDA_COPIES, err);
 	cuda_leave();
+	if (rc == 0)
+		cuda_turn_all(m->stream, m->turns);
+	else
+		cuda_turn_none(m->stream);
 	return rc;
 }

@@ -33,7 +33,7 @@ static int cuda_errno(cuda_result rc)
 	case CUDA_HOST_ALREADY_REGISTERED: return -EEXIST;
 	case CUDA_NOT_PERMITTED: return -EPERM;
 	case CUDA_NOT_SUPPORTED: return -EOPNOTSUPP;
-	default: return -EIO;
+	default: return rc >= CUDA_CAPTURE_UNSUPPORTED && rc <= CUDA_CAPTURE_WRONG_THREAD ? -EBUSY : -EIO;
 	}
 }
 

@@ -170,7 +170,7 @@ static void gather_dim(const struct gather_walk *w, uint32_t dim, char *to, cons
 }
 
 /* The dimension that lies closest together in the source, where tiling it pays; else the last one. A stride of 0
- * (the same items again) is no place to read along. */
+ * (the same items again) is no place to read along, nor is a single item. */
 static uint32_t gather_choose_dense(const struct device_gather *g)
 {
 	uint32_t best = g->ndim - 1;
@@ -180,31 +180,37 @@ static uint32_t gather_choose_dense(const struct device_gather *g)
 	for (uint32_t i = 0; i + 1 < g->ndim; i++) {
 		uint64_t stride = gather_abs(g->stride[i]);
 
-		if (stride > 0 && stride < GATHER_DENSE_BYTES && stride < gather_abs(g->stride[best]))
+		if (g->size[i] > 1 && stride > 0 && stride < GATHER_DENSE_BYTES
+			&& (stride < gather_abs(g->stride[best]) || g->size[best] == 1))
 			best = i;
 	}
 	return best;
 }
 
+void device_gather_part(void *to, const uint64_t *to_stride, const struct device_gather *g)
+{
+	struct gather_walk w = {.g = g, .last = g->ndim - 1};
+
+	if (g->ndim == 0) {
+		memcpy(to, g->from, g->item_bytes);
+		return;
+	}
+	memcpy(w.to_stride, to_stride, g->ndim * sizeof *to_stride);
+	w.dense = gather_choose_dense(g);
+	gather_dim(&w, 0, to, g->from);
+}
+
 void device_gather_host(void *to, const struct device_gather *source)
 {
 	struct device_gather g = *source;
-	struct gather_walk w = {.g = &g};
-	uint64_t bytes;
+	uint64_t to_stride[DEVICE_GATHER_DIMS], bytes;
 
 	device_gather_fold(&g);
-	if (g.item_bytes == 0)
-		return;
-	if (g.ndim == 0) {
-		memcpy(to, g.from, g.item_bytes);
-		return;
-	}
 	bytes = g.item_bytes;
 	for (uint32_t i = g.ndim; i-- > 0; bytes *= g.size[i])
-		w.to_stride[i] = bytes;
-	w.last = g.ndim - 1;
-	w.dense = gather_choose_dense(&g);
-	gather_dim(&w, 0, to, g.from);
+		to_stride[i] = bytes;
+	if (g.item_bytes)
+		device_gather_part(to, to_stride, &g);
 }
 
 #ifdef __SSE2__

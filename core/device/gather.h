@@ -21,6 +21,9 @@ struct device_gather {
  * item_bytes (so ndim 0 means one memcpy of item_bytes). Equal bytes in equal order. */
 void device_gather_fold(struct device_gather *g);
 void device_gather_host(void *to, const struct device_gather *g);
+/* A part of a larger row-major array: its items lie to_stride apart, those of the last dimension one behind another.
+ * Dimensions as they are given; no size is 0. */
+void device_gather_part(void *to, const uint64_t *to_stride, const struct device_gather *g);
 
 /* memcpy of what nobody will read soon, past the caches where the processor can: the destination is not read first, and
  * throws nothing out. Another thread may read it after device_copy_past_end by the thread that copied. */

@@ -11,6 +11,9 @@
  * Invariants (under lock): pages between tail and head, `used` of them, are slots one behind another; the oldest is
  * taken; when nothing is used both stand at 0, so that an empty ring has room for a slot as large as itself.
  *
+ * Pinned memory is registered, if it can be: it stays ours, then, in huge pages, and outlives its context. Some drivers
+ * refuse that (or take long, which the saver tells); memory that the driver allocates is the other way.
+ *
  * The memory is resident before the first slot is taken: faulting it in during a save would cost more than the copy.
  * A fork does not hand it to the child (the child may not save anyway), so that the parent's next writes to it copy no
  * pages and device copies never land in pages that only the child still sees. Core dumps leave it out. */
@@ -24,6 +27,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/base/cleanup.h"
@@ -52,8 +56,11 @@ struct device_ring {
 	uint64_t page_bytes;
 	uint32_t pages;
 	enum device_pin pin;
-	struct device_registration *registration; /* of whoever registers, as is the next */
-	bool refused;                    /* by the driver */
+	struct device_registration *registration; /* of whoever registers, as are the next three */
+	bool asked;                      /* the driver was asked for all that pin allows */
+	struct base_error why;           /* what it answered */
+	uint64_t register_ns;
+	bool allocated;                  /* the memory is the driver's; constant after new */
 	pthread_mutex_t lock;            /* protects what follows */
 	enum device_memory kind;
 	uint32_t head, tail, used;
@@ -152,34 +159,123 @@ static int ring_lock(struct device_ring *r, uint64_t bytes, struct base_error *e
 		(unsigned long long)limit.rlim_cur, base_error_name(rc));
 }
 
+/* ---- pinning ---- */
+
+static void ring_pinned(struct device_ring *r)
+{
+	r->why = (struct base_error){0};
+	pthread_mutex_lock(&r->lock);
+	r->kind = DEVICE_MEMORY_PINNED;
+	pthread_mutex_unlock(&r->lock);
+}
+
+/* The answers of all that was tried. */
+static int ring_refused(struct device_ring *r, int rc, const struct base_error *why)
+{
+	struct base_error before = r->why;
+
+	return base_error_set(&r->why, rc, "%.400s%s%.400s", before.text, before.text[0] ? "; " : "", why->text);
+}
+
 /* Memory that is locked already may be registered as well. */
-int device_ring_register(struct device_ring *r, const struct device_fence *fence, struct base_error *err)
+static int ring_register(struct device_ring *r, const struct device_fence *fence)
+{
+	struct timespec begin, end;
+	struct base_error why = {0};
+	int rc;
+
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	rc = device_registration_new(fence, r->memory, r->pages * r->page_bytes, &r->registration, &why);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	if (rc < 0)
+		return ring_refused(r, rc, &why);
+	r->register_ns = (uint64_t)(end.tv_sec - begin.tv_sec) * UINT64_C(1000000000) + (uint64_t)end.tv_nsec
+		- (uint64_t)begin.tv_nsec;
+	ring_pinned(r);
+	return 0;
+}
+
+static int ring_allocate(struct device_ring *r, uint64_t bytes, const struct device_fence *fence)
+{
+	struct base_error why = {0};
+	void *memory;
+	int rc = device_registration_allocate(fence, bytes, &memory, &r->registration, &why);
+
+	if (rc < 0)
+		return ring_refused(r, rc, &why);
+	r->memory = memory;
+	r->allocated = true;
+	ring_pinned(r);
+	return 0;
+}
+
+int device_ring_register(struct device_ring *r, const struct device_fence *fence)
+{
+	if (r->pin == DEVICE_PIN_NO || r->registration || r->asked)
+		return 0;
+	if (r->pin != DEVICE_PIN_ALLOCATE && !r->why.text[0])
+		ring_register(r, fence);
+	return !r->registration;
+}
+
+const char *device_ring_why(const struct device_ring *r) { return r->why.text; }
+uint64_t device_ring_register_ns(const struct device_ring *r) { return r->register_ns; }
+
+/* ---- making ---- */
+
+static int ring_resident(struct device_ring *r, uint64_t bytes, struct base_error *err)
+{
+	int rc;
+
+	r->memory = ring_map(bytes);
+	if (r->memory == MAP_FAILED)
+		return base_error_set(err, -ENOMEM, "no memory for a staging ring of %llu bytes",
+			(unsigned long long)bytes);
+	madvise(r->memory, bytes, MADV_HUGEPAGE); /* hints: without them it is only slower */
+	madvise(r->memory, bytes, MADV_DONTFORK);
+	madvise(r->memory, bytes, MADV_DONTDUMP);
+	rc = ring_fault_in(r, bytes);
+	return rc == 0 ? 0 : base_error_set(err, rc == -EFAULT ? -ENOMEM : rc, "no memory for a staging ring of %llu "
+		"bytes: %s", (unsigned long long)bytes, base_error_name(rc));
+}
+
+static void ring_unmap(struct device_ring *r, uint64_t bytes)
+{
+	if (r->memory != MAP_FAILED && !r->allocated)
+		munmap(r->memory, bytes);
+	r->memory = MAP_FAILED;
+}
+
+/* The first way, the second one: there is memory at return, pinned or not. */
+static int ring_pin(struct device_ring *r, uint64_t bytes, const struct device_fence *fence, struct base_error *err)
+{
+	int rc;
+
+	r->asked = true;
+	if (r->pin == DEVICE_PIN_ALLOCATE && ring_allocate(r, bytes, fence) == 0)
+		return 0;
+	rc = ring_resident(r, bytes, err);
+	if (rc < 0 || ring_register(r, fence) == 0 || r->pin == DEVICE_PIN_ALLOCATE)
+		return rc;
+	ring_unmap(r, bytes); /* both at one time may be more than there is */
+	if (ring_allocate(r, bytes, fence) == 0)
+		return 0;
+	if (r->pin == DEVICE_PIN_YES)
+		return base_error_set(err, r->why.code, "%s", r->why.text);
+	return ring_resident(r, bytes, err);
+}
+
+static int ring_prepare(struct device_ring *r, uint64_t bytes, const struct device_fence *fence,
+	struct base_error *err)
 {
 	struct base_error why = {0};
 	int rc;
 
-	if (r->pin == DEVICE_PIN_NO || r->registration || r->refused)
-		return 0;
-	rc = device_registration_new(fence, r->memory, r->pages * r->page_bytes, &r->registration, &why);
-	if (rc < 0 && r->pin == DEVICE_PIN_YES)
-		return base_error_set(err, rc, "%s", why.text);
-	if (rc < 0) {
-		base_debug("staging memory is not pinned: %s", why.text);
-		r->refused = true;
-		return 0;
-	}
-	pthread_mutex_lock(&r->lock);
-	r->kind = DEVICE_MEMORY_PINNED;
-	pthread_mutex_unlock(&r->lock);
-	return 0;
-}
-
-/* The best kind that pin and the system allow. */
-static int ring_pin(struct device_ring *r, uint64_t bytes, const struct device_fence *fence, struct base_error *err)
-{
-	struct base_error why = {0};
-	int rc = fence ? device_ring_register(r, fence, err) : 0;
-
+	r->slots = calloc(r->pages, sizeof *r->slots);
+	if (!r->slots)
+		return base_error_set(err, -ENOMEM, "no memory for a staging ring of %llu bytes",
+			(unsigned long long)bytes);
+	rc = fence && r->pin != DEVICE_PIN_NO ? ring_pin(r, bytes, fence, err) : ring_resident(r, bytes, err);
 	if (rc < 0 || r->pin == DEVICE_PIN_NO || r->registration)
 		return rc;
 	rc = ring_lock(r, bytes, &why);
@@ -188,26 +284,6 @@ static int ring_pin(struct device_ring *r, uint64_t bytes, const struct device_f
 	if (rc < 0)
 		base_debug("staging memory is not locked: %s", why.text);
 	return 0;
-}
-
-static int ring_prepare(struct device_ring *r, uint64_t bytes, const struct device_fence *fence,
-	struct base_error *err)
-{
-	int rc;
-
-	r->slots = calloc(r->pages, sizeof *r->slots);
-	r->memory = ring_map(bytes);
-	if (!r->slots || r->memory == MAP_FAILED)
-		return base_error_set(err, -ENOMEM, "no memory for a staging ring of %llu bytes",
-			(unsigned long long)bytes);
-	madvise(r->memory, bytes, MADV_HUGEPAGE); /* hints: without them it is only slower */
-	madvise(r->memory, bytes, MADV_DONTFORK);
-	madvise(r->memory, bytes, MADV_DONTDUMP);
-	rc = ring_fault_in(r, bytes);
-	if (rc < 0)
-		return base_error_set(err, rc == -EFAULT ? -ENOMEM : rc, "no memory for a staging ring of %llu bytes: "
-			"%s", (unsigned long long)bytes, base_error_name(rc));
-	return ring_pin(r, bytes, fence, err);
 }
 
 int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fence *fence, struct device_ring **ret_r,
@@ -243,7 +319,7 @@ void device_ring_free(struct device_ring *r)
 	if (r->memory != MAP_FAILED) {
 		ring_allow(r->memory, r->pages * r->page_bytes);
 		device_registration_free(r->registration);
-		munmap(r->memory, r->pages * r->page_bytes);
+		ring_unmap(r, r->pages * r->page_bytes);
 	}
 	pthread_mutex_destroy(&r->lock);
 	free(r->slots);

@@ -9,19 +9,22 @@
 
 #include <stdint.h>
 
-#include "core/base/error.h"
+#include "core/device/cuda.h"
 
-enum device_pin { DEVICE_PIN_AUTO, DEVICE_PIN_NO, DEVICE_PIN_YES };
 enum device_memory { DEVICE_MEMORY_PAGEABLE, DEVICE_MEMORY_LOCKED, DEVICE_MEMORY_PINNED };
-struct device_fence;
 struct device_ring;
-/* Resident at return. With a fence: registered with the CUDA driver in its context (portable: for every context), where
- * pin allows; any thread. AUTO takes what it can get, YES fails (-EPERM, -ENOMEM, the driver's sentence). */
+/* Resident at return. With a fence: pinned for all CUDA contexts, where pin allows: registered with the driver, else,
+ * where it refuses that, allocated by it (ALLOCATE: the other way round); any thread. AUTO and ALLOCATE take what they
+ * can get, YES fails (-EPERM, -ENOMEM, the driver's sentences). */
 int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fence *fence, struct device_ring **ret_r,
 	struct base_error *err);
-/* A ring that was made without a fence, and now meets device memory: registered as by new; slots may be taken. Tried
- * once where pin is AUTO; nothing to do where it is done. From one thread at a time. */
-int device_ring_register(struct device_ring *r, const struct device_fence *fence, struct base_error *err);
+/* A ring that was made without a fence, and now meets device memory: registered as by new, unless pin is NO; slots may
+ * be taken. 1: it stays unpinned, but a new one might be allocated; so it is at every later call. From one thread at a
+ * time. */
+int device_ring_register(struct device_ring *r, const struct device_fence *fence);
+/* Why it is not pinned, as far as the driver was asked, else "". Of the thread that registers. */
+const char *device_ring_why(const struct device_ring *r);
+uint64_t device_ring_register_ns(const struct device_ring *r); /* how long the driver took to register it; likewise */
 void device_ring_free(struct device_ring *r); /* NULL-safe; slots that were not given back are lost with it */
 uint64_t device_ring_bytes(const struct device_ring *r);
 enum device_memory device_ring_memory(const struct device_ring *r);
@@ -29,6 +32,5 @@ enum device_memory device_ring_memory(const struct device_ring *r);
 void *device_ring_take(struct device_ring *r, uint64_t bytes);
 int device_ring_give(struct device_ring *r, void *slot); /* -EINVAL: not a slot that is taken */
 uint64_t device_ring_used(const struct device_ring *r); /* bytes that are not free */
-uint64_t device_free_memory(void); /* of this machine and its cgroup, in bytes: what could be allocated now */
 
 #endif

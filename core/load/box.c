@@ -51,9 +51,8 @@ static int box_piece(struct box_read *r, uint64_t piece, void *out)
 	if (rc == 0)
 		rc = store_object_read(r->pack, ref, out, r->err);
 	if (rc < 0)
-		return base_error_prefix(r->err, rc, "%s/%llu: %s: piece %llu at offset %llu of pack %s", info->run,
-			(unsigned long long)info->step, r->o->label, (unsigned long long)piece,
-			(unsigned long long)ref->offset, ref->pack < r->o->npacks ? r->o->packs[ref->pack] : "?");
+		return base_error_prefix(r->err, rc, "%s/%llu: %s: piece %llu", info->run,
+			(unsigned long long)info->step, r->o->label, (unsigned long long)piece);
 	return 0;
 }
 

@@ -457,9 +457,8 @@ static int cache_fill_one(struct load_cache *c, const struct load_object *o, str
 	if (rc < 0) {
 		const char *name = ref->pack < o->npacks ? o->packs[ref->pack] : "?";
 
-		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu at offset %llu of pack %s", info->run,
-			(unsigned long long)info->step, o->label,
-			(unsigned long long)w->piece, (unsigned long long)ref->offset, name);
+		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu", info->run,
+			(unsigned long long)info->step, o->label, (unsigned long long)w->piece);
 		if (cache_say(c, name, ref->offset + w->window))
 			base_warning("%s", why.text);
 		if (err)

@@ -115,6 +115,23 @@ static int object_row(struct load_object *o, uint32_t tensor, struct base_error 
 	return load_pieces_check(o, &o->whole, o->pieces, o->npieces, o->npacks, err);
 }
 
+/* The pieces' digests say nothing of how their bytes are to be read: the tensor's own does. */
+static int object_digest(struct load_object *o, enum tensor_dtype dtype)
+{
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+
+	base_buf_append(&b, "\4", 1);
+	base_buf_put64(&b, dtype);
+	base_buf_put64(&b, o->grid.shape.ndim);
+	for (uint32_t d = 0; d < o->grid.shape.ndim; d++)
+		base_buf_put64(&b, o->grid.shape.dim[d]);
+	base_buf_append(&b, o->digest.bytes, sizeof o->digest.bytes);
+	if (b.error)
+		return -ENOMEM;
+	base_sha256(b.data, b.len, &o->digest);
+	return 0;
+}
+
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err)
 {
 	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
@@ -136,6 +153,8 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	o->bytes = info.bytes;
 	object_measure(o);
 	rc = object_row(o, tensor, err);
+	if (rc == 0 && object_digest(o, info.dtype) < 0)
+		rc = base_error_set(err, -ENOMEM, "out of memory");
 	if (rc < 0)
 		return object_fail(o, rc, err);
 	*ret_o = base_steal(o);

@@ -16,8 +16,6 @@
 #include "core/store/manifest.h"
 #include "core/store/spread.h"
 
-#define STEP_LAYOUT_MAX (UINT64_C(2) << 30)
-#define STEP_PART_MAX (UINT64_C(1) << 30)
 #define STEP_CHUNKS_BYTES (UINT64_C(4) << 20) /* decoded chunks of parts that a step keeps */
 
 struct step_rank {
@@ -97,7 +95,7 @@ static int step_open_layout(struct load_step *step, uint32_t i, struct base_erro
 
 	if (!base_digest_equal(&from->digest, &from->ref.digest))
 		return base_error_set(err, -BASE_EFORMAT, "layout %u refers to an object of another digest", i);
-	rc = store_manifest_object(step->store, &step->manifest, &from->ref, STEP_LAYOUT_MAX, &bytes, err);
+	rc = store_manifest_object(step->store, &step->manifest, &from->ref, STORE_METADATA_MAX_BYTES, &bytes, err);
 	if (rc >= 0)
 		rc = store_layout_decode(bytes, from->ref.raw_len, &step->layouts[i], err);
 	if (rc < 0)
@@ -113,13 +111,11 @@ static int step_open_part(void *arg, uint32_t line, struct base_error *err)
 	const struct proto_manifest_rank *from = &m->ranks[line];
 	struct step_rank *rank = &step->ranks[line];
 	base_cleanup_free void *bytes = NULL;
-	int rc = store_manifest_object(step->store, &step->manifest, &from->part, STEP_PART_MAX, &bytes, err);
+	int rc = store_manifest_object(step->store, &step->manifest, &from->part, STORE_METADATA_MAX_BYTES, &bytes,
+		err);
 
-	if (rc >= 0) {
-		rc = proto_part_decode(bytes, from->part.raw_len, &rank->part);
-		if (rc < 0)
-			base_error_set(err, rc, "the record is malformed");
-	}
+	if (rc >= 0)
+		rc = store_part_decode(bytes, from->part.raw_len, &rank->part, err);
 	if (rc < 0)
 		return base_error_prefix(err, rc, "part of rank %u", from->rank);
 	if (from->layout >= m->nlayouts || !base_digest_equal(&rank->part.layout, &m->layouts[from->layout].digest))

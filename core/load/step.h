@@ -65,8 +65,8 @@ int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **r
 struct load_object *load_object_ref(struct load_object *o);
 void load_object_unref(struct load_object *o);
 uint64_t load_object_bytes(const struct load_object *o);
-/* Object digest of a blob; of a tensor that of its row, also where boxes were cut as the whole would have been; of
- * other boxes as docs/format/part.md says. */
+/* Object digest of a blob; of a tensor one over its dtype, shape and pieces, whoever stored them, as
+ * docs/format/part.md says ("The digest of a tensor"). */
 const struct base_digest *load_object_digest(const struct load_object *o);
 const struct tensor_grid *load_object_grid(const struct load_object *o);      /* NULL: a blob */
 uint64_t load_object_piece_count(const struct load_object *o);

@@ -163,10 +163,8 @@ static int appender_open_pack(struct save_appender *a, const char *class, struct
 	struct save_writer *w = a->w;
 	char name[STORE_PACK_NAME_MAX];
 	int64_t number;
-	int rc = store_attempt_pack(w->attempt, class, name);
+	int rc = store_attempt_pack_open(w->attempt, class, name, ret_pack);
 
-	if (rc >= 0)
-		rc = store_pack_writer_open(w->store->storage, w->store->info.id, name, ret_pack);
 	if (rc < 0)
 		return save_write_failed(w, class, rc, err);
 	number = save_dedup_pack(&w->dedup, name, true);
@@ -203,7 +201,8 @@ int save_appender_class(struct save_appender *a, const char *class, struct base_
 		rc = appender_end_run(a, err);
 		begin = save_now_ns();
 		if (rc == 0) {
-			rc = store_pack_seal(base_steal(a->pack), &a->w->dedup.packs[a->pack_number].size);
+			rc = store_attempt_pack_seal(a->w->attempt, base_steal(a->pack),
+				&a->w->dedup.packs[a->pack_number].size);
 			if (rc < 0)
 				save_write_failed(a->w, a->pack_class, rc, err);
 			a->w->result.write_ns += save_now_ns() - begin;
@@ -305,7 +304,7 @@ static int appender_believe(struct save_appender *a, struct save_band *b, struct
 
 	if (rc != -ENOENT)
 		return rc;
-	rc = save_band_confirm(b, p);
+	rc = save_band_confirm(b, a->w, p);
 	if (rc < 0 && err)
 		*err = b->err;
 	p->believed = NULL;
@@ -316,7 +315,7 @@ static int appender_believe(struct save_appender *a, struct save_band *b, struct
 static int appender_encode(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
 {
 	uint64_t begin = save_now_ns();
-	int rc = p->believed ? save_band_confirm(b, p) : 0;
+	int rc = p->believed ? save_band_confirm(b, a->w, p) : 0;
 
 	if (rc == 0)
 		save_band_encode(b, p);

@@ -10,6 +10,8 @@
  * stored (vectors; tiles that span whole rows) nothing is cut. */
 #include "core/save/save_internal.h"
 
+#include "core/store/note.h"
+
 void save_band_rows(struct save_band *b, struct save_writer *w)
 {
 	for (unsigned n = save_bases_count(&w->bases); b->nrows < n; b->nrows++)
@@ -112,6 +114,7 @@ int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct 
 	b->at = c->at;
 	b->tensor = save_writer_tensor_at(w, c->at);
 	b->word_bytes = tensor_dtype_word_bytes(store_layout_dtype(w->layout, b->tensor));
+	b->believe = w->believes && !tensor_dtype_is_integer(store_layout_dtype(w->layout, b->tensor));
 	rc = band_take(b, &c->it);
 	if (c->it.done) {
 		c->inside = false;
@@ -289,31 +292,68 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	p->encoded = true;
 }
 
-static int band_confirm(struct save_band *b, const struct save_piece *p, const uint8_t *bytes)
+/* Both hashes of the same bytes, block by block. The XXH3-128 was made before, of what these bytes were copied from:
+ * where it differs now one of the two copies changed in memory, and nobody knows which of them is right. */
+static int band_hash(struct save_band *b, uint64_t seed, const struct save_piece *p, const uint8_t *bytes,
+	struct base_digest *ret_digest)
 {
-	struct base_digest digest;
+	struct base_xxh128 xxh;
 
-	base_digest_of(bytes, p->len, &digest);
-	if (base_digest_equal(&digest, &p->digest))
+	base_hash_both(b->hash, seed, bytes, p->len, ret_digest, &xxh);
+	if (memcmp(&xxh, &p->xxh, sizeof xxh) == 0)
 		return 0;
 	return base_error_set(&b->err, -BASE_EDAMAGED,
-		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
-		"that record, or this machine's memory, is wrong (a save without bases, --no-index, recognises no "
-		"pieces)",
+		"piece %llu is not what was copied: its XXH3-128 differs from the one made while copying; this "
+		"machine's memory is not to be trusted, nothing of this save is kept",
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }
 
-int save_band_confirm(struct save_band *b, const struct save_piece *p)
+/* A base's piece that is not what its row says is kept from later saves, until verify has looked. */
+static void band_doubt(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+{
+	for (unsigned i = 0; i < b->nrows; i++) {
+		const char *pack;
+		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
+		struct proto_range range;
+
+		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
+			continue;
+		range = (struct proto_range){known->ref.offset, base_max(known->ref.stored_len, 1)};
+		store_note_put(w->store, pack, &range, 1, false, NULL);
+	}
+}
+
+static int band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p,
+	const uint8_t *bytes)
+{
+	struct base_digest digest;
+	int rc = band_hash(b, w->store->info.seed, p, bytes, &digest);
+
+	if (rc < 0 || base_digest_equal(&digest, &p->digest))
+		return rc;
+	band_doubt(b, w, p);
+	return base_error_set(&b->err, -BASE_EDAMAGED,
+		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
+		"that record, or this machine's memory, is wrong (later saves do not believe that record any more; "
+		"vckpt verify finds all such; a save without bases, --no-index, recognises no pieces)",
+		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
+}
+
+int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
 	band_cut(b);
-	return band_confirm(b, p, b->raw + p->offset);
+	return band_confirm(b, w, p, b->raw + p->offset);
+}
+
+/* May its XXH3-128 alone say that it is what a base has at its position? */
+static bool band_may_believe(const struct save_band *b, const struct save_piece *p)
+{
+	return b->believe && b->nrows && p->len > SAVE_BELIEVE_BYTES;
 }
 
 /* Is it the piece that stands at its position in one of the bases? */
 static bool band_recognise(const struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
-	if (p->len <= SAVE_BELIEVE_BYTES)
-		return false;
 	for (unsigned i = 0; i < b->nrows; i++) {
 		const char *pack;
 		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
@@ -335,25 +375,58 @@ static bool band_is_checked(const struct save_band *b, const struct save_writer 
 	return base_xxh64_of(w->check_seed, which, sizeof which) % SAVE_BELIEVE_CHECK == 0;
 }
 
-static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+/* Does a base have it at its position? Then the appender will hardly need its encoded form. */
+static bool band_at_position(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
-	uint64_t begin = save_now_ns(), middle;
+	for (unsigned i = 0; i < b->nrows; i++) {
+		const char *pack;
+		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
+
+		if (known && base_digest_equal(&known->ref.digest, &p->digest) && save_dedup_may(&w->dedup, pack))
+			return true;
+	}
+	return false;
+}
+
+/* 1: recognised, and hashed in full if chance wants it. */
+static int band_believe(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
 	int rc = 0;
 
 	band_xxh(b, w->store->info.seed, p);
-	if (band_recognise(b, w, p)) {
-		p->checked = band_is_checked(b, w, p);
-		if (p->checked)
-			rc = band_confirm(b, p, band_bytes(b, p));
-		b->digest_ns += save_now_ns() - begin;
-		return rc;
-	}
+	if (!band_recognise(b, w, p))
+		return 0;
+	p->checked = band_is_checked(b, w, p);
+	if (p->checked)
+		rc = band_confirm(b, w, p, band_bytes(b, p));
+	return rc < 0 ? rc : 1;
+}
+
+/* Both hashes. What was hashed before, on its way here, must be the same. */
+static int band_digest(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	uint64_t seed = w->store->info.seed;
+
 	band_cut(b);
-	base_digest_of(b->raw + p->offset, p->len, &p->digest);
+	if (b->staged)
+		p->xxh = b->staged[p - b->pieces];
+	if (b->staged || band_may_believe(b, p))
+		return band_hash(b, seed, p, b->raw + p->offset, &p->digest);
+	base_hash_both(b->hash, seed, b->raw + p->offset, p->len, &p->digest, &p->xxh);
+	return 0;
+}
+
+static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	uint64_t begin = save_now_ns(), middle;
+	int rc = band_may_believe(b, p) ? band_believe(b, w, p) : 0;
+
+	if (rc == 0)
+		rc = band_digest(b, w, p);
 	middle = save_now_ns();
 	b->digest_ns += middle - begin;
-	if (p->len <= STORE_INLINE_MAX_BYTES)
-		return 0;
+	if (rc < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES || band_at_position(b, w, p))
+		return rc < 0 ? rc : 0;
 	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
 	p->looked = true;
 	if (!p->found)
@@ -388,7 +461,7 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 	b->raw = b->cut ? b->in : b->memory[1];
 	b->out = b->cut ? b->memory[1] : b->in;
 	save_band_rows(b, w);
-	if (b->nrows == 0) /* nothing to recognise anything by */
+	if (b->nrows == 0 || !b->believe) /* nothing to recognise anything by before it is cut */
 		band_cut(b);
 	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
 		rc = band_piece(b, w, &b->pieces[i]);

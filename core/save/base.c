@@ -4,7 +4,8 @@
  * component, name, dtype, shape and grid, however many ranks saved that commit and under whatever layout. Its parts say
  * each piece's digest and XXH3-128 (under the store's seed), and are themselves believed by their SHA-256 chain: commit
  * entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its position
- * is believed to be that piece; one in SAVE_BELIEVE_CHECK is hashed all the same.
+ * is believed to be that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. What a note of damage names is not
+ * there for a save, so that it is hashed and stored anew (core/store/note.h).
  *
  * Opened at once is the manifest; layouts, parts and chunks are as they are needed, and how many that is depends on
  * what changed, never on the number of ranks (base_row.c). Whatever cannot be read is as if it were not there: the
@@ -22,8 +23,6 @@
 #include "core/base/log.h"
 #include "core/store/manifest.h"
 
-#define BASE_LAYOUT_MAX (UINT64_C(2) << 30)
-#define BASE_PART_MAX (UINT64_C(1) << 30)
 #define BASE_CHUNKS_BYTES (UINT64_C(16) << 20) /* whole from eight ranks: a chunk of each at a time */
 #define BASE_LAYOUTS_MAX 64u             /* layouts and parts of one base that are read at all */
 #define BASE_LINES_MAX 1024u
@@ -92,6 +91,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	b->store = s;
 	snprintf(b->run, sizeof b->run, "%s", run);
 	b->entry = entry;
+	b->notes = all->notes;
 	b->manifest = *manifest;
 	b->open = base_open(b, all->rank, &why) == 0;
 	if (!b->open)
@@ -115,7 +115,7 @@ static int base_open_layout(struct save_base *b, uint32_t i, struct base_error *
 	const struct proto_manifest_layout *from = &b->m.layouts[i];
 	base_cleanup_free void *bytes = NULL;
 	struct store_layout *l = NULL;
-	int rc = store_manifest_object(b->store, &b->m, &from->ref, BASE_LAYOUT_MAX, &bytes, err);
+	int rc = store_manifest_object(b->store, &b->m, &from->ref, STORE_METADATA_MAX_BYTES, &bytes, err);
 
 	if (rc == 0)
 		rc = store_layout_decode(bytes, from->ref.raw_len, &l, err);
@@ -175,7 +175,7 @@ static int base_open_line(struct save_base *b, uint32_t i)
 			return -ENOENT;
 		line->packs[k] = b->m.packs[b->m.map[from->first_map + k]].pack;
 	}
-	if (store_manifest_object(b->store, &b->m, &from->part, BASE_PART_MAX, &bytes, NULL) < 0
+	if (store_manifest_object(b->store, &b->m, &from->part, STORE_METADATA_MAX_BYTES, &bytes, NULL) < 0
 		|| proto_part_decode(bytes, from->part.raw_len, &line->part) < 0)
 		return -ENOENT;
 	line->good = line->part.npacks == from->npacks;
@@ -276,7 +276,7 @@ const struct store_piece *save_base_piece(const struct save_base_row *row, const
 	if (p->inline_bytes || p->ref.raw_len != len)
 		return NULL;
 	*ret_pack = part->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
-	return p;
+	return store_notes_name(row->base->notes, *ret_pack, &p->ref) ? NULL : p;
 }
 
 static void base_place(const struct save_base *b, const struct store_object_ref *ref, const char *pack,

@@ -21,6 +21,7 @@ struct save_base {
 	struct base_digest manifest;
 	atomic_bool gone;
 	bool open;                              /* false: nothing is recognised by it */
+	const struct store_notes *notes;
 	struct proto_manifest m;
 	uint32_t own;                           /* line of the rank that saves, or BASE_NO_LINE */
 	pthread_mutex_t lock;                   /* protects all below */

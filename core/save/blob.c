@@ -84,8 +84,8 @@ static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob
 	if (!h)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	rc = blob_pass(a, b, m, h, err);
-	if (rc == 0)
-		base_hasher_final(h, &b->digest);
+	if (rc == 0 && (rc = base_hasher_final(h, &b->digest)) < 0)
+		base_error_set(err, rc, "out of memory");
 	base_hasher_free(h);
 	return rc;
 }

@@ -18,8 +18,6 @@
 #include "core/store/part.h"
 
 #define CATALOG_CHECK_MS 60000u
-#define CATALOG_LAYOUT_MAX (UINT64_C(2) << 30)
-#define CATALOG_PART_MAX (UINT64_C(1) << 30)
 #define CATALOG_PLACE_BYTES 160u                 /* of the index, for one place: an estimate on the high side */
 
 struct catalog_commit {
@@ -171,9 +169,9 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, const s
 		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < rank->npacks; i++)
 		packs[i] = m->packs[m->map[rank->first_map + i]].pack;
-	rc = store_manifest_object(s, m, &rank->part, CATALOG_PART_MAX, &bytes, err);
+	rc = store_manifest_object(s, m, &rank->part, STORE_METADATA_MAX_BYTES, &bytes, err);
 	if (rc == 0)
-		rc = proto_part_decode(bytes, rank->part.raw_len, &part);
+		rc = store_part_decode(bytes, rank->part.raw_len, &part, err);
 	if (rc < 0)
 		return rc;
 	p->packs = packs;
@@ -194,7 +192,7 @@ static int catalog_layout(struct store *s, const struct proto_manifest *m, uint3
 	struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
-	int rc = store_manifest_object(s, m, &m->layouts[i].ref, CATALOG_LAYOUT_MAX, &bytes, err);
+	int rc = store_manifest_object(s, m, &m->layouts[i].ref, STORE_METADATA_MAX_BYTES, &bytes, err);
 
 	return rc < 0 ? rc : store_layout_decode(bytes, m->layouts[i].ref.raw_len, ret_l, err);
 }

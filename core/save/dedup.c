@@ -198,6 +198,14 @@ static bool dedup_place_fits(const struct index_place *p, uint64_t raw_len, uint
 			&& p->checks <= end - checks;
 }
 
+static bool dedup_noted(const struct save_dedup *d, const struct index_place *p)
+{
+	struct store_object_ref ref = {.offset = p->offset, .checks = p->checks, .raw_len = p->raw_len,
+		.stored_len = p->stored_len, .codec = p->codec};
+
+	return store_notes_name(d->notes, p->pack, &ref);
+}
+
 int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
 	enum store_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err)
@@ -207,7 +215,7 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 	int64_t number;
 	int rc;
 
-	if (place->kind != kind || !dedup_may_attempt(d, place->pack, &name))
+	if (place->kind != kind || dedup_noted(d, place) || !dedup_may_attempt(d, place->pack, &name))
 		return -ENOENT;
 	rc = save_dedup_name(d, a, place->run, place->entry, &place->manifest, err);
 	if (rc < 0)

@@ -2,8 +2,9 @@
  *
  * engine: what the workers do next. In this order, under the saver's lock:
  *
- *   prepare  the oldest flight that was submitted and not prepared; one at a time (the ring is made there)
- *   stage    the oldest flight that is prepared and not all handed out: the batch that waits for a slot, or the next.
+ *   prepare  the oldest flight that was submitted and not prepared; one at a time
+ *   stage    the oldest flight that is prepared and not all handed out: the ring is made, or made larger, if it is
+ *            due; then the batch that waits for a slot, or the next.
  *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
  *
@@ -100,10 +101,6 @@ static int engine_walk(struct save_flight *f, struct saver_worker *w, struct sav
 		*(*ret_last ? &(*ret_last)->next : ret_first) = b;
 		*ret_last = b;
 		bands += b->nbands + b->nentries;
-		if (b->bytes > device_ring_bytes(f->s->ring))
-			return base_error_set(err, -ENOBUFS,
-				"the staging ring of %llu bytes is too small for a band of %llu",
-				(unsigned long long)device_ring_bytes(f->s->ring), (unsigned long long)b->bytes);
 	}
 	return 0;
 }
@@ -158,6 +155,8 @@ static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	f->handed_out = f->walked && !f->formed;
 	b->next = NULL;
 	b->slot = slot;
+	if (b->waited)
+		saver_phase_note(f, SAVE_ROOM, b->waits_ns, begin - base_min(begin, b->waits_ns), b->bytes);
 	f->copying++;
 	if (!b->samples) {
 		*(f->last ? &f->last->next : &f->first) = b;
@@ -176,6 +175,53 @@ static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	pthread_cond_signal(&s->ready);
 }
 
+/* The ring is looked at before the flight's first copy, and again whenever it is empty, until its size is decided. */
+static bool engine_ring_is_due(const struct save_saver *s, const struct save_flight *f)
+{
+	return !s->sizing && (!f->ring_seen || (!f->ring_fits && device_ring_used(s->ring) == 0));
+}
+
+static void engine_ring(struct save_saver *s, struct save_flight *f)
+{
+	bool empty = !s->ring || device_ring_used(s->ring) == 0;
+	struct base_error err = {0};
+	int rc;
+
+	s->sizing = true;
+	f->copying++;
+	pthread_mutex_unlock(&s->lock);
+	rc = saver_room_fit(f, empty, &err);
+	pthread_mutex_lock(&s->lock);
+	s->sizing = false;
+	f->copying--;
+	f->ring_seen = true;
+	f->ring_fits |= empty;
+	if (rc < 0)
+		saver_flight_fail(f, rc, &err);
+	engine_tell_staged(f);
+	pthread_cond_broadcast(&s->work);
+	pthread_cond_signal(&s->ready);
+}
+
+/* No room now: the flight being persisted has to give some back; or never. */
+static void engine_wait_for_room(struct save_saver *s, struct save_flight *f)
+{
+	struct saver_batch *b = f->formed;
+	struct base_error err = {0};
+
+	if (f->ring_fits && b->bytes > device_ring_bytes(s->ring)) {
+		base_error_set(&err, -ENOBUFS, "the staging ring of %llu bytes is too small for a band of %llu",
+			(unsigned long long)device_ring_bytes(s->ring), (unsigned long long)b->bytes);
+		saver_flight_fail(f, -ENOBUFS, &err);
+		engine_tell_staged(f);
+	} else if (!b->waited) {
+		b->waited = true;
+		b->waits_ns = saver_time_ns();
+		f->info.ring_waits++;
+		pthread_cond_broadcast(&s->work); /* who digests was held back by it */
+	}
+}
+
 /* Walking is short: whoever comes meanwhile waits for it, rather than begin to digest. */
 static enum engine_did engine_stage(struct save_saver *s, struct saver_worker *w)
 {
@@ -189,19 +235,21 @@ static enum engine_did engine_stage(struct save_saver *s, struct saver_worker *w
 	f = engine_to_stage(s);
 	if (!f)
 		return ENGINE_NOTHING;
+	if (engine_ring_is_due(s, f)) {
+		engine_ring(s, f);
+		return ENGINE_DID;
+	}
 	if (!f->formed) {
 		if (f->forming)
 			return ENGINE_WAIT;
 		engine_form(f, w);
 		return ENGINE_DID;
 	}
+	if (s->sizing)
+		return ENGINE_NOTHING;
 	slot = device_ring_take(s->ring, f->formed->bytes);
 	if (!slot) {
-		if (!f->formed->waited) {
-			f->formed->waited = true;
-			f->info.ring_waits++;
-			pthread_cond_broadcast(&s->work); /* who digests was held back by it */
-		}
+		engine_wait_for_room(s, f);
 		return ENGINE_NOTHING;
 	}
 	engine_copy(f, w, slot);
@@ -294,8 +342,7 @@ static void worker_memory(struct saver_worker *w)
 		if (touched[i])
 			explicit_bzero(touched[i], ENGINE_TOUCHED_BYTES);
 	}
-	w->hash = base_xxh128_state_new();
-	w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVE_PART_BYTES, SAVE_ALIGN));
+	saver_worker_room(w); /* without it now, each batch asks again */
 	for (unsigned i = 0; w->copies && i < ENGINE_TOUCHED; i++)
 		free(touched[i]);
 }
@@ -309,7 +356,7 @@ void *saver_worker_main(void *arg)
 		saver_yield_to_others();
 	worker_memory(w);
 	pthread_mutex_lock(&s->lock);
-	while (!s->stop) {
+	while (!s->stop && !w->surplus) {
 		enum engine_did did = w->copies ? engine_stage(s, w) : engine_copies(s) ? ENGINE_WAIT : ENGINE_NOTHING;
 
 		if (did == ENGINE_NOTHING && w->digests && engine_process(s))
@@ -318,8 +365,7 @@ void *saver_worker_main(void *arg)
 			pthread_cond_wait(&s->work, &s->lock);
 	}
 	pthread_mutex_unlock(&s->lock);
-	device_mark_free(w->mark);
-	device_stream_free(w->stream);
+	saver_lanes_drop(w);
 	save_band_release(&w->walker);
 	base_xxh128_state_free(w->hash);
 	free(w->room);

@@ -81,7 +81,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	if (rc < 0)
 		return rc;
 	w->dedup.packs[a->meta_number].live_bytes = finish_meta_live(a, part, ret_ref);
-	rc = store_pack_seal(base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
+	rc = store_attempt_pack_seal(w->attempt, base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
 	if (rc < 0)
 		return save_write_failed(w, "meta", rc, err);
 	w->result.write_ns += save_now_ns() - begin;

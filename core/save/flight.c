@@ -23,7 +23,7 @@ uint64_t saver_time_ns(void)
 	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-static const char *const phase_names[SAVE_PHASES] = {"plan", "copy", "digest", "encode", "write", "seal",
+static const char *const phase_names[SAVE_PHASES] = {"plan", "room", "copy", "digest", "encode", "write", "seal",
 	"wait", "commit"};
 
 const char *save_phase_name(enum save_phase phase) { return phase_names[phase]; }
@@ -44,7 +44,7 @@ int saver_check(const struct save_saver *s, struct base_error *err)
 {
 	if (!save_saver_is_child(s))
 		return 0;
-	return base_error_set(err, -EPERM,
+	return base_error_set(err, -BASE_EFORKED,
 		"the saver of run %s belongs to process %d: a child of it has to open one of its own", s->run,
 		(int)s->pid);
 }
@@ -82,7 +82,7 @@ static void *flight_copy(struct save_flight *f, const void *from, size_t bytes)
 	return to;
 }
 
-static void flight_release(struct save_flight *f)
+void saver_flight_release(struct save_flight *f)
 {
 	if (f->w)
 		f->w->layout = NULL; /* the structure's */
@@ -103,6 +103,7 @@ static void flight_release(struct save_flight *f)
 		f->arena = c->next;
 		free(c);
 	}
+	store_commons_release(&f->commons);
 	free(f->placements);
 	free(f->placement_words);
 	free(f->bases);
@@ -113,26 +114,18 @@ static void flight_release(struct save_flight *f)
 	free(f);
 }
 
-void saver_flight_unref(struct save_flight *f)
-{
-	bool last;
-
-	pthread_mutex_lock(&f->s->lock);
-	last = --f->refs == 0;
-	pthread_mutex_unlock(&f->s->lock);
-	if (last)
-		flight_release(f);
-}
-
+/* A wait answers -ETIMEDOUT when its time is over and the save goes on. So a save that failed because the storage
+ * answered -ETIMEDOUT fails with -EIO: its caller would wait again for ever. */
 void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err)
 {
 	if (!f->failed) {
 		f->failed = true;
-		f->rc = rc;
+		f->rc = rc == -ETIMEDOUT ? -EIO : rc;
 		if (err && err->code)
 			f->err = *err;
 		else
 			base_error_set(&f->err, rc, "the save failed: %s", base_error_name(rc));
+		f->err.code = f->rc;
 	}
 	pthread_cond_broadcast(&f->s->work);
 	pthread_cond_broadcast(&f->s->ready);
@@ -177,7 +170,7 @@ static int flight_new(struct save_saver *s, const struct save_flight_options *o,
 	if (rc == 0)
 		rc = flight_set_bases(f, o, err);
 	if (rc < 0) {
-		flight_release(f);
+		saver_flight_release(f);
 		return rc;
 	}
 	f->options.attributes = NULL; /* the writer has copies */
@@ -191,7 +184,7 @@ static int flight_enqueue(struct save_saver *s, struct save_flight *f, struct ba
 	pthread_mutex_lock(&s->lock);
 	if (s->closing) {
 		pthread_mutex_unlock(&s->lock);
-		flight_release(f);
+		saver_flight_release(f);
 		return base_error_set(err, -ESHUTDOWN, "the saver of run %s is closed", s->run);
 	}
 	f->number = s->count++;
@@ -203,11 +196,11 @@ static int flight_enqueue(struct save_saver *s, struct save_flight *f, struct ba
 	return 0;
 }
 
-/* What is refused uses its number all the same: the other ranks may not have refused theirs, and would meet this rank's
- * next save in it. */
-static int flight_refuse(struct save_saver *s, int rc, const struct base_error *why)
+/* The other ranks may not have refused theirs, and would wait for this one's part: what is refused begins, and gives
+ * the step up. */
+static int flight_refuse(struct save_saver *s, uint64_t step, int rc, const struct base_error *why)
 {
-	const struct save_flight_options none = {.step = PROTO_NONE};
+	const struct save_flight_options none = {.step = step};
 	struct save_flight *f;
 
 	if (flight_new(s, &none, &f, NULL) < 0)
@@ -229,14 +222,17 @@ int save_flight_begin(struct save_saver *s, const struct save_flight_options *o,
 
 	if (rc < 0)
 		return rc;
-	if (o->step != PROTO_NONE && o->step > INT64_MAX)
-		rc = base_error_set(&why, -EINVAL, "steps go from 0 to 2^63-1");
-	if (rc == 0)
-		rc = flight_new(s, o, &f, &why);
+	if (o->step == PROTO_NONE && s->options.world > 1)
+		return base_error_set(err, -EINVAL,
+			"run %s: a save of %u ranks needs the number of its step (the trainer's count of iterations, "
+			"the same on all ranks)", s->run, s->options.world);
+	if (o->step != PROTO_NONE && o->step >> 44)
+		return base_error_set(err, -EINVAL, "run %s: a job's steps go from 0 to 2^44-1", s->run);
+	rc = flight_new(s, o, &f, &why);
 	if (rc < 0) {
 		if (err)
 			*err = why;
-		return flight_refuse(s, rc, &why);
+		return flight_refuse(s, o->step, rc, &why);
 	}
 	rc = flight_enqueue(s, f, err);
 	if (rc == 0)
@@ -402,7 +398,8 @@ static int tensor_set_holding(struct save_flight *f, const struct save_tensor *t
 	if (t->alone)
 		return t->mesh || t->placements || t->same_dims || t->has_boxes || t->flat
 			? base_error_set(err, -EINVAL,
-				"one rank alone holds it, whole: nothing that cuts it goes with that") : 0;
+				"one rank alone holds it, whole: mesh, placements, same_dims, flat and boxes cannot be "
+				"given") : 0;
 	s->mesh = flight_mesh(f, t->mesh, err);
 	if (!s->mesh)
 		return -ENOMEM;
@@ -534,6 +531,7 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 		return base_error_set(err, -ENOMEM, "out of memory");
 	to->plan.params = (struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes};
 	to->plan.buffer = t->buffer;
+	to->plan.whole = tensor_dtype_is_integer(t->dtype);
 	rc = tensor_set_holding(f, t, to, err);
 	if (rc == 0)
 		rc = tensor_set_local(t, f, to, err);
@@ -634,6 +632,19 @@ int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, con
 	return save_writer_blob(f->w, name, per_rank, len, (struct save_source){blob_read_memory, b}, err);
 }
 
+int save_flight_common(struct save_flight *f, const char *group, const char *name, const void *bytes, size_t len,
+	struct base_error *err)
+{
+	int rc = saver_check(f->s, err);
+
+	if (rc < 0)
+		return rc;
+	if (f->submitted || (len && !bytes))
+		return base_error_set(err, -EINVAL,
+			f->submitted ? "the save was submitted" : "a value needs its bytes");
+	return store_commons_add(&f->commons, group, name, bytes, len, err);
+}
+
 /* ---- submitting and waiting ---- */
 
 int save_flight_submit(struct save_flight *f, struct base_error *err)
@@ -645,13 +656,12 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 		return rc;
 	if (f->submitted)
 		return base_error_set(err, -EINVAL, "the save was submitted before");
-	if (f->device) {
-		rc = device_cuda_load(err);
-		if (rc == 0)
-			rc = device_fence_new(f->options.stream, &f->fence, err);
-		if (rc < 0)
-			return rc;
-	}
+	rc = store_commons_finish(&f->commons, err);
+	if (rc < 0)
+		return rc;
+	rc = f->device ? saver_fence_make(f, err) : 0;
+	if (rc < 0)
+		return rc;
 	pthread_mutex_lock(&s->lock);
 	if (f->given_up) {
 		rc = base_error_set(err, -ESHUTDOWN, "the saver of run %s was closed before this save was submitted",
@@ -679,16 +689,15 @@ static void flight_was_told(struct save_flight *f)
 		*at = f->next;
 }
 
-/* Failed and not told: kept until somebody asks, and no longer than its handle; what then remains is the first of all.
- * The lock is held, and the handle is there (or about to go). */
-void saver_flight_keep_untold(struct save_flight *f, bool handle)
+/* Failed and not told: kept until somebody asks, no longer than its handle. What then remains is the first of all. */
+static void flight_keep_untold(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
 	struct save_flight **at = &s->untold;
 
 	if (!f->failed || f->told || f->given_up)
 		return;
-	if (handle) {
+	if (f->refs) {
 		while (*at)
 			at = &(*at)->next;
 		f->next = NULL;
@@ -701,6 +710,16 @@ void saver_flight_keep_untold(struct save_flight *f, bool handle)
 		s->first_failed = f->number;
 	}
 	flight_was_told(f);
+}
+
+/* The reference goes and `untold` learns of it in one hold of the lock: between the two the other holder would take
+ * this one for present, leave the flight in the list for it, and never look again. */
+bool saver_flight_drop(struct save_flight *f)
+{
+	f->refs--;
+	if (f->over)
+		flight_keep_untold(f);
+	return f->refs == 0;
 }
 
 /* Waits on `told` until the clock says so. false: the time is over. */
@@ -788,7 +807,7 @@ int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
 	struct save_plan_cache_stats plans;
 
 	if (save_saver_is_child(f->s))
-		return -EPERM;
+		return -BASE_EFORKED;
 	save_plan_cache_stats(f->s->plans, &plans);
 	pthread_mutex_lock(&f->s->lock);
 	*ret_info = f->info;
@@ -816,6 +835,7 @@ void save_flight_give_up(struct save_flight *f, const char *reason)
 void save_flight_free(struct save_flight *f)
 {
 	struct save_saver *s;
+	bool last;
 
 	if (!f || save_saver_is_child(f->s))
 		return;
@@ -826,8 +846,8 @@ void save_flight_free(struct save_flight *f)
 		pthread_cond_signal(&s->ready);
 		pthread_cond_broadcast(&s->work); /* those behind it may be staged now */
 	}
-	if (f->over)
-		saver_flight_keep_untold(f, false);
+	last = saver_flight_drop(f);
 	pthread_mutex_unlock(&s->lock);
-	saver_flight_unref(f);
+	if (last)
+		saver_flight_release(f);
 }

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "core/save/writer.h"
+#include "core/store/note.h"
 #include "index/index.h"
 
 #define SAVE_BASE_ATTEMPTS_MAX 16u               /* packs of at most that many other attempts are reused by one save */
@@ -32,6 +33,7 @@ struct save_dedup {
 	char attempts[SAVE_BASE_ATTEMPTS_MAX][PROTO_ATTEMPT_MAX]; uint32_t nattempts;
 	atomic_bool full;
 	struct save_named { struct base_digest manifest; bool usable; } *bases; uint32_t nbases;
+	const struct store_notes *notes; /* what they name is not referred to; NULL: there are none */
 };
 void save_dedup_release(struct save_dedup *d);
 struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
@@ -44,8 +46,8 @@ bool save_dedup_may(const struct save_dedup *d, const char *pack);
 /* Names a commit as a base, once; one that is gone is not asked for again: -ENOENT. */
 int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
 	const struct base_digest *manifest, struct base_error *err);
-/* May this place be used? Names its commit as a base. 0: *ret_known refers to it; -ENOENT: no, write it anew; other:
- * an error. */
+/* May this place be used? Not if a note of damage names it. Names its commit as a base. 0: *ret_known refers to it;
+ * -ENOENT: no, write it anew; other: an error. */
 int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
 	enum store_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
@@ -60,6 +62,7 @@ struct save_base_row {              /* what a base has of a tensor in a box; liv
 struct save_bases {
 	struct save_base *all[SAVE_BASES_MAX]; atomic_uint n;
 	uint32_t rank;                  /* who saves, set before the first is added: the line of a base asked first */
+	const struct store_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
 };
 static inline unsigned save_bases_count(const struct save_bases *all)
 {

@@ -4,8 +4,9 @@
  * decision. It waits for the decision before it begins the next one: so that the next may use this step as a base, and
  * so that attempts are decided in order. Copying does not wait for it: later flights fill the ring meanwhile.
  *
- * Every flight begins one attempt, also one that failed before or was never submitted: attempts are named by counting,
- * and all ranks have to count alike. A flight that fails aborts its attempt, with its reason, before anybody is told.
+ * Every flight of several ranks begins one attempt, also one that failed before or was never submitted: the other ranks
+ * may wait for this one there, and have to learn why it does not come. A rank by itself begins none for what was never
+ * submitted. A flight that fails aborts its attempt, with its reason, before anybody is told.
  */
 #include <stdio.h>
 #include <sys/resource.h>
@@ -30,8 +31,8 @@ static int persist_add_base(struct save_flight *f, const char *run, const struct
 }
 
 /* The step that is replaced, the newest of the run, and those that the caller names. A base that is not there saves
- * nothing, and harms nothing, unless the caller named it. */
-static int persist_named_base(struct save_flight *f, const char *name, struct base_error *err)
+ * nothing, and harms nothing, unless the caller named it. add: false: it is only looked for. */
+static int persist_named_base(struct save_flight *f, const char *name, bool add, struct base_error *err)
 {
 	const char *slash = strrchr(name, '/');
 	char run[PROTO_RUN_MAX + 1];
@@ -44,9 +45,20 @@ static int persist_named_base(struct save_flight *f, const char *name, struct ba
 	if (rc < 0)
 		return base_error_prefix(err, rc, "base %s", name);
 	step = store_list_find(list, strtoull(slash + 1, NULL, 10));
-	rc = step ? persist_add_base(f, run, step, err)
-		  : base_error_set(err, -ENOENT, "base %s: there is no such step", name);
+	if (!step)
+		rc = base_error_set(err, -ENOENT, "base %s: there is no such step", name);
+	else if (add)
+		rc = persist_add_base(f, run, step, err);
 	store_list_close(list);
+	return rc;
+}
+
+static int persist_named_bases(struct save_flight *f, bool add, struct base_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && i < f->nbases; i++)
+		rc = persist_named_base(f, f->bases[i], add, err);
 	return rc;
 }
 
@@ -54,11 +66,11 @@ static int persist_bases(struct save_flight *f, struct base_error *err)
 {
 	struct save_saver *s = f->s;
 	struct store_list *list;
-	int rc = 0;
+	int rc = save_writer_notes(f->w, err);
 
 	f->w->bases.rank = s->options.rank;
-	for (size_t i = 0; rc == 0 && i < f->nbases; i++)
-		rc = persist_named_base(f, f->bases[i], err);
+	if (rc == 0)
+		rc = persist_named_bases(f, true, err);
 	if (rc < 0 || s->options.no_bases)
 		return rc;
 	if (store_list_open(s->store, s->run, false, &list, NULL) < 0)
@@ -149,6 +161,7 @@ static int persist_finish(struct save_flight *f, struct save_appender *a, struct
 	uint64_t begin = saver_time_ns();
 	int rc = save_appender_blobs(a, err);
 
+	saver_room_tell(f);
 	if (rc == 0)
 		rc = save_appender_class(a, NULL, err);
 	pthread_mutex_lock(&f->s->lock);
@@ -266,16 +279,38 @@ static int persist_outcome(struct save_flight *f, int rc, struct base_error *err
 	return told == 0 ? 0 : store_attempt_undecided(f->w->attempt) ? told : rc;
 }
 
+/* Of a flight that was given up before it was submitted: why. */
+static int persist_given_up(struct save_flight *f, struct base_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&f->s->lock);
+	if (f->failed) {
+		rc = f->rc;
+		*err = f->err;
+	}
+	pthread_mutex_unlock(&f->s->lock);
+	return rc ? rc : base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted");
+}
+
+/* A rank by itself has nobody to tell of what is refused: it never begins, and takes no number. */
+static int persist_refused(struct save_flight *f, struct base_error *err)
+{
+	return f->given_up ? persist_given_up(f, err) : persist_named_bases(f, false, err);
+}
+
 static int persist_attempt(struct save_flight *f, struct base_error *err)
 {
-	struct store_launch_save o = {.step = f->options.step, .replace = f->options.replace};
-	int rc = store_launch_begin(f->s->launch, &o, &f->w->attempt, err);
+	struct store_launch_save o = {.step = f->options.step, .replace = f->options.replace,
+		.commons = f->submitted ? &f->commons : NULL};
+	int rc = f->s->options.world == 1 ? persist_refused(f, err) : 0;
 
+	if (rc < 0)
+		return rc;
+	rc = store_launch_begin(f->s->launch, &o, &f->w->attempt, err);
 	if (rc == 0) {
 		f->step = store_attempt_step(f->w->attempt);
-		rc = f->given_up && !f->failed
-			? base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted")
-			: persist_prepared(f, err);
+		rc = f->given_up ? persist_given_up(f, err) : persist_prepared(f, err);
 	}
 	if (rc == 0)
 		rc = persist_write(f, err);
@@ -325,6 +360,7 @@ static void persist_flight(struct save_flight *f)
 static void persist_over(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
+	bool last;
 
 	pthread_mutex_lock(&s->lock);
 	f->state = f->failed ? SAVE_FAILED : SAVE_COMMITTED;
@@ -332,11 +368,12 @@ static void persist_over(struct save_flight *f)
 	s->first = f->next;
 	if (!s->first)
 		s->last = NULL;
-	saver_flight_keep_untold(f, f->refs > 1);
+	last = saver_flight_drop(f);
 	pthread_cond_broadcast(&s->told);
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);
-	saver_flight_unref(f);
+	if (last)
+		saver_flight_release(f);
 }
 
 /* The next flight that is submitted or given up; NULL: the saver closes, and there is none. */

@@ -24,6 +24,7 @@ struct save_plan_tensor {
 	struct tensor_sharding sharding;        /* checked; mesh NULL: this rank alone holds it, whole */
 	struct tensor_grid_params params;
 	bool buffer;
+	bool whole;                             /* of few items that may differ (integers): compared whole, if small */
 	const struct tensor_flat *flat;         /* this rank's range of what the placements give it; NULL: none */
 	const struct tensor_boxes *boxes;       /* this rank's raw list (all placements R, flat NULL); NULL: none */
 	uint32_t same_dims;                     /* with these: replicated mesh dimensions along which they are equal,

@@ -253,8 +253,9 @@ int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *r
 	if (!b->bytes.error)
 		key_hash(b);
 	r = b->error ? b->error : b->meshes.error ? b->meshes.error : b->bytes.error;
+	if (r == 0)
+		r = base_hasher_final(b->hasher, &ret_key->digest);
 	if (r == 0) {
-		base_hasher_final(b->hasher, &ret_key->digest);
 		ret_key->ntensors = b->ntensors;
 		ret_key->rank = b->rank;
 	}

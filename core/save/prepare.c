@@ -273,7 +273,7 @@ static int prepare_structure(struct save_flight *f, const struct save_plan_key *
 	return 0;
 }
 
-/* ---- plan, samples, ring ---- */
+/* ---- plan, samples ---- */
 
 static int prepare_plan(struct save_flight *f, const struct save_plan_key *key, uint32_t *ret_cached,
 	struct base_error *err)
@@ -295,45 +295,20 @@ static int prepare_plan(struct save_flight *f, const struct save_plan_key *key, 
 	return base_error_set(err, -ENOMEM, "out of memory");
 }
 
+/* Which blocks are compared follows from what all ranks of the save have in common: not from how many saves this one
+ * has begun. The attempt may not have its name yet. */
 int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 {
-	char attempt[PROTO_ATTEMPT_MAX];
+	char seed[PROTO_ATTEMPT_MAX];
 	int rc;
 
-	snprintf(attempt, sizeof attempt, "%s-%llu", store_launch_name(f->s->launch), (unsigned long long)f->number);
-	rc = save_replicas_make(&f->plan_tensors, f->names, f->s->options.rank, attempt,
+	snprintf(seed, sizeof seed, "%s-%llu", store_launch_name(f->s->launch), (unsigned long long)f->options.step);
+	rc = save_replicas_make(&f->plan_tensors, f->names, f->s->options.rank, seed,
 		f->s->options.replicas, &f->replicas, err);
 	if (rc < 0)
 		return rc;
 	f->sample_hashes = calloc(f->replicas.nentries + 1, sizeof *f->sample_hashes);
 	return f->sample_hashes ? 0 : base_error_set(err, -ENOMEM, "out of memory");
-}
-
-/* Room for one whole save: its bytes, what slots and bands are rounded up by, and what no slot fits into at the ring's
- * end. */
-static int saver_ring_make(struct save_flight *f, struct base_error *err)
-{
-	struct save_saver *s = f->s;
-	uint64_t bytes = s->options.ring_bytes;
-	struct device_ring *ring;
-	int rc;
-
-	if (s->ring) {
-		rc = f->fence ? device_ring_register(s->ring, f->fence, err) : 0;
-		return rc < 0 ? base_error_prefix(err, rc, "the staging ring") : 0;
-	}
-	if (bytes == 0) {
-		bytes = f->plan->bytes + 64 * f->plan->nboxes + f->plan->bytes / SAVER_BATCH_BYTES * 4096
-			+ SAVER_RING_MIN_BYTES / 2;
-		bytes = base_max(base_min(bytes, device_free_memory() / 2), SAVER_RING_MIN_BYTES);
-	}
-	rc = device_ring_new(bytes, s->options.pin, f->fence, &ring, err);
-	if (rc < 0)
-		return base_error_prefix(err, rc, "the staging ring of %llu bytes", (unsigned long long)bytes);
-	pthread_mutex_lock(&s->lock);
-	s->ring = ring; /* only one flight is prepared at a time */
-	pthread_mutex_unlock(&s->lock);
-	return 0;
 }
 
 int saver_prepare(struct save_flight *f, struct base_error *err)
@@ -366,5 +341,6 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	f->info.bytes_staged = f->w->blob_bytes; /* copied when they were declared */
 	f->info.plan_cached = cached;
 	pthread_mutex_unlock(&f->s->lock);
-	return saver_ring_make(f, err);
+	saver_node_meet(f->s);
+	return 0;
 }

@@ -4,9 +4,9 @@
  *
  * Blocks: the boxes that a rank holds of a tensor are the same on all its replicas, whatever the local strides. Each
  * box is cut into blocks that are neighbours in its row-major order: whole rows of its inner dimensions, as many as a
- * block has room for. A sample is the block in which the item lies that a hash of attempt, component and name points
- * at; all of them together are FULL. So replicas need no message to choose alike, and over many attempts every block
- * has its turn.
+ * block has room for. A sample is the block in which the item lies that a hash of launch, step, component and name
+ * points at; all of them together are FULL. So replicas need no message to choose alike, and over many steps every
+ * block has its turn.
  *
  * Groups are found as in plan.c: first by mesh pointer and dimensions, then by what names them, a digest over the ranks
  * in mesh order. A tensor that was declared in several parts has one hash, the sum of theirs: in which order a rank
@@ -30,7 +30,7 @@ struct replica_making {
 	uint32_t *slots;                /* hash table of groups, as many: number + 1, or 0 */
 	size_t mask;
 	uint32_t *ranks, ranks_room;    /* scratch */
-	uint64_t seed;                  /* of this attempt */
+	uint64_t seed;                  /* of this step */
 	struct base_error *err;
 };
 
@@ -221,6 +221,7 @@ static int tensor_make(struct replica_making *m, uint32_t t, const struct save_r
 	struct save_held held;
 	uint64_t items;
 	uint32_t dims;
+	bool whole;
 	int r;
 
 	dims = s->mesh && !tensor->buffer ? save_held_alike(tensor, s) : 0;
@@ -236,7 +237,8 @@ static int tensor_make(struct replica_making *m, uint32_t t, const struct save_r
 	r = group_find(m, s->mesh, dims, &row->group);
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: %s", t, base_error_name(r));
-	r = m->all.mode == SAVE_REPLICAS_FULL ? tensor_full(m, t, &held)
+	whole = tensor->whole && items <= SAVE_REPLICA_WHOLE_BYTES / s->item_bytes;
+	r = whole || m->all.mode == SAVE_REPLICAS_FULL ? tensor_full(m, t, &held)
 		: tensor_sample(m, t, &held, text_hash(text_hash(m->seed, name->component), name->name) % items);
 	row->n = m->all.nentries - row->first;
 	m->all.ntensors++;
@@ -244,14 +246,14 @@ static int tensor_make(struct replica_making *m, uint32_t t, const struct save_r
 }
 
 int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
-	const char *attempt, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
+	const char *save, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
 	struct base_error *err)
 {
 	base_cleanup(making_release) struct replica_making m = {.tensors = tensors, .rank = rank, .err = err};
 	int r = mode == SAVE_REPLICAS_OFF ? 0 : making_init(&m, tensors->n);
 
 	m.all.mode = mode;
-	m.seed = text_hash(0, attempt);
+	m.seed = text_hash(0, save);
 	for (uint32_t t = 0; mode != SAVE_REPLICAS_OFF && t < tensors->n && r == 0; t++)
 		r = tensor_make(&m, t, &names[t]);
 	if (r < 0)

@@ -6,7 +6,8 @@
  * tensors of each replica group goes into the announcement, and a hash for each tensor into the part, which is read
  * only where the digests of a group differ (core/store/manifest_replicas.c).
  *
- * SAMPLE: one block of at most 16 KiB a tensor, another one at each attempt. FULL: everything, in boxes of at most
+ * SAMPLE: one block of at most 16 KiB a tensor, another one at each step; but all of a tensor of integers or
+ * bools of at most 16 MiB: masks and positions, of which a few items differ. FULL: everything, in boxes of at most
  * 1 MiB. A group is named by the mode and its ranks in mesh order, so ranks that check differently are not compared.
  * Pure but for memory; any thread. */
 #ifndef CORE_SAVE_REPLICA_H
@@ -16,6 +17,7 @@
 #include "proto/message.h"
 
 #define SAVE_REPLICA_SAMPLE_BYTES 16384u
+#define SAVE_REPLICA_WHOLE_BYTES (UINT64_C(16) << 20)
 #define SAVE_REPLICA_CHUNK_BYTES (UINT64_C(1) << 20)
 
 enum save_replicas_mode { SAVE_REPLICAS_SAMPLE, SAVE_REPLICAS_FULL, SAVE_REPLICAS_OFF };
@@ -31,10 +33,10 @@ struct save_replicas {
 	uint8_t (*groups)[16]; uint32_t ngroups;
 	uint64_t bytes;                 /* of all entries */
 };
-/* tensors, rank: as for save_plan_make (which checked them: its errors); names: of each. attempt: the same on all
- * ranks, it chooses the blocks. -ENOMEM. OFF gives nothing. */
+/* tensors, rank: as for save_plan_make (which checked them: its errors); names: of each. save: a text that is the same
+ * on all ranks, it chooses the blocks. -ENOMEM. OFF gives nothing. */
 int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
-	const char *attempt, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
+	const char *save, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
 	struct base_error *err);
 void save_replicas_release(struct save_replicas *r); /* NULL-safe */
 

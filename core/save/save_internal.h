@@ -72,7 +72,9 @@ struct save_writer {
 	struct index *index;            /* NULL: none */
 	/* steps of the run that this save is likely to resemble, seen when it was opened */
 	struct save_candidate { uint64_t entry; struct base_digest manifest; } candidates[2]; unsigned ncandidates;
+	struct store_notes notes;       /* of damage, as they were when the save began */
 	struct save_bases bases;
+	bool believes;                  /* false: the store's seed is a weak one, XXH3-128 proves nothing */
 	uint64_t check_seed;            /* random: which recognised pieces are hashed in full */
 	struct store_attempt *attempt;
 	bool committed;
@@ -83,6 +85,8 @@ struct save_writer {
 /* A job's: run and attributes are copied and checked. Free with save_writer_close. */
 int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
 	struct save_writer **ret_w, struct base_error *err);
+/* Reads the notes of damage; before the first base is added. */
+int save_writer_notes(struct save_writer *w, struct base_error *err);
 void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now);
 bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint64_t raw_len, struct index_place *ret_place);
@@ -108,6 +112,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	uint64_t sequence;
 	uint64_t at; uint32_t tensor;   /* box of the plan; its tensor in the layout */
 	struct tensor_grid grid; unsigned word_bytes;
+	bool believe;                   /* its pieces may be recognised by their XXH3-128 alone */
 	uint64_t first_piece; uint32_t npieces; /* in that box */
 	struct save_piece *pieces; uint32_t pieces_room;
 	struct tensor_box box;          /* of all its pieces */
@@ -142,7 +147,7 @@ void save_band_encode(struct save_band *b, struct save_piece *p);
 void save_band_rows(struct save_band *b, struct save_writer *w);
 void save_band_forget(struct save_band *b); /* lets them go */
 /* Hashes a piece that was believed. A mismatch: an error, in b->err. */
-int save_band_confirm(struct save_band *b, const struct save_piece *p);
+int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p);
 
 /* ---- appender: one thread ---- */
 

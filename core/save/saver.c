@@ -85,8 +85,10 @@ static void saver_init_locks(struct save_saver *s)
 
 static int saver_start(struct save_saver *s, struct base_error *err)
 {
-	unsigned threads = s->options.threads ? s->options.threads : base_cpu_count();
+	unsigned threads;
 
+	s->node_ranks = saver_node_ranks_told(s->options.world);
+	s->threads = threads = saver_node_threads(s->options.threads, s->node_ranks);
 	s->nworkers = s->options.low_priority ? 2 * threads : threads;
 	s->nbands = 2 * threads + 2;
 	s->workers = calloc(s->nworkers, sizeof *s->workers);

@@ -5,7 +5,7 @@
  * announced, decided. Flights are decided in the order in which they were begun. core/api/save.c is the public face.
  *
  * Any thread; declaring and submitting one flight is one thread's at a time. begin, tensors, blob and submit do not
- * block on the store. After a fork all calls answer -EPERM. */
+ * block on the store. After a fork all calls answer -BASE_EFORKED. */
 #ifndef CORE_SAVE_SAVER_H
 #define CORE_SAVE_SAVER_H
 
@@ -60,6 +60,8 @@ size_t save_flight_count(const struct save_flight *f);
 void save_flight_truncate(struct save_flight *f, size_t count); /* forgets the tensors after the first `count` */
 int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, const void *bytes, size_t len,
 	struct base_error *err);
+int save_flight_common(struct save_flight *f, const char *group, const char *name, const void *bytes, size_t len,
+	struct base_error *err);
 int save_flight_submit(struct save_flight *f, struct base_error *err);
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err);
 int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64_t *ret_step, uint64_t *ret_entry,
@@ -70,8 +72,8 @@ void save_flight_free(struct save_flight *f); /* NULL-safe */
 
 enum save_flight_state { SAVE_OPEN, SAVE_QUEUED, SAVE_STAGING, SAVE_STAGED, SAVE_ANNOUNCED, SAVE_COMMITTED,
 	SAVE_FAILED };
-enum save_phase { SAVE_PLAN, SAVE_COPY, SAVE_DIGEST, SAVE_ENCODE, SAVE_WRITE, SAVE_SEAL, SAVE_WAIT, SAVE_COMMIT,
-	SAVE_PHASES };
+enum save_phase { SAVE_PLAN, SAVE_ROOM, SAVE_COPY, SAVE_DIGEST, SAVE_ENCODE, SAVE_WRITE, SAVE_SEAL, SAVE_WAIT,
+	SAVE_COMMIT, SAVE_PHASES };
 struct save_phase_time { uint64_t start_ns, end_ns, busy_ns, bytes; }; /* CLOCK_REALTIME; busy: of all threads */
 struct save_flight_info {
 	enum save_flight_state state; int error;
@@ -82,7 +84,7 @@ struct save_flight_info {
 	uint64_t pieces, pieces_new, plan_ns;
 	uint32_t plan_cached, plan_hits, plan_misses, ring_waits;
 };
-int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info); /* -EPERM after a fork */
+int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info); /* -BASE_EFORKED after a fork */
 const char *save_phase_name(enum save_phase phase);
 
 #endif

@@ -5,6 +5,8 @@
  *   saver.c     open, close, threads               flight.c   declaring, submitting, waiting, what is told
  *   prepare.c   order, layout, plan, their cache    engine.c   workers: which copies and bands come next
  *   stage.c     one batch: memory -> slot           persist.c  one flight at a time: begin ... commit, stats
+ *   lanes.c     device memory: fence, streams
+ *   room.c      the ring's size, workers, by the ranks of this node
  *
  * Flights stand in a queue in the order in which they were begun. Three hands pass along it, each at its own flight:
  *
@@ -18,8 +20,8 @@
 #ifndef CORE_SAVE_SAVER_INTERNAL_H
 #define CORE_SAVE_SAVER_INTERNAL_H
 
-#include "core/device/cuda.h"
 #include "core/device/ring.h"
+#include "core/save/lanes.h"
 #include "core/save/plan_cache.h"
 #include "core/save/save_internal.h"
 #include "core/save/saver.h"
@@ -37,6 +39,7 @@ struct saver_tensor {                   /* memory of the flight's arena */
 	const int64_t *strides;         /* NULL: contiguous */
 	const uint8_t *data;
 	bool device, boxes;
+	unsigned place;                 /* device: of the flight's fence */
 };
 
 /* Layout of equal declarations, kept for the next save. */
@@ -58,7 +61,7 @@ struct saver_batch {
 	uint64_t offset;                /* in the slot, of the next band that is given */
 	uint64_t bytes, data_bytes;     /* with and without what is between bands */
 	uint8_t *slot;
-	bool waited;                    /* for room in the ring */
+	bool waited; uint64_t waits_ns; /* for room in the ring, since when */
 	uint64_t last_box, npieces;     /* the box of its last band; pieces of all bands */
 	/* Of every piece, in order; then the bands lie in the slot as they are stored, piece after piece. NULL: as
 	 * boxes, row-major, and nothing was hashed yet. */
@@ -76,6 +79,7 @@ struct save_flight {
 	unsigned refs;
 	enum save_flight_state state;
 	bool submitted, given_up, prepared, handed_out, forming, staged, failed, over, told;
+	bool ring_seen, ring_fits;      /* the ring was looked at; its size was decided for this one (room.c) */
 	unsigned copying, processing;   /* workers that are at its data */
 	int rc; struct base_error err;  /* the first error */
 	uint64_t step, entry;
@@ -89,6 +93,7 @@ struct save_flight {
 	uint64_t number;                /* count of the attempt */
 	struct save_flight_options options;
 	char **bases; size_t nbases;
+	struct store_commons commons;   /* finished at submit */
 	struct saver_tensor *tensors; uint32_t ntensors, tensors_room;
 	uint32_t *slots; uint32_t nslots;       /* hash table of names: number + 1 */
 	struct tensor_placements **placements; char **placement_words; size_t nplacements;
@@ -107,10 +112,10 @@ struct save_flight {
 struct saver_worker {                   /* one thread's own */
 	struct save_saver *s;
 	pthread_t thread; bool started, copies, digests;
-	struct device_stream *stream; struct device_mark *mark;
+	bool surplus;                   /* ends; protected by the saver's lock */
+	struct saver_lane lanes[SAVER_LANES]; unsigned nlanes;
 	struct save_band walker;        /* to walk bands without processing them */
 	struct base_xxh128_state *hash; uint8_t *room; /* what is copied, on its way through the nearest cache */
-	uint64_t waited;                /* 1 + number of the flight whose fence is before the stream's next copy */
 };
 
 struct save_saver {
@@ -130,7 +135,10 @@ struct save_saver {
 	struct save_flight *preparing;  /* at most one */
 	bool closing, closed, stop;
 	struct saver_structure *structures[SAVER_STRUCTURES]; uint64_t clock;
-	struct device_ring *ring;
+	struct device_ring *ring; bool sizing; /* somebody changes it: no slot is taken meanwhile */
+	unsigned node_ranks; bool node_known; /* 0: nobody said so; then of whoever prepares */
+	bool room_told;                 /* the persister's */
+	bool pin_told;                  /* of whoever has `sizing` */
 	/* the flight whose bands are wanted, and its bands */
 	struct save_flight *persisting;
 	struct save_cursor cursor; struct saver_batch *batch; bool exhausted;
@@ -141,7 +149,7 @@ struct save_saver {
 	struct save_flight *untold;
 	int first_rc; struct base_error first_err; uint64_t first_failed;
 
-	struct saver_worker *workers; unsigned nworkers;
+	struct saver_worker *workers; unsigned nworkers, threads; /* threads: of each kind, as started */
 	pthread_t persister; bool persister_started;
 };
 
@@ -150,9 +158,9 @@ uint64_t saver_time_ns(void);           /* CLOCK_REALTIME */
 void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
 	uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err);
-void saver_flight_keep_untold(struct save_flight *f, bool handle); /* for close to tell, unless it was told */
-void saver_flight_unref(struct save_flight *f); /* the lock is not held */
-int saver_check(const struct save_saver *s, struct base_error *err); /* -EPERM after a fork */
+bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, who releases it without the lock */
+void saver_flight_release(struct save_flight *f); /* the lock is not held */
+int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EFORKED after a fork */
 
 /* prepare.c; no lock. */
 int saver_prepare(struct save_flight *f, struct base_error *err);
@@ -163,6 +171,8 @@ void saver_structure_unref(struct save_saver *s, struct saver_structure *t);
 
 /* stage.c */
 int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);
+/* What it cuts and hashes with, which it keeps; false: there is no memory for that at the moment. */
+bool saver_worker_room(struct saver_worker *w);
 int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err);
 uint64_t saver_band_room(uint64_t bytes); /* of a band in a slot */
 void saver_batch_free(struct saver_batch *b);
@@ -173,6 +183,16 @@ void saver_yield_to_others(void); /* the calling thread, from now on */
 /* Persister: the flight's bands, in order, to the appender. */
 int saver_engine_append(struct save_flight *f, struct save_appender *a, struct base_error *err);
 void saver_engine_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */
+
+/* room.c */
+unsigned saver_node_ranks_told(uint32_t world); /* by the environment; 0: it does not say */
+unsigned saver_node_threads(unsigned given, unsigned ranks);
+void saver_node_meet(struct save_saver *s);
+/* Bytes of a ring for a save that needs so many, where there is one of `have` (0: none), and `memory` is free. */
+uint64_t saver_room_size(uint64_t needed, uint64_t have, uint64_t memory, unsigned ranks);
+/* Decides the ring's size where it is empty, and registers it for device memory. One thread at a time; no lock. */
+int saver_room_fit(struct save_flight *f, bool empty, struct base_error *err);
+void saver_room_tell(struct save_flight *f); /* that it waited, by the persister */
 
 /* persist.c */
 void *saver_persister_main(void *arg);

@@ -9,9 +9,10 @@
  * never read again. What is hashed is what was copied, whatever another thread does to the source meanwhile: a hash
  * that was recorded beside the digest of other bytes would be believed later.
  *
- * Device memory is copied by the driver, as long runs of rows, on this thread's stream, after the flight's fence; the
- * thread waits for its own copies, so what is staged has arrived. Such bands, and those whose items are far apart in
- * the source, lie in the slot as boxes, row-major, and are cut and hashed when they are processed. */
+ * Device memory is copied by the driver, in as few calls as may be (bands that follow one another in one), on this
+ * thread's stream, after the flight's fence; the thread waits for its own copies, so what is staged has arrived. Such
+ * bands, and those whose items are far apart in the source, lie in the slot as boxes, row-major, and are cut and hashed
+ * when they are processed. */
 #include "core/save/saver_internal.h"
 
 #define STAGE_BAND_ALIGN 64u
@@ -77,53 +78,18 @@ static void stage_window(const struct tensor_box *of, const struct tensor_box *b
 	g->from = from;
 }
 
-static int stage_copy(struct saver_worker *w, const struct saver_tensor *t, struct device_gather *g, void *to,
-	struct base_error *err)
+static int stage_copy(struct save_flight *f, struct saver_worker *w, const struct saver_tensor *t,
+	struct device_gather *g, void *to, struct base_error *err)
 {
 	int rc = 0;
 
 	device_gather_fold(g);
 	if (t->device)
-		rc = device_stream_gather(w->stream, to, g, err);
+		rc = saver_lane_gather(f, w, t->place, to, g, err);
 	else
 		device_gather_host(to, g);
 	return rc == 0 ? 0 : base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
 		store_layout_shown(t->name, t->name_len), t->name);
-}
-
-/* Waits for the stream's copies, whatever became of its mark. */
-static void stage_drop_stream(struct saver_worker *w)
-{
-	device_mark_free(base_steal(w->mark));
-	device_stream_free(base_steal(w->stream));
-	w->waited = 0;
-}
-
-/* The thread's stream, in the flight's context, after its fence. */
-static int stage_stream(struct save_flight *f, struct saver_worker *w, struct base_error *err)
-{
-	int rc = 0;
-
-	if (!f->fence || w->waited == f->number + 1)
-		return 0;
-	if (w->stream && !device_stream_fits(w->stream, f->fence))
-		stage_drop_stream(w);
-	if (!w->stream)
-		rc = device_stream_new(f->fence, &w->stream, err);
-	if (rc == 0 && !w->mark)
-		rc = device_mark_new(w->stream, &w->mark, err);
-	if (rc == 0)
-		rc = device_stream_wait(w->stream, f->fence, err);
-	if (rc == 0)
-		w->waited = f->number + 1;
-	return rc;
-}
-
-static int stage_arrived(struct save_flight *f, struct saver_worker *w, struct base_error *err)
-{
-	int rc = f->fence ? device_mark_set(w->mark, err) : 0;
-
-	return rc == 0 && f->fence ? device_mark_wait(w->mark, err) : rc;
 }
 
 /* ---- forming ---- */
@@ -220,23 +186,36 @@ static void copy_cut_part(void *arg, const void *bytes, size_t len)
 	c->to += len;
 }
 
-/* The walker's band, of which `g` is the box in the source. */
-static void copy_band_cut(struct save_flight *f, struct saver_worker *w, const struct device_gather *g, uint8_t *to,
-	struct base_xxh128 *ret_xxh)
+/* The walker's band. */
+static int copy_band_cut(struct save_flight *f, struct saver_worker *w, uint8_t *to, struct base_xxh128 *ret_xxh)
 {
+	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
 	struct copy_cut c = {to, w->hash, w->walker.len >= STAGE_PAST_BYTES};
 	uint64_t stride[TENSOR_MAX_DIMS];
+	struct device_gather g;
 
-	for (uint32_t d = 0; d < g->ndim; d++)
-		stride[d] = (uint64_t)g->stride[d];
+	stage_place(&f->tensors[box->tensor], &box->at, &g);
+	stage_window(&box->at.box, &w->walker.box, &g);
+	for (uint32_t d = 0; d < g.ndim; d++)
+		stride[d] = (uint64_t)g.stride[d];
 	for (uint32_t i = 0; i < w->walker.npieces; i++) {
 		base_xxh128_begin(w->hash, f->s->store->info.seed);
-		tensor_piece_stream(&w->walker.grid, &w->walker.pieces[i].box, g->from, w->walker.box.offset, stride,
+		tensor_piece_stream(&w->walker.grid, &w->walker.pieces[i].box, g.from, w->walker.box.offset, stride,
 			w->room, SAVE_PART_BYTES, copy_cut_part, &c);
 		base_xxh128_final(w->hash, &ret_xxh[i]);
 	}
 	if (c.past)
 		device_copy_past_end();
+	return 0;
+}
+
+bool saver_worker_room(struct saver_worker *w)
+{
+	if (!w->hash)
+		w->hash = base_xxh128_state_new();
+	if (!w->room)
+		w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVE_PART_BYTES, SAVE_ALIGN));
+	return w->hash && w->room;
 }
 
 /* Room for the hashes, if all of the batch can be cut. */
@@ -246,39 +225,88 @@ static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct sav
 		if (!box_is_cut(f, &f->plan->boxes[at]))
 			return 0;
 	b->xxh = malloc((b->npieces + 1) * sizeof *b->xxh);
-	return w->hash && w->room && b->xxh ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return saver_worker_room(w) && b->xxh ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+/* Bands of one box that make a longer box together, on their way into the slot: one gather for all of them. */
+struct copy_run {
+	const struct saver_tensor *tensor; /* NULL: none */
+	uint64_t at;                    /* of the plan */
+	struct tensor_box box;
+	struct device_gather whole;     /* the plan's box */
+	uint64_t offset, len;           /* in the slot */
+};
+
+/* Do `box` and `more`, row-major one behind the other, make one box? Then it is in `box`. */
+static bool box_grows(struct tensor_box *box, const struct tensor_box *more, uint32_t ndim)
+{
+	uint32_t d = 0;
+
+	while (d < ndim && box->size[d] == 1 && more->size[d] == 1 && box->offset[d] == more->offset[d])
+		d++;
+	if (d == ndim || box->offset[d] + box->size[d] != more->offset[d])
+		return false;
+	for (uint32_t i = d + 1; i < ndim; i++)
+		if (box->offset[i] != more->offset[i] || box->size[i] != more->size[i])
+			return false;
+	box->size[d] += more->size[d];
+	return true;
+}
+
+static int copy_run_end(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_run *run,
+	struct base_error *err)
+{
+	const struct saver_tensor *t = base_steal(run->tensor);
+	struct device_gather g = run->whole;
+
+	if (!t || !run->len)
+		return 0;
+	stage_window(&f->plan->boxes[run->at].at.box, &run->box, &g);
+	return stage_copy(f, w, t, &g, b->slot + run->offset, err);
+}
+
+/* The walker's band, which goes to `offset`. */
+static int copy_run_add(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_run *run,
+	uint64_t offset, struct base_error *err)
+{
+	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
+	int rc;
+
+	if (run->tensor && run->at == w->walker.at && run->offset + run->len == offset
+		&& box_grows(&run->box, &w->walker.box, run->whole.ndim)) {
+		run->len += w->walker.len;
+		return 0;
+	}
+	rc = copy_run_end(f, w, b, run, err);
+	if (run->at != w->walker.at)
+		stage_place(&f->tensors[box->tensor], &box->at, &run->whole);
+	run->tensor = &f->tensors[box->tensor];
+	run->at = w->walker.at;
+	run->box = w->walker.box;
+	run->offset = offset;
+	run->len = w->walker.len;
+	return rc;
 }
 
 static int copy_bands(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
 {
 	struct save_cursor c = b->from;
-	uint64_t offset = 0, at = UINT64_MAX, pieces = 0;
-	struct device_gather whole = {0}, g;
+	struct copy_run run = {.at = UINT64_MAX};
+	uint64_t offset = 0, pieces = 0;
 	int rc = copy_hashes(f, w, b, err);
 
 	for (uint64_t i = 0; rc == 0 && i < b->nbands; i++) {
-		const struct save_plan_box *box;
-		const struct saver_tensor *t;
-
 		rc = save_cursor_take(&c, f->w, &w->walker);
 		if (rc != 1)
 			return base_error_set(err, rc < 0 ? rc : -EIO, "out of memory");
-		rc = 0;
-		box = &f->plan->boxes[w->walker.at];
-		t = &f->tensors[box->tensor];
-		if (at != w->walker.at)
-			stage_place(t, &box->at, &whole);
-		at = w->walker.at;
-		g = whole;
-		stage_window(&box->at.box, &w->walker.box, &g);
-		if (b->xxh)
-			copy_band_cut(f, w, &g, b->slot + offset, b->xxh + pieces);
-		else if (w->walker.len)
-			rc = stage_copy(w, t, &g, b->slot + offset, err);
+		rc = b->xxh ? copy_band_cut(f, w, b->slot + offset, b->xxh + pieces) :
+			copy_run_add(f, w, b, &run, offset, err);
 		pieces += w->walker.npieces;
 		offset += saver_band_room(w->walker.len);
 	}
-	return rc == 0 ? stage_arrived(f, w, err) : rc;
+	if (rc == 0)
+		rc = copy_run_end(f, w, b, &run, err);
+	return rc == 0 ? saver_lanes_arrive(w, err) : rc;
 }
 
 static int copy_samples(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
@@ -293,11 +321,11 @@ static int copy_samples(struct save_flight *f, struct saver_worker *w, struct sa
 
 		stage_place(t, &entries[i].at, &g);
 		if (entries[i].bytes)
-			rc = stage_copy(w, t, &g, b->slot + offset, err);
+			rc = stage_copy(f, w, t, &g, b->slot + offset, err);
 		offset += saver_band_room(entries[i].bytes);
 	}
 	if (rc == 0)
-		rc = stage_arrived(f, w, err);
+		rc = saver_lanes_arrive(w, err);
 	offset = 0;
 	for (uint64_t i = 0; rc == 0 && i < b->nentries; i++) {
 		base_xxh128_of(f->s->store->info.seed, b->slot + offset, entries[i].bytes,
@@ -309,11 +337,9 @@ static int copy_samples(struct save_flight *f, struct saver_worker *w, struct sa
 
 int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
 {
-	int rc = stage_stream(f, w, err);
+	int rc = b->samples ? copy_samples(f, w, b, err) : copy_bands(f, w, b, err);
 
-	if (rc == 0)
-		rc = b->samples ? copy_samples(f, w, b, err) : copy_bands(f, w, b, err);
 	if (rc < 0) /* the slot is about to be used again, the memory to be the caller's */
-		stage_drop_stream(w);
+		saver_lanes_drop(w);
 	return rc < 0 ? base_error_prefix(err, rc, "the data cannot be copied") : 0;
 }

@@ -133,6 +133,7 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	if (!w)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	w->store = s;
+	w->believes = !base_xxh128_seed_weak(s->info.seed);
 	w->world = 1;
 	w->stores_layout = true;
 	w->layout_bytes = &w->layout_object;
@@ -163,11 +164,21 @@ int save_writer_new(struct store *s, const char *run, const struct proto_attribu
 	if (!w || !w->options.run)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	w->store = s;
+	w->believes = !base_xxh128_seed_weak(s->info.seed);
 	w->job = true;
 	rc = writer_set_attributes(w, attributes, nattributes, err);
 	if (rc < 0)
 		return rc;
 	*ret_w = base_steal(w);
+	return 0;
+}
+
+int save_writer_notes(struct save_writer *w, struct base_error *err)
+{
+	store_notes_release(&w->notes);
+	if (store_notes_read(w->store, &w->notes) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->dedup.notes = w->bases.notes = &w->notes;
 	return 0;
 }
 
@@ -339,8 +350,11 @@ int save_writer_header(struct save_writer *w, const char *component, const char 
 static int writer_run(struct save_writer *w, struct base_error *err)
 {
 	struct save_appender a;
-	int rc = save_appender_open(&a, w, err);
+	int rc = save_writer_notes(w, err);
 
+	if (rc < 0)
+		return rc;
+	rc = save_appender_open(&a, w, err);
 	base_random(&w->check_seed, sizeof w->check_seed);
 	for (unsigned i = 0; rc == 0 && i < w->ncandidates; i++)
 		if (save_bases_add(&w->bases, w->store, w->options.run, w->candidates[i].entry,
@@ -422,6 +436,7 @@ void save_writer_close(struct save_writer *w)
 	store_layout_builder_free(w->builder);
 	save_dedup_release(&w->dedup);
 	save_bases_release(&w->bases);
+	store_notes_release(&w->notes);
 	save_plan_release(&w->whole);
 	free(w);
 }

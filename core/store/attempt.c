@@ -102,8 +102,9 @@ static int attempt_put_begin(struct store_attempt *a, struct base_error *err)
 
 	if (r < 0)
 		return base_error_set(err, r, "run %s: begin: %s", a->run, base_error_name(r));
-	a->begun = true; /* also when the put fails: it may have landed */
-	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
+	r = store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
+	a->begun = r != -EEXIST; /* also when the put fails: it may have landed; but then it is another's */
+	return r;
 }
 
 /* model: come */
@@ -118,8 +119,11 @@ static int attempt_start(struct store_attempt *a, uint64_t step, struct base_err
 		r = store_list_open(a->store, a->run, false, &a->list, err);
 	if (r == 0 && store_list_damaged(a->list))
 		r = base_error_set(err, -BASE_EDAMAGED,
-			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where)",
+			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where, "
+			"vckpt mend says what can be done)",
 			a->run);
+	if (r == 0)
+		r = store_list_newer(a->list, NULL, err);
 	if (r == 0)
 		r = store_list_sync(a->list, err);
 	if (r == 0)
@@ -171,6 +175,7 @@ void store_attempt_free(struct store_attempt *a)
 		store_list_close(a->lists[i]);
 	free(a->lists);
 	free(a->bases);
+	free(a->packs);
 	pthread_mutex_destroy(&a->lock);
 	free(a);
 }
@@ -268,6 +273,58 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 	return b.gone
 		? base_error_set(err, -ESTALE, "%s: entry %llu is not live any more", run, (unsigned long long)entry)
 		: 0;
+}
+
+/* ---- packs ---- */
+
+/* model: pack. Remembered once the writer is open: a name alone says nothing about whose pack stands under it. */
+int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
+	struct store_pack_writer **ret_w)
+{
+	int r = store_pack_name_make(a->name, a->job ? store_launch_rank(a->job) : 0, class, name);
+	struct attempt_pack *more;
+
+	if (r < 0)
+		return r;
+	more = reallocarray(a->packs, a->npacks + 1, sizeof *more);
+	if (!more)
+		return -ENOMEM;
+	a->packs = more;
+	r = store_pack_writer_open(a->store->storage, a->store->info.id, name, ret_w);
+	if (r < 0)
+		return r;
+	memcpy(more[a->npacks].name, name, STORE_PACK_NAME_MAX);
+	more[a->npacks++].w = *ret_w;
+	return 0;
+}
+
+/* -EEXIST: somebody else's came to stand there meanwhile. After any other error it may be this one that stands. */
+int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size)
+{
+	size_t i = a->npacks;
+	int r;
+
+	while (i > 0 && a->packs[i - 1].w != w) /* an older one, given up, may have lain at the same place */
+		i--;
+	r = store_pack_seal(w, ret_size);
+	if (i == 0)
+		return r;
+	a->packs[i - 1].w = NULL;
+	if (r == -EEXIST)
+		a->packs[i - 1] = a->packs[--a->npacks];
+	return r;
+}
+
+/* Once the attempt is aborted, or nobody was told of them: nobody will ever name them. One that was not sealed stands
+ * nowhere: what has its name is another's. */
+void store_attempt_packs_delete(struct store_attempt *a)
+{
+	char path[STORE_NAME_MAX];
+
+	for (size_t i = 0; i < a->npacks; i++)
+		if (!a->packs[i].w && store_pack_path(a->packs[i].name, path) == 0)
+			store_remove(a->store->storage, path);
+	a->npacks = 0;
 }
 
 /* ---- deciding ---- */
@@ -463,27 +520,6 @@ int store_attempt_commit(struct store_attempt *a, struct proto_announcement *ann
 
 /* ---- abort ---- */
 
-struct own_packs { const char *prefix; struct store_storage *storage; };
-
-static int own_pack_delete(void *arg, const struct store_storage_entry *entry)
-{
-	const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
-	struct own_packs *own = arg;
-
-	if (!entry->foreign && strncmp(base, own->prefix, strlen(own->prefix)) == 0)
-		store_remove(own->storage, entry->name);
-	return 0;
-}
-
-static void own_packs_delete(struct store_attempt *a)
-{
-	char prefix[PROTO_ATTEMPT_MAX + 1];
-	struct own_packs own = {prefix, a->store->storage};
-
-	snprintf(prefix, sizeof prefix, "%s-", a->name);
-	store_list_files(a->store->storage, "packs", own_pack_delete, &own);
-}
-
 /* model: no */
 void store_attempt_abort(struct store_attempt *a, const char *reason)
 {
@@ -510,7 +546,7 @@ void store_attempt_abort(struct store_attempt *a, const char *reason)
 		base_warning("%s: %s: the attempt could not be aborted (%s); vckpt gc will", a->store->path, a->name,
 			err.code ? err.text : base_error_name(r));
 	if (state == STORE_ATTEMPT_ABORTED || (state == STORE_ATTEMPT_UNDECIDED && !a->announced))
-		own_packs_delete(a);
+		store_attempt_packs_delete(a);
 	if (state != STORE_ATTEMPT_UNDECIDED || !a->announced)
 		store_folder_delete(a->store, a->run, a->name, NULL);
 	if (r == 0)

@@ -38,8 +38,6 @@ int store_attempt_commit(struct store_attempt *a, struct proto_announcement *ann
 
 /* ---- a job's rank: one thread at a time calls these, for each attempt ---- */
 
-/* Name of this rank's pack of a class; remembers it, for abort. -EINVAL: no such class can be. */
-int store_attempt_pack(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX]);
 /* Fills in run, attempt, step, rank, world, host and puts part.<rank>. A failure aborts the attempt, unless the
  * sentence says that it is undecided: then wait tells. */
 int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err);
@@ -55,11 +53,23 @@ uint64_t store_attempt_commit_ns(const struct store_attempt *a); /* that this ra
 
 /* ---- both ---- */
 
+/* Opens the writer of a pack of this attempt and rank, by its class. What this attempt has not opened itself it never
+ * deletes, whatever it is called. -EINVAL: no such class can be; -EEXIST: there is a pack of that name, of somebody
+ * else. */
+int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
+	struct store_pack_writer **ret_w);
+int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size); /* frees w */
 /* Deletes the attempt's own packs when nothing was announced, else appends `abort` first; gives the reserve up on a
  * full disk; deletes the folder. Best effort. */
 void store_attempt_abort(struct store_attempt *a, const char *reason);
 /* Stops the heartbeat of a writer alone and deletes it; aborts a job's attempt that was not announced. NULL-safe. */
 void store_attempt_free(struct store_attempt *a);
+
+/* vckpt abort: ends an attempt by an entry of the list, whoever is at work there: its ranks find that entry, delete
+ * their packs and say so. Deletes its folder. `l`: read from entry 0. 0; 1: it was aborted before. -EALREADY: it has
+ * committed. *ret_entry: the entry that says so. */
+int store_attempt_stop(struct store_list *l, const char *attempt, const char *reason, uint64_t *ret_entry,
+	struct base_error *err);
 
 /* Liveness, for whoever wants to know about others. */
 enum store_liveness { STORE_DEAD, STORE_ALIVE, STORE_UNKNOWN /* another host: watch it for the time-out */ };

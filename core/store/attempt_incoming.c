@@ -110,6 +110,13 @@ void store_folders_release(struct store_folders *f)
 	*f = (struct store_folders){0};
 }
 
+/* The body is none where the envelope is newer. */
+static void folder_newer(struct store_folder *f, int r, const char *name, const struct store_record *record)
+{
+	if (r == -BASE_EVERSION)
+		store_newer(&f->newer, name, record->body, record->len);
+}
+
 static void folder_read_begin(struct store *s, struct store_folder *f, const char *name)
 {
 	struct store_record record = {0};
@@ -118,6 +125,7 @@ static void folder_read_begin(struct store *s, struct store_folder *f, const cha
 
 	if (r == 0)
 		r = proto_begin_decode(record.body, record.len, &begin);
+	folder_newer(f, r, name, &record);
 	store_record_release(&record);
 	if (r == -ENOENT)
 		return; /* deleted meanwhile */
@@ -143,6 +151,7 @@ static int folder_read_base(struct store *s, struct store_folder *f, const char 
 	r = store_record_get(s->storage, name, STORE_RECORD_BASE, s->info.id, &record, NULL, NULL);
 	if (r == 0)
 		r = proto_base_decode(record.body, record.len, &more[f->nbases]);
+	folder_newer(f, r, name, &record);
 	store_record_release(&record);
 	if (r == 0)
 		f->nbases++;

@@ -32,16 +32,23 @@ struct store_attempt {
 	uint32_t next_base;             /* number of the next base.<n> to try */
 	struct store_list **lists; size_t nlists; /* of runs that bases are in */
 	bool begun, announced, decided;
+	/* that this attempt has opened, and so may delete */
+	struct attempt_pack { char name[STORE_PACK_NAME_MAX]; const struct store_pack_writer *w; } *packs;
+	size_t npacks;
 
 	/* of a job's rank (attempt_ranks.c) */
 	struct store_launch *job;       /* NULL: alone */
+	const struct store_commons *commons; /* what this rank holds that others must hold alike; NULL: nothing */
 	uint64_t announced_ms;          /* monotonic */
 	uint64_t commit_ns;             /* spent in committing */
-	char (*packs)[STORE_PACK_NAME_MAX]; size_t npacks; /* its own */
 	struct proto_announcement *parts; /* [world], as they were read; arena NULL: not yet. Who commits has them */
 	uint32_t nparts, cursor;        /* how many were read; where to look next */
+	uint64_t try, order;            /* of the step, by this launch; among what this rank has begun */
 	uint64_t judge_ns;              /* monotonic: when those that are missing are judged again */
+	uint64_t passed_ms;             /* monotonic: when it is looked for those that have gone on without it */
 	bool warned;                    /* of those that live and are missing */
+	uint64_t failing_ms;            /* monotonic: since when waiting only fails; 0: it does not */
+	bool failing_told;
 };
 
 /* A listing, sorted by name. */
@@ -58,6 +65,7 @@ struct store_folder {
 	char launch[17];
 	bool heartbeat;                        /* its launch has a heartbeat file */
 	bool damaged;                          /* begin or a base cannot be read */
+	struct base_error newer;               /* ... because a newer vckpt wrote it */
 	struct proto_base_record *bases; size_t nbases; /* of base.<n>; those of begin stand in info.begin */
 	struct store_files files;
 };
@@ -76,6 +84,7 @@ int store_attempt_abort_put_rank(struct store_list *l, const char *attempt, uint
 int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err);
 
 /* attempt.c, for attempt_ranks.c. */
+void store_attempt_packs_delete(struct store_attempt *a);
 int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
 	const struct base_buf *body, struct base_error *err);
 /* Checks and puts the commit entry, deciding an outcome that is left open; the list is the caller's alone meanwhile. */

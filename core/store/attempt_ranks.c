@@ -2,8 +2,9 @@
  *
  * attempt_ranks: one rank's share in a save of many, without a coordinator.
  *
- * An attempt of a launch is called `<launch>-<count>`, so all ranks name it alike. In order, each durable before the
- * next; what the model (tests/model) calls it in brackets:
+ * An attempt of a launch is called after its step (attempt_tries.c), so all ranks that save the step name it alike.
+ * Where some of them save other steps than the rest attempt_passed.c ends the attempt in which they part. In order,
+ * each durable before the next; what the model (tests/model) calls it in brackets:
  *
  *     begin put, or read and compared [come]   store_launch_begin          the first rank to come puts it
  *     base.<n>, list again [come]              store_attempt_job_base      the next number that is free
@@ -12,8 +13,7 @@
  *     list's next entry polled [wait]          store_attempt_wait
  *     all parts seen; manifest [com]           job_commit                  rank 0, or who takes over
  *     check, commit entry [chk, PUT]           store_attempt_commit_entry
- *     outcome told [yes], [no]                 outcome_known               once the entry that decided it is durable
- *     abort entry [fail]                       give_up_first               before anything announced is deleted
+ *     outcome told, abort entry [yes, no, fail] attempt_outcome.c
  *
  * Who commits: rank 0; and if nothing has decided the attempt, ranks floor(k N / 8), k = 1 ... 7, those that fall
  * together counted once, each 2 s later than the one before, from its own announcement; at once when it can see that
@@ -48,145 +48,14 @@
 #define JUDGE_SHARE 20u         /* one part in so many of the time goes into judging those that are missing */
 #define BASE_TRIES 8192u
 #define MEET_TRIES 16u
-
-/* ---- what the list says ---- */
-
-/* model: yes, no. 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is
- * held. Nothing is told before the entry that says so is durable (invariants 5 and 6). */
-static int outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
-{
-	enum store_attempt_state state;
-	const char *reason;
-	int r;
-
-	if (store_list_damaged(a->list))
-		return base_error_set(err, -BASE_EDAMAGED, "%s: step %llu: undecided: the run's list is damaged",
-			a->run, (unsigned long long)a->step);
-	state = store_list_attempt(a->list, a->name, &reason, ret_entry);
-	if (state == STORE_ATTEMPT_UNDECIDED)
-		return 0;
-	r = store_list_sync(a->list, err);
-	if (r < 0)
-		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
-	a->decided = true;
-	if (state == STORE_ATTEMPT_COMMITTED)
-		return 1;
-	return base_error_set(err, -BASE_EABORTED, "%s: step %llu: the attempt was aborted: %s", a->run,
-		(unsigned long long)a->step, reason && reason[0] ? reason : "no reason was given");
-}
-
-/* Reads on. */
-static int outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
-{
-	int r;
-
-	pthread_mutex_lock(&a->job->lock);
-	r = store_list_refresh(a->list, err);
-	if (r < 0)
-		r = base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
-	else
-		r = outcome_known(a, ret_entry, err);
-	pthread_mutex_unlock(&a->job->lock);
-	return r;
-}
-
-/* Its own packs, once the attempt is aborted: nobody will ever name them. */
-static void own_packs_delete(struct store_attempt *a)
-{
-	char path[STORE_NAME_MAX];
-
-	for (size_t i = 0; i < a->npacks; i++)
-		if (store_pack_path(a->packs[i], path) == 0)
-			store_remove(a->store->storage, path);
-	a->npacks = 0;
-}
-
-/* model: fail. `rank` (on `host`, if that is known) is why the attempt is given up. 1: it is committed, for all that.
- * -BASE_EABORTED: it is aborted, for this reason or (*ret_first false) an earlier one. Another error: undecided. */
-static int give_up_first(struct store_attempt *a, uint32_t rank, const char *host, const char *why, bool *ret_first,
-	uint64_t *ret_entry, struct base_error *err)
-{
-	char reason[PROTO_REASON_MAX];
-	int s, r;
-
-	snprintf(reason, sizeof reason, "rank %u%s%.64s: %.900s", rank, host[0] ? " on " : "", host, why);
-	pthread_mutex_lock(&a->job->lock);
-	s = store_attempt_abort_put_rank(a->list, a->name, rank, reason, NULL);
-	if (s >= 0 || s == -EALREADY)
-		r = outcome_known(a, ret_entry, err);
-	else
-		r = base_error_set(err, s, "%s: step %llu: undecided: the abort cannot be written (%s): %s", a->run,
-			(unsigned long long)a->step, base_error_name(s), reason);
-	pthread_mutex_unlock(&a->job->lock);
-	if (s == 0) /* ours: the others leave the folder alone */
-		store_folder_delete(a->store, a->run, a->name, NULL);
-	if (r == -BASE_EABORTED)
-		own_packs_delete(a);
-	*ret_first = s == 0;
-	return r;
-}
-
-static int give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
-	struct base_error *err)
-{
-	bool first;
-
-	return give_up_first(a, rank, host, why, &first, ret_entry, err);
-}
-
-/* This rank's own failure: the attempt is aborted, and the error stays what it was, unless another reason came first:
- * that may well have been what made this rank fail. */
-static int give_up_own(struct store_attempt *a, int code, const char *why, uint64_t *ret_entry, struct base_error *err)
-{
-	struct base_error e = {0};
-	bool first;
-	int r = give_up_first(a, a->job->rank, store_hostname(), why, &first, ret_entry, &e);
-
-	if (r == 1)
-		return 1;
-	return base_error_set(err, r == -BASE_EABORTED && first ? code : r, "%s", e.text);
-}
-
-void store_attempt_job_abort(struct store_attempt *a, const char *reason)
-{
-	struct base_error err = {0};
-	int r;
-
-	if (store_launch_check(a->job, NULL) < 0)
-		return;
-	r = a->decided ? outcome(a, NULL, &err)
-		       : give_up(a, a->job->rank, store_hostname(), reason ? reason : "it gave up", NULL, &err);
-	if (r == -BASE_EABORTED) {
-		own_packs_delete(a);
-		store_reserve_restore(a->store);
-	} else if (r < 0) {
-		base_warning("%s: %s: the attempt could not be aborted (%s); another rank or vckpt gc will",
-			a->store->path, a->name, err.text);
-	}
-}
-
-void store_attempt_job_free(struct store_attempt *a)
-{
-	if (store_launch_check(a->job, NULL) == 0 && a->begun && !a->announced && !a->decided)
-		store_attempt_job_abort(a, "it ended without announcing its part");
-	for (uint32_t i = 0; a->parts && i < a->job->world; i++)
-		proto_announcement_release(&a->parts[i]);
-	free(a->parts);
-	free(a->packs);
-}
+#define FAILING_TELL_MS 1000u   /* a storage that fails for so long is told of */
 
 /* ---- begin ---- */
 
-static void attempt_name(const struct store_launch *l, uint64_t count, char name[static PROTO_ATTEMPT_MAX])
-{
-	snprintf(name, PROTO_ATTEMPT_MAX, "%s-%llu", l->name, (unsigned long long)count);
-}
+static uint64_t step_after(uint64_t step) { return step == PROTO_NONE ? 0 : base_min(step, STORE_JOB_STEP_MAX) + 1; }
 
-static uint64_t step_after(uint64_t step) { return step == PROTO_NONE ? 0 : base_min(step, INT64_MAX) + 1; }
-
-/* The last step taken, in the order of the saves: by a commit, by an unnumbered save that was aborted (maybe because
- * somebody else has its step), and by one that is not decided. Nothing else that the list says by now has a part in it:
- * ranks do not read it at the same time. */
+/* Of a job of one rank, the last step taken, in the order of the saves: by a commit, by an unnumbered save that was
+ * aborted (maybe because somebody else has its step), and by one that is not decided. */
 static uint64_t last_step(struct store_launch *l)
 {
 	uint64_t last = l->last_step;
@@ -198,7 +67,7 @@ static uint64_t last_step(struct store_launch *l)
 		char name[PROTO_ATTEMPT_MAX];
 		enum store_attempt_state state;
 
-		attempt_name(l, b.count, name);
+		attempt_name_make(l->name, b.step, b.try, name);
 		state = store_list_attempt(l->list, name, NULL, NULL);
 		if (state != STORE_ATTEMPT_ABORTED || b.unnumbered)
 			last = last == PROTO_NONE ? b.step : base_max(last, b.step);
@@ -212,15 +81,17 @@ static uint64_t last_step(struct store_launch *l)
 	return last;
 }
 
-/* The number of this save, the same on all ranks that begin their saves in the same order, unless some of them named
- * other steps before: then the first to come says it (begin_compare). */
-static int begin_step(struct store_attempt *a, uint64_t count, uint64_t wanted, struct base_error *err)
+/* Its step, its name and its place among this rank's saves. */
+static int begin_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
 {
 	struct store_launch *l = a->job;
+	int r;
 
 	a->unnumbered = wanted == PROTO_NONE;
 	a->step = a->unnumbered ? step_after(last_step(l)) : wanted;
-	if (l->nbegun == l->begun_room) {
+	if (a->step > STORE_JOB_STEP_MAX)
+		return base_error_set(err, -EINVAL, "run %s: a job's steps go from 0 to 2^44-1", a->run);
+	if (l->world == 1 && l->nbegun == l->begun_room) {
 		size_t room = 2 * l->begun_room + 4;
 		struct launch_begun *grown = reallocarray(l->begun, room, sizeof *grown);
 
@@ -229,23 +100,23 @@ static int begin_step(struct store_attempt *a, uint64_t count, uint64_t wanted, 
 		l->begun = grown;
 		l->begun_room = room;
 	}
-	l->begun[l->nbegun++] = (struct launch_begun){count, base_min(a->step, INT64_MAX), a->unnumbered};
-	if (a->step > INT64_MAX)
-		return base_error_set(err, -EINVAL, "run %s: steps go from 0 to 2^63-1", a->run);
-	return 0;
+	r = attempt_try_take(a, err);
+	if (l->world == 1 && a->name[0])
+		l->begun[l->nbegun++] = (struct launch_begun){a->step, a->try, a->unnumbered};
+	return r;
 }
 
 /* Against the newest state: not aborted yet, and the step free or to be replaced. */
-static int begin_check(struct store_attempt *a, uint64_t count, uint64_t wanted, struct base_error *err)
+static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_error *err)
 {
 	const struct store_list_step *now;
 	int read = store_list_refresh(a->list, err), r;
 
-	r = begin_step(a, count, wanted, read < 0 ? NULL : err); /* also where it cannot be read: it counts */
+	r = begin_name(a, wanted, read < 0 ? NULL : err); /* also where it cannot be read: it is a try */
 	if (read < 0)
 		return read;
 	if (r == 0)
-		r = outcome_known(a, NULL, err);
+		r = attempt_outcome_known(a, NULL, err);
 	if (r == 0)
 		r = store_list_sync(a->list, err);
 	if (r)
@@ -260,12 +131,18 @@ static int begin_check(struct store_attempt *a, uint64_t count, uint64_t wanted,
 
 static int begin_put(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
+	uint32_t ncommons = a->commons ? a->commons->ngroups : 0;
+	base_cleanup_free struct proto_common *commons = calloc(ncommons + 1, sizeof *commons);
 	struct proto_begin begin = {.run = a->run, .attempt = a->name, .step = a->step, .world = a->job->world,
 		.mesh = *mesh, .replace = a->replace, .replaces = a->replaces, .rank = a->job->rank,
-		.host = store_hostname(), .time_ns = store_time_ns()};
+		.host = store_hostname(), .time_ns = store_time_ns(), .commons = commons, .ncommons = ncommons};
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	int r = proto_begin_encode(&begin, &body);
+	int r = commons ? 0 : -ENOMEM;
 
+	if (r == 0 && ncommons)
+		store_commons_bounded(a->commons, commons);
+	if (r == 0)
+		r = proto_begin_encode(&begin, &body);
 	if (r < 0)
 		return base_error_set(err, r, "run %s: begin: %s", a->run, base_error_name(r));
 	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
@@ -278,21 +155,20 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 	const char *host = m->host && m->host[0] ? m->host : "?";
 
 	if (m->world != a->job->world)
-		return base_error_set(err, -EINVAL, "it is of a world of %u ranks, says rank %u on %s: of %u",
-			a->job->world, m->rank, host, m->world);
-	if (a->unnumbered && m->step <= INT64_MAX)
-		a->step = m->step;
+		return base_error_set(err, -EINVAL,
+			"it was started with a world of %u ranks, rank %u on %s with one of %u", a->job->world, m->rank,
+			host, m->world);
 	if (m->step != a->step)
-		return base_error_set(err, -EINVAL, "it saves step %llu, rank %u on %s step %llu",
+		return base_error_set(err, -EINVAL, "it saves step %llu, but rank %u on %s saves step %llu",
 			(unsigned long long)a->step, m->rank, host, (unsigned long long)m->step);
 	if (!base_digest_equal(&m->mesh, mesh))
-		return base_error_set(err, -EINVAL, "its mesh is not that of rank %u on %s", m->rank, host);
+		return base_error_set(err, -EINVAL, "its mesh differs from the mesh of rank %u on %s", m->rank, host);
 	if (m->replace != a->replace || m->alone)
 		return base_error_set(err, -EINVAL, "it %s a step that exists, rank %u on %s %s",
 			a->replace ? "would replace" : "does not replace", m->rank, host,
 			m->replace ? "would" : "does not");
 	a->replaces = m->replaces; /* what the first to come saw counts for all */
-	return 0;
+	return store_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
 }
 
 /* Durable before anything of ours stands on it. */
@@ -320,7 +196,9 @@ static int begin_read(struct store_attempt *a, const struct base_digest *mesh, s
 		return 0;
 	if (r == 0)
 		r = proto_begin_decode(record.body, record.len, &begin);
-	if (r < 0)
+	if (r == -BASE_EVERSION)
+		store_newer(err, name, record.body, record.len);
+	else if (r < 0)
 		base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	if (r == 0)
 		r = begin_compare(a, &begin, mesh, err);
@@ -346,34 +224,18 @@ static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, s
 	return base_error_set(err, -EIO, "incoming/%s/%s/begin exists and cannot be read", a->run, a->name);
 }
 
-/* The step that all have met at. */
-static void begin_settle(struct store_launch *l, uint64_t count, uint64_t step)
-{
-	pthread_mutex_lock(&l->lock);
-	for (size_t i = 0; i < l->nbegun; i++)
-		if (l->begun[i].count == count)
-			l->begun[i].step = step;
-	pthread_mutex_unlock(&l->lock);
-}
-
 /* model: come */
 static int job_begin(struct store_attempt *a, const struct store_launch_save *o, struct base_error *err)
 {
 	struct store_launch *l = a->job;
-	uint64_t count;
 	int r;
 
 	pthread_mutex_lock(&l->lock);
-	count = l->count++;
-	attempt_name(l, count, a->name);
-	r = begin_check(a, count, o->step, err);
+	store_launch_aborts_put(l); /* what cannot be written yet is kept on */
+	r = begin_check(a, o->step, err);
 	pthread_mutex_unlock(&l->lock);
-	a->begun = true;
-	if (r == 0)
-		r = begin_meet(a, &o->mesh, err);
-	if (r == 0 && a->unnumbered)
-		begin_settle(l, count, a->step);
-	return r;
+	a->begun = a->name[0] != 0;
+	return r == 0 ? begin_meet(a, &o->mesh, err) : r;
 }
 
 int store_launch_begin(struct store_launch *l, const struct store_launch_save *o, struct store_attempt **ret_a,
@@ -385,7 +247,11 @@ int store_launch_begin(struct store_launch *l, const struct store_launch_save *o
 
 	if (r < 0)
 		return r;
-	a = calloc(1, sizeof *a);
+	if (o->step == PROTO_NONE && l->world > 1)
+		return base_error_set(err, -EINVAL,
+			"run %s: a save of %u ranks needs the number of its step (the trainer's count of iterations), "
+			"so that all ranks mean the same one", l->run, l->world);
+	a = store_launch_abort_room(l) < 0 ? NULL : calloc(1, sizeof *a);
 	if (!a)
 		return base_error_set(err, -ENOMEM, "run %s: out of memory", l->run);
 	pthread_mutex_init(&a->lock, NULL);
@@ -393,11 +259,12 @@ int store_launch_begin(struct store_launch *l, const struct store_launch_save *o
 	a->job = l;
 	a->list = l->list;
 	a->replace = o->replace;
+	a->commons = l->world > 1 ? o->commons : NULL;
 	snprintf(a->launch, sizeof a->launch, "%s", l->name);
 	snprintf(a->run, sizeof a->run, "%s", l->run);
 	r = job_begin(a, o, &why);
 	if (r < 0) {
-		int told = r == -BASE_EABORTED ? 1 : give_up_own(a, r, why.text, NULL, err);
+		int told = r == -BASE_EABORTED || !a->begun ? 1 : attempt_give_up_own(a, r, why.text, NULL, err);
 
 		r = told < 0 ? told : base_error_set(err, r, "%s", why.text); /* somebody was first */
 		a->decided = true; /* as far as this rank can */
@@ -444,6 +311,8 @@ static int base_put(struct store_attempt *a, const struct base_buf *body, struct
 				return r;
 			continue; /* somebody was faster: look at what it says */
 		}
+		if (r < 0 && store_error_passes(r)) /* the next number would not answer either */
+			return base_error_set(err, r, "%s: %s cannot be read: %s", a->name, last, base_error_name(r));
 		a->next_base++; /* another base, or one that cannot be read: the collector will say so */
 	}
 	return base_error_set(err, -BASE_ELIMIT, "%s: too many bases", a->name);
@@ -476,24 +345,6 @@ int store_attempt_job_base(struct store_attempt *a, const struct attempt_base *b
 	return r;
 }
 
-int store_attempt_pack(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX])
-{
-	char(*more)[STORE_PACK_NAME_MAX];
-	int r;
-
-	if (!a->job)
-		return store_pack_name_make(a->name, 0, class, name);
-	r = store_pack_name_make(a->name, a->job->rank, class, name);
-	if (r < 0)
-		return r;
-	more = reallocarray(a->packs, a->npacks + 1, sizeof *more);
-	if (!more)
-		return -ENOMEM;
-	a->packs = more;
-	memcpy(more[a->npacks++], name, STORE_PACK_NAME_MAX);
-	return 0;
-}
-
 /* model: part */
 int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err)
 {
@@ -514,6 +365,8 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 	announcement->rank = a->job->rank;
 	announcement->world = a->job->world;
 	announcement->host = store_hostname();
+	announcement->commons = a->commons ? a->commons->groups : NULL;
+	announcement->ncommons = a->commons ? a->commons->ngroups : 0;
 	r = proto_announcement_encode(announcement, &body);
 	if (r < 0)
 		return base_error_set(err, r, "run %s: announcement: %s", a->run, base_error_name(r));
@@ -522,14 +375,14 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 	r = store_attempt_put(a, last, STORE_RECORD_PART, &body, &why);
 	a->announced_ms = store_monotonic_ms();
 	if (r < 0) /* it may land yet, and be committed: the list decides before anybody is told */
-		r = give_up_own(a, r, why.text, NULL, err);
+		r = attempt_give_up_own(a, r, why.text, NULL, err);
 	return r < 0 ? r : 0;
 }
 
 /* ---- who commits: announcements ---- */
 
 /* 1: read. 0: not there. */
-static int part_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
+int attempt_part_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
 {
 	struct store_record record = {0};
 	struct proto_announcement m = {0};
@@ -542,7 +395,11 @@ static int part_read(struct store_attempt *a, uint32_t rank, struct base_error *
 		return 0;
 	if (r == 0)
 		r = proto_announcement_decode(record.body, record.len, &m);
+	if (r == -BASE_EVERSION)
+		store_newer(err, "its announcement", record.body, record.len);
 	store_record_release(&record);
+	if (r == -BASE_EVERSION)
+		return r;
 	if (r < 0)
 		return base_error_set(err, r, "its announcement cannot be read: %s", base_error_name(r));
 	a->parts[rank] = m;
@@ -556,7 +413,7 @@ static int batch_read(void *arg, uint32_t i, struct base_error *err)
 {
 	struct parts_batch *b = arg;
 
-	b->found[i] = part_read(b->a, b->ranks[i], err);
+	b->found[i] = attempt_part_read(b->a, b->ranks[i], err);
 	return b->found[i];
 }
 
@@ -591,15 +448,14 @@ static int parts_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank
 
 		batch_fill(&b, most, &left);
 		r = store_spread(b.n, batch_read, &b, err);
-		for (uint32_t i = 0; i < b.n; i++) {
+		for (uint32_t i = b.n; i-- > 0;) { /* of those that failed the first is told */
 			a->nparts += b.found[i] == 1;
 			*ret_new |= b.found[i] == 1;
 			missing += b.found[i] == 0;
-			if (r < 0 && b.found[i] < 0) {
-				*ret_rank = b.ranks[i];
-				return r;
-			}
+			*ret_rank = b.found[i] < 0 ? b.ranks[i] : *ret_rank;
 		}
+		if (r < 0)
+			return r;
 		most = missing == before ? PARTS_BATCH : LOOK_AHEAD;
 	}
 	return 0;
@@ -683,11 +539,20 @@ static void missing_warn(struct store_attempt *a)
 			n > 1 ? "they live" : "it lives", n > 1 ? "have" : "has");
 }
 
+/* Can what failed be asked for once more? An error of the storage says nothing of the rank whose file was asked for;
+ * half of the time that a rank may be missing at the start it is waited out. */
+static bool try_again(const struct store_attempt *a, int r)
+{
+	return store_error_passes(r) && r != -ENOMEM
+		&& (!a->failing_ms || store_monotonic_ms() - a->failing_ms < a->job->start_ms / 2);
+}
+
 /* A rank that is missing and will not come, or is later than may be, ends the attempt: 0 none does. */
 static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	char host[PROTO_HOST_MAX], why[200];
 	uint64_t most_ms = base_min(JUDGE_MAX_MS, a->job->heartbeat_ms / 8), begin, took;
+	int passed;
 
 	if (store_monotonic_ns() < a->judge_ns)
 		return 0;
@@ -702,30 +567,37 @@ static int missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct ba
 		state = store_watch_judge(a->job->watch, rank, a->announced_ms, host);
 		if (state == STORE_RANK_FINE || state == STORE_RANK_AWAITED)
 			continue;
-		r = part_read(a, rank, err); /* it may have announced before it went */
+		r = attempt_part_read(a, rank, err); /* it may have announced before it went */
 		if (r == 1) {
 			a->nparts++;
 			continue;
 		}
+		if (try_again(a, r))
+			return base_error_prefix(err, r, "%s: step %llu: undecided", a->run,
+				(unsigned long long)a->step);
 		missing_why(a, state, why);
-		return give_up(a, rank, host, r < 0 ? err->text : why, ret_entry, err);
+		return attempt_give_up(a, rank, host, r < 0 ? err->text : why, ret_entry, err);
 	}
 	missing_warn(a);
+	passed = attempt_passed(a, ret_entry, err);
 	took = store_monotonic_ns() - begin;
 	a->judge_ns = begin + base_min(took * JUDGE_SHARE, most_ms * 1000000);
-	return 0;
+	return passed;
 }
 
 /* ---- who commits: the commit ---- */
 
-/* Replicas and cover (invariant 4), which counts the tensors. Where ranks differ in what a tensor is, their replicas
- * differ, too: the former says more. */
+/* What ranks hold alike; replicas and cover (invariant 4), which counts the tensors. Where ranks differ in what a
+ * tensor is, their replicas differ, too: the former says more. */
 static int job_check(struct store_attempt *a, const struct proto_announcement **all, struct proto_manifest *m,
 	struct base_error *err)
 {
 	struct base_error why = {0};
-	int r = store_manifest_check_replicas(a->store, all, a->nparts, err);
+	int r = store_commons_check(all, a->nparts, err);
 
+	if (r < 0)
+		return r;
+	r = store_manifest_check_replicas(a->store, all, a->nparts, err);
 	if (r == 0)
 		return store_manifest_check_cover(a->store, m, &m->tensors, err);
 	if (store_manifest_check_layouts(a->store, m, &why) == -BASE_EFORMAT)
@@ -775,10 +647,10 @@ static int job_commit_entry(struct store_attempt *a, const struct proto_commit *
 	if (r == -EEXIST) { /* the step was taken meanwhile */
 		struct base_error why = *err;
 
-		return give_up_own(a, r, why.text, ret_entry, err);
+		return attempt_give_up_own(a, r, why.text, ret_entry, err);
 	}
 	if (r == -BASE_EABORTED)
-		return outcome(a, ret_entry, err);
+		return attempt_outcome(a, ret_entry, err);
 	if (r == 0)
 		store_folder_delete(a->store, a->run, a->name, NULL);
 	return r < 0 ? r : 1;
@@ -800,7 +672,7 @@ static int job_commit(struct store_attempt *a, uint64_t *ret_entry, struct base_
 		r = job_commit_entry(a, &what, ret_entry, err);
 	} else {
 		/* Another committer may have been done, and the data removed and collected since. */
-		r = give_up_own(a, r, why.text, ret_entry, err);
+		r = attempt_give_up_own(a, r, why.text, ret_entry, err);
 	}
 	proto_manifest_release(&m);
 	return r;
@@ -814,9 +686,12 @@ static int job_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry,
 	int r = parts_read(a, ret_new, &rank, &why);
 
 	if (r == -ENOMEM)
-		return give_up_own(a, r, why.text, ret_entry, err);
+		return attempt_give_up_own(a, r, why.text, ret_entry, err);
+	if (try_again(a, r))
+		return base_error_set(err, r, "%s: step %llu: undecided: %s", a->run, (unsigned long long)a->step,
+			why.text);
 	if (r < 0)
-		return give_up(a, rank, "", why.text, ret_entry, err);
+		return attempt_give_up(a, rank, "", why.text, ret_entry, err);
 	if (a->nparts == a->job->world) {
 		uint64_t begin = store_monotonic_ns();
 
@@ -865,6 +740,25 @@ static int wait_over(struct store_attempt *a, struct base_error *err)
 		len ? "; not announced: rank " : "", missing);
 }
 
+/* While nothing is decided and the storage fails: is it to be asked again? What failed once is asked for again until it
+ * has failed for as long as a rank may be missing at the start. */
+static bool wait_on(struct store_attempt *a, int r, uint64_t now, const struct base_error *err)
+{
+	if (r == 0) {
+		a->failing_ms = 0;
+		a->failing_told = false;
+	}
+	if (r == 0 || a->decided || r == -BASE_EDAMAGED || r == -BASE_EVERSION || r == -BASE_EFORMAT)
+		return r == 0;
+	if (!a->failing_ms)
+		a->failing_ms = now;
+	if (now - a->failing_ms >= FAILING_TELL_MS && !a->failing_told) {
+		base_warning("%s; it is tried again for %g s", err->text, (double)a->job->start_ms / 1000);
+		a->failing_told = true;
+	}
+	return now - a->failing_ms < a->job->start_ms;
+}
+
 /* model: wait */
 static int job_wait(struct store_attempt *a, uint64_t end, uint64_t *ret_entry, struct base_error *err)
 {
@@ -873,16 +767,20 @@ static int job_wait(struct store_attempt *a, uint64_t end, uint64_t *ret_entry, 
 	for (;;) {
 		uint64_t now;
 		bool new = false, lead;
-		int r = outcome(a, ret_entry, err);
+		int r = attempt_outcome(a, ret_entry, err);
 
+		if (r == 0)
+			r = attempt_give_up_again(a, ret_entry, err);
 		lead = r == 0 && job_turn(a);
 		if (lead)
 			r = job_lead(a, &new, ret_entry, err);
-		if (r)
-			return r < 0 ? r : 0;
+		if (r == -ETIMEDOUT) /* of the storage: here it would say that only this call's time is over */
+			r = err->code = -EIO;
 		now = store_monotonic_ms();
+		if (r > 0 || !wait_on(a, r, now, err))
+			return r < 0 ? r : 0;
 		if (now >= end)
-			return wait_over(a, err);
+			return r < 0 ? r : wait_over(a, err);
 		sleep_us = new ? POLL_MIN_US : base_min(sleep_us * 3 / 2, lead ? POLL_MAX_US : most_us);
 		usleep((useconds_t)base_min(sleep_us, (end - now) * 1000));
 	}
@@ -903,7 +801,7 @@ int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *re
 		return r;
 	r = job_wait(a, timeout_ms < 0 ? UINT64_MAX : store_monotonic_ms() + (uint64_t)timeout_ms, &entry, err);
 	if (r == -BASE_EABORTED)
-		own_packs_delete(a);
+		store_attempt_packs_delete(a);
 	if (r == 0 && ret_entry)
 		*ret_entry = entry;
 	return r;

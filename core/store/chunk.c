@@ -119,8 +119,10 @@ static int row_piece_check(struct chunk_cursor *k, uint64_t raw_len)
 	struct base_digest digest;
 	struct store_piece p;
 
-	if (cursor_next(k, raw_len, &p) < 0)
-		return -BASE_EFORMAT;
+	int r = cursor_next(k, raw_len, &p);
+
+	if (r < 0)
+		return r;
 	if (p.ref.pack != CHUNK_INLINE)
 		return 0;
 	base_digest_of(p.inline_bytes, raw_len, &digest);
@@ -193,6 +195,19 @@ static int row_check(struct store_chunk *c, uint32_t row)
 
 /* ---- the object ---- */
 
+int chunk_refused(struct base_error *err, int r, const uint8_t head[static CHUNK_HEAD_BYTES])
+{
+	if (r != -BASE_EVERSION)
+		return base_error_set(err, r, "rows of a part cannot be read: %s", base_error_name(r));
+	if (base_get16(head + 8) > CHUNK_VERSION || base_get32(head + 12))
+		return base_error_set(err, r,
+			"rows of a part were written by a newer vckpt: their chunk is of version %u and needs the "
+			"features %#x; this vckpt knows version %u and no feature", base_get16(head + 8),
+			base_get32(head + 12), CHUNK_VERSION);
+	return base_error_set(err, r,
+		"rows of a part were written by a newer vckpt: a piece has a codec that this vckpt does not know");
+}
+
 static int chunk_check(struct store_chunk *c, size_t len)
 {
 	const struct chunk_start *end;
@@ -219,7 +234,7 @@ int store_chunk_decode(const void *object, size_t len, const struct store_layout
 	struct store_chunk *c;
 	int r;
 
-	if (len < CHUNK_HEAD_BYTES || len > STORE_CHUNK_MAX_BYTES)
+	if (len < CHUNK_HEAD_BYTES || len > STORE_METADATA_MAX_BYTES)
 		return base_error_set(err, -BASE_EFORMAT, "rows of a part cannot be read: %zu bytes are no chunk", len);
 	c = calloc(1, sizeof *c + len);
 	if (!c)
@@ -230,7 +245,7 @@ int store_chunk_decode(const void *object, size_t len, const struct store_layout
 	r = chunk_check(c, len);
 	if (r < 0) {
 		store_chunk_free(c);
-		return base_error_set(err, r, "rows of a part cannot be read: %s", base_error_name(r));
+		return chunk_refused(err, r, object);
 	}
 	*ret_c = c;
 	return 0;

@@ -137,6 +137,8 @@ int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t r
 	ref->kind = STORE_OBJECT_PIECE;
 	ref->pack = run->ref.pack;
 	ret_p->base = base_get32(bytes + 60);
+	if (!store_codec_valid(ref->codec))
+		return -BASE_EVERSION; /* the chunk's digest holds: no damage made it */
 	if (base_get16(bytes + 58) != 0 || ret_p->base != STORE_PIECE_NO_BASE || ref->raw_len != raw_len)
 		return -BASE_EFORMAT;
 	if (ref->pack == CHUNK_INLINE)

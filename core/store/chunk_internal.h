@@ -58,6 +58,9 @@ struct chunk_tables {
 /* `len`: of the object, which the tables have to fill. -BASE_EFORMAT, -BASE_EVERSION. */
 int chunk_head_decode(const uint8_t head[static CHUNK_HEAD_BYTES], uint64_t len, struct chunk_tables *ret_t);
 
+/* What a refusal of a chunk means, in words. Returns r. */
+int chunk_refused(struct base_error *err, int r, const uint8_t head[static CHUNK_HEAD_BYTES]);
+
 struct chunk_row {
 	uint32_t tensor, nboxes, nruns; /* nboxes 0: whole */
 	uint64_t npieces, npairs;

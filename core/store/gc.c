@@ -2,6 +2,7 @@
  *
  * gc: the order of a collection. Why it is safe is told on one page in docs/gc.md; this is what makes it so.
  *
+ *     lost         ends of lists that other files miss: then nothing is collected         gc_lost_check
  *     watch        heartbeats of other hosts, for heartbeat_s by our own clock            gc_watch
  *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [dead]
  *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [cands]
@@ -23,7 +24,9 @@
 
 #include <stdio.h>
 
+#include "core/base/cleanup.h"
 #include "core/store/gc_internal.h"
+#include "core/store/lost.h"
 
 void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail)
 {
@@ -173,11 +176,51 @@ static int abort_folder(struct gc *g, const struct store_folder *f)
 	return 0;
 }
 
+/* ---- ends of lists that are lost ---- */
+
+struct lost { struct gc *g; char run[PROTO_RUN_MAX + 1], file[STORE_NAME_MAX], text[400]; };
+
+static void lost_found(void *arg, const char *file, const char *run, const char *text)
+{
+	struct lost *l = arg;
+
+	gc_report(l->g, "damage", file, 0, text);
+	if (l->run[0])
+		return;
+	snprintf(l->run, sizeof l->run, "%s", run);
+	snprintf(l->file, sizeof l->file, "%s", file);
+	snprintf(l->text, sizeof l->text, "%s", text);
+}
+
+/* A commit that went with the end of its list is not seen to be missing: its packs would look like nobody's. Asked
+ * before an entry is put, which would take the place of a lost one. */
+static int gc_lost_check(struct gc *g)
+{
+	base_cleanup_free struct store_list **lists = calloc(g->nlists + 1, sizeof(struct store_list *));
+	struct lost l = {.g = g};
+	struct store_lost_question q = {g->store, lists, g->nlists, NULL, lost_found, &l};
+	int r;
+
+	if (!lists)
+		return base_error_set(g->err, -ENOMEM, "out of memory");
+	for (size_t i = 0; i < g->nlists; i++)
+		lists[i] = g->lists[i].list;
+	r = store_lost_find(&q, g->err);
+	if (r < 0 || !l.run[0])
+		return r < 0 && !g->err->code ? base_error_set(g->err, r, "%s", base_error_name(r)) : r;
+	return base_error_set(g->err, -BASE_EDAMAGED,
+		"run %s: %s: %s. What the lost entries need is not known, so nothing was deleted. vckpt mend --from "
+		"COPY brings the entries back from a copy of the store; without a copy vckpt mend lets the run go on",
+		l.run, l.file, l.text);
+}
+
 /* model: dead. Nothing that was announced is deleted before the list says `abort`. */
 static int gc_abort_dead(struct gc *g)
 {
 	int r = gc_lists_read(g, true);
 
+	if (r == 0)
+		r = gc_lost_check(g);
 	if (r == 0)
 		r = store_folders_read(g->store, &g->folders, g->err);
 	if (r == 0)
@@ -201,7 +244,7 @@ static int gc_writers_none(struct gc *g)
 		if (g->launches[i].state == STORE_ALIVE)
 			return base_error_set(g->err, -BASE_EBUSY,
 				"a writer is at work on %s (run %s): without a grace period nothing is collected "
-				"while one is",
+				"while one is alive",
 				g->launches[i].host, g->launches[i].run[0] ? g->launches[i].run : "?");
 	return 0;
 }

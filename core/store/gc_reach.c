@@ -98,6 +98,9 @@ static int list_each(struct gc *g, char **runs, size_t n)
 		struct store_list *l = gc_list_of(g, runs[i]);
 
 		r = l ? store_list_refresh(l, g->err) : list_open_new(g, runs[i]);
+		if (r == -BASE_EVERSION)
+			base_error_set(g->err, r, "%s; what the run needs is not known: nothing was deleted",
+				g->err->text);
 	}
 	return r < 0 ? r : 0;
 }
@@ -105,16 +108,21 @@ static int list_each(struct gc *g, char **runs, size_t n)
 static int list_check(struct gc *g, struct gc_run *run, bool first)
 {
 	char name[STORE_NAME_MAX], detail[160];
+	int r;
 
 	if (first)
 		run->first = store_list_next(run->list);
+	r = store_list_newer(run->list, NULL, g->err);
+	if (r < 0)
+		return base_error_set(g->err, r, "%s: nothing was deleted", g->err->text);
 	if (store_list_damaged(run->list) == 0)
 		return g->o->dry_run ? 0 : store_list_sync(run->list, g->err);
 	snprintf(name, sizeof name, "runs/%s", store_list_run(run->list));
 	snprintf(detail, sizeof detail, "%llu entries of the list are damaged",
 		(unsigned long long)store_list_damaged(run->list));
 	gc_report(g, "damage", name, 0, detail);
-	return base_error_set(g->err, -BASE_EDAMAGED, "run %s: %s, so what it needs is not known: nothing was deleted",
+	return base_error_set(g->err, -BASE_EDAMAGED, "run %s: %s, so what it needs is not known: nothing was deleted "
+		"(vckpt mend says what can be done)",
 		store_list_run(run->list), detail);
 }
 
@@ -180,8 +188,11 @@ static int manifest_damaged(struct gc *g, const char *path, int r, const struct 
 
 	if (r == -ENOMEM)
 		return base_error_set(g->err, r, "%s: %s", path, text);
+	if (r == -BASE_EVERSION)
+		return base_error_set(g->err, r, "%s; what it needs is not known: nothing was deleted", text);
 	gc_report(g, "damage", path, 0, text);
-	return base_error_set(g->err, -BASE_EDAMAGED, "%s is needed and cannot be read (%s): nothing was deleted", path,
+	return base_error_set(g->err, -BASE_EDAMAGED, "%s is needed and cannot be read (%s): nothing was deleted "
+		"(vckpt mend says what can be done)", path,
 		text);
 }
 
@@ -279,11 +290,14 @@ static int reach_folder(struct gc *g, const struct store_folder *f)
 	char name[STORE_NAME_MAX];
 	int r = 0;
 
+	if (f->newer.code)
+		return base_error_set(g->err, f->newer.code,
+			"%s; what this attempt needs is not known: nothing was deleted", f->newer.text);
 	if (f->damaged) {
 		snprintf(name, sizeof name, "incoming/%s/%s", f->info.run, f->info.attempt);
 		gc_report(g, "damage", name, 0, "begin or a base cannot be read, and the attempt is undecided");
 		return base_error_set(g->err, -BASE_EDAMAGED,
-			"%s: what this attempt needs cannot be read: nothing was deleted", name);
+			"%s: what this attempt needs cannot be read: nothing was deleted (vckpt abort ends it)", name);
 	}
 	for (uint32_t i = 0; r == 0 && f->info.begun && i < f->info.begin.nbases; i++)
 		r = reach_base(g, &f->info.begin.bases[i]);

@@ -11,6 +11,7 @@
  *     heartbeat              deleted when its launch is dead
  *     stats/<run>/<step>.<n> deleted when entry n is no visible commit any more: nothing needs them
  *     mark                   deleted when its file is gone or reached
+ *     note of damage         deleted when its pack is gone and nothing reaches it
  *
  * "free" means: marked in trash/, and deleted by a later collection that finds the mark at least a grace period old, by
  * this host's clock, and the file still free. A clock that is wrong makes a deletion early or late, never wrong: what
@@ -20,6 +21,7 @@
 #include <stdio.h>
 
 #include "core/store/heartbeat_internal.h"
+#include "core/store/note.h"
 #include "core/store/stats.h"
 #include "core/store/storage_internal.h"
 
@@ -30,13 +32,16 @@ struct sweep_mark {
 	bool exists;                    /* and is good */
 	bool over;                      /* the grace period has passed */
 	bool writers;                   /* a launch that was alive at the marking still is */
+	bool newer;                     /* a newer vckpt made it: it stays, and so does what it marks */
 };
 
 static void sweep_fault(struct gc *g, int r, const char *name, const char *verb)
 {
 	if (g->fault)
 		return;
-	g->fault = base_error_set(g->err, r, "%s cannot be %s: %s", name, verb, base_error_name(r));
+	g->fault = r;
+	if (!store_denied(g->store, r, g->err))
+		base_error_set(g->err, r, "%s cannot be %s: %s", name, verb, base_error_name(r));
 }
 
 static bool sweep_remove(struct gc *g, const char *name)
@@ -91,19 +96,22 @@ static int mark_read(struct gc *g, const char *name, struct proto_trash *ret_m)
 static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mark)
 {
 	struct proto_trash m = {0};
+	int r;
 
 	*ret_mark = (struct sweep_mark){0};
 	mark_name(file, ret_mark->name);
 	if (!store_files_find(&g->files, ret_mark->name))
 		return;
-	if (mark_read(g, ret_mark->name, &m) == 0 && strcmp(m.name, file) == 0) {
+	r = mark_read(g, ret_mark->name, &m);
+	ret_mark->newer = r == -BASE_EVERSION;
+	if (r == 0 && strcmp(m.name, file) == 0) {
 		uint64_t age_ns = g->now_ns > m.time_ns ? (uint64_t)(g->now_ns - m.time_ns) : 0;
 
 		ret_mark->exists = true;
 		ret_mark->over = age_ns / 1000000000 >= g->o->grace_s;
 		for (uint32_t i = 0; i < m.nheartbeats; i++)
 			ret_mark->writers |= gc_launch_alive(g, m.heartbeats[i]);
-	} else {
+	} else if (!ret_mark->newer) {
 		sweep_remove(g, ret_mark->name);
 	}
 	proto_trash_release(&m);
@@ -149,9 +157,24 @@ static bool mark_put(struct gc *g, const char *file, const char *name)
 /* model: mark */
 static void sweep_keep(struct gc *g, const struct store_file *f)
 {
+	struct proto_trash m = {0};
 	char name[STORE_NAME_MAX];
 
 	mark_name(f->name, name);
+	if (store_files_find(&g->files, name) && mark_read(g, name, &m) != -BASE_EVERSION)
+		sweep_remove(g, name);
+	proto_trash_release(&m);
+}
+
+/* With a pack goes what is noted of its damage. */
+static void sweep_forget(struct gc *g, const struct store_file *f)
+{
+	const char *base = strrchr(f->name, '/');
+	char name[STORE_NAME_MAX];
+
+	if (strncmp(f->name, "packs/", 6) != 0 || f->temporary || !base)
+		return;
+	snprintf(name, sizeof name, "damaged/%.*s", (int)strlen(base + 1) - 5, base + 1);
 	if (store_files_find(&g->files, name))
 		sweep_remove(g, name);
 }
@@ -163,6 +186,7 @@ static void sweep_delete(struct gc *g, const struct store_file *f, const char *m
 		return;
 	if (mark)
 		sweep_remove(g, mark);
+	sweep_forget(g, f);
 	g->result.deleted++;
 	g->result.deleted_bytes += f->size;
 	gc_report(g, "delete", f->name, f->size, why);
@@ -175,6 +199,10 @@ static void sweep_free(struct gc *g, const struct store_file *f, bool owned, con
 	struct sweep_mark mark;
 
 	mark_find(g, f->name, &mark);
+	if (mark.newer) {
+		gc_report(g, "keep", f->name, f->size, "a newer vckpt marked it");
+		return;
+	}
 	if (g->o->grace_s == 0 || (mark.exists && mark.over && (owned || !mark.writers))) {
 		sweep_delete(g, f, mark.exists ? mark.name : NULL, why);
 		return;
@@ -252,7 +280,8 @@ static void sweep_manifest(struct gc *g, const struct store_file *f, const char 
 	if (r == -ENOENT)
 		return;
 	if (r < 0) {
-		gc_report(g, "damage", f->name, f->size, err.code ? err.text : base_error_name(r));
+		gc_report(g, r == -BASE_EVERSION ? "keep" : "damage", f->name, f->size,
+			err.code ? err.text : base_error_name(r));
 		return;
 	}
 	why = attempt_over(g, m.attempt);
@@ -305,6 +334,16 @@ static void sweep_mark_file(struct gc *g, const struct store_file *f)
 	if (r == -BASE_EDAMAGED || r == -BASE_EFORMAT || (r == 0 && !store_files_find(&g->files, m.name)))
 		sweep_remove(g, f->name);
 	proto_trash_release(&m);
+}
+
+static void sweep_note(struct gc *g, const struct store_file *f)
+{
+	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+
+	if (!store_note_name_parse(f->name, pack) || store_pack_path(pack, path) < 0)
+		sweep_foreign(g, f);
+	else if (!store_files_find(&g->files, path) && !gc_names_has(&g->packs_kept, pack))
+		sweep_delete(g, f, NULL, "a note of damage in a pack that is gone");
 }
 
 static bool sweep_incoming_known(const struct store_file *f)
@@ -401,6 +440,8 @@ static void sweep_file(struct gc *g, const struct store_file *f)
 		sweep_host(g, f);
 	else if (under(f, "trash/"))
 		sweep_mark_file(g, f);
+	else if (under(f, "damaged/"))
+		sweep_note(g, f);
 	else if (strcmp(f->name, "vckpt.store") != 0 && strcmp(f->name, "reserve") != 0)
 		sweep_foreign(g, f);
 }

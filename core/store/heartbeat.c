@@ -11,7 +11,12 @@
  * grows, by his own monotonic clock.
  *
  * The thread puts n + 1 before it deletes n, so that a listing finds one of them at all times. A put that failed may
- * still have landed: its number is not used again, and every number since the last good one is deleted with it. */
+ * still have landed: its number is not used again, and every number since the last good one is deleted with it. Number
+ * 0 may be another process's that was given the same launch id: it is deleted only where it says what was put.
+ *
+ * Only number 0 is durable: it stands before anything that belongs to the launch, so that the collector never takes a
+ * beginning save for a dead one. The others say something to those who look now. Thousands of ranks beat into one
+ * directory for the whole training; synced, each beat would be two waits for the medium. */
 #include "core/store/heartbeat_internal.h"
 
 #include <fcntl.h>
@@ -28,9 +33,13 @@ struct store_heartbeat {
 	struct store *store;
 	char launch[17], run[PROTO_RUN_MAX + 1];
 	char writer[65];           /* in the name: the host; of a job's rank `<host>.r<rank>` */
-	uint64_t every_ms;
+	uint64_t every_ms, quick_until_ms; /* monotonic */
+	uint8_t nonce[PROTO_NONCE_BYTES];
+	bool (*tend)(void *arg);
+	void *tend_arg;
 	struct proto_alive alive;
-	uint64_t first, last;      /* numbers that may exist: [first, last]; the thread's until it is joined */
+	_Atomic uint64_t first, last; /* numbers that may exist: [first, last]; the thread's until it is joined */
+	_Atomic uint64_t begun_ms, took_ms; /* monotonic: of a beat under way, or 0; that the last one took */
 	bool warned;
 	pthread_t thread;
 	pthread_mutex_t lock;      /* protects stop */
@@ -109,20 +118,54 @@ static void heartbeat_name(const struct store_heartbeat *h, uint64_t n, char nam
 	snprintf(name, STORE_NAME_MAX, "hosts/%s.%s.%llu", h->launch, h->writer, (unsigned long long)n);
 }
 
-static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
+static int heartbeat_body(const struct store_heartbeat *h, uint64_t n, struct base_buf *body)
 {
 	struct proto_heartbeat m = {.launch = h->launch, .host = store_hostname(), .run = h->run, .number = n,
 		.time_ns = store_time_ns(), .ranks = &h->alive, .nranks = 1};
-	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	char name[STORE_NAME_MAX];
-	int r;
 
 	memcpy(m.boot_id, heartbeat_space(), sizeof m.boot_id);
+	memcpy(m.nonce, h->nonce, sizeof m.nonce);
+	return proto_heartbeat_encode(&m, body);
+}
+
+/* Did a put whose outcome is not known land? */
+static bool heartbeat_landed(const struct store_heartbeat *h, const char *name, const struct base_buf *body)
+{
+	struct store_record there = {0};
+	bool same = store_record_get(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, &there, NULL,
+			    NULL) == 0
+		&& there.len == body->len && memcmp(there.body, body->data, body->len) == 0;
+
+	store_record_release(&there);
+	return same;
+}
+
+/* Number 0, durable; what cannot be put is not left there. */
+static int heartbeat_first(struct store_heartbeat *h)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	char name[STORE_NAME_MAX];
+	int r = heartbeat_body(h, 0, &body);
+
+	if (r < 0)
+		return r;
+	heartbeat_name(h, 0, name);
+	r = store_record_put(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, body.data, body.len);
+	if (r < 0 && heartbeat_landed(h, name, &body))
+		store_remove(h->store->storage, name);
+	return r == STORE_PUT_OTHER ? -EEXIST : r;
+}
+
+static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	char name[STORE_NAME_MAX];
+	int r = heartbeat_body(h, n, &body);
+
 	heartbeat_name(h, n, name);
-	r = proto_heartbeat_encode(&m, &body);
 	if (r == 0)
-		r = store_record_put(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, body.data,
-			body.len);
+		r = store_record_put_fleeting(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id,
+			body.data, body.len);
 	return r == STORE_PUT_OTHER ? -EEXIST : r;
 }
 
@@ -138,14 +181,23 @@ static void heartbeat_drop(struct store_heartbeat *h, uint64_t end)
 
 static void heartbeat_beat(struct store_heartbeat *h)
 {
-	int r = heartbeat_put(h, ++h->last);
+	int r;
 
+	h->begun_ms = store_monotonic_ms();
+	r = heartbeat_put(h, ++h->last);
+	h->took_ms = store_monotonic_ms() - h->begun_ms;
+	h->begun_ms = 0;
 	if (r == 0)
 		heartbeat_drop(h, h->last);
 	else if (!h->warned)
 		base_warning("%s: heartbeat of launch %s cannot be written: %s", h->store->path, h->launch,
 			base_error_name(r));
 	h->warned = r != 0;
+}
+
+static uint64_t heartbeat_pause_ms(const struct store_heartbeat *h)
+{
+	return store_monotonic_ms() < h->quick_until_ms ? base_min(h->every_ms, STORE_HEARTBEAT_QUICK_MS) : h->every_ms;
 }
 
 static void *heartbeat_main(void *arg)
@@ -156,15 +208,18 @@ static void *heartbeat_main(void *arg)
 	clock_gettime(CLOCK_MONOTONIC, &next);
 	pthread_mutex_lock(&h->lock);
 	while (!h->stop) {
-		next.tv_nsec += (long)(h->every_ms % 1000) * 1000000;
-		next.tv_sec += (time_t)(h->every_ms / 1000) + next.tv_nsec / 1000000000;
+		uint64_t pause_ms = heartbeat_pause_ms(h);
+
+		next.tv_nsec += (long)(pause_ms % 1000) * 1000000;
+		next.tv_sec += (time_t)(pause_ms / 1000) + next.tv_nsec / 1000000000;
 		next.tv_nsec %= 1000000000;
 		while (!h->stop && pthread_cond_timedwait(&h->wake, &h->lock, &next) != ETIMEDOUT)
 			;
 		if (h->stop)
 			break;
 		pthread_mutex_unlock(&h->lock);
-		heartbeat_beat(h);
+		if (!h->tend || h->tend(h->tend_arg))
+			heartbeat_beat(h);
 		clock_gettime(CLOCK_MONOTONIC, &next);
 		pthread_mutex_lock(&h->lock);
 	}
@@ -212,17 +267,25 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 	snprintf(h->run, sizeof h->run, "%s", o->run);
 	heartbeat_writer(h, o);
 	h->every_ms = o->every_ms ? o->every_ms : STORE_HEARTBEAT_EVERY_S * 1000;
+	h->quick_until_ms = o->quick_ms ? store_monotonic_ms() + o->quick_ms : 0;
+	if (o->nonce)
+		memcpy(h->nonce, o->nonce, sizeof h->nonce);
+	h->tend = o->tend;
+	h->tend_arg = o->tend_arg;
 	h->alive.rank = o->rank;
 	h->alive.pid = (uint64_t)getpid();
 	process_start_time(h->alive.pid, &h->alive.start_time);
-	r = heartbeat_put(h, 0);
-	if (r == 0)
-		r = heartbeat_thread(h);
-	if (r < 0) {
+	r = heartbeat_first(h);
+	if (r == 0 && (r = heartbeat_thread(h)) < 0)
 		heartbeat_drop(h, 1);
+	if (r < 0) {
 		free(h);
-		return base_error_set(err, r, "%s/hosts: the heartbeat cannot be written: %s", s->path,
-			base_error_name(r));
+		if (r == -EEXIST)
+			return base_error_set(err, r,
+				"run %s: the launch id was used before: rank %u of launch %s has shown a heartbeat "
+				"on this host already", o->run, o->rank, o->launch);
+		return store_denied(s, r, err) ? r : base_error_set(err, r,
+			"%s/hosts: the heartbeat cannot be written: %s", s->path, base_error_name(r));
 	}
 	*ret_h = h;
 	return 0;
@@ -241,6 +304,22 @@ void store_heartbeat_stop(struct store_heartbeat *h)
 	pthread_cond_destroy(&h->wake);
 	pthread_mutex_destroy(&h->lock);
 	free(h);
+}
+
+uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h)
+{
+	uint64_t begun = h->begun_ms, took = h->took_ms;
+
+	return begun ? base_max(took, store_monotonic_ms() - begun) : took;
+}
+
+bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint64_t number)
+{
+	char name[STORE_NAME_MAX], own[STORE_NAME_MAX];
+
+	store_heartbeat_name(h->launch, h->alive.rank, host, number, name);
+	heartbeat_name(h, number, own);
+	return strcmp(name, own) == 0 && number <= h->last; /* a lower one was there when the listing began */
 }
 
 /* ---- others' ---- */
@@ -267,11 +346,16 @@ bool store_heartbeat_name_parse(const char *base, char launch[static 17], char h
 	return true;
 }
 
+/* Who cannot look (no descriptor is left, say) does not know that it is gone. start_time 0: it could not look at
+ * itself. */
 bool store_process_lives(uint64_t pid, uint64_t start_time)
 {
 	uint64_t start;
 
-	return process_start_time(pid, &start) && start == start_time;
+	errno = 0;
+	if (process_start_time(pid, &start))
+		return start_time == 0 || start == start_time;
+	return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO || errno == EACCES;
 }
 
 /* A process that was found alive for one file need not be asked for again for the next: ranks that are threads. */
@@ -459,6 +543,12 @@ int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_fu
 	return store_list_files(s->storage, "hosts", ranks_found, &e);
 }
 
+void store_heartbeat_name(const char *launch, uint32_t rank, const char *host, uint64_t number,
+	char name[static STORE_NAME_MAX])
+{
+	snprintf(name, STORE_NAME_MAX, "hosts/%s.%s.r%u.%llu", launch, host, rank, (unsigned long long)number);
+}
+
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r)
 {
 	struct store_record record = {0};
@@ -473,6 +563,7 @@ int store_heartbeat_look(struct store *s, const char *file, struct store_heartbe
 		ret_r->here = m.nranks == 1 && strcmp(m.boot_id, heartbeat_space()) == 0;
 		ret_r->pid = m.nranks ? m.ranks[0].pid : 0;
 		ret_r->start_time = m.nranks ? m.ranks[0].start_time : 0;
+		memcpy(ret_r->nonce, m.nonce, sizeof ret_r->nonce);
 	}
 	proto_heartbeat_release(&m);
 	store_record_release(&record);

@@ -2,16 +2,17 @@
  *
  * launch: how the ranks of a job come together without a message.
  *
- *     heartbeat                        every rank, so that others can tell who has come
- *     launch entry                     rank 0, with the newest step: launch_append
+ *     heartbeat                        every rank, so that others can tell who has come; rank 0's shows a nonce
+ *     launch entry                     rank 0, with the newest step and the nonce: launch_append
  *     ... is there                     the others, by reading on: launch_await
+ *     ... is of this start             the others, by looking for the rank 0 that shows its nonce: launch_meet.c
  *
  * The launch entry decides two things for good. It aborts the undecided attempts of all launches before it
- * (list_replay.c, apply_launch), so that a job that was started twice has one writer; and it says from which step
- * unnumbered saves count on, so that every rank counts alike. An id that was used before would make its attempts those
- * of an old launch, aborted to some readers and not to others: so rank 0 reads the whole list, once, and refuses it.
- * The others start from the snapshot before the newest one: the entry that they wait for is new. If it does not come in
- * time they read everything before they say so.
+ * (list_replay.c, apply_launch), so that a job that was started twice has one writer; and it says from which step the
+ * unnumbered saves of a job of one rank count on. An id that was used before would make its attempts those
+ * of an old launch, aborted to some readers and not to others: so rank 0 reads the whole list, once, and refuses it; it
+ * says so in the list, for the others. These start from the snapshot before the newest one: the entry that they wait
+ * for is new. If it does not come in time they read everything before they say so.
  *
  * The list is opened before the launch entry is put (or seen) and only refreshed afterwards: so it knows every entry
  * since then, which is what attempts of this launch are judged by. Lock order: none; `lock` and the watch's are never
@@ -31,7 +32,7 @@ int store_launch_check(const struct store_launch *l, struct base_error *err)
 {
 	if (getpid() == l->pid)
 		return 0;
-	return base_error_set(err, -EPERM,
+	return base_error_set(err, -BASE_EFORKED,
 		"run %s: launch %s belongs to process %d: a child has to open one of its own", l->run, l->name,
 		(int)l->pid);
 }
@@ -45,6 +46,27 @@ static const struct list_launch *launch_entry(const struct store_launch *l)
 }
 
 /* ---- rank 0 ---- */
+
+/* The attempt whose abort says that the launch's id was used again. */
+static void refusal_name(const struct store_launch *l, char name[static PROTO_ATTEMPT_MAX])
+{
+	snprintf(name, PROTO_ATTEMPT_MAX, "%s-%llu", l->name, (unsigned long long)UINT64_MAX);
+}
+
+/* Has rank 0 refused the id? By an entry of its own: a newer launch's aborts every attempt. */
+static bool launch_refused(const struct store_launch *l, const char **ret_why)
+{
+	char name[PROTO_ATTEMPT_MAX];
+	uint64_t entry;
+
+	refusal_name(l, name);
+	if (store_list_attempt(l->list, name, ret_why, &entry) != STORE_ATTEMPT_ABORTED)
+		return false;
+	for (size_t i = 0; i < l->list->nlaunches; i++)
+		if (l->list->launches[i].entry == entry)
+			return false;
+	return true;
+}
 
 struct launch_put { struct store_launch *l; struct proto_entry *e; struct base_error *err; };
 
@@ -61,6 +83,25 @@ static int launch_put_check(void *arg, struct store_list *list)
 	return 0;
 }
 
+static int refusal_check(void *arg, struct store_list *list)
+{
+	(void)list;
+	return launch_refused(arg, NULL) ? -EALREADY : 0;
+}
+
+/* model: Again. Best effort: without it the others wait for as long as they may, and say the same then. */
+static void launch_refuse(struct store_launch *l)
+{
+	char name[PROTO_ATTEMPT_MAX], why[200];
+	struct proto_entry e = {.kind = PROTO_ENTRY_ABORT, .time_ns = store_time_ns(), .host = store_hostname(),
+		.attempt = name, .reason = why};
+
+	refusal_name(l, name);
+	snprintf(why, sizeof why, "rank 0 on %.64s was started with a launch id that was used before",
+		store_hostname());
+	store_list_put(l->list, &e, refusal_check, l, NULL);
+}
+
 /* model: lau */
 static int launch_append(struct store_launch *l, struct base_error *err)
 {
@@ -68,11 +109,15 @@ static int launch_append(struct store_launch *l, struct base_error *err)
 		.launch = l->name};
 	struct launch_put p = {l, &e, err};
 	int64_t n;
-	int r = store_list_open(l->store, l->run, true, &l->list, err);
+	int r = store_list_open_how(l->store, l->run, &(struct list_how){.whole = true, .patience_ms = l->start_ms},
+		&l->list, err);
 
 	if (r < 0)
 		return r;
+	memcpy(e.nonce, l->nonce, sizeof e.nonce);
 	n = store_list_put(l->list, &e, launch_put_check, &p, err);
+	if (n == -EEXIST && l->world > 1)
+		launch_refuse(l);
 	return n < 0 ? (int)n : 0;
 }
 
@@ -81,10 +126,17 @@ static int launch_append(struct store_launch *l, struct base_error *err)
 static int launch_sought(struct store_launch *l, struct base_error *err)
 {
 	int r = store_list_refresh(l->list, err);
+	const char *why;
 
 	if (r < 0)
 		return r;
-	return launch_entry(l) != NULL;
+	if (launch_entry(l))
+		return 1;
+	if (launch_refused(l, &why))
+		return base_error_set(err, -EEXIST,
+			"run %s: the launch id was used before: it has to be new at every start (%s: %s)", l->run,
+			l->name, why ? why : "");
+	return 0;
 }
 
 /* model: lau. 1: there it is. */
@@ -102,14 +154,17 @@ static int launch_poll(struct store_launch *l, struct base_error *err)
 
 static int launch_await(struct store_launch *l, struct base_error *err)
 {
-	int r = store_list_open_earlier(l->store, l->run, &l->list, err);
+	int r = store_list_open_how(l->store, l->run, &(struct list_how){.skip = 1, .patience_ms = l->start_ms},
+		&l->list, err);
+	uint64_t next = r == 0 ? store_list_next(l->list) : 0;
 
 	if (r == 0)
 		r = launch_poll(l, err);
 	if (r == 0) { /* did it stand before the snapshot that was started from? */
 		store_list_close(l->list);
 		l->list = NULL;
-		r = store_list_open(l->store, l->run, true, &l->list, err);
+		r = store_list_open_how(l->store, l->run,
+			&(struct list_how){.whole = true, .patience_ms = l->start_ms}, &l->list, err);
 		if (r == 0)
 			r = launch_sought(l, err);
 	}
@@ -120,7 +175,8 @@ static int launch_await(struct store_launch *l, struct base_error *err)
 			"run %s: rank %u has waited %g s for rank 0, which has not appended the entry of launch %s: "
 			"have all ranks been given the same launch id, and the same run?",
 			l->run, l->rank, (double)l->start_ms / 1000, l->name);
-	return store_list_sync(l->list, err);
+	r = store_list_sync(l->list, err);
+	return r < 0 ? r : store_launch_meet(l, launch_entry(l)->nonce, launch_entry(l)->entry >= next, err);
 }
 
 /* ---- open, close ---- */
@@ -143,30 +199,48 @@ static int options_check(const struct store_launch_options *o, struct base_error
 	return 0;
 }
 
-static void launch_name_set(struct store_launch *l, const char *id)
+/* Of run and id together: names of packs are the store's, and one id may serve several runs. */
+static int launch_name_set(struct store_launch *l, const char *id)
 {
+	base_cleanup_buf struct base_buf text = BASE_BUF_INIT;
 	struct base_digest d;
 
+	base_buf_append(&text, l->run, strlen(l->run) + 1);
+	base_buf_append_text(&text, id ? id : "");
+	if (text.error)
+		return text.error;
 	if (id && id[0])
-		base_sha256(id, strlen(id), &d);
+		base_sha256(text.data, text.len, &d);
 	else
 		base_random(d.bytes, 8);
 	for (unsigned i = 0; i < 8; i++)
 		snprintf(l->name + 2 * i, 3, "%02x", d.bytes[i]);
+	return 0;
 }
 
 static int launch_start(struct store_launch *l, struct base_error *err)
 {
 	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = true, .rank = l->rank,
-		.every_ms = base_min(l->heartbeat_ms / 4, STORE_HEARTBEAT_EVERY_S * 1000)};
-	int r = store_heartbeat_start(l->store, &beat, &l->heartbeat, err);
+		.every_ms = base_min(l->heartbeat_ms / 4, STORE_HEARTBEAT_EVERY_S * 1000),
+		.tend = store_launch_tend, .tend_arg = l};
+	int r;
+
+	if (l->rank == 0) {
+		base_random(l->nonce, sizeof l->nonce);
+		beat.nonce = l->nonce;
+		beat.quick_ms = l->world > 1 ? STORE_LAUNCH_QUICK_MS : 0;
+	}
+	r = store_heartbeat_start(l->store, &beat, &l->heartbeat, err);
 
 	if (r == 0)
 		r = l->rank == 0 ? launch_append(l, err) : launch_await(l, err);
 	if (r == 0 && store_list_damaged(l->list))
 		r = base_error_set(err, -BASE_EDAMAGED,
-			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where)",
+			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where, "
+			"vckpt mend says what can be done)",
 			l->run);
+	if (r == 0)
+		r = store_list_newer(l->list, NULL, err);
 	if (r == 0)
 		l->last_step = launch_entry(l)->newest_step;
 	return r;
@@ -187,13 +261,14 @@ int store_launch_open(struct store *s, const struct store_launch_options *o, str
 	l->store = s;
 	l->pid = getpid();
 	snprintf(l->run, sizeof l->run, "%s", o->run);
-	launch_name_set(l, o->id);
 	l->rank = o->rank;
 	l->world = o->world;
 	l->heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : STORE_LAUNCH_HEARTBEAT_MS;
 	l->start_ms = o->start_ms ? o->start_ms : STORE_LAUNCH_START_MS;
 	l->deadline_ms = o->deadline_ms;
-	r = store_watch_new(l, &l->watch);
+	r = launch_name_set(l, o->id);
+	if (r == 0)
+		r = store_watch_new(l, &l->watch);
 	r = r < 0 ? base_error_set(err, r, "run %s: out of memory", o->run) : launch_start(l, err);
 	if (r < 0) {
 		store_launch_close(l);
@@ -209,9 +284,11 @@ void store_launch_close(struct store_launch *l)
 		return;
 	if (getpid() == l->pid) /* else the thread and the file are the parent's */
 		store_heartbeat_stop(l->heartbeat);
+	store_launch_aborts_drop(l);
 	store_list_close(l->list);
 	store_watch_free(l->watch);
 	pthread_mutex_destroy(&l->lock);
 	free(l->begun);
+	free(l->tries);
 	free(l);
 }

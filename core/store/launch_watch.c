@@ -10,7 +10,9 @@
  * share the answer. The time of a change is the time of the look that found it, by this rank's monotonic clock, and no
  * time-out begins before the rank's own announcement in the attempt at hand: what happened between two saves is held
  * against nobody. An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew, or
- * it would give up everybody at its first look. */
+ * it would give up everybody at its first look. So does one whose own beats are slow: what makes them slow, a storage
+ * that has too much to do, makes those of healthy ranks slow, too. A process of this machine that is gone is known all
+ * the while. */
 #include "core/store/launch_internal.h"
 
 #include <stdio.h>
@@ -28,6 +30,7 @@ struct watch_rank {
 
 struct store_watch {
 	struct store *store;
+	const struct store_launch *own;
 	char launch[17];
 	uint32_t world;
 	uint64_t heartbeat_ms, start_ms, deadline_ms, every_ms;
@@ -52,6 +55,7 @@ int store_watch_new(const struct store_launch *l, struct store_watch **ret_w)
 		return -ENOMEM;
 	}
 	w->store = l->store;
+	w->own = l;
 	snprintf(w->launch, sizeof w->launch, "%s", l->name);
 	w->world = l->world;
 	w->heartbeat_ms = l->heartbeat_ms;
@@ -135,7 +139,8 @@ int store_watch_look(struct store_watch *w)
 		pthread_mutex_unlock(&w->lock);
 		return 0;
 	}
-	if (w->looked_ms == 0 || now - w->ended_ms > w->heartbeat_ms / 2)
+	if (w->looked_ms == 0 || now - w->ended_ms > w->heartbeat_ms / 2
+		|| store_heartbeat_slow_ms(w->own->heartbeat) > w->heartbeat_ms / 4)
 		watch_restart(w, now);
 	w->looked_ms = now;
 	for (uint32_t i = 0; i < w->world; i++)
@@ -146,6 +151,8 @@ int store_watch_look(struct store_watch *w)
 
 		k->gone_ms = k->listed || !k->seen ? 0 : k->gone_ms ? k->gone_ms : now;
 	}
+	if (r < 0)
+		watch_restart(w, now); /* it saw nothing, and holds nothing against anybody */
 	w->ended_ms = store_monotonic_ms();
 	took = w->ended_ms - now;
 	/* were the next look due after heartbeat_ms / 2, every one would start the clocks anew */

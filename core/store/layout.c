@@ -7,6 +7,8 @@
  * of a run stores the same object until the model changes, and the digest says whether two steps have the same
  * tensors. */
 #include "core/store/layout_internal.h"
+#include "core/store/pack.h"
+#include "core/store/record.h"
 
 #include <string.h>
 
@@ -316,6 +318,10 @@ int store_layout_encode(struct store_layout *l, struct base_buf *ret_object, str
 
 	if (r < 0)
 		return base_error_set(err, r, "the layout cannot be encoded: %s", base_error_name(r));
+	if (ret_object->len - before > STORE_METADATA_MAX_BYTES)
+		return base_error_set(err, -BASE_ELIMIT,
+			"%u tensors with %llu bytes of names are more than one layout may hold, which is 1 GiB",
+			l->m.ntensors, (unsigned long long)l->m.names_len);
 	base_digest_of(ret_object->data + before, ret_object->len - before, &l->digest);
 	return 0;
 }
@@ -343,10 +349,12 @@ int store_layout_decode(const void *object, size_t len, struct store_layout **re
 	struct store_layout *l = calloc(1, sizeof *l);
 	int r = l ? proto_layout_decode(object, len, &l->m) : -ENOMEM;
 
-	if (r < 0) {
+	if (r < 0)
 		free(l);
+	if (r == -BASE_EVERSION)
+		return store_newer(err, "the layout", object, len);
+	if (r < 0)
 		return base_error_set(err, r, "a layout cannot be read: %s", base_error_name(r));
-	}
 	base_digest_of(object, len, &l->digest);
 	*ret_l = l;
 	return 0;

@@ -13,7 +13,9 @@
  *   abort    counts only while its attempt has not committed
  *   launch   aborts the undecided attempts of all earlier launches of the run
  *   remove   takes away the live commit with that entry number
- *   snapshot stands for all entries before it, for readers that start there; it decides nothing about attempts */
+ *   snapshot stands for all entries before it, for readers that start there; it decides nothing about attempts
+ *   accept   the entries that it names decide nothing, whether they can be read or not
+ *   others   of a later version: decide nothing, but a writer that has read one refuses to write */
 #ifndef CORE_STORE_LIST_H
 #define CORE_STORE_LIST_H
 
@@ -36,14 +38,24 @@ int store_list_refresh(struct store_list *l, struct base_error *err);
 
 const char *store_list_run(const struct store_list *l);
 uint64_t store_list_next(const struct store_list *l);          /* number of the next entry */
-/* entries that were skipped because both copies are bad */
+/* entries that were skipped as damaged, without those that an accept entry names */
 uint64_t store_list_damaged(const struct store_list *l);
+/* Goes through these entries in no order, starting with *at = 0. Returns the entry's number; *ret_why says what is
+ * wrong with it (borrowed). PROTO_NONE: no more. */
+uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const char **ret_why);
+/* Was an entry of an unknown kind read, of a newer vckpt? Readers pass over it, writers and the collector stop.
+ * -BASE_EVERSION with a sentence, and the entry's number in *ret_entry (may be NULL); 0: none was read. */
+int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err);
+bool store_list_skipped(const struct store_list *l, uint64_t n); /* damaged, or accepted as damaged */
+bool store_list_skips(const struct store_list *l);             /* any at all */
 size_t store_list_count(const struct store_list *l);           /* visible steps */
 const struct store_list_step *store_list_at(const struct store_list *l, size_t i);      /* by ascending step */
 const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step); /* NULL: not visible */
 const struct store_list_step *store_list_latest(const struct store_list *l);            /* highest step; NULL */
 /* is this commit entry visible? */
 bool store_list_entry_live(const struct store_list *l, uint64_t entry);
+/* The step of a commit entry that counted here, still visible or not; PROTO_NONE: no such commit. */
+uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry);
 /* Calls f with every commit that counted here from entry `from` on, removed or replaced since or not, until it returns
  * another number than 0. Entries are read again. */
 int store_list_each_commit(const struct store_list *l, uint64_t from,
@@ -60,6 +72,11 @@ const char *store_list_newest_launch(const struct store_list *l, uint64_t *ret_s
  * another error. */
 int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
 	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err);
+
+/* vckpt mend: puts an entry that accepts entries as damaged: from then on they decide nothing, for every reader, and
+ * keep no writer and no collector from their work. `numbers`, ascending, at most PROTO_ACCEPTS_MAX: each must be
+ * damaged here (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */
+int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err);
 
 /* All runs of a store, sorted, malloc'ed array of malloc'ed names. */
 int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err);

@@ -24,17 +24,47 @@ struct list_attempt {
 struct list_launch {
 	char launch[17];
 	uint64_t entry, newest_step;
+	uint8_t nonce[PROTO_NONCE_BYTES];
+};
+
+/* An entry that decides nothing here. */
+struct list_skip {
+	uint64_t number;
+	bool accepted;                   /* an accept entry names it; else it is damage */
+	bool told;                       /* a warning named it */
+	char why[160];                   /* of damage: what is wrong with it */
 };
 
 struct list_commit_key { uint64_t entry, step; };
+
+#define LIST_PATIENCE_MS 3000u           /* of a command or a mount */
+
+struct list_how {
+	bool whole;                      /* from entry 0, not from a snapshot */
+	unsigned skip;                   /* newest snapshots that are left out: 1: knows the 64 to 127 newest entries */
+	uint64_t patience_ms;            /* for which an error of reading is tried again */
+};
 
 struct store_list {
 	struct store *store;
 	char run[PROTO_RUN_MAX + 1];
 	uint64_t next;                   /* entries below it were read (or stood for by a snapshot) */
 	uint64_t synced;                 /* entries below it are known to be durable */
-	uint64_t damaged;
-	bool unsafe;                     /* a sync failed with EIO: no later one can be believed, so nothing is told */
+	uint64_t first;                  /* the first entry that was read: 0, or the snapshot that reading began at */
+	struct base_digest tail;         /* SHA-256 of the body of entry next - 1; zeros if next is 0 */
+	bool tail_known;                 /* that entry was taken: else the next one cannot be checked against it */
+	uint32_t newer_kind; uint64_t newer; /* an entry of a kind that is not known was read: the first; 0: none */
+	bool again;                      /* an entry that was taken is accepted as damaged: read without it */
+	struct list_skip *skips;         /* in no order */
+	size_t nskips, skips_size;
+	uint32_t *skip_slots;            /* open addressing by number: 1 + index into skips; 0: empty */
+	size_t nskip_slots;              /* power of two, at least twice nskips; or 0 */
+	uint64_t damaged;                /* skips that no accept entry names */
+	struct list_how how;             /* it was opened */
+	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
+	uint64_t failing_ms;             /* monotonic: since when nothing could be read of it; 0: it could */
+	bool told;                       /* of that failure */
+	bool untold;                     /* an entry was skipped and nobody told yet */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */
 
 	struct store_list_step *steps;   /* visible, by ascending step */
@@ -58,14 +88,19 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e);
 /* Starts from a snapshot: nothing was applied before. Takes `e` over. */
 int list_adopt(struct store_list *l, struct proto_entry *e);
 void list_state_release(struct store_list *l);
+/* Entry n decides nothing here from now on: as damage (why), or accepted (NULL). -ENOMEM. */
+int list_skip_add(struct store_list *l, uint64_t n, const char *why);
+const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n); /* NULL: it is none */
 /* Fills the body of a snapshot of what is visible. *ret_live is malloc'ed; commits are borrowed. */
 int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size_t *ret_n);
 
-/* Like store_list_open, from the snapshot before the newest one: knows the 64 to 127 newest entries each by itself. */
-int store_list_open_earlier(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
+int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
+	struct base_error *err);
 
-/* Makes durable what was read (invariant 6). After EIO every later call fails, too: the kernel tells of lost pages
- * once, so a second fsync that succeeds says nothing of them. */
+/* Of the storage at this moment, not of what lies in it (-EIO, -ESTALE, -ETIMEDOUT, ...): worth another try. */
+bool store_error_passes(int r);
+
+/* Makes durable what was read (invariant 6). */
 int store_list_sync(struct store_list *l, struct base_error *err);
 
 static inline int64_t store_time_ns(void)

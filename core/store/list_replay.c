@@ -7,11 +7,17 @@
  * attempt whose launch has no entry (an import) is aborted by no launch. A launch counts from its first entry; a second
  * entry of the same launch changes nothing.
  *
+ * An entry is applied whole or not at all: whatever it needs is allocated before anything is changed, so a list that
+ * met -ENOMEM stands before that entry and can go on later. A view that had half of one would be put into the next
+ * snapshot.
+ *
  * Visible steps lie in an array by step; training appends at its end. Commit entries that counted lie in an array by
  * entry number, so that `remove` finds the step that it means by bisection. */
 #include "core/store/list_internal.h"
 
 #include <stdio.h>
+
+#include "core/base/cleanup.h"
 
 #define LAUNCH_REASON "a newer launch of the run began"
 
@@ -95,25 +101,29 @@ static int slots_reserve(struct store_list *l, size_t more)
 	return 0;
 }
 
-/* The attempt is decided from here on; the first decision stands. */
-static int attempt_decide(struct store_list *l, const char *name, enum store_attempt_state state, uint64_t entry,
-	const char *reason)
+static int attempts_reserve(struct store_list *l, size_t more)
+{
+	int r = array_reserve(&l->attempts, &l->attempts_size, l->nattempts, more, sizeof *l->attempts);
+
+	return r < 0 ? r : slots_reserve(l, more);
+}
+
+/* The attempt is decided from here on; the first decision stands. There is room (attempts_reserve). reason: taken over,
+ * may be NULL. */
+static void attempt_decide(struct store_list *l, const char *name, enum store_attempt_state state, uint64_t entry,
+	char *reason)
 {
 	struct list_attempt *a;
 
-	if (attempt_find(l, name))
-		return 0;
-	if (array_grow(&l->attempts, &l->attempts_size, l->nattempts, sizeof *l->attempts) < 0 ||
-		slots_reserve(l, 1) < 0)
-		return -ENOMEM;
+	if (attempt_find(l, name)) {
+		free(reason);
+		return;
+	}
 	a = &l->attempts[l->nattempts];
-	*a = (struct list_attempt){.state = state, .entry = entry};
+	*a = (struct list_attempt){.state = state, .entry = entry, .reason = reason};
 	/* zeroes follow; a snapshot comes here ten thousand times */
 	memcpy(a->name, name, strnlen(name, sizeof a->name - 1));
-	if (reason && !(a->reason = strdup(reason)))
-		return -ENOMEM;
 	slot_fill(l, l->nattempts++);
-	return 0;
 }
 
 /* The launch entry that aborts what launch `name[0..16)` has not decided, or NULL. */
@@ -176,10 +186,9 @@ const struct store_list_step *store_list_find(const struct store_list *l, uint64
 	return i < l->nsteps && l->steps[i].step == step ? &l->steps[i] : NULL;
 }
 
-static const struct store_list_step *step_of_entry(const struct store_list *l, uint64_t entry)
+uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry)
 {
 	size_t low = 0, high = l->ncommits;
-	const struct store_list_step *s;
 
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
@@ -189,9 +198,14 @@ static const struct store_list_step *step_of_entry(const struct store_list *l, u
 		else
 			high = middle;
 	}
-	if (low == l->ncommits || l->commits[low].entry != entry)
-		return NULL;
-	s = store_list_find(l, l->commits[low].step);
+	return low < l->ncommits && l->commits[low].entry == entry ? l->commits[low].step : PROTO_NONE;
+}
+
+static const struct store_list_step *step_of_entry(const struct store_list *l, uint64_t entry)
+{
+	uint64_t step = store_list_commit_step(l, entry);
+	const struct store_list_step *s = step == PROTO_NONE ? NULL : store_list_find(l, step);
+
 	return s && s->entry == entry ? s : NULL;
 }
 
@@ -218,13 +232,11 @@ static int steps_reserve(struct store_list *l, size_t more)
 	return array_reserve(&l->steps, &l->steps_size, l->nsteps, more, sizeof *l->steps);
 }
 
-/* The commit entry n becomes what is visible under its step. The hold gains a user. */
-static int step_set(struct store_list *l, uint64_t n, const struct proto_commit *c, struct list_hold *h)
+/* The commit entry n becomes what is visible under its step. The hold gains a user. There is room (steps_reserve). */
+static void step_set(struct store_list *l, uint64_t n, const struct proto_commit *c, struct list_hold *h)
 {
 	size_t i = step_place(l, c->step);
 
-	if (steps_reserve(l, 1) < 0)
-		return -ENOMEM;
 	if (i < l->nsteps && l->steps[i].step == c->step) {
 		hold_drop(l->holds[i]);
 	} else {
@@ -236,6 +248,91 @@ static int step_set(struct store_list *l, uint64_t n, const struct proto_commit 
 	l->holds[i] = h;
 	h->users++;
 	l->commits[l->ncommits++] = (struct list_commit_key){.entry = n, .step = c->step};
+}
+
+/* ---- entries that decide nothing ---- */
+
+static size_t skip_hash(uint64_t n)
+{
+	return (size_t)(n * UINT64_C(0x9e3779b97f4a7c15) >> 32);
+}
+
+static struct list_skip *skip_find(const struct store_list *l, uint64_t n)
+{
+	for (size_t i = skip_hash(n); l->nskip_slots && l->skip_slots[i & (l->nskip_slots - 1)]; i++) {
+		struct list_skip *s = &l->skips[l->skip_slots[i & (l->nskip_slots - 1)] - 1];
+
+		if (s->number == n)
+			return s;
+	}
+	return NULL;
+}
+
+const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n) { return skip_find(l, n); }
+
+static void skip_slot_fill(struct store_list *l, size_t index)
+{
+	size_t i = skip_hash(l->skips[index].number);
+
+	while (l->skip_slots[i & (l->nskip_slots - 1)])
+		i++;
+	l->skip_slots[i & (l->nskip_slots - 1)] = (uint32_t)(index + 1);
+}
+
+/* Room for so many more: one file far behind the end makes a million entries that are missing. */
+static int skips_reserve(struct store_list *l, size_t more)
+{
+	size_t want = l->nskip_slots ? l->nskip_slots : 16;
+	uint32_t *slots;
+
+	if (array_reserve(&l->skips, &l->skips_size, l->nskips, more, sizeof *l->skips) < 0
+	    || l->nskips + more >= UINT32_MAX / 2)
+		return -ENOMEM;
+	while (want / 2 < l->nskips + more)
+		want *= 2;
+	if (want == l->nskip_slots)
+		return 0;
+	slots = calloc(want, sizeof *slots);
+	if (!slots)
+		return -ENOMEM;
+	free(l->skip_slots);
+	l->skip_slots = slots;
+	l->nskip_slots = want;
+	for (size_t i = 0; i < l->nskips; i++)
+		skip_slot_fill(l, i);
+	return 0;
+}
+
+int list_skip_add(struct store_list *l, uint64_t n, const char *why)
+{
+	struct list_skip *s;
+
+	if (skips_reserve(l, 1) < 0)
+		return -ENOMEM;
+	s = &l->skips[l->nskips];
+	*s = (struct list_skip){.number = n, .accepted = !why};
+	snprintf(s->why, sizeof s->why, "%s", why ? why : "");
+	l->damaged += why != NULL;
+	skip_slot_fill(l, l->nskips++);
+	return 0;
+}
+
+/* Who could read such an entry has to read the list again without it: all readers see the same. */
+static int apply_accept(struct store_list *l, const struct proto_entry *e)
+{
+	if (skips_reserve(l, e->naccepts) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < e->naccepts; i++) {
+		struct list_skip *s = skip_find(l, e->accepts[i]);
+
+		if (s) {
+			l->damaged -= !s->accepted;
+			s->accepted = true;
+			continue;
+		}
+		list_skip_add(l, e->accepts[i], NULL);
+		l->again |= e->accepts[i] >= l->first;
+	}
 	return 0;
 }
 
@@ -246,20 +343,29 @@ static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
 {
 	const struct proto_commit *c = &h->entry.commit;
 	const struct store_list_step *now = store_list_find(l, c->step);
-	int r;
 
 	if (store_list_attempt(l, c->attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED)
 		return 0;
 	if (c->replaces != (now ? now->entry : PROTO_NONE))
 		return 0;
-	r = attempt_decide(l, c->attempt, STORE_ATTEMPT_COMMITTED, n, NULL);
-	return r < 0 ? r : step_set(l, n, c, h);
+	if (attempts_reserve(l, 1) < 0 || steps_reserve(l, 1) < 0)
+		return -ENOMEM;
+	attempt_decide(l, c->attempt, STORE_ATTEMPT_COMMITTED, n, NULL);
+	step_set(l, n, c, h);
+	return 0;
 }
 
 /* model: ABORT. Counts only while the attempt has not committed. */
 static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entry *e)
 {
-	return attempt_decide(l, e->attempt, STORE_ATTEMPT_ABORTED, n, e->reason);
+	char *reason = e->reason ? strdup(e->reason) : NULL;
+
+	if ((e->reason && !reason) || attempts_reserve(l, 1) < 0) {
+		free(reason);
+		return -ENOMEM;
+	}
+	attempt_decide(l, e->attempt, STORE_ATTEMPT_ABORTED, n, reason);
+	return 0;
 }
 
 /* model: LAUNCH */
@@ -275,6 +381,7 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 	x = &l->launches[l->nlaunches++];
 	*x = (struct list_launch){.entry = n, .newest_step = e->newest_step};
 	snprintf(x->launch, sizeof x->launch, "%.16s", e->launch);
+	memcpy(x->nonce, e->nonce, sizeof x->nonce);
 	return 0;
 }
 
@@ -288,24 +395,6 @@ static int apply_remove(struct store_list *l, const struct proto_entry *e)
 	return 0;
 }
 
-static int take_live(struct store_list *l, struct list_hold *h)
-{
-	size_t n = h->entry.nlive;
-	int r;
-
-	r = array_reserve(&l->attempts, &l->attempts_size, l->nattempts, n, sizeof *l->attempts);
-	if (r < 0 || (r = slots_reserve(l, n)) < 0 || (r = steps_reserve(l, n)) < 0)
-		return r;
-	for (size_t i = 0; r == 0 && i < n; i++) {
-		const struct proto_live *live = &h->entry.live[i];
-
-		r = attempt_decide(l, live->commit.attempt, STORE_ATTEMPT_COMMITTED, live->entry, NULL);
-		if (r == 0)
-			r = step_set(l, live->entry, &live->commit, h);
-	}
-	return r;
-}
-
 static void steps_clear(struct store_list *l)
 {
 	for (size_t i = 0; i < l->nsteps; i++)
@@ -313,15 +402,54 @@ static void steps_clear(struct store_list *l)
 	l->nsteps = l->ncommits = 0;
 }
 
+struct live_place { uint64_t step; size_t at; };
+
+static int place_compare(const void *a, const void *b)
+{
+	const struct live_place *x = a, *y = b;
+
+	if (x->step != y->step)
+		return x->step < y->step ? -1 : 1;
+	return (x->at > y->at) - (x->at < y->at);
+}
+
+/* The rows of a snapshot by step; malloc'ed. Rows stand by entry, and steps may come in any order. */
+static struct live_place *snapshot_order(const struct proto_live *live, size_t n)
+{
+	struct live_place *all = calloc(n + 1, sizeof *all);
+	bool sorted = true;
+
+	for (size_t i = 0; all && i < n; i++) {
+		all[i] = (struct live_place){live[i].commit.step, i};
+		sorted &= i == 0 || all[i - 1].step < all[i].step;
+	}
+	if (all && !sorted)
+		qsort(all, n, sizeof *all, place_compare);
+	return all;
+}
+
 /* model: SNAPSH. Who read everything before it has nothing to learn; after a skipped entry what was visible comes
  * from the snapshot (its writer knew the entry). Attempts keep what is known of them: a snapshot decides nothing. */
 static int apply_snapshot(struct store_list *l, struct list_hold *h)
 {
+	const struct proto_live *live = h->entry.live;
+	base_cleanup_free struct live_place *order = NULL;
+	size_t n = h->entry.nlive;
+
 	if (!l->gap)
 		return 0;
+	order = snapshot_order(live, n);
+	if (!order || attempts_reserve(l, n) < 0 || steps_reserve(l, n) < 0)
+		return -ENOMEM;
 	l->gap = false;
 	steps_clear(l);
-	return take_live(l, h);
+	for (size_t i = 0; i < n; i++)
+		attempt_decide(l, live[i].commit.attempt, STORE_ATTEMPT_COMMITTED, live[i].entry, NULL);
+	for (size_t i = 0; i < n; i++) /* each behind all others: nothing is moved */
+		step_set(l, live[order[i].at].entry, &live[order[i].at].commit, h);
+	for (size_t i = 0; i < n; i++)
+		l->commits[i] = (struct list_commit_key){.entry = live[i].entry, .step = live[i].commit.step};
+	return 0;
 }
 
 /* model: replay */
@@ -337,12 +465,13 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 	h->entry = *e;
 	h->users = 1;
 	*e = (struct proto_entry){0};
-	switch (h->entry.kind) {
+	switch (h->entry.kind) { /* another one is of a later version, and decides nothing */
 	case PROTO_ENTRY_LAUNCH: r = apply_launch(l, n, &h->entry); break;
 	case PROTO_ENTRY_COMMIT: r = apply_commit(l, n, h); break;
 	case PROTO_ENTRY_ABORT: r = apply_abort(l, n, &h->entry); break;
 	case PROTO_ENTRY_REMOVE: r = apply_remove(l, &h->entry); break;
 	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, h); break;
+	case PROTO_ENTRY_ACCEPT: r = apply_accept(l, &h->entry); break;
 	}
 	hold_drop(h);
 	return r;
@@ -381,6 +510,8 @@ void list_state_release(struct store_list *l)
 	steps_clear(l);
 	for (size_t i = 0; i < l->nattempts; i++)
 		free(l->attempts[i].reason);
+	free(l->skips);
+	free(l->skip_slots);
 	free(l->steps);
 	free(l->holds);
 	free(l->commits);

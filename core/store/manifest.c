@@ -415,6 +415,8 @@ int store_manifest_get(struct store *s, const char *run, const struct base_diges
 	if (!base_digest_equal(&found, digest))
 		return base_error_set(err, -BASE_EDAMAGED, "%s does not match its digest", path);
 	r = proto_manifest_decode(record.body, record.len, ret_m);
+	if (r == -BASE_EVERSION)
+		return store_newer(err, path, record.body, record.len);
 	if (r < 0)
 		return base_error_set(err, r, "%s: %s", path, base_error_name(r));
 	if (strcmp(ret_m->run, run) != 0) {

@@ -156,7 +156,7 @@ static int layout_load(void *arg, uint32_t i, struct base_error *err)
 	struct cover_gather *g = arg;
 	const struct proto_ref *from = &g->m->layouts[i].ref;
 	base_cleanup_free void *bytes = NULL;
-	int r = store_manifest_object(g->s, g->m, from, STORE_CHUNK_MAX_BYTES, &bytes, err);
+	int r = store_manifest_object(g->s, g->m, from, STORE_METADATA_MAX_BYTES, &bytes, err);
 
 	if (r == 0)
 		r = store_layout_decode(bytes, from->raw_len, &g->layouts[i], err);
@@ -358,12 +358,12 @@ static int gather_part(void *arg, uint32_t line, struct base_error *err)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < k->npacks; i++)
 		packs[i] = g->m->packs[g->m->map[k->first_map + i]].pack;
-	r = store_manifest_object(g->s, g->m, &k->part, STORE_CHUNK_MAX_BYTES, &bytes, err);
+	r = store_manifest_object(g->s, g->m, &k->part, STORE_METADATA_MAX_BYTES, &bytes, err);
 	if (r < 0)
 		return r;
-	r = proto_part_decode(bytes, k->part.raw_len, &part);
+	r = store_part_decode(bytes, k->part.raw_len, &part, err);
 	if (r < 0)
-		return base_error_set(err, r, "the part of rank %u cannot be read: %s", k->rank, base_error_name(r));
+		return base_error_prefix(err, r, "rank %u", k->rank);
 	if (part.rank != k->rank || part.world != g->m->world || part.npacks != k->npacks)
 		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u is not the one that it announced",
 			k->rank);

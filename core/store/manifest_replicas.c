@@ -14,8 +14,8 @@
 #include "core/base/cleanup.h"
 #include "core/store/part.h"
 
-#define REMEDY "declare it as a buffer if it may differ, make it equal first (reduce, broadcast), name the mesh and " \
-	"placements along which it is replicated, or save with check_replicas=off"
+#define REMEDY "make it equal first (reduce, broadcast), keep it for each rank (per_rank=), declare it as a buffer " \
+	"if it may differ, name the mesh and placements along which it is replicated, or save with check_replicas=off"
 
 struct replica_line { struct proto_replica r; uint32_t rank; };
 struct replica_run { const struct replica_line *lines; uint32_t n; };   /* of one group and digest, ascending ranks */
@@ -105,7 +105,7 @@ static int object_load(struct store *s, const struct proto_announcement *a, cons
 	r = store_pack_get(s, a->packs[ref.pack].pack, &pack, err);
 	if (r < 0)
 		return r;
-	r = store_object_load(pack, &ref, STORE_CHUNK_MAX_BYTES, ret_bytes, err);
+	r = store_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
 	store_pack_put(s, pack);
 	return r;
 }
@@ -133,10 +133,9 @@ static int side_load(struct replica_side *side, struct store *s, const struct pr
 
 	if (r < 0)
 		return r;
-	r = proto_part_decode(bytes, side->a->part.raw_len, &side->part);
+	r = store_part_decode(bytes, side->a->part.raw_len, &side->part, err);
 	if (r < 0)
-		return base_error_set(err, r, "the part of rank %u cannot be read: %s", side->a->rank,
-			base_error_name(r));
+		return base_error_prefix(err, r, "rank %u", side->a->rank);
 	r = side_layout(side, s, all, n, err);
 	for (uint32_t i = 0; r == 0 && i < side->part.nsamples; i++)
 		if (side->part.samples[i].tensor >= side->layout->m.ntensors)

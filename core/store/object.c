@@ -35,7 +35,9 @@ static bool range_within(uint64_t offset, uint64_t len, uint64_t from, uint64_t 
 int store_object_ref_check(const struct store_object_ref *ref, uint64_t end)
 {
 	bool raw = ref->codec == STORE_CODEC_RAW;
-	if (!store_codec_valid(ref->codec) || ref->kind < STORE_OBJECT_PIECE || ref->kind > STORE_OBJECT_VIEW_HEADER)
+	if (!store_codec_valid(ref->codec) || ref->kind > STORE_OBJECT_VIEW_HEADER)
+		return -BASE_EVERSION; /* whoever asks has verified the bytes that say so */
+	if (ref->kind < STORE_OBJECT_PIECE)
 		return -BASE_EDAMAGED;
 	if (ref->raw_len > (raw ? STORE_OBJECT_MAX_BYTES : STORE_ENCODED_MAX_BYTES))
 		return -BASE_EDAMAGED;

@@ -19,6 +19,7 @@
 #define STORE_PACK_NAME_MAX 128  /* NUL included */
 #define STORE_RUN_MAX_BYTES (UINT64_C(64) << 20)
 #define STORE_OBJECT_MAX_BYTES (UINT64_C(1) << 46)
+#define STORE_METADATA_MAX_BYTES UINT64_C(1073741824) /* of a layout, a part, a chunk: both sides refuse more */
 #define STORE_PACK_HEAD_BYTES 4096u
 #define STORE_PACK_TAIL_BYTES 128u
 
@@ -105,13 +106,21 @@ struct store_pack_footer { struct store_object_ref *objects; uint64_t count; };
 int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f, struct base_error *err);
 void store_pack_footer_free(struct store_pack_footer *f);
 
-/* Verifies every byte: head, objects (re-hashed), checks, padding, footer, tail. Calls `damage` for each fault with the
- * extent and, where an object is hit, its reference (from the footer). Returns 0 when it could look at everything,
- * damage or not; counts bytes through `progress` (may be NULL). When the footer itself is damaged the objects are not
- * known: one damage for it. */
+/* Verifies every byte: head, objects (re-hashed), checks, padding, footer, tail. Returns 0 when it could look at
+ * everything, damage or not; -BASE_EVERSION: the footer lists a codec or kind that is not known. When the footer itself
+ * is damaged the objects are not known: one damage for it, and what lies before it is not looked at. */
 typedef void (*store_pack_damage_func)(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object,
 	const char *what);
-int store_pack_verify(struct store_pack *p, store_pack_damage_func damage, void (*progress)(void *arg, uint64_t bytes),
-	void *arg);
+struct store_pack_verify_calls {
+	/* Each fault, with the extent and, where an object is hit, its reference (from the footer). */
+	store_pack_damage_func damage;
+	void (*progress)(void *arg, uint64_t bytes); /* counts bytes; may be NULL */
+	/* Each object that the footer lists; may be NULL. xxh: the XXH3-128 of its raw bytes under `seed`; NULL where
+	 * it is damaged, or no piece. */
+	void (*object)(void *arg, const struct store_object_ref *object, const struct base_xxh128 *xxh);
+	void *arg;
+	uint64_t seed;
+};
+int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls);
 
 #endif

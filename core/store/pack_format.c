@@ -64,8 +64,7 @@ void pack_entry_encode(const struct store_object_ref *ref, uint8_t entry[static 
 	entry[66] = ref->kind;
 }
 
-/* `end`: where objects and checks end. -EBADMSG for anything that no writer makes. */
-static int entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end, struct store_object_ref *ret_ref)
+int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end, struct store_object_ref *ret_ref)
 {
 	struct store_object_ref ref = {
 		.offset = base_get64(entry + 32), .checks = base_get64(entry + 40), .raw_len = base_get64(entry + 48),
@@ -84,7 +83,7 @@ static int entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t e
 int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct store_object_ref *out)
 {
 	for (uint64_t i = 0; i < t->count; i++) {
-		int r = entry_decode(footer + i * PACK_ENTRY_BYTES, t->footer_offset, &out[i]);
+		int r = pack_entry_decode(footer + i * PACK_ENTRY_BYTES, t->footer_offset, &out[i]);
 		if (r < 0)
 			return r;
 	}

@@ -44,6 +44,8 @@ void pack_tail_encode(const struct pack_tail *t, uint8_t tail[static STORE_PACK_
 /* Checks everything in it, against the size of the file too. -EBADMSG. */
 int pack_tail_decode(const uint8_t tail[static STORE_PACK_TAIL_BYTES], uint64_t file_size, struct pack_tail *ret_t);
 void pack_entry_encode(const struct store_object_ref *ref, uint8_t entry[static PACK_ENTRY_BYTES]);
+/* `end`: where objects and checks end. -EBADMSG for anything that no writer makes. */
+int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end, struct store_object_ref *ret_ref);
 /* All entries of a footer: each by itself, and their places by the arithmetic of runs. `out`: count of them. */
 int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct store_object_ref *out);
 

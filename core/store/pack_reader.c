@@ -105,8 +105,9 @@ static int head_check(struct store_pack *p, struct base_error *err)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its head (offset 0) is damaged", p->name);
 	if (base_get16(head + 8) != PACK_VERSION || base_get32(head + 12) != 0)
 		return base_error_set(err, -BASE_EVERSION,
-			"pack %s was written by a newer version of vckpt (version %u, features %#x)", p->name,
-			base_get16(head + 8), base_get32(head + 12));
+			"pack %s was written by a newer vckpt: it is of version %u and needs the features %#x; this "
+			"vckpt knows version %u and no feature",
+			p->name, base_get16(head + 8), base_get32(head + 12), PACK_VERSION);
 	if (memcmp(head + 16, p->store_id, 16) != 0)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s belongs to another store", p->name);
 	pack_head_encode(p->store_id, p->name, again);
@@ -131,8 +132,7 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 	strcpy(p->name, pack); /* fits: it has a path */
 	r = s->ops->file_open(s, path, &p->file, &p->size);
 	if (r < 0)
-		base_error_set(
-			err, r, "pack %s (%s): %s", pack, path, r == -ENOENT ? "it is missing" : base_error_name(r));
+		base_error_set(err, r, "%s: %s", path, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else
 		r = head_check(p, err);
 	if (r < 0) {
@@ -304,6 +304,14 @@ static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t 
 	return 0;
 }
 
+static int pack_newer_object(const struct store_pack *p, const struct store_object_ref *ref, struct base_error *err)
+{
+	return base_error_set(err, -BASE_EVERSION,
+		"pack %s: the object at offset %llu was written by a newer vckpt: this one does not know its codec "
+		"(%#x) or kind (%u)",
+		p->name, (unsigned long long)ref->offset, ref->codec, ref->kind);
+}
+
 int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
 	void *out, struct base_error *err)
 {
@@ -311,6 +319,8 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 	if (!rd.b)
 		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
 	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES);
+	if (r == -BASE_EVERSION)
+		return pack_newer_object(p, ref, err);
 	if (r < 0)
 		return base_error_set(err, r,
 			"pack %s: no object can lie at offset %llu with %llu stored bytes and checks at %llu (the pack "
@@ -401,6 +411,10 @@ int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f
 	if (!objects)
 		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
 	r = pack_footer_decode(footer, &tail, objects);
+	if (r == -BASE_EVERSION)
+		return base_error_set(err, r,
+			"pack %s was written by a newer vckpt: its footer lists an object of a codec or kind that this "
+			"vckpt does not know", p->name);
 	if (r < 0)
 		return base_error_set(err, r, "pack %s: its footer names places that no writer makes", p->name);
 	ret_f->objects = base_steal(objects);

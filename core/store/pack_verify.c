@@ -15,17 +15,16 @@ enum { VERIFY_STEP_BLOCKS = 64, VERIFY_STEP_BYTES = VERIFY_STEP_BLOCKS * BASE_BL
 
 struct verify {
 	struct store_pack *p;
-	store_pack_damage_func damage;
-	void (*progress)(void *arg, uint64_t bytes);
-	void *arg;
+	const struct store_pack_verify_calls *calls;
 	struct base_hasher *hasher;
+	struct base_xxh128_state *xxh;
 	uint8_t *stored, *raw, *scratch; /* a step's stored bytes, one block, the codec's */
 };
 
 static void seen(struct verify *v, uint64_t bytes)
 {
-	if (v->progress && bytes)
-		v->progress(v->arg, bytes);
+	if (v->calls->progress && bytes)
+		v->calls->progress(v->calls->arg, bytes);
 }
 
 /* Reads: 0; 1 when it reported that the medium or the file's end gave nothing; or -ENOMEM. */
@@ -36,7 +35,7 @@ static int fetch(struct verify *v, uint64_t offset, void *bytes, size_t len, con
 	seen(v, len);
 	if (r == 0 || r == -ENOMEM)
 		return r;
-	v->damage(v->arg, offset, len, object, err.text);
+	v->calls->damage(v->calls->arg, offset, len, object, err.text);
 	return 1;
 }
 
@@ -49,7 +48,7 @@ static int verify_padding(struct verify *v, uint64_t from, uint64_t to)
 			return r;
 		for (size_t i = 0; r == 0 && i < n; i++)
 			if (v->raw[i] != 0) {
-				v->damage(v->arg, from + i, 1, NULL, "padding is not zero");
+				v->calls->damage(v->calls->arg, from + i, 1, NULL, "padding is not zero");
 				break;
 			}
 		from += n;
@@ -90,15 +89,38 @@ static bool verify_block(struct verify *v, const struct store_object_ref *ref, u
 	uint32_t len = word & ~STORE_BLOCK_RAW;
 	size_t raw_len = base_min(ref->raw_len - block * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
 	if (base_block_check(&ref->digest, block, stored, len) != check) {
-		v->damage(v->arg, offset, len, ref, "the stored bytes and their check do not agree");
+		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes and their check do not agree");
 		return false;
 	}
 	if (store_codec_decode_block(ref->codec, stored, word, v->raw, raw_len, v->scratch) < 0) {
-		v->damage(v->arg, offset, len, ref, "the stored bytes do not decode");
+		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes do not decode");
 		return false;
 	}
 	base_hasher_update(v->hasher, v->raw, raw_len);
+	if (ref->kind == STORE_OBJECT_PIECE)
+		base_xxh128_update(v->xxh, v->raw, raw_len);
 	return true;
+}
+
+/* All blocks went through the hashes. */
+static int verify_hashes(struct verify *v, const struct store_object_ref *ref, bool good)
+{
+	struct base_digest digest;
+	struct base_xxh128 xxh;
+
+	int r = base_hasher_final(v->hasher, &digest);
+
+	if (r < 0)
+		return r;
+	base_xxh128_final(v->xxh, &xxh);
+	if (good && !base_digest_equal(&digest, &ref->digest)) {
+		good = false;
+		v->calls->damage(v->calls->arg, ref->offset, ref->stored_len, ref,
+			"the bytes are not those of the object's digest");
+	}
+	if (v->calls->object)
+		v->calls->object(v->calls->arg, ref, good && ref->kind == STORE_OBJECT_PIECE ? &xxh : NULL);
+	return 0;
 }
 
 /* `checks`: those of this object, or NULL when they could not be read (and that was reported). */
@@ -107,15 +129,19 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 	uint64_t blocks = base_block_count(ref->raw_len);
 	const uint8_t *lens = ref->codec == STORE_CODEC_RAW || !checks ? NULL : checks + 8 * blocks;
 	if (lens && !lens_good(ref, lens)) {
-		v->damage(v->arg, ref->checks + 8 * blocks, 4 * blocks, ref, "the stored lengths are damaged");
+		v->calls->damage(v->calls->arg, ref->checks + 8 * blocks, 4 * blocks, ref,
+			"the stored lengths are damaged");
 		checks = NULL;
 	}
 	if (!checks) {
 		seen(v, ref->stored_len);
+		if (v->calls->object)
+			v->calls->object(v->calls->arg, ref, NULL);
 		return 0;
 	}
 	bool good = true;
 	base_hasher_reset(v->hasher);
+	base_xxh128_begin(v->xxh, v->calls->seed);
 	uint64_t offset = ref->offset;
 	for (uint64_t block = 0; block < blocks;) {
 		size_t len;
@@ -138,11 +164,7 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 		offset += len;
 		block += n;
 	}
-	struct base_digest digest;
-	base_hasher_final(v->hasher, &digest);
-	if (good && !base_digest_equal(&digest, &ref->digest))
-		v->damage(v->arg, ref->offset, ref->stored_len, ref, "the bytes are not those of the object's digest");
-	return 0;
+	return verify_hashes(v, ref, good);
 }
 
 /* Objects [first, next), their padding and their checks, which end at `end`; `at` is where the bytes before them ended.
@@ -175,6 +197,18 @@ static int verify_run(struct verify *v, const struct store_object_ref *objects, 
 	return verify_padding(v, at, start);
 }
 
+/* The footer or the tail is damaged. What lies before it is not known from here, and not said to be damaged. */
+static void footer_damaged(struct verify *v, const char *what)
+{
+	uint64_t at = v->p->size - STORE_PACK_TAIL_BYTES;
+	uint8_t bytes[STORE_PACK_TAIL_BYTES];
+	struct pack_tail tail;
+
+	if (pack_read(v->p, at, bytes, sizeof bytes, NULL) == 0 && pack_tail_decode(bytes, v->p->size, &tail) == 0)
+		at = tail.footer_offset;
+	v->calls->damage(v->calls->arg, at, v->p->size - at, NULL, what);
+}
+
 static int verify_all(struct verify *v)
 {
 	struct base_error err = { 0 };
@@ -185,11 +219,10 @@ static int verify_all(struct verify *v)
 		r < 0 ? NULL : calloc(tail.count ? tail.count : 1, sizeof *objects);
 	if (r == 0)
 		r = objects ? pack_footer_decode(raw, &tail, objects) : -ENOMEM;
-	if (r == -ENOMEM)
+	if (r == -ENOMEM || r == -BASE_EVERSION)
 		return r;
 	if (r < 0) {
-		v->damage(v->arg, STORE_PACK_HEAD_BYTES, v->p->size - STORE_PACK_HEAD_BYTES, NULL,
-			err.code ? err.text : "the footer names places that no writer makes");
+		footer_damaged(v, err.code ? err.text : "the footer names places that no writer makes");
 		return 0;
 	}
 	seen(v, tail.footer_len + STORE_PACK_TAIL_BYTES);
@@ -206,13 +239,13 @@ static int verify_all(struct verify *v)
 	return verify_padding(v, at, tail.footer_offset);
 }
 
-int store_pack_verify(
-	struct store_pack *p, store_pack_damage_func damage, void (*progress)(void *arg, uint64_t bytes), void *arg)
+int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls)
 {
-	struct verify v = { .p = p, .damage = damage, .progress = progress, .arg = arg };
+	struct verify v = { .p = p, .calls = calls };
 	base_cleanup_free uint8_t *memory = malloc(VERIFY_STEP_BYTES + BASE_BLOCK_BYTES + STORE_CODEC_SCRATCH);
 	v.hasher = base_hasher_new();
-	int r = memory && v.hasher ? 0 : -ENOMEM;
+	v.xxh = base_xxh128_state_new();
+	int r = memory && v.hasher && v.xxh ? 0 : -ENOMEM;
 	if (r == 0) {
 		v.stored = memory;
 		v.raw = memory + VERIFY_STEP_BYTES;
@@ -221,10 +254,11 @@ int store_pack_verify(
 		pack_head_encode(p->store_id, p->name, good);
 		r = fetch(&v, 0, head, sizeof head, NULL);
 		if (r == 0 && memcmp(head, good, sizeof head) != 0)
-			damage(arg, 0, sizeof head, NULL, "the head is damaged");
+			calls->damage(calls->arg, 0, sizeof head, NULL, "the head is damaged");
 		if (r >= 0)
 			r = verify_all(&v);
 	}
 	base_hasher_free(v.hasher);
+	base_xxh128_state_free(v.xxh);
 	return r;
 }

@@ -246,7 +246,9 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 	if (st->used > 0)
 		stream_check(w, st->block, st->used);
 	struct base_digest digest;
-	base_hasher_final(st->hasher, &digest);
+	int r = base_hasher_final(st->hasher, &digest);
+	if (r < 0)
+		return fail(w, r);
 	if (st->done != st->len || !base_digest_equal(&digest, &st->digest))
 		return fail(w, -BASE_EDAMAGED);
 	*ret_ref = (struct store_object_ref){ .digest = digest,

@@ -14,7 +14,6 @@
 #include "core/store/pack.h"
 
 #define STORE_CHUNK_TARGET_BYTES (256u << 10)
-#define STORE_CHUNK_MAX_BYTES (UINT64_C(1) << 30)
 #define STORE_INLINE_MAX_BYTES 64u
 #define STORE_PIECE_NO_BASE UINT32_MAX
 
@@ -52,6 +51,8 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 
 /* Reading. */
 struct store;
+/* proto_part_decode, and a sentence. */
+int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err);
 /* `names`: pack names by number in the part's table (from the manifest). The chunk that holds `tensor` is loaded and
  * checked by its digest. -ENOENT: this part has no row for it. */
 int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part,

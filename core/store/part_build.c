@@ -262,7 +262,7 @@ static int row_check(const struct store_part_builder *b, uint32_t tensor, const 
 	/* Runs are at most as many as pieces. */
 	if (CHUNK_ROW_BYTES + npieces * (CHUNK_PIECE_BYTES + CHUNK_RUN_BYTES + STORE_INLINE_MAX_BYTES) +
 			(uint64_t)nboxes * g->shape.ndim * CHUNK_PAIR_BYTES >
-		STORE_CHUNK_MAX_BYTES - CHUNK_HEAD_BYTES)
+		STORE_METADATA_MAX_BYTES - CHUNK_HEAD_BYTES)
 		return base_error_set(err, -BASE_ELIMIT, "tensor \"%.*s\" has too many pieces or boxes for one writer",
 			shown, name);
 	return 0;
@@ -335,6 +335,8 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 		r = part_table(b, part);
 	if (r == 0)
 		r = proto_part_encode(part, &object);
+	if (r == 0 && object.len > STORE_METADATA_MAX_BYTES)
+		r = -BASE_ELIMIT;
 	if (r == 0)
 		r = store_pack_append_encoded(b->meta, STORE_OBJECT_PART, object.data, object.len, ret_ref);
 	return r < 0 ? base_error_set(err, r, "the part cannot be written: %s", base_error_name(r)) : 0;

@@ -23,9 +23,18 @@ static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, con
 	r = store_pack_get(s, packs[ref.pack], &pack, err);
 	if (r < 0)
 		return r;
-	r = store_object_load(pack, &ref, STORE_CHUNK_MAX_BYTES, ret_bytes, err);
+	r = store_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
 	store_pack_put(s, pack);
 	return r;
+}
+
+int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err)
+{
+	int r = proto_part_decode(object, len, ret_part);
+
+	if (r == -BASE_EVERSION)
+		return store_newer(err, "the part", object, len);
+	return r < 0 ? base_error_set(err, r, "the part cannot be read: %s", base_error_name(r)) : 0;
 }
 
 /* A chunk, whose rows have to be those that the part promises. */

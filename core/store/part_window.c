@@ -101,7 +101,7 @@ static int window_head(struct window *w, const struct proto_chunk *from, struct 
 	const uint8_t *head;
 	int r;
 
-	if (w->ref.raw_len < CHUNK_HEAD_BYTES || w->ref.raw_len > STORE_CHUNK_MAX_BYTES)
+	if (w->ref.raw_len < CHUNK_HEAD_BYTES || w->ref.raw_len > STORE_METADATA_MAX_BYTES)
 		return window_bad(w, -BASE_EFORMAT, err);
 	r = span_get(w, TABLE_RUNS, 0, CHUNK_HEAD_BYTES, CHUNK_HEAD_BYTES, &head, err);
 	if (r < 0)
@@ -109,6 +109,8 @@ static int window_head(struct window *w, const struct proto_chunk *from, struct 
 	r = chunk_head_decode(head, w->ref.raw_len, &w->t);
 	if (r == 0 && w->t.nrows != from->nrows)
 		r = -BASE_EFORMAT;
+	if (r == -BASE_EVERSION)
+		return chunk_refused(err, r, head);
 	return r < 0 ? window_bad(w, r, err) : 0;
 }
 
@@ -416,8 +418,9 @@ static int cursor_take(struct window *w, uint64_t end, struct store_piece *ret_p
 			table + end * CHUNK_PIECE_BYTES, &bytes, err);
 	if (r < 0)
 		return r;
-	if (chunk_piece_decode(bytes, raw_len, w->t.ninline, &w->under_way, ret_p, ret_inline) < 0)
-		return window_bad(w, -BASE_EFORMAT, err);
+	r = chunk_piece_decode(bytes, raw_len, w->t.ninline, &w->under_way, ret_p, ret_inline);
+	if (r < 0)
+		return window_bad(w, r, err);
 	cursor_step(w);
 	return 0;
 }

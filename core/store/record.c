@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
+#include "proto/message.h"
 
 enum { RECORD_SLOT_ALIGN = 4096, RECORD_DIGEST_AT = 16 };
 static const char record_magic[8] = { 'V', 'C', 'K', 'P', 'T', 'R', 'E', 'C' };
@@ -24,6 +25,7 @@ uint64_t store_record_max(enum store_record_kind kind)
 	case STORE_RECORD_HEARTBEAT: return UINT64_C(1) << 20;
 	case STORE_RECORD_TRASH: return UINT64_C(1) << 20;
 	case STORE_RECORD_STATS: return UINT64_C(16) << 20;
+	case STORE_RECORD_DAMAGE: return UINT64_C(2) << 20;
 	}
 	return 0;
 }
@@ -156,6 +158,55 @@ int store_record_put(struct store_storage *s, const char *name, enum store_recor
 	return r < 0 ? r : store_put(s, name, file.data, file.len);
 }
 
+int store_newer(struct base_error *err, const char *what, const void *body, size_t len)
+{
+	char why[PROTO_NEWER_BYTES];
+
+	if (!body)
+		return base_error_set(err, -BASE_EVERSION,
+			"%s was written by a newer vckpt: its envelope is not of version %u", what,
+			STORE_RECORD_VERSION);
+	proto_newer(body, len, why);
+	return base_error_set(err, -BASE_EVERSION, "%s was written by a newer vckpt: %s", what, why);
+}
+
+int store_record_put_fleeting(struct store_storage *s, const char *name, enum store_record_kind kind,
+	const uint8_t id[16], const void *body, size_t len)
+{
+	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
+	int r = store_record_encode(kind, id, body, len, &file);
+
+	return r < 0 ? r : s->ops->put_fleeting(s, name, file.data, file.len);
+}
+
+/* A file that cannot be read as a whole: block by block what can be read, zeros for the rest, which no digest holds
+ * for. A bad sector spoils one of two copies. */
+static int read_blocks(struct store_storage *s, const char *name, uint64_t max, void **ret_file, size_t *ret_len)
+{
+	struct store_storage_file *f;
+	uint64_t size;
+	uint8_t *file;
+	int r = s->ops->file_open(s, name, &f, &size);
+
+	if (r < 0)
+		return r;
+	file = size <= max ? calloc(1, size + 1) : NULL;
+	if (!file)
+		r = size <= max ? -ENOMEM : -EFBIG;
+	for (uint64_t at = 0; r == 0 && at < size; at += RECORD_SLOT_ALIGN) {
+		r = s->ops->file_read(f, at, file + at, base_min(size - at, RECORD_SLOT_ALIGN));
+		r = r == -EIO ? 0 : r;
+	}
+	s->ops->file_close(f);
+	if (r < 0) {
+		free(file);
+		return r;
+	}
+	*ret_file = file;
+	*ret_len = size;
+	return 0;
+}
+
 int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	struct store_record *ret_r, bool *ret_whole, struct base_error *err)
 {
@@ -163,14 +214,19 @@ int store_record_get(struct store_storage *s, const char *name, enum store_recor
 	base_cleanup_free void *file = NULL;
 	size_t len;
 	int r = store_read_whole(s, name, max, &file, &len);
+	bool blocks = r == -EIO && store_record_is_double(kind);
+	if (blocks)
+		r = read_blocks(s, name, max, &file, &len);
 	if (r == -EFBIG || r == -ENODATA) /* longer than any record; or it shrank while it was read */
 		r = -BASE_EDAMAGED;
 	if (r == 0)
 		r = store_record_decode(kind, id, file, len, ret_r, ret_whole);
+	if (blocks && r == -BASE_EDAMAGED)
+		r = -EIO; /* neither copy could be read: nothing is known of them */
 	switch (r) {
 	case 0: return 0;
 	case -BASE_EDAMAGED: return base_error_set(err, r, "%s is damaged, or is a file of another store", name);
-	case -BASE_EVERSION: return base_error_set(err, r, "%s was written by a newer version of vckpt", name);
+	case -BASE_EVERSION: return store_newer(err, name, NULL, 0);
 	case -BASE_EFORMAT: return base_error_set(err, r, "%s is a record of another kind", name);
 	default: return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	}

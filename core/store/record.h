@@ -28,6 +28,7 @@ enum store_record_kind {
 	STORE_RECORD_HEARTBEAT = 7,
 	STORE_RECORD_TRASH = 8,
 	STORE_RECORD_STATS = 9,
+	STORE_RECORD_DAMAGE = 10,
 };
 /* Size maxima of the bodies, by kind; a longer one is refused on both sides. */
 uint64_t store_record_max(enum store_record_kind kind);
@@ -45,8 +46,14 @@ int store_record_encode(enum store_record_kind kind, const uint8_t id[16], const
 int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const void *file, size_t len,
 	struct store_record *ret_r, bool *ret_whole);
 
+/* Says of `what` (a file's name, "the layout", ...) that a newer vckpt wrote it, and which word or version of `body` is
+ * not known (NULL: that of its envelope). Returns -BASE_EVERSION. */
+int store_newer(struct base_error *err, const char *what, const void *body, size_t len);
+
 int store_record_put(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	const void *body, size_t len);
+int store_record_put_fleeting(struct store_storage *s, const char *name, enum store_record_kind kind,
+	const uint8_t id[16], const void *body, size_t len);
 int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	struct store_record *ret_r, bool *ret_whole, struct base_error *err);
 

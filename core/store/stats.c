@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/base/log.h"
 #include "core/store/attempt_internal.h"
 
 /* ---- names ---- */
@@ -56,7 +57,11 @@ int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	char dir[STORE_NAME_MAX], name[STORE_NAME_MAX + 16];
-	int r = proto_stats_encode(m, &body);
+	struct proto_stats placed = *m;
+	int r;
+
+	placed.entry = entry;
+	r = proto_stats_encode(&placed, &body);
 
 	if (r < 0)
 		return base_error_set(err, r, "these measures cannot be written: %s", base_error_name(r));
@@ -71,6 +76,12 @@ int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry
 
 /* ---- reading ---- */
 
+bool store_stats_named(const struct proto_stats *m, const struct store_stats_name *n)
+{
+	return strcmp(m->run, n->run) == 0 && m->step == n->step && m->rank == n->rank
+		&& (m->version == 1 || m->entry == n->entry);
+}
+
 /* 0; or why it is left out. */
 static int stats_read_one(struct store *s, const char *name, const struct store_stats_name *n,
 	struct proto_stats *ret_m)
@@ -78,10 +89,17 @@ static int stats_read_one(struct store *s, const char *name, const struct store_
 	struct store_record record = {0};
 	int r = store_record_get(s->storage, name, STORE_RECORD_STATS, s->info.id, &record, NULL, NULL);
 
+	struct base_error why = {0};
+
 	if (r == 0)
 		r = proto_stats_decode(record.body, record.len, ret_m);
+	if (r == -BASE_EVERSION) {
+		store_newer(&why, name, record.body, record.len);
+		base_warning("%s: %s; left out", s->path, why.text);
+		r = -ENOENT;
+	}
 	store_record_release(&record);
-	if (r == 0 && (strcmp(ret_m->run, n->run) != 0 || ret_m->step != n->step || ret_m->rank != n->rank)) {
+	if (r == 0 && !store_stats_named(ret_m, n)) {
 		proto_stats_release(ret_m);
 		r = -BASE_EFORMAT;
 	}

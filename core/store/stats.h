@@ -20,5 +20,7 @@ void store_stats_free(struct proto_stats *all, uint32_t n);
 struct store_stats_name { char run[PROTO_RUN_MAX + 1]; uint64_t step, entry; uint32_t rank; };
 /* false: not the name of a stats file */
 bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n);
+/* Does the record say what its name says? */
+bool store_stats_named(const struct proto_stats *m, const struct store_stats_name *n);
 
 #endif

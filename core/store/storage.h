@@ -49,7 +49,7 @@ struct store_storage_ops {
 	/* malloc'ed; -EFBIG over max */
 	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes, size_t *ret_len);
 	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);       /* exists: 0 or -ENOENT */
-	/* files directly and below; a missing directory lists nothing */
+	/* Files directly and below; a missing directory lists nothing. All of them or an error: never a part. */
 	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
 	/* immediate sub-directories */
 	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
@@ -57,7 +57,9 @@ struct store_storage_ops {
 	int (*remove)(struct store_storage *s, const char *name);
 	/* an empty one; best effort */
 	int (*remove_dir)(struct store_storage *s, const char *name);
-	/* makes what is seen in it durable */
+	/* Makes what is seen in it durable. An error stays one (-EROFS, too) until it can be made sure that nothing
+	 * was lost; it does not go away because the kernel tells of it only once. A store opened for reading has
+	 * nothing to make durable: 0. */
 	int (*sync_dir)(struct store_storage *s, const char *dir);
 
 	int (*file_open)(struct store_storage *s, const char *name, struct store_storage_file **ret_file,
@@ -80,6 +82,21 @@ struct store_storage_ops {
 	/* readable when a file appears in or leaves one of them */
 	int (*watch)(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd);
 	void (*close)(struct store_storage *s);
+
+	/* Puts a whole file in the place of whatever file has that name, or of none, in one moment: whoever opens the
+	 * name has the old bytes or the new ones; who has it open goes on with the old ones. Durable on return. For
+	 * mending and for notes: nothing else ever changes what a name stands for. */
+	int (*replace)(struct store_storage *s, const char *name, const void *bytes, size_t len);
+	/* As writer_open, whether the name is taken or not: ends with writer_seal_over. */
+	int (*writer_reopen)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
+	/* Instead of writer_seal, of a writer that writer_reopen gave: shows the finished file to `check` under a name
+	 * of its own, and if that returns 0 puts it in the place of what stands under its name, as `replace` does.
+	 * Frees w. */
+	int (*writer_seal_over)(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg);
+
+	/* As put, but it syncs nothing: after a power loss the file may be gone, empty or torn. For what only the
+	 * living look at: heartbeats. The directory exists. */
+	int (*put_fleeting)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 };
 
 struct store_storage { const struct store_storage_ops *ops; };
@@ -100,6 +117,10 @@ int store_storage_open_posix(const char *path, unsigned flags, struct store_stor
 static inline int store_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
 {
 	return s->ops->put(s, name, bytes, len);
+}
+static inline int store_replace(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	return s->ops->replace(s, name, bytes, len);
 }
 static inline int store_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes,
 	size_t *ret_len)

@@ -107,9 +107,7 @@ static int posix_sync_dir(struct store_storage *s, const char *dir)
 	base_cleanup_close int fd = posix_open_beneath(posix_of(s), dir, O_RDONLY | O_DIRECTORY);
 	if (fd < 0)
 		return fd;
-	int r = posix_sync(fd);
-	/* A read-only medium has nothing to make durable. */
-	return r == -EROFS || (r == -EINVAL && posix_of(s)->flags & STORE_STORAGE_READ_ONLY) ? 0 : r;
+	return posix_sync_names(posix_of(s), fd);
 }
 
 static int posix_file_open(
@@ -246,6 +244,8 @@ static void posix_close(struct store_storage *s)
 
 static const struct store_storage_ops posix_ops = {
 	.put = posix_put,
+	.put_fleeting = posix_put_fleeting,
+	.replace = posix_replace,
 	.read_whole = posix_read_whole,
 	.size = posix_size,
 	.list = posix_list,
@@ -257,8 +257,10 @@ static const struct store_storage_ops posix_ops = {
 	.file_read = posix_file_read,
 	.file_close = posix_file_close,
 	.writer_open = posix_writer_open,
+	.writer_reopen = posix_writer_reopen,
 	.writer_append = posix_writer_append,
 	.writer_seal = posix_writer_seal,
+	.writer_seal_over = posix_writer_seal_over,
 	.writer_abandon = posix_writer_abandon,
 	.file_descriptor = posix_file_descriptor,
 	.stat = posix_stat,
@@ -267,7 +269,7 @@ static const struct store_storage_ops posix_ops = {
 	.close = posix_close,
 };
 
-/* 0, or -ENOTEMPTY. `lost+found` of a fresh filesystem does not count. */
+/* 0, or -ENOTEMPTY. */
 static int directory_empty(int root)
 {
 	base_cleanup_close int fd = openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -278,7 +280,7 @@ static int directory_empty(int root)
 	int r = 0;
 	errno = 0;
 	for (struct dirent *e; r == 0 && (e = readdir(d)); errno = 0)
-		if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && strcmp(e->d_name, "lost+found") != 0)
+		if (!posix_name_passed(e->d_name, true))
 			r = -ENOTEMPTY;
 	if (r == 0 && errno != 0)
 		r = -errno;
@@ -329,7 +331,9 @@ int store_storage_open_posix(const char *path, unsigned flags, struct store_stor
 	pthread_mutex_init(&p->lock, NULL);
 	int r = open_root(p, path, err);
 	struct statfs f;
-	if (r == 0 && !(flags & STORE_STORAGE_READ_ONLY) && fstatfs(p->root, &f) == 0 &&
+	bool known = r == 0 && fstatfs(p->root, &f) == 0;
+	p->shared = known && filesystem_shared((uint32_t)f.f_type);
+	if (known && !(flags & STORE_STORAGE_READ_ONLY) &&
 	    (flags & STORE_STORAGE_CREATE || !filesystem_links((uint32_t)f.f_type))) {
 		r = posix_probe(p);
 		if (r == -EOPNOTSUPP)

@@ -2,7 +2,8 @@
  *
  * storage_posix_list: listings. Everything is listed: unfinished files are marked temporary, and what no vckpt makes
  * (links, devices, names outside the rule, directories too deep) is marked foreign and not entered. What vanishes while
- * the listing goes on is left out. The callback may remove what it is shown. */
+ * the listing goes on is left out; any other error ends the listing with it, so that a listing that ends well is whole.
+ * The callback may remove what it is shown. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
@@ -19,6 +20,8 @@ struct listing {
 	bool dirs;                        /* immediate sub-directories instead of files */
 	char name[STORE_NAME_MAX + 256 + 2]; /* of the entry at hand; a foreign one may be over the rule's length */
 };
+
+struct list_page { _Alignas(struct dirent64) char bytes[32 << 10]; };
 
 static int list_directory(struct listing *l, int fd, size_t prefix, unsigned depth);
 
@@ -48,31 +51,59 @@ static int list_entry(struct listing *l, int dir, const char *last, size_t prefi
 	return l->f(l->arg, &entry);
 }
 
+/* The next entries of an open directory: their bytes, 0 at its end. A directory that was removed has none; -ENOENT of
+ * one that still stands is a fault of the storage, and readdir(3) would take it for the end: whoever deletes what a
+ * listing does not show must not be given half of one. */
+static ssize_t read_entries(int fd, struct list_page *page)
+{
+	struct stat st;
+	ssize_t n;
+
+	do
+		n = getdents64(fd, page->bytes, sizeof page->bytes);
+	while (n < 0 && errno == EINTR);
+	if (n >= 0)
+		return n;
+	if (errno != ENOENT)
+		return -errno;
+	return fstat(fd, &st) == 0 && st.st_nlink == 0 ? 0 : -EIO;
+}
+
+bool posix_name_passed(const char *name, bool root)
+{
+	return !strcmp(name, ".") || !strcmp(name, "..") || (root && !strcmp(name, "lost+found"));
+}
+
+static int list_page(struct listing *l, int fd, const struct list_page *page, size_t len, size_t prefix, unsigned depth)
+{
+	int r = 0;
+
+	for (size_t at = 0; r == 0 && at < len;) {
+		const struct dirent64 *e = (const void *)(page->bytes + at);
+
+		at += e->d_reclen;
+		if (!posix_name_passed(e->d_name, prefix == 0))
+			r = list_entry(l, fd, e->d_name, prefix, depth);
+	}
+	return r;
+}
+
 /* Lists an open directory, which it closes; the first `prefix` bytes of l->name are its name. */
 static int list_directory(struct listing *l, int fd, size_t prefix, unsigned depth)
 {
-	DIR *d = fdopendir(fd);
-	if (!d) {
-		int r = -errno;
-		close(fd);
-		return r;
-	}
+	base_cleanup_close int closes = fd;
+	base_cleanup_free struct list_page *page = malloc(sizeof *page);
+	ssize_t n = page ? 1 : -ENOMEM;
+	int r = 0;
+
 	if (prefix > 0)
 		l->name[prefix++] = '/';
-	int r = 0;
-	while (r == 0) {
-		errno = 0;
-		struct dirent *e = readdir(d);
-		if (!e) {
-			r = errno == ENOENT ? 0 : -errno;
-			break;
-		}
-		if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-			continue;
-		r = list_entry(l, dirfd(d), e->d_name, prefix, depth);
+	while (r == 0 && n > 0) {
+		n = read_entries(fd, page);
+		if (n > 0)
+			r = list_page(l, fd, page, (size_t)n, prefix, depth);
 	}
-	closedir(d);
-	return r;
+	return r == 0 && n < 0 ? (int)n : r;
 }
 
 static int list_any(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg, bool dirs)

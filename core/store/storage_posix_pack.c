@@ -52,6 +52,7 @@ struct store_storage_writer {
 	int error;                /* sticky */
 	int told;                 /* the caller's copy */
 	char last[256];
+	char folder[STORE_NAME_MAX]; /* with a slash at its end, or empty */
 };
 
 /* ---- the disk's side ---- */
@@ -201,7 +202,7 @@ static void writer_free(struct store_storage_writer *w)
 	free(w);
 }
 
-int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer)
+static int writer_new(struct store_storage *s, const char *name, bool over, struct store_storage_writer **ret_writer)
 {
 	struct posix_storage *p = posix_of(s);
 	if (p->flags & STORE_STORAGE_READ_ONLY)
@@ -220,7 +221,7 @@ int posix_writer_open(struct store_storage *s, const char *name, struct store_st
 	w->dir = w->buffers[0] ? posix_open_parent(p, name, true, &last) : -ENOMEM;
 	int r = w->dir;
 	struct stat st;
-	if (r >= 0)
+	if (r >= 0 && !over)
 		r = fstatat(w->dir, last, &st, AT_SYMLINK_NOFOLLOW) == 0 ? -EEXIST : 0;
 	if (r >= 0)
 		r = posix_temp_open(p, w->dir, last, &w->temp);
@@ -229,8 +230,19 @@ int posix_writer_open(struct store_storage *s, const char *name, struct store_st
 		return r;
 	}
 	snprintf(w->last, sizeof w->last, "%s", last);
+	snprintf(w->folder, sizeof w->folder, "%.*s", (int)(strlen(name) - strlen(last)), name);
 	*ret_writer = w;
 	return 0;
+}
+
+int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer)
+{
+	return writer_new(s, name, false, ret_writer);
+}
+
+int posix_writer_reopen(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer)
+{
+	return writer_new(s, name, true, ret_writer);
 }
 
 int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len)
@@ -266,10 +278,11 @@ static int writer_publish(struct store_storage_writer *w)
 		return r;
 	if (w->temp.name[0] != '\0' && unlinkat(w->dir, w->temp.name, 0) == 0)
 		w->temp.name[0] = '\0';
-	return posix_sync(w->dir);
+	return posix_sync_names(w->storage, w->dir);
 }
 
-int posix_writer_seal(struct store_storage_writer *w)
+/* Everything that was handed over is durable. */
+static int writer_finish(struct store_storage_writer *w)
 {
 	int r = writer_settle(w, false);
 	if (r == 0 && w->direct && !set_direct(w->temp.fd, false))
@@ -277,10 +290,34 @@ int posix_writer_seal(struct store_storage_writer *w)
 	if (r == 0)
 		r = posix_write_at(w->temp.fd, w->filled * WRITER_BUFFER_BYTES, w->buffers[w->filled % WRITER_BUFFERS],
 			w->used);
-	if (r == 0)
-		r = posix_sync(w->temp.fd);
+	return r < 0 ? r : posix_sync(w->temp.fd);
+}
+
+int posix_writer_seal(struct store_storage_writer *w)
+{
+	int r = writer_finish(w);
+
 	if (r == 0)
 		r = writer_publish(w);
+	writer_free(w);
+	return r;
+}
+
+int posix_writer_seal_over(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg)
+{
+	char name[STORE_NAME_MAX];
+	int r = writer_finish(w);
+
+	if (r == 0)
+		r = posix_temp_name(w->dir, &w->temp, w->last);
+	if (r == 0 && snprintf(name, sizeof name, "%s%s", w->folder, w->temp.name) >= (int)sizeof name)
+		r = -ENAMETOOLONG;
+	if (r == 0)
+		r = check(arg, name);
+	if (r == 0)
+		r = posix_temp_replace(w->dir, &w->temp, w->last);
+	if (r == 0)
+		r = posix_sync_names(w->storage, w->dir);
 	writer_free(w);
 	return r;
 }

@@ -6,12 +6,26 @@
  * Durable directories. A file is durable only when every directory entry above it is. So whoever makes a file first
  * makes sure of its directories: each one that this process has not yet seen durable has its parent fsynced, also
  * when another process made it (which may not have come to its fsync). A directory is known by its name, inode
- * number and birth time: one that was removed and made again is another one. */
+ * number and birth time: one that was removed and made again is another one.
+ *
+ * A directory whose fsync failed is suspect from then on: the kernel tells of what it could not write once, and the
+ * next fsync, which finds nothing left to write, may say 0. So the names in it, whoever made them, are believed again
+ * only when a later change of the same directory was made durable: file systems commit changes of names in order
+ * (journal, log, transaction, a server that answers), and one that has given up its journal takes no change.
+ * -EROFS is such a failure: ext4 answers it for what it has not written after it aborted its journal. Only a store
+ * that was opened for reading may take it for "nothing to do".
+ *
+ * Nor is 0 enough. ext4 waits for a transaction while there is one: of one that is over because the journal could not
+ * be written, and that somebody else had waited for, fsync knows nothing, and it answers 0 until somebody's next change
+ * finds the journal given up. So after an fsync of a directory this process begins a change of its own, which changes
+ * nothing: a journal that takes it has lost nothing before. */
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
 
 #include "core/base/cleanup.h"
 #include "core/base/digest.h"
@@ -109,6 +123,83 @@ int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_
 	return base_steal_fd(&fd);
 }
 
+/* ---- names made durable ---- */
+
+/* Place of an inode among those that are suspect; suspect_count: it is not. Lock held. */
+static size_t suspect_find(const struct posix_storage *p, const struct stat *st)
+{
+	size_t i = 0;
+
+	while (i < p->suspect_count && (p->suspect[i].dev != st->st_dev || p->suspect[i].ino != st->st_ino))
+		i++;
+	return i;
+}
+
+static bool suspect_is(struct posix_storage *p, const struct stat *st)
+{
+	pthread_mutex_lock(&p->lock);
+	bool is = p->suspect_all || suspect_find(p, st) < p->suspect_count;
+	pthread_mutex_unlock(&p->lock);
+	return is;
+}
+
+static void suspect_set(struct posix_storage *p, const struct stat *st, bool on)
+{
+	pthread_mutex_lock(&p->lock);
+	size_t i = suspect_find(p, st);
+	if (on && i == p->suspect_count && i == POSIX_SUSPECT_MAX)
+		p->suspect_all = true; /* a storage as bad as that gets a little more work for ever */
+	else if (on && i == p->suspect_count)
+		p->suspect[p->suspect_count++] = (struct posix_inode){ st->st_dev, st->st_ino };
+	else if (!on && i < p->suspect_count)
+		p->suspect[i] = p->suspect[--p->suspect_count];
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* A name that is made and taken away. */
+static int touch_directory(int dir)
+{
+	char name[64];
+	uint64_t random;
+	base_random(&random, sizeof random);
+	snprintf(name, sizeof name, "touch.tmp.%016llx", (unsigned long long)random);
+	int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+	if (fd < 0)
+		return -errno;
+	close(fd);
+	return unlinkat(dir, name, 0) < 0 ? -errno : 0;
+}
+
+/* Takes away an attribute that no directory has. Filesystems without attributes say nothing about their journal. */
+static int journal_lives(int dir)
+{
+	if (fremovexattr(dir, "user.vckpt.none") == 0)
+		return 0;
+	return errno == EROFS || errno == EIO || errno == ESHUTDOWN ? -errno : 0;
+}
+
+int posix_sync_names(struct posix_storage *p, int dir)
+{
+	struct stat st;
+	if (fstat(dir, &st) < 0)
+		return -errno;
+	if (p->flags & STORE_STORAGE_READ_ONLY) {
+		int r = posix_sync(dir);
+		return r == -EROFS || r == -EINVAL ? 0 : r; /* nothing was written here */
+	}
+	bool suspect = suspect_is(p, &st);
+	int r = suspect ? touch_directory(dir) : 0;
+	if (r == 0)
+		r = posix_sync(dir);
+	if (r == 0 && !p->shared)
+		r = journal_lives(dir);
+	if (suspect != (r < 0))
+		suspect_set(p, &st, r < 0);
+	return r;
+}
+
+/* ---- directories ---- */
+
 static uint64_t directory_key(int fd, const char *name)
 {
 	struct statx stx;
@@ -176,7 +267,7 @@ static int make_directory(struct posix_storage *p, int at, const char *part, con
 		return fd;
 	uint64_t key = directory_key(fd, name);
 	if (!durable_known(p, key)) {
-		int r = posix_sync(at);
+		int r = posix_sync_names(p, at);
 		if (r < 0)
 			return r;
 		if (key != 0)

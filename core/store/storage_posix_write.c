@@ -32,6 +32,13 @@ static bool has_proc_link(int fd)
 	return faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
+/* ext4 says EPERM where a file without a name is to be made in a directory that was removed. */
+static bool directory_gone(int dir)
+{
+	struct stat st;
+	return fstat(dir, &st) == 0 && st.st_nlink == 0;
+}
+
 static int temp_open_unnamed(struct posix_storage *p, int dir, struct posix_temp *t)
 {
 	t->name[0] = '\0';
@@ -43,7 +50,7 @@ static int temp_open_unnamed(struct posix_storage *p, int dir, struct posix_temp
 	if (t->fd >= 0)
 		close(t->fd);
 	else if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL && errno != ENOSYS)
-		return -errno;
+		return errno == EPERM && directory_gone(dir) ? -ENOENT : -errno;
 	atomic_store(&p->named_temps, true);
 	return -EOPNOTSUPP;
 }
@@ -143,8 +150,8 @@ int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len)
 
 /* ---- put ---- */
 
-/* Compares what stands under the name; durable on return. */
-static int put_compare(struct posix_storage *p, int dir, const char *name, const void *bytes, size_t len)
+/* Compares what stands under the name; durable on return, if it has to be. */
+static int put_compare(struct posix_storage *p, int dir, const char *name, const void *bytes, size_t len, bool durable)
 {
 	uint64_t size;
 	base_cleanup_close int fd = posix_open_regular(p, name, &size);
@@ -164,51 +171,63 @@ static int put_compare(struct posix_storage *p, int dir, const char *name, const
 			answer = STORE_PUT_OTHER;
 		at += step;
 	}
-	int r = posix_sync(fd);
-	if (r == 0)
-		r = posix_sync(dir);
+	int r = durable ? posix_sync(fd) : 0;
+	if (r == 0 && durable)
+		r = posix_sync_names(p, dir);
 	return r < 0 ? r : answer;
 }
 
-static int put_try(struct posix_storage *p, int dir, const char *name, const char *last, const void *bytes, size_t len)
+/* -ENOENT of the functions below: somebody took the directory for a leftover; it is made anew. */
+struct put { const char *name, *last; const void *bytes; size_t len; bool durable; };
+
+static int put_try(struct posix_storage *p, int dir, const struct put *f)
 {
 	struct posix_temp t;
-	int r = posix_temp_open(p, dir, last, &t);
+	int r = posix_temp_open(p, dir, f->last, &t);
 	if (r < 0)
-		return r == -ENOENT ? -EAGAIN : r; /* somebody took the directory for a leftover: it is made anew */
-	r = posix_write_at(t.fd, 0, bytes, len);
-	if (r == 0)
+		return r;
+	r = posix_write_at(t.fd, 0, f->bytes, f->len);
+	if (r == 0 && f->durable)
 		r = posix_sync(t.fd);
 	if (r < 0) {
 		posix_temp_drop(dir, &t);
 		return r;
 	}
-	r = posix_temp_publish(p, dir, &t, last);
+	r = posix_temp_publish(p, dir, &t, f->last);
 	posix_temp_drop(dir, &t);
 	if (r == 0) {
-		r = posix_sync(dir);
+		r = f->durable ? posix_sync_names(p, dir) : 0;
 		return r < 0 ? r : STORE_PUT_MINE;
 	}
 	if (r == -EOPNOTSUPP || r == -ENOSPC || r == -EDQUOT)
 		return r;
-	int found = put_compare(p, dir, name, bytes, len);
+	int found = put_compare(p, dir, f->name, f->bytes, f->len, f->durable);
 	if (found == -ENOENT) /* the file was removed meanwhile, or the directory */
-		return r == -EEXIST || r == -ENOENT ? -EAGAIN : r;
+		return r == -EEXIST ? -ENOENT : r;
 	return found;
 }
 
-int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
+static int put_file(struct store_storage *s, struct put *f)
 {
 	struct posix_storage *p = posix_of(s);
 	if (p->flags & STORE_STORAGE_READ_ONLY)
 		return -EROFS;
-	if (!store_name_valid(name) || store_name_temporary(name))
+	if (!store_name_valid(f->name) || store_name_temporary(f->name))
 		return -EINVAL;
-	int r = -EAGAIN;
-	for (int i = 0; i < PUT_TRIES && r == -EAGAIN; i++) {
-		const char *last;
-		base_cleanup_close int dir = posix_open_parent(p, name, true, &last);
-		r = dir < 0 ? dir : put_try(p, dir, name, last, bytes, len);
+	int r = -ENOENT;
+	for (int i = 0; i < PUT_TRIES && r == -ENOENT; i++) {
+		base_cleanup_close int dir = posix_open_parent(p, f->name, true, &f->last);
+		r = dir < 0 ? dir : put_try(p, dir, f);
 	}
 	return r;
+}
+
+int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len, .durable = true});
+}
+
+int posix_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len});
 }

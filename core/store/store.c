@@ -12,7 +12,10 @@
 #include "core/store/store.h"
 
 #include <pthread.h>
+#include <pwd.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define STORE_FILE "vckpt.store"
 #define RESERVE_FILE "reserve"
@@ -253,12 +256,43 @@ static int store_identity_read(struct store *s, struct base_error *err)
 	if (r < 0)
 		return base_error_set(err, r, "%s: %s", s->path, why.code ? why.text : base_error_name(r));
 	r = proto_store_decode(record.body, record.len, &s->info);
+	if (r == -BASE_EVERSION) {
+		store_newer(&why, STORE_FILE, record.body, record.len);
+		base_error_set(err, r, "%s: %s", s->path, why.text);
+	} else if (r < 0) {
+		base_error_set(err, r, "%s/%s: %s", s->path, STORE_FILE, base_error_name(r));
+	}
 	store_record_release(&record);
-	if (r == 0 && s->info.version > PROTO_VERSION)
-		r = -BASE_EVERSION;
 	if (r < 0)
-		return base_error_set(err, r, "%s/%s: %s", s->path, STORE_FILE, base_error_name(r));
+		return r;
 	return 0;
+}
+
+/* The one place where writers are told that a store is too old for them. */
+static int store_writable(const struct store *s, struct base_error *err)
+{
+	if (s->info.version == PROTO_VERSION)
+		return 0;
+	return base_error_set(err, -EROFS,
+		"%s: this store is of format %u, which this vckpt reads and does not write; make a store of format %u "
+		"with vckpt init, and bring the steps there: vckpt export, then vckpt import",
+		s->path, s->info.version, PROTO_VERSION);
+}
+
+/* A user who owns the store is told which file it was instead: then it is not the store that denies it. */
+bool store_denied(const struct store *s, int r, struct base_error *err)
+{
+	char names[1024], number[32];
+	struct passwd user, *found = NULL;
+	struct stat st;
+
+	if ((r != -EACCES && r != -EPERM) || stat(s->path, &st) < 0 || st.st_uid == geteuid())
+		return false;
+	snprintf(number, sizeof number, "user %u", (unsigned)st.st_uid);
+	getpwuid_r(st.st_uid, &user, names, sizeof names, &found);
+	base_error_set(err, r, "you may not write to the store %s (it belongs to %s)", s->path,
+		found ? found->pw_name : number);
+	return true;
 }
 
 int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err)
@@ -278,11 +312,14 @@ int store_open(const char *path, unsigned flags, struct store **ret_s, struct ba
 		storage_flags |= STORE_STORAGE_READ_ONLY;
 	if (flags & STORE_OPEN_NAMED_TEMPS)
 		storage_flags |= STORE_STORAGE_NAMED_TEMPS;
+	s->read_only = flags & STORE_OPEN_READ_ONLY;
 	r = store_path_set(s, path, err);
 	if (r == 0)
 		r = store_storage_open_posix(s->path, storage_flags, &s->storage, err);
 	if (r == 0)
 		r = store_identity_read(s, err);
+	if (r == 0 && !(flags & STORE_OPEN_READ_ONLY))
+		r = store_writable(s, err);
 	if (r < 0) {
 		store_close(s);
 		return r;
@@ -324,7 +361,9 @@ static int store_identity_put(struct store_storage *storage, uint64_t reserve_by
 	int r;
 
 	base_random(info.id, sizeof info.id);
-	base_random(&info.seed, sizeof info.seed);
+	do
+		base_random(&info.seed, sizeof info.seed);
+	while (base_xxh128_seed_weak(info.seed));
 	r = proto_store_encode(&info, &body);
 	if (r == 0)
 		r = store_record_put(storage, STORE_FILE, STORE_RECORD_STORE, NULL, body.data, body.len);

@@ -4,15 +4,19 @@
  *
  *   1  lists are read; the visible steps that are asked for are known
  *   2  whole store: every file by itself (verify_files.c)
+ *      whole store or run: traces of entries that the lists do not have (lost.c)
  *   3  every step is walked: records, layouts, parts, exact cover; references that no verified footer answers for are
  *      re-hashed (verify_steps.c)
  *   4  faults are told: the steps are walked once more, only when there are any, to find everything that each fault
  *      touches
+ *   5  faults of packs are noted for writers, if asked to (verify_note.c)
  *
  * A fault is about bytes of a file; it is counted once and told once for each step and tensor that it touches. */
 #include "core/store/verify_internal.h"
 
 #include <stdio.h>
+
+#include "core/store/lost.h"
 
 void verify_error(struct verify *v, int error)
 {
@@ -60,8 +64,34 @@ int verify_compare_places(const void *a, const void *b)
 
 static bool same_fault(const struct verify_fault *a, const struct verify_fault *b)
 {
-	return a->offset == b->offset && a->len == b->len && a->step == b->step && !strcmp(a->file, b->file) &&
+	return a->offset == b->offset && a->len == b->len && a->step == b->step && a->by_xxh == b->by_xxh &&
+		!memcmp(&a->xxh, &b->xxh, sizeof a->xxh) && !strcmp(a->file, b->file) &&
 		!strcmp(a->what, b->what);
+}
+
+/* `text` behind the words that it begins with, or NULL. */
+static const char *text_after(const char *text, const char *begin, size_t len)
+{
+	return strncmp(text, begin, len) == 0 ? text + len : NULL;
+}
+
+/* What a reader of packs says names the pack, as the fault's file does: once is enough. */
+static char *said_of_pack(const char *file, const char *what)
+{
+	const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file, *rest;
+	size_t len = strcspn(name, ".");
+	char *text = NULL;
+
+	rest = text_after(what, file, strlen(file));
+	if (rest && rest[0] == ':') /* "FILE: it is missing" */
+		return strdup(rest + 1 + strspn(rest + 1, " "));
+	rest = text_after(what, "pack ", 5);
+	rest = rest ? text_after(rest, name, len) : NULL;
+	if (rest && (rest[0] == ':' || rest[0] == ',')) /* "pack X: its head ..." */
+		return strdup(rest + 1 + strspn(rest + 1, " "));
+	if (rest && rest[0] == ' ') /* "pack X is cut short ..." */
+		return asprintf(&text, "it%s", rest) < 0 ? NULL : text;
+	return strdup(what);
 }
 
 void verify_fault(struct verify *v, struct verify_fault f)
@@ -69,6 +99,11 @@ void verify_fault(struct verify *v, struct verify_fault f)
 	bool known = false;
 
 	pthread_mutex_lock(&v->lock);
+	f.what = f.pack ? said_of_pack(f.file, f.what) : strdup(f.what);
+	if (!f.what) {
+		v->error = v->error ? v->error : -ENOMEM;
+		known = true;
+	}
 	for (size_t i = v->nfaults > 64 ? v->nfaults - 64 : 0; i < v->nfaults && !known; i++)
 		known = same_fault(&v->faults[i], &f);
 	if (!known) {
@@ -77,39 +112,81 @@ void verify_fault(struct verify *v, struct verify_fault f)
 		if ((v->nfaults & (v->nfaults - 1)) == 0)
 			more = reallocarray(v->faults, v->nfaults ? 2 * v->nfaults : 1, sizeof *more);
 		f.file = strdup(f.file);
-		f.what = strdup(f.what);
 		f.run = f.run ? strdup(f.run) : NULL;
 		if (more)
 			v->faults = more;
-		if (more && f.file && f.what)
+		if (more && f.file)
 			v->faults[v->nfaults++] = f;
-		else if (!v->error)
-			v->error = -ENOMEM;
+		if (!more || !f.file ||
+			(f.pack && verify_index_add(&v->places, f.file, f.offset, f.len, v->nfaults - 1) < 0))
+			v->error = v->error ? v->error : -ENOMEM;
+	} else {
+		free(f.what);
 	}
 	pthread_mutex_unlock(&v->lock);
 }
 
-/* Does a fault of a pack touch the object that lies at `ref`: its bytes or its checks? */
-static bool fault_hits(const struct verify_fault *f, const char *file, const struct store_object_ref *ref)
+/* Who asks for the faults of a pack that touch an object, its bytes or its checks. */
+struct hits {
+	struct verify *v;
+	const char *file;
+	const struct base_xxh128 *xxh; /* of a piece, or NULL */
+	uint64_t begin, end;           /* what was asked for before: told already */
+	int (*f)(void *arg, struct verify_fault *f);
+	void *arg;
+};
+
+static int on_hit(void *arg, size_t number)
 {
-	if (!f->pack || strcmp(f->file, file))
-		return false;
-	if (f->len == 0)
-		return true;
-	uint64_t checks = store_object_checks_bytes(ref->codec, ref->raw_len);
-	return (f->offset < ref->offset + ref->stored_len && ref->offset < f->offset + f->len) ||
-		(f->offset < ref->checks + checks && ref->checks < f->offset + f->len);
+	const struct hits *h = arg;
+	struct verify_fault *f = &h->v->faults[number];
+
+	if (strcmp(f->file, h->file) || (f->by_xxh && (!h->xxh || memcmp(h->xxh, &f->xxh, sizeof f->xxh))))
+		return 0;
+	return f->offset < h->end && h->begin < f->offset + f->len ? 0 : h->f(h->arg, f);
+}
+
+/* ref NULL: those of the whole file alone. */
+static int fault_hits(struct verify *v, const char *file, const struct store_object_ref *ref,
+	const struct base_xxh128 *xxh, int (*f)(void *arg, struct verify_fault *f), void *arg)
+{
+	struct hits h = {v, file, xxh, 0, 0, f, arg};
+	int r = verify_index_whole(&v->places, file, on_hit, &h);
+
+	if (r || !ref)
+		return r;
+	r = verify_index_range(&v->places, file, ref->offset, ref->offset + ref->stored_len, on_hit, &h);
+	if (r)
+		return r;
+	h.begin = ref->offset;
+	h.end = ref->offset + ref->stored_len;
+	return verify_index_range(&v->places, file, ref->checks,
+		ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len), on_hit, &h);
+}
+
+static int any_hit(void *arg, struct verify_fault *f)
+{
+	(void)arg;
+	(void)f;
+	return 1;
 }
 
 bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref)
 {
-	for (size_t i = 0; i < v->nfaults; i++)
-		if (fault_hits(&v->faults[i], file, ref))
-			return true;
-	return false;
+	return fault_hits(v, file, ref, NULL, any_hit, NULL) != 0;
 }
 
 /* ---- pass 1: lists ---- */
+
+static bool steps_equal(const struct store_list_step *a, const struct store_list_step *b)
+{
+	const struct proto_commit *x = &a->commit, *y = &b->commit;
+
+	return a->step == b->step && a->entry == b->entry && base_digest_equal(&x->manifest, &y->manifest) &&
+		strcmp(x->attempt, y->attempt) == 0 && x->time_ns == y->time_ns && x->replaces == y->replaces &&
+		x->tensors == y->tensors && x->bytes == y->bytes && x->new_bytes == y->new_bytes &&
+		verify_attributes_equal(x->attributes, x->nattributes, y->attributes, y->nattributes);
+}
 
 /* A reader that starts at the newest snapshot must see what one sees that starts at entry 0. */
 static int compare_snapshot(struct verify *v, const struct store_list *whole, struct base_error *err)
@@ -124,12 +201,8 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	if (r < 0)
 		return r;
 	bool same = store_list_count(l) == store_list_count(whole) || store_list_next(l) != store_list_next(whole);
-	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++) {
-		const struct store_list_step *a = store_list_at(l, i), *b = store_list_at(whole, i);
-
-		same = a->step == b->step && a->entry == b->entry &&
-			base_digest_equal(&a->commit.manifest, &b->commit.manifest);
-	}
+	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++)
+		same = steps_equal(store_list_at(l, i), store_list_at(whole, i));
 	store_list_close(l);
 	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(whole), (unsigned long long)snapshot);
 	if (!same)
@@ -139,18 +212,17 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	return 0;
 }
 
-/* Entries that are not there though later ones are: no file that could be looked at says so. */
-static void find_gaps(struct verify *v, const struct store_list *l)
+/* Entries that the list does without: what is wrong with them is seen by who reads them in order. */
+static void tell_skipped(struct verify *v, const struct store_list *l)
 {
 	char name[STORE_NAME_MAX];
-	uint64_t size;
+	const char *why;
+	uint64_t n, at = 0;
 
-	for (uint64_t n = 0; n < store_list_next(l); n++) {
+	while ((n = store_list_damaged_next(l, &at, &why)) != PROTO_NONE) {
 		snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
-		if (store_size(v->store->storage, name, &size) < 0)
-			verify_fault(v, (struct verify_fault){.file = name,
-				.what = (char *)"it is missing or no file, though later entries are there",
-				.run = (char *)store_list_run(l)});
+		verify_fault(v, (struct verify_fault){
+			.file = name, .what = (char *)why, .run = (char *)store_list_run(l)});
 	}
 }
 
@@ -184,15 +256,44 @@ static int open_list(struct verify *v, const char *run, struct base_error *err)
 	return r;
 }
 
+/* What is visible in the run is not known; the others are. */
+static void tell_newer_run(struct verify *v, const char *run, const struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+
+	snprintf(name, sizeof name, "runs/%s", run);
+	verify_fault(v,
+		(struct verify_fault){.file = name, .what = (char *)err->text, .newer = true, .run = (char *)run});
+}
+
+static void tell_newer_entry(struct verify *v, const struct store_list *l)
+{
+	struct base_error why = {0};
+	char name[STORE_NAME_MAX];
+	uint64_t n;
+
+	if (store_list_newer(l, &n, &why) == 0)
+		return;
+	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
+	verify_fault(v, (struct verify_fault){
+		.file = name, .what = why.text, .newer = true, .run = (char *)store_list_run(l)});
+}
+
 static int add_run(struct verify *v, const char *run, struct base_error *err)
 {
-	int r = open_list(v, run, err);
+	struct base_error why = {0};
+	int r = open_list(v, run, &why);
 
+	if (r == -BASE_EVERSION) {
+		tell_newer_run(v, run, &why);
+		return 0;
+	}
 	if (r < 0)
-		return r;
+		return base_error_set(err, r, "%s", why.text);
 	const struct store_list *l = v->lists[v->nlists - 1];
+	tell_newer_entry(v, l);
 	if (store_list_damaged(l))
-		find_gaps(v, l);
+		tell_skipped(v, l);
 	else
 		r = compare_snapshot(v, l, err);
 	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
@@ -249,18 +350,35 @@ static void check_entries(struct verify *v)
 	}
 }
 
+/* ---- pass 2: entries that the lists do not have ---- */
+
+static void tell_lost(void *arg, const char *file, const char *run, const char *text)
+{
+	verify_fault(arg, (struct verify_fault){.file = (char *)file, .what = (char *)text, .run = (char *)run});
+}
+
+static int find_lost(struct verify *v, struct base_error *err)
+{
+	const struct store_lost_question q = {v->store, v->lists, v->nlists, v->o->run, tell_lost, v};
+
+	return v->o->run && v->o->step != PROTO_NONE ? 0 : store_lost_find(&q, err);
+}
+
 /* ---- pass 4: telling ---- */
 
 struct tell {
 	struct verify *v;
 	const struct verify_step *step;
 	size_t number;          /* of the step, from 1 */
+	const struct verify_item *item;
 };
 
 static void tell_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
 	const char *tensor)
 {
-	struct store_damage d = {.file = f->file,
+	struct store_damage d = {.fault = (size_t)(f - v->faults),
+		.file = f->file,
+		.newer = f->newer,
 		.offset = f->offset,
 		.len = f->len,
 		.what = f->what,
@@ -275,8 +393,10 @@ static void tell_one(struct verify *v, struct verify_fault *f, const char *run, 
 
 /* One line for a fault, step and tensor: the pieces of a tensor come one after another. What describes the whole step
  * has no name. */
-static int tell_item(const struct tell *t, struct verify_fault *f, const struct verify_item *it)
+static int tell_item(void *arg, struct verify_fault *f)
 {
+	const struct tell *t = arg;
+	const struct verify_item *it = t->item;
 	const char *run = t->step->run;
 	uint64_t step = t->step->step->step;
 
@@ -303,19 +423,13 @@ static int tell_item(const struct tell *t, struct verify_fault *f, const struct 
 
 static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
-	const struct tell *t = w->arg;
+	struct tell *t = w->arg;
 	char file[STORE_NAME_MAX];
 
 	if (store_pack_path(it->pack, file) < 0)
 		return 0;
-	for (size_t i = 0; i < t->v->nfaults; i++) {
-		struct verify_fault *f = &t->v->faults[i];
-		bool whole = f->pack && f->len == 0 && !strcmp(f->file, file);
-
-		if ((it->what == VERIFY_PACK ? whole : fault_hits(f, file, it->ref)) && tell_item(t, f, it) < 0)
-			return -ENOMEM;
-	}
-	return 0;
+	t->item = it;
+	return fault_hits(t->v, file, it->what == VERIFY_PACK ? NULL : it->ref, it->xxh, tell_item, t);
 }
 
 static void ignore_broken(struct verify_walker *w, const char *file, const char *pack,
@@ -354,7 +468,7 @@ static int tell_all(struct verify *v)
 	if (v->o->run && add_others(v) < 0)
 		return -ENOMEM;
 	for (size_t i = 0; i < v->nsteps; i++) {
-		struct tell t = {v, &v->steps[i], i + 1};
+		struct tell t = {v, &v->steps[i], i + 1, NULL};
 		struct verify_walker w = {
 			.store = v->store, .step = &v->steps[i], .item = on_item, .broken = ignore_broken, .arg = &t};
 
@@ -381,13 +495,14 @@ static void release(struct verify *v)
 	}
 	for (size_t i = 0; i < v->npacks; i++) {
 		free(v->packs[i].file);
-		free(v->packs[i].places);
+		free(v->packs[i].seen);
 	}
 	for (size_t i = 0; i < v->ntodo; i++)
 		free(v->todo[i].pack);
 	for (size_t i = 0; i < v->nlists; i++)
 		store_list_close(v->lists[i]);
 	free(v->faults);
+	verify_index_release(&v->places);
 	free(v->packs);
 	free(v->todo);
 	free(v->seen);
@@ -411,13 +526,19 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 	else if (r == 0)
 		check_entries(&v);
 	if (r == 0)
+		r = find_lost(&v, err);
+	if (r == 0)
 		r = verify_steps(&v, err);
 	v.result.steps = v.nsteps;
 	if (r == 0)
 		r = tell_all(&v);
+	if (r == 0 && o->note)
+		r = verify_note(&v);
 	if (r == 0)
 		r = v.error;
-	v.result.faults = v.nfaults;
+	for (size_t i = 0; i < v.nfaults; i++)
+		v.result.newer += v.faults[i].newer;
+	v.result.faults = v.nfaults - v.result.newer;
 	*ret_r = v.result;
 	release(&v);
 	return r < 0 && err && !err->code ? base_error_set(err, r, "verify did not end: %s", base_error_name(r)) : r;

@@ -3,10 +3,13 @@
  * verify_internal: what the files of verify share.
  *
  *   verify.c        the order of the passes, faults, and telling whom they touch
+ *   verify_index.c  which faults touch these bytes
  *   verify_files.c  whole store: every file by itself (records, packs byte by byte, the reserve), in a pool
  *   verify_walk.c   walks everything that one step reaches: packs, layouts, view headers, parts, chunks, pieces, blobs
+ *   verify_says.c   what the records of a step say of each other: sums, sizes, hosts, attributes
  *   verify_steps.c  each visible step is walked and its boxes checked; what no pack's footer answered for is re-hashed
  *                   by reference
+ *   verify_note.c   leaves notes of damage for writers
  *
  * `lock` protects faults, packs, result and progress while the pool runs; the rest belongs to one thread. */
 #ifndef CORE_STORE_VERIFY_INTERNAL_H
@@ -20,6 +23,7 @@
 #include "core/store/layout.h"
 #include "core/store/part.h"
 #include "core/store/verify.h"
+#include "core/store/verify_index.h"
 
 struct verify_step {
 	const char *run;
@@ -29,7 +33,10 @@ struct verify_step {
 /* One thing that is wrong with bytes of a file. */
 struct verify_fault {
 	char *file, *what;
+	bool newer;           /* nothing is wrong: a newer vckpt wrote it */
 	bool pack;            /* the file is a pack: whom it touches follows from references */
+	bool by_xxh;          /* ... of pieces that are said to have this XXH3-128, and only these */
+	struct base_xxh128 xxh;
 	uint64_t offset, len; /* len 0: the whole file */
 	char *run;            /* of an entry or manifest; NULL */
 	size_t step;          /* 1 + number of the visible step whose own fault it is; 0 */
@@ -38,16 +45,25 @@ struct verify_fault {
 	uint32_t tensor;
 };
 
-/* Objects of a pack whose every byte was looked at: sorted hashes of reference and digest. */
+/* An object whose every byte was looked at: hash of reference and digest, and of a sound piece its XXH3-128. */
+struct verify_seen {
+	uint64_t place; /* first: what is compared */
+	bool hashed;
+	struct base_xxh128 xxh;
+};
+
+/* Those of a pack, sorted. */
 struct verify_pack {
 	char *file;
-	uint64_t *places;
-	size_t nplaces;
+	struct verify_seen *seen;
+	size_t nseen;
 };
 
 struct verify_todo {
 	char *pack;
 	struct store_object_ref ref;
+	bool piece; /* then its bytes have to have this XXH3-128, too */
+	struct base_xxh128 xxh;
 };
 
 struct verify {
@@ -61,6 +77,7 @@ struct verify {
 	size_t nsteps; /* those to verify */
 	struct verify_fault *faults;
 	size_t nfaults;
+	struct verify_index places; /* of the faults of packs */
 	struct verify_pack *packs;
 	size_t npacks; /* sorted by file once the pool is idle */
 	struct verify_todo *todo;
@@ -92,6 +109,7 @@ struct verify_item {
 	uint32_t number;                    /* in the manifest's table */
 	uint64_t size;                      /* PACK: what the manifest says */
 	const struct store_object_ref *ref; /* not of PACK */
+	const struct base_xxh128 *xxh;      /* PIECE */
 	const struct store_layout *layout;
 	uint32_t tensor;       /* PIECE */
 	const char *component; /* HEADER */
@@ -106,11 +124,34 @@ struct verify_walker {
 	void (*broken)(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
 		const char *text);
 	void *arg;
-	bool cover;      /* check the boxes, too, when nothing is broken */
+	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
+	verify_header_func header; /* NULL: view headers are not looked into */
 	bool any_broken; /* set by the walk */
+	bool newer;      /* while broken is called: a newer vckpt wrote it */
 };
 int verify_walk(struct verify_walker *w); /* 0, what item returned, or -ENOMEM */
 
+/* What the records of one step say of each other. A part is walked between _rank and _part. */
+#define VERIFY_SAYS_MAX 400
+struct verify_says;
+struct verify_says *verify_says_new(const struct proto_manifest *m);
+void verify_says_free(struct verify_says *s); /* NULL-safe */
+void verify_says_rank(struct verify_says *s);
+/* number: of its pack, in the manifest's table */
+int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref);
+void verify_says_bytes(struct verify_says *s, uint64_t bytes);
+void verify_says_leave_out(struct verify_says *s); /* something cannot be read: no sums */
+void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part);
+void verify_says_tensors(struct verify_says *s, uint64_t tensors); /* of all layouts, each once */
+void verify_says_packs(struct verify_says *s);
+const char *verify_says_told(const struct verify_says *s); /* the first disagreement; NULL: none */
+/* The entry and the manifest. false: `text` says what differs. */
+bool verify_says_entry(const struct verify_step *step, const struct proto_manifest *m,
+	char text[static VERIFY_SAYS_MAX]);
+bool verify_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb);
+
 int verify_steps(struct verify *v, struct base_error *err);
+
+int verify_note(struct verify *v); /* 0 or -ENOMEM */
 
 #endif

@@ -6,13 +6,12 @@
 
 #include <stdio.h>
 
-#define METADATA_MAX_BYTES (UINT64_C(1) << 32)
-
 struct walk {
 	struct verify_walker *w;
 	const struct proto_manifest *m;
 	struct store_layout **layouts; /* by the manifest's numbers; NULL: broken */
 	char manifest[STORE_NAME_MAX]; /* its file */
+	struct verify_says *says;      /* NULL: not asked for */
 	/* the part under way */
 	const struct store_layout *layout;
 	/* by the part's numbers: names, and numbers in the manifest */
@@ -25,7 +24,22 @@ static void broken(struct walk *k, const char *file, const char *pack, const str
 	const char *text)
 {
 	k->w->any_broken = true;
+	if (k->says)
+		verify_says_leave_out(k->says);
 	k->w->broken(k->w, file, pack, ref, text);
+	k->w->newer = false;
+}
+
+/* What `r` means is told next: is it only that a newer vckpt wrote it? */
+static void told_by(struct walk *k, int r)
+{
+	k->w->newer = r == -BASE_EVERSION;
+}
+
+/* Everything can be read; but two things that are said do not agree. */
+static void disagrees(struct walk *k, const char *file, const char *text)
+{
+	k->w->broken(k->w, file, NULL, NULL, text);
 }
 
 /* Tells an object that the manifest names itself, and loads it if asked to. Returns 0, or what ends the walk;
@@ -48,11 +62,12 @@ static int manifest_object(struct walk *k, struct verify_item it, const struct p
 	struct store_pack *p = NULL;
 	r = store_pack_get(k->w->store, it.pack, &p, &err);
 	if (r == 0) {
-		r = store_object_load(p, &ref, METADATA_MAX_BYTES, ret_bytes, &err);
+		r = store_object_load(p, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, &err);
 		store_pack_put(k->w->store, p);
 	}
 	if (r == -ENOMEM)
 		return r;
+	told_by(k, r);
 	if (r < 0)
 		broken(k, NULL, it.pack, &ref, err.code ? err.text : base_error_name(r));
 	return 0;
@@ -73,10 +88,11 @@ static int walk_layouts(struct walk *k)
 		int d = store_layout_decode(bytes, l->ref.raw_len, &k->layouts[n], &err);
 		if (d == -ENOMEM)
 			return d;
+		told_by(k, d);
 		if (d < 0 || !base_digest_equal(&k->layouts[n]->digest, &l->digest)) {
 			store_layout_free(base_steal(k->layouts[n]));
 			broken(k, k->manifest, NULL, NULL,
-				d < 0 && err.code ? err.text : "names a layout that is another one");
+				d < 0 && err.code ? err.text : "names a layout whose bytes have another digest");
 		}
 	}
 	return r;
@@ -89,13 +105,20 @@ static int on_row(void *arg, const struct store_row *row)
 	for (uint64_t n = 0; n < row->npieces; n++) {
 		const struct store_piece *p = &row->pieces[n];
 
+		if (k->says)
+			verify_says_bytes(k->says, p->ref.raw_len);
 		if (p->inline_bytes) {
 			struct base_digest d;
+			struct base_xxh128 x;
 
 			base_digest_of(p->inline_bytes, p->ref.raw_len, &d);
+			base_xxh128_of(k->w->store->info.seed, p->inline_bytes, p->ref.raw_len, &x);
 			if (!base_digest_equal(&d, &p->ref.digest))
 				broken(k, k->manifest, NULL, NULL,
 					"a piece that stands in the part does not match its digest");
+			else if (memcmp(&x, &p->xxh, sizeof x) != 0)
+				broken(k, k->manifest, NULL, NULL,
+					"a piece that stands in the part does not match its XXH3-128");
 			continue;
 		}
 		if (p->ref.pack >= k->npacks) {
@@ -106,9 +129,12 @@ static int on_row(void *arg, const struct store_row *row)
 			.pack = k->packs[p->ref.pack],
 			.number = k->numbers[p->ref.pack],
 			.ref = &p->ref,
+			.xxh = &p->xxh,
 			.layout = k->layout,
 			.tensor = row->tensor};
 		int r = k->w->item(k->w, &it);
+		if (r == 0 && k->says)
+			r = verify_says_object(k->says, it.number, it.ref);
 		if (r != 0)
 			return r;
 	}
@@ -127,7 +153,8 @@ static int part_object(struct walk *k, struct verify_item it, const struct proto
 	it.ref = ret_ref;
 	it.pack = k->packs[ret_ref->pack];
 	it.number = k->numbers[ret_ref->pack];
-	return k->w->item(k->w, &it);
+	int r = k->w->item(k->w, &it);
+	return r == 0 && k->says ? verify_says_object(k->says, it.number, ret_ref) : r;
 }
 
 static int walk_chunks(struct walk *k, const struct proto_part *part)
@@ -146,6 +173,7 @@ static int walk_chunks(struct walk *k, const struct proto_part *part)
 		r = store_part_read_chunk(k->w->store, k->layout, part, k->packs, k->npacks, n, on_row, k, &err);
 		if (r == -ENOMEM || (r != 0 && !err.code))
 			return r;
+		told_by(k, r);
 		if (r != 0)
 			broken(k, NULL, k->packs[ref.pack], &ref, err.text);
 	}
@@ -157,6 +185,9 @@ static int walk_blobs(struct walk *k, const struct proto_part *part)
 	for (uint32_t n = 0; n < part->nblobs; n++) {
 		const struct proto_blob *b = &part->blobs[n];
 		struct store_object_ref ref;
+
+		if (k->says)
+			verify_says_bytes(k->says, b->len);
 
 		if (b->len == 0)
 			continue;
@@ -189,10 +220,46 @@ static int part_packs(struct walk *k, const struct proto_manifest_rank *rank)
 	return 0;
 }
 
+/* Samples name tensors by their number in the layout. */
+static void check_samples(struct walk *k, const struct proto_part *part)
+{
+	char text[200];
+
+	for (uint32_t n = 0; k->layout && n < part->nsamples; n++) {
+		if (part->samples[n].tensor < k->layout->m.ntensors)
+			continue;
+		snprintf(text, sizeof text, "the part of rank %u has a sample of tensor %u, and its layout has %u",
+			part->rank, part->samples[n].tensor, k->layout->m.ntensors);
+		disagrees(k, k->manifest, text);
+		return;
+	}
+}
+
+static int walk_part(struct walk *k, const struct proto_manifest_rank *rank, const struct proto_part *part)
+{
+	struct store_object_ref self = store_object_ref_from(&rank->part);
+	int r = 0;
+
+	if (k->says) {
+		verify_says_rank(k->says);
+		r = verify_says_object(k->says, self.pack, &self);
+	}
+	if (r == 0)
+		r = walk_chunks(k, part);
+	if (r == 0)
+		r = walk_blobs(k, part);
+	if (r == 0 && k->says) {
+		verify_says_part(k->says, rank, part);
+		check_samples(k, part);
+	}
+	return r;
+}
+
 static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 {
 	base_cleanup_free void *bytes = NULL;
 	struct proto_part part = {0};
+	struct base_error err = {0};
 	int r = manifest_object(k, (struct verify_item){.what = VERIFY_PART}, &rank->part, &bytes);
 
 	if (r != 0 || !bytes)
@@ -204,31 +271,32 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 	}
 	r = part_packs(k, rank);
 	if (r == 0)
-		r = proto_part_decode(bytes, rank->part.raw_len, &part);
+		r = store_part_decode(bytes, rank->part.raw_len, &part, &err);
 	if (r == -ENOMEM)
 		return r;
+	told_by(k, r);
 	k->layout = k->layouts[rank->layout];
 	bool same = r == 0 && part.rank == rank->rank && part.npacks == rank->npacks &&
 		base_digest_equal(&part.layout, &k->m->layouts[rank->layout].digest);
 	for (uint32_t n = 0; same && n < part.npacks; n++)
 		same = strcmp(part.packs[n].pack, k->packs[n]) == 0;
 	if (!same) {
-		char text[200];
+		char text[sizeof err.text];
 
 		snprintf(text, sizeof text, "the part of rank %u %s", rank->rank,
 			r < 0 ? "breaks the rules of its format" : "does not agree with the manifest");
+		if (r == -BASE_EVERSION)
+			snprintf(text, sizeof text, "rank %u: %.900s", rank->rank, err.text);
 		broken(k, k->manifest, NULL, NULL, text);
 		r = 0;
 	} else {
-		r = walk_chunks(k, &part);
-		if (r == 0)
-			r = walk_blobs(k, &part);
+		r = walk_part(k, rank, &part);
 	}
 	proto_part_release(&part);
 	return r;
 }
 
-static int walk_all(struct walk *k)
+static int walk_packs(struct walk *k)
 {
 	const struct proto_manifest *m = k->m;
 	int r = 0;
@@ -238,27 +306,67 @@ static int walk_all(struct walk *k)
 			.what = VERIFY_PACK, .pack = m->packs[n].pack, .number = n, .size = m->packs[n].size};
 
 		r = k->w->item(k->w, &it);
-		if (m->packs[n].live_bytes > m->packs[n].size)
-			broken(k, k->manifest, NULL, NULL, "says that more bytes of a pack are live than it has");
 	}
+	return r;
+}
+
+static int walk_header(struct walk *k, const struct proto_view_header *h)
+{
+	const struct store_layout *l = h->layout < k->m->nlayouts ? k->layouts[h->layout] : NULL;
+	bool look = k->w->cover && k->w->header && l;
+	base_cleanup_free void *bytes = NULL;
+	struct base_error err = {0};
+	int r = manifest_object(k, (struct verify_item){.what = VERIFY_HEADER, .component = h->component}, &h->ref,
+		look ? &bytes : NULL);
+
+	if (r != 0 || !bytes)
+		return r;
+	r = k->w->header(l, h->component, h->view, bytes, h->ref.raw_len, h->data_bytes, &err);
+	if (r == -ENOMEM)
+		return r;
+	if (r < 0)
+		disagrees(k, k->manifest, err.code ? err.text : base_error_name(r));
+	return 0;
+}
+
+/* Once everything was walked. */
+static int walk_says(struct walk *k)
+{
+	char text[VERIFY_SAYS_MAX], entry[STORE_NAME_MAX];
+	struct base_error err = {0};
+	uint64_t tensors;
+	int r = 0;
+
+	if (!k->w->any_broken && !verify_says_told(k->says)) {
+		r = store_manifest_check_cover(k->w->store, k->m, &tensors, &err);
+		if (r == -ENOMEM)
+			return r;
+		if (r < 0)
+			broken(k, k->manifest, NULL, NULL, err.code ? err.text : base_error_name(r));
+		else
+			verify_says_tensors(k->says, tensors);
+	}
+	verify_says_packs(k->says);
+	if (verify_says_told(k->says))
+		disagrees(k, k->manifest, verify_says_told(k->says));
+	snprintf(entry, sizeof entry, "runs/%s/%012llu", k->w->step->run, (unsigned long long)k->w->step->step->entry);
+	if (!verify_says_entry(k->w->step, k->m, text))
+		disagrees(k, entry, text);
+	return 0;
+}
+
+static int walk_all(struct walk *k)
+{
+	const struct proto_manifest *m = k->m;
+	int r = walk_packs(k);
+
 	if (r == 0)
 		r = walk_layouts(k);
 	for (uint32_t n = 0; r == 0 && n < m->nheaders; n++)
-		r = manifest_object(k,
-			(struct verify_item){.what = VERIFY_HEADER, .component = m->headers[n].component},
-			&m->headers[n].ref, NULL);
+		r = walk_header(k, &m->headers[n]);
 	for (uint32_t n = 0; r == 0 && n < m->nranks; n++)
 		r = walk_rank(k, &m->ranks[n]);
-	if (r == 0 && k->w->cover && !k->w->any_broken) {
-		struct base_error err = {0};
-
-		r = store_manifest_check_cover(k->w->store, m, NULL, &err);
-		if (r < 0 && r != -ENOMEM) {
-			broken(k, k->manifest, NULL, NULL, err.code ? err.text : base_error_name(r));
-			r = 0;
-		}
-	}
-	return r;
+	return r == 0 && k->says ? walk_says(k) : r;
 }
 
 int verify_walk(struct verify_walker *w)
@@ -275,20 +383,24 @@ int verify_walk(struct verify_walker *w)
 	r = store_manifest_get(w->store, w->step->run, &commit->manifest, &m, &err);
 	if (r == -ENOMEM)
 		return r;
+	told_by(&k, r);
 	if (r < 0) {
 		broken(&k, k.manifest, NULL, NULL,
 			r == -ENOENT ? "is missing" : err.code ? err.text : base_error_name(r));
 		return 0;
 	}
 	k.layouts = calloc(m.nlayouts + 1, sizeof *k.layouts);
-	r = k.layouts ? 0 : -ENOMEM;
+	k.says = w->cover ? verify_says_new(&m) : NULL;
+	r = k.layouts && (k.says || !w->cover) ? 0 : -ENOMEM;
 	if (r == 0 &&
 		(m.step != commit->step || strcmp(m.run, w->step->run) != 0 || strcmp(m.attempt, commit->attempt) != 0))
-		broken(&k, k.manifest, NULL, NULL, "is not of the step that names it");
+		broken(&k, k.manifest, NULL, NULL, "has another run, step or attempt than the commit entry that names "
+			"it");
 	if (r == 0)
 		r = walk_all(&k);
 	for (uint32_t n = 0; k.layouts && n < m.nlayouts; n++)
 		store_layout_free(k.layouts[n]);
+	verify_says_free(k.says);
 	free(k.layouts);
 	free(k.packs);
 	free(k.numbers);

@@ -50,6 +50,11 @@ unsigned tensor_dtype_word_bytes(enum tensor_dtype dtype)
 	return tensor_dtype_valid(dtype) ? dtype_table[dtype].word : 0;
 }
 
+bool tensor_dtype_is_integer(enum tensor_dtype dtype)
+{
+	return dtype >= TENSOR_BOOL && dtype <= TENSOR_I64;
+}
+
 const char *tensor_dtype_name(enum tensor_dtype dtype)
 {
 	return tensor_dtype_valid(dtype) ? dtype_table[dtype].name : "unknown";

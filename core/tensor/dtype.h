@@ -24,6 +24,8 @@ bool tensor_dtype_valid(unsigned dtype);
 unsigned tensor_dtype_bytes(enum tensor_dtype dtype);          /* bytes of one item: 1, 2, 4, 8 or 16 */
 /* Width in bytes of the number that repeats inside an item (complex: of one part): what a codec transposes. */
 unsigned tensor_dtype_word_bytes(enum tensor_dtype dtype);
+/* bool and integers: data in which single bits move */
+bool tensor_dtype_is_integer(enum tensor_dtype dtype);
 const char *tensor_dtype_name(enum tensor_dtype dtype);        /* "bf16", "f8_e4m3fn", ...; static */
 int tensor_dtype_parse(const char *name, enum tensor_dtype *ret_dtype); /* 0 or -EINVAL */
 const char *tensor_dtype_safetensors(enum tensor_dtype dtype); /* "BF16", "F8_E4M3", "F4", ...; NULL: has none (c128) */

@@ -37,4 +37,10 @@ void view_safetensors_release(struct view_safetensors *s);
 int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata,
 	uint32_t nmetadata, struct base_buf *ret_header, uint64_t *ret_data_bytes);
 
+/* Does a stored header agree with the layout that it is of: every tensor of the component that can stand in such a file
+ * and no other, its dtype, shape and bytes, data_bytes in all? 0, also of a view that is not known; or what is wrong.
+ * As store_verify wants it. */
+int view_header_check(const struct store_layout *l, const char *component, const char *view, const void *header,
+	size_t len, uint64_t data_bytes, struct base_error *err);
+
 #endif

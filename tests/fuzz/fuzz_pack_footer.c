@@ -73,7 +73,8 @@ static void try_pack(const uint8_t *bytes, size_t len)
 	unsigned damage = 0;
 	if (store_pack_open(&m.base, store_id, PACK, &p, NULL) < 0)
 		return;
-	if (store_pack_verify(p, count_damage, NULL, &damage) < 0)
+	const struct store_pack_verify_calls calls = {.damage = count_damage, .arg = &damage};
+	if (store_pack_verify(p, &calls) < 0)
 		abort();
 	if (store_pack_footer_read(p, &f, NULL) == 0) {
 		read_objects(p, &f, damage);

@@ -35,7 +35,7 @@ def main(build):
     proto = Proto(ctypes.CDLL(str(pathlib.Path(build) / "tests" / "libvckpt_internal.so")))
     bodies = samples(proto)
     for target, names in (("entry", ["launch", "commit", "abort", "remove", "snapshot"]), ("manifest", ["two-ranks"]), ("layout", ["five"]), ("part", ["one", "compared"]),
-                          ("announcement", ["rank-0", "rank-1", "compared"]), ("stats", ["one", "least"])):
+                          ("announcement", ["rank-0", "rank-1", "compared", "commons"]), ("stats", ["one", "least"])):
         for name, body in zip(names, bodies[target], strict=True):
             write(target, name, body)
     later = [(n, k, v + field(90, b"later") if n == 7 else v) for n, k, v in parse(bodies["entry"][1])]

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every store that any version since 1 wrote is read: the steps listed, every file equal, everything verified."""
+import errno
 import hashlib
 import json
 import pathlib
-import tarfile
+import shutil
+import sys
 
 import pytest
 
 HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "tools/python"))
+import vckpt as package                                 # noqa: E402
+
+PRESENT = "v2"
 VERSIONS = sorted(p.name for p in HERE.glob("v*") if p.is_dir())
 
 
 def unpack(version, where):
-    with tarfile.open(HERE / version / "store.tar.xz") as tar:
-        tar.extractall(where, filter="data")
+    shutil.unpack_archive(HERE / version / "store.tar.xz", where)
     return where / "store"
 
 
@@ -37,7 +42,35 @@ def test_a_golden_store_is_read(vckpt, tmp_path, version):
     assert vckpt.json("verify", store)["faults"] == 0
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+def contents(store):
+    return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file() and "index" not in p.parts}
+
+
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v != PRESENT])
+def test_a_store_of_an_older_format_is_only_read(vckpt, tmp_path, version):
+    """Every writer is refused by one sentence, and what it does not do is told."""
+    store, source = unpack(version, tmp_path), tmp_path / "source"
+    vckpt("export", store, "b/7", source)
+    before = contents(store)
+    for command in (["import", store, "a", source], ["rm", store, "a/0"], ["gc", store]):
+        done = vckpt(*command, check=False)
+        assert done.returncode == 1 and not done.stdout
+        assert f"{store}: this store is of format {version[1:]}, " in done.stderr and "vckpt init" in done.stderr, done.stderr
+    assert vckpt("init", store, check=False).returncode == 1
+    with pytest.raises(OSError, match=f"this store is of format {version[1:]}, ") as e:
+        package.Saver(f"{store}/a", rank=0, world=1)
+    assert e.value.errno == errno.EROFS
+    with package.Step(f"{store}/b/7") as step:
+        assert step.number == 7
+    vckpt("gc", store, "--dry-run")
+    assert contents(store) == before
+    vckpt("init", tmp_path / "new")
+    vckpt("export", store, "a/0", tmp_path / "out")
+    vckpt("import", tmp_path / "new", "a/0", tmp_path / "out")
+    assert vckpt.json("verify", tmp_path / "new")["faults"] == 0
+
+
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v == PRESENT])
 def test_a_golden_store_goes_on(vckpt, tmp_path, version):
     """It is not only read: a save, a removal and a collection work in it."""
     store = unpack(version, tmp_path)

@@ -78,6 +78,9 @@ SIZES = [
     ("core/store/pack.h", "STORE_PACK_HEAD_BYTES", 4096, "pack.md", r"\b4,?096\b"),
     ("core/store/pack_internal.h", "PACK_ENTRY_BYTES", None, "pack.md", None),
     ("core/store/pack.h", "STORE_PACK_TAIL_BYTES", 128, "pack.md", r"\b128\b"),
+    ("core/store/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "layout.md", "at most 1 GiB"),
+    ("core/store/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "part.md", "at most 1 GiB"),
+    ("core/store/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "objects.md", "1 GiB raw"),
     ("core/store/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
     ("core/store/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
     ("core/store/chunk_internal.h", "CHUNK_RUN_BYTES", None, "part.md", None),
@@ -91,7 +94,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("source,name,value,page,pattern", SIZES, ids=[s[1] for s in SIZES])
+@pytest.mark.parametrize("source,name,value,page,pattern", SIZES, ids=[f"{s[1]}-{s[3]}" for s in SIZES])
 def test_sizes_stand_in_the_format_pages(source, name, value, page, pattern):
     found = re.search(rf"\b{name}\b\s*=?\s*(?:UINT64_C\()?(\d+)u?", (ROOT / source).read_text())
     assert found, f"{source} has no {name}"

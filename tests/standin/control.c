@@ -6,14 +6,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define CONTROL_STACK 64
 #define CONTROL_FAILURES 16
+#define CONTROL_DEVICES 8
 
 struct control_range {
 	struct control_range *next;
 	char *at;
 	size_t bytes;
+	bool allocated;                  /* host memory: by the driver */
+	struct standin_context *context; /* device memory: NULL: of the device alone */
+	int device;
 };
 struct control_failure { char function[48]; unsigned nth; int code; };
 
@@ -23,9 +28,10 @@ uint64_t standin_counts[STANDIN_COUNTS];
 unsigned standin_delay_us;
 static uint64_t control_seed = 1;
 static int control_devices = 1;
-static struct standin_context *control_contexts;
+static struct standin_context *control_contexts, *control_primary[CONTROL_DEVICES];
 static struct control_range *control_device, *control_host;
 static struct control_failure control_failures[CONTROL_FAILURES];
+static struct { char function[48]; unsigned us; } control_slow;
 static char control_forgotten[CONTROL_FAILURES][48];
 static __thread struct standin_context *control_stack[CONTROL_STACK];
 static __thread unsigned control_depth, control_set;
@@ -33,26 +39,47 @@ static __thread unsigned control_depth, control_set;
 static const char *const control_words[STANDIN_COUNTS] = {
 	[STANDIN_PREMATURE] = "premature", [STANDIN_REUSED] = "reused", [STANDIN_TOUCHED] = "touched",
 	[STANDIN_CONTEXT] = "context", [STANDIN_DESTROYED] = "destroyed", [STANDIN_FOREIGN] = "foreign",
+	[STANDIN_CAPTURED] = "captured",
 	[STANDIN_CALLS] = "calls", [STANDIN_COPIES] = "copies", [STANDIN_COPIES_2D] = "copies_2d",
+	[STANDIN_COPIES_3D] = "copies_3d",
 	[STANDIN_BYTES] = "bytes", [STANDIN_PAGEABLE] = "pageable",
 	[STANDIN_STREAMS] = "streams", [STANDIN_EVENTS] = "events",
-	[STANDIN_REGISTRATIONS] = "registrations",
+	[STANDIN_REGISTRATIONS] = "registrations", [STANDIN_ALLOCATIONS] = "allocations",
+	[STANDIN_PRIMARIES] = "primaries",
 };
 
 /* ---- contexts ---- */
 
-struct standin_context *standin_context_new(void)
+struct standin_context *standin_context_on(int device)
 {
 	struct standin_context *c = calloc(1, sizeof *c);
 
-	pthread_mutex_lock(&standin_lock);
 	if (c) {
+		c->device = device;
 		c->standard = standin_stream_start(c);
 		c->next = control_contexts;
 		control_contexts = c;
 	}
+	return c;
+}
+
+struct standin_context *standin_context_new(void)
+{
+	struct standin_context *c;
+
+	pthread_mutex_lock(&standin_lock);
+	c = standin_context_on(0);
 	pthread_mutex_unlock(&standin_lock);
 	return c;
+}
+
+struct standin_context *standin_primary(int device)
+{
+	if (device < 0 || device >= control_devices || device >= CONTROL_DEVICES)
+		return NULL;
+	if (!control_primary[device])
+		control_primary[device] = standin_context_on(device);
+	return control_primary[device];
 }
 
 void standin_context_destroy(struct standin_context *c)
@@ -130,13 +157,23 @@ static bool control_add(struct control_range **list, void *at, size_t bytes)
 	struct control_range *r = calloc(1, sizeof *r);
 
 	if (r) {
-		*r = (struct control_range){*list, at, bytes};
+		*r = (struct control_range){.next = *list, .at = at, .bytes = bytes};
 		*list = r;
 	}
 	return r;
 }
 
-void *standin_memory_new(size_t bytes)
+bool standin_memory_find(const void *at, struct standin_memory *ret_m)
+{
+	for (struct control_range *r = control_device; r; r = r->next)
+		if ((const char *)at >= r->at && (const char *)at < r->at + r->bytes) {
+			*ret_m = (struct standin_memory){r->at, r->bytes, r->context, r->device};
+			return true;
+		}
+	return false;
+}
+
+static void *control_memory(size_t bytes, struct standin_context *context, int device)
 {
 	void *memory = calloc(1, bytes ? bytes : 1);
 
@@ -145,9 +182,22 @@ void *standin_memory_new(size_t bytes)
 		free(memory);
 		memory = NULL;
 	}
+	if (memory) {
+		control_device->context = context;
+		control_device->device = device;
+	}
 	pthread_mutex_unlock(&standin_lock);
 	return memory;
 }
+
+void *standin_memory_new(size_t bytes)
+{
+	struct standin_context *c = standin_current();
+
+	return control_memory(bytes, c, c ? c->device : 0);
+}
+
+void *standin_memory_on(int device, size_t bytes) { return control_memory(bytes, NULL, device); }
 
 CUresult standin_host_add(void *memory, size_t bytes)
 {
@@ -164,17 +214,48 @@ CUresult standin_host_add(void *memory, size_t bytes)
 	return CUDA_SUCCESS;
 }
 
-CUresult standin_host_remove(void *memory)
+/* The memory is not freed here. */
+static CUresult control_remove(void *memory, bool allocated)
 {
 	for (struct control_range **at = &control_host, *r; (r = *at); at = &r->next)
-		if (r->at == memory) {
+		if (r->at == memory && r->allocated == allocated) {
 			*at = r->next;
 			free(r);
-			standin_counts[STANDIN_REGISTRATIONS]--;
+			standin_counts[allocated ? STANDIN_ALLOCATIONS : STANDIN_REGISTRATIONS]--;
 			return CUDA_SUCCESS;
 		}
 	standin_counts[STANDIN_FOREIGN]++;
-	return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult standin_host_remove(void *memory)
+{
+	CUresult rc = control_remove(memory, false);
+
+	return rc ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : rc;
+}
+
+CUresult standin_host_alloc(void **ret_memory, size_t bytes)
+{
+	void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+
+	if (!memory || !control_add(&control_host, memory, bytes)) {
+		free(memory);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	control_host->allocated = true;
+	standin_counts[STANDIN_ALLOCATIONS]++;
+	*ret_memory = memory;
+	return CUDA_SUCCESS;
+}
+
+CUresult standin_host_free(void *memory)
+{
+	CUresult rc = control_remove(memory, true);
+
+	if (rc == CUDA_SUCCESS)
+		free(memory);
+	return rc;
 }
 
 /* ---- what tests ask and say ---- */
@@ -242,9 +323,28 @@ bool standin_copy_fails(int *ret_code)
 	return (*ret_code = control_failing("copy")) != 0;
 }
 
+void standin_slow(const char *function, unsigned us)
+{
+	pthread_mutex_lock(&standin_lock);
+	snprintf(control_slow.function, sizeof control_slow.function, "%s", function);
+	control_slow.us = us;
+	pthread_mutex_unlock(&standin_lock);
+}
+
+static void control_wait(const char *function)
+{
+	struct timespec t = {control_slow.us / 1000000, control_slow.us % 1000000 * 1000L};
+
+	if (!control_slow.us || strcmp(control_slow.function, function) != 0)
+		return;
+	control_slow.us = 0;
+	nanosleep(&t, NULL);
+}
+
 CUresult standin_called(const char *function)
 {
 	standin_counts[STANDIN_CALLS]++;
+	control_wait(function);
 	return (CUresult)control_failing(function);
 }
 
@@ -300,7 +400,7 @@ static void control_free_ranges(struct control_range **list, bool memory)
 {
 	for (struct control_range *r; (r = *list); free(r)) {
 		*list = r->next;
-		if (memory)
+		if (memory || r->allocated)
 			free(r->at);
 	}
 }
@@ -314,12 +414,14 @@ void standin_reset(void)
 	standin_events_reset();
 	for (struct standin_context *c; (c = control_contexts); free(c))
 		control_contexts = c->next;
+	memset(control_primary, 0, sizeof control_primary);
 	control_free_ranges(&control_device, true);
 	control_free_ranges(&control_host, false);
 	memset(standin_counts, 0, sizeof standin_counts);
 	memset(control_failures, 0, sizeof control_failures);
 	memset(control_forgotten, 0, sizeof control_forgotten);
 	standin_delay_us = 0;
+	control_slow.us = 0;
 	control_devices = 1;
 	pthread_mutex_unlock(&standin_lock);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * driver: the functions of the CUDA driver API that a saver uses (docs.nvidia.com/cuda/cuda-driver-api), stricter than
- * the real one where that is allowed to be strict: every call on a stream or event wants that one's context current. A
- * copy to pageable memory stays asynchronous here. In a child of the process that called cuInit nothing works. */
+ * driver: the functions of the CUDA driver API that a saver uses (docs.nvidia.com/cuda/cuda-driver-api), stricter
+ * than the real one where that is allowed to be strict: every call on a stream or event wants that one's context
+ * current, and a copy wants a stream of the context that the memory is of. A copy to pageable memory stays
+ * asynchronous here. In a child of the process that called cuInit nothing works. */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -26,15 +27,25 @@ typedef struct {
 	size_t dstPitch;
 	size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
+typedef struct {
+	size_t srcXInBytes, srcY, srcZ, srcLOD;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	void *srcArray, *reserved0;
+	size_t srcPitch, srcHeight;
+	size_t dstXInBytes, dstY, dstZ, dstLOD;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	void *dstArray, *reserved1;
+	size_t dstPitch, dstHeight;
+	size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
 
 CUresult cuInit(unsigned flags);
 CUresult cuDeviceGetCount(int *count);
 CUresult cuGetErrorName(CUresult error, const char **name);
-CUresult cuCtxGetCurrent(CUcontext *context);
-CUresult cuCtxPushCurrent_v2(CUcontext context);
-CUresult cuCtxPopCurrent_v2(CUcontext *context);
-CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags);
-CUresult cuMemHostUnregister(void *memory);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
@@ -45,6 +56,7 @@ CUresult cuEventSynchronize(CUevent event);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream);
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *copy, CUstream stream);
 
 static pid_t driver_pid;
 static struct standin_event *driver_events;
@@ -52,7 +64,7 @@ static struct standin_event *driver_events;
 /* ---- what every call does ---- */
 
 /* 0: the lock is held. */
-static CUresult driver_begin(const char *function)
+CUresult driver_begin(const char *function)
 {
 	CUresult rc;
 
@@ -65,20 +77,20 @@ static CUresult driver_begin(const char *function)
 	return rc;
 }
 
-static CUresult driver_end(CUresult rc)
+CUresult driver_end(CUresult rc)
 {
 	pthread_mutex_unlock(&standin_lock);
 	return rc;
 }
 
-static CUresult driver_fault(enum standin_fault fault, CUresult rc)
+CUresult driver_fault(enum standin_fault fault, CUresult rc)
 {
 	standin_counts[fault]++;
 	return rc;
 }
 
 /* A call that wants a context. 0: the lock is held. */
-static CUresult driver_begin_in_context(const char *function)
+CUresult driver_begin_in_context(const char *function)
 {
 	CUresult rc = driver_begin(function);
 
@@ -89,8 +101,19 @@ static CUresult driver_begin_in_context(const char *function)
 	return CUDA_SUCCESS;
 }
 
+/* Likewise, a call that may be unsafe while somebody captures. */
+CUresult driver_begin_unsafe(const char *function)
+{
+	CUresult rc = driver_begin_in_context(function);
+
+	if (rc)
+		return rc;
+	rc = standin_capture_allows();
+	return rc ? driver_end(rc) : rc;
+}
+
 /* The lock stays held. NULL and the two names of default streams are the context's own. */
-static CUresult driver_find_stream(CUstream handle, struct standin_stream **ret_s)
+CUresult driver_find_stream(CUstream handle, struct standin_stream **ret_s)
 {
 	struct standin_context *current = standin_current();
 	struct standin_stream *s = standin_stream_list();
@@ -109,7 +132,7 @@ static CUresult driver_find_stream(CUstream handle, struct standin_stream **ret_
 	return CUDA_SUCCESS;
 }
 
-static CUresult driver_find_event(CUevent handle)
+static CUresult driver_find_any_event(CUevent handle)
 {
 	struct standin_event *e = driver_events;
 
@@ -117,11 +140,16 @@ static CUresult driver_find_event(CUevent handle)
 		e = e->next;
 	if (!e)
 		return driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_HANDLE);
-	if (e->destroyed)
-		return driver_fault(STANDIN_DESTROYED, CUDA_ERROR_INVALID_HANDLE);
-	if (e->context != standin_current())
+	return e->destroyed ? driver_fault(STANDIN_DESTROYED, CUDA_ERROR_INVALID_HANDLE) : CUDA_SUCCESS;
+}
+
+static CUresult driver_find_event(CUevent handle)
+{
+	CUresult rc = driver_find_any_event(handle);
+
+	if (rc == CUDA_SUCCESS && handle->context != standin_current())
 		return driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
-	return CUDA_SUCCESS;
+	return rc;
 }
 
 static struct standin_work *driver_work(enum standin_kind kind, size_t bytes)
@@ -162,77 +190,34 @@ CUresult cuGetErrorName(CUresult error, const char **name)
 	NAME(CUDA_ERROR_NOT_INITIALIZED) NAME(CUDA_ERROR_NO_DEVICE) NAME(CUDA_ERROR_INVALID_CONTEXT)
 	NAME(CUDA_ERROR_INVALID_HANDLE) NAME(CUDA_ERROR_ILLEGAL_ADDRESS) NAME(CUDA_ERROR_CONTEXT_IS_DESTROYED)
 	NAME(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) NAME(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+	NAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) NAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+	NAME(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED) NAME(CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
+	NAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) NAME(CUDA_ERROR_CAPTURED_EVENT)
+	NAME(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
 	}
 #undef NAME
 	*name = NULL;
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *context)
-{
-	CUresult rc = driver_begin("cuCtxGetCurrent");
-
-	if (rc)
-		return rc;
-	*context = standin_current();
-	return driver_end(CUDA_SUCCESS);
-}
-
-CUresult cuCtxPushCurrent_v2(CUcontext context)
-{
-	CUresult rc = driver_begin("cuCtxPushCurrent");
-	struct standin_context *c;
-
-	if (rc)
-		return rc;
-	for (c = standin_context_list(); c && c != context;)
-		c = c->next;
-	if (!c)
-		return driver_end(driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_CONTEXT));
-	return driver_end(c->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : standin_push(c));
-}
-
-CUresult cuCtxPopCurrent_v2(CUcontext *context)
-{
-	CUresult rc = driver_begin("cuCtxPopCurrent");
-
-	return rc ? rc : driver_end(standin_pop(context));
-}
-
-CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
-{
-	CUresult rc = driver_begin_in_context("cuMemHostRegister");
-
-	if (rc)
-		return rc;
-	if (flags != 1) /* another context's copies would find it pageable */
-		return driver_end(CUDA_ERROR_INVALID_VALUE);
-	return driver_end(standin_host_add(memory, bytes));
-}
-
-CUresult cuMemHostUnregister(void *memory)
-{
-	CUresult rc = driver_begin_in_context("cuMemHostUnregister");
-
-	return rc ? rc : driver_end(standin_host_remove(memory));
-}
-
 CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
-	CUresult rc = driver_begin_in_context("cuStreamCreate");
+	CUresult rc = driver_begin_unsafe("cuStreamCreate");
 
 	if (rc)
 		return rc;
 	if (flags > 1)
 		return driver_end(CUDA_ERROR_INVALID_VALUE);
 	*stream = standin_stream_start(standin_current());
+	if (*stream)
+		(*stream)->blocking = flags == 0;
 	standin_counts[STANDIN_STREAMS] += *stream != NULL;
 	return driver_end(*stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 CUresult cuStreamDestroy_v2(CUstream stream)
 {
-	CUresult rc = driver_begin_in_context("cuStreamDestroy");
+	CUresult rc = driver_begin_unsafe("cuStreamDestroy");
 	struct standin_stream *s = NULL;
 
 	if (rc)
@@ -250,13 +235,17 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 	CUresult rc = driver_begin_in_context("cuStreamWaitEvent");
 	struct standin_stream *s = NULL;
 	struct standin_work *w;
+	bool captured = false;
 
 	if (rc)
 		return rc;
 	rc = driver_find_stream(stream, &s);
-	rc = rc ? rc : driver_find_event(event);
+	rc = rc ? rc : driver_find_any_event(event);
 	rc = rc ? rc : flags ? CUDA_ERROR_INVALID_VALUE : s->context->sticky;
-	if (rc || standin_forgotten("cuStreamWaitEvent"))
+	rc = rc ? rc : standin_capture_work(s, &captured);
+	if (rc == CUDA_SUCCESS && event->captured && !captured)
+		rc = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+	if (rc || captured || standin_forgotten("cuStreamWaitEvent"))
 		return driver_end(rc);
 	w = driver_work(STANDIN_WAIT, 0);
 	w->event = event;
@@ -268,13 +257,17 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 
 CUresult cuStreamSynchronize(CUstream stream)
 {
-	CUresult rc = driver_begin_in_context("cuStreamSynchronize");
+	CUresult rc = driver_begin_unsafe("cuStreamSynchronize");
 	struct standin_stream *s = NULL;
 	struct standin_clock seen;
+	bool captured = false;
 
 	if (rc)
 		return rc;
 	rc = driver_find_stream(stream, &s);
+	rc = rc ? rc : standin_capture_work(s, &captured);
+	if (rc == CUDA_SUCCESS && captured)
+		rc = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	if (rc)
 		return driver_end(rc);
 	seen = s->clock;
@@ -285,7 +278,7 @@ CUresult cuStreamSynchronize(CUstream stream)
 
 CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
-	CUresult rc = driver_begin_in_context("cuEventCreate");
+	CUresult rc = driver_begin_unsafe("cuEventCreate");
 	struct standin_event *e;
 
 	if (rc)
@@ -307,14 +300,19 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 	CUresult rc = driver_begin_in_context("cuEventRecord");
 	struct standin_stream *s = NULL;
 	struct standin_work *w;
+	bool captured = false;
 
 	if (rc)
 		return rc;
 	rc = driver_find_event(event);
 	rc = rc ? rc : driver_find_stream(stream, &s);
 	rc = rc ? rc : s->context->sticky;
+	rc = rc ? rc : standin_capture_work(s, &captured);
 	if (rc)
 		return driver_end(rc);
+	event->captured = captured;
+	if (captured)
+		return driver_end(CUDA_SUCCESS);
 	w = driver_work(STANDIN_RECORD, 0);
 	w->event = event;
 	w->nth = ++event->recorded;
@@ -325,13 +323,15 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 
 CUresult cuEventSynchronize(CUevent event)
 {
-	CUresult rc = driver_begin_in_context("cuEventSynchronize");
+	CUresult rc = driver_begin_unsafe("cuEventSynchronize");
 	struct standin_clock seen;
 	uint64_t nth;
 
 	if (rc)
 		return rc;
 	rc = driver_find_event(event);
+	if (rc == CUDA_SUCCESS && event->captured)
+		rc = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_CAPTURED_EVENT);
 	if (rc || standin_forgotten("cuEventSynchronize"))
 		return driver_end(rc);
 	nth = event->recorded;
@@ -344,7 +344,7 @@ CUresult cuEventSynchronize(CUevent event)
 
 CUresult cuEventDestroy_v2(CUevent event)
 {
-	CUresult rc = driver_begin_in_context("cuEventDestroy");
+	CUresult rc = driver_begin_unsafe("cuEventDestroy");
 
 	if (rc)
 		return rc;
@@ -364,24 +364,36 @@ void standin_events_reset(void)
 
 /* ---- copies, and the program's kernels ---- */
 
+static CUresult driver_copy_called(CUresult rc, const void *to)
+{
+	struct standin_rows first = {(char *)to, 1, 1, 1};
+
+	standin_counts[STANDIN_PAGEABLE] += rc == CUDA_SUCCESS && !standin_host_registered(&first);
+	return driver_end(rc);
+}
+
 static CUresult driver_copy(CUstream stream, struct standin_rows to, struct standin_rows from)
 {
 	struct standin_stream *s = NULL;
 	CUresult rc = driver_find_stream(stream, &s);
+	struct standin_memory m;
 	struct standin_work *w;
+	bool captured = false;
 
 	rc = rc ? rc : s->context->sticky;
-	if (rc || to.width == 0 || to.height == 0)
+	rc = rc ? rc : standin_capture_work(s, &captured);
+	if (rc || captured || to.width == 0 || to.height == 0)
 		return rc;
-	if (!standin_memory_holds(&from))
+	if (!standin_memory_holds(&from) || !standin_memory_find(from.at, &m))
 		return driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_VALUE);
+	if (m.context ? m.context != s->context : m.device != s->context->device)
+		return driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
 	w = driver_work(STANDIN_COPY, 0);
 	w->from = from;
 	w->flight = calloc(1, sizeof *w->flight);
 	if (!w->flight)
 		abort();
 	w->flight->to = to;
-	standin_counts[STANDIN_PAGEABLE] += !standin_host_registered(&to);
 	standin_counts[STANDIN_BYTES] += to.width * to.height;
 	standin_order_copy(s, &from, w->flight);
 	standin_stream_queue(s, w);
@@ -395,8 +407,8 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 	if (rc)
 		return rc;
 	standin_counts[STANDIN_COPIES]++;
-	return driver_end(driver_copy(stream, (struct standin_rows){to, bytes, 1, bytes},
-		(struct standin_rows){(char *)(uintptr_t)from, bytes, 1, bytes}));
+	return driver_copy_called(driver_copy(stream, (struct standin_rows){to, bytes, 1, bytes},
+		(struct standin_rows){(char *)(uintptr_t)from, bytes, 1, bytes}), to);
 }
 
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
@@ -415,7 +427,31 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
 	to = (struct standin_rows){(char *)c->dstHost + c->dstY * c->dstPitch + c->dstXInBytes,
 		c->WidthInBytes, c->Height, c->dstPitch};
 	standin_counts[STANDIN_COPIES_2D]++;
-	return driver_end(driver_copy(stream, to, from));
+	return driver_copy_called(driver_copy(stream, to, from), to.at);
+}
+
+/* Every plane is a copy of its own, one after another. */
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream)
+{
+	CUresult rc = driver_begin_in_context("cuMemcpy3DAsync");
+
+	if (rc)
+		return rc;
+	standin_counts[STANDIN_COPIES_3D]++;
+	if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_HOST ||
+	    c->srcPitch < c->WidthInBytes + c->srcXInBytes || c->dstPitch < c->WidthInBytes + c->dstXInBytes ||
+	    c->srcHeight < c->Height + c->srcY || c->dstHeight < c->Height + c->dstY || c->srcLOD || c->dstLOD ||
+	    c->reserved0 || c->reserved1 || c->srcPitch > DRIVER_PITCH_MAX || c->dstPitch > DRIVER_PITCH_MAX)
+		return driver_end(CUDA_ERROR_INVALID_VALUE);
+	for (size_t z = 0; z < c->Depth && rc == CUDA_SUCCESS; z++) {
+		size_t from = ((c->srcZ + z) * c->srcHeight + c->srcY) * c->srcPitch + c->srcXInBytes;
+		size_t to = ((c->dstZ + z) * c->dstHeight + c->dstY) * c->dstPitch + c->dstXInBytes;
+
+		rc = driver_copy(stream, (struct standin_rows){(char *)c->dstHost + to, c->WidthInBytes, c->Height,
+			c->dstPitch}, (struct standin_rows){(char *)(uintptr_t)c->srcDevice + from, c->WidthInBytes,
+			c->Height, c->srcPitch});
+	}
+	return driver_copy_called(rc, c->dstHost);
 }
 
 int standin_write(struct standin_stream *stream, void *to, const void *bytes, size_t n, unsigned delay_us)
@@ -423,19 +459,22 @@ int standin_write(struct standin_stream *stream, void *to, const void *bytes, si
 	struct standin_rows rows = {to, n, 1, n};
 	struct standin_stream *s = NULL;
 	struct standin_work *w;
+	bool captured = false;
 	int rc = -1;
 
 	if (n == 0)
 		return 0;
 	pthread_mutex_lock(&standin_lock);
-	if (standin_current() && driver_find_stream(stream, &s) == CUDA_SUCCESS && standin_memory_holds(&rows)) {
+	if (standin_current() && driver_find_stream(stream, &s) == CUDA_SUCCESS && standin_memory_holds(&rows) &&
+	    standin_capture_work(s, &captured) == CUDA_SUCCESS)
+		rc = 0;
+	if (rc == 0 && !captured) {
 		w = driver_work(STANDIN_WRITE, n);
 		w->to = rows;
 		w->delay_us = delay_us;
 		memcpy(w->bytes, bytes, n);
 		standin_order_write(s, &rows);
 		standin_stream_queue(s, w);
-		rc = 0;
 	}
 	pthread_mutex_unlock(&standin_lock);
 	return rc;

@@ -17,6 +17,10 @@ typedef enum {
 	CUDA_ERROR_NO_DEVICE = 100, CUDA_ERROR_INVALID_CONTEXT = 201, CUDA_ERROR_INVALID_HANDLE = 400,
 	CUDA_ERROR_ILLEGAL_ADDRESS = 700, CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
 	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
+	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+	CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903, CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+	CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906, CUDA_ERROR_CAPTURED_EVENT = 907,
+	CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
 } CUresult;
 typedef struct standin_context *CUcontext;
 typedef struct standin_stream *CUstream;
@@ -26,9 +30,10 @@ typedef enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 } CUmemorytype;
 
 enum standin_fault {
 	STANDIN_PREMATURE, STANDIN_REUSED, STANDIN_TOUCHED, STANDIN_CONTEXT, STANDIN_DESTROYED, STANDIN_FOREIGN,
-	STANDIN_FAULTS,
-	STANDIN_CALLS = STANDIN_FAULTS, STANDIN_COPIES, STANDIN_COPIES_2D, STANDIN_BYTES, STANDIN_PAGEABLE,
-	STANDIN_STREAMS, STANDIN_EVENTS, STANDIN_REGISTRATIONS, STANDIN_COUNTS
+	STANDIN_CAPTURED, STANDIN_FAULTS,
+	STANDIN_CALLS = STANDIN_FAULTS, STANDIN_COPIES, STANDIN_COPIES_2D, STANDIN_COPIES_3D, STANDIN_BYTES,
+	STANDIN_PAGEABLE, STANDIN_STREAMS, STANDIN_EVENTS, STANDIN_REGISTRATIONS, STANDIN_ALLOCATIONS,
+	STANDIN_PRIMARIES, STANDIN_COUNTS
 };
 
 #define STANDIN_CLOCKS 256               /* streams at one time */
@@ -36,6 +41,7 @@ struct standin_clock { uint64_t at[STANDIN_CLOCKS]; }; /* by a stream's number: 
 
 struct standin_context {
 	struct standin_context *next;
+	int device;
 	bool destroyed;
 	int sticky;                      /* the error that every call in it answers */
 	struct standin_stream *standard; /* its default stream */
@@ -44,7 +50,7 @@ struct standin_context {
 struct standin_event {
 	struct standin_event *next;
 	struct standin_context *context;
-	bool destroyed;
+	bool destroyed, captured;        /* the newest record is a graph's */
 	uint64_t recorded, done;         /* the nth time */
 	struct standin_clock clock;      /* of the newest record */
 };
@@ -75,10 +81,15 @@ struct standin_work {
 	char bytes[];
 };
 
+enum standin_capture { STANDIN_NO_CAPTURE, STANDIN_CAPTURING, STANDIN_INVALIDATED }; /* CUstreamCaptureStatus */
+enum { STANDIN_GLOBAL, STANDIN_THREAD_LOCAL, STANDIN_RELAXED };                      /* CUstreamCaptureMode */
 struct standin_stream {
 	struct standin_stream *next;
 	struct standin_context *context;
-	bool destroyed, ended;
+	bool destroyed, ended, blocking; /* blocking: with its context's default stream */
+	enum standin_capture capture;
+	int capture_mode;
+	pthread_t capturer;
 	unsigned number;
 	struct standin_clock clock;      /* what comes before whatever is queued next */
 	struct standin_work *first, **last;
@@ -112,11 +123,21 @@ void standin_order_host(const struct standin_clock *seen);   /* the host has wai
 bool standin_order_busy(const struct standin_rows *rows);
 void standin_order_reset(void);
 
+/* capture.c */
+/* A call that may be unsafe beside a capture: 0, or the capture is invalidated and the fault counted. */
+CUresult standin_capture_allows(void);
+/* Work for a stream: CUDA_SUCCESS, and *ret_captured says whether a graph takes it instead of the stream. */
+CUresult standin_capture_work(struct standin_stream *s, bool *ret_captured);
+
 /* control.c */
+struct standin_memory { char *at; size_t bytes; struct standin_context *context; int device; };
+bool standin_memory_find(const void *at, struct standin_memory *ret_m);
 bool standin_memory_holds(const struct standin_rows *rows);
 bool standin_host_registered(const struct standin_rows *rows);
 CUresult standin_host_add(void *memory, size_t bytes);
 CUresult standin_host_remove(void *memory);
+CUresult standin_host_alloc(void **ret_memory, size_t bytes);
+CUresult standin_host_free(void *memory);
 CUresult standin_called(const char *function);               /* counts; the failure that a test asked for */
 bool standin_forgotten(const char *function);
 struct standin_context *standin_current(void);               /* without the lock */
@@ -124,8 +145,17 @@ CUresult standin_push(struct standin_context *c);            /* likewise */
 CUresult standin_pop(struct standin_context **ret_c);        /* likewise */
 int standin_device_count(void);
 struct standin_context *standin_context_list(void);
+struct standin_context *standin_context_on(int device);      /* a new one */
 
 /* driver.c */
 void standin_events_reset(void);
+/* What calls begin and end with. 0: the lock is held. */
+CUresult driver_begin(const char *function);
+CUresult driver_begin_in_context(const char *function);
+CUresult driver_begin_unsafe(const char *function);           /* beside a stream capture */
+CUresult driver_end(CUresult rc);
+CUresult driver_fault(enum standin_fault fault, CUresult rc);
+CUresult driver_find_stream(CUstream handle, struct standin_stream **ret_s);
+struct standin_context *standin_primary(int device);         /* NULL: no such device */
 
 #endif

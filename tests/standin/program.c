@@ -10,8 +10,6 @@
 
 CUresult cuDeviceGet(int *device, int ordinal);
 CUresult cuDeviceGetName(char *name, int len, int device);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, int device);
-CUresult cuDevicePrimaryCtxRelease_v2(int device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, int device);
 CUresult cuCtxDestroy_v2(CUcontext context);
 CUresult cuCtxSetCurrent(CUcontext context);
@@ -21,39 +19,24 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, struct standin_stream *stream);
 CUresult cuLaunchHostFunc(struct standin_stream *stream, void (*call)(void *), void *arg);
 
-static struct standin_context *program_primary;
-
 CUresult cuDeviceGet(int *device, int ordinal)
 {
 	*device = ordinal;
-	return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return ordinal >= 0 && ordinal < standin_device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuDeviceGetName(char *name, int len, int device)
 {
 	snprintf(name, (size_t)len, "stand-in");
-	return device == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, int device)
-{
-	(void)device;
-	if (!program_primary)
-		program_primary = standin_context_new();
-	*context = program_primary;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxRelease_v2(int device)
-{
-	(void)device;
-	return CUDA_SUCCESS;
+	return device >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, int device)
 {
-	(void)flags, (void)device;
-	*context = standin_context_new();
+	(void)flags;
+	pthread_mutex_lock(&standin_lock);
+	*context = standin_context_on(device);
+	pthread_mutex_unlock(&standin_lock);
 	return standin_push(*context);
 }
 
@@ -71,6 +54,8 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuMemAlloc_v2(CUdeviceptr *memory, size_t bytes)
 {
+	if (!standin_current())
+		return CUDA_ERROR_INVALID_CONTEXT;
 	*memory = (uintptr_t)standin_memory_new(bytes);
 	return *memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -83,6 +68,8 @@ CUresult cuMemFree_v2(CUdeviceptr memory)
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
+	if (!standin_current())
+		return CUDA_ERROR_INVALID_CONTEXT;
 	memcpy((void *)(uintptr_t)to, from, bytes);
 	return CUDA_SUCCESS;
 }
@@ -96,10 +83,10 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, st
 
 CUresult cuLaunchHostFunc(struct standin_stream *stream, void (*call)(void *), void *arg)
 {
-	struct standin_work *w = calloc(1, sizeof *w);
+	struct standin_work *w = standin_current() ? calloc(1, sizeof *w) : NULL;
 
 	if (!w)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return standin_current() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_CONTEXT;
 	w->kind = STANDIN_CALL;
 	w->call = call;
 	w->arg = arg;

@@ -17,11 +17,13 @@ struct standin_context;
 struct standin_stream;
 
 /* ---- the program's part ---- */
-struct standin_context *standin_context_new(void);
+struct standin_context *standin_context_new(void);           /* on device 0, not its primary one */
 void standin_context_destroy(struct standin_context *c);     /* calls into it answer CUDA_ERROR_CONTEXT_IS_DESTROYED */
 void standin_context_set(struct standin_context *c);         /* the calling thread's current one; NULL: none */
 unsigned standin_context_depth(void);                        /* what the calling thread has pushed and not popped */
-void *standin_memory_new(size_t bytes);                      /* device memory, zeroed */
+/* Device memory, zeroed, of the current context; without one it is device 0's alone, as mapped memory is. */
+void *standin_memory_new(size_t bytes);
+void *standin_memory_on(int device, size_t bytes);           /* of that device alone, too */
 /* A kernel: `bytes` (copied now) are written to device memory after at least delay_us, in the order of the stream
  * (NULL: the default stream of the current context). 0, or -1: not device memory. */
 int standin_write(struct standin_stream *s, void *to, const void *bytes, size_t n, unsigned delay_us);
@@ -34,10 +36,13 @@ int standin_write(struct standin_stream *s, void *to, const void *bytes, size_t 
  *   context     a call with another context current than the stream's or event's, or with none
  *   destroyed   a stream, event or context is used after it was destroyed
  *   foreign     a copy reads what is no device memory; a handle that never was; memory unregistered that was not
- *   calls, copies, copies_2d, bytes, pageable (copies to host memory that is not registered): no faults, just counted
- * Of what there is now: streams, events, registrations. UINT64_MAX: no such word. */
+ *   captured    a call that invalidated a stream capture, or waited for what a graph has taken
+ *   calls, copies, copies_2d, copies_3d, bytes, pageable (copies to host memory that is neither registered nor
+ *   allocated here): no faults, just counted
+ * Of what there is now: streams, events, registrations, allocations, primaries (retained and not
+ * released). UINT64_MAX: no such word. */
 uint64_t standin_count(const char *what);
-uint64_t standin_faults(void);                               /* the sum of the six */
+uint64_t standin_faults(void);                               /* the sum of the seven */
 int standin_busy(const void *memory, size_t bytes);          /* 1: a copy into it is not known to be done */
 /* The nth call (1: the next) of a function answers `code` and does nothing. Of the function "copy": the nth copy to be
  * executed fails, and so does every later call in its context. */
@@ -45,6 +50,7 @@ void standin_fail(const char *function, unsigned nth, int code);
 /* Calls of cuStreamWaitEvent or cuEventSynchronize do nothing until the next reset, as if they had been left out. */
 void standin_forget(const char *function);
 void standin_delay(unsigned most_us, uint64_t seed);         /* before each piece of work; 0: none */
+void standin_slow(const char *function, unsigned us);        /* the next call of it takes so long */
 void standin_devices(int n);                                 /* what cuDeviceGetCount answers; < 0: cuInit finds none */
 void standin_reset(void); /* waits for all streams, forgets everything; contexts and device memory are gone */
 

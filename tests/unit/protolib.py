@@ -10,7 +10,8 @@ from storelow import Buf, Digest, Error, Ref
 
 NONE = 2**64 - 1
 EFORMAT, EVERSION = -errno.EPROTO, -errno.EPROTONOSUPPORT
-LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT = 1, 2, 3, 4, 5
+LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT = 1, 2, 3, 4, 5, 6
+VERSION = 2
 BLOB, LAYOUT, PART, CHUNK, HEADER = 2, 3, 4, 5, 6
 INLINE = 2**32 - 1
 ATTEMPT = b"0123456789abcdef-7"
@@ -31,8 +32,9 @@ Info = structure("Info", version=u32, id=u8 * 16, seed=u64, min_bytes=u64, targe
 Commit = structure("Commit", step=u64, attempt=text, time_ns=i64, replaces=u64, manifest=Digest, tensors=u64, bytes=u64, new_bytes=u64,
                    attributes=P(Attribute), nattributes=c.c_size_t, extra=ptr, extra_len=c.c_size_t)
 Live = structure("Live", entry=u64, commit=Commit)
-Entry = structure("Entry", kind=c.c_int, time_ns=i64, host=text, commit=Commit, launch=text, newest_step=u64, attempt=text, reason=text,
-                  rank=u32, removes=u64, live=P(Live), nlive=c.c_size_t, hint=u64, arena=ptr)
+Entry = structure("Entry", kind=c.c_int, version=u32, time_ns=i64, host=text, run=text, number=u64, before=Digest, self=Digest, commit=Commit,
+                  launch=text, newest_step=u64, nonce=u8 * 16, attempt=text, reason=text, rank=u32, removes=u64, live=P(Live),
+                  nlive=c.c_size_t, accepts=P(u64), naccepts=c.c_size_t, arena=ptr)
 ProtoRef = structure("ProtoRef", digest=Digest, offset=u64, checks=u64, raw_len=u64, stored_len=u64, pack=u32, codec=u16, kind=u8)
 LayoutTensor = structure("LayoutTensor", component=u32, name_offset=u32, name_len=u32, first_dim=u32, dtype=u8, ndim=u8, flags=u16, mesh=u32,
                          placement=u32)
@@ -49,11 +51,12 @@ Replica = structure("Replica", group=u8 * 16, digest=u8 * 16)
 Part = structure("Part", rank=u32, world=u32, host=text, layout=Digest, packs=P(PackUse), npacks=u32, chunks=P(Chunk), nchunks=u32,
                  blobs=P(Blob), nblobs=u32, timings=P(Timing), ntimings=u32, samples=P(Sample), nsamples=u32,
                  arena=ptr)
+Common = structure("Common", group=text, digest=Digest, names=P(text), digests=text, nnames=u32)
 ViewHeader = structure("ViewHeader", component=text, view=text, ref=ProtoRef, data_bytes=u64, layout=u32)
 Announcement = structure("Announcement", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, layout=Digest,
                          stores_layout=c.c_bool, layout_ref=ProtoRef, headers=P(ViewHeader), nheaders=u32, part=ProtoRef, packs=P(PackUse),
                          npacks=u32, tensors=u64, bytes=u64, new_bytes=u64, attributes=P(Attribute), nattributes=c.c_size_t,
-                         replicas=P(Replica), nreplicas=u32, arena=ptr)
+                         replicas=P(Replica), nreplicas=u32, commons=P(Common), ncommons=u32, arena=ptr)
 ManifestLayout = structure("ManifestLayout", digest=Digest, ref=ProtoRef)
 ManifestRank = structure("ManifestRank", rank=u32, layout=u32, host=u32, part=ProtoRef, first_map=u32, npacks=u32)
 Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, attributes=P(Attribute), nattributes=c.c_size_t,
@@ -63,16 +66,19 @@ Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, at
 Base = structure("Base", run=text, entry=u64, manifest=Digest)
 BaseRecord = structure("BaseRecord", base=Base, arena=ptr)
 Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.c_bool, position=u64, mesh=Digest, bases=P(Base), nbases=u32,
-                  replace=c.c_bool, replaces=u64, rank=u32, host=text, time_ns=i64, arena=ptr)
+                  replace=c.c_bool, replaces=u64, rank=u32, host=text, time_ns=i64, commons=P(Common), ncommons=u32, arena=ptr)
 Alive = structure("Alive", rank=u32, pid=u64, start_time=u64)
 Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=c.c_char * 37, number=u64, time_ns=i64, ranks=P(Alive), nranks=u32,
-                      arena=ptr)
+                      nonce=u8 * 16, arena=ptr)
 Trash = structure("Trash", name=text, time_ns=i64, heartbeats=P(text), nheartbeats=u32, arena=ptr)
 Stats = structure("Stats", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, timings=P(Timing), ntimings=u32, submitted_ns=u64,
                   staged_ns=u64, committed_ns=u64, bytes_held=u64, bytes_staged=u64, bytes_unchanged=u64, bytes_deduplicated=u64,
-                  bytes_encoded=u64, bytes_written=u64, pieces=u64, pieces_new=u64, plan_cached=u32, ring_waits=u64, arena=ptr)
+                  bytes_encoded=u64, bytes_written=u64, pieces=u64, pieces_new=u64, plan_cached=u32, ring_waits=u64, entry=u64, version=u32,
+                  arena=ptr)
+Range = structure("Range", offset=u64, len=u64)
+Damage = structure("Damage", pack=text, ranges=P(Range), nranges=u32, arena=ptr)
 RECORDS = {"store": Info, "entry": Entry, "layout": ProtoLayout, "part": Part, "announcement": Announcement, "manifest": Manifest,
-           "begin": Begin, "base": Base, "heartbeat": Heartbeat, "trash": Trash, "stats": Stats}
+           "begin": Begin, "base": Base, "heartbeat": Heartbeat, "trash": Trash, "stats": Stats, "damage": Damage}
 
 Shape = structure("Shape", ndim=u32, dim=u64 * 16)
 Box = structure("Box", offset=u64 * 16, size=u64 * 16)
@@ -197,8 +203,9 @@ def commit(step=5, attempt=ATTEMPT, replaces=NONE, mark=1, **values):
 
 
 def entry(kind, **more):
-    e = Entry(kind=kind, time_ns=1_700_000_000_000_000_000, host=b"node-1")
+    e = Entry(kind=kind, time_ns=1_700_000_000_000_000_000, host=b"node-1", run=b"run-1", number=11, before=digest(kind))
     if kind == LAUNCH:
+        e.nonce = id16(kind)
         e.launch, e.newest_step = b"0123456789abcdef", more.pop("newest_step", NONE)
     if kind == COMMIT:
         e.commit = more.pop("commit", None) or commit(loss="2.31", note="a\u00e4")
@@ -209,6 +216,9 @@ def entry(kind, **more):
     if kind == SNAPSHOT:
         live = more.pop("live", None) or [Live(2, commit(3, loss="1")), Live(7, commit(4, b"ffffffffffffffff-18446744073709551615", 2)), Live(9, commit(8))]
         e.live, e.nlive = table(Live, live), len(live)
+    if kind == ACCEPT:
+        numbers = more.pop("numbers", (0, 7, 10))
+        e.accepts, e.naccepts = table(u64, numbers), len(numbers)
     for k, v in more.items():
         setattr(e, k, v)
     return e
@@ -264,7 +274,7 @@ def sample_stats(rank=1, **more):
     m = Stats(run=b"run-1", attempt=ATTEMPT, step=12, rank=rank, world=4, host=b"host-0",
               timings=table(Timing, [Timing(b"plan", 1, 0), Timing(b"copy", 2, 3, at, at + 5)]), ntimings=2, submitted_ns=at, staged_ns=at + 5,
               committed_ns=at + 70, bytes_held=1000, bytes_staged=500, bytes_unchanged=200, bytes_deduplicated=100, bytes_encoded=150, bytes_written=120,
-              pieces=4, pieces_new=2, plan_cached=2, ring_waits=2**63)
+              pieces=4, pieces_new=2, plan_cached=2, ring_waits=2**63, entry=9, version=VERSION)
     for k, v in more.items():
         setattr(m, k, v)
     return m
@@ -296,20 +306,28 @@ def manifest_make(lib, announcements):
     return (r, e.text.decode(), None) if r < 0 else (0, data, bytes(d.bytes))
 
 
+def commons():
+    """Of one group the values by name, of the other none."""
+    return table(Common, [Common(b"a", digest(5), table(text, [b"x", b"y"]), b"0123456789abcdef" * 2, 2), Common(b"b", digest(6), None, None, 0)])
+
+
 def samples(proto):
     """name -> [bodies]"""
     hb = Heartbeat(launch=b"0123456789abcdef", host=b"h", run=b"r", boot_id=b"01234567-89ab-cdef-0123-456789abcdef", number=9, time_ns=-1,
-                   ranks=table(Alive, [Alive(0, 1, 2), Alive(5, 6, 7)]), nranks=2)
+                   ranks=table(Alive, [Alive(0, 1, 2), Alive(5, 6, 7)]), nranks=2, nonce=id16(8))
     begin = Begin(run=b"r", attempt=ATTEMPT, step=2**63 - 1, world=1, alone=True, position=4, mesh=digest(1),
                   bases=table(Base, [Base(b"other", 0, digest(2))]), nbases=1)
     out = {
-        "store": [Info(version=1, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072, target_bytes=1 << 20, row_bytes=512, reserve_bytes=0)],
-        "entry": [entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT)],
+        "store": [Info(version=VERSION, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072, target_bytes=1 << 20, row_bytes=512, reserve_bytes=0)],
+        "entry": [entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT)],
         "layout": [sample_layout()], "part": [sample_part(), sample_part_compared()],
         "announcement": [sample_announcement(0), sample_announcement(1, stores=False),
-                         sample_announcement(0, replicas=table(Replica, [Replica(id16(1), id16(3)), Replica(id16(2), id16(3))]), nreplicas=2)],
-        "begin": [begin], "base": [Base(b"r", 3, digest(4))], "heartbeat": [hb],
+                         sample_announcement(0, replicas=table(Replica, [Replica(id16(1), id16(3)), Replica(id16(2), id16(3))]), nreplicas=2),
+                         sample_announcement(0, commons=commons(), ncommons=2)],
+        "begin": [begin, Begin(run=b"r", attempt=ATTEMPT, step=3, world=2, rank=1, host=b"h", time_ns=1, commons=commons(), ncommons=2)], "base": [Base(b"r", 3, digest(4))], "heartbeat": [hb],
         "trash": [Trash(name=b"packs/00/x.pack", time_ns=5, heartbeats=table(text, [b"hosts/a", b"hosts/b"]), nheartbeats=2)],
+        "damage": [Damage(pack=b"0123456789abcdef-0-0-model", ranges=table(Range, [Range(0, 4096), Range(5000, 1)]), nranges=2),
+                   Damage(pack=b"x", ranges=table(Range, [Range(0, 0)]), nranges=1)],
         "stats": [sample_stats(), Stats(run=b"r", attempt=ATTEMPT, step=0, rank=0, world=1, host=b"h")],
     }
     bodies = {name: [proto.encode(name, m) for m in ms] for name, ms in out.items()}

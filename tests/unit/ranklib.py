@@ -25,13 +25,14 @@ class LaunchOptions(c.Structure):
 
 
 class Save(c.Structure):
-    _fields_ = [("step", c.c_uint64), ("replace", c.c_bool), ("mesh", Digest)]
+    _fields_ = [("step", c.c_uint64), ("replace", c.c_bool), ("mesh", Digest), ("commons", c.c_void_p)]
 
 
 class Begin(c.Structure):  # struct proto_begin
     _fields_ = [("run", c.c_char_p), ("attempt", c.c_char_p), ("step", c.c_uint64), ("world", c.c_uint32), ("alone", c.c_bool),
                 ("position", c.c_uint64), ("mesh", Digest), ("bases", c.c_void_p), ("nbases", c.c_uint32), ("replace", c.c_bool),
-                ("replaces", c.c_uint64), ("rank", c.c_uint32), ("host", c.c_char_p), ("time_ns", c.c_int64), ("arena", c.c_void_p)]
+                ("replaces", c.c_uint64), ("rank", c.c_uint32), ("host", c.c_char_p), ("time_ns", c.c_int64), ("commons", c.c_void_p), ("ncommons", c.c_uint32),
+                ("arena", c.c_void_p)]
 
 
 class Incoming(c.Structure):
@@ -56,8 +57,8 @@ def api(lib, vckpt):
     assert verified.returncode == 0, verified.stdout
 
 
-def launch_name(id_):
-    return hashlib.sha256(id_.encode()).hexdigest()[:16]
+def launch_name(id_, run="r"):
+    return hashlib.sha256(run.encode() + b"\0" + id_.encode()).hexdigest()[:16]
 
 
 def incoming(api):
@@ -78,16 +79,30 @@ class Launch:
                                 deadline_ms)
         api.call(self.lib.store_launch_open, api.p, c.byref(options), c.byref(self.p))
         self.name = self.lib.store_launch_name(self.p).decode()
+        self.next_step = 0 if world == 1 else self.after_the_newest()
         getattr(api, "launched", []).append(self)
 
     def close(self):
         self.lib.store_launch_close(self.p)
         self.p = None
 
-    def begin(self, step=NONE, replace=False, mesh=0):
+    def after_the_newest(self):
+        """As this launch's entry saw it: the same on all its ranks."""
+        self.lib.store_list_newest_launch.restype = c.c_char_p
+        step = c.c_uint64()
+        with self.api.list(self.run, whole=True) as l:
+            self.lib.store_list_newest_launch(l.p, c.byref(step))
+        return 0 if step.value == NONE else step.value + 1
+
+    def begin(self, step=None, replace=False, mesh=0):
+        """step: of several ranks by default the count of calls, as a trainer has it."""
+        if step is None:
+            step = NONE if self.world == 1 else self.next_step
+        if step < 1 << 44:
+            self.next_step = step + 1
         return RankAttempt(self, step, replace, mesh)
 
-    def save(self, step=NONE, replace=False, data=None, timeout=60000):
+    def save(self, step=None, replace=False, data=None, timeout=60000):
         a = self.begin(step, replace)
         try:
             a.write(data or os.urandom(PIECE))
@@ -109,7 +124,7 @@ class RankAttempt(Attempt):
 
     def pack_name(self, kind):
         name = c.create_string_buffer(128)
-        assert self.lib.store_attempt_pack(self.p, kind.encode(), name) == 0
+        assert self.lib.store_pack_name_make(self.name.encode(), c.c_uint32(self.launch.rank), kind.encode(), name) == 0
         return name.value
 
     def layout(self):
@@ -133,7 +148,7 @@ class RankAttempt(Attempt):
         packs = [(name, size) for name, size in self.own] + ([self.base_pack] if self.base_pack else []) + [(meta, 0)]
         self.lib.store_part_builder_new.restype = c.c_void_p
         b = c.c_void_p(self.lib.store_part_builder_new(l, w, c.c_uint32(len(packs) - 1)))
-        piece = Piece(ref=self.piece, base=2**32 - 1)
+        piece = Piece(ref=self.piece, xxh=self.xxh, base=2**32 - 1)
         piece.ref.pack = 0
         box = Box()
         box.offset[0], box.size[0] = rank * PIECE if first is None else first, PIECE
@@ -141,7 +156,7 @@ class RankAttempt(Attempt):
         self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None if whole else c.byref(box), c.c_uint32(0 if whole else 1), c.byref(piece),
                       c.c_uint64(1))
         assert self.lib.store_pack_run_end(w) == 0
-        table = (PackUse * len(packs))(*[PackUse(name, size, 64 if size else 0) for name, size in packs])
+        table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == 0 else 0) for i, (name, size) in enumerate(packs)])
         digest = Digest()
         self.lib.base_digest_of(c.c_void_p(object_.data), c.c_size_t(object_.len), c.byref(digest))
         part = Part(rank=rank, world=world, host=self.lib.store_hostname(), layout=digest, packs=table, npacks=len(packs))
@@ -149,14 +164,15 @@ class RankAttempt(Attempt):
         part.timings, part.ntimings = c.cast(timings, c.c_void_p), len(timings)
         self.api.call(self.lib.store_part_finish, b, c.byref(part), c.byref(part_ref))
         self.seal(meta, w)
+        live = part_ref.stored_len + sum(chunk.ref.stored_len for chunk in part.chunks[:part.nchunks]) + (layout_ref.stored_len if rank == 0 else 0)
         self.lib.store_part_builder_free(b)
         self.lib.store_layout_free(l)
         self.lib.base_buf_release(c.byref(object_))
         layout_ref.pack = part_ref.pack = len(packs) - 1
-        table[len(packs) - 1] = PackUse(meta, self.own[-1][1], 64)
+        table[len(packs) - 1] = PackUse(meta, self.own[-1][1], live)
         self.keep = [table]
         a = Announcement(layout=digest, stores_layout=rank == 0, part=proto_ref(part_ref), packs=table, npacks=len(packs), tensors=1, bytes=PIECE,
-                         new_bytes=PIECE)
+                         new_bytes=sum(size for _, size in self.own))
         if rank == 0:
             a.layout_ref = proto_ref(layout_ref)
         return a

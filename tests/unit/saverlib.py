@@ -12,7 +12,7 @@ NONE = 2**64 - 1
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 DTYPES = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 4, "uint64": 5, "int8": 6, "int16": 7, "int32": 8, "int64": 9, "float16": 10,
           "float32": 12, "float64": 13, "complex64": 14, "complex128": 15}
-PHASES = ["plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"]
+PHASES = ["plan", "room", "copy", "digest", "encode", "write", "seal", "wait", "commit"]
 
 
 class Error(c.Structure):
@@ -52,7 +52,7 @@ class Phase(c.Structure):
 
 
 class Timings(c.Structure):
-    _fields_ = [("phase", Phase * 8)] + [(n, c.c_uint64) for n in (
+    _fields_ = [("phase", Phase * len(PHASES))] + [(n, c.c_uint64) for n in (
         "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged", "bytes_deduplicated", "bytes_encoded",
         "bytes_written", "pieces", "pieces_new", "plan_ns")] + [(n, c.c_uint32) for n in (
             "plan_cached", "plan_hits", "plan_misses", "ring_waits")]
@@ -128,12 +128,22 @@ class Saver:
         options = SaverOptions(c.sizeof(SaverOptions), str(store).encode(), run.encode(), launch.encode() if launch else None, rank, world, mesh,
                                heartbeat_ms, start_ms, ring, pin, check, threads, flags, None if plans is None else str(plans).encode(),
                                deadline_ms)
+        self.world, self.next_step = world, 0 if world == 1 else self.after_the_newest(store, run)
         api.call("vckpt_saver_open", c.byref(options), c.byref(self.p))
 
-    def begin(self, step=None, replace=False, attributes=(), bases=(), stream=None):
-        return Save(self, NONE if step is None else step, replace, dict(attributes), list(bases), stream)
+    def after_the_newest(self, store, run):
+        """Where a trainer of several ranks would go on: they all say which step they save."""
+        steps, n = c.POINTER(c.c_uint64)(), c.c_size_t()
+        self.lib.vckpt_run_steps(str(store).encode(), run.encode(), c.byref(steps), c.byref(n), None)
+        return steps[n.value - 1] + 1 if n.value else 0
 
-    def save(self, tensors, blobs=(), **options):
+    def begin(self, step=None, replace=False, attributes=(), bases=(), stream=None):
+        if step is None:
+            step = NONE if self.world == 1 else self.next_step
+        self.next_step = step + 1 if step < 1 << 44 else self.next_step + 1
+        return Save(self, step, replace, dict(attributes), list(bases), stream)
+
+    def save(self, tensors, blobs=(), commons=(), **options):
         """tensors: {component/name: array or (array, dict of fields)}"""
         save = self.begin(**options)
         try:
@@ -142,6 +152,8 @@ class Saver:
                 save.tensor(name, array, **fields)
             for name, per_rank, data in blobs:
                 save.blob(name, per_rank, data)
+            for group, name, data in commons:
+                save.common(group, name, data)
             save.submit()
         except Failed:
             save.free()  # begun and never submitted it would hold all later ones back
@@ -183,6 +195,9 @@ class Save:
 
     def blob(self, name, per_rank, data):
         self.api.call("vckpt_save_blob", self.p, name.encode(), int(per_rank), data, c.c_size_t(len(data)))
+
+    def common(self, group, name, data):
+        self.api.call("vckpt_save_common", self.p, group.encode(), name.encode(), data, c.c_size_t(len(data)))
 
     def submit(self):
         self.api.call("vckpt_save_submit", self.p)

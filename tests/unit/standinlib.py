@@ -4,15 +4,15 @@ its path into VCKPT_LIBCUDA and gives an object whose methods are those of the h
 import ctypes
 import os
 
-FAULTS = ("premature", "reused", "touched", "context", "destroyed", "foreign")
-NOW = ("streams", "events", "registrations")
+FAULTS = ("premature", "reused", "touched", "context", "destroyed", "foreign", "captured")
+NOW = ("streams", "events", "registrations", "allocations", "primaries")
 
 
 class Standin:
     def __init__(self, path):
         os.environ["VCKPT_LIBCUDA"] = str(path)
         self.lib = lib = ctypes.CDLL(str(path))
-        for name in ("standin_context_new", "standin_memory_new"):
+        for name in ("standin_context_new", "standin_memory_new", "standin_memory_on"):
             getattr(lib, name).restype = ctypes.c_void_p
         for name in ("standin_count", "standin_faults"):
             getattr(lib, name).restype = ctypes.c_uint64
@@ -41,10 +41,10 @@ class Standin:
         ctypes.memmove(p, data, len(data))
         return p
 
-    def stream(self):
+    def stream(self, nonblocking=False):
         """One of the program's own."""
         s = ctypes.c_void_p()
-        assert self.lib.cuStreamCreate(ctypes.byref(s), 0) == 0
+        assert self.lib.cuStreamCreate(ctypes.byref(s), int(nonblocking)) == 0
         return s.value
 
     def write(self, stream, to, data, delay_us=0):
@@ -73,6 +73,9 @@ class Standin:
 
     def forget(self, function):
         self.lib.standin_forget(function.encode())
+
+    def slow(self, function, us):
+        self.lib.standin_slow(function.encode(), us)
 
     def devices(self, n):
         self.lib.standin_devices(n)

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists, attempts and the collector through ctypes: mirrors of the structs of proto/message.h and core/store/*.h."""
+import contextlib
 import ctypes as c
 import errno
+import hashlib
 import os
 import pathlib
 import shutil
+import socket
 import tempfile
 
 NONE = 2**64 - 1
-LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT = 1, 2, 3, 4, 5
+LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT = 1, 2, 3, 4, 5, 6
 UNDECIDED, COMMITTED, ABORTED = 0, 1, 2
 DEAD, ALIVE, UNKNOWN = 0, 1, 2
 DAMAGED, EABORTED, EBUSY = -errno.EBADMSG, -errno.ECANCELED, -errno.EBUSY
@@ -46,9 +49,11 @@ class Live(c.Structure):
 
 
 class Entry(c.Structure):
-    _fields_ = [("kind", c.c_int), ("time_ns", c.c_int64), ("host", c.c_char_p), ("commit", Commit), ("launch", c.c_char_p),
-                ("newest_step", c.c_uint64), ("attempt", c.c_char_p), ("reason", c.c_char_p), ("rank", c.c_uint32), ("removes", c.c_uint64),
-                ("live", c.POINTER(Live)), ("nlive", c.c_size_t), ("arena", c.c_void_p)]
+    _fields_ = [("kind", c.c_int), ("version", c.c_uint32), ("time_ns", c.c_int64), ("host", c.c_char_p), ("run", c.c_char_p),
+                ("number", c.c_uint64), ("before", Digest), ("self", Digest), ("commit", Commit), ("launch", c.c_char_p),
+                ("newest_step", c.c_uint64), ("nonce", c.c_uint8 * 16), ("attempt", c.c_char_p), ("reason", c.c_char_p), ("rank", c.c_uint32),
+                ("removes", c.c_uint64), ("live", c.POINTER(Live)), ("nlive", c.c_size_t), ("accepts", c.POINTER(c.c_uint64)),
+                ("naccepts", c.c_size_t), ("arena", c.c_void_p)]
 
 
 class ListStep(c.Structure):
@@ -148,13 +153,23 @@ class Api:
     def entry_path(self, run, n):
         return self.path / "runs" / run / f"{n:012d}"
 
-    def put_raw(self, run, n, entry):
-        """Puts an entry under a number, no questions asked."""
+    def entry_body(self, run, n):
+        """The body of an entry, as its first copy says."""
+        file = self.entry_path(run, n).read_bytes()
+        return file[48:48 + int.from_bytes(file[12:16], "little")]
+
+    def put_raw(self, run, n, entry, before=None):
+        """Puts an entry under a number, no questions asked, with the place that it stands at."""
         body = Buf()
+        entry.run, entry.number = run.encode(), n
+        entry.before = Digest((c.c_uint8 * 32)(*(before or (hashlib.sha256(self.entry_body(run, n - 1)).digest() if n else bytes(32)))))
         assert self.lib.proto_entry_encode(c.byref(entry), c.byref(body)) == 0
-        r = self.lib.store_record_put(c.c_void_p(self.p.contents.storage), f"runs/{run}/{n:012d}".encode(), ENTRY_RECORD,
-                                      (c.c_uint8 * 16)(*self.id), c.c_void_p(body.data), c.c_size_t(body.len))
+        self.put_body(run, n, c.string_at(body.data, body.len))
         self.lib.base_buf_release(c.byref(body))
+
+    def put_body(self, run, n, body):
+        r = self.lib.store_record_put(c.c_void_p(self.p.contents.storage), f"runs/{run}/{n:012d}".encode(), ENTRY_RECORD,
+                                      (c.c_uint8 * 16)(*self.id), body, c.c_size_t(len(body)))
         assert r == 0, r
 
     def remove_step(self, run, step):
@@ -231,9 +246,13 @@ class PackUse(c.Structure):
     _fields_ = [("pack", c.c_char_p), ("size", c.c_uint64), ("live_bytes", c.c_uint64)]
 
 
+class Chunk(c.Structure):
+    _fields_ = [("first", c.c_uint32), ("last", c.c_uint32), ("rows", c.c_uint32), ("ref", ProtoRef)]
+
+
 class Part(c.Structure):
     _fields_ = [("rank", c.c_uint32), ("world", c.c_uint32), ("host", c.c_char_p), ("layout", Digest), ("packs", c.POINTER(PackUse)),
-                ("npacks", c.c_uint32), ("chunks", c.c_void_p), ("nchunks", c.c_uint32), ("blobs", c.c_void_p), ("nblobs", c.c_uint32),
+                ("npacks", c.c_uint32), ("chunks", c.POINTER(Chunk)), ("nchunks", c.c_uint32), ("blobs", c.c_void_p), ("nblobs", c.c_uint32),
                 ("timings", c.c_void_p), ("ntimings", c.c_uint32), ("samples", c.c_void_p), ("nsamples", c.c_uint32), ("arena", c.c_void_p)]
 
 
@@ -242,7 +261,7 @@ class Announcement(c.Structure):
                 ("host", c.c_char_p), ("layout", Digest), ("stores_layout", c.c_bool), ("layout_ref", ProtoRef), ("headers", c.c_void_p),
                 ("nheaders", c.c_uint32), ("part", ProtoRef), ("packs", c.POINTER(PackUse)), ("npacks", c.c_uint32), ("tensors", c.c_uint64),
                 ("bytes", c.c_uint64), ("new_bytes", c.c_uint64), ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t),
-                ("replicas", c.c_void_p), ("nreplicas", c.c_uint32), ("arena", c.c_void_p)]
+                ("replicas", c.c_void_p), ("nreplicas", c.c_uint32), ("commons", c.c_void_p), ("ncommons", c.c_uint32), ("arena", c.c_void_p)]
 
 
 class Piece(c.Structure):
@@ -269,7 +288,7 @@ class Attempt:
         options = AttemptOptions(run.encode(), step, replace)
         api.call(self.lib.store_attempt_begin_alone, api.p, c.byref(options), c.byref(self.p))
         self.name, self.step = self.lib.store_attempt_name(self.p).decode(), self.lib.store_attempt_step(self.p)
-        self.own, self.piece, self.keep, self.base_pack = [], None, [], None
+        self.own, self.piece, self.keep, self.base_pack, self.xxh = [], None, [], None, (c.c_uint8 * 16)()
 
     def folder(self):
         return self.api.path / "incoming" / self.run / self.name
@@ -283,14 +302,15 @@ class Attempt:
         return name.value
 
     def writer(self, kind):
-        w, name = c.c_void_p(), self.pack_name(kind)
-        r = self.lib.store_pack_writer_open(c.c_void_p(self.api.p.contents.storage), (c.c_uint8 * 16)(*self.api.id), name, c.byref(w))
-        assert r == 0, r
-        return name, w
+        w, name = c.c_void_p(), c.create_string_buffer(128)
+        r = self.lib.store_attempt_pack_open(self.p, kind.encode(), name, c.byref(w))
+        if r < 0:
+            raise Failed(r, f"open {kind}")
+        return name.value, w
 
     def seal(self, name, w):
         size = c.c_uint64()
-        r = self.lib.store_pack_seal(w, c.byref(size))
+        r = self.lib.store_attempt_pack_seal(self.p, w, c.byref(size))
         if r < 0:
             raise Failed(r, f"seal {name}")
         self.own.append((name, size.value))
@@ -301,11 +321,12 @@ class Attempt:
         ref = Ref()
         assert self.lib.store_pack_append_raw(w, 1, data, c.c_uint64(len(data)), c.byref(ref)) == 0
         self.seal(name, w)
-        self.piece, self.base_pack = ref, None
+        self.piece, self.base_pack, self.xxh = ref, None, (c.c_uint8 * 16)()
+        self.lib.base_xxh128_of(c.c_uint64(self.api.p.contents.info.seed), data, c.c_size_t(len(data)), c.byref(self.xxh))
 
     def reuse(self, saved):
         """The piece of a commit that was named as base."""
-        self.piece, self.base_pack = saved.piece, saved.piece_pack
+        self.piece, self.base_pack, self.xxh = saved.piece, saved.piece_pack, saved.xxh
 
     def layout(self):
         self.lib.store_layout_builder_new.restype = c.c_void_p
@@ -326,22 +347,23 @@ class Attempt:
         packs = [(name, size) for name, size in self.own] + ([self.base_pack] if self.base_pack else []) + [(meta, 0)]
         self.lib.store_part_builder_new.restype = c.c_void_p
         b = c.c_void_p(self.lib.store_part_builder_new(l, w, c.c_uint32(len(packs) - 1)))
-        piece = Piece(ref=self.piece, base=2**32 - 1)
+        piece = Piece(ref=self.piece, xxh=self.xxh, base=2**32 - 1)
         piece.ref.pack = [name for name, _ in packs].index(self.base_pack[0] if self.base_pack else self.pack_name("model"))
         self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None, c.c_uint32(0), c.byref(piece), c.c_uint64(1))
         assert self.lib.store_pack_run_end(w) == 0
-        table = (PackUse * len(packs))(*[PackUse(name, size, 64 if size else 0) for name, size in packs])
-        part = Part(rank=0, world=1, host=b"h", layout=layout_ref.digest, packs=table, npacks=len(packs))
+        table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == piece.ref.pack else 0) for i, (name, size) in enumerate(packs)])
+        part = Part(rank=0, world=1, host=socket.gethostname().encode()[:255], layout=layout_ref.digest, packs=table, npacks=len(packs))
         self.api.call(self.lib.store_part_finish, b, c.byref(part), c.byref(part_ref))
         self.seal(meta, w)
+        live = layout_ref.stored_len + part_ref.stored_len + sum(chunk.ref.stored_len for chunk in part.chunks[:part.nchunks])
         self.lib.store_part_builder_free(b)
         self.lib.store_layout_free(l)
         self.lib.base_buf_release(c.byref(object_))
         layout_ref.pack = part_ref.pack = len(packs) - 1
-        table[len(packs) - 1] = PackUse(meta, self.own[-1][1], 64)
+        table[len(packs) - 1] = PackUse(meta, self.own[-1][1], live)
         self.keep = [table]
         return Announcement(layout=layout_ref.digest, stores_layout=True, layout_ref=proto_ref(layout_ref), part=proto_ref(part_ref),
-                            packs=table, npacks=len(packs), tensors=1, bytes=self.piece.raw_len, new_bytes=1)
+                            packs=table, npacks=len(packs), tensors=1, bytes=self.piece.raw_len, new_bytes=sum(size for _, size in self.own))
 
     def commit(self, announcement=None):
         """Returns the entry's number. Afterwards packs() names what the step needs."""
@@ -411,7 +433,7 @@ class Rank(c.Structure):
 
 class Heartbeat(c.Structure):
     _fields_ = [("launch", c.c_char_p), ("host", c.c_char_p), ("run", c.c_char_p), ("boot_id", c.c_char * 37), ("number", c.c_uint64),
-                ("time_ns", c.c_int64), ("ranks", c.POINTER(Rank)), ("nranks", c.c_uint32), ("arena", c.c_void_p)]
+                ("time_ns", c.c_int64), ("ranks", c.POINTER(Rank)), ("nranks", c.c_uint32), ("nonce", c.c_uint8 * 16), ("arena", c.c_void_p)]
 
 
 HEARTBEAT_RECORD, TRASH_RECORD = 7, 8
@@ -441,7 +463,18 @@ def age_marks(api):
         api.lib.proto_trash_release(c.byref(m))
 
 
-def put_heartbeat(api, launch, run, number, host="elsewhere"):
+def put_heartbeat(api, launch, run, number, host="elsewhere", nonce=bytes(16)):
     m = Heartbeat(launch=launch.encode(), host=host.encode(), run=run.encode(), boot_id=b"00000000-0000-0000-0000-000000000000", number=number,
-                  time_ns=1, ranks=(Rank * 1)(Rank(0, 1, 1)), nranks=1)
+                  time_ns=1, ranks=(Rank * 1)(Rank(0, 1, 1)), nranks=1, nonce=(c.c_uint8 * 16)(*nonce))
     put_record(api, f"hosts/{launch}.{host}.{number}", HEARTBEAT_RECORD, api.lib.proto_heartbeat_encode, m)
+
+
+@contextlib.contextmanager
+def fresh(lib):
+    """An empty store of its own, while it is needed."""
+    path = scratch()
+    shutil.rmtree(path)
+    api = Api(lib, path)
+    yield api
+    api.close()
+    shutil.rmtree(path)

@@ -20,6 +20,7 @@ class Entry(C.Structure):
 
 
 LISTED = C.CFUNCTYPE(C.c_int, P, C.POINTER(Entry))
+CHECK = C.CFUNCTYPE(C.c_int, P, C.c_char_p)
 
 
 class Medium(C.Structure):
@@ -56,6 +57,10 @@ class Ops(C.Structure):
         ("owner", _f(P, C.POINTER(Owner))),
         ("watch", _f(P, C.POINTER(C.c_char_p), C.c_size_t, C.POINTER(C.c_int))),
         ("close", C.CFUNCTYPE(None, P)),
+        ("replace", _f(P, C.c_char_p, C.c_char_p, C.c_size_t)),
+        ("writer_reopen", _f(P, C.c_char_p, C.POINTER(P))),
+        ("writer_seal_over", _f(P, CHECK, P)),
+        ("put_fleeting", _f(P, C.c_char_p, C.c_char_p, C.c_size_t)),
     ]
 
 
@@ -93,6 +98,12 @@ class PackName(C.Structure):
 
 
 DAMAGE = C.CFUNCTYPE(None, P, C.c_uint64, C.c_uint64, C.POINTER(Ref), C.c_char_p)
+
+
+class VerifyCalls(C.Structure):
+    _fields_ = [("damage", DAMAGE), ("progress", P), ("object", P), ("arg", P), ("seed", C.c_uint64)]
+
+
 _libc = C.CDLL(None)
 _libc.free.argtypes = [P]
 
@@ -152,7 +163,7 @@ def bind(lib):
         ("store_object_load", C.c_int, [P, C.POINTER(Ref), u64, C.POINTER(P), C.POINTER(Error)]),
         ("store_pack_footer_read", C.c_int, [P, C.POINTER(Footer), C.POINTER(Error)]),
         ("store_pack_footer_free", None, [C.POINTER(Footer)]),
-        ("store_pack_verify", C.c_int, [P, DAMAGE, P, P]),
+        ("store_pack_verify", C.c_int, [P, C.POINTER(VerifyCalls)]),
     ]:
         f = getattr(lib, name)
         f.restype, f.argtypes = result, args
@@ -181,6 +192,12 @@ class Storage:
 
     def put(self, name, data):
         return check(self.ops.put(self.s, name.encode(), data, len(data)))
+
+    def replace(self, name, data):
+        check(self.ops.replace(self.s, name.encode(), data, len(data)))
+
+    def sync_dir(self, name):
+        check(self.ops.sync_dir(self.s, name.encode()))
 
     def read(self, name, most=1 << 30):
         p, n = P(), C.c_size_t()
@@ -228,6 +245,13 @@ class Storage:
             check(self.ops.writer_seal(w))
         else:
             self.ops.writer_abandon(w)
+
+    def file_over(self, name, data):
+        """The same, in the place of what has that name."""
+        w = P()
+        check(self.ops.writer_reopen(self.s, name.encode(), C.byref(w)))
+        check(self.ops.writer_append(w, data, len(data)))
+        check(self.ops.writer_seal_over(w, CHECK(lambda _, name: 0), None))
 
 
 def encode(lib, word_bytes, data):
@@ -350,5 +374,5 @@ class Pack:
     def verify(self):
         found = []
         callback = DAMAGE(lambda _, offset, size, ref, what: found.append((offset, size, ref.contents.offset if ref else None, what.decode())))
-        check(self.lib.store_pack_verify(self.p, callback, None, None))
+        check(self.lib.store_pack_verify(self.p, C.byref(VerifyCalls(damage=callback))))
         return found

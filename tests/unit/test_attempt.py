@@ -11,18 +11,14 @@ import time
 
 import pytest
 
-from storelib import (ABORT, ABORTED, ALIVE, COMMITTED, DAMAGED, DEAD, EABORTED, EBUSY, NONE, UNDECIDED, Api, Attempt, Failed, digest, open_all,
-                      packs_of, save, scratch)
+from storelib import (ABORT, ABORTED, ALIVE, COMMITTED, DAMAGED, DEAD, EABORTED, EBUSY, NONE, UNDECIDED, Api, Attempt, Failed, digest, fresh,
+                      open_all, packs_of, save)
 
 
 @pytest.fixture
 def api(lib):
-    path = scratch()
-    shutil.rmtree(path)
-    api = Api(lib, path)
-    yield api
-    api.close()
-    shutil.rmtree(path)
+    with fresh(lib) as api:
+        yield api
 
 
 def files(api, top):

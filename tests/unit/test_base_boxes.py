@@ -109,7 +109,7 @@ def cut(base, grid, array, pairs):
 
 
 class Bases(c.Structure):
-    _fields_ = [("all", ptr * 8), ("n", u32), ("rank", u32)]
+    _fields_ = [("all", ptr * 8), ("n", u32), ("rank", u32), ("notes", ptr)]
 
 
 class Saver:

@@ -2,6 +2,7 @@
 """Copies out of device memory against the stand-in driver, which counts every promise that was not kept; and the
 stand-in itself: each wrong order that it is there to find is made on purpose, and found."""
 import ctypes
+import itertools
 import os
 import random
 import subprocess
@@ -16,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 
 from standinlib import standin
 from test_gather import Gather, views
-from test_ring import AUTO, LOCKED, NO, PAGE, PAGEABLE, PINNED, YES, Error, Ring
+from test_ring import ALLOCATE, AUTO, LOCKED, NO, PAGE, PAGEABLE, PINNED, YES, Error, Ring
 
-ENOENT, EIO, ENOMEM, EFAULT, EEXIST, EINVAL, ENODEV = 2, 5, 12, 14, 17, 22, 19
+EPERM, ENOENT, EIO, ENOMEM, EFAULT, EEXIST, EINVAL, ENODEV = 1, 2, 5, 12, 14, 17, 22, 19
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ class Device:
     """core/device/cuda.h, with what is to be freed in the end."""
 
     def __init__(self, lib):
-        self.lib, self.err, self.open, self.faults, self.held = lib, Error(), [], {}, {}
+        self.lib, self.err, self.open, self.faults, self.held, self.pin = lib, Error(), [], {}, {}, AUTO
 
     def check(self, rc):
         if rc < 0:
@@ -58,11 +59,24 @@ class Device:
         self.open.append((kind, p))
         return p
 
-    def fence(self, stream=None):
-        return self.made("fence", ctypes.c_void_p(stream))
+    def fence(self, *streams, at=None):
+        """Of the memory at `at`, a list of addresses; or of the thread's context. Its places are in self.places."""
+        fence, n = self.made("fence"), max(1, len(streams))
+        try:
+            self.places = [self.place(fence, one) for one in at or [None]]
+            self.check(self.lib.device_fence_set(fence, (ctypes.c_void_p * n)(*streams), ctypes.c_size_t(n), ctypes.byref(self.err)))
+        except OSError:
+            self.lib.device_fence_free(self.open.pop()[1])
+            raise
+        return fence
 
-    def stream(self, fence):
-        return self.made("stream", fence)
+    def place(self, fence, address):
+        place = ctypes.c_uint()
+        self.check(self.lib.device_fence_place(fence, ctypes.c_void_p(address), ctypes.byref(place), ctypes.byref(self.err)))
+        return place.value
+
+    def stream(self, fence, place=0):
+        return self.made("stream", fence, place, self.pin)
 
     def mark(self, stream):
         return self.made("mark", stream)
@@ -187,7 +201,7 @@ def test_rows_between_rows_are_not_used_again(cuda, driver):
     g = Gather(source, 4, 3)
     g.size[:3], g.stride[:3] = [40, 3, 2], [96, 16, 8]
     cuda.gather(stream, ctypes.addressof(out), g)
-    assert driver.count("copies_2d") == 6
+    assert driver.count("copies") == 1                    # all of it: the gaps are smaller than what a short row costs
     cuda.done(stream)
 
 
@@ -278,18 +292,17 @@ def test_a_stream_fits_fences_of_its_context_only(cuda, driver, lib):
     stream = cuda.stream(first)
     driver.context()
     third = cuda.fence()
-    assert lib.device_stream_fits(stream, first) and lib.device_stream_fits(stream, second)
-    assert not lib.device_stream_fits(stream, third)
-    with pytest.raises(OSError, match="cuStreamWaitEvent: CUDA_ERROR_INVALID_CONTEXT"):
-        cuda.wait_fence(stream, third)
-    cuda.faults = {"context": 1}
+    assert lib.device_stream_fits(stream, first, 0) and lib.device_stream_fits(stream, second, 0)
+    assert not lib.device_stream_fits(stream, third, 0)
+    cuda.wait_fence(stream, third)                                              # events may be of another context
 
 
 def test_a_thread_without_a_context_makes_no_fence(cuda, driver, lib):
     driver.set(None)
-    with pytest.raises(OSError, match="no CUDA context") as e:
-        cuda.fence()
-    assert e.value.errno == EINVAL
+    for at in (None, [0x1234000]):
+        with pytest.raises(OSError, match="does not know the memory at .*no CUDA context") as e:
+            cuda.fence(at=at)
+        assert e.value.errno == EINVAL
 
 
 def test_a_call_under_the_wrong_context_is_counted(cuda, driver):
@@ -330,14 +343,11 @@ def test_frees_are_silent_when_the_context_is_gone(cuda, driver, lib):
 # ---- shapes ----
 
 def copied(cuda, driver, view):
-    """What a device gather makes of a view whose whole base lies on the device."""
-    base = view
-    while base.base is not None and isinstance(base.base, np.ndarray):
-        base = base.base
-    flat = np.frombuffer(base.tobytes(), np.uint8)
-    device = driver.memory(flat.tobytes() or b"x")
+    """What a device gather makes of a view; on the device there is only what lies between its first byte and its last."""
+    low, high = getattr(np.lib, "array_utils", np).byte_bounds(view) if view.size else (0, 0)
+    device = driver.memory(ctypes.string_at(low, high - low) or b"x")
     g = Gather.of(view)
-    g.start = device + (view.__array_interface__["data"][0] - base.__array_interface__["data"][0])
+    g.start = device + g.start - low if view.size else device
     nbytes = view.size * view.itemsize
     out = ctypes.create_string_buffer(nbytes + 1)
     stream = cuda.stream(cuda.fence())
@@ -355,16 +365,159 @@ def test_any_view_of_device_memory(cuda, driver, view):
 
 
 A = np.arange(4 * 6 * 8, dtype=np.int32).reshape(4, 6, 8)
+B = np.arange(6 * 4 * 2000, dtype=np.int32).reshape(6, 4, 2000)
+ROWS = np.arange(1 << 16, dtype=np.int32).reshape(64, 1024)
 
 
-@pytest.mark.parametrize("view, copies, copies_2d", [
-    (A, 1, 0), (A[1:3], 1, 0), (A[:, 1:3], 0, 1), (A[:, :, 1:3], 0, 1), (A[:, 1:3, 1:3], 0, 2), (A[0, 0, ::2], 0, 1),
-    (A[::2, ::2, ::2], 0, 6),
-    (A[0].T, 0, 6), (A[::-1], 4, 0), (np.broadcast_to(A[0, 0], (5, 8)), 5, 0), (A[:0], 0, 0), (A[1, 2, 3, ...], 1, 0)])
-def test_few_calls(cuda, driver, view, copies, copies_2d):
+@pytest.mark.parametrize("view, calls", [
+    (A, "1"), (A[1:3], "1"), (A[:, 1:3], "1"), (A[0].T, "1"), (A[::-1], "1"), (A[::2, ::2, ::2], "2"), (A[:, :, ::-1], "1"),
+    (np.broadcast_to(A[0, 0], (5, 8)), "1"), (A[:0], ""), (A[1, 2, 3, ...], "1"), (A.transpose(2, 0, 1)[::-1], "1"),
+    (B, "1"), (B[:, :, 100:900], "2"), (B[:, 1:3, 100:900], "3"), (B.transpose(1, 0, 2), "2222"), (B[::2, ::2, ::2], "3"),
+    (B.transpose(2, 0, 1)[:, ::-1], "1"), (ROWS[:, ::16], "2"), (ROWS[:, ::4], "1"), (ROWS[::5], "2"), (ROWS[:, :3].T, "2")])
+def test_few_calls(cuda, driver, view, calls):
+    """1, 2, 3: a call that copies in so many dimensions."""
     assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
-    assert (driver.count("copies"), driver.count("copies_2d")) == (copies, copies_2d)
-    assert driver.count("bytes") == view.size * view.itemsize
+    made = "1" * driver.count("copies") + "2" * driver.count("copies_2d") + "3" * driver.count("copies_3d")
+    assert made == calls
+    assert driver.count("bytes") <= 4 * view.size * view.itemsize
+
+
+@pytest.mark.parametrize("shape", [(512, 1024), (8, 64, 1024), (4, 8, 128, 128), (16, 4, 32, 16, 16)])
+def test_every_permutation_of_2_mib_takes_few_calls(cuda, driver, shape):
+    """One where items are turned; rows of half a KiB and more may be copied straight, by some calls more."""
+    driver.lib.standin_delay(0, 1)
+    whole = np.random.default_rng(3).integers(0, 2**32, shape, np.uint32)
+    for order in itertools.permutations(range(len(shape))):
+        before = {what: driver.count(what) for what in ("copies", "copies_2d", "copies_3d", "calls")}
+        view = whole.transpose(order)
+        assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes(), order
+        made = {what: driver.count(what) - n for what, n in before.items()}
+        copies = made["copies"] + made["copies_2d"] + made["copies_3d"]
+        row = np.prod([1, *shape[len(order) - next((i for i, d in enumerate(reversed(order)) if d != len(order) - 1 - i), len(order)):]]) * 4
+        assert copies <= (1 if row < 512 else 64) and made["calls"] - copies < 60, (order, made)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.permutations(range(4)), st.tuples(*[st.sampled_from([3, 17, 40, 96, 130])] * 4), st.sampled_from([1, 2, 4, 8, 16, 3]),
+       st.tuples(*[st.sampled_from([1, 1, 1, -1, 2])] * 4))
+def test_large_boxes_are_turned_in_parts(cuda, driver, order, shape, item, steps):
+    """More than the memory to turn them in, cut wherever that is best."""
+    driver.lib.standin_delay(20, 1)
+    shape, grow = list(shape), 0
+    while np.prod(shape) * item > 64 << 20:     # more is more of the same, and several copies of it have to fit
+        shape[int(np.argmax(shape))] //= 2
+    while np.prod(shape) * item < 5 << 20:
+        shape[grow % 4] *= 2
+        grow += 1
+    raw = np.random.default_rng(7).integers(0, 256, int(np.prod(shape)) * item, np.uint8)
+    view = raw.view(f"V{item}").reshape(shape).transpose(order)[tuple(slice(None, None, s) for s in steps)]
+    before = sum(driver.count(what) for what in ("copies", "copies_2d", "copies_3d"))
+    assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
+    assert sum(driver.count(what) for what in ("copies", "copies_2d", "copies_3d")) - before <= 4 + 40 * view.nbytes // (1 << 20)
+    driver.reset(20)
+    driver.context()
+
+
+WINDOWS = np.lib.stride_tricks.as_strided(np.arange(4096, dtype=np.int16), (1000, 16), (6, 2))
+
+
+@pytest.mark.parametrize("view", [
+    WINDOWS, WINDOWS.T, WINDOWS[::-1].T, np.broadcast_to(np.arange(3000, dtype=np.int32)[:, None], (3000, 100)),
+    np.broadcast_to(np.arange(3000, dtype=np.int32)[::-1], (50, 3000)).T, np.broadcast_to(np.int64(7), (40, 30, 20)),
+    np.broadcast_to(np.int8(7), (1,)), np.zeros((5, 0, 7), np.int8).T, np.arange(9)[4:5], np.arange(9, dtype=np.int8)[::-1],
+    np.lib.stride_tricks.as_strided(np.arange(5000, dtype=np.int8), (70, 60), (71, 1))[:, ::2].T,
+    np.lib.stride_tricks.as_strided(np.arange(5000, dtype=np.int64), (7, 7), (8, 8))],
+    ids=lambda v: f"{v.shape}-{v.strides}")
+def test_overlapping_repeated_empty_and_single_items(cuda, driver, view):
+    assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
+    assert sum(driver.count(what) for what in ("copies", "copies_2d", "copies_3d")) <= 2
+    assert driver.count("bytes") <= 4 * view.size * view.itemsize
+
+
+@pytest.mark.parametrize("pin, pageable", [(AUTO, 0), (NO, 1), (YES, 0)])
+def test_memory_to_turn_in_is_pinned_where_it_may_be(cuda, driver, pin, pageable):
+    cuda.pin = pin
+    source, out = driver.memory(ROWS.tobytes()), ctypes.create_string_buffer(ROWS.nbytes)
+    stream = cuda.stream(cuda.fence())
+    g = Gather.of(ROWS.T)
+    g.start = source
+    cuda.gather(stream, ctypes.addressof(out), g)
+    cuda.done(stream)
+    assert out.raw == ROWS.T.tobytes() and (driver.count("pageable"), driver.count("allocations")) == (pageable, not pageable)
+
+
+def test_memory_to_turn_in_that_is_refused(cuda, driver):
+    source, out = driver.memory(ROWS.tobytes()), ctypes.create_string_buffer(ROWS.nbytes)
+    fence, g = cuda.fence(), Gather.of(ROWS.T)
+    g.start = source
+    for cuda.pin in (YES, AUTO):
+        stream = cuda.stream(fence)
+        driver.fail("cuMemHostAlloc", 1, 2)
+        if cuda.pin == YES:
+            with pytest.raises(OSError, match="cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY"):
+                cuda.gather(stream, ctypes.addressof(out), g)
+            assert driver.count("allocations") == driver.count("copies") == 0
+        else:
+            cuda.gather(stream, ctypes.addressof(out), g)
+            cuda.done(stream)
+            assert out.raw == ROWS.T.tobytes() and driver.count("pageable") == 1
+
+
+@pytest.mark.parametrize("function", ["cuMemHostAlloc", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuMemcpyDtoHAsync", "cuMemcpy2DAsync"])
+def test_a_turn_that_fails_leaves_nothing(cuda, driver, function):
+    """The nth call of a long one: the stream is freed, nothing is written to the destination afterwards, and another one works."""
+    cuda.pin = YES
+    big = np.random.default_rng(1).integers(0, 2**32, (1500, 1100), np.uint32)
+    want = (big[:, :900] if function == "cuMemcpy2DAsync" else big).T
+    source, g = driver.memory(big.tobytes()), Gather.of(want)
+    g.start, fence, failed = source, cuda.fence(), 0
+    for nth in range(1, 6):
+        out = ctypes.create_string_buffer(big.nbytes)
+        stream = cuda.stream(fence)
+        mark = cuda.mark(stream)
+        driver.fail(function, nth, 2)
+        try:
+            cuda.gather(stream, ctypes.addressof(out), g)
+            cuda.set(mark)
+            cuda.wait(mark)
+        except OSError as e:
+            assert e.errno == ENOMEM
+            failed += 1
+            before = out.raw
+            for _ in range(2):                                                # the mark, the stream
+                kind, p = cuda.open.pop()
+                getattr(cuda.lib, f"device_{kind}_free")(p)
+            assert out.raw == before
+            continue
+        assert out.raw[:want.nbytes] == want.tobytes()
+        driver.reset()
+        driver.context()
+        cuda.open = []
+        break
+    else:
+        pytest.fail("never got that far")
+    assert failed >= 1
+
+
+def test_a_mark_covers_the_turns_before_it(cuda, driver):
+    """Many small ones share one wait, and those after the mark are not done by it."""
+    whole = np.random.default_rng(1).integers(0, 2**32, (100, 30, 50), np.uint32)
+    source, out = driver.memory(whole.tobytes()), ctypes.create_string_buffer(2 * whole.nbytes)
+    stream = cuda.stream(cuda.fence())
+    mark = cuda.mark(stream)
+    for part in range(2):
+        for i in range(100):
+            g = Gather.of(whole[i].T)
+            g.start = source + i * whole[i].nbytes
+            cuda.gather(stream, ctypes.addressof(out) + part * whole.nbytes + i * whole[i].nbytes, g)
+        if part == 0:
+            cuda.set(mark)
+    waits = driver.count("calls")
+    cuda.wait(mark)
+    assert driver.count("calls") - waits <= 6
+    assert out.raw[:whole.nbytes] == whole.transpose(0, 2, 1).tobytes() != out.raw[whole.nbytes:]
+    cuda.done(stream)
+    assert out.raw[whole.nbytes:] == whole.transpose(0, 2, 1).tobytes() and driver.count("copies") == 200
 
 
 def test_a_pitch_beyond_the_drivers_limit_is_copied_row_by_row(cuda, driver, lib):
@@ -404,7 +557,7 @@ def test_a_pinned_ring_is_registered_for_as_long_as_it_lives(cuda, driver, lib):
         assert r.memory == PAGEABLE and not driver.count("registrations")
 
 
-@pytest.mark.parametrize("pin, memory", [(AUTO, PINNED), (YES, PINNED), (NO, PAGEABLE)])
+@pytest.mark.parametrize("pin, memory", [(AUTO, PINNED), (YES, PINNED), (NO, PAGEABLE), (ALLOCATE, None)])
 def test_a_ring_is_made_and_registered_by_a_thread_without_a_context(cuda, driver, lib, pin, memory):
     """As the saver does: at once, or when it meets device memory for the first time, slots of it being taken."""
     fence, found = cuda.fence(), []
@@ -418,23 +571,59 @@ def test_a_ring_is_made_and_registered_by_a_thread_without_a_context(cuda, drive
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [memory, 0, 0, memory, False, 0, 0]
+    if pin == ALLOCATE:
+        assert found[:3] == [PINNED, 1, 1] and found[3] in (PAGEABLE, LOCKED) and found[4:] == [False, 0, 0]
+    else:
+        assert found == [memory, 0, 0, memory, False, 0, 0]
 
 
-def test_memory_that_can_not_be_registered(cuda, driver, lib):
+@pytest.mark.parametrize("pin, calls", [(AUTO, ("cuMemHostRegister", "cuMemHostAlloc")), (YES, ("cuMemHostRegister", "cuMemHostAlloc")),
+                                        (ALLOCATE, ("cuMemHostAlloc", "cuMemHostRegister"))], ids=["auto", "yes", "allocate"])
+def test_memory_that_can_not_be_pinned_the_first_way_is_the_second(cuda, driver, lib, pin, calls):
+    """Registered or allocated; where neither works it is what it can be, or an error with both sentences."""
+    fence, held = cuda.fence(), {"cuMemHostRegister": "registrations", "cuMemHostAlloc": "allocations"}
+    lib.device_ring_why.restype = ctypes.c_char_p
+    for refused in range(3):
+        for function in calls[:refused]:
+            driver.fail(function, 1, 800)
+        r = Ring(lib, 8 * PAGE, pin, fence)
+        both = f"{calls[0]}: the CUDA driver answers 800; {calls[1]}: the CUDA driver answers 800"
+        if refused == 2 and pin == YES:
+            assert r.rc == -EPERM and r.error == both
+            continue
+        with r:
+            assert r.memory == PINNED if refused < 2 else r.memory in (PAGEABLE, LOCKED)
+            assert [driver.count(held[c]) for c in calls] == [refused == 0, refused == 1]
+            assert lib.device_ring_why(r.p).decode() == (both if refused == 2 else "") and r.register(fence) == 0
+            slot = r.take(3 * PAGE)
+            stream = cuda.stream(fence)
+            cuda.copy(stream, slot, driver.memory(noise(3 * PAGE)), 3 * PAGE)
+            cuda.done(stream)
+            assert ctypes.string_at(slot, 3 * PAGE) == noise(3 * PAGE) and driver.count("pageable") == (refused == 2) and r.give(slot) == 0
+        assert not driver.count("registrations") and not driver.count("allocations")
+
+
+def test_a_ring_that_is_in_use_is_registered_or_a_new_one_is_wanted(cuda, driver, lib):
     fence = cuda.fence()
-    for function in ("cuMemHostRegister", "cuCtxPushCurrent"):
-        driver.fail(function, 1, 2)
-        r = Ring(lib, 8 * PAGE, YES, fence)
-        assert r.rc == -ENOMEM and r.error == f"{function}: CUDA_ERROR_OUT_OF_MEMORY"
-    driver.fail("cuMemHostRegister", 1, 800)
-    with Ring(lib, 8 * PAGE, AUTO, fence) as r:
-        assert r.memory in (PAGEABLE, LOCKED)
-        assert r.register(fence) == 0 and r.memory in (PAGEABLE, LOCKED)         # asked once
-    with Ring(lib, 8 * PAGE, YES) as r:
-        driver.fail("cuMemHostRegister", 1, 2)
-        assert r.register(fence) == -ENOMEM and r.error == "cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY" and r.memory == LOCKED
-        assert r.register(fence) == 0 and r.memory == PINNED
+    lib.device_ring_why.restype = ctypes.c_char_p
+    for pin in (AUTO, YES):
+        with Ring(lib, 8 * PAGE, pin) as r:
+            driver.fail("cuMemHostRegister", 1, 2)
+            assert r.register(fence) == 1 and r.register(fence) == 1, "asked once"
+            assert r.memory in (PAGEABLE, LOCKED) and lib.device_ring_why(r.p) == b"cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY"
+    with Ring(lib, 8 * PAGE, ALLOCATE) as r:
+        assert r.register(fence) == 1 and not driver.count("registrations") and lib.device_ring_why(r.p) == b""
+    with Ring(lib, 8 * PAGE, NO) as r:
+        assert r.register(fence) == 0 and r.memory == PAGEABLE
+
+
+def test_a_context_that_can_not_be_entered_pins_nothing(cuda, driver, lib):
+    fence = cuda.fence()
+    for nth in (1, 1):
+        driver.fail("cuCtxPushCurrent", nth, 2)
+    driver.fail("cuCtxPushCurrent", 2, 2)
+    r = Ring(lib, 8 * PAGE, YES, fence)
+    assert r.rc == -ENOMEM and r.error.startswith("cuCtxPushCurrent: CUDA_ERROR_OUT_OF_MEMORY")
 
 
 def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale):
@@ -477,7 +666,8 @@ def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale)
 # ---- errors ----
 
 @pytest.mark.parametrize("function, call", [
-    ("cuCtxGetCurrent", "fence"), ("cuEventCreate", "fence"), ("cuEventRecord", "fence"), ("cuCtxPushCurrent", "stream"),
+    ("cuCtxGetCurrent", "fence"), ("cuThreadExchangeStreamCaptureMode", "fence"), ("cuStreamIsCapturing", "fence"), ("cuEventCreate", "fence"),
+    ("cuPointerGetAttributes", "fence at"), ("cuDevicePrimaryCtxRetain", "fence mapped"), ("cuThreadExchangeStreamCaptureMode", "copy"), ("cuEventRecord", "fence"), ("cuCtxPushCurrent", "stream"),
     ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "mark"), ("cuEventCreate", "mark"), ("cuCtxPushCurrent", "wait_fence"),
     ("cuStreamWaitEvent", "wait_fence"), ("cuCtxPushCurrent", "copy"), ("cuMemcpyDtoHAsync", "copy"),
     ("cuCtxPushCurrent", "set"), ("cuEventRecord", "set"), ("cuCtxPushCurrent", "wait"), ("cuEventSynchronize", "wait")])
@@ -487,7 +677,8 @@ def test_every_call_of_the_driver_may_fail(cuda, driver, function, call):
     stream = cuda.stream(fence)
     mark = cuda.mark(stream)
     out, source = ctypes.create_string_buffer(8), driver.memory(b"12345678")
-    calls = {"fence": cuda.fence, "stream": lambda: cuda.stream(fence), "mark": lambda: cuda.mark(stream),
+    mapped = driver.lib.standin_memory_on(0, 8)
+    calls = {"fence": cuda.fence, "fence at": lambda: cuda.fence(at=[source]), "fence mapped": lambda: cuda.fence(at=[mapped]), "stream": lambda: cuda.stream(fence), "mark": lambda: cuda.mark(stream),
              "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(mark), "wait": lambda: cuda.wait(mark),
              "copy": lambda: cuda.copy(stream, ctypes.addressof(out), source, 8)}
     before = driver.held()
@@ -564,7 +755,7 @@ def test_no_driver(build, tmp_path):
 rc, text = load()
 assert rc == -2 and text.startswith("no CUDA driver: ") and "nowhere.so" in text, (rc, text)
 p = ctypes.c_void_p()
-assert lib.device_fence_new(None, ctypes.byref(p), ctypes.byref(err)) == -2 and b"no CUDA driver" in err.text
+assert lib.device_fence_new(ctypes.byref(p), ctypes.byref(err)) == -2 and b"no CUDA driver" in err.text
 """, VCKPT_LIBCUDA=str(tmp_path / "nowhere.so"))
 
 
@@ -591,7 +782,8 @@ assert load()[0] == 0 and load()[0] == 0
 child = os.fork()
 if child == 0:
     p = ctypes.c_void_p()
-    rc = lib.device_fence_new(None, ctypes.byref(p), ctypes.byref(err))
+    assert lib.device_fence_new(ctypes.byref(p), ctypes.byref(err)) == 0
+    rc = lib.device_fence_place(p, None, ctypes.byref(ctypes.c_uint()), ctypes.byref(err))
     os._exit(0 if rc == -19 and b"CUDA_ERROR_NOT_INITIALIZED" in err.text else 1)
 assert os.waitpid(child, 0)[1] == 0
 """, VCKPT_LIBCUDA="", LD_LIBRARY_PATH=str(where))

@@ -10,8 +10,8 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from storelib import (ABORTED, COMMITTED, DAMAGED, EBUSY, LAUNCH, NONE, UNDECIDED, Api, Attempt, Failed, age_marks, open_all, packs_of, put_heartbeat, save,
-                      scratch)
+from storelib import (ABORTED, DAMAGED, EBUSY, LAUNCH, NONE, UNDECIDED, Api, Attempt, Failed, age_marks, fresh, open_all, packs_of, put_heartbeat,
+                      save, scratch)
 from test_attempt import files, killed_writer, visible
 
 HOUR = 3600
@@ -19,12 +19,8 @@ HOUR = 3600
 
 @pytest.fixture
 def api(lib):
-    path = scratch()
-    shutil.rmtree(path)
-    api = Api(lib, path)
-    yield api
-    api.close()
-    shutil.rmtree(path)
+    with fresh(lib) as api:
+        yield api
 
 
 def tree(api):
@@ -218,6 +214,9 @@ def test_unfinished_files(api):
     assert whats(reports, "keep") == {other} and result.waiting == 1  # its maker may be the launch that is alive
     b.abort()
     b.free()
+    assert (api.path / own).exists()    # the attempt itself has not made it
+    api.gc(grace=HOUR)
+    age_marks(api)
     api.gc(grace=HOUR)
     assert not (api.path / other).exists() and not (api.path / own).exists() and open_all(api, a)
 

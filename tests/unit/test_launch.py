@@ -4,13 +4,15 @@ import ctypes as c
 import errno
 import os
 import re
+import resource
 import threading
 import time
 
 import pytest
 
 from ranklib import ETIMEDOUT, PIECE, api, Launch, Meddler, Ranks, incoming, launch_name
-from storelib import (ABORTED, ALIVE, COMMITTED, DEAD, EABORTED, NONE, UNDECIDED, Attempt, Failed, packs_of, put_heartbeat, save)
+from storelib import (ABORTED, ALIVE, COMMITTED, DEAD, EABORTED, HEARTBEAT_RECORD, NONE, UNDECIDED, Attempt, Failed, Heartbeat, Record, packs_of,
+                      put_heartbeat, save)
 
 
 def visible(api, run="r"):
@@ -54,6 +56,12 @@ def close(launches, *attempts):
         a.free()
     for l in launches:
         l.close()
+
+
+def pack_path(api, name):
+    path = c.create_string_buffer(512)
+    assert api.lib.store_pack_path(name, path) == 0
+    return api.path / path.value.decode()
 
 
 def begin_all(launches, **how):
@@ -100,6 +108,115 @@ def test_a_used_id_is_refused(api):
     close(job(api, 2, run="other"))  # of another run: new there
 
 
+def undecided(api, id_, world=2):
+    """What a job leaves that ends in the middle of a save: rank 1 alone has announced. The name of its attempt."""
+    old = job(api, world, id_)
+    a = begin_all(old, step=3)
+    a[1].announce()
+    name = a[0].name
+    close(old)      # before its attempts are freed: nobody decides
+    return name
+
+
+def state(api, attempt):
+    with api.list("r", whole=True) as l:
+        return l.attempt(attempt)[0]
+
+
+@pytest.mark.parametrize("behind", [0, 200])
+def test_a_used_id_is_refused_at_all_ranks(api, behind):
+    """Also where the old entry lies far behind the newest snapshot: rank 0 says so in the list. Nobody takes over the old save."""
+    attempt = undecided(api, "job")
+    with api.list("r") as l:
+        for i in range(behind):
+            l.put(api.entry(3, attempt=f"{i:016x}-0".encode(), reason=b"x"))
+    for times in range(2):
+        started = time.monotonic()
+        answers = together(*[lambda r=r: Launch(api, "r", "job", r, 2) for r in range(2)])
+        assert time.monotonic() - started < 10      # not the 60 s that a rank waits for another one
+        assert all(isinstance(e, Failed) and e.code == -errno.EEXIST and "used before" in e.text for e in answers), answers
+        with api.list("r", whole=True) as l:
+            end = l.next if times == 0 else end
+            assert l.next == end, "said once"
+    assert state(api, attempt) == UNDECIDED and visible(api) == {} and not list((api.path / "hosts").glob("*"))
+    alone = failure(-errno.EEXIST, Launch, api, "r", "job", 1, 2)      # rank 0 is not there at all
+    assert "used before" in alone
+    new = job(api, 2, "new")
+    assert state(api, attempt) == ABORTED
+    assert [x[0] for x in together(*[lambda l=l: l.save(3) for l in new])] == [3, 3]
+    close(new)
+
+
+def launch_nonce(api, run="r"):
+    """That of the first heartbeat of rank 0 that is there."""
+    for _ in range(10):
+        for path in (api.path / "hosts").glob("*.r0.*"):
+            m, record = Heartbeat(), Record()
+            r = api.lib.store_record_get(c.c_void_p(api.p.contents.storage), f"hosts/{path.name}".encode(), HEARTBEAT_RECORD, (c.c_uint8 * 16)(*api.id),
+                                         c.byref(record), None, None)
+            if r == 0:
+                assert api.lib.proto_heartbeat_decode(c.c_void_p(record.body), c.c_size_t(record.len), c.byref(m)) == 0
+                nonce = bytes(m.nonce)
+                api.lib.proto_heartbeat_release(c.byref(m))
+                api.lib.store_record_release(c.byref(record))
+                return nonce
+    raise AssertionError("no heartbeat of a rank 0")
+
+
+def test_the_launch_entry_and_rank_0_show_one_nonce(api):
+    ls = job(api, 2) + [Launch(api, "s", "job", 0, 1)]
+    entry = {run: (api.path / "runs" / run / f"{0:012}").read_bytes() for run in "rs"}
+    first = launch_nonce(api)
+    assert first != bytes(16) and sum(first in e for e in entry.values()) == 1
+    close(ls)
+
+
+@pytest.mark.parametrize("moves,nonce,follows", [(True, "its own", True), (True, "another", False), (True, "none", False), (False, "its own", False)])
+def test_a_rank_0_of_another_host(api, moves, nonce, follows):
+    """It is followed where it shows the nonce of the launch entry, and is seen to move."""
+    l = Launch(api, "r", "job", 0, 2)
+    own = launch_nonce(api)
+    l.close()
+    shown = {"its own": own, "another": os.urandom(16), "none": bytes(16)}[nonce]
+    name = launch_name("job")
+    put_heartbeat(api, name, "r", 7, "elsewhere.r0", shown)
+    over = threading.Event()
+
+    def beat():
+        for n in range(8, 100):
+            if over.wait(0.25):
+                break
+            put_heartbeat(api, name, "r", n, "elsewhere.r0", shown)
+            (api.path / "hosts" / f"{name}.elsewhere.r0.{n - 1}").unlink()
+    t = threading.Thread(target=beat)
+    if moves:
+        t.start()
+    started = time.monotonic()
+    try:
+        if follows:
+            Launch(api, "r", "job", 1, 2, heartbeat_ms=4000).close()
+        else:
+            text = failure(-errno.EEXIST, Launch, api, "r", "job", 1, 2, heartbeat_ms=1500)
+            assert "used before" in text and ("elsewhere" in text) == (not moves)
+        assert time.monotonic() - started < 4
+    finally:
+        over.set()
+        if moves:
+            t.join()
+    for path in (api.path / "hosts").glob("*"):
+        path.unlink()
+
+
+def test_two_processes_that_are_one_rank(api):
+    """Two jobs that live at once under one id: the second one's ranks find the rank 0 of the first, and themselves."""
+    ls = job(api, 2, heartbeat_ms=400)
+    time.sleep(0.3)     # past number 0, whose name would be taken
+    for rank in (0, 1):
+        assert "used before" in failure(-errno.EEXIST, Launch, api, "r", "job", rank, 2)
+    assert [x[0] for x in together(*[lambda l=l: l.save(1) for l in ls])] == [1, 1]
+    close(ls)
+
+
 def test_rank_0_is_awaited(api):
     text = failure(ETIMEDOUT, Launch, api, "r", "job", 1, 2, start_ms=300)
     assert "rank 0" in text and launch_name("job") in text
@@ -122,6 +239,95 @@ def test_a_rank_that_opens_late_finds_its_launch(api):
         close([first, second], *a)
 
 
+def test_one_id_for_two_runs(api):
+    """Names of packs are the store's: those of another run are never taken, and never deleted."""
+    one, two = Launch(api, "r", "job", 0, 1), Launch(api, "s", "job", 0, 1)
+    assert one.name == launch_name("job", "r") != two.name == launch_name("job", "s")
+    first = one.save()[0]
+    there = packs_of(api)
+    assert len(there) == 2 and two.save()[0] == first == 0
+    assert there < packs_of(api) and len(packs_of(api)) == 4
+    close([one, two])
+
+
+def test_a_rank_that_is_there_already(api):
+    """Two processes of one rank: the second one's heartbeat is refused, and the first one's stays."""
+    l = Launch(api, "r", "job", 0, 2)
+    there = [p.read_bytes() for p in (api.path / "hosts").iterdir()]
+    assert "rank 0" in failure(-errno.EEXIST, Launch, api, "r", "job", 0, 2)
+    assert [p.read_bytes() for p in (api.path / "hosts").iterdir()] == there
+    l.close()
+    m = Meddler(api)
+    m.answer["put"] = lambda args: -errno.EIO if c.string_at(args[1]).startswith(b"hosts/") else None
+    failure(-errno.EIO, Launch, api, "r", "again", 0, 1)
+    m.end()
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_heartbeat_that_cannot_be_started(api, lands):
+    """What landed is taken away, what another process put under that name stays."""
+    m, name = Meddler(api), f"{launch_name('job')}.{api.lib.store_hostname().decode()}.r0"
+
+    def put(args):
+        if not c.string_at(args[1]).startswith(b"hosts/"):
+            return None
+        if lands:
+            m.old.contents.put(args[0], c.string_at(args[1]), c.string_at(args[2], args[3]), args[3])
+        else:
+            put_heartbeat(api, launch_name("job"), "r", 0, name[17:])
+        return -errno.EIO
+    m.answer["put"] = put
+    if not lands:   # the other one's own put is not meddled with
+        m.answer["put"] = lambda args: m.answer.pop("put") and put(args) if c.string_at(args[1]).startswith(b"hosts/") else None
+    failure(-errno.EIO, Launch, api, "r", "job", 0, 1)
+    m.end()
+    assert [p.name for p in (api.path / "hosts").iterdir()] == ([] if lands else [name + ".0"])
+    for path in (api.path / "hosts").glob("*"):
+        path.unlink()
+
+
+def test_only_the_first_beat_is_durable(api):
+    m = Meddler(api)
+    l = Launch(api, "r", "job", 0, 1, heartbeat_ms=400)
+    deadline = time.monotonic() + 10
+    while m.count.get("put_fleeting", 0) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    puts = m.count.get("put", 0)
+    l.close()
+    m.end()
+    assert m.count["put_fleeting"] >= 3 and puts == 2   # its own first one, and the launch entry
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "not sealed", "given up"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_pack_of_somebody_else_stays(api, when, alone):
+    """Whatever made it: what this attempt has not made itself it leaves where it is."""
+    l = None if alone else Launch(api, "r", "x", 0, 1)
+    a = Attempt(api, "r", step=1) if alone else l.begin(step=1)
+    taken = pack_path(api, a.pack_name("model"))
+    taken.parent.mkdir(parents=True, exist_ok=True)
+    if when == "before":
+        taken.write_bytes(b"another's")
+        failure(-errno.EEXIST, a.writer, "model")
+    else:
+        name, w = a.writer("model")
+        taken.write_bytes(b"another's")
+        if when == "meanwhile":
+            failure(-errno.EEXIST, a.seal, name, w)
+        elif when == "given up":
+            api.lib.store_pack_abandon(w)
+            a.seal(*a.writer("meta"))   # whose writer may lie where the other one lay
+            assert len(packs_of(api)) == 2
+    a.abort("its pack is taken")
+    if when == "not sealed":
+        api.lib.store_pack_abandon(w)
+    assert taken.read_bytes() == b"another's" and len(packs_of(api)) == 1
+    a.free()
+    taken.unlink()
+    if l:
+        close([l])
+
+
 # ---- saves ----
 
 def test_one_rank(api):
@@ -131,39 +337,144 @@ def test_one_rank(api):
     close([l])
 
 
-def test_steps_count_on_alike(api):
-    """From what the launch entry saw: an import between two begins changes nothing."""
+def test_ranks_say_which_step_they_mean(api):
+    ls = job(api, 2)
+    for l in ls:
+        text = failure(-errno.EINVAL, l.begin, step=NONE)
+        assert "2 ranks" in text and "number of its step" in text
+        assert "2^44-1" in failure(-errno.EINVAL, l.begin, step=1 << 44)
+    assert not incoming(api)
+    most = (1 << 44) - 1
+    a = begin_all(ls, step=most)
+    assert {x.name for x in a} == {f"{ls[0].name}-{most}"}
+    close(ls, *a)
+
+
+def test_one_rank_counts_on(api):
+    """From the newest step at its start; a step that was named and came to nothing does not count, a number that was given out does."""
     save(api, "r", step=10)
-    ls = job(api, 2)
-    a = ls[0].begin()
+    l = Launch(api, "r", "job", 0, 1)
     save(api, "r", step=40)
-    b = ls[1].begin()
-    assert a.step == b.step == 11
-    more = [l.begin(step=30) for l in ls] + [l.begin() for l in ls] + [l.begin(step=20) for l in ls] + [l.begin() for l in ls]
-    assert [x.step for x in more] == [30, 30, 31, 31, 20, 20, 32, 32]
-    close(ls, a, b, *more)
+    assert l.save()[0] == 11 and l.save(30)[0] == 30 and l.save()[0] == 31 and l.save(20)[0] == 20
+    a = l.begin(step=35)
+    a.abort("not wanted")
+    b = l.begin()
+    b.abort("not wanted")
+    assert (b.step, l.save()[0]) == (32, 33)
+    close([l], a, b)
 
 
-def test_steps_count_on_alike_after_different_numbers(api):
-    """A step that was named and came to nothing does not count; a number that was given out does."""
+def tries(launch, step, n):
+    return f"{launch.name}-{(n << 44) + step}"
+
+
+def test_a_failed_step_is_tried_again(api):
+    """By all ranks, each of which was told; every try has a name of its own."""
     ls = job(api, 2)
-    assert [x[0] for x in together(*[lambda l=l: l.save(7) for l in ls])] == [7, 7]
-    a = ls[0].begin(step=20)
-    failure(-errno.EINVAL, ls[1].begin, step=30)
-    b = [l.begin() for l in ls]
-    assert [x.step for x in b] == [8, 8]
-    b[1].abort("and this one, too")
-    c = ls[0].begin(step=40)
-    failure(-errno.EINVAL, ls[1].begin, step=1 << 63)
-    assert [x[0] for x in together(*[l.save for l in ls])] == [9, 9]
-    d = ls[1].begin(step=30)
-    e = ls[0].begin()
-    assert e.step == 30, "the first to come says which"
-    f = ls[0].begin()
-    e.abort("nothing of it is wanted")
-    g = ls[1].begin()
-    assert f.step == g.step == 31
-    close(ls, a, *b, c, d, e, f, g)
+    for n in range(3):
+        a = begin_all(ls, step=5)
+        assert {x.name for x in a} == {tries(ls[0], 5, n)}
+        a[1].announce()
+        a[0].abort(f"no {n}")
+        assert f"no {n}" in failure(EABORTED, a[1].wait)
+        for x in a:
+            x.free()
+    assert [x[0] for x in together(*[lambda l=l: l.save(5) for l in ls])] == [5, 5]
+    assert [x[0] for x in together(*[lambda l=l: l.save(5, replace=True) for l in ls])] == [5, 5]
+    assert visible(api)[5][1] == tries(ls[0], 5, 4)
+    close(ls)
+
+
+def test_who_comes_late_is_told_once(api):
+    """The others have ended the try, maybe a moment ago: who took the next one at once would wait there for nobody."""
+    ls = job(api, 2)
+    for n in range(2):
+        a = ls[0].begin(step=5)
+        a.abort(f"no {n}")
+        a.free()
+    assert "no 1" in failure(EABORTED, ls[1].begin, step=5)
+    a = begin_all(ls, step=5)
+    assert {x.name for x in a} == {tries(ls[0], 5, 2)}
+    for x in a:
+        x.announce()
+    assert len(set(together(*[x.wait for x in a]))) == 1
+    close(ls, *a)
+
+
+def out_of_phase(api, world, steps, **options):
+    """Each rank saves its steps, one after another. {rank: [(step, entry or error)]}"""
+    ls = job(api, world, **options)
+
+    def rank(l):
+        out = []
+        for step in steps[l.rank]:
+            step, replace = step if isinstance(step, tuple) else (step, False)
+            try:
+                out.append(l.save(step, replace))
+            except Failed as e:
+                out.append((step, e))
+        return out
+    answers = together(*[lambda l=l: rank(l) for l in ls])
+    close(ls)
+    return dict(enumerate(answers))
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_rank_leaves_a_step_out(api, who):
+    """The others are told who; all meet at the next step, and none is of two."""
+    started = time.monotonic()
+    answers = out_of_phase(api, 3, [[20] if rank == who else [10, 20] for rank in range(3)])
+    assert time.monotonic() - started < 20      # not a time-out: 20 s at least
+    for rank, got in answers.items():
+        assert got[-1] == (20, visible(api)[20][0]), answers
+        if rank != who:
+            assert got[0][1].code == EABORTED and f"rank {who} on" in got[0][1].text and "step 20" in got[0][1].text, answers
+    assert sorted(visible(api)) == [20]
+
+
+def test_all_that_commit_leave_a_step_out(api):
+    """Those that wait in it never look who is missing: who has gone on ends it."""
+    world = 16
+    answers = out_of_phase(api, world, [[10, 20] if rank % 2 else [20] for rank in range(world)])
+    for rank, got in answers.items():
+        assert got[-1][1] == visible(api)[20][0], answers
+        if rank % 2:
+            assert got[0][1].code == EABORTED and "gone on to step 20" in got[0][1].text, answers
+    assert sorted(visible(api)) == [20]
+
+
+def test_a_step_that_is_called_twice(api):
+    """The second call is a try in which nobody else is."""
+    answers = out_of_phase(api, 2, [[10, 20], [10, (10, True), 20]])
+    assert [step for step, entry in answers[0] if not isinstance(entry, Failed)] == [10, 20]
+    (_, one), (_, again), (_, two) = answers[1]
+    assert (one, two) == tuple(entry for _, entry in answers[0])
+    assert again.code == EABORTED and "rank 0 on" in again.text and "step 20" in again.text
+    assert visible(api)[10][0] == one
+
+
+def test_a_rank_that_is_a_step_behind(api):
+    """It fails where it is behind, and catches up while the others wait."""
+    answers = out_of_phase(api, 2, [[1, 2, 3], [0, 1, 2, 3]])
+    assert answers[1][0][1].code == EABORTED and "rank 0 on" in answers[1][0][1].text
+    assert answers[1][1:] == answers[0] and sorted(visible(api)) == [1, 2, 3]
+
+
+def test_ranks_that_never_save_the_same_step(api):
+    """Each save but the last ends within a bounded time, for somebody has always gone on; nothing is committed."""
+    ls = job(api, 2, deadline_ms=4000)
+    def rank(l):
+        out = []
+        for step in range(l.rank, 8, 2):
+            try:
+                out.append(l.save(step))
+            except Failed as e:
+                out.append(e.code)
+        return out
+    started = time.monotonic()
+    assert together(*[lambda l=l: rank(l) for l in ls]) == [[EABORTED] * 4] * 2
+    assert time.monotonic() - started < 40 and visible(api) == {}
+    close(ls)
 
 
 def test_an_import_keeps_its_hands_off(api):
@@ -226,8 +537,7 @@ def test_replaced_by_another_meanwhile(api):
 
 
 @pytest.mark.parametrize("one,two,words", [
-    ({"step": 5}, {"step": 6}, ("saves step 6", "rank 0 on", "step 5")),
-    ({"mesh": 1}, {"mesh": 2}, ("mesh is not that of rank 0 on",)),
+    ({"mesh": 1}, {"mesh": 2}, ("mesh differs from the mesh of rank 0 on",)),
     ({"replace": True}, {}, ("does not replace", "rank 0 on", "would")),
 ])
 def test_who_said_what(api, one, two, words):
@@ -293,6 +603,25 @@ def test_ranks_that_overlap(api):
     close(ls, *attempts)
 
 
+def test_a_base_where_nothing_can_be_read(api):
+    """Its number is not looked for among thousands, each of which may take a time-out of the storage."""
+    saved = save(api, "old")
+    l = Launch(api, "r", "x", 0, 1)
+    a = l.begin(step=1)
+    m = Meddler(api)
+    m.answer["read_whole"] = lambda args: -errno.ETIMEDOUT if b"/base." in c.string_at(args[1]) else None
+    failure(-errno.ETIMEDOUT, a.base, "old", saved.entry, saved.manifest)
+    assert m.count["read_whole"] < 5
+    m.end()
+    a.abort("no base")
+    a.free()
+    a = l.begin(step=2)
+    assert a.base("old", saved.entry, saved.manifest) == 0
+    a.abort("enough")
+    a.free()
+    close([l])
+
+
 def test_bases_of_several_ranks(api):
     one, two = save(api, "old"), save(api, "old")
     ls = job(api, 3)
@@ -349,6 +678,23 @@ def test_a_heartbeat_elsewhere_that_stops(api):
     (api.path / "hosts" / f"{ls[0].name}.elsewhere.r2.5").unlink()
 
 
+def test_beats_that_are_slow_for_all_hold_nothing_against_anybody(api):
+    """A storage that has too much to do: the observer's own beats tell it."""
+    ls = job(api, 2, heartbeat_ms=800)
+    m = Meddler(api)
+    m.answer["put_fleeting"] = lambda args: time.sleep(2)
+    time.sleep(0.5)     # a beat of each is under way
+    attempts = begin_all(ls, step=1)
+    attempts[0].announce()
+    late = threading.Thread(target=lambda: (time.sleep(3), attempts[1].announce()))
+    late.start()
+    entry = attempts[0].wait()
+    late.join()
+    assert attempts[1].wait() == entry == visible(api)[1][0]
+    m.end()
+    close(ls, *attempts)
+
+
 def test_what_is_under_way_is_listed(api):
     ls = job(api, 3)
     a = begin_all(ls)
@@ -371,8 +717,8 @@ def test_a_child_is_refused(api):
     pid = os.fork()
     if pid == 0:
         try:
-            ok = "process" in failure(-errno.EPERM, l.begin) and failure(-errno.EPERM, a.base, "r", 0, a.piece.digest)
-            failure(-errno.EPERM, a.announce)
+            ok = "process" in failure(-errno.ECHILD, l.begin) and failure(-errno.ECHILD, a.base, "r", 0, a.piece.digest)
+            failure(-errno.ECHILD, a.announce)
             a.abort("child")
             a.free()
             l.close()
@@ -403,19 +749,39 @@ def test_eio_of_the_lists_directory_is_undecided(api, alone):
         api.call(api.lib.store_attempt_announce, a.p, c.byref(announcement))
     with api.list("r") as l:
         l.put(api.entry(3, attempt=b"0123456789abcdef-0", reason=b"x"))  # something new to make durable
-    times = []
     m = Meddler(api)
-    m.answer["sync_dir"] = lambda args: -errno.EIO if c.string_at(args[1]) == b"runs/r" and not times.append(1) and len(times) == 1 else None
+    m.answer["sync_dir"] = lambda args: -errno.EIO if c.string_at(args[1]) == b"runs/r" else None
     with pytest.raises(Failed) as e:
-        a.commit(announcement) if alone else a.wait()
-    assert e.value.code == -errno.EIO and "undecided" in e.value.text and times
+        a.commit(announcement) if alone else a.wait(300)
+    assert e.value.code == -errno.EIO and "undecided" in e.value.text and m.count["sync_dir"]
     a.abort("gives up")
     assert len(packs_of(api)) == 2
     m.end()
     with api.list("r", whole=True) as l:
         assert l.attempt(a.name)[0] == UNDECIDED
+    if not alone:   # the storage answers for everything again: the list decides
+        a.abort("gives up")
+        with api.list("r", whole=True) as l:
+            assert l.attempt(a.name)[0] == ABORTED
     a.free()
     other.close()
+
+
+def test_a_storage_that_times_out(api):
+    """A network file system answers ETIMEDOUT. A wait whose own time is over answers the same, and its caller waits again: so the storage's error is another one."""
+    l = Launch(api, "r", "x", 0, 1, start_ms=500)
+    a = l.begin()
+    a.write(os.urandom(PIECE))
+    a.announce()
+    m = Meddler(api)
+    for call in "size", "read_whole", "file_open", "put", "sync_dir":
+        m.answer[call] = lambda args: -errno.ETIMEDOUT
+    for timeout in 60000, 0:        # before it has failed for long, and after
+        assert "undecided" in failure(-errno.EIO, a.wait, timeout)
+    m.end()
+    assert a.wait() is not None
+    a.free()
+    close([l])
 
 
 def test_an_announcement_that_lands_and_fails(api):
@@ -481,3 +847,23 @@ def test_four_processes_save_ten_steps(api):
     assert result.deleted == 0 and len(packs_of(api)) == 10 * 4 * 2
 
 
+def lives_without_descriptors(lib, pid, start):
+    """In a process that has none left; then in one that has."""
+    lib.store_process_lives.restype = c.c_bool
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+        os._exit(lib.store_process_lives(c.c_uint64(pid), c.c_uint64(start)))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lib.store_process_lives(c.c_uint64(pid), c.c_uint64(start))
+
+
+def test_who_cannot_look_calls_nobody_dead(lib):
+    start = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[19])
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    assert lives_without_descriptors(lib, os.getpid(), start) == (1, True)
+    assert lives_without_descriptors(lib, gone, start) == (1, False)
+    assert not lib.store_process_lives(c.c_uint64(os.getpid()), c.c_uint64(start + 1))     # another one has its number by now
+    assert lib.store_process_lives(c.c_uint64(os.getpid()), c.c_uint64(0))

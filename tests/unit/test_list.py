@@ -2,6 +2,7 @@
 """The run's list against an independent telling of its rules: random histories, several processes, damage."""
 import ctypes
 import errno
+import hashlib
 import multiprocessing
 import os
 import random
@@ -12,8 +13,9 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from storelib import (ABORT, ABORTED, COMMIT, COMMITTED, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Entry, Failed, Live, digest,
-                      scratch)
+from protolib import field, parse
+from storelib import (ABORT, ABORTED, COMMIT, COMMITTED, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Buf, Entry, Failed, Live, digest,
+                      fresh, scratch)
 
 LAUNCHES = [f"{i:016x}" for i in range(0xA0, 0xA8)]
 ATTEMPTS = [f"{launch}-{n}" for launch in LAUNCHES for n in range(15)] + [f"{i:016x}-0" for i in range(1, 60)]
@@ -56,12 +58,8 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def api(lib):
-    path = scratch()
-    shutil.rmtree(path)
-    api = Api(lib, path)
-    yield api
-    api.close()
-    shutil.rmtree(path)
+    with fresh(lib) as api:
+        yield api
 
 
 runs = iter(range(10**9))
@@ -446,3 +444,321 @@ def timed(api, run):
     start = time.perf_counter()
     api.list(run).close()
     return time.perf_counter() - start
+
+
+# ---- where an entry belongs ----
+
+def skipped(l):
+    """{number: what is wrong with it} of the entries that the list does without."""
+    l.lib.store_list_damaged_next.restype, found, why, at = ctypes.c_uint64, {}, ctypes.c_char_p(), ctypes.c_uint64()
+    while (n := l.lib.store_list_damaged_next(l.p, ctypes.byref(at), ctypes.byref(why))) != NONE:
+        found[n] = why.value.decode()
+    assert len(found) == l.damaged
+    return found
+
+
+def refused(api, run, count):
+    """Writers and the collector refuse the list by its run."""
+    with api.list(run) as l:
+        with pytest.raises(Failed) as e:
+            l.put(api.commit_entry("00000000000000aa-0", 10**6))
+        assert e.value.code == DAMAGED and f"run {run}: {count} entr" in e.value.text, e.value.text
+    with pytest.raises(Failed) as e:
+        api.gc()
+    assert f"run {run}: {count} entr" in e.value.text, e.value.text
+
+
+def collects(api):
+    """The collector takes the lists as they are: here it comes as far as the manifests, which these runs do not have."""
+    with pytest.raises(Failed, match="manifests/.* is needed and cannot be read"):
+        api.gc()
+
+
+@pytest.fixture
+def one(lib):
+    """A store of its own."""
+    with fresh(lib) as api:
+        yield api
+
+
+def swap(a, b):
+    (a_bytes, b_bytes) = (a.read_bytes(), b.read_bytes())
+    a.write_bytes(b_bytes)
+    b.write_bytes(a_bytes)
+
+
+def test_two_entries_swapped(one):
+    committed(one, "r", 12)
+    swap(one.entry_path("r", 4), one.entry_path("r", 9))
+    with one.list("r") as l:
+        assert skipped(l) == {4: "it is entry 9", 9: "it is entry 4"} and sorted(l.steps()) == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]
+    refused(one, "r", 2)
+
+
+def test_a_removal_copied_over_a_commit(one):
+    committed(one, "r", 6, removed=(2,))      # entry 3 removes step 2, entry 4 commits step 3
+    shutil.copy(one.entry_path("r", 3), one.entry_path("r", 4))
+    with one.list("r") as l:
+        assert skipped(l) == {4: "it is entry 3"} and sorted(l.steps()) == [0, 1, 4, 5]
+    refused(one, "r", 1)
+
+
+def test_an_entry_of_another_run(one):
+    committed(one, "r", 6)
+    committed(one, "other", 6)
+    shutil.copy(one.entry_path("other", 3), one.entry_path("r", 3))
+    with one.list("r") as l:
+        assert skipped(l) == {3: "it is an entry of run other"} and sorted(l.steps()) == [0, 1, 2, 4, 5]
+    shutil.copy(one.entry_path("other", 5), one.entry_path("r", 5))
+    with one.list("r") as l:
+        assert sorted(skipped(l)) == [3, 5]
+    refused(one, "r", 2)
+
+
+def test_an_entry_of_another_past(one):
+    """Run and number are its place's: only the entry before says that it does not belong there."""
+    committed(one, "r", 3)
+    other, kept, present = one.path / "kept", one.path / "runs/r", one.path / "present"
+    shutil.copytree(kept, other)
+    committed(one, "r", 3, first=3)
+    shutil.move(kept, present)
+    shutil.move(other, kept)                  # as a backup would bring it back
+    committed(one, "r", 3, first=10)          # and the run goes on from there
+    for n, at in ((5, 5), (4, 4)):
+        shutil.copy(present / f"{n:012d}", one.entry_path("r", at))
+        with one.list("r") as l:
+            assert skipped(l) == {at: f"it does not follow entry {at - 1} as that entry stands here: one of the two does not belong to this list"}
+        refused(one, "r", 1)
+
+
+def test_a_lost_end_and_a_lost_beginning(one):
+    """The entry after a lost one shows it; of a lost end the list itself says nothing."""
+    committed(one, "r", 6)
+    one.entry_path("r", 5).unlink()
+    with one.list("r", whole=True) as l:
+        assert skipped(l) == {} and l.next == 5 and sorted(l.steps()) == [0, 1, 2, 3, 4]
+        l.put(one.commit_entry("00000000000000aa-0", 50))
+    one.entry_path("r", 0).unlink()
+    with one.list("r", whole=True) as l:
+        assert skipped(l) == {0: "it is missing, though later entries exist"} and sorted(l.steps()) == [1, 2, 3, 4, 50]
+    refused(one, "r", 1)
+
+
+def test_a_first_entry_that_was_another(one):
+    committed(one, "r", 3)
+    swap(one.entry_path("r", 0), one.entry_path("r", 1))
+    with one.list("r") as l:
+        assert skipped(l) == {0: "it is entry 1", 1: "it is entry 0"}
+    one.entry_path("q", 0).parent.mkdir()
+    one.put_raw("q", 0, one.commit_entry("00000000000000aa-0", 1), before=bytes(range(32)))
+    with one.list("q") as l:
+        assert skipped(l) == {0: "it names an entry before it, but it is the first one"}
+
+
+def test_snapshots_swapped(one):
+    committed(one, "r", 140, removed=(3, 70))
+    with one.list("r", whole=True) as l:
+        good, end = l.steps(), l.next
+    assert end > 129
+    swap(one.entry_path("r", 64), one.entry_path("r", 128))
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert skipped(l) == {64: "it is entry 128", 128: "it is entry 64"} and l.steps() == good
+    refused(one, "r", 2)
+
+
+def adopted(one, steps):
+    """CPU seconds in which a list takes over a snapshot with rows of these steps, and what it shows then."""
+    attempts = [b"00000000000000aa-%d" % i for i in range(len(steps))]
+    live = (Live * len(steps))()
+    for i, step in enumerate(steps):
+        live[i].entry = i
+        live[i].commit.step, live[i].commit.attempt, live[i].commit.replaces = step, attempts[i], NONE
+    e = Entry(kind=SNAPSHOT, time_ns=1, host=b"h", live=live, nlive=len(steps))
+    with one.list(f"adopted{next(runs)}", whole=True) as l:
+        began = time.process_time()
+        assert one.lib.list_adopt(l.p, ctypes.byref(e)) == 0
+        took = time.process_time() - began
+        one.lib.store_list_at.restype = ctypes.POINTER(ctypes.c_uint64)
+        shown = [one.lib.store_list_at(l.p, ctypes.c_size_t(i))[0:2] for i in range(one.lib.store_list_count(l.p))]
+        assert all(one.lib.store_list_entry_live(l.p, ctypes.c_uint64(entry)) for _, entry in shown)
+    return took, shown
+
+
+def test_a_snapshot_in_any_order_of_steps(one):
+    """Rows stand by entry; their steps may fall, and hundreds of thousands fit: taking them over must not move all for each."""
+    r = random.Random(7)
+    for steps in ([], [5], [3, 2, 1], r.sample(range(10**6), 500), [r.randrange(300) for _ in range(500)]):
+        last = {step: i for i, step in enumerate(steps)}  # of two rows of one step the later one
+        assert adopted(one, steps)[1] == [[step, last[step]] for step in sorted(last)]
+    n = 60000
+    rising, falling = adopted(one, range(n)), adopted(one, range(n, 0, -1))
+    assert [step for step, _ in falling[1]] == list(range(1, n + 1))
+    assert falling[0] < 10 * rising[0] + 1
+
+
+@pytest.mark.parametrize("at", [64, 65])
+def test_the_chain_goes_across_a_snapshot(one, at):
+    """Who starts at a snapshot checks from there on; who starts at the beginning checks it, too."""
+    committed(one, "r", 70)
+    body = bytearray(one.entry_body("r", at))
+    entry = one.commit_entry("00000000000000aa-0", 1000) if at == 65 else Entry(kind=SNAPSHOT, time_ns=1, host=b"h", live=None, nlive=0)
+    one.entry_path("r", at).unlink()
+    one.put_raw("r", at, entry)               # in its place, after the entry before, but not what the next one was written after
+    assert one.entry_body("r", at) != body
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert list(skipped(l)) == [at + 1] and f"entry {at} as that entry stands here" in skipped(l)[at + 1]
+    refused(one, "r", 1)
+    one.entry_path("r", at).unlink()
+    entry.before.bytes[0] ^= 1
+    one.put_raw("r", at, entry, before=bytes(range(32)))
+    with one.list("r", whole=True) as l:
+        assert list(skipped(l)) == [at]
+    with one.list("r") as l:
+        assert list(skipped(l)) == ([65] if at == 65 else [65])
+
+
+def test_entries_of_the_other_format(one):
+    """A body of version 1 says no place: in a store of version 2 it is damage."""
+    committed(one, "r", 3)
+    entry = one.commit_entry("00000000000000aa-0", 1)
+    one.entry_path("r", 1).unlink()
+    body = Buf()
+    entry.version = 1
+    assert one.lib.proto_entry_encode(ctypes.byref(entry), ctypes.byref(body)) == 0
+    one.put_body("r", 1, ctypes.string_at(body.data, body.len))
+    one.lib.base_buf_release(ctypes.byref(body))
+    with one.list("r") as l:
+        assert skipped(l) == {1: "it has format 1, but the store has format 2"} and sorted(l.steps()) == [0, 2]
+
+
+# ---- entries accepted as damaged ----
+
+def accept(l, *numbers):
+    l.lib.store_list_accept.restype = ctypes.c_int64
+    return l.api.call(l.lib.store_list_accept, l.p, (ctypes.c_uint64 * len(numbers))(*numbers), ctypes.c_size_t(len(numbers)))
+
+
+def ruin(api, run, n):
+    api.entry_path(run, n).write_bytes(b"")
+
+
+def test_accepted_entries_stop_nobody(one):
+    committed(one, "r", 12, removed=(3,))     # entry 4 removes step 3
+    for n in (2, 4, 7):
+        ruin(one, "r", n)
+    with one.list("r") as l, one.list("r") as late:
+        assert sorted(skipped(l)) == [2, 4, 7]
+        assert accept(l, 2, 4) == 13
+        assert l.damaged == 1
+        with pytest.raises(Failed, match="entry 2 is accepted as damaged already") as e:
+            accept(l, 2, 7)
+        assert e.value.code == -errno.EALREADY
+        with pytest.raises(Failed, match="entry 8 is not damaged") as e:
+            accept(l, 7, 8)
+        assert e.value.code == -errno.EINVAL
+        refused(one, "r", 1)
+        assert late.refresh() == 1 and late.damaged == 1
+        assert accept(late, 7) == 14
+        l.refresh()
+        assert l.put(one.commit_entry("00000000000000aa-0", 100)) == 15
+        for other in (l, late):
+            other.refresh()
+            assert other.damaged == 0 and sorted(other.steps()) == [0, 1, 3, 4, 5, 7, 8, 9, 10, 11, 100]
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert l.damaged == 0 and sorted(l.steps()) == [0, 1, 3, 4, 5, 7, 8, 9, 10, 11, 100]
+    committed(one, "r", 60, first=200)        # a snapshot of it
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert l.damaged == 0 and len(l.steps()) == 71
+    collects(one)
+
+
+def test_accepted_is_nothing_for_who_can_read_it(one):
+    """All readers see the same, whatever each of them can read: who had taken it begins again."""
+    committed(one, "r", 8)
+    copy = one.entry_path("r", 5).read_bytes()
+    with one.list("r") as sees:
+        ruin(one, "r", 5)
+        with one.list("r") as l:
+            accept(l, 5)
+        one.entry_path("r", 5).write_bytes(copy)
+        assert 5 in sees.steps()
+        sees.refresh()
+        assert sorted(sees.steps()) == [0, 1, 2, 3, 4, 6, 7] and sees.damaged == 0
+        assert sees.put(one.commit_entry("00000000000000aa-0", 5)) == 9
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert sorted(l.steps()) == list(range(8)) and l.steps()[5][0] == 9
+
+
+def test_accept_at_a_snapshots_number(one):
+    """A list that lacks an entry makes no snapshot; the snapshot before an accepted entry keeps what it says."""
+    committed(one, "r", 63)
+    with one.list("r") as l:
+        assert l.put(one.commit_entry("00000000000000aa-0", 900)) == 63
+    ruin(one, "r", 40)
+    with one.list("r") as l:
+        assert accept(l, 40) == 64 and l.next == 65
+    committed(one, "r", 70, first=1000)
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert l.damaged == 0 and len(l.steps()) == 133 and 40 not in l.steps()
+    ruin(one, "r", 10)                        # long ago: a snapshot that knew it stands at 128
+    with one.list("r", whole=True) as l:
+        accept(l, 10)
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert l.damaged == 0 and len(l.steps()) == 133 and 10 in l.steps()
+
+
+def test_accepting_a_snapshot(one):
+    committed(one, "r", 140)
+    ruin(one, "r", 128)
+    with one.list("r") as l:
+        assert list(skipped(l)) == [128]
+        accept(l, 128)
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert l.damaged == 0 and len(l.steps()) == 140
+    committed(one, "r", 1, first=500)
+
+
+def test_the_chain_begins_anew_after_an_accepted_entry(one):
+    """The entry after an entry that cannot be read says zeros, or what the lost one was: neither can be checked."""
+    committed(one, "r", 4)
+    ruin(one, "r", 3)
+    with one.list("r", whole=True) as l:
+        l.lib.store_list_accept.restype = ctypes.c_int64
+        assert accept(l, 3) == 4
+    assert parse_before(one.entry_body("r", 4)) == bytes(32)
+    committed(one, "r", 2, first=10)
+    swap(one.entry_path("r", 5), one.entry_path("r", 6))
+    with one.list("r", whole=True) as l:
+        assert sorted(skipped(l)) == [5, 6]
+
+
+def parse_before(body):
+    return next(v for n, _, v in parse(body) if n == 13)
+
+
+def test_entries_of_unknown_kinds_decide_nothing(one):
+    """They count in the chain. Readers pass over them; writers and the collector are refused by name (docs/format/versions.md)."""
+    committed(one, "r", 3)
+    head = field(1, 2) + field(3, 9) + field(5, b"h") + field(11, b"r") + field(12, 3)
+    one.put_body("r", 3, head + field(13, hashlib.sha256(one.entry_body("r", 2)).digest()) + field(50, b"of a later version"))
+    with one.list("r") as l:
+        assert l.damaged == 0 and l.next == 4 and sorted(l.steps()) == [0, 1, 2]
+        for refused in (lambda: l.put(one.commit_entry("00000000000000aa-0", 3)), one.gc, lambda: one.remove_step("r", 1)):
+            with pytest.raises(Failed, match=r"newer vckpt wrote entry 3 of its list, which is of a kind \(9\)") as e:
+                refused()
+            assert e.value.code == -errno.EPROTONOSUPPORT
+    one.put_raw("r", 4, one.commit_entry("00000000000000aa-0", 3))
+    for whole in (False, True):
+        with one.list("r", whole) as l:
+            assert l.damaged == 0 and sorted(l.steps()) == [0, 1, 2, 3]
+    swap(one.entry_path("r", 3), one.entry_path("r", 4))
+    with one.list("r") as l:
+        assert skipped(l) == {3: "it is entry 4", 4: "it is entry 3"}

@@ -123,6 +123,7 @@ class Step:
                         self.append(w, PIECE, d, r)
                 rows.append((i, boxes, datas, refs))
         assert self.lib.store_pack_seal(w, c.byref(size)) == 0
+        self.live, self.raw = (sum(len(d) for _, _, datas, _ in rows for d in datas if len(d) > least) for least in (64, 0))
         return name, size.value, [(i, boxes, [self.piece(d, r) for d, r in zip(datas, refs)]) for i, boxes, datas, refs in rows]
 
     def honest(self, w, layout, rows, part, part_ref):
@@ -153,7 +154,7 @@ class Step:
             text, data_bytes = self.header(tensors)
             self.append(w, HEADER, text, header_ref)
         part = Part(rank=rank, world=self.world, host=b"h", layout=layout.p.contents.digest, npacks=2,
-                    packs=table(PackUse, [PackUse(model, model_size, 0), PackUse(meta, 0, 0)]))
+                    packs=table(PackUse, [PackUse(model, model_size, self.live), PackUse(meta, 0, 0)]))
         chunk = self.forge(rank, rows, layout) if self.forge else None
         if chunk:
             self.forged(w, rows, chunk, part, part_ref)
@@ -161,7 +162,8 @@ class Step:
             self.honest(w, layout, rows, part, part_ref)
         assert self.lib.store_pack_seal(w, c.byref(size)) == 0
         a = Announcement(run=b"r", attempt=self.attempt, step=self.step, rank=rank, world=self.world, host=b"h", layout=part.layout, stores_layout=first,
-                         part=ref(part_ref, 1), npacks=2, packs=table(PackUse, [PackUse(model, model_size, 0), PackUse(meta, size, 0)]), tensors=len(tensors))
+                         part=ref(part_ref, 1), npacks=2, packs=table(PackUse, [PackUse(model, model_size, self.live), PackUse(meta, size, size)]), tensors=len(tensors),
+                         bytes=self.raw, new_bytes=model_size + size.value)
         if first:
             a.layout_ref = ref(layout_ref, 1)
         if first and header:
@@ -182,7 +184,8 @@ class Step:
         assert code == 0, body
         b = Buf(c.cast(c.create_string_buffer(body, len(body)), ptr), len(body), len(body), 0)
         self.api.call(self.lib.store_manifest_put, self.api.p, b"r", c.byref(b), digest)
-        entry = self.api.entry(COMMIT, step=self.step, attempt=self.attempt, replaces=2**64 - 1, tensors=len(tensors), bytes=1)
+        entry = self.api.entry(COMMIT, step=self.step, attempt=self.attempt, replaces=2**64 - 1, tensors=len(tensors),
+                               bytes=sum(a.bytes for a in self.announcements), new_bytes=sum(a.new_bytes for a in self.announcements))
         c.memmove(entry.commit.manifest.bytes, digest, 32)
         with self.api.list("r") as entries:
             entries.put(entry)

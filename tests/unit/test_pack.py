@@ -302,6 +302,11 @@ def test_a_pack_that_shrinks_under_its_reader(storage):
         assert p.verify()
 
 
+def unknown(ref):
+    """A codec or kind of a later version: whoever follows a reference has verified it, so it is no damage."""
+    return ref.kind > 6 or ref.codec not in (0, 1, 0x101, 0x201, 0x301, 0x401)
+
+
 def test_references_that_lie(storage):
     w = low.PackWriter(storage)
     data = weights(100_000)
@@ -320,14 +325,14 @@ def test_references_that_lie(storage):
             if ref.raw_len > 1 << 20:
                 out = C.create_string_buffer(BLOCK) # a sane reader of one block
                 r = storage.lib.store_object_read_blocks(p.p, C.byref(ref), 0, 1, out, None)
-                assert r == -errno.EBADMSG
+                assert r == (-errno.EPROTONOSUPPORT if unknown(ref) else -errno.EBADMSG)
                 continue
             try:
                 got = p.read(ref)
                 # The codec is not under the blocks' checks: it is believed because the reference's owner is hashed (docs/format/objects.md).
                 assert ref.codec not in (good.codec, other.codec) or got in (data[:len(got)], w.refs[1][1][:len(got)])
             except low.StorageError as e:
-                assert e.errno == errno.EBADMSG
+                assert e.errno == (errno.EPROTONOSUPPORT if unknown(ref) else errno.EBADMSG)
         blocks = 7
         out = C.create_string_buffer(BLOCK)
         for first, n in ((blocks, 1), (0, blocks + 1), (2**64 - 1, 2), (1, 2**64 - 1)):

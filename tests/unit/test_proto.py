@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """proto: round trips, determinism, refusals, and bodies that the library never makes."""
 import ctypes as c
+import hashlib
 import random
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from protolib import (ATTEMPT, COMMIT, EFORMAT, EVERSION, NONE, SNAPSHOT, Attribute, Info, Live, Proto, Replica, Sample, Timing, ViewHeader, commit, digest,
+from protolib import (ACCEPT, ATTEMPT, COMMIT, EFORMAT, EVERSION, NONE, SNAPSHOT, VERSION, Attribute, Info, Live, Proto, Replica, Sample, Timing, ViewHeader, commit, digest,
                       entry, field, id16, packs, parse, sample_announcement, sample_layout, sample_part, sample_part_compared, sample_stats, samples, table,
                       unparse, varint)
 
-NAMES = ["store", "entry", "layout", "part", "announcement", "manifest", "begin", "base", "heartbeat", "trash", "stats"]
+NAMES = ["store", "entry", "layout", "part", "announcement", "manifest", "begin", "base", "heartbeat", "trash", "stats", "damage"]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,9 @@ def test_round_trip(proto, bodies, name):
 def test_version_and_features(proto, bodies, name):
     for body in bodies[name]:
         fields = parse(body)
-        assert fields[0] == (1, 0, 1)
-        assert proto.again(name, unparse([(1, 0, 2)] + fields[1:])) == EVERSION
-        assert proto.again(name, unparse([(1, 0, 2)] + fields[1:] + [(4000, 2, b"of a later version")])) == EVERSION
+        assert fields[0] == (1, 0, VERSION)
+        assert proto.again(name, unparse([(1, 0, VERSION + 1)] + fields[1:])) == EVERSION
+        assert proto.again(name, unparse([(1, 0, VERSION + 1)] + fields[1:] + [(4000, 2, b"of a later version")])) == EVERSION
         assert proto.again(name, unparse(fields[1:])) == EFORMAT
         assert proto.again(name, unparse([fields[0], (2, 2, b"shiny")] + fields[1:])) == EVERSION
 
@@ -52,7 +53,7 @@ def test_unknown_optional_fields_do_no_harm(proto, bodies, name):
 def test_only_the_shortest_encoding(proto, bodies, name):
     for body in bodies[name]:
         fields = parse(body)
-        assert proto.again(name, b"\x08\x81\x00" + body[2:]) == EFORMAT              # a padded varint
+        assert proto.again(name, b"\x08\x82\x00" + body[2:]) == EFORMAT              # a padded varint
         assert proto.again(name, body + unparse([fields[-1]])) in (EFORMAT, body + unparse([fields[-1]]))  # twice, unless it may repeat
         assert proto.again(name, b"\x08\x01" + body) == EFORMAT                       # version twice
         for i, (number, kind, value) in enumerate(fields):
@@ -106,11 +107,60 @@ def test_commit_fields(proto):
 def test_kind_decides_the_field(proto, bodies):
     for body in bodies["entry"]:
         fields = parse(body)
-        for kind in range(0, 8):
+        for kind in range(0, ACCEPT + 1):
             changed = unparse([(n, k, kind if n == 3 else v) for n, k, v in fields])
             assert proto.again("entry", changed) == (body if changed == body else EFORMAT)
     launch, remove = parse(bodies["entry"][0]), parse(bodies["entry"][3])
     assert proto.again("entry", unparse(launch + [f for f in remove if f[0] == 9])) == EFORMAT
+
+
+def test_an_entry_says_its_place(proto, bodies):
+    """Run, number and the digest of the entry before: all of them since version 2, none of them before."""
+    place = (11, 12, 13)
+    for body in bodies["entry"]:
+        fields = parse(body)
+        assert [n for n, *_ in fields] == sorted(n for n, *_ in fields) and {n for n, *_ in fields} >= set(place)
+        for lacks in (11, 13):
+            assert proto.again("entry", unparse([f for f in fields if f[0] != lacks])) == EFORMAT
+        assert proto.again("entry", unparse([(n, k, b"a/b" if n == 11 else v) for n, k, v in fields])) == EFORMAT
+        assert proto.again("entry", unparse([(n, k, v[:31] if n == 13 else v) for n, k, v in fields])) == EFORMAT
+        old = [(1, 0, 1)] + [f for f in fields[1:] if f[0] not in place]
+        assert proto.again("entry", unparse(old)) == (EFORMAT if dict((n, v) for n, _, v in fields)[3] == ACCEPT else unparse(old))
+        for added in place:
+            assert proto.again("entry", unparse(old + [f for f in fields if f[0] == added])) == EFORMAT
+
+
+def test_an_entry_of_an_unknown_kind(proto, bodies):
+    """It is read, so that it counts in the chain; nothing is known of it."""
+    head = [f for f in parse(bodies["entry"][0]) if f[0] not in (3, 6)]
+    for kind in (7, 300):
+        body = unparse(head[:1] + [(3, 0, kind)] + head[1:] + [(40, 2, b"of a later version")])
+        m = proto.decode("entry", body)
+        assert m.kind == kind and m.run == b"run-1" and bytes(m.self.bytes) == hashlib.sha256(body).digest()
+        proto.release("entry", m)
+
+
+def test_accept_rows(proto):
+    def put(*numbers, number=11):
+        return proto.encode("entry", entry(ACCEPT, numbers=numbers, number=number))
+    assert isinstance(put(0), bytes) and isinstance(put(3, 10), bytes) and isinstance(put(*range(65536), number=65536), bytes)
+    assert put() == put(11) == put(3, 3) == put(4, 3) == put(*range(65537), number=70000) == EFORMAT
+    fields = parse(put(0, 5))
+    assert fields[-1] == (14, 2, field(1, bytes(8) + b"\5" + bytes(7)))
+    assert proto.again("entry", unparse(fields[:-1] + [(14, 2, field(1, bytes(15)))])) == EFORMAT
+
+
+@pytest.mark.parametrize("name, number", [("heartbeat", 10), ("launch", 3)])
+def test_a_nonce_has_sixteen_bytes(proto, bodies, name, number):
+    fields = parse(bodies["heartbeat" if name == "heartbeat" else "entry"][0])
+    inner = fields if name == "heartbeat" else parse(dict((n, v) for n, _, v in fields)[6])
+    assert inner[-1][0] == number
+
+    def put(nonce):
+        changed = unparse(inner[:-1] + ([(number, 2, nonce)] if nonce else []))
+        body = changed if name == "heartbeat" else unparse([(n, k, changed if n == 6 else v) for n, k, v in fields])
+        return proto.again("heartbeat" if name == "heartbeat" else "entry", body) == body
+    assert put(bytes(range(16))) and put(b"") and not put(bytes(range(15))) and not put(bytes(range(17)))
 
 
 def test_attributes(proto):
@@ -152,20 +202,20 @@ def test_a_commit_of_a_later_version_keeps_its_fields_in_a_snapshot(proto, bodie
 def test_snapshot_rows(proto, bodies):
     body = bodies["entry"][4]
     fields = parse(body)
-    number, kind, inner = fields[-1]
+    at, (number, kind, inner) = next((i, f) for i, f in enumerate(fields) if f[0] == 10)
     rows = dict((n, v) for n, _, v in parse(inner))
     assert len(rows[1]) == 3 * 112
 
     def put(live, extra):
-        return proto.again("entry", unparse(fields[:-1] + [(number, kind, field(1, live) + field(2, extra))]))
+        return proto.again("entry", unparse(fields[:at] + [(number, kind, field(1, live) + field(2, extra))] + fields[at + 1:]))
     assert put(rows[1], rows[2]) == body
     assert put(rows[1][:-1], rows[2]) == EFORMAT
     assert put(rows[1][112:] + rows[1][:112], rows[2]) == EFORMAT
     assert put(rows[1], rows[2] + b"\x48\x00") == EFORMAT
     assert put(rows[1], rows[2][:-1]) == EFORMAT
-    for at in (104, 108):
+    for byte in (104, 108):
         for value in (b"\xff\xff\xff\xff", b"\x01\0\0\0"):
-            assert put(rows[1][:at] + value + rows[1][at + 4:], rows[2]) == EFORMAT
+            assert put(rows[1][:byte] + value + rows[1][byte + 4:], rows[2]) == EFORMAT
     assert put(rows[1][:15] + b"\x80" + rows[1][16:], rows[2]) == EFORMAT  # step of 2^63
 
 
@@ -178,12 +228,12 @@ def test_large_snapshot(proto):
 
 def test_store(proto):
     def put(**more):
-        m = Info(version=1, seed=1, min_bytes=131072, target_bytes=1 << 20, row_bytes=512)
+        m = Info(version=VERSION, seed=1, min_bytes=131072, target_bytes=1 << 20, row_bytes=512)
         for k, v in more.items():
             setattr(m, k, v)
         return proto.encode("store", m)
     assert isinstance(put(), bytes)
-    for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20}, {"row_bytes": 2 << 20}, {"version": 2}, {"version": 0}):
+    for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20}, {"row_bytes": 2 << 20}, {"version": VERSION + 1}, {"version": 0}):
         assert put(**bad) == EFORMAT
 
 

@@ -2,9 +2,12 @@
 """Replicas: what each of them hashes (core/save/replica.h), and who is named where they differ (core/store/manifest_replicas.c)."""
 import collections
 import ctypes as c
+import hashlib
+import itertools
 import os
 import pathlib
 import random
+import struct
 import sys
 import threading
 import time
@@ -193,6 +196,20 @@ def test_every_block_has_its_turn(lib):
     assert len(seen[rank.tensors[[t.name for t in rank.tensors].index("big")]]) > 150
 
 
+def test_small_integers_are_compared_whole(lib):
+    """Also in a sample: of masks and positions a few items differ. What is larger than 16 MiB has its one block."""
+    items = (16 << 20) // ITEM
+    tensors = [Tensor("floats", (items,), "dp=8", "R"), Tensor("larger", (items + 1,), "dp=8", "R"), Tensor("mask", (items,), "dp=8", "R"),
+               Tensor("part", (64, 700), "dp=4,tp=2", "R,S(0)")]
+    rank = ranks_of(lib, tensors)[3]
+    for number in (1, 2, 3):
+        rank.array[number].whole = True
+    side = Side(lib, rank)
+    found = {t.name: (sum(e.bytes for e in entries), max(e.bytes for e in entries)) for t, entries in side.entries.items()}
+    assert found["mask"] == (items * ITEM, MIB) and found["part"][0] == 32 * 700 * ITEM
+    assert found["floats"][0] <= SAMPLE_BYTES and found["larger"][0] <= SAMPLE_BYTES
+
+
 def test_off(lib):
     side = Side(lib, ranks_of(lib, world())[0], OFF)
     assert (side.out.nentries, side.out.ntensors, side.out.ngroups, side.finish({})) == (0, 0, 0, ([], {}))
@@ -259,6 +276,56 @@ def test_parts_of_one_tensor_in_any_order(lib):
         rank = ranks_of(lib, tensors(order), 1)[0]
         found.append(Side(lib, rank, FULL).finish(values, numbers=[0, 7, 7]))
     assert found[0] == found[1] and [s[0] for s in found[0][0]] == [0, 7]
+
+
+# ---- the page, once more (docs/format/part.md) ----
+
+def page_blocks(shape, offset, size, item, limit):
+    """Boxes of blocks, in row-major order of the box."""
+    most, unit, d = limit // item, 1, len(shape)
+    while d and unit * size[d - 1] <= most:
+        d, unit = d - 1, unit * size[d - 1]
+    if d == 0:
+        return [(tuple(offset), tuple(size))]
+    step, out = most // unit, []
+    for at in itertools.product(*[range(n) for n in size[:d - 1]], range(0, size[d - 1], step)):
+        o = [offset[i] + at[i] for i in range(d)] + list(offset[d:])
+        out.append((tuple(o), (1,) * (d - 1) + (min(step, size[d - 1] - at[-1]),) + tuple(size[d:])))
+    return out
+
+
+@pytest.mark.parametrize("mode", [SAMPLE, FULL])
+def test_as_the_page_says(lib, mode):
+    lib.base_xxh64_of.restype, seed, limit = c.c_uint64, 77, 1 << 20 if mode == FULL else 16384
+    tensors = [Tensor("big", (1024, 257), "dp=8", "R"), Tensor("cut", (300, 700), "replicate=2,shard=4", "R,S(0)"), Tensor("scalar", (), "dp=8", "R"),
+               Tensor("inner", (30, 4096), "dp=4,tp=2", "R,S(1)"), Tensor("thin", (5000, 3), "dp=8", "R"), Tensor("deep", (3, 70, 60, 50), "dp=8", "R")]
+    values, rank = some_values(tensors), ranks_of(lib, tensors)[5]
+    samples, replicas = Side(lib, rank, mode).finish(values, seed)
+
+    def xxh(data):
+        out = (c.c_uint8 * 16)()
+        lib.base_xxh128_of(c.c_uint64(seed), data, c.c_size_t(len(data)), ref(out))
+        return bytes(out)
+
+    def text(seed, data):
+        return lib.base_xxh64_of(c.c_uint64(seed), data, c.c_size_t(len(data)))
+    # of rank 5: ranks that hold the same, and its box of each tensor
+    held = {"big": (range(8), (0, 0), (1024, 257)), "cut": ((1, 5), (75, 0), (75, 700)), "scalar": (range(8), (), ()),
+            "inner": ((1, 3, 5, 7), (0, 2048), (30, 2048)), "thin": (range(8), (0, 0), (5000, 3)), "deep": (range(8), (0,) * 4, (3, 70, 60, 50))}
+    want, texts = [], {}
+    for number, t in sorted(enumerate(rank.tensors), key=lambda x: x[0]):
+        group, offset, size = held[t.name]
+        name = hashlib.sha256(struct.pack(f"<I{len(group)}I", mode, *group)).digest()[:16]
+        blocks = page_blocks(t.shape, offset, size, ITEM, limit)
+        if mode == SAMPLE:
+            items = [int(numpy.prod(b[1], dtype=int)) for b in blocks]
+            at = text(text(text(0, ATTEMPT), b"model"), t.name.encode()) % sum(items)
+            blocks = [blocks[next(i for i in range(len(items)) if at < sum(items[:i + 1]))]]
+        hashes = [xxh(numpy.ascontiguousarray(values[t.name][tuple(slice(o, o + n) for o, n in zip(*b))]).tobytes()) for b in blocks]
+        want.append((number, name, xxh(b"".join(hashes))))
+        texts[name] = texts.get(name, b"") + b"model\0" + t.name.encode() + b"\0" + want[-1][2]
+    assert samples == sorted(want)
+    assert replicas == {name: hashlib.sha256(data).digest()[:16] for name, data in texts.items()}
 
 
 def test_a_million_ranks_and_many_tensors(lib):

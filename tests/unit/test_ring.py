@@ -11,7 +11,7 @@ import threading
 import pytest
 
 PAGE = os.sysconf("SC_PAGESIZE")
-AUTO, NO, YES = range(3)
+AUTO, NO, YES, ALLOCATE = range(4)
 PAGEABLE, LOCKED, PINNED = range(3)
 
 
@@ -34,10 +34,7 @@ class Ring:
         return self.lib.device_ring_give(self.p, ctypes.c_void_p(slot))
 
     def register(self, fence):
-        err = Error()
-        rc = self.lib.device_ring_register(self.p, fence, ctypes.byref(err))
-        self.error = err.text.decode()
-        return rc
+        return self.lib.device_ring_register(self.p, fence)
 
     used = property(lambda self: self.lib.device_ring_used(self.p))
     bytes = property(lambda self: self.lib.device_ring_bytes(self.p))
@@ -225,50 +222,3 @@ def test_a_child_does_not_get_it(lib):
                 inside |= low <= slot < high
             os._exit(inside)
         assert os.waitpid(child, 0)[1] == 0
-
-
-# ---- free memory ----
-
-def tree(root, cgroup, files, available_kb=8 << 20):
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(f"MemTotal: 99999999 kB\nMemFree: 5 kB\nMemAvailable:   {available_kb} kB\n")
-    (root / "proc/self/cgroup").write_text(cgroup)
-    for name, text in files.items():
-        path = root / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-GIB = 1 << 30
-V2 = "0::/job/rank\n"
-V1 = "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n"
-
-
-@pytest.mark.parametrize("cgroup, files, want", [
-    ("", {}, 8 * GIB), (V2, {}, 8 * GIB),
-    (V2, {"job/rank/memory.max": "max", "job/rank/memory.current": "5"}, 8 * GIB),
-    (V2, {"job/rank/memory.max": f"{3 * GIB}\n", "job/rank/memory.current": f"{GIB}\n"}, 2 * GIB),
-    (V2, {"job/rank/memory.max": str(3 * GIB), "job/rank/memory.current": str(2 * GIB),
-          "job/rank/memory.stat": f"anon 5\ninactive_file {GIB}\nx 1\n"}, 2 * GIB),
-    (V2, {"job/rank/memory.max": str(3 * GIB), "job/rank/memory.current": "0",
-          "job/memory.max": str(2 * GIB), "job/memory.current": str(GIB)}, GIB),
-    (V2, {"memory.max": str(5 * GIB), "memory.current": str(GIB)}, 4 * GIB),
-    ("0::/\n", {"memory.max": str(5 * GIB), "memory.current": str(6 * GIB)}, 0),
-    ("0::/\n", {"memory.max": str(50 * GIB), "memory.current": "0"}, 8 * GIB),
-    (V1, {"memory/job/memory.limit_in_bytes": str(3 * GIB), "memory/job/memory.usage_in_bytes": str(2 * GIB),
-          "memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}\n"}, 3 * GIB // 2),
-    ("4:cpu,memoryx:/job\n", {"memory/job/memory.limit_in_bytes": "1", "memory/job/memory.usage_in_bytes": "0"}, 8 * GIB),
-    ("broken\n\n:\n", {"memory.max": "words", "memory.current": "0"}, 8 * GIB),
-])
-def test_free_memory_is_the_least_of_machine_and_groups(lib, tmp_path, cgroup, files, want):
-    tree(tmp_path, cgroup, files)
-    lib.device_free_memory_under.restype = ctypes.c_uint64
-    assert lib.device_free_memory_under(os.fsencode(tmp_path)) == want
-
-
-def test_free_memory_of_this_machine(lib):
-    lib.device_free_memory.restype = ctypes.c_uint64
-    total = os.sysconf("SC_PHYS_PAGES") * PAGE
-    assert 0 < lib.device_free_memory() <= total
-    lib.device_free_memory_under.restype = ctypes.c_uint64
-    assert lib.device_free_memory_under(b"/nowhere") == 0

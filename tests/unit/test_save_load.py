@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is saved comes back: any dtype and shape, any number of threads, any range, through any cache; and damage is an error."""
 import ctypes as c
+import errno
 import hashlib
 import itertools
 import os
 import pathlib
 import random
+import struct
 
 import numpy as np
 import pytest
 
+from forgelib import CHUNK, Forge, Message
+
 NONE = 2**64 - 1
-DTYPES = {"bool": (1, 1), "u8": (2, 1), "u16": (3, 2), "i64": (9, 8), "f16": (10, 2), "bf16": (11, 2), "f32": (12, 4), "f64": (13, 8),
+DTYPES = {"bool": (1, 1), "u8": (2, 1), "i32": (8, 4), "f8_e5m2": (17, 1), "u16": (3, 2), "i64": (9, 8), "f16": (10, 2), "bf16": (11, 2), "f32": (12, 4), "f64": (13, 8),
           "c64": (14, 8), "c128": (15, 16), "f8_e4m3fn": (16, 1), "f4_e2m1fn_x2": (21, 1)}
 
 
@@ -560,8 +564,8 @@ def test_a_view_header_comes_back(make, api):
 
 def several(seed=21, kinds=("noise", "normal")):
     rng = np.random.default_rng(seed)
-    shapes = [("bf16", (1024, 4096)), ("f32", (512, 257, 3, 3)), ("u8", (1000,)), ("u8", (241,)), ("u8", (240,)), ("u8", (100,)), ("f32", (3,)), ("f32", ()), ("u8", (0,)),
-              ("bf16", (300000,)), ("f64", (128, 128))]
+    shapes = [("bf16", (1024, 4096)), ("f32", (512, 257, 3, 3)), ("f8_e4m3fn", (1000,)), ("f8_e5m2", (241,)), ("f8_e4m3fn", (240,)), ("f8_e5m2", (100,)), ("f32", (3,)), ("f32", ()),
+              ("u8", (0,)), ("bf16", (300000,)), ("f64", (128, 128)), ("i32", (2000,))]
     return {(("model", "optimizer")[i % 2], f"t{i}"): Tensor.random(rng, d, s, kinds[i % len(kinds)]) for i, (d, s) in enumerate(shapes)}
 
 
@@ -590,7 +594,7 @@ def test_unchanged_pieces_are_recognised_at_their_place(make, cache):
     store, tensors = make(), several()
     first = store.save("a", tensors, step=0)
     again = store.save("a", tensors, step=1, no_index=False)  # there is no index at all
-    small = 2  # of 240 and of 100 bytes: hashed
+    small = 3  # of 240 and of 100 bytes, and integers: hashed
     assert (again.pieces_new, again.pieces_reused, again.bases) == (0, first.pieces_new, 1)
     assert again.pieces_believed == first.pieces_new - small and again.pieces_checked <= again.pieces_believed
     assert again.index_behind  # there is none: it has to be made
@@ -705,6 +709,47 @@ def test_a_base_that_goes_meanwhile_is_written_anew(make, cache):
     result = store.save("a", tensors, step=1, no_index=False, at_first_read=lambda: call(store.api.store_step_remove, store.handle, b"a", c.c_uint64(0)))
     assert result.pieces_new == first.pieces_new and result.pieces_reused == 0 and result.pieces_believed > 0
     check_all(store, "a", 1, tensors, {}, cache)
+
+
+def deceive(lib, store, run, pairs, scratch):
+    """As if memory had been flipped between the two hashes of each piece: what the step says of the first bytes is said of the second."""
+    forge = Forge(lib, store.path, run)
+    seed, out, hashes = int.from_bytes(Message(forge.record_body(store.path / "vckpt.store", 1, None)).get(4), "little"), c.create_string_buffer(16), {}
+    for pair in pairs:
+        said = []
+        for data in pair:
+            lib.base_xxh128_of(c.c_uint64(seed), data, c.c_size_t(len(data)), out)
+            said.append(out.raw)
+        hashes[said[0]] = said[1]
+    for kind, data in forge.objects:
+        if kind != CHUNK:
+            continue
+        rows, runs, pieces = struct.unpack_from("<IIQ", data, 16)
+        for at in range(64 + 64 * rows + 24 * runs + 32, 64 + 64 * rows + 24 * runs + 64 * pieces, 64):
+            data[at:at + 16] = hashes.pop(bytes(data[at:at + 16]), bytes(data[at:at + 16]))
+    assert not hashes
+    forge.done(scratch)
+
+
+def test_hashes_that_disagree_are_found_on_the_way(make, lib, tmp_path):
+    """One piece in some is hashed all the same: where a base says what is not so the save fails by name, and the piece is noted: no later
+    save believes it."""
+    rng, store = np.random.default_rng(4), make()
+    right = {("model", f"t{i:05}"): Tensor.random(rng, "f32", (75,)) for i in range(12000)}
+    flipped = changed(right, *right)
+    store.save("a", flipped, step=0)
+    deceive(lib, store, "a", [(flipped[key].data, right[key].data) for key in right], tmp_path / "scratch")
+    pack = next(store.path.rglob("*-0-0-model.pack")).stem
+    again = Store(store.api, store.path)
+    with pytest.raises(Failed, match="tensor model/t.*: piece 0 has the XXH3-128 that an earlier step recorded at its place, but another SHA-256") as e:
+        again.save("a", right, step=1, no_index=False)
+    assert e.value.code == -errno.EBADMSG
+    assert [p.name for p in (store.path / "damaged").iterdir()] == [pack]
+    noted = (store.path / "damaged" / pack).read_bytes()
+    with pytest.raises(Failed):
+        again.save("a", right, step=1, no_index=False)
+    assert len((store.path / "damaged" / pack).read_bytes()) > len(noted)    # another piece
+    again.close()
 
 
 def test_at_most_16_attempts_by_position(make, cache):

@@ -324,9 +324,9 @@ def test_a_base_of_a_run_that_cannot_be(api, store):
 
 def test_steps_at_the_ends(api, store):
     saver = api.saver(store, "run")
-    for step in (0, 2**63 - 1):
+    for step in (0, 2**44 - 1):
         assert saver.save({"model/w": numpy.ones(3)}, step=step).committed() == step
-    for step in (2**63, 2**64 - 2):
+    for step in (2**44, 2**63, 2**64 - 2):
         with pytest.raises(Failed):
             saver.begin(step=step)
     with pytest.raises(Failed):
@@ -539,7 +539,7 @@ def test_a_child_is_told_nothing_of_progress(api, store):
     queue = context.Queue()
     child = context.Process(target=child_of, args=(save, queue))
     child.start()
-    assert queue.get(timeout=20) == [-errno.EPERM] * 2
+    assert queue.get(timeout=20) == [-errno.ECHILD] * 2
     child.join(20)
     assert save.committed() == 0
     save.free()

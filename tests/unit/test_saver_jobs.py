@@ -100,6 +100,14 @@ def test_all_is_compared_through_a_small_ring(api, store):
     refused(ranks(api, store, "run", 2, one(1), check=1, ring=8 << 20, launch="another"), "model/w", "differs between rank 0")
 
 
+def test_ranks_out_of_phase_compare_the_same_block(api, store):
+    """Rank 1 leaves a step out, and has begun one save less from then on. All blocks of the tensor are different."""
+    def work(rank, saver):
+        saves = [saver.save({"model/w": WHOLE}, step=step) for step in range(rank, 4)]
+        return [saved(s) for s in saves][1 - rank:]
+    assert ranks(api, store, "run", 2, work) == [[1, 2, 3], [1, 2, 3]]
+
+
 # ---- one is refused what the others are not ----
 
 REFUSED = {"base": {"bases": ["no step"]}, "step": {"step": 2**63}, "attribute": {"attributes": {"": "x"}}}

@@ -107,7 +107,7 @@ def test_names(lib, name, good):
 def measured(api, saved, ranks=1):
     """Measures as the ranks of a save put them after its commit."""
     for rank in range(ranks):
-        m = sample_stats(rank, run=saved.run.encode(), step=saved.step, world=max(ranks, 1))
+        m = sample_stats(rank, run=saved.run.encode(), step=saved.step, attempt=saved.name.encode(), world=max(ranks, 1))
         put(api, saved.entry, m)
     return f"stats/{saved.run}/{saved.step}.{saved.entry}"
 
@@ -141,11 +141,16 @@ def test_strays_are_told_and_left_alone(api, vckpt):
     saved = save(api, "r")
     measured(api, saved)
     good = (api.path / f"stats/r/0.{saved.entry}/0").read_bytes()
-    strays = [f"stats/r/1.{saved.entry}/0", f"stats/r/0.{saved.entry + 1}/0", "stats/other/0.0/0", f"stats/r/0.{saved.entry}/x", "stats/note",
-              f"stats/r/0.{saved.entry}/1/2", "stats/r/5"]
-    for name in strays:
+    strays = [f"stats/r/0.{saved.entry}/x", "stats/note", f"stats/r/0.{saved.entry}/1/2", "stats/r/5"]
+    traces = [f"stats/r/1.{saved.entry}/0", f"stats/r/0.{saved.entry + 1}/0", "stats/other/0.0/0"]
+    for name in strays + traces:
         (api.path / name).parent.mkdir(parents=True, exist_ok=True)
         (api.path / name).write_bytes(good)
+    with pytest.raises(Failed) as e: # what they are of may have been an entry
+        api.gc(grace=0)
+    assert {name for kind, name, _ in e.value.reports if kind == "damage"} == set(traces)
+    for name in traces:
+        (api.path / name).unlink()
     result, reports = api.gc(grace=0)
     assert {name for kind, name, _ in reports if kind == "damage"} == set(strays) and result.deleted == 0
     assert names(api) == sorted(strays + [f"stats/r/0.{saved.entry}/0"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The POSIX storage: a name stands for a whole, durable file or for nothing, whoever wins and whoever is killed."""
 
+import contextlib
 import ctypes as C
 import errno
 import multiprocessing
@@ -9,6 +10,7 @@ import random
 import select
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -230,6 +232,45 @@ def test_a_killed_put_leaves_nothing_under_the_name(lib, storage):
             else:
                 assert storage.flags & low.NAMED_TEMPS
             storage.remove(name)
+
+
+def test_no_file_in_a_removed_directory(lib, storage):
+    """-ENOENT on every filesystem: ext4 says EPERM where the file would have had no name."""
+    storage.put("a/b", b"")
+    folder = os.open(os.path.join(storage.path, "a"), os.O_RDONLY | os.O_DIRECTORY)
+    storage.remove("a/b")
+    os.rmdir(os.path.join(storage.path, "a"))
+    temporary = C.create_string_buffer(1024)            # struct posix_temp
+    found = lib.posix_temp_open(storage.s, folder, b"b", temporary)
+    if found == 0:                                      # tmpfs makes it, and does not give it a name
+        found = lib.posix_temp_publish(storage.s, folder, temporary, b"b")
+    lib.posix_temp_drop(folder, temporary)
+    os.close(folder)
+    assert found == -errno.ENOENT
+
+
+def test_a_removed_directory_is_made_anew(lib, storage):
+    """As when the ranks of an aborted attempt still write while another one clears it away."""
+    storage.put("vckpt.store", b"keeps the root")
+    stop = threading.Event()
+
+    def remove():
+        folder = os.path.join(storage.path, "incoming/run/attempt")
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                for name in os.listdir(folder):
+                    os.unlink(os.path.join(folder, name))
+                os.removedirs(folder)
+            time.sleep(random.random() / 50)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        found = {storage.put(f"incoming/run/attempt/base.{i}", b"of a step") for i in range(500)}
+    finally:
+        stop.set()
+        remover.join()
+    assert found == {low.MINE}
 
 
 def test_a_full_disk(lib, tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What verify sees beyond single files: lists whose snapshots lie, packs that are not what manifests say."""
 import ctypes as c
+import hashlib
 import json
 import struct
 
@@ -8,8 +9,10 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from forgelib import Forge, Message
 from protolib import Entry
 from storelib import Buf
+from storelow import Digest
 
 
 @pytest.fixture
@@ -26,17 +29,43 @@ def long_run(vckpt, store, tmp_path):
 def test_a_snapshot_that_lies(vckpt, lib, long_run):
     assert vckpt.json("verify", long_run)["faults"] == 0
     path = long_run / "runs/run/000000000064"
-    entry, body, file = Entry(kind=5, time_ns=1, host=b"h"), Buf(), Buf()
+    last = (long_run / "runs/run/000000000063").read_bytes()
+    before = hashlib.sha256(last[48:48 + int.from_bytes(last[12:16], "little")]).digest()
+    entry, body, file = Entry(kind=5, time_ns=1, host=b"h", run=b"run", number=64, before=Digest((c.c_uint8 * 32)(*before))), Buf(), Buf()
     assert lib.proto_entry_encode(c.byref(entry), c.byref(body)) == 0
     copy = path.read_bytes()
     store_id = (long_run / "vckpt.store").read_bytes()[48:].split(b"\x1a\x10", 1)[1][:16]     # field 3: 16 bytes
     assert lib.store_record_encode(2, store_id, c.c_void_p(body.data), c.c_size_t(body.len), c.byref(file)) == 0
     path.write_bytes(c.string_at(file.data, file.len))
-    assert len(vckpt.json("ls", long_run, "run")["steps"]) == 2
+    assert len(vckpt.json("ls", long_run, "run")["steps"]) == 1    # entry 65 was written after another one
+    damage = vckpt.json("verify", long_run, check=False)["damage"]
+    assert [d["file"] for d in damage] == ["runs/run/000000000065"] and "entry 64 as that entry stands here" in damage[0]["what"], damage
+    tail = {p: p.read_bytes() for p in (long_run / "runs/run/000000000065", long_run / "runs/run/000000000066")}
+    for p in tail:
+        p.unlink()
     damage = vckpt.json("verify", long_run, check=False)["damage"]
     assert any(d["file"] == "runs/run/000000000064" and "snapshot" in d["what"] for d in damage), damage
     path.write_bytes(copy)
+    for p, data in tail.items():
+        p.write_bytes(data)
     assert vckpt.json("verify", long_run)["faults"] == 0
+
+
+@pytest.mark.parametrize("at", [16, 64, 72, 80, 96])    # time, tensors, bytes, new bytes, count of the attempt
+def test_a_snapshot_that_says_other_things_of_a_step(vckpt, lib, long_run, at):
+    """The same steps, with the same manifests: what else their entries say counts, too."""
+    path, forge = long_run / "runs/run/000000000064", Forge(lib, long_run, "run")
+    for n in (65, 66):
+        (long_run / f"runs/run/{n:012}").unlink()
+    snapshot = Message(forge.record_body(path, 2, forge.id))
+    live = Message(snapshot.get(10))
+    rows = bytearray(live.get(1))
+    rows[5 * 112 + at] ^= 1
+    live.set(1, bytes(rows))
+    snapshot.set(10, live.encode())
+    forge.put_record(path, 2, snapshot.encode())
+    damage = vckpt.json("verify", long_run, check=False)["damage"]
+    assert any(d["file"] == "runs/run/000000000064" and "other steps than readers from the start" in d["what"] for d in damage), damage
 
 
 def test_a_pack_that_is_longer_than_its_manifest_says(vckpt, long_run):

@@ -41,7 +41,10 @@ def save_of_few_and_of_many(build, vckpt):
 def test_calls_of_each_phase_grow_with_the_writers(save_of_few_and_of_many, phase, each):
     few, many = (save[phase] for save in save_of_few_and_of_many)
     assert calls(many) <= calls(few) * MANY / FEW * 1.3 + 50, (few, many)
-    assert many["listed"] <= few["listed"] * MANY / FEW * 1.3 + 50, (few, many)
+    if phase == "launch":  # each rank lists the launch's heartbeats once when it opens, names only: a living rank 0, nobody else that is this rank
+        assert many["listed"] <= MANY * MANY + 50, many
+    else:
+        assert many["listed"] <= few["listed"] * MANY / FEW * 1.3 + 50, (few, many)
     assert calls(many) <= each * MANY + 50, (few, many)
 
 

@@ -69,6 +69,37 @@ static json_t *result_json(const struct gc *g, const struct store_gc_result *r)
 		(json_int_t)r->waiting_bytes, "actions", g->actions);
 }
 
+static void print_grace(uint64_t grace_s)
+{
+	if (grace_s % 3600 == 0)
+		printf("%" PRIu64 " h", grace_s / 3600);
+	else if (grace_s % 60 == 0)
+		printf("%" PRIu64 " min", grace_s / 60);
+	else
+		printf("%" PRIu64 " s", grace_s);
+}
+
+static void print_result(const struct store_gc_options *o, const struct store_gc_result *r)
+{
+	char deleted[32], waiting[32];
+
+	tool_format_bytes(r->deleted_bytes, deleted);
+	tool_format_bytes(r->waiting_bytes, waiting);
+	printf("%s%" PRIu64 " files deleted, %s", o->dry_run ? "would be: " : "", r->deleted, deleted);
+	if (r->marked)
+		printf("; %" PRIu64 " files marked", r->marked);
+	if (r->waiting)
+		printf("; %" PRIu64 " files, %s, marked before", r->waiting, waiting);
+	if ((r->marked || r->waiting) && o->grace_s) {
+		fputs(": a later vckpt gc deletes them, after ", stdout);
+		print_grace(o->grace_s);
+		fputs("; --grace 0: now", stdout);
+	} else if (r->waiting) {
+		fputs(": they wait (-v says for what)", stdout);
+	}
+	putchar('\n');
+}
+
 static int gc_run(struct tool *t, int argc, char **argv)
 {
 	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'},
@@ -77,7 +108,6 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	struct store_gc_result result = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
-	char deleted[32], waiting[32];
 	int code = tool_parse(t, argc, argv, "n", options, option, &g), used;
 
 	if (code)
@@ -86,7 +116,7 @@ static int gc_run(struct tool *t, int argc, char **argv)
 		return code;
 	if (t->narguments > 1) {
 		store_close(s);
-		return tool_usage(t, "one STORE is all it takes");
+		return tool_usage(t, "give one STORE and nothing else");
 	}
 	g.options.arg = &g;
 	g.actions = json_array();
@@ -94,16 +124,8 @@ static int gc_run(struct tool *t, int argc, char **argv)
 		code = tool_fail(t, &err);
 	else if (t->json)
 		code = tool_print_json(result_json(&g, &result));
-	else if (!t->quiet) {
-		tool_format_bytes(result.deleted_bytes, deleted);
-		tool_format_bytes(result.waiting_bytes, waiting);
-		printf("%s%" PRIu64 " files deleted, %s; ", g.options.dry_run ? "would be: " : "", result.deleted,
-			deleted);
-		if (g.options.grace_s)
-			printf("%" PRIu64 " files marked, for a gc after the grace period (--grace) to delete; ",
-				result.marked);
-		printf("%" PRIu64 " files, %s, wait for their grace to end\n", result.waiting, waiting);
-	}
+	else if (!t->quiet)
+		print_result(&g.options, &result);
 	json_decref(g.actions);
 	store_close(s);
 	return code;
@@ -118,5 +140,5 @@ const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
 	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a\n"
 	"                      writer is alive\n"
 	"  --heartbeat TIME    how long a writer on another host may be silent: 20s\n"
-	"  --json -q -v        print JSON; print nothing; list what is kept for now, too\n",
+	"  --json -q -v        print JSON; print nothing but errors; list what is kept for now, too\n",
 	gc_run};

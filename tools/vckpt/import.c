@@ -84,12 +84,22 @@ static int set_threads(struct tool *t, struct import *in, const char *value)
 	return 0;
 }
 
+/* A run may be called so, but where there is such a file RUN was forgotten. */
+static bool is_source_file(const char *text)
+{
+	const char *dot = strrchr(text, '.');
+
+	return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".npy") == 0) && access(text, F_OK) == 0;
+}
+
 /* A positional argument: each source keeps the component that was named before it. */
 static int argument(struct tool *t, struct import *in, const char *value)
 {
 	in->components[t->narguments - 1] = in->component;
 	if (t->narguments != 2)
 		return 0;
+	if (is_source_file(value))
+		return tool_missing_run(t, value);
 	int code = tool_target_parse(t, value, &in->target);
 	if (code == 0 && (in->target.rest || in->target.latest))
 		return tool_usage(t, "the target is RUN or RUN/STEP, STEP a number");
@@ -323,5 +333,5 @@ const struct tool_command tool_import = {"import",
 	"  --keep-pickles      store pickled files as they are (they are never opened); by default they are left out\n"
 	"  --threads N         threads to work with; by default all cores\n"
 	"  --no-index          do not look for equal content in other steps\n"
-	"  --json -q -v        print JSON; print nothing; say more\n",
+	"  --json -q -v        print JSON; print nothing but errors; say more\n",
 	import_run};

@@ -28,7 +28,7 @@ static int index_run(struct tool *t, int argc, char **argv)
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
 		return code;
 	if (t->narguments > 1)
-		code = tool_usage(t, "one STORE is all it takes");
+		code = tool_usage(t, "give one STORE and nothing else");
 	else if (save_index_update(s, rebuild, &stats, &err) < 0)
 		code = tool_fail(t, &err);
 	else if (t->json)

@@ -49,12 +49,12 @@ static int list_runs(struct tool *t, struct store *s)
 		return tool_fail(t, &err);
 	}
 	int code = 0;
-	for (size_t i = 0; i < n && code == 0; i++) {
+	for (size_t i = 0; i < n; i++) { /* a run that cannot be read hides no other */
 		struct store_list *l;
 
 		if (store_list_open(s, runs[i], false, &l, &err) < 0) {
 			code = tool_fail(t, &err);
-			break;
+			continue;
 		}
 		const struct store_list_step *latest = store_list_latest(l);
 		if (latest && t->json)
@@ -67,8 +67,11 @@ static int list_runs(struct tool *t, struct store *s)
 		store_list_close(l);
 	}
 	store_runs_free(runs, n);
-	if (code == 0 && t->json)
-		return tool_print_json(json_pack("{s:o}", "runs", all));
+	if (t->json) {
+		int printed = tool_print_json(json_pack("{s:o}", "runs", all));
+
+		return printed ? printed : code;
+	}
 	json_decref(all);
 	return code;
 }
@@ -76,7 +79,7 @@ static int list_runs(struct tool *t, struct store *s)
 static int list_steps(struct tool *t, struct store *s, const char *run)
 {
 	struct base_error err = {0};
-	struct store_list *l;
+	struct store_list *l = NULL;
 	json_t *all = json_array();
 	int code = 0;
 
@@ -260,7 +263,7 @@ static int ls_run(struct tool *t, int argc, char **argv)
 	if (code)
 		return code - TOOL_LEAVE;
 	if (t->narguments > 2)
-		return tool_usage(t, "STORE and at most one RUN[/STEP[/COMPONENT]]");
+		return tool_usage(t, "give STORE and at most one RUN[/STEP[/COMPONENT]]");
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (incoming && t->narguments == 2 && target.has_step)

@@ -92,6 +92,19 @@ static void print_incoming(const struct incoming *i)
 		liveness_names[in->state], left_over(i) ? ")" : "", in->attempt);
 }
 
+static int64_t clock_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+void tool_print_incoming(const struct store_incoming *in)
+{
+	print_incoming(&(struct incoming){.in = in, .decided = STORE_ATTEMPT_UNDECIDED, .now_ns = clock_ns()});
+}
+
 /* Lists are opened once a run: attempts stand together by run. */
 struct incoming_lists { struct store_list *list; char run[PROTO_RUN_MAX + 1]; };
 
@@ -116,14 +129,13 @@ int tool_list_incoming(struct tool *t, struct store *s, const char *run)
 	struct incoming_lists lists = {0};
 	struct store_incoming *all = NULL;
 	struct base_error err = {0};
-	struct timespec now;
+	int64_t now_ns = clock_ns();
 	json_t *shown = json_array();
 	size_t n = 0;
 	int r = store_incoming_read(s, &all, &n, &err), code;
 
-	clock_gettime(CLOCK_REALTIME, &now);
 	for (size_t k = 0; r == 0 && k < n; k++) {
-		struct incoming i = {.in = &all[k], .now_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec};
+		struct incoming i = {.in = &all[k], .now_ns = now_ns};
 
 		if (run && strcmp(all[k].run, run) != 0)
 			continue;

@@ -13,8 +13,10 @@ static const struct tool_command *const commands[] = {
 	&tool_cat,
 	&tool_export,
 	&tool_verify,
+	&tool_mend,
 	&tool_rm,
 	&tool_gc,
+	&tool_abort,
 	&tool_index,
 	&tool_stalls,
 	&tool_mesh_command,
@@ -31,7 +33,8 @@ static int help(FILE *to, int code)
 		fprintf(to, "  %-8s %s\n", commands[i]->name, commands[i]->summary);
 	fputs("\nvckpt COMMAND --help tells more; so does vckpt(1). mount.vckpt(8) shows a store as files.\n"
 		"STORE may be left out where VCKPT_STORE names it and no other argument is given.\n"
-		"Exit codes: 0 done, 1 failed, 2 usage, 3 damage found.\n", to);
+		"Exit codes: 0 done, 1 failed, 2 usage, 3 damage found, 4 verify met only what a newer vckpt wrote.\n",
+		to);
 	return code;
 }
 

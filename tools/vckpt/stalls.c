@@ -114,17 +114,21 @@ static int rank_part(struct stalls *st, struct store *s, const struct proto_mani
 	struct stalls_rank *r = &st->ranks[line];
 	struct proto_part part = {0};
 	void *bytes = NULL;
-	int rc = store_manifest_object(s, m, ref, STORE_CHUNK_MAX_BYTES, &bytes, NULL);
+	struct base_error why = {0};
+	int rc = store_manifest_object(s, m, ref, STORE_METADATA_MAX_BYTES, &bytes, &why);
 
 	if (rc == 0)
-		rc = proto_part_decode(bytes, ref->raw_len, &part);
+		rc = store_part_decode(bytes, ref->raw_len, &part, &why);
 	free(bytes);
 	if (rc == 0 && part.ntimings) {
 		r->source = STALLS_PART;
 		rc = rank_times(st, r, part.timings, part.ntimings);
 	}
 	proto_part_release(&part);
-	st->damaged += rc < 0 && rc != -ENOMEM;
+	if (rc == -BASE_EVERSION)
+		base_warning("rank %u: %s; left out", m->ranks[line].rank, why.text);
+	else
+		st->damaged += rc < 0 && rc != -ENOMEM;
 	return rc == -ENOMEM ? rc : 0;
 }
 
@@ -218,7 +222,7 @@ static int stalls_run(struct tool *t, int argc, char **argv)
 	if (code)
 		return code - TOOL_LEAVE;
 	if (t->narguments != 2)
-		return tool_usage(t, "STORE and RUN/STEP");
+		return tool_usage(t, "STORE and RUN/STEP are needed");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.has_step || target.rest)

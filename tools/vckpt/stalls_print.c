@@ -26,17 +26,29 @@ static void print_sum(const struct stalls *st, const char *name, const struct st
 	putchar('\n');
 }
 
+/* One process read it from files: only that has a phase "read". */
+static bool imported(const struct stalls *st)
+{
+	if (st->nranks != 1 || st->ranks[0].source != STALLS_PART)
+		return false;
+	for (unsigned i = 0; i < st->ranks[0].ntimes; i++)
+		if (strcmp(st->phases[st->ranks[0].times[i].phase], "read") == 0)
+			return true;
+	return false;
+}
+
 static int print_sums(const struct stalls *st)
 {
 	struct stalls_sum s;
 	int r = 0;
 
-	printf("\n  %-12s %10s  %10s  %10s  %6s  %6s  %s\n", "since submit", "median", "longest", "spread", "ranks",
-		"rank", "on host");
+	printf("\n  %-12s %10s  %10s  %10s  %6s  %6s  %s\n", imported(st) ? "busy in" : "since submit", "median",
+		"longest", "spread", "ranks", "rank", "on host");
 	for (unsigned i = 0; r == 0 && i < STALLS_MILESTONES; i++)
 		if ((r = stalls_sum_milestone(st, (enum stalls_milestone)i, &s)) == 0)
 			print_sum(st, stalls_milestone_names[i], &s);
-	puts("\n  busy in");
+	if (!imported(st))
+		puts("\n  busy in");
 	for (unsigned i = 0; r == 0 && i < st->nphases; i++)
 		if ((r = stalls_sum_phase(st, i, &s)) == 0)
 			print_sum(st, st->phases[i], &s);
@@ -104,19 +116,31 @@ static int print_ranks_of(const struct stalls *st, enum stalls_source source, co
 	return 0;
 }
 
+/* Of how many ranks not everything is known. */
+static int print_unknown(const struct stalls *st, uint32_t full)
+{
+	int r;
+
+	if (imported(st)) {
+		puts("imported by one process: nobody waited, and how long it was busy is all there is");
+		return 0;
+	}
+	r = full < st->nranks ? print_ranks_of(st, STALLS_NONE, "no timings") : 0;
+	if (r == 0 && full < st->nranks)
+		r = print_ranks_of(st, STALLS_PART, "only what their parts say (phases up to the part)");
+	return r;
+}
+
 int stalls_print(const struct stalls *st)
 {
 	uint32_t full = 0;
-	int r = 0;
+	int r;
 
 	for (uint32_t i = 0; i < st->nranks; i++)
 		full += st->ranks[i].source == STALLS_STATS;
 	printf("%s/step-%08" PRIu64 ", %" PRIu32 " %s, attempt %s, entry %" PRIu64 "\n", st->run, st->step, st->nranks,
 		st->nranks == 1 ? "rank" : "ranks", st->attempt, st->entry);
-	if (full < st->nranks)
-		r = print_ranks_of(st, STALLS_NONE, "no timings");
-	if (r == 0 && full < st->nranks)
-		r = print_ranks_of(st, STALLS_PART, "only what their parts say (phases up to the part)");
+	r = print_unknown(st, full);
 	if (st->damaged)
 		printf("%" PRIu32 " files of measures or parts cannot be read: vckpt verify tells more\n", st->damaged);
 	if (st->phases_left_out)

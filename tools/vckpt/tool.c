@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #define TOOL_COMMON_MAX 64
 
@@ -120,6 +121,75 @@ int tool_fail(const struct tool *t, const struct base_error *err)
 	return err->code == -BASE_EDAMAGED ? TOOL_DAMAGE : TOOL_FAILED;
 }
 
+/* RUN, and where the rest begins; not what STEP is. -ENAMETOOLONG, or -EINVAL: that cannot be a run. */
+static int target_split(const char *text, struct tool_target *ret_target)
+{
+	const char *slash = strchrnul(text, '/'), *rest;
+	size_t run_len = (size_t)(slash - text);
+
+	*ret_target = (struct tool_target){0};
+	if (run_len >= sizeof ret_target->run)
+		return -ENAMETOOLONG;
+	memcpy(ret_target->run, text, run_len);
+	if (!proto_run_valid(ret_target->run))
+		return -EINVAL;
+	ret_target->has_step = slash[0] && slash[1];
+	rest = ret_target->has_step ? strchrnul(slash + 1, '/') : slash;
+	if (rest[0] && rest[1])
+		ret_target->rest = rest + 1;
+	return 0;
+}
+
+int tool_missing_run(const struct tool *t, const char *path)
+{
+	return tool_usage(t, "RUN is expected where %s stands, which is a file or directory: is RUN missing before it?",
+		path);
+}
+
+/* r: of target_split */
+static int refuse_run(const struct tool *t, const char *text, int r)
+{
+	if (access(text, F_OK) == 0)
+		return tool_missing_run(t, text);
+	if (r == -ENAMETOOLONG)
+		return tool_usage(t, "run names have at most %d bytes", PROTO_RUN_MAX);
+	return tool_usage(t, "\"%s\" does not begin with a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes",
+		text);
+}
+
+static bool is_store(const char *path)
+{
+	char file[4200];
+
+	return snprintf(file, sizeof file, "%s/vckpt.store", path) < (int)sizeof file && access(file, F_OK) == 0;
+}
+
+/* Arguments in another order than STORE TARGET; said, or 0. */
+static int check_order(const struct tool *t)
+{
+	if (t->narguments < 2 || is_store(t->arguments[0]) || !is_store(t->arguments[1]))
+		return 0;
+	return tool_usage(t, "%s is not a store, and %s is: give STORE first", t->arguments[0], t->arguments[1]);
+}
+
+static bool takes_run(const struct tool *t)
+{
+	return memmem(t->command->help, strcspn(t->command->help, "\n"), "RUN", 3) != NULL;
+}
+
+/* The first argument is no store: maybe it is a run, and STORE was left out. */
+static int open_failed(const struct tool *t, struct base_error *err)
+{
+	struct tool_target target;
+	size_t len = strlen(err->text);
+
+	if (t->narguments == 1 && takes_run(t) && (err->code == -ENOENT || err->code == -BASE_ENOSTORE) &&
+		target_split(t->arguments[0], &target) == 0)
+		snprintf(err->text + len, sizeof err->text - len, ": if %.100s is a run, give STORE before it",
+			t->arguments[0]);
+	return tool_fail(t, err);
+}
+
 int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s, int *ret_used)
 {
 	struct base_error err = {0};
@@ -128,8 +198,10 @@ int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s, int *r
 	*ret_used = t->narguments ? 1 : 0;
 	if (!path || !*path)
 		return tool_usage(t, "STORE is missing, and VCKPT_STORE is not set");
+	if (check_order(t))
+		return TOOL_USAGE;
 	if (store_open(path, flags, ret_s, &err) < 0)
-		return tool_fail(t, &err);
+		return open_failed(t, &err);
 	return 0;
 }
 
@@ -160,23 +232,14 @@ static int parse_step(const struct tool *t, const char *text, size_t len, struct
 
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target)
 {
-	const char *slash = strchr(text, '/');
-	size_t run_len = slash ? (size_t)(slash - text) : strlen(text);
+	int r = check_order(t);
 
-	*ret_target = (struct tool_target){0};
-	if (run_len >= sizeof ret_target->run)
-		return tool_usage(t, "run names have at most %d bytes", PROTO_RUN_MAX);
-	memcpy(ret_target->run, text, run_len);
-	if (!proto_run_valid(ret_target->run))
-		return tool_usage(t, "\"%s\" is not a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes",
-			ret_target->run);
-	if (!slash || !slash[1])
-		return 0;
-	const char *step = slash + 1, *end = strchrnul(step, '/');
-	ret_target->has_step = true;
-	if (*end && end[1])
-		ret_target->rest = end + 1;
-	return parse_step(t, step, (size_t)(end - step), ret_target);
+	if (r == 0 && (r = target_split(text, ret_target)) < 0)
+		return refuse_run(t, text, r);
+	if (r || !ret_target->has_step)
+		return r;
+	const char *step = text + strlen(ret_target->run) + 1;
+	return parse_step(t, step, (size_t)(strchrnul(step, '/') - step), ret_target);
 }
 
 int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,

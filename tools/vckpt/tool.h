@@ -13,7 +13,8 @@
 #include "core/store/list.h"
 #include "core/store/store.h"
 
-enum tool_exit { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2, TOOL_DAMAGE = 3 };
+/* NEWER: no damage, but not everything could be looked at, for a newer vckpt wrote it */
+enum tool_exit { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2, TOOL_DAMAGE = 3, TOOL_NEWER = 4 };
 
 struct tool {
 	const struct tool_command *command;
@@ -30,7 +31,7 @@ struct tool_command {
 };
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
-	tool_rm, tool_gc, tool_index, tool_stalls, tool_mesh_command, tool_layout, tool_reshard;
+	tool_mend, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command, tool_layout, tool_reshard;
 
 /* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that
  * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order; with
@@ -57,8 +58,10 @@ struct tool_target {
 	uint64_t step;
 	const char *rest;
 };
-/* 0 or TOOL_USAGE, said */
+/* 0 or TOOL_USAGE, said; also where STORE and the target are swapped */
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);
+/* a file stands where RUN has to; returns TOOL_USAGE */
+int tool_missing_run(const struct tool *t, const char *path);
 /* The visible step that a target means; opens its run's list. 0, or an exit code, said. */
 int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
 	const struct store_list_step **ret_step);
@@ -84,6 +87,9 @@ bool tool_update_index(const char *store);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
 int tool_list_incoming(struct tool *t, struct store *s, const char *run);
+/* One line of it, of an attempt that is undecided. */
+struct store_incoming;
+void tool_print_incoming(const struct store_incoming *in);
 
 /* A progress bar on standard error: only on a terminal, only after a second, never with -q. */
 struct tool_progress {

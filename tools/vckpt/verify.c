@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/store/verify.h"
+#include "core/view/safetensors.h"
 
 #include <inttypes.h>
+#include <unistd.h>
 
 #include "tools/vckpt/tool.h"
 
 struct verify {
 	struct tool *t;
 	struct tool_progress progress;
-	json_t *damage;
+	json_t *damage, *newer;
 	uint64_t lines;
 };
 
@@ -34,14 +36,14 @@ static void damage(void *arg, const struct store_damage *d)
 
 	v->lines++;
 	if (v->t->json) {
-		json_array_append_new(v->damage, damage_json(d));
+		json_array_append_new(d->newer ? v->newer : v->damage, damage_json(d));
 		return;
 	}
 	if (v->t->quiet)
 		return;
 	if (v->progress.shown)
 		fputs("\r\033[K", stderr);
-	fputs("damage: ", stdout);
+	fputs(d->newer ? "newer: " : "damage: ", stdout);
 	tool_print_text(stdout, d->file, strlen(d->file));
 	if (d->len)
 		printf(" bytes %" PRIu64 "-%" PRIu64, d->offset, d->offset + d->len - 1);
@@ -71,43 +73,72 @@ static void progress(void *arg, uint64_t done, uint64_t total)
 static int say(struct verify *v, const struct store_verify_result *r)
 {
 	char bytes[32];
-	int code = r->faults ? TOOL_DAMAGE : TOOL_DONE;
+	int code = r->faults ? TOOL_DAMAGE : r->newer ? TOOL_NEWER : TOOL_DONE;
 
 	if (v->t->json) {
-		int printed = tool_print_json(json_pack("{s:I, s:I, s:I, s:I, s:I, s:O}", "files", (json_int_t)r->files,
-			"objects", (json_int_t)r->objects, "bytes", (json_int_t)r->bytes, "steps", (json_int_t)r->steps,
-			"faults", (json_int_t)r->faults, "damage", v->damage));
+		int printed = tool_print_json(json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O}", "files",
+			(json_int_t)r->files, "objects", (json_int_t)r->objects, "bytes", (json_int_t)r->bytes, "steps",
+			(json_int_t)r->steps, "faults", (json_int_t)r->faults, "damage", v->damage, "newer", v->newer));
 
 		return printed ? printed : code;
 	}
 	tool_format_bytes(r->bytes, bytes);
 	if (!v->t->quiet)
 		printf("%" PRIu64 " steps, %" PRIu64 " files, %" PRIu64 " objects, %s read: %s", r->steps, r->files,
-			r->objects, bytes, r->faults ? "" : "sound\n");
+			r->objects, bytes, r->faults || r->newer ? "" : "sound\n");
 	if (!v->t->quiet && r->faults)
-		printf("%" PRIu64 " faults\n", r->faults);
+		printf("%" PRIu64 " faults%s", r->faults, r->newer ? ", " : "\n");
+	if (!v->t->quiet && r->newer)
+		printf("%s%" PRIu64 " things of a newer vckpt could not be looked at\n", r->faults ? "" : "no faults, ",
+			r->newer);
 	return code;
+}
+
+/* For writing, so that damage can be noted for later saves, where that is allowed. */
+static int open_store(struct tool *t, struct store_verify_options *options, struct store **ret_s)
+{
+	const char *path = t->narguments ? t->arguments[0] : getenv("VCKPT_STORE");
+	int used;
+
+	if (options->note && path && access(path, W_OK) == 0 && store_open(path, 0, ret_s, NULL) == 0)
+		return 0;
+	options->note = false;
+	return tool_open_store(t, STORE_OPEN_READ_ONLY, ret_s, &used);
+}
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	struct store_verify_options *options = arg;
+
+	(void)t;
+	(void)value;
+	if (val == 'n')
+		options->note = false;
+	return 0;
 }
 
 static int verify_run(struct tool *t, int argc, char **argv)
 {
+	static const struct option own[] = {{"no-notes", no_argument, NULL, 'n'}, {0}};
 	struct verify v = {.t = t};
-	struct store_verify_options options = {.step = PROTO_NONE, .damage = damage, .progress = progress, .arg = &v};
+	struct store_verify_options options = {
+		.step = PROTO_NONE, .note = true, .damage = damage, .progress = progress, .arg = &v,
+		.header = view_header_check};
 	struct store_verify_result result = {0};
 	struct tool_target target = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, NULL, NULL, NULL), used;
+	int code = tool_parse(t, argc, argv, NULL, own, option, &options);
 
 	if (code)
 		return code - TOOL_LEAVE;
 	if (t->narguments > 2)
-		return tool_usage(t, "STORE and at most one RUN[/STEP]");
+		return tool_usage(t, "give STORE and at most one RUN[/STEP]");
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (target.rest)
 		return tool_usage(t, "name a run or a step");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+	if ((code = open_store(t, &options, &s)))
 		return code;
 	if (t->narguments == 2) {
 		struct store_list *l;
@@ -122,17 +153,23 @@ static int verify_run(struct tool *t, int argc, char **argv)
 		store_list_close(l);
 	}
 	v.damage = json_array();
+	v.newer = json_array();
 	tool_progress_start(&v.progress, t, "verify");
 	int r = store_verify(s, &options, &result, &err);
 	tool_progress_end(&v.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&v, &result);
 	json_decref(v.damage);
+	json_decref(v.newer);
 	store_close(s);
 	return code;
 }
 
 const struct tool_command tool_verify = {"verify", "re-hash everything and list all damage",
-	"usage: vckpt verify STORE [RUN[/STEP]] [--json] [-q] [-v]\n\n"
+	"usage: vckpt verify STORE [RUN[/STEP]] [--no-notes] [--json] [-q] [-v]\n\n"
 	"Reads everything, or everything that a run or a step reaches, hashes it anew, and lists each fault\n"
-	"with its file, offset, tensor and every step that it touches. Exit code 3 when there is any.\n",
+	"with its file, offset, tensor and every step that it touches. Exit code 3 when there is any; then\n"
+	"vckpt mend --dry-run says what can be restored. What a newer vckpt wrote is listed apart; it is no\n"
+	"damage, and without damage the exit code is then 4. Damage of packs is noted in the store, so that\n"
+	"later saves store anew what they would have shared with it.\n\n"
+	"  --no-notes          write no notes of damage: nothing in the store changes\n",
 	verify_run};

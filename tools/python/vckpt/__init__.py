@@ -9,27 +9,40 @@
         handle.committed()          # visible and durable
 
 torch is imported only when it is there already, or asked for."""
+from typing import TYPE_CHECKING
+
 from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists,
                    StoreExists, Timeout, VersionError)
+from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
-from .saver import Handle, Saver, async_save, close, init, save, steps
+from .saver import Handle, Saver, async_save, close, init, latest, save, steps
 from .shard import Refused, Shard
-from .state import RngState, rng_state, set_rng_state
+from .state import RngState, parameter_names, rng_state, set_rng_state
 from .step import BlobInfo, Step, TensorInfo
 
 __all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Mesh", "NotAStore",
-           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "StoreExists",
-           "TensorInfo", "Timeout", "VersionError", "async_save", "close", "init", "rng_state", "save", "set_rng_state", "steps", "version"]
+           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists",
+           "TensorInfo", "Timeout", "VersionError", "async_save", "close", "init", "latest", "on_sigterm", "parameter_names", "rng_state",
+           "save", "set_rng_state", "steps", "version"]
 
 
-def version():
-    """Of the library."""
+def version() -> str:
+    """Of the library, which is vckpt.__version__."""
     from . import _lib
     return _lib.lib().vckpt_version().decode()
 
 
-def __getattr__(name):
-    if name == "dcp":           # imports torch
-        import importlib
-        return importlib.import_module(".dcp", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from . import dcp as dcp
+    __version__: str            # of the library, and so of meson's project
+else:
+    def __getattr__(name):
+        if name == "dcp":       # imports torch
+            import importlib
+            return importlib.import_module(".dcp", __name__)
+        if name == "__version__":
+            try:
+                return version()
+            except Error as error:      # for hasattr, which asks for an AttributeError
+                raise AttributeError(str(error)) from error
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,22 +5,24 @@ The library is loaded at the first call: from VCKPT_LIBRARY (a file), else from 
 installed package), else from the build directory that VCKPT_BUILD names, else from a build folder of the checkout that
 this file stands in. Every function here may be called from any thread; ctypes lets go of the interpreter's lock
 meanwhile."""
+import contextlib
 import ctypes
 import errno
 import glob
+import json
 import os
 import threading
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 NONE = 2**64 - 1
-EDAMAGED, EFORMAT, EVERSION, ENOSTORE, EABORTED, ETIMEDOUT = 74, 71, 93, 124, 125, 110
-PIN = {"auto": 0, "no": 1, "yes": 2}
+EDAMAGED, EFORMAT, EVERSION, ENOSTORE, EABORTED, ETIMEDOUT, EFORKED = 74, 71, 93, 124, 125, 110, 10
+PIN = {"auto": 0, "no": 1, "yes": 2, "allocate": 3}
 REPLICAS = {"sample": 0, "full": 1, "off": 2}
 LOW_PRIORITY, NO_BASES = 1, 2
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 REPLACE = 1
 STATES = ("open", "queued", "staging", "staged", "announced", "committed", "failed")
-PHASES = 8
+PHASES = 9
 
 # Names by number, as docs/format/layout.md has them; index 0 is none.
 DTYPES = (None, "bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "c64", "c128",
@@ -31,11 +33,13 @@ ITEM_BYTES = (0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1, 1, 1, 1, 1)
 class Error(OSError):
     """What the store or the saver answered: `errno`, and one sentence that names the thing at fault."""
 
-    def __init__(self, code, text):
+    errno: int
+
+    def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
         self.text = text
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.text
 
 
@@ -80,13 +84,47 @@ class Timeout(Error, TimeoutError):
     """Not decided within the time-out: ask again."""
 
 
-class Forked(Error, PermissionError):
+class Forked(Error, ChildProcessError):
     """This process is a child of the one that opened the saver."""
+
+
+_aborted = {Error: Aborted}     # class of an error -> the class that is Aborted, too
+_aborting = threading.Lock()
+
+
+def remade(kind, code, text):
+    """As pickle makes an error again whose class takes other arguments."""
+    error = kind.__new__(kind, code, text)
+    Error.__init__(error, code, text)
+    return error
+
+
+def aborted(error):
+    """What ended a save for all its ranks, at the rank where it happened: an Aborted like the others', and what it was (a StepExists, a
+    TypeError) as well, with its errno and sentence."""
+    if isinstance(error, Aborted):
+        return error
+    kind = next((kind for kind in type(error).__mro__ if kind in KINDS), Error)
+    text = str(error) if kind is not Error or isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    return _aborted_as(kind, error.errno if isinstance(error, Error) else EABORTED, text)
+
+
+def _aborted_as(kind, code, text):
+    with _aborting:
+        if kind not in _aborted:
+            bases = (kind, Aborted) if issubclass(kind, Error) else (Aborted, kind)
+            _aborted[kind] = type(kind.__name__, bases, {
+                "__module__": Aborted.__module__, "__doc__": kind.__doc__, "__init__": Error.__init__,
+                "__reduce__": lambda self: (_aborted_as, (kind, self.errno, self.text))})
+    return _aborted[kind](code, text)
 
 
 CLASSES = {errno.EINVAL: InvalidArgument, errno.EOVERFLOW: InvalidArgument, errno.ENAMETOOLONG: InvalidArgument,
            errno.EEXIST: StepExists, errno.ENOENT: NotFound, EDAMAGED: Damaged, EFORMAT: FormatError,
-           EVERSION: VersionError, ENOSTORE: NotAStore, EABORTED: Aborted, ETIMEDOUT: Timeout, errno.EPERM: Forked}
+           EVERSION: VersionError, ENOSTORE: NotAStore, EABORTED: Aborted, ETIMEDOUT: Timeout, EFORKED: Forked}
+
+
+KINDS = {*CLASSES.values(), StoreExists, TypeError, ValueError} - {Aborted, Timeout}      # of which an aborted save may be, too
 
 
 class ErrorText(Structure):
@@ -166,6 +204,7 @@ FUNCTIONS = {
     "vckpt_save_begin": (c_int, [P, POINTER(SaveOptions), POINTER(P), E]),
     "vckpt_save_tensors": (c_int, [P, P, c_size_t, E]),
     "vckpt_save_blob": (c_int, [P, c_char_p, c_int, P, c_size_t, E]),
+    "vckpt_save_common": (c_int, [P, c_char_p, c_char_p, P, c_size_t, E]),
     "vckpt_save_submit": (c_int, [P, E]),
     "vckpt_save_wait_staged": (c_int, [P, c_int64, E]),
     "vckpt_save_wait_committed": (c_int, [P, c_int64, POINTER(Committed), E]),
@@ -190,6 +229,22 @@ _loaded = None
 _loading = threading.Lock()
 
 
+def _built(path):
+    """When, in seconds; 0: never. A build folder has the library's links from its setup on, whether it is built or not."""
+    try:
+        return os.path.getmtime(path)
+    except OSError:
+        return 0
+
+
+def _sanitized(path):
+    """A library under a sanitizer ends a program that was not started with the sanitizer's own library before it."""
+    options = os.path.join(path[:-len("core/api/libvckpt.so")], "meson-info/intro-buildoptions.json")
+    with contextlib.suppress(OSError, ValueError), open(options, encoding="utf-8") as file:
+        return any(option["name"] == "b_sanitize" and option["value"] not in ("none", [], ["none"]) for option in json.load(file))
+    return False
+
+
 def candidates():
     """Where the library may be, best first."""
     if os.environ.get("VCKPT_LIBRARY"):
@@ -202,8 +257,20 @@ def candidates():
     if os.path.exists(os.path.join(top, "core/api/vckpt.h")):
         built = glob.glob(os.path.join(top, "build*", "core/api/libvckpt.so"))
         built += glob.glob(os.path.join(top, "build", "*", "core/api/libvckpt.so"))
-        found += sorted(built, key=os.path.getmtime, reverse=True)
+        built = [path for path in built if not _sanitized(path)]
+        found += sorted(built, key=_built, reverse=True)
     return found
+
+
+def _load(paths):
+    """The first that is whole: a build that was stopped or had no room leaves a part of a library."""
+    wrong = []
+    for path in paths:
+        try:
+            return ctypes.CDLL(path)
+        except OSError as failed:
+            wrong.append(str(failed))
+    raise Error(errno.ENOEXEC, f"{'; '.join(wrong)}: build it again (ninja -C, or `pip install .`), or name another file in VCKPT_LIBRARY")
 
 
 def lib():
@@ -214,11 +281,10 @@ def lib():
     with _loading:
         if _loaded is None:
             tried = candidates()
-            path = next((p for p in tried if os.path.exists(p)), None)
-            if path is None:
+            if not any(map(os.path.exists, tried)):
                 raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package "
                             "with `pip install .`, or name the file in VCKPT_LIBRARY")
-            loaded = ctypes.CDLL(path)
+            loaded = _load([path for path in tried if os.path.exists(path)])
             for name, (result, arguments) in FUNCTIONS.items():
                 function = getattr(loaded, name, None)
                 if function is None:        # an older library: whoever calls it is told
@@ -294,7 +360,7 @@ class Mesh:
         call("vckpt_mesh_new", text(words, "mesh"), array, len(self.ranks), byref(pointer))
         self.pointer = pointer.value
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"vckpt.Mesh({self.words!r}, ranks={list(self.ranks)})"
 
     def __del__(self):

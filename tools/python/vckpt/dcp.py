@@ -26,7 +26,9 @@ import secrets
 import threading
 import uuid
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ from torch.futures import Future
 
 from . import _lib, dcp_path, dcp_state, saver
 from .shard import Layout
+from .signatures import Options, Path as PathLike, Unpack
 from .step import Step
 from .torch_state import DTYPES, TorchEntry
 
@@ -103,9 +106,10 @@ class StorageWriter(_StorageWriter):
     options      of the saver, as for vckpt.async_save: deadline, low_priority, ring_bytes, ...
     and the options of DCP's FileSystemWriter, in its order; those that have no effect here warn once."""
 
-    def __init__(self, path, single_file_per_rank=_NOT_GIVEN, sync_files=_NOT_GIVEN, thread_count=_NOT_GIVEN,
-                 per_thread_copy_ahead=_NOT_GIVEN, cache_staged_state_dict=_NOT_GIVEN, overwrite=True, _extensions=None,
-                 serialization_format=_NOT_GIVEN, *, attributes=None, bases=(), **options):
+    def __init__(self, path: PathLike, single_file_per_rank: Any = _NOT_GIVEN, sync_files: Any = _NOT_GIVEN, thread_count: Any = _NOT_GIVEN,
+                 per_thread_copy_ahead: Any = _NOT_GIVEN, cache_staged_state_dict: Any = _NOT_GIVEN, overwrite: bool = True, _extensions: Any = None,
+                 serialization_format: Any = _NOT_GIVEN, *, attributes: Optional[Mapping[str, str]] = None, bases: Iterable[PathLike] = (),
+                 **options: Unpack[Options]) -> None:
         super().__init__()
         without_effect = {"single_file_per_rank": single_file_per_rank, "sync_files": sync_files, "thread_count": thread_count,
                           "per_thread_copy_ahead": per_thread_copy_ahead, "cache_staged_state_dict": cache_staged_state_dict,
@@ -151,7 +155,8 @@ class StorageWriter(_StorageWriter):
             raise _lib.StepExists(errno.EEXIST, f"{self.path}: {run}/{there[-1] if target.step is None else target.step} is there "
                                   "already, and overwrite=False")
         launch = _launch(target.store, run, (self.rank or 0) if self.use_collectives else 0, len(plans), self.origin)
-        tickets = [Ticket(store=target.store, run=run, step=target.step, launch=launch, rank=rank, world=len(plans),
+        step = target.step if target.step is not None or len(plans) == 1 else _next_step(target.store, run)
+        tickets = [Ticket(store=target.store, run=run, step=step, launch=launch, rank=rank, world=len(plans),
                           replace=self.overwrite and target.step is not None) for rank in range(len(plans))]
         _here.ticket, self.plans = tickets[0], plans        # without a process group nothing is sent
         return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets)]
@@ -182,6 +187,8 @@ class StorageWriter(_StorageWriter):
                     handle.blob(name, data)
                 if self.plans is not None:
                     handle.blob(dcp_state.DOCUMENT, dcp_state.document(self._whole(planner)))
+                if native.world > 1:
+                    handle.alike(saver._attributes_alike(self.attributes))
                 saver._on_device(declared.device, handle, declared.refs)
             except BaseException as error:
                 handle.give_up(error)
@@ -225,6 +232,16 @@ _made = {}              # launch id -> (_sent, the writer's origin) when it was 
 
 def _open(store, run, rank):
     return saver._natives.get((os.path.realpath(store), run, rank))
+
+
+_given = {}             # {(store, run): the last step that this process gave out as coordinator}
+
+
+def _next_step(store, run):
+    """All ranks save the step that the coordinator says, where the path names none: after the newest one, and after one that may be under way."""
+    key = (os.path.realpath(store), run)
+    _given[key] = max([_given.get(key, -1), *saver.steps(os.path.join(store, run))[-1:]]) + 1
+    return _given[key]
 
 
 def _launch(store, run, rank, world, origin):
@@ -340,7 +357,7 @@ class StorageReader(_StorageReader):
     """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names COMPONENT.NAME, any
     other step of a store. A path that names no step: the newest."""
 
-    def __init__(self, path, _extension_registry=None):
+    def __init__(self, path: PathLike, _extension_registry: Any = None) -> None:
         super().__init__()
         self.path, self.load_id = Path(path), str(uuid.uuid4())
         self.step, self.kept, self.bytes = None, {}, {}
@@ -417,7 +434,7 @@ class StorageReader(_StorageReader):
         if kept is None or (kept.component, kept.name) not in self.step:
             raise self.missing(index.fqn)
         if tuple(target.shape) != tuple(item.lengths):
-            raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: {tuple(item.lengths)} items are asked for into {tuple(target.shape)}")
+            raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: the planner asks for a box of shape {tuple(item.lengths)}, but gives a tensor of shape {tuple(target.shape)}")
         chunk = index.offset or [0] * len(item.lengths)
         offsets = [a + b for a, b in zip(chunk, item.storage_offsets)]
         direct = (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES and target.layout == torch.strided and

@@ -14,19 +14,15 @@ after the coordinator has made the store: it tells the others what it found."""
 import errno
 import os
 import re
-import time
 from dataclasses import dataclass
 
-from . import _lib
+from . import _lib, paths
+from .paths import OWN, RUN
 
 STORE_FILE = "vckpt.store"
 DEFAULT_RUN = "default"
 STORE, ABSENT, EMPTY, OTHER = "store", "absent", "empty", "other"
 STEP = re.compile(r"(?:(?:step|global_step|iter|epoch|checkpoint|ckpt)[-_=.]?)?([0-9]{1,18})", re.ASCII)
-RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
-OWN = {"packs", "runs", "incoming", "hosts", "trash", "stats", "index", "reserve", STORE_FILE}   # a store's own folders
-
-TEMPORARY = r".*\.tmp\.[0-9a-f]{16}"     # what stands there for a moment, until it has its name
 
 
 @dataclass(frozen=True)
@@ -106,25 +102,7 @@ def resolve(path, kind=kind_of, reading=False):
     return Target(path, init=True)
 
 
-def make(target, patience=10.0):
+def make(target):
     """Makes the store of a target where there is none, and the folders above it. Whoever comes second finds it made."""
-    os.makedirs(os.path.dirname(target.store), exist_ok=True)
-    end = time.monotonic() + patience
-    while kind_of(target.store) != STORE:
-        try:
-            _lib.store_init(target.store)
-        except _lib.StoreExists:
-            return
-        except _lib.Error as error:
-            # an empty folder in which another rank is making the store just now looks like one that is not empty
-            if error.errno != errno.ENOTEMPTY or time.monotonic() >= end or not half_made(target.store):
-                raise
-            time.sleep(0.05)
-
-
-def half_made(path):
-    """Nothing stands there but what a store that is being made has."""
-    try:
-        return all(name in OWN or name.startswith(".") or re.fullmatch(TEMPORARY, name) for name in os.listdir(path))
-    except OSError:
-        return False
+    if kind_of(target.store) != STORE:
+        paths.make(target.store)

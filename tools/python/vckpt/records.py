@@ -3,7 +3,8 @@
 `Mesh` for a device mesh. Both are plain, immutable values: they compare by content, can be copied, pickled,
 hashed and saved again, which gives the same bytes. Neither imports anything; only Mesh.to_torch, called by name, makes process
 groups."""
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
 
 
 class Record(Mapping):
@@ -14,15 +15,20 @@ class Record(Mapping):
 
     __slots__ = ("_type_name", "_fields", "_tag")
 
-    def __init__(self, type_name, fields, tag="$record"):
+    def __init__(self, type_name: str, fields: "Mapping[str, Any]", tag: str = "$record") -> None:
         object.__setattr__(self, "_type_name", type_name)
         object.__setattr__(self, "_fields", dict(fields))
         object.__setattr__(self, "_tag", tag)
 
-    type_name = property(lambda self: self._type_name)
-    tag = property(lambda self: self._tag)
+    @property
+    def type_name(self) -> str:
+        return self._type_name
 
-    def __getattr__(self, name):
+    @property
+    def tag(self) -> str:
+        return self._tag
+
+    def __getattr__(self, name: str) -> Any:
         if not name.startswith("__") and name not in Record.__slots__ and name in self._fields:
             return self._fields[name]
         raise AttributeError(f"{type(self).__name__} has no field {name!r}")
@@ -30,16 +36,16 @@ class Record(Mapping):
     def __setattr__(self, name, value):
         raise AttributeError("a Record cannot be changed")
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Any:
         return self._fields[name]
 
     def __delattr__(self, name):
         raise AttributeError("a Record cannot be changed")
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._fields)
 
     def __dir__(self):
@@ -59,7 +65,7 @@ class Record(Mapping):
     def __reduce__(self):
         return Record, (self._type_name, self._fields, self._tag)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Record({self._type_name}: {', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
 
 
@@ -71,7 +77,7 @@ class Mesh:
 
     __slots__ = ("device_type", "mesh", "mesh_dim_names", "shape")
 
-    def __init__(self, device_type, mesh, mesh_dim_names=None):
+    def __init__(self, device_type: str, mesh: Sequence[Any], mesh_dim_names: Optional[Sequence[str]] = None) -> None:
         if type(device_type) is not str or not device_type:
             raise ValueError("the device type of a mesh must be a name")
         nested, shape = _rectangular(mesh)
@@ -87,25 +93,27 @@ class Mesh:
     __delattr__ = __setattr__
 
     @classmethod
-    def from_torch(cls, mesh):
+    def from_torch(cls, mesh: Any) -> "Mesh":
         return cls(mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names)
 
-    def to_torch(self):
+    def to_torch(self) -> Any:
         """A torch DeviceMesh. All ranks of the process group must call it: it makes the groups of the dimensions."""
         from torch.distributed.device_mesh import DeviceMesh
         return DeviceMesh(self.device_type, self.mesh, mesh_dim_names=self.mesh_dim_names)
 
-    ndim = property(lambda self: len(self.shape))
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
     @property
-    def ranks(self):
+    def ranks(self) -> tuple[int, ...]:
         """All ranks in row-major order."""
         flat = [self.mesh]
         for _ in self.shape:
             flat = [item for part in flat for item in part]
         return tuple(flat)
 
-    def size(self, dim=None):
+    def size(self, dim: Optional[int] = None) -> int:
         return len(self.ranks) if dim is None else self.shape[dim]
 
     def _content(self):
@@ -122,7 +130,7 @@ class Mesh:
     def __reduce__(self):
         return Mesh, (self.device_type, self.mesh, self.mesh_dim_names)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         names = "" if self.mesh_dim_names is None else f", {self.mesh_dim_names!r}"
         return f"Mesh({self.device_type!r}, {self.mesh!r}{names})"
 

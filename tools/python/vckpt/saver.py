@@ -2,9 +2,9 @@
 """Saving: `save`, `async_save`, `Saver`, and under them one native saver for each process, store, run and rank.
 
 The native saver lives until its last user closes it, or the process ends: `save` and `async_save` are users for good (until
-`close`), each Saver and each StorageWriter is one until its own close. All of them count saves together, so a second call
-never starts a new launch that would abort a save still under way. Opening and closing is done by all ranks alike, and in
-the same order: a launch id is made at each opening and goes over the process group.
+`close`), each Saver and each StorageWriter is one until its own close. All of them share one launch, so a second call
+never starts a new launch that would abort a save still under way. All ranks open and close together, and in the same
+order: each opening makes a launch id, and the ranks agree on it through the process group.
 
 A child after a fork has none of the threads: what was opened before the fork refuses there, and touches nothing."""
 import atexit
@@ -18,74 +18,20 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import byref, c_char_p, c_void_p
+from typing import Any, Optional, Union
 
-from . import _lib, state as states
-from ._lib import Error, Forked, InvalidArgument, NotAStore
+from . import _lib, commons, meeting, paths, state as states
+from ._lib import EFORKED, Error, Forked, InvalidArgument
+from .paths import init, latest, split, steps      # noqa: F401  (for those who have the saver)
+from .signatures import Call, Options, Path, Progress, Save, State, Unpack
 
 SLICE_MS = 250              # of a wait, so that Ctrl-C is heard
+WATCH_S = 0.004             # how often it is looked whether a save is staged, at first
 _natives = {}               # (store, run, rank) -> Native
 _key_locks = {}
 _lock = threading.Lock()    # protects the two above
-_stores = {}                # directories that were found to be stores
-
-
-# ---- paths ----
-
-def is_store(path):
-    if path in _stores:
-        return True
-    try:
-        _lib.call("vckpt_store_check", os.fsencode(path))
-    except NotAStore:
-        return False
-    except Error as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return False
-        raise
-    _stores[path] = True
-    return True
-
-
-def split(path):
-    """(store, run, step or None) of STORE/RUN or STORE/RUN/STEP: the store is the nearest parent that is one."""
-    given = os.fspath(path)
-    full = os.path.abspath(given)
-    store, rest = os.path.dirname(full), [os.path.basename(full)]
-    while not is_store(store):
-        if store == os.path.dirname(store):
-            if is_store(full):
-                raise InvalidArgument(errno.EINVAL, f"{given} is a store: name a run in it, {os.path.join(given, 'RUN')}")
-            raise NotAStore(_lib.ENOSTORE, f"{given}: no parent directory is a store (make one with `vckpt init` or vckpt.init)")
-        rest.insert(0, os.path.basename(store))
-        store = os.path.dirname(store)
-    if len(rest) == 1:
-        return store, rest[0], None
-    step = rest[1]
-    found = re.fullmatch(r"(?:step-)?([0-9]{1,20})", step)
-    if len(rest) > 2 or not (found or step == "latest"):
-        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store} expected RUN or RUN/STEP, found {'/'.join(rest)}")
-    return store, rest[0], int(found[1]) if found else "latest"
-
-
-def init(path):
-    """Makes an empty store. vckpt.StoreExists (a FileExistsError): it is one."""
-    _lib.store_init(os.fspath(path))
-
-
-def steps(path):
-    """The numbers of the steps of STORE/RUN, ascending; none where there is no such run."""
-    store, run, _ = split(path)
-    numbers, count = ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_size_t()
-    try:
-        _lib.call("vckpt_run_steps", os.fsencode(store), run.encode(), byref(numbers), byref(count))
-    except FileNotFoundError:
-        return []
-    result = [numbers[i] for i in range(count.value)]
-    ctypes.CDLL(None).free(ctypes.cast(numbers, c_void_p))
-    return result
-
 
 # ---- a save under way ----
 
@@ -111,16 +57,33 @@ class Handle:
             raise InvalidArgument(errno.EINVAL, f"blob {name!r}: expected bytes, not {type(data).__name__}") from None
         _lib.call("vckpt_save_blob", self._at(), _lib.text(name, "blob"), int(per_rank), data, len(data))
 
+    def common(self, group, name, data):
+        """A value (bytes) that all ranks which declare anything in `group` have to hold alike: the save is refused where they do
+        not. Nothing of it is stored but a digest."""
+        self.alike([(group, name, data)])
+
+    def alike(self, rows):
+        """[(group, name, bytes)]: as common."""
+        at = self._at()
+        for group, name, data in rows:
+            data = data if type(data) is bytes else bytes(memoryview(data))
+            _lib.call("vckpt_save_common", at, _lib.text(group, "group"), _lib.text(name, "value"), data, len(data))
+
     def submit(self, refs=()):
         """refs: what has to live until it is staged."""
         self._refs = list(refs)
-        self._native.started(self)
-        _lib.call("vckpt_save_submit", self._at())
+        try:
+            _lib.call("vckpt_save_submit", self._at())
+        except BaseException:
+            self._refs = []
+            raise
         self._submitted = True
+        self._native.started(self)
 
     def give_up(self, error):
         """Of a save that was not submitted: the other ranks learn why."""
         if not self._submitted:
+            self._refs = []
             pointer, self._pointer = self._pointer, None
             if pointer:
                 self._native.free(pointer, _why(error))
@@ -128,31 +91,31 @@ class Handle:
     # -- asking --
 
     @property
-    def step(self):
+    def step(self) -> Optional[int]:
         """Its number; None before that is known."""
         return self._step
 
     @property
-    def state(self):
+    def state(self) -> str:
         return _lib.STATES[self._progress().state]
 
     @property
-    def done(self):
+    def done(self) -> bool:
         """It is committed, or it failed."""
         return self.state in ("committed", "failed")
 
     @property
-    def progress(self):
+    def progress(self) -> Progress:
         """Of what this rank stores: bytes in all, staged, done."""
         found = self._progress()
         return {"bytes_total": found.bytes_total, "bytes_staged": found.bytes_staged, "bytes_done": found.bytes_done}
 
-    def staged(self, timeout=None):
+    def staged(self, timeout: Optional[float] = None) -> None:
         """Waits until the tensors are the caller's again. Raises vckpt.Timeout, or what the save failed with."""
         self._wait("vckpt_save_wait_staged", timeout)
         self._refs = []
 
-    def committed(self, timeout=None):
+    def committed(self, timeout: Optional[float] = None) -> int:
         """Waits until the step is visible and durable; its number. Raises vckpt.Timeout, or what the save failed with."""
         found = _lib.Committed()
         self._wait("vckpt_save_wait_committed", timeout, byref(found))
@@ -160,7 +123,7 @@ class Handle:
         return found.step
 
     @property
-    def timings(self):
+    def timings(self) -> dict[str, Any]:
         """What this rank did: phases (start and end in ns since the epoch, ns that threads were busy, bytes), bytes by fate, plan."""
         found = _lib.Timings()
         self._check(_lib.lib().vckpt_save_timings(self._at(), byref(found)))
@@ -200,11 +163,11 @@ class Handle:
             except Error as error:
                 self._refs, self._told = [], True
                 if isinstance(error, _lib.StepExists) and not self._replace:
-                    raise _lib.StepExists(error.errno, f"{error}: replace=True replaces it") from None
-                raise
+                    error = _lib.StepExists(error.errno, f"{error}: replace=True replaces it")
+                raise self._native.ended(error) from None
 
     def _ended_staging(self):
-        """Lets go of what was kept for staging, where that is over."""
+        """Drops the references that were kept for staging, once staging is over."""
         if self._refs and self._pointer and self._submitted and self._progress().state not in (0, 1, 2):
             self._refs = []
         return not self._refs
@@ -222,8 +185,8 @@ class Handle:
 # ---- the native saver ----
 
 OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "deadline": 0.0, "ring_bytes": 0, "pin": "auto", "check_replicas": "sample", "threads": 0,
-           "low_priority": False, "use_bases": True, "plan_cache": None}
-NUMBERS = [("heartbeat", numbers.Real, 0, "seconds"), ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
+           "low_priority": False, "use_bases": True, "plan_cache": None, "meet_timeout": 600.0}
+NUMBERS = [("meet_timeout", numbers.Real, 0, "seconds"), ("heartbeat", numbers.Real, 0, "seconds"), ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
            ("ring_bytes", numbers.Integral, 0, "a whole number of bytes"), ("threads", numbers.Integral, 0, "a whole number")]
 
 
@@ -255,7 +218,8 @@ class Native:
         self.options = {**OPTIONS, **options}
         self.store, self.run, _ = key
         self.lock, self.memory, self.pid = threading.RLock(), states.Memory(), os.getpid()
-        self.users, self.lasting, self.open, self._staging = 0, False, True, []
+        self.users, self.lasting, self.open = 0, False, True
+        self._staging, self._watcher, self._watching, self._wake = [], None, threading.Lock(), threading.Event()
         self.live = set()           # saves of the library, which are freed before the saver whatever the collector's order
         o = _lib.SaverOptions(size=ctypes.sizeof(_lib.SaverOptions), rank=rank, world=world)
         o.store, o.run = os.fsencode(self.store), _lib.text(self.run, "run")
@@ -274,29 +238,34 @@ class Native:
     def check_options(self, chosen):
         for name, value in chosen.items():
             if self.options[name] != value:
-                raise InvalidArgument(errno.EINVAL, f"{self.store}/{self.run} is open with {name}={self.options[name]!r}, not {value!r}: close it first")
+                path = f"{self.store}/{self.run}"
+                raise InvalidArgument(errno.EINVAL, f"{path} is open with {name}={self.options[name]!r}, not {value!r}: close it first, on all ranks: "
+                                      f"vckpt.close({path!r})")
 
     def check_process(self):
         if self.pid != os.getpid():
-            raise Forked(errno.EPERM, f"the saver of {self.store}/{self.run} belongs to process {self.pid}: a child cannot use it")
+            raise Forked(EFORKED, f"the saver of {self.store}/{self.run} belongs to process {self.pid}: a child cannot use it")
 
     def begin(self, *, step=None, attributes=None, base=None, replace=False):
-        """A save's number; all ranks call this in the same order. The caller holds `lock` until submit or give_up."""
+        """All ranks call this with the same step. The caller holds `lock` until submit or give_up."""
         self.check_process()
         if not self.open:
             raise Error(errno.ESHUTDOWN, f"the saver of {self.store}/{self.run} is closed")
+        if step is None and self.world > 1:
+            raise InvalidArgument(errno.EINVAL, f"{self.store}/{self.run}: {self.world} ranks save together, so a save needs step=: the trainer's count of "
+                                  "iterations, the same on all ranks")
+        number = _lib.NONE if step is None else _step(step)
         try:
-            o = self._save_options(step, attributes, base, replace)
+            o = self._save_options(number, attributes, base, replace)
         except BaseException as error:
-            self._skip(error)
+            self._skip(number, error)
             raise
         pointer = c_void_p()
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
-        self._staging = [handle for handle in self._staging if not handle._ended_staging()]
         return Handle(self, pointer.value, step, replace)
 
     def free(self, pointer, reason=None):
-        """reason: why it was not submitted."""
+        """reason: why it was not submitted, for the other ranks."""
         try:
             self.live.remove(pointer)
         except KeyError:
@@ -308,9 +277,15 @@ class Native:
         else:
             _lib._loaded.vckpt_save_give_up(pointer, reason)
 
+    def ended(self, error):
+        """The error of a save, as this rank raises it: with several ranks it is an Aborted at each of them, besides its own class."""
+        if self.world == 1 or isinstance(error, (Forked, _lib.Timeout)) or ": undecided" in str(error):
+            return error
+        return _lib.aborted(error)
+
     def _save_options(self, step, attributes, base, replace):
         o = _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions))
-        o.step = _lib.NONE if step is None else _step(step)
+        o.step = step
         pairs = [(_lib.text(key, "attribute"), _attribute(key, value)) for key, value in (attributes or {}).items()]
         o.attributes, o.nattributes = (_lib.Attribute * max(len(pairs), 1))(*pairs), len(pairs)
         bases = [base_name(one, self.store) for one in _several(base)]
@@ -319,16 +294,45 @@ class Native:
         o.flags = _lib.REPLACE if replace else 0
         return o
 
-    def _skip(self, error):
-        """A save that is refused here uses its number all the same: other ranks may not have refused it, and would meet this
-        rank's next one in it."""
-        pointer, o = c_void_p(), _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=_lib.NONE)
+    def _skip(self, step, error):
+        """Begins the save and gives it up: other ranks may not have refused it, and would wait for this rank's part."""
+        pointer, o = c_void_p(), _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=step)
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
         self.live.add(pointer.value)
         self.free(pointer.value, _why(error))
 
+    # What a handle keeps for staging is let go of when that is over, asked or not: a thread looks, while there are such.
+
     def started(self, handle):
-        self._staging.append(handle)
+        with self._watching:
+            self._staging.append(handle)
+            if self._watcher is None:
+                watcher = threading.Thread(target=self._watch, name="vckpt staging", daemon=True)
+                try:
+                    watcher.start()
+                    self._watcher = watcher
+                except RuntimeError:        # the interpreter ends: close lets go of them
+                    pass
+
+    def _watch(self):
+        pause = WATCH_S
+        while not self._wake.wait(pause):
+            with self._watching:
+                before, self._staging = self._staging, [handle for handle in self._staging if not handle._ended_staging()]
+                pause = WATCH_S if len(self._staging) < len(before) else min(pause * 1.5, 25 * WATCH_S)
+                del before
+                if not self._staging:
+                    self._watcher = None
+                    return
+
+    def _end_watching(self):
+        self._wake.set()
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.join()
+        for handle in self._staging:
+            handle._refs = []
+        self._staging, self._watcher = [], None
 
     def close(self):
         """Waits until every save is decided. Raises the error of a save that nobody was told."""
@@ -337,9 +341,8 @@ class Native:
         try:
             _lib.call("vckpt_saver_close", self._pointer)
         finally:
-            for handle in self._staging:
-                handle._refs = []
-            self._staging, self.memory = [], states.Memory()
+            self._end_watching()
+            self.memory = states.Memory()
 
     def __del__(self):
         pointer, self._pointer = getattr(self, "_pointer", None), None
@@ -356,12 +359,13 @@ def _milliseconds(seconds):
 
 def _why(error):
     """What other ranks are told of it."""
-    return f"{type(error).__name__}: {error}".replace("\0", "?").encode("utf-8", "replace")[:800]
+    said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    return f"{type(error).__name__}: {said}".replace("\0", "?").encode("utf-8", "replace")[:800]
 
 
 def _step(step):
-    if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step.__index__() < _lib.NONE:
-        raise InvalidArgument(errno.EINVAL, f"step {step!r}: expected a whole number from 0")
+    if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step.__index__() < 2**44:
+        raise InvalidArgument(errno.EINVAL, f"step {step!r}: expected a whole number from 0 to 2**44 - 1")
     return step.__index__()
 
 
@@ -409,6 +413,8 @@ def _who(rank, world, launch_id):
         raise InvalidArgument(errno.EINVAL, "rank= and world= belong together")
     group = _group()
     if rank is None:
+        if group is None:
+            meeting.check_alone()
         rank, world = group or (0, 1)
     if launch_id is None and world > 1 and group != (rank, world):
         raise InvalidArgument(errno.EINVAL, f"rank {rank} of {world} without a process group: give launch_id=, a text that all ranks share and "
@@ -417,9 +423,9 @@ def _who(rank, world, launch_id):
 
 
 def native(store, run, *, rank=None, world=None, launch_id=None, user=True, **options):
-    """The saver of this process for a run, opened at the first call. user: counts as a user, and is given back with release();
-    else it stays for good. All ranks make the first call together."""
-    store, chosen = os.path.realpath(store), _options(options)
+    """The saver of this process for a run, opened at the first call, and the store made where there is none. user: counts as a
+    user, and is given back with release(); else it stays for good. All ranks make the first call together."""
+    store = os.path.realpath(store)
     if rank is None:
         with _lock:
             own = [n for (s, r, _), n in _natives.items() if (s, r) == (store, run)]
@@ -434,22 +440,39 @@ def native(store, run, *, rank=None, world=None, launch_id=None, user=True, **op
     with lock:
         found = _natives.get(key)
         if found is None:
-            if launch_id is None:
-                launch_id = secrets.token_hex(16)
-                if world > 1:
-                    launch_id = states.torch_state().broadcast(launch_id)
-            found = Native(key, rank, world, launch_id, chosen)
+            found = _open(key, rank, world, launch_id, options)
             with _lock:
                 _natives[key] = found
         found.check_process()
         if found.world != world:
-            raise InvalidArgument(errno.EINVAL, f"{store}/{run} is open with {found.world} ranks, not {world}: close it first")
-        found.check_options(chosen)
+            path = f"{store}/{run}"
+            raise InvalidArgument(errno.EINVAL, f"{path} is open with {found.world} ranks, not {world}: close it first: vckpt.close({path!r})")
+        found.check_options(_options(options))
         if user:
             found.users += 1
         else:
             found.lasting = True
         return found
+
+
+def _open(key, rank, world, launch_id, options):
+    store, run, _ = key
+    path, timeout = os.path.join(store, run), OPTIONS["meet_timeout"]
+    dist = sys.modules["torch.distributed"] if launch_id is None and world > 1 else None
+    try:
+        chosen = _options(options)
+        timeout = chosen.get("meet_timeout", timeout)
+        paths.make(store)
+    except Exception as error:
+        if dist is not None:
+            meeting.fail(dist, error, run, path)
+            raise _lib.aborted(error) from error
+        raise
+    if launch_id is None:
+        launch_id = secrets.token_hex(16)
+        if dist is not None:
+            launch_id = meeting.agree(dist, launch_id, run, path, timeout)
+    return Native(key, rank, world, launch_id, chosen)
 
 
 def release(one):
@@ -468,9 +491,9 @@ def _close(one):
     one.close()
 
 
-def close(path=None):
-    """Closes what `save`, `async_save` and everything else have open of STORE/RUN (None: of all runs) in this process, after
-    every save is decided. The next save opens it again. All ranks do it alike."""
+def close(path: Optional[Path] = None) -> None:
+    """Waits until every save of STORE/RUN (None: of all runs) is decided, and closes what this process has open of it. The
+    next save opens it again. All ranks call it together."""
     wanted = None if path is None else split(path)[:2]
     with _lock:
         found = [n for n in _natives.values() if wanted is None or (n.store, n.run) == (os.path.realpath(wanted[0]), wanted[1])]
@@ -509,19 +532,36 @@ def _at_exit():
 def _start(one, state, *, mesh=None, step=None, attributes=None, base=None, per_rank=(), replace=False, blobs=None):
     begun = time.perf_counter_ns()
     with one.lock:
-        handle = one.begin(step=step, attributes=attributes, base=base, replace=replace)
+        handle = None
         try:
+            handle = one.begin(step=step, attributes=attributes, base=base, replace=replace)
             found = states.collect(state, mesh=mesh, rank=one.rank, world=one.world, per_rank=per_rank, memory=one.memory)
             rows = states.rows_of(found)
-            for name, per, data in found.blobs + [(name, False, data) for name, data in (blobs or {}).items()]:
+            files = list((blobs or {}).items())
+            for name, per, data in found.blobs + [(name, False, data) for name, data in files]:
                 handle.blob(name, data, per)
+            if one.world > 1:
+                handle.alike(found.commons + _files_alike(files) + _attributes_alike(attributes))
             handle.tensors(rows)
             _on_device(found.device, handle, found.refs)
         except BaseException as error:
-            handle.give_up(error)
+            if handle is not None:
+                handle.give_up(error)
+            if isinstance(error, Exception) and one.ended(error) is not error:
+                raise one.ended(error) from error
             raise
     handle._called_ns = time.perf_counter_ns() - begun
     return handle
+
+
+def _files_alike(files):
+    """Ranks may give files of their own; one that several give is one."""
+    return [(commons.group_name(f"blob {name}", 0), "its bytes", data) for name, data in files]
+
+
+def _attributes_alike(attributes):
+    pairs = [("attributes", _lib.text(key, "attribute").decode(), _attribute(key, value)) for key, value in (attributes or {}).items()]
+    return pairs or [("attributes", "none", b"")]
 
 
 def _on_device(device, handle, refs):
@@ -537,22 +577,24 @@ def _on_device(device, handle, refs):
 
 def _place(path, step):
     """(store, run, step)."""
-    store, run, named = split(path)
+    store, run, named = split(path, making=True)
     if named == "latest":
-        raise InvalidArgument(errno.EINVAL, f"{path}: latest is what is read, a save needs a number or none")
+        raise InvalidArgument(errno.EINVAL, f"{path}: latest is what is read, a save needs a number")
     if named is not None and step is not None and named != step:
         raise InvalidArgument(errno.EINVAL, f"{path}: the path says step {named}, step= says {step}")
     return store, run, named if step is None else step
 
 
-def async_save(path, state, *, mesh=None, step=None, attributes=None, base=None, per_rank=(), replace=False, blobs=None, rank=None,
-               world=None, launch_id=None, **options):
+def async_save(path: Path, state: State, *, mesh: Any = None, step: Optional[int] = None, attributes: Optional[Mapping[str, Union[str, float]]] = None,
+               base: Union[Path, Iterable[Path], None] = None, per_rank: Union[str, Iterable[str]] = (), replace: bool = False,
+               blobs: Optional[Mapping[str, Any]] = None, rank: Optional[int] = None, world: Optional[int] = None, launch_id: Optional[str] = None,
+               **options: Unpack[Options]) -> Handle:
     """Starts a save of `state` and returns a Handle at once. Until `handle.staged()` the caller leaves the tensors alone.
 
     path        STORE/RUN or STORE/RUN/STEP
-    state       {component: tensors, values, modules, optimizers, nested at will}
+    state       {component: tensors, values, modules, optimizers, nested at will}; a state dict by itself is the component `model`
     mesh        of the tensors that have none: they are replicated over it (None: over all ranks)
-    step        None: the next one
+    step        the trainer's count of iterations, the same on all ranks; one process alone may leave it out: the next one
     attributes  {"loss": 2.31}: the same on all ranks
     base        "RUN/STEP", or several: steps besides the run's newest whose data may be reused
     per_rank    patterns over dotted paths ("dataloader", "trainer.cache.*"): kept by each rank for itself
@@ -566,7 +608,7 @@ def async_save(path, state, *, mesh=None, step=None, attributes=None, base=None,
     return _start(one, state, mesh=mesh, step=step, attributes=attributes, base=base, per_rank=per_rank, replace=replace, blobs=blobs)
 
 
-def save(path, state, **arguments):
+def save(path: Path, state: State, **arguments: Unpack[Call]) -> int:
     """Saves `state` and returns the step's number when it is visible and durable. Arguments: those of async_save."""
     return async_save(path, state, **arguments).committed()
 
@@ -575,18 +617,24 @@ class Saver:
     """Saves of one run; one for a whole training. Opened by all ranks together. `mesh`, `per_rank` and `base` here are the defaults of its
     saves; rank, world, launch_id and options as for async_save."""
 
-    def __init__(self, path, *, mesh=None, per_rank=(), base=None, rank=None, world=None, launch_id=None, **options):
-        self.store, self.run, step = split(path)
+    def __init__(self, path: Path, *, mesh: Any = None, per_rank: Union[str, Iterable[str]] = (), base: Union[Path, Iterable[Path], None] = None,
+                 rank: Optional[int] = None, world: Optional[int] = None, launch_id: Optional[str] = None, **options: Unpack[Options]) -> None:
+        self.store, self.run, step = split(path, making=True)
         if step is not None:
             raise InvalidArgument(errno.EINVAL, f"{path}: a Saver is of a run; the step is given to its saves")
         self._defaults = {"mesh": mesh, "per_rank": per_rank, "base": base}
         self._handles = []
         self._native = native(self.store, self.run, rank=rank, world=world, launch_id=launch_id, **options)
 
-    rank = property(lambda self: self._native.rank)
-    world = property(lambda self: self._native.world)
+    @property
+    def rank(self) -> int:
+        return self._native.rank
 
-    def async_save(self, state, **arguments):
+    @property
+    def world(self) -> int:
+        return self._native.world
+
+    def async_save(self, state: State, **arguments: Unpack[Save]) -> Handle:
         """Handle. Arguments: mesh, step, attributes, base, per_rank, replace, blobs, as for vckpt.async_save."""
         if self._native is None:
             raise Error(errno.ESHUTDOWN, f"the saver of {self.store}/{self.run} is closed")
@@ -594,11 +642,11 @@ class Saver:
         self._handles = [one for one in self._handles if not one.done] + [handle]
         return handle
 
-    def save(self, state, **arguments):
+    def save(self, state: State, **arguments: Unpack[Save]) -> int:
         """The step's number, when it is visible and durable."""
         return self.async_save(state, **arguments).committed()
 
-    def close(self):
+    def close(self) -> None:
         """Waits until its saves are decided. Raises the error of one that failed and that nobody was told. Idempotent."""
         one, self._native = self._native, None
         if one is None:
@@ -618,10 +666,10 @@ class Saver:
         if error:
             raise error
 
-    def __enter__(self):
+    def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             self.close()
         except Error:

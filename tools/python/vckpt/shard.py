@@ -8,10 +8,13 @@ at is as it was, None if not; then the entry is made anew. So nothing is ever de
 import ctypes
 import errno
 import math
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 import numpy as np
 
-from . import _lib
+from . import _lib, advice
+from .signatures import Box
 from .values_text import path_text
 
 STALE = None
@@ -25,8 +28,14 @@ NUMPY_DTYPES = {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32",
 class Refused(_lib.InvalidArgument, TypeError):
     """Something in the state that cannot be kept; the sentence begins with its path (a tuple of keys, or what is to be said)."""
 
-    def __init__(self, path, sentence):
+    def __init__(self, path: Union[str, tuple[Any, ...]], sentence: str) -> None:
         super().__init__(errno.EINVAL, f"{path if isinstance(path, str) else path_text(path)}: {sentence}")
+
+    def __reduce__(self) -> Any:
+        return _lib.remade, (Refused, self.errno, self.text)
+
+
+_lib.KINDS.add(Refused)
 
 
 class Shard:
@@ -45,7 +54,9 @@ class Shard:
 
     __slots__ = ("tensor", "shape", "mesh", "placements", "flat", "boxes", "same_dims", "alone", "buffer")
 
-    def __init__(self, tensor, *, shape=None, mesh=None, placements=None, flat=None, boxes=None, same_dims=None, alone=False, buffer=False):
+    def __init__(self, tensor: Any, *, shape: Optional[Sequence[int]] = None, mesh: Any = None, placements: Any = None, flat: Optional[Sequence[int]] = None,
+                 boxes: Optional[Sequence[Box]] = None, same_dims: Union[str, Sequence[str], None] = None, alone: bool = False,
+                 buffer: bool = False) -> None:
         if isinstance(tensor, Shard):
             raise TypeError("a Shard of a Shard")
         if flat is not None and boxes is not None:
@@ -64,7 +75,7 @@ class Shard:
         self.boxes = None if boxes is None else tuple(_box(box, self.shape) for box in boxes)
         self.same_dims = same_dims if same_dims is None or isinstance(same_dims, str) else ",".join(same_dims)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__[1:] if getattr(self, name) not in (None, False))
         return f"vckpt.Shard({tuple(self.tensor.shape)}{', ' if given else ''}{given})"
 
@@ -164,7 +175,7 @@ class NumpyEntry(Entry):
         self.dtype, self.shape, self.strides, self.device = array.dtype, array.shape, array.strides, None
         word = None if array.dtype.fields or array.dtype.subdtype else NUMPY_DTYPES.get(array.dtype.name)
         if word is None:
-            raise Refused(path, f"a numpy array of dtype {array.dtype} cannot be kept")
+            raise Refused(path, f"a numpy array of dtype {array.dtype} cannot be kept: {advice.of_array(array)}")
         overlap = any(stride <= 0 and n > 1 for stride, n in zip(array.strides, array.shape)) and array.size
         flattened = layout.flat is not None or layout.boxes is not None
         self.copy = bool(not array.dtype.isnative or overlap or (flattened and not array.flags.c_contiguous))

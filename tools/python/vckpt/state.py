@@ -9,10 +9,12 @@ most of any state, becomes a Subtree. A memo of the last save has all Subtrees w
 entry of every tensor: a save of the same structure compares keys and what the tensors look like now, and makes nothing
 anew. What does not compare equal is made as if there were no memo.
 
-Who gives the document: the lowest rank of the save's mesh and whoever is the lowest of the mesh of one of the component's
-tensors; of several the lowest counts. All but rank 0 give it under their rank too, where it is not lost (pipeline stages
-whose trees differ). A rank with values of its own gives its whole tree under its rank; in the common one a
-Record("vckpt.PerRank") stands in their place."""
+Whose document stands for a rank: that of the lowest rank which is in the save's mesh and in the meshes of all tensors of the
+component that this rank holds a part of (its *home*). A rank that is its own home gives its document; of several the lowest counts.
+All but rank 0 give it under their rank too, where it is not lost (pipeline stages whose trees differ), and for a rank whose
+home is another one than 0 a Record("vckpt.SameAs") says whose it has. A rank with values of its own gives its whole tree
+under its rank; in the common one a Record("vckpt.PerRank") stands in their place. What a rank does not give has to be what its
+home gives: commons.py."""
 import collections
 import fnmatch
 import hashlib
@@ -22,15 +24,17 @@ import re
 import sys
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from . import _lib, meshes, values
+from . import _lib, advice, commons, components, meshes, values
 from .records import Record
 from .shard import NUMPY_DTYPES, STALE, Layout, NumpyEntry, Refused, Shard, ShardEntry, said
 from .values_text import Block
 
 PER_RANK = Record("vckpt.PerRank", {})
+SAME_AS = "vckpt.SameAs"
 DICTS = (dict, collections.OrderedDict)
 
 
@@ -42,6 +46,12 @@ def torch_module():
 def torch_state():
     from . import torch_state as module
     return module
+
+
+def current_device():
+    """The number of the current CUDA device, of a program that uses CUDA."""
+    torch = torch_module()
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def is_tensor(value):
@@ -61,13 +71,13 @@ def dotted(path):
 class RngState:
     """The states of this rank's random number generators when rng_state() was called."""
 
-    def __init__(self, states):
+    def __init__(self, states: dict[str, Any]) -> None:
         self.states = states
 
 
-def rng_state():
-    """The states of Python's, numpy's and torch's generators (of CUDA that of the current device), to be put into the state
-    that is saved. Kept for each rank by itself."""
+def rng_state() -> RngState:
+    """The states of Python's, numpy's and torch's generators (of CUDA that of the current device, and beside it those of all devices where the
+    process sees several), to be put into the state that is saved. Kept for each rank by itself."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     states = {"python": random.getstate(),
               "numpy": {"kind": str(kind), "keys": keys.astype("<u4").tobytes(), "position": int(position),
@@ -77,11 +87,19 @@ def rng_state():
         states["torch"] = torch.get_rng_state().numpy().tobytes()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state().cpu().numpy().tobytes()
+            if torch.cuda.device_count() > 1:
+                states["cuda_devices"] = {"current": torch.cuda.current_device(),
+                                          "states": [state.cpu().numpy().tobytes() for state in torch.cuda.get_rng_state_all()]}
     return RngState(states)
 
 
-def set_rng_state(state):
-    """Sets the generators back: what rng_state() gave, or what Step.values gives for it."""
+def set_rng_state(state: Any, generator: Any = None) -> None:
+    """Sets the generators back: what rng_state() gave, or what Step.values gives for it. generator: a torch.Generator, set to what
+    Step.values gives for one that stood in the state."""
+    if generator is not None:
+        import torch
+        generator.set_state(torch.frombuffer(bytearray(state["state"]), dtype=torch.uint8))
+        return
     states = state.states if isinstance(state, RngState) else state
     random.setstate(states["python"])
     kept = states["numpy"]
@@ -91,7 +109,17 @@ def set_rng_state(state):
         import torch
         torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
         if "cuda" in states and torch.cuda.is_available():
+            kept = states.get("cuda_devices")
+            if kept and len(kept["states"]) == torch.cuda.device_count() and kept["current"] == torch.cuda.current_device():
+                torch.cuda.set_rng_state_all([torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in kept["states"]])
             torch.cuda.set_rng_state(torch.frombuffer(bytearray(states["cuda"]), dtype=torch.uint8))
+
+
+def parameter_names(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
+    """By which names a save of `state` keeps the state of an optimizer's parameters, in the order of its groups; changes nothing of it.
+    state: {"model": model}, with all modules (and loose parameters) that the optimizer is over."""
+    from . import torch_optimizers
+    return torch_optimizers.ordered_names(optimizer, state)
 
 
 # ---- the walk ----
@@ -170,13 +198,15 @@ class Walk:
         self.component, self.root, self.fresh = component, (component,), False
         self.names, self.paths, self.tensors = [], [], []
         self.buffers, self.subtrees, self.mixed, self.per_rank = set(), {}, set(), False
+        self.failed = None
+        self.own = False            # its tree is another at each rank by design
 
     def walk(self, value, path):
         """The value with state dicts for objects, PerRank and Subtree in place."""
         if type(value) is RngState or self.chosen(path):
             self.per_rank = True
-            return PerRank(self.plain(value.states if type(value) is RngState else value, path), path)
-        value = self.plain(value, path)
+            return PerRank(self.opened(value, path), path)
+        value = self.taken(value, path)
         kind = type(value)
         if kind not in DICTS and kind not in (list, tuple):
             return value
@@ -186,6 +216,15 @@ class Walk:
         if kind in (list, tuple):
             return kind(self.walk(item, (*path, number)) for number, item in enumerate(value))
         return kind((key, self.walk(item, (*path, key))) for key, item in value.items())
+
+    def opened(self, value, path):
+        """A value of this rank alone, with state dicts for objects all through it."""
+        value = self.taken(value.states if type(value) is RngState else value, path)
+        if type(value) in DICTS:
+            return type(value)((key, self.opened(item, (*path, key))) for key, item in value.items())
+        if type(value) in (list, tuple):
+            return type(value)(self.opened(item, (*path, number)) for number, item in enumerate(value))
+        return value
 
     def pure(self, value, path):
         known = self.memo.subtrees.get(path)
@@ -206,11 +245,25 @@ class Walk:
         self.tensors += tensors
         return known
 
+    def is_own(self):
+        self.own = True
+
     def chosen(self, path):
         if not self.patterns:
             return False
         text = ".".join(str(key) for key in path)
         return any(fnmatch.fnmatchcase(text, pattern) for pattern in self.patterns)
+
+    def taken(self, value, path):
+        """As plain; what that raises is kept for the end of the walk: what comes later may be a state dict that all ranks gather together
+        (FSDP1's is), and they would wait for this one."""
+        try:
+            return self.plain(value, path)
+        except RecursionError:
+            raise
+        except Exception as error:
+            self.failed = self.failed or noted(error, path)
+            return None
 
     def plain(self, value, path):
         """The state dict of a module, an optimizer, or whatever has one."""
@@ -223,11 +276,20 @@ class Walk:
             self.buffers |= {dotted((*path, name)) for name in buffers}
             return tensors
         if torch is not None and isinstance(value, torch.optim.Optimizer):
-            from .torch_modules import optimizer_state
-            return optimizer_state(value, find_modules(self.state), self.memory.views, path)
+            from .torch_optimizers import optimizer_state
+            return optimizer_state(value, self.state, self.memory.views, path, self.is_own)
+        if torch is not None and isinstance(value, torch.Generator):
+            return Record("torch.Generator", {"device": str(value.device), "state": value.get_state().cpu().numpy().tobytes()})
         if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
             return self.plain(value.state_dict(), path)
         return value
+
+
+def noted(error, path):
+    """An error of the caller's own state_dict() says nothing of the state."""
+    if not isinstance(error, Refused) and hasattr(error, "add_note"):
+        error.add_note(f"while vckpt took {values.path_text(path)}")
+    return error
 
 
 def _subtree_node(encoder, subtree, path):
@@ -245,23 +307,6 @@ def _subtree_node(encoder, subtree, path):
 values.PLAIN[Subtree] = _subtree_node
 
 
-def find_modules(state):
-    """All modules that stand in a state, for the optimizers' names."""
-    torch = torch_module()
-    if torch is None:
-        return []
-    found, open_ = [], [state]
-    while open_:
-        value = open_.pop()
-        if isinstance(value, torch.nn.Module):
-            found.append(value)
-        elif type(value) in DICTS:
-            open_ += value.values()
-        elif type(value) in (list, tuple):
-            open_ += value
-    return found
-
-
 # ---- entries ----
 
 def make_entry(component, name, path, tensor, mesh, rank, flags=0):
@@ -270,7 +315,7 @@ def make_entry(component, name, path, tensor, mesh, rank, flags=0):
         return ShardEntry(said(tensor), shard_entry(component, name, path, tensor, mesh, rank, flags))
     if isinstance(tensor, np.ndarray):
         if type(tensor) is not np.ndarray:
-            raise Refused(path, f"an array of the class {type(tensor).__name__} cannot be kept as it is")
+            raise Refused(path, f"an array of the class {type(tensor).__name__} cannot be kept as it is: {advice.of_array(tensor)}")
         return NumpyEntry(component, name, path, tensor, plain_layout(tensor.shape, mesh), flags).at(rank)
     adapter = torch_state()
     if adapter.DTensor is not None and isinstance(tensor, adapter.DTensor):
@@ -334,7 +379,7 @@ def rank_tensor(value, path):
     if isinstance(value, np.ndarray):
         word = NUMPY_DTYPES.get(value.dtype.name)
         if word is None or value.dtype.fields:
-            raise Refused(path, f"a numpy array of dtype {value.dtype} cannot be kept")
+            raise Refused(path, f"a numpy array of dtype {value.dtype} cannot be kept: {advice.of_array(value)}")
         array = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
         return word, npy_bytes(array if array.dtype.isbuiltin == 1 else array.view(f"V{array.itemsize}"))
     adapter = torch_state()
@@ -352,77 +397,179 @@ class Memo:
 
     def __init__(self):
         self.subtrees, self.names, self.entries, self.buffers = {}, [], [], frozenset()
-        self.rows, self.text, self.owned, self.mixed = None, None, False, frozenset()
+        self.rows, self.text, self.mixed, self.statistics = None, None, frozenset(), frozenset()
+        self.own = False
+        self.home, self.everyone, self.tensor_commons = None, False, []     # None: this rank holds nothing of it
+        self.document, self.value_commons = None, []        # the text that value_commons were made from
 
 
 class Memory:
-    """Memos by component, what they all depend on, and what is known of modules and optimizers (torch_modules.py)."""
+    """Memos by component, what they all depend on, and what is known of modules and optimizers (torch_modules.py,
+    torch_optimizers.py)."""
 
     def __init__(self):
         self.key, self.memos, self.views = None, {}, weakref.WeakKeyDictionary()
 
 
 class Collected:
-    """What one rank gives to a save: `rows` (an array of struct vckpt_tensor as words), `blobs` ((name, per rank, bytes)), `refs`
-    (what must live until it is staged), `device` (of CUDA tensors, or None)."""
+    """What one rank gives to a save: `rows` (an array of struct vckpt_tensor as words), `blobs` ((name, per rank, bytes)), `commons`
+    ((group, name, bytes), what other ranks have to have, too), `refs` (what must live until it is staged), `device` (of CUDA
+    tensors, or None)."""
 
     def __init__(self):
-        self.rows, self.blobs, self.refs, self.device = [], [], [], None
+        self.rows, self.blobs, self.commons, self.refs, self.device = [], [], [], [], None
+        self.empty = []         # components of which this rank, which is not their home, has nothing: (walk, tree, text, memo, after)
 
 
 def collect(state, *, mesh=None, rank=0, world=None, per_rank=(), memory=None):
-    """state: {component: anything}."""
+    """state: {component: anything}, or one state dict."""
     if not isinstance(state, Mapping):
         raise _lib.InvalidArgument(22, f"a state is a dict of components, not a {type(state).__name__}: "
                                    "{\"model\": model, \"optimizer\": optimizer}")
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
+    state = components.named(state, patterns, is_tensor)
     whole = meshes.given(mesh)
     if whole and world is not None and whole[1].size and whole[1].max() >= world:
         raise _lib.InvalidArgument(22, f"the mesh has a rank {whole[1].max()}, the job {world}, from 0")
-    whole = whole and (*whole, meshes.named(*whole))
+    whole, world = whole and (*whole, meshes.named(*whole)), rank + 1 if world is None else world
     memory = memory if memory is not None else Memory()
-    key = whole and whole[2], rank, patterns
+    key = whole and whole[2], rank, world, patterns, current_device()
     if memory.key != key:
         memory.key, memory.memos = key, {}
     memory.memos = {name: memory.memos[name] for name in state if name in memory.memos}
-    result = Collected()
+    result, lowest = Collected(), whole[2].lowest if whole else 0
+    failed = None
     for component, value in state.items():
-        _lib.text(component, "component")
-        memo = memory.memos.get(component) or Memo()
         try:
-            memory.memos[component] = one(Walk(component, memo, memory, state, patterns), value, whole, rank, result)
-        except Stale:
-            memory.memos[component] = one(Walk(component, Memo(), memory, state, patterns), value, whole, rank, result)
-        except RecursionError:
-            raise Refused((component,), "nested too deeply, or a part of itself") from None
+            remembered(component, value, memory, state, patterns, (whole, rank, world, result))
+        except Exception as error:                  # the others first: Walk.taken
+            memory.memos.pop(component, None)
+            failed = failed or error
+    if failed:
+        raise failed
+    if world > 1:
+        of_nothing(result, any(memo.home not in (None, lowest) for memo in memory.memos.values()), lowest)
+        if rank in members_of(whole, world) and (rank == lowest or not any(map(len, result.rows))):
+            commons.declare_none(result.commons, commons.group_name("components", lowest))
     return result
+
+
+def remembered(component, value, memory, state, patterns, place):
+    """A component into the result and into the memory."""
+    components.check(component, value, is_tensor)
+    memo = memory.memos.get(component) or Memo()
+    try:
+        memory.memos[component] = one(Walk(component, memo, memory, state, patterns), value, *place)
+    except Stale:
+        memory.memos[component] = one(Walk(component, Memo(), memory, state, patterns), value, *place)
+    except RecursionError:
+        at = advice.cycle(value, (component,))
+        raise Refused(at or (component,), "a part of itself: a cycle cannot be kept" if at else "nested too deeply") from None
+
+
+def of_nothing(result, staged, home):
+    """Components of which this rank has nothing. Where other ranks than the lowest stand for its documents, it is in a stage that has no part of
+    them, and keeps the nothing under its rank; else the home has nothing either."""
+    for walk, tree, text, memo, after in result.empty:
+        if staged:
+            result.blobs.append((f"{walk.component}.json", True, text))
+        else:
+            add_commons(walk, tree, text, memo, after, home, result)
 
 
 class Stale(Exception):
     """Something that is no tensor stands where the memo has one."""
 
 
-def one(walk, value, whole, rank, result):
-    """A component: its tensors and documents into `result`; the memo for the next save."""
+def one(walk, value, whole, rank, world, result):
+    """A component: its tensors, documents and commons into `result`; the memo for the next save."""
     component, memo = walk.component, walk.memo
     tree = walk.walk(value, walk.root)
+    if walk.failed:
+        raise walk.failed
     reused = type(tree) is Subtree and not walk.fresh and memo.text is not None
     text = memo.text if reused else None
     if not reused and type(tree) is not PerRank:
         text = common_document(tree, walk)
     after = Memo()
+    walk.buffers |= memo.statistics if memo.names == walk.names else statistics(walk)
     after.subtrees, after.names, after.buffers, after.mixed = walk.subtrees, walk.names, frozenset(walk.buffers), walk.mixed
+    after.statistics = memo.statistics if memo.names == walk.names else statistics(walk)
     after.text = text if type(tree) is Subtree else None
-    fill_rows(walk, after, whole, rank, result)
-    home = whole[2].lowest if whole else 0
-    gives = rank == home or after.owned
-    if gives and text is not None:
-        result.blobs.append((f"{component}.json", False, text))
+    fill_rows(walk, after, whole, rank, world, result)
+    lowest = whole[2].lowest if whole else 0
+    home = lowest if after.home is None else after.home
+    if text is not None:
+        if world > 1:
+            result.commons += after.tensor_commons
+            if rank == home or not is_nothing(tree):
+                add_commons(walk, tree, text, memo, after, home, result)
+            elif after.home is not None:
+                result.empty.append((walk, tree, text, memo, after))
+        if rank == home:
+            result.blobs.append((f"{component}.json", False, text))
     if walk.per_rank:
         result.blobs.append((f"{component}.json", True, rank_document(tree, walk, result)))
-    elif gives and rank != 0:
+    elif rank == home and rank != 0:
         result.blobs.append((f"{component}.json", True, text))
+    elif home != 0 and after.home is not None:
+        result.blobs.append((f"{component}.json", True, values.encode(Record(SAME_AS, {"rank": home}))))
     return after
+
+
+def statistics(walk):
+    """Names that BatchNorm's statistics have in a module's state dict. They differ between replicas that did not share them."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in zip(walk.names, walk.tensors) if ".running_" in "." + name and is_tensor(tensor) and
+              hasattr(tensor, "shape")}
+    stems = [name.removesuffix("running_mean") for name, shape in shapes.items() if name.endswith("running_mean") and
+             len(shape) == 1 and shapes.get(name.removesuffix("running_mean") + "running_var") == shape]
+    return frozenset(stem + last for stem in stems for last in ("running_mean", "running_var", "num_batches_tracked"))
+
+
+def add_commons(walk, tree, text, memo, after, home, result):
+    """What this rank and its home have to hold alike of a component."""
+    if memo.document is not None and memo.home == after.home and (memo.document is text or memo.document == text):
+        after.value_commons = memo.value_commons
+    else:
+        found = {}
+        leaves(tree, walk.root, (lambda path, _: dotted(path), is_tensor), found)
+        group = commons.group_name(walk.component, home)
+        after.value_commons = commons.rows(group, commons.bounded(found)) or [commons.none_of(group)]
+    after.document = text
+    result.commons += after.value_commons
+    if after.everyone:
+        result.commons.append((commons.group_name("components", home), values.path_text(walk.root), b""))
+
+
+def is_nothing(tree):
+    return tree is None or (type(tree) in (*DICTS, list, tuple) and not tree)
+
+
+def leaves(tree, path, named, found):
+    """The plain values of a walked tree, by path; tensors are left out, and what is PerRank."""
+    kind = type(tree)
+    if kind is PerRank:
+        found[path] = b"per rank"
+    elif kind in DICTS and tree:
+        for key, item in tree.items():
+            leaves(item, (*path, key), named, found)
+    elif kind in (list, tuple) and any(type(item) not in values.SCALARS for item in tree):
+        for number, item in enumerate(tree):
+            leaves(item, (*path, number), named, found)
+    elif kind is Subtree:
+        empty_parts(tree.skeleton, path, found)
+    elif not is_tensor(tree):
+        found[path] = commons.value_bytes(tree, path, named)
+
+
+def empty_parts(skeleton, path, found):
+    """A Subtree has tensors, and may have empty containers beside them."""
+    kind, keys, children = skeleton
+    if not keys:
+        found[path] = values.encode(kind(), path=path)
+    for key, child in zip(keys, children or ()):
+        if child is not None:
+            empty_parts(child, (*path, key), found)
 
 
 def common_document(tree, walk):
@@ -476,10 +623,11 @@ def rank_document(tree, walk, result):
     return values.encode(open_(tree), tensor=reference, is_tensor=is_tensor, path=walk.root)
 
 
-def fill_rows(walk, after, whole, rank, result):
+def fill_rows(walk, after, whole, rank, world, result):
     """Entries for the tensors, old ones where they still say what is."""
     memo = walk.memo
-    same = memo.names == walk.names and memo.buffers == after.buffers
+    same = memo.names == walk.names and memo.buffers == after.buffers and memo.own == walk.own
+    after.own = walk.own
     old = memo.entries if same else None
     if not same:
         check_names(walk)
@@ -501,39 +649,62 @@ def fill_rows(walk, after, whole, rank, result):
     after.entries = entries
     if changed or memo.rows is None:
         after.rows = np.frombuffer(b"".join(e.row for e in entries if not e.absent), np.uint64).reshape(-1, _lib.TENSOR_BYTES // 8)
-        after.owned = any(e.mesh.lowest == rank for e in entries if e.mesh is not None)
-        check_devices(walk, entries)
+        wide = of_all(entries, whole, world)
+        after.home, after.everyone = home_of(walk, entries, whole, rank, world), False
+        shared = [name for name, tensor, entry in zip(walk.names, walk.tensors, entries) if not loose(tensor) and entry.mesh in wide]
+        after.everyone = len(shared) == len(entries) and not walk.own
+        group = commons.group_name(f"tensors of {walk.component}", after.home)
+        after.tensor_commons = [] if after.home is None else commons.tensor_rows(group, shared) or [commons.none_of(group)]
     else:
-        after.rows, after.owned = memo.rows, memo.owned
+        after.rows, after.home, after.everyone, after.tensor_commons = memo.rows, memo.home, memo.everyone, memo.tensor_commons
     rows = after.rows.copy()
     rows[:, _lib.DATA_WORD] = pointers
     result.rows.append(rows)
     result.refs.append((walk.tensors, entries))
     device = next((e.device for e in entries if e.device is not None), None)
-    if device is not None:
-        if result.device not in (None, device):
-            raise Refused(walk.root, f"tensors on {device} and on {result.device}: one save takes those of one device")
-        result.device = device
+    result.device = result.device or device
+
+
+def loose(tensor):
+    """Ranks hold parts of it as they like: one that holds none need not name it."""
+    return type(tensor) is Shard and (tensor.alone or tensor.flat is not None or tensor.boxes is not None)
+
+
+def members_of(whole, world):
+    return whole[2].members if whole else range(world)
+
+
+def of_all(entries, whole, world):
+    """The meshes that have all ranks of the save's; None, which is that one, among them."""
+    everyone = members_of(whole, world)
+    return {None, *(mesh for mesh in {entry.mesh for entry in entries} - {None} if mesh.members.issuperset(everyone))}
+
+
+def home_of(walk, entries, whole, rank, world):
+    """The rank whose document stands for this one's. None: this one is in no mesh of it, and holds nothing."""
+    if walk.own or any(type(tensor) is Shard and tensor.alone for tensor in walk.tensors):
+        return rank
+    within, held = set(members_of(whole, world)), {entry.mesh.members for entry in entries if not entry.absent and entry.mesh is not None}
+    if rank not in within:
+        if not held:
+            return None
+        within = set(next(iter(held)))
+    for members in held:
+        within &= members
+    return min(within)
 
 
 def check_names(walk):
+    for name, path in zip(walk.names, walk.paths):
+        if "\0" in name:
+            raise Refused(path, "the name of a tensor must not contain a NUL: rename the key")
     if len(set(walk.names)) == len(walk.names):
         return
     seen = {}
     for name, path in zip(walk.names, walk.paths):
         if name in seen:
-            raise Refused(path, f"is called {name!r}, as {values.path_text(seen[name])} is: names are the keys with dots between them")
+            raise Refused(path, f"is called {name!r}, as {values.path_text(seen[name])} is: names are the keys with dots between them: rename a key")
         seen[name] = path
-
-
-def check_devices(walk, entries):
-    devices = {}
-    for entry, path in zip(entries, walk.paths):
-        if entry.device is not None:
-            devices.setdefault(entry.device, path)
-    if len(devices) > 1:
-        device = list(devices)[1]
-        raise Refused(devices[device], f"is on {device}, others on {list(devices)[0]}: one save takes tensors of one device")
 
 
 def rows_of(collected):

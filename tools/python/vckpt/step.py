@@ -3,22 +3,38 @@
 
 Arrays are numpy's, or torch's tensors if `framework="torch"` (the default where the program has imported torch). A dtype that
 numpy lacks (bf16, f8) comes as bytes of its size (`|V2`, `|V1`)."""
-import collections
 import ctypes
 import errno
 import io
 import os
+from collections.abc import Iterable, Iterator
 from ctypes import byref, c_void_p
+from typing import Any, Literal, NamedTuple, Optional, Union
 
 import numpy as np
 
 from . import _lib, values
 from .saver import split
 from .shard import NUMPY_DTYPES
-from .state import torch_module
+from .signatures import Box, Path
+from .state import SAME_AS, torch_module, torch_state
 
-TensorInfo = collections.namedtuple("TensorInfo", "component name dtype shape bytes")
-BlobInfo = collections.namedtuple("BlobInfo", "name bytes rank")
+
+class TensorInfo(NamedTuple):
+    component: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class BlobInfo(NamedTuple):
+    name: str
+    bytes: int
+    rank: Optional[int]     # None: of the whole step
+
+
+SAME_AS_BYTES = 200     # a document of more is none
 NUMPY = {_lib.DTYPES.index(word): name for name, word in NUMPY_DTYPES.items()}
 
 
@@ -30,10 +46,27 @@ def numpy_dtype(number):
         return np.dtype(f"V{_lib.ITEM_BYTES[number]}")
 
 
-class Step:
-    """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(). Any thread."""
+def _counted(count, noun):
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
-    def __init__(self, path, framework=None):
+
+def _bytes_text(count):
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB", "EB"]
+    while value >= 999.95 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+class Step:
+    """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(). Any thread.
+
+    Of its tensors it is a mapping: len(step), step["model/w"], "model/w" in step, `for name in step`, keys(), dict(step). A step without
+    tensors is true all the same. values() gives a component as it was saved."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __init__(self, path: Path, framework: Optional[Literal["numpy", "torch"]] = None) -> None:
         self.store, self.run, step = split(path)
         if framework not in (None, "numpy", "torch"):
             raise _lib.InvalidArgument(errno.EINVAL, f"framework {framework!r}: numpy or torch")
@@ -42,22 +75,35 @@ class Step:
         _lib.call("vckpt_step_open", os.fsencode(self.store), _lib.text(self.run, "run"),
                   step if isinstance(step, int) else _lib.NONE, byref(pointer))
         self._pointer = pointer.value
-        self.number = _lib.lib().vckpt_step_number(self._pointer)
+        self.number: int = _lib.lib().vckpt_step_number(self._pointer)
         self._tensors, self._blobs = self._read_tensors(), self._read_blobs()
+        self._by_name: dict[str, list[tuple[str, str]]] = {}
+        for key in self._tensors:
+            self._by_name.setdefault(key[1], []).append(key)
 
-    def __enter__(self):
+    def __enter__(self) -> "Step":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
     def __del__(self):
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer and _lib._loaded is not None:
             _lib._loaded.vckpt_step_close(pointer)
+
+    def __repr__(self) -> str:
+        """<vckpt.Step /ckpt/llama/1000: model (147 tensors, 2.5 GB), optimizer (294 tensors, 5.0 GB), 3 files, loss=2.31>"""
+        sums: dict[str, list[int]] = {}
+        for component, *_, size in self.tensors():
+            sums.setdefault(component, []).append(size)
+        said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})" for component, sizes in sums.items()]
+        said += [_counted(len(self._blobs), "file")] if self._blobs else []
+        said += [f"{key}={value}" for key, value in self.attributes.items()] if self._pointer else ["closed"]
+        return f"<vckpt.Step {os.path.join(self.store, self.run, str(self.number))}: {', '.join(said) or 'empty'}>"
 
     def _at(self):
         if not self._pointer:
@@ -67,7 +113,7 @@ class Step:
     # -- what is here --
 
     @property
-    def attributes(self):
+    def attributes(self) -> dict[str, str]:
         found = ctypes.POINTER(_lib.Attribute)()
         count = _lib.lib().vckpt_step_attributes(self._at(), byref(found))
         return {found[i].key.decode(): found[i].value.decode() for i in range(count)}
@@ -89,35 +135,51 @@ class Step:
             found[info.name.decode(), info.rank if info.per_rank else None] = number, info.bytes
         return found
 
-    def tensors(self):
+    def tensors(self) -> list[TensorInfo]:
         """[TensorInfo(component, name, dtype, shape, bytes)], in the step's order."""
         return [TensorInfo(*key, _lib.DTYPES[dtype], shape, size) for key, (_, dtype, shape, size) in self._tensors.items()]
 
-    def blobs(self):
+    def blobs(self) -> list[BlobInfo]:
         """[BlobInfo(name, bytes, rank)]: rank None for those of the whole step."""
         return [BlobInfo(*key[:1], size, key[1]) for key, (_, size) in self._blobs.items()]
 
     # -- tensors --
 
-    def __contains__(self, key):
+    def __contains__(self, key: Union[str, tuple[str, str]]) -> bool:
         return key in self._tensors if isinstance(key, tuple) else bool(self._named(key))
 
-    def _named(self, name):
-        whole = [key for key in self._tensors if "/".join(key) == name]
-        return whole or [key for key in self._tensors if key[1] == name]
+    def __len__(self) -> int:
+        """How many tensors."""
+        return len(self._tensors)
 
-    def __getitem__(self, key):
+    def __iter__(self) -> Iterator[str]:
+        """The names, as keys() has them."""
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        """The names of the tensors as step[...] takes them, "COMPONENT/NAME", in the step's order: dict(step) reads them all."""
+        return ["/".join(key) for key in self._tensors]
+
+    def _named(self, name):
+        if not isinstance(name, str):
+            return []
+        component, _, rest = name.partition("/")                                # no component has a slash in its name
+        return [(component, rest)] if (component, rest) in self._tensors else self._by_name.get(name, [])
+
+    def __getitem__(self, key: Union[str, tuple[str, str]]) -> Any:
         """step["model", "w.weight"], step["model/w.weight"], or step["w.weight"] where no other component has that name."""
         if not isinstance(key, tuple):
             found = self._named(key)
             if len(found) > 1:
                 raise KeyError(f"{key}: in {' and '.join(component for component, _ in found)}")
+            if not found and isinstance(key, str) and (f"{key}.json", None) in self._blobs:
+                raise KeyError(f"{key} is a component, not a tensor: step.values({key!r}) gives it")
             key = found[0] if found else key
         if key not in self._tensors:
             raise KeyError(key)
         return self.read(*key)
 
-    def read(self, component, name, box=None, out=None):
+    def read(self, component: str, name: str, box: Optional[Box] = None, out: Any = None) -> Any:
         """A tensor, or the box of it: a slice for each dimension, or (offsets, sizes). out: an array or CPU tensor of the
         box's shape and dtype, strided or not, that is filled and returned."""
         if (component, name) not in self._tensors:
@@ -144,7 +206,7 @@ class Step:
 
     # -- files and values --
 
-    def blob(self, name, rank=None):
+    def blob(self, name: str, rank: Optional[int] = None) -> bytes:
         """The bytes of a file of the step; rank: of one that a rank keeps for itself."""
         if (name, rank) not in self._blobs:
             whose = "" if rank is None else f" of rank {rank}"
@@ -154,11 +216,27 @@ class Step:
         _lib.call("vckpt_step_blob_read", self._at(), number, (ctypes.c_char * max(size, 1)).from_buffer(data or bytearray(1)))
         return bytes(data)
 
-    def values(self, component, rank=None, types=(), tensors=True):
+    def ranks(self, component: str) -> list[int]:
+        """Ranks that have a tree of their own of a component, besides the common one: a pipeline's stages, what is per rank, parts of one rank alone."""
+        have = [rank for name, rank in self._blobs if name == f"{component}.json" and rank is not None]
+        return sorted(rank for rank in have if self._same_as(component, rank) is None)
+
+    def _same_as(self, component, rank):
+        """The rank whose tree stands for this one's, or None."""
+        name = f"{component}.json"
+        if (name, rank) not in self._blobs or self._blobs[name, rank][1] >= SAME_AS_BYTES:
+            return None
+        home = values.decode(self.blob(name, rank))
+        return home["rank"] if isinstance(home, values.Record) and home.type_name == SAME_AS else None
+
+    def values(self, component: str, rank: Optional[int] = None, types: Iterable[type] = (), tensors: bool = True) -> Any:
         """A component as it was saved, tensors in place (whole). rank: as that rank has it, where that differs: with what it
         keeps for itself. tensors=False: vckpt.Record("$tensor") in their place. types: classes that come back as themselves."""
         name = f"{component}.json"
         own = rank is not None and (name, rank) in self._blobs
+        home = self._same_as(component, rank) if own else None
+        if home is not None:                                                         # what that rank has stands for this one
+            return self.values(component, home, types, tensors)
         if not own and rank is None and (name, None) not in self._blobs:
             ranks = sorted(r for n, r in self._blobs if n == name)
             if ranks:
@@ -185,8 +263,7 @@ class Step:
 
 
 def _tensor(array, dtype):
-    from . import torch_state
-    return torch_state.from_numpy(array, dtype)
+    return torch_state().from_numpy(array, dtype)
 
 
 def _box(box, shape):
@@ -203,12 +280,12 @@ def _destination(out, shape, dtype):
         if not out.flags.writeable or not out.dtype.isnative:
             raise _lib.InvalidArgument(errno.EINVAL, "out: the array cannot be written to as it is")
     else:
-        from . import torch_state
-        if not torch_state.is_tensor(out) or out.device.type != "cpu":
+        torch = torch_state() if torch_module() is not None else None
+        if torch is None or not torch.is_tensor(out) or out.device.type != "cpu":
             raise _lib.InvalidArgument(errno.EINVAL, f"out: expected a numpy array or a CPU tensor, not {type(out).__name__}")
-        torch_state.check_plain(out, "out")
-        found, right = tuple(out.shape), torch_state.DTYPES[out.dtype] == dtype
+        torch.check_plain(out, "out")
+        found, right = tuple(out.shape), torch.DTYPES[out.dtype] == dtype
         address, strides = out.data_ptr(), [n * out.element_size() for n in out.stride()]
     if tuple(found) != tuple(shape) or not right:
-        raise _lib.InvalidArgument(errno.EINVAL, f"out: {_lib.DTYPES[dtype]} of shape {list(shape)} is read, not into {list(found)} of {out.dtype}")
+        raise _lib.InvalidArgument(errno.EINVAL, f"out: expected {_lib.DTYPES[dtype]} of shape {list(shape)}, not {out.dtype} of shape {list(found)}")
     return address, strides

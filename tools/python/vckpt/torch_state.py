@@ -4,7 +4,7 @@
 Layouts are those of docs/torch.md. The trap stands there: what fully_shard cuts after tensor parallelism it calls
 `_StridedShard`, and where that is uneven the label says another layout than the data has. The order in which it was cut is
 what the data has, so for uneven sizes that is what is said: `S(0),S(0)` over the mesh with its dimensions in that order."""
-import functools
+import sys
 
 import numpy as np
 import torch
@@ -39,20 +39,38 @@ def check_plain(tensor, path):
     """That this is memory of items of a kept type. Refuses what is not."""
     if type(tensor) not in PLAIN_TYPES and (tensor.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl):
         name = type(tensor).__name__
-        raise Refused(path, f"a tensor of the class {name} cannot be kept as it is" + (f": {ADVICE[name]}" if name in ADVICE else ""))
+        raise Refused(path, f"a tensor of the class {name} cannot be kept as it is" + f": {ADVICE.get(name, 'give its parts as plain tensors')}")
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        raise Refused(path, "a parameter of a lazy module has no shape yet: call the module once before the save")
     if tensor.device.type == "meta":
-        raise Refused(path, "a tensor on the meta device has no data")
+        raise Refused(path, "a tensor on the meta device has no data: save after it was made (to_empty, reset_parameters), or leave it out")
     if tensor.is_quantized or tensor.layout != torch.strided or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise Refused(path, f"a {kind} tensor cannot be kept: give its parts")
     if tensor.dtype not in DTYPES:
-        raise Refused(path, f"a tensor of dtype {tensor.dtype} cannot be kept")
+        raise Refused(path, f"a tensor of dtype {tensor.dtype} cannot be kept: give it as another dtype")
 
 
 def settled(local):
     """What a pending collective gives."""
     wait = getattr(local, "trigger_wait", None) or getattr(local, "wait", None)
     return local if type(local) in PLAIN_TYPES or wait is None else wait()
+
+
+_told = set()           # devices of which a line was printed
+
+
+def background(device):
+    """Is what lies there copied while training goes on? The CPU's memory, and that of the current CUDA device, whose stream the save
+    begins behind. What lies on other devices is brought to the host at the call, behind their current streams."""
+    return device.type == "cpu" or (device.type == "cuda" and device.index in (None, torch.cuda.current_device()))
+
+
+def tell(device):
+    if device.type == "cuda" and device not in _told:
+        _told.add(device)
+        print(f"vckpt: tensors on {device} are copied at the call, not in the background, because cuda:{torch.cuda.current_device()} is the current device: "
+              f"torch.cuda.set_device({device.index}) first if they are most of the state", file=sys.stderr)
 
 
 class TorchEntry(Entry):
@@ -64,8 +82,11 @@ class TorchEntry(Entry):
         check_plain(tensor, path)
         self.look(tensor)
         self.flattened = layout.flat is not None or layout.boxes is not None
-        self.device = tensor.device if tensor.device.type == "cuda" else None
-        self.copy = (self.conjugate or self.negative or tensor.device.type not in ("cpu", "cuda") or
+        behind = background(tensor.device)
+        self.device = tensor.device if behind and tensor.device.type == "cuda" else None
+        if not behind:
+            tell(tensor.device)
+        self.copy = (self.conjugate or self.negative or not behind or
                      (self.flattened and not tensor.is_contiguous()) or
                      (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0))
         check_items(layout, tensor.numel(), path)
@@ -87,7 +108,7 @@ class TorchEntry(Entry):
             return STALE
         if self.copy:
             tensor = tensor.detach().resolve_conj().resolve_neg()
-            if tensor.device.type not in ("cpu", "cuda"):
+            if self.device is None and tensor.device.type != "cpu":
                 tensor = tensor.cpu()
             tensor = tensor.contiguous()
             refs.append(tensor)
@@ -246,24 +267,6 @@ def group_rank():
     if not dist.is_available() or not dist.is_initialized():
         return None
     return dist.get_rank(), dist.get_world_size()
-
-
-@functools.cache
-def _cpu_group(_default):
-    return torch.distributed.new_group(backend="gloo")
-
-
-def broadcast(value):
-    """Rank 0's value, over the default process group if that can carry CPU tensors, else over a gloo group of its own."""
-    dist = torch.distributed
-    default = dist.distributed_c10d._get_default_group()
-    try:
-        backends = {str(device) for device in default._device_types}
-    except AttributeError:
-        backends = {"cpu"} if "gloo" in str(dist.get_backend()) else set()
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=None if "cpu" in backends else _cpu_group(default), device=torch.device("cpu"))
-    return box[0]
 
 
 def stream_of(device):

@@ -25,7 +25,7 @@ import functools
 import pathlib
 import types as _types
 
-from . import values_foreign, values_read
+from . import advice, values_foreign, values_read
 from .records import Mesh, Record
 from .values_text import MAX_BYTES, MAX_DEPTH, MAX_PLAIN, Attr, array, container, mapping, path_text, quote, refusal, render
 
@@ -194,7 +194,7 @@ class _Encoder:
         try:
             described = values_foreign.describe(value)
         except ValueError as error:
-            raise refusal(path, str(error), TypeError) from None
+            raise refusal(path, str(error) + advice.of_value(value), TypeError) from None
         if described:
             tag, content, members = described
             return self.simple(tag, content, path, **members)
@@ -214,7 +214,7 @@ class _Encoder:
         elif cls in (argparse.Namespace, _types.SimpleNamespace):
             fields = vars(value)
         else:
-            raise refusal(path, _what(value) + " cannot be kept", TypeError)
+            raise refusal(path, _what(value) + " cannot be kept" + advice.of_value(value), TypeError)
         return self.record(_type_name(cls), fields, path)
 
     def record(self, type_name, fields, path):
@@ -239,7 +239,7 @@ class _Encoder:
 
     def reference(self, value, path):
         if self.in_key:
-            raise refusal(path, f"{_what(value)} in a key or a set cannot be kept", TypeError)
+            raise refusal(path, f"{_what(value)} in a key or a set cannot be kept: give a list, or a dict with the tensors as its values", TypeError)
         name = self.tensor(path, value)
         if type(name) is str and 0 < len(name) < 64 and name.isascii():      # nearly all of them, and on one line
             return '{"$tensor": %s}' % self.node(name, path)
@@ -279,7 +279,7 @@ PLAIN = {
 def _dataclass_fields(value, path):
     cls = type(value)
     if isinstance(value, (dict, list, tuple, set, frozenset, str, bytes, int, float, BaseException)):
-        raise refusal(path, f"{_what(value)} cannot be kept: a dataclass over {cls.__mro__[-2].__name__}", TypeError)
+        raise refusal(path, f"{_what(value)} cannot be kept: a dataclass over {cls.__mro__[-2].__name__}: give dataclasses.asdict() of it", TypeError)
     fields = {}
     for field in dataclasses.fields(value):
         try:

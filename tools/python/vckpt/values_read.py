@@ -8,6 +8,7 @@ import argparse
 import base64
 import binascii
 import collections
+import contextlib
 import dataclasses
 import datetime
 import enum
@@ -317,10 +318,11 @@ def _member(cls, type_name, fields, path):
     if name is not None and name in cls.__members__:
         return cls.__members__[name]
     if issubclass(cls, enum.Flag) and type(value) is int and (name is None or "|" in name):
-        try:
-            return cls(value)
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            found = cls(value)
+            # where it differs, bits were dropped that the class has no member for: Python 3.11.2 drops them, others refuse them
+            if value < 0 or getattr(found, "value", found) == value:
+                return found
     raise refusal(path, f"{type_name} has no member {str(name)[:60]}")
 
 

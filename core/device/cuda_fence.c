@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda fence: what memory belongs to, and what has to be done before it is read.
+ *
+ * The context is the memory's, never the thread's: a fresh thread has none, and a thread that works with one device
+ * may hand over tensors of another. The driver knows it by the pointer. Memory that was mapped (expandable segments)
+ * or comes out of a pool belongs to a device and to no context: then it is the device's primary one, held while the
+ * fence is. What the driver does not know at all is left to the thread's context; the copy will say what is wrong
+ * with it.
+ *
+ * An event is recorded on each of the caller's streams; where none of them is of a place's context, on the default
+ * stream there, which is where work goes that names no stream. Each copy waits for all of them.
+ *
+ * A stream that is being captured runs nothing: an event recorded on it would be the graph's, and a wait for it would
+ * draw our stream into the capture. So it is asked first, and refused. */
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "core/base/le.h"
+#include "core/device/cuda.h"
+#include "core/device/cuda_internal.h"
+
+#define FENCE_SPECIAL_STREAM 2u          /* NULL, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD: those of a context */
+
+int device_fence_new(struct device_fence **ret_f, struct base_error *err)
+{
+	int rc = device_cuda_load(err);
+	struct device_fence *f;
+
+	if (rc < 0)
+		return rc;
+	f = calloc(1, sizeof *f);
+	if (!f)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	*ret_f = f;
+	return 0;
+}
+
+void device_fence_free(struct device_fence *f)
+{
+	if (!f)
+		return;
+	for (unsigned i = 0; i < f->npoints; i++)
+		cuda_event_free(f->points[i].context, f->points[i].event);
+	for (unsigned i = 0; i < f->nplaces; i++)
+		if (f->places[i].device >= 0)
+			cuda_driver.primary_release(f->places[i].device);
+	free(f->points);
+	free(f);
+}
+
+/* ---- places ---- */
+
+/* Whose it is; a context of NULL: not known. `device` is set where its primary context was retained. */
+static int fence_ask(const void *address, struct cuda_place *p, struct base_error *err)
+{
+	int what[] = {CUDA_POINTER_CONTEXT, CUDA_POINTER_MEMORY_TYPE, CUDA_POINTER_DEVICE, CUDA_POINTER_START,
+		CUDA_POINTER_SIZE};
+	unsigned type = 0;
+	int device = -1;
+	size_t bytes = 0;
+	cuda_address start = 0;
+	void *found[] = {&p->context, &type, &device, &start, &bytes};
+	cuda_result rc;
+
+	*p = (struct cuda_place){.device = -1};
+	rc = cuda_driver.pointer_attributes(BASE_COUNT(found), what, found, (uintptr_t)address);
+	if (rc == CUDA_INVALID_CONTEXT || rc == CUDA_INVALID_VALUE || (rc == CUDA_SUCCESS && type == 0))
+		return 0;
+	if (rc == CUDA_SUCCESS && !p->context && device >= 0) {
+		rc = cuda_driver.primary_retain(&p->context, device);
+		if (rc != CUDA_SUCCESS)
+			return cuda_translate(rc, "cuDevicePrimaryCtxRetain", err);
+		p->device = device;
+	}
+	p->start = start;
+	p->bytes = bytes;
+	return cuda_translate(rc, "cuPointerGetAttributes", err);
+}
+
+/* The place of that context; the first of them holds the primary one. */
+static int fence_add(struct device_fence *f, struct cuda_place *p, unsigned *ret_place, struct base_error *err)
+{
+	unsigned i = 0;
+
+	while (i < f->nplaces && f->places[i].context != p->context)
+		i++;
+	if (i < f->nplaces || i == CUDA_PLACES_MAX) {
+		if (p->device >= 0)
+			cuda_driver.primary_release(p->device);
+		p->device = i < f->nplaces ? f->places[i].device : -1;
+	}
+	if (i == CUDA_PLACES_MAX)
+		return base_error_set(err, -EOPNOTSUPP, "the tensors of one save are in more than %u CUDA contexts",
+			CUDA_PLACES_MAX);
+	f->places[i] = *p;
+	f->nplaces = i == f->nplaces ? i + 1 : f->nplaces;
+	*ret_place = i;
+	return 0;
+}
+
+int device_fence_place(struct device_fence *f, const void *address, unsigned *ret_place, struct base_error *err)
+{
+	struct cuda_place p = {.device = -1};
+	int rc = 0;
+
+	for (unsigned i = 0; i < f->nplaces && address; i++)
+		if ((uintptr_t)address - f->places[i].start < f->places[i].bytes) {
+			*ret_place = i;
+			return 0;
+		}
+	rc = cuda_relax(err);
+	if (rc < 0)
+		return rc;
+	rc = address ? fence_ask(address, &p, err) : 0;
+	if (rc == 0 && !p.context)
+		rc = cuda_translate(cuda_driver.context_current(&p.context), "cuCtxGetCurrent", err);
+	cuda_restore();
+	if (rc < 0)
+		return rc;
+	if (!p.context)
+		return base_error_set(err, -EINVAL, "the CUDA driver does not know the memory at %p, and the thread "
+			"that submits has no CUDA context", address);
+	return fence_add(f, &p, ret_place, err);
+}
+
+/* ---- points ---- */
+
+/* Called with the stream's context current. */
+static int fence_check_capture(void *stream, struct base_error *err)
+{
+	int status = 0;
+	cuda_result rc = cuda_driver.stream_is_capturing(stream, &status);
+
+	if (rc == CUDA_CAPTURE_IMPLICIT)
+		return base_error_set(err, -EBUSY, "the default stream can not be used while another stream of its "
+			"context is being captured into a CUDA graph: submit the save when the capture has ended, or "
+			"name the stream that the data is ready on");
+	if (rc == CUDA_SUCCESS && status != CUDA_NOT_CAPTURING)
+		return base_error_set(err, -EBUSY, "the stream that the data is ready on is being captured into a CUDA "
+			"graph, whose work has not run: submit the save when the capture has ended");
+	return cuda_translate(rc, "cuStreamIsCapturing", err);
+}
+
+static int fence_record(struct device_fence *f, cuda_context context, void *stream, struct base_error *err)
+{
+	struct cuda_point *points = realloc(f->points, (f->npoints + 1) * sizeof *points);
+	cuda_event event;
+	int rc;
+
+	if (!points)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	f->points = points;
+	rc = cuda_enter(context, err);
+	if (rc < 0)
+		return rc;
+	rc = fence_check_capture(stream, err);
+	if (rc == 0)
+		rc = cuda_event_new(&event, err);
+	if (rc == 0) {
+		f->points[f->npoints++] = (struct cuda_point){context, event};
+		rc = cuda_translate(cuda_driver.event_record(event, stream), "cuEventRecord on the caller's stream",
+			err);
+	}
+	cuda_leave();
+	return rc;
+}
+
+static bool fence_has_point(const struct device_fence *f, cuda_context context)
+{
+	for (unsigned i = 0; i < f->npoints; i++)
+		if (f->points[i].context == context)
+			return true;
+	return false;
+}
+
+int device_fence_set(struct device_fence *f, void *const *streams, size_t n, struct base_error *err)
+{
+	cuda_context context;
+	int rc = 0;
+
+	for (size_t i = 0; i < n && rc == 0; i++) {
+		if ((uintptr_t)streams[i] <= FENCE_SPECIAL_STREAM) {
+			for (unsigned k = 0; k < f->nplaces && rc == 0; k++)
+				rc = fence_record(f, f->places[k].context, streams[i], err);
+			continue;
+		}
+		rc = cuda_translate(cuda_driver.stream_context(streams[i], &context), "cuStreamGetCtx", err);
+		if (rc == 0)
+			rc = fence_record(f, context, streams[i], err);
+	}
+	for (unsigned k = 0; k < f->nplaces && rc == 0; k++)
+		if (!fence_has_point(f, f->places[k].context))
+			rc = fence_record(f, f->places[k].context, NULL, err);
+	return rc;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda turn: boxes whose items the host puts in order. Their bytes come, as they lie in the source, into memory of the
+ * stream: two halves, of which one is filled by the device while the other is turned. A box that does not fit is cut.
+ *
+ * Turns stand in a queue in the order of their copies. Those of a half are done, at the latest, before it is filled
+ * again (after its event, recorded behind its copies), else when somebody waits for a mark that was set after them. So
+ * many small boxes cost one wait together, and a large one is turned while the rest of it still comes.
+ *
+ * After an error the stream is only good to be freed; what was not turned by then never is. */
+#include <stdlib.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/le.h"
+#include "core/base/log.h"
+#include "core/device/cuda.h"
+#include "core/device/cuda_internal.h"
+#include "core/device/fetch.h"
+
+#define TURN_HALF_JOBS 32u
+#define TURN_JOBS (2 * TURN_HALF_JOBS)
+#define TURN_ALIGN 64u
+
+struct turn_job { char *to; uint64_t to_stride[DEVICE_GATHER_DIMS]; struct device_gather turn; };
+
+struct cuda_turner {
+	char *memory;
+	bool pinned;
+	cuda_event event[2];             /* behind a half's copies, recorded when the other half is begun */
+	uint64_t end[2];                 /* one more than the number of the half's last job */
+	unsigned half;                   /* being filled; its bytes and jobs so far */
+	uint64_t used, jobs_used;
+	uint64_t given, done;            /* numbers of jobs */
+	struct turn_job jobs[TURN_JOBS]; /* number n at n % TURN_JOBS */
+};
+
+/* ---- memory ---- */
+
+static int turn_allocate(struct cuda_turner *t, enum device_pin pin, struct base_error *err)
+{
+	struct base_error why = {0};
+	int rc = -EOPNOTSUPP;
+
+	if (pin != DEVICE_PIN_NO)
+		rc = cuda_translate(cuda_driver.host_alloc((void **)&t->memory, 2 * CUDA_TURN_BYTES,
+			CUDA_HOST_PORTABLE), "cuMemHostAlloc", &why);
+	t->pinned = rc == 0;
+	if (rc < 0 && pin == DEVICE_PIN_YES)
+		return base_error_set(err, rc, "%s", why.text);
+	if (rc < 0 && pin != DEVICE_PIN_NO)
+		base_debug("memory to turn tensors in is not pinned: %s", why.text);
+	if (rc < 0)
+		t->memory = aligned_alloc(4096, 2 * CUDA_TURN_BYTES);
+	return t->memory ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+void cuda_turner_free(struct cuda_turner *t, bool context)
+{
+	if (!t)
+		return;
+	for (unsigned i = 0; i < 2 && context; i++)
+		if (t->event[i])
+			cuda_driver.event_destroy(t->event[i]);
+	if (t->pinned && context)
+		cuda_driver.host_free(t->memory);
+	else if (!t->pinned)
+		free(t->memory);
+	free(t);
+}
+
+static int turn_prepare(struct device_stream *s, struct base_error *err)
+{
+	struct cuda_turner *t = s->turner ? NULL : calloc(1, sizeof *t);
+	int rc = 0;
+
+	if (s->turner)
+		return 0;
+	if (!t)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rc = turn_allocate(t, s->pin, err);
+	for (unsigned i = 0; i < 2 && rc == 0; i++)
+		rc = cuda_event_new(&t->event[i], err);
+	if (rc < 0)
+		cuda_turner_free(t, true);
+	else
+		s->turner = t;
+	return rc;
+}
+
+/* ---- jobs ---- */
+
+uint64_t cuda_turns_given(const struct device_stream *s) { return s->turner ? s->turner->given : 0; }
+
+void cuda_turn_all(struct device_stream *s, uint64_t end)
+{
+	struct cuda_turner *t = s->turner;
+
+	for (; t && t->done < end; t->done++) {
+		const struct turn_job *j = &t->jobs[t->done % TURN_JOBS];
+
+		device_gather_part(j->to, j->to_stride, &j->turn);
+	}
+	if (t && t->done == t->given) /* as by a mark: the host knows that all copies are done */
+		t->used = t->jobs_used = 0;
+}
+
+void cuda_turn_none(struct device_stream *s)
+{
+	if (s->turner)
+		s->turner->done = s->turner->given;
+}
+
+static int turn_other_half(struct device_stream *s, struct base_error *err)
+{
+	struct cuda_turner *t = s->turner;
+	int rc = cuda_translate(cuda_driver.event_record(t->event[t->half], s->stream), "cuEventRecord", err);
+
+	if (rc < 0)
+		return rc;
+	t->end[t->half] = t->given;
+	t->half ^= 1;
+	if (t->done < t->end[t->half]) {
+		rc = cuda_translate(cuda_driver.event_synchronize(t->event[t->half]), CUDA_COPIES, err);
+		if (rc < 0)
+			return rc;
+		cuda_turn_all(s, t->end[t->half]);
+	}
+	t->used = t->jobs_used = 0;
+	return 0;
+}
+
+static int turn_give(struct device_stream *s, char *to, const uint64_t *to_stride, const struct device_turn *box,
+	struct base_error *err)
+{
+	struct cuda_turner *t = s->turner;
+	struct turn_job *j;
+	char *room;
+	int rc = 0;
+
+	if (t->used + box->bytes > CUDA_TURN_BYTES || t->jobs_used == TURN_HALF_JOBS)
+		rc = turn_other_half(s, err);
+	room = t->memory + t->half * CUDA_TURN_BYTES + t->used;
+	if (rc == 0)
+		rc = cuda_copy(s->stream, room, &box->copy, err);
+	if (rc < 0)
+		return rc;
+	j = &t->jobs[t->given++ % TURN_JOBS];
+	j->to = to;
+	j->turn = box->turn;
+	j->turn.from = room + (uintptr_t)box->turn.from;
+	for (uint32_t i = 0; i < box->turn.ndim; i++)
+		j->to_stride[i] = to_stride[i];
+	t->used += base_align(box->bytes, TURN_ALIGN);
+	t->jobs_used++;
+	return 0;
+}
+
+static int turn_box(struct device_stream *s, char *to, const uint64_t *to_stride, const struct device_gather *g,
+	struct base_error *err)
+{
+	struct device_gather part = *g;
+	struct device_turn box;
+	uint64_t n;
+	uint32_t dim;
+	int rc = 0;
+
+	device_fetch_turn(g, &box);
+	if (box.bytes <= CUDA_TURN_BYTES)
+		return turn_give(s, to, to_stride, &box, err);
+	dim = device_fetch_cut(g, CUDA_TURN_BYTES, &n);
+	for (uint64_t at = 0; at < g->size[dim] && rc == 0; at += n) {
+		part.size[dim] = base_min(n, g->size[dim] - at);
+		part.from = (const char *)g->from + (int64_t)at * g->stride[dim];
+		rc = turn_box(s, to + at * to_stride[dim], to_stride, &part, err);
+	}
+	return rc;
+}
+
+int cuda_turn(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err)
+{
+	uint64_t to_stride[DEVICE_GATHER_DIMS];
+	int rc = turn_prepare(s, err);
+
+	device_fetch_strides(g, to_stride);
+	return rc == 0 ? turn_box(s, to, to_stride, g, err) : rc;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A stored header against the layout that it is of. Readers look only at what they show; this looks at all of it, for
+ * vckpt verify. */
+#include "core/view/view_internal.h"
+
+#include <inttypes.h>
+
+static int64_t component_find(const struct store_layout *l, const char *component)
+{
+	for (uint32_t i = 0; i < l->m.ncomponents; i++)
+		if (strcmp(l->m.components[i], component) == 0)
+			return i;
+	return -ENOENT;
+}
+
+static int check_tensor(const struct store_layout *l, const char *component, const struct view_safetensors_tensor *t,
+	struct base_error *err)
+{
+	int64_t number = store_layout_find(l, component, t->name, t->name_len);
+	int shown = store_layout_shown(t->name, t->name_len);
+	struct tensor_shape shape;
+
+	if (number < 0)
+		return base_error_set(err, -BASE_EFORMAT,
+			"the header of %s.safetensors names tensor '%.*s', which the layout does not have", component,
+			shown, t->name);
+	store_layout_shape(l, (uint32_t)number, &shape);
+	if (store_layout_dtype(l, (uint32_t)number) != t->dtype)
+		return base_error_set(err, -BASE_EFORMAT,
+			"the header of %s.safetensors says that tensor '%.*s' is %s, the layout %s", component, shown,
+			t->name, tensor_dtype_name(t->dtype),
+			tensor_dtype_name(store_layout_dtype(l, (uint32_t)number)));
+	if (!tensor_shape_equal(&shape, &t->shape))
+		return base_error_set(err, -BASE_EFORMAT,
+			"the header of %s.safetensors says another shape of tensor '%.*s' than the layout", component,
+			shown, t->name);
+	return 0;
+}
+
+/* Names are different in a header and in a layout: as many of both, and all of them found, are all. */
+static int check_all(const struct store_layout *l, uint32_t component, const struct view_safetensors *s,
+	struct base_error *err)
+{
+	const char *name = l->m.components[component];
+	uint32_t first, end, n = 0;
+	int r = 0;
+
+	for (uint32_t i = 0; r == 0 && i < s->ntensors; i++)
+		r = check_tensor(l, name, &s->tensors[i], err);
+	store_layout_component_range(l, component, &first, &end);
+	for (uint32_t i = first; i < end; i++) {
+		struct tensor_shape shape;
+		uint32_t len;
+		const char *tensor = store_layout_name(l, i, &len);
+
+		store_layout_shape(l, i, &shape);
+		n += view_safetensors_can(store_layout_dtype(l, i), &shape, tensor, len);
+	}
+	if (r == 0 && n != s->ntensors)
+		r = base_error_set(err, -BASE_EFORMAT,
+			"the header of %s.safetensors names %u tensors, and %u of the layout belong there", name,
+			s->ntensors, n);
+	return r;
+}
+
+int view_header_check(const struct store_layout *l, const char *component, const char *view, const void *header,
+	size_t len, uint64_t data_bytes, struct base_error *err)
+{
+	int64_t number = component_find(l, component);
+	struct view_safetensors s;
+	uint64_t size;
+	int r;
+
+	if (strcmp(view, VIEW_SAFETENSORS_VIEW) != 0)
+		return 0;
+	if (number < 0)
+		return base_error_set(err, -BASE_EFORMAT,
+			"it has a header of %s.safetensors, and the layout has no such component", component);
+	if (base_add_overflows(len, data_bytes, &size))
+		return base_error_set(err, -BASE_EFORMAT,
+			"it says %" PRIu64 " bytes behind the header of %s.safetensors", data_bytes, component);
+	r = view_safetensors_parse(header, len, size, &s, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "the header of %s.safetensors", component);
+	if (s.data_offset != len)
+		r = base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors is followed by something else",
+			component);
+	if (r == 0)
+		r = check_all(l, (uint32_t)number, &s, err);
+	view_safetensors_release(&s);
+	return r;
+}

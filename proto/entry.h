@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * entry: an entry of a run's list (docs/format/list.md). Part of proto/message.h, whose rules hold here too; include
+ * that one. */
+#ifndef PROTO_ENTRY_H
+#define PROTO_ENTRY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/base/buf.h"
+#include "core/base/digest.h"
+
+#define PROTO_NONCE_BYTES 16
+#define PROTO_ACCEPTS_MAX (UINT32_C(1) << 16) /* numbers in one accept entry */
+
+struct proto_attribute;
+enum proto_entry_kind {
+	PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT, PROTO_ENTRY_ABORT, PROTO_ENTRY_REMOVE, PROTO_ENTRY_SNAPSHOT,
+	PROTO_ENTRY_ACCEPT, /* a higher one: of a later version; it decides nothing */
+};
+
+struct proto_commit {
+	uint64_t step;                  /* 0 .. 2^63-1 */
+	const char *attempt;
+	int64_t time_ns;                /* since the epoch, the committer's clock */
+	uint64_t replaces;              /* number of the commit entry that this one replaces, or PROTO_NONE */
+	struct base_digest manifest;    /* SHA-256 tree digest of the manifest's body: runs/<run>/manifests/<hex> */
+	uint64_t tensors, bytes;        /* logical tensors and their raw bytes, blobs' bytes included: for listings */
+	uint64_t new_bytes;             /* stored bytes that this attempt's own packs added */
+	const struct proto_attribute *attributes; size_t nattributes;
+	/* fields of a later version, as they stood; written again when a snapshot is made of it */
+	const uint8_t *extra; size_t extra_len;
+};
+struct proto_entry {
+	enum proto_entry_kind kind;
+	uint32_t version;                        /* 0 to encode: PROTO_VERSION */
+	int64_t time_ns;                         /* of the writer's clock; never used in decisions */
+	const char *host;                        /* who wrote it */
+	/* Its place; since version 2. before: zeros where there is no entry before that can be read. */
+	const char *run; uint64_t number; struct base_digest before;
+	struct base_digest self;                 /* SHA-256 of the body that was decoded: the next entry's `before` */
+	struct proto_commit commit;              /* COMMIT */
+	const char *launch; uint64_t newest_step; /* LAUNCH; newest_step PROTO_NONE: none */
+	uint8_t nonce[PROTO_NONCE_BYTES];        /* LAUNCH; zeros: none */
+	const char *attempt, *reason; uint32_t rank; /* ABORT */
+	uint64_t removes;                        /* REMOVE: number of the commit entry */
+	/* SNAPSHOT: by ascending entry; a packed table on disk */
+	struct proto_live { uint64_t entry; struct proto_commit commit; } *live; size_t nlive;
+	const uint64_t *accepts; size_t naccepts; /* ACCEPT: numbers of entries, ascending, below its own */
+	void *arena;
+};
+int proto_entry_encode(const struct proto_entry *m, struct base_buf *b);
+int proto_entry_decode(const void *body, size_t len, struct proto_entry *ret_m);
+void proto_entry_release(struct proto_entry *m);
+
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * alloc_fails STORE RUN: reads and applies the entries of a list one after another, and lets each allocation of each
+ * fail in turn. An entry that cannot be read for that is not damaged. One that could not be applied must have changed
+ * nothing: the list says what it said, and with memory it goes on to what a list says that never met a failure; all of
+ * them together to what a reader of the run sees. Each entry also as the first one after a gap, where a snapshot
+ * counts.
+ *
+ * Allocation is taken from libc here; the library knows nothing of it. Prints "entries N, failures F". */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/base/buf.h"
+#include "core/store/list_internal.h"
+
+extern void *__libc_malloc(size_t n);
+extern void *__libc_calloc(size_t n, size_t size);
+extern void *__libc_realloc(void *p, size_t n);
+
+static _Thread_local unsigned long left; /* allocations until one fails; 0: none does */
+static unsigned long failures;
+
+static bool fails(void)
+{
+	if (!left || --left)
+		return false;
+	failures++;
+	errno = ENOMEM;
+	return true;
+}
+
+void *malloc(size_t n) { return fails() ? NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t size) { return fails() ? NULL : __libc_calloc(n, size); }
+void *realloc(void *p, size_t n) { return fails() ? NULL : __libc_realloc(p, n); }
+void *reallocarray(void *p, size_t n, size_t size)
+{
+	return (size && n > SIZE_MAX / size) || fails() ? NULL : __libc_realloc(p, n * size);
+}
+
+/* All that a list says, as bytes. */
+static void view(const struct store_list *l, struct base_buf *b)
+{
+	b->len = 0;
+	for (size_t i = 0; i < store_list_count(l); i++) {
+		const struct store_list_step *s = store_list_at(l, i);
+
+		base_buf_append(b, &s->step, sizeof s->step);
+		base_buf_append(b, &s->entry, sizeof s->entry);
+		base_buf_append(b, s->commit.attempt, strlen(s->commit.attempt) + 1);
+		base_buf_append(b, &s->commit.manifest, sizeof s->commit.manifest);
+	}
+	for (size_t i = 0; i < l->nattempts; i++) {
+		const struct list_attempt *a = &l->attempts[i];
+
+		base_buf_append(b, a->name, strlen(a->name) + 1);
+		base_buf_append(b, &a->state, sizeof a->state);
+		base_buf_append(b, a->reason ? a->reason : "", a->reason ? strlen(a->reason) + 1 : 1);
+	}
+	for (size_t i = 0; i < l->nlaunches; i++)
+		base_buf_append(b, l->launches[i].launch, 17);
+	for (size_t i = 0; i < l->nskips; i++)
+		base_buf_append(b, &l->skips[i].number, sizeof l->skips[i].number);
+	base_buf_append(b, &l->ncommits, sizeof l->ncommits);
+	base_buf_append(b, &l->damaged, sizeof l->damaged);
+	base_buf_append(b, &l->gap, sizeof l->gap);
+	base_buf_append(b, &l->next, sizeof l->next);
+}
+
+static int differs(const struct base_buf *a, const struct base_buf *b)
+{
+	return a->len != b->len || memcmp(a->data, b->data, a->len) != 0;
+}
+
+static void die(const char *what, uint64_t n, unsigned long k)
+{
+	printf("entry %llu, allocation %lu: %s\n", (unsigned long long)n, k, what);
+	exit(1);
+}
+
+static void entry_get(struct store *s, const char *run, uint64_t n, struct proto_entry *ret_e)
+{
+	struct store_record record = {0};
+	struct base_error err = {0};
+	char name[STORE_NAME_MAX];
+
+	*ret_e = (struct proto_entry){0};
+	snprintf(name, sizeof name, "runs/%s/%012llu", run, (unsigned long long)n);
+	if (store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, &record, NULL, &err) < 0
+	    || proto_entry_decode(record.body, record.len, ret_e) < 0)
+		die(err.code ? err.text : "cannot be decoded", n, 0);
+	store_record_release(&record);
+}
+
+/* Reads entry n with its k-th allocation failing: that is no fault of the entry. false: it had fewer. */
+static bool read_fails(struct store *s, const char *run, uint64_t n, unsigned long k)
+{
+	struct store_record record = {0};
+	struct proto_entry e = {0};
+	char name[STORE_NAME_MAX];
+	bool failed;
+	int r;
+
+	snprintf(name, sizeof name, "runs/%s/%012llu", run, (unsigned long long)n);
+	left = k;
+	r = store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, &record, NULL, NULL);
+	if (r == 0)
+		r = proto_entry_decode(record.body, record.len, &e);
+	failed = !left;
+	left = 0;
+	if (r != (failed ? -ENOMEM : 0))
+		die("an entry that is read without memory is taken for damaged", n, k);
+	proto_entry_release(&e);
+	store_record_release(&record);
+	return failed;
+}
+
+/* The list before entry n. */
+static struct store_list *list_before(struct store *s, const char *run, uint64_t n, bool gap)
+{
+	struct store_list *l = calloc(1, sizeof *l);
+
+	l->store = s;
+	snprintf(l->run, sizeof l->run, "%s", run);
+	for (; l->next < n; l->next++) {
+		struct proto_entry e;
+
+		entry_get(s, run, l->next, &e);
+		if (list_apply(l, l->next, &e) < 0)
+			die("does not apply", l->next, 0);
+	}
+	l->gap |= gap;
+	return l;
+}
+
+/* Applies entry n with its k-th allocation failing. false: it had fewer. */
+static bool one(struct store *s, const char *run, uint64_t n, bool gap, unsigned long k, struct base_buf *ret_after)
+{
+	struct base_buf before = BASE_BUF_INIT, now = BASE_BUF_INIT;
+	struct store_list *l = list_before(s, run, n, gap);
+	struct proto_entry e;
+	bool failed;
+	int r;
+
+	view(l, &before);
+	entry_get(s, run, n, &e);
+	left = k;
+	r = list_apply(l, n, &e);
+	failed = !left;
+	left = 0;
+	if (failed != (r == -ENOMEM))
+		die("the failure was not told", n, k);
+	view(l, &now);
+	if (failed && differs(&now, &before))
+		die("half applied", n, k);
+	if (failed) {
+		entry_get(s, run, n, &e);
+		if (list_apply(l, n, &e) < 0)
+			die("does not go on", n, k);
+		view(l, &now);
+	}
+	if (ret_after->len && differs(&now, ret_after))
+		die("goes on to something else", n, k);
+	base_buf_release(ret_after);
+	*ret_after = now;
+	base_buf_release(&before);
+	store_list_close(l);
+	return failed;
+}
+
+int main(int argc, char **argv)
+{
+	struct base_buf end = BASE_BUF_INIT, seen = BASE_BUF_INIT;
+	struct base_error err = {0};
+	struct store_list *l;
+	struct store *s;
+	uint64_t n;
+
+	if (argc != 3 || store_open(argv[1], 0, &s, &err) < 0 || store_list_open(s, argv[2], true, &l, &err) < 0) {
+		printf("usage: alloc_fails STORE RUN: %s\n", err.text);
+		return 2;
+	}
+	n = store_list_next(l);
+	for (uint64_t i = 0; i < 2 * n; i++) {
+		unsigned long k = 1;
+
+		while (i % 2 == 0 && read_fails(s, argv[2], i / 2, k))
+			k++;
+		k = 1;
+		end.len = 0;
+		while (one(s, argv[2], i / 2, i % 2, k, &end))
+			k++;
+	}
+	base_buf_release(&end);
+	struct store_list *all = list_before(s, argv[2], n, false);
+	view(all, &end);
+	view(l, &seen);
+	if (differs(&end, &seen))
+		die("a reader sees something else", n, 0);
+	store_list_close(all);
+	store_list_close(l);
+	base_buf_release(&end);
+	base_buf_release(&seen);
+	store_close(s);
+	printf("entries %llu, failures %lu\n", (unsigned long long)n, failures);
+	return 0;
+}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do about a value that cannot be kept, as the end of a sentence that names it; and where a state is a part of itself.
+Nothing is imported: a class of a library is met only where the library is in sys.modules."""
+import collections
+import decimal
+import fractions
+import inspect
+import io
+import random
+import sys
+import types
+import uuid
+from collections.abc import Iterator, Mapping
+
+KINDS = (bool, int, float, complex, str, bytes, bytearray, dict, list, tuple, set, frozenset)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType)
+
+
+def of_library(value):
+    """Of numpy's and torch's objects."""
+    numpy, data = sys.modules.get("numpy"), sys.modules.get("torch.utils.data")
+    if numpy and isinstance(value, numpy.random.Generator):
+        return "give its bit_generator.state, with per_rank= where ranks differ"
+    if numpy and isinstance(value, numpy.random.RandomState):
+        return "give its get_state(legacy=False), with per_rank= where ranks differ"
+    if numpy and isinstance(value, numpy.generic):
+        return "give it as another dtype"
+    if data and isinstance(value, data.DataLoader):
+        return "it has no state of its own: give epoch and position of its sampler, or use torchdata's StatefulDataLoader, with per_rank="
+    return None
+
+
+def of_value(value):
+    """": give …", or "" where nothing is known to be of help."""
+    said = of_library(value)
+    if said:
+        return ": " + said
+    if isinstance(value, type):
+        return ": give its name"
+    if isinstance(value, FUNCTIONS) or type(value).__module__ == "functools":
+        return ": leave it out, the program sets it again when it restarts"
+    if isinstance(value, random.Random):
+        return ": give its getstate(), with per_rank= where ranks differ"
+    if isinstance(value, (decimal.Decimal, fractions.Fraction, uuid.UUID)):
+        return ": give its str()"
+    if isinstance(value, io.BytesIO):
+        return ": give its getvalue()"
+    if isinstance(value, memoryview):
+        return ": give bytes() of it"
+    kind = next((kind for kind in KINDS if isinstance(value, kind)), None)
+    if kind is not None:
+        return f": give {kind.__name__}() of it"
+    if isinstance(value, Mapping):
+        return ": give dict() of it"
+    if isinstance(value, Iterator) or inspect.isgenerator(value):
+        return ": give how far it is, as a number"
+    if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView, collections.abc.Sequence)):
+        return ": give list() of it"
+    if type(value).__module__ == "builtins" or isinstance(value, BaseException):
+        return ": leave it out, or give what it stands for as plain values"
+    return ": give what it holds as plain values, or a state_dict() that does"
+
+
+def of_array(array):
+    """Of a numpy array, of a dtype or class that is not kept."""
+    numpy = sys.modules["numpy"]
+    if isinstance(array, numpy.ma.MaskedArray):
+        return "give its data and its mask"
+    if type(array) is not numpy.ndarray:
+        return "give numpy.asarray() of it"
+    if array.dtype.fields:
+        return "give its fields, one by one"
+    if array.dtype.kind in "mM":
+        return "give view('int64') of it, and the dtype beside it"
+    return "give it as another dtype" if array.dtype.kind in "fc" else "give its tolist()"
+
+
+def cycle(root, path):
+    """The path at which a state is one of its own parents again, or None. Goes through dicts, lists and tuples."""
+    open_, stack = set(), [(root, path, False)]
+    while stack:
+        value, at, leave = stack.pop()
+        if leave:
+            open_.discard(id(value))
+            continue
+        if not isinstance(value, (dict, list, tuple)):
+            continue
+        if id(value) in open_:
+            return at
+        open_.add(id(value))
+        stack.append((value, at, True))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        stack += [(item, (*at, key), False) for key, item in items]
+    return None

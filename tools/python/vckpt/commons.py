@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks have to hold alike, as (group, name, bytes) for vckpt_save_common: of what a rank does not store itself a reader gets
+another rank's, so the two must not differ. Where they do the save is refused, and says the path.
+
+Who compares with whom is said by the group: all ranks for which one rank's document stands (state.py) declare the same groups.
+
+    components              the components of the state, but for those that are wholly per rank or have tensors of some ranks only
+    COMPONENT               its plain values by path; what is in PerRank is not compared, that it is there is
+    tensors of COMPONENT    the names of its tensors, so that one that a rank lacks is refused before data is written; not of tensors
+                            that some ranks only have, or hold parts of as they like (flat ranges, boxes, alone)
+    blob NAME               a file that several ranks give
+    attributes
+
+A group of which a rank has nothing has a row that says so, else what another rank has in it would be compared with nobody's.
+The last of these apart a group of ranks from R on, R not 0 (a pipeline's stage), is called "… of rank R".
+
+Values are declared one by one, but of a component at most LIMIT: beyond, those of one parent are declared together. Tensors
+are declared by the beginnings of their names, at most BUCKETS. What a component declares is kept while its document stays as it is."""
+import hashlib
+
+from . import values
+from .values_text import path_text
+
+LIMIT = 1000
+BUCKETS = 64
+NONE = "~"              # behind all other names, so a sentence names one of those
+
+
+# ---- plain values ----
+
+def value_bytes(value, path, named):
+    """Equal for equal values. named: (path, tensor) -> what stands for a tensor in an object."""
+    kind = type(value)
+    if kind in (bytes, bytearray):
+        return kind.__name__.encode() + b":" + hashlib.sha256(value).digest()
+    scalar = values.SCALARS.get(kind)
+    return scalar(value).encode() if scalar else values.encode(value, tensor=named[0], is_tensor=named[1], path=path)
+
+
+def bounded(found, limit=LIMIT):
+    """{path: bytes} with at most `limit` paths, by taking those of one parent together, the deepest first."""
+    depth = max(map(len, found), default=0)
+    while len(found) > limit and depth > 1:
+        depth, together = depth - 1, {}
+        for path, data in found.items():
+            together.setdefault(path[:depth], []).append((path[depth:], data))
+        found = {}
+        for path, parts in together.items():
+            whole = hashlib.sha256()
+            for rest, data in sorted((path_text(rest), data) for rest, data in parts):
+                whole.update(b"%d %d " % (len(rest.encode()), len(data)) + rest.encode() + data)
+            found[path] = parts[0][1] if len(parts) == 1 and not parts[0][0] else whole.digest()
+    return found
+
+
+def rows(group, found):
+    """[(group, name, bytes)], each name once."""
+    together = {}
+    for path, data in found.items():
+        name = path_text(path)
+        together[name] = hashlib.sha256(together[name] + data).digest() if name in together else data
+    return [(group, name, data) for name, data in together.items()]
+
+
+def none_of(group):
+    return group, NONE, b""
+
+
+def declare_none(rows, group):
+    """The row that stands for nothing, where the group has no other."""
+    if not any(one == group for one, _, _ in rows):
+        rows.append(none_of(group))
+
+
+# ---- names of tensors ----
+
+def buckets(names):
+    """{beginning of names: names}, at most BUCKETS, as long beginnings as can be."""
+    result, depth = {"*": names}, 1
+    while True:
+        longer = {}
+        for name in names:
+            parts = name.split(".")
+            longer.setdefault(".".join(parts[:depth]) + (".*" if len(parts) > depth else ""), []).append(name)
+        if len(longer) > BUCKETS or longer.keys() == result.keys():
+            return result
+        result, depth = longer, depth + 1
+
+
+def tensor_rows(group, names):
+    return [(group, f"the tensors {start}", hashlib.sha256("\0".join(sorted(some)).encode("utf-8", "backslashreplace")).digest())
+            for start, some in buckets(names).items()] if names else []
+
+
+# ---- groups ----
+
+def group_name(words, home):
+    """At most 255 bytes of UTF-8."""
+    text = words.encode("utf-8", "backslashreplace")
+    if len(text) > 200:
+        text = text[:160].decode("utf-8", "ignore").encode() + b"~" + hashlib.sha256(text).hexdigest()[:32].encode()
+    return text.decode() + (f" of rank {home}" if home else "")

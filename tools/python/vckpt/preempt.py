@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that is told to end (SIGTERM, before it is killed) and ends with its last step saved: `on_sigterm`.
+
+The signal comes to the ranks at different times, in the middle of a step, or to some ranks only. So the handler only notes it,
+and the ranks agree: after each step every rank calls `stopping(step)`, and all get the same answer for the same step. What
+each has noted goes round while the next step is computed (an all-reduce over a gloo group of its own, not waited for until then), so
+the answer comes one step after the signal at the earliest and costs next to nothing.
+
+    0   step k      rank 1 is signalled
+    1   after k     rank 1 gives 1, the others 0; the answer is of the round before: False
+    2   after k+1   the answer is of the round of k: True, at all ranks; they save step k+1 and leave their loops
+
+A process by itself, or the ranks whose `agree` was given, have the answer at once."""
+import datetime
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union
+
+from . import meeting
+from ._lib import InvalidArgument
+from .saver import _group
+
+FINISH_S = 5.0      # for the round of the last step
+
+
+class Stopping:
+    """What `on_sigterm` gives: to be called after each step, and a context that sets the signals' handlers back."""
+
+    def __init__(self, signals: Union[int, Iterable[int]], agree: Optional[Callable[[bool], bool]]) -> None:
+        self._signals = tuple(signal.Signals(one) for one in ([signals] if isinstance(signals, int) else signals))
+        self._agree, self._pid, self._noted, self._before = agree, os.getpid(), None, {}
+        self._round, self._answer, self._closed = None, False, False
+        if threading.current_thread() is not threading.main_thread():
+            raise InvalidArgument(errno.EINVAL, "vckpt.on_sigterm: Python handles signals in the main thread: call it there")
+        self._ring = _ring(agree)
+        for one in self._signals:
+            self._before[one] = signal.signal(one, self._note)
+
+    def _note(self, number: int, _frame: Any) -> None:
+        """May come more than once: from torchrun's agent, and from Slurm to every process."""
+        if os.getpid() != self._pid:
+            return self._child(number)
+        if self._noted is None:
+            self._noted = time.monotonic()
+            os.write(2, f"vckpt: process {self._pid}: {signal.Signals(number).name}: the job ends after a step that all ranks agree on\n".encode())
+
+    def _child(self, number: int) -> None:
+        """In a process forked since: the signal does there what it did before. Who ends the process by it (Process.terminate, and
+        multiprocessing when the program ends) would wait for ever."""
+        before = self._before.get(number)
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        os.kill(os.getpid(), number)
+
+    @property
+    def signalled(self) -> Optional[float]:
+        """Seconds since this process was signalled; None: it was not. Other ranks may say otherwise: do not act on it alone."""
+        return None if self._noted is None else time.monotonic() - self._noted
+
+    def __call__(self, step: int) -> bool:
+        """After step number `step`, on all ranks: whether it is the last one."""
+        if self._answer:
+            return True
+        mine = self._noted is not None
+        if self._agree is not None:
+            self._answer = bool(self._agree(mine))
+        elif self._ring is None:
+            self._answer = mine
+        else:
+            last, self._round = self._round, self._ring.give(mine, step)
+            if last is not None:
+                self._answer = last.answer()
+        return self._answer
+
+    def close(self) -> None:
+        """Sets the handlers back, unless the job ends: the signal may come (again) while the last save is written. Idempotent."""
+        done, self._closed = self._closed or self._answer or self._noted is not None, True
+        for one, handler in ({} if done else self._before).items():
+            if signal.getsignal(one) == self._note:
+                signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        last, self._round, self._ring = self._round, None, None
+        if last is not None:
+            last.finish()
+
+    def __enter__(self) -> "Stopping":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is not None:                            # other ranks may not come to the last round
+            self._round = None
+        self.close()
+
+
+class _Ring:
+    """All ranks of the process group, and a gloo group of their own."""
+
+    def __init__(self, torch):
+        self.torch, self.group = torch, torch.distributed.new_group(backend="gloo")
+
+    def give(self, mine, step):
+        box = self.torch.tensor([int(mine), step, -step], dtype=self.torch.int64)
+        dist = self.torch.distributed
+        return _Round(dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self.group, async_op=True), box, step)
+
+
+class _Round:
+    def __init__(self, work, box, step):
+        self.work, self.box, self.step = work, box, step
+
+    def answer(self):
+        self.work.wait()
+        stop, highest, lowest = self.box.tolist()
+        if highest != -lowest:
+            raise InvalidArgument(errno.EINVAL, f"vckpt.on_sigterm: this rank called stopping({self.step}), the ranks together called it for steps {-lowest} to {highest}: "
+                                  "every rank has to call it after every step")
+        return bool(stop)
+
+    def finish(self):
+        """Waits for a round whose answer nobody wants, so that its group is not destroyed under it."""
+        try:
+            self.work.wait(datetime.timedelta(seconds=FINISH_S))
+        except RuntimeError:            # others have ended: the round has no answer, and nobody asks for one
+            pass
+
+
+def _ring(agree):
+    """None: this process is by itself, or has another way."""
+    found = _group()
+    if agree is not None or (found and found[1] == 1):
+        return None
+    if found is None and meeting.launched():
+        raise InvalidArgument(errno.EINVAL, "vckpt.on_sigterm: {}={} in the environment says that there are other ranks, but there is no process group of torch: "
+                              "call init_process_group first, or give agree=".format(*meeting.launched()))
+    return None if found is None else _Ring(sys.modules["torch"])
+
+
+def on_sigterm(signals: Union[int, Iterable[int]] = signal.SIGTERM, agree: Optional[Callable[[bool], bool]] = None) -> Stopping:
+    """Takes over SIGTERM (or `signals`, one or several): from now on it does not end the process. All ranks make this call
+    together, in their main threads, where there is a torch process group.
+
+        with vckpt.on_sigterm() as stopping, vckpt.Saver(run) as saver:
+            while step < last:
+                step = train(step)
+                stop = stopping(step)                   # the same at all ranks
+                if stop or step % 100 == 0:
+                    handle = saver.async_save(state, step=step)
+                if stop:
+                    break                               # leaving `with Saver` waits until it is durable
+
+    agree   where the ranks have no process group: a function of this rank's bool that gives whether any rank's is true
+            (`lambda mine: comm.allreduce(mine, MPI.LOR)`)"""
+    return Stopping(signals, agree)

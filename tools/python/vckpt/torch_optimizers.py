@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers: their state by the names of their parameters, as torch's get_optimizer_state_dict gives it. That function is never
+called: of an optimizer that has no state yet it makes a step (pytorch#164929), which counts, runs hooks, and changes weights. So the
+state is the optimizer's own state_dict(), and the names are found here; only FSDP1, whose flattened parameters nobody
+else can take apart, is asked for them (FSDP.optim_state_dict, which makes no step).
+
+Names. Where one module of the state has all parameters they are those that it gives them. Else each is named by where it stands in the
+state: the path of a module before its own name, the path of a tensor that is a parameter by itself; so an optimizer over
+`actor` and `critic` is named as that of torch.nn.ModuleDict({"actor": …, "critic": …}) would be. A dict with tensors over the parameters'
+own memory (a module's state_dict()) names them as the module would. A parameter given as a vckpt.Shard lends its layout to the state
+that is kept for it.
+
+ZeroRedundancyOptimizer has the state of each parameter at one rank: there it is kept, under its name, by that rank alone.
+
+What was found is a View: with it the next answer comes from the optimizer's own dicts, where everything that it follows from is as
+it was. A view holds no reference to the optimizer or a module."""
+import sys
+import weakref
+
+import torch
+
+from .shard import Refused, Shard
+from .torch_modules import identical, is_torchs, module_view, parameter_names
+
+HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
+
+
+# ---- names ----
+
+class Source:
+    """A module or a tensor of the state that gave names."""
+
+    __slots__ = ("path", "object", "view")
+
+    def __init__(self, path, found, views):
+        self.path, self.object = path, weakref.ref(found)
+        self.view = module_view(found, views)[0] if isinstance(found, torch.nn.Module) else None
+
+    def holds(self, state, views):
+        """It still stands there, and is what it was."""
+        found = self.object()
+        at = state
+        for key in self.path:
+            try:
+                at = at[key]
+            except (KeyError, IndexError, TypeError):
+                return False
+        if found is None or at is not found:
+            return False
+        return self.view is None or (self.view.tensors is not None and module_view(found, views)[0] is self.view)
+
+
+def holders(state):
+    """[(path, module)] of a state, [(path, tensor or Shard of one)], and [(path, dict)], wherever they stand in dicts, lists and tuples;
+    outer ones first."""
+    modules, tensors, dicts, open_, seen = [], [], [], [((), state)], set()
+    for path, value in open_:
+        if isinstance(value, torch.nn.Module):
+            modules.append((path, value))
+        elif isinstance(tensor_in(value), torch.Tensor):
+            tensors.append((path, value))
+        elif isinstance(value, (dict, list, tuple)) and id(value) in seen:       # a cycle, perhaps: another place refuses it
+            continue
+        elif isinstance(value, dict):
+            seen.add(id(value))
+            dicts.append((path, value))
+            open_ += [((*path, key), item) for key, item in value.items()]
+        elif type(value) in (list, tuple):
+            seen.add(id(value))
+            open_ += [((*path, number), item) for number, item in enumerate(value)]
+    return modules, tensors, dicts
+
+
+def tensor_in(value):
+    return value.tensor if type(value) is Shard else value
+
+
+def place_of(tensor):
+    """What makes two tensors the same memory, also where they have no items."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    try:
+        return local.untyped_storage()._cdata, local.storage_offset(), local.dtype, local.shape, local.stride()
+    except (RuntimeError, ValueError, NotImplementedError, AttributeError):
+        return id(tensor)
+
+
+class ByMemory:
+    """Which parameter a tensor is, or shares its memory with."""
+
+    def __init__(self, parameters):
+        self.by_id = {id(parameter): id(parameter) for parameter in parameters}
+        self.by_place = {}
+        for parameter in parameters:
+            place = place_of(parameter)
+            self.by_place[place] = None if place in self.by_place else id(parameter)     # two of one memory: neither
+
+    def __call__(self, value):
+        tensor = tensor_in(value)
+        return self.by_id.get(id(tensor)) or self.by_place.get(place_of(tensor))
+
+
+def parameters_of(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def find_names(optimizer, state, views, path):
+    """({id of a parameter: its names}, [Source] or None, the module that has them all or None, {id of a parameter: its Shard})."""
+    wanted = {id(parameter) for parameter in parameters_of(optimizer)}
+    modules, tensors, dicts = holders(state)
+    known = [(where, module, parameter_names(module)) for where, module in modules]
+    for where, module, names in known:
+        if wanted <= names.keys():
+            return names, [Source(where, module, views)], module, {}
+    which = ByMemory(parameters_of(optimizer))
+    for where, items in dicts:
+        names, shards = named_in(items, which)
+        if wanted <= names.keys() and where:
+            return names, None, None, shards
+    found, sources = {}, []
+    known.sort(key=lambda one: (-len(wanted & one[2].keys()), list(map(str, one[0]))))       # the same at all ranks
+    for where, module, names in known:
+        new = {key: [".".join(map(str, (*where, name))) for name in names[key]] for key in names.keys() & wanted if key not in found}
+        found.update(new)
+        if new:
+            sources.append(Source(where, module, views))
+    shards, lasting = {}, True
+    for where, value in tensors:
+        key = which(value)
+        if key is not None and key not in found:
+            found[key] = [".".join(map(str, where))]
+            if type(value) is Shard:
+                shards[key] = value
+            lasting = lasting and id(value) == key
+            if lasting:
+                sources.append(Source(where, value, views))
+    check_names(optimizer, found, path)
+    return found, sources if lasting else None, None, shards
+
+
+def named_in(items, which):
+    """({id of a parameter: its names}, {id of a parameter: its Shard}) of a dict with tensors."""
+    names, shards = {}, {}
+    for key, value in items.items():
+        parameter = which(value) if isinstance(tensor_in(value), torch.Tensor) else None
+        if parameter is not None and parameter not in names:
+            names[parameter] = [str(key)]
+            if type(value) is Shard:
+                shards[parameter] = value
+    return names, shards
+
+
+def check_names(optimizer, names, path):
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in names:
+                raise Refused(path, f"its parameter {place} of group {number}, of shape {list(parameter.shape)}, is in no module of the state and is no tensor "
+                                    "of it: add the optimizer's module to the state, or a dict with these very tensors (their names come from there)")
+    seen = {}
+    for key, given in names.items():
+        for name in given:
+            if seen.setdefault(name, key) != key:
+                raise Refused(path, f'two of its parameters would be called "{name}": rename a key of the state')
+
+
+# ---- state ----
+
+def is_zero(optimizer):
+    """It has the state of each parameter at one rank."""
+    return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
+
+
+def refuse_odd(optimizer, path):
+    known = {id(parameter) for parameter in parameters_of(optimizer)}
+    for key in optimizer.state:
+        if isinstance(key, torch.Tensor) and id(key) not in known:
+            raise Refused(path, f"it has state of a parameter of shape {list(key.shape)} that is in none of its groups: delete that from its `state`")
+
+
+def own_state(optimizer, path):
+    """(The optimizer's own state_dict(), what it has beside "state" and "param_groups": a loss scale, a hook's values.)"""
+    taken = optimizer.state_dict()
+    if not isinstance(taken, dict) or not isinstance(taken.get("state"), dict) or not isinstance(taken.get("param_groups"), list):
+        raise Refused(path, f'the state_dict() of {type(optimizer).__name__} has no "state" and "param_groups", so the parameters\' names cannot be put '
+                            "into it: put its state_dict() into the state instead of the optimizer")
+    return taken, {key: value for key, value in taken.items() if key not in ("state", "param_groups")}
+
+
+def named(optimizer, names, path):
+    """The optimizer's own state_dict(), by names."""
+    taken, more = own_state(optimizer, path)
+    order = [names[id(parameter)] for parameter in parameters_of(optimizer)]
+    result = {"state": {}, "param_groups": [], **more}
+    for key, value in taken["state"].items():
+        result["state"][order[key][0] if type(key) is int and key < len(order) else key] = value
+    for group in taken["param_groups"]:
+        result["param_groups"].append({**group, "params": [name for number in group["params"] for name in order[number]]})
+    return result
+
+
+def of_zero(optimizer, names):
+    """What this rank has of the state; the groups of all. lr and its like are set in the outer groups (by schedulers)."""
+    alone = Shard(torch.empty(0), alone=True)
+    state = {names[id(parameter)][0] if isinstance(parameter, torch.Tensor) else parameter: as_shard(values, alone)
+             for parameter, values in (optimizer.optim.state if hasattr(optimizer, "optim") else {}).items()}
+    groups = [{**group, "params": [name for parameter in group["params"] for name in names[id(parameter)]]} for group in optimizer.param_groups]
+    return {"state": state, "param_groups": groups}
+
+
+def as_shard(value, shard):
+    """The tensors of a parameter's state as parts like the parameter is: those of its shape, and of a parameter of one rank all."""
+    if isinstance(value, torch.Tensor) and (shard.alone or value.shape == shard.tensor.shape):
+        return Shard(value, alone=True) if shard.alone else Shard(value, shape=shard.shape, mesh=shard.mesh, placements=shard.placements, flat=shard.flat,
+                                                                  boxes=shard.boxes, same_dims=shard.same_dims, buffer=shard.buffer)
+    if type(value) is dict:
+        return {key: as_shard(item, shard) for key, item in value.items()}
+    return type(value)(as_shard(item, shard) for item in value) if type(value) in (list, tuple) else value
+
+
+def flattened(module):
+    """FSDP1 is in it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FullyShardedDataParallel", None)
+    return kind is not None and any(isinstance(part, kind) for part in module.modules())
+
+
+def of_flattened(module, optimizer, path):
+    """What get_optimizer_state_dict does of it, without the step."""
+    import warnings
+    from torch.distributed import fsdp
+    kind = fsdp.FullyShardedDataParallel
+    root = next(part for part in module.modules() if isinstance(part, kind))
+    group = root.process_group
+    hybrid = isinstance(group, tuple) or "HYBRID" in root.sharding_strategy.name
+    own, more = own_state(optimizer, path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP.state_dict_type", category=FutureWarning)
+        with kind.state_dict_type(module, fsdp.StateDictType.SHARDED_STATE_DICT, fsdp.ShardedStateDictConfig(), fsdp.ShardedOptimStateDictConfig()):
+            taken = kind.optim_state_dict(module, optimizer, {key: own[key] for key in ("state", "param_groups")}, group=None if hybrid else group)
+    clean = {key.replace("_orig_mod.", "") if isinstance(key, str) else key: value for key, value in taken["state"].items()}
+    groups = [{**group, "params": [name.replace("_orig_mod.", "") for name in group["params"]]} for group in taken["param_groups"]]
+    return {"state": clean, "param_groups": groups, **more}
+
+
+class View:
+    """How the answer follows from the optimizer's own dicts: `order` has (parameter or key, name, keys) of the state, `groups` (keys,
+    parameters, names)."""
+
+    __slots__ = ("kind", "hooks", "order", "groups", "sources")
+
+    def __init__(self, optimizer, names, sources, taken):
+        self.kind, self.hooks, self.sources = type(optimizer), hooks_of(optimizer), sources
+        by_name = {names[id(parameter)][0]: parameter for parameter in parameters_of(optimizer)}
+        self.order = [(by_name.get(name, name), name, list(state)) for name, state in taken["state"].items()]
+        self.groups = [(list(given), list(group["params"]), list(given["params"]))
+                       for given, group in zip(taken["param_groups"], optimizer.param_groups)]
+
+    def answer(self, optimizer):
+        """From the dicts, or None where they are not as they were."""
+        if (type(optimizer) is not self.kind or not identical(hooks_of(optimizer), self.hooks) or
+                len(optimizer.state) != len(self.order) or len(optimizer.param_groups) != len(self.groups)):
+            return None
+        result = {"state": {}, "param_groups": []}
+        for key, name, keys in self.order:
+            state = optimizer.state.get(key)
+            if state is None or list(state) != keys:
+                return None
+            result["state"][name] = dict(state)
+        for (keys, parameters, names), group in zip(self.groups, optimizer.param_groups):
+            if len(keys) != len(group) or not identical(group["params"], parameters) or any(key not in group for key in keys):
+                return None
+            result["param_groups"].append({key: names if key == "params" else group[key] for key in keys})
+        return result
+
+
+def hooks_of(optimizer):
+    return [hook for name in HOOKS for hook in (getattr(optimizer, name, None) or {}).values()]
+
+
+def equal(a, b):
+    """Of two answers: the same kinds, the same tensors."""
+    from .torch_modules import memory_of
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and memory_of(a) == memory_of(b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a is b or repr(a) == repr(b)
+
+
+def optimizer_state(optimizer, state, views, path, own=lambda: None):
+    """{"state": {name: …}, "param_groups": […]}; nothing of the optimizer is changed. state: what is saved, its modules among it. own is called
+    where the ranks have different ones by design."""
+    if is_zero(optimizer):
+        own()
+        return of_zero(optimizer, find_names(optimizer, state, views, path)[0])
+    view = views.get(optimizer)
+    if view is not None and all(source.holds(state, views) for source in view.sources):
+        found = view.answer(optimizer)
+        if found is not None:
+            return found
+    views.pop(optimizer, None)
+    refuse_odd(optimizer, path)
+    names, sources, module, shards = find_names(optimizer, state, views, path)
+    if any(flattened(source.object()) for source in sources or () if source.view is not None):
+        if module is None:
+            raise Refused(path, "parameters that FSDP1 has flattened are named by one module only: give one module that has all of this optimizer's")
+        return of_flattened(module, optimizer, path)
+    taken = named(optimizer, names, path)
+    if any(shard.alone for shard in shards.values()):
+        own()
+    for key, shard in shards.items():
+        name = names[key][0]
+        if name in taken["state"]:
+            taken["state"][name] = as_shard(taken["state"][name], shard)
+    plain = is_torchs(optimizer.state_dict) and all(map(is_torchs, hooks_of(optimizer)))     # its answer follows from the dicts
+    if sources is not None and plain and all(isinstance(value, dict) for value in taken["state"].values()):
+        view = View(optimizer, names, sources, taken)
+        found = view.answer(optimizer)
+        if found is not None and equal(taken, found):
+            views[optimizer] = view
+            return found
+    return taken
+
+
+def ordered_names(optimizer, state):
+    """The names of an optimizer's parameters, in the order of its groups."""
+    refuse_odd(optimizer, "the optimizer")
+    names = find_names(optimizer, state, weakref.WeakKeyDictionary(), "the optimizer")[0]
+    return [name for parameter in parameters_of(optimizer) for name in names[id(parameter)]]

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt abort: ends a save that is stuck, by an `abort` entry in its run's list. Which attempts there are is told by
+ * the folders in incoming/; the list, read after them, says which of these are undecided. Who is at work there finds
+ * the entry as if another rank had given up. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/store/attempt.h"
+#include "tools/vckpt/tool.h"
+
+struct stop {
+	struct tool *t;
+	const char *reason;
+	const char *run, *attempt; /* as asked for; attempt NULL: the one that there is */
+	struct store_list *list;
+	struct store_incoming *all;
+	size_t n;
+};
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	struct stop *a = arg;
+
+	if (val != 'r')
+		return 0;
+	if (strlen(value) > 800 || !proto_utf8_valid(value, strlen(value)))
+		return tool_usage(t, "--reason: text of at most 800 bytes");
+	a->reason = value;
+	return 0;
+}
+
+static bool undecided(const struct stop *a, const struct store_incoming *in)
+{
+	return strcmp(in->run, a->run) == 0 &&
+		store_list_attempt(a->list, in->attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
+}
+
+static size_t count_undecided(const struct stop *a, const struct store_incoming **ret_one)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < a->n; i++)
+		if (undecided(a, &a->all[i])) {
+			*ret_one = &a->all[i];
+			n++;
+		}
+	return n;
+}
+
+static const struct store_incoming *named(const struct stop *a)
+{
+	for (size_t i = 0; i < a->n; i++)
+		if (strcmp(a->all[i].run, a->run) == 0 && strcmp(a->all[i].attempt, a->attempt) == 0)
+			return &a->all[i];
+	return NULL;
+}
+
+static json_t *undecided_json(const struct stop *a)
+{
+	json_t *names = json_array();
+
+	for (size_t i = 0; i < a->n; i++)
+		if (undecided(a, &a->all[i]))
+			json_array_append_new(names, json_string(a->all[i].attempt));
+	return names;
+}
+
+/* Several, and none was named. */
+static int say_several(const struct stop *a, size_t n)
+{
+	struct base_error err = {0};
+
+	if (a->t->json)
+		tool_print_json(json_pack("{s:s, s:n, s:n, s:n, s:n, s:n, s:o}", "run", a->run, "attempt", "step",
+			"entry", "state", "reason", "undecided", undecided_json(a)));
+	for (size_t i = 0; !a->t->json && i < a->n; i++)
+		if (undecided(a, &a->all[i]))
+			tool_print_incoming(&a->all[i]);
+	base_error_set(&err, -EINVAL, "run %s has %zu saves under way: name the attempt that is to be aborted",
+		a->run, n);
+	return tool_fail(a->t, &err);
+}
+
+/* Somebody is at work there, or may be. */
+static void warn_alive(struct store *s, const struct store_incoming *in)
+{
+	struct store_launch_info *infos = NULL;
+	struct base_error err = {0};
+	size_t n = 0;
+
+	if (in->state == STORE_DEAD || store_launches(s, &infos, &n, &err) < 0)
+		return;
+	for (size_t i = 0; i < n; i++)
+		if (strncmp(infos[i].launch, in->attempt, 16) == 0 && infos[i].state != STORE_DEAD) {
+			base_warning("a writer of this save %s on %s; it will find its save aborted and go on",
+				infos[i].state == STORE_ALIVE ? "is alive" : "may be alive", infos[i].host);
+			break;
+		}
+	free(infos);
+}
+
+static int say_done(const struct stop *a, const struct store_incoming *in, const char *attempt, bool again,
+	uint64_t entry)
+{
+	static const char *const states[] = {
+		[STORE_DEAD] = "dead", [STORE_ALIVE] = "alive", [STORE_UNKNOWN] = "unknown"};
+	const char *reason = NULL;
+
+	store_list_attempt(a->list, attempt, &reason, NULL);
+	if (!reason)
+		reason = "";
+	if (a->t->json)
+		return tool_print_json(json_pack("{s:s, s:s, s:o, s:I, s:s, s:o, s:o}", "run", a->run, "attempt",
+			attempt, "step", in && in->begun ? json_integer((json_int_t)in->begin.step) : json_null(),
+			"entry", (json_int_t)entry, "state", states[in ? in->state : STORE_DEAD], "reason",
+			tool_json_text(reason, strlen(reason)), "undecided", undecided_json(a)));
+	if (a->t->quiet)
+		return TOOL_DONE;
+	printf("%s: attempt %s", a->run, attempt);
+	if (in && in->begun)
+		printf(" at step %" PRIu64, in->begin.step);
+	fputs(again ? " was aborted before: " : " aborted: ", stdout);
+	tool_print_text(stdout, reason, strlen(reason));
+	putchar('\n');
+	return TOOL_DONE;
+}
+
+static int stop_one(struct stop *a, struct store *s)
+{
+	const struct store_incoming *in = NULL;
+	size_t n = count_undecided(a, &in);
+	const char *attempt = a->attempt;
+	char text[1000];
+	struct base_error err = {0};
+	uint64_t entry = 0;
+	int r;
+
+	if (!attempt && n > 1)
+		return say_several(a, n);
+	if (attempt)
+		in = named(a);
+	else if (in)
+		attempt = in->attempt;
+	if (!attempt || (!in && store_list_attempt(a->list, attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED)) {
+		base_error_set(&err, -ENOENT, attempt ? "run %s has no save under way whose attempt is %.64s"
+						      : "run %s has no save under way", a->run, attempt);
+		return tool_fail(a->t, &err);
+	}
+	if (in && undecided(a, in))
+		warn_alive(s, in);
+	snprintf(text, sizeof text, "%s, says vckpt abort on %s", a->reason ? a->reason : "it was given up by hand",
+		store_hostname());
+	r = store_attempt_stop(a->list, attempt, text, &entry, &err);
+	return r < 0 ? tool_fail(a->t, &err) : say_done(a, in, attempt, r == 1, entry);
+}
+
+static int abort_run(struct tool *t, int argc, char **argv)
+{
+	static const struct option options[] = {{"reason", required_argument, NULL, 'r'}, {0}};
+	struct stop a = {.t = t};
+	struct base_error err = {0};
+	struct store *s = NULL;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &a), used, r;
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if (t->narguments < 2 || t->narguments > 3)
+		return tool_usage(t, "give STORE, RUN and at most one ATTEMPT");
+	a.run = t->arguments[1];
+	a.attempt = t->narguments == 3 ? t->arguments[2] : NULL;
+	if ((code = tool_open_store(t, 0, &s, &used)))
+		return code;
+	r = store_incoming_read(s, &a.all, &a.n, &err);
+	if (r == 0) /* after them: what was decided since is known */
+		r = store_list_open(s, a.run, true, &a.list, &err);
+	code = r < 0 ? tool_fail(t, &err) : stop_one(&a, s);
+	store_list_close(a.list);
+	store_incoming_free(a.all, a.n);
+	store_close(s);
+	return code;
+}
+
+const struct tool_command tool_abort = {"abort", "end a save that is stuck",
+	"usage: vckpt abort STORE RUN [ATTEMPT] [--reason TEXT] [--json] [-q] [-v]\n\n"
+	"Ends a save that is under way, or that a dead writer left, by an entry in the run's list. The step\n"
+	"does not appear. Writers of the save that are alive are told and go on. vckpt ls --incoming shows\n"
+	"ATTEMPT; it may be left out where the run has one save. The writers, or vckpt gc, delete what the\n"
+	"save has stored.\n\n"
+	"  --reason TEXT       what its writers and later readers are told\n",
+	abort_run};

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/store/mend.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/view/safetensors.h"
+#include "tools/vckpt/tool.h"
+
+static const char *const words[] = {[STORE_MEND_FOUND] = "found", [STORE_MEND_MEND] = "mend",
+	[STORE_MEND_ACCEPT] = "accept", [STORE_MEND_DELETE] = "delete", [STORE_MEND_LOST] = "lost",
+	[STORE_MEND_LEFT] = "left"};
+
+struct mend {
+	struct tool *t;
+	struct store_mend_options options;
+	const char *from;
+	struct tool_progress progress;
+	json_t *lines;
+};
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	struct mend *m = arg;
+
+	(void)t;
+	if (val == 'n')
+		m->options.dry_run = true;
+	if (val == 'f')
+		m->from = value;
+	return 0;
+}
+
+static json_t *line_json(const struct store_mend_line *l)
+{
+	json_t *o = json_pack("{s:s, s:s, s:o}", "what", words[l->what], "file", l->file, "text",
+		tool_json_text(l->text, strlen(l->text)));
+
+	if (l->len) {
+		json_object_set_new(o, "offset", json_integer((json_int_t)l->offset));
+		json_object_set_new(o, "length", json_integer((json_int_t)l->len));
+	}
+	if (l->run)
+		json_object_set_new(o, "run", json_string(l->run));
+	if (l->run && l->step != PROTO_NONE)
+		json_object_set_new(o, "step", json_integer((json_int_t)l->step));
+	if (l->component)
+		json_object_set_new(o, "component", json_string(l->component));
+	if (l->tensor)
+		json_object_set_new(o, l->component ? "tensor" : "blob", tool_json_text(l->tensor, strlen(l->tensor)));
+	return o;
+}
+
+static void print_lost(const struct store_mend_line *l)
+{
+	printf("%s/step-%08" PRIu64 " ", l->run, l->step);
+	if (l->tensor)
+		printf("%s %s%s", l->component ? "tensor" : "blob", l->component ? l->component : "",
+			l->component ? "/" : "");
+	if (l->tensor)
+		tool_print_text(stdout, l->tensor, strlen(l->tensor));
+	fputs(l->tensor ? " " : "", stdout);
+}
+
+static void line(void *arg, const struct store_mend_line *l)
+{
+	struct mend *m = arg;
+
+	if (m->t->json) {
+		json_array_append_new(m->lines, line_json(l));
+		return;
+	}
+	if (m->t->quiet)
+		return;
+	if (m->progress.shown)
+		fputs("\r\033[K", stderr);
+	printf("%-7s ", words[l->what]);
+	if (l->run && l->step != PROTO_NONE)
+		print_lost(l);
+	tool_print_text(stdout, l->file, strlen(l->file));
+	if (l->len)
+		printf(" bytes %" PRIu64 "-%" PRIu64, l->offset, l->offset + l->len - 1);
+	fputs(": ", stdout);
+	tool_print_text(stdout, l->text, strlen(l->text));
+	putchar('\n');
+	fflush(stdout); /* what is said stands there before it is done */
+}
+
+static void progress(void *arg, uint64_t done, uint64_t total)
+{
+	tool_progress_update(&((struct mend *)arg)->progress, done, total);
+}
+
+static int say(struct mend *m, const struct store_mend_result *r)
+{
+	int code = r->left || r->lost ? TOOL_DAMAGE : TOOL_DONE;
+
+	if (m->t->json) {
+		int printed = tool_print_json(json_pack("{s:b, s:I, s:I, s:I, s:I, s:O}", "dry_run", m->options.dry_run,
+			"found", (json_int_t)r->found, "done", (json_int_t)r->done, "lost", (json_int_t)r->lost, "left",
+			(json_int_t)r->left, "lines", m->lines));
+
+		return printed ? printed : code;
+	}
+	if (m->t->quiet)
+		return code;
+	if (!r->found && !r->done) {
+		puts("sound: nothing to mend");
+		return code;
+	}
+	printf("%" PRIu64 " faults found; %" PRIu64 " things %s; %" PRIu64 " steps, tensors or blobs lost; %" PRIu64
+	       " faults left\n", r->found, r->done, m->options.dry_run ? "would be done" : "done", r->lost, r->left);
+	return code;
+}
+
+static int mend_run(struct tool *t, int argc, char **argv)
+{
+	static const struct option options[] = {
+		{"dry-run", no_argument, NULL, 'n'}, {"from", required_argument, NULL, 'f'}, {0}};
+	struct mend m = {.t = t, .options = {
+		.heartbeat_s = 20, .line = line, .progress = progress, .header = view_header_check}};
+	struct store_mend_result result = {0};
+	struct base_error err = {0};
+	struct store *s = NULL;
+	int code = tool_parse(t, argc, argv, "n", options, option, &m), used;
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if (t->narguments > 1)
+		return tool_usage(t, "give one STORE and nothing else");
+	if ((code = tool_open_store(t, m.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s, &used)))
+		return code;
+	if (m.from && store_open(m.from, STORE_OPEN_READ_ONLY, &m.options.from, &err) < 0) {
+		store_close(s);
+		return tool_fail(t, &err);
+	}
+	m.options.arg = &m;
+	m.lines = json_array();
+	tool_progress_start(&m.progress, t, "mend");
+	int r = store_mend(s, &m.options, &result, &err);
+	tool_progress_end(&m.progress);
+	code = r < 0 ? tool_fail(t, &err) : say(&m, &result);
+	json_decref(m.lines);
+	store_close(m.options.from);
+	store_close(s);
+	return code;
+}
+
+const struct tool_command tool_mend = {"mend", "make a damaged store sound again",
+	"usage: vckpt mend STORE [--from STORE2] [-n] [--json] [-q] [-v]\n\n"
+	"Verifies everything, says what is damaged, what mend does about it and what is lost, then does it. Good\n"
+	"data comes from the second copy of a record, from other steps and runs of the store, and from STORE2.\n"
+	"A list entry that cannot be restored is accepted as damaged, so that saves and vckpt gc go on.\n"
+	"Refused while a writer is alive. Exit code 3 if something is lost or stays damaged.\n\n"
+	"  --from STORE2       take data from this store, too: a copy, or any store with the same content\n"
+	"  -n, --dry-run       change nothing; only say what would be done\n",
+	mend_run};
