@@ -31,13 +31,28 @@
  *   SINCE   the second reading reaches every commit that came since the first, removed meanwhile or not
  *   DEL     who may have announced deletes its packs only when the list says `abort`
  *   COVER   every committer checks the cover, not the first rank alone
+ *   NAME    a launch's name, hence its packs' names, is made of the run and the id together: an id may serve two runs
+ *   MADE    a rank deletes only packs that it has made itself
+ *   NONCE   other ranks follow a launch entry only where the heartbeat of a rank 0 shows the nonce that the entry has
+ *   LIVES   ... and that rank 0 is seen to live: a heartbeat that was left behind does not do
+ *   TAG     an attempt is named by what is saved (step and try), not by how many calls a rank has made
+ *   PASSED  who has announced a later attempt of the launch, but not this one, ends this one
+ *   TOLD    who comes late to a try that others have ended is told so, and does not take the next one unasked
+ *   KEEP    an abort that does not land is kept and put again, before anything else is begun and from time to time
+ *   WAITS   an entry that cannot be read for a while is waited out, not taken for damage
+ *   SEEN    nobody puts the next number or tells an outcome before every entry was read
+ *   BEAT    a rank whose list stays unreadable ends its heartbeat, so that the others give it up
  *
- * Switches: NR, NL (numbers of the list), A1 A2 (saves of launch 1), L2, REOPEN, IMP, CHAIN=n (imports, each of which
- * takes the one before as its base), NOGRACE (the collector deletes at once, and refuses while a writer is alive), REM=n
- * (removals), COL=n (collections of one collector), COLS=n (collectors), SNAP,
- * DELAY (a list put in flight), ERR (an announcement in flight), HB (heartbeats that seem to stop), CLEAN (a committer
- * deletes its folder), CRASH, WRONG (the last rank announces a wrong box); steps S2..S5, replace flags R1..R5, bases
- * B1..B5 of the attempts. */
+ * Switches: NR, NL (numbers of the list), A1 A2 (saves of launch 1), L2, REOPEN, IMP, CHAIN=n (imports, each of
+ * which takes the one before as its base), NOGRACE (the collector deletes at once, and refuses while a writer is
+ * alive), REM=n (removals), COL=n (collections of one collector), COLS=n (collectors), SNAP, OTHER (the commit that
+ * stands is another run's, saved under the same launch id), TWIN (the last rank runs twice), REUSE (a second job is
+ * started under the id of launch 1, whose processes are gone), SKIP=n (calls that a rank leaves out), TRIES (attempt
+ * 2 is a second try of the step of attempt 1; with S2=1; who is told that the first failed tries again or leaves the
+ * step, and all who are told decide alike), FAULTS=n (puts that fail and do not land), EIO=n (looks at
+ * the list that fail), STUCK (the last rank's list stays unreadable), DELAY (a list put in flight), ERR (an
+ * announcement in flight), HB (heartbeats that seem to stop), CLEAN (a committer deletes its folder), CRASH, WRONG
+ * (the last rank announces a wrong box); steps S2..S5, replace flags R1..R5, bases B1..B5 of the attempts. */
 #ifndef NR
 #define NR 2
 #endif
@@ -89,6 +104,15 @@
 #endif
 #ifndef COLS
 #define COLS 1
+#endif
+#ifndef SKIP
+#define SKIP 0
+#endif
+#ifndef FAULTS
+#define FAULTS 0
+#endif
+#ifndef EIO
+#define EIO 0
 #endif
 
 #define NA 6                  /* attempts */
@@ -142,7 +166,12 @@ byte  mf, dm;                 /* manifests linked; durable */
 short dl;                     /* list entries that are durable */
 byte  ups;                    /* launches whose entry stands */
 bit   crashed; byte after = 255;                /* power loss; first process after it */
-byte  toldF, toldC, everv, retired, frozen;     /* history, for the checks only */
+byte  toldF, toldC, everv, retired, frozen, mixed;      /* history, for the checks only; parts of two saves in one */
+byte  skips, faults, eios;    /* calls left out, puts and looks that failed, so far */
+byte  plan;                   /* who is told that the first try failed: 1 tries again, 2 goes on without the step */
+bit   may = 1;                /* STUCK: it may happen still */
+byte  gone;                   /* ranks whose heartbeat has ended */
+byte  shown = 1, refused;     /* REUSE: openings whose rank 0 has a heartbeat: 1 left behind, 2 alive; 2 was refused */
 
 hidden byte vN, vab, vcom, vls, vk, vx, vi, vis, vis2, vl[NS];        /* scratch of one step */
 
@@ -153,12 +182,13 @@ hidden byte vN, vab, vcom, vls, vk, vx, vi, vis, vis2, vl[NS];        /* scratch
 	| ((vls & 8 && (x) != 3) -> ATTS(3) : 0))
 
 /* What a reader knows who starts at entry `from` (a snapshot: live steps only) and reads to the end. */
-inline replay(from) {                   /* code: store_list_refresh, list_apply */
+#define replay(from) replay_but(from, 255)      /* code: store_list_refresh, list_apply */
+inline replay_but(from, bad) {          /* entry `bad` is passed over */
 	vN = 0; vab = 0; vcom = 0; vls = 0; vi = 0;
 	do :: vi < NS -> vl[vi] = 0; vi++ :: else -> break od;
 	do
 	:: vN < NL && ent[vN] != 0 ->
-		vk = ent[vN] >> 4; vx = ent[vN] & 15;
+		vk = (vN != bad -> ent[vN] >> 4 : 0); vx = ent[vN] & 15;
 		if
 		:: vk == LAUNCH && !(vls & BIT(vx)) -> /* code: apply_launch */
 			vls = vls | BIT(vx);
@@ -215,6 +245,7 @@ inline check() {
 	od; vi = 0;
 	assert(!(vis & ~mf));                           /* ... nor the manifest */
 	assert(!(vis & wrong));                         /* ... and the parts cover */
+	assert(!(vis & mixed));                         /* ... and are of one save */
 	assert(!(vis & retired));                       /* a removed or replaced commit never comes back */
 	everv = everv | vis; retired = everv & ~vis; ups = vls;
 	assert(!(vcom & toldF));                        /* `failed` was told: never visible */
@@ -249,13 +280,42 @@ inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
 #else
 #define LATER(n, e, r, unknown)
 #endif
+#if FAULTS
+#define LOST(unknown) :: d_step { faults < FAULTS -> faults++ }; goto unknown
+#else
+#define LOST(unknown)
+#endif
 #define PUT(n, e, r, mine, other, unknown) /* code: put_number */ \
 	if \
 	:: n >= NL -> assert(false) \
 	:: n < NL && ent[n] != 0 -> goto other \
 	:: d_step { n < NL && ent[n] == 0 -> ent[n] = e; rep[n] = r; check() }; FSYNC goto mine \
 	LATER(n, e, r, unknown) \
+	LOST(unknown) \
 	fi
+
+/* A look at the list that fails: `again` it is tried, later. */
+#if EIO
+#ifdef F_WAITS
+#define BLIND(again) :: d_step { eios < EIO -> eios++ }; goto again
+#else
+#define BLIND(again) :: d_step { eios < EIO -> eios++ }; goto end_dead    /* damage: nothing is put or told any more */
+#endif
+#else
+#define BLIND(again)
+#endif
+#ifdef STUCK
+#define STAYS :: may && r == NR - 1 -> goto stuck
+#else
+#define STAYS
+#endif
+#if EIO && !defined(F_SEEN)
+#define reread(from) replay_but(from, bad)
+#define PASS_OVER :: d_step { ent[seen] != 0 && bad == 255 && eios < EIO -> eios++; bad = seen; seen++ }; goto wait
+#else
+#define reread(from) replay(from)
+#define PASS_OVER
+#endif
 
 #ifdef CRASH
 #define BEFORE_CRASH provided (!crashed)
@@ -265,13 +325,36 @@ inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
 #define AFTER_CRASH
 #endif
 
+/* Which rank 0 is it that launch 1's entry stands for? Its nonce is that of opening 1, which is gone. */
+#ifdef F_LIVES
+#define SHOWN (shown & 2)
+#else
+#define SHOWN shown
+#endif
+#ifdef F_NONCE
+#define FOLLOWS (SHOWN & 1)
+#else
+#define FOLLOWS SHOWN
+#endif
+#define MIXES (late || (OPENED && (parts[a] & ~BIT(r))))        /* with what others announce of this attempt */
+#ifdef REUSE
+#define OPENED (l == 1)
+#else
+#define OPENED 0
+#endif
+
 /* ---- one rank: attempt a0 of launch l, then a1 of the same launch, or of launch l1 with the saver opened again ---- */
 
 proctype Rank(byte l; byte r; byte a0; byte a1; byte l1) AFTER_CRASH {
-	byte a = a0, n, rp, from, seen; bit reuse, mine;
+	byte a = a0, n, rp, from, seen, bad = 255; bit reuse, mine, made, late;
 
-lau:	if                                                  /* code: launch_append, launch_poll */
+lau:	if                                                  /* code: launch_append, launch_poll, store_launch_meet */
+#ifdef REUSE
+	:: l < 2 && FOLLOWS
+	:: l < 2 && refused -> goto end_dead                /* waits in vain, and says so */
+#else
 	:: l < 2                                            /* none, or launch 1, whose entry stands */
+#endif
 	:: l >= 2 && r == 0 ->                              /* rank 0 appends the entry */
 		if :: d_step { replay(0); n = vN; rp = (vls & BIT(l)); SYNC } fi;
 		if
@@ -281,14 +364,39 @@ lau:	if                                                  /* code: launch_append,
 	:: l >= 2 && r != 0 && (ups & BIT(l)) ->            /* the others wait for it */
 		if :: d_step { replay(0); SYNC } fi
 	fi;
-come:	skip;                                               /* code: attempt_start, job_begin */
+come:	skip;                                               /* code: attempt_start, job_begin, attempt_try_take */
+#if SKIP
+	if                                                  /* the caller leaves this save out, or it fails before it begins */
+	:: d_step { skips < SKIP -> skips++ };
+#ifdef TRIES                                                /* it calls again, for the first try that it was told nothing of */
+	   if
+	   :: a == a0 && a1 ->
+#ifndef F_TOLD
+		d_step { replay(0); if :: (vab | vcom) & BIT(a) -> a = a1; a1 = 0 :: else fi };
+#endif
+		goto come
+	   :: else -> goto next
+	   fi
+#else
+#ifdef F_TAG
+	   goto next
+#else
+	   if :: a == a0 && a1 -> a1 = 0; late = 1 :: else -> goto next fi   /* the next call counts as this one */
+#endif
+#endif
+	:: skip
+	fi;
+#endif
 #ifdef NOGRACE
 	d_step { alive = alive | PACK(a, r) };              /* the heartbeat, before anything else */
 #endif
 #ifdef CHAIN
 end_base: everv & BIT(BASE(a));                             /* a chain's saves begin when their base has been seen */
 #endif
-begin:	if :: d_step {                                      /* code: attempt_put_begin, base_name, begin_meet, store_attempt_job_base */
+begin:	if
+	BLIND(begin)
+	STAYS
+	:: d_step {                                         /* code: attempt_put_begin, base_name, begin_meet, store_attempt_job_base */
 #ifdef F_BEGIN
 		begun = begun | BIT(a);
 #endif
@@ -308,18 +416,36 @@ begin:	if :: d_step {                                      /* code: attempt_put_
 		based = based | (reuse -> BIT(a) : 0)
 #endif
 	};
+#if defined(OTHER) || defined(TWIN)
+pack:	if                                                  /* code: store_attempt_pack_open */
+	:: d_step { !(packs & PACK(a, r)) -> packs = packs | PACK(a, r); made = 1 }
+	:: d_step { (packs & PACK(a, r)) ->                 /* the name is taken */
+#if defined(OTHER) && defined(F_MADE)
+		assert(made);                               /* nothing goes wrong here: every save has to succeed */
+#endif
+#ifndef F_MADE
+		packs = packs & ~PACK(a, r);                /* a failing save deletes its packs, before anything else */
+#endif
+		check() }; goto fail
+	fi;
+#else
 	d_step { packs = packs | PACK(a, r) };              /* pack written and sealed */
+#endif
 #ifndef F_BEGIN
 	d_step { begun = begun | BIT(a) };
 #endif
 part:	if                                                  /* code: commit_announce, store_attempt_announce */
 	:: d_step { !(parts[a] & BIT(r)) -> parts[a] = parts[a] | BIT(r); mine = 1;
 		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0);
+#if defined(REUSE) || SKIP
+		mixed = mixed | (MIXES -> BIT(a) : 0);
+#endif
 #ifdef WRONG
 		wrong = wrong | (r == NR - 1 -> BIT(a) : 0)
 #endif
 		}
 	:: (parts[a] & BIT(r)) -> goto fail                 /* the name is taken */
+	LOST(fail)
 #ifdef ERR
 	:: d_step { r == NR - 1 && !(parts[a] & BIT(r)) -> latep = latep | BIT(a); mine = 1;    /* outcome unknown: lands later */
 		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0) };
@@ -331,11 +457,20 @@ part:	if                                                  /* code: commit_announ
 #endif
 	fi;
 wait:	if                                                  /* code: job_wait */
-	:: d_step { ent[seen] != 0 -> replay(from); seen = vN; SYNC;
+	BLIND(wait)
+	STAYS
+	PASS_OVER
+	:: d_step { ent[seen] != 0 -> reread(from); seen = vN; SYNC;
 		n = 0; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0)) };
 	   if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else -> rp = 0; goto wait fi
 #ifdef HB
 	:: parts[a] != FULL(a) -> goto fail                 /* somebody's heartbeat seems to have stopped, or it is later than may be */
+#endif
+#if SKIP || defined(STUCK)
+	:: FULL(a) & ~parts[a] & gone -> goto fail          /* a heartbeat has ended: its saver was closed, or gave up */
+#endif
+#if SKIP && defined(F_PASSED)
+	:: a == 1 && (parts[2] & ~parts[1]) -> goto fail    /* code: passed_end_this, passed_end_behind */
 #endif
 	:: parts[a] == FULL(a) -> goto com                  /* any rank takes over */
 	fi;
@@ -352,8 +487,10 @@ com:	if                                                  /* code: commit_manifes
 	   skip
 	:: else -> goto fail                                /* a pack is gone, or the boxes do not cover */
 	fi;
-chk:	if :: d_step {                                      /* code: store_list_put, commit_check */
-		replay(from); n = vN; rp = 250;
+chk:	if
+	BLIND(chk)
+	:: d_step {                                         /* code: store_list_put, commit_check */
+		reread(from); n = vN; rp = 250;
 		if
 		:: DONE(a) -> rp = 251
 		:: !DONE(a) && !VALID(a) -> rp = 252
@@ -372,29 +509,49 @@ open:	if                                                  /* code: commit_settle
 	:: goto fail                                        /* the put's outcome is open: `abort`, or the commit, comes first */
 	:: goto wait
 	fi;
-fail:	skip;                                               /* code: store_attempt_abort_put, abort_check, give_up_first */
+fail:	skip;                                               /* code: store_attempt_abort_put, store_launch_aborts_put, abort_check, give_up_first, store_attempt_stop */
 #ifndef F_ABORT
 	goto no;
 #else
-	if :: d_step {
-		replay(from); n = vN; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0));
+	if
+	BLIND(fail)
+	:: d_step {
+		reread(from); n = vN; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0));
 		SYNC
 	} fi;
 	if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else fi;
-	PUT(n, MK(ABORT, a), 0, fail, fail, fail);
+	PUT(n, MK(ABORT, a), 0, fail, fail, kept);
+kept:	skip;                                               /* code: abort_keep */
+#ifdef F_KEEP
+	goto fail;
+#else
+	goto next;                                          /* forgotten; the caller is told that the save is undecided */
 #endif
-no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); check() } fi;    /* code: store_attempt_abort, outcome_known */
+#endif
+no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); check() } fi;    /* code: store_attempt_abort, attempt_outcome_known */
 #ifdef ERR
 	d_step { packs = packs & ~PACK(a, r); check() };
 #endif
 	goto next;
-yes:	if :: d_step {                                      /* code: store_attempt_commit, outcome_known */
+yes:
+#ifdef TWIN
+	if :: !mine -> goto next :: else fi;                /* another process of this rank did it: what is told is left open */
+#endif
+	if :: d_step {                                      /* code: store_attempt_commit, attempt_outcome_known */
 		assert(mine);                                   /* what was committed is what this call announced */
 		n = 0; rp = 0; seen = 0; replay(0); sync(); toldC = toldC | BIT(a); check() } fi;
 #ifdef CLEAN
 	if :: d_step { begun = begun & ~BIT(a); based = based & ~BIT(a); parts[a] = 0 } :: skip fi;
 #endif
-next:	if :: d_step { from = 0; reuse = 0; mine = 0 } fi;
+next:	if :: d_step { from = 0; reuse = 0; mine = 0; made = 0; late = 0 } fi;
+#ifdef TRIES
+	if
+	:: a == a0 && a1 && (toldF & BIT(a)) ->             /* the trainer: again, or on without this step */
+		atomic { if :: plan == 0 -> plan = 1 :: plan == 0 -> plan = 2 :: plan -> skip fi };
+		if :: plan == 2 -> goto end_dead :: else fi /* it lives, and saves no more */
+	:: else
+	fi;
+#endif
 #ifdef NOGRACE
 	d_step { alive = alive & ~PACK(a, r) };
 #endif
@@ -411,8 +568,30 @@ next:	if :: d_step { from = 0; reuse = 0; mine = 0 } fi;
 		fi
 	:: else
 	fi;
+#if SKIP
+	d_step { gone = gone | BIT(r) };                    /* closed: the heartbeat ends */
+#endif
+	goto end_dead;
+#ifdef STUCK
+stuck:	skip;                                               /* code: store_launch_tend */
+#ifdef F_BEAT
+	d_step { gone = gone | BIT(r) };
+#endif
+#endif
 end_dead: skip
 }
+
+#ifdef STUCK
+proctype Calm() { may = 0 }                             /* or never: else nobody's waiting for ever would be seen */
+#endif
+
+#ifdef REUSE
+/* A job is started under the id of launch 1, whose processes are gone: its rank 0 shows its own nonce, and refuses. */
+proctype Again() {
+	d_step { shown = shown | 2 };
+	if :: d_step { replay(0); assert(vls & 2); shown = shown & ~2; refused = 1 } fi         /* code: launch_refuse */
+}
+#endif
 
 /* `vckpt rm` of any visible step, REM times; of a chain's steps in order. */
 proctype Remover() BEFORE_CRASH {
@@ -570,8 +749,24 @@ proctype Crash() {
 
 init {
 	d_step { ent[0] = MK(COMMIT, 0); ent[1] = MK(LAUNCH, 1); dl = 3; pm[0] = 1; packs = 1; mf = 1; dm = 1; everv = 1;
-		ups = 2 };
+		ups = 2;
+#if defined(OTHER) && !defined(F_NAME)
+		pm[0] = PACK(1, 0); packs = PACK(1, 0);         /* the first save of that id in the other run */
+#endif
+#ifdef REUSE
+		begun = 2; parts[1] = BIT(0); pm[1] = PACK(1, 0); packs = packs | PACK(1, 0);   /* rank 1 had not come */
+#endif
+		};
 	atomic {
+#ifdef STUCK
+		run Calm();
+#endif
+#ifdef REUSE
+		run Again(); run Rank(1, 1, 1, 0, 0);
+#endif
+#ifdef TWIN
+		run Rank(1, NR - 1, 1, 0, 0);
+#endif
 #ifdef REOPEN
 		RANKS(1, 1, 5, 3);
 #endif
