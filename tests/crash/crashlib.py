@@ -30,16 +30,17 @@ MESSAGES = re.compile(r"^(\d+) (open|closed|saved (\d+) (\d+)|failed (-\d+) (.*)
 
 
 class Damage(c.Structure):
-    _fields_ = [("file", c.c_char_p), ("offset", c.c_uint64), ("len", c.c_uint64), ("what", c.c_char_p), ("run", c.c_char_p), ("step", c.c_uint64),
+    _fields_ = [("fault", c.c_size_t), ("file", c.c_char_p), ("offset", c.c_uint64), ("len", c.c_uint64), ("newer", c.c_bool), ("what", c.c_char_p), ("run", c.c_char_p), ("step", c.c_uint64),
                 ("component", c.c_char_p), ("tensor", c.c_char_p)]
 
 
 class VerifyOptions(c.Structure):
-    _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("threads", c.c_uint), ("damage", DAMAGE), ("progress", c.c_void_p), ("arg", c.c_void_p)]
+    _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("threads", c.c_uint), ("note", c.c_bool), ("damage", DAMAGE), ("progress", c.c_void_p),
+                ("arg", c.c_void_p), ("header", c.c_void_p)]
 
 
 class VerifyResult(c.Structure):
-    _fields_ = [(n, c.c_uint64) for n in ("files", "objects", "bytes", "steps", "faults")]
+    _fields_ = [(n, c.c_uint64) for n in ("files", "objects", "bytes", "steps", "faults", "newer")]
 
 
 def verify(api):
@@ -50,7 +51,7 @@ def verify(api):
         d = Damage.from_address(p)
         seen.append((d.file.decode(), d.what.decode(), d.step if d.run else None))
     f = DAMAGE(damage)
-    o, result = VerifyOptions(None, NONE, 1, f, None, None), VerifyResult()
+    o, result = VerifyOptions(run=None, step=NONE, threads=1, damage=f), VerifyResult()
     api.call(api.lib.store_verify, api.p, c.byref(o), c.byref(result))
     return seen
 
@@ -76,24 +77,36 @@ class Outcome:
         return f"rank {self.rank} ({self.code}): {self.text.strip()}"
 
 
-class Job:
-    """The ranks of one launch. inject: {rank: words for the preloaded library}."""
+def next_step(build, path, run="r"):
+    """Where a trainer would go on: ranks of a job say which step they save."""
+    api = Api(c.CDLL(str(build / "tests" / "libvckpt_internal.so")), path, init=False)
+    try:
+        with api.list(run) as l:
+            return max(l.steps(), default=-1) + 1
+    finally:
+        api.close()
 
-    def __init__(self, build, path, id_, saves=1, world=WORLD, inject=None, driver="rank_protocol", run="r", log=None, list_=None, stdin=None, **options):
-        options = {"heartbeat_ms": HEARTBEAT_MS, "start_ms": START_MS, **options}
+
+class Job:
+    """The ranks of one launch. inject: {rank: words for the preloaded library}. env: {rank: more variables}."""
+
+    def __init__(self, build, path, id_, saves=1, world=WORLD, inject=None, driver="rank_protocol", run="r", log=None, list_=None, stdin=None, env=None, **options):
+        options = {"heartbeat_ms": HEARTBEAT_MS, "start_ms": START_MS, "step": next_step(build, path, run), **options}
         self.path, self.began, self.processes, self.files = pathlib.Path(path), time.monotonic(), {}, {}
+        self.here = self.path.with_name(f"{self.path.name}.{id_}.here")     # where ranks say that they have come
         self.leader = subprocess.Popen(["sleep", "600"], process_group=0)    # a group that kill(0) ends, this process not in it
         for rank in range(world):
             words = (inject or {}).get(rank, "")
-            env = dict(os.environ, VCKPT_INTERPOSE=f"root={self.path}" + f",{words}" * bool(words) + f",log={log}" * bool(log)
+            own = dict(os.environ, VCKPT_INTERPOSE=f"root={self.path}" + f",{words}" * bool(words) + f",log={log}" * bool(log)
                        + f",list={list_}.{rank}" * bool(list_), LD_PRELOAD=str(build / "tests/libinterpose.so"),
                        ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
             if not (words or log or list_):
-                del env["LD_PRELOAD"]
+                del own["LD_PRELOAD"]
+            own.update((env or {}).get(rank, {}))
             self.files[rank] = tempfile.TemporaryFile("w+")
             self.processes[rank] = subprocess.Popen(
                 [build / "tests" / driver, path, run, id_, str(rank), str(world), str(saves), *[f"{k}={v}" for k, v in options.items()]],
-                env=env, stdout=self.files[rank], stderr=self.files[rank], stdin=stdin or subprocess.DEVNULL, process_group=self.leader.pid)
+                env=own, stdout=self.files[rank], stderr=self.files[rank], stdin=stdin or subprocess.DEVNULL, process_group=self.leader.pid)
         if self.leader.poll() is not None:
             self.kill()    # some were started after the group was ended
 
@@ -136,6 +149,7 @@ class Job:
         self.leader.wait()
         for f in self.files.values():
             f.close()
+        shutil.rmtree(self.here, ignore_errors=True)
 
 
 def run_job(*args, timeout=60, **options):

@@ -8,19 +8,30 @@
  *   root=DIR      calls on files below it count (as the kernel names it)
  *   calls=NAMES   only these, joined by `+` (fsync+linkat); by default all that change something
  *   path=TEXT     only those whose path below the root contains it
- *   reads=1       openat2 and pread count too
+ *   since=TEXT    only those after the process said something that contains it (rank_main: "open", "saved")
+ *   reads=1       calls that only look count, too: open (without making anything), openat2, pread, getdents, fstat,
+ *                 fstatat, statx
  *   at=N          the call to act on, from 1; 0: none
- *   do=WHAT       kill, killall (the process group), stop, fail, short (a write of less than asked for)
+ *   do=WHAT       kill, killall (the process group), stop, fail, short (a write of less than asked for), abort: the
+ *                 file system gives up its journal: from then on, in every process that names the same file `aborted`,
+ *                 all that would change or sync something fails; what was not synced by then never will be
  *   when=after    act when the call is done
  *   errno=N       of do=fail
  *   last=M        do=fail, short: up to the M-th call (by default N)
+ *   for=MS        do=fail: all calls for so long from the N-th on
+ *   aborted=FILE  is made by do=abort
+ *   believe=1     an fsync that fails with EROFS answers 0, and so does fremovexattr, which asks whether that was true:
+ *                 how a store would lose what it told (the tests' own test)
  *   list=FILE     a line for each call that counted: its name and path
  *   log=FILE      see interpose_log.c
+ *
+ * Later heartbeats, which a thread puts, do not count: they are spoiled where a span of calls or of time is.
  *
  * An unnamed file's path is that of its directory. Where a call goes by a descriptor, its path is asked of /proc. */
 #undef _FILE_OFFSET_BITS /* both names of each call are defined here */
 #include "interpose.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,25 +45,36 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
-enum action { ACT_NONE, ACT_KILL, ACT_KILL_ALL, ACT_STOP, ACT_FAIL, ACT_SHORT };
+enum action { ACT_NONE, ACT_KILL, ACT_KILL_ALL, ACT_STOP, ACT_FAIL, ACT_SHORT, ACT_ABORT };
 
 static struct {
-	char root[PATH_MAX], calls[256], path[256];
+	char root[PATH_MAX], calls[256], path[256], since[64], aborted[PATH_MAX];
 	size_t root_len;
 	enum action act;
-	uint64_t at, last;
+	uint64_t at, last, for_ms;
 	int error, list;
-	bool after, reads, on;
+	bool after, reads, believe, on;
 } want = {.list = -1};
-static atomic_uint_fast64_t count;
+static atomic_uint_fast64_t count, failing_ms; /* calls so far; since when for_ms runs */
+static atomic_bool counting;                   /* what want.since waits for was said */
+
+static uint64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
 
 /* ---- what is wanted ---- */
 
 static void want_word(const char *key, const char *value)
 {
-	static const char *const acts[] = {"", "kill", "killall", "stop", "fail", "short"};
+	static const char *const acts[] = {"", "kill", "killall", "stop", "fail", "short", "abort"};
 
 	if (!strcmp(key, "root"))
 		want.root_len = (size_t)snprintf(want.root, sizeof want.root, "%s", value);
@@ -60,16 +82,24 @@ static void want_word(const char *key, const char *value)
 		snprintf(want.calls, sizeof want.calls, "+%s+", value);
 	else if (!strcmp(key, "path"))
 		snprintf(want.path, sizeof want.path, "%s", value);
+	else if (!strcmp(key, "since"))
+		snprintf(want.since, sizeof want.since, "%s", value);
 	else if (!strcmp(key, "at"))
 		want.at = strtoull(value, NULL, 10);
 	else if (!strcmp(key, "last"))
 		want.last = strtoull(value, NULL, 10);
+	else if (!strcmp(key, "for"))
+		want.for_ms = strtoull(value, NULL, 10);
+	else if (!strcmp(key, "aborted"))
+		snprintf(want.aborted, sizeof want.aborted, "%s", value);
 	else if (!strcmp(key, "errno"))
 		want.error = atoi(value);
 	else if (!strcmp(key, "when"))
 		want.after = !strcmp(value, "after");
 	else if (!strcmp(key, "reads"))
 		want.reads = atoi(value);
+	else if (!strcmp(key, "believe"))
+		want.believe = atoi(value);
 	else if (!strcmp(key, "list"))
 		want.list = open(value, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	else if (!strcmp(key, "log"))
@@ -94,8 +124,15 @@ __attribute__((constructor)) static void want_read(void)
 	}
 	free(copy);
 	want.on = want.root_len > 0;
+	atomic_store(&counting, !want.since[0]);
 	if (want.last < want.at)
 		want.last = want.at;
+}
+
+void interpose_said(const char *text)
+{
+	if (want.since[0] && strstr(text, want.since))
+		atomic_store(&counting, true);
 }
 
 /* ---- paths ---- */
@@ -151,16 +188,24 @@ static uint64_t inode_of(int fd)
 
 /* ---- a call ---- */
 
-struct call { const char *path; char memory[PATH_MAX]; bool mine, hit, locked; };
+struct call { const char *path; char memory[PATH_MAX]; bool mine, hit, locked; int spoiled; };
 
 static void act(void)
 {
 	switch (want.act) {
 	case ACT_KILL: kill(getpid(), SIGKILL); break;
 	case ACT_KILL_ALL: kill(0, SIGKILL); break;
-	case ACT_STOP: kill(getpid(), SIGSTOP); break;
+	case ACT_STOP: raise(SIGSTOP); break; /* of this thread: it goes no step further */
+	case ACT_ABORT: close((int)syscall(SYS_openat, AT_FDCWD, want.aborted, O_CREAT | O_WRONLY, 0600)); break;
 	default: return;
 	}
+}
+
+/* All but the first heartbeat come from a thread, by the clock: they would number the calls anew at every run. They
+ * fail where many calls do. */
+static bool beats(const char *path)
+{
+	return strncmp(path, "hosts", 5) == 0 && syscall(SYS_gettid) != getpid();
 }
 
 static void call_count(struct call *c, const char *name)
@@ -169,37 +214,56 @@ static void call_count(struct call *c, const char *name)
 	uint64_t n;
 
 	snprintf(part, sizeof part, "+%s+", name);
-	if ((want.calls[0] && !strstr(want.calls, part)) || (want.path[0] && !strstr(c->path, want.path)))
+	if (!atomic_load(&counting) || (want.calls[0] && !strstr(want.calls, part)) ||
+		(want.path[0] && !strstr(c->path, want.path)))
 		return;
-	n = atomic_fetch_add(&count, 1) + 1;
+	if (beats(c->path)) {
+		if (want.last == want.at && !want.for_ms)
+			return;
+		n = atomic_load(&count);
+	} else {
+		n = atomic_fetch_add(&count, 1) + 1;
+	}
 	c->hit = want.act != ACT_NONE && n >= want.at && n <= want.last && want.at > 0;
+	if (want.for_ms && want.at > 0 && n >= want.at) {
+		uint64_t none = 0, now = now_ms();
+
+		atomic_compare_exchange_strong(&failing_ms, &none, now);
+		c->hit = now - atomic_load(&failing_ms) < want.for_ms;
+	}
 	if (want.list >= 0)
 		dprintf(want.list, "%s %s\n", name, c->path);
 	if (c->hit && !want.after)
 		act();
+	if (c->hit && want.act == ACT_FAIL)
+		c->spoiled = want.error;
 }
 
 /* c->memory has the path, if it is known. */
 static void call_begin(struct call *c, const char *name, bool known)
 {
 	c->hit = c->locked = false;
+	c->spoiled = 0;
 	c->path = want.on && known ? below(c->memory) : NULL;
 	c->mine = c->path != NULL;
 	if (!c->mine)
 		return;
 	call_count(c, name);
-	if (c->hit && want.act == ACT_FAIL) {
-		errno = want.error;
-		return;
+	if (!c->spoiled) {
+		interpose_log_lock();
+		c->locked = true;
+		if (want.aborted[0] && syscall(SYS_access, want.aborted, F_OK) == 0)
+			c->spoiled = EROFS;
 	}
-	interpose_log_lock();
-	c->locked = true;
+	if (c->spoiled && c->locked)
+		interpose_log_unlock();
+	errno = c->spoiled;
 }
 
 /* The call is to fail and not to be made. */
 static bool call_spoiled(const struct call *c)
 {
-	return c->hit && want.act == ACT_FAIL;
+	return c->spoiled != 0;
 }
 
 /* e NULL: the call failed. */
@@ -219,6 +283,23 @@ static void call_end(struct call *c, const struct interpose_event *e)
 #define REAL(name) \
 	({ static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); real; })
 
+/* A call that changes nothing: true where it is to fail. */
+static bool read_spoiled(const char *name, int fd, const char *below_fd)
+{
+	struct call c = {0};
+
+	if (!want.on || !want.reads || !(below_fd ? path_at(fd, below_fd, c.memory) : path_of(fd, c.memory)))
+		return false;
+	c.path = below(c.memory);
+	if (c.path)
+		call_count(&c, name);
+	if (c.path && c.hit && want.after)
+		act();
+	if (c.spoiled)
+		errno = c.spoiled;
+	return c.spoiled;
+}
+
 static bool creates(int flags)
 {
 	return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
@@ -231,6 +312,8 @@ static int open_any(int (*real)(int, const char *, int, ...), int dir, const cha
 	bool known = want.on && creates(flags) && path_at(dir, name, c.memory), made;
 	int fd;
 
+	if (!creates(flags) && read_spoiled("open", dir, name))
+		return -1;
 	call_begin(&c, "openat", known);
 	if (call_spoiled(&c))
 		return -1;
@@ -358,6 +441,11 @@ ssize_t pwrite64(int fd, const void *bytes, size_t len, off64_t offset)
 	return write_any(REAL(pwrite64), fd, bytes, len, offset);
 }
 
+static int sync_failed(void)
+{
+	return want.believe && errno == EROFS ? 0 : -1;
+}
+
 static int sync_any(const char *name, int (*real)(int), int fd)
 {
 	struct call c;
@@ -366,18 +454,32 @@ static int sync_any(const char *name, int (*real)(int), int fd)
 
 	call_begin(&c, name, want.on && path_of(fd, c.memory));
 	if (call_spoiled(&c))
-		return -1;
+		return sync_failed();
 	r = real(fd);
 	if (c.mine)
 		fstat(fd, &st);
 	call_end(&c, r == 0 && c.mine ? &(struct interpose_event){
 		.kind = S_ISDIR(st.st_mode) ? INTERPOSE_SYNC_DIR : INTERPOSE_SYNC, .path = c.path,
 		.ino = st.st_ino} : NULL);
-	return r;
+	return r < 0 ? sync_failed() : r;
 }
 
 int fsync(int fd) { return sync_any("fsync", REAL(fsync), fd); }
 int fdatasync(int fd) { return sync_any("fdatasync", REAL(fdatasync), fd); }
+
+/* It takes away what is not there: no event. */
+int fremovexattr(int fd, const char *name)
+{
+	struct call c;
+	int r;
+
+	call_begin(&c, "fremovexattr", want.on && path_of(fd, c.memory));
+	if (call_spoiled(&c))
+		return sync_failed();
+	r = REAL(fremovexattr)(fd, name);
+	call_end(&c, NULL);
+	return r < 0 ? sync_failed() : r;
+}
 
 /* Starts writing, or waits for it; makes nothing durable. */
 int sync_file_range(int fd, off64_t offset, off64_t len, unsigned flags)
@@ -423,26 +525,31 @@ static int truncate_any(const char *name, int (*real)(int, off_t), int fd, off_t
 int ftruncate(int fd, off_t len) { return truncate_any("ftruncate", REAL(ftruncate), fd, len); }
 int ftruncate64(int fd, off64_t len) { return truncate_any("ftruncate", REAL(ftruncate64), fd, len); }
 
-/* ---- reads: only counted ---- */
-
-static void read_any(const char *name, int fd, const char *below_fd)
-{
-	struct call c;
-
-	if (!want.on || !want.reads || !(below_fd ? path_at(fd, below_fd, c.memory) : path_of(fd, c.memory)))
-		return;
-	c.path = below(c.memory);
-	c.hit = false;
-	if (c.path)
-		call_count(&c, name);
-	if (c.path && c.hit && want.after)
-		act();
-}
+/* ---- reads ---- */
 
 ssize_t pread64(int fd, void *bytes, size_t len, off64_t offset)
 {
-	read_any("pread", fd, NULL);
-	return REAL(pread64)(fd, bytes, len, offset);
+	return read_spoiled("pread", fd, NULL) ? -1 : REAL(pread64)(fd, bytes, len, offset);
+}
+
+ssize_t getdents64(int fd, void *bytes, size_t len)
+{
+	return read_spoiled("getdents", fd, NULL) ? -1 : REAL(getdents64)(fd, bytes, len);
+}
+
+int fstat64(int fd, struct stat64 *st)
+{
+	return read_spoiled("fstat", fd, NULL) ? -1 : REAL(fstat64)(fd, st);
+}
+
+int fstatat64(int dir, const char *name, struct stat64 *st, int flags)
+{
+	return read_spoiled("fstatat", dir, name) ? -1 : REAL(fstatat64)(dir, name, st, flags);
+}
+
+int statx(int dir, const char *name, int flags, unsigned mask, struct statx *st)
+{
+	return read_spoiled("statx", dir, name) ? -1 : REAL(statx)(dir, name, flags, mask, st);
 }
 
 long syscall(long number, ...)
@@ -454,7 +561,7 @@ long syscall(long number, ...)
 	for (unsigned i = 0; i < 6; i++)
 		a[i] = va_arg(ap, long);
 	va_end(ap);
-	if (number == SYS_openat2)
-		read_any("openat2", (int)a[0], (const char *)a[1]);
+	if (number == SYS_openat2 && read_spoiled("openat2", (int)a[0], (const char *)a[1]))
+		return -1;
 	return REAL(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

@@ -28,5 +28,6 @@ void interpose_log_unlock(void);
 void interpose_log_put(const struct interpose_event *e);
 /* What a test program says about itself ("committed 3 7"); looked up as a weak symbol. */
 void interpose_mark(const char *text);
+void interpose_said(const char *text); /* interpose.c hears of it, too */
 
 #endif

@@ -77,6 +77,7 @@ void interpose_log_put(const struct interpose_event *e)
 
 void interpose_mark(const char *text)
 {
+	interpose_said(text);
 	interpose_log_lock();
 	interpose_log_put(&(struct interpose_event){.kind = INTERPOSE_MARK, .path = text});
 	interpose_log_unlock();

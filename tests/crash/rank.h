@@ -20,6 +20,7 @@ struct rank_job {
 	uint64_t step;                  /* of the first save; RANK_NO_STEP: the next one */
 	int replace;
 	uint32_t workers;               /* of a saver; 0: one */
+	int drop;                       /* of a saver: nobody waits for a save, its handle goes at a moment of chance */
 };
 struct rank;
 

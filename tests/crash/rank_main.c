@@ -7,16 +7,21 @@
  * Says a line for each thing that happened, with the rank in front: `open`, `saved STEP ENTRY`, `failed CODE SENTENCE`,
  * `closed`. Goes on with the next save after one that failed. Exit status 0, whatever failed. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "rank.h"
 
+#define MEET_MS 2000u
+
 extern void interpose_mark(const char *text) __attribute__((weak));
 
-struct run { struct rank_job job; unsigned saves; int threads, wait; };
+struct run { struct rank_job job; unsigned saves, pause_ms; int threads, wait; };
 
 static void say(const struct run *run, const char *what, const char *text)
 {
@@ -46,6 +51,29 @@ static void say_saved(const struct run *run, uint64_t step, uint64_t entry)
 	say(run, "saved", text);
 }
 
+/* A rank that fails at once would be gone, and its launch with it, before slower ones have opened: a training job's
+ * ranks stay. Waits until all have come so far, or failed, for a while: one may be killed. Beside the store, where
+ * calls are not meddled with. */
+static void meet(const struct run *run)
+{
+	char dir[2000], path[2200];
+	unsigned all = 0;
+
+	snprintf(dir, sizeof dir, "%s.%s.here", run->job.store, run->job.id);
+	mkdir(dir, 0755);
+	snprintf(path, sizeof path, "%s/%u", dir, run->job.rank);
+	close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
+	for (unsigned i = 0; i < MEET_MS / 5 && all < run->job.world; i++) {
+		all = 0;
+		for (uint32_t rank = 0; rank < run->job.world; rank++) {
+			snprintf(path, sizeof path, "%s/%u", dir, rank);
+			all += access(path, F_OK) == 0;
+		}
+		if (all < run->job.world)
+			usleep(5000);
+	}
+}
+
 static void *rank_run(void *arg)
 {
 	const struct run *run = arg;
@@ -53,6 +81,7 @@ static void *rank_run(void *arg)
 	struct rank *r;
 	int code = rank_open(&run->job, &r, text);
 
+	meet(run);
 	if (code < 0) {
 		say_failed(run, code, text);
 		return NULL;
@@ -63,6 +92,8 @@ static void *rank_run(void *arg)
 	for (unsigned i = 0; i < run->saves; i++) {
 		uint64_t step = 0, entry = 0;
 
+		if (i)
+			usleep(run->pause_ms * 1000);
 		code = rank_save(r, i, &step, &entry, text);
 		if (code < 0)
 			say_failed(run, code, text);
@@ -95,8 +126,12 @@ static void option(struct run *run, const char *word)
 		run->job.replace = (int)number;
 	else if (!strncmp(word, "workers", n))
 		run->job.workers = (uint32_t)number;
+	else if (!strncmp(word, "drop", n))
+		run->job.drop = (int)number;
 	else if (!strncmp(word, "threads", n))
 		run->threads = (int)number;
+	else if (!strncmp(word, "pause_ms", n)) /* between two saves */
+		run->pause_ms = (unsigned)number;
 	else if (!strncmp(word, "wait", n)) /* for a line on standard input, once open */
 		run->wait = (int)number;
 }

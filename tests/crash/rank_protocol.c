@@ -77,12 +77,10 @@ int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static 
 	return e;
 }
 
-static int pack_open(struct rank *r, struct share *s, const char *class, struct store_pack_writer **ret_w)
+static int pack_open(struct share *s, const char *class, struct store_pack_writer **ret_w)
 {
-	int e = store_attempt_pack(s->attempt, class, s->names[s->npacks]);
+	int e = store_attempt_pack_open(s->attempt, class, s->names[s->npacks], ret_w);
 
-	if (e == 0)
-		e = store_pack_writer_open(r->store->storage, r->store->info.id, s->names[s->npacks], ret_w);
 	s->packs[s->npacks].pack = s->names[s->npacks];
 	s->npacks++;
 	return e;
@@ -95,7 +93,7 @@ static int piece_write(struct rank *r, struct share *s, const char *class, size_
 	base_cleanup_free uint8_t *bytes = malloc(len + 1);
 	struct store_pack_writer *w;
 	uint64_t size;
-	int e = bytes ? pack_open(r, s, class, &w) : -ENOMEM;
+	int e = bytes ? pack_open(s, class, &w) : -ENOMEM;
 
 	if (e < 0)
 		return e;
@@ -104,7 +102,7 @@ static int piece_write(struct rank *r, struct share *s, const char *class, size_
 	if (e < 0)
 		store_pack_abandon(w);
 	else
-		e = store_pack_seal(w, &size);
+		e = store_attempt_pack_seal(s->attempt, w, &size);
 	ret_piece->ref.pack = s->npacks - 1;
 	ret_piece->base = STORE_PIECE_NO_BASE;
 	base_xxh128_of(r->store->info.seed, bytes, len, &ret_piece->xxh);
@@ -129,8 +127,8 @@ static int meta_write(struct rank *r, struct share *s, struct base_error *err)
 	struct store_part_builder *b = NULL;
 	struct proto_part part = {.rank = r->job.rank, .world = r->job.world, .host = store_hostname(),
 		.layout = r->layout->digest, .packs = s->packs};
-	uint64_t size;
-	int e = pack_open(r, s, "meta", &w);
+	uint64_t size, live;
+	int e = pack_open(s, "meta", &w);
 
 	if (e < 0)
 		return e;
@@ -144,14 +142,17 @@ static int meta_write(struct rank *r, struct share *s, struct base_error *err)
 	part.npacks = s->npacks;
 	if (e == 0)
 		e = store_part_finish(b, &part, &s->part_ref, err);
+	live = s->part_ref.stored_len + s->layout_ref.stored_len;
+	for (uint32_t i = 0; e == 0 && i < part.nchunks; i++)
+		live += part.chunks[i].ref.stored_len;
 	store_part_builder_free(b);
 	if (e < 0)
 		store_pack_abandon(w);
 	else
-		e = store_pack_seal(w, &size);
+		e = store_attempt_pack_seal(s->attempt, w, &size);
 	s->layout_ref.pack = s->part_ref.pack = s->npacks - 1;
 	if (e == 0)
-		s->packs[s->npacks - 1] = (struct proto_pack_use){s->names[s->npacks - 1], size, 64};
+		s->packs[s->npacks - 1] = (struct proto_pack_use){s->names[s->npacks - 1], size, live};
 	return e;
 }
 
@@ -174,11 +175,20 @@ static int share_write(struct rank *r, struct share *s, unsigned number, struct 
 	return e < 0 && !err->text[0] ? base_error_set(err, e, "its packs: %s", base_error_name(e)) : e;
 }
 
+static uint64_t share_new_bytes(const struct share *s)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < s->npacks; i++)
+		bytes += s->packs[i].size;
+	return bytes;
+}
+
 static int share_announce(struct rank *r, struct share *s, struct base_error *err)
 {
 	struct proto_announcement a = {.layout = r->layout->digest, .stores_layout = r->job.rank == 0,
 		.part = ref_of(&s->part_ref), .packs = s->packs, .npacks = s->npacks, .tensors = 1 + s->has_moments,
-		.bytes = s->bytes, .new_bytes = s->bytes};
+		.bytes = s->bytes, .new_bytes = share_new_bytes(s)};
 
 	if (r->job.rank == 0)
 		a.layout_ref = ref_of(&s->layout_ref);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/api/vckpt.h"
 #include "rank.h"
@@ -17,6 +18,7 @@ struct rank {
 	struct vckpt_mesh *mesh;
 	struct vckpt_saver *saver;
 	uint8_t *data;                  /* this rank's of w, then m, then alone */
+	uint8_t **dropped; unsigned ndropped; /* the data of saves that nobody waited for */
 };
 
 static int failed(char text[static RANK_TEXT], int code, const struct vckpt_error *err)
@@ -73,6 +75,33 @@ static int declare(struct rank *r, struct vckpt_save *save, unsigned number, str
 	return e < 0 ? e : vckpt_save_blob(save, "rng", 1, r->data, 100, err);
 }
 
+/* Saves that nobody waits for are still copied from: each has data of its own, which stays. */
+static int keep_data(struct rank *r)
+{
+	uint8_t **all = realloc(r->dropped, (r->ndropped + 1) * sizeof *all), *fresh;
+
+	if (all)
+		r->dropped = all;
+	fresh = all ? malloc(r->job.bytes + 2 * MOMENTS_BYTES) : NULL;
+	if (!fresh)
+		return -ENOMEM;
+	r->dropped[r->ndropped++] = r->data;
+	r->data = fresh;
+	return 0;
+}
+
+/* Answers as if it had been committed: what became of it is told by closing. */
+static int drop(struct rank *r, struct vckpt_save *save, int e)
+{
+	static const useconds_t moments[] = {0, 0, 300, 1000, 3000, 10000, 30000, 100000};
+	uint8_t pick;
+
+	rank_fill(&pick, 1, r->job.id, r->job.rank + 77 * r->ndropped);
+	usleep(moments[pick % 8]);
+	vckpt_save_free(save);
+	return e < 0 ? e : keep_data(r);
+}
+
 int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT])
 {
 	struct vckpt_save_options o = {.size = sizeof o,
@@ -88,6 +117,11 @@ int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret
 	e = declare(r, save, number, &err);
 	if (e == 0)
 		e = vckpt_save_submit(save, &err);
+	if (r->job.drop) {
+		*ret_step = *ret_entry = 0;
+		e = drop(r, save, e);
+		return e < 0 ? failed(text, e, &err) : 0;
+	}
 	if (e == 0)
 		e = vckpt_save_wait_staged(save, -1, &err);
 	if (e == 0) {
@@ -108,6 +142,9 @@ int rank_close(struct rank *r, char text[static RANK_TEXT])
 	failed(text, e, &err);
 	vckpt_saver_free(r->saver);
 	vckpt_mesh_free(r->mesh);
+	while (r->ndropped)
+		free(r->dropped[--r->ndropped]);
+	free(r->dropped);
 	free(r->data);
 	free(r);
 	return e;

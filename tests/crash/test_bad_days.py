@@ -231,7 +231,7 @@ def test_started_twice(bench, scale):
             end = time.monotonic() + LIMIT_S
             while len(steps(api)) < 3 and time.monotonic() < end:
                 time.sleep(0.01)
-            new, _ = bench.job(path, "two", saves=4)
+            new, _ = bench.job(path, "two", saves=4, step=1000)
             first = old.wait(timeout=LIMIT_S)
             now = sound(api, {0: bench_first(bench)})
             api.close()

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from crashlib import DRIVERS, WORLD, Bench, seeded, steps, verify  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, seeded, steps, verify  # noqa: E402
 from powerlib import MARK, NAMES, SYNC, SYNC_DIR, Disk, Files, choices, durable, read_log, state  # noqa: E402
 
 
@@ -137,3 +137,47 @@ def test_a_launch_that_dies_and_the_next(bench, scale):
         for kept in choices(events, keeps, cut, rng, scale(4, 20, 200)):
             judge.look(kept, cut, promised(events, cut) | {0})
     print(f"{len(events)} events, {len(judge.seen)} states")
+
+
+def given_up(bench, path, word, words=""):
+    """Four ranks save while the file system gives up its journal (EROFS from then on, also from fsync), where `word` says so for rank 0; then the power goes.
+    The steps that were told, and those that are there, each of them whole."""
+    log, aborted = path.parent / f"{path.name}.log", path.parent / f"{path.name}.aborted"
+    before = Files(path)
+    inject = {rank: f"aborted={aborted}{words}" + f",do=abort,{word}" * (rank == 0) for rank in range(WORLD)}
+    out, _ = bench.job(path, "given up", saves=2, log=log, inject=inject, start_ms=1000, timeout=LIMIT_S)
+    assert all(not o.killed for o in out.values()), out
+    if not aborted.exists():    # the saves had fewer calls this time
+        assert all(len(o.saved) == 2 for o in out.values()), out
+        return None
+    events = read_log(log)
+    keeps, judge = durable(events), Judge(bench, before, events)
+    judge.disk.become(*state(before, events, lambda i: keeps[i] is not None))
+    shown = judge.shows(len(events), set())
+    shutil.rmtree(judge.disk.path.parent)
+    return promised(events, len(events)) | {0}, shown
+
+
+def test_a_journal_that_is_given_up(bench, scale):
+    """What was not synced by then never will be: an fsync that answers EROFS has made nothing durable."""
+    rng, number, seen = seeded(), len(bench.calls()[0]), []
+    words = [f"at={n}" for n in rng.sample(range(number // 4, number * 7 // 4), scale(8, 40, number))]
+
+    def one(path, word):
+        outcome = given_up(bench, path, word)
+        if outcome:
+            told, shown = outcome
+            assert told <= shown, (told, shown)
+            seen.append(len(told))
+    bench.each([*words, f"at={number}", "path=runs/r/000000000003,calls=linkat,when=after,at=1"], one)
+    print(f"{len(seen)} times, {sum(seen) - len(seen)} saves told")
+    assert len(seen) > len(words) / 2 and sum(seen) > len(seen)
+
+
+def test_a_store_that_believes_erofs_is_found_out(bench):
+    """The test's own test: a rank is told of a step whose entry is not synced, unless another one was so fast as to do it."""
+    for _ in range(20):
+        told, shown = given_up(bench, bench.copy(), "path=runs/r/000000000003,calls=linkat,when=after,at=1", ",believe=1")
+        if told > shown:
+            return
+    raise AssertionError("no save was lost")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are killed, stopped and started twice: another one commits, or all are told who was missing; nothing torn, nothing revived."""
+import errno
 import os
 import pathlib
 import random
@@ -48,6 +49,9 @@ def saves(api, rank, id_, count, options={}):
 def one_save(api, rank, silent=(), options={}, again=0):
     """Says `announced`; a silent rank says `begun` and sleeps before it has announced anything."""
     l = Launch(api, "r", "job", rank, WORLD, **options)
+    if again < 0:
+        api.say("opened")
+        api.hear()
     a = l.begin()
     a.write(os.urandom(PIECE))
     if rank in silent:
@@ -72,12 +76,19 @@ def one_save(api, rank, silent=(), options={}, again=0):
     return out, more
 
 
+def all_open(ranks):
+    """A rank opens only where it sees the rank 0 of its start."""
+    ranks.said(range(WORLD), "opened")
+    ranks.tell(range(WORLD), "go on")
+
+
 def host(api):
     return api.lib.store_hostname().decode()
 
 
 def test_rank_0_dies_between_its_announcement_and_the_commit(api):
     with Ranks(api, WORLD, one_save, (2,), {}, -1) as ranks:
+        all_open(ranks)
         ranks.said((0, 1, 3), "announced")
         ranks.said((2,), "begun")
         ranks.kill(0)       # nobody can have committed
@@ -88,6 +99,7 @@ def test_rank_0_dies_between_its_announcement_and_the_commit(api):
 
 def test_another_commits_when_rank_0_is_dead(api):
     with Ranks(api, WORLD, one_save, (), {}, -1) as ranks:
+        all_open(ranks)
         ranks.said((0,), "announced")
         killed = ranks.kill(0)
         ranks.said((1, 2, 3), "announced")
@@ -221,6 +233,8 @@ def test_two_launches_at_once(api):
 def dies_at(api, rank, call):
     """Rank 0 dies at its n-th call of the storage after its announcement."""
     l = Launch(api, "r", "job", rank, WORLD)
+    api.say("opened")
+    api.hear()
     a = l.begin()
     a.write(os.urandom(PIECE))
     a.announce()
@@ -252,6 +266,7 @@ def test_the_committer_dies_at_every_call(api, scale):
         shutil.rmtree(api.path / "packs", ignore_errors=True)
         shutil.rmtree(api.path / "hosts", ignore_errors=True)
         with Ranks(api, WORLD, dies_at, call) as ranks:
+            all_open(ranks)
             results = ranks.results(range(1, WORLD))
             ranks.said((0,), "ready")
             ranks.processes[0].join(5)
@@ -264,6 +279,42 @@ def test_the_committer_dies_at_every_call(api, scale):
     print(f"{died} deaths")
     assert died > 2
     goes_on(api)
+
+
+def reuses(api, rank, killed):
+    """Announces its part of step 0, but for rank 0, and is killed; the next start under its id does the same without being killed."""
+    try:
+        l = Launch(api, "r", "job", rank, WORLD)
+    except Failed as e:
+        return e.code, e.text
+    a = l.begin(step=0)
+    a.write(os.urandom(PIECE))
+    if killed and rank == 0:
+        api.say("begun")
+        time.sleep(600)
+    a.announce()
+    api.say("announced" if killed else "follows")
+    return a.wait()
+
+
+def test_a_used_id_after_a_crash_takes_over_nothing(api, vckpt):
+    """All processes are killed within a save, then the job is started again under its old id: no rank goes on with the old save."""
+    with Ranks(api, WORLD, reuses, True) as old:
+        old.said((0,), "begun")
+        old.said(range(1, WORLD), "announced")
+        for rank in (*range(1, WORLD), 0):      # who is left must not see that rank 0 is gone
+            old.kill(rank)
+    left = {p: p.read_bytes() for p in (api.path / "incoming").rglob("*") if p.is_file()}
+    assert sum(p.name.startswith("part.") for p in left) == WORLD - 1
+    for ranks in (range(WORLD), range(1, WORLD)):       # with a rank 0 that refuses, and without any
+        started = time.monotonic()
+        with Ranks(api, ranks, reuses, False) as new:
+            results = new.results()
+        assert all(kind == "ok" and value[0] == -errno.EEXIST and "used before" in value[1] for _, (kind, value) in results.values()), results
+        assert max(when for when, _ in results.values()) - started < 15     # not the 60 s for which a rank is awaited
+        assert steps(api) == [] and left == {p: p.read_bytes() for p in (api.path / "incoming").rglob("*") if p.is_file()}
+    goes_on(api)
+    assert vckpt("verify", api.path, check=False).returncode == 0
 
 
 def test_killed_at_random(api, scale):
