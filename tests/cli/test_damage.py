@@ -186,15 +186,15 @@ def test_entries_with_both_copies_bad(vckpt, damaged, tmp_path):
 
 
 def test_a_newer_format_is_refused_by_name(vckpt, lib, damaged):
-    """A store record of version 2: made with the library's own envelope, so that only the version is new."""
+    """A store record of version 3: made with the library's own envelope, so that only the version is new."""
     import ctypes
     store, _ = damaged
     path = store / "vckpt.store"
     record = path.read_bytes()
     body_len = int.from_bytes(record[12:16], "little")
     body = bytearray(record[48:48 + body_len])
-    assert body[0] == 0x08 and body[1] == 1                  # field 1, version
-    body[1] = 2
+    assert body[0] == 0x08 and body[1] == 2                  # field 1, version
+    body[1] = 3
 
     class Buf(ctypes.Structure):
         _fields_ = [("data", ctypes.c_void_p), ("len", ctypes.c_size_t), ("size", ctypes.c_size_t), ("error", ctypes.c_int)]

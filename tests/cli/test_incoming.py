@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt ls --incoming: saves under way, who is missing, for how long, and whether anybody is still at it."""
+import contextlib
 import os
 import pathlib
 import sys
 import threading
 import time
-
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
 
@@ -41,6 +41,31 @@ def close(launches, attempts):
         a.free()
     for launch in launches:
         launch.close()
+
+
+def left_behind(launches):
+    """A save of theirs commits, and its folder in incoming/ stays, as where the committer was killed before it deleted it. Returns (folder, attempts)."""
+    attempts = [launch.begin() for launch in launches]
+    for a in attempts:
+        write(a)
+    folder = launches[0].api.path / "incoming/r" / attempts[0].name
+    kept = {p.name: p.read_bytes() for p in folder.iterdir()}
+    for a in attempts:
+        a.wait()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in kept.items():
+        (folder / name).write_bytes(data)
+    return folder, attempts
+
+
+@contextlib.contextmanager
+def elsewhere(api, launch):  # noqa: F811
+    """Rank 0 of the launch beats on another host."""
+    for p in (api.path / "hosts").iterdir():
+        p.unlink()
+    put_heartbeat(api, launch.name, "r", 0)
+    yield
+    (api.path / "hosts" / f"{launch.name}.elsewhere.0").unlink()
 
 
 def test_nothing_is_under_way(api, vckpt):  # noqa: F811
@@ -120,17 +145,8 @@ def test_what_the_dead_left_behind(api, vckpt):  # noqa: F811
 def test_a_folder_that_the_list_has_decided(api, vckpt):  # noqa: F811
     """The committer was killed before it deleted the folder, or could not: it means nothing any more."""
     launches = opened(api, "r", "one", 2)
-    attempts = [launch.begin() for launch in launches]
-    for a in attempts:
-        write(a)
-    folder = api.path / "incoming/r" / attempts[0].name
-    kept = {p.name: p.read_bytes() for p in folder.iterdir()}
-    for a in attempts:
-        a.wait()
+    folder, attempts = left_behind(launches)
     close([], attempts)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in kept.items():
-        (folder / name).write_bytes(data)
     one, = incoming(vckpt, api)
     assert (one["state"], one["decided"], one["left_over"]) == ("alive", "committed", True)
     assert "committed; left over (alive)" in vckpt("ls", api.path, "--incoming").stdout
@@ -144,11 +160,8 @@ def test_a_folder_that_the_list_has_decided(api, vckpt):  # noqa: F811
 def test_another_hosts_writer_is_unknown(api, vckpt):  # noqa: F811
     launches = opened(api, "r", "one", 2)
     attempts = [launch.begin() for launch in launches]
-    for p in (api.path / "hosts").iterdir():
-        p.unlink()
-    put_heartbeat(api, launches[0].name, "r", 0)
-    assert incoming(vckpt, api)[0]["state"] == "unknown"
-    (api.path / "hosts" / f"{launches[0].name}.elsewhere.0").unlink()
+    with elsewhere(api, launches[0]):
+        assert incoming(vckpt, api)[0]["state"] == "unknown"
     close(launches, attempts)
 
 

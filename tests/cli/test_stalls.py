@@ -3,7 +3,6 @@
 import ctypes as c
 import json
 import pathlib
-import shutil
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
 import saverlib  # noqa: E402
 from protolib import PackUse, Proto, Stats, Timing, manifest_make, sample_announcement, table  # noqa: E402
 from ranklib import PIECE, Launch  # noqa: E402
-from storelib import COMMIT, NONE, Api, scratch  # noqa: E402
+from storelib import COMMIT, NONE, fresh  # noqa: E402
 from storelib import Digest as StoreDigest  # noqa: E402
 
 T0 = 1_700_000_000_000_000_000
@@ -25,12 +24,8 @@ PHASES = [b"plan", b"copy", b"digest", b"encode", b"write", b"seal", b"wait", b"
 
 @pytest.fixture
 def api(lib):
-    path = scratch()
-    shutil.rmtree(path)
-    api = Api(lib, path)
-    yield api
-    api.close()
-    shutil.rmtree(path)
+    with fresh(lib) as api:
+        yield api
 
 
 def ranks_save(api, run, world, timings=()):
@@ -297,11 +292,13 @@ def test_8192_ranks(api, vckpt, scale, tmp_path):
         saved = commit(run, world)
         for r in range(world):
             put_stats(api, run, saved, r, world, copy_ms=2 + r % 7)
-        start = time.monotonic()
-        out = vckpt.json("stalls", api.path, f"{run}/3", "--trace", tmp_path / "trace")
-        took = time.monotonic() - start
+        took = []
+        for _ in range(3):  # the best: other tests have the processors, too
+            start = time.monotonic()
+            out = vckpt.json("stalls", api.path, f"{run}/3", "--trace", tmp_path / "trace")
+            took.append(time.monotonic() - start)
         assert out["missing"] == [] and out["world"] == world and named(out["milestones"], "staged")["max_ns"] == 9 * MS
-        return took
+        return min(took)
     small, large = scale((256, 1024), (1024, 8192))
     a, b = measure("small", small), measure("large", large)
     print(f"\n{small} ranks {a:.2f} s, {large} ranks {b:.2f} s")

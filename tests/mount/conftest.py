@@ -62,7 +62,8 @@ class Mount:
 
     def __init__(self, program, store, point, *options, log=None, check=True):
         self.store, self.point = pathlib.Path(store), pathlib.Path(point)
-        self.point.mkdir(exist_ok=True)
+        if not mount_of(self.point):    # on a dead mount mkdir fails, but for the second that the kernel remembers its root
+            self.point.mkdir(exist_ok=True)
         words = [*options]
         if log:
             words.append(f"log={log}")

@@ -385,8 +385,9 @@ def test_answering_threads_have_no_privileges(one, mount):
 
 # ---- users ----
 
-@root
-def test_a_normal_user(one, program, tmp_path):
+@pytest.fixture
+def place(one, program):
+    """A directory that a plain user may enter, with a store, the program, and a mount point of his."""
     if not shutil.which("fusermount3"):
         pytest.skip("fusermount3 is not installed")
     user = pwd.getpwnam("nobody")
@@ -399,34 +400,74 @@ def test_a_normal_user(one, program, tmp_path):
         shutil.copy(program, place / "mount.vckpt")
         (place / "mnt").mkdir()
         os.chown(place / "mnt", user.pw_uid, user.pw_gid)
-        for ending in ("SIGTERM", "fusermount3"):
-            done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
-            assert done.returncode == 0, done.stderr
-            assert mount_of(place / "mnt")
-            (pid,) = daemons(place / "mnt")
-            look = lambda *w: subprocess.run(w, user="nobody", group=user.pw_gid, extra_groups=[], capture_output=True, timeout=60)
-            got = look("cat", place / "mnt" / "a" / "latest" / "model.safetensors")
-            assert got.stdout == (tmp_path / "s.safetensors").read_bytes(), got.stderr
-            stats = look("cat", place / "mnt" / ".vckpt" / "stats").stdout.decode()
-            assert 'name="readahead",why="128 KiB' in stats and "only root may raise it" in stats
-            if ending == "SIGTERM":
-                os.kill(pid, signal.SIGTERM)
-            else:
-                assert look("fusermount3", "-u", place / "mnt").returncode == 0
-            assert wait_until(lambda: not daemons(place / "mnt") and not mount_of(place / "mnt"), 5)
-        refused = call(place / "mount.vckpt", place / "store", place / "mnt", "-o", "allow_other", user="nobody", group=user.pw_gid, extra_groups=[])
-        if refused.returncode == 0:  # user_allow_other is set on this machine
-            subprocess.run(["umount", place / "mnt"], check=True)
-        else:
-            assert refused.returncode == 32 and "allow_other" in refused.stderr
-        # what its dead daemon leaves is taken over through fusermount3
-        for _ in range(2):
-            done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
-            assert done.returncode == 0, done.stderr
-            (pid,) = daemons(place / "mnt")
-            os.kill(pid, signal.SIGKILL)
-            assert wait_until(lambda: not daemons(place / "mnt"))
+        yield place
     finally:
         os.chmod("/dev/fuse", mode)
         subprocess.run(["umount", "-l", place / "mnt"], capture_output=True)
         shutil.rmtree(place)
+
+
+@root
+@pytest.mark.skipif(not os.path.exists("/etc/mtab"), reason="there is no /etc/mtab: fusermount3 cannot unmount")
+def test_a_normal_user(place, tmp_path):
+    user = pwd.getpwnam("nobody")
+    for ending in ("SIGTERM", "fusermount3"):
+        done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
+        assert done.returncode == 0, done.stderr
+        assert mount_of(place / "mnt")
+        (pid,) = daemons(place / "mnt")
+        look = lambda *w: subprocess.run(w, user="nobody", group=user.pw_gid, extra_groups=[], capture_output=True, timeout=60)
+        got = look("cat", place / "mnt" / "a" / "latest" / "model.safetensors")
+        assert got.stdout == (tmp_path / "s.safetensors").read_bytes(), got.stderr
+        stats = look("cat", place / "mnt" / ".vckpt" / "stats").stdout.decode()
+        assert 'name="readahead",why="128 KiB' in stats and "only root may raise it" in stats
+        if ending == "SIGTERM":
+            os.kill(pid, signal.SIGTERM)
+        else:
+            assert look("fusermount3", "-u", place / "mnt").returncode == 0
+        assert wait_until(lambda: not daemons(place / "mnt") and not mount_of(place / "mnt"), 5)
+    refused = call(place / "mount.vckpt", place / "store", place / "mnt", "-o", "allow_other", user="nobody", group=user.pw_gid, extra_groups=[])
+    if refused.returncode == 0:  # user_allow_other is set on this machine
+        subprocess.run(["umount", place / "mnt"], check=True)
+    else:
+        assert refused.returncode == 32 and "allow_other" in refused.stderr
+    # what its dead daemon leaves is taken over through fusermount3
+    for _ in range(2):
+        done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
+        assert done.returncode == 0, done.stderr
+        (pid,) = daemons(place / "mnt")
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: not daemons(place / "mnt"))
+
+
+# /etc with what programs need of it, without mtab, for a mount namespace of its own
+NO_MTAB = """
+mkdir "$1/etc"
+for file in passwd group nsswitch.conf fuse.conf ld.so.cache; do [ ! -e "/etc/$file" ] || cp "/etc/$file" "$1/etc"; done
+mount --bind "$1/etc" /etc
+user() { setpriv --reuid nobody --regid nogroup --clear-groups "$@"; }
+user "$1/mount.vckpt" "$1/store" "$1/mnt" || exit 10
+user test -e "$1/mnt/a/latest" || exit 11
+! user fusermount3 -u "$1/mnt" 2>/dev/null || exit 12
+echo daemon; read answer                                # it is killed meanwhile
+! user "$1/mount.vckpt" "$1/store" "$1/mnt" || exit 13
+ln -s /proc/self/mounts /etc/mtab                       # as the sentence says
+user "$1/mount.vckpt" "$1/store" "$1/mnt" || exit 14
+user fusermount3 -u "$1/mnt" || exit 15
+! grep -q "$1/mnt" /proc/self/mountinfo || exit 16
+"""
+
+
+@root
+def test_a_normal_user_without_mtab(place):
+    """Containers may lack /etc/mtab: who mounts is told that nobody but root can end it, and what to do."""
+    child = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "bash", "-c", NO_MTAB, "bash", place], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "daemon\n", child.communicate()
+    for pid in daemons(place / "mnt"):
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not daemons(place / "mnt"))
+    said = child.communicate("\n", timeout=60)[1]
+    assert child.returncode == 0, said
+    how = "there is no /etc/mtab, without which fusermount3 cannot unmount, also when the daemon ends; as root, once: ln -s /proc/self/mounts /etc/mtab\n"
+    assert f"{place}/mnt: {how}" in said and f"{place}/mnt: left behind by a dead vckpt daemon, and cannot be detached: {how}" in said

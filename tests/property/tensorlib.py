@@ -146,7 +146,7 @@ class Span(ctypes.Structure):
 
 
 class PlanTensor(ctypes.Structure):
-    _fields_ = [("sharding", Sharding), ("params", GridParams), ("buffer", ctypes.c_bool), ("flat", ctypes.POINTER(Flat)),
+    _fields_ = [("sharding", Sharding), ("params", GridParams), ("buffer", ctypes.c_bool), ("whole", ctypes.c_bool), ("flat", ctypes.POINTER(Flat)),
                 ("boxes", ctypes.POINTER(Boxes)), ("same_dims", ctypes.c_uint32)]
 
 
