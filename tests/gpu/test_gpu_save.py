@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves of a real device's memory: the same as tests/unit/test_saver_device.py asks of the stand-in, as far as a real driver can be asked.
 Skipped, with the reason, where there is no device; with VCKPT_LIBCUDA naming the stand-in they run on that."""
+import ctypes
 import pathlib
 import sys
 import threading
@@ -95,6 +96,53 @@ def test_late_work_several_saves_and_a_small_ring(gpu, api, store, rng, pin):
         assert finished(save) == step
         same(api.read(store, "run", step), wanted[step])
     saver.free()
+
+
+@PINS
+def test_permuted_tensors_come_back(gpu, api, store, rng, pin):
+    """By what the host turns, in one part and in several."""
+    base, large = rng.integers(0, 2**16, (64, 48, 10, 33), "u2"), rng.integers(0, 2**32, (1900, 1300), "u4")
+    there, large_there = gpu.array(base), gpu.array(large)
+    orders = [(3, 2, 1, 0), (0, 3, 1, 2), (2, 0, 3, 1), (1, 0, 2, 3)]
+    saver = api.saver(store, "run", pin=pin)
+    save = saver.save({**{f"model/{i}": on(there.transpose(o)) for i, o in enumerate(orders)}, "model/large": on(large_there.T),
+                       "model/columns": on(large_there[:, ::3].T)})
+    assert finished(save) == 0
+    saver.free()
+    same(api.read(store, "run"), {**{f"model/{i}": numpy.ascontiguousarray(base.transpose(o)) for i, o in enumerate(orders)},
+                                  "model/large": numpy.ascontiguousarray(large.T), "model/columns": numpy.ascontiguousarray(large[:, ::3].T)})
+
+
+def test_a_fresh_thread_without_a_context(gpu, api, store, rng):
+    data, found = rng.standard_normal((500, 300)), []
+    array, saver = gpu.array(data), api.saver(store, "run")
+
+    def work():
+        try:
+            found.append(finished(saver.save({"model/w": on(array)})))
+        except Failed as e:
+            found.append(e)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [0]
+    saver.free()
+    same(api.read(store, "run"), {"model/w": data})
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "thread_local", "relaxed"])
+def test_a_save_beside_a_capture(gpu, api, store, rng, mode):
+    """Its first, which registers the ring, included: the capture is whole. A save after the captured stream itself is refused."""
+    data, graph = rng.standard_normal((700, 900)), ctypes.c_void_p()
+    array, side, own = gpu.array(data), gpu.stream(), gpu.stream()
+    saver = api.saver(store, "run")
+    gpu.call("cuStreamBeginCapture_v2", side, mode)
+    assert finished(saver.save({"model/w": on(array), "model/t": on(array.T)}, stream=own)) == 0
+    with pytest.raises(Failed, match="captured into a CUDA graph"):
+        saver.save({"model/w": on(array)}, stream=side)
+    saver.free()
+    gpu.call("cuStreamEndCapture", side, ctypes.byref(graph))
+    same(api.read(store, "run"), {"model/w": data, "model/t": numpy.ascontiguousarray(data.T)})
 
 
 def test_the_wrong_stream_gives_old_bytes(gpu, api, store, rng):

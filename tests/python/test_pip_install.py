@@ -11,9 +11,10 @@ pytestmark = pytest.mark.full
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 USE = """
-import sys, numpy, vckpt
+import pathlib, sys, numpy, vckpt
 store = sys.argv[1]
 assert "site-packages" in vckpt.__file__, vckpt.__file__
+assert (pathlib.Path(vckpt.__file__).parent / "py.typed").exists()
 vckpt.init(store)
 state = {"model": {"w": numpy.arange(12.0).reshape(3, 4), "epoch": 7}, "rng": vckpt.rng_state()}
 assert vckpt.save(store + "/run", state, attributes={"loss": 0.5}) == 0

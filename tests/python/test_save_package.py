@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """save, async_save, Saver and Step without torch: one rank, and ranks that are threads with a launch id of their own."""
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -27,24 +29,6 @@ def run(tmp_path):
         vckpt.close(tmp_path / "store/run")
     except vckpt.Error as error:
         print("close:", error)
-
-
-def threads(world, function):
-    """function(rank) at once on all; results, or the errors."""
-    results = [None] * world
-
-    def one(rank):
-        try:
-            results[rank] = function(rank)
-        except BaseException as error:
-            results[rank] = error
-    running = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join(120)
-        assert not thread.is_alive()
-    return results
 
 
 # ---- one rank ----
@@ -76,6 +60,32 @@ def test_arrays_come_back(run):
         assert list(tree) == list(wanted) and all(np.array_equal(tree[name], wanted[name]) for name in wanted)
 
 
+ONES = np.ones(2)
+
+
+@pytest.mark.parametrize("state, arguments, wanted", [
+    ({"w": ONES, "b": ONES}, {}, [("model", "b"), ("model", "w")]),
+    ({"layers.0.w": ONES, "b": ONES}, {}, [("model", "b"), ("model", "layers.0.w")]),
+    ({"layers.0.w": ONES}, {}, [("model", "layers.0.w")]),
+    ({"ema": ONES}, {}, [("ema", "ema")]),
+    ({"temperature": ONES, "w": ONES, "lr": 0.1}, {}, [("temperature", "temperature"), ("w", "w")]),
+    ({"w": ONES, "b": ONES, "queue": ONES}, {"per_rank": "queue"}, [("b", "b"), ("w", "w")]),
+    ({"model": {"w": ONES}, "ema": ONES}, {}, [("ema", "ema"), ("model", "w")])])
+def test_a_state_dict_by_itself_is_the_component_model(run, state, arguments, wanted):
+    vckpt.save(run, state, **arguments, **OPTIONS)
+    with vckpt.Step(run, framework="numpy") as step:
+        assert sorted((info.component, info.name) for info in step.tensors()) == wanted
+        if {component for component, _ in wanted} == {"model"}:
+            assert list(step.values("model")) == list(state) and all(np.array_equal(step[name], state[name]) for name in state)
+
+
+def test_a_state_dict_that_other_things_were_put_into_is_refused(run):
+    with pytest.raises(vckpt.Refused, match=r'state\["layers.0.w"\]: a tensor with a dot in its name belongs to a state dict: give that dict as one '
+                                            r'component: \{"model": state_dict, ...\}'):
+        vckpt.save(run, {"layers.0.w": ONES, "epoch": 3}, **OPTIONS)
+    assert vckpt.steps(run) == []
+
+
 def test_reading_boxes(run):
     array = np.arange(600 * 700, dtype="f4").reshape(600, 700)
     vckpt.save(run, {"m": {"w": array}}, step=5, attributes={"loss": 2.31, "note": "é"}, blobs={"config.json": b"{}"}, **OPTIONS)
@@ -102,6 +112,46 @@ def test_reading_boxes(run):
         step.read("m", "w")
 
 
+def test_a_step_is_a_mapping_of_its_tensors(run):
+    state = {"model": {"w": np.arange(6.0).reshape(2, 3), "a/b": ONES}, "ema": {"w": ONES}, "lr": 0.1}
+    vckpt.save(run, state, step=7, attributes={"loss": 2.5}, blobs={"config.json": b"{}"}, **OPTIONS)
+    with vckpt.Step(run, framework="numpy") as step:
+        assert len(step) == 3 and sorted(step) == sorted(step.keys()) == ["ema/w", "model/a/b", "model/w"]
+        assert all(name in step and np.array_equal(array, step[name]) for name, array in dict(step).items()) and len(dict(step)) == 3
+        assert np.array_equal(step["a/b"], ONES) and np.array_equal(step["model/w"], state["model"]["w"])
+        assert "model" not in step and 3 not in step and ("ema", "w") in step and "" not in step
+        with pytest.raises(KeyError, match=r"model is a component, not a tensor: step.values\('model'\) gives it"):
+            step["model"]
+        with pytest.raises(KeyError, match="w: in .* and "):
+            step["w"]
+        for wrong in ("x", 3, ("model", "x")):
+            with pytest.raises(KeyError):
+                step[wrong]
+        assert repr(step) == f"<vckpt.Step {run}/7: ema (1 tensor, 16 B), model (2 tensors, 64 B), 4 files, loss=2.5>"
+    assert repr(step) == f"<vckpt.Step {run}/7: ema (1 tensor, 16 B), model (2 tensors, 64 B), 4 files, closed>"
+    vckpt.save(run, {}, step=8)
+    with vckpt.Step(run) as step:
+        assert not list(step) and len(step) == 0 and step and repr(step) == f"<vckpt.Step {run}/8: empty>"
+
+
+def test_latest(run, tmp_path):
+    assert vckpt.latest(run) is None
+    for number in (5, 12, 7):
+        vckpt.save(run, {}, step=number, **OPTIONS)
+    with vckpt.Step(run) as step:
+        assert vckpt.latest(run) == step.number == vckpt.steps(run)[-1]
+    with pytest.raises(vckpt.NotAStore):
+        vckpt.latest(tmp_path / "none/run")
+
+
+def test_the_version_is_that_of_the_project(tmp_path):
+    wanted = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
+    assert vckpt.__version__ == vckpt.version() == wanted
+    done = subprocess.run([sys.executable, "-c", "import vckpt; print(hasattr(vckpt, '__version__')); vckpt.__version__"], capture_output=True, text=True,
+                          env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "tools/python"), "VCKPT_LIBRARY": str(tmp_path / "none.so")})
+    assert done.stdout == "False\n" and "AttributeError: libvckpt.so is not found" in done.stderr, done.stderr
+
+
 def test_paths(run, tmp_path):
     state = {"m": {"w": np.ones(3)}}
     store = run.parent
@@ -110,7 +160,7 @@ def test_paths(run, tmp_path):
     assert vckpt.save(os.path.relpath(run), state) == 8
     assert vckpt.steps(run) == [3, 7, 8] and vckpt.steps(store / "other") == []
     assert vckpt.Step(run / "latest").number == 8 and vckpt.Step(run / "step-00000003").number == 3
-    for path, kind, said in [(store, ValueError, "is a store: name a run"), (tmp_path / "no/run", vckpt.NotAStore, "no parent directory is a store"),
+    for path, kind, said in [(store, ValueError, "is a store: name a run"), (tmp_path / "no/-run", ValueError, "no parent directory is a store, and '-run' cannot be"),
                              (run / "a/b", ValueError, "expected RUN or RUN/STEP"), (run / "x", ValueError, "expected RUN or RUN/STEP"),
                              (run / "latest", ValueError, "a save needs a number"), (store / "-bad run", vckpt.Error, "-bad run")]:
         with pytest.raises(kind, match=said):
@@ -121,6 +171,8 @@ def test_paths(run, tmp_path):
         vckpt.Saver(run / "3")
     with pytest.raises(FileNotFoundError):
         vckpt.Step(run / "99")
+    with pytest.raises(vckpt.NotAStore, match="no parent directory is a store"):
+        vckpt.Step(tmp_path / "no/run")                           # only a save makes one
     inner = tmp_path / "store/run-of-its-own"                     # the nearest parent counts
     vckpt.init(inner)
     assert savers.split(inner / "r/4")[0] == str(inner)
@@ -186,14 +238,16 @@ def test_a_handle(run):
     saver.close()
 
 
-def test_time_outs(run):
+def test_time_outs(run, threads):
     """A save of two ranks of which one does not come."""
     launch = uuid.uuid4().hex
 
     def rank(number):
         saver = vckpt.Saver(run, rank=number, world=2, launch_id=launch, **OPTIONS)
         if number == 0:
-            handle = saver.async_save({"m": {"w": np.ones(3)}})
+            with pytest.raises(ValueError, match="2 ranks save together, so a save needs step="):
+                saver.async_save({"m": {"w": np.ones(3)}})
+            handle = saver.async_save({"m": {"w": np.ones(3)}}, step=0)
             handle.staged(timeout=30)
             with pytest.raises(TimeoutError):
                 handle.committed(timeout=0.3)
@@ -203,12 +257,12 @@ def test_time_outs(run):
             gate.set()
         else:
             gate.wait(60)
-            handle = saver.async_save({"m": {"w": np.ones(3)}})
+            handle = saver.async_save({"m": {"w": np.ones(3)}}, step=0)
         number = handle.committed()
         saver.close()
         return number
     gate = threading.Event()
-    assert threads(2, rank) == [0, 0]
+    assert threads({0: rank, 1: rank}) == {0: 0, 1: 0}
 
 
 WRONG = [
@@ -243,40 +297,40 @@ def test_a_state_inside_itself_is_refused_by_name(run):
         vckpt.save(run, state, **OPTIONS)
 
 
-def test_a_wait_that_times_out_says_where_to_look(run):
+def test_a_wait_that_times_out_says_where_to_look(run, threads):
     def one(rank):
         with vckpt.Saver(run, rank=rank, world=2, launch_id=launch, **OPTIONS) as saver:
-            handle = None if rank else saver.async_save({"m": np.arange(4)})
+            handle = None if rank else saver.async_save({"m": np.arange(4)}, step=0)
             if rank == 0:
                 with pytest.raises(vckpt.Timeout, match="ls .* --incoming"):
                     handle.committed(timeout=0.1)
             turn.wait()
-            return (handle or saver.async_save({"m": np.arange(4)})).committed()
+            return (handle or saver.async_save({"m": np.arange(4)}, step=0)).committed()
     launch, turn = uuid.uuid4().hex, threading.Barrier(2)
-    assert threads(2, one) == [0, 0]
+    assert threads({0: one, 1: one}) == {0: 0, 1: 0}
 
 
 # ---- ranks ----
 
-def test_a_deadline_for_ranks_that_do_not_save(run):
+def test_a_deadline_for_ranks_that_do_not_save(run, threads):
     """What `if rank == 0: save` comes to: without a deadline it is a wait for ever. The save after it is one of both."""
     def one(rank):
         with vckpt.Saver(run, rank=rank, world=2, launch_id=launch, deadline=0.5, **OPTIONS) as saver:
             opened.wait()
             if rank == 0:
                 with pytest.raises(vckpt.Aborted, match="rank 1 on .*: it lives, but has not announced its part 0.5 s after rank 0 on"):
-                    saver.save({"m": np.arange(4)})
+                    saver.save({"m": np.arange(4)}, step=0)
             turn.wait()
             if rank == 1:
                 with pytest.raises(vckpt.Aborted, match="rank 1 on .*: it lives, but has not announced"):
-                    saver.save({"m": np.arange(4)})
-            return saver.save({"m": np.arange(4)})
+                    saver.save({"m": np.arange(4)}, step=0)
+            return saver.save({"m": np.arange(4)}, step=1)
     launch, opened, turn = uuid.uuid4().hex, threading.Barrier(2), threading.Barrier(2)
-    numbers = threads(2, one)
+    numbers = threads({0: one, 1: one})
     assert numbers[0] == numbers[1] == vckpt.steps(run)[0], numbers
 
 
-def test_shards_of_ranks(run):
+def test_shards_of_ranks(run, threads):
     """Boxes, flat ranges, placements, one rank's own: of three ranks."""
     full, launch, world = np.arange(60.0).reshape(10, 6), uuid.uuid4().hex, 3
     cuts = [0, 4, 4, 10]
@@ -299,8 +353,8 @@ def test_shards_of_ranks(run):
             "buffer": vckpt.Shard(np.full(3, float(r)), buffer=True),
         }, "log": {"rank": r, "history": [np.ones(r)]}}
         with vckpt.Saver(run, rank=r, world=world, launch_id=launch, per_rank=("log",), **OPTIONS) as saver:
-            return saver.save(state, step=3), saver.save(state)
-    assert threads(world, rank) == [(3, 4)] * 3
+            return saver.save(state, step=3), saver.save(state, step=4)
+    assert threads(dict.fromkeys(range(world), rank)) == dict.fromkeys(range(world), (3, 4))
     for number in 3, 4:
         with vckpt.Step(run / str(number), "numpy") as step:
             for name in ("rows", "boxes", "flat", "placed", "sub", "all"):
@@ -312,18 +366,18 @@ def test_shards_of_ranks(run):
                 assert log["rank"] == r and log["history"][0].tolist() == [1] * r
 
 
-def test_ranks_that_disagree(run):
+def test_ranks_that_disagree(run, threads):
     launch = uuid.uuid4().hex
 
     def rank(r):
         with vckpt.Saver(run, rank=r, world=2, launch_id=launch, **OPTIONS) as saver:
-            return saver.save({"m": {"w": np.ones(3 + r)}})
-    for found in threads(2, rank):
+            return saver.save({"m": {"w": np.ones(3 + r)}}, step=1)
+    for found in threads({0: rank, 1: rank}).values():
         assert isinstance(found, vckpt.Error) and "w" in str(found), found
     assert vckpt.steps(run) == []
 
 
-def test_what_one_rank_is_refused_uses_its_number(run):
+def test_what_one_rank_is_refused_uses_its_number(run, threads):
     """The loss is known on rank 0 only. Else its first save and the other's second would make one step."""
     launch = uuid.uuid4().hex
 
@@ -333,7 +387,7 @@ def test_what_one_rank_is_refused_uses_its_number(run):
             for i in range(3):
                 half = vckpt.Shard(np.full((300, 1000), float(i)), shape=(600, 1000), boxes=[((300 * r, 0), (300, 1000))])
                 try:
-                    handles.append(saver.async_save({"m": {"w": half}}, attributes=None if r == 0 or i else {"loss": None}))
+                    handles.append(saver.async_save({"m": {"w": half}}, step=i, attributes=None if r == 0 or i else {"loss": None}))
                 except ValueError as error:
                     out.append(error)
             for handle in handles:
@@ -342,7 +396,8 @@ def test_what_one_rank_is_refused_uses_its_number(run):
                 except vckpt.Error as error:
                     out.append(error)
         return out
-    first, second = threads(2, rank)
+    found = threads({0: rank, 1: rank})
+    first, second = found[0], found[1]
     assert isinstance(first[0], vckpt.Aborted) and "rank 1" in str(first[0]) and isinstance(second[0], ValueError), (first, second)
     assert first[1:] == second[1:] and len(first) == 3
     for i, number in enumerate(first[1:], 1):
@@ -371,7 +426,7 @@ def test_everybody_shares_one_saver(run):
         assert two.save(state) == 4
         assert one._native is two._native
     assert [h.committed() for h in [first, *handles]] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="is open with check_replicas='sample', not 'full': close it first"):
+    with pytest.raises(ValueError, match="is open with check_replicas='sample', not 'full': close it first, on all ranks: vckpt.close"):
         vckpt.save(run, state, check_replicas="full")
     vckpt.close(run)
     assert vckpt.save(run, state, check_replicas="full", pin="no", plan_cache=False) == 5
@@ -428,7 +483,7 @@ if pid == 0:
                  lambda: vckpt.Saver(%r), saver.close):
         try:
             call()
-        except PermissionError as error:
+        except vckpt.Forked as error:
             said.append(str(error))
     print(len(said), said[0])
     sys.exit(0)             # with everything that runs at exit
@@ -447,10 +502,33 @@ def test_a_failed_save_is_told_once(run):
     saver.save({"m": {"w": np.ones(3)}}, step=1)
     with pytest.raises((TypeError, ValueError), match=r'state\["m"\]'):
         saver.save({"m": {"w": lambda: 0}})
-    assert saver.save({"m": {"w": np.ones(3)}}) == 3      # the number of the one that was given up is used
+    assert saver.save({"m": {"w": np.ones(3)}}) == 2
     with pytest.raises(FileExistsError):
         saver.save({"m": {"w": np.ones(3)}}, step=1)
     saver.close()
+
+
+@pytest.mark.parametrize("arguments, kind", [
+    ({"state": {"m": lambda: 0}}, TypeError), ({"state": [1]}, ValueError), ({"attributes": {"loss": [1]}}, ValueError), ({"base": "x"}, ValueError),
+    ({"base": "other/3"}, FileNotFoundError), ({"blobs": {"m.json": b"{}"}}, FileExistsError), ({"mesh": "dp=2"}, ValueError)])
+def test_a_refused_save_takes_no_number(run, arguments, kind):
+    """One rank saves, and numbers its steps by their order: what is refused before anything is written is no step."""
+    state = {"m": {"w": np.ones(3)}}
+    assert vckpt.save(run, state, **OPTIONS) == 0
+    for _ in range(2):
+        with pytest.raises(kind):
+            vckpt.save(run, **{"state": state, **arguments})
+    assert vckpt.save(run, state) == 1
+
+
+def test_a_save_that_waits_keeps_its_number(run):
+    """A refused save between two that are accepted leaves their order as it is."""
+    with vckpt.Saver(run, **OPTIONS) as saver:
+        first = saver.async_save({"m": {"w": np.random.default_rng(1).random((1000, 1000))}})
+        with pytest.raises(TypeError):
+            saver.async_save({"m": lambda: 0})
+        second = saver.async_save({"m": {"w": np.ones(3)}})
+        assert (first.committed(), second.committed()) == (0, 1)
 
 
 def test_handles_outlive_and_predecease_their_saver(run):
@@ -485,3 +563,50 @@ def saver_call(saver, arrays):
     took = time.perf_counter() - begun
     handle.committed()
     return took
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout for _lib.py: `checkout(folder)` makes a build folder's place of the library."""
+    from vckpt import _lib
+    top = tmp_path / "vckpt"
+    for folder in ("core/api", "tools/python/vckpt"):
+        (top / folder).mkdir(parents=True)
+    (top / "core/api/vckpt.h").touch()
+    monkeypatch.setattr(_lib, "__file__", str(top / "tools/python/vckpt/_lib.py"))
+    monkeypatch.setattr(_lib, "_loaded", None)
+    monkeypatch.delenv("VCKPT_LIBRARY", raising=False)
+    monkeypatch.delenv("VCKPT_BUILD", raising=False)
+
+    def folder(name):
+        path = top / "build" / name / "core/api/libvckpt.so"
+        path.parent.mkdir(parents=True)
+        return path
+    return folder
+
+
+def test_a_build_folder_without_a_whole_library(build, checkout):
+    """Its links are there from `meson setup` on (quickstart builds the commands only); a build that ends early leaves a part, or nothing."""
+    from vckpt import _lib
+    whole, dangling, half, empty = map(checkout, ("whole", "release", "half", "empty"))
+    dangling.symlink_to("libvckpt.so.0")
+    library = (build / "core/api/libvckpt.so").read_bytes()
+    half.write_bytes(library[:40])
+    empty.touch()
+    with pytest.raises(vckpt.Error, match="half/core/api/libvckpt.so: .*: build it again"):
+        _lib.lib()
+    whole.write_bytes(library)
+    os.utime(whole, (1, 1))                             # the oldest
+    assert _lib.lib()._name == str(whole)
+
+
+def test_a_build_under_a_sanitizer_is_left_alone(checkout):
+    """It would end the program: the sanitizer's own library has to come first. Who wants it names it (VCKPT_BUILD)."""
+    from vckpt import _lib
+    plain, sanitized = map(checkout, ("test", "sanitize"))
+    for path, value in ((plain, []), (sanitized, ["address", "undefined"])):
+        path.touch()
+        (path.parents[2] / "meson-info").mkdir()
+        (path.parents[2] / "meson-info/intro-buildoptions.json").write_text(json.dumps([{"name": "b_sanitize", "value": value}]))
+    found = _lib.candidates()
+    assert str(plain) in found and str(sanitized) not in found

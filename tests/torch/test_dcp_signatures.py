@@ -14,6 +14,7 @@ import dcp_2_4 as old  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 import vckpt  # noqa: E402
+import vckpt.dcp  # noqa: E402,F401  (whose parts the fixture takes away and puts back)
 
 
 @pytest.fixture

@@ -20,9 +20,14 @@ def whole(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
-def save(path, state, **more):
+def save(path, state, step=None, **more):
+    """step None: after the newest one, which all ranks see before any of them saves."""
+    import torch.distributed as dist
+    if step is None and dist.is_initialized():
+        step = max(vckpt.steps(path), default=-1) + 1
+        dist.barrier()
     try:
-        return vckpt.save(path, state, **PIN, **more)
+        return vckpt.save(path, state, step=step, **PIN, **more)
     finally:
         vckpt.close(path)
 
@@ -120,7 +125,8 @@ def test_pipeline_stages(pool4, run):
         assert set(step.values("model", rank=2)) == {"layers.1.w", "layers.1.b"}
         assert torch.equal(step.values("model", rank=2)["layers.1.b"], whole(6))
         assert step.values("schedule") == {"stage": 0} and step.values("schedule", rank=2) == {"stage": 1}
-        assert {b.rank for b in step.blobs()} == {None, 2}
+        assert step.values("schedule", rank=3) == {"stage": 1} and set(step.values("model", rank=3)) == {"layers.1.w", "layers.1.b"}
+        assert {b.rank for b in step.blobs()} == {None, 2, 3} and max(b.bytes for b in step.blobs() if b.rank == 3) < 100
 
 
 def _partial(path):
@@ -297,17 +303,17 @@ def _in_turn(path):
     """Asynchronous saves, a blocking one between them, a Saver beside save(): one launch, nothing is aborted."""
     import torch.distributed as dist
     state = {"model": {"w": whole(64, 64)}, "rank": vckpt.rng_state()}
-    first = vckpt.async_save(path, state, **PIN)
+    first = vckpt.async_save(path, state, step=0, **PIN)
     with vckpt.Saver(path) as saver:
-        second = saver.save(state)
-        handle = saver.async_save(state)
+        second = saver.save(state, step=1)
+        handle = saver.async_save(state, step=2)
         handle.staged()
         state["model"]["w"].fill_(float("nan"))                    # ours again: it must not reach the file
         dist.barrier()
     numbers = [first.committed(), second, handle.committed()]
     vckpt.close(path)
     with vckpt.Saver(path, **PIN) as saver:                         # opened again: a new launch
-        numbers.append(saver.save({"model": {"w": whole(4)}}))
+        numbers.append(saver.save({"model": {"w": whole(4)}}, step=3))
     return numbers
 
 
@@ -324,7 +330,7 @@ def _one_refuses(path):
     said = ""
     state = {"model": {"w": torch.ones(3)}, "odd": {"x": print if dist.get_rank() == 2 else 0}}
     try:
-        vckpt.save(path, state, **PIN)
+        vckpt.save(path, state, step=0, **PIN)
     except (vckpt.Error, TypeError) as error:
         said = str(error)
     number = save(path, {"model": {"w": torch.ones(3)}})

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package has types: every public name says what it takes and gives, the marker py.typed is installed beside it, and a
+checker that knows nothing else finds right what is right in a program, and wrong what is wrong."""
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+import typing
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tools/python/vckpt"
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+from vckpt import saver, signatures                     # noqa: E402
+
+SPECIAL = {"__init__", "__call__", "__getitem__", "__contains__", "__enter__", "__exit__", "__bool__", "__iter__", "__len__", "__repr__", "__getattr__"}
+INSIDE = {"tensors", "blob", "common", "alike", "submit", "give_up"}       # of Handle: the parts of a save, by the package
+
+
+def functions():
+    for name in vckpt.__all__:
+        found = getattr(vckpt, name)
+        if inspect.isfunction(found):
+            yield name, found
+        elif inspect.isclass(found):
+            for inner, member in vars(found).items():
+                member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                own = inspect.isfunction(member) and member.__module__.startswith("vckpt.")
+                if own and (inner in SPECIAL or not inner.startswith("_")) and not (found is vckpt.Handle and (inner in INSIDE or inner == "__init__")):
+                    yield f"{name}.{inner}", member
+
+
+def test_every_public_name_has_types():
+    seen, wrong = set(), []
+    for name, function in functions():
+        seen.add(name)
+        hints = typing.get_type_hints(function)         # and every word of them means something
+        missing = [one for one in inspect.signature(function).parameters if one not in ("self", "cls") and one not in hints]
+        wrong += [f"{name}: {', '.join([*missing, *['what it returns'] * ('return' not in hints)])}"] if missing or "return" not in hints else []
+    assert not wrong, wrong
+    assert {"save", "async_save", "init", "steps", "latest", "close", "on_sigterm", "Saver.__init__", "Saver.async_save", "Handle.committed", "Handle.progress",
+            "Step.read", "Step.values", "Step.keys", "Step.__iter__", "Step.__len__", "Step.__repr__", "Shard.__init__", "Record.__getitem__", "Mesh.size", "Stopping.__call__", "Error.__init__"} <= seen
+
+
+def test_every_public_name_is_there():
+    assert len(set(vckpt.__all__)) == len(vckpt.__all__) and all(hasattr(vckpt, name) for name in vckpt.__all__)
+    named = {name for name, found in vars(vckpt).items() if not name.startswith("_") and getattr(found, "__module__", "").startswith("vckpt.")}
+    assert named <= set(vckpt.__all__), named - set(vckpt.__all__)
+
+
+def test_arguments_that_are_handed_on_are_those_that_are_taken():
+    """save(**arguments) and Saver.async_save(**arguments) are typed by a list; the functions by their parameters."""
+    taken = inspect.signature(vckpt.async_save).parameters
+    listed = {name for name in taken if taken[name].kind == inspect.Parameter.KEYWORD_ONLY}
+    assert set(signatures.Options.__annotations__) == set(saver.OPTIONS)
+    assert set(signatures.Call.__annotations__) == listed | set(saver.OPTIONS)
+    begun = inspect.signature(saver._start).parameters
+    assert set(signatures.Save.__annotations__) == set(begun) - {"one", "state"}
+    hints = typing.get_type_hints(vckpt.async_save)
+    assert {name: hints[name] for name in listed} == {name: typing.get_type_hints(signatures.Call)[name] for name in listed}
+
+
+def test_what_is_installed_is_what_there_is():
+    """Every module, and py.typed, which a checker looks for."""
+    listed = re.findall(r"'vckpt/([\w.]+)'", (ROOT / "tools/python/meson.build").read_text())
+    assert sorted(listed) == sorted([*(path.name for path in PACKAGE.glob("*.py")), "py.typed"])
+    assert (PACKAGE / "py.typed").read_bytes() == b""
+
+
+RIGHT = """
+import pathlib
+from typing import Optional
+import vckpt
+
+vckpt.init(pathlib.Path("/ckpt"), exist_ok=True)
+number: int = vckpt.save("/ckpt/run", {"model": {"w": [1.0]}}, step=3, attributes={"loss": 0.5}, per_rank="rng", deadline=600.0)
+with vckpt.on_sigterm() as stopping, vckpt.Saver("/ckpt/run", check_replicas="full", threads=2) as saver:
+    handle: vckpt.Handle = saver.async_save({"model": {}}, step=4, mesh="dp=2", blobs={"config.json": b"{}"})
+    handle.staged(timeout=1.5)
+    done: bool = handle.done or stopping(4)
+    bytes_done: int = handle.progress["bytes_done"]
+with vckpt.Step("/ckpt/run/latest", framework="numpy") as step:
+    names: list[str] = [info.name for info in step.tensors()] + [blob.name for blob in step.blobs()]
+    part = step.read("model", "w", box=(slice(0, 2), slice(None)))
+try:
+    handle.committed()
+except vckpt.Error as error:
+    code: int = error.errno
+    text: str = error.text
+shard = vckpt.Shard(part, shape=(4, 4), flat=(0, 8), same_dims=["dp"])
+steps: list[int] = vckpt.steps("/ckpt/run")
+newest: Optional[int] = vckpt.latest("/ckpt/run")
+version: str = vckpt.__version__
+arrays = {key.upper(): part for key, part in dict(step).items()}
+keys: list[str] = step.keys() + [key for key in step][:len(step)]
+"""
+WRONG = [
+    'vckpt.save("/ckpt/run", {}, steps=3)', 'vckpt.save("/ckpt/run", {}, step="3")', 'vckpt.Saver("/ckpt/run", pin="maybe")',
+    'vckpt.Saver("/ckpt/run", step=3)', 'vckpt.Saver("/ckpt/run").save({}, deadline=3)', "vckpt.save(3, {})", 'vckpt.steps("/ckpt/run").upper()',
+    'vckpt.Step("/ckpt/run", framework="jax")', 'vckpt.no_such_name("/ckpt")', 'vckpt.on_sigterm()("3")',
+    'vckpt.latest("/ckpt/run") + 1', "vckpt.__version__()",
+]
+
+
+def test_a_checker(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed (tests/requirements.txt)")
+    (tmp_path / "right.py").write_text(RIGHT)
+    (tmp_path / "wrong.py").write_text("import vckpt\n" + "".join(line + "\n" for line in WRONG))
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {PACKAGE.parent}\nstrict = True\n[mypy-numpy.*,torch.*]\nignore_missing_imports = True\n"
+                                       "follow_imports = skip\n[mypy-vckpt.*]\nignore_errors = True\n")
+    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-error-summary", "right.py", "wrong.py"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert not re.search(r"^right\.py", done.stdout, re.M) and not done.stderr, done.stdout + done.stderr
+    found = {int(line) for line in re.findall(r"^wrong\.py:(\d+): error", done.stdout, re.M)}
+    assert found == set(range(2, 2 + len(WRONG))), done.stdout

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks of Python on the pages that a user reads first run as they stand there, one after another."""
+import re
+import signal
+import sys
+
+import pytest
+import torch
+
+from gloo_pool import ROOT
+
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 256)])
+
+    def forward(self, *batch):
+        return self.layers[0](batch[0]).mean()
+
+
+class Loader:
+    def __init__(self):
+        self.place = 0
+
+    def next(self):
+        self.place += 1
+        return (torch.full((2, 8), float(self.place)),)
+
+    def __iter__(self):
+        return iter([self.next() for _ in range(201)])
+
+    def state_dict(self):
+        return {"place": self.place}
+
+
+def train(model, optimizer, batch):
+    loss = model(*batch)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def names(tmp_path):
+    """What the blocks take for given."""
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    return {"vckpt": vckpt, "plan": {"parallel": "none"}, "model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": Loader(),
+            "train": train, "begin_from_newest": lambda *all_of_it: None, "train_one_step": lambda: None, "first": 1, "step": 0, "last": 200,
+            "state": lambda: {"model": model}, "tensor": torch.empty(128, 8)}
+
+
+def blocks(page, tmp_path):
+    text = (ROOT / page).read_text()
+    found = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    return [block.replace('"/ckpt', f'"{tmp_path}/ckpt').replace('"/data/store', f'"{tmp_path}/ckpt') for block in found]
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    vckpt.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_python_md(tmp_path):
+    saving, reading = blocks("docs/python.md", tmp_path)
+    known = names(tmp_path)
+    exec(saving, known)
+    assert vckpt.steps(tmp_path / "ckpt/llama") == [900, 1000] and known["handle"].done
+    vckpt.save(tmp_path / "ckpt/llama", known["state"], step=1001, blobs={"config.json": b"{}"})
+    exec(reading.replace("rank=3", "rank=0"), known)    # one process saved it
+    assert known["step"].number == 1001 and torch.equal(known["tensor"], known["model"].layers[0].weight[:128])
+
+
+def test_training_md(tmp_path):
+    loop, ending = blocks("docs/training.md", tmp_path)
+    known = names(tmp_path)
+    exec(loop, known)
+    assert vckpt.steps(tmp_path / "ckpt/llama") == [100, 200]
+    known.update(step=200, last=300)
+    exec(ending, known)
+    assert vckpt.steps(tmp_path / "ckpt/llama") == [100, 200, 300]
+
+
+def test_readme(tmp_path):
+    block, = blocks("README.md", tmp_path)
+    exec(block, names(tmp_path))
+    assert vckpt.steps(tmp_path / "ckpt/llama") == [0, 100, 200]

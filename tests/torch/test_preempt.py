@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that are told to end. With vckpt.on_sigterm: all ranks end after the same step, and that step is saved, whichever ranks the
+signal came to, when, and how often. Without it: nothing that was saved is touched."""
+import multiprocessing
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from test_examples import SETTINGS, TINY, steps_equal   # noqa: E402
+from test_meeting import ranks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+
+
+@pytest.fixture
+def vckpt_command(vckpt):               # noqa: F811
+    return vckpt
+
+
+def start(tmp_path, script, *arguments, count=2):
+    """torchrun, that is, its agent."""
+    environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1",
+                   "PYTHONPATH": os.pathsep.join([str(ROOT / "tools/python"), os.environ.get("PYTHONPATH", "")])}
+    if os.environ.get("VCKPT_PRELOAD"):
+        environment["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "--monitor-interval", "0.1"]
+    return subprocess.Popen([*command, str(script), *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def until(process, line):
+    """What it said until a line of that form."""
+    said = []
+    for text in process.stdout:
+        said.append(text)
+        if re.match(line, text):
+            return said
+    raise AssertionError("".join(said))
+
+
+def end(process):
+    try:
+        return process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+
+
+def test_the_example_under_torchrun(vckpt_command, tmp_path):
+    """The agent gets SIGTERM, and has 30 s until it kills; steps go on for some moments, and the last one is saved. The next start
+    goes on from there to what a job that nobody disturbed computes."""
+    store = tmp_path / "store"
+    train = [ROOT / "docs/examples/train.py", "--store", store, "--parallel", "ddp", "--every", "1000", *TINY]
+    first = start(tmp_path, *train, "--steps", "100000", "--name", "ended")
+    said = until(first, "step 3 ")
+    first.send_signal(signal.SIGTERM)
+    said = "".join(said) + end(first)
+    told = [int(step) for step in re.findall(r"^step (\d+) loss", said, re.M)]
+    assert told == list(range(1, told[-1] + 1)) and said.count("SIGTERM: the job ends after a step that all ranks agree on") == 2, said
+    assert vckpt.steps(store / "ended") == [told[-1]]
+    for name in "ended", "straight":
+        again = start(tmp_path, *train, "--steps", str(told[-1] + 2), "--name", name)
+        said = end(again)
+        assert again.returncode == 0 and (name == "straight" or f"from step {told[-1]}, as if nothing had happened" in said), said
+    steps_equal(store / "ended" / str(told[-1] + 2), store / "straight" / str(told[-1] + 2))
+    vckpt_command("verify", store)
+
+
+LOOP = """
+import random, signal, threading, torch
+pick = random.Random({seed} * 10 + rank)
+torch.set_num_threads(1)
+weights, step = torch.zeros(1000), 0
+told = {who}
+with vckpt.on_sigterm() as stopping, vckpt.Saver(run, pin="no", plan_cache=False) as saver:
+    for _ in range(2 if rank in told else 0):
+        threading.Timer(0.3 + pick.random() / 2, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    stop = False
+    while not stop:
+        time.sleep(pick.random() / 50)
+        shared = torch.ones(1000)
+        dist.all_reduce(shared)
+        weights += shared
+        step += 1
+        stop = stopping(step)
+        if stop or step % 5 == 0:
+            saver.async_save({{"m": {{"w": weights}}}}, step=step).staged()
+    assert stopping(step + 1)
+time.sleep(1.0)                                 # a rank's own signal may come when all is over
+print(step, vckpt.steps(run)[-1], (stopping.signalled is not None) == (rank in told))
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("seed, who", [(0, {0, 1, 2}), (1, {2})])
+def test_ranks_that_are_signalled_at_different_times(tmp_path, seed, who):
+    """Each twice, as under torchrun in a Slurm job; or one rank alone, whose node is taken away."""
+    found = [out[-1].split() for out, _ in ranks(3, tmp_path, LOOP.format(seed=seed, who=who))]
+    step = int(found[0][0])
+    assert found == [[str(step), str(step), "True"]] * 3 and step > 3, found
+    with vckpt.Step(tmp_path / "store/run") as newest:
+        assert newest.number == step and (newest["w"] == 3 * step).all()
+
+
+def test_ranks_that_ask_after_different_steps(tmp_path):
+    found = ranks(2, tmp_path, """
+with vckpt.on_sigterm() as stopping:
+    said(stopping, 1)
+    said(stopping, 2 + rank)
+    said(stopping, 4)
+""")
+    for rank, (lines, _) in enumerate(found):
+        assert [line.split(" ", 1)[1] for line in lines[:2]] == ["False", "False"]
+        assert f"InvalidArgument: vckpt.on_sigterm: this rank called stopping({2 + rank}), the ranks together called it for steps 2 to 3" in lines[2], lines
+
+
+# ---- without it ----
+
+ENDLESS = """
+import os, signal, sys
+import numpy as np, torch, torch.distributed as dist, vckpt
+dist.init_process_group("gloo")
+state = {"m": {"w": vckpt.Shard(np.random.default_rng(dist.get_rank()).random((4 << 20)), shape=(8 << 20,),
+                                flat=(dist.get_rank() * (4 << 20), (dist.get_rank() + 1) * (4 << 20)))}}
+with vckpt.Saver(sys.argv[1], pin="no", plan_cache=False) as saver:
+    step = max(vckpt.steps(sys.argv[1]), default=0)
+    for step in range(step + 1, step + 1 + int(sys.argv[2])):
+        saver.async_save(state, step=step).committed()
+        state["m"]["w"].tensor[step % 1000::1000] += 1
+        if dist.get_rank() == 0:
+            print("step", step, flush=True)
+"""
+
+
+def test_a_job_that_does_not_heed_it(vckpt_command, tmp_path):
+    """Killed by SIGTERM in the middle of a save: what was saved stays, nothing half is seen, and the next start goes on."""
+    script, run = tmp_path / "endless.py", tmp_path / "store/run"
+    script.write_text(ENDLESS)
+    first = start(tmp_path, script, run, 1000)
+    said = until(first, "step 2$")
+    time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    said = "".join(said) + end(first)
+    told = [int(step) for step in re.findall(r"^step (\d+)$", said, re.M)]
+    steps = vckpt.steps(run)
+    assert first.returncode != 0 and steps[:len(told)] == told and len(steps) <= len(told) + 1, (steps, said)
+    vckpt_command("verify", tmp_path / "store")
+    again = start(tmp_path, script, run, 1)
+    said = end(again)
+    assert again.returncode == 0 and vckpt.steps(run) == [*steps, steps[-1] + 1], said
+    vckpt_command("verify", tmp_path / "store")
+
+
+# ---- by itself ----
+
+@pytest.fixture
+def handlers():
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+def test_one_process(handlers):
+    def before(*_):
+        raise AssertionError
+    signal.signal(signal.SIGTERM, before)
+    with vckpt.on_sigterm() as stopping:
+        assert not stopping(1) and stopping.signalled is None and signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) is before
+    stopping.close()
+    with vckpt.on_sigterm((signal.SIGTERM, signal.SIGUSR1)) as stopping:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stopping(2) and stopping(3) and 0 <= stopping.signalled < 60
+    os.kill(os.getpid(), signal.SIGTERM)                # once more, while the last save is written
+    assert stopping.signalled is not None
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("before, status", [(signal.SIG_DFL, -signal.SIGTERM), (lambda *_: os._exit(7), 7)])
+def test_children_can_be_ended(handlers, before, status, ended):
+    """multiprocessing ends its daemons so when the program ends, and waits for them."""
+    signal.signal(signal.SIGTERM, before)
+    stopping = vckpt.on_sigterm()
+    if ended:
+        os.kill(os.getpid(), signal.SIGTERM)
+        stopping.close()                                # which leaves the handler, for the signal that comes again
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()
+    child = fork.Process(target=lambda: (begun.set(), time.sleep(60)), daemon=True)
+    child.start()
+    assert begun.wait(60)
+    child.terminate()
+    child.join(20)
+    found = child.exitcode
+    child.kill()
+    child.join()
+    assert found == status and (stopping.signalled is not None) == ended
+
+
+def test_ranks_without_a_process_group(handlers, monkeypatch):
+    asked = []
+    with vckpt.on_sigterm(agree=lambda mine: asked.append(mine) or len(asked) == 2) as stopping:
+        assert not stopping(1) and stopping(2) and stopping(3) and asked == [False, False]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(vckpt.InvalidArgument, match="WORLD_SIZE=2 in the environment says that there are other ranks.* give agree="):
+        vckpt.on_sigterm()
+    assert signal.getsignal(signal.SIGTERM) == before
