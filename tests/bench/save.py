@@ -150,7 +150,8 @@ class Rank:
     def vckpt(self, saver, state):
         self.barrier()
         begin = time.perf_counter()
-        handle = saver.async_save(state)
+        self.step = getattr(self, "step", -1) + 1      # ranks of a job say which step they save
+        handle = saver.async_save(state, step=self.step)
         called = time.perf_counter()
         handle.staged()
         staged = time.perf_counter()
@@ -186,7 +187,8 @@ class Rank:
         """Of the loop while a save persists: (alone, beside vckpt, beside DCP), in rounds a second."""
         import torch.distributed.checkpoint as dcp
         alone = self.loop(seconds=1)
-        handle = saver.async_save(self.states[number % 2])
+        self.step = getattr(self, "step", -1) + 1
+        handle = saver.async_save(self.states[number % 2], step=self.step)
         handle.staged()
         ours = self.loop(until=lambda: handle.done)
         handle.committed()

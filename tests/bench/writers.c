@@ -284,8 +284,7 @@ static void pieces_write(struct job *j, struct share *s, struct store_attempt *a
 	uint8_t bytes[PIECE_BYTES];
 	uint64_t size;
 
-	must(store_attempt_pack(a, "model", s->model), j, "pack");
-	must(store_pack_writer_open(j->store->storage, j->store->info.id, s->model, &w), j, s->model);
+	must(store_attempt_pack_open(a, "model", s->model, &w), j, "pack");
 	for (unsigned t = 0; t < TENSORS; t++) {
 		for (unsigned i = 0; i < sizeof bytes; i++)
 			bytes[i] = (uint8_t)(rank * 31 + t * 7 + i);
@@ -296,8 +295,10 @@ static void pieces_write(struct job *j, struct share *s, struct store_attempt *a
 	bytes[0]++;
 	must(store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, sizeof bytes, &s->small.ref), j, "piece");
 	s->small.base = STORE_PIECE_NO_BASE;
-	must(store_pack_seal(w, &size), j, "seal");
-	s->packs[0] = (struct proto_pack_use){s->model, size, (TENSORS + 1) * PIECE_BYTES};
+	base_xxh128_of(j->store->info.seed, bytes, sizeof bytes, &s->small.xxh);
+	must(store_attempt_pack_seal(a, w, &size), j, "seal");
+	/* only the first rank of a layout has the small one in its part */
+	s->packs[0] = (struct proto_pack_use){s->model, size, (TENSORS + (rank < j->nlayouts)) * PIECE_BYTES};
 }
 
 /* The first rank of each layout stores it. */
@@ -311,9 +312,8 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 	struct store_pack_writer *w;
 	uint64_t size;
 
-	must(store_attempt_pack(a, "meta", s->meta), j, "pack");
-	s->packs[1] = (struct proto_pack_use){s->meta, 0, 64};
-	must(store_pack_writer_open(j->store->storage, j->store->info.id, s->meta, &w), j, s->meta);
+	must(store_attempt_pack_open(a, "meta", s->meta, &w), j, "pack");
+	s->packs[1] = (struct proto_pack_use){s->meta, 0, 0};
 	if (rank == l)
 		must(store_pack_append_raw(w, STORE_OBJECT_LAYOUT, j->object[l].data, j->object[l].len,
 			&s->layout_ref), j, "layout");
@@ -324,8 +324,11 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 		must(store_part_add_row(b, TENSORS, NULL, 0, &s->small, 1, &j->err), j, "row");
 	must(store_pack_run_end(w), j, "run");
 	must(store_part_finish(b, &part, &s->part_ref, &j->err), j, "part");
+	s->packs[1].live_bytes = s->part_ref.stored_len + s->layout_ref.stored_len;
+	for (size_t i = 0; i < part.nchunks; i++)
+		s->packs[1].live_bytes += part.chunks[i].ref.stored_len;
 	store_part_builder_free(b);
-	must(store_pack_seal(w, &size), j, "seal");
+	must(store_attempt_pack_seal(a, w, &size), j, "seal");
 	s->packs[1].size = size;
 	s->layout_ref.pack = s->part_ref.pack = 1;
 }
@@ -333,10 +336,11 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 static void rank_announce(struct job *j, uint32_t rank)
 {
 	struct proto_replica replica = {.group = {1}, .digest = {2}};
-	struct store_launch_save o = {.step = PROTO_NONE};
+	struct store_launch_save o = {0};
 	struct proto_announcement m = {.layout = j->layout[rank % j->nlayouts]->digest, .tensors = TENSORS + 1,
-		.stores_layout = rank < j->nlayouts, .npacks = 2, .bytes = TENSORS * PIECE_BYTES,
-		.new_bytes = TENSORS * PIECE_BYTES, .replicas = &replica, .nreplicas = 1};
+		.stores_layout = rank < j->nlayouts, .npacks = 2,
+		.bytes = (TENSORS + (rank < j->nlayouts)) * PIECE_BYTES,
+		.replicas = &replica, .nreplicas = 1};
 	struct share s = {0};
 
 	must(store_launch_begin(j->launches[rank], &o, &j->attempts[rank], &j->err), j, "begin");
@@ -346,6 +350,7 @@ static void rank_announce(struct job *j, uint32_t rank)
 	if (m.stores_layout)
 		m.layout_ref = ref_of(&s.layout_ref);
 	m.packs = s.packs;
+	m.new_bytes = s.packs[0].size + s.packs[1].size;
 	must(store_attempt_announce(j->attempts[rank], &m, &j->err), j, "announce");
 }
 
