@@ -10,7 +10,7 @@ the logical tensors that the step consists of. How the step was saved, and by ho
 Values (a scheduler's, a data loader's, a plan) come back by Step.values. Random number generators are another matter: their
 states are those of ranks, so they fit the layout that they were saved under and no other (train.py shows what to do)."""
 import torch
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -39,18 +39,19 @@ def read(step, component, name, tensor):
         tensor.copy_(torch.as_tensor(step.read(component, name, box=box)))
 
 
-def fill(step, component, saved, own, path=()):
-    """The saved tree with `own`'s tensors in it, read into the memory that they have."""
-    if isinstance(saved, vckpt.Record) and saved.tag == "$tensor":
-        name = saved["name"]
-        if not isinstance(own, torch.Tensor):
-            raise KeyError(f"{component}/{name} has no place in the job")
-        read(step, component, name, own)
-        return own
+def value_of(step, component, saved, parameter, shapes):
+    """What the optimizer keeps for a parameter, tensors in place: one of the parameter's shape is cut as the parameter is."""
     if isinstance(saved, dict):
-        own = own if isinstance(own, dict) else {}
-        return {key: fill(step, component, value, own.get(key), (*path, key)) for key, value in saved.items()}
-    return saved
+        return {key: value_of(step, component, value, parameter, shapes) for key, value in saved.items()}
+    if isinstance(saved, list):
+        return [value_of(step, component, value, parameter, shapes) for value in saved]
+    if not isinstance(saved, vckpt.Record) or saved.tag != "$tensor":
+        return saved
+    name = saved["name"]
+    if not isinstance(parameter, DTensor) or shapes[name] != tuple(parameter.shape):
+        return torch.as_tensor(step.read(component, name))
+    local = torch.as_tensor(step.read(component, name, box=box_of(parameter, name))).to(parameter.device)
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
 
 
 def model(step, module, component="model"):
@@ -59,8 +60,32 @@ def model(step, module, component="model"):
         read(step, component, name, tensor)
 
 
+def saved_of(step, component, names):
+    """An optimizer's state of all ranks by name, and its groups as the ranks have them that hold these parameters: where each rank has a part of
+    its own (a pipeline's stage, experts, ZeroRedundancyOptimizer) each has a tree."""
+    state, groups = {}, None
+    for rank in [None, *step.ranks(component)]:
+        saved = step.values(component, rank=rank, tensors=False)
+        state.update(saved["state"])
+        if groups is None or [name for group in saved["param_groups"] for name in group["params"]] == names:
+            groups = saved["param_groups"]
+    return state, groups
+
+
 def optimizer(step, module, optim, component="optimizer"):
-    """By parameter names, as it was saved: torch makes a state of the right shapes where the optimizer has made no step yet."""
-    own = get_optimizer_state_dict(module, optim)
-    saved = step.values(component, tensors=False)
-    set_optimizer_state_dict(module, optim, fill(step, component, saved, own))
+    """By parameter names, as it was saved. Not through torch's set_optimizer_state_dict: of an optimizer that has no state yet it
+    makes a step first, which runs hooks and counts (pytorch#164929)."""
+    shapes = {info.name: info.shape for info in step.tensors() if info.component == component}
+    names = vckpt.parameter_names(optim, {"model": module})
+    saved, saved_groups = saved_of(step, component, names)
+    parameters, state, groups, place = [p for group in optim.param_groups for p in group["params"]], {}, [], 0
+    for number, (name, parameter) in enumerate(zip(names, parameters)):
+        if name in saved:
+            state[number] = value_of(step, component, saved[name], parameter, shapes)
+    for own, kept in zip(optim.param_groups, saved_groups, strict=True):
+        end = place + len(own["params"])
+        if names[place:end] != kept["params"]:
+            raise ValueError(f"{component}: the step has {kept['params'][:3]}... where the job has {names[place:end][:3]}...")
+        groups.append({**{key: value_of(step, component, value, None, shapes) for key, value in kept.items()}, "params": list(range(place, end))})
+        place = end
+    optim.load_state_dict({"state": state, "param_groups": groups})

@@ -178,10 +178,10 @@ class Job:
                 self.seed(self.done)
             return same
 
-    def train(self, saver, report):
+    def train(self, saver, stopping, report):
         """Saves while it computes. Staging has the time of a forward and a backward pass, which change no weights."""
-        args, handle, losses = self.args, None, {}
-        while self.done < args.steps:
+        args, handle, losses, stop = self.args, None, {}, False
+        while self.done < args.steps and not stop:
             loss = self.model(*self.loader.next(self.part, self.parts))
             self.optimizer.zero_grad()
             loss.backward()
@@ -194,7 +194,8 @@ class Job:
             self.done += 1
             losses[self.done] = mean(loss)
             report(self.done, losses[self.done])
-            if self.done % args.every == 0 or self.done == args.steps:
+            stop = stopping(self.done)                  # a SIGTERM came: the same answer at all ranks
+            if stop or self.done % args.every == 0 or self.done == args.steps:
                 if handle:
                     handle.committed()                  # raises what the save before failed with
                 handle = saver.async_save(self.state(), step=self.done, attributes={"loss": losses[self.done]})
@@ -222,23 +223,19 @@ def options(argv=None):
 def main(args):
     """{step: loss}"""
     first = not dist.is_initialized() or dist.get_rank() == 0
-    if first and not os.path.exists(args.store):
-        vckpt.init(args.store)
-    if dist.is_initialized():
-        dist.barrier()
     run, job = f"{args.store}/{args.name}", Job(args)
 
     def report(step, loss):
         if first:
             print(f"step {step} loss {loss:.4f} {loss.hex()}", flush=True)
     # The saver first: from here on nothing that an earlier start left can become a step, and all ranks see the same newest one.
-    with vckpt.Saver(run, base=args.resume) as saver:
+    with vckpt.on_sigterm() as stopping, vckpt.Saver(run, base=args.resume) as saver:
         begin = run if vckpt.steps(run) else args.resume and f"{args.store}/{args.resume}"
         if begin:
             same = job.restore(begin, saver.rank)
             if first:
                 print(f"from step {job.done}, {'as if nothing had happened' if same else 'under another layout: losses will be close'}", flush=True)
-        losses = job.train(saver, report)
+        losses = job.train(saver, stopping, report)
     if first and losses:
         print(f"done: perplexity {math.exp(losses[job.done]):.2f}")
     return losses
