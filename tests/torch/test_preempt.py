@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -46,10 +47,16 @@ def until(process, line):
 
 
 def end(process):
-    try:
-        return process.communicate(timeout=120)[0]
-    finally:
+    """The rest of what it says: what `until` has read ahead, too, which communicate() would lose."""
+    rest = []
+    reader = threading.Thread(target=lambda: rest.append(process.stdout.read()), daemon=True)
+    reader.start()
+    reader.join(120)
+    if not rest:
         process.kill()
+        raise AssertionError("it has not ended after 120 s")
+    process.wait(30)
+    return rest[0]
 
 
 def test_the_example_under_torchrun(vckpt_command, tmp_path):
@@ -193,7 +200,12 @@ def test_children_can_be_ended(handlers, before, status, ended):
         stopping.close()                                # which leaves the handler, for the signal that comes again
     fork = multiprocessing.get_context("fork")
     begun = fork.Event()
-    child = fork.Process(target=lambda: (begun.set(), time.sleep(60)), daemon=True)
+
+    def idle():
+        begun.set()
+        for _ in range(600):                            # a signal just before a sleep is looked at after it
+            time.sleep(0.1)
+    child = fork.Process(target=idle, daemon=True)
     child.start()
     assert begun.wait(60)
     child.terminate()

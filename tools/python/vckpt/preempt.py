@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
 
@@ -38,6 +39,7 @@ class Stopping:
         if threading.current_thread() is not threading.main_thread():
             raise InvalidArgument(errno.EINVAL, "vckpt.on_sigterm: Python handles signals in the main thread: call it there")
         self._ring = _ring(agree)
+        _listening.add(self)
         for one in self._signals:
             self._before[one] = signal.signal(one, self._note)
 
@@ -50,11 +52,14 @@ class Stopping:
             os.write(2, f"vckpt: process {self._pid}: {signal.Signals(number).name}: the job ends after a step that all ranks agree on\n".encode())
 
     def _child(self, number: int) -> None:
-        """In a process forked since: the signal does there what it did before. Who ends the process by it (Process.terminate, and
-        multiprocessing when the program ends) would wait for ever."""
-        before = self._before.get(number)
-        signal.signal(number, signal.SIG_DFL if before is None else before)
+        """In a process forked since that has not come to `_forked`: the signal does what it did before."""
+        self._restore()
         os.kill(os.getpid(), number)
+
+    def _restore(self) -> None:
+        for one, handler in self._before.items():
+            if signal.getsignal(one) == self._note:
+                signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
     @property
     def signalled(self) -> Optional[float]:
@@ -79,9 +84,8 @@ class Stopping:
     def close(self) -> None:
         """Sets the handlers back, unless the job ends: the signal may come (again) while the last save is written. Idempotent."""
         done, self._closed = self._closed or self._answer or self._noted is not None, True
-        for one, handler in ({} if done else self._before).items():
-            if signal.getsignal(one) == self._note:
-                signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        if not done:
+            self._restore()
         last, self._round, self._ring = self._round, None, None
         if last is not None:
             last.finish()
@@ -93,6 +97,19 @@ class Stopping:
         if kind is not None:                            # other ranks may not come to the last round
             self._round = None
         self.close()
+
+
+_listening: "weakref.WeakSet[Stopping]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a child the signals do what they did before. Who ends it by one (Process.terminate, and multiprocessing when the program ends) would wait
+    for ever, and the default needs no Python code, which a child in a long call would come to late."""
+    for stopping in list(_listening):
+        stopping._restore()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class _Ring:
