@@ -180,7 +180,7 @@ def test_heartbeat_of_another_host(api, lib):
     assert e.value.code == EBUSY
     start = time.monotonic()
     result, reports = api.gc(grace=HOUR, heartbeat=1)
-    assert 1 <= time.monotonic() - start < 5 and result.aborted == 1 and files(api, "hosts") == []
+    assert 1 <= time.monotonic() - start < 30 and result.aborted == 1 and files(api, "hosts") == []
     Attempt(api, "r").free()
 
 

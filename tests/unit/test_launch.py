@@ -198,7 +198,7 @@ def test_a_rank_0_of_another_host(api, moves, nonce, follows):
         else:
             text = failure(-errno.EEXIST, Launch, api, "r", "job", 1, 2, heartbeat_ms=1500)
             assert "used before" in text and ("elsewhere" in text) == (not moves)
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 20      # not the 60 s that a rank waits for another one
     finally:
         over.set()
         if moves:
@@ -571,7 +571,7 @@ def test_a_rank_that_fails(api):
         a.announce()
     started = time.monotonic()
     answers = together(*[a.wait for a in attempts[:3]], lambda: (time.sleep(0.2), attempts[3].abort("the GPU fell off the bus")))
-    assert time.monotonic() - started < 5   # not a heartbeat of 20 s
+    assert time.monotonic() - started < 15  # not a heartbeat of 20 s
     for e in answers[:3]:
         assert e.code == EABORTED and f"rank 3 on {api.lib.store_hostname().decode()}: the GPU fell off the bus" in e.text
     with api.list("r", whole=True) as l:

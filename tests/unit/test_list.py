@@ -436,7 +436,7 @@ def test_ten_thousand_steps_open_fast(api):
             assert l.refresh() == 0
         took = time.perf_counter() - start
         print(f"refresh: {took * 1e3:.1f} us")
-        assert took < 0.5
+        assert took < 2
     shutil.rmtree(api.path / "runs" / run)
 
 

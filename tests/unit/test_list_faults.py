@@ -89,17 +89,17 @@ def test_a_writer_stays_before_it(api):
         api.put_raw("r", 3, api.commit_entry(f"{3:016x}-0", 3))
         m = Meddler(api)
         try:
-            eio_for(m, 3, 4.5)
+            eio_for(m, 3, 600.0)
             begin = time.monotonic()
             with pytest.raises(Failed) as e:
                 l.put(api.commit_entry("f" * 16 + "-0", 9))
             took = time.monotonic() - begin
-            assert e.value.code == -errno.EIO and "000000000003" in e.value.text and 2.5 < took < 4.4, (e.value, took)
+            assert e.value.code == -errno.EIO and "000000000003" in e.value.text and 2.5 < took < 60, (e.value, took)
             begin = time.monotonic()
             with pytest.raises(Failed):     # its patience is over: one try
                 l.refresh()
-            assert time.monotonic() - begin < 0.5 and l.next == 3 and l.damaged == 0
-            time.sleep(2)
+            assert time.monotonic() - begin < 2.5 and l.next == 3 and l.damaged == 0
+            m.answer.clear()              # it can be read again
             assert l.put(api.commit_entry("f" * 16 + "-0", 9)) == 4 and l.damaged == 0
         finally:
             m.end()
@@ -114,13 +114,13 @@ def test_a_reader_goes_on_without_it(api):
     reader = Api(api.lib, api.path, init=False, flags=READ_ONLY)
     m = Meddler(reader)
     try:
-        eio_for(m, 4, 4.5)
+        eio_for(m, 4, 600.0)
         begin = time.monotonic()
         with reader.list("r") as l:
-            assert 2.5 < time.monotonic() - begin < 4.4
+            assert 2.5 < time.monotonic() - begin < 60
             assert l.damaged == 1 and l.steps()[2][0] == 2  # the newer commit of step 2 does not count without the removal
             assert l.refresh() == 0
-            time.sleep(2)
+            m.answer.clear()              # it can be read again
             assert l.refresh() > 0 and l.damaged == 0 and l.steps()[2][0] == 5
             assert l.refresh() == 0
     finally:

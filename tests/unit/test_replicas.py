@@ -529,4 +529,4 @@ def test_8192_ranks(lib):
         assert lib.store_manifest_check_replicas(None, pointers, c.c_uint32(n), ref(err)) == 0
         took[n] = time.monotonic() - start
     print(f"\n3 groups a rank: 1,024 ranks {took[1024] * 1e3:.2f} ms, 8,192 ranks {took[8192] * 1e3:.2f} ms")
-    assert took[8192] < 1
+    assert took[8192] < 5
