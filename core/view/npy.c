@@ -207,9 +207,46 @@ static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t 
 	return 0;
 }
 
-int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum tensor_dtype *ret_dtype,
-	struct tensor_shape *ret_shape,
-	uint64_t *ret_data_offset, struct base_error *err)
+/* |V1 or |V2, the item's bytes without a type: what the packages of the types that numpy lacks write. They write '<',
+ * too. '>' would be the other order. */
+static bool is_void(const char *descr)
+{
+	return (descr[0] == '|' || descr[0] == '<') && (strcmp(descr + 1, "V1") == 0 || strcmp(descr + 1, "V2") == 0);
+}
+
+static int take_void(const char *descr, enum tensor_dtype said, enum tensor_dtype *ret_dtype, struct base_error *err)
+{
+	char may_be[256] = "";
+	size_t used = 0;
+	if (said && strcmp(tensor_dtype_npy(said) + 1, descr + 1) == 0) {
+		*ret_dtype = said;
+		return 0;
+	}
+	if (said)
+		return base_error_set(err, -BASE_EFORMAT, "the .npy file holds items without a type ('%s'), not %s",
+			descr, tensor_dtype_name(said));
+	for (enum tensor_dtype d = TENSOR_BOOL; d < TENSOR_DTYPE_END; d++)
+		if (strcmp(tensor_dtype_npy(d) + 1, descr + 1) == 0)
+			used += (size_t)snprintf(may_be + used, sizeof may_be - used, "%s%s", used ? ", " : "",
+				tensor_dtype_name(d));
+	return base_error_set(err, -EINVAL,
+		"the .npy file holds items without a type ('%s'), which numpy writes for types that it lacks; say "
+		"which dtype they are: %s", descr, may_be);
+}
+
+static int take_dtype(const char *descr, enum tensor_dtype void_dtype, enum tensor_dtype *ret_dtype,
+	struct base_error *err)
+{
+	if (is_void(descr))
+		return take_void(descr, void_dtype, ret_dtype, err);
+	if (tensor_dtype_from_npy(descr, ret_dtype) < 0)
+		return base_error_set(err, -BASE_EFORMAT, "the .npy file's dtype '%s' has no counterpart here", descr);
+	return 0;
+}
+
+int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum tensor_dtype void_dtype,
+	enum tensor_dtype *ret_dtype, struct tensor_shape *ret_shape, uint64_t *ret_data_offset,
+	struct base_error *err)
 {
 	struct literal l = {.err = err};
 	uint32_t at = 0, len = 0;
@@ -224,9 +261,8 @@ int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum t
 	l.end = l.at + len;
 	if ((r = take_dict(&l)) < 0)
 		return r;
-	if (tensor_dtype_from_npy(l.descr, &dtype) < 0)
-		return base_error_set(err, -BASE_EFORMAT, "the .npy file's dtype '%s' has no counterpart here",
-			l.descr);
+	if ((r = take_dtype(l.descr, void_dtype, &dtype, err)) < 0)
+		return r;
 	if (l.fortran && order_matters(&l.shape))
 		return base_error_set(err, -BASE_EFORMAT,
 			"the .npy file is in Fortran order: save it in C order (numpy.ascontiguousarray)");

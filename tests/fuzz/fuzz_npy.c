@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The .npy header, and file names. Input: u64 little-endian bytes behind the input (the low 20 bits count), then the
- * file's head. */
+ * The .npy header, and file names. Input: u64 little-endian bytes behind the input (the low 20 bits count; the highest
+ * byte is what items of |V1 and |V2 are said to be), then the file's head. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +40,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!head)
 		return 0;
 	memcpy(head, data + 8, len);
-	if (view_npy_parse(head, len, file_size, &dtype, &shape, &offset, &err) == 0) {
+	enum tensor_dtype said = data[7] % TENSOR_DTYPE_END;
+	if (view_npy_parse(head, len, file_size, said, &dtype, &shape, &offset, &err) == 0) {
 		if (tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0 ||
 			offset + items * tensor_dtype_bytes(dtype) != file_size)
 			abort();

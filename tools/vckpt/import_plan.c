@@ -275,7 +275,7 @@ static int add_npy(struct import_plan *p, const char *path, const char *componen
 		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
 	if ((r = import_file_read(f, 0, head, head_len, err)) < 0)
 		return r;
-	if ((r = view_npy_parse(head, head_len, (uint64_t)f->stat.st_size, &dtype, &shape, &offset, err)) < 0)
+	if ((r = view_npy_parse(head, head_len, (uint64_t)f->stat.st_size, 0, &dtype, &shape, &offset, err)) < 0)
 		return base_error_prefix(err, r, "%s", path);
 	r = view_name_unescape(base, base_len, &name, &name_len);
 	if (r < 0) { /* not a name that the escape makes: the name as it is */
