@@ -90,6 +90,19 @@ const char *tensor_dtype_npy(enum tensor_dtype dtype)
 	return tensor_dtype_valid(dtype) ? dtype_table[dtype].npy : NULL;
 }
 
+const char *tensor_dtype_ml_dtypes(enum tensor_dtype dtype)
+{
+	switch (dtype) {
+	case TENSOR_BF16: return "bfloat16";
+	case TENSOR_F8_E4M3FN: return "float8_e4m3fn";
+	case TENSOR_F8_E5M2: return "float8_e5m2";
+	case TENSOR_F8_E4M3FNUZ: return "float8_e4m3fnuz";
+	case TENSOR_F8_E5M2FNUZ: return "float8_e5m2fnuz";
+	case TENSOR_F8_E8M0FNU: return "float8_e8m0fnu";
+	default: return NULL;
+	}
+}
+
 /* The byte order of a one-byte type means nothing: numpy writes '|', others '<', '>' or '='. Of larger types '='
  * is refused too, since a file with it does not say which order it has. */
 int tensor_dtype_from_npy(const char *descr, enum tensor_dtype *ret_dtype)

@@ -32,6 +32,9 @@ const char *tensor_dtype_safetensors(enum tensor_dtype dtype); /* "BF16", "F8_E4
 int tensor_dtype_from_safetensors(const char *name, enum tensor_dtype *ret_dtype); /* 0 or -EINVAL (F6_* too) */
 /* numpy descr, little-endian: "<f4", "|b1", ...; |V1 or |V2 for what numpy lacks (bf16, f8, f4). */
 const char *tensor_dtype_npy(enum tensor_dtype dtype);
+/* What the Python package ml_dtypes calls a type that numpy lacks: "bfloat16", "float8_e4m3fn", ...; NULL for those
+ * that numpy has, and for f4 in pairs, which is in no package. */
+const char *tensor_dtype_ml_dtypes(enum tensor_dtype dtype);
 /* -EINVAL for unknown, big-endian (of multi-byte types), void and object types. */
 int tensor_dtype_from_npy(const char *descr, enum tensor_dtype *ret_dtype);
 

@@ -74,6 +74,17 @@ static void tell_pieces(struct teller *t, const struct load_object *o)
 	tell(t, "codec", nwords ? text : "raw");
 }
 
+/* How numpy gets at the numbers of a type that it lacks and shows as |V1 or |V2: those of f4 as bytes of two each. */
+static void tell_numpy(struct teller *t, enum tensor_dtype dtype)
+{
+	const char *package = tensor_dtype_ml_dtypes(dtype);
+	char text[64];
+	snprintf(text, sizeof text, "numpy.load(f).view(%s%s)", package ? "ml_dtypes." : "numpy.uint8",
+		package ? package : "");
+	if (tensor_dtype_npy(dtype)[1] == 'V')
+		tell(t, "numpy", text);
+}
+
 static int tell_tensor(struct teller *t, struct load_step *step, uint32_t tensor, struct base_error *err)
 {
 	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
@@ -87,6 +98,7 @@ static int tell_tensor(struct teller *t, struct load_step *step, uint32_t tensor
 		return r;
 	tell(t, "name", name);
 	tell(t, "dtype", tensor_dtype_name(info.dtype));
+	tell_numpy(t, info.dtype);
 	tell_shape(t, &info.shape);
 	tell_digest(t, "digest", load_object_digest(o));
 	tell_pieces(t, o);
