@@ -32,6 +32,15 @@ static void show_owner(struct fs_mount *m)
 	m->file_mode = mode & 0444;
 }
 
+static void show_forms(struct fs_mount *m, unsigned show)
+{
+	static const char *const why[] = { "left out, as asked", "shown" };
+	bool npy = show & VIEW_SHOW_NPY, safetensors = show & VIEW_SHOW_SAFETENSORS;
+
+	fs_mount_feature(m, "npy", npy, "%s", why[npy]);
+	fs_mount_feature(m, "safetensors", safetensors, "%s", why[safetensors]);
+}
+
 int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err)
 {
 	struct timespec now;
@@ -56,7 +65,8 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 	fs_mount_feature(m, "passthrough", false, "not built yet: files are served from a cache of decoded pieces");
 	fs_mount_feature(m, "xattr", !options->noxattr, "%s", options->noxattr ? "left out, as asked" : "user.vckpt.*");
 	fs_mount_feature(m, "allow_other", options->allow_other, "%s", options->allow_other ? "set" : "not asked for");
-	return fs_runs_open(m->store, options->steps_bytes, &m->runs, err);
+	show_forms(m, options->show);
+	return fs_runs_open(m->store, options->steps_bytes, options->show, &m->runs, err);
 }
 
 void fs_mount_release(struct fs_mount *m)

@@ -13,6 +13,7 @@
 
 #include "core/base/buf.h"
 #include "core/base/le.h"
+#include "core/view/tree.h"
 
 /* Options that mount(8), fstab and systemd pass and that change nothing here: the mount is always
  * ro,nosuid,nodev,noexec. */
@@ -106,6 +107,18 @@ static bool option_ignored(const char *option)
 	return false;
 }
 
+static int option_views(struct fs_options *o, const char *name, const char *value, struct base_error *err)
+{
+	int show = view_show_parse(value);
+
+	if (show < 0)
+		return base_error_set(err, -EINVAL,
+			"option %s=%s: npy, safetensors or both (npy,safetensors) are wanted", name, value);
+	o->show = (unsigned)show;
+	o->have_show = true;
+	return 0;
+}
+
 /* 1: not an option with a value that is known here. */
 static int option_with_value(struct fs_options *o, const char *name, const char *value, struct base_error *err)
 {
@@ -131,6 +144,8 @@ static int option_with_value(struct fs_options *o, const char *name, const char 
 			r = base_error_set(err, -EINVAL, "option readahead=%s: at most 1G", value);
 	} else if (strcmp(name, "refresh") == 0) {
 		r = option_seconds(name, value, &o->refresh_ms, err);
+	} else if (strcmp(name, "views") == 0) {
+		r = option_views(o, name, value, err);
 	} else if (strcmp(name, "max_threads") == 0) {
 		r = option_unsigned(name, value, 10, 1000, &v, err);
 		o->max_threads = v ? (unsigned)v : FS_MAX_THREADS;
@@ -158,6 +173,8 @@ static int option_apply(struct fs_options *o, char *option, struct base_error *e
 		o->noxattr = true;
 	} else if (strcmp(option, "debug") == 0) {
 		o->debug = true;
+	} else if (o->have_show && !equals && view_show_parse(option) > 0) {
+		o->show |= (unsigned)view_show_parse(option); /* views=npy,safetensors was split at its comma */
 	} else if (strcmp(option, "remount") == 0) {
 		return base_error_set(err, -EINVAL,
 			"remount is not supported: unmount and mount again (new steps appear without it)");
@@ -270,7 +287,7 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 
 	*o = (struct fs_options){ .cache_bytes = FS_CACHE_BYTES, .steps_bytes = FS_STEPS_BYTES,
 		.readahead_bytes = FS_READAHEAD_BYTES,
-		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS };
+		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS, .show = VIEW_SHOW_ALL };
 	for (int i = 1; i < argc && !r; i++) {
 		const char *arg = argv[i];
 		if (scan.only_positional || arg[0] != '-' || !arg[1])
@@ -326,6 +343,8 @@ void fs_options_help(void)
 		"  -o steps=SIZE        memory for opened steps that nobody uses (64M)\n"
 		"  -o readahead=SIZE    the kernel's readahead, as root (4M; 0: leave it alone)\n"
 		"  -o refresh=SECONDS   how old the list of steps may be (0.4)\n"
+		"  -o views=npy         tensors as .npy files only, or only as .safetensors (views=safetensors);\n"
+		"                       default: views=npy,safetensors\n"
 		"  -o noxattr           no extended attributes\n"
 		"  -o max_threads=N     threads that answer (10)\n"
 		"  -o log=FILE          log there (default: standard error in the foreground, else syslog)\n"

@@ -28,6 +28,7 @@ struct fs_options {
 	uid_t uid; gid_t gid; mode_t umask;
 	uint64_t cache_bytes, steps_bytes, readahead_bytes;
 	unsigned refresh_ms, max_threads;
+	unsigned show; bool have_show;                /* enum view_show; given by views= */
 	char *fsname, *subtype, *log;                 /* NULL: the default */
 	/* SELinux options for the kernel, comma before each; NULL: none */
 	char *context;

@@ -21,7 +21,7 @@ static void run_free(struct fs_run *run)
 	free(run);
 }
 
-int fs_runs_open(struct store *store, uint64_t max_bytes, struct fs_runs **ret_r, struct base_error *err)
+int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct fs_runs **ret_r, struct base_error *err)
 {
 	struct fs_runs *r = calloc(1, sizeof *r);
 
@@ -29,6 +29,7 @@ int fs_runs_open(struct store *store, uint64_t max_bytes, struct fs_runs **ret_r
 		return base_error_set(err, -ENOMEM, "out of memory");
 	r->store = store;
 	r->max_bytes = max_bytes;
+	r->show = show;
 	r->nslots = 1;
 	pthread_mutex_init(&r->lock, NULL);
 	pthread_cond_init(&r->opened, NULL);

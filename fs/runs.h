@@ -60,6 +60,7 @@ struct fs_step {
 struct fs_runs {
 	struct store *store;
 	uint64_t max_bytes;             /* of opened steps that nobody uses */
+	unsigned show;                  /* of their tensors: enum view_show */
 	pthread_mutex_t lock;           /* protects the tables and what the structs above say */
 	pthread_cond_t opened;
 	struct fs_run **runs; uint32_t nruns, runs_size; /* sorted only by age; a run never leaves */
@@ -70,7 +71,8 @@ struct fs_runs {
 	void (*wake)(void *arg); void *wake_arg; /* a run was opened: watch it too */
 };
 
-int fs_runs_open(struct store *store, uint64_t max_bytes, struct fs_runs **ret_r, struct base_error *err);
+int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct fs_runs **ret_r,
+	struct base_error *err);
 void fs_runs_close(struct fs_runs *r); /* NULL-safe; every step given back before */
 
 /* Looks for new runs. Returns how many were found. */

@@ -126,7 +126,7 @@ static int step_open(struct fs_runs *r, struct fs_slot *slot, struct fs_step **r
 	if (result)
 		return result;
 	size_t memory = load_step_memory(loaded);
-	result = view_tree_build(loaded, &tree, err);
+	result = view_tree_build(loaded, r->show, &tree, err);
 	load_step_unref(loaded);  /* the tree keeps its own reference */
 	struct fs_step *step = result ? NULL : calloc(1, sizeof *step);
 	if (!step) {

@@ -76,14 +76,6 @@ static void put_head(struct json *j)
 	flush(j);
 }
 
-static bool has_safetensors(const struct json *j, const char *component)
-{
-	char file[PROTO_COMPONENT_MAX + 16];
-	snprintf(file, sizeof file, "%s.safetensors", component);
-	int64_t node = view_tree_lookup(j->t, 0, file);
-	return node >= 0 && view_tree_node(j->t, (uint32_t)node)->kind == VIEW_SAFETENSORS;
-}
-
 static void put_left_out(struct json *j, uint32_t first, uint32_t end)
 {
 	bool any = false;
@@ -113,9 +105,11 @@ static void put_component(struct json *j, uint32_t component)
 	}
 	base_buf_printf(&j->b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64 ", \"safetensors\": ",
 		component ? ",\n" : "\n", name, end - first, bytes);
-	if (has_safetensors(j, name)) {
+	if (view_tree_has_safetensors(j->t, name)) {
 		base_buf_printf(&j->b, "\"%s.safetensors\"", name);
 		put_left_out(j, first, end);
+	} else if (!(view_tree_show(j->t) & VIEW_SHOW_SAFETENSORS)) {
+		text(j, "null, \"reason\": \"only .npy files are shown here\"");
 	} else {
 		text(j, bytes > INT64_MAX - VIEW_SAFETENSORS_MAX_MADE
 			? "null, \"reason\": \"its tensors have more bytes than a file can\""
@@ -125,15 +119,16 @@ static void put_component(struct json *j, uint32_t component)
 	flush(j);
 }
 
-static void put_tensor(struct json *j, const struct view_node *node)
+/* The file that holds it: its .npy (node), or where that is not shown (NULL) its component's .safetensors. */
+static void put_tensor(struct json *j, uint32_t tensor, const struct view_node *node)
 {
-	const char *directory = view_tree_node(j->t, node->parent)->name;
 	struct load_tensor_info info;
-	load_step_tensor_info(j->step, node->item, &info);
+	load_step_tensor_info(j->step, tensor, &info);
 	text(j, "    {\"file\": \"");
-	view_json_text(&j->b, directory, strlen(directory));
-	text(j, "/");
-	view_json_text(&j->b, node->name, strlen(node->name));
+	text(j, info.component);
+	text(j, node ? "/" : ".safetensors");
+	if (node)
+		view_json_text(&j->b, node->name, strlen(node->name));
 	text(j, "\"");
 	text(j, ", \"component\": ");
 	string(j, info.component);
@@ -170,8 +165,31 @@ static void put_blob(struct json *j, uint32_t number, const struct view_node *no
 	text(j, "}");
 }
 
-/* One line a file, in the order of the nodes. */
-static void put_nodes(struct json *j, enum view_kind kind)
+/* Tensors that a .safetensors alone shows, by component and name. */
+static void put_tensors_without_npy(struct json *j, const char *before)
+{
+	if (view_tree_show(j->t) & VIEW_SHOW_NPY)
+		return;
+	for (uint32_t c = 0; c < load_step_component_count(j->step); c++) {
+		uint32_t first, end;
+		const char *component = load_step_component(j->step, c, &first, &end);
+		if (!view_tree_has_safetensors(j->t, component))
+			continue;
+		for (uint32_t i = first; i < end; i++) {
+			struct load_tensor_info info;
+			load_step_tensor_info(j->step, i, &info);
+			if (!view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len))
+				continue;
+			text(j, before);
+			before = ",\n";
+			put_tensor(j, i, NULL);
+			flush(j);
+		}
+	}
+}
+
+/* One line a file, in the order of the nodes. Returns what stands before the next line. */
+static const char *put_nodes(struct json *j, enum view_kind kind)
 {
 	const char *before = "\n";
 	for (uint32_t i = 1; i < view_tree_count(j->t); i++) {
@@ -183,9 +201,10 @@ static void put_nodes(struct json *j, enum view_kind kind)
 		if (kind == VIEW_BLOB)
 			put_blob(j, i, node);
 		else
-			put_tensor(j, node);
+			put_tensor(j, node->item, node);
 		flush(j);
 	}
+	return before;
 }
 
 int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len)
@@ -196,7 +215,7 @@ int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uin
 	for (uint32_t i = 0; i < load_step_component_count(j.step); i++)
 		put_component(&j, i);
 	text(&j, "\n  ],\n  \"tensors\": [");
-	put_nodes(&j, VIEW_TENSOR_NPY);
+	put_tensors_without_npy(&j, put_nodes(&j, VIEW_TENSOR_NPY));
 	text(&j, "\n  ],\n  \"blobs\": [");
 	put_nodes(&j, VIEW_BLOB);
 	text(&j, "\n  ]\n}\n");

@@ -10,6 +10,9 @@
  * the characters that view_name_escape escapes), so it meets others only in made-up cases; then it is shown as a
  * shortened name, which carries a hash of the whole.
  *
+ * What a tree does not show is drafted like the rest and then left out of the numbering, so that the same blobs give
+ * way, and have the same paths, whatever is shown.
+ *
  * Names lie one after another in one allocation. Drafts hold offsets into it, since it moves while it grows; nodes
  * hold pointers. */
 #include "core/view/tree.h"
@@ -28,18 +31,38 @@ struct view_tree {
 	char *names;
 	size_t names_bytes;
 	uint32_t n;
+	unsigned show;
 	atomic_uint refs;
 };
 
-struct draft { uint64_t size; size_t name; uint32_t parent, item; uint8_t kind; };
+/* filled: a directory with something in it that is shown */
+struct draft { uint64_t size; size_t name; uint32_t parent, item; uint8_t kind; bool hidden, filled; };
 
 struct builder {
 	struct load_step *step;
+	unsigned show;
 	struct base_buf names, drafts;
 	uint32_t n;
 	uint32_t *slots;                /* number of the draft + 1; 0: free */
 	uint64_t mask;
 };
+
+int view_show_parse(const char *words)
+{
+	static const char *const known[] = {"npy", "safetensors"}; /* the bits of enum view_show, in order */
+	int show = 0;
+	for (const char *word = words;;) {
+		size_t n = strcspn(word, ","), i = 0;
+		while (i < BASE_COUNT(known) && (strlen(known[i]) != n || strncmp(known[i], word, n) != 0))
+			i++;
+		if (i == BASE_COUNT(known))
+			return -EINVAL;
+		show |= 1 << i;
+		if (!word[n])
+			return show;
+		word += n + 1;
+	}
+}
 
 /* ---- drafts ---- */
 
@@ -116,7 +139,8 @@ static int64_t draft_directory(struct builder *b, uint32_t parent, const char *n
 
 /* ---- the tree's own files ---- */
 
-static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, uint32_t end)
+/* in_file: the component has a .safetensors, which holds the tensors that it can. */
+static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, uint32_t end, bool in_file)
 {
 	for (uint32_t i = first; i < end; i++) {
 		struct load_tensor_info info;
@@ -126,6 +150,8 @@ static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, ui
 		int64_t r = draft_add(b, directory, file, VIEW_TENSOR_NPY, i, VIEW_NPY_DATA_OFFSET + info.bytes);
 		if (r < 0)
 			return (int)r;
+		draft_at(b, (uint32_t)r)->hidden = !(b->show & VIEW_SHOW_NPY) && in_file &&
+			view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len);
 	}
 	return 0;
 }
@@ -152,11 +178,14 @@ static int add_component(struct builder *b, uint32_t component)
 	if (directory < 0)
 		return (int)directory;
 	int64_t r = safetensors_size(b->step, component, name, &size);
-	if (r == 0) {
+	bool in_file = r == 0;
+	if (in_file) {
 		snprintf(file, sizeof file, "%s.safetensors", name);
 		r = draft_add(b, 0, file, VIEW_SAFETENSORS, component, size);
+		if (r >= 0)
+			draft_at(b, (uint32_t)r)->hidden = !(b->show & VIEW_SHOW_SAFETENSORS);
 	}
-	return r < 0 && r != -EFBIG ? (int)r : add_tensors(b, (uint32_t)directory, first, end);
+	return r < 0 && r != -EFBIG ? (int)r : add_tensors(b, (uint32_t)directory, first, end, in_file);
 }
 
 /* ---- blobs ---- */
@@ -316,6 +345,19 @@ static int draft_all(struct builder *b)
 
 /* ---- numbering ---- */
 
+/* A component's directory goes with the last of its tensors, unless blobs are in it. A directory's drafts stand behind
+ * its own. */
+static void hide_directories(struct builder *b)
+{
+	for (uint32_t i = b->n - 1; i > 0; i--) {
+		struct draft *d = draft_at(b, i);
+		if (!(b->show & VIEW_SHOW_NPY) && d->kind == VIEW_DIRECTORY && d->item != NO_ITEM && !d->filled)
+			d->hidden = true;
+		if (!d->hidden)
+			draft_at(b, d->parent)->filled = true;
+	}
+}
+
 static int by_draft_name(const void *pa, const void *pb, void *arg)
 {
 	const struct builder *b = arg;
@@ -333,11 +375,12 @@ static void fill_node(const struct builder *b, struct view_tree *t, uint32_t nod
 static void group_children(const struct builder *b, uint32_t *first, uint32_t *children)
 {
 	for (uint32_t i = 1; i < b->n; i++)
-		first[draft_at(b, i)->parent + 2]++;
+		first[draft_at(b, i)->parent + 2] += !draft_at(b, i)->hidden;
 	for (uint32_t i = 2; i <= b->n; i++)
 		first[i] += first[i - 1];
 	for (uint32_t i = 1; i < b->n; i++) /* moves each start one entry down, to where it belongs */
-		children[first[draft_at(b, i)->parent + 1]++] = i;
+		if (!draft_at(b, i)->hidden)
+			children[first[draft_at(b, i)->parent + 1]++] = i;
 }
 
 static int number_nodes(struct builder *b, struct view_tree *t)
@@ -348,6 +391,7 @@ static int number_nodes(struct builder *b, struct view_tree *t)
 	t->nodes = malloc((size_t)b->n * sizeof *t->nodes);
 	if (!first || !children || !drafts || !t->nodes)
 		return -ENOMEM;
+	hide_directories(b);
 	group_children(b, first, children);
 	fill_node(b, t, 0, drafts[0] = 0, 0);
 	t->n = 1;
@@ -380,15 +424,16 @@ static int finish(struct builder *b, struct view_tree *t)
 	return json < 0 ? (int)json : view_manifest_json(t, NULL, &t->nodes[json].size);
 }
 
-int view_tree_build(struct load_step *step, struct view_tree **ret_t, struct base_error *err)
+int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(step);
-	struct builder b = {.step = step};
+	struct builder b = {.step = step, .show = show};
 	struct view_tree *t = calloc(1, sizeof *t);
 	if (!t)
 		return base_error_set(err, -ENOMEM, "%s/%llu: out of memory", info->run,
 			(unsigned long long)info->step);
 	t->refs = 1;
+	t->show = show;
 	t->step = load_step_ref(step);
 	int r = finish(&b, t);
 	base_buf_release(&b.names);
@@ -426,6 +471,11 @@ struct load_step *view_tree_step(const struct view_tree *t)
 	return t->step;
 }
 
+unsigned view_tree_show(const struct view_tree *t)
+{
+	return t->show;
+}
+
 uint32_t view_tree_count(const struct view_tree *t)
 {
 	return t->n;
@@ -455,6 +505,14 @@ int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const ch
 			high = mid;
 	}
 	return -ENOENT;
+}
+
+bool view_tree_has_safetensors(const struct view_tree *t, const char *component)
+{
+	char file[PROTO_COMPONENT_MAX + 16];
+	snprintf(file, sizeof file, "%s.safetensors", component);
+	int64_t node = view_tree_lookup(t, 0, file);
+	return node >= 0 && t->nodes[node].kind == VIEW_SAFETENSORS;
 }
 
 /* A name of a directory, or of a tensor without its .npy. */

@@ -4,14 +4,17 @@
  *
  *   <component>/<FQN>.npy   <component>.safetensors   <blob path>   ranks/<%05u>/<blob path>   manifest.json
  *
- * Built from an opened step: names, kinds and sizes only; node numbers are a pure function of the step (0 = the step's
- * directory; children of a directory are contiguous and sorted by bytes), so they are the same in every process.
+ * Built from an opened step: names, kinds and sizes only; node numbers are a pure function of the step and of what is
+ * shown of it (0 = the step's directory; children of a directory are contiguous and sorted by bytes), so they are the
+ * same in every process.
  * Read-only after build, any thread. */
 #ifndef CORE_VIEW_TREE_H
 #define CORE_VIEW_TREE_H
 
 #include "core/load/cache.h"
 
+/* Which forms of its tensors a tree shows. Blobs and manifest.json are in every tree, under the same names. */
+enum view_show { VIEW_SHOW_NPY = 1 << 0, VIEW_SHOW_SAFETENSORS = 1 << 1, VIEW_SHOW_ALL = 3 };
 enum view_kind { VIEW_DIRECTORY, VIEW_TENSOR_NPY, VIEW_SAFETENSORS, VIEW_BLOB, VIEW_MANIFEST_JSON };
 
 struct view_node {
@@ -21,9 +24,14 @@ struct view_node {
 	uint8_t kind;
 	uint64_t size;                  /* bytes of the file; for a directory 0 */
 };
+/* "npy", "safetensors", or both with a comma between: of enum view_show; -EINVAL. */
+int view_show_parse(const char *words);
+
 struct view_tree;
-/* A blob whose path the tree uses is shown with its first character as %XX (and told through base_warning once). */
-int view_tree_build(struct load_step *step, struct view_tree **ret_t, struct base_error *err);
+/* show: of enum view_show, at least one. Without VIEW_SHOW_NPY, tensors that stand in no .safetensors are shown as .npy
+ * all the same, so that every tensor is in every tree. A blob whose path the tree uses, or would use if it showed
+ * everything, is shown with its first character as %XX (and told through base_warning once). */
+int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err);
 struct view_tree *view_tree_ref(struct view_tree *t);
 void view_tree_unref(struct view_tree *t);
 struct load_step *view_tree_step(const struct view_tree *t);

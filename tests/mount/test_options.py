@@ -38,6 +38,7 @@ def test_help_and_version(program):
     [], ["S"], ["S", "D", "E"], ["-x", "S", "D"], ["--what", "S", "D"], ["S", "D", "-o"], ["S", "D", "-o", "nonsense"], ["S", "D", "-o", "nonsense=1"],
     ["S", "D", "-o", "uid=x"], ["S", "D", "-o", "uid=-1"], ["S", "D", "-o", "umask=9"], ["S", "D", "-o", "umask=7777"], ["S", "D", "-o", "cache=1Q"],
     ["S", "D", "-o", "cache="], ["S", "D", "-o", "cache=99999999T"], ["S", "D", "-o", "refresh=0"], ["S", "D", "-o", "refresh=nan"], ["S", "D", "-o", "log="],
+    ["S", "D", "-o", "views="], ["S", "D", "-o", "views"], ["S", "D", "-o", "npy"],
     ["S", "D", "-o", "remount"], ["S", "D", "-o", "uid"], ["", "D"],
 ])
 def test_usage_errors(program, tmp_path, words):
@@ -167,6 +168,20 @@ def test_mount_t_vckpt(installed, one, tmp_path):
         subprocess.run(["mount", "-f", "-t", "vckpt", one, tmp_path / "q"], timeout=60, capture_output=True)
         assert subprocess.run(["mount", "-t", "vckpt", one, point], capture_output=True, timeout=60).returncode == 32
         assert subprocess.run(["mount", "-t", "vckpt", one, point, "-o", "wrong=1"], capture_output=True, timeout=60).returncode == 1
+    finally:
+        subprocess.run(["umount", point], check=True)
+    assert wait_until(lambda: not daemons(point))
+
+
+@root
+@pytest.mark.parametrize("views,files", [("views=npy", {"model/w.npy"}), ("uid=12,views=npy,safetensors,noatime", {"model/w.npy", "model.safetensors"})])
+def test_views_through_mount8(installed, one, tmp_path, views, files):
+    point = tmp_path / "p"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "vckpt", one, point, "-o", views], check=True, timeout=60)
+    try:
+        step = point / "a" / "latest"
+        assert {str(p.relative_to(step)) for p in step.rglob("*") if p.is_file()} == {*files, "manifest.json"}
     finally:
         subprocess.run(["umount", point], check=True)
     assert wait_until(lambda: not daemons(point))

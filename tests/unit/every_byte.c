@@ -59,7 +59,11 @@ static void read_step(struct store *s, const char *run, const struct store_list_
 	struct load_step *step;
 	struct view_tree *tree;
 	if (load_step_open(s, run, entry, &step, NULL) < 0) { content_add(c, "step", 4, true); return; }
-	if (view_tree_build(step, &tree, NULL) < 0) { content_add(c, "tree", 4, true); load_step_unref(step); return; }
+	if (view_tree_build(step, VIEW_SHOW_ALL, &tree, NULL) < 0) {
+		content_add(c, "tree", 4, true);
+		load_step_unref(step);
+		return;
+	}
 	for (uint32_t i = 0; i < view_tree_count(tree); i++) {
 		const struct view_node *n = view_tree_node(tree, i);
 		struct view_file *f;

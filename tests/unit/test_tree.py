@@ -16,6 +16,7 @@ import safetensors.numpy
 C = ctypes
 NONE = 2**64 - 1
 DIRECTORY, NPY, SAFETENSORS, BLOB, JSON = range(5)
+SHOW_NPY, SHOW_SAFETENSORS, SHOW_ALL = 1, 2, 3
 ENOENT, ENOTDIR, EISDIR = -2, -20, -21
 READ = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint64, C.c_void_p, C.c_size_t, C.c_void_p)
 TELL = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_char_p, C.c_char_p)
@@ -125,8 +126,8 @@ class Tree:
         self.build()
         self.cache = C.c_void_p(lib.load_cache_new(C.c_uint64(8 << 20)))
 
-    def build(self):
-        checked(self.lib.view_tree_build(self.step, C.byref(self.t), C.byref(self.err)), self.err)
+    def build(self, show=SHOW_ALL):
+        checked(self.lib.view_tree_build(self.step, C.c_uint(show), C.byref(self.t), C.byref(self.err)), self.err)
 
     def close(self):
         self.lib.view_tree_unref(self.t)
@@ -305,6 +306,71 @@ def test_blobs(tree, told):
             assert file == AWAY.get(name, PLAIN.get(name, name))
 
 
+@pytest.fixture
+def shown(tree):
+    """The same step with one form of its tensors."""
+    def build(show):
+        tree.lib.view_tree_unref(tree.t)
+        tree.build(show)
+        return tree
+    yield build
+    build(SHOW_ALL)
+
+
+def test_one_form_of_the_tensors(tree, told, shown):
+    everything = {path: (tree.node(n).kind, tree.node(n).size) for path, n in tree.files().items()}
+    blobs = {path: v for path, v in everything.items() if v[0] == BLOB}
+    npy = {path: v for path, v in everything.items() if v[0] == NPY}
+    left_out = {t["file"]: everything[t["file"]] for t in told["tensors"] if t["name"] in told["components"][0]["left_out"]}
+    assert left_out
+    for show, wanted in ((SHOW_NPY, npy), (SHOW_SAFETENSORS, {**left_out, **{p: v for p, v in everything.items() if v[0] == SAFETENSORS}})):
+        t = shown(show)
+        files = t.files()
+        manifest = t.node(files["manifest.json"])
+        assert {path: (t.node(n).kind, t.node(n).size) for path, n in files.items() if path != "manifest.json"} == {**blobs, **wanted}
+        text = t.whole("manifest.json")
+        assert manifest.size == len(text)
+        says = json.loads(text)
+        assert {x["file"] for x in says["tensors"] + says["blobs"]} <= set(files)
+        key = lambda x: (x["component"], x["name"])
+        bare = [[{k: v for k, v in x.items() if k != "file"} for x in sorted(m["tensors"], key=key)] for m in (says, told)]
+        assert bare[0] == bare[1] and says["blobs"] == told["blobs"]
+        assert says["totals"] == told["totals"]
+        for mine, other in zip(says["components"], told["components"]):
+            if show == SHOW_SAFETENSORS:
+                assert mine == other
+            else:
+                assert (mine["safetensors"], mine["reason"]) == (None, "only .npy files are shown here")
+        for x in says["tensors"]:
+            component, name = key(x)
+            file = next(f["file"] for f in told["tensors"] if key(f) == key(x))
+            assert x["file"] == (file if file in wanted else f"{component}.safetensors")
+            assert (t.walk(file) >= 0) == (file in wanted)
+
+
+def test_a_directory_that_is_empty_goes(lib, store):
+    """Of a component whose tensors are all in its .safetensors; one that holds a blob stays."""
+    saver = Saver(lib, store, b"gone", 1)
+    for component in ("model", "other"):
+        saver.tensor(component, "x", 2, (3,), b"abc")
+    saver.blob("other/notes.txt", b"n")
+    saver.commit([])
+    t = Tree(lib, store, b"gone", 1)
+    assert t.walk("model") > 0
+    lib.view_tree_unref(t.t)
+    t.build(SHOW_SAFETENSORS)
+    assert t.walk("model") == ENOENT and t.node(t.walk("other")).nchildren == 1
+    assert set(t.files()) == {"model.safetensors", "other.safetensors", "other/notes.txt", "manifest.json"}
+    t.close()
+
+
+def test_words_for_forms(lib):
+    for words, show in (("npy", SHOW_NPY), ("safetensors", SHOW_SAFETENSORS), ("npy,safetensors", SHOW_ALL), ("safetensors,npy", SHOW_ALL), ("npy,npy", SHOW_NPY)):
+        assert lib.view_show_parse(words.encode()) == show
+    for words in ("", ",", "npy,", ",npy", "np", "npyx", "NPY", "all", "npy safetensors"):
+        assert lib.view_show_parse(words.encode()) == -22, words
+
+
 def test_blobs_that_give_way_are_named(lib, tree):
     said = []
     f = LOG(lambda level, text: said.append((level, text.decode())))
@@ -426,6 +492,20 @@ def test_attributes(tree):
     assert tree.attributes(files["ranks/00000/rng"])["rank"] == "0"
     assert tree.attributes(files["manifest.json"]) == {"mode": "cached"}
     assert tree.attributes(tree.walk("model")) == {}
+    assert "numpy" not in a
+
+
+def test_how_numpy_reads_a_type_that_it_lacks(lib, store):
+    types = {11: "ml_dtypes.bfloat16", 16: "ml_dtypes.float8_e4m3fn", 17: "ml_dtypes.float8_e5m2", 18: "ml_dtypes.float8_e4m3fnuz",
+             19: "ml_dtypes.float8_e5m2fnuz", 20: "ml_dtypes.float8_e8m0fnu", 21: "numpy.uint8"}
+    saver = Saver(lib, store, b"void", 1)
+    for code in range(1, 22):
+        saver.tensor("model", str(code), code, (0,), b"")
+    saver.commit([])
+    t = Tree(lib, store, b"void", 1)
+    said = {code: t.attributes(t.walk(f"model/{code}")).get("numpy") for code in range(1, 22)}
+    assert said == {code: f"numpy.load(f).view({types[code]})" if code in types else None for code in range(1, 22)}
+    t.close()
 
 
 def test_same_numbers_every_time(tree):

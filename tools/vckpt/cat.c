@@ -39,7 +39,8 @@ static int cat_file(struct tool *t, struct load_step *step, const char *path, bo
 	struct view_file *file = NULL;
 	struct load_cache *cache = load_cache_new(CACHE_BYTES);
 	int code = TOOL_DONE;
-	int64_t node = cache ? view_tree_build(step, &tree, &err) : base_error_set(&err, -ENOMEM, "out of memory");
+	int64_t node = cache ? view_tree_build(step, VIEW_SHOW_ALL, &tree, &err)
+			     : base_error_set(&err, -ENOMEM, "out of memory");
 
 	if (node == 0)
 		node = view_tree_walk(tree, path);

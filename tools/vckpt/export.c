@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt export: a step as a directory of plain files, named as in the mount. It is made as DEST.incomplete and renamed
- * when it is whole. */
+ * vckpt export: a step as a directory of plain files, the same as in a mount that shows the step's tensors in that
+ * form. It is made as DEST.incomplete and renamed when it is whole. */
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
@@ -15,7 +15,7 @@
 
 struct export {
 	struct tool *t;
-	bool npy;
+	unsigned show; /* of the step's tensors: enum view_show */
 	struct load_step *step;
 	struct view_tree *tree;
 	struct load_cache *cache;
@@ -66,32 +66,6 @@ static int export_file(struct export *e, uint32_t node, const char *path)
 	return r;
 }
 
-/* Has the component of tensor `item` one file that holds the tensor? Those that safetensors cannot hold come as
- * .npy. */
-static bool in_safetensors(const struct export *e, uint32_t item)
-{
-	struct load_tensor_info info;
-	char name[PROTO_COMPONENT_MAX + 16];
-
-	load_step_tensor_info(e->step, item, &info);
-	snprintf(name, sizeof name, "%s.safetensors", info.component);
-	return tensor_dtype_safetensors(info.dtype) && view_tree_lookup(e->tree, 0, name) >= 0;
-}
-
-static bool wanted(const struct export *e, const struct view_node *n)
-{
-	switch (n->kind) {
-	case VIEW_BLOB:
-		return true;
-	case VIEW_SAFETENSORS:
-		return !e->npy;
-	case VIEW_TENSOR_NPY:
-		return e->npy || !in_safetensors(e, n->item);
-	default:
-		return false; /* manifest.json speaks of the store, not of the model */
-	}
-}
-
 static int export_node(struct export *e, uint32_t node, const char *path, bool count_only);
 
 static int export_children(struct export *e, const struct view_node *n, const char *path, bool count_only)
@@ -131,8 +105,8 @@ static int export_node(struct export *e, uint32_t node, const char *path, bool c
 
 	if (n->kind == VIEW_DIRECTORY)
 		return export_children(e, n, path, count_only);
-	if (!wanted(e, n))
-		return 0;
+	if (n->kind == VIEW_MANIFEST_JSON)
+		return 0; /* it speaks of the store, not of the model */
 	if (count_only) {
 		e->total += n->size;
 		return 0;
@@ -177,9 +151,11 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	if (val != 'f')
 		return 0;
-	if (strcmp(value, "npy") && strcmp(value, "safetensors"))
-		return tool_usage(t, "--format is safetensors or npy");
-	((struct export *)arg)->npy = !strcmp(value, "npy");
+	int show = view_show_parse(value);
+
+	if (show < 0)
+		return tool_usage(t, "--format %s: safetensors, npy or both (npy,safetensors) are wanted", value);
+	((struct export *)arg)->show = (unsigned)show;
 	return 0;
 }
 
@@ -193,7 +169,7 @@ static int export_step(struct export *e, const char *dest)
 	if (!e->cache)
 		base_error_set(&e->err, -ENOMEM, "out of memory");
 	tool_progress_start(&e->progress, t, "export");
-	if (!e->cache || view_tree_build(e->step, &e->tree, &e->err) < 0 || export_to(e, dest) < 0) {
+	if (!e->cache || view_tree_build(e->step, e->show, &e->tree, &e->err) < 0 || export_to(e, dest) < 0) {
 		tool_progress_end(&e->progress);
 		code = tool_fail(t, &e->err);
 	} else {
@@ -214,7 +190,7 @@ static int export_run(struct tool *t, int argc, char **argv)
 {
 	static const struct option options[] = {{"format", required_argument, NULL, 'f'}, {0}};
 	const struct store_list_step *entry;
-	struct export e = {.t = t};
+	struct export e = {.t = t, .show = VIEW_SHOW_SAFETENSORS};
 	struct tool_target target;
 	struct store_list *l = NULL;
 	struct store *s = NULL;
@@ -247,5 +223,6 @@ const struct tool_command tool_export = {"export", "write a step as plain files"
 	"usage: vckpt export STORE RUN/STEP DEST [--format safetensors|npy] [--json] [-q] [-v]\n\n"
 	"Writes a step into DEST, a directory that does not exist yet or is empty, its files named as in the\n"
 	"mount: a .safetensors for each component (or, with --format npy, a .npy for each tensor) and the\n"
-	"blobs. Tensors of types that safetensors lacks come as .npy. DEST appears only when it is whole.\n",
+	"blobs. Each tensor is written once, so DEST is as large as the step (vckpt ls shows its size).\n"
+	"Tensors that a .safetensors cannot hold come as .npy. DEST appears only when it is whole.\n",
 	export_run};

@@ -330,7 +330,7 @@ static int64_t find_tensor(struct info *in, const char *path)
 		return -ENOENT;
 	snprintf(component, sizeof component, "%.*s", (int)(slash - path), path);
 	int64_t tensor = load_step_tensor_find(in->step, component, slash + 1, strlen(slash + 1));
-	if (tensor >= 0 || view_tree_build(in->step, &tree, &in->err) < 0)
+	if (tensor >= 0 || view_tree_build(in->step, VIEW_SHOW_ALL, &tree, &in->err) < 0)
 		return tensor;
 	int64_t node = view_tree_walk(tree, path);
 	const struct view_node *n = node >= 0 ? view_tree_node(tree, (uint32_t)node) : NULL;
