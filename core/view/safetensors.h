@@ -30,6 +30,11 @@ int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, s
 	struct base_error *err);
 void view_safetensors_release(struct view_safetensors *s);
 
+/* Whether a tensor can stand in a .safetensors file: it has a dtype there, and neither its name nor its shape is in
+ * the way. */
+bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
+	uint32_t name_len);
+
 /* The header of a component, a pure function of the layout and the imported metadata: keys `format: pt` and the
  * metadata; order: sizes that are multiples of 4096 first, then falling element size, then name; padded with spaces so
  * that data starts at a multiple of 4096. Tensors whose dtype safetensors lacks are left out. ret_header: 8-byte length

@@ -16,10 +16,6 @@
 /* As view_name_escape for a name that is too long, whatever its length. */
 void view_name_shorten(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES]);
 
-/* Whether a tensor can stand in a .safetensors file: it has a dtype there, and neither its name nor its shape is in
- * the way. */
-bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
-	uint32_t name_len);
 /* As view_safetensors_make, of a component of a step, whatever its layouts. ret_header NULL: only the lengths are
  * computed, in little memory. ret_len: bytes of the header, its length included. */
 int view_safetensors_make_step(const struct load_step *step, uint32_t component, struct base_buf *ret_header,

@@ -108,3 +108,43 @@ def test_types_that_numpy_lacks(mount, sample_store, source):
         assert said == f"numpy.load(f).view({LACKING[t['name']]})"
         assert {"ml_dtypes.bfloat16": "bf16", "ml_dtypes.float8_e4m3fn": "f8_e4m3fn"}[LACKING[t["name"]]] == t["dtype"]
         assert np.load(step / t["file"]).dtype.kind == "V"
+
+
+# ---- and back ----
+
+def step_of(step):
+    """What an import has to bring back: attributes, components, tensors and blobs, with digests."""
+    told = json.loads((step / "manifest.json").read_text())
+    for x in told["tensors"] + told["blobs"]:
+        x["digest"] = os.getxattr(step / x["file"], "user.vckpt.digest").decode()
+    return {k: told[k] for k in ("attributes", "components", "tensors", "blobs")}
+
+
+def copy_of(step, tmp_path):
+    subprocess.run(["cp", "-r", step, tmp_path / "copy"], check=True, timeout=60)
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("views", ["npy,safetensors", *BOTH])
+@pytest.mark.parametrize("how", ["copied", "in place"])
+def test_a_step_of_a_mount_is_imported(vckpt, mount, complex_store, tmp_path, views, how):
+    m, whole = mount(complex_store, f"views={views}"), mount(complex_store)
+    vckpt("import", complex_store, "b/2", copy_of(m / STEP, tmp_path) if how == "copied" else m / STEP)
+    wanted, got = step_of(whole / STEP), step_of(whole / "b" / "step-00000002")
+    assert got == wanted
+    if views != "npy":      # the imported file's own header came along
+        for name in ("model.safetensors", "other.safetensors"):
+            assert (whole / "b" / "step-00000002" / name).read_bytes() == (whole / STEP / name).read_bytes()
+    assert vckpt.json("import", complex_store, "c", m / "b" / "step-00000002")["piece_bytes_new"] == 0
+
+
+def test_a_copy_whose_forms_disagree(vckpt, mount, sample_store, store, tmp_path):
+    copy = copy_of(mount(sample_store) / STEP, tmp_path)
+    file = copy / "model" / "layer.0.mlp.weight.npy"
+    data = bytearray(file.read_bytes())
+    data[5000] ^= 1
+    file.chmod(0o600)
+    file.write_bytes(data)
+    done = vckpt("import", store, "a", copy, check=False)
+    assert done.returncode == 1 and "tensor layer.0.mlp.weight stands in" in done.stderr and "they differ" in done.stderr
+    assert vckpt.json("ls", store)["runs"] == []

@@ -9,19 +9,25 @@
 
 #define THREADS_MAX 1024
 
+struct source {
+	const char *component;
+	enum tensor_dtype dtype; /* of a .npy whose items have no type */
+};
+
 struct import {
 	struct import_plan plan;
 	struct save_options options;
 	struct proto_attribute *attributes;
 	size_t nattributes;
-	const char *component;   /* of the sources that come next */
-	const char **components; /* of each positional argument */
+	struct source source;   /* what was said of the sources that come next */
+	struct source *sources; /* of each positional argument */
 	struct tool_target target;
 	struct base_error err;
 };
 
 static const struct option options[] = {
 	{"component", required_argument, NULL, 'c'},
+	{"dtype", required_argument, NULL, 'd'},
 	{"step", required_argument, NULL, 's'},
 	{"set", required_argument, NULL, 'a'},
 	{"replace", no_argument, NULL, 'r'},
@@ -84,6 +90,16 @@ static int set_threads(struct tool *t, struct import *in, const char *value)
 	return 0;
 }
 
+static int set_dtype(struct tool *t, struct import *in, const char *value)
+{
+	if (tensor_dtype_parse(value, &in->source.dtype) < 0 || tensor_dtype_npy(in->source.dtype)[1] != 'V')
+		return tool_usage(t,
+			"--dtype %s: it is for .npy files whose items have no type (|V1, |V2), which are bf16, "
+			"f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f8_e5m2fnuz, f8_e8m0fnu or f4_e2m1fn_x2",
+			value);
+	return 0;
+}
+
 /* A run may be called so, but where there is such a file RUN was forgotten. */
 static bool is_source_file(const char *text)
 {
@@ -92,10 +108,10 @@ static bool is_source_file(const char *text)
 	return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".npy") == 0) && access(text, F_OK) == 0;
 }
 
-/* A positional argument: each source keeps the component that was named before it. */
+/* A positional argument: each source keeps what was said before it. */
 static int argument(struct tool *t, struct import *in, const char *value)
 {
-	in->components[t->narguments - 1] = in->component;
+	in->sources[t->narguments - 1] = in->source;
 	if (t->narguments != 2)
 		return 0;
 	if (is_source_file(value))
@@ -104,6 +120,33 @@ static int argument(struct tool *t, struct import *in, const char *value)
 	if (code == 0 && (in->target.rest || in->target.latest))
 		return tool_usage(t, "the target is RUN or RUN/STEP, STEP a number");
 	return code;
+}
+
+static bool is_set(const struct import *in, const char *key)
+{
+	for (size_t i = 0; i < in->nattributes; i++)
+		if (!strcmp(in->attributes[i].key, key))
+			return true;
+	return false;
+}
+
+/* Attributes of exported steps, but those that --set sets. */
+static int keep_attributes(struct import *in)
+{
+	struct import_plan *p = &in->plan;
+	struct proto_attribute *more =
+		reallocarray(in->attributes, in->nattributes + p->nattributes + 1, sizeof *more);
+
+	if (!more)
+		return base_error_set(&in->err, -ENOMEM, "out of memory");
+	in->attributes = more;
+	for (size_t i = 0; i < p->nattributes; i++) {
+		if (is_set(in, p->attributes[i].key))
+			continue;
+		in->attributes[in->nattributes++] = p->attributes[i];
+		p->attributes[i] = (struct proto_attribute){0};
+	}
+	return 0;
 }
 
 static int add_sources(struct tool *t, struct import *in)
@@ -115,9 +158,12 @@ static int add_sources(struct tool *t, struct import *in)
 	if (in->target.has_step)
 		in->options.step = in->target.step;
 	for (int i = 2; i < t->narguments; i++)
-		if (import_add_source(&in->plan, t->arguments[i], in->components[i], &in->err) < 0)
+		if (import_add_source(&in->plan, t->arguments[i], in->sources[i].component, in->sources[i].dtype,
+				&in->err) < 0)
 			return tool_fail(t, &in->err);
-	return import_plan_check(&in->plan, &in->err) < 0 ? tool_fail(t, &in->err) : 0;
+	if (import_plan_check(&in->plan, &in->err) < 0 || keep_attributes(in) < 0)
+		return tool_fail(t, &in->err);
+	return 0;
 }
 
 static int option(struct tool *t, void *arg, int val, const char *value)
@@ -148,8 +194,10 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 				"--component %s: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 bytes, and no name that a "
 				"step's directory uses",
 				value);
-		in->component = value;
+		in->source.component = value;
 		return 0;
+	case 'd':
+		return set_dtype(t, in, value);
 	}
 	return 0;
 }
@@ -178,7 +226,7 @@ static int declare(struct import *in, struct save_writer *w)
 	}
 	for (size_t i = 0; i < in->plan.nblobs; i++) {
 		struct import_blob *b = &in->plan.blobs[i];
-		int r = save_writer_blob(w, b->name, false, (uint64_t)b->file->stat.st_size,
+		int r = save_writer_blob(w, b->name, b->per_rank, (uint64_t)b->file->stat.st_size,
 			(struct save_source){read_blob, b->file}, &in->err);
 
 		if (r < 0)
@@ -187,7 +235,8 @@ static int declare(struct import *in, struct save_writer *w)
 	return 0;
 }
 
-/* A component that came from one single file keeps that file's header; others get the one that the layout gives. */
+/* A component all of whose tensors came from one .safetensors keeps that file's header; others get the one that the
+ * layout gives. */
 static int add_headers(struct import *in, struct save_writer *w)
 {
 	const struct store_layout *layout;
@@ -283,12 +332,12 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 
 static int import_run(struct tool *t, int argc, char **argv)
 {
-	struct import in = {.component = "model", .options.step = PROTO_NONE};
+	struct import in = {.source.component = IMPORT_COMPONENT, .options.step = PROTO_NONE};
 	struct save_result result = {0};
 	struct store *s = NULL;
 
-	in.components = calloc((size_t)argc, sizeof *in.components);
-	int code = in.components ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED, used;
+	in.sources = calloc((size_t)argc, sizeof *in.sources);
+	int code = in.sources ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED, used;
 	if (code == 0)
 		code = add_sources(t, &in);
 	if (code == 0)
@@ -315,20 +364,22 @@ static int import_run(struct tool *t, int argc, char **argv)
 		free((char *)in.attributes[i].value);
 	}
 	free(in.attributes);
-	free(in.components);
+	free(in.sources);
 	return code >= TOOL_LEAVE ? code - TOOL_LEAVE : code;
 }
 
 const struct tool_command tool_import = {"import",
-	"take safetensors, a Hugging Face directory or .npy files in as a step",
+	"take safetensors, .npy, a Hugging Face directory or an exported step in",
 	"usage: vckpt import STORE RUN[/STEP] SOURCE... [OPTION...]\n\n"
-	"Takes files in as one step. A SOURCE is a .safetensors or .npy file, or a directory in Hugging Face\n"
+	"Takes files in as one step. A SOURCE is a .safetensors or .npy file, a directory in Hugging Face\n"
 	"layout: the tensors of its model files, and everything else in it as files (blobs) at their own\n"
-	"path. Bytes that the store holds already, in whatever run, are not stored again. The step appears\n"
-	"whole or not at all.\n\n"
+	"path; or a step that vckpt export wrote or that was copied from a mount, with its manifest.json:\n"
+	"it comes back with its components, dtypes, blobs and attributes. Bytes that the store holds\n"
+	"already, in whatever run, are not stored again. The step appears whole or not at all.\n\n"
 	"  --step N            the step's number; by default the next free one\n"
 	"  --replace           replace the step if it is there\n"
 	"  --component NAME    tensors of the SOURCEs after it belong to component NAME (default: model)\n"
+	"  --dtype DTYPE       what .npy files after it hold that numpy shows as |V2 or |V1: bf16, f8_e4m3fn, ...\n"
 	"  --set KEY=VALUE     an attribute of the step, e.g. --set loss=2.31 (may be given again)\n"
 	"  --keep-pickles      store pickled files as they are (they are never opened); by default they are left out\n"
 	"  --threads N         threads to work with; by default all cores\n"

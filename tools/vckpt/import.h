@@ -30,15 +30,17 @@ struct import_tensor {
 
 struct import_blob {
 	char *name;
+	bool per_rank; /* rank 0's own */
 	struct import_file *file;
 };
 
 struct import_component {
 	char name[PROTO_COMPONENT_MAX + 1];
-	uint32_t nfiles; /* files that gave tensors */
+	uint32_t nsafetensors; /* files */
+	/* of the only .safetensors, else NULL; kept if it holds all that it can */
 	void *header;
-	size_t header_len;
-	uint64_t data_bytes; /* of the single .safetensors it came from, else NULL */
+	size_t header_len, header_tensors;
+	uint64_t data_bytes;
 	struct proto_attribute *metadata;
 	uint32_t nmetadata; /* of all its safetensors, merged */
 };
@@ -52,14 +54,21 @@ struct import_plan {
 	size_t nblobs;
 	struct import_component *components;
 	size_t ncomponents;
+	struct proto_attribute *attributes;
+	size_t nattributes; /* of exported steps */
 	char **pickles;
 	size_t npickles; /* paths of pickled files that were left out */
 	bool keep_pickles;
+	bool exported; /* a source was an exported step, which may have no tensors */
 };
 
+#define IMPORT_COMPONENT "model" /* where none is named */
+
 void import_plan_release(struct import_plan *p);
-/* Adds one SOURCE: a directory in Hugging Face layout, a .safetensors or a .npy, its tensors under `component`. */
-int import_add_source(struct import_plan *p, const char *path, const char *component, struct base_error *err);
+/* Adds one SOURCE: a directory in Hugging Face layout or an exported step, a .safetensors or a .npy, its tensors under
+ * `component`. dtype: of a .npy whose items have no type; 0: none was named. */
+int import_add_source(struct import_plan *p, const char *path, const char *component, enum tensor_dtype dtype,
+	struct base_error *err);
 /* After the last: tensors that stand in two files are compared byte for byte and kept once; nothing but pickles is
  * refused. */
 int import_plan_check(struct import_plan *p, struct base_error *err);
@@ -70,7 +79,25 @@ int import_file_open(struct import_plan *p, const char *path, struct import_file
 int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 int import_add_safetensors(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err);
-int import_add_blob(struct import_plan *p, const char *path, const char *name, struct base_error *err);
+int import_add_blob(struct import_plan *p, const char *path, const char *name, bool per_rank, struct base_error *err);
+/* name NULL: the file's; dtype as in import_add_source */
+int import_add_npy(struct import_plan *p, const char *path, const char *component, const char *name,
+	enum tensor_dtype dtype, struct base_error *err);
+/* -ENOMEM; of a key that is there already nothing is added */
+int import_add_attribute(struct import_plan *p, const struct proto_attribute *a);
+#define IMPORT_JSON_MAX_BYTES (200u << 20)
+/* the whole file, at most IMPORT_JSON_MAX_BYTES */
+int import_file_text(struct import_file *f, char **ret_text, struct base_error *err);
+
+/* A directory's manifest.json. *ret_m NULL: it has none, or one that is not vckpt's. */
+struct import_manifest;
+int import_exported_open(struct import_plan *p, const char *directory, struct import_manifest **ret_m,
+	struct base_error *err);
+/* A file of such a directory, rel its path there. 1: the manifest says nothing of it. */
+int import_exported_file(struct import_plan *p, struct import_manifest *m, const char *path, const char *rel,
+	struct base_error *err);
+/* After the last file; first: number of the plan's tensors before the directory's. */
+int import_exported_check(struct import_plan *p, struct import_manifest *m, size_t first, struct base_error *err);
 /* by its first bytes: a pickle, or a zip archive as torch.save writes it */
 bool import_is_pickle(struct import_file *f);
 bool import_has_suffix(const char *text, const char *suffix);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A directory in Hugging Face layout: which of its files hold the tensors of the component, which become blobs at their
- * own path, and which are pickles that stay outside.
+ * A directory: which of its files hold the tensors of the component, which become blobs at their own path, and which
+ * are pickles that stay outside. In one with a manifest.json of vckpt's, the manifest says so (import_exported.c); else
+ * it is one in Hugging Face layout:
  *
  *   tensors   the files that model.safetensors.index.json names (the index itself is consumed), else
  *             model.safetensors, else every top-level *.safetensors
@@ -16,9 +17,9 @@
 
 #include "core/base/buf.h"
 #include "core/view/name.h"
+#include "tools/vckpt/import_manifest.h"
 
 #define INDEX_NAME "model.safetensors.index.json"
-#define INDEX_MAX_BYTES (200u << 20)
 #define DEPTH_MAX 32
 
 struct walk {
@@ -26,6 +27,7 @@ struct walk {
 	const char *root;
 	json_t *index;      /* file name -> true, of those that the index names; NULL: no index */
 	json_t *weights;    /* the index's weight_map */
+	struct import_manifest *manifest;
 	const char *single; /* "model.safetensors" when there is one and no index */
 	const char *component;
 	struct base_error *err;
@@ -99,15 +101,18 @@ static char *true_name(const char *rel)
 static int take_file(struct walk *w, const char *path, const char *rel)
 {
 	struct import_plan *p = w->plan;
+	int r = w->manifest ? import_exported_file(p, w->manifest, path, rel, w->err) : 1;
 
+	if (r <= 0)
+		return r;
 	if (w->index && !strcmp(rel, INDEX_NAME))
 		return 0;
-	if (holds_tensors(w, rel))
+	if (!w->manifest && holds_tensors(w, rel))
 		return import_add_safetensors(p, path, w->component, w->err);
 	base_cleanup_free char *name = true_name(rel);
 	if (!name)
 		return base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
-	int r = import_add_blob(p, path, name, w->err);
+	r = import_add_blob(p, path, name, false, w->err);
 	if (r < 0 || p->keep_pickles || !may_be_pickle(rel) || !import_is_pickle(p->blobs[p->nblobs - 1].file))
 		return r;
 	return leave_out(p, path) < 0 ? base_error_set(w->err, -ENOMEM, "%s: out of memory", path) : 0;
@@ -208,20 +213,14 @@ static int walk_directory(struct walk *w, const char *path, const char *rel, int
 /* The files that the index names. Names that leave the directory are refused. */
 static int load_index(struct walk *w, const char *path)
 {
+	base_cleanup_free char *text = NULL;
 	struct import_file *f;
-
 	json_error_t error;
 	const char *name;
 	json_t *file;
 	int r = import_file_open(w->plan, path, &f, w->err);
-	if (r < 0)
-		return r;
-	if (f->stat.st_size > INDEX_MAX_BYTES)
-		return base_error_set(w->err, -BASE_EFORMAT, "%s: larger than %u bytes", path, INDEX_MAX_BYTES);
-	base_cleanup_free char *text = malloc((size_t)f->stat.st_size + 1);
-	if (!text)
-		return base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
-	if ((r = import_file_read(f, 0, text, (size_t)f->stat.st_size, w->err)) < 0)
+
+	if (r < 0 || (r = import_file_text(f, &text, w->err)) < 0)
 		return r;
 	json_t *root = json_loadb(text, (size_t)f->stat.st_size, JSON_REJECT_DUPLICATES, &error);
 	if (!root)
@@ -267,6 +266,18 @@ static int check_index(struct walk *w, size_t first)
 	return r;
 }
 
+static int add_exported(struct walk *w, size_t first)
+{
+	int r;
+
+	if (strcmp(w->component, IMPORT_COMPONENT))
+		return base_error_set(w->err, -EINVAL,
+			"%s: its manifest.json says which components its tensors belong to; leave out --component %s",
+			w->root, w->component);
+	r = walk_directory(w, w->root, "", 0);
+	return r == 0 ? import_exported_check(w->plan, w->manifest, first, w->err) : r;
+}
+
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
 	struct walk w = {.plan = p, .root = path, .component = component, .err = err};
@@ -277,6 +288,13 @@ int import_add_directory(struct import_plan *p, const char *path, const char *co
 
 	if (!index || !single)
 		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+	if ((r = import_exported_open(p, path, &w.manifest, err)) < 0)
+		return r;
+	if (w.manifest) {
+		r = add_exported(&w, first);
+		import_manifest_free(w.manifest);
+		return r;
+	}
 	if (stat(index, &st) == 0 && S_ISREG(st.st_mode))
 		r = load_index(&w, index);
 	else if (stat(single, &st) == 0 && S_ISREG(st.st_mode))

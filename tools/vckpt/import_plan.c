@@ -115,6 +115,19 @@ int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t
 	return r;
 }
 
+int import_file_text(struct import_file *f, char **ret_text, struct base_error *err)
+{
+	if (f->stat.st_size > IMPORT_JSON_MAX_BYTES)
+		return base_error_set(err, -BASE_EFORMAT, "%s: larger than %u bytes", f->path, IMPORT_JSON_MAX_BYTES);
+	base_cleanup_free char *text = malloc((size_t)f->stat.st_size + 1);
+	if (!text)
+		return base_error_set(err, -ENOMEM, "%s: out of memory", f->path);
+	int r = import_file_read(f, 0, text, (size_t)f->stat.st_size, err);
+	if (r == 0)
+		*ret_text = base_steal(text);
+	return r;
+}
+
 bool import_is_pickle(struct import_file *f)
 {
 	uint8_t head[4] = {0};
@@ -218,7 +231,7 @@ static int take_safetensors(struct import_plan *p, struct import_file *f, const 
 
 	if (!c || add_metadata(c, s) < 0)
 		return -ENOMEM;
-	c->nfiles++;
+	c->nsafetensors++;
 	for (uint32_t i = 0; i < s->ntensors; i++) {
 		const struct view_safetensors_tensor *t = &s->tensors[i];
 
@@ -247,56 +260,84 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 		struct import_component *c = component_get(p, component);
 
 		free(c->header);
-		/* only a component from one single file keeps its header */
-		c->header = c->nfiles == 1 ? base_steal(header) : NULL;
+		c->header = c->nsafetensors == 1 ? base_steal(header) : NULL;
 		c->header_len = len;
+		c->header_tensors = s.ntensors;
 		c->data_bytes = s.data_bytes;
 	}
 	view_safetensors_release(&s);
 	return r < 0 ? base_error_set(err, r, "%s: out of memory", path) : 0;
 }
 
-static int add_npy(struct import_plan *p, const char *path, const char *component, struct base_error *err)
+/* The name of a tensor from that of its .npy. */
+static int npy_name(const char *path, char **ret_name, struct base_error *err)
 {
-	struct import_file *f;
 	const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-	size_t base_len = strlen(base) - strlen(".npy"), name_len;
+	size_t base_len = strlen(base) - strlen(".npy"), len;
 	base_cleanup_free char *name = NULL;
-	struct tensor_shape shape;
-	enum tensor_dtype dtype;
-	uint64_t offset, items;
-	int r = import_file_open(p, path, &f, err);
 
-	if (r < 0)
-		return r;
+	if (view_name_unescape(base, base_len, &name, &len) < 0) { /* not a name that the escape makes: as it is */
+		name = strndup(base, base_len);
+		len = base_len;
+	}
+	if (!name || !len || !proto_utf8_valid(name, len))
+		return base_error_set(err, -EINVAL, "%s: a tensor's name must not be empty and must be UTF-8", path);
+	*ret_name = base_steal(name);
+	return 0;
+}
+
+/* Where a .npy's data are, and what they are. */
+static int read_npy(struct import_file *f, enum tensor_dtype void_dtype, enum tensor_dtype *ret_dtype,
+	struct tensor_shape *ret_shape, uint64_t *ret_offset, struct base_error *err)
+{
 	size_t head_len = base_min((uint64_t)f->stat.st_size, 65536 + 12);
 	base_cleanup_free void *head = malloc(head_len + 1);
 	if (!head)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
-	if ((r = import_file_read(f, 0, head, head_len, err)) < 0)
+		return base_error_set(err, -ENOMEM, "%s: out of memory", f->path);
+	int r = import_file_read(f, 0, head, head_len, err);
+	if (r < 0)
 		return r;
-	if ((r = view_npy_parse(head, head_len, (uint64_t)f->stat.st_size, 0, &dtype, &shape, &offset, err)) < 0)
-		return base_error_prefix(err, r, "%s", path);
-	r = view_name_unescape(base, base_len, &name, &name_len);
-	if (r < 0) { /* not a name that the escape makes: the name as it is */
-		name = strndup(base, base_len);
-		name_len = base_len;
-	}
-	if (!name || !name_len || !proto_utf8_valid(name, name_len))
-		return base_error_set(err, -EINVAL, "%s: a tensor's name must not be empty and must be UTF-8", path);
-	struct import_component *c = component_get(p, component);
-	if (!c || tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
-	c->nfiles++;
-	free(c->header);
-	c->header = NULL;
-	if (add_tensor(p, component, name, (uint32_t)name_len, dtype, &shape, offset, items * tensor_dtype_bytes(dtype),
-			f) < 0)
+	r = view_npy_parse(head, head_len, (uint64_t)f->stat.st_size, void_dtype, ret_dtype, ret_shape, ret_offset,
+		err);
+	if (r == -EINVAL)
+		return base_error_set(err, r, "%s: %s (--dtype DTYPE before the file)", f->path, err->text);
+	return r < 0 ? base_error_prefix(err, r, "%s", f->path) : 0;
+}
+
+int import_add_npy(struct import_plan *p, const char *path, const char *component, const char *name,
+	enum tensor_dtype dtype, struct base_error *err)
+{
+	base_cleanup_free char *own = NULL;
+	struct tensor_shape shape;
+	struct import_file *f;
+	uint64_t offset, items;
+	int r = import_file_open(p, path, &f, err);
+
+	if (r < 0 || (r = read_npy(f, dtype, &dtype, &shape, &offset, err)) < 0)
+		return r;
+	if (!name && (r = npy_name(path, &own, err)) < 0)
+		return r;
+	name = name ? name : own;
+	if (tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0 || !component_get(p, component) ||
+		add_tensor(p, component, name, (uint32_t)strlen(name), dtype, &shape, offset,
+			items * tensor_dtype_bytes(dtype), f) < 0)
 		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
 	return 0;
 }
 
-int import_add_blob(struct import_plan *p, const char *path, const char *name, struct base_error *err)
+int import_add_attribute(struct import_plan *p, const struct proto_attribute *a)
+{
+	for (size_t i = 0; i < p->nattributes; i++)
+		if (!strcmp(p->attributes[i].key, a->key))
+			return 0;
+	if (GROW(p->attributes, p->nattributes) < 0)
+		return -ENOMEM;
+	struct proto_attribute *to = &p->attributes[p->nattributes++];
+	*to = (struct proto_attribute){strdup(a->key), strdup(a->value)};
+	return to->key && to->value ? 0 : -ENOMEM;
+}
+
+int import_add_blob(struct import_plan *p, const char *path, const char *name, bool per_rank, struct base_error *err)
 {
 	struct import_file *f;
 
@@ -310,11 +351,12 @@ int import_add_blob(struct import_plan *p, const char *path, const char *name, s
 		free(copy);
 		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
 	}
-	p->blobs[p->nblobs++] = (struct import_blob){copy, f};
+	p->blobs[p->nblobs++] = (struct import_blob){copy, per_rank, f};
 	return 0;
 }
 
-int import_add_source(struct import_plan *p, const char *path, const char *component, struct base_error *err)
+int import_add_source(struct import_plan *p, const char *path, const char *component, enum tensor_dtype dtype,
+	struct base_error *err)
 {
 	struct stat st;
 
@@ -325,9 +367,9 @@ int import_add_source(struct import_plan *p, const char *path, const char *compo
 	if (import_has_suffix(path, ".safetensors"))
 		return import_add_safetensors(p, path, component, err);
 	if (import_has_suffix(path, ".npy"))
-		return add_npy(p, path, component, err);
+		return import_add_npy(p, path, component, NULL, dtype, err);
 	return base_error_set(err, -EINVAL,
-		"%s: a source is a directory in Hugging Face layout, a .safetensors or a .npy file; "
+		"%s: a source is an exported step, a directory in Hugging Face layout, a .safetensors or a .npy file; "
 		"pickled files are never opened: convert them with safetensors.torch.save_file",
 		path);
 }
@@ -368,7 +410,7 @@ static int same_bytes(const struct import_tensor *a, const struct import_tensor 
 	return 0;
 }
 
-/* Sorts the tensors and keeps each once. A component of one file keeps its header all the same. */
+/* Sorts the tensors and keeps each once. */
 static int settle_duplicates(struct import_plan *p, struct base_error *err)
 {
 	size_t kept = 0;
@@ -395,9 +437,29 @@ static int settle_duplicates(struct import_plan *p, struct base_error *err)
 	return 0;
 }
 
+/* A header stays if it is that of all tensors of its component, but those that no .safetensors can hold. */
+static void settle_headers(struct import_plan *p)
+{
+	for (size_t i = 0; i < p->ncomponents; i++) {
+		struct import_component *c = &p->components[i];
+		size_t n = 0;
+
+		for (size_t k = 0; c->header && k < p->ntensors; k++)
+			n += !strcmp(p->tensors[k].component, c->name) &&
+				view_safetensors_can(p->tensors[k].dtype, &p->tensors[k].shape, p->tensors[k].name,
+					p->tensors[k].name_len);
+		if (n == c->header_tensors)
+			continue;
+		free(c->header);
+		c->header = NULL;
+	}
+}
+
 static int compare_blobs(const void *a, const void *b)
 {
-	return strcmp(((const struct import_blob *)a)->name, ((const struct import_blob *)b)->name);
+	const struct import_blob *x = a, *y = b;
+
+	return x->per_rank != y->per_rank ? (int)x->per_rank - (int)y->per_rank : strcmp(x->name, y->name);
 }
 
 static int compare_attributes(const void *a, const void *b)
@@ -411,6 +473,7 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 
 	if (r < 0)
 		return r;
+	settle_headers(p);
 	for (size_t i = 0; i < p->ncomponents; i++) /* sorted, as the view's header wants it */
 		if (p->components[i].nmetadata)
 			qsort(p->components[i].metadata, p->components[i].nmetadata, sizeof *p->components[i].metadata,
@@ -421,7 +484,7 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 		if (compare_blobs(&p->blobs[i - 1], &p->blobs[i]) == 0)
 			return base_error_set(err, -EEXIST, "two sources have a file %s: %s and %s", p->blobs[i].name,
 				p->blobs[i - 1].file->path, p->blobs[i].file->path);
-	if (p->ntensors || p->ncomponents)
+	if (p->ntensors || p->ncomponents || p->exported)
 		return 0;
 	if (p->npickles)
 		return base_error_set(err, -EINVAL,
@@ -455,6 +518,11 @@ void import_plan_release(struct import_plan *p)
 		free(p->components[i].metadata);
 		free(p->components[i].header);
 	}
+	for (size_t i = 0; i < p->nattributes; i++) {
+		free((char *)p->attributes[i].key);
+		free((char *)p->attributes[i].value);
+	}
+	free(p->attributes);
 	free(p->files);
 	free(p->tensors);
 	free(p->blobs);
