@@ -64,6 +64,8 @@ def compare(vckpt, store, tmp_path, some=12):
 def compare_step(vckpt, store, name, found, out, some):
     out.parent.mkdir(exist_ok=True)
     vckpt("export", store, name, out, "-q")
+    assert json.loads((out / "manifest.json").read_text())["manifest"] == found["manifest"]
+    (out / "manifest.json").unlink()
     shown = files_of(out)
     of_ranks = {path for path in shown if path.startswith("ranks/")}
     alone = {path for path in shown if path.endswith(".npy") and path not in found["files"]}    # what the file format has no word for

@@ -105,8 +105,6 @@ static int export_node(struct export *e, uint32_t node, const char *path, bool c
 
 	if (n->kind == VIEW_DIRECTORY)
 		return export_children(e, n, path, count_only);
-	if (n->kind == VIEW_MANIFEST_JSON)
-		return 0; /* it speaks of the store, not of the model */
 	if (count_only) {
 		e->total += n->size;
 		return 0;
@@ -222,7 +220,8 @@ static int export_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_export = {"export", "write a step as plain files",
 	"usage: vckpt export STORE RUN/STEP DEST [--format safetensors|npy] [--json] [-q] [-v]\n\n"
 	"Writes a step into DEST, a directory that does not exist yet or is empty, its files named as in the\n"
-	"mount: a .safetensors for each component (or, with --format npy, a .npy for each tensor) and the\n"
-	"blobs. Each tensor is written once, so DEST is as large as the step (vckpt ls shows its size).\n"
-	"Tensors that a .safetensors cannot hold come as .npy. DEST appears only when it is whole.\n",
+	"mount: a .safetensors for each component (or, with --format npy, a .npy for each tensor), the blobs,\n"
+	"and manifest.json, which says what is there. Each tensor is written once, so DEST is as large as the\n"
+	"step (vckpt ls shows its size). Tensors that a .safetensors cannot hold come as .npy. DEST appears\n"
+	"only when it is whole. vckpt import takes it as a SOURCE and gives the same step.\n",
 	export_run};
