@@ -173,7 +173,7 @@ def test_files_of_ranks(vckpt, exported):
     m["blobs"].append({"file": "ranks/00003/rng", "name": "rng", "rank": 3, "bytes": 6})
     (d / "manifest.json").write_text(json.dumps(m))
     done = again()
-    assert "1 files of single ranks" in done.stderr
+    assert "files of single ranks (1) are kept" in done.stderr
     blobs = {(b["name"], b.get("rank")): b["file"] for b in told(vckpt, path)["blobs"]}
     assert blobs[("rng", 0)] == "ranks/00000/rng" and ("ranks/00003/rng", None) in blobs
     assert vckpt("cat", path, "back/1/" + blobs[("ranks/00003/rng", None)]).stdout == "rank 3"

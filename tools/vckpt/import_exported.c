@@ -169,7 +169,7 @@ static int check_blobs(const struct import_manifest *m, struct base_error *err)
 		of_others += m->blobs[i].rank != 0;
 	}
 	if (of_others)
-		base_warning("%s: %zu files of single ranks are kept as files of the whole step, under ranks/: an "
+		base_warning("%s: files of single ranks (%zu) are kept as files of the whole step, under ranks/: an "
 			"import has rank 0 alone", m->path, of_others);
 	return 0;
 }
