@@ -340,7 +340,7 @@ def test_stores_that_are_none(vckpt, tmp_path, source):
     assert vckpt("init", tmp_path / "s", check=False).returncode == 1
     assert vckpt("ls", check=False).returncode == 2
     assert vckpt("ls", env={"VCKPT_STORE": str(tmp_path / "s")}).returncode == 0
-    assert vckpt("ls", source, env={"VCKPT_STORE": str(tmp_path / "s")}, check=False).returncode == 1
+    assert vckpt("ls", source, env={"VCKPT_STORE": str(tmp_path / "s")}, check=False).returncode == 2
 
 
 def test_help_everywhere(vckpt):

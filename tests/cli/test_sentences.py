@@ -92,7 +92,8 @@ def test_a_run_is_not_taken_for_a_store(vckpt, filled, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hint = ": if {0} is a run, give STORE before it"
     for command, target in [("ls", "run"), ("ls", "run/1"), ("verify", "run/1")]:
-        assert vckpt(command, target, check=False, env={"VCKPT_STORE": filled}).stderr.endswith(f"No such file or directory{hint.format(target)}\n")
+        assert vckpt(command, target, check=False).stderr.endswith(f"No such file or directory{hint.format(target)}\n")
+        assert vckpt(command, target, env={"VCKPT_STORE": filled}).stdout
     for command, target in [("ls", "./run"), ("gc", "run"), ("index", "run"), ("mend", "run")]:         # none of them is a run, or takes one
         assert "give STORE" not in vckpt(command, target, check=False).stderr
     (tmp_path / "plain").mkdir()

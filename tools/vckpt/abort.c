@@ -161,15 +161,13 @@ static int abort_run(struct tool *t, int argc, char **argv)
 	struct stop a = {.t = t};
 	struct base_error err = {0};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &a), used, r;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &a), r;
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments < 2 || t->narguments > 3)
-		return tool_usage(t, "give STORE, RUN and at most one ATTEMPT");
 	a.run = t->arguments[1];
 	a.attempt = t->narguments == 3 ? t->arguments[2] : NULL;
-	if ((code = tool_open_store(t, 0, &s, &used)))
+	if ((code = tool_open_store(t, 0, &s)))
 		return code;
 	r = store_incoming_read(s, &a.all, &a.n, &err);
 	if (r == 0) /* after them: what was decided since is known */

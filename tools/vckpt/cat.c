@@ -73,19 +73,17 @@ static int cat_run(struct tool *t, int argc, char **argv)
 	struct base_error err = {0};
 	struct store *s = NULL;
 	bool raw = false;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &raw), used;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &raw);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments != 2)
-		return tool_usage(t, "STORE and RUN/STEP/PATH are needed");
 	if (t->json)
 		return tool_usage(t, "it prints bytes; there is no --json");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.rest)
 		return tool_usage(t, "name a file: RUN/STEP/PATH, PATH as the mount shows it");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
 		if (load_step_open(s, target.run, entry, &step, &err) < 0)

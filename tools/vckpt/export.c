@@ -192,17 +192,15 @@ static int export_run(struct tool *t, int argc, char **argv)
 	struct tool_target target;
 	struct store_list *l = NULL;
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &e), used;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &e);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments != 3)
-		return tool_usage(t, "STORE, RUN/STEP and DEST are needed");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.has_step || target.rest)
 		return tool_usage(t, "name one step: RUN/STEP");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
 		if (load_step_open(s, target.run, entry, &e.step, &e.err) < 0)

@@ -108,16 +108,12 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	struct store_gc_result result = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, "n", options, option, &g), used;
+	int code = tool_parse(t, argc, argv, "n", options, option, &g);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if ((code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s, &used)))
+	if ((code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s)))
 		return code;
-	if (t->narguments > 1) {
-		store_close(s);
-		return tool_usage(t, "give one STORE and nothing else");
-	}
 	g.options.arg = &g;
 	g.actions = json_array();
 	if (store_gc(s, &g.options, &result, &err) < 0)

@@ -151,8 +151,6 @@ static int keep_attributes(struct import *in)
 
 static int add_sources(struct tool *t, struct import *in)
 {
-	if (t->narguments < 3)
-		return tool_usage(t, "STORE, RUN[/STEP] and at least one SOURCE are needed");
 	if (in->target.has_step && in->options.step != PROTO_NONE && in->options.step != in->target.step)
 		return tool_usage(t, "two different steps are given");
 	if (in->target.has_step)
@@ -336,12 +334,12 @@ static int import_run(struct tool *t, int argc, char **argv)
 	struct save_result result = {0};
 	struct store *s = NULL;
 
-	in.sources = calloc((size_t)argc, sizeof *in.sources);
-	int code = in.sources ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED, used;
+	in.sources = calloc((size_t)argc + 1, sizeof *in.sources);
+	int code = in.sources ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED;
 	if (code == 0)
 		code = add_sources(t, &in);
 	if (code == 0)
-		code = tool_open_store(t, 0, &s, &used);
+		code = tool_open_store(t, 0, &s);
 	if (code == 0 && save(t, &in, s, &result) < 0) {
 		size_t len = strlen(in.err.text);
 

@@ -21,15 +21,13 @@ static int index_run(struct tool *t, int argc, char **argv)
 	struct store *s = NULL;
 	bool rebuild = false;
 	char bytes[32];
-	int code = tool_parse(t, argc, argv, NULL, options, option, &rebuild), used;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &rebuild);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
-	if (t->narguments > 1)
-		code = tool_usage(t, "give one STORE and nothing else");
-	else if (save_index_update(s, rebuild, &stats, &err) < 0)
+	if (save_index_update(s, rebuild, &stats, &err) < 0)
 		code = tool_fail(t, &err);
 	else if (t->json)
 		code = tool_print_json(json_pack("{s:I, s:I, s:I}", "commits", (json_int_t)stats.commits, "places",

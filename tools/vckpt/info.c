@@ -379,15 +379,13 @@ static int info_run(struct tool *t, int argc, char **argv)
 	struct info in = {.t = t};
 	struct tool_target target;
 	struct store_list *l = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &in), used;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &in);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments != 2)
-		return tool_usage(t, "STORE and RUN/STEP[/COMPONENT/TENSOR] are needed");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &in.s, &used)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &in.s)))
 		return code;
 	in.run = target.run;
 	if ((code = tool_target_find(t, in.s, &target, &l, &entry)) == 0)

@@ -32,9 +32,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 
 	if (code)
 		return code - TOOL_LEAVE;
-	const char *path = t->narguments ? t->arguments[0] : getenv("VCKPT_STORE");
-	if (t->narguments > 1 || !path || !*path)
-		return tool_usage(t, "one STORE is needed");
+	const char *path = t->arguments[0];
 	if (store_init(path, reserve, &err) < 0 || store_open(path, STORE_OPEN_READ_ONLY, &s, &err) < 0)
 		return tool_fail(t, &err);
 	if (t->json)
@@ -49,4 +47,4 @@ const struct tool_command tool_init = {"init", "make a store",
 	"usage: vckpt init STORE [--no-reserve] [--json] [-q] [-v]\n\n"
 	"Makes STORE, a directory that does not exist yet or is empty, into a store.\n\n"
 	"  --no-reserve   do not set 1 MiB aside, which rm and gc need on a full disk\n",
-	init_run};
+	init_run, .makes_store = true};

@@ -258,17 +258,15 @@ static int ls_run(struct tool *t, int argc, char **argv)
 	bool incoming = false;
 	struct tool_target target;
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &incoming), used;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &incoming);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments > 2)
-		return tool_usage(t, "give STORE and at most one RUN[/STEP[/COMPONENT]]");
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (incoming && t->narguments == 2 && target.has_step)
 		return tool_usage(t, "--incoming takes a RUN without a step");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if (incoming)
 		code = tool_list_incoming(t, s, t->narguments == 2 ? target.run : NULL);

@@ -5,37 +5,112 @@
 
 #include "tools/vckpt/tool.h"
 
-static const struct tool_command *const commands[] = {
-	&tool_init,
-	&tool_import,
-	&tool_ls,
-	&tool_info,
-	&tool_cat,
-	&tool_export,
-	&tool_verify,
-	&tool_mend,
-	&tool_rm,
-	&tool_gc,
-	&tool_abort,
-	&tool_index,
-	&tool_stalls,
-	&tool_mesh_command,
-	&tool_layout,
-	&tool_reshard,
+static const struct group {
+	const char *title;
+	const struct tool_command *commands[9];
+} groups[] = {
+	{"write", {&tool_init, &tool_import, &tool_rm}},
+	{"read", {&tool_ls, &tool_info, &tool_cat, &tool_export, &tool_stalls}},
+	{"look after a store", {&tool_verify, &tool_mend, &tool_gc, &tool_abort, &tool_index}},
+	{"think about layouts, without a store", {&tool_mesh_command, &tool_layout, &tool_reshard}},
 };
+
+/* the i-th of all, or NULL */
+static const struct tool_command *command_at(size_t i)
+{
+	for (size_t g = 0; g < BASE_COUNT(groups); g++)
+		for (size_t k = 0; groups[g].commands[k]; k++)
+			if (i-- == 0)
+				return groups[g].commands[k];
+	return NULL;
+}
+
+static void help_group(FILE *to, const struct group *g)
+{
+	fprintf(to, "\n%s:\n", g->title);
+	for (size_t i = 0; g->commands[i]; i++)
+		fprintf(to, "  %-8s %s\n", g->commands[i]->name, g->commands[i]->summary);
+}
 
 static int help(FILE *to, int code)
 {
 	fputs("usage: vckpt COMMAND [OPTION...] [ARGUMENT...]\n\n"
-		"A checkpoint store: steps of training runs as logical tensors, each distinct piece kept once.\n\n",
+		"A checkpoint store: steps of training runs as logical tensors, each distinct piece kept once.\n",
 		to);
-	for (size_t i = 0; i < BASE_COUNT(commands); i++)
-		fprintf(to, "  %-8s %s\n", commands[i]->name, commands[i]->summary);
-	fputs("\nvckpt COMMAND --help tells more; so does vckpt(1). mount.vckpt(8) shows a store as files.\n"
-		"STORE may be left out where VCKPT_STORE names it and no other argument is given.\n"
+	for (size_t i = 0; i < BASE_COUNT(groups); i++)
+		help_group(to, &groups[i]);
+	fputs("\nvckpt help COMMAND tells more; so does vckpt(1). vckpt version prints the version.\n"
+		"STORE may be left out where VCKPT_STORE names it.\n"
 		"Exit codes: 0 done, 1 failed, 2 usage, 3 damage found, 4 verify met only what a newer vckpt wrote.\n",
 		to);
 	return code;
+}
+
+static int run_command(const struct tool_command *command, int argc, char **argv)
+{
+	struct tool t = {.command = command};
+	int code = command->run(&t, argc, argv);
+
+	free(t.arguments);
+	if (fflush(stdout) == EOF && code == TOOL_DONE) {
+		perror("vckpt: standard output");
+		code = TOOL_FAILED;
+	}
+	return code;
+}
+
+/* Characters to insert, delete or change (Levenshtein). `wrong` has at most 31. */
+static size_t distance(const char *wrong, const char *name)
+{
+	size_t row[32], len = strlen(wrong);
+
+	for (size_t i = 0; i <= len; i++)
+		row[i] = i;
+	for (; *name; name++) {
+		size_t diagonal = row[0]++;
+
+		for (size_t i = 0; i < len; i++) {
+			size_t changed = diagonal + (wrong[i] != *name);
+			size_t least = row[i] < row[i + 1] ? row[i] : row[i + 1];
+
+			diagonal = row[i + 1];
+			row[i + 1] = changed < least + 1 ? changed : least + 1;
+		}
+	}
+	return row[len];
+}
+
+/* The command that was probably meant, or NULL. */
+static const char *nearest(const char *wrong)
+{
+	const char *found = NULL;
+	size_t best = 3, length = strlen(wrong), d;
+
+	for (size_t i = 0; command_at(i) && length < 32; i++)
+		if ((d = distance(wrong, command_at(i)->name)) < best && d < length) {
+			best = d;
+			found = command_at(i)->name;
+		}
+	return found;
+}
+
+static int unknown(const char *name)
+{
+	const char *meant = nearest(name);
+
+	fputs("vckpt: there is no command \"", stderr);
+	tool_print_text(stderr, name, strlen(name));
+	if (meant)
+		fprintf(stderr, "\"; did you mean %s?", meant);
+	else
+		fputc('"', stderr);
+	fputs(" (see vckpt --help)\n", stderr);
+	return TOOL_USAGE;
+}
+
+static bool is_one_of(const char *text, const char *a, const char *b, const char *c)
+{
+	return !strcmp(text, a) || !strcmp(text, b) || !strcmp(text, c);
 }
 
 int main(int argc, char **argv)
@@ -48,25 +123,12 @@ int main(int argc, char **argv)
 		argv[2] = (char *)"--help";
 		argc = 3;
 	}
-	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
+	if (is_one_of(argv[1], "help", "--help", "-h"))
 		return help(stdout, TOOL_DONE);
-	if (!strcmp(argv[1], "--version"))
+	if (is_one_of(argv[1], "version", "--version", "-V"))
 		return printf("vckpt %s\n", VCKPT_VERSION) < 0;
-	for (size_t i = 0; i < BASE_COUNT(commands); i++) {
-		struct tool t = {.command = commands[i]};
-
-		if (strcmp(argv[1], commands[i]->name))
-			continue;
-		int code = commands[i]->run(&t, argc - 1, argv + 1);
-		free(t.arguments);
-		if (fflush(stdout) == EOF && code == TOOL_DONE) {
-			perror("vckpt: standard output");
-			code = TOOL_FAILED;
-		}
-		return code;
-	}
-	fputs("vckpt: there is no command \"", stderr);
-	tool_print_text(stderr, argv[1], strlen(argv[1]));
-	fputs("\" (see vckpt --help)\n", stderr);
-	return TOOL_USAGE;
+	for (size_t i = 0; command_at(i); i++)
+		if (!strcmp(argv[1], command_at(i)->name))
+			return run_command(command_at(i), argc - 1, argv + 1);
+	return unknown(argv[1]);
 }

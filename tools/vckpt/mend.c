@@ -122,13 +122,11 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	struct store_mend_result result = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, "n", options, option, &m), used;
+	int code = tool_parse(t, argc, argv, "n", options, option, &m);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments > 1)
-		return tool_usage(t, "give one STORE and nothing else");
-	if ((code = tool_open_store(t, m.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s, &used)))
+	if ((code = tool_open_store(t, m.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s)))
 		return code;
 	if (m.from && store_open(m.from, STORE_OPEN_READ_ONLY, &m.options.from, &err) < 0) {
 		store_close(s);

@@ -19,17 +19,15 @@ static int rm_run(struct tool *t, int argc, char **argv)
 	struct store_list *l = NULL;
 	struct base_error err = {0};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, NULL, NULL, NULL), used;
+	int code = tool_parse(t, argc, argv, NULL, NULL, NULL, NULL);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments != 2)
-		return tool_usage(t, "STORE and RUN/STEP are needed");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.has_step || target.rest)
 		return tool_usage(t, "name one step: RUN/STEP");
-	if ((code = tool_open_store(t, 0, &s, &used)))
+	if ((code = tool_open_store(t, 0, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &step)) == 0) {
 		uint64_t number = step->step, entry = step->entry;

@@ -217,17 +217,15 @@ static int stalls_run(struct tool *t, int argc, char **argv)
 	struct store_list *l = NULL;
 	struct store *s = NULL;
 	const char *trace = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &trace), used;
+	int code = tool_parse(t, argc, argv, NULL, options, option, &trace);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments != 2)
-		return tool_usage(t, "STORE and RUN/STEP are needed");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.has_step || target.rest)
 		return tool_usage(t, "%s is not RUN/STEP", t->arguments[1]);
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s, &used)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &step)) == 0) {
 		code = stalls_step(t, s, target.run, step, trace);

@@ -66,7 +66,7 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 	snprintf(letters, sizeof letters, "-:%sqvh", short_options ? short_options : "");
 	opterr = 0;
 	optind = 1;
-	t->arguments = calloc((size_t)argc, sizeof *t->arguments);
+	t->arguments = calloc((size_t)argc + 1, sizeof *t->arguments); /* and the store of the environment */
 	if (!t->arguments)
 		return TOOL_LEAVE + TOOL_FAILED;
 	while ((val = getopt_long(argc, argv, letters, merged, NULL)) != -1) {
@@ -77,7 +77,7 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 		if (val == ':')
 			return TOOL_LEAVE + tool_usage(t, "option %s needs a value", argv[optind - 1]);
 		if (val == 1)
-			t->arguments[t->narguments++] = optarg;
+			tool_argument_add(t, optarg);
 		if (r == 0 && (val == 1 || common_option(t, val) < 0))
 			r = option ? option(t, arg, val, optarg) : 0;
 		else if (val == 'h')
@@ -86,12 +86,13 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 			return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
 	}
 	for (; optind < argc; optind++) {
-		t->arguments[t->narguments++] = argv[optind];
+		tool_argument_add(t, argv[optind]);
 		int r = option ? option(t, arg, 1, argv[optind]) : 0;
 		if (r)
 			return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
 	}
-	return 0;
+	val = tool_arguments_end(t);
+	return val ? TOOL_LEAVE + val : 0;
 }
 
 /* The text may repeat what a user or a file said. */
@@ -99,6 +100,11 @@ static void complain(const struct tool *t, const char *text)
 {
 	fprintf(stderr, "vckpt %s: ", t->command->name);
 	tool_print_text(stderr, text, strlen(text));
+	if (!t->from_environment)
+		return;
+	fputs(" (store ", stderr);
+	tool_print_text(stderr, t->arguments[0], strlen(t->arguments[0]));
+	fputs(", from VCKPT_STORE)", stderr);
 }
 
 int tool_usage(const struct tool *t, const char *format, ...)
@@ -142,34 +148,32 @@ static int target_split(const char *text, struct tool_target *ret_target)
 
 int tool_missing_run(const struct tool *t, const char *path)
 {
-	return tool_usage(t, "RUN is expected where %s stands, which is a file or directory: is RUN missing before it?",
-		path);
+	char text[1024];
+	int code = tool_arguments_no_store(t);
+
+	if (code)
+		return code;
+	snprintf(text, sizeof text,
+		"RUN is expected where %s stands, which is a file or directory: is RUN missing before it?", path);
+	return tool_arguments_wrong(t, text);
 }
 
 /* r: of target_split */
 static int refuse_run(const struct tool *t, const char *text, int r)
 {
+	char said[1024];
+	int code;
+
 	if (access(text, F_OK) == 0)
 		return tool_missing_run(t, text);
+	if ((code = tool_arguments_no_store(t)))
+		return code;
 	if (r == -ENAMETOOLONG)
 		return tool_usage(t, "run names have at most %d bytes", PROTO_RUN_MAX);
-	return tool_usage(t, "\"%s\" does not begin with a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes",
-		text);
-}
-
-static bool is_store(const char *path)
-{
-	char file[4200];
-
-	return snprintf(file, sizeof file, "%s/vckpt.store", path) < (int)sizeof file && access(file, F_OK) == 0;
-}
-
-/* Arguments in another order than STORE TARGET; said, or 0. */
-static int check_order(const struct tool *t)
-{
-	if (t->narguments < 2 || is_store(t->arguments[0]) || !is_store(t->arguments[1]))
-		return 0;
-	return tool_usage(t, "%s is not a store, and %s is: give STORE first", t->arguments[0], t->arguments[1]);
+	snprintf(said, sizeof said,
+		"\"%s\" %s a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes", text,
+		t->from_environment ? "is not a store, and does not begin with" : "does not begin with");
+	return tool_arguments_wrong(t, said);
 }
 
 static bool takes_run(const struct tool *t)
@@ -183,24 +187,18 @@ static int open_failed(const struct tool *t, struct base_error *err)
 	struct tool_target target;
 	size_t len = strlen(err->text);
 
-	if (t->narguments == 1 && takes_run(t) && (err->code == -ENOENT || err->code == -BASE_ENOSTORE) &&
-		target_split(t->arguments[0], &target) == 0)
+	if (t->narguments == 1 && !t->from_environment && takes_run(t) &&
+		(err->code == -ENOENT || err->code == -BASE_ENOSTORE) && target_split(t->arguments[0], &target) == 0)
 		snprintf(err->text + len, sizeof err->text - len, ": if %.100s is a run, give STORE before it",
 			t->arguments[0]);
 	return tool_fail(t, err);
 }
 
-int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s, int *ret_used)
+int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s)
 {
 	struct base_error err = {0};
-	const char *path = t->narguments ? t->arguments[0] : getenv("VCKPT_STORE");
 
-	*ret_used = t->narguments ? 1 : 0;
-	if (!path || !*path)
-		return tool_usage(t, "STORE is missing, and VCKPT_STORE is not set");
-	if (check_order(t))
-		return TOOL_USAGE;
-	if (store_open(path, flags, ret_s, &err) < 0)
+	if (store_open(t->arguments[0], flags, ret_s, &err) < 0)
 		return open_failed(t, &err);
 	return 0;
 }
@@ -232,7 +230,7 @@ static int parse_step(const struct tool *t, const char *text, size_t len, struct
 
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target)
 {
-	int r = check_order(t);
+	int r = tool_arguments_order(t);
 
 	if (r == 0 && (r = target_split(text, ret_target)) < 0)
 		return refuse_run(t, text, r);

@@ -21,34 +21,43 @@ struct tool {
 	bool json, quiet;
 	int verbose;
 	const char **arguments;
-	int narguments; /* positional, in order */
+	int narguments; /* positional, in order; the first is the store where the command takes one */
+	bool from_environment; /* the store is that of VCKPT_STORE */
 };
 
 struct tool_command {
 	const char *name, *summary;
 	const char *help; /* usage line and options, printed by --help */
 	int (*run)(struct tool *t, int argc, char **argv);
+	bool makes_store; /* STORE need not be one yet: an argument is always STORE */
 };
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
 	tool_mend, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command, tool_layout, tool_reshard;
 
 /* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that
- * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order; with
- * `option` they are told too (val 1), so that an option can count for what stands after it. Returns 0 or the exit code
- * to leave with, plus 1000 (so that --help is 1000). */
+ * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order, as
+ * many as the usage line says, the store first; with `option` they are told too (val 1), so that an option can count
+ * for what stands after it. Returns 0 or the exit code to leave with, plus 1000 (so that --help is 1000). */
 int tool_parse(struct tool *t, int argc, char **argv, const char *short_options, const struct option *long_options,
 	int (*option)(struct tool *t, void *arg, int val, const char *value), void *arg);
 #define TOOL_LEAVE 1000
 
 /* says it, points to --help; returns TOOL_USAGE */
 int tool_usage(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* ---- arguments.c ---- */
+void tool_argument_add(struct tool *t, const char *text);
+/* After the last. These return 0 or TOOL_USAGE, said: too few or too many; STORE behind its target; no STORE at all. */
+int tool_arguments_end(struct tool *t);
+int tool_arguments_order(const struct tool *t);
+int tool_arguments_no_store(const struct tool *t);
+/* tool_usage, and the usage line after it */
+int tool_arguments_wrong(const struct tool *t, const char *text);
+
 /* says it; returns TOOL_FAILED, or TOOL_DAMAGE for damaged data */
 int tool_fail(const struct tool *t, const struct base_error *err);
 
-/* The store of the first positional argument, or of $VCKPT_STORE when there is none at all; *ret_used: arguments
- * that it took (0 or 1). */
-int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s, int *ret_used);
+int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s);
 
 /* RUN, RUN/STEP or RUN/STEP/REST. STEP: decimal or `latest` (left to the caller: *ret_latest). rest: points into
  * `text`, or NULL. */

@@ -97,13 +97,12 @@ static int say(struct verify *v, const struct store_verify_result *r)
 /* For writing, so that damage can be noted for later saves, where that is allowed. */
 static int open_store(struct tool *t, struct store_verify_options *options, struct store **ret_s)
 {
-	const char *path = t->narguments ? t->arguments[0] : getenv("VCKPT_STORE");
-	int used;
+	const char *path = t->arguments[0];
 
-	if (options->note && path && access(path, W_OK) == 0 && store_open(path, 0, ret_s, NULL) == 0)
+	if (options->note && access(path, W_OK) == 0 && store_open(path, 0, ret_s, NULL) == 0)
 		return 0;
 	options->note = false;
-	return tool_open_store(t, STORE_OPEN_READ_ONLY, ret_s, &used);
+	return tool_open_store(t, STORE_OPEN_READ_ONLY, ret_s);
 }
 
 static int option(struct tool *t, void *arg, int val, const char *value)
@@ -132,8 +131,6 @@ static int verify_run(struct tool *t, int argc, char **argv)
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if (t->narguments > 2)
-		return tool_usage(t, "give STORE and at most one RUN[/STEP]");
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (target.rest)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands and their positional arguments: which there are, what they take, and a store that VCKPT_STORE names."""
+import os
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+
+@pytest.fixture(scope="module")
+def help_of(vckpt):
+    """{command: its --help}, as `vckpt --help` lists them."""
+    names = re.findall(r"^  (\w+) ", vckpt("--help").stdout, re.M)
+    assert len(names) > 15
+    return {name: vckpt(name, "--help").stdout for name in names}
+
+
+@pytest.fixture(scope="module")
+def template(vckpt, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("arguments")
+    vckpt("init", folder / "store")
+    np.save(folder / "w.npy", np.arange(4000, dtype="f4"))
+    for step in (1, 2):
+        vckpt("import", folder / "store", f"run/{step}", folder / "w.npy")
+    return folder
+
+
+@pytest.fixture
+def here(template, tmp_path, monkeypatch):
+    """The working directory: a store `store` with run/1 and run/2, and the file w.npy of which they are."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---- what the command says of itself ----
+
+def test_help_groups_the_commands(vckpt, help_of):
+    said = vckpt("--help").stdout
+    for title in ["write:", "read:", "look after a store:", "think about layouts, without a store:"]:
+        assert f"\n\n{title}\n  " in said
+    for name, text in help_of.items():
+        assert text.startswith(f"usage: vckpt {name} ") and len(re.findall(rf"^  {name} +\w", said, re.M)) == 1
+        assert vckpt("help", name).stdout == text
+    assert vckpt("help").stdout == vckpt("-h").stdout == said
+
+
+def test_version(vckpt):
+    said = {vckpt(word).stdout for word in ("version", "--version", "-V")}
+    assert len(said) == 1 and re.fullmatch(r"vckpt \d+\.\d+\.\d+\n", said.pop())
+
+
+@pytest.mark.parametrize("typed, meant", [("lst", "ls"), ("exprot", "export"), ("verfy", "verify"), ("imports", "import"), ("Layout", "layout")])
+def test_a_command_that_is_almost_right(vckpt, typed, meant):
+    for words in [(typed,), ("help", typed)]:
+        done = vckpt(*words, check=False)
+        assert (done.returncode, done.stderr) == (2, f'vckpt: there is no command "{typed}"; did you mean {meant}? (see vckpt --help)\n')
+
+
+@pytest.mark.parametrize("typed", ["", "x", "xy", "something", "e" * 31, "e" * 32, "e" * 5000])
+def test_a_command_like_no_other(vckpt, typed):
+    assert vckpt(typed, check=False).stderr == f'vckpt: there is no command "{typed}" (see vckpt --help)\n'
+
+
+# ---- the store that VCKPT_STORE names ----
+
+# What stands after STORE: of each command that takes one, but for init.
+AFTER_STORE = {
+    "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"], "export": ["run/1", "out"], "verify": ["run"], "mend": [], "rm": ["run/1"],
+    "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
+}
+NO_STORE = {"mesh", "layout", "reshard"}
+
+
+def test_the_lists_above_name_all_commands(help_of):
+    takes = {name for name, text in help_of.items() if text.split()[3] == "STORE"}
+    assert takes == {*AFTER_STORE, "init"} and set(help_of) - takes == NO_STORE
+
+
+def plain(text):
+    """Without what differs from one call to the next."""
+    return re.sub(r"[0-9a-f]{16,}|[\d.]+ (ns|us|ms|s|B|kB)\b|\d{4}-\d\d-\d\dT[\d:]+Z|\s+", " ", text)
+
+
+@pytest.mark.parametrize("command", AFTER_STORE)
+def test_the_store_may_be_left_out(vckpt, here, command):
+    """The same is done and said as if it had been given."""
+    words, results = AFTER_STORE[command], []
+    shutil.copytree("store", "copy")
+    for env, store in [({}, ["store"]), ({"VCKPT_STORE": "store"}, [])]:
+        done = vckpt(command, *store, *words, check=False, env=env)
+        shutil.rmtree("out", ignore_errors=True)
+        results.append((done.returncode, plain(done.stdout), plain(done.stderr.replace(" (store store, from VCKPT_STORE)", ""))))
+        shutil.rmtree("store")
+        shutil.copytree("copy", "store")
+    assert results[0] == results[1]
+    assert results[0][0] == 0 or command == "abort" and "no save under way" in results[0][2], results
+
+
+@pytest.mark.parametrize("command", AFTER_STORE)
+def test_a_store_that_is_given_counts(vckpt, here, command):
+    done = vckpt(command, "store", *AFTER_STORE[command], check=False, env={"VCKPT_STORE": "/nonexistent"})
+    assert done.returncode == 0 or command == "abort" and "no save under way" in done.stderr
+    assert "VCKPT_STORE" not in done.stderr
+
+
+@pytest.mark.parametrize("command", AFTER_STORE)
+@pytest.mark.parametrize("what", ["nonexistent", "empty"])
+def test_a_variable_that_names_no_store(vckpt, here, command, what):
+    (here / "empty").mkdir()
+    done = vckpt(command, *AFTER_STORE[command], check=False, env={"VCKPT_STORE": what})
+    assert done.returncode == 1 and done.stderr.endswith(f" (store {what}, from VCKPT_STORE)\n") and done.stderr.count("\n") == 1, done.stderr
+    assert f"{here}/{what}" in done.stderr
+
+
+@pytest.mark.parametrize("command", AFTER_STORE)
+def test_no_store_at_all(vckpt, here, help_of, command):
+    """An empty variable is none."""
+    usage = help_of[command].split("\n")[0]
+    for env in [{}, {"VCKPT_STORE": ""}]:
+        done = vckpt(command, check=False, env=env)
+        assert (done.returncode, done.stderr) == (
+            2, f"vckpt {command}: STORE is missing, and VCKPT_STORE is not set (see vckpt {command} --help)\n{usage}\n")
+
+
+def test_init_takes_an_argument_for_the_store(vckpt, here):
+    vckpt("init", "new", env={"VCKPT_STORE": "store"})
+    vckpt("init", env={"VCKPT_STORE": "other"})
+    assert vckpt.json("ls", "new") == vckpt.json("ls", "other") == {"runs": []}
+    done = vckpt("init", check=False, env={"VCKPT_STORE": "store"})
+    assert done.returncode == 1 and done.stderr.endswith(" (store store, from VCKPT_STORE)\n")
+
+
+def test_an_argument_that_is_no_store_is_never_taken_for_one(vckpt, here):
+    """Above all, the store of the variable is not collected or mended where another one was meant."""
+    env, before = {"VCKPT_STORE": "store"}, sorted((here / "store").rglob("*"))
+    for command in ("gc", "mend", "index"):
+        for given in ("typo", "/no/store", ""):
+            done = vckpt(command, given, check=False, env=env)
+            assert done.returncode == 2 and done.stderr.startswith(
+                f'vckpt {command}: "{given}" is one argument too many; the first one, "{given}", is not a store (store store, from VCKPT_STORE) '), done.stderr
+    for command in ("ls", "verify"):
+        done = vckpt(command, "/no/store", check=False, env=env)
+        assert done.returncode == 2 and done.stderr.startswith(f'vckpt {command}: "/no/store" is not a store, and does not begin with a run\'s name: ')
+    assert sorted((here / "store").rglob("*")) == before
+
+
+def test_a_directory_as_source_and_a_store_as_from(vckpt, here):
+    env = {"VCKPT_STORE": "store"}
+    (here / "in").mkdir()
+    save_file({"w": np.load("w.npy")}, "in/model.safetensors")
+    (here / "in/config.json").write_text("{}")
+    vckpt("import", "dir/1", "in", env=env)
+    vckpt("import", "in", "in", env=env)                        # the first is the run
+    assert {r["run"] for r in vckpt.json("ls", "store")["runs"]} == {"run", "dir", "in"}
+    shutil.copytree("store", "store2")
+    assert vckpt("mend", "--from", "store2", env=env).stdout == "sound: nothing to mend\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="a directory that may not be looked into is made by root, with setpriv")
+def test_what_cannot_be_looked_at_is_named(vckpt, here):
+    os.chmod(here, 0o755)
+    (here / "closed").mkdir(mode=0o700)
+    os.chown(here / "closed", 12345, 12345)
+    done = subprocess.run(["setpriv", "--bounding-set=-dac_override,-dac_read_search", vckpt.path, "ls", "closed/store"], capture_output=True, text=True,
+                          env={**os.environ, "VCKPT_STORE": "store"})
+    assert done.returncode == 1 and f"{here}/closed/store" in done.stderr and "Permission denied" in done.stderr
+
+
+# ---- too few, too many ----
+
+@pytest.mark.parametrize("words, sentence", [
+    (["info", "store"], "RUN/STEP[/COMPONENT/TENSOR] is missing"),
+    (["import", "store"], "RUN[/STEP] is missing"),
+    (["import", "store", "run"], "SOURCE is missing"),
+    (["export", "store", "run/1"], "DEST is missing"),
+    (["export", "run/1", "out"], "run/1 is not a store: STORE comes first, unless VCKPT_STORE names it"),
+    (["cat", "run/1/model/w"], "run/1/model/w is not a store: STORE comes first, unless VCKPT_STORE names it"),
+    (["import", "run", "w.npy"], "run is not a store: STORE comes first, unless VCKPT_STORE names it"),
+    (["import", "run", "./w.npy"], "run is not a store: STORE comes first, unless VCKPT_STORE names it"),
+    (["import", "store", "w.npy"], "RUN is expected where w.npy stands, which is a file or directory: is RUN missing before it?"),
+    (["info", "store", "run", "1"], '"1" is one argument too many'),
+    (["gc", "store", "store"], '"store" is one argument too many'),
+    (["ls", "store", "run/1", "run/2"], '"run/2" is one argument too many'),
+])
+def test_the_argument_at_fault_is_named(vckpt, here, help_of, words, sentence):
+    done = vckpt(*words, check=False)
+    usage = help_of[words[0]].split("\n")[0]
+    assert (done.returncode, done.stderr) == (2, f"vckpt {words[0]}: {sentence} (see vckpt {words[0]} --help)\n{usage}\n")

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which positional arguments a command takes is read from the first line of its help, so that both say the same: the
+ * words after the command's name, up to the first option. "[RUN]" may be left out, "SOURCE..." may be given again.
+ *
+ * Where VCKPT_STORE is set and the first argument is no store, STORE was left out: the variable's value is put before
+ * the arguments, and the commands see what they would see if it had been typed. An argument that cannot be looked at is
+ * taken for a store, so that the error names it. */
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/vckpt/tool.h"
+
+struct word { const char *text; size_t len; };
+
+static const char *usage_words(const struct tool *t)
+{
+	return t->command->help + strlen("usage: vckpt ") + strlen(t->command->name);
+}
+
+static bool next_word(const char **at, struct word *ret_word)
+{
+	const char *word = *at + strspn(*at, " ");
+
+	*ret_word = (struct word){word, strcspn(word, " \n")};
+	*at = word + ret_word->len;
+	return ret_word->len && word[0] != '-' && strncmp(word, "[-", 2) && strncmp(word, "[OPTION", 7);
+}
+
+static bool takes_store(const struct tool *t)
+{
+	const char *at = usage_words(t);
+	struct word first;
+
+	return next_word(&at, &first) && first.len == 5 && memcmp(first.text, "STORE", 5) == 0;
+}
+
+static bool missing(int error)
+{
+	return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG;
+}
+
+/* otherwise: what access(2) says when the path cannot be looked at */
+static bool is_store(const char *path, bool otherwise)
+{
+	char file[4200];
+
+	if (snprintf(file, sizeof file, "%s/vckpt.store", path) >= (int)sizeof file)
+		return false;
+	return access(file, F_OK) == 0 || (otherwise && !missing(errno));
+}
+
+void tool_argument_add(struct tool *t, const char *text)
+{
+	const char *store = getenv("VCKPT_STORE");
+
+	if (t->narguments == 0 && store && *store && takes_store(t) && !t->command->makes_store &&
+		!is_store(text, true)) {
+		t->arguments[t->narguments++] = store;
+		t->from_environment = true;
+	}
+	t->arguments[t->narguments++] = text;
+}
+
+int tool_arguments_wrong(const struct tool *t, const char *text)
+{
+	int code = tool_usage(t, "%s", text);
+
+	fprintf(stderr, "%.*s\n", (int)strcspn(t->command->help, "\n"), t->command->help);
+	return code;
+}
+
+int tool_arguments_order(const struct tool *t)
+{
+	const char *const *typed = t->arguments + t->from_environment;
+
+	if (t->narguments - t->from_environment < 2 || is_store(typed[0], true) || !is_store(typed[1], false))
+		return 0;
+	return tool_usage(t, "%s is not a store, and %s is: give STORE first", typed[0], typed[1]);
+}
+
+int tool_arguments_no_store(const struct tool *t)
+{
+	char text[1024];
+
+	if (!takes_store(t) || t->command->makes_store || t->from_environment || !t->narguments ||
+		is_store(t->arguments[0], true))
+		return 0;
+	snprintf(text, sizeof text, "%s is not a store: STORE comes first, unless VCKPT_STORE names it",
+		t->arguments[0]);
+	return tool_arguments_wrong(t, text);
+}
+
+static bool repeated(struct word word)
+{
+	return word.len > 3 && memcmp(word.text + word.len - 3, "...", 3) == 0;
+}
+
+static int too_few(const struct tool *t, struct word word)
+{
+	char text[1024];
+	int code = tool_arguments_no_store(t);
+
+	if (code)
+		return code;
+	if (repeated(word))
+		word.len -= 3;
+	snprintf(text, sizeof text, "%.*s is missing%s", (int)word.len, word.text,
+		t->narguments == 0 && takes_store(t) ? ", and VCKPT_STORE is not set" : "");
+	return tool_arguments_wrong(t, text);
+}
+
+static int too_many(const struct tool *t, const char *argument)
+{
+	char text[1024];
+
+	if (t->from_environment)
+		snprintf(text, sizeof text, "\"%s\" is one argument too many; the first one, \"%s\", is not a store",
+			argument, t->arguments[1]);
+	else
+		snprintf(text, sizeof text, "\"%s\" is one argument too many", argument);
+	return tool_arguments_wrong(t, text);
+}
+
+int tool_arguments_end(struct tool *t)
+{
+	const char *store = getenv("VCKPT_STORE"), *at = usage_words(t);
+	struct word word;
+	bool again = false;
+	int n = 0, code;
+
+	if (t->narguments == 0 && store && *store && takes_store(t)) {
+		t->arguments[t->narguments++] = store;
+		t->from_environment = true;
+	}
+	if ((code = tool_arguments_order(t)))
+		return code;
+	for (; next_word(&at, &word); n++) {
+		if (n == t->narguments && word.text[0] != '[')
+			return too_few(t, word);
+		again |= repeated(word);
+	}
+	return again || t->narguments <= n ? 0 : too_many(t, t->arguments[n]);
+}
