@@ -1,50 +1,143 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "tools/vckpt/tool.h"
 
+#define OTHER_INIT_TRIES 40 /* of 50 ms */
+
+struct init {
+	struct tool *t;
+	const char *path;
+	uint64_t reserve;
+	bool exist_ok, made;
+	struct base_error err;
+};
+
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
+	struct init *in = arg;
+
 	(void)t;
 	(void)value;
 	if (val == 'r')
-		*(uint64_t *)arg = 0;
+		in->reserve = 0;
+	if (val == 'e')
+		in->exist_ok = true;
 	return 0;
 }
 
-static json_t *store_json(const struct store *s)
+static json_t *store_json(const struct store *s, bool made)
 {
 	char id[33];
 
 	for (int i = 0; i < 16; i++)
 		snprintf(id + 2 * i, 3, "%02x", s->info.id[i]);
-	return json_pack("{s:s, s:s, s:i}", "store", s->path, "id", id, "format", (int)s->info.version);
+	return json_pack("{s:s, s:s, s:i, s:b}", "store", s->path, "id", id, "format", (int)s->info.version, "made",
+		made);
+}
+
+/* Makes one directory whose parent is there, durably; says so. 0: it is there. */
+static int make_directory(struct init *in, const char *path)
+{
+	base_cleanup_free char *copy = strdup(path);
+
+	if (!copy)
+		return base_error_set(&in->err, -ENOMEM, "out of memory");
+	if (mkdir(path, 0777) < 0)
+		return errno == EEXIST ? 0
+				       : base_error_set(&in->err, -errno, "%s: cannot make the directory %s: %s",
+						 in->path, path, strerror(errno));
+	base_cleanup_close int above = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (above < 0 || fsync(above) < 0)
+		return base_error_set(&in->err, -errno, "%s: %s", path, strerror(errno));
+	if (!in->t->json && !in->t->quiet)
+		printf("made the directory %s\n", path);
+	return 0;
+}
+
+static int make_parents(struct init *in)
+{
+	base_cleanup_free char *copy = strdup(in->path);
+	int r = copy ? 0 : base_error_set(&in->err, -ENOMEM, "out of memory");
+
+	for (size_t n = copy ? strlen(copy) : 0; n > 1 && copy[n - 1] == '/'; n--)
+		copy[n - 1] = 0;
+	for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && r == 0; slash = strchr(slash + 1, '/')) {
+		*slash = 0;
+		r = make_directory(in, copy);
+		*slash = '/';
+	}
+	return r;
+}
+
+/* Somebody else was first, or is at it this moment: then the directory does not look empty. */
+static int open_other(struct init *in, int why, struct store **ret_s)
+{
+	struct base_error err = {0};
+	int r = store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, &err);
+
+	for (int i = 0; i < OTHER_INIT_TRIES && r == -BASE_ENOSTORE; i++) {
+		nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+		r = store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, &err);
+	}
+	if (r < 0 && r != -BASE_ENOSTORE)
+		in->err = err;
+	return r == -BASE_ENOSTORE ? why : r;
+}
+
+static int init_store(struct init *in, struct store **ret_s)
+{
+	if (in->exist_ok && store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, NULL) == 0)
+		return 0;
+	int r = make_parents(in);
+	if (r == 0)
+		r = store_init(in->path, in->reserve, &in->err);
+	in->made = r == 0;
+	if (r == 0)
+		return store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, &in->err);
+	if (in->exist_ok && (r == -EEXIST || r == -ENOTEMPTY))
+		return open_other(in, r, ret_s);
+	size_t len = strlen(in->err.text);
+	if (r == -EEXIST)
+		snprintf(in->err.text + len, sizeof in->err.text - len, " (--exist-ok takes it as it is)");
+	return r;
 }
 
 static int init_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"no-reserve", no_argument, NULL, 'r'}, {0}};
-	uint64_t reserve = STORE_RESERVE_BYTES;
-	struct base_error err = {0};
+	static const struct option options[] = {
+		{"no-reserve", no_argument, NULL, 'r'}, {"exist-ok", no_argument, NULL, 'e'}, {0}};
+	struct init in = {.t = t, .reserve = STORE_RESERVE_BYTES};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &reserve);
+	int code = tool_parse(t, argc, argv, NULL, options, option, &in);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	const char *path = t->arguments[0];
-	if (store_init(path, reserve, &err) < 0 || store_open(path, STORE_OPEN_READ_ONLY, &s, &err) < 0)
-		return tool_fail(t, &err);
+	in.path = t->arguments[0];
+	if (init_store(&in, &s) < 0)
+		return tool_fail(t, &in.err);
 	if (t->json)
-		code = tool_print_json(store_json(s));
+		code = tool_print_json(store_json(s, in.made));
+	else if (!t->quiet && in.made)
+		printf("%s is a store now; next: vckpt import %s%sRUN SOURCE\n", s->path,
+			t->from_environment ? "" : in.path, t->from_environment ? "" : " ");
 	else if (!t->quiet)
-		printf("%s is a store now; next: vckpt import %s RUN SOURCE\n", s->path, path);
+		printf("%s is a store already; nothing was changed\n", s->path);
 	store_close(s);
 	return code;
 }
 
 const struct tool_command tool_init = {"init", "make a store",
-	"usage: vckpt init STORE [--no-reserve] [--json] [-q] [-v]\n\n"
-	"Makes STORE, a directory that does not exist yet or is empty, into a store.\n\n"
+	"usage: vckpt init STORE [--exist-ok] [--no-reserve] [--json] [-q] [-v]\n\n"
+	"Makes STORE, a directory that does not exist yet or is empty, into a store, and the directories above\n"
+	"it where there are none.\n\n"
+	"  --exist-ok     leave a store that is there as it is, instead of failing; several processes may do\n"
+	"                 this at once\n"
 	"  --no-reserve   do not set 1 MiB aside, which rm and gc need on a full disk\n",
 	init_run, .makes_store = true};
