@@ -94,9 +94,10 @@ static int mount_find(const char *path, bool exact, struct mount_line *ret_m, st
 	return found;
 }
 
-static int run_fusermount(const char *path)
+static int run_fusermount(const char *path, bool lazy)
 {
-	const char *argv[] = { "fusermount3", "-u", "-z", "-q", "--", path, NULL };
+	const char *argv[] = { "fusermount3", "-u", "-q", lazy ? "-z" : "--", lazy ? "--" : path, lazy ? path : NULL,
+		NULL };
 	pid_t pid;
 	int status;
 
@@ -107,6 +108,14 @@ static int run_fusermount(const char *path)
 		if (errno != EINTR)
 			return -errno;
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EPERM;
+}
+
+/* `path` is a mount point without links. lazy: it vanishes at once, and ends when nobody uses it any more. */
+static int mountpoint_umount(const char *path, bool lazy)
+{
+	if (geteuid() != 0)
+		return run_fusermount(path, lazy);
+	return umount2(path, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) ? -errno : 0;
 }
 
 const char *fs_mountpoint_stuck(void)
@@ -135,7 +144,7 @@ static int mountpoint_detach(const char *path, struct base_error *err)
 		if (strcmp(m->type, "fuse.vckpt") != 0)
 			return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's "
 				"(%s); unmount it first", path, m->type);
-		r = geteuid() == 0 ? (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0) : run_fusermount(path);
+		r = mountpoint_umount(path, true);
 		if (r)
 			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be "
 				"detached: %s", path, fs_mountpoint_stuck() ? fs_mountpoint_stuck() : strerror(-r));
@@ -144,17 +153,25 @@ static int mountpoint_detach(const char *path, struct base_error *err)
 	return m ? base_error_set(err, -EBUSY, "%s: more dead mounts than are plausible", path) : -ENOMEM;
 }
 
-/* Absolute, without links. A dead mount fails in its last part only: that is taken as it is. */
+/* Absolute, without links but for the last part, which is taken as it is; malloc'ed, or NULL. */
+static char *resolve_above(const char *path)
+{
+	base_cleanup_free char *one = strdup(path), *two = strdup(path);
+	base_cleanup_free char *parent = one ? realpath(dirname(one), NULL) : NULL;
+	char *full = NULL;
+
+	if (parent && two && asprintf(&full, "%s/%s", strcmp(parent, "/") ? parent : "", basename(two)) < 0)
+		full = NULL;
+	return full;
+}
+
+/* Absolute, without links. A dead mount fails in its last part only. */
 static int resolve(char **path, const char *what, struct base_error *err)
 {
 	char *full = realpath(*path, NULL);
 
-	if (!full && errno == ENOTCONN) {
-		base_cleanup_free char *one = strdup(*path), *two = strdup(*path);
-		base_cleanup_free char *parent = one ? realpath(dirname(one), NULL) : NULL;
-		if (parent && two && asprintf(&full, "%s/%s", strcmp(parent, "/") ? parent : "", basename(two)) < 0)
-			full = NULL;
-	}
+	if (!full && errno == ENOTCONN)
+		full = resolve_above(*path);
 	if (!full)
 		return base_error_set(err, -errno, "%s %s: %s", what, *path, strerror(errno));
 	free(*path);
@@ -252,4 +269,60 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 			o->mountpoint, m->source);
 	return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already; take another directory",
 		o->mountpoint, m->source, m->type);
+}
+
+/* What is mounted on `path`; *ret_full: its mount point (malloc'ed). A daemon that hangs is asked nothing, unless the
+ * path ends in a link. Returns 1 found, 0 none. */
+static int mount_named(const char *path, struct mount_line *ret_m, char **ret_full, struct base_error *err)
+{
+	char *full = resolve_above(path);
+	int r = full ? mount_find(full, true, ret_m, err) : 0;
+
+	if (r == 0) {
+		free(full);
+		full = strdup(path);
+		r = full ? resolve(&full, "mount point", err) : base_error_set(err, -ENOMEM, "out of memory");
+		if (r == 0)
+			r = mount_find(full, true, ret_m, err);
+	}
+	if (r < 0)
+		free(full);
+	else
+		*ret_full = full;
+	return r;
+}
+
+/* There is no vckpt mount on `path`: says what there is. */
+static int not_ours(const char *path, bool mounted, struct mount_line *m, struct base_error *err)
+{
+	if (mounted)
+		return base_error_set(err, -EINVAL, "%s: no vckpt mount: %s (%s) is mounted there", path, m->source,
+			m->type);
+	if (mount_find(path, false, m, err) > 0 && strcmp(m->type, "fuse.vckpt") == 0)
+		return base_error_set(err, -EINVAL, "%s: not a mount point; it lies in the vckpt mount %s", path,
+			m->point);
+	return base_error_set(err, -EINVAL, "%s: nothing is mounted there", path);
+}
+
+int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct base_error *err)
+{
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	base_cleanup_free char *full = NULL;
+
+	*ret_point = NULL;
+	int r = m ? mount_named(path, m, &full, err) : base_error_set(err, -ENOMEM, "out of memory");
+	if (r < 0)
+		return r;
+	if (r == 0 || strcmp(m->type, "fuse.vckpt") != 0)
+		return not_ours(full, r > 0, m, err);
+	r = mountpoint_umount(full, lazy);
+	if (r == -EBUSY)
+		base_error_set(err, r, "%s: in use", full);
+	else if (r == -EPERM && geteuid() != 0)
+		base_error_set(err, r, "%s: fusermount3 cannot unmount it: %s", full, fs_mountpoint_stuck()
+			? fs_mountpoint_stuck() : "it is in use, or another user mounted it");
+	else if (r)
+		base_error_set(err, r, "%s: cannot be unmounted: %s", full, strerror(-r));
+	*ret_point = base_steal(full);
+	return r;
 }

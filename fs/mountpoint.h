@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mountpoint: may the store be mounted there? Looks at directories and at /proc/self/mountinfo; changes nothing but
- * a mount that a dead vckpt daemon left behind, which it detaches. Before threads; may block on a dead network
- * filesystem. */
+ * a mount that a dead vckpt daemon left behind, which it detaches. And the end of a mount, for vckpt umount. Before
+ * threads; may block on a dead network filesystem. */
 #ifndef FS_MOUNTPOINT_H
 #define FS_MOUNTPOINT_H
 
@@ -12,6 +12,11 @@
  * point that is no directory, one inside the other (also through bind mounts), a mount point on which something is
  * mounted already (autofs does not count). */
 int fs_mountpoint_check(struct fs_options *o, struct base_error *err);
+
+/* Ends the vckpt mount on `path`, as root by umount(2), else by fusermount3; refuses what is not one. lazy: it vanishes
+ * at once, and ends when nobody uses it any more. *ret_point: the mount point without links, malloc'ed, also where it
+ * could not be unmounted (-EBUSY: in use; -EPERM: fusermount3 does not say why); else NULL. */
+int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct base_error *err);
 
 /* A sentence that says why a mount of this user cannot be unmounted here and what mends it, or NULL: fusermount3, which
  * does it for all but root, needs /etc/mtab, and small containers have none. Static storage; blocks no longer than

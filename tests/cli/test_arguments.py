@@ -30,8 +30,9 @@ def template(vckpt, tmp_path_factory):
 
 @pytest.fixture
 def here(template, tmp_path, monkeypatch):
-    """The working directory: a store `store` with run/1 and run/2, and the file w.npy of which they are."""
+    """The working directory: a store `store` with run/1 and run/2, the file w.npy of which they are, and an empty mnt."""
     shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "mnt").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -70,9 +71,9 @@ def test_a_command_like_no_other(vckpt, typed):
 # What stands after STORE: of each command that takes one, but for init.
 AFTER_STORE = {
     "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"], "export": ["run/1", "out"], "verify": ["run"], "mend": [], "rm": ["run/1"],
-    "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
+    "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"], "mount": ["mnt", "--fake"],
 }
-NO_STORE = {"mesh", "layout", "reshard"}
+NO_STORE = {"umount", "mesh", "layout", "reshard"}
 
 
 def test_the_lists_above_name_all_commands(help_of):

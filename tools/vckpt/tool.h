@@ -33,7 +33,8 @@ struct tool_command {
 };
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
-	tool_mend, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command, tool_layout, tool_reshard;
+	tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command,
+	tool_layout, tool_reshard;
 
 /* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that
  * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order, as
