@@ -125,8 +125,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 	if (t->json)
 		code = tool_print_json(store_json(s, in.made));
 	else if (!t->quiet && in.made)
-		printf("%s is a store now; next: vckpt import %s%sRUN SOURCE\n", s->path,
-			t->from_environment ? "" : in.path, t->from_environment ? "" : " ");
+		printf("%s is a store now; next: vckpt import %s RUN SOURCE\n", s->path, in.path);
 	else if (!t->quiet)
 		printf("%s is a store already; nothing was changed\n", s->path);
 	store_close(s);

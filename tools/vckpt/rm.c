@@ -1,9 +1,360 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt rm: removes steps. First everything that was asked for is found, then, where a step was not named by its
+ * number, the user is asked, and only then the first step is removed. If a step cannot be removed, those of other runs
+ * still are. */
 #include <inttypes.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "core/save/catalog.h"
 #include "tools/vckpt/tool.h"
+
+enum wanted_kind { WANTED_STEP, WANTED_LATEST, WANTED_RANGE, WANTED_RUN };
+
+struct wanted {
+	enum wanted_kind kind;
+	struct tool_target target;
+	uint64_t first, last; /* RANGE */
+	uint64_t steps, bytes, lowest, highest; /* found */
+};
+
+struct victim {
+	const char *run;
+	uint64_t step, entry, bytes;
+};
+
+struct rm {
+	struct tool *t;
+	struct store *store;
+	bool dry_run, yes, missing_ok;
+	uint64_t keep_last, keep_every; /* 0: not given */
+	struct wanted *wanted;
+	size_t nwanted;
+	struct victim *victims;
+	size_t nvictims;
+	json_t *removed, *failed;
+};
+
+/* ---- what is asked for ---- */
+
+static int parse_count(struct tool *t, const char *name, const char *value, uint64_t *ret_n)
+{
+	char *end;
+
+	errno = 0;
+	*ret_n = *value >= '0' && *value <= '9' ? strtoull(value, &end, 10) : 0;
+	if (!*ret_n || *end || errno)
+		return tool_usage(t, "%s %s: a number from 1 on", name, value);
+	return 0;
+}
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	struct rm *rm = arg;
+
+	rm->dry_run |= val == 'n';
+	rm->yes |= val == 'y';
+	rm->missing_ok |= val == 'm';
+	if (val == 'l')
+		return parse_count(t, "--keep-last", value, &rm->keep_last);
+	if (val == 'e')
+		return parse_count(t, "--keep-every", value, &rm->keep_every);
+	return 0;
+}
+
+/* One end of a range, written as RUN/STEP. */
+static int parse_end(const struct tool *t, const char *run_step, const char *whole, struct tool_target *ret_target)
+{
+	int code = tool_target_parse(t, run_step, ret_target);
+
+	if (code == 0 && (ret_target->latest || ret_target->rest))
+		return tool_usage(t, "%s: the ends of a range are numbers", whole);
+	return code;
+}
+
+/* RUN/FIRST..LAST; one of both may be left out. */
+static int parse_range(const struct tool *t, const char *text, size_t run_len, const char *dots, struct wanted *w)
+{
+	base_cleanup_free char *first = strndup(text, (size_t)(dots - text)), *last = NULL;
+	struct tool_target end;
+	int code = 0;
+
+	if (!first || asprintf(&last, "%.*s/%s", (int)run_len, text, dots + 2) < 0)
+		return TOOL_FAILED;
+	w->kind = WANTED_RANGE;
+	if ((code = parse_end(t, first, text, &w->target)) || (code = parse_end(t, last, text, &end)))
+		return code;
+	if (!w->target.has_step && !end.has_step)
+		return tool_usage(t, "%s: a range has a first step, a last one, or both", text);
+	w->first = w->target.step; /* 0 if it was left out */
+	w->last = end.has_step ? end.step : INT64_MAX;
+	return w->first > w->last ? tool_usage(t, "%s: the first step is above the last one", text) : 0;
+}
+
+static int parse_wanted(const struct tool *t, const char *text, struct wanted *w)
+{
+	const char *slash = strchr(text, '/'), *dots = slash ? strstr(slash, "..") : NULL;
+	int code;
+
+	if (slash && !slash[1])
+		return tool_usage(t, "%s: the step is missing: give RUN/STEP, or RUN for all its steps", text);
+	if (dots)
+		return parse_range(t, text, (size_t)(slash - text), dots, w);
+	if ((code = tool_target_parse(t, text, &w->target)))
+		return code;
+	if (w->target.rest)
+		return tool_usage(t, "%s: only whole steps can be removed: RUN/STEP", text);
+	w->kind = !w->target.has_step ? WANTED_RUN : w->target.latest ? WANTED_LATEST : WANTED_STEP;
+	return 0;
+}
+
+static int parse_all(struct rm *rm)
+{
+	struct tool *t = rm->t;
+	bool several = false;
+	int code = 0;
+
+	rm->wanted = calloc((size_t)t->narguments, sizeof *rm->wanted);
+	if (!rm->wanted)
+		return TOOL_FAILED;
+	for (int i = 1; i < t->narguments && code == 0; i++) {
+		struct wanted *w = &rm->wanted[rm->nwanted++];
+
+		code = parse_wanted(t, t->arguments[i], w);
+		several |= w->kind == WANTED_RANGE || w->kind == WANTED_RUN;
+	}
+	if (code == 0 && (rm->keep_last || rm->keep_every) && !several)
+		code = tool_usage(t, "--keep-last and --keep-every are for a whole RUN or a range of its steps");
+	return code;
+}
+
+/* ---- what there is of it ---- */
+
+static int add_victim(struct rm *rm, struct wanted *w, const struct store_list_step *step)
+{
+	struct victim *more = reallocarray(rm->victims, rm->nvictims + 1, sizeof *more);
+
+	if (!more)
+		return TOOL_FAILED;
+	rm->victims = more;
+	more[rm->nvictims++] =
+		(struct victim){w->target.run, step->step, step->entry, step->commit.bytes};
+	if (w->steps++ == 0)
+		w->lowest = step->step;
+	w->highest = step->step;
+	w->bytes += step->commit.bytes;
+	return 0;
+}
+
+static bool kept(const struct rm *rm, const struct store_list *l, size_t i)
+{
+	return (rm->keep_last && store_list_count(l) - i <= rm->keep_last) ||
+		(rm->keep_every && store_list_at(l, i)->step % rm->keep_every == 0);
+}
+
+static int none_there(struct rm *rm, const struct wanted *w)
+{
+	struct base_error err = {0};
+
+	if (rm->missing_ok)
+		return 0;
+	if (w->kind == WANTED_RANGE)
+		base_error_set(&err, -ENOENT,
+			"%s has no step from %" PRIu64 " to %" PRIu64 " (vckpt ls %s %s lists them)", w->target.run,
+			w->first, w->last, rm->store->path, w->target.run);
+	else if (w->kind == WANTED_STEP)
+		base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", w->target.run,
+			w->target.step, rm->store->path, w->target.run);
+	else
+		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", w->target.run,
+			rm->store->path);
+	return tool_fail(rm->t, &err);
+}
+
+static int find_several(struct rm *rm, struct wanted *w, const struct store_list *l)
+{
+	bool any = false;
+	int code = 0;
+
+	for (size_t i = 0; i < store_list_count(l) && code == 0; i++) {
+		const struct store_list_step *step = store_list_at(l, i);
+
+		if (w->kind == WANTED_RANGE && (step->step < w->first || step->step > w->last))
+			continue;
+		any = true;
+		if (!kept(rm, l, i))
+			code = add_victim(rm, w, step);
+	}
+	return any ? code : none_there(rm, w);
+}
+
+static int find_wanted(struct rm *rm, struct wanted *w)
+{
+	const struct store_list_step *step = NULL;
+	struct base_error err = {0};
+	struct store_list *l = NULL;
+	int code;
+
+	if (store_list_open(rm->store, w->target.run, false, &l, &err) < 0)
+		return tool_fail(rm->t, &err);
+	if (w->kind == WANTED_STEP)
+		step = store_list_find(l, w->target.step);
+	else if (w->kind == WANTED_LATEST)
+		step = store_list_latest(l);
+	if (w->kind == WANTED_RANGE || w->kind == WANTED_RUN)
+		code = find_several(rm, w, l);
+	else
+		code = step ? add_victim(rm, w, step) : none_there(rm, w);
+	store_list_close(l);
+	return code;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const struct victim *x = a, *y = b;
+	int order = strcmp(x->run, y->run);
+
+	return order ? order : (x->step > y->step) - (x->step < y->step);
+}
+
+/* All that is asked for is there, or nothing is removed. */
+static int find_all(struct rm *rm)
+{
+	size_t n = 0;
+	int code = 0, worst = 0;
+
+	for (size_t i = 0; i < rm->nwanted; i++)
+		if ((code = find_wanted(rm, &rm->wanted[i])) > worst)
+			worst = code;
+	if (rm->nvictims)
+		qsort(rm->victims, rm->nvictims, sizeof *rm->victims, compare);
+	for (size_t i = 0; i < rm->nvictims; i++) /* named twice: once */
+		if (n == 0 || compare(&rm->victims[n - 1], &rm->victims[i]))
+			rm->victims[n++] = rm->victims[i];
+	rm->nvictims = n;
+	return worst;
+}
+
+/* ---- the question ---- */
+
+static void describe(const struct wanted *w, char *text, size_t len)
+{
+	char bytes[32];
+
+	tool_format_bytes(w->bytes, bytes);
+	if (w->kind == WANTED_LATEST)
+		snprintf(text, len, "%s/latest is step %" PRIu64 ", %s", w->target.run, w->highest, bytes);
+	else
+		snprintf(text, len, "run %s: %" PRIu64 " steps from %" PRIu64 " to %" PRIu64 ", %s", w->target.run,
+			w->steps, w->lowest, w->highest, bytes);
+}
+
+static bool needs_answer(const struct wanted *w)
+{
+	return w->steps && (w->kind == WANTED_LATEST || w->kind == WANTED_RUN);
+}
+
+static int read_answer(struct rm *rm)
+{
+	struct base_error err = {0};
+	char answer[16] = "";
+
+	fputs("Remove them? [y/N] ", stderr);
+	if (!fgets(answer, sizeof answer, stdin))
+		fputc('\n', stderr);
+	if (answer[0] == 'y' || answer[0] == 'Y')
+		return 0;
+	base_error_set(&err, -ECANCELED, "nothing was removed");
+	return tool_fail(rm->t, &err);
+}
+
+/* 0: go on */
+static int ask(struct rm *rm)
+{
+	bool terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO), asked = false;
+	char text[300];
+
+	for (size_t i = 0; i < rm->nwanted && !rm->yes; i++) {
+		if (!needs_answer(&rm->wanted[i]))
+			continue;
+		describe(&rm->wanted[i], text, sizeof text);
+		if (!terminal)
+			return tool_usage(rm->t, "%s: nobody can be asked here, so give --yes to remove that", text);
+		fprintf(stderr, "%s\n", text);
+		asked = true;
+	}
+	return asked ? read_answer(rm) : 0;
+}
+
+/* ---- the deed ---- */
+
+static void say_one(struct rm *rm, const struct victim *v)
+{
+	char bytes[32];
+
+	if (rm->t->json) {
+		json_array_append_new(rm->removed, json_pack("{s:s, s:I, s:I, s:I}", "run", v->run, "step",
+			(json_int_t)v->step, "entry", (json_int_t)v->entry, "bytes", (json_int_t)v->bytes));
+		return;
+	}
+	if (rm->t->quiet)
+		return;
+	tool_format_bytes(v->bytes, bytes);
+	printf("%s/step-%08" PRIu64 " %s, %s\n", v->run, v->step, rm->dry_run ? "would be removed" : "removed", bytes);
+	fflush(stdout); /* what is said was done, whatever comes next */
+}
+
+/* ret_stuck: it is there, and could not be removed */
+static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed, bool *ret_stuck)
+{
+	struct base_error err = {0};
+	int r = rm->dry_run ? 0 : store_step_remove(rm->store, v->run, v->step, &err);
+	bool gone = r == -ENOENT || r == -ESTALE; /* somebody else was faster */
+
+	*ret_stuck = r < 0 && !gone;
+	if (gone && rm->missing_ok)
+		return 0;
+	if (r < 0) {
+		json_array_append_new(rm->failed, json_pack("{s:s, s:I, s:o}", "run", v->run, "step",
+			(json_int_t)v->step, "error", tool_json_text(err.text, strlen(err.text))));
+		return tool_fail(rm->t, &err);
+	}
+	++*ret_removed;
+	say_one(rm, v);
+	return 0;
+}
+
+/* What stops one step of a run stops the others of it, too, so they are not tried. Returns the worst exit code. */
+static int remove_all(struct rm *rm, size_t *ret_removed)
+{
+	const char *stuck_run = NULL;
+	int worst = 0;
+
+	for (size_t i = 0; i < rm->nvictims; i++) {
+		const struct victim *v = &rm->victims[i];
+		bool stuck;
+
+		if (stuck_run && strcmp(stuck_run, v->run) == 0)
+			continue;
+		int code = remove_one(rm, v, ret_removed, &stuck);
+		if (stuck)
+			stuck_run = v->run;
+		worst = code > worst ? code : worst;
+	}
+	return worst;
+}
+
+static void say_space(const struct rm *rm, size_t removed)
+{
+	if (rm->dry_run)
+		printf("%zu of %zu steps would be removed; nothing was changed\n", removed, rm->nvictims);
+	else if (rm->nvictims == 0)
+		puts("nothing to remove");
+	else if (removed)
+		printf("vckpt gc %s gives the space back: it marks what nothing else needs, and a later one deletes it "
+			"after 24 h (--grace 0: at once)\n", rm->t->arguments[0]);
+}
 
 static bool has_index(const struct store *s)
 {
@@ -12,45 +363,69 @@ static bool has_index(const struct store *s)
 	return save_index_dir(s, dir) == 0 && access(dir, W_OK) == 0;
 }
 
+static int remove_and_say(struct rm *rm)
+{
+	struct base_error err = {0};
+	size_t removed = 0;
+	int worst = remove_all(rm, &removed);
+
+	/* Steps that share its data may stand in the index under its name only. */
+	if (removed && !rm->dry_run && has_index(rm->store) && !tool_update_index(rm->store->path))
+		base_debug("the index could not be brought up to date");
+	if (worst && rm->nvictims > 1) {
+		base_error_set(&err, -EIO, "%zu of %zu steps were removed", removed, rm->nvictims);
+		tool_fail(rm->t, &err);
+	}
+	if (rm->t->json) {
+		int code = tool_print_json(json_pack("{s:b, s:O, s:O}", "dry_run", rm->dry_run, "removed", rm->removed,
+			"failed", rm->failed));
+
+		return worst ? worst : code;
+	}
+	if (!rm->t->quiet)
+		say_space(rm, removed);
+	return worst;
+}
+
 static int rm_run(struct tool *t, int argc, char **argv)
 {
-	struct tool_target target;
-	const struct store_list_step *step;
-	struct store_list *l = NULL;
-	struct base_error err = {0};
-	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, NULL, NULL, NULL);
+	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'},
+		{"yes", no_argument, NULL, 'y'}, {"missing-ok", no_argument, NULL, 'm'},
+		{"keep-last", required_argument, NULL, 'l'}, {"keep-every", required_argument, NULL, 'e'}, {0}};
+	struct rm rm = {.t = t};
+	int code = tool_parse(t, argc, argv, "ny", options, option, &rm);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if ((code = tool_target_parse(t, t->arguments[1], &target)))
-		return code;
-	if (!target.has_step || target.rest)
-		return tool_usage(t, "name one step: RUN/STEP");
-	if ((code = tool_open_store(t, 0, &s)))
-		return code;
-	if ((code = tool_target_find(t, s, &target, &l, &step)) == 0) {
-		uint64_t number = step->step, entry = step->entry;
-
-		if (store_step_remove(s, target.run, number, &err) < 0)
-			code = tool_fail(t, &err);
-		else if (t->json)
-			code = tool_print_json(json_pack("{s:s, s:I, s:I}", "run", target.run, "step",
-				(json_int_t)number, "entry", (json_int_t)entry));
-		else if (!t->quiet)
-			printf("%s/step-%08" PRIu64 " removed; vckpt gc %s gives its space back\n", target.run, number,
-				t->arguments[0]);
-	}
-	/* Steps that share its data may stand in the index under its name only. */
-	if (code == TOOL_DONE && has_index(s) && !tool_update_index(s->path))
-		base_debug("the index could not be brought up to date");
-	store_list_close(l);
-	store_close(s);
+	rm.removed = json_array();
+	rm.failed = json_array();
+	if ((code = parse_all(&rm)) == 0)
+		code = tool_open_store(t, rm.dry_run ? STORE_OPEN_READ_ONLY : 0, &rm.store);
+	if (code == 0 && (code = find_all(&rm)) == 0 && (rm.dry_run || (code = ask(&rm)) == 0))
+		code = remove_and_say(&rm);
+	store_close(rm.store);
+	json_decref(rm.removed);
+	json_decref(rm.failed);
+	free(rm.victims);
+	free(rm.wanted);
 	return code;
 }
 
-const struct tool_command tool_rm = {"rm", "remove a step",
-	"usage: vckpt rm STORE RUN/STEP [--json] [-q] [-v]\n\n"
-	"Removes a step: it vanishes from ls and from mounts. What it shares with other steps stays; what\n"
-	"only it used is deleted by vckpt gc.\n",
+const struct tool_command tool_rm = {"rm", "remove steps",
+	"usage: vckpt rm STORE RUN[/STEP]... [OPTION...]\n\n"
+	"Removes steps: they vanish from ls and from mounts. What they share with other steps stays; what only\n"
+	"they used is given back by vckpt gc, which marks it, and a later vckpt gc deletes it after 24 hours\n"
+	"(vckpt gc --grace 0: at once).\n\n"
+	"  RUN/STEP            one step\n"
+	"  RUN/FIRST..LAST     the steps of a run from FIRST to LAST; one of both may be left out\n"
+	"  RUN/latest          the latest step, after a question\n"
+	"  RUN                 all steps of a run, after a question\n\n"
+	"Everything that is named must be there before anything is removed. Where a question would be asked and\n"
+	"there is no terminal, --yes is needed.\n\n"
+	"  -n, --dry-run       change nothing; list what would be removed\n"
+	"  -y, --yes           ask nothing\n"
+	"  --missing-ok        pass over steps that are not there\n"
+	"  --keep-last N       of a whole RUN or a range, keep steps that are among the last N of the run\n"
+	"  --keep-every N      of a whole RUN or a range, keep steps whose number is a multiple of N\n"
+	"  --json -q -v        print JSON; print nothing but errors; say more\n",
 	rm_run};

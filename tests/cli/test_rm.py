@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vckpt rm: one step, several, a range, a run; what is asked, and what is left when something fails."""
+import os
+import pty
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+STEPS = [0, 5, 10, 12, 20]
+
+
+@pytest.fixture(scope="module")
+def template(vckpt, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rm")
+    vckpt("init", folder / "store")
+    np.save(folder / "w.npy", np.arange(1000, dtype="f4"))
+    for target in [*(f"a/{step}" for step in STEPS), "b/1", "b/2"]:
+        vckpt("import", folder / "store", target, folder / "w.npy", "-q")
+    return folder / "store"
+
+
+@pytest.fixture
+def store(template, tmp_path):
+    """A store with the steps STEPS of run a, and 1 and 2 of run b."""
+    shutil.copytree(template, tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def left(vckpt, store):
+    def left(run="a"):
+        return [s["step"] for s in vckpt.json("ls", store, run)["steps"]]
+    return left
+
+
+def on_terminal(vckpt, answer, *words):
+    """The command with a terminal as standard input and error, on which `answer` is typed: exit code, what it wrote."""
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    done = subprocess.run([vckpt.path, *map(str, words)], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, timeout=60)
+    os.close(theirs)
+    said = b""
+    try:
+        while data := os.read(ours, 4096):
+            said += data
+    except OSError:     # the end, on Linux
+        pass
+    os.close(ours)
+    return done.returncode, done.stdout.decode(), said.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("words, rest", [
+    (["a/5"], [0, 10, 12, 20]),
+    (["a/step-00000005"], [0, 10, 12, 20]),
+    (["a/5", "a/12", "a/5"], [0, 10, 20]),
+    (["a/5..12"], [0, 20]),
+    (["a/1..11", "a/10..19"], [0, 20]),
+    (["a/step-00000005..step-00000010"], [0, 12, 20]),
+    (["a/12.."], [0, 5, 10]),
+    (["a/..5"], [10, 12, 20]),
+    (["a/5..5"], [0, 10, 12, 20]),
+    (["a/latest", "--yes"], [0, 5, 10, 12]),
+    (["a/20", "a/latest", "-y"], [0, 5, 10, 12]),
+    (["a", "--yes"], []),
+    (["a", "--yes", "--keep-last", "2"], [12, 20]),
+    (["a", "--yes", "--keep-last", "9"], STEPS),
+    (["a", "--yes", "--keep-every", "10"], [0, 10, 20]),
+    (["a", "--yes", "--keep-every", "5", "--keep-last", "1"], [0, 5, 10, 20]),
+    (["a/..12", "--keep-last", "2"], [12, 20]),
+    (["a/5", "a/6", "--missing-ok"], [0, 10, 12, 20]),
+    (["a/6..9", "nothing/3", "--missing-ok"], STEPS),
+])
+def test_what_is_removed(vckpt, store, left, words, rest):
+    """A dry run says the same and changes nothing."""
+    would = vckpt.json("rm", store, *words, "--dry-run")
+    assert left() == STEPS and would["dry_run"]
+    done = vckpt.json("rm", store, *words)
+    assert [s["step"] for s in done["removed"]] == sorted(set(STEPS) - set(rest)) and not done["failed"]
+    assert done["removed"] == would["removed"] and left() == rest and left("b") == [1, 2]
+    assert vckpt("verify", store).returncode == 0
+
+
+def test_what_is_said(vckpt, store):
+    space = "gives the space back: it marks what nothing else needs, and a later one deletes it after 24 h (--grace 0: at once)\n"
+    assert vckpt("rm", store, "a/5", "-n").stdout == "a/step-00000005 would be removed, 4.0 kB\n1 of 1 steps would be removed; nothing was changed\n"
+    assert vckpt("rm", store, "b/2", "a/5").stdout == f"a/step-00000005 removed, 4.0 kB\nb/step-00000002 removed, 4.0 kB\nvckpt gc {store} {space}"
+    assert vckpt("rm", store, "a/5", "--missing-ok").stdout == "nothing to remove\n"
+    assert vckpt("rm", store, "a/0", "-q").stdout == ""
+    marked = vckpt("gc", store).stdout
+    assert "files marked" in marked and "deleted, 0 B" in marked
+    assert "0 files deleted" not in vckpt("gc", store, "--grace", "0").stdout
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["a/5", "a/6"], "a has no step 6 (vckpt ls {store} a lists them)"),
+    (["a/5", "c/1"], "c has no step 1 (vckpt ls {store} c lists them)"),
+    (["a/5", "a/6..9"], "a has no step from 6 to 9 (vckpt ls {store} a lists them)"),
+    (["a/5", "c", "--yes"], "c has no step (vckpt ls {store} lists the runs)"),
+    (["a/5", "c/latest", "--yes"], "c has no step (vckpt ls {store} lists the runs)"),
+])
+def test_all_must_be_there(vckpt, store, left, words, sentence):
+    done = vckpt("rm", store, *words, check=False)
+    assert (done.returncode, done.stderr) == (1, f"vckpt rm: {sentence.format(store=store)}\n")
+    assert left() == STEPS
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["a/5", "a/"], "a/: the step is missing: give RUN/STEP, or RUN for all its steps"),
+    (["a/5", "a/.."], "a/..: a range has a first step, a last one, or both"),
+    (["a/12..5"], "a/12..5: the first step is above the last one"),
+    (["a/5..latest"], "a/5..latest: the ends of a range are numbers"),
+    (["a/latest..5"], "a/latest..5: the ends of a range are numbers"),
+    (["a/5..6/model"], "a/5..6/model: the ends of a range are numbers"),
+    (["a/5/model"], "a/5/model: only whole steps can be removed: RUN/STEP"),
+    (["a/x..5"], '"x" is not a step: a number or latest'),
+    (["a/5...7"], '".7" is not a step: a number or latest'),
+    (["a/5", "--keep-last", "1"], "--keep-last and --keep-every are for a whole RUN or a range of its steps"),
+    (["a", "--keep-last", "0"], "--keep-last 0: a number from 1 on"),
+    (["a", "--keep-every", "-1"], "--keep-every -1: a number from 1 on"),
+    (["a", "--keep-every", "1x"], "--keep-every 1x: a number from 1 on"),
+])
+def test_what_is_refused(vckpt, store, left, words, sentence):
+    done = vckpt("rm", store, *words, check=False)
+    assert (done.returncode, done.stderr) == (2, f"vckpt rm: {sentence} (see vckpt rm --help)\n")
+    assert left() == STEPS
+
+
+def test_help_removes_nothing(vckpt, store, left):
+    assert vckpt("rm", store, "a", "--yes", "--help").stdout.startswith("usage: vckpt rm ") and left() == STEPS
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["a/latest"], "a/latest is step 20, 4.0 kB"),
+    (["a"], "run a: 5 steps from 0 to 20, 20.0 kB"),
+    (["b/1", "a", "--keep-last", "3"], "run a: 2 steps from 0 to 5, 8.0 kB"),
+])
+def test_a_question(vckpt, store, left, words, sentence):
+    done = vckpt("rm", store, *words, check=False, input="y\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"vckpt rm: {sentence}: nobody can be asked here, so give --yes to remove that (see vckpt rm --help)\n"
+    for answer in (b"\n", b"n\n", b"\x04"):
+        code, out, said = on_terminal(vckpt, answer, "rm", store, *words)
+        assert code == 1 and out == "" and f"{sentence}\nRemove them? [y/N] " in said and "nothing was removed\n" in said
+    assert left() == STEPS and left("b") == [1, 2]
+    code, out, said = on_terminal(vckpt, b"y\n", "rm", store, *words)
+    assert code == 0 and "removed" in out and f"{sentence}\nRemove them? [y/N] " in said
+    assert left() != STEPS
+
+
+def test_no_question_where_there_is_nothing_to_ask(vckpt, store, left):
+    assert on_terminal(vckpt, b"", "rm", store, "a/5", "a/10..12")[0] == 0
+    assert vckpt("rm", store, "a", "--keep-last", "2").stdout == "nothing to remove\n" and left() == [0, 20]
+    assert vckpt("rm", store, "a/latest", "--dry-run").stdout.startswith("a/step-00000020 would be removed")
+
+
+def test_a_part_that_fails(vckpt, store, left):
+    """A run whose list is damaged is left as it is; the other's steps are removed, and named."""
+    entry = store / "runs/b/000000000000"
+    entry.write_bytes(b"x" * entry.stat().st_size)
+    done = vckpt("rm", store, "a/5", "b/2", "a/10", check=False)
+    assert done.returncode == 3 and left() == [0, 12, 20]
+    assert done.stdout.startswith("a/step-00000005 removed, 4.0 kB\na/step-00000010 removed, 4.0 kB\nvckpt gc ")
+    lines = done.stderr.splitlines()
+    assert lines[-1] == "vckpt rm: 2 of 3 steps were removed" and lines[-2].startswith("vckpt rm: run b: 1 "), done.stderr
+    done = vckpt("rm", store, "a/12", "b/2", "--json", check=False)
+    assert '"step": 12' in done.stdout and done.returncode == 3
