@@ -366,6 +366,8 @@ static int writer_run(struct save_writer *w, struct base_error *err)
 		rc = save_appender_blobs(&a, err);
 	if (rc == 0)
 		rc = save_appender_class(&a, NULL, err);
+	if (rc == 0 && w->options.cancelled && w->options.cancelled())
+		rc = base_error_set(err, -EINTR, "the save was cancelled");
 	if (rc == 0)
 		rc = save_finish(&a, err);
 	save_appender_release(&a);

@@ -29,6 +29,8 @@ struct save_options {
 	/* may be NULL; called from one thread, not often */
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
 	void *progress_arg;
+	/* May be NULL: asked by the committing thread when all is written; true: nothing is committed (-EINTR). */
+	bool (*cancelled)(void);
 };
 
 struct save_result {

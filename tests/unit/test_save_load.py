@@ -40,7 +40,8 @@ class Attribute(c.Structure):
 
 class Options(c.Structure):
     _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("replace", c.c_bool), ("attributes", c.POINTER(Attribute)),
-                ("nattributes", c.c_size_t), ("threads", c.c_uint), ("no_index", c.c_bool), ("progress", c.c_void_p), ("progress_arg", c.c_void_p)]
+                ("nattributes", c.c_size_t), ("threads", c.c_uint), ("no_index", c.c_bool), ("progress", c.c_void_p), ("progress_arg", c.c_void_p),
+                ("cancelled", c.c_void_p)]
 
 
 class Result(c.Structure):
@@ -163,7 +164,7 @@ class Store:
             return Source(function, None)
 
         table = (Attribute * max(len(attributes), 1))(*[Attribute(k.encode(), v.encode()) for k, v in attributes])
-        options = Options(run.encode(), step, replace, table, len(attributes), threads, no_index, None, None)
+        options = Options(run.encode(), step, replace, table, len(attributes), threads, no_index, None, None, None)
         w = c.c_void_p()
         call(api.save_writer_open, self.handle, c.byref(options), c.byref(w))
         try:

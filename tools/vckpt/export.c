@@ -33,7 +33,10 @@ struct sink {
 static int write_file(void *arg, const void *bytes, size_t len, struct base_error *err)
 {
 	struct sink *s = arg;
+	int r = tool_interrupt_check(err);
 
+	if (r < 0)
+		return r;
 	for (size_t done = 0; done < len;) {
 		ssize_t n = write(s->fd, (const char *)bytes + done, len - done);
 
@@ -138,10 +141,14 @@ static int export_to(struct export *e, const char *dest)
 			errno == EEXIST ? "left by an export that did not end: remove it" : strerror(errno));
 	export_node(e, 0, partial, true);
 	int r = export_node(e, 0, partial, false);
+	if (r == 0)
+		r = tool_interrupt_check(&e->err);
 	if (r == 0 && rename(partial, dest) < 0)
 		r = base_error_set(&e->err, -errno, "%s: %s", dest, strerror(errno));
 	if (r < 0)
 		nftw(partial, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+	if (r == -EINTR)
+		base_error_set(&e->err, r, "interrupted: nothing was exported, and %s was removed", partial);
 	return r;
 }
 
@@ -166,6 +173,7 @@ static int export_step(struct export *e, const char *dest)
 	e->cache = load_cache_new(CACHE_BYTES);
 	if (!e->cache)
 		base_error_set(&e->err, -ENOMEM, "out of memory");
+	tool_interrupt_waits(t, "ended at once; DEST.incomplete holds what was written: remove it");
 	tool_progress_start(&e->progress, t, "export");
 	if (!e->cache || view_tree_build(e->step, e->show, &e->tree, &e->err) < 0 || export_to(e, dest) < 0) {
 		tool_progress_end(&e->progress);

@@ -59,6 +59,7 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 	if (detail)
 		tool_print_text(stdout, detail, strlen(detail));
 	putchar('\n');
+	fflush(stdout); /* what was done stands there, should this be interrupted */
 }
 
 static json_t *result_json(const struct gc *g, const struct store_gc_result *r)
@@ -116,6 +117,8 @@ static int gc_run(struct tool *t, int argc, char **argv)
 		return code;
 	g.options.arg = &g;
 	g.actions = json_array();
+	tool_interrupt_ends(t, g.options.dry_run ? "nothing was changed"
+		: "what was marked or deleted so far stays so; the next vckpt gc does the rest");
 	if (store_gc(s, &g.options, &result, &err) < 0)
 		code = tool_fail(t, &err);
 	else if (t->json)

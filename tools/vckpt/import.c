@@ -203,13 +203,16 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 static int read_source(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	struct import_tensor *t = arg;
+	int r = tool_interrupt_check(err);
 
-	return import_file_read(t->file, t->offset + offset, bytes, len, err);
+	return r < 0 ? r : import_file_read(t->file, t->offset + offset, bytes, len, err);
 }
 
 static int read_blob(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
-	return import_file_read(arg, offset, bytes, len, err);
+	int r = tool_interrupt_check(err);
+
+	return r < 0 ? r : import_file_read(arg, offset, bytes, len, err);
 }
 
 static int declare(struct import *in, struct save_writer *w)
@@ -315,6 +318,9 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	in->options.nattributes = in->nattributes;
 	in->options.progress = tool_progress_update;
 	in->options.progress_arg = &progress;
+	in->options.cancelled = tool_interrupted;
+	tool_interrupt_waits(t,
+		"ended at once; vckpt ls tells whether the step is there, and vckpt gc deletes what is of no use");
 	tool_progress_start(&progress, t, "import");
 	int r = save_writer_open(s, &in->options, &w, &in->err);
 	if (r == 0)
@@ -325,6 +331,10 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 		r = save_writer_commit(w, ret_r, &in->err);
 	save_writer_close(w);
 	tool_progress_end(&progress);
+	if (r < 0 && tool_interrupted())
+		base_error_set(&in->err, -EINTR, "interrupted: nothing was imported, and what was written was removed");
+	else if (!tool_interrupted())
+		tool_interrupt_ends(t, "the step is imported, the index may not know it yet");
 	return r;
 }
 
@@ -336,8 +346,10 @@ static int import_run(struct tool *t, int argc, char **argv)
 
 	in.sources = calloc((size_t)argc + 1, sizeof *in.sources);
 	int code = in.sources ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED;
-	if (code == 0)
+	if (code == 0) {
+		tool_interrupt_ends(t, "nothing was imported");
 		code = add_sources(t, &in);
+	}
 	if (code == 0)
 		code = tool_open_store(t, 0, &s);
 	if (code == 0 && save(t, &in, s, &result) < 0) {
@@ -348,12 +360,15 @@ static int import_run(struct tool *t, int argc, char **argv)
 		code = tool_fail(t, &in.err);
 	}
 	if (code == 0) {
-		if (!in.options.no_index && result.index_behind && !tool_update_index(s->path))
+		if (!in.options.no_index && result.index_behind && !tool_interrupted() &&
+			!tool_update_index(s->path))
 			base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
 				"the index could not be brought up to date (the step is whole; vckpt index %s tries "
 				"again)",
 				s->path);
 		code = report(t, &in, &result);
+		if (tool_interrupted())
+			fputs("vckpt import: interrupted when the step was already imported\n", stderr);
 	}
 	store_close(s);
 	import_plan_release(&in.plan);

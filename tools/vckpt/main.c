@@ -56,6 +56,7 @@ static int run_command(const struct tool_command *command, int argc, char **argv
 		perror("vckpt: standard output");
 		code = TOOL_FAILED;
 	}
+	tool_interrupt_die();
 	return code;
 }
 

@@ -134,6 +134,8 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	}
 	m.options.arg = &m;
 	m.lines = json_array();
+	tool_interrupt_ends(t, m.options.dry_run ? "nothing was changed"
+		: "what was mended so far stays so; run vckpt mend again");
 	tool_progress_start(&m.progress, t, "mend");
 	int r = store_mend(s, &m.options, &result, &err);
 	tool_progress_end(&m.progress);

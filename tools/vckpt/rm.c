@@ -367,6 +367,9 @@ static int remove_and_say(struct rm *rm)
 {
 	struct base_error err = {0};
 	size_t removed = 0;
+
+	tool_interrupt_ends(rm->t, rm->dry_run ? "nothing was changed"
+		: "steps removed so far stay removed; vckpt ls lists the others");
 	int worst = remove_all(rm, &removed);
 
 	/* Steps that share its data may stand in the index under its name only. */

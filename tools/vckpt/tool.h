@@ -76,6 +76,15 @@ int tool_missing_run(const struct tool *t, const char *path);
 int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
 	const struct store_list_step **ret_step);
 
+/* ---- interrupt.c ---- */
+/* From now on SIGINT ends the command at once; the line "interrupted: TEXT" goes to standard error first. */
+void tool_interrupt_ends(const struct tool *t, const char *text);
+/* From now on the first SIGINT is only remembered, and the second one ends the command as above. */
+void tool_interrupt_waits(const struct tool *t, const char *text);
+bool tool_interrupted(void); /* any thread */
+int tool_interrupt_check(struct base_error *err); /* -EINTR when it was; any thread */
+void tool_interrupt_die(void); /* dies of a SIGINT that was remembered, else returns */
+
 /* one document and a newline on standard output; takes the reference; TOOL_DONE or TOOL_FAILED */
 int tool_print_json(json_t *value);
 json_t *tool_json_text(const char *bytes, size_t len); /* a JSON string; never NULL for valid UTF-8 */

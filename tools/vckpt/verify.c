@@ -61,6 +61,7 @@ static void damage(void *arg, const struct store_damage *d)
 	if (d->tensor)
 		tool_print_text(stdout, d->tensor, strlen(d->tensor));
 	putchar('\n');
+	fflush(stdout); /* what was found stands there, should this be interrupted */
 }
 
 static void progress(void *arg, uint64_t done, uint64_t total)
@@ -151,6 +152,8 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	}
 	v.damage = json_array();
 	v.newer = json_array();
+	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
+		: "not everything was read; faults found so far stand above");
 	tool_progress_start(&v.progress, t, "verify");
 	int r = store_verify(s, &options, &result, &err);
 	tool_progress_end(&v.progress);
