@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/completions/vckpt.bash: what bash offers behind a line as it is typed so far."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/completions/vckpt.bash"
+SHELL = """
+source "$1"
+shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_vckpt
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+
+
+@pytest.fixture(scope="module")
+def stores(vckpt, tmp_path_factory):
+    """A store `one` with the runs llama (steps 5 and 100) and tuned (step 0), and `two` with the run other (step 1)."""
+    folder = tmp_path_factory.mktemp("completion")
+    np.save(folder / "w.npy", np.arange(1000, dtype="f4"))
+    for target in ["one/llama/5", "one/llama/100", "one/tuned/0", "two/other/1"]:
+        store, _, step = target.partition("/")
+        if not (folder / store).exists():
+            vckpt("init", folder / store)
+        vckpt("import", folder / store, step, folder / "w.npy", "--set", 'step="step": 77', "-q")
+    return folder
+
+
+@pytest.fixture
+def offered(vckpt, stores):
+    def offered(*words, store=None):
+        env = {k: v for k, v in os.environ.items() if k != "VCKPT_STORE"} | ({"VCKPT_STORE": str(stores / store)} if store else {})
+        done = subprocess.run(["bash", "--norc", "--noprofile", "-c", SHELL, "bash", str(SCRIPT), vckpt.path, *words], cwd=stores, env=env, capture_output=True,
+                              text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        return sorted(done.stdout.split())
+    return offered
+
+
+def test_it_is_bound_to_the_command(stores):
+    done = subprocess.run(["bash", "--norc", "--noprofile", "-c", 'source "$1" && complete -p vckpt', "bash", str(SCRIPT)], capture_output=True, text=True)
+    assert done.stdout == "complete -o default -F _vckpt vckpt\n" and done.stderr == ""
+
+
+def test_commands(vckpt, offered):
+    all_ = set(re.findall(r"^  (\w+) ", vckpt("--help").stdout, re.M)) | {"help", "version"}
+    assert set(offered("")) == set(offered("help", "")) == all_
+    assert offered("im") == ["import"] and offered("l") == ["layout", "ls"] and offered("xyz") == []
+
+
+def test_options(vckpt, offered):
+    """All that the help of a command lists, and no other's."""
+    for command in offered(""):
+        if command not in ("help", "version"):
+            usage, _, rest = vckpt(command, "--help").stdout.partition("\n\n")
+            lines = [usage, *re.findall(r"^  -.*", rest, re.M)]
+            assert set(offered(command, "--")) == set(re.findall(r"--[a-z][a-z-]*", "\n".join(lines))) | {"--help", "--quiet", "--verbose"}
+    assert offered("rm", "--k") == ["--keep-every", "--keep-last"]
+    assert "--grace" not in offered("rm", "one", "--") and "--grace" in offered("gc", "one", "--")
+    assert offered("export", "one", "llama/5", "out", "--format", "") == ["npy", "safetensors"]
+
+
+@pytest.mark.parametrize("words, found", [
+    (["info", "one", ""], ["llama/", "tuned/"]),
+    (["info", "one", "l"], ["llama/"]),
+    (["info", "one", "llama/"], ["llama/100", "llama/5", "llama/latest"]),
+    (["info", "one", "llama/1"], ["llama/100"]),
+    (["info", "--packs", "one", "tuned/"], ["tuned/0", "tuned/latest"]),
+    (["abort", "two", ""], ["other"]),
+    (["abort", "--reason", "text", "two", "o"], ["other"]),
+    (["rm", "one", "llama/5", "tuned/"], ["tuned/0", "tuned/latest"]),
+    (["rm", "one", "tuned"], ["tuned", "tuned/"]),
+    (["ls", "one", ""], ["llama", "llama/", "tuned", "tuned/"]),
+    (["ls", "one", "nothing/"], ["nothing/latest"]),
+    (["info", "nowhere", ""], []),
+    (["info", ""], []),                              # a store: bash completes file names
+    (["import", "one", "llama/5", ""], []),
+    (["import", "one", "llama", "--set", ""], []),
+    (["mend", "one", "--from", ""], []),
+    (["layout", "--mesh", ""], []),
+    (["nonsense", ""], []),
+])
+def test_runs_and_steps(offered, words, found):
+    assert offered(*words) == found
+
+
+def test_the_store_of_the_variable(offered):
+    assert offered("info", "", store="one") == ["llama/", "tuned/"]
+    assert offered("rm", "llama/5", "tuned/", store="one") == ["tuned/0", "tuned/latest"]
+    assert offered("export", "tuned/0", "", store="one") == []
+    assert offered("info", "two", "", store="one") == ["other/"]
+    assert offered("import", "tu", store="one") == ["tuned", "tuned/"]
