@@ -118,7 +118,7 @@ static int argument(struct tool *t, struct import *in, const char *value)
 		return tool_missing_run(t, value);
 	int code = tool_target_parse(t, value, &in->target);
 	if (code == 0 && (in->target.rest || in->target.latest))
-		return tool_usage(t, "the target is RUN or RUN/STEP, STEP a number");
+		return tool_usage(t, "%s is not RUN or RUN/STEP, STEP a number", value);
 	return code;
 }
 

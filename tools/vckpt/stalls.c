@@ -224,7 +224,7 @@ static int stalls_run(struct tool *t, int argc, char **argv)
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.has_step || target.rest)
-		return tool_usage(t, "%s is not RUN/STEP", t->arguments[1]);
+		return tool_usage(t, "%s is not a step: RUN/STEP", t->arguments[1]);
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &step)) == 0) {
