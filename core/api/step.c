@@ -213,6 +213,11 @@ uint64_t vckpt_step_number(const struct vckpt_step *step)
 	return load_step_info(step->step)->step;
 }
 
+uint32_t vckpt_step_world(const struct vckpt_step *step)
+{
+	return load_step_manifest(step->step)->world;
+}
+
 size_t vckpt_step_attributes(const struct vckpt_step *step, const struct vckpt_attribute **ret_attributes)
 {
 	*ret_attributes = step->attributes;

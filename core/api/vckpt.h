@@ -86,7 +86,6 @@ int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **r
  * has returned. A second call does nothing. Handles still answer; new saves are refused. */
 int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err);
 void vckpt_saver_free(struct vckpt_saver *saver); /* closes; NULL-safe */
-
 enum {
 	VCKPT_TENSOR_DEVICE = 1 << 0,    /* data is CUDA device memory, of any device and context */
 	VCKPT_TENSOR_BUFFER = 1 << 1,    /* may differ between replicas: the group's first rank's counts */
@@ -147,7 +146,6 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 void vckpt_save_free(struct vckpt_save *save);
 /* The same for a save that was not submitted, telling the other ranks why. */
 void vckpt_save_give_up(struct vckpt_save *save, const char *reason);
-
 enum vckpt_state { VCKPT_OPEN, VCKPT_QUEUED, VCKPT_STAGING, VCKPT_STAGED, VCKPT_ANNOUNCED, VCKPT_COMMITTED,
 	VCKPT_FAILED };
 struct vckpt_progress {
@@ -155,7 +153,6 @@ struct vckpt_progress {
 	uint64_t bytes_total, bytes_staged, bytes_done; /* of what this rank stores */
 };
 int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress);
-
 /* What a save of this rank did. Times are of CLOCK_REALTIME, in ns; busy sums the threads.
  * `write` is handing over to the packs and waiting for them; what their own threads do meanwhile is not counted. */
 #define VCKPT_PHASES 9
@@ -164,20 +161,23 @@ struct vckpt_timings {
 	struct vckpt_phase phase[VCKPT_PHASES]; /* plan room copy digest encode write seal wait commit */
 	uint64_t submitted_ns, staged_ns, committed_ns; /* 0: not yet */
 	uint64_t bytes_held, bytes_staged, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
-	uint64_t pieces, pieces_new;
-	uint64_t plan_ns;                /* of the caller's and the saver's thread together */
+	uint64_t pieces, pieces_new, plan_ns; /* plan_ns: of the caller's and the saver's thread together */
 	uint32_t plan_cached;            /* 0: made; 1: from memory; 2: from disk */
-	uint32_t plan_hits, plan_misses; /* of this saver so far */
-	uint32_t ring_waits;             /* bands that waited for room in the ring */
+	uint32_t plan_hits, plan_misses, ring_waits; /* of this saver so far; bands that waited for room in the ring */
 };
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings);
 
 /* ---- reading: any thread, several at once ---- */
+/* What a rank holds of a tensor, described as for a save with a mesh: n boxes, of each ndim pairs (offset, size), the
+ * place of its first item in the local tensor, row-major, and ndim strides there, in items. free() the array. */
+int vckpt_tensor_boxes(const struct vckpt_tensor *tensor, uint32_t rank, uint64_t **ret_boxes, size_t *ret_n,
+	struct vckpt_error *err);
 struct vckpt_step;
 int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vckpt_step **ret_step,
 	struct vckpt_error *err);
 void vckpt_step_close(struct vckpt_step *step); /* NULL-safe */
 uint64_t vckpt_step_number(const struct vckpt_step *step);
+uint32_t vckpt_step_world(const struct vckpt_step *step); /* by how many ranks it was saved */
 size_t vckpt_step_attributes(const struct vckpt_step *step, const struct vckpt_attribute **ret_attributes);
 struct vckpt_tensor_info {               /* points into the step */
 	const char *component, *name; uint32_t name_len, dtype, ndim; const uint64_t *shape; uint64_t bytes;

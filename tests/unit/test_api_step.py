@@ -73,7 +73,7 @@ def v(build):
     lib.vckpt_step_read.argtypes = [ptr, u32, ptr, ptr, ptr, ptr]
     lib.vckpt_step_blob_read.argtypes = [ptr, u32, ptr, ptr]
     lib.vckpt_step_tensor.argtypes = lib.vckpt_step_blob.argtypes = [ptr, u32, ptr]
-    for name in ("number", "tensor_count", "blob_count", "close"):
+    for name in ("number", "world", "tensor_count", "blob_count", "close"):
         getattr(lib, "vckpt_step_" + name).argtypes = [ptr]
     lib.vckpt_step_find.argtypes = [ptr, c.c_char_p, c.c_char_p]
     lib.vckpt_step_attributes.argtypes = [ptr, ptr]
@@ -151,7 +151,7 @@ def test_any_box_of_any_sharding(v, proto, shapes, tmp_path, seed, scale):  # no
     tensors = boxes.random_tensors(shapes, rng, scale(30, 120, 800), mesh)
     Writer(proto, tmp_path / "s", tensors, int(np.prod(mesh)), rng.choice([boxes.SMALL, Params(64, 256, 16)]))
     with Opened(v, tmp_path / "s") as step:
-        assert v.vckpt_step_tensor_count(step.p) == len(tensors) and v.vckpt_step_number(step.p) == 1
+        assert v.vckpt_step_tensor_count(step.p) == len(tensors) and v.vckpt_step_number(step.p) == 1 and v.vckpt_step_world(step.p) == int(np.prod(mesh))
         for t in tensors:
             info = step.info(step.find(t.name))
             assert (info.component, c.string_at(info.name, info.name_len)) == (b"model", t.name.encode())
@@ -325,3 +325,42 @@ def test_only_the_interface_is_shown(v, build):
     declared = set(re.findall(r"\b(vckpt_\w+)\(", header))
     assert names and names <= declared
     assert v.vckpt_version().decode().count(".") == 2
+
+
+# ---- which boxes a rank holds ----
+
+class Described(c.Structure):
+    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("shape", ptr), ("mesh", ptr), ("placements", c.c_char_p), ("flat", ptr),
+                ("boxes", ptr), ("same_dims", c.c_char_p), ("data", ptr), ("strides", ptr), ("local_shape", ptr), ("ndim", u32), ("local_ndim", u32),
+                ("dtype", u32), ("flags", u32), ("nboxes", u32), ("reserved", u32)]
+
+
+def held(v, mesh, rank, shape, placements, flat=None, dtype=12, flags=0):
+    """[(offsets, sizes, place, strides)] of a rank."""
+    v.vckpt_tensor_boxes.argtypes = [ptr, u32, ptr, ptr, ptr]
+    dims, three = (u64 * len(shape))(*shape), (u64 * 3)(*(flat or (0, 0, 0)))
+    t = Described(shape=c.addressof(dims), mesh=mesh, placements=placements.encode(), flat=c.addressof(three) if flat else None, ndim=len(shape),
+                  dtype=dtype, flags=flags)
+    found, n, d = c.POINTER(u64)(), c.c_size_t(), len(shape)
+    call(v.vckpt_tensor_boxes, c.byref(t), rank, c.byref(found), c.byref(n))
+    rows = np.array(found[:n.value * (3 * d + 1)], dtype=int).reshape(n.value, 3 * d + 1).tolist()
+    c.CDLL(None).free(found)
+    return [(row[:2 * d:2], row[1:2 * d:2], row[2 * d], row[2 * d + 1:]) for row in rows]
+
+
+def test_boxes_of_a_rank(v):
+    mesh = ptr()
+    call(v.vckpt_mesh_new, b"dp=2,tp=2", None, 0, c.byref(mesh))
+    assert held(v, mesh, 3, (4, 6), "S(0),S(1)") == [([2, 3], [2, 3], 0, [3, 1])]
+    assert held(v, mesh, 1, (3, 2), "R,S(0)") == [([2, 0], [1, 2], 0, [2, 1])]
+    assert held(v, mesh, 3, (1, 2), "S(0),R") == [] and held(v, mesh, 4, (4, 2), "S(0),R") == []
+    assert held(v, mesh, 2, (8,), "S(0),SS(0,2)") == [([4], [1], 0, [1]), ([6], [1], 1, [1])]
+    assert held(v, mesh, 0, (4, 6), "R,S(1)", flat=(2, 7, 0)) == [([0, 2], [1, 1], 0, [3, 1]), ([1, 0], [1, 3], 1, [3, 1]), ([2, 0], [1, 1], 4, [3, 1])]
+    assert held(v, mesh, 0, (), "R,R") == [([], [], 0, [])]
+    for sentence, rest in [("dimension", ((4,), "S(1),R")), (r"S\(x\)", ((4,), "S(x),R")), ("dtype 99 is unknown", ((4,), "R,R", None, 99)),
+                           ("without mesh or shape", ((4,), "R,R", None, 12, 4))]:
+        with pytest.raises(Failed, match=sentence):
+            held(v, mesh, 0, *rest)
+    with pytest.raises(Failed, match="without mesh or shape"):
+        held(v, None, 0, (4,), "R,R")
+    v.vckpt_mesh_free(mesh)

@@ -212,9 +212,11 @@ FUNCTIONS = {
     "vckpt_save_give_up": (None, [P, c_char_p]),
     "vckpt_save_progress": (c_int, [P, POINTER(Progress)]),
     "vckpt_save_timings": (c_int, [P, POINTER(Timings)]),
+    "vckpt_tensor_boxes": (c_int, [P, c_uint32, POINTER(POINTER(c_uint64)), POINTER(c_size_t), E]),
     "vckpt_step_open": (c_int, [c_char_p, c_char_p, c_uint64, POINTER(P), E]),
     "vckpt_step_close": (None, [P]),
     "vckpt_step_number": (c_uint64, [P]),
+    "vckpt_step_world": (c_uint32, [P]),
     "vckpt_step_attributes": (c_size_t, [P, POINTER(POINTER(Attribute))]),
     "vckpt_step_tensor_count": (c_uint32, [P]),
     "vckpt_step_tensor": (c_int, [P, c_uint32, POINTER(TensorInfo)]),
@@ -329,6 +331,15 @@ def u64s(numbers):
 
 def i64s(numbers):
     return (c_int64 * max(len(numbers), 1))(*numbers)
+
+
+def numbers(name, *arguments, each=1):
+    """What a function gives as an array of 64-bit numbers that it has allocated, `each` of them for every one that it counts."""
+    found, count = POINTER(c_uint64)(), c_size_t()
+    call(name, *arguments, byref(found), byref(count))
+    result = found[:count.value * each]
+    ctypes.CDLL(None).free(ctypes.cast(found, c_void_p))
+    return result
 
 
 def store_init(path):

@@ -4,12 +4,10 @@
 A save makes the store where no parent is one, at the place where the path says that it is: STORE/RUN, or STORE/RUN/STEP where
 the last part is a number. All ranks may do so at once, on one file system: one makes it, the others wait until it is there.
 A path that was resolved before the store was made is resolved to the same afterwards."""
-import ctypes
 import errno
 import os
 import re
 import time
-from ctypes import byref, c_void_p
 from typing import Any, Optional
 
 from . import _lib
@@ -133,14 +131,10 @@ def half_made(path: str) -> bool:
 def steps(path: Path) -> list[int]:
     """The numbers of the steps of STORE/RUN, ascending; none where there is no such run."""
     store, run, _ = split(path)
-    numbers, count = ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_size_t()
     try:
-        _lib.call("vckpt_run_steps", os.fsencode(store), run.encode(), byref(numbers), byref(count))
+        return _lib.numbers("vckpt_run_steps", os.fsencode(store), run.encode())
     except FileNotFoundError:
         return []
-    result = [numbers[i] for i in range(count.value)]
-    ctypes.CDLL(None).free(ctypes.cast(numbers, c_void_p))
-    return result
 
 
 def latest(path: Path) -> Optional[int]:
