@@ -19,7 +19,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import restore
 import vckpt
 
 
@@ -163,20 +162,15 @@ class Job:
         return {"plan": self.plan, "model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.scheduler, "loader": self.loader,
                 "rng": vckpt.rng_state()}
 
-    def restore(self, path, rank):
-        """Returns whether all of it fits: whether the losses will be the same, bit by bit."""
-        with vckpt.Step(path) as step:
-            restore.model(step, self.model)
-            restore.optimizer(step, self.model, self.optimizer)
-            self.scheduler.load_state_dict(step.values("lr_scheduler"))
-            self.loader.load_state_dict(step.values("loader"))
-            self.done = step.number
-            same = step.values("plan") == self.plan
-            if same:
-                vckpt.set_rng_state(step.values("rng", rank=rank))
-            else:                                       # the ranks of that step were others, or computed other parts
-                self.seed(self.done)
-            return same
+    def restore(self, path):
+        """Whether there is a step, and whether all of it fits: then the losses will be the same, bit by bit."""
+        found = vckpt.load(path, self.state(), missing_ok=True)
+        if found is None:
+            return False, False
+        self.done, same = found.step, found.values["plan"] == self.plan
+        if not same:                                    # the ranks of that step were others, or computed other parts
+            self.seed(self.done)
+        return True, same
 
     def train(self, saver, stopping, report):
         """Saves while it computes. Staging has the time of a forward and a backward pass, which change no weights."""
@@ -230,11 +224,11 @@ def main(args):
             print(f"step {step} loss {loss:.4f} {loss.hex()}", flush=True)
     # The saver first: from here on nothing that an earlier start left can become a step, and all ranks see the same newest one.
     with vckpt.on_sigterm() as stopping, vckpt.Saver(run, base=args.resume) as saver:
-        begin = run if vckpt.steps(run) else args.resume and f"{args.store}/{args.resume}"
-        if begin:
-            same = job.restore(begin, saver.rank)
-            if first:
-                print(f"from step {job.done}, {'as if nothing had happened' if same else 'under another layout: losses will be close'}", flush=True)
+        found, same = job.restore(run)
+        if not found and args.resume:
+            found, same = job.restore(f"{args.store}/{args.resume}")
+        if found and first:
+            print(f"from step {job.done}, {'as if nothing had happened' if same else 'under another layout: losses will be close'}", flush=True)
         losses = job.train(saver, stopping, report)
     if first and losses:
         print(f"done: perplexity {math.exp(losses[job.done]):.2f}")

@@ -379,8 +379,6 @@ def _step(model, optimizer, scheduler, average, scaler, number):
 
 def _whole(path):
     """All that a trainer has, back into fresh objects: the next step is the same."""
-    sys.path.insert(0, str(ROOT / "docs/examples"))
-    import restore
     parts, others = _trainer(0), _trainer(1)
     for number in range(3):
         _step(*parts, number)
@@ -388,14 +386,8 @@ def _whole(path):
     state = {"model": model, "optimizer": optimizer, "schedulers": scheduler, "average": average, "scaler": scaler}
     vckpt.save(path, state, step=3, **PIN)
     vckpt.close(path)
-    with vckpt.Step(path) as step:
-        restore.model(step, others[0])
-        restore.optimizer(step, others[0], others[1])
-        kept = step.values("schedulers")
-        for name, one in others[2].items():
-            one.load_state_dict(kept[name])
-        restore.model(step, others[3], "average")
-        others[4].load_state_dict(step.values("scaler"))
+    found = vckpt.load(path, dict(zip(("model", "optimizer", "schedulers", "average", "scaler"), others)))
+    assert not found.values and not found.missing and found.step == 3
     for number in (3, 4):
         _step(*parts, number)
         _step(*others, number)

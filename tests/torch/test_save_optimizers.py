@@ -226,10 +226,8 @@ def test_state_of_what_is_no_parameter(run):
 
 @pytest.mark.parametrize("steps", [0, 1])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lbfgs"])
-def test_restored(run, monkeypatch, kind, steps):
-    """docs/examples/restore.py: a step at which the optimizer had no state, or had some, goes back, and training goes on alike."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs/examples"))
-    import restore
+def test_restored(run, kind, steps):
+    """A step at which the optimizer had no state, or had some, goes back, and training goes on alike."""
     model, other = net(), net(5)
     optimizer, their = KINDS[kind](model.parameters()), KINDS[kind](other.parameters())
     for number in range(steps):
@@ -237,9 +235,7 @@ def test_restored(run, monkeypatch, kind, steps):
     vckpt.save(run, {"model": model, "optimizer": optimizer}, step=steps, **PIN)
     called = []
     their.register_step_pre_hook(lambda *_: called.append("pre"))
-    with vckpt.Step(run) as step:
-        restore.model(step, other)
-        restore.optimizer(step, other, their)
+    assert vckpt.load(run, {"model": other, "optimizer": their}).step == steps
     assert not called and words(their.state_dict()) == words(optimizer.state_dict())
     for number in range(2):
         one_step(model, optimizer, number)
@@ -319,8 +315,6 @@ def test_flattened_parameters(pool2, run, originals):   # noqa: F811
 
 def _zero(path, kind, steps):
     """The state of each parameter at one rank; it goes back into the same, and trains on as if nothing had been."""
-    sys.path.insert(0, str(ROOT / "docs/examples"))
-    import restore
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -340,8 +334,7 @@ def _zero(path, kind, steps):
     other, their = made(5)
     with vckpt.Step(path) as step:
         own = step.values("optimizer", rank=dist.get_rank())
-        restore.model(step, other)
-        restore.optimizer(step, other, their)
+    vckpt.load(path, {"model": other, "optimizer": their})
     for number in range(2):
         one_step(model, optimizer, 10 + number)
         one_step(other, their, 10 + number)
@@ -351,28 +344,22 @@ def _zero(path, kind, steps):
 
 @pytest.mark.parametrize("kind", ["adamw", "momentum"])
 @pytest.mark.parametrize("steps", [0, 2])
-def test_zero_redundancy(pool2, run, monkeypatch, kind, steps):     # noqa: F811
+def test_zero_redundancy(pool2, run, kind, steps):     # noqa: F811
     found = pool2(_zero, str(run), kind, steps)
     names = [name for _, _, own, _ in found for name in own]
     assert all(same and lr == 0.05 for same, lr, _, _ in found)
     assert sorted(names) == (["0.bias", "0.weight", "2.bias", "2.weight"] if steps else []) and (not steps or all(own for _, _, own, _ in found))
-    monkeypatch.syspath_prepend(str(ROOT / "docs/examples"))
-    import restore
     model = net(5)                                      # and in one process into the optimizer that it wraps
     optimizer = {"adamw": torch.optim.AdamW, "momentum": torch.optim.SGD}[kind](model.parameters(), lr=0.1)
-    with vckpt.Step(run) as step:
-        restore.model(step, model)
-        restore.optimizer(step, model, optimizer)
+    vckpt.load(run, {"model": model, "optimizer": optimizer})
     assert len(optimizer.state) == (4 if steps else 0) and optimizer.param_groups[0]["lr"] == 0.05
     if steps:
-        tensors = {info.name for info in step.tensors() if info.component == "optimizer"}
+        tensors = {info.name for info in vckpt.Step(run).tensors() if info.component == "optimizer"}
         assert {name.removeprefix("state.").rsplit(".", 1)[0] for name in tensors} == {"0.bias", "0.weight", "2.bias", "2.weight"}
 
 
 def _two_sharded(path):
     """One optimizer over two sharded modules and a parameter by itself, before its first step, after it, and back."""
-    sys.path.insert(0, str(ROOT / "docs/examples"))
-    import restore
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -396,14 +383,7 @@ def _two_sharded(path):
     vckpt.save(path, state, step=2)
     vckpt.close(path)
     other, their_loose, their = made(7)
-    with vckpt.Step(path) as step:
-        restore.model(step, other["actor"], "actor")
-        restore.model(step, other["critic"], "critic")
-        with torch.no_grad():
-            their_loose.copy_(step["temperature"])
-        whole = torch.nn.ModuleDict(dict(other))
-        whole.register_parameter("temperature", their_loose)
-        restore.optimizer(step, whole, their)
+    vckpt.load(path, {"actor": other["actor"], "critic": other["critic"], "temperature": their_loose, "optimizer": their})
     for one in ((both, loose, optimizer), (other, their_loose, their)):
         train(*one)
     return words(dict(both.state_dict())) == words(dict(other.state_dict())) and torch.equal(loose, their_loose)

@@ -8,11 +8,14 @@
         handle.staged()             # the tensors may change again
         handle.committed()          # visible and durable
 
+    vckpt.load("/ckpt/llama", state, missing_ok=True)       # the newest step back into the state, or None
+
 torch is imported only when it is there already, or asked for."""
 from typing import TYPE_CHECKING
 
 from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists,
                    StoreExists, Timeout, VersionError)
+from .loading import Loaded, load
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
 from .saver import Handle, Saver, async_save, close, init, latest, save, steps
@@ -20,9 +23,9 @@ from .shard import Refused, Shard
 from .state import RngState, parameter_names, rng_state, set_rng_state
 from .step import BlobInfo, Step, TensorInfo
 
-__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Mesh", "NotAStore",
+__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Loaded", "Mesh", "NotAStore",
            "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists",
-           "TensorInfo", "Timeout", "VersionError", "async_save", "close", "init", "latest", "on_sigterm", "parameter_names", "rng_state",
+           "TensorInfo", "Timeout", "VersionError", "async_save", "close", "init", "latest", "load", "on_sigterm", "parameter_names", "rng_state",
            "save", "set_rng_state", "steps", "version"]
 
 

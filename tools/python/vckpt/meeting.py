@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of torch's process group come to one launch id: through the group's store, not by a collective, so that a rank
-which waits can say for whom, and does not wait for ever.
+"""How the ranks of torch's process group come to one launch id, or to one newest step: through the group's store, not by a collective,
+so that a rank which waits can say for whom, and does not wait for ever.
 
 Each attempt at a meeting of a run has a number, the same for all ranks, kept in the store:
 
@@ -8,7 +8,7 @@ Each attempt at a meeting of a run has a number, the same for all ranks, kept in
     RUN/N/rank.R        rank R has come, and to which path
     RUN/N/waiting       how many ranks have come and wait
     RUN/N/failed        the error of a rank that could not make the call: its path cannot be, its options are wrong
-    RUN/N/verdict       a launch id, by rank 0, once all wait; or an error, by whoever gives up first
+    RUN/N/verdict       a launch id (a step), by rank 0, once all wait; or an error, by whoever gives up first
 
 The verdict is set once (compare_set) and is every rank's: where one gives up, all that wait raise the same error, and the next
 call of each comes to the next meeting. The error of a rank that failed before it waited is told to those, too, who come later
@@ -27,23 +27,26 @@ WARN_S, AGAIN_S = 5.0, 60.0     # the first line about ranks that have not come,
 LOOKED_AT = 64                  # lower ranks among which one looks for another that would warn
 NAMED = 8                       # ranges of ranks in a sentence
 ALL = "is a call of all ranks (not of `if rank == 0:`)"
+SAVES = "the first save of a run, and each Saver,"
+LOADS = "vckpt.load of a run's newest step"
 
 
-def agree(dist, launch_id, run, path, timeout):
-    """Rank 0's launch id, at all ranks of the default process group. dist: torch.distributed."""
-    held = meeting(dist, run, path, timeout)
-    return held.launch(launch_id) if held else broadcast(dist, launch_id, path)
+def agree(dist, launch_id, run, path, timeout, call=SAVES):
+    """Rank 0's launch id, at all ranks of the default process group. dist: torch.distributed; call: what all ranks have to call."""
+    held = meeting(dist, run, path, timeout, call)
+    return held.launch(launch_id) if held else broadcast(dist, launch_id, path, call)
 
 
-def meeting(dist, run, path, timeout):
+def meeting(dist, run, path, timeout, call=SAVES):
     """None where the process group has no store (MPI)."""
     store = None if dist.get_backend() == "fake" else dist.distributed_c10d._world.pg_map[dist.group.WORLD][1]
-    return None if store is None else Meeting(store, dist.get_rank(), dist.get_world_size(), run, path, timeout)
+    name = run if call == SAVES else f"{call}: {run}"                       # meetings of their own
+    return None if store is None else Meeting(store, dist.get_rank(), dist.get_world_size(), name, path, timeout, call)
 
 
-def fail(dist, error, run, path):
+def fail(dist, error, run, path, call=SAVES):
     """Tells the others, who may wait in a meeting."""
-    held = meeting(dist, run, path, 0)
+    held = meeting(dist, run, path, 0, call)
     if held:
         try:
             held.fail(error)
@@ -51,10 +54,10 @@ def fail(dist, error, run, path):
             print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr)
 
 
-def broadcast(dist, launch_id, path):
+def broadcast(dist, launch_id, path, call=SAVES):
     """Where there is no store: nobody knows who is missing, and the wait has no end but the group's."""
     late = threading.Timer(WARN_S, print, [f"vckpt: {path}: rank {dist.get_rank()} waits for ranks that have not made the same call: "
-                                           f"the first save of a run, and each Saver, {ALL}"], {"file": sys.stderr, "flush": True})
+                                           f"{call} {ALL}"], {"file": sys.stderr, "flush": True})
     late.daemon = True
     late.start()
     try:
@@ -68,8 +71,8 @@ def broadcast(dist, launch_id, path):
 class Meeting:
     """One rank's part. `store` is a torch.distributed.Store."""
 
-    def __init__(self, store, rank, world, run, path, timeout):
-        self.store, self.rank, self.world, self.path, self.timeout = store, rank, world, path, timeout
+    def __init__(self, store, rank, world, run, path, timeout, call=SAVES):
+        self.store, self.rank, self.world, self.path, self.timeout, self.call = store, rank, world, path, timeout, call
         self.base = f"vckpt/{hashlib.sha256(run.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
         self.number, self.begun, self.pause = 0, time.monotonic(), 0.002
 
@@ -178,8 +181,8 @@ class Meeting:
     def sentence(self, now):
         late = self.missing()
         many = "rank" if len(late) == 1 else "ranks"
-        return (f"{many} {ranges(late)} of {self.world} did not come within {now - self.begun:.0f} s{self.elsewhere()}: the first save of a run, "
-                "and each Saver, is a call of all ranks (not of `if rank == 0:`); meet_timeout= says how long they are waited for")
+        return (f"{many} {ranges(late)} of {self.world} did not come within {now - self.begun:.0f} s{self.elsewhere()}: {self.call} {ALL}; "
+                "meet_timeout= says how long they are waited for")
 
     def warn(self, now, told):
         """By the lowest rank that has come."""
@@ -191,7 +194,7 @@ class Meeting:
             return told
         left = self.begun + self.timeout - now
         print(f"vckpt: {self.path}: rank {self.rank} has waited {now - self.begun:.0f} s for {'rank' if len(late) == 1 else 'ranks'} {ranges(late)} of "
-              f"{self.world} to make the same call{self.elsewhere()}: the first save of a run, and each Saver, {ALL}; "
+              f"{self.world} to make the same call{self.elsewhere()}: {self.call} {ALL}; "
               f"it is an error in {left:.0f} s", file=sys.stderr, flush=True)
         return True
 
@@ -223,12 +226,14 @@ def launched():
     return None
 
 
-def check_alone():
+NEW_LAUNCH = "rank=, world= and launch_id= (a text that all ranks share and that is new at every start)"
+
+
+def check_alone(does="saves", give=NEW_LAUNCH):
     """Where there is no process group: that this process is not one of several, each of which would save steps of its own."""
     found = launched()
     if found:
         world, many, rank, mine = found
         raise _lib.InvalidArgument(errno.EINVAL, f"{world}={many}{f' and {rank}={mine}' if mine else ''} in the environment say that this process is one "
                                    f"of {many}, but there is no process group of torch: call torch.distributed.init_process_group first, or give "
-                                   "rank=, world= and launch_id= (a text that all ranks share and that is new at every start); where this "
-                                   "process saves by itself, give rank=0, world=1")
+                                   f"{give}; where this process {does} by itself, give rank=0, world=1")

@@ -76,6 +76,7 @@ class Step:
                   step if isinstance(step, int) else _lib.NONE, byref(pointer))
         self._pointer = pointer.value
         self.number: int = _lib.lib().vckpt_step_number(self._pointer)
+        self.world: int = _lib.lib().vckpt_step_world(self._pointer)            # by how many ranks it was saved
         self._tensors, self._blobs = self._read_tensors(), self._read_blobs()
         self._by_name: dict[str, list[tuple[str, str]]] = {}
         for key in self._tensors:
@@ -197,12 +198,16 @@ class Step:
         held = np.empty(size, out.dtype) if turned else None
         if turned:
             address, strides = _destination(held, size, dtype)
-        _lib.call("vckpt_step_read", self._at(), number, pairs, address, _lib.i64s(strides))
+        self._read(number, pairs, address, strides)
         if turned:
             out[...] = held
         if made and self.framework == "torch":
             return _tensor(out, dtype)
         return out
+
+    def _read(self, number, pairs, address, strides):
+        """pairs: (offset, size) of each dimension, or None; strides in bytes."""
+        _lib.call("vckpt_step_read", self._at(), number, pairs, address, _lib.i64s(strides))
 
     # -- files and values --
 
@@ -252,6 +257,10 @@ class Step:
         return values.decode(data, types=types, tensor=fetch, path=(component,))
 
     def _rank_tensor(self, members, rank):
+        array = self._rank_array(members, rank)
+        return _tensor(array, _lib.DTYPES.index(members["dtype"])) if self.framework == "torch" else array
+
+    def _rank_array(self, members, rank):
         blob, word = members.get("blob"), members.get("dtype")
         if not isinstance(blob, str) or word not in _lib.DTYPES[1:]:
             raise _lib.FormatError(_lib.EFORMAT, f"step {self.run}/{self.number}: a tensor of rank {rank} is referred to in no known form")
@@ -259,7 +268,7 @@ class Step:
         number = _lib.DTYPES.index(word)
         if array.dtype.itemsize != _lib.ITEM_BYTES[number]:
             raise _lib.FormatError(_lib.EFORMAT, f"{blob} of rank {rank}: items of {array.dtype.itemsize} bytes are no {word}")
-        return _tensor(array, number) if self.framework == "torch" else array
+        return array
 
 
 def _tensor(array, dtype):

@@ -41,6 +41,12 @@ def is_torchs(function):
     return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
 
 
+def set_module_state(module, tensors):
+    """Hands a state dict to a module whose own was no view of its memory; names are those that module_state gives."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
+
+
 # ---- modules ----
 
 def is_plain(module):

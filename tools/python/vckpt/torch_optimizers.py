@@ -330,3 +330,61 @@ def ordered_names(optimizer, state):
     refuse_odd(optimizer, "the optimizer")
     names = find_names(optimizer, state, weakref.WeakKeyDictionary(), "the optimizer")[0]
     return [name for parameter in parameters_of(optimizer) for name in names[id(parameter)]]
+
+
+# ---- the way back ----
+
+class Restored:
+    """What goes into an optimizer from the trees that ranks saved of it: one, or several where each rank has a part (a pipeline's stage, experts,
+    ZeroRedundancyOptimizer). Not through torch's set_optimizer_state_dict: of an optimizer that has no state yet it makes a step first
+    (pytorch#164929)."""
+
+    def __init__(self, optimizer, state, views, path, trees):
+        refuse_odd(optimizer, path)
+        names, sources, _, self.shards = find_names(optimizer, state, views, path)
+        if any(flattened(source.object()) for source in sources or () if source.view is not None):
+            raise Refused(path, "FSDP1 has flattened its parameters: vckpt.load cannot fill such an optimizer; give what Step.values gives to "
+                          "FullyShardedDataParallel.optim_state_dict_to_load")
+        if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict) and isinstance(tree.get("param_groups"), list) for tree in trees):
+            raise Refused(path, 'the step has no optimizer there: something with "state" and "param_groups"')
+        self.optimizer, self.trees = optimizer, trees
+        self.order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
+        self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order), trees[0]["param_groups"])
+        self.compare(_by_group(self.groups))
+
+    def compare(self, saved):
+        """missing, unexpected: names of parameters; wrong: a sentence, or None."""
+        known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
+        mine = [name for group in self.order for name in group]
+        self.missing = [name for name in mine if name not in known]
+        self.unexpected = [] if len(self.trees) > 2 else [str(name) for group in saved for name in group if name not in set(mine)]
+        self.wrong = None
+        if any(type(name) is int for name in known):
+            self.missing, self.unexpected = [], []
+            self.wrong = ("its parameters have numbers in the step, not names, for its state_dict() was saved: give that to load as well, "
+                          "and what comes back in `values` to load_state_dict()")
+        elif len(saved) != len(self.order):
+            self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.order)} in the state"
+        elif not self.missing and not self.unexpected and len(self.trees) <= 2 and list(map(set, saved)) != list(map(set, self.order)):
+            self.wrong = "its groups have other parameters in the step than in the state"
+
+    def give(self, built):
+        """built: (part of a tree, the parameter that it is of or None) -> the part with its tensors read."""
+        kept, state, groups, parameters = {}, {}, [], parameters_of(self.optimizer)
+        for tree in self.trees:
+            kept.update(tree["state"])
+        for number, (name, parameter) in enumerate(zip([name for group in self.order for name in group], parameters)):
+            if name in kept:
+                state[number] = built(kept[name], self.shards.get(id(parameter), parameter))
+        known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
+        state.update((key, built(value)) for key, value in kept.items() if key not in known)    # keys of the program's own
+        place = 0
+        for names, saved in zip(self.order, self.groups):
+            groups.append({**{key: built(value) for key, value in saved.items() if key != "params"}, "params": list(range(place, place + len(names)))})
+            place += len(names)
+        more = {key: built(value) for key, value in self.trees[0].items() if key not in ("state", "param_groups")}
+        self.optimizer.load_state_dict({**more, "state": state, "param_groups": groups})
+
+
+def _by_group(groups):
+    return [list(group["params"]) for group in groups]

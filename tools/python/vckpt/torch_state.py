@@ -283,6 +283,11 @@ def to_numpy_bytes(tensor, path):
     return _lib.DTYPES[number], flat.view(f"V{size}").reshape(tuple(held.shape))
 
 
+def empty(like, number):
+    """A tensor without values that is cut and placed as `like` is, of the dtype with that number."""
+    return torch.empty_like(like.detach(), dtype=TORCH_DTYPES[number], requires_grad=False)
+
+
 def from_numpy(array, number):
     """A tensor over the memory of `array` (bytes of the dtype with that number)."""
     shape = array.shape

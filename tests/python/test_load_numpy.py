@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vckpt.load with numpy alone: what a save took is filled again, in place, by every rank its part; what does not fit is one error that
+changes nothing."""
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+
+ALONE = {"rank": 0, "world": 1}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "store/run"
+    yield path
+    vckpt.close()
+
+
+class Counter:
+    """An object with a state of plain values and an array."""
+
+    def __init__(self, count, size=3):
+        self.count, self.seen, self.loaded = count, np.full(size, count), 0
+
+    def state_dict(self):
+        return {"count": self.count, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.count, self.seen, self.loaded = state["count"], state["seen"], self.loaded + 1
+
+
+@pytest.fixture
+def save(run, threads):
+    """save(step, world, state, ...): state(rank) of every rank, which is a thread."""
+    def one(step, world, state, **more):
+        vckpt.close()
+        call = {rank: lambda rank: vckpt.save(run, state(rank), step=step, rank=rank, world=world, launch_id=f"save {step}", **more) for rank in range(world)}
+        assert threads(call) == {rank: step for rank in range(world)}
+        vckpt.close()
+    return one
+
+
+def test_all_kinds_of_values(run):
+    w = np.arange(24.0).reshape(4, 6)
+    saved = {"model": {"w": w, "deep": [{"b": np.arange(3, dtype="u1")}, np.array(7, "i8")]}, "count": Counter(5), "objects": {"a": Counter(6, 2)},
+             "epoch": 3, "trainer": {"name": "x", "cache": {"q": np.ones(2), "n": (1, 2)}, "late": 1}, "lone": np.ones(2)}
+    vckpt.save(run, saved, attributes={"loss": 0.5}, blobs={"config.json": b"{}"}, **ALONE)
+    model = {"w": np.zeros((4, 6)), "deep": [{"b": np.zeros(3, "u1")}, np.array(0, "i8")]}
+    kept, count, inner, lone = dict(model), Counter(0), Counter(0, 9), np.zeros(2)
+    seen = count.seen
+    trainer = {"name": "", "cache": {}}
+    found = vckpt.load(run, {"model": model, "count": count, "objects": {"a": inner}, "epoch": 0, "trainer": trainer, "lone": lone}, **ALONE)
+    assert (found.step, found.run, found.path, found.attributes, found.rng) == (0, "run", f"{run}/0", {"loss": "0.5"}, False)
+    assert found.missing == [] and found.unexpected == [] and found.blob("config.json") == b"{}"
+    assert model["w"] is kept["w"] and np.array_equal(model["w"], w)
+    assert model["deep"][0]["b"].tolist() == [0, 1, 2] and model["deep"][1] == 7 and lone.tolist() == [1, 1]
+    assert (count.count, count.loaded, inner.count, inner.loaded) == (5, 1, 6, 1) and count.seen is seen and seen.tolist() == [5, 5, 5]
+    assert inner.seen.tolist() == [6, 6]                # another shape than it had
+    assert set(found.values) == {"epoch", "trainer"} and found.values["epoch"] == 3
+    read = found.values["trainer"]
+    assert read["name"] == "x" and read["late"] == 1 and read["cache"]["n"] == (1, 2) and read["cache"]["q"].tolist() == [1, 1] and trainer["name"] == ""
+
+
+def test_every_memory(run):
+    """Strided, transposed, turned and converted destinations, and the other byte order."""
+    w = np.arange(24, dtype="f4").reshape(4, 6)
+    vckpt.save(run, {"m": {"w": w, "none": np.zeros((0, 3))}}, **ALONE)
+    for to in np.zeros((6, 4), "f4").T, np.zeros((8, 12), "f4")[::2, ::2], np.zeros((4, 6), "f4")[::-1, ::-1], np.zeros((4, 6), "f8"), np.zeros((4, 6), ">f4"):
+        vckpt.load(run, {"m": {"w": to, "none": np.ones((0, 3))}}, **ALONE)
+        assert np.array_equal(to, w), to.strides
+    fixed = np.zeros((4, 6), "f4")
+    fixed.flags.writeable = False
+    with pytest.raises(vckpt.InvalidArgument, match="read-only"):
+        vckpt.load(run, {"m": {"w": fixed}}, strict=False, **ALONE)
+
+
+def test_what_does_not_fit_is_one_error(run):
+    vckpt.save(run, {"model": {"a": np.ones(3), "b": np.ones(2), "old": np.ones(1)}, "other": {"x": np.ones(1)}}, **ALONE)
+    a, many = np.zeros(3), {f"n{i:02}": np.zeros(1) for i in range(13)}
+    state = {"model": {"a": a, "b": np.zeros((2, 2)), **many}, "ema": {"w": np.zeros(1)}, "gone": Counter(0)}
+    with pytest.raises(vckpt.InvalidArgument) as e:
+        vckpt.load(run, state, **ALONE)
+    listed = ", ".join(f"model/n{i:02}" for i in range(10))
+    assert str(e.value) == (f"{run}/0 does not fit the state: the step lacks {listed} and 5 more; the state lacks model/old; "
+                            "model/b has the shape [2] in the step and [2, 2] in the state")
+    assert not a.any()
+    del state["model"]["b"]
+    found = vckpt.load(run, state, strict=False, **ALONE)
+    assert found.missing == [*(f"model/{name}" for name in many), "ema", "gone"] and found.unexpected == ["model/b", "model/old"] and a.all()
+    state["model"]["b"] = np.zeros((2, 2))
+    with pytest.raises(vckpt.InvalidArgument, match=r"does not fit the state: model/b has the shape \[2\] in the step and \[2, 2\] in the state$"):
+        vckpt.load(run, state, strict=False, **ALONE)
+    assert vckpt.load(run, {"other": {"x": np.zeros(1)}}, **ALONE).unexpected == []      # a component that only the step has is no matter
+
+
+def test_where_there_is_no_step(run, tmp_path):
+    with pytest.raises(vckpt.NotAStore):
+        vckpt.load(run, {}, **ALONE)
+    assert vckpt.load(run, {}, missing_ok=True, **ALONE) is None and not run.parent.exists()
+    vckpt.init(run.parent)
+    for path in run, run / "latest":
+        with pytest.raises(vckpt.NotFound, match="run run of .*store has no step"):
+            vckpt.load(path, {}, **ALONE)
+        assert vckpt.load(path, {}, missing_ok=True, **ALONE) is None
+    vckpt.save(run, {"m": {"w": np.ones(2)}}, step=4, **ALONE)
+    vckpt.save(run, {"m": {"w": np.zeros(2)}}, step=7, **ALONE)
+    w = np.full(2, 5.0)
+    assert vckpt.load(run, {"m": {"w": w}}, **ALONE).step == 7 and not w.any()
+    assert vckpt.load(run / "4", {"m": {"w": w}}, **ALONE).step == 4 and w.all()
+    with pytest.raises(vckpt.NotFound):
+        vckpt.load(run / "5", {}, missing_ok=True, **ALONE)
+
+
+def test_several_processes_without_a_group(run, monkeypatch):
+    vckpt.save(run, {"m": {"w": np.ones(2)}}, **ALONE)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(vckpt.InvalidArgument, match=r"give rank= and world=; where this process loads by itself, give rank=0, world=1"):
+        vckpt.load(run, {})
+    with pytest.raises(vckpt.InvalidArgument, match="belong together"):
+        vckpt.load(run, {}, rank=1)
+
+
+def test_a_state_dict_by_itself(run):
+    vckpt.save(run, {"a.w": np.ones(3), "a.b": np.arange(2)}, **ALONE)
+    state = {"a.w": np.zeros(3), "a.b": np.zeros(2, int)}
+    vckpt.load(run, state, **ALONE)
+    assert state["a.w"].all() and state["a.b"].tolist() == [0, 1]
+
+
+W = np.arange(60, dtype="f4").reshape(10, 6)
+LAYOUTS = {
+    "rows": (4, lambda r, a: vckpt.Shard(a[-(-10 // 4) * r:-(-10 // 4) * (r + 1)], shape=(10, 6), mesh="dp=4", placements="S(0)")),
+    "strided": (2, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[[[0, 1, 2, 5, 6, 7], [3, 4, 8, 9]][r]]), shape=(10, 6), mesh="dp=2", placements="SS(0,2)")),
+    "columns": (3, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[:, 2 * r:2 * r + 2]), shape=(10, 6), mesh=("tp=3", [2, 1, 0][::-1]), placements="S(1)")),
+    "flat": (3, lambda r, a: vckpt.Shard(a.reshape(-1)[20 * r:20 * r + 20].copy(), shape=(10, 6), flat=(20 * r, 20 * r + 20))),
+    "flat of columns": (2, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[:, 1:5]).reshape(-1)[20 * r:20 * r + 20].copy(), shape=(10, 4), flat=(20 * r, 20 * r + 20))),
+    "boxes": (2, lambda r, a: vckpt.Shard(np.concatenate([a[:3].reshape(-1), a[7:, 2:].reshape(-1)]) if r == 0 else
+                                          np.concatenate([a[3:7].reshape(-1), a[7:, :2].reshape(-1)]), shape=(10, 6),
+                                          boxes=[((0, 0), (3, 6)), ((7, 2), (3, 4))] if r == 0 else [((3, 0), (4, 6)), ((7, 0), (3, 2))])),
+    "mesh of the call": (2, lambda r, a: vckpt.Shard(a[5 * r:5 * r + 5], shape=(10, 6), placements="S(0)")),
+}
+
+
+@pytest.mark.parametrize("kept", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_every_layout(run, save, kept, dtype):
+    """A step of one layout into a job of it; the memory that a rank does not hold stays as it was."""
+    world, part = LAYOUTS[kept]
+    more = {"mesh": "dp=2"} if kept == "mesh of the call" else {}
+    save(1, world, lambda rank: {"m": {"w": part(rank, W.copy())}}, **more)
+
+    def one(rank):
+        shard, wanted = part(rank, np.zeros_like(W, dtype)), part(rank, W).tensor
+        shard.tensor = np.zeros_like(shard.tensor, dtype)
+        vckpt.load(run, {"m": {"w": shard}}, rank=rank, world=world, **more)
+        return np.array_equal(shard.tensor, wanted)
+    assert all(one(rank) for rank in range(world))
+
+
+def test_from_one_layout_into_others(run, save):
+    save(1, 4, lambda rank: {"m": {"w": LAYOUTS["rows"][1](rank, W.copy())}})
+    for name in "rows", "strided", "columns", "flat", "boxes":
+        world, part = LAYOUTS[name]
+        for rank in range(world):
+            shard = part(rank, W)
+            wanted, shard.tensor = shard.tensor, np.zeros_like(shard.tensor)
+            vckpt.load(run, {"m": {"w": shard}}, rank=rank, world=world)
+            assert np.array_equal(shard.tensor, wanted), name
+    whole = np.zeros((10, 6), "f4")
+    vckpt.load(run, {"m": {"w": whole}}, **ALONE)
+    assert np.array_equal(whole, W)
+
+
+def test_generators_and_what_is_per_rank(run, save, capfd):
+    def state(rank):
+        return {"rng": vckpt.rng_state(), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank), "names": ["x"]}, "all": {"n": 1}}
+    vckpt.save(run, state(0), step=1, per_rank="loader", **ALONE)
+    wanted = np.random.random(3)
+    np.random.seed(9)
+    queue = np.zeros(2, int)
+    found = vckpt.load(run, {"rng": vckpt.rng_state(), "loader": {"at": 0, "queue": queue, "names": []}}, **ALONE)
+    assert found.rng and np.array_equal(np.random.random(3), wanted)
+    assert found.values == {"loader": {"at": 0, "queue": queue, "names": ["x"]}} and queue.tolist() == [0, 0]
+    save(2, 2, lambda rank: {"rng": vckpt.RngState({"rank": rank}), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank)}, "all": {"n": 1}},
+         per_rank="loader")
+    queue = np.zeros(3, int)
+    found = vckpt.load(run, {"loader": {"at": 0, "queue": queue}}, rank=1, world=2)
+    assert found.values["loader"]["at"] == 10 and queue.tolist() == [1, 1, 1]
+    with pytest.raises(vckpt.Refused, match=r'state\["loader"\]\["queue"\]: it has the shape \[3\]'):
+        vckpt.load(run, {"loader": {"queue": np.zeros(4, int)}}, rank=1, world=2)
+    before = np.random.get_state()[1].tobytes()
+    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks loader/queue \(kept for each of 2 ranks, this job has 1\)"):
+        vckpt.load(run, {"rng": vckpt.rng_state(), "loader": {"queue": queue}}, **ALONE)
+    capfd.readouterr()
+    found = vckpt.load(run, {"rng": vckpt.rng_state(), "all": {"n": 0}}, **ALONE)
+    assert not found.rng and found.values == {"all": {"n": 1}} and np.random.get_state()[1].tobytes() == before
+    assert capfd.readouterr().err == f"vckpt: {run}/2: the random number generators were left as they are: 2 ranks saved them, this job has 1\n"

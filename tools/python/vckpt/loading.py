@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step back into a job: `load`, the counterpart of `save`.
+
+A load has two halves. Planning walks through the state as a save would, beside the documents of the step, and notes what is to be
+done for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so that such an error leaves the
+state as it was. Then all is done in the order of the state; the random number generators come last, because making objects may use random
+numbers. The boxes of tensors: loading_tensors.py."""
+import collections
+import copy
+import errno
+import sys
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Optional
+
+from . import _lib, components, meeting, meshes, paths, saver, state as states
+from .loading_tensors import Destination, assign
+from .records import Record
+from .shard import Refused, Shard
+from .signatures import Path, State
+from .state import RngState, dotted, is_tensor
+from .step import Step
+
+ABSENT = Record("vckpt.Absent", {})     # stands for a part that the step does not have
+SHOWN = 10                              # names in a sentence
+
+
+class Loaded(NamedTuple):
+    """What `load` found."""
+    path: str                       # STORE/RUN/STEP
+    run: str
+    step: int                       # its number
+    attributes: dict[str, str]
+    values: dict[str, Any]          # {component: its plain values; tensors and objects that were filled stand among them}
+    missing: list[str]              # what the state has and the step lacks; empty unless strict=False
+    unexpected: list[str]           # tensors that the step has and the state's component lacks; likewise
+    rng: bool                       # the random number generators were set back
+
+    def blob(self, name: str, rank: Optional[int] = None) -> bytes:
+        """The bytes of a file of the step, as Step.blob gives them."""
+        with Step(self.path, "numpy") as step:
+            return step.blob(name, rank)
+
+
+def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None, types: Iterable[type] = (),
+         rank: Optional[int] = None, world: Optional[int] = None, meet_timeout: float = 600.0) -> Optional[Loaded]:
+    """Fills `state`, which is what a save is given, in place from a step. How many ranks saved it, and in which layout, does not matter.
+
+    Modules, tensors, arrays and Shards are filled: each rank reads the boxes that it holds, and converts them where its dtype is another than the
+    step's, as torch's load_state_dict does. Optimizers get state and groups by the names of their parameters; none makes a step for it.
+    Objects get what was saved of them by load_state_dict(). All other values are in the result's `values`.
+
+    path        STORE/RUN or STORE/RUN/latest: the newest step, the same one at all ranks of the process group; or STORE/RUN/STEP
+    strict      what the state has and the step lacks, and tensors that a component of the step has and the state lacks, are one error, and nothing
+                is filled; components that only the step has are none. False: what both have is filled, and the result has the two lists
+    missing_ok  None where the run has no step, or where there is no store yet, instead of an error
+    mesh        as for the save: of Shards that have none
+    types       classes that come back as themselves in `values`, as for Step.values
+    rank, world where there is no process group; each rank looks for the newest step by itself then
+    meet_timeout    seconds in which all ranks have to come, where the newest step is asked for
+
+    The ranks agree on the newest step through the process group's store. Beyond that a load sends nothing, so a rank that fails raises alone, and
+    no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks load as saved; else a line on standard error says that
+    they were left as they are, and the result's `rng` is False."""
+    rank, world, group = _who(rank, world)
+    at = _chosen(path, group, missing_ok, meet_timeout)
+    if at is None:
+        return None
+    with Step(at, "numpy" if states.torch_module() is None else "torch") as step:
+        return _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types)).run(strict)
+
+
+def _who(rank, world):
+    """(rank, world, whether they are those of a process group)."""
+    if (rank is None) != (world is None):
+        raise _lib.InvalidArgument(errno.EINVAL, "rank= and world= belong together")
+    if rank is not None:
+        return rank, world, False
+    group = saver._group()
+    if group is None:
+        meeting.check_alone("loads", "rank= and world=")
+    return *(group or (0, 1)), group is not None and group[1] > 1
+
+
+def _chosen(path, group, missing_ok, timeout):
+    """STORE/RUN/STEP, or None."""
+    store, run, step = paths.split(path, making=True)
+    run_path = f"{store}/{run}"
+    if not isinstance(step, int):
+        step = _together(run, run_path, missing_ok, timeout) if group else _newest(run_path, missing_ok)
+    if step is None and not missing_ok:
+        raise _lib.NotFound(errno.ENOENT, f"run {run} of {store} has no step")
+    return None if step is None else f"{run_path}/{step}"
+
+
+def _newest(path, missing_ok):
+    try:
+        return paths.latest(path)
+    except _lib.NotAStore:
+        if missing_ok:
+            return None
+        raise
+
+
+def _together(run, path, missing_ok, timeout):
+    """What rank 0 finds, at all ranks."""
+    dist, found = sys.modules["torch.distributed"], None
+    if dist.get_rank() == 0:
+        try:
+            found = _newest(path, missing_ok)
+        except Exception as error:
+            meeting.fail(dist, error, run, path, meeting.LOADS)
+            raise
+    told = meeting.agree(dist, str(found), run, path, timeout, meeting.LOADS)
+    return None if told == "None" else int(told)
+
+
+# ---- parts of a saved tree ----
+
+def _is_nothing(saved):
+    return isinstance(saved, Record) and saved.type_name in ("vckpt.Absent", "vckpt.PerRank")
+
+
+def _below(saved, key):
+    """What stands under a key; of what other ranks have by themselves nothing is known."""
+    if _is_nothing(saved):
+        return saved
+    if isinstance(saved, dict):
+        return saved.get(key, ABSENT)
+    return saved[key] if isinstance(saved, (list, tuple)) and key < len(saved) else ABSENT
+
+
+def _is_reference(saved):
+    return isinstance(saved, Record) and saved.tag == "$tensor"
+
+
+def _parts(saved):
+    if isinstance(saved, Mapping):
+        return saved.values()
+    return saved if isinstance(saved, (list, tuple, collections.deque)) else ()
+
+
+def _names(saved):
+    """Of the tensors that a tree refers to."""
+    return {saved["name"]} if _is_reference(saved) else set().union(*map(_names, _parts(saved)))
+
+
+def _with_parts(saved, make):
+    """A container like this one of make(key, part) for each part."""
+    if isinstance(saved, Record):
+        return Record(saved.type_name, {key: make(key, part) for key, part in saved.items()}, saved.tag)
+    if isinstance(saved, dict):
+        result = copy.copy(saved)
+        result.update((key, make(key, part)) for key, part in saved.items())
+        return result
+    parts = [make(number, part) for number, part in enumerate(saved)]
+    return collections.deque(parts, saved.maxlen) if isinstance(saved, collections.deque) else type(saved)(parts)
+
+
+def _fillable(value):
+    """There is something in it that a load changes in place."""
+    if isinstance(value, (Mapping, list, tuple)):
+        return any(map(_fillable, _parts(value)))
+    return is_tensor(value) or type(value) is RngState or _is_generator(value) or callable(getattr(value, "load_state_dict", None))
+
+
+def _is_generator(value):
+    torch = states.torch_module()
+    return torch is not None and isinstance(value, torch.Generator)
+
+
+def _in_words(names):
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+# ---- one load ----
+
+class _Plan:
+    """What one rank does of one load. `todo`: functions to be called, in order. A part is planned by a method that gives a function: its
+    result is what stands there afterwards."""
+
+    def __init__(self, step, path, state, rank, world, mesh, types):
+        self.step, self.path, self.state, self.rank, self.world, self.types = step, path, state, rank, world, types
+        whole = meshes.given(mesh)
+        self.mesh = whole and (*whole, meshes.named(*whole))
+        self.todo, self.values, self.rng, self.views = [], {}, [], weakref.WeakKeyDictionary()
+        self.missing, self.unexpected, self.wrong, self.asked, self.plain = [], [], [], set(), False
+        self.names = {}
+        for component, name in step._tensors:
+            self.names.setdefault(component, []).append(name)
+        for component, value in state.items():
+            components.check(component, value, is_tensor)
+            self.component(component, value)
+
+    def run(self, strict):
+        self.check(strict)
+        for do in self.todo:
+            do()
+        found = {component: give() for component, give in self.values.items()}
+        step = self.step
+        return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected, self.set_generators())
+
+    def check(self, strict):
+        said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []
+        said += [f"the state lacks {_in_words(self.unexpected)}"] if self.unexpected and strict else []
+        hint = " (strict=False takes what both have)" if said and not self.wrong else ""
+        said += [_in_words(self.wrong)] if self.wrong else []
+        if said:
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path} does not fit the state: {'; '.join(said)}{hint}")
+
+    def lack(self, path, saved=ABSENT):
+        name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
+        other = not _is_nothing(saved) or saved.type_name == ABSENT.type_name
+        self.missing.append(name if other else f"{name} (kept for each of {self.step.world} ranks, this job has {self.world})")
+
+    def set_generators(self):
+        """Last of all."""
+        if self.rng and self.step.world == self.world and not any(map(_is_nothing, self.rng)):
+            for saved in self.rng:
+                states.set_rng_state(saved)
+            return True
+        if self.rng and self.rank == 0:
+            why = f"{self.step.world} ranks saved them, this job has {self.world}" if self.step.world != self.world else "the step does not have them"
+            print(f"vckpt: {self.path}: the random number generators were left as they are: {why}", file=sys.stderr, flush=True)
+        return False
+
+    # -- components and their trees --
+
+    def component(self, component, value):
+        saved = self.tree(component, self.rank if self.step.world == self.world else None)
+        if saved is ABSENT and component not in self.names:
+            self.missing.append(component)
+            return
+        self.asked, self.plain = set(), False
+        give = self.visit(value, saved, (component,))
+        if self.plain:
+            self.values[component] = give
+        if not self.step.ranks(component):          # else each rank has a part of its own by design
+            self.unexpected += [f"{component}/{name}" for name in self.names.get(component, ()) if name not in self.asked]
+
+    def tree(self, component, rank):
+        """A component's document as a rank has it (None: the common one)."""
+        try:
+            return self.step.values(component, rank, types=self.types, tensors=False)
+        except _lib.NotFound:
+            return states.PER_RANK if self.step.ranks(component) else ABSENT
+
+    def visit(self, value, saved, path):
+        torch = states.torch_module()
+        if not _fillable(value):
+            return self.plainly(saved, path)
+        if isinstance(value, (Mapping, list, tuple)):
+            return self.items(value, saved, path)
+        if torch is not None and isinstance(value, torch.nn.Module):
+            self.module(value, saved, path)
+        elif torch is not None and isinstance(value, torch.optim.Optimizer):
+            self.optimizer(value, saved, path)
+        elif is_tensor(value):
+            self.tensor(value, saved, path)
+        elif type(value) is RngState:
+            self.rng.append(saved)
+        elif _is_nothing(saved):
+            self.lack(path, saved)
+        elif _is_generator(value):
+            self.todo.append(lambda: states.set_rng_state(saved, generator=value))
+        else:
+            give = self.merged(value.state_dict(), saved, path)
+            self.todo.append(lambda: value.load_state_dict(give()))
+        return lambda: value
+
+    def plainly(self, saved, path):
+        """The state has nothing to be filled there: what the step has, its tensors whole."""
+        self.plain = True
+        self.asked |= _names(saved)
+        return lambda: None if _is_nothing(saved) else self.built(path[0], saved)
+
+    def items(self, value, saved, path):
+        if isinstance(value, (list, tuple)):
+            gives = [self.visit(item, _below(saved, number), (*path, number)) for number, item in enumerate(value)]
+            return lambda: [give() for give in gives] if isinstance(value, list) else tuple(give() for give in gives)
+        gives = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value.items()
+                 if _fillable(item) or not _is_nothing(_below(saved, key))}
+        more = {key: item for key, item in saved.items() if key not in value and not _names(item)} if isinstance(saved, dict) else {}
+        self.plain = self.plain or bool(more)
+        return lambda: {**{key: give() for key, give in gives.items()}, **more}
+
+    def merged(self, current, saved, path):
+        """What was saved of an object, for its load_state_dict(): tensors that it has now are filled, and given back to it."""
+        self.asked |= _names(saved)
+        if _is_reference(saved) and is_tensor(current) and self.destination(current, path).shape == self.shape(path[0], saved):
+            self.tensor(current, saved, path)
+            return lambda: current
+        if _is_reference(saved) or not _names(saved):
+            return lambda: self.built(path[0], saved)
+        inner = {}
+        _with_parts(saved, lambda key, part: inner.setdefault(key, self.merged(_below(current, key), part, (*path, key))))
+        return lambda: _with_parts(saved, lambda key, _: inner[key]())
+
+    # -- tensors --
+
+    def destination(self, value, path):
+        return Destination(path[0], dotted(path), path, value, self.mesh, self.rank, self.world)
+
+    def shape(self, component, saved):
+        found = self.step._tensors.get((component, saved["name"])) if "blob" not in saved else None
+        return found and found[2]
+
+    def tensor(self, value, saved, path):
+        name = saved["name"] if _is_reference(saved) else dotted(path)
+        self.asked.add(name)
+        if _is_reference(saved) and "blob" in saved:
+            self.todo.append(lambda: self.take_own(value, saved, path))
+            return
+        found = self.step._tensors.get((path[0], name))
+        if found is None:
+            self.lack(path, saved)
+            return
+        to = self.destination(value, path)
+        if to.shape != found[2] and not to.absent:
+            self.wrong.append(f"{path[0]}/{name} has the shape {list(found[2])} in the step and {list(to.shape)} in the state")
+        elif not to.fits(found[1]):
+            self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy cannot turn into {to.memory.dtype}")
+        elif not to.absent:
+            self.todo.append(lambda: to.fill(self.step, path[0], name))
+
+    def take_own(self, value, saved, path):
+        """A tensor that this rank kept by itself."""
+        found = self.step._rank_array(saved, self.rank)
+        if tuple(found.shape) != tuple(value.shape):
+            raise Refused(path, f"it has the shape {list(found.shape)} in {self.path} and {list(value.shape)} in the state")
+        assign(value, found, _lib.DTYPES.index(saved["dtype"]))
+
+    def built(self, component, saved, like=None):
+        """A part of a tree, its tensors read: whole, or cut as the parameter `like` is whose shape they have (a Shard: as that says)."""
+        if not _names(saved):
+            return saved
+        if not _is_reference(saved):
+            return _with_parts(saved, lambda _, part: self.built(component, part, like))
+        if "blob" in saved:
+            return self.step._rank_tensor(saved, self.rank)
+        name = saved["name"]
+        found = self.empty_like(like, *self.step._tensors.get((component, name), (0, 0, None))[1:3])
+        if found is None:
+            return self.step.read(component, name)
+        to = Destination(component, name, (component, name), found, self.mesh, self.rank, self.world)
+        if not to.absent:
+            to.fill(self.step, component, name)
+        return found.tensor if type(found) is Shard else found
+
+    def empty_like(self, like, dtype, shape):
+        """A DTensor or Shard that is cut as `like` is, or None."""
+        if type(like) is Shard and not like.alone and shape == (like.shape or tuple(like.tensor.shape)):
+            new = states.torch_state().empty(like.tensor, dtype)
+            return Shard(new, shape=like.shape, mesh=like.mesh, placements=like.placements, flat=like.flat, boxes=like.boxes, same_dims=like.same_dims)
+        if hasattr(like, "_local_tensor") and shape == tuple(like.shape):
+            return states.torch_state().empty(like, dtype)
+        return None
+
+    # -- modules and optimizers --
+
+    def module(self, module, saved, path):
+        """Its state dict shares its memory: to fill that is to fill the module. One that does not is handed back to it."""
+        from .torch_modules import module_view, set_module_state
+        view, taken = module_view(module, self.views)
+        gives = {}
+        for key, value in taken.items():
+            kept = _below(saved, key)
+            if is_tensor(value):
+                self.tensor(value, kept, (*path, key))
+                gives[key] = lambda value=value: value
+            elif _is_nothing(kept):
+                self.lack((*path, key), kept)
+            else:
+                gives[key] = self.merged(value, kept, (*path, key))
+        if view.tensors is None:
+            self.todo.append(lambda: set_module_state(module, {key: give() for key, give in gives.items()}))
+
+    def optimizer(self, optimizer, saved, path):
+        from . import torch_optimizers
+        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0])))) if not _is_nothing(tree)]
+        if not trees:
+            self.lack(path, saved)
+            return
+        for tree in trees:
+            self.asked |= _names(tree)
+        found = torch_optimizers.Restored(optimizer, self.state, self.views, path, trees)
+        name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
+        self.missing += [f"{name}, its parameter {one}" for one in found.missing]
+        self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
+        self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
+        self.todo.append(lambda: found.give(lambda part, like=None: self.built(path[0], part, like)))
+
+    def at(self, path, rank):
+        """A part of the tree that a rank has."""
+        saved = self.tree(path[0], rank)
+        for key in path[1:]:
+            saved = _below(saved, key)
+        return saved

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tensor of the state that is filled from a step. Which boxes of it this rank holds, and where they lie in its memory, follows from the
+entry that a save would make of it (shard.py, torch_state.py): so loading and saving cannot differ in that.
+
+Memory of the CPU that has the dtype of the step is read into as it is; any other by way of a copy, which converts as torch's and numpy's own
+assignments do."""
+import ctypes
+import errno
+
+import numpy as np
+
+from . import _lib, meshes, state as states
+from .shard import Refused, Shard
+from .step import numpy_dtype
+
+
+class Destination:
+    """`shape`: of the logical tensor. `absent`: this rank is not in its mesh, and has nothing to be filled."""
+
+    def __init__(self, component, name, path, tensor, mesh, rank, world):
+        """mesh: of the load, for Shards that have none; (names, ranks, native) or None."""
+        self.memory = tensor.tensor if type(tensor) is Shard else tensor
+        if getattr(getattr(self.memory, "device", None), "type", None) == "meta":
+            raise Refused(path, "a tensor on the meta device has no memory to be filled: load after it was made (to_empty)")
+        self.entry = states.make_entry(component, name, path, tensor, mesh if type(tensor) is Shard else None, rank)
+        self.row, self.absent, self.rank = _lib.Tensor.from_buffer_copy(self.entry.row), self.entry.absent, rank
+        self.shape = self._words(self.row.shape, self.row.ndim)
+        self.whole = not (self.row.mesh or self.row.placements or self.row.flat or self.row.flags & _lib.BOXES)
+        if not self.row.mesh:
+            self.row.mesh = meshes.native(f"ranks={world}").pointer
+        if hasattr(self.memory, "_local_tensor"):
+            self.memory = states.torch_state().settled(self.memory._local_tensor)
+
+    def _words(self, address, count):
+        return tuple((ctypes.c_uint64 * count).from_address(address)) if count else ()
+
+    def fits(self, dtype):
+        """Can the memory take items of that dtype? A numpy without bf16 knows no values of it."""
+        return self.row.dtype == dtype or not (isinstance(self.memory, np.ndarray) and numpy_dtype(dtype).kind == "V")
+
+    def boxes(self):
+        """[(pairs of offset and size, place of the first item, strides)] of the boxes in the local tensor, in items, row-major."""
+        ndim, row = self.row.ndim, self.row
+        if row.flags & _lib.BOXES:
+            return list(self._one_after_another(self._words(row.boxes, 2 * ndim * row.nboxes), ndim))
+        words = _lib.numbers("vckpt_tensor_boxes", ctypes.byref(row), self.rank, each=3 * ndim + 1)
+        return [(words[at:at + 2 * ndim], words[at + 2 * ndim], words[at + 2 * ndim + 1:at + 3 * ndim + 1]) for at in range(0, len(words), 3 * ndim + 1)]
+
+    def _one_after_another(self, words, ndim):
+        place = 0
+        for at in range(0, len(words), 2 * ndim):
+            pairs = words[at:at + 2 * ndim]
+            sizes = pairs[1::2]
+            items = int(np.prod(sizes, dtype=np.int64))
+            if items:
+                yield pairs, place, _row_major(sizes)
+            place += items
+
+    def fill(self, step, component, name):
+        number, dtype, _, _ = step._tensors[component, name]
+        found = _direct(self.memory, self.whole) if self.row.dtype == dtype else None
+        if found is None:
+            staged = np.zeros(tuple(self.memory.shape), numpy_dtype(dtype))
+            self._read(step, number, staged.__array_interface__["data"][0], staged.strides, staged.itemsize)
+            assign(self.memory, staged, dtype)
+        else:
+            self._read(step, number, *found, _lib.ITEM_BYTES[dtype])
+
+    def _read(self, step, number, address, strides, item):
+        if self.whole:
+            return step._read(number, None, address, strides)
+        for pairs, place, steps in self.boxes():
+            step._read(number, _lib.u64s(pairs), address + place * item, [n * item for n in steps])
+
+
+def _row_major(sizes):
+    steps = [1] * len(sizes)
+    for d in reversed(range(len(sizes) - 1)):
+        steps[d] = steps[d + 1] * sizes[d + 1]
+    return steps
+
+
+def _direct(memory, whole):
+    """(address, strides in bytes) of memory that can be read into, or None. whole: any strides will do, for it is one box."""
+    if isinstance(memory, np.ndarray):
+        if not memory.flags.writeable:
+            raise _lib.InvalidArgument(errno.EINVAL, "an array of the state is read-only: nothing can be loaded into it")
+        right = memory.dtype.isnative and (memory.flags.c_contiguous or (whole and all(n > 0 for n in memory.strides)))
+        return (memory.__array_interface__["data"][0], memory.strides) if right else None
+    if memory.device.type != "cpu" or memory.is_conj() or memory.is_neg() or not (memory.is_contiguous() or (whole and _apart(memory))):
+        return None
+    return memory.data_ptr(), [n * memory.element_size() for n in memory.stride()]
+
+
+def _apart(memory):
+    """No two items of a tensor share memory."""
+    import torch
+    return torch._debug_has_internal_overlap(memory) == 0
+
+
+def assign(memory, array, dtype):
+    """The items of an array of a dtype (its number) into a tensor or array of the same shape."""
+    if isinstance(memory, np.ndarray):
+        memory[...] = array
+    else:
+        memory.detach().copy_(states.torch_state().from_numpy(array, dtype))
