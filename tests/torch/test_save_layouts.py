@@ -32,6 +32,19 @@ def save(path, state, step=None, **more):
         vckpt.close(path)
 
 
+def back(path, state, **more):
+    """load: what was saved stands in place again after it was lost, on this rank."""
+    held = [tensor for part in state.values() for tensor in (part.state_dict() if isinstance(part, torch.nn.Module) else part).values()]
+    local = [getattr(tensor, "tensor", getattr(tensor, "_local_tensor", tensor)).detach() for tensor in held]
+    before = [tensor.clone() for tensor in local]
+    for tensor in local:
+        tensor.zero_()
+    found = vckpt.load(path, state, **more)
+    assert not found.missing and not found.unexpected and not found.values
+    assert all(torch.equal(one, other) for one, other in zip(local, before))
+    return found.step
+
+
 @pytest.fixture
 def run(tmp_path):
     vckpt.init(tmp_path / "store")
@@ -74,7 +87,8 @@ def _dtensors(path):
     state["transposed"] = distribute_tensor(whole(8, 6), meshes[4,], [_placement("S0")]).t()
     unnamed = init_device_mesh("cpu", (2, 2))
     state["unnamed"] = distribute_tensor(whole(6, 2), unnamed, [_placement("S0"), _placement("R")])
-    return save(path, {"model": state})
+    save(path, {"model": state})
+    return back(path, {"model": state})
 
 
 def test_dtensors(pool4, run):
@@ -96,6 +110,7 @@ def _slices(path):
     numbers = [save(path, {"model": state})]
     numbers.append(save(path, {"model": state}, mesh=mesh))
     numbers.append(save(path, {"model": {"flat": distribute_tensor(whole(8, 2), mesh._flatten("all"), [Shard(0)])}}))
+    assert back(f"{path}/0", {"model": state}) == 0 and back(f"{path}/1", {"model": state}, mesh=mesh) == 1
     return numbers
 
 
@@ -114,7 +129,9 @@ def _stages(path):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     stage = dist.get_rank() // 2
     state = {f"layers.{stage}.w": distribute_tensor(whole(4 + stage, 3), mesh["dp"], [Shard(0)]), f"layers.{stage}.b": whole(5 + stage)}
-    return save(path, {"model": state, "schedule": {"stage": stage}}, mesh=mesh["dp"])
+    number = save(path, {"model": state, "schedule": {"stage": stage}}, mesh=mesh["dp"])
+    assert vckpt.load(path, {"schedule": {"stage": -1}}).values == {"schedule": {"stage": stage}}
+    return back(path, {"model": state}) + number
 
 
 def test_pipeline_stages(pool4, run):
@@ -182,6 +199,14 @@ def _fsdp(path, sizes, rows):
     result = {name: p.full_tensor().detach() for name, p in model.named_parameters()}
     moments = {f"state.{name}.{key}": optimizer.state[p][key].full_tensor() for name, p in model.named_parameters() for key in ("exp_avg", "exp_avg_sq")}
     save(path, {"model": model, "optimizer": optimizer})
+    other = torch.optim.AdamW(model.parameters(), lr=1)
+    back(path, {"model": model})
+    vckpt.load(path, {"model": model, "optimizer": other})
+    assert other.param_groups[0]["lr"] == 1e-2 and len(other.state) == len(optimizer.state)
+    for parameter, kept in optimizer.state.items():
+        for key, value in kept.items():
+            found = other.state[parameter][key]
+            assert type(found) is type(value) and torch.equal(getattr(found, "_local_tensor", found), getattr(value, "_local_tensor", value))
     return result, moments
 
 
@@ -212,6 +237,7 @@ def _tensor_parallel(path, rows, dp):
     fully_shard(model, mesh=mesh["dp"])
     kinds = sorted({type(p).__name__ for t in model.parameters() for p in t.placements})
     save(path, {"model": model})
+    back(path, {"model": model})
     return kinds
 
 

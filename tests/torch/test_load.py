@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vckpt.load of torch's objects on one rank, and of ranks that agree on the newest step. Layouts: test_save_layouts.py; optimizers:
+test_save_optimizers.py; whole trainings, in the same layout and in others: test_examples.py."""
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from gloo_pool import ROOT, pool2                       # noqa: F401  (fixture)
+from test_meeting import ranks
+
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+
+PIN = {"pin": "no", "plan_cache": False}
+
+
+@pytest.fixture
+def run(tmp_path):
+    yield tmp_path / "store/run"
+    vckpt.close()
+
+
+def test_other_types_and_memory(run):
+    """Conversions as load_state_dict makes them, in both directions; strided and conjugated destinations."""
+    w = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    vckpt.save(run, {"m": {"w": w, "half": w.bfloat16(), "c": torch.complex(w, w)}}, **PIN)
+    to = {"w": torch.zeros(6, 4, dtype=torch.bfloat16), "half": torch.zeros(6, 4), "c": torch.zeros(6, 4, dtype=torch.complex64).conj()}
+    vckpt.load(run, {"m": to})
+    assert torch.equal(to["w"], w.bfloat16()) and torch.equal(to["half"], w.bfloat16().float()) and torch.equal(to["c"].resolve_conj(), torch.complex(w, w))
+    to = {"w": torch.zeros(4, 6).t(), "half": torch.zeros(12, 8, dtype=torch.bfloat16)[::2, ::2], "c": torch.zeros(6, 4, dtype=torch.complex64)}
+    vckpt.load(run, {"m": to})
+    assert torch.equal(to["w"], w) and torch.equal(to["half"], w.bfloat16())
+    with pytest.raises(vckpt.Refused, match=r'state\["m"\]\["w"\]: a tensor on the meta device has no memory to be filled'):
+        vckpt.load(run, {"m": {**to, "w": torch.zeros(6, 4, device="meta")}})
+
+
+class Extra(torch.nn.Linear):
+    """A module with a state of its own beside its tensors, and one whose state dict has copies."""
+    count = 0
+
+    def get_extra_state(self):
+        return {"count": self.count, "seen": torch.full((2,), self.count)}
+
+    def set_extra_state(self, state):
+        self.count, self.seen = state["count"], state["seen"]
+
+
+class Copies(torch.nn.Linear):
+    def state_dict(self, *arguments, **more):
+        return {name: tensor.clone() for name, tensor in super().state_dict(*arguments, **more).items()}
+
+
+def test_modules_of_others(run):
+    def made(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(Extra(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2, bias=False)), Copies(2, 3)
+    (one, copies), (other, their) = made(0), made(1)
+    one[0].count = 4
+    one(torch.randn(5, 3))
+    vckpt.save(run, {"model": one, "copies": copies}, **PIN)
+    found = vckpt.load(run, {"model": other, "copies": their})
+    assert found.values == {} and other[0].count == 4 and other[0].seen.tolist() == [4, 4]
+    for a, b in (one, other), (copies, their):
+        assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters()))
+    assert torch.equal(one[1].running_mean, other[1].running_mean) and other[1].num_batches_tracked == 1
+
+
+def test_a_state_dict_and_generators(run, capfd):
+    model, generator = torch.nn.Linear(3, 2), torch.Generator().manual_seed(5)
+    torch.manual_seed(3)
+    vckpt.save(run, {"model": model, "g": generator, "rng": vckpt.rng_state()}, **PIN)
+    wanted = torch.rand(3), torch.rand(3, generator=generator), np.random.random(2)
+    other, fresh = torch.nn.Linear(3, 2), torch.Generator()
+    found = vckpt.load(run, {"model": other.state_dict(), "g": fresh, "rng": vckpt.rng_state()})
+    assert found.rng and torch.equal(torch.rand(3), wanted[0]) and torch.equal(torch.rand(3, generator=fresh), wanted[1])
+    assert np.array_equal(np.random.random(2), wanted[2]) and torch.equal(other.weight, model.weight)
+    other = torch.nn.Linear(3, 2)
+    vckpt.load(run, other.state_dict())                 # a state dict by itself: the component `model`
+    assert torch.equal(other.weight, model.weight) and not capfd.readouterr().err
+
+
+def test_an_optimizer_that_does_not_fit(run):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.5}, {"params": model[1].parameters()}])
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    vckpt.save(run, {"model": model, "optimizer": optimizer, "numbers": optimizer.state_dict()}, **PIN)
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    with pytest.raises(vckpt.InvalidArgument, match="optimizer: it has 2 groups of parameters in the step and 1 in the state"):
+        vckpt.load(run, state)
+    state["optimizer"] = torch.optim.AdamW([{"params": model[1].parameters()}, {"params": model[0].parameters()}])
+    with pytest.raises(vckpt.InvalidArgument, match="its groups have other parameters in the step"):
+        vckpt.load(run, state)
+    less = {"model": model, "optimizer": torch.optim.AdamW([{"params": model[0].weight}, {"params": model[1].parameters()}])}
+    with pytest.raises(vckpt.InvalidArgument, match="the state lacks optimizer, its parameter 0.bias"):
+        vckpt.load(run, less)
+    assert not less["optimizer"].state
+    assert vckpt.load(run, less, strict=False).unexpected == ["optimizer, its parameter 0.bias"]
+    assert len(less["optimizer"].state) == 3 and less["optimizer"].param_groups[0]["lr"] == 0.5
+    with pytest.raises(vckpt.InvalidArgument, match="numbers: its parameters have numbers in the step"):
+        vckpt.load(run, {"model": model, "numbers": optimizer})
+    other = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1].parameters()}])
+    other.load_state_dict(vckpt.load(run, {"numbers": other.state_dict()}).values["numbers"])
+    assert torch.equal(other.state[model[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]) and other.param_groups[0]["lr"] == 0.5
+
+
+# ---- ranks ----
+
+def test_ranks_agree_on_the_newest_step(tmp_path):
+    """Rank 1 sees a store of its own, which has a newer step, or none: what counts is what rank 0 sees, and a rank that fails fails alone."""
+    for name, steps in ("store", [1, 2]), ("other", [1, 2, 3]):
+        for step in steps:
+            vckpt.save(tmp_path / name / "run", {"m": {"w": np.full(6, step)}}, step=step, **PIN)
+    vckpt.close()
+    first, second = ranks(2, tmp_path, """
+here = run if rank == 0 else run.replace("store", "other")
+w = np.zeros(6, int)
+state = {"m": {"w": w}}
+print(vckpt.load(here, state, meet_timeout=60.0).step, w.tolist() == [2] * 6)
+print(vckpt.load(run + "/latest", state).step)
+if rank == 0:
+    said(vckpt.load, run + "x", state)
+else:
+    said(vckpt.load, run + "x", state)
+print(vckpt.load(run + "x", state, missing_ok=True))
+absent = run if rank == 0 else run.replace("store", "none")
+said(lambda: vckpt.load(absent, state, missing_ok=True).step)
+absent = run if rank == 1 else run.replace("store", "none")
+said(vckpt.load, absent, state)
+print(vckpt.load(run, state).step)
+if rank == 1:
+    said(vckpt.load, run, state, meet_timeout=0.5)
+dist.barrier()
+print(vckpt.load(run + "/1", state).step, w[0])
+""")
+    one, two = ([line.split(" ", 1)[1] if line[0].isdigit() and "." in line.split()[0] else line for line in lines] for lines, _ in (first, second))
+    assert one[:2] == two[:2] == ["2 True", "2"], (one, two)
+    assert one[2] == two[2] and "NotFound" in one[2] and "has no step" in one[2]
+    assert one[3] == two[3] == "None" and one[4] == "2" and "NotAStore" in two[4]
+    assert "NotAStore" in one[5] and "NotAStore" in two[5] and "rank 0: NotAStore" in two[5]
+    assert one[6] == two[6] == "2" and one[7] == two[8] == "1 1"
+    assert "Timeout" in two[7] and "rank 0 of 2 did not come" in two[7] and "vckpt.load of a run's newest step is a call of all ranks" in two[7]
+
+
+def _another_number(path):
+    import torch.distributed as dist
+    if dist.get_rank() == 0:
+        torch.manual_seed(1)
+    model = torch.nn.Linear(2, 2)
+    found = vckpt.load(path, {"model": model, "rng": vckpt.rng_state(), "scheduler": torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters()))})
+    return found.rng, found.step, model.weight.tolist()
+
+
+def test_more_ranks_than_saved(pool2, run):             # noqa: F811
+    model = torch.nn.Linear(2, 2)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters()))
+    vckpt.save(run, {"model": model, "rng": vckpt.rng_state(), "scheduler": scheduler}, step=5, **PIN)
+    vckpt.close()
+    assert pool2(_another_number, str(run)) == [(False, 5, model.weight.tolist())] * 2
