@@ -36,6 +36,9 @@ class Loader:
     def state_dict(self):
         return {"place": self.place}
 
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
 
 def train(model, optimizer, batch):
     loss = model(*batch)
@@ -50,7 +53,7 @@ def names(tmp_path):
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     return {"vckpt": vckpt, "plan": {"parallel": "none"}, "model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": Loader(),
-            "train": train, "begin_from_newest": lambda *all_of_it: None, "train_one_step": lambda: None, "first": 1, "step": 0, "last": 200,
+            "train": train, "train_one_step": lambda: None, "step": 0, "last": 200,
             "state": lambda: {"model": model}, "tensor": torch.empty(128, 8)}
 
 
@@ -69,17 +72,19 @@ def alone(tmp_path, monkeypatch):
 
 
 def test_python_md(tmp_path):
-    saving, reading = blocks("docs/python.md", tmp_path)
+    saving, loading, reading = blocks("docs/python.md", tmp_path)
     known = names(tmp_path)
     exec(saving, known)
     assert vckpt.steps(tmp_path / "ckpt/llama") == [900, 1000] and known["handle"].done
     vckpt.save(tmp_path / "ckpt/llama", known["state"], step=1001, blobs={"config.json": b"{}"})
+    exec(loading, known)
+    assert known["found"].step == 1001 and known["found"].rng and known["found"].values == {"plan": known["plan"]}
     exec(reading.replace("rank=3", "rank=0"), known)    # one process saved it
     assert known["step"].number == 1001 and torch.equal(known["tensor"], known["model"].layers[0].weight[:128])
 
 
 def test_training_md(tmp_path):
-    loop, ending = blocks("docs/training.md", tmp_path)
+    _, loop, ending = blocks("docs/training.md", tmp_path)      # the first: test_loop.py
     known = names(tmp_path)
     exec(loop, known)
     assert vckpt.steps(tmp_path / "ckpt/llama") == [100, 200]

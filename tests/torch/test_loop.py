@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop that a page shows is a whole program: it runs as it stands there, and started again, by itself or by torchrun, it goes on
+from the newest step to the losses of a run that nobody ended."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from gloo_pool import ROOT
+
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+
+PAGE = "docs/training.md", "A loop that can be started again"
+STEPS = list(range(10, 101, 10))
+# Of a process that prints a line that begins so: killed there.
+KILLER = """
+import builtins, os, signal
+shown = builtins.print
+def killing(*words, **more):
+    if words and words[0] == {step}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    shown(*words, **more)
+builtins.print = killing
+"""
+
+
+def first_block(page, heading):
+    """The first block of Python below a heading of a page."""
+    text = (ROOT / page).read_text()
+    section = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", re.sub(r"^(```.*?^```)", lambda m: m[0].replace("\n#", "\n\0#"), text, flags=re.M | re.S), re.M | re.S)
+    return re.search(r"^```python\n(.*?)^```", section[2], re.M | re.S)[1].replace("\0#", "#")
+
+
+class Program:
+    def __init__(self, folder):
+        self.folder, self.script = folder, folder / "train.py"
+        self.script.write_text(first_block(*PAGE))
+
+    def __call__(self, run, processes, kill_at=None):
+        """[(step, loss)] as they were printed."""
+        paths = [str(ROOT / "tools/python"), os.environ.get("PYTHONPATH", "")]
+        if kill_at is not None:
+            (self.folder / "killer").mkdir(exist_ok=True)
+            (self.folder / "killer/sitecustomize.py").write_text(KILLER.format(step=kill_at))
+            paths.insert(0, str(self.folder / "killer"))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                       "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        if environment.get("VCKPT_PRELOAD"):
+            environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--monitor-interval", "0.1"] if processes > 1 else []
+        done = subprocess.run([sys.executable, *launcher, str(self.script), str(run)], capture_output=True, text=True, env=environment, timeout=300)
+        assert (done.returncode == 0) == (kill_at is None), done.stdout + done.stderr
+        return [(int(step), loss) for step, loss in re.findall(r"^(\d+) (\S+)$", done.stdout, re.M)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_started_again(tmp_path, processes):
+    """Killed at step 36, with saves of the steps 20 and 30 perhaps under way."""
+    program, store = Program(tmp_path), tmp_path / "store"
+    straight = program(store / "straight", processes)
+    assert [step for step, _ in straight] == list(range(1, 101)) and vckpt.steps(store / "straight") == STEPS
+    assert float(straight[-1][1]) < float(straight[0][1]) / 2
+    killed = program(store / "run", processes, kill_at=36)
+    assert killed == straight[:35]
+    newest = vckpt.latest(store / "run")
+    assert newest in (None, 10, 20, 30)
+    after = program(store / "run", processes)
+    assert after == straight[newest or 0:]
+    assert vckpt.steps(store / "run") == STEPS
+    assert program(store / "run", processes) == []
+    with vckpt.Step(store / "run") as one, vckpt.Step(store / "straight") as other:
+        assert one.attributes == other.attributes == {"loss": straight[-1][1]}
