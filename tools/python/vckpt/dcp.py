@@ -32,7 +32,7 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorProperties
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
@@ -354,13 +354,13 @@ def _plain(key, tensor, item):
 # ---- reading ----
 
 class StorageReader(_StorageReader):
-    """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names COMPONENT.NAME, any
-    other step of a store. A path that names no step: the newest."""
+    """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names COMPONENT.NAME, the tensors and
+    values of any other step of a store. A path that names no step: the newest."""
 
     def __init__(self, path: PathLike, _extension_registry: Any = None) -> None:
         super().__init__()
         self.path, self.load_id = Path(path), str(uuid.uuid4())
-        self.step, self.kept, self.bytes = None, {}, {}
+        self.step, self.kept, self.bytes, self.values = None, {}, {}, {}
 
     @property
     def checkpoint_id(self):
@@ -384,8 +384,9 @@ class StorageReader(_StorageReader):
         try:
             if dcp_state.DOCUMENT in blobs:
                 metadata, self.kept = dcp_state.parse(self.step.blob(dcp_state.DOCUMENT))
+                self.values = {}
             else:
-                metadata, self.kept = _of_tensors(self.step)
+                metadata, self.kept, self.values = _of_step(self.step)
             self.bytes = _places(self.step, blobs)
         except dcp_state.BadDocument as error:
             raise dcp_state.BadDocument(f"{self.path}: {run}/{self.step.number}: {dcp_state.DOCUMENT}: {error}") from None
@@ -421,6 +422,8 @@ class StorageReader(_StorageReader):
         return _lib.NotFound(errno.ENOENT, f"{self.path}: {self.step.run}/{self.step.number} has no entry {key!r}")
 
     def entry(self, key):
+        if key in self.values:
+            return dcp_state.saved_bytes(key, self.values[key])
         if key not in self.bytes:
             raise self.missing(key)
         blob, offset, length = self.bytes[key]
@@ -460,8 +463,9 @@ def _places(step, blobs):
     return found
 
 
-def _of_tensors(step):
-    """Metadata of a step that DCP did not save: a key COMPONENT.NAME for every tensor."""
+def _of_step(step):
+    """Metadata of a step that DCP did not save: a key COMPONENT.NAME for every tensor, and one for every value of the components' trees, by
+    its path. (Metadata, {key: Kept}, {key: value})"""
     keys, paths, kept = {}, {}, {}
     types = {_lib.DTYPES[number]: dtype for dtype, number in DTYPES.items()}
     for info in step.tensors():
@@ -470,4 +474,7 @@ def _of_tensors(step):
         key, dtype = f"{info.component}.{info.name}", types[info.dtype]
         keys[key] = dcp_state.whole(TensorProperties(dtype=dtype), info.shape)
         paths[key], kept[key] = (info.component, info.name), dcp_state.Kept(info.component, info.name, dtype)
-    return Metadata(state_dict_metadata=keys, planner_data=paths), kept
+    found = {key: one for key, one in dcp_state.plain_values(step).items() if key not in keys}
+    keys.update((key, BytesStorageMetadata()) for key in found)
+    paths.update((key, path) for key, (path, _) in found.items())
+    return Metadata(state_dict_metadata=keys, planner_data=paths), kept, {key: value for key, (_, value) in found.items()}

@@ -5,13 +5,18 @@ and the readable document `.dcp/metadata.json`. No pickle anywhere; the document
 Every rank names tensors by itself, from the keys and paths of its own state: the same on all ranks, since a key's name depends
 on nothing else but where two keys would meet."""
 import dataclasses
+import errno
+import io
 import json
 import re
+from collections.abc import Mapping
 
 import torch
 from torch.distributed.checkpoint import metadata as torch_metadata
 
-from . import values
+from . import _lib, values
+from .records import Record
+from .state import PER_RANK
 from .torch_state import DTYPES
 
 DOCUMENT = ".dcp/metadata.json"
@@ -187,6 +192,74 @@ def parse(text):
     if "planner_data" in document_:
         data = values.decode(json.dumps(document_["planner_data"]).encode())
     return torch_metadata.Metadata(state_dict_metadata=keys, planner_data=data), kept
+
+
+# ---- values of a step that DCP did not save ----
+
+def is_tensor(saved):
+    return isinstance(saved, Record) and saved.tag == "$tensor"
+
+
+def is_leaf(saved):
+    """As DCP takes a state dict apart: dicts, and lists in which there are tensors or dicts, wherever in further lists."""
+    if isinstance(saved, list):
+        return not any(is_tensor(item) or isinstance(item, dict) or (isinstance(item, list) and not is_leaf(item)) for item in saved)
+    return not isinstance(saved, dict)
+
+
+def leaves(saved, path):
+    """[(path, value)] of a component's tree, tensors not among them, nor what each rank has by itself."""
+    if is_tensor(saved) or saved == PER_RANK:
+        return []
+    if is_leaf(saved):
+        return [(path, saved)]
+    items = [(str(key), item) for key, item in saved.items()] if isinstance(saved, dict) else enumerate(saved)
+    return [leaf for key, item in items for leaf in leaves(item, (*path, key))]
+
+
+def by_parameter(saved, component):
+    """[(path, value)] of an optimizer's groups, as get_optimizer_state_dict flattens them: for each parameter the values of its group."""
+    groups = saved.get("param_groups") if isinstance(saved, dict) else None
+    if not isinstance(groups, list) or not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
+        return []
+    return [((component, f"param_groups.{name}.{key}"), value) for group in groups for name in group["params"] for key, value in group.items()
+            if key != "params" and not is_tensor(value)]
+
+
+def plain_values(step):
+    """{key: (path, value)} of the components' trees: the common one's first, and of ranks' own (a pipeline's stages) what it lacks."""
+    found = {}
+    for component in sorted({blob.name.removesuffix(".json") for blob in step.blobs() if blob.rank is None and valid_document(blob.name)}):
+        common = step.values(component, tensors=False)
+        trees = [common] if has_own(common) else [common, *(step.values(component, rank, tensors=False) for rank in step.ranks(component))]
+        for tree in trees:
+            for path, value in leaves(tree, (component,)) + by_parameter(tree, component):
+                found.setdefault(".".join(map(str, path)), (path, value))
+    return found
+
+
+def valid_document(name):
+    return name.endswith(".json") and valid_component(name.removesuffix(".json"))
+
+
+def has_own(saved):
+    """Each rank has a part by itself, and so a tree: of one rank it says nothing to another."""
+    parts = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
+    return saved == PER_RANK or any(map(has_own, parts))
+
+
+def saved_bytes(key, value):
+    """As DCP keeps a value, and loads it."""
+    if has_tensor(value):
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: there are tensors in a {type(value).__name__}, which DCP does not take apart: read it by vckpt.Step.values")
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
+
+
+def has_tensor(saved):
+    parts = saved.values() if isinstance(saved, Mapping) else saved if isinstance(saved, (list, tuple)) else ()
+    return is_tensor(saved) or any(map(has_tensor, parts))
 
 
 def parse_index(text, size):

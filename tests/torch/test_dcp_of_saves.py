@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dcp.load of what vckpt.save kept: model, optimizer with its groups, scheduler and plain values, into torch's state dicts."""
+import sys
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from gloo_pool import ROOT, pool2                       # noqa: F401  (fixture)
+
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+from vckpt.dcp import StorageReader                     # noqa: E402
+
+PIN = {"pin": "no", "plan_cache": False}
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def run(tmp_path):
+    yield str(tmp_path / "store/run")
+    vckpt.close()
+
+
+def trainer(seed, wrap, lr=0.1):
+    torch.manual_seed(seed)
+    model = wrap(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)))
+    groups = [{"params": list(model[0].parameters()), "lr": lr}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
+    optimizer = torch.optim.AdamW(groups, lr=2 * lr, betas=(0.8, 0.9))
+    return model, optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, [torch.optim.lr_scheduler.ConstantLR(optimizer),
+                                                                               torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)], [2])
+
+
+def step(model, optimizer, scheduler, number):
+    optimizer.zero_grad()
+    model(torch.arange(12.0).reshape(2, 6) + number).square().mean().backward()
+    optimizer.step()
+    scheduler.step()
+
+
+def round_trip(path, flatten, wrap):
+    """The next steps are the same."""
+    one, other = trainer(0, wrap), trainer(1, wrap, lr=0.5)
+    for number in range(3):
+        step(*one, number)
+    model, optimizer, scheduler = one
+    vckpt.save(path, {"model": model, "optimizer": optimizer, "scheduler": scheduler, "plan": {"tp": 1, "names": ["a"], "pair": (1, 2)}}, step=3, **PIN)
+    vckpt.close(path)
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    weights, moments = get_state_dict(other[0], other[1], options=options)
+    state = {"model": weights, "optimizer": moments, "scheduler": other[2], "plan": {"tp": 0, "names": [], "pair": ()}}
+    dcp.load(state, storage_reader=StorageReader(f"{path}/3"))
+    set_state_dict(other[0], other[1], model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options)
+    assert state["plan"] == {"tp": 1, "names": ["a"], "pair": (1, 2)}
+    assert [{**group, "params": 0} for group in other[1].param_groups] == [{**group, "params": 0} for group in optimizer.param_groups]
+    assert other[2].state_dict()["last_epoch"] == 3
+    for number in (3, 4):
+        step(*one, number)
+        step(*other, number)
+    found, wanted = (get_state_dict(*pair[:2], options=StateDictOptions(flatten_optimizer_state_dict=True)) for pair in (other, one))
+    for a, b in zip(found, wanted):
+        assert a.keys() == b.keys()
+        for key in a:
+            same = torch.equal(getattr(a[key], "_local_tensor", a[key]), getattr(b[key], "_local_tensor", b[key])) if torch.is_tensor(a[key]) else a[key] == b[key]
+            assert same, key
+    return True
+
+
+def bare(model):
+    return model
+
+
+def sharded(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_one_rank(run, flatten):
+    assert round_trip(run, flatten, bare)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_two_ranks(pool2, run, flatten):                # noqa: F811
+    assert pool2(round_trip, run, flatten, sharded) == [True, True]
+
+
+def test_what_has_no_key(run):
+    vckpt.save(run, {"a": {"pair": (torch.ones(2), 1), "list": [torch.ones(1), [{"x": 1}], [2]], "loader": {"at": 4}}, "rng": vckpt.rng_state()},
+               per_rank="a.loader", **PIN)
+    state = {"a": {"list": [torch.zeros(1), [{"x": 0}], [0]]}}
+    dcp.load(state, storage_reader=StorageReader(run))
+    assert state == {"a": {"list": [torch.ones(1), [{"x": 1}], [2]]}}
+    for asked, sentence in [({"a": {"pair": ()}}, r"a\.pair: there are tensors in a tuple"), ({"a": {"loader": {"at": 0}}}, r"Missing key.*a\.loader\.at"),
+                            ({"a": {"none": 0}}, r"Missing key.*a\.none"), ({"rng": {"python": 0}}, r"Missing key.*rng\.python")]:
+        with pytest.raises(dcp.api.CheckpointException, match=sentence):
+            dcp.load(asked, storage_reader=StorageReader(run))
