@@ -10,7 +10,8 @@
 
     vckpt.load("/ckpt/llama", state, missing_ok=True)       # the newest step back into the state, or None
 
-torch is imported only when it is there already, or asked for."""
+A save uses torch only if the program has imported it. Steps are read as torch's tensors where torch is installed; it is imported when the first
+is read, and not with framework="numpy"."""
 from typing import TYPE_CHECKING
 
 from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists,

@@ -319,7 +319,7 @@ class _Plan:
         if to.shape != found[2] and not to.absent:
             self.wrong.append(f"{path[0]}/{name} has the shape {list(found[2])} in the step and {list(to.shape)} in the state")
         elif not to.fits(found[1]):
-            self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy cannot turn into {to.memory.dtype}")
+            self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy turns into {to.memory.dtype} only with ml_dtypes: install that")
         elif not to.absent:
             self.todo.append(lambda: to.fill(self.step, path[0], name))
 

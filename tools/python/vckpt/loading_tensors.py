@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _lib, meshes, state as states
 from .shard import Refused, Shard
-from .step import numpy_dtype
+from .step import is_raw, numpy_dtype
 
 
 class Destination:
@@ -35,8 +35,8 @@ class Destination:
         return tuple((ctypes.c_uint64 * count).from_address(address)) if count else ()
 
     def fits(self, dtype):
-        """Can the memory take items of that dtype? A numpy without bf16 knows no values of it."""
-        return self.row.dtype == dtype or not (isinstance(self.memory, np.ndarray) and numpy_dtype(dtype).kind == "V")
+        """Can the memory take items of that dtype? Without ml_dtypes numpy knows no values of bf16."""
+        return self.row.dtype == dtype or not (isinstance(self.memory, np.ndarray) and is_raw(numpy_dtype(dtype)))
 
     def boxes(self):
         """[(pairs of offset and size, place of the first item, strides)] of the boxes in the local tensor, in items, row-major."""

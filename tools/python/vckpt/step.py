@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a step: its tensors whole or box by box, its files, its values. Every byte is verified by the library.
 
-Arrays are numpy's, or torch's tensors if `framework="torch"` (the default where the program has imported torch). A dtype that
-numpy lacks (bf16, f8) comes as bytes of its size (`|V2`, `|V1`)."""
+Tensors are torch's where torch is installed, else numpy's arrays; `framework="torch"` or "numpy" says which. It does not matter what the
+program has imported: torch is imported when the first tensor is read. A dtype that numpy lacks (bf16, f8) is that of ml_dtypes where
+ml_dtypes is installed, else bytes of its size (`|V2`, `|V1`)."""
 import ctypes
 import errno
+import functools
+import importlib
+import importlib.util
 import io
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from ctypes import byref, c_void_p
 from typing import Any, Literal, NamedTuple, Optional, Union
@@ -38,12 +43,30 @@ SAME_AS_BYTES = 200     # a document of more is none
 NUMPY = {_lib.DTYPES.index(word): name for name, word in NUMPY_DTYPES.items()}
 
 
+@functools.cache
 def numpy_dtype(number):
-    """numpy's dtype for one of ours, |V1 or |V2 where it has none."""
+    """numpy's dtype for one of ours, or that of ml_dtypes; |V1 or |V2 where neither has one."""
+    name = NUMPY.get(number)
+    if hasattr(np, name or "") or name == "bool":
+        return np.dtype(name)
     try:
-        return np.dtype(NUMPY[number])
-    except (KeyError, TypeError):
+        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name or ""))
+    except (ImportError, AttributeError):
         return np.dtype(f"V{_lib.ITEM_BYTES[number]}")
+
+
+def is_raw(dtype):
+    """Bytes that numpy knows nothing of. (ml_dtypes' dtypes have the same kind.)"""
+    return dtype.type is np.void
+
+
+@functools.cache
+def installed():
+    """The framework whose tensors are read where none is named: torch where it can be imported."""
+    if "torch" in sys.modules:
+        return "torch" if sys.modules["torch"] is not None else "numpy"
+    found = importlib.util.find_spec("torch")
+    return "numpy" if found is None or found.origin is None else "torch"      # a folder of that name is none
 
 
 def _counted(count, noun):
@@ -60,6 +83,8 @@ def _bytes_text(count):
 class Step:
     """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(). Any thread.
 
+    framework: "torch" or "numpy", whose tensors are read; None: torch's where torch is installed, whether the program has imported it or not.
+
     Of its tensors it is a mapping: len(step), step["model/w"], "model/w" in step, `for name in step`, keys(), dict(step). A step without
     tensors is true all the same. values() gives a component as it was saved."""
 
@@ -70,7 +95,7 @@ class Step:
         self.store, self.run, step = split(path)
         if framework not in (None, "numpy", "torch"):
             raise _lib.InvalidArgument(errno.EINVAL, f"framework {framework!r}: numpy or torch")
-        self.framework = framework or ("torch" if torch_module() is not None else "numpy")
+        self.framework = framework or installed()
         pointer = c_void_p()
         _lib.call("vckpt_step_open", os.fsencode(self.store), _lib.text(self.run, "run"),
                   step if isinstance(step, int) else _lib.NONE, byref(pointer))
@@ -258,7 +283,8 @@ class Step:
 
     def _rank_tensor(self, members, rank):
         array = self._rank_array(members, rank)
-        return _tensor(array, _lib.DTYPES.index(members["dtype"])) if self.framework == "torch" else array
+        number = _lib.DTYPES.index(members["dtype"])
+        return _tensor(array, number) if self.framework == "torch" else array.view(numpy_dtype(number)) if is_raw(array.dtype) else array
 
     def _rank_array(self, members, rank):
         blob, word = members.get("blob"), members.get("dtype")
@@ -284,7 +310,7 @@ def _destination(out, shape, dtype):
     """(address, strides in bytes) of an array or a tensor that is to be filled."""
     if isinstance(out, np.ndarray):
         found, item = out.shape, out.dtype.itemsize
-        right = NUMPY_DTYPES.get(out.dtype.name) == _lib.DTYPES[dtype] or (out.dtype.kind == "V" and item == _lib.ITEM_BYTES[dtype])
+        right = NUMPY_DTYPES.get(out.dtype.name) == _lib.DTYPES[dtype] or (is_raw(out.dtype) and item == _lib.ITEM_BYTES[dtype])
         address, strides = out.__array_interface__["data"][0], out.strides
         if not out.flags.writeable or not out.dtype.isnative:
             raise _lib.InvalidArgument(errno.EINVAL, "out: the array cannot be written to as it is")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose tensors a step gives: by what is installed or asked for, not by what was imported before."""
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/python"))
+import vckpt                                            # noqa: E402
+from vckpt import step as steps                         # noqa: E402
+
+HAS_TORCH = sys.modules.get("torch", "") is not None and importlib.util.find_spec("torch") is not None
+
+
+@pytest.fixture
+def run(tmp_path):
+    vckpt.save(tmp_path / "store/run", {"m": {"w": np.arange(4.0)}}, rank=0, world=1, pin="no", plan_cache=False)
+    vckpt.close()
+    return str(tmp_path / "store/run")
+
+
+def test_what_was_imported_does_not_matter(run):
+    """In a program of its own that imports torch before, after, or not at all."""
+    read = "s = vckpt.Step({!r}); print(type(s['w']).__module__.split('.')[0], 'torch' in sys.modules)".format(run)
+    blocked = "import sys; sys.modules['torch'] = None; import vckpt"
+    wanted = "torch True" if HAS_TORCH else "numpy False"
+    programs = {f"import sys, vckpt; {read}": wanted,
+                f"import sys, vckpt; s = vckpt.Step({run!r}, 'numpy'); print(type(s['w']).__module__, 'torch' in sys.modules)": "numpy False",
+                f"import sys, vckpt; vckpt.Step({run!r}); print('none', 'torch' in sys.modules)": "none False",
+                f"{blocked}; print(type(vckpt.Step({run!r})['w']).__module__)": "numpy"}
+    if HAS_TORCH:
+        programs[f"import sys, torch, vckpt; {read}"] = "torch True"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools/python")}
+    if environment.get("VCKPT_PRELOAD"):
+        environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
+    for program, said in programs.items():
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=run.rpartition("/")[0])
+        assert done.stdout.strip() == said, (program, done.stdout, done.stderr)
+
+
+def test_a_folder_called_torch_is_none(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    importlib.invalidate_caches()
+    assert steps.installed.__wrapped__() == "numpy"
+
+
+def test_bytes_where_ml_dtypes_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    names = {name: steps.numpy_dtype.__wrapped__(number).str for number, name in enumerate(steps._lib.DTYPES) if name}
+    assert names["bf16"] == "|V2" and {names[name] for name in names if name.startswith(("f8", "f4"))} == {"|V1"}
+    assert names["f32"] == "<f4" and names["bool"] == "|b1" and names["c128"] == "<c16"
+    bits = np.array([0x3f80, 0xc000], "<u2").view("V2")          # as docs/python.md says
+    assert (bits.view("<u2").astype("<u4") << 16).view("<f4").tolist() == [1.0, -2.0]
