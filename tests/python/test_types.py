@@ -41,7 +41,7 @@ def test_every_public_name_has_types():
         missing = [one for one in inspect.signature(function).parameters if one not in ("self", "cls") and one not in hints]
         wrong += [f"{name}: {', '.join([*missing, *['what it returns'] * ('return' not in hints)])}"] if missing or "return" not in hints else []
     assert not wrong, wrong
-    assert {"save", "async_save", "init", "steps", "latest", "close", "on_sigterm", "Saver.__init__", "Saver.async_save", "Handle.committed", "Handle.progress",
+    assert {"save", "async_save", "init", "steps", "latest", "close", "on_sigterm", "Saver.__init__", "load", "Loaded.blob", "Saver.async_save", "Handle.committed", "Handle.progress",
             "Step.read", "Step.values", "Step.keys", "Step.__iter__", "Step.__len__", "Step.__repr__", "Shard.__init__", "Record.__getitem__", "Mesh.size", "Stopping.__call__", "Error.__init__"} <= seen
 
 
@@ -93,6 +93,9 @@ except vckpt.Error as error:
 shard = vckpt.Shard(part, shape=(4, 4), flat=(0, 8), same_dims=["dp"])
 steps: list[int] = vckpt.steps("/ckpt/run")
 newest: Optional[int] = vckpt.latest("/ckpt/run")
+found = vckpt.load("/ckpt/run", {"model": {}}, missing_ok=True, strict=False, mesh="dp=2")
+first: int = found.step + 1 if found else 1
+lacking: list[str] = found.missing if found and not found.rng else []
 version: str = vckpt.__version__
 arrays = {key.upper(): part for key, part in dict(step).items()}
 keys: list[str] = step.keys() + [key for key in step][:len(step)]
@@ -101,7 +104,7 @@ WRONG = [
     'vckpt.save("/ckpt/run", {}, steps=3)', 'vckpt.save("/ckpt/run", {}, step="3")', 'vckpt.Saver("/ckpt/run", pin="maybe")',
     'vckpt.Saver("/ckpt/run", step=3)', 'vckpt.Saver("/ckpt/run").save({}, deadline=3)', "vckpt.save(3, {})", 'vckpt.steps("/ckpt/run").upper()',
     'vckpt.Step("/ckpt/run", framework="jax")', 'vckpt.no_such_name("/ckpt")', 'vckpt.on_sigterm()("3")',
-    'vckpt.latest("/ckpt/run") + 1', "vckpt.__version__()",
+    'vckpt.latest("/ckpt/run") + 1', "vckpt.__version__()", 'vckpt.load("/ckpt/run", {}).step', 'vckpt.load("/ckpt/run", {}, step=3)',
 ]
 
 

@@ -56,7 +56,7 @@ def test_tensors_come_back(run):
             assert same(step["model", name], tensor.detach().resolve_conj().resolve_neg()), name
         assert same(step["ema"], wanted["large"])
     with vckpt.Step(run, framework="numpy") as step:
-        assert step["kind.bfloat16"].dtype == "V2" and step["kind.float32"].dtype == "f4"
+        assert step["kind.bfloat16"].dtype.kind == "V" and step["kind.bfloat16"].itemsize == 2 and step["kind.float32"].dtype == "f4"
 
 
 @pytest.mark.parametrize("net", [torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))])
