@@ -198,6 +198,8 @@ def test_generators_and_what_is_per_rank(run, save, capfd):
     before = np.random.get_state()[1].tobytes()
     with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks loader/queue \(kept for each of 2 ranks, this job has 1\)"):
         vckpt.load(run, {"rng": vckpt.rng_state(), "loader": {"queue": queue}}, **ALONE)
+    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks loader \(kept for each of 2 ranks, this job has 1\)"):
+        vckpt.load(run, {"loader": {"at": 0}}, **ALONE)
     capfd.readouterr()
     found = vckpt.load(run, {"rng": vckpt.rng_state(), "all": {"n": 0}}, **ALONE)
     assert not found.rng and found.values == {"all": {"n": 1}} and np.random.get_state()[1].tobytes() == before

@@ -121,6 +121,10 @@ def _is_nothing(saved):
     return isinstance(saved, Record) and saved.type_name in ("vckpt.Absent", "vckpt.PerRank")
 
 
+def _is_others(saved):
+    return _is_nothing(saved) and saved.type_name == "vckpt.PerRank"
+
+
 def _below(saved, key):
     """What stands under a key; of what other ranks have by themselves nothing is known."""
     if _is_nothing(saved):
@@ -183,7 +187,7 @@ class _Plan:
         self.step, self.path, self.state, self.rank, self.world, self.types = step, path, state, rank, world, types
         whole = meshes.given(mesh)
         self.mesh = whole and (*whole, meshes.named(*whole))
-        self.todo, self.values, self.rng, self.views = [], {}, [], weakref.WeakKeyDictionary()
+        self.todo, self.values, self.rng, self.trees, self.views = [], {}, [], {}, weakref.WeakKeyDictionary()
         self.missing, self.unexpected, self.wrong, self.asked, self.plain = [], [], [], set(), False
         self.names = {}
         for component, name in step._tensors:
@@ -210,8 +214,7 @@ class _Plan:
 
     def lack(self, path, saved=ABSENT):
         name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
-        other = not _is_nothing(saved) or saved.type_name == ABSENT.type_name
-        self.missing.append(name if other else f"{name} (kept for each of {self.step.world} ranks, this job has {self.world})")
+        self.missing.append(f"{name} (kept for each of {self.step.world} ranks, this job has {self.world})" if _is_others(saved) else name)
 
     def set_generators(self):
         """Last of all."""
@@ -240,10 +243,13 @@ class _Plan:
 
     def tree(self, component, rank):
         """A component's document as a rank has it (None: the common one)."""
-        try:
-            return self.step.values(component, rank, types=self.types, tensors=False)
-        except _lib.NotFound:
-            return states.PER_RANK if self.step.ranks(component) else ABSENT
+        if (component, rank) not in self.trees:
+            try:
+                found = self.step.values(component, rank, types=self.types, tensors=False)
+            except _lib.NotFound:
+                found = states.PER_RANK if self.step.ranks(component) else ABSENT
+            self.trees[component, rank] = found
+        return self.trees[component, rank]
 
     def visit(self, value, saved, path):
         torch = states.torch_module()
@@ -272,6 +278,8 @@ class _Plan:
         """The state has nothing to be filled there: what the step has, its tensors whole."""
         self.plain = True
         self.asked |= _names(saved)
+        if _is_others(saved):
+            self.lack(path, saved)
         return lambda: None if _is_nothing(saved) else self.built(path[0], saved)
 
     def items(self, value, saved, path):
@@ -279,7 +287,7 @@ class _Plan:
             gives = [self.visit(item, _below(saved, number), (*path, number)) for number, item in enumerate(value)]
             return lambda: [give() for give in gives] if isinstance(value, list) else tuple(give() for give in gives)
         gives = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value.items()
-                 if _fillable(item) or not _is_nothing(_below(saved, key))}
+                 if _fillable(item) or _below(saved, key) is not ABSENT}
         more = {key: item for key, item in saved.items() if key not in value and not _names(item)} if isinstance(saved, dict) else {}
         self.plain = self.plain or bool(more)
         return lambda: {**{key: give() for key, give in gives.items()}, **more}
