@@ -197,7 +197,7 @@ def test_systemd_units(program, tmp_path):
     examples = pathlib.Path(__file__).resolve().parents[2] / "docs" / "examples"
     for name, as_name in (("mnt-checkpoints.mount", "mnt-checkpoints.mount"), ("vckpt-mount@.service", "vckpt-mount@mnt-x.service")):
         text = (examples / name).read_text()
-        (tmp_path / as_name).write_text(text.replace("/usr/local/sbin/mount.vckpt", str(program)))
+        (tmp_path / as_name).write_text(text.replace("ExecStart=mount.vckpt", f"ExecStart={program}"))
         done = subprocess.run(["systemd-analyze", "verify", tmp_path / as_name], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and not done.stderr, done.stderr
 

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `meson install` puts where, and a C program built against the installed tree."""
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PREFIX = "usr/local"
+
+
+@pytest.fixture(scope="module")
+def built(build):
+    if not shutil.which("meson"):
+        pytest.skip("meson is not installed")
+    return build
+
+
+def sanitized(build):
+    options = json.loads((build / "meson-info/intro-buildoptions.json").read_text())
+    return any(option["name"] == "b_sanitize" and option["value"] not in ("none", []) for option in options)
+
+
+def install(build, destination, *more):
+    done = subprocess.run(["meson", "install", "-C", build, "--no-rebuild", "--destdir", destination, *more], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return destination
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    return install(built, tmp_path_factory.mktemp("installed"))
+
+
+def found(folder):
+    """The files and links, with the folder of libraries named LIB: it depends on the system."""
+    paths = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
+    return {re.sub(rf"^{PREFIX}/lib(64|/[\w-]+-linux-\w+)/", f"{PREFIX}/LIB/", path) for path in paths}
+
+
+def test_everything_is_where_the_system_looks(installed):
+    there = found(installed)
+    library = {f"{PREFIX}/LIB/{name}" for name in ("libvckpt.so", "libvckpt.so.0", "libvckpt.so.0.1.0", "pkgconfig/vckpt.pc")}
+    commands = {f"{PREFIX}/bin/vckpt", f"{PREFIX}/sbin/mount.vckpt", "sbin/mount.vckpt", f"{PREFIX}/lib/systemd/system/vckpt-mount@.service"}
+    shared = {f"{PREFIX}/share/{name}" for name in (
+        "man/man1/vckpt.1", "man/man5/vckpt.5", "man/man8/mount.vckpt.8", "doc/vckpt/LICENSE", "doc/vckpt/python.md",
+        "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py", "doc/vckpt/examples/save.c")}
+    assert library | commands | shared | {f"{PREFIX}/include/vckpt.h"} <= there
+    if (ROOT / "tools/completions/vckpt.bash").exists():
+        assert f"{PREFIX}/share/bash-completion/completions/vckpt" in there
+    assert not [name for name in there if "/man/" in name and "doc/vckpt" in name or name.endswith("meson.build")]
+    assert os.readlink(installed / "sbin/mount.vckpt") == f"/{PREFIX}/sbin/mount.vckpt"
+
+
+TAGS = {
+    "runtime": ({"bin/vckpt", "sbin/mount.vckpt", "LIB/libvckpt.so.0", "share/doc/vckpt/LICENSE"}, {"include/vckpt.h", "LIB/libvckpt.so"}),
+    "devel": ({"include/vckpt.h", "LIB/libvckpt.so", "LIB/pkgconfig/vckpt.pc"}, {"bin/vckpt", "LIB/libvckpt.so.0"}),
+    "man": ({"share/man/man1/vckpt.1"}, {"bin/vckpt", "share/doc/vckpt/python.md"}),
+    "doc": ({"share/doc/vckpt/python.md"}, {"bin/vckpt", "share/man/man1/vckpt.1"}),
+}
+
+
+def test_each_tag_installs_its_part(built, installed, tmp_path):
+    parts = []
+    for tag, (there, absent) in TAGS.items():
+        names = found(install(built, tmp_path / tag, "--tags", tag))
+        assert {f"{PREFIX}/{name}" for name in there} <= names and not {f"{PREFIX}/{name}" for name in absent} & names, tag
+        parts.append(names)
+    assert set().union(*parts) == found(installed) and sum(map(len, parts)) == len(found(installed))
+
+
+def test_the_library_shows_the_header_and_nothing_else(installed):
+    library = next(installed.rglob("libvckpt.so.0"))
+    out = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    shown = {line.split()[-1].partition("@")[0] for line in out.splitlines()} - {"VCKPT_0"}
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "core/api/vckpt.h").read_text(), flags=re.S)
+    assert shown == set(re.findall(r"\b(vckpt_\w+)\(", header))
+    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert "soname: [libvckpt.so.0]" in dynamic
+
+
+@pytest.fixture(scope="module")
+def environment(built, installed):
+    """For a compiler and a program that use the installed tree alone."""
+    if sanitized(built):
+        pytest.skip("a library under a sanitizer needs its run time in every program")
+    libraries = next(installed.rglob("libvckpt.so")).parent
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "CFLAGS", "LDFLAGS")}
+    return {**env, "PKG_CONFIG_PATH": str(libraries / "pkgconfig"), "PKG_CONFIG_SYSROOT_DIR": str(installed),
+            "LD_LIBRARY_PATH": str(libraries)}
+
+
+def test_the_c_example_as_its_comment_compiles_it(environment, tmp_path):
+    source = ROOT / "docs/examples/save.c"
+    line = re.search(r"^ \*\s+(cc save\.c .*)$", source.read_text(), re.M)[1]
+    shutil.copy(source, tmp_path)
+    done = subprocess.run(line.replace("cc ", "cc -Wall -Wextra -Werror ", 1), shell=True, cwd=tmp_path, env=environment, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    for number in (0, 1):
+        done = subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"saved example/{number}\n0 1 2 3\n4 5 6 7\n8 9 10 11\n"
+
+
+def test_the_c_example_names_what_fails(environment, tmp_path):
+    subprocess.run(f"cc {ROOT}/docs/examples/save.c $(pkg-config --cflags --libs vckpt) -o save", shell=True, cwd=tmp_path, env=environment,
+                   check=True)
+    (tmp_path / "file").write_text("")
+    done = subprocess.run([tmp_path / "save", tmp_path / "file"], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and str(tmp_path / "file") in done.stderr
+
+
+def test_an_ordinary_build_has_no_test_program_and_avoids_lib64(built, tmp_path):
+    """lib64 is what meson takes on Debian without dpkg-dev."""
+    if not os.path.exists("/etc/debian_version"):
+        pytest.skip("not Debian")
+    done = subprocess.run(["meson", "setup", tmp_path / "b", ROOT, "-Dlibdir=lib64"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    read = lambda name: json.loads((tmp_path / "b/meson-info" / f"intro-{name}.json").read_text())
+    assert {target["name"] for target in read("targets") if "/tests/" in target["defined_in"]} >= {"vckpt_internal", "rank_saver", "cuda"}
+    assert not [target["name"] for target in read("targets") if "/tests/" in target["defined_in"] and target["build_by_default"]]
+    multiarch = subprocess.run(["cc", "-print-multiarch"], capture_output=True, text=True, check=True).stdout.strip()
+    where = {pathlib.Path(path).name: path for path in read("installed").values()}
+    assert where["libvckpt.so.0"] == f"/usr/local/lib/{multiarch}/libvckpt.so.0"
+    assert where["vckpt.pc"] == f"/usr/local/lib/{multiarch}/pkgconfig/vckpt.pc"
+
+
+@pytest.fixture
+def after(tmp_path):
+    """Runs the last step of `meson install` with an ldconfig that notes how it is called, and knows what `known` names."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ldconfig").write_text('#!/bin/sh\nif [ "${1:-}" = -p ]; then cat "$0.knows"; else echo called >> "$0.calls"; fi\n')
+    (folder / "ldconfig").chmod(0o755)
+
+    def run(known="", **env):
+        (folder / "ldconfig.knows").write_text(known)
+        (folder / "ldconfig.calls").unlink(missing_ok=True)
+        done = subprocess.run([ROOT / "tools/after-install", "/opt/lib"], capture_output=True, text=True, check=True,
+                              env={"PATH": f"{folder}:/usr/bin:/bin", **env})
+        return done.stdout, (folder / "ldconfig.calls").exists()
+    return run
+
+
+def test_the_loader_learns_of_the_library(after):
+    said, called = after("\tlibvckpt.so.0 (libc6,x86-64) => /opt/lib/libvckpt.so.0\n")
+    assert (said, called) == ("", os.geteuid() == 0)
+    said, called = after()
+    assert "LD_LIBRARY_PATH=/opt/lib" in said and "ldconfig" in said
+    assert after(DESTDIR="/somewhere") == ("", False)
