@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pip install .` at the top of the repository: builds the library, installs the package, and the package saves and reads without torch."""
+"""`pip install .` at the top of the repository: builds the library, installs the package and the commands, and the package saves and reads
+without torch."""
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -43,6 +45,14 @@ def test_the_installed_package_saves_and_reads(installed, tmp_path):
     python, env = installed
     done = subprocess.run([python, "-c", USE, str(tmp_path / "store")], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("saved "), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["vckpt", "mount.vckpt"])
+def test_the_commands_are_beside_its_python(installed, command):
+    python, env = installed
+    done = subprocess.run([python.parent / command, "--version"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and re.fullmatch(rf"{command} \d+\.\d+\.\d+\n", done.stdout), done.stdout + done.stderr
+    assert list(python.parents[1].glob(f"share/man/man[18]/{command}.[18]"))
 
 
 def test_its_library_shows_nothing_but_the_interface(installed):
