@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -115,17 +116,49 @@ def test_the_c_example_names_what_fails(environment, tmp_path):
     assert done.returncode == 1 and str(tmp_path / "file") in done.stderr
 
 
+def test_the_package_finds_the_library_of_the_system(environment, tmp_path):
+    """As python3-vckpt has it: the package without a library, and one that the loader finds."""
+    shutil.copytree(ROOT / "tools/python/vckpt", tmp_path / "site/vckpt", ignore=shutil.ignore_patterns("__pycache__"))
+    env = {k: v for k, v in environment.items() if not k.startswith("VCKPT_")}
+
+    def version(**more):
+        return subprocess.run([sys.executable, "-c", "import vckpt; print(vckpt.version())"], cwd=tmp_path, capture_output=True, text=True,
+                              env={**env, "PYTHONPATH": str(tmp_path / "site"), **more})
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", version().stdout), version().stderr
+    assert "libvckpt.so is not found" in version(VCKPT_LIBRARY=str(tmp_path / "none.so")).stderr
+
+
+def read_installed(build):
+    return json.loads((build / "meson-info/intro-installed.json").read_text()).values()
+
+
+def test_a_wheel_goes_without_a_command_whose_library_is_missing(built, tmp_path):
+    (tmp_path / "pkg-config").write_text('#!/bin/sh\ncase "$*" in *fuse3*|*jansson*) exit 1 ;; esac\nexec pkg-config "$@"\n')
+    (tmp_path / "pkg-config").chmod(0o755)
+
+    def setup(name, *options):
+        return subprocess.run(["meson", "setup", tmp_path / name, ROOT, *options], capture_output=True, text=True, timeout=300,
+                              env={**os.environ, "PKG_CONFIG": str(tmp_path / "pkg-config"), "CMAKE": "/bin/false"})
+    assert setup("whole").returncode != 0
+    done = setup("wheel", "-Dpython=true")
+    assert done.returncode == 0, done.stdout
+    names = {target["name"] for target in json.loads((tmp_path / "wheel/meson-info/intro-targets.json").read_text())}
+    assert "vckpt_api" in names and "mount.vckpt" not in names
+    assert not [path for path in read_installed(tmp_path / "wheel") if "/bin/" in path]
+
+
 def test_an_ordinary_build_has_no_test_program_and_avoids_lib64(built, tmp_path):
     """lib64 is what meson takes on Debian without dpkg-dev."""
     if not os.path.exists("/etc/debian_version"):
         pytest.skip("not Debian")
     done = subprocess.run(["meson", "setup", tmp_path / "b", ROOT, "-Dlibdir=lib64"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    read = lambda name: json.loads((tmp_path / "b/meson-info" / f"intro-{name}.json").read_text())
-    assert {target["name"] for target in read("targets") if "/tests/" in target["defined_in"]} >= {"vckpt_internal", "rank_saver", "cuda"}
-    assert not [target["name"] for target in read("targets") if "/tests/" in target["defined_in"] and target["build_by_default"]]
+    targets = json.loads((tmp_path / "b/meson-info/intro-targets.json").read_text())
+    ours = [target for target in targets if f"{ROOT}/tests/" in target["defined_in"]]
+    assert {target["name"] for target in ours} >= {"vckpt_internal", "rank_saver", "cuda"}
+    assert not [target["name"] for target in ours if target["build_by_default"]]
     multiarch = subprocess.run(["cc", "-print-multiarch"], capture_output=True, text=True, check=True).stdout.strip()
-    where = {pathlib.Path(path).name: path for path in read("installed").values()}
+    where = {pathlib.Path(path).name: path for path in read_installed(tmp_path / "b")}
     assert where["libvckpt.so.0"] == f"/usr/local/lib/{multiarch}/libvckpt.so.0"
     assert where["vckpt.pc"] == f"/usr/local/lib/{multiarch}/pkgconfig/vckpt.pc"
 

@@ -3,7 +3,7 @@
 
 The library is loaded at the first call: from VCKPT_LIBRARY (a file), else from the package's own directory (an
 installed package), else from the build directory that VCKPT_BUILD names, else from a build folder of the checkout that
-this file stands in. Every function here may be called from any thread; ctypes lets go of the interpreter's lock
+this file stands in, else from where the system's loader finds it (libvckpt0, `meson install`). Every function here may be called from any thread; ctypes lets go of the interpreter's lock
 meanwhile."""
 import contextlib
 import ctypes
@@ -23,6 +23,7 @@ DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 REPLACE = 1
 STATES = ("open", "queued", "staging", "staged", "announced", "committed", "failed")
 PHASES = 9
+SYSTEM = "libvckpt.so.0"
 
 # Names by number, as docs/format/layout.md has them; index 0 is none.
 DTYPES = (None, "bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "c64", "c128",
@@ -275,6 +276,14 @@ def _load(paths):
     raise Error(errno.ENOEXEC, f"{'; '.join(wrong)}: build it again (ninja -C, or `pip install .`), or name another file in VCKPT_LIBRARY")
 
 
+def _load_of_system(tried):
+    if not os.environ.get("VCKPT_LIBRARY"):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(SYSTEM)
+    raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package with `pip install .`, or name the "
+                "file in VCKPT_LIBRARY")
+
+
 def lib():
     """The library, loaded once."""
     global _loaded
@@ -283,10 +292,8 @@ def lib():
     with _loading:
         if _loaded is None:
             tried = candidates()
-            if not any(map(os.path.exists, tried)):
-                raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package "
-                            "with `pip install .`, or name the file in VCKPT_LIBRARY")
-            loaded = _load([path for path in tried if os.path.exists(path)])
+            there = [path for path in tried if os.path.exists(path)]
+            loaded = _load(there) if there else _load_of_system(tried)
             for name, (result, arguments) in FUNCTIONS.items():
                 function = getattr(loaded, name, None)
                 if function is None:        # an older library: whoever calls it is told
