@@ -4,35 +4,36 @@
 #include "core/tensor/dtype.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 struct dtype_row {
-	const char *name, *safetensors, *npy;
+	const char *name, *alias, *safetensors, *npy; /* alias: the word of numpy and torch */
 	uint8_t bytes, word;
 };
 
 static const struct dtype_row dtype_table[TENSOR_DTYPE_END] = {
-	[TENSOR_BOOL] = {"bool", "BOOL", "|b1", 1, 1},
-	[TENSOR_U8] = {"u8", "U8", "|u1", 1, 1},
-	[TENSOR_U16] = {"u16", "U16", "<u2", 2, 2},
-	[TENSOR_U32] = {"u32", "U32", "<u4", 4, 4},
-	[TENSOR_U64] = {"u64", "U64", "<u8", 8, 8},
-	[TENSOR_I8] = {"i8", "I8", "|i1", 1, 1},
-	[TENSOR_I16] = {"i16", "I16", "<i2", 2, 2},
-	[TENSOR_I32] = {"i32", "I32", "<i4", 4, 4},
-	[TENSOR_I64] = {"i64", "I64", "<i8", 8, 8},
-	[TENSOR_F16] = {"f16", "F16", "<f2", 2, 2},
-	[TENSOR_BF16] = {"bf16", "BF16", "|V2", 2, 2},
-	[TENSOR_F32] = {"f32", "F32", "<f4", 4, 4},
-	[TENSOR_F64] = {"f64", "F64", "<f8", 8, 8},
-	[TENSOR_C64] = {"c64", "C64", "<c8", 8, 4},
-	[TENSOR_C128] = {"c128", NULL, "<c16", 16, 8},
-	[TENSOR_F8_E4M3FN] = {"f8_e4m3fn", "F8_E4M3", "|V1", 1, 1},
-	[TENSOR_F8_E5M2] = {"f8_e5m2", "F8_E5M2", "|V1", 1, 1},
-	[TENSOR_F8_E4M3FNUZ] = {"f8_e4m3fnuz", "F8_E4M3FNUZ", "|V1", 1, 1},
-	[TENSOR_F8_E5M2FNUZ] = {"f8_e5m2fnuz", "F8_E5M2FNUZ", "|V1", 1, 1},
-	[TENSOR_F8_E8M0FNU] = {"f8_e8m0fnu", "F8_E8M0", "|V1", 1, 1},
-	[TENSOR_F4_E2M1FN_X2] = {"f4_e2m1fn_x2", "F4", "|V1", 1, 1},
+	[TENSOR_BOOL] = {"bool", "bool", "BOOL", "|b1", 1, 1},
+	[TENSOR_U8] = {"u8", "uint8", "U8", "|u1", 1, 1},
+	[TENSOR_U16] = {"u16", "uint16", "U16", "<u2", 2, 2},
+	[TENSOR_U32] = {"u32", "uint32", "U32", "<u4", 4, 4},
+	[TENSOR_U64] = {"u64", "uint64", "U64", "<u8", 8, 8},
+	[TENSOR_I8] = {"i8", "int8", "I8", "|i1", 1, 1},
+	[TENSOR_I16] = {"i16", "int16", "I16", "<i2", 2, 2},
+	[TENSOR_I32] = {"i32", "int32", "I32", "<i4", 4, 4},
+	[TENSOR_I64] = {"i64", "int64", "I64", "<i8", 8, 8},
+	[TENSOR_F16] = {"f16", "float16", "F16", "<f2", 2, 2},
+	[TENSOR_BF16] = {"bf16", "bfloat16", "BF16", "|V2", 2, 2},
+	[TENSOR_F32] = {"f32", "float32", "F32", "<f4", 4, 4},
+	[TENSOR_F64] = {"f64", "float64", "F64", "<f8", 8, 8},
+	[TENSOR_C64] = {"c64", "complex64", "C64", "<c8", 8, 4},
+	[TENSOR_C128] = {"c128", "complex128", NULL, "<c16", 16, 8},
+	[TENSOR_F8_E4M3FN] = {"f8_e4m3fn", "float8_e4m3fn", "F8_E4M3", "|V1", 1, 1},
+	[TENSOR_F8_E5M2] = {"f8_e5m2", "float8_e5m2", "F8_E5M2", "|V1", 1, 1},
+	[TENSOR_F8_E4M3FNUZ] = {"f8_e4m3fnuz", "float8_e4m3fnuz", "F8_E4M3FNUZ", "|V1", 1, 1},
+	[TENSOR_F8_E5M2FNUZ] = {"f8_e5m2fnuz", "float8_e5m2fnuz", "F8_E5M2FNUZ", "|V1", 1, 1},
+	[TENSOR_F8_E8M0FNU] = {"f8_e8m0fnu", "float8_e8m0fnu", "F8_E8M0", "|V1", 1, 1},
+	[TENSOR_F4_E2M1FN_X2] = {"f4_e2m1fn_x2", "float4_e2m1fn_x2", "F4", "|V1", 1, 1},
 };
 
 bool tensor_dtype_valid(unsigned dtype)
@@ -60,10 +61,17 @@ const char *tensor_dtype_name(enum tensor_dtype dtype)
 	return tensor_dtype_valid(dtype) ? dtype_table[dtype].name : "unknown";
 }
 
+const char *tensor_dtype_alias(enum tensor_dtype dtype)
+{
+	return tensor_dtype_valid(dtype) ? dtype_table[dtype].alias : "unknown";
+}
+
 int tensor_dtype_parse(const char *name, enum tensor_dtype *ret_dtype)
 {
+	if (strncmp(name, "torch.", 6) == 0)
+		name += 6;
 	for (unsigned i = TENSOR_BOOL; i < TENSOR_DTYPE_END; i++)
-		if (strcmp(dtype_table[i].name, name) == 0) {
+		if (strcmp(dtype_table[i].name, name) == 0 || strcmp(dtype_table[i].alias, name) == 0) {
 			*ret_dtype = i;
 			return 0;
 		}
@@ -92,15 +100,24 @@ const char *tensor_dtype_npy(enum tensor_dtype dtype)
 
 const char *tensor_dtype_ml_dtypes(enum tensor_dtype dtype)
 {
-	switch (dtype) {
-	case TENSOR_BF16: return "bfloat16";
-	case TENSOR_F8_E4M3FN: return "float8_e4m3fn";
-	case TENSOR_F8_E5M2: return "float8_e5m2";
-	case TENSOR_F8_E4M3FNUZ: return "float8_e4m3fnuz";
-	case TENSOR_F8_E5M2FNUZ: return "float8_e5m2fnuz";
-	case TENSOR_F8_E8M0FNU: return "float8_e8m0fnu";
-	default: return NULL;
-	}
+	const char *npy = tensor_dtype_npy(dtype);
+
+	return npy && npy[1] == 'V' && dtype != TENSOR_F4_E2M1FN_X2 ? dtype_table[dtype].alias : NULL;
+}
+
+bool tensor_dtype_numpy_says(enum tensor_dtype dtype, char text[static TENSOR_DTYPE_NUMPY_TEXT])
+{
+	const char *npy = tensor_dtype_npy(dtype);
+
+	if (!npy || npy[1] != 'V')
+		return false;
+	if (dtype == TENSOR_F4_E2M1FN_X2)
+		snprintf(text, TENSOR_DTYPE_NUMPY_TEXT, "numpy shows %s; numpy.load(f).view(\"u1\") gives bytes that "
+			"hold two values each", npy);
+	else
+		snprintf(text, TENSOR_DTYPE_NUMPY_TEXT, "numpy shows %s; numpy.load(f).view(ml_dtypes.%s) "
+			"(pip install ml_dtypes)", npy, tensor_dtype_ml_dtypes(dtype));
+	return true;
 }
 
 /* The byte order of a one-byte type means nothing: numpy writes '|', others '<', '>' or '='. Of larger types '='

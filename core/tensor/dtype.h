@@ -27,7 +27,9 @@ unsigned tensor_dtype_word_bytes(enum tensor_dtype dtype);
 /* bool and integers: data in which single bits move */
 bool tensor_dtype_is_integer(enum tensor_dtype dtype);
 const char *tensor_dtype_name(enum tensor_dtype dtype);        /* "bf16", "f8_e4m3fn", ...; static */
-int tensor_dtype_parse(const char *name, enum tensor_dtype *ret_dtype); /* 0 or -EINVAL */
+const char *tensor_dtype_alias(enum tensor_dtype dtype);       /* numpy's and torch's: "bfloat16", ...; static */
+/* Either word, the alias also as "torch.bfloat16". 0 or -EINVAL */
+int tensor_dtype_parse(const char *name, enum tensor_dtype *ret_dtype);
 const char *tensor_dtype_safetensors(enum tensor_dtype dtype); /* "BF16", "F8_E4M3", "F4", ...; NULL: has none (c128) */
 int tensor_dtype_from_safetensors(const char *name, enum tensor_dtype *ret_dtype); /* 0 or -EINVAL (F6_* too) */
 /* numpy descr, little-endian: "<f4", "|b1", ...; |V1 or |V2 for what numpy lacks (bf16, f8, f4). */
@@ -35,6 +37,9 @@ const char *tensor_dtype_npy(enum tensor_dtype dtype);
 /* What the Python package ml_dtypes calls a type that numpy lacks: "bfloat16", "float8_e4m3fn", ...; NULL for those
  * that numpy has, and for f4 in pairs, which is in no package. */
 const char *tensor_dtype_ml_dtypes(enum tensor_dtype dtype);
+#define TENSOR_DTYPE_NUMPY_TEXT 160
+/* For a type that numpy lacks: what numpy shows instead, and what to do. false: numpy has the type. */
+bool tensor_dtype_numpy_says(enum tensor_dtype dtype, char text[static TENSOR_DTYPE_NUMPY_TEXT]);
 /* -EINVAL for unknown, big-endian (of multi-byte types), void and object types. */
 int tensor_dtype_from_npy(const char *descr, enum tensor_dtype *ret_dtype);
 

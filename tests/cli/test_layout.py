@@ -229,3 +229,12 @@ def test_the_examples_of_the_manual_are_what_is_printed(vckpt):
     for command, output in examples:
         assert vckpt(*shlex.split(command)).stdout == output
     assert json.loads(vckpt(*shlex.split(examples[1][0]), "--json").stdout)["shape"] == [4096, 1024]
+
+
+def test_words_of_numpy_and_torch(vckpt):
+    arguments = ["--shape", "4,4", "--mesh", "tp=2", "--place", "S(0)"]
+    for word, same in [("bfloat16", "bf16"), ("torch.bfloat16", "bf16"), ("float8_e4m3fn", "f8_e4m3fn"), ("int64", "i64")]:
+        assert vckpt("layout", *arguments, "--dtype", word).stdout == vckpt("layout", *arguments, "--dtype", same).stdout
+    done = vckpt("layout", *arguments, "--dtype", "half", check=False)
+    assert done.returncode == 2 and "--dtype half: there is no such type; there are bool, u8 (uint8)," in done.stderr, done
+    assert "bf16 (bfloat16)" in done.stderr and "f4_e2m1fn_x2 (float4_e2m1fn_x2)" in done.stderr

@@ -32,9 +32,9 @@ DTYPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def types(lib):
-    for name in ("tensor_dtype_name", "tensor_dtype_safetensors", "tensor_dtype_npy"):
+    for name in ("tensor_dtype_name", "tensor_dtype_alias", "tensor_dtype_safetensors", "tensor_dtype_npy"):
         getattr(lib, name).restype = ctypes.c_char_p
-    lib.tensor_dtype_valid.restype = ctypes.c_bool
+    lib.tensor_dtype_valid.restype = lib.tensor_dtype_numpy_says.restype = ctypes.c_bool
     lib.tensor_box_inside.restype = lib.tensor_shape_equal.restype = ctypes.c_bool
     lib.tensor_box_items.restype = ctypes.c_uint64
 
@@ -57,10 +57,36 @@ def test_dtype_table(lib, number):
         assert lib.tensor_dtype_from_npy(npy.encode(), ctypes.byref(got)) == 0 and got.value == number
 
 
+@pytest.mark.parametrize("number", DTYPES)
+def test_words_of_numpy_and_torch(lib, number):
+    name, npy = DTYPES[number][0], DTYPES[number][4]
+    alias = lib.tensor_dtype_alias(number).decode()
+    got = ctypes.c_int()
+    for word in (alias, f"torch.{alias}", f"torch.{name}"):
+        assert lib.tensor_dtype_parse(word.encode(), ctypes.byref(got)) == 0 and got.value == number, word
+    if "V" not in npy:
+        assert numpy.dtype(npy).name == alias
+    else:
+        assert alias == name.replace("bf", "bfloat").replace("f8", "float8").replace("f4", "float4")
+
+
+@pytest.mark.parametrize("number", DTYPES)
+def test_what_numpy_shows(lib, number):
+    """Types that numpy lacks come with a sentence."""
+    text = ctypes.create_string_buffer(160)
+    npy = DTYPES[number][4]
+    if "V" not in npy:
+        assert not lib.tensor_dtype_numpy_says(number, text)
+        return
+    assert lib.tensor_dtype_numpy_says(number, text) and text.value.decode().startswith(f"numpy shows {npy}; numpy.load(f).view(")
+    if number != 21:        # two values a byte: no type of ml_dtypes
+        assert text.value.decode().endswith(f".view(ml_dtypes.{lib.tensor_dtype_alias(number).decode()}) (pip install ml_dtypes)")
+
+
 def test_unknown_dtypes_are_refused(lib):
     got = ctypes.c_int(77)
     assert not lib.tensor_dtype_valid(0) and not lib.tensor_dtype_valid(22) and not lib.tensor_dtype_valid(2 ** 32 - 1)
-    for name in ["", "F32", "f33", "f3", "f32 ", "bfloat16"]:
+    for name in ["", "F32", "f33", "f3", "f32 ", "BF16", "float", "torch.", "torch.torch.int8", "Torch.int8", "torch.int8 ", "numpy.int8"]:
         assert lib.tensor_dtype_parse(name.encode(), ctypes.byref(got)) == -errno.EINVAL
     for name in ["", "f32", "F6_E2M3", "F6_E3M2", "F128", "C128", "BF16 "]:
         assert lib.tensor_dtype_from_safetensors(name.encode(), ctypes.byref(got)) == -errno.EINVAL

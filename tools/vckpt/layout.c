@@ -305,7 +305,7 @@ const struct tool_command tool_layout = {"layout", "say which boxes of a tensor 
 	"                    [--flat A:B[/L]] [--rank N] [--draw] [--json] [-q] [-v]\n\n"
 	"Tells which boxes of a tensor each rank of a mesh holds, and where they lie in its buffer. Needs no store.\n\n"
 	"  --shape 4096,1024   sizes of the tensor; \"scalar\" for one of no dimensions\n"
-	"  --dtype bf16        its type\n"
+	"  --dtype bf16        its type; bfloat16 and torch.bfloat16 mean the same\n"
 	"  --mesh dp=2,tp=4    names and sizes of the mesh, outermost first; JSON text; or @FILE with JSON\n"
 	"  --rank-order 0,4,.. the rank at each place of the mesh, last dimension fastest; by default 0,1,2,...\n"
 	"  --place 'R,S(0)'    one word for each dimension of the mesh: R, S(d), SS(d,split), IS(d,k),\n"

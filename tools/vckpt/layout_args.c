@@ -194,12 +194,17 @@ static int read_shape(const struct tool *t, const char *text, struct tensor_shap
 
 static int refuse_dtype(const struct tool *t, const char *text)
 {
-	char names[400] = "";
+	char names[700] = "";
 	size_t len = 0;
 
-	for (unsigned i = 1; i < TENSOR_DTYPE_END && len < sizeof names; i++)
-		len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", i > 1 ? ", " : "",
-			tensor_dtype_name((enum tensor_dtype)i));
+	for (unsigned i = 1; i < TENSOR_DTYPE_END && len < sizeof names; i++) {
+		const char *name = tensor_dtype_name((enum tensor_dtype)i);
+		const char *alias = tensor_dtype_alias((enum tensor_dtype)i);
+		bool same = strcmp(name, alias) == 0;
+
+		len += (size_t)snprintf(names + len, sizeof names - len, "%s%s%s%s%s", i > 1 ? ", " : "", name,
+			same ? "" : " (", same ? "" : alias, same ? "" : ")");
+	}
 	return tool_usage(t, "--dtype %.*s: there is no such type; there are %s", SHOWN, text, names);
 }
 
