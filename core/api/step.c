@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/base/plural.h"
 #include "core/api/api_internal.h"
 #include "core/load/step.h"
 #include "core/tensor/boxes.h"
@@ -46,7 +47,8 @@ int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, str
 	if (!text || !ret_mesh)
 		return base_error_set(e, -EINVAL, "no %s is given", text ? "place for the mesh" : "text of a mesh");
 	if (!ranks && nranks)
-		return base_error_set(e, -EINVAL, "%" PRIu32 " ranks are announced, but none is given", nranks);
+		return base_error_set(e, -EINVAL, "%" PRIu32 " %s announced, but none is given", nranks,
+			base_plural(nranks, "rank is", "ranks are"));
 	m = calloc(1, sizeof *m);
 	if (!m)
 		return base_error_set(e, -ENOMEM, "out of memory");

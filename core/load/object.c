@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/base/plural.h"
 #include "core/load/load_internal.h"
 
 static void object_free(struct load_object *o)
@@ -69,8 +70,9 @@ int load_pieces_check(struct load_object *o, const struct tensor_box *box, const
 	struct tensor_piece_iter it;
 
 	if (npieces != tensor_piece_count(&o->grid, box))
-		return base_error_set(err, -BASE_EFORMAT, "its row has %llu pieces, its shape %llu",
-			(unsigned long long)npieces, (unsigned long long)tensor_piece_count(&o->grid, box));
+		return base_error_set(err, -BASE_EFORMAT, "its row has %llu %s, its shape %llu",
+			(unsigned long long)npieces, base_plural(npieces, "piece", "pieces"),
+			(unsigned long long)tensor_piece_count(&o->grid, box));
 	for (tensor_piece_first(&it, &o->grid, box); !it.done; tensor_piece_next(&it)) {
 		const struct store_piece *p = &pieces[it.number];
 		uint64_t len = tensor_box_items(&o->grid.shape, &it.piece) * o->grid.item_bytes;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "core/base/plural.h"
 #include "core/save/saver_internal.h"
 
 #define FLIGHT_CHUNK_BYTES 65536u
@@ -485,8 +486,9 @@ static int tensor_check_local(const struct save_tensor *t, const struct save_fli
 			has, f->s->options.rank, want);
 	}
 	if (t->strides && items && t->local_ndim != to->local.ndim)
-		return base_error_set(err, -EINVAL, "%u strides for a local tensor of %u dimensions", t->local_ndim,
-			to->local.ndim);
+		return base_error_set(err, -EINVAL, "%u %s for a local tensor of %u %s", t->local_ndim,
+			base_plural(t->local_ndim, "stride", "strides"), to->local.ndim,
+			base_plural(to->local.ndim, "dimension", "dimensions"));
 	if (items && !t->data)
 		return base_error_set(err, -EINVAL, "its data is a null pointer");
 	return 0;

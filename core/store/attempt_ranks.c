@@ -33,6 +33,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
+#include "core/base/plural.h"
 #include "core/store/launch_internal.h"
 #include "core/store/spread.h"
 
@@ -156,8 +157,8 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 
 	if (m->world != a->job->world)
 		return base_error_set(err, -EINVAL,
-			"it was started with a world of %u ranks, rank %u on %s with one of %u", a->job->world, m->rank,
-			host, m->world);
+			"it was started with a world of %u %s, rank %u on %s with one of %u", a->job->world,
+			base_plural(a->job->world, "rank", "ranks"), m->rank, host, m->world);
 	if (m->step != a->step)
 		return base_error_set(err, -EINVAL, "it saves step %llu, but rank %u on %s saves step %llu",
 			(unsigned long long)a->step, m->rank, host, (unsigned long long)m->step);

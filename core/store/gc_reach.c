@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+#include "core/base/plural.h"
+
 /* ---- names ---- */
 
 static size_t names_slot(const struct gc_names *s, const char *name)
@@ -118,8 +120,10 @@ static int list_check(struct gc *g, struct gc_run *run, bool first)
 	if (store_list_damaged(run->list) == 0)
 		return g->o->dry_run ? 0 : store_list_sync(run->list, g->err);
 	snprintf(name, sizeof name, "runs/%s", store_list_run(run->list));
-	snprintf(detail, sizeof detail, "%llu entries of the list are damaged",
-		(unsigned long long)store_list_damaged(run->list));
+	snprintf(detail, sizeof detail, "%llu %s of the list %s damaged",
+		(unsigned long long)store_list_damaged(run->list),
+		base_plural(store_list_damaged(run->list), "entry", "entries"),
+		base_plural(store_list_damaged(run->list), "is", "are"));
 	gc_report(g, "damage", name, 0, detail);
 	return base_error_set(g->err, -BASE_EDAMAGED, "run %s: %s, so what it needs is not known: nothing was deleted "
 		"(vckpt mend says what can be done)",

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/base/digest.h"
+#include "core/base/plural.h"
 
 struct layout_words {
 	uint64_t hash;
@@ -233,8 +234,9 @@ int layout_held_add(struct layout_held *h, const struct store_layout_held *held,
 	if (!held || !held->mesh)
 		return 0;
 	if (held->nplacements != held->mesh->ndim)
-		return base_error_set(err, -EINVAL, "%u placements for a mesh of %u dimensions", held->nplacements,
-			held->mesh->ndim);
+		return base_error_set(err, -EINVAL, "%u %s for a mesh of %u %s", held->nplacements,
+			base_plural(held->nplacements, "placement", "placements"), held->mesh->ndim,
+			base_plural(held->mesh->ndim, "dimension", "dimensions"));
 	for (uint32_t i = 0; i < held->nplacements; i++)
 		if (held->placements[i].kind == TENSOR_PARTIAL)
 			return base_error_set(err, -EINVAL, "a partial placement says nothing of who holds what");

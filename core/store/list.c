@@ -58,6 +58,7 @@
 #include <stdio.h>
 
 #include "core/base/log.h"
+#include "core/base/plural.h"
 #include "core/store/heartbeat_internal.h"
 #include "core/store/spread.h"
 
@@ -704,9 +705,10 @@ static int list_settle(struct store_list *l, bool accepting, struct base_error *
 		return r;
 	if (l->damaged && !accepting)
 		return base_error_set(err, -BASE_EDAMAGED,
-			"run %s: %llu entries of its list are damaged, so nothing may be written to it "
-			"(vckpt verify names them, vckpt mend says what can be done)",
-			l->run, (unsigned long long)l->damaged);
+			"run %s: %llu %s of its list %s damaged, so nothing may be written to it "
+			"(vckpt verify names %s, vckpt mend says what can be done)",
+			l->run, (unsigned long long)l->damaged, base_plural(l->damaged, "entry", "entries"),
+			base_plural(l->damaged, "is", "are"), base_plural(l->damaged, "it", "them"));
 	r = store_list_newer(l, NULL, err);
 	return r < 0 ? r : store_list_sync(l, err);
 }

@@ -16,6 +16,7 @@
 #include <stdio.h>
 
 #include "core/base/cleanup.h"
+#include "core/base/plural.h"
 #include "core/store/attempt_internal.h"
 #include "core/store/stats.h"
 
@@ -79,18 +80,17 @@ static void trace_tell(const struct store_lost_question *q, const struct store_l
 			t->attempt, end);
 	else if (t->what == TRACE_READ)
 		snprintf(text, sizeof text,
-			"its writer had read %llu entries of run %s, but the list has only %llu: entries at its end "
+			"its writer had read %llu %s of run %s, but the list has only %llu: entries at its end "
 			"are lost",
-			entry, t->run, end);
+			entry, base_plural(entry, "entry", "entries"), t->run, end);
 	else if (t->entry < end)
 		snprintf(text, sizeof text,
 			"it names entry %llu as the commit of step %llu, but that entry of the list is another one",
 			entry, (unsigned long long)t->step);
 	else
 		snprintf(text, sizeof text,
-			"it names entry %llu of run %s, but the list has only %llu entries: entries at its end are "
-			"lost",
-			entry, t->run, end);
+			"it names entry %llu of run %s, but the list has only %llu %s: entries at its end are lost",
+			entry, t->run, end, base_plural(end, "entry", "entries"));
 	q->found(q->arg, t->file, t->run, text);
 }
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
+#include "core/base/plural.h"
 #include "core/store/spread.h"
 
 typedef const struct proto_announcement *const *announcements;
@@ -53,8 +54,9 @@ static int build_agree(const struct manifest_build *b, struct base_error *err)
 	const struct proto_announcement *first = b->n ? b->all[0] : NULL;
 
 	if (!first || first->world != b->n)
-		return base_error_set(err, -BASE_EFORMAT, "%u announcements for a world of %u ranks", b->n,
-			first ? first->world : 0);
+		return base_error_set(err, -BASE_EFORMAT, "%u %s for a world of %u %s", b->n,
+			base_plural(b->n, "announcement", "announcements"), first ? first->world : 0,
+			base_plural(first ? first->world : 0, "rank", "ranks"));
 	for (uint32_t i = 0; i < b->n; i++) {
 		const struct proto_announcement *a = b->all[i];
 

@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/base/plural.h"
 #include "core/store/stats.h"
 
 static bool entry_name(const char *file, char run[static PROTO_RUN_MAX + 1], uint64_t *ret_n)
@@ -422,9 +423,11 @@ static void list_far(struct mend *m, const struct store_list *l)
 	char name[STORE_NAME_MAX];
 
 	entry_file(store_list_run(l), store_list_next(l) - 1, name);
+	uint64_t before = store_list_damaged(l) - 1;
 	if (!m->again)
-		mend_line(m, STORE_MEND_LEFT, name, "%" PRIu64 " entries before it are missing or damaged: if this "
-			"file does not belong to the list, move it away and mend again", store_list_damaged(l) - 1);
+		mend_line(m, STORE_MEND_LEFT, name, "%" PRIu64 " %s before it %s missing or damaged: if this file does "
+			"not belong to the list, move it away and mend again", before,
+			base_plural(before, "entry", "entries"), base_plural(before, "is", "are"));
 }
 
 static int list_mend(struct mend *m, const char *run)

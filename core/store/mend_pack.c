@@ -14,6 +14,7 @@
 
 #include <stdio.h>
 
+#include "core/base/plural.h"
 #include "core/store/verify_internal.h"
 
 #define GUESS_STRANGE 256 /* entries in a row that name nothing: what lies before is no footer */
@@ -429,8 +430,8 @@ static int pack_plan(struct mend *m, struct mend_pack *p)
 	a->pack = p;
 	if (other)
 		snprintf(how, sizeof how, ", %zu of them from %.120s", other, m->from->path);
-	mend_line(m, STORE_MEND_MEND, p->path, "written anew: %zu of %zu damaged objects were found elsewhere%s%s",
-		found, bad, how,
+	mend_line(m, STORE_MEND_MEND, p->path, "written anew: %zu of %zu damaged %s found elsewhere%s%s",
+		found, bad, base_plural(bad, "object was", "objects were"), how,
 		p->footer_good ? "" : p->complete ? "; its footer is built again" : "; its footer stays damaged");
 	pack_treat(m, p);
 	return 0;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
+#include "core/base/plural.h"
 #include "core/store/pack_internal.h"
 
 enum {
@@ -93,8 +94,8 @@ static int head_check(struct store_pack *p, struct base_error *err)
 {
 	uint8_t head[STORE_PACK_HEAD_BYTES], again[STORE_PACK_HEAD_BYTES];
 	if (p->size < STORE_PACK_HEAD_BYTES + STORE_PACK_TAIL_BYTES)
-		return base_error_set(err, -BASE_EDAMAGED, "pack %s is cut short: it has only %llu bytes", p->name,
-			(unsigned long long)p->size);
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s is cut short: it has only %llu %s", p->name,
+			(unsigned long long)p->size, base_plural(p->size, "byte", "bytes"));
 	int r = pack_read(p, 0, head, sizeof head, err);
 	if (r < 0)
 		return r;

@@ -17,6 +17,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "core/base/plural.h"
+
 struct verify_says {
 	const struct proto_manifest *m;
 	uint64_t bytes;
@@ -130,8 +132,8 @@ static bool is_meta(const char *pack)
 void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part)
 {
 	if (part->world != s->m->world)
-		says_wrong(s, "the part of rank %u says a world of %u ranks, the manifest one of %u", line->rank,
-			part->world, s->m->world);
+		says_wrong(s, "the part of rank %u says a world of %u %s, the manifest one of %u", line->rank,
+			part->world, base_plural(part->world, "rank", "ranks"), s->m->world);
 	if (strcmp(part->host, s->m->hosts[line->host]) != 0)
 		says_wrong(s, "the part of rank %u says host %.100s, the manifest %.100s", line->rank, part->host,
 			s->m->hosts[line->host]);
@@ -189,7 +191,8 @@ void verify_says_packs(struct verify_says *s)
 void verify_says_tensors(struct verify_says *s, uint64_t tensors)
 {
 	if (tensors != s->m->tensors)
-		says_wrong(s, "it says %" PRIu64 " tensors, and its layouts have %" PRIu64, s->m->tensors, tensors);
+		says_wrong(s, "it says %" PRIu64 " %s, and its layouts have %" PRIu64, s->m->tensors,
+			base_plural(s->m->tensors, "tensor", "tensors"), tensors);
 }
 
 bool verify_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb)

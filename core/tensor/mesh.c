@@ -20,6 +20,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
+#include "core/base/plural.h"
 
 #define MESH_QUOTE_MAX 80u /* bytes of foreign text in a sentence, NUL included */
 
@@ -185,8 +186,8 @@ int tensor_mesh_new(uint32_t ndim, const char *const *names, const uint32_t *siz
 	if (r < 0)
 		return r;
 	if (ranks && nranks != head.count)
-		return base_error_set(err, -EINVAL, "mesh: the sizes multiply to %u, but %u ranks are given",
-			head.count, nranks);
+		return base_error_set(err, -EINVAL, "mesh: the sizes multiply to %u, but %u %s given",
+			head.count, nranks, base_plural(nranks, "rank is", "ranks are"));
 	if (ranks && !mesh_is_identity(ranks, nranks))
 		tables = 2 * (size_t)nranks * sizeof *ranks;
 	m = malloc(sizeof *m + tables);

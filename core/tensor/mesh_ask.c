@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
+#include "core/base/plural.h"
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */
 
@@ -164,8 +165,9 @@ int tensor_mesh_sub(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, s
 	if (dims == 0)
 		return base_error_set(err, -EINVAL, "mesh: no dimension is given");
 	if (size == 0)
-		return base_error_set(err, -EINVAL, "mesh: there is no dimension %u, only %u dimensions",
-			m->ndim + (unsigned)__builtin_ctz(dims >> m->ndim), m->ndim);
+		return base_error_set(err, -EINVAL, "mesh: there is no dimension %u, only %u %s",
+			m->ndim + (unsigned)__builtin_ctz(dims >> m->ndim), m->ndim,
+			base_plural(m->ndim, "dimension", "dimensions"));
 	for (uint32_t d = 0; d < m->ndim; d++) {
 		if (!(dims >> d & 1))
 			continue;
@@ -212,8 +214,8 @@ int tensor_mesh_flatten(const struct tensor_mesh *m, uint32_t first, uint32_t n,
 	if (n == 0)
 		return base_error_set(err, -EINVAL, "mesh: no dimension is given");
 	if (first >= m->ndim || n > m->ndim - first)
-		return base_error_set(err, -EINVAL, "mesh: there is no dimension %llu, only %u dimensions",
-			(unsigned long long)first + n - 1, m->ndim);
+		return base_error_set(err, -EINVAL, "mesh: there is no dimension %llu, only %u %s",
+			(unsigned long long)first + n - 1, m->ndim, base_plural(m->ndim, "dimension", "dimensions"));
 	if (!name) {
 		r = mesh_join_names(m, first, n, joined, err);
 		if (r < 0)
@@ -266,7 +268,8 @@ int tensor_mesh_sub_neighbour(const struct tensor_mesh *m, uint32_t rank, uint32
 			m->name[dim]);
 	r = tensor_mesh_neighbour(m, rank, dim, k, wrap, &other);
 	if (r == -EINVAL)
-		return base_error_set(err, r, "mesh: there is no dimension %u, only %u dimensions", dim, m->ndim);
+		return base_error_set(err, r, "mesh: there is no dimension %u, only %u %s", dim, m->ndim,
+			base_plural(m->ndim, "dimension", "dimensions"));
 	if (r == -ENOENT)
 		return base_error_set(err, r, "mesh: rank %u is not in the mesh", rank);
 	if (r < 0)

@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+#include "core/base/plural.h"
+
 #define EXTENTS_MAX 128u        /* different extents of one dimension over all ranks: 1 + 4 a cut in practice */
 
 struct check {
@@ -166,8 +168,9 @@ int tensor_sharding_check(const struct tensor_sharding *s, unsigned nplacements,
 	if (r < 0)
 		return r;
 	if (nplacements != s->mesh->ndim)
-		return base_error_set(err, -EINVAL, "placement: %u words for a mesh of %u dimensions, one for each is "
-			"needed", nplacements, s->mesh->ndim);
+		return base_error_set(err, -EINVAL, "placement: %u %s for a mesh of %u %s, one for each is needed",
+			nplacements, base_plural(nplacements, "word", "words"), s->mesh->ndim,
+			base_plural(s->mesh->ndim, "dimension", "dimensions"));
 	for (uint32_t d = 0; d < s->shape.ndim; d++) {
 		extent_add(&c, d, s->shape.dim[d]);
 		c.runs[d] = 1;

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "core/base/plural.h"
+
 int tensor_shard_list_check(const struct tensor_shape *s, const struct tensor_boxes *boxes, struct base_error *err)
 {
 	struct tensor_cover fault;
@@ -13,7 +15,8 @@ int tensor_shard_list_check(const struct tensor_shape *s, const struct tensor_bo
 	int r;
 
 	if (boxes->ndim != s->ndim)
-		return base_error_set(err, -EINVAL, "boxes of %u dimensions for a tensor of %u", boxes->ndim, s->ndim);
+		return base_error_set(err, -EINVAL, "boxes of %u %s for a tensor of %u", boxes->ndim,
+			base_plural(boxes->ndim, "dimension", "dimensions"), s->ndim);
 	r = tensor_boxes_cover(s, boxes, &fault);
 	switch (r) {
 	case -ERANGE:

@@ -6,6 +6,8 @@
 
 #include <inttypes.h>
 
+#include "core/base/plural.h"
+
 static int64_t component_find(const struct store_layout *l, const char *component)
 {
 	for (uint32_t i = 0; i < l->m.ncomponents; i++)
@@ -59,8 +61,9 @@ static int check_all(const struct store_layout *l, uint32_t component, const str
 	}
 	if (r == 0 && n != s->ntensors)
 		r = base_error_set(err, -BASE_EFORMAT,
-			"the header of %s.safetensors names %u tensors, and %u of the layout belong there", name,
-			s->ntensors, n);
+			"the header of %s.safetensors names %u %s, and %u of the layout %s there", name,
+			s->ntensors, base_plural(s->ntensors, "tensor", "tensors"), n,
+			base_plural(n, "belongs", "belong"));
 	return r;
 }
 

@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/base/plural.h"
 #include "core/view/view_internal.h"
 
 #define EXCERPT_BYTES 256
@@ -488,8 +489,8 @@ static int check_cover(const struct view_safetensors *s, struct base_error *err)
 				shown, t->end, s->data_bytes);
 		if (t->begin > at)
 			return base_error_set(err, -BASE_EFORMAT,
-				"tensor '%s': there is a gap of %" PRIu64 " bytes before its data", shown,
-				t->begin - at);
+				"tensor '%s': there is a gap of %" PRIu64 " %s before its data", shown,
+				t->begin - at, base_plural(t->begin - at, "byte", "bytes"));
 		if (t->begin < at)
 			return base_error_set(err, -BASE_EFORMAT, "tensor '%s': its data overlaps that of tensor '%s'",
 				shown, before);
@@ -498,11 +499,11 @@ static int check_cover(const struct view_safetensors *s, struct base_error *err)
 	}
 	if (at != s->data_bytes && s->ntensors)
 		return base_error_set(err, -BASE_EFORMAT,
-			"tensor '%s' is the last one, and %" PRIu64 " bytes follow its data", shown,
-			s->data_bytes - at);
+			"tensor '%s' is the last one, and %" PRIu64 " %s its data", shown,
+			s->data_bytes - at, base_plural(s->data_bytes - at, "byte follows", "bytes follow"));
 	if (at != s->data_bytes)
-		return base_error_set(err, -BASE_EFORMAT, "the header names no tensor, and %" PRIu64 " bytes follow it",
-			s->data_bytes);
+		return base_error_set(err, -BASE_EFORMAT, "the header names no tensor, and %" PRIu64 " %s it",
+			s->data_bytes, base_plural(s->data_bytes, "byte follows", "bytes follow"));
 	return 0;
 }
 

@@ -246,7 +246,7 @@ def test_what_would_be_too_much_is_refused_before_it_begins(vckpt, arguments, wo
     (["reshard", "--shape", "2,600000", "--dtype", "u8", "--from-mesh", "a=60000", "--from-place", f"RS(0,1;{','.join('1' * 60000)})", "--to-mesh",
       "a=600000", "--to-place", "S(1)"], "of 600000 ranks read from others"),
     (["reshard", "--shape", "2,60000", "--dtype", "u8", "--from-mesh", "a=60000", "--from-place", f"RS(0,1;{','.join('1' * 60000)})", "--to-mesh",
-      "a=1000,b=60", "--to-place", "R,S(1)", "--rank", "59999"], "1 of 1 ranks read from others; 2.0 kB of 2.0 kB"),
+      "a=1000,b=60", "--to-place", "R,S(1)", "--rank", "59999"], "1 of 1 rank reads from others; 2.0 KiB of 2.0 KiB"),
     (["reshard", "--shape", "60000,2", "--dtype", "u8", "--from-mesh", "a=60000", "--from-place", f"RS(0,1;{','.join('1' * 60000)})", "--to-mesh",
       "a=20000", "--to-place", "S(0)"], "of 20000 ranks read from others")], ids=lambda v: " ".join(v)[:90] if isinstance(v, list) else v)
 def test_large_ones_are_answered_or_refused_in_seconds(vckpt, arguments, says):

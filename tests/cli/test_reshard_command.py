@@ -52,7 +52,7 @@ def test_every_item_comes_once_from_the_right_rank(vckpt, scale):
         assert got["bytes"] == sum(r["bytes"] for r in got["ranks"]) and got["moved_bytes"] == moved, arguments
         last = vckpt(*arguments).stdout.splitlines()[-1]
         readers = sum(any(f["rank"] != r["rank"] for f in r["from"]) for r in got["ranks"])
-        assert last.startswith(f"{readers} of {n} ranks read from others; "), arguments
+        assert last.startswith(f"{readers} of {n} {'rank reads' if n == 1 else 'ranks read'} from others; "), arguments
         one = vckpt.json(*arguments, "--rank", to_ranks[-1])
         assert one["ranks"] == got["ranks"][-1:] and one["bytes"] == got["ranks"][-1]["bytes"]
 
@@ -62,14 +62,14 @@ def test_same_layout_moves_nothing(vckpt):
                  "--to-mesh", "dp=2,tp=4", "--to-place", "R,S(0)"]
     got = vckpt.json(*arguments)
     assert got["moved_bytes"] == 0 and got["bytes"] == 2 * 4096 * 1024 * 2
-    assert vckpt(*arguments).stdout.splitlines()[-1] == "0 of 8 ranks read from others; 0 B of 16.8 MB in all"
+    assert vckpt(*arguments).stdout.splitlines()[-1] == "0 of 8 ranks read from others; 0 B of 16 MiB in all"
 
 
 def test_table(vckpt):
     lines = vckpt("reshard", "--shape", "4096,1024", "--dtype", "bf16", "--from-mesh", "dp=2,tp=8", "--from-place", "R,S(0)",
                   "--to-mesh", "tp=2", "--to-place", "S(1)").stdout.splitlines()
-    assert lines[0] == "[4096, 1024] bf16, 8.4 MB from dp=2,tp=8 as R,S(0) to tp=2 as S(1)"
-    assert lines[3].split("  ")[-1].endswith("5 (524.3 kB) and 2 more") and lines[-1] == "2 of 2 ranks read from others; 7.3 MB of 8.4 MB in all"
+    assert lines[0] == "[4096, 1024] bf16, 8.0 MiB from dp=2,tp=8 as R,S(0) to tp=2 as S(1)"
+    assert lines[3].split("  ")[-1].endswith("5 (512 KiB) and 2 more") and lines[-1] == "2 of 2 ranks read from others; 7.0 MiB of 8.0 MiB in all"
 
 
 def test_a_rank_outside_the_new_mesh_needs_nothing(vckpt):

@@ -198,7 +198,7 @@ def test_damaged_measures(api, vckpt):
     done = vckpt("stalls", api.path, "r/0", "--json", check=False)
     out = json.loads(done.stdout)
     assert done.returncode == 3 and (out["damaged"], out["missing"]) == (1, [1])
-    assert "1 files of measures or parts cannot be read" in vckpt("stalls", api.path, "r/0", check=False).stdout
+    assert "1 file of measures or parts cannot be read" in vckpt("stalls", api.path, "r/0", check=False).stdout
 
 
 def test_measures_of_another_attempt_are_not_believed(api, vckpt):

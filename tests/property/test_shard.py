@@ -298,7 +298,7 @@ def test_placements_that_fit_no_shape_or_mesh(dump, lib):
     refused(lib, (4, 4), "dp=2,tp=2", "RS(0;1,1),RS(0;1,1)", E.EINVAL, "ragged")
     refused(lib, (4, 4), "dp=2,tp=2", "R,P", tl.EOPNOTSUPP, "tp", "reduce")
     refused(lib, (4, 4), "dp=2,tp=2", "R", E.EINVAL, "placement", "1", "2 dimensions")
-    refused(lib, (4, 4), "tp=2", "R,R", E.EINVAL, "placement", "2", "1 dimensions")
+    refused(lib, (4, 4), "tp=2", "R,R", E.EINVAL, "placement", "2", "1 dimension")
     refused(lib, (4, 4), "tp=2", "RS(1;1,1)", E.EINVAL, "RS(1;1,1)", "leading")
     refused(lib, (4, 4), "tp=2", "RS(0,2;1,1)", E.EINVAL, "RS(0,2;1,1)", "leading")
     refused(lib, (4, 4), "tp=2", "SS(0,0)", E.EINVAL, "SS(0,0)")

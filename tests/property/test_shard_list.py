@@ -78,7 +78,7 @@ def test_a_list_that_cannot_be_is_refused(lib, shape, boxes, words):
 
 
 def test_a_list_of_other_dimensions_is_refused(lib):
-    with pytest.raises(Failed, match="boxes of 1 dimensions for a tensor of 2"):
+    with pytest.raises(Failed, match="boxes of 1 dimension for a tensor of 2"):
         List(lib, 1, [((0,), (1,))]).check((4, 4))
 
 

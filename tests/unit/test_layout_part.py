@@ -200,7 +200,7 @@ def canonical(held):
 
 
 def test_who_holds_what_is_refused(lib):
-    for held, word in [(("dp=2,tp=2", None, "R"), "1 placements for a mesh of 2"), (("dp=2", None, "P"), "partial")]:
+    for held, word in [(("dp=2,tp=2", None, "R"), "1 placement for a mesh of 2"), (("dp=2", None, "P"), "partial")]:
         with pytest.raises(Refused, match=word) as e:
             HeldLayout(lib, [(b"model", b"a", None, False), (b"model", b"w", held, False)])
         assert e.value.code == -errno.EINVAL and '"w"' in str(e.value)

@@ -174,7 +174,7 @@ static int export_step(struct export *e, const char *dest)
 	if (!e->cache)
 		base_error_set(&e->err, -ENOMEM, "out of memory");
 	tool_interrupt_waits(t, "ended at once; DEST.incomplete holds what was written: remove it");
-	tool_progress_start(&e->progress, t, "export");
+	tool_progress_start(&e->progress, t->quiet, "export");
 	if (!e->cache || view_tree_build(e->step, e->show, &e->tree, &e->err) < 0 || export_to(e, dest) < 0) {
 		tool_progress_end(&e->progress);
 		code = tool_fail(t, &e->err);

@@ -86,17 +86,21 @@ static void print_result(const struct store_gc_options *o, const struct store_gc
 
 	tool_format_bytes(r->deleted_bytes, deleted);
 	tool_format_bytes(r->waiting_bytes, waiting);
-	printf("%s%" PRIu64 " files deleted, %s", o->dry_run ? "would be: " : "", r->deleted, deleted);
+	bool one = r->marked + r->waiting == 1;
+
+	printf("%s%" PRIu64 " %s deleted, %s", o->dry_run ? "would be: " : "", r->deleted,
+		base_plural(r->deleted, "file", "files"), deleted);
 	if (r->marked)
-		printf("; %" PRIu64 " files marked", r->marked);
+		printf("; %" PRIu64 " %s marked", r->marked, base_plural(r->marked, "file", "files"));
 	if (r->waiting)
-		printf("; %" PRIu64 " files, %s, marked before", r->waiting, waiting);
+		printf("; %" PRIu64 " %s, %s, marked before", r->waiting, base_plural(r->waiting, "file", "files"),
+			waiting);
 	if ((r->marked || r->waiting) && o->grace_s) {
-		fputs(": a later vckpt gc deletes them, after ", stdout);
+		printf(": a later vckpt gc deletes %s, after ", one ? "it" : "them");
 		print_grace(o->grace_s);
 		fputs("; --grace 0: now", stdout);
 	} else if (r->waiting) {
-		fputs(": they wait (-v says for what)", stdout);
+		fputs(one ? ": it waits (-v says for what)" : ": they wait (-v says for what)", stdout);
 	}
 	putchar('\n');
 }

@@ -301,10 +301,10 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 		return TOOL_DONE;
 	tool_format_bytes(r->bytes, bytes);
 	tool_format_bytes(r->piece_bytes_new, added);
-	printf("%s/step-%08" PRIu64 ": %" PRIu64 " tensors, %" PRIu64 " blobs, %s; stored %s in %" PRIu64
-		" new pieces, %" PRIu64 " known already\n",
-		in->target.run, r->step, r->tensors, r->blobs, bytes, added, r->pieces_new,
-		r->pieces_reused + r->pieces_duplicate);
+	printf("%s/step-%08" PRIu64 ": %" PRIu64 " %s, %" PRIu64 " %s, %s; stored %s in %" PRIu64 " new %s, %" PRIu64
+		" known already\n", in->target.run, r->step, r->tensors, base_plural(r->tensors, "tensor", "tensors"),
+		r->blobs, base_plural(r->blobs, "blob", "blobs"), bytes, added, r->pieces_new,
+		base_plural(r->pieces_new, "piece", "pieces"), r->pieces_reused + r->pieces_duplicate);
 	return TOOL_DONE;
 }
 
@@ -321,7 +321,7 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	in->options.cancelled = tool_interrupted;
 	tool_interrupt_waits(t,
 		"ended at once; vckpt ls tells whether the step is there, and vckpt gc deletes what is of no use");
-	tool_progress_start(&progress, t, "import");
+	tool_progress_start(&progress, t->quiet, "import");
 	int r = save_writer_open(s, &in->options, &w, &in->err);
 	if (r == 0)
 		r = declare(in, w);

@@ -202,8 +202,8 @@ static int read_header(struct import_file *f, void **ret_header, size_t *ret_len
 	uint64_t size = (uint64_t)f->stat.st_size;
 
 	if (size < 8)
-		return base_error_set(err, -BASE_EFORMAT, "%s: %" PRIu64 " bytes are too few for a safetensors file",
-			f->path, size);
+		return base_error_set(err, -BASE_EFORMAT, "%s: %" PRIu64 " %s too few for a safetensors file",
+			f->path, size, base_plural(size, "byte is", "bytes are"));
 	if (import_file_read(f, 0, prefix, 8, err) < 0)
 		return err->code;
 	uint64_t len = base_get64(prefix);

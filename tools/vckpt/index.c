@@ -34,7 +34,9 @@ static int index_run(struct tool *t, int argc, char **argv)
 			(json_int_t)stats.places, "bytes", (json_int_t)stats.bytes));
 	else if (!t->quiet) {
 		tool_format_bytes(stats.bytes, bytes);
-		printf("%" PRIu64 " commits, %" PRIu64 " objects, %s\n", stats.commits, stats.places, bytes);
+		printf("%" PRIu64 " %s, %" PRIu64 " %s, %s\n", stats.commits,
+			base_plural(stats.commits, "commit", "commits"), stats.places,
+			base_plural(stats.places, "object", "objects"), bytes);
 	}
 	store_close(s);
 	return code;

@@ -71,7 +71,7 @@ void tool_ranks_text(const uint32_t *ranks, size_t n, struct base_buf *b);
 int tool_digits(uint64_t v); /* how many */
 void tool_json_numbers(const uint64_t *v, uint32_t n); /* "[4096, 1024]" */
 void tool_json_numbers32(const uint32_t *v, uint32_t n);
-void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype); /* "[4096, 1024] bf16, 8.4 MB" */
+void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype); /* "[4096, 1024] bf16, 8.0 MiB" */
 
 /* Before the first byte: from now on a reader who leaves is an error of writing, not a signal. */
 void tool_output_begin(void);

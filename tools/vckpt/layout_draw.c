@@ -389,7 +389,8 @@ static int print_ranks(const char *what, const uint32_t *ranks, size_t n)
 
 	tool_ranks_text(ranks, n, &text);
 	if (n && !text.error)
-		printf("%s %.*s\n", what, (int)text.len, (const char *)text.data);
+		printf("%s: %s %.*s\n", what, base_plural(n, "rank", "ranks"), (int)text.len,
+			(const char *)text.data);
 	return text.error;
 }
 
@@ -424,7 +425,9 @@ static int print_unseen(const struct drawing *d)
 		for (uint32_t i = 0; i < count; i++)
 			if (state[i] == want)
 				picked[n[want]++] = all[i];
-		if (print_ranks(want ? "left out (~): ranks" : "hold nothing: ranks", picked, n[want]) < 0)
+		const char *what = want ? "left out (~)" : base_plural(n[want], "holds nothing", "hold nothing");
+
+		if (print_ranks(what, picked, n[want]) < 0)
 			return -ENOMEM;
 	}
 	return 0;
@@ -440,7 +443,8 @@ static int print_legend(const struct drawing *d)
 		ranks_of(d, &d->groups[g], &text);
 		if (text.error)
 			return text.error;
-		printf("%s: ranks %.*s\n", d->groups[g].label, (int)text.len, (const char *)text.data);
+		printf("%s: %s %.*s\n", d->groups[g].label, base_plural(d->groups[g].n, "rank", "ranks"),
+			(int)text.len, (const char *)text.data);
 	}
 	return print_unseen(d);
 }

@@ -66,7 +66,8 @@ static void print_ranks(const struct store_incoming *in)
 	char missing[TOOL_RANKS_TEXT];
 
 	tool_format_ranks(in->missing, in->nmissing, missing);
-	printf("%" PRIu32 " of %" PRIu32 " ranks announced", in->begin.world - in->nmissing, in->begin.world);
+	printf("%" PRIu32 " of %" PRIu32 " %s announced", in->begin.world - in->nmissing, in->begin.world,
+		base_plural(in->begin.world, "rank", "ranks"));
 	if (in->nmissing)
 		printf(", missing %s", missing);
 }

@@ -11,6 +11,10 @@ static const char *const words[] = {[STORE_MEND_FOUND] = "found", [STORE_MEND_ME
 	[STORE_MEND_ACCEPT] = "accept", [STORE_MEND_DELETE] = "delete", [STORE_MEND_LOST] = "lost",
 	[STORE_MEND_LEFT] = "left"};
 
+static const enum tool_style styles[] = {[STORE_MEND_FOUND] = TOOL_BAD, [STORE_MEND_MEND] = TOOL_GOOD,
+	[STORE_MEND_ACCEPT] = TOOL_PLAIN, [STORE_MEND_DELETE] = TOOL_PLAIN, [STORE_MEND_LOST] = TOOL_BAD,
+	[STORE_MEND_LEFT] = TOOL_BAD};
+
 struct mend {
 	struct tool *t;
 	struct store_mend_options options;
@@ -72,9 +76,9 @@ static void line(void *arg, const struct store_mend_line *l)
 	}
 	if (m->t->quiet)
 		return;
-	if (m->progress.shown)
-		fputs("\r\033[K", stderr);
-	printf("%-7s ", words[l->what]);
+	tool_progress_clear(&m->progress);
+	tool_print_styled(stdout, styles[l->what], words[l->what]);
+	printf("%*s", (int)(8 - strlen(words[l->what])), "");
 	if (l->run && l->step != PROTO_NONE)
 		print_lost(l);
 	tool_print_text(stdout, l->file, strlen(l->file));
@@ -108,8 +112,11 @@ static int say(struct mend *m, const struct store_mend_result *r)
 		puts("sound: nothing to mend");
 		return code;
 	}
-	printf("%" PRIu64 " faults found; %" PRIu64 " things %s; %" PRIu64 " steps, tensors or blobs lost; %" PRIu64
-	       " faults left\n", r->found, r->done, m->options.dry_run ? "would be done" : "done", r->lost, r->left);
+	printf("%" PRIu64 " %s found; %" PRIu64 " %s %s; %" PRIu64 " %s lost; %" PRIu64 " %s left\n", r->found,
+		base_plural(r->found, "fault", "faults"), r->done, base_plural(r->done, "thing", "things"),
+		m->options.dry_run ? "would be done" : "done", r->lost,
+		base_plural(r->lost, "step, tensor or blob", "steps, tensors or blobs"), r->left,
+		base_plural(r->left, "fault", "faults"));
 	return code;
 }
 
@@ -136,7 +143,7 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	m.lines = json_array();
 	tool_interrupt_ends(t, m.options.dry_run ? "nothing was changed"
 		: "what was mended so far stays so; run vckpt mend again");
-	tool_progress_start(&m.progress, t, "mend");
+	tool_progress_start(&m.progress, t->quiet, "mend");
 	int r = store_mend(s, &m.options, &result, &err);
 	tool_progress_end(&m.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&m, &result);

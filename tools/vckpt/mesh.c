@@ -188,7 +188,8 @@ static void print_groups(const struct mesh_command *c, uint32_t dims)
 	uint32_t size = tensor_mesh_group_size(m, dims);
 
 	if (m->count > SHOWN_MESH) {
-		printf("%" PRIu32 " of %" PRIu32 " ranks each", m->count / size, size);
+		printf("%" PRIu32 " of %" PRIu32 " %s each", m->count / size, size,
+			base_plural(size, "rank", "ranks"));
 		return;
 	}
 	for (uint32_t i = 0; i < m->count; i++) {
@@ -311,8 +312,8 @@ static int check_ranks(struct mesh_command *c)
 	uint32_t at[TENSOR_MAX_DIMS], host, device, largest = 1;
 
 	if (c->ranks.one && tensor_mesh_coordinate(m, c->ranks.rank, at) < 0)
-		return tool_usage(c->t, "--rank %" PRIu32 " is not among the %" PRIu32 " ranks of the mesh %.200s",
-			c->ranks.rank, m->count, c->mesh.text);
+		return tool_usage(c->t, "--rank %" PRIu32 " is not in the mesh %.200s of %" PRIu32 " %s",
+			c->ranks.rank, c->mesh.text, m->count, base_plural(m->count, "rank", "ranks"));
 	for (uint32_t i = 0; i < count(c); i++)
 		if (tensor_hosts_find(&c->hosts, rank_at(c, i), &host, &device) < 0)
 			return tool_usage(c->t, "--device-table %.200s: nothing for rank %" PRIu32, c->table_text,

@@ -237,8 +237,8 @@ static void print_end(const struct reshard *r, uint32_t count)
 	if (r->t->json)
 		printf("],\n \"bytes\": %" PRIu64 ", \"moved_bytes\": %" PRIu64 "}\n", r->total, r->moved);
 	else
-		printf("\n%" PRIu32 " of %" PRIu32 " ranks read from others; %s of %s in all\n", r->readers, count,
-			moved, total);
+		printf("\n%" PRIu32 " of %" PRIu32 " %s from others; %s of %s in all\n", r->readers, count,
+			base_plural(count, "rank reads", "ranks read"), moved, total);
 }
 
 /* The first pass. 0 or an exit code, said. */

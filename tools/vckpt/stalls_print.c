@@ -111,7 +111,8 @@ static int print_ranks_of(const struct stalls *st, enum stalls_source source, co
 		return r;
 	tool_format_ranks(ranks, n, text);
 	if (n)
-		printf("%s of %" PRIu32 " of %" PRIu32 " ranks: %s\n", what, n, st->nranks, text);
+		printf("%s of %" PRIu32 " of %" PRIu32 " %s: %s\n", what, n, st->nranks,
+			base_plural(st->nranks, "rank", "ranks"), text);
 	free(ranks);
 	return 0;
 }
@@ -139,13 +140,14 @@ int stalls_print(const struct stalls *st)
 	for (uint32_t i = 0; i < st->nranks; i++)
 		full += st->ranks[i].source == STALLS_STATS;
 	printf("%s/step-%08" PRIu64 ", %" PRIu32 " %s, attempt %s, entry %" PRIu64 "\n", st->run, st->step, st->nranks,
-		st->nranks == 1 ? "rank" : "ranks", st->attempt, st->entry);
+		base_plural(st->nranks, "rank", "ranks"), st->attempt, st->entry);
 	r = print_unknown(st, full);
 	if (st->damaged)
-		printf("%" PRIu32 " files of measures or parts cannot be read: vckpt verify tells more\n", st->damaged);
+		printf("%" PRIu32 " %s of measures or parts cannot be read: vckpt verify tells more\n", st->damaged,
+			base_plural(st->damaged, "file", "files"));
 	if (st->phases_left_out)
-		printf("%" PRIu64 " timings are of phases beyond the first %u names\n", st->phases_left_out,
-			STALLS_PHASES_MAX);
+		printf("%" PRIu64 " %s of phases beyond the first %u names\n", st->phases_left_out,
+			base_plural(st->phases_left_out, "timing is", "timings are"), STALLS_PHASES_MAX);
 	if (r == 0)
 		r = print_sums(st);
 	if (r == 0)

@@ -8,13 +8,13 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TOOL_COMMON_MAX 64
 
 static const struct option common[] = {
 	{"json", no_argument, NULL, 0x100},
+	{"color", required_argument, NULL, 0x101},
 	{"quiet", no_argument, NULL, 'q'},
 	{"verbose", no_argument, NULL, 'v'},
 	{"help", no_argument, NULL, 'h'},
@@ -37,6 +37,8 @@ static int common_option(struct tool *t, int val)
 	switch (val) {
 	case 0x100:
 		t->json = true;
+		return 0;
+	case 0x101: /* set already */
 		return 0;
 	case 'q':
 		t->quiet = true;
@@ -76,6 +78,8 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 			return TOOL_LEAVE + tool_usage(t, "unknown option %s", argv[optind - 1]);
 		if (val == ':')
 			return TOOL_LEAVE + tool_usage(t, "option %s needs a value", argv[optind - 1]);
+		if (val == 0x101 && !tool_color_set(optarg))
+			return TOOL_LEAVE + tool_usage(t, "--color is auto, always or never");
 		if (val == 1)
 			tool_argument_add(t, optarg);
 		if (r == 0 && (val == 1 || common_option(t, val) < 0))
@@ -289,129 +293,6 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 	for (size_t i = 0; i < n; i++)
 		json_object_set_new(object, attributes[i].key, json_string(attributes[i].value));
 	return object;
-}
-
-void tool_print_text(FILE *to, const char *text, size_t len)
-{
-	for (size_t i = 0; i < len; i++) {
-		unsigned char c = (unsigned char)text[i], next = i + 1 < len ? (unsigned char)text[i + 1] : 0;
-		bool c1 = c == 0xc2 && next >= 0x80 && next < 0xa0; /* U+0080 to U+009F: some terminals obey them */
-
-		if (c < 0x20 || c == 0x7f)
-			fprintf(to, "\\x%02x", c);
-		else if (c1)
-			fprintf(to, "\\x%02x\\x%02x", c, next);
-		else
-			putc(c, to);
-		i += c1;
-	}
-}
-
-void tool_format_bytes(uint64_t bytes, char text[static 32])
-{
-	static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-	double value = (double)bytes;
-	size_t unit = 0;
-
-	while (value >= 999.95 && unit + 1 < BASE_COUNT(units)) {
-		value /= 1000;
-		unit++;
-	}
-	snprintf(text, 32, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-}
-
-void tool_format_time(int64_t time_ns, char text[static 40])
-{
-	time_t seconds = time_ns / 1000000000;
-	struct tm tm;
-	if (!gmtime_r(&seconds, &tm) || !strftime(text, 40, "%Y-%m-%dT%H:%M:%SZ", &tm))
-		snprintf(text, 40, "?");
-}
-
-void tool_format_duration(uint64_t ns, char text[static 32])
-{
-	static const struct { uint64_t below, unit; const char *name; } units[] = {
-		{UINT64_C(1000), 1, "ns"}, {UINT64_C(1000000), UINT64_C(1000), "us"},
-		{UINT64_C(1000000000), UINT64_C(1000000), "ms"}, {UINT64_C(600000000000), UINT64_C(1000000000), "s"}};
-	uint64_t minutes = ns / UINT64_C(60000000000);
-
-	for (size_t i = 0; i < BASE_COUNT(units); i++)
-		if (ns < units[i].below) {
-			double value = (double)ns / (double)units[i].unit;
-			int digits = i == 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
-
-			snprintf(text, 32, "%.*f %s", digits, value, units[i].name);
-			return;
-		}
-	if (minutes < 60)
-		snprintf(text, 32, "%" PRIu64 " min %" PRIu64 " s", minutes, ns / UINT64_C(1000000000) % 60);
-	else if (minutes < 48 * 60)
-		snprintf(text, 32, "%" PRIu64 " h %" PRIu64 " min", minutes / 60, minutes % 60);
-	else
-		snprintf(text, 32, "%" PRIu64 " days", minutes / (24 * 60));
-}
-
-void tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT])
-{
-	size_t at = 0, end;
-
-	text[0] = 0;
-	for (size_t i = 0; i < n; i = end) {
-		for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1;)
-			end++;
-		if (at > TOOL_RANKS_TEXT - 60) {
-			snprintf(text + at, TOOL_RANKS_TEXT - at, " and %zu more", n - i);
-			return;
-		}
-		at += (size_t)snprintf(text + at, TOOL_RANKS_TEXT - at, "%s%" PRIu32, i ? ", " : "", ranks[i]);
-		if (end - i > 1)
-			at += (size_t)snprintf(text + at, TOOL_RANKS_TEXT - at, "-%" PRIu32, ranks[end - 1]);
-	}
-}
-
-/* ---- progress ---- */
-
-static int64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
-}
-
-void tool_progress_start(struct tool_progress *p, const struct tool *t, const char *what)
-{
-	*p = (struct tool_progress){.what = what, .enabled = !t->quiet && isatty(STDERR_FILENO), .start_ns = now_ns()};
-}
-
-void tool_progress_update(void *arg, uint64_t done, uint64_t total)
-{
-	struct tool_progress *p = arg;
-	int64_t now = now_ns();
-	char a[32], b[32], rate[32], bar[31];
-
-	if (!p->enabled || now - p->start_ns < 1000000000 || now - p->last_ns < 100000000)
-		return;
-	double part = total ? (double)done / (double)total : 1;
-	int filled = (int)(part * 30 > 30 ? 30 : part * 30);
-	memset(bar, '.', 30);
-	memset(bar, '#', (size_t)filled);
-	bar[30] = 0;
-	tool_format_bytes(done, a);
-	tool_format_bytes(total, b);
-	tool_format_bytes((uint64_t)((double)done * 1e9 / (double)(now - p->start_ns)), rate);
-	fprintf(stderr, "\r%s [%s] %3.0f%%  %s of %s, %s/s\033[K", p->what, bar, part * 100, a, b, rate);
-	fflush(stderr);
-	p->last_ns = now;
-	p->shown = true;
-}
-
-void tool_progress_end(struct tool_progress *p)
-{
-	if (p->shown)
-		fputs("\r\033[K", stderr);
-	p->shown = false;
-	p->enabled = false;
 }
 
 bool tool_update_index(const char *store)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tool: what the sub-commands of `vckpt` share: arguments, output, progress, exit codes. One thread. */
+ * tool: what the sub-commands of `vckpt` share: arguments, output, exit codes. One thread. */
 #ifndef TOOLS_VCKPT_TOOL_H
 #define TOOLS_VCKPT_TOOL_H
 
@@ -12,6 +12,9 @@
 #include "core/base/log.h"
 #include "core/store/list.h"
 #include "core/store/store.h"
+#include "tools/vckpt/format.h"
+#include "tools/vckpt/progress.h"
+#include "tools/vckpt/terminal.h"
 
 /* NEWER: no damage, but not everything could be looked at, for a newer vckpt wrote it */
 enum tool_exit { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2, TOOL_DAMAGE = 3, TOOL_NEWER = 4 };
@@ -89,17 +92,6 @@ void tool_interrupt_die(void); /* dies of a SIGINT that was remembered, else ret
 int tool_print_json(json_t *value);
 json_t *tool_json_text(const char *bytes, size_t len); /* a JSON string; never NULL for valid UTF-8 */
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n);
-/* Text that came from a file or a store, as it may stand on a terminal: control bytes as \xNN. */
-void tool_print_text(FILE *to, const char *text, size_t len);
-
-void tool_format_bytes(uint64_t bytes, char text[static 32]); /* "90.9 MB" */
-void tool_format_time(int64_t time_ns, char text[static 40]); /* "2026-11-21T03:34:00Z" */
-
-void tool_format_duration(uint64_t ns, char text[static 32]); /* "4.56 ms", "12.3 s", "3 h 20 min" */
-#define TOOL_RANKS_TEXT 160
-/* Ascending numbers: "0-3, 7, 9-12 and 31 more". */
-void tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT]);
-
 /* Brings a store's index up to date, in a process of its own: LMDB may die of a damaged file, and that must not
  * matter. */
 bool tool_update_index(const char *store);
@@ -109,16 +101,5 @@ int tool_list_incoming(struct tool *t, struct store *s, const char *run);
 /* One line of it, of an attempt that is undecided. */
 struct store_incoming;
 void tool_print_incoming(const struct store_incoming *in);
-
-/* A progress bar on standard error: only on a terminal, only after a second, never with -q. */
-struct tool_progress {
-	const char *what;
-	bool shown;
-	bool enabled;
-	int64_t start_ns, last_ns;
-};
-void tool_progress_start(struct tool_progress *p, const struct tool *t, const char *what);
-void tool_progress_update(void *p, uint64_t done, uint64_t total); /* fits the library's callbacks */
-void tool_progress_end(struct tool_progress *p);
 
 #endif

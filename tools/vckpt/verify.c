@@ -41,9 +41,9 @@ static void damage(void *arg, const struct store_damage *d)
 	}
 	if (v->t->quiet)
 		return;
-	if (v->progress.shown)
-		fputs("\r\033[K", stderr);
-	fputs(d->newer ? "newer: " : "damage: ", stdout);
+	tool_progress_clear(&v->progress);
+	tool_print_styled(stdout, d->newer ? TOOL_PLAIN : TOOL_BAD, d->newer ? "newer:" : "damage:");
+	putchar(' ');
 	tool_print_text(stdout, d->file, strlen(d->file));
 	if (d->len)
 		printf(" bytes %" PRIu64 "-%" PRIu64, d->offset, d->offset + d->len - 1);
@@ -71,28 +71,38 @@ static void progress(void *arg, uint64_t done, uint64_t total)
 	tool_progress_update(&v->progress, done, total);
 }
 
+static json_t *result_json(const struct verify *v, const struct store_verify_result *r)
+{
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O}", "files", (json_int_t)r->files, "objects",
+		(json_int_t)r->objects, "bytes", (json_int_t)r->bytes, "steps", (json_int_t)r->steps, "faults",
+		(json_int_t)r->faults, "damage", v->damage, "newer", v->newer);
+}
+
+static void print_result(const struct store_verify_result *r)
+{
+	char bytes[32], faults[40];
+
+	tool_format_bytes(r->bytes, bytes);
+	printf("%" PRIu64 " %s, %" PRIu64 " %s, %" PRIu64 " %s, %s read: ", r->steps,
+		base_plural(r->steps, "step", "steps"), r->files, base_plural(r->files, "file", "files"), r->objects,
+		base_plural(r->objects, "object", "objects"), bytes);
+	snprintf(faults, sizeof faults, "%" PRIu64 " %s", r->faults, base_plural(r->faults, "fault", "faults"));
+	tool_print_styled(stdout, r->faults ? TOOL_BAD : r->newer ? TOOL_PLAIN : TOOL_GOOD,
+		r->faults ? faults : r->newer ? "no faults" : "sound");
+	if (r->newer)
+		printf(", %" PRIu64 " %s of a newer vckpt could not be looked at", r->newer,
+			base_plural(r->newer, "thing", "things"));
+	putchar('\n');
+}
+
 static int say(struct verify *v, const struct store_verify_result *r)
 {
-	char bytes[32];
 	int code = r->faults ? TOOL_DAMAGE : r->newer ? TOOL_NEWER : TOOL_DONE;
+	int printed = v->t->json ? tool_print_json(result_json(v, r)) : 0;
 
-	if (v->t->json) {
-		int printed = tool_print_json(json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O}", "files",
-			(json_int_t)r->files, "objects", (json_int_t)r->objects, "bytes", (json_int_t)r->bytes, "steps",
-			(json_int_t)r->steps, "faults", (json_int_t)r->faults, "damage", v->damage, "newer", v->newer));
-
-		return printed ? printed : code;
-	}
-	tool_format_bytes(r->bytes, bytes);
-	if (!v->t->quiet)
-		printf("%" PRIu64 " steps, %" PRIu64 " files, %" PRIu64 " objects, %s read: %s", r->steps, r->files,
-			r->objects, bytes, r->faults || r->newer ? "" : "sound\n");
-	if (!v->t->quiet && r->faults)
-		printf("%" PRIu64 " faults%s", r->faults, r->newer ? ", " : "\n");
-	if (!v->t->quiet && r->newer)
-		printf("%s%" PRIu64 " things of a newer vckpt could not be looked at\n", r->faults ? "" : "no faults, ",
-			r->newer);
-	return code;
+	if (!v->t->json && !v->t->quiet)
+		print_result(r);
+	return printed ? printed : code;
 }
 
 /* For writing, so that damage can be noted for later saves, where that is allowed. */
@@ -154,7 +164,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	v.newer = json_array();
 	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
 		: "not everything was read; faults found so far stand above");
-	tool_progress_start(&v.progress, t, "verify");
+	tool_progress_start(&v.progress, t->quiet, "verify");
 	int r = store_verify(s, &options, &result, &err);
 	tool_progress_end(&v.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&v, &result);
