@@ -8,17 +8,8 @@
 #include "core/store/codec.h"
 #include "core/store/manifest.h"
 #include "core/view/tree.h"
+#include "tools/vckpt/sums.h"
 #include "tools/vckpt/tool.h"
-
-/* Sums over pieces. shared: pieces whose digest stands at the same number in the step before. */
-struct sums {
-	uint64_t tensors, tensors_equal, pieces, pieces_shared, bytes, bytes_shared, stored;
-	struct {
-		uint16_t word;
-		uint64_t pieces, raw, stored;
-	} codecs[16];
-	unsigned ncodecs;
-};
 
 struct info {
 	struct tool *t;
@@ -29,44 +20,7 @@ struct info {
 	struct base_error err;
 };
 
-static void add_codec(struct sums *s, const struct store_object_ref *ref)
-{
-	unsigned i = 0;
-
-	while (i < s->ncodecs && s->codecs[i].word != ref->codec)
-		i++;
-	if (i == BASE_COUNT(s->codecs))
-		return;
-	if (i == s->ncodecs)
-		s->codecs[s->ncodecs++].word = ref->codec;
-	s->codecs[i].pieces++;
-	s->codecs[i].raw += ref->raw_len;
-	s->codecs[i].stored += ref->stored_len;
-}
-
-static void add_object(struct sums *s, const struct load_object *o, const struct load_object *before)
-{
-	uint64_t n = load_object_piece_count(o);
-
-	s->tensors++;
-	if (before && base_digest_equal(load_object_digest(o), load_object_digest(before)))
-		s->tensors_equal++;
-	for (uint64_t i = 0; i < n; i++) {
-		const struct store_piece *p = load_object_piece(o, i);
-
-		s->pieces++;
-		s->bytes += p->ref.raw_len;
-		s->stored += p->ref.stored_len;
-		add_codec(s, &p->ref);
-		if (before && i < load_object_piece_count(before) &&
-			base_digest_equal(&p->ref.digest, &load_object_piece(before, i)->ref.digest)) {
-			s->pieces_shared++;
-			s->bytes_shared += p->ref.raw_len;
-		}
-	}
-}
-
-static int add_tensor(struct info *in, uint32_t tensor, struct sums *s)
+static int add_tensor(struct info *in, uint32_t tensor, struct tool_sums *s)
 {
 	struct load_tensor_info info;
 	struct load_object *o, *before = NULL;
@@ -81,29 +35,17 @@ static int add_tensor(struct info *in, uint32_t tensor, struct sums *s)
 	if (number >= 0)
 		r = load_tensor_open(in->before, (uint32_t)number, &before, &in->err);
 	if (r == 0)
-		add_object(s, o, before);
+		tool_sums_add(s, info.dtype, o, before);
 	if (before)
 		load_object_unref(before);
 	load_object_unref(o);
 	return r;
 }
 
-static json_t *codecs_json(const struct sums *s)
-{
-	json_t *all = json_array();
-
-	for (unsigned i = 0; i < s->ncodecs; i++)
-		json_array_append_new(all,
-			json_pack("{s:s, s:I, s:I, s:I}", "codec", store_codec_name(s->codecs[i].word), "pieces",
-				(json_int_t)s->codecs[i].pieces, "bytes", (json_int_t)s->codecs[i].raw, "stored_bytes",
-				(json_int_t)s->codecs[i].stored));
-	return all;
-}
-
-static json_t *sums_json(const struct sums *s, bool before)
+static json_t *sums_json(const struct tool_sums *s, bool before)
 {
 	json_t *o = json_pack("{s:I, s:I, s:I, s:o}", "pieces", (json_int_t)s->pieces, "bytes", (json_int_t)s->bytes,
-		"stored_bytes", (json_int_t)s->stored, "codecs", codecs_json(s));
+		"stored_bytes", (json_int_t)s->stored, "codecs", tool_sums_codecs_json(s));
 
 	if (before)
 		json_object_set_new(o, "shared_with_step_before",
@@ -112,24 +54,36 @@ static json_t *sums_json(const struct sums *s, bool before)
 	return o;
 }
 
-static void print_sums(const struct sums *s, const struct load_step *before)
+static void print_dtypes(const struct tool_sums *s)
+{
+	char dtypes[TOOL_SUMS_TEXT];
+
+	tool_sums_dtypes(s, dtypes);
+	printf("  %-12s %s\n", "types", dtypes);
+	tool_sums_print_numpy(s, "  numpy        ");
+}
+
+static void print_sums(const struct tool_sums *s, const struct load_step *before)
 {
 	char a[32], b[32];
 
 	tool_format_bytes(s->bytes, a);
 	tool_format_bytes(s->stored, b);
-	printf("  %-12s %" PRIu64 " pieces, %s, stored as %s\n", "pieces", s->pieces, a, b);
+	printf("  %-12s %" PRIu64 " %s, %s, stored as %s\n", "pieces", s->pieces,
+		base_plural(s->pieces, "piece", "pieces"), a, b);
 	for (unsigned i = 0; i < s->ncodecs; i++) {
 		tool_format_bytes(s->codecs[i].raw, a);
 		tool_format_bytes(s->codecs[i].stored, b);
-		printf("  %-12s %s: %" PRIu64 " pieces, %s as %s\n", "codec", store_codec_name(s->codecs[i].word),
-			s->codecs[i].pieces, a, b);
+		printf("  %-12s %s: %" PRIu64 " %s, %s as %s\n", "codec", store_codec_name(s->codecs[i].word),
+			s->codecs[i].pieces, base_plural(s->codecs[i].pieces, "piece", "pieces"), a, b);
 	}
 	if (!before)
 		return;
 	tool_format_bytes(s->bytes_shared, a);
-	printf("  %-12s with step-%08" PRIu64 ": %" PRIu64 " of %" PRIu64 " tensors equal, %" PRIu64 " pieces, %s\n",
-		"shared", load_step_info(before)->step, s->tensors_equal, s->tensors, s->pieces_shared, a);
+	printf("  %-12s with step-%08" PRIu64 ": %" PRIu64 " of %" PRIu64 " %s equal, %" PRIu64 " %s, %s\n", "shared",
+		load_step_info(before)->step, s->tensors_equal, s->tensors,
+		base_plural(s->tensors, "tensor", "tensors"), s->pieces_shared,
+		base_plural(s->pieces_shared, "piece", "pieces"), a);
 }
 
 /* ---- one tensor ---- */
@@ -138,7 +92,7 @@ static int tensor_info(struct info *in, uint32_t tensor)
 {
 	struct load_tensor_info info;
 	struct load_object *o;
-	struct sums sums = {0};
+	struct tool_sums sums = {0};
 	char hex[BASE_DIGEST_HEX];
 
 	if (add_tensor(in, tensor, &sums) < 0 || load_tensor_open(in->step, tensor, &o, &in->err) < 0)
@@ -169,6 +123,7 @@ static int tensor_info(struct info *in, uint32_t tensor)
 		putchar('\n');
 		printf("  %-12s %s %s, tiles of %s\n  %-12s %s\n", "tensor", tensor_dtype_name(info.dtype), shape_text,
 			tile_text, "digest", hex);
+		tool_sums_print_numpy(&sums, "  numpy        ");
 		print_sums(&sums, in->before);
 	}
 	free(shape_text);
@@ -251,7 +206,8 @@ static void print_packs(const json_t *packs)
 			a, b);
 		json_t *steps = json_object_get(p, "steps");
 		if (steps)
-			printf(", named by %" JSON_INTEGER_FORMAT " steps of the run", json_integer_value(steps));
+			printf(", named by %" JSON_INTEGER_FORMAT " %s of the run", json_integer_value(steps),
+				base_plural((uint64_t)json_integer_value(steps), "step", "steps"));
 		putchar('\n');
 	}
 }
@@ -281,8 +237,9 @@ static void print_head(const struct info *in)
 	tool_format_bytes(i->new_bytes, added);
 	printf("%s/step-%08" PRIu64 "\n  %-12s %s by attempt %s, entry %" PRIu64 "\n  %-12s %s\n", in->run, i->step,
 		"committed", time, i->attempt, i->entry, "manifest", hex);
-	printf("  %-12s %" PRIu64 " tensors, %" PRIu64 " blobs, %s; it added %s\n", "content", i->tensors, i->blobs,
-		bytes, added);
+	printf("  %-12s %" PRIu64 " %s, %" PRIu64 " %s, %s; it added %s\n", "content", i->tensors,
+		base_plural(i->tensors, "tensor", "tensors"), i->blobs, base_plural(i->blobs, "blob", "blobs"), bytes,
+		added);
 	for (size_t k = 0; k < i->nattributes; k++) {
 		printf("  %-12s %s=", "attribute", i->attributes[k].key);
 		tool_print_text(stdout, i->attributes[k].value, strlen(i->attributes[k].value));
@@ -292,7 +249,7 @@ static void print_head(const struct info *in)
 
 static int step_info(struct info *in)
 {
-	struct sums sums = {0};
+	struct tool_sums sums = {0};
 	json_t *packs = json_array();
 	int code = TOOL_DONE, r = 0;
 
@@ -308,10 +265,12 @@ static int step_info(struct info *in)
 		json_t *all = step_head(in);
 
 		json_object_update_new(all, sums_json(&sums, in->before));
+		json_object_set_new(all, "dtypes", tool_sums_dtypes_json(&sums));
 		json_object_set(all, "packs", packs);
 		code = tool_print_json(all);
 	} else {
 		print_head(in);
+		print_dtypes(&sums);
 		print_sums(&sums, in->before);
 		print_packs(packs);
 	}

@@ -2,13 +2,213 @@
  *
  * vckpt ls: runs; the steps of a run; the components and blobs of a step; the tensors of a component. Listing runs and
  * steps reads lists only. */
+#include "tools/vckpt/ls.h"
+
 #include <inttypes.h>
 #include <string.h>
+#include <time.h>
 
-#include "core/view/tree.h"
-#include "tools/vckpt/tool.h"
+/* ---- cells ---- */
 
-static json_t *step_json(const char *run, const struct store_list_step *s)
+void ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32])
+{
+	if (ls->bytes)
+		snprintf(text, 32, "%" PRIu64, bytes);
+	else
+		tool_format_bytes(bytes, text);
+}
+
+void ls_add_bytes(const struct ls *ls, struct tool_table *table, uint64_t bytes)
+{
+	char text[32];
+
+	ls_format_bytes(ls, bytes, text);
+	tool_table_text(table, text);
+}
+
+static void add_time(const struct ls *ls, struct tool_table *table, int64_t time_ns)
+{
+	char text[40];
+
+	if (ls->time)
+		tool_format_time(time_ns, text);
+	else
+		tool_format_age(time_ns, ls->now_ns, text);
+	tool_table_text(table, text);
+}
+
+static void add_step(struct tool_table *table, uint64_t step, bool latest)
+{
+	char text[40];
+	int len = snprintf(text, sizeof text, "step-%08" PRIu64, step);
+
+	tool_table_add(table, latest ? TOOL_GOOD : TOOL_PLAIN, text, (size_t)len);
+}
+
+static void add_attributes(struct tool_table *table, const struct proto_commit *c)
+{
+	base_cleanup_free char *text = NULL;
+	size_t size;
+	FILE *to = open_memstream(&text, &size);
+
+	for (size_t i = 0; to && i < c->nattributes; i++)
+		fprintf(to, "%s%s=%s", i ? "  " : "", c->attributes[i].key, c->attributes[i].value);
+	if (to)
+		fclose(to);
+	tool_table_text(table, text ? text : "");
+}
+
+int ls_print(const struct ls *ls, struct tool_table *table)
+{
+	struct base_error err = {.code = -ENOMEM};
+	int r = table ? tool_table_print(table, stdout, ls->bare, tool_terminal_width(STDOUT_FILENO)) : -ENOMEM;
+
+	tool_table_free(table);
+	return r < 0 ? tool_fail(ls->t, &err) : TOOL_DONE;
+}
+
+bool ls_says(const struct ls *ls)
+{
+	return !ls->bare && !ls->t->quiet;
+}
+
+static void say_steps(const struct ls *ls, uint64_t steps, uint64_t bytes, uint64_t added)
+{
+	char logical[32], new[32];
+
+	ls_format_bytes(ls, bytes, logical);
+	ls_format_bytes(ls, added, new);
+	printf("%" PRIu64 " %s, %s logical, %s added to the store\n", steps, base_plural(steps, "step", "steps"),
+		logical, new);
+}
+
+/* ---- runs ---- */
+
+struct run {
+	const char *name;
+	size_t steps;
+	uint64_t latest, bytes, added;
+	int64_t time_ns; /* of the latest */
+};
+
+static void read_run(struct run *run, const struct store_list *l)
+{
+	const struct store_list_step *latest = store_list_latest(l);
+
+	run->steps = store_list_count(l);
+	if (latest) {
+		run->latest = latest->step;
+		run->time_ns = latest->commit.time_ns;
+	}
+	for (size_t i = 0; i < run->steps; i++) {
+		run->bytes += store_list_at(l, i)->commit.bytes;
+		run->added += store_list_at(l, i)->commit.new_bytes;
+	}
+}
+
+static json_t *run_json(const struct run *run)
+{
+	char time[40];
+
+	tool_format_time(run->time_ns, time);
+	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "run", run->name, "steps", (json_int_t)run->steps, "latest",
+		(json_int_t)run->latest, "time", time, "bytes", (json_int_t)run->bytes, "new_bytes",
+		(json_int_t)run->added);
+}
+
+static void add_run(const struct ls *ls, struct tool_table *table, const struct run *run)
+{
+	tool_table_add(table, TOOL_RUN, run->name, strlen(run->name));
+	tool_table_number(table, run->steps);
+	add_step(table, run->latest, true);
+	add_time(ls, table, run->time_ns);
+	ls_add_bytes(ls, table, run->bytes);
+	ls_add_bytes(ls, table, run->added);
+}
+
+static int print_runs(const struct ls *ls, const struct run *runs, const struct ls_item *items, size_t n)
+{
+	const struct tool_column columns[] = {{"RUN", .shorten = true}, {"STEPS", true}, {"LATEST"},
+		{ls->time ? "TIME" : "AGE"}, {"SIZE", true}, {"ADDED", true}};
+	struct tool_table *table = tool_table_new(columns, BASE_COUNT(columns));
+	uint64_t steps = 0, bytes = 0, added = 0;
+
+	for (size_t i = 0; table && i < n; i++) {
+		const struct run *run = &runs[items[i].index];
+
+		add_run(ls, table, run);
+		steps += run->steps;
+		bytes += run->bytes;
+		added += run->added;
+	}
+	int code = ls_print(ls, table);
+	if (code || !ls_says(ls))
+		return code;
+	printf("total: %zu %s, ", n, base_plural(n, "run", "runs"));
+	say_steps(ls, steps, bytes, added);
+	return TOOL_DONE;
+}
+
+static int print_runs_json(const struct run *runs, const struct ls_item *items, size_t n)
+{
+	json_t *all = json_array();
+
+	for (size_t i = 0; i < n; i++)
+		json_array_append_new(all, run_json(&runs[items[i].index]));
+	return tool_print_json(json_pack("{s:o}", "runs", all));
+}
+
+/* A run that cannot be read hides no other; one without a step is left out. */
+static int read_runs(const struct ls *ls, struct store *s, char **names, size_t n, struct run *runs,
+	struct ls_item *items, size_t *ret_n)
+{
+	struct base_error err = {0};
+	struct store_list *l;
+	int code = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		struct run *run = &runs[*ret_n];
+
+		if (store_list_open(s, names[i], false, &l, &err) < 0) {
+			code = tool_fail(ls->t, &err);
+			continue;
+		}
+		*run = (struct run){.name = names[i]};
+		read_run(run, l);
+		items[*ret_n] = (struct ls_item){.name = run->name, .name_len = strlen(run->name), .step = run->latest,
+			.time_ns = run->time_ns, .bytes = run->bytes, .index = *ret_n};
+		*ret_n += run->steps > 0;
+		store_list_close(l);
+	}
+	return code;
+}
+
+static int list_runs(const struct ls *ls, struct store *s)
+{
+	struct base_error err = {0};
+	char **names;
+	size_t n, found = 0;
+
+	if (store_runs(s, &names, &n, &err) < 0)
+		return tool_fail(ls->t, &err);
+	base_cleanup_free struct run *runs = calloc(n + 1, sizeof *runs);
+	base_cleanup_free struct ls_item *items = calloc(n + 1, sizeof *items);
+	int code = TOOL_FAILED, failed = 0;
+	if (!runs || !items)
+		tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
+	else {
+		failed = read_runs(ls, s, names, n, runs, items, &found);
+		code = ls_sort(ls, "runs", LS_NAME | LS_STEP | LS_TIME | LS_SIZE, items, found);
+		if (code == 0)
+			code = ls->t->json ? print_runs_json(runs, items, found) : print_runs(ls, runs, items, found);
+	}
+	store_runs_free(names, n);
+	return code ? code : failed;
+}
+
+/* ---- the steps of a run ---- */
+
+json_t *ls_step_json(const char *run, const struct store_list_step *s)
 {
 	char time[40], digest[BASE_DIGEST_HEX];
 
@@ -21,222 +221,107 @@ static json_t *step_json(const char *run, const struct store_list_step *s)
 		tool_json_attributes(s->commit.attributes, s->commit.nattributes));
 }
 
-static void print_step(const struct store_list_step *s)
+static struct ls_item *step_items(const struct store_list *l)
 {
-	char time[40], bytes[32], added[32];
+	size_t n = store_list_count(l);
+	struct ls_item *items = calloc(n + 1, sizeof *items);
 
-	tool_format_time(s->commit.time_ns, time);
-	tool_format_bytes(s->commit.bytes, bytes);
-	tool_format_bytes(s->commit.new_bytes, added);
-	printf("step-%08" PRIu64 "  %s  %7" PRIu64 " tensors  %9s  new %9s", s->step, time, s->commit.tensors, bytes,
-		added);
-	for (size_t i = 0; i < s->commit.nattributes; i++) {
-		printf("  %s=", s->commit.attributes[i].key);
-		tool_print_text(stdout, s->commit.attributes[i].value, strlen(s->commit.attributes[i].value));
+	for (size_t i = 0; items && i < n; i++) {
+		const struct store_list_step *s = store_list_at(l, i);
+
+		items[i] = (struct ls_item){.step = s->step, .time_ns = s->commit.time_ns, .bytes = s->commit.bytes,
+			.attributes = s->commit.attributes, .nattributes = s->commit.nattributes, .index = i};
 	}
-	putchar('\n');
+	return items;
 }
 
-static int list_runs(struct tool *t, struct store *s)
+static int print_steps_json(const struct store_list *l, const char *run, const struct ls_item *items)
 {
-	struct base_error err = {0};
-	char **runs;
-	size_t n;
 	json_t *all = json_array();
 
-	if (store_runs(s, &runs, &n, &err) < 0) {
-		json_decref(all);
-		return tool_fail(t, &err);
-	}
-	int code = 0;
-	for (size_t i = 0; i < n; i++) { /* a run that cannot be read hides no other */
-		struct store_list *l;
+	for (size_t i = 0; i < store_list_count(l); i++)
+		json_array_append_new(all, ls_step_json(run, store_list_at(l, items[i].index)));
+	return tool_print_json(json_pack("{s:s, s:o}", "run", run, "steps", all));
+}
 
-		if (store_list_open(s, runs[i], false, &l, &err) < 0) {
-			code = tool_fail(t, &err);
-			continue;
-		}
-		const struct store_list_step *latest = store_list_latest(l);
-		if (latest && t->json)
-			json_array_append_new(all,
-				json_pack("{s:s, s:I, s:I}", "run", runs[i], "steps", (json_int_t)store_list_count(l),
-					"latest", (json_int_t)latest->step));
-		else if (latest)
-			printf("%-32s %6zu steps, latest step-%08" PRIu64 "\n", runs[i], store_list_count(l),
-				latest->step);
-		store_list_close(l);
-	}
-	store_runs_free(runs, n);
-	if (t->json) {
-		int printed = tool_print_json(json_pack("{s:o}", "runs", all));
+static void add_step_row(const struct ls *ls, struct tool_table *table, const struct store_list_step *s, bool latest)
+{
+	add_step(table, s->step, latest);
+	add_time(ls, table, s->commit.time_ns);
+	tool_table_number(table, s->commit.tensors);
+	ls_add_bytes(ls, table, s->commit.bytes);
+	ls_add_bytes(ls, table, s->commit.new_bytes);
+	if (ls->more)
+		tool_table_text(table, s->commit.attempt);
+	add_attributes(table, &s->commit);
+}
 
-		return printed ? printed : code;
+static int print_steps(const struct ls *ls, const struct store_list *l, const struct ls_item *items)
+{
+	const struct tool_column common[] = {{"STEP"}, {ls->time ? "TIME" : "AGE"}, {"TENSORS", true}, {"SIZE", true},
+		{"ADDED", true}, {"ATTRIBUTES", .shorten = true}};
+	struct tool_column columns[BASE_COUNT(common) + 1];
+	uint64_t bytes = 0, added = 0;
+	size_t n = store_list_count(l);
+
+	memcpy(columns, common, sizeof common);
+	columns[6] = columns[5];
+	if (ls->more)
+		columns[5] = (struct tool_column){"ATTEMPT"};
+	struct tool_table *table = tool_table_new(columns, ls->more ? 7 : 6);
+	for (size_t i = 0; table && i < n; i++) {
+		const struct store_list_step *s = store_list_at(l, items[i].index);
+
+		add_step_row(ls, table, s, s == store_list_latest(l));
+		bytes += s->commit.bytes;
+		added += s->commit.new_bytes;
 	}
-	json_decref(all);
+	int code = ls_print(ls, table);
+	if (code == 0 && ls_says(ls)) {
+		fputs("total: ", stdout);
+		say_steps(ls, n, bytes, added);
+	}
 	return code;
 }
 
-static int list_steps(struct tool *t, struct store *s, const char *run)
+static int list_steps(const struct ls *ls, struct store *s, const char *run)
 {
 	struct base_error err = {0};
 	struct store_list *l = NULL;
-	json_t *all = json_array();
 	int code = 0;
 
 	if (store_list_open(s, run, false, &l, &err) < 0)
-		code = tool_fail(t, &err);
-	else if (store_list_next(l) == 0) {
+		return tool_fail(ls->t, &err);
+	base_cleanup_free struct ls_item *items = step_items(l);
+	if (store_list_next(l) == 0)
 		base_error_set(&err, -ENOENT, "%s has no run %s", s->path, run);
-		code = tool_fail(t, &err);
-	}
-	for (size_t i = 0; code == 0 && i < store_list_count(l); i++) {
-		if (t->json)
-			json_array_append_new(all, step_json(run, store_list_at(l, i)));
-		else
-			print_step(store_list_at(l, i));
-	}
-	if (l)
-		store_list_close(l);
-	if (code == 0 && t->json)
-		return tool_print_json(json_pack("{s:s, s:o}", "run", run, "steps", all));
-	json_decref(all);
+	else if (!items)
+		err.code = -ENOMEM;
+	if (err.code)
+		code = tool_fail(ls->t, &err);
+	else if ((code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items,
+			  store_list_count(l))) == 0)
+		code = ls->t->json ? print_steps_json(l, run, items) : print_steps(ls, l, items);
+	store_list_close(l);
 	return code;
 }
 
-static json_t *shape_json(const struct tensor_shape *shape)
-{
-	json_t *a = json_array();
+/* ---- the command ---- */
 
-	for (uint32_t i = 0; i < shape->ndim; i++)
-		json_array_append_new(a, json_integer((json_int_t)shape->dim[i]));
-	return a;
-}
-
-static void print_tensor(const struct load_tensor_info *info)
-{
-	char bytes[32];
-
-	tool_format_bytes(info->bytes, bytes);
-	printf("%-12s %9s  [", tensor_dtype_name(info->dtype), bytes);
-	for (uint32_t i = 0; i < info->shape.ndim; i++)
-		printf("%s%" PRIu64, i ? ", " : "", info->shape.dim[i]);
-	fputs("]  ", stdout);
-	tool_print_text(stdout, info->name, info->name_len);
-	putchar('\n');
-}
-
-static int list_tensors(struct tool *t, struct load_step *step, const char *component)
-{
-	uint32_t first = 0, end = 0, c;
-	json_t *all = json_array();
-
-	for (c = 0; c < load_step_component_count(step); c++)
-		if (!strcmp(load_step_component(step, c, &first, &end), component))
-			break;
-	if (c == load_step_component_count(step)) {
-		struct base_error err = {0};
-
-		json_decref(all);
-		base_error_set(&err, -ENOENT, "step %" PRIu64 " has no component %s", load_step_info(step)->step,
-			component);
-		return tool_fail(t, &err);
-	}
-	for (uint32_t i = first; i < end; i++) {
-		struct load_tensor_info info;
-
-		load_step_tensor_info(step, i, &info);
-		if (!t->json) {
-			print_tensor(&info);
-			continue;
-		}
-		json_array_append_new(all,
-			json_pack("{s:o, s:s, s:o, s:I}", "name", tool_json_text(info.name, info.name_len), "dtype",
-				tensor_dtype_name(info.dtype), "shape", shape_json(&info.shape), "bytes",
-				(json_int_t)info.bytes));
-	}
-	if (t->json)
-		return tool_print_json(json_pack("{s:s, s:o}", "component", component, "tensors", all));
-	json_decref(all);
-	return TOOL_DONE;
-}
-
-static uint64_t component_bytes(const struct load_step *step, uint32_t first, uint32_t end)
-{
-	uint64_t bytes = 0;
-
-	for (uint32_t i = first; i < end; i++) {
-		struct load_tensor_info info;
-
-		load_step_tensor_info(step, i, &info);
-		bytes += info.bytes;
-	}
-	return bytes;
-}
-
-static void print_blob(const struct load_blob_info *info, const char *bytes)
-{
-	printf("%-10s %9s  ", "blob", bytes);
-	if (info->per_rank)
-		printf("ranks/%05u/", info->rank);
-	tool_print_text(stdout, info->name, strlen(info->name));
-	putchar('\n');
-}
-
-static int list_step(struct tool *t, struct load_step *step, const struct store_list_step *entry)
-{
-	json_t *components = json_array(), *blobs = json_array();
-	char text[32];
-
-	for (uint32_t c = 0; c < load_step_component_count(step); c++) {
-		uint32_t first, end;
-		const char *name = load_step_component(step, c, &first, &end);
-		uint64_t bytes = component_bytes(step, first, end);
-
-		tool_format_bytes(bytes, text);
-		if (t->json)
-			json_array_append_new(components,
-				json_pack("{s:s, s:I, s:I}", "component", name, "tensors", (json_int_t)(end - first),
-					"bytes", (json_int_t)bytes));
-		else
-			printf("%-10s %9s  %s/  %u tensors\n", "component", text, name, end - first);
-	}
-	for (uint32_t i = 0; i < load_step_blob_count(step); i++) {
-		struct load_blob_info info;
-
-		load_step_blob_info(step, i, &info);
-		tool_format_bytes(info.bytes, text);
-		json_t *rank = info.per_rank ? json_integer(info.rank) : json_null();
-		if (t->json)
-			json_array_append_new(blobs,
-				json_pack("{s:s, s:O, s:I}", "name", info.name, "rank", rank, "bytes",
-					(json_int_t)info.bytes));
-		else
-			print_blob(&info, text);
-		json_decref(rank);
-	}
-	json_t *all = step_json(load_step_info(step)->run, entry);
-	json_object_set_new(all, "components", components);
-	json_object_set_new(all, "blobs", blobs);
-	if (t->json)
-		return tool_print_json(all);
-	json_decref(all);
-	return TOOL_DONE;
-}
-
-static int list_target(struct tool *t, struct store *s, const struct tool_target *target)
+static int list_target(const struct ls *ls, struct store *s, const struct tool_target *target)
 {
 	const struct store_list_step *entry;
 	struct store_list *l;
 	struct load_step *step;
 	struct base_error err = {0};
-	int code = tool_target_find(t, s, target, &l, &entry);
+	int code = tool_target_find(ls->t, s, target, &l, &entry);
 
 	if (code)
 		return code;
 	if (load_step_open(s, target->run, entry, &step, &err) < 0)
-		code = tool_fail(t, &err);
+		code = tool_fail(ls->t, &err);
 	else {
-		code = target->rest ? list_tensors(t, step, target->rest) : list_step(t, step, entry);
+		code = target->rest ? ls_tensors(ls, step, target->rest) : ls_step(ls, step, entry);
 		load_step_unref(step);
 	}
 	store_list_close(l);
@@ -245,46 +330,72 @@ static int list_target(struct tool *t, struct store *s, const struct tool_target
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
+	struct ls *ls = arg;
+
 	(void)t;
-	(void)value;
-	if (val == 'i')
-		*(bool *)arg = true;
+	switch (val) {
+	case 'i': ls->incoming = true; break;
+	case 's': ls->sort = value; break;
+	case 'r': ls->reverse = true; break;
+	case 'b': ls->bytes = true; break;
+	case 't': ls->time = true; break;
+	case 'l': ls->more = true; break;
+	case 'H': ls->bare = true; break;
+	}
 	return 0;
+}
+
+static int list(struct ls *ls, struct store *s, const struct tool_target *target)
+{
+	if (ls->incoming)
+		return tool_list_incoming(ls->t, s, target ? target->run : NULL);
+	if (!target)
+		return list_runs(ls, s);
+	return target->has_step ? list_target(ls, s, target) : list_steps(ls, s, target->run);
 }
 
 static int ls_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"incoming", no_argument, NULL, 'i'}, {0}};
-	bool incoming = false;
+	static const struct option options[] = {{"incoming", no_argument, NULL, 'i'},
+		{"sort", required_argument, NULL, 's'}, {"reverse", no_argument, NULL, 'r'},
+		{"bytes", no_argument, NULL, 'b'}, {"time", no_argument, NULL, 't'}, {"long", no_argument, NULL, 'l'},
+		{"no-header", no_argument, NULL, 'H'}, {0}};
+	struct timespec now;
+	struct ls ls = {.t = t};
 	struct tool_target target;
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &incoming);
+	int code = tool_parse(t, argc, argv, "rlH", options, option, &ls);
 
 	if (code)
 		return code - TOOL_LEAVE;
+	clock_gettime(CLOCK_REALTIME, &now);
+	ls.now_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+	ls.more |= t->verbose > 0;
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
-	if (incoming && t->narguments == 2 && target.has_step)
+	if (ls.incoming && t->narguments == 2 && target.has_step)
 		return tool_usage(t, "--incoming takes a RUN without a step");
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
-	if (incoming)
-		code = tool_list_incoming(t, s, t->narguments == 2 ? target.run : NULL);
-	else if (t->narguments < 2)
-		code = list_runs(t, s);
-	else if (!target.has_step)
-		code = list_steps(t, s, target.run);
-	else
-		code = list_target(t, s, &target);
+	code = list(&ls, s, t->narguments == 2 ? &target : NULL);
 	store_close(s);
 	return code;
 }
 
 const struct tool_command tool_ls = {"ls", "list runs, steps, components, tensors",
-	"usage: vckpt ls STORE [RUN[/STEP[/COMPONENT]]] [--json] [-q] [-v]\n"
+	"usage: vckpt ls STORE [RUN[/STEP[/COMPONENT]]] [OPTION...]\n"
 	"       vckpt ls STORE --incoming [RUN] [--json]\n\n"
 	"Lists the runs of a store, the steps of a run with their attributes, the components and files of a\n"
-	"step, or the tensors of a component. STEP is a number or latest.\n\n"
+	"step, or the tensors of a component. STEP is a number or latest. SIZE is what a step holds, ADDED\n"
+	"what its save stored that was not there before.\n\n"
+	"  -l, -v, --long      also attempts of steps; of components and tensors stored bytes, pieces, codecs,\n"
+	"                      types, and how numpy reads those that it lacks\n"
+	"  --sort KEY          by name, step, time, size or, for steps, an attribute; ascending\n"
+	"  -r, --reverse       in the opposite order\n"
+	"  --bytes             exact numbers of bytes\n"
+	"  --time              the time of a commit instead of its age\n"
+	"  -H, --no-header     for scripts: no header and no total, a tab between fields\n"
 	"  --incoming          saves under way instead, and what is left of others: how many ranks have written their\n"
-	"                      part, which are missing, for how long, and whether somebody is still at it\n",
+	"                      part, which are missing, for how long, and whether somebody is still at it\n"
+	"  --json -q           print JSON; leave out the total\n",
 	ls_run};
