@@ -57,6 +57,7 @@ struct load_cache {
 	struct cache_class classes[CACHE_CLASSES];
 	uint64_t idle_bytes;
 	struct load_cache_stats stats;
+	bool quiet;
 	uint64_t said[CACHE_SAID]; unsigned nsaid; /* hashes of (pack, offset), the last ones; nsaid counts on */
 };
 
@@ -90,6 +91,11 @@ struct load_cache *load_cache_new(uint64_t max_bytes)
 	pthread_cond_init(&c->filled, NULL);
 	c->stats.max_bytes = max_bytes;
 	return c;
+}
+
+void load_cache_quiet(struct load_cache *c)
+{
+	c->quiet = true;
 }
 
 static void cache_entry_free(struct load_pin *e)
@@ -459,7 +465,7 @@ static int cache_fill_one(struct load_cache *c, const struct load_object *o, str
 
 		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu", info->run,
 			(unsigned long long)info->step, o->label, (unsigned long long)w->piece);
-		if (cache_say(c, name, ref->offset + w->window))
+		if (!c->quiet && cache_say(c, name, ref->offset + w->window))
 			base_warning("%s", why.text);
 		if (err)
 			*err = why;

@@ -14,6 +14,8 @@
 
 struct load_cache;
 struct load_cache *load_cache_new(uint64_t max_bytes);
+/* Errors of reads are told by who reads: damage is not logged besides. Before the first read. */
+void load_cache_quiet(struct load_cache *c);
 void load_cache_free(struct load_cache *c); /* nothing may be pinned; NULL-safe */
 struct load_cache_stats { uint64_t hits, misses, waits, bytes, max_bytes, evictions, decoded_bytes, stored_bytes; };
 void load_cache_stat(struct load_cache *c, struct load_cache_stats *ret_s);

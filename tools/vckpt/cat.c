@@ -42,6 +42,8 @@ static int cat_file(struct tool *t, struct load_step *step, const char *path, bo
 	int64_t node = cache ? view_tree_build(step, VIEW_SHOW_ALL, &tree, &err)
 			     : base_error_set(&err, -ENOMEM, "out of memory");
 
+	if (cache)
+		load_cache_quiet(cache);
 	if (node == 0)
 		node = view_tree_walk(tree, path);
 	if (node < 0 && !err.code)

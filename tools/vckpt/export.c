@@ -1,28 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt export: a step as a directory of plain files, the same as in a mount that shows the step's tensors in that
- * form. It is made as DEST.incomplete and renamed when it is whole. */
+ * vckpt export: a step as a directory of plain files, the same as in a mount that shows the step's tensors in that form.
+ *
+ * It is made as DEST.incomplete and renamed when it is whole. Within, a file is written under another name and renamed
+ * when it is whole. So a file that has its name is whole, or a crash of the machine has hurt it; and an export that was
+ * interrupted is gone on with by the same command: files that are there and equal the step's, byte for byte, are kept
+ * (export_compare.c). The same holds for a DEST that is there and not empty, which is completed where it stands. Two
+ * exports do not write into one directory: each locks it. */
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
-#include "core/view/tree.h"
-#include "tools/vckpt/tool.h"
+#include "tools/vckpt/export.h"
 
 #define CACHE_BYTES (UINT64_C(64) << 20)
-
-struct export {
-	struct tool *t;
-	unsigned show; /* of the step's tensors: enum view_show */
-	struct load_step *step;
-	struct view_tree *tree;
-	struct load_cache *cache;
-	struct tool_progress progress;
-	uint64_t done, total, files;
-	struct base_error err;
-};
 
 struct sink {
 	int fd;
@@ -30,14 +24,30 @@ struct sink {
 	struct export *e;
 };
 
+void export_advance(struct export *e, size_t len)
+{
+	e->done += len;
+	tool_progress_update(&e->progress, e->done, e->total);
+}
+
+void export_tell(struct export *e, const char *what, const char *path)
+{
+	if (!e->t->verbose || e->t->json || e->t->quiet)
+		return;
+	tool_progress_clear(&e->progress);
+	printf("%-5s ", what);
+	path += strlen(e->dir) + 1;
+	tool_print_text(stdout, path, strlen(path));
+	putchar('\n');
+	fflush(stdout);
+}
+
 static int write_file(void *arg, const void *bytes, size_t len, struct base_error *err)
 {
 	struct sink *s = arg;
 	int r = tool_interrupt_check(err);
 
-	if (r < 0)
-		return r;
-	for (size_t done = 0; done < len;) {
+	for (size_t done = 0; r == 0 && done < len;) {
 		ssize_t n = write(s->fd, (const char *)bytes + done, len - done);
 
 		if (n < 0 && errno == EINTR)
@@ -46,44 +56,49 @@ static int write_file(void *arg, const void *bytes, size_t len, struct base_erro
 			return base_error_set(err, -errno, "%s: %s", s->path, strerror(errno));
 		done += (size_t)n;
 	}
-	s->e->done += len;
-	tool_progress_update(&s->e->progress, s->e->done, s->e->total);
-	return 0;
+	export_advance(s->e, len);
+	return r;
 }
 
-static int export_file(struct export *e, uint32_t node, const char *path)
+static int write_temporary(struct export *e, uint32_t node, const char *temporary)
 {
 	struct view_file *file;
-	struct sink sink = {open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), path, e};
+	struct sink sink = {open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), temporary, e};
 
 	if (sink.fd < 0)
-		return base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
+		return base_error_set(&e->err, -errno, "%s: %s", temporary, strerror(errno));
 	int r = view_file_open(e->tree, node, &file, &e->err);
 	if (r == 0) {
 		r = view_file_stream(file, e->cache, 0, 0, write_file, &sink, &e->err);
 		view_file_close(file);
 	}
 	if (close(sink.fd) < 0 && r == 0)
-		r = base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
-	e->files++;
+		r = base_error_set(&e->err, -errno, "%s: %s", temporary, strerror(errno));
 	return r;
 }
 
-static int export_node(struct export *e, uint32_t node, const char *path, bool count_only);
-
-static int export_children(struct export *e, const struct view_node *n, const char *path, bool count_only)
+static int each_below(struct export *e, uint32_t node, const char *path,
+	int (*f)(struct export *e, uint32_t node, const char *path))
 {
+	const struct view_node *n = view_tree_node(e->tree, node);
 	int r = 0;
 
+	if (n->kind != VIEW_DIRECTORY)
+		return f(e, node, path);
 	for (uint32_t i = 0; i < n->nchildren && r == 0; i++) {
 		const struct view_node *child = view_tree_node(e->tree, n->first_child + i);
 		base_cleanup_free char *sub = NULL;
 
 		if (asprintf(&sub, "%s/%s", path, child->name) < 0)
 			return base_error_set(&e->err, -ENOMEM, "out of memory");
-		r = export_node(e, n->first_child + i, sub, count_only);
+		r = each_below(e, n->first_child + i, sub, f);
 	}
 	return r;
+}
+
+int export_each(struct export *e, int (*f)(struct export *e, uint32_t node, const char *path))
+{
+	return each_below(e, 0, e->dir, f);
 }
 
 /* Directories are made only when a file goes into them. */
@@ -102,18 +117,33 @@ static int make_parents(struct export *e, const char *path)
 	return 0;
 }
 
-static int export_node(struct export *e, uint32_t node, const char *path, bool count_only)
+static int count_file(struct export *e, uint32_t node, const char *path)
 {
-	const struct view_node *n = view_tree_node(e->tree, node);
+	(void)path;
+	e->files++;
+	e->total += view_tree_node(e->tree, node)->size;
+	return 0;
+}
 
-	if (n->kind == VIEW_DIRECTORY)
-		return export_children(e, n, path, count_only);
-	if (count_only) {
-		e->total += n->size;
+static int export_file(struct export *e, uint32_t node, const char *path)
+{
+	base_cleanup_free char *temporary = NULL;
+	int r;
+
+	if (e->kept[node])
 		return 0;
-	}
-	int r = make_parents(e, path);
-	return r < 0 ? r : export_file(e, node, path);
+	if (asprintf(&temporary, "%s/" EXPORT_TEMPORARY, e->dir) < 0)
+		return base_error_set(&e->err, -ENOMEM, "out of memory");
+	r = make_parents(e, path);
+	if (r == 0)
+		r = write_temporary(e, node, temporary);
+	if (r == 0 && rename(temporary, path) < 0)
+		r = base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
+	if (r == 0)
+		export_tell(e, "wrote", path);
+	else
+		unlink(temporary);
+	return r;
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
@@ -124,77 +154,153 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 	return remove(path);
 }
 
+/* e->dir: DEST where a directory with something in it stands, else `partial`, made if it is not there. */
+static int choose_directory(struct export *e, const char *dest, const char *partial)
+{
+	struct stat st;
+
+	e->in_place = rmdir(dest) < 0 && errno != ENOENT;
+	if (e->in_place) {
+		int code = -errno;
+
+		if (stat(dest, &st) < 0 || !S_ISDIR(st.st_mode))
+			return base_error_set(&e->err, code, "%s: %s", dest, strerror(-code));
+	}
+	e->dir = strdup(e->in_place ? dest : partial);
+	if (!e->dir)
+		return base_error_set(&e->err, -ENOMEM, "out of memory");
+	e->made = !e->in_place && mkdir(partial, 0777) == 0;
+	if (!e->in_place && !e->made && errno != EEXIST)
+		return base_error_set(&e->err, -errno, "%s: %s", partial, strerror(errno));
+	if (e->in_place && access(partial, F_OK) == 0)
+		base_warning("%s is left by an export that was interrupted, and is not needed: %s is there", partial,
+			dest);
+	return 0;
+}
+
+/* The lock goes with the descriptor. 1: the directory has gone away meanwhile, for another export was done with it.
+ * Where locks are not supported there is none. */
+static int lock_directory(struct export *e, int *ret_fd)
+{
+	struct stat open_stat, named;
+
+	*ret_fd = open(e->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (*ret_fd < 0 && errno == ENOENT)
+		return 1;
+	if (*ret_fd < 0)
+		return base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
+	if (flock(*ret_fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export writes into it", e->dir);
+	if (fstat(*ret_fd, &open_stat) < 0)
+		return base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
+	return stat(e->dir, &named) < 0 || named.st_ino != open_stat.st_ino || named.st_dev != open_stat.st_dev;
+}
+
+static int fill_directory(struct export *e, const char *dest)
+{
+	int r;
+
+	e->kept = calloc(view_tree_count(e->tree), sizeof *e->kept);
+	if (!e->kept)
+		return base_error_set(&e->err, -ENOMEM, "out of memory");
+	export_each(e, count_file);
+	r = e->made ? 0 : export_compare(e);
+	if (r == 0)
+		r = export_each(e, export_file);
+	if (r == 0)
+		r = tool_interrupt_check(&e->err);
+	if (r == 0 && !e->in_place && rename(e->dir, dest) < 0)
+		r = base_error_set(&e->err, -errno, "%s: %s", dest, strerror(errno));
+	return r;
+}
+
 static int export_to(struct export *e, const char *dest)
 {
-	base_cleanup_free char *partial = NULL;
+	base_cleanup_free char *partial = NULL, *plain = NULL;
+	base_cleanup_close int lock = -1;
 	size_t len = strlen(dest);
+	int r;
 
 	while (len > 1 && dest[len - 1] == '/')
 		len--;
-	if (asprintf(&partial, "%.*s.incomplete", (int)len, dest) < 0)
+	if (asprintf(&plain, "%.*s", (int)len, dest) < 0 || asprintf(&partial, "%s.incomplete", plain) < 0)
 		return base_error_set(&e->err, -ENOMEM, "out of memory");
-	if (rmdir(dest) < 0 && errno != ENOENT)
-		return base_error_set(&e->err, -errno, "%s: %s", dest,
-			errno == ENOTEMPTY || errno == EEXIST ? "it is there and not empty" : strerror(errno));
-	if (mkdir(partial, 0777) < 0)
-		return base_error_set(&e->err, -errno, "%s: %s", partial,
-			errno == EEXIST ? "left by an export that did not end: remove it" : strerror(errno));
-	export_node(e, 0, partial, true);
-	int r = export_node(e, 0, partial, false);
+	r = choose_directory(e, plain, partial);
 	if (r == 0)
-		r = tool_interrupt_check(&e->err);
-	if (r == 0 && rename(partial, dest) < 0)
-		r = base_error_set(&e->err, -errno, "%s: %s", dest, strerror(errno));
+		r = lock_directory(e, &lock);
+	if (r > 0)
+		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export has just written it", plain);
 	if (r < 0)
-		nftw(partial, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-	if (r == -EINTR)
-		base_error_set(&e->err, r, "interrupted: nothing was exported, and %s was removed", partial);
+		return r;
+	r = fill_directory(e, plain);
+	if (r < 0 && e->made)
+		nftw(e->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+	if (r == -EINTR && e->made)
+		base_error_set(&e->err, r, "interrupted: nothing was exported, and %s was removed", e->dir);
+	else if (r == -EINTR)
+		base_error_set(&e->err, r, "interrupted: the files that are in %s stay; the same command goes on", e->dir);
 	return r;
 }
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
+	struct export *e = arg;
+
+	if (val == 'r')
+		e->replace = true;
 	if (val != 'f')
 		return 0;
 	int show = view_show_parse(value);
 
 	if (show < 0)
 		return tool_usage(t, "--format %s: safetensors, npy or both (npy,safetensors) are wanted", value);
-	((struct export *)arg)->show = (unsigned)show;
+	e->show = (unsigned)show;
 	return 0;
+}
+
+static int say(struct export *e, const char *dest)
+{
+	char bytes[32];
+
+	if (e->t->json)
+		return tool_print_json(json_pack("{s:s, s:I, s:I, s:I}", "destination", dest, "files",
+			(json_int_t)e->files, "bytes", (json_int_t)e->total, "kept", (json_int_t)e->nkept));
+	if (e->t->quiet)
+		return TOOL_DONE;
+	tool_format_bytes(e->total, bytes);
+	tool_print_text(stdout, dest, strlen(dest));
+	printf(": %" PRIu64 " %s, %s", e->files, base_plural(e->files, "file", "files"), bytes);
+	if (e->nkept)
+		printf("; %" PRIu64 " of them %s there already", e->nkept, base_plural(e->nkept, "was", "were"));
+	putchar('\n');
+	return TOOL_DONE;
 }
 
 static int export_step(struct export *e, const char *dest)
 {
-	struct tool *t = e->t;
-	char bytes[32];
-	int code = TOOL_DONE;
+	int r;
 
 	e->cache = load_cache_new(CACHE_BYTES);
-	if (!e->cache)
-		base_error_set(&e->err, -ENOMEM, "out of memory");
-	tool_interrupt_waits(t, "ended at once; DEST.incomplete holds what was written: remove it");
-	tool_progress_start(&e->progress, t->quiet, "export");
-	if (!e->cache || view_tree_build(e->step, e->show, &e->tree, &e->err) < 0 || export_to(e, dest) < 0) {
-		tool_progress_end(&e->progress);
-		code = tool_fail(t, &e->err);
-	} else {
-		tool_progress_end(&e->progress);
-		tool_format_bytes(e->done, bytes);
-		if (t->json)
-			code = tool_print_json(json_pack("{s:s, s:I, s:I}", "destination", dest, "files",
-				(json_int_t)e->files, "bytes", (json_int_t)e->done));
-		else if (!t->quiet)
-			printf("%s: %" PRIu64 " files, %s\n", dest, e->files, bytes);
-	}
+	r = e->cache ? view_tree_build(e->step, e->show, &e->tree, &e->err)
+		: base_error_set(&e->err, -ENOMEM, "out of memory");
+	if (e->cache)
+		load_cache_quiet(e->cache);
+	tool_interrupt_waits(e->t, "ended at once; the same command goes on with what was written");
+	tool_progress_start(&e->progress, e->t->quiet, "export");
+	if (r == 0)
+		r = export_to(e, dest);
+	tool_progress_end(&e->progress);
 	view_tree_unref(e->tree);
 	load_cache_free(e->cache);
-	return code;
+	free(e->kept);
+	free(e->dir);
+	return r < 0 ? tool_fail(e->t, &e->err) : say(e, dest);
 }
 
 static int export_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"format", required_argument, NULL, 'f'}, {0}};
+	static const struct option options[] = {{"format", required_argument, NULL, 'f'},
+		{"replace", no_argument, NULL, 'r'}, {0}};
 	const struct store_list_step *entry;
 	struct export e = {.t = t, .show = VIEW_SHOW_SAFETENSORS};
 	struct tool_target target;
@@ -224,10 +330,15 @@ static int export_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_export = {"export", "write a step as plain files",
-	"usage: vckpt export STORE RUN/STEP DEST [--format safetensors|npy] [--json] [-q] [-v]\n\n"
-	"Writes a step into DEST, a directory that does not exist yet or is empty, its files named as in the\n"
-	"mount: a .safetensors for each component (or, with --format npy, a .npy for each tensor), the blobs,\n"
-	"and manifest.json, which says what is there. Each tensor is written once, so DEST is as large as the\n"
-	"step (vckpt ls shows its size). Tensors that a .safetensors cannot hold come as .npy. DEST appears\n"
-	"only when it is whole. vckpt import takes it as a SOURCE and gives the same step.\n",
+	"usage: vckpt export STORE RUN/STEP DEST [--format safetensors|npy] [--replace] [--json] [-q] [-v]\n\n"
+	"Writes a step into DEST, its files named as in the mount: a .safetensors for each component (or, with\n"
+	"--format npy, a .npy for each tensor), the blobs, and manifest.json, which says what is there. Each\n"
+	"tensor is written once, so DEST is as large as the step (vckpt ls shows its size). Tensors that a\n"
+	".safetensors cannot hold come as .npy. vckpt import takes DEST as a SOURCE and gives the same step.\n"
+	"DEST appears only when it is whole; until then it is DEST.incomplete. After an interruption the same\n"
+	"command goes on: files that are there and equal the step's are kept. Anything else that is there is\n"
+	"named, and nothing is written.\n\n"
+	"  --format npy        a file for each tensor\n"
+	"  --replace           write over files that are there with other content; leave what the step does not have\n"
+	"  -v                  name each file as it is written or kept\n",
 	export_run};

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An export that was interrupted goes on; what is there and not the step's is named, and never written over unasked."""
+import fcntl
+import os
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def filled(vckpt, store, tmp_path):
+    """run/1 and run/2: one tensor that differs, two blobs that do not. {step: {path: bytes}}"""
+    source, want = tmp_path / "in", {}
+    (source / "sub").mkdir(parents=True)
+    (source / "config.json").write_text('{"a": 1}')
+    (source / "sub" / "big.bin").write_bytes(os.urandom(300_000))
+    for step in (1, 2):
+        np.save(tmp_path / "w.npy", np.arange(step, 90000 + step, dtype="f4"))
+        vckpt("import", store, f"run/{step}", tmp_path / "w.npy", source)
+        vckpt("export", store, f"run/{step}", tmp_path / "first")
+        want[step] = files(tmp_path / "first")
+        subprocess.run(["rm", "-r", tmp_path / "first"], check=True)
+    assert set(want[1]) == {"config.json", "sub/big.bin", "model.safetensors"} and want[1] != want[2]
+    return store, want
+
+
+def files(path):
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def interposed(vckpt, build, store, words, *args):
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={store},reads=1,{words}", LD_PRELOAD=f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip(),
+               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    return subprocess.run([vckpt.path, *map(str, args)], capture_output=True, text=True, env=env, timeout=120)
+
+
+def test_a_killed_export_goes_on(vckpt, build, filled, tmp_path):
+    """Killed at calls that read the store, then repeated: nothing stands under DEST before, and whole files stay."""
+    store, want = filled
+    assert interposed(vckpt, build, store, f"list={tmp_path}/calls", "export", store, "run/1", tmp_path / "whole").returncode == 0
+    calls = len((tmp_path / "calls").read_text().splitlines())
+    kept = set()
+    for at in range(calls, 0, -max(1, calls // 12)):
+        dest, partial = tmp_path / f"out{at}", tmp_path / f"out{at}.incomplete"
+        killed = interposed(vckpt, build, store, f"do=kill,at={at}", "export", store, "run/1", dest)
+        if killed.returncode == 0:                                          # it came to do with fewer calls
+            assert files(dest) == want[1]
+            continue
+        assert killed.returncode == -9 and not dest.exists(), (at, killed)
+        there = files(partial) if partial.exists() else {}
+        there.pop(".vckpt-export.incomplete", None)
+        assert there.items() <= want[1].items(), at
+        again = vckpt.json("export", store, "run/1", dest)
+        assert again == {"destination": str(dest), "files": 3, "bytes": sum(map(len, want[1].values())), "kept": len(there)}
+        assert files(dest) == want[1] and not partial.exists()
+        kept.add(len(there))
+    assert max(kept) > 0                                                    # some were killed in the middle
+
+
+def test_the_file_under_way_is_begun_again(vckpt, filled, tmp_path):
+    store, want = filled
+    partial = tmp_path / "out.incomplete"
+    partial.mkdir()
+    (partial / ".vckpt-export.incomplete").write_text("half")
+    (partial / "config.json").write_bytes(want[1]["config.json"])
+    assert vckpt.json("export", store, "run/1", tmp_path / "out")["kept"] == 1 and files(tmp_path / "out") == want[1]
+
+
+def test_a_repeated_export_keeps_what_is_there(vckpt, filled, tmp_path):
+    store, want = filled
+    out = tmp_path / "out"
+    vckpt("export", store, "run/1", out)
+    before = (out / "sub/big.bin").stat()
+    (out / "config.json").unlink()
+    done = vckpt("export", store, "run/1", out, "-v")
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"{out}: 3 files, 649 KiB; 2 of them were there already" and set(lines[:-1]) == {"kept  sub/big.bin", "kept  model.safetensors", "wrote config.json"}
+    after = (out / "sub/big.bin").stat()
+    assert files(out) == want[1] and (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert vckpt("export", store, "run/1", out, "-q").stdout == ""
+
+
+def refused(vckpt, store, step, out, names):
+    before = files(out)
+    done = vckpt("export", store, f"run/{step}", out, check=False)
+    assert (done.returncode, done.stdout) == (1, "") and f"{out} holds files that are not those of run/{step}: {names}; nothing was written (--replace " in done.stderr, done
+    assert files(out) == before
+
+
+def test_a_file_of_other_origin(vckpt, filled, tmp_path):
+    store, want = filled
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text('{"a": 2}')                            # as long as the step's
+    refused(vckpt, store, 1, out, "config.json (other content)")
+    (out / "notes.txt").write_text("mine")
+    refused(vckpt, store, 1, out, "config.json (other content), notes.txt (not in the step)")
+    vckpt("export", store, "run/1", out, "--replace")
+    assert files(out) == {**want[1], "notes.txt": b"mine"}
+    for name in "abcd":
+        (out / name).write_text("")
+    refused(vckpt, store, 1, out, "a (not in the step), b (not in the step), c (not in the step) and 2 more")
+
+
+def test_links_are_not_followed(vckpt, filled, tmp_path):
+    store, want = filled
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    out.mkdir()
+    mine.write_bytes(want[1]["config.json"])
+    (out / "config.json").symlink_to(mine)
+    done = vckpt("export", store, "run/1", out, check=False)
+    assert done.returncode == 1 and "config.json (not a plain file)" in done.stderr
+    mine.write_text("other")
+    vckpt("export", store, "run/1", out, "--replace")
+    assert mine.read_text() == "other" and not (out / "config.json").is_symlink() and files(out) == want[1]
+
+
+def test_another_step(vckpt, filled, tmp_path):
+    store, want = filled
+    out = tmp_path / "out"
+    vckpt("export", store, "run/1", out)
+    refused(vckpt, store, 2, out, "model.safetensors (other content)")
+    out.rename(tmp_path / "out.incomplete")                                 # as if its export had been interrupted
+    done = vckpt("export", store, "run/2", out, check=False)
+    assert done.returncode == 1 and f"{out}.incomplete holds files that are not those of run/2: model.safetensors (other content)" in done.stderr
+    assert files(tmp_path / "out.incomplete") == want[1] and not out.exists()
+    assert vckpt.json("export", store, "run/2", out, "--replace")["kept"] == 2 and files(out) == want[2]
+    vckpt("export", store, "run/2", out, "--format", "npy", "--replace")
+    assert set(files(out)) == {*want[2], "model/w.npy"}
+
+
+def test_a_file_where_the_directory_should_be(vckpt, filled, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    done = vckpt("export", filled[0], "run/1", tmp_path / "out", check=False)
+    assert done.returncode == 1 and f"{tmp_path}/out: Not a directory" in done.stderr and (tmp_path / "out").read_text() == "mine"
+
+
+def test_one_export_at_a_time(vckpt, filled, tmp_path):
+    store, want = filled
+    (tmp_path / "out.incomplete").mkdir()
+    lock = os.open(tmp_path / "out.incomplete", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = vckpt("export", store, "run/1", tmp_path / "out", check=False)
+        assert done.returncode == 1 and "out.incomplete: another vckpt export writes into it" in done.stderr
+    finally:
+        os.close(lock)
+    vckpt("export", store, "run/1", f"{tmp_path}/out/")
+    assert files(tmp_path / "out") == want[1]
+
+
+def test_damage_is_told_once(vckpt, filled, tmp_path):
+    store, _ = filled
+    for pack in store.glob("packs/*/*-model.pack"):
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 0x55
+        pack.write_bytes(data)
+    for command in (["cat", store, "run/1/model/w"], ["export", store, "run/1", tmp_path / "out"]):
+        done = vckpt(*command, check=False, text=False)
+        said = done.stderr.decode()
+        assert done.returncode == 3 and re.fullmatch(rf"vckpt {command[0]}: run/1: tensor model/w: [^\n]+\n", said), said
+    assert not list(tmp_path.glob("out*"))
