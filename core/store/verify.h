@@ -32,6 +32,9 @@ struct store_verify_options {
 	 * touches no visible step gives one call. Calls are serialised. */
 	void (*damage)(void *arg, const struct store_damage *d);
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
+	/* A pack was read to its end, damaged or not; only where the whole store is verified. May be NULL; calls are
+	 * serialised, also with those of damage and progress. */
+	void (*pack)(void *arg, const char *file, uint64_t bytes);
 	void *arg;
 	/* Checks view headers, which this layer does not know (view_header_check). NULL: only their bytes are checked.
 	 * Called from any thread. */

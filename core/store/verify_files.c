@@ -136,6 +136,10 @@ static void check_pack(struct verify *v, const struct store_file *file)
 		on_damage(&j, 0, 0, NULL, base_error_name(r));
 	keep_pack(v, j.pack);
 	store_pack_close(p);
+	pthread_mutex_lock(&v->lock);
+	if (v->o->pack)
+		v->o->pack(v->o->arg, file->name, file->size);
+	pthread_mutex_unlock(&v->lock);
 }
 
 /* ---- records ---- */

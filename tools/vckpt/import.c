@@ -308,6 +308,40 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 	return TOOL_DONE;
 }
 
+/* -v: what comes from where, before it is read. Tensors of one file stand together. */
+static void say_sources(const struct import_plan *p)
+{
+	char size[32];
+
+	for (size_t i = 0, first; i < p->ntensors;) {
+		uint64_t bytes = 0;
+
+		for (first = i; i < p->ntensors && p->tensors[i].file == p->tensors[first].file; i++)
+			bytes += p->tensors[i].bytes;
+		tool_format_bytes(bytes, size);
+		tool_print_text(stdout, p->tensors[first].file->path, strlen(p->tensors[first].file->path));
+		printf(": %zu %s, %s\n", i - first, base_plural(i - first, "tensor", "tensors"), size);
+	}
+	for (size_t i = 0; i < p->nblobs; i++) {
+		tool_format_bytes((uint64_t)p->blobs[i].file->stat.st_size, size);
+		tool_print_text(stdout, p->blobs[i].file->path, strlen(p->blobs[i].file->path));
+		printf(": blob, %s\n", size);
+	}
+	fflush(stdout);
+}
+
+static void say_shared(const struct save_result *r)
+{
+	printf("shared: %" PRIu64 " %s with other steps, %" PRIu64 " %s within this one\n", r->pieces_reused,
+		base_plural(r->pieces_reused, "piece", "pieces"), r->pieces_duplicate,
+		base_plural(r->pieces_duplicate, "piece", "pieces"));
+}
+
+static bool says_more(const struct tool *t)
+{
+	return t->verbose && !t->json && !t->quiet;
+}
+
 static int save(struct tool *t, struct import *in, struct store *s, struct save_result *ret_r)
 {
 	struct save_writer *w = NULL;
@@ -352,6 +386,8 @@ static int import_run(struct tool *t, int argc, char **argv)
 	}
 	if (code == 0)
 		code = tool_open_store(t, 0, &s);
+	if (code == 0 && says_more(t))
+		say_sources(&in.plan);
 	if (code == 0 && save(t, &in, s, &result) < 0) {
 		size_t len = strlen(in.err.text);
 
@@ -367,6 +403,8 @@ static int import_run(struct tool *t, int argc, char **argv)
 				"again)",
 				s->path);
 		code = report(t, &in, &result);
+		if (code == 0 && says_more(t))
+			say_shared(&result);
 		if (tool_interrupted())
 			fputs("vckpt import: interrupted when the step was already imported\n", stderr);
 	}
@@ -397,5 +435,6 @@ const struct tool_command tool_import = {"import",
 	"  --keep-pickles      store pickled files as they are (they are never opened); by default they are left out\n"
 	"  --threads N         threads to work with; by default all cores\n"
 	"  --no-index          do not look for equal content in other steps\n"
-	"  --json -q -v        print JSON; print nothing but errors; say more\n",
+	"  --json -q -v        print JSON; print nothing but errors; name the files, count\n"
+	"                      what is shared\n",
 	import_run};

@@ -3,6 +3,7 @@
 #include "core/view/safetensors.h"
 
 #include <inttypes.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "tools/vckpt/tool.h"
@@ -71,6 +72,22 @@ static void progress(void *arg, uint64_t done, uint64_t total)
 	tool_progress_update(&v->progress, done, total);
 }
 
+/* -v */
+static void pack_read(void *arg, const char *file, uint64_t bytes)
+{
+	struct verify *v = arg;
+	char size[32];
+
+	if (!v->t->verbose || v->t->json || v->t->quiet)
+		return;
+	tool_progress_clear(&v->progress);
+	tool_format_bytes(bytes, size);
+	fputs("read: ", stdout);
+	tool_print_text(stdout, file, strlen(file));
+	printf(" %s\n", size);
+	fflush(stdout);
+}
+
 static json_t *result_json(const struct verify *v, const struct store_verify_result *r)
 {
 	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O}", "files", (json_int_t)r->files, "objects",
@@ -132,7 +149,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	static const struct option own[] = {{"no-notes", no_argument, NULL, 'n'}, {0}};
 	struct verify v = {.t = t};
 	struct store_verify_options options = {
-		.step = PROTO_NONE, .note = true, .damage = damage, .progress = progress, .arg = &v,
+		.step = PROTO_NONE, .note = true, .damage = damage, .progress = progress, .pack = pack_read, .arg = &v,
 		.header = view_header_check};
 	struct store_verify_result result = {0};
 	struct tool_target target = {0};
@@ -181,5 +198,6 @@ const struct tool_command tool_verify = {"verify", "re-hash everything and list 
 	"vckpt mend --dry-run says what can be restored. What a newer vckpt wrote is listed apart; it is no\n"
 	"damage, and without damage the exit code is then 4. Damage of packs is noted in the store, so that\n"
 	"later saves store anew what they would have shared with it.\n\n"
-	"  --no-notes          write no notes of damage: nothing in the store changes\n",
+	"  --no-notes          write no notes of damage: nothing in the store changes\n"
+	"  -v                  name each pack of the store when it has been read\n",
 	verify_run};
