@@ -11,9 +11,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def block(heading, page="README.md"):
+def block(heading, page="README.md", language=""):
     text = (ROOT / page).read_text()
-    found = re.search(rf"^#+ {re.escape(heading)}\n.*?^```[a-z]*\n(.*?)^```$", text, re.M | re.S)
+    found = re.search(rf"^#+ {re.escape(heading)}\n.*?^```{language}\n(.*?)^```$", text, re.M | re.S)
     if not found:
         raise SystemExit(f"{page}: no block under a heading \"{heading}\"")
     return found[1]

@@ -22,7 +22,7 @@ def filled(vckpt, store, tmp_path):
         vckpt("export", store, f"run/{step}", tmp_path / "first")
         want[step] = files(tmp_path / "first")
         subprocess.run(["rm", "-r", tmp_path / "first"], check=True)
-    assert set(want[1]) == {"config.json", "sub/big.bin", "model.safetensors"} and want[1] != want[2]
+    assert set(want[1]) == {"config.json", "sub/big.bin", "model.safetensors", "manifest.json"} and want[1] != want[2]
     return store, want
 
 
@@ -53,7 +53,7 @@ def test_a_killed_export_goes_on(vckpt, build, filled, tmp_path):
         there.pop(".vckpt-export.incomplete", None)
         assert there.items() <= want[1].items(), at
         again = vckpt.json("export", store, "run/1", dest)
-        assert again == {"destination": str(dest), "files": 3, "bytes": sum(map(len, want[1].values())), "kept": len(there)}
+        assert again == {"destination": str(dest), "files": 4, "bytes": sum(map(len, want[1].values())), "kept": len(there)}
         assert files(dest) == want[1] and not partial.exists()
         kept.add(len(there))
     assert max(kept) > 0                                                    # some were killed in the middle
@@ -76,7 +76,7 @@ def test_a_repeated_export_keeps_what_is_there(vckpt, filled, tmp_path):
     (out / "config.json").unlink()
     done = vckpt("export", store, "run/1", out, "-v")
     lines = done.stdout.splitlines()
-    assert lines[-1] == f"{out}: 3 files, 649 KiB; 2 of them were there already" and set(lines[:-1]) == {"kept  sub/big.bin", "kept  model.safetensors", "wrote config.json"}
+    assert lines[-1] == f"{out}: 4 files, 649 KiB; 3 of them were there already" and set(lines[:-1]) == {"kept  sub/big.bin", "kept  model.safetensors", "kept  manifest.json", "wrote config.json"}
     after = (out / "sub/big.bin").stat()
     assert files(out) == want[1] and (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert vckpt("export", store, "run/1", out, "-q").stdout == ""
@@ -121,10 +121,10 @@ def test_another_step(vckpt, filled, tmp_path):
     store, want = filled
     out = tmp_path / "out"
     vckpt("export", store, "run/1", out)
-    refused(vckpt, store, 2, out, "model.safetensors (other content)")
+    refused(vckpt, store, 2, out, "manifest.json (other content), model.safetensors (other content)")
     out.rename(tmp_path / "out.incomplete")                                 # as if its export had been interrupted
     done = vckpt("export", store, "run/2", out, check=False)
-    assert done.returncode == 1 and f"{out}.incomplete holds files that are not those of run/2: model.safetensors (other content)" in done.stderr
+    assert done.returncode == 1 and f"{out}.incomplete holds files that are not those of run/2: manifest.json (other content), model.safetensors (other content)" in done.stderr
     assert files(tmp_path / "out.incomplete") == want[1] and not out.exists()
     assert vckpt.json("export", store, "run/2", out, "--replace")["kept"] == 2 and files(out) == want[2]
     vckpt("export", store, "run/2", out, "--format", "npy", "--replace")

@@ -84,8 +84,8 @@ def test_what_is_removed(vckpt, store, left, words, rest):
 
 def test_what_is_said(vckpt, store):
     space = "gives the space back: it marks what nothing else needs, and a later one deletes it after 24 h (--grace 0: at once)\n"
-    assert vckpt("rm", store, "a/5", "-n").stdout == "a/step-00000005 would be removed, 4.0 kB\n1 of 1 steps would be removed; nothing was changed\n"
-    assert vckpt("rm", store, "b/2", "a/5").stdout == f"a/step-00000005 removed, 4.0 kB\nb/step-00000002 removed, 4.0 kB\nvckpt gc {store} {space}"
+    assert vckpt("rm", store, "a/5", "-n").stdout == "a/step-00000005 would be removed, 3.9 KiB\n1 of 1 steps would be removed; nothing was changed\n"
+    assert vckpt("rm", store, "b/2", "a/5").stdout == f"a/step-00000005 removed, 3.9 KiB\nb/step-00000002 removed, 3.9 KiB\nvckpt gc {store} {space}"
     assert vckpt("rm", store, "a/5", "--missing-ok").stdout == "nothing to remove\n"
     assert vckpt("rm", store, "a/0", "-q").stdout == ""
     marked = vckpt("gc", store).stdout
@@ -132,9 +132,9 @@ def test_help_removes_nothing(vckpt, store, left):
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["a/latest"], "a/latest is step 20, 4.0 kB"),
-    (["a"], "run a: 5 steps from 0 to 20, 20.0 kB"),
-    (["b/1", "a", "--keep-last", "3"], "run a: 2 steps from 0 to 5, 8.0 kB"),
+    (["a/latest"], "a/latest is step 20, 3.9 KiB"),
+    (["a"], "run a: 5 steps from 0 to 20, 20 KiB"),
+    (["b/1", "a", "--keep-last", "3"], "run a: 2 steps from 0 to 5, 7.8 KiB"),
 ])
 def test_a_question(vckpt, store, left, words, sentence):
     done = vckpt("rm", store, *words, check=False, input="y\n")
@@ -161,7 +161,7 @@ def test_a_part_that_fails(vckpt, store, left):
     entry.write_bytes(b"x" * entry.stat().st_size)
     done = vckpt("rm", store, "a/5", "b/2", "a/10", check=False)
     assert done.returncode == 3 and left() == [0, 12, 20]
-    assert done.stdout.startswith("a/step-00000005 removed, 4.0 kB\na/step-00000010 removed, 4.0 kB\nvckpt gc ")
+    assert done.stdout.startswith("a/step-00000005 removed, 3.9 KiB\na/step-00000010 removed, 3.9 KiB\nvckpt gc ")
     lines = done.stderr.splitlines()
     assert lines[-1] == "vckpt rm: 2 of 3 steps were removed" and lines[-2].startswith("vckpt rm: run b: 1 "), done.stderr
     done = vckpt("rm", store, "a/12", "b/2", "--json", check=False)

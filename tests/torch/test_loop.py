@@ -10,8 +10,9 @@ import pytest
 
 from gloo_pool import ROOT
 
-sys.path.insert(0, str(ROOT / "tools/python"))
+sys.path[:0] = [str(ROOT / "tools/python"), str(ROOT / "tests")]
 import vckpt                                            # noqa: E402
+from readme import block                                # noqa: E402
 
 PAGE = "docs/training.md", "A loop that can be started again"
 STEPS = list(range(10, 101, 10))
@@ -27,17 +28,10 @@ builtins.print = killing
 """
 
 
-def first_block(page, heading):
-    """The first block of Python below a heading of a page."""
-    text = (ROOT / page).read_text()
-    section = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", re.sub(r"^(```.*?^```)", lambda m: m[0].replace("\n#", "\n\0#"), text, flags=re.M | re.S), re.M | re.S)
-    return re.search(r"^```python\n(.*?)^```", section[2], re.M | re.S)[1].replace("\0#", "#")
-
-
 class Program:
     def __init__(self, folder):
         self.folder, self.script = folder, folder / "train.py"
-        self.script.write_text(first_block(*PAGE))
+        self.script.write_text(block(PAGE[1], PAGE[0], "python"))
 
     def __call__(self, run, processes, kill_at=None):
         """[(step, loss)] as they were printed."""

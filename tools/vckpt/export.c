@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt export: a step as a directory of plain files, the same as in a mount that shows the step's tensors in that form.
+ * vckpt export: a step as a directory of plain files, the same as in a mount that shows the step's tensors in that
+ * form.
  *
  * It is made as DEST.incomplete and renamed when it is whole. Within, a file is written under another name and renamed
  * when it is whole. So a file that has its name is whole, or a crash of the machine has hurt it; and an export that was
@@ -238,7 +239,8 @@ static int export_to(struct export *e, const char *dest)
 	if (r == -EINTR && e->made)
 		base_error_set(&e->err, r, "interrupted: nothing was exported, and %s was removed", e->dir);
 	else if (r == -EINTR)
-		base_error_set(&e->err, r, "interrupted: the files that are in %s stay; the same command goes on", e->dir);
+		base_error_set(&e->err, r, "interrupted: the files that are in %s stay; the same command goes on",
+			e->dir);
 	return r;
 }
 
