@@ -188,6 +188,8 @@ def test_generators_and_what_is_per_rank(run, save, capfd):
     found = vckpt.load(run, {"rng": vckpt.rng_state(), "loader": {"at": 0, "queue": queue, "names": []}}, **ALONE)
     assert found.rng and np.array_equal(np.random.random(3), wanted)
     assert found.values == {"loader": {"at": 0, "queue": queue, "names": ["x"]}} and queue.tolist() == [0, 0]
+    assert not vckpt.load(run, {"rng": vckpt.rng_state()}, rank=0, world=2).rng
+    assert capfd.readouterr().err.endswith("were left as they are: 1 rank saved them, this job has 2\n")
     save(2, 2, lambda rank: {"rng": vckpt.RngState({"rank": rank}), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank)}, "all": {"n": 1}},
          per_rank="loader")
     queue = np.zeros(3, int)

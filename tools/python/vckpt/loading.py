@@ -223,7 +223,8 @@ class _Plan:
                 states.set_rng_state(saved)
             return True
         if self.rng and self.rank == 0:
-            why = f"{self.step.world} ranks saved them, this job has {self.world}" if self.step.world != self.world else "the step does not have them"
+            ranks = "1 rank" if self.step.world == 1 else f"{self.step.world} ranks"
+            why = f"{ranks} saved them, this job has {self.world}" if self.step.world != self.world else "the step does not have them"
             print(f"vckpt: {self.path}: the random number generators were left as they are: {why}", file=sys.stderr, flush=True)
         return False
 
