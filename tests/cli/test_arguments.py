@@ -47,6 +47,7 @@ def test_help_groups_the_commands(vckpt, help_of):
         assert text.startswith(f"usage: vckpt {name} ") and len(re.findall(rf"^  {name} +\w", said, re.M)) == 1
         assert vckpt("help", name).stdout == text
     assert vckpt("help").stdout == vckpt("-h").stdout == said
+    assert "-o OPTION,..." in help_of["mount"] and "views=safetensors" in help_of["mount"]
 
 
 def test_version(vckpt):

@@ -98,6 +98,7 @@ const struct tool_command tool_mount = {"mount", "show a store as files",
 	"mount.vckpt STORE MOUNTPOINT: mount.vckpt(8) says what the files are, and all options. The command ends\n"
 	"when the mount answers, with a daemon in the background; vckpt umount MOUNTPOINT ends the mount.\n\n"
 	"  -f, --foreground    stay in the foreground, until the mount ends\n"
-	"  -o OPTION,...       options of the mount: allow_other, uid=N, gid=N, umask=OCTAL, cache=SIZE, ...\n"
+	"  -o OPTION,...       options of the mount: views=npy or views=safetensors (each tensor once),\n"
+	"                      allow_other, uid=N, gid=N, umask=OCTAL, cache=SIZE, ...\n"
 	"  --fake              check everything, mount nothing\n",
 	mount_run};
