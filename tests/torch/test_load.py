@@ -106,6 +106,42 @@ def test_an_optimizer_that_does_not_fit(run):
     assert torch.equal(other.state[model[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]) and other.param_groups[0]["lr"] == 0.5
 
 
+def test_an_optimizer_of_a_model_that_has_grown(run):
+    """Groups in another order give nobody the other group's learning rate, also where not all parameters are in both; what the step lacks keeps
+    its state."""
+    def made(layers, order):
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in layers})
+        groups = {"weight": {"lr": 0.5}, "bias": {"lr": 0.1}}
+        optimizer = torch.optim.Adam([{"params": [getattr(part, kind) for part in model.values()], **groups[kind]} for kind in order])
+        sum(parameter.square().sum() for parameter in model.parameters()).backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+    small = made("ab", ["weight", "bias"])
+    vckpt.save(run, small, **PIN)
+    turned = made("abc", ["bias", "weight"])
+    with pytest.raises(vckpt.InvalidArgument, match="its groups have other parameters in the step than in the state"):
+        vckpt.load(run, turned, strict=False)
+    assert [group["lr"] for group in turned["optimizer"].param_groups] == [0.1, 0.5]
+    grown = made("abc", ["weight", "bias"])
+    kept = grown["optimizer"].state[grown["model"]["c"].weight]["exp_avg"].clone()
+    vckpt.load(run, grown, strict=False)
+    state = grown["optimizer"].state
+    assert torch.equal(state[grown["model"]["c"].weight]["exp_avg"], kept)
+    assert torch.equal(state[grown["model"]["b"].weight]["exp_avg"], small["optimizer"].state[small["model"]["b"].weight]["exp_avg"])
+
+
+def test_names_in_groups_stay_with_their_parameters(run):
+    try:
+        model = torch.nn.Linear(2, 3)
+        optimizer = torch.optim.SGD(model.named_parameters())
+    except TypeError:
+        pytest.skip("this torch's optimizers take no names")
+    vckpt.save(run, {"model": model, "optimizer": optimizer}, **PIN)
+    turned = torch.optim.SGD(reversed(list(model.named_parameters())), lr=0.5)
+    vckpt.load(run, {"model": model, "optimizer": turned})
+    assert turned.param_groups[0]["param_names"] == ["bias", "weight"] and turned.param_groups[0]["lr"] == 1e-3
+
+
 # ---- ranks ----
 
 def test_ranks_agree_on_the_newest_step(tmp_path):

@@ -365,8 +365,12 @@ class Restored:
                           "and what comes back in `values` to load_state_dict()")
         elif len(saved) != len(self.order):
             self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.order)} in the state"
-        elif not self.missing and not self.unexpected and len(self.trees) <= 2 and list(map(set, saved)) != list(map(set, self.order)):
+        elif any((set(names) & known) - self.saved_in_group(number) for number, names in enumerate(self.order)):
             self.wrong = "its groups have other parameters in the step than in the state"
+
+    def saved_in_group(self, number):
+        """Names of the parameters that a rank had in its group of that number."""
+        return {name for tree in self.trees for group in _by_group(tree["param_groups"])[number:number + 1] for name in group}
 
     def give(self, built):
         """built: (part of a tree, the parameter that it is of or None) -> the part with its tensors read."""
@@ -376,11 +380,14 @@ class Restored:
         for number, (name, parameter) in enumerate(zip([name for group in self.order for name in group], parameters)):
             if name in kept:
                 state[number] = built(kept[name], self.shards.get(id(parameter), parameter))
+            elif name in self.missing and self.optimizer.state.get(parameter):       # stays as it is
+                state[number] = self.optimizer.state[parameter]
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
         state.update((key, built(value)) for key, value in kept.items() if key not in known)    # keys of the program's own
         place = 0
-        for names, saved in zip(self.order, self.groups):
-            groups.append({**{key: built(value) for key, value in saved.items() if key != "params"}, "params": list(range(place, place + len(names)))})
+        for names, saved in zip(self.order, self.groups):       # param_names: the optimizer's own stay, as its parameters do
+            groups.append({**{key: built(value) for key, value in saved.items() if key not in ("params", "param_names")},
+                           "params": list(range(place, place + len(names)))})
             place += len(names)
         more = {key: built(value) for key, value in self.trees[0].items() if key not in ("state", "param_groups")}
         self.optimizer.load_state_dict({**more, "state": state, "param_groups": groups})
