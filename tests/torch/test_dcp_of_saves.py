@@ -97,3 +97,9 @@ def test_what_has_no_key(run):
                             ({"a": {"none": 0}}, r"Missing key.*a\.none"), ({"rng": {"python": 0}}, r"Missing key.*rng\.python")]:
         with pytest.raises(dcp.api.CheckpointException, match=sentence):
             dcp.load(asked, storage_reader=StorageReader(run))
+
+
+def test_two_tensors_of_one_key(run):
+    vckpt.save(run, {"model": {"x.w": torch.ones(2)}, "model.x": {"w": torch.zeros(2)}}, **PIN)
+    with pytest.raises(dcp.api.CheckpointException, match=r"model/x\.w and model\.x/w have the same key here, model\.x\.w"):
+        dcp.load({"model": {"x": {"w": torch.ones(2)}}}, storage_reader=StorageReader(run))

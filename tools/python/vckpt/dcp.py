@@ -472,6 +472,9 @@ def _of_step(step):
         if info.dtype not in types:
             raise _lib.InvalidArgument(errno.EINVAL, f"{info.component}/{info.name}: this torch has no type {info.dtype}")
         key, dtype = f"{info.component}.{info.name}", types[info.dtype]
+        if key in kept:         # components have dots in their names, too: whose values would it be?
+            raise _lib.InvalidArgument(errno.EINVAL, f"{kept[key].component}/{kept[key].name} and {info.component}/{info.name} have the same key here, {key}: "
+                                       "read the step by vckpt.load or vckpt.Step")
         keys[key] = dcp_state.whole(TensorProperties(dtype=dtype), info.shape)
         paths[key], kept[key] = (info.component, info.name), dcp_state.Kept(info.component, info.name, dtype)
     found = {key: one for key, one in dcp_state.plain_values(step).items() if key not in keys}
