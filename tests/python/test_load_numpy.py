@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt.load with numpy alone: what a save took is filled again, in place, by every rank its part; what does not fit is one error that
 changes nothing."""
+import argparse
+import dataclasses
 import pathlib
 import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -195,7 +198,7 @@ def test_generators_and_what_is_per_rank(run, save, capfd):
     queue = np.zeros(3, int)
     found = vckpt.load(run, {"loader": {"at": 0, "queue": queue}}, rank=1, world=2)
     assert found.values["loader"]["at"] == 10 and queue.tolist() == [1, 1, 1]
-    with pytest.raises(vckpt.Refused, match=r'state\["loader"\]\["queue"\]: it has the shape \[3\]'):
+    with pytest.raises(vckpt.InvalidArgument, match=r"loader/queue has the shape \[3\] in the step and \[4\] in the state"):
         vckpt.load(run, {"loader": {"queue": np.zeros(4, int)}}, rank=1, world=2)
     before = np.random.get_state()[1].tobytes()
     with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks loader/queue \(kept for each of 2 ranks, this job has 1\)"):
@@ -206,3 +209,55 @@ def test_generators_and_what_is_per_rank(run, save, capfd):
     found = vckpt.load(run, {"rng": vckpt.rng_state(), "all": {"n": 0}}, **ALONE)
     assert not found.rng and found.values == {"all": {"n": 1}} and np.random.get_state()[1].tobytes() == before
     assert capfd.readouterr().err == f"vckpt: {run}/2: the random number generators were left as they are: 2 ranks saved them, this job has 1\n"
+
+
+class Pair(NamedTuple):
+    count: int
+    w: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    name: str
+    w: Any
+
+
+def test_tensors_in_objects_of_classes(run):
+    """They are read wherever `values` has them: in records, in the classes of types=, in namespaces; a named tuple of the state is filled."""
+    saved = {"c": Kept("x", np.arange(3.0)), "p": Pair(1, np.ones(2)), "n": argparse.Namespace(w=np.ones(4))}
+    vckpt.save(run, {"all": saved}, **ALONE)
+    plain = vckpt.load(run, {"all": None}, **ALONE).values["all"]
+    assert plain["c"].w.tolist() == [0, 1, 2] and plain["p"].w.tolist() == [1, 1] and plain["n"].w.tolist() == [1] * 4
+    found = vckpt.load(run, {"all": None}, types=[Kept, Pair], **ALONE).values["all"]
+    assert type(found["c"]) is Kept and found["c"].name == "x" and found["c"].w.tolist() == [0, 1, 2]
+    assert type(found["p"]) is Pair and found["p"].count == 1 and found["p"].w.tolist() == [1, 1]
+    for types in [], [Pair]:
+        mine = Pair(0, np.zeros(2))
+        found = vckpt.load(run, {"all": {"c": None, "n": None, "p": mine}}, types=types, **ALONE).values["all"]
+        assert mine.w.tolist() == [1, 1] and found["p"] == (1, mine.w) and found["p"].w is mine.w
+
+
+def test_a_list_that_was_longer(run):
+    vckpt.save(run, {"m": [np.ones(2), 1, 2, 3]}, **ALONE)
+    w = np.zeros(2)
+    assert vckpt.load(run, {"m": [w, 0]}, **ALONE).values["m"][1:] == [1, 2, 3] and w.tolist() == [1, 1]
+
+
+def test_an_object_gets_the_type_that_was_saved(run):
+    """A mean that was a count of 0 at the start is not cut down to whole numbers."""
+    one, other = Counter(0), Counter(0)
+    one.seen = np.full(3, 0.75)
+    vckpt.save(run, {"count": one}, **ALONE)
+    vckpt.load(run, {"count": other}, **ALONE)
+    assert other.seen.tolist() == [0.75] * 3
+
+
+def test_what_cannot_be_filled_is_found_first(run, save):
+    save(1, 1, lambda rank: {"m": {"a": np.ones(2), "b": np.ones(3)}})
+    save(2, 1, lambda rank: {"m": {"a": np.ones(2), "b": np.ones(3)}}, per_rank=["m.b"])
+    fixed, a = np.zeros(3), np.zeros(2)
+    fixed.flags.writeable = False
+    for step, b, sentence in (1, fixed, "m/b of the state is read-only"), (2, fixed, "m/b of the state is read-only"), (2, np.zeros(4), "m/b has the shape"):
+        with pytest.raises(vckpt.InvalidArgument, match=sentence):
+            vckpt.load(run / str(step), {"m": {"a": a, "b": b}}, **ALONE)
+        assert not a.any()

@@ -34,6 +34,10 @@ def test_other_types_and_memory(run):
     assert torch.equal(to["w"], w) and torch.equal(to["half"], w.bfloat16())
     with pytest.raises(vckpt.Refused, match=r'state\["m"\]\["w"\]: a tensor on the meta device has no memory to be filled'):
         vckpt.load(run, {"m": {**to, "w": torch.zeros(6, 4, device="meta")}})
+    to["w"] = torch.zeros(6, 4)
+    with pytest.raises(vckpt.InvalidArgument, match="m/half of the state has items that share memory"):
+        vckpt.load(run, {"m": {**to, "half": torch.zeros(4).expand(6, 4)}})
+    assert not to["w"].any()
 
 
 class Extra(torch.nn.Linear):

@@ -5,18 +5,21 @@ A load has two halves. Planning walks through the state as a save would, beside 
 done for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so that such an error leaves the
 state as it was. Then all is done in the order of the state; the random number generators come last, because making objects may use random
 numbers. The boxes of tensors: loading_tensors.py."""
+import argparse
 import collections
 import copy
+import dataclasses
 import errno
 import sys
+import types as classes
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
 from . import _lib, components, meeting, meshes, paths, saver, state as states
-from .loading_tensors import Destination, assign
+from .loading_tensors import Destination, assign, refusal
 from .records import Record
-from .shard import Refused, Shard
+from .shard import Shard
 from .signatures import Path, State
 from .state import RngState, dotted, is_tensor
 from .step import Step
@@ -129,8 +132,9 @@ def _below(saved, key):
     """What stands under a key; of what other ranks have by themselves nothing is known."""
     if _is_nothing(saved):
         return saved
-    if isinstance(saved, dict):
-        return saved.get(key, ABSENT)
+    fields = saved if isinstance(saved, dict) else _fields(saved) if isinstance(key, str) else None
+    if fields is not None:
+        return fields.get(key, ABSENT)
     return saved[key] if isinstance(saved, (list, tuple)) and key < len(saved) else ABSENT
 
 
@@ -138,7 +142,27 @@ def _is_reference(saved):
     return isinstance(saved, Record) and saved.tag == "$tensor"
 
 
+def _is_named_tuple(value):
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _fields(saved):
+    """{name: part} of an object that values are read as (a record, or one of the classes of `types`), or None."""
+    if isinstance(saved, Record):
+        return dict(saved)
+    if _is_named_tuple(saved):
+        return saved._asdict()
+    if isinstance(saved, (classes.SimpleNamespace, argparse.Namespace)):
+        return vars(saved)
+    if dataclasses.is_dataclass(saved) and not isinstance(saved, type):
+        return {field.name: getattr(saved, field.name) for field in dataclasses.fields(saved) if hasattr(saved, field.name)}
+    return None
+
+
 def _parts(saved):
+    fields = _fields(saved)
+    if fields is not None:
+        return fields.values()
     if isinstance(saved, Mapping):
         return saved.values()
     return saved if isinstance(saved, (list, tuple, collections.deque)) else ()
@@ -157,6 +181,15 @@ def _with_parts(saved, make):
         result = copy.copy(saved)
         result.update((key, make(key, part)) for key, part in saved.items())
         return result
+    fields = _fields(saved)
+    if fields is not None:
+        made = {key: make(key, part) for key, part in fields.items()}
+        if _is_named_tuple(saved):
+            return type(saved)(**made)
+        result = copy.copy(saved)
+        for key, part in made.items():
+            object.__setattr__(result, key, part)       # frozen ones, too
+        return result
     parts = [make(number, part) for number, part in enumerate(saved)]
     return collections.deque(parts, saved.maxlen) if isinstance(saved, collections.deque) else type(saved)(parts)
 
@@ -164,7 +197,7 @@ def _with_parts(saved, make):
 def _fillable(value):
     """There is something in it that a load changes in place."""
     if isinstance(value, (Mapping, list, tuple)):
-        return any(map(_fillable, _parts(value)))
+        return any(map(_fillable, value.values() if isinstance(value, Mapping) else value))
     return is_tensor(value) or type(value) is RngState or _is_generator(value) or callable(getattr(value, "load_state_dict", None))
 
 
@@ -284,9 +317,14 @@ class _Plan:
         return lambda: None if _is_nothing(saved) else self.built(path[0], saved)
 
     def items(self, value, saved, path):
+        if _is_named_tuple(value):
+            made = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value._asdict().items()}
+            return lambda: type(value)(**{key: give() for key, give in made.items()})
         if isinstance(value, (list, tuple)):
             gives = [self.visit(item, _below(saved, number), (*path, number)) for number, item in enumerate(value)]
-            return lambda: [give() for give in gives] if isinstance(value, list) else tuple(give() for give in gives)
+            rest = saved[len(value):] if isinstance(saved, (list, tuple)) and not _names(saved[len(value):]) else ()
+            self.plain = self.plain or bool(rest)
+            return lambda: (list if isinstance(value, list) else tuple)([*(give() for give in gives), *rest])
         gives = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value.items()
                  if _fillable(item) or _below(saved, key) is not ABSENT}
         more = {key: item for key, item in saved.items() if key not in value and not _names(item)} if isinstance(saved, dict) else {}
@@ -296,9 +334,11 @@ class _Plan:
     def merged(self, current, saved, path):
         """What was saved of an object, for its load_state_dict(): tensors that it has now are filled, and given back to it."""
         self.asked |= _names(saved)
-        if _is_reference(saved) and is_tensor(current) and self.destination(current, path).shape == self.shape(path[0], saved):
-            self.tensor(current, saved, path)
-            return lambda: current
+        if _is_reference(saved) and is_tensor(current):
+            if self.is_alike(self.destination(current, path), path[0], saved):
+                self.tensor(current, saved, path)
+                return lambda: current
+            return lambda: self.built(path[0], saved, current)
         if _is_reference(saved) or not _names(saved):
             return lambda: self.built(path[0], saved)
         inner = {}
@@ -310,15 +350,16 @@ class _Plan:
     def destination(self, value, path):
         return Destination(path[0], dotted(path), path, value, self.mesh, self.rank, self.world)
 
-    def shape(self, component, saved):
+    def is_alike(self, to, component, saved):
+        """Of the saved dtype and shape: what an object kept as another type (a counter that became a mean) is not cut down to it."""
         found = self.step._tensors.get((component, saved["name"])) if "blob" not in saved else None
-        return found and found[2]
+        return found is not None and (to.row.dtype, to.shape) == (found[1], found[2])
 
     def tensor(self, value, saved, path):
         name = saved["name"] if _is_reference(saved) else dotted(path)
         self.asked.add(name)
         if _is_reference(saved) and "blob" in saved:
-            self.todo.append(lambda: self.take_own(value, saved, path))
+            self.take_own(value, saved, path)
             return
         found = self.step._tensors.get((path[0], name))
         if found is None:
@@ -327,6 +368,8 @@ class _Plan:
         to = self.destination(value, path)
         if to.shape != found[2] and not to.absent:
             self.wrong.append(f"{path[0]}/{name} has the shape {list(found[2])} in the step and {list(to.shape)} in the state")
+        elif to.refusal() and not to.absent:
+            self.wrong.append(f"{path[0]}/{name} of the state {to.refusal()}")
         elif not to.fits(found[1]):
             self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy turns into {to.memory.dtype} only with ml_dtypes: install that")
         elif not to.absent:
@@ -336,8 +379,11 @@ class _Plan:
         """A tensor that this rank kept by itself."""
         found = self.step._rank_array(saved, self.rank)
         if tuple(found.shape) != tuple(value.shape):
-            raise Refused(path, f"it has the shape {list(found.shape)} in {self.path} and {list(value.shape)} in the state")
-        assign(value, found, _lib.DTYPES.index(saved["dtype"]))
+            self.wrong.append(f"{path[0]}/{dotted(path)} has the shape {list(found.shape)} in the step and {list(value.shape)} in the state")
+        elif refusal(value):
+            self.wrong.append(f"{path[0]}/{dotted(path)} of the state {refusal(value)}")
+        else:
+            self.todo.append(lambda: assign(value, found, _lib.DTYPES.index(saved["dtype"])))
 
     def built(self, component, saved, like=None):
         """A part of a tree, its tensors read: whole, or cut as the parameter `like` is whose shape they have (a Shard: as that says)."""

@@ -5,7 +5,6 @@ entry that a save would make of it (shard.py, torch_state.py): so loading and sa
 Memory of the CPU that has the dtype of the step is read into as it is; any other by way of a copy, which converts as torch's and numpy's own
 assignments do."""
 import ctypes
-import errno
 
 import numpy as np
 
@@ -37,6 +36,9 @@ class Destination:
     def fits(self, dtype):
         """Can the memory take items of that dtype? Without ml_dtypes numpy knows no values of bf16."""
         return self.row.dtype == dtype or not (isinstance(self.memory, np.ndarray) and is_raw(numpy_dtype(dtype)))
+
+    def refusal(self):
+        return refusal(self.memory)
 
     def boxes(self):
         """[(pairs of offset and size, place of the first item, strides)] of the boxes in the local tensor, in items, row-major."""
@@ -83,13 +85,23 @@ def _row_major(sizes):
 def _direct(memory, whole):
     """(address, strides in bytes) of memory that can be read into, or None. whole: any strides will do, for it is one box."""
     if isinstance(memory, np.ndarray):
-        if not memory.flags.writeable:
-            raise _lib.InvalidArgument(errno.EINVAL, "an array of the state is read-only: nothing can be loaded into it")
         right = memory.dtype.isnative and (memory.flags.c_contiguous or (whole and all(n > 0 for n in memory.strides)))
         return (memory.__array_interface__["data"][0], memory.strides) if right else None
     if memory.device.type != "cpu" or memory.is_conj() or memory.is_neg() or not (memory.is_contiguous() or (whole and _apart(memory))):
         return None
     return memory.data_ptr(), [n * memory.element_size() for n in memory.stride()]
+
+
+def refusal(memory):
+    """Why nothing can be loaded into it, as the end of a sentence, or None."""
+    if isinstance(memory, np.ndarray):
+        return None if memory.flags.writeable else "is read-only: nothing can be loaded into it"
+    return _expanded(memory) and "has items that share memory, as expand() makes them: nothing can be loaded into it (clone() it)"
+
+
+def _expanded(memory):
+    import torch
+    return torch._debug_has_internal_overlap(memory) == 1 or None
 
 
 def _apart(memory):
