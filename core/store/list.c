@@ -918,26 +918,36 @@ static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_err
 	return n;
 }
 
-int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err)
+int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err)
 {
-	const struct store_list_step *seen;
 	struct store_list *l;
-	int64_t n;
-	int r;
+	int64_t n = store_list_open(s, run, false, &l, err);
 
-	r = store_list_open(s, run, false, &l, err);
-	if (r < 0)
-		return r;
-	seen = store_list_find(l, step);
-	if (!seen) {
-		store_list_close(l);
-		return base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
-	}
-	n = remove_seen(l, seen->entry, err);
+	if (n < 0)
+		return (int)n;
+	n = remove_seen(l, entry, err);
 	store_list_close(l);
 	if (n == -ESTALE)
 		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now",
 			run, (unsigned long long)step);
 	store_reserve_restore(s);
 	return n < 0 ? (int)n : 0;
+}
+
+int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err)
+{
+	const struct store_list_step *seen;
+	struct store_list *l;
+	uint64_t entry = 0;
+	int r = store_list_open(s, run, false, &l, err);
+
+	if (r < 0)
+		return r;
+	seen = store_list_find(l, step);
+	if (seen)
+		entry = seen->entry;
+	store_list_close(l);
+	if (!seen)
+		return base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
+	return store_entry_remove(s, run, step, entry, err);
 }

@@ -82,7 +82,10 @@ int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t 
 int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err);
 void store_runs_free(char **runs, size_t n);
 
-/* vckpt rm: removes the visible step (checks again that it is that entry). */
+/* vckpt rm: removes the step that this entry made. -ESTALE: it was removed or replaced since. */
+int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err);
+
+/* The same for the visible step, whatever its entry is. */
 int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err);
 
 #endif

@@ -25,6 +25,7 @@ def template(vckpt, tmp_path_factory):
 def store(template, tmp_path):
     """A store with the steps STEPS of run a, and 1 and 2 of run b."""
     shutil.copytree(template, tmp_path / "store")
+    np.save(tmp_path / "new.npy", np.arange(1, 1001, dtype="f4"))
     return tmp_path / "store"
 
 
@@ -151,6 +152,31 @@ def test_a_question(vckpt, store, left, words, sentence):
 
 def test_no_question_where_there_is_nothing_to_ask(vckpt, store, left):
     assert on_terminal(vckpt, b"", "rm", store, "a/5", "a/10..12")[0] == 0
+@pytest.mark.parametrize("options, sentence", [([], "a: step 20 was removed or replaced by somebody else just now"), (["--missing-ok"], "")])
+def test_a_step_replaced_during_the_question_stays(vckpt, store, left, options, sentence):
+    """What was shown is removed, not what stands under its number by then."""
+    ours, theirs = pty.openpty()
+    rm = subprocess.Popen([vckpt.path, "rm", store, "a", *options], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while not said.endswith(b"[y/N] "):
+        said += os.read(ours, 4096)
+    vckpt("import", store, "a/20", store.parent / "new.npy", "--replace", "-q")
+    os.write(ours, b"y\n")
+    out = rm.communicate(timeout=60)[0].decode()
+    said = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert rm.returncode == (1 if sentence else 0) and sentence in said and left() == [20], said
+    assert out.count(" removed, ") == 4
+
+
+def test_a_run_without_steps_is_there(vckpt, store):
+    """The second of two alike is no error with --missing-ok, for the run is known."""
+    vckpt("rm", store, "b", "--yes")
+    assert vckpt("rm", store, "b", "--yes", "--missing-ok").stdout == "nothing to remove\n"
+    assert "b has no step (" in vckpt("rm", store, "b", "--yes", check=False).stderr
+
+
     assert vckpt("rm", store, "a", "--keep-last", "2").stdout == "nothing to remove\n" and left() == [0, 20]
     assert vckpt("rm", store, "a/latest", "--dry-run").stdout.startswith("a/step-00000020 would be removed")
 

@@ -309,7 +309,7 @@ static void say_one(struct rm *rm, const struct victim *v)
 static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed, bool *ret_stuck)
 {
 	struct base_error err = {0};
-	int r = rm->dry_run ? 0 : store_step_remove(rm->store, v->run, v->step, &err);
+	int r = rm->dry_run ? 0 : store_entry_remove(rm->store, v->run, v->step, v->entry, &err);
 	bool gone = r == -ENOENT || r == -ESTALE; /* somebody else was faster */
 
 	*ret_stuck = r < 0 && !gone;
