@@ -98,7 +98,9 @@ def test_what_is_said(vckpt, store):
     (["a/5", "a/6"], "a has no step 6 (vckpt ls {store} a lists them)"),
     (["a/5", "c/1"], "c has no step 1 (vckpt ls {store} c lists them)"),
     (["a/5", "a/6..9"], "a has no step from 6 to 9 (vckpt ls {store} a lists them)"),
-    (["a/5", "c", "--yes"], "c has no step (vckpt ls {store} lists the runs)"),
+    (["a/5", "c", "--yes"], "there is no run c (vckpt ls {store} lists the runs)"),
+    (["a/5", "c", "--yes", "--missing-ok"], "there is no run c (vckpt ls {store} lists the runs)"),
+    (["a", "5", "--yes", "--missing-ok"], "there is no run 5 (vckpt ls {store} lists the runs); a step is RUN/STEP"),
     (["a/5", "c/latest", "--yes"], "c has no step (vckpt ls {store} lists the runs)"),
 ])
 def test_all_must_be_there(vckpt, store, left, words, sentence):
@@ -150,8 +152,6 @@ def test_a_question(vckpt, store, left, words, sentence):
     assert left() != STEPS
 
 
-def test_no_question_where_there_is_nothing_to_ask(vckpt, store, left):
-    assert on_terminal(vckpt, b"", "rm", store, "a/5", "a/10..12")[0] == 0
 @pytest.mark.parametrize("options, sentence", [([], "a: step 20 was removed or replaced by somebody else just now"), (["--missing-ok"], "")])
 def test_a_step_replaced_during_the_question_stays(vckpt, store, left, options, sentence):
     """What was shown is removed, not what stands under its number by then."""
@@ -177,6 +177,8 @@ def test_a_run_without_steps_is_there(vckpt, store):
     assert "b has no step (" in vckpt("rm", store, "b", "--yes", check=False).stderr
 
 
+def test_no_question_where_there_is_nothing_to_ask(vckpt, store, left):
+    assert on_terminal(vckpt, b"", "rm", store, "a/5", "a/10..12")[0] == 0
     assert vckpt("rm", store, "a", "--keep-last", "2").stdout == "nothing to remove\n" and left() == [0, 20]
     assert vckpt("rm", store, "a/latest", "--dry-run").stdout.startswith("a/step-00000020 would be removed")
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * vckpt rm: removes steps. First everything that was asked for is found, then, where a step was not named by its
- * number, the user is asked, and only then the first step is removed. If a step cannot be removed, those of other runs
- * still are. */
+ * number, the user is asked, and only then the first step is removed: what was found, not what may stand under its
+ * number by then. If a step cannot be removed, those of other runs still are. A whole run that does not exist is an
+ * error with --missing-ok, too: "vckpt rm STORE RUN 5" would remove all of RUN, where RUN/5 was meant. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -153,10 +154,22 @@ static bool kept(const struct rm *rm, const struct store_list *l, size_t i)
 		(rm->keep_every && store_list_at(l, i)->step % rm->keep_every == 0);
 }
 
-static int none_there(struct rm *rm, const struct wanted *w)
+/* A whole run was named that never had an entry. */
+static int no_run(struct rm *rm, const struct wanted *w)
 {
 	struct base_error err = {0};
 
+	base_error_set(&err, -ENOENT, "there is no run %s (vckpt ls %s lists the runs)%s", w->target.run,
+		rm->store->path, w->target.run[strspn(w->target.run, "0123456789")] ? "" : "; a step is RUN/STEP");
+	return tool_fail(rm->t, &err);
+}
+
+static int none_there(struct rm *rm, const struct wanted *w, const struct store_list *l)
+{
+	struct base_error err = {0};
+
+	if (w->kind == WANTED_RUN && store_list_next(l) == 0)
+		return no_run(rm, w);
 	if (rm->missing_ok)
 		return 0;
 	if (w->kind == WANTED_RANGE)
@@ -186,7 +199,7 @@ static int find_several(struct rm *rm, struct wanted *w, const struct store_list
 		if (!kept(rm, l, i))
 			code = add_victim(rm, w, step);
 	}
-	return any ? code : none_there(rm, w);
+	return any ? code : none_there(rm, w, l);
 }
 
 static int find_wanted(struct rm *rm, struct wanted *w)
@@ -205,7 +218,7 @@ static int find_wanted(struct rm *rm, struct wanted *w)
 	if (w->kind == WANTED_RANGE || w->kind == WANTED_RUN)
 		code = find_several(rm, w, l);
 	else
-		code = step ? add_victim(rm, w, step) : none_there(rm, w);
+		code = step ? add_victim(rm, w, step) : none_there(rm, w, l);
 	store_list_close(l);
 	return code;
 }
@@ -427,7 +440,7 @@ const struct tool_command tool_rm = {"rm", "remove steps",
 	"there is no terminal, --yes is needed.\n\n"
 	"  -n, --dry-run       change nothing; list what would be removed\n"
 	"  -y, --yes           ask nothing\n"
-	"  --missing-ok        pass over steps that are not there\n"
+	"  --missing-ok        pass over steps that are not there; a RUN without STEP must exist\n"
 	"  --keep-last N       of a whole RUN or a range, keep steps that are among the last N of the run\n"
 	"  --keep-every N      of a whole RUN or a range, keep steps whose number is a multiple of N\n"
 	"  --json -q -v        print JSON; print nothing but errors; say more\n",
