@@ -162,3 +162,28 @@ def test_damage_is_told_once(vckpt, filled, tmp_path):
         said = done.stderr.decode()
         assert done.returncode == 3 and re.fullmatch(rf"vckpt {command[0]}: run/1: tensor model/w: [^\n]+\n", said), said
     assert not list(tmp_path.glob("out*"))
+
+
+def test_nothing_is_written_through_a_link(vckpt, filled, tmp_path):
+    """A directory of the step that is a link in DEST, and a DEST.incomplete that is one: what they point to stays as it is."""
+    store, want = filled
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "big.bin").write_text("precious")
+    out.mkdir()
+    (out / "sub").symlink_to(outside)
+    (out / "config.json").write_text("other")
+    for options in ([], ["--replace"]):
+        done = vckpt("export", store, "run/1", out, *options, check=False)
+        assert (done.returncode, done.stdout) == (1, "") and f"{out}/sub is a symbolic link, where the step has a directory; nothing was written" in done.stderr, done
+        assert files(outside) == {"big.bin": b"precious"} and files(out)["config.json"] == b"other" and not (out / "manifest.json").exists()
+    partial = tmp_path / "new.incomplete"
+    partial.symlink_to(outside)
+    done = vckpt("export", store, "run/1", tmp_path / "new", "--replace", check=False)
+    assert done.returncode == 1 and f"{partial} is a symbolic link" in done.stderr, done
+    assert files(outside) == {"big.bin": b"precious"} and not (tmp_path / "new").exists()
+    link = tmp_path / "link"                                                # a DEST that is a link was given: what it points to is filled
+    (tmp_path / "empty").mkdir()
+    link.symlink_to(tmp_path / "empty")
+    vckpt("export", store, "run/1", link)
+    assert link.is_symlink() and files(tmp_path / "empty") == want[1]

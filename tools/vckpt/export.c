@@ -179,15 +179,26 @@ static int choose_directory(struct export *e, const char *dest, const char *part
 	return 0;
 }
 
+static bool is_link(const char *path)
+{
+	struct stat st;
+
+	return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+}
+
 /* The lock goes with the descriptor. 1: the directory has gone away meanwhile, for another export was done with it.
  * Where locks are not supported there is none. */
 static int lock_directory(struct export *e, int *ret_fd)
 {
 	struct stat open_stat, named;
 
-	*ret_fd = open(e->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	/* A DEST that is a link was given; where DEST.incomplete is one, nobody meant what it points to. */
+	*ret_fd = open(e->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (e->in_place ? 0 : O_NOFOLLOW));
 	if (*ret_fd < 0 && errno == ENOENT)
 		return 1;
+	if (*ret_fd < 0 && !e->in_place && is_link(e->dir))
+		return base_error_set(&e->err, -ENOTDIR, "%s is a symbolic link; nothing was written: remove it",
+			e->dir);
 	if (*ret_fd < 0)
 		return base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
 	if (flock(*ret_fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)

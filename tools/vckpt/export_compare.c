@@ -109,7 +109,9 @@ static int compare_file(struct export *e, uint32_t node, const char *path)
 
 /* ---- what the step does not have ---- */
 
-static bool step_has(const struct export *e, const char *path)
+enum here { HERE_NOTHING, HERE_FILE, HERE_DIRECTORY };
+
+static enum here step_has(const struct export *e, const char *path)
 {
 	base_cleanup_free char *copy = strdup(path);
 	int64_t node = 0;
@@ -118,7 +120,24 @@ static bool step_has(const struct export *e, const char *path)
 	char *name = copy ? strtok_r(copy, "/", &rest) : NULL;
 	for (; name && node >= 0; name = strtok_r(NULL, "/", &rest))
 		node = view_tree_lookup(e->tree, (uint32_t)node, name);
-	return copy && node > 0 && view_tree_node(e->tree, (uint32_t)node)->kind != VIEW_DIRECTORY;
+	if (!copy || node <= 0)
+		return HERE_NOTHING;
+	return view_tree_node(e->tree, (uint32_t)node)->kind == VIEW_DIRECTORY ? HERE_DIRECTORY : HERE_FILE;
+}
+
+/* Not a directory. What stands where the step has one is in the way with --replace, too: files would be written through
+ * a link to somewhere else. */
+static int check_foreign(struct export *e, const FTSENT *entry)
+{
+	enum here here = step_has(e, entry->fts_path + strlen(e->dir) + 1);
+
+	if (here == HERE_DIRECTORY)
+		return base_error_set(&e->err, -ENOTDIR, "%s is %s, where the step has a directory; nothing was "
+			"written: move it away", entry->fts_path, entry->fts_info == FTS_SL ||
+			entry->fts_info == FTS_SLNONE ? "a symbolic link" : "a file");
+	if (here == HERE_NOTHING)
+		others_add(e, entry->fts_path, "not in the step");
+	return 0;
 }
 
 static int compare_names(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
@@ -136,9 +155,8 @@ static int find_foreign(struct export *e)
 		if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS)
 			r = base_error_set(&e->err, -entry->fts_errno, "%s: %s", entry->fts_path,
 				strerror(entry->fts_errno));
-		else if (entry->fts_level > 0 && entry->fts_info != FTS_D && entry->fts_info != FTS_DP &&
-			!step_has(e, entry->fts_path + strlen(e->dir) + 1))
-			others_add(e, entry->fts_path, "not in the step");
+		else if (entry->fts_level > 0 && entry->fts_info != FTS_D && entry->fts_info != FTS_DP)
+			r = check_foreign(e, entry);
 	}
 	if (r == 0 && errno)
 		r = base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
