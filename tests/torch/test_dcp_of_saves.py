@@ -103,3 +103,12 @@ def test_two_tensors_of_one_key(run):
     vckpt.save(run, {"model": {"x.w": torch.ones(2)}, "model.x": {"w": torch.zeros(2)}}, **PIN)
     with pytest.raises(dcp.api.CheckpointException, match=r"model/x\.w and model\.x/w have the same key here, model\.x\.w"):
         dcp.load({"model": {"x": {"w": torch.ones(2)}}}, storage_reader=StorageReader(run))
+
+
+def test_two_values_of_one_key(run):
+    vckpt.save(run, {"c": {"a.b": 1, "a": {"b": 2, "c": 3}}}, **PIN)
+    state = {"c": {"a": {"c": 0}}}
+    dcp.load(state, storage_reader=StorageReader(run))
+    assert state == {"c": {"a": {"c": 3}}}
+    with pytest.raises(dcp.api.CheckpointException, match=r"c\.a\.b: two values of the step have this key here"):
+        dcp.load({"c": {"a": {"b": 0}}}, storage_reader=StorageReader(run))

@@ -234,8 +234,15 @@ def plain_values(step):
         trees = [common] if has_own(common) else [common, *(step.values(component, rank, tensors=False) for rank in step.ranks(component))]
         for tree in trees:
             for path, value in leaves(tree, (component,)) + by_parameter(tree, component):
-                found.setdefault(".".join(map(str, path)), (path, value))
+                words = list(map(str, path))
+                first, kept = found.setdefault(".".join(words), (path, value))
+                if list(map(str, first)) != words and kept != value:        # keys have dots in them, too: whose would it be?
+                    found[".".join(words)] = first, Twofold()
     return found
+
+
+class Twofold:
+    """Stands for two values of one key."""
 
 
 def valid_document(name):
@@ -250,6 +257,8 @@ def has_own(saved):
 
 def saved_bytes(key, value):
     """As DCP keeps a value, and loads it."""
+    if isinstance(value, Twofold):
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: two values of the step have this key here, for dots stand in their own keys: read them by vckpt.Step.values")
     if has_tensor(value):
         raise _lib.InvalidArgument(errno.EINVAL, f"{key}: there are tensors in a {type(value).__name__}, which DCP does not take apart: read it by vckpt.Step.values")
     data = io.BytesIO()
