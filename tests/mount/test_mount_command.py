@@ -137,6 +137,16 @@ def test_a_dead_mount(vckpt, one, point):
     assert vckpt("umount", point).stdout == f"{point} is unmounted\n" and not mount_of(point)
 
 
+def test_a_dead_mount_is_no_store(vckpt, one, point):
+    """With VCKPT_STORE the mount point alone is named, and is taken over where its daemon died."""
+    vckpt("mount", one, point)
+    for pid in daemons(point):
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not daemons(point))
+    vckpt("mount", point, env={"VCKPT_STORE": str(one)})
+    assert "a" in os.listdir(point) and vckpt("umount", point).stdout == f"{point} is unmounted\n" and not mount_of(point)
+
+
 @root
 @pytest.mark.skipif(not os.path.exists("/etc/mtab"), reason="there is no /etc/mtab: fusermount3 cannot unmount")
 def test_a_normal_user_and_his_mount(vckpt, place):

@@ -50,12 +50,19 @@ static bool is_store(const char *path, bool otherwise)
 	return access(file, F_OK) == 0 || (otherwise && !missing(errno));
 }
 
+/* vckpt mount takes a mount point whose daemon died: it cannot be looked at, and is no store. */
+static bool is_dead_mount_point(const struct tool *t, const char *path)
+{
+	return memmem(usage_words(t), strcspn(usage_words(t), "\n"), "MOUNTPOINT", 10) && !is_store(path, false) &&
+		errno == ENOTCONN;
+}
+
 void tool_argument_add(struct tool *t, const char *text)
 {
 	const char *store = getenv("VCKPT_STORE");
 
 	if (t->narguments == 0 && store && *store && takes_store(t) && !t->command->makes_store &&
-		!is_store(text, true)) {
+		(!is_store(text, true) || is_dead_mount_point(t, text))) {
 		t->arguments[t->narguments++] = store;
 		t->from_environment = true;
 	}
