@@ -17,7 +17,20 @@ import vckpt                                            # noqa: E402
 from vckpt import meeting                               # noqa: E402
 
 START = """
-import os, sys, time
+import atexit, os, sys, time
+status = 0
+
+def failed(*error):
+    global status
+    status = 1
+    sys.__excepthook__(*error)
+
+def end():                  # the last of all: gloo's threads abort a process whose interpreter ends while they let go of a tensor
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+sys.excepthook = failed
+atexit.register(end)
 sys.path.insert(0, {package!r})
 import numpy as np, torch.distributed as dist, vckpt
 from vckpt import meeting
