@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -145,15 +146,16 @@ class Store:
 
     def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(), headers=(), fail_at=None, at_first_read=None):
         """tensors: {(component, name): Tensor}; blobs: {(name, per_rank): bytes}. fail_at: a source that fails after that many reads."""
-        api, keep, reads = self.api, [], itertools.count(1)  # threads read
+        api, keep, reads, first = self.api, [], itertools.count(1), threading.Lock()  # threads read
 
         def source(data):
             held = c.create_string_buffer(data, max(len(data), 1))
 
             def read(arg, offset, to, n, err):
-                count = next(reads)
-                if at_first_read and count == 1:
-                    at_first_read()
+                with first:     # at_first_read is over before any thread has anything
+                    count = next(reads)
+                    if at_first_read and count == 1:
+                        at_first_read()
                 if fail_at is not None and count > fail_at:
                     return -5
                 assert offset + n <= len(data)

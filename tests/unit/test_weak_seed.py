@@ -130,7 +130,7 @@ def test_low_halves_too(api):
 
 def test_few_seeds_are_weak(api):
     """2^-21 of them: 200,000 random ones show none but once in ten runs."""
-    rng = random.Random(int(os.environ.get("VCKPT_SEED", "1")))
+    rng = random.Random(1)
     seeds = [rng.randrange(2**64) for _ in range(200000)]
     assert sum(map(api.weak, seeds)) <= 2
     seed = seeds[0]
