@@ -33,6 +33,7 @@ enum {
 	VCKPT_EVERSION = 93,             /* EPROTONOSUPPORT: a newer format version or unknown required feature */
 	VCKPT_ENOSTORE = 124,            /* EMEDIUMTYPE: the directory is not a store */
 	VCKPT_EABORTED = 125,            /* ECANCELED: this rank or another gave the save up; the text says why */
+	VCKPT_EUNDECIDED = 115,          /* EINPROGRESS: the store failed this rank; others may still commit */
 	VCKPT_ETIMEDOUT = 110,           /* not decided within the time-out: call again */
 	VCKPT_EFORKED = 10,              /* ECHILD: this process is a child of the one that opened it */
 };
@@ -137,9 +138,8 @@ int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err);
  * the caller's then as well; -ETIMEDOUT: not yet (a save never fails with it). */
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err);
 struct vckpt_committed { uint64_t step, entry; };
-/* 0: the step is visible and durable. -VCKPT_EABORTED or another error: it never will be; but where the sentence says
- * "undecided" this rank could not read or write the store for start_ms, and others may still commit it. -ETIMEDOUT: not
- * decided yet. */
+/* 0: the step is visible and durable. -VCKPT_ETIMEDOUT: not decided yet. -VCKPT_EUNDECIDED: the store failed this rank
+ * for start_ms; others may still commit it, or a later launch aborts it. Another error: it never becomes visible. */
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
 	struct vckpt_error *err);
 /* Frees the handle: a submitted save goes on, any other is given up. Threads that wait for it wait on. NULL-safe. */

@@ -91,6 +91,7 @@ const char *base_error_name(int code)
 	case BASE_EVERSION: return "written by a newer vckpt: its version, or a feature, is not known here";
 	case BASE_ENOSTORE: return "not a vckpt store";
 	case BASE_EABORTED: return "the attempt was aborted";
+	case BASE_EUNDECIDED: return "undecided: the step may still become visible";
 	case BASE_EFORKED: return "it belongs to the process that this one was forked from";
 	case BASE_EBUSY: return "somebody else is using it";
 	case BASE_ELIMIT: return "a size maximum of the format is exceeded";

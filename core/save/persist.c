@@ -319,7 +319,7 @@ static int persist_attempt(struct save_flight *f, struct base_error *err)
 	return f->w->attempt && store_attempt_announced(f->w->attempt) ? persist_outcome(f, rc, err) : rc;
 }
 
-/* Others learn why; what this rank wrote goes. */
+/* Others learn why; what this rank wrote goes. What others may still commit is told as undecided, whatever failed. */
 static int persist_abort(struct save_flight *f, int rc, struct base_error *err)
 {
 	bool undecided = f->w->attempt && store_attempt_announced(f->w->attempt)
@@ -331,7 +331,7 @@ static int persist_abort(struct save_flight *f, int rc, struct base_error *err)
 		base_error_set(err, rc, "the save failed: %s", base_error_name(rc));
 	if (f->w->attempt)
 		store_attempt_abort(f->w->attempt, err->text);
-	return rc;
+	return undecided ? -BASE_EUNDECIDED : rc;
 }
 
 static void persist_flight(struct save_flight *f)

@@ -408,6 +408,7 @@ static int commit_settle(struct store_attempt *a, int r, const char *reason, str
 
 	if (s == -EALREADY)
 		return 0;
+	a->open = s < 0;
 	if (s < 0)
 		return base_error_prefix(err, r, "undecided (%s)", base_error_name(s));
 	a->decided = true;
@@ -433,8 +434,10 @@ int store_attempt_commit_entry(struct store_attempt *a, const struct proto_commi
 	r = n < 0 ? (int)n : 0;
 	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
 		r = commit_settle(a, r, "the commit entry could not be written", err);
-	if (r == -BASE_EDAMAGED) /* nothing can be put, so nothing is decided by this writer */
+	if (r == -BASE_EDAMAGED) { /* nothing can be put, so nothing is decided by this writer */
+		a->open = true;
 		return base_error_prefix(err, r, "undecided");
+	}
 	if (r < 0 && r != -EALREADY)
 		return r;
 	a->decided = true;
@@ -509,6 +512,8 @@ int store_attempt_commit(struct store_attempt *a, struct proto_announcement *ann
 		what.attributes = announcement->attributes;
 		what.nattributes = announcement->nattributes;
 		r = store_attempt_commit_entry(a, &what, &entry, err);
+		if (r < 0 && a->open)
+			r = base_error_set(err, -BASE_EUNDECIDED, "%s", err ? err->text : "");
 	}
 	if (r == 0)
 		store_folder_delete(a->store, a->run, a->name, NULL);

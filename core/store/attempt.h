@@ -31,8 +31,8 @@ uint64_t store_attempt_step(const struct store_attempt *a);
 int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);
 /* Announces (fills in run, attempt, step, rank 0, world 1, host), makes and puts the manifest, checks packs and cover,
- * appends the commit entry. On success the step is visible and durable; ret_entry its number. On failure nothing is
- * visible; call store_attempt_abort. */
+ * appends the commit entry. On success the step is visible and durable; ret_entry its number. -BASE_EUNDECIDED: the
+ * entry may have landed, or may land yet. After another failure nothing is visible. Call store_attempt_abort. */
 int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
 	struct base_error *err);
 

@@ -32,6 +32,7 @@ struct store_attempt {
 	uint32_t next_base;             /* number of the next base.<n> to try */
 	struct store_list **lists; size_t nlists; /* of runs that bases are in */
 	bool begun, announced, decided;
+	bool open; /* the commit entry was put with an outcome that nobody knows, and so was an abort */
 	/* that this attempt has opened, and so may delete */
 	struct attempt_pack { char name[STORE_PACK_NAME_MAX]; const struct store_pack_writer *w; } *packs;
 	size_t npacks;

@@ -195,6 +195,11 @@ static int share_announce(struct rank *r, struct share *s, struct base_error *er
 	return store_attempt_announce(s->attempt, &a, err);
 }
 
+static bool undecided(const struct share *s)
+{
+	return store_attempt_announced(s->attempt) && store_attempt_undecided(s->attempt);
+}
+
 int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT])
 {
 	struct store_launch_save o = {.step = r->job.step == RANK_NO_STEP ? PROTO_NONE : r->job.step + number,
@@ -211,8 +216,10 @@ int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret
 		else
 			e = share_announce(r, &s, &err);
 		/* an announcement that failed undecided is waited for: somebody decides it */
-		if (e == 0 || strstr(err.text, "undecided"))
+		if (e == 0 || undecided(&s))
 			e = store_attempt_wait(s.attempt, -1, ret_entry, &err);
+		if (e < 0 && undecided(&s))
+			e = -BASE_EUNDECIDED;
 	}
 	snprintf(text, RANK_TEXT, "%s", err.text);
 	store_attempt_free(s.attempt);

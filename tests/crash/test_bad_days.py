@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify  # noqa: E402
 from storelib import EABORTED, Failed, packs_of  # noqa: E402
 
 UNDECIDED_S = START_MS / 1000  # how long a saver goes on asking when nothing can be written
@@ -48,10 +48,10 @@ def spoiled(bench, path, rank, word, error, who=True, **options):
         assert set(now) <= {0, 1}
         for o in outcomes.values():
             assert not o.killed and (o.saved or o.failed), outcomes
-            told = [text for code, text in o.failed]
+            told = [text for _, text in o.failed]
             assert len(o.saved) + len(told) == 1, outcomes     # close tells no error twice
             if 1 in now:    # whoever had bad luck may not know it; nobody knows better
-                assert o.saved or any("undecided" in t for t in told) or not any("aborted" in t for t in told), outcomes
+                assert o.saved or any(code == UNDECIDED for code, _ in o.failed) or not any("aborted" in t for t in told), outcomes
             else:
                 assert not o.saved, outcomes
                 assert any(f"rank {rank}" in t or o.rank == rank and says(t, error) for t in told) or not who, outcomes
@@ -163,7 +163,7 @@ def test_read_only(bench, scale):
         api.close()
         for o in outcomes.values():
             assert not o.killed and (o.saved or o.failed) and not (o.saved and 1 not in now), outcomes
-            assert not any("aborted" in t and "undecided" not in t for _, t in o.failed) or 1 not in now, outcomes
+            assert not any("aborted" in t and code != UNDECIDED for code, t in o.failed) or 1 not in now, outcomes
             assert all(os.strerror(errno.EROFS) in t or "rank" in t for _, t in o.failed), outcomes
         goes_on(bench, path, now)
     bench.each(cases, one)
@@ -207,7 +207,7 @@ def test_a_rank_sleeps_too_long(bench, scale, rank):
             outcomes = {**others, **job.wait([rank], timeout=LIMIT_S)}
             assert sound(api, now) == now, (now, outcomes)       # nothing comes back, nothing is torn
             for o in outcomes.values():
-                assert (bool(o.saved) == (1 in now)) or any("undecided" in t for _, t in o.failed) or o.rank == rank and 1 in now, outcomes
+                assert (bool(o.saved) == (1 in now)) or any(code == UNDECIDED for code, _ in o.failed) or o.rank == rank and 1 in now, outcomes
                 assert not (o.saved and 1 not in now), outcomes
             if 1 not in now and slept:
                 assert all(any(f"rank {rank}" in t for _, t in o.failed) for o in others.values()), outcomes

@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from crashlib import DRIVERS, LIMIT_S, Bench, Job, goes_on, seeded, sound, steps  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, goes_on, seeded, sound, steps  # noqa: E402
 
 import storelow as low  # noqa: E402, after crashlib, which knows where it is
 
@@ -160,7 +160,7 @@ def entry_lost(bench, ext4, how, words=""):
 @pytest.mark.parametrize("how", ["an error", 2], ids=["an error", "shut down"])
 def test_an_entry_that_was_not_synced(bench, ext4, how):
     told, now, out = entry_lost(bench, ext4, how)
-    assert not told and all("undecided" in o.failed[0][1] for o in out.values()), out
+    assert not told and all(o.failed[0][0] == UNDECIDED for o in out.values()), out
     goes_on(bench, ext4.store, now)
 
 

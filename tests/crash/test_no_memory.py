@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from crashlib import DRIVERS, LIMIT_S, Bench, Job, bench_first, goes_on, seeded, sound  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound  # noqa: E402
 
 pytestmark = pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""), reason="the sanitizer has an allocator of its own")
 WORLD, SAVES = 2, 3
@@ -49,7 +49,7 @@ def poor(bench, path, rank, at, last):
     for o in out.values():
         told = {step for step, _ in o.saved}
         assert o.code == 0 and len(told) + len(o.failed) in (SAVES, SAVES + 1), out
-        assert told <= set(now) and len(now) - 1 - len(told) <= sum("undecided" in text for _, text in o.failed), (now, out)
+        assert told <= set(now) and len(now) - 1 - len(told) <= sum(code == UNDECIDED for code, _ in o.failed), (now, out)
     assert last > at or len(now) >= SAVES, (now, out)     # one save fails, and the job's own next one works
     goes_on(bench, path, now)
     return len(now) == SAVES + 1

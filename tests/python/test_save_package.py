@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """save, async_save, Saver and Step without torch: one rank, and ranks that are threads with a launch id of their own."""
+import errno
 import json
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools/python"))
 import vckpt                                            # noqa: E402
+from vckpt import _lib                                  # noqa: E402
 from vckpt import saver as savers                       # noqa: E402
 
 OPTIONS = {"pin": "no", "plan_cache": False}
@@ -610,3 +613,10 @@ def test_a_build_under_a_sanitizer_is_left_alone(checkout):
         (path.parents[2] / "meson-info/intro-buildoptions.json").write_text(json.dumps([{"name": "b_sanitize", "value": value}]))
     found = _lib.candidates()
     assert str(plain) in found and str(sanitized) not in found
+
+
+def test_undecided():
+    """A saver's error says by its class that the step may still become visible, and a pickle of it does, too."""
+    error = _lib.error(-_lib.EUNDECIDED, "run a: step 1: undecided: Input/output error")
+    assert type(error) is vckpt.Undecided and error.errno == errno.EINPROGRESS and not isinstance(error, (vckpt.Aborted, vckpt.Timeout))
+    assert type(pickle.loads(pickle.dumps(error))) is vckpt.Undecided

@@ -15,7 +15,7 @@ is read, and not with framework="numpy"."""
 from typing import TYPE_CHECKING
 
 from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists,
-                   StoreExists, Timeout, VersionError)
+                   StoreExists, Timeout, Undecided, VersionError)
 from .loading import Loaded, load
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
@@ -26,8 +26,8 @@ from .step import BlobInfo, Step, TensorInfo
 
 __all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Loaded", "Mesh", "NotAStore",
            "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists",
-           "TensorInfo", "Timeout", "VersionError", "async_save", "close", "init", "latest", "load", "on_sigterm", "parameter_names", "rng_state",
-           "save", "set_rng_state", "steps", "version"]
+           "TensorInfo", "Timeout", "Undecided", "VersionError", "async_save", "close", "init", "latest", "load", "on_sigterm", "parameter_names",
+           "rng_state", "save", "set_rng_state", "steps", "version"]
 
 
 def version() -> str:

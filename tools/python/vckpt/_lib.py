@@ -15,7 +15,7 @@ import threading
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 NONE = 2**64 - 1
-EDAMAGED, EFORMAT, EVERSION, ENOSTORE, EABORTED, ETIMEDOUT, EFORKED = 74, 71, 93, 124, 125, 110, 10
+EDAMAGED, EFORMAT, EVERSION, ENOSTORE, EABORTED, EUNDECIDED, ETIMEDOUT, EFORKED = 74, 71, 93, 124, 125, 115, 110, 10
 PIN = {"auto": 0, "no": 1, "yes": 2, "allocate": 3}
 REPLICAS = {"sample": 0, "full": 1, "off": 2}
 LOW_PRIORITY, NO_BASES = 1, 2
@@ -81,6 +81,11 @@ class Aborted(Error):
     """The save was given up, by this rank or another: the sentence says by whom and why."""
 
 
+class Undecided(Error):
+    """The store failed this rank after it had announced its part: the step may still become visible, by another rank. The next launch of
+    the run decides."""
+
+
 class Timeout(Error, TimeoutError):
     """Not decided within the time-out: ask again."""
 
@@ -122,10 +127,11 @@ def _aborted_as(kind, code, text):
 
 CLASSES = {errno.EINVAL: InvalidArgument, errno.EOVERFLOW: InvalidArgument, errno.ENAMETOOLONG: InvalidArgument,
            errno.EEXIST: StepExists, errno.ENOENT: NotFound, EDAMAGED: Damaged, EFORMAT: FormatError,
-           EVERSION: VersionError, ENOSTORE: NotAStore, EABORTED: Aborted, ETIMEDOUT: Timeout, EFORKED: Forked}
+           EVERSION: VersionError, ENOSTORE: NotAStore, EABORTED: Aborted, EUNDECIDED: Undecided, ETIMEDOUT: Timeout,
+           EFORKED: Forked}
 
 
-KINDS = {*CLASSES.values(), StoreExists, TypeError, ValueError} - {Aborted, Timeout}      # of which an aborted save may be, too
+KINDS = {*CLASSES.values(), StoreExists, TypeError, ValueError} - {Aborted, Timeout, Undecided}      # of which an aborted save may be, too
 
 
 class ErrorText(Structure):

@@ -279,7 +279,7 @@ class Native:
 
     def ended(self, error):
         """The error of a save, as this rank raises it: with several ranks it is an Aborted at each of them, besides its own class."""
-        if self.world == 1 or isinstance(error, (Forked, _lib.Timeout)) or ": undecided" in str(error):
+        if self.world == 1 or isinstance(error, (Forked, _lib.Timeout, _lib.Undecided)):
             return error
         return _lib.aborted(error)
 
