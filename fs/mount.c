@@ -45,8 +45,10 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 {
 	struct timespec now;
 	uint32_t generation;
+	int r = base_random(&generation, sizeof generation);
 
-	base_random(&generation, sizeof generation);
+	if (r < 0)
+		return base_error_set(err, r, "no random number: %s", base_error_name(r));
 	clock_gettime(CLOCK_REALTIME, &now);
 	*m = (struct fs_mount){ .options = options, .generation = generation >> 1 | 1,
 		.refresh_s = options->refresh_ms / 1000.0,
@@ -55,7 +57,7 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 	pthread_mutex_init(&m->lock, NULL);
 	if (pthread_key_create(&m->scratch, free))
 		return base_error_set(err, -ENOMEM, "out of memory");
-	int r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
+	r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
 	if (r)
 		return r;
 	show_owner(m);

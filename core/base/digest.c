@@ -267,7 +267,7 @@ uint64_t base_block_check(const struct base_digest *d, uint64_t i, const void *s
 	return base_xxh64_of(base_get64(d->bytes) + i, stored, len);
 }
 
-void base_random(void *bytes, size_t len)
+int base_random(void *bytes, size_t len)
 {
 	uint8_t *at = bytes;
 
@@ -276,11 +276,10 @@ void base_random(void *bytes, size_t len)
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0) {
-			fprintf(stderr, "vckpt: the kernel gives no random bytes\n");
-			abort();
-		}
+		if (n <= 0)
+			return n < 0 ? -errno : -EIO;
 		at += n;
 		len -= n;
 	}
+	return 0;
 }

@@ -70,7 +70,8 @@ void base_hash_both(struct base_xxh128_state *s, uint64_t seed, const void *byte
 	struct base_digest *ret_d, struct base_xxh128 *ret_x);
 uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len); /* XXH3-64 with seed */
 
-/* Cryptographic random bytes (getrandom). */
-void base_random(void *bytes, size_t len);
+/* Cryptographic random bytes (getrandom). 0 or a negative errno: a kernel or a seccomp filter that does not know the
+ * call. */
+int base_random(void *bytes, size_t len) __attribute__((warn_unused_result));
 
 #endif

@@ -200,7 +200,9 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 
 	if (rc < 0)
 		return rc;
-	base_random(&f->w->check_seed, sizeof f->w->check_seed);
+	rc = base_random(&f->w->check_seed, sizeof f->w->check_seed);
+	if (rc < 0)
+		return rc;
 	f->w->layout_bytes = &f->structure->layout_object;
 	f->w->stores_layout = f->structure->stores_layout;
 	f->w->result = (struct save_result){.step = store_attempt_step(f->w->attempt),

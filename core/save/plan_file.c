@@ -366,7 +366,8 @@ static void file_put(int part, const char *hex, const struct base_buf *b)
 	bool whole;
 	int fd;
 
-	base_random(&random, sizeof random);
+	if (base_random(&random, sizeof random) < 0)
+		return;
 	snprintf(temporary, sizeof temporary, ".%s.%016llx", hex, (unsigned long long)random);
 	fd = openat(part, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (fd < 0)

@@ -354,8 +354,10 @@ static int writer_run(struct save_writer *w, struct base_error *err)
 
 	if (rc < 0)
 		return rc;
+	rc = base_random(&w->check_seed, sizeof w->check_seed);
+	if (rc < 0)
+		return rc;
 	rc = save_appender_open(&a, w, err);
-	base_random(&w->check_seed, sizeof w->check_seed);
 	for (unsigned i = 0; rc == 0 && i < w->ncandidates; i++)
 		if (save_bases_add(&w->bases, w->store, w->options.run, w->candidates[i].entry,
 			    &w->candidates[i].manifest) < 0)

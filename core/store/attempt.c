@@ -146,11 +146,12 @@ int store_attempt_begin_alone(struct store *s, const struct store_attempt_option
 	pthread_mutex_init(&a->lock, NULL);
 	a->store = s;
 	a->replace = o->replace;
-	base_random(id, sizeof id);
+	r = base_random(id, sizeof id);
 	snprintf(a->launch, sizeof a->launch, "%016llx", (unsigned long long)base_get64(id));
 	snprintf(a->name, sizeof a->name, "%s-0", a->launch);
 	snprintf(a->run, sizeof a->run, "%s", o->run);
-	r = attempt_start(a, o->step, err);
+	r = r < 0 ? base_error_set(err, r, "run %s: no random number for its attempt: %s", o->run, base_error_name(r))
+		  : attempt_start(a, o->step, err);
 	if (r < 0) {
 		if (a->begun)
 			store_folder_delete(s, a->run, a->name, NULL);

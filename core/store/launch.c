@@ -204,6 +204,7 @@ static int launch_name_set(struct store_launch *l, const char *id)
 {
 	base_cleanup_buf struct base_buf text = BASE_BUF_INIT;
 	struct base_digest d;
+	int r = 0;
 
 	base_buf_append(&text, l->run, strlen(l->run) + 1);
 	base_buf_append_text(&text, id ? id : "");
@@ -212,10 +213,10 @@ static int launch_name_set(struct store_launch *l, const char *id)
 	if (id && id[0])
 		base_sha256(text.data, text.len, &d);
 	else
-		base_random(d.bytes, 8);
-	for (unsigned i = 0; i < 8; i++)
+		r = base_random(d.bytes, 8);
+	for (unsigned i = 0; r == 0 && i < 8; i++)
 		snprintf(l->name + 2 * i, 3, "%02x", d.bytes[i]);
-	return 0;
+	return r;
 }
 
 static int launch_start(struct store_launch *l, struct base_error *err)
@@ -223,10 +224,12 @@ static int launch_start(struct store_launch *l, struct base_error *err)
 	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = true, .rank = l->rank,
 		.every_ms = base_min(l->heartbeat_ms / 4, STORE_HEARTBEAT_EVERY_S * 1000),
 		.tend = store_launch_tend, .tend_arg = l};
-	int r;
+	int r = l->rank == 0 ? base_random(l->nonce, sizeof l->nonce) : 0;
 
+	if (r < 0)
+		return base_error_set(err, r, "run %s: no random number for its launch: %s", l->run,
+			base_error_name(r));
 	if (l->rank == 0) {
-		base_random(l->nonce, sizeof l->nonce);
 		beat.nonce = l->nonce;
 		beat.quick_ms = l->world > 1 ? STORE_LAUNCH_QUICK_MS : 0;
 	}

@@ -133,7 +133,10 @@ static int do_commit(struct mend *m, const struct mend_action *a)
 	uint64_t random, step = a->step;
 	int64_t n;
 
-	base_random(&random, sizeof random);
+	n = base_random(&random, sizeof random);
+	if (n < 0)
+		return base_error_set(m->err, (int)n, "run %s: no random number for an attempt: %s", a->run,
+			base_error_name((int)n));
 	snprintf(attempt, sizeof attempt, "%016llx-0", (unsigned long long)random);
 	n = store_list_open(m->store, a->run, true, &l, m->err);
 	if (n < 0)

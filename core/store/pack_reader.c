@@ -30,6 +30,7 @@ struct buffers {
 static __thread struct buffers *thread_buffers; /* also the value of buffers_key, whose destructor frees it */
 static pthread_key_t buffers_key;
 static pthread_once_t buffers_once = PTHREAD_ONCE_INIT;
+static bool buffers_keyed; /* false: the process has used up its 1024 keys, and reads nothing here */
 
 static void buffers_free(void *arg)
 {
@@ -43,8 +44,7 @@ static void buffers_free(void *arg)
 
 static void buffers_init(void)
 {
-	if (pthread_key_create(&buffers_key, buffers_free) != 0)
-		abort(); /* only at the first read of a process that has used up its 1024 keys */
+	buffers_keyed = pthread_key_create(&buffers_key, buffers_free) == 0;
 }
 
 static struct buffers *buffers_get(void)
@@ -53,7 +53,7 @@ static struct buffers *buffers_get(void)
 	if (b)
 		return b;
 	pthread_once(&buffers_once, buffers_init);
-	b = calloc(1, sizeof *b);
+	b = buffers_keyed ? calloc(1, sizeof *b) : NULL;
 	if (!b)
 		return NULL;
 	b->scratch = malloc(STORE_CODEC_SCRATCH);

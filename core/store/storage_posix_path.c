@@ -161,7 +161,9 @@ static int touch_directory(int dir)
 {
 	char name[64];
 	uint64_t random;
-	base_random(&random, sizeof random);
+	int r = base_random(&random, sizeof random);
+	if (r < 0)
+		return r;
 	snprintf(name, sizeof name, "touch.tmp.%016llx", (unsigned long long)random);
 	int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
 	if (fd < 0)

@@ -66,7 +66,9 @@ int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct p
 	}
 	for (;;) {
 		uint64_t random;
-		base_random(&random, sizeof random);
+		int r = base_random(&random, sizeof random);
+		if (r < 0)
+			return r;
 		snprintf(t->name, sizeof t->name, "%s.tmp.%016llx", last, (unsigned long long)random);
 		t->fd = openat(dir, t->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
 		if (t->fd >= 0)
@@ -118,9 +120,11 @@ int posix_probe(struct posix_storage *p)
 	struct posix_temp t;
 	char last[64];
 	uint64_t random;
-	base_random(&random, sizeof random);
+	int r = base_random(&random, sizeof random);
+	if (r < 0)
+		return r;
 	snprintf(last, sizeof last, "probe.tmp.%016llx", (unsigned long long)random);
-	int r = posix_temp_open(p, p->root, last, &t);
+	r = posix_temp_open(p, p->root, last, &t);
 	if (r < 0)
 		return r;
 	r = posix_temp_publish(p, p->root, &t, last);

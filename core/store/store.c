@@ -360,11 +360,12 @@ static int store_identity_put(struct store_storage *storage, uint64_t reserve_by
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	int r;
 
-	base_random(info.id, sizeof info.id);
+	r = base_random(info.id, sizeof info.id);
 	do
-		base_random(&info.seed, sizeof info.seed);
-	while (base_xxh128_seed_weak(info.seed));
-	r = proto_store_encode(&info, &body);
+		r = r < 0 ? r : base_random(&info.seed, sizeof info.seed);
+	while (r == 0 && base_xxh128_seed_weak(info.seed));
+	if (r == 0)
+		r = proto_store_encode(&info, &body);
 	if (r == 0)
 		r = store_record_put(storage, STORE_FILE, STORE_RECORD_STORE, NULL, body.data, body.len);
 	return r == STORE_PUT_OTHER ? -EEXIST : r;
