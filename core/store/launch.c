@@ -272,7 +272,7 @@ int store_launch_open(struct store *s, const struct store_launch_options *o, str
 	r = launch_name_set(l, o->id);
 	if (r == 0)
 		r = store_watch_new(l, &l->watch);
-	r = r < 0 ? base_error_set(err, r, "run %s: out of memory", o->run) : launch_start(l, err);
+	r = r < 0 ? base_error_set(err, r, "run %s: %s", o->run, base_error_name(r)) : launch_start(l, err);
 	if (r < 0) {
 		store_launch_close(l);
 		return r;
