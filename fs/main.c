@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/base/log.h"
-#include "core/store/store.h"
+#include "core/step/store.h"
 #include "fs/daemon.h"
 #include "fs/mountpoint.h"
 #include "fs/options.h"

@@ -1,20 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A mount's parts: the store opened for reading, the cache, the runs, and whose files it shows. */
+#include "core/base/clock.h"
 #include "fs/mount.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
-
-int64_t fs_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
 
 /* The store's owner and mode without write bits, unless options say otherwise. */
 static void show_owner(struct fs_mount *m)
@@ -43,16 +35,14 @@ static void show_forms(struct fs_mount *m, unsigned show)
 
 int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err)
 {
-	struct timespec now;
 	uint32_t generation;
 	int r = base_random(&generation, sizeof generation);
 
 	if (r < 0)
 		return base_error_set(err, r, "no random number: %s", base_error_name(r));
-	clock_gettime(CLOCK_REALTIME, &now);
 	*m = (struct fs_mount){ .options = options, .generation = generation >> 1 | 1,
 		.refresh_s = options->refresh_ms / 1000.0,
-		.start_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec,
+		.start_ns = base_realtime_ns(),
 		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
 	pthread_mutex_init(&m->lock, NULL);
 	if (pthread_key_create(&m->scratch, free))

@@ -60,7 +60,6 @@ void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char 
 /* Logs the sentence unless it was logged before. */
 void fs_mount_log_once(struct fs_mount *m, const char *text);
 void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, size_t len, int64_t ns);
-int64_t fs_now_ns(void); /* monotonic */
 
 /* ---- nodes (node.c) ---- */
 enum fs_kind { FS_ROOT, FS_CONTROL, FS_CONTROL_FILE, FS_RUN, FS_LATEST, FS_STEP };

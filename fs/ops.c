@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "fs/mount.h"
 
@@ -16,7 +17,7 @@
 
 struct fs_request fs_request_begin(fuse_req_t req, enum fs_op op)
 {
-	return (struct fs_request){ .m = fuse_req_userdata(req), .op = op, .start_ns = fs_now_ns() };
+	return (struct fs_request){ .m = fuse_req_userdata(req), .op = op, .start_ns = (int64_t)base_monotonic_ns() };
 }
 
 void fs_request_end(const struct fs_request *q, int error)
@@ -24,7 +25,7 @@ void fs_request_end(const struct fs_request *q, int error)
 	struct fs_stats *s = &q->m->stats;
 
 	atomic_fetch_add_explicit(&s->requests[q->op], 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&s->ns[q->op], (uint64_t)(fs_now_ns() - q->start_ns), memory_order_relaxed);
+	atomic_fetch_add_explicit(&s->ns[q->op], base_monotonic_ns() - (uint64_t)q->start_ns, memory_order_relaxed);
 	if (error)
 		atomic_fetch_add_explicit(&s->errors[q->op], 1, memory_order_relaxed);
 }
@@ -362,7 +363,7 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 	} else {
 		r = read_step(&q, req, h, size, (uint64_t)offset);
 	}
-	int64_t ns = fs_now_ns() - q.start_ns;
+	int64_t ns = (int64_t)base_monotonic_ns() - q.start_ns;
 	if (ns > FS_SLOW_NS && h->file)
 		read_slow(&q, h, size, (uint64_t)offset, ns);
 	if (r)

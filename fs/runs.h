@@ -17,7 +17,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "core/store/list.h"
+#include "core/commit/list.h"
 #include "core/view/tree.h"
 
 #define FS_NODE_ROOT UINT64_C(1)

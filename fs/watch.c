@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
 
 #define WATCHED_POLL_MS 5000  /* with a watch: in case that an event was lost */
@@ -124,7 +125,7 @@ static void rewatch(struct fs_watch *w)
 static void keep_up(struct fs_watch *w, bool told)
 {
 	struct base_error err = {0};
-	int64_t now = fs_now_ns();
+	int64_t now = (int64_t)base_monotonic_ns();
 
 	if (told || now - w->scanned_ns >= INT64_C(1000000) * SCAN_MS) {
 		w->scanned_ns = now;

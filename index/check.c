@@ -12,6 +12,7 @@
  *
  * The child never returns into the caller's code, closes what it inherited (a mount's /dev/fuse would outlive the
  * mount), writes nothing, dumps no core, and dies with its parent. */
+#include "core/base/clock.h"
 #include "index/index_internal.h"
 
 #include <fcntl.h>
@@ -22,7 +23,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 
 enum { SAYS_SOUND = 0, SAYS_DAMAGED = 1, SAYS_AGAIN = 3 };
 
@@ -139,13 +139,6 @@ __attribute__((noreturn)) static void child(const char *dir, const uint8_t store
 	_exit(look(dir, store_id));
 }
 
-static uint64_t now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 /* The exit status of the child, or SAYS_DAMAGED; kills it at the deadline. */
 static int await(pid_t pid, uint64_t deadline)
 {
@@ -157,7 +150,7 @@ static int await(pid_t pid, uint64_t deadline)
 			return WIFEXITED(status) ? WEXITSTATUS(status) : SAYS_DAMAGED;
 		if (got < 0 && errno != EINTR)
 			return SAYS_DAMAGED; /* somebody else took the answer (SIGCHLD ignored): not a yes */
-		if (now_ms() >= deadline) {
+		if (base_monotonic_ms() >= deadline) {
 			kill(pid, SIGKILL);
 			while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 				;
@@ -179,7 +172,7 @@ int index_check(const char *dir, const uint8_t store_id[16], unsigned timeout_ms
 		return errno == ENOENT || errno == ENOTDIR ? -ENOENT : -errno;
 	if (!S_ISREG(st.st_mode) || st.st_size == 0)
 		return -BASE_EDAMAGED;
-	uint64_t deadline = now_ms() + timeout_ms;
+	uint64_t deadline = base_monotonic_ms() + timeout_ms;
 	pid_t self = getpid();
 	for (int tries = 0; tries < 3; tries++) {
 		pid_t pid = fork();

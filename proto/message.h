@@ -95,7 +95,7 @@ int proto_layout_encode(const struct proto_layout *m, struct base_buf *b);
 int proto_layout_decode(const void *body, size_t len, struct proto_layout *ret_m);
 void proto_layout_release(struct proto_layout *m);
 
-/* ---- part object: one writer's; its rows lie in chunk objects (docs/format/part.md, core/store/part.h) ---- */
+/* ---- part object: one writer's; its rows lie in chunk objects (docs/format/part.md, core/step/part.h) ---- */
 /* tensors: indices into the layout */
 struct proto_chunk { uint32_t first_tensor, last_tensor, nrows; struct proto_ref ref; };
 /* len 0: ref unused but its digest */

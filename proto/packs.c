@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#define PACKS_NAME_MAX 128u /* NUL included; as core/store/pack.h */
+#define PACKS_NAME_MAX 128u /* NUL included; as core/pack/pack.h */
 
 struct packs_builder {
 	struct proto_attempt_number *attempts;

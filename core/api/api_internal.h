@@ -15,7 +15,7 @@
 
 #include "core/api/vckpt.h"
 #include "core/base/error.h"
-#include "core/store/store.h"
+#include "core/step/store.h"
 #include "core/tensor/mesh.h"
 
 _Static_assert(sizeof(struct vckpt_error) == sizeof(struct base_error) &&

@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "core/base/cleanup.h"
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/base/pool.h"
 #include "core/device/cuda.h"
@@ -180,17 +181,14 @@ static int ring_refused(struct device_ring *r, int rc, const struct base_error *
 /* Memory that is locked already may be registered as well. */
 static int ring_register(struct device_ring *r, const struct device_fence *fence)
 {
-	struct timespec begin, end;
+	uint64_t begin = base_monotonic_ns();
 	struct base_error why = {0};
 	int rc;
 
-	clock_gettime(CLOCK_MONOTONIC, &begin);
 	rc = device_registration_new(fence, r->memory, r->pages * r->page_bytes, &r->registration, &why);
-	clock_gettime(CLOCK_MONOTONIC, &end);
 	if (rc < 0)
 		return ring_refused(r, rc, &why);
-	r->register_ns = (uint64_t)(end.tv_sec - begin.tv_sec) * UINT64_C(1000000000) + (uint64_t)end.tv_nsec
-		- (uint64_t)begin.tv_nsec;
+	r->register_ns = base_monotonic_ns() - begin;
 	ring_pinned(r);
 	return 0;
 }

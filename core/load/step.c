@@ -13,8 +13,8 @@
 #include <stdlib.h>
 
 #include "core/load/load_internal.h"
-#include "core/store/manifest.h"
-#include "core/store/spread.h"
+#include "core/step/manifest.h"
+#include "core/storage/spread.h"
 
 #define STEP_CHUNKS_BYTES (UINT64_C(4) << 20) /* decoded chunks of parts that a step keeps */
 

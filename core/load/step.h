@@ -6,8 +6,8 @@
 #ifndef CORE_LOAD_STEP_H
 #define CORE_LOAD_STEP_H
 
-#include "core/store/list.h"
-#include "core/store/part.h"
+#include "core/commit/list.h"
+#include "core/step/part.h"
 #include "core/tensor/grid.h"
 
 struct load_step;

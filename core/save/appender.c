@@ -16,6 +16,7 @@
  * sealed when the next one begins. */
 #include <stdio.h>
 
+#include "core/base/clock.h"
 #include "core/save/save_internal.h"
 
 struct save_row {
@@ -144,13 +145,13 @@ static bool appender_run_is_open(const struct save_appender *a)
 
 static int appender_end_run(struct save_appender *a, struct base_error *err)
 {
-	uint64_t begin = save_now_ns();
+	uint64_t begin = base_monotonic_ns();
 	int rc;
 
 	if (!appender_run_is_open(a))
 		return 0;
 	rc = store_pack_run_end(a->pack);
-	a->w->result.write_ns += save_now_ns() - begin;
+	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (rc < 0)
 		return save_write_failed(a->w, a->pack_class, rc, err);
 	a->run_start = store_pack_writer_size(a->pack);
@@ -199,13 +200,13 @@ int save_appender_class(struct save_appender *a, const char *class, struct base_
 		return 0;
 	if (a->pack) {
 		rc = appender_end_run(a, err);
-		begin = save_now_ns();
+		begin = base_monotonic_ns();
 		if (rc == 0) {
 			rc = store_attempt_pack_seal(a->w->attempt, base_steal(a->pack),
 				&a->w->dedup.packs[a->pack_number].size);
 			if (rc < 0)
 				save_write_failed(a->w, a->pack_class, rc, err);
-			a->w->result.write_ns += save_now_ns() - begin;
+			a->w->result.write_ns += base_monotonic_ns() - begin;
 		}
 	}
 	a->pack_class[0] = 0;
@@ -230,7 +231,7 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	struct save_known **ret_known, struct base_error *err)
 {
 	struct save_known *k = save_dedup_add(&a->w->dedup, &p->digest, STORE_OBJECT_PIECE);
-	uint64_t begin = save_now_ns();
+	uint64_t begin = base_monotonic_ns();
 	bool raw = p->codec == STORE_CODEC_RAW;
 	int rc;
 
@@ -242,7 +243,7 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	rc = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec, (raw ? b->raw : b->out) + p->offset,
 		p->stored_len, p->len,
 		b->checks + p->first_block, raw ? NULL : b->lens + p->first_block, &k->ref);
-	a->w->result.write_ns += save_now_ns() - begin;
+	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (rc < 0)
 		return save_write_failed(a->w, a->pack_class, rc, err);
 	save_appender_count(a, k);
@@ -314,14 +315,14 @@ static int appender_believe(struct save_appender *a, struct save_band *b, struct
 /* Known, but not to be used: rare, so what a worker left undone is done here. */
 static int appender_encode(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
 {
-	uint64_t begin = save_now_ns();
+	uint64_t begin = base_monotonic_ns();
 	int rc = p->believed ? save_band_confirm(b, a->w, p) : 0;
 
 	if (rc == 0)
 		save_band_encode(b, p);
 	else if (err)
 		*err = b->err;
-	a->w->result.encode_ns += save_now_ns() - begin;
+	a->w->result.encode_ns += base_monotonic_ns() - begin;
 	return rc;
 }
 

@@ -10,7 +10,8 @@
  * stored (vectors; tiles that span whole rows) nothing is cut. */
 #include "core/save/save_internal.h"
 
-#include "core/store/note.h"
+#include "core/base/clock.h"
+#include "core/commit/note.h"
 
 void save_band_rows(struct save_band *b, struct save_writer *w)
 {
@@ -418,12 +419,12 @@ static int band_digest(struct save_band *b, const struct save_writer *w, struct 
 
 static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
-	uint64_t begin = save_now_ns(), middle;
+	uint64_t begin = base_monotonic_ns(), middle;
 	int rc = band_may_believe(b, p) ? band_believe(b, w, p) : 0;
 
 	if (rc == 0)
 		rc = band_digest(b, w, p);
-	middle = save_now_ns();
+	middle = base_monotonic_ns();
 	b->digest_ns += middle - begin;
 	if (rc < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES || band_at_position(b, w, p))
 		return rc < 0 ? rc : 0;
@@ -431,13 +432,13 @@ static int band_piece(struct save_band *b, const struct save_writer *w, struct s
 	p->looked = true;
 	if (!p->found)
 		save_band_encode(b, p);
-	b->encode_ns += save_now_ns() - middle;
+	b->encode_ns += base_monotonic_ns() - middle;
 	return 0;
 }
 
 int save_band_read(struct save_band *b, const struct save_source *source)
 {
-	uint64_t begin = save_now_ns();
+	uint64_t begin = base_monotonic_ns();
 	int rc;
 
 	b->err = (struct base_error){0};
@@ -445,7 +446,7 @@ int save_band_read(struct save_band *b, const struct save_source *source)
 		return base_error_set(&b->err, -ENOMEM, "out of memory");
 	b->in = b->memory[0];
 	rc = b->len ? band_read_box(b, source, b->in) : 0;
-	b->read_ns = save_now_ns() - begin;
+	b->read_ns = base_monotonic_ns() - begin;
 	return rc;
 }
 

@@ -5,7 +5,7 @@
  * each piece's digest and XXH3-128 (under the store's seed), and are themselves believed by their SHA-256 chain: commit
  * entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its position
  * is believed to be that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. What a note of damage names is not
- * there for a save, so that it is hashed and stored anew (core/store/note.h).
+ * there for a save, so that it is hashed and stored anew (core/commit/note.h).
  *
  * Opened at once is the manifest; layouts, parts and chunks are as they are needed, and how many that is depends on
  * what changed, never on the number of ranks (base_row.c). Whatever cannot be read is as if it were not there: the
@@ -21,7 +21,7 @@
 #include <string.h>
 
 #include "core/base/log.h"
-#include "core/store/manifest.h"
+#include "core/step/manifest.h"
 
 #define BASE_CHUNKS_BYTES (UINT64_C(16) << 20) /* whole from eight ranks: a chunk of each at a time */
 #define BASE_LAYOUTS_MAX 64u             /* layouts and parts of one base that are read at all */

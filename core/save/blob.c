@@ -8,6 +8,7 @@
  * writer digests them again, so that a file that changes between the two is found out. */
 #include <stdio.h>
 
+#include "core/base/clock.h"
 #include "core/save/save_internal.h"
 
 #define BLOB_MEMORY_BYTES (UINT64_C(16) << 20)
@@ -42,10 +43,10 @@ static int blob_memory_init(struct blob_memory *m, const struct save_writer *w)
 static int blob_read(struct save_appender *a, const struct save_blob *b, uint64_t offset, void *bytes, size_t len,
 	struct base_error *err)
 {
-	uint64_t begin = save_now_ns();
+	uint64_t begin = base_monotonic_ns();
 	int rc = b->source.read(b->source.arg, offset, bytes, len, err);
 
-	a->w->result.read_ns += save_now_ns() - begin;
+	a->w->result.read_ns += base_monotonic_ns() - begin;
 	return rc < 0 ? base_error_prefix(err, rc, "blob %s cannot be read", b->name) : 0;
 }
 

@@ -12,10 +12,10 @@
 #include <sys/stat.h>
 
 #include "core/base/log.h"
-#include "core/store/list.h"
-#include "core/store/manifest.h"
+#include "core/commit/list.h"
+#include "core/step/manifest.h"
 #include "core/save/save_internal.h"
-#include "core/store/part.h"
+#include "core/step/part.h"
 
 #define CATALOG_CHECK_MS 60000u
 #define CATALOG_PLACE_BYTES 160u                 /* of the index, for one place: an estimate on the high side */

@@ -6,7 +6,7 @@
 #ifndef CORE_SAVE_CATALOG_H
 #define CORE_SAVE_CATALOG_H
 
-#include "core/store/store.h"
+#include "core/step/store.h"
 #include "index/index.h"
 
 /* STORE/index, or, where that is on a network filesystem or not writable, $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store

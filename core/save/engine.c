@@ -20,6 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/save/saver_internal.h"
 
 #define IOPRIO_WHO_PROCESS 1
@@ -80,7 +81,7 @@ static void engine_tell_staged(struct save_flight *f)
 		return;
 	f->staged = true;
 	f->state = SAVE_STAGED;
-	f->info.staged_ns = saver_time_ns();
+	f->info.staged_ns = base_realtime_ns();
 	pthread_cond_broadcast(&f->s->told);
 }
 
@@ -148,7 +149,7 @@ static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	struct save_saver *s = f->s;
 	struct saver_batch *b = f->formed;
 	struct base_error err = {0};
-	uint64_t begin = saver_time_ns();
+	uint64_t begin = base_realtime_ns();
 	int rc;
 
 	f->formed = b->next;
@@ -166,7 +167,7 @@ static void engine_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	rc = saver_batch_copy(f, w, b, &err);
 	pthread_mutex_lock(&s->lock);
 	f->copying--;
-	saver_phase_note(f, SAVE_COPY, begin, saver_time_ns() - begin, b->data_bytes);
+	saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, b->data_bytes);
 	engine_copied(f, b);
 	if (rc < 0)
 		saver_flight_fail(f, rc, &err);
@@ -216,7 +217,7 @@ static void engine_wait_for_room(struct save_saver *s, struct save_flight *f)
 		engine_tell_staged(f);
 	} else if (!b->waited) {
 		b->waited = true;
-		b->waits_ns = saver_time_ns();
+		b->waits_ns = base_realtime_ns();
 		f->info.ring_waits++;
 		pthread_cond_broadcast(&s->work); /* who digests was held back by it */
 	}
@@ -308,7 +309,7 @@ static bool engine_process(struct save_saver *s)
 		return false;
 	f->processing++;
 	pthread_mutex_unlock(&s->lock);
-	begin = saver_time_ns();
+	begin = base_realtime_ns();
 	b->rc = save_band_process(b, f->w);
 	pthread_mutex_lock(&s->lock);
 	f->processing--;
@@ -399,7 +400,7 @@ static int engine_append_band(struct save_flight *f, struct save_appender *a, st
 	struct base_error *err)
 {
 	struct save_result *r = &f->w->result;
-	uint64_t begin = saver_time_ns(), write_ns = r->write_ns, stored = r->piece_bytes_new;
+	uint64_t begin = base_realtime_ns(), write_ns = r->write_ns, stored = r->piece_bytes_new;
 	const char *name;
 	uint32_t len;
 	int rc = b->rc;

@@ -3,6 +3,7 @@
  * finish: once every piece and blob has its place: the part into the meta pack, the meta pack sealed (last: what it
  * names is durable by then), and the announcement, which store_attempt_commit turns into the manifest and the commit
  * entry (invariants 2, 4, 6). */
+#include "core/base/clock.h"
 #include "core/save/save_internal.h"
 
 static struct proto_ref finish_ref(const struct store_object_ref *ref, uint32_t pack)
@@ -70,7 +71,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	uint64_t begin = save_now_ns();
+	uint64_t begin = base_monotonic_ns();
 	int rc = store_part_finish(a->part, part, ret_ref, err);
 
 	if (rc == 0) {
@@ -84,7 +85,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	rc = store_attempt_pack_seal(w->attempt, base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
 	if (rc < 0)
 		return save_write_failed(w, "meta", rc, err);
-	w->result.write_ns += save_now_ns() - begin;
+	w->result.write_ns += base_monotonic_ns() - begin;
 	w->result.meta_bytes = w->dedup.packs[a->meta_number].size;
 	return 0;
 }

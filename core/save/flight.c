@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/base/plural.h"
 #include "core/save/saver_internal.h"
 
@@ -15,14 +16,6 @@
 #define FLIGHT_WORDS_KEPT 8u
 
 struct saver_chunk { struct saver_chunk *next; size_t used, room; max_align_t bytes[]; };
-
-uint64_t saver_time_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_REALTIME, &t);
-	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 static const char *const phase_names[SAVE_PHASES] = {"plan", "room", "copy", "digest", "encode", "write", "seal",
 	"wait", "commit"};
@@ -671,7 +664,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 	} else {
 		f->submitted = true;
 		f->state = SAVE_QUEUED;
-		f->info.submitted_ns = saver_time_ns();
+		f->info.submitted_ns = base_realtime_ns();
 		pthread_cond_broadcast(&s->work);
 		pthread_cond_signal(&s->ready);
 	}

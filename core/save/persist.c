@@ -13,10 +13,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/save/saver_internal.h"
-#include "core/store/list.h"
-#include "core/store/stats.h"
+#include "core/commit/list.h"
+#include "core/commit/stats.h"
 
 #define PERSIST_WAIT_MS 1000
 
@@ -158,7 +159,7 @@ static int persist_finish(struct save_flight *f, struct save_appender *a, struct
 {
 	struct proto_timing timings[SAVE_PHASES];
 	struct save_replicas_rows rows = {0};
-	uint64_t begin = saver_time_ns();
+	uint64_t begin = base_realtime_ns();
 	int rc = save_appender_blobs(a, err);
 
 	saver_room_tell(f);
@@ -166,7 +167,7 @@ static int persist_finish(struct save_flight *f, struct save_appender *a, struct
 		rc = save_appender_class(a, NULL, err);
 	pthread_mutex_lock(&f->s->lock);
 	f->info.bytes_done += rc == 0 ? f->w->blob_bytes : 0;
-	saver_phase_note(f, SAVE_SEAL, begin, saver_time_ns() - begin, 0);
+	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
 	pthread_mutex_unlock(&f->s->lock);
 	if (rc == 0)
 		rc = persist_samples(f, &rows, err);
@@ -181,14 +182,14 @@ static int persist_finish(struct save_flight *f, struct save_appender *a, struct
 /* The layout's object and digest, once for all saves of equal declarations. Copying goes on meanwhile. */
 static int persist_layout(struct save_flight *f, struct base_error *err)
 {
-	uint64_t begin = saver_time_ns();
+	uint64_t begin = base_realtime_ns();
 	int rc;
 
 	if (f->structure->layout_object.len)
 		return 0;
 	rc = saver_structure_encode(f->structure, err);
 	pthread_mutex_lock(&f->s->lock);
-	saver_phase_note(f, SAVE_SEAL, begin, saver_time_ns() - begin, 0);
+	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
 	pthread_mutex_unlock(&f->s->lock);
 	return rc;
 }
@@ -226,7 +227,7 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 static int persist_wait(struct save_flight *f, struct base_error *err)
 {
 	uint64_t limit_ms = f->s->options.start_ms ? f->s->options.start_ms : STORE_LAUNCH_START_MS;
-	uint64_t begin = saver_time_ns(), since = save_now_ns(), commit_ns, now;
+	uint64_t begin = base_realtime_ns(), since = base_monotonic_ns(), commit_ns, now;
 	int rc;
 
 	pthread_mutex_lock(&f->s->lock);
@@ -236,14 +237,14 @@ static int persist_wait(struct save_flight *f, struct base_error *err)
 		*err = (struct base_error){0};
 		rc = store_attempt_wait(f->w->attempt, PERSIST_WAIT_MS, &f->entry, err);
 		if (rc == -ETIMEDOUT)
-			since = save_now_ns();
+			since = base_monotonic_ns();
 		else if (rc == 0 || rc == -BASE_EABORTED || !store_attempt_undecided(f->w->attempt)
-			|| save_now_ns() - since > limit_ms * UINT64_C(1000000))
+			|| base_monotonic_ns() - since > limit_ms * UINT64_C(1000000))
 			break;
 		else
 			usleep(100000);
 	}
-	now = saver_time_ns();
+	now = base_realtime_ns();
 	commit_ns = base_min(store_attempt_commit_ns(f->w->attempt), now - begin);
 	pthread_mutex_lock(&f->s->lock);
 	saver_phase_note(f, SAVE_WAIT, begin, now - begin - commit_ns, 0);
@@ -348,7 +349,7 @@ static void persist_flight(struct save_flight *f)
 	if (rc < 0)
 		saver_flight_fail(f, rc, &err);
 	else
-		f->info.committed_ns = saver_time_ns();
+		f->info.committed_ns = base_realtime_ns();
 	pthread_mutex_unlock(&s->lock);
 	if (rc == 0)
 		persist_stats(f);

@@ -12,6 +12,7 @@
  * it too (persist.c). */
 #include <stdio.h>
 
+#include "core/base/clock.h"
 #include "core/save/saver_internal.h"
 
 static int tensor_compare(const struct saver_tensor *a, const struct saver_tensor *b)
@@ -313,7 +314,7 @@ int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 
 int saver_prepare(struct save_flight *f, struct base_error *err)
 {
-	uint64_t begin = saver_time_ns(), end;
+	uint64_t begin = base_realtime_ns(), end;
 	struct save_plan_key key;
 	uint32_t cached = 0;
 	int rc = prepare_order(f, err);
@@ -326,7 +327,7 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 		rc = prepare_plan(f, &key, &cached, err);
 	if (rc < 0)
 		return rc;
-	end = saver_time_ns();
+	end = base_realtime_ns();
 	f->w->layout = f->structure->layout;
 	f->w->plan = f->plan;
 	f->w->plan_tensor = f->structure->numbers;

@@ -13,13 +13,12 @@
 #define CORE_SAVE_SAVE_INTERNAL_H
 
 #include <pthread.h>
-#include <time.h>
 
 #include "core/base/buf.h"
 #include "core/save/known_internal.h"
 #include "core/save/plan.h"
 #include "core/save/writer.h"
-#include "core/store/codec.h"
+#include "core/pack/codec.h"
 #include "index/index.h"
 
 #define SAVE_BELIEVE_BYTES 240u                  /* longer pieces are believed by their XXH3-128 */
@@ -29,14 +28,6 @@
 /* What files are read into begins at a page: where it lies 16 bytes behind one, as malloc gives large memory, the
  * kernel's copy takes five times as long on some processors (rep movsb; measured on AMD's third generation of EPYC). */
 #define SAVE_ALIGN 4096u
-
-static inline uint64_t save_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 /* ---- the writer ---- */
 

@@ -25,7 +25,7 @@
 #include "core/save/plan_cache.h"
 #include "core/save/save_internal.h"
 #include "core/save/saver.h"
-#include "core/store/launch.h"
+#include "core/commit/launch.h"
 
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
@@ -153,7 +153,6 @@ struct save_saver {
 	pthread_t persister; bool persister_started;
 };
 
-uint64_t saver_time_ns(void);           /* CLOCK_REALTIME */
 /* The saver's lock is held for these. */
 void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
 	uint64_t bytes);

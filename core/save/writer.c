@@ -8,6 +8,7 @@
  * sealed packs when nothing was announced) and leaves the store as it was. */
 #include <stdio.h>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/save/catalog.h"
 #include "core/save/save_internal.h"
@@ -196,7 +197,7 @@ void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now)
 	w->done_bytes += bytes;
 	if (!w->options.progress)
 		return;
-	at = save_now_ns();
+	at = base_monotonic_ns();
 	if (!now && at - w->progress_ns < WRITER_PROGRESS_NS)
 		return;
 	w->progress_ns = at;

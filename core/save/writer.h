@@ -10,8 +10,8 @@
 #ifndef CORE_SAVE_WRITER_H
 #define CORE_SAVE_WRITER_H
 
-#include "core/store/attempt.h"
-#include "core/store/part.h"
+#include "core/commit/attempt.h"
+#include "core/step/part.h"
 
 /* Reads exactly len row-major bytes at offset, from any thread, several at once. 0 or a negative errno with a
  * sentence. */

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "core/store/codec.h"
+#include "core/pack/codec.h"
 #include "core/view/view_internal.h"
 
 #define CODECS 16 /* distinct codec words named for one tensor */

@@ -6,7 +6,7 @@
 #define CORE_VIEW_SAFETENSORS_H
 
 #include "core/base/error.h"
-#include "core/store/layout.h"
+#include "core/step/layout.h"
 
 #define VIEW_SAFETENSORS_MAX_HEADER 100000000u /* bytes of JSON: the format's own limit */
 #define VIEW_SAFETENSORS_MAX_MADE 90000000u    /* above this a component has no .safetensors */

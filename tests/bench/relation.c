@@ -10,8 +10,8 @@
 #include <time.h>
 
 #include "core/base/cleanup.h"
-#include "core/store/part_window.h"
-#include "core/store/store.h"
+#include "core/step/part_window.h"
+#include "core/step/store.h"
 #include "core/tensor/reshard.h"
 
 int relation_part_make(struct store *s, const struct store_layout *l, uint32_t rank, uint32_t world,

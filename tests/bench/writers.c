@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * writers: a save of very many ranks, played by one process over core/store: what the protocol, the announcements, the
+ * writers: a save of very many ranks, played by one process over core/commit: what the protocol, the announcements, the
  * manifest and the checks cost, with next to no data.
  *
  *     writers STORE WORLD [rank 0 waits from: first|last] [latency of a request, µs] [layouts]
@@ -20,11 +20,14 @@
 #include <sys/resource.h>
 
 #include "core/base/cleanup.h"
+#include "core/base/clock.h"
+#include "core/commit/incoming.h"
+#include "core/commit/manifest_check.h"
 #include "core/load/step.h"
 #include "core/save/known_internal.h"
-#include "core/store/launch_internal.h"
-#include "core/store/layout.h"
-#include "core/store/part.h"
+#include "core/commit/launch_internal.h"
+#include "core/step/layout.h"
+#include "core/step/part.h"
 
 #define PIECE_BYTES 100u
 #define TENSORS 16u
@@ -57,12 +60,12 @@ static uint64_t called(enum kind kind, const char *name)
 		atomic_fetch_add(&counts[kind], 1);
 	if (wait_us && kind != WRITER_APPEND)
 		usleep(wait_us);
-	return store_monotonic_ns();
+	return base_monotonic_ns();
 }
 
 static void touched(enum phase phase, uint64_t begin)
 {
-	unsigned long long none = 0, now = store_monotonic_ns(), end = atomic_load(&phase_end[phase]);
+	unsigned long long none = 0, now = base_monotonic_ns(), end = atomic_load(&phase_end[phase]);
 
 	atomic_compare_exchange_strong(&phase_begin[phase], &none, begin);
 	while (end < now && !atomic_compare_exchange_weak(&phase_end[phase], &end, now))
@@ -356,7 +359,7 @@ static void rank_announce(struct job *j, uint32_t rank)
 
 /* ---- the parts of the commit by themselves: nothing of the store but memory ---- */
 
-static double seconds(uint64_t since) { return (double)(store_monotonic_ns() - since) / 1e9; }
+static double seconds(uint64_t since) { return (double)(base_monotonic_ns() - since) / 1e9; }
 
 static size_t heap(void)
 {
@@ -397,7 +400,7 @@ static void parts_alone(struct job *j)
 	struct proto_manifest m = {0};
 	struct base_digest digest;
 	size_t before = heap(), peak;
-	uint64_t begin = store_monotonic_ns();
+	uint64_t begin = base_monotonic_ns();
 
 	for (uint32_t i = 0; i < j->world; i++) {
 		struct store_record record = {0};
@@ -411,20 +414,20 @@ static void parts_alone(struct job *j)
 		all[i] = &parts[i];
 	}
 	printf("\"announcements_s\": %.4f, \"announcements_bytes\": %zu, ", seconds(begin), heap() - before);
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	must(store_manifest_make(all, j->world, &body, &digest, &j->err), j, "manifest");
 	printf("\"make_s\": %.4f, \"manifest_bytes\": %zu, ", seconds(begin), body.len);
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	must(store_manifest_check_replicas(j->store, all, j->world, &j->err), j, "replicas");
 	printf("\"replicas_s\": %.4f, ", seconds(begin));
 	must(proto_manifest_decode(body.data, body.len, &m), j, "manifest");
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	must(store_manifest_check_packs(j->store, &m, &j->err), j, "packs");
 	printf("\"packs_s\": %.4f, ", seconds(begin));
 	malloc_trim(0);
 	peak_reset();
 	peak = peak_kib();
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	must(store_manifest_check_cover(j->store, &m, NULL, &j->err), j, "cover");
 	printf("\"cover_s\": %.4f, \"cover_kib\": %zu, ", seconds(begin), peak_kib() - peak);
 	proto_manifest_release(&m);
@@ -441,7 +444,7 @@ static void *rank_0_waits(void *arg)
 	struct job *j = arg;
 
 	j->result = store_attempt_wait(j->attempts[0], -1, &j->entry, &j->err);
-	j->ended_ns = store_monotonic_ns();
+	j->ended_ns = base_monotonic_ns();
 	return NULL;
 }
 
@@ -470,7 +473,7 @@ static void commit(struct job *j, bool first)
 		size_t n;
 
 		count_print("prepare");
-		begin = store_monotonic_ns();
+		begin = base_monotonic_ns();
 		must(store_incoming_read(j->store, &in, &n, &j->err), j, "incoming");
 		printf("\"incoming_s\": %.4f, \"incoming_missing\": %u, ", seconds(begin), n ? in[0].nmissing : 0);
 		store_incoming_free(in, n);
@@ -484,7 +487,7 @@ static void commit(struct job *j, bool first)
 	for (unsigned p = 0; p < PHASES && !first; p++)
 		atomic_store(&phase_begin[p], 0), atomic_store(&phase_end[p], 0);
 	latency_us = j->latency_us;
-	announced = store_monotonic_ns();
+	announced = base_monotonic_ns();
 	if (!first)
 		rank_0_waits(j);
 	else
@@ -512,7 +515,7 @@ static void base_lookup(struct job *j, const char *path, const struct store_list
 
 	must(store_open(path, 0, &s, &j->err), j, "open");
 	s->storage->ops = &counting;
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	must(save_bases_add(&bases, s, "r", step->entry, &step->commit.manifest), j, "base");
 	for (uint32_t t = 0; t < TENSORS && save_bases_count(&bases); t++) {
 		struct save_base_row *row = save_base_row_get(bases.all[0], j->layout[bases.rank % j->nlayouts], t,
@@ -533,7 +536,7 @@ static void afterwards(struct job *j, const char *path)
 	struct load_step *step;
 	struct store *fresh; /* with no pack open */
 	struct store_list *list;
-	uint64_t begin = store_monotonic_ns(), entry;
+	uint64_t begin = base_monotonic_ns(), entry;
 
 	for (uint32_t i = 1; i < j->world; i++)
 		must(store_attempt_wait(j->attempts[i], 0, &entry, &j->err), j, "wait of another");
@@ -544,7 +547,7 @@ static void afterwards(struct job *j, const char *path)
 	must(store_open(path, 0, &fresh, &j->err), j, "open");
 	fresh->storage->ops = &counting;
 	latency_us = j->latency_us;
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	must(store_list_open(fresh, "r", false, &list, &j->err), j, "list");
 	must(load_step_open(fresh, "r", store_list_latest(list), &step, &j->err), j, "open");
 	printf("\"open_s\": %.4f, \"open_bytes\": %zu, \"tensors\": %llu, \"listed_tensors\": %llu, ", seconds(begin),
@@ -580,12 +583,12 @@ int main(int argc, char **argv)
 	j.launches = calloc(j.world, sizeof *j.launches);
 	j.attempts = calloc(j.world, sizeof *j.attempts);
 	printf("{\"world\": %u, ", j.world);
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	launches_open(&j);
 	printf("\"launch_s\": %.4f, ", seconds(begin));
 	count_print("launch");
 	j.latency_us = argc > 4 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
-	begin = store_monotonic_ns();
+	begin = base_monotonic_ns();
 	commit(&j, first);
 	printf("\"save_s\": %.4f, ", seconds(begin));
 	afterwards(&j, argv[1]);

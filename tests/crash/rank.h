@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * rank: one rank of a job in a program without torch, a save of a few KiB in a few milliseconds. Two drivers stand
- * behind these functions: rank_protocol.c makes the calls of core/store itself, in one thread, so that every run makes
+ * behind these functions: rank_protocol.c makes the calls of core/commit itself, in one thread, so that every run makes
  * the same calls of the kernel in the same order; rank_saver.c goes through libvckpt. */
 #ifndef TESTS_CRASH_RANK_H
 #define TESTS_CRASH_RANK_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A rank over core/store alone: the order of a save (core/store/attempt_ranks.c) with nothing around it. Every rank
+ * A rank over core/commit alone: the order of a save (core/commit/attempt_ranks.c) with nothing around it. Every rank
  * stores its share of model/w, a vector that is sharded over all ranks, and rank 1 (or 0, alone) optimizer/m, which
  * all hold. Each is small enough for one tile, so that a box is one piece. */
 #include <errno.h>
@@ -9,9 +9,9 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
-#include "core/store/launch.h"
-#include "core/store/layout.h"
-#include "core/store/part.h"
+#include "core/commit/launch.h"
+#include "core/step/layout.h"
+#include "core/step/part.h"
 #include "rank.h"
 
 #define MOMENTS_BYTES 500u

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/base/le.h"
-#include "core/store/codec.h"
+#include "core/pack/codec.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/store/pack_internal.h"
+#include "core/pack/pack_format.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/store/chunk_internal.h"
+#include "core/step/chunk_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

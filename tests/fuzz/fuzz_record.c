@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/store/record.h"
+#include "core/step/record.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

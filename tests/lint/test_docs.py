@@ -37,7 +37,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_files_that_documents_name_are_there():
-    """`core/store/list.c` and the like, in backquotes."""
+    """`core/commit/list.c` and the like, in backquotes."""
     wrong = [f"{page.relative_to(ROOT)}: {name}" for page in PAGES
              for name in re.findall(r"`((?:core|proto|index|fs|tools|tests|docs)/[\w./-]+\.\w+)`", page.read_text())
              if not (ROOT / name).exists()]
@@ -74,23 +74,23 @@ def test_manual_pages_are_sound(manual):
 # A constant, and what the page of its format says of it.
 SIZES = [
     ("core/base/digest.h", "BASE_BLOCK_BYTES", 16384, "objects.md", "16 KiB|16,384|16384"),
-    ("core/store/record.h", "STORE_RECORD_HEAD_BYTES", 48, "record.md", r"\b48\b"),
-    ("core/store/pack.h", "STORE_PACK_HEAD_BYTES", 4096, "pack.md", r"\b4,?096\b"),
-    ("core/store/pack_internal.h", "PACK_ENTRY_BYTES", None, "pack.md", None),
-    ("core/store/pack.h", "STORE_PACK_TAIL_BYTES", 128, "pack.md", r"\b128\b"),
-    ("core/store/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "layout.md", "at most 1 GiB"),
-    ("core/store/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "part.md", "at most 1 GiB"),
-    ("core/store/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "objects.md", "1 GiB raw"),
-    ("core/store/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
-    ("core/store/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
-    ("core/store/chunk_internal.h", "CHUNK_RUN_BYTES", None, "part.md", None),
-    ("core/store/chunk_internal.h", "CHUNK_PIECE_BYTES", None, "part.md", None),
+    ("core/step/record.h", "STORE_RECORD_HEAD_BYTES", 48, "record.md", r"\b48\b"),
+    ("core/pack/pack.h", "STORE_PACK_HEAD_BYTES", 4096, "pack.md", r"\b4,?096\b"),
+    ("core/pack/pack_format.h", "PACK_ENTRY_BYTES", None, "pack.md", None),
+    ("core/pack/pack.h", "STORE_PACK_TAIL_BYTES", 128, "pack.md", r"\b128\b"),
+    ("core/pack/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "layout.md", "at most 1 GiB"),
+    ("core/pack/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "part.md", "at most 1 GiB"),
+    ("core/pack/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "objects.md", "1 GiB raw"),
+    ("core/step/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
+    ("core/step/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
+    ("core/step/chunk_internal.h", "CHUNK_RUN_BYTES", None, "part.md", None),
+    ("core/step/chunk_internal.h", "CHUNK_PIECE_BYTES", None, "part.md", None),
     ("proto/proto_internal.h", "PROTO_REF_BYTES", 72, "messages.md", r"\b72\b"),
     ("proto/proto_internal.h", "PROTO_CHUNK_ROW_BYTES", 88, "part.md", r"\b88\b"),
     ("proto/proto_internal.h", "PROTO_TENSOR_ROW_BYTES", 32, "layout.md", r"\b32\b"),
     ("proto/proto_internal.h", "PROTO_RANK_ROW_BYTES", 96, "manifest.md", r"\b96\b"),
     ("proto/proto_internal.h", "PROTO_LIVE_ROW_BYTES", 112, "list.md", r"\b112\b"),
-    ("core/store/list.h", "STORE_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
+    ("core/commit/list.h", "STORE_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
 ]
 
 

@@ -7,14 +7,15 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LAYERS = ["core/base", "core/tensor", "proto", "index", "core/store", "core/device", "core/save", "core/load", "core/view",
+LAYERS = ["core/base", "core/tensor", "proto", "index", "core/storage", "core/pack", "core/step", "core/commit",
+          "core/upkeep", "core/device", "core/save", "core/load", "core/view",
           "core/api", "fs", "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {
     r"protobuf-c/|proto/vckpt\.pb-c\.h": {"proto"},
     r"lmdb\.h": {"index"},
     r"fuse": {"fs"},
-    r"lz4": {"core/store"},
+    r"lz4": {"core/pack"},
     r"xxhash\.h|openssl/": {"core/base"},
     r"jansson\.h": {"tools"},
     r"dlfcn\.h": {"core/device"},       # libcuda.so.1 is loaded at run time

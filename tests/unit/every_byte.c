@@ -15,7 +15,7 @@
 
 #include "core/base/buf.h"
 #include "core/base/log.h"
-#include "core/store/verify.h"
+#include "core/upkeep/verify.h"
 #include "core/view/tree.h"
 
 #define FILES_MAX 512

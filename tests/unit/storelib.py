@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists, attempts and the collector through ctypes: mirrors of the structs of proto/message.h and core/store/*.h."""
+"""Lists, attempts and the collector through ctypes: mirrors of the structs of proto/message.h and core/step, core/commit and core/upkeep."""
 import contextlib
 import ctypes as c
 import errno

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of a part read by ranges (core/store/part_window): the same as the row read whole, in any order of pieces; bytes that
+"""A row of a part read by ranges (core/step/part_window): the same as the row read whole, in any order of pieces; bytes that
 rotted and tables that lie never give another answer."""
 import ctypes as c
 import errno

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults by place (core/store/verify_index.c): the right ones, without a look at all of them; and verify with many."""
+"""Faults by place (core/upkeep/verify_index.c): the right ones, without a look at all of them; and verify with many."""
 import collections
 import ctypes as c
 import json

@@ -6,7 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/store/attempt.h"
+#include "core/commit/attempt.h"
+#include "core/commit/incoming.h"
 #include "tools/vckpt/tool.h"
 
 struct stop {

@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/store/gc.h"
+#include "core/upkeep/gc.h"
 #include "tools/vckpt/tool.h"
 
 struct gc {

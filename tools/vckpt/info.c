@@ -5,8 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/store/codec.h"
-#include "core/store/manifest.h"
+#include "core/pack/codec.h"
+#include "core/step/manifest.h"
 #include "core/view/tree.h"
 #include "tools/vckpt/sums.h"
 #include "tools/vckpt/tool.h"

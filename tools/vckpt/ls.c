@@ -2,6 +2,7 @@
  *
  * vckpt ls: runs; the steps of a run; the components and blobs of a step; the tensors of a component. Listing runs and
  * steps reads lists only. */
+#include "core/base/clock.h"
 #include "tools/vckpt/ls.h"
 
 #include <inttypes.h>
@@ -360,7 +361,6 @@ static int ls_run(struct tool *t, int argc, char **argv)
 		{"sort", required_argument, NULL, 's'}, {"reverse", no_argument, NULL, 'r'},
 		{"bytes", no_argument, NULL, 'b'}, {"time", no_argument, NULL, 't'}, {"long", no_argument, NULL, 'l'},
 		{"no-header", no_argument, NULL, 'H'}, {0}};
-	struct timespec now;
 	struct ls ls = {.t = t};
 	struct tool_target target;
 	struct store *s = NULL;
@@ -368,8 +368,7 @@ static int ls_run(struct tool *t, int argc, char **argv)
 
 	if (code)
 		return code - TOOL_LEAVE;
-	clock_gettime(CLOCK_REALTIME, &now);
-	ls.now_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+	ls.now_ns = base_realtime_ns();
 	ls.more |= t->verbose > 0;
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;

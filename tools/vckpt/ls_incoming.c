@@ -5,9 +5,10 @@
  * attempt the list has decided has no meaning any more, whoever lives. */
 #include <inttypes.h>
 #include <string.h>
-#include <time.h>
 
-#include "core/store/attempt.h"
+#include "core/base/clock.h"
+#include "core/commit/attempt.h"
+#include "core/commit/incoming.h"
 #include "tools/vckpt/tool.h"
 
 struct incoming {
@@ -93,17 +94,9 @@ static void print_incoming(const struct incoming *i)
 		liveness_names[in->state], left_over(i) ? ")" : "", in->attempt);
 }
 
-static int64_t clock_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
 void tool_print_incoming(const struct store_incoming *in)
 {
-	print_incoming(&(struct incoming){.in = in, .decided = STORE_ATTEMPT_UNDECIDED, .now_ns = clock_ns()});
+	print_incoming(&(struct incoming){.in = in, .decided = STORE_ATTEMPT_UNDECIDED, .now_ns = base_realtime_ns()});
 }
 
 /* Lists are opened once a run: attempts stand together by run. */
@@ -130,7 +123,7 @@ int tool_list_incoming(struct tool *t, struct store *s, const char *run)
 	struct incoming_lists lists = {0};
 	struct store_incoming *all = NULL;
 	struct base_error err = {0};
-	int64_t now_ns = clock_ns();
+	int64_t now_ns = base_realtime_ns();
 	json_t *shown = json_array();
 	size_t n = 0;
 	int r = store_incoming_read(s, &all, &n, &err), code;

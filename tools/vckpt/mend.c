@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/store/mend.h"
+#include "core/upkeep/mend.h"
 
 #include <inttypes.h>
 #include <string.h>

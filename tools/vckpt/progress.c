@@ -6,9 +6,9 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "tools/vckpt/format.h"
 #include "tools/vckpt/terminal.h"
 
@@ -17,13 +17,7 @@
 #define SMOOTH_NS 10e9
 #define BAR_MAX 30
 
-static int64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
-}
+static int64_t now_ns(void) { return (int64_t)base_monotonic_ns(); }
 
 void tool_progress_start(struct tool_progress *p, bool quiet, const char *what)
 {

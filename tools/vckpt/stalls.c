@@ -6,9 +6,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/store/manifest.h"
-#include "core/store/part.h"
-#include "core/store/stats.h"
+#include "core/step/manifest.h"
+#include "core/step/part.h"
+#include "core/commit/stats.h"
 #include "tools/vckpt/stalls.h"
 
 /* ---- the table ---- */

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "core/store/codec.h"
+#include "core/pack/codec.h"
 
 static void add_codec(struct tool_sums *s, const struct store_object_ref *ref)
 {

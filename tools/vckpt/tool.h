@@ -10,8 +10,9 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/store/list.h"
-#include "core/store/store.h"
+#include "core/commit/incoming.h"
+#include "core/commit/list.h"
+#include "core/step/store.h"
 #include "tools/vckpt/format.h"
 #include "tools/vckpt/progress.h"
 #include "tools/vckpt/terminal.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/store/verify.h"
+#include "core/upkeep/verify.h"
 #include "core/view/safetensors.h"
 
 #include <inttypes.h>

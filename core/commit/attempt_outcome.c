@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attempt_outcome: what the list says of a job's attempt, and how one of its ranks gives it up.
+ *
+ *     outcome told [yes], [no]         attempt_outcome_known       once the entry that decided it is durable
+ *     abort entry [fail]               give_up_first               before anything announced is deleted
+ *     abort entry, later [fail]        store_launch_aborts_put     one that could not be written
+ *     abort entry, by a person [fail]  store_attempt_stop          whoever is at work there
+ *
+ * An abort that cannot be written is not forgotten, for the other ranks wait for this one as long as it lives. The
+ * launch keeps it, and appends it before its next begin, while the attempt is waited for, and from its heartbeat's
+ * thread at every beat; until it is written, or the list decides the attempt in another way. Where that fails for
+ * longer than a rank may be missing at the start the heartbeat stands still, and the others give this rank up: it can
+ * do nothing for them. It beats again once the list can be written. So a short fault costs the save that it hit, and
+ * no fault of one rank keeps the others waiting for as long as it lives.
+ *
+ * A rank whose announcement and abort both failed does not wait for its own part: attempt_outcome_wait tries the abort
+ * again, and either that is what the list says, or a commit, if the announcement had landed after all. */
+#include <stdio.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/clock.h"
+#include "core/base/log.h"
+#include "core/commit/launch_internal.h"
+
+struct launch_abort {
+	struct launch_abort *next;
+	char attempt[PROTO_ATTEMPT_MAX], reason[PROTO_REASON_MAX];
+};
+
+/* ---- what the list says ---- */
+
+/* model: yes, no */
+int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+{
+	enum store_attempt_state state;
+	const char *reason;
+	int r;
+
+	if (store_list_damaged(a->list))
+		return base_error_set(err, -BASE_EDAMAGED, "%s: step %llu: undecided: the run's list is damaged",
+			a->run, (unsigned long long)a->step);
+	r = store_list_newer(a->list, NULL, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+	state = store_list_attempt(a->list, a->name, &reason, ret_entry);
+	if (state == STORE_ATTEMPT_UNDECIDED)
+		return 0;
+	r = store_list_sync(a->list, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+	a->decided = true;
+	if (state == STORE_ATTEMPT_COMMITTED)
+		return 1;
+	return base_error_set(err, -BASE_EABORTED, "%s: step %llu: the attempt was aborted: %s", a->run,
+		(unsigned long long)a->step, reason && reason[0] ? reason : "no reason was given");
+}
+
+/* The launch's lock is held. The list's own patience is not wanted where somebody else's is at work. */
+static uint64_t patience_set(struct store_list *l, uint64_t ms)
+{
+	uint64_t before = l->how.patience_ms;
+
+	l->how.patience_ms = ms;
+	return before;
+}
+
+int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+{
+	uint64_t patience;
+	int r;
+
+	pthread_mutex_lock(&a->job->lock);
+	patience = patience_set(a->list, 0);
+	r = store_list_refresh(a->list, err);
+	if (r < 0)
+		r = base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+	else
+		r = attempt_outcome_known(a, ret_entry, err);
+	patience_set(a->list, patience);
+	pthread_mutex_unlock(&a->job->lock);
+	return r;
+}
+
+/* ---- aborts that could not be written ---- */
+
+/* model: kept. The launch's lock is held. */
+static void abort_keep(struct store_launch *l, const char *attempt, const char *reason)
+{
+	struct launch_abort **at = &l->aborts, *k;
+
+	for (; *at; at = &(*at)->next)
+		if (strcmp((*at)->attempt, attempt) == 0)
+			return;
+	k = l->spare ? base_steal(l->spare) : calloc(1, sizeof *k);
+	if (!k) {
+		base_warning("run %s: %s: out of memory: its abort is not kept", l->run, attempt);
+		return;
+	}
+	snprintf(k->attempt, sizeof k->attempt, "%s", attempt);
+	snprintf(k->reason, sizeof k->reason, "%s", reason);
+	if (!l->aborts)
+		l->aborts_ms = base_monotonic_ms();
+	*at = k;
+}
+
+int store_launch_abort_room(struct store_launch *l)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&l->lock);
+	if (!l->spare && !(l->spare = calloc(1, sizeof *l->spare)))
+		r = -ENOMEM;
+	pthread_mutex_unlock(&l->lock);
+	return r;
+}
+
+static bool abort_kept(const struct store_launch *l, const char *attempt)
+{
+	for (const struct launch_abort *k = l->aborts; k; k = k->next)
+		if (strcmp(k->attempt, attempt) == 0)
+			return true;
+	return false;
+}
+
+/* model: fail */
+int store_launch_aborts_put(struct store_launch *l)
+{
+	uint64_t patience = patience_set(l->list, 0);
+	struct launch_abort *k;
+	int r = 0;
+
+	while (r >= 0 && (k = l->aborts) != NULL) {
+		r = store_attempt_abort_put_rank(l->list, k->attempt, l->rank, k->reason, NULL);
+		if (r < 0 && r != -EALREADY)
+			break;
+		base_warning("run %s: %s: %s", l->run, k->attempt,
+			r == 0 ? "its abort is written now" : "the list has decided it meanwhile");
+		if (r == 0)
+			store_folder_delete(l->store, l->run, k->attempt, NULL);
+		r = 0;
+		l->aborts = k->next;
+		free(k);
+	}
+	patience_set(l->list, patience);
+	return r;
+}
+
+/* model: stuck */
+bool store_launch_tend(void *arg)
+{
+	struct store_launch *l = arg;
+	bool beats;
+
+	if (pthread_mutex_trylock(&l->lock) != 0)
+		return true; /* somebody is at work on the list; at the next beat, then */
+	if (l->aborts) /* else the list may not even be open */
+		store_launch_aborts_put(l);
+	beats = !l->aborts || base_monotonic_ms() - l->aborts_ms < l->start_ms;
+	if (beats == l->rests)
+		base_warning("run %s: rank %u: %s", l->run, l->rank, beats ? "its heartbeat goes on"
+			: "its list cannot be written: its heartbeat stands still, so that nobody waits for it");
+	l->rests = !beats;
+	pthread_mutex_unlock(&l->lock);
+	return beats;
+}
+
+void store_launch_aborts_drop(struct store_launch *l)
+{
+	struct launch_abort *k;
+
+	if (l->list && l->aborts && getpid() == l->pid)
+		store_launch_aborts_put(l);
+	while ((k = l->aborts) != NULL) {
+		if (getpid() == l->pid)
+			base_warning("run %s: %s: its abort cannot be written; another rank or vckpt gc will", l->run,
+				k->attempt);
+		l->aborts = k->next;
+		free(k);
+	}
+	free(base_steal(l->spare));
+}
+
+/* ---- giving up ---- */
+
+/* model: fail. `rank` (on `host`, if that is known) is why the attempt is given up. 1: it is committed, for all that.
+ * -BASE_EABORTED: it is aborted, for this reason or (*ret_first false) an earlier one. Another error: undecided. */
+static int give_up_first(struct store_attempt *a, uint32_t rank, const char *host, const char *why, bool *ret_first,
+	uint64_t *ret_entry, struct base_error *err)
+{
+	char reason[PROTO_REASON_MAX];
+	int s, r;
+
+	snprintf(reason, sizeof reason, "rank %u%s%.64s: %.900s", rank, host[0] ? " on " : "", host, why);
+	pthread_mutex_lock(&a->job->lock);
+	s = store_attempt_abort_put_rank(a->list, a->name, rank, reason, NULL);
+	if (s >= 0 || s == -EALREADY)
+		r = attempt_outcome_known(a, ret_entry, err);
+	else
+		r = base_error_set(err, s, "%s: step %llu: undecided: the abort cannot be written (%s): %s", a->run,
+			(unsigned long long)a->step, base_error_name(s), reason);
+	if (s < 0 && s != -EALREADY && rank == a->job->rank)
+		abort_keep(a->job, a->name, reason);
+	pthread_mutex_unlock(&a->job->lock);
+	if (s == 0) /* ours: the others leave the folder alone */
+		store_folder_delete(a->store, a->run, a->name, NULL);
+	if (r == -BASE_EABORTED)
+		store_attempt_packs_delete(a);
+	*ret_first = s == 0;
+	return r;
+}
+
+int attempt_give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	bool first;
+
+	return give_up_first(a, rank, host, why, &first, ret_entry, err);
+}
+
+/* The error stays what it was, unless another reason came first: that may well have been what made this rank fail. */
+int attempt_give_up_own(struct store_attempt *a, int code, const char *why, uint64_t *ret_entry, struct base_error *err)
+{
+	struct base_error e = {0};
+	bool first;
+	int r = give_up_first(a, a->job->rank, store_hostname(), why, &first, ret_entry, &e);
+
+	if (r == 1)
+		return 1;
+	return base_error_set(err, r == -BASE_EABORTED && first ? code : r, "%s", e.text);
+}
+
+/* Is this rank giving the attempt up? Then once more: 1, -BASE_EABORTED or undecided, as attempt_give_up. 0: it is
+ * not. */
+int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&a->job->lock);
+	if (abort_kept(a->job, a->name)) {
+		r = store_launch_aborts_put(a->job);
+		if (r < 0)
+			r = base_error_set(err, r, "%s: step %llu: undecided: the abort cannot be written (%s)", a->run,
+				(unsigned long long)a->step, base_error_name(r));
+		else
+			r = attempt_outcome_known(a, ret_entry, err);
+	}
+	pthread_mutex_unlock(&a->job->lock);
+	if (r == -BASE_EABORTED)
+		store_attempt_packs_delete(a);
+	return r;
+}
+
+void store_attempt_job_abort(struct store_attempt *a, const char *reason)
+{
+	struct base_error err = {0};
+	int r;
+
+	if (store_launch_check(a->job, NULL) < 0)
+		return;
+	r = a->decided ? attempt_outcome(a, NULL, &err)
+		       : attempt_give_up(a, a->job->rank, store_hostname(), reason ? reason : "it gave up", NULL, &err);
+	if (r == -BASE_EABORTED) {
+		store_attempt_packs_delete(a);
+		store_reserve_restore(a->store);
+	} else if (r < 0) {
+		base_warning("%s: %s: the attempt could not be aborted (%s); it is tried again", a->store->path,
+			a->name, err.text);
+	}
+}
+
+void store_attempt_job_free(struct store_attempt *a)
+{
+	if (store_launch_check(a->job, NULL) == 0 && a->begun && !a->announced && !a->decided)
+		store_attempt_job_abort(a, "it ended without announcing its part");
+	for (uint32_t i = 0; a->parts && i < a->job->world; i++)
+		proto_announcement_release(&a->parts[i]);
+	free(a->parts);
+}
+
+/* ---- by a person ---- */
+
+/* model: fail */
+int store_attempt_stop(struct store_list *l, const char *attempt, const char *reason, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	int r = store_attempt_abort_put_rank(l, attempt, 0, reason, err);
+
+	if (r == -EALREADY)
+		return base_error_set(err, r,
+			"run %s: attempt %s has committed: its step is visible (vckpt rm removes it)", l->run, attempt);
+	if (r < 0)
+		return r;
+	store_list_attempt(l, attempt, NULL, ret_entry);
+	store_folder_delete(l->store, l->run, attempt, NULL);
+	store_reserve_restore(l->store);
+	return r;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * heartbeat: a launch's sign of life while a save is under way (docs/format/incoming.md). */
+#ifndef CORE_COMMIT_HEARTBEAT_H
+#define CORE_COMMIT_HEARTBEAT_H
+
+#include "core/commit/attempt.h"
+#include "core/commit/incoming.h"
+
+#define STORE_HEARTBEAT_EVERY_S 5u
+#define STORE_HEARTBEAT_QUICK_MS 250u
+
+struct store_heartbeat;
+struct store_heartbeat_options {
+	const char *launch, *run;
+	bool job;               /* of a rank of a job: has a name of its own, so that ranks share a host */
+	uint32_t rank;
+	uint64_t every_ms;      /* 0: 5 s */
+	uint64_t quick_ms;      /* for so long after the start it beats every STORE_HEARTBEAT_QUICK_MS; 0: never */
+	const uint8_t *nonce;   /* 16 bytes, that it shows; NULL: none */
+	/* called by the heartbeat's thread before each beat but the first; false: this one is left out. May be NULL */
+	bool (*tend)(void *arg);
+	void *tend_arg;
+};
+/* Puts number 0 (durable on return), then n + 1 every 5 s from a thread of its own, deleting n after it; those need not
+ * be durable: who looks at them after a power loss finds a process that is gone, or a number that stands still.
+ * -EEXIST: there is a heartbeat of that name, another's, which stays. */
+int store_heartbeat_start(struct store *s, const struct store_heartbeat_options *o, struct store_heartbeat **ret_h,
+	struct base_error *err);
+/* How long its last beat took, or the one under way has taken so far. */
+uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h);
+/* Is it the file of this one? host: as store_heartbeat_each tells it. */
+bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint64_t number);
+void store_heartbeat_stop(struct store_heartbeat *h); /* joins, deletes the file; NULL-safe */
+
+/* "<launch>.<host>.<number>", the last part of a name under hosts/. */
+bool store_heartbeat_name_parse(const char *base, char launch[static 17], char host[static 65], uint64_t *ret_number);
+
+/* One rank of a job, as its file says. */
+struct store_heartbeat_rank {
+	char host[PROTO_HOST_MAX];
+	bool here;              /* of this machine: store_process_lives can tell */
+	uint64_t pid, start_time;
+	uint8_t nonce[PROTO_NONCE_BYTES]; /* zeros: it shows none */
+};
+/* Lists the heartbeats of one launch's ranks, in no order; for a moment a rank has two. host: as the file's name says,
+ * cut at 52 bytes. */
+typedef void (*store_heartbeat_func)(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file);
+int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg);
+void store_heartbeat_name(const char *launch, uint32_t rank, const char *host, uint64_t number,
+	char name[static STORE_NAME_MAX]); /* the file of a job's rank; host: as told above */
+int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r); /* -ENOENT: moved on */
+bool store_heartbeat_may_be_here(const char *host); /* by the name alone */
+bool store_process_lives(uint64_t pid, uint64_t start_time);
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launch: one rank's part in one start of a job that writes a run. A launch aborts what earlier launches of the run
+ * left undecided, names its attempts by step and try so that all ranks name them alike without a message, and shows a
+ * heartbeat from open to close. It is not a rendezvous: ranks meet only in the files of the store.
+ *
+ * Any thread may call any function; several saves may be under way. All functions block on the store. After a fork the
+ * child's calls answer -BASE_EFORKED and touch nothing. */
+#ifndef CORE_COMMIT_LAUNCH_H
+#define CORE_COMMIT_LAUNCH_H
+
+#include "core/commit/attempt.h"
+#include "core/commit/commons.h"
+
+#define STORE_LAUNCH_HEARTBEAT_MS 20000u
+#define STORE_LAUNCH_START_MS 60000u
+
+struct store_launch;
+struct store_launch_options {
+	const char *run;
+	/* text that all ranks share and that is new at every start; NULL or empty: this rank is the whole world */
+	const char *id;
+	uint32_t rank, world;
+	/* a rank whose heartbeat does not move for so long is given up; 0: 20 s; at least 400 */
+	uint64_t heartbeat_ms;
+	uint64_t start_ms;      /* a rank that never shows one is given up after so long; 0: 60 s */
+	/* a rank whose heartbeat goes on, and that has not announced its part so long after the rank that commits did,
+	 * is given up; 0: it is waited for */
+	uint64_t deadline_ms;
+};
+/* Heartbeat first. Rank 0 appends the launch entry: -EEXIST if this id was used in the run before. The others wait for
+ * it: -ETIMEDOUT names what is missing. -EINVAL: rank and world, or a world without an id. */
+int store_launch_open(struct store *s, const struct store_launch_options *o, struct store_launch **ret_l,
+	struct base_error *err);
+/* Deletes the heartbeat. Its attempts were freed before. NULL-safe. */
+void store_launch_close(struct store_launch *l);
+const char *store_launch_name(const struct store_launch *l); /* 16 hex digits */
+uint32_t store_launch_rank(const struct store_launch *l);
+uint32_t store_launch_neighbours(const struct store_launch *l); /* on this machine, as far as seen */
+
+struct store_launch_save {
+	/* at most 2^44 - 1. PROTO_NONE: the one after the newest at the launch's start and all that the launch took
+	 * since; -EINVAL where the world is larger than one: ranks have to say which step they mean */
+	uint64_t step;
+	bool replace;           /* a visible step of that number is replaced */
+	struct base_digest mesh; /* of the world's mesh; zeros: none */
+	const struct store_commons *commons; /* finished; NULL: none; lives as long as the attempt */
+};
+/* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; who finds one that
+ * says something else than its own aborts the attempt, and both learn who said what. -EEXIST: the step is visible.
+ * -BASE_EABORTED: somebody gave this try up before. Whatever fails here aborts the attempt. Ranks that save other steps
+ * than the rest fail where they part, and meet again at the next step that all save. One rank's attempts are announced
+ * in the order in which it began them. */
+int store_launch_begin(struct store_launch *l, const struct store_launch_save *o, struct store_attempt **ret_a,
+	struct base_error *err);
+
+#endif

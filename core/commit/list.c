@@ -1,0 +1,954 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * list: reading a run's list and putting its next entry.
+ *
+ * The list is the one source of truth of what is visible. It is a sequence of files runs/<run>/<number>, each put if
+ * absent and never changed, so that two writers who want the same number find out which of them has it, and the other
+ * reads on and decides again on what it has read. There is no other lock. The rules are checked exhaustively for small
+ * configurations as a Promela model (tests/model): a function that makes one of its transitions names it by `model`.
+ *
+ * States of an attempt, as one list knows it:
+ *
+ *     undecided --commit entry that counts--> committed          (apply_commit)
+ *     undecided --abort entry---------------> aborted            (apply_abort)
+ *     undecided --entry of a newer launch---> aborted            (apply_launch)
+ *
+ * and there is no way out of the two on the right. States of a commit entry: it counts or it never will, decided by
+ * what stands before it; one that counts is visible until a `remove` that names it (apply_remove) or a commit that
+ * names it as replaced. Transitions that this file makes: end and start of reading (list_open_at), reading on
+ * (store_list_refresh), check and put (store_list_put), the snapshot (put_snapshot), removal (store_step_remove),
+ * durability (store_list_sync).
+ *
+ * Invariants (the numbers are used all over the store):
+ *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
+ *   2. A commit entry is put only after every pack and part that it names is durable, and after existence and size of
+ *      every older pack that it names were checked again: store_attempt_commit.
+ *   3. One number holds one entry for ever (storage put if absent); a step is never silently replaced (`replaces` must
+ *      be what is live: apply_commit).
+ *   4. The boxes of every tensor cover it exactly: store_manifest_check_cover, before the commit entry.
+ *   5. `failed` is told only when the list says so: store_attempt_commit and store_attempt_abort append `abort` first,
+ *      and who finds a commit of the attempt instead reports success.
+ *   6. Nobody puts the next number, deletes, or tells an outcome on the strength of an entry before making the list's
+ *      directory durable: store_list_sync, called by store_list_put before each check and put, and by the collector.
+ *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
+ *
+ * Snapshots. Entry 64 n names all visible steps, so that opening reads one snapshot and at most 63 entries. It says
+ * nothing of attempts. That is enough for readers, since no writer puts a commit that does not count; and it is why a
+ * writer must have read every entry since its attempt's begin itself: its list is opened before `begin` is put and only
+ * ever refreshed, never opened again. A snapshot that would exceed an entry's maximum, or finds the disk full, is left
+ * out; readers look for the one before.
+ *
+ * Chain. An entry carries its run, its number and the SHA-256 of the body of the entry before. So an entry that stands
+ * at another's place, or was brought from another list, is damage and not history. Where the entry before was skipped
+ * the chain begins anew; the end of a list holds nothing that would miss it.
+ *
+ * Damage. An entry whose two copies are both bad, that is missing although later numbers exist, or that does not belong
+ * where it stands, is skipped, logged and counted; what the next snapshot says then repairs what is visible. Writers
+ * refuse a list with a skipped entry: what they would decide on is not known; until an accept entry names it, which
+ * makes it nothing for all readers. A newer format version is no damage: the run is refused by name. An entry of a kind
+ * that is not known decides nothing, and keeps writers and the collector away (docs/format/versions.md).
+ *
+ * Errors of reading are no damage: damage is what was read and does not hold. An entry that cannot be read is asked for
+ * again, for 3 s (of a launch's list: as long as a rank may be missing at the start), with a sentence after the first.
+ * Then a writer's list stays before it: the call fails, and the next one goes on where it can be read again. A list of
+ * a store that was opened for reading leaves it out, says so, and replays everything once it can be read (list_heal).
+ * Many entries are read several at once and applied in order: who opens a list of 40,000 is waited for by others. */
+#include "core/commit/list_internal.h"
+
+#include <stdio.h>
+
+#include "core/base/clock.h"
+#include "core/base/log.h"
+#include "core/base/plural.h"
+#include "core/commit/heartbeat.h"
+#include "core/storage/spread.h"
+
+#define READ_BATCH 1024u  /* entries that are read at once, when there are many */
+#define READ_ALONE 16u    /* fewer are read one after another */
+#define RETRY_MAX_MS 100u
+#define TELL_MS 1000u     /* a storage that fails for so long is told of */
+#define TELL_SKIPS 16u    /* entries of a list that are told to be damaged */
+#define PUT_IDLE_MAX 100u /* "exists" without anything to read, so often: the storage contradicts itself */
+#define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
+
+static void entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX])
+{
+	snprintf(name, STORE_NAME_MAX, "runs/%s/%012llu", l->run, (unsigned long long)n);
+}
+
+/* A directory, a link, a pipe where the entry should be: the number is taken, the entry damaged. */
+static bool not_a_file(int r)
+{
+	return r == -EISDIR || r == -ELOOP || r == -EINVAL;
+}
+
+/* Errors that say something of the storage at this moment, and nothing of what lies in it. */
+bool store_error_passes(int r)
+{
+	switch (r) {
+	case -EIO: case -ESTALE: case -ETIMEDOUT: case -EAGAIN: case -ENOMEM: case -EMFILE: case -ENFILE:
+	case -ENOTCONN: case -EREMOTEIO: case -ESHUTDOWN: case -EHOSTDOWN: case -EHOSTUNREACH: case -ENETDOWN:
+	case -ENETUNREACH:
+		return true;
+	}
+	return false;
+}
+
+static void list_answered(struct store_list *l)
+{
+	l->failing_ms = 0;
+	l->told = false;
+}
+
+/* After a look at entry n: whether to look again, which waits a little. The patience is that of the list, since it
+ * last answered: what has failed for so long is asked for once a call. */
+static bool list_again(struct store_list *l, uint64_t n, int r)
+{
+	uint64_t now = base_monotonic_ms(), failed;
+
+	if (!store_error_passes(r))
+		return false;
+	if (!l->failing_ms)
+		l->failing_ms = now;
+	failed = now - l->failing_ms;
+	if (failed >= l->how.patience_ms)
+		return false;
+	if (failed >= TELL_MS && !l->told) {
+		base_warning("%s: run %s: entry %llu of its list cannot be read (%s); trying for another %llu s",
+			l->store->path, l->run, (unsigned long long)n, base_error_name(r),
+			(unsigned long long)(l->how.patience_ms - failed + 999) / 1000);
+		l->told = true;
+	}
+	usleep((useconds_t)base_min(failed + 1, base_min(RETRY_MAX_MS, l->how.patience_ms - failed)) * 1000);
+	return true;
+}
+
+/* 1: there is an entry of that number; 0: not. */
+static int entry_exists(struct store_list *l, uint64_t n)
+{
+	char name[STORE_NAME_MAX];
+	uint64_t size;
+	int r;
+
+	entry_name(l, n, name);
+	do
+		r = store_size(l->store->storage, name, &size);
+	while (list_again(l, n, r));
+	return r == -ENOENT ? 0 : r == 0 || not_a_file(r) ? 1 : r;
+}
+
+/* ---- one entry ---- */
+
+/* What the rules rely on, beyond what decoding checks. */
+static bool entry_sane(const struct proto_entry *e, uint64_t n)
+{
+	switch (e->kind) {
+	case PROTO_ENTRY_COMMIT:
+		return e->commit.attempt && strlen(e->commit.attempt) < PROTO_ATTEMPT_MAX &&
+			e->commit.step <= INT64_MAX;
+	case PROTO_ENTRY_ABORT:
+		return e->attempt && strlen(e->attempt) < PROTO_ATTEMPT_MAX;
+	case PROTO_ENTRY_LAUNCH:
+		return e->launch && strlen(e->launch) == 16;
+	case PROTO_ENTRY_SNAPSHOT:
+		for (size_t i = 0; i < e->nlive; i++)
+			if (e->live[i].entry >= n || (i && e->live[i].entry <= e->live[i - 1].entry)
+			    || strlen(e->live[i].commit.attempt) >= PROTO_ATTEMPT_MAX)
+				return false;
+		return true;
+	case PROTO_ENTRY_REMOVE:
+	case PROTO_ENTRY_ACCEPT:
+		return true;
+	}
+	return true; /* of a later version */
+}
+
+/* Does the entry belong where it stands? 0; -BASE_EFORMAT, and `err` says what it is instead. */
+static int entry_placed(const struct store_list *l, uint64_t n, const struct proto_entry *e, struct base_error *err)
+{
+	if (e->version != l->store->info.version)
+		return base_error_set(err, -BASE_EFORMAT, "it has format %u, but the store has format %u", e->version,
+			l->store->info.version);
+	if (e->version == 1)
+		return 0;
+	if (strcmp(e->run, l->run) != 0)
+		return base_error_set(err, -BASE_EFORMAT, "it is an entry of run %.100s", e->run);
+	if (e->number != n)
+		return base_error_set(err, -BASE_EFORMAT, "it is entry %llu", (unsigned long long)e->number);
+	return 0;
+}
+
+/* Does entry l->next follow the one before, as that one stands here? */
+static int entry_follows(const struct store_list *l, const struct proto_entry *e, struct base_error *err)
+{
+	if (e->version == 1 || !l->tail_known || base_digest_equal(&e->before, &l->tail))
+		return 0;
+	if (l->next == 0)
+		return base_error_set(err, -BASE_EDAMAGED, "it names an entry before it, but it is the first one");
+	return base_error_set(err, -BASE_EDAMAGED,
+		"it does not follow entry %llu as that entry stands here: one of the two does not belong to this list",
+		(unsigned long long)l->next - 1);
+}
+
+/* What was read and does not hold. An error of reading (-EIO) is no damage: it may read well a moment later. */
+static bool entry_damaged(int r)
+{
+	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EFBIG || r == -ENODATA || not_a_file(r);
+}
+
+static const char *damage_text(int r)
+{
+	if (r == -BASE_EDAMAGED)
+		return "both copies are damaged, or of another store";
+	return r == -BASE_EFORMAT ? "its body breaks the rules of its format" : base_error_name(r);
+}
+
+/* 0, -ENOENT, or an error that `err` explains: -BASE_EDAMAGED for every kind of damage. */
+static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+{
+	struct store_record record = {0};
+	struct base_error why = {0};
+	char name[STORE_NAME_MAX];
+	int r;
+
+	entry_name(l, n, name);
+	r = store_record_get(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, &record, NULL, &why);
+	if (r == -ENOENT)
+		return r;
+	if (r == 0) {
+		r = proto_entry_decode(record.body, record.len, ret_e);
+		if (r == -BASE_EVERSION)
+			store_newer(&why, name, record.body, record.len);
+		store_record_release(&record);
+		if (r == 0)
+			r = entry_placed(l, n, ret_e, &why);
+		if (r == 0 && !entry_sane(ret_e, n))
+			r = -BASE_EFORMAT;
+	} else if (r == -BASE_EFORMAT) {
+		base_error_set(&why, r, "it is a record of another kind");
+	}
+	if (r == 0)
+		return 0;
+	proto_entry_release(ret_e);
+	if (r == -BASE_EVERSION)
+		return base_error_set(err, r, "run %s cannot be read: %s", l->run, why.text);
+	if (entry_damaged(r))
+		return base_error_set(err, -BASE_EDAMAGED, "%s",
+			why.code && r == -BASE_EFORMAT ? why.text : damage_text(r));
+	return base_error_set(err, r, "%s: %s", name, why.code ? why.text : base_error_name(r));
+}
+
+/* entry_read, with the list's patience. */
+static int entry_read_patiently(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+{
+	int r;
+
+	do
+		r = entry_read(l, n, ret_e, err);
+	while (list_again(l, n, r));
+	if (!store_error_passes(r))
+		list_answered(l);
+	return r;
+}
+
+int store_list_each_commit(const struct store_list *l, uint64_t from,
+	int (*f)(void *arg, uint64_t entry, const struct base_digest *manifest), void *arg, struct base_error *err)
+{
+	int r = 0;
+
+	for (size_t i = l->ncommits; r == 0 && i-- > 0 && l->commits[i].entry >= from;) {
+		struct proto_entry e = {0};
+
+		r = entry_read(l, l->commits[i].entry, &e, err);
+		if (r == -BASE_EDAMAGED || r == -ENOENT)
+			return base_error_set(err, -BASE_EDAMAGED, "run %s: entry %llu cannot be read any more", l->run,
+				(unsigned long long)l->commits[i].entry);
+		if (r == 0 && e.kind == PROTO_ENTRY_COMMIT)
+			r = f(arg, l->commits[i].entry, &e.commit.manifest);
+		proto_entry_release(&e);
+	}
+	return r;
+}
+
+/* Entry l->next decides nothing. why: as damage; NULL: an accept entry names it. */
+static int entry_skip(struct store_list *l, const char *why)
+{
+	if (why && list_skip_add(l, l->next, why) < 0)
+		return -ENOMEM;
+	l->untold |= why != NULL;
+	l->gap = true;
+	l->tail_known = false;
+	l->next++;
+	return 1;
+}
+
+/* Says what was skipped, once, and only when all is read: a later entry may accept it. */
+static void skips_tell(struct store_list *l)
+{
+	unsigned told = 0;
+	char name[STORE_NAME_MAX];
+
+	for (size_t i = 0; l->untold && i < l->nskips; i++) {
+		struct list_skip *s = &l->skips[i];
+
+		if (s->accepted || s->told)
+			continue;
+		s->told = true;
+		entry_name(l, s->number, name);
+		if (told < TELL_SKIPS)
+			base_warning("%s/%s: %s; entry skipped", l->store->path, name, s->why);
+		else if (told == TELL_SKIPS)
+			base_warning("%s/%s: %s; entry skipped, and others after it (vckpt verify names them all)",
+				l->store->path, name, s->why);
+		told++;
+	}
+	l->untold = false;
+}
+
+/* A reader goes on without an entry that it cannot read, until it can (list_heal). */
+static int entry_leave_out(struct store_list *l, int r)
+{
+	char why[128];
+
+	snprintf(why, sizeof why, "it cannot be read (%s), and is left out until it can", base_error_name(r));
+	if (!l->unread)
+		l->hole = l->next;
+	l->unread = true;
+	return entry_skip(l, why);
+}
+
+static int list_take(struct store_list *l, struct proto_entry *e)
+{
+	struct base_digest self = e->self;
+	uint32_t kind = (uint32_t)e->kind;
+	int r = list_apply(l, l->next, e);
+
+	if (r < 0)
+		return r;
+	if (kind > PROTO_ENTRY_ACCEPT && !l->newer_kind) {
+		l->newer_kind = kind;
+		l->newer = l->next;
+	}
+	l->tail = self;
+	l->tail_known = true;
+	l->next++;
+	return 1;
+}
+
+/* Reads entry l->next (unless it was `read` before, which is taken over) and applies it. 1: done (or skipped); 0: there
+ * is none. below_end: there must be one. */
+static int list_step(struct store_list *l, bool below_end, struct proto_entry *read, struct base_error *err)
+{
+	const struct list_skip *skip = list_skip_find(l, l->next);
+	struct proto_entry e = read ? *read : (struct proto_entry){0};
+	struct base_error why = {0};
+	int r = 0, exists = 1;
+
+	if (skip && skip->accepted) {
+		proto_entry_release(&e);
+		return entry_skip(l, NULL);
+	}
+	if (!read)
+		r = entry_read_patiently(l, l->next, &e, &why);
+	if (r == -ENOENT) {
+		exists = entry_exists(l, l->next); /* asks the server: a look-up may have been answered from a cache */
+		if (exists < 0)
+			return base_error_set(err, exists, "run %s: entry %llu: %s", l->run,
+				(unsigned long long)l->next, base_error_name(exists));
+		if (exists)
+			r = entry_read_patiently(l, l->next, &e, &why);
+	}
+	if (r == -ENOENT && !below_end)
+		return 0;
+	if (r == 0 && (r = entry_follows(l, &e, &why)) < 0)
+		proto_entry_release(&e);
+	if (r == -ENOENT || r == -BASE_EDAMAGED)
+		r = entry_skip(l, r == -ENOENT ? "it is missing, though later entries exist" : why.text);
+	else if (r < 0 && r != -ENOMEM && l->store->read_only && store_error_passes(r))
+		r = entry_leave_out(l, r);
+	else if (r < 0)
+		return base_error_set(err, r, "%s", why.text);
+	else
+		r = list_take(l, &e);
+	return r < 0 ? base_error_set(err, r, "run %s: %s", l->run, base_error_name(r)) : r;
+}
+
+/* ---- reading ---- */
+
+/* Entries below `from` exist. The end is between the last number that is found and the next that is not. */
+static int64_t end_from(struct store_list *l, uint64_t from)
+{
+	uint64_t low = from, step = 1, high; /* all below low exist, as far as probes tell; high does not */
+	int r;
+
+	for (high = low; (r = entry_exists(l, high)) == 1; step *= 2) {
+		low = high + 1;
+		if (high > INT64_MAX / 4)
+			return -EOVERFLOW;
+		high += step;
+	}
+	while (r >= 0 && low < high) {
+		uint64_t middle = low + (high - low) / 2;
+
+		r = entry_exists(l, middle);
+		if (r == 1)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return r < 0 ? r : (int64_t)low;
+}
+
+/* The end again, this time with looks beyond it: a lost file must not be taken for the end, or its number would be put
+ * again. Not for each refresh. */
+static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
+{
+	for (;;) {
+		int64_t end = end_from(l, from);
+		unsigned k;
+
+		if (end < 0)
+			return end;
+		from = 0;
+		for (k = 0; k <= FAR_PROBES && !from; k++) {
+			uint64_t far = (uint64_t)end + (UINT64_C(1) << k);
+			int r = entry_exists(l, far);
+
+			if (r < 0)
+				return r;
+			if (r)
+				from = far + 1;
+		}
+		if (!from) {
+			list_answered(l);
+			return end;
+		}
+	}
+}
+
+struct read_batch {
+	const struct store_list *l;
+	uint64_t from;
+	struct proto_entry entries[READ_BATCH];
+	int results[READ_BATCH];
+};
+
+static int batch_read(void *arg, uint32_t i, struct base_error *err)
+{
+	struct read_batch *b = arg;
+
+	(void)err; /* what is wrong with an entry is told when its turn comes */
+	b->results[i] = entry_read(b->l, b->from + i, &b->entries[i], NULL);
+	return 0;
+}
+
+/* Many entries: read several at once, applied in order. One that could not be read so is read again by itself. */
+static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, struct base_error *err)
+{
+	int r;
+
+	b->l = l;
+	b->from = l->next;
+	memset(b->entries, 0, n * sizeof *b->entries);
+	r = store_spread(n, batch_read, b, err);
+	for (uint32_t i = 0; i < n; i++)
+		if (r >= 0)
+			r = list_step(l, true, b->results[i] == 0 ? &b->entries[i] : NULL, err);
+		else
+			proto_entry_release(&b->entries[i]);
+	return r;
+}
+
+static int read_until(struct store_list *l, uint64_t end, struct base_error *err)
+{
+	base_cleanup_free struct read_batch *b = NULL;
+	int r = 0;
+
+	if (end - base_min(l->next, end) > READ_ALONE)
+		b = malloc(sizeof *b); /* without it one after another will do */
+	while (r >= 0 && l->next < end)
+		r = b ? read_many(l, b, (uint32_t)base_min(end - l->next, READ_BATCH), err)
+		      : list_step(l, true, NULL, err);
+	return r < 0 ? r : 0;
+}
+
+/* Drops what is known but for the entries that were accepted as damaged, and reads from entry 0 to where it stood. */
+static int read_again(struct store_list *l, struct base_error *err)
+{
+	while (l->again) {
+		struct store_list old = *l;
+		int r = 0;
+
+		*l = (struct store_list){
+			.store = old.store, .how = old.how, .synced = old.synced, .tail_known = true};
+		snprintf(l->run, sizeof l->run, "%s", old.run);
+		for (size_t i = 0; r == 0 && i < old.nskips; i++)
+			if (old.skips[i].accepted)
+				r = list_skip_add(l, old.skips[i].number, NULL);
+		list_state_release(&old);
+		if (r < 0)
+			return base_error_set(err, r, "run %s: out of memory", l->run);
+		r = read_until(l, old.next, err);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* model: newest. Starts from the newest snapshot that can be read, `skip` of them left out, else from entry 0. */
+static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip, struct base_error *err)
+{
+	uint64_t n;
+
+	for (n = end ? (end - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY : 0; n > 0; n -= STORE_SNAPSHOT_EVERY) {
+		struct proto_entry e = {0};
+		struct base_error why = {0};
+		struct base_digest self;
+		int r = entry_read_patiently(l, n, &e, &why);
+
+		if (r == -ENOENT || r == -BASE_EDAMAGED ||
+			(l->store->read_only && r != -ENOMEM && store_error_passes(r)))
+			continue; /* replay comes across it and says so */
+		if (r < 0)
+			return base_error_set(err, r, "%s", why.text);
+		if (e.kind != PROTO_ENTRY_SNAPSHOT || skip) {
+			skip -= e.kind == PROTO_ENTRY_SNAPSHOT;
+			proto_entry_release(&e);
+			continue;
+		}
+		self = e.self;
+		r = list_adopt(l, &e);
+		if (r < 0)
+			return base_error_set(err, r, "run %s: %s", l->run, base_error_name(r));
+		l->tail = self;
+		l->first = n;
+		l->next = n + 1;
+		return 0;
+	}
+	return 0;
+}
+
+static int list_open_at(struct store_list *l, struct base_error *err)
+{
+	int64_t end = end_beyond_gaps(l, 0);
+	int r = 0;
+
+	if (end < 0)
+		return base_error_set(err, (int)end, "run %s: its list cannot be read: %s", l->run,
+			base_error_name((int)end));
+	if (!l->how.whole)
+		r = start_from_snapshot(l, (uint64_t)end, l->how.skip, err);
+	if (r == 0)
+		r = read_until(l, (uint64_t)end, err);
+	if (r >= 0)
+		r = read_again(l, err);
+	skips_tell(l);
+	return r;
+}
+
+int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
+	struct base_error *err)
+{
+	struct store_list *l;
+	int r;
+
+	if (!proto_run_valid(run))
+		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", run);
+	l = calloc(1, sizeof *l);
+	if (!l)
+		return base_error_set(err, -ENOMEM, "run %s: out of memory", run);
+	l->store = s;
+	l->tail_known = true;
+	l->how = *how;
+	snprintf(l->run, sizeof l->run, "%s", run);
+	r = list_open_at(l, err);
+	if (r < 0) {
+		store_list_close(l);
+		return r;
+	}
+	*ret_l = l;
+	return 0;
+}
+
+int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err)
+{
+	struct list_how how = {.whole = whole, .patience_ms = LIST_PATIENCE_MS};
+
+	return store_list_open_how(s, run, &how, ret_l, err);
+}
+
+void store_list_close(struct store_list *l)
+{
+	if (!l)
+		return;
+	list_state_release(l);
+	free(l);
+}
+
+/* The entry that was left out can be read again: everything anew, for the rules go by order. 1: so it was. */
+static int list_heal(struct store_list *l)
+{
+	struct store_list *fresh;
+	struct proto_entry e = {0};
+	int r = entry_read(l, l->hole, &e, NULL);
+
+	proto_entry_release(&e);
+	if (store_error_passes(r) || store_list_open_how(l->store, l->run, &l->how, &fresh, NULL) < 0)
+		return 0;
+	list_state_release(l);
+	*l = *fresh;
+	free(fresh);
+	base_warning("%s: run %s: its list is read again, with what was left out", l->store->path, l->run);
+	return 1;
+}
+
+static int read_on(struct store_list *l, struct base_error *err)
+{
+	int count = l->unread ? list_heal(l) : 0, again;
+
+	for (;;) {
+		int r = entry_exists(l, l->next);
+
+		if (r < 0)
+			return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run,
+				base_error_name(r));
+		if (r == 0) {
+			list_answered(l);
+			return count;
+		}
+		r = list_step(l, false, NULL, err);
+		if (r >= 0 && l->again && (again = read_again(l, err)) < 0)
+			return again;
+		if (r < 0)
+			return r;
+		count += r && count < INT32_MAX;
+		if (r == 0)
+			return count;
+	}
+}
+
+/* model: replay. From where this list stands. */
+int store_list_refresh(struct store_list *l, struct base_error *err)
+{
+	int r = read_on(l, err);
+
+	skips_tell(l);
+	return r;
+}
+
+int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err)
+{
+	if (!l->newer_kind)
+		return 0;
+	if (ret_entry)
+		*ret_entry = l->newer;
+	return base_error_set(err, -BASE_EVERSION,
+		"run %s: a newer vckpt wrote entry %llu of its list, which is of a kind (%u) that this one does not "
+		"know: it reads past it, and writes nothing to the run",
+		l->run, (unsigned long long)l->newer, l->newer_kind);
+}
+
+const char *store_list_run(const struct store_list *l) { return l->run; }
+uint64_t store_list_next(const struct store_list *l) { return l->next; }
+uint64_t store_list_damaged(const struct store_list *l) { return l->damaged; }
+
+uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const char **ret_why)
+{
+	while (*at < l->nskips) {
+		const struct list_skip *s = &l->skips[(*at)++];
+
+		if (s->accepted)
+			continue;
+		if (ret_why)
+			*ret_why = s->why;
+		return s->number;
+	}
+	return PROTO_NONE;
+}
+
+bool store_list_skipped(const struct store_list *l, uint64_t n) { return list_skip_find(l, n) != NULL; }
+bool store_list_skips(const struct store_list *l) { return l->nskips > 0; }
+size_t store_list_count(const struct store_list *l) { return l->nsteps; }
+const struct store_list_step *store_list_at(const struct store_list *l, size_t i)
+{
+	return i < l->nsteps ? &l->steps[i] : NULL;
+}
+const struct store_list_step *store_list_latest(const struct store_list *l)
+{
+	return l->nsteps ? &l->steps[l->nsteps - 1] : NULL;
+}
+
+/* ---- putting ---- */
+
+/* model: sync. Invariant 6. */
+int store_list_sync(struct store_list *l, struct base_error *err)
+{
+	char dir[STORE_NAME_MAX];
+	int r;
+
+	if (l->synced == l->next)
+		return 0;
+	snprintf(dir, sizeof dir, "runs/%s", l->run);
+	r = l->store->storage->ops->sync_dir(l->store->storage, dir);
+	if (r < 0)
+		return base_error_set(err, r, "run %s: its list cannot be made durable: %s", l->run,
+			base_error_name(r));
+	l->synced = l->next;
+	return 0;
+}
+
+/* Everything read, nothing skipped, all of it durable. accepting: what was skipped is what it is about. */
+static int list_settle(struct store_list *l, bool accepting, struct base_error *err)
+{
+	int r = store_list_refresh(l, err);
+
+	if (r < 0)
+		return r;
+	if (l->damaged && !accepting)
+		return base_error_set(err, -BASE_EDAMAGED,
+			"run %s: %llu %s of its list %s damaged, so nothing may be written to it "
+			"(vckpt verify names %s, vckpt mend says what can be done)",
+			l->run, (unsigned long long)l->damaged, base_plural(l->damaged, "entry", "entries"),
+			base_plural(l->damaged, "is", "are"), base_plural(l->damaged, "it", "them"));
+	r = store_list_newer(l, NULL, err);
+	return r < 0 ? r : store_list_sync(l, err);
+}
+
+/* model: PUT. 1 mine (and applied), 0 somebody else's, or an error, after which the outcome is not known. */
+static int put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct proto_entry mine = {0}, placed = *entry;
+	char name[STORE_NAME_MAX];
+	int r;
+
+	entry_name(l, l->next, name);
+	placed.run = l->run;
+	placed.number = l->next;
+	placed.before = l->tail_known ? l->tail : (struct base_digest){0};
+	r = proto_entry_encode(&placed, &body);
+	if (r == 0 && body.len > store_record_max(STORE_RECORD_ENTRY))
+		r = -BASE_ELIMIT;
+	if (r == 0)
+		r = proto_entry_decode(body.data, body.len, &mine); /* nothing is put that could not be read */
+	if (r == 0 && !entry_sane(&mine, l->next)) {
+		proto_entry_release(&mine);
+		r = -EINVAL;
+	}
+	if (r < 0)
+		return base_error_set(err, r, "%s: the entry cannot be written: %s", name, base_error_name(r));
+	r = store_record_put(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, body.data, body.len);
+	if (r != STORE_PUT_MINE) {
+		proto_entry_release(&mine);
+		if (r == STORE_PUT_OTHER || store_denied(l->store, r, err))
+			return r == STORE_PUT_OTHER ? 0 : r;
+		return base_error_set(err, r, "%s: %s", name, base_error_name(r));
+	}
+	if (list_take(l, &mine) < 0)
+		return base_error_set(err, -ENOMEM, "%s: out of memory", name);
+	l->synced = l->next; /* put answers when its directory is durable */
+	return 1;
+}
+
+/* model: sn. 1: the next number needs no snapshot (any more). */
+static int put_snapshot(struct store_list *l, struct base_error *err)
+{
+	struct proto_entry e = {.kind = PROTO_ENTRY_SNAPSHOT, .time_ns = base_realtime_ns(), .host = store_hostname()};
+	int r;
+
+	r = list_snapshot(l, &e.live, &e.nlive);
+	if (r < 0)
+		return base_error_set(err, r, "run %s: out of memory", l->run);
+	r = put_number(l, &e, err);
+	free(e.live);
+	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand
+	 * steps. */
+	return r == -BASE_ELIMIT || r == -ENOSPC || r == -EDQUOT ? 1 : r;
+}
+
+/* One round: check against everything read, then the next number. -EAGAIN: somebody else has it. */
+static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
+{
+	bool accepting = entry->kind == PROTO_ENTRY_ACCEPT;
+	uint64_t n;
+	int r;
+
+	r = list_settle(l, accepting, err);
+	if (r < 0)
+		return r;
+	r = check ? check(arg, l) : 0;
+	if (r < 0)
+		return r;
+	/* a snapshot of a list that lacks an entry is left to who comes after the acceptance */
+	if (l->next > 0 && l->next % STORE_SNAPSHOT_EVERY == 0 && !accepting) {
+		r = put_snapshot(l, err);
+		if (r <= 0)
+			return r < 0 ? r : -EAGAIN;
+		/* state and check are what they were: either the snapshot stands, or there is none */
+	}
+	n = l->next;
+	r = put_number(l, entry, err);
+	return r < 0 ? r : r ? (int64_t)n : -EAGAIN;
+}
+
+/* model: chk */
+int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
+{
+	unsigned idle = 0;
+
+	for (;;) {
+		uint64_t before = l->next;
+		int64_t n = put_once(l, entry, check, arg, err);
+
+		if (n != -EAGAIN)
+			return n;
+		idle = l->next == before ? idle + 1 : 0;
+		if (idle > PUT_IDLE_MAX)
+			return base_error_set(err, -EIO, "run %s: entry %llu exists and cannot be read", l->run,
+				(unsigned long long)l->next);
+		if (idle > 1)
+			usleep(10000);
+	}
+}
+
+/* ---- entries accepted as damaged ---- */
+
+struct accept_check { const uint64_t *numbers; size_t n; uint64_t wrong; };
+
+static int accept_allowed(void *arg, struct store_list *l)
+{
+	struct accept_check *c = arg;
+
+	for (size_t i = 0; i < c->n; i++) {
+		const struct list_skip *s = list_skip_find(l, c->numbers[i]);
+
+		c->wrong = c->numbers[i];
+		if (!s || s->accepted)
+			return s ? -EALREADY : -EINVAL;
+	}
+	return 0;
+}
+
+int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err)
+{
+	struct proto_entry e = {.kind = PROTO_ENTRY_ACCEPT, .time_ns = base_realtime_ns(), .host = store_hostname(),
+		.accepts = numbers, .naccepts = n};
+	struct accept_check check = {numbers, n, 0};
+	int64_t r = store_list_put(l, &e, accept_allowed, &check, err);
+
+	if (r == -EINVAL || r == -EALREADY)
+		return base_error_set(err, (int)r, "run %s: entry %llu %s", l->run, (unsigned long long)check.wrong,
+			r == -EINVAL ? "is not damaged" : "is accepted as damaged already");
+	return r;
+}
+
+/* ---- runs, removal ---- */
+
+struct runs_found { char **names; size_t n, size; };
+
+static int runs_add(void *arg, const struct store_storage_entry *entry)
+{
+	struct runs_found *f = arg;
+	const char *slash = strrchr(entry->name, '/'), *run = slash ? slash + 1 : entry->name;
+
+	if (entry->foreign || !proto_run_valid(run))
+		return 0;
+	if (f->n == f->size) {
+		size_t size = f->size ? f->size * 2 : 16;
+		char **more = reallocarray(f->names, size, sizeof *more);
+
+		if (!more)
+			return -ENOMEM;
+		f->names = more;
+		f->size = size;
+	}
+	f->names[f->n] = strdup(run);
+	return f->names[f->n] ? (f->n++, 0) : -ENOMEM;
+}
+
+static int name_compare(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err)
+{
+	struct runs_found f = {0};
+	int r = store_list_dirs(s->storage, "runs", runs_add, &f);
+
+	if (r < 0 && r != -ENOENT) {
+		store_runs_free(f.names, f.n);
+		return base_error_set(err, r, "%s/runs: %s", s->path, base_error_name(r));
+	}
+	if (f.n)
+		qsort(f.names, f.n, sizeof *f.names, name_compare);
+	*ret_runs = f.names;
+	*ret_n = f.n;
+	return 0;
+}
+
+void store_runs_free(char **runs, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		free(runs[i]);
+	free(runs);
+}
+
+struct remove_check { uint64_t entry; };
+
+/* model: rm */
+static int remove_allowed(void *arg, struct store_list *l)
+{
+	return store_list_entry_live(l, ((struct remove_check *)arg)->entry) ? 0 : -ESTALE;
+}
+
+/* model: rm. Removes what it saw, not what may stand under that step by then. */
+static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
+{
+	struct proto_entry e = {
+		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
+	struct remove_check check = {entry};
+	int64_t n = store_list_put(l, &e, remove_allowed, &check, err);
+
+	if (n != -ENOSPC && n != -EDQUOT)
+		return n;
+	store_reserve_release(l->store);
+	n = store_list_put(l, &e, remove_allowed, &check, err);
+	return n;
+}
+
+int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err)
+{
+	struct store_list *l;
+	int64_t n = store_list_open(s, run, false, &l, err);
+
+	if (n < 0)
+		return (int)n;
+	n = remove_seen(l, entry, err);
+	store_list_close(l);
+	if (n == -ESTALE)
+		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now",
+			run, (unsigned long long)step);
+	store_reserve_restore(s);
+	return n < 0 ? (int)n : 0;
+}
+
+int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err)
+{
+	const struct store_list_step *seen;
+	struct store_list *l;
+	uint64_t entry = 0;
+	int r = store_list_open(s, run, false, &l, err);
+
+	if (r < 0)
+		return r;
+	seen = store_list_find(l, step);
+	if (seen)
+		entry = seen->entry;
+	store_list_close(l);
+	if (!seen)
+		return base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
+	return store_entry_remove(s, run, step, entry, err);
+}

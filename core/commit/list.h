@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * list: a run's numbered entries, the one source of truth of what is visible (docs/format/list.md).
+ *
+ * A `store_list` is what one reader or writer knows: it replays entries in order, from entry 0 or from the newest
+ * snapshot. Entry n*64 (n >= 1) is always a snapshot (unless that would exceed an entry's maximum or the disk is full:
+ * then it is left out): whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is
+ * found by doubling and bisection over store_size, not by listing. Not thread-safe: one owner.
+ *
+ * Rules of replay (invariants 1 and 3; core/commit/list.c names each):
+ *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list
+ *            knows), and `replaces` is exactly what is live under its step: an entry number, or none
+ *   abort    counts only while its attempt has not committed
+ *   launch   aborts the undecided attempts of all earlier launches of the run
+ *   remove   takes away the live commit with that entry number
+ *   snapshot stands for all entries before it, for readers that start there; it decides nothing about attempts
+ *   accept   the entries that it names decide nothing, whether they can be read or not
+ *   others   of a later version: decide nothing, but a writer that has read one refuses to write */
+#ifndef CORE_COMMIT_LIST_H
+#define CORE_COMMIT_LIST_H
+
+#include "core/step/store.h"
+
+#define STORE_SNAPSHOT_EVERY 64u
+
+/* commit's strings live as long as the list's entry */
+struct store_list_step { uint64_t step, entry; struct proto_commit commit; };
+enum store_attempt_state { STORE_ATTEMPT_UNDECIDED, STORE_ATTEMPT_COMMITTED, STORE_ATTEMPT_ABORTED };
+
+struct store_list;
+/* Reads to the end. whole: from entry 0 (collector, verify); else from the newest snapshot. A run without entries is
+ * an empty list. */
+int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err);
+void store_list_close(struct store_list *l); /* NULL-safe */
+/* Reads what came since. Returns the number of new entries; pointers into the list (steps, reasons) are then void.
+ * Cheap when there is none: one failed look-up. */
+int store_list_refresh(struct store_list *l, struct base_error *err);
+
+const char *store_list_run(const struct store_list *l);
+uint64_t store_list_next(const struct store_list *l);          /* number of the next entry */
+/* entries that were skipped as damaged, without those that an accept entry names */
+uint64_t store_list_damaged(const struct store_list *l);
+/* Goes through these entries in no order, starting with *at = 0. Returns the entry's number; *ret_why says what is
+ * wrong with it (borrowed). PROTO_NONE: no more. */
+uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const char **ret_why);
+/* Was an entry of an unknown kind read, of a newer vckpt? Readers pass over it, writers and the collector stop.
+ * -BASE_EVERSION with a sentence, and the entry's number in *ret_entry (may be NULL); 0: none was read. */
+int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err);
+bool store_list_skipped(const struct store_list *l, uint64_t n); /* damaged, or accepted as damaged */
+bool store_list_skips(const struct store_list *l);             /* any at all */
+size_t store_list_count(const struct store_list *l);           /* visible steps */
+const struct store_list_step *store_list_at(const struct store_list *l, size_t i);      /* by ascending step */
+const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step); /* NULL: not visible */
+const struct store_list_step *store_list_latest(const struct store_list *l);            /* highest step; NULL */
+/* is this commit entry visible? */
+bool store_list_entry_live(const struct store_list *l, uint64_t entry);
+/* The step of a commit entry that counted here, still visible or not; PROTO_NONE: no such commit. */
+uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry);
+/* Calls f with every commit that counted here from entry `from` on, removed or replaced since or not, until it returns
+ * another number than 0. Entries are read again. */
+int store_list_each_commit(const struct store_list *l, uint64_t from,
+	int (*f)(void *arg, uint64_t entry, const struct base_digest *manifest), void *arg, struct base_error *err);
+/* What the list says of an attempt. reason (may be NULL): text of the abort, or NULL. ret_entry: number of the
+ * deciding entry. */
+enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
+	uint64_t *ret_entry);
+const char *store_list_newest_launch(const struct store_list *l, uint64_t *ret_step);  /* NULL: none known */
+
+/* Puts `entry` as the next number, after check(arg, l) said 0 against the newest state; on "exists" reads on and checks
+ * again. `entry` is encoded after each check, which may still change it. Makes the list's directory durable before
+ * putting (invariant 6). Refuses while an entry is damaged (-BASE_EDAMAGED, by run). Returns the number, or check's or
+ * another error. */
+int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err);
+
+/* vckpt mend: puts an entry that accepts entries as damaged: from then on they decide nothing, for every reader, and
+ * keep no writer and no collector from their work. `numbers`, ascending, at most PROTO_ACCEPTS_MAX: each must be
+ * damaged here (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */
+int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err);
+
+/* Of the storage at this moment, not of what lies in it (-EIO, -ESTALE, -ETIMEDOUT, ...): worth another try. */
+bool store_error_passes(int r);
+
+/* Makes durable what was read (invariant 6). */
+int store_list_sync(struct store_list *l, struct base_error *err);
+
+/* All runs of a store, sorted, malloc'ed array of malloc'ed names. */
+int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err);
+void store_runs_free(char **runs, size_t n);
+
+/* vckpt rm: removes the step that this entry made. -ESTALE: it was removed or replaced since. */
+int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err);
+
+/* The same for the visible step, whatever its entry is. */
+int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err);
+
+#endif

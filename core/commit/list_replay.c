@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * list_replay: the rules by which entries become what is visible (inline `replay` of the model).
+ *
+ * Decided attempts hang in a hash by name. What a launch entry aborts is not written down: an attempt is aborted by a
+ * launch if its own launch has an entry here that is not the newest one, which is asked when somebody wants to know. An
+ * attempt whose launch has no entry (an import) is aborted by no launch. A launch counts from its first entry; a second
+ * entry of the same launch changes nothing.
+ *
+ * An entry is applied whole or not at all: whatever it needs is allocated before anything is changed, so a list that
+ * met -ENOMEM stands before that entry and can go on later. A view that had half of one would be put into the next
+ * snapshot.
+ *
+ * Visible steps lie in an array by step; training appends at its end. Commit entries that counted lie in an array by
+ * entry number, so that `remove` finds the step that it means by bisection. */
+#include "core/commit/list_internal.h"
+
+#include <stdio.h>
+
+#include "core/base/cleanup.h"
+
+#define LAUNCH_REASON "a newer launch of the run began"
+
+/* Room for `more_n` items behind `count`. */
+static int array_reserve(void *array_p, size_t *size, size_t count, size_t more_n, size_t item)
+{
+	size_t want = base_max(count + more_n, *size ? *size * 2 : 16);
+	void *more;
+
+	if (count + more_n <= *size)
+		return 0;
+	more = reallocarray(*(void **)array_p, want, item);
+	if (!more)
+		return -ENOMEM;
+	*(void **)array_p = more;
+	*size = want;
+	return 0;
+}
+
+static int array_grow(void *array_p, size_t *size, size_t count, size_t item)
+{
+	return array_reserve(array_p, size, count, 1, item);
+}
+
+static void hold_drop(struct list_hold *h)
+{
+	if (h && --h->users == 0) {
+		proto_entry_release(&h->entry);
+		free(h);
+	}
+}
+
+/* ---- attempts ---- */
+
+static size_t attempt_hash(const char *name)
+{
+	return (size_t)base_xxh64_of(0, name, strlen(name));
+}
+
+static struct list_attempt *attempt_find(const struct store_list *l, const char *name)
+{
+	if (l->nslots == 0)
+		return NULL;
+	for (size_t i = attempt_hash(name); l->slots[i & (l->nslots - 1)]; i++) {
+		struct list_attempt *a = &l->attempts[l->slots[i & (l->nslots - 1)] - 1];
+
+		if (strcmp(a->name, name) == 0)
+			return a;
+	}
+	return NULL;
+}
+
+static void slot_fill(struct store_list *l, size_t index)
+{
+	size_t i = attempt_hash(l->attempts[index].name);
+
+	while (l->slots[i & (l->nslots - 1)])
+		i++;
+	l->slots[i & (l->nslots - 1)] = (uint32_t)(index + 1);
+}
+
+static int slots_reserve(struct store_list *l, size_t more)
+{
+	size_t want = l->nslots ? l->nslots : 64;
+	uint32_t *slots;
+
+	if (l->nattempts + more <= l->nslots / 2)
+		return 0;
+	if (l->nattempts + more >= UINT32_MAX - 1)
+		return -ENOMEM;
+	while (want / 2 < l->nattempts + more)
+		want *= 2;
+	slots = calloc(want, sizeof *slots);
+	if (!slots)
+		return -ENOMEM;
+	free(l->slots);
+	l->slots = slots;
+	l->nslots = want;
+	for (size_t i = 0; i < l->nattempts; i++)
+		slot_fill(l, i);
+	return 0;
+}
+
+static int attempts_reserve(struct store_list *l, size_t more)
+{
+	int r = array_reserve(&l->attempts, &l->attempts_size, l->nattempts, more, sizeof *l->attempts);
+
+	return r < 0 ? r : slots_reserve(l, more);
+}
+
+/* The attempt is decided from here on; the first decision stands. There is room (attempts_reserve). reason: taken over,
+ * may be NULL. */
+static void attempt_decide(struct store_list *l, const char *name, enum store_attempt_state state, uint64_t entry,
+	char *reason)
+{
+	struct list_attempt *a;
+
+	if (attempt_find(l, name)) {
+		free(reason);
+		return;
+	}
+	a = &l->attempts[l->nattempts];
+	*a = (struct list_attempt){.state = state, .entry = entry, .reason = reason};
+	/* zeroes follow; a snapshot comes here ten thousand times */
+	memcpy(a->name, name, strnlen(name, sizeof a->name - 1));
+	slot_fill(l, l->nattempts++);
+}
+
+/* The launch entry that aborts what launch `name[0..16)` has not decided, or NULL. */
+static const struct list_launch *launch_after(const struct store_list *l, const char *name)
+{
+	for (size_t i = l->nlaunches; i-- > 0;)
+		if (strncmp(l->launches[i].launch, name, 16) == 0)
+			return i + 1 < l->nlaunches ? &l->launches[i + 1] : NULL;
+	return NULL;
+}
+
+enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
+	uint64_t *ret_entry)
+{
+	const struct list_attempt *a = attempt_find(l, attempt);
+	const struct list_launch *newer = a ? NULL : launch_after(l, attempt);
+
+	if (ret_reason)
+		*ret_reason = a ? a->reason : newer ? LAUNCH_REASON : NULL;
+	if (ret_entry)
+		*ret_entry = a ? a->entry : newer ? newer->entry : PROTO_NONE;
+	if (a)
+		return a->state;
+	return newer ? STORE_ATTEMPT_ABORTED : STORE_ATTEMPT_UNDECIDED;
+}
+
+const char *store_list_newest_launch(const struct store_list *l, uint64_t *ret_step)
+{
+	const struct list_launch *newest = l->nlaunches ? &l->launches[l->nlaunches - 1] : NULL;
+
+	if (ret_step)
+		*ret_step = newest ? newest->newest_step : PROTO_NONE;
+	return newest ? newest->launch : NULL;
+}
+
+/* ---- visible steps ---- */
+
+/* Index of the step, or of where it would stand. */
+static size_t step_place(const struct store_list *l, uint64_t step)
+{
+	size_t low = 0, high = l->nsteps;
+
+	if (high && l->steps[high - 1].step < step)
+		return high;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (l->steps[middle].step < step)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step)
+{
+	size_t i = step_place(l, step);
+
+	return i < l->nsteps && l->steps[i].step == step ? &l->steps[i] : NULL;
+}
+
+uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry)
+{
+	size_t low = 0, high = l->ncommits;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (l->commits[middle].entry < entry)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low < l->ncommits && l->commits[low].entry == entry ? l->commits[low].step : PROTO_NONE;
+}
+
+static const struct store_list_step *step_of_entry(const struct store_list *l, uint64_t entry)
+{
+	uint64_t step = store_list_commit_step(l, entry);
+	const struct store_list_step *s = step == PROTO_NONE ? NULL : store_list_find(l, step);
+
+	return s && s->entry == entry ? s : NULL;
+}
+
+bool store_list_entry_live(const struct store_list *l, uint64_t entry)
+{
+	return step_of_entry(l, entry) != NULL;
+}
+
+static void step_remove(struct store_list *l, size_t i)
+{
+	hold_drop(l->holds[i]);
+	l->nsteps--;
+	memmove(&l->steps[i], &l->steps[i + 1], (l->nsteps - i) * sizeof *l->steps);
+	memmove(&l->holds[i], &l->holds[i + 1], (l->nsteps - i) * sizeof *l->holds);
+}
+
+static int steps_reserve(struct store_list *l, size_t more)
+{
+	size_t size = l->steps_size;
+
+	if (array_reserve(&l->commits, &l->commits_size, l->ncommits, more, sizeof *l->commits) < 0
+	    || array_reserve(&l->holds, &size, l->nsteps, more, sizeof *l->holds) < 0)
+		return -ENOMEM;
+	return array_reserve(&l->steps, &l->steps_size, l->nsteps, more, sizeof *l->steps);
+}
+
+/* The commit entry n becomes what is visible under its step. The hold gains a user. There is room (steps_reserve). */
+static void step_set(struct store_list *l, uint64_t n, const struct proto_commit *c, struct list_hold *h)
+{
+	size_t i = step_place(l, c->step);
+
+	if (i < l->nsteps && l->steps[i].step == c->step) {
+		hold_drop(l->holds[i]);
+	} else {
+		memmove(&l->steps[i + 1], &l->steps[i], (l->nsteps - i) * sizeof *l->steps);
+		memmove(&l->holds[i + 1], &l->holds[i], (l->nsteps - i) * sizeof *l->holds);
+		l->nsteps++;
+	}
+	l->steps[i] = (struct store_list_step){.step = c->step, .entry = n, .commit = *c};
+	l->holds[i] = h;
+	h->users++;
+	l->commits[l->ncommits++] = (struct list_commit_key){.entry = n, .step = c->step};
+}
+
+/* ---- entries that decide nothing ---- */
+
+static size_t skip_hash(uint64_t n)
+{
+	return (size_t)(n * UINT64_C(0x9e3779b97f4a7c15) >> 32);
+}
+
+static struct list_skip *skip_find(const struct store_list *l, uint64_t n)
+{
+	for (size_t i = skip_hash(n); l->nskip_slots && l->skip_slots[i & (l->nskip_slots - 1)]; i++) {
+		struct list_skip *s = &l->skips[l->skip_slots[i & (l->nskip_slots - 1)] - 1];
+
+		if (s->number == n)
+			return s;
+	}
+	return NULL;
+}
+
+const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n) { return skip_find(l, n); }
+
+static void skip_slot_fill(struct store_list *l, size_t index)
+{
+	size_t i = skip_hash(l->skips[index].number);
+
+	while (l->skip_slots[i & (l->nskip_slots - 1)])
+		i++;
+	l->skip_slots[i & (l->nskip_slots - 1)] = (uint32_t)(index + 1);
+}
+
+/* Room for so many more: one file far behind the end makes a million entries that are missing. */
+static int skips_reserve(struct store_list *l, size_t more)
+{
+	size_t want = l->nskip_slots ? l->nskip_slots : 16;
+	uint32_t *slots;
+
+	if (array_reserve(&l->skips, &l->skips_size, l->nskips, more, sizeof *l->skips) < 0
+	    || l->nskips + more >= UINT32_MAX / 2)
+		return -ENOMEM;
+	while (want / 2 < l->nskips + more)
+		want *= 2;
+	if (want == l->nskip_slots)
+		return 0;
+	slots = calloc(want, sizeof *slots);
+	if (!slots)
+		return -ENOMEM;
+	free(l->skip_slots);
+	l->skip_slots = slots;
+	l->nskip_slots = want;
+	for (size_t i = 0; i < l->nskips; i++)
+		skip_slot_fill(l, i);
+	return 0;
+}
+
+int list_skip_add(struct store_list *l, uint64_t n, const char *why)
+{
+	struct list_skip *s;
+
+	if (skips_reserve(l, 1) < 0)
+		return -ENOMEM;
+	s = &l->skips[l->nskips];
+	*s = (struct list_skip){.number = n, .accepted = !why};
+	snprintf(s->why, sizeof s->why, "%s", why ? why : "");
+	l->damaged += why != NULL;
+	skip_slot_fill(l, l->nskips++);
+	return 0;
+}
+
+/* Who could read such an entry has to read the list again without it: all readers see the same. */
+static int apply_accept(struct store_list *l, const struct proto_entry *e)
+{
+	if (skips_reserve(l, e->naccepts) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < e->naccepts; i++) {
+		struct list_skip *s = skip_find(l, e->accepts[i]);
+
+		if (s) {
+			l->damaged -= !s->accepted;
+			s->accepted = true;
+			continue;
+		}
+		list_skip_add(l, e->accepts[i], NULL);
+		l->again |= e->accepts[i] >= l->first;
+	}
+	return 0;
+}
+
+/* ---- entries ---- */
+
+/* model: COMMIT. There: `VALID(vx) && vl[STEP(vx)] == rep[vN]`. */
+static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
+{
+	const struct proto_commit *c = &h->entry.commit;
+	const struct store_list_step *now = store_list_find(l, c->step);
+
+	if (store_list_attempt(l, c->attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED)
+		return 0;
+	if (c->replaces != (now ? now->entry : PROTO_NONE))
+		return 0;
+	if (attempts_reserve(l, 1) < 0 || steps_reserve(l, 1) < 0)
+		return -ENOMEM;
+	attempt_decide(l, c->attempt, STORE_ATTEMPT_COMMITTED, n, NULL);
+	step_set(l, n, c, h);
+	return 0;
+}
+
+/* model: ABORT. Counts only while the attempt has not committed. */
+static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entry *e)
+{
+	char *reason = e->reason ? strdup(e->reason) : NULL;
+
+	if ((e->reason && !reason) || attempts_reserve(l, 1) < 0) {
+		free(reason);
+		return -ENOMEM;
+	}
+	attempt_decide(l, e->attempt, STORE_ATTEMPT_ABORTED, n, reason);
+	return 0;
+}
+
+/* model: LAUNCH */
+static int apply_launch(struct store_list *l, uint64_t n, const struct proto_entry *e)
+{
+	struct list_launch *x;
+
+	for (size_t i = 0; i < l->nlaunches; i++)
+		if (strncmp(l->launches[i].launch, e->launch, 16) == 0)
+			return 0;
+	if (array_grow(&l->launches, &l->launches_size, l->nlaunches, sizeof *l->launches) < 0)
+		return -ENOMEM;
+	x = &l->launches[l->nlaunches++];
+	*x = (struct list_launch){.entry = n, .newest_step = e->newest_step};
+	snprintf(x->launch, sizeof x->launch, "%.16s", e->launch);
+	memcpy(x->nonce, e->nonce, sizeof x->nonce);
+	return 0;
+}
+
+/* model: REMOVE. Names the commit entry, not only the step. */
+static int apply_remove(struct store_list *l, const struct proto_entry *e)
+{
+	const struct store_list_step *s = step_of_entry(l, e->removes);
+
+	if (s)
+		step_remove(l, (size_t)(s - l->steps));
+	return 0;
+}
+
+static void steps_clear(struct store_list *l)
+{
+	for (size_t i = 0; i < l->nsteps; i++)
+		hold_drop(l->holds[i]);
+	l->nsteps = l->ncommits = 0;
+}
+
+struct live_place { uint64_t step; size_t at; };
+
+static int place_compare(const void *a, const void *b)
+{
+	const struct live_place *x = a, *y = b;
+
+	if (x->step != y->step)
+		return x->step < y->step ? -1 : 1;
+	return (x->at > y->at) - (x->at < y->at);
+}
+
+/* The rows of a snapshot by step; malloc'ed. Rows stand by entry, and steps may come in any order. */
+static struct live_place *snapshot_order(const struct proto_live *live, size_t n)
+{
+	struct live_place *all = calloc(n + 1, sizeof *all);
+	bool sorted = true;
+
+	for (size_t i = 0; all && i < n; i++) {
+		all[i] = (struct live_place){live[i].commit.step, i};
+		sorted &= i == 0 || all[i - 1].step < all[i].step;
+	}
+	if (all && !sorted)
+		qsort(all, n, sizeof *all, place_compare);
+	return all;
+}
+
+/* model: SNAPSH. Who read everything before it has nothing to learn; after a skipped entry what was visible comes
+ * from the snapshot (its writer knew the entry). Attempts keep what is known of them: a snapshot decides nothing. */
+static int apply_snapshot(struct store_list *l, struct list_hold *h)
+{
+	const struct proto_live *live = h->entry.live;
+	base_cleanup_free struct live_place *order = NULL;
+	size_t n = h->entry.nlive;
+
+	if (!l->gap)
+		return 0;
+	order = snapshot_order(live, n);
+	if (!order || attempts_reserve(l, n) < 0 || steps_reserve(l, n) < 0)
+		return -ENOMEM;
+	l->gap = false;
+	steps_clear(l);
+	for (size_t i = 0; i < n; i++)
+		attempt_decide(l, live[i].commit.attempt, STORE_ATTEMPT_COMMITTED, live[i].entry, NULL);
+	for (size_t i = 0; i < n; i++) /* each behind all others: nothing is moved */
+		step_set(l, live[order[i].at].entry, &live[order[i].at].commit, h);
+	for (size_t i = 0; i < n; i++)
+		l->commits[i] = (struct list_commit_key){.entry = live[i].entry, .step = live[i].commit.step};
+	return 0;
+}
+
+/* model: replay */
+int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
+{
+	struct list_hold *h = calloc(1, sizeof *h);
+	int r = 0;
+
+	if (!h) {
+		proto_entry_release(e);
+		return -ENOMEM;
+	}
+	h->entry = *e;
+	h->users = 1;
+	*e = (struct proto_entry){0};
+	switch (h->entry.kind) { /* another one is of a later version, and decides nothing */
+	case PROTO_ENTRY_LAUNCH: r = apply_launch(l, n, &h->entry); break;
+	case PROTO_ENTRY_COMMIT: r = apply_commit(l, n, h); break;
+	case PROTO_ENTRY_ABORT: r = apply_abort(l, n, &h->entry); break;
+	case PROTO_ENTRY_REMOVE: r = apply_remove(l, &h->entry); break;
+	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, h); break;
+	case PROTO_ENTRY_ACCEPT: r = apply_accept(l, &h->entry); break;
+	}
+	hold_drop(h);
+	return r;
+}
+
+/* model: SNAPSH */
+int list_adopt(struct store_list *l, struct proto_entry *e)
+{
+	l->gap = true;
+	return list_apply(l, 0, e);
+}
+
+static int live_compare(const void *a, const void *b)
+{
+	const struct proto_live *x = a, *y = b;
+
+	return (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size_t *ret_n)
+{
+	struct proto_live *live = calloc(l->nsteps ? l->nsteps : 1, sizeof *live);
+
+	if (!live)
+		return -ENOMEM;
+	for (size_t i = 0; i < l->nsteps; i++)
+		live[i] = (struct proto_live){.entry = l->steps[i].entry, .commit = l->steps[i].commit};
+	qsort(live, l->nsteps, sizeof *live, live_compare);
+	*ret_live = live;
+	*ret_n = l->nsteps;
+	return 0;
+}
+
+void list_state_release(struct store_list *l)
+{
+	steps_clear(l);
+	for (size_t i = 0; i < l->nattempts; i++)
+		free(l->attempts[i].reason);
+	free(l->skips);
+	free(l->skip_slots);
+	free(l->steps);
+	free(l->holds);
+	free(l->commits);
+	free(l->attempts);
+	free(l->slots);
+	free(l->launches);
+}

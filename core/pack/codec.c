@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec: what is done to the blocks of an object before they are stored. A codec word pairs a codec with the
+ * transform that runs before it; both stand in tables by id, so that a better transform is one more line.
+ *
+ * Choice. A few blocks spread over the object are tried with the transform of the word and with none, the middle one
+ * first; while nothing is gained, the next one is tried only where a quick look for runs and repeats finds something.
+ * (Not seen: bit planes that gain beside a middle that gains nothing, as no tensor of one kind of numbers has them.)
+ * If neither gains 3 % on these, the object is stored raw and the rest is never looked at, so that data which does not
+ * compress costs little. Else everything is encoded with the better one, and the gain is measured again at the end. A
+ * block that LZ4 does not make smaller is stored as it is, untransformed, and says so in its stored length. */
+#include "core/pack/codec.h"
+
+#include <errno.h>
+#include <lz4.h>
+
+#include "core/base/le.h"
+#include "core/pack/transform.h"
+
+enum {
+	CODEC_SAMPLE_BLOCKS = 3,
+	CODEC_LZ4_ACCELERATION = 1,
+	CODEC_LOOK_ACCELERATION = 32, /* for a look: passes quickly over what does not compress */
+};
+
+typedef void (*transform_func)(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+
+static const struct transform {
+	const char *name; /* with lz4 */
+	transform_func encode, decode; /* of one block; NULL: none */
+} transforms[] = {
+	[STORE_TRANSFORM_NONE] = { "lz4", NULL, NULL },
+	[STORE_TRANSFORM_BITPLANE8] = { "lz4+bitplane8", transform_bitplane8_encode, transform_bitplane8_decode },
+	[STORE_TRANSFORM_BITPLANE16] = { "lz4+bitplane16", transform_bitplane16_encode, transform_bitplane16_decode },
+	[STORE_TRANSFORM_BITPLANE32] = { "lz4+bitplane32", transform_bitplane32_encode, transform_bitplane32_decode },
+	[STORE_TRANSFORM_BITPLANE64] = { "lz4+bitplane64", transform_bitplane64_encode, transform_bitplane64_decode },
+};
+
+/* What `scratch` is cut into: two blocks and the state of LZ4. */
+struct codec_scratch {
+	uint8_t planes[BASE_BLOCK_BYTES], temp[BASE_BLOCK_BYTES];
+	union { LZ4_stream_t lz4; uint8_t decoded[BASE_BLOCK_BYTES]; } u;
+};
+_Static_assert(sizeof(struct codec_scratch) + 63 <= STORE_CODEC_SCRATCH, "scratch");
+
+static struct codec_scratch *scratch_of(void *scratch)
+{
+	return (struct codec_scratch *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+}
+
+bool store_codec_valid(uint16_t word)
+{
+	unsigned codec = word & 0xff, transform = word >> 8;
+	if (codec == STORE_CODEC_RAW)
+		return transform == STORE_TRANSFORM_NONE;
+	return codec == STORE_CODEC_LZ4 && transform < BASE_COUNT(transforms);
+}
+
+const char *store_codec_name(uint16_t word)
+{
+	if (!store_codec_valid(word))
+		return "unknown";
+	return (word & 0xff) == STORE_CODEC_RAW ? "raw" : transforms[word >> 8].name;
+}
+
+static enum store_transform transform_of_word(unsigned word_bytes)
+{
+	switch (word_bytes) {
+	case 1: return STORE_TRANSFORM_BITPLANE8;
+	case 2: return STORE_TRANSFORM_BITPLANE16;
+	case 4: return STORE_TRANSFORM_BITPLANE32;
+	case 8: return STORE_TRANSFORM_BITPLANE64;
+	default: return STORE_TRANSFORM_NONE;
+	}
+}
+
+/* Encodes one block to `out` (room for len bytes) and returns its stored length, or 0 when it would not get smaller. */
+static size_t encode_block(
+	const struct transform *t, const uint8_t *in, size_t len, uint8_t *out, struct codec_scratch *s)
+{
+	const uint8_t *source = in;
+	if (t->encode) {
+		t->encode(in, len, s->planes, s->temp);
+		source = s->planes;
+	}
+	int n = LZ4_compress_fast_extState(
+		&s->u.lz4, (const char *)source, (char *)out, (int)len, (int)len - 1, CODEC_LZ4_ACCELERATION);
+	return n > 0 ? (size_t)n : 0;
+}
+
+static size_t block_len(size_t len, uint64_t i)
+{
+	return base_min(len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
+}
+
+static bool gains(uint64_t stored, uint64_t blocks, uint64_t raw)
+{
+	return (stored + 4 * blocks) * 100 < raw * 97; /* each block's stored length costs 4 bytes */
+}
+
+static bool looks_worth_it(const uint8_t *in, size_t len, uint8_t *out, struct codec_scratch *s)
+{
+	return LZ4_compress_fast_extState(
+		&s->u.lz4, (const char *)in, (char *)out, (int)len, (int)len - 1, CODEC_LOOK_ACCELERATION) > 0;
+}
+
+/* The better transform for the sampled blocks; `out` is overwritten. */
+static enum store_transform choose(
+	unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, struct codec_scratch *s, bool *ret_gain)
+{
+	uint64_t blocks = base_block_count(len), samples = base_min(blocks, CODEC_SAMPLE_BLOCKS);
+	uint64_t raw = 0, plain = 0, planes = 0; /* bytes of the sampled blocks: as they are, and stored */
+	enum store_transform best = transform_of_word(word_bytes);
+
+	for (uint64_t k = 0; k < samples; k++) {
+		uint64_t i = (2 * ((k + (samples - 1) / 2) % samples) + 1) * blocks / (2 * samples);
+		const uint8_t *in = bytes + i * BASE_BLOCK_BYTES;
+		size_t n = block_len(len, i), by_plain = n, by_planes = n;
+		if (plain < raw || planes < raw || k == 0 || looks_worth_it(in, n, out, s)) {
+			by_plain = encode_block(&transforms[STORE_TRANSFORM_NONE], in, n, out, s);
+			by_planes = encode_block(&transforms[best], in, n, out, s);
+		}
+		raw += n;
+		plain += by_plain ? by_plain : n;
+		planes += by_planes ? by_planes : n;
+	}
+	*ret_gain = gains(base_min(plain, planes), samples, raw);
+	return plain <= planes ? STORE_TRANSFORM_NONE : best;
+}
+
+uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,
+	uint64_t *ret_stored_len, void *scratch)
+{
+	struct codec_scratch *s = scratch_of(scratch);
+	bool gain = false;
+	*ret_stored_len = len;
+	if (len == 0 || len > STORE_ENCODED_MAX_BYTES)
+		return STORE_CODEC_RAW;
+	enum store_transform id = choose(word_bytes, bytes, len, out, s, &gain);
+	if (!gain)
+		return STORE_CODEC_RAW;
+	uint64_t blocks = base_block_count(len), stored = 0;
+	for (uint64_t i = 0; i < blocks; i++) {
+		const uint8_t *in = bytes + i * BASE_BLOCK_BYTES;
+		size_t raw = block_len(len, i), n = encode_block(&transforms[id], in, raw, out + stored, s);
+		if (n == 0) {
+			memcpy(out + stored, in, raw);
+			ret_lens[i] = (uint32_t)raw | STORE_BLOCK_RAW;
+			stored += raw;
+		} else {
+			ret_lens[i] = (uint32_t)n;
+			stored += n;
+		}
+	}
+	if (!gains(stored, blocks, len))
+		return STORE_CODEC_RAW;
+	*ret_stored_len = stored;
+	return STORE_CODEC_WORD(STORE_CODEC_LZ4, id);
+}
+
+int store_codec_decode_block(
+	uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out, size_t raw_len, void *scratch)
+{
+	uint32_t len = stored_len_word & ~STORE_BLOCK_RAW;
+	if (!store_codec_valid(word) || raw_len == 0 || raw_len > BASE_BLOCK_BYTES)
+		return -EBADMSG;
+	if ((word & 0xff) == STORE_CODEC_RAW || stored_len_word & STORE_BLOCK_RAW) {
+		if (len != raw_len)
+			return -EBADMSG;
+		memcpy(out, stored, raw_len);
+		return 0;
+	}
+	if (len == 0 || len >= raw_len)
+		return -EBADMSG;
+	const struct transform *t = &transforms[word >> 8];
+	struct codec_scratch *s = scratch_of(scratch);
+	uint8_t *to = t->decode ? s->u.decoded : out;
+	if (LZ4_decompress_safe((const char *)stored, (char *)to, (int)len, (int)raw_len) != (int)raw_len)
+		return -EBADMSG;
+	if (t->decode)
+		t->decode(to, raw_len, out, s->temp);
+	return 0;
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pack: an append-only file of objects (docs/format/pack.md).
+ *
+ *   head (4096 bytes) | runs | footer | tail (128 bytes)
+ *   run    objects one after another, each at the next multiple of 64 (raw and >= 64 KiB: of 4096), zero padded,
+ *          then, at a multiple of 8, the checks of all of them in order; at most 64 MiB of stored bytes, or one object
+ *   checks of an object: u64 check for each block, then, if encoded, u32 stored length for each block
+ *   footer one fixed-width entry an object (so a pack explains itself: verify, index and mending read it)
+ *
+ * A reference says where an object lies. It is a hint: bytes are believed only after their checks, which are seeded by
+ * the digest that the reference's owner wants. A writer belongs to one thread; readers to any. */
+#ifndef CORE_PACK_PACK_H
+#define CORE_PACK_PACK_H
+
+#include "core/base/digest.h"
+#include "core/storage/storage.h"
+
+#define STORE_PACK_NAME_MAX 128  /* NUL included */
+#define STORE_RUN_MAX_BYTES (UINT64_C(64) << 20)
+#define STORE_OBJECT_MAX_BYTES (UINT64_C(1) << 46)
+#define STORE_METADATA_MAX_BYTES UINT64_C(1073741824) /* of a layout, a part, a chunk: both sides refuse more */
+#define STORE_PACK_HEAD_BYTES 4096u
+#define STORE_PACK_TAIL_BYTES 128u
+
+enum store_object_kind { STORE_OBJECT_PIECE = 1, STORE_OBJECT_BLOB = 2, STORE_OBJECT_LAYOUT = 3, STORE_OBJECT_PART = 4,
+	STORE_OBJECT_PART_CHUNK = 5, STORE_OBJECT_VIEW_HEADER = 6 };
+
+struct store_object_ref {
+	struct base_digest digest;
+	uint64_t offset;      /* of the first stored byte in the pack */
+	uint64_t checks;      /* offset of this object's checks */
+	uint64_t raw_len, stored_len;
+	uint16_t codec;       /* word of codec.h */
+	uint8_t kind;
+	uint32_t pack;        /* number in a table that the owner of the reference has */
+};
+struct proto_ref;
+/* As a record of the store has it. */
+struct store_object_ref store_object_ref_from(const struct proto_ref *r);
+/* Alignment of the stored bytes, offset of the next object in the same run, bytes of checks: the arithmetic of a
+ * run. */
+uint64_t store_object_align(uint16_t codec, uint64_t stored_len);
+uint64_t store_object_checks_bytes(uint16_t codec, uint64_t raw_len);
+/* Whether a reference could be one of a pack whose data ends at `end`: lengths, codec, alignment, places. */
+int store_object_ref_check(const struct store_object_ref *ref, uint64_t end);
+
+/* packs/<xx>/<pack>.pack; -ENAMETOOLONG or -EINVAL for a name that no vckpt makes. */
+int store_pack_path(const char *pack, char path[static STORE_NAME_MAX]);
+/* "<launch16>-<count>-<rank>-<class>" and back. attempt: "<launch16>-<count>". */
+int store_pack_name_make(const char *attempt, uint32_t rank, const char *class, char name[static STORE_PACK_NAME_MAX]);
+struct store_pack_name { char attempt[48]; uint32_t rank; char class[72]; };
+int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name);
+
+/* ---- writing ---- */
+struct store_pack_writer;
+int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], const char *pack,
+	struct store_pack_writer **ret_w);
+/* Appends an object whose blocks are already encoded and checked: `checks` has base_block_count(raw_len) entries,
+ * `lens` likewise or NULL for raw. Fills ret_ref (its `checks` offset only once the run is closed: see below). The
+ * memory may be reused on return. ret_ref must stay where it is until the run is closed (store_pack_run_end or
+ * seal). */
+int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
+	const uint32_t *lens, struct store_object_ref *ret_ref);
+/* Convenience for small things: digests, checks and appends raw bytes (codec raw). */
+int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
+	struct store_object_ref *ret_ref);
+/* The same, encoded where that gains (metadata: chunks, layouts, view headers). */
+int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
+	struct store_object_ref *ret_ref);
+/* A long object (a blob) that arrives in parts: begin, add (any sizes), end. Raw. Needs its digest beforehand. */
+int store_pack_stream_begin(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint64_t len);
+int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len);
+/* -EBADMSG: not the bytes of that digest or length */
+int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref);
+/* Ends the run under way: writes its checks; every ret_ref handed to append since the last end is complete now. */
+int store_pack_run_end(struct store_pack_writer *w);
+uint64_t store_pack_writer_size(const struct store_pack_writer *w);
+/* ends the run, writes footer and tail, durable; frees w always */
+int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size);
+void store_pack_abandon(struct store_pack_writer *w);                  /* NULL-safe */
+
+/* ---- reading ---- */
+/* an open pack: head checked (magic, version, name, store id), size known. Reference-counted by its cache. */
+struct store_pack;
+int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p,
+	struct base_error *err);
+void store_pack_close(struct store_pack *p); /* NULL-safe */
+const char *store_pack_name(const struct store_pack *p);
+uint64_t store_pack_size(const struct store_pack *p);
+
+/* Reads and checks blocks [first, first + n) of an object and decodes them into `out` (room for exactly their raw
+ * bytes). -EBADMSG names in err: pack, offset, block. Every length and offset of `ref` is checked against the pack's
+ * size first. */
+int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+	void *out, struct base_error *err);
+/* The whole object, checks only (not re-hashed). `out` has raw_len bytes. */
+int store_object_read(struct store_pack *p, const struct store_object_ref *ref, void *out, struct base_error *err);
+/* The whole object into fresh memory, re-hashed with SHA-256 too (metadata: layouts, parts). raw_len > max is
+ * -EFBIG. */
+int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
+	struct base_error *err);
+
+/* The footer: count entries, checked with SHA-256. Free with store_pack_footer_free. */
+struct store_pack_footer { struct store_object_ref *objects; uint64_t count; };
+int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f, struct base_error *err);
+void store_pack_footer_free(struct store_pack_footer *f);
+
+/* Verifies every byte: head, objects (re-hashed), checks, padding, footer, tail. Returns 0 when it could look at
+ * everything, damage or not; -BASE_EVERSION: the footer lists a codec or kind that is not known. When the footer itself
+ * is damaged the objects are not known: one damage for it, and what lies before it is not looked at. */
+typedef void (*store_pack_damage_func)(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object,
+	const char *what);
+struct store_pack_verify_calls {
+	/* Each fault, with the extent and, where an object is hit, its reference (from the footer). */
+	store_pack_damage_func damage;
+	void (*progress)(void *arg, uint64_t bytes); /* counts bytes; may be NULL */
+	/* Each object that the footer lists; may be NULL. xxh: the XXH3-128 of its raw bytes under `seed`; NULL where
+	 * it is damaged, or no piece. */
+	void (*object)(void *arg, const struct store_object_ref *object, const struct base_xxh128 *xxh);
+	void *arg;
+	uint64_t seed;
+};
+int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pack_format: the bytes of a pack (docs/format/pack.md), shared by writer, reader and verify.
+ *
+ *   head   0 magic "VCKPTPAK" | 8 u16 version | 10 u16 zero | 12 u32 required features | 16 store id (16)
+ *          | 32 u16 length of the name | 34 name (128, zero padded) | 162 zeros | 4088 XXH3-64 of bytes 0..4087
+ *   entry  0 digest (32) | 32 offset | 40 checks | 48 raw length | 56 stored length | 64 u16 codec | 66 u8 kind | 67
+ * zeros (13) tail   0 magic "VCKPTEND" | 8 offset of the footer | 16 its length | 24 count | 32 file size | 40 SHA-256
+ * of the footer (32) | 72 zeros | 120 XXH3-64 of bytes 0..119
+ */
+#ifndef CORE_PACK_PACK_FORMAT_H
+#define CORE_PACK_PACK_FORMAT_H
+
+#include "core/base/le.h"
+#include "core/pack/codec.h"
+#include "core/pack/pack.h"
+
+enum {
+	PACK_VERSION = 1,
+	PACK_ENTRY_BYTES = 80,
+	PACK_FOOTER_ALIGN = 64,
+	PACK_CHECKS_ALIGN = 8,
+	PACK_HEAD_CHECK_AT = STORE_PACK_HEAD_BYTES - 8,
+	PACK_TAIL_CHECK_AT = STORE_PACK_TAIL_BYTES - 8,
+};
+#define PACK_MAGIC_HEAD "VCKPTPAK"
+#define PACK_MAGIC_TAIL "VCKPTEND"
+
+struct store_pack {
+	struct store_storage *storage;
+	struct store_storage_file *file;
+	uint64_t size;
+	uint8_t store_id[16];
+	char name[STORE_PACK_NAME_MAX];
+};
+
+struct pack_tail {
+	uint64_t footer_offset, footer_len, count, file_size;
+	struct base_digest footer_digest;
+};
+
+void pack_head_encode(const uint8_t store_id[16], const char *name, uint8_t head[static STORE_PACK_HEAD_BYTES]);
+void pack_tail_encode(const struct pack_tail *t, uint8_t tail[static STORE_PACK_TAIL_BYTES]);
+/* Checks everything in it, against the size of the file too. -EBADMSG. */
+int pack_tail_decode(const uint8_t tail[static STORE_PACK_TAIL_BYTES], uint64_t file_size, struct pack_tail *ret_t);
+void pack_entry_encode(const struct store_object_ref *ref, uint8_t entry[static PACK_ENTRY_BYTES]);
+/* `end`: where objects and checks end. -EBADMSG for anything that no writer makes. */
+int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end, struct store_object_ref *ret_ref);
+/* All entries of a footer: each by itself, and their places by the arithmetic of runs. `out`: count of them. */
+int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct store_object_ref *out);
+
+/* The bounds of the run that begins with objects[first]: *ret_next is the first object after it and *ret_end where
+ * its checks end. -EBADMSG if the places do not follow the arithmetic. */
+int pack_run_bounds(
+	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end);
+
+/* Reads from a pack: all, or an error; what lies past the end is -EBADMSG (the file shrank). */
+int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err);
+/* Tail and raw footer; *ret_footer is malloc'ed, its SHA-256 checked. */
+int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err);
+
+#endif

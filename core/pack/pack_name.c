@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pack_name: "<launch, 16 hex>-<count>-<rank>-<class>". One spelling for each: numbers have no leading zeros. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/pack/pack_format.h"
+
+/* Length of the decimal number at `text`, which ends before `stop`; 0: not one, or spelt otherwise, or over `max`. */
+static size_t number_parse(const char *text, uint64_t max, uint64_t *ret_n)
+{
+	size_t len = strspn(text, "0123456789");
+	uint64_t n = 0;
+	if (len == 0 || len > 20 || (len > 1 && text[0] == '0'))
+		return 0;
+	for (size_t i = 0; i < len; i++)
+		if (base_mul_overflows(n, 10, &n) || base_add_overflows(n, (uint64_t)(text[i] - '0'), &n))
+			return 0;
+	if (n > max)
+		return 0;
+	*ret_n = n;
+	return len;
+}
+
+/* Length of the attempt at the start of `text`, or 0. */
+static size_t attempt_parse(const char *text)
+{
+	uint64_t count;
+	if (strspn(text, "0123456789abcdef") != 16 || text[16] != '-')
+		return 0;
+	size_t len = number_parse(text + 17, UINT64_MAX, &count);
+	return len ? 17 + len : 0;
+}
+
+int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name)
+{
+	if (strnlen(pack, STORE_PACK_NAME_MAX) >= STORE_PACK_NAME_MAX)
+		return -ENAMETOOLONG;
+	size_t attempt = attempt_parse(pack);
+	uint64_t rank;
+	if (attempt == 0 || attempt >= sizeof ret_name->attempt || pack[attempt] != '-')
+		return -EINVAL;
+	size_t len = number_parse(pack + attempt + 1, UINT32_MAX, &rank);
+	const char *class = pack + attempt + 1 + len;
+	if (len == 0 || class[0] != '-')
+		return -EINVAL;
+	class++;
+	if (class[0] == '\0' || strlen(class) >= sizeof ret_name->class || !store_name_valid(class) ||
+		strchr(class, '/'))
+		return -EINVAL;
+	memcpy(ret_name->attempt, pack, attempt);
+	ret_name->attempt[attempt] = '\0';
+	ret_name->rank = (uint32_t)rank;
+	strcpy(ret_name->class, class);
+	return 0;
+}
+
+int store_pack_name_make(const char *attempt, uint32_t rank, const char *class, char name[static STORE_PACK_NAME_MAX])
+{
+	struct store_pack_name parsed;
+	int n = snprintf(name, STORE_PACK_NAME_MAX, "%s-%u-%s", attempt, rank, class);
+	if (n < 0 || n >= (int)STORE_PACK_NAME_MAX)
+		return -ENAMETOOLONG;
+	int r = store_pack_name_parse(name, &parsed);
+	return r < 0 ? r : strcmp(parsed.attempt, attempt) == 0 && strcmp(parsed.class, class) == 0 ? 0 : -EINVAL;
+}
+
+int store_pack_path(const char *pack, char path[static STORE_NAME_MAX])
+{
+	struct store_pack_name parsed;
+	int r = store_pack_name_parse(pack, &parsed);
+	if (r < 0)
+		return r;
+	struct base_digest digest;
+	base_sha256(pack, strlen(pack), &digest);
+	snprintf(path, STORE_NAME_MAX, "packs/%02x/%s.pack", digest.bytes[0], pack);
+	return 0;
+}

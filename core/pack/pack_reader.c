@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pack_reader: objects out of a pack.
+ *
+ * A reference is a hint: it is checked against the pack's size, then the checks of the wanted blocks are read, then
+ * their stored bytes, in as few reads as there can be (one for both where an object is small and its checks are near).
+ * What is checked is what is handed out: raw blocks are read straight into the caller's memory and checked there,
+ * encoded ones are checked and decoded from a buffer of the thread. Nothing is read twice.
+ *
+ * Memory: three buffers a thread (checks, stored bytes, scratch of the codec), at most 1.3 MiB, freed when it ends.
+ * Threads: an open pack is only read; any number of threads may share it. */
+#include <pthread.h>
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/plural.h"
+#include "core/pack/pack_format.h"
+
+enum {
+	READ_STEP_BLOCKS = 64,           /* stored bytes are read 1 MiB at a time: checked while still in the cache */
+	READ_CHECKS_BLOCKS = 4096,       /* checks of raw objects: 32 KiB at a time */
+	READ_JOIN_BYTES = 64 << 10,      /* an object and its checks within so many bytes are read at once */
+};
+
+struct buffers {
+	uint8_t *checks, *stored, *scratch;
+	size_t checks_size, stored_size;
+};
+
+static __thread struct buffers *thread_buffers; /* also the value of buffers_key, whose destructor frees it */
+static pthread_key_t buffers_key;
+static pthread_once_t buffers_once = PTHREAD_ONCE_INIT;
+static bool buffers_keyed; /* false: the process has used up its 1024 keys, and reads nothing here */
+
+static void buffers_free(void *arg)
+{
+	struct buffers *b = arg;
+	free(b->checks);
+	free(b->stored);
+	free(b->scratch);
+	free(b);
+	thread_buffers = NULL;
+}
+
+static void buffers_init(void)
+{
+	buffers_keyed = pthread_key_create(&buffers_key, buffers_free) == 0;
+}
+
+static struct buffers *buffers_get(void)
+{
+	struct buffers *b = thread_buffers;
+	if (b)
+		return b;
+	pthread_once(&buffers_once, buffers_init);
+	b = buffers_keyed ? calloc(1, sizeof *b) : NULL;
+	if (!b)
+		return NULL;
+	b->scratch = malloc(STORE_CODEC_SCRATCH);
+	if (!b->scratch || pthread_setspecific(buffers_key, b) != 0) {
+		buffers_free(b);
+		return NULL;
+	}
+	return thread_buffers = b;
+}
+
+/* Makes room; what was in it is gone. */
+static int buffer_reserve(uint8_t **buffer, size_t *size, size_t need)
+{
+	if (*size >= need)
+		return 0;
+	free(*buffer);
+	need = base_align(need, 4096);
+	*buffer = malloc(need);
+	*size = *buffer ? need : 0;
+	return *buffer ? 0 : -ENOMEM;
+}
+
+/* ---- the pack ---- */
+
+int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+{
+	int r = len ? p->storage->ops->file_read(p->file, offset, bytes, len) : 0;
+	if (r == -ENODATA)
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s is shorter than it was: nothing at offset %llu",
+			p->name, (unsigned long long)offset);
+	if (r < 0)
+		return base_error_set(err, r, "pack %s, offset %llu: cannot read: %s", p->name,
+			(unsigned long long)offset, base_error_name(r));
+	return 0;
+}
+
+static int head_check(struct store_pack *p, struct base_error *err)
+{
+	uint8_t head[STORE_PACK_HEAD_BYTES], again[STORE_PACK_HEAD_BYTES];
+	if (p->size < STORE_PACK_HEAD_BYTES + STORE_PACK_TAIL_BYTES)
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s is cut short: it has only %llu %s", p->name,
+			(unsigned long long)p->size, base_plural(p->size, "byte", "bytes"));
+	int r = pack_read(p, 0, head, sizeof head, err);
+	if (r < 0)
+		return r;
+	if (memcmp(head, PACK_MAGIC_HEAD, 8) != 0)
+		return base_error_set(
+			err, -BASE_EDAMAGED, "pack %s is not a pack, or its first bytes are damaged", p->name);
+	if (base_get64(head + PACK_HEAD_CHECK_AT) != base_xxh64_of(0, head, PACK_HEAD_CHECK_AT))
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its head (offset 0) is damaged", p->name);
+	if (base_get16(head + 8) != PACK_VERSION || base_get32(head + 12) != 0)
+		return base_error_set(err, -BASE_EVERSION,
+			"pack %s was written by a newer vckpt: it is of version %u and needs the features %#x; this "
+			"vckpt knows version %u and no feature",
+			p->name, base_get16(head + 8), base_get32(head + 12), PACK_VERSION);
+	if (memcmp(head + 16, p->store_id, 16) != 0)
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s belongs to another store", p->name);
+	pack_head_encode(p->store_id, p->name, again);
+	if (memcmp(head, again, sizeof head) != 0)
+		return base_error_set(err, -BASE_EDAMAGED,
+			"pack %s is another pack under this name, or its head is damaged", p->name);
+	return 0;
+}
+
+int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p,
+	struct base_error *err)
+{
+	char path[STORE_NAME_MAX];
+	int r = store_pack_path(pack, path);
+	if (r < 0)
+		return base_error_set(err, r, "\"%.128s\" is no name of a pack", pack);
+	struct store_pack *p = calloc(1, sizeof *p);
+	if (!p)
+		return base_error_set(err, -ENOMEM, "pack %s: out of memory", pack);
+	p->storage = s;
+	memcpy(p->store_id, store_id, 16);
+	strcpy(p->name, pack); /* fits: it has a path */
+	r = s->ops->file_open(s, path, &p->file, &p->size);
+	if (r < 0)
+		base_error_set(err, r, "%s: %s", path, r == -ENOENT ? "it is missing" : base_error_name(r));
+	else
+		r = head_check(p, err);
+	if (r < 0) {
+		store_pack_close(p);
+		return r;
+	}
+	*ret_p = p;
+	return 0;
+}
+
+void store_pack_close(struct store_pack *p)
+{
+	if (!p)
+		return;
+	if (p->file)
+		p->storage->ops->file_close(p->file);
+	free(p);
+}
+
+const char *store_pack_name(const struct store_pack *p)
+{
+	return p->name;
+}
+
+uint64_t store_pack_size(const struct store_pack *p)
+{
+	return p->size;
+}
+
+/* ---- objects ---- */
+
+/* One call of store_object_read_blocks. */
+struct reading {
+	struct store_pack *p;
+	const struct store_object_ref *ref;
+	struct buffers *b;
+	struct base_error *err;
+	const uint8_t *joined; /* all stored bytes, where they came with the checks */
+};
+
+static int damaged(const struct reading *rd, uint64_t block, const char *what)
+{
+	return base_error_set(rd->err, -BASE_EDAMAGED, "pack %s, object at offset %llu, block %llu: %s", rd->p->name,
+		(unsigned long long)rd->ref->offset, (unsigned long long)block, what);
+}
+
+static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first, uint64_t n)
+{
+	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
+}
+
+/* Brings the bytes [from, from + len) of the object's checks into memory, with the stored bytes before them where both
+ * are near. */
+static int checks_get(struct reading *rd, uint64_t from, size_t len, const uint8_t **ret_checks)
+{
+	const struct store_object_ref *ref = rd->ref;
+	uint64_t span = ref->checks + from + len - ref->offset;
+	if (span <= READ_JOIN_BYTES) {
+		int r = buffer_reserve(&rd->b->stored, &rd->b->stored_size, span);
+		if (r == 0)
+			r = pack_read(rd->p, ref->offset, rd->b->stored, span, rd->err);
+		rd->joined = rd->b->stored;
+		*ret_checks = rd->b->stored + span - len;
+		return r;
+	}
+	int r = buffer_reserve(&rd->b->checks, &rd->b->checks_size, len);
+	*ret_checks = rd->b->checks;
+	return r < 0 ? r : pack_read(rd->p, ref->checks + from, rd->b->checks, len, rd->err);
+}
+
+static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
+{
+	const struct store_object_ref *ref = rd->ref;
+	const uint8_t *checks = NULL;
+	for (uint64_t i = 0; i < n;) {
+		if (i % READ_CHECKS_BLOCKS == 0) {
+			int r = checks_get(rd, 8 * (first + i), 8 * base_min(n - i, READ_CHECKS_BLOCKS), &checks);
+			if (r < 0)
+				return r;
+		}
+		uint64_t step = base_min(n - i, READ_STEP_BLOCKS), block = first + i;
+		size_t len = blocks_raw_len(ref, block, step);
+		if (rd->joined) {
+			memcpy(out, rd->joined + block * BASE_BLOCK_BYTES, len);
+		} else {
+			int r = pack_read(rd->p, ref->offset + block * BASE_BLOCK_BYTES, out, len, rd->err);
+			if (r < 0)
+				return r;
+		}
+		for (uint64_t k = 0; k < step; k++) {
+			size_t block_len = blocks_raw_len(ref, block + k, 1);
+			if (base_block_check(&ref->digest, block + k, out, block_len) !=
+				base_get64(checks + 8 * ((i + k) % READ_CHECKS_BLOCKS)))
+				return damaged(rd, block + k, "the stored bytes do not match their check");
+			out += block_len;
+		}
+		i += step;
+	}
+	return 0;
+}
+
+/* Sum of the stored lengths of n blocks; at most n times 16 KiB, or -EBADMSG. */
+static int64_t lens_sum(const struct reading *rd, const uint8_t *lens, uint64_t block, uint64_t n)
+{
+	int64_t sum = 0;
+	for (uint64_t i = 0; i < n; i++) {
+		uint32_t len = base_get32(lens + 4 * i) & ~STORE_BLOCK_RAW;
+		if (len == 0 || len > blocks_raw_len(rd->ref, block + i, 1))
+			return damaged(rd, block + i, "its stored length is damaged");
+		sum += len;
+	}
+	return sum;
+}
+
+/* At most READ_STEP_BLOCKS blocks from `offset` in the stored bytes, which are `stored_len` long. */
+static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uint64_t offset, size_t stored_len,
+	const uint8_t *checks, const uint8_t *lens, uint8_t *out)
+{
+	const uint8_t *at = rd->joined ? rd->joined + offset : rd->b->stored;
+	if (!rd->joined) {
+		int r = buffer_reserve(&rd->b->stored, &rd->b->stored_size, READ_STEP_BLOCKS * BASE_BLOCK_BYTES);
+		if (r == 0)
+			r = pack_read(rd->p, rd->ref->offset + offset, rd->b->stored, stored_len, rd->err);
+		if (r < 0)
+			return r;
+		at = rd->b->stored;
+	}
+	for (uint64_t k = 0; k < n; k++) {
+		uint32_t word = base_get32(lens + 4 * k), len = word & ~STORE_BLOCK_RAW;
+		size_t raw_len = blocks_raw_len(rd->ref, block + k, 1);
+		if (base_block_check(&rd->ref->digest, block + k, at, len) != base_get64(checks + 8 * k))
+			return damaged(rd, block + k, "the stored bytes do not match their check");
+		if (store_codec_decode_block(rd->ref->codec, at, word, out, raw_len, rd->b->scratch) < 0)
+			return damaged(rd, block + k, "the stored bytes do not decode");
+		at += len;
+		out += raw_len;
+	}
+	return 0;
+}
+
+static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
+{
+	/* Checks from `first`, those of the blocks after it, all lengths up to the last wanted: one range. */
+	const struct store_object_ref *ref = rd->ref;
+	uint64_t blocks = base_block_count(ref->raw_len);
+	const uint8_t *checks;
+	int r = checks_get(rd, 8 * first, 8 * (blocks - first) + 4 * (first + n), &checks);
+	if (r < 0)
+		return r;
+	const uint8_t *lens = checks + 8 * (blocks - first);
+	int64_t offset = lens_sum(rd, lens, 0, first);
+	if (offset < 0)
+		return (int)offset;
+	for (uint64_t i = 0; i < n;) {
+		uint64_t step = base_min(n - i, READ_STEP_BLOCKS), block = first + i;
+		int64_t len = lens_sum(rd, lens + 4 * block, block, step);
+		if (len < 0)
+			return (int)len;
+		if ((uint64_t)offset + (uint64_t)len > ref->stored_len)
+			return damaged(rd, block, "the stored lengths are damaged");
+		r = read_encoded_step(
+			rd, block, step, (uint64_t)offset, (size_t)len, checks + 8 * i, lens + 4 * block, out);
+		if (r < 0)
+			return r;
+		offset += len;
+		out += blocks_raw_len(ref, block, step);
+		i += step;
+	}
+	return 0;
+}
+
+static int pack_newer_object(const struct store_pack *p, const struct store_object_ref *ref, struct base_error *err)
+{
+	return base_error_set(err, -BASE_EVERSION,
+		"pack %s: the object at offset %llu was written by a newer vckpt: this one does not know its codec "
+		"(%#x) or kind (%u)",
+		p->name, (unsigned long long)ref->offset, ref->codec, ref->kind);
+}
+
+int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+	void *out, struct base_error *err)
+{
+	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get() };
+	if (!rd.b)
+		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES);
+	if (r == -BASE_EVERSION)
+		return pack_newer_object(p, ref, err);
+	if (r < 0)
+		return base_error_set(err, r,
+			"pack %s: no object can lie at offset %llu with %llu stored bytes and checks at %llu (the pack "
+			"has %llu bytes)",
+			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->stored_len,
+			(unsigned long long)ref->checks, (unsigned long long)p->size);
+	uint64_t blocks = base_block_count(ref->raw_len);
+	if (first > blocks || n > blocks - first)
+		return base_error_set(err, -EINVAL, "pack %s: the object at offset %llu has no block %llu", p->name,
+			(unsigned long long)ref->offset, (unsigned long long)(first + n));
+	if (n == 0)
+		return 0;
+	r = ref->codec == STORE_CODEC_RAW ? read_raw(&rd, first, n, out) : read_encoded(&rd, first, n, out);
+	if (r == -ENOMEM)
+		base_error_set(err, r, "pack %s: out of memory", p->name);
+	return r;
+}
+
+int store_object_read(struct store_pack *p, const struct store_object_ref *ref, void *out, struct base_error *err)
+{
+	return store_object_read_blocks(p, ref, 0, base_block_count(ref->raw_len), out, err);
+}
+
+int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
+	struct base_error *err)
+{
+	if (ref->raw_len > max)
+		return base_error_set(err, -EFBIG,
+			"pack %s: the object at offset %llu has %llu bytes, more than the %llu that one of its kind "
+			"may have",
+			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->raw_len,
+			(unsigned long long)max);
+	base_cleanup_free void *bytes = NULL;
+	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES); /* before memory is taken for it */
+	if (r == 0) {
+		bytes = malloc(ref->raw_len ? ref->raw_len : 1);
+		if (!bytes)
+			return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+	}
+	r = store_object_read(p, ref, bytes, err); /* says it again, in words */
+	if (r < 0)
+		return r;
+	struct base_digest digest;
+	base_digest_of(bytes, ref->raw_len, &digest);
+	if (!base_digest_equal(&digest, &ref->digest))
+		return base_error_set(err, -BASE_EDAMAGED,
+			"pack %s: the object at offset %llu is not the one that its digest names", p->name,
+			(unsigned long long)ref->offset);
+	*ret_bytes = base_steal(bytes);
+	return 0;
+}
+
+/* ---- the footer ---- */
+
+int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err)
+{
+	uint8_t tail[STORE_PACK_TAIL_BYTES];
+	int r = pack_read(p, p->size - sizeof tail, tail, sizeof tail, err);
+	if (r < 0)
+		return r;
+	r = pack_tail_decode(tail, p->size, ret_tail);
+	if (r < 0)
+		return base_error_set(err, r, "pack %s: its tail (offset %llu) is damaged, or the file is cut short",
+			p->name, (unsigned long long)(p->size - sizeof tail));
+	base_cleanup_free uint8_t *footer = malloc(ret_tail->footer_len ? ret_tail->footer_len : 1);
+	if (!footer)
+		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+	r = pack_read(p, ret_tail->footer_offset, footer, ret_tail->footer_len, err);
+	if (r < 0)
+		return r;
+	struct base_digest digest;
+	base_sha256(footer, ret_tail->footer_len, &digest);
+	if (!base_digest_equal(&digest, &ret_tail->footer_digest))
+		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its footer (offset %llu) is damaged", p->name,
+			(unsigned long long)ret_tail->footer_offset);
+	*ret_footer = base_steal(footer);
+	return 0;
+}
+
+int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f, struct base_error *err)
+{
+	struct pack_tail tail;
+	base_cleanup_free uint8_t *footer = NULL;
+	int r = pack_footer_load(p, &tail, &footer, err);
+	if (r < 0)
+		return r;
+	base_cleanup_free struct store_object_ref *objects = calloc(tail.count ? tail.count : 1, sizeof *objects);
+	if (!objects)
+		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+	r = pack_footer_decode(footer, &tail, objects);
+	if (r == -BASE_EVERSION)
+		return base_error_set(err, r,
+			"pack %s was written by a newer vckpt: its footer lists an object of a codec or kind that this "
+			"vckpt does not know", p->name);
+	if (r < 0)
+		return base_error_set(err, r, "pack %s: its footer names places that no writer makes", p->name);
+	ret_f->objects = base_steal(objects);
+	ret_f->count = tail.count;
+	return 0;
+}
+
+void store_pack_footer_free(struct store_pack_footer *f)
+{
+	if (!f)
+		return;
+	free(f->objects);
+	*f = (struct store_pack_footer){ 0 };
+}

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pack_verify: looks at every byte of a pack once, from front to back. Each byte is one of: head (compared with what a
+ * writer makes), stored bytes and checks of an object (checked against each other, decoded, hashed against its digest),
+ * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of runs), tail. So there is none whose change
+ * goes unseen.
+ *
+ * A run is held by its checks only (at most 12 bytes for each 16 KiB), stored bytes pass through one buffer. */
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "core/pack/pack_format.h"
+
+enum { VERIFY_STEP_BLOCKS = 64, VERIFY_STEP_BYTES = VERIFY_STEP_BLOCKS * BASE_BLOCK_BYTES };
+
+struct verify {
+	struct store_pack *p;
+	const struct store_pack_verify_calls *calls;
+	struct base_hasher *hasher;
+	struct base_xxh128_state *xxh;
+	uint8_t *stored, *raw, *scratch; /* a step's stored bytes, one block, the codec's */
+};
+
+static void seen(struct verify *v, uint64_t bytes)
+{
+	if (v->calls->progress && bytes)
+		v->calls->progress(v->calls->arg, bytes);
+}
+
+/* Reads: 0; 1 when it reported that the medium or the file's end gave nothing; or -ENOMEM. */
+static int fetch(struct verify *v, uint64_t offset, void *bytes, size_t len, const struct store_object_ref *object)
+{
+	struct base_error err = { 0 };
+	int r = pack_read(v->p, offset, bytes, len, &err);
+	seen(v, len);
+	if (r == 0 || r == -ENOMEM)
+		return r;
+	v->calls->damage(v->calls->arg, offset, len, object, err.text);
+	return 1;
+}
+
+static int verify_padding(struct verify *v, uint64_t from, uint64_t to)
+{
+	while (from < to) {
+		size_t n = base_min(to - from, 4096);
+		int r = fetch(v, from, v->raw, n, NULL);
+		if (r < 0)
+			return r;
+		for (size_t i = 0; r == 0 && i < n; i++)
+			if (v->raw[i] != 0) {
+				v->calls->damage(v->calls->arg, from + i, 1, NULL, "padding is not zero");
+				break;
+			}
+		from += n;
+	}
+	return 0;
+}
+
+/* How many of the blocks from `block` on (at most a step) lie in how many stored bytes. */
+static uint64_t step_of(
+	const struct store_object_ref *ref, const uint8_t *lens, uint64_t block, uint64_t blocks, size_t *ret_len)
+{
+	uint64_t n = base_min(blocks - block, VERIFY_STEP_BLOCKS);
+	*ret_len = 0;
+	for (uint64_t i = 0; i < n; i++)
+		*ret_len += lens ? base_get32(lens + 4 * (block + i)) & ~STORE_BLOCK_RAW
+				 : base_min(ref->raw_len - (block + i) * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
+	return n;
+}
+
+/* The stored lengths of an encoded object: each possible, and their sum what the footer says. */
+static bool lens_good(const struct store_object_ref *ref, const uint8_t *lens)
+{
+	uint64_t sum = 0;
+	for (uint64_t i = 0; i < base_block_count(ref->raw_len); i++) {
+		uint32_t word = base_get32(lens + 4 * i), len = word & ~STORE_BLOCK_RAW;
+		uint64_t raw_len = base_min(ref->raw_len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
+		if (len == 0 || (word & STORE_BLOCK_RAW ? len != raw_len : len >= raw_len))
+			return false;
+		sum += len;
+	}
+	return sum == ref->stored_len;
+}
+
+/* One block: checked, decoded, hashed. false when it reported damage. */
+static bool verify_block(struct verify *v, const struct store_object_ref *ref, uint64_t block, const uint8_t *stored,
+	uint64_t offset, uint32_t word, uint64_t check)
+{
+	uint32_t len = word & ~STORE_BLOCK_RAW;
+	size_t raw_len = base_min(ref->raw_len - block * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
+	if (base_block_check(&ref->digest, block, stored, len) != check) {
+		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes and their check do not agree");
+		return false;
+	}
+	if (store_codec_decode_block(ref->codec, stored, word, v->raw, raw_len, v->scratch) < 0) {
+		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes do not decode");
+		return false;
+	}
+	base_hasher_update(v->hasher, v->raw, raw_len);
+	if (ref->kind == STORE_OBJECT_PIECE)
+		base_xxh128_update(v->xxh, v->raw, raw_len);
+	return true;
+}
+
+/* All blocks went through the hashes. */
+static int verify_hashes(struct verify *v, const struct store_object_ref *ref, bool good)
+{
+	struct base_digest digest;
+	struct base_xxh128 xxh;
+
+	int r = base_hasher_final(v->hasher, &digest);
+
+	if (r < 0)
+		return r;
+	base_xxh128_final(v->xxh, &xxh);
+	if (good && !base_digest_equal(&digest, &ref->digest)) {
+		good = false;
+		v->calls->damage(v->calls->arg, ref->offset, ref->stored_len, ref,
+			"the bytes are not those of the object's digest");
+	}
+	if (v->calls->object)
+		v->calls->object(v->calls->arg, ref, good && ref->kind == STORE_OBJECT_PIECE ? &xxh : NULL);
+	return 0;
+}
+
+/* `checks`: those of this object, or NULL when they could not be read (and that was reported). */
+static int verify_object(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks)
+{
+	uint64_t blocks = base_block_count(ref->raw_len);
+	const uint8_t *lens = ref->codec == STORE_CODEC_RAW || !checks ? NULL : checks + 8 * blocks;
+	if (lens && !lens_good(ref, lens)) {
+		v->calls->damage(v->calls->arg, ref->checks + 8 * blocks, 4 * blocks, ref,
+			"the stored lengths are damaged");
+		checks = NULL;
+	}
+	if (!checks) {
+		seen(v, ref->stored_len);
+		if (v->calls->object)
+			v->calls->object(v->calls->arg, ref, NULL);
+		return 0;
+	}
+	bool good = true;
+	base_hasher_reset(v->hasher);
+	base_xxh128_begin(v->xxh, v->calls->seed);
+	uint64_t offset = ref->offset;
+	for (uint64_t block = 0; block < blocks;) {
+		size_t len;
+		uint64_t n = step_of(ref, lens, block, blocks, &len);
+		int r = fetch(v, offset, v->stored, len, ref);
+		if (r < 0)
+			return r;
+		good = good && r == 0;
+		const uint8_t *at = v->stored;
+		for (uint64_t k = 0; r == 0 && k < n; k++) {
+			uint64_t i = block + k;
+			uint32_t word = lens
+				? base_get32(lens + 4 * i)
+				: (uint32_t)base_min(ref->raw_len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
+			if (!verify_block(v, ref, i, at, offset + (uint64_t)(at - v->stored), word,
+				    base_get64(checks + 8 * i)))
+				good = false;
+			at += word & ~STORE_BLOCK_RAW;
+		}
+		offset += len;
+		block += n;
+	}
+	return verify_hashes(v, ref, good);
+}
+
+/* Objects [first, next), their padding and their checks, which end at `end`; `at` is where the bytes before them ended.
+ */
+static int verify_run(struct verify *v, const struct store_object_ref *objects, uint64_t first, uint64_t next,
+	uint64_t at, uint64_t end)
+{
+	uint64_t start = objects[first].checks;
+	base_cleanup_free uint8_t *checks = malloc(end > start ? end - start : 1);
+	if (!checks)
+		return -ENOMEM;
+	bool known = true;
+	for (uint64_t done = 0; done < end - start;) { /* a single object may have many */
+		size_t n = base_min(end - start - done, VERIFY_STEP_BYTES);
+		int r = fetch(v, start + done, checks + done, n, &objects[first]);
+		if (r < 0)
+			return r;
+		known = known && r == 0;
+		done += n;
+	}
+	for (uint64_t i = first; i < next; i++) {
+		const struct store_object_ref *ref = &objects[i];
+		int r = verify_padding(v, at, ref->offset);
+		if (r == 0)
+			r = verify_object(v, ref, known ? checks + (ref->checks - start) : NULL);
+		if (r < 0)
+			return r;
+		at = ref->offset + ref->stored_len;
+	}
+	return verify_padding(v, at, start);
+}
+
+/* The footer or the tail is damaged. What lies before it is not known from here, and not said to be damaged. */
+static void footer_damaged(struct verify *v, const char *what)
+{
+	uint64_t at = v->p->size - STORE_PACK_TAIL_BYTES;
+	uint8_t bytes[STORE_PACK_TAIL_BYTES];
+	struct pack_tail tail;
+
+	if (pack_read(v->p, at, bytes, sizeof bytes, NULL) == 0 && pack_tail_decode(bytes, v->p->size, &tail) == 0)
+		at = tail.footer_offset;
+	v->calls->damage(v->calls->arg, at, v->p->size - at, NULL, what);
+}
+
+static int verify_all(struct verify *v)
+{
+	struct base_error err = { 0 };
+	struct pack_tail tail;
+	base_cleanup_free uint8_t *raw = NULL;
+	int r = pack_footer_load(v->p, &tail, &raw, &err);
+	base_cleanup_free struct store_object_ref *objects =
+		r < 0 ? NULL : calloc(tail.count ? tail.count : 1, sizeof *objects);
+	if (r == 0)
+		r = objects ? pack_footer_decode(raw, &tail, objects) : -ENOMEM;
+	if (r == -ENOMEM || r == -BASE_EVERSION)
+		return r;
+	if (r < 0) {
+		footer_damaged(v, err.code ? err.text : "the footer names places that no writer makes");
+		return 0;
+	}
+	seen(v, tail.footer_len + STORE_PACK_TAIL_BYTES);
+	uint64_t at = STORE_PACK_HEAD_BYTES;
+	for (uint64_t i = 0, next; i < tail.count; i = next) {
+		uint64_t end;
+		r = pack_run_bounds(objects, tail.count, i, &next, &end);
+		if (r == 0)
+			r = verify_run(v, objects, i, next, at, end);
+		if (r < 0)
+			return r;
+		at = end;
+	}
+	return verify_padding(v, at, tail.footer_offset);
+}
+
+int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls)
+{
+	struct verify v = { .p = p, .calls = calls };
+	base_cleanup_free uint8_t *memory = malloc(VERIFY_STEP_BYTES + BASE_BLOCK_BYTES + STORE_CODEC_SCRATCH);
+	v.hasher = base_hasher_new();
+	v.xxh = base_xxh128_state_new();
+	int r = memory && v.hasher && v.xxh ? 0 : -ENOMEM;
+	if (r == 0) {
+		v.stored = memory;
+		v.raw = memory + VERIFY_STEP_BYTES;
+		v.scratch = v.raw + BASE_BLOCK_BYTES;
+		uint8_t head[STORE_PACK_HEAD_BYTES], good[STORE_PACK_HEAD_BYTES];
+		pack_head_encode(p->store_id, p->name, good);
+		r = fetch(&v, 0, head, sizeof head, NULL);
+		if (r == 0 && memcmp(head, good, sizeof head) != 0)
+			calls->damage(calls->arg, 0, sizeof head, NULL, "the head is damaged");
+		if (r >= 0)
+			r = verify_all(&v);
+	}
+	base_hasher_free(v.hasher);
+	base_xxh128_state_free(v.xxh);
+	return r;
+}

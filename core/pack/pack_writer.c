@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pack_writer: lays objects one after another into a pack.
+ *
+ * A run is open from its first object until it would pass 64 MiB, or its owner ends it; its checks gather in memory and
+ * are written after its last object. Until then the `checks` offset of the references handed out is not known, so the
+ * writer remembers where they stand and completes them. The footer gathers likewise, 80 bytes an object, in the form in
+ * which it will be written. The first error sticks: every later call returns it and seal makes no file. A writer
+ * belongs to one thread at a time. */
+#include <string.h>
+
+#include "core/base/buf.h"
+#include "core/base/cleanup.h"
+#include "core/pack/pack_format.h"
+
+struct stream {
+	bool open;
+	struct base_digest digest; /* as announced */
+	enum store_object_kind kind;
+	uint64_t offset, len, done;
+	struct base_hasher *hasher;
+	size_t used;               /* bytes of the block that is not yet whole */
+	uint8_t block[BASE_BLOCK_BYTES];
+};
+
+struct store_pack_writer {
+	struct store_storage *storage;
+	struct store_storage_writer *out;
+	uint64_t at;               /* where the next byte goes */
+	int error;                 /* sticky */
+	uint64_t count;            /* objects of the pack */
+	uint64_t run_start;        /* offset of the first object of the run; meaningless while run_count is 0 */
+	uint64_t run_count;
+	struct base_buf run_refs;  /* run_count pointers to references that wait for the end of the run */
+	struct base_buf run_checks;
+	struct base_buf footer;
+	struct stream stream;
+};
+
+static int fail(struct store_pack_writer *w, int r)
+{
+	if (r < 0 && w->error == 0)
+		w->error = r;
+	return r;
+}
+
+static int put(struct store_pack_writer *w, const void *bytes, uint64_t len)
+{
+	int r = w->storage->ops->writer_append(w->out, bytes, len);
+	if (r == 0)
+		w->at += len;
+	return fail(w, r);
+}
+
+static int pad(struct store_pack_writer *w, uint64_t align)
+{
+	static const uint8_t zeros[4096];
+	uint64_t n = base_align(w->at, align) - w->at;
+	return n ? put(w, zeros, n) : 0;
+}
+
+int store_pack_writer_open(
+	struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack_writer **ret_w)
+{
+	char path[STORE_NAME_MAX];
+	int r = store_pack_path(pack, path);
+	if (r < 0)
+		return r;
+	struct store_pack_writer *w = calloc(1, sizeof *w);
+	if (!w)
+		return -ENOMEM;
+	w->storage = s;
+	r = s->ops->writer_open(s, path, &w->out);
+	if (r < 0) {
+		free(w);
+		return r;
+	}
+	uint8_t head[STORE_PACK_HEAD_BYTES];
+	pack_head_encode(store_id, pack, head);
+	r = put(w, head, sizeof head);
+	if (r < 0) {
+		store_pack_abandon(w);
+		return r;
+	}
+	*ret_w = w;
+	return 0;
+}
+
+/* Opens the next object: ends the run if this one no longer fits into it, and pads. */
+static int object_begin(struct store_pack_writer *w, uint16_t codec, uint64_t stored_len)
+{
+	uint64_t align = store_object_align(codec, stored_len);
+	if (w->run_count > 0 && base_align(w->at, align) + stored_len - w->run_start > STORE_RUN_MAX_BYTES) {
+		int r = store_pack_run_end(w);
+		if (r < 0)
+			return r;
+	}
+	int r = pad(w, align);
+	if (r == 0 && w->run_count == 0)
+		w->run_start = w->at;
+	return r;
+}
+
+/* Books an object whose stored bytes are written and whose checks are in run_checks. */
+static int object_end(struct store_pack_writer *w, struct store_object_ref *ret_ref)
+{
+	uint8_t *entry = base_buf_extend(&w->footer, PACK_ENTRY_BYTES);
+	base_buf_append(&w->run_refs, &ret_ref, sizeof ret_ref);
+	if (!entry || w->run_refs.error || w->run_checks.error)
+		return fail(w, -ENOMEM);
+	pack_entry_encode(ret_ref, entry);
+	w->run_count++;
+	w->count++;
+	return 0;
+}
+
+static int append_refuse(const struct store_pack_writer *w, enum store_object_kind kind, uint16_t codec,
+	uint64_t stored_len, uint64_t raw_len, const uint32_t *lens)
+{
+	if (w->error < 0)
+		return w->error;
+	bool raw = codec == STORE_CODEC_RAW;
+	if (w->stream.open || kind < STORE_OBJECT_PIECE || kind > STORE_OBJECT_VIEW_HEADER || !store_codec_valid(codec))
+		return -EINVAL;
+	if (raw_len > (raw ? STORE_OBJECT_MAX_BYTES : STORE_ENCODED_MAX_BYTES))
+		return -BASE_ELIMIT;
+	if (raw)
+		return stored_len == raw_len ? 0 : -EINVAL;
+	uint64_t sum = 0, blocks = base_block_count(raw_len);
+	for (uint64_t i = 0; lens && i < blocks; i++)
+		sum += lens[i] & ~STORE_BLOCK_RAW;
+	return lens && sum == stored_len && stored_len < raw_len ? 0 : -EINVAL;
+}
+
+int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
+	const uint32_t *lens, struct store_object_ref *ret_ref)
+{
+	int r = append_refuse(w, kind, codec, stored_len, raw_len, lens);
+	if (r == 0)
+		r = object_begin(w, codec, stored_len);
+	if (r < 0)
+		return r;
+	*ret_ref = (struct store_object_ref){ .digest = *digest,
+		.offset = w->at,
+		.raw_len = raw_len,
+		.stored_len = stored_len,
+		.codec = codec,
+		.kind = (uint8_t)kind };
+	r = put(w, stored, stored_len);
+	if (r < 0)
+		return r;
+	uint64_t blocks = base_block_count(raw_len);
+	for (uint64_t i = 0; i < blocks; i++)
+		base_buf_put64(&w->run_checks, checks[i]);
+	for (uint64_t i = 0; codec != STORE_CODEC_RAW && i < blocks; i++)
+		base_buf_put32(&w->run_checks, lens[i]);
+	return object_end(w, ret_ref);
+}
+
+int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
+	struct store_object_ref *ret_ref)
+{
+	struct base_digest digest;
+	base_digest_of(bytes, len, &digest);
+	int r = store_pack_stream_begin(w, &digest, kind, len);
+	if (r == 0)
+		r = store_pack_stream_add(w, bytes, len);
+	return r < 0 ? r : store_pack_stream_end(w, ret_ref);
+}
+
+int store_pack_stream_begin(
+	struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t len)
+{
+	struct stream *st = &w->stream;
+	int r = append_refuse(w, kind, STORE_CODEC_RAW, len, len, NULL);
+	if (r < 0)
+		return r;
+	if (!st->hasher)
+		st->hasher = base_hasher_new();
+	if (!st->hasher)
+		return -ENOMEM;
+	base_hasher_reset(st->hasher);
+	r = object_begin(w, STORE_CODEC_RAW, len);
+	if (r < 0)
+		return r;
+	st->open = true;
+	st->digest = *digest;
+	st->kind = kind;
+	st->offset = w->at;
+	st->len = len;
+	st->done = 0;
+	st->used = 0;
+	return 0;
+}
+
+static void stream_check(struct store_pack_writer *w, const void *block, size_t len)
+{
+	struct stream *st = &w->stream;
+	base_buf_put64(&w->run_checks, base_block_check(&st->digest, st->done / BASE_BLOCK_BYTES, block, len));
+	st->done += len;
+}
+
+int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len)
+{
+	struct stream *st = &w->stream;
+	if (w->error < 0)
+		return w->error;
+	if (!st->open)
+		return -EINVAL;
+	if (len > st->len - st->done - st->used)
+		return fail(w, -BASE_EDAMAGED); /* more than announced */
+	if (len == 0)
+		return 0;
+	int r = put(w, bytes, len);
+	if (r < 0)
+		return r;
+	base_hasher_update(st->hasher, bytes, len);
+	const uint8_t *at = bytes;
+	while (len > 0) {
+		if (st->used == 0 && len >= BASE_BLOCK_BYTES) {
+			stream_check(w, at, BASE_BLOCK_BYTES);
+			at += BASE_BLOCK_BYTES, len -= BASE_BLOCK_BYTES;
+			continue;
+		}
+		size_t step = base_min(len, BASE_BLOCK_BYTES - st->used);
+		memcpy(st->block + st->used, at, step);
+		st->used += step;
+		at += step, len -= step;
+		if (st->used == BASE_BLOCK_BYTES) {
+			stream_check(w, st->block, st->used);
+			st->used = 0;
+		}
+	}
+	return 0;
+}
+
+int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref)
+{
+	struct stream *st = &w->stream;
+	if (w->error < 0)
+		return w->error;
+	if (!st->open)
+		return -EINVAL;
+	st->open = false;
+	if (st->used > 0)
+		stream_check(w, st->block, st->used);
+	struct base_digest digest;
+	int r = base_hasher_final(st->hasher, &digest);
+	if (r < 0)
+		return fail(w, r);
+	if (st->done != st->len || !base_digest_equal(&digest, &st->digest))
+		return fail(w, -BASE_EDAMAGED);
+	*ret_ref = (struct store_object_ref){ .digest = digest,
+		.offset = st->offset,
+		.raw_len = st->len,
+		.stored_len = st->len,
+		.codec = STORE_CODEC_RAW,
+		.kind = (uint8_t)st->kind };
+	return object_end(w, ret_ref);
+}
+
+int store_pack_run_end(struct store_pack_writer *w)
+{
+	if (w->error < 0)
+		return w->error;
+	if (w->stream.open)
+		return -EINVAL;
+	if (w->run_count == 0)
+		return 0;
+	int r = pad(w, PACK_CHECKS_ALIGN);
+	if (r < 0)
+		return r;
+	uint64_t at = w->at;
+	uint8_t *entry = w->footer.data + w->footer.len - w->run_count * PACK_ENTRY_BYTES;
+	struct store_object_ref **refs = (struct store_object_ref **)(void *)w->run_refs.data;
+	for (uint64_t i = 0; i < w->run_count; i++, entry += PACK_ENTRY_BYTES) {
+		refs[i]->checks = at;
+		base_put64(entry + 40, at);
+		at += store_object_checks_bytes(base_get16(entry + 64), base_get64(entry + 48));
+	}
+	w->run_count = 0;
+	w->run_refs.len = 0;
+	r = w->run_checks.len ? put(w, w->run_checks.data, w->run_checks.len) : 0;
+	w->run_checks.len = 0;
+	return r;
+}
+
+uint64_t store_pack_writer_size(const struct store_pack_writer *w)
+{
+	return w->at;
+}
+
+static void writer_free(struct store_pack_writer *w)
+{
+	base_buf_release(&w->run_refs);
+	base_buf_release(&w->run_checks);
+	base_buf_release(&w->footer);
+	base_hasher_free(w->stream.hasher);
+	free(w);
+}
+
+static int write_footer(struct store_pack_writer *w)
+{
+	int r = store_pack_run_end(w);
+	if (r == 0)
+		r = pad(w, PACK_FOOTER_ALIGN);
+	if (r < 0)
+		return r;
+	struct pack_tail t = { .footer_offset = w->at, .footer_len = w->footer.len, .count = w->count,
+		.file_size = w->at + w->footer.len + STORE_PACK_TAIL_BYTES };
+	base_sha256(w->footer.data, w->footer.len, &t.footer_digest);
+	uint8_t tail[STORE_PACK_TAIL_BYTES];
+	pack_tail_encode(&t, tail);
+	r = w->footer.len ? put(w, w->footer.data, w->footer.len) : 0;
+	return r < 0 ? r : put(w, tail, sizeof tail);
+}
+
+int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size)
+{
+	int r = write_footer(w);
+	if (r < 0) {
+		store_pack_abandon(w);
+		return r;
+	}
+	if (ret_size)
+		*ret_size = w->at;
+	r = w->storage->ops->writer_seal(w->out);
+	writer_free(w);
+	return r;
+}
+
+void store_pack_abandon(struct store_pack_writer *w)
+{
+	if (!w)
+		return;
+	w->storage->ops->writer_abandon(w->out);
+	writer_free(w);
+}

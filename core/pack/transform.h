@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * transform: reversible rearrangements of one block (docs/format/codec.md), private to the store. Pure functions:
+ * `in`, `out` and `scratch` hold len <= 16384 bytes each and do not overlap. */
+#ifndef CORE_PACK_TRANSFORM_H
+#define CORE_PACK_TRANSFORM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+void transform_bitplane8_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane8_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane16_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane16_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane32_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane32_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane64_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane64_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+
+/* Which implementation runs: -1 the best of this CPU (the default), 0 portable, 1 AVX2. For tests: all give the same
+ * bytes. Returns what is used from now on. Not to be called while others transform. */
+int transform_select(int which);
+
+#endif

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunk: decodes a chunk of a part (bytes: chunk_internal.h). Everything is checked once, here, for all rows: tables
+ * against the object's length, rows against the layout, pieces against what the grid cuts their boxes into, places
+ * against the arithmetic of runs, inline bytes and rows against their digests. What a row then hands out needs no more
+ * checking than the packs themselves ask for. Nothing is allocated on the word of a count: the tables have to be there.
+ *
+ * A decoded chunk owns a copy of the object and where each row's shares begin; it is read-only afterwards. */
+#include "core/step/chunk_internal.h"
+
+#include <string.h>
+
+#include "core/base/le.h"
+
+struct store_chunk {
+	const struct store_layout *layout;
+	uint32_t npacks;
+	struct chunk_tables t;
+	struct chunk_start *starts;     /* nrows + 1 */
+	uint8_t object[];
+};
+
+/* Walks the pieces of a row. */
+struct chunk_cursor {
+	const struct store_chunk *c;
+	uint32_t run, run_end;          /* the next run, and one past the row's last */
+	uint64_t piece, inline_at;
+	struct chunk_run under_way;
+};
+
+static const uint8_t *row_bytes(const struct store_chunk *c, uint32_t row)
+{
+	return c->object + c->t.rows + (size_t)row * CHUNK_ROW_BYTES;
+}
+
+static int digest_of_digests(const uint8_t *first, size_t stride, uint64_t n, struct base_digest *ret_d)
+{
+	base_cleanup_free uint8_t *bytes = NULL;
+	uint64_t len;
+
+	if (base_mul_overflows(n, BASE_DIGEST_BYTES, &len) || len > SIZE_MAX / 2)
+		return -ENOMEM;
+	bytes = malloc(len + 9);
+	if (!bytes)
+		return -ENOMEM;
+	bytes[0] = 0x02;
+	base_put64(bytes + 1, n);
+	for (uint64_t i = 0; i < n; i++)
+		memcpy(bytes + 9 + i * BASE_DIGEST_BYTES, first + i * stride, BASE_DIGEST_BYTES);
+	base_sha256(bytes, len + 9, ret_d);
+	return 0;
+}
+
+int store_row_digest(const struct store_piece *pieces, uint64_t n, struct base_digest *ret_d)
+{
+	return digest_of_digests(n ? pieces->ref.digest.bytes : NULL, sizeof *pieces, n, ret_d);
+}
+
+void store_row_release(struct store_row *r)
+{
+	if (!r)
+		return;
+	free(r->memory);
+	memset(r, 0, sizeof *r);
+}
+
+static void cursor_init(struct chunk_cursor *k, const struct store_chunk *c, uint32_t row)
+{
+	const struct chunk_start *s = &c->starts[row];
+
+	*k = (struct chunk_cursor){.c = c,
+		.run = s->run,
+		.run_end = s->run + base_get32(row_bytes(c, row) + 12),
+		.piece = s->piece,
+		.inline_at = s->inlined};
+}
+
+/* The next piece, of raw_len bytes. */
+static int cursor_next(struct chunk_cursor *k, uint64_t raw_len, struct store_piece *ret_p)
+{
+	const struct store_chunk *c = k->c;
+	uint64_t at;
+	int r = 0;
+
+	if (k->under_way.left == 0) {
+		if (k->run == k->run_end)
+			return -BASE_EFORMAT;
+		r = chunk_run_decode(c->object + c->t.runs + (size_t)k->run * CHUNK_RUN_BYTES, c->npacks,
+			&k->under_way);
+		if (r < 0 || (k->under_way.ref.pack == CHUNK_INLINE && k->under_way.ref.offset != k->inline_at))
+			return -BASE_EFORMAT;
+		k->run++;
+	}
+	r = chunk_piece_decode(c->object + c->t.pieces + k->piece * CHUNK_PIECE_BYTES, raw_len, c->t.ninline,
+		&k->under_way, ret_p, &at);
+	k->piece++;
+	if (r == 0 && ret_p->ref.pack == CHUNK_INLINE) {
+		ret_p->inline_bytes = c->object + c->t.inlined + at;
+		k->inline_at += raw_len;
+	}
+	return r;
+}
+
+/* ---- checks of one row ---- */
+
+static void row_box(const struct store_chunk *c, uint32_t row, uint32_t i, const struct tensor_shape *s,
+	struct tensor_box *ret_box)
+{
+	if (base_get32(row_bytes(c, row) + 4) & CHUNK_ROW_WHOLE)
+		tensor_box_whole(s, ret_box);
+	else
+		chunk_box_decode(c->object + c->t.boxes +
+				(c->starts[row].pair + (uint64_t)i * s->ndim) * CHUNK_PAIR_BYTES,
+			s->ndim, ret_box);
+}
+
+static int row_piece_check(struct chunk_cursor *k, uint64_t raw_len)
+{
+	struct base_digest digest;
+	struct store_piece p;
+
+	int r = cursor_next(k, raw_len, &p);
+
+	if (r < 0)
+		return r;
+	if (p.ref.pack != CHUNK_INLINE)
+		return 0;
+	base_digest_of(p.inline_bytes, raw_len, &digest);
+	return base_digest_equal(&digest, &p.ref.digest) ? 0 : -BASE_EFORMAT;
+}
+
+/* The pieces of one box, which may be `most` at most; *ret_n: how many. */
+static int row_box_check(struct chunk_cursor *k, const struct tensor_grid *g, const struct tensor_box *box,
+	uint64_t most, uint64_t *ret_n)
+{
+	struct tensor_piece_iter it;
+	int r = 0;
+
+	*ret_n = tensor_piece_count(g, box);
+	if (*ret_n > most)
+		return -BASE_EFORMAT;
+	for (tensor_piece_first(&it, g, box); !it.done && r == 0; tensor_piece_next(&it))
+		r = row_piece_check(k, tensor_box_items(&g->shape, &it.piece) * g->item_bytes);
+	return r;
+}
+
+static int row_pieces_check(const struct store_chunk *c, uint32_t row, const struct chunk_row *fields,
+	const struct tensor_grid *g, struct chunk_cursor *k)
+{
+	uint32_t nboxes = fields->nboxes ? fields->nboxes : 1;
+	uint64_t left = fields->npieces, n;
+	struct base_digest digest;
+	struct tensor_box box;
+	int r;
+
+	for (uint32_t i = 0; i < nboxes; i++) {
+		row_box(c, row, i, &g->shape, &box);
+		if (fields->nboxes && !chunk_box_valid(&g->shape, &box, nboxes == 1))
+			return -BASE_EFORMAT;
+		r = row_box_check(k, g, &box, left, &n);
+		if (r < 0)
+			return r;
+		left -= n;
+	}
+	if (left != 0 || k->under_way.left != 0 || k->run != k->run_end)
+		return -BASE_EFORMAT;
+	r = digest_of_digests(c->object + c->t.pieces + c->starts[row].piece * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
+		fields->npieces, &digest);
+	if (r < 0)
+		return r;
+	return base_digest_equal(&digest, &fields->digest) ? 0 : -BASE_EFORMAT;
+}
+
+/* Checks a row and tells where the next one's shares begin. */
+static int row_check(struct store_chunk *c, uint32_t row)
+{
+	int64_t last_tensor = row > 0 ? (int64_t)base_get32(row_bytes(c, row - 1)) : -1;
+	const struct chunk_start *s = &c->starts[row];
+	struct chunk_row fields;
+	struct chunk_cursor k;
+	struct tensor_grid g;
+	int r = chunk_row_decode(row_bytes(c, row), c->layout, &c->t, s, last_tensor, &fields);
+
+	if (r < 0)
+		return r;
+	store_layout_grid(c->layout, fields.tensor, &g);
+	cursor_init(&k, c, row);
+	r = row_pieces_check(c, row, &fields, &g, &k);
+	if (r < 0)
+		return r;
+	c->starts[row + 1] = (struct chunk_start){
+		s->run + fields.nruns, s->piece + fields.npieces, s->pair + fields.npairs, k.inline_at};
+	return 0;
+}
+
+/* ---- the object ---- */
+
+int chunk_refused(struct base_error *err, int r, const uint8_t head[static CHUNK_HEAD_BYTES])
+{
+	if (r != -BASE_EVERSION)
+		return base_error_set(err, r, "rows of a part cannot be read: %s", base_error_name(r));
+	if (base_get16(head + 8) > CHUNK_VERSION || base_get32(head + 12))
+		return base_error_set(err, r,
+			"rows of a part were written by a newer vckpt: their chunk is of version %u and needs the "
+			"features %#x; this vckpt knows version %u and no feature", base_get16(head + 8),
+			base_get32(head + 12), CHUNK_VERSION);
+	return base_error_set(err, r,
+		"rows of a part were written by a newer vckpt: a piece has a codec that this vckpt does not know");
+}
+
+static int chunk_check(struct store_chunk *c, size_t len)
+{
+	const struct chunk_start *end;
+	int r = chunk_head_decode(c->object, len, &c->t);
+
+	if (r < 0)
+		return r;
+	c->starts = calloc((size_t)c->t.nrows + 1, sizeof *c->starts);
+	if (!c->starts)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < c->t.nrows && r == 0; i++)
+		r = row_check(c, i);
+	end = &c->starts[c->t.nrows];
+	if (r == 0 &&
+		(end->run != c->t.nruns || end->piece != c->t.npieces || end->pair != c->t.npairs ||
+			end->inlined != c->t.ninline))
+		r = -BASE_EFORMAT;
+	return r;
+}
+
+int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks,
+	struct store_chunk **ret_c, struct base_error *err)
+{
+	struct store_chunk *c;
+	int r;
+
+	if (len < CHUNK_HEAD_BYTES || len > STORE_METADATA_MAX_BYTES)
+		return base_error_set(err, -BASE_EFORMAT, "rows of a part cannot be read: %zu bytes are no chunk", len);
+	c = calloc(1, sizeof *c + len);
+	if (!c)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	c->layout = l;
+	c->npacks = npacks;
+	memcpy(c->object, object, len);
+	r = chunk_check(c, len);
+	if (r < 0) {
+		store_chunk_free(c);
+		return chunk_refused(err, r, object);
+	}
+	*ret_c = c;
+	return 0;
+}
+
+void store_chunk_free(struct store_chunk *c)
+{
+	if (!c)
+		return;
+	free(c->starts);
+	free(c);
+}
+
+uint32_t store_chunk_rows(const struct store_chunk *c)
+{
+	return c->t.nrows;
+}
+
+int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *ret_row)
+{
+	const uint8_t *bytes = row_bytes(c, i);
+	uint32_t nboxes = base_get32(bytes + 8);
+	uint64_t npieces = base_get64(bytes + 16), inlined = c->starts[i + 1].inlined - c->starts[i].inlined;
+	struct tensor_shape shape;
+	struct chunk_cursor k;
+	uint8_t *memory;
+
+	memset(ret_row, 0, sizeof *ret_row);
+	ret_row->tensor = base_get32(bytes);
+	ret_row->whole = nboxes == 0;
+	ret_row->nboxes = nboxes ? nboxes : 1;
+	ret_row->npieces = npieces;
+	memcpy(ret_row->digest.bytes, bytes + 32, sizeof ret_row->digest.bytes);
+	/* Counts are bounded by the object's length: no product here overflows. */
+	memory = malloc(npieces * sizeof *ret_row->pieces + ret_row->nboxes * sizeof *ret_row->boxes + inlined);
+	if (!memory)
+		return -ENOMEM;
+	ret_row->memory = memory;
+	ret_row->pieces = (struct store_piece *)memory;
+	ret_row->boxes = (struct tensor_box *)(memory + npieces * sizeof *ret_row->pieces);
+	memory = (uint8_t *)(ret_row->boxes + ret_row->nboxes);
+	memcpy(memory, c->object + c->t.inlined + c->starts[i].inlined, inlined);
+	store_layout_shape(c->layout, ret_row->tensor, &shape);
+	for (uint32_t n = 0; n < ret_row->nboxes; n++)
+		row_box(c, i, n, &shape, &ret_row->boxes[n]);
+	cursor_init(&k, c, i);
+	for (uint64_t n = 0; n < npieces; n++) {
+		struct store_piece *p = &ret_row->pieces[n];
+
+		cursor_next(&k, base_get32(c->object + c->t.pieces + k.piece * CHUNK_PIECE_BYTES + 52), p);
+		if (p->inline_bytes) /* all was checked */
+			p->inline_bytes = memory +
+				(p->inline_bytes - (c->object + c->t.inlined + c->starts[i].inlined));
+	}
+	return 0;
+}
+
+int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor)
+{
+	uint32_t low = 0, high = c->t.nrows;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2, at = base_get32(row_bytes(c, middle));
+
+		if (at == tensor)
+			return middle;
+		if (at < tensor)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return -ENOENT;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * manifest: from announcements to the record that a commit entry names, and back (docs/format/manifest.md).
+ * Deterministic: two committers of one attempt write the same bytes. */
+#ifndef CORE_STEP_MANIFEST_H
+#define CORE_STEP_MANIFEST_H
+
+#include "core/step/store.h"
+
+/* From the announcements of all ranks, ascending. Checks that they agree (run, attempt, step, world, attributes);
+ * encodes into ret_body. */
+int store_manifest_make(const struct proto_announcement *const *all, uint32_t n, struct base_buf *ret_body,
+	struct base_digest *ret_digest, struct base_error *err);
+/* runs/<run>/manifests/<digest>, put as a record; durable. */
+int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest,
+	struct base_error *err);
+/* Read, checked against the digest (tree digest of the body). */
+int store_manifest_get(struct store *s, const char *run, const struct base_digest *digest, struct proto_manifest *ret_m,
+	struct base_error *err);
+/* An object that a manifest itself refers to (a layout, a header, a part), into fresh memory, re-hashed. */
+int store_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
+	void **ret_bytes, struct base_error *err);
+int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX]);
+
+/* Invariant 2: every pack named exists and has the size that is named. `own_attempt` packs included. */
+int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, struct base_error *err);
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * part: one writer's table tensor -> pieces (docs/format/part.md). The rows lie in chunk objects of at most
+ * STORE_CHUNK_TARGET bytes of rows (more only for a single row), each with its own digest, so that a tensor's row is
+ * found and believed by reading one chunk. A row holds: the boxes that this writer stored of the tensor (or the flag
+ * WHOLE), and for the pieces of these boxes, in order, runs (pack, first offset, checks offset, count) with each
+ * piece's digest, XXH3-128, lengths and codec; pieces of at most 64 bytes stand in the row itself (pack PROTO inline);
+ * and a digest over the digests of its pieces.
+ * A builder belongs to one thread; decoded rows are read-only. */
+#ifndef CORE_STEP_PART_H
+#define CORE_STEP_PART_H
+
+#include "core/step/layout.h"
+#include "core/pack/pack.h"
+
+#define STORE_CHUNK_TARGET_BYTES (256u << 10)
+#define STORE_INLINE_MAX_BYTES 64u
+#define STORE_PIECE_NO_BASE UINT32_MAX
+
+struct store_piece {                /* as rows give it */
+	struct store_object_ref ref;    /* pack: number in the part's pack table; UINT32_MAX: inline */
+	struct base_xxh128 xxh;         /* of the raw bytes, under the store's seed */
+	const uint8_t *inline_bytes;    /* raw_len bytes, into the row's memory; NULL otherwise */
+	/* index into the row's base objects (for delta codecs of later versions); STORE_PIECE_NO_BASE */
+	uint32_t base;
+};
+struct store_row {
+	uint32_t tensor;                /* index into the layout */
+	struct tensor_box *boxes; uint32_t nboxes;   /* whole tensor: one box */
+	bool whole;
+	struct store_piece *pieces; uint64_t npieces; /* of all boxes, box after box, each in storage order */
+	struct base_digest digest;      /* SHA-256 over 0x02 | le64(npieces) | digests of its pieces */
+	void *memory;                   /* owns boxes, pieces, inline bytes */
+};
+void store_row_release(struct store_row *r);
+int store_row_digest(const struct store_piece *pieces, uint64_t n, struct base_digest *ret_d); /* 0 or -ENOMEM */
+
+/* Writing: rows in ascending tensor order; chunks are appended to the meta pack as they fill. */
+struct store_part_builder;
+struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct store_pack_writer *meta,
+	uint32_t meta_pack);
+void store_part_builder_free(struct store_part_builder *b);
+/* boxes NULL: whole. Consecutive pieces whose places follow each other by the run arithmetic are folded into one
+ * run. */
+int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const struct tensor_box *boxes, uint32_t nboxes,
+	const struct store_piece *pieces, uint64_t npieces, struct base_error *err);
+/* Flushes the last chunk, fills part->chunks (memory owned by the builder) and appends the part object; *ret_ref is
+ * complete after the next store_pack_run_end or seal. */
+int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref,
+	struct base_error *err);
+
+/* Reading. */
+struct store;
+/* proto_part_decode, and a sentence. */
+int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err);
+/* `names`: pack names by number in the part's table (from the manifest). The chunk that holds `tensor` is loaded and
+ * checked by its digest. -ENOENT: this part has no row for it. */
+int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err);
+/* The same out of a cache of decoded chunks, which keeps what it reads: for whoever reads many rows. */
+struct store_chunk_cache;
+/* any thread; layouts that it is used with outlive it. NULL: out of memory */
+struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes);
+void store_chunk_cache_free(struct store_chunk_cache *c);           /* NULL-safe */
+int store_part_read_row_cached(struct store_chunk_cache *c, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
+	struct store_row *ret_row, struct base_error *err);
+/* All rows of one chunk, in order, through a callback (the row is the callback's to read, not to keep). */
+int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),
+	void *arg, struct base_error *err);
+/* In-memory decoder behind both (fuzzed): checks every index, count, length and offset. */
+struct store_chunk;
+int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks,
+	struct store_chunk **ret_c, struct base_error *err);
+void store_chunk_free(struct store_chunk *c);
+uint32_t store_chunk_rows(const struct store_chunk *c);
+int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *ret_row);
+int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor); /* row number or -ENOENT */
+
+#endif

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * part_read: rows of a part out of its chunks. A chunk is loaded whole, re-hashed and checked (chunk.c): then its rows
+ * are believed. One tensor costs one chunk, unless a cache has it (chunk_cache.c). */
+#include "core/step/chunk_internal.h"
+
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "core/step/store.h"
+
+BASE_CLEANUP_DEFINE(struct store_chunk *, store_chunk_free)
+
+static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, const char *const *packs, uint32_t npacks,
+	void **ret_bytes, struct base_error *err)
+{
+	struct store_object_ref ref = store_object_ref_from(&from->ref);
+	struct store_pack *pack;
+	int r;
+
+	if (ref.pack >= npacks || ref.kind != STORE_OBJECT_PART_CHUNK)
+		return base_error_set(err, -BASE_EFORMAT, "a part names pack %u of %u", ref.pack, npacks);
+	r = store_pack_get(s, packs[ref.pack], &pack, err);
+	if (r < 0)
+		return r;
+	r = store_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
+	store_pack_put(s, pack);
+	return r;
+}
+
+int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err)
+{
+	int r = proto_part_decode(object, len, ret_part);
+
+	if (r == -BASE_EVERSION)
+		return store_newer(err, "the part", object, len);
+	return r < 0 ? base_error_set(err, r, "the part cannot be read: %s", base_error_name(r)) : 0;
+}
+
+/* A chunk, whose rows have to be those that the part promises. */
+static int part_chunk_load(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t number, struct store_chunk **ret_c, struct base_error *err)
+{
+	const struct proto_chunk *from = &part->chunks[number];
+	base_cleanup_free void *bytes = NULL;
+	struct store_chunk *c = NULL;
+	int r;
+
+	if (!base_digest_equal(&part->layout, &l->digest))
+		return base_error_set(err, -BASE_EFORMAT, "a part of another layout");
+	r = part_chunk_bytes(s, from, packs, npacks, &bytes, err);
+	if (r == 0)
+		r = store_chunk_decode(bytes, from->ref.raw_len, l, npacks, &c, err);
+	if (r < 0)
+		return r;
+	if (store_chunk_rows(c) != from->nrows || store_chunk_find(c, from->first_tensor) != 0 ||
+	    store_chunk_find(c, from->last_tensor) != (int64_t)from->nrows - 1) {
+		store_chunk_free(c);
+		return base_error_set(err, -BASE_EFORMAT, "the rows of a part are not those that it names");
+	}
+	*ret_c = c;
+	return 0;
+}
+
+int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
+{
+	uint32_t low = 0, high = part->nchunks;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+		const struct proto_chunk *c = &part->chunks[middle];
+
+		if (tensor < c->first_tensor)
+			high = middle;
+		else if (tensor > c->last_tensor)
+			low = middle + 1;
+		else
+			return middle;
+	}
+	return -ENOENT;
+}
+
+/* The chunk `number`, out of the cache or into it. */
+static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t number,
+	struct store_chunk_held **ret_h, struct base_error *err)
+{
+	const struct proto_chunk *from = &part->chunks[number];
+	struct store_chunk *c;
+	int r;
+
+	*ret_h = store_chunk_cache_take(cache, l, npacks, &from->ref.digest);
+	if (*ret_h)
+		return 0;
+	r = part_chunk_load(s, l, part, packs, npacks, number, &c, err);
+	if (r < 0)
+		return r;
+	*ret_h = store_chunk_cache_add(cache, l, npacks, &from->ref.digest, c,
+		from->ref.raw_len + (size_t)from->nrows * CHUNK_ROW_BYTES);
+	return *ret_h ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
+	struct store_row *ret_row, struct base_error *err)
+{
+	int64_t number = part_chunk_find(part, tensor), row = -ENOENT;
+	struct store_chunk_held *h = NULL;
+	int r = 0;
+
+	if (number >= 0) {
+		r = part_chunk_hold(cache, s, l, part, packs, npacks, (uint32_t)number, &h, err);
+		if (r < 0)
+			return r;
+		row = store_chunk_find(store_chunk_held_chunk(h), tensor);
+	}
+	if (row < 0)
+		r = base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
+	else if ((r = store_chunk_row(store_chunk_held_chunk(h), (uint32_t)row, ret_row)) < 0)
+		base_error_set(err, r, "out of memory");
+	if (h)
+		store_chunk_release(h);
+	return r;
+}
+
+int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err)
+{
+	return store_part_read_row_cached(NULL, s, l, part, packs, npacks, tensor, ret_row, err);
+}
+
+int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),
+	void *arg, struct base_error *err)
+{
+	base_cleanup(store_chunk_free_p) struct store_chunk *c = NULL;
+	int r;
+
+	if (chunk >= part->nchunks)
+		return base_error_set(err, -ENOENT, "a part has no chunk %u", chunk);
+	r = part_chunk_load(s, l, part, packs, npacks, chunk, &c, err);
+	for (uint32_t i = 0; r == 0 && i < store_chunk_rows(c); i++) {
+		struct store_row row;
+
+		r = store_chunk_row(c, i, &row);
+		if (r < 0)
+			return base_error_set(err, r, "out of memory");
+		r = f(arg, &row);
+		store_row_release(&row);
+	}
+	return r;
+}

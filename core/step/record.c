@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * record: the envelope of small files. The digest covers the store's id, so that a file carried over from
+ * another store never passes, and comes before everything else that is believed: version and kind are looked at
+ * only in a copy whose digest holds, so damage is never taken for a newer version. */
+#include "core/step/record.h"
+
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "proto/message.h"
+
+enum { RECORD_SLOT_ALIGN = 4096, RECORD_DIGEST_AT = 16 };
+static const char record_magic[8] = { 'V', 'C', 'K', 'P', 'T', 'R', 'E', 'C' };
+
+uint64_t store_record_max(enum store_record_kind kind)
+{
+	switch (kind) {
+	case STORE_RECORD_STORE: return UINT64_C(64) << 10;
+	case STORE_RECORD_ENTRY: return UINT64_C(64) << 20; /* a snapshot names every live step */
+	case STORE_RECORD_MANIFEST: return UINT64_C(256) << 20;
+	case STORE_RECORD_BEGIN: return UINT64_C(1) << 20;
+	case STORE_RECORD_BASE: return UINT64_C(1) << 20;
+	case STORE_RECORD_PART: return UINT64_C(64) << 20;
+	case STORE_RECORD_HEARTBEAT: return UINT64_C(1) << 20;
+	case STORE_RECORD_TRASH: return UINT64_C(1) << 20;
+	case STORE_RECORD_STATS: return UINT64_C(16) << 20;
+	case STORE_RECORD_DAMAGE: return UINT64_C(2) << 20;
+	}
+	return 0;
+}
+
+bool store_record_is_double(enum store_record_kind kind)
+{
+	return kind == STORE_RECORD_STORE || kind == STORE_RECORD_ENTRY;
+}
+
+void store_record_release(struct store_record *r)
+{
+	if (!r)
+		return;
+	free(r->body);
+	*r = (struct store_record){ 0 };
+}
+
+/* SHA-256(magic..len | store id or zeros | body) */
+static void record_digest(const uint8_t head[RECORD_DIGEST_AT], const uint8_t *id, const void *body, size_t len,
+	struct base_buf *work, struct base_digest *ret_d)
+{
+	static const uint8_t zeros[16];
+	work->len = 0;
+	base_buf_append(work, head, RECORD_DIGEST_AT);
+	base_buf_append(work, id ? id : zeros, 16);
+	base_buf_append(work, body, len);
+	base_sha256(work->data, work->len, ret_d);
+}
+
+int store_record_encode(
+	enum store_record_kind kind, const uint8_t id[16], const void *body, size_t len, struct base_buf *ret_file)
+{
+	uint64_t max = store_record_max(kind);
+	if (max == 0)
+		return -EINVAL;
+	if (len > max)
+		return -BASE_ELIMIT;
+	uint8_t head[RECORD_DIGEST_AT];
+	memcpy(head, record_magic, 8);
+	base_put16(head + 8, STORE_RECORD_VERSION);
+	base_put16(head + 10, (uint16_t)kind);
+	base_put32(head + 12, (uint32_t)len);
+	base_cleanup_buf struct base_buf work = BASE_BUF_INIT;
+	struct base_digest digest;
+	if (!base_buf_extend(&work, RECORD_DIGEST_AT + 16 + len))
+		return -ENOMEM;
+	record_digest(head, id, body, len, &work, &digest);
+	uint64_t slot = store_record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_SLOT_ALIGN) : 0;
+	for (int copy = 0; copy < (slot ? 2 : 1); copy++) {
+		base_buf_append(ret_file, head, sizeof head);
+		base_buf_append(ret_file, &digest, sizeof digest);
+		base_buf_append(ret_file, body, len);
+		if (slot)
+			base_buf_append_zero(ret_file, slot - STORE_RECORD_HEAD_BYTES - len);
+	}
+	return ret_file->error;
+}
+
+struct copy { const uint8_t *body; uint64_t len; unsigned version, kind; };
+
+/* A copy whose digest holds: 0, else -EBADMSG. */
+static int copy_parse(const uint8_t *id, const uint8_t *at, uint64_t room, struct copy *ret_c)
+{
+	if (room < STORE_RECORD_HEAD_BYTES || memcmp(at, record_magic, 8) != 0)
+		return -BASE_EDAMAGED;
+	*ret_c = (struct copy){ at + STORE_RECORD_HEAD_BYTES, base_get32(at + 12), base_get16(at + 8),
+		base_get16(at + 10) };
+	if (ret_c->len > room - STORE_RECORD_HEAD_BYTES)
+		return -BASE_EDAMAGED;
+	base_cleanup_buf struct base_buf work = BASE_BUF_INIT;
+	struct base_digest digest;
+	if (!base_buf_extend(&work, RECORD_DIGEST_AT + 16 + ret_c->len))
+		return -ENOMEM;
+	record_digest(at, id, ret_c->body, ret_c->len, &work, &digest);
+	return memcmp(at + RECORD_DIGEST_AT, &digest, sizeof digest) == 0 ? 0 : -BASE_EDAMAGED;
+}
+
+/* Finds the copy that serves. *ret_whole: the file is byte for byte what a writer of this version makes. */
+static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8_t *file, size_t len,
+	struct copy *ret_c, bool *ret_whole)
+{
+	int r = copy_parse(id, file, len, ret_c);
+	if (!store_record_is_double(kind)) {
+		*ret_whole = true;
+		return r == 0 && ret_c->len != len - STORE_RECORD_HEAD_BYTES ? -BASE_EDAMAGED : r;
+	}
+	*ret_whole = false;
+	if (r != -BASE_EDAMAGED && r != 0)
+		return r;
+	if (r < 0) /* the second copy begins in the middle of a file that has its right length */
+		return len % (2 * RECORD_SLOT_ALIGN) == 0 ? copy_parse(id, file + len / 2, len / 2, ret_c) : r;
+	uint64_t slot = base_align(STORE_RECORD_HEAD_BYTES + ret_c->len, RECORD_SLOT_ALIGN);
+	if (len != 2 * slot || memcmp(file, file + slot, slot) != 0)
+		return 0;
+	for (uint64_t i = STORE_RECORD_HEAD_BYTES + ret_c->len; i < slot; i++)
+		if (file[i] != 0)
+			return 0;
+	*ret_whole = true;
+	return 0;
+}
+
+int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const void *file, size_t len,
+	struct store_record *ret_r, bool *ret_whole)
+{
+	struct copy c = { 0 };
+	bool whole;
+	int r = find_copy(kind, id, file, len, &c, &whole);
+	if (r < 0)
+		return r;
+	if (c.version != STORE_RECORD_VERSION)
+		return -BASE_EVERSION;
+	if (c.kind != (unsigned)kind || c.len > store_record_max(kind))
+		return -BASE_EFORMAT;
+	uint8_t *body = malloc(c.len + 1); /* and a NUL, for those who print it */
+	if (!body)
+		return -ENOMEM;
+	memcpy(body, c.body, c.len);
+	body[c.len] = 0;
+	*ret_r = (struct store_record){ kind, body, c.len };
+	if (ret_whole)
+		*ret_whole = whole;
+	return 0;
+}
+
+int store_record_put(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+	const void *body, size_t len)
+{
+	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
+	int r = store_record_encode(kind, id, body, len, &file);
+	return r < 0 ? r : store_put(s, name, file.data, file.len);
+}
+
+int store_newer(struct base_error *err, const char *what, const void *body, size_t len)
+{
+	char why[PROTO_NEWER_BYTES];
+
+	if (!body)
+		return base_error_set(err, -BASE_EVERSION,
+			"%s was written by a newer vckpt: its envelope is not of version %u", what,
+			STORE_RECORD_VERSION);
+	proto_newer(body, len, why);
+	return base_error_set(err, -BASE_EVERSION, "%s was written by a newer vckpt: %s", what, why);
+}
+
+int store_record_put_fleeting(struct store_storage *s, const char *name, enum store_record_kind kind,
+	const uint8_t id[16], const void *body, size_t len)
+{
+	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
+	int r = store_record_encode(kind, id, body, len, &file);
+
+	return r < 0 ? r : s->ops->put_fleeting(s, name, file.data, file.len);
+}
+
+/* A file that cannot be read as a whole: block by block what can be read, zeros for the rest, which no digest holds
+ * for. A bad sector spoils one of two copies. */
+static int read_blocks(struct store_storage *s, const char *name, uint64_t max, void **ret_file, size_t *ret_len)
+{
+	struct store_storage_file *f;
+	uint64_t size;
+	uint8_t *file;
+	int r = s->ops->file_open(s, name, &f, &size);
+
+	if (r < 0)
+		return r;
+	file = size <= max ? calloc(1, size + 1) : NULL;
+	if (!file)
+		r = size <= max ? -ENOMEM : -EFBIG;
+	for (uint64_t at = 0; r == 0 && at < size; at += RECORD_SLOT_ALIGN) {
+		r = s->ops->file_read(f, at, file + at, base_min(size - at, RECORD_SLOT_ALIGN));
+		r = r == -EIO ? 0 : r;
+	}
+	s->ops->file_close(f);
+	if (r < 0) {
+		free(file);
+		return r;
+	}
+	*ret_file = file;
+	*ret_len = size;
+	return 0;
+}
+
+int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+	struct store_record *ret_r, bool *ret_whole, struct base_error *err)
+{
+	uint64_t max = 2 * base_align(STORE_RECORD_HEAD_BYTES + store_record_max(kind), RECORD_SLOT_ALIGN);
+	base_cleanup_free void *file = NULL;
+	size_t len;
+	int r = store_read_whole(s, name, max, &file, &len);
+	bool blocks = r == -EIO && store_record_is_double(kind);
+	if (blocks)
+		r = read_blocks(s, name, max, &file, &len);
+	if (r == -EFBIG || r == -ENODATA) /* longer than any record; or it shrank while it was read */
+		r = -BASE_EDAMAGED;
+	if (r == 0)
+		r = store_record_decode(kind, id, file, len, ret_r, ret_whole);
+	if (blocks && r == -BASE_EDAMAGED)
+		r = -EIO; /* neither copy could be read: nothing is known of them */
+	switch (r) {
+	case 0: return 0;
+	case -BASE_EDAMAGED: return base_error_set(err, r, "%s is damaged, or is a file of another store", name);
+	case -BASE_EVERSION: return store_newer(err, name, NULL, 0);
+	case -BASE_EFORMAT: return base_error_set(err, r, "%s is a record of another kind", name);
+	default: return base_error_set(err, r, "%s: %s", name, base_error_name(r));
+	}
+}

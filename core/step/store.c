@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * store: identity, reserve and the cache of open packs.
+ *
+ * The cache keeps every pack that is in use and, of those that nobody uses, the 64 used last. Nodes hang in a hash by
+ * name; the idle ones also in a list, longest unused first. A pack is opened outside the lock, so that a slow storage
+ * stops only who waits for that pack; two threads may open the same pack at once, and the second one closes its own.
+ * A pack that could not be opened leaves no node behind: the next caller tries again and gets the same sentence.
+ *
+ * The file `vckpt.store` is put last of what makes a directory a store, and whole: a stopped `init` leaves an empty
+ * directory or a store. The reserve is only convenience and is made afterwards. */
+#include "core/step/store.h"
+
+#include <pthread.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STORE_FILE "vckpt.store"
+#define RESERVE_FILE "reserve"
+#define RESERVE_MAX_BYTES (UINT64_C(1) << 30)
+#define CACHE_BUCKETS 256u
+#define CACHE_IDLE_MAX 64u
+
+struct cache_node {
+	struct store_pack *pack;
+	unsigned users;                        /* 0: hangs in the idle list */
+	struct cache_node *next;               /* same bucket */
+	struct cache_node *newer, *older;      /* idle list */
+};
+
+struct store_pack_cache {
+	pthread_mutex_t lock;                  /* protects all below */
+	struct cache_node *bucket[CACHE_BUCKETS];
+	struct cache_node *oldest, *newest;    /* idle packs */
+	unsigned idle;
+};
+
+/* ---- host name ---- */
+
+static char hostname_text[65];
+
+static void hostname_fill(void)
+{
+	char raw[256] = "";
+
+	if (gethostname(raw, sizeof raw - 1) != 0 || !raw[0])
+		snprintf(raw, sizeof raw, "localhost");
+	snprintf(hostname_text, sizeof hostname_text, "%.64s", raw);
+	for (char *p = hostname_text; *p; p++)
+		if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.=-", *p))
+			*p = '_';
+}
+
+/* Already in the form that file names need: [A-Za-z0-9_.=-], at most 64 bytes. */
+const char *store_hostname(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, hostname_fill);
+	return hostname_text;
+}
+
+/* ---- packs ---- */
+
+static unsigned cache_bucket(const char *name)
+{
+	return (unsigned)(base_xxh64_of(0, name, strlen(name)) % CACHE_BUCKETS);
+}
+
+static struct cache_node *cache_find(struct store_pack_cache *c, const char *name)
+{
+	struct cache_node *n = c->bucket[cache_bucket(name)];
+
+	while (n && strcmp(store_pack_name(n->pack), name) != 0)
+		n = n->next;
+	return n;
+}
+
+static void cache_idle_add(struct store_pack_cache *c, struct cache_node *n)
+{
+	n->older = c->newest;
+	n->newer = NULL;
+	*(c->newest ? &c->newest->newer : &c->oldest) = n;
+	c->newest = n;
+	c->idle++;
+}
+
+static void cache_idle_remove(struct store_pack_cache *c, struct cache_node *n)
+{
+	*(n->older ? &n->older->newer : &c->oldest) = n->newer;
+	*(n->newer ? &n->newer->older : &c->newest) = n->older;
+	n->newer = n->older = NULL;
+	c->idle--;
+}
+
+/* Takes the longest unused node out when there are too many; the caller closes it without the lock. */
+static struct cache_node *cache_evict(struct store_pack_cache *c, unsigned most)
+{
+	struct cache_node *n = c->oldest, **at;
+
+	if (c->idle <= most)
+		return NULL;
+	cache_idle_remove(c, n);
+	for (at = &c->bucket[cache_bucket(store_pack_name(n->pack))]; *at != n; at = &(*at)->next)
+		;
+	*at = n->next;
+	return n;
+}
+
+static void cache_node_free(struct cache_node *n)
+{
+	if (!n)
+		return;
+	store_pack_close(n->pack);
+	free(n);
+}
+
+static struct store_pack *cache_use(struct store_pack_cache *c, const char *name)
+{
+	struct cache_node *n = cache_find(c, name);
+
+	if (!n)
+		return NULL;
+	if (n->users++ == 0)
+		cache_idle_remove(c, n);
+	return n->pack;
+}
+
+int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err)
+{
+	struct store_pack_cache *c = s->packs;
+	struct cache_node *n;
+	struct store_pack *p;
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	*ret_p = cache_use(c, pack);
+	pthread_mutex_unlock(&c->lock);
+	if (*ret_p)
+		return 0;
+	n = calloc(1, sizeof *n);
+	if (!n)
+		return base_error_set(err, -ENOMEM, "out of memory at pack %s", pack);
+	r = store_pack_open(s->storage, s->info.id, pack, &n->pack, err);
+	if (r < 0) {
+		free(n);
+		return r;
+	}
+	pthread_mutex_lock(&c->lock);
+	p = cache_use(c, pack);
+	if (!p) {
+		struct cache_node **bucket = &c->bucket[cache_bucket(pack)];
+
+		n->users = 1;
+		n->next = *bucket;
+		*bucket = n;
+		p = n->pack;
+		n = NULL;
+	}
+	pthread_mutex_unlock(&c->lock);
+	cache_node_free(n);
+	*ret_p = p;
+	return 0;
+}
+
+void store_pack_put(struct store *s, struct store_pack *p)
+{
+	struct store_pack_cache *c = s->packs;
+	struct cache_node *n, *out = NULL;
+
+	if (!p)
+		return;
+	pthread_mutex_lock(&c->lock);
+	n = cache_find(c, store_pack_name(p));
+	if (n && --n->users == 0) {
+		cache_idle_add(c, n);
+		out = cache_evict(c, CACHE_IDLE_MAX);
+	}
+	pthread_mutex_unlock(&c->lock);
+	cache_node_free(out);
+}
+
+static struct store_pack_cache *cache_new(void)
+{
+	struct store_pack_cache *c = calloc(1, sizeof *c);
+
+	if (c)
+		pthread_mutex_init(&c->lock, NULL);
+	return c;
+}
+
+static void cache_free(struct store_pack_cache *c)
+{
+	struct cache_node *n;
+
+	if (!c)
+		return;
+	for (unsigned i = 0; i < CACHE_BUCKETS; i++)
+		while ((n = c->bucket[i])) {
+			c->bucket[i] = n->next;
+			cache_node_free(n);
+		}
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+/* ---- reserve ---- */
+
+void store_reserve_release(struct store *s)
+{
+	store_remove(s->storage, RESERVE_FILE);
+}
+
+void store_reserve_restore(struct store *s)
+{
+	uint64_t size, want = s->info.reserve_bytes;
+	void *zeros;
+
+	if (want == 0 || want > RESERVE_MAX_BYTES || store_size(s->storage, RESERVE_FILE, &size) != -ENOENT)
+		return;
+	zeros = calloc(1, want);
+	if (zeros)
+		store_put(s->storage, RESERVE_FILE, zeros, want);
+	free(zeros);
+}
+
+/* ---- open, init, close ---- */
+
+static int store_path_set(struct store *s, const char *path, struct base_error *err)
+{
+	char here[sizeof s->path] = "";
+	int n;
+
+	if (path[0] != '/' && !getcwd(here, sizeof here))
+		return base_error_set(err, -errno, "%s: the working directory is not known", path);
+	n = snprintf(s->path, sizeof s->path, "%s%s%s", here, here[0] ? "/" : "", path);
+	if (n < 0 || (size_t)n >= sizeof s->path)
+		return base_error_set(err, -ENAMETOOLONG, "%s: the path is too long", path);
+	while (n > 1 && s->path[n - 1] == '/')
+		s->path[--n] = 0;
+	return 0;
+}
+
+static int store_identity_read(struct store *s, struct base_error *err)
+{
+	struct store_record record = {0};
+	struct base_error why = {0};
+	int r;
+
+	r = store_record_get(s->storage, STORE_FILE, STORE_RECORD_STORE, NULL, &record, NULL, &why);
+	if (r == -ENOENT)
+		return base_error_set(err, -BASE_ENOSTORE, "%s is not a vckpt store (no file %s in it)", s->path,
+			STORE_FILE);
+	if (r < 0)
+		return base_error_set(err, r, "%s: %s", s->path, why.code ? why.text : base_error_name(r));
+	r = proto_store_decode(record.body, record.len, &s->info);
+	if (r == -BASE_EVERSION) {
+		store_newer(&why, STORE_FILE, record.body, record.len);
+		base_error_set(err, r, "%s: %s", s->path, why.text);
+	} else if (r < 0) {
+		base_error_set(err, r, "%s/%s: %s", s->path, STORE_FILE, base_error_name(r));
+	}
+	store_record_release(&record);
+	if (r < 0)
+		return r;
+	return 0;
+}
+
+/* The one place where writers are told that a store is too old for them. */
+static int store_writable(const struct store *s, struct base_error *err)
+{
+	if (s->info.version == PROTO_VERSION)
+		return 0;
+	return base_error_set(err, -EROFS,
+		"%s: this store is of format %u, which this vckpt reads and does not write; make a store of format %u "
+		"with vckpt init, and bring the steps there: vckpt export, then vckpt import",
+		s->path, s->info.version, PROTO_VERSION);
+}
+
+/* A user who owns the store is told which file it was instead: then it is not the store that denies it. */
+bool store_denied(const struct store *s, int r, struct base_error *err)
+{
+	char names[1024], number[32];
+	struct passwd user, *found = NULL;
+	struct stat st;
+
+	if ((r != -EACCES && r != -EPERM) || stat(s->path, &st) < 0 || st.st_uid == geteuid())
+		return false;
+	snprintf(number, sizeof number, "user %u", (unsigned)st.st_uid);
+	getpwuid_r(st.st_uid, &user, names, sizeof names, &found);
+	base_error_set(err, r, "you may not write to the store %s (it belongs to %s)", s->path,
+		found ? found->pw_name : number);
+	return true;
+}
+
+int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err)
+{
+	unsigned storage_flags = 0;
+	struct store *s;
+	int r;
+
+	s = calloc(1, sizeof *s);
+	if (s)
+		s->packs = cache_new();
+	if (!s || !s->packs) {
+		free(s);
+		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+	}
+	if (flags & STORE_OPEN_READ_ONLY)
+		storage_flags |= STORE_STORAGE_READ_ONLY;
+	if (flags & STORE_OPEN_NAMED_TEMPS)
+		storage_flags |= STORE_STORAGE_NAMED_TEMPS;
+	s->read_only = flags & STORE_OPEN_READ_ONLY;
+	r = store_path_set(s, path, err);
+	if (r == 0)
+		r = store_storage_open_posix(s->path, storage_flags, &s->storage, err);
+	if (r == 0)
+		r = store_identity_read(s, err);
+	if (r == 0 && !(flags & STORE_OPEN_READ_ONLY))
+		r = store_writable(s, err);
+	if (r < 0) {
+		store_close(s);
+		return r;
+	}
+	*ret_s = s;
+	return 0;
+}
+
+void store_close(struct store *s)
+{
+	if (!s)
+		return;
+	cache_free(s->packs);
+	if (s->storage)
+		s->storage->ops->close(s->storage);
+	proto_store_release(&s->info);
+	free(s);
+}
+
+/* Is `path` itself a store? false on any error, too. */
+static bool is_store(const char *path)
+{
+	struct store_storage *storage;
+	uint64_t size;
+	bool is;
+
+	if (store_storage_open_posix(path, STORE_STORAGE_READ_ONLY, &storage, NULL) < 0)
+		return false;
+	is = store_size(storage, STORE_FILE, &size) == 0;
+	storage->ops->close(storage);
+	return is;
+}
+
+static int store_identity_put(struct store_storage *storage, uint64_t reserve_bytes)
+{
+	struct proto_store info = {.version = PROTO_VERSION, .min_bytes = 128 << 10, .target_bytes = 1 << 20,
+		.row_bytes = 512, .reserve_bytes = reserve_bytes};
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	int r;
+
+	r = base_random(info.id, sizeof info.id);
+	do
+		r = r < 0 ? r : base_random(&info.seed, sizeof info.seed);
+	while (r == 0 && base_xxh128_seed_weak(info.seed));
+	if (r == 0)
+		r = proto_store_encode(&info, &body);
+	if (r == 0)
+		r = store_record_put(storage, STORE_FILE, STORE_RECORD_STORE, NULL, body.data, body.len);
+	return r == STORE_PUT_OTHER ? -EEXIST : r;
+}
+
+int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
+{
+	struct store_storage *storage;
+	struct store *s;
+	int r;
+
+	if (reserve_bytes > RESERVE_MAX_BYTES)
+		return base_error_set(err, -EINVAL, "a reserve of %llu bytes is too large",
+			(unsigned long long)reserve_bytes);
+	if (is_store(path))
+		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
+	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);
+	if (r < 0)
+		return r;
+	r = store_identity_put(storage, reserve_bytes);
+	storage->ops->close(storage);
+	if (r < 0)
+		return base_error_set(err, r, "%s: cannot write %s: %s", path, STORE_FILE, base_error_name(r));
+	r = store_open(path, 0, &s, err); /* reads back what was written */
+	if (r < 0)
+		return r;
+	store_reserve_restore(s);
+	store_close(s);
+	return 0;
+}

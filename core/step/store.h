@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * store: an open store directory: its identity and parameters, its storage, and a cache of open packs.
+ * Safe from any thread after open. Opening costs the same for one step and for ten thousand. */
+#ifndef CORE_STEP_STORE_H
+#define CORE_STEP_STORE_H
+
+#include "core/pack/pack.h"
+#include "core/step/record.h"
+#include "core/storage/storage.h"
+#include "proto/message.h"
+
+struct store {
+	struct store_storage *storage;
+	struct proto_store info;        /* id, seed, grid parameters */
+	char path[4096];                /* absolute, for messages */
+	struct store_pack_cache *packs; /* private */
+	bool read_only;                 /* opened so */
+};
+
+/* Without STORE_OPEN_READ_ONLY a store of an older format is refused (-EROFS): it is read and never written. */
+enum store_open_flag { STORE_OPEN_READ_ONLY = 1 << 0, STORE_OPEN_NAMED_TEMPS = 1 << 1 };
+
+#define STORE_RESERVE_BYTES (UINT64_C(1) << 20)
+/* Makes the directory (its parent must exist) or takes an empty one. reserve_bytes 0: no reserve. -ENOTEMPTY,
+ * -EEXIST (already a store). */
+int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err);
+/* -BASE_ENOSTORE, -BASE_EVERSION, -EROFS, ... */
+int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err);
+void store_close(struct store *s); /* NULL-safe */
+
+/* An open pack out of a bounded cache (by name; at most 64 open and unused). Put it back when done. A pack whose file
+ * vanished or shrank fails with an error that names it, every time. */
+int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err);
+void store_pack_put(struct store *s, struct store_pack *p);
+
+/* Gives the reserve file up so that abort, rm and gc have room (best effort), and makes it again when there is room. */
+void store_reserve_release(struct store *s);
+void store_reserve_restore(struct store *s);
+
+/* Did a write fail with r because the user may not write to the store? Then err says so, with the store's owner. */
+bool store_denied(const struct store *s, int r, struct base_error *err);
+
+/* of this machine, as file names need it: [A-Za-z0-9_.=-], at most 64 bytes; static */
+const char *store_hostname(void);
+
+#endif

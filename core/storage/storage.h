@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage: the one small interface to where a store lies. Nothing above it calls the filesystem.
+ *
+ * Names are relative paths of `/`-separated parts ("runs/a/000000000000"): parts of [A-Za-z0-9_.=-], never empty,
+ * `.` or `..`. An implementation is an object behind `struct store_storage_ops`; POSIX is the first one, an object
+ * store with conditional put must be able to be the second without a change above. No locks, no modification
+ * times, no clocks of other hosts. All functions may block, may be called from any thread, and return a negative
+ * errno on failure (-ENOENT, -ENOSPC, -EROFS, -EACCES, -EIO, ...). They never leave a file under its final name
+ * that is not whole. */
+#ifndef CORE_STORAGE_STORAGE_H
+#define CORE_STORAGE_STORAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "core/base/error.h"
+
+#define STORE_NAME_MAX 512 /* bytes of a name, NUL included; longer ones are -ENAMETOOLONG */
+#define STORE_TEMP_SUFFIX_LEN 21u /* ".tmp." and 16 hexadecimal digits, of an unfinished file */
+
+enum store_put { STORE_PUT_MINE = 0, STORE_PUT_OTHER = 1 };
+
+struct store_storage;
+struct store_storage_file;   /* a pack or other file, open for reading */
+struct store_storage_writer; /* a pack being made */
+
+struct store_storage_entry {
+	const char *name;   /* full name; valid during the callback */
+	uint64_t size;      /* bytes (0 where `temporary` and unknown) */
+	bool temporary;     /* an unfinished put or pack of a writer that may be dead */
+	bool foreign;       /* not a regular file, or a name that no vckpt makes: never opened */
+};
+/* Return 0 to go on; anything else ends the listing and is returned. */
+typedef int (*store_storage_list_func)(void *arg, const struct store_storage_entry *entry);
+
+struct store_storage_stat { /* of the medium, for statfs and df */
+	uint64_t block_bytes, blocks, blocks_free, blocks_available, files, files_free;
+	bool local;             /* a filesystem of this host: watches work, directory changes are seen at once */
+};
+struct store_storage_owner { uint32_t uid, gid, mode; int64_t ctime_ns; };
+
+struct store_storage_ops {
+	/* Puts a whole immutable file if absent. STORE_PUT_MINE: these bytes stand under that name (also when an
+	 * earlier try of unknown outcome put them); STORE_PUT_OTHER: other bytes do. Answers only when the file that it
+	 * made or found is durable, its directory included. Missing directories are made. */
+	int (*put)(struct store_storage *s, const char *name, const void *bytes, size_t len);
+	/* malloc'ed; -EFBIG over max */
+	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes, size_t *ret_len);
+	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);       /* exists: 0 or -ENOENT */
+	/* Files directly and below; a missing directory lists nothing. All of them or an error: never a part. */
+	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
+	/* immediate sub-directories */
+	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
+	/* -ENOENT when it is not there */
+	int (*remove)(struct store_storage *s, const char *name);
+	/* an empty one; best effort */
+	int (*remove_dir)(struct store_storage *s, const char *name);
+	/* Makes what is seen in it durable. An error stays one (-EROFS, too) until it can be made sure that nothing
+	 * was lost; it does not go away because the kernel tells of it only once. A store opened for reading has
+	 * nothing to make durable: 0. */
+	int (*sync_dir)(struct store_storage *s, const char *dir);
+
+	int (*file_open)(struct store_storage *s, const char *name, struct store_storage_file **ret_file,
+		uint64_t *ret_size);
+	/* all bytes or an error: -ENODATA past the end */
+	int (*file_read)(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len);
+	void (*file_close)(struct store_storage_file *f);
+
+	/* A pack: create, append in order, seal. It stands under its name only once sealed, durable then. -EEXIST at
+	 * seal when the name is taken. Bytes handed to append may be reused when it returns. */
+	int (*writer_open)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
+	int (*writer_append)(struct store_storage_writer *w, const void *bytes, size_t len);
+	int (*writer_seal)(struct store_storage_writer *w);   /* frees w, whatever it returns */
+	void (*writer_abandon)(struct store_storage_writer *w); /* frees w and what it wrote */
+
+	/* Optional: -EOPNOTSUPP is always a right answer and nothing needs them for correctness. */
+	int (*file_descriptor)(struct store_storage_file *f);             /* a descriptor to read from, owned by f */
+	int (*stat)(struct store_storage *s, struct store_storage_stat *ret_stat);
+	int (*owner)(struct store_storage *s, struct store_storage_owner *ret_owner);
+	/* readable when a file appears in or leaves one of them */
+	int (*watch)(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd);
+	void (*close)(struct store_storage *s);
+
+	/* Puts a whole file in the place of whatever file has that name, or of none, in one moment: whoever opens the
+	 * name has the old bytes or the new ones; who has it open goes on with the old ones. Durable on return. For
+	 * mending and for notes: nothing else ever changes what a name stands for. */
+	int (*replace)(struct store_storage *s, const char *name, const void *bytes, size_t len);
+	/* As writer_open, whether the name is taken or not: ends with writer_seal_over. */
+	int (*writer_reopen)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
+	/* Instead of writer_seal, of a writer that writer_reopen gave: shows the finished file to `check` under a name
+	 * of its own, and if that returns 0 puts it in the place of what stands under its name, as `replace` does.
+	 * Frees w. */
+	int (*writer_seal_over)(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg);
+
+	/* As put, but it syncs nothing: after a power loss the file may be gone, empty or torn. For what only the
+	 * living look at: heartbeats. The directory exists. */
+	int (*put_fleeting)(struct store_storage *s, const char *name, const void *bytes, size_t len);
+};
+
+struct store_storage { const struct store_storage_ops *ops; };
+
+enum store_storage_flag {
+	/* make the directory if it is missing; refuse one that is not empty (-ENOTEMPTY) */
+	STORE_STORAGE_CREATE = 1 << 0,
+	STORE_STORAGE_READ_ONLY = 1 << 1,   /* every change is -EROFS */
+	/* do not use O_TMPFILE even where it works (tests; NFS takes this path by itself) */
+	STORE_STORAGE_NAMED_TEMPS = 1 << 2,
+};
+/* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Files 0644,
+ * directories 0755, under the umask. Refuses by name a filesystem that has neither hard links nor
+ * renameat2(RENAME_NOREPLACE). */
+int store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s, struct base_error *err);
+
+/* Thin wrappers, so that callers read `store_put(s, ...)`. */
+static inline int store_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	return s->ops->put(s, name, bytes, len);
+}
+static inline int store_replace(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	return s->ops->replace(s, name, bytes, len);
+}
+static inline int store_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes,
+	size_t *ret_len)
+{
+	return s->ops->read_whole(s, name, max, ret_bytes, ret_len);
+}
+static inline int store_size(struct store_storage *s, const char *name, uint64_t *ret_size)
+{
+	return s->ops->size(s, name, ret_size);
+}
+static inline int store_list_files(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+{
+	return s->ops->list(s, dir, f, arg);
+}
+static inline int store_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+{
+	return s->ops->list_dirs(s, dir, f, arg);
+}
+static inline int store_remove(struct store_storage *s, const char *name) { return s->ops->remove(s, name); }
+
+bool store_name_valid(const char *name); /* the rule above */
+
+#endif

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage_posix: a store in a directory of a POSIX filesystem.
+ *
+ * A file is written without a name (O_TMPFILE) or, where the filesystem cannot, as `<name>.tmp.<16 hex>` beside its
+ * final name; it is fsynced, then linked to its final name, which fails if that exists, then its directory is
+ * fsynced. So a final name stands for a whole, durable file or for nothing, whoever is killed and wherever. A file of
+ * a final name is never opened for writing.
+ *
+ * Threads: the object is shared by all; a writer belongs to one thread at a time. Blocking calls throughout. */
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <dirent.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/le.h"
+#include "core/storage/storage_posix_internal.h"
+
+struct store_storage_file {
+	int fd;
+};
+
+int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len)
+{
+	uint8_t *at = bytes;
+	uint64_t end;
+	if (base_add_overflows(offset, len, &end) || end > INT64_MAX)
+		return -ENODATA;
+	while (len > 0) {
+		ssize_t n = pread(fd, at, len < (1u << 30) ? len : 1u << 30, (off_t)offset);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (n == 0)
+			return -ENODATA;
+		at += n;
+		offset += (uint64_t)n;
+		len -= (size_t)n;
+	}
+	return 0;
+}
+
+static int posix_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
+{
+	uint64_t size;
+	base_cleanup_close int fd = posix_open_regular(posix_of(s), name, &size);
+	if (fd < 0)
+		return fd;
+	if (size > max)
+		return -EFBIG;
+	base_cleanup_free void *bytes = malloc(size ? size : 1);
+	if (!bytes)
+		return -ENOMEM;
+	int r = posix_read_at(fd, 0, bytes, size);
+	if (r < 0)
+		return r;
+	*ret_bytes = base_steal(bytes);
+	*ret_len = size;
+	return 0;
+}
+
+static int posix_size(struct store_storage *s, const char *name, uint64_t *ret_size)
+{
+	base_cleanup_close int fd = posix_open_beneath(posix_of(s), name, O_PATH);
+	if (fd < 0)
+		return fd;
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
+	*ret_size = (uint64_t)st.st_size;
+	return 0;
+}
+
+static int remove_any(struct store_storage *s, const char *name, int flags)
+{
+	struct posix_storage *p = posix_of(s);
+	if (p->flags & STORE_STORAGE_READ_ONLY)
+		return -EROFS;
+	const char *last;
+	base_cleanup_close int dir = posix_open_parent(p, name, false, &last);
+	if (dir < 0)
+		return dir;
+	return unlinkat(dir, last, flags) < 0 ? -errno : 0;
+}
+
+static int posix_remove(struct store_storage *s, const char *name)
+{
+	return remove_any(s, name, 0);
+}
+
+static int posix_remove_dir(struct store_storage *s, const char *name)
+{
+	return remove_any(s, name, AT_REMOVEDIR);
+}
+
+static int posix_sync_dir(struct store_storage *s, const char *dir)
+{
+	base_cleanup_close int fd = posix_open_beneath(posix_of(s), dir, O_RDONLY | O_DIRECTORY);
+	if (fd < 0)
+		return fd;
+	return posix_sync_names(posix_of(s), fd);
+}
+
+static int posix_file_open(
+	struct store_storage *s, const char *name, struct store_storage_file **ret_file, uint64_t *ret_size)
+{
+	base_cleanup_close int fd = posix_open_regular(posix_of(s), name, ret_size);
+	if (fd < 0)
+		return fd;
+	struct store_storage_file *f = malloc(sizeof *f);
+	if (!f)
+		return -ENOMEM;
+	f->fd = base_steal_fd(&fd);
+	*ret_file = f;
+	return 0;
+}
+
+static int posix_file_read(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len)
+{
+	return posix_read_at(f->fd, offset, bytes, len);
+}
+
+static void posix_file_close(struct store_storage_file *f)
+{
+	if (!f)
+		return;
+	close(f->fd);
+	free(f);
+}
+
+static int posix_file_descriptor(struct store_storage_file *f)
+{
+	return f->fd;
+}
+
+/* Filesystems that other hosts change too, or whose changes inotify does not see. */
+static bool filesystem_shared(uint32_t magic)
+{
+	static const uint32_t shared[] = {
+		NFS_SUPER_MAGIC,
+		SMB_SUPER_MAGIC,
+		CIFS_SUPER_MAGIC,
+		SMB2_SUPER_MAGIC,
+		FUSE_SUPER_MAGIC,
+		CEPH_SUPER_MAGIC,
+		AFS_SUPER_MAGIC,
+		AFS_FS_MAGIC,
+		CODA_SUPER_MAGIC,
+		V9FS_MAGIC,
+		OCFS2_SUPER_MAGIC,
+		0x0BD00BD0 /* Lustre */,
+		0x47504653 /* GPFS */,
+		0x19830326 /* BeeGFS */,
+		0x01161970 /* GFS2 */,
+	};
+	for (size_t i = 0; i < BASE_COUNT(shared); i++)
+		if (shared[i] == magic)
+			return true;
+	return false;
+}
+
+/* Filesystems that are known to have hard links; the others are tried. */
+static bool filesystem_links(uint32_t magic)
+{
+	static const uint32_t known[] = { EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
+		NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, 0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */ };
+	for (size_t i = 0; i < BASE_COUNT(known); i++)
+		if (known[i] == magic)
+			return true;
+	return false;
+}
+
+static int posix_stat(struct store_storage *s, struct store_storage_stat *ret_stat)
+{
+	struct statvfs v;
+	struct statfs f;
+	if (fstatvfs(posix_of(s)->root, &v) < 0 || fstatfs(posix_of(s)->root, &f) < 0)
+		return -errno;
+	*ret_stat = (struct store_storage_stat){
+		.block_bytes = v.f_frsize ? v.f_frsize : v.f_bsize,
+		.blocks = v.f_blocks, .blocks_free = v.f_bfree, .blocks_available = v.f_bavail,
+		.files = v.f_files, .files_free = v.f_ffree,
+		.local = !filesystem_shared((uint32_t)f.f_type),
+	};
+	return 0;
+}
+
+static int posix_owner(struct store_storage *s, struct store_storage_owner *ret_owner)
+{
+	struct stat st;
+	if (fstat(posix_of(s)->root, &st) < 0)
+		return -errno;
+	*ret_owner = (struct store_storage_owner){ .uid = st.st_uid, .gid = st.st_gid, .mode = st.st_mode & 07777,
+		.ctime_ns = st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec };
+	return 0;
+}
+
+static int posix_watch(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd)
+{
+	struct store_storage_stat medium;
+	int r = posix_stat(s, &medium);
+	if (r < 0)
+		return r;
+	if (!medium.local)
+		return -EOPNOTSUPP;
+	base_cleanup_close int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	for (size_t i = 0; i < n; i++) {
+		/* Through the descriptor, so that the path is the one that was resolved beneath the root. */
+		base_cleanup_close int dir = posix_open_beneath(posix_of(s), dirs[i], O_RDONLY | O_DIRECTORY);
+		if (dir < 0)
+			return dir;
+		char path[64];
+		snprintf(path, sizeof path, "/proc/self/fd/%d", dir);
+		if (inotify_add_watch(fd, path,
+			    IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_DELETE_SELF | IN_ONLYDIR) < 0)
+			return -errno;
+	}
+	*ret_fd = base_steal_fd(&fd);
+	return 0;
+}
+
+static void posix_close(struct store_storage *s)
+{
+	if (!s)
+		return;
+	struct posix_storage *p = posix_of(s);
+	if (p->root >= 0)
+		close(p->root);
+	pthread_mutex_destroy(&p->lock);
+	free(p->durable);
+	free(p);
+}
+
+static const struct store_storage_ops posix_ops = {
+	.put = posix_put,
+	.put_fleeting = posix_put_fleeting,
+	.replace = posix_replace,
+	.read_whole = posix_read_whole,
+	.size = posix_size,
+	.list = posix_list,
+	.list_dirs = posix_list_dirs,
+	.remove = posix_remove,
+	.remove_dir = posix_remove_dir,
+	.sync_dir = posix_sync_dir,
+	.file_open = posix_file_open,
+	.file_read = posix_file_read,
+	.file_close = posix_file_close,
+	.writer_open = posix_writer_open,
+	.writer_reopen = posix_writer_reopen,
+	.writer_append = posix_writer_append,
+	.writer_seal = posix_writer_seal,
+	.writer_seal_over = posix_writer_seal_over,
+	.writer_abandon = posix_writer_abandon,
+	.file_descriptor = posix_file_descriptor,
+	.stat = posix_stat,
+	.owner = posix_owner,
+	.watch = posix_watch,
+	.close = posix_close,
+};
+
+/* 0, or -ENOTEMPTY. */
+static int directory_empty(int root)
+{
+	base_cleanup_close int fd = openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	if (!d)
+		return -errno;
+	base_steal_fd(&fd);
+	int r = 0;
+	errno = 0;
+	for (struct dirent *e; r == 0 && (e = readdir(d)); errno = 0)
+		if (!posix_name_passed(e->d_name, true))
+			r = -ENOTEMPTY;
+	if (r == 0 && errno != 0)
+		r = -errno;
+	closedir(d);
+	return r;
+}
+
+/* Makes the directory and its own entry durable. */
+static int create_root(const char *path)
+{
+	if (mkdir(path, 0755) < 0)
+		return errno == EEXIST ? 0 : -errno;
+	char up[4096];
+	if ((size_t)snprintf(up, sizeof up, "%s/..", path) >= sizeof up)
+		return -ENAMETOOLONG;
+	base_cleanup_close int fd = open(up, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : posix_sync(fd);
+}
+
+static int open_root(struct posix_storage *p, const char *path, struct base_error *err)
+{
+	if (p->flags & STORE_STORAGE_CREATE) {
+		int r = create_root(path);
+		if (r < 0)
+			return base_error_set(err, r, "%s: cannot make the directory: %s", path, base_error_name(r));
+	}
+	p->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (p->root < 0)
+		return base_error_set(err, -errno, "%s: cannot open the directory: %s", path, base_error_name(-errno));
+	if (p->flags & STORE_STORAGE_CREATE) {
+		int r = directory_empty(p->root);
+		if (r < 0)
+			return base_error_set(err, r, "%s: %s", path,
+				r == -ENOTEMPTY ? "the directory is not empty" : base_error_name(r));
+	}
+	return 0;
+}
+
+int store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s, struct base_error *err)
+{
+	struct posix_storage *p = calloc(1, sizeof *p);
+	if (!p)
+		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+	p->base.ops = &posix_ops;
+	p->root = -1;
+	p->flags = flags;
+	atomic_init(&p->named_temps, flags & STORE_STORAGE_NAMED_TEMPS);
+	pthread_mutex_init(&p->lock, NULL);
+	int r = open_root(p, path, err);
+	struct statfs f;
+	bool known = r == 0 && fstatfs(p->root, &f) == 0;
+	p->shared = known && filesystem_shared((uint32_t)f.f_type);
+	if (known && !(flags & STORE_STORAGE_READ_ONLY) &&
+	    (flags & STORE_STORAGE_CREATE || !filesystem_links((uint32_t)f.f_type))) {
+		r = posix_probe(p);
+		if (r == -EOPNOTSUPP)
+			base_error_set(err, r,
+				"%s: this filesystem has neither hard links nor renames that spare an existing file, "
+				"so no store can lie on it",
+				path);
+		else if (r == -EROFS && !(flags & STORE_STORAGE_CREATE))
+			r = 0; /* to be read */
+		else if (r < 0)
+			base_error_set(err, r, "%s: cannot make a file in it: %s", path, base_error_name(r));
+	}
+	if (r < 0) {
+		posix_close(&p->base);
+		return r;
+	}
+	*ret_s = &p->base;
+	return 0;
+}

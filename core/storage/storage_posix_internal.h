@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage_posix_internal: what the files of the POSIX storage share. Nobody else includes it.
+ *
+ *   storage_posix.c        open and close, reading, removing, media figures, watches
+ *   storage_posix_path.c   resolution beneath the root, directories that are made and made durable
+ *   storage_posix_list.c   listings
+ *   storage_posix_write.c  temporaries, put
+ *   storage_posix_replace.c  files that take the place of others: mending, notes
+ *   storage_posix_pack.c   packs
+ */
+#ifndef CORE_STORAGE_STORAGE_POSIX_INTERNAL_H
+#define CORE_STORAGE_STORAGE_POSIX_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "core/storage/storage.h"
+#include "core/storage/storage_internal.h"
+
+enum { POSIX_DURABLE_MAX = 4096 }; /* directories remembered as durable; forgotten all at once when full */
+enum { POSIX_SUSPECT_MAX = 64 };   /* directories whose fsync failed; with more of them all are suspect */
+
+struct posix_inode { dev_t dev; ino_t ino; };
+
+struct posix_storage {
+	struct store_storage base;
+	int root;                   /* never changes */
+	unsigned flags;
+	bool shared;                /* other hosts change it, too; never changes */
+	atomic_bool named_temps;    /* O_TMPFILE does not work here */
+	atomic_bool no_links;       /* hard links do not work here: renameat2 */
+	pthread_mutex_t lock;       /* protects all below */
+	struct posix_inode suspect[POSIX_SUSPECT_MAX];
+	size_t suspect_count;
+	bool suspect_all;
+	uint64_t *durable;          /* sorted keys of directories whose entries upwards are known durable */
+	size_t durable_count;
+};
+
+static inline struct posix_storage *posix_of(struct store_storage *s) { return (struct posix_storage *)(void *)s; }
+
+/* ---- storage_posix_path.c ---- */
+/* Opens `name` beneath the root without following any link; a descriptor or a negative errno. "" is the root itself. */
+int posix_open_beneath(struct posix_storage *p, const char *name, int flags);
+/* Opens the directory that holds `name`; *ret_last is its last part. With `make`, missing directories are made and
+ * everything up to the root is durable on return. */
+int posix_open_parent(struct posix_storage *p, const char *name, bool make, const char **ret_last);
+/* A regular file, open for reading, and its size. */
+int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size);
+int posix_sync(int fd);
+/* Makes the names in an open directory durable, whoever made them. Every fsync of a directory goes through here: after
+ * one that failed a later one is believed only with a change of its own. */
+int posix_sync_names(struct posix_storage *p, int dir);
+
+/* ---- storage_posix.c ---- */
+int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len); /* all or -ENODATA or another error */
+
+/* ---- storage_posix_list.c ---- */
+/* Names that no directory of a store counts: itself, the one above, and at the root (of a file system of its own)
+ * fsck's folder. */
+bool posix_name_passed(const char *name, bool root);
+int posix_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
+int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
+
+/* ---- storage_posix_write.c ---- */
+struct posix_temp {
+	int fd;         /* -1: none */
+	char name[256]; /* empty: has none */
+};
+int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct posix_temp *t);
+/* Gives the file its final name: 0, -EEXIST, or an error of unknown outcome. Not yet durable. */
+int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, const char *last);
+/* Closes the temporary and takes its name away if it still has one. */
+void posix_temp_drop(int dir, struct posix_temp *t);
+int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len); /* all or an error */
+int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len);
+int posix_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len);
+/* Tries in the root how files can be published here; -EOPNOTSUPP when in no way. */
+int posix_probe(struct posix_storage *p);
+
+/* ---- storage_posix_replace.c ---- */
+/* Gives the file a name of its own beside `last`, if it has none. */
+int posix_temp_name(int dir, struct posix_temp *t, const char *last);
+/* Puts the file, which has a name, in the place of `last`. Not yet durable. */
+int posix_temp_replace(int dir, struct posix_temp *t, const char *last);
+int posix_replace(struct store_storage *s, const char *name, const void *bytes, size_t len);
+
+/* ---- storage_posix_pack.c ---- */
+int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
+int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len);
+int posix_writer_reopen(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
+int posix_writer_seal(struct store_storage_writer *w);
+int posix_writer_seal_over(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg);
+void posix_writer_abandon(struct store_storage_writer *w);
+
+#endif

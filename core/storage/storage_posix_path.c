@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage_posix_path: names are resolved beneath the root's descriptor and no link is ever followed: by openat2 where
+ * the kernel has it, else part by part with O_NOFOLLOW.
+ *
+ * Durable directories. A file is durable only when every directory entry above it is. So whoever makes a file first
+ * makes sure of its directories: each one that this process has not yet seen durable has its parent fsynced, also
+ * when another process made it (which may not have come to its fsync). A directory is known by its name, inode
+ * number and birth time: one that was removed and made again is another one.
+ *
+ * A directory whose fsync failed is suspect from then on: the kernel tells of what it could not write once, and the
+ * next fsync, which finds nothing left to write, may say 0. So the names in it, whoever made them, are believed again
+ * only when a later change of the same directory was made durable: file systems commit changes of names in order
+ * (journal, log, transaction, a server that answers), and one that has given up its journal takes no change.
+ * -EROFS is such a failure: ext4 answers it for what it has not written after it aborted its journal. Only a store
+ * that was opened for reading may take it for "nothing to do".
+ *
+ * Nor is 0 enough. ext4 waits for a transaction while there is one: of one that is over because the journal could not
+ * be written, and that somebody else had waited for, fsync knows nothing, and it answers 0 until somebody's next change
+ * finds the journal given up. So after an fsync of a directory this process begins a change of its own, which changes
+ * nothing: a journal that takes it has lost nothing before. */
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/digest.h"
+#include "core/storage/storage_posix_internal.h"
+
+static atomic_bool openat2_missing; /* of the process: the kernel's answer never changes */
+
+int posix_sync(int fd)
+{
+	while (fsync(fd) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return 0;
+}
+
+static int open_retry(int dir, const char *name, int flags)
+{
+	for (;;) {
+		int fd = openat(dir, name, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+		if (fd >= 0 || errno != EINTR)
+			return fd >= 0 ? fd : -errno;
+	}
+}
+
+/* The way for kernels without openat2. */
+static int open_by_parts(int root, const char *name, int flags)
+{
+	base_cleanup_close int dir = -1;
+	char part[256];
+	for (;;) {
+		size_t len = strcspn(name, "/");
+		if (!store_name_part_valid(name, len))
+			return -EINVAL;
+		memcpy(part, name, len);
+		part[len] = '\0';
+		int at = dir >= 0 ? dir : root;
+		if (name[len] == '\0')
+			return open_retry(at, part, flags);
+		int fd = open_retry(at, part, O_PATH | O_DIRECTORY);
+		if (fd < 0)
+			return fd;
+		if (dir >= 0)
+			close(dir);
+		dir = fd;
+		name += len + 1;
+	}
+}
+
+int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
+{
+	if (name[0] == '\0')
+		return open_retry(p->root, ".", flags);
+	if (!store_name_valid(name))
+		return strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
+	if (atomic_load_explicit(&openat2_missing, memory_order_relaxed))
+		return open_by_parts(p->root, name, flags);
+	bool path_only = flags & O_PATH;
+	struct open_how how = {
+		.flags = (uint64_t)(unsigned)(flags | O_CLOEXEC | O_NOFOLLOW | (path_only ? 0 : O_NONBLOCK | O_NOCTTY)),
+		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+	};
+	bool missing = false;
+	for (int again = 0; again < 64 && !missing;) {
+		long fd = syscall(SYS_openat2, p->root, name, &how, sizeof how);
+		if (fd >= 0)
+			return (int)fd;
+		if (errno == EINTR)
+			continue;
+		if (errno == ENOSYS || errno == EPERM) /* EPERM: perhaps a sandbox that does not know the call */
+			missing = true;
+		else if (errno != EAGAIN) /* EAGAIN: a rename went by while the kernel looked */
+			return -errno;
+		again++;
+	}
+	int fd = open_by_parts(p->root, name, flags);
+	if (missing && fd >= 0)
+		atomic_store_explicit(&openat2_missing, true, memory_order_relaxed);
+	return fd;
+}
+
+int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size)
+{
+	base_cleanup_close int fd = posix_open_beneath(p, name, O_RDONLY);
+	if (fd < 0)
+		return fd;
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (S_ISDIR(st.st_mode))
+		return -EISDIR;
+	if (!S_ISREG(st.st_mode) || st.st_size < 0)
+		return -EINVAL;
+	if (ret_size)
+		*ret_size = (uint64_t)st.st_size;
+	return base_steal_fd(&fd);
+}
+
+/* ---- names made durable ---- */
+
+/* Place of an inode among those that are suspect; suspect_count: it is not. Lock held. */
+static size_t suspect_find(const struct posix_storage *p, const struct stat *st)
+{
+	size_t i = 0;
+
+	while (i < p->suspect_count && (p->suspect[i].dev != st->st_dev || p->suspect[i].ino != st->st_ino))
+		i++;
+	return i;
+}
+
+static bool suspect_is(struct posix_storage *p, const struct stat *st)
+{
+	pthread_mutex_lock(&p->lock);
+	bool is = p->suspect_all || suspect_find(p, st) < p->suspect_count;
+	pthread_mutex_unlock(&p->lock);
+	return is;
+}
+
+static void suspect_set(struct posix_storage *p, const struct stat *st, bool on)
+{
+	pthread_mutex_lock(&p->lock);
+	size_t i = suspect_find(p, st);
+	if (on && i == p->suspect_count && i == POSIX_SUSPECT_MAX)
+		p->suspect_all = true; /* a storage as bad as that gets a little more work for ever */
+	else if (on && i == p->suspect_count)
+		p->suspect[p->suspect_count++] = (struct posix_inode){ st->st_dev, st->st_ino };
+	else if (!on && i < p->suspect_count)
+		p->suspect[i] = p->suspect[--p->suspect_count];
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* A name that is made and taken away. */
+static int touch_directory(int dir)
+{
+	char name[64];
+	uint64_t random;
+	int r = base_random(&random, sizeof random);
+	if (r < 0)
+		return r;
+	snprintf(name, sizeof name, "touch.tmp.%016llx", (unsigned long long)random);
+	int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+	if (fd < 0)
+		return -errno;
+	close(fd);
+	return unlinkat(dir, name, 0) < 0 ? -errno : 0;
+}
+
+/* Takes away an attribute that no directory has. Filesystems without attributes say nothing about their journal. */
+static int journal_lives(int dir)
+{
+	if (fremovexattr(dir, "user.vckpt.none") == 0)
+		return 0;
+	return errno == EROFS || errno == EIO || errno == ESHUTDOWN ? -errno : 0;
+}
+
+int posix_sync_names(struct posix_storage *p, int dir)
+{
+	struct stat st;
+	if (fstat(dir, &st) < 0)
+		return -errno;
+	if (p->flags & STORE_STORAGE_READ_ONLY) {
+		int r = posix_sync(dir);
+		return r == -EROFS || r == -EINVAL ? 0 : r; /* nothing was written here */
+	}
+	bool suspect = suspect_is(p, &st);
+	int r = suspect ? touch_directory(dir) : 0;
+	if (r == 0)
+		r = posix_sync(dir);
+	if (r == 0 && !p->shared)
+		r = journal_lives(dir);
+	if (suspect != (r < 0))
+		suspect_set(p, &st, r < 0);
+	return r;
+}
+
+/* ---- directories ---- */
+
+static uint64_t directory_key(int fd, const char *name)
+{
+	struct statx stx;
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &stx) < 0)
+		return 0;
+	uint64_t id[3] = { stx.stx_ino, 0, 0 };
+	if (stx.stx_mask & STATX_BTIME) {
+		id[1] = (uint64_t)stx.stx_btime.tv_sec;
+		id[2] = stx.stx_btime.tv_nsec;
+	}
+	return base_xxh64_of(base_xxh64_of(0, name, strlen(name)), id, sizeof id);
+}
+
+/* Position of `key`, or where it belongs. Lock held. */
+static size_t durable_find(const struct posix_storage *p, uint64_t key)
+{
+	size_t low = 0, high = p->durable_count;
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+		if (p->durable[mid] < key)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+static bool durable_known(struct posix_storage *p, uint64_t key)
+{
+	pthread_mutex_lock(&p->lock);
+	size_t i = durable_find(p, key);
+	bool known = i < p->durable_count && p->durable[i] == key;
+	pthread_mutex_unlock(&p->lock);
+	return known;
+}
+
+static void durable_add(struct posix_storage *p, uint64_t key)
+{
+	pthread_mutex_lock(&p->lock);
+	if (!p->durable)
+		p->durable = malloc(POSIX_DURABLE_MAX * sizeof *p->durable);
+	if (p->durable) {
+		if (p->durable_count == POSIX_DURABLE_MAX)
+			p->durable_count = 0;
+		size_t i = durable_find(p, key);
+		if (i == p->durable_count || p->durable[i] != key) {
+			memmove(p->durable + i + 1, p->durable + i, (p->durable_count - i) * sizeof *p->durable);
+			p->durable[i] = key;
+			p->durable_count++;
+		}
+	}
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* Opens one directory of `at`, makes it if it is missing, and makes its entry durable. */
+static int make_directory(struct posix_storage *p, int at, const char *part, const char *name)
+{
+	base_cleanup_close int fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
+	if (fd == -ENOENT) {
+		if (mkdirat(at, part, 0755) < 0 && errno != EEXIST)
+			return -errno;
+		fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
+	}
+	if (fd < 0)
+		return fd;
+	uint64_t key = directory_key(fd, name);
+	if (!durable_known(p, key)) {
+		int r = posix_sync_names(p, at);
+		if (r < 0)
+			return r;
+		if (key != 0)
+			durable_add(p, key);
+	}
+	return base_steal_fd(&fd);
+}
+
+static int make_directories(struct posix_storage *p, const char *dir)
+{
+	base_cleanup_close int at = posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
+	if (at < 0)
+		return at;
+	char name[STORE_NAME_MAX], part[256];
+	for (size_t done = 0;;) {
+		size_t len = strcspn(dir + done, "/");
+		memcpy(part, dir + done, len);
+		part[len] = '\0';
+		memcpy(name, dir, done + len);
+		name[done + len] = '\0';
+		int fd = make_directory(p, at, part, name);
+		if (fd < 0)
+			return fd;
+		close(at);
+		at = fd;
+		if (dir[done + len] == '\0')
+			return base_steal_fd(&at);
+		done += len + 1;
+	}
+}
+
+int posix_open_parent(struct posix_storage *p, const char *name, bool make, const char **ret_last)
+{
+	if (!store_name_valid(name))
+		return strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
+	const char *slash = strrchr(name, '/');
+	*ret_last = slash ? slash + 1 : name;
+	if (!slash)
+		return posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
+	char dir[STORE_NAME_MAX];
+	memcpy(dir, name, (size_t)(slash - name));
+	dir[slash - name] = '\0';
+	if (!make)
+		return posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
+	base_cleanup_close int fd = posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
+	if (fd >= 0 && durable_known(p, directory_key(fd, dir)))
+		return base_steal_fd(&fd);
+	if (fd < 0 && fd != -ENOENT)
+		return fd;
+	return make_directories(p, dir);
+}

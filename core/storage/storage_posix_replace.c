@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage_posix_replace: a file that takes the place of another one: what mending makes, and notes of damage. Written
+ * and fsynced beside the name as `<name>.tmp.<16 hex>`, then renamed over it, then the directory is fsynced. So the
+ * name stands for the old file or for the new one, each whole, whoever is killed and wherever; a killed writer leaves
+ * at most a temporary, which the collector deletes. Who has the old file open keeps it. */
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/digest.h"
+#include "core/storage/storage_posix_internal.h"
+
+int posix_temp_name(int dir, struct posix_temp *t, const char *last)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "/proc/self/fd/%d", t->fd);
+	while (t->name[0] == '\0') {
+		uint64_t random;
+		int r = base_random(&random, sizeof random);
+
+		if (r < 0)
+			return r;
+		snprintf(t->name, sizeof t->name, "%s.tmp.%016llx", last, (unsigned long long)random);
+		if (linkat(AT_FDCWD, path, dir, t->name, AT_SYMLINK_FOLLOW) < 0) {
+			t->name[0] = '\0';
+			if (errno != EEXIST)
+				return -errno;
+		}
+	}
+	return 0;
+}
+
+int posix_temp_replace(int dir, struct posix_temp *t, const char *last)
+{
+	if (renameat(dir, t->name, dir, last) < 0)
+		return -errno;
+	t->name[0] = '\0';
+	return 0;
+}
+
+int posix_replace(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	struct posix_storage *p = posix_of(s);
+	struct posix_temp t;
+	const char *last;
+
+	if (p->flags & STORE_STORAGE_READ_ONLY)
+		return -EROFS;
+	if (!store_name_valid(name) || store_name_temporary(name))
+		return -EINVAL;
+	base_cleanup_close int dir = posix_open_parent(p, name, true, &last);
+	if (dir < 0)
+		return dir;
+	int r = posix_temp_open(p, dir, last, &t);
+	if (r < 0)
+		return r;
+	r = posix_write_at(t.fd, 0, bytes, len);
+	if (r == 0)
+		r = posix_sync(t.fd);
+	if (r == 0)
+		r = posix_temp_name(dir, &t, last);
+	if (r == 0)
+		r = posix_temp_replace(dir, &t, last);
+	posix_temp_drop(dir, &t);
+	return r < 0 ? r : posix_sync_names(p, dir);
+}

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc: the order of a collection. Why it is safe is told on one page in docs/gc.md; this is what makes it so.
+ *
+ *     lost         ends of lists that other files miss: then nothing is collected         gc_lost_check
+ *     watch        heartbeats of other hosts, for heartbeat_s by our own clock            gc_watch
+ *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [dead]
+ *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [cands]
+ *     heartbeats   again: a pack listed above had a heartbeat before it                   gc_watch
+ *     lists        of all runs, made durable (invariant 6)                                gc_lists_read     [top]
+ *     incoming     folders and bases                                                      store_folders_read [inc]
+ *     lists        again                                                                  gc_lists_read     [again]
+ *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
+ *
+ * Kept are: what is reached at any of the two readings or by a base that an undecided attempt named (invariant 7); and
+ * whatever belongs to an attempt that was undecided at the first reading, unless it has neither folder nor heartbeat:
+ * no writer of a pack is without both before its attempt is decided, since heartbeat and begin are durable before the
+ * first pack and go after the decision. Aborted attempts of the first pass are decided when the main pass reads the
+ * lists.
+ *
+ * A stopped collection leaves marks and heaps that the next one finds. Two at once do no harm: each follows the rules
+ * alone. Removals by retention rules will come first, before the lists are read. */
+#include "core/upkeep/gc.h"
+
+#include <stdio.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/clock.h"
+#include "core/upkeep/gc_internal.h"
+#include "core/upkeep/lost.h"
+
+void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail)
+{
+	if (g->o->report)
+		g->o->report(g->o->arg, what, name, bytes, detail ? detail : "");
+}
+
+/* ---- heartbeats ---- */
+
+bool gc_launch_alive(const struct gc *g, const char *launch)
+{
+	for (size_t i = 0; i < g->nlaunches; i++)
+		if (strncmp(g->launches[i].launch, launch, 16) == 0 && g->launches[i].state == STORE_ALIVE)
+			return true;
+	return false;
+}
+
+/* Not inlined: with sanitizers and -O3 gcc 12 takes the inlined comparison for one of no bytes, and warns. */
+static __attribute__((noinline)) bool launch_same(const struct store_launch_info *a, const struct store_launch_info *b)
+{
+	return strcmp(a->launch, b->launch) == 0 && strcmp(a->host, b->host) == 0;
+}
+
+static const struct store_launch_info *launch_find(const struct store_launch_info *all, size_t n,
+	const struct store_launch_info *like)
+{
+	for (size_t i = 0; i < n; i++)
+		if (launch_same(&all[i], like))
+			return &all[i];
+	return NULL;
+}
+
+/* Undecided attempts without any heartbeat: one may be between two numbers in a listing; look for as long. */
+static bool folder_needs_look(struct gc *g)
+{
+	for (size_t i = 0; i < g->folders.n; i++) {
+		struct store_folder *f = &g->folders.all[i];
+		bool seen = false;
+
+		for (size_t k = 0; k < g->nlaunches; k++)
+			seen |= strcmp(g->launches[k].launch, f->launch) == 0;
+		if (!seen && !gc_decided(g, f->info.attempt, false))
+			return true;
+	}
+	return false;
+}
+
+/* An attempt may have ended since its folder was seen: heartbeat and folder go then, in this order or the other. */
+static int folders_refresh(struct gc *g)
+{
+	int r;
+
+	if (!folder_needs_look(g))
+		return 0;
+	store_folders_release(&g->folders);
+	r = store_folders_read(g->store, &g->folders, g->err);
+	return r < 0 ? r : gc_lists_read(g, true);
+}
+
+/* What is known of a heartbeat of another host, from what was known when it was last looked at. */
+static enum store_liveness watch_judge(const struct store_launch_info *before, const struct store_launch_info *now)
+{
+	if (now->state != STORE_UNKNOWN)
+		return now->state;
+	return before && before->number == now->number ? before->state : STORE_ALIVE;
+}
+
+/* Looks at all heartbeats again: one whose number has changed is alive, and so is one that has appeared. */
+static int watch_look(struct gc *g, bool again, bool *ret_unknown)
+{
+	struct store_launch_info *now;
+	size_t n;
+	int r = store_launches(g->store, &now, &n, g->err);
+
+	if (r < 0)
+		return r;
+	*ret_unknown = false;
+	for (size_t i = 0; i < n; i++) {
+		if (again)
+			now[i].state = watch_judge(launch_find(g->launches, g->nlaunches, &now[i]), &now[i]);
+		*ret_unknown |= now[i].state == STORE_UNKNOWN;
+	}
+	free(g->launches);
+	g->launches = now;
+	g->nlaunches = n;
+	return 0;
+}
+
+/* Judges every launch. Those of this machine are known at once; the others have heartbeat_s to move. The second time
+ * what stood still before needs no second wait. */
+static int gc_watch(struct gc *g, bool again)
+{
+	uint64_t end = base_monotonic_ms() + base_min(g->o->heartbeat_s, 86400) * 1000, now, wait = 10;
+	bool unknown;
+	int r = watch_look(g, again, &unknown);
+
+	while (r == 0 && (unknown || folder_needs_look(g)) && (now = base_monotonic_ms()) < end) {
+		usleep((useconds_t)base_min(end - now, wait) * 1000);
+		wait = base_min(2 * wait, 250);
+		if (!again)
+			r = folders_refresh(g);
+		if (r == 0)
+			r = watch_look(g, true, &unknown);
+	}
+	for (size_t i = 0; r == 0 && i < g->nlaunches; i++)
+		if (g->launches[i].state == STORE_UNKNOWN)
+			g->launches[i].state = STORE_DEAD; /* stood still */
+	return r;
+}
+
+/* ---- the dead ---- */
+
+/* model: dead */
+static int abort_folder(struct gc *g, const struct store_folder *f)
+{
+	char name[STORE_NAME_MAX], reason[160];
+	struct store_list *l = gc_list_of(g, f->info.run);
+	int r = 0;
+
+	snprintf(name, sizeof name, "%s/%s", f->info.run, f->info.attempt);
+	snprintf(reason, sizeof reason, "its writer's heartbeat has stopped, says the collector on %s",
+		store_hostname());
+	if (g->o->dry_run) {
+		r = gc_names_add(&g->aborted, f->info.attempt);
+	} else {
+		if (!l)
+			r = store_list_open(g->store, f->info.run, true, &l, g->err);
+		if (r == 0)
+			r = store_attempt_abort_put(l, f->info.attempt, reason, g->err);
+		if (l && l != gc_list_of(g, f->info.run))
+			store_list_close(l);
+	}
+	if (r == -EALREADY)
+		return 0; /* committed meanwhile */
+	if (r < 0)
+		return base_error_prefix(g->err, r, "attempt %s cannot be aborted", name);
+	g->result.aborted++;
+	gc_report(g, "abort", name, 0, reason);
+	return 0;
+}
+
+/* ---- ends of lists that are lost ---- */
+
+struct lost { struct gc *g; char run[PROTO_RUN_MAX + 1], file[STORE_NAME_MAX], text[400]; };
+
+static void lost_found(void *arg, const char *file, const char *run, const char *text)
+{
+	struct lost *l = arg;
+
+	gc_report(l->g, "damage", file, 0, text);
+	if (l->run[0])
+		return;
+	snprintf(l->run, sizeof l->run, "%s", run);
+	snprintf(l->file, sizeof l->file, "%s", file);
+	snprintf(l->text, sizeof l->text, "%s", text);
+}
+
+/* A commit that went with the end of its list is not seen to be missing: its packs would look like nobody's. Asked
+ * before an entry is put, which would take the place of a lost one. */
+static int gc_lost_check(struct gc *g)
+{
+	base_cleanup_free struct store_list **lists = calloc(g->nlists + 1, sizeof(struct store_list *));
+	struct lost l = {.g = g};
+	struct store_lost_question q = {g->store, lists, g->nlists, NULL, lost_found, &l};
+	int r;
+
+	if (!lists)
+		return base_error_set(g->err, -ENOMEM, "out of memory");
+	for (size_t i = 0; i < g->nlists; i++)
+		lists[i] = g->lists[i].list;
+	r = store_lost_find(&q, g->err);
+	if (r < 0 || !l.run[0])
+		return r < 0 && !g->err->code ? base_error_set(g->err, r, "%s", base_error_name(r)) : r;
+	return base_error_set(g->err, -BASE_EDAMAGED,
+		"run %s: %s: %s. What the lost entries need is not known, so nothing was deleted. vckpt mend --from "
+		"COPY brings the entries back from a copy of the store; without a copy vckpt mend lets the run go on",
+		l.run, l.file, l.text);
+}
+
+/* model: dead. Nothing that was announced is deleted before the list says `abort`. */
+static int gc_abort_dead(struct gc *g)
+{
+	int r = gc_lists_read(g, true);
+
+	if (r == 0)
+		r = gc_lost_check(g);
+	if (r == 0)
+		r = store_folders_read(g->store, &g->folders, g->err);
+	if (r == 0)
+		r = gc_watch(g, false);
+	if (r == 0)
+		r = gc_lists_read(g, true); /* what was decided while we watched */
+	for (size_t i = 0; r == 0 && i < g->folders.n; i++)
+		if (!gc_decided(g, g->folders.all[i].info.attempt, false) &&
+			!gc_launch_alive(g, g->folders.all[i].launch))
+			r = abort_folder(g, &g->folders.all[i]);
+	store_folders_release(&g->folders);
+	return r;
+}
+
+/* ---- main pass ---- */
+
+/* model: none */
+static int gc_writers_none(struct gc *g)
+{
+	for (size_t i = 0; g->o->grace_s == 0 && i < g->nlaunches; i++)
+		if (g->launches[i].state == STORE_ALIVE)
+			return base_error_set(g->err, -BASE_EBUSY,
+				"a writer is at work on %s (run %s): without a grace period nothing is collected "
+				"while one is alive",
+				g->launches[i].host, g->launches[i].run[0] ? g->launches[i].run : "?");
+	return 0;
+}
+
+/* model: cands, top, again */
+static int gc_read(struct gc *g)
+{
+	int r = store_files_list(g->store, "", &g->files, g->err);
+
+	if (r == 0)
+		r = gc_watch(g, true);
+	if (r == 0)
+		r = gc_writers_none(g);
+	if (r == 0)
+		r = gc_lists_read(g, true);
+	if (r == 0)
+		r = gc_reach_commits(g);
+	if (r == 0)
+		r = store_folders_read(g->store, &g->folders, g->err);
+	if (r == 0)
+		r = gc_lists_read(g, false);
+	if (r == 0)
+		r = gc_reach_commits(g);
+	if (r == 0)
+		r = gc_reach_bases(g);
+	return r;
+}
+
+static void gc_release(struct gc *g)
+{
+	store_files_release(&g->files);
+	for (size_t i = 0; i < g->nlists; i++)
+		store_list_close(g->lists[i].list);
+	free(g->lists);
+	free(g->launches);
+	store_folders_release(&g->folders);
+	gc_names_release(&g->packs_kept);
+	gc_names_release(&g->manifests_kept);
+	gc_names_release(&g->aborted);
+}
+
+int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_result *ret_r, struct base_error *err)
+{
+	struct base_error own = {0};
+	struct gc g = {.store = s, .o = o, .err = err ? err : &own, .now_ns = base_realtime_ns()};
+	int r = gc_abort_dead(&g);
+
+	if (r == 0)
+		r = gc_read(&g);
+	if (r == 0) {
+		gc_sweep(&g);
+		r = g.fault;
+	}
+	if (!o->dry_run)
+		store_reserve_restore(s);
+	if (ret_r)
+		*ret_r = g.result;
+	gc_release(&g);
+	return r;
+}

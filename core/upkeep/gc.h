@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc: deletes what no live commit, no undecided attempt and no base named by one can reach (invariant 7; docs/gc.md).
+ * Whole files only. Two runs at least a grace period apart: the first marks in trash/, a later one deletes. */
+#ifndef CORE_UPKEEP_GC_H
+#define CORE_UPKEEP_GC_H
+
+#include "core/commit/attempt.h"
+
+struct store_gc_options {
+	bool dry_run;                   /* changes nothing, reports what would be marked and deleted now */
+	/* default 86400; 0: mark and delete at once, -BASE_EBUSY while a writer is alive */
+	uint64_t grace_s;
+	uint64_t heartbeat_s;           /* how long a heartbeat of another host may stand still: 20 */
+	/* Called for each thing: what is "abort" (a dead attempt), "mark", "delete", "keep" (marked, grace not
+	 * over), "damage" (left alone, why in detail). */
+	void (*report)(void *arg, const char *what, const char *name, uint64_t bytes, const char *detail);
+	void *arg;
+};
+struct store_gc_result { uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes; };
+/* A run whose list or a manifest that is live cannot be read: nothing of that store's packs is deleted
+ * (-BASE_EDAMAGED): reachability is not known. */
+int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_result *ret_r, struct base_error *err);
+
+#endif

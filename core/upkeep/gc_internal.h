@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc_internal: state of one collection, shared by gc.c (order, the dead), gc_reach.c (what is reached) and gc_sweep.c
+ * (marks, deletion). One thread. */
+#ifndef CORE_UPKEEP_GC_INTERNAL_H
+#define CORE_UPKEEP_GC_INTERNAL_H
+
+#include "core/commit/heartbeat.h"
+#include "core/commit/incoming.h"
+#include "core/upkeep/gc.h"
+
+/* A set of strings: open addressing, owns its keys. */
+struct gc_names { char **slots; size_t n, size; };
+bool gc_names_has(const struct gc_names *s, const char *name);
+int gc_names_add(struct gc_names *s, const char *name);
+void gc_names_release(struct gc_names *s);
+
+struct gc_run {
+	struct store_list *list;        /* whole */
+	uint64_t first;                 /* entries that the first reading of the main pass saw */
+};
+
+struct gc {
+	struct store *store;
+	const struct store_gc_options *o;
+	struct store_gc_result result;
+	struct base_error *err;
+	int64_t now_ns;
+	int fault;                      /* first failure to mark or delete: told at the end */
+
+	/* the whole store, listed before anything of the main pass is read: candidates and marks */
+	struct store_files files;
+	struct store_launch_info *launches; size_t nlaunches;          /* judged: none is UNKNOWN any more */
+	struct gc_run *lists; size_t nlists;                           /* by run */
+	size_t hint;                                                   /* list that knew the last attempt asked for */
+	struct store_folders folders;
+	struct gc_names packs_kept;     /* names of packs that are reached */
+	/* paths of manifests that a visible commit or an undecided attempt's base names */
+	struct gc_names manifests_kept;
+	struct gc_names aborted;        /* dry run: "<attempt>" that would have been aborted */
+};
+
+void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail);
+struct store_list *gc_list_of(struct gc *g, const char *run); /* NULL: none */
+bool gc_launch_alive(const struct gc *g, const char *launch);
+/* Is this attempt decided, by what was read up to now? first: by the first reading of the main pass. */
+bool gc_decided(struct gc *g, const char *attempt, bool first);
+
+/* gc_reach.c */
+int gc_lists_read(struct gc *g, bool first);    /* opens new runs, refreshes the others; -BASE_EDAMAGED names a run */
+int gc_reach_commits(struct gc *g);             /* adds what visible commits reach now */
+int gc_reach_bases(struct gc *g);               /* adds what bases of undecided folders reach */
+
+/* gc_sweep.c */
+void gc_sweep(struct gc *g);
+
+#endif

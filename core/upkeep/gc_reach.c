@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc_reach: what may not be deleted: packs of visible commits, and packs of commits that undecided attempts named as
+ * bases. Both sets only grow during one collection: what was reached at any time of it is kept. A list with a skipped
+ * entry, or a manifest that is live and cannot be read, ends the collection: what it reaches is not known. */
+#include "core/upkeep/gc_internal.h"
+
+#include <stdio.h>
+
+#include "core/base/plural.h"
+
+/* ---- names ---- */
+
+static size_t names_slot(const struct gc_names *s, const char *name)
+{
+	size_t i = (size_t)base_xxh64_of(0, name, strlen(name)) & (s->size - 1);
+
+	while (s->slots[i] && strcmp(s->slots[i], name) != 0)
+		i = (i + 1) & (s->size - 1);
+	return i;
+}
+
+bool gc_names_has(const struct gc_names *s, const char *name)
+{
+	return s->n && s->slots[names_slot(s, name)];
+}
+
+static int names_grow(struct gc_names *s)
+{
+	struct gc_names more = {.n = s->n, .size = s->size ? s->size * 2 : 256};
+
+	if (s->n + 1 <= s->size / 2)
+		return 0;
+	more.slots = calloc(more.size, sizeof *more.slots);
+	if (!more.slots)
+		return -ENOMEM;
+	for (size_t i = 0; i < s->size; i++)
+		if (s->slots[i])
+			more.slots[names_slot(&more, s->slots[i])] = s->slots[i];
+	free(s->slots);
+	*s = more;
+	return 0;
+}
+
+int gc_names_add(struct gc_names *s, const char *name)
+{
+	size_t i;
+
+	if (names_grow(s) < 0)
+		return -ENOMEM;
+	i = names_slot(s, name);
+	if (s->slots[i])
+		return 0;
+	s->slots[i] = strdup(name);
+	if (!s->slots[i])
+		return -ENOMEM;
+	s->n++;
+	return 0;
+}
+
+void gc_names_release(struct gc_names *s)
+{
+	for (size_t i = 0; i < s->size; i++)
+		free(s->slots[i]);
+	free(s->slots);
+	*s = (struct gc_names){0};
+}
+
+/* ---- lists ---- */
+
+struct store_list *gc_list_of(struct gc *g, const char *run)
+{
+	for (size_t i = 0; i < g->nlists; i++)
+		if (strcmp(store_list_run(g->lists[i].list), run) == 0)
+			return g->lists[i].list;
+	return NULL;
+}
+
+static int list_open_new(struct gc *g, const char *run)
+{
+	struct gc_run *more = reallocarray(g->lists, g->nlists + 1, sizeof *more);
+	int r;
+
+	if (!more)
+		return base_error_set(g->err, -ENOMEM, "run %s: out of memory", run);
+	g->lists = more;
+	more[g->nlists] = (struct gc_run){0};
+	r = store_list_open(g->store, run, true, &more[g->nlists].list, g->err);
+	if (r == 0)
+		g->nlists++;
+	return r;
+}
+
+/* The runs of a store: those that have a list, and those that have an attempt only. */
+static int list_each(struct gc *g, char **runs, size_t n)
+{
+	int r = 0;
+
+	for (size_t i = 0; r >= 0 && i < n; i++) {
+		struct store_list *l = gc_list_of(g, runs[i]);
+
+		r = l ? store_list_refresh(l, g->err) : list_open_new(g, runs[i]);
+		if (r == -BASE_EVERSION)
+			base_error_set(g->err, r, "%s; what the run needs is not known: nothing was deleted",
+				g->err->text);
+	}
+	return r < 0 ? r : 0;
+}
+
+static int list_check(struct gc *g, struct gc_run *run, bool first)
+{
+	char name[STORE_NAME_MAX], detail[160];
+	int r;
+
+	if (first)
+		run->first = store_list_next(run->list);
+	r = store_list_newer(run->list, NULL, g->err);
+	if (r < 0)
+		return base_error_set(g->err, r, "%s: nothing was deleted", g->err->text);
+	if (store_list_damaged(run->list) == 0)
+		return g->o->dry_run ? 0 : store_list_sync(run->list, g->err);
+	snprintf(name, sizeof name, "runs/%s", store_list_run(run->list));
+	snprintf(detail, sizeof detail, "%llu %s of the list %s damaged",
+		(unsigned long long)store_list_damaged(run->list),
+		base_plural(store_list_damaged(run->list), "entry", "entries"),
+		base_plural(store_list_damaged(run->list), "is", "are"));
+	gc_report(g, "damage", name, 0, detail);
+	return base_error_set(g->err, -BASE_EDAMAGED, "run %s: %s, so what it needs is not known: nothing was deleted "
+		"(vckpt mend says what can be done)",
+		store_list_run(run->list), detail);
+}
+
+/* model: top */
+int gc_lists_read(struct gc *g, bool first)
+{
+	char **runs;
+	size_t n;
+	int r = store_runs(g->store, &runs, &n, g->err);
+
+	if (r < 0)
+		return r;
+	r = list_each(g, runs, n);
+	store_runs_free(runs, n);
+	for (size_t i = 0; r == 0 && i < g->nlists; i++)
+		r = list_check(g, &g->lists[i], first);
+	return r;
+}
+
+static bool list_decides(const struct gc_run *run, const char *attempt, bool first, bool *ret_known)
+{
+	uint64_t entry;
+
+	*ret_known = store_list_attempt(run->list, attempt, NULL, &entry) != STORE_ATTEMPT_UNDECIDED;
+	return *ret_known && (!first || entry < run->first);
+}
+
+/* A folder tells the run whose list decides: a job may save to several runs, and a newer launch of one of them aborts
+ * nothing in the others. Without a folder there is no writer at work, and any list will do. */
+bool gc_decided(struct gc *g, const char *attempt, bool first)
+{
+	bool folder = false, decided = true, known;
+
+	if (gc_names_has(&g->aborted, attempt))
+		return true;
+	for (size_t i = 0; i < g->folders.n; i++)
+		if (strcmp(g->folders.all[i].info.attempt, attempt) == 0) {
+			bool here = false;
+
+			for (size_t k = 0; k < g->nlists; k++)
+				if (strcmp(store_list_run(g->lists[k].list), g->folders.all[i].info.run) == 0)
+					here = list_decides(&g->lists[k], attempt, first, &known);
+			folder = true;
+			decided &= here;
+		}
+	for (size_t k = 0; !folder && k < g->nlists; k++) {
+		size_t i = (g->hint + k) % g->nlists;
+
+		decided = list_decides(&g->lists[i], attempt, first, &known);
+		if (known) {
+			g->hint = i;
+			return decided;
+		}
+	}
+	return folder && decided;
+}
+
+/* ---- manifests ---- */
+
+static int manifest_damaged(struct gc *g, const char *path, int r, const struct base_error *why)
+{
+	const char *text = why->code ? why->text : base_error_name(r);
+
+	if (r == -ENOMEM)
+		return base_error_set(g->err, r, "%s: %s", path, text);
+	if (r == -BASE_EVERSION)
+		return base_error_set(g->err, r, "%s; what it needs is not known: nothing was deleted", text);
+	gc_report(g, "damage", path, 0, text);
+	return base_error_set(g->err, -BASE_EDAMAGED, "%s is needed and cannot be read (%s): nothing was deleted "
+		"(vckpt mend says what can be done)", path,
+		text);
+}
+
+/* 0: its packs are kept. -ENOENT: there is no such manifest. */
+static int reach_manifest(struct gc *g, const char *run, const struct base_digest *digest,
+	char path[static STORE_NAME_MAX], struct base_error *why)
+{
+	struct proto_manifest m = {0};
+	int r = store_manifest_path(run, digest, path);
+
+	if (r < 0 || gc_names_has(&g->manifests_kept, path))
+		return r;
+	r = store_manifest_get(g->store, run, digest, &m, why);
+	if (r < 0)
+		return r;
+	for (uint32_t i = 0; r == 0 && i < m.npacks; i++)
+		r = gc_names_add(&g->packs_kept, m.packs[i].pack);
+	proto_manifest_release(&m);
+	return r < 0 ? r : gc_names_add(&g->manifests_kept, path);
+}
+
+static int reach_list(struct gc *g, struct store_list *l)
+{
+	for (size_t i = 0; i < store_list_count(l); i++) {
+		const struct store_list_step *step = store_list_at(l, i);
+		uint64_t entry = step->entry;
+		char path[STORE_NAME_MAX];
+		struct base_error why = {0};
+		int r = reach_manifest(g, store_list_run(l), &step->commit.manifest, path, &why);
+
+		if (r == 0)
+			continue;
+		if (r == -ENOENT) { /* removed, and collected by somebody else, since the list was read? */
+			int fresh = store_list_refresh(l, g->err);
+
+			if (fresh < 0)
+				return fresh;
+			if (!store_list_entry_live(l, entry)) {
+				i = (size_t)-1; /* the array has changed: from the start; what is kept costs nothing */
+				continue;
+			}
+		}
+		return manifest_damaged(g, path, r, &why);
+	}
+	return 0;
+}
+
+struct reach_since { struct gc *g; const char *run; };
+
+static int reach_commit(void *arg, uint64_t entry, const struct base_digest *manifest)
+{
+	const struct reach_since *s = arg;
+	struct base_error why = {0};
+	char path[STORE_NAME_MAX];
+	int r = reach_manifest(s->g, s->run, manifest, path, &why);
+
+	(void)entry;
+	return r == 0 || r == -ENOENT ? 0 : manifest_damaged(s->g, path, r, &why);
+}
+
+/* model: again. What is visible now, and every commit since the first reading, removed meanwhile or not: an attempt
+ * that began after `incoming` was read may have named one as its base (rule SINCE of the model). */
+int gc_reach_commits(struct gc *g)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < g->nlists; i++) {
+		struct reach_since since = {g, store_list_run(g->lists[i].list)};
+
+		r = reach_list(g, g->lists[i].list);
+		if (r == 0)
+			r = store_list_each_commit(g->lists[i].list, g->lists[i].first, reach_commit, &since, g->err);
+	}
+	return r;
+}
+
+/* A base that is gone was gone when it was named, since named ones are kept: its data is not used. */
+static int reach_base(struct gc *g, const struct proto_base *b)
+{
+	struct store_list *l = gc_list_of(g, b->run);
+	struct base_error why = {0};
+	char path[STORE_NAME_MAX];
+	int r;
+
+	if (!proto_run_valid(b->run))
+		return 0;
+	r = reach_manifest(g, b->run, &b->manifest, path, &why);
+	if (r == 0 || (r == -ENOENT && !(l && store_list_entry_live(l, b->entry))))
+		return 0;
+	return manifest_damaged(g, path, r, &why);
+}
+
+static int reach_folder(struct gc *g, const struct store_folder *f)
+{
+	char name[STORE_NAME_MAX];
+	int r = 0;
+
+	if (f->newer.code)
+		return base_error_set(g->err, f->newer.code,
+			"%s; what this attempt needs is not known: nothing was deleted", f->newer.text);
+	if (f->damaged) {
+		snprintf(name, sizeof name, "incoming/%s/%s", f->info.run, f->info.attempt);
+		gc_report(g, "damage", name, 0, "begin or a base cannot be read, and the attempt is undecided");
+		return base_error_set(g->err, -BASE_EDAMAGED,
+			"%s: what this attempt needs cannot be read: nothing was deleted (vckpt abort ends it)", name);
+	}
+	for (uint32_t i = 0; r == 0 && f->info.begun && i < f->info.begin.nbases; i++)
+		r = reach_base(g, &f->info.begin.bases[i]);
+	for (size_t i = 0; r == 0 && i < f->nbases; i++)
+		r = reach_base(g, &f->bases[i].base);
+	return r;
+}
+
+/* model: again */
+int gc_reach_bases(struct gc *g)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < g->folders.n; i++)
+		if (!gc_decided(g, g->folders.all[i].info.attempt, false))
+			r = reach_folder(g, &g->folders.all[i]);
+	return r;
+}

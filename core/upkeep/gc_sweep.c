@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc_sweep: what happens to each file of the listing, once it is known what must stay.
+ *
+ *     pack, manifest         free if nothing reaches it and its attempt is decided (or has neither folder nor
+ *                            heartbeat)
+ *     unfinished file        of a pack: as its pack. Others: free, but its mark also waits for every launch that was
+ *                            alive when it was marked, since its maker is not known
+ *     folder in incoming/    deleted when its attempt is decided: nobody needs it any more; or when it is empty and its
+ *                            launch is gone
+ *     heartbeat              deleted when its launch is dead
+ *     stats/<run>/<step>.<n> deleted when entry n is no visible commit any more: nothing needs them
+ *     mark                   deleted when its file is gone or reached
+ *     note of damage         deleted when its pack is gone and nothing reaches it
+ *
+ * "free" means: marked in trash/, and deleted by a later collection that finds the mark at least a grace period old, by
+ * this host's clock, and the file still free. A clock that is wrong makes a deletion early or late, never wrong: what
+ * may be deleted was decided before the mark is looked at. What no vckpt makes is reported and left alone. */
+#include "core/upkeep/gc_internal.h"
+
+#include <stdio.h>
+
+#include "core/base/clock.h"
+#include "core/commit/heartbeat.h"
+#include "core/commit/note.h"
+#include "core/commit/stats.h"
+
+#define TRASH_NAME_MAX 200
+
+struct sweep_mark {
+	char name[STORE_NAME_MAX];      /* of the mark */
+	bool exists;                    /* and is good */
+	bool over;                      /* the grace period has passed */
+	bool writers;                   /* a launch that was alive at the marking still is */
+	bool newer;                     /* a newer vckpt made it: it stays, and so does what it marks */
+};
+
+static void sweep_fault(struct gc *g, int r, const char *name, const char *verb)
+{
+	if (g->fault)
+		return;
+	g->fault = r;
+	if (!store_denied(g->store, r, g->err))
+		base_error_set(g->err, r, "%s cannot be %s: %s", name, verb, base_error_name(r));
+}
+
+static bool sweep_remove(struct gc *g, const char *name)
+{
+	int r = g->o->dry_run ? 0 : store_remove(g->store->storage, name);
+
+	if (r < 0 && r != -ENOENT)
+		sweep_fault(g, r, name, "deleted");
+	return r == 0 || r == -ENOENT;
+}
+
+/* ---- marks ---- */
+
+/* trash/<pack> for a pack; for others the name with `=` for `/` and at its end (the end of an unfinished file's name
+ * has a meaning), shortened by a hash. */
+static void mark_name(const char *file, char name[static STORE_NAME_MAX])
+{
+	const char *base = strrchr(file, '/');
+	size_t len = strlen(file);
+	struct base_digest d;
+	char hex[BASE_DIGEST_HEX];
+	int n;
+
+	if (strncmp(file, "packs/", 6) == 0 && base && len > 5 && strcmp(file + len - 5, ".pack") == 0) {
+		snprintf(name, STORE_NAME_MAX, "trash/%.*s", (int)strlen(base + 1) - 5, base + 1);
+		return;
+	}
+	if (len <= TRASH_NAME_MAX) {
+		n = snprintf(name, STORE_NAME_MAX, "trash/%s=", file);
+	} else {
+		base_sha256(file, len, &d);
+		base_digest_hex(&d, hex);
+		n = snprintf(name, STORE_NAME_MAX, "trash/%.64s=%s", file, hex);
+	}
+	for (int i = 6; i < n; i++)
+		if (name[i] == '/')
+			name[i] = '=';
+}
+
+static int mark_read(struct gc *g, const char *name, struct proto_trash *ret_m)
+{
+	struct store_record record = {0};
+	int r = store_record_get(g->store->storage, name, STORE_RECORD_TRASH, g->store->info.id, &record, NULL, NULL);
+
+	if (r == 0)
+		r = proto_trash_decode(record.body, record.len, ret_m);
+	store_record_release(&record);
+	return r;
+}
+
+/* One that cannot be read, or stands for another file, is no mark: it goes, and a later collection marks anew. */
+static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mark)
+{
+	struct proto_trash m = {0};
+	int r;
+
+	*ret_mark = (struct sweep_mark){0};
+	mark_name(file, ret_mark->name);
+	if (!store_files_find(&g->files, ret_mark->name))
+		return;
+	r = mark_read(g, ret_mark->name, &m);
+	ret_mark->newer = r == -BASE_EVERSION;
+	if (r == 0 && strcmp(m.name, file) == 0) {
+		uint64_t age_ns = g->now_ns > m.time_ns ? (uint64_t)(g->now_ns - m.time_ns) : 0;
+
+		ret_mark->exists = true;
+		ret_mark->over = age_ns / 1000000000 >= g->o->grace_s;
+		for (uint32_t i = 0; i < m.nheartbeats; i++)
+			ret_mark->writers |= gc_launch_alive(g, m.heartbeats[i]);
+	} else if (!ret_mark->newer) {
+		sweep_remove(g, ret_mark->name);
+	}
+	proto_trash_release(&m);
+}
+
+static int mark_encode(struct gc *g, const char *file, struct base_buf *b)
+{
+	struct proto_trash m = {.name = file, .time_ns = base_realtime_ns()};
+	const char **beats = calloc(g->nlaunches ? g->nlaunches : 1, sizeof *beats);
+	int r;
+
+	if (!beats)
+		return -ENOMEM;
+	for (size_t i = 0; i < g->nlaunches; i++)
+		if (g->launches[i].state == STORE_ALIVE)
+			beats[m.nheartbeats++] = g->launches[i].file + strlen("hosts/");
+	m.heartbeats = beats;
+	r = proto_trash_encode(&m, b);
+	free(beats);
+	return r;
+}
+
+static bool mark_put(struct gc *g, const char *file, const char *name)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct store *s = g->store;
+	int r = g->o->dry_run ? 0 : mark_encode(g, file, &body);
+
+	if (r == 0 && !g->o->dry_run) {
+		r = store_record_put(s->storage, name, STORE_RECORD_TRASH, s->info.id, body.data, body.len);
+		if (r == -ENOSPC || r == -EDQUOT) {
+			store_reserve_release(s);
+			r = store_record_put(s->storage, name, STORE_RECORD_TRASH, s->info.id, body.data, body.len);
+		}
+	}
+	if (r < 0)
+		sweep_fault(g, r, file, "marked");
+	return r >= 0;
+}
+
+/* ---- verdicts ---- */
+
+/* model: mark */
+static void sweep_keep(struct gc *g, const struct store_file *f)
+{
+	struct proto_trash m = {0};
+	char name[STORE_NAME_MAX];
+
+	mark_name(f->name, name);
+	if (store_files_find(&g->files, name) && mark_read(g, name, &m) != -BASE_EVERSION)
+		sweep_remove(g, name);
+	proto_trash_release(&m);
+}
+
+/* With a pack goes what is noted of its damage. */
+static void sweep_forget(struct gc *g, const struct store_file *f)
+{
+	const char *base = strrchr(f->name, '/');
+	char name[STORE_NAME_MAX];
+
+	if (strncmp(f->name, "packs/", 6) != 0 || f->temporary || !base)
+		return;
+	snprintf(name, sizeof name, "damaged/%.*s", (int)strlen(base + 1) - 5, base + 1);
+	if (store_files_find(&g->files, name))
+		sweep_remove(g, name);
+}
+
+/* model: sweep */
+static void sweep_delete(struct gc *g, const struct store_file *f, const char *mark, const char *why)
+{
+	if (!sweep_remove(g, f->name))
+		return;
+	if (mark)
+		sweep_remove(g, mark);
+	sweep_forget(g, f);
+	g->result.deleted++;
+	g->result.deleted_bytes += f->size;
+	gc_report(g, "delete", f->name, f->size, why);
+}
+
+/* model: mark. owned: its attempt is known to be over, so that no writer has to be waited
+ * for. */
+static void sweep_free(struct gc *g, const struct store_file *f, bool owned, const char *why)
+{
+	struct sweep_mark mark;
+
+	mark_find(g, f->name, &mark);
+	if (mark.newer) {
+		gc_report(g, "keep", f->name, f->size, "a newer vckpt marked it");
+		return;
+	}
+	if (g->o->grace_s == 0 || (mark.exists && mark.over && (owned || !mark.writers))) {
+		sweep_delete(g, f, mark.exists ? mark.name : NULL, why);
+		return;
+	}
+	if (!mark.exists) {
+		if (!mark_put(g, f->name, mark.name))
+			return;
+		g->result.marked++;
+		gc_report(g, "mark", f->name, f->size, why);
+		return;
+	}
+	g->result.waiting++;
+	g->result.waiting_bytes += f->size;
+	gc_report(g, "keep", f->name, f->size,
+		mark.over ? "a writer that was alive when it was marked still is" : "its grace period is not over");
+}
+
+static void sweep_foreign(struct gc *g, const struct store_file *f)
+{
+	gc_report(g, "damage", f->name, f->size, "not a file that vckpt makes; left alone");
+}
+
+/* May what belongs to this attempt go, if nothing reaches it? */
+static const char *attempt_over(struct gc *g, const char *attempt)
+{
+	if (gc_decided(g, attempt, true))
+		return "no visible step needs it";
+	if (gc_decided(g, attempt, false) || gc_launch_alive(g, attempt))
+		return NULL;
+	for (size_t i = 0; i < g->folders.n; i++)
+		if (strcmp(g->folders.all[i].info.attempt, attempt) == 0)
+			return NULL;
+	return "no list, folder or heartbeat knows its attempt";
+}
+
+/* ---- kinds of files ---- */
+
+static void sweep_pack(struct gc *g, const struct store_file *f)
+{
+	const char *base = strrchr(f->name, '/') + 1, *why;
+	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+	size_t len = strlen(base), tail = strlen(".pack") + (f->temporary ? STORE_TEMP_SUFFIX_LEN : 0);
+	struct store_pack_name name;
+
+	if (len <= tail || len - tail >= sizeof pack) {
+		sweep_foreign(g, f);
+		return;
+	}
+	snprintf(pack, sizeof pack, "%.*s", (int)(len - tail), base);
+	len = store_pack_name_parse(pack, &name) == 0 && store_pack_path(pack, path) == 0 ? strlen(path) : 0;
+	if (!len || strncmp(f->name, path, len) != 0 || (f->temporary ? f->name[len] != '.' : f->name[len] != 0)) {
+		sweep_foreign(g, f);
+		return;
+	}
+	why = !f->temporary && gc_names_has(&g->packs_kept, pack) ? NULL : attempt_over(g, name.attempt);
+	if (why)
+		sweep_free(g, f, true, f->temporary ? "an unfinished pack of a writer that is gone" : why);
+	else
+		sweep_keep(g, f);
+}
+
+/* Its attempt is only known by reading it. */
+static void sweep_manifest(struct gc *g, const struct store_file *f, const char *run, const struct base_digest *digest)
+{
+	struct proto_manifest m = {0};
+	struct base_error err = {0};
+	const char *why;
+	int r;
+
+	if (gc_names_has(&g->manifests_kept, f->name)) {
+		sweep_keep(g, f);
+		return;
+	}
+	r = store_manifest_get(g->store, run, digest, &m, &err);
+	if (r == -ENOENT)
+		return;
+	if (r < 0) {
+		gc_report(g, r == -BASE_EVERSION ? "keep" : "damage", f->name, f->size,
+			err.code ? err.text : base_error_name(r));
+		return;
+	}
+	why = attempt_over(g, m.attempt);
+	proto_manifest_release(&m);
+	if (why)
+		sweep_free(g, f, true, "no visible step names it");
+	else
+		sweep_keep(g, f);
+}
+
+static void sweep_run_file(struct gc *g, const struct store_file *f)
+{
+	const char *run = f->name + strlen("runs/"), *slash = strchr(run, '/'), *rest = slash ? slash + 1 : "";
+	char name[PROTO_RUN_MAX + 1];
+	struct base_digest digest;
+
+	if (slash && slash - run <= PROTO_RUN_MAX) {
+		snprintf(name, sizeof name, "%.*s", (int)(slash - run), run);
+		if (strncmp(rest, "manifests/", 10) == 0 &&
+			base_digest_parse(rest + 10, strlen(rest + 10), &digest) == 0) {
+			sweep_manifest(g, f, name, &digest);
+			return;
+		}
+		if (strlen(rest) >= 12 && strspn(rest, "0123456789") == strlen(rest))
+			return; /* an entry: for ever */
+	}
+	sweep_foreign(g, f);
+}
+
+static void sweep_host(struct gc *g, const struct store_file *f)
+{
+	struct store_launch_info like = {0};
+	char host[65];
+
+	if (!store_heartbeat_name_parse(f->name + strlen("hosts/"), like.launch, host, &like.number)) {
+		sweep_foreign(g, f);
+		return;
+	}
+	for (size_t i = 0; i < g->nlaunches; i++)
+		if (strcmp(g->launches[i].launch, like.launch) == 0 && strcmp(g->launches[i].host, host) == 0
+		    && g->launches[i].state == STORE_DEAD)
+			sweep_delete(g, f, NULL, "the heartbeat of a launch that is gone");
+}
+
+static void sweep_mark_file(struct gc *g, const struct store_file *f)
+{
+	struct proto_trash m = {0};
+	int r = mark_read(g, f->name, &m);
+
+	if (r == -BASE_EDAMAGED || r == -BASE_EFORMAT || (r == 0 && !store_files_find(&g->files, m.name)))
+		sweep_remove(g, f->name);
+	proto_trash_release(&m);
+}
+
+static void sweep_note(struct gc *g, const struct store_file *f)
+{
+	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+
+	if (!store_note_name_parse(f->name, pack) || store_pack_path(pack, path) < 0)
+		sweep_foreign(g, f);
+	else if (!store_files_find(&g->files, path) && !gc_names_has(&g->packs_kept, pack))
+		sweep_delete(g, f, NULL, "a note of damage in a pack that is gone");
+}
+
+static bool sweep_incoming_known(const struct store_file *f)
+{
+	const char *at = f->name + strlen("incoming/");
+	unsigned slashes = 0;
+
+	for (; *at; at++)
+		slashes += *at == '/';
+	return slashes == 2;
+}
+
+static bool under(const struct store_file *f, const char *dir)
+{
+	return strncmp(f->name, dir, strlen(dir)) == 0;
+}
+
+/* false: no such commit was ever made. Measures were put after their commit and listed before the lists were read, so
+ * that the first reading knows their entry. */
+static bool stats_known(struct gc *g, const struct store_stats_name *n, bool *ret_live)
+{
+	for (size_t i = 0; i < g->nlists; i++) {
+		const struct store_list *l = g->lists[i].list;
+		const struct store_list_step *step;
+
+		if (strcmp(store_list_run(l), n->run) != 0)
+			continue;
+		step = store_list_find(l, n->step);
+		*ret_live = step && step->entry == n->entry;
+		return n->entry < g->lists[i].first && (*ret_live || !store_list_entry_live(l, n->entry));
+	}
+	return false;
+}
+
+/* Measures that follow each other from the i-th file on and lie in one directory: `n` of them, told as one. */
+static void sweep_stats(struct gc *g, size_t i, size_t n, const struct store_stats_name *name)
+{
+	const struct store_file *all = &g->files.all[i];
+	uint64_t bytes = 0, files = 0;
+	char dir[STORE_NAME_MAX];
+	bool live = false;
+
+	if (!stats_known(g, name, &live)) {
+		for (size_t k = 0; k < n; k++)
+			sweep_foreign(g, &all[k]);
+		return;
+	}
+	for (size_t k = 0; !live && k < n; k++)
+		if (sweep_remove(g, all[k].name) && ++files)
+			bytes += all[k].size;
+	if (files == 0)
+		return;
+	snprintf(dir, sizeof dir, "%.*s", (int)(strrchr(all->name, '/') - all->name), all->name);
+	if (!g->o->dry_run)
+		g->store->storage->ops->remove_dir(g->store->storage, dir);
+	g->result.deleted++;
+	g->result.deleted_bytes += bytes;
+	gc_report(g, "delete", dir, bytes, "measures of a step that is gone");
+}
+
+/* How many measures of one directory begin with the i-th file; 0: it is none. */
+static size_t stats_group(const struct gc *g, size_t i, struct store_stats_name *ret_n)
+{
+	const struct store_file *f = &g->files.all[i];
+	struct store_stats_name next;
+	size_t n = 1;
+
+	if (f->foreign || f->temporary || !store_stats_name_parse(f->name, ret_n))
+		return 0;
+	for (; i + n < g->files.n; n++) {
+		f = &g->files.all[i + n];
+		if (f->foreign || f->temporary || !store_stats_name_parse(f->name, &next) || next.step != ret_n->step ||
+			next.entry != ret_n->entry || strcmp(next.run, ret_n->run) != 0)
+			break;
+	}
+	return n;
+}
+
+static void sweep_file(struct gc *g, const struct store_file *f)
+{
+	if (under(f, "index/"))
+		return;
+	if (f->foreign)
+		sweep_foreign(g, f);
+	else if (under(f, "packs/"))
+		sweep_pack(g, f);
+	else if (under(f, "incoming/"))
+		sweep_incoming_known(f) ? (void)0 : sweep_foreign(g, f); /* goes with its folder */
+	else if (f->temporary)
+		sweep_free(g, f, false, "an unfinished file");
+	else if (under(f, "runs/"))
+		sweep_run_file(g, f);
+	else if (under(f, "hosts/"))
+		sweep_host(g, f);
+	else if (under(f, "trash/"))
+		sweep_mark_file(g, f);
+	else if (under(f, "damaged/"))
+		sweep_note(g, f);
+	else if (strcmp(f->name, "vckpt.store") != 0 && strcmp(f->name, "reserve") != 0)
+		sweep_foreign(g, f);
+}
+
+/* model: folders */
+static void sweep_folder(struct gc *g, const struct store_folder *f)
+{
+	char name[STORE_NAME_MAX];
+	uint64_t bytes = 0, files = 0;
+
+	if (!gc_decided(g, f->info.attempt, false))
+		return;
+	snprintf(name, sizeof name, "incoming/%s/%s", f->info.run, f->info.attempt);
+	for (size_t i = 0; i < f->files.n; i++)
+		bytes += f->files.all[i].size;
+	if (!g->o->dry_run)
+		bytes = store_folder_delete(g->store, f->info.run, f->info.attempt, &files);
+	g->result.deleted++;
+	g->result.deleted_bytes += bytes;
+	gc_report(g, "delete", name, bytes, "its attempt is decided");
+}
+
+/* ---- folders without a file, of writers that died before they put `begin` ---- */
+
+static bool sweep_folder_known(const struct gc *g, const char *run, size_t run_len, const char *attempt)
+{
+	for (size_t i = 0; i < g->folders.n; i++)
+		if (strcmp(g->folders.all[i].info.attempt, attempt) == 0 &&
+			strncmp(g->folders.all[i].info.run, run, run_len) == 0 &&
+			g->folders.all[i].info.run[run_len] == 0)
+			return true;
+	return false;
+}
+
+static int sweep_empty_attempt(void *arg, const struct store_storage_entry *e)
+{
+	const char *run = e->name + strlen("incoming/"), *attempt = strrchr(e->name, '/') + 1;
+	struct store_files files = {0};
+	struct gc *g = arg;
+
+	if (!store_attempt_name_valid(attempt) || gc_launch_alive(g, attempt) ||
+		sweep_folder_known(g, run, (size_t)(attempt - run) - 1, attempt))
+		return 0;
+	if (store_files_list(g->store, e->name, &files, NULL) == 0 && files.n == 0) {
+		/* a writer that comes now makes it anew: storage_posix_write.c */
+		if (!g->o->dry_run)
+			g->store->storage->ops->remove_dir(g->store->storage, e->name);
+		gc_report(g, "delete", e->name, 0, "an empty folder of a writer that is gone");
+	}
+	store_files_release(&files);
+	return 0;
+}
+
+static int sweep_empty_run(void *arg, const struct store_storage_entry *e)
+{
+	struct gc *g = arg;
+
+	store_list_dirs(g->store->storage, e->name, sweep_empty_attempt, g);
+	return 0;
+}
+
+void gc_sweep(struct gc *g)
+{
+	store_list_dirs(g->store->storage, "incoming", sweep_empty_run, g);
+	for (size_t i = 0; i < g->folders.n; i++)
+		sweep_folder(g, &g->folders.all[i]);
+	for (size_t i = 0, n; i < g->files.n; i += n ? n : 1) {
+		struct store_stats_name stats;
+
+		n = stats_group(g, i, &stats);
+		if (n)
+			sweep_stats(g, i, n, &stats);
+		else
+			sweep_file(g, &g->files.all[i]);
+	}
+}

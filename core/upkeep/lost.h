@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * lost: do other files name entries that a list does not have (docs/format/list.md, "What a lost end can show")? May
+ * run beside writers: what they put meanwhile counts as no trace. Any thread. */
+#ifndef CORE_UPKEEP_LOST_H
+#define CORE_UPKEEP_LOST_H
+
+#include "core/commit/list.h"
+
+struct store_lost_question {
+	struct store *store;
+	struct store_list *const *lists; size_t nlists; /* of these runs; whole, read before the question */
+	const char *run;                                /* NULL: all */
+	/* Called for each trace: the file that names an entry (or a folder in incoming/, for one of its files), and
+	 * what is wrong, as part of a sentence. */
+	void (*found)(void *arg, const char *file, const char *run, const char *text);
+	void *arg;
+};
+/* 0, traces or not; an error: it cannot be known. */
+int store_lost_find(const struct store_lost_question *q, struct base_error *err);
+
+#endif

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mend: the order. A round is
+ *
+ *     look     everything is verified; every fault is gathered with what it touches look
+ *     plan     for each fault what makes it good, if anything does      mend_lists, mend_records, mend_packs
+ *     say      found, what is done, what is lost                         mend_line
+ *     do       the actions, in order                                     mend_apply
+ *
+ * and the next round sees what lay behind damage: a part that is whole again names chunks, these name pieces. It ends
+ * when a round finds nothing to do; the faults of that round are what is left. Each round opens the store anew, for
+ * packs that are open are those from before. */
+#include "core/upkeep/mend_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/base/clock.h"
+#include "core/upkeep/gc_internal.h"
+#include "core/commit/heartbeat.h"
+#include "core/upkeep/verify.h"
+
+enum { ROUNDS_MAX = 16 };
+
+/* ---- saying ---- */
+
+void mend_line(struct mend *m, enum store_mend_what what, const char *file, const char *format, ...)
+{
+	struct store_mend_line line = {.what = what, .file = file, .step = PROTO_NONE};
+	char text[1000];
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(text, sizeof text, format, list);
+	va_end(list);
+	line.text = text;
+	if (m->o->line)
+		m->o->line(m->o->arg, &line);
+}
+
+void mend_lost(struct mend *m, const char *file, const char *run, uint64_t step, const char *component,
+	const char *tensor, const char *why)
+{
+	struct store_mend_line line = {STORE_MEND_LOST, file, 0, 0, why, run, step, component, tensor};
+
+	m->result.lost++;
+	if (m->o->line)
+		m->o->line(m->o->arg, &line);
+}
+
+static void say_found(struct mend *m)
+{
+	for (size_t i = 0; i < m->nfaults; i++) {
+		const struct mend_fault *f = &m->faults[i];
+		struct store_mend_line line = {STORE_MEND_FOUND, f->file, f->offset, f->len, f->what, NULL, PROTO_NONE,
+			NULL, NULL};
+
+		if (m->o->line && !m->again)
+			m->o->line(m->o->arg, &line);
+	}
+}
+
+static bool unneeded(const struct mend_fault *f)
+{
+	return strncmp(f->file, "packs/", 6) == 0 && strcmp(f->what, STORE_VERIFY_FOREIGN) != 0;
+}
+
+/* Several faults may touch one tensor: it is lost once. */
+static bool touch_new(struct gc_names *told, const struct mend_touch *t)
+{
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+	base_cleanup_free char *text = NULL;
+
+	base_buf_printf(&b, "%s/%llu/%s/%s", t->run, (unsigned long long)t->step, t->component ? t->component : "",
+		t->tensor ? t->tensor : "");
+	text = base_buf_steal_text(&b);
+	if (!text || gc_names_has(told, text))
+		return !text;
+	gc_names_add(told, text);
+	return true;
+}
+
+/* A run that ends with faults names what they touch. */
+static void say_left(struct mend *m)
+{
+	struct gc_names told = {0};
+
+	for (size_t i = 0; i < m->nfaults; i++) {
+		const struct mend_fault *f = &m->faults[i];
+
+		if (f->treated)
+			continue;
+		m->result.left++;
+		for (size_t k = 0; k < f->ntouches; k++)
+			if (touch_new(&told, &f->touches[k]))
+				mend_lost(m, f->file, f->touches[k].run, f->touches[k].step, f->touches[k].component,
+					f->touches[k].tensor, f->what);
+		if (f->ntouches == 0)
+			mend_line(m, STORE_MEND_LEFT, f->file, "%s%s", f->what, unneeded(f)
+				? "; no visible step reaches it" : "");
+	}
+	gc_names_release(&told);
+}
+
+void mend_treat(struct mend *m, const char *file)
+{
+	for (size_t i = 0; i < m->nfaults; i++)
+		if (strcmp(m->faults[i].file, file) == 0)
+			m->faults[i].treated = true;
+}
+
+/* ---- looking ---- */
+
+static void faults_release(struct mend *m)
+{
+	for (size_t i = 0; i < m->nfaults; i++) {
+		struct mend_fault *f = &m->faults[i];
+
+		for (size_t k = 0; k < f->ntouches; k++) {
+			free(f->touches[k].run);
+			free(f->touches[k].component);
+			free(f->touches[k].tensor);
+		}
+		free(f->touches);
+		free(f->file);
+		free(f->what);
+	}
+	free(m->faults);
+	m->faults = NULL;
+	m->nfaults = m->faults_size = 0;
+}
+
+struct look {
+	struct mend *m;
+	size_t *numbers, nnumbers;      /* by a fault's number in verify: 1 + index into m->faults; 0: not told yet */
+	int error;
+	struct base_error newer;
+};
+
+static size_t *look_number(struct look *k, size_t fault)
+{
+	if (fault >= k->nnumbers) {
+		size_t n = 2 * fault + 64;
+		size_t *more = reallocarray(k->numbers, n, sizeof *more);
+
+		if (!more)
+			return NULL;
+		memset(more + k->nnumbers, 0, (n - k->nnumbers) * sizeof *more);
+		k->numbers = more;
+		k->nnumbers = n;
+	}
+	return &k->numbers[fault];
+}
+
+static struct mend_fault *fault_add(struct mend *m, const struct store_damage *d)
+{
+	struct mend_fault *f;
+
+	if (m->nfaults == m->faults_size) {
+		size_t n = 2 * m->faults_size + 64;
+
+		f = reallocarray(m->faults, n, sizeof *f);
+		if (!f)
+			return NULL;
+		m->faults = f;
+		m->faults_size = n;
+	}
+	f = &m->faults[m->nfaults];
+	*f = (struct mend_fault){
+		.file = strdup(d->file), .what = strdup(d->what), .offset = d->offset, .len = d->len};
+	if (!f->file || !f->what) {
+		free(f->file);
+		free(f->what);
+		return NULL;
+	}
+	m->nfaults++;
+	return f;
+}
+
+static struct mend_fault *fault_of(struct look *k, const struct store_damage *d)
+{
+	size_t *number = look_number(k, d->fault);
+	struct mend_fault *f;
+
+	if (!number)
+		return NULL;
+	if (*number)
+		return &k->m->faults[*number - 1];
+	f = fault_add(k->m, d);
+	if (f)
+		*number = k->m->nfaults;
+	return f;
+}
+
+static int touch_add(struct mend_fault *f, const struct store_damage *d)
+{
+	struct mend_touch *more = reallocarray(f->touches, f->ntouches + 1, sizeof *more), *t;
+
+	if (!more)
+		return -ENOMEM;
+	f->touches = more;
+	t = &more[f->ntouches++];
+	*t = (struct mend_touch){.run = strdup(d->run), .step = d->step,
+		.component = d->component ? strdup(d->component) : NULL,
+		.tensor = d->tensor ? strdup(d->tensor) : NULL};
+	return t->run && (!d->component || t->component) && (!d->tensor || t->tensor) ? 0 : -ENOMEM;
+}
+
+static void on_damage(void *arg, const struct store_damage *d)
+{
+	struct look *k = arg;
+	struct mend_fault *f;
+
+	if (d->newer) {
+		base_error_set(&k->newer, -BASE_EVERSION,
+			"%.200s: %.400s: a newer vckpt wrote it and has to mend it; this one changes nothing", d->file,
+			d->what);
+		return;
+	}
+	f = fault_of(k, d);
+	if (!f || (d->run && d->step != PROTO_NONE && touch_add(f, d) < 0))
+		k->error = -ENOMEM;
+}
+
+/* Notes of damage go with what is mended: verify writes those of what is left. */
+static int look(struct mend *m)
+{
+	struct look k = {.m = m};
+	const struct store_verify_options o = {.step = PROTO_NONE, .note = !m->o->dry_run, .damage = on_damage,
+		.progress = m->o->progress, .arg = &k, .header = m->o->header};
+	struct store_verify_result result;
+	int r;
+
+	faults_release(m);
+	r = store_verify(m->store, &o, &result, m->err);
+	free(k.numbers);
+	if (r == 0 && k.newer.code)
+		r = base_error_set(m->err, k.newer.code, "%s", k.newer.text);
+	return r < 0 ? r : k.error ? base_error_set(m->err, k.error, "out of memory") : 0;
+}
+
+/* ---- writers ---- */
+
+/* A heartbeat of another host may move for so long; one of this machine tells at once. */
+static int writers_none(struct mend *m)
+{
+	uint64_t end = base_monotonic_ms() + m->o->heartbeat_s * 1000;
+	struct store_launch_info *first = NULL, *now = NULL;
+	size_t nfirst = 0, n = 0;
+	bool unknown = true;
+	int r = store_launches(m->store, &first, &nfirst, m->err);
+
+	while (r == 0 && unknown) {
+		free(now);
+		now = NULL;
+		unknown = false;
+		r = store_launches(m->store, &now, &n, m->err);
+		for (size_t i = 0; r == 0 && i < n; i++) {
+			bool stands = false;
+
+			for (size_t k = 0; k < nfirst; k++)
+				stands |= !strcmp(first[k].file, now[i].file);
+			if (now[i].state == STORE_ALIVE || (now[i].state == STORE_UNKNOWN && !stands))
+				r = base_error_set(m->err, -BASE_EBUSY,
+					"a writer is at work on %s (run %s): nothing is mended while one is alive",
+					now[i].host, now[i].run[0] ? now[i].run : "?");
+			unknown |= now[i].state == STORE_UNKNOWN;
+		}
+		if (base_monotonic_ms() >= end)
+			break;
+		if (r == 0 && unknown)
+			usleep(100000);
+	}
+	free(first);
+	free(now);
+	return r;
+}
+
+/* ---- all ---- */
+
+static int plan(struct mend *m)
+{
+	int r = mend_lists(m);
+
+	if (r == 0)
+		r = mend_records(m);
+	return r < 0 ? r : mend_packs(m);
+}
+
+static uint64_t text_hash(uint64_t seed, const char *text)
+{
+	return text ? base_xxh64_of(seed, text, strlen(text)) : seed;
+}
+
+/* Of a round: what it found and what it does, in any order. */
+static uint64_t round_hash(const struct mend *m)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < m->nfaults; i++)
+		sum += text_hash(text_hash(m->faults[i].offset, m->faults[i].file), m->faults[i].what);
+	for (size_t i = 0; i < m->nactions; i++)
+		sum += text_hash(text_hash(m->actions[i].kind, m->actions[i].file), m->actions[i].run)
+			+ m->actions[i].step;
+	return sum;
+}
+
+/* 1: something was done, so that another look may find more to do. */
+static int mend_round(struct mend *m, bool last)
+{
+	int r = look(m);
+	uint64_t hash;
+	bool idle; /* what the round before did changed nothing */
+
+	if (r < 0)
+		return r;
+	say_found(m);
+	if (!m->again)
+		m->result.found = m->nfaults;
+	r = mend_packs_own(m);
+	if (r == 0)
+		r = plan(m);
+	if (r < 0)
+		return r;
+	hash = round_hash(m);
+	idle = m->again && (hash == m->before || last);
+	m->before = hash;
+	if (idle)
+		for (size_t i = 0; i < m->nfaults; i++)
+			m->faults[i].treated = false;
+	else
+		m->result.done += m->nactions;
+	if (idle || m->nactions == 0 || m->o->dry_run) {
+		say_left(m);
+		return 0;
+	}
+	r = mend_apply(m);
+	return r < 0 ? r : 1;
+}
+
+static int round_open(struct mend *m, const char *path)
+{
+	return store_open(path, m->o->dry_run ? STORE_OPEN_READ_ONLY : 0, &m->store, m->err);
+}
+
+int store_mend(struct store *s, const struct store_mend_options *o, struct store_mend_result *ret_r,
+	struct base_error *err)
+{
+	struct base_error own = {0};
+	struct mend m = {.store = s, .from = o->from, .o = o, .err = err ? err : &own};
+	int r = writers_none(&m);
+
+	for (unsigned n = 0; r == 0 && n < ROUNDS_MAX; n++) {
+		r = round_open(&m, s->path);
+		if (r < 0)
+			break;
+		r = mend_round(&m, n + 1 == ROUNDS_MAX);
+		mend_actions_release(&m);
+		faults_release(&m);
+		store_close(m.store);
+		m.again = true;
+		if (r == 0)
+			break;
+		r = r > 0 ? 0 : r;
+	}
+	*ret_r = m.result;
+	if (r < 0 && !m.err->code)
+		base_error_set(m.err, r, "%s: mending did not end: %s", s->path, base_error_name(r));
+	return r;
+}

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mend_act: what mending does, one action after another. They are independent but for one order: a list's entries are
+ * accepted before steps are committed anew in it, which is the order in which they were planned. Each is asked again of
+ * what stands there by then. */
+#include "core/base/clock.h"
+#include "core/upkeep/mend_pack.h"
+
+#include <stdio.h>
+
+struct mend_action *mend_act(struct mend *m, enum mend_kind kind, const char *file, const char *run)
+{
+	struct mend_action *more = reallocarray(m->actions, m->nactions + 1, sizeof *more), *a;
+
+	if (!more)
+		return NULL;
+	m->actions = more;
+	a = &more[m->nactions];
+	*a = (struct mend_action){
+		.kind = kind, .file = file ? strdup(file) : NULL, .run = run ? strdup(run) : NULL};
+	if ((file && !a->file) || (run && !a->run)) {
+		free(a->file);
+		free(a->run);
+		return NULL;
+	}
+	m->nactions++;
+	return a;
+}
+
+int mend_act_record(struct mend *m, const char *file, enum store_record_kind kind, const void *body, size_t len)
+{
+	struct mend_action *a = mend_act(m, MEND_PUT, file, NULL);
+	const uint8_t *id = kind == STORE_RECORD_STORE ? NULL : m->store->info.id;
+
+	return a ? store_record_encode(kind, id, body, len, &a->bytes) : -ENOMEM;
+}
+
+void mend_actions_release(struct mend *m)
+{
+	for (size_t i = 0; i < m->nactions; i++) {
+		free(m->actions[i].file);
+		free(m->actions[i].run);
+		free(m->actions[i].numbers);
+		base_buf_release(&m->actions[i].bytes);
+		mend_pack_free(m->actions[i].pack);
+	}
+	free(m->actions);
+	m->actions = NULL;
+	m->nactions = 0;
+}
+
+/* ---- lists ---- */
+
+static int do_accept(struct mend *m, const struct mend_action *a)
+{
+	struct store_list *l;
+	int64_t n = store_list_open(m->store, a->run, true, &l, m->err);
+
+	if (n < 0)
+		return (int)n;
+	n = store_list_accept(l, a->numbers, a->n, m->err);
+	if (n == -ENOSPC || n == -EDQUOT) {
+		store_reserve_release(m->store);
+		n = store_list_accept(l, a->numbers, a->n, m->err);
+	}
+	store_list_close(l);
+	return n < 0 ? (int)n : 0;
+}
+
+/* An attempt of which the list says nothing, and that nobody goes on with. */
+static int attempt_end(struct store_list *l, const char *attempt, struct base_error *err)
+{
+	char reason[160];
+	uint64_t entry;
+	int r;
+
+	if (store_list_attempt(l, attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED)
+		return 0;
+	snprintf(reason, sizeof reason, "the list entry that decided this save is lost (vckpt mend on %s)",
+		store_hostname());
+	r = store_attempt_stop(l, attempt, reason, &entry, err);
+	return r == -EALREADY || r > 0 ? 0 : r;
+}
+
+static int do_abort(struct mend *m, const struct mend_action *a)
+{
+	struct store_list *l;
+	int r = store_list_open(m->store, a->run, true, &l, m->err);
+
+	if (r < 0)
+		return r;
+	r = attempt_end(l, a->file, m->err);
+	if (r == 0) /* decided before: its folder means nothing */
+		store_folder_delete(m->store, a->run, a->file, NULL);
+	store_list_close(l);
+	return r;
+}
+
+static int step_free(void *arg, struct store_list *l)
+{
+	return store_list_find(l, *(const uint64_t *)arg) ? -EEXIST : 0;
+}
+
+/* The manifest of the step again, as that of another attempt: the old one's name is decided, or may be. */
+static int commit_make(struct mend *m, const struct mend_action *a, const char *attempt, struct proto_manifest *man,
+	char old[static PROTO_ATTEMPT_MAX], struct proto_commit *ret_c)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	int r = store_manifest_get(m->store, a->run, &a->manifest, man, m->err);
+
+	if (r < 0)
+		return r;
+	snprintf(old, PROTO_ATTEMPT_MAX, "%s", man->attempt);
+	man->attempt = attempt;
+	man->new_bytes = 0; /* this attempt has no packs of its own */
+	*ret_c = (struct proto_commit){.step = a->step, .attempt = attempt, .replaces = PROTO_NONE,
+		.time_ns = a->time_ns ? a->time_ns : base_realtime_ns(), .tensors = man->tensors, .bytes = man->bytes,
+		.attributes = man->attributes, .nattributes = man->nattributes};
+	r = proto_manifest_encode(man, &body);
+	if (r < 0)
+		return base_error_set(m->err, r, "run %s, step %llu: %s", a->run, (unsigned long long)a->step,
+			base_error_name(r));
+	base_digest_of(body.data, body.len, &ret_c->manifest);
+	r = store_manifest_check_packs(m->store, man, m->err);
+	return r < 0 ? r : store_manifest_put(m->store, a->run, &body, &ret_c->manifest, m->err);
+}
+
+static int do_commit(struct mend *m, const struct mend_action *a)
+{
+	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .time_ns = base_realtime_ns(), .host = store_hostname()};
+	char attempt[PROTO_ATTEMPT_MAX], old[PROTO_ATTEMPT_MAX] = "";
+	struct proto_manifest man = {0};
+	struct store_list *l;
+	uint64_t random, step = a->step;
+	int64_t n;
+
+	n = base_random(&random, sizeof random);
+	if (n < 0)
+		return base_error_set(m->err, (int)n, "run %s: no random number for an attempt: %s", a->run,
+			base_error_name((int)n));
+	snprintf(attempt, sizeof attempt, "%016llx-0", (unsigned long long)random);
+	n = store_list_open(m->store, a->run, true, &l, m->err);
+	if (n < 0)
+		return (int)n;
+	n = commit_make(m, a, attempt, &man, old, &e.commit);
+	if (n == 0)
+		n = store_list_put(l, &e, step_free, &step, m->err);
+	if (n >= 0 || n == -EEXIST) /* so that the list says what became of it */
+		n = attempt_end(l, old, m->err);
+	store_list_close(l);
+	proto_manifest_release(&man);
+	return n < 0 ? (int)n : 0;
+}
+
+static int do_remove(struct mend *m, const struct mend_action *a)
+{
+	int r = store_step_remove(m->store, a->run, a->step, m->err);
+
+	return r == -ENOENT || r == -ESTALE ? 0 : r;
+}
+
+/* ---- all ---- */
+
+static int do_delete(struct mend *m, const struct mend_action *a)
+{
+	int r = store_remove(m->store->storage, a->file);
+
+	if (r == 0 || r == -ENOENT)
+		return 0;
+	if (store_denied(m->store, r, m->err))
+		return r;
+	return base_error_set(m->err, r, "%s cannot be deleted: %s", a->file, base_error_name(r));
+}
+
+static int do_put(struct mend *m, const struct mend_action *a)
+{
+	int r = store_replace(m->store->storage, a->file, a->bytes.data, a->bytes.len);
+
+	if (r >= 0 || store_denied(m->store, r, m->err))
+		return r < 0 ? r : 0;
+	return base_error_set(m->err, r, "%s cannot be written: %s", a->file, base_error_name(r));
+}
+
+int mend_apply(struct mend *m)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < m->nactions; i++) {
+		const struct mend_action *a = &m->actions[i];
+
+		switch (a->kind) {
+		case MEND_PUT: r = do_put(m, a); break;
+		case MEND_ACCEPT: r = do_accept(m, a); break;
+		case MEND_COMMIT: r = do_commit(m, a); break;
+		case MEND_REMOVE: r = do_remove(m, a); break;
+		case MEND_ABORT: r = do_abort(m, a); break;
+		case MEND_DELETE: r = do_delete(m, a); break;
+		case MEND_PACK: r = mend_image_write(m, a->pack); break;
+		}
+	}
+	store_reserve_restore(m->store);
+	return r;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mend_internal: what the files of mend share.
+ *
+ *   mend.c          the order: look, plan, say, do; and again
+ *   mend_act.c      what is done: actions, gathered first and applied in order
+ *   mend_list.c     entries of lists: the good copy, a copy of the store, or acceptance
+ *   mend_step.c     steps that a lost entry would take along: committed anew, or removed again
+ *   mend_record.c   other records: the good copy, a copy, what it was made of, or deletion
+ *   mend_pack.c     packs, with the files that mend_pack.h names
+ *
+ * Every action leaves the store valid when it is cut short anywhere: a file is replaced in one moment by one that is
+ * better, an entry is appended by the list's own rules, and what is deleted means nothing. So mending that was
+ * interrupted is mending that was asked for less. One thread. */
+#ifndef CORE_UPKEEP_MEND_INTERNAL_H
+#define CORE_UPKEEP_MEND_INTERNAL_H
+
+#include "core/base/cleanup.h"
+#include "core/commit/incoming.h"
+#include "core/upkeep/mend.h"
+
+/* What a fault touches. */
+struct mend_touch { char *run; uint64_t step; char *component, *tensor; };
+struct mend_fault {
+	char *file, *what;
+	uint64_t offset, len;
+	struct mend_touch *touches; size_t ntouches;
+	bool treated;                   /* an action makes it good */
+};
+
+enum mend_kind { MEND_PUT, MEND_ACCEPT, MEND_COMMIT, MEND_REMOVE, MEND_ABORT, MEND_DELETE, MEND_PACK };
+struct mend_pack;
+struct mend_action {
+	enum mend_kind kind;
+	char *file;                     /* PUT, DELETE; ABORT: the attempt */
+	char *run;
+	struct base_buf bytes;          /* PUT */
+	uint64_t *numbers; size_t n;    /* ACCEPT: ascending */
+	uint64_t step;                  /* COMMIT, REMOVE */
+	struct base_digest manifest;    /* COMMIT */
+	int64_t time_ns;                /* COMMIT; 0: not known */
+	struct mend_pack *pack;         /* PACK: owned */
+};
+
+struct mend {
+	struct store *store, *from;
+	const struct store_mend_options *o;
+	struct store_mend_result result;
+	struct base_error *err;
+	struct mend_fault *faults; size_t nfaults, faults_size;
+	struct mend_action *actions; size_t nactions;
+	bool again;                     /* not the first look: found and lost are told already where they were */
+	uint64_t before;                /* a hash of what the round before found and did */
+};
+
+/* mend.c */
+void mend_line(struct mend *m, enum store_mend_what what, const char *file, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+void mend_lost(struct mend *m, const char *file, const char *run, uint64_t step, const char *component,
+	const char *tensor, const char *why);
+
+void mend_treat(struct mend *m, const char *file); /* all faults of that file */
+
+/* mend_act.c. A new action, to be filled in; NULL: out of memory. */
+struct mend_action *mend_act(struct mend *m, enum mend_kind kind, const char *file, const char *run);
+/* PUT of a record of this store. */
+int mend_act_record(struct mend *m, const char *file, enum store_record_kind kind, const void *body, size_t len);
+int mend_apply(struct mend *m);
+void mend_actions_release(struct mend *m);
+
+/* mend_list.c */
+int mend_lists(struct mend *m);
+/* An entry as it stands in that store; 0 or an error, without patience. */
+int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_entry *ret_e);
+
+/* mend_step.c: of a list that does without the entries in `lost`, ascending. */
+int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_t n);
+bool mend_end_traced(const struct mend *m, const struct store_list *l);
+
+/* mend_record.c */
+int mend_records(struct mend *m);
+/* mend_pack.c */
+int mend_packs(struct mend *m);
+/* -EINVAL: packs of another store lie here. */
+int mend_packs_own(struct mend *m);
+bool mend_manifest_name(const char *file, char run[static PROTO_RUN_MAX + 1], struct base_digest *ret_d);
+
+#endif

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mend_list: entries of lists.
+ *
+ *     one copy good         the record is written again
+ *     both bad, or missing  from a copy of the store (same id), where the entry after it says that it is the one, or
+ *                           where it commits a manifest that is here; else
+ *                           accepted as damaged: it decides nothing from now on, for all readers
+ *
+ * What an accepted entry was is told by what refers to it: measures of its step, a removal or a replacement that names
+ * it, the snapshot after it. mend_step.c looks after the steps. */
+#include "core/upkeep/mend_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/base/plural.h"
+#include "core/commit/stats.h"
+
+static bool entry_name(const char *file, char run[static PROTO_RUN_MAX + 1], uint64_t *ret_n)
+{
+	const char *at = file + strlen("runs/"), *slash = strncmp(file, "runs/", 5) == 0 ? strchr(at, '/') : NULL;
+	size_t digits = slash ? strlen(slash + 1) : 0;
+
+	if (!slash || slash - at > PROTO_RUN_MAX || digits < 12 || digits > 19
+	    || strspn(slash + 1, "0123456789") != digits)
+		return false;
+	snprintf(run, PROTO_RUN_MAX + 1, "%.*s", (int)(slash - at), at);
+	*ret_n = strtoull(slash + 1, NULL, 10);
+	return proto_run_valid(run);
+}
+
+static void entry_file(const char *run, uint64_t n, char name[static STORE_NAME_MAX])
+{
+	snprintf(name, STORE_NAME_MAX, "runs/%s/%012" PRIu64, run, n);
+}
+
+/* The record's body and the entry in it, which says that it stands there. */
+static int entry_record(struct store *s, const char *run, uint64_t n, struct store_record *ret_r,
+	struct proto_entry *ret_e)
+{
+	char name[STORE_NAME_MAX];
+	int r;
+
+	entry_file(run, n, name);
+	r = store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, ret_r, NULL, NULL);
+	if (r == 0)
+		r = proto_entry_decode(ret_r->body, ret_r->len, ret_e);
+	if (r == 0 && ret_e->version > 1 && (strcmp(ret_e->run, run) != 0 || ret_e->number != n)) {
+		proto_entry_release(ret_e);
+		r = -BASE_EFORMAT;
+	}
+	if (r < 0)
+		store_record_release(ret_r);
+	return r;
+}
+
+int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_entry *ret_e)
+{
+	struct store_record record = {0};
+	int r = entry_record(s, run, n, &record, ret_e);
+
+	if (r == 0)
+		store_record_release(&record);
+	return r;
+}
+
+/* ---- from a copy of the store ---- */
+
+/* What is known of an entry from the one after it. */
+struct entry_wanted { bool known; struct base_digest self; };
+
+/* What an entry of that number has to name as the one before it; false: that cannot be read. */
+static bool entry_before(struct store *s, const char *run, uint64_t n, struct base_digest *ret_d)
+{
+	struct proto_entry e = {0};
+	bool known = n == 0 || mend_entry_read(s, run, n - 1, &e) == 0;
+
+	*ret_d = e.self;
+	proto_entry_release(&e);
+	return known;
+}
+
+static bool copy_given(const struct mend *m)
+{
+	return m->from && memcmp(m->from->info.id, m->store->info.id, 16) == 0;
+}
+
+static bool manifest_here(struct mend *m, const char *run, const struct base_digest *digest)
+{
+	char path[STORE_NAME_MAX];
+	uint64_t size;
+
+	return store_manifest_path(run, digest, path) == 0 && store_size(m->store->storage, path, &size) == 0;
+}
+
+/* Does it commit a manifest that is here, is of that step and attempt, and of whose attempt the list says nothing? A
+ * copy may have been changed by anybody: what it says of a manifest that a step shows, or of another step, is false. */
+static bool commit_missed(struct mend *m, const struct store_list *l, const struct proto_entry *e)
+{
+	const struct proto_commit *c = &e->commit;
+	struct proto_manifest man = {0};
+	bool missed;
+
+	if (e->kind != PROTO_ENTRY_COMMIT || !manifest_here(m, store_list_run(l), &c->manifest)
+	    || store_list_attempt(l, c->attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED)
+		return false;
+	if (store_manifest_get(m->store, store_list_run(l), &c->manifest, &man, NULL) < 0
+	    && store_manifest_get(m->from, store_list_run(l), &c->manifest, &man, NULL) < 0)
+		return false;
+	missed = man.step == c->step && strcmp(man.attempt, c->attempt) == 0;
+	proto_manifest_release(&man);
+	return missed;
+}
+
+/* What stands here reads well and does not follow the one before: the copy has nothing better. */
+static bool entry_same(struct mend *m, const char *run, uint64_t n, const struct proto_entry *e)
+{
+	struct proto_entry here = {0};
+	bool same = mend_entry_read(m->store, run, n, &here) == 0 && base_digest_equal(&here.self, &e->self);
+
+	proto_entry_release(&here);
+	return same;
+}
+
+/* Is this the entry that stood here? The last one of a list may also be another one's, written since they parted. */
+static bool entry_fits(struct mend *m, const struct store_list *l, uint64_t n, const struct proto_entry *e,
+	const struct entry_wanted *w)
+{
+	struct base_digest before;
+
+	if (w->known)
+		return base_digest_equal(&w->self, &e->self);
+	if (entry_before(m->store, store_list_run(l), n, &before) && !base_digest_equal(&before, &e->before))
+		return false;
+	return commit_missed(m, l, e);
+}
+
+/* 1: an action brings it as the copy has it. */
+static int entry_bring(struct mend *m, const char *run, uint64_t n)
+{
+	struct store_record record = {0};
+	struct proto_entry e = {0};
+	char name[STORE_NAME_MAX];
+	int r;
+
+	if (entry_record(m->from, run, n, &record, &e) < 0)
+		return 0;
+	entry_file(run, n, name);
+	r = mend_act_record(m, name, STORE_RECORD_ENTRY, record.body, record.len);
+	if (r == 0)
+		mend_line(m, STORE_MEND_MEND, name, "from %s, a copy of this store", m->from->path);
+	proto_entry_release(&e);
+	store_record_release(&record);
+	return r < 0 ? r : 1;
+}
+
+/* 1: an action brings it. *w: of entry n; then, of the one before. */
+static int entry_from(struct mend *m, const struct store_list *l, uint64_t n, struct entry_wanted *w)
+{
+	const char *run = store_list_run(l);
+	struct proto_entry e = {0};
+	int r = 0;
+
+	if (!copy_given(m) || mend_entry_read(m->from, run, n, &e) < 0)
+		return 0;
+	if (!entry_same(m, run, n, &e) && entry_fits(m, l, n, &e, w)) {
+		r = entry_bring(m, run, n);
+		*w = (struct entry_wanted){true, e.before};
+	}
+	proto_entry_release(&e);
+	return r;
+}
+
+/* ---- acceptance ---- */
+
+struct told { const uint64_t *numbers; size_t n; const char **what; size_t snapshot; };
+
+static void told_add(struct told *t, uint64_t number, const char *what)
+{
+	size_t low = 0, high = t->n;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (t->numbers[middle] < number)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	if (low < t->n && t->numbers[low] == number && !t->what[low])
+		t->what[low] = what;
+}
+
+/* What these entries were, as others tell; malloc'ed, NULL where nothing does. */
+static const char **entries_told(struct mend *m, const struct store_list *l, const uint64_t *numbers, size_t n)
+{
+	struct told t = {numbers, n, calloc(n + 1, sizeof *t.what), 0};
+
+	for (uint64_t k = n ? numbers[0] + 1 : 0; t.what && k < store_list_next(l); k++) {
+		struct proto_entry e = {0};
+
+		if (store_list_skipped(l, k) || mend_entry_read(m->store, store_list_run(l), k, &e) < 0)
+			continue;
+		if (e.kind == PROTO_ENTRY_COMMIT)
+			told_add(&t, e.commit.replaces, "it committed a step that was replaced later");
+		else if (e.kind == PROTO_ENTRY_REMOVE)
+			told_add(&t, e.removes, "it committed a step that was removed later");
+		for (; e.kind == PROTO_ENTRY_SNAPSHOT && t.snapshot < n && numbers[t.snapshot] < k; t.snapshot++)
+			told_add(&t, numbers[t.snapshot],
+				"a snapshot after it tells what was visible then: no step is lost");
+		proto_entry_release(&e);
+	}
+	for (size_t i = 0; t.what && i < n; i++)
+		if (!t.what[i] && numbers[i] && numbers[i] % STORE_SNAPSHOT_EVERY == 0)
+			t.what[i] = "it stood at the place of a snapshot, which only repeats other entries";
+	return t.what;
+}
+
+static int accept_put(struct mend *m, struct store_list *l, uint64_t *numbers, size_t n)
+{
+	struct mend_action *a = mend_act(m, MEND_ACCEPT, NULL, store_list_run(l));
+	const char **told = entries_told(m, l, numbers, n);
+	char name[STORE_NAME_MAX];
+
+	if (!a || !told) {
+		free(told);
+		free(numbers);
+		return -ENOMEM;
+	}
+	a->numbers = numbers;
+	a->n = n;
+	for (size_t i = 0; i < n; i++) {
+		entry_file(store_list_run(l), numbers[i], name);
+		mend_line(m, STORE_MEND_ACCEPT, name, "from now on it decides nothing; %s",
+			told[i] ? told[i] : "no other entry tells what it was");
+	}
+	free(told);
+	return 0;
+}
+
+static int number_order(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* The numbers that the list does without: malloc'ed, ascending. */
+static int skipped_numbers(const struct store_list *l, uint64_t **ret_numbers, size_t *ret_n)
+{
+	size_t n = store_list_damaged(l);
+	uint64_t at = 0;
+
+	*ret_numbers = calloc(n + 1, sizeof **ret_numbers);
+	if (!*ret_numbers)
+		return -ENOMEM;
+	for (size_t i = 0; i < n; i++)
+		(*ret_numbers)[i] = store_list_damaged_next(l, &at, NULL);
+	qsort(*ret_numbers, n, sizeof **ret_numbers, number_order);
+	*ret_n = n;
+	return 0;
+}
+
+/* ---- one run ---- */
+
+static void treat_entries(struct mend *m, const char *run, const uint64_t *numbers, size_t n)
+{
+	char name[PROTO_RUN_MAX + 1];
+	uint64_t number;
+
+	for (size_t i = 0; i < m->nfaults; i++)
+		if (entry_name(m->faults[i].file, name, &number) && strcmp(name, run) == 0
+		    && bsearch(&number, numbers, n, sizeof number, number_order))
+			m->faults[i].treated = true;
+}
+
+/* From the last one on, so that each knows what the one after it says. */
+static int list_skipped(struct mend *m, struct store_list *l)
+{
+	const char *run = store_list_run(l);
+	struct entry_wanted wanted = {0};
+	uint64_t *numbers;
+	size_t n, kept = 0;
+	int r = skipped_numbers(l, &numbers, &n);
+
+	if (r == 0)
+		treat_entries(m, run, numbers, n);
+	for (size_t i = n; r >= 0 && i-- > 0;) {
+		struct proto_entry next = {0};
+
+		if (i + 1 == n || numbers[i + 1] != numbers[i] + 1) {
+			wanted.known = mend_entry_read(m->store, run, numbers[i] + 1, &next) == 0;
+			wanted.self = next.before;
+			proto_entry_release(&next);
+		}
+		r = entry_from(m, l, numbers[i], &wanted);
+		if (r == 0) {
+			wanted.known = false;
+			numbers[n - ++kept] = numbers[i];
+		}
+	}
+	if (r >= 0)
+		memmove(numbers, numbers + n - kept, kept * sizeof *numbers);
+	if (r < 0 || kept == 0) {
+		free(numbers);
+		return r < 0 ? r : 0;
+	}
+	r = accept_put(m, l, numbers, kept);
+	return r < 0 ? r : mend_steps(m, l, numbers, kept);
+}
+
+/* What speaks of entries behind the end is explained by those that are brought. */
+static void treat_traces(struct mend *m, const char *run)
+{
+	char name[PROTO_RUN_MAX + 1];
+	struct store_stats_name stats;
+	struct base_digest digest;
+
+	for (size_t i = 0; i < m->nfaults; i++)
+		if ((store_stats_name_parse(m->faults[i].file, &stats) && strcmp(stats.run, run) == 0)
+		    || (mend_manifest_name(m->faults[i].file, name, &digest) && strcmp(name, run) == 0
+			&& m->faults[i].ntouches == 0))
+			m->faults[i].treated = true;
+}
+
+/* May an entry of the copy stand behind the end? Not what takes away steps that this list shows (a removal, an
+ * acceptance, a snapshot: a later one tells the same), and no false step. Who lost a removal, too, sees the step
+ * again. */
+static bool end_takes(struct mend *m, const struct store_list *l, const struct proto_entry *e)
+{
+	if (e->kind == PROTO_ENTRY_COMMIT) /* one that is not missed has been removed since, and collected */
+		return commit_missed(m, l, e) || (!manifest_here(m, store_list_run(l), &e->commit.manifest)
+			&& !store_list_entry_live(l, e->commit.replaces));
+	if (e->kind == PROTO_ENTRY_REMOVE)
+		return !store_list_entry_live(l, e->removes);
+	return e->kind == PROTO_ENTRY_LAUNCH || e->kind == PROTO_ENTRY_ABORT;
+}
+
+/* Entries behind the end, which a copy has, where files here show that some are lost: up to the last that commits one
+ * of their manifests. 1: some. */
+static int list_end(struct mend *m, const struct store_list *l)
+{
+	const char *run = store_list_run(l);
+	uint64_t begin = store_list_next(l), end = begin;
+	struct base_digest before;
+	int r = 1;
+
+	if (!copy_given(m) || !mend_end_traced(m, l) || !entry_before(m->store, run, begin, &before))
+		return 0;
+	for (uint64_t n = begin; ; n++) {
+		struct proto_entry e = {0};
+		bool follows = mend_entry_read(m->from, run, n, &e) == 0 && base_digest_equal(&e.before, &before)
+			&& end_takes(m, l, &e);
+
+		if (follows && commit_missed(m, l, &e))
+			end = n + 1;
+		before = e.self;
+		proto_entry_release(&e);
+		if (!follows)
+			break;
+	}
+	for (uint64_t n = begin; r == 1 && n < end; n++)
+		r = entry_bring(m, run, n);
+	if (r == 1 && end > begin)
+		treat_traces(m, run);
+	return r < 0 ? r : end > begin;
+}
+
+/* One copy serves, and is good for two. */
+static int entry_rewrite(struct mend *m, const char *file)
+{
+	struct store_record record = {0};
+	bool whole;
+	int r = store_record_get(m->store->storage, file, STORE_RECORD_ENTRY, m->store->info.id, &record, &whole, NULL);
+
+	if (r < 0 || whole) { /* whole: what is wrong is what it says */
+		store_record_release(&record);
+		return 0;
+	}
+	r = mend_act_record(m, file, STORE_RECORD_ENTRY, record.body, record.len);
+	if (r == 0) {
+		mend_line(m, STORE_MEND_MEND, file, "written again from its good copy");
+		mend_treat(m, file);
+	}
+	store_record_release(&record);
+	return r;
+}
+
+/* Is all of the list that of another run, which lies under this name? Then its entries are whole, and to be put where
+ * they belong: nothing is decided of them here, and the collector goes on to keep away. */
+static bool list_misplaced(struct mend *m, const struct store_list *l)
+{
+	const char *run = store_list_run(l);
+	char other[PROTO_RUN_MAX + 1] = "", dir[STORE_NAME_MAX];
+
+	for (uint64_t n = 0; n < store_list_next(l); n++) {
+		struct store_record record = {0};
+		struct proto_entry e = {0};
+		char name[STORE_NAME_MAX];
+
+		if (!store_list_skipped(l, n))
+			return false;
+		entry_file(run, n, name);
+		if (!other[0] && store_record_get(m->store->storage, name, STORE_RECORD_ENTRY, m->store->info.id,
+			&record, NULL, NULL) == 0 && proto_entry_decode(record.body, record.len, &e) == 0)
+			if (e.version > 1 && strcmp(e.run, run) != 0 && e.number == n)
+				snprintf(other, sizeof other, "%s", e.run);
+		proto_entry_release(&e);
+		store_record_release(&record);
+	}
+	snprintf(dir, sizeof dir, "runs/%s", run);
+	if (other[0] && !m->again)
+		mend_line(m, STORE_MEND_LEFT, dir, "this is the list of run %s under another name: rename it to "
+			"runs/%s, or, if runs/%s exists, move it away; until then vckpt mend leaves it as it is", other,
+			other, other);
+	return other[0];
+}
+
+/* No list loses so many and goes on. */
+static void list_far(struct mend *m, const struct store_list *l)
+{
+	char name[STORE_NAME_MAX];
+
+	entry_file(store_list_run(l), store_list_next(l) - 1, name);
+	uint64_t before = store_list_damaged(l) - 1;
+	if (!m->again)
+		mend_line(m, STORE_MEND_LEFT, name, "%" PRIu64 " %s before it %s missing or damaged: if this file does "
+			"not belong to the list, move it away and mend again", before,
+			base_plural(before, "entry", "entries"), base_plural(before, "is", "are"));
+}
+
+static int list_mend(struct mend *m, const char *run)
+{
+	char name[PROTO_RUN_MAX + 1];
+	struct store_list *l;
+	uint64_t n;
+	int r = store_list_open(m->store, run, true, &l, m->err);
+
+	if (r < 0)
+		return r;
+	if (list_misplaced(m, l)) {
+		store_list_close(l);
+		return 0;
+	}
+	for (size_t i = 0; r == 0 && i < m->nfaults; i++)
+		if (entry_name(m->faults[i].file, name, &n) && strcmp(name, run) == 0 && !store_list_skipped(l, n)
+		    && !m->faults[i].treated)
+			r = entry_rewrite(m, m->faults[i].file);
+	if (r == 0 && store_list_damaged(l) > PROTO_ACCEPTS_MAX)
+		list_far(m, l);
+	else if (r == 0 && store_list_damaged(l))
+		r = list_skipped(m, l);
+	else if (r == 0 && (r = list_end(m, l)) == 0)
+		r = mend_steps(m, l, NULL, 0);
+	r = r > 0 ? 0 : r;
+	store_list_close(l);
+	return r;
+}
+
+int mend_lists(struct mend *m)
+{
+	char **runs;
+	size_t n;
+	int r = store_runs(m->store, &runs, &n, m->err);
+
+	if (r < 0)
+		return r;
+	for (size_t i = 0; r == 0 && i < n; i++)
+		r = list_mend(m, runs[i]);
+	store_runs_free(runs, n);
+	return r;
+}

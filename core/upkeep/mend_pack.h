@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mend_pack: what the files of mend that know packs share.
+ *
+ *   mend_pack.c    which objects a damaged pack has to hold, which of them are bad, and what can be done
+ *   mend_source.c  other places that hold the same objects
+ *   mend_image.c   the pack written anew, whole, in the place of the old one */
+#ifndef CORE_UPKEEP_MEND_PACK_H
+#define CORE_UPKEEP_MEND_PACK_H
+
+#include "core/upkeep/mend_internal.h"
+#include "core/pack/pack_format.h"
+
+struct mend_object {
+	struct store_object_ref ref;
+	bool bad;                       /* its bytes or checks, where they lie */
+	struct store *from;             /* of a bad one: a store that holds it, or NULL: nobody does */
+	char pack[STORE_PACK_NAME_MAX]; /* there; empty: its bytes are right here, its checks are not */
+	struct store_object_ref there;
+	struct base_buf checks;         /* made while its bytes are written */
+};
+struct mend_pack {
+	char name[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+	uint64_t size;                  /* that it has to have; 0: not known */
+	bool complete;                  /* the objects are all that there are: footer and padding follow from them */
+	bool footer_good;
+	struct mend_object *objects; size_t n; /* by offset */
+};
+void mend_pack_free(struct mend_pack *p); /* NULL-safe */
+
+/* An open pack without a look at its head; of the size that it should have. storage_name: of its file. */
+int mend_pack_open(struct store *s, const char *name, const char *storage_name, uint64_t size,
+	struct store_pack **ret_p);
+/* Every block, and the digest. 1: right; 0: not; or an error of this moment. */
+int mend_object_good(struct store_pack *p, const struct store_object_ref *ref);
+
+/* Looks for the bad objects of all these packs, here and in `from`. */
+int mend_sources_find(struct mend *m, struct mend_pack *const *packs, size_t n);
+
+int mend_image_write(struct mend *m, struct mend_pack *p);
+
+#endif

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mend_source: other places of an object. Every pack's footer is asked, of this store and of the other one; a place
+ * counts when all of it was read and has the digest. An object that is raw may have its bytes right where they lie, and
+ * only its checks damaged: then it is its own source. */
+#include "core/upkeep/mend_pack.h"
+
+#include <stdio.h>
+
+struct sources {
+	struct mend *m;
+	struct mend_object **wanted; size_t n; /* by digest; those that are found have `from` */
+	size_t missing;
+};
+
+int mend_object_good(struct store_pack *p, const struct store_object_ref *ref)
+{
+	enum { WINDOW = 256 };
+	uint64_t blocks = base_block_count(ref->raw_len);
+	base_cleanup_free uint8_t *bytes = malloc(WINDOW * BASE_BLOCK_BYTES);
+	struct base_hasher *h = base_hasher_new();
+	struct base_digest d;
+	int r = bytes && h ? 0 : -ENOMEM;
+
+	for (uint64_t at = 0; r == 0 && at < blocks; at += WINDOW) {
+		uint64_t n = base_min(WINDOW, blocks - at);
+
+		r = store_object_read_blocks(p, ref, at, n, bytes, NULL);
+		if (r == 0)
+			base_hasher_update(h, bytes,
+				base_min(n * BASE_BLOCK_BYTES, ref->raw_len - at * BASE_BLOCK_BYTES));
+	}
+	if (r == 0)
+		r = base_hasher_final(h, &d);
+	base_hasher_free(h);
+	if (r == 0)
+		return base_digest_equal(&d, &ref->digest);
+	return r == -ENOMEM ? r : 0;
+}
+
+static int object_order(const void *a, const void *b)
+{
+	const struct mend_object *x = *(struct mend_object *const *)a, *y = *(struct mend_object *const *)b;
+
+	return base_digest_compare(&x->ref.digest, &y->ref.digest);
+}
+
+/* The first of them with that digest. */
+static size_t wanted_first(const struct sources *k, const struct base_digest *d)
+{
+	size_t low = 0, high = k->n;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (base_digest_compare(&k->wanted[middle]->ref.digest, d) < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/* Will what lies there fill the place here for certain? Encoded again it may get another length. */
+static bool fits(const struct mend_object *o, const struct store_object_ref *there)
+{
+	return o->ref.codec == STORE_CODEC_RAW
+		|| (there->codec == o->ref.codec && there->stored_len == o->ref.stored_len);
+}
+
+static int source_try(struct sources *k, struct store *s, struct store_pack *p, const struct store_object_ref *there)
+{
+	int good = -1;
+
+	for (size_t i = wanted_first(k, &there->digest);
+		i < k->n && base_digest_equal(&k->wanted[i]->ref.digest, &there->digest); i++) {
+		struct mend_object *o = k->wanted[i];
+
+		if (there->raw_len != o->ref.raw_len || (o->from && (fits(o, &o->there) || !fits(o, there))))
+			continue;
+		if (good < 0)
+			good = mend_object_good(p, there);
+		if (good <= 0)
+			return good;
+		o->from = s;
+		o->there = *there;
+		snprintf(o->pack, sizeof o->pack, "%s", store_pack_name(p));
+		k->missing -= fits(o, there);
+	}
+	return 0;
+}
+
+static int sources_pack(struct sources *k, struct store *s, const char *name)
+{
+	struct store_pack_footer footer = {0};
+	struct store_pack *p;
+	int r = 0;
+
+	if (store_pack_open(s->storage, s->info.id, name, &p, NULL) < 0)
+		return 0;
+	if (store_pack_footer_read(p, &footer, NULL) == 0)
+		for (uint64_t i = 0; r == 0 && i < footer.count; i++)
+			r = source_try(k, s, p, &footer.objects[i]);
+	store_pack_footer_free(&footer);
+	store_pack_close(p);
+	return r;
+}
+
+static int sources_store(struct sources *k, struct store *s)
+{
+	struct store_files files = {0};
+	int r = store_files_list(s, "packs", &files, k->m->err);
+
+	for (size_t i = 0; r == 0 && k->missing && i < files.n; i++) {
+		const char *base = strrchr(files.all[i].name, '/') + 1;
+		char name[STORE_PACK_NAME_MAX];
+		size_t len = strlen(base);
+
+		if (files.all[i].temporary || files.all[i].foreign || len < 6 || len - 5 >= sizeof name)
+			continue;
+		snprintf(name, sizeof name, "%.*s", (int)(len - 5), base);
+		r = sources_pack(k, s, name);
+	}
+	store_files_release(&files);
+	return r;
+}
+
+/* A raw object whose bytes are right. 1: so it is. */
+static int source_own(struct mend *m, struct store_pack *p, struct mend_object *o)
+{
+	base_cleanup_free uint8_t *bytes = malloc(1 << 20);
+	struct base_hasher *h = base_hasher_new();
+	struct base_digest d;
+	int r = bytes && h ? 0 : -ENOMEM;
+
+	for (uint64_t at = 0; r == 0 && at < o->ref.raw_len; at += 1 << 20) {
+		size_t len = base_min(o->ref.raw_len - at, 1 << 20);
+
+		r = pack_read(p, o->ref.offset + at, bytes, len, NULL);
+		if (r == 0)
+			base_hasher_update(h, bytes, len);
+	}
+	if (r == 0)
+		r = base_hasher_final(h, &d);
+	base_hasher_free(h);
+	if (r < 0 || !base_digest_equal(&d, &o->ref.digest))
+		return r == -ENOMEM ? r : 0;
+	o->from = m->store;
+	o->pack[0] = 0;
+	return 1;
+}
+
+static int sources_own(struct sources *k, struct mend_pack *p)
+{
+	struct store_pack *file;
+	int r = 0;
+
+	if (mend_pack_open(k->m->store, p->name, p->path, p->size, &file) < 0)
+		return 0;
+	for (size_t i = 0; r >= 0 && i < p->n; i++)
+		if (p->objects[i].bad && p->objects[i].ref.codec == STORE_CODEC_RAW) {
+			r = source_own(k->m, file, &p->objects[i]);
+			k->missing -= r == 1;
+		}
+	store_pack_close(file);
+	return r < 0 ? r : 0;
+}
+
+int mend_sources_find(struct mend *m, struct mend_pack *const *packs, size_t n)
+{
+	struct sources k = {.m = m};
+	size_t room = 0;
+	int r = 0;
+
+	for (size_t i = 0; i < n; i++)
+		room += packs[i]->n;
+	k.wanted = calloc(room + 1, sizeof(struct mend_object *));
+	if (!k.wanted)
+		return -ENOMEM;
+	for (size_t i = 0; i < n; i++)
+		for (size_t j = 0; j < packs[i]->n; j++)
+			if (packs[i]->objects[j].bad)
+				k.wanted[k.n++] = &packs[i]->objects[j];
+	k.missing = k.n;
+	if (k.n)
+		qsort(k.wanted, k.n, sizeof *k.wanted, object_order);
+	for (size_t i = 0; r == 0 && k.missing && i < n; i++)
+		r = sources_own(&k, packs[i]);
+	if (r == 0 && k.missing)
+		r = sources_store(&k, m->store);
+	if (r == 0 && k.missing && m->from)
+		r = sources_store(&k, m->from);
+	free(k.wanted);
+	return r;
+}

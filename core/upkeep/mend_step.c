@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mend_step: steps that go with an entry that is accepted as damaged.
+ *
+ * A commit that was lost leaves its manifest. What proves that it was committed: measures stats/<run>/<step>.<entry>/
+ * of the lost entry, which are put after it. And a commit that can be read, but replaces one that was lost, counts no
+ * more, as nothing is visible that it could replace. Such steps are committed anew: the manifest as that of a new
+ * attempt, since the old attempt may be decided. Not if an entry after it names its step, or removes it: what came
+ * later stands. Measures whose manifest is gone say at least which step is lost.
+ *
+ * Without measures (an import has none) a manifest may be that of a lost entry if the list says nothing of its attempt,
+ * its folder is gone, which goes only when the list has decided, and all its packs are here: an attempt that is aborted
+ * deletes its own. If there are no more such manifests than lost entries of which nothing else tells (of a lost end:
+ * however many), they are committed anew, too. Otherwise they are named.
+ *
+ * A removal that was lost brings its step back. Where the collector has deleted the manifest since, nothing is there
+ * to be brought back: the step is removed again.
+ */
+#include "core/upkeep/mend_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/commit/stats.h"
+
+struct step_commit { uint64_t entry, step, replaces; struct base_digest manifest; int64_t time_ns; };
+struct steps {
+	struct mend *m;
+	struct store_list *list;
+	const uint64_t *lost; size_t nlost;
+	struct step_commit *commits; size_t ncommits; /* all that can be read, by entry */
+	uint64_t *removed; size_t nremoved;           /* entries that a removal names */
+	uint64_t snapshot;                            /* the newest: of what lies before it, it tells; 0: none */
+	uint64_t untold, first_untold;                /* lost entries of which nothing tells: how many, the first */
+	uint64_t likely;                              /* manifests that may be theirs */
+	uint64_t *proved; size_t nproved;             /* lost entries of which measures and a manifest tell */
+};
+
+/* Does the list do without entry n, now or from now on; or does it end before it? */
+static bool entry_lost(const struct steps *k, uint64_t n)
+{
+	for (size_t i = 0; i < k->nlost; i++)
+		if (k->lost[i] == n)
+			return true;
+	return store_list_skipped(k->list, n) || n >= store_list_next(k->list);
+}
+
+static int number_add(uint64_t **numbers, size_t *n, uint64_t number)
+{
+	uint64_t *more = reallocarray(*numbers, *n + 1, sizeof *more);
+
+	if (!more)
+		return -ENOMEM;
+	*numbers = more;
+	more[(*n)++] = number;
+	return 0;
+}
+
+static int steps_add(struct steps *k, uint64_t n, const struct proto_entry *e)
+{
+	if (e->kind == PROTO_ENTRY_COMMIT) {
+		struct step_commit *more = reallocarray(k->commits, k->ncommits + 1, sizeof *more);
+
+		if (!more)
+			return -ENOMEM;
+		k->commits = more;
+		more[k->ncommits++] = (struct step_commit){
+			n, e->commit.step, e->commit.replaces, e->commit.manifest, e->commit.time_ns};
+	} else if (e->kind == PROTO_ENTRY_REMOVE) {
+		return number_add(&k->removed, &k->nremoved, e->removes);
+	} else if (e->kind == PROTO_ENTRY_SNAPSHOT) {
+		k->snapshot = n;
+	}
+	return 0;
+}
+
+/* Every entry again: what counted and what did not. */
+static int steps_read(struct steps *k)
+{
+	int r = 0;
+
+	for (uint64_t n = 0; r == 0 && n < store_list_next(k->list); n++) {
+		struct proto_entry e = {0};
+
+		if (entry_lost(k, n) || mend_entry_read(k->m->store, store_list_run(k->list), n, &e) < 0)
+			continue;
+		r = steps_add(k, n, &e);
+		proto_entry_release(&e);
+	}
+	return r;
+}
+
+/* Does something after entry n say what became of the step? */
+static bool step_superseded(const struct steps *k, uint64_t n, uint64_t step)
+{
+	if (n < k->snapshot)
+		return true;
+	for (size_t i = 0; i < k->nremoved; i++)
+		if (k->removed[i] == n)
+			return true;
+	for (size_t i = 0; i < k->ncommits; i++)
+		if (k->commits[i].entry > n && k->commits[i].step == step)
+			return true;
+	return false;
+}
+
+/* ---- what proves a commit ---- */
+
+struct step_proof { uint64_t entry; int64_t time_ns; };
+
+/* Measures of this step that belong to a lost entry, and say that attempt. */
+static bool proof_stats(const struct steps *k, const struct proto_manifest *man, struct step_proof *ret_p)
+{
+	char dir[STORE_NAME_MAX];
+	struct store_files files = {0};
+	bool found = false;
+
+	snprintf(dir, sizeof dir, "stats/%s", man->run);
+	if (store_files_list(k->m->store, dir, &files, NULL) < 0)
+		return false;
+	for (size_t i = 0; !found && i < files.n; i++) {
+		struct proto_stats *all = NULL;
+		struct store_stats_name name;
+		uint32_t n = 0, damaged;
+
+		if (!store_stats_name_parse(files.all[i].name, &name) || name.step != man->step
+		    || store_list_commit_step(k->list, name.entry) == name.step
+		    || store_stats_read(k->m->store, man->run, name.step, name.entry, &all, &n, &damaged, NULL) < 0)
+			continue;
+		for (uint32_t s = 0; s < n && !found; s++)
+			if (strcmp(all[s].attempt, man->attempt) == 0) {
+				*ret_p = (struct step_proof){name.entry, (int64_t)all[s].committed_ns};
+				found = true;
+			}
+		store_stats_free(all, n);
+	}
+	store_files_release(&files);
+	return found;
+}
+
+static bool folder_gone(const struct steps *k, const struct proto_manifest *man)
+{
+	struct store_files files = {0};
+	char dir[STORE_NAME_MAX];
+	bool gone;
+
+	snprintf(dir, sizeof dir, "incoming/%s/%s", man->run, man->attempt);
+	gone = store_files_list(k->m->store, dir, &files, NULL) == 0 && files.n == 0;
+	store_files_release(&files);
+	return gone;
+}
+
+enum step_standing { STEP_NOTHING, STEP_LIKELY, STEP_PROVED };
+
+/* What is known of a manifest that nothing shows. */
+static enum step_standing step_judge(const struct steps *k, const struct proto_manifest *man,
+	const struct base_digest *digest, struct step_proof *ret_p)
+{
+	enum store_attempt_state state = store_list_attempt(k->list, man->attempt, NULL, NULL);
+
+	if (store_list_find(k->list, man->step) || state == STORE_ATTEMPT_COMMITTED)
+		return STEP_NOTHING; /* it counted, and was removed or replaced */
+	for (size_t i = 0; i < k->ncommits; i++)
+		if (base_digest_equal(&k->commits[i].manifest, digest)) {
+			*ret_p = (struct step_proof){k->commits[i].entry, k->commits[i].time_ns};
+			return step_superseded(k, ret_p->entry, man->step) ? STEP_NOTHING : STEP_PROVED;
+		}
+	if (proof_stats(k, man, ret_p))
+		return step_superseded(k, ret_p->entry, man->step) ? STEP_NOTHING : STEP_PROVED;
+	*ret_p = (struct step_proof){k->first_untold, 0};
+	if (!k->untold || state != STORE_ATTEMPT_UNDECIDED || !folder_gone(k, man)
+	    || step_superseded(k, k->first_untold, man->step))
+		return STEP_NOTHING;
+	return STEP_LIKELY;
+}
+
+/* ---- manifests that nothing shows ---- */
+
+static bool step_known(const struct steps *k, const struct base_digest *digest)
+{
+	for (size_t i = 0; i < store_list_count(k->list); i++)
+		if (base_digest_equal(&store_list_at(k->list, i)->commit.manifest, digest))
+			return true;
+	return false;
+}
+
+static int step_recommit(struct steps *k, const struct proto_manifest *man, const struct base_digest *digest,
+	const struct step_proof *p, const char *file)
+{
+	struct base_error why = {0};
+	struct mend_action *a;
+
+	if (store_manifest_check_packs(k->m->store, man, &why) < 0) { /* until they are mended */
+		if (!k->m->again)
+			mend_lost(k->m, file, man->run, man->step, NULL, NULL, why.text);
+		return 0;
+	}
+	a = mend_act(k->m, MEND_COMMIT, NULL, man->run);
+	if (!a)
+		return -ENOMEM;
+	a->step = man->step;
+	a->manifest = *digest;
+	a->time_ns = p->time_ns;
+	mend_line(k->m, STORE_MEND_MEND, file,
+		"step %" PRIu64 " is committed anew: it vanished with a lost entry of the list", man->step);
+	return 0;
+}
+
+/* A manifest that nothing shows: pass 1 counts, pass 2 acts. */
+static int step_hidden(struct steps *k, unsigned pass, const char *file, const struct base_digest *digest)
+{
+	struct proto_manifest man = {0};
+	struct step_proof proof;
+	enum step_standing is;
+	int r = 0;
+
+	if (step_known(k, digest) || store_manifest_get(k->m->store, store_list_run(k->list), digest, &man, NULL) < 0)
+		return 0;
+	is = step_judge(k, &man, digest, &proof);
+	if (pass == 1) {
+		k->likely += is == STEP_LIKELY;
+		k->untold -= is == STEP_PROVED && k->untold && entry_lost(k, proof.entry);
+		if (is == STEP_PROVED)
+			r = number_add(&k->proved, &k->nproved, proof.entry);
+	} else if (is == STEP_PROVED || (is == STEP_LIKELY && k->likely <= k->untold)) {
+		r = step_recommit(k, &man, digest, &proof, file);
+	} else if (is == STEP_LIKELY && (k->nlost || !k->m->again)) { /* the next round gives the attempt up */
+		char why[160];
+
+		snprintf(why, sizeof why, "its attempt %s may have been committed, but nothing proves it", man.attempt);
+		mend_lost(k->m, file, man.run, man.step, NULL, NULL, why);
+	}
+	proto_manifest_release(&man);
+	return r;
+}
+
+static int steps_hidden(struct steps *k, unsigned pass)
+{
+	struct store_files files = {0};
+	char dir[STORE_NAME_MAX];
+	int r;
+
+	snprintf(dir, sizeof dir, "runs/%s/manifests", store_list_run(k->list));
+	r = store_files_list(k->m->store, dir, &files, k->m->err);
+	for (size_t i = 0; r == 0 && i < files.n; i++) {
+		const char *base = strrchr(files.all[i].name, '/') + 1;
+		struct base_digest digest;
+
+		if (!files.all[i].temporary && !files.all[i].foreign
+		    && base_digest_parse(base, strlen(base), &digest) == 0)
+			r = step_hidden(k, pass, files.all[i].name, &digest);
+	}
+	store_files_release(&files);
+	return r;
+}
+
+/* ---- measures of commits that are lost with their manifests ---- */
+
+static int measured_step(struct steps *k, const char *file, const struct store_stats_name *name)
+{
+	struct proto_stats *all = NULL;
+	uint32_t n = 0, damaged;
+	bool known = k->m->again || store_list_commit_step(k->list, name->entry) == name->step
+		|| store_list_find(k->list, name->step) || step_superseded(k, name->entry, name->step);
+	int r = 0;
+
+	for (size_t i = 0; i < k->nproved && !known; i++)
+		known = k->proved[i] == name->entry;
+	if (known || store_stats_read(k->m->store, name->run, name->step, name->entry, &all, &n, &damaged, NULL) < 0)
+		return 0;
+	if (n) {
+		mend_lost(k->m, file, name->run, name->step, NULL, NULL,
+			"these measures show that it was committed, but its commit entry and its manifest are lost");
+		r = number_add(&k->proved, &k->nproved, name->entry); /* so that it is told once */
+	}
+	store_stats_free(all, n);
+	return r;
+}
+
+static int steps_measured(struct steps *k)
+{
+	struct store_stats_name name;
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < k->m->nfaults; i++)
+		if (store_stats_name_parse(k->m->faults[i].file, &name)
+		    && strcmp(name.run, store_list_run(k->list)) == 0)
+			r = measured_step(k, k->m->faults[i].file, &name);
+	return r;
+}
+
+/* Lost entries behind the newest snapshot that no removal and no replacement names. */
+static void steps_untold(struct steps *k)
+{
+	for (uint64_t n = k->snapshot; n < store_list_next(k->list); n++) {
+		bool told = !entry_lost(k, n);
+
+		for (size_t i = 0; i < k->nremoved && !told; i++)
+			told = k->removed[i] == n;
+		for (size_t i = 0; i < k->ncommits && !told; i++)
+			told = k->commits[i].replaces == n;
+		if (!told && k->untold++ == 0)
+			k->first_untold = n;
+	}
+}
+
+/* ---- removals that were lost ---- */
+
+static int step_reappeared(struct steps *k, const struct store_list_step *s)
+{
+	char path[STORE_NAME_MAX];
+	struct mend_action *a;
+	bool lost_after = false;
+	uint64_t size;
+
+	for (uint64_t n = s->entry + 1; !lost_after && n < store_list_next(k->list); n++)
+		lost_after = entry_lost(k, n);
+	if (!lost_after || store_manifest_path(store_list_run(k->list), &s->commit.manifest, path) < 0
+	    || store_size(k->m->store->storage, path, &size) != -ENOENT)
+		return 0;
+	if (k->m->from) { /* it may be there */
+		if (store_size(k->m->from->storage, path, &size) == 0)
+			return 0;
+	}
+	a = mend_act(k->m, MEND_REMOVE, NULL, store_list_run(k->list));
+	if (!a)
+		return -ENOMEM;
+	a->step = s->step;
+	mend_line(k->m, STORE_MEND_MEND, path,
+		"step %" PRIu64 " is removed: its manifest is gone, and a lost entry may have been its removal",
+		s->step);
+	mend_treat(k->m, path);
+	return 0;
+}
+
+/* Do other files speak of entries behind the end, or of others than those that were put in their place? */
+bool mend_end_traced(const struct mend *m, const struct store_list *l)
+{
+	char run[PROTO_RUN_MAX + 1];
+	struct store_stats_name stats;
+	struct base_digest digest;
+
+	for (size_t i = 0; i < m->nfaults; i++) {
+		const struct mend_fault *f = &m->faults[i];
+
+		if (store_stats_name_parse(f->file, &stats) && strcmp(stats.run, store_list_run(l)) == 0
+		    && store_list_commit_step(l, stats.entry) != stats.step)
+			return true;
+		if (mend_manifest_name(f->file, run, &digest) && strcmp(run, store_list_run(l)) == 0 && !f->ntouches)
+			return true;
+	}
+	return false;
+}
+
+int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_t n)
+{
+	struct steps k = {.m = m, .list = l, .lost = lost, .nlost = n};
+	bool end = !store_list_skips(l) && mend_end_traced(m, l);
+	int r;
+
+	if (n == 0 && !store_list_skips(l) && !end)
+		return 0;
+	r = steps_read(&k);
+	if (r == 0 && end) {
+		k.untold = UINT32_MAX; /* nobody knows how many */
+		k.first_untold = store_list_next(l);
+	} else if (r == 0) {
+		steps_untold(&k);
+	}
+	if (r == 0)
+		r = steps_hidden(&k, 1);
+	if (r == 0)
+		r = steps_hidden(&k, 2);
+	if (r == 0)
+		r = steps_measured(&k);
+	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
+		r = step_reappeared(&k, store_list_at(l, i));
+	free(k.commits);
+	free(k.removed);
+	free(k.proved);
+	return r;
+}

@@ -1,0 +1,545 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify: the passes, in order.
+ *
+ *   1  lists are read; the visible steps that are asked for are known
+ *   2  whole store: every file by itself (verify_files.c)
+ *      whole store or run: traces of entries that the lists do not have (lost.c)
+ *   3  every step is walked: records, layouts, parts, exact cover; references that no verified footer answers for are
+ *      re-hashed (verify_steps.c)
+ *   4  faults are told: the steps are walked once more, only when there are any, to find everything that each fault
+ *      touches
+ *   5  faults of packs are noted for writers, if asked to (verify_note.c)
+ *
+ * A fault is about bytes of a file; it is counted once and told once for each step and tensor that it touches. */
+#include "core/upkeep/verify_internal.h"
+
+#include <stdio.h>
+
+#include "core/upkeep/lost.h"
+
+void verify_error(struct verify *v, int error)
+{
+	pthread_mutex_lock(&v->lock);
+	if (!v->error)
+		v->error = error;
+	pthread_mutex_unlock(&v->lock);
+}
+
+void verify_progress(struct verify *v, uint64_t bytes)
+{
+	pthread_mutex_lock(&v->lock);
+	v->done_bytes += bytes;
+	v->result.bytes += bytes;
+	if (v->total_bytes < v->done_bytes)
+		v->total_bytes = v->done_bytes;
+	if (v->o->progress)
+		v->o->progress(v->o->arg, v->done_bytes, v->total_bytes);
+	pthread_mutex_unlock(&v->lock);
+}
+
+uint64_t verify_place(const char *pack, const struct store_object_ref *ref)
+{
+	uint8_t bytes[80];
+
+	memcpy(bytes, &ref->digest, 32);
+	base_put64(bytes + 32, ref->offset);
+	base_put64(bytes + 40, ref->checks);
+	base_put64(bytes + 48, ref->raw_len);
+	base_put64(bytes + 56, ref->stored_len);
+	base_put64(bytes + 64, ref->codec);
+	base_put64(bytes + 72, pack ? base_xxh64_of(0, pack, strlen(pack)) : 0);
+	uint64_t hash = base_xxh64_of(0, bytes, sizeof bytes);
+	return hash ? hash : 1;
+}
+
+int verify_compare_places(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* ---- faults ---- */
+
+static bool same_fault(const struct verify_fault *a, const struct verify_fault *b)
+{
+	return a->offset == b->offset && a->len == b->len && a->step == b->step && a->by_xxh == b->by_xxh &&
+		!memcmp(&a->xxh, &b->xxh, sizeof a->xxh) && !strcmp(a->file, b->file) &&
+		!strcmp(a->what, b->what);
+}
+
+/* `text` behind the words that it begins with, or NULL. */
+static const char *text_after(const char *text, const char *begin, size_t len)
+{
+	return strncmp(text, begin, len) == 0 ? text + len : NULL;
+}
+
+/* What a reader of packs says names the pack, as the fault's file does: once is enough. */
+static char *said_of_pack(const char *file, const char *what)
+{
+	const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file, *rest;
+	size_t len = strcspn(name, ".");
+	char *text = NULL;
+
+	rest = text_after(what, file, strlen(file));
+	if (rest && rest[0] == ':') /* "FILE: it is missing" */
+		return strdup(rest + 1 + strspn(rest + 1, " "));
+	rest = text_after(what, "pack ", 5);
+	rest = rest ? text_after(rest, name, len) : NULL;
+	if (rest && (rest[0] == ':' || rest[0] == ',')) /* "pack X: its head ..." */
+		return strdup(rest + 1 + strspn(rest + 1, " "));
+	if (rest && rest[0] == ' ') /* "pack X is cut short ..." */
+		return asprintf(&text, "it%s", rest) < 0 ? NULL : text;
+	return strdup(what);
+}
+
+void verify_fault(struct verify *v, struct verify_fault f)
+{
+	bool known = false;
+
+	pthread_mutex_lock(&v->lock);
+	f.what = f.pack ? said_of_pack(f.file, f.what) : strdup(f.what);
+	if (!f.what) {
+		v->error = v->error ? v->error : -ENOMEM;
+		known = true;
+	}
+	for (size_t i = v->nfaults > 64 ? v->nfaults - 64 : 0; i < v->nfaults && !known; i++)
+		known = same_fault(&v->faults[i], &f);
+	if (!known) {
+		struct verify_fault *more = v->faults;
+
+		if ((v->nfaults & (v->nfaults - 1)) == 0)
+			more = reallocarray(v->faults, v->nfaults ? 2 * v->nfaults : 1, sizeof *more);
+		f.file = strdup(f.file);
+		f.run = f.run ? strdup(f.run) : NULL;
+		if (more)
+			v->faults = more;
+		if (more && f.file)
+			v->faults[v->nfaults++] = f;
+		if (!more || !f.file ||
+			(f.pack && verify_index_add(&v->places, f.file, f.offset, f.len, v->nfaults - 1) < 0))
+			v->error = v->error ? v->error : -ENOMEM;
+	} else {
+		free(f.what);
+	}
+	pthread_mutex_unlock(&v->lock);
+}
+
+/* Who asks for the faults of a pack that touch an object, its bytes or its checks. */
+struct hits {
+	struct verify *v;
+	const char *file;
+	const struct base_xxh128 *xxh; /* of a piece, or NULL */
+	uint64_t begin, end;           /* what was asked for before: told already */
+	int (*f)(void *arg, struct verify_fault *f);
+	void *arg;
+};
+
+static int on_hit(void *arg, size_t number)
+{
+	const struct hits *h = arg;
+	struct verify_fault *f = &h->v->faults[number];
+
+	if (strcmp(f->file, h->file) || (f->by_xxh && (!h->xxh || memcmp(h->xxh, &f->xxh, sizeof f->xxh))))
+		return 0;
+	return f->offset < h->end && h->begin < f->offset + f->len ? 0 : h->f(h->arg, f);
+}
+
+/* ref NULL: those of the whole file alone. */
+static int fault_hits(struct verify *v, const char *file, const struct store_object_ref *ref,
+	const struct base_xxh128 *xxh, int (*f)(void *arg, struct verify_fault *f), void *arg)
+{
+	struct hits h = {v, file, xxh, 0, 0, f, arg};
+	int r = verify_index_whole(&v->places, file, on_hit, &h);
+
+	if (r || !ref)
+		return r;
+	r = verify_index_range(&v->places, file, ref->offset, ref->offset + ref->stored_len, on_hit, &h);
+	if (r)
+		return r;
+	h.begin = ref->offset;
+	h.end = ref->offset + ref->stored_len;
+	return verify_index_range(&v->places, file, ref->checks,
+		ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len), on_hit, &h);
+}
+
+static int any_hit(void *arg, struct verify_fault *f)
+{
+	(void)arg;
+	(void)f;
+	return 1;
+}
+
+bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref)
+{
+	return fault_hits(v, file, ref, NULL, any_hit, NULL) != 0;
+}
+
+/* ---- pass 1: lists ---- */
+
+static bool steps_equal(const struct store_list_step *a, const struct store_list_step *b)
+{
+	const struct proto_commit *x = &a->commit, *y = &b->commit;
+
+	return a->step == b->step && a->entry == b->entry && base_digest_equal(&x->manifest, &y->manifest) &&
+		strcmp(x->attempt, y->attempt) == 0 && x->time_ns == y->time_ns && x->replaces == y->replaces &&
+		x->tensors == y->tensors && x->bytes == y->bytes && x->new_bytes == y->new_bytes &&
+		verify_attributes_equal(x->attributes, x->nattributes, y->attributes, y->nattributes);
+}
+
+/* A reader that starts at the newest snapshot must see what one sees that starts at entry 0. */
+static int compare_snapshot(struct verify *v, const struct store_list *whole, struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+	struct store_list *l;
+	uint64_t snapshot = (store_list_next(whole) - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY;
+
+	if (store_list_next(whole) <= STORE_SNAPSHOT_EVERY)
+		return 0;
+	int r = store_list_open(v->store, store_list_run(whole), false, &l, err);
+	if (r < 0)
+		return r;
+	bool same = store_list_count(l) == store_list_count(whole) || store_list_next(l) != store_list_next(whole);
+	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++)
+		same = steps_equal(store_list_at(l, i), store_list_at(whole, i));
+	store_list_close(l);
+	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(whole), (unsigned long long)snapshot);
+	if (!same)
+		verify_fault(v, (struct verify_fault){.file = name,
+			.what = (char *)"readers from this snapshot see other steps than readers from the start",
+			.run = (char *)store_list_run(whole)});
+	return 0;
+}
+
+/* Entries that the list does without: what is wrong with them is seen by who reads them in order. */
+static void tell_skipped(struct verify *v, const struct store_list *l)
+{
+	char name[STORE_NAME_MAX];
+	const char *why;
+	uint64_t n, at = 0;
+
+	while ((n = store_list_damaged_next(l, &at, &why)) != PROTO_NONE) {
+		snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
+		verify_fault(v, (struct verify_fault){
+			.file = name, .what = (char *)why, .run = (char *)store_list_run(l)});
+	}
+}
+
+static int add_step(struct verify *v, const struct store_list *l, size_t i)
+{
+	struct verify_step *steps = reallocarray(v->steps, v->nsteps + 1, sizeof *steps);
+
+	if (!steps)
+		return -ENOMEM;
+	v->steps = steps;
+	v->steps[v->nsteps++] = (struct verify_step){store_list_run(l), store_list_at(l, i)};
+	return 0;
+}
+
+static bool wanted(const struct verify *v, const struct store_list *l, size_t i)
+{
+	return !v->o->run || (!strcmp(v->o->run, store_list_run(l)) &&
+				(v->o->step == PROTO_NONE || v->o->step == store_list_at(l, i)->step));
+}
+
+static int open_list(struct verify *v, const char *run, struct base_error *err)
+{
+	struct store_list *l, **lists = reallocarray(v->lists, v->nlists + 1, sizeof *lists);
+
+	if (!lists)
+		return -ENOMEM;
+	v->lists = lists;
+	int r = store_list_open(v->store, run, true, &l, err);
+	if (r == 0)
+		v->lists[v->nlists++] = l;
+	return r;
+}
+
+/* What is visible in the run is not known; the others are. */
+static void tell_newer_run(struct verify *v, const char *run, const struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+
+	snprintf(name, sizeof name, "runs/%s", run);
+	verify_fault(v,
+		(struct verify_fault){.file = name, .what = (char *)err->text, .newer = true, .run = (char *)run});
+}
+
+static void tell_newer_entry(struct verify *v, const struct store_list *l)
+{
+	struct base_error why = {0};
+	char name[STORE_NAME_MAX];
+	uint64_t n;
+
+	if (store_list_newer(l, &n, &why) == 0)
+		return;
+	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
+	verify_fault(v, (struct verify_fault){
+		.file = name, .what = why.text, .newer = true, .run = (char *)store_list_run(l)});
+}
+
+static int add_run(struct verify *v, const char *run, struct base_error *err)
+{
+	struct base_error why = {0};
+	int r = open_list(v, run, &why);
+
+	if (r == -BASE_EVERSION) {
+		tell_newer_run(v, run, &why);
+		return 0;
+	}
+	if (r < 0)
+		return base_error_set(err, r, "%s", why.text);
+	const struct store_list *l = v->lists[v->nlists - 1];
+	tell_newer_entry(v, l);
+	if (store_list_damaged(l))
+		tell_skipped(v, l);
+	else
+		r = compare_snapshot(v, l, err);
+	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
+		if (wanted(v, l, i))
+			r = add_step(v, l, i);
+	return r;
+}
+
+/* All other visible steps: a fault may touch them, too. Runs that cannot be read are none of this question's. */
+static int add_others(struct verify *v)
+{
+	char **runs;
+	size_t n;
+	int r = store_runs(v->store, &runs, &n, NULL);
+
+	if (r < 0)
+		return r == -ENOMEM ? r : 0;
+	for (size_t i = 0; r == 0 && i < n; i++)
+		if (strcmp(runs[i], v->o->run) && open_list(v, runs[i], NULL) == -ENOMEM)
+			r = -ENOMEM;
+	store_runs_free(runs, n);
+	for (size_t k = 0; r == 0 && k < v->nlists; k++)
+		for (size_t i = 0; r == 0 && i < store_list_count(v->lists[k]); i++)
+			if (!wanted(v, v->lists[k], i))
+				r = add_step(v, v->lists[k], i);
+	return r;
+}
+
+static int add_runs(struct verify *v, struct base_error *err)
+{
+	char **runs;
+	size_t n;
+
+	if (v->o->run)
+		return add_run(v, v->o->run, err);
+	int r = store_runs(v->store, &runs, &n, err);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < n && r >= 0; i++)
+		r = add_run(v, runs[i], err);
+	store_runs_free(runs, n);
+	return r;
+}
+
+/* The entries of the steps that are asked for: both copies. */
+static void check_entries(struct verify *v)
+{
+	char name[STORE_NAME_MAX];
+
+	for (size_t i = 0; i < v->nsteps; i++) {
+		snprintf(name, sizeof name, "runs/%s/%012llu", v->steps[i].run,
+			(unsigned long long)v->steps[i].step->entry);
+		verify_record(v, name, STORE_RECORD_ENTRY, v->steps[i].run);
+	}
+}
+
+/* ---- pass 2: entries that the lists do not have ---- */
+
+static void tell_lost(void *arg, const char *file, const char *run, const char *text)
+{
+	verify_fault(arg, (struct verify_fault){.file = (char *)file, .what = (char *)text, .run = (char *)run});
+}
+
+static int find_lost(struct verify *v, struct base_error *err)
+{
+	const struct store_lost_question q = {v->store, v->lists, v->nlists, v->o->run, tell_lost, v};
+
+	return v->o->run && v->o->step != PROTO_NONE ? 0 : store_lost_find(&q, err);
+}
+
+/* ---- pass 4: telling ---- */
+
+struct tell {
+	struct verify *v;
+	const struct verify_step *step;
+	size_t number;          /* of the step, from 1 */
+	const struct verify_item *item;
+};
+
+static void tell_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
+	const char *tensor)
+{
+	struct store_damage d = {.fault = (size_t)(f - v->faults),
+		.file = f->file,
+		.newer = f->newer,
+		.offset = f->offset,
+		.len = f->len,
+		.what = f->what,
+		.run = run,
+		.step = step,
+		.component = component,
+		.tensor = tensor};
+
+	f->told = true;
+	v->o->damage(v->o->arg, &d);
+}
+
+/* One line for a fault, step and tensor: the pieces of a tensor come one after another. What describes the whole step
+ * has no name. */
+static int tell_item(void *arg, struct verify_fault *f)
+{
+	const struct tell *t = arg;
+	const struct verify_item *it = t->item;
+	const char *run = t->step->run;
+	uint64_t step = t->step->step->step;
+
+	if (it->what == VERIFY_BLOB) {
+		tell_one(t->v, f, run, step, NULL, it->blob);
+	} else if (it->what == VERIFY_PIECE) {
+		uint32_t len;
+		const char *bytes = store_layout_name(it->layout, it->tensor, &len);
+		base_cleanup_free char *name = strndup(bytes, len);
+
+		if (!name)
+			return -ENOMEM;
+		if (f->tensor_step == t->number && f->tensor == it->tensor)
+			return 0;
+		f->tensor_step = t->number;
+		f->tensor = it->tensor;
+		tell_one(t->v, f, run, step, store_layout_component(it->layout, it->tensor), name);
+	} else if (f->whole_step != t->number) {
+		f->whole_step = t->number;
+		tell_one(t->v, f, run, step, NULL, NULL);
+	}
+	return 0;
+}
+
+static int on_item(struct verify_walker *w, const struct verify_item *it)
+{
+	struct tell *t = w->arg;
+	char file[STORE_NAME_MAX];
+
+	if (store_pack_path(it->pack, file) < 0)
+		return 0;
+	t->item = it;
+	return fault_hits(t->v, file, it->what == VERIFY_PACK ? NULL : it->ref, it->xxh, tell_item, t);
+}
+
+static void ignore_broken(struct verify_walker *w, const char *file, const char *pack,
+	const struct store_object_ref *ref, const char *text)
+{
+	(void)w;
+	(void)file;
+	(void)pack;
+	(void)ref;
+	(void)text;
+}
+
+/* A manifest's own file, and faults that were found in the step itself. */
+static void tell_step_faults(struct verify *v, size_t number)
+{
+	const struct verify_step *s = &v->steps[number];
+	char manifest[STORE_NAME_MAX], entry[STORE_NAME_MAX];
+
+	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0)
+		manifest[0] = 0;
+	snprintf(entry, sizeof entry, "runs/%s/%012llu", s->run, (unsigned long long)s->step->entry);
+	for (size_t i = 0; i < v->nfaults; i++) {
+		struct verify_fault *f = &v->faults[i];
+
+		if (f->pack)
+			continue;
+		if (f->step ? f->step == number + 1 : !strcmp(f->file, manifest) || !strcmp(f->file, entry))
+			tell_one(v, f, s->run, s->step->step, NULL, NULL);
+	}
+}
+
+static int tell_all(struct verify *v)
+{
+	if (!v->nfaults)
+		return 0;
+	if (v->o->run && add_others(v) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < v->nsteps; i++) {
+		struct tell t = {v, &v->steps[i], i + 1, NULL};
+		struct verify_walker w = {
+			.store = v->store, .step = &v->steps[i], .item = on_item, .broken = ignore_broken, .arg = &t};
+
+		tell_step_faults(v, i);
+		int r = verify_walk(&w);
+		if (r < 0)
+			return r;
+	}
+	for (size_t i = 0; i < v->nfaults; i++)
+		if (!v->faults[i].told)
+			tell_one(v, &v->faults[i], v->faults[i].run, PROTO_NONE, NULL, NULL);
+	return 0;
+}
+
+/* ---- all ---- */
+
+static void release(struct verify *v)
+{
+	base_pool_free(v->pool);
+	for (size_t i = 0; i < v->nfaults; i++) {
+		free(v->faults[i].file);
+		free(v->faults[i].what);
+		free(v->faults[i].run);
+	}
+	for (size_t i = 0; i < v->npacks; i++) {
+		free(v->packs[i].file);
+		free(v->packs[i].seen);
+	}
+	for (size_t i = 0; i < v->ntodo; i++)
+		free(v->todo[i].pack);
+	for (size_t i = 0; i < v->nlists; i++)
+		store_list_close(v->lists[i]);
+	free(v->faults);
+	verify_index_release(&v->places);
+	free(v->packs);
+	free(v->todo);
+	free(v->seen);
+	free(v->lists);
+	free(v->steps);
+	pthread_mutex_destroy(&v->lock);
+}
+
+int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
+	struct base_error *err)
+{
+	struct verify v = {.store = s, .o = o, .lock = PTHREAD_MUTEX_INITIALIZER};
+	unsigned threads = o->threads ? o->threads : base_cpu_count();
+
+	v.pool = base_pool_new(threads, 4 * threads);
+	int r = v.pool ? 0 : -ENOMEM;
+	if (r == 0)
+		r = add_runs(&v, err);
+	if (r == 0 && !o->run)
+		r = verify_files(&v, err);
+	else if (r == 0)
+		check_entries(&v);
+	if (r == 0)
+		r = find_lost(&v, err);
+	if (r == 0)
+		r = verify_steps(&v, err);
+	v.result.steps = v.nsteps;
+	if (r == 0)
+		r = tell_all(&v);
+	if (r == 0 && o->note)
+		r = verify_note(&v);
+	if (r == 0)
+		r = v.error;
+	for (size_t i = 0; i < v.nfaults; i++)
+		v.result.newer += v.faults[i].newer;
+	v.result.faults = v.nfaults - v.result.newer;
+	*ret_r = v.result;
+	release(&v);
+	return r < 0 && err && !err->code ? base_error_set(err, r, "verify did not end: %s", base_error_name(r)) : r;
+}

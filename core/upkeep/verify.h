@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify: reads everything, re-hashes everything, and says for each fault what it hurts (vckpt verify).
+ * Uses all cores; any thread. */
+#ifndef CORE_UPKEEP_VERIFY_H
+#define CORE_UPKEEP_VERIFY_H
+
+#include "core/commit/attempt.h"
+#include "core/step/layout.h"
+
+/* Does a view header agree with its layout? 0, or what is wrong in err. -ENOMEM ends verify. Unknown views are not
+ * checked. */
+typedef int (*verify_header_func)(const struct store_layout *l, const char *component, const char *view,
+	const void *header, size_t len, uint64_t data_bytes, struct base_error *err);
+
+#define STORE_VERIFY_FOREIGN "not a file that vckpt makes" /* `what` of these */
+struct store_damage {
+	size_t fault;                   /* its number, from 0: the same in all calls for one fault */
+	const char *file;               /* name in the store */
+	uint64_t offset, len;           /* bytes hit; len 0: the whole file (missing, foreign, unreadable) */
+	bool newer;                     /* no damage: a newer vckpt wrote it, so that it cannot be looked at */
+	const char *what;               /* sentence part: "block 3 does not match its check" */
+	const char *run; uint64_t step; /* NULL, PROTO_NONE: no visible step is touched */
+	/* NULL: not a tensor's piece; a blob has component NULL and its name in `tensor` */
+	const char *component, *tensor;
+};
+struct store_verify_options {
+	const char *run; uint64_t step;  /* NULL: the whole store; PROTO_NONE: all steps of the run */
+	unsigned threads;                /* 0: all */
+	bool note;                       /* leave notes of damaged packs for writers (note.h); best effort */
+	/* Damage, and what a newer vckpt wrote. One call for each (fault, step, tensor or blob) touched; a fault that
+	 * touches no visible step gives one call. Calls are serialised. */
+	void (*damage)(void *arg, const struct store_damage *d);
+	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
+	/* A pack was read to its end, damaged or not; only where the whole store is verified. May be NULL; calls are
+	 * serialised, also with those of damage and progress. */
+	void (*pack)(void *arg, const char *file, uint64_t bytes);
+	void *arg;
+	/* Checks view headers, which this layer does not know (view_header_check). NULL: only their bytes are checked.
+	 * Called from any thread. */
+	verify_header_func header;
+};
+struct store_verify_result { uint64_t files, objects, bytes, steps, faults, newer; }; /* faults: without the newer */
+/* 0 when everything could be looked at, damage or not (see faults). The whole store: every file outside index/, padding
+ * and unreferenced ones included; files that no vckpt makes are reported as foreign. */
+int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
+	struct base_error *err);
+
+#endif

@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_files: every file of the store by itself, each a job of the pool. What a file must be follows from its name
+ * alone. */
+#include "core/upkeep/verify_internal.h"
+
+#include <stdio.h>
+
+#include "core/commit/note.h"
+#include "core/commit/stats.h"
+
+struct job {
+	struct verify *v;
+	const struct store_file *file;
+};
+
+static void file_fault(struct verify *v, const char *name, uint64_t offset, uint64_t len, const char *run,
+	const char *what)
+{
+	verify_fault(v,
+		(struct verify_fault){
+			.file = (char *)name, .what = (char *)what, .offset = offset, .len = len, .run = (char *)run});
+}
+
+/* Nothing is wrong with it, but that a newer vckpt wrote it. */
+static void file_newer(struct verify *v, const char *name, bool pack, const char *run, const char *what)
+{
+	verify_fault(v,
+		(struct verify_fault){.file = (char *)name, .what = (char *)what, .newer = true, .pack = pack,
+			.run = (char *)run});
+}
+
+/* ---- packs ---- */
+
+struct pack_job {
+	struct verify *v;
+	const char *file;
+	struct verify_pack pack;
+};
+
+static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
+{
+	struct pack_job *j = arg;
+
+	(void)object; /* whom it touches follows from the steps' references */
+	verify_fault(j->v,
+		(struct verify_fault){
+			.file = (char *)j->file, .what = (char *)what, .pack = true, .offset = offset, .len = len});
+}
+
+static void on_progress(void *arg, uint64_t bytes)
+{
+	verify_progress(((struct pack_job *)arg)->v, bytes);
+}
+
+/* Keeps where an object of the pack lies, and what its bytes hash to: a reference to it needs no second look. */
+static void on_object(void *arg, const struct store_object_ref *object, const struct base_xxh128 *xxh)
+{
+	struct pack_job *j = arg;
+	struct verify_pack *p = &j->pack;
+	struct verify_seen *more = p->seen;
+
+	if ((p->nseen & (p->nseen - 1)) == 0) /* full at powers of two */
+		more = reallocarray(p->seen, p->nseen ? 2 * p->nseen : 1, sizeof *more);
+	if (!more) {
+		verify_error(j->v, -ENOMEM);
+		return;
+	}
+	p->seen = more;
+	p->seen[p->nseen] = (struct verify_seen){.place = verify_place(NULL, object), .hashed = xxh != NULL};
+	if (xxh)
+		p->seen[p->nseen].xxh = *xxh;
+	p->nseen++;
+}
+
+static void keep_pack(struct verify *v, struct verify_pack pack)
+{
+	if (pack.nseen)
+		qsort(pack.seen, pack.nseen, sizeof *pack.seen, verify_compare_places);
+	pthread_mutex_lock(&v->lock);
+	struct verify_pack *more = reallocarray(v->packs, v->npacks + 1, sizeof *more);
+	if (more)
+		v->packs = more;
+	v->result.objects += pack.nseen;
+	if (more && pack.file) {
+		v->packs[v->npacks++] = pack;
+		pack = (struct verify_pack){0};
+	} else if (!v->error) {
+		v->error = -ENOMEM;
+	}
+	pthread_mutex_unlock(&v->lock);
+	free(pack.file);
+	free(pack.seen);
+}
+
+static void check_pack(struct verify *v, const struct store_file *file)
+{
+	const char *base = strrchr(file->name, '/') + 1;
+	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+	struct pack_job j = {.v = v, .file = file->name};
+	struct store_pack *p;
+	struct base_error err = {0};
+	size_t len = strlen(base);
+
+	if (len < 6 || len - 5 >= sizeof pack || strcmp(base + len - 5, ".pack")) {
+		file_fault(v, file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
+		return;
+	}
+	memcpy(pack, base, len - 5);
+	pack[len - 5] = 0;
+	if (store_pack_path(pack, path) < 0 || strcmp(path, file->name)) {
+		file_fault(v, file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
+		return;
+	}
+	int r = store_pack_open(v->store->storage, v->store->info.id, pack, &p, &err);
+	if (r == -BASE_EVERSION) {
+		file_newer(v, file->name, true, NULL, err.text);
+		return;
+	}
+	if (r < 0) {
+		on_damage(&j, 0, 0, NULL, err.text[0] ? err.text : base_error_name(r));
+		return;
+	}
+	const struct store_pack_verify_calls calls = {.damage = on_damage,
+		.progress = on_progress,
+		.object = on_object,
+		.arg = &j,
+		.seed = v->store->info.seed};
+	j.pack.file = strdup(file->name);
+	r = store_pack_verify(p, &calls);
+	if (r == -BASE_EVERSION)
+		file_newer(v, file->name, true, NULL,
+			"it was written by a newer vckpt: its footer lists an object of a codec or kind that this "
+			"vckpt does not know");
+	else if (r < 0)
+		on_damage(&j, 0, 0, NULL, base_error_name(r));
+	keep_pack(v, j.pack);
+	store_pack_close(p);
+	pthread_mutex_lock(&v->lock);
+	if (v->o->pack)
+		v->o->pack(v->o->arg, file->name, file->size);
+	pthread_mutex_unlock(&v->lock);
+}
+
+/* ---- records ---- */
+
+static int decode_body(enum store_record_kind kind, const struct store_record *rec)
+{
+	union {
+		struct proto_store store;
+		struct proto_entry entry;
+		struct proto_manifest manifest;
+		struct proto_begin begin;
+		struct proto_base_record base;
+		struct proto_announcement part;
+		struct proto_heartbeat heartbeat;
+		struct proto_trash trash;
+		struct proto_stats stats;
+		struct proto_damage damage;
+	} m;
+	int r = 0;
+	switch (kind) {
+#define BODY(KIND, name, release) \
+	case KIND: \
+		r = proto_##name##_decode(rec->body, rec->len, (void *)&m); \
+		if (r == 0) \
+			proto_##release##_release((void *)&m); \
+		return r
+		BODY(STORE_RECORD_STORE, store, store);
+		BODY(STORE_RECORD_ENTRY, entry, entry);
+		BODY(STORE_RECORD_MANIFEST, manifest, manifest);
+		BODY(STORE_RECORD_BEGIN, begin, begin);
+		BODY(STORE_RECORD_BASE, base, base);
+		BODY(STORE_RECORD_PART, announcement, announcement);
+		BODY(STORE_RECORD_HEARTBEAT, heartbeat, heartbeat);
+		BODY(STORE_RECORD_TRASH, trash, trash);
+		BODY(STORE_RECORD_STATS, stats, stats);
+		BODY(STORE_RECORD_DAMAGE, damage, damage);
+#undef BODY
+	}
+	return -BASE_EFORMAT;
+}
+
+/* 0; -BASE_EFORMAT; -BASE_EVERSION: told as a newer vckpt's. An entry's is told with its run. */
+static int check_body(struct verify *v, const char *name, enum store_record_kind kind, const char *run,
+	const struct store_record *rec)
+{
+	struct base_error why = {0};
+	int r = decode_body(kind, rec);
+
+	if (r != -BASE_EVERSION)
+		return r;
+	store_newer(&why, "it", rec->body, rec->len);
+	if (kind != STORE_RECORD_ENTRY)
+		file_newer(v, name, false, run, why.text);
+	return r;
+}
+
+/* A manifest's name is the digest of its body. */
+static bool manifest_named(const char *name, const struct store_record *rec)
+{
+	struct base_digest d;
+	char hex[BASE_DIGEST_HEX];
+
+	base_digest_of(rec->body, rec->len, &d);
+	base_digest_hex(&d, hex);
+	return !strcmp(strrchr(name, '/') + 1, hex);
+}
+
+static const struct store_list *list_of(const struct verify *v, const char *run)
+{
+	for (size_t i = 0; i < v->nlists; i++)
+		if (strcmp(store_list_run(v->lists[i]), run) == 0)
+			return v->lists[i];
+	return NULL;
+}
+
+/* Is the attempt that measures name the one that their entry committed? An entry that the list does not hold (yet) is
+ * asked for elsewhere. */
+static bool stats_attempt(const struct verify *v, const struct proto_stats *m, const struct store_stats_name *n)
+{
+	const struct store_list *l = list_of(v, n->run);
+	uint64_t entry;
+
+	if (!l || store_list_commit_step(l, n->entry) != n->step)
+		return true;
+	return store_list_attempt(l, m->attempt, NULL, &entry) == STORE_ATTEMPT_COMMITTED && entry == n->entry;
+}
+
+/* Measures say of themselves what their name says, and of their step what the list says. NULL: they do. */
+static const char *stats_wrong(const struct verify *v, const char *name, const struct store_record *rec)
+{
+	struct store_stats_name n;
+	struct proto_stats m;
+	const char *wrong = NULL;
+
+	if (!store_stats_name_parse(name, &n) || proto_stats_decode(rec->body, rec->len, &m) < 0)
+		return "its body breaks the rules of its format";
+	if (!store_stats_named(&m, &n))
+		wrong = "its content gives another run, step, entry or rank than its name";
+	else if (!stats_attempt(v, &m, &n))
+		wrong = "it gives another attempt than the commit entry that it belongs to";
+	proto_stats_release(&m);
+	return wrong;
+}
+
+/* Did who read the list in order skip this entry? Then it is told already, or accepted as damaged. */
+static bool entry_skipped(const struct verify *v, const char *name, const char *run)
+{
+	uint64_t n = strtoull(strrchr(name, '/') + 1, NULL, 10);
+
+	const struct store_list *l = list_of(v, run);
+
+	return l && store_list_skipped(l, n);
+}
+
+/* All but the first: nobody made it durable, and after a power loss it may be anything. */
+static bool heartbeat_fleeting(const char *name)
+{
+	const char *dot = strrchr(name, '.');
+
+	return dot && strcmp(dot, ".0") != 0;
+}
+
+void verify_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run)
+{
+	struct store_record rec = {0};
+	struct base_error err = {0};
+	bool whole = true;
+	uint64_t size = 0;
+	int r = store_record_get(v->store->storage, name, kind, kind == STORE_RECORD_STORE ? NULL : v->store->info.id,
+		&rec, &whole, &err);
+
+	if (r == -ENOENT)
+		return; /* gone meanwhile: what needs it will say so */
+	store_size(v->store->storage, name, &size);
+	verify_progress(v, size);
+	if (kind == STORE_RECORD_ENTRY && entry_skipped(v, name, run))
+		;
+	else if (r == -BASE_EVERSION)
+		file_newer(v, name, false, run, err.text);
+	else if (r < 0 && kind == STORE_RECORD_HEARTBEAT && heartbeat_fleeting(name))
+		;
+	else if (r < 0)
+		file_fault(v, name, 0, 0, run, err.text[0] ? err.text : base_error_name(r));
+	else if (!whole)
+		file_fault(v, name, 0, size, run,
+			"one of its two copies, or the padding between, is damaged; the other serves");
+	else if ((r = check_body(v, name, kind, run, &rec)) == -BASE_EVERSION)
+		;
+	else if (r < 0)
+		file_fault(v, name, 0, 0, run, "its body breaks the rules of its format");
+	else if (kind == STORE_RECORD_MANIFEST && !manifest_named(name, &rec))
+		file_fault(v, name, 0, 0, run, "its body is not the one that its name says");
+	else if (kind == STORE_RECORD_STATS && stats_wrong(v, name, &rec))
+		file_fault(v, name, 0, 0, run, stats_wrong(v, name, &rec));
+	store_record_release(&rec);
+}
+
+static void check_reserve(struct verify *v, const struct store_file *file)
+{
+	void *bytes = NULL;
+	size_t len = 0, at = 0;
+	int r = store_read_whole(v->store->storage, file->name, v->store->info.reserve_bytes, &bytes, &len);
+
+	verify_progress(v, len);
+	while (r == 0 && at < len && ((uint8_t *)bytes)[at] == 0)
+		at++;
+	if (r == -ENOENT)
+		r = 0;
+	else if (r < 0 || len != v->store->info.reserve_bytes)
+		file_fault(v, file->name, 0, 0, NULL, "its size is not the one that vckpt.store gives");
+	else if (at < len)
+		file_fault(v, file->name, at, 1, NULL, "a byte that must be zero is not");
+	free(bytes);
+}
+
+/* ---- which file is what ---- */
+
+static bool all_of(const char *text, size_t len, const char *set)
+{
+	return strspn(text, set) >= len;
+}
+
+static bool entry_name(const char *base)
+{
+	return strlen(base) >= 12 && all_of(base, strlen(base), "0123456789");
+}
+
+/* Parts of a name: "runs", run, rest... Returns their number, at most 4; the last holds what remains. */
+static int split(const char *name, char parts[4][STORE_NAME_MAX])
+{
+	int n = 0;
+
+	while (n < 4) {
+		const char *slash = n < 3 ? strchr(name, '/') : NULL;
+		size_t len = slash ? (size_t)(slash - name) : strlen(name);
+
+		snprintf(parts[n++], STORE_NAME_MAX, "%.*s", (int)len, name);
+		if (!slash)
+			break;
+		name = slash + 1;
+	}
+	return n;
+}
+
+static int incoming_kind(const char *base)
+{
+	if (!strcmp(base, "begin"))
+		return STORE_RECORD_BEGIN;
+	if (!strncmp(base, "base.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
+		return STORE_RECORD_BASE;
+	if (!strncmp(base, "part.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
+		return STORE_RECORD_PART;
+	return 0;
+}
+
+/* The kind of record that a name stands for, or 0; *ret_run points into parts. */
+static int kind_of(const char *name, char parts[4][STORE_NAME_MAX], int n, const char **ret_run)
+{
+	struct store_stats_name stats;
+	char pack[STORE_PACK_NAME_MAX];
+
+	*ret_run = NULL;
+	if (n == 1 && !strcmp(parts[0], "vckpt.store"))
+		return STORE_RECORD_STORE;
+	if (n >= 3 && (!strcmp(parts[0], "runs") || !strcmp(parts[0], "incoming") || !strcmp(parts[0], "stats")) &&
+		proto_run_valid(parts[1]))
+		*ret_run = parts[1];
+	if (*ret_run && !strcmp(parts[0], "runs") && n == 3 && entry_name(parts[2]))
+		return STORE_RECORD_ENTRY;
+	if (*ret_run && !strcmp(parts[0], "runs") && n == 4 && !strcmp(parts[2], "manifests") &&
+		strlen(parts[3]) == 64 && all_of(parts[3], 64, "0123456789abcdef"))
+		return STORE_RECORD_MANIFEST;
+	if (*ret_run && !strcmp(parts[0], "incoming") && n == 4 && store_attempt_name_valid(parts[2]))
+		return incoming_kind(parts[3]);
+	if (store_stats_name_parse(name, &stats))
+		return STORE_RECORD_STATS;
+	if (n == 2 && !strcmp(parts[0], "hosts"))
+		return STORE_RECORD_HEARTBEAT;
+	if (n == 2 && !strcmp(parts[0], "trash"))
+		return STORE_RECORD_TRASH;
+	if (store_note_name_parse(name, pack))
+		return STORE_RECORD_DAMAGE;
+	return 0;
+}
+
+static void check_file(void *arg, unsigned worker)
+{
+	struct job *j = arg;
+	const char *run;
+
+	char (*parts)[STORE_NAME_MAX] = malloc(4 * sizeof *parts);
+	(void)worker;
+	if (!parts)
+		verify_error(j->v, -ENOMEM);
+	else if (!j->file->temporary) { /* an unfinished file is nobody's yet */
+		int n = split(j->file->name, parts), kind = kind_of(j->file->name, parts, n, &run);
+		if (j->file->foreign)
+			file_fault(j->v, j->file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
+		else if (n == 3 && !strcmp(parts[0], "packs"))
+			check_pack(j->v, j->file);
+		else if (n == 1 && !strcmp(parts[0], "reserve"))
+			check_reserve(j->v, j->file);
+		else if (kind)
+			verify_record(j->v, j->file->name, (enum store_record_kind)kind, run);
+		else
+			file_fault(j->v, j->file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
+	}
+	free(parts);
+	free(j);
+}
+
+static int compare_packs(const void *a, const void *b)
+{
+	return strcmp(((const struct verify_pack *)a)->file, ((const struct verify_pack *)b)->file);
+}
+
+int verify_files(struct verify *v, struct base_error *err)
+{
+	struct store_files files = {0};
+	int r = store_files_list(v->store, "", &files, err);
+
+	for (size_t i = 0; i < files.n; i++)
+		v->total_bytes += files.all[i].size;
+	for (size_t i = 0; i < files.n && r >= 0; i++) {
+		if (!strncmp(files.all[i].name, "index/", 6))
+			continue;
+		struct job *j = malloc(sizeof *j);
+		if (!j) {
+			r = -ENOMEM;
+			break;
+		}
+		*j = (struct job){v, &files.all[i]};
+		v->result.files++;
+		base_pool_run(v->pool, check_file, j);
+	}
+	base_pool_wait(v->pool);
+	if (v->npacks)
+		qsort(v->packs, v->npacks, sizeof *v->packs, compare_packs);
+	store_files_release(&files);
+	return r < 0 ? r : 0;
+}

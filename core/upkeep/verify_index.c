@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_index: which faults touch these bytes of a file? Asked for every object of every step, while faults are still
+ * being found.
+ *
+ * The places are runs, one after another, whose sizes are the powers of two that their number is the sum of: one more
+ * makes a run of one, and as many of the last runs as have the same size become one, which is sorted. So each place is
+ * sorted log n times, and a question is a bisection in each of log n runs. In a run the places of a file lie by where
+ * they begin, each with how far any of the file reaches up to there: from the last that begins before the end of what
+ * is asked for, only as far back has to be looked as something reaches into it. Whole files are asked for by
+ * themselves, since they reach everywhere. */
+#include "core/upkeep/verify_index.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/base/digest.h"
+#include "core/base/le.h"
+
+struct verify_place { uint64_t file, begin, end, reach; size_t fault; };
+
+static uint64_t file_key(const char *file, bool whole)
+{
+	return base_xxh64_of(0, file, strlen(file)) << 1 | whole;
+}
+
+static int place_order(const void *pa, const void *pb)
+{
+	const struct verify_place *a = pa, *b = pb;
+
+	if (a->file != b->file)
+		return a->file < b->file ? -1 : 1;
+	if (a->begin != b->begin)
+		return a->begin < b->begin ? -1 : 1;
+	return (a->fault > b->fault) - (a->fault < b->fault);
+}
+
+static void run_sort(struct verify_place *run, size_t n)
+{
+	qsort(run, n, sizeof *run, place_order);
+	for (size_t i = 0; i < n; i++) {
+		run[i].reach = run[i].end;
+		if (i && run[i - 1].file == run[i].file)
+			run[i].reach = base_max(run[i].end, run[i - 1].reach);
+	}
+}
+
+int verify_index_add(struct verify_index *x, const char *file, uint64_t offset, uint64_t len, size_t fault)
+{
+	struct verify_place *more = x->places;
+	size_t last;
+
+	if ((x->n & (x->n - 1)) == 0) /* full at powers of two */
+		more = reallocarray(more, x->n ? 2 * x->n : 1, sizeof *more);
+	if (!more)
+		return -ENOMEM;
+	x->places = more;
+	more[x->n++] = (struct verify_place){.file = file_key(file, len == 0), .begin = len ? offset : 0,
+		.end = len ? offset + len : 1, .fault = fault};
+	last = x->n & -x->n;
+	run_sort(&more[x->n - last], last);
+	return 0;
+}
+
+/* The first of the run that is of a later file, or begins at `end` or later. */
+static size_t run_bound(struct verify_index *x, const struct verify_place *run, size_t n, uint64_t file, uint64_t end)
+{
+	size_t low = 0, high = n;
+
+	while (low < high) {
+		size_t mid = low + (high - low) / 2;
+
+		x->looked++;
+		if (run[mid].file < file || (run[mid].file == file && run[mid].begin < end))
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+static int index_find(struct verify_index *x, uint64_t file, uint64_t begin, uint64_t end, verify_index_func f,
+	void *arg)
+{
+	size_t first = 0, left = x->n;
+
+	while (left) {
+		const struct verify_place *run = &x->places[first];
+		size_t size = (size_t)1 << (63 - __builtin_clzll(left));
+
+		for (size_t i = run_bound(x, run, size, file, end); i-- > 0;) {
+			int r;
+
+			x->looked++;
+			if (run[i].file != file || run[i].reach <= begin)
+				break;
+			r = run[i].end > begin ? f(arg, run[i].fault) : 0;
+			if (r)
+				return r;
+		}
+		first += size;
+		left -= size;
+	}
+	return 0;
+}
+
+int verify_index_whole(struct verify_index *x, const char *file, verify_index_func f, void *arg)
+{
+	return index_find(x, file_key(file, true), 0, 1, f, arg);
+}
+
+int verify_index_range(struct verify_index *x, const char *file, uint64_t begin, uint64_t end, verify_index_func f,
+	void *arg)
+{
+	return index_find(x, file_key(file, false), begin, end, f, arg);
+}
+
+void verify_index_release(struct verify_index *x)
+{
+	free(x->places);
+	*x = (struct verify_index){0};
+}

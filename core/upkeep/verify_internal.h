@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_internal: what the files of verify share.
+ *
+ *   verify.c        the order of the passes, faults, and telling whom they touch
+ *   verify_index.c  which faults touch these bytes
+ *   verify_files.c  whole store: every file by itself (records, packs byte by byte, the reserve), in a pool
+ *   verify_walk.c   walks everything that one step reaches: packs, layouts, view headers, parts, chunks, pieces, blobs
+ *   verify_says.c   what the records of a step say of each other: sums, sizes, hosts, attributes
+ *   verify_steps.c  each visible step is walked and its boxes checked; what no pack's footer answered for is re-hashed
+ *                   by reference
+ *   verify_note.c   leaves notes of damage for writers
+ *
+ * `lock` protects faults, packs, result and progress while the pool runs; the rest belongs to one thread. */
+#ifndef CORE_UPKEEP_VERIFY_INTERNAL_H
+#define CORE_UPKEEP_VERIFY_INTERNAL_H
+
+#include <pthread.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/pool.h"
+#include "core/commit/incoming.h"
+#include "core/commit/manifest_check.h"
+#include "core/step/layout.h"
+#include "core/step/part.h"
+#include "core/upkeep/verify.h"
+#include "core/upkeep/verify_index.h"
+
+struct verify_step {
+	const char *run;
+	const struct store_list_step *step;
+};
+
+/* One thing that is wrong with bytes of a file. */
+struct verify_fault {
+	char *file, *what;
+	bool newer;           /* nothing is wrong: a newer vckpt wrote it */
+	bool pack;            /* the file is a pack: whom it touches follows from references */
+	bool by_xxh;          /* ... of pieces that are said to have this XXH3-128, and only these */
+	struct base_xxh128 xxh;
+	uint64_t offset, len; /* len 0: the whole file */
+	char *run;            /* of an entry or manifest; NULL */
+	size_t step;          /* 1 + number of the visible step whose own fault it is; 0 */
+	bool told;            /* a callback named it */
+	size_t whole_step, tensor_step; /* 1 + number of the step that was told last, as a whole and by tensor */
+	uint32_t tensor;
+};
+
+/* An object whose every byte was looked at: hash of reference and digest, and of a sound piece its XXH3-128. */
+struct verify_seen {
+	uint64_t place; /* first: what is compared */
+	bool hashed;
+	struct base_xxh128 xxh;
+};
+
+/* Those of a pack, sorted. */
+struct verify_pack {
+	char *file;
+	struct verify_seen *seen;
+	size_t nseen;
+};
+
+struct verify_todo {
+	char *pack;
+	struct store_object_ref ref;
+	bool piece; /* then its bytes have to have this XXH3-128, too */
+	struct base_xxh128 xxh;
+};
+
+struct verify {
+	struct store *store;
+	const struct store_verify_options *o;
+	struct base_pool *pool;
+	pthread_mutex_t lock;
+	struct store_list **lists;
+	size_t nlists;
+	struct verify_step *steps;
+	size_t nsteps; /* those to verify */
+	struct verify_fault *faults;
+	size_t nfaults;
+	struct verify_index places; /* of the faults of packs */
+	struct verify_pack *packs;
+	size_t npacks; /* sorted by file once the pool is idle */
+	struct verify_todo *todo;
+	size_t ntodo; /* to be re-hashed by reference */
+	uint64_t *seen;
+	size_t nseen, seen_size; /* open addressing: hashes of todo */
+	struct store_verify_result result;
+	uint64_t done_bytes, total_bytes;
+	int error; /* out of memory; sticky */
+};
+
+/* Any thread; copies its strings. The same fault twice counts once. */
+void verify_fault(struct verify *v, struct verify_fault f);
+bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref);
+void verify_error(struct verify *v, int error);
+void verify_progress(struct verify *v, uint64_t bytes);
+uint64_t verify_place(const char *pack, const struct store_object_ref *ref); /* hash; pack may be NULL */
+int verify_compare_places(const void *a, const void *b);
+
+int verify_files(struct verify *v, struct base_error *err);
+/* One record file of a known kind by itself (single steps: their entries). */
+void verify_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run);
+
+/* Walking. Items come in this order for each thing: before it is loaded, so that damage of it is seen by reference. */
+enum verify_what { VERIFY_PACK, VERIFY_LAYOUT, VERIFY_HEADER, VERIFY_PART, VERIFY_CHUNK, VERIFY_PIECE, VERIFY_BLOB };
+struct verify_item {
+	enum verify_what what;
+	const char *pack;
+	uint32_t number;                    /* in the manifest's table */
+	uint64_t size;                      /* PACK: what the manifest says */
+	const struct store_object_ref *ref; /* not of PACK */
+	const struct base_xxh128 *xxh;      /* PIECE */
+	const struct store_layout *layout;
+	uint32_t tensor;       /* PIECE */
+	const char *component; /* HEADER */
+	const char *blob;      /* BLOB */
+};
+struct verify_walker {
+	struct store *store;
+	const struct verify_step *step;
+	int (*item)(struct verify_walker *w, const struct verify_item *it);
+	/* Something could not be loaded or believed: what lies in it is left out. pack, ref NULL: `file` is at
+	 * fault. */
+	void (*broken)(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
+		const char *text);
+	void *arg;
+	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
+	verify_header_func header; /* NULL: view headers are not looked into */
+	bool any_broken; /* set by the walk */
+	bool newer;      /* while broken is called: a newer vckpt wrote it */
+};
+int verify_walk(struct verify_walker *w); /* 0, what item returned, or -ENOMEM */
+
+/* What the records of one step say of each other. A part is walked between _rank and _part. */
+#define VERIFY_SAYS_MAX 400
+struct verify_says;
+struct verify_says *verify_says_new(const struct proto_manifest *m);
+void verify_says_free(struct verify_says *s); /* NULL-safe */
+void verify_says_rank(struct verify_says *s);
+/* number: of its pack, in the manifest's table */
+int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref);
+void verify_says_bytes(struct verify_says *s, uint64_t bytes);
+void verify_says_leave_out(struct verify_says *s); /* something cannot be read: no sums */
+void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part);
+void verify_says_tensors(struct verify_says *s, uint64_t tensors); /* of all layouts, each once */
+void verify_says_packs(struct verify_says *s);
+const char *verify_says_told(const struct verify_says *s); /* the first disagreement; NULL: none */
+/* The entry and the manifest. false: `text` says what differs. */
+bool verify_says_entry(const struct verify_step *step, const struct proto_manifest *m,
+	char text[static VERIFY_SAYS_MAX]);
+bool verify_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb);
+
+int verify_steps(struct verify *v, struct base_error *err);
+
+int verify_note(struct verify *v); /* 0 or -ENOMEM */
+
+#endif

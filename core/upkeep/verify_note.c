@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_note: leaves notes of what was found damaged in packs, for writers (note.h). A whole store: notes say what was
+ * found now and nothing else. Single steps: what was found is added. */
+#include "core/upkeep/verify_internal.h"
+
+#include <stdio.h>
+
+#include "core/base/log.h"
+#include "core/commit/note.h"
+
+/* The pack that a file is; false: a file of another kind, or under a wrong name. */
+static bool verify_pack_of(const char *file, char pack[static STORE_PACK_NAME_MAX])
+{
+	const char *slash = strrchr(file, '/'), *base = slash ? slash + 1 : file;
+	size_t len = strlen(base);
+	char path[STORE_NAME_MAX];
+
+	if (len <= 5 || len - 5 >= STORE_PACK_NAME_MAX || strcmp(base + len - 5, ".pack") != 0)
+		return false;
+	snprintf(pack, STORE_PACK_NAME_MAX, "%.*s", (int)(len - 5), base);
+	return store_pack_path(pack, path) == 0 && strcmp(path, file) == 0;
+}
+
+/* Faults of packs by file; those of a newer vckpt, too, whose notes are left as they are. */
+struct by_file { const struct verify_fault **all; size_t n; };
+
+static int file_order(const void *a, const void *b)
+{
+	return strcmp((*(const struct verify_fault *const *)a)->file, (*(const struct verify_fault *const *)b)->file);
+}
+
+static int by_file_make(const struct verify *v, struct by_file *ret_b)
+{
+	ret_b->n = 0;
+	ret_b->all = calloc(v->nfaults + 1, sizeof(const struct verify_fault *));
+	if (!ret_b->all)
+		return -ENOMEM;
+	for (size_t i = 0; i < v->nfaults; i++)
+		if (v->faults[i].pack)
+			ret_b->all[ret_b->n++] = &v->faults[i];
+	if (ret_b->n)
+		qsort(ret_b->all, ret_b->n, sizeof(const struct verify_fault *), file_order);
+	return 0;
+}
+
+/* The faults of one file. */
+static int note_pack(struct verify *v, const struct verify_fault *const *faults, size_t nfaults, struct base_error *err)
+{
+	base_cleanup_free struct proto_range *ranges = calloc(nfaults, sizeof *ranges);
+	char pack[STORE_PACK_NAME_MAX];
+	size_t n = 0;
+
+	if (!ranges)
+		return -ENOMEM;
+	for (size_t i = 0; i < nfaults; i++)
+		if (!faults[i]->newer)
+			ranges[n++] = (struct proto_range){faults[i]->offset, faults[i]->len};
+	if (n == 0 || !verify_pack_of(faults[0]->file, pack))
+		return 0;
+	return store_note_put(v->store, pack, ranges, n, !v->o->run, err);
+}
+
+static bool pack_has_fault(const struct by_file *b, const char *pack)
+{
+	char file[STORE_NAME_MAX];
+	const struct verify_fault like = {.file = file}, *at = &like;
+
+	return b->n && store_pack_path(pack, file) == 0
+		&& bsearch(&at, b->all, b->n, sizeof(const struct verify_fault *), file_order);
+}
+
+/* Of packs with which nothing is wrong any more, or which are gone. */
+static int forget_old(struct verify *v, const struct by_file *b, struct base_error *err)
+{
+	struct store_notes notes;
+	int r = store_notes_read(v->store, &notes);
+
+	for (size_t i = 0; r == 0 && i < notes.n; i++)
+		if (!pack_has_fault(b, notes.all[i].pack))
+			r = store_note_put(v->store, notes.all[i].pack, NULL, 0, true, err);
+	store_notes_release(&notes);
+	return r;
+}
+
+int verify_note(struct verify *v)
+{
+	struct base_error err = {0};
+	struct by_file b;
+	int r = by_file_make(v, &b);
+
+	for (size_t i = 0, next; r == 0 && i < b.n; i = next) {
+		next = i + 1;
+		while (next < b.n && strcmp(b.all[next]->file, b.all[i]->file) == 0)
+			next++;
+		r = note_pack(v, b.all + i, next - i, &err);
+	}
+	if (r == 0 && !v->o->run)
+		r = forget_old(v, &b, &err);
+	free(b.all);
+	if (r == -ENOMEM)
+		return r;
+	if (r < 0)
+		base_warning("%s: damage could not be noted for later saves: %s", v->store->path,
+			err.code ? err.text : base_error_name(r));
+	return 0;
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_says: what records say of each other, where each by itself is whole. Sums are made anew from what parts reach:
+ *
+ *   tensors    those of its layouts; what several of them list counts once
+ *   bytes      raw bytes of all pieces of all rows, and of blobs
+ *   new_bytes  sizes of the attempt's own packs
+ *   live bytes of a pack: stored bytes of the objects in it that a rank reaches, each once, added up over the ranks; at
+ *              most its size. Of a `meta` pack the ranks may say more: a layout or a header that several ranks stored
+ *              is named once in the manifest
+ *
+ * The entry says the same as the manifest, and a part as the manifest's line of its rank. The first disagreement of a
+ * step is told. */
+#include "core/upkeep/verify_internal.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/base/plural.h"
+
+struct verify_says {
+	const struct proto_manifest *m;
+	uint64_t bytes;
+	uint64_t *live;          /* by the manifest's packs: of all ranks */
+	uint64_t *rank_live;     /* the same of the rank under way */
+	uint64_t *seen;          /* open addressing: places that the rank under way reached */
+	size_t nseen, seen_size;
+	bool nothing_left_out;   /* every part was added up */
+	char wrong[VERIFY_SAYS_MAX]; /* the first disagreement */
+};
+
+static void says_wrong(struct verify_says *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void says_wrong(struct verify_says *s, const char *format, ...)
+{
+	va_list args;
+
+	if (s->wrong[0])
+		return;
+	va_start(args, format);
+	vsnprintf(s->wrong, sizeof s->wrong, format, args);
+	va_end(args);
+}
+
+struct verify_says *verify_says_new(const struct proto_manifest *m)
+{
+	struct verify_says *s = calloc(1, sizeof *s);
+
+	if (!s)
+		return NULL;
+	*s = (struct verify_says){.m = m, .nothing_left_out = true};
+	s->live = calloc((size_t)m->npacks + 1, sizeof *s->live);
+	s->rank_live = calloc((size_t)m->npacks + 1, sizeof *s->rank_live);
+	if (s->live && s->rank_live)
+		return s;
+	verify_says_free(s);
+	return NULL;
+}
+
+void verify_says_free(struct verify_says *s)
+{
+	if (!s)
+		return;
+	free(s->live);
+	free(s->rank_live);
+	free(s->seen);
+	free(s);
+}
+
+const char *verify_says_told(const struct verify_says *s) { return s->wrong[0] ? s->wrong : NULL; }
+
+void verify_says_leave_out(struct verify_says *s) { s->nothing_left_out = false; }
+
+/* ---- what a rank reaches ---- */
+
+static int seen_grow(struct verify_says *s)
+{
+	size_t size = s->seen_size ? 2 * s->seen_size : 1024;
+	uint64_t *slots = calloc(size, sizeof *slots);
+
+	if (!slots)
+		return -ENOMEM;
+	for (size_t i = 0; i < s->seen_size; i++) {
+		size_t at = s->seen[i] & (size - 1);
+
+		while (s->seen[i] && slots[at])
+			at = (at + 1) & (size - 1);
+		if (s->seen[i])
+			slots[at] = s->seen[i];
+	}
+	free(s->seen);
+	s->seen = slots;
+	s->seen_size = size;
+	return 0;
+}
+
+void verify_says_rank(struct verify_says *s)
+{
+	memset(s->rank_live, 0, s->m->npacks * sizeof *s->rank_live);
+	if (s->seen)
+		memset(s->seen, 0, s->seen_size * sizeof *s->seen);
+	s->nseen = 0;
+}
+
+int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref)
+{
+	uint64_t place = base_xxh64_of(verify_place(NULL, ref), &number, sizeof number) | 1;
+	size_t at;
+
+	if (2 * (s->nseen + 1) > s->seen_size && seen_grow(s) < 0)
+		return -ENOMEM;
+	for (at = place & (s->seen_size - 1); s->seen[at]; at = (at + 1) & (s->seen_size - 1))
+		if (s->seen[at] == place)
+			return 0;
+	s->seen[at] = place;
+	s->nseen++;
+	s->rank_live[number] += ref->stored_len;
+	s->live[number] += ref->stored_len;
+	return 0;
+}
+
+void verify_says_bytes(struct verify_says *s, uint64_t bytes) { s->bytes += bytes; }
+
+static bool is_meta(const char *pack)
+{
+	size_t len = strlen(pack);
+
+	return len > 5 && strcmp(pack + len - 5, "-meta") == 0;
+}
+
+/* The part's own table. Of its own `meta` pack it does not know the size, nor all that is live in it. */
+void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part)
+{
+	if (part->world != s->m->world)
+		says_wrong(s, "the part of rank %u says a world of %u %s, the manifest one of %u", line->rank,
+			part->world, base_plural(part->world, "rank", "ranks"), s->m->world);
+	if (strcmp(part->host, s->m->hosts[line->host]) != 0)
+		says_wrong(s, "the part of rank %u says host %.100s, the manifest %.100s", line->rank, part->host,
+			s->m->hosts[line->host]);
+	for (uint32_t n = 0; n < part->npacks; n++) {
+		const struct proto_pack_use *p = &part->packs[n];
+		uint32_t number = s->m->map[line->first_map + n];
+		const struct proto_manifest_pack *q = &s->m->packs[number];
+
+		if (p->size && p->size != q->size)
+			says_wrong(s, "the part of rank %u says that pack %s has %" PRIu64 " bytes, the manifest %"
+				PRIu64, line->rank, p->pack, p->size, q->size);
+		if (s->nothing_left_out && !is_meta(p->pack) && p->live_bytes != s->rank_live[number])
+			says_wrong(s, "the part of rank %u says that %" PRIu64 " bytes of pack %s are live, and it "
+				"reaches %" PRIu64, line->rank, p->live_bytes, p->pack, s->rank_live[number]);
+	}
+}
+
+/* ---- the step ---- */
+
+/* Layouts and headers are the manifest's: whichever rank stored them counts them. */
+static void says_shared(struct verify_says *s)
+{
+	const struct proto_manifest *m = s->m;
+
+	for (uint32_t n = 0; n < m->nlayouts; n++)
+		s->live[m->layouts[n].ref.pack] += m->layouts[n].ref.stored_len;
+	for (uint32_t n = 0; n < m->nheaders; n++)
+		s->live[m->headers[n].ref.pack] += m->headers[n].ref.stored_len;
+}
+
+void verify_says_packs(struct verify_says *s)
+{
+	const struct proto_manifest *m = s->m;
+	uint64_t own = 0, live;
+	size_t len = strlen(m->attempt);
+
+	says_shared(s);
+	for (uint32_t n = 0; n < m->npacks; n++) {
+		const struct proto_manifest_pack *p = &m->packs[n];
+
+		if (strncmp(p->pack, m->attempt, len) == 0 && p->pack[len] == '-')
+			own += p->size;
+		live = base_min(s->live[n], p->size);
+		if (s->nothing_left_out && (is_meta(p->pack) ? p->live_bytes < live : p->live_bytes != live))
+			says_wrong(s, "it says that %" PRIu64 " bytes of pack %s are live, and its parts reach %"
+				PRIu64, p->live_bytes, p->pack, live);
+	}
+	if (own != m->new_bytes)
+		says_wrong(s, "it says %" PRIu64 " new bytes, and its attempt's packs have %" PRIu64, m->new_bytes,
+			own);
+	if (s->nothing_left_out && s->bytes != m->bytes)
+		says_wrong(s, "it says %" PRIu64 " bytes, and its parts have %" PRIu64, m->bytes, s->bytes);
+}
+
+void verify_says_tensors(struct verify_says *s, uint64_t tensors)
+{
+	if (tensors != s->m->tensors)
+		says_wrong(s, "it says %" PRIu64 " %s, and its layouts have %" PRIu64, s->m->tensors,
+			base_plural(s->m->tensors, "tensor", "tensors"), tensors);
+}
+
+bool verify_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb)
+{
+	for (size_t i = 0; na == nb && i < na; i++)
+		if (strcmp(a[i].key, b[i].key) != 0 || strcmp(a[i].value, b[i].value) != 0)
+			return false;
+	return na == nb;
+}
+
+bool verify_says_entry(const struct verify_step *step, const struct proto_manifest *m,
+	char text[static VERIFY_SAYS_MAX])
+{
+	const struct proto_commit *c = &step->step->commit;
+	const struct { const char *what; uint64_t said, is; } numbers[] = {
+		{"tensors", c->tensors, m->tensors}, {"bytes", c->bytes, m->bytes},
+		{"new bytes", c->new_bytes, m->new_bytes}};
+
+	for (size_t i = 0; i < BASE_COUNT(numbers); i++) {
+		if (numbers[i].said == numbers[i].is)
+			continue;
+		snprintf(text, VERIFY_SAYS_MAX, "it says %" PRIu64 " %s of step %" PRIu64 ", its manifest %" PRIu64,
+			numbers[i].said, numbers[i].what, c->step, numbers[i].is);
+		return false;
+	}
+	if (verify_attributes_equal(c->attributes, c->nattributes, m->attributes, m->nattributes))
+		return true;
+	snprintf(text, VERIFY_SAYS_MAX, "it says other attributes of step %" PRIu64 " than its manifest", c->step);
+	return false;
+}

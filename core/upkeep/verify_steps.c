@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_steps: walks every step that is asked for. A reference that a verified footer lists needs no second look;
+ * every other one is re-hashed by itself, once, in the pool: all of them when single steps are verified, those into
+ * damaged packs when it is the whole store. */
+#include "core/upkeep/verify_internal.h"
+
+#include <stdio.h>
+
+enum { WINDOW_BLOCKS = 256 };
+
+struct walker {
+	struct verify *v;
+	size_t number;
+};
+
+/* A newer vckpt's: its bytes are not looked at. */
+static void pack_newer(struct verify *v, const char *file, const struct store_object_ref *ref, const char *what)
+{
+	verify_fault(v,
+		(struct verify_fault){.file = (char *)file,
+			.what = (char *)what,
+			.newer = true,
+			.pack = true,
+			.offset = ref ? ref->offset : 0,
+			.len = ref ? base_max(ref->stored_len, 1) : 0});
+}
+
+static void pack_fault(struct verify *v, const char *file, const struct store_object_ref *ref, const char *what)
+{
+	verify_fault(v,
+		(struct verify_fault){.file = (char *)file,
+			.what = (char *)what,
+			.pack = true,
+			.offset = ref ? ref->offset : 0,
+			.len = ref ? base_max(ref->stored_len, 1) : 0});
+}
+
+/* Nothing is wrong with the bytes: with what is said of them there. But a save believes it without reading them. */
+static void hashes_fault(struct verify *v, const char *file, const struct store_object_ref *ref,
+	const struct base_xxh128 *xxh)
+{
+	verify_fault(v,
+		(struct verify_fault){.file = (char *)file,
+			.what = (char *)"a piece's bytes match its digest but not the XXH3-128 in its row: a later "
+					"save could take other data for this piece",
+			.pack = true,
+			.by_xxh = true,
+			.xxh = *xxh,
+			.offset = ref->offset,
+			.len = base_max(ref->stored_len, 1)});
+}
+
+/* ---- what has been looked at ---- */
+
+/* What is known of an object that a verified footer lists; NULL: none does. */
+static const struct verify_seen *footer_lists(const struct verify *v, const char *file,
+	const struct store_object_ref *ref)
+{
+	size_t low = 0, high = v->npacks;
+	uint64_t place = verify_place(NULL, ref);
+
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+		int order = strcmp(v->packs[mid].file, file);
+
+		if (order == 0)
+			return v->packs[mid].nseen ? bsearch(&place, v->packs[mid].seen, v->packs[mid].nseen,
+							     sizeof *v->packs[mid].seen, verify_compare_places)
+						   : NULL;
+		if (order < 0)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return NULL;
+}
+
+static int grow_seen(struct verify *v)
+{
+	size_t size = v->seen_size ? 2 * v->seen_size : 1024;
+	uint64_t *slots = calloc(size, sizeof *slots);
+
+	if (!slots)
+		return -ENOMEM;
+	for (size_t i = 0; i < v->seen_size; i++) {
+		if (!v->seen[i])
+			continue;
+		size_t at = v->seen[i] & (size - 1);
+		while (slots[at])
+			at = (at + 1) & (size - 1);
+		slots[at] = v->seen[i];
+	}
+	free(v->seen);
+	v->seen = slots;
+	v->seen_size = size;
+	return 0;
+}
+
+/* 1: new. */
+static int add_seen(struct verify *v, uint64_t hash)
+{
+	if (2 * (v->nseen + 1) > v->seen_size && grow_seen(v) < 0)
+		return -ENOMEM;
+	size_t at = hash & (v->seen_size - 1);
+	while (v->seen[at] && v->seen[at] != hash)
+		at = (at + 1) & (v->seen_size - 1);
+	if (v->seen[at])
+		return 0;
+	v->seen[at] = hash;
+	v->nseen++;
+	return 1;
+}
+
+/* A piece counts with its XXH3-128: rows may say different ones of the same bytes. */
+static uint64_t item_place(const struct verify_item *it)
+{
+	uint64_t place = verify_place(it->pack, it->ref);
+	uint64_t hash = it->xxh ? base_xxh64_of(place, it->xxh, sizeof *it->xxh) : place;
+
+	return hash ? hash : 1;
+}
+
+static int add_todo(struct verify *v, const struct verify_item *it)
+{
+	const char *pack = it->pack;
+	const struct store_object_ref *ref = it->ref;
+	int r = add_seen(v, item_place(it));
+
+	if (r <= 0)
+		return r;
+	if ((v->ntodo & (v->ntodo - 1)) == 0) {
+		struct verify_todo *more = reallocarray(v->todo, v->ntodo ? 2 * v->ntodo : 1, sizeof *more);
+
+		if (!more)
+			return -ENOMEM;
+		v->todo = more;
+	}
+	char *name = strdup(pack);
+	if (!name)
+		return -ENOMEM;
+	v->todo[v->ntodo] = (struct verify_todo){.pack = name, .ref = *ref, .piece = it->xxh != NULL};
+	if (it->xxh)
+		v->todo[v->ntodo].xxh = *it->xxh;
+	v->ntodo++;
+	v->total_bytes += ref->stored_len;
+	return 0;
+}
+
+/* ---- the walk ---- */
+
+/* A pack that a step names: there, and of the size that the manifest says. Asked once a pack and size. */
+static int check_pack(struct verify *v, const struct verify_item *it, const char *file)
+{
+	struct store_object_ref key = {.offset = it->size, .raw_len = 1};
+	uint64_t size;
+	char text[160];
+	int r = add_seen(v, verify_place(it->pack, &key));
+
+	if (r <= 0)
+		return r;
+	r = store_size(v->store->storage, file, &size);
+	if (r < 0)
+		pack_fault(v, file, NULL, r == -ENOENT ? "it is missing" : base_error_name(r));
+	else if (size != it->size) {
+		snprintf(text, sizeof text, "it has %llu bytes where a step's manifest says %llu",
+			(unsigned long long)size, (unsigned long long)it->size);
+		struct store_object_ref lost = {.offset = base_min(size, it->size),
+			.stored_len = base_max(size, it->size) - base_min(size, it->size)};
+		pack_fault(v, file, &lost, text); /* what lies before the cut is not lost */
+	}
+	return 0;
+}
+
+static int on_item(struct verify_walker *w, const struct verify_item *it)
+{
+	struct walker *k = w->arg;
+	char file[STORE_NAME_MAX];
+
+	if (store_pack_path(it->pack, file) < 0)
+		return 0; /* the manifest's decoder lets no such name through */
+	if (it->what == VERIFY_PACK)
+		return check_pack(k->v, it, file);
+	const struct verify_seen *seen = footer_lists(k->v, file, it->ref);
+	if (!seen)
+		return add_todo(k->v, it);
+	if (!it->xxh || !seen->hashed || memcmp(it->xxh, &seen->xxh, sizeof seen->xxh) == 0)
+		return 0;
+	int r = add_seen(k->v, item_place(it));
+	if (r == 1)
+		hashes_fault(k->v, file, it->ref, it->xxh);
+	return r < 0 ? r : 0;
+}
+
+static void on_broken(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
+	const char *text)
+{
+	struct walker *k = w->arg;
+	char path[STORE_NAME_MAX];
+
+	if (file) {
+		bool known = false;
+
+		for (size_t i = 0; i < k->v->nfaults && !known; i++)
+			known = !strcmp(k->v->faults[i].file, file);
+		if (!known)
+			verify_fault(k->v,
+				(struct verify_fault){.file = (char *)file,
+					.what = (char *)text,
+					.newer = w->newer,
+					.step = k->number + 1,
+					.run = (char *)w->step->run});
+		return;
+	}
+	if (store_pack_path(pack, path) == 0 && !verify_known(k->v, path, ref))
+		(w->newer ? pack_newer : pack_fault)(k->v, path, ref, text);
+}
+
+/* ---- re-hashing by reference ---- */
+
+struct job {
+	struct verify *v;
+	const struct verify_todo *todo;
+};
+
+/* Reads the object window by window; 0, or what is wrong in err. */
+static int rehash(struct verify *v, const struct verify_todo *t, struct store_pack *p, struct base_xxh128 *ret_xxh,
+	struct base_error *err)
+{
+	uint64_t blocks = base_block_count(t->ref.raw_len);
+	uint64_t room = base_min(t->ref.raw_len, (uint64_t)WINDOW_BLOCKS * BASE_BLOCK_BYTES);
+	base_cleanup_free uint8_t *bytes = malloc(base_max(room, 1));
+	struct base_hasher *h = base_hasher_new();
+	struct base_xxh128_state *x = base_xxh128_state_new();
+	struct base_digest d;
+	int r = bytes && h && x ? 0 : -ENOMEM;
+
+	if (r == 0)
+		base_xxh128_begin(x, v->store->info.seed);
+	for (uint64_t at = 0; r == 0 && at < blocks; at += WINDOW_BLOCKS) {
+		uint64_t n = base_min(WINDOW_BLOCKS, blocks - at);
+
+		uint64_t len = base_min(n * BASE_BLOCK_BYTES, t->ref.raw_len - at * BASE_BLOCK_BYTES);
+
+		r = store_object_read_blocks(p, &t->ref, at, n, bytes, err);
+		if (r == 0) {
+			base_hasher_update(h, bytes, len);
+			base_xxh128_update(x, bytes, len);
+		}
+	}
+	if (r == 0)
+		r = base_hasher_final(h, &d);
+	if (r == 0) {
+		base_xxh128_final(x, ret_xxh);
+		if (!base_digest_equal(&d, &t->ref.digest))
+			r = base_error_set(err, -BASE_EDAMAGED, "an object does not match its digest");
+	}
+	base_hasher_free(h);
+	base_xxh128_state_free(x);
+	verify_progress(v, t->ref.stored_len);
+	return r;
+}
+
+static void check_todo(void *arg, unsigned worker)
+{
+	struct job *j = arg;
+	struct base_error err = {0};
+	struct base_xxh128 xxh;
+	struct store_pack *p;
+	char file[STORE_NAME_MAX];
+
+	(void)worker;
+	store_pack_path(j->todo->pack, file);
+	int r = store_pack_get(j->v->store, j->todo->pack, &p, &err);
+	if (r == -BASE_EVERSION)
+		pack_newer(j->v, file, NULL, err.text);
+	else if (r < 0)
+		pack_fault(j->v, file, NULL,
+			r == -ENOENT ? "it is missing" : err.text[0] ? err.text : base_error_name(r));
+	else {
+		r = rehash(j->v, j->todo, p, &xxh, &err);
+		store_pack_put(j->v->store, p);
+		if (r == -ENOMEM)
+			verify_error(j->v, r);
+		else if (r == -BASE_EVERSION)
+			pack_newer(j->v, file, &j->todo->ref, err.text);
+		else if (r < 0)
+			pack_fault(j->v, file, &j->todo->ref, err.text[0] ? err.text : base_error_name(r));
+		else if (j->todo->piece && memcmp(&xxh, &j->todo->xxh, sizeof xxh) != 0)
+			hashes_fault(j->v, file, &j->todo->ref, &j->todo->xxh);
+	}
+	pthread_mutex_lock(&j->v->lock);
+	j->v->result.objects++;
+	pthread_mutex_unlock(&j->v->lock);
+	free(j);
+}
+
+static int rehash_all(struct verify *v)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < v->ntodo && r == 0; i++) {
+		char file[STORE_NAME_MAX];
+		struct job *j = malloc(sizeof *j);
+
+		if (!j) {
+			r = -ENOMEM;
+			break;
+		}
+		*j = (struct job){v, &v->todo[i]};
+		store_pack_path(v->todo[i].pack, file);
+		pthread_mutex_lock(&v->lock);
+		bool known = verify_known(v, file, &v->todo[i].ref);
+		pthread_mutex_unlock(&v->lock);
+		if (known)
+			free(j);
+		else
+			base_pool_run(v->pool, check_todo, j);
+	}
+	base_pool_wait(v->pool);
+	return r;
+}
+
+int verify_steps(struct verify *v, struct base_error *err)
+{
+	(void)err;
+	for (size_t i = 0; i < v->nsteps; i++) {
+		struct walker k = {v, i};
+		struct verify_walker w = {.store = v->store,
+			.step = &v->steps[i],
+			.item = on_item,
+			.broken = on_broken,
+			.arg = &k,
+			.cover = true,
+			.header = v->o->header};
+		int r = verify_walk(&w);
+
+		if (r < 0)
+			return r;
+	}
+	return rehash_all(v);
+}

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_walk: everything that a step reaches, as items. An item is told before it is loaded; what cannot be loaded is
+ * told as broken, and the walk goes on beside it, so that one bad chunk hides no other. */
+#include "core/upkeep/verify_internal.h"
+
+#include <stdio.h>
+
+struct walk {
+	struct verify_walker *w;
+	const struct proto_manifest *m;
+	struct store_layout **layouts; /* by the manifest's numbers; NULL: broken */
+	char manifest[STORE_NAME_MAX]; /* its file */
+	struct verify_says *says;      /* NULL: not asked for */
+	/* the part under way */
+	const struct store_layout *layout;
+	/* by the part's numbers: names, and numbers in the manifest */
+	const char **packs;
+	uint32_t *numbers;
+	uint32_t npacks;
+};
+
+static void broken(struct walk *k, const char *file, const char *pack, const struct store_object_ref *ref,
+	const char *text)
+{
+	k->w->any_broken = true;
+	if (k->says)
+		verify_says_leave_out(k->says);
+	k->w->broken(k->w, file, pack, ref, text);
+	k->w->newer = false;
+}
+
+/* What `r` means is told next: is it only that a newer vckpt wrote it? */
+static void told_by(struct walk *k, int r)
+{
+	k->w->newer = r == -BASE_EVERSION;
+}
+
+/* Everything can be read; but two things that are said do not agree. */
+static void disagrees(struct walk *k, const char *file, const char *text)
+{
+	k->w->broken(k->w, file, NULL, NULL, text);
+}
+
+/* Tells an object that the manifest names itself, and loads it if asked to. Returns 0, or what ends the walk;
+ * *ret_bytes stays NULL when it is broken. */
+static int manifest_object(struct walk *k, struct verify_item it, const struct proto_ref *pref, void **ret_bytes)
+{
+	struct store_object_ref ref = store_object_ref_from(pref);
+
+	if (ref.pack >= k->m->npacks) {
+		broken(k, k->manifest, NULL, NULL, "names a pack that it does not list");
+		return 0;
+	}
+	it.ref = &ref;
+	it.number = ref.pack;
+	it.pack = k->m->packs[ref.pack].pack;
+	int r = k->w->item(k->w, &it);
+	if (r != 0 || !ret_bytes)
+		return r;
+	struct base_error err = {0};
+	struct store_pack *p = NULL;
+	r = store_pack_get(k->w->store, it.pack, &p, &err);
+	if (r == 0) {
+		r = store_object_load(p, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, &err);
+		store_pack_put(k->w->store, p);
+	}
+	if (r == -ENOMEM)
+		return r;
+	told_by(k, r);
+	if (r < 0)
+		broken(k, NULL, it.pack, &ref, err.code ? err.text : base_error_name(r));
+	return 0;
+}
+
+static int walk_layouts(struct walk *k)
+{
+	int r = 0;
+
+	for (uint32_t n = 0; r == 0 && n < k->m->nlayouts; n++) {
+		const struct proto_manifest_layout *l = &k->m->layouts[n];
+		base_cleanup_free void *bytes = NULL;
+		struct base_error err = {0};
+
+		r = manifest_object(k, (struct verify_item){.what = VERIFY_LAYOUT}, &l->ref, &bytes);
+		if (r != 0 || !bytes)
+			continue;
+		int d = store_layout_decode(bytes, l->ref.raw_len, &k->layouts[n], &err);
+		if (d == -ENOMEM)
+			return d;
+		told_by(k, d);
+		if (d < 0 || !base_digest_equal(&k->layouts[n]->digest, &l->digest)) {
+			store_layout_free(base_steal(k->layouts[n]));
+			broken(k, k->manifest, NULL, NULL,
+				d < 0 && err.code ? err.text : "names a layout whose bytes have another digest");
+		}
+	}
+	return r;
+}
+
+static int on_row(void *arg, const struct store_row *row)
+{
+	struct walk *k = arg;
+
+	for (uint64_t n = 0; n < row->npieces; n++) {
+		const struct store_piece *p = &row->pieces[n];
+
+		if (k->says)
+			verify_says_bytes(k->says, p->ref.raw_len);
+		if (p->inline_bytes) {
+			struct base_digest d;
+			struct base_xxh128 x;
+
+			base_digest_of(p->inline_bytes, p->ref.raw_len, &d);
+			base_xxh128_of(k->w->store->info.seed, p->inline_bytes, p->ref.raw_len, &x);
+			if (!base_digest_equal(&d, &p->ref.digest))
+				broken(k, k->manifest, NULL, NULL,
+					"a piece that stands in the part does not match its digest");
+			else if (memcmp(&x, &p->xxh, sizeof x) != 0)
+				broken(k, k->manifest, NULL, NULL,
+					"a piece that stands in the part does not match its XXH3-128");
+			continue;
+		}
+		if (p->ref.pack >= k->npacks) {
+			broken(k, k->manifest, NULL, NULL, "a part names a pack that it does not list");
+			continue;
+		}
+		struct verify_item it = {.what = VERIFY_PIECE,
+			.pack = k->packs[p->ref.pack],
+			.number = k->numbers[p->ref.pack],
+			.ref = &p->ref,
+			.xxh = &p->xxh,
+			.layout = k->layout,
+			.tensor = row->tensor};
+		int r = k->w->item(k->w, &it);
+		if (r == 0 && k->says)
+			r = verify_says_object(k->says, it.number, it.ref);
+		if (r != 0)
+			return r;
+	}
+	return 0;
+}
+
+/* An object that the part names: its pack counts in the part's table. 1: the reference is no good. */
+static int part_object(struct walk *k, struct verify_item it, const struct proto_ref *pref,
+	struct store_object_ref *ret_ref)
+{
+	*ret_ref = store_object_ref_from(pref);
+	if (ret_ref->pack >= k->npacks) {
+		broken(k, k->manifest, NULL, NULL, "a part names a pack that it does not list");
+		return 1;
+	}
+	it.ref = ret_ref;
+	it.pack = k->packs[ret_ref->pack];
+	it.number = k->numbers[ret_ref->pack];
+	int r = k->w->item(k->w, &it);
+	return r == 0 && k->says ? verify_says_object(k->says, it.number, ret_ref) : r;
+}
+
+static int walk_chunks(struct walk *k, const struct proto_part *part)
+{
+	for (uint32_t n = 0; n < part->nchunks; n++) {
+		struct store_object_ref ref;
+		struct base_error err = {0};
+		int r = part_object(k, (struct verify_item){.what = VERIFY_CHUNK}, &part->chunks[n].ref, &ref);
+
+		if (r == 1)
+			continue;
+		if (r != 0)
+			return r;
+		if (!k->layout)
+			continue; /* without its layout a chunk says nothing */
+		r = store_part_read_chunk(k->w->store, k->layout, part, k->packs, k->npacks, n, on_row, k, &err);
+		if (r == -ENOMEM || (r != 0 && !err.code))
+			return r;
+		told_by(k, r);
+		if (r != 0)
+			broken(k, NULL, k->packs[ref.pack], &ref, err.text);
+	}
+	return 0;
+}
+
+static int walk_blobs(struct walk *k, const struct proto_part *part)
+{
+	for (uint32_t n = 0; n < part->nblobs; n++) {
+		const struct proto_blob *b = &part->blobs[n];
+		struct store_object_ref ref;
+
+		if (k->says)
+			verify_says_bytes(k->says, b->len);
+
+		if (b->len == 0)
+			continue;
+		if (b->len != b->ref.raw_len) {
+			broken(k, k->manifest, NULL, NULL, "a blob's length is not that of its object");
+			continue;
+		}
+		int r = part_object(k, (struct verify_item){.what = VERIFY_BLOB, .blob = b->name}, &b->ref, &ref);
+		if (r != 0 && r != 1)
+			return r;
+	}
+	return 0;
+}
+
+/* The part's pack table: names and numbers of the manifest's. */
+static int part_packs(struct walk *k, const struct proto_manifest_rank *rank)
+{
+	k->npacks = 0;
+	free(k->packs);
+	free(k->numbers);
+	k->packs = malloc((rank->npacks + 1) * sizeof *k->packs);
+	k->numbers = malloc((rank->npacks + 1) * sizeof *k->numbers);
+	if (!k->packs || !k->numbers)
+		return -ENOMEM;
+	for (uint32_t n = 0; n < rank->npacks; n++) {
+		k->numbers[n] = k->m->map[rank->first_map + n];
+		k->packs[n] = k->m->packs[k->numbers[n]].pack;
+	}
+	k->npacks = rank->npacks;
+	return 0;
+}
+
+/* Samples name tensors by their number in the layout. */
+static void check_samples(struct walk *k, const struct proto_part *part)
+{
+	char text[200];
+
+	for (uint32_t n = 0; k->layout && n < part->nsamples; n++) {
+		if (part->samples[n].tensor < k->layout->m.ntensors)
+			continue;
+		snprintf(text, sizeof text, "the part of rank %u has a sample of tensor %u, and its layout has %u",
+			part->rank, part->samples[n].tensor, k->layout->m.ntensors);
+		disagrees(k, k->manifest, text);
+		return;
+	}
+}
+
+static int walk_part(struct walk *k, const struct proto_manifest_rank *rank, const struct proto_part *part)
+{
+	struct store_object_ref self = store_object_ref_from(&rank->part);
+	int r = 0;
+
+	if (k->says) {
+		verify_says_rank(k->says);
+		r = verify_says_object(k->says, self.pack, &self);
+	}
+	if (r == 0)
+		r = walk_chunks(k, part);
+	if (r == 0)
+		r = walk_blobs(k, part);
+	if (r == 0 && k->says) {
+		verify_says_part(k->says, rank, part);
+		check_samples(k, part);
+	}
+	return r;
+}
+
+static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
+{
+	base_cleanup_free void *bytes = NULL;
+	struct proto_part part = {0};
+	struct base_error err = {0};
+	int r = manifest_object(k, (struct verify_item){.what = VERIFY_PART}, &rank->part, &bytes);
+
+	if (r != 0 || !bytes)
+		return r;
+	if (rank->first_map > k->m->nmap || rank->npacks > k->m->nmap - rank->first_map ||
+		rank->layout >= k->m->nlayouts) {
+		broken(k, k->manifest, NULL, NULL, "the line of a rank points out of the manifest's tables");
+		return 0;
+	}
+	r = part_packs(k, rank);
+	if (r == 0)
+		r = store_part_decode(bytes, rank->part.raw_len, &part, &err);
+	if (r == -ENOMEM)
+		return r;
+	told_by(k, r);
+	k->layout = k->layouts[rank->layout];
+	bool same = r == 0 && part.rank == rank->rank && part.npacks == rank->npacks &&
+		base_digest_equal(&part.layout, &k->m->layouts[rank->layout].digest);
+	for (uint32_t n = 0; same && n < part.npacks; n++)
+		same = strcmp(part.packs[n].pack, k->packs[n]) == 0;
+	if (!same) {
+		char text[sizeof err.text];
+
+		snprintf(text, sizeof text, "the part of rank %u %s", rank->rank,
+			r < 0 ? "breaks the rules of its format" : "does not agree with the manifest");
+		if (r == -BASE_EVERSION)
+			snprintf(text, sizeof text, "rank %u: %.900s", rank->rank, err.text);
+		broken(k, k->manifest, NULL, NULL, text);
+		r = 0;
+	} else {
+		r = walk_part(k, rank, &part);
+	}
+	proto_part_release(&part);
+	return r;
+}
+
+static int walk_packs(struct walk *k)
+{
+	const struct proto_manifest *m = k->m;
+	int r = 0;
+
+	for (uint32_t n = 0; r == 0 && n < m->npacks; n++) {
+		struct verify_item it = {
+			.what = VERIFY_PACK, .pack = m->packs[n].pack, .number = n, .size = m->packs[n].size};
+
+		r = k->w->item(k->w, &it);
+	}
+	return r;
+}
+
+static int walk_header(struct walk *k, const struct proto_view_header *h)
+{
+	const struct store_layout *l = h->layout < k->m->nlayouts ? k->layouts[h->layout] : NULL;
+	bool look = k->w->cover && k->w->header && l;
+	base_cleanup_free void *bytes = NULL;
+	struct base_error err = {0};
+	int r = manifest_object(k, (struct verify_item){.what = VERIFY_HEADER, .component = h->component}, &h->ref,
+		look ? &bytes : NULL);
+
+	if (r != 0 || !bytes)
+		return r;
+	r = k->w->header(l, h->component, h->view, bytes, h->ref.raw_len, h->data_bytes, &err);
+	if (r == -ENOMEM)
+		return r;
+	if (r < 0)
+		disagrees(k, k->manifest, err.code ? err.text : base_error_name(r));
+	return 0;
+}
+
+/* Once everything was walked. */
+static int walk_says(struct walk *k)
+{
+	char text[VERIFY_SAYS_MAX], entry[STORE_NAME_MAX];
+	struct base_error err = {0};
+	uint64_t tensors;
+	int r = 0;
+
+	if (!k->w->any_broken && !verify_says_told(k->says)) {
+		r = store_manifest_check_cover(k->w->store, k->m, &tensors, &err);
+		if (r == -ENOMEM)
+			return r;
+		if (r < 0)
+			broken(k, k->manifest, NULL, NULL, err.code ? err.text : base_error_name(r));
+		else
+			verify_says_tensors(k->says, tensors);
+	}
+	verify_says_packs(k->says);
+	if (verify_says_told(k->says))
+		disagrees(k, k->manifest, verify_says_told(k->says));
+	snprintf(entry, sizeof entry, "runs/%s/%012llu", k->w->step->run, (unsigned long long)k->w->step->step->entry);
+	if (!verify_says_entry(k->w->step, k->m, text))
+		disagrees(k, entry, text);
+	return 0;
+}
+
+static int walk_all(struct walk *k)
+{
+	const struct proto_manifest *m = k->m;
+	int r = walk_packs(k);
+
+	if (r == 0)
+		r = walk_layouts(k);
+	for (uint32_t n = 0; r == 0 && n < m->nheaders; n++)
+		r = walk_header(k, &m->headers[n]);
+	for (uint32_t n = 0; r == 0 && n < m->nranks; n++)
+		r = walk_rank(k, &m->ranks[n]);
+	return r == 0 && k->says ? walk_says(k) : r;
+}
+
+int verify_walk(struct verify_walker *w)
+{
+	struct proto_manifest m = {0};
+	struct walk k = {.w = w, .m = &m};
+	struct base_error err = {0};
+	const struct proto_commit *commit = &w->step->step->commit;
+
+	w->any_broken = false;
+	int r = store_manifest_path(w->step->run, &commit->manifest, k.manifest);
+	if (r < 0)
+		return r;
+	r = store_manifest_get(w->store, w->step->run, &commit->manifest, &m, &err);
+	if (r == -ENOMEM)
+		return r;
+	told_by(&k, r);
+	if (r < 0) {
+		broken(&k, k.manifest, NULL, NULL,
+			r == -ENOENT ? "is missing" : err.code ? err.text : base_error_name(r));
+		return 0;
+	}
+	k.layouts = calloc(m.nlayouts + 1, sizeof *k.layouts);
+	k.says = w->cover ? verify_says_new(&m) : NULL;
+	r = k.layouts && (k.says || !w->cover) ? 0 : -ENOMEM;
+	if (r == 0 &&
+		(m.step != commit->step || strcmp(m.run, w->step->run) != 0 || strcmp(m.attempt, commit->attempt) != 0))
+		broken(&k, k.manifest, NULL, NULL, "has another run, step or attempt than the commit entry that names "
+			"it");
+	if (r == 0)
+		r = walk_all(&k);
+	for (uint32_t n = 0; k.layouts && n < m.nlayouts; n++)
+		store_layout_free(k.layouts[n]);
+	verify_says_free(k.says);
+	free(k.layouts);
+	free(k.packs);
+	free(k.numbers);
+	proto_manifest_release(&m);
+	return r;
+}
