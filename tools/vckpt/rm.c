@@ -258,6 +258,8 @@ static void describe(const struct wanted *w, char *text, size_t len)
 	tool_format_bytes(w->bytes, bytes);
 	if (w->kind == WANTED_LATEST)
 		snprintf(text, len, "%s/latest is step %" PRIu64 ", %s", w->target.run, w->highest, bytes);
+	else if (w->steps == 1)
+		snprintf(text, len, "run %s: 1 step, %" PRIu64 ", %s", w->target.run, w->lowest, bytes);
 	else
 		snprintf(text, len, "run %s: %" PRIu64 " steps from %" PRIu64 " to %" PRIu64 ", %s", w->target.run,
 			w->steps, w->lowest, w->highest, bytes);
