@@ -187,3 +187,25 @@ def test_nothing_is_written_through_a_link(vckpt, filled, tmp_path):
     link.symlink_to(tmp_path / "empty")
     vckpt("export", store, "run/1", link)
     assert link.is_symlink() and files(tmp_path / "empty") == want[1]
+
+
+@pytest.mark.parametrize("where, what", [("store", "is"), ("store/", "is"), ("store/new", "lies in"), ("store/runs/new/", "lies in"), ("store/packs", "lies in"), ("store/a/b/c", "lies in"),
+                                         ("link", "is"), ("link/new", "lies in"), ("out/../store/new", "lies in"), ("../here/store/new", "lies in")])
+def test_a_destination_in_the_store(vckpt, tmp_path, monkeypatch, where, what):
+    """It is refused before anything is written, whatever way leads there."""
+    here = tmp_path / "here"
+    (here / "out").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    np.save("w.npy", np.arange(10))
+    vckpt("init", "store")
+    vckpt("import", "store", "run/1", "w.npy")
+    (here / "link").symlink_to("store")
+    before = sorted(here.rglob("*")), files(here)
+    for options in ([], ["--replace"]):
+        done = vckpt("export", "store", "run/1", where, *options, check=False)
+        assert (done.returncode, done.stdout) == (1, ""), done
+        assert done.stderr == f"vckpt export: {where} {what} the store {here}/store; nothing was written: choose a directory outside of the store\n"
+        assert (sorted(here.rglob("*")), files(here)) == before
+    vckpt("export", "store", "run/1", "store-copy")                         # beside it, and of a name that begins so
+    vckpt("init", "other")
+    assert f"other/x lies in the store {here}/other" in vckpt("export", "store", "run/1", "other/x", check=False).stderr

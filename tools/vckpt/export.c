@@ -289,6 +289,17 @@ static int say(struct export *e, const char *dest)
 	return TOOL_DONE;
 }
 
+/* gc and verify would meet the files; and --replace would write over those of the store. */
+static int check_outside(struct export *e, const char *dest)
+{
+	base_cleanup_free char *around = tool_store_around(dest), *full = realpath(dest, NULL);
+
+	if (!around)
+		return 0;
+	return base_error_set(&e->err, -EINVAL, "%s %s the store %s; nothing was written: choose a directory outside "
+		"of the store", dest, full && strcmp(full, around) == 0 ? "is" : "lies in", around);
+}
+
 static int export_step(struct export *e, const char *dest)
 {
 	int r;
@@ -330,7 +341,8 @@ static int export_run(struct tool *t, int argc, char **argv)
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
-		if (load_step_open(s, target.run, entry, &e.step, &e.err) < 0)
+		if (check_outside(&e, t->arguments[2]) < 0 ||
+			load_step_open(s, target.run, entry, &e.step, &e.err) < 0)
 			code = tool_fail(t, &e.err);
 		else {
 			code = export_step(&e, t->arguments[2]);
