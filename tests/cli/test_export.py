@@ -209,3 +209,30 @@ def test_a_destination_in_the_store(vckpt, tmp_path, monkeypatch, where, what):
     vckpt("export", "store", "run/1", "store-copy")                         # beside it, and of a name that begins so
     vckpt("init", "other")
     assert f"other/x lies in the store {here}/other" in vckpt("export", "store", "run/1", "other/x", check=False).stderr
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o2770, 0o1777])
+def test_an_empty_destination_keeps_its_mode(vckpt, build, filled, tmp_path, mode):
+    """Also after an export that was killed, and where nothing could be exported."""
+    store, want = filled
+    out, partial = tmp_path / "out", tmp_path / "out.incomplete"
+
+    def empty():
+        out.mkdir()
+        out.chmod(mode)
+    empty()
+    owner = out.stat()[4:6]
+    vckpt("export", store, "run/1", out)
+    assert out.stat().st_mode & 0o7777 == mode and out.stat()[4:6] == owner and files(out) == want[1]
+    subprocess.run(["rm", "-r", out], check=True)
+    empty()
+    partial.mkdir()                                                         # as if an earlier one had been interrupted
+    (partial / "notes.txt").write_text("mine")
+    assert vckpt("export", store, "run/1", out, check=False).returncode == 1
+    assert out.stat().st_mode & 0o7777 == mode and not list(out.iterdir()) and files(partial) == {"notes.txt": b"mine"}
+    (partial / "notes.txt").unlink()
+    assert interposed(vckpt, build, store, f"path=.pack,list={tmp_path}/calls", "export", store, "run/1", tmp_path / "whole").returncode == 0
+    killed = interposed(vckpt, build, store, f"path=.pack,do=kill,at={len((tmp_path / 'calls').read_text().splitlines())}", "export", store, "run/1", out)
+    assert killed.returncode == -9 and partial.stat().st_mode & 0o7777 == mode
+    vckpt("export", store, "run/1", out)
+    assert out.stat().st_mode & 0o7777 == mode and files(out) == want[1] and not partial.exists()
