@@ -236,3 +236,22 @@ def test_an_empty_destination_keeps_its_mode(vckpt, build, filled, tmp_path, mod
     assert killed.returncode == -9 and partial.stat().st_mode & 0o7777 == mode
     vckpt("export", store, "run/1", out)
     assert out.stat().st_mode & 0o7777 == mode and files(out) == want[1] and not partial.exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json", "sub/big.bin"])
+@pytest.mark.parametrize("options", [[], ["--replace"]])
+def test_a_directory_where_a_file_should_be(vckpt, filled, tmp_path, name, options):
+    """It is named before any file of DEST has been changed."""
+    store, want = filled
+    out = tmp_path / "out"
+    (out / name).mkdir(parents=True)
+    (out / name / "mine").write_text("precious")
+    (out / "config.json").write_text("other")
+    before = files(out)
+    done = vckpt("export", store, "run/1", out, *options, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"vckpt export: {out}/{name} is a directory, where the step has a file; nothing was written: move it away\n"
+    assert files(out) == before
+    (out / name).rename(tmp_path / "away")
+    vckpt("export", store, "run/1", out, "--replace")
+    assert files(out) == want[1]
