@@ -422,6 +422,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 {
 	struct import in = {.source.component = IMPORT_COMPONENT, .options.step = PROTO_NONE};
 	struct save_result result = {0};
+	char word[TOOL_WORD_BYTES];
 	struct store *s = NULL;
 
 	in.sources = calloc((size_t)argc + 1, sizeof *in.sources);
@@ -448,7 +449,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 			base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
 				"the index could not be brought up to date (the step is whole; vckpt index %s tries "
 				"again)",
-				s->path);
+				tool_shell_word(s->path, word));
 		code = report(t, &in, &result);
 		if (code == 0 && says_more(t))
 			say_shared(&result);

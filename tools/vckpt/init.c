@@ -127,6 +127,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 	static const struct option options[] = {
 		{"no-reserve", no_argument, NULL, 'r'}, {"exist-ok", no_argument, NULL, 'e'}, {0}};
 	struct init in = {.t = t, .reserve = STORE_RESERVE_BYTES};
+	char word[TOOL_WORD_BYTES];
 	struct store *s = NULL;
 	int code = tool_parse(t, argc, argv, NULL, options, option, &in);
 
@@ -138,7 +139,8 @@ static int init_run(struct tool *t, int argc, char **argv)
 	if (t->json)
 		code = tool_print_json(store_json(s, in.made));
 	else if (!t->quiet && in.made)
-		printf("%s is a store now; next: vckpt import %s RUN SOURCE\n", s->path, in.path);
+		printf("%s is a store now; next: vckpt import %s RUN SOURCE\n", s->path,
+			tool_shell_word(in.path, word));
 	else if (!t->quiet)
 		printf("%s is a store already; nothing was changed\n", s->path);
 	store_close(s);
