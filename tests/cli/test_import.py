@@ -412,3 +412,24 @@ def test_options_that_meet_no_source(vckpt, store, source):
     vckpt("import", store, "run", "--dtype", "bf16", typed, "--component", "other", untyped)
     vckpt("import", "--component", "other", "--dtype", "bf16", store, "run", m, untyped)
     assert [t["dtype"] for t in vckpt.json("ls", store, "run/0/other")["tensors"]] == ["bf16"]
+
+
+def test_a_directory_of_npy_files(vckpt, store, source):
+    """Its files are no tensors by themselves: the way that is named takes them."""
+    folder = source / "my arrays"
+    folder.mkdir()
+    for name in ("b", "a"):
+        numpy.save(folder / f"{name}.npy", tensors(1)["a"])
+    (source / "config.json").write_text("{}")
+    for given in (folder, source):
+        done = vckpt("import", store, "run", given, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (f"vckpt import: no tensors: the sources are directories without a .safetensors file; {folder}/a.npy (2 in all) is a tensor only if it is named itself, "
+                               f"or in a manifest.json of vckpt export: vckpt import STORE RUN '{folder}'/*.npy\n")
+    command = done.stderr.split(": ")[-1].replace("vckpt import STORE RUN", '"$0" import "$1" run')
+    subprocess.run(["bash", "-c", command, vckpt.path, store], check=True)
+    assert tensor_names(vckpt, store, "run/0/model") == {"a", "b"}
+    for file in folder.iterdir():
+        file.unlink()
+    done = vckpt("import", store, "run", source, check=False)
+    assert done.stderr == "vckpt import: no tensors: the sources are directories without a .safetensors file\n"
