@@ -138,6 +138,19 @@ static int too_few(const struct tool *t, struct word word)
 	return tool_arguments_wrong(t, text);
 }
 
+/* as "$VARIABLE" gives it when it is not set */
+static int is_empty(const struct tool *t, struct word word)
+{
+	char text[1024];
+
+	if (repeated(word))
+		word.len -= 3;
+	if (word.text[0] == '[')
+		word = (struct word){word.text + 1, word.len - 2};
+	snprintf(text, sizeof text, "an empty argument stands where %.*s is expected", (int)word.len, word.text);
+	return tool_arguments_wrong(t, text);
+}
+
 static int too_many(const struct tool *t, const char *argument)
 {
 	char text[1024];
@@ -166,6 +179,8 @@ int tool_arguments_end(struct tool *t)
 	for (; next_word(&at, &word); n++) {
 		if (n == t->narguments && word.text[0] != '[')
 			return too_few(t, word);
+		if (n < t->narguments && !t->arguments[n][0])
+			return is_empty(t, word);
 		again |= repeated(word);
 	}
 	return again || t->narguments <= n ? 0 : too_many(t, t->arguments[n]);
