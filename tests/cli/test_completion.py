@@ -65,7 +65,41 @@ def test_options(vckpt, offered):
             assert set(offered(command, "--")) == set(re.findall(r"--[a-z][a-z-]*", "\n".join(lines))) | {"--help", "--quiet", "--verbose"}
     assert offered("rm", "--k") == ["--keep-every", "--keep-last"]
     assert "--grace" not in offered("rm", "one", "--") and "--grace" in offered("gc", "one", "--")
-    assert offered("export", "one", "llama/5", "out", "--format", "") == ["npy", "safetensors"]
+
+
+@pytest.mark.parametrize("words, wrong", [
+    (["export", "STORE", "llama/5", "OUT", "-q", "--format"], "--format {}: safetensors, npy or both"),
+    (["ls", "STORE", "llama", "--sort"], "--sort {}: steps are sorted by"),
+    (["ls", "STORE", "--color"], "--color is auto, always or never"),
+    (["import", "STORE", "new", "--dtype"], "--dtype {}: it is for .npy files"),
+    (["layout", "--shape", "4", "--mesh", "x=2", "--place", "R", "--dtype"], "--dtype {}: there is no such type"),
+    (["reshard", "--shape", "4", "--from-mesh", "x=2", "--from-place", "R", "--to-mesh", "x=2", "--to-place", "R", "--dtype"], "--dtype {}: there is no such type"),
+])
+def test_values_of_options(vckpt, offered, stores, tmp_path, words, wrong):
+    """Each that is offered is one that the command takes."""
+    values = offered(*words, "")
+    words = [{"STORE": stores / "one", "OUT": tmp_path / "out"}.get(word, word) for word in words]
+    after = []
+    if words[0] == "import":
+        np.save(tmp_path / "v1.npy", np.arange(8, dtype="u1").view("V1"))
+        np.save(tmp_path / "v2.npy", np.arange(8, dtype="u2").view("V2"))
+    for value in values:
+        if words[0] == "import":
+            after = [tmp_path / ("v2.npy" if value == "bf16" else "v1.npy"), "--replace", "--step", 1]
+            words[1] = tmp_path / "store"
+            vckpt("init", words[1], "--exist-ok", "-q")
+        vckpt(*words, value, *after, *(["--replace"] if words[0] == "export" else []))
+    refused = vckpt(*words, "nonsense", *after, check=False)
+    assert refused.returncode == 2 and wrong.format("nonsense") in refused.stderr
+    assert all(offered(*words, value[:2]) == [v for v in values if v.startswith(value[:2])] for value in values)
+    assert len(values) > 2
+
+
+def test_all_types_are_offered(vckpt, offered):
+    listed = vckpt("layout", "--dtype", "nonsense", "--shape", "4", "--mesh", "x=2", "--place", "R", check=False).stderr.partition("there are ")[2].partition(" (see")[0]
+    assert offered("layout", "--dtype", "") == sorted(word.split(" ")[0] for word in listed.split(", "))
+    listed = vckpt("import", "--dtype", "nonsense", check=False).stderr.partition("which are ")[2].partition(" (see")[0]
+    assert offered("import", "--dtype", "") == sorted(re.findall(r"\w+\d\w*", listed))
 
 
 @pytest.mark.parametrize("words, found", [

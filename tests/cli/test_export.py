@@ -187,3 +187,71 @@ def test_nothing_is_written_through_a_link(vckpt, filled, tmp_path):
     link.symlink_to(tmp_path / "empty")
     vckpt("export", store, "run/1", link)
     assert link.is_symlink() and files(tmp_path / "empty") == want[1]
+
+
+@pytest.mark.parametrize("where, what", [("store", "is"), ("store/", "is"), ("store/new", "lies in"), ("store/runs/new/", "lies in"), ("store/packs", "lies in"), ("store/a/b/c", "lies in"),
+                                         ("link", "is"), ("link/new", "lies in"), ("out/../store/new", "lies in"), ("../here/store/new", "lies in")])
+def test_a_destination_in_the_store(vckpt, tmp_path, monkeypatch, where, what):
+    """It is refused before anything is written, whatever way leads there."""
+    here = tmp_path / "here"
+    (here / "out").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    np.save("w.npy", np.arange(10))
+    vckpt("init", "store")
+    vckpt("import", "store", "run/1", "w.npy")
+    (here / "link").symlink_to("store")
+    before = sorted(here.rglob("*")), files(here)
+    for options in ([], ["--replace"]):
+        done = vckpt("export", "store", "run/1", where, *options, check=False)
+        assert (done.returncode, done.stdout) == (1, ""), done
+        assert done.stderr == f"vckpt export: {where} {what} the store {here}/store; nothing was written: choose a directory outside of the store\n"
+        assert (sorted(here.rglob("*")), files(here)) == before
+    vckpt("export", "store", "run/1", "store-copy")                         # beside it, and of a name that begins so
+    vckpt("init", "other")
+    assert f"other/x lies in the store {here}/other" in vckpt("export", "store", "run/1", "other/x", check=False).stderr
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o2770, 0o1777])
+def test_an_empty_destination_keeps_its_mode(vckpt, build, filled, tmp_path, mode):
+    """Also after an export that was killed, and where nothing could be exported."""
+    store, want = filled
+    out, partial = tmp_path / "out", tmp_path / "out.incomplete"
+
+    def empty():
+        out.mkdir()
+        out.chmod(mode)
+    empty()
+    owner = out.stat()[4:6]
+    vckpt("export", store, "run/1", out)
+    assert out.stat().st_mode & 0o7777 == mode and out.stat()[4:6] == owner and files(out) == want[1]
+    subprocess.run(["rm", "-r", out], check=True)
+    empty()
+    partial.mkdir()                                                         # as if an earlier one had been interrupted
+    (partial / "notes.txt").write_text("mine")
+    assert vckpt("export", store, "run/1", out, check=False).returncode == 1
+    assert out.stat().st_mode & 0o7777 == mode and not list(out.iterdir()) and files(partial) == {"notes.txt": b"mine"}
+    (partial / "notes.txt").unlink()
+    assert interposed(vckpt, build, store, f"path=.pack,list={tmp_path}/calls", "export", store, "run/1", tmp_path / "whole").returncode == 0
+    killed = interposed(vckpt, build, store, f"path=.pack,do=kill,at={len((tmp_path / 'calls').read_text().splitlines())}", "export", store, "run/1", out)
+    assert killed.returncode == -9 and partial.stat().st_mode & 0o7777 == mode
+    vckpt("export", store, "run/1", out)
+    assert out.stat().st_mode & 0o7777 == mode and files(out) == want[1] and not partial.exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json", "sub/big.bin"])
+@pytest.mark.parametrize("options", [[], ["--replace"]])
+def test_a_directory_where_a_file_should_be(vckpt, filled, tmp_path, name, options):
+    """It is named before any file of DEST has been changed."""
+    store, want = filled
+    out = tmp_path / "out"
+    (out / name).mkdir(parents=True)
+    (out / name / "mine").write_text("precious")
+    (out / "config.json").write_text("other")
+    before = files(out)
+    done = vckpt("export", store, "run/1", out, *options, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"vckpt export: {out}/{name} is a directory, where the step has a file; nothing was written: move it away\n"
+    assert files(out) == before
+    (out / name).rename(tmp_path / "away")
+    vckpt("export", store, "run/1", out, "--replace")
+    assert files(out) == want[1]

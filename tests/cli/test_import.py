@@ -391,3 +391,45 @@ def test_more_files_than_descriptors(vckpt, store, source, build):
     assert vckpt.json("info", store, "run/0")["blobs"] == 700
     assert cat(vckpt, store, "run/0/f699") == b"699"
     assert list(numpy.load(io.BytesIO(cat(vckpt, store, "run/0/model/t699")))) == [699] * 3
+
+
+def test_options_that_meet_no_source(vckpt, store, source):
+    """They may stand at the wrong place; so nothing is imported."""
+    save_file(tensors(1), source / "m.safetensors")
+    numpy.save(source / "typed.npy", tensors(3)["a"])
+    numpy.save(source / "untyped.npy", numpy.arange(8, dtype="u2").view("V2"))
+    m, typed, untyped = source / "m.safetensors", source / "typed.npy", source / "untyped.npy"
+    unused = "is for .npy files after it whose items have no type (|V1, |V2), and there is none: put it before such a file, or leave it out"
+    for words, sentence in ((["--dtype", "bf16", m], f"--dtype bf16 {unused}"),
+                            (["--dtype", "bf16", typed, m, source], f"--dtype bf16 {unused}"),
+                            ([typed, "--dtype", "bf16"], f"--dtype bf16 {unused}"),
+                            (["--dtype", "bf16", untyped, "--dtype", "f8_e5m2", typed], f"--dtype f8_e5m2 {unused}"),
+                            (["--dtype", "f8_e5m2", "--dtype", "bf16", untyped], f"--dtype f8_e5m2 {unused}"),
+                            ([m, "--component", "optimizer"], "--component optimizer stands after the last SOURCE: put it before the SOURCEs that it is for")):
+        done = vckpt("import", store, "run", *words, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"vckpt import: {sentence} (see vckpt import --help)\n")
+    assert vckpt.json("ls", store) == {"runs": []}
+    vckpt("import", store, "run", "--dtype", "bf16", typed, "--component", "other", untyped)
+    vckpt("import", "--component", "other", "--dtype", "bf16", store, "run", m, untyped)
+    assert [t["dtype"] for t in vckpt.json("ls", store, "run/0/other")["tensors"]] == ["bf16"]
+
+
+def test_a_directory_of_npy_files(vckpt, store, source):
+    """Its files are no tensors by themselves: the way that is named takes them."""
+    folder = source / "my arrays"
+    folder.mkdir()
+    for name in ("b", "a"):
+        numpy.save(folder / f"{name}.npy", tensors(1)["a"])
+    (source / "config.json").write_text("{}")
+    for given in (folder, source):
+        done = vckpt("import", store, "run", given, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (f"vckpt import: no tensors: the sources are directories without a .safetensors file; {folder}/a.npy (2 in all) is a tensor only if it is named itself, "
+                               f"or in a manifest.json of vckpt export: vckpt import STORE RUN '{folder}'/*.npy\n")
+    command = done.stderr.split(": ")[-1].replace("vckpt import STORE RUN", '"$0" import "$1" run')
+    subprocess.run(["bash", "-c", command, vckpt.path, store], check=True)
+    assert tensor_names(vckpt, store, "run/0/model") == {"a", "b"}
+    for file in folder.iterdir():
+        file.unlink()
+    done = vckpt("import", store, "run", source, check=False)
+    assert done.stderr == "vckpt import: no tensors: the sources are directories without a .safetensors file\n"

@@ -55,3 +55,18 @@ def test_many_at_once(vckpt, tmp_path):
         assert [p.returncode for p in running] == [0] * 8
         assert len({text.split('"id"')[1].split('"')[1] for text in said}) == 1
         assert vckpt("verify", tmp_path / f"{i}/a/b").returncode == 0
+
+
+@pytest.mark.parametrize("where", ["new", "a/b/c/", "packs", "empty", "link"])
+def test_a_store_in_a_store(vckpt, store, tmp_path, where):
+    (store / "empty").mkdir()
+    (store / "link").symlink_to(store / "empty")
+    before = files(store)
+    for options in ([], ["--exist-ok"]):
+        done = vckpt("init", store / where, *options, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"vckpt init: {store / where} lies in the store {store}; nothing was made: choose a directory outside of that store\n"
+    assert files(store) == before
+    vckpt("init", f"{store}-2")                                             # beside it
+    (tmp_path / "link").symlink_to(store / "empty")
+    assert f"{tmp_path}/link lies in the store {store};" in vckpt("init", tmp_path / "link", check=False).stderr

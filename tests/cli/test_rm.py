@@ -138,6 +138,7 @@ def test_help_removes_nothing(vckpt, store, left):
     (["a/latest"], "a/latest is step 20, 3.9 KiB"),
     (["a"], "run a: 5 steps from 0 to 20, 20 KiB"),
     (["b/1", "a", "--keep-last", "3"], "run a: 2 steps from 0 to 5, 7.8 KiB"),
+    (["a", "--keep-last", "4"], "run a: 1 step, 0, 3.9 KiB"),
 ])
 def test_a_question(vckpt, store, left, words, sentence):
     done = vckpt("rm", store, *words, check=False, input="y\n")

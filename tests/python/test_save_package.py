@@ -300,12 +300,15 @@ def test_a_state_inside_itself_is_refused_by_name(run):
         vckpt.save(run, state, **OPTIONS)
 
 
-def test_a_wait_that_times_out_says_where_to_look(run, threads):
+def test_a_wait_that_times_out_says_where_to_look(tmp_path, threads):
+    vckpt.init(tmp_path / "my store")
+    run = tmp_path / "my store/run"
+
     def one(rank):
         with vckpt.Saver(run, rank=rank, world=2, launch_id=launch, **OPTIONS) as saver:
             handle = None if rank else saver.async_save({"m": np.arange(4)}, step=0)
             if rank == 0:
-                with pytest.raises(vckpt.Timeout, match="ls .* --incoming"):
+                with pytest.raises(vckpt.Timeout, match=f"`vckpt ls '{tmp_path}/my store' --incoming`"):
                     handle.committed(timeout=0.1)
             turn.wait()
             return (handle or saver.async_save({"m": np.arange(4)}, step=0)).committed()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Completion of vckpt for bash: commands, their options, and, where the store is known (given, or named by VCKPT_STORE), its runs and
-# steps. Commands, options and the order of arguments are read from --help. Where nothing fits, bash completes file names.
+# steps. Commands, options and the order of arguments are read from --help; the words that an option takes stand here. Where nothing fits, bash completes file names.
 
 # _vckpt_usage PROGRAM COMMAND: the words of its positional arguments, one a line: STORE, RUN/STEP, SOURCE...
 _vckpt_usage() {
@@ -21,6 +21,18 @@ _vckpt_options() {
 # _vckpt_takes_value PROGRAM COMMAND OPTION: "  --set KEY=VALUE  ..." does, "  --replace  ..." does not
 _vckpt_takes_value() {
 	[[ $3 == -* ]] && "$1" "$2" --help 2>/dev/null | grep -qE -- "^  ([^ ]+, )?$3 [^ -]"
+}
+
+# _vckpt_values COMMAND OPTION: the words that an option takes, where they are known
+_vckpt_values() {
+	local untyped="bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz f8_e5m2fnuz f8_e8m0fnu f4_e2m1fn_x2"
+	case "$1 $2" in
+	*" --color") echo "auto always never" ;;
+	"export --format") echo "safetensors npy npy,safetensors" ;;
+	"ls --sort") echo "name step time size" ;;
+	"import --dtype") echo "$untyped" ;;
+	*" --dtype") echo "bool u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64 c64 c128 $untyped" ;;
+	esac
 }
 
 # _vckpt_targets PROGRAM STORE WORD CURRENT: what may stand for WORD, such as RUN, RUN[/STEP] or RUN/STEP
@@ -47,8 +59,9 @@ _vckpt() {
 		COMPREPLY=($(compgen -W "$(_vckpt_options "$program" "$command" | grep -oE -- '--[a-z][a-z-]*') --quiet --verbose --help" -- "$current"))
 		return
 	fi
-	if [ "$before" = --format ]; then
-		COMPREPLY=($(compgen -W "safetensors npy" -- "$current"))
+	word=$(_vckpt_values "$command" "$before")
+	if [ -n "$word" ]; then
+		COMPREPLY=($(compgen -W "$word" -- "$current"))
 		return
 	fi
 	if _vckpt_takes_value "$program" "$command" "$before"; then return; fi

@@ -6,6 +6,7 @@
  * Where VCKPT_STORE is set and the first argument is no store, STORE was left out: the variable's value is put before
  * the arguments, and the commands see what they would see if it had been typed. An argument that cannot be looked at is
  * taken for a store, so that the error names it. */
+#include <libgen.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -48,6 +49,26 @@ static bool is_store(const char *path, bool otherwise)
 	if (snprintf(file, sizeof file, "%s/vckpt.store", path) >= (int)sizeof file)
 		return false;
 	return access(file, F_OK) == 0 || (otherwise && !missing(errno));
+}
+
+char *tool_store_around(const char *path)
+{
+	base_cleanup_free char *copy = strdup(path), *full = NULL;
+	char *at = copy;
+
+	while (at && !(full = realpath(at, NULL))) { /* up to what is there */
+		if (strcmp(at, ".") == 0 || strcmp(at, "/") == 0)
+			return NULL;
+		at = dirname(at);
+	}
+	while (full && !is_store(full, false)) {
+		char *slash = strrchr(full, '/');
+
+		if (slash[1] == 0)
+			return NULL;
+		slash[slash == full] = 0;
+	}
+	return base_steal(full);
 }
 
 /* vckpt mount takes a mount point whose daemon died: it cannot be looked at, and is no store. */
@@ -117,6 +138,19 @@ static int too_few(const struct tool *t, struct word word)
 	return tool_arguments_wrong(t, text);
 }
 
+/* as "$VARIABLE" gives it when it is not set */
+static int is_empty(const struct tool *t, struct word word)
+{
+	char text[1024];
+
+	if (repeated(word))
+		word.len -= 3;
+	if (word.text[0] == '[')
+		word = (struct word){word.text + 1, word.len - 2};
+	snprintf(text, sizeof text, "an empty argument stands where %.*s is expected", (int)word.len, word.text);
+	return tool_arguments_wrong(t, text);
+}
+
 static int too_many(const struct tool *t, const char *argument)
 {
 	char text[1024];
@@ -145,6 +179,8 @@ int tool_arguments_end(struct tool *t)
 	for (; next_word(&at, &word); n++) {
 		if (n == t->narguments && word.text[0] != '[')
 			return too_few(t, word);
+		if (n < t->narguments && !t->arguments[n][0])
+			return is_empty(t, word);
 		again |= repeated(word);
 	}
 	return again || t->narguments <= n ? 0 : too_many(t, t->arguments[n]);

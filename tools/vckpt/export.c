@@ -155,12 +155,35 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 	return remove(path);
 }
 
+/* The mode of the DEST that was there; its owner where this user may give it. */
+static int take_over(struct export *e, int fd, const struct stat *now)
+{
+	bool same = now->st_uid == e->was.st_uid && now->st_gid == e->was.st_gid;
+
+	if (!same && fchown(fd, e->was.st_uid, e->was.st_gid) < 0 && errno != EPERM)
+		return -errno;
+	return fchmod(fd, e->was.st_mode & 07777) < 0 ? -errno : 0;
+}
+
+static void put_back(struct export *e, const char *dest)
+{
+	struct stat now;
+
+	if (mkdir(dest, e->was.st_mode & 0777) < 0)
+		return;
+	base_cleanup_close int fd = open(dest, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd >= 0 && fstat(fd, &now) == 0)
+		take_over(e, fd, &now);
+}
+
 /* e->dir: DEST where a directory with something in it stands, else `partial`, made if it is not there. */
 static int choose_directory(struct export *e, const char *dest, const char *partial)
 {
+	bool there = lstat(dest, &e->was) == 0, removed = rmdir(dest) == 0;
 	struct stat st;
 
-	e->in_place = rmdir(dest) < 0 && errno != ENOENT;
+	e->in_place = !removed && errno != ENOENT;
+	e->replaces = there && removed;
 	if (e->in_place) {
 		int code = -errno;
 
@@ -170,7 +193,7 @@ static int choose_directory(struct export *e, const char *dest, const char *part
 	e->dir = strdup(e->in_place ? dest : partial);
 	if (!e->dir)
 		return base_error_set(&e->err, -ENOMEM, "out of memory");
-	e->made = !e->in_place && mkdir(partial, 0777) == 0;
+	e->made = !e->in_place && mkdir(partial, e->replaces ? e->was.st_mode & 0777 : 0777) == 0;
 	if (!e->in_place && !e->made && errno != EEXIST)
 		return base_error_set(&e->err, -errno, "%s: %s", partial, strerror(errno));
 	if (e->in_place && access(partial, F_OK) == 0)
@@ -205,6 +228,9 @@ static int lock_directory(struct export *e, int *ret_fd)
 		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export writes into it", e->dir);
 	if (fstat(*ret_fd, &open_stat) < 0)
 		return base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
+	int r = e->replaces ? take_over(e, *ret_fd, &open_stat) : 0;
+	if (r < 0)
+		return base_error_set(&e->err, r, "%s: %s", e->dir, strerror(-r));
 	return stat(e->dir, &named) < 0 || named.st_ino != open_stat.st_ino || named.st_dev != open_stat.st_dev;
 }
 
@@ -226,25 +252,19 @@ static int fill_directory(struct export *e, const char *dest)
 	return r;
 }
 
-static int export_to(struct export *e, const char *dest)
+/* dest and partial: without a slash at the end */
+static int export_as(struct export *e, const char *dest, const char *partial)
 {
-	base_cleanup_free char *partial = NULL, *plain = NULL;
 	base_cleanup_close int lock = -1;
-	size_t len = strlen(dest);
-	int r;
+	int r = choose_directory(e, dest, partial);
 
-	while (len > 1 && dest[len - 1] == '/')
-		len--;
-	if (asprintf(&plain, "%.*s", (int)len, dest) < 0 || asprintf(&partial, "%s.incomplete", plain) < 0)
-		return base_error_set(&e->err, -ENOMEM, "out of memory");
-	r = choose_directory(e, plain, partial);
 	if (r == 0)
 		r = lock_directory(e, &lock);
 	if (r > 0)
-		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export has just written it", plain);
+		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export has just written it", dest);
 	if (r < 0)
 		return r;
-	r = fill_directory(e, plain);
+	r = fill_directory(e, dest);
 	if (r < 0 && e->made)
 		nftw(e->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 	if (r == -EINTR && e->made)
@@ -252,6 +272,21 @@ static int export_to(struct export *e, const char *dest)
 	else if (r == -EINTR)
 		base_error_set(&e->err, r, "interrupted: the files that are in %s stay; the same command goes on",
 			e->dir);
+	return r;
+}
+
+static int export_to(struct export *e, const char *dest)
+{
+	base_cleanup_free char *partial = NULL, *plain = NULL;
+	size_t len = strlen(dest);
+
+	while (len > 1 && dest[len - 1] == '/')
+		len--;
+	if (asprintf(&plain, "%.*s", (int)len, dest) < 0 || asprintf(&partial, "%s.incomplete", plain) < 0)
+		return base_error_set(&e->err, -ENOMEM, "out of memory");
+	int r = export_as(e, plain, partial);
+	if (r < 0 && e->replaces)
+		put_back(e, plain);
 	return r;
 }
 
@@ -287,6 +322,17 @@ static int say(struct export *e, const char *dest)
 		printf("; %" PRIu64 " of them %s there already", e->nkept, base_plural(e->nkept, "was", "were"));
 	putchar('\n');
 	return TOOL_DONE;
+}
+
+/* gc and verify would meet the files; and --replace would write over those of the store. */
+static int check_outside(struct export *e, const char *dest)
+{
+	base_cleanup_free char *around = tool_store_around(dest), *full = realpath(dest, NULL);
+
+	if (!around)
+		return 0;
+	return base_error_set(&e->err, -EINVAL, "%s %s the store %s; nothing was written: choose a directory outside "
+		"of the store", dest, full && strcmp(full, around) == 0 ? "is" : "lies in", around);
 }
 
 static int export_step(struct export *e, const char *dest)
@@ -330,7 +376,8 @@ static int export_run(struct tool *t, int argc, char **argv)
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
-		if (load_step_open(s, target.run, entry, &e.step, &e.err) < 0)
+		if (check_outside(&e, t->arguments[2]) < 0 ||
+			load_step_open(s, target.run, entry, &e.step, &e.err) < 0)
 			code = tool_fail(t, &e.err);
 		else {
 			code = export_step(&e, t->arguments[2]);

@@ -4,6 +4,8 @@
 #ifndef TOOLS_VCKPT_EXPORT_H
 #define TOOLS_VCKPT_EXPORT_H
 
+#include <sys/stat.h>
+
 #include "core/view/tree.h"
 #include "tools/vckpt/tool.h"
 
@@ -23,6 +25,8 @@ struct export {
 	char *dir;       /* where files go: DEST.incomplete, or DEST where something is there */
 	bool in_place;   /* it is DEST */
 	bool made;       /* it was made by this export */
+	bool replaces;   /* an empty DEST was there, which `was` describes; it is put back if the export fails */
+	struct stat was;
 	bool *kept;      /* by node: the file is there, whole */
 	struct export_others *others;
 	uint64_t done, total, files, nkept;

@@ -91,6 +91,9 @@ static int compare_file(struct export *e, uint32_t node, const char *path)
 		return 0;
 	if (fd < 0 && errno != ELOOP)
 		return base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
+	if (fd >= 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) /* no file can be renamed over it */
+		return base_error_set(&e->err, -EISDIR, "%s is a directory, where the step has a file; nothing was "
+			"written: move it away", path);
 	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
 		others_add(e, path, "not a plain file");
 		return 0;

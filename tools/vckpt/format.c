@@ -24,6 +24,27 @@ void tool_print_text(FILE *to, const char *text, size_t len)
 	}
 }
 
+const char *tool_shell_word(const char *text, char word[static TOOL_WORD_BYTES])
+{
+	bool plain = text[0] != 0;
+	size_t n = 0;
+
+	word[n++] = '\'';
+	for (const char *c = text; *c; c++) {
+		plain &= (*c >= '0' && *c <= '9') || (*c >= 'A' && *c <= 'Z') || (*c >= 'a' && *c <= 'z') ||
+			(*c & 0x80) || strchr("%+,-./:=@_", *c);
+		if (n + 6 > TOOL_WORD_BYTES)
+			return text;
+		if (*c == '\'') {
+			memcpy(word + n, "'\\'", 3); /* out of the quotes, a quote, and in again */
+			n += 3;
+		}
+		word[n++] = *c;
+	}
+	memcpy(word + n, "'", 2);
+	return plain ? text : word;
+}
+
 void tool_format_bytes(uint64_t bytes, char text[static 32])
 {
 	static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};

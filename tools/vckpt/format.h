@@ -13,6 +13,11 @@
 /* Text that came from a file or a store, as it may stand on a terminal: control bytes as \xNN. */
 void tool_print_text(FILE *to, const char *text, size_t len);
 
+#define TOOL_WORD_BYTES 1024
+/* `text` as a shell takes it for one word, for commands that a message gives: quoted where that is needed. Returns
+ * `text` where it is not, or does not fit, else `word`. */
+const char *tool_shell_word(const char *text, char word[static TOOL_WORD_BYTES]);
+
 void tool_format_bytes(uint64_t bytes, char text[static 32]); /* "512 B", "9.5 KiB", "91 MiB" */
 void tool_format_time(int64_t time_ns, char text[static 40]); /* "2026-11-21T03:34:00Z" */
 /* How long before `now_ns`: "12 s ago", "3 h ago", "2 days ago"; "in 5 min" where a clock is wrong. */

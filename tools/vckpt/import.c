@@ -9,9 +9,16 @@
 
 #define THREADS_MAX 1024
 
+/* --dtype, as often as it was given: what a .npy holds whose items have no type. */
+struct dtype_option {
+	const char *name;
+	enum tensor_dtype dtype;
+	bool used; /* there was such a file */
+};
+
 struct source {
 	const char *component;
-	enum tensor_dtype dtype; /* of a .npy whose items have no type */
+	struct dtype_option *dtype; /* NULL: none */
 };
 
 struct import {
@@ -21,6 +28,9 @@ struct import {
 	size_t nattributes;
 	struct source source;   /* what was said of the sources that come next */
 	struct source *sources; /* of each positional argument */
+	struct dtype_option *dtypes;
+	size_t ndtypes;
+	const char *stray; /* --component for which no source has come yet */
 	struct tool_target target;
 	struct base_error err;
 };
@@ -92,7 +102,11 @@ static int set_threads(struct tool *t, struct import *in, const char *value)
 
 static int set_dtype(struct tool *t, struct import *in, const char *value)
 {
-	if (tensor_dtype_parse(value, &in->source.dtype) < 0 || tensor_dtype_npy(in->source.dtype)[1] != 'V')
+	struct dtype_option *o = &in->dtypes[in->ndtypes++];
+
+	*o = (struct dtype_option){.name = value};
+	in->source.dtype = o;
+	if (tensor_dtype_parse(value, &o->dtype) < 0 || tensor_dtype_npy(o->dtype)[1] != 'V')
 		return tool_usage(t,
 			"--dtype %s: it is for .npy files whose items have no type (|V1, |V2), which are bf16, "
 			"f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f8_e5m2fnuz, f8_e8m0fnu or f4_e2m1fn_x2",
@@ -112,6 +126,8 @@ static bool is_source_file(const char *text)
 static int argument(struct tool *t, struct import *in, const char *value)
 {
 	in->sources[t->narguments - 1] = in->source;
+	if (t->narguments > 2)
+		in->stray = NULL;
 	if (t->narguments != 2)
 		return 0;
 	if (is_source_file(value))
@@ -149,16 +165,46 @@ static int keep_attributes(struct import *in)
 	return 0;
 }
 
+static int add_source(struct import *in, const char *path, const struct source *s)
+{
+	struct import_plan *p = &in->plan;
+	size_t first = p->ntensors;
+	int r = import_add_source(p, path, s->component, s->dtype ? s->dtype->dtype : 0, &in->err);
+
+	if (r == 0 && s->dtype && p->ntensors > first && import_has_suffix(path, ".npy"))
+		s->dtype->used |= !strcmp(p->tensors[first].file->path, path) &&
+			tensor_dtype_npy(p->tensors[first].dtype)[1] == 'V';
+	return r;
+}
+
+/* What was said of sources and met none that it is for: it may stand at the wrong place. */
+static int check_options(const struct tool *t, const struct import *in)
+{
+	if (in->stray)
+		return tool_usage(t,
+			"--component %s stands after the last SOURCE: put it before the SOURCEs that it is for",
+			in->stray);
+	for (size_t i = 0; i < in->ndtypes; i++)
+		if (!in->dtypes[i].used)
+			return tool_usage(t,
+				"--dtype %s is for .npy files after it whose items have no type (|V1, |V2), and there "
+				"is none: put it before such a file, or leave it out", in->dtypes[i].name);
+	return 0;
+}
+
 static int add_sources(struct tool *t, struct import *in)
 {
+	int code;
+
 	if (in->target.has_step && in->options.step != PROTO_NONE && in->options.step != in->target.step)
 		return tool_usage(t, "two different steps are given");
 	if (in->target.has_step)
 		in->options.step = in->target.step;
 	for (int i = 2; i < t->narguments; i++)
-		if (import_add_source(&in->plan, t->arguments[i], in->sources[i].component, in->sources[i].dtype,
-				&in->err) < 0)
+		if (add_source(in, t->arguments[i], &in->sources[i]) < 0)
 			return tool_fail(t, &in->err);
+	if ((code = check_options(t, in)))
+		return code;
 	if (import_plan_check(&in->plan, &in->err) < 0 || keep_attributes(in) < 0)
 		return tool_fail(t, &in->err);
 	return 0;
@@ -192,7 +238,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 				"--component %s: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 bytes, and no name that a "
 				"step's directory uses",
 				value);
-		in->source.component = value;
+		in->source.component = in->stray = value;
 		return 0;
 	case 'd':
 		return set_dtype(t, in, value);
@@ -376,10 +422,12 @@ static int import_run(struct tool *t, int argc, char **argv)
 {
 	struct import in = {.source.component = IMPORT_COMPONENT, .options.step = PROTO_NONE};
 	struct save_result result = {0};
+	char word[TOOL_WORD_BYTES];
 	struct store *s = NULL;
 
 	in.sources = calloc((size_t)argc + 1, sizeof *in.sources);
-	int code = in.sources ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED;
+	in.dtypes = calloc((size_t)argc + 1, sizeof *in.dtypes);
+	int code = in.sources && in.dtypes ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED;
 	if (code == 0) {
 		tool_interrupt_ends(t, "nothing was imported");
 		code = add_sources(t, &in);
@@ -401,7 +449,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 			base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
 				"the index could not be brought up to date (the step is whole; vckpt index %s tries "
 				"again)",
-				s->path);
+				tool_shell_word(s->path, word));
 		code = report(t, &in, &result);
 		if (code == 0 && says_more(t))
 			say_shared(&result);
@@ -416,6 +464,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 	}
 	free(in.attributes);
 	free(in.sources);
+	free(in.dtypes);
 	return code >= TOOL_LEAVE ? code - TOOL_LEAVE : code;
 }
 
@@ -425,7 +474,8 @@ const struct tool_command tool_import = {"import",
 	"Takes files in as one step. A SOURCE is a .safetensors or .npy file, a directory in Hugging Face\n"
 	"layout: the tensors of its model files, and everything else in it as files (blobs) at their own\n"
 	"path; or a step that vckpt export wrote or that was copied from a mount, with its manifest.json:\n"
-	"it comes back with its components, dtypes, blobs and attributes. Bytes that the store holds\n"
+	"it comes back with its components, dtypes, blobs and attributes. Of a directory without one, .npy\n"
+	"files are tensors only if they are named themselves: DIR/*.npy. Bytes that the store holds\n"
 	"already, in whatever run, are not stored again. The step appears whole or not at all.\n\n"
 	"  --step N            the step's number; by default the next free one\n"
 	"  --replace           replace the step if it is there\n"

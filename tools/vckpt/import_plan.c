@@ -467,6 +467,30 @@ static int compare_attributes(const void *a, const void *b)
 	return strcmp(((const struct proto_attribute *)a)->key, ((const struct proto_attribute *)b)->key);
 }
 
+/* Blobs alone: a .npy becomes one where its directory was named, so its user is told how it comes in as a tensor. */
+static int no_tensors(const struct import_plan *p, struct base_error *err)
+{
+	char word[TOOL_WORD_BYTES];
+	const char *npy = NULL;
+	size_t n = 0;
+
+	for (size_t i = p->nblobs; i-- > 0;)
+		if (import_has_suffix(p->blobs[i].file->path, ".npy")) {
+			npy = p->blobs[i].file->path;
+			n++;
+		}
+	if (!npy)
+		return base_error_set(err, -EINVAL,
+			"no tensors: the sources are directories without a .safetensors file");
+	base_cleanup_free char *dir = strndup(npy, (size_t)(strrchr(npy, '/') - npy));
+	if (!dir)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	return base_error_set(err, -EINVAL,
+		"no tensors: the sources are directories without a .safetensors file; %s (%zu in all) is a tensor only "
+		"if it is named itself, or in a manifest.json of vckpt export: vckpt import STORE RUN %s/*.npy",
+		npy, n, tool_shell_word(dir, word));
+}
+
 int import_plan_check(struct import_plan *p, struct base_error *err)
 {
 	int r = settle_duplicates(p, err);
@@ -493,7 +517,7 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 			"weights_only=True), "
 			"\"model.safetensors\")",
 			p->pickles[0], p->npickles);
-	return base_error_set(err, -EINVAL, "no tensors: the sources name no regular .safetensors or .npy file");
+	return no_tensors(p, err);
 }
 
 void import_plan_release(struct import_plan *p)

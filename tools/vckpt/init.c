@@ -91,11 +91,24 @@ static int open_other(struct init *in, int why, struct store **ret_s)
 	return r == -BASE_ENOSTORE ? why : r;
 }
 
+/* A store that is there already, inside another one or not, is left to store_init. */
+static int check_outside(struct init *in)
+{
+	base_cleanup_free char *around = tool_store_around(in->path), *full = realpath(in->path, NULL);
+
+	if (!around || (full && strcmp(full, around) == 0))
+		return 0;
+	return base_error_set(&in->err, -EINVAL, "%s lies in the store %s; nothing was made: choose a directory "
+		"outside of that store", in->path, around);
+}
+
 static int init_store(struct init *in, struct store **ret_s)
 {
 	if (in->exist_ok && store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, NULL) == 0)
 		return 0;
-	int r = make_parents(in);
+	int r = check_outside(in);
+	if (r == 0)
+		r = make_parents(in);
 	if (r == 0)
 		r = store_init(in->path, in->reserve, &in->err);
 	in->made = r == 0;
@@ -114,6 +127,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 	static const struct option options[] = {
 		{"no-reserve", no_argument, NULL, 'r'}, {"exist-ok", no_argument, NULL, 'e'}, {0}};
 	struct init in = {.t = t, .reserve = STORE_RESERVE_BYTES};
+	char word[TOOL_WORD_BYTES];
 	struct store *s = NULL;
 	int code = tool_parse(t, argc, argv, NULL, options, option, &in);
 
@@ -125,7 +139,8 @@ static int init_run(struct tool *t, int argc, char **argv)
 	if (t->json)
 		code = tool_print_json(store_json(s, in.made));
 	else if (!t->quiet && in.made)
-		printf("%s is a store now; next: vckpt import %s RUN SOURCE\n", s->path, in.path);
+		printf("%s is a store now; next: vckpt import %s RUN SOURCE\n", s->path,
+			tool_shell_word(in.path, word));
 	else if (!t->quiet)
 		printf("%s is a store already; nothing was changed\n", s->path);
 	store_close(s);
@@ -135,7 +150,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_init = {"init", "make a store",
 	"usage: vckpt init STORE [--exist-ok] [--no-reserve] [--json] [-q] [-v]\n\n"
 	"Makes STORE, a directory that does not exist yet or is empty, into a store, and the directories above\n"
-	"it where there are none.\n\n"
+	"it where there are none. STORE must not lie in another store.\n\n"
 	"  --exist-ok     leave a store that is there as it is, instead of failing; several processes may do\n"
 	"                 this at once\n"
 	"  --no-reserve   do not set 1 MiB aside, which rm and gc need on a full disk\n",

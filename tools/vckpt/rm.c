@@ -157,15 +157,18 @@ static bool kept(const struct rm *rm, const struct store_list *l, size_t i)
 /* A whole run was named that never had an entry. */
 static int no_run(struct rm *rm, const struct wanted *w)
 {
+	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
 
 	base_error_set(&err, -ENOENT, "there is no run %s (vckpt ls %s lists the runs)%s", w->target.run,
-		rm->store->path, w->target.run[strspn(w->target.run, "0123456789")] ? "" : "; a step is RUN/STEP");
+		tool_shell_word(rm->store->path, word),
+		w->target.run[strspn(w->target.run, "0123456789")] ? "" : "; a step is RUN/STEP");
 	return tool_fail(rm->t, &err);
 }
 
 static int none_there(struct rm *rm, const struct wanted *w, const struct store_list *l)
 {
+	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
 
 	if (w->kind == WANTED_RUN && store_list_next(l) == 0)
@@ -175,13 +178,13 @@ static int none_there(struct rm *rm, const struct wanted *w, const struct store_
 	if (w->kind == WANTED_RANGE)
 		base_error_set(&err, -ENOENT,
 			"%s has no step from %" PRIu64 " to %" PRIu64 " (vckpt ls %s %s lists them)", w->target.run,
-			w->first, w->last, rm->store->path, w->target.run);
+			w->first, w->last, tool_shell_word(rm->store->path, word), w->target.run);
 	else if (w->kind == WANTED_STEP)
 		base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", w->target.run,
-			w->target.step, rm->store->path, w->target.run);
+			w->target.step, tool_shell_word(rm->store->path, word), w->target.run);
 	else
 		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", w->target.run,
-			rm->store->path);
+			tool_shell_word(rm->store->path, word));
 	return tool_fail(rm->t, &err);
 }
 
@@ -258,6 +261,8 @@ static void describe(const struct wanted *w, char *text, size_t len)
 	tool_format_bytes(w->bytes, bytes);
 	if (w->kind == WANTED_LATEST)
 		snprintf(text, len, "%s/latest is step %" PRIu64 ", %s", w->target.run, w->highest, bytes);
+	else if (w->steps == 1)
+		snprintf(text, len, "run %s: 1 step, %" PRIu64 ", %s", w->target.run, w->lowest, bytes);
 	else
 		snprintf(text, len, "run %s: %" PRIu64 " steps from %" PRIu64 " to %" PRIu64 ", %s", w->target.run,
 			w->steps, w->lowest, w->highest, bytes);
@@ -360,13 +365,15 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 
 static void say_space(const struct rm *rm, size_t removed)
 {
+	char word[TOOL_WORD_BYTES];
+
 	if (rm->dry_run)
 		printf("%zu of %zu steps would be removed; nothing was changed\n", removed, rm->nvictims);
 	else if (rm->nvictims == 0)
 		puts("nothing to remove");
 	else if (removed)
 		printf("vckpt gc %s gives the space back: it marks what nothing else needs, and a later one deletes it "
-			"after 24 h (--grace 0: at once)\n", rm->t->arguments[0]);
+			"after 24 h (--grace 0: at once)\n", tool_shell_word(rm->t->arguments[0], word));
 }
 
 static bool has_index(const struct store *s)

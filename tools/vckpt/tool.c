@@ -247,6 +247,7 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
 	const struct store_list_step **ret_step)
 {
+	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
 
 	if (store_list_open(s, target->run, false, ret_l, &err) < 0)
@@ -258,10 +259,11 @@ int tool_target_find(const struct tool *t, struct store *s, const struct tool_ta
 	if (*ret_step)
 		return 0;
 	if (!target->has_step || target->latest)
-		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", target->run, s->path);
+		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", target->run,
+			tool_shell_word(s->path, word));
 	else
 		base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", target->run,
-			target->step, s->path, target->run);
+			target->step, tool_shell_word(s->path, word), target->run);
 	store_list_close(*ret_l);
 	*ret_l = NULL;
 	return tool_fail(t, &err);

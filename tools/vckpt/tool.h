@@ -59,6 +59,10 @@ int tool_arguments_no_store(const struct tool *t);
 /* tool_usage, and the usage line after it */
 int tool_arguments_wrong(const struct tool *t, const char *text);
 
+/* The store that `path` is or lies in, as a full path without links; NULL: none. What is not there yet would lie where
+ * the nearest directory that is there does. The caller frees it. */
+char *tool_store_around(const char *path);
+
 /* says it; returns TOOL_FAILED, or TOOL_DAMAGE for damaged data */
 int tool_fail(const struct tool *t, const struct base_error *err);
 

@@ -15,6 +15,7 @@ import numbers
 import os
 import re
 import secrets
+import shlex
 import sys
 import threading
 import time
@@ -158,7 +159,7 @@ class Handle:
                 return _lib.call(function, self._at(), left, *results)
             except _lib.Timeout as error:
                 if end is not None and time.monotonic() >= end:
-                    hint = f": `vckpt ls {self._native.store} --incoming` says for which ranks it waits" if self._native.world > 1 and results else ""
+                    hint = f": `vckpt ls {shlex.quote(self._native.store)} --incoming` says for which ranks it waits" if self._native.world > 1 and results else ""
                     raise _lib.Timeout(error.errno, f"{error}{hint}") from None
             except Error as error:
                 self._refs, self._told = [], True
