@@ -159,17 +159,21 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 
 	if (m->world != a->job->world)
 		return base_error_set(err, -EINVAL,
-			"it was started with a world of %u %s, rank %u on %s with one of %u", a->job->world,
-			base_plural(a->job->world, "rank", "ranks"), m->rank, host, m->world);
+			"this rank was started with world size %u, rank %u on %s with %u", a->job->world, m->rank, host,
+			m->world);
 	if (m->step != a->step)
-		return base_error_set(err, -EINVAL, "it saves step %llu, but rank %u on %s saves step %llu",
+		return base_error_set(err, -EINVAL, "this rank saves step %llu, rank %u on %s saves step %llu",
 			(unsigned long long)a->step, m->rank, host, (unsigned long long)m->step);
 	if (!base_digest_equal(&m->mesh, mesh))
-		return base_error_set(err, -EINVAL, "its mesh differs from the mesh of rank %u on %s", m->rank, host);
-	if (m->replace != a->replace || m->alone)
-		return base_error_set(err, -EINVAL, "it %s a step that exists, rank %u on %s %s",
-			a->replace ? "would replace" : "does not replace", m->rank, host,
-			m->replace ? "would" : "does not");
+		return base_error_set(err, -EINVAL, "this rank's mesh differs from that of rank %u on %s", m->rank,
+			host);
+	if (m->alone)
+		return base_error_set(err, -EINVAL, "a writer alone on %s has begun an attempt of this name", host);
+	if (m->replace != a->replace)
+		return base_error_set(err, -EINVAL,
+			m->replace ? "rank %u on %s asked to replace an existing step, this rank did not"
+				   : "this rank asked to replace an existing step, rank %u on %s did not",
+			m->rank, host);
 	a->replaces = m->replaces; /* what the first to come saw counts for all */
 	return store_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
 }

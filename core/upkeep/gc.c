@@ -236,8 +236,8 @@ static int gc_writers_none(struct gc *g)
 	for (size_t i = 0; g->o->grace_s == 0 && i < g->nlaunches; i++)
 		if (g->launches[i].state == STORE_ALIVE)
 			return base_error_set(g->err, -BASE_EBUSY,
-				"a writer is at work on %s (run %s): without a grace period nothing is collected "
-				"while one is alive",
+				"gc --grace 0 refused: host %s is saving run %s. Try again when it has ended, or "
+				"give a grace period",
 				g->launches[i].host, g->launches[i].run[0] ? g->launches[i].run : "?");
 	return 0;
 }

@@ -262,7 +262,7 @@ static int writers_none(struct mend *m)
 				stands |= !strcmp(first[k].file, now[i].file);
 			if (now[i].state == STORE_ALIVE || (now[i].state == STORE_UNKNOWN && !stands))
 				r = base_error_set(m->err, -BASE_EBUSY,
-					"a writer is at work on %s (run %s): nothing is mended while one is alive",
+					"mend refused: host %s is saving run %s. Try again when it has ended",
 					now[i].host, now[i].run[0] ? now[i].run : "?");
 			unknown |= now[i].state == STORE_UNKNOWN;
 		}

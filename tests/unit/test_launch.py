@@ -537,8 +537,8 @@ def test_replaced_by_another_meanwhile(api):
 
 
 @pytest.mark.parametrize("one,two,words", [
-    ({"mesh": 1}, {"mesh": 2}, ("mesh differs from the mesh of rank 0 on",)),
-    ({"replace": True}, {}, ("does not replace", "rank 0 on", "would")),
+    ({"mesh": 1}, {"mesh": 2}, ("this rank's mesh differs from that of rank 0 on",)),
+    ({"replace": True}, {}, ("rank 0 on", "asked to replace an existing step, this rank did not")),
 ])
 def test_who_said_what(api, one, two, words):
     ls = job(api, 2)
@@ -559,7 +559,7 @@ def test_another_world(api):
     stranger = Launch(api, "r", "job", 2, 3)
     a = ls[0].begin()
     text = failure(-errno.EINVAL, stranger.begin)
-    assert "world of 3" in text and "of 2" in text and "rank 2" in text
+    assert "world size 3" in text and "with 2" in text and "rank 2" in text
     a.free()
     close([*ls, stranger])
 
