@@ -177,6 +177,23 @@ def test_an_optimizer_that_fills_in_options(run):
     assert torch.equal(state["optimizer"].state[state["model"].weight]["exp_avg"], one["optimizer"].state[one["model"].weight]["exp_avg"])
 
 
+def test_none_was_saved_there(run, capfd):
+    """A run that had no optimizer yet: the step lacks it, which strict=False allows. Nothing is filled before that is said."""
+    model = torch.nn.Linear(3, 2)
+    vckpt.save(run, {"model": model, "optimizer": None, "schedule": None, "g": None, "rng": None, "other": {"lr": 0.1}}, **PIN)
+    state = made_of(torch.optim.SGD)
+    weight = state["model"].weight.detach().clone()
+    state |= {"schedule": torch.optim.lr_scheduler.StepLR(state["optimizer"], 3), "g": torch.Generator(), "rng": vckpt.rng_state()}
+    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks optimizer, schedule, g \(strict=False takes what both have\)$"):
+        vckpt.load(run, state)
+    assert torch.equal(weight, state["model"].weight)
+    found = vckpt.load(run, state, strict=False)
+    assert found.missing == ["optimizer", "schedule", "g"] and torch.equal(model.weight, state["model"].weight) and not found.rng
+    assert "generators were left as they are: the step does not have them" in capfd.readouterr().err
+    with pytest.raises(vckpt.Refused, match=r'state\["other"\]: what the step has there is no optimizer.*: leave it out of the state to load the rest'):
+        vckpt.load(run, {"model": state["model"], "other": state["optimizer"]})
+
+
 def test_an_optimizer_of_a_model_that_has_grown(run):
     """Groups in another order give nobody the other group's learning rate, also where not all parameters are in both; what the step lacks keeps
     its state."""

@@ -346,7 +346,8 @@ class Restored:
             raise Refused(path, "FSDP1 has flattened its parameters: vckpt.load cannot fill such an optimizer; give what Step.values gives to "
                           "FullyShardedDataParallel.optim_state_dict_to_load")
         if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict) and isinstance(tree.get("param_groups"), list) for tree in trees):
-            raise Refused(path, 'the step has no optimizer there: something with "state" and "param_groups"')
+            raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and "param_groups": leave it out of the state to load '
+                          "the rest, or give what was saved there")
         self.optimizer, self.trees = optimizer, trees
         self.order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
         self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order), trees[0]["param_groups"])
