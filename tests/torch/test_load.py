@@ -110,6 +110,90 @@ def test_an_optimizer_that_does_not_fit(run):
     assert torch.equal(other.state[model[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]) and other.param_groups[0]["lr"] == 0.5
 
 
+def made_of(kind):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 2)
+    optimizer = kind(model.parameters(), lr=0.1)
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+class Gained(torch.optim.SGD):
+    """A class of one's own that has a new option."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.defaults["gained"] = 3
+        for group in self.param_groups:
+            group["gained"] = 3
+
+
+class Fills(Gained):
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("gained", 4)
+
+
+class Asks(Gained):
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.param_groups[0]["gained"] = self.never_set
+
+
+@pytest.mark.parametrize("saved, given, lacks", [
+    (torch.optim.Adam, torch.optim.SGD, "dampening, momentum"), (torch.optim.SGD, torch.optim.AdamW, "betas, eps"),
+    (torch.optim.Adagrad, torch.optim.RMSprop, "alpha"), (torch.optim.SGD, Gained, "gained")])
+def test_an_optimizer_of_another_kind(run, saved, given, lacks):
+    vckpt.save(run, made_of(saved), **PIN)
+    state = made_of(given)
+    for strict in True, False:
+        before = torch.cat([state["model"].weight.detach().flatten(), torch.tensor([state["optimizer"].param_groups[0]["lr"]])])
+        with pytest.raises(vckpt.InvalidArgument, match=f"optimizer: an optimizer of another kind was saved: its groups have no {lacks}; give one of the kind"):
+            vckpt.load(run, state, strict=strict)
+        assert torch.equal(before[:-1], state["model"].weight.detach().flatten()) and state["optimizer"].param_groups[0]["lr"] == 0.1
+    assert vckpt.load(run, {"model": state["model"]}).missing == []
+
+
+def test_an_optimizer_that_fills_in_options(run):
+    """As torch's own do for those that newer versions have."""
+    one = made_of(torch.optim.SGD)
+    vckpt.save(run, one, **PIN)
+    state = made_of(Fills)
+    vckpt.load(run, state)
+    assert state["optimizer"].param_groups[0]["gained"] == 4
+    with pytest.raises(AttributeError, match="never_set"):      # what it needs beside its state is its own to say
+        vckpt.load(run, made_of(Asks))
+    del one["optimizer"].param_groups[0]["fused"], one["optimizer"].param_groups[0]["maximize"]
+    vckpt.save(run, one, **PIN)
+    state = made_of(torch.optim.SGD)
+    vckpt.load(run, state)
+    assert state["optimizer"].param_groups[0]["maximize"] is False
+    one = made_of(torch.optim.Adam)                             # both have the same options, which come from the step as all do
+    vckpt.save(run, one, **PIN)
+    state = made_of(torch.optim.AdamW)
+    vckpt.load(run, state)
+    assert torch.equal(state["optimizer"].state[state["model"].weight]["exp_avg"], one["optimizer"].state[one["model"].weight]["exp_avg"])
+
+
+def test_none_was_saved_there(run, capfd):
+    """A run that had no optimizer yet: the step lacks it, which strict=False allows. Nothing is filled before that is said."""
+    model = torch.nn.Linear(3, 2)
+    vckpt.save(run, {"model": model, "optimizer": None, "schedule": None, "g": None, "rng": None, "other": {"lr": 0.1}}, **PIN)
+    state = made_of(torch.optim.SGD)
+    weight = state["model"].weight.detach().clone()
+    state |= {"schedule": torch.optim.lr_scheduler.StepLR(state["optimizer"], 3), "g": torch.Generator(), "rng": vckpt.rng_state()}
+    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks optimizer, schedule, g \(strict=False takes what both have\)$"):
+        vckpt.load(run, state)
+    assert torch.equal(weight, state["model"].weight)
+    found = vckpt.load(run, state, strict=False)
+    assert found.missing == ["optimizer", "schedule", "g"] and torch.equal(model.weight, state["model"].weight) and not found.rng
+    assert "generators were left as they are: the step does not have them" in capfd.readouterr().err
+    with pytest.raises(vckpt.Refused, match=r'state\["other"\]: what the step has there is no optimizer.*: leave it out of the state to load the rest'):
+        vckpt.load(run, {"model": state["model"], "other": state["optimizer"]})
+
+
 def test_an_optimizer_of_a_model_that_has_grown(run):
     """Groups in another order give nobody the other group's learning rate, also where not all parameters are in both; what the step lacks keeps
     its state."""

@@ -127,6 +127,35 @@ with vckpt.on_sigterm() as stopping:
         assert f"InvalidArgument: vckpt.on_sigterm: this rank called stopping({2 + rank}), the ranks together called it for steps 2 to 3" in lines[2], lines
 
 
+@pytest.mark.parametrize("more", ["", "before = 1; dist.destroy_process_group()"])
+def test_its_threads_end(tmp_path, more):
+    """Before the interpreter does: one of gloo's that still had a tensor of the last round aborted such a job when all was done."""
+    found = ranks(2, tmp_path, """
+def more():
+    limit = time.monotonic() + 10
+    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < limit:
+        time.sleep(0.01)                        # what was joined is listed for a moment
+    return len(os.listdir("/proc/self/task")) - before
+before = len(os.listdir("/proc/self/task"))
+atexit.register(lambda: print(more(), flush=True))      # comes after what vckpt registers with its first group
+with vckpt.on_sigterm() as stopping:
+    stopping(1)
+    print(len(os.listdir("/proc/self/task")) > before)
+print(more())
+dist.barrier()
+try:
+    with vckpt.on_sigterm() as stopping:
+        stopping(1)
+        sys.exit(0)
+except SystemExit:
+    print(more())
+dist.barrier()
+stopping = vckpt.on_sigterm()                   # never closed
+stopping(1)
+""" + more)
+    assert [out for out, _ in found] == [["True", "0", "0", "0"]] * 2, found
+
+
 # ---- without it ----
 
 ENDLESS = """

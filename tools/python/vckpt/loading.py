@@ -221,7 +221,7 @@ class _Plan:
         whole = meshes.given(mesh)
         self.mesh = whole and (*whole, meshes.named(*whole))
         self.todo, self.values, self.rng, self.trees, self.views = [], {}, [], {}, weakref.WeakKeyDictionary()
-        self.missing, self.unexpected, self.wrong, self.asked, self.plain = [], [], [], set(), False
+        self.missing, self.unexpected, self.wrong, self.shapes, self.asked, self.plain = [], [], [], False, set(), False
         self.names = {}
         for component, name in step._tensors:
             self.names.setdefault(component, []).append(name)
@@ -242,6 +242,8 @@ class _Plan:
         said += [f"the state lacks {_in_words(self.unexpected)}"] if self.unexpected and strict else []
         hint = " (strict=False takes what both have)" if said and not self.wrong else ""
         said += [_in_words(self.wrong)] if self.wrong else []
+        hint = (" (a tensor is filled in its own shape only: make it of the step's shape, or leave it out of the state and give strict=False)"
+                if self.shapes else hint)
         if said:
             raise _lib.InvalidArgument(errno.EINVAL, f"{self.path} does not fit the state: {'; '.join(said)}{hint}")
 
@@ -298,8 +300,8 @@ class _Plan:
         elif is_tensor(value):
             self.tensor(value, saved, path)
         elif type(value) is RngState:
-            self.rng.append(saved)
-        elif _is_nothing(saved):
+            self.rng.append(ABSENT if saved is None else saved)
+        elif _is_nothing(saved) or (saved is None and (_is_generator(value) or value.state_dict() is not None)):
             self.lack(path, saved)
         elif _is_generator(value):
             self.todo.append(lambda: states.set_rng_state(saved, generator=value))
@@ -367,7 +369,7 @@ class _Plan:
             return
         to = self.destination(value, path)
         if to.shape != found[2] and not to.absent:
-            self.wrong.append(f"{path[0]}/{name} has the shape {list(found[2])} in the step and {list(to.shape)} in the state")
+            self.reshaped(f"{path[0]}/{name}", found[2], to.shape)
         elif to.refusal() and not to.absent:
             self.wrong.append(f"{path[0]}/{name} of the state {to.refusal()}")
         elif not to.fits(found[1]):
@@ -375,11 +377,15 @@ class _Plan:
         elif not to.absent:
             self.todo.append(lambda: to.fill(self.step, path[0], name))
 
+    def reshaped(self, name, saved, now):
+        self.shapes = True
+        self.wrong.append(f"{name} has the shape {list(saved)} in the step and {list(now)} in the state")
+
     def take_own(self, value, saved, path):
         """A tensor that this rank kept by itself."""
         found = self.step._rank_array(saved, self.rank)
         if tuple(found.shape) != tuple(value.shape):
-            self.wrong.append(f"{path[0]}/{dotted(path)} has the shape {list(found.shape)} in the step and {list(value.shape)} in the state")
+            self.reshaped(f"{path[0]}/{dotted(path)}", found.shape, value.shape)
         elif refusal(value):
             self.wrong.append(f"{path[0]}/{dotted(path)} of the state {refusal(value)}")
         else:
@@ -432,7 +438,7 @@ class _Plan:
 
     def optimizer(self, optimizer, saved, path):
         from . import torch_optimizers
-        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0])))) if not _is_nothing(tree)]
+        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0])))) if tree is not None and not _is_nothing(tree)]
         if not trees:
             self.lack(path, saved)
             return

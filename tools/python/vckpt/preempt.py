@@ -11,6 +11,7 @@ the answer comes one step after the signal at the earliest and costs next to not
     2   after k+1   the answer is of the round of k: True, at all ranks; they save step k+1 and leave their loops
 
 A process by itself, or the ranks whose `agree` was given, have the answer at once."""
+import atexit
 import datetime
 import errno
 import os
@@ -86,16 +87,19 @@ class Stopping:
         done, self._closed = self._closed or self._answer or self._noted is not None, True
         if not done:
             self._restore()
-        last, self._round, self._ring = self._round, None, None
-        if last is not None:
-            last.finish()
+        self._leave()
+
+    def _leave(self) -> None:
+        last, ring, self._round, self._ring = self._round, self._ring, None, None
+        if ring is not None and (last is None or last.finish()):
+            ring.destroy()
 
     def __enter__(self) -> "Stopping":
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is not None:                            # other ranks may not come to the last round
-            self._round = None
+        if kind is not None and not issubclass(kind, SystemExit):       # other ranks may not come to the last round
+            self._round = self._ring = None
         self.close()
 
 
@@ -112,11 +116,29 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def _at_exit() -> None:
+    """Those that were not closed: see _Ring.destroy."""
+    for stopping in list(_listening):
+        if stopping._pid == os.getpid():
+            stopping._leave()
+
+
 class _Ring:
     """All ranks of the process group, and a gloo group of their own."""
 
     def __init__(self, torch):
         self.torch, self.group = torch, torch.distributed.new_group(backend="gloo")
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)           # now: before what torch has registered
+
+    def destroy(self):
+        """Its threads end here. A thread of gloo lets go of a round's tensor at some time after the round, and needs the interpreter for it:
+        where that is ending, Python ends the thread, and this aborts the process ("terminate called without an active exception")."""
+        group, self.group = self.group, None
+        try:
+            self.torch.distributed.destroy_process_group(group)
+        except (ValueError, RuntimeError, AssertionError):      # the program has destroyed all groups: this was the last reference
+            pass
 
     def give(self, mine, step):
         box = self.torch.tensor([int(mine), step, -step], dtype=self.torch.int64)
@@ -137,11 +159,12 @@ class _Round:
         return bool(stop)
 
     def finish(self):
-        """Waits for a round whose answer nobody wants, so that its group is not destroyed under it."""
+        """Waits for a round whose answer nobody wants, so that its group is not destroyed under it. False: it goes on."""
         try:
             self.work.wait(datetime.timedelta(seconds=FINISH_S))
         except RuntimeError:            # others have ended: the round has no answer, and nobody asks for one
-            pass
+            return self.work.is_completed()
+        return True
 
 
 def _ring(agree):

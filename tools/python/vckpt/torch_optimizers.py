@@ -346,7 +346,8 @@ class Restored:
             raise Refused(path, "FSDP1 has flattened its parameters: vckpt.load cannot fill such an optimizer; give what Step.values gives to "
                           "FullyShardedDataParallel.optim_state_dict_to_load")
         if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict) and isinstance(tree.get("param_groups"), list) for tree in trees):
-            raise Refused(path, 'the step has no optimizer there: something with "state" and "param_groups"')
+            raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and "param_groups": leave it out of the state to load '
+                          "the rest, or give what was saved there")
         self.optimizer, self.trees = optimizer, trees
         self.order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
         self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order), trees[0]["param_groups"])
@@ -367,6 +368,9 @@ class Restored:
             self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.order)} in the state"
         elif any((set(names) & known) - self.saved_in_group(number) for number, names in enumerate(self.order)):
             self.wrong = "its groups have other parameters in the step than in the state"
+        elif lacking := sorted({key for group in self.groups for key in options_lacking(self.optimizer, group)}):
+            self.wrong = (f"an optimizer of another kind was saved: its groups have no {', '.join(lacking)}; give one of the kind that was saved, "
+                          "or leave it out of the state (where its class is your own and has a new option, fill that in by __setstate__)")
 
     def saved_in_group(self, number):
         """Names of the parameters that a rank had in its group of that number."""
@@ -391,6 +395,18 @@ class Restored:
             place += len(names)
         more = {key: built(value) for key, value in self.trees[0].items() if key not in ("state", "param_groups")}
         self.optimizer.load_state_dict({**more, "state": state, "param_groups": groups})
+
+
+def options_lacking(optimizer, saved):
+    """Options that a saved group does not have, and that the optimizer's class does not fill in. torch's do so for options that newer versions added."""
+    if is_zero(optimizer):
+        optimizer = optimizer.optim
+    probe, group = object.__new__(type(optimizer)), {**saved, "params": []}
+    try:
+        probe.__setstate__({"state": {}, "param_groups": [group], "defaults": dict(optimizer.defaults)})
+    except Exception:                       # a class of one's own, which needs more of itself than that: it says so when it is filled
+        return []
+    return [key for key in optimizer.defaults if key not in group]
 
 
 def _by_group(groups):
