@@ -4,6 +4,7 @@ that wait, and the next save works. Three gloo ranks as processes of their own; 
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import time
@@ -83,13 +84,13 @@ said(vckpt.save, run, state, step=4)
 """)
     (first, told), (second, second_told), (third, third_told) = found
     assert "Timeout" in first[0] and "ranks 1-2 of 3 did not come within 3 s" in first[0] and 2.9 < float(first[0].split()[0]) < 30, first
-    assert "rank 0 has waited 1 s for ranks 1-2 of 3" in told and "not of `if rank == 0:`" in told, told
+    assert re.search(r"rank 0 has waited \d+ s for ranks 1-2 of 3", told) and "not of `if rank == 0:`" in told, told
     for lines in second, third:                         # the first that gives up says it for both
         assert "Timeout" in lines[0] and "rank 0 of 3 did not come within 3 s" in lines[0], lines
     assert second[0].split(" ", 1)[1] == third[0].split(" ", 1)[1]
-    # the lowest that is there speaks; rank 2 was alone if rank 1 came a second later
-    assert "rank 1 has waited 1 s for rank 0 of 3" in second_told and "has waited" not in third_told or \
-        "rank 2 has waited 1 s for ranks 0-1 of 3" in third_told, (second_told, third_told)
+    # the lowest that is there speaks, of all that are not; the other one may be more than a second late
+    assert re.search(r"rank (1 has waited \d+ s for (rank 0|ranks 0, 2)|2 has waited \d+ s for ranks 0-1) of 3", second_told + third_told), \
+        (second_told, third_told)
     for lines in first[1:], second[1:], third[1:]:      # an option that one rank alone has wrong: one class of error at all
         assert "InvalidArgument: " in lines[0] and "threads=-1: expected a whole number" in lines[0], lines
         assert [line.split()[1] for line in lines[1:]] == ["3", "4"], lines
