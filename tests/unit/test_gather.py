@@ -11,7 +11,7 @@ DIMS = 16
 
 
 class Gather(ctypes.Structure):
-    _fields_ = [("start", ctypes.c_void_p), ("item_bytes", ctypes.c_uint64), ("ndim", ctypes.c_uint32),
+    _fields_ = [("from_", ctypes.c_void_p), ("item_bytes", ctypes.c_uint64), ("ndim", ctypes.c_uint32),
                 ("size", ctypes.c_uint64 * DIMS), ("stride", ctypes.c_int64 * DIMS)]
 
     @classmethod

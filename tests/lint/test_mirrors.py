@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structs that Python writes down by hand, against what the compiler made of them (DWARF, as readelf prints it): the size, and each
+field's place and name. A field that is moved in a header fails here by name, and not in another test by what it happens to read."""
+import collections
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PREFIXES = ("", "base_", "tensor_", "proto_", "index_", "store_", "device_", "save_", "load_", "view_", "vckpt_", "tool_")
+# Classes whose struct has another name than theirs. Of those with a `...` only the first fields are written down.
+NAMES = {
+    "tensorlib.Line": "tensor_reshard_line", "test_grid.Params": "tensor_grid_params", "test_grid.Iter": "tensor_piece_iter",
+    "storelow.Ref": "store_object_ref", "protolib.Info": "proto_store", "protolib.Params": "tensor_grid_params",
+    "protolib.StoreLayout": "store_layout...", "ranklib.Save": "store_launch_save", "storelib.Info": "proto_store",
+    "storelib.Store": "store...", "storelib.Ref": "store_object_ref", "storelib.Rank": "proto_alive",
+    "storelow.Entry": "store_storage_entry", "storelow.Medium": "store_storage_stat", "storelow.Owner": "store_storage_owner",
+    "storelow.Ops": "store_storage_ops", "storelow.StorageHead": "store_storage", "storelow.Footer": "store_pack_footer",
+    "storelow.VerifyCalls": "store_pack_verify_calls", "test_api_step.Described": "vckpt_tensor", "test_note.Ref": "store_object_ref",
+    "test_gather.Gather": "device_gather", "test_layout_part.Held": "store_layout_held", "test_base_boxes.Held": "store_layout_held",
+    "test_part_window.Head": "store_part_window...",
+    "test_plan_cache.Key": "save_plan_key", "test_plan_cache.KeyMesh": "save_plan_key_mesh",
+    "test_plan_cache.Builder": "save_plan_key_builder", "test_plan_cache.KeyTensor": "save_plan_key_tensor",
+    "test_plan_cache.Stats": "save_plan_cache_stats", "test_replicas.Name": "save_replica_name",
+    "test_replicas.Entry": "save_replica_entry", "test_replicas.Row": "save_replica_tensor", "test_replicas.Rows": "save_replicas_rows",
+    "test_replicas.Held": "store_layout_held", "test_safetensors.Tensor": "view_safetensors_tensor",
+    "test_safetensors.Header": "view_safetensors", "test_safetensors.Buffer": "base_buf", "test_safetensors.Params": "tensor_grid_params",
+    "test_stats.Name": "store_stats_name", "test_tree.Buffer": "base_buf", "test_tree.Vector": "iovec",
+    "test_verify_index.Index": "verify_index", "_lib.ErrorText": "vckpt_error",
+}
+FLAT = {"test_save_load.Piece": ("store_piece", {"ref": "store_object_ref"})}       # a struct within, written out
+
+SHOW = """
+import ctypes, importlib, json, sys
+paths, names = json.loads(sys.argv[1])
+sys.path[:0] = paths
+found = {}
+for name in names:
+    module = importlib.import_module(name)
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, ctypes.Structure) and hasattr(kind, "_fields_"):
+            fields = [(getattr(kind, field[0]).offset, field[0]) for field in kind._fields_]
+            found.setdefault(f"{kind.__module__.split('.')[-1] if kind.__name__ in vars(sys.modules[kind.__module__]) else name}.{kind.__name__}",
+                             (ctypes.sizeof(kind), fields))
+print(json.dumps(found))
+"""
+
+
+def structs(library):
+    """{name: {(size in bytes, ((offset, member), ...)), ...}}, of the named structs of a library."""
+    begin = re.compile(r"^ <(\d+)><[0-9a-f]+>: Abbrev Number: \d+ \((DW_TAG_\w+)\)")
+    attribute = re.compile(r"^\s+<[0-9a-f]+>\s+(DW_AT_name|DW_AT_byte_size|DW_AT_data_member_location)\s*: (.*)$")
+    found, open_ = collections.defaultdict(set), []
+
+    def close():
+        node = open_.pop()
+        if node["tag"] == "DW_TAG_structure_type" and "name" in node and "byte_size" in node:
+            found[node["name"]].add((node["byte_size"], tuple((m.get("data_member_location", 0), m.get("name", "")) for m in node["members"])))
+    text = subprocess.Popen(["readelf", "--wide", "--debug-dump=info", library], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    for line in text.stdout:
+        if m := begin.match(line):
+            while open_ and open_[-1]["depth"] >= int(m[1]):
+                close()
+            node = {"depth": int(m[1]), "tag": m[2], "members": []}
+            if m[2] == "DW_TAG_member" and open_:
+                open_[-1]["members"].append(node)
+            open_.append(node)
+        elif (m := attribute.match(line)) and open_:        # "(indirect string, offset: 0x1): name", "(data1) 8", "8"
+            value = m[2].split(": ")[-1].strip().split(") ")[-1]
+            open_[-1][m[1][6:]] = value if m[1] == "DW_AT_name" else int(value.split()[0], 0)
+    while open_:
+        close()
+    assert text.wait() == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled(build):
+    found = collections.defaultdict(set)
+    for library in build / "tests/libvckpt_internal.so", build / "core/api/libvckpt.so", build / "tests/libtool_text.so":
+        for name, kinds in structs(library).items():
+            found[name] |= kinds
+    assert len(found) > 200
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(build):
+    """{"module.Class": [size, [[offset, name], ...]]}, of a process of its own, as the tests import them."""
+    paths = [p for p in sorted((ROOT / "tests").rglob("*.py")) if "bench" not in p.parts and p != pathlib.Path(__file__)
+             and re.search(r"Structure\)|structure\(\"", p.read_text())]
+    folders = sorted({str(p.parent) for p in paths} | {str(ROOT / "tests/unit")})
+    names = [p.stem for p in paths] + ["vckpt._lib"]
+    done = subprocess.run([sys.executable, "-c", SHOW, json.dumps([folders + [str(ROOT / "tools/python"), str(ROOT / "tests")], names])],
+                          capture_output=True, text=True, env=dict(os.environ, VCKPT_BUILD=str(build)), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def wrong(size, fields, kind, begins):
+    """What is not as the compiler has it, or nothing."""
+    there = dict(kind[1])
+    if size > kind[0] if begins else size != kind[0]:
+        return f"it has {size} bytes, the compiler's {kind[0]}"
+    return next((f"{name} is at {offset}, where the compiler has {there.get(offset, 'no member')}" for offset, name in fields
+                 if name.strip("_") not in there.get(offset, "")), None)
+
+
+def candidates(name, compiled):
+    if name in NAMES:
+        return [NAMES[name].rstrip(".")]
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name.split(".")[1]).lower()
+    return [prefix + snake for prefix in PREFIXES if prefix + snake in compiled]
+
+
+def flat(kinds, inner, compiled):
+    for size, members in kinds:
+        yield size, tuple(x for offset, name in members for x in
+                          ([(offset + o, n) for o, n in next(iter(compiled[inner[name]]))[1]] if name in inner else [(offset, name)]))
+
+
+@pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""), reason="the same structs without it")
+def test_structs_are_as_the_compiler_has_them(compiled, written):
+    faults, unused = [], set(NAMES) - set(written)
+    for name, (size, fields) in sorted(written.items()):
+        if name in FLAT:
+            outer, inner = FLAT[name]
+            kinds = list(flat(compiled[outer], inner, compiled))
+        else:
+            kinds = [kind for one in candidates(name, compiled) for kind in compiled.get(one, ())]
+        said = [wrong(size, fields, kind, NAMES.get(name, "").endswith("...")) for kind in kinds]
+        if not said or all(said):
+            faults.append(f"{name}: {said[0] if said else 'no struct of that name: give it in NAMES'}")
+    assert not faults and not unused, "\n".join(faults + [f"NAMES has {one}, which is nowhere" for one in unused])
+    assert len(written) > 100
+
+
+def test_a_moved_field_is_found():
+    kind = (24, ((0, "dry_run"), (8, "grace_s"), (16, "heartbeat_s")))
+    assert wrong(24, [[0, "dry_run"], [8, "grace_s"], [16, "heartbeat_s"]], kind, False) is None
+    assert "grace_s is at 16" in wrong(24, [[0, "dry_run"], [16, "grace_s"], [8, "heartbeat_s"]], kind, False)
+    assert "it has 32 bytes" in wrong(32, [[0, "dry_run"]], kind, False) and wrong(16, [[0, "dry_run"]], kind, True) is None
