@@ -29,6 +29,14 @@
 #include "core/upkeep/gc_internal.h"
 #include "core/upkeep/lost.h"
 
+void gc_progress(struct gc *g)
+{
+	if (g->done < g->total)
+		g->done++;
+	if (g->o->progress)
+		g->o->progress(g->o->arg, g->done, g->total);
+}
+
 void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail)
 {
 	if (g->o->report)
@@ -253,6 +261,9 @@ static int gc_read(struct gc *g)
 		r = gc_writers_none(g);
 	if (r == 0)
 		r = gc_lists_read(g, true);
+	g->total = g->files.n;
+	for (size_t i = 0; i < g->nlists; i++)
+		g->total += store_list_count(g->lists[i].list);
 	if (r == 0)
 		r = gc_reach_commits(g);
 	if (r == 0)

@@ -16,6 +16,8 @@ struct store_gc_options {
 	 * over), "damage" (left alone, why in detail). */
 	void (*report)(void *arg, const char *what, const char *name, uint64_t bytes, const char *detail);
 	void *arg;
+	/* of manifests to read and files to look at; may be NULL. From the caller's thread, as report */
+	void (*progress)(void *arg, uint64_t done, uint64_t total);
 };
 struct store_gc_result { uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes; };
 /* A run whose list or a manifest that is live cannot be read: nothing of that store's packs is deleted

@@ -27,6 +27,7 @@ struct gc {
 	struct base_error *err;
 	int64_t now_ns;
 	int fault;                      /* first failure to mark or delete: told at the end */
+	uint64_t done, total;           /* for `progress` */
 
 	/* the whole store, listed before anything of the main pass is read: candidates and marks */
 	struct store_files files;
@@ -41,6 +42,7 @@ struct gc {
 };
 
 void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail);
+void gc_progress(struct gc *g); /* one thing more is done */
 struct store_list *gc_list_of(struct gc *g, const char *run); /* NULL: none */
 bool gc_launch_alive(const struct gc *g, const char *launch);
 /* Is this attempt decided, by what was read up to now? first: by the first reading of the main pass. */

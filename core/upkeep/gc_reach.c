@@ -215,6 +215,7 @@ static int reach_manifest(struct gc *g, const char *run, const struct base_diges
 	for (uint32_t i = 0; r == 0 && i < m.npacks; i++)
 		r = gc_names_add(&g->packs_kept, m.packs[i].pack);
 	proto_manifest_release(&m);
+	gc_progress(g);
 	return r < 0 ? r : gc_names_add(&g->manifests_kept, path);
 }
 

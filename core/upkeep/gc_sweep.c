@@ -516,5 +516,7 @@ void gc_sweep(struct gc *g)
 			sweep_stats(g, i, n, &stats);
 		else
 			sweep_file(g, &g->files.all[i]);
+		for (size_t k = 0; k < (n ? n : 1); k++)
+			gc_progress(g);
 	}
 }

@@ -79,12 +79,14 @@ class AttemptOptions(c.Structure):
 
 
 Report = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_char_p, c.c_uint64, c.c_char_p)
+Progress = c.CFUNCTYPE(None, c.c_void_p, c.c_uint64, c.c_uint64)
 Check = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
 ListFunc = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
 
 
 class GcOptions(c.Structure):
-    _fields_ = [("dry_run", c.c_bool), ("grace_s", c.c_uint64), ("heartbeat_s", c.c_uint64), ("report", Report), ("arg", c.c_void_p)]
+    _fields_ = [("dry_run", c.c_bool), ("grace_s", c.c_uint64), ("heartbeat_s", c.c_uint64), ("report", Report), ("arg", c.c_void_p),
+                ("progress", Progress)]
 
 
 class GcResult(c.Structure):
@@ -184,7 +186,9 @@ class Api:
         """Returns (result, reports), or raises with .reports."""
         seen = []
         report = Report(lambda arg, what, name, size, detail: seen.append((what.decode(), os.fsdecode(name), detail.decode())))
-        o, result = GcOptions(dry, grace, heartbeat, report, None), GcResult()
+        self.gc_progress = []
+        progress = Progress(lambda arg, done, total: self.gc_progress.append((done, total)))
+        o, result = GcOptions(dry, grace, heartbeat, report, None, progress), GcResult()
         try:
             self.call(self.lib.store_gc, self.p, c.byref(o), c.byref(result))
         except Failed as e:

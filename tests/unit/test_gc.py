@@ -61,6 +61,14 @@ def test_two_runs_and_a_grace_period(api):
     assert len(files(api, "runs/r/manifests")) == len(manifests) - 1
 
 
+def test_progress(api):
+    """Each manifest that is read and each file that is looked at, one after another up to all of them."""
+    save(api, "r"), save(api, "r"), save(api, "s")
+    api.gc(grace=HOUR)
+    total = 3 + len(tree(api))
+    assert api.gc_progress == [(n, total) for n in range(1, total + 1)]
+
+
 def test_without_grace(api):
     a, b = save(api, "r"), save(api, "r")
     api.remove_step("r", 0)

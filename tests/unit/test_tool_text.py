@@ -110,6 +110,7 @@ lib = ctypes.CDLL(sys.argv[1])
 bar = ctypes.create_string_buffer(200)                  # struct tool_progress, and more
 lib.tool_progress_start(bar, ctypes.c_bool(sys.argv[2] == "quiet"), b"import")
 start = int.from_bytes(bar.raw[16:24], sys.byteorder)   # start_ns
+bar[10] = sys.argv[2] == "counts"
 for ms, done in ((500, 50), (1000, 100), (1050, 105), (2000, 200), (3000, 300)):
     lib.tool_progress_at(bar, ctypes.c_int64(start + ms * 10**6), ctypes.c_uint64(done << 20), ctypes.c_uint64(18300 << 20))
 lib.tool_progress_end(bar)
@@ -146,6 +147,11 @@ def test_progress(build):
     assert all(len(line) < 100 + len("\033[K") and "[..." in line for line in lines[:-1])
     lines = drawn(build, 45)
     assert "[" not in lines[0].replace("\033[K", "") and all(len(line) < 45 + len("\033[K") for line in lines)
+
+
+def test_progress_of_things(build):
+    lines = drawn(build, 100, "counts")
+    assert re.sub(r" \[[#.]*\] +", " ", lines[0]) == f"import 1%  {100 << 20} of {18300 << 20}, {100 << 20}/s, about 3 min left\033[K", lines
 
 
 def test_no_progress_without_a_terminal(build):

@@ -3,11 +3,13 @@
 #include <string.h>
 
 #include "core/upkeep/gc.h"
+#include "tools/vckpt/progress.h"
 #include "tools/vckpt/tool.h"
 
 struct gc {
 	struct tool *t;
 	struct store_gc_options options;
+	struct tool_progress progress;
 	json_t *actions;
 };
 
@@ -51,6 +53,7 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 	}
 	if (g->t->quiet || (!g->t->verbose && !g->options.dry_run && !strcmp(what, "keep")))
 		return;
+	tool_progress_clear(&g->progress);
 	tool_format_bytes(bytes, size);
 	printf("%-7s %9s  ", what, size);
 	tool_print_text(stdout, name, strlen(name));
@@ -60,6 +63,13 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 		tool_print_text(stdout, detail, strlen(detail));
 	putchar('\n');
 	fflush(stdout); /* what was done stands there, should this be interrupted */
+}
+
+static void progress(void *arg, uint64_t done, uint64_t total)
+{
+	struct gc *g = arg;
+
+	tool_progress_update(&g->progress, done, total);
 }
 
 static json_t *result_json(const struct gc *g, const struct store_gc_result *r)
@@ -109,11 +119,12 @@ static int gc_run(struct tool *t, int argc, char **argv)
 {
 	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'},
 		{"grace", required_argument, NULL, 'g'}, {"heartbeat", required_argument, NULL, 'b'}, {0}};
-	struct gc g = {.t = t, .options = {.grace_s = 86400, .heartbeat_s = 20, .report = report}};
+	struct gc g = {.t = t,
+		.options = {.grace_s = 86400, .heartbeat_s = 20, .report = report, .progress = progress}};
 	struct store_gc_result result = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, "n", options, option, &g);
+	int r, code = tool_parse(t, argc, argv, "n", options, option, &g);
 
 	if (code)
 		return code - TOOL_LEAVE;
@@ -123,7 +134,11 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	g.actions = json_array();
 	tool_interrupt_ends(t, g.options.dry_run ? "nothing was changed"
 		: "what was marked or deleted so far stays so; the next vckpt gc does the rest");
-	if (store_gc(s, &g.options, &result, &err) < 0)
+	tool_progress_start(&g.progress, t->quiet, "gc");
+	g.progress.counts = true;
+	r = store_gc(s, &g.options, &result, &err);
+	tool_progress_end(&g.progress);
+	if (r < 0)
 		code = tool_fail(t, &err);
 	else if (t->json)
 		code = tool_print_json(result_json(&g, &result));

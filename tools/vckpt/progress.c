@@ -4,6 +4,7 @@
  * as its time does against SMOOTH_NS. */
 #include "tools/vckpt/progress.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,15 +38,23 @@ static void measure(struct tool_progress *p, int64_t now, uint64_t done)
 	p->last_done = done;
 }
 
+static void format(const struct tool_progress *p, uint64_t n, char text[static 32])
+{
+	if (p->counts)
+		snprintf(text, 32, "%" PRIu64, n);
+	else
+		tool_format_bytes(n, text);
+}
+
 static void draw(const struct tool_progress *p, uint64_t done, uint64_t total)
 {
 	char a[32], b[32], rate[32], left[40] = "", text[200], bar[BAR_MAX + 1];
 	double part = total ? (double)done / (double)total : 1;
 	unsigned width = tool_terminal_width(STDERR_FILENO), room, filled;
 
-	tool_format_bytes(done, a);
-	tool_format_bytes(total, b);
-	tool_format_bytes((uint64_t)p->rate, rate);
+	format(p, done, a);
+	format(p, total, b);
+	format(p, (uint64_t)p->rate, rate);
 	if (p->rate > 0 && done < total)
 		tool_format_left((double)(total - done) / p->rate, left);
 	snprintf(text, sizeof text, "%3.0f%%  %s of %s, %s/s%s%s", part * 100, a, b, rate, *left ? ", " : "", left);

@@ -12,9 +12,10 @@ struct tool_progress {
 	const char *what;
 	bool shown;
 	bool enabled;
+	bool counts; /* things, not bytes: set it after the start */
 	int64_t start_ns, last_ns; /* last: when it was drawn or the rate was taken */
 	uint64_t last_done;
-	double rate; /* bytes a second, smoothed; 0: not known yet */
+	double rate; /* a second, smoothed; 0: not known yet */
 };
 void tool_progress_start(struct tool_progress *p, bool quiet, const char *what);
 void tool_progress_update(void *p, uint64_t done, uint64_t total); /* fits the library's callbacks */
