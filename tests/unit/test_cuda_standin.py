@@ -347,7 +347,7 @@ def copied(cuda, driver, view):
     low, high = getattr(np.lib, "array_utils", np).byte_bounds(view) if view.size else (0, 0)
     device = driver.memory(ctypes.string_at(low, high - low) or b"x")
     g = Gather.of(view)
-    g.start = device + g.start - low if view.size else device
+    g.from_ = device + g.from_ - low if view.size else device
     nbytes = view.size * view.itemsize
     out = ctypes.create_string_buffer(nbytes + 1)
     stream = cuda.stream(cuda.fence())
@@ -440,7 +440,7 @@ def test_memory_to_turn_in_is_pinned_where_it_may_be(cuda, driver, pin, pageable
     source, out = driver.memory(ROWS.tobytes()), ctypes.create_string_buffer(ROWS.nbytes)
     stream = cuda.stream(cuda.fence())
     g = Gather.of(ROWS.T)
-    g.start = source
+    g.from_ = source
     cuda.gather(stream, ctypes.addressof(out), g)
     cuda.done(stream)
     assert out.raw == ROWS.T.tobytes() and (driver.count("pageable"), driver.count("allocations")) == (pageable, not pageable)
@@ -449,7 +449,7 @@ def test_memory_to_turn_in_is_pinned_where_it_may_be(cuda, driver, pin, pageable
 def test_memory_to_turn_in_that_is_refused(cuda, driver):
     source, out = driver.memory(ROWS.tobytes()), ctypes.create_string_buffer(ROWS.nbytes)
     fence, g = cuda.fence(), Gather.of(ROWS.T)
-    g.start = source
+    g.from_ = source
     for cuda.pin in (YES, AUTO):
         stream = cuda.stream(fence)
         driver.fail("cuMemHostAlloc", 1, 2)
@@ -470,7 +470,7 @@ def test_a_turn_that_fails_leaves_nothing(cuda, driver, function):
     big = np.random.default_rng(1).integers(0, 2**32, (1500, 1100), np.uint32)
     want = (big[:, :900] if function == "cuMemcpy2DAsync" else big).T
     source, g = driver.memory(big.tobytes()), Gather.of(want)
-    g.start, fence, failed = source, cuda.fence(), 0
+    g.from_, fence, failed = source, cuda.fence(), 0
     for nth in range(1, 6):
         out = ctypes.create_string_buffer(big.nbytes)
         stream = cuda.stream(fence)
@@ -508,7 +508,7 @@ def test_a_mark_covers_the_turns_before_it(cuda, driver):
     for part in range(2):
         for i in range(100):
             g = Gather.of(whole[i].T)
-            g.start = source + i * whole[i].nbytes
+            g.from_ = source + i * whole[i].nbytes
             cuda.gather(stream, ctypes.addressof(out) + part * whole.nbytes + i * whole[i].nbytes, g)
         if part == 0:
             cuda.set(mark)
