@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/base/plural.h"
 #include "core/api/api_internal.h"
+#include "core/base/plural.h"
 #include "core/load/step.h"
 #include "core/tensor/boxes.h"
 

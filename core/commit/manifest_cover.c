@@ -20,6 +20,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/commit/cover.h"
+#include "core/step/open.h"
 #include "core/step/part.h"
 #include "core/storage/spread.h"
 
@@ -154,12 +155,8 @@ static int tensor_disagreed(const struct cover_gather *g, const struct cover_ten
 static int layout_load(void *arg, uint32_t i, struct base_error *err)
 {
 	struct cover_gather *g = arg;
-	const struct proto_ref *from = &g->m->layouts[i].ref;
-	base_cleanup_free void *bytes = NULL;
-	int r = store_manifest_object(g->s, g->m, from, STORE_METADATA_MAX_BYTES, &bytes, err);
+	int r = store_open_layout(g->s, g->m, i, &g->layouts[i], err);
 
-	if (r == 0)
-		r = store_layout_decode(bytes, from->raw_len, &g->layouts[i], err);
 	if (r < 0)
 		return r;
 	g->numbers[i] = calloc((size_t)g->layouts[i]->m.ntensors + 1, sizeof **g->numbers);
@@ -349,30 +346,11 @@ static int gather_part(void *arg, uint32_t line, struct base_error *err)
 	struct cover_gather *g = arg;
 	const struct proto_manifest_rank *k = &g->m->ranks[line];
 	struct cover_part reading = {g, err, k->rank, k->layout};
-	base_cleanup(proto_part_release) struct proto_part part = {0};
-	base_cleanup_free const char **packs = calloc((size_t)k->npacks + 1, sizeof *packs);
-	base_cleanup_free void *bytes = NULL;
-	int r;
+	base_cleanup(store_opened_part_release) struct store_opened_part o = {0};
+	int r = store_open_part(g->s, g->m, line, &o, err);
 
-	if (!packs)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	for (uint32_t i = 0; i < k->npacks; i++)
-		packs[i] = g->m->packs[g->m->map[k->first_map + i]].pack;
-	r = store_manifest_object(g->s, g->m, &k->part, STORE_METADATA_MAX_BYTES, &bytes, err);
-	if (r < 0)
-		return r;
-	r = store_part_decode(bytes, k->part.raw_len, &part, err);
-	if (r < 0)
-		return base_error_prefix(err, r, "rank %u", k->rank);
-	if (part.rank != k->rank || part.world != g->m->world || part.npacks != k->npacks)
-		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u is not the one that it announced",
-			k->rank);
-	for (uint32_t i = 0; i < k->npacks; i++)
-		if (strcmp(part.packs[i].pack, packs[i]) != 0)
-			return base_error_set(err, -BASE_EFORMAT,
-				"the part of rank %u names other packs than it announced", k->rank);
-	for (uint32_t i = 0; i < part.nchunks && r == 0; i++)
-		r = store_part_read_chunk(g->s, g->layouts[k->layout], &part, packs, k->npacks, i, gather_row,
+	for (uint32_t i = 0; r == 0 && i < o.part.nchunks; i++)
+		r = store_part_read_chunk(g->s, g->layouts[k->layout], &o.part, o.packs, o.npacks, i, gather_row,
 			&reading, err);
 	return r;
 }

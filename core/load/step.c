@@ -14,15 +14,10 @@
 
 #include "core/load/load_internal.h"
 #include "core/step/manifest.h"
+#include "core/step/open.h"
 #include "core/storage/spread.h"
 
 #define STEP_CHUNKS_BYTES (UINT64_C(4) << 20) /* decoded chunks of parts that a step keeps */
-
-struct step_rank {
-	struct proto_part part;
-	const char **packs;              /* names by number of the part's pack table; into the manifest's memory */
-	uint32_t npacks;
-};
 
 struct step_blob { uint32_t line, blob; }; /* rank line of the manifest, blob of its part */
 
@@ -37,7 +32,7 @@ struct load_step {
 	char *run, *attempt;
 	struct proto_manifest manifest;
 	struct store_layout **layouts;
-	struct step_rank *ranks;
+	struct store_opened_part *ranks;
 	struct load_tensor_place *tensors; uint32_t ntensors;
 	struct base_buf others;          /* struct step_other, ascending */
 	_Atomic(const char **) packs;    /* names by number in the manifest, made when first asked for */
@@ -52,10 +47,8 @@ static void step_free(struct load_step *step)
 	store_chunk_cache_free(step->chunks); /* before the layouts, which its chunks point to */
 	for (uint32_t i = 0; step->layouts && i < step->manifest.nlayouts; i++)
 		store_layout_free(step->layouts[i]);
-	for (uint32_t i = 0; step->ranks && i < step->manifest.nranks; i++) {
-		proto_part_release(&step->ranks[i].part);
-		free(step->ranks[i].packs);
-	}
+	for (uint32_t i = 0; step->ranks && i < step->manifest.nranks; i++)
+		store_opened_part_release(&step->ranks[i]);
 	free(step->layouts);
 	free(step->ranks);
 	free(step->tensors);
@@ -89,54 +82,15 @@ static int step_open_manifest(struct load_step *step, const struct store_list_st
 
 static int step_open_layout(struct load_step *step, uint32_t i, struct base_error *err)
 {
-	const struct proto_manifest_layout *from = &step->manifest.layouts[i];
-	base_cleanup_free void *bytes = NULL;
-	int rc;
-
-	if (!base_digest_equal(&from->digest, &from->ref.digest))
-		return base_error_set(err, -BASE_EFORMAT, "layout %u refers to an object of another digest", i);
-	rc = store_manifest_object(step->store, &step->manifest, &from->ref, STORE_METADATA_MAX_BYTES, &bytes, err);
-	if (rc >= 0)
-		rc = store_layout_decode(bytes, from->ref.raw_len, &step->layouts[i], err);
-	if (rc < 0)
-		return base_error_prefix(err, rc, "layout %u", i);
-	step->memory += 2 * from->ref.raw_len;
-	return 0;
+	step->memory += 2 * step->manifest.layouts[i].ref.raw_len;
+	return store_open_layout(step->store, &step->manifest, i, &step->layouts[i], err);
 }
 
 static int step_open_part(void *arg, uint32_t line, struct base_error *err)
 {
 	struct load_step *step = arg;
-	const struct proto_manifest *m = &step->manifest;
-	const struct proto_manifest_rank *from = &m->ranks[line];
-	struct step_rank *rank = &step->ranks[line];
-	base_cleanup_free void *bytes = NULL;
-	int rc = store_manifest_object(step->store, &step->manifest, &from->part, STORE_METADATA_MAX_BYTES, &bytes,
-		err);
 
-	if (rc >= 0)
-		rc = store_part_decode(bytes, from->part.raw_len, &rank->part, err);
-	if (rc < 0)
-		return base_error_prefix(err, rc, "part of rank %u", from->rank);
-	if (from->layout >= m->nlayouts || !base_digest_equal(&rank->part.layout, &m->layouts[from->layout].digest))
-		return base_error_set(err, -BASE_EFORMAT, "the part of rank %u means another layout than the manifest",
-			from->rank);
-	if (rank->part.npacks != from->npacks || from->first_map > m->nmap || from->npacks > m->nmap - from->first_map)
-		return base_error_set(err, -BASE_EFORMAT,
-			"the part of rank %u has another pack table than the manifest", from->rank);
-	rank->packs = calloc(from->npacks ? from->npacks : 1, sizeof *rank->packs);
-	if (!rank->packs)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	rank->npacks = from->npacks;
-	for (uint32_t i = 0; i < from->npacks; i++) {
-		uint32_t number = m->map[from->first_map + i];
-
-		if (number >= m->npacks)
-			return base_error_set(err, -BASE_EFORMAT, "the manifest's pack map of rank %u is out of range",
-				from->rank);
-		rank->packs[i] = m->packs[number].pack;
-	}
-	return 0;
+	return store_open_part(step->store, &step->manifest, line, &step->ranks[line], err);
 }
 
 static int step_name_compare(const struct load_step *step, const struct load_tensor_place *a, const char *component,
@@ -512,7 +466,7 @@ int load_step_row(const struct load_step *step, uint32_t tensor, uint32_t *line,
 	struct base_error *err)
 {
 	for (; *line < step->manifest.nranks; ++*line) {
-		const struct step_rank *rank = &step->ranks[*line];
+		const struct store_opened_part *rank = &step->ranks[*line];
 		uint32_t layout = step->manifest.ranks[*line].layout;
 		int64_t number = step_number_in(step, tensor, layout);
 		int rc;
@@ -563,7 +517,7 @@ int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store
 	struct base_error *err)
 {
 	const struct step_blob *b = &step->blobs[blob];
-	const struct step_rank *rank = &step->ranks[b->line];
+	const struct store_opened_part *rank = &step->ranks[b->line];
 	const struct proto_blob *p = &rank->part.blobs[b->blob];
 
 	*ret_ref = store_object_ref_from(&p->ref);

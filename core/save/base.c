@@ -58,11 +58,8 @@ static void base_free(struct save_base *b)
 	for (unsigned i = 0; i < BASE_ROWS; i++)
 		save_base_row_put(b->rows[i]);
 	store_chunk_cache_free(b->chunks);
-	for (uint32_t i = 0; b->lines && i < b->m.nranks; i++) {
-		if (b->lines[i].good)
-			proto_part_release(&b->lines[i].part);
-		free(b->lines[i].packs);
-	}
+	for (uint32_t i = 0; b->lines && i < b->m.nranks; i++)
+		store_opened_part_release(&b->lines[i].opened);
 	for (uint32_t i = 0; b->layouts && i < b->m.nlayouts; i++)
 		base_free_layout(&b->layouts[i]);
 	free(b->layouts);
@@ -110,23 +107,6 @@ void save_bases_release(struct save_bases *all)
 
 /* ---- layouts and lines ---- */
 
-static int base_open_layout(struct save_base *b, uint32_t i, struct base_error *err)
-{
-	const struct proto_manifest_layout *from = &b->m.layouts[i];
-	base_cleanup_free void *bytes = NULL;
-	struct store_layout *l = NULL;
-	int rc = store_manifest_object(b->store, &b->m, &from->ref, STORE_METADATA_MAX_BYTES, &bytes, err);
-
-	if (rc == 0)
-		rc = store_layout_decode(bytes, from->ref.raw_len, &l, err);
-	if (rc == 0 && !base_digest_equal(&from->digest, &l->digest)) {
-		store_layout_free(l);
-		return base_error_set(err, -BASE_EFORMAT, "layout %u is not the one that the manifest means", i);
-	}
-	b->layouts[i].layout = l;
-	return rc;
-}
-
 const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout)
 {
 	struct base_error why = {0};
@@ -138,7 +118,7 @@ const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t l
 			return NULL;
 		b->nlayouts++;
 		b->layouts[layout].tried = true;
-		if (base_open_layout(b, layout, &why) < 0)
+		if (store_open_layout(b->store, &b->m, layout, &b->layouts[layout].layout, &why) < 0)
 			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
 	}
 	return b->layouts[layout].layout;
@@ -159,43 +139,20 @@ const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, u
 	return l->meshes ? l->meshes[number - 1] : NULL;
 }
 
-static int base_open_line(struct save_base *b, uint32_t i)
+const struct store_opened_part *save_base_part(struct save_base *b, uint32_t line)
 {
-	const struct proto_manifest_rank *from = &b->m.ranks[i];
-	struct base_line *line = &b->lines[i];
-	base_cleanup_free void *bytes = NULL;
+	struct base_error why = {0};
 
-	if (from->first_map > b->m.nmap || from->npacks > b->m.nmap - from->first_map)
-		return -ENOENT;
-	line->packs = calloc(from->npacks + 1, sizeof *line->packs);
-	if (!line->packs)
-		return -ENOMEM;
-	for (uint32_t k = 0; k < from->npacks; k++) {
-		if (b->m.map[from->first_map + k] >= b->m.npacks)
-			return -ENOENT;
-		line->packs[k] = b->m.packs[b->m.map[from->first_map + k]].pack;
-	}
-	if (store_manifest_object(b->store, &b->m, &from->part, STORE_METADATA_MAX_BYTES, &bytes, NULL) < 0
-		|| proto_part_decode(bytes, from->part.raw_len, &line->part) < 0)
-		return -ENOENT;
-	line->good = line->part.npacks == from->npacks;
-	if (!line->good)
-		proto_part_release(&line->part);
-	return line->good ? 0 : -ENOENT;
-}
-
-const struct base_line *save_base_line(struct save_base *b, uint32_t line)
-{
 	if (!b->lines[line].tried) {
 		if (b->nlines == BASE_LINES_MAX)
 			return NULL;
 		b->nlines++;
 		b->lines[line].tried = true;
-		if (base_open_line(b, line) < 0)
-			base_debug("%s entry %llu: the part of rank %u cannot be read", b->run,
-				(unsigned long long)b->entry, b->m.ranks[line].rank);
+		b->lines[line].good = store_open_part(b->store, &b->m, line, &b->lines[line].opened, &why) == 0;
+		if (!b->lines[line].good)
+			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
 	}
-	return b->lines[line].good ? &b->lines[line] : NULL;
+	return b->lines[line].good ? &b->lines[line].opened : NULL;
 }
 
 uint32_t save_base_find_line(const struct save_base *b, uint32_t rank)

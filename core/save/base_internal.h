@@ -6,13 +6,14 @@
 #define CORE_SAVE_BASE_INTERNAL_H
 
 #include "core/save/save_internal.h"
+#include "core/step/open.h"
 #include "core/tensor/reshard.h"
 
 #define BASE_ROWS 16u
 #define BASE_NO_LINE UINT32_MAX
 
 struct base_layout { bool tried; struct store_layout *layout; struct tensor_mesh **meshes; }; /* meshes as asked for */
-struct base_line { bool tried, good; struct proto_part part; const char **packs; }; /* packs: of the part, by number */
+struct base_line { bool tried, good; struct store_opened_part opened; };
 
 struct save_base {
 	struct store *store;
@@ -34,7 +35,7 @@ struct save_base {
 /* Under the lock. NULL: it cannot be read, or enough others were. */
 const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout);
 const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, uint32_t tensor);
-const struct base_line *save_base_line(struct save_base *b, uint32_t line);
+const struct store_opened_part *save_base_part(struct save_base *b, uint32_t line);
 uint32_t save_base_find_line(const struct save_base *b, uint32_t rank); /* any thread; or BASE_NO_LINE */
 
 struct base_part { struct store_row row; const char *const *packs; }; /* of one line */

@@ -224,7 +224,7 @@ static int gather_add(struct gather *g, struct store_row *from, const char *cons
 static int gather_line(struct gather *g, uint32_t number, const struct store_layout *l, uint32_t tensor)
 {
 	struct save_base *b = g->base;
-	const struct base_line *line = save_base_line(b, number);
+	const struct store_opened_part *line = save_base_part(b, number);
 	uint64_t had = g->have;
 	struct store_row row;
 	int rc = 0;

@@ -13,8 +13,9 @@
 
 #include "core/base/log.h"
 #include "core/commit/list.h"
-#include "core/step/manifest.h"
 #include "core/save/save_internal.h"
+#include "core/step/manifest.h"
+#include "core/step/open.h"
 #include "core/step/part.h"
 
 #define CATALOG_CHECK_MS 60000u
@@ -156,45 +157,25 @@ static int catalog_row(void *arg, const struct store_row *row)
 	return p->failed ? -ENOMEM : 0;
 }
 
-static int catalog_part(struct store *s, const struct proto_manifest *m, const struct proto_manifest_rank *rank,
-	const struct store_layout *l,
+static int catalog_part(struct store *s, const struct proto_manifest *m, uint32_t line, const struct store_layout *l,
 	struct catalog_places *p, struct base_error *err)
 {
-	base_cleanup_free void *bytes = NULL;
-	base_cleanup_free const char **packs = calloc(rank->npacks + 1, sizeof *packs);
-	struct proto_part part;
-	int rc;
+	base_cleanup(store_opened_part_release) struct store_opened_part o = {0};
+	int rc = store_open_part(s, m, line, &o, err);
 
-	if (!packs)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	for (uint32_t i = 0; i < rank->npacks; i++)
-		packs[i] = m->packs[m->map[rank->first_map + i]].pack;
-	rc = store_manifest_object(s, m, &rank->part, STORE_METADATA_MAX_BYTES, &bytes, err);
-	if (rc == 0)
-		rc = store_part_decode(bytes, rank->part.raw_len, &part, err);
 	if (rc < 0)
 		return rc;
-	p->packs = packs;
-	p->npacks = rank->npacks;
-	for (uint32_t i = 0; rc == 0 && i < part.nchunks; i++)
-		rc = store_part_read_chunk(s, l, &part, packs, rank->npacks, i, catalog_row, p, err);
-	for (uint32_t i = 0; i < part.nblobs; i++) {
-		struct store_object_ref ref = store_object_ref_from(&part.blobs[i].ref);
+	p->packs = o.packs;
+	p->npacks = o.npacks;
+	for (uint32_t i = 0; rc == 0 && i < o.part.nchunks; i++)
+		rc = store_part_read_chunk(s, l, &o.part, o.packs, o.npacks, i, catalog_row, p, err);
+	for (uint32_t i = 0; i < o.part.nblobs; i++) {
+		struct store_object_ref ref = store_object_ref_from(&o.part.blobs[i].ref);
 
-		if (part.blobs[i].len)
+		if (o.part.blobs[i].len)
 			catalog_place(p, &ref);
 	}
-	proto_part_release(&part);
 	return rc < 0 ? rc : p->failed ? -ENOMEM : 0;
-}
-
-static int catalog_layout(struct store *s, const struct proto_manifest *m, uint32_t i, struct store_layout **ret_l,
-	struct base_error *err)
-{
-	base_cleanup_free void *bytes = NULL;
-	int rc = store_manifest_object(s, m, &m->layouts[i].ref, STORE_METADATA_MAX_BYTES, &bytes, err);
-
-	return rc < 0 ? rc : store_layout_decode(bytes, m->layouts[i].ref.raw_len, ret_l, err);
 }
 
 /* Ranks of one layout usually stand together: a layout is kept until the next one is wanted. */
@@ -209,10 +190,10 @@ static int catalog_manifest(struct store *s, const struct proto_manifest *m, str
 		if (m->ranks[i].layout != number) {
 			store_layout_free(base_steal(l));
 			number = m->ranks[i].layout;
-			rc = catalog_layout(s, m, number, &l, err);
+			rc = store_open_layout(s, m, number, &l, err);
 		}
 		if (rc == 0)
-			rc = catalog_part(s, m, &m->ranks[i], l, p, err);
+			rc = catalog_part(s, m, i, l, p, err);
 	}
 	store_layout_free(l);
 	return rc;

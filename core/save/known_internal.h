@@ -11,8 +11,8 @@
 
 #include <stdatomic.h>
 
-#include "core/save/writer.h"
 #include "core/commit/note.h"
+#include "core/save/writer.h"
 #include "index/index.h"
 
 #define SAVE_BASE_ATTEMPTS_MAX 16u               /* packs of at most that many other attempts are reused by one save */

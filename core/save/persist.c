@@ -15,9 +15,9 @@
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
-#include "core/save/saver_internal.h"
 #include "core/commit/list.h"
 #include "core/commit/stats.h"
+#include "core/save/saver_internal.h"
 
 #define PERSIST_WAIT_MS 1000
 

@@ -17,8 +17,8 @@
 #ifndef CORE_SAVE_PLAN_H
 #define CORE_SAVE_PLAN_H
 
-#include "core/tensor/share.h"
 #include "core/tensor/shard.h"
+#include "core/tensor/share.h"
 
 struct save_plan_tensor {
 	struct tensor_sharding sharding;        /* checked; mesh NULL: this rank alone holds it, whole */

@@ -15,10 +15,10 @@
 #include <pthread.h>
 
 #include "core/base/buf.h"
+#include "core/pack/codec.h"
 #include "core/save/known_internal.h"
 #include "core/save/plan.h"
 #include "core/save/writer.h"
-#include "core/pack/codec.h"
 #include "index/index.h"
 
 #define SAVE_BELIEVE_BYTES 240u                  /* longer pieces are believed by their XXH3-128 */

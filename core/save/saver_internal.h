@@ -20,12 +20,12 @@
 #ifndef CORE_SAVE_SAVER_INTERNAL_H
 #define CORE_SAVE_SAVER_INTERNAL_H
 
+#include "core/commit/launch.h"
 #include "core/device/ring.h"
 #include "core/save/lanes.h"
 #include "core/save/plan_cache.h"
 #include "core/save/save_internal.h"
 #include "core/save/saver.h"
-#include "core/commit/launch.h"
 
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)

@@ -6,8 +6,8 @@
  * and lays names and dimensions out in the order of the tensors (proto/layout.c refuses anything else). So every save
  * of a run stores the same object until the model changes, and the digest says whether two steps have the same
  * tensors. */
-#include "core/step/layout_internal.h"
 #include "core/pack/pack.h"
+#include "core/step/layout_internal.h"
 #include "core/step/record.h"
 
 #include <string.h>

@@ -10,8 +10,8 @@
 #ifndef CORE_STEP_PART_H
 #define CORE_STEP_PART_H
 
-#include "core/step/layout.h"
 #include "core/pack/pack.h"
+#include "core/step/layout.h"
 
 #define STORE_CHUNK_TARGET_BYTES (256u << 10)
 #define STORE_INLINE_MAX_BYTES 64u

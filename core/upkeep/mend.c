@@ -16,8 +16,8 @@
 #include <stdio.h>
 
 #include "core/base/clock.h"
-#include "core/upkeep/gc_internal.h"
 #include "core/commit/heartbeat.h"
+#include "core/upkeep/gc_internal.h"
 #include "core/upkeep/verify.h"
 
 enum { ROUNDS_MAX = 16 };

@@ -8,8 +8,8 @@
 #ifndef CORE_UPKEEP_MEND_PACK_H
 #define CORE_UPKEEP_MEND_PACK_H
 
-#include "core/upkeep/mend_internal.h"
 #include "core/pack/pack_format.h"
+#include "core/upkeep/mend_internal.h"
 
 struct mend_object {
 	struct store_object_ref ref;

@@ -22,10 +22,10 @@
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
 #include "core/commit/incoming.h"
+#include "core/commit/launch_internal.h"
 #include "core/commit/manifest_check.h"
 #include "core/load/step.h"
 #include "core/save/known_internal.h"
-#include "core/commit/launch_internal.h"
 #include "core/step/layout.h"
 #include "core/step/part.h"
 

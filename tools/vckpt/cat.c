@@ -2,8 +2,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/view/tree.h"
 #include "core/view/npy.h"
+#include "core/view/tree.h"
 #include "tools/vckpt/tool.h"
 
 #define CACHE_BYTES (UINT64_C(64) << 20)

@@ -6,9 +6,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/step/manifest.h"
-#include "core/step/part.h"
 #include "core/commit/stats.h"
+#include "core/step/manifest.h"
+#include "core/step/open.h"
+#include "core/step/part.h"
 #include "tools/vckpt/stalls.h"
 
 /* ---- the table ---- */
@@ -110,21 +111,16 @@ static int rank_stats(struct stalls *st, struct stalls_rank *r, const struct pro
 /* A part that cannot be read is counted; `verify` says what is wrong with it. */
 static int rank_part(struct stalls *st, struct store *s, const struct proto_manifest *m, uint32_t line)
 {
-	const struct proto_ref *ref = &m->ranks[line].part;
 	struct stalls_rank *r = &st->ranks[line];
-	struct proto_part part = {0};
-	void *bytes = NULL;
+	struct store_opened_part o = {0};
 	struct base_error why = {0};
-	int rc = store_manifest_object(s, m, ref, STORE_METADATA_MAX_BYTES, &bytes, &why);
+	int rc = store_open_part(s, m, line, &o, &why);
 
-	if (rc == 0)
-		rc = store_part_decode(bytes, ref->raw_len, &part, &why);
-	free(bytes);
-	if (rc == 0 && part.ntimings) {
+	if (rc == 0 && o.part.ntimings) {
 		r->source = STALLS_PART;
-		rc = rank_times(st, r, part.timings, part.ntimings);
+		rc = rank_times(st, r, o.part.timings, o.part.ntimings);
 	}
-	proto_part_release(&part);
+	store_opened_part_release(&o);
 	if (rc == -BASE_EVERSION)
 		base_warning("rank %u: %s; left out", m->ranks[line].rank, why.text);
 	else

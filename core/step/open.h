@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * open: the layouts and parts that a manifest names, read and checked against it. Whoever reads a step gets them here;
+ * only verify, which has to name everything that is wrong, looks at them for itself. Any thread. */
+#ifndef CORE_STEP_OPEN_H
+#define CORE_STEP_OPEN_H
+
+#include "core/step/part.h"
+#include "core/step/store.h"
+
+/* Layout `number` of the manifest (below m->nlayouts); store_layout_free. -BASE_EFORMAT: it is another one than the
+ * manifest means. The sentence names it by its number. */
+int store_open_layout(struct store *s, const struct proto_manifest *m, uint32_t number, struct store_layout **ret_l,
+	struct base_error *err);
+
+struct store_opened_part {
+	struct proto_part part;
+	const char **packs;             /* names by number of the part's pack table; they belong to the manifest */
+	uint32_t npacks;
+};
+/* The part of line `line` of the manifest (below m->nranks), which has to be of that rank, world and layout and to list
+ * the same packs: else -BASE_EFORMAT. After an error there is nothing to release. The sentence names the rank. */
+int store_open_part(struct store *s, const struct proto_manifest *m, uint32_t line, struct store_opened_part *ret_p,
+	struct base_error *err);
+void store_opened_part_release(struct store_opened_part *p); /* zeros are fine */
+
+#endif
