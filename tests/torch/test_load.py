@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt.load of torch's objects on one rank, and of ranks that agree on the newest step. Layouts: test_save_layouts.py; optimizers:
 test_save_optimizers.py; whole trainings, in the same layout and in others: test_examples.py."""
+import copy
 import sys
 
 import numpy as np
@@ -154,6 +155,27 @@ def test_an_optimizer_of_another_kind(run, saved, given, lacks):
             vckpt.load(run, state, strict=strict)
         assert torch.equal(before[:-1], state["model"].weight.detach().flatten()) and state["optimizer"].param_groups[0]["lr"] == 0.1
     assert vckpt.load(run, {"model": state["model"]}).missing == []
+
+
+class Bare(torch.optim.Optimizer):
+    """It does not know the option that torch adds to the defaults, and not to the groups, whenever a state is loaded or copied."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["seen"] = torch.ones_like(p)
+
+
+@pytest.mark.parametrize("kind", [Bare, torch.optim.Adafactor])
+def test_a_second_load_into_one_optimizer(run, kind):
+    vckpt.save(run, made_of(kind), **PIN)
+    state = made_of(kind)
+    for _ in range(2):
+        vckpt.load(run, state)
+    assert "differentiable" in state["optimizer"].defaults and "differentiable" not in state["optimizer"].param_groups[0]
+    vckpt.load(run, copy.deepcopy(state))
 
 
 def test_an_optimizer_that_fills_in_options(run):

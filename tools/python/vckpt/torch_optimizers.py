@@ -406,7 +406,8 @@ def options_lacking(optimizer, saved):
         probe.__setstate__({"state": {}, "param_groups": [group], "defaults": dict(optimizer.defaults)})
     except Exception:                       # a class of one's own, which needs more of itself than that: it says so when it is filled
         return []
-    return [key for key in optimizer.defaults if key not in group]
+    # torch adds to the defaults, but not to the groups, of an optimizer whose state was loaded or copied before
+    return [key for key in optimizer.defaults if key not in group and all(key in live for live in optimizer.param_groups)]
 
 
 def _by_group(groups):
