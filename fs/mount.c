@@ -35,16 +35,16 @@ static void show_forms(struct fs_mount *m, unsigned show)
 
 int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err)
 {
-	uint32_t generation;
+	uint32_t generation = 0;
 	int r = base_random(&generation, sizeof generation);
 
-	if (r < 0)
-		return base_error_set(err, r, "no random number: %s", base_error_name(r));
 	*m = (struct fs_mount){ .options = options, .generation = generation >> 1 | 1,
 		.refresh_s = options->refresh_ms / 1000.0,
 		.start_ns = base_realtime_ns(),
 		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
 	pthread_mutex_init(&m->lock, NULL);
+	if (r < 0)
+		return base_error_set(err, r, "no random number: %s", base_error_name(r));
 	if (pthread_key_create(&m->scratch, free))
 		return base_error_set(err, -ENOMEM, "out of memory");
 	r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);

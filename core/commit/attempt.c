@@ -137,7 +137,7 @@ int store_attempt_begin_alone(struct store *s, const struct store_attempt_option
 	struct base_error *err)
 {
 	struct store_attempt *a;
-	uint8_t id[8];
+	uint8_t id[8] = {0};
 	int r;
 
 	if (!o->run || !proto_run_valid(o->run))
@@ -437,10 +437,8 @@ int store_attempt_commit_entry(struct store_attempt *a, const struct proto_commi
 	r = n < 0 ? (int)n : 0;
 	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
 		r = commit_settle(a, r, "the commit entry could not be written", err);
-	if (r == -BASE_EDAMAGED) { /* nothing can be put, so nothing is decided by this writer */
-		a->open = true;
+	if (r == -BASE_EDAMAGED) /* nothing can be put, so nothing is decided by this writer */
 		return base_error_prefix(err, r, "undecided");
-	}
 	if (r < 0 && r != -EALREADY)
 		return r;
 	a->decided = true;

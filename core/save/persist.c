@@ -271,7 +271,7 @@ static int persist_prepared(struct save_flight *f, struct base_error *err)
 }
 
 /* It failed with its announcement, which may have landed all the same: then others may commit, and the list decides
- * what is told (invariant 5). Where the save was given up for it the first error stays. */
+ * what is told (invariant 5), with the reason that it has. Where the save was given up the first error's code stays. */
 static int persist_outcome(struct save_flight *f, int rc, struct base_error *err)
 {
 	struct base_error why;
@@ -279,6 +279,8 @@ static int persist_outcome(struct save_flight *f, int rc, struct base_error *err
 
 	if (told == 0 || store_attempt_undecided(f->w->attempt))
 		*err = why;
+	else
+		base_error_set(err, rc, "%s", why.text);
 	return told == 0 ? 0 : store_attempt_undecided(f->w->attempt) ? told : rc;
 }
 

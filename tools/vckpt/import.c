@@ -411,7 +411,7 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 		r = save_writer_commit(w, ret_r, &in->err);
 	save_writer_close(w);
 	tool_progress_end(&progress);
-	if (r < 0 && tool_interrupted())
+	if (r < 0 && r != -BASE_EUNDECIDED && tool_interrupted())
 		base_error_set(&in->err, -EINTR, "interrupted: nothing was imported, and what was written was removed");
 	else if (!tool_interrupted())
 		tool_interrupt_ends(t, "the step is imported, the index may not know it yet");
