@@ -155,14 +155,14 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 	return remove(path);
 }
 
-/* The mode of the DEST that was there; its owner where this user may give it. */
-static int take_over(struct export *e, int fd, const struct stat *now)
+/* The mode of the DEST that was there, and `more`; its owner where this user may give it. */
+static int take_over(struct export *e, int fd, const struct stat *now, mode_t more)
 {
 	bool same = now->st_uid == e->was.st_uid && now->st_gid == e->was.st_gid;
 
-	if (!same && fchown(fd, e->was.st_uid, e->was.st_gid) < 0 && errno != EPERM)
-		return -errno;
-	return fchmod(fd, e->was.st_mode & 07777) < 0 ? -errno : 0;
+	if (!same && fchown(fd, e->was.st_uid, e->was.st_gid) < 0 && fchown(fd, (uid_t)-1, e->was.st_gid) < 0)
+		base_info("the owner of a DEST that was empty cannot be given again: %s", strerror(errno));
+	return fchmod(fd, (e->was.st_mode & 07777) | more) < 0 ? -errno : 0;
 }
 
 static void put_back(struct export *e, const char *dest)
@@ -173,7 +173,7 @@ static void put_back(struct export *e, const char *dest)
 		return;
 	base_cleanup_close int fd = open(dest, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd >= 0 && fstat(fd, &now) == 0)
-		take_over(e, fd, &now);
+		take_over(e, fd, &now, 0);
 }
 
 /* e->dir: DEST where a directory with something in it stands, else `partial`, made if it is not there. */
@@ -193,7 +193,7 @@ static int choose_directory(struct export *e, const char *dest, const char *part
 	e->dir = strdup(e->in_place ? dest : partial);
 	if (!e->dir)
 		return base_error_set(&e->err, -ENOMEM, "out of memory");
-	e->made = !e->in_place && mkdir(partial, e->replaces ? e->was.st_mode & 0777 : 0777) == 0;
+	e->made = !e->in_place && mkdir(partial, e->replaces ? (e->was.st_mode & 0777) | 0700 : 0777) == 0;
 	if (!e->in_place && !e->made && errno != EEXIST)
 		return base_error_set(&e->err, -errno, "%s: %s", partial, strerror(errno));
 	if (e->in_place && access(partial, F_OK) == 0)
@@ -228,13 +228,23 @@ static int lock_directory(struct export *e, int *ret_fd)
 		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export writes into it", e->dir);
 	if (fstat(*ret_fd, &open_stat) < 0)
 		return base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
-	int r = e->replaces ? take_over(e, *ret_fd, &open_stat) : 0;
+	int r = e->replaces ? take_over(e, *ret_fd, &open_stat, 0700) : 0; /* now: an export that is killed keeps it */
 	if (r < 0)
 		return base_error_set(&e->err, r, "%s: %s", e->dir, strerror(-r));
 	return stat(e->dir, &named) < 0 || named.st_ino != open_stat.st_ino || named.st_dev != open_stat.st_dev;
 }
 
-static int fill_directory(struct export *e, const char *dest)
+/* A DEST that its owner could not write to is so again. */
+static int take_name(struct export *e, int fd, const char *dest)
+{
+	bool readonly = e->replaces && (~e->was.st_mode & 0700);
+
+	if (rename(e->dir, dest) < 0 || (readonly && fchmod(fd, e->was.st_mode & 07777) < 0))
+		return base_error_set(&e->err, -errno, "%s: %s", dest, strerror(errno));
+	return 0;
+}
+
+static int fill_directory(struct export *e, int fd, const char *dest)
 {
 	int r;
 
@@ -247,9 +257,7 @@ static int fill_directory(struct export *e, const char *dest)
 		r = export_each(e, export_file);
 	if (r == 0)
 		r = tool_interrupt_check(&e->err);
-	if (r == 0 && !e->in_place && rename(e->dir, dest) < 0)
-		r = base_error_set(&e->err, -errno, "%s: %s", dest, strerror(errno));
-	return r;
+	return r == 0 && !e->in_place ? take_name(e, fd, dest) : r;
 }
 
 /* dest and partial: without a slash at the end */
@@ -262,9 +270,11 @@ static int export_as(struct export *e, const char *dest, const char *partial)
 		r = lock_directory(e, &lock);
 	if (r > 0)
 		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export has just written it", dest);
+	if (r < 0 && e->made)
+		rmdir(e->dir);
 	if (r < 0)
 		return r;
-	r = fill_directory(e, dest);
+	r = fill_directory(e, lock, dest);
 	if (r < 0 && e->made)
 		nftw(e->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 	if (r == -EINTR && e->made)
