@@ -85,7 +85,7 @@ def test_what_is_removed(vckpt, store, left, words, rest):
 
 def test_what_is_said(vckpt, store):
     space = "gives the space back: it marks what nothing else needs, and a later one deletes it after 24 h (--grace 0: at once)\n"
-    assert vckpt("rm", store, "a/5", "-n").stdout == "a/step-00000005 would be removed, 3.9 KiB\n1 of 1 steps would be removed; nothing was changed\n"
+    assert vckpt("rm", store, "a/5", "-n").stdout == "a/step-00000005 would be removed, 3.9 KiB\n1 of 1 step would be removed; nothing was changed\n"
     assert vckpt("rm", store, "b/2", "a/5").stdout == f"a/step-00000005 removed, 3.9 KiB\nb/step-00000002 removed, 3.9 KiB\nvckpt gc {store} {space}"
     assert vckpt("rm", store, "a/5", "--missing-ok").stdout == "nothing to remove\n"
     assert vckpt("rm", store, "a/0", "-q").stdout == ""

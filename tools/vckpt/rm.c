@@ -368,7 +368,8 @@ static void say_space(const struct rm *rm, size_t removed)
 	char word[TOOL_WORD_BYTES];
 
 	if (rm->dry_run)
-		printf("%zu of %zu steps would be removed; nothing was changed\n", removed, rm->nvictims);
+		printf("%zu of %zu %s would be removed; nothing was changed\n", removed, rm->nvictims,
+			base_plural(rm->nvictims, "step", "steps"));
 	else if (rm->nvictims == 0)
 		puts("nothing to remove");
 	else if (removed)
