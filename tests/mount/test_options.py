@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 
 import pytest
 
@@ -362,8 +363,9 @@ def test_fsname_subtype_and_log(one, mount, tmp_path):
 
 
 def test_stats_say_what_is_off(one, mount):
-    stats = mount(one).stats()
-    features = {k.split('name="')[1].split('"')[0]: v for k, v in stats.items() if k.startswith("vckpt_feature")}
+    m, features, end = mount(one), {}, time.monotonic() + 30
+    while "watch" not in features and time.monotonic() < end:      # a thread of its own says it, once it watches
+        features = {k.split('name="')[1].split('"')[0]: v for k, v in m.stats().items() if k.startswith("vckpt_feature")}
     assert features["passthrough"] == 0
     assert features["readdirplus"] == features["parallel_dirops"] == 1
     assert {"readahead", "watch", "landlock", "seccomp", "no_new_privs", "capabilities_dropped"} <= set(features)
