@@ -279,14 +279,14 @@ def _load(paths):
             return ctypes.CDLL(path)
         except OSError as failed:
             wrong.append(str(failed))
-    raise Error(errno.ENOEXEC, f"{'; '.join(wrong)}: build it again (ninja -C, or `pip install .`), or name another file in VCKPT_LIBRARY")
+    raise Error(errno.ENOEXEC, f"{'; '.join(wrong)}: build it again (ninja -C, or `python3 -m pip install .`), or name another file in VCKPT_LIBRARY")
 
 
 def _load_of_system(tried):
     if not os.environ.get("VCKPT_LIBRARY"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(SYSTEM)
-    raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package with `pip install .`, or name the "
+    raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package with `python3 -m pip install .`, or name the "
                 "file in VCKPT_LIBRARY")
 
 
