@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * open: proto_manifest_decode has checked the manifest's own numbers (layouts, map, packs); what is checked here is
- * that an object which the manifest names is the one that it means. */
+ * open: proto_manifest_decode has checked the manifest's own numbers (layouts, map, packs). The functions here check
+ * the objects that it names: digest, rank, world, layout and packs. */
 #include "core/step/open.h"
 
 #include <stdlib.h>

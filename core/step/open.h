@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * open: the layouts and parts that a manifest names, read and checked against it. Whoever reads a step gets them here;
- * only verify, which has to name everything that is wrong, looks at them for itself. Any thread. */
+ * open: reads the layouts and parts that a manifest names, and checks that they are what the manifest says. All readers
+ * of a step use it, except verify, which goes on after a fault to find the others. Any thread. */
 #ifndef CORE_STEP_OPEN_H
 #define CORE_STEP_OPEN_H
 
