@@ -19,7 +19,7 @@
  * (store_list_refresh), check and put (store_list_put), the snapshot (put_snapshot), removal (store_step_remove),
  * durability (store_list_sync).
  *
- * Invariants (the numbers are used all over the store):
+ * Invariants (docs/design.md, "Invariants"; the sources cite them by these numbers):
  *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
  *   2. A commit entry is put only after every pack and part that it names is durable, and after existence and size of
  *      every older pack that it names were checked again: store_attempt_commit.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tree: the files of a step (design of the mount; docs/tree.md), used by the mount, `vckpt cat`, `ls` and `export`.
+ * tree: the files of a step (docs/tree.md), used by the mount, `vckpt cat`, `ls` and `export`.
  *
  *   <component>/<FQN>.npy   <component>.safetensors   <blob path>   ranks/<%05u>/<blob path>   manifest.json
  *

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every #include goes down: a folder includes only itself and what stands above it in LAYERS, and each foreign
-library has one user (design: the layers)."""
+library has one user (docs/design.md, "Layers")."""
 import pathlib
 import re
 
