@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents: links lead somewhere, manual pages are sound, sizes that a format page gives are those of the code, and
-the tree speaks of nothing but itself."""
+"""Documents: links lead somewhere, lines are short, manual pages are sound, sizes that a format page gives are those of
+the code, and the tree speaks of nothing but itself."""
 import pathlib
 import re
 import shutil
@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
 MANUALS = sorted((ROOT / "docs/man").glob("*.[1-8]"))
 FOLDERS = ["core", "proto", "index", "fs", "tools", "tests", "docs"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -34,6 +34,14 @@ def test_links_lead_somewhere(page):
         elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text()):
             wrong.append(target)
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_lines_of_pages_have_120_columns(page):
+    """Tables, and lines that hold an address, may be longer."""
+    wrong = [f"{number}: {len(line)} columns" for number, line in enumerate(page.read_text().splitlines(), 1)
+             if len(line.expandtabs(8)) > 120 and not line.lstrip().startswith("|") and "://" not in line]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_files_that_documents_name_are_there():
