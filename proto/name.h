@@ -8,9 +8,10 @@
 #include <stddef.h>
 
 bool proto_run_valid(const char *run);                 /* [A-Za-z0-9_][A-Za-z0-9._-]{0,127} */
-bool proto_component_valid(const char *
-		component); /* pattern above; not a name that the tree uses: ranks, mesh, blobs, meta, incoming, latest,
-                                                          manifest.json, nothing that ends in .safetensors or .npy */
+bool proto_component_valid(const char *component);     /* [A-Za-z0-9_][A-Za-z0-9._-]{0,63}; not a name that the tree
+							  uses (ranks, mesh, blobs, meta, incoming, latest,
+							  manifest.json), nothing that ends in .safetensors or
+							  .npy */
 bool proto_attribute_key_valid(const char *key);       /* [A-Za-z_][A-Za-z0-9_.-]{0,63} */
 bool proto_utf8_valid(const char *bytes, size_t len);  /* well-formed (no surrogates, no overlong), no NUL */
 

@@ -164,4 +164,3 @@ def test_a_pack_truncated_under_the_mount(program, small):
     finally:
         m.end()
         packs[-1].write_bytes(kept)
-

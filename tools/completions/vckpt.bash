@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2207 # compgen gives one word a line, and COMPREPLY takes words
 #
 # Completion of vckpt for bash: commands, their options, and, where the store is known (given, or named by VCKPT_STORE), its runs and
 # steps. Commands, options and the order of arguments are read from --help; the words that an option takes stand here. Where nothing fits, bash completes file names.
