@@ -38,6 +38,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         os.environ.pop("LD_PRELOAD", None)  # the sanitizers' run time is for who runs tests, not for dd and tar
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, config.getini("pythonpath")))   # a process finds what its test does
     config.addinivalue_line("markers", "full: left out by --quick")
     config.addinivalue_line("markers", "long: only with --long")
 

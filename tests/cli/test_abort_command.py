@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt abort: ends a save that is stuck, says whose it was, and leaves the run as if a rank had given up."""
 import json
-import pathlib
-import sys
 import threading
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
-
-from ranklib import Launch, Ranks, api  # noqa: E402, F401
-from storelib import EABORTED, Attempt, Failed, save  # noqa: E402
-from test_incoming import close, elsewhere, opened, write  # noqa: E402
-from test_schema import check, manual  # noqa: E402
+from ranklib import Launch, Ranks, api  # noqa: F401
+from storelib import EABORTED, Attempt, Failed, save
+from test_incoming import close, elsewhere, opened, write
+from test_schema import check, manual
 
 ABORTED = 2
 

@@ -2,16 +2,12 @@
 """vckpt ls --incoming: saves under way, who is missing, for how long, and whether anybody is still at it."""
 import contextlib
 import os
-import pathlib
-import sys
 import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
-
-from ranklib import PIECE, Launch, Ranks, api  # noqa: E402, F401
-from storelib import Attempt, put_heartbeat  # noqa: E402
-from test_schema import check, manual  # noqa: E402
+from ranklib import PIECE, Launch, Ranks, api  # noqa: F401
+from storelib import Attempt, put_heartbeat
+from test_schema import check, manual
 
 
 def opened(api, run, id_, world):  # noqa: F811

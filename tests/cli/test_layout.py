@@ -10,12 +10,10 @@ import random
 import re
 import shlex
 import subprocess
-import sys
 
 import numpy
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "property"))
 import shard_oracle as oracle
 
 MANUAL = pathlib.Path(__file__).resolve().parents[2] / "docs/man/vckpt.1"

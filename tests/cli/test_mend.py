@@ -5,21 +5,18 @@ import json
 import pathlib
 import resource
 import shutil
-import sys
 import threading
 
 import numpy
 import pytest
 from safetensors.numpy import save_file
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
-
-from protolib import parse  # noqa: E402
-from ranklib import api  # noqa: E402, F401
-from storelib import REMOVE, Api, Attempt, Digest, put_heartbeat, save  # noqa: E402
-from test_incoming import close, left_behind, opened  # noqa: E402
-from test_list import accept  # noqa: E402
-from test_schema import check, manual  # noqa: E402
+from protolib import parse
+from ranklib import api  # noqa: F401
+from storelib import REMOVE, Api, Attempt, Digest, put_heartbeat, save
+from test_incoming import close, left_behind, opened
+from test_list import accept
+from test_schema import check, manual
 
 
 def tree(store):

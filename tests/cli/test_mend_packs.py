@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt mend: packs. What a damaged or missing pack held comes back from wherever it lies, byte for byte; the rest is named."""
 import os
-import pathlib
 import random
 import shutil
 import subprocess
-import sys
 
 import numpy
 import pytest
 from safetensors.numpy import load_file, save_file
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from test_mend import lines, mend, spoil, steps, tree  # noqa: E402
+from test_mend import lines, mend, spoil, steps, tree
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,16 @@
 import ctypes as c
 import json
 import pathlib
-import sys
 import threading
 import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
-
-import saverlib  # noqa: E402
-from protolib import PackUse, Proto, Stats, Timing, manifest_make, sample_announcement, table  # noqa: E402
-from ranklib import PIECE, Launch  # noqa: E402
-from storelib import COMMIT, NONE, fresh  # noqa: E402
-from storelib import Digest as StoreDigest  # noqa: E402
+import saverlib
+from protolib import PackUse, Proto, Stats, Timing, manifest_make, sample_announcement, table
+from ranklib import PIECE, Launch
+from storelib import COMMIT, NONE, fresh
+from storelib import Digest as StoreDigest
 
 T0 = 1_700_000_000_000_000_000
 MS = 1_000_000

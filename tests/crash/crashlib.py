@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,9 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
-
-from storelib import EABORTED, Api, packs_of, scratch  # noqa: E402
+from storelib import EABORTED, Api, packs_of, scratch
 
 NONE = 2**64 - 1
 WORLD = 4

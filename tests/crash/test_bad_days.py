@@ -4,19 +4,15 @@ their heartbeat may and wake up after their files are gone, a job that was start
 rank, no torn step, no hang."""
 import errno
 import os
-import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify  # noqa: E402
-from storelib import EABORTED, Failed, packs_of  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify
+from storelib import EABORTED, Failed, packs_of
 
 UNDECIDED_S = START_MS / 1000  # how long a saver goes on asking when nothing can be written
 FULL = [os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)]

@@ -3,10 +3,8 @@
 with all after it. Nothing that is committed is lost or torn, what was told is so, the command says what is wrong, and run again it does its work."""
 import errno
 import os
-import pathlib
 import shutil
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,9 +12,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import seeded  # noqa: E402
+from crashlib import seeded
 
 LIMIT_S = 60    # a list that cannot be read is asked for again for 3 s, several times over
 

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """kill -9 of one rank, of the committer, of all ranks, at each call by which a save changes the store: old steps verify, the new one is whole or absent, those
 that live are told alike and told who, the next save works, and a dry run of the collector lists what is left."""
-import pathlib
-import sys
-
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, after, seeded  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, after, seeded
 
 
 @pytest.fixture(scope="module", params=DRIVERS)

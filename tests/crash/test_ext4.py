@@ -11,16 +11,12 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, goes_on, seeded, sound, steps  # noqa: E402
-
-import storelow as low  # noqa: E402, after crashlib, which knows where it is
+from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, goes_on, seeded, sound, steps
+import storelow as low
 
 SHUTDOWN = 0x8004587D   # EXT4_IOC_SHUTDOWN; its argument: 0 writes everything first, 1 the journal, 2 nothing
 START_MS = 1500         # a rank asks for so long what became of its save

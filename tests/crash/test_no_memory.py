@@ -3,13 +3,10 @@
 not so, nothing committed is lost, and its next save works, and the next launch."""
 import os
 import pathlib
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound
 
 pytestmark = pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""), reason="the sanitizer has an allocator of its own")
 WORLD, SAVES = 2, 3

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power losses: the calls of four ranks' saves are recorded once; for each point at which the power may go, and each choice of what was not synced, no state
 shows a step whose bytes are missing, and none has lost a step that a rank was told."""
-import pathlib
 import shutil
-import sys
 import tempfile
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, seeded, steps, verify  # noqa: E402
-from powerlib import MARK, NAMES, SYNC, SYNC_DIR, Disk, Files, choices, durable, read_log, state  # noqa: E402
+from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, seeded, steps, verify
+from powerlib import MARK, NAMES, SYNC, SYNC_DIR, Disk, Files, choices, durable, read_log, state
 
 
 @pytest.fixture(scope="module", params=DRIVERS)

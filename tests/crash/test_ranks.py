@@ -2,19 +2,15 @@
 """Ranks that are killed, stopped and started twice: another one commits, or all are told who was missing; nothing torn, nothing revived."""
 import errno
 import os
-import pathlib
 import random
 import shutil
 import signal
-import sys
 import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
-
-from ranklib import PIECE, api, Launch, Meddler, Ranks, launch_name  # noqa: E402
-from storelib import ABORTED, COMMITTED, EABORTED, Failed, packs_of  # noqa: E402
+from ranklib import PIECE, api, Launch, Meddler, Ranks, launch_name
+from storelib import ABORTED, COMMITTED, EABORTED, Failed, packs_of
 
 WORLD = 4
 

@@ -3,15 +3,11 @@
 two. No rank hangs, none is told what is not so, and the next save of the same job works. And one that fails one rank for long: the others do not wait for it."""
 import errno
 import os
-import pathlib
 import shutil
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import DRIVERS, UNDECIDED, Bench, bench_first, goes_on, seeded, sound  # noqa: E402
+from crashlib import DRIVERS, UNDECIDED, Bench, bench_first, goes_on, seeded, sound
 
 COUNTED = "reads=1,since=open"
 FULL = (errno.ENOSPC, errno.EDQUOT)     # are no answer to a look

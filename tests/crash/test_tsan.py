@@ -7,13 +7,10 @@ import pathlib
 import platform
 import shutil
 import subprocess
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-from crashlib import next_step  # noqa: E402
+from crashlib import next_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLEAN, FOUND = 0, 66

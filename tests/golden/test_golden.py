@@ -5,14 +5,12 @@ import hashlib
 import json
 import pathlib
 import shutil
-import sys
 
 import pytest
 
-HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "tools/python"))
-import vckpt as package                                 # noqa: E402
+import vckpt as package
 
+HERE = pathlib.Path(__file__).parent
 PRESENT = "v2"
 VERSIONS = sorted(p.name for p in HERE.glob("v*") if p.is_dir())
 

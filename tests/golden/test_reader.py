@@ -14,12 +14,11 @@ import uuid
 import numpy
 import pytest
 
-HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "tools/python"))
-sys.path.insert(0, str(HERE))
-import reader                                           # noqa: E402
-import vckpt as package                                 # noqa: E402
+import reader
+import vckpt as package
+from forgelib import Forge
 
+HERE = pathlib.Path(__file__).parent
 VERSIONS = sorted(p.name for p in HERE.glob("v*") if p.is_dir())
 OPTIONS = {"pin": "no", "plan_cache": False}
 
@@ -404,8 +403,6 @@ def twist(data, at, by=1):
 
 @pytest.mark.parametrize("lie", LIES)
 def test_lies_with_all_sums_right(copy, lib, tmp_path, lie):
-    sys.path.insert(0, str(HERE.parents[0] / "unit"))
-    from forgelib import Forge
     change, words = LIES[lie]
     forge = Forge(lib, copy, "a")
     change(forge)

@@ -8,21 +8,19 @@ import datetime
 import math
 import pathlib
 import re
-import sys
 import types
 
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/property"))
-import valuelib as vl                                                           # noqa: E402
-from valuelib import Config, Frozen, Level, Parts, Phase, Point, Slotted, Span  # noqa: E402
-from vckpt import values                                                        # noqa: E402
-from vckpt.records import Mesh, Record                                          # noqa: E402
-from vckpt.values_foreign import RESTORE                                        # noqa: E402
-from vckpt.values_read import TAGS                                              # noqa: E402
+import valuelib as vl
+from valuelib import Config, Frozen, Level, Parts, Phase, Point, Slotted, Span
+from vckpt import values
+from vckpt.records import Mesh, Record
+from vckpt.values_foreign import RESTORE
+from vckpt.values_read import TAGS
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests/golden/v1/values"
 UTC = datetime.timezone.utc
 KINDS = {

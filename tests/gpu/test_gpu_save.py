@@ -2,18 +2,13 @@
 """Saves of a real device's memory: the same as tests/unit/test_saver_device.py asks of the stand-in, as far as a real driver can be asked.
 Skipped, with the reason, where there is no device; with VCKPT_LIBCUDA naming the stand-in they run on that."""
 import ctypes
-import pathlib
-import sys
 import threading
 
 import numpy
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/unit"), str(ROOT / "tests/gpu")]
-
-from gpulib import Gpu, Unavailable  # noqa: E402
-from saverlib import DEVICE, Failed, api, ranks, store  # noqa: E402,F401
+from gpulib import Gpu, Unavailable
+from saverlib import DEVICE, Failed, api, ranks, store  # noqa: F401
 
 AUTO, NO, YES = range(3)
 MIB = 1 << 20
@@ -214,7 +209,6 @@ def torch(gpu):
 
 def test_torch_tensors_on_a_side_stream(torch, api, store, build, monkeypatch):
     monkeypatch.setenv("VCKPT_LIBRARY", str(build / "core/api/libvckpt.so"))
-    sys.path.insert(0, str(ROOT / "tools/python"))
     import vckpt
     side, want = torch.cuda.Stream(), []
     w = torch.zeros(1024, 1024, device="cuda", dtype=torch.bfloat16)

@@ -37,10 +37,8 @@ FLAT = {"test_save_load.Piece": ("store_piece", {"ref": "store_object_ref"})}   
 
 SHOW = """
 import ctypes, importlib, json, sys
-paths, names = json.loads(sys.argv[1])
-sys.path[:0] = paths
 found = {}
-for name in names:
+for name in json.loads(sys.argv[1]):
     module = importlib.import_module(name)
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, ctypes.Structure) and hasattr(kind, "_fields_"):
@@ -94,9 +92,8 @@ def written(build):
     """{"module.Class": [size, [[offset, name], ...]]}, of a process of its own, as the tests import them."""
     paths = [p for p in sorted((ROOT / "tests").rglob("*.py")) if "bench" not in p.parts and p != pathlib.Path(__file__)
              and re.search(r"Structure\)|structure\(\"", p.read_text())]
-    folders = sorted({str(p.parent) for p in paths} | {str(ROOT / "tests/unit")})
     names = [p.stem for p in paths] + ["vckpt._lib"]
-    done = subprocess.run([sys.executable, "-c", SHOW, json.dumps([folders + [str(ROOT / "tools/python"), str(ROOT / "tests")], names])],
+    done = subprocess.run([sys.executable, "-c", SHOW, json.dumps(names)],
                           capture_output=True, text=True, env=dict(os.environ, VCKPT_BUILD=str(build)), cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -3,16 +3,13 @@
 import ctypes
 import errno
 import os
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
-from .conftest import Mount, Tensor, wait_until, write_safetensors
+from forgelib import Forge
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "unit"))
-from forgelib import Forge                                 # noqa: E402
+from .conftest import Mount, Tensor, wait_until, write_safetensors
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_a_mount_of_one_view(clone, vckpt, program, view, lacks):
     m = Mount(program, clone / ".vckpt/store", clone / ".vckpt/mnt", f"views={view}")
     try:
         done = subprocess.run([clone / "tools/quickstart", "model.safetensors"], cwd=clone, text=True, capture_output=True, timeout=300,
-                              env={**os.environ, "PATH": f"{clone}/bin:{os.environ['PATH']}"})
+                              env={**os.environ, "PYTHONPATH": "", "PATH": f"{clone}/bin:{os.environ['PATH']}"})
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"skipped: what is mounted there shows no {lacks} files (views={view})" in done.stdout
         assert ("a.npy: float32 (6,)" in done.stdout) == (view == "npy")

@@ -7,9 +7,7 @@ whole tensors of one rank. shard_oracle.py says which items a rank's buffer has;
 layout, the same with some tensors changed, another layout; each is read back, and `verify` looks at the store."""
 import ctypes
 import math
-import pathlib
 import random
-import sys
 import threading
 
 import numpy as np
@@ -17,9 +15,7 @@ import shard_oracle as oracle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit"))
-
-from saverlib import ALONE, BUFFER, TensorInfo, Vckpt  # noqa: E402
+from saverlib import ALONE, BUFFER, TensorInfo, Vckpt
 
 BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 2, 12: 4, 13: 8, 14: 8, 15: 16, 16: 1, 17: 1, 18: 1, 19: 1, 20: 1, 21: 1}
 ITEM = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("V16")}

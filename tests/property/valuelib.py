@@ -3,11 +3,7 @@
 import collections
 import dataclasses
 import enum
-import pathlib
-import sys
 import typing
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/python"))
 
 
 class Phase(enum.Enum):

@@ -2,17 +2,14 @@
 """Whose tensors a step gives: by what is installed or asked for, not by what was imported before."""
 import importlib.util
 import os
-import pathlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import step as steps                         # noqa: E402
+import vckpt
+from vckpt import step as steps
 
 HAS_TORCH = sys.modules.get("torch", "") is not None and importlib.util.find_spec("torch") is not None
 
@@ -35,7 +32,7 @@ def test_what_was_imported_does_not_matter(run):
                 f"{blocked}; print(type(vckpt.Step({run!r})['w']).__module__)": "numpy"}
     if HAS_TORCH:
         programs[f"import sys, torch, vckpt; {read}"] = "torch True"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools/python")}
+    environment = dict(os.environ)
     if environment.get("VCKPT_PRELOAD"):
         environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
     for program, said in programs.items():

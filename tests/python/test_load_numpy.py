@@ -3,16 +3,12 @@
 changes nothing."""
 import argparse
 import dataclasses
-import pathlib
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
 ALONE = {"rank": 0, "world": 1}
 

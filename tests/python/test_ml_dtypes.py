@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """numpy with ml_dtypes: its arrays are saved, and what a step has in bf16 and f8 comes back in its types, whole, by `out=`, by load and
 as what a rank keeps by itself."""
-import pathlib
-import sys
-
 import ml_dtypes
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
 NAMES = {"bfloat16": "bf16", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz",
          "float8_e8m0fnu": "f8_e8m0fnu"}

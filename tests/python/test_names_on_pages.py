@@ -5,14 +5,12 @@ import ast
 import inspect
 import pathlib
 import re
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # The names that pages give to objects of a class.
 CLASSES = {"saver": vckpt.Saver, "handle": vckpt.Handle, "found": vckpt.Loaded, "step": vckpt.Step, "stopping": vckpt.Stopping}

@@ -2,13 +2,11 @@
 """A library inside a trainer never ends the process: what a kernel or the C library refuses is an error of the call."""
 import errno
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAD = """
 import ctypes, sys
 import numpy, vckpt
@@ -38,7 +36,7 @@ for path in (store + "/new", store + "-new/run"):
 @pytest.fixture
 def program(tmp_path):
     def run(text, preload=""):
-        environment = dict(os.environ, PYTHONPATH=str(ROOT / "tools/python"))
+        environment = dict(os.environ)
         if preload := f"{environment.get('VCKPT_PRELOAD', '')} {preload}".strip():
             environment["LD_PRELOAD"] = preload
         return subprocess.run([sys.executable, "-c", text, str(tmp_path / "store")], capture_output=True, text=True, timeout=60, env=environment)

@@ -15,12 +15,11 @@ import uuid
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import _lib                                  # noqa: E402
-from vckpt import saver as savers                       # noqa: E402
+import vckpt
+from vckpt import _lib
+from vckpt import saver as savers
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 OPTIONS = {"pin": "no", "plan_cache": False}
 
 
@@ -455,16 +454,14 @@ def test_close_drains(run):
 
 
 SCRIPT = """
-import sys, numpy as np
-sys.path.insert(0, {package!r})
-import vckpt
+import sys, numpy as np, vckpt
 handle = vckpt.async_save({run!r}, {{"m": {{"w": np.ones((1500, 1000))}}}}, pin="no", plan_cache=False)
 {more}
 """
 
 
 def _script(run, more=""):
-    text = SCRIPT.format(package=str(ROOT / "tools/python"), run=str(run), more=more)
+    text = SCRIPT.format(run=str(run), more=more)
     environment = dict(os.environ)
     if environment.get("VCKPT_PRELOAD"):
         environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]

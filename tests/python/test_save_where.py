@@ -4,7 +4,6 @@ several; and what of the caller's is kept alive, and for how long."""
 import errno
 import gc
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -14,17 +13,14 @@ import weakref
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import meeting, paths, saver as savers       # noqa: E402
+import vckpt
+from vckpt import meeting, paths, saver as savers
 
 OPTIONS = {"pin": "no", "plan_cache": False}
 STATE = {"m": {"w": np.arange(6.0)}}
 
 START = """
 import os, sys, time
-sys.path.insert(0, {package!r})
 import numpy as np, vckpt
 OPTIONS = {{"pin": "no", "plan_cache": False}}
 STATE = {{"m": {{"w": np.arange(6.0)}}}}
@@ -35,7 +31,7 @@ while {begin!r} > time.time():
 
 def processes(script, environments, begin=0.0):
     """[(exit status, stdout, stderr)] of one process for each environment, which begin together."""
-    text, running = START.format(package=str(ROOT / "tools/python"), begin=begin) + script, []
+    text, running = START.format(begin=begin) + script, []
     for environment in environments:
         environment = {**os.environ, **environment}
         if environment.get("VCKPT_PRELOAD"):

@@ -20,9 +20,10 @@ print(vckpt.__file__)
 
 
 @pytest.mark.long
-def test_sdist_and_wheel(tmp_path):
+def test_sdist_and_wheel(tmp_path, monkeypatch):
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         pytest.skip("an sdist is made from a git checkout")
+    monkeypatch.delenv("PYTHONPATH")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     python = tmp_path / "env/bin/python"
     quiet = ["--quiet", "--disable-pip-version-check"]

@@ -12,10 +12,10 @@ import sys
 import numpy as np
 import pytest
 
+import vckpt
+from vckpt import _lib, shard, state, values
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import _lib, shard, state, values            # noqa: E402
 
 
 def described(collected):

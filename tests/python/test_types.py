@@ -10,11 +10,11 @@ import typing
 
 import pytest
 
+import vckpt
+from vckpt import saver, signatures
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tools/python/vckpt"
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import saver, signatures                     # noqa: E402
 
 SPECIAL = {"__init__", "__call__", "__getitem__", "__contains__", "__enter__", "__exit__", "__bool__", "__iter__", "__len__", "__repr__", "__getattr__"}
 INSIDE = {"tensors", "blob", "common", "alike", "submit", "give_up"}       # of Handle: the parts of a save, by the package

@@ -3,13 +3,10 @@
 import contextlib
 import multiprocessing
 import os
-import pathlib
-import sys
 import tempfile
 import traceback
 import warnings
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 WORLD = 2
 
 

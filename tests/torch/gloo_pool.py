@@ -6,14 +6,12 @@ import multiprocessing
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 import traceback
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
 PATIENCE = 240
 
 

@@ -3,22 +3,19 @@
 says; a failure is everybody's."""
 import io
 import json
-import pathlib
 import pickle
-import sys
 import threading
 import warnings
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 torch = pytest.importorskip("torch", reason="torch is not installed")
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
-import dcplib  # noqa: E402
-from vckpt import dcp as plug, dcp_state, saver  # noqa: E402
-from vckpt.dcp import StorageReader, StorageWriter  # noqa: E402
+import dcplib
+from vckpt import dcp as plug, dcp_state, saver
+from vckpt.dcp import StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

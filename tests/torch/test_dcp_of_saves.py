@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """dcp.load of what vckpt.save kept: model, optimizer with its groups, scheduler and plain values, into torch's state dicts."""
-import sys
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from gloo_pool import ROOT, pool2                       # noqa: F401  (fixture)
+from gloo_pool import pool2                       # noqa: F401  (fixture)
 
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt.dcp import StorageReader                     # noqa: E402
+import vckpt
+from vckpt.dcp import StorageReader
 
 PIN = {"pin": "no", "plan_cache": False}
 pytestmark = pytest.mark.filterwarnings("ignore")

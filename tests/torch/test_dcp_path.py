@@ -2,14 +2,12 @@
 """What a path given to vckpt.dcp names: the rules as a table, over file systems that are written down."""
 import os
 import pathlib
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 pytest.importorskip("torch", reason="torch is not installed")
-from vckpt import dcp_path  # noqa: E402
-from vckpt.dcp_path import ABSENT, EMPTY, OTHER, STORE, Target, resolve  # noqa: E402
+from vckpt import dcp_path
+from vckpt.dcp_path import ABSENT, EMPTY, OTHER, STORE, Target, resolve
 
 
 def world(**kinds):

@@ -2,19 +2,16 @@
 """vckpt.dcp under classes with torch 2.4's signatures (dcp_2_4.py): two ranks save, one reads."""
 import importlib
 import inspect
-import pathlib
 import sys
 import threading
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 torch = pytest.importorskip("torch", reason="torch is not installed")
-import dcp_2_4 as old  # noqa: E402
+import dcp_2_4 as old
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
-import vckpt  # noqa: E402
-import vckpt.dcp  # noqa: E402,F401  (whose parts the fixture takes away and puts back)
+import vckpt
+import vckpt.dcp  # noqa: F401  (whose parts the fixture takes away and puts back)
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import torch
 
 from gloo_pool import ROOT, pool2, pool4                # noqa: F401  (fixtures)
 
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
 TINY = ["--width", "32", "--depth", "2", "--length", "32", "--batch", "8", "--text", str(ROOT / "LICENSE")]
 # Restarted ranks that share the agent's store find the addresses of those before (pytorch#135712).
@@ -91,8 +90,7 @@ def test_another_layout(pool4, tmp_path, monkeypatch):  # noqa: F811
 
 def torchrun(store, ranks, *arguments):
     """{step: loss in hex} as it was printed, a step twice where it was computed twice; and the whole output."""
-    environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(store.parent / "cache"),
-                   "PYTHONPATH": os.pathsep.join([str(ROOT / "tools/python"), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(store.parent / "cache")}
     if os.environ.get("VCKPT_PRELOAD"):
         environment["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "1",

@@ -2,17 +2,15 @@
 """vckpt.load of torch's objects on one rank, and of ranks that agree on the newest step. Layouts: test_save_layouts.py; optimizers:
 test_save_optimizers.py; whole trainings, in the same layout and in others: test_examples.py."""
 import copy
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from gloo_pool import ROOT, pool2                       # noqa: F401  (fixture)
+from gloo_pool import pool2                       # noqa: F401  (fixture)
 from test_meeting import ranks
 
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
 PIN = {"pin": "no", "plan_cache": False}
 

@@ -8,11 +8,8 @@ import sys
 
 import pytest
 
-from gloo_pool import ROOT
-
-sys.path[:0] = [str(ROOT / "tools/python"), str(ROOT / "tests")]
-import vckpt                                            # noqa: E402
-from readme import block                                # noqa: E402
+import vckpt
+from readme import block
 
 PAGE = "docs/training.md", "A loop that can be started again"
 STEPS = list(range(10, 101, 10))
@@ -35,12 +32,12 @@ class Program:
 
     def __call__(self, run, processes, kill_at=None):
         """[(step, loss)] as they were printed."""
-        paths = [str(ROOT / "tools/python"), os.environ.get("PYTHONPATH", "")]
+        paths = [os.environ["PYTHONPATH"]]
         if kill_at is not None:
             (self.folder / "killer").mkdir(exist_ok=True)
             (self.folder / "killer/sitecustomize.py").write_text(KILLER.format(step=kill_at))
             paths.insert(0, str(self.folder / "killer"))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": os.pathsep.join(paths),
                        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         if environment.get("VCKPT_PRELOAD"):
             environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]

@@ -2,7 +2,6 @@
 """How ranks come to a launch, and what is said where some do not come: `if rank == 0: save(…)` ends with an error at the ranks
 that wait, and the next save works. Three gloo ranks as processes of their own; the meeting itself with ranks that are threads."""
 import os
-import pathlib
 import random
 import re
 import subprocess
@@ -12,10 +11,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import meeting                               # noqa: E402
+import vckpt
+from vckpt import meeting
 
 START = """
 import atexit, os, sys, time
@@ -32,7 +29,6 @@ def end():                  # the last of all: gloo's threads abort a process wh
     os._exit(status)
 sys.excepthook = failed
 atexit.register(end)
-sys.path.insert(0, {package!r})
 import numpy as np, torch.distributed as dist, vckpt
 from vckpt import meeting
 rank, world, run = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), {run!r}
@@ -52,7 +48,7 @@ def said(function, *arguments, **more):
 
 def ranks(world, tmp_path, script):
     """[(lines of stdout, stderr)] of each rank."""
-    text = START.format(package=str(ROOT / "tools/python"), run=str(tmp_path / "store/run"), rendezvous=tmp_path / "rendezvous") + script
+    text = START.format(run=str(tmp_path / "store/run"), rendezvous=tmp_path / "rendezvous") + script
     running = []
     for rank in range(world):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}

@@ -20,10 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from gloo_pool import ROOT, pool2                       # noqa: F401  (fixture)
+from gloo_pool import pool2                       # noqa: F401  (fixture)
 
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
 PIN = {"pin": "no", "plan_cache": False}
 SOON = 20       # seconds, on a loaded machine; what waits for good waits for minutes

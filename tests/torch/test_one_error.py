@@ -2,19 +2,15 @@
 """Three gloo ranks and one failure of a save, at one of them or at all: the same class of error at every rank, with the rank and
 the reason; and the next save works."""
 import copy
-import pathlib
 import pickle
 import re
-import sys
 
 import pytest
 
 from test_meeting import ranks
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import _lib                                  # noqa: E402
+import vckpt
+from vckpt import _lib
 
 SCRIPT = """
 import json, pickle, resource, signal

@@ -2,16 +2,14 @@
 """The blocks of Python on the pages that a user reads first run as they stand there, one after another."""
 import re
 import signal
-import sys
 
 import pytest
 import torch
 
 from gloo_pool import ROOT
 
-sys.path[:0] = [str(ROOT / "tools/python"), str(ROOT / "tests")]
-import readme                                           # noqa: E402
-import vckpt                                            # noqa: E402
+import readme
+import vckpt
 
 
 class Model(torch.nn.Module):

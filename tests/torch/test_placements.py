@@ -10,7 +10,6 @@ import math
 import pathlib
 import random
 import re
-import sys
 import time
 
 import numpy as np
@@ -24,11 +23,11 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import shard_oracle as oracle
+import tensorlib as tl
+from shard_calls import dump, rng
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/property"))
-import shard_oracle as oracle                           # noqa: E402
-import tensorlib as tl                                  # noqa: E402
-from shard_calls import dump, rng                            # noqa: E402
 
 
 class Group:

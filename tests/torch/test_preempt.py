@@ -13,12 +13,12 @@ import time
 
 import pytest
 
-from test_examples import SETTINGS, TINY, steps_equal   # noqa: E402
+from test_examples import SETTINGS, TINY, steps_equal
 from test_meeting import ranks
 
+import vckpt
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
 
 
 @pytest.fixture
@@ -28,8 +28,7 @@ def vckpt_command(vckpt):               # noqa: F811
 
 def start(tmp_path, script, *arguments, count=2):
     """torchrun, that is, its agent."""
-    environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1",
-                   "PYTHONPATH": os.pathsep.join([str(ROOT / "tools/python"), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
     if os.environ.get("VCKPT_PRELOAD"):
         environment["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "--monitor-interval", "0.1"]

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks have to hold alike: plain values, names of tensors, files and attributes that differ are refused by path, on every
 rank and before anything is written; what each rank keeps for itself comes back at that rank. Two and four gloo ranks."""
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from gloo_pool import ROOT, pool2, pool4                # noqa: F401  (fixtures)
+from gloo_pool import pool2, pool4                # noqa: F401  (fixtures)
 
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
 PIN = {"pin": "no", "plan_cache": False}
 
@@ -327,7 +324,6 @@ def test_statistics_in_a_state_dict(pool2, run, give):  # noqa: F811
 
 def test_other_tensors_of_such_names_are_compared():
     from vckpt import _lib, state
-    sys.path.insert(0, str(ROOT / "tests/python"))
     from test_state_numpy import described
     tensors = {"a": {"running_mean": torch.ones(3)}, "b.running_mean": torch.ones(3), "b.running_var": torch.ones(3),
                "c.running_mean": torch.ones(3), "c.running_var": torch.ones(4)}

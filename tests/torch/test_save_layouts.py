@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Four ranks save what torch makes: DTensors of every placement, slices of meshes, FSDP2, HSDP, tensor parallelism even and
 uneven, pipeline stages. What is read back is compared with the whole tensors that all of it was cut from."""
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from gloo_pool import ROOT, pool4, pool6                # noqa: F401  (fixtures)
+from gloo_pool import pool4, pool6                # noqa: F401  (fixtures)
 
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
+import vckpt
 
 PIN = {"pin": "no", "plan_cache": False}
 

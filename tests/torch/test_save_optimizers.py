@@ -2,17 +2,15 @@
 """Optimizers: a save changes nothing of what is trained, whatever the optimizer has made of its state so far; and optimizers
 over several modules, loose parameters and parts of a module are named, or refused by path."""
 import random
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from gloo_pool import ROOT, pool2, pool4                # noqa: F401  (fixtures)
+from gloo_pool import pool2, pool4                # noqa: F401  (fixtures)
 
-sys.path.insert(0, str(ROOT / "tools/python"))
-import vckpt                                            # noqa: E402
-from vckpt import state                                 # noqa: E402
+import vckpt
+from vckpt import state
 
 PIN = {"pin": "no", "plan_cache": False}
 

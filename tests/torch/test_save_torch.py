@@ -2,20 +2,15 @@
 """torch in one process, without a process group: tensors of every kind, modules and optimizers, what is refused, and that
 the memory of the last save never describes a tensor that changed."""
 import copy
-import pathlib
 import random
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/python"))
-sys.path.insert(0, str(ROOT / "tests/python"))
-import vckpt                                            # noqa: E402
-from vckpt import _lib, state                           # noqa: E402
-from test_state_numpy import described, held            # noqa: E402
+import vckpt
+from vckpt import _lib, state
+from test_state_numpy import described, held
 
 OPTIONS = {"pin": "no", "plan_cache": False}
 

@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+import valuelib as vl
+from vckpt import values
+from vckpt.records import Mesh, Record
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/property"))
-import valuelib as vl                                   # noqa: E402
-from vckpt import values                                # noqa: E402
-from vckpt.records import Mesh, Record                  # noqa: E402
 
 
 def there_and_back(value):

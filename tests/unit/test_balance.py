@@ -5,15 +5,12 @@ layouts that training uses.
 test_plan.py checks for small tensors that each item is stored once and by whom. Here are whole models, of which only bytes are counted:
 per group, by each rank, against total / replicas computed from the shapes alone; and per rank, since a rank may be in several groups."""
 import collections
-import pathlib
 import random
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "property"))
-import tensorlib as tl  # noqa: E402
-from test_plan import DEFAULT, ITEM, MIB, Rank, Tensor, bytes_of  # noqa: E402
+import tensorlib as tl
+from test_plan import DEFAULT, ITEM, MIB, Rank, Tensor, bytes_of
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,21 +3,18 @@
 all pieces that were stored; and which files a rank reads to know."""
 import contextlib
 import ctypes as c
-import pathlib
 import random
-import sys
 import threading
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "property"))
-import tensorlib as tl  # noqa: E402
-from protolib import Buf, Error, Layout, P, Params, Piece, PieceIter, Proto, Refused, Shape, StoreLayout, make_box, ptr, tree, u32, u64  # noqa: E402
-from ranklib import Meddler  # noqa: E402
-from storelib import Api, Digest, Store as StoreStruct  # noqa: E402
-from test_layout_part import Held, Placements  # noqa: E402
-from test_load_boxes import ATTEMPT, KINDS, SMALL, Step, T, random_shape, random_tensors, random_words, sharded, whole  # noqa: E402
+import tensorlib as tl
+from protolib import Buf, Error, Layout, P, Params, Piece, PieceIter, Proto, Refused, Shape, StoreLayout, make_box, ptr, tree, u32, u64
+from ranklib import Meddler
+from storelib import Api, Digest, Store as StoreStruct
+from test_layout_part import Held, Placements
+from test_load_boxes import ATTEMPT, KINDS, SMALL, Step, T, random_shape, random_tensors, random_words, sharded, whole
 
 INLINE = 64
 closed = contextlib.closing

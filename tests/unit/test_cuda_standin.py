@@ -734,7 +734,6 @@ def test_null_is_freed_silently(lib):
 
 LOAD = """
 import ctypes, os, sys
-sys.path.insert(0, sys.argv[2])
 from test_ring import *
 lib, err = ctypes.CDLL(sys.argv[1]), Error()
 def load():
@@ -745,7 +744,7 @@ def load():
 def run(build, code, **env):
     if "VCKPT_PRELOAD" in os.environ:                                            # the sanitizers' run time
         env["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
-    done = subprocess.run([sys.executable, "-c", LOAD + code, str(build / "tests" / "libvckpt_internal.so"), os.path.dirname(__file__)],
+    done = subprocess.run([sys.executable, "-c", LOAD + code, str(build / "tests" / "libvckpt_internal.so")],
                           capture_output=True, text=True, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
 

@@ -3,18 +3,15 @@
 import ctypes as c
 import json
 import os
-import pathlib
 import random
 import re
 import shutil
 import struct
-import sys
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from test_tree import SAFETENSORS, Error, Saver, Tree, checked  # noqa: E402
+from test_tree import SAFETENSORS, Error, Saver, Tree, checked
 
 FORMS = ["safetensors", "npy", "npy,safetensors"]
 WIDTH = {**dict.fromkeys((1, 2, 6, 16, 17, 18, 19, 20, 21), 1), **dict.fromkeys((3, 7, 10, 11), 2), 4: 4, 8: 4, 12: 4, 5: 8, 9: 8, 13: 8, 14: 8, 15: 16}

@@ -201,9 +201,9 @@ def test_reader_sees_another_process_write(lib, build, tmp_path):
     with Index(lib, path) as index:
         index.add(1, places_of(1, 10))
     with Index(lib, path, flags=READ_ONLY) as index:
-        code = ("import ctypes, sys; sys.path.insert(0, sys.argv[1]); import test_index as t\n"
-                "with t.Index(ctypes.CDLL(sys.argv[2]), sys.argv[3], max_bytes=32 << 20) as i: assert i.add(2, t.places_of(2, 40000, first=10)) == 0")
-        subprocess.run([sys.executable, "-c", code, os.path.dirname(__file__), str(lib._name), str(path)], check=True,
+        code = ("import ctypes, sys, test_index as t\n"
+                "with t.Index(ctypes.CDLL(sys.argv[1]), sys.argv[2], max_bytes=32 << 20) as i: assert i.add(2, t.places_of(2, 40000, first=10)) == 0")
+        subprocess.run([sys.executable, "-c", code, str(lib._name), str(path)], check=True,
                        env={**os.environ, **({"LD_PRELOAD": os.environ["VCKPT_PRELOAD"]} if "VCKPT_PRELOAD" in os.environ else {})})
         assert index.find(0).entry == 1 and index.find(40009).entry == 2
 

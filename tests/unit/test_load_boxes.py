@@ -5,21 +5,18 @@ import ctypes as c
 import errno
 import json
 import os
-import pathlib
 import random
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "property"))
-import tensorlib as tl  # noqa: E402
+import tensorlib as tl
 from protolib import (CHUNK, EFORMAT, HEADER, LAYOUT, PART, Announcement, Buf, Chunk, Error, Layout, P, P_, PackUse, Params, Part, Piece, PieceIter,
-                      Proto, ProtoRef, Ref, ViewHeader, chunk_bytes, make_box, manifest_make, ptr, table, tree, u8, u32, u64)  # noqa: E402
-from storelib import COMMIT, Api, Store as StoreStruct  # noqa: E402
-from test_save_load import Failed, Store, api  # noqa: E402,F401 (api is a fixture)
+                      Proto, ProtoRef, Ref, ViewHeader, chunk_bytes, make_box, manifest_make, ptr, table, tree, u8, u32, u64)
+from storelib import COMMIT, Api, Store as StoreStruct
+from test_save_load import Failed, Store, api  # noqa: F401 (api is a fixture)
 
 ATTEMPT = b"0123456789abcdef-1"
 PIECE = 1

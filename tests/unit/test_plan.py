@@ -6,9 +6,7 @@ nothing, some that it does not; its meshes are its own copies."""
 import collections
 import ctypes
 import errno
-import pathlib
 import random
-import sys
 import time
 
 import numpy
@@ -17,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "property"))
-import tensorlib as tl  # noqa: E402
+import tensorlib as tl
 
 MIB = 1 << 20
 ITEM = 16

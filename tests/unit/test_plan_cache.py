@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "property"))
-import tensorlib as tl  # noqa: E402
+import tensorlib as tl
 
 F32, BF16 = 12, 11
 DEFAULT = (128 << 10, 1 << 20, 512)
@@ -517,7 +516,6 @@ def big(n=1000):
 
 CHILD = """
 import ctypes, json, sys, time
-sys.path[:0] = {paths!r}
 import test_plan_cache as t
 lib = t.prototypes(ctypes.CDLL({lib!r}))
 save = t.Save(lib, t.big())
@@ -544,8 +542,7 @@ lib.save_plan_cache_give(cache.p, found)
 def test_a_new_process_plans_from_disk(lib, tmp_path, record_property):
     save = Save(lib, big())
     expected = Cache(lib, tmp_path).put(save)
-    here = pathlib.Path(__file__).resolve().parent
-    code = CHILD.format(paths=[str(here), str(here.parent / "property")], lib=lib._name, path=str(tmp_path))
+    code = CHILD.format(lib=lib._name, path=str(tmp_path))
     preload = {"LD_PRELOAD": os.environ["VCKPT_PRELOAD"]} if "VCKPT_PRELOAD" in os.environ else {}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **preload})
     assert done.returncode == 0, done.stderr

@@ -5,10 +5,8 @@ import ctypes as c
 import hashlib
 import itertools
 import os
-import pathlib
 import random
 import struct
-import sys
 import threading
 import time
 
@@ -16,12 +14,11 @@ import numpy
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "property"))
-import protolib as pl  # noqa: E402
-import tensorlib as tl  # noqa: E402
-from ranklib import PIECE, Launch, RankAttempt, api  # noqa: E402, F401
-from storelib import Announcement, Failed, Ref, proto_ref  # noqa: E402
-from test_plan import ITEM, MIB, Rank, Tensor  # noqa: E402
+import protolib as pl
+import tensorlib as tl
+from ranklib import PIECE, Launch, RankAttempt, api  # noqa: F401
+from storelib import Announcement, Failed, Ref, proto_ref
+from test_plan import ITEM, MIB, Rank, Tensor
 
 SAMPLE, FULL, OFF = 0, 1, 2
 ATTEMPT = b"0123456789abcdef-7"

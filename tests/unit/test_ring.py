@@ -179,7 +179,6 @@ def test_sizes_that_can_not_be(lib, nbytes):
 
 LIMITED = """
 import ctypes, resource, sys
-sys.path.insert(0, sys.argv[2])
 from test_ring import *
 lib = ctypes.CDLL(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (PAGE, PAGE))
@@ -194,7 +193,7 @@ assert r.rc in (-1, -12) and "RLIMIT_MEMLOCK is %d" % PAGE in r.error, (r.rc, r.
 
 @pytest.mark.skipif("VCKPT_PRELOAD" in os.environ, reason="the sanitizers' mlock does nothing")
 def test_what_may_not_be_locked_is_pageable_or_refused(build):
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(build / "tests" / "libvckpt_internal.so"), os.path.dirname(__file__)],
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(build / "tests" / "libvckpt_internal.so")],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -2,22 +2,19 @@
 """Handles that go at any moment: while their save fails, while somebody waits for it, before and after it is decided. Each script runs in a process of its own, whose
 freed memory is overwritten, so that a use after free is seen without a sanitizer, too; where a moment has to be met, threads sleep after each lock (unlock_delay.c)."""
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-HERE = pathlib.Path(__file__).resolve().parent
 
 START = """
 import ctypes, random, sys, threading, time
-sys.path.insert(0, sys.argv[1])
 import numpy
 from saverlib import Failed, Vckpt
-api = Vckpt(sys.argv[2])
-store = api.store(sys.argv[3])
-slow = ctypes.CDLL(sys.argv[2] + "/tests/libunlock_delay.so")
+api = Vckpt(sys.argv[1])
+store = api.store(sys.argv[2])
+slow = ctypes.CDLL(sys.argv[1] + "/tests/libunlock_delay.so")
 delay = slow.unlock_delay
 DATA = numpy.arange(5000)
 
@@ -40,7 +37,7 @@ def closed(saver):
 
 def run(build, tmp_path, script, timeout=90):
     preload = " ".join([os.environ.get("VCKPT_PRELOAD", ""), str(build / "tests/libunlock_delay.so")]).strip()
-    done = subprocess.run([sys.executable, "-c", START + script, HERE, build, tmp_path / "store"], capture_output=True, text=True, timeout=timeout,
+    done = subprocess.run([sys.executable, "-c", START + script, build, tmp_path / "store"], capture_output=True, text=True, timeout=timeout,
                           env=dict(os.environ, LD_PRELOAD=preload, MALLOC_PERTURB_="165"))
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
 

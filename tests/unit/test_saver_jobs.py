@@ -13,8 +13,6 @@ import pytest
 
 from saverlib import ALONE, BUFFER, Failed, Vckpt, api, ranks, store  # noqa: F401
 
-HERE = pathlib.Path(__file__).resolve().parent
-
 
 def saved(save):
     try:
@@ -187,7 +185,6 @@ def test_plans_are_counted(api, store, tmp_path):
 FREED = """
 import ctypes as c, sys
 import numpy
-sys.path.insert(0, {here!r})
 from saverlib import Vckpt
 api, libc = Vckpt({build!r}), c.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c.c_void_p, [c.c_size_t], [c.c_void_p]
@@ -215,7 +212,7 @@ def test_freed_before_it_is_staged(api, store, build, early):
     asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip() if shutil.which("gcc") else ""
     if not os.path.isabs(asan):
         pytest.skip("no libasan.so")
-    code = FREED.format(here=str(HERE), build=str(build), store=store, early=early)
+    code = FREED.format(build=str(build), store=store, early=early)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
                           env=dict(os.environ, LD_PRELOAD=asan, ASAN_OPTIONS="detect_leaks=0:verify_asan_link_order=0"))
     if early:

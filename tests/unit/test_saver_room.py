@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 
 from saverlib import api, store  # noqa: F401
 
-HERE = pathlib.Path(__file__).resolve().parent
 MIB, GIB = 1 << 20, 1 << 30
 VARIABLES = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
@@ -66,12 +64,11 @@ def test_a_ring_of_a_given_size_stays(api, store):
 
 START = """
 import os, resource, sys, time
-sys.path.insert(0, sys.argv[1])
 import numpy
 from saverlib import Failed, Vckpt
 MIB = 1 << 20
-api = Vckpt(sys.argv[2])
-store = api.store(sys.argv[3])
+api = Vckpt(sys.argv[1])
+store = api.store(sys.argv[2])
 data = numpy.random.default_rng(1).integers(0, 256, int(os.environ.get("MIBS", 200)) * MIB, "u1")
 
 
@@ -88,7 +85,7 @@ def run(build, tmp_path, script, **env):
     if "VCKPT_PRELOAD" in os.environ:
         env.setdefault("LD_PRELOAD", os.environ["VCKPT_PRELOAD"])
     clean = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-    done = subprocess.run([sys.executable, "-c", START + script, HERE, build, tmp_path / "store"], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-c", START + script, build, tmp_path / "store"], capture_output=True, text=True, timeout=120,
                           env={**clean, **env})
     assert done.returncode == 0, done.stderr[-3000:]
     return done

@@ -2,7 +2,6 @@
 """The POSIX storage on a medium that fails: an error of fsync is not forgotten, and no error makes it say more than it knows."""
 import errno
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -31,7 +30,7 @@ class Faulty:
         """What the lines answered, and the calls of the kernel that counted."""
         self.list.unlink(missing_ok=True)
         preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {self.build}/tests/libinterpose.so".strip()
-        env = dict(os.environ, LD_PRELOAD=preload, PYTHONPATH=str(pathlib.Path(__file__).parent),
+        env = dict(os.environ, LD_PRELOAD=preload,
                    ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0",
                    VCKPT_INTERPOSE=f"root={self.path},list={self.list},{words}")
         done = subprocess.run([sys.executable, "-c", PROGRAM, self.build / "tests/libvckpt_internal.so", self.path, str(self.flags), *lines],

@@ -4,16 +4,14 @@ import ctypes as c
 import json
 import pathlib
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import safetensors
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from protolib import Params, Proto  # noqa: E402
-from test_load_boxes import Step, T  # noqa: E402
-from test_tree import CODE, SAFETENSORS, Buffer, Error, Saver, Shape, Tree, checked  # noqa: E402
+from protolib import Params, Proto
+from test_load_boxes import Step, T
+from test_tree import CODE, SAFETENSORS, Buffer, Error, Saver, Shape, Tree, checked
 
 
 @pytest.fixture
