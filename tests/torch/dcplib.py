@@ -1,28 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two gloo ranks that live for a test module and run functions of this file, and the states that they save and load."""
-import contextlib
-import multiprocessing
-import os
-import tempfile
-import traceback
+"""What two ranks of a pool are told to do, by name, and the states that they save and load."""
 import warnings
 
 WORLD = 2
 
 
-def worker(rank, rendezvous, pipe):
-    import torch.distributed as dist
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
-    while True:
-        name, args = pipe.recv()
-        if name is None:
-            break
-        try:
-            pipe.send((True, globals()[name](*args)))
-        except BaseException as error:
-            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
-    dist.destroy_process_group()
+def _run(name, args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return globals()[name](*args)
 
 
 class Failed(Exception):
@@ -33,40 +19,17 @@ class Failed(Exception):
 
 
 class Ranks:
-    def __init__(self):
-        context = multiprocessing.get_context("spawn")
-        self.folder = tempfile.mkdtemp(prefix="vckpt-dcp-")
-        self.pipes, self.processes = [], []
-        for rank in range(WORLD):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=worker, args=(rank, f"{self.folder}/rendezvous", theirs))      # no daemon: it has children
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
+    """Calls functions of this file by name, on the ranks of a pool."""
 
-    def __call__(self, name, *args, timeout=240):
+    def __init__(self, pool):
+        self.pool = pool
+
+    def __call__(self, name, *args):
         """What the function returned on each rank."""
-        for pipe in self.pipes:
-            pipe.send((name, args))
-        results = []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(timeout):
-                raise TimeoutError(f"{name}: rank {rank} does not answer; so far {results}")
-            results.append(pipe.recv())
+        results = self.pool.ask(_run, name, args)
         if not all(ok for ok, _ in results):
             raise Failed(results)
         return [result for _, result in results]
-
-    def close(self):
-        for pipe in self.pipes:
-            with contextlib.suppress(OSError):
-                pipe.send((None, ()))
-        for process in self.processes:
-            process.join(30)
-            if process.is_alive():
-                process.kill()
-                process.join()
 
 
 # ---- states ----

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes: a pool of them stays, for a start takes seconds, and runs one function after another on all ranks,
-over gloo. `pool(function, *arguments)` calls function(*arguments) on every rank (module-level functions only) and gives the
-list of results; what a rank raises is raised here with its rank and trace."""
+"""Ranks as processes, over gloo: `pool(function, *arguments)` calls function(*arguments) on every rank (module-level functions only) and
+gives the list of results; what a rank raises fails the test with its rank and trace. `pool.ask` gives what each rank answered, whether good
+or not. The ranks of a pool stay for all tests of a pytest process. They are forked from a process that has imported torch, because an
+import takes seconds: a rank begins as a new process does, with torch imported and nothing of vckpt in use. conftest.py has the fixtures."""
+import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pathlib
 import shutil
@@ -13,14 +16,38 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 240
+IMPORTED = ["torch", "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.optim",
+            "torch.distributed.tensor.parallel", "vckpt", "vckpt.dcp"]
 
 
-def _rank(rank, world, rendezvous, pipe):
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), OMP_NUM_THREADS="1", LOCAL_RANK=str(rank))
+@contextlib.contextmanager
+def environment(**changes):
+    """This process's, for what starts within."""
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def forkserver():
+    """The context of processes that are forked from one with torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    preload = os.environ.get("VCKPT_PRELOAD")       # a sanitizer's run time has to come first there, too
+    with environment(OMP_NUM_THREADS="1", **({"LD_PRELOAD": preload} if preload else {})):
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+def _rank(rank, world, folder, pipe):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), XDG_CACHE_HOME=f"{folder}/cache")
     import torch
     import torch.distributed as dist
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}/file", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     while True:
         job = pipe.recv()
         if job is None:
@@ -29,77 +56,59 @@ def _rank(rank, world, rendezvous, pipe):
         try:
             pipe.send((True, function(*arguments)))
         except BaseException as error:              # the test's answer, whatever it is
-            pipe.send((False, f"rank {rank}: {type(error).__name__}: {error}\n{traceback.format_exc()}"))
+            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
     dist.destroy_process_group()
 
 
 class Pool:
     def __init__(self, world):
-        self.world, context = world, multiprocessing.get_context("spawn")
-        self.rendezvous = tempfile.mkdtemp(prefix="vckpt-gloo-")    # a port that is free now may be another's in a second
-        before = os.environ.get("LD_PRELOAD")
-        if os.environ.get("VCKPT_PRELOAD"):         # a sanitizer's run time has to come first there, too
-            os.environ["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
+        self.world, self.pipes, self.ranks = world, [], []
+
+    def start(self):
+        context = forkserver()
+        self.folder = tempfile.mkdtemp(prefix="vckpt-gloo-")    # a port that is free now may be another's in a second
+        for rank in range(self.world):
+            here, there = context.Pipe()
+            process = context.Process(target=_rank, args=(rank, self.world, self.folder, there))    # no daemon: it may have children
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.ranks.append(process)
+
+    def ask(self, function, *arguments):
+        """[(True, result) or (False, (class, text, trace))] of the ranks."""
+        if not self.ranks:
+            self.start()
+        answers = []
         try:
-            self.pipes, self.ranks = [], []
-            for rank in range(world):
-                here, there = context.Pipe()
-                process = context.Process(target=_rank, args=(rank, world, self.rendezvous, there), daemon=True)
-                process.start()
-                self.pipes.append(here)
-                self.ranks.append(process)
-        finally:
-            os.environ.pop("LD_PRELOAD", None)
-            if before is not None:
-                os.environ["LD_PRELOAD"] = before
+            for pipe in self.pipes:
+                pipe.send((function, arguments))
+            for rank, pipe in enumerate(self.pipes):
+                if not pipe.poll(PATIENCE):
+                    raise AssertionError(f"rank {rank} does not answer in {PATIENCE} s; others: {answers}")
+                answers.append(pipe.recv())
+        except BaseException:
+            self.close(patience_s=0)                # the next test has new ranks
+            raise
+        return answers
 
     def __call__(self, function, *arguments):
-        for pipe in self.pipes:
-            pipe.send((function, arguments))
-        results, failed = [], []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(PATIENCE):
-                raise AssertionError(f"rank {rank} does not answer in {PATIENCE} s; others: {failed}")
-            good, result = pipe.recv()
-            results.append(result)
-            if not good:
-                failed.append(result)
+        answers = self.ask(function, *arguments)
+        failed = [f"rank {rank}: {said[0]}: {said[1]}" for rank, (good, said) in enumerate(answers) if not good]
         if failed:
-            pytest.fail("\n".join([failed[0], *(text.split("\n")[0] for text in failed[1:])]), pytrace=False)
-        return results
+            first = next(said for good, said in answers if not good)
+            pytest.fail("\n".join([failed[0], first[2], *(text.split("\n")[0] for text in failed[1:])]), pytrace=False)
+        return [result for _, result in answers]
 
-    def close(self):
+    def close(self, patience_s=20):
         for pipe in self.pipes:
-            try:
+            with contextlib.suppress(OSError):
                 pipe.send(None)
-            except OSError:
-                pass
         for process in self.ranks:
-            process.join(20)
+            process.join(patience_s)
             if process.is_alive():
                 process.kill()
-        shutil.rmtree(self.rendezvous)
-
-
-@pytest.fixture(scope="session")
-def pool4():
-    """Four ranks."""
-    pool = Pool(4)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def pool6():
-    """Six ranks."""
-    pool = Pool(6)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
-def pool2():
-    """Two ranks."""
-    pool = Pool(2)
-    yield pool
-    pool.close()
+                process.join()
+        if self.ranks:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.pipes, self.ranks = [], []

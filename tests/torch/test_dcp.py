@@ -28,11 +28,9 @@ def library(build):
         yield
 
 
-@pytest.fixture(scope="module")
-def ranks(library):
-    found = dcplib.Ranks()
-    yield found
-    found.close()
+@pytest.fixture
+def ranks(pool2):
+    return dcplib.Ranks(pool2)
 
 
 @pytest.fixture

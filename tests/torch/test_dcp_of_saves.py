@@ -6,7 +6,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from gloo_pool import pool2                       # noqa: F401  (fixture)
 
 import vckpt
 from vckpt.dcp import StorageReader
@@ -81,7 +80,7 @@ def test_one_rank(run, flatten):
 
 
 @pytest.mark.parametrize("flatten", [False, True])
-def test_two_ranks(pool2, run, flatten):                # noqa: F811
+def test_two_ranks(pool2, run, flatten):
     assert pool2(round_trip, run, flatten, sharded) == [True, True]
 
 

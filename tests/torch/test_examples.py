@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from gloo_pool import ROOT, pool2, pool4                # noqa: F401  (fixtures)
+from gloo_pool import ROOT
 
 import vckpt
 
@@ -56,7 +56,7 @@ def sound(vckpt_command, store, run, steps):
 
 
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.full), pytest.param("fsdp", marks=pytest.mark.full), "tp-fsdp"])
-def test_restart(pool4, vckpt, tmp_path, parallel):     # noqa: F811
+def test_restart(pool4, vckpt, tmp_path, parallel):
     store = tmp_path / "store"
     straight = alike(pool4, store, "--parallel", parallel, "--steps", "6", "--every", "3")
     before = alike(pool4, store, "--parallel", parallel, "--steps", "3", "--every", "2", "--name", "again")
@@ -70,7 +70,7 @@ def test_restart(pool4, vckpt, tmp_path, parallel):     # noqa: F811
 
 
 @pytest.mark.full
-def test_another_layout(pool4, tmp_path, monkeypatch):  # noqa: F811
+def test_another_layout(pool4, tmp_path, monkeypatch):
     """A step of four ranks goes on under tensor parallelism and on one rank. The sums are the same in another order: no bit by
     bit, but nothing that a lost moment or a wrong box would not show."""
     store, plain = tmp_path / "store", ["--dropout", "0", "--every", "3"]
@@ -117,10 +117,10 @@ def killed(pool, ranks, command, tmp_path, parallel):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
-def test_killed(pool2, vckpt, tmp_path, parallel):      # noqa: F811
+def test_killed(pool2, vckpt, tmp_path, parallel):
     killed(pool2, 2, vckpt, tmp_path, parallel)
 
 
 @pytest.mark.full
-def test_killed_tp_fsdp(pool4, vckpt, tmp_path):        # noqa: F811
+def test_killed_tp_fsdp(pool4, vckpt, tmp_path):
     killed(pool4, 4, vckpt, tmp_path, "tp-fsdp")

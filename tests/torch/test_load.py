@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gloo_pool import pool2                       # noqa: F401  (fixture)
 from test_meeting import ranks
 
 import vckpt
@@ -297,7 +296,7 @@ def _another_number(path):
     return found.rng, found.step, model.weight.tolist()
 
 
-def test_more_ranks_than_saved(pool2, run):             # noqa: F811
+def test_more_ranks_than_saved(pool2, run):
     model = torch.nn.Linear(2, 2)
     scheduler = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters()))
     vckpt.save(run, {"model": model, "rng": vckpt.rng_state(), "scheduler": scheduler}, step=5, **PIN)

@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 import torch
 
-from gloo_pool import pool2                       # noqa: F401  (fixture)
-
 import vckpt
 
 PIN = {"pin": "no", "plan_cache": False}
@@ -262,7 +260,7 @@ def _one_refuses(path, name, who):
 
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("name", SAID)
-def test_one_rank_refuses(pool2, run, name, who):       # noqa: F811
+def test_one_rank_refuses(pool2, run, name, who):
     for rank, (said, took, number) in enumerate(pool2(_one_refuses, str(run), name, who)):
         assert said and SAID[name] in said and number == 2 and took < SOON, (rank, said)
         if name == "error" and sys.version_info >= (3, 11) and rank != who:
@@ -291,7 +289,7 @@ def _collective(path, who, where):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("where", ["value", "object"])
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_refusal_before_a_collective(pool2, run, who, where):     # noqa: F811
+def test_a_refusal_before_a_collective(pool2, run, who, where):
     for said, number in pool2(_collective, str(run), who, where):
         assert ("an object cannot be kept" if where == "value" else "the loader is closed") in said and number == 2
 
@@ -351,7 +349,7 @@ def _leaves(tree, path=()):
         yield path, tree
 
 
-def test_plain_values_and_tensors_come_back(pool2, run):            # noqa: F811
+def test_plain_values_and_tensors_come_back(pool2, run):
     assert pool2(_plain, str(run)) == [(True, True, True)] * 2
 
 
@@ -395,7 +393,7 @@ def _whole(path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_whole_trainer_comes_back(pool2, run):        # noqa: F811
+def test_a_whole_trainer_comes_back(pool2, run):
     assert pool2(_whole, str(run)) == [(True, True, True)] * 2
 
 
@@ -417,7 +415,7 @@ def _mask(path, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32"])
-def test_a_mask_that_differs_in_one_item(pool2, run, dtype):        # noqa: F811
+def test_a_mask_that_differs_in_one_item(pool2, run, dtype):
     for rank, (said, own) in enumerate(pool2(_mask, str(run), dtype)):
         assert 'tensor "loader/seen" differs between rank' in said and "per_rank=" in said and own == rank
     assert vckpt.steps(run) == [2]

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from gloo_pool import pool2, pool4                # noqa: F401  (fixtures)
-
 import vckpt
 
 PIN = {"pin": "no", "plan_cache": False}
@@ -137,7 +135,7 @@ def _odd(path, name, **more):
 
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("check", ["sample", "off"])
-def test_what_differs_is_refused_by_path(pool2, run, name, check):  # noqa: F811
+def test_what_differs_is_refused_by_path(pool2, run, name, check):
     per_rank = ("trainer.queue",) if name == "beside" else ()
     for said, number in pool2(_odd_with, str(run), name, per_rank, check):
         assert NAMED[name].replace('"', '') in str(said).replace('"', '').replace("\\", ""), said
@@ -166,7 +164,7 @@ def _empty(path, given):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_component_of_some_ranks(pool4, run, given):  # noqa: F811
+def test_a_component_of_some_ranks(pool4, run, given):
     whole, nothing = {"w": (4, 3), "lr": 0.5}, None if given else {}
     for rank, found in enumerate(pool4(_empty, str(run), given)):
         assert found == [nothing if rank > 1 else whole, whole if rank > 1 else nothing, nothing]
@@ -179,7 +177,7 @@ def _nothing_anywhere(path):
         return [step.values(name, rank=_rank()) for name in ("scaler", "ema")], {blob.name for blob in step.blobs() if blob.rank is not None}
 
 
-def test_a_component_of_no_rank(pool4, run):            # noqa: F811
+def test_a_component_of_no_rank(pool4, run):
     """Nothing is kept for each rank where all have the same nothing."""
     assert pool4(_nothing_anywhere, str(run)) == [([{}, None], set())] * 4
 
@@ -198,7 +196,7 @@ def _per_rank(path):
         return step.values("loader", rank=rank) == Loader(rank).state_dict(), torch.equal(torch.rand(3, generator=fresh), drawn)
 
 
-def test_what_differs_is_kept_with_per_rank(pool2, run):            # noqa: F811
+def test_what_differs_is_kept_with_per_rank(pool2, run):
     assert pool2(_per_rank, str(run)) == [(True, True)] * 2
 
 
@@ -213,7 +211,7 @@ def _alike(path):
     return number
 
 
-def test_what_is_merely_odd_is_saved(pool2, run):                   # noqa: F811
+def test_what_is_merely_odd_is_saved(pool2, run):
     assert pool2(_alike, str(run)) == [1, 1]
     with vckpt.Step(run) as step:
         assert step.values("own", rank=1) == {"x": 1} and step.blob("config.json") == b"{}" and step.blob("more.txt") == b"x"
@@ -229,7 +227,7 @@ def _files(path):
     return said, losses, number
 
 
-def test_files_and_attributes(pool2, run):              # noqa: F811
+def test_files_and_attributes(pool2, run):
     for said, losses, number in pool2(_files, str(run)):
         assert "config.json" in said and "rank 1 on" in said
         assert '"loss" of the group "attributes"' in losses and "rank 1 on" in losses
@@ -249,7 +247,7 @@ def _again(path):
     return found
 
 
-def test_at_a_later_save(pool2, run):                   # noqa: F811
+def test_at_a_later_save(pool2, run):
     for first, second, third, fourth in pool2(_again, str(run)):
         assert (first, second, fourth) == (0, 1, 3) and "lr" in third
 
@@ -272,12 +270,12 @@ def _stages(path, odd):
         return step.values("schedule", rank=rank), set(step.values("model", rank=rank))
 
 
-def test_stages(pool4, run):                            # noqa: F811
+def test_stages(pool4, run):
     for rank, (schedule, names) in enumerate(pool4(_stages, str(run), False)):
         assert schedule == {"stage": rank // 2, "lr": 0.5} and names == {f"layers.{rank // 2}.w"}
 
 
-def test_a_stage_that_differs(pool4, run):              # noqa: F811
+def test_a_stage_that_differs(pool4, run):
     for said in pool4(_stages, str(run), True):
         assert 'group "schedule of rank 2"' in said and "rank 3 on" in said and "per_rank=" in said
 
@@ -294,7 +292,7 @@ def _own_parts(path):
         return step.values("cache", rank=rank)["rank"], {t.name for t in step.tensors()}
 
 
-def test_parts_of_one_rank(pool2, run):                 # noqa: F811
+def test_parts_of_one_rank(pool2, run):
     for rank, (found, names) in enumerate(pool2(_own_parts, str(run))):
         assert found == rank and names == {"w", "only0", "only1", "mine0", "mine1"}
 
@@ -316,7 +314,7 @@ def _statistics(path, give):
 
 
 @pytest.mark.parametrize("give", ["dict", "state dict"])
-def test_statistics_in_a_state_dict(pool2, run, give):  # noqa: F811
+def test_statistics_in_a_state_dict(pool2, run, give):
     assert pool2(_statistics, str(run), give) == [1, 1]
     with vckpt.Step(run) as step:
         assert torch.equal(step["model", "1.running_mean"], torch.zeros(4)) and step["model", "1.num_batches_tracked"] == 0

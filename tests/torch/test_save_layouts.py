@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from gloo_pool import pool4, pool6                # noqa: F401  (fixtures)
-
 import vckpt
 
 PIN = {"pin": "no", "plan_cache": False}

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gloo_pool import pool2, pool4                # noqa: F401  (fixtures)
-
 import vckpt
 from vckpt import state
 
@@ -273,7 +271,7 @@ def _with_and_without(path, kind, chosen):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("chosen", ["sgd", "momentum", "adamw", "adagrad"])
-def test_training_with_saves_is_training_without(pool2, run, kind, chosen):     # noqa: F811
+def test_training_with_saves_is_training_without(pool2, run, kind, chosen):
     names, weights = pool2(_with_and_without, str(run), kind, chosen)[0]
     assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert weights == words(dict(net().state_dict()))
@@ -305,7 +303,7 @@ def _flat(path, originals):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("originals", [True, False])
-def test_flattened_parameters(pool2, run, originals):   # noqa: F811
+def test_flattened_parameters(pool2, run, originals):
     names = {"0.weight", "0.bias", "2.weight", "2.bias"}
     for groups, keys in pool2(_flat, str(run), originals):
         assert groups == [names, names] and keys == names
@@ -342,7 +340,7 @@ def _zero(path, kind, steps):
 
 @pytest.mark.parametrize("kind", ["adamw", "momentum"])
 @pytest.mark.parametrize("steps", [0, 2])
-def test_zero_redundancy(pool2, run, kind, steps):     # noqa: F811
+def test_zero_redundancy(pool2, run, kind, steps):
     found = pool2(_zero, str(run), kind, steps)
     names = [name for _, _, own, _ in found for name in own]
     assert all(same and lr == 0.05 for same, lr, _, _ in found)
@@ -387,7 +385,7 @@ def _two_sharded(path):
     return words(dict(both.state_dict())) == words(dict(other.state_dict())) and torch.equal(loose, their_loose)
 
 
-def test_over_two_sharded_modules(pool2, run):          # noqa: F811
+def test_over_two_sharded_modules(pool2, run):
     assert pool2(_two_sharded, str(run)) == [True, True]
 
 
@@ -407,7 +405,7 @@ def _without_items(path):
         return all([torch.equal(step["model", name], tensor.full_tensor()) for name, tensor in model.state_dict().items()])
 
 
-def test_parameters_of_which_a_rank_has_nothing(pool4, run):        # noqa: F811
+def test_parameters_of_which_a_rank_has_nothing(pool4, run):
     assert pool4(_without_items, str(run)) == [True] * 4
 
 
@@ -439,7 +437,7 @@ def _named_by(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "fsdp", "compiled"])
-def test_named_by_a_state_dict(pool2, run, kind):       # noqa: F811
+def test_named_by_a_state_dict(pool2, run, kind):
     assert pool2(_named_by, str(run), kind) == [(True, True, 6)] * 2
 
 
@@ -480,7 +478,7 @@ def _experts(path, unused):
 
 
 @pytest.mark.parametrize("unused", [False, True])
-def test_experts_of_one_rank(pool2, run, unused):       # noqa: F811
+def test_experts_of_one_rank(pool2, run, unused):
     for rank, (names, there) in enumerate(pool2(_experts, str(run), unused)):
         own = [] if unused and rank else [f"experts.{rank}.bias", f"experts.{rank}.weight"]
         assert names == [*own, "shared.bias", "shared.weight"] and there == bool(own)
@@ -501,5 +499,5 @@ def _flat_part(path):
         return tuple(whole.shape), torch.equal(whole.reshape(-1)[3 * rank:3 * rank + 3], optimizer.state[part]["exp_avg"]), float(step["state.w.step"])
 
 
-def test_a_flat_part_of_a_parameter(pool2, run):        # noqa: F811
+def test_a_flat_part_of_a_parameter(pool2, run):
     assert pool2(_flat_part, str(run)) == [((2, 3), True, 1.0)] * 2
