@@ -20,7 +20,7 @@
 #include <sys/vfs.h>
 #include <time.h>
 
-const char *const index_table_names[INDEX_TABLES] = {"meta", "commits", "numbers", "packs", "places", "shadows"};
+static const char *const table_names[INDEX_TABLES] = {"meta", "commits", "numbers", "packs", "places", "shadows"};
 
 int index_error(int rc)
 {
@@ -58,7 +58,7 @@ int index_env_open(const char *dir, unsigned flags, uint64_t map_bytes, MDB_env 
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES])
 {
 	for (int t = 0; t < INDEX_TABLES; t++) {
-		int rc = mdb_dbi_open(txn, index_table_names[t], create ? MDB_CREATE : 0, &dbi[t]);
+		int rc = mdb_dbi_open(txn, table_names[t], create ? MDB_CREATE : 0, &dbi[t]);
 		if (rc != 0)
 			return rc;
 	}

@@ -41,7 +41,6 @@ enum index_table { INDEX_META, INDEX_COMMITS, INDEX_NUMBERS, INDEX_PACKS, INDEX_
 /* State of a known commit. Incomplete: places of it went with a removed commit that had taken them over; it is to be
  * added again. */
 enum { INDEX_HELD = 0, INDEX_EVICTED = 1, INDEX_INCOMPLETE = 2 };
-extern const char *const index_table_names[INDEX_TABLES];
 
 struct index {
 	MDB_env *env;

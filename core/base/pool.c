@@ -151,11 +151,6 @@ void base_pool_wait(struct base_pool *pool)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-unsigned base_pool_threads(const struct base_pool *pool)
-{
-	return pool->threads;
-}
-
 /* The kernel refuses a mask smaller than its own: grow until it fits. */
 static unsigned cpu_affinity_count(void)
 {

@@ -206,10 +206,6 @@ const struct base_digest *load_object_digest(const struct load_object *o) { retu
 const struct tensor_grid *load_object_grid(const struct load_object *o) { return o->blob ? NULL : &o->grid; }
 uint64_t load_object_piece_count(const struct load_object *o) { return o->npieces; }
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece) { return &o->pieces[piece]; }
-const char *load_object_pack_name(const struct load_object *o, uint32_t pack)
-{
-	return pack < o->npacks ? o->packs[pack] : NULL;
-}
 size_t load_object_memory(const struct load_object *o)
 {
 	return sizeof *o + (o->blob ? 0 : o->npieces * (sizeof *o->pieces + 16)) + load_boxes_memory(o->boxes);

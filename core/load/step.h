@@ -71,9 +71,8 @@ const struct base_digest *load_object_digest(const struct load_object *o);
 const struct tensor_grid *load_object_grid(const struct load_object *o);      /* NULL: a blob */
 uint64_t load_object_piece_count(const struct load_object *o);
 /* In storage order; where boxes were not cut as the whole would have been, box after box by ascending offset.
- * ref.pack: number for load_object_pack_name. */
+ * ref.pack: number in the table of the part that has it, or the manifest's where several parts have boxes of it. */
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece);
-const char *load_object_pack_name(const struct load_object *o, uint32_t pack);
 size_t load_object_memory(const struct load_object *o);
 
 /* Past the cache, straight into the caller's memory: the items of a box of a tensor, `stride` bytes between neighbours

@@ -68,7 +68,6 @@ int store_layout_mesh(const struct store_layout *l, uint32_t tensor, struct tens
 	struct base_error *err);
 int store_layout_placements(const struct store_layout *l, uint32_t tensor, struct tensor_placements **ret_p,
 	struct base_error *err);
-bool store_layout_buffer(const struct store_layout *l, uint32_t tensor);
 /* Bytes of a name that a sentence shows: whole characters, 200 bytes at most (for %.*s). */
 int store_layout_shown(const char *name, size_t name_len);
 /* First and one past the last tensor of a component (index into m.components). */

@@ -384,8 +384,3 @@ int store_layout_placements(const struct store_layout *l, uint32_t tensor, struc
 		return base_error_set(err, -ENOENT, "the layout has no placements of tensor %u", tensor);
 	return tensor_placements_parse(l->m.placements[number - 1], ret_p, err);
 }
-
-bool store_layout_buffer(const struct store_layout *l, uint32_t tensor)
-{
-	return l->m.tensors[tensor].flags & 1;
-}

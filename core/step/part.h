@@ -53,15 +53,14 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 struct store;
 /* proto_part_decode, and a sentence. */
 int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err);
-/* `names`: pack names by number in the part's table (from the manifest). The chunk that holds `tensor` is loaded and
- * checked by its digest. -ENOENT: this part has no row for it. */
-int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part,
-	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err);
-/* The same out of a cache of decoded chunks, which keeps what it reads: for whoever reads many rows. */
+/* A cache of decoded chunks, for whoever reads many rows. */
 struct store_chunk_cache;
 /* any thread; layouts that it is used with outlive it. NULL: out of memory */
 struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes);
 void store_chunk_cache_free(struct store_chunk_cache *c);           /* NULL-safe */
+/* `packs`: pack names by number in the part's table (from the manifest). The chunk that holds `tensor` is loaded and
+ * checked by its digest, unless the cache has it; the cache (NULL: none) keeps it. -ENOENT: this part has no row for
+ * it. */
 int store_part_read_row_cached(struct store_chunk_cache *c, struct store *s, const struct store_layout *l,
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
 	struct store_row *ret_row, struct base_error *err);

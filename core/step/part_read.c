@@ -123,12 +123,6 @@ int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s,
 	return r;
 }
 
-int store_part_read_row(struct store *s, const struct store_layout *l, const struct proto_part *part,
-	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_row *ret_row, struct base_error *err)
-{
-	return store_part_read_row_cached(NULL, s, l, part, packs, npacks, tensor, ret_row, err);
-}
-
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),
 	void *arg, struct base_error *err)

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part_window: the row of one tensor in a part, read by ranges: what it holds is known from its boxes, and the places
- * of a few of its pieces cost little more than these; what grows with the row is the reading of its runs, 24 bytes for
- * up to 64 MiB of data. -ENOMEM beside what each function says. Reads the chunk's head and rows, the row's
- * boxes and runs, and of its pieces those that are asked for and those before them in the same run (a piece's place
- * follows from theirs), by blocks that are each checked. The digests of chunk and row are not: they need all of it. A
- * window belongs to one thread, and its store, layout and part outlive it. */
+ * part_window: the row of one tensor in a part, read by ranges. No product code calls this yet: it is for the load (a
+ * rank that needs some pieces of a long row).
+ *
+ * What a row holds is known from its boxes, and the places of a few of its pieces cost little more than these; what
+ * grows with the row is the reading of its runs, 24 bytes for up to 64 MiB of data. -ENOMEM beside what each function
+ * says. Reads the chunk's head and rows, the row's boxes and runs, and of its pieces those that are asked for and those
+ * before them in the same run (a piece's place follows from theirs), by blocks that are each checked. The digests of
+ * chunk and row are not: they need all of it. A window belongs to one thread, and its store, layout and part outlive
+ * it. */
 #ifndef CORE_STEP_PART_WINDOW_H
 #define CORE_STEP_PART_WINDOW_H
 
@@ -21,14 +24,14 @@ struct store_part_window {              /* read-only */
 	uint64_t npieces;
 	struct base_digest digest;      /* of the row, as it says */
 };
-/* `packs`: as for store_part_read_row. -ENOENT: this part has no row for the tensor. -BASE_EDAMAGED, -BASE_EFORMAT,
- * -BASE_EVERSION: err names the pack or the part. */
+/* `packs`: as for store_part_read_row_cached. -ENOENT: this part has no row for the tensor. -BASE_EDAMAGED,
+ * -BASE_EFORMAT, -BASE_EVERSION: err names the pack or the part. */
 int store_part_window_open(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_part_window **ret_w,
 	struct base_error *err);
 void store_part_window_close(struct store_part_window *w); /* NULL-safe */
-/* Pieces [first, first + n) of the row into ret_pieces, as store_part_read_row gives them; inline bytes stay until the
- * next call. In ascending order nothing is read twice. -EINVAL: past the last piece. */
+/* Pieces [first, first + n) of the row into ret_pieces, as store_part_read_row_cached gives them; inline bytes stay
+ * until the next call. In ascending order nothing is read twice. -EINVAL: past the last piece. */
 int store_part_window_pieces(struct store_part_window *w, uint64_t first, uint64_t n, struct store_piece *ret_pieces,
 	struct base_error *err);
 

@@ -30,7 +30,8 @@ uint64_t store_record_max(enum store_record_kind kind)
 	return 0;
 }
 
-bool store_record_is_double(enum store_record_kind kind)
+/* Are there two copies of it? */
+static bool record_is_double(enum store_record_kind kind)
 {
 	return kind == STORE_RECORD_STORE || kind == STORE_RECORD_ENTRY;
 }
@@ -73,7 +74,7 @@ int store_record_encode(
 	if (!base_buf_extend(&work, RECORD_DIGEST_AT + 16 + len))
 		return -ENOMEM;
 	record_digest(head, id, body, len, &work, &digest);
-	uint64_t slot = store_record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_SLOT_ALIGN) : 0;
+	uint64_t slot = record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_SLOT_ALIGN) : 0;
 	for (int copy = 0; copy < (slot ? 2 : 1); copy++) {
 		base_buf_append(ret_file, head, sizeof head);
 		base_buf_append(ret_file, &digest, sizeof digest);
@@ -108,7 +109,7 @@ static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8
 	struct copy *ret_c, bool *ret_whole)
 {
 	int r = copy_parse(id, file, len, ret_c);
-	if (!store_record_is_double(kind)) {
+	if (!record_is_double(kind)) {
 		*ret_whole = true;
 		return r == 0 && ret_c->len != len - STORE_RECORD_HEAD_BYTES ? -BASE_EDAMAGED : r;
 	}
@@ -214,7 +215,7 @@ int store_record_get(struct store_storage *s, const char *name, enum store_recor
 	base_cleanup_free void *file = NULL;
 	size_t len;
 	int r = store_read_whole(s, name, max, &file, &len);
-	bool blocks = r == -EIO && store_record_is_double(kind);
+	bool blocks = r == -EIO && record_is_double(kind);
 	if (blocks)
 		r = read_blocks(s, name, max, &file, &len);
 	if (r == -EFBIG || r == -ENODATA) /* longer than any record; or it shrank while it was read */

@@ -32,7 +32,6 @@ enum store_record_kind {
 };
 /* Size maxima of the bodies, by kind; a longer one is refused on both sides. */
 uint64_t store_record_max(enum store_record_kind kind);
-bool store_record_is_double(enum store_record_kind kind); /* store and entry */
 
 struct store_record { enum store_record_kind kind; uint8_t *body; size_t len; }; /* body malloc'ed */
 void store_record_release(struct store_record *r);

@@ -77,7 +77,6 @@ struct store_storage_ops {
 	void (*writer_abandon)(struct store_storage_writer *w); /* frees w and what it wrote */
 
 	/* Optional: -EOPNOTSUPP is always a right answer and nothing needs them for correctness. */
-	int (*file_descriptor)(struct store_storage_file *f);             /* a descriptor to read from, owned by f */
 	int (*stat)(struct store_storage *s, struct store_storage_stat *ret_stat);
 	int (*owner)(struct store_storage *s, struct store_storage_owner *ret_owner);
 	/* readable when a file appears in or leaves one of them */

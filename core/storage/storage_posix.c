@@ -137,11 +137,6 @@ static void posix_file_close(struct store_storage_file *f)
 	free(f);
 }
 
-static int posix_file_descriptor(struct store_storage_file *f)
-{
-	return f->fd;
-}
-
 /* Filesystems that other hosts change too, or whose changes inotify does not see. */
 static bool filesystem_shared(uint32_t magic)
 {
@@ -262,7 +257,6 @@ static const struct store_storage_ops posix_ops = {
 	.writer_seal = posix_writer_seal,
 	.writer_seal_over = posix_writer_seal_over,
 	.writer_abandon = posix_writer_abandon,
-	.file_descriptor = posix_file_descriptor,
 	.stat = posix_stat,
 	.owner = posix_owner,
 	.watch = posix_watch,

@@ -38,7 +38,8 @@ void tensor_box_index_free(struct tensor_box_index *i);                 /* NULL-
 int tensor_box_index_find(const struct tensor_box_index *i, const struct tensor_box *window,
 	int (*f)(void *arg, size_t box), void *arg);
 
-/* Sets. `a` and `b` may overlap themselves and each other; what is appended to `ret` (empty before) is disjoint, has no
+/* Sets. No product code calls these three yet: they are for the load (what of a tensor is there, what is missing).
+ * `a` and `b` may overlap themselves and each other; what is appended to `ret` (empty before) is disjoint, has no
  * empty boxes, and is ordered by offset, first dimension first. A box that meets no other stays whole; of boxes that
  * overlap the largest does, of equally large ones the first (those of `a` before those of `b`). In 0 dimensions the
  * result is one box or none. -EINVAL: dimensions differ, or over 16; -BASE_ELIMIT: 2^32 boxes; -ENOMEM. After an error

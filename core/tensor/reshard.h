@@ -35,7 +35,9 @@ struct tensor_reshard_line {
 	uint64_t local_offset;          /* of its first item in the buffer, in items */
 	uint64_t local_stride[TENSOR_MAX_DIMS];
 };
-/* All lines for what one rank wants (`target`, over the same shape as the grid: -EINVAL otherwise), from the source
+/* No product code calls the two functions below yet: they are for the load.
+ *
+ * All lines for what one rank wants (`target`, over the same shape as the grid: -EINVAL otherwise), from the source
  * boxes in the index, which lie in the tensor. Where source boxes overlap (replicas that were stored twice) an item may
  * come more than once: give the index disjoint boxes. What f returns, if not 0, ends the walk and is returned. */
 int tensor_reshard(const struct tensor_grid *g, const struct tensor_box_index *sources,

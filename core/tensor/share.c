@@ -38,22 +38,6 @@ static uint64_t share_bytes(const struct tensor_grid *g, const struct tensor_box
 	return tensor_box_items(&g->shape, box) * g->item_bytes;
 }
 
-uint64_t tensor_piece_bytes_before(const struct tensor_grid *g, const struct tensor_box *box, uint64_t n)
-{
-	unsigned order[TENSOR_MAX_DIMS], dims = share_order(g, order);
-	struct tensor_box piece, rest = *box;
-	uint64_t bytes = 0;
-
-	if (tensor_piece_at(g, box, n, &piece) < 0)
-		return share_bytes(g, box);
-	for (unsigned i = 0; i < dims; i++) {
-		rest.size[order[i]] = piece.offset[order[i]] - box->offset[order[i]];
-		bytes += share_bytes(g, &rest);
-		rest.size[order[i]] = piece.size[order[i]];
-	}
-	return bytes;
-}
-
 /* The tile row that holds byte *at of the pieces of a box with items. *at becomes the byte in that row; returned is
  * the number of pieces before it. */
 static uint64_t share_row(const struct tensor_grid *g, const struct tensor_box *box, uint64_t *at,
@@ -80,7 +64,8 @@ static uint64_t share_row(const struct tensor_grid *g, const struct tensor_box *
 	return pieces;
 }
 
-uint64_t tensor_piece_from_byte(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at)
+/* The first piece of `box` that begins at or after byte `at` of its pieces; their number if there is none. */
+static uint64_t share_from_byte(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at)
 {
 	uint64_t all = share_bytes(g, box), before, r, w, low, x;
 	struct tensor_box row;
@@ -115,8 +100,8 @@ void tensor_share_pieces(const struct tensor_grid *g, const struct tensor_box *b
 	}
 	if (span.to <= at)
 		return;
-	*ret_first = span.from <= at ? 0 : tensor_piece_from_byte(g, box, span.from - at);
-	*ret_end = tensor_piece_from_byte(g, box, span.to - at);
+	*ret_first = span.from <= at ? 0 : share_from_byte(g, box, span.from - at);
+	*ret_end = share_from_byte(g, box, span.to - at);
 }
 
 /* Builds boxes out of the levels of the walk: level i is dimension order[i]. */

@@ -27,11 +27,6 @@ struct tensor_span tensor_share_span(uint64_t total, uint32_t replica, uint32_t 
 void tensor_share_pieces(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at, uint64_t start,
 	uint64_t bytes, struct tensor_span span, uint64_t *ret_first, uint64_t *ret_end);
 
-/* Bytes of the pieces of `box` before piece n (n at or past their number: all of them), by arithmetic. */
-uint64_t tensor_piece_bytes_before(const struct tensor_grid *g, const struct tensor_box *box, uint64_t n);
-/* The first piece of `box` that begins at or after byte `at` of its pieces; their number if there is none. */
-uint64_t tensor_piece_from_byte(const struct tensor_grid *g, const struct tensor_box *box, uint64_t at);
-
 /* Pieces [first, end) of `box` (end past their number: all from `first` on) as boxes that the grid cuts into just these
  * pieces, in their order: at most 2d-1 (one if d is 0), which ret_boxes has room for. Returns how many. */
 #define TENSOR_SHARE_BOXES_MAX (2 * TENSOR_MAX_DIMS)

@@ -389,7 +389,8 @@ int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset
 	return join_finish(&j, r, ret_e);
 }
 
-int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
+/* Clipped at the end of the file: bytes read. */
+static int64_t file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err)
 {
 	len = clip(f, offset, len);
@@ -441,7 +442,7 @@ static void read_chunk(void *arg, unsigned worker)
 	struct chunk *k = arg;
 	struct stream *s = k->stream;
 	(void)worker;
-	int64_t n = view_file_read(s->f, s->c, k->offset, k->len, k->bytes, &k->err);
+	int64_t n = file_read(s->f, s->c, k->offset, k->len, k->bytes, &k->err);
 	pthread_mutex_lock(&s->lock);
 	k->code = n < 0 ? (int)n : 0;
 	k->ready = true;
@@ -497,7 +498,7 @@ static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offs
 	if (!bytes)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	while (offset < f->size) {
-		int64_t n = view_file_read(f, c, offset, CHUNK_BYTES - offset % CHUNK_BYTES, bytes, err);
+		int64_t n = file_read(f, c, offset, CHUNK_BYTES - offset % CHUNK_BYTES, bytes, err);
 		int r = n < 0 ? (int)n : sink(arg, bytes, (size_t)n, err);
 		if (r < 0)
 			return r;

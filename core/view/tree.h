@@ -57,9 +57,6 @@ uint64_t view_file_size(const struct view_file *f);
  * bytes). */
 int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
 	struct load_extents *ret_e, struct base_error *err);
-/* bytes read */
-int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
-	struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
 int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
 	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err), void *arg,

@@ -229,7 +229,7 @@ static int ask_whole(struct work *w, const struct tensor_shard *target)
 	struct tensor_boxes boxes = {.ndim = w->asking.grid->shape.ndim};
 	double begin = now();
 	struct store_row row;
-	int r = store_part_read_row(w->s, w->l, w->part, w->packs, w->part->npacks, 0, &row, w->err);
+	int r = store_part_read_row_cached(NULL, w->s, w->l, w->part, w->packs, w->part->npacks, 0, &row, w->err);
 
 	if (r < 0)
 		return r;

@@ -171,8 +171,7 @@ class Plan(ctypes.Structure):
 
 def load(lib):
     u32, u64, p = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
-    for kind, names in ((u64, ("tensor_piece_count", "tensor_piece_find", "tensor_shard_box_count", "tensor_shard_items",
-                               "tensor_piece_bytes_before", "tensor_piece_from_byte")),
+    for kind, names in ((u64, ("tensor_piece_count", "tensor_piece_find", "tensor_shard_box_count", "tensor_shard_items")),
                         (u32, ("tensor_mesh_rank_at", "tensor_mesh_group_size", "tensor_sharding_replicated")),
                         (ctypes.c_int64, ("tensor_mesh_group_position",))):
         for name in names:

@@ -84,15 +84,19 @@ def cuts(draw):
     return shape, draw(st.sampled_from(ITEMS)), params, offset, size
 
 
+def from_byte(lib, g, box, at):
+    """The first piece that begins at or after byte `at`, as the share of who has all bytes from there on."""
+    first, end = ctypes.c_uint64(), ctypes.c_uint64()
+    lib.tensor_share_pieces(ref(g), ref(box), ctypes.c_uint64(0), ctypes.c_uint64(0), ctypes.c_uint64(MIB), tl.Span(at, 2**64 - 1), ref(first), ref(end))
+    assert end.value in (0, lib.tensor_piece_count(ref(g), ref(box)))
+    return first.value
+
+
 def check_positions(lib, cut):
-    before = lib.tensor_piece_bytes_before
-    for n, at in enumerate(cut.begins):
-        assert before(ref(cut.g), ref(cut.box), ctypes.c_uint64(n)) == at
-    assert before(ref(cut.g), ref(cut.box), ctypes.c_uint64(len(cut.pieces) + 3)) == cut.bytes
     near = {at + d for at in cut.begins for d in (-1, 0, 1)} | {cut.bytes // 3, cut.bytes * 2 // 3, cut.bytes + 99}
     for at in near:
         if at >= 0:
-            assert lib.tensor_piece_from_byte(ref(cut.g), ref(cut.box), ctypes.c_uint64(at)) == cut.from_byte(at), at
+            assert from_byte(lib, cut.g, cut.box, at) == (cut.from_byte(at) if cut.bytes else 0), at     # nothing to share
 
 
 def check_boxes(lib, cut, first, end):
@@ -134,15 +138,19 @@ def test_a_huge_box_is_answered_at_once(lib):
     box = tl.Box.of((3, 5), ((1 << 20) - 7, (1 << 20) - 9))
     count = lib.tensor_piece_count(ref(g), ref(box))
     assert count > 1 << 21
-    piece = tl.Box()
+    piece, all_bytes = tl.Box(), 4 * ((1 << 20) - 7) * ((1 << 20) - 9)
     for n in (0, 1, count // 3, count - 1):
-        at = lib.tensor_piece_bytes_before(ref(g), ref(box), ctypes.c_uint64(n))
-        assert lib.tensor_piece_from_byte(ref(g), ref(box), ctypes.c_uint64(at)) == n
+        low, high = 0, all_bytes                             # the last byte that no piece before n begins at or after
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if from_byte(lib, g, box, middle) <= n else (low, middle - 1)
+        at = low                                             # where piece n begins
+        assert from_byte(lib, g, box, at) == n
         assert lib.tensor_piece_at(ref(g), ref(box), ctypes.c_uint64(n), ref(piece)) == 0
         size = 4 * product(piece.pair(2)[1])
-        assert lib.tensor_piece_bytes_before(ref(g), ref(box), ctypes.c_uint64(n + 1)) == at + size
-        assert lib.tensor_piece_from_byte(ref(g), ref(box), ctypes.c_uint64(at + 1)) == n + 1
-    assert lib.tensor_piece_bytes_before(ref(g), ref(box), ctypes.c_uint64(count)) == 4 * ((1 << 20) - 7) * ((1 << 20) - 9)
+        assert from_byte(lib, g, box, at + 1) == from_byte(lib, g, box, at + size) == n + 1
+        assert n + 1 == count or from_byte(lib, g, box, at + size + 1) == n + 2
+    assert at + size == all_bytes
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(1, (1 << 32) - 1), st.data())

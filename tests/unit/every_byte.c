@@ -53,6 +53,14 @@ static void content_release(struct content *c)
 	*c = (struct content){0};
 }
 
+static int append(void *arg, const void *bytes, size_t len, struct base_error *err)
+{
+	struct base_buf *b = arg;
+	(void)err;
+	base_buf_append(b, bytes, len);
+	return b->error;
+}
+
 static void read_step(struct store *s, const char *run, const struct store_list_step *entry, struct load_cache *cache,
 	struct content *c)
 {
@@ -71,7 +79,11 @@ static void read_step(struct store *s, const char *run, const struct store_list_
 		char *bytes = malloc(n->size + 1);
 		int64_t got = view_file_open(tree, i, &f, NULL);
 		if (got == 0) {
-			got = view_file_read(f, cache, 0, n->size, bytes, NULL);
+			struct base_buf all = BASE_BUF_INIT;
+			got = view_file_stream(f, cache, 0, 1, append, &all, NULL);
+			got = got < 0 ? got : (int64_t)all.len;
+			memcpy(bytes, all.data ? all.data : (const uint8_t *)"", base_min(all.len, n->size));
+			base_buf_release(&all);
 			view_file_close(f);
 		}
 		content_add(c, n->name, strlen(n->name), false);

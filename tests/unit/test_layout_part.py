@@ -135,7 +135,7 @@ class HeldLayout:
         """(mesh text, ranks, words, buffer) or None, as the library tells it"""
         t, mesh, p, e, text = self.lib.store_layout_find(self.p, component, name, c.c_size_t(len(name))), ptr(), P(Placements)(), Error(), Buf()
         r = self.lib.store_layout_mesh(self.p, u32(t), c.byref(mesh), c.byref(e))
-        buffer = bool(self.lib.store_layout_buffer(self.p, u32(t)))
+        buffer = bool(self.m.tensors[t].flags & 1)
         if r < 0:
             assert r == -errno.ENOENT and self.lib.store_layout_placements(self.p, u32(t), c.byref(p), c.byref(e)) == r
             return None, buffer
@@ -168,7 +168,6 @@ def random_held(rng):
 
 
 def test_who_holds_what_is_a_function_of_the_set(lib):
-    lib.store_layout_buffer.restype = c.c_bool
     lib.tensor_mesh_rank_at.restype = u32
     rng = random.Random(4)
     for _ in range(40):
@@ -330,7 +329,7 @@ class Written:
 
     def row(self, tensor):
         row, e = Row(), Error()
-        r = self.lib.store_part_read_row(self.api.p, self.layout.p, c.byref(self.part), self.array, u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
+        r = self.lib.store_part_read_row_cached(None, self.api.p, self.layout.p, c.byref(self.part), self.array, u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
         if r < 0:
             raise Refused(r, e.text.decode())
         out = read_row(self.layout, row)

@@ -235,7 +235,7 @@ class Crafted:
 
     def row(self, tensor):
         row, e = Row(), Error()
-        r = self.lib.store_part_read_row(self.api.p, self.layout.p, c.byref(self.part), self.array, u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
+        r = self.lib.store_part_read_row_cached(None, self.api.p, self.layout.p, c.byref(self.part), self.array, u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
         if r < 0:
             raise Refused(r, e.text.decode())
         out = read_row(self.layout, row)

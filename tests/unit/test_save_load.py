@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from forgelib import CHUNK, Forge, Message
+from protolib import Manifest
 
 NONE = 2**64 - 1
 DTYPES = {"bool": (1, 1), "u8": (2, 1), "i32": (8, 4), "f8_e5m2": (17, 1), "u16": (3, 2), "i64": (9, 8), "f16": (10, 2), "bf16": (11, 2), "f32": (12, 4), "f64": (13, 8),
@@ -83,10 +84,9 @@ class Failed(Exception):
 
 @pytest.fixture(scope="module")
 def api(lib):
-    pointers = "store_list_find load_cache_new load_object_piece load_object_digest load_object_pack_name load_step_info"
+    pointers = "store_list_find load_cache_new load_object_piece load_object_digest load_step_manifest load_step_info"
     for name in pointers.split():
         getattr(lib, name).restype = c.c_void_p
-    lib.load_object_pack_name.restype = c.c_char_p
     lib.load_step_tensor_find.restype = c.c_int64
     lib.load_object_piece_count.restype = lib.load_object_bytes.restype = c.c_uint64
     lib.load_cache_new.argtypes = [c.c_uint64]
@@ -96,7 +96,6 @@ def api(lib):
     lib.load_object_read.argtypes = [c.c_void_p, c.c_void_p, c.c_uint64, c.c_size_t, c.c_void_p, c.POINTER(Error)]
     lib.store_list_find.argtypes = [c.c_void_p, c.c_uint64]
     lib.load_object_piece.argtypes = [c.c_void_p, c.c_uint64]
-    lib.load_object_pack_name.argtypes = [c.c_void_p, c.c_uint32]
     lib.load_step_tensor_find.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_size_t]
     lib.base_log_set_level(0)  # damage is what some of these tests are about
     return lib
@@ -584,9 +583,11 @@ def changed(tensors, *keys):
 def places(store, run, step):
     """Of every piece: digest, XXH3-128, and where it lies."""
     opened, found = store.open(run, step), {}
+    manifest = Manifest.from_address(store.api.load_step_manifest(opened.handle))
+    assert manifest.nranks == 1
     for key, (number, *_) in opened.tensors().items():
         o = opened.open(opened.api.load_tensor_open, number)
-        found[key] = [(bytes(p.digest), bytes(p.xxh), p.inline_bytes is None and store.api.load_object_pack_name(o.handle, p.pack), p.offset, p.checks, p.raw_len)
+        found[key] = [(bytes(p.digest), bytes(p.xxh), p.inline_bytes is None and manifest.packs[store.api.load_step_pack(opened.handle, 0, p.pack)].pack, p.offset, p.checks, p.raw_len)
                       for p in o.pieces()]
         o.close()
     opened.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a step: a step with awkward names is saved through the library, and every file of its tree is compared with what was saved."""
 import ctypes
+import errno
 import hashlib
 import io
 import json
@@ -113,7 +114,7 @@ class Tree:
     def __init__(self, lib, store, run, step):
         self.lib, self.err, self.step, self.t = lib, Error(), C.c_void_p(), C.c_void_p()
         lib.store_list_find.restype = lib.view_tree_node.restype = C.c_void_p
-        lib.view_tree_lookup.restype = lib.view_tree_walk.restype = lib.view_file_read.restype = C.c_int64
+        lib.view_tree_lookup.restype = lib.view_tree_walk.restype = C.c_int64
         lib.view_tree_memory.restype = C.c_size_t
         lib.view_file_size.restype = C.c_uint64
         lib.load_cache_new.restype = C.c_void_p
@@ -170,10 +171,16 @@ class Tree:
         return f if code == 0 else code
 
     def read(self, f, offset, n):
-        out = C.create_string_buffer(n + 1)
-        err = Error()
-        got = checked(self.lib.view_file_read(f, self.cache, C.c_uint64(offset), C.c_size_t(n), out, C.byref(err)), err)
-        return out.raw[:got]
+        err, got = Error(), b""
+
+        def sink(_, data, count, err):
+            nonlocal got
+            got += C.string_at(data, count)
+            return -errno.ECANCELED if len(got) >= n else 0
+        code = self.lib.view_file_stream(f, self.cache, C.c_uint64(offset), C.c_uint(1), SINK(sink), None, C.byref(err))
+        if code != -errno.ECANCELED:
+            checked(code, err)
+        return got[:n]
 
     def whole(self, path):
         f = self.open(self.files()[path])
