@@ -31,7 +31,7 @@ struct proto_stats {
 	uint64_t submitted_ns, staged_ns, committed_ns;
 	uint64_t bytes_held, bytes_staged, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
 	uint64_t pieces, pieces_new;
-	uint32_t plan_cached;           /* 0: made; 1: from memory; 2: from disk */
+	uint32_t plan_cached;           /* 0: made; 1: from memory; 2: from disk, not any more */
 	uint64_t ring_waits;
 	uint64_t entry;                 /* number of the commit entry */
 	uint32_t version;               /* 0 to encode: PROTO_VERSION; 1 says nothing of `entry` */

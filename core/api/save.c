@@ -54,8 +54,7 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 		.mesh = o->mesh ? o->mesh->mesh : NULL, .heartbeat_ms = o->heartbeat_ms, .start_ms = o->start_ms,
 		.deadline_ms = o->deadline_ms, .ring_bytes = o->ring_bytes, .pin = (enum device_pin)o->pin,
 		.replicas = (enum save_replicas_mode)o->check_replicas, .threads = o->threads,
-		.low_priority = o->flags & VCKPT_SAVER_LOW_PRIORITY, .no_bases = o->flags & VCKPT_SAVER_NO_BASES,
-		.plan_cache = o->plan_cache};
+		.low_priority = o->flags & VCKPT_SAVER_LOW_PRIORITY, .no_bases = o->flags & VCKPT_SAVER_NO_BASES};
 	int rc = api_store_open(o->store, 0, &v->store, err);
 
 	to.store = v->store;

@@ -77,7 +77,7 @@ struct vckpt_saver_options {
 	uint64_t ring_bytes;             /* 0: one whole save, grows; at most half of free memory / ranks of the node */
 	int pin, check_replicas;
 	uint32_t threads, flags;         /* threads 0: usable cores / ranks of the node (docs/save.md) */
-	const char *plan_cache;          /* directory; NULL: the user's cache directory; "": plans stay in memory */
+	const char *ignored;             /* was the directory of a cache of plans, which stay in memory now */
 	uint64_t deadline_ms;            /* how long, after its own part, the committing rank waits for that of a rank
 	                                    that lives; then the save is aborted. 0: as long as that rank lives */
 };
@@ -162,7 +162,7 @@ struct vckpt_timings {
 	uint64_t submitted_ns, staged_ns, committed_ns; /* 0: not yet */
 	uint64_t bytes_held, bytes_staged, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
 	uint64_t pieces, pieces_new, plan_ns; /* plan_ns: of the caller's and the saver's thread together */
-	uint32_t plan_cached;            /* 0: made; 1: from memory; 2: from disk */
+	uint32_t plan_cached;            /* 0: made; 1: as it was made before, by this saver */
 	uint32_t plan_hits, plan_misses, ring_waits; /* of this saver so far; bands that waited for room in the ring */
 };
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings);

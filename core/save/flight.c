@@ -79,10 +79,9 @@ static void *flight_copy(struct save_flight *f, const void *from, size_t bytes)
 void saver_flight_release(struct save_flight *f)
 {
 	if (f->w)
-		f->w->layout = NULL; /* the structure's */
+		f->w->layout = NULL; /* the cache's */
 	save_writer_close(f->w);
-	save_plan_cache_give(f->s->plans, f->plan);
-	saver_structure_unref(f->s, f->structure);
+	save_plan_cache_give(f->s->plans, f->planned);
 	save_replicas_release(&f->replicas);
 	device_fence_free(f->fence);
 	for (size_t i = 0; i < f->nplacements; i++) {
@@ -808,7 +807,7 @@ int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
 	*ret_info = f->info;
 	ret_info->state = f->state;
 	ret_info->error = f->state == SAVE_FAILED ? f->rc : 0;
-	ret_info->plan_hits = plans.memory_hits + plans.disk_hits;
+	ret_info->plan_hits = plans.hits;
 	ret_info->plan_misses = plans.misses;
 	pthread_mutex_unlock(&f->s->lock);
 	return 0;

@@ -144,7 +144,7 @@ static int persist_samples(struct save_flight *f, struct save_replicas_rows *ret
 {
 	struct save_writer *w = f->w;
 
-	if (save_replicas_finish(&f->replicas, f->names, f->structure->numbers, f->sample_hashes, w->store->info.seed,
+	if (save_replicas_finish(&f->replicas, f->names, f->planned->numbers, f->sample_hashes, w->store->info.seed,
 		    ret_rows) < 0)
 		return base_error_set(err, -ENOMEM, "out of memory");
 	w->samples = ret_rows->samples;
@@ -185,9 +185,11 @@ static int persist_layout(struct save_flight *f, struct base_error *err)
 	uint64_t begin = base_realtime_ns();
 	int rc;
 
-	if (f->structure->layout_object.len)
+	if (f->planned->layout_object.len)
 		return 0;
-	rc = saver_structure_encode(f->structure, err);
+	rc = store_layout_encode(f->planned->layout, &f->planned->layout_object, err);
+	if (rc < 0)
+		base_buf_release(&f->planned->layout_object);
 	pthread_mutex_lock(&f->s->lock);
 	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
 	pthread_mutex_unlock(&f->s->lock);
@@ -204,8 +206,8 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 	rc = base_random(&f->w->check_seed, sizeof f->w->check_seed);
 	if (rc < 0)
 		return rc;
-	f->w->layout_bytes = &f->structure->layout_object;
-	f->w->stores_layout = f->structure->stores_layout;
+	f->w->layout_bytes = &f->planned->layout_object;
+	f->w->stores_layout = f->planned->stores_layout;
 	f->w->result = (struct save_result){.step = store_attempt_step(f->w->attempt),
 		.tensors = f->w->layout->m.ntensors, .blobs = f->w->nblobs,
 		.bytes = f->w->tensor_bytes + f->w->blob_bytes};

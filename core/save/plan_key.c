@@ -7,7 +7,7 @@
  * so. A mesh is hashed by itself, once for each pointer, and stands in the tensors by the number of its content:
  * tensors of thousands share a few meshes, whose ranks may be thousands too. Fields that are mostly the same from
  * tensor to tensor, or mostly absent, cost a bit. A thousand tensors are some 80 KB: a tenth of a millisecond. */
-#include "core/save/plan_cache.h"
+#include "core/save/plan_key.h"
 
 #include <string.h>
 
@@ -223,21 +223,10 @@ void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_pla
 		key_hash(b);
 }
 
-void save_plan_key_bytes(struct save_plan_key_builder *b, const void *bytes, size_t len)
-{
-	base_buf_put64(&b->bytes, len);
-	base_buf_append(&b->bytes, bytes, len);
-}
-
 void save_plan_key_init(struct save_plan_key_builder *b, uint32_t rank, uint32_t world, const struct tensor_mesh *mesh)
 {
-	static const char what[] = "vckpt plan key";
-
 	memset(b, 0, sizeof *b);
 	b->rank = rank;
-	base_buf_append(&b->bytes, what, sizeof what);
-	base_buf_put32(&b->bytes, SAVE_PLAN_VERSION);
-	base_buf_put64(&b->bytes, TENSOR_SHARE_WHOLE_BYTES);
 	base_buf_put32(&b->bytes, rank);
 	base_buf_put32(&b->bytes, world);
 	base_buf_put32(&b->bytes, mesh_number(b, mesh));

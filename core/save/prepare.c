@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * prepare: from what was declared to what is to be done: tensors in the order of the layout, which all ranks agree on;
- * the layout; this rank's plan. Plans come out of a cache by a digest of everything that they depend on; the layout of
- * equal declarations is kept for the next save under the same digest. A caller waits for all this, so the layout is
+ * the layout; this rank's plan. Both are kept for the next save of equal declarations, under a digest of everything
+ * that they depend on. A caller waits for all this, so the layout is
  * made as tables only, which is what copying asks; its object, which is stored, is made by the persister meanwhile, and
  * what is hashed to show that replicas hold the same is chosen when the last bands have been handed out.
  *
@@ -72,64 +72,6 @@ static int prepare_key(struct save_flight *f, struct save_plan_key *ret_key, str
 }
 
 /* ---- the layout ---- */
-
-static void structure_free(struct saver_structure *t)
-{
-	if (!t)
-		return;
-	store_layout_free(t->layout);
-	base_buf_release(&t->layout_object);
-	free(t->numbers);
-	free(t);
-}
-
-void saver_structure_unref(struct save_saver *s, struct saver_structure *t)
-{
-	bool last;
-
-	if (!t)
-		return;
-	pthread_mutex_lock(&s->lock);
-	last = --t->refs == 0;
-	pthread_mutex_unlock(&s->lock);
-	if (last)
-		structure_free(t);
-}
-
-/* Out of those that are kept; or NULL. */
-static struct saver_structure *structure_find(struct save_saver *s, const struct save_plan_key *key)
-{
-	struct saver_structure *found = NULL;
-
-	pthread_mutex_lock(&s->lock);
-	for (unsigned i = 0; i < SAVER_STRUCTURES && !found; i++)
-		if (s->structures[i] && base_digest_equal(&s->structures[i]->key.digest, &key->digest))
-			found = s->structures[i];
-	if (found) {
-		found->refs++;
-		found->used = ++s->clock;
-	}
-	pthread_mutex_unlock(&s->lock);
-	return found;
-}
-
-/* Takes the place of the one that was used the longest ago. */
-static void structure_keep(struct save_saver *s, struct saver_structure *t)
-{
-	struct saver_structure *old;
-	unsigned at = 0;
-
-	pthread_mutex_lock(&s->lock);
-	for (unsigned i = 1; i < SAVER_STRUCTURES && s->structures[at]; i++)
-		if (!s->structures[i] || s->structures[i]->used < s->structures[at]->used)
-			at = i;
-	old = s->structures[at];
-	s->structures[at] = t;
-	t->refs++;
-	t->used = ++s->clock;
-	pthread_mutex_unlock(&s->lock);
-	saver_structure_unref(s, old);
-}
 
 /* The lowest rank of the smallest mesh that is in all others; UINT32_MAX: there is none. */
 static uint32_t layout_lowest_rank(const struct save_flight *f)
@@ -207,7 +149,7 @@ static struct store_layout_builder *layout_builder(const struct save_flight *f)
 }
 
 /* Tensors in their order; the boxes of one that was given in several parts stand together. */
-static int layout_build(struct save_flight *f, struct saver_structure *t, struct base_error *err)
+static int layout_build(const struct save_flight *f, struct save_planned *p, struct base_error *err)
 {
 	struct store_layout_builder *b = layout_builder(f);
 	base_cleanup_free uint32_t *tags = NULL;
@@ -223,78 +165,53 @@ static int layout_build(struct save_flight *f, struct saver_structure *t, struct
 		if (from->boxes || from->plan.flat) /* rows say who stored what */
 			held.mesh = NULL, held.placements = NULL, held.nplacements = 0;
 		if (i && from->boxes && tensor_compare(&f->tensors[i - 1], from) == 0) {
-			t->numbers[i] = number - 1;
+			p->numbers[i] = number - 1;
 			if (i == 1 || tensor_compare(&f->tensors[i - 2], from) != 0) /* its second part */
 				rc = layout_check_parts(f, i - 1, err);
 			continue;
 		}
-		t->numbers[i] = number;
+		p->numbers[i] = number;
 		rc = store_layout_builder_add_held(b, from->component, from->name, from->name_len, from->dtype,
 			&s->shape, number++, &held, err);
 	}
 	if (rc == 0)
-		rc = store_layout_builder_tables(b, &t->layout, &tags, err);
+		rc = store_layout_builder_tables(b, &p->layout, &tags, err);
 	store_layout_builder_free(b);
 	return rc;
 }
 
-int saver_structure_encode(struct saver_structure *t, struct base_error *err)
-{
-	int rc = store_layout_encode(t->layout, &t->layout_object, err);
+/* ---- plan and layout together ---- */
 
-	if (rc < 0)
-		base_buf_release(&t->layout_object);
+static int planned_make(const struct save_flight *f, struct save_planned *p, struct base_error *err)
+{
+	uint32_t lowest = layout_lowest_rank(f);
+	int rc;
+
+	p->stores_layout = lowest == UINT32_MAX || lowest == f->s->options.rank;
+	p->numbers = malloc((f->ntensors + 1) * sizeof *p->numbers);
+	rc = p->numbers ? layout_build(f, p, err) : base_error_set(err, -ENOMEM, "out of memory");
+	return rc < 0 ? rc : save_plan_make(&f->plan_tensors, f->s->options.rank, &p->plan, err);
+}
+
+static int prepare_planned(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
+{
+	struct save_planned made = {0};
+	int rc;
+
+	f->planned = save_plan_cache_get(f->s->plans, key);
+	if (f->planned)
+		return 1;
+	rc = planned_make(f, &made, err);
+	if (rc == 0) {
+		f->planned = save_plan_cache_put(f->s->plans, key, &made);
+		if (!f->planned)
+			rc = base_error_set(err, -ENOMEM, "out of memory");
+	}
+	save_planned_release(&made);
 	return rc;
 }
 
-static int prepare_structure(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
-{
-	struct saver_structure *t = structure_find(f->s, key);
-	uint32_t lowest;
-	int rc;
-
-	f->structure = t;
-	if (t)
-		return 0;
-	t = calloc(1, sizeof *t);
-	if (!t)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	t->key = *key;
-	t->refs = 1;
-	t->numbers = malloc((f->ntensors + 1) * sizeof *t->numbers);
-	rc = t->numbers ? layout_build(f, t, err) : base_error_set(err, -ENOMEM, "out of memory");
-	if (rc < 0) {
-		structure_free(t);
-		return rc;
-	}
-	lowest = layout_lowest_rank(f);
-	t->stores_layout = lowest == UINT32_MAX || lowest == f->s->options.rank;
-	structure_keep(f->s, t);
-	f->structure = t;
-	return 0;
-}
-
-/* ---- plan, samples ---- */
-
-static int prepare_plan(struct save_flight *f, const struct save_plan_key *key, uint32_t *ret_cached,
-	struct base_error *err)
-{
-	int cached = save_plan_cache_get(f->s->plans, key, &f->plan_tensors, &f->plan);
-	struct save_plan made = {0};
-	int rc;
-
-	*ret_cached = (uint32_t)cached;
-	if (cached)
-		return 0;
-	rc = save_plan_make(&f->plan_tensors, f->s->options.rank, &made, err);
-	if (rc < 0)
-		return rc;
-	f->plan = save_plan_cache_put(f->s->plans, key, &f->plan_tensors, &made);
-	if (f->plan)
-		return 0;
-	save_plan_release(&made);
-	return base_error_set(err, -ENOMEM, "out of memory");
-}
+/* ---- samples ---- */
 
 /* Which blocks are compared follows from what all ranks of the save have in common: not from how many saves this one
  * has begun. The attempt may not have its name yet. */
@@ -316,21 +233,19 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 {
 	uint64_t begin = base_realtime_ns(), end;
 	struct save_plan_key key;
-	uint32_t cached = 0;
 	int rc = prepare_order(f, err);
 
 	if (rc == 0)
 		rc = prepare_key(f, &key, err);
 	if (rc == 0)
-		rc = prepare_structure(f, &key, err);
-	if (rc == 0)
-		rc = prepare_plan(f, &key, &cached, err);
+		rc = prepare_planned(f, &key, err);
 	if (rc < 0)
 		return rc;
+	f->plan = &f->planned->plan;
 	end = base_realtime_ns();
-	f->w->layout = f->structure->layout;
+	f->w->layout = f->planned->layout;
 	f->w->plan = f->plan;
-	f->w->plan_tensor = f->structure->numbers;
+	f->w->plan_tensor = f->planned->numbers;
 	f->w->tensor_bytes = f->plan->bytes;
 	f->w->rank = f->s->options.rank;
 	f->w->world = f->s->options.world;
@@ -340,7 +255,7 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	f->info.bytes_held = f->plan->held_bytes;
 	f->info.bytes_total = f->plan->bytes + f->w->blob_bytes;
 	f->info.bytes_staged = f->w->blob_bytes; /* copied when they were declared */
-	f->info.plan_cached = cached;
+	f->info.plan_cached = (uint32_t)rc;
 	pthread_mutex_unlock(&f->s->lock);
 	saver_node_meet(f->s);
 	return 0;

@@ -14,18 +14,6 @@
 
 bool save_saver_is_child(const struct save_saver *s) { return s->pid != getpid(); }
 
-static int saver_plan_dir(struct save_saver *s, const char *given)
-{
-	char path[4096];
-
-	if (given)
-		s->plan_dir = given[0] ? strdup(given) : NULL;
-	else if (save_plan_cache_dir(path, sizeof path) == 0)
-		s->plan_dir = strdup(path);
-	s->plans = save_plan_cache_new(s->plan_dir, 0);
-	return s->plans ? 0 : -ENOMEM;
-}
-
 static int saver_set_mesh(struct save_saver *s, const struct tensor_mesh *mesh, struct base_error *err)
 {
 	const char *names[TENSOR_MAX_DIMS], *rank = "rank";
@@ -46,8 +34,6 @@ static int saver_set_mesh(struct save_saver *s, const struct tensor_mesh *mesh, 
 static void saver_release(struct save_saver *s)
 {
 	store_launch_close(s->launch);
-	for (unsigned i = 0; i < SAVER_STRUCTURES; i++)
-		saver_structure_unref(s, s->structures[i]);
 	for (unsigned i = 0; s->bands && i < s->nbands; i++)
 		save_band_release(&s->bands[i]);
 	for (size_t i = 0; i < s->nmeshes; i++)
@@ -64,7 +50,6 @@ static void saver_release(struct save_saver *s)
 	free(s->bands);
 	free(s->order);
 	free(s->workers);
-	free(s->plan_dir);
 	free(s->run);
 	free(s);
 }
@@ -154,7 +139,8 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 	s->store = o->store;
 	s->options = *o;
 	s->run = strdup(o->run ? o->run : "");
-	if (!s->run || saver_plan_dir(s, o->plan_cache) < 0)
+	s->plans = save_plan_cache_new();
+	if (!s->run || !s->plans)
 		rc = base_error_set(err, -ENOMEM, "out of memory");
 	if (rc == 0 && (o->world == 0 || o->rank >= o->world))
 		rc = base_error_set(err, -EINVAL, "there is no rank %u in a world of %u", o->rank, o->world);
@@ -164,7 +150,7 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 		rc = saver_meet(s, o->launch_id, err);
 	if (rc == 0)
 		rc = saver_start(s, err);
-	s->options.run = s->options.launch_id = s->options.plan_cache = NULL;
+	s->options.run = s->options.launch_id = NULL;
 	if (rc < 0) {
 		saver_stop(s);
 		saver_release(s);

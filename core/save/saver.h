@@ -24,7 +24,6 @@ struct save_saver_options {             /* as struct vckpt_saver_options says */
 	enum save_replicas_mode replicas;
 	unsigned threads;
 	bool low_priority, no_bases;
-	const char *plan_cache;         /* directory; NULL: the user's; "": none */
 };
 int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_s, struct base_error *err);
 /* Drains. The error of the first flight that failed and was not told; a second call does nothing. */

@@ -29,7 +29,6 @@
 
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
-#define SAVER_STRUCTURES 4u
 
 struct saver_tensor {                   /* memory of the flight's arena */
 	const char *component, *name; uint32_t name_len;
@@ -40,16 +39,6 @@ struct saver_tensor {                   /* memory of the flight's arena */
 	const uint8_t *data;
 	bool device, boxes;
 	unsigned place;                 /* device: of the flight's fence */
-};
-
-/* Layout of equal declarations, kept for the next save. */
-struct saver_structure {
-	unsigned refs; uint64_t used;   /* protected by the saver's lock */
-	struct save_plan_key key;
-	struct store_layout *layout;
-	struct base_buf layout_object;  /* of the persister; empty as long as nobody made it */
-	uint32_t *numbers;              /* by the plan's tensor: in the layout */
-	bool stores_layout;             /* this rank is the one that is sure to */
 };
 
 enum saver_batch_state { BATCH_COPYING, BATCH_STAGED };
@@ -103,8 +92,7 @@ struct save_flight {
 	bool device;
 	struct save_plan_tensors plan_tensors;  /* those of `tensors`, once they are in order */
 	struct save_replica_name *names;
-	const struct save_plan *plan;
-	struct saver_structure *structure;
+	struct save_planned *planned; const struct save_plan *plan; /* of the cache; the plan in it */
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
 	struct save_writer *w;
 };
@@ -122,7 +110,7 @@ struct save_saver {
 	struct store *store;
 	pid_t pid;
 	struct save_saver_options options;
-	char *run, *plan_dir;
+	char *run;
 	struct store_launch *launch;
 	struct save_plan_cache *plans;
 	pthread_mutex_t meshes_lock;    /* protects the next two */
@@ -134,7 +122,6 @@ struct save_saver {
 	struct save_flight *first, *last; uint64_t count;
 	struct save_flight *preparing;  /* at most one */
 	bool closing, closed, stop;
-	struct saver_structure *structures[SAVER_STRUCTURES]; uint64_t clock;
 	struct device_ring *ring; bool sizing; /* somebody changes it: no slot is taken meanwhile */
 	unsigned node_ranks; bool node_known; /* 0: nobody said so; then of whoever prepares */
 	bool room_told;                 /* the persister's */
@@ -165,8 +152,6 @@ int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EF
 int saver_prepare(struct save_flight *f, struct base_error *err);
 /* Once, when all bands have been handed out. */
 int saver_prepare_samples(struct save_flight *f, struct base_error *err);
-int saver_structure_encode(struct saver_structure *t, struct base_error *err); /* by the persister alone */
-void saver_structure_unref(struct save_saver *s, struct saver_structure *t);
 
 /* stage.c */
 int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);

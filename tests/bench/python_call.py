@@ -42,7 +42,7 @@ def states(mesh):
 def measure(path, state, saves):
     """(first call, then of call, to staged, native planning: median and minimum), in ms."""
     rows = []
-    with vckpt.Saver(path, pin="no", plan_cache=False) as saver:
+    with vckpt.Saver(path, pin="no") as saver:
         for _ in range(saves):
             begun = time.perf_counter()
             handle = saver.async_save(state)

@@ -31,7 +31,7 @@ int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static 
 {
 	struct vckpt_saver_options o = {.size = sizeof o, .store = job->store, .run = job->run, .launch_id = job->id,
 		.rank = job->rank, .world = job->world, .heartbeat_ms = job->heartbeat_ms, .start_ms = job->start_ms,
-		.pin = VCKPT_PIN_NO, .threads = job->workers ? job->workers : 1, .plan_cache = "",
+		.pin = VCKPT_PIN_NO, .threads = job->workers ? job->workers : 1,
 		.ring_bytes = job->bytes > 100000 ? 0 : 1 << 20};
 	struct vckpt_error err = {0};
 	struct rank *r = calloc(1, sizeof *r);

@@ -20,7 +20,7 @@ from forgelib import Forge
 
 HERE = pathlib.Path(__file__).parent
 VERSIONS = sorted(p.name for p in HERE.glob("v*") if p.is_dir())
-OPTIONS = {"pin": "no", "plan_cache": False}
+OPTIONS = {"pin": "no"}
 
 
 def read(store):

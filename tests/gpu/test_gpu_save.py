@@ -212,7 +212,7 @@ def test_torch_tensors_on_a_side_stream(torch, api, store, build, monkeypatch):
     import vckpt
     side, want = torch.cuda.Stream(), []
     w = torch.zeros(1024, 1024, device="cuda", dtype=torch.bfloat16)
-    with vckpt.Saver(f"{store}/run", plan_cache=False) as saver:
+    with vckpt.Saver(f"{store}/run") as saver:
         for step in range(3):
             with torch.cuda.stream(side):
                 torch.cuda._sleep(200_000_000)

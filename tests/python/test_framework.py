@@ -16,7 +16,7 @@ HAS_TORCH = sys.modules.get("torch", "") is not None and importlib.util.find_spe
 
 @pytest.fixture
 def run(tmp_path):
-    vckpt.save(tmp_path / "store/run", {"m": {"w": np.arange(4.0)}}, rank=0, world=1, pin="no", plan_cache=False)
+    vckpt.save(tmp_path / "store/run", {"m": {"w": np.arange(4.0)}}, rank=0, world=1, pin="no")
     vckpt.close()
     return str(tmp_path / "store/run")
 

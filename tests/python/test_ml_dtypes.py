@@ -25,7 +25,7 @@ def arrays():
 
 def test_there_and_back(run):
     kept = arrays()
-    vckpt.save(run, {"m": kept, "own": {"q": kept["bfloat16"]}}, per_rank="own", pin="no", plan_cache=False, **ALONE)
+    vckpt.save(run, {"m": kept, "own": {"q": kept["bfloat16"]}}, per_rank="own", pin="no", **ALONE)
     with vckpt.Step(run, "numpy") as step:
         assert {info.name: info.dtype for info in step.tensors() if info.component == "m"} == NAMES
         for name, array in kept.items():
@@ -42,11 +42,11 @@ def test_there_and_back(run):
 
 def test_load_and_convert(run):
     kept = arrays()
-    vckpt.save(run, {"m": kept}, pin="no", plan_cache=False, **ALONE)
+    vckpt.save(run, {"m": kept}, pin="no", **ALONE)
     same, wide = {name: np.zeros_like(array) for name, array in kept.items()}, {name: np.zeros((2, 3), "f4") for name in kept}
     for to in same, wide:
         vckpt.load(run, {"m": to}, **ALONE)
         assert all(np.array_equal(to[name].astype("f4"), array.astype("f4")) for name, array in kept.items())
-    vckpt.save(run, {"m": wide}, pin="no", plan_cache=False, **ALONE)
+    vckpt.save(run, {"m": wide}, pin="no", **ALONE)
     vckpt.load(run, {"m": same}, **ALONE)
     assert all(np.array_equal(same[name], array) for name, array in kept.items())

@@ -20,7 +20,7 @@ from vckpt import _lib
 from vckpt import saver as savers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OPTIONS = {"pin": "no", "plan_cache": False}
+OPTIONS = {"pin": "no"}
 
 
 @pytest.fixture
@@ -434,7 +434,7 @@ def test_everybody_shares_one_saver(run):
     with pytest.raises(ValueError, match="is open with check_replicas='sample', not 'full': close it first, on all ranks: vckpt.close"):
         vckpt.save(run, state, check_replicas="full")
     vckpt.close(run)
-    assert vckpt.save(run, state, check_replicas="full", pin="no", plan_cache=False) == 5
+    assert vckpt.save(run, state, check_replicas="full", pin="no") == 5
 
 
 def test_a_saver_opens_again(run):
@@ -455,7 +455,7 @@ def test_close_drains(run):
 
 SCRIPT = """
 import sys, numpy as np, vckpt
-handle = vckpt.async_save({run!r}, {{"m": {{"w": np.ones((1500, 1000))}}}}, pin="no", plan_cache=False)
+handle = vckpt.async_save({run!r}, {{"m": {{"w": np.ones((1500, 1000))}}}}, pin="no")
 {more}
 """
 

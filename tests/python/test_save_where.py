@@ -16,13 +16,13 @@ import pytest
 import vckpt
 from vckpt import meeting, paths, saver as savers
 
-OPTIONS = {"pin": "no", "plan_cache": False}
+OPTIONS = {"pin": "no"}
 STATE = {"m": {"w": np.arange(6.0)}}
 
 START = """
 import os, sys, time
 import numpy as np, vckpt
-OPTIONS = {{"pin": "no", "plan_cache": False}}
+OPTIONS = {{"pin": "no"}}
 STATE = {{"m": {{"w": np.arange(6.0)}}}}
 while {begin!r} > time.time():
     pass

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 import vckpt
 from vckpt.dcp import StorageReader
 
-PIN = {"pin": "no", "plan_cache": False}
+PIN = {"pin": "no"}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

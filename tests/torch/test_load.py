@@ -11,7 +11,7 @@ from test_meeting import ranks
 
 import vckpt
 
-PIN = {"pin": "no", "plan_cache": False}
+PIN = {"pin": "no"}
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ import numpy as np, torch.distributed as dist, vckpt
 from vckpt import meeting
 rank, world, run = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), {run!r}
 dist.init_process_group("gloo", init_method="file://{rendezvous}", rank=rank, world_size=world)
-OPTIONS = dict(pin="no", plan_cache=False, meet_timeout=3.0)
+OPTIONS = dict(pin="no", meet_timeout=3.0)
 state = {{"m": {{"w": np.arange(6.0)}}}}
 
 def said(function, *arguments, **more):

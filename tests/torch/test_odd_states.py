@@ -22,7 +22,7 @@ import torch
 
 import vckpt
 
-PIN = {"pin": "no", "plan_cache": False}
+PIN = {"pin": "no"}
 SOON = 20       # seconds, on a loaded machine; what waits for good waits for minutes
 
 

@@ -15,7 +15,7 @@ from vckpt import _lib
 SCRIPT = """
 import json, pickle, resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-OPTIONS = dict(pin="no", plan_cache=False, start_timeout=2.0)
+OPTIONS = dict(pin="no", start_timeout=2.0)
 big = np.random.default_rng(rank).random(1 << 20)
 
 def good(data=big): return {"m": {"w": np.arange(6.0)}, "own": {"big": vckpt.Shard(data, shape=(3 << 20,), flat=(rank << 20, rank + 1 << 20))}}

@@ -84,7 +84,7 @@ pick = random.Random({seed} * 10 + rank)
 torch.set_num_threads(1)
 weights, step = torch.zeros(1000), 0
 told = {who}
-with vckpt.on_sigterm() as stopping, vckpt.Saver(run, pin="no", plan_cache=False) as saver:
+with vckpt.on_sigterm() as stopping, vckpt.Saver(run, pin="no") as saver:
     for _ in range(2 if rank in told else 0):
         threading.Timer(0.3 + pick.random() / 2, os.kill, [os.getpid(), signal.SIGTERM]).start()
     stop = False
@@ -163,7 +163,7 @@ import numpy as np, torch, torch.distributed as dist, vckpt
 dist.init_process_group("gloo")
 state = {"m": {"w": vckpt.Shard(np.random.default_rng(dist.get_rank()).random((4 << 20)), shape=(8 << 20,),
                                 flat=(dist.get_rank() * (4 << 20), (dist.get_rank() + 1) * (4 << 20)))}}
-with vckpt.Saver(sys.argv[1], pin="no", plan_cache=False) as saver:
+with vckpt.Saver(sys.argv[1], pin="no") as saver:
     step = max(vckpt.steps(sys.argv[1]), default=0)
     for step in range(step + 1, step + 1 + int(sys.argv[2])):
         saver.async_save(state, step=step).committed()

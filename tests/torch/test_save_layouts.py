@@ -8,7 +8,7 @@ import torch
 
 import vckpt
 
-PIN = {"pin": "no", "plan_cache": False}
+PIN = {"pin": "no"}
 
 
 def whole(*shape, seed=0, dtype=torch.float32):

@@ -10,7 +10,7 @@ import torch
 import vckpt
 from vckpt import state
 
-PIN = {"pin": "no", "plan_cache": False}
+PIN = {"pin": "no"}
 
 
 @pytest.fixture

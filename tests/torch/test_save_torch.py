@@ -12,7 +12,7 @@ import vckpt
 from vckpt import _lib, state
 from test_state_numpy import described, held
 
-OPTIONS = {"pin": "no", "plan_cache": False}
+OPTIONS = {"pin": "no"}
 
 
 @pytest.fixture

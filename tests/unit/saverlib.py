@@ -23,7 +23,7 @@ class SaverOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("store", c.c_char_p), ("run", c.c_char_p), ("launch_id", c.c_char_p), ("rank", c.c_uint32),
                 ("world", c.c_uint32), ("mesh", c.c_void_p), ("heartbeat_ms", c.c_uint64), ("start_ms", c.c_uint64),
                 ("ring_bytes", c.c_uint64), ("pin", c.c_int), ("check_replicas", c.c_int), ("threads", c.c_uint32),
-                ("flags", c.c_uint32), ("plan_cache", c.c_char_p), ("deadline_ms", c.c_uint64)]
+                ("flags", c.c_uint32), ("ignored", c.c_char_p), ("deadline_ms", c.c_uint64)]
 
 
 class Tensor(c.Structure):
@@ -123,11 +123,10 @@ class Vckpt:
 
 class Saver:
     def __init__(self, api, store, run, rank=0, world=1, launch=None, mesh=None, heartbeat_ms=0, start_ms=0, ring=0, pin=0, check=0,
-                 threads=2, flags=0, plans="", deadline_ms=0):
+                 threads=2, flags=0, deadline_ms=0):
         self.api, self.lib, self.p = api, api.lib, c.c_void_p()
         options = SaverOptions(c.sizeof(SaverOptions), str(store).encode(), run.encode(), launch.encode() if launch else None, rank, world, mesh,
-                               heartbeat_ms, start_ms, ring, pin, check, threads, flags, None if plans is None else str(plans).encode(),
-                               deadline_ms)
+                               heartbeat_ms, start_ms, ring, pin, check, threads, flags, None, deadline_ms)
         self.world, self.next_step = world, 0 if world == 1 else self.after_the_newest(store, run)
         api.call("vckpt_saver_open", c.byref(options), c.byref(self.p))
 

@@ -162,17 +162,6 @@ def test_a_base_of_another_run(api, store, rng):
     saver.free()
 
 
-def test_plans_on_disk_serve_the_next_process(api, store, rng, tmp_path):
-    tensors = {f"model/{i:04}": rng.standard_normal((3, 5)) for i in range(300)}
-    for wanted in (0, 2):
-        saver = api.saver(store, "run", plans=tmp_path / "plans")
-        save = saver.save(tensors)
-        save.committed()
-        assert save.timings().plan_cached == wanted
-        save.free()
-        saver.free()
-
-
 def test_boxes_and_flat_ranges(api, store, rng):
     whole = rng.integers(0, 2**32, (300, 500), "u4")
 

@@ -502,7 +502,7 @@ def test_who_lives_and_does_not_save_is_told_once(api, store, capfd):
 def test_options_of_an_older_header(api, store):
     """Without the deadline, which is what is found behind them."""
     p, old = ctypes.c_void_p(), SaverOptions.deadline_ms.offset
-    options = SaverOptions(old, store.encode(), b"run", None, 0, 1, plan_cache=b"", deadline_ms=1)
+    options = SaverOptions(old, store.encode(), b"run", None, 0, 1, deadline_ms=1)
     api.call("vckpt_saver_open", ctypes.byref(options), ctypes.byref(p))
     api.lib.vckpt_saver_free(p)
     for size in (old - 8, old + 1, old + 16, 0):

@@ -164,11 +164,11 @@ def test_a_path_with_everything_in_it(api, tmp_path):
     assert (api.read(path, "run")["model/w"] == WHOLE).all()
 
 
-def test_plans_are_counted(api, store, tmp_path):
+def test_plans_are_counted(api, store):
     """Hits and misses of this saver so far, and how long planning took: what another save changes costs one plan."""
     seen = []
     for _ in range(2):
-        saver = api.saver(store, "run", plans=tmp_path / "plans")
+        saver = api.saver(store, "run")
         for shape in (64, 64, 128, 64):
             save = saver.save({f"model/{i:03}": WHOLE[:shape] for i in range(50)})
             assert save.committed() >= 0
@@ -177,7 +177,7 @@ def test_plans_are_counted(api, store, tmp_path):
             seen.append((t.plan_cached, t.plan_hits, t.plan_misses))
             save.free()
         saver.free()
-    assert seen == [(0, 0, 1), (1, 1, 1), (0, 1, 2), (1, 2, 2), (2, 1, 0), (1, 2, 0), (2, 3, 0), (1, 4, 0)]
+    assert seen == [(0, 0, 1), (1, 1, 1), (0, 1, 2), (1, 2, 2)] * 2
 
 
 # ---- memory that is gone ----

@@ -186,7 +186,7 @@ class Handle:
 # ---- the native saver ----
 
 OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "deadline": 0.0, "ring_bytes": 0, "pin": "auto", "check_replicas": "sample", "threads": 0,
-           "low_priority": False, "use_bases": True, "plan_cache": None, "meet_timeout": 600.0}
+           "low_priority": False, "use_bases": True, "meet_timeout": 600.0}
 NUMBERS = [("meet_timeout", numbers.Real, 0, "seconds"), ("heartbeat", numbers.Real, 0, "seconds"), ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
            ("ring_bytes", numbers.Integral, 0, "a whole number of bytes"), ("threads", numbers.Integral, 0, "a whole number")]
 
@@ -230,8 +230,6 @@ class Native:
         o.ring_bytes, o.threads = chosen["ring_bytes"], chosen["threads"]
         o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
         o.flags = (_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
-        if chosen["plan_cache"] is not None:
-            o.plan_cache = b"" if chosen["plan_cache"] is False else os.fsencode(os.fspath(chosen["plan_cache"]))
         pointer = c_void_p()
         _lib.call("vckpt_saver_open", byref(o), byref(pointer))
         self._pointer = pointer.value
@@ -603,7 +601,7 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: Optional[int
     blobs       {name: bytes}: files of the step ("config.json")
     rank, world, launch_id   where there is no torch process group (MPI, tests)
     options     of the saver, at the first save: heartbeat, start_timeout, deadline (s), ring_bytes, pin, check_replicas ("sample",
-                "full", "off"), threads, low_priority, use_bases, plan_cache (a directory; False: in memory only)"""
+                "full", "off"), threads, low_priority, use_bases"""
     store, run, step = _place(path, step)
     one = native(store, run, rank=rank, world=world, launch_id=launch_id, user=False, **options)
     return _start(one, state, mesh=mesh, step=step, attributes=attributes, base=base, per_rank=per_rank, replace=replace, blobs=blobs)

@@ -30,7 +30,6 @@ class Options(TypedDict, total=False):
     threads: int
     low_priority: bool
     use_bases: bool
-    plan_cache: Union[Path, Literal[False], None]
 
 
 class Save(TypedDict, total=False):
