@@ -67,7 +67,6 @@ FOR_TESTS = {
     "transform_select": "the tests compare the implementations for each processor",
     "tool_progress_at": "the tests give the time",
     "saver_room_size": "the tests give the memory of the machine",
-    "save_plan_key_bytes": "the tests make keys that differ",
 }
 PUBLIC = re.compile(r"vckpt_|main$")                                        # called from outside
 
