@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * buf: a growable byte buffer with a sticky error, so that a run of appends needs one check at its end.
- * Not thread-safe. Zero-initialise with BASE_BUF_INIT; `data` is malloc'ed and may be stolen. */
+ * buf: a growable byte buffer. An error stays set, so that many appends need one check at their end. Not thread-safe.
+ * Zero-initialise with BASE_BUF_INIT; `data` is malloc'ed and may be stolen. */
 #ifndef CORE_BASE_BUF_H
 #define CORE_BASE_BUF_H
 

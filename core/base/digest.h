@@ -47,7 +47,7 @@ struct base_hasher *base_hasher_new(void);                /* NULL: out of memory
 void base_hasher_free(struct base_hasher *h);             /* NULL-safe */
 void base_hasher_reset(struct base_hasher *h);            /* ready for another object */
 void base_hasher_update(struct base_hasher *h, const void *bytes, size_t len);
-/* Also resets it. -ENOMEM: there is no digest. */
+/* Also resets the hasher. -ENOMEM: it could not compute a digest. */
 int base_hasher_final(struct base_hasher *h, struct base_digest *ret_d) __attribute__((warn_unused_result));
 
 static inline uint64_t base_block_count(uint64_t len) { return len / BASE_BLOCK_BYTES + (len % BASE_BLOCK_BYTES != 0); }
@@ -63,14 +63,14 @@ void base_xxh128_state_free(struct base_xxh128_state *s); /* NULL-safe */
 void base_xxh128_begin(struct base_xxh128_state *s, uint64_t seed);
 void base_xxh128_update(struct base_xxh128_state *s, const void *bytes, size_t len);
 void base_xxh128_final(const struct base_xxh128_state *s, struct base_xxh128 *ret_x);
-/* Is this one of the seeds (about 2^-21 of all) under which it cannot see some moved bits? (digest_seed.c) */
+/* Is this one of the seeds (about 2^-21 of all) under which XXH3-128 misses some moved bits? (digest_seed.c) */
 bool base_xxh128_seed_weak(uint64_t seed);
 /* Both of the same bytes in one pass, block by block: no byte is read from memory twice. */
 void base_hash_both(struct base_xxh128_state *s, uint64_t seed, const void *bytes, size_t len,
 	struct base_digest *ret_d, struct base_xxh128 *ret_x);
 uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len); /* XXH3-64 with seed */
 
-/* Cryptographic random bytes (getrandom). 0 or a negative errno: a kernel or a seccomp filter that does not know the
+/* Cryptographic random bytes (getrandom). 0, or a negative errno where the kernel or a seccomp filter refuses the
  * call. */
 int base_random(void *bytes, size_t len) __attribute__((warn_unused_result));
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * log: lines on standard error, or wherever the program sends them. Process-wide, any thread.
- * Not for what a command prints as its result. The layers proto, index and core never log above debug, except
- * where a fault would otherwise be seen by nobody (damage found while serving a read): that is a warning. */
+ * log: lines on standard error, or wherever the program sends them. Process-wide, any thread. Results of a command are
+ * not log lines. The layers proto, index and core log at debug level only. There is one exception: a fault that nobody
+ * would see otherwise (damage found while serving a read) is a warning. */
 #ifndef CORE_BASE_LOG_H
 #define CORE_BASE_LOG_H
 

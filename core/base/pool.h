@@ -16,7 +16,8 @@ struct base_pool *base_pool_new(unsigned threads, size_t queue_len);
 void base_pool_free(struct base_pool *pool);                            /* runs what is queued, joins; NULL-safe */
 void base_pool_run(struct base_pool *pool, base_pool_func f, void *arg); /* blocks while the queue is full */
 void base_pool_wait(struct base_pool *pool);                            /* until nothing is queued or running */
-/* One thread of the library's own: signals stay with the caller's. 0 or a negative errno. */
+/* Starts one thread of the library's own. It blocks all signals, so that the caller's threads get them. 0 or a negative
+ * errno. */
 int base_thread_start(pthread_t *ret_thread, void *(*f)(void *), void *arg);
 unsigned base_cpu_count(void);                          /* usable CPUs (affinity, control groups), >= 1 */
 

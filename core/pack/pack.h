@@ -2,14 +2,14 @@
  *
  * pack: an append-only file of objects (docs/format/pack.md).
  *
- *   head (4096 bytes) | runs | footer | tail (128 bytes)
- *   run    objects one after another, each at the next multiple of 64 (raw and >= 64 KiB: of 4096), zero padded,
- *          then, at a multiple of 8, the checks of all of them in order; at most 64 MiB of stored bytes, or one object
+ *   head (4096 bytes) | extents | footer | tail (128 bytes)
+ *   extent  objects one after another, each at the next multiple of 64 (raw and >= 64 KiB: of 4096), zero padded,
+ *           then, at a multiple of 8, the checks of all of them in order; at most 64 MiB of stored bytes, or one object
  *   checks of an object: u64 check for each block, then, if encoded, u32 stored length for each block
- *   footer one fixed-width entry an object (so a pack explains itself: verify, index and mending read it)
+ *   footer  one fixed-width entry an object (so a pack explains itself: verify, index and mending read it)
  *
- * A reference says where an object lies. It is a hint: bytes are believed only after their checks, which are seeded by
- * the digest that the reference's owner wants. A writer belongs to one thread; readers to any. */
+ * A reference says where an object lies. The place is a hint: bytes are used only after their checks passed, and these
+ * are seeded by the digest in the reference. A writer belongs to one thread; any thread may read. */
 #ifndef CORE_PACK_PACK_H
 #define CORE_PACK_PACK_H
 
@@ -36,13 +36,12 @@ struct store_object_ref {
 	uint32_t pack;        /* number in a table that the owner of the reference has */
 };
 struct proto_ref;
-/* As a record of the store has it. */
+/* From the reference that a record of the store holds. */
 struct store_object_ref store_object_ref_from(const struct proto_ref *r);
-/* Alignment of the stored bytes, offset of the next object in the same run, bytes of checks: the arithmetic of a
- * run. */
+/* The arithmetic of an extent: alignment of an object's stored bytes, and bytes of its checks. */
 uint64_t store_object_align(uint16_t codec, uint64_t stored_len);
 uint64_t store_object_checks_bytes(uint16_t codec, uint64_t raw_len);
-/* Whether a reference could be one of a pack whose data ends at `end`: lengths, codec, alignment, places. */
+/* Can this be a reference into a pack whose data ends at `end`? Checks lengths, codec, alignment and places. */
 int store_object_ref_check(const struct store_object_ref *ref, uint64_t end);
 
 /* packs/<xx>/<pack>.pack; -ENAMETOOLONG or -EINVAL for a name that no vckpt makes. */
@@ -57,9 +56,9 @@ struct store_pack_writer;
 int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], const char *pack,
 	struct store_pack_writer **ret_w);
 /* Appends an object whose blocks are already encoded and checked: `checks` has base_block_count(raw_len) entries,
- * `lens` likewise or NULL for raw. Fills ret_ref (its `checks` offset only once the run is closed: see below). The
- * memory may be reused on return. ret_ref must stay where it is until the run is closed (store_pack_run_end or
- * seal). */
+ * `lens` likewise or NULL for raw. Fills ret_ref, but its `checks` offset only when the extent is ended
+ * (store_pack_run_end or seal); ret_ref must stay where it is until then. The memory of the object may be reused on
+ * return. */
 int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
 	const uint32_t *lens, struct store_object_ref *ret_ref);
@@ -69,16 +68,18 @@ int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind ki
 /* The same, encoded where that gains (metadata: chunks, layouts, view headers). */
 int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
 	struct store_object_ref *ret_ref);
-/* A long object (a blob) that arrives in parts: begin, add (any sizes), end. Raw. Needs its digest beforehand. */
+/* A long object (a blob) that arrives bit by bit: begin, add (any sizes), end. It is stored raw, and its digest has to
+ * be known beforehand. */
 int store_pack_stream_begin(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint64_t len);
 int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len);
 /* -EBADMSG: not the bytes of that digest or length */
 int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref);
-/* Ends the run under way: writes its checks; every ret_ref handed to append since the last end is complete now. */
+/* Ends the open extent: writes its checks. Every ret_ref that was handed to append since the last end is complete
+ * now. */
 int store_pack_run_end(struct store_pack_writer *w);
 uint64_t store_pack_writer_size(const struct store_pack_writer *w);
-/* ends the run, writes footer and tail, durable; frees w always */
+/* ends the extent, writes footer and tail, makes the pack durable; always frees w */
 int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size);
 void store_pack_abandon(struct store_pack_writer *w);                  /* NULL-safe */
 
@@ -109,12 +110,12 @@ int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f
 void store_pack_footer_free(struct store_pack_footer *f);
 
 /* Verifies every byte: head, objects (re-hashed), checks, padding, footer, tail. Returns 0 when it could look at
- * everything, damage or not; -BASE_EVERSION: the footer lists a codec or kind that is not known. When the footer itself
- * is damaged the objects are not known: one damage for it, and what lies before it is not looked at. */
+ * everything, damage or not; -BASE_EVERSION: the footer lists a codec or kind that is not known. If the footer itself
+ * is damaged, the objects are not known: it reports one damage, and does not look at what lies before the footer. */
 typedef void (*store_pack_damage_func)(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object,
 	const char *what);
 struct store_pack_verify_calls {
-	/* Each fault, with the extent and, where an object is hit, its reference (from the footer). */
+	/* Each fault, with the bytes that are hit and, where an object is hit, its reference (from the footer). */
 	store_pack_damage_func damage;
 	void (*progress)(void *arg, uint64_t bytes); /* counts bytes; may be NULL */
 	/* Each object that the footer lists; may be NULL. xxh: the XXH3-128 of its raw bytes under `seed`; NULL where

@@ -4,10 +4,10 @@
  *
  *   head   0 magic "VCKPTPAK" | 8 u16 version | 10 u16 zero | 12 u32 required features | 16 store id (16)
  *          | 32 u16 length of the name | 34 name (128, zero padded) | 162 zeros | 4088 XXH3-64 of bytes 0..4087
- *   entry  0 digest (32) | 32 offset | 40 checks | 48 raw length | 56 stored length | 64 u16 codec | 66 u8 kind | 67
- * zeros (13) tail   0 magic "VCKPTEND" | 8 offset of the footer | 16 its length | 24 count | 32 file size | 40 SHA-256
- * of the footer (32) | 72 zeros | 120 XXH3-64 of bytes 0..119
- */
+ *   entry  0 digest (32) | 32 offset | 40 checks | 48 raw length | 56 stored length | 64 u16 codec | 66 u8 kind
+ *          | 67 zeros (13)
+ *   tail   0 magic "VCKPTEND" | 8 offset of the footer | 16 its length | 24 count | 32 file size
+ *          | 40 SHA-256 of the footer (32) | 72 zeros | 120 XXH3-64 of bytes 0..119 */
 #ifndef CORE_PACK_PACK_FORMAT_H
 #define CORE_PACK_PACK_FORMAT_H
 
@@ -46,15 +46,16 @@ int pack_tail_decode(const uint8_t tail[static STORE_PACK_TAIL_BYTES], uint64_t 
 void pack_entry_encode(const struct store_object_ref *ref, uint8_t entry[static PACK_ENTRY_BYTES]);
 /* `end`: where objects and checks end. -EBADMSG for anything that no writer makes. */
 int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end, struct store_object_ref *ret_ref);
-/* All entries of a footer: each by itself, and their places by the arithmetic of runs. `out`: count of them. */
+/* Decodes all entries of a footer; checks each by itself, and their places by the arithmetic of extents. `out`: room
+ * for count of them. */
 int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct store_object_ref *out);
 
-/* The bounds of the run that begins with objects[first]: *ret_next is the first object after it and *ret_end where
+/* The bounds of the extent that begins with objects[first]: *ret_next is the first object after it, *ret_end is where
  * its checks end. -EBADMSG if the places do not follow the arithmetic. */
 int pack_run_bounds(
 	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end);
 
-/* Reads from a pack: all, or an error; what lies past the end is -EBADMSG (the file shrank). */
+/* Reads all bytes from a pack, or gives an error; -EBADMSG past the end (the file shrank). */
 int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 /* Tail and raw footer; *ret_footer is malloc'ed, its SHA-256 checked. */
 int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err);

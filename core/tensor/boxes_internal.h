@@ -3,8 +3,8 @@
  * boxes_internal: packed boxes, shared by the files of boxes.h. A packed box is (offset, size) for each dimension.
  * Pure functions, any thread.
  *
- * Coordinates end at 2^64 - 1: of a box that goes on beyond, nothing more counts. So ends are reckoned as the last
- * coordinate inside, which always fits; an empty box has none and is never asked. */
+ * Coordinates end at 2^64 - 1; what a box has beyond that does not count. So the end of a box is its last coordinate,
+ * which always fits. An empty box has no last coordinate; do not ask for it. */
 #ifndef CORE_TENSOR_BOXES_INTERNAL_H
 #define CORE_TENSOR_BOXES_INTERNAL_H
 
@@ -40,8 +40,8 @@ static inline bool boxes_empty(uint32_t ndim, const uint64_t *a)
 /* Appends a packed box; -ENOMEM. */
 int tensor_boxes_push(struct tensor_boxes *b, const uint64_t *pairs);
 
-/* One of the boxes numbered below `below` that meet `window` (packed, not empty): one that has much in common with it,
- * not always the one that has most. False: there is none. */
+/* One of the boxes numbered below `below` that meet `window` (packed, not empty): one whose intersection is large, not
+ * always the largest. False: there is none. */
 bool tensor_box_index_first(const struct tensor_box_index *i, const uint64_t *window, size_t below, size_t *ret_box);
 
 BASE_CLEANUP_DEFINE(struct tensor_box_index *, tensor_box_index_free)

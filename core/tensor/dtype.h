@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dtype: the element types of docs/format/layout.md. The numeric values stand on disk: never reuse one.
- * Pure functions, any thread. */
+ * dtype: the element types of docs/format/layout.md. The numbers are stored: never reuse one. Pure functions, any
+ * thread. */
 #ifndef CORE_TENSOR_DTYPE_H
 #define CORE_TENSOR_DTYPE_H
 
@@ -24,7 +24,7 @@ bool tensor_dtype_valid(unsigned dtype);
 unsigned tensor_dtype_bytes(enum tensor_dtype dtype);          /* bytes of one item: 1, 2, 4, 8 or 16 */
 /* Width in bytes of the number that repeats inside an item (complex: of one part): what a codec transposes. */
 unsigned tensor_dtype_word_bytes(enum tensor_dtype dtype);
-/* bool and integers: data in which single bits move */
+/* bool and integers: in such data single bits change */
 bool tensor_dtype_is_integer(enum tensor_dtype dtype);
 const char *tensor_dtype_name(enum tensor_dtype dtype);        /* "bf16", "f8_e4m3fn", ...; static */
 const char *tensor_dtype_alias(enum tensor_dtype dtype);       /* numpy's and torch's: "bfloat16", ...; static */

@@ -3,9 +3,9 @@
  * grid: the fixed tiles of a logical tensor, and the pieces that a box of it is cut into (docs/format/grid.md).
  * Integers only; a change of these rules is a change of format. Pure functions, any thread, no allocation.
  *
- * With k the last dimension that is cut and r = item * product of the extents of box ∩ tile in all dimensions but
- * k, pieces along k are w = edge[k] * 2^j wide with the smallest j >= 0 such that r * w >= M or w >= shape[k]
- * (j = 0 if k is the only dimension that is cut); cuts lie at multiples of w from the tensor's origin. */
+ * With k the last dimension that is cut and r = item * product of the sizes of box ∩ tile in all dimensions but k,
+ * pieces along k are w = edge[k] * 2^j wide with the smallest j >= 0 such that r * w >= M or w >= shape[k] (j = 0 if k
+ * is the only dimension that is cut); cuts lie at multiples of w from the tensor's origin. */
 #ifndef CORE_TENSOR_GRID_H
 #define CORE_TENSOR_GRID_H
 
@@ -57,15 +57,15 @@ void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *p
 	void *piece_bytes, const void *base, const uint64_t *origin, const uint64_t *stride);   /* array -> piece */
 void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
 	const void *piece_bytes, void *base, const uint64_t *origin, const uint64_t *stride);   /* piece -> array */
-/* The same of a whole piece, in parts of its stored order that follow one another: each is gathered into `room` and
- * handed to `part`. Parts have at most `room_bytes` bytes, which is at least an item's; so a piece can be read while it
- * is in the processor's nearest cache. */
+/* Gathers a whole piece range by range, in stored order: each range is gathered into `room` and handed to `part`. A
+ * range has at most `room_bytes` bytes, which is at least one item; so a piece can be read while it is in the
+ * processor's nearest cache. */
 void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
 	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
 	void (*part)(void *arg, const void *bytes, size_t len), void *arg);
 
-/* The contiguous fragments of a range of row-major bytes of the whole tensor. A fragment is the longest run of
- * bytes from byte `at` of the tensor that lies contiguously in one piece and ends at or before byte `end`. */
+/* The contiguous fragments of a range of row-major bytes of the whole tensor. A fragment is as many bytes from byte
+ * `at` of the tensor on as are contiguous in one piece too, up to byte `end`. */
 struct tensor_fragment {
 	uint64_t piece;        /* number among the pieces of the whole tensor, or of the box */
 	uint64_t piece_offset; /* byte in the piece's stored order */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mesh: named dimensions over ranks, in any rank order: a permutation, a subset, ranks that do not start at 0. The
- * rank at coordinate c is ranks[row-major position of c], as numpy's `ranks.reshape(sizes)[c]`.
- * Not a process group: nothing here talks to anybody. A mesh is read-only once made and safe from any thread; a set of
- * its dimensions is a mask, bit d for dimension d (0 outermost). Every function is total: what is not in the mesh is
- * an error, never an assertion. */
+ * mesh: named dimensions over ranks, in any rank order: a permutation, a subset, ranks that do not start at 0. The rank
+ * at coordinate c is ranks[row-major position of c], as numpy's `ranks.reshape(sizes)[c]`. It is no process group:
+ * nothing here communicates. A mesh is read-only once made and safe from any thread; a set of its dimensions is a mask,
+ * bit d for dimension d (0 outermost). Every function is total: what is not in the mesh is an error, never an
+ * assertion. */
 #ifndef CORE_TENSOR_MESH_H
 #define CORE_TENSOR_MESH_H
 

@@ -25,7 +25,7 @@ struct tensor_placement {
 	enum tensor_placement_kind kind;
 	uint32_t dim;           /* of the tensor; ragged: how many leading dimensions */
 	uint64_t split;         /* strided: split factor; interleaved: k */
-	const uint64_t *ends;   /* ragged: units of coordinates 0 to i together, for each i; the caller's memory */
+	const uint64_t *ends;   /* ragged: for each coordinate i the sum of the units of 0 to i; the caller's memory */
 	uint32_t nends;         /* coordinates of the mesh dimension */
 };
 

@@ -3,9 +3,9 @@
  * reshard: from the pieces that a step holds of a tensor to the buffer that a rank wants filled. Pure functions, any
  * thread.
  *
- * A step holds boxes, each cut into pieces by the grid (grid.h). Which boxes meet a wanted one is answered by an index
- * (boxes.h) or by the sharding (shard.h); which pieces of a box, by arithmetic: no piece is looked at that is not
- * needed, and none is held in memory. */
+ * A step holds boxes, each cut into pieces by the grid (grid.h). An index (boxes.h) or the sharding (shard.h) tells
+ * which boxes meet a wanted one; arithmetic tells which pieces of a box do. Only pieces that are needed are looked at,
+ * and none is held in memory. */
 #ifndef CORE_TENSOR_RESHARD_H
 #define CORE_TENSOR_RESHARD_H
 
@@ -35,7 +35,7 @@ struct tensor_reshard_line {
 	uint64_t local_offset;          /* of its first item in the buffer, in items */
 	uint64_t local_stride[TENSOR_MAX_DIMS];
 };
-/* No product code calls the two functions below yet: they are for the load.
+/* No product code calls the two functions below yet; the load will.
  *
  * All lines for what one rank wants (`target`, over the same shape as the grid: -EINVAL otherwise), from the source
  * boxes in the index, which lie in the tensor. Where source boxes overlap (replicas that were stored twice) an item may

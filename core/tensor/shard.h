@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shard: which boxes of a logical tensor a rank holds, and where their items lie in its local buffer. Everything in
- * items. Pure functions of integers, any thread: no I/O; no memory but for tensor_shard_list_check and error sentences.
+ * shard: which boxes of a logical tensor a rank holds, and where their items lie in its local buffer. All numbers count
+ * items. Pure functions of integers, any thread, no I/O. Only tensor_shard_list_check and error sentences allocate
+ * memory.
  *
  * A sharding (shape, mesh, placements) is checked once; a shard is what one rank holds of it. Placements apply from
- * left to right, each to the extent that those before it left (so offsets on one dimension add up); a ragged one
- * applies last, to the tensor that all others left. On top, a flat range of the flattened local tensor. The rules, with
- * n the extent, p the size of the mesh dimension, i the coordinate on it:
+ * left to right, each to the size that those before it left (so offsets on one dimension add up); a ragged one applies
+ * last, to the tensor that all others left. A flat range of the flattened local tensor may come on top. The rules, with
+ * n the size of the dimension, p that of the mesh dimension, and i the coordinate on it:
  *
  *   Shard             c = ceil(n/p): [c*i, c*(i+1)) within n; trailing ranks may be empty          (torch.chunk)
  *   StridedShard      n cut into `split` chunks by Shard's rule, each of them cut again by p; rank i holds the i-th of
@@ -15,8 +16,8 @@
  *   RaggedShard       P = product of the leading dimensions that are left, U = sum of the units, which divides P:
  *                     rows [P/U * (u_0 + .. + u_{i-1}), + P/U * u_i) of those dimensions flattened     (veScale)
  *
- * In each dimension a rank holds an ascending set of indices, so its part of any box is again a box of local
- * coordinates: that is how windows are answered without walking. */
+ * In each dimension a rank holds an ascending set of indices. So what it holds of any box (a window) is again a box in
+ * local coordinates, and is found without a walk over all boxes. */
 #ifndef CORE_TENSOR_SHARD_H
 #define CORE_TENSOR_SHARD_H
 
@@ -24,7 +25,7 @@
 #include "core/tensor/mesh.h"
 #include "core/tensor/placement.h"
 
-#define TENSOR_SHARD_RUNS_MAX (UINT64_C(1) << 24) /* separate runs of indices in one dimension of one shard */
+#define TENSOR_SHARD_RUNS_MAX (UINT64_C(1) << 24) /* separate stretches of indices in one dimension of one shard */
 
 struct tensor_sharding {                /* the caller's memory; read-only */
 	struct tensor_shape shape;
@@ -32,8 +33,8 @@ struct tensor_sharding {                /* the caller's memory; read-only */
 	const struct tensor_mesh *mesh;
 	const struct tensor_placement *placement; /* mesh->ndim of them */
 };
-/* Everything that can be wrong for any rank: -EINVAL, -EOVERFLOW, -BASE_ELIMIT, -EOPNOTSUPP (partial); err names the
- * placement, the dimension and the mesh dimension. */
+/* Checks all ranks at once: -EINVAL, -EOVERFLOW, -BASE_ELIMIT, -EOPNOTSUPP (partial); err names the placement, the
+ * dimension and the mesh dimension. */
 int tensor_sharding_check(const struct tensor_sharding *s, unsigned nplacements, struct base_error *err);
 /* Mesh dimensions of more than one rank on which it is replicated (a mask). */
 uint32_t tensor_sharding_replicated(const struct tensor_sharding *s);
@@ -42,13 +43,14 @@ uint32_t tensor_sharding_replicated(const struct tensor_sharding *s);
  * 0: not padded. Items of the range past the local tensor hold nothing. */
 struct tensor_flat { uint64_t from, to, len; };
 
-/* One placement's effect on one dimension: of the extent that it was given it holds `full` runs of `run` indices,
- * `stride` apart from `start` on, and then `tail` more from `tail_start` on. */
+/* One placement's effect on one dimension: it holds `full` stretches of `run` indices each, the first at `start` and
+ * each `stride` after the one before, and then `tail` more from `tail_start` on. */
 struct tensor_cut { uint32_t dim; uint64_t run, stride, start, full, tail_start, tail; };
 
 struct tensor_shard {
 	struct tensor_shape shape;      /* of the logical tensor */
-	bool absent;                    /* the rank is not in the mesh: it holds nothing, local_shape is not meant */
+	bool absent;                    /* the rank is not in the mesh: it holds nothing, and local_shape has no
+					 * meaning */
 	struct tensor_shape local_shape; /* of the buffer. ragged: [rows, the other dimensions...]; flat: [to - from] */
 	/* private */
 	uint32_t ncuts;
@@ -66,7 +68,7 @@ struct tensor_shard_box {
 	uint64_t local_stride[TENSOR_MAX_DIMS]; /* items between neighbours in each dimension of the tensor */
 };
 /* The boxes in the order of their first items in the buffer; with a window, only what lies in it. A flat range of a
- * d-dimensional box gives at most 2d-1. Each cuts the shard along a dimension only where its indices are not
+ * d-dimensional box gives at most 2d-1. A box ends in a dimension only where the rank's indices there are not
  * neighbours. An empty shard has no box; a scalar has one. */
 struct tensor_shard_iter {
 	const struct tensor_shard *shard;
@@ -97,9 +99,9 @@ struct tensor_shard_list {
 void tensor_shard_list_first(struct tensor_shard_list *it, const struct tensor_boxes *boxes);
 void tensor_shard_list_next(struct tensor_shard_list *it);
 
-/* Calls f for every rank whose shard (no flat range) meets the window, in no order, without trying every rank: mesh
- * dimensions that cut are narrowed one after the other. replicas false: of ranks that hold the same, the first in mesh
- * order only. What f returns, if not 0, ends the walk and is returned. */
+/* Calls f for every rank whose shard (no flat range) meets the window, in no order, without trying every rank: it
+ * narrows one cutting mesh dimension after the other. replicas false: calls f only for the first, in mesh order, of
+ * ranks that hold the same. What f returns, if not 0, ends the walk and is returned. */
 int tensor_sharding_holders(const struct tensor_sharding *s, const struct tensor_box *window, bool replicas,
 	int (*f)(void *arg, uint32_t rank, const uint32_t *coordinate), void *arg);
 

@@ -8,16 +8,16 @@
 #include "core/base/le.h"
 #include "core/tensor/shard.h"
 
-/* What coordinate `i` of `p` holds of an extent `n` under a placement that cuts a dimension (Shard, StridedShard,
- * InterleavedShard; the latter's divisibility was checked). Neighbouring runs never touch. */
+/* What coordinate `i` of `p` holds of a dimension of size `n` under a placement that cuts it (Shard, StridedShard,
+ * InterleavedShard, whose divisibility was checked). Neighbouring stretches never touch. */
 void tensor_cut_make(const struct tensor_placement *placement, uint64_t n, uint32_t p, uint32_t i,
 	struct tensor_cut *ret_cut);
 static inline uint64_t tensor_cut_extent(const struct tensor_cut *c) { return c->full * c->run + c->tail; }
-/* The coordinates, of `size`, that can hold something of indices [low, high), not empty, of an extent `n`: one or two
- * ranges [first, last]. Returns how many ranges. */
+/* The coordinates (0 to size - 1) that can hold some of the indices [low, high), not empty, of a dimension of size `n`:
+ * one or two ranges [first, last]. Returns how many ranges. */
 unsigned tensor_cut_holders(const struct tensor_placement *placement, uint64_t n, uint32_t size, uint64_t low,
 	uint64_t high, uint32_t first[static 2], uint32_t last[static 2]);
-/* Indices held that are below `x`, an index of the extent that was cut. */
+/* How many indices below `x` are held; `x` is an index before the cut. */
 uint64_t tensor_cut_below(const struct tensor_cut *c, uint64_t x);
 
 /* The word of one placement for a sentence, cut where it is long. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * share: who of a replica group stores what, without a message (docs/layouts.md). All replicated tensors of a group
- * that are not buffers, in their order, form one sequence of bytes, each tensor as the pieces of the box that every
- * replica holds, in storage order. The sequence is cut into equal spans, one a replica: replica i has [total*i/r,
+ * share: which replica of a group stores what, decided without a message (docs/layouts.md). All replicated tensors of a
+ * group that are not buffers, in their order, form one sequence of bytes, each tensor as the pieces of the box that
+ * every replica holds, in storage order. The sequence is cut into equal spans, one a replica: replica i has [total*i/r,
  * total*(i+1)/r). A tensor of under 1 MiB is never cut: it goes whole to the replica in whose span it begins; of a
- * longer one each piece goes to the replica in whose span it begins. So a replica stores what its span says, give or
- * take one piece or small tensor: less than 1 MiB (with the default grid, whose pieces are no longer).
- * Pure functions of integers, any thread. */
+ * longer one each piece goes to the replica in whose span it begins. So a replica stores its span, give or take one
+ * piece or small tensor: less than 1 MiB with the default grid, whose pieces are no longer than that. Pure functions of
+ * integers, any thread. */
 #ifndef CORE_TENSOR_SHARE_H
 #define CORE_TENSOR_SHARE_H
 
