@@ -15,8 +15,8 @@
 
 #define LOAD_WINDOW_BYTES (1u << 20)
 
-/* The boxes of a tensor that several writers hold, as far as these are not cut where the whole tensor is cut: disjoint,
- * they cover it, by ascending offset. One piece of memory with what it points to. */
+/* The boxes of a tensor that several writers hold, if these are not cut where the whole tensor is cut. They are
+ * disjoint, cover the tensor, and are ordered by ascending offset. One allocation holds it and what it points to. */
 struct load_boxes {
 	struct tensor_boxes list;
 	struct tensor_box_index *index;
@@ -33,7 +33,7 @@ struct load_object {
 	struct tensor_grid grid;         /* of a tensor */
 	struct tensor_box whole;
 	uint64_t stride[TENSOR_MAX_DIMS]; /* bytes between neighbours of the row-major tensor */
-	/* longest contiguous run of a grid cell in the row-major tensor; of boxes the mean */
+	/* how many bytes of a grid cell are contiguous in the row-major tensor, at most; with boxes, the mean */
 	uint64_t run_bytes;
 	uint64_t max_piece;              /* bytes of the longest piece */
 	struct store_row row;            /* owns the pieces of a tensor */
@@ -51,15 +51,15 @@ int load_cache_pin(struct load_cache *c, const struct load_object *o, struct loa
 	struct base_error *err);
 const uint8_t *load_pin_bytes(const struct load_pin *pin);
 
-/* Pieces of one box of a tensor that a writer stored: as many, and of the lengths, that the grid says, in packs that
- * the writer has. Raises o->max_piece. */
+/* Checks the pieces of one box that a writer stored: their number and lengths must be those of the grid, and their
+ * packs the writer's. Raises o->max_piece. */
 int load_pieces_check(struct load_object *o, const struct tensor_box *box, const struct store_piece *pieces,
 	uint64_t npieces, uint32_t npacks, struct base_error *err);
-/* The longest run of bytes that lie together in the tensor and in a cell of the box. */
+/* As many bytes as lie together both in the tensor and in a cell of the box, at most. */
 uint64_t load_box_run(const struct tensor_grid *g, const struct tensor_box *box);
 
-/* Gathers what all parts have of a tensor of which the part on rank line `line` has the boxes of o->row. Afterwards
- * o->row has the pieces of all boxes, each once, and o packs, pieces, digest, run_bytes and, where needed, boxes. */
+/* Gathers a tensor from all parts; o->row is what the part on rank line `line` has of it. Afterwards o->row has the
+ * pieces of all boxes, each once, and o has packs, pieces, digest, run_bytes and, if needed, boxes. */
 int load_boxes_gather(struct load_object *o, uint32_t tensor, uint32_t line, struct base_error *err);
 void load_boxes_free(struct load_boxes *b); /* NULL-safe */
 size_t load_boxes_memory(const struct load_boxes *b);
@@ -69,8 +69,8 @@ void load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end,
 /* A step's private side. */
 struct load_tensor_place { uint32_t layout, tensor; };
 const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
-/* The next row of a tensor, from rank line *line on, which is set to where it was found. Only parts are asked whose
- * layout has the tensor and whose chunks may. -ENOENT: none is left. */
+/* The next row of a tensor, from rank line *line on; sets *line to where it found the row. It reads only parts whose
+ * layout has the tensor and whose chunks may have it. -ENOENT: there are no more. */
 int load_step_row(const struct load_step *step, uint32_t tensor, uint32_t *line, struct store_row *ret_row,
 	const char *const **ret_packs, uint32_t *ret_npacks,
 	struct base_error *err);

@@ -47,26 +47,27 @@ struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);
 
-/* A component's stored view header: that of a layout which has all its tensors. NULL: none. */
+/* A component's stored view header, which belongs to a layout that has all tensors of the component. NULL: there is
+ * none. */
 const struct proto_view_header *load_step_header_find(const struct load_step *step, const char *component,
 	const char *view);
-/* It into fresh memory, re-hashed; -ENOENT when there is none. */
+/* Reads that header into fresh memory and checks its digest; -ENOENT: there is none. */
 int load_step_header(const struct load_step *step, const char *component, const char *view, uint64_t max,
 	void **ret_bytes, size_t *ret_len,
 	uint64_t *ret_data_bytes, struct base_error *err);
 
 /* An opened tensor or blob: its places. Safe from any thread; keeps the step alive. */
 struct load_object;
-/* Whoever wrote it: the lowest rank that has it whole, or the boxes of all ranks (equal boxes count once, the lowest
- * rank's), which have to cover it exactly: -BASE_EFORMAT names tensor, box and ranks. Reads one chunk, or those of all
- * parts that may have rows of it. A tensor without items may have no row. */
+/* Opens a tensor, whichever ranks wrote it: the row of the lowest rank that has it whole, or the boxes of all ranks (of
+ * equal boxes the lowest rank's), which must cover it exactly; -BASE_EFORMAT names tensor, box and ranks. It reads one
+ * chunk, or the chunks of all parts that may have rows of the tensor. A tensor without items may have no row. */
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);
 int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err);
 struct load_object *load_object_ref(struct load_object *o);
 void load_object_unref(struct load_object *o);
 uint64_t load_object_bytes(const struct load_object *o);
-/* Object digest of a blob; of a tensor one over its dtype, shape and pieces, whoever stored them, as
- * docs/format/part.md says ("The digest of a tensor"). */
+/* The object digest of a blob; of a tensor the digest over its dtype, shape and pieces, whichever ranks stored them
+ * (docs/format/part.md, "The digest of a tensor"). */
 const struct base_digest *load_object_digest(const struct load_object *o);
 const struct tensor_grid *load_object_grid(const struct load_object *o);      /* NULL: a blob */
 uint64_t load_object_piece_count(const struct load_object *o);
@@ -75,9 +76,9 @@ uint64_t load_object_piece_count(const struct load_object *o);
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece);
 size_t load_object_memory(const struct load_object *o);
 
-/* Past the cache, straight into the caller's memory: the items of a box of a tensor, `stride` bytes between neighbours
- * in each dimension, the box's first one at `data`; or all bytes of a blob. Each piece that meets the box is read once,
- * whole, and checked. -EINVAL: not inside the tensor. Any thread; errors name step, tensor, pack and offset. */
+/* Reads past the cache, straight into the caller's memory: the items of a box of a tensor, the first at `data`, with
+ * `stride` bytes between neighbours in each dimension; or all bytes of a blob. Each piece that meets the box is read
+ * once, whole, and checked. -EINVAL: not inside the tensor. Any thread; errors name step, tensor, pack and offset. */
 int load_object_read_box(struct load_object *o, const struct tensor_box *box, void *data, const uint64_t *stride,
 	struct base_error *err);
 int load_blob_read(struct load_object *o, void *data, struct base_error *err);

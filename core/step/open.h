@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * open: reads the layouts and parts that a manifest names, and checks that they are what the manifest says. All readers
- * of a step use it, except verify, which goes on after a fault to find the others. Any thread. */
+ * of a step use it, except verify, which goes on after a fault to find others. Any thread. */
 #ifndef CORE_STEP_OPEN_H
 #define CORE_STEP_OPEN_H
 
 #include "core/step/part.h"
 #include "core/step/store.h"
 
-/* Layout `number` of the manifest (below m->nlayouts); store_layout_free. -BASE_EFORMAT: it is another one than the
- * manifest means. The sentence names it by its number. */
+/* Layout `number` of the manifest (below m->nlayouts); store_layout_free. -BASE_EFORMAT: it is not the layout that the
+ * manifest means. The sentence gives its number. */
 int store_open_layout(struct store *s, const struct proto_manifest *m, uint32_t number, struct store_layout **ret_l,
 	struct base_error *err);
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * part: one writer's table tensor -> pieces (docs/format/part.md). The rows lie in chunk objects of at most
- * STORE_CHUNK_TARGET bytes of rows (more only for a single row), each with its own digest, so that a tensor's row is
- * found and believed by reading one chunk. A row holds: the boxes that this writer stored of the tensor (or the flag
- * WHOLE), and for the pieces of these boxes, in order, runs (pack, first offset, checks offset, count) with each
- * piece's digest, XXH3-128, lengths and codec; pieces of at most 64 bytes stand in the row itself (pack PROTO inline);
- * and a digest over the digests of its pieces.
- * A builder belongs to one thread; decoded rows are read-only. */
+ * STORE_CHUNK_TARGET bytes of rows (more only for a single row), each with its own digest, so reading one chunk is
+ * enough to find and trust a tensor's row. A row holds the boxes that this writer stored of the tensor (or the flag
+ * WHOLE); for the pieces of these boxes, in order, extents (pack, first offset, checks offset, count) with each piece's
+ * digest, XXH3-128, lengths and codec, where pieces of at most 64 bytes are in the row itself (inline); and a digest
+ * over the digests of its pieces. A builder belongs to one thread; decoded rows are read-only. */
 #ifndef CORE_STEP_PART_H
 #define CORE_STEP_PART_H
 
@@ -40,8 +39,8 @@ struct store_part_builder;
 struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct store_pack_writer *meta,
 	uint32_t meta_pack);
 void store_part_builder_free(struct store_part_builder *b);
-/* boxes NULL: whole. Consecutive pieces whose places follow each other by the run arithmetic are folded into one
- * run. */
+/* boxes NULL: whole. Consecutive pieces whose places follow each other by the arithmetic of extents go into one
+ * extent. */
 int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const struct tensor_box *boxes, uint32_t nboxes,
 	const struct store_piece *pieces, uint64_t npieces, struct base_error *err);
 /* Flushes the last chunk, fills part->chunks (memory owned by the builder) and appends the part object; *ret_ref is
@@ -53,7 +52,7 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 struct store;
 /* proto_part_decode, and a sentence. */
 int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err);
-/* A cache of decoded chunks, for whoever reads many rows. */
+/* A cache of decoded chunks, for callers that read many rows. */
 struct store_chunk_cache;
 /* any thread; layouts that it is used with outlive it. NULL: out of memory */
 struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes);
@@ -68,7 +67,7 @@ int store_part_read_row_cached(struct store_chunk_cache *c, struct store *s, con
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),
 	void *arg, struct base_error *err);
-/* In-memory decoder behind both (fuzzed): checks every index, count, length and offset. */
+/* The in-memory decoder behind both; it is fuzzed, and checks every index, count, length and offset. */
 struct store_chunk;
 int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks,
 	struct store_chunk **ret_c, struct base_error *err);

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part_window: the row of one tensor in a part, read by ranges. No product code calls this yet: it is for the load (a
- * rank that needs some pieces of a long row).
+ * part_window: the row of one tensor in a part, read by ranges. No product code calls this yet; the load will (a rank
+ * that needs some pieces of a long row).
  *
- * What a row holds is known from its boxes, and the places of a few of its pieces cost little more than these; what
- * grows with the row is the reading of its runs, 24 bytes for up to 64 MiB of data. -ENOMEM beside what each function
- * says. Reads the chunk's head and rows, the row's boxes and runs, and of its pieces those that are asked for and those
- * before them in the same run (a piece's place follows from theirs), by blocks that are each checked. The digests of
- * chunk and row are not: they need all of it. A window belongs to one thread, and its store, layout and part outlive
- * it. */
+ * It reads the chunk's head and rows, the row's boxes and extents, and of its pieces those that are asked for and those
+ * before them in the same extent, from which their places follow. Each block that is read is checked; the digests of
+ * chunk and row are not, because they need all of it. The cost grows with the row only by its extents, 24 bytes for up
+ * to 64 MiB of data. Every function may also return -ENOMEM. A window belongs to one thread, and its store, layout and
+ * part outlive it. */
 #ifndef CORE_STEP_PART_WINDOW_H
 #define CORE_STEP_PART_WINDOW_H
 

@@ -30,14 +30,14 @@ enum store_record_kind {
 	STORE_RECORD_STATS = 9,
 	STORE_RECORD_DAMAGE = 10,
 };
-/* Size maxima of the bodies, by kind; a longer one is refused on both sides. */
+/* The largest body of each kind; readers and writers refuse a longer one. */
 uint64_t store_record_max(enum store_record_kind kind);
 
 struct store_record { enum store_record_kind kind; uint8_t *body; size_t len; }; /* body malloc'ed */
 void store_record_release(struct store_record *r);
 
-/* File image of a record; id: the store's (16 bytes), so that a file of another store never passes (NULL for kind
- * store). */
+/* The bytes of a record's file. id: the store's (16 bytes), so that a file of another store never passes; NULL for kind
+ * store. */
 int store_record_encode(enum store_record_kind kind, const uint8_t id[16], const void *body, size_t len,
 	struct base_buf *ret_file);
 /* 0; or -EBADMSG (no good copy), -BASE_EVERSION, -BASE_EFORMAT. *ret_whole (may be NULL) is false when a copy or the

@@ -34,11 +34,12 @@ void store_close(struct store *s); /* NULL-safe */
 int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err);
 void store_pack_put(struct store *s, struct store_pack *p);
 
-/* Gives the reserve file up so that abort, rm and gc have room (best effort), and makes it again when there is room. */
+/* release deletes the reserve file, so that abort, rm and gc have room; restore makes it again when there is room. Best
+ * effort. */
 void store_reserve_release(struct store *s);
 void store_reserve_restore(struct store *s);
 
-/* Did a write fail with r because the user may not write to the store? Then err says so, with the store's owner. */
+/* Did a write fail with r because the user may not write to the store? If so, err says it, with the store's owner. */
 bool store_denied(const struct store *s, int r, struct base_error *err);
 
 /* of this machine, as file names need it: [A-Za-z0-9_.=-], at most 64 bytes; static */

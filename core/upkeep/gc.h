@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gc: deletes what no live commit, no undecided attempt and no base named by one can reach (invariant 7; docs/gc.md).
- * Whole files only. Two runs at least a grace period apart: the first marks in trash/, a later one deletes. */
+ * It deletes whole files only. A collection marks files in trash/; one that comes at least a grace period later deletes
+ * them. */
 #ifndef CORE_UPKEEP_GC_H
 #define CORE_UPKEEP_GC_H
 
@@ -12,16 +13,16 @@ struct store_gc_options {
 	/* default 86400; 0: mark and delete at once, -BASE_EBUSY while a writer is alive */
 	uint64_t grace_s;
 	uint64_t heartbeat_s;           /* how long a heartbeat of another host may stand still: 20 */
-	/* Called for each thing: what is "abort" (a dead attempt), "mark", "delete", "keep" (marked, grace not
-	 * over), "damage" (left alone, why in detail). */
+	/* Called for each file or attempt; `what` is "abort" (a dead attempt), "mark", "delete", "keep" (marked, the
+	 * grace period is not over), "damage" (left alone; `detail` says why). */
 	void (*report)(void *arg, const char *what, const char *name, uint64_t bytes, const char *detail);
 	void *arg;
 	/* of manifests to read and files to look at; may be NULL. From the caller's thread, as report */
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
 };
 struct store_gc_result { uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes; };
-/* A run whose list or a manifest that is live cannot be read: nothing of that store's packs is deleted
- * (-BASE_EDAMAGED): reachability is not known. */
+/* -BASE_EDAMAGED: the list of a run, or a manifest that a visible step names, cannot be read. Then it is not known what
+ * is reached, and no pack of the store is deleted. */
 int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_result *ret_r, struct base_error *err);
 
 #endif

@@ -29,11 +29,12 @@ struct gc {
 	int fault;                      /* first failure to mark or delete: told at the end */
 	uint64_t done, total;           /* for `progress` */
 
-	/* the whole store, listed before anything of the main pass is read: candidates and marks */
+	/* the whole store, listed before the main pass reads anything: candidates and marks */
 	struct store_files files;
 	struct store_launch_info *launches; size_t nlaunches;          /* judged: none is UNKNOWN any more */
 	struct gc_run *lists; size_t nlists;                           /* by run */
-	size_t hint;                                                   /* list that knew the last attempt asked for */
+	size_t hint;                                                   /* the list that knew the attempt which was asked
+								        * for last */
 	struct store_folders folders;
 	struct gc_names packs_kept;     /* names of packs that are reached */
 	/* paths of manifests that a visible commit or an undecided attempt's base names */

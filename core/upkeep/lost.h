@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lost: do other files name entries that a list does not have (docs/format/list.md, "What a lost end can show")? May
- * run beside writers: what they put meanwhile counts as no trace. Any thread. */
+ * lost: do other files name entries that a list does not have (docs/format/list.md, "What a lost end can show")? It may
+ * run beside writers: what they put meanwhile is not taken for a trace. Any thread. */
 #ifndef CORE_UPKEEP_LOST_H
 #define CORE_UPKEEP_LOST_H
 
@@ -16,7 +16,7 @@ struct store_lost_question {
 	void (*found)(void *arg, const char *file, const char *run, const char *text);
 	void *arg;
 };
-/* 0, traces or not; an error: it cannot be known. */
+/* 0, whether there are traces or not; an error: it could not find out. */
 int store_lost_find(const struct store_lost_question *q, struct base_error *err);
 
 #endif

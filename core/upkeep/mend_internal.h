@@ -9,9 +9,9 @@
  *   mend_record.c   other records: the good copy, a copy, what it was made of, or deletion
  *   mend_pack.c     packs, with the files that mend_pack.h names
  *
- * Every action leaves the store valid when it is cut short anywhere: a file is replaced in one moment by one that is
- * better, an entry is appended by the list's own rules, and what is deleted means nothing. So mending that was
- * interrupted is mending that was asked for less. One thread. */
+ * An action that is interrupted anywhere leaves the store valid: a file is replaced in one moment by a better one, an
+ * entry is appended by the list's own rules, and only files without a meaning are deleted. So an interrupted mend has
+ * done a part of its work, and the next one goes on. One thread. */
 #ifndef CORE_UPKEEP_MEND_INTERNAL_H
 #define CORE_UPKEEP_MEND_INTERNAL_H
 
@@ -49,7 +49,8 @@ struct mend {
 	struct base_error *err;
 	struct mend_fault *faults; size_t nfaults, faults_size;
 	struct mend_action *actions; size_t nactions;
-	bool again;                     /* not the first look: found and lost are told already where they were */
+	bool again;                     /* not the first round: what the rounds before have found and lost was told
+					 * already */
 	uint64_t before;                /* a hash of what the round before found and did */
 };
 
@@ -70,10 +71,10 @@ void mend_actions_release(struct mend *m);
 
 /* mend_list.c */
 int mend_lists(struct mend *m);
-/* An entry as it stands in that store; 0 or an error, without patience. */
+/* Reads an entry of that store as it is; 0 or an error, which is not tried again. */
 int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_entry *ret_e);
 
-/* mend_step.c: of a list that does without the entries in `lost`, ascending. */
+/* mend_step.c: steps of a list that lacks the entries in `lost`, ascending. */
 int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_t n);
 bool mend_end_traced(const struct mend *m, const struct store_list *l);
 
@@ -81,7 +82,7 @@ bool mend_end_traced(const struct mend *m, const struct store_list *l);
 int mend_records(struct mend *m);
 /* mend_pack.c */
 int mend_packs(struct mend *m);
-/* -EINVAL: packs of another store lie here. */
+/* -EINVAL: the store holds packs of another store. */
 int mend_packs_own(struct mend *m);
 bool mend_manifest_name(const char *file, char run[static PROTO_RUN_MAX + 1], struct base_digest *ret_d);
 

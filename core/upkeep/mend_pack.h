@@ -14,8 +14,9 @@
 struct mend_object {
 	struct store_object_ref ref;
 	bool bad;                       /* its bytes or checks, where they lie */
-	struct store *from;             /* of a bad one: a store that holds it, or NULL: nobody does */
-	char pack[STORE_PACK_NAME_MAX]; /* there; empty: its bytes are right here, its checks are not */
+	struct store *from;             /* of a bad one: a store that holds it; NULL: none does */
+	char pack[STORE_PACK_NAME_MAX]; /* in that store; empty: the bytes in this pack are right, their checks are
+					 * not */
 	struct store_object_ref there;
 	struct base_buf checks;         /* made while its bytes are written */
 };
@@ -28,10 +29,10 @@ struct mend_pack {
 };
 void mend_pack_free(struct mend_pack *p); /* NULL-safe */
 
-/* An open pack without a look at its head; of the size that it should have. storage_name: of its file. */
+/* Opens a pack of the size that it should have, without looking at its head. storage_name: of its file. */
 int mend_pack_open(struct store *s, const char *name, const char *storage_name, uint64_t size,
 	struct store_pack **ret_p);
-/* Every block, and the digest. 1: right; 0: not; or an error of this moment. */
+/* Checks every block, and the digest. 1: right; 0: damaged; or an error of the storage at this moment. */
 int mend_object_good(struct store_pack *p, const struct store_object_ref *ref);
 
 /* Looks for the bad objects of all these packs, here and in `from`. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify: reads everything, re-hashes everything, and says for each fault what it hurts (vckpt verify).
- * Uses all cores; any thread. */
+ * verify: reads and hashes everything, and says for each fault which steps and tensors it touches (vckpt verify). Uses
+ * all cores; any thread. */
 #ifndef CORE_UPKEEP_VERIFY_H
 #define CORE_UPKEEP_VERIFY_H
 
@@ -28,8 +28,8 @@ struct store_verify_options {
 	const char *run; uint64_t step;  /* NULL: the whole store; PROTO_NONE: all steps of the run */
 	unsigned threads;                /* 0: all */
 	bool note;                       /* leave notes of damaged packs for writers (note.h); best effort */
-	/* Damage, and what a newer vckpt wrote. One call for each (fault, step, tensor or blob) touched; a fault that
-	 * touches no visible step gives one call. Calls are serialised. */
+	/* Called for damage, and for what a newer vckpt wrote: once for each step, tensor or blob that a fault touches,
+	 * or once if it touches no visible step. Calls are serialised. */
 	void (*damage)(void *arg, const struct store_damage *d);
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
 	/* A pack was read to its end, damaged or not; only where the whole store is verified. May be NULL; calls are
@@ -41,8 +41,9 @@ struct store_verify_options {
 	verify_header_func header;
 };
 struct store_verify_result { uint64_t files, objects, bytes, steps, faults, newer; }; /* faults: without the newer */
-/* 0 when everything could be looked at, damage or not (see faults). The whole store: every file outside index/, padding
- * and unreferenced ones included; files that no vckpt makes are reported as foreign. */
+/* 0 if it could look at everything, whether it found damage or not (see faults). For the whole store it looks at every
+ * file outside index/, also at padding and at files that nothing refers to; it reports files that no vckpt makes as
+ * foreign. */
 int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
 	struct base_error *err);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * safetensors: headers of the safetensors format (u64 length | JSON | data), read and written. The reader refuses every
- * header that lies: each error is one sentence that names the tensor. Pure functions over memory, any thread. */
+ * header that is wrong in any point; each error is one sentence that names the tensor. Pure functions over memory, any
+ * thread. */
 #ifndef CORE_VIEW_SAFETENSORS_H
 #define CORE_VIEW_SAFETENSORS_H
 
@@ -30,8 +31,7 @@ int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, s
 	struct base_error *err);
 void view_safetensors_release(struct view_safetensors *s);
 
-/* Whether a tensor can stand in a .safetensors file: it has a dtype there, and neither its name nor its shape is in
- * the way. */
+/* Can a tensor be in a .safetensors file? Its dtype, name and shape must be possible there. */
 bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
 	uint32_t name_len);
 
@@ -42,9 +42,9 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata,
 	uint32_t nmetadata, struct base_buf *ret_header, uint64_t *ret_data_bytes);
 
-/* Does a stored header agree with the layout that it is of: every tensor of the component that can stand in such a file
- * and no other, its dtype, shape and bytes, data_bytes in all? 0, also of a view that is not known; or what is wrong.
- * As store_verify wants it. */
+/* Does a stored header agree with its layout? It must have every tensor of the component that can be in such a file and
+ * no other, with its dtype, shape and bytes, and data_bytes in all. 0, also for a view that is not known; or an error,
+ * and a sentence that says what is wrong. It is a verify_header_func. */
 int view_header_check(const struct store_layout *l, const char *component, const char *view, const void *header,
 	size_t len, uint64_t data_bytes, struct base_error *err);
 

@@ -13,7 +13,7 @@
 
 #include "core/load/cache.h"
 
-/* Which forms of its tensors a tree shows. Blobs and manifest.json are in every tree, under the same names. */
+/* Which forms of the tensors a tree shows. Blobs and manifest.json are in every tree, under the same names. */
 enum view_show { VIEW_SHOW_NPY = 1 << 0, VIEW_SHOW_SAFETENSORS = 1 << 1, VIEW_SHOW_ALL = 3 };
 enum view_kind { VIEW_DIRECTORY, VIEW_TENSOR_NPY, VIEW_SAFETENSORS, VIEW_BLOB, VIEW_MANIFEST_JSON };
 
@@ -28,9 +28,9 @@ struct view_node {
 int view_show_parse(const char *words);
 
 struct view_tree;
-/* show: of enum view_show, at least one. Without VIEW_SHOW_NPY, tensors that stand in no .safetensors are shown as .npy
- * all the same, so that every tensor is in every tree. A blob whose path the tree uses, or would use if it showed
- * everything, is shown with its first character as %XX (and told through base_warning once). */
+/* show: of enum view_show, at least one. Without VIEW_SHOW_NPY, tensors that are in no .safetensors are still shown as
+ * .npy, so every tree has every tensor. A blob whose path the tree uses, or would use if it showed everything, is shown
+ * with its first character as %XX; base_warning says so once. */
 int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err);
 struct view_tree *view_tree_ref(struct view_tree *t);
 void view_tree_unref(struct view_tree *t);
@@ -43,8 +43,8 @@ int64_t view_tree_walk(const struct view_tree *t, const char *path);  /* "model/
 size_t view_tree_memory(const struct view_tree *t);
 
 /* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name, mode ...): calls f(arg, key,
- * value) for each; keys without the "user.vckpt." prefix. mode is the reader's word ("cached"). Attributes of the step
- * stand on node 0 as attr.<key>. May read the tensor's row. */
+ * value) for each; keys without the "user.vckpt." prefix. mode: how the caller serves files ("cached"). Attributes of
+ * the step are on node 0 as attr.<key>. It may read the tensor's row. */
 int view_node_attributes(struct view_tree *t, uint32_t node, const char *mode,
 	int (*f)(void *arg, const char *key, const char *value), void *arg, struct base_error *err);
 

@@ -29,7 +29,7 @@ void view_json_number(struct base_buf *b, uint64_t v);
 /* The text of manifest.json. ret_text may be NULL: only the length is computed, in little memory. */
 int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len);
 
-/* Of a tree: its enum view_show, and whether it shows COMPONENT.safetensors. */
+/* The tree's enum view_show; and does it show COMPONENT.safetensors? */
 unsigned view_tree_show(const struct view_tree *t);
 bool view_tree_has_safetensors(const struct view_tree *t, const char *component);
 /* Path of a node below the step's directory, appended. */
