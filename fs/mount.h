@@ -38,7 +38,7 @@ struct fs_mount {
 	struct fuse_conn_info connection;       /* as the kernel offered it */
 	uid_t uid; gid_t gid; mode_t file_mode, directory_mode;
 	int64_t start_ns;
-	/* of node ids: differs from mount to mount, so that a file handle of another is never taken for ours */
+	/* of node ids: random per mount, so that a file handle of another mount is never taken for one of this */
 	uint64_t generation;
 	double refresh_s;
 	int statm_fd;                           /* /proc/self/statm, opened before the sandbox closes */

@@ -18,9 +18,8 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err);
  * could not be unmounted (-EBUSY: in use; -EPERM: fusermount3 does not say why); else NULL. */
 int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct base_error *err);
 
-/* A sentence that says why a mount of this user cannot be unmounted here and what mends it, or NULL: fusermount3, which
- * does it for all but root, needs /etc/mtab, and small containers have none. Static storage; blocks no longer than
- * access(2). */
+/* A sentence that says why this user cannot unmount here and what to do, or NULL: fusermount3, which does it for all
+ * but root, needs /etc/mtab, and small containers have none. Static storage; blocks no longer than access(2). */
 const char *fs_mountpoint_stuck(void);
 
 #endif

@@ -8,8 +8,8 @@
  *   slot      one per commit entry that was ever looked up; the table only grows, so an id never comes to mean
  *             something else
  *
- * Nothing is done per step before somebody looks: a run's list is read when the run is first named, a step is
- * opened when something in it is. Any thread, except fs_run_refresh and fs_run_gone: one thread. Lock order:
+ * Work is done only when a request needs it: a run's list is read when the run is first named, and a step is opened
+ * when something in it is looked up. Any thread, except fs_run_refresh and fs_run_gone: one thread. Lock order:
  * run->lock, then runs->lock; neither is held across a read of a step. */
 #ifndef FS_RUNS_H
 #define FS_RUNS_H

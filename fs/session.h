@@ -11,8 +11,8 @@ int fs_session_open(struct fs_mount *m, struct base_error *err); /* mounts; m->s
 void fs_session_close(struct fs_mount *m);
 /* answers requests until it is unmounted or asked to exit */
 int fs_session_loop(struct fs_mount *m);
-/* Looks at the mount point as any program does, which waits until the kernel has INIT's answer; then raises its
- * readahead. Not from a handler's thread. */
+/* Looks at the mount point as any program does, and so waits until the kernel has the answer to INIT; then raises the
+ * readahead. Do not call it from a handler's thread. */
 int fs_session_prove(struct fs_mount *m, struct base_error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * watch: the thread that keeps the lists of runs fresh and tells the kernel what to forget. The only place that
- * notifies the kernel: a handler that did could wait for itself. */
+ * watch: the thread that keeps the lists of runs fresh and tells the kernel what to forget. Only this thread notifies
+ * the kernel: a handler that did so could wait for itself. */
 #ifndef FS_WATCH_H
 #define FS_WATCH_H
 

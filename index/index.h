@@ -4,8 +4,8 @@
  *
  * Tables: `commits` (manifest digest -> run, entry, bytes, when last used), `places` (piece or blob digest -> where a
  * live commit keeps it). Every value repeats its key and carries an XXH3-64 of itself; a miss or a mismatch is "not
- * found". LMDB dies of some damage (an assertion, SIGBUS): so the file is walked by a child process before this one
- * opens it (index_check), and written by a child process (`vckpt index --update`), whose death costs only the index. No
+ * found". Some damage makes LMDB end the process (an assertion, SIGBUS). So a child process walks the file before this
+ * one opens it (index_check), and a process of its own writes it (`vckpt index`), whose death costs only the index. No
  * read transaction outlives one call. Bounded: whole commits are evicted, the longest unused first. Not on network
  * filesystems (statfs magic): then no index (-EOPNOTSUPP). Any thread. One environment a process and directory (a
  * second one: -EBUSY). Not across fork. */
@@ -41,7 +41,7 @@ int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, 
 void index_close(struct index *i);  /* NULL-safe */
 void index_delete(const char *dir); /* removes its files, nothing else */
 
-/* Both answer "no" to whatever goes wrong: parts answer then. */
+/* Both answer "no" if anything goes wrong; parts answer then. */
 int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */
 /* known: added before, even if evicted since; false: to be added */
 bool index_has_commit(struct index *i, const struct base_digest *manifest);

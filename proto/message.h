@@ -39,8 +39,8 @@
 
 struct proto_attribute { const char *key, *value; };   /* sorted by key, keys unique */
 
-/* Why decoding `body` answered -BASE_EVERSION, as a sentence goes on: "it needs the feature "x", which this vckpt
- * does not know". */
+/* Why decoding `body` gave -BASE_EVERSION, as the end of a sentence: "it needs the feature "x", which this vckpt does
+ * not know". */
 #define PROTO_NEWER_BYTES 400
 void proto_newer(const void *body, size_t len, char text[static PROTO_NEWER_BYTES]);
 
@@ -106,7 +106,7 @@ struct proto_part {
 	uint32_t rank, world;
 	const char *host;
 	struct base_digest layout;                              /* of the layout object that its tensor numbers mean */
-	/* own first; `pack` of every ref and run below counts in here */
+	/* own packs first; `pack` of every reference and extent below counts in here */
 	const struct proto_pack_use *packs; uint32_t npacks;
 	const struct proto_chunk *chunks; uint32_t nchunks;     /* by ascending tensor */
 	const struct proto_blob *blobs; uint32_t nblobs;        /* sorted by (per_rank, name) */

@@ -15,11 +15,11 @@
 struct proto_timing { const char *phase; uint64_t ns, bytes; uint64_t start_ns, end_ns; };
 #define PROTO_TIMINGS_MAX 256u
 
-/* What a rank holds of the tensors of a group of replicas that it is in: all ranks of the group say the same. */
+/* A digest over what a rank holds of the tensors of a group of replicas; all ranks of the group must have the same. */
 struct proto_replica { uint8_t group[16], digest[16]; };
 #define PROTO_REPLICAS_MAX (UINT32_C(1) << 16)
 /* One block of a replicated tensor, or all of it: names the tensor where digests of a group differ. The tensor is a
- * number in the part's layout, which whoever reads it has to check. */
+ * number in the part's layout; readers have to check it. */
 struct proto_sample { uint32_t tensor; uint8_t group[16]; uint8_t hash[16]; };
 
 /* Measures of one rank's save. Times of CLOCK_REALTIME in ns, 0: not recorded (clocks may go back: no order is

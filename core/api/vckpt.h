@@ -63,14 +63,15 @@ enum { VCKPT_PIN_AUTO, VCKPT_PIN_NO, VCKPT_PIN_YES /* fails where memory cannot 
 	VCKPT_PIN_ALLOCATE /* as AUTO, but the CUDA driver allocates it: where registering is slow */ };
 enum { VCKPT_REPLICAS_SAMPLE, VCKPT_REPLICAS_FULL, VCKPT_REPLICAS_OFF };
 enum {
-	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* what is not copying yields CPU (nice 19) and I/O (idle class) */
+	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* all threads but those that copy run at nice 19 and in the idle I/O
+					    * class */
 	VCKPT_SAVER_NO_BASES = 1 << 1,   /* recognise nothing of earlier steps */
 };
 struct vckpt_saver;
 struct vckpt_saver_options {
 	size_t size;                     /* sizeof (struct vckpt_saver_options) */
 	const char *store, *run;
-	const char *launch_id;           /* shared by all ranks; new at every start. May be NULL where world is 1 */
+	const char *launch_id;           /* shared by all ranks, new at every start; may be NULL if world is 1 */
 	uint32_t rank, world;
 	const struct vckpt_mesh *mesh;   /* of tensors that name none: they are replicated over it. NULL: all ranks */
 	uint64_t heartbeat_ms, start_ms; /* 0: 20 s, 60 s; a store that fails is asked again for start_ms */
@@ -78,13 +79,14 @@ struct vckpt_saver_options {
 	int pin, check_replicas;
 	uint32_t threads, flags;         /* threads 0: usable cores / ranks of the node (docs/save.md) */
 	const char *ignored;             /* was the directory of a cache of plans, which stay in memory now */
-	uint64_t deadline_ms;            /* how long, after its own part, the committing rank waits for that of a rank
-	                                    that lives; then the save is aborted. 0: as long as that rank lives */
+	uint64_t deadline_ms;            /* how long the committing rank, after announcing its own part, waits for the
+	                                     part of a rank that lives; then the save is aborted. 0: as long as that
+	                                     rank lives */
 };
-/* Shows a heartbeat and meets the other ranks' (rank 0 appends the launch, the others wait for it). Blocks. */
+/* Shows a heartbeat and meets the other ranks: rank 0 appends the launch entry, the others wait for it. Blocks. */
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err);
 /* Waits until every save is decided and ends the threads. 0, or the error of the first failed save whose error no call
- * has returned. A second call does nothing. Handles still answer; new saves are refused. */
+ * has returned. A second call does nothing. Existing saves can still be queried; vckpt_save_begin fails. */
 int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err);
 void vckpt_saver_free(struct vckpt_saver *saver); /* closes; NULL-safe */
 enum {
@@ -118,14 +120,15 @@ struct vckpt_save_options {
 	void *stream;                    /* CUstream that the data is ready on (docs/save.md); NULL: default streams */
 	uint32_t flags, reserved;
 };
-/* Begins a save of the step. -EINVAL: the number is too high, or missing where world is above 1: nothing begins. A save
- * that is refused for another reason fails at all ranks. Later saves wait until this one is submitted or freed. */
+/* Begins a save of the step. -EINVAL: the number is too high, or it is missing and world is above 1; then nothing
+ * begins. A save that is refused for another reason fails at all ranks. Later saves wait until this one is submitted or
+ * freed. */
 int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
 	struct vckpt_error *err);
 /* Declares n tensors; checked now (names, shapes, dtypes, placements, strides). The data must live, unchanged, from
  * submit until staged. After an error the save holds what it held before. -EEXIST: a tensor is given twice. */
 int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err);
-/* The bytes are copied. Of a global blob that several ranks give the lowest rank's counts. */
+/* The bytes are copied. If several ranks give a global blob, the lowest rank's counts. */
 int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, const void *bytes, size_t len,
 	struct vckpt_error *err);
 /* Declares a value that ranks have to hold alike: all ranks that declare any value in `group` (1 to 255 bytes) must
@@ -134,17 +137,18 @@ int vckpt_save_common(struct vckpt_save *save, const char *group, const char *na
 	struct vckpt_error *err);
 /* Hands the save to the saver's threads and returns at once. -EEXIST: a value is declared twice. */
 int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err);
-/* timeout_ms < 0: for ever. 0: the data is the caller's again. An error of the save ends the wait too, and the data is
- * the caller's then as well; -ETIMEDOUT: not yet (a save never fails with it). */
+/* timeout_ms < 0: waits for ever. Returns 0 when the data is the caller's again; an error of the save, and then the
+ * data is the caller's too; -ETIMEDOUT: not yet (a save never fails with it). */
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err);
 struct vckpt_committed { uint64_t step, entry; };
 /* 0: the step is visible and durable. -VCKPT_ETIMEDOUT: not decided yet. -VCKPT_EUNDECIDED: the store failed this rank
  * for start_ms; others may still commit it, or a later launch aborts it. Another error: it never becomes visible. */
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
 	struct vckpt_error *err);
-/* Frees the handle: a submitted save goes on, any other is given up. Threads that wait for it wait on. NULL-safe. */
+/* Frees the handle. A submitted save goes on, any other is given up. Threads that wait for the save go on waiting.
+ * NULL-safe. */
 void vckpt_save_free(struct vckpt_save *save);
-/* The same for a save that was not submitted, telling the other ranks why. */
+/* Frees a save that was not submitted, and tells the other ranks why. */
 void vckpt_save_give_up(struct vckpt_save *save, const char *reason);
 enum vckpt_state { VCKPT_OPEN, VCKPT_QUEUED, VCKPT_STAGING, VCKPT_STAGED, VCKPT_ANNOUNCED, VCKPT_COMMITTED,
 	VCKPT_FAILED };
@@ -153,8 +157,8 @@ struct vckpt_progress {
 	uint64_t bytes_total, bytes_staged, bytes_done; /* of what this rank stores */
 };
 int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress);
-/* What a save of this rank did. Times are of CLOCK_REALTIME, in ns; busy sums the threads.
- * `write` is handing over to the packs and waiting for them; what their own threads do meanwhile is not counted. */
+/* What a save of this rank did. Times are of CLOCK_REALTIME, in ns; busy sums the threads. `write` is the time to hand
+ * bytes to the packs and to wait for them; the packs' own threads are not counted. */
 #define VCKPT_PHASES 9
 struct vckpt_phase { const char *name; uint64_t start_ns, end_ns, busy_ns, bytes; };
 struct vckpt_timings {
@@ -168,8 +172,9 @@ struct vckpt_timings {
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings);
 
 /* ---- reading: any thread, several at once ---- */
-/* What a rank holds of a tensor, described as for a save with a mesh: n boxes, of each ndim pairs (offset, size), the
- * place of its first item in the local tensor, row-major, and ndim strides there, in items. free() the array. */
+/* What a rank holds of a tensor that is described as for a save with a mesh: n boxes. Each has ndim pairs (offset,
+ * size), the place of its first item in the row-major local tensor, and ndim strides there, in items. free() the
+ * array. */
 int vckpt_tensor_boxes(const struct vckpt_tensor *tensor, uint32_t rank, uint64_t **ret_boxes, size_t *ret_n,
 	struct vckpt_error *err);
 struct vckpt_step;

@@ -4,9 +4,9 @@
  * Nothing here allocates on the device. Driver errors are translated to errnos, with the driver's own name in the
  * sentence.
  *
- * Calls are made in the context that the memory is of, whatever the thread's is, and in the relaxed mode of stream
- * capture: a thread of the program may capture a graph meanwhile, and is not disturbed. Streams are our own and
- * non-blocking; one thread uses one at a time. A mark says when copies given so far are done.
+ * Calls are made in the context to which the memory belongs, whatever context the thread has, and in the relaxed mode
+ * of stream capture, so a thread of the program that captures a graph meanwhile is not disturbed. Streams are the
+ * library's own and non-blocking; one thread uses one at a time. A mark tells when the copies given so far are done.
  *
  * The library is the one that dlopen(3) finds as libcuda.so.1, or that the environment variable VCKPT_LIBCUDA names by
  * its path (for tests; ignored in set-user-ID programs). */
@@ -23,39 +23,42 @@ enum device_pin { DEVICE_PIN_AUTO, DEVICE_PIN_NO, DEVICE_PIN_YES, DEVICE_PIN_ALL
 /* 0, or -ENOENT (no driver, or no device): the sentence says why. Loads once; any thread. */
 int device_cuda_load(struct base_error *err);
 
-/* What has to be done before device memory may be read, and the contexts that the memory is of, called its places. A
- * save's: made empty, told of every tensor, set, then waited for by streams of its places. */
+/* What has to be finished before device memory may be read, and the contexts to which the memory belongs, called the
+ * fence's places. A save makes an empty one, tells it of every tensor, and sets it; then the streams of its places wait
+ * for it. */
 struct device_fence;
 int device_fence_new(struct device_fence **ret_f, struct base_error *err); /* loads the driver */
-/* The context that the memory at `address` is of (NULL: the calling thread's). -EINVAL: no context is to be found. */
+/* The place of the context to which the memory at `address` belongs (NULL: the calling thread's). -EINVAL: it finds no
+ * context. */
 int device_fence_place(struct device_fence *f, const void *address, unsigned *ret_place, struct base_error *err);
-/* Records an event on each stream (NULL: the default stream of every place); in places that no stream is of, on the
- * default stream. Once. -EBUSY: a stream is being captured into a graph (nothing was done to it). */
+/* Records an event on each stream (NULL: the default stream of every place), and on the default stream of each place to
+ * which none of the streams belongs. Call it once. -EBUSY: a stream is being captured into a graph (nothing was done to
+ * it). */
 int device_fence_set(struct device_fence *f, void *const *streams, size_t n, struct base_error *err);
 void device_fence_free(struct device_fence *f); /* NULL-safe; any thread */
 
-/* Host memory that is page-locked for all contexts (cuMemHostRegister, portable), by way of the fence's first place. */
+/* Page-locks host memory for all contexts (cuMemHostRegister, portable), in the context of the fence's first place. */
 struct device_registration;
 int device_registration_new(const struct device_fence *f, void *memory, size_t bytes,
 	struct device_registration **ret_r, struct base_error *err);
-/* Memory of the driver instead (cuMemHostAlloc): it goes with the registration, and with its context. */
+/* Memory that the driver allocates instead (cuMemHostAlloc). It ends with the registration, and with its context. */
 int device_registration_allocate(const struct device_fence *f, size_t bytes, void **ret_memory,
 	struct device_registration **ret_r, struct base_error *err);
 void device_registration_free(struct device_registration *r); /* before the memory goes; NULL-safe; any thread */
 
 struct device_stream;
-/* In the context of a place of the fence. What it turns (fetch.h) comes by way of 4 MiB of its own, allocated when they
- * are first needed: pinned, unless pin is NO, or the driver has none and pin is not YES. */
+/* A stream in the context of a place of the fence. Bytes that it turns (fetch.h) go through 4 MiB of its own, which it
+ * allocates at first need. They are pinned, unless pin is NO, or the driver has no such memory and pin is not YES. */
 int device_stream_new(const struct device_fence *f, unsigned place, enum device_pin pin,
 	struct device_stream **ret_s, struct base_error *err);
 void device_stream_free(struct device_stream *s); /* waits for its copies; NULL-safe */
 bool device_stream_fits(const struct device_stream *s, const struct device_fence *f, unsigned place); /* its context */
 int device_stream_wait(struct device_stream *s, const struct device_fence *f, struct base_error *err);
-/* `to` (pinned, or pageable and then slower) is filled when a later mark was waited for, by the driver or by whoever
- * waits. Long calls wait for parts of their own copies, others for none. */
+/* `to` (pinned, or pageable and then slower) is filled once a later mark was waited for; the driver or the waiting
+ * thread fills it. Long calls wait for some of their own copies, others do not wait. */
 int device_stream_gather(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err);
 
-struct device_mark;                     /* of a stream, whose thread's it is, and which it does not outlive */
+struct device_mark;                     /* belongs to a stream and its thread, and does not outlive the stream */
 int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct base_error *err); /* reusable */
 void device_mark_free(struct device_mark *m); /* NULL-safe */
 int device_mark_set(struct device_mark *m, struct base_error *err); /* after the copies given to its stream so far */

@@ -104,11 +104,11 @@ extern struct cuda_driver cuda_driver;
 int cuda_translate(cuda_result rc, const char *what, struct base_error *err);
 #define CUDA_COPIES "copies from device memory" /* what a wait for them tells */
 
-/* Calls that may be unsafe while the program captures a stream (cuThreadExchangeStreamCaptureMode) stand between these
- * two: what we do is of no capture's business. Not nested. */
+/* Calls that may be unsafe while the program captures a stream (cuThreadExchangeStreamCaptureMode) are made between
+ * these two, so that they do not concern any capture. Do not nest them. */
 int cuda_relax(struct base_error *err);
 void cuda_restore(void);
-/* Likewise, those that a context has to be current for. */
+/* The same for calls that need a current context. */
 int cuda_enter(cuda_context c, struct base_error *err);
 void cuda_leave(void);
 int cuda_event_new(cuda_event *ret_e, struct base_error *err);

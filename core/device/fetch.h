@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fetch: how a strided box is best had from device memory, by arithmetic alone (nothing here touches memory or calls a
- * driver). Either straight into its place, by copies of one, two or three dimensions; or turned: the bytes come as
- * they lie in the source, in few long copies, and the host puts the items in order. Any thread. */
+ * fetch: the best way to copy a strided box out of device memory, by arithmetic alone (nothing here touches memory or
+ * calls a driver). A box is copied straight into its place, by copies of one, two or three dimensions; or it is turned:
+ * the bytes are copied as they lie in the source, in few long copies, and the host puts the items in order. Any
+ * thread. */
 #ifndef CORE_DEVICE_FETCH_H
 #define CORE_DEVICE_FETCH_H
 
@@ -10,9 +11,10 @@
 
 #include "core/device/gather.h"
 
-/* What one copy call spans: rows of item_bytes along `rows`, planes of these along `planes`; ndim: none such. */
+/* The dimensions that one copy call spans: rows of item_bytes along `rows`, planes of rows along `planes`; ndim:
+ * none. */
 struct device_copy_dims { uint32_t rows, planes; };
-/* The pair that leaves the fewest calls; returns how many these are (saturated). g is folded. */
+/* The pair of dimensions that needs the fewest calls; returns how many calls that are (saturated). g is folded. */
 uint64_t device_fetch_dims(const struct device_gather *g, const uint64_t *to_stride, struct device_copy_dims *ret_d);
 /* Row-major strides of what a gather makes. */
 void device_fetch_strides(const struct device_gather *g, uint64_t *ret_to_stride);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gather: a box of a strided array into contiguous row-major memory. Strides are in bytes, of any sign; a size of 0 in
- * any dimension copies nothing. Runs that lie together are copied together. Any thread. */
+ * any dimension copies nothing. Bytes that lie together are copied together. Any thread. */
 #ifndef CORE_DEVICE_GATHER_H
 #define CORE_DEVICE_GATHER_H
 
@@ -17,16 +17,17 @@ struct device_gather {
 	uint64_t size[DEVICE_GATHER_DIMS];
 	int64_t stride[DEVICE_GATHER_DIMS];
 };
-/* Dimensions of size 1 dropped, neighbours that lie together merged, the innermost contiguous run folded into
- * item_bytes (so ndim 0 means one memcpy of item_bytes). Equal bytes in equal order. */
+/* Drops dimensions of size 1, merges neighbouring dimensions that lie together, and folds an innermost contiguous
+ * dimension into item_bytes (so ndim 0 means one memcpy of item_bytes). The bytes and their order stay the same. */
 void device_gather_fold(struct device_gather *g);
 void device_gather_host(void *to, const struct device_gather *g);
-/* A part of a larger row-major array: its items lie to_stride apart, those of the last dimension one behind another.
- * Dimensions as they are given; no size is 0. */
+/* Writes into a larger row-major array: items lie to_stride apart, those of the last dimension one after another. The
+ * dimensions are not folded; no size is 0. */
 void device_gather_part(void *to, const uint64_t *to_stride, const struct device_gather *g);
 
-/* memcpy of what nobody will read soon, past the caches where the processor can: the destination is not read first, and
- * throws nothing out. Another thread may read it after device_copy_past_end by the thread that copied. */
+/* memcpy past the caches, if the processor can, for bytes that will not be read soon: it does not read the destination
+ * first and evicts nothing. Another thread may read the copy after the copying thread has called
+ * device_copy_past_end. */
 void device_copy_past(void *to, const void *from, size_t len);
 void device_copy_past_end(void);
 

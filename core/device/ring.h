@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * ring: the staging memory of a saver: one mapping, allocated once, out of which slots are taken in order and to which
- * they are given back in any order. A slot is contiguous, begins at a page, and belongs to whoever took it until it is
- * given back; what lies behind it is reused only when all slots before it were given back too. Never blocks, never
- * grows. Any thread. */
+ * they are given back in any order. A slot is contiguous, begins at a page, and belongs to its taker until it is given
+ * back. Its memory is reused only when all slots that were taken before it have been given back too. Never blocks,
+ * never grows. Any thread. */
 #ifndef CORE_DEVICE_RING_H
 #define CORE_DEVICE_RING_H
 
@@ -13,16 +13,16 @@
 
 enum device_memory { DEVICE_MEMORY_PAGEABLE, DEVICE_MEMORY_LOCKED, DEVICE_MEMORY_PINNED };
 struct device_ring;
-/* Resident at return. With a fence: pinned for all CUDA contexts, where pin allows: registered with the driver, else,
- * where it refuses that, allocated by it (ALLOCATE: the other way round); any thread. AUTO and ALLOCATE take what they
- * can get, YES fails (-EPERM, -ENOMEM, the driver's sentences). */
+/* Its memory is resident on return. With a fence it is also pinned for all CUDA contexts, if `pin` allows: registered
+ * with the driver, or if the driver refuses that, allocated by it (ALLOCATE: the other way round). If neither works,
+ * AUTO and ALLOCATE take what they can get, and YES fails (-EPERM, -ENOMEM, the driver's sentences). Any thread. */
 int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fence *fence, struct device_ring **ret_r,
 	struct base_error *err);
-/* A ring that was made without a fence, and now meets device memory: registered as by new, unless pin is NO; slots may
- * be taken. 1: it stays unpinned, but a new one might be allocated; so it is at every later call. From one thread at a
- * time. */
+/* For a ring that was made without a fence and now has to take device memory: registers it as device_ring_new does,
+ * unless pin is NO; slots may be taken. 1: it stays unpinned, but the driver might allocate a new ring; every later
+ * call says the same. One thread at a time. */
 int device_ring_register(struct device_ring *r, const struct device_fence *fence);
-/* Why it is not pinned, as far as the driver was asked, else "". Of the thread that registers. */
+/* Why it is not pinned; "" if the driver was not asked. For the thread that registers. */
 const char *device_ring_why(const struct device_ring *r);
 uint64_t device_ring_register_ns(const struct device_ring *r); /* how long the driver took to register it; likewise */
 void device_ring_free(struct device_ring *r); /* NULL-safe; slots that were not given back are lost with it */

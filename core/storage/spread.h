@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spread: many small requests to a store, several at once. Over a network each waits a millisecond for its answer
- * whatever it asks; a commit of 8,192 ranks has tens of thousands to ask. */
+ * spread: many small requests to a store, several at once. Over a network each request waits about a millisecond for
+ * its answer, and a commit of 8,192 ranks makes tens of thousands. */
 #ifndef CORE_STORAGE_SPREAD_H
 #define CORE_STORAGE_SPREAD_H
 
@@ -11,8 +11,9 @@
 
 /* May be called by several threads at once, for different i. */
 typedef int (*store_spread_func)(void *arg, uint32_t i, struct base_error *err);
-/* Calls f for 0 ... n - 1, begun in that order, up to 16 at once, and waits for all. What it answers does not depend on
- * threads: the result and the sentence of the lowest i that failed (no more are begun then), else 0. */
+/* Calls f for 0 ... n - 1, in that order, up to 16 at once, and waits for all. After a failure it begins no more.
+ * Returns the result and the sentence of the lowest i that failed, so that the answer does not depend on threads; else
+ * 0. */
 int store_spread(uint32_t n, store_spread_func f, void *arg, struct base_error *err);
 
 #endif

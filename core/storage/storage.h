@@ -58,8 +58,8 @@ struct store_storage_ops {
 	int (*remove)(struct store_storage *s, const char *name);
 	/* an empty one; best effort */
 	int (*remove_dir)(struct store_storage *s, const char *name);
-	/* Makes what is seen in it durable. An error stays one (-EROFS, too) until it can be made sure that nothing
-	 * was lost; it does not go away because the kernel tells of it only once. A store opened for reading has
+	/* Makes what is seen in it durable. After an error (-EROFS, too) every call gives an error until it is certain
+	 * that nothing was lost, although the kernel reports such an error only once. A store opened for reading has
 	 * nothing to make durable: 0. */
 	int (*sync_dir)(struct store_storage *s, const char *dir);
 
@@ -76,26 +76,25 @@ struct store_storage_ops {
 	int (*writer_seal)(struct store_storage_writer *w);   /* frees w, whatever it returns */
 	void (*writer_abandon)(struct store_storage_writer *w); /* frees w and what it wrote */
 
-	/* Optional: -EOPNOTSUPP is always a right answer and nothing needs them for correctness. */
+	/* Optional: -EOPNOTSUPP is always a valid answer; nothing needs these for correctness. */
 	int (*stat)(struct store_storage *s, struct store_storage_stat *ret_stat);
 	int (*owner)(struct store_storage *s, struct store_storage_owner *ret_owner);
 	/* readable when a file appears in or leaves one of them */
 	int (*watch)(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd);
 	void (*close)(struct store_storage *s);
 
-	/* Puts a whole file in the place of whatever file has that name, or of none, in one moment: whoever opens the
-	 * name has the old bytes or the new ones; who has it open goes on with the old ones. Durable on return. For
-	 * mending and for notes: nothing else ever changes what a name stands for. */
+	/* Puts a whole file under the name, whether a file has that name or not, in one moment: a reader that opens the
+	 * name gets the old bytes or the new ones, and one that has the file open goes on with the old ones. Durable on
+	 * return. It is for mending and for notes; nothing else ever changes the file of a name. */
 	int (*replace)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 	/* As writer_open, whether the name is taken or not: ends with writer_seal_over. */
 	int (*writer_reopen)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
-	/* Instead of writer_seal, of a writer that writer_reopen gave: shows the finished file to `check` under a name
-	 * of its own, and if that returns 0 puts it in the place of what stands under its name, as `replace` does.
-	 * Frees w. */
+	/* Instead of writer_seal, for a writer from writer_reopen: shows the finished file to `check` under a name of
+	 * its own. If that returns 0, puts the file under its name, as `replace` does. Frees w. */
 	int (*writer_seal_over)(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg);
 
-	/* As put, but it syncs nothing: after a power loss the file may be gone, empty or torn. For what only the
-	 * living look at: heartbeats. The directory exists. */
+	/* As put, but it syncs nothing: after a power loss the file may be gone, empty or torn. It is for heartbeats,
+	 * which matter only while their writers live. The directory exists. */
 	int (*put_fleeting)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 };
 

@@ -38,8 +38,8 @@ int export_each(struct export *e, int (*f)(struct export *e, uint32_t node, cons
 void export_advance(struct export *e, size_t len); /* of the progress bar */
 void export_tell(struct export *e, const char *what, const char *path); /* with -v */
 
-/* Compares what is in e->dir with the step: sets `kept`, removes the file under way. -EEXIST, told: something else is
- * there; with `replace` that is none. */
+/* Compares the files in e->dir with the step: sets `kept`, and removes the file under way. -EEXIST, said: there are
+ * other files; with `replace` that is no error. */
 int export_compare(struct export *e);
 
 #endif

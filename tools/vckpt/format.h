@@ -10,12 +10,12 @@
 
 #include "core/base/plural.h"
 
-/* Text that came from a file or a store, as it may stand on a terminal: control bytes as \xNN. */
+/* Prints text from a file or a store so that a terminal shows it as it is: control bytes as \xNN. */
 void tool_print_text(FILE *to, const char *text, size_t len);
 
 #define TOOL_WORD_BYTES 1024
-/* `text` as a shell takes it for one word, for commands that a message gives: quoted where that is needed. Returns
- * `text` where it is not, or does not fit, else `word`. */
+/* `text` as one word of a shell, for commands in messages: quoted if that is needed. Returns `word`; or `text` if
+ * quoting is not needed or does not fit. */
 const char *tool_shell_word(const char *text, char word[static TOOL_WORD_BYTES]);
 
 void tool_format_bytes(uint64_t bytes, char text[static 32]); /* "512 B", "9.5 KiB", "91 MiB" */

@@ -69,8 +69,8 @@ void import_plan_release(struct import_plan *p);
  * `component`. dtype: of a .npy whose items have no type; 0: none was named. */
 int import_add_source(struct import_plan *p, const char *path, const char *component, enum tensor_dtype dtype,
 	struct base_error *err);
-/* After the last: tensors that stand in two files are compared byte for byte and kept once; nothing but pickles is
- * refused. */
+/* Call it after the last source: compares tensors that are in two files byte for byte and keeps one of them; refuses
+ * sources that hold nothing but pickles. */
 int import_plan_check(struct import_plan *p, struct base_error *err);
 
 /* ---- within the import ---- */
@@ -83,7 +83,7 @@ int import_add_blob(struct import_plan *p, const char *path, const char *name, b
 /* name NULL: the file's; dtype as in import_add_source */
 int import_add_npy(struct import_plan *p, const char *path, const char *component, const char *name,
 	enum tensor_dtype dtype, struct base_error *err);
-/* -ENOMEM; of a key that is there already nothing is added */
+/* -ENOMEM; a key that is there already is not added again */
 int import_add_attribute(struct import_plan *p, const struct proto_attribute *a);
 #define IMPORT_JSON_MAX_BYTES (200u << 20)
 /* the whole file, at most IMPORT_JSON_MAX_BYTES */

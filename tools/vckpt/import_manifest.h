@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * import_manifest: the manifest.json of a step that was exported, or copied from a mount (docs/tree.md): which of its
- * files hold which tensors and blobs, under their true names. It comes from outside and may lie. What it says is
- * checked here as far as it can be by itself, against the files in import_exported.c. A path in it is never opened:
- * files are found by walking the directory, and then looked up here. One thread. */
+ * files hold which tensors and blobs, under their true names. It comes from outside and may be wrong. This unit checks
+ * the text by itself; import_exported.c checks it against the files. A path in it is never opened: files are found by
+ * walking the directory, and then looked up here. One thread. */
 #ifndef TOOLS_VCKPT_IMPORT_MANIFEST_H
 #define TOOLS_VCKPT_IMPORT_MANIFEST_H
 

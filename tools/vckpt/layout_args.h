@@ -73,7 +73,7 @@ void tool_json_numbers(const uint64_t *v, uint32_t n); /* "[4096, 1024]" */
 void tool_json_numbers32(const uint32_t *v, uint32_t n);
 void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype); /* "[4096, 1024] bf16, 8.0 MiB" */
 
-/* Before the first byte: from now on a reader who leaves is an error of writing, not a signal. */
+/* Call it before the first byte: if the reader of standard output leaves, writing then fails and no signal comes. */
 void tool_output_begin(void);
 /* After the last: TOOL_DONE, or TOOL_FAILED, said. */
 int tool_output_end(const struct tool *t);

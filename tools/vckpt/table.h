@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * table: rows of text under a header. For people: columns aligned, two blanks between them, and on a terminal the
- * widest of the columns that may be shortened lose their middle until a row fits a line. For scripts (bare): no
- * header, a tab between fields, nothing shortened. Bytes that a terminal would obey stand as \xNN. One thread. */
+ * widest of the columns that may be shortened lose their middle until a row fits a line. For scripts (bare): no header,
+ * a tab between fields, nothing shortened. Control bytes are written as \xNN. One thread. */
 #ifndef TOOLS_VCKPT_TABLE_H
 #define TOOLS_VCKPT_TABLE_H
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * terminal: is there one, how wide is it, may it be coloured. Colours are few: what is damaged, what is sound or the
- * latest, names of runs. The choice of --color is one for the process; one thread. */
+ * terminal: is standard output or error a terminal, how wide is it, and may it be coloured. There are three colours:
+ * for damage, for what is sound or the latest, and for names of runs. The choice of --color is one for the process; one
+ * thread. */
 #ifndef TOOLS_VCKPT_TERMINAL_H
 #define TOOLS_VCKPT_TERMINAL_H
 

@@ -17,7 +17,7 @@
 #include "tools/vckpt/progress.h"
 #include "tools/vckpt/terminal.h"
 
-/* NEWER: no damage, but not everything could be looked at, for a newer vckpt wrote it */
+/* NEWER: no damage, but a newer vckpt wrote something that this one cannot look at */
 enum tool_exit { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2, TOOL_DAMAGE = 3, TOOL_NEWER = 4 };
 
 struct tool {
@@ -59,8 +59,8 @@ int tool_arguments_no_store(const struct tool *t);
 /* tool_usage, and the usage line after it */
 int tool_arguments_wrong(const struct tool *t, const char *text);
 
-/* The store that `path` is or lies in, as a full path without links; NULL: none. What is not there yet would lie where
- * the nearest directory that is there does. The caller frees it. */
+/* The store that `path` is or lies in, as a full path without links; NULL: none. If `path` does not exist yet, its
+ * nearest existing directory counts. The caller frees the result. */
 char *tool_store_around(const char *path);
 
 /* says it; returns TOOL_FAILED, or TOOL_DAMAGE for damaged data */
@@ -97,8 +97,7 @@ void tool_interrupt_die(void); /* dies of a SIGINT that was remembered, else ret
 int tool_print_json(json_t *value);
 json_t *tool_json_text(const char *bytes, size_t len); /* a JSON string; never NULL for valid UTF-8 */
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n);
-/* Brings a store's index up to date, in a process of its own: LMDB may die of a damaged file, and that must not
- * matter. */
+/* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process. */
 bool tool_update_index(const char *store);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
