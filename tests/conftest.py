@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures shared by all tests.
 
-VCKPT_BUILD names the build directory (tools/test sets it). Sizes: `--quick` takes fewer cases, the
-default run everything, `--long` what takes longer than the limit allows.
+VCKPT_BUILD names the build directory (tools/test sets it). Random and numerous cases: some by default, with `--full` all that an hour allows.
 """
 import ctypes
 import importlib.util
@@ -31,35 +30,27 @@ def pytest_report_header():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="fewer cases")
-    parser.addoption("--long", action="store_true", help="what takes longer than the limit allows, too")
+    parser.addoption("--full", action="store_true", help="more cases, and tests that take long")
 
 
 def pytest_configure(config):
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         os.environ.pop("LD_PRELOAD", None)  # the sanitizers' run time is for who runs tests, not for dd and tar
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, config.getini("pythonpath")))   # a process finds what its test does
-    config.addinivalue_line("markers", "full: left out by --quick")
-    config.addinivalue_line("markers", "long: only with --long")
+    config.addinivalue_line("markers", "full: takes long, or is one of several like cases: only with --full")
 
 
 def pytest_collection_modifyitems(config, items):
-    quick, long = config.getoption("--quick"), config.getoption("--long")
-    for item in items:
-        if "long" in item.keywords and not long:
-            item.add_marker(pytest.mark.skip(reason="takes long: run with --long"))
-        elif "full" in item.keywords and quick:
-            item.add_marker(pytest.mark.skip(reason="left out by --quick"))
+    if not config.getoption("--full"):
+        for item in items:
+            if "full" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="only with --full"))
 
 
 @pytest.fixture(scope="session")
 def scale(request):
-    """`scale(quick, full, long)` gives the count for this run."""
-    def pick(quick, full, long=None):
-        if request.config.getoption("--quick"):
-            return quick
-        return long if long is not None and request.config.getoption("--long") else full
-    return pick
+    """`scale(some, all)` gives the count for this run."""
+    return lambda some, all: all if request.config.getoption("--full") else some
 
 
 @pytest.fixture(scope="session")

@@ -260,7 +260,7 @@ def test_interrupted_at_every_call(vckpt, build, base, store, copy, tmp_path, sc
     calls = len((tmp_path / "calls").read_text().splitlines())
     assert calls > 10
     rng, ended = random.Random(3), 0
-    for n in sorted(rng.sample(range(1, calls + 1), min(calls, scale(10, 30, calls)))):
+    for n in sorted(rng.sample(range(1, calls + 1), min(calls, scale(10, calls)))):
         path = tmp_path / f"at{n}"
         shutil.copytree(store, path)
         done = run(path, f"do=kill,at={n}" if what == "kill" else f"do=fail,errno=5,at={n}")

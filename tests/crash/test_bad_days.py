@@ -77,7 +77,7 @@ def test_a_call_fails_once(bench, scale, rank):
         seen.append(spoiled(bench, path, rank, f"do=fail,errno={number},at={n}", os.strerror(number), who=own, start_ms=4000))
     if scale(rank > 0, False):  # a saver that cannot make sure of the entry asks for START_MS
         all_ = [(n, number) for n, number in all_ if calls[n - 1][1] != "runs/r"]
-    cases = sorted(set(must + rng.sample(all_, min(scale(8, 24, len(all_)), len(all_)))))
+    cases = sorted(set(must + rng.sample(all_, min(scale(8, len(all_)), len(all_)))))
     bench.each(cases, one)
     print(f"{len(cases)} of {len(all_)}: {sum(seen)} committed all the same")
 
@@ -143,7 +143,7 @@ def test_read_only(bench, scale):
     """From some call on nothing can be changed any more, by any rank. Nobody waits longer than a saver insists on a decision; what is told is so when the
     store can be written again."""
     rng, calls = seeded(), bench.calls()
-    cases = sorted(rng.sample(range(1, len(calls[0])), scale(4, 10, 25)))
+    cases = sorted(rng.sample(range(1, len(calls[0])), scale(4, 25)))
     if scale(True, False):  # those after an announcement take START_MS with a saver
         cases = [n for n in cases if n < len(calls[2]) * 2 // 3]
 
@@ -181,7 +181,7 @@ def test_a_rank_sleeps_too_long(bench, scale, rank):
     """It stops at a call for longer than its heartbeat may stand still; what it wrote is removed and collected; it wakes up."""
     rng, calls = seeded(), bench.calls()[rank]
     first = numbered(calls, "linkat", path="hosts")[0]
-    cases = sorted(rng.sample(range(first + 1, len(calls) + 1), scale(5, 10, len(calls) - first)))
+    cases = sorted(rng.sample(range(first + 1, len(calls) + 1), scale(5, len(calls) - first)))
     seen = {"slept": 0, "committed": 0}
 
     def one(path, n):
@@ -240,7 +240,7 @@ def test_started_twice(bench, scale):
         mine = {step for step, _ in new[0].saved}
         assert len({now[s].split("-")[0] for s in mine}) == 1 and not mine & {s for s, _ in first[0].saved}
         goes_on(bench, path, now)
-    bench.each(range(scale(1, 4, 20)), one)
+    bench.each(range(scale(1, 20)), one)
 
 
 def test_a_collector_runs_all_the_while(bench, scale):
@@ -261,7 +261,7 @@ def test_a_collector_runs_all_the_while(bench, scale):
     collectors = [threading.Thread(target=collect) for _ in range(2)]
     [t.start() for t in collectors]
     try:
-        for i in range(scale(2, 3, 6)):
+        for i in range(scale(2, 6)):
             outcomes, _ = bench.job(path, f"launch {i}", saves=scale(5, 20))
             assert all(not o.failed and len(o.saved) == scale(5, 20) for o in outcomes.values()), outcomes
             job = Job(bench.build, path, f"killed {i}", driver=bench.driver, saves=50)

@@ -34,7 +34,7 @@ def killed(bench, path, rank, word):
 @pytest.mark.parametrize("rank", [2, 0], ids=["a rank", "the committer"])
 def test_one_rank_dies(bench, scale, rank):
     rng, calls = seeded(), bench.calls()[rank]
-    cases = chosen(calls, rng, scale(8, 24, len(calls)), protocol if rank == 0 else lambda *_: False)
+    cases = chosen(calls, rng, scale(8, len(calls)), protocol if rank == 0 else lambda *_: False)
     seen = {"died": 0, "committed": 0, "left": 0}
 
     def one(path, n):
@@ -53,7 +53,7 @@ def test_one_rank_dies(bench, scale, rank):
 def test_all_ranks_die(bench, scale, rank):
     """When one of them comes to a call, all go."""
     rng, calls = seeded(), bench.calls()[rank]
-    cases = chosen(calls, rng, scale(6, 16, len(calls)), (lambda call, path: call == "linkat") if rank == 0 else lambda *_: False)
+    cases = chosen(calls, rng, scale(6, len(calls)), (lambda call, path: call == "linkat") if rank == 0 else lambda *_: False)
     seen = {"committed": 0, "left": 0}
 
     def one(path, n):
@@ -66,7 +66,7 @@ def test_all_ranks_die(bench, scale, rank):
     assert seen["left"]
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_each_rank_dies_at_each_call_reads_too(bench, rank):
     calls = bench.calls(inject={rank: "reads=1"})[rank]

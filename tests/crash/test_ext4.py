@@ -186,7 +186,7 @@ def test_an_fsync_that_answers_0(lib, ext4):
 @pytest.mark.parametrize("how", ["an error", 0, 1, 2], ids=["an error", "all written", "journal written", "nothing written"])
 def test_at_any_moment(bench, ext4, scale, how):
     rng, lost = seeded(), 0
-    for i in range(scale(2, 8, 40)):
+    for i in range(scale(2, 40)):
         before = shown(bench, ext4)
         job = Job(bench.build, ext4.store, f"launch {i}", saves=200, world=WORLD, driver=bench.driver, inject={}, start_ms=START_MS)
         try:

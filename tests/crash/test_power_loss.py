@@ -79,7 +79,7 @@ def goes_on(judge, path, told):
 
 def test_no_state_shows_what_is_not_there(bench, scale):
     rng = seeded()
-    before, events = record(bench, scale(1, 2, 3))
+    before, events = record(bench, scale(1, 3))
     keeps, judge, states, started = durable(events), Judge(bench, before, events), 0, 0
     # between two syncs nothing becomes durable: what is lost there is lost at the next one, too
     cuts = [i for i in range(len(events) + 1) if i == len(events) or events[i].kind in (SYNC, SYNC_DIR, MARK)]
@@ -87,10 +87,10 @@ def test_no_state_shows_what_is_not_there(bench, scale):
         cuts = sorted(rng.sample(cuts, min(40, len(cuts))) + [len(events)])
     for cut in cuts:
         told = promised(events, cut) | {0}
-        for kept in choices(events, keeps, cut, rng, scale(6, 30, 200)):
+        for kept in choices(events, keeps, cut, rng, scale(6, 200)):
             judge.look(kept, cut, told)
             states += 1
-        if rng.random() < scale(6, 30, 100) / len(cuts):
+        if rng.random() < scale(6, 100) / len(cuts):
             goes_on(judge, bench.dir / f"went{cut}", told)
             started += 1
     print(f"{len(events)} events, {len(cuts)} cuts, {states} choices, {len(judge.seen)} states, {judge.shown} steps looked at, {started} launches")
@@ -129,8 +129,8 @@ def test_a_launch_that_dies_and_the_next(bench, scale):
     events = read_log(log)
     keeps, judge = durable(events), Judge(bench, base, events)
     cuts = [i for i in range(len(events) + 1) if i == len(events) or events[i].kind in (SYNC, SYNC_DIR, MARK)]
-    for cut in sorted(rng.sample(cuts, min(scale(15, 30, len(cuts)), len(cuts)))):
-        for kept in choices(events, keeps, cut, rng, scale(4, 20, 200)):
+    for cut in sorted(rng.sample(cuts, min(scale(15, len(cuts)), len(cuts)))):
+        for kept in choices(events, keeps, cut, rng, scale(4, 200)):
             judge.look(kept, cut, promised(events, cut) | {0})
     print(f"{len(events)} events, {len(judge.seen)} states")
 
@@ -157,7 +157,7 @@ def given_up(bench, path, word, words=""):
 def test_a_journal_that_is_given_up(bench, scale):
     """What was not synced by then never will be: an fsync that answers EROFS has made nothing durable."""
     rng, number, seen = seeded(), len(bench.calls()[0]), []
-    words = [f"at={n}" for n in rng.sample(range(number // 4, number * 7 // 4), scale(8, 40, number))]
+    words = [f"at={n}" for n in rng.sample(range(number // 4, number * 7 // 4), scale(8, number))]
 
     def one(path, word):
         outcome = given_up(bench, path, word)

@@ -318,7 +318,7 @@ def test_killed_at_random(api, scale):
     print("seed", seed)
     rng = random.Random(seed)
     before = []
-    for i in range(scale(3, 12, 25)):
+    for i in range(scale(3, 25)):
         with Ranks(api, WORLD, saves, f"job {i}", 200) as ranks:
             while len(steps(api)) == len(before):
                 time.sleep(0.005)

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ["vckpt", "libvckpt0", "libvckpt-dev", "python3-vckpt"]
 APT = "DEBIAN_FRONTEND=noninteractive apt-get -y -q --no-install-recommends"

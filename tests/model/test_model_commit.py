@@ -123,7 +123,7 @@ QUICK = {"relaunch": {"LAUNCH"}, "collect": {"OWN"}, "cover": {"COVER"}, "phase"
 
 
 def sized(pairs):
-    """The scenarios of QUICK always, the others in a full run."""
+    """The scenarios of QUICK always, the others with --full."""
     return [pytest.param(pair, marks=[] if pair[0] in QUICK and pair[1] in [None, *QUICK[pair[0]]] else pytest.mark.full) for pair in pairs]
 
 
@@ -133,13 +133,12 @@ def test_small(pair, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("pair", [pytest.param(pair, marks=pytest.mark.long) if pair == ("crash", None) else pair for pair in each(MEDIUM)],
-                         ids=named)
+@pytest.mark.parametrize("pair", each(MEDIUM), ids=named)
 def test_medium(pair, tmp_path):
     either(*pair, tmp_path, "-O1")
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("pair", each(LARGE), ids=named)
 def test_large(pair, tmp_path):
     either(*pair, tmp_path, "-O2")

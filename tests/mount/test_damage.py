@@ -86,7 +86,7 @@ def test_flipped_bits(program, small, scale):
     rng = random.Random(11)
     files = files_of(folder / "store")
     results = {}
-    for i in range(scale(25, 150, 1000)):
+    for i in range(scale(25, 1000)):
         path = files[i % len(files)]
         data = bytearray(path.read_bytes())
         at = rng.randrange(len(data))

@@ -12,7 +12,7 @@ from .conftest import Tensor, weights, write_safetensors
 
 def test_64_threads_fault_pages_at_random(mount, store, vckpt, tmp_path, scale):
     rng = np.random.default_rng(3)
-    size = scale(24, 96, 512) << 20
+    size = scale(24, 512) << 20
     tensors = {"w0": Tensor("BF16", (size // 4096, 1024), weights(rng, size // 4)), "w1": Tensor("U8", (size // 2,), rng.bytes(size // 2))}
     data = write_safetensors(tmp_path / "big.safetensors", tensors)
     vckpt("import", store, "a/1", tmp_path / "big.safetensors")
@@ -22,7 +22,7 @@ def test_64_threads_fault_pages_at_random(mount, store, vckpt, tmp_path, scale):
 
     def touch(seed, mapped):
         pick = random.Random(seed)
-        for _ in range(scale(60, 300, 2000)):
+        for _ in range(scale(60, 2000)):
             at = pick.randrange(len(data) - 64)
             if mapped[at:at + 64] != data[at:at + 64]:
                 wrong.append(at)

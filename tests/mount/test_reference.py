@@ -50,7 +50,7 @@ def test_pread(truth, scale, seed):
     for path, data in truth.items():
         fd = os.open(path, os.O_RDONLY)
         try:
-            for start, length in ranges(rng, len(data), scale(12, 100, 2000)):
+            for start, length in ranges(rng, len(data), scale(12, 2000)):
                 if rng.random() < 0.3:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 if rng.random() < 0.3:

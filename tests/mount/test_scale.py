@@ -17,7 +17,7 @@ def many(path, n):
 
 
 def test_a_directory_of_many_tensors(mount, store, vckpt, tmp_path, scale):
-    n = scale(10_000, 10_000, 100_000)
+    n = scale(10_000, 100_000)
     vckpt("import", store, "a/1", many(tmp_path / "many.safetensors", n))
     m = mount(store)
     folder = m / "a" / "latest" / "model"
@@ -49,7 +49,7 @@ def test_a_directory_of_many_tensors(mount, store, vckpt, tmp_path, scale):
 
 
 def test_many_steps(mount, store, vckpt, tmp_path, scale):
-    n = scale(70, 150, 1000)  # past a snapshot of the list
+    n = scale(70, 1000)  # past a snapshot of the list
     for i in range(n):
         vckpt("import", store, f"a/{i}", small_source(tmp_path / "s.safetensors", i % 7))
     m = mount(store)

@@ -19,7 +19,7 @@ print(vckpt.__file__)
 """
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_sdist_and_wheel(tmp_path, monkeypatch):
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         pytest.skip("an sdist is made from a git checkout")

@@ -47,7 +47,7 @@ class Program:
         return [(int(step), loss) for step, loss in re.findall(r"^(\d+) (\S+)$", done.stdout, re.M)]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_started_again(tmp_path, processes):
     """Killed at step 36, with saves of the steps 20 and 30 perhaps under way."""
     program, store = Program(tmp_path), tmp_path / "store"

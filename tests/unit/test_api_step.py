@@ -148,7 +148,7 @@ def check(step, t, rng, times):
 def test_any_box_of_any_sharding(v, proto, shapes, tmp_path, seed, scale):  # noqa: F811
     rng = random.Random(seed)
     mesh = [(2,), (2, 2), (3, 2), (5,)][seed]
-    tensors = boxes.random_tensors(shapes, rng, scale(30, 120, 800), mesh)
+    tensors = boxes.random_tensors(shapes, rng, scale(30, 800), mesh)
     Writer(proto, tmp_path / "s", tensors, int(np.prod(mesh)), rng.choice([boxes.SMALL, Params(64, 256, 16)]))
     with Opened(v, tmp_path / "s") as step:
         assert v.vckpt_step_tensor_count(step.p) == len(tensors) and v.vckpt_step_number(step.p) == 1 and v.vckpt_step_world(step.p) == int(np.prod(mesh))

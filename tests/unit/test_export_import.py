@@ -64,7 +64,7 @@ def test_random_steps_come_back(lib, vckpt, opened, scale, tmp_path, form):
     store, path = opened
     seed = int(os.environ.get("VCKPT_SEED", random.randrange(1 << 30)))
     print("seed", seed)
-    for i in range(scale(10, 40, 400)):
+    for i in range(scale(10, 400)):
         rng, run = random.Random(seed + i), f"r{i}"
         attributes = [(k, make_name(rng)) for k in rng.sample(["loss", "a.b-c", "_x", "note"], rng.randint(0, 4))]
         saver = Saver(lib, store, run.encode(), 1, attributes)

@@ -387,7 +387,7 @@ def test_random_interleavings(lib, seed, scale):
     api = Api(lib, path)
     try:
         world = World(api, seed)
-        for i in range(scale(120, 400, 2000)):
+        for i in range(scale(120, 2000)):
             if world.random.random() < 0.2:
                 if world.random.random() < 0.6:
                     age_marks(api)
@@ -427,7 +427,7 @@ def test_collector_beside_writers(lib, seed, scale):
     try:
         world = Beside(api, 100 + seed)
         thread.start()
-        for i in range(scale(300, 1500, 10000)):
+        for i in range(scale(300, 10000)):
             world.step()
             if i % 50 == 0:
                 world.check()

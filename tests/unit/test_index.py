@@ -269,7 +269,7 @@ def sound_and_right(lib, path, answers):
 
 def test_bit_flips(lib, sound, tmp_path, scale):
     size, rng, verdicts = os.path.getsize(sound[0] / "data.mdb"), random.Random(5), []
-    for n in range(scale(40, 300, 600)):
+    for n in range(scale(40, 600)):
         path = damaged_copy(sound, tmp_path)
         # the start of pages, where structure lies, as often as anywhere else
         at = rng.randrange(size) if n % 2 else rng.randrange(size // 4096) * 4096 + rng.randrange(160)

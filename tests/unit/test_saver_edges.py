@@ -383,7 +383,7 @@ def test_an_open_save_holds_back_those_behind_it_until_it_is_freed(api, store):
 def test_hundreds_in_the_queue(api, store, scale):
     saver = api.saver(store, "run", ring=1 << 20)
     data = numpy.arange(1000.0)
-    n = scale(150, 500, 1500)
+    n = scale(150, 1500)
     saves = [saver.save({"model/w": data}, step=i % 5, replace=True) for i in range(n)]
     for save in saves[::2]:
         save.free()

@@ -426,7 +426,7 @@ def test_any_range_of_any_file(tree, scale):
     for path, number in files.items():
         raw = tree.whole(path)
         f = tree.open(number)
-        n = scale(60, 300, 5000) if len(raw) > 100_000 else 10
+        n = scale(60, 5000) if len(raw) > 100_000 else 10
         edges = [0, 1, 4095, 4096, 4097, len(raw) - 1, len(raw), len(raw) + 1, 2**63]
         for _ in range(n):
             offset = rng.choice(edges) if rng.random() < 0.2 else rng.randrange(len(raw) + 1)
