@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt: one try at saving a step: begin, bases, announcement, abort, commit; and heartbeats
- * (docs/format/incoming.md). A writer alone (an import) begins with store_attempt_begin_alone and ends with
- * store_attempt_commit; a job's rank begins with store_launch_begin (core/commit/launch.h), announces and waits.
+ * attempt: one try at saving a step (docs/format/incoming.md): begin, bases, packs, announcement; then wait for what
+ * the list says, or abort. A job's rank begins with store_launch_begin (core/commit/launch.h), a writer alone (an
+ * import) with store_attempt_begin_alone; all that follows is the same.
  *
  * Order, each step durable before the next (invariants 2, 5, 6): heartbeat -> begin -> packs -> part.<rank> -> manifest
  * -> packs looked at again -> commit entry -> the attempt's folder deleted (best effort). */
@@ -20,38 +20,32 @@ struct store_attempt_options {
 	uint64_t step;
 	bool replace;                   /* a visible step of that number is replaced, naming the entry seen now */
 };
-/* A writer alone: random launch id, heartbeat thread, begin. The step taken is told by store_attempt_step. -EEXIST:
- * the step is visible. */
+/* A writer alone: a launch of one rank with a random name and a heartbeat, that no list names; begin. The step taken is
+ * told by store_attempt_step. -EEXIST: the step is visible. */
 int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
 	struct base_error *err);
-const char *store_attempt_name(const struct store_attempt *a);  /* "<16 hex>-0" */
+const char *store_attempt_name(const struct store_attempt *a);  /* "<16 hex>-<decimal>" */
 uint64_t store_attempt_step(const struct store_attempt *a);
 /* Names a commit as base: puts base.<n>, then reads its run's list again. 0: its data may be used. -ESTALE: it is
- * gone. A commit named before costs nothing. Any thread. */
+ * gone. A commit named before costs nothing. Any thread; the other calls of an attempt are one thread's at a time. */
 int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);
-/* Announces (fills in run, attempt, step, rank 0, world 1, host), makes and puts the manifest, checks packs and cover,
- * appends the commit entry. On success the step is visible and durable; ret_entry its number. -BASE_EUNDECIDED: the
- * entry may have landed, or may land yet. After another failure nothing is visible. Call store_attempt_abort. */
-int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
-	struct base_error *err);
-
-/* ---- a job's rank: one thread at a time calls these, for each attempt ---- */
-
-/* Fills in run, attempt, step, rank, world, host and puts part.<rank>. A failure aborts the attempt, unless the
- * sentence says that it is undecided: then wait tells. */
+/* Fills in run, attempt, step, rank, world, host and commons, and puts part.<rank>. A failure aborts the attempt.
+ * -BASE_EUNDECIDED: the abort cannot be written, and the announcement may have landed: store_attempt_wait tells. */
 int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err);
 /* Waits until the list decides the attempt; commits it where that falls to this rank. 0: the step is visible and
  * durable, *ret_entry its number. -BASE_EABORTED: it never will be; the sentence says which rank, on which host, why.
- * -ETIMEDOUT (timeout_ms < 0: never): not decided, call again. Another error is undecided where the sentence says so
- * (call again), else the attempt is aborted. */
+ * -ETIMEDOUT (timeout_ms < 0: never): not decided, call again. -BASE_EUNDECIDED: not decided, because the store fails,
+ * and has for as long as a rank may be missing at the start (a writer alone: 3 s); call again. Another error: it is
+ * aborted, for that reason. */
 int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *ret_entry, struct base_error *err);
+/* store_attempt_announce, and store_attempt_wait without a time-out. */
+int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
+	struct base_error *err);
 
 bool store_attempt_announced(const struct store_attempt *a); /* or tried to: it may have landed */
 bool store_attempt_undecided(const struct store_attempt *a); /* as far as this rank has read the list */
 uint64_t store_attempt_commit_ns(const struct store_attempt *a); /* that this rank spent committing; 0: another did */
-
-/* ---- both ---- */
 
 /* Opens the writer of a pack of this attempt and rank, by its class. What this attempt has not opened itself it never
  * deletes, whatever it is called. -EINVAL: no such class can be; -EEXIST: there is a pack of that name, of somebody
@@ -59,10 +53,17 @@ uint64_t store_attempt_commit_ns(const struct store_attempt *a); /* that this ra
 int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
 	struct store_pack_writer **ret_w);
 int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size); /* frees w */
-/* Deletes the attempt's own packs when nothing was announced, else appends `abort` first; gives the reserve up on a
- * full disk; deletes the folder. Best effort. */
-void store_attempt_abort(struct store_attempt *a, const char *reason);
-/* Stops the heartbeat of a writer alone and deletes it; aborts a job's attempt that was not announced. NULL-safe. */
+/* Ends the attempt: appends `abort` to the list, unless it is decided or a writer alone has announced nothing. On a
+ * full disk the reserve is given up for that. Tells what the list says:
+ * -BASE_EABORTED, with a sentence: the step will never be visible; the packs of this attempt and rank are deleted.
+ * 0: it is visible, for all that: the commit came first, *ret_entry (may be NULL) its number.
+ * -BASE_EUNDECIDED: nobody can say yet, for what was announced may still be committed; nothing is deleted, and the
+ * abort is tried again until the launch is closed.
+ * -BASE_EFORKED: nothing was done.
+ * reason: for the list; NULL: that the list could not be read or written in time. */
+int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *ret_entry, struct base_error *err);
+/* Aborts a job's attempt that was not announced. A writer alone: what was neither committed nor aborted stays for the
+ * collector; the heartbeat ends. NULL-safe. */
 void store_attempt_free(struct store_attempt *a);
 
 /* vckpt abort: ends an attempt by an entry of the list, whoever is at work there: its ranks find that entry, delete

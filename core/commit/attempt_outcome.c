@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt_outcome: what the list says of a job's attempt, and how one of its ranks gives it up.
+ * attempt_outcome: what the list says of an attempt, and how a writer gives it up.
  *
  *     outcome told [yes], [no]         attempt_outcome_known       once the entry that decided it is durable
  *     abort entry [fail]               give_up_first               before anything announced is deleted
  *     abort entry, later [fail]        store_launch_aborts_put     one that could not be written
  *     abort entry, by a person [fail]  store_attempt_stop          whoever is at work there
+ *
+ * Without this rank's announcement nobody can commit the attempt. So a rank that has not announced its part is told
+ * what failed, whether the abort can be written or not. After the announcement only the list says what became of the
+ * attempt, and until it does the rank is told -BASE_EUNDECIDED (invariant 5).
  *
  * An abort that cannot be written is not forgotten, for the other ranks wait for this one as long as it lives. The
  * launch keeps it, and appends it before its next begin, while the attempt is waited for, and from its heartbeat's
@@ -70,7 +74,7 @@ int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_er
 	uint64_t patience;
 	int r;
 
-	pthread_mutex_lock(&a->job->lock);
+	pthread_mutex_lock(&a->launch->lock);
 	patience = patience_set(a->list, 0);
 	r = store_list_refresh(a->list, err);
 	if (r < 0)
@@ -78,7 +82,7 @@ int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_er
 	else
 		r = attempt_outcome_known(a, ret_entry, err);
 	patience_set(a->list, patience);
-	pthread_mutex_unlock(&a->job->lock);
+	pthread_mutex_unlock(&a->launch->lock);
 	return r;
 }
 
@@ -181,32 +185,103 @@ void store_launch_aborts_drop(struct store_launch *l)
 	free(base_steal(l->spare));
 }
 
+/* ---- abort entries ---- */
+
+/* model: fail */
+static int abort_check(void *arg, struct store_list *l)
+{
+	switch (store_list_attempt(l, arg, NULL, NULL)) {
+	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
+	case STORE_ATTEMPT_ABORTED: return -BASE_EABORTED;
+	case STORE_ATTEMPT_UNDECIDED: break;
+	}
+	return 0;
+}
+
+/* A full disk is met with the reserve. */
+int store_attempt_abort_put_rank(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
+	struct base_error *err)
+{
+	char text[PROTO_REASON_MAX];
+	struct proto_entry e = {.kind = PROTO_ENTRY_ABORT, .time_ns = base_realtime_ns(), .host = store_hostname(),
+		.attempt = attempt, .reason = text, .rank = rank};
+	int64_t n;
+
+	snprintf(text, sizeof text, "%s", reason ? reason : "");
+	for (size_t len = strlen(text); len && !proto_utf8_valid(text, len);)
+		text[--len] = 0;
+	n = store_list_put(l, &e, abort_check, (void *)attempt, err);
+	if (n == -ENOSPC || n == -EDQUOT) {
+		store_reserve_release(l->store);
+		n = store_list_put(l, &e, abort_check, (void *)attempt, err);
+	}
+	return n >= 0 ? 0 : n == -BASE_EABORTED ? 1 : (int)n;
+}
+
+/* model: fail */
+int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err)
+{
+	int r = store_attempt_abort_put_rank(l, attempt, 0, reason, err);
+
+	return r < 0 ? r : 0;
+}
+
 /* ---- giving up ---- */
 
-/* model: fail. `rank` (on `host`, if that is known) is why the attempt is given up. 1: it is committed, for all that.
+/* Does the list have to say that the attempt is over? Of a writer alone that has announced nothing, nobody asks. */
+static bool abort_needed(const struct store_attempt *a)
+{
+	return a->launch->kind->meets || a->announced;
+}
+
+void attempt_reason(const struct store_attempt *a, uint32_t rank, const char *host, const char *why,
+	char reason[static PROTO_REASON_MAX])
+{
+	if (a->launch->kind->meets)
+		snprintf(reason, PROTO_REASON_MAX, "rank %u%s%.64s: %.900s", rank, host[0] ? " on " : "", host, why);
+	else
+		snprintf(reason, PROTO_REASON_MAX, "%s", why);
+}
+
+/* model: fail. The abort entry, and what the list says then. *ret_put: 0 it is written now, 1 it was before, -EALREADY
+ * there is a commit, another error: it cannot be written; one of this rank's own is kept. */
+static int give_up_put(struct store_attempt *a, uint32_t rank, const char *reason, int *ret_put, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&a->launch->lock);
+	*ret_put = store_attempt_abort_put_rank(a->list, a->name, rank, reason, NULL);
+	if (*ret_put >= 0 || *ret_put == -EALREADY) {
+		r = attempt_outcome_known(a, ret_entry, err);
+	} else {
+		r = base_error_set(err, *ret_put, "%s: step %llu: undecided: the abort cannot be written (%s): %s",
+			a->run, (unsigned long long)a->step, base_error_name(*ret_put), reason);
+		if (rank == a->launch->rank)
+			abort_keep(a->launch, a->name, reason);
+	}
+	pthread_mutex_unlock(&a->launch->lock);
+	return r;
+}
+
+/* `rank` (on `host`, if that is known) is why the attempt is given up. 1: it is committed, for all that.
  * -BASE_EABORTED: it is aborted, for this reason or (*ret_first false) an earlier one. Another error: undecided. */
 static int give_up_first(struct store_attempt *a, uint32_t rank, const char *host, const char *why, bool *ret_first,
 	uint64_t *ret_entry, struct base_error *err)
 {
 	char reason[PROTO_REASON_MAX];
-	int s, r;
+	int put = 0, r;
 
-	snprintf(reason, sizeof reason, "rank %u%s%.64s: %.900s", rank, host[0] ? " on " : "", host, why);
-	pthread_mutex_lock(&a->job->lock);
-	s = store_attempt_abort_put_rank(a->list, a->name, rank, reason, NULL);
-	if (s >= 0 || s == -EALREADY)
-		r = attempt_outcome_known(a, ret_entry, err);
+	attempt_reason(a, rank, host, why, reason);
+	if (abort_needed(a))
+		r = give_up_put(a, rank, reason, &put, ret_entry, err);
 	else
-		r = base_error_set(err, s, "%s: step %llu: undecided: the abort cannot be written (%s): %s", a->run,
-			(unsigned long long)a->step, base_error_name(s), reason);
-	if (s < 0 && s != -EALREADY && rank == a->job->rank)
-		abort_keep(a->job, a->name, reason);
-	pthread_mutex_unlock(&a->job->lock);
-	if (s == 0) /* ours: the others leave the folder alone */
-		store_folder_delete(a->store, a->run, a->name, NULL);
+		r = base_error_set(err, -BASE_EABORTED, "%s: step %llu: %s", a->run, (unsigned long long)a->step, why);
+	if (put == 0) /* ours: the others leave the folder alone */
+		attempt_folder_delete(a);
 	if (r == -BASE_EABORTED)
 		store_attempt_packs_delete(a);
-	*ret_first = s == 0;
+	*ret_first = put == 0;
 	return r;
 }
 
@@ -223,11 +298,16 @@ int attempt_give_up_own(struct store_attempt *a, int code, const char *why, uint
 {
 	struct base_error e = {0};
 	bool first;
-	int r = give_up_first(a, a->job->rank, store_hostname(), why, &first, ret_entry, &e);
+	int r = give_up_first(a, a->launch->rank, store_hostname(), why, &first, ret_entry, &e);
 
 	if (r == 1)
 		return 1;
-	return base_error_set(err, r == -BASE_EABORTED && first ? code : r, "%s", e.text);
+	if (r != -BASE_EABORTED && !a->announced)
+		return base_error_set(err, code, "%.800s; the abort is written to the run's list once that can be done",
+			why);
+	if (r == -BASE_EABORTED && first)
+		return base_error_set(err, code, "%s", a->launch->kind->meets ? e.text : why);
+	return base_error_set(err, r == -BASE_EABORTED ? r : -BASE_EUNDECIDED, "%s", e.text);
 }
 
 /* Is this rank giving the attempt up? Then once more: 1, -BASE_EABORTED or undecided, as attempt_give_up. 0: it is
@@ -236,46 +316,50 @@ int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct b
 {
 	int r = 0;
 
-	pthread_mutex_lock(&a->job->lock);
-	if (abort_kept(a->job, a->name)) {
-		r = store_launch_aborts_put(a->job);
+	pthread_mutex_lock(&a->launch->lock);
+	if (abort_kept(a->launch, a->name)) {
+		r = store_launch_aborts_put(a->launch);
 		if (r < 0)
 			r = base_error_set(err, r, "%s: step %llu: undecided: the abort cannot be written (%s)", a->run,
 				(unsigned long long)a->step, base_error_name(r));
 		else
 			r = attempt_outcome_known(a, ret_entry, err);
 	}
-	pthread_mutex_unlock(&a->job->lock);
+	pthread_mutex_unlock(&a->launch->lock);
 	if (r == -BASE_EABORTED)
 		store_attempt_packs_delete(a);
 	return r;
 }
 
-void store_attempt_job_abort(struct store_attempt *a, const char *reason)
+/* model: no */
+int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *ret_entry, struct base_error *err)
 {
-	struct base_error err = {0};
-	int r;
+	struct base_error why = {0};
+	uint64_t entry = PROTO_NONE;
+	int r = store_launch_check(a->launch, err);
 
-	if (store_launch_check(a->job, NULL) < 0)
-		return;
-	r = a->decided ? attempt_outcome(a, NULL, &err)
-		       : attempt_give_up(a, a->job->rank, store_hostname(), reason ? reason : "it gave up", NULL, &err);
+	if (r < 0)
+		return r;
+	if (!reason)
+		reason = "the run's list could not be read or written in time";
+	r = a->decided && abort_needed(a)
+		? attempt_outcome(a, &entry, &why)
+		: attempt_give_up(a, a->launch->rank, store_hostname(), reason, &entry, &why);
+	if ((r == 1 || r == -BASE_EABORTED) && !a->launch->kind->meets)
+		attempt_folder_delete(a);
+	if (r == 1) {
+		if (ret_entry)
+			*ret_entry = entry;
+		return 0;
+	}
 	if (r == -BASE_EABORTED) {
 		store_attempt_packs_delete(a);
 		store_reserve_restore(a->store);
-	} else if (r < 0) {
-		base_warning("%s: %s: the attempt could not be aborted (%s); it is tried again", a->store->path,
-			a->name, err.text);
+		return base_error_set(err, r, "%s", why.text);
 	}
-}
-
-void store_attempt_job_free(struct store_attempt *a)
-{
-	if (store_launch_check(a->job, NULL) == 0 && a->begun && !a->announced && !a->decided)
-		store_attempt_job_abort(a, "it ended without announcing its part");
-	for (uint32_t i = 0; a->parts && i < a->job->world; i++)
-		proto_announcement_release(&a->parts[i]);
-	free(a->parts);
+	base_warning("%s: %s: the attempt could not be aborted (%s); it is tried again", a->store->path, a->name,
+		why.text);
+	return base_error_set(err, a->announced ? -BASE_EUNDECIDED : -BASE_EABORTED, "%s", why.text);
 }
 
 /* ---- by a person ---- */

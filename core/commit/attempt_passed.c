@@ -37,10 +37,10 @@ static enum passed_order passed_compare(const struct store_attempt *a, const cha
 	uint64_t order;
 	bool begun, decided;
 
-	pthread_mutex_lock(&a->job->lock);
-	begun = attempt_try_begun(a->job, step, try, &order);
+	pthread_mutex_lock(&a->launch->lock);
+	begun = attempt_try_begun(a->launch, step, try, &order);
 	decided = store_list_attempt(a->list, attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED;
-	pthread_mutex_unlock(&a->job->lock);
+	pthread_mutex_unlock(&a->launch->lock);
 	if (decided)
 		return PASSED_NEITHER;
 	if (begun)
@@ -59,10 +59,10 @@ static int passed_found(void *arg, const struct store_storage_entry *entry)
 	uint64_t step, try;
 
 	if (entry->temporary || entry->foreign || !last || last - name >= PROTO_ATTEMPT_MAX
-		|| sscanf(last, "/part.%llu", &rank) != 1 || rank >= a->job->world || a->parts[rank].arena)
+		|| sscanf(last, "/part.%llu", &rank) != 1 || rank >= a->launch->world || a->parts[rank].arena)
 		return 0;
 	snprintf(attempt, sizeof attempt, "%.*s", (int)(last - name), name);
-	if (strcmp(attempt, a->name) == 0 || !attempt_name_take(a->job, attempt, &step, &try))
+	if (strcmp(attempt, a->name) == 0 || !attempt_name_take(a->launch, attempt, &step, &try))
 		return 0;
 	switch (passed_compare(a, attempt, step, try)) {
 	case PASSED_LATER:
@@ -81,10 +81,10 @@ static void passed_end_behind(struct store_attempt *a, const char *attempt)
 	char why[PROTO_REASON_MAX];
 
 	snprintf(why, sizeof why, "rank %u on %.64s: it has gone on to step %llu without a part in this save: all "
-		"ranks have to save the same steps", a->job->rank, store_hostname(), (unsigned long long)a->step);
-	pthread_mutex_lock(&a->job->lock);
-	store_attempt_abort_put_rank(a->list, attempt, a->job->rank, why, NULL);
-	pthread_mutex_unlock(&a->job->lock);
+		"ranks have to save the same steps", a->launch->rank, store_hostname(), (unsigned long long)a->step);
+	pthread_mutex_lock(&a->launch->lock);
+	store_attempt_abort_put_rank(a->list, attempt, a->launch->rank, why, NULL);
+	pthread_mutex_unlock(&a->launch->lock);
 }
 
 /* model: wait */
@@ -97,10 +97,10 @@ static int passed_end_this(struct store_attempt *a, const struct passed *p, uint
 		a->nparts++;
 	if (r != 0)
 		return r < 0 ? r : 0;
-	store_watch_judge(a->job->watch, p->rank, a->announced_ms, host);
+	store_watch_judge(a->launch->watch, p->rank, a->announced_ms, host);
 	snprintf(why, sizeof why, "it has announced its part of step %llu%s and none of this one, says rank %u on "
 		"%.64s: all ranks have to save the same steps", (unsigned long long)p->step,
-		p->step == a->step ? " in a later try" : "", a->job->rank, store_hostname());
+		p->step == a->step ? " in a later try" : "", a->launch->rank, store_hostname());
 	return attempt_give_up(a, p->rank, host, why, ret_entry, err);
 }
 

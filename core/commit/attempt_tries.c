@@ -95,11 +95,12 @@ bool attempt_try_begun(const struct store_launch *l, uint64_t step, uint64_t try
 /* The first try from `next` on that is not decided; *ret_ended: the last before it that was aborted, or TRIES_MAX. */
 static uint64_t try_free(const struct store_launch *l, uint64_t step, uint64_t next, uint64_t *ret_ended)
 {
-	const char *newest = store_list_newest_launch(l->list, NULL);
+	const struct list_launch *launches = l->list->launches;
+	size_t n = l->list->nlaunches;
 	char name[PROTO_ATTEMPT_MAX];
 
 	*ret_ended = TRIES_MAX;
-	if (!newest || strncmp(newest, l->name, 16) != 0) /* a newer launch has ended all of them */
+	if (n == 0 || strcmp(launches[n - 1].launch, l->name) != 0) /* a newer launch has ended all of them */
 		return next;
 	for (;; next++) {
 		enum store_attempt_state state;
@@ -116,7 +117,7 @@ static uint64_t try_free(const struct store_launch *l, uint64_t step, uint64_t n
 /* model: come */
 int attempt_try_take(struct store_attempt *a, struct base_error *err)
 {
-	struct store_launch *l = a->job;
+	struct store_launch *l = a->launch;
 	struct launch_tries *t = tries_of(l, a->step);
 	uint64_t ended, free_;
 

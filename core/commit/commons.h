@@ -4,7 +4,7 @@
  * declares values by name in groups. All ranks that declare anything in one group must declare the same names with the
  * same bytes; ranks that declare nothing in it are not asked. Only digests are kept. `begin` has the rows of the rank
  * that put it, so that another rank can say which value differs before anything is written (begin_compare in
- * attempt_ranks.c); an announcement has one digest a group, and the committing rank compares those.
+ * attempt_begin.c); an announcement has one digest a group, and the committing rank compares those.
  *
  * One thread at a time; no I/O. */
 #ifndef CORE_COMMIT_COMMONS_H

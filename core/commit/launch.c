@@ -27,7 +27,6 @@
 #define LAUNCH_POLL_MAX_MS 100u
 
 const char *store_launch_name(const struct store_launch *l) { return l->name; }
-uint32_t store_launch_rank(const struct store_launch *l) { return l->rank; }
 
 int store_launch_check(const struct store_launch *l, struct base_error *err)
 {
@@ -201,67 +200,73 @@ static int options_check(const struct store_launch_options *o, struct base_error
 }
 
 /* Of run and id together: names of packs are the store's, and one id may serve several runs. */
-static int launch_name_set(struct store_launch *l, const char *id)
+static int launch_name_set(struct store_launch *l, const char *id, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf text = BASE_BUF_INIT;
 	struct base_digest d;
-	int r = 0;
+	int r;
 
 	base_buf_append(&text, l->run, strlen(l->run) + 1);
 	base_buf_append_text(&text, id ? id : "");
-	if (text.error)
-		return text.error;
-	if (id && id[0])
+	r = text.error;
+	if (r == 0 && id && id[0])
 		base_sha256(text.data, text.len, &d);
-	else
+	else if (r == 0)
 		r = base_random(d.bytes, 8);
-	for (unsigned i = 0; r == 0 && i < 8; i++)
+	if (r < 0)
+		return base_error_set(err, r, "run %s: no name for its launch can be made: %s", l->run,
+			base_error_name(r));
+	for (unsigned i = 0; i < 8; i++)
 		snprintf(l->name + 2 * i, 3, "%02x", d.bytes[i]);
-	return r;
+	return 0;
 }
 
-static int launch_start(struct store_launch *l, struct base_error *err)
+static int heartbeat_show(struct store_launch *l, struct base_error *err)
 {
-	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = true, .rank = l->rank,
+	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = l->kind->meets, .rank = l->rank,
 		.every_ms = base_min(l->heartbeat_ms / 4, STORE_HEARTBEAT_EVERY_S * 1000),
 		.tend = store_launch_tend, .tend_arg = l};
-	int r = l->rank == 0 ? base_random(l->nonce, sizeof l->nonce) : 0;
+	int r = 0;
 
-	if (r < 0)
-		return base_error_set(err, r, "run %s: no random number for its launch: %s", l->run,
-			base_error_name(r));
-	if (l->rank == 0) {
+	if (l->kind->meets && l->rank == 0) {
+		r = base_random(l->nonce, sizeof l->nonce);
 		beat.nonce = l->nonce;
 		beat.quick_ms = l->world > 1 ? STORE_LAUNCH_QUICK_MS : 0;
 	}
-	r = store_heartbeat_start(l->store, &beat, &l->heartbeat, err);
+	if (r < 0)
+		return base_error_set(err, r, "run %s: no random number for its launch: %s", l->run,
+			base_error_name(r));
+	return store_heartbeat_start(l->store, &beat, &l->heartbeat, err);
+}
 
+static int launch_start(struct store_launch *l, const char *id, struct base_error *err)
+{
+	int r = launch_name_set(l, id, err);
+
+	if (r == 0 && (r = store_watch_new(l, &l->watch)) < 0)
+		base_error_set(err, r, "run %s: %s", l->run, base_error_name(r));
 	if (r == 0)
-		r = l->rank == 0 ? launch_append(l, err) : launch_await(l, err);
+		r = heartbeat_show(l, err);
+	if (r == 0)
+		r = l->kind->list_open(l, err);
 	if (r == 0 && store_list_damaged(l->list))
 		r = base_error_set(err, -BASE_EDAMAGED,
 			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where, "
 			"vckpt mend says what can be done)",
 			l->run);
-	if (r == 0)
-		r = store_list_newer(l->list, NULL, err);
-	if (r == 0)
-		l->last_step = launch_entry(l)->newest_step;
-	return r;
+	return r == 0 ? store_list_newer(l->list, NULL, err) : r;
 }
 
-int store_launch_open(struct store *s, const struct store_launch_options *o, struct store_launch **ret_l,
-	struct base_error *err)
+int launch_open_kind(struct store *s, const struct store_launch_options *o, const struct launch_kind *kind,
+	struct store_launch **ret_l, struct base_error *err)
 {
-	struct store_launch *l;
-	int r = options_check(o, err);
+	struct store_launch *l = calloc(1, sizeof *l);
+	int r;
 
-	if (r < 0)
-		return r;
-	l = calloc(1, sizeof *l);
 	if (!l)
 		return base_error_set(err, -ENOMEM, "run %s: out of memory", o->run);
 	pthread_mutex_init(&l->lock, NULL);
+	l->kind = kind;
 	l->store = s;
 	l->pid = getpid();
 	snprintf(l->run, sizeof l->run, "%s", o->run);
@@ -270,16 +275,34 @@ int store_launch_open(struct store *s, const struct store_launch_options *o, str
 	l->heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : STORE_LAUNCH_HEARTBEAT_MS;
 	l->start_ms = o->start_ms ? o->start_ms : STORE_LAUNCH_START_MS;
 	l->deadline_ms = o->deadline_ms;
-	r = launch_name_set(l, o->id);
-	if (r == 0)
-		r = store_watch_new(l, &l->watch);
-	r = r < 0 ? base_error_set(err, r, "run %s: %s", o->run, base_error_name(r)) : launch_start(l, err);
+	r = launch_start(l, o->id, err);
 	if (r < 0) {
 		store_launch_close(l);
 		return r;
 	}
 	*ret_l = l;
 	return 0;
+}
+
+/* The list, and the launch entry in it. */
+static int job_list_open(struct store_launch *l, struct base_error *err)
+{
+	int r = l->rank == 0 ? launch_append(l, err) : launch_await(l, err);
+
+	if (r == 0)
+		l->last_step = launch_entry(l)->newest_step;
+	return r;
+}
+
+static const struct launch_kind launch_kind_job = {.meets = true, .list_open = job_list_open,
+	.attempt_name = attempt_job_name, .begin_fill = attempt_job_begin_fill};
+
+int store_launch_open(struct store *s, const struct store_launch_options *o, struct store_launch **ret_l,
+	struct base_error *err)
+{
+	int r = options_check(o, err);
+
+	return r < 0 ? r : launch_open_kind(s, o, &launch_kind_job, ret_l, err);
 }
 
 void store_launch_close(struct store_launch *l)

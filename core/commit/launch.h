@@ -35,7 +35,6 @@ int store_launch_open(struct store *s, const struct store_launch_options *o, str
 /* Deletes the heartbeat. Its attempts were freed before. NULL-safe. */
 void store_launch_close(struct store_launch *l);
 const char *store_launch_name(const struct store_launch *l); /* 16 hex digits */
-uint32_t store_launch_rank(const struct store_launch *l);
 uint32_t store_launch_neighbours(const struct store_launch *l); /* on this machine, as far as seen */
 
 struct store_launch_save {

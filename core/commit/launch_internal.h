@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launch_internal: what launch.c, launch_watch.c and attempt_ranks.c share. */
+ * launch_internal: what the files launch*.c and attempt*.c share. */
 #ifndef CORE_COMMIT_LAUNCH_INTERNAL_H
 #define CORE_COMMIT_LAUNCH_INTERNAL_H
 
@@ -11,7 +11,25 @@
 
 struct store_watch;
 
+/* What a rank of a job and a writer alone (an import) do differently; all else is one path. A job's launch has an entry
+ * in the list and its ranks meet in each other's attempts. A writer alone has a launch of one rank without an entry,
+ * for one attempt, in which nobody else ever acts. */
+struct launch_kind {
+	/* Others meet in its attempts: an abort entry ends each that has begun, and names the rank that is at fault.
+	 * Else an attempt needs one only once it was announced, and one that is freed before is left to the
+	 * collector. */
+	bool meets;
+	/* The heartbeat is shown. Opens the list; with the launch entry, where there is one. */
+	int (*list_open)(struct store_launch *l, struct base_error *err);
+	/* Step and name of an attempt. wanted: a step, or PROTO_NONE. The launch's lock is held, and the list was read
+	 * as far as it can be. */
+	int (*attempt_name)(struct store_attempt *a, uint64_t wanted, struct base_error *err);
+	/* Fills in what `begin` says but for its commons. */
+	void (*begin_fill)(const struct store_attempt *a, struct proto_begin *ret_m);
+};
+
 struct store_launch {
+	const struct launch_kind *kind;
 	struct store *store;
 	pid_t pid;                      /* of who opened it: after a fork the child is another */
 	char name[17], run[PROTO_RUN_MAX + 1];
@@ -21,7 +39,7 @@ struct store_launch {
 	struct store_heartbeat *heartbeat;
 	struct store_watch *watch;      /* has a lock of its own, never taken together with the one below */
 	pthread_mutex_t lock;           /* protects all below; held over calls to the store */
-	struct store_list *list;        /* every entry since the launch entry */
+	struct store_list *list;        /* every entry since the launch entry; alone: since before `begin` */
 	uint64_t last_step;             /* as of saves before `begun`; PROTO_NONE */
 	struct launch_begun { uint64_t step, try; bool unnumbered; } *begun; /* in order; not settled */
 	size_t nbegun, begun_room;
@@ -35,6 +53,18 @@ struct store_launch {
 };
 int store_launch_check(const struct store_launch *l, struct base_error *err); /* -BASE_EFORKED after a fork */
 
+/* ---- launch.c ---- */
+
+/* Shows the heartbeat and opens the list; the options were checked. */
+int launch_open_kind(struct store *s, const struct store_launch_options *o, const struct launch_kind *kind,
+	struct store_launch **ret_l, struct base_error *err);
+
+/* ---- attempt_begin.c ---- */
+
+/* What launch_kind asks for, of a job. */
+int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error *err);
+void attempt_job_begin_fill(const struct store_attempt *a, struct proto_begin *ret_m);
+
 /* ---- launch_meet.c ---- */
 
 /* Waits until a rank 0 that shows this nonce is seen to live, unless the launch entry is `fresh`: it came while this
@@ -43,29 +73,7 @@ int store_launch_check(const struct store_launch *l, struct base_error *err); /*
 int store_launch_meet(struct store_launch *l, const uint8_t nonce[static PROTO_NONCE_BYTES], bool fresh,
 	struct base_error *err);
 
-/* ---- attempt_tries.c ---- */
-
-#define STORE_JOB_STEP_BITS 44u
-#define STORE_JOB_STEP_MAX ((UINT64_C(1) << STORE_JOB_STEP_BITS) - 1)
-
-/* Names the attempt by its step, which is at most STORE_JOB_STEP_MAX, and the first try of it that this rank has not
- * begun. -BASE_EABORTED: others have ended that one, and maybe some after it: this rank is told, once, and its next
- * try is the first that is not decided. The launch's lock is held, and the list was read as far as it can be. */
-int attempt_try_take(struct store_attempt *a, struct base_error *err);
-void attempt_name_make(const char *launch, uint64_t step, uint64_t try, char name[static PROTO_ATTEMPT_MAX]);
-/* The step and try of a name of this launch; false: it is not one. */
-bool attempt_name_take(const struct store_launch *l, const char *name, uint64_t *ret_step, uint64_t *ret_try);
-/* Has this rank begun that attempt? When, among those that it has begun: 0 is before all that are known. */
-bool attempt_try_begun(const struct store_launch *l, uint64_t step, uint64_t try, uint64_t *ret_order);
-
-/* ---- attempt_passed.c ---- */
-
-/* Ranks that have gone on without this attempt, and attempts that this rank has gone on without: the former end this
- * attempt, the latter are ended by this rank. 0: nothing; 1 and errors as attempt_give_up. Looks when that is due. */
-int attempt_passed(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
-int attempt_part_read(struct store_attempt *a, uint32_t rank, struct base_error *err); /* attempt_ranks.c */
-
-/* ---- attempt_outcome.c ---- */
+/* ---- attempt_outcome.c: aborts that could not be written ---- */
 
 /* Appends the aborts that could not be written so far; 0: there is none any more. The lock is held. */
 int store_launch_aborts_put(struct store_launch *l);
@@ -76,18 +84,7 @@ void store_launch_aborts_drop(struct store_launch *l); /* after a last try */
 /* Before an attempt begins: room to keep its abort. -ENOMEM. */
 int store_launch_abort_room(struct store_launch *l);
 
-/* 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is held. Nothing is
- * told before the entry that says so is durable (invariants 5 and 6). */
-int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
-/* The same after reading on; takes the lock. */
-int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
-/* Aborts the attempt in the name of a rank: 1 it is committed for all that, -BASE_EABORTED; else undecided: the abort
- * of this rank's own is kept then, and written later. */
-int attempt_give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
-	struct base_error *err);
-int attempt_give_up_own(struct store_attempt *a, int code, const char *why, uint64_t *ret_entry,
-	struct base_error *err);
-int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
+/* ---- launch_watch.c ---- */
 
 /* The ranks of a launch as who commits sees them. */
 enum store_rank_state {

@@ -64,7 +64,6 @@ int store_list_each_commit(const struct store_list *l, uint64_t from,
  * deciding entry. */
 enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
 	uint64_t *ret_entry);
-const char *store_list_newest_launch(const struct store_list *l, uint64_t *ret_step);  /* NULL: none known */
 
 /* Puts `entry` as the next number, after check(arg, l) said 0 against the newest state; on "exists" reads on and checks
  * again. `entry` is encoded after each check, which may still change it. Makes the list's directory durable before

@@ -150,15 +150,6 @@ enum store_attempt_state store_list_attempt(const struct store_list *l, const ch
 	return newer ? STORE_ATTEMPT_ABORTED : STORE_ATTEMPT_UNDECIDED;
 }
 
-const char *store_list_newest_launch(const struct store_list *l, uint64_t *ret_step)
-{
-	const struct list_launch *newest = l->nlaunches ? &l->launches[l->nlaunches - 1] : NULL;
-
-	if (ret_step)
-		*ret_step = newest ? newest->newest_step : PROTO_NONE;
-	return newest ? newest->launch : NULL;
-}
-
 /* ---- visible steps ---- */
 
 /* Index of the step, or of where it would stand. */

@@ -326,19 +326,26 @@ static int persist_attempt(struct save_flight *f, struct base_error *err)
 	return f->w->attempt && store_attempt_announced(f->w->attempt) ? persist_outcome(f, rc, err) : rc;
 }
 
-/* Others learn why; what this rank wrote goes. What others may still commit is told as undecided, whatever failed. */
+/* Others learn why; what this rank wrote goes. What was announced is told as the list says, which may be a commit (0),
+ * and as undecided while it says nothing, whatever failed. */
 static int persist_abort(struct save_flight *f, int rc, struct base_error *err)
 {
 	bool undecided = f->w->attempt && store_attempt_announced(f->w->attempt)
 		&& store_attempt_undecided(f->w->attempt);
+	struct base_error outcome = {0};
+	int told;
 
 	if ((rc == -ENOSPC || rc == -EDQUOT) && !undecided)
 		base_error_set(err, rc, "%s is full: nothing of this save is kept", f->s->store->path);
 	else if (!err->code)
 		base_error_set(err, rc, "the save failed: %s", base_error_name(rc));
-	if (f->w->attempt)
-		store_attempt_abort(f->w->attempt, err->text);
-	return undecided ? -BASE_EUNDECIDED : rc;
+	if (!f->w->attempt)
+		return rc;
+	told = store_attempt_abort(f->w->attempt, undecided ? NULL : err->text, &f->entry, &outcome);
+	if (told < 0 && !undecided)
+		return rc;
+	*err = outcome;
+	return told;
 }
 
 static void persist_flight(struct save_flight *f)

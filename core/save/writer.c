@@ -381,8 +381,8 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 {
 	struct store_attempt_options o = {.run = w->options.run, .step = w->options.step,
 		.replace = w->options.replace};
-	struct base_error why = {0};
-	int rc = save_writer_plan(w, NULL, err);
+	struct base_error why = {0}, outcome = {0};
+	int rc = save_writer_plan(w, NULL, err), told;
 
 	if (rc < 0)
 		return rc;
@@ -403,8 +403,13 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 			base_error_set(&why, rc, "%s is full; nothing of this save is kept", w->store->path);
 		else if (!why.code)
 			base_error_set(&why, rc, "the save failed: %s", base_error_name(rc));
-		store_attempt_abort(w->attempt, why.text);
-		if (err)
+		told = store_attempt_abort(w->attempt, rc == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
+			&outcome);
+		if (told == 0 || rc == -BASE_EUNDECIDED) { /* the list says now what became of it, or still does not */
+			rc = told;
+			why = outcome;
+		}
+		if (rc < 0 && err)
 			*err = why;
 	}
 	store_attempt_free(base_steal(w->attempt));

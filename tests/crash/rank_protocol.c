@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A rank over core/commit alone: the order of a save (core/commit/attempt_ranks.c) with nothing around it. Every rank
+ * A rank over core/commit alone: the order of a save (core/commit/attempt.c) with nothing around it. Every rank
  * stores its share of model/w, a vector that is sharded over all ranks, and rank 1 (or 0, alone) optimizer/m, which
  * all hold. Each is small enough for one tile, so that a box is one piece. */
 #include <errno.h>
@@ -212,7 +212,7 @@ int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret
 		*ret_step = store_attempt_step(s.attempt);
 		e = share_write(r, &s, number, &err);
 		if (e < 0)
-			store_attempt_abort(s.attempt, err.text);
+			store_attempt_abort(s.attempt, err.text, NULL, NULL);
 		else
 			e = share_announce(r, &s, &err);
 		/* an announcement that failed undecided is waited for: somebody decides it */

@@ -364,7 +364,7 @@ lau:	if                                                  /* code: launch_append,
 	:: l >= 2 && r != 0 && (ups & BIT(l)) ->            /* the others wait for it */
 		if :: d_step { replay(0); SYNC } fi
 	fi;
-come:	skip;                                               /* code: attempt_start, job_begin, attempt_try_take */
+come:	skip;                                               /* code: begin_start, attempt_try_take */
 #if SKIP
 	if                                                  /* the caller leaves this save out, or it fails before it begins */
 	:: d_step { skips < SKIP -> skips++ };
@@ -396,7 +396,7 @@ end_base: everv & BIT(BASE(a));                             /* a chain's saves b
 begin:	if
 	BLIND(begin)
 	STAYS
-	:: d_step {                                         /* code: attempt_put_begin, base_name, begin_meet, store_attempt_job_base */
+	:: d_step {                                         /* code: begin_meet, base_name */
 #ifdef F_BEGIN
 		begun = begun | BIT(a);
 #endif
@@ -434,7 +434,7 @@ pack:	if                                                  /* code: store_attempt
 #ifndef F_BEGIN
 	d_step { begun = begun | BIT(a) };
 #endif
-part:	if                                                  /* code: commit_announce, store_attempt_announce */
+part:	if                                                  /* code: store_attempt_announce */
 	:: d_step { !(parts[a] & BIT(r)) -> parts[a] = parts[a] | BIT(r); mine = 1;
 		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0);
 #if defined(REUSE) || SKIP
@@ -456,7 +456,7 @@ part:	if                                                  /* code: commit_announ
 	:: d_step { r == NR - 1 -> packs = packs & ~PACK(a, r); check() }; goto fail   /* nothing announced: its packs may go at once */
 #endif
 	fi;
-wait:	if                                                  /* code: job_wait */
+wait:	if                                                  /* code: attempt_wait */
 	BLIND(wait)
 	STAYS
 	PASS_OVER
@@ -474,7 +474,7 @@ wait:	if                                                  /* code: job_wait */
 #endif
 	:: parts[a] == FULL(a) -> goto com                  /* any rank takes over */
 	fi;
-com:	if                                                  /* code: commit_manifest, job_manifest */
+com:	if                                                  /* code: commit_manifest */
 	:: d_step { (!(pm[a] & ~packs) && COVERS(a, r)) -> mf = mf | BIT(a);
 #ifdef F_SYNC
 		dm = dm | BIT(a)
@@ -509,7 +509,7 @@ open:	if                                                  /* code: commit_settle
 	:: goto fail                                        /* the put's outcome is open: `abort`, or the commit, comes first */
 	:: goto wait
 	fi;
-fail:	skip;                                               /* code: store_attempt_abort_put, store_launch_aborts_put, abort_check, give_up_first, store_attempt_stop */
+fail:	skip;                                               /* code: store_attempt_abort_put, store_launch_aborts_put, abort_check, give_up_put, store_attempt_stop */
 #ifndef F_ABORT
 	goto no;
 #else
@@ -537,7 +537,7 @@ yes:
 #ifdef TWIN
 	if :: !mine -> goto next :: else fi;                /* another process of this rank did it: what is told is left open */
 #endif
-	if :: d_step {                                      /* code: store_attempt_commit, attempt_outcome_known */
+	if :: d_step {                                      /* code: attempt_outcome_known */
 		assert(mine);                                   /* what was committed is what this call announced */
 		n = 0; rp = 0; seen = 0; replay(0); sync(); toldC = toldC | BIT(a); check() } fi;
 #ifdef CLEAN

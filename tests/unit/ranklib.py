@@ -12,7 +12,7 @@ import time
 import pytest
 
 from protolib import Box, Timing
-from storelib import (NONE, Announcement, Api, Attempt, Buf, Digest, Failed, GridParams, PackUse, Part, Piece, Ref, Shape, proto_ref, scratch)
+from storelib import (LAUNCH, NONE, Announcement, Api, Attempt, Buf, Digest, Entry, Failed, GridParams, PackUse, Part, Piece, Ref, Shape, proto_ref, scratch)
 from storelow import Ops, StorageHead
 
 PIECE = 100
@@ -88,11 +88,17 @@ class Launch:
 
     def after_the_newest(self):
         """As this launch's entry saw it: the same on all its ranks."""
-        self.lib.store_list_newest_launch.restype = c.c_char_p
-        step = c.c_uint64()
-        with self.api.list(self.run, whole=True) as l:
-            self.lib.store_list_newest_launch(l.p, c.byref(step))
-        return 0 if step.value == NONE else step.value + 1
+        with self.api.list(self.run) as l:
+            number = l.next
+        while number > 0:
+            number -= 1
+            body, entry = self.api.entry_body(self.run, number), Entry()
+            assert self.lib.proto_entry_decode(body, c.c_size_t(len(body)), c.byref(entry)) == 0
+            kind, step = entry.kind, entry.newest_step
+            self.lib.proto_entry_release(c.byref(entry))
+            if kind == LAUNCH:
+                return 0 if step == NONE else step + 1
+        raise AssertionError("no launch entry")
 
     def begin(self, step=None, replace=False, mesh=0):
         """step: of several ranks by default the count of calls, as a trainer has it."""
@@ -212,6 +218,27 @@ class Meddler:
 
     def end(self):
         self.head.ops = self.old
+
+
+IN_TIME = "the run's list could not be read or written in time"  # store_attempt_abort's own reason
+
+
+def commit_in_flight(m, run, lands):
+    """No entry of the run can be put until the writer gives up for good. Then (lands) the commit that it sent last comes before its abort."""
+    sent = []
+
+    def put(args):
+        path, data = c.string_at(args[1]), c.string_at(args[2], args[3])
+        if not path.startswith(f"runs/{run}/0".encode()):
+            return None
+        if IN_TIME.encode() in data:
+            if lands and sent:
+                assert m.old.contents.put(args[0], *sent.pop()) == 0
+            return None
+        if b"the commit entry could not be written" not in data:
+            sent.append((path, data, len(data)))
+        return -errno.EIO
+    m.answer["put"] = put
 
 
 # ---- processes ----

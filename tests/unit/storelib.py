@@ -106,7 +106,7 @@ def prototypes(lib):
         getattr(lib, name).restype = c.c_uint64
     lib.store_list_put.restype = c.c_int64
     lib.store_list_entry_live.restype = c.c_bool
-    lib.store_list_newest_launch.restype = lib.store_attempt_name.restype = lib.store_hostname.restype = c.c_char_p
+    lib.store_attempt_name.restype = lib.store_hostname.restype = c.c_char_p
     return lib
 
 
@@ -383,7 +383,10 @@ class Attempt:
         return self.entry
 
     def abort(self, reason="test"):
-        self.lib.store_attempt_abort(self.p, reason.encode())
+        """What became of it: (code, sentence, entry)."""
+        entry, err = c.c_uint64(NONE), Error()
+        r = self.lib.store_attempt_abort(self.p, reason.encode(), c.byref(entry), c.byref(err))
+        return r, err.text.decode(), entry.value
 
     def free(self):
         self.lib.store_attempt_free(self.p)

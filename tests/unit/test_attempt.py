@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from ranklib import IN_TIME, Meddler, commit_in_flight
 from storelib import (ABORT, ABORTED, ALIVE, COMMITTED, DAMAGED, DEAD, EABORTED, EBUSY, NONE, UNDECIDED, Api, Attempt, Failed, digest, fresh,
                       open_all, packs_of, save)
 
@@ -248,4 +249,53 @@ def test_entry_cannot_be_written(api):
     with api.list("r", whole=True) as l:
         assert l.attempt(a.name)[0] == ABORTED and l.steps() == {}
     assert not packs_of(api) and files(api, "incoming") == []
+    a.free()
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_abort_tells_what_became_of_it(api, lands):
+    """Undecided while nothing can be written; then what the list says: a commit that was in flight, or the abort."""
+    a = Attempt(api, "r", step=1)
+    a.write(b"x" * 100)
+    announcement = a.part()
+    m = Meddler(api)
+    commit_in_flight(m, "r", lands)
+    with pytest.raises(Failed) as e:
+        a.commit(announcement)
+    assert e.value.code == -errno.EINPROGRESS and "undecided" in e.value.text
+    m.answer["put"], in_flight = lambda args: -errno.EIO, m.answer["put"]
+    code, text, _ = a.abort("no")
+    assert code == -errno.EINPROGRESS and "undecided" in text and len(packs_of(api)) == 2
+    m.answer["put"] = in_flight
+    code, text, entry = a.abort(IN_TIME)
+    m.end()
+    assert (code, entry) == ((0, visible(api, "r")[1][0]) if lands else (EABORTED, NONE))
+    assert lands or ("in time" in text and "undecided" not in text)
+    assert len(packs_of(api)) == (2 if lands else 0) and sorted(visible(api, "r")) == ([1] if lands else [])
+    assert a.abort("once more")[0] == code
+    a.free()
+
+
+def test_abort_of_what_was_not_announced(api):
+    """Nobody can have committed it: that it failed is certain, whatever can be written."""
+    a = Attempt(api, "r", step=1)
+    a.write(b"x" * 100)
+    m = Meddler(api)
+    m.answer["put"] = lambda args: -errno.EIO
+    assert [a.abort("no")[:2] for _ in range(2)] == [(EABORTED, "r: step 1: no")] * 2
+    m.end()
+    assert not packs_of(api) and files(api, "incoming") == [] and files(api, "runs") == []
+    a.free()
+
+
+def test_a_short_fault_does_not_fail_a_save(api):
+    """The list cannot be written for a moment: the commit is tried again."""
+    a = Attempt(api, "r", step=1)
+    a.write(b"x" * 100)
+    announcement, m = a.part(), Meddler(api)
+    until = time.monotonic() + 0.5
+    m.answer["put"] = lambda args: -errno.EIO if b"runs/r/0" in ctypes.string_at(args[1]) and time.monotonic() < until else None
+    a.commit(announcement)
+    m.end()
+    assert sorted(visible(api, "r")) == [1] and files(api, "incoming") == []
     a.free()

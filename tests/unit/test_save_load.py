@@ -9,12 +9,15 @@ import pathlib
 import random
 import struct
 import threading
+import types
 
 import numpy as np
 import pytest
 
+import storelib
 from forgelib import CHUNK, Forge, Message
 from protolib import Manifest
+from ranklib import Meddler, commit_in_flight
 
 NONE = 2**64 - 1
 DTYPES = {"bool": (1, 1), "u8": (2, 1), "i32": (8, 4), "f8_e5m2": (17, 1), "u16": (3, 2), "i64": (9, 8), "f16": (10, 2), "bf16": (11, 2), "f32": (12, 4), "f64": (13, 8),
@@ -547,6 +550,24 @@ def test_bad_names_and_attributes_are_refused(make):
     with pytest.raises(Failed):
         store.save("a", {("ranks", "x"): t})
     assert not store.files("runs/") and not store.files("packs/")
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_what_the_abort_finds_is_told(make, lands):
+    """Nobody can write to the list, until the writer gives up: it finds its commit there, and tells success; or it has aborted, and tells that."""
+    store, tensors = make(), {("model", "w"): Tensor("f32", (100,), bytes(400))}
+    m = Meddler(types.SimpleNamespace(p=c.cast(store.handle, c.POINTER(storelib.Store))))
+    commit_in_flight(m, "run", lands)
+    if lands:
+        assert store.save("run", tensors, step=3).step == 3
+    else:
+        with pytest.raises(Failed) as e:
+            store.save("run", tensors, step=3)
+        assert e.value.code == -errno.ECANCELED and "in time" in e.value.text and "undecided" not in e.value.text
+    m.end()
+    assert bool(store.files("packs")) == lands and not store.files("incoming")
+    if lands:
+        store.open("run", 3).close()
 
 
 def test_a_view_header_comes_back(make, api):

@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import threading
 import time
+import types
 
 import numpy
 import pytest
 
+import storelib
+from ranklib import Meddler, commit_in_flight
 from saverlib import ALONE, Attribute, Failed, NONE, SaveOptions, SaverOptions, api, bounded, ranks, store  # noqa: F401
 
 FAILED = 6  # enum vckpt_state
@@ -160,6 +163,30 @@ def test_close_is_silent_where_all_were_told(api, store):
         save.free()
     saver.close()
     saver.free()
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_what_the_abort_finds_is_told(api, store, vckpt, lands):
+    """Nobody can write to the list, until the save is given up: then its commit is found there and is a success; or the abort stands, and that is told."""
+    saver = api.saver(store, "run", start_ms=500)
+    handle = ctypes.cast(saver.p, ctypes.POINTER(ctypes.POINTER(storelib.Store)))[0]    # the first member of struct vckpt_saver
+    m = Meddler(types.SimpleNamespace(p=handle))
+    commit_in_flight(m, "run", lands)
+    save = saver.save({"model/w": numpy.arange(1000.0)}, step=3)
+    if lands:
+        assert save.committed() == 3
+    else:
+        with pytest.raises(Failed) as e:
+            save.committed()
+        assert e.value.code == -errno.ECANCELED and "in time" in e.value.text and "undecided" not in e.value.text
+    m.end()
+    save.free()
+    again = saver.save({"model/w": numpy.arange(1000.0)}, step=4)
+    assert again.committed() == 4
+    again.free()
+    saver.close()
+    saver.free()
+    assert [s["step"] for s in vckpt.json("ls", store, "run")["steps"]] == ([3, 4] if lands else [4])
 
 
 def test_submitting_after_close_is_refused(api, store):
