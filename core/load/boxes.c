@@ -2,10 +2,9 @@
  *
  * boxes: a tensor that several writers hold in boxes, put together when it is opened.
  *
- * The rows of all parts that have the tensor are read, lowest rank first, and their boxes sorted by place; of equal
- * ones the lowest rank's stays. What stays must cover the tensor exactly, no item twice: only then every byte that is
- * asked for was stored by somebody. Their pieces are copied into one row, with packs by number in the manifest, and
- * the rows let go.
+ * The rows of all parts that have the tensor come by ascending rank. Their boxes are sorted by place; of equal ones the
+ * lowest rank's stays. What stays must cover the tensor exactly, no item twice: only then every byte that is
+ * asked for was stored by somebody. Their pieces are copied into one row, with packs by number in the manifest.
  *
  * Boxes along the lines of the grid (most shards, by its design) are cut into the very pieces that the whole tensor
  * would be cut into. Then these are put in the order of the whole, and nothing is left to tell the object from one that
@@ -19,30 +18,25 @@
 
 #define BOX_TEXT 800u   /* 16 dimensions of two numbers of 20 digits */
 
-struct boxes_row { struct store_row row; uint32_t line; };
 struct boxes_from { uint32_t row, box; uint64_t first; }; /* a box: its number in a row, and that of its first piece */
 
 struct boxes_gather {
 	struct load_object *o;
 	struct base_error *err;
-	struct base_buf rows;            /* struct boxes_row, ascending lines */
+	const struct load_row *rows;     /* ascending lines */
 	struct base_buf from;            /* struct boxes_from; sorted and folded: as list */
 	struct tensor_boxes list;
 };
 
-static struct boxes_row *gather_rows(const struct boxes_gather *g) { return (struct boxes_row *)g->rows.data; }
 static struct boxes_from *gather_from(const struct boxes_gather *g) { return (struct boxes_from *)g->from.data; }
 
 static const struct tensor_box *gather_box(const struct boxes_gather *g, const struct boxes_from *f)
 {
-	return &gather_rows(g)[f->row].row.boxes[f->box];
+	return &g->rows[f->row].row.boxes[f->box];
 }
 
 static void gather_release(struct boxes_gather *g)
 {
-	for (size_t i = 0; i < g->rows.len / sizeof(struct boxes_row); i++)
-		store_row_release(&gather_rows(g)[i].row);
-	base_buf_release(&g->rows);
 	base_buf_release(&g->from);
 	tensor_boxes_release(&g->list);
 }
@@ -68,46 +62,28 @@ static int gather_memory(const struct boxes_gather *g)
 	return base_error_set(g->err, -ENOMEM, "out of memory");
 }
 
-/* Takes the row over. */
-static int gather_row(struct boxes_gather *g, struct store_row *row, uint32_t line, uint32_t npacks)
+static int gather_row(struct boxes_gather *g, uint32_t number)
 {
-	struct boxes_from from = {.row = (uint32_t)(g->rows.len / sizeof(struct boxes_row))};
+	const struct store_row *row = &g->rows[number].row;
+	struct boxes_from from = {.row = number};
 	uint64_t n;
 	int rc = 0;
 
-	base_buf_append(&g->rows, &(struct boxes_row){*row, line}, sizeof(struct boxes_row));
-	if (g->rows.error)
-		store_row_release(row);
-	for (; !g->rows.error && rc == 0 && from.box < row->nboxes; from.box++, from.first += n) {
+	for (; rc == 0 && from.box < row->nboxes; from.box++, from.first += n) {
 		const struct tensor_box *box = &row->boxes[from.box];
 
 		n = tensor_piece_count(&g->o->grid, box);
 		if (n > row->npieces - from.first)
 			return base_error_set(g->err, -BASE_EFORMAT, "its row has fewer pieces than its boxes");
-		rc = load_pieces_check(g->o, box, row->pieces + from.first, n, npacks, g->err);
+		rc = load_pieces_check(g->o, box, row->pieces + from.first, n, g->rows[number].npacks,
+			g->err);
 		base_buf_append(&g->from, &from, sizeof from);
 	}
-	if (g->rows.error || g->from.error)
+	if (g->from.error)
 		return gather_memory(g);
 	if (rc == 0 && from.first != row->npieces)
 		rc = base_error_set(g->err, -BASE_EFORMAT, "its row has more pieces than its boxes");
 	return rc;
-}
-
-static int gather_all(struct boxes_gather *g, uint32_t tensor, uint32_t line)
-{
-	const char *const *packs;
-	struct store_row row = g->o->row;
-	uint32_t npacks = g->o->npacks;
-	int rc;
-
-	g->o->row = (struct store_row){0};
-	do {
-		rc = gather_row(g, &row, line++, npacks);
-		if (rc == 0)
-			rc = load_step_row(g->o->step, tensor, &line, &row, &packs, &npacks, g->err);
-	} while (rc == 0);
-	return rc == -ENOENT ? 0 : rc;
 }
 
 /* ---- each box once, and all of the tensor ---- */
@@ -155,7 +131,7 @@ static int gather_fold(struct boxes_gather *g)
 
 static uint32_t gather_rank(const struct boxes_gather *g, size_t box)
 {
-	return load_step_manifest(g->o->step)->ranks[gather_rows(g)[gather_from(g)[box].row].line].rank;
+	return load_step_manifest(g->o->step)->ranks[g->rows[gather_from(g)[box].row].line].rank;
 }
 
 static void gather_text(const struct boxes_gather *g, size_t box, char text[static BOX_TEXT])
@@ -216,7 +192,7 @@ static int row_make(struct boxes_gather *g)
 	uint64_t inlined = 0, npieces = 0;
 
 	for (size_t i = 0; i < g->list.n; i++) {
-		const struct store_piece *p = gather_rows(g)[from[i].row].row.pieces + from[i].first;
+		const struct store_piece *p = g->rows[from[i].row].row.pieces + from[i].first;
 		uint64_t n = tensor_piece_count(&g->o->grid, gather_box(g, &from[i]));
 
 		npieces += n; /* no more than there are in memory */
@@ -241,7 +217,7 @@ static void row_fill(struct boxes_gather *g, bool aligned, uint64_t *first_piece
 
 	for (size_t i = 0; i < g->list.n; i++) {
 		const struct boxes_from *from = &gather_from(g)[i];
-		const struct boxes_row *row = &gather_rows(g)[from->row];
+		const struct load_row *row = &g->rows[from->row];
 
 		if (first_piece)
 			first_piece[i] = next;
@@ -327,12 +303,14 @@ static int gather_finish(struct boxes_gather *g)
 	return rc < 0 ? gather_memory(g) : 0;
 }
 
-int load_boxes_gather(struct load_object *o, uint32_t tensor, uint32_t line, struct base_error *err)
+int load_boxes_gather(struct load_object *o, const struct load_row *rows, size_t n, struct base_error *err)
 {
-	base_cleanup(gather_release) struct boxes_gather g = {.o = o, .err = err,
+	base_cleanup(gather_release) struct boxes_gather g = {.o = o, .err = err, .rows = rows,
 		.list.ndim = o->grid.shape.ndim};
-	int rc = gather_all(&g, tensor, line);
+	int rc = 0;
 
+	for (size_t i = 0; rc == 0 && i < n; i++)
+		rc = gather_row(&g, (uint32_t)i);
 	if (rc == 0)
 		rc = gather_fold(&g);
 	if (rc == 0)

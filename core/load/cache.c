@@ -8,9 +8,9 @@
  *     evicted
  *   FAILED   out of the table; kept only for those that wait for it, who take the error from it
  *
- * A request first takes or makes all its windows under the lock, then fills those that it made, in file order, and
- * only then waits for those that others fill: so nobody waits while somebody waits for him, and there is no
- * deadlock.
+ * A request first takes or makes all its windows under the lock, then fills those that it made (those of a pack in file
+ * order, several packs at once), and only then waits for those that others fill: so nobody waits while somebody waits
+ * for him, and there is no deadlock.
  *
  * Memory: on a machine whose fresh pages must be faulted in, a page costs more than the copy into it. So buffers
  * come in a few size classes (four to a power of two) and evicted ones stay in the list of their class; buffers go
@@ -25,6 +25,7 @@
 
 #include "core/base/log.h"
 #include "core/load/load_internal.h"
+#include "core/storage/spread.h"
 
 #define CACHE_CLASS_MIN 4096u
 #define CACHE_CLASSES 33u            /* 4 KiB, 5, 6, 7, 8, 10, ... 1 MiB */
@@ -384,27 +385,22 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 	return rc;
 }
 
+/* *pack: open already, or NULL. */
 static int cache_read(const struct load_object *o, const struct load_want *w, struct store_pack **pack,
-	uint32_t *pack_number, struct base_error *err)
+	struct base_error *err)
 {
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
 	uint64_t first = w->window * (LOAD_WINDOW_BYTES / BASE_BLOCK_BYTES);
-	struct store *s = load_step_store(o->step);
 	int rc;
 
-	if (*pack && *pack_number != ref->pack) {
-		store_pack_put(s, *pack);
-		*pack = NULL;
-	}
 	if (!*pack) {
 		if (ref->pack >= o->npacks)
 			return base_error_set(err, -BASE_EFORMAT, "pack %u of %u", ref->pack, o->npacks);
-		rc = store_pack_get(s, o->packs[ref->pack], pack, err);
+		rc = store_pack_get(load_step_store(o->step), o->packs[ref->pack], pack, err);
 		if (rc < 0) {
 			*pack = NULL;
 			return rc;
 		}
-		*pack_number = ref->pack;
 	}
 	return store_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
 }
@@ -451,14 +447,13 @@ static bool cache_say(struct load_cache *c, const char *pack, uint64_t offset)
 	return !told;
 }
 
-static int cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w,
-	struct store_pack **pack, uint32_t *pack_number,
-	struct base_error *err)
+static void cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w,
+	struct store_pack **pack)
 {
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
 	const struct load_step_info *info = load_step_info(o->step);
 	struct base_error why = {0};
-	int rc = cache_read(o, w, pack, pack_number, &why);
+	int rc = cache_read(o, w, pack, &why);
 
 	if (rc < 0) {
 		const char *name = ref->pack < o->npacks ? o->packs[ref->pack] : "?";
@@ -467,12 +462,9 @@ static int cache_fill_one(struct load_cache *c, const struct load_object *o, str
 			(unsigned long long)info->step, o->label, (unsigned long long)w->piece);
 		if (!c->quiet && cache_say(c, name, ref->offset + w->window))
 			base_warning("%s", why.text);
-		if (err)
-			*err = why;
 	}
 	cache_settle(c, w->pin, rc, &why,
 		ref->stored_len / base_block_count(ref->raw_len) * base_block_count(w->pin->len));
-	return rc;
 }
 
 static int cache_want_compare(const void *a, const void *b, void *arg)
@@ -488,40 +480,58 @@ static int cache_want_compare(const void *a, const void *b, void *arg)
 	return (x->window > y->window) - (x->window < y->window);
 }
 
-/* Step 2: ours, in file order; all of them, even after an error, for others may wait. */
-static int cache_fill(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
-	struct base_error *err)
-{
-	struct load_want *few[64], **order = few;
-	base_cleanup_free struct load_want **many = NULL;
-	struct store_pack *pack = NULL;
-	uint32_t number = 0;
-	size_t mine = 0;
-	bool sorted = true;
-	int rc = 0;
+/* Windows to fill, in file order. */
+struct cache_filling {
+	struct load_cache *c;
+	const struct load_object *o;
+	struct load_want **order;
+	uint32_t *first;                 /* where those of each pack begin, and one past the last */
+};
 
-	if (n > BASE_COUNT(few))
-		order = many = malloc(n * sizeof *many);
-	for (size_t i = 0; order && i < n; i++)
+/* All windows of one pack. An error stops nothing, for others may wait for the rest. */
+static int cache_fill_pack(void *arg, uint32_t i, struct base_error *err)
+{
+	const struct cache_filling *f = arg;
+	struct store_pack *pack = NULL;
+
+	(void)err;
+	for (uint32_t k = f->first[i]; k < f->first[i + 1]; k++)
+		cache_fill_one(f->c, f->o, f->order[k], &pack);
+	store_pack_put(load_step_store(f->o->step), pack);
+	return 0;
+}
+
+/* Step 2: ours. Many packs (a tensor of many writers) are read at once. */
+static void cache_fill(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n)
+{
+	struct load_want *few[64];
+	uint32_t few_first[BASE_COUNT(few) + 1], mine = 0, packs = 0;
+	bool sorted = true, large = n > BASE_COUNT(few);
+	base_cleanup_free struct load_want **many = large ? malloc(n * sizeof *many) : NULL;
+	base_cleanup_free uint32_t *many_first = large ? malloc((n + 1) * sizeof *many_first) : NULL;
+	struct cache_filling f = {c, o, large ? many : few, large ? many_first : few_first};
+
+	if (!f.order || !f.first) { /* then as many at a time as there is room for */
+		for (size_t i = 0; i < n; i += BASE_COUNT(few))
+			cache_fill(c, o, wants + i, base_min(n - i, BASE_COUNT(few)));
+		return;
+	}
+	for (size_t i = 0; i < n; i++)
 		if (wants[i].mine) {
-			order[mine++] = &wants[i];
-			if (mine > 1 && cache_want_compare(&order[mine - 2], &order[mine - 1], (void *)o) > 0)
+			f.order[mine++] = &wants[i];
+			if (mine > 1 && cache_want_compare(&f.order[mine - 2], &f.order[mine - 1], (void *)o) > 0)
 				sorted = false;
 		}
 	if (!sorted)
-		qsort_r(order, mine, sizeof *order, cache_want_compare, (void *)o);
-	for (size_t i = 0; i < (order ? mine : n); i++) {
-		struct load_want *w = order ? order[i] : &wants[i];
-		int one = w->mine ? cache_fill_one(c, o, w, &pack, &number, rc < 0 ? NULL : err) : 0;
-
-		rc = rc < 0 ? rc : one;
-	}
-	if (pack)
-		store_pack_put(load_step_store(o->step), pack);
-	return rc;
+		qsort_r(f.order, mine, sizeof *f.order, cache_want_compare, (void *)o);
+	for (uint32_t i = 0; i < mine; i++)
+		if (i == 0 || o->pieces[f.order[i]->piece].ref.pack != o->pieces[f.order[i - 1]->piece].ref.pack)
+			f.first[packs++] = i;
+	f.first[packs] = mine;
+	store_spread(packs, cache_fill_pack, &f, NULL);
 }
 
-/* Step 3: those of others. */
+/* Step 3: those of others are waited for; the first error, of whatever window. */
 static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, struct base_error *err)
 {
 	int rc = 0;
@@ -541,6 +551,8 @@ static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, s
 			rc = e->code;
 			if (err && e->error)
 				*err = *e->error;
+			else
+				base_error_set(err, rc, "%s", base_error_name(rc));
 		}
 	}
 	pthread_mutex_unlock(&c->lock);
@@ -550,12 +562,12 @@ static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, s
 int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
 	struct base_error *err)
 {
-	int rc = cache_take(c, o, wants, n), filled = cache_fill(c, o, wants, n, err);
+	int rc = cache_take(c, o, wants, n);
 
+	cache_fill(c, o, wants, n);
 	if (rc < 0)
 		base_error_set(err, rc, "out of memory for the cache");
-	rc = rc < 0 ? rc : filled;
-	if (rc == 0)
+	else
 		rc = cache_wait(c, wants, n, err);
 	if (rc < 0) {
 		pthread_mutex_lock(&c->lock);

@@ -58,9 +58,12 @@ int load_pieces_check(struct load_object *o, const struct tensor_box *box, const
 /* As many bytes as lie together both in the tensor and in a cell of the box, at most. */
 uint64_t load_box_run(const struct tensor_grid *g, const struct tensor_box *box);
 
-/* Gathers a tensor from all parts; o->row is what the part on rank line `line` has of it. Afterwards o->row has the
- * pieces of all boxes, each once, and o has packs, pieces, digest, run_bytes and, if needed, boxes. */
-int load_boxes_gather(struct load_object *o, uint32_t tensor, uint32_t line, struct base_error *err);
+/* A part's row of a tensor: the part on rank line `line` of the manifest, which has `npacks` packs. */
+struct load_row { struct store_row row; uint32_t line, npacks; };
+
+/* Puts a tensor together from the rows of all parts that have it, by ascending line. Afterwards o->row has the pieces
+ * of all boxes, each once, and o packs, pieces, digest, run_bytes and, where needed, boxes. */
+int load_boxes_gather(struct load_object *o, const struct load_row *rows, size_t n, struct base_error *err);
 void load_boxes_free(struct load_boxes *b); /* NULL-safe */
 size_t load_boxes_memory(const struct load_boxes *b);
 /* tensor_fragment_at for an object with boxes. */
@@ -69,11 +72,14 @@ void load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end,
 /* A step's private side. */
 struct load_tensor_place { uint32_t layout, tensor; };
 const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
-/* The next row of a tensor, from rank line *line on; sets *line to where it found the row. It reads only parts whose
- * layout has the tensor and whose chunks may have it. -ENOENT: there are no more. */
-int load_step_row(const struct load_step *step, uint32_t tensor, uint32_t *line, struct store_row *ret_row,
-	const char *const **ret_packs, uint32_t *ret_npacks,
-	struct base_error *err);
+/* Rows of a tensor, by ascending rank: the first one alone where that has all of the tensor, else those of all parts;
+ * none where no part has it. Only parts are asked whose layout has the tensor and whose chunks may. Reads several parts
+ * at once. */
+struct load_rows { struct load_row *all; size_t n; };
+int load_step_rows(const struct load_step *step, uint32_t tensor, struct load_rows *ret_rows, struct base_error *err);
+void load_rows_release(struct load_rows *rows);
+/* The names of the packs of the part on rank line `line`. */
+const char *const *load_step_part_packs(const struct load_step *step, uint32_t line);
 /* The manifest's table of packs, and the number in it of a pack of the part on rank line `line`. */
 int load_step_packs(struct load_step *step, const char *const **ret_packs, uint32_t *ret_npacks);
 uint32_t load_step_pack(const struct load_step *step, uint32_t line, uint32_t pack);

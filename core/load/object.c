@@ -99,18 +99,22 @@ static int object_nothing(struct load_object *o)
 	return store_row_digest(o->pieces, 1, &o->digest);
 }
 
-/* The row of the lowest rank that has the tensor, which has all of it or leads to the others. */
+/* The row of the lowest rank that has the tensor, where that has all of it, or those of all ranks put together. */
 static int object_row(struct load_object *o, uint32_t tensor, struct base_error *err)
 {
-	uint32_t line = 0;
-	int rc = load_step_row(o->step, tensor, &line, &o->row, &o->packs, &o->npacks, err);
+	base_cleanup(load_rows_release) struct load_rows rows = {0};
+	int rc = load_step_rows(o->step, tensor, &rows, err);
 
-	if (rc == -ENOENT)
-		return o->bytes ? base_error_set(err, -BASE_EFORMAT, "no part has it") : object_nothing(o);
 	if (rc < 0)
 		return rc;
-	if (!o->row.whole)
-		return load_boxes_gather(o, tensor, line, err);
+	if (rows.n == 0)
+		return o->bytes ? base_error_set(err, -BASE_EFORMAT, "no part has it") : object_nothing(o);
+	if (!rows.all[0].row.whole)
+		return load_boxes_gather(o, rows.all, rows.n, err);
+	o->row = rows.all[0].row;
+	rows.all[0].row = (struct store_row){0};
+	o->packs = load_step_part_packs(o->step, rows.all[0].line);
+	o->npacks = rows.all[0].npacks;
 	o->pieces = o->row.pieces;
 	o->npieces = o->row.npieces;
 	o->digest = o->row.digest;

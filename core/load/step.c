@@ -4,8 +4,8 @@
  *
  * Everything here is general in the number of layouts and parts: tensors of all layouts stand in one table sorted by
  * (component, name), each naming its layout and its number there; where else a tensor stands (the layouts of two
- * pipeline stages may share one) is kept beside the table. A tensor's rows are looked for in the parts, lowest rank
- * first, and only in those whose layout has it and whose chunks may.
+ * pipeline stages may share one) is kept beside the table. A tensor's rows are looked for in the parts
+ * whose layout has it and whose chunks may, several at once; what is found does not depend on the order of answers.
  *
  * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as
  * long as it does. Threads: nothing changes after load_step_open but the reference count and the cache of chunks. */
@@ -461,29 +461,103 @@ static bool step_part_may_have(const struct proto_part *part, int64_t number)
 		number <= part->chunks[part->nchunks - 1].last_tensor;
 }
 
-int load_step_row(const struct load_step *step, uint32_t tensor, uint32_t *line, struct store_row *ret_row,
-	const char *const **ret_packs, uint32_t *ret_npacks,
-	struct base_error *err)
-{
-	for (; *line < step->manifest.nranks; ++*line) {
-		const struct store_opened_part *rank = &step->ranks[*line];
-		uint32_t layout = step->manifest.ranks[*line].layout;
-		int64_t number = step_number_in(step, tensor, layout);
-		int rc;
+/* A part that may have the tensor, which has this number in its layout. */
+struct step_asked { uint32_t number; int rc; struct load_row found; };
+struct step_asking { const struct load_step *step; struct step_asked *parts; };
 
-		if (!step_part_may_have(&rank->part, number))
-			continue;
-		rc = store_part_read_row_cached(step->chunks, step->store, step->layouts[layout], &rank->part,
-			rank->packs, rank->npacks, (uint32_t)number, ret_row, err);
-		if (rc == -ENOENT)
-			continue;
-		if (rc < 0)
-			return base_error_prefix(err, rc, "part of rank %u", step->manifest.ranks[*line].rank);
-		*ret_packs = rank->packs;
-		*ret_npacks = rank->npacks;
-		return 0;
+static int step_ask_part(void *arg, uint32_t i, struct base_error *err)
+{
+	const struct step_asking *asking = arg;
+	const struct load_step *step = asking->step;
+	struct step_asked *a = &asking->parts[i];
+	const struct store_opened_part *rank = &step->ranks[a->found.line];
+	const struct proto_manifest_rank *from = &step->manifest.ranks[a->found.line];
+
+	a->rc = store_part_read_row_cached(step->chunks, step->store, step->layouts[from->layout], &rank->part,
+		rank->packs, rank->npacks, a->number, &a->found.row, err);
+	if (a->rc < 0 && a->rc != -ENOENT)
+		return base_error_prefix(err, a->rc, "part of rank %u", from->rank);
+	return 0;
+}
+
+/* Which parts may have it, by ascending rank. */
+static int step_ask_whom(const struct load_step *step, uint32_t tensor, struct step_asked **ret_parts, uint32_t *ret_n)
+{
+	struct step_asked *parts = calloc((size_t)step->manifest.nranks + 1, sizeof *parts);
+	uint32_t n = 0;
+
+	if (!parts)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < step->manifest.nranks; i++) {
+		int64_t number = step_number_in(step, tensor, step->manifest.ranks[i].layout);
+
+		if (step_part_may_have(&step->ranks[i].part, number))
+			parts[n++] = (struct step_asked){.number = (uint32_t)number, .rc = -ENOENT,
+				.found = {.line = i, .npacks = step->ranks[i].npacks}};
 	}
-	return base_error_set(err, -ENOENT, "no part has it");
+	*ret_parts = parts;
+	*ret_n = n;
+	return 0;
+}
+
+void load_rows_release(struct load_rows *rows)
+{
+	for (size_t i = 0; i < rows->n; i++)
+		store_row_release(&rows->all[i].row);
+	free(rows->all);
+}
+
+/* Takes what `n` parts answered. `r` and its error are of the first of them that could not be read: they count unless
+ * one before has all of the tensor. True: no more parts need be asked. */
+static bool step_rows_take(struct load_rows *rows, struct step_asked *parts, uint32_t n, int *r)
+{
+	bool over = false;
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (parts[i].rc < 0 && parts[i].rc != -ENOENT)
+			over = true;
+		else if (parts[i].rc == 0 && over)
+			store_row_release(&parts[i].found.row);
+		else if (parts[i].rc == 0) {
+			rows->all[rows->n++] = parts[i].found;
+			if (rows->n == 1 && parts[i].found.row.whole) {
+				over = true;
+				*r = 0;
+			}
+		}
+	}
+	return over;
+}
+
+/* The first part is asked alone, for it often has all of the tensor; then twice as many each time, and all that are
+ * left once one of them has a box of it. */
+int load_step_rows(const struct load_step *step, uint32_t tensor, struct load_rows *ret_rows, struct base_error *err)
+{
+	base_cleanup_free struct step_asked *parts = NULL;
+	base_cleanup(load_rows_release) struct load_rows rows = {0};
+	struct base_error why = {0};
+	uint32_t nparts = 0, first = 0, n;
+	int r = step_ask_whom(step, tensor, &parts, &nparts);
+
+	if (r == 0)
+		rows.all = malloc((nparts + 1) * sizeof *rows.all);
+	if (r < 0 || !rows.all)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (bool over = false; !over && first < nparts; first += n) {
+		n = rows.n ? nparts - first : base_min(first + 1, nparts - first);
+		r = store_spread(n, step_ask_part, &(struct step_asking){step, parts + first}, &why);
+		over = step_rows_take(&rows, parts + first, n, &r);
+	}
+	if (r < 0)
+		return base_error_set(err, r, "%s", why.text);
+	*ret_rows = rows;
+	rows = (struct load_rows){0};
+	return 0;
+}
+
+const char *const *load_step_part_packs(const struct load_step *step, uint32_t line)
+{
+	return step->ranks[line].packs;
 }
 
 int load_step_packs(struct load_step *step, const char *const **ret_packs, uint32_t *ret_npacks)

@@ -434,6 +434,46 @@ def test_damage_is_told_by_its_place(proto, opened, tmp_path, cache):
     o.close()
 
 
+def test_many_writers(proto, opened, tmp_path, cache):
+    """More than one thread reads rows and packs: what is found, and which fault is told, does not depend on them."""
+    world, strips = 40, [[(3 * i, 3), (0, 50)] for i in range(40)]
+    tensors = [T("a", "f4", (120, 50), {i: [box] for i, box in enumerate(strips)}), T("b", "f4", (60, 50), {8: None}),
+               T("c", "f4", (120, 50), {i: [box] for i, box in enumerate(reversed(strips))})]
+    Step(proto, tmp_path / "s", tensors, world)
+    check(opened(), tensors, cache, random.Random(1))
+    for rank in (31, 9, 38):
+        meta = pack(tmp_path / "s", rank, "meta")
+        spoil(meta, meta.read_bytes().index(b"VCKPTCHK") + 70)
+    s = opened()
+    for name in "ac":
+        with pytest.raises(Failed) as e:
+            s.tensor("model", name)
+        assert e.value.code == DAMAGED and "part of rank 9:" in e.value.text, e.value.text
+    o = s.tensor("model", "b")  # rank 9 is asked together with rank 8, which has all of it
+    assert o.read(cache) == tensors[1].bytes
+    o.close()
+
+
+def test_damage_in_packs_of_many_writers(proto, opened, tmp_path, cache):
+    strips = [[(3 * i, 3), (0, 50)] for i in range(40)]
+    t = T("w", "f4", (120, 50), {i: [box] for i, box in enumerate(strips)})
+    Step(proto, tmp_path / "s", [t], 40)
+    for rank in (31, 7, 38):
+        spoil(pack(tmp_path / "s", rank, "model"), 4096 + 500)
+    o = opened().tensor("model", "w")
+    with pytest.raises(Failed) as e:
+        o.read(cache)
+    assert e.value.code == DAMAGED and f"{ATTEMPT.decode()}-7-model" in e.value.text, e.value.text
+    for rank, (rows, _) in enumerate(strips):  # the others are there, each read again and again
+        at, n = rows[0] * 50 * 4, rows[1] * 50 * 4
+        if rank in (31, 7, 38):
+            with pytest.raises(Failed):
+                o.read(cache, at, n)
+        else:
+            assert o.read(cache, at, n) == t.bytes[at:at + n]
+    o.close()
+
+
 # ---- hostile parts ----
 
 HALVES = [[(0, 30), (0, 50)], [(30, 30), (0, 50)]]
