@@ -63,8 +63,7 @@ enum { VCKPT_PIN_AUTO, VCKPT_PIN_NO, VCKPT_PIN_YES /* fails where memory cannot 
 	VCKPT_PIN_ALLOCATE /* as AUTO, but the CUDA driver allocates it: where registering is slow */ };
 enum { VCKPT_REPLICAS_SAMPLE, VCKPT_REPLICAS_FULL, VCKPT_REPLICAS_OFF };
 enum {
-	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* all threads but those that copy run at nice 19 and in the idle I/O
-					    * class */
+	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* threads that do not copy: nice 19, idle class of I/O */
 	VCKPT_SAVER_NO_BASES = 1 << 1,   /* recognise nothing of earlier steps */
 };
 struct vckpt_saver;
@@ -79,9 +78,8 @@ struct vckpt_saver_options {
 	int pin, check_replicas;
 	uint32_t threads, flags;         /* threads 0: usable cores / ranks of the node (docs/save.md) */
 	const char *ignored;             /* was the directory of a cache of plans, which stay in memory now */
-	uint64_t deadline_ms;            /* how long the committing rank, after announcing its own part, waits for the
-	                                     part of a rank that lives; then the save is aborted. 0: as long as that
-	                                     rank lives */
+	uint64_t deadline_ms;            /* how long the committing rank, having announced its own part, waits for that
+	                                    of a rank that lives; then it aborts the save. 0: no limit */
 };
 /* Shows a heartbeat and meets the other ranks: rank 0 appends the launch entry, the others wait for it. Blocks. */
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err);
@@ -120,9 +118,8 @@ struct vckpt_save_options {
 	void *stream;                    /* CUstream that the data is ready on (docs/save.md); NULL: default streams */
 	uint32_t flags, reserved;
 };
-/* Begins a save of the step. -EINVAL: the number is too high, or it is missing and world is above 1; then nothing
- * begins. A save that is refused for another reason fails at all ranks. Later saves wait until this one is submitted or
- * freed. */
+/* Begins a save of the step. -EINVAL: nothing begins, for the number is too high, or missing with world above 1. A save
+ * that is refused for another reason fails at all ranks. Later saves wait until this one is submitted or freed. */
 int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
 	struct vckpt_error *err);
 /* Declares n tensors; checked now (names, shapes, dtypes, placements, strides). The data must live, unchanged, from
@@ -145,8 +142,7 @@ struct vckpt_committed { uint64_t step, entry; };
  * for start_ms; others may still commit it, or a later launch aborts it. Another error: it never becomes visible. */
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
 	struct vckpt_error *err);
-/* Frees the handle. A submitted save goes on, any other is given up. Threads that wait for the save go on waiting.
- * NULL-safe. */
+/* Frees the handle. A submitted save and waits for it go on; any other save is given up. NULL-safe. */
 void vckpt_save_free(struct vckpt_save *save);
 /* Frees a save that was not submitted, and tells the other ranks why. */
 void vckpt_save_give_up(struct vckpt_save *save, const char *reason);
@@ -173,8 +169,7 @@ int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timing
 
 /* ---- reading: any thread, several at once ---- */
 /* What a rank holds of a tensor that is described as for a save with a mesh: n boxes. Each has ndim pairs (offset,
- * size), the place of its first item in the row-major local tensor, and ndim strides there, in items. free() the
- * array. */
+ * size), the place of its first item in the row-major local tensor, and ndim strides there, in items; free(). */
 int vckpt_tensor_boxes(const struct vckpt_tensor *tensor, uint32_t rank, uint64_t **ret_boxes, size_t *ret_n,
 	struct vckpt_error *err);
 struct vckpt_step;
