@@ -116,7 +116,7 @@ bool tensor_dtype_numpy_says(enum tensor_dtype dtype, char text[static TENSOR_DT
 			"hold two values each", npy);
 	else
 		snprintf(text, TENSOR_DTYPE_NUMPY_TEXT, "numpy shows %s; numpy.load(f).view(ml_dtypes.%s) "
-			"(pip install ml_dtypes)", npy, tensor_dtype_ml_dtypes(dtype));
+			"(python3 -m pip install ml_dtypes)", npy, tensor_dtype_ml_dtypes(dtype));
 	return true;
 }
 

@@ -21,7 +21,6 @@ from torch import nn
 
 import vckpt
 
-
 # ---- what is trained ----
 
 class Attention(nn.Module):

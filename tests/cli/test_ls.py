@@ -96,14 +96,14 @@ def test_a_step_and_its_tensors(vckpt, store, tmp_path):
     for word in ("-v", "-l", "--long"):
         lines = vckpt("ls", word, store, "r/0").stdout.splitlines()
         assert fields(lines[0]) == ["NAME", "SIZE", "TENSORS", "STORED", "PIECES", "CODECS", "DTYPES"] and fields(lines[1])[-1] == "bf16 2, f32 1"
-        assert lines[-1] == "bf16: numpy shows |V2; numpy.load(f).view(ml_dtypes.bfloat16) (pip install ml_dtypes)"
+        assert lines[-1] == "bf16: numpy shows |V2; numpy.load(f).view(ml_dtypes.bfloat16) (python3 -m pip install ml_dtypes)"
         assert vckpt("ls", word, store, "r/0/model").stdout.splitlines()[-1] == lines[-1]
     [component] = vckpt.json("ls", "-l", store, "r/0")["components"]
     assert component["dtypes"] == {"bf16": 2, "f32": 1} and component["pieces"] == 3 and component["stored_bytes"] > 0
     assert [t["pieces"] for t in vckpt.json("ls", "-l", store, "r/0/model")["tensors"]] == [1, 1, 1]
 
 
-BF16 = "bf16: numpy shows |V2; numpy.load(f).view(ml_dtypes.bfloat16) (pip install ml_dtypes)"
+BF16 = "bf16: numpy shows |V2; numpy.load(f).view(ml_dtypes.bfloat16) (python3 -m pip install ml_dtypes)"
 
 
 def test_what_numpy_lacks(vckpt, store, tmp_path):
@@ -114,7 +114,7 @@ def test_what_numpy_lacks(vckpt, store, tmp_path):
     vckpt("import", store, "r", tmp_path / "m.safetensors")
     said = vckpt("info", store, "r/0").stdout
     assert "  types        bf16 1, f32 1, f8_e5m2 1\n" in said and f"  numpy        {BF16}\n" in said
-    assert "  numpy        f8_e5m2: numpy shows |V1; numpy.load(f).view(ml_dtypes.float8_e5m2) (pip install ml_dtypes)\n" in said
+    assert "  numpy        f8_e5m2: numpy shows |V1; numpy.load(f).view(ml_dtypes.float8_e5m2) (python3 -m pip install ml_dtypes)\n" in said
     assert f"  numpy        {BF16}\n" in vckpt("info", store, "r/0/model/w").stdout and "numpy" not in vckpt("info", store, "r/0/model/f").stdout
     assert vckpt.json("info", store, "r/0")["dtypes"] == {"bf16": 1, "f32": 1, "f8_e5m2": 1}
     loaded = np.load(io.BytesIO(vckpt("cat", store, "r/0/model/w", text=False).stdout))

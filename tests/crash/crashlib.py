@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from storelib import EABORTED, Api, packs_of, scratch
+from storelib import Api, packs_of, scratch
 
 NONE = 2**64 - 1
 WORLD = 4

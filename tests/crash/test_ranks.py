@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ranklib import PIECE, api, Launch, Meddler, Ranks, launch_name
+from ranklib import PIECE, api, Launch, Meddler, Ranks, launch_name     # noqa: F401 (fixtures)
 from storelib import ABORTED, COMMITTED, EABORTED, Failed, packs_of
 
 WORLD = 4

@@ -2,7 +2,6 @@
 """A storage that fails for a moment: each call of a save, also those that only look, fails once, three times, or for 5 s with all that follow, on one rank and on
 two. No rank hangs, none is told what is not so, and the next save of the same job works. And one that fails one rank for long: the others do not wait for it."""
 import errno
-import os
 import shutil
 
 import pytest

@@ -36,7 +36,7 @@ KINDS = {
     "set": [set(), {3, 1, 2, -5}, {"b", "a", "é"}, {1, "a", None, (2, 3), b"x", 0.5}],
     "frozenset": [frozenset(), frozenset([20, 3]), frozenset([frozenset(), frozenset([1])])],
     "dict": {"": 1, "z": [1, 2], "a": {"nested": {}}, "long": {f"key{i}": i for i in range(20)}},
-    "dict_keys": {0: "int", 1.5: "float", None: "none", (1, "x"): "tuple", b"k": "bytes", -0.5: [1] * 50, False: {"x": "y" * 90}, Phase.DECAY: 1},
+    "dict_keys": {0: "int", 1.5: "float", None: "none", (1, "x"): "tuple", b"k": "bytes", -0.5: [1] * 50, False: {"x": "y" * 90}, Phase.DECAY: 1},     # noqa: F601 (0 and False are one key, of the second value)
     "dict_escaped": {"$int": "0x1", "$vckpt": 1, "value": {"$": {}}},
     "ordereddict": collections.OrderedDict([("b", 1), ("a", 2), (3, 4)]),
     "defaultdict": [collections.defaultdict(list, {"a": [1]}), collections.defaultdict(None), collections.defaultdict(dict, {1: {}})],

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from .conftest import daemons, mount_of, wait_until
-from .test_options import call, one, place, root     # noqa: F401: fixtures
+from .test_options import call, one, place, root     # noqa: F401 (fixtures)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import shard_oracle as oracle
 import tensorlib as tl
-from shard_calls import dump, rng
+from shard_calls import dump, rng     # noqa: F401 (fixtures)
 
 MESHES = {n: [m for m in itertools.product(range(1, 9), repeat=n) if math.prod(m) <= 8] for n in (1, 2, 3)}
 SHAPES = [s for n in range(4) for s in itertools.product(range(8), repeat=n)]

@@ -124,7 +124,7 @@ def test_a_step_is_a_mapping_of_its_tensors(run):
         assert "model" not in step and 3 not in step and ("ema", "w") in step and "" not in step
         with pytest.raises(KeyError, match=r"model is a component, not a tensor: step.values\('model'\) gives it"):
             step["model"]
-        with pytest.raises(KeyError, match="w: in .* and "):
+        with pytest.raises(KeyError, match=r"w is in .* and .*: give step\[COMPONENT, NAME\]"):
             step["w"]
         for wrong in ("x", 3, ("model", "x")):
             with pytest.raises(KeyError):
@@ -164,12 +164,12 @@ def test_paths(run, tmp_path):
     assert vckpt.Step(run / "latest").number == 8 and vckpt.Step(run / "step-00000003").number == 3
     for path, kind, said in [(store, ValueError, "is a store: name a run"), (tmp_path / "no/-run", ValueError, "no parent directory is a store, and '-run' cannot be"),
                              (run / "a/b", ValueError, "expected RUN or RUN/STEP"), (run / "x", ValueError, "expected RUN or RUN/STEP"),
-                             (run / "latest", ValueError, "a save needs a number"), (store / "-bad run", vckpt.Error, "-bad run")]:
+                             (run / "latest", ValueError, "latest can be read, not saved"), (store / "-bad run", vckpt.Error, "-bad run")]:
         with pytest.raises(kind, match=said):
             vckpt.save(path, state)
     with pytest.raises(ValueError, match="the path says step 3, step= says 4"):
         vckpt.save(run / "3", state, step=4)
-    with pytest.raises(ValueError, match="a Saver is of a run"):
+    with pytest.raises(ValueError, match="a Saver saves a run, not one step"):
         vckpt.Saver(run / "3")
     with pytest.raises(FileNotFoundError):
         vckpt.Step(run / "99")
@@ -273,7 +273,7 @@ WRONG = [
     ({"base": 17}, "base 17: expected RUN/STEP"),
     ({"attributes": {"loss": np.ones(1)}}, "attribute 'loss': .* not ndarray: give its item"),
     ({"attributes": {"loss": None}}, "attribute 'loss': .* not NoneType$"),
-    ({"mesh": "dp=2,tp=4"}, "the mesh has a rank 7, the job 1, from 0"),
+    ({"mesh": "dp=2,tp=4"}, "mesh= has rank 7, and this job has world size 1"),
     ({"ring_bytes": "1G"}, "ring_bytes='1G': expected a whole number of bytes"),
     ({"threads": -1}, "threads=-1: expected a whole number"),
     ({"threads": True}, "threads=True: expected"),
@@ -495,7 +495,7 @@ print(saver.save({"m": {"w": np.ones(3)}}))
 saver.close()
 """ % (str(run), str(run), str(run)))
     assert done.returncode == 0, done.stderr
-    assert "6 the saver of" in done.stdout and "a child cannot use it" in done.stdout and done.stdout.splitlines()[-1] == "1", done.stdout
+    assert "6 the saver of" in done.stdout and "cannot use it; open one in the child" in done.stdout and done.stdout.splitlines()[-1] == "1", done.stdout
     assert vckpt.steps(run) == [0, 1]
 
 

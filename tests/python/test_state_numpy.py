@@ -115,7 +115,7 @@ def test_names_and_documents():
     ({"a": [0, lambda: 0]}, r'state\["a"\]\[1\]: a function cannot be kept'),
     ({"a": {"b": np.ma.masked_array([1, 2], [0, 1])}}, r'state\["a"\]\["b"\]: an array of the class MaskedArray'),
     ({1: 2}, "component must be a string"), ([1], "a state is a dict of components"),
-    ({"a": {"b": vckpt.Shard(np.ones(3), shape=(2, 2), flat=(0, 2))}}, r'state\["a"\]\["b"\]: the flat range has 2 items, the tensor given for them 3'),
+    ({"a": {"b": vckpt.Shard(np.ones(3), shape=(2, 2), flat=(0, 2))}}, r'state\["a"\]\["b"\]: the flat range has 2 items, the tensor that was given for them has 3'),
     ({"a": {"b": vckpt.Shard(np.ones(3), shape=(2, 2), boxes=[((0, 0), (1, 2))])}}, "the boxes have 2 items"),
 ])
 def test_refusals_name_the_path(bad, said):

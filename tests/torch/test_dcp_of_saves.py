@@ -90,7 +90,7 @@ def test_what_has_no_key(run):
     state = {"a": {"list": [torch.zeros(1), [{"x": 0}], [0]]}}
     dcp.load(state, storage_reader=StorageReader(run))
     assert state == {"a": {"list": [torch.ones(1), [{"x": 1}], [2]]}}
-    for asked, sentence in [({"a": {"pair": ()}}, r"a\.pair: there are tensors in a tuple"), ({"a": {"loader": {"at": 0}}}, r"Missing key.*a\.loader\.at"),
+    for asked, sentence in [({"a": {"pair": ()}}, r"a\.pair: the value has tensors in a tuple"), ({"a": {"loader": {"at": 0}}}, r"Missing key.*a\.loader\.at"),
                             ({"a": {"none": 0}}, r"Missing key.*a\.none"), ({"rng": {"python": 0}}, r"Missing key.*rng\.python")]:
         with pytest.raises(dcp.api.CheckpointException, match=sentence):
             dcp.load(asked, storage_reader=StorageReader(run))

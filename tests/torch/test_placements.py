@@ -8,9 +8,7 @@ import ctypes
 import itertools
 import math
 import pathlib
-import random
 import re
-import time
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import shard_oracle as oracle
 import tensorlib as tl
-from shard_calls import dump, rng
+from shard_calls import dump, rng     # noqa: F401 (fixtures)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -155,7 +153,7 @@ def test_content_of_distributed_tensors(dump, rng, scale):
 
 def test_a_rank_outside_the_mesh(dump, lib):
     """torch says one empty dimension and no offset; here the rank is absent."""
-    with Group() as group:
+    with Group():
         outside = DeviceMesh("cpu", torch.tensor([[4, 5], [6, 7]]), _init_backend=False)
         assert compute_local_shape_and_global_offset((6, 4), outside, [Shard(0), Shard(1)]) == ((0,), ())
         assert tuple(distribute_tensor(torch.ones(6, 4), outside, [Shard(0), Shard(1)], src_data_rank=None).to_local().shape) == (0,)

@@ -2,7 +2,6 @@
 """What ranks have to hold alike: plain values, names of tensors, files and attributes that differ are refused by path, on every
 rank and before anything is written; what each rank keeps for itself comes back at that rank. Two and four gloo ranks."""
 
-import numpy as np
 import pytest
 import torch
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bit of every byte of a small store is flipped in turn: reads give the right bytes or an error, and verify finds each."""
-import pathlib
 import subprocess
 
 import numpy

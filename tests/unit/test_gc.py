@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from storelib import (ABORTED, DAMAGED, EBUSY, LAUNCH, NONE, UNDECIDED, Api, Attempt, Failed, age_marks, fresh, open_all, packs_of, put_heartbeat,
                       save, scratch)

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from ranklib import ETIMEDOUT, PIECE, api, Launch, Meddler, Ranks, incoming, launch_name
-from storelib import (ABORTED, ALIVE, COMMITTED, DEAD, EABORTED, HEARTBEAT_RECORD, NONE, UNDECIDED, Attempt, Failed, Heartbeat, Record, packs_of,
+from ranklib import ETIMEDOUT, PIECE, api, Launch, Meddler, Ranks, incoming, launch_name     # noqa: F401 (fixtures)
+from storelib import (ABORTED, ALIVE, EABORTED, HEARTBEAT_RECORD, NONE, UNDECIDED, Attempt, Failed, Heartbeat, Record, packs_of,
                       put_heartbeat, save)
 
 
@@ -130,13 +130,14 @@ def test_a_used_id_is_refused_at_all_ranks(api, behind):
     with api.list("r") as l:
         for i in range(behind):
             l.put(api.entry(3, attempt=f"{i:016x}-0".encode(), reason=b"x"))
-    for times in range(2):
+    end = None
+    for _ in range(2):
         started = time.monotonic()
         answers = together(*[lambda r=r: Launch(api, "r", "job", r, 2) for r in range(2)])
         assert time.monotonic() - started < 10      # not the 60 s that a rank waits for another one
         assert all(isinstance(e, Failed) and e.code == -errno.EEXIST and "used before" in e.text for e in answers), answers
         with api.list("r", whole=True) as l:
-            end = l.next if times == 0 else end
+            end = end or l.next
             assert l.next == end, "said once"
     assert state(api, attempt) == UNDECIDED and visible(api) == {} and not list((api.path / "hosts").glob("*"))
     alone = failure(-errno.EEXIST, Launch, api, "r", "job", 1, 2)      # rank 0 is not there at all

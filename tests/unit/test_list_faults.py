@@ -4,7 +4,6 @@ entries is read several at once."""
 import ctypes as c
 import errno
 import os
-import pathlib
 import shutil
 import subprocess
 import threading

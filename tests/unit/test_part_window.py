@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from protolib import (ATTEMPT, EFORMAT, EVERSION, INLINE, Chunk, Digest, Error, Grid, Layout, P, P_, PackUse, Part, Piece, ProtoRef, Ref, Refused, Row, Params,
-                      chunk_bytes, chunk_decode, ptr, read_row, structure, table, u32, u64)
+                      chunk_bytes, ptr, read_row, structure, table, u32, u64)
 from storelib import Api, Store
 from test_layout_part import Written, lib, plain, put, random_layout, random_pieces, random_rows  # noqa: F401 (lib is a fixture)
 

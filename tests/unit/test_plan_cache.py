@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """core/save: plan_key, plan_cache: a plan comes back for what it was made of, and for nothing else."""
 import ctypes
-import pathlib
-import sys
 
 import pytest
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from protolib import (ACCEPT, ATTEMPT, COMMIT, EFORMAT, EVERSION, NONE, SNAPSHOT, VERSION, Attribute, Info, Live, Proto, Replica, Sample, Timing, ViewHeader, commit, digest,
+from protolib import (ACCEPT, COMMIT, EFORMAT, EVERSION, SNAPSHOT, VERSION, Attribute, Info, Live, Proto, Replica, Sample, Timing, ViewHeader, commit, digest,
                       entry, field, id16, packs, parse, sample_announcement, sample_layout, sample_part, sample_part_compared, sample_stats, samples, table,
                       unparse, varint)
 

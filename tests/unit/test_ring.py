@@ -103,7 +103,7 @@ def test_any_history_keeps_slots_apart_and_bytes_whole(lib, scale):
         pick = random.Random(seed)
         pages = pick.choice([1, 2, 7, 16, 61])
         with Ring(lib, pages * PAGE) as r:
-            order, live, base = [], {}, r.take(0)
+            order, live, sizes, base = [], {}, {}, r.take(0)
             assert r.give(base) == 0
             for step in range(300):
                 if live and pick.random() < 0.48:
@@ -127,7 +127,7 @@ def test_any_history_keeps_slots_apart_and_bytes_whole(lib, scale):
                             assert n > tail - head
                         continue
                     if not order:
-                        sizes = {}
+                        sizes.clear()
                     assert (slot - base) % PAGE == 0 and base <= slot and slot + n * PAGE <= base + pages * PAGE
                     for other, (m, _) in live.items():
                         assert slot + n * PAGE <= other or other + m * PAGE <= slot

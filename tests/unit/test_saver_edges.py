@@ -5,8 +5,6 @@ import ctypes
 import errno
 import mmap
 import multiprocessing
-import shutil
-import subprocess
 import threading
 import time
 import types

@@ -80,7 +80,7 @@ def test_what_numpy_shows(lib, number):
         return
     assert lib.tensor_dtype_numpy_says(number, text) and text.value.decode().startswith(f"numpy shows {npy}; numpy.load(f).view(")
     if number != 21:        # two values a byte: no type of ml_dtypes
-        assert text.value.decode().endswith(f".view(ml_dtypes.{lib.tensor_dtype_alias(number).decode()}) (pip install ml_dtypes)")
+        assert text.value.decode().endswith(f".view(ml_dtypes.{lib.tensor_dtype_alias(number).decode()}) (python3 -m pip install ml_dtypes)")
 
 
 def test_unknown_dtypes_are_refused(lib):

@@ -3,9 +3,7 @@
 import ctypes as c
 import json
 import pathlib
-import subprocess
 
-import numpy as np
 import pytest
 import safetensors
 

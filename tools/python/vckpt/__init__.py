@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt: checkpoints of training jobs. docs/python.md is the manual.
 
-    vckpt.save("/ckpt/llama", {"model": model, "optimizer": optimizer, "rng": vckpt.rng_state()}, attributes={"loss": 2.31})
+    vckpt.save("/ckpt/llama", {"model": model, "optimizer": optimizer, "rng": vckpt.rng_state()}, attributes={"loss":
+    2.31})
 
     with vckpt.Saver("/ckpt/llama") as saver:
         handle = saver.async_save(state, step=1000)
@@ -10,30 +11,47 @@
 
     vckpt.load("/ckpt/llama", state, missing_ok=True)       # the newest step back into the state, or None
 
-A save uses torch only if the program has imported it. Steps are read as torch's tensors where torch is installed; it is imported when the first
-is read, and not with framework="numpy"."""
+A save uses torch only if the program has imported it. Steps are read as torch's tensors where torch is installed; it is
+imported when the first is read, and not with framework="numpy"."""
 from typing import TYPE_CHECKING
 
-from ._lib import (Aborted, Damaged, Error, Forked, FormatError, InvalidArgument, NotAStore, NotFound, StepExists,
-                   StoreExists, Timeout, Undecided, VersionError)
+from ._lib import (
+    Aborted,
+    Damaged,
+    Error,
+    Forked,
+    FormatError,
+    InvalidArgument,
+    NotAStore,
+    NotFound,
+    StepExists,
+    StoreExists,
+    Timeout,
+    Undecided,
+    VersionError,
+)
 from .loading import Loaded, load
+from .paths import init, latest, steps
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
-from .saver import Handle, Saver, async_save, close, init, latest, save, steps
+from .saver import Handle, Saver, async_save, close, save
 from .shard import Refused, Shard
 from .state import RngState, parameter_names, rng_state, set_rng_state
 from .step import BlobInfo, Step, TensorInfo
 
-__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Loaded", "Mesh", "NotAStore",
-           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists",
-           "TensorInfo", "Timeout", "Undecided", "VersionError", "async_save", "close", "init", "latest", "load", "on_sigterm", "parameter_names",
-           "rng_state", "save", "set_rng_state", "steps", "version"]
+__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Loaded",
+           "Mesh", "NotAStore",
+           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping",
+           "StoreExists",
+           "TensorInfo", "Timeout", "Undecided", "VersionError", "async_save", "close", "init", "latest", "load",
+           "on_sigterm", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version"]
 
 
 def version() -> str:
     """Of the library, which is vckpt.__version__."""
     from . import _lib
-    return _lib.lib().vckpt_version().decode()
+    found: bytes = _lib.lib().vckpt_version()
+    return found.decode()
 
 
 if TYPE_CHECKING:

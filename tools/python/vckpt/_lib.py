@@ -3,8 +3,10 @@
 
 The library is loaded at the first call: from VCKPT_LIBRARY (a file), else from the package's own directory (an
 installed package), else from the build directory that VCKPT_BUILD names, else from a build folder of the checkout that
-this file stands in, else from where the system's loader finds it (libvckpt0, `meson install`). Every function here may be called from any thread; ctypes lets go of the interpreter's lock
-meanwhile."""
+this file stands in, else from where the system's loader finds it (libvckpt0, `meson install`). Every function here may
+be called from any thread; ctypes lets go of the interpreter's lock meanwhile."""
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import errno
@@ -12,7 +14,24 @@ import glob
 import json
 import os
 import threading
-from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 NONE = 2**64 - 1
 EDAMAGED, EFORMAT, EVERSION, ENOSTORE, EABORTED, EUNDECIDED, ETIMEDOUT, EFORKED = 74, 71, 93, 124, 125, 115, 110, 10
@@ -26,8 +45,8 @@ PHASES = 9
 SYSTEM = "libvckpt.so.0"
 
 # Names by number, as docs/format/layout.md has them; index 0 is none.
-DTYPES = (None, "bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "c64", "c128",
-          "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz", "f8_e8m0fnu", "f4_e2m1fn_x2")
+DTYPES = (None, "bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "c64",
+          "c128", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz", "f8_e8m0fnu", "f4_e2m1fn_x2")
 ITEM_BYTES = (0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1, 1, 1, 1, 1)
 
 
@@ -49,8 +68,8 @@ class InvalidArgument(Error, ValueError):
 
 
 class StepExists(Error, FileExistsError):
-    """The step is there already: replace=True replaces it. Also other things that may be there once only: a tensor of a save,
-    a launch id."""
+    """The step is there already: replace=True replaces it. Also other things that may be there once only: a tensor of a
+    save, a launch id."""
 
 
 class StoreExists(Error, FileExistsError):
@@ -82,8 +101,8 @@ class Aborted(Error):
 
 
 class Undecided(Error):
-    """The store failed this rank after it had announced its part: the step may still become visible, by another rank. The next launch of
-    the run decides."""
+    """The store failed this rank after it had announced its part: the step may still become visible, by another rank.
+    The next launch of the run decides."""
 
 
 class Timeout(Error, TimeoutError):
@@ -94,20 +113,21 @@ class Forked(Error, ChildProcessError):
     """This process is a child of the one that opened the saver."""
 
 
-_aborted = {Error: Aborted}     # class of an error -> the class that is Aborted, too
+# class of an error -> the class that is Aborted, too
+_aborted: dict[type[BaseException], type[Aborted]] = {Error: Aborted}
 _aborting = threading.Lock()
 
 
-def remade(kind, code, text):
+def remade(kind: type[Error], code: int, text: str) -> Error:
     """As pickle makes an error again whose class takes other arguments."""
     error = kind.__new__(kind, code, text)
     Error.__init__(error, code, text)
     return error
 
 
-def aborted(error):
-    """What ended a save for all its ranks, at the rank where it happened: an Aborted like the others', and what it was (a StepExists, a
-    TypeError) as well, with its errno and sentence."""
+def aborted(error: BaseException) -> Aborted:
+    """What ended a save for all its ranks, at the rank where it happened: an Aborted like the others', and what it was
+    (a StepExists, a TypeError) as well, with its errno and sentence."""
     if isinstance(error, Aborted):
         return error
     kind = next((kind for kind in type(error).__mro__ if kind in KINDS), Error)
@@ -115,13 +135,14 @@ def aborted(error):
     return _aborted_as(kind, error.errno if isinstance(error, Error) else EABORTED, text)
 
 
-def _aborted_as(kind, code, text):
+def _aborted_as(kind: type[BaseException], code: int, text: str) -> Aborted:
     with _aborting:
         if kind not in _aborted:
             bases = (kind, Aborted) if issubclass(kind, Error) else (Aborted, kind)
-            _aborted[kind] = type(kind.__name__, bases, {
+            made: Any = type(kind.__name__, bases, {
                 "__module__": Aborted.__module__, "__doc__": kind.__doc__, "__init__": Error.__init__,
                 "__reduce__": lambda self: (_aborted_as, (kind, self.errno, self.text))})
+            _aborted[kind] = made
     return _aborted[kind](code, text)
 
 
@@ -131,7 +152,8 @@ CLASSES = {errno.EINVAL: InvalidArgument, errno.EOVERFLOW: InvalidArgument, errn
            EFORKED: Forked}
 
 
-KINDS = {*CLASSES.values(), StoreExists, TypeError, ValueError} - {Aborted, Timeout, Undecided}      # of which an aborted save may be, too
+# classes that the error of an aborted save may have besides
+KINDS = {*CLASSES.values(), StoreExists, TypeError, ValueError} - {Aborted, Timeout, Undecided}
 
 
 class ErrorText(Structure):
@@ -234,27 +256,29 @@ FUNCTIONS = {
     "vckpt_step_blob_read": (c_int, [P, c_uint32, P, E]),
 }
 
-_loaded = None
+_loaded: ctypes.CDLL | None = None
 _loading = threading.Lock()
 
 
-def _built(path):
-    """When, in seconds; 0: never. A build folder has the library's links from its setup on, whether it is built or not."""
+def _built(path: str) -> float:
+    """When, in seconds; 0: never. A build folder has the library's links from its setup on, whether it is built or
+    not."""
     try:
         return os.path.getmtime(path)
     except OSError:
         return 0
 
 
-def _sanitized(path):
+def _sanitized(path: str) -> bool:
     """A library under a sanitizer ends a program that was not started with the sanitizer's own library before it."""
     options = os.path.join(path[:-len("core/api/libvckpt.so")], "meson-info/intro-buildoptions.json")
     with contextlib.suppress(OSError, ValueError), open(options, encoding="utf-8") as file:
-        return any(option["name"] == "b_sanitize" and option["value"] not in ("none", [], ["none"]) for option in json.load(file))
+        return any(option["name"] == "b_sanitize"
+                   and option["value"] not in ("none", [], ["none"]) for option in json.load(file))
     return False
 
 
-def candidates():
+def candidates() -> list[str]:
     """Where the library may be, best first."""
     if os.environ.get("VCKPT_LIBRARY"):
         return [os.environ["VCKPT_LIBRARY"]]
@@ -271,7 +295,7 @@ def candidates():
     return found
 
 
-def _load(paths):
+def _load(paths: list[str]) -> ctypes.CDLL:
     """The first that is whole: a build that was stopped or had no room leaves a part of a library."""
     wrong = []
     for path in paths:
@@ -279,18 +303,20 @@ def _load(paths):
             return ctypes.CDLL(path)
         except OSError as failed:
             wrong.append(str(failed))
-    raise Error(errno.ENOEXEC, f"{'; '.join(wrong)}: build it again (ninja -C, or `python3 -m pip install .`), or name another file in VCKPT_LIBRARY")
+    raise Error(errno.ENOEXEC, f"{'; '.join(wrong)}: build it again (ninja -C, or `python3 -m pip install .`), or "
+                               "name another file in VCKPT_LIBRARY")
 
 
-def _load_of_system(tried):
+def _load_of_system(tried: list[str]) -> ctypes.CDLL:
     if not os.environ.get("VCKPT_LIBRARY"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(SYSTEM)
-    raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package with `python3 -m pip install .`, or name the "
+    raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package with "
+                              "`python3 -m pip install .`, or name the "
                 "file in VCKPT_LIBRARY")
 
 
-def lib():
+def lib() -> ctypes.CDLL:
     """The library, loaded once."""
     global _loaded
     if _loaded is not None:
@@ -309,7 +335,7 @@ def lib():
     return _loaded
 
 
-def error(code, text, where=None):
+def error(code: int, text: str, where: str | None = None) -> Error:
     """The exception for a negative errno and its sentence."""
     code = abs(code)
     if not text:
@@ -317,16 +343,16 @@ def error(code, text, where=None):
     return CLASSES.get(code, Error)(code, f"{where}: {text}" if where else text)
 
 
-def call(name, *arguments):
+def call(name: str, *arguments: Any) -> int:
     """Calls a function whose last argument is the error; its result, or raises."""
     err = ErrorText()
-    result = getattr(lib(), name)(*arguments, byref(err))
+    result: int = getattr(lib(), name)(*arguments, byref(err))
     if result < 0:
         raise error(result, err.text.decode("utf-8", "replace"))
     return result
 
 
-def text(value, what):
+def text(value: Any, what: str) -> bytes:
     """A str as the library takes it: UTF-8, NUL-terminated."""
     if not isinstance(value, str):
         raise InvalidArgument(errno.EINVAL, f"{what} must be a string, not {type(value).__name__}")
@@ -338,16 +364,17 @@ def text(value, what):
         raise InvalidArgument(errno.EINVAL, f"{what} {value!r} has no UTF-8 form") from None
 
 
-def u64s(numbers):
+def u64s(numbers: Sequence[int]) -> ctypes.Array[c_uint64]:
     return (c_uint64 * max(len(numbers), 1))(*numbers)
 
 
-def i64s(numbers):
+def i64s(numbers: Sequence[int]) -> ctypes.Array[c_int64]:
     return (c_int64 * max(len(numbers), 1))(*numbers)
 
 
-def numbers(name, *arguments, each=1):
-    """What a function gives as an array of 64-bit numbers that it has allocated, `each` of them for every one that it counts."""
+def numbers(name: str, *arguments: Any, each: int = 1) -> list[int]:
+    """What a function gives as an array of 64-bit numbers that it has allocated, `each` of them for every one that it
+    counts."""
     found, count = POINTER(c_uint64)(), c_size_t()
     call(name, *arguments, byref(found), byref(count))
     result = found[:count.value * each]
@@ -355,7 +382,7 @@ def numbers(name, *arguments, each=1):
     return result
 
 
-def store_init(path):
+def store_init(path: str) -> None:
     """Makes an empty store, or raises StoreExists."""
     try:
         call("vckpt_store_init", os.fsencode(path))
@@ -366,13 +393,14 @@ def store_init(path):
 class Mesh:
     """A mesh of ranks: "dp=2,tp=4", outermost first, over `ranks` in row-major order (None: 0, 1, ...). Immutable."""
 
-    def __init__(self, words, ranks=None):
+    def __init__(self, words: str, ranks: Iterable[int] | None = None) -> None:
         self.words = words
         try:
             self.names = tuple(part.split("=")[0].strip() for part in words.split(","))
             self.sizes = tuple(int(part.split("=")[1]) for part in words.split(","))
         except (IndexError, ValueError, AttributeError):
-            raise InvalidArgument(errno.EINVAL, f"mesh {words!r}: expected names and sizes such as 'dp=2,tp=4'") from None
+            raise InvalidArgument(errno.EINVAL,
+                                  f"mesh {words!r}: expected names and sizes such as 'dp=2,tp=4'") from None
         total = 1
         for size in self.sizes:
             total *= size
@@ -387,7 +415,7 @@ class Mesh:
     def __repr__(self) -> str:
         return f"vckpt.Mesh({self.words!r}, ranks={list(self.ranks)})"
 
-    def __del__(self):
+    def __del__(self) -> None:
         pointer, self.pointer = getattr(self, "pointer", None), None
         if pointer and _loaded is not None:
             _loaded.vckpt_mesh_free(pointer)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about a value that cannot be kept, as the end of a sentence that names it; and where a state is a part of itself.
-Nothing is imported: a class of a library is met only where the library is in sys.modules."""
+"""What to do about a value that cannot be kept, as the end of a sentence that names it; and where a state is a part of
+itself. Nothing is imported: a class of a library is met only where the library is in sys.modules."""
+from __future__ import annotations
+
 import collections
 import decimal
 import fractions
@@ -11,12 +13,18 @@ import sys
 import types
 import uuid
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .values_text import KeyPath
 
 KINDS = (bool, int, float, complex, str, bytes, bytearray, dict, list, tuple, set, frozenset)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType)
 
 
-def of_library(value):
+def of_library(value: object) -> str | None:
     """Of numpy's and torch's objects."""
     numpy, data = sys.modules.get("numpy"), sys.modules.get("torch.utils.data")
     if numpy and isinstance(value, numpy.random.Generator):
@@ -26,11 +34,12 @@ def of_library(value):
     if numpy and isinstance(value, numpy.generic):
         return "give it as another dtype"
     if data and isinstance(value, data.DataLoader):
-        return "it has no state of its own: give epoch and position of its sampler, or use torchdata's StatefulDataLoader, with per_rank="
+        return ("it has no state of its own: give epoch and position of its sampler, or use torchdata's "
+                "StatefulDataLoader, with per_rank=")
     return None
 
 
-def of_value(value):
+def of_value(value: object) -> str:
     """": give …", or "" where nothing is known to be of help."""
     said = of_library(value)
     if said:
@@ -54,14 +63,16 @@ def of_value(value):
         return ": give dict() of it"
     if isinstance(value, Iterator) or inspect.isgenerator(value):
         return ": give how far it is, as a number"
-    if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView, collections.abc.Sequence)):
+    if isinstance(value,
+                  (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView,
+                   collections.abc.Sequence)):
         return ": give list() of it"
     if type(value).__module__ == "builtins" or isinstance(value, BaseException):
         return ": leave it out, or give what it stands for as plain values"
     return ": give what it holds as plain values, or a state_dict() that does"
 
 
-def of_array(array):
+def of_array(array: NDArray[Any]) -> str:
     """Of a numpy array, of a dtype or class that is not kept."""
     numpy = sys.modules["numpy"]
     if isinstance(array, numpy.ma.MaskedArray):
@@ -75,7 +86,7 @@ def of_array(array):
     return "give it as another dtype" if array.dtype.kind in "fc" else "give its tolist()"
 
 
-def cycle(root, path):
+def cycle(root: object, path: KeyPath) -> KeyPath | None:
     """The path at which a state is one of its own parents again, or None. Goes through dicts, lists and tuples."""
     open_, stack = set(), [(root, path, False)]
     while stack:

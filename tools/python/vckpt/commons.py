@@ -1,34 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks have to hold alike, as (group, name, bytes) for vckpt_save_common: of what a rank does not store itself a reader gets
-another rank's, so the two must not differ. Where they do the save is refused, and says the path.
+"""What ranks have to hold alike, as (group, name, bytes) for vckpt_save_common. What a rank does not store itself a
+reader gets from another rank, so the two must be equal. If they differ the save is refused, and the error names the
+path.
 
-Who compares with whom is said by the group: all ranks for which one rank's document stands (state.py) declare the same groups.
+The group says which ranks are compared: all ranks for which one rank's document stands (state.py) declare the same
+groups.
 
-    components              the components of the state, but for those that are wholly per rank or have tensors of some ranks only
+    components of the state (...)   the components, but for those that are wholly per rank or have tensors of some ranks
+                                    only
     COMPONENT               its plain values by path; what is in PerRank is not compared, that it is there is
-    tensors of COMPONENT    the names of its tensors, so that one that a rank lacks is refused before data is written; not of tensors
-                            that some ranks only have, or hold parts of as they like (flat ranges, boxes, alone)
+    tensors of COMPONENT    the names of its tensors, so that one that a rank lacks is refused before data is written;
+                            not of tensors that some ranks only have, or hold parts of as they like (flat ranges, boxes,
+                            alone)
     blob NAME               a file that several ranks give
     attributes
 
-A group of which a rank has nothing has a row that says so, else what another rank has in it would be compared with nobody's.
-The last of these apart a group of ranks from R on, R not 0 (a pipeline's stage), is called "… of rank R".
+A group of which a rank has nothing has a row that says so, else what another rank has in it would be compared with
+nobody's. Where the lowest rank R of a group is not 0 (a pipeline's stage), all these names but the last end in " of
+rank R".
 
-Values are declared one by one, but of a component at most LIMIT: beyond, those of one parent are declared together. Tensors
-are declared by the beginnings of their names, at most BUCKETS. What a component declares is kept while its document stays as it is."""
+Values are declared one by one, but of a component at most LIMIT: beyond, those of one parent are declared together.
+Tensors are declared by the beginnings of their names, at most BUCKETS. What a component declares is kept while its
+document stays as it is."""
+from __future__ import annotations
+
 import hashlib
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import values
 from .values_text import path_text
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .values_text import KeyPath
+
+Row = tuple[str, str, bytes]        # group, name, bytes
+Named: TypeAlias = "tuple[Callable[[KeyPath, Any], str], Callable[[object], bool]]"
+
 LIMIT = 1000
+COMPONENTS = 'components of the state (a dict of nothing but tensors is one component, "model")'       # a group's name
 BUCKETS = 64
 NONE = "~"              # behind all other names, so a sentence names one of those
 
 
 # ---- plain values ----
 
-def value_bytes(value, path, named):
+def value_bytes(value: Any, path: KeyPath, named: Named) -> bytes:
     """Equal for equal values. named: (path, tensor) -> what stands for a tensor in an object."""
     kind = type(value)
     if kind in (bytes, bytearray):
@@ -37,11 +55,12 @@ def value_bytes(value, path, named):
     return scalar(value).encode() if scalar else values.encode(value, tensor=named[0], is_tensor=named[1], path=path)
 
 
-def bounded(found, limit=LIMIT):
+def bounded(found: dict[KeyPath, bytes], limit: int = LIMIT) -> dict[KeyPath, bytes]:
     """{path: bytes} with at most `limit` paths, by taking those of one parent together, the deepest first."""
     depth = max(map(len, found), default=0)
     while len(found) > limit and depth > 1:
-        depth, together = depth - 1, {}
+        depth -= 1
+        together: dict[KeyPath, list[tuple[KeyPath, bytes]]] = {}
         for path, data in found.items():
             together.setdefault(path[:depth], []).append((path[depth:], data))
         found = {}
@@ -53,20 +72,20 @@ def bounded(found, limit=LIMIT):
     return found
 
 
-def rows(group, found):
+def rows(group: str, found: dict[KeyPath, bytes]) -> list[Row]:
     """[(group, name, bytes)], each name once."""
-    together = {}
+    together: dict[str, bytes] = {}
     for path, data in found.items():
         name = path_text(path)
         together[name] = hashlib.sha256(together[name] + data).digest() if name in together else data
     return [(group, name, data) for name, data in together.items()]
 
 
-def none_of(group):
+def none_of(group: str) -> Row:
     return group, NONE, b""
 
 
-def declare_none(rows, group):
+def declare_none(rows: list[Row], group: str) -> None:
     """The row that stands for nothing, where the group has no other."""
     if not any(one == group for one, _, _ in rows):
         rows.append(none_of(group))
@@ -74,11 +93,11 @@ def declare_none(rows, group):
 
 # ---- names of tensors ----
 
-def buckets(names):
+def buckets(names: list[str]) -> dict[str, list[str]]:
     """{beginning of names: names}, at most BUCKETS, as long beginnings as can be."""
     result, depth = {"*": names}, 1
     while True:
-        longer = {}
+        longer: dict[str, list[str]] = {}
         for name in names:
             parts = name.split(".")
             longer.setdefault(".".join(parts[:depth]) + (".*" if len(parts) > depth else ""), []).append(name)
@@ -87,14 +106,15 @@ def buckets(names):
         result, depth = longer, depth + 1
 
 
-def tensor_rows(group, names):
-    return [(group, f"the tensors {start}", hashlib.sha256("\0".join(sorted(some)).encode("utf-8", "backslashreplace")).digest())
+def tensor_rows(group: str, names: list[str]) -> list[Row]:
+    return [(group, f"the tensors {start}",
+             hashlib.sha256("\0".join(sorted(some)).encode("utf-8", "backslashreplace")).digest())
             for start, some in buckets(names).items()] if names else []
 
 
 # ---- groups ----
 
-def group_name(words, home):
+def group_name(words: str, home: int) -> str:
     """At most 255 bytes of UTF-8."""
     text = words.encode("utf-8", "backslashreplace")
     if len(text) > 200:

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's distributed checkpoint (DCP) over a vckpt store (docs/dcp.md): StorageWriter and StorageReader, to be given wherever
-DCP takes a FileSystemWriter and a FileSystemReader.
+"""torch's distributed checkpoint (DCP) over a vckpt store (docs/dcp.md): StorageWriter and StorageReader, to be given
+wherever DCP takes a FileSystemWriter and a FileSystemReader.
 
 A save, rank by rank, as DCP calls it:
 
     set_up_storage_writer, prepare_local_plan     nothing is looked at yet
-    prepare_global_plan (coordinator)             what the path names, the store made if it has to be, the launch id: a Ticket,
+    prepare_global_plan (coordinator)             what the path names, the store made if it has to be, the launch id: a
+    Ticket,
                                                   sent to each rank in its plan
-    write_data                                    this rank's save: begun, declared, submitted, and waited for until the step
-                                                  is committed; it commits without a coordinator, once all have announced
+    write_data                                    this rank's save: begun, declared, submitted, and waited for until the
+                                                  step is committed; it commits without a coordinator, once all have
+                                                  announced
     finish (coordinator)                          the step is there: nothing is left to be done
 
-With plan caching DCP gives write_data the plan of an earlier save, with the Ticket of that save. So a Ticket makes itself known
-to the thread that it arrives in: a rank's plan is received and written by one thread.
+With plan caching DCP gives write_data the plan of an earlier save, with the Ticket of that save. So a Ticket makes
+itself known to the thread that it arrives in: a rank's plan is received and written by one thread.
 
 A failure anywhere is DCP's CheckpointException on every rank: one before write_data because DCP stops there, one in it
 because a save that is given up is given up for all. Nothing of a failed save is ever visible."""
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import errno
@@ -28,27 +32,41 @@ import uuid
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
-from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
-from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import (
+    StorageReader as _StorageReader,
+    StorageWriter as _StorageWriter,
+    WriteResult,
+)
 from torch.futures import Future
 
-from . import _lib, dcp_path, dcp_state, saver
+from . import _lib, dcp_path, dcp_state, paths, saver
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
 from .step import Step
 from .torch_state import DTYPES, TorchEntry
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+
+    from .dcp_state import Place
+    from .values_text import KeyPath
+
+Result: TypeAlias = "tuple[MetadataIndex, int, Place | tuple[()]]"
+
 __all__ = ["StorageReader", "StorageWriter"]
 
 _here = threading.local()       # .ticket: the last one that this thread received
-_warned = set()
+_warned: set[str] = set()
 _NOT_GIVEN = object()
 RANK_RUN = "{}.rank-{:05d}"     # of a save without collectives: every rank has a run of its own
 
@@ -57,21 +75,28 @@ class Ticket:
     """What the coordinator tells a rank about the save under way."""
 
     FIELDS = "store", "run", "step", "launch", "rank", "world", "replace"
+    store: str
+    run: str
+    step: int | None
+    launch: str
+    rank: int
+    world: int
+    replace: bool
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Any) -> None:
         self.__dict__.update((name, fields[name]) for name in self.FIELDS)
         self.used = False       # by a save: a plan that the planner kept is not taken for a new one
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Ticket], tuple[dict[str, Any]]]:
         return _received, ({name: getattr(self, name) for name in self.FIELDS},)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Ticket({self.__dict__})"
 
 
-def _received(fields):
-    _here.ticket = Ticket(**fields)
-    return _here.ticket
+def _received(fields: dict[str, Any]) -> Ticket:
+    ticket = _here.ticket = Ticket(**fields)
+    return ticket
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +104,17 @@ class StorageInfo:
     """Where an item of the state stands: in Metadata.storage_data of what dcp.save returns."""
     run: str
     step: int
-    component: str = None       # None: among the byte entries
-    name: str = None
+    component: str | None = None       # None: among the byte entries
+    name: str | None = None
 
 
-def _warn_once(option):
+def _warn_once(option: str) -> None:
     if option not in _warned:
         _warned.add(option)
         warnings.warn(f"vckpt.dcp.StorageWriter: the option {option} has no effect here", stacklevel=4)
 
 
-def _valid(checkpoint_id):
+def _valid(checkpoint_id: PathLike) -> bool:
     try:
         path = dcp_path.local(checkpoint_id)
     except (TypeError, ValueError):
@@ -106,54 +131,62 @@ class StorageWriter(_StorageWriter):
     options      of the saver, as for vckpt.async_save: deadline, low_priority, ring_bytes, ...
     and the options of DCP's FileSystemWriter, in its order; those that have no effect here warn once."""
 
-    def __init__(self, path: PathLike, single_file_per_rank: Any = _NOT_GIVEN, sync_files: Any = _NOT_GIVEN, thread_count: Any = _NOT_GIVEN,
-                 per_thread_copy_ahead: Any = _NOT_GIVEN, cache_staged_state_dict: Any = _NOT_GIVEN, overwrite: bool = True, _extensions: Any = None,
-                 serialization_format: Any = _NOT_GIVEN, *, attributes: Optional[Mapping[str, str]] = None, bases: Iterable[PathLike] = (),
-                 **options: Unpack[Options]) -> None:
+    def __init__(self, path: PathLike, single_file_per_rank: Any = _NOT_GIVEN, sync_files: Any = _NOT_GIVEN,
+                 thread_count: Any = _NOT_GIVEN,
+                 per_thread_copy_ahead: Any = _NOT_GIVEN, cache_staged_state_dict: Any = _NOT_GIVEN,
+                 overwrite: bool = True, _extensions: Any = None,
+                 serialization_format: Any = _NOT_GIVEN, *, attributes: Mapping[str, str] | None = None,
+                 bases: Iterable[PathLike] = (), **options: Unpack[Options]) -> None:
         super().__init__()
-        without_effect = {"single_file_per_rank": single_file_per_rank, "sync_files": sync_files, "thread_count": thread_count,
-                          "per_thread_copy_ahead": per_thread_copy_ahead, "cache_staged_state_dict": cache_staged_state_dict,
+        without_effect = {"single_file_per_rank": single_file_per_rank, "sync_files": sync_files,
+                          "thread_count": thread_count,
+                          "per_thread_copy_ahead": per_thread_copy_ahead,
+                          "cache_staged_state_dict": cache_staged_state_dict,
                           "serialization_format": serialization_format, "_extensions": _extensions or _NOT_GIVEN}
         for option, value in without_effect.items():
             if value is not _NOT_GIVEN:
                 _warn_once(option)
         self.path, self.overwrite = Path(path), overwrite
         self.attributes, self.bases, self.options = dict(attributes or {}), list(bases), saver._options(options)
-        self.save_id, self.rank, self.use_collectives = str(uuid.uuid4()), None, True
-        self.plans, self.local, self.origin = None, None, None     # origin: launches of the process that sent it here
+        self.save_id, self.use_collectives = str(uuid.uuid4()), True
+        self.rank: int | None = None
+        self.plans: list[SavePlan] | None = None
+        self.local: SavePlan | None = None
+        self.origin: list[str] | None = None       # launches of the process that sent it here
 
     @property
-    def checkpoint_id(self):
+    def checkpoint_id(self) -> PathLike:
         return self.path
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id):
+    def validate_checkpoint_id(cls, checkpoint_id: PathLike) -> bool:
         return _valid(checkpoint_id)
 
-    def storage_meta(self):
+    def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=str(self.path), save_id=self.save_id)
 
-    def reset(self, checkpoint_id=None):
+    def reset(self, checkpoint_id: PathLike | None = None) -> None:
         if checkpoint_id:
             self.path = Path(checkpoint_id)
         self.save_id = str(uuid.uuid4())
 
-    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
         _here.ticket, self.plans, self.local = None, None, None
 
-    def prepare_local_plan(self, plan):
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         self.local = plan if getattr(plan, "usable", True) else None
         return plan
 
-    def prepare_global_plan(self, plans):
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         target = dcp_path.resolve(self.path)
         run = target.run if self.use_collectives or self.rank is None else RANK_RUN.format(target.run, self.rank)
         dcp_path.make(target)
-        there = [] if self.overwrite else saver.steps(os.path.join(target.store, run))
+        there = [] if self.overwrite else paths.steps(os.path.join(target.store, run))
         if there and (target.step is None or target.step in there):
-            raise _lib.StepExists(errno.EEXIST, f"{self.path}: {run}/{there[-1] if target.step is None else target.step} is there "
-                                  "already, and overwrite=False")
+            raise _lib.StepExists(errno.EEXIST, f"{self.path}: "
+                                                f"{run}/{there[-1] if target.step is None else target.step} exists "
+                                  "already: save under another path, or give overwrite=True")
         launch = _launch(target.store, run, (self.rank or 0) if self.use_collectives else 0, len(plans), self.origin)
         step = target.step if target.step is not None or len(plans) == 1 else _next_step(target.store, run)
         tickets = [Ticket(store=target.store, run=run, step=step, launch=launch, rank=rank, world=len(plans),
@@ -161,10 +194,12 @@ class StorageWriter(_StorageWriter):
         _here.ticket, self.plans = tickets[0], plans        # without a process group nothing is sent
         return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets)]
 
-    def write_data(self, plan, planner):
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         ticket, _here.ticket = getattr(_here, "ticket", None) or plan.storage_data, None
         if not isinstance(ticket, Ticket) or ticket.used:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: this rank's plan carries no word from the coordinator")
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: the plan has no ticket of this save: write_data "
+                                                     "needs the plan that the coordinator's prepare_global_plan made "
+                                                     "for this rank")
         ticket.used = True
         try:
             results, step = self._save(_native(ticket, self.options), ticket, plan, planner)
@@ -172,11 +207,13 @@ class StorageWriter(_StorageWriter):
             _failed.add((ticket.store, ticket.run))
             raise
         future = Future()
-        future.set_result([WriteResult(index=index, size_in_bytes=size, storage_data=StorageInfo(ticket.run, step, *place))
+        future.set_result([WriteResult(index=index, size_in_bytes=size,
+                                       storage_data=StorageInfo(ticket.run, step, *place))
                            for index, size, place in results])
         return future
 
-    def _save(self, native, ticket, plan, planner):
+    def _save(self, native: saver.Native, ticket: Ticket, plan: SavePlan,
+              planner: SavePlanner) -> tuple[list[Result], int]:
         """This rank's whole save: ([(index, bytes, (component, name) or nothing)], the step's number)."""
         with native.lock:               # begun at once, so that all ranks count alike
             handle = native.begin(step=ticket.step, attributes=self.attributes, base=self.bases, replace=ticket.replace)
@@ -197,76 +234,86 @@ class StorageWriter(_StorageWriter):
         declared.refs.clear()
         return declared.results, handle.committed()
 
-    def _whole(self, planner):
+    def _whole(self, planner: SavePlanner) -> Metadata:
         """What the planner says of the whole state; of one that does not, what the plans do."""
         if isinstance(getattr(planner, "metadata", None), Metadata):
             return planner.metadata
-        if not all(getattr(plan, "usable", True) for plan in self.plans):
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: the planner caches plans, but has no `metadata` of the whole state")
-        return dcp_state.from_plans(self.plans)
+        plans = self.plans or []
+        if not all(getattr(plan, "usable", True) for plan in plans):
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: the planner caches plans and has no attribute "
+                                                     "`metadata` for the whole state: give one that has it, or that "
+                                                     "does not cache plans")
+        return dcp_state.from_plans(plans)
 
-    def finish(self, metadata, results):
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The step was committed before the first rank's write_data ended."""
         metadata.storage_data = {result.index: result.storage_data for some in results for result in some}
         metadata.storage_meta = self.storage_meta()
         self.plans, self.local = None, None
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         global _sent
         _sent += 1
-        return {**self.__dict__, "plans": None, "local": None, "origin": sorted(native.launch_id for native in saver._natives.values())}
+        return {**self.__dict__, "plans": None, "local": None,
+                "origin": sorted(native.launch_id for native in saver._natives.values())}
 
 
 # ---- savers ----
 #
-# The launch is that of this process's saver of the run, whoever opened it. The coordinator takes a new one where that may no
-# longer be the run's newest, or ranks may count their saves differently, and the saver is not held by a vckpt.Saver:
+# The launch is that of this process's saver of the run, whoever opened it. The coordinator takes a new one where that
+# may no longer be the run's newest, or ranks may count their saves differently, and the saver is not held by a
+# vckpt.Saver:
 #   after a save that failed: a rank may not even have begun it;
-#   where a writer has been sent to another process since (torch's checkpoint process), which has a launch of its own; and, in
+#   where a writer has been sent to another process since (torch's checkpoint process), which has a launch of its own;
+# and, in
 #   that process, where the sender has opened savers since.
 
-_failed = set()         # (store, run) of saves that this process saw fail
+_failed: set[tuple[str, str]] = set()         # (store, run) of saves that this process saw fail
 _sent = 0               # writers that were sent away
-_made = {}              # launch id -> (_sent, the writer's origin) when it was last used
+# launch id -> (_sent, the writer's origin) when it was last used
+_made: dict[str, tuple[int, list[str] | None]] = {}
 
 
-def _open(store, run, rank):
+def _open(store: str, run: str, rank: int) -> saver.Native | None:
     return saver._natives.get((os.path.realpath(store), run, rank))
 
 
-_given = {}             # {(store, run): the last step that this process gave out as coordinator}
+# {(store, run): the last step that this process gave out as coordinator}
+_given: dict[tuple[str, str], int] = {}
 
 
-def _next_step(store, run):
-    """All ranks save the step that the coordinator says, where the path names none: after the newest one, and after one that may be under way."""
+def _next_step(store: str, run: str) -> int:
+    """All ranks save the step that the coordinator says, where the path names none: after the newest one, and after one
+    that may be under way."""
     key = (os.path.realpath(store), run)
-    _given[key] = max([_given.get(key, -1), *saver.steps(os.path.join(store, run))[-1:]]) + 1
+    _given[key] = max([_given.get(key, -1), *paths.steps(os.path.join(store, run))[-1:]]) + 1
     return _given[key]
 
 
-def _launch(store, run, rank, world, origin):
+def _launch(store: str, run: str, rank: int, world: int, origin: list[str] | None) -> str:
     native, now = _open(store, run, rank), (_sent, origin)
     launch = secrets.token_hex(16)
     if native is not None and native.world == world:
-        fits = (store, run) not in _failed and _made.get(native.launch_id, (0, None)) == now
-        launch = native.launch_id if fits or native.users else launch
+        fits = (store, run) not in _failed and _made.get(native.launch_id or "", (0, None)) == now
+        launch = native.launch_id or launch if fits or native.users else launch
     _failed.discard((store, run))
     _made[launch] = now
     return launch
 
 
-def _native(ticket, options):
+def _native(ticket: Ticket, options: dict[str, Any]) -> saver.Native:
     native = _open(ticket.store, ticket.run, ticket.rank)
     if native is not None and native.launch_id != ticket.launch:
         if native.users:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{ticket.store}/{ticket.run} is open in this process by a vckpt.Saver that other ranks "
+            raise _lib.InvalidArgument(errno.EINVAL, f"{ticket.store}/{ticket.run} is open in this process by a "
+                                                     "vckpt.Saver that other ranks "
                                        "do not have: close it first")
         native.check_options(options)
         options = native.options                    # they stay until vckpt.close()
         with contextlib.suppress(_lib.Error):       # of a save before, told where it was waited for
             saver._close(native)                    # what is under way is decided first
-    return saver.native(ticket.store, ticket.run, rank=ticket.rank, world=ticket.world, launch_id=ticket.launch, user=False,
-                        **options)
+    return saver.native(ticket.store, ticket.run, rank=ticket.rank, world=ticket.world, launch_id=ticket.launch,
+                        user=False, **options)
 
 
 # ---- a rank's items ----
@@ -274,27 +321,32 @@ def _native(ticket, options):
 class _Declared:
     """What a plan has this rank store, as the library takes it. `refs` live until it is staged."""
 
-    def __init__(self, plan, planner, known):
-        self.planner, self.refs, self.results, self.device, self.entries = planner, [], [], None, []
+    def __init__(self, plan: SavePlan, planner: SavePlanner, known: list[WriteItem]) -> None:
+        self.planner = planner
+        self.refs: list[object] = []
+        self.results: list[Result] = []
+        self.device: torch.device | None = None
         self.bytes = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         places = dcp_state.names(dcp_state.paths_of(planner, plan, [item.index.fqn for item in [*tensors, *known]]))
-        held = {}
+        held: dict[str, list[WriteItem]] = {}
         for item in tensors:
             held.setdefault(item.index.fqn, []).append(item)
         self.table = [self.row(key, places[key], items) for key, items in held.items()]
         self.table += [self.absent(places[item.index.fqn], item) for item in known if item.index.fqn not in held]
 
-    def rows(self):
+    def rows(self) -> NDArray[np.uint64]:
         return np.frombuffer(b"".join(self.table), np.uint64).reshape(len(self.table), _lib.TENSOR_BYTES // 8)
 
-    def row(self, key, place, items):
+    def row(self, key: str, place: Place, items: list[WriteItem]) -> bytes:
         """One tensor, of which this rank has one box or several: then they are put one after another."""
         tensors, boxes = [], []
         for item in items:
             tensor, chunk = _plain(key, self.planner.resolve_data(item).detach(), item), item.tensor_data.chunk
             if tuple(tensor.shape) != tuple(chunk.sizes):
-                raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the planner gave {tuple(tensor.shape)} for a chunk of {tuple(chunk.sizes)}")
+                raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the planner gave a tensor of shape "
+                                                         f"{tuple(tensor.shape)} for a chunk of shape "
+                                                         f"{tuple(chunk.sizes)}")
             self.results.append((item.index, tensor.numel() * tensor.element_size(), place))
             if tensor.numel():
                 tensors.append(tensor)
@@ -303,16 +355,18 @@ class _Declared:
             data = tensors[0]
         else:
             dtype = dcp_state.kept_dtype(items[0].tensor_data.properties.dtype)
-            flat = [tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in tensors]    # not all types can be joined
+            # not all types can be joined
+            flat = [tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in tensors]
             data = torch.cat(flat).view(dtype) if flat else torch.empty(0, dtype=dtype)
         return self.filled(place, key, data, Layout(tuple(items[0].tensor_data.size), boxes=boxes))
 
-    def absent(self, place, item):
-        """A tensor of this rank's state that another rank stores: named all the same, so that ranks agree on one layout."""
+    def absent(self, place: Place, item: WriteItem) -> bytes:
+        """A tensor of this rank's state that another rank stores: named all the same, so that ranks agree on one
+        layout."""
         data = torch.empty(0, dtype=dcp_state.kept_dtype(item.tensor_data.properties.dtype) or torch.uint8)
         return self.filled(place, item.index.fqn, data, Layout(tuple(item.tensor_data.size), boxes=[]))
 
-    def filled(self, place, key, data, layout):
+    def filled(self, place: Place, key: str, data: torch.Tensor, layout: Layout) -> bytes:
         entry = TorchEntry(*place, key, data, layout, 0)
         row = _lib.Tensor.from_buffer_copy(entry.row)
         row.data = entry.address(data, self.refs) if data.numel() else None
@@ -320,7 +374,7 @@ class _Declared:
         self.device = self.device or (entry.device if data.numel() else None)
         return bytes(row)
 
-    def blobs(self, rank):
+    def blobs(self, rank: int) -> list[tuple[str, bytes | memoryview]]:
         """Byte entries are kept as they are, one after another; beside them a document of where each lies."""
         whole, index = io.BytesIO(), {}
         for item in self.bytes:
@@ -332,54 +386,59 @@ class _Declared:
                 (dcp_state.INDEX.format(rank), json.dumps(index, indent=1).encode())] if self.bytes else []
 
 
-def _known(local, planner):
-    """Items of all tensors of this rank's state, those that another rank stores included; of a planner that caches plans from
-    its cache."""
+def _known(local: SavePlan | None, planner: SavePlanner) -> list[WriteItem]:
+    """Items of all tensors of this rank's state, also of those that another rank stores. They come from the planner's
+    cache where it caches plans."""
     if local is None and getattr(planner, "_enable_plan_caching", False):
         local = getattr(planner, "_cached_save_plan", {}).get(getattr(planner, "_cached_plans_key", None))
     return [item for item in getattr(local, "items", ()) if item.tensor_data is not None]
 
 
-def _plain(key, tensor, item):
+def _plain(key: str, tensor: torch.Tensor, item: WriteItem) -> torch.Tensor:
     """A tensor of a type that the store has, the same bytes."""
     kind = dcp_state.kept_dtype(tensor.dtype)
     if tensor.is_quantized or tensor.layout != torch.strided or kind is None:
         what = "quantized tensor" if tensor.is_quantized else f"tensor of {tensor.layout}, {tensor.dtype}"
         raise _lib.InvalidArgument(errno.EINVAL, f"{key}: a {what} cannot be kept: give its parts")
     if tensor.dtype != item.tensor_data.properties.dtype:
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the planner said {item.tensor_data.properties.dtype} and gave {tensor.dtype}")
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the plan says dtype {item.tensor_data.properties.dtype}, "
+                                                 f"the planner gave a tensor of {tensor.dtype}: they must agree")
     return tensor if kind == tensor.dtype else tensor.resolve_conj().resolve_neg().view(kind)
 
 
 # ---- reading ----
 
 class StorageReader(_StorageReader):
-    """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names COMPONENT.NAME, the tensors and
-    values of any other step of a store. A path that names no step: the newest."""
+    """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names
+    COMPONENT.NAME, the tensors and values of any other step of a store. A path that names no step: the newest."""
 
     def __init__(self, path: PathLike, _extension_registry: Any = None) -> None:
         super().__init__()
         self.path, self.load_id = Path(path), str(uuid.uuid4())
-        self.step, self.kept, self.bytes, self.values = None, {}, {}, {}
+        self.step: Step | None = None
+        self.kept: dict[str, dcp_state.Kept] = {}
+        self.bytes: dict[str, tuple[str, int, int]] = {}
+        self.values: dict[str, Any] = {}
 
     @property
-    def checkpoint_id(self):
+    def checkpoint_id(self) -> PathLike:
         return self.path
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id):
+    def validate_checkpoint_id(cls, checkpoint_id: PathLike) -> bool:
         return _valid(checkpoint_id)
 
-    def reset(self, checkpoint_id=None):
+    def reset(self, checkpoint_id: PathLike | None = None) -> None:
         if checkpoint_id:
             self.path = Path(checkpoint_id)
         self.step, self.load_id = None, str(uuid.uuid4())
 
-    def read_metadata(self, *args, **kwargs):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """`rank`: of what was saved without collectives, that rank's."""
         target, rank = dcp_path.resolve(self.path, reading=True), kwargs.get("rank")
         run = target.run if rank is None else RANK_RUN.format(target.run, rank)
-        self.step = Step(os.path.join(target.store, run, "latest" if target.step is None else str(target.step)), "torch")
+        self.step = Step(os.path.join(target.store, run, "latest" if target.step is None else str(target.step)),
+                         "torch")
         blobs = {blob.name: blob.bytes for blob in self.step.blobs() if blob.rank is None}
         try:
             if dcp_state.DOCUMENT in blobs:
@@ -389,24 +448,25 @@ class StorageReader(_StorageReader):
                 metadata, self.kept, self.values = _of_step(self.step)
             self.bytes = _places(self.step, blobs)
         except dcp_state.BadDocument as error:
-            raise dcp_state.BadDocument(f"{self.path}: {run}/{self.step.number}: {dcp_state.DOCUMENT}: {error}") from None
+            where = f"{self.path}: {run}/{self.step.number}: {dcp_state.DOCUMENT}"
+            raise dcp_state.BadDocument(f"{where}: {error}") from None
         metadata.storage_data = {}
         metadata.storage_meta = StorageMeta(checkpoint_id=str(self.path))
         if hasattr(metadata.storage_meta, "load_id"):
             metadata.storage_meta.load_id = self.load_id
         return metadata
 
-    def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self.step is None:
             self.read_metadata(**({} if kwargs.get("use_collectives", True) else {"rank": kwargs.get("rank")}))
 
-    def prepare_local_plan(self, plan):
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
 
-    def prepare_global_plan(self, plans):
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
 
-    def read_data(self, plan, planner):
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(self.entry(item.storage_index.fqn)))
@@ -418,43 +478,55 @@ class StorageReader(_StorageReader):
         future.set_result(None)
         return future
 
-    def missing(self, key):
-        return _lib.NotFound(errno.ENOENT, f"{self.path}: {self.step.run}/{self.step.number} has no entry {key!r}")
+    def opened(self) -> Step:
+        if self.step is None:
+            self.read_metadata()
+        assert self.step is not None
+        return self.step
 
-    def entry(self, key):
+    def missing(self, key: str) -> _lib.NotFound:
+        return _lib.NotFound(errno.ENOENT, f"{self.path}: {self.opened().run}/{self.opened().number} has no entry "
+                                           f"{key!r}")
+
+    def entry(self, key: str) -> bytes:
         if key in self.values:
             return dcp_state.saved_bytes(key, self.values[key])
         if key not in self.bytes:
             raise self.missing(key)
         blob, offset, length = self.bytes[key]
         if getattr(self, "last", (None,))[0] != (self.step, blob):      # entries of a rank follow each other
-            self.last = (self.step, blob), self.step.blob(blob)
+            self.last = (self.step, blob), self.opened().blob(blob)
         return bytes(memoryview(self.last[1])[offset:offset + length])
 
-    def tensor(self, item, target):
-        """Straight into the planner's tensor where that has the bytes as the step has them, else through one that has."""
+    def tensor(self, item: ReadItem, target: torch.Tensor) -> None:
+        """Straight into the planner's tensor where that has the bytes as the step has them, else through one that
+        has."""
         index, kept = item.storage_index, self.kept.get(item.storage_index.fqn)
-        if kept is None or (kept.component, kept.name) not in self.step:
+        if kept is None or (kept.component, kept.name) not in self.opened():
             raise self.missing(index.fqn)
         if tuple(target.shape) != tuple(item.lengths):
-            raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: the planner asks for a box of shape {tuple(item.lengths)}, but gives a tensor of shape {tuple(target.shape)}")
+            raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: the planner asks for a box of shape "
+                                                     f"{tuple(item.lengths)}, but gives a tensor of shape "
+                                                     f"{tuple(target.shape)}")
         chunk = index.offset or [0] * len(item.lengths)
         offsets = [a + b for a, b in zip(chunk, item.storage_offsets)]
-        direct = (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES and target.layout == torch.strided and
+        direct = (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES
+                  and target.layout == torch.strided and
                   not target.is_conj() and not target.is_neg() and torch._debug_has_internal_overlap(target) == 0)
         data = target if direct else torch.empty(target.shape, dtype=dcp_state.kept_dtype(kept.dtype))
         if data.numel():
-            self.step.read(kept.component, kept.name, (offsets, item.lengths), data)
+            self.opened().read(kept.component, kept.name, (offsets, item.lengths), data)
         if not direct:
             target.copy_(data if data.dtype == kept.dtype else data.view(kept.dtype))
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "step": None, "last": (None,)}
 
 
-def _places(step, blobs):
+def _places(step: Step, blobs: dict[str, int]) -> dict[str, tuple[str, int, int]]:
     """{key: (name of the blob, offset, length)} of the byte entries of all ranks; blobs: {name: bytes}."""
-    found, (prefix, suffix) = {}, dcp_state.INDEX.split("{}")
+    found: dict[str, tuple[str, int, int]] = {}
+    prefix, suffix = dcp_state.INDEX.split("{}")
     for name in sorted(blobs):
         data = name.removesuffix(suffix)
         if name.startswith(prefix) and name.endswith(suffix) and data in blobs:
@@ -463,21 +535,27 @@ def _places(step, blobs):
     return found
 
 
-def _of_step(step):
-    """Metadata of a step that DCP did not save: a key COMPONENT.NAME for every tensor, and one for every value of the components' trees, by
-    its path. (Metadata, {key: Kept}, {key: value})"""
-    keys, paths, kept = {}, {}, {}
+def _of_step(step: Step) -> tuple[Metadata, dict[str, dcp_state.Kept], dict[str, Any]]:
+    """Metadata of a step that DCP did not save: a key COMPONENT.NAME for every tensor, and one for every value of the
+    components' trees, by its path. (Metadata, {key: Kept}, {key: value})"""
+    keys: dict[str, Any] = {}
+    paths: dict[str, KeyPath] = {}
+    kept: dict[str, dcp_state.Kept] = {}
     types = {_lib.DTYPES[number]: dtype for dtype, number in DTYPES.items()}
     for info in step.tensors():
         if info.dtype not in types:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{info.component}/{info.name}: this torch has no type {info.dtype}")
+            raise _lib.InvalidArgument(errno.EINVAL, f"{info.component}/{info.name}: it has dtype {info.dtype} in the "
+                                                     f"step, which torch {torch.__version__} lacks: install a newer "
+                                                     "torch")
         key, dtype = f"{info.component}.{info.name}", types[info.dtype]
         if key in kept:         # components have dots in their names, too: whose values would it be?
-            raise _lib.InvalidArgument(errno.EINVAL, f"{kept[key].component}/{kept[key].name} and {info.component}/{info.name} have the same key here, {key}: "
+            raise _lib.InvalidArgument(errno.EINVAL, f"{kept[key].component}/{kept[key].name} and "
+                                                     f"{info.component}/{info.name} have the same key here, {key}: "
                                        "read the step by vckpt.load or vckpt.Step")
         keys[key] = dcp_state.whole(TensorProperties(dtype=dtype), info.shape)
         paths[key], kept[key] = (info.component, info.name), dcp_state.Kept(info.component, info.name, dtype)
     found = {key: one for key, one in dcp_state.plain_values(step).items() if key not in keys}
     keys.update((key, BytesStorageMetadata()) for key in found)
     paths.update((key, path) for key, (path, _) in found.items())
-    return Metadata(state_dict_metadata=keys, planner_data=paths), kept, {key: value for key, (_, value) in found.items()}
+    plain = {key: value for key, (_, value) in found.items()}
+    return Metadata(state_dict_metadata=keys, planner_data=paths), kept, plain

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step keeps of a DCP state besides its tensors (docs/dcp.md): under which component and name each key's tensor stands,
-and the readable document `.dcp/metadata.json`. No pickle anywhere; the document is checked when it is read.
+"""What a step keeps of a DCP state besides its tensors (docs/dcp.md): under which component and name each key's tensor
+stands, and the readable document `.dcp/metadata.json`. No pickle anywhere; the document is checked when it is read.
 
-Every rank names tensors by itself, from the keys and paths of its own state: the same on all ranks, since a key's name depends
-on nothing else but where two keys would meet."""
+Every rank names tensors by itself, from the keys and paths of its own state: the same on all ranks, since a key's name
+depends on nothing else but where two keys would meet."""
+from __future__ import annotations
+
 import dataclasses
 import errno
 import io
 import json
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import metadata as torch_metadata
@@ -19,15 +22,27 @@ from .records import Record
 from .state import PER_RANK
 from .torch_state import DTYPES
 
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+
+    from .step import Step
+    from .values_text import KeyPath
+
+Place = tuple[str, str]     # component, name
+
 DOCUMENT = ".dcp/metadata.json"
 BYTES = ".dcp/bytes.{}"            # of one rank: its byte entries, one after another; beside it where each of them lies
 INDEX = ".dcp/bytes.{}.json"
 VERSION = 1
 COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 TAKEN = {"ranks", "mesh", "blobs", "meta", "incoming", "latest", "manifest.json"}
-FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last", torch.preserve_format: "preserve"}
+FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last",
+           torch.preserve_format: "preserve"}
 # Item types that the store has no word for are kept as unsigned integers of their size; the document has the true one.
-STAND_INS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64} if hasattr(torch, "uint16") else {1: torch.uint8}
+STAND_INS = ({1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64} if hasattr(torch, "uint16")
+             else {1: torch.uint8})
 
 
 class BadDocument(ValueError):
@@ -36,11 +51,11 @@ class BadDocument(ValueError):
 
 # ---- names ----
 
-def valid_component(text):
+def valid_component(text: str) -> bool:
     return bool(COMPONENT.fullmatch(text)) and text not in TAKEN and not text.endswith((".safetensors", ".npy"))
 
 
-def split(key, path):
+def split(key: str, path: KeyPath) -> Place:
     """(component, name) of one key, looked at alone."""
     if len(path) > 1 and isinstance(path[0], str) and valid_component(path[0]):
         name = ".".join(map(str, path[1:]))
@@ -49,11 +64,11 @@ def split(key, path):
     return "model", key
 
 
-def names(paths):
-    """{key: (component, name)} of {key: path}. Where several keys would meet, those that are no parts of a component of their
-    own are kept by their whole key in a component that nobody else has."""
+def names(paths: Mapping[str, KeyPath]) -> dict[str, Place]:
+    """{key: (component, name)} of {key: path}. Where several keys would meet, those that are no parts of a component of
+    their own are kept by their whole key in a component that nobody else has."""
     result = {key: split(key, path) for key, path in paths.items()}
-    holders = {}
+    holders: dict[Place, list[str]] = {}
     for key, place in result.items():
         holders.setdefault(place, []).append(key)
     meeting = [key for keys in holders.values() if len(keys) > 1 for key in keys if result[key] == ("model", key)]
@@ -64,45 +79,50 @@ def names(paths):
     return result
 
 
-def paths_of(planner, plan, keys):
+def paths_of(planner: SavePlanner, plan: SavePlan, keys: Iterable[str]) -> dict[str, KeyPath]:
     """{key: path} of a rank's whole state, as far as its planner says it; of `keys` at least."""
-    said = getattr(planner, "mappings", None) or getattr(plan, "planner_data", None)
-    paths = {key: tuple(path) for key, path in said.items() if isinstance(path, (tuple, list))} if isinstance(said, dict) else {}
+    said: Any = getattr(planner, "mappings", None) or getattr(plan, "planner_data", None)
+    paths: dict[str, KeyPath] = {}
+    if isinstance(said, dict):
+        paths = {key: tuple(path) for key, path in said.items() if isinstance(path, (tuple, list))}
     for key in keys:
         paths.setdefault(key, (key,))
     return paths
 
 
-def kept_dtype(dtype):
+def kept_dtype(dtype: torch.dtype) -> torch.dtype | None:
     """The type that a tensor of `dtype` is kept as, or None."""
     return dtype if dtype in DTYPES else STAND_INS.get(torch._utils._element_size(dtype))
 
 
 # ---- out ----
 
-def tensor_entry(place, metadata):
+def tensor_entry(place: Place, metadata: torch_metadata.TensorStorageMetadata) -> dict[str, Any]:
     """`metadata`: properties (a TensorProperties) and size."""
     p = metadata.properties
     properties = {"requires_grad": bool(p.requires_grad), "pin_memory": bool(p.pin_memory),
-                  "layout": str(p.layout).removeprefix("torch."), "memory_format": FORMATS.get(p.memory_format, "contiguous")}
+                  "layout": str(p.layout).removeprefix("torch."),
+                  "memory_format": FORMATS.get(p.memory_format, "contiguous")}
     usual = {"requires_grad": False, "pin_memory": False, "layout": "strided", "memory_format": "contiguous"}
-    entry = {"component": place[0], "name": place[1], "dtype": str(p.dtype).removeprefix("torch."), "shape": list(metadata.size)}
+    entry: dict[str, Any] = {"component": place[0], "name": place[1], "dtype": str(p.dtype).removeprefix("torch."),
+                             "shape": list(metadata.size)}
     entry.update({key: value for key, value in properties.items() if value != usual[key]})
     return entry
 
 
-def plain_paths(data, keys):
+def plain_paths(data: object, keys: Container[str]) -> bool:
     return isinstance(data, dict) and all(
-        key in keys and isinstance(path, tuple) and all(type(part) in (str, int) for part in path) for key, path in data.items())
+        key in keys and isinstance(path, tuple) and all(type(part) in (str, int) for part in path) for key,
+                                          path in data.items())
 
 
-def document(metadata):
+def document(metadata: torch_metadata.Metadata) -> bytes:
     """The bytes of `.dcp/metadata.json` of a whole state: DCP's Metadata, or what `from_plans` makes."""
     keys = metadata.state_dict_metadata
-    data = metadata.planner_data
+    data: Any = metadata.planner_data
     plain = plain_paths(data, keys)
     places = names({key: data[key] if plain and key in data else (key,) for key in keys})
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
     for key in sorted(keys):
         value = keys[key]
         tensor = isinstance(value, torch_metadata.TensorStorageMetadata)
@@ -115,7 +135,7 @@ def document(metadata):
     return json.dumps(result, indent=1).encode()
 
 
-def from_plans(plans):
+def from_plans(plans: list[SavePlan]) -> torch_metadata.Metadata:
     """Metadata as the default planner makes it, of complete plans."""
     keys, data = {}, {}
     for plan in plans:
@@ -143,50 +163,55 @@ class Kept:
     dtype: torch.dtype
 
 
-def check(condition, key, what):
+def check(condition: bool, key: str, what: str) -> None:
     if not condition:
         raise BadDocument(f"key {key!r}: {what}")
 
 
-def read_tensor(key, entry):
-    shape, name = entry.get("shape"), entry.get("dtype")
+def read_tensor(key: str, entry: dict[str, Any]) -> tuple[Kept, torch_metadata.TensorStorageMetadata]:
+    shape: Any = entry.get("shape")
+    name = entry.get("dtype")
     dtype = getattr(torch, name, None) if isinstance(name, str) and name.isidentifier() else None
-    check(isinstance(dtype, torch.dtype), key, f"this torch has no type {name!r}")
-    check(isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**63 for n in shape), key, f"{shape!r} is no shape")
-    check(isinstance(entry.get("component"), str) and isinstance(entry.get("name"), str), key, "it has no name in the step")
+    check(isinstance(dtype, torch.dtype), key, f"torch {torch.__version__} has no dtype {name!r}")
+    check(isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**63 for n in shape), key,
+          f"its shape is {shape!r}, not a list of whole numbers")
+    check(isinstance(entry.get("component"), str) and isinstance(entry.get("name"), str), key,
+          "it has no component and name of a tensor")
     layout = getattr(torch, str(entry.get("layout", "strided")), None)
     form = {name: form for form, name in FORMATS.items()}.get(entry.get("memory_format", "contiguous"))
-    check(isinstance(layout, torch.layout) and form is not None, key, "its layout is unknown")
-    properties = torch_metadata.TensorProperties(dtype=dtype, layout=layout, requires_grad=entry.get("requires_grad") is True,
+    check(isinstance(layout, torch.layout) and form is not None, key, "its layout or memory format is unknown")
+    properties = torch_metadata.TensorProperties(dtype=dtype, layout=layout,
+                                                 requires_grad=entry.get("requires_grad") is True,
                                                  memory_format=form, pin_memory=entry.get("pin_memory") is True)
     return Kept(entry["component"], entry["name"], dtype), whole(properties, shape)
 
 
-def whole(properties, shape):
+def whole(properties: torch_metadata.TensorProperties, shape: Sequence[int]) -> torch_metadata.TensorStorageMetadata:
     """As one chunk: any box of a tensor can be read, whoever wrote it."""
     chunk = torch_metadata.ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=torch.Size(shape))
     return torch_metadata.TensorStorageMetadata(properties=properties, size=torch.Size(shape), chunks=[chunk])
 
 
-def parse(text):
+def parse(text: bytes) -> tuple[torch_metadata.Metadata, dict[str, Kept]]:
     """(Metadata, {key: Kept}) of a document."""
     try:
         document_ = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadDocument(f"it is no JSON: {error}") from None
     if not isinstance(document_, dict) or not isinstance(document_.get("keys"), dict):
-        raise BadDocument("it has no keys")
+        raise BadDocument('it has no object "keys"')
     if document_.get("vckpt.dcp") != VERSION:
-        raise BadDocument(f"it is of version {document_.get('vckpt.dcp')!r}; this vckpt reads {VERSION}")
+        raise BadDocument(f"it has version {document_.get('vckpt.dcp')!r}, this vckpt reads version {VERSION}")
     keys, kept, paths = {}, {}, {}
     for key, entry in document_["keys"].items():
-        check(isinstance(entry, dict), key, "it is no object")
+        check(isinstance(entry, dict), key, "its entry is not an object")
         if entry.get("bytes") is True:
             keys[key] = torch_metadata.BytesStorageMetadata()
         else:
             kept[key], keys[key] = read_tensor(key, entry)
         if "path" in entry:
-            check(isinstance(entry["path"], list) and all(type(p) in (str, int) for p in entry["path"]), key, "its path is none")
+            check(isinstance(entry["path"], list) and all(type(p) in (str, int) for p in entry["path"]), key,
+                  "its path is not a list of texts and whole numbers")
             paths[key] = tuple(entry["path"])
     data = paths if document_.get("paths") else None
     if "planner_data" in document_:
@@ -196,18 +221,20 @@ def parse(text):
 
 # ---- values of a step that DCP did not save ----
 
-def is_tensor(saved):
+def is_tensor(saved: object) -> bool:
     return isinstance(saved, Record) and saved.tag == "$tensor"
 
 
-def is_leaf(saved):
-    """As DCP takes a state dict apart: dicts, and lists in which there are tensors or dicts, wherever in further lists."""
+def is_leaf(saved: object) -> bool:
+    """As DCP takes a state dict apart: dicts, and lists in which there are tensors or dicts, wherever in further
+    lists."""
     if isinstance(saved, list):
-        return not any(is_tensor(item) or isinstance(item, dict) or (isinstance(item, list) and not is_leaf(item)) for item in saved)
+        return not any(is_tensor(item) or isinstance(item, dict)
+                       or (isinstance(item, list) and not is_leaf(item)) for item in saved)
     return not isinstance(saved, dict)
 
 
-def leaves(saved, path):
+def leaves(saved: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
     """[(path, value)] of a component's tree, tensors not among them, nor what each rank has by itself."""
     if is_tensor(saved) or saved == PER_RANK:
         return []
@@ -217,26 +244,34 @@ def leaves(saved, path):
     return [leaf for key, item in items for leaf in leaves(item, (*path, key))]
 
 
-def by_parameter(saved, component):
-    """[(path, value)] of an optimizer's groups, as get_optimizer_state_dict flattens them: for each parameter the values of its group."""
+def by_parameter(saved: Any, component: str) -> list[tuple[KeyPath, Any]]:
+    """[(path, value)] of an optimizer's groups, as get_optimizer_state_dict flattens them: for each parameter the
+    values of its group."""
     groups = saved.get("param_groups") if isinstance(saved, dict) else None
-    if not isinstance(groups, list) or not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
+    if not isinstance(groups, list) or not all(isinstance(group, dict)
+                                               and isinstance(group.get("params"), list) for group in groups):
         return []
-    return [((component, f"param_groups.{name}.{key}"), value) for group in groups for name in group["params"] for key, value in group.items()
+    return [((component, f"param_groups.{name}.{key}"), value) for group in groups for name in group["params"] for key,
+            value in group.items()
             if key != "params" and not is_tensor(value)]
 
 
-def plain_values(step):
-    """{key: (path, value)} of the components' trees: the common one's first, and of ranks' own (a pipeline's stages) what it lacks."""
-    found = {}
-    for component in sorted({blob.name.removesuffix(".json") for blob in step.blobs() if blob.rank is None and valid_document(blob.name)}):
+def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
+    """{key: (path, value)} of the components' trees: the common one's first, and of ranks' own (a pipeline's stages)
+    what it lacks."""
+    found: dict[str, tuple[KeyPath, Any]] = {}
+    for component in sorted({blob.name.removesuffix(".json") for blob in step.blobs() if blob.rank is None
+                             and valid_document(blob.name)}):
         common = step.values(component, tensors=False)
-        trees = [common] if has_own(common) else [common, *(step.values(component, rank, tensors=False) for rank in step.ranks(component))]
+        trees = [common] if has_own(common) else [common,
+                                                  *(step.values(component, rank, tensors=False)
+                                                    for rank in step.ranks(component))]
         for tree in trees:
             for path, value in leaves(tree, (component,)) + by_parameter(tree, component):
                 words = list(map(str, path))
                 first, kept = found.setdefault(".".join(words), (path, value))
-                if list(map(str, first)) != words and kept != value:        # keys have dots in them, too: whose would it be?
+                # keys have dots in them, too: whose would it be?
+                if list(map(str, first)) != words and kept != value:
                     found[".".join(words)] = first, Twofold()
     return found
 
@@ -245,41 +280,43 @@ class Twofold:
     """Stands for two values of one key."""
 
 
-def valid_document(name):
+def valid_document(name: str) -> bool:
     return name.endswith(".json") and valid_component(name.removesuffix(".json"))
 
 
-def has_own(saved):
+def has_own(saved: object) -> bool:
     """Each rank has a part by itself, and so a tree: of one rank it says nothing to another."""
     parts = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
     return saved == PER_RANK or any(map(has_own, parts))
 
 
-def saved_bytes(key, value):
+def saved_bytes(key: str, value: object) -> bytes:
     """As DCP keeps a value, and loads it."""
     if isinstance(value, Twofold):
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: two values of the step have this key here, for dots stand in their own keys: read them by vckpt.Step.values")
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: two values of the step have this key, because their own "
+                                                 "keys contain dots: read them with vckpt.Step.values")
     if has_tensor(value):
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: there are tensors in a {type(value).__name__}, which DCP does not take apart: read it by vckpt.Step.values")
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the value has tensors in a {type(value).__name__}, which "
+                                                 "DCP does not take apart: read it with vckpt.Step.values")
     data = io.BytesIO()
     torch.save(value, data)
     return data.getvalue()
 
 
-def has_tensor(saved):
+def has_tensor(saved: object) -> bool:
     parts = saved.values() if isinstance(saved, Mapping) else saved if isinstance(saved, (list, tuple)) else ()
     return is_tensor(saved) or any(map(has_tensor, parts))
 
 
-def parse_index(text, size):
+def parse_index(text: bytes, size: int) -> dict[str, tuple[int, int]]:
     """{key: (offset, length)} of the byte entries of one rank, which has `size` bytes of them."""
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadDocument(f"it is no JSON: {error}") from None
     if not isinstance(index, dict):
-        raise BadDocument("it is no object")
+        raise BadDocument("it is not an object")
     for key, place in index.items():
         check(isinstance(place, list) and len(place) == 2 and all(type(n) is int and n >= 0 for n in place) and
-              sum(place) <= size, key, f"{place!r} is no place among {size} bytes")
+              sum(place) <= size, key, f"its place is {place!r}, not an offset and a length within {size} bytes")
     return {key: tuple(place) for key, place in index.items()}

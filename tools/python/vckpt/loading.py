@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step back into a job: `load`, the counterpart of `save`.
 
-A load has two halves. Planning walks through the state as a save would, beside the documents of the step, and notes what is to be
-done for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so that such an error leaves the
-state as it was. Then all is done in the order of the state; the random number generators come last, because making objects may use random
-numbers. The boxes of tensors: loading_tensors.py."""
+A load has two halves. Planning walks through the state as a save would, beside the documents of the step, and notes
+what is to be done for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so
+that such an error leaves the state as it was. Then all is done in the order of the state; the random number generators
+come last, because making objects may use random numbers. The boxes of tensors: loading_tensors.py."""
+from __future__ import annotations
+
 import argparse
 import collections
 import copy
 import dataclasses
 import errno
+import functools
 import sys
 import types as classes
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from . import _lib, components, meeting, meshes, paths, saver, state as states
 from .loading_tensors import Destination, assign, refusal
@@ -23,6 +26,14 @@ from .shard import Shard
 from .signatures import Path, State
 from .state import RngState, dotted, is_tensor
 from .step import Step
+
+if TYPE_CHECKING:
+    import torch
+
+    from .torch_modules import Views
+    from .values_text import KeyPath
+
+Give = Callable[[], Any]        # what stands at a place of the state after the load
 
 ABSENT = Record("vckpt.Absent", {})     # stands for a part that the step does not have
 SHOWN = 10                              # names in a sentence
@@ -34,37 +45,44 @@ class Loaded(NamedTuple):
     run: str
     step: int                       # its number
     attributes: dict[str, str]
-    values: dict[str, Any]          # {component: its plain values; tensors and objects that were filled stand among them}
+    # {component: its plain values; tensors and objects that were filled stand among them}
+    values: dict[str, Any]
     missing: list[str]              # what the state has and the step lacks; empty unless strict=False
     unexpected: list[str]           # tensors that the step has and the state's component lacks; likewise
     rng: bool                       # the random number generators were set back
 
-    def blob(self, name: str, rank: Optional[int] = None) -> bytes:
+    def blob(self, name: str, rank: int | None = None) -> bytes:
         """The bytes of a file of the step, as Step.blob gives them."""
         with Step(self.path, "numpy") as step:
             return step.blob(name, rank)
 
 
-def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None, types: Iterable[type] = (),
-         rank: Optional[int] = None, world: Optional[int] = None, meet_timeout: float = 600.0) -> Optional[Loaded]:
-    """Fills `state`, which is what a save is given, in place from a step. How many ranks saved it, and in which layout, does not matter.
+def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
+         types: Iterable[type] = (),
+         rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0) -> Loaded | None:
+    """Fills `state`, which is what a save is given, in place from a step. How many ranks saved it, and in which layout,
+    does not matter.
 
-    Modules, tensors, arrays and Shards are filled: each rank reads the boxes that it holds, and converts them where its dtype is another than the
-    step's, as torch's load_state_dict does. Optimizers get state and groups by the names of their parameters; none makes a step for it.
-    Objects get what was saved of them by load_state_dict(). All other values are in the result's `values`.
+    Modules, tensors, arrays and Shards are filled: each rank reads the boxes that it holds, and converts them where its
+    dtype is another than the step's, as torch's load_state_dict does. Optimizers get state and groups by the names of
+    their parameters; none makes a step for it. Objects get what was saved of them by load_state_dict(). All other
+    values are in the result's `values`.
 
-    path        STORE/RUN or STORE/RUN/latest: the newest step, the same one at all ranks of the process group; or STORE/RUN/STEP
-    strict      what the state has and the step lacks, and tensors that a component of the step has and the state lacks, are one error, and nothing
-                is filled; components that only the step has are none. False: what both have is filled, and the result has the two lists
+    path        STORE/RUN or STORE/RUN/latest: the newest step, the same one at all ranks of the process group; or
+                STORE/RUN/STEP
+    strict      what the state has and the step lacks, and tensors that a component of the step has and the state lacks,
+                are one error, and nothing is filled; components that only the step has are none. False: what both have
+                is filled, and the result has the two lists
     missing_ok  None where the run has no step, or where there is no store yet, instead of an error
     mesh        as for the save: of Shards that have none
     types       classes that come back as themselves in `values`, as for Step.values
     rank, world where there is no process group; each rank looks for the newest step by itself then
     meet_timeout    seconds in which all ranks have to come, where the newest step is asked for
 
-    The ranks agree on the newest step through the process group's store. Beyond that a load sends nothing, so a rank that fails raises alone, and
-    no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks load as saved; else a line on standard error says that
-    they were left as they are, and the result's `rng` is False."""
+    The ranks agree on the newest step through the process group's store. Beyond that a load sends nothing, so a rank
+    that fails raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks
+    load as saved; else a line on standard error says that they were left as they are, and the result's `rng` is
+    False."""
     rank, world, group = _who(rank, world)
     at = _chosen(path, group, missing_ok, meet_timeout)
     if at is None:
@@ -73,11 +91,11 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
         return _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types)).run(strict)
 
 
-def _who(rank, world):
+def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
     """(rank, world, whether they are those of a process group)."""
     if (rank is None) != (world is None):
-        raise _lib.InvalidArgument(errno.EINVAL, "rank= and world= belong together")
-    if rank is not None:
+        raise _lib.InvalidArgument(errno.EINVAL, "rank= and world= belong together: give both or neither")
+    if rank is not None and world is not None:
         return rank, world, False
     group = saver._group()
     if group is None:
@@ -85,18 +103,18 @@ def _who(rank, world):
     return *(group or (0, 1)), group is not None and group[1] > 1
 
 
-def _chosen(path, group, missing_ok, timeout):
+def _chosen(path: Path, group: bool, missing_ok: bool, timeout: float) -> str | None:
     """STORE/RUN/STEP, or None."""
     store, run, step = paths.split(path, making=True)
     run_path = f"{store}/{run}"
     if not isinstance(step, int):
         step = _together(run, run_path, missing_ok, timeout) if group else _newest(run_path, missing_ok)
     if step is None and not missing_ok:
-        raise _lib.NotFound(errno.ENOENT, f"run {run} of {store} has no step")
+        raise _lib.NotFound(errno.ENOENT, f"run {run} of {store} has no step (missing_ok=True gives None instead)")
     return None if step is None else f"{run_path}/{step}"
 
 
-def _newest(path, missing_ok):
+def _newest(path: str, missing_ok: bool) -> int | None:
     try:
         return paths.latest(path)
     except _lib.NotAStore:
@@ -105,7 +123,7 @@ def _newest(path, missing_ok):
         raise
 
 
-def _together(run, path, missing_ok, timeout):
+def _together(run: str, path: str, missing_ok: bool, timeout: float) -> int | None:
     """What rank 0 finds, at all ranks."""
     dist, found = sys.modules["torch.distributed"], None
     if dist.get_rank() == 0:
@@ -120,15 +138,15 @@ def _together(run, path, missing_ok, timeout):
 
 # ---- parts of a saved tree ----
 
-def _is_nothing(saved):
+def _is_nothing(saved: object) -> bool:
     return isinstance(saved, Record) and saved.type_name in ("vckpt.Absent", "vckpt.PerRank")
 
 
-def _is_others(saved):
-    return _is_nothing(saved) and saved.type_name == "vckpt.PerRank"
+def _is_others(saved: object) -> bool:
+    return isinstance(saved, Record) and saved.type_name == "vckpt.PerRank"
 
 
-def _below(saved, key):
+def _below(saved: Any, key: Any) -> Any:
     """What stands under a key; of what other ranks have by themselves nothing is known."""
     if _is_nothing(saved):
         return saved
@@ -138,28 +156,30 @@ def _below(saved, key):
     return saved[key] if isinstance(saved, (list, tuple)) and key < len(saved) else ABSENT
 
 
-def _is_reference(saved):
+def _is_reference(saved: object) -> TypeGuard[Record]:
     return isinstance(saved, Record) and saved.tag == "$tensor"
 
 
-def _is_named_tuple(value):
+def _is_named_tuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _fields(saved):
+def _fields(saved: Any) -> Mapping[str, Any] | None:
     """{name: part} of an object that values are read as (a record, or one of the classes of `types`), or None."""
     if isinstance(saved, Record):
         return dict(saved)
     if _is_named_tuple(saved):
-        return saved._asdict()
+        named: dict[str, Any] = saved._asdict()
+        return named
     if isinstance(saved, (classes.SimpleNamespace, argparse.Namespace)):
         return vars(saved)
     if dataclasses.is_dataclass(saved) and not isinstance(saved, type):
-        return {field.name: getattr(saved, field.name) for field in dataclasses.fields(saved) if hasattr(saved, field.name)}
+        return {field.name: getattr(saved, field.name) for field in dataclasses.fields(saved)
+                if hasattr(saved, field.name)}
     return None
 
 
-def _parts(saved):
+def _parts(saved: Any) -> Iterable[Any]:
     fields = _fields(saved)
     if fields is not None:
         return fields.values()
@@ -168,12 +188,12 @@ def _parts(saved):
     return saved if isinstance(saved, (list, tuple, collections.deque)) else ()
 
 
-def _names(saved):
+def _names(saved: Any) -> set[str]:
     """Of the tensors that a tree refers to."""
     return {saved["name"]} if _is_reference(saved) else set().union(*map(_names, _parts(saved)))
 
 
-def _with_parts(saved, make):
+def _with_parts(saved: Any, make: Callable[[Any, Any], Any]) -> Any:
     """A container like this one of make(key, part) for each part."""
     if isinstance(saved, Record):
         return Record(saved.type_name, {key: make(key, part) for key, part in saved.items()}, saved.tag)
@@ -194,64 +214,81 @@ def _with_parts(saved, make):
     return collections.deque(parts, saved.maxlen) if isinstance(saved, collections.deque) else type(saved)(parts)
 
 
-def _fillable(value):
+def _fillable(value: object) -> bool:
     """There is something in it that a load changes in place."""
     if isinstance(value, (Mapping, list, tuple)):
         return any(map(_fillable, value.values() if isinstance(value, Mapping) else value))
-    return is_tensor(value) or type(value) is RngState or _is_generator(value) or callable(getattr(value, "load_state_dict", None))
+    return (is_tensor(value) or type(value) is RngState or _is_generator(value)
+            or callable(getattr(value, "load_state_dict", None)))
 
 
-def _is_generator(value):
+def _is_generator(value: object) -> bool:
     torch = states.torch_module()
     return torch is not None and isinstance(value, torch.Generator)
 
 
-def _in_words(names):
+def _same(value: Any) -> Any:
+    return value
+
+
+def _in_words(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 # ---- one load ----
 
 class _Plan:
-    """What one rank does of one load. `todo`: functions to be called, in order. A part is planned by a method that gives a function: its
-    result is what stands there afterwards."""
+    """One rank's part of one load. `todo`: functions to be called, in order. A part is planned by a method that gives a
+    function: its result is what stands there afterwards."""
 
-    def __init__(self, step, path, state, rank, world, mesh, types):
+    def __init__(self, step: Step, path: str, state: State, rank: int, world: int, mesh: Any,
+                 types: tuple[type, ...]) -> None:
         self.step, self.path, self.state, self.rank, self.world, self.types = step, path, state, rank, world, types
         whole = meshes.given(mesh)
-        self.mesh = whole and (*whole, meshes.named(*whole))
-        self.todo, self.values, self.rng, self.trees, self.views = [], {}, [], {}, weakref.WeakKeyDictionary()
-        self.missing, self.unexpected, self.wrong, self.shapes, self.asked, self.plain = [], [], [], False, set(), False
-        self.names = {}
+        self.mesh = (*whole, meshes.named(*whole)) if whole else None
+        self.todo: list[Callable[[], object]] = []
+        self.values: dict[str, Give] = {}
+        self.rng: list[Any] = []
+        self.trees: dict[tuple[str, int | None], Any] = {}
+        self.views: Views = weakref.WeakKeyDictionary()
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.wrong: list[str] = []
+        self.asked: set[str] = set()
+        self.shapes, self.plain = False, False
+        self.names: dict[str, list[str]] = {}
         for component, name in step._tensors:
             self.names.setdefault(component, []).append(name)
         for component, value in state.items():
             components.check(component, value, is_tensor)
             self.component(component, value)
 
-    def run(self, strict):
+    def run(self, strict: bool) -> Loaded:
         self.check(strict)
         for do in self.todo:
             do()
         found = {component: give() for component, give in self.values.items()}
         step = self.step
-        return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected, self.set_generators())
+        return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected,
+                      self.set_generators())
 
-    def check(self, strict):
+    def check(self, strict: bool) -> None:
         said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []
         said += [f"the state lacks {_in_words(self.unexpected)}"] if self.unexpected and strict else []
         hint = " (strict=False takes what both have)" if said and not self.wrong else ""
         said += [_in_words(self.wrong)] if self.wrong else []
-        hint = (" (a tensor is filled in its own shape only: make it of the step's shape, or leave it out of the state and give strict=False)"
+        hint = (" (a tensor is filled in its own shape only: make it of the step's shape, or leave it out of the "
+                "state and give strict=False)"
                 if self.shapes else hint)
         if said:
             raise _lib.InvalidArgument(errno.EINVAL, f"{self.path} does not fit the state: {'; '.join(said)}{hint}")
 
-    def lack(self, path, saved=ABSENT):
+    def lack(self, path: KeyPath, saved: object = ABSENT) -> None:
         name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
-        self.missing.append(f"{name} (kept for each of {self.step.world} ranks, this job has {self.world})" if _is_others(saved) else name)
+        self.missing.append(f"{name} (kept for each of {self.step.world} ranks, this job has {self.world})"
+                            if _is_others(saved) else name)
 
-    def set_generators(self):
+    def set_generators(self) -> bool:
         """Last of all."""
         if self.rng and self.step.world == self.world and not any(map(_is_nothing, self.rng)):
             for saved in self.rng:
@@ -259,13 +296,15 @@ class _Plan:
             return True
         if self.rng and self.rank == 0:
             ranks = "1 rank" if self.step.world == 1 else f"{self.step.world} ranks"
-            why = f"{ranks} saved them, this job has {self.world}" if self.step.world != self.world else "the step does not have them"
-            print(f"vckpt: {self.path}: the random number generators were left as they are: {why}", file=sys.stderr, flush=True)
+            why = (f"{ranks} saved them, this job has {self.world}" if self.step.world != self.world
+                   else "the step does not have them")
+            print(f"vckpt: {self.path}: the random number generators were left as they are: {why}", file=sys.stderr,
+                  flush=True)
         return False
 
     # -- components and their trees --
 
-    def component(self, component, value):
+    def component(self, component: str, value: Any) -> None:
         saved = self.tree(component, self.rank if self.step.world == self.world else None)
         if saved is ABSENT and component not in self.names:
             self.missing.append(component)
@@ -275,9 +314,10 @@ class _Plan:
         if self.plain:
             self.values[component] = give
         if not self.step.ranks(component):          # else each rank has a part of its own by design
-            self.unexpected += [f"{component}/{name}" for name in self.names.get(component, ()) if name not in self.asked]
+            self.unexpected += [f"{component}/{name}" for name in self.names.get(component, ())
+                                if name not in self.asked]
 
-    def tree(self, component, rank):
+    def tree(self, component: str, rank: int | None) -> Any:
         """A component's document as a rank has it (None: the common one)."""
         if (component, rank) not in self.trees:
             try:
@@ -287,7 +327,7 @@ class _Plan:
             self.trees[component, rank] = found
         return self.trees[component, rank]
 
-    def visit(self, value, saved, path):
+    def visit(self, value: Any, saved: Any, path: KeyPath) -> Give:
         torch = states.torch_module()
         if not _fillable(value):
             return self.plainly(saved, path)
@@ -310,7 +350,7 @@ class _Plan:
             self.todo.append(lambda: value.load_state_dict(give()))
         return lambda: value
 
-    def plainly(self, saved, path):
+    def plainly(self, saved: Any, path: KeyPath) -> Give:
         """The state has nothing to be filled there: what the step has, its tensors whole."""
         self.plain = True
         self.asked |= _names(saved)
@@ -318,23 +358,25 @@ class _Plan:
             self.lack(path, saved)
         return lambda: None if _is_nothing(saved) else self.built(path[0], saved)
 
-    def items(self, value, saved, path):
+    def items(self, value: Any, saved: Any, path: KeyPath) -> Give:
         if _is_named_tuple(value):
             made = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value._asdict().items()}
             return lambda: type(value)(**{key: give() for key, give in made.items()})
         if isinstance(value, (list, tuple)):
-            gives = [self.visit(item, _below(saved, number), (*path, number)) for number, item in enumerate(value)]
+            parts = [self.visit(item, _below(saved, number), (*path, number)) for number, item in enumerate(value)]
             rest = saved[len(value):] if isinstance(saved, (list, tuple)) and not _names(saved[len(value):]) else ()
             self.plain = self.plain or bool(rest)
-            return lambda: (list if isinstance(value, list) else tuple)([*(give() for give in gives), *rest])
+            return lambda: (list if isinstance(value, list) else tuple)([*(give() for give in parts), *rest])
         gives = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value.items()
                  if _fillable(item) or _below(saved, key) is not ABSENT}
-        more = {key: item for key, item in saved.items() if key not in value and not _names(item)} if isinstance(saved, dict) else {}
+        more = ({key: item for key, item in saved.items() if key not in value and not _names(item)}
+                if isinstance(saved, dict) else {})
         self.plain = self.plain or bool(more)
         return lambda: {**{key: give() for key, give in gives.items()}, **more}
 
-    def merged(self, current, saved, path):
-        """What was saved of an object, for its load_state_dict(): tensors that it has now are filled, and given back to it."""
+    def merged(self, current: Any, saved: Any, path: KeyPath) -> Give:
+        """What was saved of an object, for its load_state_dict(): tensors that it has now are filled, and given back to
+        it."""
         self.asked |= _names(saved)
         if _is_reference(saved) and is_tensor(current):
             if self.is_alike(self.destination(current, path), path[0], saved):
@@ -343,21 +385,23 @@ class _Plan:
             return lambda: self.built(path[0], saved, current)
         if _is_reference(saved) or not _names(saved):
             return lambda: self.built(path[0], saved)
-        inner = {}
-        _with_parts(saved, lambda key, part: inner.setdefault(key, self.merged(_below(current, key), part, (*path, key))))
+        inner: dict[Any, Give] = {}
+        _with_parts(saved, lambda key, part: inner.setdefault(key,
+                                                              self.merged(_below(current, key), part, (*path, key))))
         return lambda: _with_parts(saved, lambda key, _: inner[key]())
 
     # -- tensors --
 
-    def destination(self, value, path):
+    def destination(self, value: Any, path: KeyPath) -> Destination:
         return Destination(path[0], dotted(path), path, value, self.mesh, self.rank, self.world)
 
-    def is_alike(self, to, component, saved):
-        """Of the saved dtype and shape: what an object kept as another type (a counter that became a mean) is not cut down to it."""
+    def is_alike(self, to: Destination, component: str, saved: Record) -> bool:
+        """Of the saved dtype and shape: what an object kept as another type (a counter that became a mean) is not cut
+        down to it."""
         found = self.step._tensors.get((component, saved["name"])) if "blob" not in saved else None
         return found is not None and (to.row.dtype, to.shape) == (found[1], found[2])
 
-    def tensor(self, value, saved, path):
+    def tensor(self, value: Any, saved: Any, path: KeyPath) -> None:
         name = saved["name"] if _is_reference(saved) else dotted(path)
         self.asked.add(name)
         if _is_reference(saved) and "blob" in saved:
@@ -373,15 +417,16 @@ class _Plan:
         elif to.refusal() and not to.absent:
             self.wrong.append(f"{path[0]}/{name} of the state {to.refusal()}")
         elif not to.fits(found[1]):
-            self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy turns into {to.memory.dtype} only with ml_dtypes: install that")
+            self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy turns into "
+                              f"{to.memory.dtype} only with ml_dtypes: python3 -m pip install ml_dtypes")
         elif not to.absent:
             self.todo.append(lambda: to.fill(self.step, path[0], name))
 
-    def reshaped(self, name, saved, now):
+    def reshaped(self, name: str, saved: Iterable[int], now: Iterable[int]) -> None:
         self.shapes = True
         self.wrong.append(f"{name} has the shape {list(saved)} in the step and {list(now)} in the state")
 
-    def take_own(self, value, saved, path):
+    def take_own(self, value: Any, saved: Record, path: KeyPath) -> None:
         """A tensor that this rank kept by itself."""
         found = self.step._rank_array(saved, self.rank)
         if tuple(found.shape) != tuple(value.shape):
@@ -391,8 +436,9 @@ class _Plan:
         else:
             self.todo.append(lambda: assign(value, found, _lib.DTYPES.index(saved["dtype"])))
 
-    def built(self, component, saved, like=None):
-        """A part of a tree, its tensors read: whole, or cut as the parameter `like` is whose shape they have (a Shard: as that says)."""
+    def built(self, component: str, saved: Any, like: Any = None) -> Any:
+        """A part of a tree, its tensors read: whole, or cut as the parameter `like` is whose shape they have (a Shard:
+        as that says)."""
         if not _names(saved):
             return saved
         if not _is_reference(saved):
@@ -408,27 +454,29 @@ class _Plan:
             to.fill(self.step, component, name)
         return found.tensor if type(found) is Shard else found
 
-    def empty_like(self, like, dtype, shape):
+    def empty_like(self, like: Any, dtype: int, shape: tuple[int, ...] | None) -> Any:
         """A DTensor or Shard that is cut as `like` is, or None."""
         if type(like) is Shard and not like.alone and shape == (like.shape or tuple(like.tensor.shape)):
             new = states.torch_state().empty(like.tensor, dtype)
-            return Shard(new, shape=like.shape, mesh=like.mesh, placements=like.placements, flat=like.flat, boxes=like.boxes, same_dims=like.same_dims)
+            return Shard(new, shape=like.shape, mesh=like.mesh, placements=like.placements, flat=like.flat,
+                         boxes=like.boxes, same_dims=like.same_dims)
         if hasattr(like, "_local_tensor") and shape == tuple(like.shape):
             return states.torch_state().empty(like, dtype)
         return None
 
     # -- modules and optimizers --
 
-    def module(self, module, saved, path):
-        """Its state dict shares its memory: to fill that is to fill the module. One that does not is handed back to it."""
+    def module(self, module: torch.nn.Module, saved: Any, path: KeyPath) -> None:
+        """Its state dict shares its memory: to fill that is to fill the module. One that does not is handed back to
+        it."""
         from .torch_modules import module_view, set_module_state
         view, taken = module_view(module, self.views)
-        gives = {}
+        gives: dict[str, Give] = {}
         for key, value in taken.items():
             kept = _below(saved, key)
             if is_tensor(value):
                 self.tensor(value, kept, (*path, key))
-                gives[key] = lambda value=value: value
+                gives[key] = functools.partial(_same, value)
             elif _is_nothing(kept):
                 self.lack((*path, key), kept)
             else:
@@ -436,9 +484,10 @@ class _Plan:
         if view.tensors is None:
             self.todo.append(lambda: set_module_state(module, {key: give() for key, give in gives.items()}))
 
-    def optimizer(self, optimizer, saved, path):
+    def optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: KeyPath) -> None:
         from . import torch_optimizers
-        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0])))) if tree is not None and not _is_nothing(tree)]
+        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0]))))
+                 if tree is not None and not _is_nothing(tree)]
         if not trees:
             self.lack(path, saved)
             return
@@ -451,7 +500,7 @@ class _Plan:
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         self.todo.append(lambda: found.give(lambda part, like=None: self.built(path[0], part, like)))
 
-    def at(self, path, rank):
+    def at(self, path: KeyPath, rank: int | None) -> Any:
         """A part of the tree that a rank has."""
         saved = self.tree(path[0], rank)
         for key in path[1:]:

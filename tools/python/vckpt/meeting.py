@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of torch's process group come to one launch id, or to one newest step: through the group's store, not by a collective,
-so that a rank which waits can say for whom, and does not wait for ever.
+"""How the ranks of torch's process group come to one launch id, or to one newest step: through the group's store, not
+by a collective, so that a rank which waits can say for whom, and does not wait for ever.
 
 Each attempt at a meeting of a run has a number, the same for all ranks, kept in the store:
 
@@ -10,9 +10,11 @@ Each attempt at a meeting of a run has a number, the same for all ranks, kept in
     RUN/N/failed        the error of a rank that could not make the call: its path cannot be, its options are wrong
     RUN/N/verdict       a launch id (a step), by rank 0, once all wait; or an error, by whoever gives up first
 
-The verdict is set once (compare_set) and is every rank's: where one gives up, all that wait raise the same error, and the next
-call of each comes to the next meeting. The error of a rank that failed before it waited is told to those, too, who come later
-than the others, so that all go on from it alike."""
+The verdict is set once (compare_set) and is every rank's: where one gives up, all that wait raise the same error, and
+the next call of each comes to the next meeting. The error of a rank that failed before it waited is told to those, too,
+who come later than the others, so that all go on from it alike."""
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -20,8 +22,17 @@ import os
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import _lib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+Verdict = dict[str, Any]
+Distributed: TypeAlias = Any           # the module torch.distributed
 
 WARN_S, AGAIN_S = 5.0, 60.0     # the first line about ranks that have not come, and how often it is said again
 LOOKED_AT = 64                  # lower ranks among which one looks for another that would warn
@@ -31,20 +42,21 @@ SAVES = "the first save of a run, and each Saver,"
 LOADS = "vckpt.load of a run's newest step"
 
 
-def agree(dist, launch_id, run, path, timeout, call=SAVES):
-    """Rank 0's launch id, at all ranks of the default process group. dist: torch.distributed; call: what all ranks have to call."""
+def agree(dist: Distributed, launch_id: str, run: str, path: str, timeout: float, call: str = SAVES) -> str:
+    """Rank 0's launch id, at all ranks of the default process group. dist: torch.distributed; call: what all ranks have
+    to call."""
     held = meeting(dist, run, path, timeout, call)
     return held.launch(launch_id) if held else broadcast(dist, launch_id, path, call)
 
 
-def meeting(dist, run, path, timeout, call=SAVES):
+def meeting(dist: Distributed, run: str, path: str, timeout: float, call: str = SAVES) -> Meeting | None:
     """None where the process group has no store (MPI)."""
     store = None if dist.get_backend() == "fake" else dist.distributed_c10d._world.pg_map[dist.group.WORLD][1]
     name = run if call == SAVES else f"{call}: {run}"                       # meetings of their own
     return None if store is None else Meeting(store, dist.get_rank(), dist.get_world_size(), name, path, timeout, call)
 
 
-def fail(dist, error, run, path, call=SAVES):
+def fail(dist: Distributed, error: Exception, run: str, path: str, call: str = SAVES) -> None:
     """Tells the others, who may wait in a meeting."""
     held = meeting(dist, run, path, 0, call)
     if held:
@@ -54,9 +66,10 @@ def fail(dist, error, run, path, call=SAVES):
             print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr)
 
 
-def broadcast(dist, launch_id, path, call=SAVES):
+def broadcast(dist: Distributed, launch_id: str, path: str, call: str = SAVES) -> str:
     """Where there is no store: nobody knows who is missing, and the wait has no end but the group's."""
-    late = threading.Timer(WARN_S, print, [f"vckpt: {path}: rank {dist.get_rank()} waits for ranks that have not made the same call: "
+    late = threading.Timer(WARN_S, print, [f"vckpt: {path}: rank {dist.get_rank()} waits for ranks that have not made "
+                                           "the same call: "
                                            f"{call} {ALL}"], {"file": sys.stderr, "flush": True})
     late.daemon = True
     late.start()
@@ -71,54 +84,57 @@ def broadcast(dist, launch_id, path, call=SAVES):
 class Meeting:
     """One rank's part. `store` is a torch.distributed.Store."""
 
-    def __init__(self, store, rank, world, run, path, timeout, call=SAVES):
+    def __init__(self, store: torch.distributed.Store, rank: int, world: int, run: str, path: str, timeout: float,
+                 call: str = SAVES) -> None:
         self.store, self.rank, self.world, self.path, self.timeout, self.call = store, rank, world, path, timeout, call
         self.base = f"vckpt/{hashlib.sha256(run.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
         self.number, self.begun, self.pause = 0, time.monotonic(), 0.002
 
     # -- the store --
 
-    def key(self, name):
+    def key(self, name: str) -> str:
         return f"{self.base}/{self.number}/{name}"
 
-    def read(self, key):
+    def read(self, key: str) -> str | None:
         return self.store.get(key).decode() if self.store.check([key]) else None
 
-    def decide(self, **verdict):
+    def decide(self, **verdict: object) -> Verdict:
         """This verdict, or the one that was there before."""
-        return json.loads(self.store.compare_set(self.key("verdict"), "", json.dumps(verdict)))
+        return _verdict(self.store.compare_set(self.key("verdict"), "", json.dumps(verdict)))
 
-    def move_on(self):
+    def move_on(self) -> None:
         self.store.compare_set(f"{self.base}/at", str(self.number) if self.number else "", str(self.number + 1))
 
     # -- the meeting --
 
-    def come(self):
-        """To the meeting that is held, where this rank was not yet. The verdict, where that is told already: of the last meeting
-        if a rank failed there and this one was not there."""
+    def come(self) -> Verdict | None:
+        """Joins the meeting that is held, unless this rank was there before. Gives the verdict where that is known
+        already: of the last meeting, if a rank failed there before this one came."""
         while True:
             self.number = int(self.read(f"{self.base}/at") or 0)
             if self.number > 0:
                 self.number -= 1
-                last = json.loads(self.read(self.key("verdict")))
+                last = _verdict(self.store.get(self.key("verdict")))
                 if "failed" in last and not self.here():
                     self.arrive()
                     return last
                 self.number += 1
             if self.read(self.key("verdict")) is None:
                 if not self.here():
-                    return self.arrive()
+                    self.arrive()
+                    return None
                 failed = self.read(self.key("failed"))          # it comes again, after its own failure
-                self.decide(error=json.loads(failed) if failed else [_lib.EABORTED, f"rank {self.rank} came and went"], failed=True)
+                self.decide(error=json.loads(failed) if failed else [_lib.EABORTED, f"rank {self.rank} came and went"],
+                            failed=True)
             self.move_on()
 
-    def here(self):
+    def here(self) -> bool:
         return self.read(self.key(f"rank.{self.rank}")) is not None
 
-    def arrive(self):
+    def arrive(self) -> None:
         self.store.set(self.key(f"rank.{self.rank}"), json.dumps(self.path))
 
-    def launch(self, launch_id):
+    def launch(self, launch_id: str) -> str:
         """The launch id of all: rank 0's."""
         try:
             verdict = self.come()
@@ -127,26 +143,28 @@ class Meeting:
                 failed = self.read(self.key("failed"))
                 verdict = self.wait(launch_id) if failed is None else self.decide(error=json.loads(failed), failed=True)
         except RuntimeError as error:
-            raise _lib.Error(errno.ECONNRESET, f"{self.path}: the process group's store, by which ranks agree on a launch, "
+            raise _lib.Error(errno.ECONNRESET, f"{self.path}: the process group's store, by which ranks agree on a "
+                                               "launch, "
                              f"does not answer: {error}") from error
         except BaseException as error:
-            self.decide(error=[_lib.EABORTED, f"rank {self.rank} was interrupted while it waited for the others: {type(error).__name__}"])
+            self.decide(error=[_lib.EABORTED, f"rank {self.rank} was interrupted while it waited for the others: "
+                                              f"{type(error).__name__}"])
             self.move_on()
             raise
         self.move_on()
         if "error" in verdict:
-            error = _lib.error(verdict["error"][0], f"{self.path}: {verdict['error'][1]}")
-            raise error if isinstance(error, _lib.Timeout) else _lib.aborted(error)
-        return verdict["launch"]
+            told = _lib.error(verdict["error"][0], f"{self.path}: {verdict['error'][1]}")
+            raise told if isinstance(told, _lib.Timeout) else _lib.aborted(told)
+        return str(verdict["launch"])
 
-    def wait(self, launch_id):
+    def wait(self, launch_id: str) -> Verdict:
         warn, told = self.begun + WARN_S, False
         while True:
             if self.rank == 0 and int(self.read(self.key("waiting")) or 0) >= self.world:
                 return self.decide(launch=launch_id)
             found = self.read(self.key("verdict"))
             if found is not None:
-                return json.loads(found)
+                return _verdict(found)
             now = time.monotonic()
             if now >= self.begun + self.timeout:
                 return self.decide(error=[_lib.ETIMEDOUT, self.sentence(now)])
@@ -155,7 +173,7 @@ class Meeting:
             time.sleep(min(self.pause, max(self.begun + self.timeout - now, 0)))
             self.pause = min(self.pause * 1.5, max(0.05, self.world / 16384))
 
-    def fail(self, error):
+    def fail(self, error: Exception) -> None:
         """Tells the others that this rank cannot come, and why."""
         told = [getattr(error, "errno", None) or _lib.EABORTED, f"rank {self.rank}: {type(error).__name__}: {error}"]
         while self.come() is not None:
@@ -167,10 +185,10 @@ class Meeting:
 
     # -- who is late --
 
-    def missing(self):
+    def missing(self) -> list[int]:
         return [rank for rank in range(self.world) if not self.store.check([self.key(f"rank.{rank}")])]
 
-    def elsewhere(self):
+    def elsewhere(self) -> str:
         """A rank that names another path, which is no error where file systems are mounted at different places."""
         for rank in range(min(self.world, LOOKED_AT)):
             found = self.read(self.key(f"rank.{rank}"))
@@ -178,13 +196,14 @@ class Meeting:
                 return f" (rank {rank} opens {json.loads(found)})"
         return ""
 
-    def sentence(self, now):
+    def sentence(self, now: float) -> str:
         late = self.missing()
         many = "rank" if len(late) == 1 else "ranks"
-        return (f"{many} {ranges(late)} of {self.world} did not come within {now - self.begun:.0f} s{self.elsewhere()}: {self.call} {ALL}; "
+        return (f"{many} {ranges(late)} of {self.world} did not come within {now - self.begun:.0f} "
+                f"s{self.elsewhere()}: {self.call} {ALL}; "
                 "meet_timeout= says how long they are waited for")
 
-    def warn(self, now, told):
+    def warn(self, now: float, told: bool) -> bool:
         """By the lowest rank that has come."""
         lower = range(min(self.rank, LOOKED_AT))
         if not told and any(self.store.check([self.key(f"rank.{rank}")]) for rank in lower):
@@ -193,15 +212,21 @@ class Meeting:
         if not late:
             return told
         left = self.begun + self.timeout - now
-        print(f"vckpt: {self.path}: rank {self.rank} has waited {now - self.begun:.0f} s for {'rank' if len(late) == 1 else 'ranks'} {ranges(late)} of "
+        print(f"vckpt: {self.path}: rank {self.rank} has waited {now - self.begun:.0f} s for "
+              f"{'rank' if len(late) == 1 else 'ranks'} {ranges(late)} of "
               f"{self.world} to make the same call{self.elsewhere()}: {self.call} {ALL}; "
-              f"it is an error in {left:.0f} s", file=sys.stderr, flush=True)
+              f"in {left:.0f} s this becomes an error", file=sys.stderr, flush=True)
         return True
 
 
-def ranges(ranks):
+def _verdict(text: str | bytes) -> Verdict:
+    found: Verdict = json.loads(text)
+    return found
+
+
+def ranges(ranks: Iterable[int]) -> str:
     """1-3, 7"""
-    parts = []
+    parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][1] == rank - 1:
             parts[-1][1] = rank
@@ -214,11 +239,13 @@ def ranges(ranks):
 # ---- a process of several, without a process group ----
 
 LAUNCHERS = [("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("SLURM_NTASKS", "SLURM_PROCID"),
-             ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"), ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK")]
+             ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"),
+             ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK")]
 
 
-def launched():
-    """The variables by which a launcher says that this process is one of several, or None. The first that is set counts."""
+def launched() -> tuple[str, str, str, str] | None:
+    """The variables by which a launcher says that this process is one of several, or None. The first that is set
+    counts."""
     for world, rank in LAUNCHERS:
         found, mine = os.environ.get(world, ""), os.environ.get(rank, "")
         if found.isdecimal() and (mine.isdecimal() or world == "WORLD_SIZE"):
@@ -229,11 +256,14 @@ def launched():
 NEW_LAUNCH = "rank=, world= and launch_id= (a text that all ranks share and that is new at every start)"
 
 
-def check_alone(does="saves", give=NEW_LAUNCH):
-    """Where there is no process group: that this process is not one of several, each of which would save steps of its own."""
+def check_alone(does: str = "saves", give: str = NEW_LAUNCH) -> None:
+    """Where there is no process group: that this process is not one of several, each of which would save steps of its
+    own."""
     found = launched()
     if found:
         world, many, rank, mine = found
-        raise _lib.InvalidArgument(errno.EINVAL, f"{world}={many}{f' and {rank}={mine}' if mine else ''} in the environment say that this process is one "
-                                   f"of {many}, but there is no process group of torch: call torch.distributed.init_process_group first, or give "
+        raise _lib.InvalidArgument(errno.EINVAL, f"{world}={many}{f' and {rank}={mine}' if mine else ''} in the "
+                                                 "environment say that this process is one "
+                                   f"of {many}, but there is no process group of torch: call "
+                                   "torch.distributed.init_process_group first, or give "
                                    f"{give}; where this process {does} by itself, give rank=0, world=1")

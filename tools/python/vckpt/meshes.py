@@ -2,48 +2,61 @@
 """Meshes as the library has them, from what callers give: words, torch's DeviceMesh, a stored Mesh; and where a tensor
 that is placed over some dimensions stands in the mesh of the whole save.
 
-The rule for a tensor on a slice of a mesh (`mesh["tp"]` of dp,tp: each data-parallel replica has a device mesh of its own)
-is that of a plain tensor: over the dimensions of the save's mesh that its own mesh leaves out it is replicated. Pure
-functions of names and ranks; what they make is kept for ever, for a program has few meshes."""
+The rule for a tensor on a slice of a mesh (`mesh["tp"]` of dp,tp: each data-parallel replica has a device mesh of its
+own) is that of a plain tensor: over the dimensions of the save's mesh that its own mesh leaves out it is replicated.
+Pure functions of names and ranks; what they make is kept for ever, for a program has few meshes."""
+from __future__ import annotations
+
 import errno
 import re
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from . import _lib
 
-_native = {}        # (words, ranks) -> _lib.Mesh
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+Ranks: TypeAlias = "NDArray[np.int64]"
+NamedRanks: TypeAlias = "tuple[list[str], Ranks]"
+SaveMesh: TypeAlias = "tuple[list[str], Ranks, _lib.Mesh]"
+
+_native: dict[tuple[str, tuple[int, ...] | None], _lib.Mesh] = {}        # (words, ranks) -> _lib.Mesh
 
 
-def native(words, ranks=None):
+def native(words: str, ranks: Iterable[int] | None = None) -> _lib.Mesh:
     key = words, None if ranks is None else tuple(ranks)
     if key not in _native:
         _native[key] = _lib.Mesh(words, ranks)
     return _native[key]
 
 
-def named(names, ranks):
+def named(names: Iterable[str], ranks: Ranks) -> _lib.Mesh:
     """From dimension names and an array of ranks."""
     ranks = np.asarray(ranks)
     words = ",".join(f"{name}={size}" for name, size in zip(names, ranks.shape))
     return native(words, tuple(int(r) for r in ranks.reshape(-1)))
 
 
-def dimension_names(mesh_names, ndim):
+def dimension_names(mesh_names: Iterable[object] | None, ndim: int) -> list[str]:
     """Names that the library takes: torch's, with what it does not allow as `_`; d0, d1 ... where there are none."""
-    names = [re.sub(r"[^A-Za-z0-9_]", "_", str(name)) for name in mesh_names] if mesh_names else [f"d{i}" for i in range(ndim)]
+    names = ([re.sub(r"[^A-Za-z0-9_]", "_", str(name)) for name in mesh_names] if mesh_names
+             else [f"d{i}" for i in range(ndim)])
     names = [name if re.match(r"[A-Za-z_]", name) else "d" + name for name in names]
     return [name if names.index(name) == i else f"{name}_{i}" for i, name in enumerate(names)]
 
 
-def array_of(mesh):
+def array_of(mesh: Any) -> NamedRanks:
     """(names, ranks as an array) of a DeviceMesh or of anything with `mesh` and `mesh_dim_names`."""
     ranks = mesh.mesh
     ranks = np.array(ranks.tolist() if hasattr(ranks, "tolist") else ranks, dtype=np.int64)
     return dimension_names(mesh.mesh_dim_names, ranks.ndim), ranks
 
 
-def given(mesh, what="mesh"):
+def given(mesh: Any, what: str = "mesh") -> NamedRanks | None:
     """(names, array) of what a caller may give as a mesh; None stays None."""
     if mesh is None:
         return None
@@ -59,9 +72,10 @@ def given(mesh, what="mesh"):
                                f"not {type(mesh).__name__}")
 
 
-def within(whole, part):
-    """`part` (names, ranks; a group of `whole` along some of its dimensions, in whatever order or flattening) repeated over the
-    others: (names, ranks, how many dimensions come before those of part), or None where it is no such group."""
+def within(whole: NamedRanks, part: NamedRanks) -> tuple[list[str], Ranks, int] | None:
+    """`part` (names, ranks; a group of `whole` along some of its dimensions, in whatever order or flattening) repeated
+    over the others: (names, ranks, how many dimensions come before those of part), or None where it is no such
+    group."""
     names, ranks = whole
     part_names, part_ranks = part
     place = {int(rank): at for at, rank in np.ndenumerate(ranks)}
@@ -74,8 +88,8 @@ def within(whole, part):
     if int(np.prod([ranks.shape[d] for d in varies], dtype=np.int64)) != len(flat):
         return None
     groups = ranks.transpose(rest + varies)                       # [others..., the group's own order]
-    index = tuple(at[:, d] for d in varies)
-    full = groups[(Ellipsis, *index)] if varies else groups[..., None]
+    index: tuple[Any, ...] = (Ellipsis, *(at[:, d] for d in varies))
+    full = groups[index] if varies else groups[..., None]
     rest = [d for d in rest if ranks.shape[d] > 1]
     full = full.reshape([ranks.shape[d] for d in rest] + list(part_ranks.shape))
     return dimension_names([names[d] for d in rest] + list(part_names), full.ndim), full, len(rest)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores, and what a path names: STORE/RUN or STORE/RUN/STEP, the store being the nearest parent that is one.
 
-A save makes the store where no parent is one, at the place where the path says that it is: STORE/RUN, or STORE/RUN/STEP where
-the last part is a number. All ranks may do so at once, on one file system: one makes it, the others wait until it is there.
-A path that was resolved before the store was made is resolved to the same afterwards."""
+A save makes the store where no parent is one, at the place where the path says that it is: STORE/RUN, or STORE/RUN/STEP
+where the last part is a number. All ranks may do so at once, on one file system: one makes it, the others wait until it
+is there. A path that was resolved before the store was made is resolved to the same afterwards."""
+from __future__ import annotations
+
 import errno
 import os
 import re
 import time
-from typing import Any, Optional
+from typing import Any
 
 from . import _lib
 from ._lib import Error, InvalidArgument, NotAStore
@@ -16,7 +18,8 @@ from .signatures import Path
 
 STEP = re.compile(r"(?:step-)?([0-9]{1,20})", re.ASCII)
 RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
-OWN = {"packs", "runs", "incoming", "hosts", "trash", "damaged", "stats", "index", "reserve", "vckpt.store"}  # a store's own
+# a store's own
+OWN = {"packs", "runs", "incoming", "hosts", "trash", "damaged", "stats", "index", "reserve", "vckpt.store"}
 TEMPORARY = r".*\.tmp\.[0-9a-f]{16}"    # what stands there for a moment, until it has its name
 PATIENCE = 10.0                         # seconds, with a store that another process is making
 _stores: dict[str, bool] = {}                            # directories that were found to be stores
@@ -38,18 +41,20 @@ def is_store(path: str) -> bool:
 
 
 def split(path: Path, making: bool = False) -> tuple[str, str, Any]:
-    """(store, run, step or None) of STORE/RUN or STORE/RUN/STEP: the store is the nearest parent that is one; making: or that
-    becomes one by `make`."""
+    """(store, run, step or None) of STORE/RUN or STORE/RUN/STEP: the store is the nearest parent that is one; making:
+    or that becomes one by `make`."""
     given = os.fspath(path)
     full = os.path.abspath(given)
     store, rest = os.path.dirname(full), [os.path.basename(full)]
     while not is_store(store):
         if store == os.path.dirname(store):
             if is_store(full):
-                raise InvalidArgument(errno.EINVAL, f"{given} is a store: name a run in it, {os.path.join(given, 'RUN')}")
+                raise InvalidArgument(errno.EINVAL, f"{given} is a store: name a run in it, "
+                                                    f"{os.path.join(given, 'RUN')}")
             if making:
                 return _to_be_made(given, full)
-            raise NotAStore(_lib.ENOSTORE, f"{given}: no parent directory is a store (make one with `vckpt init` or vckpt.init)")
+            raise NotAStore(_lib.ENOSTORE, f"{given}: no parent directory is a store (make one with `vckpt init` or "
+                                           "vckpt.init)")
         rest.insert(0, os.path.basename(store))
         store = os.path.dirname(store)
     if len(rest) == 1:
@@ -57,7 +62,8 @@ def split(path: Path, making: bool = False) -> tuple[str, str, Any]:
     step = rest[1]
     found = STEP.fullmatch(step)
     if len(rest) > 2 or not (found or step == "latest"):
-        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store} expected RUN or RUN/STEP, found {'/'.join(rest)}")
+        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store} expected RUN or RUN/STEP, found "
+                                            f"{'/'.join(rest)}")
     return store, rest[0], int(found[1]) if found else "latest"
 
 
@@ -65,7 +71,8 @@ def _home_refused(given: str) -> None:
     """A shell expands ~, Python does not: a store in a directory of that name is not what was meant."""
     first = given.split(os.sep)[0]
     if first.startswith("~") and not os.path.isdir(first):
-        raise InvalidArgument(errno.EINVAL, f"{given}: Python does not expand {first}, and there is no directory of that name here: give os.path.expanduser({given!r})")
+        raise InvalidArgument(errno.EINVAL, f"{given}: Python does not expand {first}, and there is no directory of "
+                                            f"that name here: give os.path.expanduser({given!r})")
 
 
 def _to_be_made(given: str, full: str) -> tuple[str, str, Any]:
@@ -75,14 +82,15 @@ def _to_be_made(given: str, full: str) -> tuple[str, str, Any]:
     if found or last == "latest":
         above, last, step = *os.path.split(above), int(found[1]) if found else "latest"
     if not RUN.fullmatch(last):
-        raise InvalidArgument(errno.EINVAL, f"{given}: no parent directory is a store, and {last!r} cannot be the name of a run: "
+        raise InvalidArgument(errno.EINVAL, f"{given}: no parent directory is a store, and {last!r} cannot be the "
+                                            "name of a run: "
                               "give STORE/RUN or STORE/RUN/STEP")
     return above, last, step
 
 
 def init(path: Path, exist_ok: bool = False) -> None:
-    """Makes an empty store, and the directories above it. vckpt.StoreExists (a FileExistsError): it is one; not with exist_ok,
-    with which any number of processes may call this at once."""
+    """Makes an empty store, and the directories above it. vckpt.StoreExists (a FileExistsError): it is one; not with
+    exist_ok, with which any number of processes may call this at once."""
     _home_refused(os.fspath(path))
     path = os.path.abspath(os.fspath(path))
     if exist_ok:
@@ -92,7 +100,8 @@ def init(path: Path, exist_ok: bool = False) -> None:
 
 
 def make(store: str) -> None:
-    """Makes a store where there is none (any more), and the directories above it. Whoever comes second finds it made."""
+    """Makes a store where there is none (any more), and the directories above it. Whoever comes second finds it
+    made."""
     _stores.pop(store, None)
     if is_store(store):
         return
@@ -108,7 +117,8 @@ def make(store: str) -> None:
             if error.errno != errno.ENOTEMPTY:
                 raise
             if time.monotonic() >= end or not half_made(store):
-                raise type(error)(error.errno, f"{store} is no store and is not empty, so no store is made there: name a store, an empty "
+                raise type(error)(error.errno, f"{store} is no store and is not empty, so no store is made there: "
+                                               "name a store, an empty "
                                   "directory, or one that does not exist") from None
             time.sleep(0.05)
 
@@ -117,7 +127,8 @@ def _make_parents(path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except OSError as error:
-        raise Error(error.errno, f"{path}: the directories above it cannot be made: {error.filename}: {error.strerror}") from None
+        raise Error(error.errno or errno.EIO, f"{path}: the directories above it cannot be made: {error.filename}: "
+                                              f"{error.strerror}") from None
 
 
 def half_made(path: str) -> bool:
@@ -137,7 +148,7 @@ def steps(path: Path) -> list[int]:
         return []
 
 
-def latest(path: Path) -> Optional[int]:
+def latest(path: Path) -> int | None:
     """The number of the newest step of STORE/RUN; None where it has none."""
     found = steps(path)
     return found[-1] if found else None

@@ -4,31 +4,46 @@
 
 An entry holds a filled struct vckpt_tensor but for the address of the data, everything that the struct points to, and
 what was looked at to fill it. The next save of the same thing asks `address`: the data's address if all that was looked
-at is as it was, None if not; then the entry is made anew. So nothing is ever described by an entry that it does not fit."""
+at is as it was, None if not; then the entry is made anew. So nothing is ever described by an entry that it does not
+fit."""
+from __future__ import annotations
+
 import ctypes
 import errno
 import math
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _lib, advice
 from .signatures import Box
-from .values_text import path_text
+from .values_text import KeyPath, path_text
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+PlainBox = tuple[tuple[int, ...], tuple[int, ...]]
+Said = tuple[Any, ...]
+Where = str | KeyPath           # of an error: a path of keys, or what is to be said
 
 STALE = None
 # numpy's names (and ml_dtypes') to ours
-NUMPY_DTYPES = {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8", "int16": "i16",
-                "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+NUMPY_DTYPES = {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8",
+                "int16": "i16",
+                "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
+                "float64": "f64",
                 "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2",
                 "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz", "float8_e8m0fnu": "f8_e8m0fnu"}
 
 
 class Refused(_lib.InvalidArgument, TypeError):
-    """Something in the state that cannot be kept; the sentence begins with its path (a tuple of keys, or what is to be said)."""
+    """Something in the state that cannot be kept; the sentence begins with its path (a tuple of keys, or what is to be
+    said)."""
 
-    def __init__(self, path: Union[str, tuple[Any, ...]], sentence: str) -> None:
+    def __init__(self, path: Where, sentence: str) -> None:
         super().__init__(errno.EINVAL, f"{path if isinstance(path, str) else path_text(path)}: {sentence}")
 
     def __reduce__(self) -> Any:
@@ -54,17 +69,18 @@ class Shard:
 
     __slots__ = ("tensor", "shape", "mesh", "placements", "flat", "boxes", "same_dims", "alone", "buffer")
 
-    def __init__(self, tensor: Any, *, shape: Optional[Sequence[int]] = None, mesh: Any = None, placements: Any = None, flat: Optional[Sequence[int]] = None,
-                 boxes: Optional[Sequence[Box]] = None, same_dims: Union[str, Sequence[str], None] = None, alone: bool = False,
+    def __init__(self, tensor: Any, *, shape: Sequence[int] | None = None, mesh: Any = None, placements: Any = None,
+                 flat: Sequence[int] | None = None,
+                 boxes: Sequence[Box] | None = None, same_dims: str | Sequence[str] | None = None, alone: bool = False,
                  buffer: bool = False) -> None:
         if isinstance(tensor, Shard):
-            raise TypeError("a Shard of a Shard")
+            raise TypeError("Shard: tensor is a Shard itself: give its tensor")
         if flat is not None and boxes is not None:
-            raise ValueError("Shard: flat and boxes exclude each other")
+            raise ValueError("Shard: give flat or boxes, not both")
         if boxes is not None and placements is not None:
-            raise ValueError("Shard: boxes say what is held: placements must not be given")
+            raise ValueError("Shard: boxes already say what is held: give no placements")
         if alone and not (mesh is None and placements is None and flat is None and boxes is None):
-            raise ValueError("Shard: alone takes neither mesh nor layout")
+            raise ValueError("Shard: with alone=True give no mesh, placements, flat or boxes")
         if (flat is not None or boxes is not None) and shape is None:
             raise ValueError("Shard: flat and boxes need the shape of the logical tensor")
         self.tensor, self.mesh, self.placements, self.alone, self.buffer = tensor, mesh, placements, alone, buffer
@@ -72,25 +88,26 @@ class Shard:
         self.flat = None if flat is None else tuple(int(n) for n in flat)
         if self.flat is not None and len(self.flat) not in (2, 3):
             raise ValueError("Shard: flat is (from, to) or (from, to, length)")
-        self.boxes = None if boxes is None else tuple(_box(box, self.shape) for box in boxes)
+        self.boxes = None if boxes is None else tuple(_box(box, self.shape or ()) for box in boxes)
         self.same_dims = same_dims if same_dims is None or isinstance(same_dims, str) else ",".join(same_dims)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__[1:] if getattr(self, name) not in (None, False))
+        given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__[1:]
+                          if getattr(self, name) not in (None, False))
         return f"vckpt.Shard({tuple(self.tensor.shape)}{', ' if given else ''}{given})"
 
 
-def _box(box, shape):
+def _box(box: Box, shape: Sequence[int]) -> PlainBox:
     """((offsets), (sizes)), also from a tuple of slices."""
-    box = tuple(box)
-    if all(isinstance(part, slice) for part in box) and len(box) == len(shape):
-        ends = [part.indices(n) for part, n in zip(box, shape)]
+    parts: tuple[Any, ...] = tuple(box)
+    if all(isinstance(part, slice) for part in parts) and len(parts) == len(shape):
+        ends = [part.indices(n) for part, n in zip(parts, shape)]
         if any(step != 1 for _, _, step in ends):
-            raise ValueError("Shard: slices of a box have no step")
+            raise ValueError("Shard: a slice of a box must have step 1")
         return tuple(a for a, _, _ in ends), tuple(max(b - a, 0) for a, b, _ in ends)
-    if len(box) != 2 or len(box[0]) != len(shape) or len(box[1]) != len(shape):
+    if len(parts) != 2 or len(parts[0]) != len(shape) or len(parts[1]) != len(shape):
         raise ValueError(f"Shard: a box is (offsets, sizes), {len(shape)} of each, or a slice for each dimension")
-    return tuple(int(n) for n in box[0]), tuple(int(n) for n in box[1])
+    return tuple(int(n) for n in parts[0]), tuple(int(n) for n in parts[1])
 
 
 class Layout:
@@ -98,7 +115,9 @@ class Layout:
 
     __slots__ = ("shape", "mesh", "placements", "flat", "boxes", "same_dims", "flags")
 
-    def __init__(self, shape, mesh=None, placements=None, flat=None, boxes=None, same_dims=None, flags=0):
+    def __init__(self, shape: Sequence[int], mesh: _lib.Mesh | None = None, placements: str | None = None,
+                 flat: Sequence[int] | None = None, boxes: Sequence[PlainBox] | None = None,
+                 same_dims: str | None = None, flags: int = 0) -> None:
         self.shape, self.mesh, self.placements, self.flat = shape, mesh, placements, flat
         self.boxes, self.same_dims, self.flags = boxes, same_dims, flags
 
@@ -107,15 +126,23 @@ class Entry:
     """One tensor as the library is told of it. `absent`: this rank is not in its mesh and holds nothing."""
 
     __slots__ = ("component", "name", "row", "keep", "absent", "device", "mesh")
+    component: str
+    name: str
+    row: bytes
+    keep: list[Any]
+    absent: bool
+    device: torch.device | None
+    mesh: _lib.Mesh | None
 
-    def address(self, tensor, refs):
+    def address(self, tensor: Any, refs: list[object]) -> int | None:
         """The address of the data now, or STALE. What has to stay alive beside `tensor` is appended to refs."""
         raise NotImplementedError
 
-    def fill(self, component, name, layout, dtype, local_shape, strides, flags=0):
+    def fill(self, component: str, name: str, layout: Layout, dtype: int, local_shape: Sequence[int] | None,
+             strides: Sequence[int] | None, flags: int = 0) -> Self:
         """local_shape None: not compared; strides in bytes, None: contiguous."""
         row = _lib.Tensor()
-        keep = [_lib.text(component, "component"), _lib.text(name, "tensor"), _lib.u64s(layout.shape)]
+        keep: list[Any] = [_lib.text(component, "component"), _lib.text(name, "tensor"), _lib.u64s(layout.shape)]
         row.component, row.name, row.shape = keep[0], keep[1], ctypes.addressof(keep[2])
         row.ndim, row.dtype, row.flags = len(layout.shape), dtype, flags | layout.flags
         if layout.mesh is not None:
@@ -142,36 +169,38 @@ class Entry:
         self.absent = False
         return self
 
-    def at(self, rank):
+    def at(self, rank: int) -> Self:
         """On a rank outside of the tensor's mesh it is absent."""
         self.absent = self.mesh is not None and rank not in self.mesh.members
         return self
 
 
-def flat_items(layout, path):
+def flat_items(layout: Layout, path: Where) -> tuple[int, int]:
     """Items that this rank's buffer must have under flat or boxes: (lowest, highest)."""
     if layout.boxes is not None:
         total = sum(math.prod(sizes) for _, sizes in layout.boxes)
         return total, total
+    assert layout.flat is not None
     first, last = layout.flat[:2]
     if not 0 <= first <= last:
-        raise Refused(path, f"flat {layout.flat}: from, to with from <= to")
+        raise Refused(path, f"flat is {layout.flat}: expected (from, to) with 0 <= from <= to")
     return last - first, last - first
 
 
-def check_items(layout, items, path):
+def check_items(layout: Layout, items: int, path: Where) -> None:
     if layout.flat is None and layout.boxes is None:
         return
     low, high = flat_items(layout, path)
     if not low <= items <= high:
         what = "boxes have" if layout.boxes is not None else "flat range has"
-        raise Refused(path, f"the {what} {low} items, the tensor given for them {items}")
+        raise Refused(path, f"the {what} {low} items, the tensor that was given for them has {items}")
 
 
 class NumpyEntry(Entry):
     __slots__ = ("dtype", "shape", "strides", "copy")
 
-    def __init__(self, component, name, path, array, layout, flags):
+    def __init__(self, component: str, name: str, path: KeyPath, array: NDArray[Any], layout: Layout,
+                 flags: int) -> None:
         self.dtype, self.shape, self.strides, self.device = array.dtype, array.shape, array.strides, None
         word = None if array.dtype.fields or array.dtype.subdtype else NUMPY_DTYPES.get(array.dtype.name)
         if word is None:
@@ -183,13 +212,14 @@ class NumpyEntry(Entry):
         strides = None if self.copy or array.flags.c_contiguous else array.strides
         self.fill(component, name, layout, _lib.DTYPES.index(word), None if flattened else array.shape, strides, flags)
 
-    def address(self, array, refs):
-        if type(array) is not np.ndarray or array.dtype != self.dtype or array.shape != self.shape or array.strides != self.strides:
+    def address(self, array: Any, refs: list[object]) -> int | None:
+        if (type(array) is not np.ndarray or array.dtype != self.dtype or array.shape != self.shape
+                or array.strides != self.strides):
             return STALE
         if self.copy:
             array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(self.shape)
             refs.append(array)
-        return array.__array_interface__["data"][0]
+        return int(array.__array_interface__["data"][0])
 
 
 class ShardEntry(Entry):
@@ -197,18 +227,19 @@ class ShardEntry(Entry):
 
     __slots__ = ("said", "inner")
 
-    def __init__(self, said, inner):
+    def __init__(self, said: Said, inner: Entry) -> None:
         self.said, self.inner = said, inner
         self.component, self.name, self.row, self.keep = inner.component, inner.name, inner.row, inner.keep
         self.absent, self.device, self.mesh = inner.absent, inner.device, inner.mesh
 
-    def address(self, shard, refs):
+    def address(self, shard: Any, refs: list[object]) -> int | None:
         if type(shard) is not Shard or said(shard) != self.said:
             return STALE
         return self.inner.address(shard.tensor, refs)
 
 
-def said(shard):
-    placements = shard.placements if shard.placements is None or isinstance(shard.placements, str) else tuple(shard.placements)
+def said(shard: Shard) -> Said:
+    placements = (shard.placements if shard.placements is None or isinstance(shard.placements, str)
+                  else tuple(shard.placements))
     mesh = shard.mesh if not isinstance(shard.mesh, (tuple, list)) else (shard.mesh[0], tuple(shard.mesh[1]))
     return shard.shape, mesh, placements, shard.flat, shard.boxes, shard.same_dims, shard.alone, shard.buffer

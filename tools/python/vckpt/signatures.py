@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of what users call, for checkers and editors. Tensors and arrays of any library are Any: none is imported for this."""
+"""The types of what users call, for checkers and editors. Tensors and arrays of any library are Any: none is imported
+for this."""
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
-else:                           # checkers know it from typing_extensions; at run time nothing needs it
-    try:
-        from typing_extensions import Unpack
-    except ImportError:
-        Unpack = Union[Any, None]
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
+else:                           # Python 3.10: at run time nothing needs it
+    class Unpack:
+        def __class_getitem__(cls, options):
+            return options
 
-Path = Union[str, "os.PathLike[str]"]
+Path = str | os.PathLike[str]
 State = Mapping[str, Any]       # {component: tensors, values, modules, optimizers, nested at will}
-Box = Union[Sequence[slice], tuple[Sequence[int], Sequence[int]]]
+Attributes = Mapping[str, str | float]
+Box = Sequence[slice] | tuple[Sequence[int], Sequence[int]]
 
 
 class Options(TypedDict, total=False):
@@ -25,8 +30,8 @@ class Options(TypedDict, total=False):
     meet_timeout: float
     deadline: float
     ring_bytes: int
-    pin: Union[bool, Literal["auto", "no", "yes"]]
-    check_replicas: Union[bool, Literal["sample", "full", "off"]]
+    pin: bool | Literal["auto", "no", "yes"]
+    check_replicas: bool | Literal["sample", "full", "off"]
     threads: int
     low_priority: bool
     use_bases: bool
@@ -35,19 +40,19 @@ class Options(TypedDict, total=False):
 class Save(TypedDict, total=False):
     """Of a save of a Saver."""
     mesh: Any
-    step: Union[int, None]
-    attributes: Union[Mapping[str, Union[str, float]], None]
-    base: Union[Path, Iterable[Path], None]
-    per_rank: Union[str, Iterable[str]]
+    step: int | None
+    attributes: Attributes | None
+    base: Path | Iterable[Path] | None
+    per_rank: str | Iterable[str]
     replace: bool
-    blobs: Union[Mapping[str, Any], None]
+    blobs: Mapping[str, Any] | None
 
 
 class Call(Save, Options, total=False):
     """Of vckpt.save and vckpt.async_save."""
-    rank: Union[int, None]
-    world: Union[int, None]
-    launch_id: Union[str, None]
+    rank: int | None
+    world: int | None
+    launch_id: str | None
 
 
 class Progress(TypedDict):

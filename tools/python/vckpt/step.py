@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a step: its tensors whole or box by box, its files, its values. Every byte is verified by the library.
 
-Tensors are torch's where torch is installed, else numpy's arrays; `framework="torch"` or "numpy" says which. It does not matter what the
-program has imported: torch is imported when the first tensor is read. A dtype that numpy lacks (bf16, f8) is that of ml_dtypes where
-ml_dtypes is installed, else bytes of its size (`|V2`, `|V1`)."""
+Tensors are torch's where torch is installed, else numpy's arrays; `framework="torch"` or "numpy" says which. It does
+not matter what the program has imported: torch is imported when the first tensor is read. A dtype that numpy lacks
+(bf16, f8) is that of ml_dtypes where ml_dtypes is installed, else bytes of its size (`|V2`, `|V1`)."""
+from __future__ import annotations
+
 import ctypes
 import errno
 import functools
@@ -12,17 +14,27 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref, c_void_p
-from typing import Any, Literal, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from . import _lib, values
-from .saver import split
+from .paths import split
 from .shard import NUMPY_DTYPES
 from .signatures import Box, Path
 from .state import SAME_AS, torch_module, torch_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from .shard import PlainBox
+    from .values_text import KeyPath
+
+Stored = tuple[int, int, tuple[int, ...], int]      # number, dtype, shape, bytes
 
 
 class TensorInfo(NamedTuple):
@@ -36,7 +48,7 @@ class TensorInfo(NamedTuple):
 class BlobInfo(NamedTuple):
     name: str
     bytes: int
-    rank: Optional[int]     # None: of the whole step
+    rank: int | None     # None: of the whole step
 
 
 SAME_AS_BYTES = 200     # a document of more is none
@@ -44,24 +56,25 @@ NUMPY = {_lib.DTYPES.index(word): name for name, word in NUMPY_DTYPES.items()}
 
 
 @functools.cache
-def numpy_dtype(number):
+def numpy_dtype(number: int) -> np.dtype[Any]:
     """numpy's dtype for one of ours, or that of ml_dtypes; |V1 or |V2 where neither has one."""
     name = NUMPY.get(number)
     if hasattr(np, name or "") or name == "bool":
         return np.dtype(name)
     try:
-        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name or ""))
+        dtype: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name or ""))
+        return dtype
     except (ImportError, AttributeError):
         return np.dtype(f"V{_lib.ITEM_BYTES[number]}")
 
 
-def is_raw(dtype):
+def is_raw(dtype: np.dtype[Any]) -> bool:
     """Bytes that numpy knows nothing of. (ml_dtypes' dtypes have the same kind.)"""
     return dtype.type is np.void
 
 
 @functools.cache
-def installed():
+def installed() -> Literal["numpy", "torch"]:
     """The framework whose tensors are read where none is named: torch where it can be imported."""
     if "torch" in sys.modules:
         return "torch" if sys.modules["torch"] is not None else "numpy"
@@ -69,11 +82,11 @@ def installed():
     return "numpy" if found is None or found.origin is None else "torch"      # a folder of that name is none
 
 
-def _counted(count, noun):
+def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _bytes_text(count):
+def _bytes_text(count: int) -> str:
     value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB", "EB"]
     while value >= 999.95 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -83,18 +96,19 @@ def _bytes_text(count):
 class Step:
     """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(). Any thread.
 
-    framework: "torch" or "numpy", whose tensors are read; None: torch's where torch is installed, whether the program has imported it or not.
+    framework: "torch" or "numpy", whose tensors are read; None: torch's where torch is installed, whether the program
+    has imported it or not.
 
-    Of its tensors it is a mapping: len(step), step["model/w"], "model/w" in step, `for name in step`, keys(), dict(step). A step without
-    tensors is true all the same. values() gives a component as it was saved."""
+    Of its tensors it is a mapping: len(step), step["model/w"], "model/w" in step, `for name in step`, keys(),
+    dict(step). A step without tensors is true all the same. values() gives a component as it was saved."""
 
     def __bool__(self) -> bool:
         return True
 
-    def __init__(self, path: Path, framework: Optional[Literal["numpy", "torch"]] = None) -> None:
+    def __init__(self, path: Path, framework: Literal["numpy", "torch"] | None = None) -> None:
         self.store, self.run, step = split(path)
         if framework not in (None, "numpy", "torch"):
-            raise _lib.InvalidArgument(errno.EINVAL, f"framework {framework!r}: numpy or torch")
+            raise _lib.InvalidArgument(errno.EINVAL, f"framework={framework!r}: expected numpy or torch")
         self.framework = framework or installed()
         pointer = c_void_p()
         _lib.call("vckpt_step_open", os.fsencode(self.store), _lib.text(self.run, "run"),
@@ -107,13 +121,13 @@ class Step:
         for key in self._tensors:
             self._by_name.setdefault(key[1], []).append(key)
 
-    def __enter__(self) -> "Step":
+    def __enter__(self) -> Step:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
@@ -122,16 +136,18 @@ class Step:
             _lib._loaded.vckpt_step_close(pointer)
 
     def __repr__(self) -> str:
-        """<vckpt.Step /ckpt/llama/1000: model (147 tensors, 2.5 GB), optimizer (294 tensors, 5.0 GB), 3 files, loss=2.31>"""
+        """<vckpt.Step /ckpt/llama/1000: model (147 tensors, 2.5 GB), optimizer (294 tensors, 5.0 GB), 3 files,
+        loss=2.31>"""
         sums: dict[str, list[int]] = {}
         for component, *_, size in self.tensors():
             sums.setdefault(component, []).append(size)
-        said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})" for component, sizes in sums.items()]
+        said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})" for component,
+                sizes in sums.items()]
         said += [_counted(len(self._blobs), "file")] if self._blobs else []
         said += [f"{key}={value}" for key, value in self.attributes.items()] if self._pointer else ["closed"]
         return f"<vckpt.Step {os.path.join(self.store, self.run, str(self.number))}: {', '.join(said) or 'empty'}>"
 
-    def _at(self):
+    def _at(self) -> int:
         if not self._pointer:
             raise _lib.Error(errno.EBADF, f"step {self.run}/{self.number} is closed")
         return self._pointer
@@ -144,7 +160,7 @@ class Step:
         count = _lib.lib().vckpt_step_attributes(self._at(), byref(found))
         return {found[i].key.decode(): found[i].value.decode() for i in range(count)}
 
-    def _read_tensors(self):
+    def _read_tensors(self) -> dict[tuple[str, str], Stored]:
         info, found = _lib.TensorInfo(), {}
         for number in range(_lib.lib().vckpt_step_tensor_count(self._at())):
             if _lib.lib().vckpt_step_tensor(self._at(), number, byref(info)) < 0:
@@ -153,7 +169,7 @@ class Step:
             found[info.component.decode(), name] = number, info.dtype, tuple(info.shape[:info.ndim]), info.bytes
         return found
 
-    def _read_blobs(self):
+    def _read_blobs(self) -> dict[tuple[str, int | None], tuple[int, int]]:
         info, found = _lib.BlobInfo(), {}
         for number in range(_lib.lib().vckpt_step_blob_count(self._at())):
             if _lib.lib().vckpt_step_blob(self._at(), number, byref(info)) < 0:
@@ -163,7 +179,8 @@ class Step:
 
     def tensors(self) -> list[TensorInfo]:
         """[TensorInfo(component, name, dtype, shape, bytes)], in the step's order."""
-        return [TensorInfo(*key, _lib.DTYPES[dtype], shape, size) for key, (_, dtype, shape, size) in self._tensors.items()]
+        return [TensorInfo(*key, _lib.DTYPES[dtype] or "", shape, size) for key,
+                (_, dtype, shape, size) in self._tensors.items()]
 
     def blobs(self) -> list[BlobInfo]:
         """[BlobInfo(name, bytes, rank)]: rank None for those of the whole step."""
@@ -171,7 +188,7 @@ class Step:
 
     # -- tensors --
 
-    def __contains__(self, key: Union[str, tuple[str, str]]) -> bool:
+    def __contains__(self, key: str | tuple[str, str]) -> bool:
         return key in self._tensors if isinstance(key, tuple) else bool(self._named(key))
 
     def __len__(self) -> int:
@@ -183,21 +200,24 @@ class Step:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
-        """The names of the tensors as step[...] takes them, "COMPONENT/NAME", in the step's order: dict(step) reads them all."""
+        """The names of the tensors as step[...] takes them, "COMPONENT/NAME", in the step's order: dict(step) reads
+        them all."""
         return ["/".join(key) for key in self._tensors]
 
-    def _named(self, name):
+    def _named(self, name: object) -> list[tuple[str, str]]:
         if not isinstance(name, str):
             return []
         component, _, rest = name.partition("/")                                # no component has a slash in its name
         return [(component, rest)] if (component, rest) in self._tensors else self._by_name.get(name, [])
 
-    def __getitem__(self, key: Union[str, tuple[str, str]]) -> Any:
-        """step["model", "w.weight"], step["model/w.weight"], or step["w.weight"] where no other component has that name."""
+    def __getitem__(self, key: str | tuple[str, str]) -> Any:
+        """step["model", "w.weight"], step["model/w.weight"], or step["w.weight"] where no other component has that
+        name."""
         if not isinstance(key, tuple):
             found = self._named(key)
             if len(found) > 1:
-                raise KeyError(f"{key}: in {' and '.join(component for component, _ in found)}")
+                raise KeyError(f"{key} is in {' and '.join(component for component, _ in found)}: give "
+                               "step[COMPONENT, NAME]")
             if not found and isinstance(key, str) and (f"{key}.json", None) in self._blobs:
                 raise KeyError(f"{key} is a component, not a tensor: step.values({key!r}) gives it")
             key = found[0] if found else key
@@ -205,9 +225,9 @@ class Step:
             raise KeyError(key)
         return self.read(*key)
 
-    def read(self, component: str, name: str, box: Optional[Box] = None, out: Any = None) -> Any:
-        """A tensor, or the box of it: a slice for each dimension, or (offsets, sizes). out: an array or CPU tensor of the
-        box's shape and dtype, strided or not, that is filled and returned."""
+    def read(self, component: str, name: str, box: Box | None = None, out: Any = None) -> Any:
+        """A tensor, or the box of it: a slice for each dimension, or (offsets, sizes). out: an array or CPU tensor of
+        the box's shape and dtype, strided or not, that is filled and returned."""
         if (component, name) not in self._tensors:
             raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no tensor {component}/{name}")
         number, dtype, shape, _ = self._tensors[component, name]
@@ -230,28 +250,31 @@ class Step:
             return _tensor(out, dtype)
         return out
 
-    def _read(self, number, pairs, address, strides):
+    def _read(self, number: int, pairs: ctypes.Array[ctypes.c_uint64] | None, address: int,
+              strides: Sequence[int]) -> None:
         """pairs: (offset, size) of each dimension, or None; strides in bytes."""
         _lib.call("vckpt_step_read", self._at(), number, pairs, address, _lib.i64s(strides))
 
     # -- files and values --
 
-    def blob(self, name: str, rank: Optional[int] = None) -> bytes:
+    def blob(self, name: str, rank: int | None = None) -> bytes:
         """The bytes of a file of the step; rank: of one that a rank keeps for itself."""
         if (name, rank) not in self._blobs:
             whose = "" if rank is None else f" of rank {rank}"
             raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no blob {name}{whose}")
         number, size = self._blobs[name, rank]
         data = bytearray(size)
-        _lib.call("vckpt_step_blob_read", self._at(), number, (ctypes.c_char * max(size, 1)).from_buffer(data or bytearray(1)))
+        _lib.call("vckpt_step_blob_read", self._at(), number,
+                  (ctypes.c_char * max(size, 1)).from_buffer(data or bytearray(1)))
         return bytes(data)
 
     def ranks(self, component: str) -> list[int]:
-        """Ranks that have a tree of their own of a component, besides the common one: a pipeline's stages, what is per rank, parts of one rank alone."""
+        """Ranks that have a tree of their own of a component, besides the common one: a pipeline's stages, what is per
+        rank, parts of one rank alone."""
         have = [rank for name, rank in self._blobs if name == f"{component}.json" and rank is not None]
         return sorted(rank for rank in have if self._same_as(component, rank) is None)
 
-    def _same_as(self, component, rank):
+    def _same_as(self, component: str, rank: int) -> int | None:
         """The rank whose tree stands for this one's, or None."""
         name = f"{component}.json"
         if (name, rank) not in self._blobs or self._blobs[name, rank][1] >= SAME_AS_BYTES:
@@ -259,68 +282,81 @@ class Step:
         home = values.decode(self.blob(name, rank))
         return home["rank"] if isinstance(home, values.Record) and home.type_name == SAME_AS else None
 
-    def values(self, component: str, rank: Optional[int] = None, types: Iterable[type] = (), tensors: bool = True) -> Any:
-        """A component as it was saved, tensors in place (whole). rank: as that rank has it, where that differs: with what it
-        keeps for itself. tensors=False: vckpt.Record("$tensor") in their place. types: classes that come back as themselves."""
+    def values(self, component: str, rank: int | None = None, types: Iterable[type] | Mapping[str, type] = (),
+               tensors: bool = True) -> Any:
+        """A component as it was saved, tensors in place (whole). rank: as that rank has it, where that differs: with
+        what it keeps for itself. tensors=False: vckpt.Record("$tensor") in their place. types: classes that come back
+        as themselves."""
         name = f"{component}.json"
         own = rank is not None and (name, rank) in self._blobs
-        home = self._same_as(component, rank) if own else None
-        if home is not None:                                                         # what that rank has stands for this one
+        home = self._same_as(component, rank) if own and rank is not None else None
+        # what that rank has stands for this one
+        if home is not None:
             return self.values(component, home, types, tensors)
         if not own and rank is None and (name, None) not in self._blobs:
-            ranks = sorted(r for n, r in self._blobs if n == name)
+            ranks = sorted(r for n, r in self._blobs if n == name and r is not None)
             if ranks:
-                raise _lib.NotFound(errno.ENOENT, f"{component} is kept for each rank: give rank=, one of {ranks[:8]}{'...' if ranks[8:] else ''}")
+                raise _lib.NotFound(errno.ENOENT, f"{component} is kept for each rank: give rank=, one of "
+                                                  f"{ranks[:8]}{'...' if ranks[8:] else ''}")
         data = self.blob(name, rank if own else None)
         if not tensors:
             return values.decode(data, types=types, path=(component,))
 
-        def fetch(path, tensor, members):
+        def fetch(path: KeyPath, tensor: str, members: dict[str, Any]) -> Any:
             if "blob" in members:
                 return self._rank_tensor(members, rank)
             return self.read(component, tensor)
         return values.decode(data, types=types, tensor=fetch, path=(component,))
 
-    def _rank_tensor(self, members, rank):
+    def _rank_tensor(self, members: Mapping[str, Any], rank: int | None) -> Any:
         array = self._rank_array(members, rank)
         number = _lib.DTYPES.index(members["dtype"])
-        return _tensor(array, number) if self.framework == "torch" else array.view(numpy_dtype(number)) if is_raw(array.dtype) else array
+        if self.framework == "torch":
+            return _tensor(array, number)
+        return array.view(numpy_dtype(number)) if is_raw(array.dtype) else array
 
-    def _rank_array(self, members, rank):
+    def _rank_array(self, members: Mapping[str, Any], rank: int | None) -> NDArray[Any]:
         blob, word = members.get("blob"), members.get("dtype")
         if not isinstance(blob, str) or word not in _lib.DTYPES[1:]:
-            raise _lib.FormatError(_lib.EFORMAT, f"step {self.run}/{self.number}: a tensor of rank {rank} is referred to in no known form")
+            raise _lib.FormatError(_lib.EFORMAT, f"step {self.run}/{self.number}: the reference to a tensor of rank "
+                                                 f"{rank} has no known form")
         array = np.lib.format.read_array(io.BytesIO(self.blob(blob, rank)), allow_pickle=False)
         number = _lib.DTYPES.index(word)
         if array.dtype.itemsize != _lib.ITEM_BYTES[number]:
-            raise _lib.FormatError(_lib.EFORMAT, f"{blob} of rank {rank}: items of {array.dtype.itemsize} bytes are no {word}")
+            raise _lib.FormatError(_lib.EFORMAT, f"{blob} of rank {rank}: it has items of {array.dtype.itemsize} "
+                                                 f"bytes, {word} has {_lib.ITEM_BYTES[number]}")
         return array
 
 
-def _tensor(array, dtype):
+def _tensor(array: NDArray[Any], dtype: int) -> Any:
     return torch_state().from_numpy(array, dtype)
 
 
-def _box(box, shape):
+def _box(box: Box, shape: tuple[int, ...]) -> PlainBox:
     from .shard import _box as parse
     return parse(box, shape)
 
 
-def _destination(out, shape, dtype):
+def _destination(out: Any, shape: Sequence[int], dtype: int) -> tuple[int, Sequence[int]]:
     """(address, strides in bytes) of an array or a tensor that is to be filled."""
     if isinstance(out, np.ndarray):
         found, item = out.shape, out.dtype.itemsize
-        right = NUMPY_DTYPES.get(out.dtype.name) == _lib.DTYPES[dtype] or (is_raw(out.dtype) and item == _lib.ITEM_BYTES[dtype])
-        address, strides = out.__array_interface__["data"][0], out.strides
+        right = (NUMPY_DTYPES.get(out.dtype.name) == _lib.DTYPES[dtype]
+                 or (is_raw(out.dtype) and item == _lib.ITEM_BYTES[dtype]))
+        strides: Sequence[int] = out.strides
+        address: int = out.__array_interface__["data"][0]
         if not out.flags.writeable or not out.dtype.isnative:
-            raise _lib.InvalidArgument(errno.EINVAL, "out: the array cannot be written to as it is")
+            raise _lib.InvalidArgument(errno.EINVAL, "out: the array is read-only or not in native byte order: give "
+                                                     "one that can be written")
     else:
         torch = torch_state() if torch_module() is not None else None
         if torch is None or not torch.is_tensor(out) or out.device.type != "cpu":
-            raise _lib.InvalidArgument(errno.EINVAL, f"out: expected a numpy array or a CPU tensor, not {type(out).__name__}")
+            raise _lib.InvalidArgument(errno.EINVAL, "out: expected a numpy array or a CPU tensor, not "
+                                                     f"{type(out).__name__}")
         torch.check_plain(out, "out")
         found, right = tuple(out.shape), torch.DTYPES[out.dtype] == dtype
         address, strides = out.data_ptr(), [n * out.element_size() for n in out.stride()]
     if tuple(found) != tuple(shape) or not right:
-        raise _lib.InvalidArgument(errno.EINVAL, f"out: expected {_lib.DTYPES[dtype]} of shape {list(shape)}, not {out.dtype} of shape {list(found)}")
+        raise _lib.InvalidArgument(errno.EINVAL, f"out: expected {_lib.DTYPES[dtype]} of shape {list(shape)}, not "
+                                                 f"{out.dtype} of shape {list(found)}")
     return address, strides

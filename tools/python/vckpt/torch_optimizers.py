@@ -1,26 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers: their state by the names of their parameters, as torch's get_optimizer_state_dict gives it. That function is never
-called: of an optimizer that has no state yet it makes a step (pytorch#164929), which counts, runs hooks, and changes weights. So the
-state is the optimizer's own state_dict(), and the names are found here; only FSDP1, whose flattened parameters nobody
-else can take apart, is asked for them (FSDP.optim_state_dict, which makes no step).
+"""Optimizers: their state by the names of their parameters, as torch's get_optimizer_state_dict gives it. That function
+is never called: of an optimizer that has no state yet it makes a step (pytorch#164929), which counts, runs hooks, and
+changes weights. So the state is the optimizer's own state_dict(), and the names are found here; only FSDP1, whose
+flattened parameters nobody else can take apart, is asked for them (FSDP.optim_state_dict, which makes no step).
 
-Names. Where one module of the state has all parameters they are those that it gives them. Else each is named by where it stands in the
-state: the path of a module before its own name, the path of a tensor that is a parameter by itself; so an optimizer over
-`actor` and `critic` is named as that of torch.nn.ModuleDict({"actor": …, "critic": …}) would be. A dict with tensors over the parameters'
-own memory (a module's state_dict()) names them as the module would. A parameter given as a vckpt.Shard lends its layout to the state
-that is kept for it.
+Names. Where one module of the state has all parameters they are those that it gives them. Else each is named by where
+it stands in the state: the path of a module before its own name, the path of a tensor that is a parameter by itself; so
+an optimizer over `actor` and `critic` is named as that of torch.nn.ModuleDict({"actor": …, "critic": …}) would be. A
+dict with tensors over the parameters' own memory (a module's state_dict()) names them as the module would. A parameter
+given as a vckpt.Shard lends its layout to the state that is kept for it.
 
-ZeroRedundancyOptimizer has the state of each parameter at one rank: there it is kept, under its name, by that rank alone.
+ZeroRedundancyOptimizer has the state of each parameter at one rank: there it is kept, under its name, by that rank
+alone.
 
-What was found is a View: with it the next answer comes from the optimizer's own dicts, where everything that it follows from is as
-it was. A view holds no reference to the optimizer or a module."""
+What was found is a View: with it the next answer comes from the optimizer's own dicts, where everything that it follows
+from is as it was. A view holds no reference to the optimizer or a module."""
+from __future__ import annotations
+
 import sys
 import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from .shard import Refused, Shard
 from .torch_modules import identical, is_torchs, module_view, parameter_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .shard import Where
+    from .torch_modules import Names, Views
+    from .values_text import KeyPath
+
+Found: TypeAlias = "tuple[Names, list[Source] | None, torch.nn.Module | None, dict[int, Shard]]"
 
 HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
@@ -32,11 +45,11 @@ class Source:
 
     __slots__ = ("path", "object", "view")
 
-    def __init__(self, path, found, views):
+    def __init__(self, path: KeyPath, found: torch.nn.Module | torch.Tensor | Shard, views: Views) -> None:
         self.path, self.object = path, weakref.ref(found)
         self.view = module_view(found, views)[0] if isinstance(found, torch.nn.Module) else None
 
-    def holds(self, state, views):
+    def holds(self, state: Mapping[str, Any], views: Views) -> bool:
         """It still stands there, and is what it was."""
         found = self.object()
         at = state
@@ -50,16 +63,22 @@ class Source:
         return self.view is None or (self.view.tensors is not None and module_view(found, views)[0] is self.view)
 
 
-def holders(state):
-    """[(path, module)] of a state, [(path, tensor or Shard of one)], and [(path, dict)], wherever they stand in dicts, lists and tuples;
-    outer ones first."""
-    modules, tensors, dicts, open_, seen = [], [], [], [((), state)], set()
+def holders(state: Mapping[str, Any]) -> tuple[list[tuple[KeyPath, torch.nn.Module]], list[tuple[KeyPath, Any]],
+                                               list[tuple[KeyPath, dict[Any, Any]]]]:
+    """[(path, module)] of a state, [(path, tensor or Shard of one)], and [(path, dict)], wherever they stand in dicts,
+    lists and tuples; outer ones first."""
+    modules: list[tuple[KeyPath, torch.nn.Module]] = []
+    tensors: list[tuple[KeyPath, Any]] = []
+    dicts: list[tuple[KeyPath, dict[Any, Any]]] = []
+    open_: list[tuple[KeyPath, Any]] = [((), state)]
+    seen: set[int] = set()
     for path, value in open_:
         if isinstance(value, torch.nn.Module):
             modules.append((path, value))
         elif isinstance(tensor_in(value), torch.Tensor):
             tensors.append((path, value))
-        elif isinstance(value, (dict, list, tuple)) and id(value) in seen:       # a cycle, perhaps: another place refuses it
+        # a cycle, perhaps: another place refuses it
+        elif isinstance(value, (dict, list, tuple)) and id(value) in seen:
             continue
         elif isinstance(value, dict):
             seen.add(id(value))
@@ -71,11 +90,11 @@ def holders(state):
     return modules, tensors, dicts
 
 
-def tensor_in(value):
+def tensor_in(value: Any) -> Any:
     return value.tensor if type(value) is Shard else value
 
 
-def place_of(tensor):
+def place_of(tensor: torch.Tensor) -> object:
     """What makes two tensors the same memory, also where they have no items."""
     local = getattr(tensor, "_local_tensor", tensor)
     try:
@@ -87,24 +106,25 @@ def place_of(tensor):
 class ByMemory:
     """Which parameter a tensor is, or shares its memory with."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
         self.by_id = {id(parameter): id(parameter) for parameter in parameters}
-        self.by_place = {}
+        self.by_place: dict[object, int | None] = {}
         for parameter in parameters:
             place = place_of(parameter)
             self.by_place[place] = None if place in self.by_place else id(parameter)     # two of one memory: neither
 
-    def __call__(self, value):
+    def __call__(self, value: Any) -> int | None:
         tensor = tensor_in(value)
         return self.by_id.get(id(tensor)) or self.by_place.get(place_of(tensor))
 
 
-def parameters_of(optimizer):
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def find_names(optimizer, state, views, path):
-    """({id of a parameter: its names}, [Source] or None, the module that has them all or None, {id of a parameter: its Shard})."""
+def find_names(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], views: Views, path: Where) -> Found:
+    """({id of a parameter: its names}, [Source] or None, the module that has them all or None, {id of a parameter: its
+    Shard})."""
     wanted = {id(parameter) for parameter in parameters_of(optimizer)}
     modules, tensors, dicts = holders(state)
     known = [(where, module, parameter_names(module)) for where, module in modules]
@@ -119,7 +139,8 @@ def find_names(optimizer, state, views, path):
     found, sources = {}, []
     known.sort(key=lambda one: (-len(wanted & one[2].keys()), list(map(str, one[0]))))       # the same at all ranks
     for where, module, names in known:
-        new = {key: [".".join(map(str, (*where, name))) for name in names[key]] for key in names.keys() & wanted if key not in found}
+        new = {key: [".".join(map(str, (*where, name))) for name in names[key]] for key in names.keys() & wanted
+               if key not in found}
         found.update(new)
         if new:
             sources.append(Source(where, module, views))
@@ -137,7 +158,7 @@ def find_names(optimizer, state, views, path):
     return found, sources if lasting else None, None, shards
 
 
-def named_in(items, which):
+def named_in(items: dict[Any, Any], which: ByMemory) -> tuple[Names, dict[int, Shard]]:
     """({id of a parameter: its names}, {id of a parameter: its Shard}) of a dict with tensors."""
     names, shards = {}, {}
     for key, value in items.items():
@@ -149,13 +170,15 @@ def named_in(items, which):
     return names, shards
 
 
-def check_names(optimizer, names, path):
+def check_names(optimizer: torch.optim.Optimizer, names: Names, path: Where) -> None:
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if id(parameter) not in names:
-                raise Refused(path, f"its parameter {place} of group {number}, of shape {list(parameter.shape)}, is in no module of the state and is no tensor "
-                                    "of it: add the optimizer's module to the state, or a dict with these very tensors (their names come from there)")
-    seen = {}
+                raise Refused(path, f"its parameter {place} of group {number}, of shape {list(parameter.shape)}, is "
+                                    "in no module of the state and is no tensor "
+                                    "of it: add the optimizer's module to the state, or a dict with these very "
+                                    "tensors (their names come from there)")
+    seen: dict[str, int] = {}
     for key, given in names.items():
         for name in given:
             if seen.setdefault(name, key) != key:
@@ -164,28 +187,32 @@ def check_names(optimizer, names, path):
 
 # ---- state ----
 
-def is_zero(optimizer):
+def is_zero(optimizer: torch.optim.Optimizer) -> bool:
     """It has the state of each parameter at one rank."""
     return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
 
 
-def refuse_odd(optimizer, path):
+def refuse_odd(optimizer: torch.optim.Optimizer, path: Where) -> None:
     known = {id(parameter) for parameter in parameters_of(optimizer)}
     for key in optimizer.state:
         if isinstance(key, torch.Tensor) and id(key) not in known:
-            raise Refused(path, f"it has state of a parameter of shape {list(key.shape)} that is in none of its groups: delete that from its `state`")
+            raise Refused(path, f"it has state of a parameter of shape {list(key.shape)} that is in none of its "
+                                "groups: delete that from its `state`")
 
 
-def own_state(optimizer, path):
-    """(The optimizer's own state_dict(), what it has beside "state" and "param_groups": a loss scale, a hook's values.)"""
+def own_state(optimizer: torch.optim.Optimizer, path: Where) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(The optimizer's own state_dict(), what it has beside "state" and "param_groups": a loss scale, a hook's
+    values.)"""
     taken = optimizer.state_dict()
-    if not isinstance(taken, dict) or not isinstance(taken.get("state"), dict) or not isinstance(taken.get("param_groups"), list):
-        raise Refused(path, f'the state_dict() of {type(optimizer).__name__} has no "state" and "param_groups", so the parameters\' names cannot be put '
+    if not isinstance(taken, dict) or not isinstance(taken.get("state"),
+                                                     dict) or not isinstance(taken.get("param_groups"), list):
+        raise Refused(path, f'the state_dict() of {type(optimizer).__name__} has no "state" and "param_groups", so '
+                            'the parameters\' names cannot be put '
                             "into it: put its state_dict() into the state instead of the optimizer")
     return taken, {key: value for key, value in taken.items() if key not in ("state", "param_groups")}
 
 
-def named(optimizer, names, path):
+def named(optimizer: torch.optim.Optimizer, names: Names, path: Where) -> dict[str, Any]:
     """The optimizer's own state_dict(), by names."""
     taken, more = own_state(optimizer, path)
     order = [names[id(parameter)] for parameter in parameters_of(optimizer)]
@@ -193,39 +220,46 @@ def named(optimizer, names, path):
     for key, value in taken["state"].items():
         result["state"][order[key][0] if type(key) is int and key < len(order) else key] = value
     for group in taken["param_groups"]:
-        result["param_groups"].append({**group, "params": [name for number in group["params"] for name in order[number]]})
+        result["param_groups"].append({**group,
+                                       "params": [name for number in group["params"] for name in order[number]]})
     return result
 
 
-def of_zero(optimizer, names):
-    """What this rank has of the state; the groups of all. lr and its like are set in the outer groups (by schedulers)."""
+def of_zero(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """What this rank has of the state; the groups of all. lr and its like are set in the outer groups (by
+    schedulers)."""
     alone = Shard(torch.empty(0), alone=True)
     state = {names[id(parameter)][0] if isinstance(parameter, torch.Tensor) else parameter: as_shard(values, alone)
              for parameter, values in (optimizer.optim.state if hasattr(optimizer, "optim") else {}).items()}
-    groups = [{**group, "params": [name for parameter in group["params"] for name in names[id(parameter)]]} for group in optimizer.param_groups]
+    groups = [{**group, "params": [name for parameter in group["params"] for name in names[id(parameter)]]}
+              for group in optimizer.param_groups]
     return {"state": state, "param_groups": groups}
 
 
-def as_shard(value, shard):
-    """The tensors of a parameter's state as parts like the parameter is: those of its shape, and of a parameter of one rank all."""
+def as_shard(value: Any, shard: Shard) -> Any:
+    """The tensors of a parameter's state as parts like the parameter is: those of its shape, and of a parameter of one
+    rank all."""
     if isinstance(value, torch.Tensor) and (shard.alone or value.shape == shard.tensor.shape):
-        return Shard(value, alone=True) if shard.alone else Shard(value, shape=shard.shape, mesh=shard.mesh, placements=shard.placements, flat=shard.flat,
-                                                                  boxes=shard.boxes, same_dims=shard.same_dims, buffer=shard.buffer)
+        return Shard(value, alone=True) if shard.alone else Shard(value, shape=shard.shape, mesh=shard.mesh,
+                                                                  placements=shard.placements, flat=shard.flat,
+                                                                  boxes=shard.boxes, same_dims=shard.same_dims,
+                                                                  buffer=shard.buffer)
     if type(value) is dict:
         return {key: as_shard(item, shard) for key, item in value.items()}
     return type(value)(as_shard(item, shard) for item in value) if type(value) in (list, tuple) else value
 
 
-def flattened(module):
+def flattened(module: torch.nn.Module) -> bool:
     """FSDP1 is in it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FullyShardedDataParallel", None)
     return kind is not None and any(isinstance(part, kind) for part in module.modules())
 
 
-def of_flattened(module, optimizer, path):
+def of_flattened(module: torch.nn.Module, optimizer: torch.optim.Optimizer, path: Where) -> dict[str, Any]:
     """What get_optimizer_state_dict does of it, without the step."""
     import warnings
+
     from torch.distributed import fsdp
     kind = fsdp.FullyShardedDataParallel
     root = next(part for part in module.modules() if isinstance(part, kind))
@@ -234,49 +268,55 @@ def of_flattened(module, optimizer, path):
     own, more = own_state(optimizer, path)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP.state_dict_type", category=FutureWarning)
-        with kind.state_dict_type(module, fsdp.StateDictType.SHARDED_STATE_DICT, fsdp.ShardedStateDictConfig(), fsdp.ShardedOptimStateDictConfig()):
-            taken = kind.optim_state_dict(module, optimizer, {key: own[key] for key in ("state", "param_groups")}, group=None if hybrid else group)
-    clean = {key.replace("_orig_mod.", "") if isinstance(key, str) else key: value for key, value in taken["state"].items()}
-    groups = [{**group, "params": [name.replace("_orig_mod.", "") for name in group["params"]]} for group in taken["param_groups"]]
+        with kind.state_dict_type(module, fsdp.StateDictType.SHARDED_STATE_DICT, fsdp.ShardedStateDictConfig(),
+                                  fsdp.ShardedOptimStateDictConfig()):
+            taken = kind.optim_state_dict(module, optimizer, {key: own[key] for key in ("state", "param_groups")},
+                                          group=None if hybrid else group)
+    clean = {key.replace("_orig_mod.", "") if isinstance(key, str) else key: value for key,
+             value in taken["state"].items()}
+    groups = [{**group, "params": [name.replace("_orig_mod.", "") for name in group["params"]]}
+              for group in taken["param_groups"]]
     return {"state": clean, "param_groups": groups, **more}
 
 
 class View:
-    """How the answer follows from the optimizer's own dicts: `order` has (parameter or key, name, keys) of the state, `groups` (keys,
-    parameters, names)."""
+    """How the answer follows from the optimizer's own dicts: `order` has (parameter or key, name, keys) of the state,
+    `groups` (keys, parameters, names)."""
 
     __slots__ = ("kind", "hooks", "order", "groups", "sources")
 
-    def __init__(self, optimizer, names, sources, taken):
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Names, sources: list[Source],
+                 taken: dict[str, Any]) -> None:
         self.kind, self.hooks, self.sources = type(optimizer), hooks_of(optimizer), sources
         by_name = {names[id(parameter)][0]: parameter for parameter in parameters_of(optimizer)}
         self.order = [(by_name.get(name, name), name, list(state)) for name, state in taken["state"].items()]
         self.groups = [(list(given), list(group["params"]), list(given["params"]))
                        for given, group in zip(taken["param_groups"], optimizer.param_groups)]
 
-    def answer(self, optimizer):
+    def answer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
         """From the dicts, or None where they are not as they were."""
         if (type(optimizer) is not self.kind or not identical(hooks_of(optimizer), self.hooks) or
                 len(optimizer.state) != len(self.order) or len(optimizer.param_groups) != len(self.groups)):
             return None
-        result = {"state": {}, "param_groups": []}
+        result: dict[str, Any] = {"state": {}, "param_groups": []}
         for key, name, keys in self.order:
             state = optimizer.state.get(key)
             if state is None or list(state) != keys:
                 return None
             result["state"][name] = dict(state)
         for (keys, parameters, names), group in zip(self.groups, optimizer.param_groups):
-            if len(keys) != len(group) or not identical(group["params"], parameters) or any(key not in group for key in keys):
+            if len(keys) != len(group) or not identical(group["params"],
+                                                        parameters) or any(key not in group for key in keys):
                 return None
             result["param_groups"].append({key: names if key == "params" else group[key] for key in keys})
         return result
 
 
-def hooks_of(optimizer):
+def hooks_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [hook for name in HOOKS for hook in (getattr(optimizer, name, None) or {}).values()]
 
 
-def equal(a, b):
+def equal(a: Any, b: Any) -> bool:
     """Of two answers: the same kinds, the same tensors."""
     from .torch_modules import memory_of
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
@@ -290,23 +330,25 @@ def equal(a, b):
     return a is b or repr(a) == repr(b)
 
 
-def optimizer_state(optimizer, state, views, path, own=lambda: None):
-    """{"state": {name: …}, "param_groups": […]}; nothing of the optimizer is changed. state: what is saved, its modules among it. own is called
-    where the ranks have different ones by design."""
+def optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], views: Views, path: KeyPath,
+                    own: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """{"state": {name: …}, "param_groups": […]}; nothing of the optimizer is changed. state: what is saved, its modules
+    among it. own is called where the ranks have different ones by design."""
     if is_zero(optimizer):
         own()
         return of_zero(optimizer, find_names(optimizer, state, views, path)[0])
     view = views.get(optimizer)
     if view is not None and all(source.holds(state, views) for source in view.sources):
-        found = view.answer(optimizer)
-        if found is not None:
-            return found
+        known: dict[str, Any] | None = view.answer(optimizer)
+        if known is not None:
+            return known
     views.pop(optimizer, None)
     refuse_odd(optimizer, path)
     names, sources, module, shards = find_names(optimizer, state, views, path)
     if any(flattened(source.object()) for source in sources or () if source.view is not None):
         if module is None:
-            raise Refused(path, "parameters that FSDP1 has flattened are named by one module only: give one module that has all of this optimizer's")
+            raise Refused(path, "parameters that FSDP1 has flattened are named by one module only: give one module "
+                                "that has all of this optimizer's")
         return of_flattened(module, optimizer, path)
     taken = named(optimizer, names, path)
     if any(shard.alone for shard in shards.values()):
@@ -315,7 +357,8 @@ def optimizer_state(optimizer, state, views, path, own=lambda: None):
         name = names[key][0]
         if name in taken["state"]:
             taken["state"][name] = as_shard(taken["state"][name], shard)
-    plain = is_torchs(optimizer.state_dict) and all(map(is_torchs, hooks_of(optimizer)))     # its answer follows from the dicts
+    # its answer follows from the dicts
+    plain = is_torchs(optimizer.state_dict) and all(map(is_torchs, hooks_of(optimizer)))
     if sources is not None and plain and all(isinstance(value, dict) for value in taken["state"].values()):
         view = View(optimizer, names, sources, taken)
         found = view.answer(optimizer)
@@ -325,7 +368,7 @@ def optimizer_state(optimizer, state, views, path, own=lambda: None):
     return taken
 
 
-def ordered_names(optimizer, state):
+def ordered_names(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> list[str]:
     """The names of an optimizer's parameters, in the order of its groups."""
     refuse_odd(optimizer, "the optimizer")
     names = find_names(optimizer, state, weakref.WeakKeyDictionary(), "the optimizer")[0]
@@ -335,48 +378,58 @@ def ordered_names(optimizer, state):
 # ---- the way back ----
 
 class Restored:
-    """What goes into an optimizer from the trees that ranks saved of it: one, or several where each rank has a part (a pipeline's stage, experts,
-    ZeroRedundancyOptimizer). Not through torch's set_optimizer_state_dict: of an optimizer that has no state yet it makes a step first
-    (pytorch#164929)."""
+    """What goes into an optimizer from the trees that ranks saved of it: one, or several where each rank has a part (a
+    pipeline's stage, experts, ZeroRedundancyOptimizer). Not through torch's set_optimizer_state_dict: of an optimizer
+    that has no state yet it makes a step first (pytorch#164929)."""
 
-    def __init__(self, optimizer, state, views, path, trees):
+    def __init__(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], views: Views, path: KeyPath,
+                 trees: list[Any]) -> None:
         refuse_odd(optimizer, path)
         names, sources, _, self.shards = find_names(optimizer, state, views, path)
         if any(flattened(source.object()) for source in sources or () if source.view is not None):
-            raise Refused(path, "FSDP1 has flattened its parameters: vckpt.load cannot fill such an optimizer; give what Step.values gives to "
+            raise Refused(path, "FSDP1 has flattened its parameters: vckpt.load cannot fill such an optimizer; give "
+                                "what Step.values gives to "
                           "FullyShardedDataParallel.optim_state_dict_to_load")
-        if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict) and isinstance(tree.get("param_groups"), list) for tree in trees):
-            raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and "param_groups": leave it out of the state to load '
+        if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict)
+                   and isinstance(tree.get("param_groups"), list) for tree in trees):
+            raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and '
+                                '"param_groups": leave it out of the state to load '
                           "the rest, or give what was saved there")
         self.optimizer, self.trees = optimizer, trees
         self.order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
-        self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order), trees[0]["param_groups"])
+        self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order),
+                           trees[0]["param_groups"])
         self.compare(_by_group(self.groups))
 
-    def compare(self, saved):
+    def compare(self, saved: list[list[Any]]) -> None:
         """missing, unexpected: names of parameters; wrong: a sentence, or None."""
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
         mine = [name for group in self.order for name in group]
         self.missing = [name for name in mine if name not in known]
-        self.unexpected = [] if len(self.trees) > 2 else [str(name) for group in saved for name in group if name not in set(mine)]
+        self.unexpected = [] if len(self.trees) > 2 else [str(name) for group in saved for name in group
+                                                          if name not in set(mine)]
         self.wrong = None
         if any(type(name) is int for name in known):
             self.missing, self.unexpected = [], []
-            self.wrong = ("its parameters have numbers in the step, not names, for its state_dict() was saved: give that to load as well, "
+            self.wrong = ("its parameters have numbers in the step, not names, for its state_dict() was saved: give "
+                          "that to load as well, "
                           "and what comes back in `values` to load_state_dict()")
         elif len(saved) != len(self.order):
             self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.order)} in the state"
         elif any((set(names) & known) - self.saved_in_group(number) for number, names in enumerate(self.order)):
             self.wrong = "its groups have other parameters in the step than in the state"
         elif lacking := sorted({key for group in self.groups for key in options_lacking(self.optimizer, group)}):
-            self.wrong = (f"an optimizer of another kind was saved: its groups have no {', '.join(lacking)}; give one of the kind that was saved, "
-                          "or leave it out of the state (where its class is your own and has a new option, fill that in by __setstate__)")
+            self.wrong = (f"an optimizer of another kind was saved: its groups have no {', '.join(lacking)}; give one "
+                          "of the kind that was saved, "
+                          "or leave it out of the state (where its class is your own and has a new option, fill that "
+                          "in by __setstate__)")
 
-    def saved_in_group(self, number):
+    def saved_in_group(self, number: int) -> set[Any]:
         """Names of the parameters that a rank had in its group of that number."""
-        return {name for tree in self.trees for group in _by_group(tree["param_groups"])[number:number + 1] for name in group}
+        return {name for tree in self.trees for group in _by_group(tree["param_groups"])[number:number + 1]
+                for name in group}
 
-    def give(self, built):
+    def give(self, built: Callable[..., Any]) -> None:
         """built: (part of a tree, the parameter that it is of or None) -> the part with its tensors read."""
         kept, state, groups, parameters = {}, {}, [], parameters_of(self.optimizer)
         for tree in self.trees:
@@ -387,28 +440,34 @@ class Restored:
             elif name in self.missing and self.optimizer.state.get(parameter):       # stays as it is
                 state[number] = self.optimizer.state[parameter]
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
-        state.update((key, built(value)) for key, value in kept.items() if key not in known)    # keys of the program's own
+        # keys of the program's own
+        state.update((key, built(value)) for key, value in kept.items() if key not in known)
         place = 0
-        for names, saved in zip(self.order, self.groups):       # param_names: the optimizer's own stay, as its parameters do
-            groups.append({**{key: built(value) for key, value in saved.items() if key not in ("params", "param_names")},
+        # param_names: the optimizer's own stay, as its parameters do
+        for names, saved in zip(self.order, self.groups):
+            groups.append({**{key: built(value) for key,
+                              value in saved.items() if key not in ("params", "param_names")},
                            "params": list(range(place, place + len(names)))})
             place += len(names)
         more = {key: built(value) for key, value in self.trees[0].items() if key not in ("state", "param_groups")}
         self.optimizer.load_state_dict({**more, "state": state, "param_groups": groups})
 
 
-def options_lacking(optimizer, saved):
-    """Options that a saved group does not have, and that the optimizer's class does not fill in. torch's do so for options that newer versions added."""
+def options_lacking(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> list[str]:
+    """Options that a saved group does not have, and that the optimizer's class does not fill in. torch's do so for
+    options that newer versions added."""
     if is_zero(optimizer):
         optimizer = optimizer.optim
     probe, group = object.__new__(type(optimizer)), {**saved, "params": []}
     try:
         probe.__setstate__({"state": {}, "param_groups": [group], "defaults": dict(optimizer.defaults)})
-    except Exception:                       # a class of one's own, which needs more of itself than that: it says so when it is filled
+    # a class of one's own, which needs more of itself than that: it says so when it is filled
+    except Exception:
         return []
     # torch adds to the defaults, but not to the groups, of an optimizer whose state was loaded or copied before
-    return [key for key in optimizer.defaults if key not in group and all(key in live for live in optimizer.param_groups)]
+    return [key for key in optimizer.defaults if key not in group
+            and all(key in live for live in optimizer.param_groups)]
 
 
-def _by_group(groups):
+def _by_group(groups: list[dict[str, Any]]) -> list[list[Any]]:
     return [list(group["params"]) for group in groups]

@@ -2,15 +2,29 @@
 """torch's tensors as the library is told of them, and torch's process group. Imported only where torch is.
 
 Layouts are those of docs/torch.md. The trap stands there: what fully_shard cuts after tensor parallelism it calls
-`_StridedShard`, and where that is uneven the label says another layout than the data has. The order in which it was cut is
-what the data has, so for uneven sizes that is what is said: `S(0),S(0)` over the mesh with its dimensions in that order."""
+`_StridedShard`, and where that is uneven the label says another layout than the data has. The order in which it was cut
+is what the data has, so for uneven sizes that is what is said: `S(0),S(0)` over the mesh with its dimensions in that
+order."""
+from __future__ import annotations
+
+import itertools
 import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from . import _lib, meshes
 from .shard import STALE, Entry, Layout, Refused, check_items
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from .meshes import NamedRanks, Ranks, SaveMesh
+    from .shard import Where
+    from .values_text import KeyPath
 
 try:
     from torch.distributed.tensor import DTensor
@@ -21,9 +35,10 @@ except ImportError:                         # torch built without distributed, o
         DTensor = None
 
 DTYPES = {getattr(torch, name): _lib.DTYPES.index(word) for name, word in {
-    "bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8", "int16": "i16", "int32": "i32",
-    "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "complex64": "c64",
-    "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz",
+    "bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8", "int16": "i16",
+    "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+    "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2",
+    "float8_e4m3fnuz": "f8_e4m3fnuz",
     "float8_e5m2fnuz": "f8_e5m2fnuz", "float8_e8m0fnu": "f8_e8m0fnu", "float4_e2m1fn_x2": "f4_e2m1fn_x2"}.items()
     if hasattr(torch, name)}
 TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
@@ -31,45 +46,51 @@ PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", tor
 ADVICE = {"ShardedTensor": "give DTensors (FSDP2, or FSDP1 with a device_mesh), or vckpt.Shard with boxes"}
 
 
-def is_tensor(value):
+def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def check_plain(tensor, path):
+def check_plain(tensor: torch.Tensor, path: Where) -> None:
     """That this is memory of items of a kept type. Refuses what is not."""
     if type(tensor) not in PLAIN_TYPES and (tensor.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl):
         name = type(tensor).__name__
-        raise Refused(path, f"a tensor of the class {name} cannot be kept as it is" + f": {ADVICE.get(name, 'give its parts as plain tensors')}")
+        raise Refused(path,
+                      f"a tensor of the class {name} cannot be kept as it is"
+                      + f": {ADVICE.get(name, 'give its parts as plain tensors')}")
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise Refused(path, "a parameter of a lazy module has no shape yet: call the module once before the save")
     if tensor.device.type == "meta":
-        raise Refused(path, "a tensor on the meta device has no data: save after it was made (to_empty, reset_parameters), or leave it out")
+        raise Refused(path, "a tensor on the meta device has no data: save after it was made (to_empty, "
+                            "reset_parameters), or leave it out")
     if tensor.is_quantized or tensor.layout != torch.strided or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        kind = ("quantized" if tensor.is_quantized else "nested" if tensor.is_nested
+                else str(tensor.layout).removeprefix("torch."))
         raise Refused(path, f"a {kind} tensor cannot be kept: give its parts")
     if tensor.dtype not in DTYPES:
         raise Refused(path, f"a tensor of dtype {tensor.dtype} cannot be kept: give it as another dtype")
 
 
-def settled(local):
+def settled(local: torch.Tensor) -> torch.Tensor:
     """What a pending collective gives."""
     wait = getattr(local, "trigger_wait", None) or getattr(local, "wait", None)
     return local if type(local) in PLAIN_TYPES or wait is None else wait()
 
 
-_told = set()           # devices of which a line was printed
+_told: set[torch.device] = set()           # devices of which a line was printed
 
 
-def background(device):
-    """Is what lies there copied while training goes on? The CPU's memory, and that of the current CUDA device, whose stream the save
-    begins behind. What lies on other devices is brought to the host at the call, behind their current streams."""
+def background(device: torch.device) -> bool:
+    """Is what lies there copied while training goes on? The CPU's memory, and that of the current CUDA device, whose
+    stream the save begins behind. What lies on other devices is brought to the host at the call, behind their current
+    streams."""
     return device.type == "cpu" or (device.type == "cuda" and device.index in (None, torch.cuda.current_device()))
 
 
-def tell(device):
+def tell(device: torch.device) -> None:
     if device.type == "cuda" and device not in _told:
         _told.add(device)
-        print(f"vckpt: tensors on {device} are copied at the call, not in the background, because cuda:{torch.cuda.current_device()} is the current device: "
+        print(f"vckpt: tensors on {device} are copied at the call, not in the background, because "
+              f"cuda:{torch.cuda.current_device()} is the current device: "
               f"torch.cuda.set_device({device.index}) first if they are most of the state", file=sys.stderr)
 
 
@@ -78,7 +99,8 @@ class TorchEntry(Entry):
 
     __slots__ = ("type", "dtype", "shape", "stride", "place", "copy", "conjugate", "negative", "flattened")
 
-    def __init__(self, component, name, path, tensor, layout, flags):
+    def __init__(self, component: str, name: str, path: Where, tensor: torch.Tensor, layout: Layout,
+                 flags: int) -> None:
         check_plain(tensor, path)
         self.look(tensor)
         self.flattened = layout.flat is not None or layout.boxes is not None
@@ -94,16 +116,18 @@ class TorchEntry(Entry):
         if not self.copy and not tensor.is_contiguous():
             strides = [n * tensor.element_size() for n in tensor.stride()]
         flags |= _lib.DEVICE if self.device else 0
-        self.fill(component, name, layout, DTYPES[tensor.dtype], None if self.flattened else tensor.shape, strides, flags)
+        self.fill(component, name, layout, DTYPES[tensor.dtype], None if self.flattened else tensor.shape, strides,
+                  flags)
 
-    def look(self, tensor):
+    def look(self, tensor: torch.Tensor) -> None:
         self.type, self.dtype, self.shape = type(tensor), tensor.dtype, tensor.shape
         self.stride, self.place = tensor.stride(), tensor.device
         self.conjugate, self.negative = tensor.is_conj(), tensor.is_neg()
 
-    def address(self, tensor, refs):
+    def address(self, tensor: Any, refs: list[object]) -> int | None:
         if (type(tensor) is not self.type or tensor.dtype is not self.dtype or tensor.shape != self.shape or
-                tensor.stride() != self.stride or tensor.device != self.place or tensor.is_conj() is not self.conjugate or
+                tensor.stride() != self.stride or tensor.device != self.place or tensor.is_conj() is not self.conjugate
+            or
                 tensor.is_neg() is not self.negative):
             return STALE
         if self.copy:
@@ -112,30 +136,31 @@ class TorchEntry(Entry):
                 tensor = tensor.cpu()
             tensor = tensor.contiguous()
             refs.append(tensor)
-        return tensor.data_ptr()
+        return int(tensor.data_ptr())
 
 
 class DTensorEntry(TorchEntry):
     __slots__ = ("spec", "whole", "outer")
 
-    def __init__(self, component, name, path, tensor, save_mesh, rank, flags):
+    def __init__(self, component: str, name: str, path: KeyPath, tensor: Any, save_mesh: SaveMesh | None, rank: int,
+                 flags: int) -> None:
         self.outer, self.spec, self.whole = type(tensor), tensor._spec, tensor.shape
         layout = layout_of(tensor._spec, tuple(tensor.shape), save_mesh, path)
-        if rank not in layout.mesh.members:
+        if layout.mesh is not None and rank not in layout.mesh.members:
             self.fill(component, name, layout, DTYPES.get(tensor.dtype, 0), None, None)
             self.look(tensor._local_tensor)
             self.absent, self.device, self.copy = True, None, False
             return
         super().__init__(component, name, path, settled(tensor._local_tensor), layout, flags)
 
-    def address(self, tensor, refs):
+    def address(self, tensor: Any, refs: list[object]) -> int | None:
         if type(tensor) is not self.outer or tensor.shape != self.whole:
             return STALE
         local = tensor._local_tensor
         if (tensor._spec is self.spec and not self.copy and type(local) is self.type and local.shape == self.shape and
                 local.stride() == self.stride and local.dtype is self.dtype and local.device == self.place and
                 not local.is_conj() and not local.is_neg()):
-            return local.data_ptr()             # the common case, in as few calls as can be
+            return int(local.data_ptr())             # the common case, in as few calls as can be
         if tensor._spec is not self.spec:
             if tensor._spec != self.spec or tensor._spec.mesh is not self.spec.mesh:
                 return STALE
@@ -148,7 +173,7 @@ class DTensorEntry(TorchEntry):
 
 # ---- placements ----
 
-def word(placement, path, ndim):
+def word(placement: Any, path: KeyPath, ndim: int) -> str:
     """As docs/layouts.md writes it."""
     kind = type(placement).__name__
     if kind == "Replicate":
@@ -157,18 +182,22 @@ def word(placement, path, ndim):
         dim = placement.dim + (ndim if placement.dim < 0 else 0)
         if kind == "Shard":
             return f"S({dim})"
-        return f"SS({dim},{placement.split_factor})" if kind == "_StridedShard" else f"IS({dim},{placement.interleaved_size})"
+        if kind == "_StridedShard":
+            return f"SS({dim},{placement.split_factor})"
+        return f"IS({dim},{placement.interleaved_size})"
     if kind == "RaggedShard":
         return f"RS({','.join(map(str, placement.dims))};{','.join(map(str, placement.local_units))})"
     if "Partial" in kind:
-        raise Refused(path, f"{placement} is a sum that is still pending: reduce it first (redistribute to Replicate or Shard)")
-    raise Refused(path, f"the placement {placement} is unknown")
+        raise Refused(path, f"{placement} is a sum that is still pending: reduce it first (redistribute to Replicate "
+                            "or Shard)")
+    raise Refused(path, f"the placement {placement} is unknown: give Replicate or Shard placements, or a vckpt.Shard "
+                        "with boxes")
 
 
-def cut_order(placements, sizes):
+def cut_order(placements: Sequence[Any], sizes: Sequence[int]) -> dict[int, list[int]] | None:
     """For each tensor dimension the mesh dimensions in the order in which they cut it, as the split factors tell it:
     each is the product of the sizes that cut before and stand behind. None where no order gives them."""
-    orders = {}
+    orders: dict[int, list[int]] = {}
     for mesh_dim in reversed(range(len(placements))):
         placement = placements[mesh_dim]
         if type(placement).__name__ not in ("Shard", "_StridedShard"):
@@ -185,9 +214,9 @@ def cut_order(placements, sizes):
     return orders
 
 
-def merged(orders, ndim):
+def merged(orders: dict[int, list[int]], ndim: int) -> list[int]:
     """The mesh dimensions in an order that has each of the chains in it, else as they were."""
-    follows = {b: a for chain in orders.values() for a, b in zip(chain, chain[1:])}
+    follows = {b: a for chain in orders.values() for a, b in itertools.pairwise(chain)}
     result, left = [], list(range(ndim))
     while left:
         result.append(next(d for d in left if follows.get(d) is None or follows[d] in result))
@@ -195,7 +224,7 @@ def merged(orders, ndim):
     return result
 
 
-def ordered(spec, shape, path):
+def ordered(spec: Any, shape: tuple[int, ...], path: KeyPath) -> tuple[list[str], Ranks, list[str]]:
     """(names, ranks, words) of a DTensor's own mesh."""
     names, ranks = meshes.array_of(spec.mesh)
     words = [word(p, path, len(shape)) for p in spec.placements]
@@ -206,7 +235,8 @@ def ordered(spec, shape, path):
         if not even and getattr(spec, "use_strided_shard_as_shard_order", True) is not False:
             orders = cut_order(spec.placements, ranks.shape)
             if orders is None:
-                raise Refused(path, f"no order of cutting gives the placements {spec.placements} on {dict(zip(names, ranks.shape))}")
+                raise Refused(path, f"no order of cutting gives the placements {spec.placements} on "
+                                    f"{dict(zip(names, ranks.shape))}")
     elif getattr(spec, "shard_order", None):
         orders = {entry.tensor_dim: list(entry.mesh_dims) for entry in spec.shard_order}
     if orders is None or all(chain == sorted(chain) for chain in orders.values()):
@@ -216,7 +246,7 @@ def ordered(spec, shape, path):
     return [names[d] for d in order], ranks.transpose(order), [words[d] for d in order]
 
 
-def root_of(mesh):
+def root_of(mesh: Any) -> Any:
     for find in ("_get_root_mesh", "get_root_mesh"):
         if hasattr(mesh, find):
             return getattr(mesh, find)()
@@ -227,41 +257,44 @@ def root_of(mesh):
         return mesh
 
 
-_layouts = {}       # what layout_of was asked -> (the meshes asked of, which must live on; native mesh; words)
+# what layout_of was asked -> (the meshes asked of, which must live on; native mesh; words)
+_layouts: dict[Any, tuple[Any, _lib.Mesh, str]] = {}
 
 
-def layout_of(spec, shape, save_mesh, path):
-    """save_mesh: (names, ranks, native) of the save's mesh; None: all ranks, in the shape of the mesh that this one is a slice of.
-    torch computes the ranks of a mesh anew at each look, in a fraction of a millisecond, so answers are kept."""
+def layout_of(spec: Any, shape: tuple[int, ...], save_mesh: SaveMesh | None, path: KeyPath) -> Layout:
+    """save_mesh: (names, ranks, native) of the save's mesh; None: all ranks, in the shape of the mesh that this one is
+    a slice of. torch computes the ranks of a mesh anew at each look, in a fraction of a millisecond, so answers are
+    kept."""
     strided = any(type(p).__name__ == "_StridedShard" for p in spec.placements)
-    key = (id(spec.mesh), spec.placements, getattr(spec, "shard_order", None), getattr(spec, "use_strided_shard_as_shard_order", None),
+    key = (id(spec.mesh), spec.placements, getattr(spec, "shard_order", None),
+           getattr(spec, "use_strided_shard_as_shard_order", None),
            shape if strided else len(shape), save_mesh and save_mesh[2])
     if key not in _layouts:
         _layouts[key] = spec.mesh, *find_layout(spec, shape, save_mesh, path)
     return Layout(shape, *_layouts[key][1:])
 
 
-def find_layout(spec, shape, save_mesh, path):
+def find_layout(spec: Any, shape: tuple[int, ...], save_mesh: SaveMesh | None, path: KeyPath) -> tuple[_lib.Mesh, str]:
     names, ranks, words = ordered(spec, shape, path)
-    whole = save_mesh
+    whole: NamedRanks | None = save_mesh[:2] if save_mesh else None
     if whole is None:
         root = root_of(spec.mesh)
         whole = meshes.array_of(root) if root is not None and root is not spec.mesh else None
     if whole is not None and set(whole[1].reshape(-1)) != set(ranks.reshape(-1)):
-        found = meshes.within(whole[:2], (names, ranks))
+        found = meshes.within(whole, (names, ranks))
         if found is not None:
             names, ranks, before = found
             words = ["R"] * before + words
     return meshes.named(names, ranks), ",".join(words)
 
 
-def placement_words(placements, path, ndim):
+def placement_words(placements: str | Iterable[Any], path: KeyPath, ndim: int) -> str:
     return placements if isinstance(placements, str) else ",".join(word(p, path, ndim) for p in placements)
 
 
 # ---- the process group ----
 
-def group_rank():
+def group_rank() -> tuple[int, int] | None:
     """(rank, world) of the default process group, or None."""
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized():
@@ -269,26 +302,26 @@ def group_rank():
     return dist.get_rank(), dist.get_world_size()
 
 
-def stream_of(device):
-    return torch.cuda.current_stream(device).cuda_stream
+def stream_of(device: torch.device) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def to_numpy_bytes(tensor, path):
+def to_numpy_bytes(tensor: torch.Tensor, path: KeyPath) -> tuple[str, NDArray[Any]]:
     """(word of the dtype, contiguous numpy array of its bytes with the tensor's shape) of a tensor on any device."""
     check_plain(tensor, path)
     number = DTYPES[tensor.dtype]
     held = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     size = _lib.ITEM_BYTES[number]
     flat = held.reshape(-1).view(torch.uint8).numpy() if held.numel() else np.empty(0, np.uint8)
-    return _lib.DTYPES[number], flat.view(f"V{size}").reshape(tuple(held.shape))
+    return _lib.DTYPES[number] or "", flat.view(f"V{size}").reshape(tuple(held.shape))
 
 
-def empty(like, number):
+def empty(like: torch.Tensor, number: int) -> torch.Tensor:
     """A tensor without values that is cut and placed as `like` is, of the dtype with that number."""
     return torch.empty_like(like.detach(), dtype=TORCH_DTYPES[number], requires_grad=False)
 
 
-def from_numpy(array, number):
+def from_numpy(array: NDArray[Any], number: int) -> torch.Tensor:
     """A tensor over the memory of `array` (bytes of the dtype with that number)."""
     shape = array.shape
     if array.size == 0:

@@ -1,24 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of numpy and torch that are no tensors: scalars, dtypes, sizes, devices, placements, meshes.
 
-`describe` turns one into (tag, content, members), all plain; `restore` does the reverse. Describing imports nothing: an object
-of a library can be met only where the library is in sys.modules. Restoring imports numpy or torch, by names that stand
-here; where one is missing, or lacks the thing (a dtype of a later version, a device of another build), Missing is raised and
-a Record stands for the value. Names that are read are looked up in tables or checked against a class, never called."""
+`describe` turns one into (tag, content, members), all plain; `restore` does the reverse. Describing imports nothing: an
+object of a library can be met only where the library is in sys.modules. Restoring imports numpy or torch, by names that
+stand here; where one is missing, or lacks the thing (a dtype of a later version, a device of another build), Missing is
+raised and a Record stands for the value. Names that are read are looked up in tables or checked against a class, never
+called."""
+from __future__ import annotations
+
 import re
 import sys
+from typing import TYPE_CHECKING, Any
 
 from .records import Mesh
 
-NUMPY_SCALARS = frozenset(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
-                           "float64", "complex64", "complex128", "str", "bytes"])
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Described = tuple[str, Any, dict[str, Any]]     # tag, content, members
+
+NUMPY_SCALARS = frozenset(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
+                           "float32", "float64", "complex64", "complex128", "str", "bytes"])
 NUMPY_TIME = re.compile(r"(datetime64|timedelta64)(\[[0-9]{0,9}[A-Za-z]{1,2}\])?")
 NUMPY_DTYPE = re.compile(r"[<>|=][biufcSUmMV][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}\])?")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(:[0-9]{1,5})?")
 
 PLACEMENT_MODULES = ("torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types")
-PLACEMENTS = {"Replicate": {}, "Shard": {"dim": int}, "_StridedShard": {"dim": int, "split_factor": int},
+PLACEMENTS: dict[str, dict[str, type]] = {"Replicate": {}, "Shard": {"dim": int},
+                                          "_StridedShard": {"dim": int, "split_factor": int},
               "Partial": {"reduce_op": str}}
 # Placements of libraries over torch, known by their class's name: kept as records.
 PLACEMENT_LIKE = {"InterleavedShard": ("dim", "interleaved_size"), "RaggedShard": ("dims", "local_units")}
@@ -30,7 +40,7 @@ class Missing(Exception):
 
 # ---- out ----
 
-def describe(value):
+def describe(value: Any) -> Described | None:
     """(tag, content, members), or None. ValueError: a kind that is known, and cannot be kept."""
     cls = type(value)
     module = cls.__module__ or ""
@@ -47,7 +57,7 @@ def describe(value):
     return None
 
 
-def _describe_scalar(numpy, value):
+def _describe_scalar(numpy: Any, value: Any) -> Described:
     kind = value.dtype.kind
     if kind in "mM":
         return "$numpy", int(value.view("int64")), {"dtype": value.dtype.name}
@@ -58,23 +68,23 @@ def _describe_scalar(numpy, value):
     return "$numpy", plain(value), {"dtype": name}
 
 
-def _describe_scalar_type(numpy, value):
+def _describe_scalar_type(numpy: Any, value: Any) -> Described:
     name = {"str_": "str", "bytes_": "bytes"}.get(value.__name__) or numpy.dtype(value).name
     if name not in NUMPY_SCALARS:
         raise ValueError(f"the type numpy.{value.__name__} cannot be kept")
     return "$numpy.type", name, {}
 
 
-def _dtype_text(numpy, value):
+def _dtype_text(numpy: Any, value: Any) -> str:
     """"float32" for what has its place on this machine, else numpy's own "<U3", ">f4", "<M8[ns]"."""
     if value.name in NUMPY_SCALARS and value.kind in "biufc" and value == numpy.dtype(value.name):
-        return value.name
+        return str(value.name)
     if value.fields is None and value.subdtype is None and NUMPY_DTYPE.fullmatch(value.str):
-        return value.str
+        return str(value.str)
     raise ValueError(f"the numpy dtype {value} cannot be kept")
 
 
-def _describe_torch(torch, cls, module, value):
+def _describe_torch(torch: Any, cls: type, module: str, value: Any) -> Described | None:
     if cls is torch.dtype:
         return "$torch.dtype", str(value).removeprefix("torch."), {}
     if cls is torch.Size:
@@ -96,8 +106,8 @@ def _describe_torch(torch, cls, module, value):
     return None
 
 
-def describe_mesh(mesh):
-    def lists(part):
+def describe_mesh(mesh: Mesh) -> Described:
+    def lists(part: Any) -> Any:
         return [lists(item) for item in part] if isinstance(part, tuple) else part
     names = {} if mesh.mesh_dim_names is None else {"names": list(mesh.mesh_dim_names)}
     return "$mesh", lists(mesh.mesh), {"device": mesh.device_type, **names}
@@ -105,20 +115,20 @@ def describe_mesh(mesh):
 
 # ---- in: content and members are plain values; ValueError where they are not what the tag asks for ----
 
-def _import(name):
+def _import(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError:
         raise Missing from None
 
 
-def _text(content, pattern, what):
+def _text(content: Any, pattern: re.Pattern[str], what: str) -> str:
     if type(content) is not str or not pattern.fullmatch(content):
         raise ValueError(f"{what} is malformed")
     return content
 
 
-def restore_scalar(content, dtype):
+def restore_scalar(content: Any, dtype: Any) -> Any:
     if type(dtype) is not str or not (dtype in NUMPY_SCALARS or NUMPY_TIME.fullmatch(dtype)):
         raise ValueError("the dtype of a numpy scalar is malformed")
     time = NUMPY_TIME.fullmatch(dtype)
@@ -135,12 +145,12 @@ def restore_scalar(content, dtype):
             value = made(content)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"a numpy {dtype}: {error}") from None
-    if kind is int and int(value) != content or kind in (float, complex) and kind(value) != content == content:
+    if (kind is int and int(value) != content) or (kind in (float, complex) and kind(value) != content == content):
         raise ValueError(f"{content} is not a {dtype}")
     return value
 
 
-def restore_dtype(content):
+def restore_dtype(content: Any) -> Any:
     if type(content) is not str or content not in NUMPY_SCALARS - {"str", "bytes"}:
         _text(content, NUMPY_DTYPE, "a numpy dtype")
     try:
@@ -149,16 +159,16 @@ def restore_dtype(content):
         raise ValueError(f"a numpy dtype: {error}") from None
 
 
-def restore_scalar_type(content):
+def restore_scalar_type(content: Any) -> Any:
     if type(content) is not str or content not in NUMPY_SCALARS:
         raise ValueError("a numpy type is malformed")
     numpy = _import("numpy")
     return {"str": numpy.str_, "bytes": numpy.bytes_}.get(content) or numpy.dtype(content).type
 
 
-def _torch_name(kind):
+def _torch_name(kind: str) -> Callable[[Any], Any]:
     """An attribute of torch, if it is of that kind."""
-    def restore(content):
+    def restore(content: Any) -> Any:
         _text(content, NAME, f"a torch.{kind}")
         torch = _import("torch")
         value = getattr(torch, content, None)
@@ -168,13 +178,13 @@ def _torch_name(kind):
     return restore
 
 
-def restore_size(content):
+def restore_size(content: Any) -> Any:
     if type(content) is not list or not all(type(size) is int and abs(size) < 1 << 63 for size in content):
         raise ValueError("a torch.Size is a list of integers")
     return _import("torch").Size(content)
 
 
-def restore_device(content):
+def restore_device(content: Any) -> Any:
     _text(content, DEVICE, "a torch.device")
     torch = _import("torch")
     try:
@@ -186,7 +196,7 @@ def restore_device(content):
     return value
 
 
-def restore_placement(content, **fields):
+def restore_placement(content: Any, **fields: Any) -> Any:
     wanted = PLACEMENTS.get(content) if type(content) is str else None
     if wanted is None:
         raise ValueError("an unknown placement")
@@ -203,14 +213,14 @@ def restore_placement(content, **fields):
     raise Missing
 
 
-def restore_mesh(content, device, names=None):
+def restore_mesh(content: Any, device: Any, names: Any = None) -> Mesh:
     if names is not None and type(names) is not list:
         raise ValueError("the names of a mesh are a list")
     return Mesh(device, content, names)
 
 
 # tag: function, members that must be there, members that may be
-RESTORE = {
+RESTORE: dict[str, tuple[Callable[..., Any], set[str], set[str]]] = {
     "$numpy": (restore_scalar, {"dtype"}, set()),
     "$numpy.dtype": (restore_dtype, set(), set()),
     "$numpy.type": (restore_scalar_type, set(), set()),

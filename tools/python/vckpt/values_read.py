@@ -2,8 +2,10 @@
 """Reading tagged JSON (docs/format/values.md): the other half of values.py.
 
 What is read may be hostile: every tag checks the kind of its content and the names of its members, depth and size are
-bounded before anything recurses or is allocated, and each complaint is a ValueError with the path. Classes are those that the
-caller gave; no name that is read reaches an import, an attribute or a call."""
+bounded before anything recurses or is allocated, and each complaint is a ValueError with the path. Classes are those
+that the caller gave; no name that is read reaches an import, an attribute or a call."""
+from __future__ import annotations
+
 import argparse
 import base64
 import binascii
@@ -16,21 +18,33 @@ import pathlib
 import re
 import types as _types
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import values_foreign
 from .records import Record
 from .values_text import MAX_DEPTH, MAX_PLAIN, SURROGATE, Attr, Odd, Pairs, parse, refusal
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .values_text import KeyPath
+
+Types: TypeAlias = "Iterable[type] | Mapping[str, type]"
+Fetch: TypeAlias = "Callable[[KeyPath, str, dict[str, Any]], Any]"
+
 VERSION = 1
 HEX = re.compile(r"-?0x[1-9a-f][0-9a-f]*")
 TYPE_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
-FACTORIES = {"dict": dict, "list": list, "set": set, "tuple": tuple, "int": int, "float": float, "str": str, "bool": bool,
-             "bytes": bytes, "OrderedDict": collections.OrderedDict, "Counter": collections.Counter, "deque": collections.deque}
+FACTORIES = {"dict": dict, "list": list, "set": set, "tuple": tuple, "int": int, "float": float, "str": str,
+             "bool": bool,
+             "bytes": bytes, "OrderedDict": collections.OrderedDict, "Counter": collections.Counter,
+             "deque": collections.deque}
 
 
-def decode(data, *, types=(), tensor=None, path=()):
+def decode(data: Any, *, types: Types = (), tensor: Fetch | None = None, path: KeyPath = ()) -> Any:
     """The value of a document. `types`: classes (dataclasses, enums, named tuples, placements) that come back as
-    themselves, or a dict from the names that they had to what they are now. Without `tensor` a reference comes back as a Record."""
+    themselves, or a dict from the names that they had to what they are now. Without `tensor` a reference comes back as
+    a Record."""
     decoder = _Decoder(_by_name(types), tensor)
     document = parse(data)
     if type(document) is not Pairs or "$vckpt" not in dict(document):
@@ -48,21 +62,23 @@ def decode(data, *, types=(), tensor=None, path=()):
         raise ValueError("values: nested too deeply for what is left of the stack") from None
 
 
-def _by_name(types):
-    pairs = list(types.items()) if isinstance(types, Mapping) else [(f"{c.__module__}.{c.__qualname__}", c) for c in types
-                                                                     if isinstance(c, type)]
-    if len(pairs) != len(types):
+def _by_name(types: Types) -> dict[str, type]:
+    given = types if isinstance(types, Mapping) else list(types)
+    pairs = list(given.items()) if isinstance(given,
+                                              Mapping) else [(f"{c.__module__}.{c.__qualname__}", c) for c in given
+                                                              if isinstance(c, type)]
+    if len(pairs) != len(given):
         raise TypeError("types= takes classes")
-    known = {}
+    known: dict[str, type] = {}
     for name, cls in pairs:
         if not isinstance(cls, type) or _kind(cls) is None:
             raise TypeError(f"types=: {cls!r} is neither a dataclass nor an enum nor a named tuple")
         if known.setdefault(name, cls) is not cls:
-            raise ValueError(f"types=: two classes called {name}")
+            raise ValueError(f"types=: two classes are called {name}: give one of them")
     return known
 
 
-def _kind(cls):
+def _kind(cls: type) -> str | None:
     if issubclass(cls, enum.Enum):
         return "enum"
     if cls.__name__ in values_foreign.PLACEMENT_LIKE:
@@ -73,42 +89,42 @@ def _kind(cls):
 
 
 class _Decoder:
-    def __init__(self, types, tensor):
+    def __init__(self, types: dict[str, type], tensor: Fetch | None) -> None:
         self.types, self.tensor = types, tensor
 
-    def value(self, node, path, depth):
+    def value(self, node: Any, path: KeyPath, depth: int) -> Any:
         kind = type(node)
         if node is None or kind is bool or kind is int or kind is float:
             return node
         if kind is str:
             return self.text(node, path)
         if depth >= MAX_DEPTH:
-            raise refusal(path, f"more than {MAX_DEPTH} values in one another")
+            raise refusal(path, f"nested more than {MAX_DEPTH} deep")
         if kind is list:
-            return self.list(node, path, depth)
+            return self.items(node, path, depth)
         if kind is Odd:
-            raise refusal(path, f"the number {node.text} is not written so")
+            raise refusal(path, f"the number {node.text} is not in the form that a writer gives it")
         members = {}
         for name, item in node:
             if self.text(name, path) in members:
-                raise refusal(path, f"{name[:60]!r} stands there twice")
+                raise refusal(path, f"the name {name[:60]!r} is given twice")
             members[name] = item
         tags = [name for name in members if name.startswith("$")]
         if tags:
             return self.tagged(tags, members, path, depth)
         return {name: self.value(item, (*path, name), depth + 1) for name, item in members.items()}
 
-    def text(self, text, path):
+    def text(self, text: str, path: KeyPath) -> str:
         if not text.isascii() and SURROGATE.search(text):
             raise refusal(path, "a string that is not Unicode text (half of a surrogate pair)")
         return text
 
-    def list(self, node, path, depth):
+    def items(self, node: Any, path: KeyPath, depth: int) -> list[Any]:
         if type(node) is not list:
-            raise refusal(path, "a list is missing")
+            raise refusal(path, "expected a list")
         return [self.value(item, (*path, number), depth + 1) for number, item in enumerate(node)]
 
-    def tagged(self, tags, members, path, depth):
+    def tagged(self, tags: list[str], members: dict[str, Any], path: KeyPath, depth: int) -> Any:
         tag = tags[0]
         if len(tags) > 1:
             raise refusal(path, f"two tags, {tag[:40]!r} and {tags[1][:40]!r}")
@@ -126,13 +142,14 @@ class _Decoder:
         except _Malformed as error:
             raise refusal(path, f"{tag}: {error}") from None
 
-    def check_members(self, tag, members, needed, optional, path):
+    def check_members(self, tag: str, members: dict[str, Any], needed: set[str], optional: set[str],
+                      path: KeyPath) -> None:
         wrong = needed - members.keys() or members.keys() - needed - optional
         if wrong:
             name = min(wrong)
             raise refusal(path, f"{tag}: the member {name[:40]!r} is {'missing' if name in needed else 'unknown'}")
 
-    def foreign(self, tag, content, members, path, depth):
+    def foreign(self, tag: str, content: Any, members: dict[str, Any], path: KeyPath, depth: int) -> Any:
         function, needed, optional = values_foreign.RESTORE[tag]
         self.check_members(tag, members, needed, optional, path)
         content = self.value(content, path, depth + 1)
@@ -144,19 +161,21 @@ class _Decoder:
         except ValueError as error:
             raise refusal(path, f"{tag}: {error}") from None
 
-    def reference(self, name, members, path, depth):
+    def reference(self, name: Any, members: dict[str, Any], path: KeyPath, depth: int) -> Any:
         if type(name) is not str or not self.text(name, path) or "name" in members:
             raise refusal(path, "$tensor: the name of a tensor is a string")
         members = {key: self.value(item, path, depth + 1) for key, item in members.items()}
-        return self.tensor(path, name, members) if self.tensor else Record("tensor", {"name": name, **members}, "$tensor")
+        return (self.tensor(path, name, members) if self.tensor
+                else Record("tensor", {"name": name, **members}, "$tensor"))
 
     # -- containers --
 
-    def pairs(self, content, path, depth):
+    def pairs(self, content: Any, path: KeyPath, depth: int) -> list[tuple[Any, Any]]:
         """[[key, value], ...] as a list of tuples, no key twice."""
         if type(content) is not list:
-            raise _Malformed("a list of pairs is missing")
-        found, seen = [], set()
+            raise _Malformed("expected a list of pairs")
+        found: list[tuple[Any, Any]] = []
+        seen: set[Any] = set()
         for pair in content:
             if type(pair) is not list or len(pair) != 2:
                 raise _Malformed("an entry is not a pair")
@@ -164,44 +183,45 @@ class _Decoder:
             found.append((key, self.value(pair[1], (*path, key), depth + 1)))
         return found
 
-    def key(self, node, path, depth, seen):
+    def key(self, node: Any, path: KeyPath, depth: int, seen: set[Any]) -> Any:
         key = self.value(node, path, depth + 1)
         try:
             if key in seen:
-                raise _Malformed("a key stands there twice")
+                raise _Malformed("a key is given twice")
             seen.add(key)
         except (TypeError, ValueError):
             raise _Malformed(f"a {type(key).__name__} that cannot be a key") from None
         return key
 
-    def elements(self, content, path, depth):
+    def elements(self, content: Any, path: KeyPath, depth: int) -> set[Any]:
         if type(content) is not list:
-            raise _Malformed("a list is missing")
-        seen = set()
+            raise _Malformed("expected a list")
+        seen: set[Any] = set()
         for item in content:
             self.key(item, path, depth, seen)
         return seen
 
-    def defaultdict(self, content, path, depth, factory):
+    def defaultdict(self, content: Any, path: KeyPath, depth: int, factory: Any) -> collections.defaultdict[Any, Any]:
         if factory is not None and (type(factory) is not str or factory not in FACTORIES):
             raise _Malformed("unknown factory")
-        return collections.defaultdict(FACTORIES.get(factory), self.pairs(content, path, depth))
+        return collections.defaultdict(None if factory is None else FACTORIES[factory],
+                                       self.pairs(content, path, depth))
 
-    def counter(self, content, path, depth):
-        counter = collections.Counter()
+    def counter(self, content: Any, path: KeyPath, depth: int) -> collections.Counter[Any]:
+        counter: collections.Counter[Any] = collections.Counter()
         for key, count in self.pairs(content, path, depth):
             dict.__setitem__(counter, key, count)
         return counter
 
-    def deque(self, content, path, depth, maxlen=None):
-        items = self.list(content, path, depth)
+    def deque(self, content: Any, path: KeyPath, depth: int, maxlen: Any = None) -> collections.deque[Any]:
+        items = self.items(content, path, depth)
         if maxlen is not None and (type(maxlen) is not int or not len(items) <= maxlen):
             raise _Malformed("maxlen is smaller than the deque")
         return collections.deque(items, maxlen)
 
     # -- leaves --
 
-    def large(self, content, path, depth):
+    def large(self, content: Any, path: KeyPath, depth: int) -> int:
         if type(content) is not str or not HEX.fullmatch(content):
             raise _Malformed("not a hexadecimal number")
         value = int(content, 16)
@@ -209,12 +229,12 @@ class _Decoder:
             raise _Malformed("a number that stands for itself")
         return value
 
-    def special(self, content, path, depth):
+    def special(self, content: Any, path: KeyPath, depth: int) -> float:
         if content not in ("nan", "inf", "-inf"):
             raise _Malformed("not one of nan, inf, -inf")
         return float(content)
 
-    def bytes(self, content, path, depth):
+    def bytes(self, content: Any, path: KeyPath, depth: int) -> bytes:
         if type(content) is not str:
             raise _Malformed("not a string")
         try:
@@ -225,38 +245,38 @@ class _Decoder:
             raise _Malformed("not base64 as it is written")
         return value
 
-    def complex(self, content, path, depth):
-        parts = self.list(content, path, depth)
+    def complex(self, content: Any, path: KeyPath, depth: int) -> complex:
+        parts = self.items(content, path, depth)
         if len(parts) != 2 or any(type(part) is not float for part in parts):
             raise _Malformed("not two floats")
         return complex(*parts)
 
-    def integers(self, content, path, depth):
-        numbers = self.list(content, path, depth)
+    def integers(self, content: Any, path: KeyPath, depth: int) -> list[int]:
+        numbers = self.items(content, path, depth)
         if len(numbers) != 3 or any(type(number) is not int for number in numbers):
             raise _Malformed("not three integers")
         return numbers
 
-    def range(self, content, path, depth):
+    def range(self, content: Any, path: KeyPath, depth: int) -> range:
         numbers = self.integers(content, path, depth)
         if numbers[2] == 0:
             raise _Malformed("step 0")
         return range(*numbers)
 
-    def slice(self, content, path, depth):
-        parts = self.list(content, path, depth)
+    def slice(self, content: Any, path: KeyPath, depth: int) -> slice:
+        parts = self.items(content, path, depth)
         if len(parts) != 3:
             raise _Malformed("not three values")
         return slice(*parts)
 
-    def timedelta(self, content, path, depth):
+    def timedelta(self, content: Any, path: KeyPath, depth: int) -> datetime.timedelta:
         numbers = self.integers(content, path, depth)
         try:
             return datetime.timedelta(*numbers)
         except OverflowError:
             raise _Malformed("out of range") from None
 
-    def moment(self, kind, content):
+    def moment(self, kind: Any, content: Any) -> Any:
         try:
             value = kind.fromisoformat(content)
         except (TypeError, ValueError):
@@ -265,27 +285,29 @@ class _Decoder:
             raise _Malformed("not a time as it is written")
         return value
 
-    def path(self, content, path, depth, pure=None):
+    def path(self, content: Any, path: KeyPath, depth: int, pure: Any = None) -> pathlib.PurePath:
         if type(content) is not str or pure not in (None, "posix", "windows"):
             raise _Malformed("not a path")
         self.text(content, path)
-        return {None: pathlib.Path, "posix": pathlib.PurePosixPath, "windows": pathlib.PureWindowsPath}[pure](content)
+        kinds: dict[str | None, type[pathlib.PurePath]] = {None: pathlib.Path, "posix": pathlib.PurePosixPath,
+                                                           "windows": pathlib.PureWindowsPath}
+        return kinds[pure](content)
 
     # -- objects of classes --
 
-    def type_name(self, content, path):
+    def type_name(self, content: Any, path: KeyPath) -> str:
         if type(content) is not str or not TYPE_NAME.fullmatch(self.text(content, path)):
             raise _Malformed("the name of a class is malformed")
         return content
 
-    def record(self, content, path, depth, fields):
+    def record(self, content: Any, path: KeyPath, depth: int, fields: Any) -> Any:
         type_name = self.type_name(content, path)
         if type(fields) is not Pairs:
             raise _Malformed("fields are an object")
         values = {}
         for name, node in fields:
             if self.text(name, path) in values or name.startswith("$"):
-                raise _Malformed(f"the field {name[:40]!r} stands there twice or is a tag")
+                raise _Malformed(f"the field {name[:40]!r} is given twice or is a tag")
             values[name] = self.value(node, (*path, Attr(name)), depth + 1)
         if type_name in self.types:
             return _build(self.types[type_name], type_name, values, path)
@@ -295,7 +317,7 @@ class _Decoder:
             return made
         return Record(type_name, values)
 
-    def enum(self, content, path, depth, name, value):
+    def enum(self, content: Any, path: KeyPath, depth: int, name: Any, value: Any) -> Any:
         type_name = self.type_name(content, path)
         if name is not None and type(name) is not str:
             raise _Malformed("the name of a member is a string")
@@ -307,31 +329,32 @@ class _Decoder:
 
 
 class _Malformed(Exception):
-    """The content of a tag is not what the tag asks for; who knows tag and path says so."""
+    """The content of a tag is not what the tag asks for. The caller, who knows tag and path, reports it."""
 
 
-def _member(cls, type_name, fields, path):
+def _member(cls: Any, type_name: str, fields: dict[str, Any], path: KeyPath) -> Any:
     """By its name: values may be renumbered (enum.auto). Flags that have no single name: by value."""
     if _kind(cls) != "enum":
-        raise refusal(path, f"{type_name} was an enum")
+        raise refusal(path, f"{type_name} was saved as an enum, the class that was given for it is none")
     name, value = fields["name"], fields["value"]
     if name is not None and name in cls.__members__:
         return cls.__members__[name]
     if issubclass(cls, enum.Flag) and type(value) is int and (name is None or "|" in name):
         with contextlib.suppress(ValueError):
             found = cls(value)
-            # where it differs, bits were dropped that the class has no member for: Python 3.11.2 drops them, others refuse them
+            # where it differs, bits were dropped that the class has no member for: Python 3.11.2 drops them, others
+            # refuse them
             if value < 0 or getattr(found, "value", found) == value:
                 return found
     raise refusal(path, f"{type_name} has no member {str(name)[:60]}")
 
 
-def _build(cls, type_name, values, path):
-    """An object of a class that the caller gave. Dataclasses are filled, not initialised: neither __init__ nor __post_init__
-    runs, and the fields are what they were. Fields that are new in the class get their defaults."""
+def _build(cls: Any, type_name: str, values: dict[str, Any], path: KeyPath) -> Any:
+    """An object of a class that the caller gave. Dataclasses are filled, not initialised: neither __init__ nor
+    __post_init__ runs, and the fields are what they were. Fields that are new in the class get their defaults."""
     kind = _kind(cls)
     if kind == "enum":
-        raise refusal(path, f"{type_name} was no enum")
+        raise refusal(path, f"{type_name} was not saved as an enum, the class that was given for it is one")
     try:
         if kind == "placement":
             return cls(**values)
@@ -339,7 +362,8 @@ def _build(cls, type_name, values, path):
             known, defaults = cls._fields, dict(cls._field_defaults)
         else:
             known = [field.name for field in dataclasses.fields(cls)]
-            defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
+            defaults = {field.name: field.default for field in dataclasses.fields(cls)
+                        if field.default is not dataclasses.MISSING}
         for name in values:
             if name not in known:
                 raise refusal((*path, Attr(name)), f"{type_name} has no such field")
@@ -357,7 +381,7 @@ def _build(cls, type_name, values, path):
         raise refusal(path, f"{type_name} cannot be made from its fields: {error}") from None
 
 
-def _factories(cls, kind, values):
+def _factories(cls: Any, kind: str | None, values: dict[str, Any]) -> dict[str, Any]:
     if kind != "dataclass":
         return {}
     return {field.name: field.default_factory() for field in dataclasses.fields(cls)
@@ -367,13 +391,14 @@ def _factories(cls, kind, values):
 
 
 # tag: handler(decoder, content, path, depth, **members), members that must be there, members that may be
-TAGS = {tag: (handler, needed, optional) for tag, handler, needed, optional in [
+Handler: TypeAlias = "Callable[..., Any]"
+TAG_ROWS: list[tuple[str, Handler, set[str], set[str]]] = [
     ("$int", _Decoder.large, set(), set()),
     ("$float", _Decoder.special, set(), set()),
     ("$complex", _Decoder.complex, set(), set()),
     ("$bytes", _Decoder.bytes, set(), set()),
     ("$bytearray", lambda self, *rest: bytearray(self.bytes(*rest)), set(), set()),
-    ("$tuple", lambda self, content, path, depth: tuple(self.list(content, path, depth)), set(), set()),
+    ("$tuple", lambda self, content, path, depth: tuple(self.items(content, path, depth)), set(), set()),
     ("$set", _Decoder.elements, set(), set()),
     ("$frozenset", lambda self, *rest: frozenset(self.elements(*rest)), set(), set()),
     ("$dict", lambda self, *rest: dict(self.pairs(*rest)), set(), set()),
@@ -390,4 +415,5 @@ TAGS = {tag: (handler, needed, optional) for tag, handler, needed, optional in [
     ("$path", _Decoder.path, set(), {"pure"}),
     ("$record", _Decoder.record, {"fields"}, set()),
     ("$enum", _Decoder.enum, {"name", "value"}, set()),
-]}
+]
+TAGS = {tag: (handler, needed, optional) for tag, handler, needed, optional in TAG_ROWS}

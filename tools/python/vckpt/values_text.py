@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of tagged JSON, both ways, and the paths that errors name. It knows JSON, nothing of the tags.
 
-Out: a node is either a str (a text that stands on one line) or a Block (a container that does not fit one). Nodes are built
-from the inside outwards, so each text is laid out once. In: `parse` gives JSON's own values, but objects as `Pairs`, so that
-a name given twice is seen, and numbers that no writer writes as `Odd`: whoever walks the tree knows the path and complains."""
+Out: a node is either a str (a text that stands on one line) or a Block (a container that does not fit one). Nodes are
+built from the inside outwards, so each text is laid out once. In: `parse` gives JSON's own values, but objects as
+`Pairs`, so that a name given twice is seen, and numbers that no writer writes as `Odd`: whoever walks the tree knows
+the path and complains."""
+from __future__ import annotations
+
 import json
 import re
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KeyPath = tuple[Any, ...]       # where a value stands: keys, indices, Attr for fields of records
+Node: TypeAlias = "str | Block"
+Entries: TypeAlias = "list[tuple[str, Node]]"
 
 WIDTH = 100                     # columns of a container that stays on one line, indentation not counted
 MAX_BYTES = 64 << 20            # of a whole document
@@ -24,9 +35,9 @@ class Attr(str):
     __slots__ = ()
 
 
-def path_text(path, root="state"):
+def path_text(path: KeyPath, root: str = "state") -> str:
     """state["optimizer"][0].lr"""
-    def one(key):
+    def one(key: object) -> str:
         if type(key) is Attr:
             return "." + key
         if type(key) is str:
@@ -39,23 +50,25 @@ def path_text(path, root="state"):
     return (root + "".join(map(one, path))).encode("utf-8", "backslashreplace").decode()
 
 
-def refusal(path, sentence, kind=ValueError):
+def refusal(path: KeyPath, sentence: str, kind: type[Exception] = ValueError) -> Exception:
     return kind(f"{path_text(path)}: {sentence}")
 
 
 # ---- out ----
 
 class Block:
-    """`open`, entries (what stands before the node on its line, the node), `close`. `hug`: the last entry goes on the same
-    line and is not indented once more. `kept`: of a node that goes into more than one document, its text by indentation."""
+    """`open`, entries (what stands before the node on its line, the node), `close`. `hug`: the last entry goes on the
+    same line and is not indented once more. `kept`: of a node that goes into more than one document, its text by
+    indentation."""
 
     __slots__ = ("open", "close", "entries", "hug", "kept")
 
-    def __init__(self, open, close, entries, hug):
-        self.open, self.close, self.entries, self.hug, self.kept = open, close, entries, hug, None
+    def __init__(self, open: str, close: str, entries: Entries, hug: bool) -> None:
+        self.open, self.close, self.entries, self.hug = open, close, entries, hug
+        self.kept: dict[int, str] | None = None
 
 
-def container(open, close, entries, hug=False):
+def container(open: str, close: str, entries: Entries, hug: bool = False) -> Node:
     length = 2
     for prefix, node in entries:
         if type(node) is not str:
@@ -64,30 +77,30 @@ def container(open, close, entries, hug=False):
         length += len(prefix) + len(node) + 2
     if length > WIDTH and (length > WIDTH + 2 or entries):
         return Block(open, close, entries, hug and all(type(node) is str for _, node in entries[:-1]))
-    return open + ", ".join(prefix + node for prefix, node in entries) + close
+    return open + ", ".join(f"{prefix}{node}" for prefix, node in entries) + close
 
 
-def array(nodes, hug=False):
+def array(nodes: Iterable[Node], hug: bool = False) -> Node:
     return container("[", "]", [("", node) for node in nodes], hug)
 
 
-def mapping(pairs, hug=False):
+def mapping(pairs: Iterable[tuple[str, Node]], hug: bool = False) -> Node:
     """An object; `pairs` are of (name, node)."""
     return container("{", "}", [(quote(name) + ": ", node) for name, node in pairs], hug)
 
 
-def render(node):
+def render(node: Node) -> str:
     lines = _Lines()
     lines.add(node, 0)
     return "".join(lines.out)
 
 
 class _Lines:
-    def __init__(self):
-        self.out = []
+    def __init__(self) -> None:
+        self.out: list[str] = []
 
-    def add(self, node, indent):
-        if type(node) is str:
+    def add(self, node: Node, indent: int) -> None:
+        if isinstance(node, str):
             self.out.append(node)
         elif node.kept is not None:
             if indent not in node.kept:
@@ -102,17 +115,19 @@ class _Lines:
             self.out.append(node.close)
         else:
             self.out.append(node.open)
-            if node.open == "[" and all(type(item) is str for _, item in node.entries):
-                self.fill([item for _, item in node.entries], indent + 2)
+            texts = [item for _, item in node.entries if isinstance(item, str)]
+            if node.open == "[" and len(texts) == len(node.entries):
+                self.fill(texts, indent + 2)
             else:
                 for number, (prefix, item) in enumerate(node.entries):
                     self.out.append(f"{',' if number else ''}\n{' ' * (indent + 2)}{prefix}")
                     self.add(item, indent + 2)
             self.out.append(f"\n{' ' * indent}{node.close}")
 
-    def fill(self, texts, indent):
+    def fill(self, texts: list[str], indent: int) -> None:
         """As many on a line as fit."""
-        line, length, before = [], 0, ""
+        line: list[str] = []
+        length, before = 0, ""
         for text in texts:
             if line and length + len(text) > WIDTH:
                 self.out.append(f"{before}\n{' ' * indent}{', '.join(line)}")
@@ -124,27 +139,27 @@ class _Lines:
 
 # ---- in ----
 
-class Pairs(list):
+class Pairs(list[tuple[str, Any]]):
     """An object: its names and values in order."""
 
 
 class Odd:
     """A number that no writer writes: its text."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         self.text = text if len(text) <= 40 else text[:40] + "..."
 
 
-def _integer(text):
+def _integer(text: str) -> int | Odd:
     return int(text) if len(text) <= 17 and abs(int(text)) <= MAX_PLAIN else Odd(text)
 
 
-def _number(text):
+def _number(text: str) -> float | Odd:
     value = float(text)
     return value if value - value == 0 else Odd(text)
 
 
-def _check_depth(text):
+def _check_depth(text: str) -> None:
     """Before json's scanner recurses into it."""
     if text.count("[") + text.count("{") <= JSON_DEPTH:
         return
@@ -159,7 +174,7 @@ def _check_depth(text):
             depth -= 1
 
 
-def parse(data):
+def parse(data: Any) -> Any:
     if len(data) > MAX_BYTES:
         raise ValueError(f"values: {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
