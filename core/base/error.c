@@ -59,6 +59,23 @@ int base_error_set(struct base_error *err, int code, const char *format, ...)
 	return code;
 }
 
+int base_no_memory(struct base_error *err)
+{
+	return base_error_set(err, -ENOMEM, "out of memory");
+}
+
+int base_no_memory_for(struct base_error *err, const char *what, ...)
+{
+	char text[sizeof err->text];
+	va_list args;
+
+	va_start(args, what);
+	if (vsnprintf(text, sizeof text, what, args) < 0)
+		text[0] = 0;
+	va_end(args);
+	return base_error_set(err, -ENOMEM, "%s: out of memory", text);
+}
+
 int base_error_prefix(struct base_error *err, int code, const char *format, ...)
 {
 	char text[sizeof err->text];

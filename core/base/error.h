@@ -31,6 +31,10 @@ struct base_error {
 /* Fills `err` (NULL: nothing) and returns `code`, which must be negative. Later calls overwrite earlier ones. */
 int base_error_set(struct base_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* -ENOMEM: "out of memory", or "WHAT: out of memory". */
+int base_no_memory(struct base_error *err);
+int base_no_memory_for(struct base_error *err, const char *what, ...) __attribute__((format(printf, 2, 3)));
+
 /* Puts "PREFIX: " before the sentence (sets it from strerror if there is none yet); returns err->code or `code`. */
 int base_error_prefix(struct base_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

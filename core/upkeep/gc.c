@@ -203,7 +203,7 @@ static int gc_lost_check(struct gc *g)
 	int r;
 
 	if (!lists)
-		return base_error_set(g->err, -ENOMEM, "out of memory");
+		return base_no_memory(g->err);
 	for (size_t i = 0; i < g->nlists; i++)
 		lists[i] = g->lists[i].list;
 	r = store_lost_find(&q, g->err);

@@ -5,12 +5,13 @@
 #ifndef CORE_UPKEEP_GC_INTERNAL_H
 #define CORE_UPKEEP_GC_INTERNAL_H
 
+#include "core/base/table.h"
 #include "core/commit/heartbeat.h"
 #include "core/commit/incoming.h"
 #include "core/upkeep/gc.h"
 
 /* A set of strings: open addressing, owns its keys. */
-struct gc_names { char **slots; size_t n, size; };
+struct gc_names { char **all; size_t n; struct base_table by_name; };
 bool gc_names_has(const struct gc_names *s, const char *name);
 int gc_names_add(struct gc_names *s, const char *name);
 void gc_names_release(struct gc_names *s);

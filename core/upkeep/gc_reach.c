@@ -7,62 +7,48 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/plural.h"
 
 /* ---- names ---- */
 
-static size_t names_slot(const struct gc_names *s, const char *name)
+static bool names_have(const struct gc_names *s, const char *name, uint32_t hash)
 {
-	size_t i = (size_t)base_xxh64_of(0, name, strlen(name)) & (s->size - 1);
+	size_t at = 0;
+	uint32_t i;
 
-	while (s->slots[i] && strcmp(s->slots[i], name) != 0)
-		i = (i + 1) & (s->size - 1);
-	return i;
+	while ((i = base_table_next(&s->by_name, hash, &at)) != BASE_TABLE_NONE)
+		if (strcmp(s->all[i], name) == 0)
+			return true;
+	return false;
 }
 
 bool gc_names_has(const struct gc_names *s, const char *name)
 {
-	return s->n && s->slots[names_slot(s, name)];
-}
-
-static int names_grow(struct gc_names *s)
-{
-	struct gc_names more = {.n = s->n, .size = s->size ? s->size * 2 : 256};
-
-	if (s->n + 1 <= s->size / 2)
-		return 0;
-	more.slots = calloc(more.size, sizeof *more.slots);
-	if (!more.slots)
-		return -ENOMEM;
-	for (size_t i = 0; i < s->size; i++)
-		if (s->slots[i])
-			more.slots[names_slot(&more, s->slots[i])] = s->slots[i];
-	free(s->slots);
-	*s = more;
-	return 0;
+	return names_have(s, name, base_table_hash(name, strlen(name)));
 }
 
 int gc_names_add(struct gc_names *s, const char *name)
 {
-	size_t i;
+	uint32_t hash = base_table_hash(name, strlen(name));
 
-	if (names_grow(s) < 0)
-		return -ENOMEM;
-	i = names_slot(s, name);
-	if (s->slots[i])
+	if (names_have(s, name, hash))
 		return 0;
-	s->slots[i] = strdup(name);
-	if (!s->slots[i])
+	if (base_array_more(s->all, s->n) < 0 || base_table_reserve(&s->by_name, 1) < 0)
 		return -ENOMEM;
-	s->n++;
+	s->all[s->n] = strdup(name);
+	if (!s->all[s->n])
+		return -ENOMEM;
+	base_table_add(&s->by_name, hash, (uint32_t)s->n++);
 	return 0;
 }
 
 void gc_names_release(struct gc_names *s)
 {
-	for (size_t i = 0; i < s->size; i++)
-		free(s->slots[i]);
-	free(s->slots);
+	for (size_t i = 0; i < s->n; i++)
+		free(s->all[i]);
+	free(s->all);
+	base_table_release(&s->by_name);
 	*s = (struct gc_names){0};
 }
 
@@ -78,14 +64,12 @@ struct store_list *gc_list_of(struct gc *g, const char *run)
 
 static int list_open_new(struct gc *g, const char *run)
 {
-	struct gc_run *more = reallocarray(g->lists, g->nlists + 1, sizeof *more);
 	int r;
 
-	if (!more)
-		return base_error_set(g->err, -ENOMEM, "run %s: out of memory", run);
-	g->lists = more;
-	more[g->nlists] = (struct gc_run){0};
-	r = store_list_open(g->store, run, true, &more[g->nlists].list, g->err);
+	if (base_array_more(g->lists, g->nlists) < 0)
+		return base_no_memory_for(g->err, "run %s", run);
+	g->lists[g->nlists] = (struct gc_run){0};
+	r = store_list_open(g->store, run, true, &g->lists[g->nlists].list, g->err);
 	if (r == 0)
 		g->nlists++;
 	return r;

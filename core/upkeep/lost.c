@@ -15,6 +15,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
 #include "core/commit/incoming.h"
@@ -107,19 +108,16 @@ static struct store_list *list_of(const struct store_lost_question *q, const cha
 static int trace_add(struct traces *t, const struct trace *what, const char *file)
 {
 	struct store_list *l = list_of(t->q, what->run);
-	struct trace *more;
 
 	if (t->q->run && strcmp(t->q->run, what->run) != 0)
 		return 0;
 	if (l && !trace_unexplained(l, what))
 		return 0;
-	more = reallocarray(t->all, t->n + 1, sizeof *more);
-	if (!more)
+	if (base_array_more(t->all, t->n) < 0)
 		return -ENOMEM;
-	t->all = more;
-	more[t->n] = *what;
-	more[t->n].file = strdup(file);
-	return more[t->n].file ? (t->n++, 0) : -ENOMEM;
+	t->all[t->n] = *what;
+	t->all[t->n].file = strdup(file);
+	return t->all[t->n].file ? (t->n++, 0) : -ENOMEM;
 }
 
 static int add_stats(struct traces *t, struct base_error *err)

@@ -15,6 +15,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/commit/heartbeat.h"
 #include "core/upkeep/gc_internal.h"
@@ -140,14 +141,11 @@ struct look {
 static size_t *look_number(struct look *k, size_t fault)
 {
 	if (fault >= k->nnumbers) {
-		size_t n = 2 * fault + 64;
-		size_t *more = reallocarray(k->numbers, n, sizeof *more);
+		size_t before = k->nnumbers;
 
-		if (!more)
+		if (base_array_room(k->numbers, k->nnumbers, fault + 1) < 0)
 			return NULL;
-		memset(more + k->nnumbers, 0, (n - k->nnumbers) * sizeof *more);
-		k->numbers = more;
-		k->nnumbers = n;
+		memset(k->numbers + before, 0, (k->nnumbers - before) * sizeof *k->numbers);
 	}
 	return &k->numbers[fault];
 }
@@ -156,15 +154,8 @@ static struct mend_fault *fault_add(struct mend *m, const struct store_damage *d
 {
 	struct mend_fault *f;
 
-	if (m->nfaults == m->faults_size) {
-		size_t n = 2 * m->faults_size + 64;
-
-		f = reallocarray(m->faults, n, sizeof *f);
-		if (!f)
-			return NULL;
-		m->faults = f;
-		m->faults_size = n;
-	}
+	if (base_array_room(m->faults, m->faults_size, m->nfaults + 1) < 0)
+		return NULL;
 	f = &m->faults[m->nfaults];
 	*f = (struct mend_fault){
 		.file = strdup(d->file), .what = strdup(d->what), .offset = d->offset, .len = d->len};
@@ -194,12 +185,11 @@ static struct mend_fault *fault_of(struct look *k, const struct store_damage *d)
 
 static int touch_add(struct mend_fault *f, const struct store_damage *d)
 {
-	struct mend_touch *more = reallocarray(f->touches, f->ntouches + 1, sizeof *more), *t;
+	struct mend_touch *t;
 
-	if (!more)
+	if (base_array_more(f->touches, f->ntouches) < 0)
 		return -ENOMEM;
-	f->touches = more;
-	t = &more[f->ntouches++];
+	t = &f->touches[f->ntouches++];
 	*t = (struct mend_touch){.run = strdup(d->run), .step = d->step,
 		.component = d->component ? strdup(d->component) : NULL,
 		.tensor = d->tensor ? strdup(d->tensor) : NULL};
@@ -236,7 +226,7 @@ static int look(struct mend *m)
 	free(k.numbers);
 	if (r == 0 && k.newer.code)
 		r = base_error_set(m->err, k.newer.code, "%s", k.newer.text);
-	return r < 0 ? r : k.error ? base_error_set(m->err, k.error, "out of memory") : 0;
+	return r < 0 ? r : k.error ? base_no_memory(m->err) : 0;
 }
 
 /* ---- writers ---- */

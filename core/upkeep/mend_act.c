@@ -3,6 +3,7 @@
  * mend_act: what mending does, one action after another. They are independent but for one order: a list's entries are
  * accepted before steps are committed anew in it, which is the order in which they were planned. Each is asked again of
  * what stands there by then. */
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/upkeep/mend_pack.h"
 
@@ -10,12 +11,11 @@
 
 struct mend_action *mend_act(struct mend *m, enum mend_kind kind, const char *file, const char *run)
 {
-	struct mend_action *more = reallocarray(m->actions, m->nactions + 1, sizeof *more), *a;
+	struct mend_action *a;
 
-	if (!more)
+	if (base_array_more(m->actions, m->nactions) < 0)
 		return NULL;
-	m->actions = more;
-	a = &more[m->nactions];
+	a = &m->actions[m->nactions];
 	*a = (struct mend_action){
 		.kind = kind, .file = file ? strdup(file) : NULL, .run = run ? strdup(run) : NULL};
 	if ((file && !a->file) || (run && !a->run)) {

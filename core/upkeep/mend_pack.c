@@ -14,6 +14,7 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/plural.h"
 #include "core/upkeep/verify_internal.h"
 
@@ -126,7 +127,7 @@ static int packs_add(struct packs *k, const char *file)
 	const char *slash = strrchr(file, '/'), *base = slash ? slash + 1 : file;
 	char name[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
 	size_t len = strlen(base);
-	struct mend_pack **more, *p;
+	struct mend_pack *p;
 
 	for (size_t i = 0; i < k->n; i++)
 		if (strcmp(k->all[i]->path, file) == 0)
@@ -138,10 +139,7 @@ static int packs_add(struct packs *k, const char *file)
 	snprintf(name, sizeof name, "%.*s", (int)(len - 5), base);
 	if (store_pack_path(name, path) < 0 || strcmp(path, file) != 0)
 		return 0;
-	more = reallocarray(k->all, k->n + 1, sizeof(struct mend_pack *));
-	p = more ? calloc(1, sizeof *p) : NULL;
-	if (more)
-		k->all = more;
+	p = base_array_more(k->all, k->n) == 0 ? calloc(1, sizeof *p) : NULL;
 	if (!p)
 		return -ENOMEM;
 	snprintf(p->name, sizeof p->name, "%s", name);
@@ -152,15 +150,10 @@ static int packs_add(struct packs *k, const char *file)
 
 static int object_add(struct mend_pack *p, const struct store_object_ref *ref)
 {
-	struct mend_object *more = p->objects;
-
-	if ((p->n & (p->n - 1)) == 0)
-		more = reallocarray(p->objects, p->n ? 2 * p->n : 1, sizeof *more);
-	if (!more)
+	if (base_array_more(p->objects, p->n) < 0)
 		return -ENOMEM;
-	p->objects = more;
-	more[p->n] = (struct mend_object){.ref = *ref};
-	more[p->n++].ref.pack = 0;
+	p->objects[p->n] = (struct mend_object){.ref = *ref};
+	p->objects[p->n++].ref.pack = 0;
 	return 0;
 }
 

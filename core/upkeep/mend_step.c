@@ -21,6 +21,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/commit/stats.h"
 
 struct step_commit { uint64_t entry, step, replaces; struct base_digest manifest; int64_t time_ns; };
@@ -47,24 +48,18 @@ static bool entry_lost(const struct steps *k, uint64_t n)
 
 static int number_add(uint64_t **numbers, size_t *n, uint64_t number)
 {
-	uint64_t *more = reallocarray(*numbers, *n + 1, sizeof *more);
-
-	if (!more)
+	if (base_array_more(*numbers, *n) < 0)
 		return -ENOMEM;
-	*numbers = more;
-	more[(*n)++] = number;
+	(*numbers)[(*n)++] = number;
 	return 0;
 }
 
 static int steps_add(struct steps *k, uint64_t n, const struct proto_entry *e)
 {
 	if (e->kind == PROTO_ENTRY_COMMIT) {
-		struct step_commit *more = reallocarray(k->commits, k->ncommits + 1, sizeof *more);
-
-		if (!more)
+		if (base_array_more(k->commits, k->ncommits) < 0)
 			return -ENOMEM;
-		k->commits = more;
-		more[k->ncommits++] = (struct step_commit){
+		k->commits[k->ncommits++] = (struct step_commit){
 			n, e->commit.step, e->commit.replaces, e->commit.manifest, e->commit.time_ns};
 	} else if (e->kind == PROTO_ENTRY_REMOVE) {
 		return number_add(&k->removed, &k->nremoved, e->removes);

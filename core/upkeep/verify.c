@@ -16,6 +16,7 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/upkeep/lost.h"
 
 void verify_error(struct verify *v, int error)
@@ -107,17 +108,13 @@ void verify_fault(struct verify *v, struct verify_fault f)
 	for (size_t i = v->nfaults > 64 ? v->nfaults - 64 : 0; i < v->nfaults && !known; i++)
 		known = same_fault(&v->faults[i], &f);
 	if (!known) {
-		struct verify_fault *more = v->faults;
+		bool room = base_array_more(v->faults, v->nfaults) == 0;
 
-		if ((v->nfaults & (v->nfaults - 1)) == 0)
-			more = reallocarray(v->faults, v->nfaults ? 2 * v->nfaults : 1, sizeof *more);
 		f.file = strdup(f.file);
 		f.run = f.run ? strdup(f.run) : NULL;
-		if (more)
-			v->faults = more;
-		if (more && f.file)
+		if (room && f.file)
 			v->faults[v->nfaults++] = f;
-		if (!more || !f.file ||
+		if (!room || !f.file ||
 			(f.pack && verify_index_add(&v->places, f.file, f.offset, f.len, v->nfaults - 1) < 0))
 			v->error = v->error ? v->error : -ENOMEM;
 	} else {
@@ -228,11 +225,8 @@ static void tell_skipped(struct verify *v, const struct store_list *l)
 
 static int add_step(struct verify *v, const struct store_list *l, size_t i)
 {
-	struct verify_step *steps = reallocarray(v->steps, v->nsteps + 1, sizeof *steps);
-
-	if (!steps)
+	if (base_array_more(v->steps, v->nsteps) < 0)
 		return -ENOMEM;
-	v->steps = steps;
 	v->steps[v->nsteps++] = (struct verify_step){store_list_run(l), store_list_at(l, i)};
 	return 0;
 }
@@ -245,11 +239,10 @@ static bool wanted(const struct verify *v, const struct store_list *l, size_t i)
 
 static int open_list(struct verify *v, const char *run, struct base_error *err)
 {
-	struct store_list *l, **lists = reallocarray(v->lists, v->nlists + 1, sizeof *lists);
+	struct store_list *l;
 
-	if (!lists)
+	if (base_array_more(v->lists, v->nlists) < 0)
 		return -ENOMEM;
-	v->lists = lists;
 	int r = store_list_open(v->store, run, true, &l, err);
 	if (r == 0)
 		v->lists[v->nlists++] = l;
@@ -505,7 +498,7 @@ static void release(struct verify *v)
 	verify_index_release(&v->places);
 	free(v->packs);
 	free(v->todo);
-	free(v->seen);
+	verify_set_release(&v->seen);
 	free(v->lists);
 	free(v->steps);
 	pthread_mutex_destroy(&v->lock);

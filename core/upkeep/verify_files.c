@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/commit/note.h"
 #include "core/commit/stats.h"
 
@@ -58,15 +59,11 @@ static void on_object(void *arg, const struct store_object_ref *object, const st
 {
 	struct pack_job *j = arg;
 	struct verify_pack *p = &j->pack;
-	struct verify_seen *more = p->seen;
 
-	if ((p->nseen & (p->nseen - 1)) == 0) /* full at powers of two */
-		more = reallocarray(p->seen, p->nseen ? 2 * p->nseen : 1, sizeof *more);
-	if (!more) {
+	if (base_array_more(p->seen, p->nseen) < 0) {
 		verify_error(j->v, -ENOMEM);
 		return;
 	}
-	p->seen = more;
 	p->seen[p->nseen] = (struct verify_seen){.place = verify_place(NULL, object), .hashed = xxh != NULL};
 	if (xxh)
 		p->seen[p->nseen].xxh = *xxh;
@@ -78,11 +75,8 @@ static void keep_pack(struct verify *v, struct verify_pack pack)
 	if (pack.nseen)
 		qsort(pack.seen, pack.nseen, sizeof *pack.seen, verify_compare_places);
 	pthread_mutex_lock(&v->lock);
-	struct verify_pack *more = reallocarray(v->packs, v->npacks + 1, sizeof *more);
-	if (more)
-		v->packs = more;
 	v->result.objects += pack.nseen;
-	if (more && pack.file) {
+	if (base_array_more(v->packs, v->npacks) == 0 && pack.file) {
 		v->packs[v->npacks++] = pack;
 		pack = (struct verify_pack){0};
 	} else if (!v->error) {

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/digest.h"
 #include "core/base/le.h"
 
@@ -49,18 +50,14 @@ static void run_sort(struct verify_place *run, size_t n)
 
 int verify_index_add(struct verify_index *x, const char *file, uint64_t offset, uint64_t len, size_t fault)
 {
-	struct verify_place *more = x->places;
 	size_t last;
 
-	if ((x->n & (x->n - 1)) == 0) /* full at powers of two */
-		more = reallocarray(more, x->n ? 2 * x->n : 1, sizeof *more);
-	if (!more)
+	if (base_array_more(x->places, x->n) < 0)
 		return -ENOMEM;
-	x->places = more;
-	more[x->n++] = (struct verify_place){.file = file_key(file, len == 0), .begin = len ? offset : 0,
+	x->places[x->n++] = (struct verify_place){.file = file_key(file, len == 0), .begin = len ? offset : 0,
 		.end = len ? offset + len : 1, .fault = fault};
 	last = x->n & -x->n;
-	run_sort(&more[x->n - last], last);
+	run_sort(&x->places[x->n - last], last);
 	return 0;
 }
 

@@ -19,6 +19,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/pool.h"
+#include "core/base/table.h"
 #include "core/commit/incoming.h"
 #include "core/commit/manifest_check.h"
 #include "core/step/layout.h"
@@ -67,6 +68,11 @@ struct verify_todo {
 	struct base_xxh128 xxh;
 };
 
+/* Numbers, each once. verify_set_add: 1: it is new, 0, or -ENOMEM. */
+struct verify_set { uint64_t *all; size_t room; struct base_table by_number; };
+int verify_set_add(struct verify_set *s, uint64_t number);
+void verify_set_release(struct verify_set *s);
+
 struct verify {
 	struct store *store;
 	const struct store_verify_options *o;
@@ -83,8 +89,7 @@ struct verify {
 	size_t npacks; /* sorted by file once the pool is idle */
 	struct verify_todo *todo;
 	size_t ntodo; /* to be re-hashed by reference */
-	uint64_t *seen;
-	size_t nseen, seen_size; /* open addressing: hashes of todo */
+	struct verify_set seen; /* hashes of todo */
 	struct store_verify_result result;
 	uint64_t done_bytes, total_bytes;
 	int error; /* out of memory; sticky */

@@ -24,8 +24,7 @@ struct verify_says {
 	uint64_t bytes;
 	uint64_t *live;          /* by the manifest's packs: of all ranks */
 	uint64_t *rank_live;     /* the same of the rank under way */
-	uint64_t *seen;          /* open addressing: places that the rank under way reached */
-	size_t nseen, seen_size;
+	struct verify_set seen;  /* places that the rank under way reached */
 	bool nothing_left_out;   /* every part was added up */
 	char wrong[VERIFY_SAYS_MAX]; /* the first disagreement */
 };
@@ -63,7 +62,7 @@ void verify_says_free(struct verify_says *s)
 		return;
 	free(s->live);
 	free(s->rank_live);
-	free(s->seen);
+	verify_set_release(&s->seen);
 	free(s);
 }
 
@@ -73,47 +72,18 @@ void verify_says_leave_out(struct verify_says *s) { s->nothing_left_out = false;
 
 /* ---- what a rank reaches ---- */
 
-static int seen_grow(struct verify_says *s)
-{
-	size_t size = s->seen_size ? 2 * s->seen_size : 1024;
-	uint64_t *slots = calloc(size, sizeof *slots);
-
-	if (!slots)
-		return -ENOMEM;
-	for (size_t i = 0; i < s->seen_size; i++) {
-		size_t at = s->seen[i] & (size - 1);
-
-		while (s->seen[i] && slots[at])
-			at = (at + 1) & (size - 1);
-		if (s->seen[i])
-			slots[at] = s->seen[i];
-	}
-	free(s->seen);
-	s->seen = slots;
-	s->seen_size = size;
-	return 0;
-}
-
 void verify_says_rank(struct verify_says *s)
 {
 	memset(s->rank_live, 0, s->m->npacks * sizeof *s->rank_live);
-	if (s->seen)
-		memset(s->seen, 0, s->seen_size * sizeof *s->seen);
-	s->nseen = 0;
+	base_table_clear(&s->seen.by_number);
 }
 
 int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref)
 {
-	uint64_t place = base_xxh64_of(verify_place(NULL, ref), &number, sizeof number) | 1;
-	size_t at;
+	int r = verify_set_add(&s->seen, base_xxh64_of(verify_place(NULL, ref), &number, sizeof number));
 
-	if (2 * (s->nseen + 1) > s->seen_size && seen_grow(s) < 0)
-		return -ENOMEM;
-	for (at = place & (s->seen_size - 1); s->seen[at]; at = (at + 1) & (s->seen_size - 1))
-		if (s->seen[at] == place)
-			return 0;
-	s->seen[at] = place;
-	s->nseen++;
+	if (r <= 0)
+		return r;
 	s->rank_live[number] += ref->stored_len;
 	s->live[number] += ref->stored_len;
 	return 0;

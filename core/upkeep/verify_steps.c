@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
+
 enum { WINDOW_BLOCKS = 256 };
 
 struct walker {
@@ -76,66 +78,49 @@ static const struct verify_seen *footer_lists(const struct verify *v, const char
 	return NULL;
 }
 
-static int grow_seen(struct verify *v)
-{
-	size_t size = v->seen_size ? 2 * v->seen_size : 1024;
-	uint64_t *slots = calloc(size, sizeof *slots);
+/* ---- sets ---- */
 
-	if (!slots)
+int verify_set_add(struct verify_set *s, uint64_t number)
+{
+	uint32_t hash = base_table_hash_number(number), i;
+	size_t at = 0;
+
+	while ((i = base_table_next(&s->by_number, hash, &at)) != BASE_TABLE_NONE)
+		if (s->all[i] == number)
+			return 0;
+	i = (uint32_t)s->by_number.n;
+	if (base_array_room(s->all, s->room, (size_t)i + 1) < 0 || base_table_reserve(&s->by_number, 1) < 0)
 		return -ENOMEM;
-	for (size_t i = 0; i < v->seen_size; i++) {
-		if (!v->seen[i])
-			continue;
-		size_t at = v->seen[i] & (size - 1);
-		while (slots[at])
-			at = (at + 1) & (size - 1);
-		slots[at] = v->seen[i];
-	}
-	free(v->seen);
-	v->seen = slots;
-	v->seen_size = size;
-	return 0;
+	s->all[i] = number;
+	base_table_add(&s->by_number, hash, i);
+	return 1;
 }
 
-/* 1: new. */
-static int add_seen(struct verify *v, uint64_t hash)
+void verify_set_release(struct verify_set *s)
 {
-	if (2 * (v->nseen + 1) > v->seen_size && grow_seen(v) < 0)
-		return -ENOMEM;
-	size_t at = hash & (v->seen_size - 1);
-	while (v->seen[at] && v->seen[at] != hash)
-		at = (at + 1) & (v->seen_size - 1);
-	if (v->seen[at])
-		return 0;
-	v->seen[at] = hash;
-	v->nseen++;
-	return 1;
+	free(s->all);
+	base_table_release(&s->by_number);
+	*s = (struct verify_set){0};
 }
 
 /* A piece counts with its XXH3-128: rows may say different ones of the same bytes. */
 static uint64_t item_place(const struct verify_item *it)
 {
 	uint64_t place = verify_place(it->pack, it->ref);
-	uint64_t hash = it->xxh ? base_xxh64_of(place, it->xxh, sizeof *it->xxh) : place;
 
-	return hash ? hash : 1;
+	return it->xxh ? base_xxh64_of(place, it->xxh, sizeof *it->xxh) : place;
 }
 
 static int add_todo(struct verify *v, const struct verify_item *it)
 {
 	const char *pack = it->pack;
 	const struct store_object_ref *ref = it->ref;
-	int r = add_seen(v, item_place(it));
+	int r = verify_set_add(&v->seen, item_place(it));
 
 	if (r <= 0)
 		return r;
-	if ((v->ntodo & (v->ntodo - 1)) == 0) {
-		struct verify_todo *more = reallocarray(v->todo, v->ntodo ? 2 * v->ntodo : 1, sizeof *more);
-
-		if (!more)
-			return -ENOMEM;
-		v->todo = more;
-	}
+	if (base_array_more(v->todo, v->ntodo) < 0)
+		return -ENOMEM;
 	char *name = strdup(pack);
 	if (!name)
 		return -ENOMEM;
@@ -155,7 +140,7 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	struct store_object_ref key = {.offset = it->size, .raw_len = 1};
 	uint64_t size;
 	char text[160];
-	int r = add_seen(v, verify_place(it->pack, &key));
+	int r = verify_set_add(&v->seen, verify_place(it->pack, &key));
 
 	if (r <= 0)
 		return r;
@@ -186,7 +171,7 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 		return add_todo(k->v, it);
 	if (!it->xxh || !seen->hashed || memcmp(it->xxh, &seen->xxh, sizeof seen->xxh) == 0)
 		return 0;
-	int r = add_seen(k->v, item_place(it));
+	int r = verify_set_add(&k->v->seen, item_place(it));
 	if (r == 1)
 		hashes_fault(k->v, file, it->ref, it->xxh);
 	return r < 0 ? r : 0;
