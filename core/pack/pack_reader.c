@@ -127,7 +127,7 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 		return base_error_set(err, r, "\"%.128s\" is no name of a pack", pack);
 	struct store_pack *p = calloc(1, sizeof *p);
 	if (!p)
-		return base_error_set(err, -ENOMEM, "pack %s: out of memory", pack);
+		return base_no_memory_for(err, "pack %s", pack);
 	p->storage = s;
 	memcpy(p->store_id, store_id, 16);
 	strcpy(p->name, pack); /* fits: it has a path */
@@ -318,7 +318,7 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 {
 	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get() };
 	if (!rd.b)
-		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+		return base_no_memory_for(err, "pack %s", p->name);
 	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES);
 	if (r == -BASE_EVERSION)
 		return pack_newer_object(p, ref, err);
@@ -336,7 +336,7 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 		return 0;
 	r = ref->codec == STORE_CODEC_RAW ? read_raw(&rd, first, n, out) : read_encoded(&rd, first, n, out);
 	if (r == -ENOMEM)
-		base_error_set(err, r, "pack %s: out of memory", p->name);
+		base_no_memory_for(err, "pack %s", p->name);
 	return r;
 }
 
@@ -359,7 +359,7 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
 	if (r == 0) {
 		bytes = malloc(ref->raw_len ? ref->raw_len : 1);
 		if (!bytes)
-			return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+			return base_no_memory_for(err, "pack %s", p->name);
 	}
 	r = store_object_read(p, ref, bytes, err); /* says it again, in words */
 	if (r < 0)
@@ -388,7 +388,7 @@ int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t *
 			p->name, (unsigned long long)(p->size - sizeof tail));
 	base_cleanup_free uint8_t *footer = malloc(ret_tail->footer_len ? ret_tail->footer_len : 1);
 	if (!footer)
-		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+		return base_no_memory_for(err, "pack %s", p->name);
 	r = pack_read(p, ret_tail->footer_offset, footer, ret_tail->footer_len, err);
 	if (r < 0)
 		return r;
@@ -410,7 +410,7 @@ int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f
 		return r;
 	base_cleanup_free struct store_object_ref *objects = calloc(tail.count ? tail.count : 1, sizeof *objects);
 	if (!objects)
-		return base_error_set(err, -ENOMEM, "pack %s: out of memory", p->name);
+		return base_no_memory_for(err, "pack %s", p->name);
 	r = pack_footer_decode(footer, &tail, objects);
 	if (r == -BASE_EVERSION)
 		return base_error_set(err, r,

@@ -238,7 +238,7 @@ int store_chunk_decode(const void *object, size_t len, const struct store_layout
 		return base_error_set(err, -BASE_EFORMAT, "rows of a part cannot be read: %zu bytes are no chunk", len);
 	c = calloc(1, sizeof *c + len);
 	if (!c)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	c->layout = l;
 	c->npacks = npacks;
 	memcpy(c->object, object, len);

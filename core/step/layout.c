@@ -6,6 +6,7 @@
  * and lays names and dimensions out in the order of the tensors (proto/layout.c refuses anything else). So every save
  * of a run stores the same object until the model changes, and the digest says whether two steps have the same
  * tensors. */
+#include "core/base/array.h"
 #include "core/pack/pack.h"
 #include "core/step/layout_internal.h"
 #include "core/step/record.h"
@@ -55,17 +56,11 @@ void store_layout_builder_free(struct store_layout_builder *b)
 int store_layout_builder_reserve(struct store_layout_builder *b, uint32_t ntensors, size_t name_bytes)
 {
 	size_t dim_bytes = 2 * sizeof(uint64_t) * ntensors; /* most have two */
-	struct layout_item *items;
 
 	if (ntensors > PROTO_LAYOUT_MAX_TENSORS)
 		return 0; /* adding them tells */
-	if (ntensors > b->items_room) {
-		items = realloc(b->items, ntensors * sizeof *items);
-		if (!items)
-			return -ENOMEM;
-		b->items = items;
-		b->items_room = ntensors;
-	}
+	if (base_array_room(b->items, b->items_room, ntensors) < 0)
+		return -ENOMEM;
 	if (base_buf_extend(&b->names, name_bytes))
 		b->names.len -= name_bytes;
 	if (base_buf_extend(&b->dims, dim_bytes))
@@ -83,13 +78,10 @@ static int64_t builder_component_find(const struct store_layout_builder *b, cons
 
 static int64_t builder_component_add(struct store_layout_builder *b, const char *component)
 {
-	char **grown = realloc(b->components, (b->ncomponents + 1) * sizeof *grown);
-
-	if (!grown)
+	if (base_array_more(b->components, b->ncomponents) < 0)
 		return -ENOMEM;
-	b->components = grown;
-	grown[b->ncomponents] = strdup(component);
-	return grown[b->ncomponents] ? (int64_t)b->ncomponents++ : -ENOMEM;
+	b->components[b->ncomponents] = strdup(component);
+	return b->components[b->ncomponents] ? (int64_t)b->ncomponents++ : -ENOMEM;
 }
 
 /* known: a tensor of this component was added before. */
@@ -137,26 +129,19 @@ int store_layout_builder_add_held(struct store_layout_builder *b, const char *co
 	if (number < 0)
 		number = builder_component_add(b, component);
 	if (number < 0)
-		return base_error_set(err, (int)number, "out of memory");
+		return base_no_memory(err);
 	r = layout_held_add(&b->held, held, &mesh, &placement, err);
 	if (r < 0)
 		return base_error_prefix(err, r, "tensor \"%.*s\"", store_layout_shown(name, name_len), name);
-	if (b->nitems == b->items_room) {
-		uint32_t room = b->items_room ? b->items_room * 2 : 256;
-		struct layout_item *grown = realloc(b->items, (size_t)room * sizeof *grown);
-
-		if (!grown)
-			return base_error_set(err, -ENOMEM, "out of memory");
-		b->items = grown;
-		b->items_room = room;
-	}
+	if (base_array_room(b->items, b->items_room, b->nitems + 1) < 0)
+		return base_no_memory(err);
 	b->items[b->nitems] = (struct layout_item){(uint32_t)number, (uint32_t)b->names.len, (uint32_t)name_len,
 		(uint32_t)(b->dims.len / 8), tag, mesh, placement, (uint8_t)dtype, (uint8_t)shape->ndim,
 		held && held->buffer};
 	base_buf_append(&b->names, name, name_len);
 	base_buf_append(&b->dims, shape->dim, shape->ndim * sizeof shape->dim[0]);
 	if (b->names.error || b->dims.error)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	b->nitems++;
 	return 0;
 }
@@ -288,11 +273,11 @@ int store_layout_builder_tables(struct store_layout_builder *b, struct store_lay
 	int r;
 
 	if (!made || !tags)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	made->sorted = calloc((size_t)b->ncomponents + 1, sizeof *made->sorted);
 	made->tensors = malloc(((size_t)b->nitems + 1) * sizeof *made->tensors);
 	if (!made->sorted || !made->tensors)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	if (!in_order)
 		qsort_r(b->items, b->nitems, sizeof *b->items, item_order, b);
 	r = in_order ? 0 : builder_twice(b, err);
@@ -303,7 +288,7 @@ int store_layout_builder_tables(struct store_layout_builder *b, struct store_lay
 	made_texts(b, in_order, made);
 	l = made->names.error || made->dims.error ? NULL : calloc(1, sizeof *l);
 	if (!l)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	made_rows(b, made, &l->m, tags);
 	l->made = base_steal(made);
 	*ret_l = l;

@@ -12,11 +12,10 @@
 
 #include <string.h>
 
-#include "core/base/digest.h"
+#include "core/base/array.h"
 #include "core/base/plural.h"
 
 struct layout_words {
-	uint64_t hash;
 	uint32_t n;
 	struct tensor_placement at[TENSOR_MAX_DIMS]; /* ragged ones point behind the struct */
 };
@@ -27,13 +26,8 @@ void layout_held_release(struct layout_held *h)
 		free(h->words[i]);
 	free(h->words);
 	free(h->meshes);
-	free(h->slots);
+	base_table_release(&h->by_words);
 	*h = (struct layout_held){0};
-}
-
-static int held_memory(struct base_error *err)
-{
-	return base_error_set(err, -ENOMEM, "out of memory");
 }
 
 /* ---- meshes ---- */
@@ -67,15 +61,8 @@ static int held_mesh_new(struct layout_held *h, const struct tensor_mesh *mesh, 
 {
 	if (h->nmeshes == LAYOUT_HELD_MESHES_MAX)
 		return base_error_set(err, -BASE_ELIMIT, "more than %u meshes", LAYOUT_HELD_MESHES_MAX);
-	if (h->nmeshes == h->meshes_room) {
-		uint32_t room = h->meshes_room ? 2 * h->meshes_room : 8;
-		const struct tensor_mesh **grown = realloc(h->meshes, room * sizeof *grown);
-
-		if (!grown)
-			return held_memory(err);
-		h->meshes = grown;
-		h->meshes_room = room;
-	}
+	if (base_array_more(h->meshes, h->nmeshes) < 0)
+		return base_no_memory(err);
 	h->meshes[h->nmeshes++] = mesh;
 	return 0;
 }
@@ -104,21 +91,20 @@ static int held_mesh(struct layout_held *h, const struct tensor_mesh *mesh, uint
 
 /* ---- placements ---- */
 
-static uint64_t words_hash(const struct tensor_placement *p, uint32_t n)
+static uint32_t words_hash(const struct tensor_placement *p, uint32_t n)
 {
-	uint64_t hash = n;
+	uint32_t hash = n;
 
 	for (uint32_t i = 0; i < n; i++) { /* what tensor_placement_equal looks at */
-		uint64_t with = p[i].kind;
+		uint64_t with[3] = {p[i].kind};
 
-		if (with != TENSOR_REPLICATE && with != TENSOR_PARTIAL)
-			with |= (uint64_t)p[i].dim << 8;
+		if (p[i].kind != TENSOR_REPLICATE && p[i].kind != TENSOR_PARTIAL)
+			with[1] = p[i].dim;
 		if (p[i].kind == TENSOR_STRIDED_SHARD || p[i].kind == TENSOR_INTERLEAVED_SHARD)
-			with ^= p[i].split << 16;
+			with[2] = p[i].split;
 		if (p[i].kind == TENSOR_RAGGED_SHARD)
-			with ^= base_xxh64_of(p[i].nends, p[i].ends, p[i].nends * sizeof *p[i].ends);
-		hash = (hash ^ with) * UINT64_C(0x9e3779b97f4a7c15);
-		hash ^= hash >> 29;
+			with[2] = base_table_hash(p[i].ends, p[i].nends * sizeof *p[i].ends);
+		hash = base_table_hash_in(hash, with, sizeof with);
 	}
 	return hash;
 }
@@ -133,47 +119,19 @@ static bool words_equal(const struct layout_words *w, const struct tensor_placem
 	return true;
 }
 
-/* The slot of equal placements, or the free one for them. */
-static uint32_t words_slot(const struct layout_held *h, const struct tensor_placement *p, uint32_t n, uint64_t hash)
+/* The number of equal placements, or BASE_TABLE_NONE. */
+static uint32_t words_find(const struct layout_held *h, const struct tensor_placement *p, uint32_t n, uint32_t hash)
 {
-	uint32_t slot = (uint32_t)hash & (h->nslots - 1);
+	size_t at = 0;
+	uint32_t i;
 
-	while (h->slots[slot]) {
-		const struct layout_words *w = h->words[h->slots[slot] - 1];
-
-		if (w->hash == hash && words_equal(w, p, n))
+	while ((i = base_table_next(&h->by_words, hash, &at)) != BASE_TABLE_NONE)
+		if (words_equal(h->words[i], p, n))
 			break;
-		slot = (slot + 1) & (h->nslots - 1);
-	}
-	return slot;
+	return i;
 }
 
-static int words_grow(struct layout_held *h)
-{
-	uint32_t room = h->words_room ? 2 * h->words_room : 32;
-	uint32_t *slots = calloc(2 * (size_t)room, sizeof *slots);
-	struct layout_words **grown = slots ? realloc(h->words, room * sizeof *grown) : NULL;
-
-	if (!grown) {
-		free(slots);
-		return -ENOMEM;
-	}
-	h->words = grown;
-	h->words_room = room;
-	free(h->slots);
-	h->slots = slots;
-	h->nslots = 2 * room;
-	for (uint32_t i = 0; i < h->nwords; i++) {
-		uint32_t slot = (uint32_t)h->words[i]->hash & (h->nslots - 1);
-
-		while (h->slots[slot])
-			slot = (slot + 1) & (h->nslots - 1);
-		h->slots[slot] = i + 1;
-	}
-	return 0;
-}
-
-static struct layout_words *words_new(const struct tensor_placement *p, uint32_t n, uint64_t hash)
+static struct layout_words *words_new(const struct tensor_placement *p, uint32_t n)
 {
 	struct layout_words *w;
 	size_t nends = 0;
@@ -185,7 +143,6 @@ static struct layout_words *words_new(const struct tensor_placement *p, uint32_t
 	if (!w)
 		return NULL;
 	ends = (uint64_t *)(w + 1);
-	w->hash = hash;
 	w->n = n;
 	memcpy(w->at, p, n * sizeof *p);
 	for (uint32_t i = 0; i < n; i++) {
@@ -200,28 +157,28 @@ static struct layout_words *words_new(const struct tensor_placement *p, uint32_t
 static int held_words(struct layout_held *h, const struct tensor_placement *p, uint32_t n, uint32_t *ret_words,
 	struct base_error *err)
 {
-	uint64_t hash;
-	uint32_t slot;
+	uint32_t hash, i;
 
 	if (h->nwords && words_equal(h->words[h->last_words], p, n)) {
 		*ret_words = 1 + h->last_words;
 		return 0;
 	}
-	if (h->nwords == h->words_room && words_grow(h) < 0)
-		return held_memory(err);
 	hash = words_hash(p, n);
-	slot = words_slot(h, p, n, hash);
-	if (!h->slots[slot]) {
-		if (h->nwords == LAYOUT_HELD_PLACEMENTS_MAX)
+	i = words_find(h, p, n, hash);
+	if (i == BASE_TABLE_NONE) {
+		i = h->nwords;
+		if (i == LAYOUT_HELD_PLACEMENTS_MAX)
 			return base_error_set(err, -BASE_ELIMIT, "more than %u combinations of placements",
 				LAYOUT_HELD_PLACEMENTS_MAX);
-		h->words[h->nwords] = words_new(p, n, hash);
-		if (!h->words[h->nwords])
-			return held_memory(err);
-		h->slots[slot] = ++h->nwords;
+		if (base_array_more(h->words, i) < 0 || base_table_reserve(&h->by_words, 1) < 0)
+			return base_no_memory(err);
+		h->words[i] = words_new(p, n);
+		if (!h->words[i])
+			return base_no_memory(err);
+		base_table_add(&h->by_words, hash, h->nwords++);
 	}
-	*ret_words = h->slots[slot];
-	h->last_words = *ret_words - 1;
+	h->last_words = i;
+	*ret_words = 1 + i;
 	return 0;
 }
 
@@ -333,7 +290,7 @@ static int tables_words(const struct layout_held *h, struct layout_held_tables *
 	t->placements = calloc((size_t)h->nwords + 1, sizeof *t->placements);
 	t->nplacements = h->nwords;
 	if (!sorted || !texts || !t->words_at || !t->placements)
-		return held_memory(err);
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < h->nwords; i++) {
 		struct base_buf text = BASE_BUF_INIT;
 
@@ -344,7 +301,7 @@ static int tables_words(const struct layout_held *h, struct layout_held_tables *
 				LAYOUT_HELD_WORDS_MAX);
 		texts[i] = t->placements[i] = base_buf_steal_text(&text);
 		if (!texts[i] || r < 0)
-			return r < 0 ? r : held_memory(err);
+			return r < 0 ? r : base_no_memory(err);
 	}
 	qsort_r(sorted, h->nwords, sizeof *sorted, words_compare, texts);
 	for (uint32_t i = 0; i < h->nwords; i++) {
@@ -358,7 +315,7 @@ int layout_held_finish(const struct layout_held *h, struct layout_held_tables *r
 {
 	int r = tables_meshes(h, ret_t);
 
-	return r < 0 ? held_memory(err) : tables_words(h, ret_t, err);
+	return r < 0 ? base_no_memory(err) : tables_words(h, ret_t, err);
 }
 
 /* ---- asking ---- */

@@ -6,6 +6,7 @@
 #define CORE_STEP_LAYOUT_INTERNAL_H
 
 #include "core/base/cleanup.h"
+#include "core/base/table.h"
 #include "core/step/layout.h"
 
 #define LAYOUT_HELD_MESHES_MAX 4096u             /* as proto/layout.c takes them */
@@ -15,9 +16,9 @@
 struct layout_words;                    /* the placements of one tensor or more, copied */
 struct layout_held {                    /* zero-initialise */
 	/* each once, in the order of their coming */
-	const struct tensor_mesh **meshes; uint32_t nmeshes, meshes_room;
-	struct layout_words **words; uint32_t nwords, words_room;
-	uint32_t *slots, nslots;        /* 1 + number of words; 0: free. A power of two */
+	const struct tensor_mesh **meshes; uint32_t nmeshes;
+	struct layout_words **words; uint32_t nwords;
+	struct base_table by_words;     /* words by what tensor_placement_equal looks at */
 	/* what was asked for last: another pointer to an equal mesh may come again and again */
 	const struct tensor_mesh *last_mesh; uint32_t last_mesh_number, last_words;
 };

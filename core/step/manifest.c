@@ -120,7 +120,7 @@ static int build_packs(struct manifest_build *b, struct base_error *err)
 		return base_error_set(err, -BASE_ELIMIT, "too many packs for one step");
 	b->packs = calloc((size_t)total + 1, sizeof *b->packs);
 	if (!b->packs)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < b->n; i++)
 		for (uint32_t j = 0; j < b->all[i]->npacks; j++) {
 			const struct proto_pack_use *p = &b->all[i]->packs[j];
@@ -162,7 +162,7 @@ static int build_layouts(struct manifest_build *b, struct base_error *err)
 
 	b->layouts = calloc((size_t)b->n + 1, sizeof *b->layouts);
 	if (!b->layouts)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < b->n; i++) /* .ref.pack is the rank until the table is folded */
 		if (b->all[i]->stores_layout) {
 			b->layouts[count].digest = b->all[i]->layout;
@@ -215,7 +215,7 @@ static int headers_fold(struct manifest_build *b, struct proto_view_header **sor
 
 	b->headers = calloc((size_t)count + 1, sizeof *b->headers);
 	if (!b->headers)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < count; i++) {
 		const struct proto_view_header *last = n ? &b->headers[n - 1] : NULL, *h = sorted[i];
 
@@ -252,7 +252,7 @@ static int build_headers(struct manifest_build *b, struct base_error *err)
 	all = calloc((size_t)total + 1, sizeof *all);
 	sorted = calloc((size_t)total + 1, sizeof *sorted);
 	if (!all || !sorted)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < b->n; i++) {
 		const struct proto_manifest_layout *layout = build_layout_of(b, i);
 
@@ -280,7 +280,7 @@ static int build_hosts(struct manifest_build *b, struct base_error *err)
 
 	b->hosts = calloc((size_t)b->n + 1, sizeof *b->hosts);
 	if (!b->hosts)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < b->n; i++)
 		b->hosts[i] = b->all[i]->host;
 	qsort(b->hosts, b->n, sizeof *b->hosts, host_order);
@@ -324,7 +324,7 @@ static int build_ranks(struct manifest_build *b, struct base_error *err)
 	b->ranks = calloc((size_t)b->n + 1, sizeof *b->ranks);
 	b->map = calloc((size_t)total + 1, sizeof *b->map);
 	if (!b->ranks || !b->map)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < b->n && r == 0; i++)
 		r = build_rank(b, i, err);
 	b->m.ranks = b->ranks;

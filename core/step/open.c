@@ -38,7 +38,7 @@ static int part_packs(const struct proto_manifest *m, const struct proto_manifes
 			from->rank, p->part.npacks, from->npacks);
 	p->packs = calloc((size_t)from->npacks + 1, sizeof *p->packs);
 	if (!p->packs)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	p->npacks = from->npacks;
 	for (uint32_t i = 0; i < p->npacks; i++) {
 		p->packs[i] = m->packs[m->map[from->first_map + i]].pack;

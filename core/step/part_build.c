@@ -105,7 +105,7 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 	c = calloc(1, sizeof *c);
 	if (!c || object.error) {
 		free(c);
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	}
 	*c = (struct part_chunk){
 		.first_tensor = b->first_tensor, .last_tensor = (uint32_t)b->last_tensor, .nrows = b->nrows};
@@ -296,7 +296,7 @@ int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const stru
 		b->first_tensor = tensor;
 	b->last_tensor = tensor;
 	r = row_put(b, &g.shape, tensor, whole, boxes, nboxes, pieces, npieces);
-	return r < 0 ? base_error_set(err, r, "out of memory") : 0;
+	return r < 0 ? base_no_memory(err) : 0;
 }
 
 /* ---- the part ---- */

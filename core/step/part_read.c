@@ -97,7 +97,7 @@ static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, con
 		return r;
 	*ret_h = store_chunk_cache_add(cache, l, npacks, &from->ref.digest, c,
 		from->ref.raw_len + (size_t)from->nrows * CHUNK_ROW_BYTES);
-	return *ret_h ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return *ret_h ? 0 : base_no_memory(err);
 }
 
 int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
@@ -117,7 +117,7 @@ int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s,
 	if (row < 0)
 		r = base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
 	else if ((r = store_chunk_row(store_chunk_held_chunk(h), (uint32_t)row, ret_row)) < 0)
-		base_error_set(err, r, "out of memory");
+		r = base_no_memory(err);
 	if (h)
 		store_chunk_release(h);
 	return r;
@@ -138,7 +138,7 @@ int store_part_read_chunk(struct store *s, const struct store_layout *l, const s
 
 		r = store_chunk_row(c, i, &row);
 		if (r < 0)
-			return base_error_set(err, r, "out of memory");
+			return base_no_memory(err);
 		r = f(arg, &row);
 		store_row_release(&row);
 	}

@@ -56,7 +56,7 @@ struct window {
 static int window_bad(const struct window *w, int r, struct base_error *err)
 {
 	if (r == -ENOMEM)
-		return base_error_set(err, r, "out of memory");
+		return base_no_memory(err);
 	return base_error_set(err, r, "the row of tensor %u in the part of rank %u cannot be read: %s", w->row.tensor,
 		w->row.rank, base_error_name(r));
 }
@@ -278,7 +278,7 @@ int store_part_window_open(struct store *s, const struct store_layout *l, const 
 		return base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
 	w = calloc(1, sizeof *w);
 	if (!w)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	w->row.tensor = tensor;
 	w->row.rank = part->rank;
 	w->store = s;

@@ -306,7 +306,7 @@ int store_open(const char *path, unsigned flags, struct store **ret_s, struct ba
 		s->packs = cache_new();
 	if (!s || !s->packs) {
 		free(s);
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+		return base_no_memory_for(err, "%s", path);
 	}
 	if (flags & STORE_OPEN_READ_ONLY)
 		storage_flags |= STORE_STORAGE_READ_ONLY;

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
 
@@ -38,16 +39,11 @@ int tensor_boxes_push(struct tensor_boxes *b, const uint64_t *pairs)
 	size_t row = 2 * (size_t)b->ndim * sizeof *pairs;
 
 	if (row && b->n == b->room) {
-		size_t room = b->room ? b->room * 2 : 8;
-		uint64_t *more;
+		uint64_t *more = base_array_grow(b->pairs, &b->room, b->n + 1, row, SIZE_MAX);
 
-		if (room > SIZE_MAX / 2 / row)
-			return -ENOMEM;
-		more = realloc(b->pairs, room * row);
 		if (!more)
 			return -ENOMEM;
 		b->pairs = more;
-		b->room = room;
 	}
 	if (row)
 		memcpy(b->pairs + 2 * b->ndim * b->n, pairs, row);

@@ -151,7 +151,7 @@ int tensor_placements_parse(const char *text, struct tensor_placements **ret_p, 
 		room += *c == ',';              /* at least as many as there are numbers behind a ";" */
 	all = calloc(1, sizeof *all + (room + TENSOR_MAX_DIMS) * sizeof *ends);
 	if (!all)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	ends = (uint64_t *)(all + 1);
 	for (;;) {
 		int r;
