@@ -317,7 +317,7 @@ int store_storage_open_posix(const char *path, unsigned flags, struct store_stor
 {
 	struct posix_storage *p = calloc(1, sizeof *p);
 	if (!p)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+		return base_no_memory_for(err, "%s", path);
 	p->base.ops = &posix_ops;
 	p->root = -1;
 	p->flags = flags;

@@ -64,10 +64,13 @@ int posix_list(struct store_storage *s, const char *dir, store_storage_list_func
 int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
 
 /* ---- storage_posix_write.c ---- */
+#define POSIX_TEMP_NAME_MAX 256
 struct posix_temp {
 	int fd;         /* -1: none */
-	char name[256]; /* empty: has none */
+	char name[POSIX_TEMP_NAME_MAX]; /* empty: has none */
 };
+/* "LAST.tmp." and 16 random digits. 0, or what base_random says: `name` is as it was then. */
+int posix_random_name(const char *last, char name[static POSIX_TEMP_NAME_MAX]);
 int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct posix_temp *t);
 /* Gives the file its final name: 0, -EEXIST, or an error of unknown outcome. Not yet durable. */
 int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, const char *last);

@@ -159,12 +159,10 @@ static void suspect_set(struct posix_storage *p, const struct stat *st, bool on)
 /* A name that is made and taken away. */
 static int touch_directory(int dir)
 {
-	char name[64];
-	uint64_t random;
-	int r = base_random(&random, sizeof random);
+	char name[POSIX_TEMP_NAME_MAX];
+	int r = posix_random_name("touch", name);
 	if (r < 0)
 		return r;
-	snprintf(name, sizeof name, "touch.tmp.%016llx", (unsigned long long)random);
 	int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
 	if (fd < 0)
 		return -errno;

@@ -17,12 +17,10 @@ int posix_temp_name(int dir, struct posix_temp *t, const char *last)
 
 	snprintf(path, sizeof path, "/proc/self/fd/%d", t->fd);
 	while (t->name[0] == '\0') {
-		uint64_t random;
-		int r = base_random(&random, sizeof random);
+		int r = posix_random_name(last, t->name);
 
 		if (r < 0)
 			return r;
-		snprintf(t->name, sizeof t->name, "%s.tmp.%016llx", last, (unsigned long long)random);
 		if (linkat(AT_FDCWD, path, dir, t->name, AT_SYMLINK_FOLLOW) < 0) {
 			t->name[0] = '\0';
 			if (errno != EEXIST)

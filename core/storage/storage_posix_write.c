@@ -55,6 +55,17 @@ static int temp_open_unnamed(struct posix_storage *p, int dir, struct posix_temp
 	return -EOPNOTSUPP;
 }
 
+int posix_random_name(const char *last, char name[static POSIX_TEMP_NAME_MAX])
+{
+	uint64_t random;
+	int r = base_random(&random, sizeof random);
+
+	if (r < 0)
+		return r;
+	snprintf(name, POSIX_TEMP_NAME_MAX, "%s.tmp.%016llx", last, (unsigned long long)random);
+	return 0;
+}
+
 int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct posix_temp *t)
 {
 	if (strlen(last) + STORE_TEMP_SUFFIX_LEN > 255)
@@ -65,11 +76,9 @@ int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct p
 			return r;
 	}
 	for (;;) {
-		uint64_t random;
-		int r = base_random(&random, sizeof random);
+		int r = posix_random_name(last, t->name);
 		if (r < 0)
 			return r;
-		snprintf(t->name, sizeof t->name, "%s.tmp.%016llx", last, (unsigned long long)random);
 		t->fd = openat(dir, t->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
 		if (t->fd >= 0)
 			return 0;
@@ -118,12 +127,10 @@ int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, c
 int posix_probe(struct posix_storage *p)
 {
 	struct posix_temp t;
-	char last[64];
-	uint64_t random;
-	int r = base_random(&random, sizeof random);
+	char last[POSIX_TEMP_NAME_MAX];
+	int r = posix_random_name("probe", last);
 	if (r < 0)
 		return r;
-	snprintf(last, sizeof last, "probe.tmp.%016llx", (unsigned long long)random);
 	r = posix_temp_open(p, p->root, last, &t);
 	if (r < 0)
 		return r;
