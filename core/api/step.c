@@ -51,7 +51,7 @@ int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, str
 			base_plural(nranks, "rank is", "ranks are"));
 	m = calloc(1, sizeof *m);
 	if (!m)
-		return base_error_set(e, -ENOMEM, "out of memory");
+		return base_no_memory(e);
 	rc = tensor_mesh_parse(text, ranks, nranks, &m->mesh, e);
 	if (rc == 0)
 		*ret_mesh = base_steal(m);
@@ -115,7 +115,7 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 	*ret_n = store_list_count(l);
 	*ret_steps = malloc((*ret_n + 1) * sizeof **ret_steps);
 	if (!*ret_steps)
-		return base_error_set(e, -ENOMEM, "out of memory");
+		return base_no_memory(e);
 	for (size_t i = 0; i < *ret_n; i++)
 		(*ret_steps)[i] = store_list_at(l, i)->step;
 	return 0;
@@ -167,7 +167,7 @@ static int step_tables(struct vckpt_step *step, struct base_error *err)
 	step->shapes = calloc(dims + 1, sizeof *step->shapes);
 	step->first = calloc((size_t)n + 1, sizeof *step->first);
 	if (!step->attributes || !step->shapes || !step->first)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (size_t i = 0; i < info->nattributes; i++)
 		step->attributes[i] = (struct vckpt_attribute){info->attributes[i].key, info->attributes[i].value};
 	step->nattributes = info->nattributes;
@@ -190,7 +190,7 @@ int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vc
 		return base_error_set(e, -EINVAL, "no place for the step is given");
 	opened = calloc(1, sizeof *opened);
 	if (!opened)
-		return base_error_set(e, -ENOMEM, "out of memory");
+		return base_no_memory(e);
 	opened->pid = getpid();
 	rc = api_store_open(store, STORE_OPEN_READ_ONLY, &opened->store, e);
 	if (rc == 0)

@@ -86,7 +86,7 @@ static int registration_new(const struct device_fence *f, void **memory, size_t 
 	int rc;
 
 	if (!r)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = cuda_enter(context, err);
 	if (rc < 0)
 		return rc;
@@ -140,7 +140,7 @@ int device_stream_new(const struct device_fence *f, unsigned place, enum device_
 	int rc;
 
 	if (!s)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	s->context = f->places[place].context;
 	rc = cuda_enter(s->context, err);
 	if (rc < 0)
@@ -195,7 +195,7 @@ int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct 
 	int rc;
 
 	if (!m)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = cuda_enter(s->context, err);
 	if (rc < 0)
 		return rc;

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "core/base/array.h"
 #include "core/base/le.h"
 #include "core/device/cuda.h"
 #include "core/device/cuda_internal.h"
@@ -31,7 +32,7 @@ int device_fence_new(struct device_fence **ret_f, struct base_error *err)
 		return rc;
 	f = calloc(1, sizeof *f);
 	if (!f)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	*ret_f = f;
 	return 0;
 }
@@ -144,13 +145,11 @@ static int fence_check_capture(void *stream, struct base_error *err)
 
 static int fence_record(struct device_fence *f, cuda_context context, void *stream, struct base_error *err)
 {
-	struct cuda_point *points = realloc(f->points, (f->npoints + 1) * sizeof *points);
 	cuda_event event;
 	int rc;
 
-	if (!points)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	f->points = points;
+	if (base_array_more(f->points, f->npoints) < 0)
+		return base_no_memory(err);
 	rc = cuda_enter(context, err);
 	if (rc < 0)
 		return rc;

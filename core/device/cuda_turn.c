@@ -51,7 +51,7 @@ static int turn_allocate(struct cuda_turner *t, enum device_pin pin, struct base
 		base_debug("memory to turn tensors in is not pinned: %s", why.text);
 	if (rc < 0)
 		t->memory = aligned_alloc(4096, 2 * CUDA_TURN_BYTES);
-	return t->memory ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return t->memory ? 0 : base_no_memory(err);
 }
 
 void cuda_turner_free(struct cuda_turner *t, bool context)
@@ -76,7 +76,7 @@ static int turn_prepare(struct device_stream *s, struct base_error *err)
 	if (s->turner)
 		return 0;
 	if (!t)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = turn_allocate(t, s->pin, err);
 	for (unsigned i = 0; i < 2 && rc == 0; i++)
 		rc = cuda_event_new(&t->event[i], err);

@@ -296,7 +296,7 @@ int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fen
 			(unsigned long long)bytes);
 	r = calloc(1, sizeof *r);
 	if (!r)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	pthread_mutex_init(&r->lock, NULL);
 	r->memory = MAP_FAILED;
 	r->pin = pin;

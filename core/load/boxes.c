@@ -59,7 +59,7 @@ size_t load_boxes_memory(const struct load_boxes *b)
 
 static int gather_memory(const struct boxes_gather *g)
 {
-	return base_error_set(g->err, -ENOMEM, "out of memory");
+	return base_no_memory(g->err);
 }
 
 static int gather_row(struct boxes_gather *g, uint32_t number)

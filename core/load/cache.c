@@ -23,6 +23,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "core/base/array.h"
 #include "core/base/log.h"
 #include "core/load/load_internal.h"
 #include "core/storage/spread.h"
@@ -152,17 +153,10 @@ static void cache_buffer_idle(struct load_cache *c, unsigned class, uint8_t *byt
 {
 	struct cache_class *k = &c->classes[class];
 
-	if (k->nidle == k->room) {
-		size_t room = k->room ? 2 * k->room : 16;
-		void **idle = realloc(k->idle, room * sizeof *idle);
-
-		if (!idle) {
-			free(bytes);
-			c->stats.bytes -= cache_class_bytes(class);
-			return;
-		}
-		k->idle = idle;
-		k->room = room;
+	if (base_array_room(k->idle, k->room, k->nidle + 1) < 0) {
+		free(bytes);
+		c->stats.bytes -= cache_class_bytes(class);
+		return;
 	}
 	k->idle[k->nidle++] = bytes;
 	c->idle_bytes += cache_class_bytes(class);

@@ -152,7 +152,7 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	o = object_new(step);
 	if (!o || asprintf(&o->label, "tensor %s/%.*s", info.component, (int)base_min(info.name_len, 400),
 		info.name) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	l = load_step_layout(step, tensor, &i);
 	store_layout_grid(l, i, &o->grid);
 	tensor_box_whole(&o->grid.shape, &o->whole);
@@ -160,7 +160,7 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	object_measure(o);
 	rc = object_row(o, tensor, err);
 	if (rc == 0 && object_digest(o, info.dtype) < 0)
-		rc = base_error_set(err, -ENOMEM, "out of memory");
+		rc = base_no_memory(err);
 	if (rc < 0)
 		return object_fail(o, rc, err);
 	*ret_o = base_steal(o);
@@ -178,7 +178,7 @@ int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **r
 	load_step_blob_info(step, blob, &info);
 	o = object_new(step);
 	if (!o || asprintf(&o->label, "blob %.400s", info.name) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	o->blob = true;
 	o->bytes = info.bytes;
 	o->digest = info.digest;

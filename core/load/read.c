@@ -305,11 +305,11 @@ static int read_gather(struct read_request *r, struct base_error *err)
 		w.at = w.end = 0;
 	}
 	if (!read_want_partial(r, r->offset, base_min(first * item, r->end)))
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	if (read_walk(r, &w, false) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	if (!read_want_partial(r, base_max(last * item, r->offset), r->end))
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	read_sort_wants(r);
 	rc = load_cache_pin(r->c, o, r->wants, r->nwants, err);
 	if (rc < 0)
@@ -358,12 +358,11 @@ static void read_add_extent(struct load_extents *e, const uint8_t *bytes, size_t
 static int read_fragments(struct read_request *r, struct load_extents *e, struct base_error *err)
 {
 	uint8_t *to = r->scratch;
-	int rc = read_plan_fragments(r) ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	int rc = read_plan_fragments(r) ? 0 : base_no_memory(err);
 
 	if (rc == 0) {
 		e->memory = malloc(r->nfragments * sizeof *e->iov + r->nwants * sizeof *e->pins);
-		rc = e->memory ? load_cache_pin(r->c, r->o, r->wants, r->nwants, err) : base_error_set(err, -ENOMEM,
-			"out of memory");
+		rc = e->memory ? load_cache_pin(r->c, r->o, r->wants, r->nwants, err) : base_no_memory(err);
 	}
 	if (rc < 0) {
 		free(base_steal(e->memory));
@@ -412,7 +411,7 @@ int load_object_extents(struct load_object *o, struct load_cache *c, uint64_t of
 	r.wants_room = BASE_COUNT(r.few_wants);
 	if (!o->blob && o->grid.shape.ndim && o->run_bytes < LOAD_GATHER_BYTES && o->max_piece <= LOAD_WINDOW_BYTES) {
 		ret_e->memory = malloc(sizeof *ret_e->iov);
-		rc = ret_e->memory ? read_gather(&r, err) : base_error_set(err, -ENOMEM, "out of memory");
+		rc = ret_e->memory ? read_gather(&r, err) : base_no_memory(err);
 		if (rc == 0) {
 			ret_e->iov = ret_e->memory;
 			ret_e->iov[0] = (struct iovec){scratch, len};

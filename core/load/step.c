@@ -77,7 +77,7 @@ static int step_open_manifest(struct load_step *step, const struct store_list_st
 			(unsigned long long)m->step, m->attempt, step->attempt);
 	step->layouts = calloc(m->nlayouts ? m->nlayouts : 1, sizeof *step->layouts);
 	step->ranks = calloc(m->nranks ? m->nranks : 1, sizeof *step->ranks);
-	return step->layouts && step->ranks ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return step->layouts && step->ranks ? 0 : base_no_memory(err);
 }
 
 static int step_open_layout(struct load_step *step, uint32_t i, struct base_error *err)
@@ -153,7 +153,7 @@ static int step_merge_tensors(struct load_step *step, struct base_error *err)
 	}
 	step->ntensors = kept;
 	step->memory += step->others.size;
-	return step->others.error ? base_error_set(err, -ENOMEM, "out of memory") : 0;
+	return step->others.error ? base_no_memory(err) : 0;
 }
 
 static int step_table_tensors(struct load_step *step, struct base_error *err)
@@ -167,7 +167,7 @@ static int step_table_tensors(struct load_step *step, struct base_error *err)
 		return base_error_set(err, -BASE_ELIMIT, "more tensors than a step can have");
 	step->tensors = calloc(total ? total : 1, sizeof *step->tensors);
 	if (!step->tensors)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < step->manifest.nlayouts; i++)
 		for (uint32_t t = 0; t < step->layouts[i]->m.ntensors; t++)
 			step->tensors[n++] = (struct load_tensor_place){i, t};
@@ -185,7 +185,7 @@ static int step_table_components(struct load_step *step, struct base_error *err)
 		room += step->layouts[i]->m.ncomponents;
 	step->components = calloc(room ? room : 1, sizeof *step->components);
 	if (!step->components)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < step->ntensors; i++) {
 		const struct load_tensor_place *p = &step->tensors[i];
 		const char *name = store_layout_component(step->layouts[p->layout], p->tensor);
@@ -224,7 +224,7 @@ static int step_table_blobs(struct load_step *step, struct base_error *err)
 		total += step->ranks[i].part.nblobs;
 	step->blobs = total <= UINT32_MAX ? calloc(total ? total : 1, sizeof *step->blobs) : NULL;
 	if (!step->blobs)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < step->manifest.nranks; i++)
 		for (uint32_t b = 0; b < step->ranks[i].part.nblobs; b++)
 			step->blobs[step->nblobs++] = (struct step_blob){i, b};
@@ -287,7 +287,7 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 		step->chunks = store_chunk_cache_new(STEP_CHUNKS_BYTES);
 	}
 	if (!step || !step->run || !step->attempt || !step->chunks)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = step_read(step, entry, err);
 	if (rc < 0)
 		return base_error_prefix(err, rc, "%s/%llu", run, (unsigned long long)entry->step);

@@ -92,7 +92,7 @@ static int tell_tensor(struct teller *t, struct load_step *step, uint32_t tensor
 	load_step_tensor_info(step, tensor, &info);
 	base_cleanup_free char *name = strndup(info.name, info.name_len);
 	if (!name)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	int r = load_tensor_open(step, tensor, &o, err);
 	if (r < 0)
 		return r;

@@ -250,14 +250,14 @@ int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f,
 		return base_error_set(err, -EISDIR, "'%s' is a directory", n->name);
 	struct view_file *f = calloc(1, sizeof *f);
 	if (!f)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	pthread_mutex_init(&f->lock, NULL);
 	f->tree = view_tree_ref(t);
 	f->kind = n->kind;
 	f->size = n->size;
 	int r = open_kind(f, n, err);
 	if (r == -ENOMEM)
-		base_error_set(err, r, "out of memory");
+		base_no_memory(err);
 	if (r < 0) {
 		view_file_close(f);
 		return r;
@@ -496,7 +496,7 @@ static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offs
 {
 	base_cleanup_free void *bytes = malloc(base_min(CHUNK_BYTES, f->size - offset) + 1);
 	if (!bytes)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	while (offset < f->size) {
 		int64_t n = file_read(f, c, offset, CHUNK_BYTES - offset % CHUNK_BYTES, bytes, err);
 		int r = n < 0 ? (int)n : sink(arg, bytes, (size_t)n, err);

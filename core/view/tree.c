@@ -21,6 +21,7 @@
 #include <stdio.h>
 
 #include "core/base/log.h"
+#include "core/base/table.h"
 #include "core/view/view_internal.h"
 
 #define NO_ITEM UINT32_MAX
@@ -43,8 +44,7 @@ struct builder {
 	unsigned show;
 	struct base_buf names, drafts;
 	uint32_t n;
-	uint32_t *slots;                /* number of the draft + 1; 0: free */
-	uint64_t mask;
+	struct base_table by_name;      /* drafts by (parent, name) */
 };
 
 int view_show_parse(const char *words)
@@ -76,35 +76,28 @@ static const char *draft_name(const struct builder *b, uint32_t i)
 	return (const char *)b->names.data + draft_at(b, i)->name;
 }
 
-/* The slot of (parent, name): its own, or the free one where it belongs. */
-static uint32_t *slot_of(const struct builder *b, uint32_t parent, const char *name)
+static uint32_t name_hash(uint32_t parent, const char *name)
 {
-	for (uint64_t i = base_xxh64_of(parent, name, strlen(name));; i++) {
-		uint32_t *slot = &b->slots[i & b->mask];
-		if (*slot == 0 ||
-			(draft_at(b, *slot - 1)->parent == parent && strcmp(draft_name(b, *slot - 1), name) == 0))
-			return slot;
-	}
+	return base_table_hash_in(parent, name, strlen(name));
 }
 
-static int grow_slots(struct builder *b)
+/* The number of the draft, or BASE_TABLE_NONE. */
+static uint32_t draft_at_name(const struct builder *b, uint32_t parent, const char *name, uint32_t hash)
 {
-	uint64_t size = b->mask ? (b->mask + 1) * 2 : 256;
-	uint32_t *slots = calloc(size, sizeof *slots);
-	if (!slots)
-		return -ENOMEM;
-	free(b->slots);
-	b->slots = slots;
-	b->mask = size - 1;
-	for (uint32_t i = 1; i < b->n; i++) /* the root is in no directory */
-		*slot_of(b, draft_at(b, i)->parent, draft_name(b, i)) = i + 1;
-	return 0;
+	size_t at = 0;
+	uint32_t i;
+
+	while ((i = base_table_next(&b->by_name, hash, &at)) != BASE_TABLE_NONE)
+		if (draft_at(b, i)->parent == parent && strcmp(draft_name(b, i), name) == 0)
+			break;
+	return i;
 }
 
 static int64_t draft_find(const struct builder *b, uint32_t parent, const char *name)
 {
-	uint32_t slot = *slot_of(b, parent, name);
-	return slot ? (int64_t)slot - 1 : -ENOENT;
+	uint32_t i = draft_at_name(b, parent, name, name_hash(parent, name));
+
+	return i == BASE_TABLE_NONE ? -ENOENT : (int64_t)i;
 }
 
 /* Number of the new draft; -EEXIST. */
@@ -113,18 +106,18 @@ static int64_t draft_add(struct builder *b, uint32_t parent, const char *name, e
 {
 	if (b->n == UINT32_MAX - 1)
 		return -BASE_ELIMIT;
-	if ((uint64_t)b->n * 2 >= b->mask && grow_slots(b) < 0)
-		return -ENOMEM;
-	uint32_t *slot = slot_of(b, parent, name);
-	if (b->n && *slot)
+	uint32_t hash = name_hash(parent, name);
+	if (draft_at_name(b, parent, name, hash) != BASE_TABLE_NONE)
 		return -EEXIST;
+	if (base_table_reserve(&b->by_name, 1) < 0)
+		return -ENOMEM;
 	struct draft d = {.size = size, .name = b->names.len, .parent = parent, .item = item, .kind = (uint8_t)kind};
 	base_buf_append(&b->names, name, strlen(name) + 1);
 	base_buf_append(&b->drafts, &d, sizeof d);
 	if (b->names.error || b->drafts.error)
 		return -ENOMEM;
-	if (b->n)
-		*slot = b->n + 1;
+	if (b->n) /* the root is in no directory */
+		base_table_add(&b->by_name, hash, b->n);
 	return b->n++;
 }
 
@@ -430,15 +423,14 @@ int view_tree_build(struct load_step *step, unsigned show, struct view_tree **re
 	struct builder b = {.step = step, .show = show};
 	struct view_tree *t = calloc(1, sizeof *t);
 	if (!t)
-		return base_error_set(err, -ENOMEM, "%s/%llu: out of memory", info->run,
-			(unsigned long long)info->step);
+		return base_no_memory_for(err, "%s/%llu", info->run, (unsigned long long)info->step);
 	t->refs = 1;
 	t->show = show;
 	t->step = load_step_ref(step);
 	int r = finish(&b, t);
 	base_buf_release(&b.names);
 	base_buf_release(&b.drafts);
-	free(b.slots);
+	base_table_release(&b.by_name);
 	if (r < 0) {
 		view_tree_unref(t);
 		return base_error_set(err, r, "%s/%llu: its names cannot be shown as files: %s", info->run,
