@@ -46,14 +46,14 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 	if (r < 0)
 		return base_error_set(err, r, "no random number: %s", base_error_name(r));
 	if (pthread_key_create(&m->scratch, free))
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
 	if (r)
 		return r;
 	show_owner(m);
 	m->cache = load_cache_new(options->cache_bytes);
 	if (!m->cache)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	fs_mount_feature(m, "passthrough", false, "not built yet: files are served from a cache of decoded pieces");
 	fs_mount_feature(m, "xattr", !options->noxattr, "%s", options->noxattr ? "left out, as asked" : "user.vckpt.*");
 	fs_mount_feature(m, "allow_other", options->allow_other, "%s", options->allow_other ? "set" : "not asked for");

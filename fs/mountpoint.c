@@ -248,7 +248,7 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 	struct stat store, point;
 
 	if (!m)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	int r = resolve(&o->store, "store", err);
 	if (!r)
 		r = check_directory(o->store, "store", &store, err);
@@ -281,7 +281,7 @@ static int mount_named(const char *path, struct mount_line *ret_m, char **ret_fu
 	if (r == 0) {
 		free(full);
 		full = strdup(path);
-		r = full ? resolve(&full, "mount point", err) : base_error_set(err, -ENOMEM, "out of memory");
+		r = full ? resolve(&full, "mount point", err) : base_no_memory(err);
 		if (r == 0)
 			r = mount_find(full, true, ret_m, err);
 	}
@@ -310,7 +310,7 @@ int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct 
 	base_cleanup_free char *full = NULL;
 
 	*ret_point = NULL;
-	int r = m ? mount_named(path, m, &full, err) : base_error_set(err, -ENOMEM, "out of memory");
+	int r = m ? mount_named(path, m, &full, err) : base_no_memory(err);
 	if (r < 0)
 		return r;
 	if (r == 0 || strcmp(m->type, "fuse.vckpt") != 0)

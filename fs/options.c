@@ -82,7 +82,7 @@ static int option_text(char **field, const char *name, const char *text, struct 
 		return base_error_set(err, -EINVAL, "option %s= wants a value", name);
 	free(*field);
 	*field = strdup(text);
-	return *field ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return *field ? 0 : base_no_memory(err);
 }
 
 static int option_context(struct fs_options *o, const char *option, struct base_error *err)
@@ -90,7 +90,7 @@ static int option_context(struct fs_options *o, const char *option, struct base_
 	char *joined;
 
 	if (asprintf(&joined, "%s,%s", o->context ? o->context : "", option) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	free(o->context);
 	o->context = joined;
 	return 0;
@@ -201,7 +201,7 @@ static int options_split(struct fs_options *o, const char *list, struct base_err
 {
 	base_cleanup_free char *copy = malloc(strlen(list) + 1);
 	if (!copy)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (const char *s = list;;) {
 		char *d = copy;
 		while (*s && *s != ',') {
@@ -230,7 +230,7 @@ static int scan_positional(struct fs_options *o, struct scan *scan, const char *
 		return base_error_set(err, -EINVAL, "an empty directory name");
 	*field = strdup(arg);
 	scan->npositional++;
-	return *field ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return *field ? 0 : base_no_memory(err);
 }
 
 /* A cluster of short options; the value of -o, -N and -t follows in it or is the next argument. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/log.h"
 
 static void run_free(struct fs_run *run)
@@ -16,7 +17,8 @@ static void run_free(struct fs_run *run)
 		return;
 	store_list_close(run->list);
 	pthread_rwlock_destroy(&run->lock);
-	free(run->map);
+	free(run->slots);
+	base_table_release(&run->by_entry);
 	free(run->name);
 	free(run);
 }
@@ -26,7 +28,7 @@ int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct 
 	struct fs_runs *r = calloc(1, sizeof *r);
 
 	if (!r)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	r->store = store;
 	r->max_bytes = max_bytes;
 	r->show = show;
@@ -90,14 +92,8 @@ static int run_add(struct fs_runs *r, const char *name)
 	pthread_rwlock_init(&run->lock, NULL);
 	pthread_mutex_lock(&r->lock);
 	int result = r->nruns < FS_RUNS_MAX ? 0 : -ENOSPC;
-	if (!result && r->nruns == r->runs_size) {
-		uint32_t size = r->runs_size ? 2 * r->runs_size : 16;
-		struct fs_run **grown = realloc(r->runs, size * sizeof *grown);
-		if (grown)
-			r->runs = grown, r->runs_size = size;
-		else
-			result = -ENOMEM;
-	}
+	if (!result)
+		result = base_array_room(r->runs, r->runs_size, (size_t)r->nruns + 1);
 	if (!result) {
 		run->number = r->nruns;
 		r->runs[r->nruns++] = run;
@@ -244,47 +240,24 @@ int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *
 
 /* ---- slots ---- */
 
-static size_t map_index(const struct fs_run *run, uint64_t entry)
+/* Under run->lock. */
+static struct fs_slot *slot_find(const struct fs_run *run, uint64_t entry)
 {
-	size_t i = (size_t)(entry * UINT64_C(0x9e3779b97f4a7c15)) & (run->map_size - 1);
+	uint32_t hash = base_table_hash_number(entry), i;
+	size_t at = 0;
 
-	while (run->map[i] && run->map[i]->entry != entry)
-		i = (i + 1) & (run->map_size - 1);
-	return i;
-}
-
-/* Under run->lock for writing. */
-static int map_grow(struct fs_run *run)
-{
-	if (run->map_size && run->map_used + 1 <= run->map_size / 2)
-		return 0;
-	struct fs_slot **old = run->map;
-	size_t old_size = run->map_size, size = old_size ? 2 * old_size : 64;
-	struct fs_slot **grown = calloc(size, sizeof *grown);
-	if (!grown)
-		return -ENOMEM;
-	run->map = grown;
-	run->map_size = size;
-	for (size_t i = 0; i < old_size; i++)
-		if (old[i])
-			run->map[map_index(run, old[i]->entry)] = old[i];
-	free(old);
-	return 0;
+	while ((i = base_table_next(&run->by_entry, hash, &at)) != BASE_TABLE_NONE)
+		if (run->slots[i]->entry == entry)
+			return run->slots[i];
+	return NULL;
 }
 
 static int slot_append(struct fs_runs *r, struct fs_slot *slot)
 {
-	int result = 0;
+	int result;
 
 	pthread_mutex_lock(&r->lock);
-	if (r->nslots >= r->slots_size) {
-		uint32_t size = r->slots_size ? 2 * r->slots_size : 256;
-		struct fs_slot **grown = r->nslots < UINT32_MAX / 2 ? realloc(r->slots, size * sizeof *grown) : NULL;
-		if (grown)
-			r->slots = grown, r->slots_size = size;
-		else
-			result = -ENOMEM;
-	}
+	result = base_array_room(r->slots, r->slots_size, (size_t)r->nslots + 1);
 	if (!result) {
 		slot->number = r->nslots;
 		r->slots[r->nslots++] = slot;
@@ -298,21 +271,22 @@ static int slot_make(struct fs_runs *r, struct fs_run *run, const struct store_l
 {
 	uint8_t identity[16];
 
-	int result = map_grow(run);
-	struct fs_slot *slot = result ? NULL : calloc(1, sizeof *slot);
+	if (base_array_more(run->slots, run->nslots) < 0 || base_table_reserve(&run->by_entry, 1) < 0)
+		return -ENOMEM;
+	struct fs_slot *slot = calloc(1, sizeof *slot);
 	if (!slot)
 		return -ENOMEM;
 	base_put64(identity, s->entry);
 	memcpy(identity + 8, s->commit.manifest.bytes, 8);
 	*slot = (struct fs_slot){ .run = run, .entry = s->entry, .step = s->step, .time_ns = s->commit.time_ns,
 		.ino = base_xxh64_of(run->ino, identity, sizeof identity) | 2 };
-	result = slot_append(r, slot);
+	int result = slot_append(r, slot);
 	if (result) {
 		free(slot);
 		return result;
 	}
-	run->map[map_index(run, slot->entry)] = slot;
-	run->map_used++;
+	base_table_add(&run->by_entry, base_table_hash_number(slot->entry), (uint32_t)run->nslots);
+	run->slots[run->nslots++] = slot;
 	*ret_slot = slot;
 	return 0;
 }
@@ -324,14 +298,14 @@ int fs_run_slot(struct fs_runs *r, struct fs_run *run, uint64_t step, struct fs_
 
 	pthread_rwlock_rdlock(&run->lock);
 	const struct store_list_step *s = run->list ? store_list_find(run->list, step) : NULL;
-	if (s && run->map_size)
-		slot = run->map[map_index(run, s->entry)];
+	if (s)
+		slot = slot_find(run, s->entry);
 	pthread_rwlock_unlock(&run->lock);
 	if (!slot && s) {
 		pthread_rwlock_wrlock(&run->lock);
 		s = store_list_find(run->list, step);
-		if (s && run->map_size)
-			slot = run->map[map_index(run, s->entry)];
+		if (s)
+			slot = slot_find(run, s->entry);
 		if (s && !slot)
 			result = slot_make(r, run, s, &slot);
 		pthread_rwlock_unlock(&run->lock);

@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "core/base/table.h"
 #include "core/commit/list.h"
 #include "core/view/tree.h"
 
@@ -30,10 +31,10 @@ struct fs_run {
 	char *name;
 	uint32_t number;
 	uint64_t ino;
-	pthread_rwlock_t lock;          /* protects list, map and failed; the list is written by the refresh only */
+	pthread_rwlock_t lock;          /* protects list, slots and failed; the list is written by the refresh only */
 	struct store_list *list;        /* NULL until the run is first named */
 	_Atomic int failed;             /* negative errno of the last try to read the list */
-	struct fs_slot **map; size_t map_size, map_used; /* commit entry -> slot, open addressing */
+	struct fs_slot **slots; size_t nslots; struct base_table by_entry; /* those of its commits, found by entry */
 	_Atomic bool logged;
 };
 

@@ -131,7 +131,7 @@ static int step_open(struct fs_runs *r, struct fs_slot *slot, struct fs_step **r
 	struct fs_step *step = result ? NULL : calloc(1, sizeof *step);
 	if (!step) {
 		view_tree_unref(tree);
-		return result ? result : base_error_set(err, -ENOMEM, "out of memory");
+		return result ? result : base_no_memory(err);
 	}
 	*step = (struct fs_step){ .slot = slot, .tree = tree,
 		.memory = sizeof *step + memory + view_tree_memory(tree) };
@@ -210,10 +210,10 @@ void fs_run_gone(struct fs_runs *r, struct fs_run *run, void (*f)(void *arg, str
 	(void)r;
 
 	pthread_rwlock_wrlock(&run->lock);
-	gone = calloc(run->map_used + 1, sizeof *gone);
-	for (size_t i = 0; gone && i < run->map_size; i++) {
-		struct fs_slot *slot = run->map[i];
-		if (slot && !slot->told && !store_list_entry_live(run->list, slot->entry)) {
+	gone = calloc(run->nslots + 1, sizeof *gone);
+	for (size_t i = 0; gone && i < run->nslots; i++) {
+		struct fs_slot *slot = run->slots[i];
+		if (!slot->told && !store_list_entry_live(run->list, slot->entry)) {
 			slot->told = true;
 			gone[n++] = slot;
 		}
