@@ -40,7 +40,7 @@ static int cat_file(struct tool *t, struct load_step *step, const char *path, bo
 	struct load_cache *cache = load_cache_new(CACHE_BYTES);
 	int code = TOOL_DONE;
 	int64_t node = cache ? view_tree_build(step, VIEW_SHOW_ALL, &tree, &err)
-			     : base_error_set(&err, -ENOMEM, "out of memory");
+			     : base_no_memory(&err);
 
 	if (cache)
 		load_cache_quiet(cache);

@@ -91,7 +91,7 @@ static int each_below(struct export *e, uint32_t node, const char *path,
 		base_cleanup_free char *sub = NULL;
 
 		if (asprintf(&sub, "%s/%s", path, child->name) < 0)
-			return base_error_set(&e->err, -ENOMEM, "out of memory");
+			return base_no_memory(&e->err);
 		r = each_below(e, n->first_child + i, sub, f);
 	}
 	return r;
@@ -108,7 +108,7 @@ static int make_parents(struct export *e, const char *path)
 	base_cleanup_free char *copy = strdup(path);
 
 	if (!copy)
-		return base_error_set(&e->err, -ENOMEM, "out of memory");
+		return base_no_memory(&e->err);
 	for (char *slash = strchr(copy + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
 		*slash = 0;
 		if (mkdir(copy, 0777) < 0 && errno != EEXIST)
@@ -134,7 +134,7 @@ static int export_file(struct export *e, uint32_t node, const char *path)
 	if (e->kept[node])
 		return 0;
 	if (asprintf(&temporary, "%s/" EXPORT_TEMPORARY, e->dir) < 0)
-		return base_error_set(&e->err, -ENOMEM, "out of memory");
+		return base_no_memory(&e->err);
 	r = make_parents(e, path);
 	if (r == 0)
 		r = write_temporary(e, node, temporary);
@@ -192,7 +192,7 @@ static int choose_directory(struct export *e, const char *dest, const char *part
 	}
 	e->dir = strdup(e->in_place ? dest : partial);
 	if (!e->dir)
-		return base_error_set(&e->err, -ENOMEM, "out of memory");
+		return base_no_memory(&e->err);
 	e->made = !e->in_place && mkdir(partial, e->replaces ? (e->was.st_mode & 0777) | 0700 : 0777) == 0;
 	if (!e->in_place && !e->made && errno != EEXIST)
 		return base_error_set(&e->err, -errno, "%s: %s", partial, strerror(errno));
@@ -250,7 +250,7 @@ static int fill_directory(struct export *e, int fd, const char *dest)
 
 	e->kept = calloc(view_tree_count(e->tree), sizeof *e->kept);
 	if (!e->kept)
-		return base_error_set(&e->err, -ENOMEM, "out of memory");
+		return base_no_memory(&e->err);
 	export_each(e, count_file);
 	r = e->made ? 0 : export_compare(e);
 	if (r == 0)
@@ -293,7 +293,7 @@ static int export_to(struct export *e, const char *dest)
 	while (len > 1 && dest[len - 1] == '/')
 		len--;
 	if (asprintf(&plain, "%.*s", (int)len, dest) < 0 || asprintf(&partial, "%s.incomplete", plain) < 0)
-		return base_error_set(&e->err, -ENOMEM, "out of memory");
+		return base_no_memory(&e->err);
 	int r = export_as(e, plain, partial);
 	if (r < 0 && e->replaces)
 		put_back(e, plain);
@@ -351,7 +351,7 @@ static int export_step(struct export *e, const char *dest)
 
 	e->cache = load_cache_new(CACHE_BYTES);
 	r = e->cache ? view_tree_build(e->step, e->show, &e->tree, &e->err)
-		: base_error_set(&e->err, -ENOMEM, "out of memory");
+		: base_no_memory(&e->err);
 	if (e->cache)
 		load_cache_quiet(e->cache);
 	tool_interrupt_waits(e->t, "ended at once; the same command goes on with what was written");

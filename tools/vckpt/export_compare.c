@@ -186,7 +186,7 @@ int export_compare(struct export *e)
 	int r;
 
 	if (asprintf(&temporary, "%s/" EXPORT_TEMPORARY, e->dir) < 0)
-		return base_error_set(&e->err, -ENOMEM, "out of memory");
+		return base_no_memory(&e->err);
 	if (unlink(temporary) < 0 && errno != ENOENT)
 		return base_error_set(&e->err, -errno, "%s: %s", temporary, strerror(errno));
 	e->others = &found;

@@ -7,6 +7,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/base/array.h"
+
 #define THREADS_MAX 1024
 
 /* --dtype, as often as it was given: what a .npy holds whose items have no type. */
@@ -54,10 +56,8 @@ static int set_attribute(struct tool *t, struct import *in, const char *value)
 	if (!equals)
 		return tool_usage(t, "--set takes KEY=VALUE");
 	char *key = strndup(value, (size_t)(equals - value)), *text = strdup(equals + 1);
-	struct proto_attribute *more = reallocarray(in->attributes, in->nattributes + 1, sizeof *more);
-	if (more)
-		in->attributes = more;
-	bool good = key && text && more && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text));
+	bool room = base_array_more(in->attributes, in->nattributes) == 0;
+	bool good = key && text && room && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text));
 	for (size_t i = 0; good && i < in->nattributes; i++)
 		if (!strcmp(in->attributes[i].key, key))
 			good = false;
@@ -150,15 +150,12 @@ static bool is_set(const struct import *in, const char *key)
 static int keep_attributes(struct import *in)
 {
 	struct import_plan *p = &in->plan;
-	struct proto_attribute *more =
-		reallocarray(in->attributes, in->nattributes + p->nattributes + 1, sizeof *more);
 
-	if (!more)
-		return base_error_set(&in->err, -ENOMEM, "out of memory");
-	in->attributes = more;
 	for (size_t i = 0; i < p->nattributes; i++) {
 		if (is_set(in, p->attributes[i].key))
 			continue;
+		if (base_array_more(in->attributes, in->nattributes) < 0)
+			return base_no_memory(&in->err);
 		in->attributes[in->nattributes++] = p->attributes[i];
 		p->attributes[i] = (struct proto_attribute){0};
 	}

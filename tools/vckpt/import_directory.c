@@ -15,6 +15,7 @@
 #include <dirent.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/buf.h"
 #include "core/view/name.h"
 #include "tools/vckpt/import_manifest.h"
@@ -63,11 +64,8 @@ static bool may_be_pickle(const char *rel)
 /* Leaves a pickle out: takes the blob just added back and lists its path. */
 static int leave_out(struct import_plan *p, const char *path)
 {
-	char **more = reallocarray(p->pickles, p->npickles + 1, sizeof *more);
-
-	if (!more)
+	if (base_array_more(p->pickles, p->npickles) < 0)
 		return -ENOMEM;
-	p->pickles = more;
 	if (!(p->pickles[p->npickles] = strdup(path)))
 		return -ENOMEM;
 	p->npickles++;
@@ -111,11 +109,11 @@ static int take_file(struct walk *w, const char *path, const char *rel)
 		return import_add_safetensors(p, path, w->component, w->err);
 	base_cleanup_free char *name = true_name(rel);
 	if (!name)
-		return base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
+		return base_no_memory_for(w->err, "%s", path);
 	r = import_add_blob(p, path, name, false, w->err);
 	if (r < 0 || p->keep_pickles || !may_be_pickle(rel) || !import_is_pickle(p->blobs[p->nblobs - 1].file))
 		return r;
-	return leave_out(p, path) < 0 ? base_error_set(w->err, -ENOMEM, "%s: out of memory", path) : 0;
+	return leave_out(p, path) < 0 ? base_no_memory_for(w->err, "%s", path) : 0;
 }
 
 static int walk_directory(struct walk *w, const char *path, const char *rel, int depth);
@@ -157,10 +155,8 @@ static int read_names(const char *path, char ***ret_names, size_t *ret_n)
 	while (r == 0 && (errno = 0, e = readdir(d))) {
 		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strncmp(e->d_name, ".git", 4))
 			continue;
-		char **more = reallocarray(names, n + 1, sizeof *names);
-		if (more)
-			names = more;
-		if (!more || asprintf(&names[n], "%s%c", e->d_name, e->d_type == DT_LNK ? 'l' : '-') < 0)
+		if (base_array_more(names, n) < 0 ||
+			asprintf(&names[n], "%s%c", e->d_name, e->d_type == DT_LNK ? 'l' : '-') < 0)
 			r = -ENOMEM;
 		else
 			n++;
@@ -202,7 +198,7 @@ static int walk_directory(struct walk *w, const char *path, const char *rel, int
 			if (sub && subrel)
 				r = take_entry(w, sub, subrel, type_of(sub, mark), depth);
 			else
-				r = base_error_set(w->err, -ENOMEM, "%s: out of memory", path);
+				r = base_no_memory_for(w->err, "%s", path);
 		}
 		free(names[i]);
 	}
@@ -287,7 +283,7 @@ int import_add_directory(struct import_plan *p, const char *path, const char *co
 	int r = 0;
 
 	if (!index || !single)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+		return base_no_memory_for(err, "%s", path);
 	if ((r = import_exported_open(p, path, &w.manifest, err)) < 0)
 		return r;
 	if (w.manifest) {

@@ -37,7 +37,7 @@ int import_exported_open(struct import_plan *p, const char *directory, struct im
 	*ret_m = NULL;
 	if (asprintf(&path, "%s/" MANIFEST_NAME, directory) < 0) {
 		path = NULL;
-		return base_error_set(err, -ENOMEM, "%s: out of memory", directory);
+		return base_no_memory_for(err, "%s", directory);
 	}
 	if (stat(path, &st) < 0 || !S_ISREG(st.st_mode))
 		return 0;
@@ -71,7 +71,7 @@ static int take_blob(struct import_plan *p, const struct import_manifest *m, str
 
 	if (r < 0) {
 		name = NULL;
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+		return base_no_memory_for(err, "%s", path);
 	}
 	b->found = true;
 	r = import_add_blob(p, path, b->rank ? name : b->name, b->per_rank && !b->rank, err);
@@ -179,7 +179,7 @@ static int take_attributes(struct import_plan *p, const struct import_manifest *
 {
 	for (size_t i = 0; i < m->nattributes; i++)
 		if (import_add_attribute(p, &m->attributes[i]) < 0)
-			return base_error_set(err, -ENOMEM, "%s: out of memory", m->path);
+			return base_no_memory_for(err, "%s", m->path);
 	return 0;
 }
 

@@ -38,7 +38,7 @@ static int bad_value(const struct item *at, const char *field, const char *what,
 
 static int no_memory(const struct item *at)
 {
-	return base_error_set(at->err, -ENOMEM, "%s: out of memory", at->m->path);
+	return base_no_memory_for(at->err, "%s", at->m->path);
 }
 
 static int take_text(const struct item *at, const char *field, const char **ret_text)
@@ -192,7 +192,7 @@ static int take_attributes(struct import_manifest *m, struct base_error *err)
 		return base_error_set(err, -BASE_EFORMAT, "%s: attributes is missing or no object", m->path);
 	m->attributes = calloc(json_object_size(all) + 1, sizeof *m->attributes);
 	if (!m->attributes)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", m->path);
+		return base_no_memory_for(err, "%s", m->path);
 	json_object_foreach(all, key, value) {
 		if (!proto_attribute_key_valid(key) || !json_is_string(value))
 			return base_error_set(err, -BASE_EFORMAT,
@@ -234,7 +234,7 @@ static int take_all(struct import_manifest *m, struct base_error *err)
 	m->by_name = json_object();
 	m->by_file = json_object();
 	if (!m->tensors || !m->blobs || !m->components || !m->by_name || !m->by_file)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", m->path);
+		return base_no_memory_for(err, "%s", m->path);
 	r = take_attributes(m, err);
 	if (r == 0)
 		r = take_list(m, "components", take_component, err);
@@ -279,7 +279,7 @@ int import_manifest_parse(const char *path, const char *text, size_t len, struct
 	else
 		json_decref(root);
 	if (!m || !(m->path = strdup(path)))
-		r = base_error_set(err, -ENOMEM, "%s: out of memory", path);
+		r = base_no_memory_for(err, "%s", path);
 	else
 		r = take_all(m, err);
 	if (r < 0)

@@ -7,25 +7,13 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/view/name.h"
 #include "core/view/npy.h"
 
 /* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual
  * limit. */
 #define FILES_OPEN_MAX 256
-
-#define GROW(array, n) ((n) & ((n) - 1) ? 0 : grow((void **)&(array), (n) ? 2 * (n) : 1, sizeof *(array)))
-
-/* Room for `n` items; called when the count is a power of two or zero. */
-static int grow(void **array, size_t n, size_t item)
-{
-	void *bigger = reallocarray(*array, n, item);
-
-	if (!bigger)
-		return -ENOMEM;
-	*array = bigger;
-	return 0;
-}
 
 bool import_has_suffix(const char *text, const char *suffix)
 {
@@ -39,7 +27,7 @@ int import_file_open(struct import_plan *p, const char *path, struct import_file
 	struct import_file *f = calloc(1, sizeof *f);
 	int r = -ENOMEM;
 
-	if (!f || GROW(p->files, p->nfiles) < 0)
+	if (!f || base_array_more(p->files, p->nfiles) < 0)
 		goto fail;
 	f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to hang on a pipe */
 	if (f->fd < 0 || fstat(f->fd, &f->stat) < 0) {
@@ -121,7 +109,7 @@ int import_file_text(struct import_file *f, char **ret_text, struct base_error *
 		return base_error_set(err, -BASE_EFORMAT, "%s: larger than %u bytes", f->path, IMPORT_JSON_MAX_BYTES);
 	base_cleanup_free char *text = malloc((size_t)f->stat.st_size + 1);
 	if (!text)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", f->path);
+		return base_no_memory_for(err, "%s", f->path);
 	int r = import_file_read(f, 0, text, (size_t)f->stat.st_size, err);
 	if (r == 0)
 		*ret_text = base_steal(text);
@@ -142,7 +130,7 @@ static struct import_component *component_get(struct import_plan *p, const char 
 	for (size_t i = 0; i < p->ncomponents; i++)
 		if (!strcmp(p->components[i].name, name))
 			return &p->components[i];
-	if (GROW(p->components, p->ncomponents) < 0)
+	if (base_array_more(p->components, p->ncomponents) < 0)
 		return NULL;
 	struct import_component *c = &p->components[p->ncomponents++];
 	*c = (struct import_component){0};
@@ -156,7 +144,7 @@ static int add_tensor(struct import_plan *p, const char *component, const char *
 {
 	char *copy = malloc(name_len + 1);
 
-	if (!copy || GROW(p->tensors, p->ntensors) < 0) {
+	if (!copy || base_array_more(p->tensors, p->ntensors) < 0) {
 		free(copy);
 		return -ENOMEM;
 	}
@@ -184,7 +172,7 @@ static int add_metadata(struct import_component *c, const struct view_safetensor
 			known = !strcmp(c->metadata[k].key, s->metadata[i].key);
 		if (known)
 			continue;
-		if (GROW(c->metadata, c->nmetadata) < 0)
+		if (base_array_more(c->metadata, c->nmetadata) < 0)
 			return -ENOMEM;
 		struct proto_attribute *a = &c->metadata[c->nmetadata];
 		a->key = strdup(s->metadata[i].key);
@@ -266,7 +254,7 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 		c->data_bytes = s.data_bytes;
 	}
 	view_safetensors_release(&s);
-	return r < 0 ? base_error_set(err, r, "%s: out of memory", path) : 0;
+	return r < 0 ? base_no_memory_for(err, "%s", path) : 0;
 }
 
 /* The name of a tensor from that of its .npy. */
@@ -293,7 +281,7 @@ static int read_npy(struct import_file *f, enum tensor_dtype void_dtype, enum te
 	size_t head_len = base_min((uint64_t)f->stat.st_size, 65536 + 12);
 	base_cleanup_free void *head = malloc(head_len + 1);
 	if (!head)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", f->path);
+		return base_no_memory_for(err, "%s", f->path);
 	int r = import_file_read(f, 0, head, head_len, err);
 	if (r < 0)
 		return r;
@@ -321,7 +309,7 @@ int import_add_npy(struct import_plan *p, const char *path, const char *componen
 	if (tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0 || !component_get(p, component) ||
 		add_tensor(p, component, name, (uint32_t)strlen(name), dtype, &shape, offset,
 			items * tensor_dtype_bytes(dtype), f) < 0)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+		return base_no_memory_for(err, "%s", path);
 	return 0;
 }
 
@@ -330,7 +318,7 @@ int import_add_attribute(struct import_plan *p, const struct proto_attribute *a)
 	for (size_t i = 0; i < p->nattributes; i++)
 		if (!strcmp(p->attributes[i].key, a->key))
 			return 0;
-	if (GROW(p->attributes, p->nattributes) < 0)
+	if (base_array_more(p->attributes, p->nattributes) < 0)
 		return -ENOMEM;
 	struct proto_attribute *to = &p->attributes[p->nattributes++];
 	*to = (struct proto_attribute){strdup(a->key), strdup(a->value)};
@@ -347,9 +335,9 @@ int import_add_blob(struct import_plan *p, const char *path, const char *name, b
 	if (r < 0)
 		return r;
 	char *copy = strdup(name);
-	if (!copy || GROW(p->blobs, p->nblobs) < 0) {
+	if (!copy || base_array_more(p->blobs, p->nblobs) < 0) {
 		free(copy);
-		return base_error_set(err, -ENOMEM, "%s: out of memory", path);
+		return base_no_memory_for(err, "%s", path);
 	}
 	p->blobs[p->nblobs++] = (struct import_blob){copy, per_rank, f};
 	return 0;
@@ -395,7 +383,7 @@ static int same_bytes(const struct import_tensor *a, const struct import_tensor 
 	base_cleanup_free char *x = malloc(CHUNK), *y = malloc(CHUNK);
 	bool same = a->dtype == b->dtype && tensor_shape_equal(&a->shape, &b->shape);
 	if (!x || !y)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint64_t at = 0; same && at < a->bytes; at += CHUNK) {
 		size_t n = base_min(CHUNK, a->bytes - at);
 
@@ -484,7 +472,7 @@ static int no_tensors(const struct import_plan *p, struct base_error *err)
 			"no tensors: the sources are directories without a .safetensors file");
 	base_cleanup_free char *dir = strndup(npy, (size_t)(strrchr(npy, '/') - npy));
 	if (!dir)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	return base_error_set(err, -EINVAL,
 		"no tensors: the sources are directories without a .safetensors file; %s (%zu in all) is a tensor only "
 		"if it is named itself, or in a manifest.json of vckpt export: vckpt import STORE RUN %s/*.npy",

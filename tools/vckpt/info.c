@@ -177,7 +177,7 @@ static int packs_json(struct info *in, json_t *all)
 	base_cleanup_free uint64_t *steps = calloc(m->npacks + 1, sizeof *steps);
 
 	if (!names || !steps)
-		return base_error_set(&in->err, -ENOMEM, "out of memory");
+		return base_no_memory(&in->err);
 	for (uint32_t i = 0; i < m->npacks; i++)
 		names[i] = m->packs[i].pack;
 	if (in->packs && count_steps(in, names, m->npacks, steps) < 0)

@@ -48,7 +48,7 @@ static int make_directory(struct init *in, const char *path)
 	base_cleanup_free char *copy = strdup(path);
 
 	if (!copy)
-		return base_error_set(&in->err, -ENOMEM, "out of memory");
+		return base_no_memory(&in->err);
 	if (mkdir(path, 0777) < 0)
 		return errno == EEXIST ? 0
 				       : base_error_set(&in->err, -errno, "%s: cannot make the directory %s: %s",
@@ -64,7 +64,7 @@ static int make_directory(struct init *in, const char *path)
 static int make_parents(struct init *in)
 {
 	base_cleanup_free char *copy = strdup(in->path);
-	int r = copy ? 0 : base_error_set(&in->err, -ENOMEM, "out of memory");
+	int r = copy ? 0 : base_no_memory(&in->err);
 
 	for (size_t n = copy ? strlen(copy) : 0; n > 1 && copy[n - 1] == '/'; n--)
 		copy[n - 1] = 0;

@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "tools/vckpt/layout_args.h"
 
 #define RANK_BOXES_MAX (UINT64_C(1) << 22) /* of one target rank */
@@ -52,15 +53,8 @@ static int add_entry(struct reshard *r, uint32_t rank, const struct tensor_box *
 		return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: more than %" PRIu64
 			" boxes%s", r->from.place, r->to.place, full ? RANK_BOXES_MAX : ALL_BOXES_MAX,
 			full ? " for one rank" : "; --rank N tells of one rank");
-	if (r->n == r->room) {
-		size_t room = r->room ? 2 * r->room : 64;
-		struct entry *grown = realloc(r->entries, room * sizeof *grown);
-
-		if (!grown)
-			return -ENOMEM;
-		r->entries = grown;
-		r->room = room;
-	}
+	if (base_array_room(r->entries, r->room, r->n + 1) < 0)
+		return -ENOMEM;
 	r->entries[r->n] = (struct entry){.rank = rank, .box = (uint32_t)r->n,
 		.items = tensor_box_items(&r->shape, box)};
 	r->n++;

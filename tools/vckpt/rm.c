@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/base/array.h"
 #include "core/save/catalog.h"
 #include "tools/vckpt/tool.h"
 
@@ -134,12 +135,9 @@ static int parse_all(struct rm *rm)
 
 static int add_victim(struct rm *rm, struct wanted *w, const struct store_list_step *step)
 {
-	struct victim *more = reallocarray(rm->victims, rm->nvictims + 1, sizeof *more);
-
-	if (!more)
+	if (base_array_more(rm->victims, rm->nvictims) < 0)
 		return TOOL_FAILED;
-	rm->victims = more;
-	more[rm->nvictims++] =
+	rm->victims[rm->nvictims++] =
 		(struct victim){w->target.run, step->step, step->entry, step->commit.bytes};
 	if (w->steps++ == 0)
 		w->lowest = step->step;

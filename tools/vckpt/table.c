@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "tools/vckpt/format.h"
 
@@ -59,23 +60,11 @@ static char *escaped(const char *text, size_t len)
 	return NULL;
 }
 
-static int table_grow(struct tool_table *t)
-{
-	size_t room = t->room ? 2 * t->room : 64;
-	struct table_cell *more = reallocarray(t->cells, room, sizeof *more);
-
-	if (!more)
-		return -ENOMEM;
-	t->cells = more;
-	t->room = room;
-	return 0;
-}
-
 void tool_table_add(struct tool_table *t, enum tool_style style, const char *text, size_t len)
 {
 	char *copy;
 
-	if (t->failed || (t->ncells == t->room && table_grow(t) < 0) || !(copy = escaped(text, len))) {
+	if (t->failed || base_array_room(t->cells, t->room, t->ncells + 1) < 0 || !(copy = escaped(text, len))) {
 		t->failed = true;
 		return;
 	}
