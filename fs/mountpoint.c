@@ -296,7 +296,7 @@ static int mount_named(const char *path, struct mount_line *ret_m, char **ret_fu
 static int not_ours(const char *path, bool mounted, struct mount_line *m, struct base_error *err)
 {
 	if (mounted)
-		return base_error_set(err, -EINVAL, "%s: no vckpt mount: %s (%s) is mounted there", path, m->source,
+		return base_error_set(err, -EINVAL, "%s: not a vckpt mount: %s (%s) is mounted there", path, m->source,
 			m->type);
 	if (mount_find(path, false, m, err) > 0 && strcmp(m->type, "fuse.vckpt") == 0)
 		return base_error_set(err, -EINVAL, "%s: not a mount point; it lies in the vckpt mount %s", path,

@@ -35,8 +35,8 @@ static int option_unsigned(const char *name, const char *text, int base, uint64_
 	unsigned long long v = strtoull(text, &end, base);
 	if (*text < '0' || *text > '9' || *end || errno || v > max)
 		return base_error_set(err, -EINVAL,
-			base == 8 ? "option %s=%s: an octal number up to %llo is wanted"
-				  : "option %s=%s: a number up to %llu is wanted", name, text, (unsigned long long)max);
+			base == 8 ? "option %s=%s: give an octal number up to %llo"
+				  : "option %s=%s: give a number up to %llu", name, text, (unsigned long long)max);
 	*ret = v;
 	return 0;
 }
@@ -59,7 +59,7 @@ static int option_size(const char *name, const char *text, uint64_t *ret, struct
 			end += strlen(end);
 	}
 	if (bad || *end || v > (UINT64_C(1) << 50) >> shift)
-		return base_error_set(err, -EINVAL, "option %s=%s: a size such as 256M is wanted", name, text);
+		return base_error_set(err, -EINVAL, "option %s=%s: give a size such as 256M", name, text);
 	*ret = (uint64_t)v << shift;
 	return 0;
 }
@@ -70,7 +70,7 @@ static int option_seconds(const char *name, const char *text, unsigned *ret_ms, 
 	double v = strtod(text, &end);
 
 	if (end == text || *end || !isfinite(v) || v < 0.01 || v > 86400)
-		return base_error_set(err, -EINVAL, "option %s=%s: seconds between 0.01 and 86400 are wanted", name,
+		return base_error_set(err, -EINVAL, "option %s=%s: give seconds between 0.01 and 86400", name,
 			text);
 	*ret_ms = (unsigned)(v * 1000 + 0.5);
 	return 0;
@@ -113,7 +113,7 @@ static int option_views(struct fs_options *o, const char *name, const char *valu
 
 	if (show < 0)
 		return base_error_set(err, -EINVAL,
-			"option %s=%s: npy, safetensors or both (npy,safetensors) are wanted", name, value);
+			"option %s=%s: give npy, safetensors or both (npy,safetensors)", name, value);
 	o->show = (unsigned)show;
 	o->have_show = true;
 	return 0;
@@ -225,7 +225,7 @@ static int scan_positional(struct fs_options *o, struct scan *scan, const char *
 	char **field = scan->npositional == 0 ? &o->store : &o->mountpoint;
 
 	if (scan->npositional >= 2)
-		return base_error_set(err, -EINVAL, "'%s': two directories are wanted, STORE and DIR", arg);
+		return base_error_set(err, -EINVAL, "'%s': give two directories, STORE and DIR", arg);
 	if (!*arg)
 		return base_error_set(err, -EINVAL, "an empty directory name");
 	*field = strdup(arg);

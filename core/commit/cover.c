@@ -86,8 +86,8 @@ static int cover_sentence(const struct cover *c, const struct store_cover_box *b
 			first);
 	case -ERANGE:
 		cover_text(c, a, first);
-		return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": box %s of rank %u is not inside of it",
-			c->tensor, first, a->rank);
+		return base_error_set(c->err, -BASE_EFORMAT, "tensor \"%s\": box %s of rank %u is not inside the "
+			"tensor", c->tensor, first, a->rank);
 	default:
 		return base_error_set(c->err, code, "tensor \"%s\": cover not checked: %s", c->tensor,
 			base_error_name(code));

@@ -80,7 +80,7 @@ static int cuda_open(struct base_error *err)
 	if (rc == 0)
 		rc = cuda_translate(cuda_driver.device_count(&devices), "cuDeviceGetCount", &why);
 	if (rc < 0)
-		return base_error_set(err, -ENOENT, "the CUDA driver can not be used: %s", why.text);
+		return base_error_set(err, -ENOENT, "the CUDA driver cannot be used: %s", why.text);
 	if (devices == 0)
 		return base_error_set(err, -ENOENT, "the CUDA driver knows no device");
 	return 0;

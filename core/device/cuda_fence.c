@@ -134,7 +134,7 @@ static int fence_check_capture(void *stream, struct base_error *err)
 	cuda_result rc = cuda_driver.stream_is_capturing(stream, &status);
 
 	if (rc == CUDA_CAPTURE_IMPLICIT)
-		return base_error_set(err, -EBUSY, "the default stream can not be used while another stream of its "
+		return base_error_set(err, -EBUSY, "the default stream cannot be used while another stream of its "
 			"context is being captured into a CUDA graph: submit the save when the capture has ended, or "
 			"name the stream that the data is ready on");
 	if (rc == CUDA_SUCCESS && status != CUDA_NOT_CAPTURING)

@@ -156,7 +156,7 @@ static int ring_lock(struct device_ring *r, uint64_t bytes, struct base_error *e
 	rc = -errno;
 	getrlimit(RLIMIT_MEMLOCK, &limit);
 	return base_error_set(err, rc == -EAGAIN ? -ENOMEM : rc,
-		"%llu bytes can not be locked in memory (RLIMIT_MEMLOCK is %llu): %s", (unsigned long long)bytes,
+		"%llu bytes cannot be locked in memory (RLIMIT_MEMLOCK is %llu): %s", (unsigned long long)bytes,
 		(unsigned long long)limit.rlim_cur, base_error_name(rc));
 }
 

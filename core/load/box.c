@@ -92,7 +92,7 @@ int load_object_read_box(struct load_object *o, const struct tensor_box *box, vo
 	int rc;
 
 	if (o->blob || !tensor_box_inside(&o->grid.shape, box))
-		return base_error_set(err, -EINVAL, "%s: the box is not inside of it", o->label);
+		return base_error_set(err, -EINVAL, "%s: the box is not inside the tensor", o->label);
 	if (tensor_box_empty(o->grid.shape.ndim, box))
 		return 0;
 	r.piece = piece = malloc(o->max_piece + 1);

@@ -150,7 +150,7 @@ static int gather_cover(const struct boxes_gather *g)
 		return 0;
 	case -ERANGE:
 		gather_text(g, fault.a, first);
-		return base_error_set(g->err, -BASE_EFORMAT, "box %s of rank %u is not inside of it", first,
+		return base_error_set(g->err, -BASE_EFORMAT, "box %s of rank %u is not inside the tensor", first,
 			gather_rank(g, fault.a));
 	case -EEXIST:
 		gather_text(g, fault.a, first);

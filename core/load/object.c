@@ -108,7 +108,7 @@ static int object_row(struct load_object *o, uint32_t tensor, struct base_error 
 	if (rc < 0)
 		return rc;
 	if (rows.n == 0)
-		return o->bytes ? base_error_set(err, -BASE_EFORMAT, "no part has it") : object_nothing(o);
+		return o->bytes ? base_error_set(err, -BASE_EFORMAT, "no part has a row of it") : object_nothing(o);
 	if (!rows.all[0].row.whole)
 		return load_boxes_gather(o, rows.all, rows.n, err);
 	o->row = rows.all[0].row;

@@ -598,6 +598,6 @@ int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store
 	*ret_packs = rank->packs;
 	*ret_npacks = rank->npacks;
 	if (p->len && (p->ref.pack >= rank->npacks || p->ref.raw_len != p->len))
-		return base_error_set(err, -BASE_EFORMAT, "its reference does not fit");
+		return base_error_set(err, -BASE_EFORMAT, "the reference to it in the part is wrong");
 	return 0;
 }

@@ -124,7 +124,7 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 	char path[STORE_NAME_MAX];
 	int r = store_pack_path(pack, path);
 	if (r < 0)
-		return base_error_set(err, r, "\"%.128s\" is no name of a pack", pack);
+		return base_error_set(err, r, "\"%.128s\" cannot be the name of a pack", pack);
 	struct store_pack *p = calloc(1, sizeof *p);
 	if (!p)
 		return base_no_memory_for(err, "pack %s", pack);

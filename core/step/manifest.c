@@ -62,12 +62,12 @@ static int build_agree(const struct manifest_build *b, struct base_error *err)
 
 		if (a->rank != i)
 			return base_error_set(err, -BASE_EFORMAT,
-				"the announcement of rank %u stands in the place of rank %u", a->rank, i);
+				"the announcement of rank %u is in the place of that of rank %u", a->rank, i);
 		if (strcmp(a->run, first->run) != 0 || strcmp(a->attempt, first->attempt) != 0 ||
 			a->step != first->step || a->world != first->world)
 			return base_error_set(err, -BASE_EFORMAT,
-				"rank %u saves step %" PRIu64 " of %s among %u ranks (%s), rank 0 step %" PRIu64
-				" of %s among %u (%s)",
+				"rank %u announces step %" PRIu64 " of %s with world size %u (%s), rank 0 step %" PRIu64
+				" of %s with %u (%s)",
 				i, a->step, a->run, a->world, a->attempt, first->step, first->run, first->world,
 				first->attempt);
 		if (!attributes_equal(a, first))
@@ -395,7 +395,7 @@ int store_manifest_put(struct store *s, const char *run, const struct base_buf *
 	if (r < 0)
 		return base_error_set(err, r, "%s cannot be written: %s", path, base_error_name(r));
 	if (r == STORE_PUT_OTHER)
-		return base_error_set(err, -BASE_EDAMAGED, "%s is there with other bytes: it is damaged", path);
+		return base_error_set(err, -BASE_EDAMAGED, "%s exists with other bytes: it is damaged", path);
 	return 0;
 }
 

@@ -254,7 +254,7 @@ static int row_check(const struct store_part_builder *b, uint32_t tensor, const 
 
 	for (uint32_t i = 0; !whole && i < nboxes; i++)
 		if (!tensor_box_inside(&g->shape, &boxes[i]) || tensor_box_items(&g->shape, &boxes[i]) == 0)
-			return base_error_set(err, -EINVAL, "tensor \"%.*s\": box %u is empty or not inside of it",
+			return base_error_set(err, -EINVAL, "tensor \"%.*s\": box %u is empty or not inside the tensor",
 				shown, name, i);
 	r = row_pieces_check(g, boxes, nboxes, pieces, npieces);
 	if (r < 0)

@@ -165,7 +165,7 @@ int store_newer(struct base_error *err, const char *what, const void *body, size
 
 	if (!body)
 		return base_error_set(err, -BASE_EVERSION,
-			"%s was written by a newer vckpt: its envelope is not of version %u", what,
+			"%s was written by a newer vckpt: its envelope has another version than %u", what,
 			STORE_RECORD_VERSION);
 	proto_newer(body, len, why);
 	return base_error_set(err, -BASE_EVERSION, "%s was written by a newer vckpt: %s", what, why);

@@ -332,8 +332,8 @@ int store_storage_open_posix(const char *path, unsigned flags, struct store_stor
 		r = posix_probe(p);
 		if (r == -EOPNOTSUPP)
 			base_error_set(err, r,
-				"%s: this filesystem has neither hard links nor renames that spare an existing file, "
-				"so no store can lie on it",
+				"%s: this filesystem has neither hard links nor renameat2(RENAME_NOREPLACE), so a "
+				"store cannot be on it: choose another filesystem",
 				path);
 		else if (r == -EROFS && !(flags & STORE_STORAGE_CREATE))
 			r = 0; /* to be read */

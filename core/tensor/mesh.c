@@ -314,7 +314,7 @@ int tensor_mesh_dims(const struct tensor_mesh *m, const char *names, uint32_t *r
 		}
 		if (d < 0 || (dims >> d & 1))
 			return base_error_set(err, -EINVAL, "mesh: \"%s\": %s", mesh_quote(name, len).text,
-				d < 0 ? "there is no such dimension" : "the dimension stands twice");
+				d < 0 ? "there is no such dimension" : "the dimension is given twice");
 		dims |= UINT32_C(1) << d;
 		if (!at[whole])
 			break;

@@ -166,7 +166,7 @@ int tensor_placements_parse(const char *text, struct tensor_placements **ret_p, 
 		if (*w.at == 0)
 			break;
 		if (*w.at++ != ',')
-			return words_bad(&w, -EINVAL, "something stands behind it");
+			return words_bad(&w, -EINVAL, "there is more text after it");
 	}
 	*ret_p = base_steal(all);
 	return 0;

@@ -87,7 +87,7 @@ static int check_cut(struct check *c, uint32_t m)
 	if (p->kind != TENSOR_SHARD && c->s->shape.dim[d] > 0)
 		c->runs[d] += base_min(p->split, c->s->shape.dim[d]) - 1;
 	if (c->runs[d] > TENSOR_SHARD_RUNS_MAX)
-		return check_bad(c, m, -BASE_ELIMIT, "more than 16,777,216 separate runs in one dimension");
+		return check_bad(c, m, -BASE_ELIMIT, "more than 16,777,216 separate stretches in one dimension");
 	c->extents[d].n = 0;
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t nbreaks = cut_breaks(p, extents[i], size, breaks);

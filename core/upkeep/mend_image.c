@@ -191,7 +191,7 @@ static int emit_extents(struct image *k)
 		if (e->len == 0)
 			continue;
 		if (e->offset < k->at)
-			return base_error_set(k->m->err, -BASE_EDAMAGED, "pack %s: objects lie over each other",
+			return base_error_set(k->m->err, -BASE_EDAMAGED, "pack %s: its objects overlap",
 				k->p->name);
 		r = k->p->complete ? emit_zeros(k, e->offset) : emit_old(k, e->offset);
 		if (r == 0 && !e->checks && o->bad && o->from)

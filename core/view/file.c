@@ -157,7 +157,8 @@ static int set_places(struct view_file *f, const char *component, const struct v
 			load_step_tensor_info(step, (uint32_t)item, &info);
 		if (item < 0 || info.dtype != t->dtype || !tensor_shape_equal(&info.shape, &t->shape))
 			return base_error_set(err, -BASE_EFORMAT,
-				"the header of %s.safetensors names tensor '%.*s', which the step does not hold so",
+				"the header of %s.safetensors names tensor '%.*s', which the step lacks or has with "
+				"another dtype or shape",
 				component, (int)base_min(t->name_len, 400), t->name);
 		if (t->end > t->begin)
 			f->places[f->nplaces++] = (struct place){t->begin, t->end, (uint32_t)item};
@@ -205,8 +206,8 @@ static int open_safetensors(struct view_file *f, const struct view_node *node, s
 		return base_error_prefix(err, r, "%s.safetensors", component);
 	r = s.data_offset == f->head_len
 		? set_places(f, component, &s, err)
-		: base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors is followed by something else",
-			  component);
+		: base_error_set(err, -BASE_EFORMAT,
+			  "the header of %s.safetensors is followed by other bytes than spaces", component);
 	view_safetensors_release(&s);
 	return r;
 }

@@ -43,8 +43,8 @@ struct literal {
 
 static int malformed(struct literal *l, const char *what)
 {
-	return base_error_set(l->err, -BASE_EFORMAT, "the .npy header is no dict of descr, fortran_order and shape: %s",
-		what);
+	return base_error_set(l->err, -BASE_EFORMAT,
+		"the .npy header is not a dict of descr, fortran_order and shape: %s", what);
 }
 
 static void skip_space(struct literal *l)
@@ -100,7 +100,7 @@ static int take_integer(struct literal *l, uint64_t *ret)
 		if (base_mul_overflows(v, 10, &v) || base_add_overflows(v, (uint64_t)(*l->at - '0'), &v))
 			return base_error_set(l->err, -BASE_EFORMAT, "the shape in the .npy header overflows");
 	if (l->at == start)
-		return malformed(l, "the shape holds something that is no natural number");
+		return malformed(l, "the shape holds something that is not a natural number");
 	if (l->at < l->end && *l->at == 'L')
 		l->at++;
 	*ret = v;
@@ -110,7 +110,7 @@ static int take_integer(struct literal *l, uint64_t *ret)
 static int take_shape(struct literal *l)
 {
 	if (!take(l, '('))
-		return malformed(l, "the shape is no tuple");
+		return malformed(l, "the shape is not a tuple");
 	for (bool comma = true; !take(l, ')'); ) {
 		uint64_t v = 0;
 		if (!comma)
@@ -124,7 +124,7 @@ static int take_shape(struct literal *l)
 		l->shape.dim[l->shape.ndim++] = v;
 		comma = take(l, ',');
 		if (!comma && l->shape.ndim == 1)
-			return malformed(l, "the shape is no tuple");
+			return malformed(l, "the shape is not a tuple");
 	}
 	return 0;
 }
@@ -136,7 +136,7 @@ static int take_value(struct literal *l, const char *key)
 		skip_space(l);
 		if (l->at < l->end && *l->at == '[')
 			return base_error_set(l->err, -BASE_EFORMAT,
-				"the .npy file holds records (a structured dtype), which are no tensor");
+				"the .npy file holds records (a structured dtype), which are not a tensor");
 		return take_string(l, l->descr, sizeof l->descr);
 	}
 	if (strcmp(key, "fortran_order") == 0 && !l->has_order) {
@@ -193,7 +193,7 @@ static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t 
 {
 	if (len < 10 || memcmp(head, MAGIC, 6) != 0)
 		return base_error_set(err, -BASE_EFORMAT,
-			"this is no .npy file: it does not begin with the magic bytes");
+			"this is not a .npy file: it does not begin with the magic bytes");
 	if (head[6] < 1 || head[6] > 3 || head[7] != 0)
 		return base_error_set(err, -BASE_EFORMAT, "the .npy format version %u.%u is unknown", head[6], head[7]);
 	*ret_at = head[6] == 1 ? 10 : 12;

@@ -87,8 +87,8 @@ int view_header_check(const struct store_layout *l, const char *component, const
 	if (r < 0)
 		return base_error_prefix(err, r, "the header of %s.safetensors", component);
 	if (s.data_offset != len)
-		r = base_error_set(err, -BASE_EFORMAT, "the header of %s.safetensors is followed by something else",
-			component);
+		r = base_error_set(err, -BASE_EFORMAT,
+			"the header of %s.safetensors is followed by other bytes than spaces", component);
 	if (r == 0)
 		r = check_all(l, (uint32_t)number, &s, err);
 	view_safetensors_release(&s);

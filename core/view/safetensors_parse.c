@@ -99,7 +99,7 @@ static int hex4(struct header *h, uint32_t *ret)
 		else if (lower >= 'a' && lower <= 'f')
 			v = v << 4 | (uint32_t)(lower - 'a' + 10);
 		else
-			return malformed(h, "a \\u escape has something else than hex digits");
+			return malformed(h, "a \\u escape has other characters than hex digits");
 	}
 	*ret = v;
 	return 0;
@@ -141,21 +141,21 @@ static int take_escape(struct header *h)
 		return 0;
 	}
 	if (*h->at != 'u')
-		return malformed(h, "an unknown escape stands in a string");
+		return malformed(h, "a string has an unknown escape");
 	h->at++;
 	int r = hex4(h, &c);
 	if (r < 0)
 		return r;
 	if (c >= 0xdc00 && c < 0xe000)
-		return malformed(h, "half a surrogate pair stands in a string");
+		return malformed(h, "a string has half of a surrogate pair");
 	if (c >= 0xd800 && c < 0xdc00) {
 		if (h->end - h->at < 2 || h->at[0] != '\\' || h->at[1] != 'u')
-			return malformed(h, "half a surrogate pair stands in a string");
+			return malformed(h, "a string has half of a surrogate pair");
 		h->at += 2;
 		if ((r = hex4(h, &low)) < 0)
 			return r;
 		if (low < 0xdc00 || low >= 0xe000)
-			return malformed(h, "half a surrogate pair stands in a string");
+			return malformed(h, "a string has half of a surrogate pair");
 		c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
 	}
 	put_utf8(&h->text, c);
@@ -202,7 +202,7 @@ static int take_integer(struct header *h, const char *what, uint64_t *ret)
 	bool more = h->at < h->end && (*h->at == '.' || *h->at == 'e' || *h->at == 'E');
 	if (h->at == from || more || (*from == '0' && h->at - from > 1))
 		return base_error_set(h->err, -BASE_EFORMAT,
-			"tensor '%s': its %s holds something that is no natural number", h->name, what);
+			"tensor '%s': its %s holds something that is not a natural number", h->name, what);
 	*ret = v;
 	return 0;
 }
@@ -214,7 +214,7 @@ static int take_dtype(struct header *h, struct entry *e)
 	uint64_t at;
 	uint32_t len;
 	enum tensor_dtype dtype;
-	int r = take_string(h, "its dtype is no string", &at, &len);
+	int r = take_string(h, "its dtype is not a string", &at, &len);
 	if (r < 0)
 		return r;
 	const char *name = (const char *)h->text.data + at;
@@ -230,7 +230,7 @@ static int take_dtype(struct header *h, struct entry *e)
 
 static int take_shape(struct header *h, struct entry *e)
 {
-	int r = expect(h, '[', "its shape is no list");
+	int r = expect(h, '[', "its shape is not a list");
 	if (r < 0 || take(h, ']'))
 		return r;
 	do {
@@ -247,7 +247,7 @@ static int take_shape(struct header *h, struct entry *e)
 
 static int take_offsets(struct header *h, struct entry *e)
 {
-	int r = expect(h, '[', "its data_offsets are no list");
+	int r = expect(h, '[', "its data_offsets are not a list");
 	if (r < 0 || (r = take_integer(h, "data_offsets", &e->begin)) < 0 || (r = expect(h, ',',
 		"its data_offsets are not two")) < 0 ||
 	    (r = take_integer(h, "data_offsets", &e->end)) < 0)
@@ -311,7 +311,7 @@ static int take_tensor(struct header *h, uint64_t name, uint32_t name_len)
 	static const char *const missing[] = {"dtype", "shape", "data_offsets"};
 	struct entry e = {.name = name, .name_len = name_len};
 	unsigned seen = 0;
-	int r = expect(h, '{', "its description is no object");
+	int r = expect(h, '{', "its description is not an object");
 	if (r < 0)
 		return r;
 	if (!take(h, '}')) {
@@ -350,7 +350,7 @@ static int take_pair(struct header *h)
 		return r;
 	skip_space(h);
 	if (h->at == h->end || *h->at != '"')
-		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__: the value of '%s' is no string", shown);
+		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__: the value of '%s' is not a string", shown);
 	if ((r = take_string(h, "", &p.value, &value_len)) < 0)
 		return r;
 	if (!proto_utf8_valid((const char *)h->text.data + p.value, value_len))
@@ -365,7 +365,7 @@ static int take_metadata(struct header *h)
 	if (h->has_metadata)
 		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__ is given twice");
 	h->has_metadata = true;
-	int r = expect(h, '{', "__metadata__ is no object");
+	int r = expect(h, '{', "__metadata__ is not an object");
 	if (r < 0 || take(h, '}'))
 		return r;
 	do
@@ -421,7 +421,7 @@ static int take_header(struct header *h)
 	h->name[0] = 0;
 	while (h->at < h->end && *h->at == ' ')
 		h->at++;
-	return h->at == h->end ? 0 : malformed(h, "something else than spaces follows it");
+	return h->at == h->end ? 0 : malformed(h, "other bytes than spaces follow it");
 }
 
 /* ---- order, uniqueness, cover ---- */
@@ -553,7 +553,7 @@ int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, s
 	struct header h = {.err = err};
 	struct view_safetensors s = {0};
 	if (len < 8 || file_size < 8)
-		return base_error_set(err, -BASE_EFORMAT, "this is no safetensors file: it is shorter than 8 bytes");
+		return base_error_set(err, -BASE_EFORMAT, "this is not a safetensors file: it is shorter than 8 bytes");
 	uint64_t n = base_get64(header);
 	if (n > VIEW_SAFETENSORS_MAX_HEADER)
 		return base_error_set(err, -BASE_EFORMAT,

@@ -204,9 +204,9 @@ def test_the_argument_at_fault_is_named(vckpt, here, help_of, words, sentence):
     (["export", "store", "run", "out"], "run is not a step: RUN/STEP"),
     (["export", "store", "run/1/model", "out"], "run/1/model is not a step: RUN/STEP"),
     (["stalls", "store", "run"], "run is not a step: RUN/STEP"),
-    (["verify", "store", "run/1/model"], "run/1/model is not a run or a step: RUN or RUN/STEP"),
-    (["cat", "store", "run/1"], "run/1 is not a file of a step: RUN/STEP/PATH, PATH as the mount shows it"),
-    (["import", "store", "run/latest", "w.npy"], "run/latest is not RUN or RUN/STEP, STEP a number"),
+    (["verify", "store", "run/1/model"], "run/1/model is not a run or a step: give RUN or RUN/STEP"),
+    (["cat", "store", "run/1"], "run/1 is not a file of a step: give RUN/STEP/PATH, where PATH is as the mount shows it"),
+    (["import", "store", "run/latest", "w.npy"], "run/latest is not RUN or RUN/STEP, where STEP is a number"),
 ])
 def test_a_target_of_another_kind(vckpt, here, words, sentence):
     done = vckpt(*words, check=False)

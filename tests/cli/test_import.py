@@ -243,7 +243,7 @@ BAD = {
     "NUL in a name": ({"a\0b": HEADER["t"]}, {}, ""),
     "broken UTF-8": (b'{"a\xff":{"dtype":"U8","shape":[16],"data_offsets":[0,16]}}', {}, ""),
     "lone surrogate": (b'{"a\\ud800":{"dtype":"U8","shape":[16],"data_offsets":[0,16]}}', {}, ""),
-    "metadata that is no string": ({**HEADER, "__metadata__": {"a": 1}}, {}, "metadata"),
+    "metadata that is not a string": ({**HEADER, "__metadata__": {"a": 1}}, {}, "metadata"),
     "too short": (b"", {"data": b"", "length": 0}, ""),
 }
 

@@ -120,9 +120,9 @@ def test_all_must_be_there(vckpt, store, left, words, sentence):
     (["a/x..5"], '"x" is not a step: a number or latest'),
     (["a/5...7"], '".7" is not a step: a number or latest'),
     (["a/5", "--keep-last", "1"], "--keep-last and --keep-every are for a whole RUN or a range of its steps"),
-    (["a", "--keep-last", "0"], "--keep-last 0: a number from 1 on"),
-    (["a", "--keep-every", "-1"], "--keep-every -1: a number from 1 on"),
-    (["a", "--keep-every", "1x"], "--keep-every 1x: a number from 1 on"),
+    (["a", "--keep-last", "0"], "--keep-last 0: give a number from 1 on"),
+    (["a", "--keep-every", "-1"], "--keep-every -1: give a number from 1 on"),
+    (["a", "--keep-every", "1x"], "--keep-every 1x: give a number from 1 on"),
 ])
 def test_what_is_refused(vckpt, store, left, words, sentence):
     done = vckpt("rm", store, *words, check=False)
@@ -143,7 +143,7 @@ def test_help_removes_nothing(vckpt, store, left):
 def test_a_question(vckpt, store, left, words, sentence):
     done = vckpt("rm", store, *words, check=False, input="y\n")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"vckpt rm: {sentence}: nobody can be asked here, so give --yes to remove that (see vckpt rm --help)\n"
+    assert done.stderr == f"vckpt rm: {sentence}: there is no terminal to ask on: give --yes to remove it (see vckpt rm --help)\n"
     for answer in (b"\n", b"n\n", b"\x04"):
         code, out, said = on_terminal(vckpt, answer, "rm", store, *words)
         assert code == 1 and out == "" and f"{sentence}\nRemove them? [y/N] " in said and "nothing was removed\n" in said

@@ -136,7 +136,7 @@ def test_a_pack_is_named_once_in_a_line(vckpt, filled, tmp_path, how):
 def test_stalls_of_an_import(vckpt, filled):
     """No rank saved it, so nothing of it is missing."""
     said = vckpt("stalls", filled, "run/1").stdout.splitlines()
-    assert said[0].startswith("run/step-00000001, 1 rank") and said[1] == "imported by one process: nobody waited, and how long it was busy is all there is"
+    assert said[0].startswith("run/step-00000001, 1 rank") and said[1] == "imported by one process: no rank waited, and only the time in each phase is known"
     assert said[2] == "" and said[3].split() == ["busy", "in", "median", "longest", "spread", "ranks", "rank", "on", "host"], said
     assert {line.split()[0] for line in said[4:]} == {"digest", "encode", "write", "read"}
 

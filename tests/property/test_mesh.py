@@ -461,7 +461,7 @@ def test_dimensions_by_name(mesh, names, want):
     assert dims.value == want
 
 
-@pytest.mark.parametrize("names,sentence", [("", '"": there is no such'), ("dp,ep", '"ep": there is no such'), ("dp,dp", '"dp": the dimension stands twice'),
+@pytest.mark.parametrize("names,sentence", [("", '"": there is no such'), ("dp,ep", '"ep": there is no such'), ("dp,dp", '"dp": the dimension is given twice'),
                                             ("dp,", '"": there is no such'), ("d" * 70, "there is no such")])
 def test_dimensions_that_are_not_there(mesh, names, sentence):
     m, dims, err = OwnedMesh(mesh, "pp=2,dp=2,tp=2"), ctypes.c_uint32(), Error()

@@ -772,7 +772,7 @@ def test_no_device_then_one_and_none_in_a_child(build):
 cuda = ctypes.CDLL("libcuda.so.1")
 cuda.standin_devices(-1)
 rc, text = load()
-assert rc == -2 and "can not be used: cuInit: CUDA_ERROR_NO_DEVICE" in text, (rc, text)
+assert rc == -2 and "cannot be used: cuInit: CUDA_ERROR_NO_DEVICE" in text, (rc, text)
 cuda.standin_devices(0)
 rc, text = load()
 assert rc == -2 and "knows no device" in text, (rc, text)

@@ -486,7 +486,7 @@ HALVES = [[(0, 30), (0, 50)], [(30, 30), (0, 50)]]
     ({0: HALVES[:1], 1: HALVES[1:], 2: [[(29, 2), (7, 1)]]}, "overlap"),
     ({0: HALVES[:1], 1: HALVES[1:] + [[(59, 1), (0, 50)]]}, "overlap"),
     ({0: HALVES[:1], 2: None}, "overlap"),
-    ({}, "no part has it"),
+    ({}, "no part has a row of it"),
 ])
 def test_boxes_that_do_not_add_up(proto, opened, tmp_path, held, words):
     good = T("x", "u1", (7,), {1: None})

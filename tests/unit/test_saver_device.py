@@ -410,7 +410,7 @@ def test_the_default_stream_beside_a_capture_of_a_blocking_stream(cuda, driver, 
     blocking, own, array = cuda.stream(), cuda.stream(nonblocking=True), cuda.array(rng.standard_normal((50, 70)))
     saver = api.saver(store, "run")
     begin_capture(driver, blocking, THREAD_LOCAL)
-    with pytest.raises(Failed, match="default stream can not be used while another stream .* captured"):
+    with pytest.raises(Failed, match="default stream cannot be used while another stream .* captured"):
         saver.save({"model/w": on(array)})
     assert finished(saver.save({"model/w": on(array)}, stream=own)) >= 0
     assert end_capture(driver, blocking) == 0

@@ -26,7 +26,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	if (val != 'r')
 		return 0;
 	if (strlen(value) > 800 || !proto_utf8_valid(value, strlen(value)))
-		return tool_usage(t, "--reason: text of at most 800 bytes");
+		return tool_usage(t, "--reason: give a text of at most 800 bytes");
 	a->reason = value;
 	return 0;
 }

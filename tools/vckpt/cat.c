@@ -80,12 +80,12 @@ static int cat_run(struct tool *t, int argc, char **argv)
 	if (code)
 		return code - TOOL_LEAVE;
 	if (t->json)
-		return tool_usage(t, "it prints bytes; there is no --json");
+		return tool_usage(t, "the command prints bytes and has no --json");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.rest)
-		return tool_usage(t, "%s is not a file of a step: RUN/STEP/PATH, PATH as the mount shows it",
-			t->arguments[1]);
+		return tool_usage(t, "%s is not a file of a step: give RUN/STEP/PATH, where PATH is as the mount "
+			"shows it", t->arguments[1]);
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {

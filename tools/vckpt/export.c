@@ -311,7 +311,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	int show = view_show_parse(value);
 
 	if (show < 0)
-		return tool_usage(t, "--format %s: safetensors, npy or both (npy,safetensors) are wanted", value);
+		return tool_usage(t, "--format %s: give safetensors, npy or both (npy,safetensors)", value);
 	e->show = (unsigned)show;
 	return 0;
 }

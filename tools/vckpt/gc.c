@@ -34,9 +34,9 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	if (val == 'n')
 		g->options.dry_run = true;
 	if (val == 'g' && parse_duration(value, &g->options.grace_s) < 0)
-		return tool_usage(t, "--grace %s: a number with s, m, h or d", value);
+		return tool_usage(t, "--grace %s: give a number with s, m, h or d, such as 24h", value);
 	if (val == 'b' && parse_duration(value, &g->options.heartbeat_s) < 0)
-		return tool_usage(t, "--heartbeat %s: a number with s, m, h or d", value);
+		return tool_usage(t, "--heartbeat %s: give a number with s, m, h or d, such as 20s", value);
 	return 0;
 }
 

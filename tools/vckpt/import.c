@@ -95,7 +95,7 @@ static int set_threads(struct tool *t, struct import *in, const char *value)
 	unsigned long n = *value >= '0' && *value <= '9' ? strtoul(value, &end, 10) : 0;
 
 	if (n == 0 || *end || n > THREADS_MAX)
-		return tool_usage(t, "--threads %s: a number from 1 to %d", value, THREADS_MAX);
+		return tool_usage(t, "--threads %s: give a number from 1 to %d", value, THREADS_MAX);
 	in->options.threads = (unsigned)n;
 	return 0;
 }
@@ -134,7 +134,7 @@ static int argument(struct tool *t, struct import *in, const char *value)
 		return tool_missing_run(t, value);
 	int code = tool_target_parse(t, value, &in->target);
 	if (code == 0 && (in->target.rest || in->target.latest))
-		return tool_usage(t, "%s is not RUN or RUN/STEP, STEP a number", value);
+		return tool_usage(t, "%s is not RUN or RUN/STEP, where STEP is a number", value);
 	return code;
 }
 

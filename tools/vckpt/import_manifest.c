@@ -44,7 +44,7 @@ static int no_memory(const struct item *at)
 static int take_text(const struct item *at, const char *field, const char **ret_text)
 {
 	*ret_text = json_string_value(json_object_get(at->value, field));
-	return *ret_text ? 0 : bad(at, field, "is missing or no string");
+	return *ret_text ? 0 : bad(at, field, "is missing or not a string");
 }
 
 static int take_number(const struct item *at, const char *field, const json_t *value, uint64_t max, uint64_t *ret)
@@ -52,7 +52,7 @@ static int take_number(const struct item *at, const char *field, const json_t *v
 	json_int_t v = json_is_integer(value) ? json_integer_value(value) : -1;
 
 	if (v < 0 || (uint64_t)v > max)
-		return bad(at, field, "is missing or no number that can be");
+		return bad(at, field, "is missing or not a possible number");
 	*ret = (uint64_t)v;
 	return 0;
 }
@@ -65,7 +65,7 @@ static int take_name(const struct item *at, const char **ret_name, size_t *ret_l
 		return r;
 	*ret_len = strlen(*ret_name);
 	if (*ret_len == 0 || *ret_len > PROTO_NAME_MAX || !proto_utf8_valid(*ret_name, *ret_len))
-		return bad(at, "name", "is no name: 1 to 65535 bytes of UTF-8");
+		return bad(at, "name", "is not a name: 1 to 65535 bytes of UTF-8");
 	return 0;
 }
 
@@ -87,7 +87,7 @@ static int take_component(struct import_manifest *m, const struct item *at)
 	if (r < 0)
 		return r;
 	if (!proto_component_valid(name))
-		return bad_value(at, "name", "is no name of a component", name);
+		return bad_value(at, "name", "cannot be the name of a component", name);
 	return put(at, m->components, name, 1, "name");
 }
 
@@ -106,7 +106,7 @@ static int take_shape(const struct item *at, struct import_manifest_tensor *t)
 	uint64_t items;
 
 	if (!json_is_array(shape) || json_array_size(shape) > TENSOR_MAX_DIMS)
-		return bad(at, "shape", "is no list of at most 16 numbers");
+		return bad(at, "shape", "is not a list of at most 16 numbers");
 	for (; t->shape.ndim < json_array_size(shape); t->shape.ndim++) {
 		int r = take_number(at, "shape", json_array_get(shape, t->shape.ndim), INT64_MAX,
 			&t->shape.dim[t->shape.ndim]);
@@ -149,11 +149,11 @@ static int take_tensor(struct import_manifest *m, const struct item *at)
 	if (r < 0)
 		return r;
 	if (!json_object_get(m->components, t->component))
-		return bad_value(at, "component", "is none of components", t->component);
+		return bad_value(at, "component", "is not one of the components", t->component);
 	if ((r = take_name(at, &t->name, &t->name_len)) < 0 || (r = take_text(at, "dtype", &dtype)) < 0)
 		return r;
 	if (tensor_dtype_parse(dtype, &t->dtype) < 0)
-		return bad_value(at, "dtype", "is no dtype", dtype);
+		return bad_value(at, "dtype", "is not a dtype", dtype);
 	if ((r = take_shape(at, t)) < 0 || (r = take_file(m, at, t)) < 0)
 		return r;
 	base_cleanup_free char *key = key_of(t->component, t->name);
@@ -189,14 +189,14 @@ static int take_attributes(struct import_manifest *m, struct base_error *err)
 	const char *key;
 
 	if (!json_is_object(all))
-		return base_error_set(err, -BASE_EFORMAT, "%s: attributes is missing or no object", m->path);
+		return base_error_set(err, -BASE_EFORMAT, "%s: attributes is missing or not an object", m->path);
 	m->attributes = calloc(json_object_size(all) + 1, sizeof *m->attributes);
 	if (!m->attributes)
 		return base_no_memory_for(err, "%s", m->path);
 	json_object_foreach(all, key, value) {
 		if (!proto_attribute_key_valid(key) || !json_is_string(value))
 			return base_error_set(err, -BASE_EFORMAT,
-				"%s: attributes: '%.100s' is no key of an attribute, or its value is no string",
+				"%s: attributes: '%.100s' is no key of an attribute, or its value is not a string",
 				m->path, key);
 		m->attributes[m->nattributes++] = (struct proto_attribute){key, json_string_value(value)};
 	}
@@ -211,13 +211,13 @@ static int take_list(struct import_manifest *m, const char *list,
 	int r = 0;
 
 	if (!json_is_array(all))
-		return base_error_set(err, -BASE_EFORMAT, "%s: %s is missing or no list", m->path, list);
+		return base_error_set(err, -BASE_EFORMAT, "%s: %s is missing or not a list", m->path, list);
 	for (size_t i = 0; r == 0 && i < json_array_size(all); i++) {
 		struct item at = {m, list, i, json_array_get(all, i), err};
 
 		r = json_is_object(at.value) ? take(m, &at)
-					     : base_error_set(err, -BASE_EFORMAT, "%s: %s[%zu] is no object", m->path,
-						       list, i);
+					     : base_error_set(err, -BASE_EFORMAT, "%s: %s[%zu] is not an object",
+						       m->path, list, i);
 	}
 	return r;
 }

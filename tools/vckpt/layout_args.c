@@ -90,7 +90,7 @@ static int read_order(const struct tool *t, const struct tool_mesh *m, uint32_t 
 		int r = tool_digits_read(&p, &v);
 
 		if (r == -EINVAL || (*p && *p != ',') || n == room)
-			return tool_usage(t, "%s %.*s: ranks separated by commas are needed", m->order_option, SHOWN,
+			return tool_usage(t, "%s %.*s: give ranks separated by commas", m->order_option, SHOWN,
 				m->order);
 		if (r < 0 || v >= TENSOR_MESH_RANKS_MAX)
 			return tool_usage(t, "%s %.*s: a rank is above %u", m->order_option, SHOWN, m->order,
@@ -179,7 +179,7 @@ static int read_shape(const struct tool *t, const char *text, struct tensor_shap
 		int r = tool_digits_read(&p, &size);
 
 		if (r == -EINVAL || (*p && *p != ','))
-			return tool_usage(t, "--shape %.*s: sizes separated by commas are needed, or \"scalar\"", SHOWN,
+			return tool_usage(t, "--shape %.*s: give sizes separated by commas, or \"scalar\"", SHOWN,
 				text);
 		if (r < 0)
 			return tool_usage(t, "--shape %.*s: a size is above 2^64-1", SHOWN, text);
@@ -247,7 +247,7 @@ int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *r
 	if (r == -ERANGE)
 		return tool_usage(t, "--flat %.*s: a number is above 2^64-1", SHOWN, text);
 	if (r < 0 || *p)
-		return tool_usage(t, "--flat %.*s: A:B or A:B/L is needed, items of the local tensor", SHOWN, text);
+		return tool_usage(t, "--flat %.*s: give A:B or A:B/L, items of the local tensor", SHOWN, text);
 	if (padded && ret_flat->len == 0)
 		return tool_usage(t, "--flat %.*s: the padded length must be above 0", SHOWN, text);
 	if (ret_flat->from > ret_flat->to)

@@ -395,6 +395,6 @@ const struct tool_command tool_ls = {"ls", "list runs, steps, components, tensor
 	"  --time              the time of a commit instead of its age\n"
 	"  -H, --no-header     for scripts: no header and no total, a tab between fields\n"
 	"  --incoming          saves under way instead, and what is left of others: how many ranks have written their\n"
-	"                      part, which are missing, for how long, and whether somebody is still at it\n"
+	"                      part, which are missing, for how long, and whether its writers are alive\n"
 	"  --json -q           print JSON; leave out the total\n",
 	ls_run};

@@ -276,8 +276,8 @@ static int read_table(struct mesh_command *c)
 			r = -EINVAL;
 		}
 		if (r == -EINVAL || (r == 0 && *p && *p != ',') || n == room)
-			return tool_usage(c->t, "--device-table %.200s: HOST:DEVICE of each rank, separated by "
-				"commas, is needed", c->table_text);
+			return tool_usage(c->t, "--device-table %.200s: give HOST:DEVICE of each rank, separated by "
+				"commas", c->table_text);
 		if (r < 0 || v[0] > UINT32_MAX || v[1] > UINT32_MAX)
 			return tool_usage(c->t, "--device-table %.200s: a number is above 2^32-1", c->table_text);
 		c->table[0][n] = (uint32_t)v[0];

@@ -85,7 +85,7 @@ static int mount_run(struct tool *t, int argc, char **argv)
 	if (code)
 		return code - TOOL_LEAVE;
 	if (t->json)
-		return tool_usage(t, "there is no --json");
+		return tool_usage(t, "the command has no --json");
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	store_close(s);

@@ -47,7 +47,7 @@ static int parse_count(struct tool *t, const char *name, const char *value, uint
 	errno = 0;
 	*ret_n = *value >= '0' && *value <= '9' ? strtoull(value, &end, 10) : 0;
 	if (!*ret_n || *end || errno)
-		return tool_usage(t, "%s %s: a number from 1 on", name, value);
+		return tool_usage(t, "%s %s: give a number from 1 on", name, value);
 	return 0;
 }
 
@@ -296,7 +296,7 @@ static int ask(struct rm *rm)
 			continue;
 		describe(&rm->wanted[i], text, sizeof text);
 		if (!terminal)
-			return tool_usage(rm->t, "%s: nobody can be asked here, so give --yes to remove that", text);
+			return tool_usage(rm->t, "%s: there is no terminal to ask on: give --yes to remove it", text);
 		fprintf(stderr, "%s\n", text);
 		asked = true;
 	}

@@ -123,7 +123,7 @@ static int print_unknown(const struct stalls *st, uint32_t full)
 	int r;
 
 	if (imported(st)) {
-		puts("imported by one process: nobody waited, and how long it was busy is all there is");
+		puts("imported by one process: no rank waited, and only the time in each phase is known");
 		return 0;
 	}
 	r = full < st->nranks ? print_ranks_of(st, STALLS_NONE, "no timings") : 0;

@@ -220,7 +220,7 @@ static int parse_step(const struct tool *t, const char *text, size_t len, struct
 		len -= 5;
 	}
 	if (len == 0)
-		return tool_usage(t, "the step is missing in the target: RUN/STEP, STEP a number or latest");
+		return tool_usage(t, "the step is missing: give RUN/STEP, where STEP is a number or latest");
 	for (size_t i = 0; i < len; i++) {
 		if (text[i] < '0' || text[i] > '9')
 			return tool_usage(t, "\"%.*s\" is not a step: a number or latest", (int)len, text);

@@ -162,7 +162,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (target.rest)
-		return tool_usage(t, "%s is not a run or a step: RUN or RUN/STEP", t->arguments[1]);
+		return tool_usage(t, "%s is not a run or a step: give RUN or RUN/STEP", t->arguments[1]);
 	if ((code = open_store(t, &options, &s)))
 		return code;
 	if (t->narguments == 2) {

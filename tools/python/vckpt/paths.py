@@ -117,7 +117,7 @@ def make(store: str) -> None:
             if error.errno != errno.ENOTEMPTY:
                 raise
             if time.monotonic() >= end or not half_made(store):
-                raise type(error)(error.errno, f"{store} is no store and is not empty, so no store is made there: "
+                raise type(error)(error.errno, f"{store} is neither a store nor empty, so no store is made there: "
                                                "name a store, an empty "
                                   "directory, or one that does not exist") from None
             time.sleep(0.05)

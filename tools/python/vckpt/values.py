@@ -143,7 +143,7 @@ class _Encoder:
     def count(self, length: int, path: KeyPath) -> None:
         self.length += length
         if self.length > MAX_BYTES:
-            raise refusal(path, f"more than {MAX_BYTES} bytes of values up to here: large data belongs into tensors")
+            raise refusal(path, f"more than {MAX_BYTES} bytes of values up to here: large data belongs in tensors")
 
     # -- containers --
 
