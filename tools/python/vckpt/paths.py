@@ -118,8 +118,7 @@ def make(store: str) -> None:
                 raise
             if time.monotonic() >= end or not half_made(store):
                 raise type(error)(error.errno, f"{store} is neither a store nor empty, so no store is made there: "
-                                               "name a store, an empty "
-                                  "directory, or one that does not exist") from None
+                                               "name a store, an empty directory, or one that does not exist") from None
             time.sleep(0.05)
 
 

@@ -74,7 +74,7 @@ def encode(value: Any, *, tensor: Keep | None = None, is_tensor: Callable[[objec
         raise refusal(path, "nested too deeply for what is left of the stack") from None
     text = (render(mapping([("$vckpt", str(VERSION)), ("value", node)], hug=True)) + "\n").encode()
     if len(text) > MAX_BYTES:
-        raise refusal(path, f"{len(text)} bytes of values, at most {MAX_BYTES} are kept: large data belongs into "
+        raise refusal(path, f"{len(text)} bytes of values, at most {MAX_BYTES} are kept: large data belongs in "
                             "tensors")
     return text
 
