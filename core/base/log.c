@@ -31,7 +31,7 @@ static void log_to_stderr(const char *text)
 		if (done < 0 && errno == EINTR)
 			continue;
 		if (done <= 0)
-			return; /* nobody to tell */
+			return; /* nowhere to report it */
 		at += done;
 		left -= done;
 	}

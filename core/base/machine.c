@@ -56,12 +56,12 @@ static bool machine_file_number(const char *dir, const char *name, const char *k
 
 /* ---- control groups ---- */
 
-/* What is asked of one group, a directory; UINT64_MAX: it sets no limit ("max", or no such group here). */
+/* The limit that one group, a directory, sets; UINT64_MAX: it sets none ("max", or the group does not exist). */
 typedef uint64_t (*machine_ask)(const char *dir, bool v1);
 struct machine_question { machine_ask ask; const char *controller, *word; }; /* of version 1: its mount; ",NAME," */
 
-/* A group and all above it: the least. Inside a container the path may be one of the host that is not to be seen: the
- * mount's own files are the container's then. */
+/* The least of a group and all groups above it. Inside a container the path may be one of the host that is not visible;
+ * then the files at the mount itself are the container's. */
 static uint64_t machine_groups(const char *root, char *path, const struct machine_question *q, bool v1)
 {
 	uint64_t least = UINT64_MAX;

@@ -76,7 +76,7 @@ void cuda_event_free(cuda_context c, cuda_event e)
 
 /* ---- host memory ---- */
 
-/* Of *memory, or, where that is NULL, of memory that it gives. */
+/* Registers *memory; if that is NULL, allocates memory and sets it. */
 static int registration_new(const struct device_fence *f, void **memory, size_t bytes,
 	struct device_registration **ret_r, struct base_error *err)
 {
@@ -116,7 +116,7 @@ int device_registration_allocate(const struct device_fence *f, size_t bytes, voi
 	return registration_new(f, ret_memory, bytes, ret_r, err);
 }
 
-/* Where the context is gone, so is the registration: nothing is to be told to anybody. */
+/* If the context is gone, so is the registration, and there is nothing to report. */
 void device_registration_free(struct device_registration *r)
 {
 	if (!r)

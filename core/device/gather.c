@@ -169,8 +169,8 @@ static void gather_dim(const struct gather_walk *w, uint32_t dim, char *to, cons
 	}
 }
 
-/* The dimension that lies closest together in the source, where tiling it pays; else the last one. A stride of 0
- * (the same items again) is no place to read along, nor is a single item. */
+/* The dimension whose items lie closest together in the source, if tiling it pays; else the last one. A dimension with
+ * a stride of 0 (the same items again) or of a single item is not taken. */
 static uint32_t gather_choose_dense(const struct device_gather *g)
 {
 	uint32_t best = g->ndim - 1;

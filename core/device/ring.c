@@ -4,15 +4,15 @@
  * is not free begins; both in pages. A slot that does not fit before the end of the mapping begins at its start, and
  * the pages skipped become a slot that is given back already.
  *
- * Slots are described in a table with one word for each page, set at a slot's first page only: its pages and whether
- * it was given back. Nothing is allocated by take or give, any order of gives costs O(1) amortised, and a pointer that
- * is not the start of a taken slot (foreign, inside a slot, given before) is told apart from one that is.
+ * A table with one word for each page describes the slots; the word of a slot's first page says how many pages it has
+ * and whether it was given back. Take and give allocate nothing, give costs O(1) amortised in any order, and a pointer
+ * that is not the start of a taken slot (foreign, inside a slot, given before) is recognised.
  *
  * Invariants (under lock): pages between tail and head, `used` of them, are slots one behind another; the oldest is
  * taken; when nothing is used both stand at 0, so that an empty ring has room for a slot as large as itself.
  *
- * Pinned memory is registered, if it can be: it stays ours, then, in huge pages, and outlives its context. Some drivers
- * refuse that (or take long, which the saver tells); memory that the driver allocates is the other way.
+ * Memory is pinned by registering it, if possible: then it stays ours, in huge pages, and outlives its context. Some
+ * drivers refuse that (or take long, about which the saver warns). The other way is memory that the driver allocates.
  *
  * The memory is resident before the first slot is taken: faulting it in during a save would cost more than the copy.
  * A fork does not hand it to the child (the child may not save anyway), so that the parent's next writes to it copy no
@@ -57,7 +57,7 @@ struct device_ring {
 	uint64_t page_bytes;
 	uint32_t pages;
 	enum device_pin pin;
-	struct device_registration *registration; /* of whoever registers, as are the next three */
+	struct device_registration *registration; /* used by the thread that registers, as are the next three */
 	bool asked;                      /* the driver was asked for all that pin allows */
 	struct base_error why;           /* what it answered */
 	uint64_t register_ns;
@@ -95,8 +95,8 @@ struct ring_fault {
 	pthread_t thread;
 };
 
-/* Step by step: a call holds the lock of the address space, and whoever maps memory (the heartbeat's thread, too) waits
- * until it is done: minutes for a large ring on a busy machine. */
+/* In small steps, because a call holds the lock of the address space, and threads that map memory (the heartbeat's,
+ * too) wait for it: in one call, that would be minutes for a large ring on a busy machine. */
 static void *ring_fault_main(void *arg)
 {
 	struct ring_fault *f = arg;

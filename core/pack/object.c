@@ -36,7 +36,7 @@ int store_object_ref_check(const struct store_object_ref *ref, uint64_t end)
 {
 	bool raw = ref->codec == STORE_CODEC_RAW;
 	if (!store_codec_valid(ref->codec) || ref->kind > STORE_OBJECT_VIEW_HEADER)
-		return -BASE_EVERSION; /* whoever asks has verified the bytes that say so */
+		return -BASE_EVERSION; /* the caller has verified the bytes that this comes from */
 	if (ref->kind < STORE_OBJECT_PIECE)
 		return -BASE_EDAMAGED;
 	if (ref->raw_len > (raw ? STORE_OBJECT_MAX_BYTES : STORE_ENCODED_MAX_BYTES))
@@ -57,8 +57,8 @@ static uint64_t checks_end(const struct store_object_ref *ref)
 	return ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len);
 }
 
-/* `next` follows `ref` in the run that `first` begins. The last condition matters for empty objects only: one that
- * opens a run of its own may lie where the run before it could have gone on. */
+/* Does `next` follow `ref` in the extent that `first` begins? The last condition matters for empty objects only: one
+ * that opens an extent may lie where the extent before it could have continued. */
 static bool same_run(
 	const struct store_object_ref *first, const struct store_object_ref *ref, const struct store_object_ref *next)
 {

@@ -185,8 +185,8 @@ static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first,
 	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
 }
 
-/* Brings the bytes [from, from + len) of the object's checks into memory, with the stored bytes before them where both
- * are near. */
+/* Reads the bytes [from, from + len) of the object's checks into memory, together with the stored bytes before them if
+ * these are near. */
 static int checks_get(struct reading *rd, uint64_t from, size_t len, const uint8_t **ret_checks)
 {
 	const struct store_object_ref *ref = rd->ref;
@@ -276,7 +276,8 @@ static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uin
 
 static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
 {
-	/* Checks from `first`, those of the blocks after it, all lengths up to the last wanted: one range. */
+	/* One range: the checks from `first` on, those of the blocks after it, and all stored lengths up to the last
+	 * block wanted. */
 	const struct store_object_ref *ref = rd->ref;
 	uint64_t blocks = base_block_count(ref->raw_len);
 	const uint8_t *checks;

@@ -56,7 +56,7 @@ static int verify_padding(struct verify *v, uint64_t from, uint64_t to)
 	return 0;
 }
 
-/* How many of the blocks from `block` on (at most a step) lie in how many stored bytes. */
+/* How many blocks from `block` on (at most a step) there are, and in how many stored bytes they lie. */
 static uint64_t step_of(
 	const struct store_object_ref *ref, const uint8_t *lens, uint64_t block, uint64_t blocks, size_t *ret_len)
 {
@@ -68,7 +68,8 @@ static uint64_t step_of(
 	return n;
 }
 
-/* The stored lengths of an encoded object: each possible, and their sum what the footer says. */
+/* Checks the stored lengths of an encoded object: each must be possible, and their sum must be the one in the
+ * footer. */
 static bool lens_good(const struct store_object_ref *ref, const uint8_t *lens)
 {
 	uint64_t sum = 0;
@@ -197,7 +198,8 @@ static int verify_run(struct verify *v, const struct store_object_ref *objects, 
 	return verify_padding(v, at, start);
 }
 
-/* The footer or the tail is damaged. What lies before it is not known from here, and not said to be damaged. */
+/* The footer or the tail is damaged. Then it is not known what lies before it, and nothing of that is reported as
+ * damaged. */
 static void footer_damaged(struct verify *v, const char *what)
 {
 	uint64_t at = v->p->size - STORE_PACK_TAIL_BYTES;

@@ -101,7 +101,7 @@ static int object_begin(struct store_pack_writer *w, uint16_t codec, uint64_t st
 	return r;
 }
 
-/* Books an object whose stored bytes are written and whose checks are in run_checks. */
+/* Enters an object whose stored bytes are written and whose checks are in run_checks. */
 static int object_end(struct store_pack_writer *w, struct store_object_ref *ret_ref)
 {
 	uint8_t *entry = base_buf_extend(&w->footer, PACK_ENTRY_BYTES);

@@ -129,7 +129,7 @@ static int row_piece_check(struct chunk_cursor *k, uint64_t raw_len)
 	return base_digest_equal(&digest, &p.ref.digest) ? 0 : -BASE_EFORMAT;
 }
 
-/* The pieces of one box, which may be `most` at most; *ret_n: how many. */
+/* The pieces of one box, at most `most` of them; *ret_n: how many. */
 static int row_box_check(struct chunk_cursor *k, const struct tensor_grid *g, const struct tensor_box *box,
 	uint64_t most, uint64_t *ret_n)
 {

@@ -202,7 +202,8 @@ static void made_free(struct layout_made *made)
 
 BASE_CLEANUP_DEFINE(struct layout_made *, made_free)
 
-/* Names and dimensions in the order of the sorted items: as they were added, where they came in that order. */
+/* Names and dimensions in the order of the sorted items; if they were added in that order, they are taken as they
+ * are. */
 static void made_texts(struct store_layout_builder *b, bool in_order, struct layout_made *made)
 {
 	struct base_buf names = BASE_BUF_INIT, dims = BASE_BUF_INIT;

@@ -232,7 +232,8 @@ static size_t mesh_names_bytes(const struct tensor_mesh *m)
 	return bytes;
 }
 
-/* Ranks are written out, so that a reader need not know of meshes without a list. All is copied: the meshes may go. */
+/* Ranks are written out, so that readers need not support meshes without a list. Everything is copied, so the meshes
+ * may be freed. */
 static int tables_meshes(const struct layout_held *h, struct layout_held_tables *t)
 {
 	base_cleanup_free uint32_t *sorted = malloc((h->nmeshes + 1) * sizeof *sorted);

@@ -155,7 +155,7 @@ static int layout_order(const void *a, const void *b)
 		&((const struct proto_manifest_layout *)b)->digest);
 }
 
-/* Only the layouts that are stored; *ret_n of them, sorted; the tensors are counted once a layout. */
+/* Takes only the layouts that were stored, *ret_n of them, sorted; counts the tensors of each once. */
 static int build_layouts(struct manifest_build *b, struct base_error *err)
 {
 	uint32_t count = 0, n = 0;
@@ -197,7 +197,7 @@ static int header_order(const struct proto_view_header *a, const struct proto_vi
 	return c ? c : (a->layout > b->layout) - (a->layout < b->layout);
 }
 
-/* Equal ones in the order of the ranks, in which the array behind the pointers stands. */
+/* Equal ones keep the order of the ranks, which is that of the array behind the pointers. */
 static int header_pointer_order(const void *pa, const void *pb)
 {
 	const struct proto_view_header *a = *(const struct proto_view_header *const *)pa,
@@ -207,7 +207,7 @@ static int header_pointer_order(const void *pa, const void *pb)
 	return c ? c : (a > b) - (a < b);
 }
 
-/* One line a header, the lowest rank's, out of `sorted`. */
+/* Takes one line per header out of `sorted`: the lowest rank's. */
 static int headers_fold(struct manifest_build *b, struct proto_view_header **sorted, uint32_t count,
 	struct base_error *err)
 {
@@ -237,7 +237,7 @@ static const struct proto_manifest_layout *build_layout_of(const struct manifest
 	return bsearch(&key, b->layouts, b->m.nlayouts, sizeof key, layout_order);
 }
 
-/* A header is of its rank's layout: stages of a pipeline have one each. */
+/* A header belongs to its rank's layout: each stage of a pipeline has one. */
 static int build_headers(struct manifest_build *b, struct base_error *err)
 {
 	base_cleanup_free struct proto_view_header *all = NULL;

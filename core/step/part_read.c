@@ -37,7 +37,7 @@ int store_part_decode(const void *object, size_t len, struct proto_part *ret_par
 	return r < 0 ? base_error_set(err, r, "the part cannot be read: %s", base_error_name(r)) : 0;
 }
 
-/* A chunk, whose rows have to be those that the part promises. */
+/* Loads a chunk; its rows must be those that the part lists. */
 static int part_chunk_load(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t number, struct store_chunk **ret_c, struct base_error *err)
 {
@@ -80,7 +80,7 @@ int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
 	return -ENOENT;
 }
 
-/* The chunk `number`, out of the cache or into it. */
+/* Gets chunk `number` from the cache, or loads it into the cache. */
 static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t number,
 	struct store_chunk_held **ret_h, struct base_error *err)

@@ -87,7 +87,7 @@ int store_record_encode(
 
 struct copy { const uint8_t *body; uint64_t len; unsigned version, kind; };
 
-/* A copy whose digest holds: 0, else -EBADMSG. */
+/* Is this a good copy, with the right digest? 0, else -EBADMSG. */
 static int copy_parse(const uint8_t *id, const uint8_t *at, uint64_t room, struct copy *ret_c)
 {
 	if (room < STORE_RECORD_HEAD_BYTES || memcmp(at, record_magic, 8) != 0)
@@ -104,7 +104,7 @@ static int copy_parse(const uint8_t *id, const uint8_t *at, uint64_t room, struc
 	return memcmp(at + RECORD_DIGEST_AT, &digest, sizeof digest) == 0 ? 0 : -BASE_EDAMAGED;
 }
 
-/* Finds the copy that serves. *ret_whole: the file is byte for byte what a writer of this version makes. */
+/* Finds the good copy to use. *ret_whole: is the file byte for byte what a writer of this version makes? */
 static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8_t *file, size_t len,
 	struct copy *ret_c, bool *ret_whole)
 {
@@ -180,8 +180,8 @@ int store_record_put_fleeting(struct store_storage *s, const char *name, enum st
 	return r < 0 ? r : s->ops->put_fleeting(s, name, file.data, file.len);
 }
 
-/* A file that cannot be read as a whole: block by block what can be read, zeros for the rest, which no digest holds
- * for. A bad sector spoils one of two copies. */
+/* Reads a file that cannot be read at once, block by block. Blocks that cannot be read become zeros, which no digest
+ * matches. So a bad sector spoils only one of two copies. */
 static int read_blocks(struct store_storage *s, const char *name, uint64_t max, void **ret_file, size_t *ret_len)
 {
 	struct store_storage_file *f;
@@ -223,7 +223,7 @@ int store_record_get(struct store_storage *s, const char *name, enum store_recor
 	if (r == 0)
 		r = store_record_decode(kind, id, file, len, ret_r, ret_whole);
 	if (blocks && r == -BASE_EDAMAGED)
-		r = -EIO; /* neither copy could be read: nothing is known of them */
+		r = -EIO; /* neither copy could be read, so it is not known whether they are damaged */
 	switch (r) {
 	case 0: return 0;
 	case -BASE_EDAMAGED: return base_error_set(err, r, "%s is damaged, or is a file of another store", name);

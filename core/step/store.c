@@ -268,7 +268,7 @@ static int store_identity_read(struct store *s, struct base_error *err)
 	return 0;
 }
 
-/* The one place where writers are told that a store is too old for them. */
+/* The only place that refuses a writer because the store has an older format. */
 static int store_writable(const struct store *s, struct base_error *err)
 {
 	if (s->info.version == PROTO_VERSION)
@@ -279,7 +279,7 @@ static int store_writable(const struct store *s, struct base_error *err)
 		s->path, s->info.version, PROTO_VERSION);
 }
 
-/* A user who owns the store is told which file it was instead: then it is not the store that denies it. */
+/* If the user owns the store, the store does not deny the write; then the caller names the file. */
 bool store_denied(const struct store *s, int r, struct base_error *err)
 {
 	char names[1024], number[32];

@@ -51,9 +51,9 @@ static int list_entry(struct listing *l, int dir, const char *last, size_t prefi
 	return l->f(l->arg, &entry);
 }
 
-/* The next entries of an open directory: their bytes, 0 at its end. A directory that was removed has none; -ENOENT of
- * one that still stands is a fault of the storage, and readdir(3) would take it for the end: whoever deletes what a
- * listing does not show must not be given half of one. */
+/* Reads the next entries of an open directory: returns their bytes, 0 at its end. A directory that was removed has no
+ * entries. -ENOENT from one that still exists is a fault of the storage, which readdir(3) would take for the end; but a
+ * caller that deletes what a listing does not show must never get half of a listing. */
 static ssize_t read_entries(int fd, struct list_page *page)
 {
 	struct stat st;

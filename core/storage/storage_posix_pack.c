@@ -57,10 +57,10 @@ struct store_storage_writer {
 
 /* ---- the disk's side ---- */
 
-/* Has the disk begin with what was written, and waits for what it was given three steps ago: so it is busy from the
- * beginning, and there is never so much unwritten that the kernel slows the writer down, which on a fast disk costs a
- * third to a half of its rate. The wait takes an error away from the fsync at the end, so it has to be told here;
- * where a file system knows neither, the fsync does all. */
+/* Tells the disk to begin with what was written, and waits for what it was given three steps ago. So the disk is busy
+ * from the beginning, and there is never so much unwritten that the kernel slows the writer down, which on a fast disk
+ * costs a third to a half of its rate. The wait consumes an error that fsync would otherwise return at the end, so it
+ * has to be returned here. If a file system supports neither call, the fsync does everything. */
 static int writer_start(struct store_storage_writer *w, uint64_t written)
 {
 	uint64_t before = w->synced, n;

@@ -8,17 +8,17 @@
  * when another process made it (which may not have come to its fsync). A directory is known by its name, inode
  * number and birth time: one that was removed and made again is another one.
  *
- * A directory whose fsync failed is suspect from then on: the kernel tells of what it could not write once, and the
- * next fsync, which finds nothing left to write, may say 0. So the names in it, whoever made them, are believed again
- * only when a later change of the same directory was made durable: file systems commit changes of names in order
- * (journal, log, transaction, a server that answers), and one that has given up its journal takes no change.
- * -EROFS is such a failure: ext4 answers it for what it has not written after it aborted its journal. Only a store
- * that was opened for reading may take it for "nothing to do".
+ * A directory whose fsync failed is suspect from then on: the kernel reports once that it could not write something,
+ * and the next fsync, which finds nothing left to write, may answer 0. So the names in it, whichever process made them,
+ * count as durable again only when a later change of the same directory was made durable: file systems commit changes
+ * of names in order (journal, log, transaction, a server that answers), and one that has given up its journal takes no
+ * change. -EROFS is such a failure: after ext4 aborted its journal, it answers -EROFS for what it has not written. Only
+ * a store that was opened for reading may take it for "nothing to do".
  *
- * Nor is 0 enough. ext4 waits for a transaction while there is one: of one that is over because the journal could not
- * be written, and that somebody else had waited for, fsync knows nothing, and it answers 0 until somebody's next change
- * finds the journal given up. So after an fsync of a directory this process begins a change of its own, which changes
- * nothing: a journal that takes it has lost nothing before. */
+ * An answer of 0 is not enough either. In ext4 fsync waits for the current transaction. If that transaction has ended
+ * because the journal could not be written, and another process had waited for it, fsync does not know, and answers 0
+ * until the next change finds that the journal was given up. So after an fsync of a directory this process begins a
+ * change of its own, which changes nothing: a journal that takes it has lost nothing before. */
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <stdio.h>
@@ -125,7 +125,7 @@ int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_
 
 /* ---- names made durable ---- */
 
-/* Place of an inode among those that are suspect; suspect_count: it is not. Lock held. */
+/* The place of an inode among the suspect ones; suspect_count: it is not suspect. The lock is held. */
 static size_t suspect_find(const struct posix_storage *p, const struct stat *st)
 {
 	size_t i = 0;
@@ -213,7 +213,7 @@ static uint64_t directory_key(int fd, const char *name)
 	return base_xxh64_of(base_xxh64_of(0, name, strlen(name)), id, sizeof id);
 }
 
-/* Position of `key`, or where it belongs. Lock held. */
+/* The position of `key`, or the one where it would be. The lock is held. */
 static size_t durable_find(const struct posix_storage *p, uint64_t key)
 {
 	size_t low = 0, high = p->durable_count;

@@ -161,7 +161,7 @@ int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len)
 
 /* ---- put ---- */
 
-/* Compares what stands under the name; durable on return, if it has to be. */
+/* Compares the bytes with those of the file under the name, and makes that file durable if asked. */
 static int put_compare(struct posix_storage *p, int dir, const char *name, const void *bytes, size_t len, bool durable)
 {
 	uint64_t size;
@@ -188,7 +188,7 @@ static int put_compare(struct posix_storage *p, int dir, const char *name, const
 	return r < 0 ? r : answer;
 }
 
-/* -ENOENT of the functions below: somebody took the directory for a leftover; it is made anew. */
+/* The functions below may get -ENOENT if another process removed the directory as a leftover; it is then made again. */
 struct put { const char *name, *last; const void *bytes; size_t len; bool durable; };
 
 static int put_try(struct posix_storage *p, int dir, const struct put *f)

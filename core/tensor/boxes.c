@@ -179,7 +179,7 @@ static int result_add(struct tensor_boxes *b, const uint64_t *pairs)
 	return b->n >= BOXES_MAX ? -BASE_ELIMIT : tensor_boxes_push(b, pairs);
 }
 
-/* Puts what of `box` lies outside of `hole`, which meets it, on `rest`. */
+/* Appends to `rest` the parts of `box` outside of `hole`, which meets it. */
 static int box_split(struct tensor_boxes *rest, const uint64_t *box, const uint64_t *hole)
 {
 	uint64_t middle[2 * TENSOR_MAX_DIMS] = {0}; /* cut to the hole in the dimensions done */
@@ -207,7 +207,8 @@ static int box_split(struct tensor_boxes *rest, const uint64_t *box, const uint6
 	return r;
 }
 
-/* Appends to `ret` what of `box` none of the boxes numbered below `below` holds. `rest` is room to work, empty. */
+/* Appends to `ret` the parts of `box` that none of the boxes numbered below `below` holds. `rest` is empty scratch
+ * memory. */
 static int box_carve(const struct tensor_box_index *index, const struct tensor_boxes *boxes, size_t below,
 	const uint64_t *box, struct tensor_boxes *rest, struct tensor_boxes *ret)
 {
@@ -245,7 +246,7 @@ static int boxes_append(struct tensor_boxes *to, const struct tensor_boxes *b)
 	return r;
 }
 
-/* What a and b (NULL: nothing) hold together, each item once, in no order. */
+/* The items of a and b (NULL: none), each once, in no order. */
 static int boxes_disjoint(const struct tensor_boxes *a, const struct tensor_boxes *b, struct tensor_boxes *ret)
 {
 	base_cleanup(tensor_boxes_release) struct tensor_boxes all = {.ndim = a->ndim}, sorted = {.ndim = a->ndim},

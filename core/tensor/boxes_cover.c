@@ -76,7 +76,7 @@ static int pairs_order(const void *pa, const void *pb, void *arg)
 	return (a > b) - (a < b);
 }
 
-/* A list that no line parts. Of overlaps it tells the one whose later box comes first. */
+/* Checks a list that no line divides. Of several overlaps it reports the one whose later box comes first. */
 static int cover_tangle(const struct cover *c, cover_box *list, size_t n)
 {
 	base_cleanup(tensor_boxes_release) struct tensor_boxes boxes = {.ndim = c->ndim};
@@ -196,8 +196,8 @@ static void gap_grow(const struct cover *c, const struct tensor_shape *s, const 
 	}
 }
 
-/* Shrinks `region`, the whole tensor, which disjoint boxes do not fill, to the first item that nobody has, and widens
- * it to a box. */
+/* Shrinks `region`, the whole tensor, which disjoint boxes do not fill, to the first item that is in none of them, and
+ * widens that to a box. */
 static void cover_gap(const struct cover *c, const struct tensor_shape *s, cover_box *list, size_t all,
 	uint64_t *region)
 {

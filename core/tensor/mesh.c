@@ -47,7 +47,7 @@ static bool mesh_is_digit(char c)
 	return c >= '0' && c <= '9';
 }
 
-/* Of a name; the locale has no say. */
+/* May this character be in a name? Independent of the locale. */
 static bool mesh_is_letter(char c)
 {
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';

@@ -15,7 +15,7 @@
 struct teller {
 	int (*f)(void *arg, const char *key, const char *value);
 	void *arg;
-	int code;                       /* of f, once it is negative: nothing more is told */
+	int code;                       /* the answer of f; once it is negative, f is not called again */
 };
 
 BASE_CLEANUP_DEFINE(struct load_object *, load_object_unref)
@@ -74,7 +74,8 @@ static void tell_pieces(struct teller *t, const struct load_object *o)
 	tell(t, "codec", nwords ? text : "raw");
 }
 
-/* How numpy gets at the numbers of a type that it lacks and shows as |V1 or |V2: those of f4 as bytes of two each. */
+/* How numpy can read the numbers of a type that it lacks and shows as |V1 or |V2; f4 as bytes that hold two numbers
+ * each. */
 static void tell_numpy(struct teller *t, enum tensor_dtype dtype)
 {
 	const char *package = tensor_dtype_ml_dtypes(dtype);

@@ -52,7 +52,7 @@ static struct load_object *slot_find(struct view_file *f, uint32_t item)
 	return NULL;
 }
 
-/* Keeps a reference in the oldest slot, and lets go of the oldest ones while their memory is over the bound. */
+/* Keeps a reference in the oldest slot, and drops the oldest ones while their memory is above the bound. */
 static void slot_keep(struct view_file *f, uint32_t item, struct load_object *object,
 	struct load_object *dropped[static SLOTS])
 {
@@ -142,7 +142,7 @@ static int open_npy(struct view_file *f, const struct view_node *node)
 	return set_one_place(f, node);
 }
 
-/* The tensors of a header are the step's own. */
+/* Finds the step's tensor for each tensor of the header; they must agree. */
 static int set_places(struct view_file *f, const char *component, const struct view_safetensors *s,
 	struct base_error *err)
 {
@@ -344,7 +344,7 @@ static int join_finish(struct joined *j, int r, struct load_extents *ret_e)
 	return r;
 }
 
-/* One stretch of the file: what lies in the head, or in one place. Returns its length; *ret_p NULL: the head. */
+/* How much of the range lies in the head, or in one place. Returns its length; *ret_p NULL: it is the head. */
 static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, const struct place **ret_p)
 {
 	*ret_p = NULL;

@@ -207,8 +207,8 @@ static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t 
 	return 0;
 }
 
-/* |V1 or |V2, the item's bytes without a type: what the packages of the types that numpy lacks write. They write '<',
- * too. '>' would be the other order. */
+/* |V1 or |V2 is an item's bytes without a type. Packages that add types to numpy write it, sometimes with '<' in place
+ * of '|'. '>' would be the other byte order. */
 static bool is_void(const char *descr)
 {
 	return (descr[0] == '|' || descr[0] == '<') && (strcmp(descr + 1, "V1") == 0 || strcmp(descr + 1, "V2") == 0);

@@ -40,7 +40,8 @@ static int check_tensor(const struct store_layout *l, const char *component, con
 	return 0;
 }
 
-/* Names are different in a header and in a layout: as many of both, and all of them found, are all. */
+/* No name occurs twice in a header or in a layout. So if both have equally many names, and each was found, they have
+ * the same. */
 static int check_all(const struct store_layout *l, uint32_t component, const struct view_safetensors *s,
 	struct base_error *err)
 {

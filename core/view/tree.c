@@ -121,7 +121,7 @@ static int64_t draft_add(struct builder *b, uint32_t parent, const char *name, e
 	return b->n++;
 }
 
-/* The directory of that name, made if need be; -ENOTDIR: a file has its place. */
+/* The directory of that name, made if it does not exist; -ENOTDIR: there is a file of that name. */
 static int64_t draft_directory(struct builder *b, uint32_t parent, const char *name)
 {
 	int64_t i = draft_find(b, parent, name);
@@ -149,8 +149,8 @@ static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, ui
 	return 0;
 }
 
-/* Bytes of a component's .safetensors: the stored header's word, or that of the one which will be made when it is
- * opened. -EFBIG: there is none. */
+/* Bytes of a component's .safetensors, by the stored header, or by the one that will be made when the file is opened.
+ * -EFBIG: the component has no such file. */
 static int safetensors_size(const struct load_step *step, uint32_t component, const char *name, uint64_t *ret_size)
 {
 	const struct proto_view_header *stored = load_step_header_find(step, name, VIEW_SAFETENSORS_VIEW);
@@ -183,8 +183,8 @@ static int add_component(struct builder *b, uint32_t component)
 
 /* ---- blobs ---- */
 
-/* The next part of a blob's path. A slash parts only what is not empty, so "a//b", "/a" and "a/" keep theirs (as
- * %2F). */
+/* The next element of a blob's path. A slash separates only elements that are not empty, so "a//b", "/a" and "a/" keep
+ * theirs (as %2F). */
 static size_t part_len(const char *path, size_t len)
 {
 	for (size_t i = 1; i + 1 < len; i++)
@@ -271,7 +271,7 @@ static int64_t place_blob(struct builder *b, uint32_t item, const struct load_bl
 	return at < 0 ? at : draft_add(b, (uint32_t)at, file, VIEW_BLOB, item, blob->bytes);
 }
 
-/* A blob that gives way; a directory made for it in vain stays, empty. */
+/* Places a blob that gives way. A directory that was made for its first place stays, empty. */
 static int give_way(struct builder *b, uint32_t item)
 {
 	const struct load_step_info *info = load_step_info(b->step);
@@ -338,8 +338,8 @@ static int draft_all(struct builder *b)
 
 /* ---- numbering ---- */
 
-/* A component's directory goes with the last of its tensors, unless blobs are in it. A directory's drafts stand behind
- * its own. */
+/* Removes a component's directory that has neither tensors nor blobs. The drafts in a directory come after the
+ * directory's own. */
 static void hide_directories(struct builder *b)
 {
 	for (uint32_t i = b->n - 1; i > 0; i--) {
