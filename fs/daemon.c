@@ -78,7 +78,7 @@ static void leave_terminal(void)
 		dup2(null, fd);
 }
 
-/* A look that failed because the mount is gone again: main has heard of that, or is about to. */
+/* Did the look fail because the mount is gone again? Then the main thread knows, or soon will. */
 static bool ends_meanwhile(struct serving *s)
 {
 	for (int i = 0; i < 500 && !s->ending; i++)

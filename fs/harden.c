@@ -40,7 +40,7 @@ void fs_harden_process(struct fs_mount *m)
 	fs_mount_feature(m, "no_core_dumps", !off, "%s", off ? strerror(errno) : "set");
 }
 
-/* Keeps only what reading a store of another owner takes. */
+/* Keeps only the capability that is needed to read another owner's store. */
 static void drop_capabilities(struct fs_mount *m)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
@@ -82,8 +82,8 @@ static int landlock(const char *store)
 #define DENY(name) \
 	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
 
-/* Refuses what no reader of files does. A list of what is refused, not of what is allowed: a C library that makes
- * another call keeps working. */
+/* Refuses system calls that no reader of files makes. It lists what is refused, not what is allowed, so that a C
+ * library which makes another call keeps working. */
 static int seccomp(void)
 {
 	static const struct sock_filter filter[] = {

@@ -26,7 +26,7 @@ static void to_file(enum base_log_level level, const char *text)
 		strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
 	int n = snprintf(line, sizeof line, "%s mount.vckpt[%d] %s: %s\n", stamp, (int)getpid(), names[level], text);
 	if (n > 0 && write(log_fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1) < 0)
-		return;  /* nobody to tell */
+		return;  /* nowhere to report it */
 }
 
 static void to_syslog(enum base_log_level level, const char *text)

@@ -271,8 +271,8 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 		o->mountpoint, m->source, m->type);
 }
 
-/* What is mounted on `path`; *ret_full: its mount point (malloc'ed). A daemon that hangs is asked nothing, unless the
- * path ends in a link. Returns 1 found, 0 none. */
+/* Finds what is mounted on `path`; *ret_full: its mount point (malloc'ed). It sends no request to a daemon, which may
+ * hang, unless the path ends in a link. Returns 1 found, 0 none. */
 static int mount_named(const char *path, struct mount_line *ret_m, char **ret_full, struct base_error *err)
 {
 	char *full = resolve_above(path);

@@ -48,7 +48,7 @@ void fs_request_error(const struct fs_request *q, fuse_req_t req, int error)
 	fs_request_end(q, error);
 }
 
-/* What goes wrong inside an existing step is never "no such file". */
+/* An error inside an existing step is never reported as "no such file". */
 static int inside_step(struct fs_slot *slot, int error)
 {
 	if (error == -ESTALE || error == -ENOMEM || error == -EOPNOTSUPP || error == -EMFILE || error == -ENFILE ||

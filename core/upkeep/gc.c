@@ -12,14 +12,14 @@
  *     lists        again                                                                  gc_lists_read     [again]
  *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
  *
- * Kept are: what is reached at any of the two readings or by a base that an undecided attempt named (invariant 7); and
- * whatever belongs to an attempt that was undecided at the first reading, unless it has neither folder nor heartbeat:
- * no writer of a pack is without both before its attempt is decided, since heartbeat and begin are durable before the
- * first pack and go after the decision. Aborted attempts of the first pass are decided when the main pass reads the
- * lists.
+ * It keeps what is reached at either of the two readings or by a base that an undecided attempt named (invariant 7);
+ * and what belongs to an attempt that was undecided at the first reading, unless the attempt has neither folder nor
+ * heartbeat: before its attempt is decided every writer of a pack has both, because heartbeat and begin are durable
+ * before the first pack and are deleted after the decision. Attempts that the first pass aborted are decided when the
+ * main pass reads the lists.
  *
- * A stopped collection leaves marks and heaps that the next one finds. Two at once do no harm: each follows the rules
- * alone. Removals by retention rules will come first, before the lists are read. */
+ * A collection that was stopped leaves marks and half-deleted folders, which the next one finds. Two at once do no
+ * harm, because each follows the rules alone. */
 #include "core/upkeep/gc.h"
 
 #include <stdio.h>
@@ -95,7 +95,7 @@ static int folders_refresh(struct gc *g)
 	return r < 0 ? r : gc_lists_read(g, true);
 }
 
-/* What is known of a heartbeat of another host, from what was known when it was last looked at. */
+/* What is known of another host's heartbeat, given what was known at the last look. */
 static enum store_liveness watch_judge(const struct store_launch_info *before, const struct store_launch_info *now)
 {
 	if (now->state != STORE_UNKNOWN)
@@ -124,8 +124,8 @@ static int watch_look(struct gc *g, bool again, bool *ret_unknown)
 	return 0;
 }
 
-/* Judges every launch. Those of this machine are known at once; the others have heartbeat_s to move. The second time
- * what stood still before needs no second wait. */
+/* Judges every launch. Those of this machine are judged at once; the others have heartbeat_s to move. Heartbeats that
+ * stood still the first time are not waited for again. */
 static int gc_watch(struct gc *g, bool again)
 {
 	uint64_t end = base_monotonic_ms() + base_min(g->o->heartbeat_s, 86400) * 1000, now, wait = 10;
@@ -193,8 +193,8 @@ static void lost_found(void *arg, const char *file, const char *run, const char 
 	snprintf(l->text, sizeof l->text, "%s", text);
 }
 
-/* A commit that went with the end of its list is not seen to be missing: its packs would look like nobody's. Asked
- * before an entry is put, which would take the place of a lost one. */
+/* If a commit was lost with the end of its list, the list does not show it, and no one would seem to need its packs.
+ * This is asked before an entry is put, because that entry would take the place of a lost one. */
 static int gc_lost_check(struct gc *g)
 {
 	base_cleanup_free struct store_list **lists = calloc(g->nlists + 1, sizeof(struct store_list *));

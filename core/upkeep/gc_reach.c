@@ -138,7 +138,7 @@ static bool list_decides(const struct gc_run *run, const char *attempt, bool fir
 	return *ret_known && (!first || entry < run->first);
 }
 
-/* A folder tells the run whose list decides: a job may save to several runs, and a newer launch of one of them aborts
+/* A folder tells which run's list decides: a job may save to several runs, and a newer launch in one of them aborts
  * nothing in the others. Without a folder there is no writer at work, and any list will do. */
 bool gc_decided(struct gc *g, const char *attempt, bool first)
 {
@@ -214,7 +214,7 @@ static int reach_list(struct gc *g, struct store_list *l)
 
 		if (r == 0)
 			continue;
-		if (r == -ENOENT) { /* removed, and collected by somebody else, since the list was read? */
+		if (r == -ENOENT) { /* was it removed, and deleted by another collection, since the list was read? */
 			int fresh = store_list_refresh(l, g->err);
 
 			if (fresh < 0)

@@ -92,7 +92,8 @@ static int mark_read(struct gc *g, const char *name, struct proto_trash *ret_m)
 	return r;
 }
 
-/* One that cannot be read, or stands for another file, is no mark: it goes, and a later collection marks anew. */
+/* A mark that cannot be read, or that is for another file, is no mark: it is deleted, and a later collection marks the
+ * file again. */
 static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mark)
 {
 	struct proto_trash m = {0};
@@ -166,7 +167,7 @@ static void sweep_keep(struct gc *g, const struct store_file *f)
 	proto_trash_release(&m);
 }
 
-/* With a pack goes what is noted of its damage. */
+/* Deletes a pack, and the note of its damage with it. */
 static void sweep_forget(struct gc *g, const struct store_file *f)
 {
 	const char *base = strrchr(f->name, '/');
@@ -378,7 +379,7 @@ static bool stats_known(struct gc *g, const struct store_stats_name *n, bool *re
 	return false;
 }
 
-/* Measures that follow each other from the i-th file on and lie in one directory: `n` of them, told as one. */
+/* `n` measures from the i-th file on, all in one directory, reported as one. */
 static void sweep_stats(struct gc *g, size_t i, size_t n, const struct store_stats_name *name)
 {
 	const struct store_file *all = &g->files.all[i];

@@ -27,7 +27,7 @@ enum trace_what { TRACE_STATS, TRACE_MANIFEST, TRACE_READ, TRACE_ENTRY };
 struct trace {
 	enum trace_what what;
 	char *file;
-	char run[PROTO_RUN_MAX + 1];     /* whose list should know */
+	char run[PROTO_RUN_MAX + 1];     /* the run whose list should have the entry */
 	uint64_t entry, step;            /* STATS, ENTRY; READ: how many entries were read */
 	char attempt[PROTO_ATTEMPT_MAX]; /* MANIFEST */
 };
@@ -45,7 +45,7 @@ static void traces_release(struct traces *t)
 	free(t->all);
 }
 
-/* What the list does not explain. */
+/* Reports something that the list does not explain. */
 static bool trace_unexplained(const struct store_list *l, const struct trace *t)
 {
 	uint64_t end = store_list_next(l);
@@ -140,7 +140,7 @@ static int add_stats(struct traces *t, struct base_error *err)
 	return r;
 }
 
-/* Of a manifest whose attempt has no folder (any more). One that cannot be read says nothing. */
+/* A manifest whose attempt has no folder, or none any more. A manifest that cannot be read is no trace. */
 static int add_manifest(struct traces *t, const char *run, const char *file, const struct base_digest *digest)
 {
 	char begin[STORE_NAME_MAX];
@@ -232,7 +232,7 @@ static int add_folders(struct traces *t, struct base_error *err)
 	return r;
 }
 
-/* Asks again, of lists that are read now. A list that cannot be read is reported elsewhere. */
+/* Asks again, with lists that are read now. A list that cannot be read is reported elsewhere. */
 static int tell_left(struct traces *t)
 {
 	struct store_list *l = NULL;

@@ -212,7 +212,7 @@ static void on_damage(void *arg, const struct store_damage *d)
 		k->error = -ENOMEM;
 }
 
-/* Notes of damage go with what is mended: verify writes those of what is left. */
+/* Deletes the notes of mended damage; verify writes those of the damage that is left. */
 static int look(struct mend *m)
 {
 	struct look k = {.m = m};
@@ -231,7 +231,7 @@ static int look(struct mend *m)
 
 /* ---- writers ---- */
 
-/* A heartbeat of another host may move for so long; one of this machine tells at once. */
+/* A heartbeat of another host has this long to move; one of this machine is judged at once. */
 static int writers_none(struct mend *m)
 {
 	uint64_t end = base_monotonic_ms() + m->o->heartbeat_s * 1000;
@@ -300,7 +300,7 @@ static int mend_round(struct mend *m, bool last)
 {
 	int r = look(m);
 	uint64_t hash;
-	bool idle; /* what the round before did changed nothing */
+	bool idle; /* the round before did the same, and it changed nothing */
 
 	if (r < 0)
 		return r;

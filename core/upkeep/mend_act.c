@@ -67,7 +67,7 @@ static int do_accept(struct mend *m, const struct mend_action *a)
 	return n < 0 ? (int)n : 0;
 }
 
-/* An attempt of which the list says nothing, and that nobody goes on with. */
+/* Aborts an attempt that the list does not mention and that no writer goes on with. */
 static int attempt_end(struct store_list *l, const char *attempt, struct base_error *err)
 {
 	char reason[160];
@@ -101,7 +101,7 @@ static int step_free(void *arg, struct store_list *l)
 	return store_list_find(l, *(const uint64_t *)arg) ? -EEXIST : 0;
 }
 
-/* The manifest of the step again, as that of another attempt: the old one's name is decided, or may be. */
+/* Makes the step's manifest again under another attempt, because the old attempt is decided, or may be. */
 static int commit_make(struct mend *m, const struct mend_action *a, const char *attempt, struct proto_manifest *man,
 	char old[static PROTO_ATTEMPT_MAX], struct proto_commit *ret_c)
 {

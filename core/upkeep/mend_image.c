@@ -38,7 +38,8 @@ static int emit_zeros(struct image *k, uint64_t end)
 	return r;
 }
 
-/* What stands there now; zeros where the file has ended. An error of reading ends it: what is there may be right. */
+/* Reads what the file has there now; zeros past its end. An error of reading ends the work, because the bytes may be
+ * right. */
 static int emit_old(struct image *k, uint64_t end)
 {
 	int r = 0;
@@ -238,7 +239,7 @@ static bool hits(uint64_t a, uint64_t a_len, uint64_t b, uint64_t b_len)
 	return a < b + b_len && b < a + a_len;
 }
 
-/* Damage that was there, and that nothing makes good, is no surprise. */
+/* Damage that was there before and cannot be mended is expected. */
 static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
 {
 	struct image_check *c = arg;

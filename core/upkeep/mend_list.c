@@ -35,7 +35,7 @@ static void entry_file(const char *run, uint64_t n, char name[static STORE_NAME_
 	snprintf(name, STORE_NAME_MAX, "runs/%s/%012" PRIu64, run, n);
 }
 
-/* The record's body and the entry in it, which says that it stands there. */
+/* The record's body and the entry in it, which must give this run and number. */
 static int entry_record(struct store *s, const char *run, uint64_t n, struct store_record *ret_r,
 	struct proto_entry *ret_e)
 {
@@ -70,7 +70,7 @@ int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_e
 /* What is known of an entry from the one after it. */
 struct entry_wanted { bool known; struct base_digest self; };
 
-/* What an entry of that number has to name as the one before it; false: that cannot be read. */
+/* What an entry of that number has to have as `before`; false: the entry before it cannot be read. */
 static bool entry_before(struct store *s, const char *run, uint64_t n, struct base_digest *ret_d)
 {
 	struct proto_entry e = {0};
@@ -94,8 +94,9 @@ static bool manifest_here(struct mend *m, const char *run, const struct base_dig
 	return store_manifest_path(run, digest, path) == 0 && store_size(m->store->storage, path, &size) == 0;
 }
 
-/* Does it commit a manifest that is here, is of that step and attempt, and of whose attempt the list says nothing? A
- * copy may have been changed by anybody: what it says of a manifest that a step shows, or of another step, is false. */
+/* Does it commit a manifest that is in this store and has that step and attempt, of an attempt that the list does not
+ * mention? A copy may have been changed since, so it must not be trusted about a manifest that a step shows, or about
+ * another step. */
 static bool commit_missed(struct mend *m, const struct store_list *l, const struct proto_entry *e)
 {
 	const struct proto_commit *c = &e->commit;
@@ -113,7 +114,7 @@ static bool commit_missed(struct mend *m, const struct store_list *l, const stru
 	return missed;
 }
 
-/* What stands here reads well and does not follow the one before: the copy has nothing better. */
+/* The entry here can be read but does not follow the one before it: the copy has no better one. */
 static bool entry_same(struct mend *m, const char *run, uint64_t n, const struct proto_entry *e)
 {
 	struct proto_entry here = {0};
@@ -123,7 +124,8 @@ static bool entry_same(struct mend *m, const char *run, uint64_t n, const struct
 	return same;
 }
 
-/* Is this the entry that stood here? The last one of a list may also be another one's, written since they parted. */
+/* Is this the entry that was here? The last entry of the copy may also be another one, written since store and copy
+ * went apart. */
 static bool entry_fits(struct mend *m, const struct store_list *l, uint64_t n, const struct proto_entry *e,
 	const struct entry_wanted *w)
 {
@@ -155,7 +157,7 @@ static int entry_bring(struct mend *m, const char *run, uint64_t n)
 	return r < 0 ? r : 1;
 }
 
-/* 1: an action brings it. *w: of entry n; then, of the one before. */
+/* 1: an action restores it. *w: what is known of entry n; afterwards, of the one before. */
 static int entry_from(struct mend *m, const struct store_list *l, uint64_t n, struct entry_wanted *w)
 {
 	const char *run = store_list_run(l);
@@ -192,7 +194,7 @@ static void told_add(struct told *t, uint64_t number, const char *what)
 		t->what[low] = what;
 }
 
-/* What these entries were, as others tell; malloc'ed, NULL where nothing does. */
+/* What these entries were, by other entries; malloc'ed, NULL: no other entry tells. */
 static const char **entries_told(struct mend *m, const struct store_list *l, const uint64_t *numbers, size_t n)
 {
 	struct told t = {numbers, n, calloc(n + 1, sizeof *t.what), 0};
@@ -246,7 +248,7 @@ static int number_order(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* The numbers that the list does without: malloc'ed, ascending. */
+/* The numbers of the entries that the list skips: malloc'ed, ascending. */
 static int skipped_numbers(const struct store_list *l, uint64_t **ret_numbers, size_t *ret_n)
 {
 	size_t n = store_list_damaged(l);
@@ -310,7 +312,7 @@ static int list_skipped(struct mend *m, struct store_list *l)
 	return r < 0 ? r : mend_steps(m, l, numbers, kept);
 }
 
-/* What speaks of entries behind the end is explained by those that are brought. */
+/* Files that name entries behind the end are explained by the entries that are restored. */
 static void treat_traces(struct mend *m, const char *run)
 {
 	char name[PROTO_RUN_MAX + 1];
@@ -324,9 +326,9 @@ static void treat_traces(struct mend *m, const char *run)
 			m->faults[i].treated = true;
 }
 
-/* May an entry of the copy stand behind the end? Not what takes away steps that this list shows (a removal, an
- * acceptance, a snapshot: a later one tells the same), and no false step. Who lost a removal, too, sees the step
- * again. */
+/* May an entry of the copy be put behind the end? Not one that takes away steps which this list shows (a removal, an
+ * acceptance; nor a snapshot, because a later one says the same), and no commit that must not be trusted. If a removal
+ * was lost too, its step is visible again. */
 static bool end_takes(struct mend *m, const struct store_list *l, const struct proto_entry *e)
 {
 	if (e->kind == PROTO_ENTRY_COMMIT) /* one that is not missed has been removed since, and collected */
@@ -337,8 +339,8 @@ static bool end_takes(struct mend *m, const struct store_list *l, const struct p
 	return e->kind == PROTO_ENTRY_LAUNCH || e->kind == PROTO_ENTRY_ABORT;
 }
 
-/* Entries behind the end, which a copy has, where files here show that some are lost: up to the last that commits one
- * of their manifests. 1: some. */
+/* If files of this store show that entries are lost behind the end, takes them from the copy, up to the last one that
+ * commits a manifest which this store has. 1: it took some. */
 static int list_end(struct mend *m, const struct store_list *l)
 {
 	const char *run = store_list_run(l);
@@ -387,8 +389,8 @@ static int entry_rewrite(struct mend *m, const char *file)
 	return r;
 }
 
-/* Is all of the list that of another run, which lies under this name? Then its entries are whole, and to be put where
- * they belong: nothing is decided of them here, and the collector goes on to keep away. */
+/* Is this the whole list of another run under this run's name? Then its entries are good and have to be moved where
+ * they belong. Nothing is decided about them here, and the collector goes on deleting nothing. */
 static bool list_misplaced(struct mend *m, const struct store_list *l)
 {
 	const char *run = store_list_run(l);

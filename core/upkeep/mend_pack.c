@@ -18,7 +18,7 @@
 #include "core/base/plural.h"
 #include "core/upkeep/verify_internal.h"
 
-#define GUESS_STRANGE 256 /* entries in a row that name nothing: what lies before is no footer */
+#define GUESS_STRANGE 256 /* so many entries in a row without an object: what lies before them is no footer */
 
 struct packs { struct mend *m; struct mend_pack **all; size_t n; };
 
@@ -61,7 +61,7 @@ static bool pack_file_named(const char *file, const char *name)
 
 /* ---- whose packs ---- */
 
-/* Whose pack a file of packs/ is, by a head that holds: */
+/* Which pack a file of packs/ is, by its head if that is good: */
 enum mend_whose {
 	MEND_PACK_OWN,                  /* the one that its name says; or the head tells nothing */
 	MEND_PACK_OTHER,                /* another one of this store: `other` */
@@ -228,7 +228,7 @@ static int ref_order(const void *a, const void *b)
 	return (x->ref.stored_len > y->ref.stored_len) - (x->ref.stored_len < y->ref.stored_len);
 }
 
-/* By offset, each once; what cannot lie there, or lies over another, goes. */
+/* Sorts by offset and keeps each object once; drops objects that cannot lie there or that overlap another. */
 static void table_sort(struct mend_pack *p)
 {
 	uint64_t room = p->size > STORE_PACK_TAIL_BYTES ? p->size - STORE_PACK_TAIL_BYTES : 0, end = 0;
@@ -290,7 +290,8 @@ static bool table_footer(struct mend_pack *p, struct store *s, uint64_t size, in
 	return good;
 }
 
-/* Entries of a damaged footer whose objects are right: those that no step refers to are known from there alone. */
+/* Takes the entries of a damaged footer whose objects are right; objects to which no step refers are known from there
+ * alone. */
 static int table_guess(struct mend *m, struct mend_pack *p)
 {
 	uint8_t bytes[PACK_ENTRY_BYTES];

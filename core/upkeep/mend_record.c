@@ -142,7 +142,8 @@ static bool abort_planned(const struct mend *m, const char *run, const char *att
 	return false;
 }
 
-/* Where the list says nothing of an attempt it says so from now on; a folder means nothing once it is decided. */
+/* If the list does not mention the attempt, an abort is appended; once the attempt is decided its folder has no
+ * meaning. */
 static int attempt_over(struct mend *m, const char *file, const char *run, const char *attempt)
 {
 	if (abort_planned(m, run, attempt))
@@ -227,7 +228,7 @@ static int stats_mend(struct mend *m, const char *file, const struct store_stats
 	return mend_act(m, MEND_DELETE, file, NULL) ? 1 : -ENOMEM;
 }
 
-/* What is made again by whoever needs it. */
+/* Is it a file that vckpt makes again when it is needed? */
 static bool passing(const char *file)
 {
 	char pack[STORE_PACK_NAME_MAX], launch[17], host[65];

@@ -61,7 +61,8 @@ static size_t wanted_first(const struct sources *k, const struct base_digest *d)
 	return low;
 }
 
-/* Will what lies there fill the place here for certain? Encoded again it may get another length. */
+/* Is it certain that the object from there fits the place here? If it has to be encoded again, its length may
+ * differ. */
 static bool fits(const struct mend_object *o, const struct store_object_ref *there)
 {
 	return o->ref.codec == STORE_CODEC_RAW
@@ -125,7 +126,7 @@ static int sources_store(struct sources *k, struct store *s)
 	return r;
 }
 
-/* A raw object whose bytes are right. 1: so it is. */
+/* Is it a raw object whose bytes are right? 1: yes. */
 static int source_own(struct mend *m, struct store_pack *p, struct mend_object *o)
 {
 	base_cleanup_free uint8_t *bytes = malloc(1 << 20);

@@ -31,10 +31,12 @@ struct steps {
 	const uint64_t *lost; size_t nlost;
 	struct step_commit *commits; size_t ncommits; /* all that can be read, by entry */
 	uint64_t *removed; size_t nremoved;           /* entries that a removal names */
-	uint64_t snapshot;                            /* the newest: of what lies before it, it tells; 0: none */
-	uint64_t untold, first_untold;                /* lost entries of which nothing tells: how many, the first */
+	uint64_t snapshot;                            /* the newest snapshot, which tells what was visible before it; 0:
+						       * none */
+	uint64_t untold, first_untold;                /* lost entries about which nothing tells: how many, and the
+						       * first */
 	uint64_t likely;                              /* manifests that may be theirs */
-	uint64_t *proved; size_t nproved;             /* lost entries of which measures and a manifest tell */
+	uint64_t *proved; size_t nproved;             /* lost entries about which measures and a manifest tell */
 };
 
 /* Does the list do without entry n, now or from now on; or does it end before it? */
@@ -147,7 +149,7 @@ static bool folder_gone(const struct steps *k, const struct proto_manifest *man)
 
 enum step_standing { STEP_NOTHING, STEP_LIKELY, STEP_PROVED };
 
-/* What is known of a manifest that nothing shows. */
+/* What is known about a manifest that no visible step has. */
 static enum step_standing step_judge(const struct steps *k, const struct proto_manifest *man,
 	const struct base_digest *digest, struct step_proof *ret_p)
 {
@@ -201,7 +203,7 @@ static int step_recommit(struct steps *k, const struct proto_manifest *man, cons
 	return 0;
 }
 
-/* A manifest that nothing shows: pass 1 counts, pass 2 acts. */
+/* Handles a manifest that no visible step has: pass 1 counts, pass 2 acts. */
 static int step_hidden(struct steps *k, unsigned pass, const char *file, const struct base_digest *digest)
 {
 	struct proto_manifest man = {0};
@@ -328,7 +330,7 @@ static int step_reappeared(struct steps *k, const struct store_list_step *s)
 	return 0;
 }
 
-/* Do other files speak of entries behind the end, or of others than those that were put in their place? */
+/* Do other files name entries behind the end, or other entries than those that were put in their places? */
 bool mend_end_traced(const struct mend *m, const struct store_list *l)
 {
 	char run[PROTO_RUN_MAX + 1];

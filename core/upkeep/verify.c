@@ -76,7 +76,7 @@ static const char *text_after(const char *text, const char *begin, size_t len)
 	return strncmp(text, begin, len) == 0 ? text + len : NULL;
 }
 
-/* What a reader of packs says names the pack, as the fault's file does: once is enough. */
+/* A sentence of the pack reader names the pack, and so does the fault's file: one of them is removed. */
 static char *said_of_pack(const char *file, const char *what)
 {
 	const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file, *rest;
@@ -123,7 +123,7 @@ void verify_fault(struct verify *v, struct verify_fault f)
 	pthread_mutex_unlock(&v->lock);
 }
 
-/* Who asks for the faults of a pack that touch an object, its bytes or its checks. */
+/* A question for the faults of a pack that touch an object, its bytes or its checks. */
 struct hits {
 	struct verify *v;
 	const char *file;
@@ -209,7 +209,7 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	return 0;
 }
 
-/* Entries that the list does without: what is wrong with them is seen by who reads them in order. */
+/* Reports the entries that the list skips: only reading in order shows what is wrong with them. */
 static void tell_skipped(struct verify *v, const struct store_list *l)
 {
 	char name[STORE_NAME_MAX];
@@ -295,7 +295,7 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 	return r;
 }
 
-/* All other visible steps: a fault may touch them, too. Runs that cannot be read are none of this question's. */
+/* Adds all other visible steps, because a fault may touch them too. Runs that cannot be read are left out here. */
 static int add_others(struct verify *v)
 {
 	char **runs;
@@ -384,8 +384,8 @@ static void tell_one(struct verify *v, struct verify_fault *f, const char *run, 
 	v->o->damage(v->o->arg, &d);
 }
 
-/* One line for a fault, step and tensor: the pieces of a tensor come one after another. What describes the whole step
- * has no name. */
+/* Reports a fault once for each step and tensor; the pieces of a tensor come one after another. Faults of records that
+ * describe the whole step have no tensor. */
 static int tell_item(void *arg, struct verify_fault *f)
 {
 	const struct tell *t = arg;

@@ -54,7 +54,8 @@ static void on_progress(void *arg, uint64_t bytes)
 	verify_progress(((struct pack_job *)arg)->v, bytes);
 }
 
-/* Keeps where an object of the pack lies, and what its bytes hash to: a reference to it needs no second look. */
+/* Remembers where an object of the pack lies, and the hash of its bytes, so that references to it need no second
+ * look. */
 static void on_object(void *arg, const struct store_object_ref *object, const struct base_xxh128 *xxh)
 {
 	struct pack_job *j = arg;
@@ -221,7 +222,7 @@ static bool stats_attempt(const struct verify *v, const struct proto_stats *m, c
 	return store_list_attempt(l, m->attempt, NULL, &entry) == STORE_ATTEMPT_COMMITTED && entry == n->entry;
 }
 
-/* Measures say of themselves what their name says, and of their step what the list says. NULL: they do. */
+/* Do measures agree with their name, and with what the list says of their step? NULL: yes; else what is wrong. */
 static const char *stats_wrong(const struct verify *v, const char *name, const struct store_record *rec)
 {
 	struct store_stats_name n;
@@ -238,7 +239,7 @@ static const char *stats_wrong(const struct verify *v, const char *name, const s
 	return wrong;
 }
 
-/* Did who read the list in order skip this entry? Then it is told already, or accepted as damaged. */
+/* Was this entry skipped when the list was read in order? Then it was reported already, or is accepted as damaged. */
 static bool entry_skipped(const struct verify *v, const char *name, const char *run)
 {
 	uint64_t n = strtoull(strrchr(name, '/') + 1, NULL, 10);
@@ -248,7 +249,7 @@ static bool entry_skipped(const struct verify *v, const char *name, const char *
 	return l && store_list_skipped(l, n);
 }
 
-/* All but the first: nobody made it durable, and after a power loss it may be anything. */
+/* All heartbeats but number 0: they need not be durable, and after a power loss they may be anything. */
 static bool heartbeat_fleeting(const char *name)
 {
 	const char *dot = strrchr(name, '.');
@@ -388,7 +389,7 @@ static void check_file(void *arg, unsigned worker)
 	(void)worker;
 	if (!parts)
 		verify_error(j->v, -ENOMEM);
-	else if (!j->file->temporary) { /* an unfinished file is nobody's yet */
+	else if (!j->file->temporary) { /* an unfinished file has no content to check yet */
 		int n = split(j->file->name, parts), kind = kind_of(j->file->name, parts, n, &run);
 		if (j->file->foreign)
 			file_fault(j->v, j->file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);

@@ -70,7 +70,7 @@ static bool pack_has_fault(const struct by_file *b, const char *pack)
 		&& bsearch(&at, b->all, b->n, sizeof(const struct verify_fault *), file_order);
 }
 
-/* Of packs with which nothing is wrong any more, or which are gone. */
+/* Deletes notes of packs that have no fault any more, or that are gone. */
 static int forget_old(struct verify *v, const struct by_file *b, struct base_error *err)
 {
 	struct store_notes notes;

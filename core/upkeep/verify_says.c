@@ -98,7 +98,7 @@ static bool is_meta(const char *pack)
 	return len > 5 && strcmp(pack + len - 5, "-meta") == 0;
 }
 
-/* The part's own table. Of its own `meta` pack it does not know the size, nor all that is live in it. */
+/* Compares the part's own table. The part does not know the size of its own `meta` pack, nor all that is live in it. */
 void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part)
 {
 	if (part->world != s->m->world)

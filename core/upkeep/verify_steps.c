@@ -38,7 +38,7 @@ static void pack_fault(struct verify *v, const char *file, const struct store_ob
 			.len = ref ? base_max(ref->stored_len, 1) : 0});
 }
 
-/* Nothing is wrong with the bytes: with what is said of them there. But a save believes it without reading them. */
+/* The bytes are right; what the row says about them is not. But a save would trust the row without reading them. */
 static void hashes_fault(struct verify *v, const char *file, const struct store_object_ref *ref,
 	const struct base_xxh128 *xxh)
 {
@@ -55,7 +55,7 @@ static void hashes_fault(struct verify *v, const char *file, const struct store_
 
 /* ---- what has been looked at ---- */
 
-/* What is known of an object that a verified footer lists; NULL: none does. */
+/* What is known about an object from a verified footer; NULL: no footer lists it. */
 static const struct verify_seen *footer_lists(const struct verify *v, const char *file,
 	const struct store_object_ref *ref)
 {
@@ -134,7 +134,7 @@ static int add_todo(struct verify *v, const struct verify_item *it)
 
 /* ---- the walk ---- */
 
-/* A pack that a step names: there, and of the size that the manifest says. Asked once a pack and size. */
+/* Checks that a pack which a step names exists and has the size that the manifest says; once for each pack and size. */
 static int check_pack(struct verify *v, const struct verify_item *it, const char *file)
 {
 	struct store_object_ref key = {.offset = it->size, .raw_len = 1};
@@ -152,7 +152,7 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 			(unsigned long long)size, (unsigned long long)it->size);
 		struct store_object_ref lost = {.offset = base_min(size, it->size),
 			.stored_len = base_max(size, it->size) - base_min(size, it->size)};
-		pack_fault(v, file, &lost, text); /* what lies before the cut is not lost */
+		pack_fault(v, file, &lost, text); /* the bytes before the cut are not lost */
 	}
 	return 0;
 }

@@ -30,13 +30,13 @@ static void broken(struct walk *k, const char *file, const char *pack, const str
 	k->w->newer = false;
 }
 
-/* What `r` means is told next: is it only that a newer vckpt wrote it? */
+/* Notes for the report that follows whether `r` only means that a newer vckpt wrote it. */
 static void told_by(struct walk *k, int r)
 {
 	k->w->newer = r == -BASE_EVERSION;
 }
 
-/* Everything can be read; but two things that are said do not agree. */
+/* Everything can be read, but two records do not agree. */
 static void disagrees(struct walk *k, const char *file, const char *text)
 {
 	k->w->broken(k->w, file, NULL, NULL, text);

@@ -83,7 +83,7 @@ static int say_several(const struct stop *a, size_t n)
 	return tool_fail(a->t, &err);
 }
 
-/* Somebody is at work there, or may be. */
+/* A writer is at work there, or may be. */
 static void warn_alive(struct store *s, const struct store_incoming *in)
 {
 	struct store_launch_info *infos = NULL;

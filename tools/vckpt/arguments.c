@@ -71,7 +71,7 @@ char *tool_store_around(const char *path)
 	return base_steal(full);
 }
 
-/* vckpt mount takes a mount point whose daemon died: it cannot be looked at, and is no store. */
+/* vckpt mount accepts a mount point whose daemon died; nothing in it can be read, and it is no store. */
 static bool is_dead_mount_point(const struct tool *t, const char *path)
 {
 	return memmem(usage_words(t), strcspn(usage_words(t), "\n"), "MOUNTPOINT", 10) && !is_store(path, false) &&

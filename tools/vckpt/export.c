@@ -215,7 +215,8 @@ static int lock_directory(struct export *e, int *ret_fd)
 {
 	struct stat open_stat, named;
 
-	/* A DEST that is a link was given; where DEST.incomplete is one, nobody meant what it points to. */
+	/* If DEST is a link, the user gave it. If DEST.incomplete is a link, nobody asked to write to where it
+	 * points. */
 	*ret_fd = open(e->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (e->in_place ? 0 : O_NOFOLLOW));
 	if (*ret_fd < 0 && errno == ENOENT)
 		return 1;
@@ -334,7 +335,7 @@ static int say(struct export *e, const char *dest)
 	return TOOL_DONE;
 }
 
-/* gc and verify would meet the files; and --replace would write over those of the store. */
+/* gc and verify would find the files, and --replace would write over files of the store. */
 static int check_outside(struct export *e, const char *dest)
 {
 	base_cleanup_free char *around = tool_store_around(dest), *full = realpath(dest, NULL);

@@ -128,8 +128,8 @@ static enum here step_has(const struct export *e, const char *path)
 	return view_tree_node(e->tree, (uint32_t)node)->kind == VIEW_DIRECTORY ? HERE_DIRECTORY : HERE_FILE;
 }
 
-/* Not a directory. What stands where the step has one is in the way with --replace, too: files would be written through
- * a link to somewhere else. */
+/* Not a directory. If the step has a directory there, the file is in the way even with --replace: if it is a link,
+ * files would be written to where it points. */
 static int check_foreign(struct export *e, const FTSENT *entry)
 {
 	enum here here = step_has(e, entry->fts_path + strlen(e->dir) + 1);

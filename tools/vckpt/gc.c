@@ -62,7 +62,7 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 	if (detail)
 		tool_print_text(stdout, detail, strlen(detail));
 	putchar('\n');
-	fflush(stdout); /* what was done stands there, should this be interrupted */
+	fflush(stdout); /* so that the lines about what was done are there if the command is interrupted */
 }
 
 static void progress(void *arg, uint64_t done, uint64_t total)

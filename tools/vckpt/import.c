@@ -28,7 +28,7 @@ struct import {
 	struct save_options options;
 	struct proto_attribute *attributes;
 	size_t nattributes;
-	struct source source;   /* what was said of the sources that come next */
+	struct source source;   /* the options for the sources that come next */
 	struct source *sources; /* of each positional argument */
 	struct dtype_option *dtypes;
 	size_t ndtypes;
@@ -174,7 +174,7 @@ static int add_source(struct import *in, const char *path, const struct source *
 	return r;
 }
 
-/* What was said of sources and met none that it is for: it may stand at the wrong place. */
+/* Options for sources that no source after them needs: they may be at the wrong place. */
 static int check_options(const struct tool *t, const struct import *in)
 {
 	if (in->stray)

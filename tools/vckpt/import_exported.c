@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define MANIFEST_NAME "manifest.json"
-#define HEAD_BYTES 4096u /* enough to tell whose a file is that is too large */
+#define HEAD_BYTES 4096u /* enough to see whether a file that is too large is vckpt's */
 
 /* One that is too large to be read is refused only if it is vckpt's. */
 static int too_large(struct import_file *f, struct base_error *err)
@@ -62,7 +62,7 @@ static int take_npy(struct import_plan *p, const struct import_manifest *m, cons
 	return r;
 }
 
-/* What belongs to one rank stays so of rank 0, which an import is; of another rank it becomes a file of the step. */
+/* An import is rank 0. So rank 0's own files stay per-rank blobs; those of other ranks become blobs of the step. */
 static int take_blob(struct import_plan *p, const struct import_manifest *m, struct import_manifest_blob *b,
 	const char *path, struct base_error *err)
 {
@@ -94,7 +94,8 @@ static size_t component_file(const struct import_manifest *m, const char *rel)
 	return import_manifest_component(m, rel, len - suffix) ? len - suffix : 0;
 }
 
-/* A .npy in a component's directory that nobody named: a tensor whose component and name nobody vouches for. */
+/* A .npy in a component's directory that the manifest does not name: nothing says which tensor of which component it
+ * is. */
 static bool stray_tensor(const struct import_manifest *m, const char *rel)
 {
 	const char *slash = strchr(rel, '/');

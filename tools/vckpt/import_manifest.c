@@ -119,7 +119,7 @@ static int take_shape(const struct item *at, struct import_manifest_tensor *t)
 		: 0;
 }
 
-/* What it is said to stand in is its .npy, or its component's .safetensors. */
+/* The file that it names must be its .npy, or its component's .safetensors. */
 static int take_file(struct import_manifest *m, const struct item *at, const struct import_manifest_tensor *t)
 {
 	char name[VIEW_FILE_NAME_BYTES];

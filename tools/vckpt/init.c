@@ -76,7 +76,7 @@ static int make_parents(struct init *in)
 	return r;
 }
 
-/* Somebody else was first, or is at it this moment: then the directory does not look empty. */
+/* Another process was first, or is making the store at this moment; then the directory is not empty. */
 static int open_other(struct init *in, int why, struct store **ret_s)
 {
 	struct base_error err = {0};

@@ -9,7 +9,7 @@
 
 #define SHOWN 200 /* bytes of a value that an error repeats, at most */
 
-/* The sentence of an error that an option's value caused; shortage of memory is nobody's fault. */
+/* The sentence of an error that an option's value caused; for lack of memory no option is named. */
 static int refuse(const struct tool *t, const char *option, const char *value, const struct base_error *err)
 {
 	if (err->code == -ENOMEM || err->code == -EIO)

@@ -87,7 +87,7 @@ static void line(void *arg, const struct store_mend_line *l)
 	fputs(": ", stdout);
 	tool_print_text(stdout, l->text, strlen(l->text));
 	putchar('\n');
-	fflush(stdout); /* what is said stands there before it is done */
+	fflush(stdout); /* so that each line is there before its action */
 }
 
 static void progress(void *arg, uint64_t done, uint64_t total)

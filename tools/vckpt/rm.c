@@ -318,7 +318,7 @@ static void say_one(struct rm *rm, const struct victim *v)
 		return;
 	tool_format_bytes(v->bytes, bytes);
 	printf("%s/step-%08" PRIu64 " %s, %s\n", v->run, v->step, rm->dry_run ? "would be removed" : "removed", bytes);
-	fflush(stdout); /* what is said was done, whatever comes next */
+	fflush(stdout); /* the line is true, whatever comes next */
 }
 
 /* ret_stuck: it is there, and could not be removed */
@@ -326,7 +326,7 @@ static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed
 {
 	struct base_error err = {0};
 	int r = rm->dry_run ? 0 : store_entry_remove(rm->store, v->run, v->step, v->entry, &err);
-	bool gone = r == -ENOENT || r == -ESTALE; /* somebody else was faster */
+	bool gone = r == -ENOENT || r == -ESTALE; /* another process removed it first */
 
 	*ret_stuck = r < 0 && !gone;
 	if (gone && rm->missing_ok)
@@ -341,7 +341,8 @@ static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed
 	return 0;
 }
 
-/* What stops one step of a run stops the others of it, too, so they are not tried. Returns the worst exit code. */
+/* An error that stops one step of a run would stop the run's others too, so they are not tried. Returns the worst exit
+ * code. */
 static int remove_all(struct rm *rm, size_t *ret_removed)
 {
 	const char *stuck_run = NULL;

@@ -73,7 +73,7 @@ static int rank_times(struct stalls *st, struct stalls_rank *r, const struct pro
 
 /* ---- what was measured ---- */
 
-/* When it had nothing left to do but wait for the others: the start of that, else the end of the seal. */
+/* When the rank had only to wait for the others: the start of the phase `wait`, else the end of `seal`. */
 static uint64_t announced_at(const struct proto_stats *m)
 {
 	uint64_t sealed = 0;
@@ -128,7 +128,7 @@ static int rank_part(struct stalls *st, struct store *s, const struct proto_mani
 	return rc == -ENOMEM ? rc : 0;
 }
 
-/* `all`: by ascending rank; of other attempts or ranks beyond the world is what somebody else put there. */
+/* `all`: by ascending rank. Measures of other attempts, or of ranks beyond the world, are not this save's. */
 static int stalls_fill(struct stalls *st, struct store *s, const struct proto_manifest *m,
 	const struct proto_stats *all, uint32_t n)
 {

@@ -117,7 +117,7 @@ static int print_ranks_of(const struct stalls *st, enum stalls_source source, co
 	return 0;
 }
 
-/* Of how many ranks not everything is known. */
+/* Prints for how many ranks not everything is known. */
 static int print_unknown(const struct stalls *st, uint32_t full)
 {
 	int r;

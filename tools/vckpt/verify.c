@@ -62,7 +62,7 @@ static void damage(void *arg, const struct store_damage *d)
 	if (d->tensor)
 		tool_print_text(stdout, d->tensor, strlen(d->tensor));
 	putchar('\n');
-	fflush(stdout); /* what was found stands there, should this be interrupted */
+	fflush(stdout); /* so that the lines about faults are there if the command is interrupted */
 }
 
 static void progress(void *arg, uint64_t done, uint64_t total)
