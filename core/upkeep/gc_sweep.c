@@ -167,7 +167,7 @@ static void sweep_keep(struct gc *g, const struct store_file *f)
 	proto_trash_release(&m);
 }
 
-/* Deletes a pack, and the note of its damage with it. */
+/* After a pack was deleted: deletes the note of its damage. */
 static void sweep_forget(struct gc *g, const struct store_file *f)
 {
 	const char *base = strrchr(f->name, '/');

@@ -45,7 +45,7 @@ static void traces_release(struct traces *t)
 	free(t->all);
 }
 
-/* Reports something that the list does not explain. */
+/* Does the list leave this trace unexplained? */
 static bool trace_unexplained(const struct store_list *l, const struct trace *t)
 {
 	uint64_t end = store_list_next(l);

@@ -212,7 +212,8 @@ static void on_damage(void *arg, const struct store_damage *d)
 		k->error = -ENOMEM;
 }
 
-/* Deletes the notes of mended damage; verify writes those of the damage that is left. */
+/* Verifies the store. That replaces the notes, so that notes of mended damage go and those of the damage that is left
+ * stay. */
 static int look(struct mend *m)
 {
 	struct look k = {.m = m};
