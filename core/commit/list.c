@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list: reading a run's list and putting its next entry.
+ * list: reading a run's list; list_replay.c has the rules, list_put.c puts the next entry. What follows is of all
+ * three.
  *
  * The list is the one source of truth of what is visible. It is a sequence of files runs/<run>/<number>, each put if
  * absent and never changed, so that two writers who want the same number find out which of them has it, and the other
@@ -15,19 +16,18 @@
  *
  * and there is no way out of the two on the right. States of a commit entry: it counts or it never will, decided by
  * what stands before it; one that counts is visible until a `remove` that names it (apply_remove) or a commit that
- * names it as replaced. Transitions that this file makes: end and start of reading (list_open_at), reading on
- * (store_list_refresh), check and put (store_list_put), the snapshot (put_snapshot), removal (store_step_remove),
- * durability (store_list_sync).
+ * names it as replaced. Transitions: end and start of reading (list_open_at), reading on (store_list_refresh), check
+ * and put (store_list_put), the snapshot (put_snapshot), removal (store_step_remove), durability (store_list_sync).
  *
  * Invariants (docs/design.md, "Invariants"; the sources cite them by these numbers):
  *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
  *   2. A commit entry is put only after every pack and part that it names is durable, and after existence and size of
- *      every older pack that it names were checked again: store_attempt_commit.
+ *      every older pack that it names were checked again: commit_manifest in attempt_commit.c.
  *   3. One number holds one entry for ever (storage put if absent); a step is never silently replaced (`replaces` must
  *      be what is live: apply_commit).
  *   4. The boxes of every tensor cover it exactly: store_manifest_check_cover, before the commit entry.
- *   5. `failed` is told only when the list says so: store_attempt_commit and store_attempt_abort append `abort` first,
- *      and who finds a commit of the attempt instead reports success.
+ *   5. `failed` is told of what was announced only when the list says so: who gives up appends `abort` first, and who
+ *      finds a commit of the attempt instead reports success; until then it is undecided: attempt_outcome.c.
  *   6. Nobody puts the next number, deletes, or tells an outcome on the strength of an entry before making the list's
  *      directory durable: store_list_sync, called by store_list_put before each check and put, and by the collector.
  *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
@@ -59,8 +59,6 @@
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
-#include "core/base/plural.h"
-#include "core/commit/heartbeat.h"
 #include "core/storage/spread.h"
 
 #define READ_BATCH 1024u  /* entries that are read at once, when there are many */
@@ -68,10 +66,9 @@
 #define RETRY_MAX_MS 100u
 #define TELL_MS 1000u     /* a storage that fails for so long is told of */
 #define TELL_SKIPS 16u    /* entries of a list that are told to be damaged */
-#define PUT_IDLE_MAX 100u /* "exists" without anything to read, so often: the storage contradicts itself */
 #define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
 
-static void entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX])
+void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX])
 {
 	snprintf(name, STORE_NAME_MAX, "runs/%s/%012llu", l->run, (unsigned long long)n);
 }
@@ -130,7 +127,7 @@ static int entry_exists(struct store_list *l, uint64_t n)
 	uint64_t size;
 	int r;
 
-	entry_name(l, n, name);
+	list_entry_name(l, n, name);
 	do
 		r = store_size(l->store->storage, name, &size);
 	while (list_again(l, n, r));
@@ -139,8 +136,7 @@ static int entry_exists(struct store_list *l, uint64_t n)
 
 /* ---- one entry ---- */
 
-/* What the rules rely on, beyond what decoding checks. */
-static bool entry_sane(const struct proto_entry *e, uint64_t n)
+bool list_entry_sane(const struct proto_entry *e, uint64_t n)
 {
 	switch (e->kind) {
 	case PROTO_ENTRY_COMMIT:
@@ -211,7 +207,7 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 	char name[STORE_NAME_MAX];
 	int r;
 
-	entry_name(l, n, name);
+	list_entry_name(l, n, name);
 	r = store_record_get(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, &record, NULL, &why);
 	if (r == -ENOENT)
 		return r;
@@ -222,7 +218,7 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 		store_record_release(&record);
 		if (r == 0)
 			r = entry_placed(l, n, ret_e, &why);
-		if (r == 0 && !entry_sane(ret_e, n))
+		if (r == 0 && !list_entry_sane(ret_e, n))
 			r = -BASE_EFORMAT;
 	} else if (r == -BASE_EFORMAT) {
 		base_error_set(&why, r, "it is a record of another kind");
@@ -294,7 +290,7 @@ static void skips_tell(struct store_list *l)
 		if (s->accepted || s->told)
 			continue;
 		s->told = true;
-		entry_name(l, s->number, name);
+		list_entry_name(l, s->number, name);
 		if (told < TELL_SKIPS)
 			base_warning("%s/%s: %s; entry skipped", l->store->path, name, s->why);
 		else if (told == TELL_SKIPS)
@@ -317,7 +313,7 @@ static int entry_leave_out(struct store_list *l, int r)
 	return entry_skip(l, why);
 }
 
-static int list_take(struct store_list *l, struct proto_entry *e)
+int list_take(struct store_list *l, struct proto_entry *e)
 {
 	struct base_digest self = e->self;
 	uint32_t kind = (uint32_t)e->kind;
@@ -678,173 +674,7 @@ const struct store_list_step *store_list_latest(const struct store_list *l)
 	return l->nsteps ? &l->steps[l->nsteps - 1] : NULL;
 }
 
-/* ---- putting ---- */
-
-/* model: sync. Invariant 6. */
-int store_list_sync(struct store_list *l, struct base_error *err)
-{
-	char dir[STORE_NAME_MAX];
-	int r;
-
-	if (l->synced == l->next)
-		return 0;
-	snprintf(dir, sizeof dir, "runs/%s", l->run);
-	r = l->store->storage->ops->sync_dir(l->store->storage, dir);
-	if (r < 0)
-		return base_error_set(err, r, "run %s: its list cannot be made durable: %s", l->run,
-			base_error_name(r));
-	l->synced = l->next;
-	return 0;
-}
-
-/* Everything read, nothing skipped, all of it durable. accepting: what was skipped is what it is about. */
-static int list_settle(struct store_list *l, bool accepting, struct base_error *err)
-{
-	int r = store_list_refresh(l, err);
-
-	if (r < 0)
-		return r;
-	if (l->damaged && !accepting)
-		return base_error_set(err, -BASE_EDAMAGED,
-			"run %s: %llu %s of its list %s damaged, so nothing may be written to it "
-			"(vckpt verify names %s, vckpt mend says what can be done)",
-			l->run, (unsigned long long)l->damaged, base_plural(l->damaged, "entry", "entries"),
-			base_plural(l->damaged, "is", "are"), base_plural(l->damaged, "it", "them"));
-	r = store_list_newer(l, NULL, err);
-	return r < 0 ? r : store_list_sync(l, err);
-}
-
-/* model: PUT. 1 mine (and applied), 0 somebody else's, or an error, after which the outcome is not known. */
-static int put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
-{
-	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	struct proto_entry mine = {0}, placed = *entry;
-	char name[STORE_NAME_MAX];
-	int r;
-
-	entry_name(l, l->next, name);
-	placed.run = l->run;
-	placed.number = l->next;
-	placed.before = l->tail_known ? l->tail : (struct base_digest){0};
-	r = proto_entry_encode(&placed, &body);
-	if (r == 0 && body.len > store_record_max(STORE_RECORD_ENTRY))
-		r = -BASE_ELIMIT;
-	if (r == 0)
-		r = proto_entry_decode(body.data, body.len, &mine); /* nothing is put that could not be read */
-	if (r == 0 && !entry_sane(&mine, l->next)) {
-		proto_entry_release(&mine);
-		r = -EINVAL;
-	}
-	if (r < 0)
-		return base_error_set(err, r, "%s: the entry cannot be written: %s", name, base_error_name(r));
-	r = store_record_put(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, body.data, body.len);
-	if (r != STORE_PUT_MINE) {
-		proto_entry_release(&mine);
-		if (r == STORE_PUT_OTHER || store_denied(l->store, r, err))
-			return r == STORE_PUT_OTHER ? 0 : r;
-		return base_error_set(err, r, "%s: %s", name, base_error_name(r));
-	}
-	if (list_take(l, &mine) < 0)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", name);
-	l->synced = l->next; /* put answers when its directory is durable */
-	return 1;
-}
-
-/* model: sn. 1: the next number needs no snapshot (any more). */
-static int put_snapshot(struct store_list *l, struct base_error *err)
-{
-	struct proto_entry e = {.kind = PROTO_ENTRY_SNAPSHOT, .time_ns = base_realtime_ns(), .host = store_hostname()};
-	int r;
-
-	r = list_snapshot(l, &e.live, &e.nlive);
-	if (r < 0)
-		return base_error_set(err, r, "run %s: out of memory", l->run);
-	r = put_number(l, &e, err);
-	free(e.live);
-	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand
-	 * steps. */
-	return r == -BASE_ELIMIT || r == -ENOSPC || r == -EDQUOT ? 1 : r;
-}
-
-/* One round: check against everything read, then the next number. -EAGAIN: somebody else has it. */
-static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
-	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
-{
-	bool accepting = entry->kind == PROTO_ENTRY_ACCEPT;
-	uint64_t n;
-	int r;
-
-	r = list_settle(l, accepting, err);
-	if (r < 0)
-		return r;
-	r = check ? check(arg, l) : 0;
-	if (r < 0)
-		return r;
-	/* a snapshot of a list that lacks an entry is left to who comes after the acceptance */
-	if (l->next > 0 && l->next % STORE_SNAPSHOT_EVERY == 0 && !accepting) {
-		r = put_snapshot(l, err);
-		if (r <= 0)
-			return r < 0 ? r : -EAGAIN;
-		/* state and check are what they were: either the snapshot stands, or there is none */
-	}
-	n = l->next;
-	r = put_number(l, entry, err);
-	return r < 0 ? r : r ? (int64_t)n : -EAGAIN;
-}
-
-/* model: chk */
-int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
-	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
-{
-	unsigned idle = 0;
-
-	for (;;) {
-		uint64_t before = l->next;
-		int64_t n = put_once(l, entry, check, arg, err);
-
-		if (n != -EAGAIN)
-			return n;
-		idle = l->next == before ? idle + 1 : 0;
-		if (idle > PUT_IDLE_MAX)
-			return base_error_set(err, -EIO, "run %s: entry %llu exists and cannot be read", l->run,
-				(unsigned long long)l->next);
-		if (idle > 1)
-			usleep(10000);
-	}
-}
-
-/* ---- entries accepted as damaged ---- */
-
-struct accept_check { const uint64_t *numbers; size_t n; uint64_t wrong; };
-
-static int accept_allowed(void *arg, struct store_list *l)
-{
-	struct accept_check *c = arg;
-
-	for (size_t i = 0; i < c->n; i++) {
-		const struct list_skip *s = list_skip_find(l, c->numbers[i]);
-
-		c->wrong = c->numbers[i];
-		if (!s || s->accepted)
-			return s ? -EALREADY : -EINVAL;
-	}
-	return 0;
-}
-
-int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err)
-{
-	struct proto_entry e = {.kind = PROTO_ENTRY_ACCEPT, .time_ns = base_realtime_ns(), .host = store_hostname(),
-		.accepts = numbers, .naccepts = n};
-	struct accept_check check = {numbers, n, 0};
-	int64_t r = store_list_put(l, &e, accept_allowed, &check, err);
-
-	if (r == -EINVAL || r == -EALREADY)
-		return base_error_set(err, (int)r, "run %s: entry %llu %s", l->run, (unsigned long long)check.wrong,
-			r == -EINVAL ? "is not damaged" : "is accepted as damaged already");
-	return r;
-}
-
-/* ---- runs, removal ---- */
+/* ---- runs ---- */
 
 struct runs_found { char **names; size_t n, size; };
 
@@ -894,61 +724,4 @@ void store_runs_free(char **runs, size_t n)
 	for (size_t i = 0; i < n; i++)
 		free(runs[i]);
 	free(runs);
-}
-
-struct remove_check { uint64_t entry; };
-
-/* model: rm */
-static int remove_allowed(void *arg, struct store_list *l)
-{
-	return store_list_entry_live(l, ((struct remove_check *)arg)->entry) ? 0 : -ESTALE;
-}
-
-/* model: rm. Removes what it saw, not what may stand under that step by then. */
-static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
-{
-	struct proto_entry e = {
-		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
-	struct remove_check check = {entry};
-	int64_t n = store_list_put(l, &e, remove_allowed, &check, err);
-
-	if (n != -ENOSPC && n != -EDQUOT)
-		return n;
-	store_reserve_release(l->store);
-	n = store_list_put(l, &e, remove_allowed, &check, err);
-	return n;
-}
-
-int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err)
-{
-	struct store_list *l;
-	int64_t n = store_list_open(s, run, false, &l, err);
-
-	if (n < 0)
-		return (int)n;
-	n = remove_seen(l, entry, err);
-	store_list_close(l);
-	if (n == -ESTALE)
-		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now",
-			run, (unsigned long long)step);
-	store_reserve_restore(s);
-	return n < 0 ? (int)n : 0;
-}
-
-int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err)
-{
-	const struct store_list_step *seen;
-	struct store_list *l;
-	uint64_t entry = 0;
-	int r = store_list_open(s, run, false, &l, err);
-
-	if (r < 0)
-		return r;
-	seen = store_list_find(l, step);
-	if (seen)
-		entry = seen->entry;
-	store_list_close(l);
-	if (!seen)
-		return base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
-	return store_entry_remove(s, run, step, entry, err);
 }

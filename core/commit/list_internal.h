@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_internal: what list.c (reading, putting) and list_replay.c (the rules) share. */
+ * list_internal: what list.c (reading), list_put.c (putting) and list_replay.c (the rules) share. */
 #ifndef CORE_COMMIT_LIST_INTERNAL_H
 #define CORE_COMMIT_LIST_INTERNAL_H
 
@@ -81,6 +81,18 @@ struct store_list {
 	size_t nlaunches, launches_size;
 };
 
+/* ---- list.c ---- */
+
+void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX]);
+/* What the rules rely on, beyond what decoding checks. */
+bool list_entry_sane(const struct proto_entry *e, uint64_t n);
+/* Applies e as entry l->next, and takes it over. 1, or -ENOMEM. */
+int list_take(struct store_list *l, struct proto_entry *e);
+int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
+	struct base_error *err);
+
+/* ---- list_replay.c ---- */
+
 /* The rules. Takes `e` over (its arena, too), whatever it returns: 0 or -ENOMEM. */
 int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e);
 /* Starts from a snapshot: nothing was applied before. Takes `e` over. */
@@ -91,8 +103,5 @@ int list_skip_add(struct store_list *l, uint64_t n, const char *why);
 const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n); /* NULL: it is none */
 /* Fills the body of a snapshot of what is visible. *ret_live is malloc'ed; commits are borrowed. */
 int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size_t *ret_n);
-
-int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
-	struct base_error *err);
 
 #endif
