@@ -107,5 +107,5 @@ def test_two_values_of_one_key(run):
     state = {"c": {"a": {"c": 0}}}
     dcp.load(state, storage_reader=StorageReader(run))
     assert state == {"c": {"a": {"c": 3}}}
-    with pytest.raises(dcp.api.CheckpointException, match=r"c\.a\.b: two values of the step have this key here"):
+    with pytest.raises(dcp.api.CheckpointException, match=r"c\.a\.b: two values of the step have this key, because"):
         dcp.load({"c": {"a": {"b": 0}}}, storage_reader=StorageReader(run))

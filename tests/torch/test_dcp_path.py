@@ -76,10 +76,10 @@ def test_once_the_store_is_made_the_path_names_the_same(there, path, want):
 
 
 @pytest.mark.parametrize("path, words", [
-    ("/data/ckpt/llama/7/model", "names no step"), ("/data/ckpt/llama/best", "names no step"), ("/data/ckpt/llama/latest", "names no step"),
+    ("/data/ckpt/llama/7/model", "expected RUN, RUN/STEP or STEP"), ("/data/ckpt/llama/best", "expected RUN, RUN/STEP or STEP"), ("/data/ckpt/llama/latest", "expected RUN, RUN/STEP or STEP"),
     ("/data/ckpt/packs", "folder of the store"), ("/data/ckpt/runs/5", "folder of the store"), ("/data/ckpt/-x", "name of a run"),
-    ("/data/ckpt/.hidden/5", "name of a run"), ("/data/ckpt/" + "x" * 129, "name of a run"), ("s3://bucket/step-5", "URL"), ("", "no path"),
-    ("/data/\0", "no path")])
+    ("/data/ckpt/.hidden/5", "name of a run"), ("/data/ckpt/" + "x" * 129, "name of a run"), ("s3://bucket/step-5", "URL"), ("", "without NUL that is not empty"),
+    ("/data/\0", "without NUL that is not empty")])
 def test_what_is_refused(path, words):
     with pytest.raises(ValueError, match=words):
         resolve(path, world(**STORES))

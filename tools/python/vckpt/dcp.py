@@ -184,9 +184,9 @@ class StorageWriter(_StorageWriter):
         dcp_path.make(target)
         there = [] if self.overwrite else paths.steps(os.path.join(target.store, run))
         if there and (target.step is None or target.step in there):
-            raise _lib.StepExists(errno.EEXIST, f"{self.path}: "
-                                                f"{run}/{there[-1] if target.step is None else target.step} exists "
-                                  "already: save under another path, or give overwrite=True")
+            which = there[-1] if target.step is None else target.step
+            raise _lib.StepExists(errno.EEXIST, f"{self.path}: {run}/{which} exists already: save under another path, "
+                                                "or give overwrite=True")
         launch = _launch(target.store, run, (self.rank or 0) if self.use_collectives else 0, len(plans), self.origin)
         step = target.step if target.step is not None or len(plans) == 1 else _next_step(target.store, run)
         tickets = [Ticket(store=target.store, run=run, step=step, launch=launch, rank=rank, world=len(plans),
