@@ -77,10 +77,14 @@ static size_t name_utf8_sequence(const uint8_t *s, size_t left)
 	n = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
 	if (n > left)
 		return 0;
-	if (s[0] == 0xe0) low = 0xa0;
-	if (s[0] == 0xed) high = 0x9f;
-	if (s[0] == 0xf0) low = 0x90;
-	if (s[0] == 0xf4) high = 0x8f;
+	if (s[0] == 0xe0)
+		low = 0xa0;
+	if (s[0] == 0xed)
+		high = 0x9f;
+	if (s[0] == 0xf0)
+		low = 0x90;
+	if (s[0] == 0xf4)
+		high = 0x8f;
 	if (s[1] < low || s[1] > high)
 		return 0;
 	for (size_t i = 2; i < n; i++)

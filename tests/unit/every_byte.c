@@ -27,7 +27,8 @@ static const char *root;
 static int collect(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
 	(void)st; (void)ftw;
-	if (type == FTW_F && !strstr(path, "/index/") && nfiles < FILES_MAX) files[nfiles++] = strdup(path);
+	if (type == FTW_F && !strstr(path, "/index/") && nfiles < FILES_MAX)
+		files[nfiles++] = strdup(path);
 	return 0;
 }
 
@@ -75,7 +76,8 @@ static void read_step(struct store *s, const char *run, const struct store_list_
 	for (uint32_t i = 0; i < view_tree_count(tree); i++) {
 		const struct view_node *n = view_tree_node(tree, i);
 		struct view_file *f;
-		if (n->kind == VIEW_DIRECTORY) continue;
+		if (n->kind == VIEW_DIRECTORY)
+			continue;
 		char *bytes = malloc(n->size + 1);
 		int64_t got = view_file_open(tree, i, &f, NULL);
 		if (got == 0) {
@@ -107,10 +109,12 @@ static int read_all(struct content *c)
 		struct store_list *l;
 		if (store_list_open(s, runs[i], false, &l, NULL) < 0) { r = -1; break; }
 		content_add(c, runs[i], strlen(runs[i]), false);
-		for (size_t k = 0; k < store_list_count(l); k++) read_step(s, runs[i], store_list_at(l, k), cache, c);
+		for (size_t k = 0; k < store_list_count(l); k++)
+			read_step(s, runs[i], store_list_at(l, k), cache, c);
 		store_list_close(l);
 	}
-	if (r == 0) store_runs_free(runs, nruns);
+	if (r == 0)
+		store_runs_free(runs, nruns);
 	store_close(s);
 	load_cache_free(cache);
 	return r;
@@ -122,10 +126,12 @@ static bool same(const struct content *want, const struct content *now)
 	if (now->errors == 0)
 		return now->n == want->n && now->data.len == want->data.len &&
 			!memcmp(now->data.data, want->data.data, want->data.len);
-	if (now->n != want->n) return true;  /* a whole step or tree failed: said so */
+	if (now->n != want->n)
+		return true;  /* a whole step or tree failed: said so */
 	for (size_t i = 0; i < want->n; i++) {
 		size_t a = i ? want->ends[i - 1] : 0, b = i ? now->ends[i - 1] : 0;
-		if (now->failed[i]) continue;
+		if (now->failed[i])
+			continue;
 		if (want->ends[i] - a != now->ends[i] - b ||
 			memcmp(want->data.data + a, now->data.data + b, want->ends[i] - a))
 			return false;
@@ -140,7 +146,8 @@ static bool verify_finds(void)
 	struct store *s;
 	struct store_verify_options o = {.step = PROTO_NONE, .threads = 1, .damage = ignore_damage};
 	struct store_verify_result r = {0};
-	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0) return true;
+	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0)
+		return true;
 	int code = store_verify(s, &o, &r, NULL);
 	store_close(s);
 	return code < 0 || r.faults > 0;
@@ -150,7 +157,8 @@ static void quiet(enum base_log_level level, const char *text) { (void)level; (v
 
 int main(int argc, char **argv)
 {
-	if (argc != 4) return fprintf(stderr, "usage: every_byte STORE STRIDE FIRST\n"), 2;
+	if (argc != 4)
+		return fprintf(stderr, "usage: every_byte STORE STRIDE FIRST\n"), 2;
 	root = argv[1];
 	size_t stride = strtoul(argv[2], NULL, 10), at = strtoul(argv[3], NULL, 10), flips = 0, wrong = 0, unseen = 0,
 	       errors = 0;
@@ -161,7 +169,8 @@ int main(int argc, char **argv)
 		return fprintf(stderr, "the store is damaged to begin with\n"), 2;
 	for (size_t f = 0; f < nfiles; f++) {
 		FILE *file = fopen(files[f], "r+b");
-		if (!file) return perror(files[f]), 2;
+		if (!file)
+			return perror(files[f]), 2;
 		fseek(file, 0, SEEK_END);
 		size_t size = (size_t)ftell(file);
 		for (; at < size; at += stride, flips++) {

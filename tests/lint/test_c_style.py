@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mechanical part of HACKING.md's style for C. No clang-format does it: the best settings found for version 23 change 4.2 % of the lines,
+because the sources align comments by hand, put short fields on one line, and break long lines by meaning (with a limit of 120
+columns; without one clang-format joins such lines). test_text.py has tabs and blanks, test_shape.py the columns."""
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ["core", "proto", "index", "fs", "tools", "tests", "docs"]
+COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+NESTED = r"\((?:[^()\n]|\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\))*\)"
+
+RULES = {
+    "the brace of a function stands on a line of its own": r"^[A-Za-z_][^=;{}\n]*\) *\{ *$",     # or the whole function stands on one line
+    "the brace of a statement stands on its line": r"^\t+(?:if|for|while|switch|do|else)\b[^{};]*\n\t+\{ *$",
+    "else stands beside the brace before it": r"^\t+\} *\n\t+else\b",
+    "a keyword is followed by a blank": r"\b(?:if|for|while|switch|return)\(",
+    "a body stands on a line of its own": rf"^\t+(?:\}} )?(?:else )?(?:if|for|while) {NESTED} +[^{{\s\\][^\n]*;|^\t+(?:\}} )?else [^{{i\n][^\n]*;",
+    "the star of a pointer stands at its name": r"\b(?:char|void|int|bool|struct \w+)\* *\w",
+    "nothing stands between a statement and its semicolon": r"[^\s;(] +;",
+    "a comma is followed by a blank": r",[^\s\"'x]",
+}
+
+
+def sources():
+    """(path, text without comments and the content of strings)."""
+    def blank(found):
+        text = found[0]
+        return re.sub(r"[^\n]", " ", text) if text.startswith("/") else text[0] + "x" * (len(text) - 2) + text[-1]
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.[ch]")):
+            yield path, COMMENT_OR_STRING.sub(blank, path.read_text())
+
+
+SOURCES = list(sources())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule(rule):
+    wrong = [f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}: {found[0].strip()[:80]}"
+             for path, text in SOURCES for found in re.finditer(RULES[rule], text, re.M)]
+    assert not wrong, "\n".join(wrong)
