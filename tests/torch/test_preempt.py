@@ -85,8 +85,6 @@ torch.set_num_threads(1)
 weights, step = torch.zeros(1000), 0
 told = {who}
 with vckpt.on_sigterm() as stopping, vckpt.Saver(run, pin="no") as saver:
-    for _ in range(2 if rank in told else 0):
-        threading.Timer(0.3 + pick.random() / 2, os.kill, [os.getpid(), signal.SIGTERM]).start()
     stop = False
     while not stop:
         time.sleep(pick.random() / 50)
@@ -94,6 +92,8 @@ with vckpt.on_sigterm() as stopping, vckpt.Saver(run, pin="no") as saver:
         dist.all_reduce(shared)
         weights += shared
         step += 1
+        for _ in range(2 if step == 4 and rank in told else 0):
+            threading.Timer(0.3 + pick.random() / 2, os.kill, [os.getpid(), signal.SIGTERM]).start()
         stop = stopping(step)
         if stop or step % 5 == 0:
             saver.async_save({{"m": {{"w": weights}}}}, step=step).staged()
