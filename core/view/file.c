@@ -20,7 +20,7 @@
 
 #define SLOTS 64u
 #define SLOTS_BYTES (8u << 20)       /* of the objects kept, beyond the last used */
-#define CHUNK_BYTES (4u << 20)
+#define BUFFER_BYTES (4u << 20)
 
 struct place { uint64_t begin, end; uint32_t item; };          /* bytes of the data behind the head */
 struct slot { struct load_object *object; uint64_t used; uint32_t item; };
@@ -415,11 +415,11 @@ static int64_t file_read(struct view_file *f, struct load_cache *c, uint64_t off
 }
 
 /* ---- streaming ----
- * A ring of chunks: the caller hands chunk k to the sink and then gives its buffer to chunk k + nchunks, which the
- * pool reads meanwhile. Jobs run in the order in which they were given, so the chunk that is waited for is never
+ * A ring of buffers: the caller hands a full buffer to the sink and then lets the pool fill it with the bytes after
+ * those of the last buffer. Jobs run in the order in which they were given, so the buffer that is waited for is never
  * behind one that is not yet wanted. */
 
-struct chunk {
+struct buffer {
 	struct stream *stream;
 	uint64_t offset;
 	size_t len;
@@ -434,13 +434,13 @@ struct stream {
 	struct load_cache *c;
 	pthread_mutex_t lock;
 	pthread_cond_t read;
-	unsigned nchunks;
-	struct chunk *chunks;
+	unsigned nbuffers;
+	struct buffer *buffers;
 };
 
-static void read_chunk(void *arg, unsigned worker)
+static void fill_buffer(void *arg, unsigned worker)
 {
-	struct chunk *k = arg;
+	struct buffer *k = arg;
 	struct stream *s = k->stream;
 	(void)worker;
 	int64_t n = file_read(s->f, s->c, k->offset, k->len, k->bytes, &k->err);
@@ -451,17 +451,17 @@ static void read_chunk(void *arg, unsigned worker)
 	pthread_mutex_unlock(&s->lock);
 }
 
-/* Starts the chunk at *at; false at the end of the file. */
-static bool start_chunk(struct stream *s, struct base_pool *pool, struct chunk *k, uint64_t *at)
+/* Starts to fill a buffer from *at on; false at the end of the file. */
+static bool start_buffer(struct stream *s, struct base_pool *pool, struct buffer *k, uint64_t *at)
 {
 	k->offset = *at;
-	k->len = clip(s->f, *at, CHUNK_BYTES - *at % CHUNK_BYTES);
+	k->len = clip(s->f, *at, BUFFER_BYTES - *at % BUFFER_BYTES);
 	k->ready = false;
 	k->err = (struct base_error){0};
 	if (k->len == 0)
 		return false;
 	*at += k->len;
-	base_pool_run(pool, read_chunk, k);
+	base_pool_run(pool, fill_buffer, k);
 	return true;
 }
 
@@ -471,10 +471,10 @@ static int stream_ring(struct stream *s, struct base_pool *pool, uint64_t offset
 {
 	uint64_t at = offset;
 	int r = 0;
-	for (unsigned i = 0; i < s->nchunks; i++)
-		start_chunk(s, pool, &s->chunks[i], &at);
-	for (unsigned i = 0; r >= 0; i = (i + 1) % s->nchunks) {
-		struct chunk *k = &s->chunks[i];
+	for (unsigned i = 0; i < s->nbuffers; i++)
+		start_buffer(s, pool, &s->buffers[i], &at);
+	for (unsigned i = 0; r >= 0; i = (i + 1) % s->nbuffers) {
+		struct buffer *k = &s->buffers[i];
 		if (k->len == 0)
 			break;
 		pthread_mutex_lock(&s->lock);
@@ -485,7 +485,7 @@ static int stream_ring(struct stream *s, struct base_pool *pool, uint64_t offset
 			*err = k->err;
 		r = k->code < 0 ? k->code : sink(arg, k->bytes, k->len, err);
 		if (r >= 0)
-			start_chunk(s, pool, k, &at);
+			start_buffer(s, pool, k, &at);
 	}
 	base_pool_wait(pool);
 	return r < 0 ? r : 0;
@@ -495,11 +495,11 @@ static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offs
 	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
 	void *arg, struct base_error *err)
 {
-	base_cleanup_free void *bytes = malloc(base_min(CHUNK_BYTES, f->size - offset) + 1);
+	base_cleanup_free void *bytes = malloc(base_min(BUFFER_BYTES, f->size - offset) + 1);
 	if (!bytes)
 		return base_no_memory(err);
 	while (offset < f->size) {
-		int64_t n = file_read(f, c, offset, CHUNK_BYTES - offset % CHUNK_BYTES, bytes, err);
+		int64_t n = file_read(f, c, offset, BUFFER_BYTES - offset % BUFFER_BYTES, bytes, err);
 		int r = n < 0 ? (int)n : sink(arg, bytes, (size_t)n, err);
 		if (r < 0)
 			return r;
@@ -516,17 +516,17 @@ int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset,
 		threads = base_cpu_count();
 	if (offset >= f->size)
 		return 0;
-	if (threads == 1 || f->size - offset <= CHUNK_BYTES)
+	if (threads == 1 || f->size - offset <= BUFFER_BYTES)
 		return stream_alone(f, c, offset, sink, arg, err);
-	struct stream s = {.f = f, .c = c, .nchunks = threads + 2};
-	base_cleanup_free struct chunk *chunks = calloc(s.nchunks, sizeof *chunks);
-	base_cleanup_free uint8_t *bytes = malloc((size_t)s.nchunks * CHUNK_BYTES);
-	struct base_pool *pool = base_pool_new(threads, s.nchunks);
+	struct stream s = {.f = f, .c = c, .nbuffers = threads + 2};
+	base_cleanup_free struct buffer *buffers = calloc(s.nbuffers, sizeof *buffers);
+	base_cleanup_free uint8_t *bytes = malloc((size_t)s.nbuffers * BUFFER_BYTES);
+	struct base_pool *pool = base_pool_new(threads, s.nbuffers);
 	int r = -ENOMEM;
-	if (chunks && bytes && pool) {
-		s.chunks = chunks;
-		for (unsigned i = 0; i < s.nchunks; i++)
-			chunks[i] = (struct chunk){.stream = &s, .bytes = bytes + (size_t)i * CHUNK_BYTES};
+	if (buffers && bytes && pool) {
+		s.buffers = buffers;
+		for (unsigned i = 0; i < s.nbuffers; i++)
+			buffers[i] = (struct buffer){.stream = &s, .bytes = bytes + (size_t)i * BUFFER_BYTES};
 		pthread_mutex_init(&s.lock, NULL);
 		pthread_cond_init(&s.read, NULL);
 		r = stream_ring(&s, pool, offset, sink, arg, err);

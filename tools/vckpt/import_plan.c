@@ -379,13 +379,13 @@ static int compare_tensors(const void *a, const void *b)
 
 static int same_bytes(const struct import_tensor *a, const struct import_tensor *b, struct base_error *err)
 {
-	enum { CHUNK = 1 << 20 };
-	base_cleanup_free char *x = malloc(CHUNK), *y = malloc(CHUNK);
+	enum { READ_BYTES = 1 << 20 };
+	base_cleanup_free char *x = malloc(READ_BYTES), *y = malloc(READ_BYTES);
 	bool same = a->dtype == b->dtype && tensor_shape_equal(&a->shape, &b->shape);
 	if (!x || !y)
 		return base_no_memory(err);
-	for (uint64_t at = 0; same && at < a->bytes; at += CHUNK) {
-		size_t n = base_min(CHUNK, a->bytes - at);
+	for (uint64_t at = 0; same && at < a->bytes; at += READ_BYTES) {
+		size_t n = base_min(READ_BYTES, a->bytes - at);
 
 		if (import_file_read(a->file, a->offset + at, x, n, err) < 0 ||
 			import_file_read(b->file, b->offset + at, y, n, err) < 0)
