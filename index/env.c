@@ -4,21 +4,19 @@
  *
  * How LMDB is used, and why:
  * - No MDB_WRITEMAP: a full disk would be SIGBUS, and a stray write of the process would reach the file.
+ * - MDB_NOLOCK: a sealed file never changes, and a file that is being made has one thread. So there is no lock file, no
+ *   slot of a dead reader and no map that another process has grown.
+ * - MDB_NOSYNC: what is not sealed counts for nothing; the seal is made durable with all before it.
  * - MDB_NOTLS: reader slots belong to transactions, not to threads that come and go.
- * - Full sync: an update is one transaction or a few, MDB_NOSYNC may break the tree on power loss, and then all is to
- * do again.
- * - The map is reserved larger than the bound (address space only), so that it practically never has to be resized.
- * - The directory is locked (flock) while an environment is opened or deleted: LMDB opens two files one after another,
- * and two processes
- *   that hold different lock files for one data file destroy it. */
+ * - The map is reserved larger than the bound (address space only). */
 #include "index/index_internal.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <time.h>
+
+#define LOCK_TRIES 6000 /* of 10 ms */
 
 static const char *const table_names[INDEX_TABLES] = {"meta", "commits", "numbers", "packs", "places", "shadows"};
 
@@ -40,18 +38,17 @@ int index_error(int rc)
 	return rc > 0 ? -rc : -EIO;
 }
 
-int index_env_open(const char *dir, unsigned flags, uint64_t map_bytes, MDB_env **ret_env)
+int index_env_open(struct index *i)
 {
-	*ret_env = NULL;
-	int rc = mdb_env_create(ret_env);
+	bool reads = i->flags & INDEX_READ_ONLY;
+	int rc = mdb_env_create(&i->env);
 	if (rc == 0)
-		rc = mdb_env_set_maxdbs(*ret_env, INDEX_TABLES);
+		rc = mdb_env_set_maxdbs(i->env, INDEX_TABLES);
 	if (rc == 0)
-		rc = mdb_env_set_maxreaders(*ret_env, INDEX_READERS);
-	if (rc == 0 && map_bytes != 0)
-		rc = mdb_env_set_mapsize(*ret_env, map_bytes);
+		rc = mdb_env_set_mapsize(i->env, i->max_bytes * 2 + (UINT64_C(64) << 20));
 	if (rc == 0)
-		rc = mdb_env_open(*ret_env, dir, flags | MDB_NOTLS, 0644);
+		rc = mdb_env_open(i->env, i->path,
+			MDB_NOSUBDIR | MDB_NOLOCK | MDB_NOTLS | (reads ? MDB_RDONLY : MDB_NOSYNC), 0644);
 	return rc;
 }
 
@@ -82,83 +79,29 @@ static bool network_filesystem(int fd)
 	return false;
 }
 
-static int regular_or_missing(int dir_fd, const char *name)
-{
-	struct stat st;
-	if (fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-		return errno == ENOENT ? 0 : -errno;
-	return S_ISREG(st.st_mode) ? 0 : -BASE_EDAMAGED; /* a link would lead LMDB's writes elsewhere */
-}
-
-int index_dir_lock(const char *dir, int *ret_fd)
+int index_dir_open(const char *dir, bool lock, int *ret_fd)
 {
 	base_cleanup_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	if (network_filesystem(fd))
 		return -EOPNOTSUPP;
-	for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
+	for (int tries = 0; lock && flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
 		if (errno != EWOULDBLOCK && errno != EINTR)
 			return -errno;
-		if (tries == 500)
+		if (tries == LOCK_TRIES)
 			return -EBUSY;
 		nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
 	}
-	int rc = regular_or_missing(fd, "data.mdb");
-	if (rc == 0)
-		rc = regular_or_missing(fd, "lock.mdb");
-	if (rc == 0)
-		*ret_fd = base_steal_fd(&fd);
-	return rc;
+	*ret_fd = base_steal_fd(&fd);
+	return 0;
 }
 
-void index_delete(const char *dir)
-{
-	base_cleanup_close int fd = -1, lock = -1;
-	(void)index_dir_lock(dir, &lock); /* best effort: on a link or a strange file the names go all the same */
-	fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0)
-		return;
-	unlinkat(fd, "data.mdb", 0);
-	unlinkat(fd, "lock.mdb", 0);
-}
-
-/* Takes the map as another process has grown it. */
-static int adopt_map(struct index *i)
-{
-	pthread_rwlock_wrlock(&i->resize);
-	int rc = mdb_env_set_mapsize(i->env, 0);
-	pthread_rwlock_unlock(&i->resize);
-	return rc;
-}
-
-int index_begin(struct index *i, unsigned flags, MDB_txn **ret_txn)
-{
-	for (int tries = 0;; tries++) {
-		pthread_rwlock_rdlock(&i->resize);
-		int rc = mdb_txn_begin(i->env, NULL, flags, ret_txn);
-		if (rc == 0)
-			return 0;
-		pthread_rwlock_unlock(&i->resize);
-		int dead = 0;
-		if (tries == 3 || (rc != MDB_MAP_RESIZED && rc != MDB_READERS_FULL))
-			return rc;
-		if (rc == MDB_MAP_RESIZED)
-			rc = adopt_map(i);
-		else
-			rc = mdb_reader_check(i->env, &dead);
-		if (rc != 0)
-			return rc;
-	}
-}
-
-int index_end(struct index *i, MDB_txn *txn, int rc)
+int index_end(MDB_txn *txn, int rc)
 {
 	if (rc == 0)
-		rc = mdb_txn_commit(txn);
-	else
-		mdb_txn_abort(txn);
-	pthread_rwlock_unlock(&i->resize);
+		return mdb_txn_commit(txn);
+	mdb_txn_abort(txn);
 	return rc;
 }
 

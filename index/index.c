@@ -1,65 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * index: opening, and the questions that readers ask. Every answer is copied out inside its transaction: LMDB's
- * pointers end with it.
- *
- * A process has each directory open once at most (LMDB's locks belong to the process: closing a second environment
- * would let go of the first one's): a small process-wide table, protected by `open_lock`, refuses the second with
- * -EBUSY. */
+ * index: opening, publishing, and the questions that readers ask. Every answer is copied out inside its transaction:
+ * LMDB's pointers end with it. */
 #include "index/index_internal.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
-
-struct index_open_dir { struct index_open_dir *next; dev_t dev; ino_t ino; };
-static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct index_open_dir *open_dirs; /* protected by open_lock */
-
-static int dir_register(int fd, struct index_open_dir **ret_dir)
-{
-	struct stat st;
-	if (fstat(fd, &st) < 0)
-		return -errno;
-	struct index_open_dir *d = malloc(sizeof *d);
-	if (!d)
-		return -ENOMEM;
-	*d = (struct index_open_dir){NULL, st.st_dev, st.st_ino};
-	pthread_mutex_lock(&open_lock);
-	for (const struct index_open_dir *o = open_dirs; o; o = o->next) {
-		if (o->dev != d->dev || o->ino != d->ino)
-			continue;
-		pthread_mutex_unlock(&open_lock);
-		free(d);
-		return -BASE_EBUSY;
-	}
-	d->next = open_dirs;
-	open_dirs = d;
-	pthread_mutex_unlock(&open_lock);
-	*ret_dir = d;
-	return 0;
-}
-
-static void dir_unregister(struct index_open_dir *d)
-{
-	if (!d)
-		return;
-	pthread_mutex_lock(&open_lock);
-	for (struct index_open_dir **o = &open_dirs; *o; o = &(*o)->next) {
-		if (*o == d) {
-			*o = d->next;
-			break;
-		}
-	}
-	pthread_mutex_unlock(&open_lock);
-	free(d);
-}
 
 /* Opens the tables, and writes the identity into an index that is new. All tables in one transaction, never closed. */
 static int tables(struct index *i, const uint8_t store_id[16])
 {
 	bool writes = !(i->flags & INDEX_READ_ONLY);
 	MDB_txn *txn;
-	int rc = index_begin(i, writes ? 0 : MDB_RDONLY, &txn);
+	int rc = mdb_txn_begin(i->env, NULL, writes ? 0 : MDB_RDONLY, &txn);
 	if (rc != 0)
 		return rc;
 	rc = index_tables_open(txn, writes, i->dbi);
@@ -77,51 +31,92 @@ static int tables(struct index *i, const uint8_t store_id[16])
 	}
 	if (rc == 0 && !index_meta_ok(txn, i->dbi, store_id))
 		rc = MDB_INCOMPATIBLE;
-	return index_end(i, txn, rc);
+	return index_end(txn, rc);
 }
 
-static int open_locked(struct index *i, int fd, const char *dir, const uint8_t store_id[16])
+/* Neither follows a link nor waits for a pipe. */
+static int file_open(const struct index *i)
 {
-	int r = dir_register(fd, &i->dir);
+	int fd = openat(i->dir, INDEX_FILE, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	return fd >= 0 ? fd : errno == ELOOP ? -BASE_EDAMAGED : -errno;
+}
+
+/* The file that a writer works on: a copy of the index, or an empty one. */
+static int new_file(struct index *i)
+{
+	base_cleanup_close int from = i->flags & INDEX_ANEW ? -ENOENT : file_open(i), to = -1;
+	if (from < 0 && from != -ENOENT)
+		return from;
+	if (unlinkat(i->dir, INDEX_NEW_FILE, 0) < 0 && errno != ENOENT) /* of a writer that died */
+		return -errno;
+	to = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	if (to < 0)
+		return -errno;
+	return from >= 0 ? index_copy(from, to) : 0;
+}
+
+static int sealed_file(const struct index *i)
+{
+	base_cleanup_close int fd = file_open(i);
+	return fd < 0 ? fd : index_copy(fd, -1);
+}
+
+static int open_in(struct index *i, const char *dir, const uint8_t store_id[16])
+{
+	bool writes = !(i->flags & INDEX_READ_ONLY);
+	int r = index_dir_open(dir, writes, &i->dir);
+	if (r == 0)
+		r = snprintf(i->path, sizeof i->path, "%s/%s", dir, writes ? INDEX_NEW_FILE : INDEX_FILE) <
+				(int)sizeof i->path ? 0 : -ENAMETOOLONG;
+	if (r == 0)
+		r = writes ? new_file(i) : sealed_file(i);
 	if (r < 0)
 		return r;
-	uint64_t map = i->max_bytes * 2 + (UINT64_C(64) << 20);
-	int rc = index_env_open(dir, i->flags & INDEX_READ_ONLY ? MDB_RDONLY : 0, map, &i->env);
-	int dead = 0;
-	if (rc == 0)
-		rc = mdb_reader_check(i->env, &dead);
-	if (rc == 0)
-		rc = tables(i, store_id);
-	/* A reader that comes before the tables are made: there is no index yet. */
-	return index_error(rc);
+	int rc = index_env_open(i);
+	return index_error(rc == 0 ? tables(i, store_id) : rc);
 }
 
 int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
 	struct base_error *err)
 {
-	base_cleanup_close int fd = -1;
 	if (max_bytes == 0 || max_bytes > UINT64_C(1) << 40)
 		max_bytes = INDEX_MAX_BYTES;
 	if (!(flags & INDEX_READ_ONLY) && mkdir(dir, 0755) < 0 && errno != EEXIST)
 		return base_error_set(err, -errno, "the index %s cannot be made: %s", dir, base_error_name(-errno));
-	int r = index_dir_lock(dir, &fd);
+	struct index *i = calloc(1, sizeof *i);
+	if (!i)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	i->max_bytes = max_bytes;
+	i->flags = flags;
+	i->dir = -1;
+	int r = open_in(i, dir, store_id);
+	if (r < 0)
+		index_close(i);
 	if (r == -EOPNOTSUPP)
 		return base_error_set(err, r, "%s lies on a network filesystem: no index there", dir);
 	if (r < 0)
 		return base_error_set(err, r, "the index %s cannot be opened: %s", dir, base_error_name(r));
-	struct index *i = calloc(1, sizeof *i);
-	if (!i)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	pthread_rwlock_init(&i->resize, NULL);
-	i->max_bytes = max_bytes;
-	i->flags = flags;
-	r = open_locked(i, fd, dir, store_id);
-	if (r < 0) {
-		index_close(i);
-		return base_error_set(err, r, "the index %s cannot be opened: %s", dir, base_error_name(r));
-	}
 	*ret_i = i;
 	return 0;
+}
+
+int index_publish(struct index *i)
+{
+	base_cleanup_close int fd = -1;
+	if (i->flags & INDEX_READ_ONLY)
+		return -EROFS;
+	mdb_env_close(i->env);
+	i->env = NULL;
+	fd = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	int r = fd < 0 ? -errno : index_seal(fd);
+	if (r == 0 && renameat(i->dir, INDEX_NEW_FILE, i->dir, INDEX_FILE) < 0)
+		r = -errno;
+	if (r < 0)
+		return r;
+	/* An index of before seals had these names. Its writers change it where it stands: never the same file. */
+	unlinkat(i->dir, "data.mdb", 0);
+	unlinkat(i->dir, "lock.mdb", 0);
+	return fsync(i->dir) < 0 ? -errno : 0;
 }
 
 void index_close(struct index *i)
@@ -130,8 +125,10 @@ void index_close(struct index *i)
 		return;
 	if (i->env)
 		mdb_env_close(i->env);
-	dir_unregister(i->dir);
-	pthread_rwlock_destroy(&i->resize);
+	if (i->dir >= 0 && !(i->flags & INDEX_READ_ONLY))
+		unlinkat(i->dir, INDEX_NEW_FILE, 0); /* still locked: nobody else's */
+	if (i->dir >= 0)
+		close(i->dir);
 	free(i);
 }
 
@@ -172,7 +169,7 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 	struct index_place p = {.digest = *digest};
 	struct index_body b;
 	MDB_txn *txn;
-	if (index_begin(i, MDB_RDONLY, &txn) != 0)
+	if (mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn) != 0)
 		return -ENOENT;
 	int rc = index_get(txn, i->dbi, INDEX_PLACES, digest->bytes, sizeof digest->bytes, &b);
 	if (rc == 0 && b.len != INDEX_PLACE_BODY_BYTES)
@@ -189,7 +186,6 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 	if (rc == 0)
 		rc = find_pack(i, txn, base_get64(b.bytes), base_get32(b.bytes + 40), &p);
 	mdb_txn_abort(txn);
-	pthread_rwlock_unlock(&i->resize);
 	if (rc != 0)
 		return -ENOENT; /* whatever the reason: parts answer */
 	*ret_place = p;
@@ -200,10 +196,10 @@ bool index_has_commit(struct index *i, const struct base_digest *manifest)
 {
 	struct index_body b;
 	MDB_txn *txn;
-	if (index_begin(i, MDB_RDONLY, &txn) != 0)
+	if (mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn) != 0)
 		return false;
 	int rc = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, sizeof manifest->bytes, &b);
-	index_end(i, txn, MDB_NOTFOUND);
+	mdb_txn_abort(txn);
 	return rc == 0 && b.len == 9 && b.bytes[8] != INDEX_INCOMPLETE;
 }
 
@@ -211,7 +207,7 @@ int index_stat(struct index *i, struct index_stats *ret_s)
 {
 	MDB_stat numbers, places;
 	MDB_txn *txn;
-	int rc = index_begin(i, MDB_RDONLY, &txn);
+	int rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
 	if (rc != 0)
 		return index_error(rc);
 	rc = mdb_stat(txn, i->dbi[INDEX_NUMBERS], &numbers);
@@ -220,7 +216,6 @@ int index_stat(struct index *i, struct index_stats *ret_s)
 	if (rc == 0)
 		*ret_s = (struct index_stats){numbers.ms_entries, places.ms_entries, index_used_bytes(txn, i->dbi)};
 	mdb_txn_abort(txn);
-	pthread_rwlock_unlock(&i->resize);
 	return index_error(rc);
 }
 
@@ -228,7 +223,7 @@ int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_dig
 {
 	MDB_cursor *c;
 	MDB_txn *txn;
-	int r = 0, rc = index_begin(i, MDB_RDONLY, &txn);
+	int r = 0, rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
 	if (rc != 0)
 		return index_error(rc);
 	rc = mdb_cursor_open(txn, i->dbi[INDEX_COMMITS], &c);
@@ -245,6 +240,5 @@ int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_dig
 		mdb_cursor_close(c);
 	}
 	mdb_txn_abort(txn);
-	pthread_rwlock_unlock(&i->resize);
 	return r != 0 ? r : rc == MDB_NOTFOUND || rc == 0 ? 0 : index_error(rc);
 }

@@ -4,11 +4,12 @@
  *
  * Tables: `commits` (manifest digest -> run, entry, bytes, when last used), `places` (piece or blob digest -> where a
  * live commit keeps it). Every value repeats its key and carries an XXH3-64 of itself; a miss or a mismatch is "not
- * found". Some damage makes LMDB end the process (an assertion, SIGBUS). So a child process walks the file before this
- * one opens it (index_check), and a process of its own writes it (`vckpt index`), whose death costs only the index. No
- * read transaction outlives one call. Bounded: whole commits are evicted, the longest unused first. Not on network
- * filesystems (statfs magic): then no index (-EOPNOTSUPP). Any thread. One environment a process and directory (a
- * second one: -EBUSY). Not across fork. */
+ * found". Damage can make LMDB end the process (an assertion, SIGBUS). So the file has a seal, a check of all its
+ * bytes, which index_open looks at first. A sealed file never changes: a writer makes a new one from it, and
+ * index_publish puts that in its place. A reader keeps the file that it opened. A process of its own writes (`vckpt
+ * index`), whose death costs only what it would have added. Bounded: whole commits are evicted, the longest unused
+ * first. Not on network filesystems (statfs magic): then no index (-EOPNOTSUPP). Readers: any thread. A writer: one
+ * thread; one a directory, others wait. Not across fork. */
 #ifndef INDEX_INDEX_H
 #define INDEX_INDEX_H
 
@@ -29,17 +30,19 @@ struct index_place {
 	char run[129]; uint64_t entry; struct base_digest manifest;
 };
 
-enum index_flag { INDEX_READ_ONLY = 1 << 0 };
+enum index_flag {
+	INDEX_READ_ONLY = 1 << 0,
+	INDEX_ANEW = 1 << 1,            /* a writer starts from nothing, whatever stands there */
+};
 struct index;
-/* Walks every page, key and value in a child process (bounded in time by `timeout_ms`). 0: sound (or there is none yet:
- * -ENOENT); -BASE_EDAMAGED: it died, hung or found damage. Call before index_open, while the process has one thread or
- * does not mind fork. */
-int index_check(const char *dir, const uint8_t store_id[16], unsigned timeout_ms);
-/* another store's index: -BASE_EDAMAGED */
+/* Reads the whole file once (a writer copies it). -ENOENT: a reader finds no index. -BASE_EDAMAGED: the file is
+ * damaged, or is another store's index. -EBUSY: another writer has been at work for a minute. */
 int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
 	struct base_error *err);
-void index_close(struct index *i);  /* NULL-safe */
-void index_delete(const char *dir); /* removes its files, nothing else */
+/* Seals what a writer made and puts it in the place of the old index, durably. Afterwards only index_close. On an error
+ * the old index stands as it was. */
+int index_publish(struct index *i);
+void index_close(struct index *i);  /* NULL-safe. What was not published is gone. */
 
 /* Both answer "no" if anything goes wrong; parts answer then. */
 int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */

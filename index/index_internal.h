@@ -20,7 +20,6 @@
 #define INDEX_INDEX_INTERNAL_H
 
 #include <lmdb.h>
-#include <pthread.h>
 #include <sys/types.h>
 
 #include "core/base/cleanup.h"
@@ -28,7 +27,6 @@
 #include "index/index.h"
 
 #define INDEX_VERSION 1u
-#define INDEX_READERS 1024u
 #define INDEX_RUN_MAX 128u
 #define INDEX_PACK_MAX 127u
 #define INDEX_KEY_MAX 32u
@@ -42,34 +40,36 @@ enum index_table { INDEX_META, INDEX_COMMITS, INDEX_NUMBERS, INDEX_PACKS, INDEX_
  * added again. */
 enum { INDEX_HELD = 0, INDEX_EVICTED = 1, INDEX_INCOMPLETE = 2 };
 
+/* Of the directory. A sealed index, and the one that a writer is making. */
+#define INDEX_FILE "index.mdb"
+#define INDEX_NEW_FILE "index.mdb.new"
+
 struct index {
 	MDB_env *env;
 	MDB_dbi dbi[INDEX_TABLES];
-	/* Held shared by every transaction, exclusively while the map is resized: LMDB forbids that under a
-	 * transaction. */
-	pthread_rwlock_t resize;
 	uint64_t max_bytes;
 	unsigned flags;
-	struct index_open_dir *dir; /* in the process-wide table of open directories */
+	int dir;                    /* a writer's: locked until it is closed */
+	char path[4096];            /* of the file that LMDB has open */
 };
 
 struct index_body { uint8_t bytes[INDEX_BODY_MAX]; size_t len; };
 
 int index_error(int rc); /* LMDB's codes and errno -> negative errno */
 
-/* A fresh environment; 0 or LMDB's code. The caller closes *ret_env, also after a failure where it is not NULL. */
-int index_env_open(const char *dir, unsigned flags, uint64_t map_bytes, MDB_env **ret_env);
+/* The environment of the file i->path; 0 or LMDB's code. i->env is closed by the caller, also after a failure. */
+int index_env_open(struct index *i);
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
-/* Is `dir` one that an index may lie in: a directory, no link, on a local filesystem, its files regular. Takes a lock
- * of the directory that opening and deleting share (close *ret_fd to let it go); -EBUSY when somebody keeps it for
- * long. */
-int index_dir_lock(const char *dir, int *ret_fd);
+/* Opens a directory that an index may lie in: no link, on a local filesystem. `lock`: as its only writer; -EBUSY when
+ * another one keeps it for long. */
+int index_dir_open(const char *dir, bool lock, int *ret_fd);
+/* Commits when rc is 0 and aborts else; returns rc or the error of the commit. */
+int index_end(MDB_txn *txn, int rc);
 
-/* Transactions that cope with a map that another process has grown and with slots that dead readers keep. End with
- * index_end. */
-int index_begin(struct index *i, unsigned flags, MDB_txn **ret_txn);
-/* commits when rc is 0 and aborts else; returns rc or the error of the commit */
-int index_end(struct index *i, MDB_txn *txn, int rc);
+/* Reads all of a sealed file. -BASE_EDAMAGED: its seal does not fit. LMDB's bytes are copied to `to` where that is not
+ * -1. */
+int index_copy(int fd, int to);
+int index_seal(int fd); /* appends the seal, durably */
 
 /* The envelope. A value that is not right is MDB_NOTFOUND to index_get. */
 int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len,
@@ -84,9 +84,5 @@ bool index_meta_ok(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], const uint8_t 
 static inline void index_be64(uint8_t *p, uint64_t v) { v = htobe64(v); memcpy(p, &v, 8); }
 static inline uint64_t index_get_be64(const void *p) { uint64_t v; memcpy(&v, p, 8); return be64toh(v); }
 uint64_t index_used_bytes(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES]); /* of pages that the tables hold */
-
-/* check.c's second look: every page that the snapshot `txnid` reaches, read through `fd` (pages.c). 0 or
- * -BASE_EDAMAGED, -ENOMEM. */
-int index_pages_check(int fd, uint64_t txnid);
 
 #endif

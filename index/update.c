@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * update: adding, removing and evicting commits. Called by a process of its own, so that a crash inside LMDB costs only
- * the index.
+ * update: adding, removing and evicting commits.
  *
  * A commit gets the next number; its places are put under that number, also those that an older commit had (`shadows`
  * remembers that); its row in `numbers` comes last and makes them count. More places than a batch go in several
- * transactions (LMDB of this age loses pages when a transaction spills): what a crash leaves has a number without a
+ * transactions (LMDB of this age loses pages when a transaction spills): what a failure leaves has a number without a
  * row, is never found and is swept later.
  *
  * Eviction: places are counted at INDEX_PLACE_BYTES each (not by pages: keys are digests, deleting some of them leaves
@@ -125,12 +124,12 @@ static int find_dead(struct index *i, const struct numbers *live, uint64_t keep,
 {
 	MDB_txn *txn;
 	MDB_cursor *c;
-	int rc = index_begin(i, MDB_RDONLY, &txn);
+	int rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
 	if (rc != 0)
 		return rc;
 	rc = mdb_cursor_open(txn, i->dbi[INDEX_PLACES], &c);
 	if (rc != 0)
-		return index_end(i, txn, rc);
+		return index_end(txn, rc);
 	MDB_val k = {sizeof d->next, d->next}, v;
 	struct index_body b;
 	d->n = 0;
@@ -153,7 +152,6 @@ static int find_dead(struct index *i, const struct numbers *live, uint64_t keep,
 	}
 	mdb_cursor_close(c);
 	mdb_txn_abort(txn);
-	pthread_rwlock_unlock(&i->resize);
 	return rc == MDB_NOTFOUND ? 0 : rc;
 }
 
@@ -165,11 +163,11 @@ static int sweep(struct index *i, const struct numbers *live, uint64_t keep)
 	while (rc == 0 && d.more) {
 		rc = find_dead(i, live, keep, &d);
 		MDB_txn *txn;
-		if (rc != 0 || d.n == 0 || (rc = index_begin(i, 0, &txn)) != 0)
+		if (rc != 0 || d.n == 0 || (rc = mdb_txn_begin(i->env, NULL, 0, &txn)) != 0)
 			break;
 		for (size_t n = 0; rc == 0 && n < d.n; n++)
 			rc = delete_key(txn, i->dbi[INDEX_PLACES], d.keys[n], BASE_DIGEST_BYTES);
-		rc = index_end(i, txn, rc);
+		rc = index_end(txn, rc);
 	}
 	free(d.keys);
 	return rc;
@@ -183,12 +181,12 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 	struct numbers out = {0};
 	MDB_txn *txn;
 	MDB_cursor *c;
-	int rc = index_begin(i, 0, &txn);
+	int rc = mdb_txn_begin(i->env, NULL, 0, &txn);
 	if (rc != 0)
 		return rc;
 	rc = mdb_cursor_open(txn, i->dbi[INDEX_NUMBERS], &c);
 	if (rc != 0)
-		return index_end(i, txn, rc);
+		return index_end(txn, rc);
 	MDB_val k, v;
 	struct index_body b;
 	uint64_t freed = 0;
@@ -222,24 +220,24 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 		if (rc == 0)
 			rc = drop_number(i, txn, out.all[n]);
 	}
-	return index_end(i, txn, rc);
+	return index_end(txn, rc);
 }
 
 static int clear_places(struct index *i)
 {
 	MDB_txn *txn;
-	int rc = index_begin(i, 0, &txn);
+	int rc = mdb_txn_begin(i->env, NULL, 0, &txn);
 	if (rc != 0)
 		return rc;
 	rc = mdb_drop(txn, i->dbi[INDEX_PLACES], 0);
-	return index_end(i, txn, rc);
+	return index_end(txn, rc);
 }
 
 /* What counts against the bound. */
 static int used_bytes(struct index *i, uint64_t *ret_bytes)
 {
 	MDB_txn *txn;
-	int rc = index_begin(i, MDB_RDONLY, &txn);
+	int rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
 	if (rc != 0)
 		return rc;
 	MDB_stat places;
@@ -250,7 +248,6 @@ static int used_bytes(struct index *i, uint64_t *ret_bytes)
 			places.ms_entries * INDEX_PLACE_BYTES;
 	}
 	mdb_txn_abort(txn);
-	pthread_rwlock_unlock(&i->resize);
 	return rc;
 }
 
@@ -325,7 +322,7 @@ static int add_begin(struct adding *a)
 	struct index_body b;
 	MDB_txn *txn;
 	uint8_t next[8], key[12];
-	int rc = index_begin(a->i, 0, &txn);
+	int rc = mdb_txn_begin(a->i->env, NULL, 0, &txn);
 	if (rc != 0)
 		return rc;
 	rc = index_get(txn, a->i->dbi, INDEX_META, "next", 4, &b);
@@ -344,7 +341,7 @@ static int add_begin(struct adding *a)
 		memcpy(key + 8, &be, 4);
 		rc = index_put(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, a->packs[n], strlen(a->packs[n]));
 	}
-	return index_end(a->i, txn, rc);
+	return index_end(txn, rc);
 }
 
 static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p)
@@ -372,12 +369,12 @@ static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p
 static int add_batch(struct adding *a, uint64_t first, uint64_t end)
 {
 	MDB_txn *txn;
-	int rc = index_begin(a->i, 0, &txn);
+	int rc = mdb_txn_begin(a->i->env, NULL, 0, &txn);
 	if (rc != 0)
 		return rc;
 	for (uint64_t n = first; rc == 0 && n < end; n++)
 		rc = add_place(a, txn, a->sorted[n]);
-	return index_end(a->i, txn, rc);
+	return index_end(txn, rc);
 }
 
 /* The rows that make the commit count. `held`: false when it is too large for the index, and only known. */
@@ -386,7 +383,7 @@ static int add_end(struct adding *a, bool held)
 	uint8_t key[16], body[INDEX_BODY_MAX];
 	size_t run_len = strlen(a->run);
 	MDB_txn *txn;
-	int rc = index_begin(a->i, 0, &txn);
+	int rc = mdb_txn_begin(a->i->env, NULL, 0, &txn);
 	if (rc != 0)
 		return rc;
 	base_put64(body, a->number);
@@ -403,7 +400,7 @@ static int add_end(struct adding *a, bool held)
 		index_be64(key + 8, a->shadows.all[n]);
 		rc = index_put(txn, a->i->dbi, INDEX_SHADOWS, key, 16, NULL, 0);
 	}
-	return index_end(a->i, txn, rc);
+	return index_end(txn, rc);
 }
 
 static int add_all(struct adding *a)
@@ -464,7 +461,7 @@ int index_remove_commit(struct index *i, const struct base_digest *manifest)
 	MDB_txn *txn;
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
-	int rc = index_begin(i, 0, &txn);
+	int rc = mdb_txn_begin(i->env, NULL, 0, &txn);
 	if (rc != 0)
 		return index_error(rc);
 	rc = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, 32, &b);
@@ -481,5 +478,5 @@ int index_remove_commit(struct index *i, const struct base_digest *manifest)
 		rc = drop_number(i, txn, number);
 	if (rc == 0)
 		rc = delete_key(txn, i->dbi[INDEX_COMMITS], manifest->bytes, 32);
-	return index_error(index_end(i, txn, rc));
+	return index_error(index_end(txn, rc));
 }

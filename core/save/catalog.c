@@ -18,7 +18,6 @@
 #include "core/step/open.h"
 #include "core/step/part.h"
 
-#define CATALOG_CHECK_MS 60000u
 #define CATALOG_PLACE_BYTES 160u                 /* of the index, for one place: an estimate on the high side */
 
 struct catalog_commit {
@@ -290,16 +289,10 @@ static int catalog_open(const struct store *s, bool rebuild, struct index **ret_
 
 	if (rc < 0)
 		return base_error_set(err, rc, "there is no place for an index of %s", s->path);
-	if (!rebuild)
-		rebuild = index_check(dir, s->info.id, CATALOG_CHECK_MS) == -BASE_EDAMAGED;
-	if (rebuild)
-		index_delete(dir);
 	catalog_make_parents(dir);
-	rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, 0, ret_i, err);
-	if (rc == -BASE_EDAMAGED && !rebuild) {
-		index_delete(dir);
-		rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, 0, ret_i, err);
-	}
+	rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, rebuild ? INDEX_ANEW : 0, ret_i, err);
+	if (rc == -BASE_EDAMAGED)
+		rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, INDEX_ANEW, ret_i, err);
 	return rc;
 }
 
@@ -338,6 +331,8 @@ int save_index_update(struct store *s, bool rebuild, struct index_stats *ret_sta
 		rc = catalog_fill(s, index, &commits, err);
 	if (rc == 0 && ret_stats)
 		rc = index_stat(index, ret_stats);
+	if (rc == 0 && (rc = index_publish(index)) < 0)
+		base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc));
 	free(commits.all);
 	index_close(index);
 	return rc;

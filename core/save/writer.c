@@ -13,7 +13,6 @@
 #include "core/save/catalog.h"
 #include "core/save/save_internal.h"
 
-#define WRITER_INDEX_CHECK_MS 20000u
 #define WRITER_PROGRESS_NS UINT64_C(50000000)
 #define WRITER_HEADERS_MAX_BYTES (UINT64_C(1) << 30)
 
@@ -110,8 +109,6 @@ static void writer_open_index(struct save_writer *w)
 	if (w->options.no_index)
 		return;
 	rc = save_index_dir(w->store, dir);
-	if (rc == 0)
-		rc = index_check(dir, w->store->info.id, WRITER_INDEX_CHECK_MS);
 	if (rc == 0)
 		rc = index_open(dir, w->store->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, &w->index, &why);
 	if (rc < 0) {

@@ -53,8 +53,7 @@ struct save_result {
 };
 
 struct save_writer;
-/* Checks the run's name, attributes, and (cheaply) that the step can be taken. Nothing is written yet. Forks a child
- * to check the index: call before the process has threads of its own. */
+/* Checks the run's name, attributes, and (cheaply) that the step can be taken. Nothing is written yet. */
 int save_writer_open(struct store *s, const struct save_options *o, struct save_writer **ret_w, struct base_error *err);
 /* Declares; names and shapes are checked now, bytes are read in commit. Names are copied, the source must live until
  * close. */

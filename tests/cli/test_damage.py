@@ -140,7 +140,7 @@ def test_damage_names_pack_tensor_and_every_step(vckpt, damaged):
 @pytest.mark.parametrize("how", ["deleted", "truncated", "random", "other", "empty", "directory"])
 def test_a_bad_index_is_rebuilt(vckpt, damaged, made, tmp_path, how):
     store, want = damaged
-    data = store / "index" / "data.mdb"
+    data = store / "index" / "index.mdb"
     assert data.exists()
     if how == "deleted":
         shutil.rmtree(store / "index")
@@ -158,7 +158,7 @@ def test_a_bad_index_is_rebuilt(vckpt, damaged, made, tmp_path, how):
         vckpt("init", other)
         vckpt("export", made[0], "a/0", tmp_path / "src")
         vckpt("import", other, "a", tmp_path / "src")
-        data.write_bytes((other / "index" / "data.mdb").read_bytes())
+        data.write_bytes((other / "index" / "index.mdb").read_bytes())
     vckpt("export", store, "a/1", tmp_path / "again")
     vckpt("import", store, "c", tmp_path / "again")
     if how != "directory":

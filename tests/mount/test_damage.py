@@ -134,7 +134,7 @@ def test_the_index_does_not_matter(program, small, how):
         shutil.rmtree(index)
     if how != "gone":
         index.mkdir()
-        for name in ("data.mdb", "lock.mdb"):
+        for name in ("index.mdb", "index.mdb.new"):
             (index / name).write_bytes(b"" if how == "empty" else os.urandom(65536))
     try:
         assert look(program, folder, truth, f"index {how}") == "whole"

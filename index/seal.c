@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * seal: the guard against a damaged file. LMDB trusts every page: damage makes it end the process or loop for ever. So
+ * a finished index ends with a seal over all of its bytes, and nobody hands a file to LMDB whose seal was not checked.
+ * A sealed file never changes: a writer works on a copy (index_copy checks the seal on the way), seals it and puts it
+ * in the place of the old one in one moment. Readers go on with the file that they have. A writer that dies leaves the
+ * old index as it was, and an unsealed file that the next writer removes.
+ *
+ *   index    LMDB's bytes | u64 magic | u64 number of LMDB's bytes | u64 check of both and of LMDB's bytes
+ *
+ * The check is a chain of XXH3-64 over steps of SEAL_STEP_BYTES, each seeded with the one before. All bytes come by
+ * read(2): a bad sector or a file that is cut meanwhile is an error here, not a SIGBUS. */
+#include "index/index_internal.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#define SEAL_BYTES 24u
+#define SEAL_STEP_BYTES (1u << 20)
+#define SEAL_MAGIC UINT64_C(0x3158444954504b56) /* "VKPTIDX1" */
+
+static int read_at(int fd, uint64_t offset, uint8_t *out, size_t len)
+{
+	for (size_t done = 0; done < len;) {
+		ssize_t n = pread(fd, out + done, len - done, (off_t)(offset + done));
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -BASE_EDAMAGED;
+		done += (size_t)n;
+	}
+	return 0;
+}
+
+static int write_at(int fd, uint64_t offset, const uint8_t *bytes, size_t len)
+{
+	for (size_t done = 0; done < len;) {
+		ssize_t n = pwrite(fd, bytes + done, len - done, (off_t)(offset + done));
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -EIO;
+		done += (size_t)n;
+	}
+	return 0;
+}
+
+/* The seal of the first `len` bytes, which are copied to `to` where that is not -1. */
+static int seal_make(int fd, uint64_t len, int to, uint8_t ret_seal[SEAL_BYTES])
+{
+	base_cleanup_free uint8_t *step = malloc(SEAL_STEP_BYTES);
+	uint64_t check = 0;
+	if (!step)
+		return -ENOMEM;
+	for (uint64_t at = 0; at < len; at += SEAL_STEP_BYTES) {
+		size_t n = base_min(len - at, SEAL_STEP_BYTES);
+		int r = read_at(fd, at, step, n);
+		if (r == 0 && to >= 0)
+			r = write_at(to, at, step, n);
+		if (r < 0)
+			return r;
+		check = base_xxh64_of(check, step, n);
+	}
+	base_put64(ret_seal, SEAL_MAGIC);
+	base_put64(ret_seal + 8, len);
+	base_put64(ret_seal + 16, base_xxh64_of(check, ret_seal, 16));
+	return 0;
+}
+
+int index_copy(int fd, int to)
+{
+	uint8_t stands[SEAL_BYTES], made[SEAL_BYTES];
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode) || st.st_size < (off_t)SEAL_BYTES)
+		return -BASE_EDAMAGED;
+	uint64_t len = (uint64_t)st.st_size - SEAL_BYTES;
+	int r = read_at(fd, len, stands, sizeof stands);
+	if (r == 0 && (base_get64(stands) != SEAL_MAGIC || base_get64(stands + 8) != len))
+		r = -BASE_EDAMAGED; /* often without reading all of it */
+	if (r == 0)
+		r = seal_make(fd, len, to, made);
+	if (r == 0 && memcmp(stands, made, sizeof made) != 0)
+		r = -BASE_EDAMAGED;
+	return r == -EIO ? -BASE_EDAMAGED : r;
+}
+
+int index_seal(int fd)
+{
+	uint8_t seal[SEAL_BYTES];
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	int r = seal_make(fd, (uint64_t)st.st_size, -1, seal);
+	if (r == 0)
+		r = write_at(fd, (uint64_t)st.st_size, seal, sizeof seal);
+	if (r == 0 && fsync(fd) < 0)
+		r = -errno;
+	return r;
+}
