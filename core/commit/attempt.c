@@ -132,7 +132,7 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 	int r;
 
 	if (a->announced || a->decided)
-		return base_error_set(err, -EINVAL, "%s: it was announced or decided before", a->name);
+		return base_error_set(err, -EINVAL, "attempt %s was announced or decided already", a->name);
 	r = store_launch_check(a->launch, err);
 	if (r < 0)
 		return r;
@@ -146,7 +146,8 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 	announcement->ncommons = a->commons ? a->commons->ngroups : 0;
 	r = proto_announcement_encode(announcement, &body);
 	if (r < 0)
-		return base_error_set(err, r, "run %s: announcement: %s", a->run, base_error_name(r));
+		return base_error_set(err, r, "run %s: the announcement cannot be encoded: %s", a->run,
+			base_error_name(r));
 	a->announced = true; /* also when the put fails: it may have landed */
 	snprintf(last, sizeof last, "part.%u", a->launch->rank);
 	r = store_attempt_put(a, last, STORE_RECORD_PART, &body, &why);

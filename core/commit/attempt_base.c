@@ -46,10 +46,12 @@ static int base_put(struct store_attempt *a, const struct base_buf *body, struct
 			continue; /* somebody was faster: look at what it says */
 		}
 		if (r < 0 && store_error_passes(r)) /* the next number would not answer either */
-			return base_error_set(err, r, "%s: %s cannot be read: %s", a->name, last, base_error_name(r));
+			return base_error_set(err, r, "attempt %s: %s cannot be read: %s", a->name, last,
+				base_error_name(r));
 		a->next_base++; /* another base, or one that cannot be read: the collector will say so */
 	}
-	return base_error_set(err, -BASE_ELIMIT, "%s: too many bases", a->name);
+	return base_error_set(err, -BASE_ELIMIT, "attempt %s: base.0 to base.%u are all taken", a->name,
+		BASE_TRIES - 1);
 }
 
 /* ---- the list ---- */
@@ -114,7 +116,8 @@ static int base_name(struct store_attempt *a, const struct attempt_base *b, bool
 	int r = proto_base_encode(&m, &body);
 
 	if (r < 0)
-		return base_error_set(err, r, "run %s: base: %s", a->run, base_error_name(r));
+		return base_error_set(err, r, "run %s: the name of a base cannot be encoded: %s", a->run,
+			base_error_name(r));
 	if (a->launch->kind->meets)
 		a->next_base = 0; /* a rank that named it earlier stands at any number */
 	r = base_put(a, &body, err);
@@ -154,6 +157,7 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 	if (r < 0)
 		return r;
 	return b.gone
-		? base_error_set(err, -ESTALE, "%s: entry %llu is not live any more", run, (unsigned long long)entry)
+		? base_error_set(err, -ESTALE, "run %s: the step of commit entry %llu is not visible any more", run,
+			(unsigned long long)entry)
 		: 0;
 }

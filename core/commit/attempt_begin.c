@@ -119,7 +119,8 @@ static int begin_put(struct store_attempt *a, const struct base_digest *mesh, st
 	if (r == 0)
 		r = proto_begin_encode(&begin, &body);
 	if (r < 0)
-		return base_error_set(err, r, "run %s: begin: %s", a->run, base_error_name(r));
+		return base_error_set(err, r, "run %s: the file begin cannot be encoded: %s", a->run,
+			base_error_name(r));
 	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
 }
 

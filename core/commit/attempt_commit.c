@@ -143,14 +143,14 @@ static int commit_manifest(struct store_attempt *a, struct proto_manifest *ret_m
 		return r;
 	r = proto_manifest_decode(body.data, body.len, ret_m);
 	if (r < 0)
-		return base_error_set(err, r, "manifest: %s", base_error_name(r));
+		return base_error_set(err, r, "the manifest cannot be made: %s", base_error_name(r));
 	r = commit_check_parts(a, all, ret_m, err);
 	if (r < 0)
 		return r;
 	base_buf_release(&body);
 	r = proto_manifest_encode(ret_m, &body);
 	if (r < 0)
-		return base_error_set(err, r, "manifest: %s", base_error_name(r));
+		return base_error_set(err, r, "the manifest cannot be made: %s", base_error_name(r));
 	base_digest_of(body.data, body.len, ret_digest);
 	r = store_manifest_put(a->store, a->run, &body, ret_digest, err);
 	return r < 0 ? r : store_manifest_check_packs(a->store, ret_m, err);
@@ -191,7 +191,7 @@ static int commit_settle(struct store_attempt *a, int r, struct base_error *err)
 	if (s == -EALREADY)
 		return 0;
 	if (s < 0)
-		return base_error_prefix(err, r, "undecided (%s)", base_error_name(s));
+		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
 	a->decided = true;
 	return r;
 }
@@ -215,13 +215,14 @@ static int commit_entry(struct store_attempt *a, const struct proto_commit *what
 	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
 		r = commit_settle(a, r, err);
 	if (r == -BASE_EDAMAGED) /* nothing can be put, so nothing is decided by this writer */
-		return base_error_prefix(err, r, "undecided");
+		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
 	if (r < 0 && r != -EALREADY)
 		return r;
 	a->decided = true;
 	if (store_list_attempt(a->list, a->name, NULL, ret_entry) != STORE_ATTEMPT_COMMITTED)
-		return base_error_set(err, -EIO, "%s: step %llu: the commit entry does not count", a->run,
-			(unsigned long long)a->step);
+		return base_error_set(err, -EIO,
+			"%s: step %llu: the list has a commit entry of this attempt, but by its rules it is void",
+			a->run, (unsigned long long)a->step);
 	return 0;
 }
 

@@ -25,14 +25,14 @@ static void missing_why(const struct store_attempt *a, enum store_rank_state sta
 			(double)l->deadline_ms / 1000, l->rank, store_hostname());
 		return;
 	case STORE_RANK_NEVER:
-		snprintf(why, 200, "it did not come within %g s, says rank %u on %.64s", (double)l->start_ms / 1000,
+		snprintf(why, 200, "it did not come within %g s (seen by rank %u on %.64s)", (double)l->start_ms / 1000,
 			l->rank, store_hostname());
 		return;
 	case STORE_RANK_DIED:
-		snprintf(why, 200, "its process is gone, says rank %u on %.64s", l->rank, store_hostname());
+		snprintf(why, 200, "its process is gone (seen by rank %u on %.64s)", l->rank, store_hostname());
 		return;
 	case STORE_RANK_STOPPED:
-		snprintf(why, 200, "its heartbeat stood still for %g s, says rank %u on %.64s",
+		snprintf(why, 200, "its heartbeat stood still for %g s (seen by rank %u on %.64s)",
 			(double)l->heartbeat_ms / 1000, l->rank, store_hostname());
 		return;
 	}

@@ -98,7 +98,7 @@ static void abort_keep(struct store_launch *l, const char *attempt, const char *
 			return;
 	k = l->spare ? base_steal(l->spare) : calloc(1, sizeof *k);
 	if (!k) {
-		base_warning("run %s: %s: out of memory: its abort is not kept", l->run, attempt);
+		base_warning("run %s: attempt %s: out of memory: its abort is not tried again", l->run, attempt);
 		return;
 	}
 	snprintf(k->attempt, sizeof k->attempt, "%s", attempt);
@@ -138,7 +138,7 @@ int store_launch_aborts_put(struct store_launch *l)
 		r = store_attempt_abort_put_rank(l->list, k->attempt, l->rank, k->reason, NULL);
 		if (r < 0 && r != -EALREADY)
 			break;
-		base_warning("run %s: %s: %s", l->run, k->attempt,
+		base_warning("run %s: attempt %s: %s", l->run, k->attempt,
 			r == 0 ? "its abort is written now" : "the list has decided it meanwhile");
 		if (r == 0)
 			store_folder_delete(l->store, l->run, k->attempt, NULL);
@@ -163,7 +163,7 @@ bool store_launch_tend(void *arg)
 	beats = !l->aborts || base_monotonic_ms() - l->aborts_ms < l->start_ms;
 	if (beats == l->rests)
 		base_warning("run %s: rank %u: %s", l->run, l->rank, beats ? "its heartbeat goes on"
-			: "its list cannot be written: its heartbeat stands still, so that nobody waits for it");
+			: "the run's list cannot be written: its heartbeat stands still, so that nobody waits for it");
 	l->rests = !beats;
 	pthread_mutex_unlock(&l->lock);
 	return beats;
@@ -177,8 +177,8 @@ void store_launch_aborts_drop(struct store_launch *l)
 		store_launch_aborts_put(l);
 	while ((k = l->aborts) != NULL) {
 		if (getpid() == l->pid)
-			base_warning("run %s: %s: its abort cannot be written; another rank or vckpt gc will", l->run,
-				k->attempt);
+			base_warning("run %s: attempt %s: its abort cannot be written; another rank or vckpt gc will "
+				     "abort it", l->run, k->attempt);
 		l->aborts = k->next;
 		free(k);
 	}
@@ -357,7 +357,7 @@ int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *r
 		store_reserve_restore(a->store);
 		return base_error_set(err, r, "%s", why.text);
 	}
-	base_warning("%s: %s: the attempt could not be aborted (%s); it is tried again", a->store->path, a->name,
+	base_warning("%s: attempt %s: the abort could not be written (%s); it is tried again", a->store->path, a->name,
 		why.text);
 	return base_error_set(err, a->announced ? -BASE_EUNDECIDED : -BASE_EABORTED, "%s", why.text);
 }

@@ -53,8 +53,8 @@ static int wait_over(struct store_attempt *a, struct base_error *err)
 	for (uint32_t i = 0; a->parts && i < a->launch->world && len + 20 < sizeof missing; i++)
 		if (!a->parts[i].arena)
 			len += (size_t)snprintf(missing + len, sizeof missing - len, "%s%u", len ? ", " : "", i);
-	return base_error_set(err, -ETIMEDOUT, "%s: step %llu: undecided%s%s", a->run, (unsigned long long)a->step,
-		len ? "; not announced: rank " : "", missing);
+	return base_error_set(err, -ETIMEDOUT, "%s: step %llu: undecided so far%s%s", a->run,
+		(unsigned long long)a->step, len ? "; not announced: rank " : "", missing);
 }
 
 /* While nothing is decided and the storage fails: is it to be asked again? What failed once is asked for again until it
@@ -112,7 +112,8 @@ int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *re
 	if (!err)
 		err = &own;
 	if (!a->announced && !a->decided)
-		return base_error_set(err, -EINVAL, "%s: nothing was announced", a->name);
+		return base_error_set(err, -EINVAL, "attempt %s: no part was announced, so nothing can be waited for",
+			a->name);
 	r = store_launch_check(a->launch, err);
 	if (r < 0)
 		return r;

@@ -263,7 +263,7 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 	int r;
 
 	if (!h)
-		return base_error_set(err, -ENOMEM, "heartbeat: out of memory");
+		return base_error_set(err, -ENOMEM, "run %s: out of memory", o->run);
 	h->store = s;
 	snprintf(h->launch, sizeof h->launch, "%s", o->launch);
 	snprintf(h->run, sizeof h->run, "%s", o->run);
@@ -491,7 +491,7 @@ int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t
 		r = launches_once(s, &f, &moved);
 	if (r < 0 && r != -ENOENT) {
 		free(f.all);
-		return base_error_set(err, r, "%s/hosts: %s", s->path, base_error_name(r));
+		return base_error_set(err, r, "%s/hosts cannot be listed: %s", s->path, base_error_name(r));
 	}
 	*ret_infos = f.all;
 	*ret_n = f.n;

@@ -33,7 +33,7 @@ int store_launch_check(const struct store_launch *l, struct base_error *err)
 	if (getpid() == l->pid)
 		return 0;
 	return base_error_set(err, -BASE_EFORKED,
-		"run %s: launch %s belongs to process %d: a child has to open one of its own", l->run, l->name,
+		"run %s: launch %s belongs to process %d: a child process has to open one of its own", l->run, l->name,
 		(int)l->pid);
 }
 
@@ -186,7 +186,8 @@ static int options_check(const struct store_launch_options *o, struct base_error
 	if (!o->run || !proto_run_valid(o->run))
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", o->run ? o->run : "");
 	if (o->world == 0 || o->rank >= o->world)
-		return base_error_set(err, -EINVAL, "there is no rank %u in a world of %u", o->rank, o->world);
+		return base_error_set(err, -EINVAL, "rank %u is not in a world of %u ranks, which are counted from 0",
+			o->rank, o->world);
 	if (o->world > 1 && (!o->id || !o->id[0]))
 		return base_error_set(err, -EINVAL,
 			"a job of %u ranks needs a launch id: text that all ranks share and that is new at every "
@@ -194,7 +195,8 @@ static int options_check(const struct store_launch_options *o, struct base_error
 			"alone repeats at a restart)",
 			o->world);
 	if (o->heartbeat_ms && o->heartbeat_ms < 400)
-		return base_error_set(err, -EINVAL, "a heartbeat time-out of %llu ms is too short",
+		return base_error_set(err, -EINVAL,
+			"a heartbeat time-out of %llu ms is too short: it has to be 400 ms at least",
 			(unsigned long long)o->heartbeat_ms);
 	return 0;
 }

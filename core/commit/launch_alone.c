@@ -19,8 +19,8 @@ static int run_is_free(struct store *s, const char *run, struct base_error *err)
 	for (size_t i = 0; r == 0 && i < n; i++)
 		if (infos[i].state != STORE_DEAD && strcmp(infos[i].run, run) == 0)
 			r = base_error_set(err, -BASE_EBUSY,
-				"run %s: another writer%s on %s: give the step's number (what is left of a dead "
-				"writer goes with vckpt gc)",
+				"run %s: another writer%s on %s: give the number of the step (vckpt gc removes "
+				"what a dead writer left)",
 				run, infos[i].state == STORE_ALIVE ? " is at work" : " may be at work", infos[i].host);
 	return r;
 }

@@ -594,7 +594,8 @@ static int list_heal(struct store_list *l)
 	list_state_release(l);
 	*l = *fresh;
 	free(fresh);
-	base_warning("%s: run %s: its list is read again, with what was left out", l->store->path, l->run);
+	base_warning("%s: run %s: entries of its list that could not be read are read now, and count",
+		l->store->path, l->run);
 	return 1;
 }
 
@@ -640,7 +641,7 @@ int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct bas
 		*ret_entry = l->newer;
 	return base_error_set(err, -BASE_EVERSION,
 		"run %s: a newer vckpt wrote entry %llu of its list, which is of a kind (%u) that this one does not "
-		"know: it reads past it, and writes nothing to the run",
+		"know: it skips the entry, and writes nothing to the run",
 		l->run, (unsigned long long)l->newer, l->newer_kind);
 }
 

@@ -258,7 +258,7 @@ static int vote_refuse(struct store *s, const struct proto_announcement *const *
 	if (d.n > 1)
 		snprintf(more, sizeof more, ", and %u more with it", d.n - 1);
 	if (d.only)
-		return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s is saved by one alone of %s: every replica "
+		return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s is saved by only one of %s: every replica "
 			"has to save it, or to name the mesh along which it is replicated", d.tensor, more, who);
 	return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s differs between %s: " REMEDY, d.tensor, more, who);
 }
@@ -277,8 +277,8 @@ static int alone_refuse(struct store *s, const struct proto_announcement *const 
 	if (sample)
 		sample_text(&a, sample, tensor);
 	return base_error_set(err, -BASE_EFORMAT,
-		"tensor \"%s\": rank %u on host %.200s says that other ranks hold the same, and none of these says so: "
-		"give all of them the same mesh, placements and check_replicas", tensor, line->rank, a.a->host);
+		"tensor \"%s\": rank %u on host %.200s announces that other ranks hold the same, but no other rank "
+		"does: give all of them the same mesh, placements and check_replicas", tensor, line->rank, a.a->host);
 }
 
 int store_manifest_check_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,

@@ -138,7 +138,7 @@ int store_notes_read(struct store *s, struct store_notes *ret_notes)
 	*ret_notes = (struct store_notes){0};
 	r = store_list_files(s->storage, NOTE_FOLDER, note_listed, &l);
 	if (r < 0 && r != -ENOMEM) {
-		base_warning("%s/" NOTE_FOLDER " cannot be listed: %s; no data of earlier saves is referred to",
+		base_warning("%s/" NOTE_FOLDER " cannot be listed: %s; this save writes all its data anew",
 			s->path, base_error_name(r));
 		ret_notes->unknown = true;
 		r = 0;

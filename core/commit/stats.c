@@ -64,7 +64,7 @@ int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry
 	r = proto_stats_encode(&placed, &body);
 
 	if (r < 0)
-		return base_error_set(err, r, "these measures cannot be written: %s", base_error_name(r));
+		return base_error_set(err, r, "the timings of a rank cannot be encoded: %s", base_error_name(r));
 	r = stats_dir(m->run, m->step, entry, dir);
 	snprintf(name, sizeof name, "%s/%" PRIu32, dir, m->rank);
 	if (r == 0)
@@ -95,7 +95,7 @@ static int stats_read_one(struct store *s, const char *name, const struct store_
 		r = proto_stats_decode(record.body, record.len, ret_m);
 	if (r == -BASE_EVERSION) {
 		store_newer(&why, name, record.body, record.len);
-		base_warning("%s: %s; left out", s->path, why.text);
+		base_warning("%s: %s; these timings are left out", s->path, why.text);
 		r = -ENOENT;
 	}
 	store_record_release(&record);

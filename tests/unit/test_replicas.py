@@ -461,7 +461,7 @@ def but(**values):
     ([SAME, but(c=5), SAME, but(c=5)], ['"model/c"', "rank 0 and rank 1 (of 4 replicas, 2 agree with rank 0 and 2 with rank 1)"], []),
     ([but(a=7), but(a=8), but(a=9)], ['"model/a"', "rank 0 and rank 1 (no two of 3 replicas agree)"], []),
     ([SAME, but(a=4, b=4, c=4)], ['"model/a", and 2 more with it differs'], []),
-    ([{1: {b"a": 1}}, {1: {b"a": 1, b"c": 1}}], ['"model/c" is saved by one alone of rank 0', "every replica has to save it"], ["differs"]),
+    ([{1: {b"a": 1}}, {1: {b"a": 1, b"c": 1}}], ['"model/c" is saved by only one of rank 0', "every replica has to save it"], ["differs"]),
     ([{1: {b"a": 1}, 2: {b"b": 1}}, {1: {b"a": 1}, 2: {b"b": 2}}], ['"model/b" differs'], []),
 ])
 def test_the_commit_is_refused(api, told, says, words, not_said):  # noqa: F811
@@ -502,7 +502,7 @@ def test_ranks_of_different_layouts(api, told):  # noqa: F811
     text = job(api, told, says, names={1: other})
     assert '"model/c" differs between rank 0' in text
     text = job(api, told, [{1: {b"b": 1, b"c": 1}}, {1: {b"c": 1, b"x": 1}}], names={1: other})
-    assert '"model/b", and 1 more with it is saved by one alone' in text
+    assert '"model/b", and 1 more with it is saved by only one' in text
 
 
 def test_parts_that_do_not_tell(api, told):  # noqa: F811
