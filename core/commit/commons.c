@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/buf.h"
 #include "proto/name.h"
 
@@ -49,21 +50,14 @@ int store_commons_add(struct store_commons *c, const char *group, const char *na
 		return base_error_set(err, -EINVAL,
 			"\"%.200s\" of the group \"%.200s\": names are UTF-8, of 1 to %u bytes for a group and 1 to %u "
 			"for a value", name ? name : "", group ? group : "", PROTO_COMMON_GROUP_MAX, PROTO_NAME_MAX);
-	if (c->n == c->room) {
-		size_t room = 2 * c->room + 16;
-
-		v = reallocarray(c->all, room, sizeof *v);
-		if (!v)
-			return base_error_set(err, -ENOMEM, "out of memory");
-		c->all = v;
-		c->room = room;
-	}
+	if (base_array_room(c->all, c->room, c->n + 1) < 0)
+		return base_no_memory(err);
 	v = &c->all[c->n];
 	v->group = strdup(group);
 	v->name = v->group ? strdup(name) : NULL;
 	if (!v->name) {
 		free(v->group);
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	}
 	base_sha256(bytes ? bytes : "", len, &v->digest);
 	c->n++;
@@ -123,10 +117,10 @@ int store_commons_finish(struct store_commons *c, struct base_error *err)
 	c->names = calloc(c->n, sizeof *c->names);
 	c->digests = malloc(c->n * PROTO_COMMON_ROW_BYTES);
 	if (!c->groups || !c->names || !c->digests)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (size_t at = 0; at < c->n; at += n)
 		if (group_make(c, at, &c->groups[c->ngroups++], &n) < 0)
-			return base_error_set(err, -ENOMEM, "out of memory");
+			return base_no_memory(err);
 	return 0;
 }
 
@@ -235,7 +229,7 @@ int store_commons_check(const struct proto_announcement *const *all, uint32_t n,
 		return 0;
 	lines = calloc(total, sizeof *lines);
 	if (!lines)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < n; i++)
 		for (uint32_t k = 0; k < all[i]->ncommons; k++)
 			lines[at++] = (struct common_line){&all[i]->commons[k], all[i]};

@@ -53,7 +53,7 @@ static int64_t cover_fold(const struct cover *c, struct store_cover_box *boxes, 
 				box.size[d] = boxes[i].pairs[2 * d + 1];
 			}
 			if (tensor_boxes_add(list, &box) < 0)
-				return base_error_set(c->err, -ENOMEM, "out of memory");
+				return base_no_memory(c->err);
 			boxes[count++] = boxes[i];
 			continue;
 		}

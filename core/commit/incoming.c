@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/commit/incoming.h"
 #include "core/storage/spread.h"
 
@@ -18,15 +19,8 @@ static int files_add(void *arg, const struct store_storage_entry *entry)
 	struct store_files *f = arg;
 	char *name;
 
-	if (f->n == f->size) {
-		size_t size = f->size ? f->size * 2 : 64;
-		struct store_file *more = reallocarray(f->all, size, sizeof *more);
-
-		if (!more)
-			return -ENOMEM;
-		f->all = more;
-		f->size = size;
-	}
+	if (base_array_room(f->all, f->size, f->n + 1) < 0)
+		return -ENOMEM;
 	name = strdup(entry->name);
 	if (!name)
 		return -ENOMEM;
@@ -141,17 +135,15 @@ static void folder_read_begin(struct store *s, struct store_folder *f, const cha
 
 static int folder_read_base(struct store *s, struct store_folder *f, const char *name)
 {
-	struct proto_base_record *more = reallocarray(f->bases, f->nbases + 1, sizeof *more);
 	struct store_record record = {0};
 	int r;
 
-	if (!more)
+	if (base_array_more(f->bases, f->nbases) < 0)
 		return -ENOMEM;
-	f->bases = more;
-	more[f->nbases] = (struct proto_base_record){0};
+	f->bases[f->nbases] = (struct proto_base_record){0};
 	r = store_record_get(s->storage, name, STORE_RECORD_BASE, s->info.id, &record, NULL, NULL);
 	if (r == 0)
-		r = proto_base_decode(record.body, record.len, &more[f->nbases]);
+		r = proto_base_decode(record.body, record.len, &f->bases[f->nbases]);
 	folder_newer(f, r, name, &record);
 	store_record_release(&record);
 	if (r == 0)
@@ -165,7 +157,6 @@ static int folder_read_base(struct store *s, struct store_folder *f, const char 
 static int folder_add_part(struct store_folder *f, const char *digits)
 {
 	unsigned long long rank;
-	uint32_t *more;
 	char *end;
 
 	if (digits[0] < '0' || digits[0] > '9' || (digits[0] == '0' && digits[1]) || strlen(digits) > 10)
@@ -173,11 +164,9 @@ static int folder_add_part(struct store_folder *f, const char *digits)
 	rank = strtoull(digits, &end, 10);
 	if (*end || rank > UINT32_MAX)
 		return 0;
-	more = reallocarray(f->info.announced, f->info.nannounced + 1, sizeof *more);
-	if (!more)
+	if (base_array_more(f->info.announced, f->info.nannounced) < 0)
 		return -ENOMEM;
-	f->info.announced = more;
-	more[f->info.nannounced++] = (uint32_t)rank;
+	f->info.announced[f->info.nannounced++] = (uint32_t)rank;
 	return 0;
 }
 
@@ -203,15 +192,8 @@ static struct store_folder *folder_of(struct store_folders *f, const char *run, 
 
 	if (last && strcmp(last->info.run, run) == 0 && strcmp(last->info.attempt, attempt) == 0)
 		return last;
-	if (f->n == f->size) {
-		size_t size = f->size ? f->size * 2 : 16;
-		struct store_folder *more = reallocarray(f->all, size, sizeof *more);
-
-		if (!more)
-			return NULL;
-		f->all = more;
-		f->size = size;
-	}
+	if (base_array_room(f->all, f->size, f->n + 1) < 0)
+		return NULL;
 	last = &f->all[f->n++];
 	*last = (struct store_folder){0};
 	snprintf(last->info.run, sizeof last->info.run, "%s", run);
@@ -312,7 +294,7 @@ int store_incoming_read(struct store *s, struct store_incoming **ret_all, size_t
 	if (!all || r < 0) {
 		free(all);
 		store_folders_release(&f);
-		return base_error_set(err, -ENOMEM, "%s/incoming: out of memory", s->path);
+		return base_no_memory_for(err, "%s/incoming", s->path);
 	}
 	for (size_t i = 0; i < f.n; i++) {
 		all[i] = f.all[i].info;

@@ -4,6 +4,7 @@
 #ifndef CORE_COMMIT_LIST_INTERNAL_H
 #define CORE_COMMIT_LIST_INTERNAL_H
 
+#include "core/base/table.h"
 #include "core/commit/list.h"
 
 /* A decoded entry, kept while a visible step's strings lie in it. */
@@ -55,8 +56,7 @@ struct store_list {
 	bool again;                      /* an entry that was taken is accepted as damaged: read without it */
 	struct list_skip *skips;         /* in no order */
 	size_t nskips, skips_size;
-	uint32_t *skip_slots;            /* open addressing by number: 1 + index into skips; 0: empty */
-	size_t nskip_slots;              /* power of two, at least twice nskips; or 0 */
+	struct base_table by_number;     /* skips by number */
 	uint64_t damaged;                /* skips that no accept entry names */
 	struct list_how how;             /* it was opened */
 	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
@@ -74,8 +74,7 @@ struct store_list {
 
 	struct list_attempt *attempts;   /* decided ones, in order of decision */
 	size_t nattempts, attempts_size;
-	uint32_t *slots;                 /* open addressing: 1 + index into attempts; 0: empty */
-	size_t nslots;                   /* power of two, at least twice nattempts; or 0 */
+	struct base_table by_name;       /* attempts by name */
 
 	struct list_launch *launches;    /* in order of first entry */
 	size_t nlaunches, launches_size;

@@ -17,30 +17,10 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 
 #define LAUNCH_REASON "a newer launch of the run began"
-
-/* Room for `more_n` items behind `count`. */
-static int array_reserve(void *array_p, size_t *size, size_t count, size_t more_n, size_t item)
-{
-	size_t want = base_max(count + more_n, *size ? *size * 2 : 16);
-	void *more;
-
-	if (count + more_n <= *size)
-		return 0;
-	more = reallocarray(*(void **)array_p, want, item);
-	if (!more)
-		return -ENOMEM;
-	*(void **)array_p = more;
-	*size = want;
-	return 0;
-}
-
-static int array_grow(void *array_p, size_t *size, size_t count, size_t item)
-{
-	return array_reserve(array_p, size, count, 1, item);
-}
 
 static void hold_drop(struct list_hold *h)
 {
@@ -52,60 +32,24 @@ static void hold_drop(struct list_hold *h)
 
 /* ---- attempts ---- */
 
-static size_t attempt_hash(const char *name)
-{
-	return (size_t)base_xxh64_of(0, name, strlen(name));
-}
+static uint32_t attempt_hash(const char *name) { return base_table_hash(name, strlen(name)); }
 
 static struct list_attempt *attempt_find(const struct store_list *l, const char *name)
 {
-	if (l->nslots == 0)
-		return NULL;
-	for (size_t i = attempt_hash(name); l->slots[i & (l->nslots - 1)]; i++) {
-		struct list_attempt *a = &l->attempts[l->slots[i & (l->nslots - 1)] - 1];
+	uint32_t hash = attempt_hash(name), i;
+	size_t at = 0;
 
-		if (strcmp(a->name, name) == 0)
-			return a;
-	}
+	while ((i = base_table_next(&l->by_name, hash, &at)) != BASE_TABLE_NONE)
+		if (strcmp(l->attempts[i].name, name) == 0)
+			return &l->attempts[i];
 	return NULL;
-}
-
-static void slot_fill(struct store_list *l, size_t index)
-{
-	size_t i = attempt_hash(l->attempts[index].name);
-
-	while (l->slots[i & (l->nslots - 1)])
-		i++;
-	l->slots[i & (l->nslots - 1)] = (uint32_t)(index + 1);
-}
-
-static int slots_reserve(struct store_list *l, size_t more)
-{
-	size_t want = l->nslots ? l->nslots : 64;
-	uint32_t *slots;
-
-	if (l->nattempts + more <= l->nslots / 2)
-		return 0;
-	if (l->nattempts + more >= UINT32_MAX - 1)
-		return -ENOMEM;
-	while (want / 2 < l->nattempts + more)
-		want *= 2;
-	slots = calloc(want, sizeof *slots);
-	if (!slots)
-		return -ENOMEM;
-	free(l->slots);
-	l->slots = slots;
-	l->nslots = want;
-	for (size_t i = 0; i < l->nattempts; i++)
-		slot_fill(l, i);
-	return 0;
 }
 
 static int attempts_reserve(struct store_list *l, size_t more)
 {
-	int r = array_reserve(&l->attempts, &l->attempts_size, l->nattempts, more, sizeof *l->attempts);
+	int r = base_array_room(l->attempts, l->attempts_size, l->nattempts + more);
 
-	return r < 0 ? r : slots_reserve(l, more);
+	return r < 0 ? r : base_table_reserve(&l->by_name, more);
 }
 
 /* The attempt is decided from here on; the first decision stands. There is room (attempts_reserve). reason: taken over,
@@ -123,7 +67,7 @@ static void attempt_decide(struct store_list *l, const char *name, enum store_at
 	*a = (struct list_attempt){.state = state, .entry = entry, .reason = reason};
 	/* zeroes follow; a snapshot comes here ten thousand times */
 	memcpy(a->name, name, strnlen(name, sizeof a->name - 1));
-	slot_fill(l, l->nattempts++);
+	base_table_add(&l->by_name, attempt_hash(a->name), (uint32_t)l->nattempts++);
 }
 
 /* The launch entry that aborts what launch `name[0..16)` has not decided, or NULL. */
@@ -217,10 +161,10 @@ static int steps_reserve(struct store_list *l, size_t more)
 {
 	size_t size = l->steps_size;
 
-	if (array_reserve(&l->commits, &l->commits_size, l->ncommits, more, sizeof *l->commits) < 0
-	    || array_reserve(&l->holds, &size, l->nsteps, more, sizeof *l->holds) < 0)
+	if (base_array_room(l->commits, l->commits_size, l->ncommits + more) < 0
+	    || base_array_room(l->holds, size, l->nsteps + more) < 0)
 		return -ENOMEM;
-	return array_reserve(&l->steps, &l->steps_size, l->nsteps, more, sizeof *l->steps);
+	return base_array_room(l->steps, l->steps_size, l->nsteps + more);
 }
 
 /* The commit entry n becomes what is visible under its step. The hold gains a user. There is room (steps_reserve). */
@@ -243,55 +187,25 @@ static void step_set(struct store_list *l, uint64_t n, const struct proto_commit
 
 /* ---- entries that decide nothing ---- */
 
-static size_t skip_hash(uint64_t n)
-{
-	return (size_t)(n * UINT64_C(0x9e3779b97f4a7c15) >> 32);
-}
-
 static struct list_skip *skip_find(const struct store_list *l, uint64_t n)
 {
-	for (size_t i = skip_hash(n); l->nskip_slots && l->skip_slots[i & (l->nskip_slots - 1)]; i++) {
-		struct list_skip *s = &l->skips[l->skip_slots[i & (l->nskip_slots - 1)] - 1];
+	uint32_t hash = base_table_hash_number(n), i;
+	size_t at = 0;
 
-		if (s->number == n)
-			return s;
-	}
+	while ((i = base_table_next(&l->by_number, hash, &at)) != BASE_TABLE_NONE)
+		if (l->skips[i].number == n)
+			return &l->skips[i];
 	return NULL;
 }
 
 const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n) { return skip_find(l, n); }
 
-static void skip_slot_fill(struct store_list *l, size_t index)
-{
-	size_t i = skip_hash(l->skips[index].number);
-
-	while (l->skip_slots[i & (l->nskip_slots - 1)])
-		i++;
-	l->skip_slots[i & (l->nskip_slots - 1)] = (uint32_t)(index + 1);
-}
-
 /* Room for so many more: one file far behind the end makes a million entries that are missing. */
 static int skips_reserve(struct store_list *l, size_t more)
 {
-	size_t want = l->nskip_slots ? l->nskip_slots : 16;
-	uint32_t *slots;
+	int r = base_array_room(l->skips, l->skips_size, l->nskips + more);
 
-	if (array_reserve(&l->skips, &l->skips_size, l->nskips, more, sizeof *l->skips) < 0
-	    || l->nskips + more >= UINT32_MAX / 2)
-		return -ENOMEM;
-	while (want / 2 < l->nskips + more)
-		want *= 2;
-	if (want == l->nskip_slots)
-		return 0;
-	slots = calloc(want, sizeof *slots);
-	if (!slots)
-		return -ENOMEM;
-	free(l->skip_slots);
-	l->skip_slots = slots;
-	l->nskip_slots = want;
-	for (size_t i = 0; i < l->nskips; i++)
-		skip_slot_fill(l, i);
-	return 0;
+	return r < 0 ? r : base_table_reserve(&l->by_number, more);
 }
 
 int list_skip_add(struct store_list *l, uint64_t n, const char *why)
@@ -304,7 +218,7 @@ int list_skip_add(struct store_list *l, uint64_t n, const char *why)
 	*s = (struct list_skip){.number = n, .accepted = !why};
 	snprintf(s->why, sizeof s->why, "%s", why ? why : "");
 	l->damaged += why != NULL;
-	skip_slot_fill(l, l->nskips++);
+	base_table_add(&l->by_number, base_table_hash_number(n), (uint32_t)l->nskips++);
 	return 0;
 }
 
@@ -367,7 +281,7 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 	for (size_t i = 0; i < l->nlaunches; i++)
 		if (strncmp(l->launches[i].launch, e->launch, 16) == 0)
 			return 0;
-	if (array_grow(&l->launches, &l->launches_size, l->nlaunches, sizeof *l->launches) < 0)
+	if (base_array_room(l->launches, l->launches_size, l->nlaunches + 1) < 0)
 		return -ENOMEM;
 	x = &l->launches[l->nlaunches++];
 	*x = (struct list_launch){.entry = n, .newest_step = e->newest_step};
@@ -502,11 +416,11 @@ void list_state_release(struct store_list *l)
 	for (size_t i = 0; i < l->nattempts; i++)
 		free(l->attempts[i].reason);
 	free(l->skips);
-	free(l->skip_slots);
+	base_table_release(&l->by_number);
 	free(l->steps);
 	free(l->holds);
 	free(l->commits);
 	free(l->attempts);
-	free(l->slots);
+	base_table_release(&l->by_name);
 	free(l->launches);
 }

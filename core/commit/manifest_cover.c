@@ -61,7 +61,7 @@ static void gather_release(struct cover_gather *g)
 
 static int gather_memory(const struct cover_gather *g)
 {
-	return base_error_set(g->err, -ENOMEM, "out of memory");
+	return base_no_memory(g->err);
 }
 
 /* ---- tensors over all layouts ---- */
@@ -160,7 +160,7 @@ static int layout_load(void *arg, uint32_t i, struct base_error *err)
 	if (r < 0)
 		return r;
 	g->numbers[i] = calloc((size_t)g->layouts[i]->m.ntensors + 1, sizeof **g->numbers);
-	return g->numbers[i] ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return g->numbers[i] ? 0 : base_no_memory(err);
 }
 
 static int layouts_load(struct cover_gather *g, uint64_t *ret_total)
@@ -311,7 +311,7 @@ static int gather_box(struct cover_part *p, uint32_t ndim, const struct tensor_b
 	base_buf_append(&g->rows, &line, sizeof line);
 	r = g->rows.error || g->pairs.error ? -ENOMEM : 0;
 	pthread_mutex_unlock(&g->lock);
-	return r < 0 ? base_error_set(p->err, r, "out of memory") : 0;
+	return r < 0 ? base_no_memory(p->err) : 0;
 }
 
 static int gather_boxes(struct cover_part *p, uint32_t number, const struct store_row *row)
@@ -327,8 +327,7 @@ static int gather_boxes(struct cover_part *p, uint32_t number, const struct stor
 
 		r = store_row_digest(pieces, n, &line.digest);
 		pieces += n;
-		r = r < 0 ? base_error_set(p->err, r, "out of memory")
-			  : gather_box(p, grid.shape.ndim, &row->boxes[i], line);
+		r = r < 0 ? base_no_memory(p->err) : gather_box(p, grid.shape.ndim, &row->boxes[i], line);
 	}
 	return r;
 }
