@@ -16,6 +16,7 @@
  * Scratch is laid out as the range itself: byte i of the range has its place at scratch + i in both ways. */
 #include <stdlib.h>
 
+#include "core/base/bisect.h"
 #include "core/load/load_internal.h"
 #include "core/tensor/reshard.h"
 
@@ -111,23 +112,13 @@ static void read_sort_wants(struct read_request *r)
 /* The bytes of a window of a piece that this request has pinned. */
 static const uint8_t *read_bytes(const struct read_request *r, uint64_t piece, uint64_t window)
 {
-	size_t low = 0, high = r->nwants;
 	const struct load_want key = {.piece = piece, .window = window};
+	int64_t n;
 
 	if (r->o->pieces[piece].inline_bytes)
 		return r->o->pieces[piece].inline_bytes;
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		int d = read_want_compare(&r->wants[middle], &key);
-
-		if (d == 0)
-			return load_pin_bytes(r->wants[middle].pin);
-		if (d < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return NULL; /* unreachable: both passes walk the same pieces */
+	n = base_search(i, 0, r->nwants, read_want_compare(&r->wants[i], &key));
+	return n < 0 ? NULL : load_pin_bytes(r->wants[n].pin); /* never NULL: both passes walk the same pieces */
 }
 
 static void read_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)

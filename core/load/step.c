@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "core/base/bisect.h"
 #include "core/load/load_internal.h"
 #include "core/step/manifest.h"
 #include "core/step/open.h"
@@ -342,20 +343,8 @@ void load_step_tensor_info(const struct load_step *step, uint32_t tensor, struct
 
 int64_t load_step_tensor_find(const struct load_step *step, const char *component, const char *name, size_t name_len)
 {
-	uint32_t low = 0, high = step->ntensors;
-
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-		int d = step_name_compare(step, &step->tensors[middle], component, name, name_len);
-
-		if (d == 0)
-			return middle;
-		if (d < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return -ENOENT;
+	return base_search(i, 0, step->ntensors,
+		step_name_compare(step, &step->tensors[i], component, name, name_len));
 }
 
 const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first,
@@ -436,21 +425,13 @@ static int64_t step_number_in(const struct load_step *step, uint32_t tensor, uin
 {
 	const struct load_tensor_place *p = &step->tensors[tensor];
 	const struct step_other *others = (const struct step_other *)step->others.data;
-	size_t low = 0, n = step->others.len / sizeof *others, high = n;
+	size_t n = step->others.len / sizeof *others;
 
 	if (p->layout == layout)
 		return p->tensor;
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-
-		if (others[middle].number < tensor)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	for (; low < n && others[low].number == tensor; low++)
-		if (others[low].place.layout == layout)
-			return others[low].place.tensor;
+	for (size_t i = base_bisect(k, 0, n, others[k].number < tensor); i < n && others[i].number == tensor; i++)
+		if (others[i].place.layout == layout)
+			return others[i].place.tensor;
 	return -ENOENT;
 }
 

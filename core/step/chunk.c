@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "core/base/bisect.h"
 #include "core/base/le.h"
 
 struct store_chunk {
@@ -305,17 +306,7 @@ int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *r
 
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor)
 {
-	uint32_t low = 0, high = c->t.nrows;
+	uint32_t i = base_bisect(k, 0, c->t.nrows, base_get32(row_bytes(c, k)) < tensor);
 
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2, at = base_get32(row_bytes(c, middle));
-
-		if (at == tensor)
-			return middle;
-		if (at < tensor)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return -ENOENT;
+	return i < c->t.nrows && base_get32(row_bytes(c, i)) == tensor ? (int64_t)i : -ENOENT;
 }

@@ -7,6 +7,7 @@
  * of a run stores the same object until the model changes, and the digest says whether two steps have the same
  * tensors. */
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/pack/pack.h"
 #include "core/step/layout_internal.h"
 #include "core/step/record.h"
@@ -358,17 +359,7 @@ void store_layout_free(struct store_layout *l)
 /* First tensor whose component is not below `component`. */
 static uint32_t component_first(const struct store_layout *l, uint32_t component)
 {
-	uint32_t low = 0, high = l->m.ntensors;
-
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-
-		if (l->m.tensors[middle].component < component)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
+	return base_bisect(i, 0, l->m.ntensors, l->m.tensors[i].component < component);
 }
 
 void store_layout_component_range(const struct store_layout *l, uint32_t component, uint32_t *ret_first,
@@ -380,20 +371,7 @@ void store_layout_component_range(const struct store_layout *l, uint32_t compone
 
 static int64_t component_find(const struct store_layout *l, const char *component)
 {
-	uint32_t low = 0, high = l->m.ncomponents;
-
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-		int c = strcmp(l->m.components[middle], component);
-
-		if (c == 0)
-			return middle;
-		if (c < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return -ENOENT;
+	return base_search(i, 0, l->m.ncomponents, strcmp(l->m.components[i], component));
 }
 
 int64_t store_layout_find(const struct store_layout *l, const char *component, const char *name, size_t name_len)
@@ -404,19 +382,8 @@ int64_t store_layout_find(const struct store_layout *l, const char *component, c
 	if (number < 0)
 		return number;
 	store_layout_component_range(l, (uint32_t)number, &low, &high);
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-		const struct proto_layout_tensor *t = &l->m.tensors[middle];
-		int c = name_order(l->m.names + t->name_offset, t->name_len, name, name_len);
-
-		if (c == 0)
-			return middle;
-		if (c < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return -ENOENT;
+	return base_search(i, low, high, name_order(l->m.names + l->m.tensors[i].name_offset, l->m.tensors[i].name_len,
+		name, name_len));
 }
 
 const char *store_layout_component(const struct store_layout *l, uint32_t tensor)

@@ -19,6 +19,7 @@
 
 #include <string.h>
 
+#include "core/base/bisect.h"
 #include "core/base/le.h"
 #include "core/step/chunk_internal.h"
 #include "core/step/store.h"
@@ -321,17 +322,7 @@ void store_part_window_close(struct store_part_window *row)
 /* The last of n ascending numbers, the first of which is 0, that is not above `number`. */
 static size_t last_below(const uint64_t *numbers, size_t n, uint64_t number)
 {
-	size_t low = 0, high = n;
-
-	while (high - low > 1) {
-		size_t middle = low + (high - low) / 2;
-
-		if (numbers[middle] <= number)
-			low = middle;
-		else
-			high = middle;
-	}
-	return low;
+	return base_bisect(i, 1, n, numbers[i] <= number) - 1;
 }
 
 /* Puts the cursor's box and iterator on piece `next`, by arithmetic. */

@@ -27,6 +27,7 @@
 #include <sys/syscall.h>
 #include <sys/xattr.h>
 
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/base/digest.h"
 #include "core/storage/storage_posix_internal.h"
@@ -216,15 +217,7 @@ static uint64_t directory_key(int fd, const char *name)
 /* The position of `key`, or the one where it would be. The lock is held. */
 static size_t durable_find(const struct posix_storage *p, uint64_t key)
 {
-	size_t low = 0, high = p->durable_count;
-	while (low < high) {
-		size_t mid = (low + high) / 2;
-		if (p->durable[mid] < key)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return low;
+	return base_bisect(i, 0, p->durable_count, p->durable[i] < key);
 }
 
 static bool durable_known(struct posix_storage *p, uint64_t key)

@@ -11,34 +11,28 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */
 
+static int rank_order(uint32_t a, uint32_t b) { return (a > b) - (a < b); }
+
 /* Of a rank: 0 or -ENOENT. */
 static int mesh_position(const struct tensor_mesh *m, uint32_t rank, uint32_t *ret_position)
 {
-	uint32_t low = 0, high = m->count; /* the answer, if any, stands in [low, high) */
+	int64_t n;
 
 	if (!m->ranks) {
 		*ret_position = rank;
 		return rank < m->count ? 0 : -ENOENT;
 	}
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-		uint32_t there = m->ranks[m->order[middle]];
-
-		if (there == rank) {
-			*ret_position = m->order[middle];
-			return 0;
-		}
-		if (there < rank)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return -ENOENT;
+	n = base_search(i, 0, m->count, rank_order(m->ranks[m->order[i]], rank));
+	if (n < 0)
+		return -ENOENT;
+	*ret_position = m->order[n];
+	return 0;
 }
 
 /* Position to coordinate. */

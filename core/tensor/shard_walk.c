@@ -7,6 +7,7 @@
  * neighbouring indices together. Runs are found one at a time by going back through the cuts, never listed. */
 #include <string.h>
 
+#include "core/base/bisect.h"
 #include "core/tensor/shard_internal.h"
 
 /* The longest box of flattened items [at, end) of a shape that begins at item `at` (at < end): from the innermost
@@ -275,16 +276,8 @@ static int holders_ragged(struct holders *h, const struct tensor_shape *inner, c
 	items = tensor_shape_product(inner, 0, p->dim) * rest;
 	unit = items / p->ends[p->nends - 1];
 	while (r == 0 && at < items && box_item_from(inner, local, &at)) {
-		uint32_t high = p->nends;
-
-		while (low < high) { /* the first coordinate that ends behind it */
-			uint32_t middle = low + (high - low) / 2;
-
-			if (unit * p->ends[middle] > at)
-				high = middle;
-			else
-				low = middle + 1;
-		}
+		/* the first coordinate that ends behind it */
+		low = base_bisect(i, low, p->nends, unit * p->ends[i] <= at);
 		h->coordinate[h->ragged] = low;
 		r = holders_leaf(h);
 		at = unit * p->ends[low];

@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/base/bisect.h"
 #include "core/base/plural.h"
 #include "core/commit/stats.h"
 
@@ -180,18 +181,10 @@ struct told { const uint64_t *numbers; size_t n; const char **what; size_t snaps
 
 static void told_add(struct told *t, uint64_t number, const char *what)
 {
-	size_t low = 0, high = t->n;
+	size_t at = base_bisect(i, 0, t->n, t->numbers[i] < number);
 
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-
-		if (t->numbers[middle] < number)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	if (low < t->n && t->numbers[low] == number && !t->what[low])
-		t->what[low] = what;
+	if (at < t->n && t->numbers[at] == number && !t->what[at])
+		t->what[at] = what;
 }
 
 /* What these entries were, by other entries; malloc'ed, NULL: no other entry tells. */

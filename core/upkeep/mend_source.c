@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+#include "core/base/bisect.h"
+
 struct sources {
 	struct mend *m;
 	struct mend_object **wanted; size_t n; /* by digest; those that are found have `from` */
@@ -48,17 +50,7 @@ static int object_order(const void *a, const void *b)
 /* The first of them with that digest. */
 static size_t wanted_first(const struct sources *k, const struct base_digest *d)
 {
-	size_t low = 0, high = k->n;
-
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-
-		if (base_digest_compare(&k->wanted[middle]->ref.digest, d) < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
+	return base_bisect(i, 0, k->n, base_digest_compare(&k->wanted[i]->ref.digest, d) < 0);
 }
 
 /* Is it certain that the object from there fits the place here? If it has to be encoded again, its length may

@@ -15,6 +15,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 
+#include "core/base/bisect.h"
 #include "core/base/pool.h"
 #include "core/view/view_internal.h"
 
@@ -290,15 +291,7 @@ uint64_t view_file_size(const struct view_file *f)
 /* The place that holds byte `at` of the data: there is one. */
 static const struct place *place_of(const struct view_file *f, uint64_t at)
 {
-	uint32_t low = 0, high = f->nplaces - 1;
-	while (low < high) {
-		uint32_t mid = low + (high - low) / 2;
-		if (f->places[mid].end <= at)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return &f->places[low];
+	return &f->places[base_bisect(i, 0, f->nplaces - 1, f->places[i].end <= at)];
 }
 
 static size_t clip(const struct view_file *f, uint64_t offset, size_t len)

@@ -20,6 +20,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "core/base/bisect.h"
 #include "core/base/log.h"
 #include "core/base/table.h"
 #include "core/view/view_internal.h"
@@ -485,18 +486,7 @@ int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const ch
 	const struct view_node *d = &t->nodes[directory];
 	if (d->kind != VIEW_DIRECTORY)
 		return -ENOTDIR;
-	uint32_t low = d->first_child, high = low + d->nchildren;
-	while (low < high) {
-		uint32_t mid = low + (high - low) / 2;
-		int c = strcmp(t->nodes[mid].name, name);
-		if (c == 0)
-			return mid;
-		if (c < 0)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return -ENOENT;
+	return base_search(i, d->first_child, d->first_child + d->nchildren, strcmp(t->nodes[i].name, name));
 }
 
 bool view_tree_has_safetensors(const struct view_tree *t, const char *component)
