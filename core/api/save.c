@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * save: the saving part of vckpt.h over core/save/saver.h: sizes of structs, enums, and pointers are checked here; what
- * tensors, steps and ranks may be is checked below. */
+ * save: the saving part of vckpt.h over core/save/saver/saver.h: sizes of structs, enums, and pointers are checked
+ * here; what tensors, steps and ranks may be is checked below. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "core/api/api_internal.h"
 #include "core/base/cleanup.h"
-#include "core/save/saver.h"
+#include "core/save/saver/saver.h"
 
 _Static_assert((int)VCKPT_PIN_YES == (int)DEVICE_PIN_YES && (int)VCKPT_PIN_NO == (int)DEVICE_PIN_NO, "handed through");
 _Static_assert((int)VCKPT_REPLICAS_FULL == (int)SAVE_REPLICAS_FULL && (int)VCKPT_REPLICAS_OFF == (int)SAVE_REPLICAS_OFF,

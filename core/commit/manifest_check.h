@@ -16,9 +16,9 @@ int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, 
 /* The first thing that it does: do layouts that list the same tensor say the same of it? -BASE_EFORMAT names tensor,
  * ranks and what each said. */
 int store_manifest_check_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err);
-/* Of the announcements of all ranks, ascending: do those of a group of replicas say the same (core/save/replica.h)?
- * Where not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks, and what can be done.
- * -ENOMEM. */
+/* Of the announcements of all ranks, ascending: do those of a group of replicas say the same
+ * (core/save/plan/replica.h)? Where not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks,
+ * and what can be done. -ENOMEM. */
 int store_manifest_check_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
 	struct base_error *err);
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * manifest_replicas: do the replicas of a step hold the same? Each rank announces one digest for each group of replicas
- * that it is in (core/save/replica.h). Announcements are all that is read while those of a group are equal: a sort of a
- * few lines a rank. Where they differ, one rank of the most that agree and one of the fewest are compared by what their
- * parts say of each tensor, and the sentence names the first tensor that differs, by their names: ranks of one group
- * may have different layouts, whose order is that of the names. Ranks that announce nothing of a group are not
+ * that it is in (core/save/plan/replica.h). Announcements are all that is read while those of a group are equal: a sort
+ * of a few lines a rank. Where they differ, one rank of the most that agree and one of the fewest are compared by what
+ * their parts say of each tensor, and the sentence names the first tensor that differs, by their names: ranks of one
+ * group may have different layouts, whose order is that of the names. Ranks that announce nothing of a group are not
  * asked. */
 #include "core/commit/manifest_check.h"
 

@@ -4,7 +4,7 @@
  * nanoseconds of wall time, or what is negative. */
 #include <time.h>
 
-#include "core/save/plan.h"
+#include "core/save/plan/plan.h"
 
 int64_t bench_own_boxes(const struct tensor_sharding *s, uint32_t n, uint32_t rank, uint64_t *ret_boxes);
 int64_t bench_plan(const struct save_plan_tensor *tensors, uint32_t n, uint32_t rank, uint64_t *ret_pieces,

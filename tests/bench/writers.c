@@ -25,7 +25,7 @@
 #include "core/commit/launch_internal.h"
 #include "core/commit/manifest_check.h"
 #include "core/load/step.h"
-#include "core/save/known_internal.h"
+#include "core/save/write/known_internal.h"
 #include "core/step/layout.h"
 #include "core/step/part.h"
 

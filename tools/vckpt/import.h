@@ -8,7 +8,7 @@
 
 #include <sys/stat.h>
 
-#include "core/save/writer.h"
+#include "core/save/write/writer.h"
 #include "core/view/safetensors.h"
 #include "tools/vckpt/tool.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
 
-#include "core/save/catalog.h"
+#include "core/save/write/catalog.h"
 #include "tools/vckpt/tool.h"
 
 static int option(struct tool *t, void *arg, int val, const char *value)

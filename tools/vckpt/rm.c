@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "core/base/array.h"
-#include "core/save/catalog.h"
+#include "core/save/write/catalog.h"
 #include "tools/vckpt/tool.h"
 
 enum wanted_kind { WANTED_STEP, WANTED_LATEST, WANTED_RANGE, WANTED_RUN };

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan_key: everything that a plan depends on as one run of bytes, of which the key is the digest (core/base/digest.h:
+ * a tree of SHA-256). It is hashed as it comes, so that it stays in a few pages that are touched for the first time.
+ *
+ * What is written has one reading: texts and lists come with their lengths, and what may be absent with a bit that says
+ * so. A mesh is hashed by itself, once for each pointer, and stands in the tensors by the number of its content:
+ * tensors of thousands share a few meshes, whose ranks may be thousands too. Fields that are mostly the same from
+ * tensor to tensor, or mostly absent, cost a bit. A thousand tensors are some 80 KB: a tenth of a millisecond. */
+#include "core/save/plan/plan_key.h"
+
+#include <string.h>
+
+#define KEY_NO_MESH UINT32_MAX
+#define KEY_FIXED_ROOM 512u     /* a tensor without its texts, local shape, placements, boxes */
+#define KEY_TABLE_MIN 16u
+#define KEY_HASHED_BYTES BASE_BLOCK_BYTES
+
+enum { KEY_BUFFER = 1 << 0, KEY_FLAT = 1 << 1, KEY_BOXES = 1 << 2, KEY_PARAMS = 1 << 3, KEY_STRIDES = 1 << 4 };
+
+static void key_fail(struct save_plan_key_builder *b)
+{
+	b->error = -ENOMEM;
+}
+
+static void key_hash(struct save_plan_key_builder *b)
+{
+	if (!b->hasher)
+		b->hasher = base_hasher_new();
+	if (!b->hasher)
+		return key_fail(b);
+	base_hasher_update(b->hasher, b->bytes.data, b->bytes.len);
+	b->bytes.len = 0;
+}
+
+/* ---- meshes ---- */
+
+/* The number of a mesh's content. */
+static uint32_t mesh_intern(struct save_plan_key_builder *b, const struct tensor_mesh *m)
+{
+	base_cleanup_buf struct base_buf bytes = BASE_BUF_INIT;
+	struct base_digest digest;
+
+	base_buf_put32(&bytes, m->ndim);
+	for (uint32_t d = 0; d < m->ndim; d++) {
+		base_buf_put32(&bytes, m->size[d]);
+		base_buf_append(&bytes, m->name[d], strlen(m->name[d]) + 1);
+	}
+	base_buf_put32(&bytes, m->ranks != NULL);
+	if (m->ranks)
+		base_buf_append(&bytes, m->ranks, (size_t)m->count * sizeof *m->ranks);
+	if (bytes.error) {
+		key_fail(b);
+		return 0;
+	}
+	base_sha256(bytes.data, bytes.len, &digest);
+	for (uint32_t i = 0; i < b->nmeshes; i++)
+		if (memcmp(b->meshes.data + (size_t)i * sizeof digest, &digest, sizeof digest) == 0)
+			return i;
+	base_buf_append(&b->meshes, &digest, sizeof digest);
+	return b->nmeshes++;
+}
+
+static uint32_t table_slot(const struct save_plan_key_mesh *table, uint32_t mask, const struct tensor_mesh *m)
+{
+	uint32_t slot = (uint32_t)((uintptr_t)m / 16 * UINT64_C(0x9e3779b97f4a7c15) >> 32) & mask;
+
+	while (table[slot].mesh && table[slot].mesh != m)
+		slot = (slot + 1) & mask;
+	return slot;
+}
+
+static bool table_grow(struct save_plan_key_builder *b)
+{
+	uint32_t size = b->table ? 2 * (b->mask + 1) : KEY_TABLE_MIN;
+	struct save_plan_key_mesh *table = calloc(size, sizeof *table);
+
+	if (!table)
+		return false;
+	for (uint32_t i = 0; b->table && i <= b->mask; i++)
+		if (b->table[i].mesh)
+			table[table_slot(table, size - 1, b->table[i].mesh)] = b->table[i];
+	free(b->table);
+	b->table = table;
+	b->mask = size - 1;
+	return true;
+}
+
+static uint32_t mesh_number(struct save_plan_key_builder *b, const struct tensor_mesh *m)
+{
+	uint32_t slot;
+
+	if (!m)
+		return KEY_NO_MESH;
+	if (b->last.mesh == m)
+		return b->last.number;
+	if ((!b->table || 2 * b->ntable > b->mask) && !table_grow(b)) {
+		key_fail(b);
+		return 0;
+	}
+	slot = table_slot(b->table, b->mask, m);
+	if (!b->table[slot].mesh) {
+		b->table[slot] = (struct save_plan_key_mesh){m, mesh_intern(b, m)};
+		b->ntable++;
+	}
+	b->last = b->table[slot];
+	return b->last.number;
+}
+
+/* ---- tensors ---- */
+
+static uint8_t *put32(uint8_t *at, uint32_t v)
+{
+	base_put32(at, v);
+	return at + 4;
+}
+
+static uint8_t *put64(uint8_t *at, uint64_t v)
+{
+	base_put64(at, v);
+	return at + 8;
+}
+
+/* false: the items lie row-major without gaps, or there are none. */
+static bool strides_matter(const struct save_plan_key_tensor *more, unsigned item_bytes)
+{
+	uint64_t expected = item_bytes;
+	bool matter = false;
+
+	if (!more->strides || !more->local_shape)
+		return false;
+	for (uint32_t d = more->local_ndim; d-- > 0; expected *= more->local_shape[d]) {
+		if (more->local_shape[d] == 0)
+			return false;
+		matter |= more->local_shape[d] > 1 && (uint64_t)more->strides[d] != expected;
+	}
+	return matter;
+}
+
+static uint8_t *put_strides(uint8_t *at, const struct save_plan_key_tensor *more)
+{
+	at = put32(at, more->local_ndim);
+	for (uint32_t d = 0; d < more->local_ndim; d++) {
+		at = put64(at, more->local_shape[d]);
+		at = put64(at, more->local_shape[d] > 1 ? (uint64_t)more->strides[d] : 0);
+	}
+	return at;
+}
+
+static void put_placement(struct save_plan_key_builder *b, const struct tensor_placement *p)
+{
+	uint8_t bytes[20], *at = put32(bytes, p->kind);
+
+	if (p->kind != TENSOR_REPLICATE && p->kind != TENSOR_PARTIAL)
+		at = put32(at, p->dim);
+	if (p->kind == TENSOR_STRIDED_SHARD || p->kind == TENSOR_INTERLEAVED_SHARD)
+		at = put64(at, p->split);
+	if (p->kind == TENSOR_RAGGED_SHARD)
+		at = put32(at, p->nends);
+	base_buf_append(&b->bytes, bytes, (size_t)(at - bytes));
+	if (p->kind == TENSOR_RAGGED_SHARD)
+		base_buf_append(&b->bytes, p->ends, (size_t)p->nends * sizeof *p->ends);
+}
+
+static uint8_t *put_text(uint8_t *at, const char *text, size_t len)
+{
+	at = put32(at, (uint32_t)len);
+	memcpy(at, text, len);
+	return at + len;
+}
+
+/* All but placements and raw boxes, which have no bound. */
+static void put_fixed(struct save_plan_key_builder *b, const struct save_plan_tensor *t,
+	const struct save_plan_key_tensor *more, uint32_t flags)
+{
+	size_t component = strlen(more->component), name = strlen(more->name);
+	size_t room = component + name + KEY_FIXED_ROOM + (size_t)more->local_ndim * 16;
+	uint8_t *from = base_buf_extend(&b->bytes, room), *at = from;
+	const struct tensor_sharding *s = &t->sharding;
+
+	if (!from)
+		return;
+	at = put32(at, flags);
+	at = put_text(at, more->component, component);
+	at = put_text(at, more->name, name);
+	at = put32(at, more->dtype);
+	at = put32(at, s->item_bytes);
+	at = put32(at, t->same_dims);
+	at = put32(at, mesh_number(b, s->mesh));
+	at = put32(at, s->shape.ndim);
+	for (uint32_t d = 0; d < s->shape.ndim; d++)
+		at = put64(at, s->shape.dim[d]);
+	if (flags & KEY_PARAMS)
+		at = put64(put64(put64(at, t->params.min_bytes), t->params.target_bytes), t->params.row_bytes);
+	if (flags & KEY_FLAT)
+		at = put64(put64(put64(at, t->flat->from), t->flat->to), t->flat->len);
+	if (flags & KEY_STRIDES)
+		at = put_strides(at, more);
+	b->bytes.len -= room - (size_t)(at - from);
+}
+
+void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_plan_tensor *t,
+	const struct save_plan_key_tensor *more)
+{
+	const struct tensor_sharding *s = &t->sharding;
+	uint32_t flags = 0;
+
+	flags |= t->buffer ? KEY_BUFFER : 0;
+	flags |= t->flat ? KEY_FLAT : 0;
+	flags |= t->boxes ? KEY_BOXES : 0;
+	flags |= memcmp(&t->params, &b->params, sizeof b->params) != 0 ? KEY_PARAMS : 0;
+	flags |= strides_matter(more, s->item_bytes) ? KEY_STRIDES : 0;
+	put_fixed(b, t, more, flags);
+	for (uint32_t m = 0; s->mesh && m < s->mesh->ndim; m++)
+		put_placement(b, &s->placement[m]);
+	if (t->boxes) {
+		base_buf_put64(&b->bytes, t->boxes->n);
+		base_buf_append(&b->bytes, t->boxes->pairs, t->boxes->n * t->boxes->ndim * 2 * sizeof(uint64_t));
+	}
+	b->params = t->params;
+	b->ntensors++;
+	if (b->bytes.len >= KEY_HASHED_BYTES && !b->bytes.error)
+		key_hash(b);
+}
+
+void save_plan_key_init(struct save_plan_key_builder *b, uint32_t rank, uint32_t world, const struct tensor_mesh *mesh)
+{
+	memset(b, 0, sizeof *b);
+	b->rank = rank;
+	base_buf_put32(&b->bytes, rank);
+	base_buf_put32(&b->bytes, world);
+	base_buf_put32(&b->bytes, mesh_number(b, mesh));
+}
+
+int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *ret_key)
+{
+	int r;
+
+	base_buf_append(&b->bytes, b->meshes.data, b->meshes.len);
+	base_buf_put32(&b->bytes, b->nmeshes);
+	base_buf_put32(&b->bytes, b->ntensors);
+	if (!b->bytes.error)
+		key_hash(b);
+	r = b->error ? b->error : b->meshes.error ? b->meshes.error : b->bytes.error;
+	if (r == 0)
+		r = base_hasher_final(b->hasher, &ret_key->digest);
+	if (r == 0) {
+		ret_key->ntensors = b->ntensors;
+		ret_key->rank = b->rank;
+	}
+	base_hasher_free(b->hasher);
+	base_buf_release(&b->bytes);
+	base_buf_release(&b->meshes);
+	free(b->table);
+	memset(b, 0, sizeof *b);
+	return r;
+}

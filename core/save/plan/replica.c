@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * replica: which bytes a rank hashes for its replicas to compare, and what it says of them.
+ *
+ * Blocks: the boxes that a rank holds of a tensor are the same on all its replicas, whatever the local strides. Each
+ * box is cut into blocks that are neighbours in its row-major order: whole rows of its inner dimensions, as many as a
+ * block has room for. A sample is the block in which the item lies that a hash of launch, step, component and name
+ * points at; all of them together are FULL. So replicas need no message to choose alike, and over many steps every
+ * block has its turn.
+ *
+ * Groups are found as in plan.c: first by mesh pointer and dimensions, then by what names them, a digest over the ranks
+ * in mesh order. A tensor that was declared in several parts has one hash, the sum of theirs: in which order a rank
+ * declared them does not matter. */
+#include "core/save/plan/replica.h"
+
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/le.h"
+#include "core/save/plan/plan_internal.h"
+
+struct replica_pair { const struct tensor_mesh *mesh; uint32_t dims, group; }; /* mesh NULL: a free slot */
+
+struct replica_making {
+	const struct save_plan_tensors *tensors;
+	uint32_t rank;
+	struct save_replicas all;
+	uint64_t room;                  /* for entries */
+	struct replica_pair *pairs;     /* hash table, mask + 1 slots */
+	uint32_t *slots;                /* hash table of groups, as many: number + 1, or 0 */
+	size_t mask;
+	uint32_t *ranks, ranks_room;    /* scratch */
+	uint64_t seed;                  /* of this step */
+	struct base_error *err;
+};
+
+static void making_release(struct replica_making *m)
+{
+	free(m->pairs);
+	free(m->slots);
+	free(m->ranks);
+	save_replicas_release(&m->all);
+}
+
+static int making_memory(const struct replica_making *m)
+{
+	return base_error_set(m->err, -ENOMEM, "no memory to compare replicas");
+}
+
+static int making_init(struct replica_making *m, uint32_t n)
+{
+	size_t slots = 4;
+
+	while (slots < 2 * (size_t)n)
+		slots *= 2;
+	m->mask = slots - 1;
+	m->pairs = calloc(slots, sizeof *m->pairs);
+	m->slots = calloc(slots, sizeof *m->slots);
+	m->all.groups = calloc((size_t)n + 1, sizeof *m->all.groups);
+	m->all.tensors = calloc((size_t)n + 1, sizeof *m->all.tensors);
+	return m->pairs && m->slots && m->all.groups && m->all.tensors ? 0 : making_memory(m);
+}
+
+/* ---- groups ---- */
+
+/* SHA-256 over the mode and the group's ranks, its first half. */
+static int group_name(struct replica_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint8_t ret_name[16])
+{
+	uint32_t size = tensor_mesh_group_size(mesh, dims);
+	struct base_digest digest;
+
+	if (size >= m->ranks_room) {
+		uint32_t *grown = realloc(m->ranks, ((size_t)size + 1) * sizeof *grown);
+
+		if (!grown)
+			return -ENOMEM;
+		m->ranks = grown;
+		m->ranks_room = size + 1;
+	}
+	base_put32(m->ranks, m->all.mode);
+	if (tensor_mesh_group(mesh, m->rank, dims, m->ranks + 1) < 0)
+		return -ENOENT;
+	for (uint32_t i = 1; i <= size; i++)
+		base_put32(&m->ranks[i], m->ranks[i]);
+	base_sha256(m->ranks, ((size_t)size + 1) * sizeof *m->ranks, &digest);
+	memcpy(ret_name, digest.bytes, 16);
+	return 0;
+}
+
+static uint32_t group_intern(struct replica_making *m, const uint8_t name[16])
+{
+	size_t slot = base_get64(name) & m->mask;
+
+	for (; m->slots[slot] != 0; slot = (slot + 1) & m->mask)
+		if (memcmp(m->all.groups[m->slots[slot] - 1], name, 16) == 0)
+			return m->slots[slot] - 1;
+	memcpy(m->all.groups[m->all.ngroups++], name, 16);
+	m->slots[slot] = m->all.ngroups;
+	return m->all.ngroups - 1;
+}
+
+static int group_find(struct replica_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint32_t *ret_group)
+{
+	size_t slot = (((uintptr_t)mesh / 16 ^ dims) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & m->mask;
+	uint8_t name[16];
+	int r;
+
+	for (; m->pairs[slot].mesh; slot = (slot + 1) & m->mask)
+		if (m->pairs[slot].mesh == mesh && m->pairs[slot].dims == dims) {
+			*ret_group = m->pairs[slot].group;
+			return 0;
+		}
+	r = group_name(m, mesh, dims, name);
+	if (r < 0)
+		return r;
+	*ret_group = group_intern(m, name);
+	m->pairs[slot] = (struct replica_pair){mesh, dims, *ret_group};
+	return 0;
+}
+
+/* ---- blocks ---- */
+
+/* The block of `box` in which its row-major item `at` lies. */
+static void block_at(uint32_t ndim, const struct tensor_box *box, unsigned item_bytes, uint64_t limit_bytes,
+	uint64_t at, struct tensor_box *ret_block)
+{
+	uint64_t limit = limit_bytes / item_bytes, unit = 1, rows;
+	uint32_t d = ndim; /* dimensions from d on are whole in a block; of d - 1 it has some, of those before it one */
+
+	*ret_block = *box;
+	for (; d > 0 && unit * box->size[d - 1] <= limit; d--)
+		unit *= box->size[d - 1];
+	if (d == 0)
+		return;
+	at /= unit;
+	rows = limit / unit;
+	for (uint32_t i = d; i-- > 0; at /= box->size[i]) {
+		uint64_t index = at % box->size[i];
+
+		if (i == d - 1)
+			index -= index % rows;
+		ret_block->offset[i] += index;
+		ret_block->size[i] = i == d - 1 ? base_min(rows, box->size[i] - index) : 1;
+	}
+}
+
+static int entry_add(struct replica_making *m, uint32_t t, const struct tensor_shard_box *held,
+	const struct tensor_box *block)
+{
+	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
+	struct save_replica_entry *e;
+
+	if (m->all.nentries == m->room) {
+		uint64_t room = base_max(m->room ? m->room * 2 : m->tensors->n, 64);
+		struct save_replica_entry *grown = reallocarray(m->all.entries, room, sizeof *grown);
+
+		if (!grown)
+			return making_memory(m);
+		m->all.entries = grown;
+		m->room = room;
+	}
+	e = &m->all.entries[m->all.nentries++];
+	e->tensor = t;
+	e->at = *held;
+	e->at.box = *block;
+	for (uint32_t d = 0; d < s->shape.ndim; d++)
+		e->at.local_offset += (block->offset[d] - held->box.offset[d]) * held->local_stride[d];
+	e->bytes = tensor_box_items(&s->shape, block) * s->item_bytes;
+	m->all.bytes += e->bytes;
+	return 0;
+}
+
+/* The block that holds item `at` of all that is held. */
+static int tensor_sample(struct replica_making *m, uint32_t t, struct save_held *held, uint64_t at)
+{
+	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
+	struct tensor_box block;
+
+	for (const struct tensor_shard_box *box = save_held_first(held); box; box = save_held_next(held)) {
+		uint64_t items = tensor_box_items(&s->shape, &box->box);
+
+		if (at < items) {
+			block_at(s->shape.ndim, &box->box, s->item_bytes, SAVE_REPLICA_SAMPLE_BYTES, at, &block);
+			return entry_add(m, t, box, &block);
+		}
+		at -= items;
+	}
+	return 0;
+}
+
+static int tensor_full(struct replica_making *m, uint32_t t, struct save_held *held)
+{
+	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
+	struct tensor_box block;
+
+	for (const struct tensor_shard_box *box = save_held_first(held); box; box = save_held_next(held)) {
+		uint64_t items = tensor_box_items(&s->shape, &box->box);
+
+		for (uint64_t at = 0; at < items; at += tensor_box_items(&s->shape, &block)) {
+			int r;
+
+			block_at(s->shape.ndim, &box->box, s->item_bytes, SAVE_REPLICA_CHUNK_BYTES, at, &block);
+			r = entry_add(m, t, box, &block);
+			if (r < 0)
+				return r;
+		}
+	}
+	return 0;
+}
+
+static uint64_t text_hash(uint64_t seed, const char *text)
+{
+	return base_xxh64_of(seed, text, strlen(text));
+}
+
+static int tensor_make(struct replica_making *m, uint32_t t, const struct save_replica_name *name)
+{
+	const struct save_plan_tensor *tensor = save_plan_tensor_at(m->tensors, t);
+	const struct tensor_sharding *s = &tensor->sharding;
+	struct save_replica_tensor *row = &m->all.tensors[m->all.ntensors];
+	struct save_held held;
+	uint64_t items;
+	uint32_t dims;
+	bool whole;
+	int r;
+
+	dims = s->mesh && !tensor->buffer ? save_held_alike(tensor, s) : 0;
+	if (dims == 0 || tensor_mesh_group_size(s->mesh, dims) < 2) /* nobody to be compared with */
+		return 0;
+	r = save_held_init(&held, tensor, s, m->rank, m->err);
+	if (r < 0)
+		return base_error_prefix(m->err, r, "tensor %u", t);
+	items = held.shard.absent ? 0 : save_held_items(&held);
+	if (items == 0)
+		return 0;
+	*row = (struct save_replica_tensor){.tensor = t, .first = m->all.nentries};
+	r = group_find(m, s->mesh, dims, &row->group);
+	if (r < 0)
+		return base_error_set(m->err, r, "tensor %u: %s", t, base_error_name(r));
+	whole = tensor->whole && items <= SAVE_REPLICA_WHOLE_BYTES / s->item_bytes;
+	r = whole || m->all.mode == SAVE_REPLICAS_FULL ? tensor_full(m, t, &held)
+		: tensor_sample(m, t, &held, text_hash(text_hash(m->seed, name->component), name->name) % items);
+	row->n = m->all.nentries - row->first;
+	m->all.ntensors++;
+	return r;
+}
+
+int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
+	const char *save, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
+	struct base_error *err)
+{
+	base_cleanup(making_release) struct replica_making m = {.tensors = tensors, .rank = rank, .err = err};
+	int r = mode == SAVE_REPLICAS_OFF ? 0 : making_init(&m, tensors->n);
+
+	m.all.mode = mode;
+	m.seed = text_hash(0, save);
+	for (uint32_t t = 0; mode != SAVE_REPLICAS_OFF && t < tensors->n && r == 0; t++)
+		r = tensor_make(&m, t, &names[t]);
+	if (r < 0)
+		return r;
+	*ret_replicas = m.all;
+	m.all = (struct save_replicas){0};
+	return 0;
+}
+
+void save_replicas_release(struct save_replicas *r)
+{
+	if (!r)
+		return;
+	free(r->entries);
+	free(r->tensors);
+	free(r->groups);
+	*r = (struct save_replicas){0};
+}
+
+/* ---- what is said ---- */
+
+struct replica_row { uint32_t number, group, tensor; struct base_xxh128 hash; };
+
+static int row_order(const void *pa, const void *pb)
+{
+	const struct replica_row *a = pa, *b = pb;
+
+	if (a->number != b->number)
+		return a->number < b->number ? -1 : 1;
+	return (a->group > b->group) - (a->group < b->group);
+}
+
+static void hash_add(struct base_xxh128 *to, const struct base_xxh128 *more)
+{
+	for (unsigned i = 0; i < sizeof *to; i += 8)
+		base_put64(to->bytes + i, base_get64(to->bytes + i) + base_get64(more->bytes + i));
+}
+
+/* One row a tensor of the layout and group, by number; returns how many. */
+static uint32_t rows_make(const struct save_replicas *r, const uint32_t *numbers, const struct base_xxh128 *hashes,
+	uint64_t seed, struct replica_row *rows)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < r->ntensors; i++) {
+		const struct save_replica_tensor *t = &r->tensors[i];
+
+		rows[i] = (struct replica_row){.number = numbers[t->tensor], .group = t->group, .tensor = t->tensor};
+		base_xxh128_of(seed, hashes + t->first, t->n * sizeof *hashes, &rows[i].hash);
+	}
+	qsort(rows, r->ntensors, sizeof *rows, row_order);
+	for (uint32_t i = 0; i < r->ntensors; i++) {
+		if (n && row_order(&rows[n - 1], &rows[i]) == 0)
+			hash_add(&rows[n - 1].hash, &rows[i].hash);
+		else
+			rows[n++] = rows[i];
+	}
+	return n;
+}
+
+static int sample_order(const void *pa, const void *pb)
+{
+	const struct proto_sample *a = pa, *b = pb;
+
+	if (a->tensor != b->tensor)
+		return a->tensor < b->tensor ? -1 : 1;
+	return memcmp(a->group, b->group, sizeof a->group);
+}
+
+static int replica_order(const void *pa, const void *pb)
+{
+	const struct proto_replica *a = pa, *b = pb;
+
+	return memcmp(a->group, b->group, sizeof a->group);
+}
+
+/* first: where each group's rows begin in `order`, which holds rows by group, and in a group by number. */
+static void rows_by_group(const struct replica_row *rows, uint32_t n, uint32_t ngroups, uint32_t *first,
+	uint32_t *order)
+{
+	for (uint32_t i = 0; i < n; i++)
+		first[rows[i].group + 1]++;
+	for (uint32_t g = 0; g < ngroups; g++)
+		first[g + 1] += first[g];
+	for (uint32_t i = n; i-- > 0;) /* from the end, so that first[g + 1] goes down to where g begins */
+		order[--first[rows[i].group + 1]] = i;
+}
+
+static int replicas_digest(const struct save_replicas *r, const struct save_replica_name *names,
+	const struct replica_row *rows, uint32_t n, struct proto_replica *ret_replicas)
+{
+	base_cleanup_free uint32_t *first = calloc((size_t)r->ngroups + 2, sizeof *first);
+	base_cleanup_free uint32_t *order = calloc((size_t)n + 1, sizeof *order);
+	base_cleanup_buf struct base_buf bytes = BASE_BUF_INIT;
+	struct base_digest digest;
+
+	if (!first || !order)
+		return -ENOMEM;
+	rows_by_group(rows, n, r->ngroups, first, order);
+	for (uint32_t g = 0; g < r->ngroups; g++) {
+		uint32_t end = g + 1 < r->ngroups ? first[g + 2] : n;
+
+		bytes.len = 0;
+		for (uint32_t i = first[g + 1]; i < end; i++) {
+			const struct replica_row *row = &rows[order[i]];
+			const struct save_replica_name *name = &names[row->tensor];
+
+			base_buf_append(&bytes, name->component, strlen(name->component) + 1);
+			base_buf_append(&bytes, name->name, strlen(name->name) + 1);
+			base_buf_append(&bytes, row->hash.bytes, sizeof row->hash);
+		}
+		if (bytes.error)
+			return bytes.error;
+		base_sha256(bytes.data, bytes.len, &digest);
+		memcpy(ret_replicas[g].group, r->groups[g], 16);
+		memcpy(ret_replicas[g].digest, digest.bytes, 16);
+	}
+	return 0;
+}
+
+int save_replicas_finish(const struct save_replicas *r, const struct save_replica_name *names,
+	const uint32_t *numbers, const struct base_xxh128 *hashes, uint64_t seed, struct save_replicas_rows *ret_rows)
+{
+	base_cleanup_free struct replica_row *rows = calloc((size_t)r->ntensors + 1, sizeof *rows);
+	base_cleanup(save_replicas_rows_release) struct save_replicas_rows made = {
+		.samples = calloc((size_t)r->ntensors + 1, sizeof *made.samples),
+		.replicas = calloc((size_t)r->ngroups + 1, sizeof *made.replicas)};
+	int rc;
+
+	if (!rows || !made.samples || !made.replicas)
+		return -ENOMEM;
+	made.nsamples = rows_make(r, numbers, hashes, seed, rows);
+	for (uint32_t i = 0; i < made.nsamples; i++) {
+		made.samples[i].tensor = rows[i].number;
+		memcpy(made.samples[i].group, r->groups[rows[i].group], 16);
+		memcpy(made.samples[i].hash, rows[i].hash.bytes, 16);
+	}
+	qsort(made.samples, made.nsamples, sizeof *made.samples, sample_order);
+	rc = replicas_digest(r, names, rows, made.nsamples, made.replicas);
+	if (rc < 0)
+		return rc;
+	qsort(made.replicas, r->ngroups, sizeof *made.replicas, replica_order);
+	made.nreplicas = (uint32_t)base_min(r->ngroups, PROTO_REPLICAS_MAX); /* what is not announced is not compared */
+	*ret_rows = made;
+	made = (struct save_replicas_rows){0};
+	return 0;
+}
+
+void save_replicas_rows_release(struct save_replicas_rows *r)
+{
+	if (!r)
+		return;
+	free(r->samples);
+	free(r->replicas);
+	*r = (struct save_replicas_rows){0};
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * lanes: device memory of one save may be of several devices, or contexts. At submit the flight's fence is told of
+ * every tensor (saver_fence_make), in the caller's thread. A worker has a lane, a stream and its mark, for each
+ * context that it has met; what it copies for a batch goes along the lanes of the tensors' places, and it waits for
+ * all that it used before the batch has arrived. Lanes are kept from save to save, and dropped, with their copies
+ * waited for, after an error. */
+#include "core/save/saver/saver_internal.h"
+
+static bool tensor_is_empty(const struct saver_tensor *t)
+{
+	for (uint32_t d = 0; d < t->local.ndim; d++)
+		if (t->local.dim[d] == 0)
+			return true;
+	return false;
+}
+
+/* How many tensors have something to be copied, or an error. */
+static int fence_fill(struct save_flight *f, struct device_fence *fence, struct base_error *err)
+{
+	int rc = 0, n = 0;
+
+	for (uint32_t i = 0; i < f->ntensors && rc == 0; i++) {
+		struct saver_tensor *t = &f->tensors[i];
+
+		if (!t->device || tensor_is_empty(t))
+			continue;
+		n = 1;
+		rc = device_fence_place(fence, t->data, &t->place, err);
+		if (rc < 0)
+			rc = base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
+				store_layout_shown(t->name, t->name_len), t->name);
+	}
+	if (rc == 0 && n)
+		rc = device_fence_set(fence, &f->options.stream, 1, err);
+	return rc < 0 ? rc : n;
+}
+
+int saver_fence_make(struct save_flight *f, struct base_error *err)
+{
+	struct device_fence *fence;
+	int rc;
+
+	device_fence_free(base_steal(f->fence)); /* of a submit that was refused */
+	rc = device_fence_new(&fence, err);
+	if (rc < 0)
+		return rc;
+	rc = fence_fill(f, fence, err);
+	if (rc == 1)
+		f->fence = fence;
+	else
+		device_fence_free(fence);
+	return rc < 0 ? rc : 0;
+}
+
+/* ---- a worker's ---- */
+
+/* Waits for the stream's copies, whatever became of its mark. */
+static void lane_drop(struct saver_lane *l)
+{
+	device_mark_free(l->mark);
+	device_stream_free(l->stream);
+	*l = (struct saver_lane){0};
+}
+
+void saver_lanes_drop(struct saver_worker *w)
+{
+	while (w->nlanes)
+		lane_drop(&w->lanes[--w->nlanes]);
+}
+
+static int lane_open(struct save_flight *f, struct saver_worker *w, unsigned place, struct base_error *err)
+{
+	struct saver_lane *l;
+	int rc;
+
+	if (w->nlanes == SAVER_LANES) {
+		rc = saver_lanes_arrive(w, err);
+		if (rc < 0)
+			return rc;
+		saver_lanes_drop(w);
+	}
+	l = &w->lanes[w->nlanes];
+	*l = (struct saver_lane){0};
+	rc = device_stream_new(f->fence, place, f->s->options.pin, &l->stream, err);
+	if (rc == 0)
+		rc = device_mark_new(l->stream, &l->mark, err);
+	if (rc < 0)
+		lane_drop(l);
+	else
+		w->nlanes++;
+	return rc;
+}
+
+int saver_lane_gather(struct save_flight *f, struct saver_worker *w, unsigned place, void *to,
+	const struct device_gather *g, struct base_error *err)
+{
+	unsigned i = 0;
+	int rc = 0;
+
+	while (i < w->nlanes && !device_stream_fits(w->lanes[i].stream, f->fence, place))
+		i++;
+	if (i == w->nlanes) {
+		rc = lane_open(f, w, place, err);
+		i = w->nlanes - 1;
+	}
+	if (rc == 0 && w->lanes[i].waited != f->number + 1)
+		rc = device_stream_wait(w->lanes[i].stream, f->fence, err);
+	if (rc < 0)
+		return rc;
+	w->lanes[i].waited = f->number + 1;
+	w->lanes[i].used = true;
+	return device_stream_gather(w->lanes[i].stream, to, g, err);
+}
+
+int saver_lanes_arrive(struct saver_worker *w, struct base_error *err)
+{
+	int rc = 0;
+
+	for (unsigned i = 0; i < w->nlanes && rc == 0; i++)
+		if (w->lanes[i].used)
+			rc = device_mark_set(w->lanes[i].mark, err);
+	for (unsigned i = 0; i < w->nlanes && rc == 0; i++)
+		if (w->lanes[i].used) {
+			rc = device_mark_wait(w->lanes[i].mark, err);
+			w->lanes[i].used = false;
+		}
+	return rc;
+}

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * persist: the saver's own thread: one flight after another, in the order in which they were begun, from `begin` to the
+ * decision. It waits for the decision before it begins the next one: so that the next may use this step as a base, and
+ * so that attempts are decided in order. Copying does not wait for it: later flights fill the ring meanwhile.
+ *
+ * Every flight of several ranks begins one attempt, also one that failed before or was never submitted: the other ranks
+ * may wait for this one there, and have to learn why it does not come. A rank by itself begins none for what was never
+ * submitted. A flight that fails aborts its attempt, with its reason, before anybody is told.
+ */
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/base/clock.h"
+#include "core/base/log.h"
+#include "core/commit/list.h"
+#include "core/commit/stats.h"
+#include "core/save/saver/saver_internal.h"
+
+#define PERSIST_WAIT_MS 1000
+
+/* ---- bases ---- */
+
+static int persist_add_base(struct save_flight *f, const char *run, const struct store_list_step *step,
+	struct base_error *err)
+{
+	return step ? save_writer_base(f->w, run, step->entry, &step->commit.manifest, err) : 0;
+}
+
+/* The step that is replaced, the newest of the run, and those that the caller names. A base that is not there saves
+ * nothing, and harms nothing, unless the caller named it. add: false: it is only looked for. */
+static int persist_named_base(struct save_flight *f, const char *name, bool add, struct base_error *err)
+{
+	const char *slash = strrchr(name, '/');
+	char run[PROTO_RUN_MAX + 1];
+	const struct store_list_step *step;
+	struct store_list *list;
+	int rc;
+
+	snprintf(run, sizeof run, "%.*s", (int)base_min(slash - name, PROTO_RUN_MAX), name);
+	rc = store_list_open(f->s->store, run, false, &list, err);
+	if (rc < 0)
+		return base_error_prefix(err, rc, "base %s", name);
+	step = store_list_find(list, strtoull(slash + 1, NULL, 10));
+	if (!step)
+		rc = base_error_set(err, -ENOENT, "base %s: there is no such step", name);
+	else if (add)
+		rc = persist_add_base(f, run, step, err);
+	store_list_close(list);
+	return rc;
+}
+
+static int persist_named_bases(struct save_flight *f, bool add, struct base_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && i < f->nbases; i++)
+		rc = persist_named_base(f, f->bases[i], add, err);
+	return rc;
+}
+
+static int persist_bases(struct save_flight *f, struct base_error *err)
+{
+	struct save_saver *s = f->s;
+	struct store_list *list;
+	int rc = persist_named_bases(f, true, err);
+
+	if (rc < 0 || s->options.no_bases)
+		return rc;
+	if (store_list_open(s->store, s->run, false, &list, NULL) < 0)
+		return 0;
+	if (f->options.replace)
+		rc = persist_add_base(f, s->run, store_list_find(list, store_attempt_step(f->attempt)), err);
+	if (rc == 0)
+		rc = persist_add_base(f, s->run, store_list_latest(list), err);
+	store_list_close(list);
+	return rc;
+}
+
+/* ---- what was measured ---- */
+
+static uint32_t persist_timings(struct save_flight *f, struct proto_timing timings[SAVE_PHASES])
+{
+	uint32_t n = 0;
+
+	pthread_mutex_lock(&f->s->lock);
+	for (unsigned i = 0; i < SAVE_PHASES; i++) {
+		const struct save_phase_time *p = &f->info.phase[i];
+
+		if (p->start_ns)
+			timings[n++] = (struct proto_timing){save_phase_name(i), p->busy_ns, p->bytes, p->start_ns,
+				p->end_ns};
+	}
+	pthread_mutex_unlock(&f->s->lock);
+	return n;
+}
+
+/* Of the pieces: what was appended, and what was not because it is known. */
+static void persist_count(struct save_flight *f)
+{
+	const struct save_result *r = save_writer_result(f->w);
+	struct save_flight_info *i = &f->info;
+
+	pthread_mutex_lock(&f->s->lock);
+	i->pieces = r->pieces;
+	i->pieces_new = r->pieces_new;
+	i->bytes_unchanged = r->bytes_reused;
+	i->bytes_deduplicated = r->bytes_duplicate;
+	i->bytes_encoded = r->bytes_encoded;
+	i->bytes_written = r->piece_bytes_new + r->meta_bytes;
+	pthread_mutex_unlock(&f->s->lock);
+}
+
+static void persist_stats(struct save_flight *f)
+{
+	const struct save_flight_info *i = &f->info;
+	struct proto_timing timings[SAVE_PHASES];
+	struct proto_stats m = {.run = f->s->run, .attempt = store_attempt_name(f->attempt), .step = f->step,
+		.rank = f->s->options.rank, .world = f->s->options.world, .host = store_hostname(),
+		.submitted_ns = i->submitted_ns, .staged_ns = i->staged_ns, .committed_ns = i->committed_ns,
+		.bytes_held = i->bytes_held, .bytes_staged = i->bytes_staged, .bytes_unchanged = i->bytes_unchanged,
+		.bytes_deduplicated = i->bytes_deduplicated, .bytes_encoded = i->bytes_encoded,
+		.bytes_written = i->bytes_written, .pieces = i->pieces, .pieces_new = i->pieces_new,
+		.plan_cached = i->plan_cached, .ring_waits = i->ring_waits, .timings = timings};
+	struct base_error err = {0};
+
+	m.ntimings = persist_timings(f, timings);
+	if (store_stats_put(f->s->store, &m, f->entry, &err) < 0)
+		base_debug("%s step %llu: its timings are not kept: %s", f->s->run, (unsigned long long)f->step,
+			err.text);
+}
+
+/* ---- one flight ---- */
+
+/* Samples are hashed by now; the numbers of tensors are those of the layout. */
+static int persist_samples(struct save_flight *f, struct save_replicas_rows *ret_rows, struct base_error *err)
+{
+	if (save_replicas_finish(&f->replicas, f->names, f->planned->numbers, f->sample_hashes, f->s->store->info.seed,
+		    ret_rows) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	return 0;
+}
+
+/* After the last band: blobs, the last packs sealed, part, announcement. */
+static int persist_finish(struct save_flight *f, struct base_error *err)
+{
+	struct proto_timing timings[SAVE_PHASES];
+	struct save_replicas_rows rows = {0};
+	struct save_measured m = {.timings = timings};
+	uint64_t begin = base_realtime_ns();
+	int rc = save_writer_seal(f->w, err);
+
+	saver_room_tell(f);
+	pthread_mutex_lock(&f->s->lock);
+	f->info.bytes_done += rc == 0 ? save_writer_blob_bytes(f->w) : 0;
+	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
+	pthread_mutex_unlock(&f->s->lock);
+	if (rc == 0)
+		rc = persist_samples(f, &rows, err);
+	m.ntimings = persist_timings(f, timings);
+	m.samples = rows.samples;
+	m.nsamples = rows.nsamples;
+	m.replicas = rows.replicas;
+	m.nreplicas = rows.nreplicas;
+	if (rc == 0)
+		rc = save_writer_finish(f->w, &m, NULL, err);
+	save_replicas_rows_release(&rows);
+	return rc;
+}
+
+/* The layout's object and digest, once for all saves of equal declarations. Copying goes on meanwhile. */
+static int persist_layout(struct save_flight *f, struct base_error *err)
+{
+	uint64_t begin = base_realtime_ns();
+	int rc;
+
+	if (f->planned->layout_object.len)
+		return 0;
+	rc = store_layout_encode(f->planned->layout, &f->planned->layout_object, err);
+	if (rc < 0)
+		base_buf_release(&f->planned->layout_object);
+	pthread_mutex_lock(&f->s->lock);
+	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
+	pthread_mutex_unlock(&f->s->lock);
+	return rc;
+}
+
+static int persist_write(struct save_flight *f, struct base_error *err)
+{
+	int rc = persist_layout(f, err);
+
+	if (rc == 0)
+		rc = save_writer_begin(f->w, f->attempt, err);
+	if (rc == 0)
+		rc = persist_bases(f, err);
+	if (rc == 0)
+		rc = saver_bands_append(f, err);
+	if (rc == 0)
+		rc = persist_finish(f, err);
+	save_writer_end(f->w);
+	persist_count(f);
+	return rc;
+}
+
+/* The list decides. A store that cannot be read is asked again for as long as a rank may be missing at the start. */
+static int persist_wait(struct save_flight *f, struct base_error *err)
+{
+	uint64_t limit_ms = f->s->options.start_ms ? f->s->options.start_ms : STORE_LAUNCH_START_MS;
+	uint64_t begin = base_realtime_ns(), since = base_monotonic_ns(), commit_ns, now;
+	int rc;
+
+	pthread_mutex_lock(&f->s->lock);
+	f->state = SAVE_ANNOUNCED;
+	pthread_mutex_unlock(&f->s->lock);
+	for (;;) {
+		*err = (struct base_error){0};
+		rc = store_attempt_wait(f->attempt, PERSIST_WAIT_MS, &f->entry, err);
+		if (rc == -ETIMEDOUT)
+			since = base_monotonic_ns();
+		else if (rc == 0 || rc == -BASE_EABORTED || !store_attempt_undecided(f->attempt)
+			|| base_monotonic_ns() - since > limit_ms * UINT64_C(1000000))
+			break;
+		else
+			usleep(100000);
+	}
+	now = base_realtime_ns();
+	commit_ns = base_min(store_attempt_commit_ns(f->attempt), now - begin);
+	pthread_mutex_lock(&f->s->lock);
+	saver_phase_note(f, SAVE_WAIT, begin, now - begin - commit_ns, 0);
+	if (commit_ns)
+		saver_phase_note(f, SAVE_COMMIT, now - commit_ns, commit_ns, 0);
+	pthread_mutex_unlock(&f->s->lock);
+	return rc;
+}
+
+/* The flight is prepared, or it failed. */
+static int persist_prepared(struct save_flight *f, struct base_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&f->s->lock);
+	while (!f->prepared && !f->failed)
+		pthread_cond_wait(&f->s->ready, &f->s->lock);
+	if (f->failed) {
+		rc = f->rc;
+		*err = f->err;
+	}
+	pthread_mutex_unlock(&f->s->lock);
+	return rc;
+}
+
+/* It failed with its announcement, which may have landed all the same: then others may commit, and the list decides
+ * what is told (invariant 5), with the reason that it has. Where the save was given up the first error's code stays. */
+static int persist_outcome(struct save_flight *f, int rc, struct base_error *err)
+{
+	struct base_error why;
+	int told = persist_wait(f, &why);
+
+	if (told == 0 || store_attempt_undecided(f->attempt))
+		*err = why;
+	else
+		base_error_set(err, rc, "%s", why.text);
+	return told == 0 ? 0 : store_attempt_undecided(f->attempt) ? told : rc;
+}
+
+/* Of a flight that was given up before it was submitted: why. */
+static int persist_given_up(struct save_flight *f, struct base_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&f->s->lock);
+	if (f->failed) {
+		rc = f->rc;
+		*err = f->err;
+	}
+	pthread_mutex_unlock(&f->s->lock);
+	return rc ? rc : base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted");
+}
+
+/* A rank by itself has nobody to tell of what is refused: it never begins, and takes no number. */
+static int persist_refused(struct save_flight *f, struct base_error *err)
+{
+	return f->given_up ? persist_given_up(f, err) : persist_named_bases(f, false, err);
+}
+
+static int persist_attempt(struct save_flight *f, struct base_error *err)
+{
+	struct store_launch_save o = {.step = f->options.step, .replace = f->options.replace,
+		.commons = f->submitted ? &f->commons : NULL};
+	int rc = f->s->options.world == 1 ? persist_refused(f, err) : 0;
+
+	if (rc < 0)
+		return rc;
+	rc = store_launch_begin(f->s->launch, &o, &f->attempt, err);
+	if (rc == 0) {
+		f->step = store_attempt_step(f->attempt);
+		rc = f->given_up ? persist_given_up(f, err) : persist_prepared(f, err);
+	}
+	if (rc == 0)
+		rc = persist_write(f, err);
+	if (rc == 0)
+		return persist_wait(f, err);
+	return f->attempt && store_attempt_announced(f->attempt) ? persist_outcome(f, rc, err) : rc;
+}
+
+/* Others learn why; what this rank wrote goes. What was announced is told as the list says, which may be a commit (0),
+ * and as undecided while it says nothing, whatever failed. */
+static int persist_abort(struct save_flight *f, int rc, struct base_error *err)
+{
+	bool undecided = f->attempt && store_attempt_announced(f->attempt)
+		&& store_attempt_undecided(f->attempt);
+	struct base_error outcome = {0};
+	int told;
+
+	if ((rc == -ENOSPC || rc == -EDQUOT) && !undecided)
+		base_error_set(err, rc, "%s is full: nothing of this save is kept", f->s->store->path);
+	else if (!err->code)
+		base_error_set(err, rc, "the save failed: %s", base_error_name(rc));
+	if (!f->attempt)
+		return rc;
+	told = store_attempt_abort(f->attempt, undecided ? NULL : err->text, &f->entry, &outcome);
+	if (told < 0 && !undecided)
+		return rc;
+	*err = outcome;
+	return told;
+}
+
+static void persist_flight(struct save_flight *f)
+{
+	struct save_saver *s = f->s;
+	struct base_error err = {0};
+	int rc = persist_attempt(f, &err);
+
+	if (rc < 0)
+		rc = persist_abort(f, rc, &err);
+	pthread_mutex_lock(&s->lock);
+	if (rc < 0)
+		saver_flight_fail(f, rc, &err);
+	else
+		f->info.committed_ns = base_realtime_ns();
+	pthread_mutex_unlock(&s->lock);
+	if (rc == 0)
+		persist_stats(f);
+	store_attempt_free(base_steal(f->attempt));
+	saver_bands_drop(f);
+}
+
+/* Told last: nothing of the flight is at work any more. */
+static void persist_over(struct save_flight *f)
+{
+	struct save_saver *s = f->s;
+	bool last;
+
+	pthread_mutex_lock(&s->lock);
+	f->state = f->failed ? SAVE_FAILED : SAVE_COMMITTED;
+	f->over = true;
+	s->first = f->next;
+	if (!s->first)
+		s->last = NULL;
+	last = saver_flight_drop(f);
+	pthread_cond_broadcast(&s->told);
+	pthread_cond_broadcast(&s->work);
+	pthread_mutex_unlock(&s->lock);
+	if (last)
+		saver_flight_release(f);
+}
+
+/* The next flight that is submitted or given up; NULL: the saver closes, and there is none. */
+static struct save_flight *persist_next(struct save_saver *s)
+{
+	struct save_flight *f;
+
+	pthread_mutex_lock(&s->lock);
+	for (;;) {
+		f = s->first;
+		if (f && (f->submitted || f->given_up || s->closing))
+			break;
+		if (!f && s->closing)
+			break;
+		pthread_cond_wait(&s->ready, &s->lock);
+	}
+	if (f && !f->submitted)
+		f->given_up = true; /* closed before it was submitted */
+	pthread_mutex_unlock(&s->lock);
+	return f;
+}
+
+void *saver_persister_main(void *arg)
+{
+	struct save_saver *s = arg;
+	struct save_flight *f;
+
+	if (s->options.low_priority)
+		saver_yield_to_others();
+	while ((f = persist_next(s)) != NULL) {
+		persist_flight(f);
+		persist_over(f);
+	}
+	return NULL;
+}

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * prepare: from what was declared to what is to be done: tensors in the order of the layout, which all ranks agree on;
+ * the layout; this rank's plan. Both are kept for the next save of equal declarations, under a digest of everything
+ * that they depend on. A caller waits for all this, so the layout is
+ * made as tables only, which is what copying asks; its object, which is stored, is made by the persister meanwhile, and
+ * what is hashed to show that replicas hold the same is chosen when the last bands have been handed out.
+ *
+ * Who stores the layout object: the lowest rank of those that are in every mesh of it. All ranks with this layout are
+ * among these, since each lists the tensors of its own meshes. Should that rank have tensors besides (its layout is
+ * another one then), the layout would be stored by nobody: so every other rank refers to the copy in a base, or stores
+ * it too (persist.c). */
+#include <stdio.h>
+
+#include "core/base/clock.h"
+#include "core/save/saver/saver_internal.h"
+
+static int tensor_compare(const struct saver_tensor *a, const struct saver_tensor *b)
+{
+	int order = a->component == b->component ? 0 : strcmp(a->component, b->component);
+
+	return order ? order : strcmp(a->name, b->name);
+}
+
+static int tensor_order(const void *pa, const void *pb)
+{
+	const struct saver_tensor *a = pa, *b = pb;
+	int order = tensor_compare(a, b);
+
+	/* boxes of one tensor: by their first offsets, whatever order they were declared in */
+	for (uint32_t d = 0; order == 0 && d < a->plan.sharding.shape.ndim && a->plan.boxes->n && b->plan.boxes->n; d++)
+		order = (a->plan.boxes->pairs[2 * d] > b->plan.boxes->pairs[2 * d])
+			- (a->plan.boxes->pairs[2 * d] < b->plan.boxes->pairs[2 * d]);
+	return order;
+}
+
+static bool tensors_are_sorted(const struct save_flight *f)
+{
+	for (uint32_t i = 1; i < f->ntensors; i++)
+		if (tensor_compare(&f->tensors[i - 1], &f->tensors[i]) >= 0)
+			return false;
+	return true;
+}
+
+static int prepare_order(struct save_flight *f, struct base_error *err)
+{
+	if (f->ntensors && !tensors_are_sorted(f))
+		qsort(f->tensors, f->ntensors, sizeof *f->tensors, tensor_order);
+	if (f->ntensors)
+		f->plan_tensors = (struct save_plan_tensors){&f->tensors[0].plan, sizeof f->tensors[0], f->ntensors};
+	f->names = malloc((f->ntensors + 1) * sizeof *f->names);
+	if (!f->names)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < f->ntensors; i++)
+		f->names[i] = (struct save_replica_name){f->tensors[i].component, f->tensors[i].name};
+	return 0;
+}
+
+static int prepare_key(struct save_flight *f, struct save_plan_key *ret_key, struct base_error *err)
+{
+	struct save_plan_key_builder b;
+
+	save_plan_key_init(&b, f->s->options.rank, f->s->options.world, f->s->mesh);
+	for (uint32_t i = 0; i < f->ntensors; i++) {
+		const struct saver_tensor *t = &f->tensors[i];
+		struct save_plan_key_tensor more = {.component = t->component, .name = t->name, .dtype = t->dtype,
+			.local_ndim = t->local.ndim, .local_shape = t->local.dim, .strides = t->strides};
+
+		save_plan_key_tensor(&b, &t->plan, &more);
+	}
+	return save_plan_key_final(&b, ret_key) < 0 ? base_error_set(err, -ENOMEM, "out of memory") : 0;
+}
+
+/* ---- the layout ---- */
+
+/* The lowest rank of the smallest mesh that is in all others; UINT32_MAX: there is none. */
+static uint32_t layout_lowest_rank(const struct save_flight *f)
+{
+	const struct tensor_mesh *meshes[64], *smallest = NULL;
+	uint32_t n = 0, lowest = UINT32_MAX, at[TENSOR_MAX_DIMS];
+
+	for (uint32_t i = 0; i < f->ntensors; i++) {
+		const struct tensor_mesh *m = f->tensors[i].plan.sharding.mesh;
+		uint32_t k = n;
+
+		if (!m)
+			return f->s->options.rank;
+		while (k > 0 && meshes[k - 1] != m)
+			k--;
+		if (k)
+			continue;
+		if (n == 64)
+			return UINT32_MAX;
+		meshes[n++] = m;
+		if (!smallest || m->count < smallest->count)
+			smallest = m;
+	}
+	for (uint32_t p = 0; smallest && p < smallest->count; p++) {
+		uint32_t rank = tensor_mesh_rank_at(smallest, p), k = 0;
+
+		while (rank < lowest && k < n && tensor_mesh_coordinate(meshes[k], rank, at) == 0)
+			k++;
+		if (k == n)
+			lowest = base_min(lowest, rank);
+	}
+	return lowest;
+}
+
+/* The boxes of tensor i in all its parts, which stand together. One that was given twice would be stored twice. */
+static int layout_check_parts(const struct save_flight *f, uint32_t i, struct base_error *err)
+{
+	const struct tensor_shape *shape = &f->tensors[i].plan.sharding.shape;
+	struct tensor_boxes all = {.ndim = shape->ndim};
+	uint32_t end = i;
+	size_t at = 0;
+	int rc;
+
+	for (; end < f->ntensors && tensor_compare(&f->tensors[i], &f->tensors[end]) == 0; end++)
+		all.n += f->tensors[end].plan.boxes->n;
+	all.room = all.n;
+	all.pairs = calloc(all.n + 1, 2 * (shape->ndim + 1) * sizeof *all.pairs);
+	if (!all.pairs)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t k = i; k < end; k++) {
+		const struct tensor_boxes *part = f->tensors[k].plan.boxes;
+
+		memcpy(all.pairs + at, part->pairs, part->n * shape->ndim * 2 * sizeof *part->pairs);
+		at += part->n * shape->ndim * 2;
+	}
+	rc = tensor_shard_list_check(shape, &all, err);
+	free(all.pairs);
+	return rc == 0 ? 0 : base_error_prefix(err, rc, "tensor %s/%.*s is given twice", f->tensors[i].component,
+		store_layout_shown(f->tensors[i].name, f->tensors[i].name_len), f->tensors[i].name);
+}
+
+static struct store_layout_builder *layout_builder(const struct save_flight *f)
+{
+	const struct proto_store *info = &f->s->store->info;
+	struct store_layout_builder *b = store_layout_builder_new(
+		(struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes});
+	size_t name_bytes = 0;
+
+	for (uint32_t i = 0; i < f->ntensors; i++)
+		name_bytes += f->tensors[i].name_len;
+	if (!b || store_layout_builder_reserve(b, f->ntensors, name_bytes) == 0)
+		return b;
+	store_layout_builder_free(b);
+	return NULL;
+}
+
+/* Tensors in their order; the boxes of one that was given in several parts stand together. */
+static int layout_build(const struct save_flight *f, struct save_planned *p, struct base_error *err)
+{
+	struct store_layout_builder *b = layout_builder(f);
+	base_cleanup_free uint32_t *tags = NULL;
+	uint32_t number = 0;
+	int rc = b ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+
+	for (uint32_t i = 0; rc == 0 && i < f->ntensors; i++) {
+		const struct saver_tensor *from = &f->tensors[i];
+		const struct tensor_sharding *s = &from->plan.sharding;
+		struct store_layout_held held = {.buffer = from->plan.buffer, .mesh = s->mesh,
+			.placements = s->placement, .nplacements = s->mesh ? s->mesh->ndim : 0};
+
+		if (from->boxes || from->plan.flat) /* rows say who stored what */
+			held.mesh = NULL, held.placements = NULL, held.nplacements = 0;
+		if (i && from->boxes && tensor_compare(&f->tensors[i - 1], from) == 0) {
+			p->numbers[i] = number - 1;
+			if (i == 1 || tensor_compare(&f->tensors[i - 2], from) != 0) /* its second part */
+				rc = layout_check_parts(f, i - 1, err);
+			continue;
+		}
+		p->numbers[i] = number;
+		rc = store_layout_builder_add_held(b, from->component, from->name, from->name_len, from->dtype,
+			&s->shape, number++, &held, err);
+	}
+	if (rc == 0)
+		rc = store_layout_builder_tables(b, &p->layout, &tags, err);
+	store_layout_builder_free(b);
+	return rc;
+}
+
+/* ---- plan and layout together ---- */
+
+static int planned_make(const struct save_flight *f, struct save_planned *p, struct base_error *err)
+{
+	uint32_t lowest = layout_lowest_rank(f);
+	int rc;
+
+	p->stores_layout = lowest == UINT32_MAX || lowest == f->s->options.rank;
+	p->numbers = malloc((f->ntensors + 1) * sizeof *p->numbers);
+	rc = p->numbers ? layout_build(f, p, err) : base_error_set(err, -ENOMEM, "out of memory");
+	return rc < 0 ? rc : save_plan_make(&f->plan_tensors, f->s->options.rank, &p->plan, err);
+}
+
+static int prepare_planned(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
+{
+	struct save_planned made = {0};
+	int rc;
+
+	f->planned = save_plan_cache_get(f->s->plans, key);
+	if (f->planned)
+		return 1;
+	rc = planned_make(f, &made, err);
+	if (rc == 0) {
+		f->planned = save_plan_cache_put(f->s->plans, key, &made);
+		if (!f->planned)
+			rc = base_error_set(err, -ENOMEM, "out of memory");
+	}
+	save_planned_release(&made);
+	return rc;
+}
+
+/* ---- samples ---- */
+
+/* Which blocks are compared follows from what all ranks of the save have in common: not from how many saves this one
+ * has begun. The attempt may not have its name yet. */
+int saver_prepare_samples(struct save_flight *f, struct base_error *err)
+{
+	char seed[PROTO_ATTEMPT_MAX];
+	int rc;
+
+	snprintf(seed, sizeof seed, "%s-%llu", store_launch_name(f->s->launch), (unsigned long long)f->options.step);
+	rc = save_replicas_make(&f->plan_tensors, f->names, f->s->options.rank, seed,
+		f->s->options.replicas, &f->replicas, err);
+	if (rc < 0)
+		return rc;
+	f->sample_hashes = calloc(f->replicas.nentries + 1, sizeof *f->sample_hashes);
+	return f->sample_hashes ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+int saver_prepare(struct save_flight *f, struct base_error *err)
+{
+	uint64_t begin = base_realtime_ns(), end;
+	struct save_plan_key key;
+	int rc = prepare_order(f, err);
+
+	if (rc == 0)
+		rc = prepare_key(f, &key, err);
+	if (rc == 0)
+		rc = prepare_planned(f, &key, err);
+	if (rc < 0)
+		return rc;
+	f->plan = &f->planned->plan;
+	end = base_realtime_ns();
+	save_writer_prepared(f->w, f->planned);
+	pthread_mutex_lock(&f->s->lock);
+	saver_phase_note(f, SAVE_PLAN, begin, end - begin, 0);
+	f->info.plan_ns = end - begin;
+	f->info.bytes_held = f->plan->held_bytes;
+	f->info.bytes_staged = save_writer_blob_bytes(f->w); /* copied when they were declared */
+	f->info.bytes_total = f->plan->bytes + f->info.bytes_staged;
+	f->info.plan_cached = (uint32_t)rc;
+	pthread_mutex_unlock(&f->s->lock);
+	saver_node_meet(f->s);
+	return 0;
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of a saver share (docs/save.md).
+ *
+ *   saver.c     open, close, threads               flight.c   declaring, submitting, waiting, what is told
+ *   prepare.c   order, layout, plan                workers.c  which copies and bands come next
+ *   stage.c     one batch: memory -> slot           persist.c  one flight at a time: begin ... commit, stats
+ *   lanes.c     device memory: fence, streams
+ *   room.c      the ring's size, workers, by the ranks of this node
+ *
+ * Flights stand in a queue in the order in which they were begun. Three hands pass along it, each at its own flight:
+ *
+ *   prepare  layout and plan                                            a worker
+ *   stage    batches of bands copied into slots of the ring, in order   workers, before anything else
+ *   persist  bands processed (workers) and appended in order            the persister's thread, with the workers
+ *
+ * Owners of a slot: the worker that copies (BATCH_COPYING), then the batch (BATCH_STAGED), of which bands are given out
+ * to workers one after another, each of which owns its own part; when the last band was appended the slot goes back to
+ * the ring. Nothing else points into a slot. */
+#ifndef CORE_SAVE_SAVER_SAVER_INTERNAL_H
+#define CORE_SAVE_SAVER_SAVER_INTERNAL_H
+
+#include "core/commit/launch.h"
+#include "core/device/ring.h"
+#include "core/save/plan/plan_cache.h"
+#include "core/save/saver/lanes_internal.h"
+#include "core/save/saver/saver.h"
+#include "core/save/write/rank.h"
+
+#define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
+#define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
+
+struct saver_tensor {                   /* memory of the flight's arena */
+	const char *component, *name; uint32_t name_len;
+	enum tensor_dtype dtype;
+	struct save_plan_tensor plan;
+	struct tensor_shape local;      /* of the buffer; boxes: all items, one after another */
+	const int64_t *strides;         /* NULL: contiguous */
+	const uint8_t *data;
+	bool device, boxes;
+	unsigned place;                 /* device: of the flight's fence */
+};
+
+enum saver_batch_state { BATCH_COPYING, BATCH_STAGED };
+struct saver_batch {
+	struct saver_batch *next;
+	enum saver_batch_state state;
+	struct save_cursor from;        /* its first band; what samples: their first entry */
+	uint64_t nbands, given, left;   /* given to workers; not appended yet */
+	uint64_t offset;                /* in the slot, of the next band that is given */
+	uint64_t bytes, data_bytes;     /* with and without what is between bands */
+	uint8_t *slot;
+	bool waited; uint64_t waits_ns; /* for room in the ring, since when */
+	uint64_t last_box, npieces;     /* the box of its last band; pieces of all bands */
+	/* Of every piece, in order; then the bands lie in the slot as they are stored, piece after piece. NULL: as
+	 * boxes, row-major, and nothing was hashed yet. */
+	struct base_xxh128 *xxh; uint64_t next_piece; /* of the next band that is given */
+	bool samples; uint64_t first_entry, nentries;
+};
+
+struct saver_blob { void *bytes; size_t len; };
+struct saver_chunk;                     /* of the arena */
+
+struct save_flight {
+	struct save_saver *s;
+	struct save_flight *next;       /* in the queue; after it, in the saver's list `untold` */
+	/* protected by the saver's lock */
+	unsigned refs;
+	enum save_flight_state state;
+	bool submitted, given_up, prepared, handed_out, forming, staged, failed, over, told;
+	bool ring_seen, ring_fits;      /* the ring was looked at; its size was decided for this one (room.c) */
+	unsigned copying;               /* workers that are at its data */
+	int rc; struct base_error err;  /* the first error */
+	uint64_t step, entry;
+	struct save_flight_info info;
+	struct saver_batch *first, *last;       /* not wholly appended */
+	struct saver_batch *formed; bool walked; /* have no slots yet; there are no more after these */
+	struct save_cursor former;              /* the next batch begins here */
+	uint64_t next_entry;                    /* of the samples */
+
+	/* of the declaring thread, then of whoever prepares, then read-only */
+	uint64_t number;                /* count of the attempt */
+	struct save_flight_options options;
+	char **bases; size_t nbases;
+	struct store_commons commons;   /* finished at submit */
+	struct saver_tensor *tensors; uint32_t ntensors, tensors_room;
+	uint32_t *slots; uint32_t nslots;       /* hash table of names: number + 1 */
+	struct tensor_placements **placements; char **placement_words; size_t nplacements;
+	struct { const struct tensor_mesh *from, *to; } last_mesh;
+	struct saver_chunk *arena;
+	struct device_fence *fence;     /* NULL: no device memory */
+	bool device;
+	struct save_plan_tensors plan_tensors;  /* those of `tensors`, once they are in order */
+	struct save_replica_name *names;
+	struct save_planned *planned; const struct save_plan *plan; /* of the cache; the plan in it */
+	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
+	struct save_writer *w;
+	struct store_attempt *attempt;  /* the persister's */
+};
+
+struct saver_worker {                   /* one thread's own */
+	struct save_saver *s;
+	pthread_t thread; bool started, copies, digests;
+	bool surplus;                   /* ends; protected by the saver's lock */
+	struct saver_lane lanes[SAVER_LANES]; unsigned nlanes;
+	struct save_band walker;        /* to walk bands without processing them */
+	struct base_xxh128_state *hash; uint8_t *room; /* what is copied, on its way through the nearest cache */
+};
+
+struct save_saver {
+	struct store *store;
+	pid_t pid;
+	struct save_saver_options options;
+	char *run;
+	struct store_launch *launch;
+	struct save_plan_cache *plans;
+	pthread_mutex_t meshes_lock;    /* protects the next two */
+	struct tensor_mesh **meshes; size_t nmeshes;
+	struct tensor_mesh *mesh;       /* of tensors that name none */
+
+	pthread_mutex_t lock;           /* protects all below and what flights say */
+	pthread_cond_t work, ready, told; /* workers; the persister; callers */
+	struct save_flight *first, *last; uint64_t count;
+	struct save_flight *preparing;  /* at most one */
+	bool closing, closed, stop;
+	struct device_ring *ring; bool sizing; /* somebody changes it: no slot is taken meanwhile */
+	unsigned node_ranks; bool node_known; /* 0: nobody said so; then of whoever prepares */
+	bool room_told;                 /* the persister's */
+	bool pin_told;                  /* of whoever has `sizing` */
+	/* the flight whose bands are wanted, and its bands */
+	struct save_flight *persisting; struct saver_batch *batch;
+	struct save_engine engine;
+	/* flights that failed and were not told, ascending, as long as there is a handle to ask; and the first of those
+	 * whose handle is gone */
+	struct save_flight *untold;
+	int first_rc; struct base_error first_err; uint64_t first_failed;
+
+	struct saver_worker *workers; unsigned nworkers, threads; /* threads: of each kind, as started */
+	pthread_t persister; bool persister_started;
+};
+
+/* The saver's lock is held for these. */
+void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
+	uint64_t bytes);
+void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err);
+bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, who releases it without the lock */
+void saver_flight_release(struct save_flight *f); /* the lock is not held */
+int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EFORKED after a fork */
+
+/* prepare.c; no lock. */
+int saver_prepare(struct save_flight *f, struct base_error *err);
+/* Once, when all bands have been handed out. */
+int saver_prepare_samples(struct save_flight *f, struct base_error *err);
+
+/* stage.c */
+int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);
+/* What it cuts and hashes with, which it keeps; false: there is no memory for that at the moment. */
+bool saver_worker_room(struct saver_worker *w);
+int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err);
+uint64_t saver_band_room(uint64_t bytes); /* of a band in a slot */
+void saver_batch_free(struct saver_batch *b);
+
+/* workers.c */
+void *saver_worker_main(void *arg);
+void saver_yield_to_others(void); /* the calling thread, from now on */
+/* Persister: the flight's bands, in order, to its packs. */
+int saver_bands_append(struct save_flight *f, struct base_error *err);
+void saver_bands_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */
+
+/* room.c */
+unsigned saver_node_ranks_told(uint32_t world); /* by the environment; 0: it does not say */
+unsigned saver_node_threads(unsigned given, unsigned ranks);
+void saver_node_meet(struct save_saver *s);
+/* Bytes of a ring for a save that needs so many, where there is one of `have` (0: none), and `memory` is free. */
+uint64_t saver_room_size(uint64_t needed, uint64_t have, uint64_t memory, unsigned ranks);
+/* Decides the ring's size where it is empty, and registers it for device memory. One thread at a time; no lock. */
+int saver_room_fit(struct save_flight *f, bool empty, struct base_error *err);
+void saver_room_tell(struct save_flight *f); /* that it waited, by the persister */
+
+/* persist.c */
+void *saver_persister_main(void *arg);
+
+#endif

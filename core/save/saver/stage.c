@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it
+ * at a multiple of 64 bytes; large ones are a batch of their own. Samples are hashed here and their slot goes back at
+ * once.
+ *
+ * Host memory is copied by the thread, and cut and hashed on the way: 2 KiB of a piece at a time, which stay in the
+ * nearest cache until they are in the slot. So the caller's memory is read once, and what turns out to be known is
+ * never read again. What is hashed is what was copied, whatever another thread does to the source meanwhile: a hash
+ * that was recorded beside the digest of other bytes would be believed later.
+ *
+ * Device memory is copied by the driver, in as few calls as may be (bands that follow one another in one), on this
+ * thread's stream, after the flight's fence; the thread waits for its own copies, so what is staged has arrived. Such
+ * bands, and those whose items are far apart in the source, lie in the slot as boxes, row-major, and are cut and hashed
+ * when they are processed. */
+#include "core/save/saver/saver_internal.h"
+
+#define STAGE_BAND_ALIGN 64u
+#define STAGE_PAST_BYTES (UINT64_C(256) << 10)  /* bands from here on leave the caches to others */
+
+void saver_batch_free(struct saver_batch *b)
+{
+	free(b->xxh);
+	free(b);
+}
+
+uint64_t saver_band_room(uint64_t bytes) { return base_align(bytes, STAGE_BAND_ALIGN); }
+
+/* Bytes between neighbours of the local tensor in one of its dimensions. */
+static int64_t local_stride(const struct saver_tensor *t, uint32_t dim)
+{
+	int64_t bytes = t->plan.sharding.item_bytes;
+
+	if (t->strides)
+		return t->strides[dim];
+	for (uint32_t d = t->local.ndim; d-- > dim + 1;)
+		bytes *= (int64_t)t->local.dim[d];
+	return bytes;
+}
+
+/* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. The plan counts
+ * items of a contiguous local tensor: an offset has one coordinate in it, and a stride is so many steps along one of
+ * its dimensions (the one with the largest number of items between neighbours that divides it). */
+static void stage_place(const struct saver_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
+{
+	const struct tensor_shape *shape = &t->plan.sharding.shape;
+	uint64_t items[TENSOR_MAX_DIMS], n = 1, offset = at->local_offset;
+	int64_t from = 0;
+
+	for (uint32_t d = t->local.ndim; d-- > 0; n *= t->local.dim[d])
+		items[d] = n;
+	for (uint32_t d = 0; d < t->local.ndim && n; d++) {
+		from += (int64_t)(offset / items[d]) * local_stride(t, d);
+		offset %= items[d];
+	}
+	*g = (struct device_gather){.from = t->data + from, .item_bytes = t->plan.sharding.item_bytes,
+		.ndim = shape->ndim};
+	for (uint32_t d = 0; d < shape->ndim; d++) {
+		g->size[d] = at->box.size[d];
+		for (uint32_t j = 0; j < t->local.ndim && n && g->size[d] > 1; j++)
+			if (t->local.dim[j] > 1 && items[j] <= at->local_stride[d]
+				&& at->local_stride[d] % items[j] == 0) {
+				g->stride[d] = (int64_t)(at->local_stride[d] / items[j]) * local_stride(t, j);
+				break;
+			}
+	}
+}
+
+/* The part of that which is `box`. */
+static void stage_window(const struct tensor_box *of, const struct tensor_box *box, struct device_gather *g)
+{
+	const uint8_t *from = g->from;
+
+	for (uint32_t d = 0; d < g->ndim; d++) {
+		from += (int64_t)(box->offset[d] - of->offset[d]) * g->stride[d];
+		g->size[d] = box->size[d];
+	}
+	g->from = from;
+}
+
+static int stage_copy(struct save_flight *f, struct saver_worker *w, const struct saver_tensor *t,
+	struct device_gather *g, void *to, struct base_error *err)
+{
+	int rc = 0;
+
+	device_gather_fold(g);
+	if (t->device)
+		rc = saver_lane_gather(f, w, t->place, to, g, err);
+	else
+		device_gather_host(to, g);
+	return rc == 0 ? 0 : base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
+		store_layout_shown(t->name, t->name_len), t->name);
+}
+
+/* ---- forming ---- */
+
+/* The next samples, or NULL where there are none any more. */
+static struct saver_batch *form_samples(struct save_flight *f, struct saver_batch *b)
+{
+	const struct save_replicas *r = &f->replicas;
+
+	b->samples = true;
+	b->first_entry = f->next_entry;
+	for (; f->next_entry < r->nentries; f->next_entry++, b->nentries++) {
+		uint64_t room = saver_band_room(r->entries[f->next_entry].bytes);
+
+		if (b->nentries && b->bytes + room > SAVER_BATCH_BYTES)
+			break;
+		b->bytes += room;
+		b->data_bytes += r->entries[f->next_entry].bytes;
+	}
+	if (b->nentries)
+		return b;
+	free(b);
+	return NULL;
+}
+
+/* Bands are walked without knowing their contents: only the one that forms walks, so no lock is needed. */
+int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err)
+{
+	struct saver_batch *b = calloc(1, sizeof *b);
+	struct save_cursor ahead = f->former;
+	int rc;
+
+	if (!b)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	b->from = f->former;
+	while ((rc = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
+		uint64_t room = saver_band_room(w->walker.len);
+
+		if (b->nbands && b->bytes + room > SAVER_BATCH_BYTES)
+			break;
+		b->bytes += room;
+		b->data_bytes += w->walker.len;
+		b->nbands++;
+		b->npieces += w->walker.npieces;
+		b->last_box = w->walker.at;
+		f->former = ahead;
+	}
+	if (rc < 0) {
+		free(b);
+		return base_error_set(err, rc, "out of memory");
+	}
+	b->left = b->nbands;
+	rc = b->nbands || f->sample_hashes ? 0 : saver_prepare_samples(f, err);
+	if (rc < 0)
+		free(b);
+	else
+		*ret_b = b->nbands ? b : form_samples(f, b);
+	return rc;
+}
+
+/* ---- copying ---- */
+
+/* Do the box's rows lie together in host memory, one after another forwards? */
+static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *box)
+{
+	const struct saver_tensor *t = &f->tensors[box->tensor];
+	struct device_gather g;
+	uint32_t last;
+
+	stage_place(t, &box->at, &g);
+	for (uint32_t d = 0; d < g.ndim; d++)
+		if (g.size[d] == 0)
+			return !t->device;
+	for (last = g.ndim; last > 0 && g.size[last - 1] == 1;)
+		last--;
+	for (uint32_t d = 0; d < last; d++)
+		if (g.size[d] > 1 && g.stride[d] < 0)
+			return false;
+	return !t->device && (last == 0 || g.stride[last - 1] == (int64_t)g.item_bytes);
+}
+
+/* Where a piece's bytes go, and what hashes them. */
+struct copy_cut { uint8_t *to; struct base_xxh128_state *hash; bool past; };
+
+static void copy_cut_part(void *arg, const void *bytes, size_t len)
+{
+	struct copy_cut *c = arg;
+
+	base_xxh128_update(c->hash, bytes, len);
+	if (c->past)
+		device_copy_past(c->to, bytes, len);
+	else
+		memcpy(c->to, bytes, len);
+	c->to += len;
+}
+
+/* The walker's band. */
+static int copy_band_cut(struct save_flight *f, struct saver_worker *w, uint8_t *to, struct base_xxh128 *ret_xxh)
+{
+	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
+	struct copy_cut c = {to, w->hash, w->walker.len >= STAGE_PAST_BYTES};
+	uint64_t stride[TENSOR_MAX_DIMS];
+	struct device_gather g;
+
+	stage_place(&f->tensors[box->tensor], &box->at, &g);
+	stage_window(&box->at.box, &w->walker.box, &g);
+	for (uint32_t d = 0; d < g.ndim; d++)
+		stride[d] = (uint64_t)g.stride[d];
+	for (uint32_t i = 0; i < w->walker.npieces; i++) {
+		base_xxh128_begin(w->hash, f->s->store->info.seed);
+		tensor_piece_stream(&w->walker.grid, &w->walker.pieces[i].box, g.from, w->walker.box.offset, stride,
+			w->room, SAVE_PART_BYTES, copy_cut_part, &c);
+		base_xxh128_final(w->hash, &ret_xxh[i]);
+	}
+	if (c.past)
+		device_copy_past_end();
+	return 0;
+}
+
+bool saver_worker_room(struct saver_worker *w)
+{
+	if (!w->hash)
+		w->hash = base_xxh128_state_new();
+	if (!w->room)
+		w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVE_PART_BYTES, SAVE_ALIGN));
+	return w->hash && w->room;
+}
+
+/* Room for the hashes, if all of the batch can be cut. */
+static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	for (uint64_t at = b->from.at; at <= b->last_box; at++)
+		if (!box_is_cut(f, &f->plan->boxes[at]))
+			return 0;
+	b->xxh = malloc((b->npieces + 1) * sizeof *b->xxh);
+	return saver_worker_room(w) && b->xxh ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+}
+
+/* Bands of one box that make a longer box together, on their way into the slot: one gather for all of them. */
+struct copy_run {
+	const struct saver_tensor *tensor; /* NULL: none */
+	uint64_t at;                    /* of the plan */
+	struct tensor_box box;
+	struct device_gather whole;     /* the plan's box */
+	uint64_t offset, len;           /* in the slot */
+};
+
+/* Do `box` and `more`, row-major one behind the other, make one box? Then it is in `box`. */
+static bool box_grows(struct tensor_box *box, const struct tensor_box *more, uint32_t ndim)
+{
+	uint32_t d = 0;
+
+	while (d < ndim && box->size[d] == 1 && more->size[d] == 1 && box->offset[d] == more->offset[d])
+		d++;
+	if (d == ndim || box->offset[d] + box->size[d] != more->offset[d])
+		return false;
+	for (uint32_t i = d + 1; i < ndim; i++)
+		if (box->offset[i] != more->offset[i] || box->size[i] != more->size[i])
+			return false;
+	box->size[d] += more->size[d];
+	return true;
+}
+
+static int copy_run_end(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_run *run,
+	struct base_error *err)
+{
+	const struct saver_tensor *t = base_steal(run->tensor);
+	struct device_gather g = run->whole;
+
+	if (!t || !run->len)
+		return 0;
+	stage_window(&f->plan->boxes[run->at].at.box, &run->box, &g);
+	return stage_copy(f, w, t, &g, b->slot + run->offset, err);
+}
+
+/* The walker's band, which goes to `offset`. */
+static int copy_run_add(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_run *run,
+	uint64_t offset, struct base_error *err)
+{
+	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
+	int rc;
+
+	if (run->tensor && run->at == w->walker.at && run->offset + run->len == offset
+		&& box_grows(&run->box, &w->walker.box, run->whole.ndim)) {
+		run->len += w->walker.len;
+		return 0;
+	}
+	rc = copy_run_end(f, w, b, run, err);
+	if (run->at != w->walker.at)
+		stage_place(&f->tensors[box->tensor], &box->at, &run->whole);
+	run->tensor = &f->tensors[box->tensor];
+	run->at = w->walker.at;
+	run->box = w->walker.box;
+	run->offset = offset;
+	run->len = w->walker.len;
+	return rc;
+}
+
+static int copy_bands(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	struct save_cursor c = b->from;
+	struct copy_run run = {.at = UINT64_MAX};
+	uint64_t offset = 0, pieces = 0;
+	int rc = copy_hashes(f, w, b, err);
+
+	for (uint64_t i = 0; rc == 0 && i < b->nbands; i++) {
+		rc = save_cursor_take(&c, f->w, &w->walker);
+		if (rc != 1)
+			return base_error_set(err, rc < 0 ? rc : -EIO, "out of memory");
+		rc = b->xxh ? copy_band_cut(f, w, b->slot + offset, b->xxh + pieces) :
+			copy_run_add(f, w, b, &run, offset, err);
+		pieces += w->walker.npieces;
+		offset += saver_band_room(w->walker.len);
+	}
+	if (rc == 0)
+		rc = copy_run_end(f, w, b, &run, err);
+	return rc == 0 ? saver_lanes_arrive(w, err) : rc;
+}
+
+static int copy_samples(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	const struct save_replica_entry *entries = f->replicas.entries + b->first_entry;
+	uint64_t offset = 0;
+	int rc = 0;
+
+	for (uint64_t i = 0; rc == 0 && i < b->nentries; i++) {
+		const struct saver_tensor *t = &f->tensors[entries[i].tensor];
+		struct device_gather g;
+
+		stage_place(t, &entries[i].at, &g);
+		if (entries[i].bytes)
+			rc = stage_copy(f, w, t, &g, b->slot + offset, err);
+		offset += saver_band_room(entries[i].bytes);
+	}
+	if (rc == 0)
+		rc = saver_lanes_arrive(w, err);
+	offset = 0;
+	for (uint64_t i = 0; rc == 0 && i < b->nentries; i++) {
+		base_xxh128_of(f->s->store->info.seed, b->slot + offset, entries[i].bytes,
+			&f->sample_hashes[b->first_entry + i]);
+		offset += saver_band_room(entries[i].bytes);
+	}
+	return rc;
+}
+
+int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
+{
+	int rc = b->samples ? copy_samples(f, w, b, err) : copy_bands(f, w, b, err);
+
+	if (rc < 0) /* the slot is about to be used again, the memory to be the caller's */
+		saver_lanes_drop(w);
+	return rc < 0 ? base_error_prefix(err, rc, "the data cannot be copied") : 0;
+}

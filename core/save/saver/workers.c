@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * workers: what they do next. In this order, under the saver's lock:
+ *
+ *   prepare  the oldest flight that was submitted and not prepared; one at a time
+ *   stage    the oldest flight that is prepared and not all handed out: the ring is made, or made larger, if it is
+ *            due; then the batch that waits for a slot, or the next.
+ *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
+ *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
+ *
+ * So a trainer waits for nothing but copies: as long as there is something to copy and room for it, nobody digests.
+ * With low priority there are two kinds of workers, so that the option costs the trainer nothing: those that copy have
+ * the priority of the process, those that digest have the lowest, like the persister. One worker at a time forms
+ * batches, several ahead (walking bands costs time that others need the lock in).
+ *
+ * Bands are processed and appended by the engine (core/save/write/engine.h), of which the staged batches are a
+ * source: this file says where a band's bytes lie, and gives slots back. Slots are given out in the order of
+ * flights and batches, and that is the order in which they are appended: so the oldest slot is always one that can
+ * be given back. */
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/base/clock.h"
+#include "core/save/saver/saver_internal.h"
+
+#define IOPRIO_WHO_PROCESS 1
+#define IOPRIO_IDLE (3 << 13) /* ioprio_set(2): the class idle */
+
+#define WORKER_FORM_BATCHES 64u
+#define WORKER_FORM_BANDS 4096u
+#define WORKER_TOUCHED 16u
+#define WORKER_TOUCHED_BYTES 65536u
+
+enum worker_did { WORKER_DID, WORKER_NOTHING, WORKER_WAIT };
+
+/* ---- staging ---- */
+
+static struct save_flight *worker_to_prepare(struct save_saver *s)
+{
+	struct save_flight *f = s->preparing ? NULL : s->first;
+
+	while (f && (f->prepared || f->failed || f->given_up))
+		f = f->next;
+	return f && f->submitted ? f : NULL;
+}
+
+static struct save_flight *worker_to_stage(struct save_saver *s)
+{
+	struct save_flight *f = s->first;
+
+	while (f && (f->handed_out || f->failed || f->given_up))
+		f = f->next;
+	return f && f->prepared ? f : NULL;
+}
+
+static void worker_prepare(struct save_saver *s, struct save_flight *f)
+{
+	struct base_error err = {0};
+	int rc;
+
+	s->preparing = f;
+	pthread_mutex_unlock(&s->lock);
+	rc = saver_prepare(f, &err);
+	pthread_mutex_lock(&s->lock);
+	s->preparing = NULL;
+	f->prepared = rc == 0;
+	if (rc < 0)
+		saver_flight_fail(f, rc, &err);
+	else if (!f->failed)
+		f->state = SAVE_STAGING;
+	pthread_cond_broadcast(&s->work);
+	pthread_cond_broadcast(&s->ready);
+	pthread_cond_broadcast(&s->told); /* it may have failed meanwhile: the data is the caller's from here on */
+}
+
+static void worker_tell_staged(struct save_flight *f)
+{
+	if (f->failed) /* by somebody else, maybe: waiting ends with the last copy */
+		pthread_cond_broadcast(&f->s->told);
+	if (f->staged || !f->handed_out || f->copying || f->failed)
+		return;
+	f->staged = true;
+	f->state = SAVE_STAGED;
+	f->info.staged_ns = base_realtime_ns();
+	pthread_cond_broadcast(&f->s->told);
+}
+
+/* Walks the flight's next batches, without the lock; after the last one the flight is handed out. */
+static int worker_walk(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_first,
+	struct saver_batch **ret_last, bool *ret_end, struct base_error *err)
+{
+	uint64_t bands = 0;
+
+	for (unsigned n = 0; n < WORKER_FORM_BATCHES && bands < WORKER_FORM_BANDS; n++) {
+		struct saver_batch *b;
+		int rc = saver_batch_form(f, w, &b, err);
+
+		if (rc < 0 || !b) {
+			*ret_end = !b;
+			return rc;
+		}
+		*(*ret_last ? &(*ret_last)->next : ret_first) = b;
+		*ret_last = b;
+		bands += b->nbands + b->nentries;
+	}
+	return 0;
+}
+
+static void worker_form(struct save_flight *f, struct saver_worker *w)
+{
+	struct saver_batch *first = NULL, *last = NULL;
+	struct save_saver *s = f->s;
+	struct base_error err = {0};
+	bool end = false;
+	int rc;
+
+	f->forming = true;
+	f->copying++;
+	pthread_mutex_unlock(&s->lock);
+	rc = worker_walk(f, w, &first, &last, &end, &err);
+	pthread_mutex_lock(&s->lock);
+	f->forming = false;
+	f->copying--;
+	f->formed = first;
+	if (rc < 0)
+		saver_flight_fail(f, rc, &err);
+	else
+		f->walked = end;
+	if (f->walked && !f->formed)
+		f->handed_out = true;
+	worker_tell_staged(f);
+	pthread_cond_broadcast(&s->work);
+	pthread_cond_signal(&s->ready);
+}
+
+static void worker_copied(struct save_flight *f, struct saver_batch *b)
+{
+	if (b->samples) {
+		device_ring_give(f->s->ring, b->slot);
+		saver_batch_free(b);
+		return;
+	}
+	b->state = BATCH_STAGED;
+	f->info.bytes_staged += b->data_bytes;
+}
+
+static void worker_copy(struct save_flight *f, struct saver_worker *w, uint8_t *slot)
+{
+	struct save_saver *s = f->s;
+	struct saver_batch *b = f->formed;
+	struct base_error err = {0};
+	uint64_t begin = base_realtime_ns();
+	int rc;
+
+	f->formed = b->next;
+	f->handed_out = f->walked && !f->formed;
+	b->next = NULL;
+	b->slot = slot;
+	if (b->waited)
+		saver_phase_note(f, SAVE_ROOM, b->waits_ns, begin - base_min(begin, b->waits_ns), b->bytes);
+	f->copying++;
+	if (!b->samples) {
+		*(f->last ? &f->last->next : &f->first) = b;
+		f->last = b;
+	}
+	pthread_mutex_unlock(&s->lock);
+	rc = saver_batch_copy(f, w, b, &err);
+	pthread_mutex_lock(&s->lock);
+	f->copying--;
+	saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, b->data_bytes);
+	worker_copied(f, b);
+	if (rc < 0)
+		saver_flight_fail(f, rc, &err);
+	worker_tell_staged(f);
+	pthread_cond_broadcast(&s->work);
+	pthread_cond_signal(&s->ready);
+}
+
+/* The ring is looked at before the flight's first copy, and again whenever it is empty, until its size is decided. */
+static bool worker_ring_is_due(const struct save_saver *s, const struct save_flight *f)
+{
+	return !s->sizing && (!f->ring_seen || (!f->ring_fits && device_ring_used(s->ring) == 0));
+}
+
+static void worker_ring(struct save_saver *s, struct save_flight *f)
+{
+	bool empty = !s->ring || device_ring_used(s->ring) == 0;
+	struct base_error err = {0};
+	int rc;
+
+	s->sizing = true;
+	f->copying++;
+	pthread_mutex_unlock(&s->lock);
+	rc = saver_room_fit(f, empty, &err);
+	pthread_mutex_lock(&s->lock);
+	s->sizing = false;
+	f->copying--;
+	f->ring_seen = true;
+	f->ring_fits |= empty;
+	if (rc < 0)
+		saver_flight_fail(f, rc, &err);
+	worker_tell_staged(f);
+	pthread_cond_broadcast(&s->work);
+	pthread_cond_signal(&s->ready);
+}
+
+/* No room now: the flight being persisted has to give some back; or never. */
+static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
+{
+	struct saver_batch *b = f->formed;
+	struct base_error err = {0};
+
+	if (f->ring_fits && b->bytes > device_ring_bytes(s->ring)) {
+		base_error_set(&err, -ENOBUFS, "the staging ring of %llu bytes is too small for a band of %llu",
+			(unsigned long long)device_ring_bytes(s->ring), (unsigned long long)b->bytes);
+		saver_flight_fail(f, -ENOBUFS, &err);
+		worker_tell_staged(f);
+	} else if (!b->waited) {
+		b->waited = true;
+		b->waits_ns = base_realtime_ns();
+		f->info.ring_waits++;
+		pthread_cond_broadcast(&s->work); /* who digests was held back by it */
+	}
+}
+
+/* Walking is short: whoever comes meanwhile waits for it, rather than begin to digest. */
+static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w)
+{
+	struct save_flight *f = worker_to_prepare(s);
+	uint8_t *slot;
+
+	if (f) {
+		worker_prepare(s, f);
+		return WORKER_DID;
+	}
+	f = worker_to_stage(s);
+	if (!f)
+		return WORKER_NOTHING;
+	if (worker_ring_is_due(s, f)) {
+		worker_ring(s, f);
+		return WORKER_DID;
+	}
+	if (!f->formed) {
+		if (f->forming)
+			return WORKER_WAIT;
+		worker_form(f, w);
+		return WORKER_DID;
+	}
+	if (s->sizing)
+		return WORKER_NOTHING;
+	slot = device_ring_take(s->ring, f->formed->bytes);
+	if (!slot) {
+		worker_wait_for_room(s, f);
+		return WORKER_NOTHING;
+	}
+	worker_copy(f, w, slot);
+	return WORKER_DID;
+}
+
+/* Is something being copied, or waiting to be, that has room? */
+static bool worker_copies(struct save_saver *s)
+{
+	struct save_flight *f = worker_to_stage(s);
+
+	return f && !(f->formed && f->formed->waited);
+}
+
+/* ---- the engine's source: what is staged of the flight being persisted ---- */
+
+static bool bands_ready(void *arg)
+{
+	struct save_saver *s = arg;
+	struct save_flight *f = s->persisting;
+
+	if (f->failed)
+		return false;
+	if (!s->batch)
+		s->batch = f->first;
+	else if (s->batch->given == s->batch->nbands && s->batch->next)
+		s->batch = s->batch->next;
+	return s->batch && s->batch->state == BATCH_STAGED && s->batch->given < s->batch->nbands;
+}
+
+static void bands_taken(void *arg, struct save_band *b)
+{
+	struct saver_batch *batch = ((struct save_saver *)arg)->batch;
+
+	b->in = batch->slot + batch->offset;
+	b->staged = batch->xxh ? batch->xxh + batch->next_piece : NULL;
+	batch->next_piece += b->npieces;
+	batch->offset += saver_band_room(b->len);
+	batch->given++;
+}
+
+static void bands_processed(void *arg, const struct save_band *b, uint64_t begin)
+{
+	struct save_flight *f = ((struct save_saver *)arg)->persisting;
+
+	saver_phase_note(f, SAVE_DIGEST, begin, b->digest_ns, b->len);
+	if (b->encode_ns)
+		saver_phase_note(f, SAVE_ENCODE, begin + b->digest_ns, b->encode_ns, b->len);
+}
+
+/* Its part of the slot is not needed any more. Workers wait for a free band, if there was no other, and for room in the
+ * ring. */
+static void bands_appended(void *arg, const struct save_band *b, const struct save_engine_appended *cost)
+{
+	struct save_saver *s = arg;
+	struct save_flight *f = s->persisting;
+	struct saver_batch *first = f->first;
+	bool given = --first->left == 0;
+
+	f->info.bytes_done += b->len;
+	if (cost->write_ns)
+		saver_phase_note(f, SAVE_WRITE, cost->begin_ns, cost->write_ns, cost->stored_bytes);
+	if (given) {
+		f->first = first->next;
+		if (!f->first)
+			f->last = NULL;
+		if (s->batch == first)
+			s->batch = NULL;
+		device_ring_give(s->ring, first->slot);
+		saver_batch_free(first);
+	}
+	if (given || cost->starved)
+		pthread_cond_broadcast(&s->work);
+}
+
+static bool bands_failed(void *arg) { return ((struct save_saver *)arg)->persisting->failed; }
+
+/* Best effort: who may not, runs as it is. */
+void saver_yield_to_others(void)
+{
+	pid_t thread = (pid_t)syscall(SYS_gettid);
+
+	setpriority(PRIO_PROCESS, (id_t)thread, 19);
+	syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, thread, IOPRIO_IDLE);
+}
+
+/* What it copies with; where that fails the copy says so. And memory that has been touched, for malloc to give this
+ * thread: the first save's plan is made in front of the trainer, and half of its time would go into asking the kernel
+ * for one page after another. The room behind it keeps malloc from giving it back. */
+static void worker_memory(struct saver_worker *w)
+{
+	void *touched[WORKER_TOUCHED];
+
+	for (unsigned i = 0; w->copies && i < WORKER_TOUCHED; i++) {
+		touched[i] = malloc(WORKER_TOUCHED_BYTES);
+		if (touched[i])
+			explicit_bzero(touched[i], WORKER_TOUCHED_BYTES);
+	}
+	saver_worker_room(w); /* without it now, each batch asks again */
+	for (unsigned i = 0; w->copies && i < WORKER_TOUCHED; i++)
+		free(touched[i]);
+}
+
+void *saver_worker_main(void *arg)
+{
+	struct saver_worker *w = arg;
+	struct save_saver *s = w->s;
+
+	if (s->options.low_priority && w->digests)
+		saver_yield_to_others();
+	worker_memory(w);
+	pthread_mutex_lock(&s->lock);
+	while (!s->stop && !w->surplus) {
+		enum worker_did did = w->copies ? worker_stage(s, w) : worker_copies(s) ? WORKER_WAIT : WORKER_NOTHING;
+
+		if (did == WORKER_NOTHING && w->digests && save_engine_step(&s->engine))
+			did = WORKER_DID;
+		if (did != WORKER_DID)
+			pthread_cond_wait(&s->work, &s->lock);
+	}
+	pthread_mutex_unlock(&s->lock);
+	saver_lanes_drop(w);
+	save_band_release(&w->walker);
+	base_xxh128_state_free(w->hash);
+	free(w->room);
+	return NULL;
+}
+
+/* ---- the persister's side ---- */
+
+int saver_bands_append(struct save_flight *f, struct base_error *err)
+{
+	struct save_saver *s = f->s;
+	const struct save_engine_source source = {.ready = bands_ready, .taken = bands_taken,
+		.processed = bands_processed, .appended = bands_appended, .failed = bands_failed, .arg = s};
+	int rc;
+
+	pthread_mutex_lock(&s->lock);
+	s->persisting = f;
+	s->batch = NULL;
+	pthread_mutex_unlock(&s->lock);
+	rc = save_writer_append(f->w, &s->engine, &source, err);
+	pthread_mutex_lock(&s->lock);
+	s->persisting = NULL;
+	while (rc == 0 && !f->failed && !f->staged) /* samples, and copies of what has no bytes */
+		pthread_cond_wait(&s->ready, &s->lock);
+	if (f->failed && (rc == 0 || rc == -ECANCELED)) {
+		rc = f->rc;
+		if (err)
+			*err = f->err;
+	}
+	if (rc < 0)
+		saver_flight_fail(f, rc, err);
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
+void saver_bands_drop(struct save_flight *f)
+{
+	struct save_saver *s = f->s;
+
+	pthread_mutex_lock(&s->lock);
+	while (f->copying || s->preparing == f)
+		pthread_cond_wait(&s->ready, &s->lock);
+	while (f->first) {
+		struct saver_batch *b = f->first;
+
+		f->first = b->next;
+		device_ring_give(s->ring, b->slot);
+		saver_batch_free(b);
+	}
+	f->last = NULL;
+	while (f->formed) {
+		struct saver_batch *b = f->formed;
+
+		f->formed = b->next;
+		saver_batch_free(b);
+	}
+	pthread_cond_broadcast(&s->work);
+	pthread_mutex_unlock(&s->lock);
+}

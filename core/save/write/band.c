@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * band: the unit of work of the pipeline. A band is a group of consecutive pieces along the last cut dimension in
+ * one combination of tile rows: for a matrix the pieces of one row of tiles, whose source bytes are whole rows and
+ * so lie one after another: one large read instead of thousands of row fragments. Rows so long that a row of tiles
+ * has more than SAVE_BAND_BYTES are cut into several bands, read row segment by row segment.
+ *
+ * A band has two buffers, kept for the whole save: the source bytes are read into one, the pieces cut into the
+ * other, and then the first is free to take the encoded forms. Where a piece's bytes lie in the source as they are
+ * stored (vectors; tiles that span whole rows) nothing is cut. */
+#include "core/save/write/write_internal.h"
+
+#include "core/base/clock.h"
+#include "core/commit/note.h"
+
+void save_band_rows(struct save_band *b, struct save_writer *w)
+{
+	for (unsigned n = save_bases_count(&w->bases); b->nrows < n; b->nrows++)
+		b->rows[b->nrows] = save_base_row_get(w->bases.all[b->nrows], w->planned->layout, b->tensor,
+			&w->planned->plan.boxes[b->at].at.box);
+}
+
+void save_band_forget(struct save_band *b)
+{
+	while (b->nrows)
+		save_base_row_put(b->rows[--b->nrows]);
+}
+
+void save_band_release(struct save_band *b)
+{
+	free(b->pieces);
+	free(b->memory[0]);
+	free(b->memory[1]);
+	free(b->checks);
+	free(b->lens);
+	free(b->scratch);
+	base_xxh128_state_free(b->hash);
+	save_band_forget(b);
+	*b = (struct save_band){0};
+}
+
+static bool band_same_rows(const struct tensor_grid *g, const struct tensor_box *a, const struct tensor_box *b)
+{
+	for (unsigned d = 0; d < g->shape.ndim; d++)
+		if (d != g->k && (a->offset[d] != b->offset[d] || a->size[d] != b->size[d]))
+			return false;
+	return true;
+}
+
+static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *it, uint64_t len)
+{
+	struct save_piece *p;
+
+	if (b->npieces == b->pieces_room) {
+		uint32_t room = b->pieces_room ? 2 * b->pieces_room : 16;
+
+		p = realloc(b->pieces, room * sizeof *p);
+		if (!p)
+			return -ENOMEM;
+		b->pieces = p;
+		b->pieces_room = room;
+	}
+	p = &b->pieces[b->npieces++];
+	p->box = it->piece;
+	p->offset = b->len;
+	p->len = len;
+	p->believed = NULL;
+	p->checked = p->looked = p->found = p->encoded = false;
+	b->len += len;
+	return 0;
+}
+
+static int band_take(struct save_band *b, struct tensor_piece_iter *it)
+{
+	const struct tensor_grid *g = it->grid;
+
+	b->grid = *g;
+	b->first_piece = it->number;
+	b->npieces = 0;
+	b->len = 0;
+	b->box = it->piece;
+	do {
+		uint64_t len = tensor_box_items(&g->shape, &it->piece) * g->item_bytes;
+
+		if (b->npieces && (b->len + len > SAVE_BAND_BYTES || !band_same_rows(g, &b->box, &it->piece)))
+			break;
+		if (band_add_piece(b, it, len) < 0)
+			return -ENOMEM;
+		if (g->shape.ndim)
+			b->box.size[g->k] = it->piece.offset[g->k] + it->piece.size[g->k] - b->box.offset[g->k];
+		tensor_piece_next(it);
+	} while (!it->done);
+	return 0;
+}
+
+int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct save_band *b)
+{
+	int rc;
+
+	if (!c->inside) {
+		if (c->at == w->planned->plan.nboxes)
+			return 0;
+		store_layout_grid(w->planned->layout, save_planned_tensor(w->planned, c->at), &c->grid);
+		tensor_piece_first(&c->it, &c->grid, &w->planned->plan.boxes[c->at].at.box);
+		c->inside = true;
+	}
+	c->it.grid = &c->grid; /* the cursor may be a copy */
+	b->at = c->at;
+	b->tensor = save_planned_tensor(w->planned, c->at);
+	b->word_bytes = tensor_dtype_word_bytes(store_layout_dtype(w->planned->layout, b->tensor));
+	b->believe = w->believes && !tensor_dtype_is_integer(store_layout_dtype(w->planned->layout, b->tensor));
+	rc = band_take(b, &c->it);
+	if (c->it.done) {
+		c->inside = false;
+		c->at++;
+	}
+	return rc < 0 ? rc : 1;
+}
+
+static bool band_room(struct save_band *b, unsigned buffer)
+{
+	size_t room = base_align(b->len + 1, 1 << 20);
+
+	if (b->memory_room[buffer] > b->len)
+		return true;
+	free(b->memory[buffer]);
+	b->memory[buffer] = aligned_alloc(SAVE_ALIGN, room);
+	b->memory_room[buffer] = b->memory[buffer] ? room : 0;
+	return b->memory[buffer] != NULL;
+}
+
+static bool band_blocks_room(struct save_band *b)
+{
+	uint32_t blocks = 0;
+
+	for (uint32_t i = 0; i < b->npieces; i++) {
+		b->pieces[i].first_block = blocks;
+		blocks += base_block_count(b->pieces[i].len);
+	}
+	if (!b->scratch)
+		b->scratch = malloc(STORE_CODEC_SCRATCH);
+	if (!b->hash)
+		b->hash = base_xxh128_state_new();
+	if (blocks > b->blocks_room) {
+		free(b->checks);
+		free(b->lens);
+		b->blocks_room = 2 * blocks;
+		b->checks = malloc(b->blocks_room * sizeof *b->checks);
+		b->lens = malloc(b->blocks_room * sizeof *b->lens);
+	}
+	if (b->scratch && b->hash && (b->blocks_room == 0 || (b->checks && b->lens)))
+		return true;
+	b->blocks_room = 0;
+	return false;
+}
+
+/* The band's box, row-major, out of the source: as few reads as there are contiguous runs. */
+static int band_read_box(struct save_band *b, const struct save_source *source, uint8_t *to)
+{
+	const struct tensor_shape *s = &b->grid.shape;
+	uint64_t stride[TENSOR_MAX_DIMS], at[TENSOR_MAX_DIMS] = {0}, run = b->grid.item_bytes, bytes = run, offset = 0;
+	unsigned outer = 0; /* dimensions that are walked; those below are in the run */
+	bool whole = true;
+
+	for (unsigned d = s->ndim; d-- > 0;) {
+		stride[d] = bytes;
+		bytes *= s->dim[d];
+		offset += b->box.offset[d] * stride[d];
+		if (whole) {
+			run *= b->box.size[d];
+			outer = d;
+		}
+		whole = whole && b->box.size[d] == s->dim[d];
+	}
+	for (uint64_t done = 0; done < b->len; done += run) {
+		int rc = source->read(source->arg, offset, to + done, run, &b->err);
+
+		if (rc < 0)
+			return base_error_prefix(&b->err, rc, "the source cannot be read");
+		for (unsigned d = outer; d-- > 0;) {
+			offset += stride[d];
+			if (++at[d] < b->box.size[d])
+				break;
+			offset -= at[d] * stride[d];
+			at[d] = 0;
+		}
+	}
+	return 0;
+}
+
+/* Do the pieces lie in the source box one after another, each in its stored order? */
+static bool band_is_direct(const struct save_band *b)
+{
+	const struct tensor_grid *g = &b->grid;
+	uint64_t rows = 1, first, last;
+
+	if (g->shape.ndim == 0 || b->len == 0)
+		return true;
+	for (unsigned d = 0; d < g->k; d++)
+		rows *= b->box.size[d];
+	if (rows == 1)
+		return true;
+	first = b->box.offset[g->k] / g->edge[g->k];
+	last = (b->box.offset[g->k] + b->box.size[g->k] - 1) / g->edge[g->k];
+	return b->npieces == 1 && first == last;
+}
+
+static void band_strides(const struct save_band *b, uint64_t stride[static TENSOR_MAX_DIMS])
+{
+	const struct tensor_grid *g = &b->grid;
+	uint64_t bytes = g->item_bytes;
+
+	for (unsigned d = g->shape.ndim; d-- > 0;) {
+		stride[d] = bytes;
+		bytes *= b->box.size[d];
+	}
+}
+
+static void band_cut_piece(const struct save_band *b, const struct save_piece *p, uint8_t *to)
+{
+	uint64_t stride[TENSOR_MAX_DIMS];
+
+	band_strides(b, stride);
+	tensor_piece_gather(&b->grid, &p->box, NULL, to, b->in, b->box.offset, stride);
+}
+
+/* All pieces, for good: from here on the bytes that they were cut from may be overwritten. */
+static void band_cut(struct save_band *b)
+{
+	for (uint32_t i = 0; !b->cut && i < b->npieces; i++)
+		band_cut_piece(b, &b->pieces[i], b->raw + b->pieces[i].offset);
+	b->cut = true;
+}
+
+/* As it is stored. */
+static const uint8_t *band_bytes(const struct save_band *b, const struct save_piece *p)
+{
+	if (b->cut)
+		return b->raw + p->offset;
+	band_cut_piece(b, p, b->raw);
+	return b->raw;
+}
+
+static void band_xxh_part(void *arg, const void *bytes, size_t len) { base_xxh128_update(arg, bytes, len); }
+
+/* As long as every piece of the band is recognised each is cut a part at a time into the same place, which stays in the
+ * processor's nearest cache: unchanged data is read once and written nowhere. */
+static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece *p)
+{
+	uint64_t stride[TENSOR_MAX_DIMS];
+
+	if (b->staged) {
+		p->xxh = b->staged[p - b->pieces];
+		return;
+	}
+	if (b->cut || p->len <= SAVE_PART_BYTES) {
+		base_xxh128_of(seed, band_bytes(b, p), p->len, &p->xxh);
+		return;
+	}
+	band_strides(b, stride);
+	base_xxh128_begin(b->hash, seed);
+	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, SAVE_PART_BYTES, band_xxh_part,
+		b->hash);
+	base_xxh128_final(b->hash, &p->xxh);
+}
+
+void save_band_encode(struct save_band *b, struct save_piece *p)
+{
+	const uint8_t *at = b->raw + p->offset;
+	uint32_t *lens = b->lens + p->first_block;
+	uint64_t *checks = b->checks + p->first_block, blocks = base_block_count(p->len), left = p->len;
+
+	band_cut(b);
+	p->codec = store_codec_encode(b->word_bytes, at, p->len, b->out + p->offset, lens, &p->stored_len, b->scratch);
+	if (p->codec == STORE_CODEC_RAW)
+		p->stored_len = p->len;
+	else
+		at = b->out + p->offset;
+	for (uint64_t i = 0; i < blocks; i++) {
+		size_t n = p->codec == STORE_CODEC_RAW ? base_min(left, BASE_BLOCK_BYTES) : lens[i] & ~STORE_BLOCK_RAW;
+
+		checks[i] = base_block_check(&p->digest, i, at, n);
+		at += n;
+		left -= base_min(left, BASE_BLOCK_BYTES);
+	}
+	p->encoded = true;
+}
+
+/* Both hashes of the same bytes, block by block. The XXH3-128 was made before, of what these bytes were copied from:
+ * where it differs now one of the two copies changed in memory, and nobody knows which of them is right. */
+static int band_hash(struct save_band *b, uint64_t seed, const struct save_piece *p, const uint8_t *bytes,
+	struct base_digest *ret_digest)
+{
+	struct base_xxh128 xxh;
+
+	base_hash_both(b->hash, seed, bytes, p->len, ret_digest, &xxh);
+	if (memcmp(&xxh, &p->xxh, sizeof xxh) == 0)
+		return 0;
+	return base_error_set(&b->err, -BASE_EDAMAGED,
+		"piece %llu is not what was copied: its XXH3-128 differs from the one made while copying; this "
+		"machine's memory is not to be trusted, nothing of this save is kept",
+		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
+}
+
+/* A base's piece that is not what its row says is kept from later saves, until verify has looked. */
+static void band_doubt(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+{
+	for (unsigned i = 0; i < b->nrows; i++) {
+		const char *pack;
+		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
+		struct proto_range range;
+
+		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
+			continue;
+		range = (struct proto_range){known->ref.offset, base_max(known->ref.stored_len, 1)};
+		store_note_put(w->store, pack, &range, 1, false, NULL);
+	}
+}
+
+static int band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p,
+	const uint8_t *bytes)
+{
+	struct base_digest digest;
+	int rc = band_hash(b, w->store->info.seed, p, bytes, &digest);
+
+	if (rc < 0 || base_digest_equal(&digest, &p->digest))
+		return rc;
+	band_doubt(b, w, p);
+	return base_error_set(&b->err, -BASE_EDAMAGED,
+		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
+		"that record, or this machine's memory, is wrong (later saves do not believe that record any more; "
+		"vckpt verify finds all such; a save without bases, --no-index, recognises no pieces)",
+		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
+}
+
+int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+{
+	band_cut(b);
+	return band_confirm(b, w, p, b->raw + p->offset);
+}
+
+/* May its XXH3-128 alone say that it is what a base has at its position? */
+static bool band_may_believe(const struct save_band *b, const struct save_piece *p)
+{
+	return b->believe && b->nrows && p->len > SAVE_BELIEVE_BYTES;
+}
+
+/* Is it the piece that stands at its position in one of the bases? */
+static bool band_recognise(const struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	for (unsigned i = 0; i < b->nrows; i++) {
+		const char *pack;
+		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
+
+		if (!known || memcmp(&known->xxh, &p->xxh, sizeof p->xxh) != 0 || !save_dedup_may(&w->dedup, pack))
+			continue;
+		p->digest = known->ref.digest;
+		p->believed = b->rows[i]->base;
+		return true;
+	}
+	return false;
+}
+
+/* The choice depends on the piece alone (and a random number of this save), so not on threads. */
+static bool band_is_checked(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+{
+	uint64_t which[2] = {b->at, b->first_piece + (uint64_t)(p - b->pieces)};
+
+	return base_xxh64_of(w->check_seed, which, sizeof which) % SAVE_BELIEVE_CHECK == 0;
+}
+
+/* Does a base have it at its position? Then the appender will hardly need its encoded form. */
+static bool band_at_position(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+{
+	for (unsigned i = 0; i < b->nrows; i++) {
+		const char *pack;
+		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
+
+		if (known && base_digest_equal(&known->ref.digest, &p->digest) && save_dedup_may(&w->dedup, pack))
+			return true;
+	}
+	return false;
+}
+
+/* 1: recognised, and hashed in full if chance wants it. */
+static int band_believe(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	int rc = 0;
+
+	band_xxh(b, w->store->info.seed, p);
+	if (!band_recognise(b, w, p))
+		return 0;
+	p->checked = band_is_checked(b, w, p);
+	if (p->checked)
+		rc = band_confirm(b, w, p, band_bytes(b, p));
+	return rc < 0 ? rc : 1;
+}
+
+/* Both hashes. What was hashed before, on its way here, must be the same. */
+static int band_digest(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	uint64_t seed = w->store->info.seed;
+
+	band_cut(b);
+	if (b->staged)
+		p->xxh = b->staged[p - b->pieces];
+	if (b->staged || band_may_believe(b, p))
+		return band_hash(b, seed, p, b->raw + p->offset, &p->digest);
+	base_hash_both(b->hash, seed, b->raw + p->offset, p->len, &p->digest, &p->xxh);
+	return 0;
+}
+
+static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	uint64_t begin = base_monotonic_ns(), middle;
+	int rc = band_may_believe(b, p) ? band_believe(b, w, p) : 0;
+
+	if (rc == 0)
+		rc = band_digest(b, w, p);
+	middle = base_monotonic_ns();
+	b->digest_ns += middle - begin;
+	if (rc < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES || band_at_position(b, w, p))
+		return rc < 0 ? rc : 0;
+	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
+	p->looked = true;
+	if (!p->found)
+		save_band_encode(b, p);
+	b->encode_ns += base_monotonic_ns() - middle;
+	return 0;
+}
+
+int save_band_read(struct save_band *b, const struct save_source *source)
+{
+	uint64_t begin = base_monotonic_ns();
+	int rc;
+
+	b->err = (struct base_error){0};
+	if (!band_room(b, 0))
+		return base_error_set(&b->err, -ENOMEM, "out of memory");
+	b->in = b->memory[0];
+	rc = b->len ? band_read_box(b, source, b->in) : 0;
+	b->read_ns = base_monotonic_ns() - begin;
+	return rc;
+}
+
+int save_band_process(struct save_band *b, struct save_writer *w)
+{
+	int rc = 0;
+
+	b->digest_ns = b->encode_ns = 0;
+	b->err = (struct base_error){0};
+	if (!band_room(b, 1) || !band_blocks_room(b))
+		return base_error_set(&b->err, -ENOMEM, "out of memory");
+	b->cut = b->staged || band_is_direct(b);
+	b->raw = b->cut ? b->in : b->memory[1];
+	b->out = b->cut ? b->memory[1] : b->in;
+	save_band_rows(b, w);
+	if (b->nrows == 0 || !b->believe) /* nothing to recognise anything by before it is cut */
+		band_cut(b);
+	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
+		rc = band_piece(b, w, &b->pieces[i]);
+	return rc;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * band: the unit of work of a save, some megabytes of pieces that lie together in their source (band.c), and the walk
+ * over all bands of a plan. A band belongs to one thread at a time. */
+#ifndef CORE_SAVE_WRITE_BAND_H
+#define CORE_SAVE_WRITE_BAND_H
+
+#include "core/save/plan/planned.h"
+#include "core/save/write/writer.h"
+#include "index/index.h"
+
+#define SAVE_PART_BYTES 2048u                    /* of a piece that is cut, hashed, copied: in the nearest cache */
+#define SAVE_BAND_BYTES (UINT64_C(9) << 20)      /* source bytes of a band, unless one piece has more */
+/* What files are read into begins at a page: where it lies 16 bytes behind one, as malloc gives large memory, the
+ * kernel's copy takes five times as long on some processors (rep movsb; measured on AMD's third generation of EPYC). */
+#define SAVE_ALIGN 4096u
+#define SAVE_BASES_MAX 8u                        /* commits that recognise pieces by position */
+
+struct save_base;
+struct save_base_row;
+
+struct save_piece {                 /* a piece on its way through the pipeline */
+	struct tensor_box box;
+	uint64_t offset, len;           /* in the band's raw bytes */
+	struct base_digest digest; struct base_xxh128 xxh;
+	bool checked;                   /* was believed and hashed all the same */
+	/* `digest` is that of the piece with this XXH3-128 at this position of that base; or NULL */
+	struct save_base *believed;
+	bool looked, found;             /* the index was asked; `place` is where it says that it lies */
+	bool encoded;                   /* the fields below are set */
+	struct index_place place;
+	uint16_t codec; uint64_t stored_len;
+	uint32_t first_block;           /* in checks and lens */
+};
+
+struct save_band {                  /* belongs to one thread at a time: worker, then appender */
+	struct save_band *next;         /* free ones */
+	uint64_t sequence;
+	uint64_t at; uint32_t tensor;   /* box of the plan; its tensor in the layout */
+	struct tensor_grid grid; unsigned word_bytes;
+	bool believe;                   /* its pieces may be recognised by their XXH3-128 alone */
+	uint64_t first_piece; uint32_t npieces; /* in that box */
+	struct save_piece *pieces; uint32_t pieces_room;
+	struct tensor_box box;          /* of all its pieces */
+	struct save_base_row *rows[SAVE_BASES_MAX]; unsigned nrows; /* of the tensor, in the first bases; NULL: none */
+	uint64_t len;
+	uint8_t *memory[2]; size_t memory_room[2];
+	uint8_t *in;                    /* the box's bytes, row-major: memory[0], or a part of the ring's slot */
+	uint8_t *raw, *out;             /* pieces one after another; encoded ones at the same offsets */
+	/* The band was cut before it came: `in` has its pieces one after another, with these hashes. NULL: its box. */
+	const struct base_xxh128 *staged;
+	bool cut;                       /* all pieces stand in `raw`; else they lie in `in` only, which is as it was */
+	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
+	uint8_t *scratch;
+	struct base_xxh128_state *hash;
+	uint64_t read_ns, digest_ns, encode_ns;
+	int rc; struct base_error err;
+};
+void save_band_release(struct save_band *b);
+/* Walks the bands of a plan; the same walk gives the same bands. A copy goes on from where it was made. */
+struct save_cursor {
+	uint64_t at; bool inside; struct tensor_grid grid; struct tensor_piece_iter it;
+};
+/* 1: the next pieces are in the band; 0: there are no more; -ENOMEM. */
+int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct save_band *b);
+/* Reads what an import is made of. Fills b->err too. */
+int save_band_read(struct save_band *b, const struct save_source *source);
+
+#endif

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * base: a commit whose pieces may be recognised by position: a piece of the same box, of a tensor of the same
+ * component, name, dtype, shape and grid, however many ranks saved that commit and under whatever layout. Its parts say
+ * each piece's digest and XXH3-128 (under the store's seed), and are themselves believed by their SHA-256 chain: commit
+ * entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its position
+ * is believed to be that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. What a note of damage names is not
+ * there for a save, so that it is hashed and stored anew (core/commit/note.h).
+ *
+ * Opened at once is the manifest; layouts, parts and chunks are as they are needed, and how many that is depends on
+ * what changed, never on the number of ranks (base_row.c). Whatever cannot be read is as if it were not there: the
+ * piece is then hashed and looked up.
+ *
+ * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see some first ones
+ * of them and never one go. A row is reference-counted and does not change once made: bands hold those of their box.
+ * The last few rows are kept, misses too; one serves every box that it has all of. The lock of a base is held while
+ * its files are read: the others would read the same. */
+#include "core/save/write/base_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/log.h"
+#include "core/step/manifest.h"
+
+#define BASE_CHUNKS_BYTES (UINT64_C(16) << 20) /* whole from eight ranks: a chunk of each at a time */
+#define BASE_LAYOUTS_MAX 64u             /* layouts and parts of one base that are read at all */
+#define BASE_LINES_MAX 1024u
+
+/* ---- opening ---- */
+
+static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
+{
+	int rc = store_manifest_get(b->store, b->run, &b->manifest, &b->m, err);
+
+	if (rc < 0)
+		return rc;
+	b->layouts = calloc(b->m.nlayouts + 1, sizeof *b->layouts);
+	b->lines = calloc(b->m.nranks + 1, sizeof *b->lines);
+	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES);
+	if (!b->layouts || !b->lines || !b->chunks)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	b->own = save_base_find_line(b, rank);
+	b->near = b->own == BASE_NO_LINE ? 0 : b->own;
+	return 0;
+}
+
+static void base_free_layout(struct base_layout *l)
+{
+	for (uint32_t i = 0; l->meshes && i < l->layout->m.nmeshes; i++)
+		tensor_mesh_free(l->meshes[i]);
+	free(l->meshes);
+	store_layout_free(l->layout);
+}
+
+static void base_free(struct save_base *b)
+{
+	for (unsigned i = 0; i < BASE_ROWS; i++)
+		save_base_row_put(b->rows[i]);
+	store_chunk_cache_free(b->chunks);
+	for (uint32_t i = 0; b->lines && i < b->m.nranks; i++)
+		store_opened_part_release(&b->lines[i].opened);
+	for (uint32_t i = 0; b->layouts && i < b->m.nlayouts; i++)
+		base_free_layout(&b->layouts[i]);
+	free(b->layouts);
+	free(b->lines);
+	proto_manifest_release(&b->m);
+	pthread_mutex_destroy(&b->lock);
+	free(b);
+}
+
+int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
+	const struct base_digest *manifest)
+{
+	unsigned n = save_bases_count(all);
+	struct base_error why = {0};
+	struct save_base *b;
+
+	for (unsigned i = 0; i < n; i++)
+		if (base_digest_equal(&all->all[i]->manifest, manifest))
+			return 0;
+	if (n == SAVE_BASES_MAX)
+		return 0;
+	b = calloc(1, sizeof *b);
+	if (!b)
+		return -ENOMEM;
+	pthread_mutex_init(&b->lock, NULL);
+	b->store = s;
+	snprintf(b->run, sizeof b->run, "%s", run);
+	b->entry = entry;
+	b->notes = all->notes;
+	b->manifest = *manifest;
+	b->open = base_open(b, all->rank, &why) == 0;
+	if (!b->open)
+		base_debug("%s entry %llu recognises nothing: %s", run, (unsigned long long)entry, why.text);
+	all->all[n] = b;
+	atomic_store_explicit(&all->n, n + 1, memory_order_release);
+	return 0;
+}
+
+void save_bases_release(struct save_bases *all)
+{
+	for (unsigned i = 0; i < save_bases_count(all); i++)
+		base_free(all->all[i]);
+	atomic_store(&all->n, 0);
+}
+
+/* ---- layouts and lines ---- */
+
+const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout)
+{
+	struct base_error why = {0};
+
+	if (layout >= b->m.nlayouts)
+		return NULL;
+	if (!b->layouts[layout].tried) {
+		if (b->nlayouts == BASE_LAYOUTS_MAX)
+			return NULL;
+		b->nlayouts++;
+		b->layouts[layout].tried = true;
+		if (store_open_layout(b->store, &b->m, layout, &b->layouts[layout].layout, &why) < 0)
+			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
+	}
+	return b->layouts[layout].layout;
+}
+
+const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, uint32_t tensor)
+{
+	struct base_layout *l = &b->layouts[layout];
+	uint32_t number = l->layout->m.tensors[tensor].mesh;
+
+	if (number == 0)
+		return NULL;
+	if (!l->meshes)
+		l->meshes = calloc(l->layout->m.nmeshes, sizeof *l->meshes);
+	if (l->meshes && !l->meshes[number - 1] &&
+		store_layout_mesh(l->layout, tensor, &l->meshes[number - 1], NULL) < 0)
+		return NULL;
+	return l->meshes ? l->meshes[number - 1] : NULL;
+}
+
+const struct store_opened_part *save_base_part(struct save_base *b, uint32_t line)
+{
+	struct base_error why = {0};
+
+	if (!b->lines[line].tried) {
+		if (b->nlines == BASE_LINES_MAX)
+			return NULL;
+		b->nlines++;
+		b->lines[line].tried = true;
+		b->lines[line].good = store_open_part(b->store, &b->m, line, &b->lines[line].opened, &why) == 0;
+		if (!b->lines[line].good)
+			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
+	}
+	return b->lines[line].good ? &b->lines[line].opened : NULL;
+}
+
+uint32_t save_base_find_line(const struct save_base *b, uint32_t rank)
+{
+	uint32_t low = 0, high = b->m.nranks;
+
+	if (rank < high && b->m.ranks[rank].rank == rank) /* nearly always */
+		return rank;
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+
+		if (b->m.ranks[middle].rank == rank)
+			return middle;
+		if (b->m.ranks[middle].rank < rank)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return BASE_NO_LINE;
+}
+
+/* ---- rows ---- */
+
+/* A kept row that says what the base has in that box. */
+static struct save_base_row *base_find_row(const struct save_base *b, uint32_t tensor, const struct tensor_box *box)
+{
+	for (unsigned i = 0; i < BASE_ROWS; i++) {
+		const struct base_row *row = (const struct base_row *)b->rows[i];
+
+		if (row && row->tensor == tensor && save_base_row_covers(row, box))
+			return b->rows[i];
+	}
+	return NULL;
+}
+
+struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor,
+	const struct tensor_box *box)
+{
+	struct save_base_row *row = NULL;
+
+	if (!b->open || store_layout_bytes(l, tensor) <= STORE_INLINE_MAX_BYTES)
+		return NULL;
+	pthread_mutex_lock(&b->lock);
+	row = base_find_row(b, tensor, box);
+	if (!row) {
+		row = (struct save_base_row *)save_base_gather(b, l, tensor, box);
+		if (row) {
+			save_base_row_put(b->rows[b->next % BASE_ROWS]);
+			b->rows[b->next++ % BASE_ROWS] = row;
+		}
+	}
+	if (row)
+		atomic_fetch_add_explicit(&row->refs, 1, memory_order_relaxed);
+	pthread_mutex_unlock(&b->lock);
+	return row;
+}
+
+void save_base_row_put(struct save_base_row *row)
+{
+	if (row && atomic_fetch_sub_explicit(&row->refs, 1, memory_order_acq_rel) == 1)
+		save_base_row_free((struct base_row *)row);
+}
+
+const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
+	const char **ret_pack)
+{
+	const struct base_row *r = (const struct base_row *)row;
+	const struct base_part *part;
+	const struct store_piece *p;
+	uint64_t number;
+	size_t box;
+
+	if (!row || atomic_load_explicit(&row->base->gone, memory_order_relaxed)
+		|| !save_base_row_find(r, piece, &box, &number))
+		return NULL;
+	part = &r->parts[r->from[box].part];
+	p = &part->row.pieces[r->from[box].first + number];
+	if (p->inline_bytes || p->ref.raw_len != len)
+		return NULL;
+	*ret_pack = part->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
+	return store_notes_name(row->base->notes, *ret_pack, &p->ref) ? NULL : p;
+}
+
+static void base_place(const struct save_base *b, const struct store_object_ref *ref, const char *pack,
+	struct index_place *ret_place)
+{
+	memset(ret_place, 0, sizeof *ret_place);
+	ret_place->digest = ref->digest;
+	ret_place->offset = ref->offset;
+	ret_place->checks = ref->checks;
+	ret_place->raw_len = ref->raw_len;
+	ret_place->stored_len = ref->stored_len;
+	ret_place->codec = ref->codec;
+	ret_place->kind = ref->kind;
+	memccpy(ret_place->pack, pack, 0, sizeof ret_place->pack - 1);
+	memcpy(ret_place->run, b->run, sizeof b->run);
+	ret_place->entry = b->entry;
+	ret_place->manifest = b->manifest;
+}
+
+void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
+	struct index_place *ret_place)
+{
+	base_place(row->base, &p->ref, pack, ret_place);
+}
+
+int save_base_layout_place(const struct save_base *b, const struct base_digest *layout, struct index_place *ret_place)
+{
+	for (uint32_t i = 0; b->open && i < b->m.nlayouts; i++) {
+		struct store_object_ref ref = store_object_ref_from(&b->m.layouts[i].ref);
+
+		if (!base_digest_equal(&b->m.layouts[i].digest, layout) || ref.pack >= b->m.npacks)
+			continue;
+		base_place(b, &ref, b->m.packs[ref.pack].pack, ret_place);
+		return 0;
+	}
+	return -ENOENT;
+}
+
+int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err)
+{
+	int rc = save_dedup_name(d, a, b->run, b->entry, &b->manifest, err);
+
+	if (rc == -ENOENT)
+		atomic_store_explicit(&b->gone, true, memory_order_relaxed);
+	return rc;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * blob: global and per-rank byte strings, after the tensors, in the order of (per rank, name), into the pack
+ * `blobs`.
+ *
+ * Short ones (BLOB_MEMORY_BYTES) are held in memory: read once, digested, looked up, encoded. Long ones are read
+ * twice: once for the digest, which says whether the store has them, and once into the pack as they are; the pack
+ * writer digests them again, so that a file that changes between the two is found out. */
+#include <stdio.h>
+
+#include "core/base/clock.h"
+#include "core/save/write/write_internal.h"
+
+#define BLOB_MEMORY_BYTES (UINT64_C(16) << 20)
+#define BLOB_READ_BYTES (UINT64_C(4) << 20)
+
+struct blob_memory { uint8_t *raw, *out, *scratch; uint64_t *checks; uint32_t *lens; };
+
+static void blob_memory_release(struct blob_memory *m)
+{
+	free(m->raw);
+	free(m->out);
+	free(m->scratch);
+	free(m->checks);
+	free(m->lens);
+}
+
+static int blob_memory_init(struct blob_memory *m, const struct save_writer *w)
+{
+	uint64_t most = 0, blocks;
+
+	for (uint32_t i = 0; i < w->nblobs; i++)
+		most = base_max(most, w->blobs[i].len > BLOB_MEMORY_BYTES ? BLOB_READ_BYTES : w->blobs[i].len);
+	blocks = base_block_count(most);
+	m->raw = aligned_alloc(SAVE_ALIGN, base_align(most + 1, SAVE_ALIGN));
+	m->out = malloc(most + 1);
+	m->scratch = malloc(STORE_CODEC_SCRATCH);
+	m->checks = malloc((blocks + 1) * sizeof *m->checks);
+	m->lens = malloc((blocks + 1) * sizeof *m->lens);
+	return m->raw && m->out && m->scratch && m->checks && m->lens ? 0 : -ENOMEM;
+}
+
+static int blob_read(struct save_appender *a, const struct save_blob *b, uint64_t offset, void *bytes, size_t len,
+	struct base_error *err)
+{
+	uint64_t begin = base_monotonic_ns();
+	int rc = b->source.read(b->source.arg, offset, bytes, len, err);
+
+	a->w->result.read_ns += base_monotonic_ns() - begin;
+	return rc < 0 ? base_error_prefix(err, rc, "blob %s cannot be read", b->name) : 0;
+}
+
+/* Passes over a long blob, for its digest or into the pack. */
+static int blob_pass(struct save_appender *a, const struct save_blob *b, struct blob_memory *m, struct base_hasher *h,
+	struct base_error *err)
+{
+	for (uint64_t at = 0; at < b->len;) {
+		size_t n = base_min(b->len - at, BLOB_READ_BYTES);
+		int rc = blob_read(a, b, at, m->raw, n, err);
+
+		if (rc < 0)
+			return rc;
+		if (h)
+			base_hasher_update(h, m->raw, n);
+		else if ((rc = store_pack_stream_add(a->pack, m->raw, n)) < 0)
+			return save_write_failed(a->w, a->pack_class, rc, err);
+		at += n;
+		save_writer_progress(a->w, h ? n / 2 : n - n / 2, false);
+	}
+	return 0;
+}
+
+static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob_memory *m, struct base_error *err)
+{
+	struct base_hasher *h;
+	int rc;
+
+	if (b->len <= BLOB_MEMORY_BYTES) {
+		rc = b->len ? blob_read(a, b, 0, m->raw, b->len, err) : 0;
+		if (rc == 0)
+			base_digest_of(m->raw, b->len, &b->digest);
+		return rc;
+	}
+	h = base_hasher_new();
+	if (!h)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rc = blob_pass(a, b, m, h, err);
+	if (rc == 0 && (rc = base_hasher_final(h, &b->digest)) < 0)
+		base_error_set(err, rc, "out of memory");
+	base_hasher_free(h);
+	return rc;
+}
+
+static int blob_append_short(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
+	struct save_known *k, struct base_error *err)
+{
+	uint64_t stored = b->len, left = b->len, blocks = base_block_count(b->len);
+	uint16_t codec = store_codec_encode(1, m->raw, b->len, m->out, m->lens, &stored, m->scratch);
+	bool raw = codec == STORE_CODEC_RAW;
+	const uint8_t *at = raw ? m->raw : m->out;
+	int rc;
+
+	stored = raw ? b->len : stored;
+	for (uint64_t i = 0; i < blocks; i++) {
+		size_t n = raw ? base_min(left, BASE_BLOCK_BYTES) : m->lens[i] & ~STORE_BLOCK_RAW;
+
+		m->checks[i] = base_block_check(&b->digest, i, at, n);
+		at += n;
+		left -= base_min(left, BASE_BLOCK_BYTES);
+	}
+	rc = save_appender_room(a, stored, err);
+	if (rc < 0)
+		return rc;
+	rc = store_pack_append(a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out, stored, b->len,
+		m->checks, raw ? NULL : m->lens, &k->ref);
+	return rc < 0 ? save_write_failed(a->w, a->pack_class, rc, err) : 0;
+}
+
+static int blob_append_long(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
+	struct save_known *k, struct base_error *err)
+{
+	int rc = save_appender_room(a, b->len, err);
+
+	if (rc < 0)
+		return rc;
+	rc = store_pack_stream_begin(a->pack, &b->digest, STORE_OBJECT_BLOB, b->len);
+	if (rc < 0)
+		return save_write_failed(a->w, a->pack_class, rc, err);
+	rc = blob_pass(a, b, m, NULL, err);
+	if (rc < 0)
+		return rc;
+	rc = store_pack_stream_end(a->pack, &k->ref);
+	if (rc == -BASE_EDAMAGED)
+		return base_error_set(err, rc, "blob %s changed while it was read", b->name);
+	return rc < 0 ? save_write_failed(a->w, a->pack_class, rc, err) : 0;
+}
+
+static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_memory *m, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	struct index_place place;
+	struct save_known *k;
+	int rc = blob_digest(a, b, m, err);
+
+	if (rc < 0 || b->len == 0)
+		return rc;
+	b->known = save_dedup_find(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
+	if (b->known)
+		return 0;
+	if (save_writer_lookup(w, &b->digest, STORE_OBJECT_BLOB, b->len, &place)) {
+		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_BLOB, b->len, &k, err);
+		if (rc == 0)
+			b->known = k;
+		if (rc != -ENOENT)
+			return rc;
+	}
+	k = save_dedup_add(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
+	if (!k)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rc = b->len <= BLOB_MEMORY_BYTES ? blob_append_short(a, b, m, k, err) : blob_append_long(a, b, m, k, err);
+	if (rc < 0)
+		return rc;
+	save_appender_count(a, k);
+	b->known = k;
+	return 0;
+}
+
+static int blob_compare(const void *a, const void *b)
+{
+	const struct save_blob *x = a, *y = b;
+
+	return x->per_rank != y->per_rank ? (int)x->per_rank - (int)y->per_rank : strcmp(x->name, y->name);
+}
+
+int save_appender_blobs(struct save_appender *a, struct base_error *err)
+{
+	__attribute__((cleanup(blob_memory_release))) struct blob_memory m = {0};
+	struct save_writer *w = a->w;
+	int rc = blob_memory_init(&m, w);
+
+	if (rc < 0)
+		return base_error_set(err, rc, "out of memory");
+	if (w->nblobs)
+		qsort(w->blobs, w->nblobs, sizeof *w->blobs, blob_compare);
+	rc = save_appender_class(a, "blobs", err);
+	for (uint32_t i = 0; rc == 0 && i < w->nblobs; i++) {
+		if (i && blob_compare(&w->blobs[i - 1], &w->blobs[i]) == 0)
+			return base_error_set(err, -EEXIST, "blob %s is given twice", w->blobs[i].name);
+		rc = blob_save(a, &w->blobs[i], &m, err);
+		if (rc == 0 && w->blobs[i].len <= BLOB_MEMORY_BYTES)
+			save_writer_progress(w, w->blobs[i].len, false);
+	}
+	return rc;
+}

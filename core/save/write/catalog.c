@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * catalog: which commits the index should hold, and their places.
+ *
+ * The index throws out what was added the longest ago, so commits are added oldest first; those that would be thrown
+ * out again by newer ones are left away from the start, by an estimate of their places. What cannot be read is
+ * skipped: the index is never the judge of damage. */
+#include "core/save/write/catalog.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "core/base/log.h"
+#include "core/commit/list.h"
+#include "core/save/write/write_internal.h"
+#include "core/step/manifest.h"
+#include "core/step/open.h"
+#include "core/step/part.h"
+
+#define CATALOG_PLACE_BYTES 160u                 /* of the index, for one place: an estimate on the high side */
+
+struct catalog_commit {
+	char run[PROTO_RUN_MAX + 1];
+	uint64_t entry, bytes;
+	int64_t time_ns;
+	struct base_digest manifest;
+};
+struct catalog_commits { struct catalog_commit *all; size_t n, room; };
+
+struct catalog_places {
+	struct index_place *all; size_t n, room;
+	const char *const *packs; uint32_t npacks;
+	bool failed;                             /* out of memory */
+};
+
+int save_index_dir(const struct store *s, char dir[static 4096])
+{
+	struct store_storage_stat stat;
+	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+	char id[33];
+	int n;
+
+	if (s->storage->ops->stat(s->storage, &stat) == 0 && stat.local && access(s->path, W_OK) == 0) {
+		n = snprintf(dir, 4096, "%s/index", s->path);
+		return n < 4096 ? 0 : -ENAMETOOLONG;
+	}
+	for (unsigned i = 0; i < 16; i++)
+		snprintf(id + 2 * i, 3, "%02x", s->info.id[i]);
+	if (cache && cache[0] == '/')
+		n = snprintf(dir, 4096, "%s/vckpt/%s", cache, id);
+	else if (home && home[0] == '/')
+		n = snprintf(dir, 4096, "%s/.cache/vckpt/%s", home, id);
+	else
+		return -ENOENT;
+	return n < 4096 ? 0 : -ENAMETOOLONG;
+}
+
+/* ---- which commits ---- */
+
+static int catalog_add_run(struct catalog_commits *c, struct store *s, const char *run)
+{
+	struct store_list *list;
+
+	if (store_list_open(s, run, false, &list, NULL) < 0)
+		return 0;
+	for (size_t i = 0; i < store_list_count(list); i++) {
+		const struct store_list_step *step = store_list_at(list, i);
+
+		if (c->n == c->room) {
+			size_t room = c->room ? 2 * c->room : 64;
+			struct catalog_commit *all = realloc(c->all, room * sizeof *all);
+
+			if (!all) {
+				store_list_close(list);
+				return -ENOMEM;
+			}
+			c->all = all;
+			c->room = room;
+		}
+		c->all[c->n] = (struct catalog_commit){.entry = step->entry, .bytes = step->commit.bytes,
+			.time_ns = step->commit.time_ns,
+			.manifest = step->commit.manifest};
+		snprintf(c->all[c->n++].run, sizeof c->all[0].run, "%s", run);
+	}
+	store_list_close(list);
+	return 0;
+}
+
+static int catalog_newest_first(const void *a, const void *b)
+{
+	const struct catalog_commit *x = a, *y = b;
+
+	if (x->time_ns != y->time_ns)
+		return x->time_ns > y->time_ns ? -1 : 1;
+	return strcmp(x->run, y->run) ? strcmp(x->run, y->run) : (x->entry < y->entry) - (x->entry > y->entry);
+}
+
+/* All visible commits, newest first. */
+static int catalog_commits(struct store *s, struct catalog_commits *ret_c, struct base_error *err)
+{
+	char **runs;
+	size_t n;
+	int rc = store_runs(s, &runs, &n, err);
+
+	if (rc < 0)
+		return rc;
+	for (size_t i = 0; rc == 0 && i < n; i++)
+		rc = catalog_add_run(ret_c, s, runs[i]);
+	store_runs_free(runs, n);
+	if (rc < 0)
+		return base_error_set(err, rc, "out of memory");
+	if (ret_c->n)
+		qsort(ret_c->all, ret_c->n, sizeof *ret_c->all, catalog_newest_first);
+	return 0;
+}
+
+/* ---- places of a commit ---- */
+
+static void catalog_place(struct catalog_places *p, const struct store_object_ref *ref)
+{
+	struct index_place *to;
+
+	if (ref->pack >= p->npacks || ref->raw_len == 0)
+		return;
+	if (p->n == p->room) {
+		size_t room = p->room ? 2 * p->room : 4096;
+		struct index_place *all = realloc(p->all, room * sizeof *all);
+
+		if (!all) {
+			p->failed = true;
+			return;
+		}
+		p->all = all;
+		p->room = room;
+	}
+	to = &p->all[p->n++];
+	memset(to, 0, sizeof *to);
+	to->digest = ref->digest;
+	to->offset = ref->offset;
+	to->checks = ref->checks;
+	to->raw_len = ref->raw_len;
+	to->stored_len = ref->stored_len;
+	to->codec = ref->codec;
+	to->kind = ref->kind;
+	memccpy(to->pack, p->packs[ref->pack], 0, sizeof to->pack - 1);
+}
+
+static int catalog_row(void *arg, const struct store_row *row)
+{
+	struct catalog_places *p = arg;
+
+	for (uint64_t i = 0; i < row->npieces; i++)
+		if (!row->pieces[i].inline_bytes)
+			catalog_place(p, &row->pieces[i].ref);
+	return p->failed ? -ENOMEM : 0;
+}
+
+static int catalog_part(struct store *s, const struct proto_manifest *m, uint32_t line, const struct store_layout *l,
+	struct catalog_places *p, struct base_error *err)
+{
+	base_cleanup(store_opened_part_release) struct store_opened_part o = {0};
+	int rc = store_open_part(s, m, line, &o, err);
+
+	if (rc < 0)
+		return rc;
+	p->packs = o.packs;
+	p->npacks = o.npacks;
+	for (uint32_t i = 0; rc == 0 && i < o.part.nchunks; i++)
+		rc = store_part_read_chunk(s, l, &o.part, o.packs, o.npacks, i, catalog_row, p, err);
+	for (uint32_t i = 0; i < o.part.nblobs; i++) {
+		struct store_object_ref ref = store_object_ref_from(&o.part.blobs[i].ref);
+
+		if (o.part.blobs[i].len)
+			catalog_place(p, &ref);
+	}
+	return rc < 0 ? rc : p->failed ? -ENOMEM : 0;
+}
+
+/* Ranks of one layout usually stand together: a layout is kept until the next one is wanted. */
+static int catalog_manifest(struct store *s, const struct proto_manifest *m, struct catalog_places *p,
+	struct base_error *err)
+{
+	struct store_layout *l = NULL;
+	uint32_t number = UINT32_MAX;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < m->nranks; i++) {
+		if (m->ranks[i].layout != number) {
+			store_layout_free(base_steal(l));
+			number = m->ranks[i].layout;
+			rc = store_open_layout(s, m, number, &l, err);
+		}
+		if (rc == 0)
+			rc = catalog_part(s, m, i, l, p, err);
+	}
+	store_layout_free(l);
+	return rc;
+}
+
+static int catalog_add_commit(struct store *s, struct index *index, const struct catalog_commit *c,
+	struct catalog_places *p)
+{
+	struct base_error why = {0};
+	struct proto_manifest m;
+	int rc = store_manifest_get(s, c->run, &c->manifest, &m, &why);
+
+	p->n = 0;
+	p->failed = false;
+	if (rc == 0) {
+		rc = catalog_manifest(s, &m, p, &why);
+		proto_manifest_release(&m);
+	}
+	if (rc == 0)
+		return index_add_commit(index, c->run, c->entry, &c->manifest, p->all, p->n);
+	base_debug("%s entry %llu stays out of the index: %s", c->run, (unsigned long long)c->entry, why.code ? why.text
+		: base_error_name(rc));
+	return rc == -ENOMEM ? rc : 0;
+}
+
+/* ---- commits that are gone ---- */
+
+struct catalog_gone { const struct base_digest **live; size_t nlive; struct base_digest *all; size_t n, room; };
+
+static int catalog_digest_compare(const void *a, const void *b)
+{
+	return base_digest_compare(*(const struct base_digest *const *)a, *(const struct base_digest *const *)b);
+}
+
+static int catalog_gone_add(void *arg, const struct base_digest *manifest)
+{
+	struct catalog_gone *g = arg;
+
+	if (g->nlive && bsearch(&manifest, g->live, g->nlive, sizeof *g->live, catalog_digest_compare))
+		return 0;
+	if (g->n == g->room) {
+		size_t room = g->room ? 2 * g->room : 64;
+		struct base_digest *all = realloc(g->all, room * sizeof *all);
+
+		if (!all)
+			return -ENOMEM;
+		g->all = all;
+		g->room = room;
+	}
+	g->all[g->n++] = *manifest;
+	return 0;
+}
+
+/* Forgets what no list shows any more; commits whose places those had taken over are to be added again after this. */
+static int catalog_forget(struct index *index, const struct catalog_commits *c)
+{
+	struct catalog_gone g = {.live = malloc((c->n + 1) * sizeof *g.live)};
+	int rc = g.live ? 0 : -ENOMEM;
+
+	for (size_t i = 0; rc == 0 && i < c->n; i++)
+		g.live[g.nlive++] = &c->all[i].manifest;
+	if (g.nlive)
+		qsort(g.live, g.nlive, sizeof *g.live, catalog_digest_compare);
+	if (rc == 0)
+		rc = index_each_commit(index, catalog_gone_add, &g);
+	for (size_t i = 0; rc == 0 && i < g.n; i++) {
+		rc = index_remove_commit(index, &g.all[i]);
+		rc = rc == -ENOENT ? 0 : rc;
+	}
+	free(g.live);
+	free(g.all);
+	return rc;
+}
+
+/* ---- the whole ---- */
+
+/* A cache directory may be the first thing in ~/.cache; whether it worked is told by index_open. */
+static void catalog_make_parents(const char *dir)
+{
+	char path[4096];
+
+	snprintf(path, sizeof path, "%s", dir);
+	for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+		*at = 0;
+		mkdir(path, 0700);
+		*at = '/';
+	}
+}
+
+static int catalog_open(const struct store *s, bool rebuild, struct index **ret_i, struct base_error *err)
+{
+	char dir[4096];
+	int rc = save_index_dir(s, dir);
+
+	if (rc < 0)
+		return base_error_set(err, rc, "there is no place for an index of %s", s->path);
+	catalog_make_parents(dir);
+	rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, rebuild ? INDEX_ANEW : 0, ret_i, err);
+	if (rc == -BASE_EDAMAGED)
+		rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, INDEX_ANEW, ret_i, err);
+	return rc;
+}
+
+static int catalog_fill(struct store *s, struct index *index, const struct catalog_commits *c, struct base_error *err)
+{
+	uint64_t room = INDEX_MAX_BYTES / 2;
+	struct catalog_places places = {0};
+	size_t newest = 0;
+	int rc = catalog_forget(index, c);
+
+	while (newest < c->n) {
+		uint64_t estimate = (c->all[newest].bytes >> 17) * CATALOG_PLACE_BYTES;
+
+		if (newest && estimate > room)
+			break;
+		room -= base_min(room, estimate);
+		newest++;
+	}
+	for (size_t i = newest; rc == 0 && i-- > 0;)
+		if (!index_has_commit(index, &c->all[i].manifest))
+			rc = catalog_add_commit(s, index, &c->all[i], &places);
+	free(places.all);
+	return rc < 0 ? base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc))
+		: 0;
+}
+
+int save_index_update(struct store *s, bool rebuild, struct index_stats *ret_stats, struct base_error *err)
+{
+	struct catalog_commits commits = {0};
+	struct index *index = NULL;
+	int rc = catalog_open(s, rebuild, &index, err);
+
+	if (rc == 0)
+		rc = catalog_commits(s, &commits, err);
+	if (rc == 0)
+		rc = catalog_fill(s, index, &commits, err);
+	if (rc == 0 && ret_stats)
+		rc = index_stat(index, ret_stats);
+	if (rc == 0 && (rc = index_publish(index)) < 0)
+		base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc));
+	free(commits.all);
+	index_close(index);
+	return rc;
+}

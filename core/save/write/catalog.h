@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * catalog: brings a store's index up to date with its lists: adds the pieces and blobs of visible commits that it
+ * does not know, oldest first, within its bound, and forgets commits that are gone. Runs in a process of its own
+ * (`vckpt index STORE`), because LMDB may die of a damaged file. */
+#ifndef CORE_SAVE_WRITE_CATALOG_H
+#define CORE_SAVE_WRITE_CATALOG_H
+
+#include "core/step/store.h"
+#include "index/index.h"
+
+/* STORE/index, or, where that is on a network filesystem or not writable, $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store
+ * id hex>. */
+int save_index_dir(const struct store *s, char dir[static 4096]);
+/* rebuild: start from nothing. */
+int save_index_update(struct store *s, bool rebuild, struct index_stats *ret_stats, struct base_error *err);
+
+#endif

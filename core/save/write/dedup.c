@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dedup: one table of all objects that this save refers to, by digest and kind: those that it wrote (so that an
+ * equal piece that comes later refers to the first) and those of other commits. Objects lie in chunks and never
+ * move: the pack writer completes their references when a run ends.
+ *
+ * Only the appender's thread calls these functions, in the order of pieces: what is reused, and from where, does not
+ * depend on threads. */
+#include "core/save/write/write_internal.h"
+
+#define DEDUP_CHUNK 1024u
+
+void save_dedup_release(struct save_dedup *d)
+{
+	for (uint32_t i = 0; i < (d->count + DEDUP_CHUNK - 1) / DEDUP_CHUNK; i++)
+		free(d->chunks[i]);
+	free(d->chunks);
+	free(d->slots);
+	free(d->packs);
+	free(d->bases);
+	*d = (struct save_dedup){0};
+}
+
+static struct save_known *dedup_at(const struct save_dedup *d, uint32_t i)
+{
+	return &d->chunks[i / DEDUP_CHUNK][i % DEDUP_CHUNK];
+}
+
+/* The slot of an object, or the free one where it belongs. */
+static uint32_t *dedup_slot(const struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind)
+{
+	uint32_t i = (uint32_t)base_get64(digest->bytes) & (d->nslots - 1);
+
+	while (d->slots[i]) {
+		const struct save_known *k = dedup_at(d, d->slots[i] - 1);
+
+		if (k->ref.kind == kind && base_digest_equal(&k->ref.digest, digest))
+			break;
+		i = (i + 1) & (d->nslots - 1);
+	}
+	return &d->slots[i];
+}
+
+struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
+	enum store_object_kind kind)
+{
+	const uint32_t *slot = d->nslots ? dedup_slot(d, digest, kind) : NULL;
+
+	return slot && *slot ? dedup_at(d, *slot - 1) : NULL;
+}
+
+static bool dedup_grow(struct save_dedup *d)
+{
+	uint32_t n = d->nslots ? 2 * d->nslots : 4096, *before = d->slots, *slots;
+
+	if (n <= d->nslots)
+		return false;
+	slots = calloc(n, sizeof *slots);
+	if (!slots)
+		return false;
+	d->slots = slots;
+	d->nslots = n;
+	for (uint32_t i = 0; i < d->count; i++) {
+		const struct save_known *k = dedup_at(d, i);
+
+		*dedup_slot(d, &k->ref.digest, k->ref.kind) = i + 1;
+	}
+	free(before);
+	return true;
+}
+
+static bool dedup_add_chunk(struct save_dedup *d)
+{
+	uint32_t n = d->count / DEDUP_CHUNK;
+	struct save_known **chunks;
+
+	if ((n & (n - 1)) == 0) { /* full at powers of two */
+		chunks = realloc(d->chunks, (n ? 2 * (size_t)n : 1) * sizeof *chunks);
+		if (!chunks)
+			return false;
+		d->chunks = chunks;
+	}
+	d->chunks[n] = malloc(DEDUP_CHUNK * sizeof **d->chunks);
+	return d->chunks[n] != NULL;
+}
+
+struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind)
+{
+	struct save_known *k;
+
+	if (d->count >= d->nslots / 2 && !dedup_grow(d))
+		return NULL;
+	if (d->count % DEDUP_CHUNK == 0 && !dedup_add_chunk(d))
+		return NULL;
+	k = dedup_at(d, d->count);
+	*k = (struct save_known){.ref = {.digest = *digest, .kind = kind}};
+	*dedup_slot(d, digest, kind) = ++d->count;
+	return k;
+}
+
+int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own)
+{
+	for (uint32_t i = d->npacks; i-- > 0;)
+		if (strcmp(d->packs[i].name, name) == 0)
+			return i;
+	if (d->npacks == d->packs_room) {
+		uint32_t room = d->packs_room ? 2 * d->packs_room : 16;
+		struct save_pack *packs = realloc(d->packs, room * sizeof *packs);
+
+		if (!packs)
+			return -ENOMEM;
+		d->packs = packs;
+		d->packs_room = room;
+	}
+	d->packs[d->npacks] = (struct save_pack){.own = own};
+	memccpy(d->packs[d->npacks].name, name, 0, STORE_PACK_NAME_MAX - 1);
+	return d->npacks++;
+}
+
+static bool dedup_has_attempt(const struct save_dedup *d, const char *attempt)
+{
+	for (uint32_t i = 0; i < d->nattempts; i++)
+		if (strcmp(d->attempts[i], attempt) == 0)
+			return true;
+	return false;
+}
+
+/* The lifetimes rule: packs of at most 16 other attempts. */
+static bool dedup_may_attempt(const struct save_dedup *d, const char *pack, struct store_pack_name *ret_name)
+{
+	if (store_pack_name_parse(pack, ret_name) < 0)
+		return false;
+	return d->nattempts < SAVE_BASE_ATTEMPTS_MAX || dedup_has_attempt(d, ret_name->attempt);
+}
+
+bool save_dedup_may(const struct save_dedup *d, const char *pack)
+{
+	struct store_pack_name name;
+
+	return !atomic_load_explicit(&d->full, memory_order_acquire) || dedup_may_attempt(d, pack, &name);
+}
+
+static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
+{
+	if (dedup_has_attempt(d, attempt))
+		return;
+	memccpy(d->attempts[d->nattempts++], attempt, 0, sizeof d->attempts[0] - 1);
+	if (d->nattempts == SAVE_BASE_ATTEMPTS_MAX)
+		atomic_store_explicit(&d->full, true, memory_order_release);
+}
+
+int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
+	const struct base_digest *manifest, struct base_error *err)
+{
+	struct save_named *bases;
+	int rc;
+
+	for (uint32_t i = d->nbases; i-- > 0;)
+		if (base_digest_equal(&d->bases[i].manifest, manifest))
+			return d->bases[i].usable ? 0 : -ENOENT;
+	bases = realloc(d->bases, (d->nbases + 1) * sizeof *bases);
+	if (!bases)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	d->bases = bases;
+	rc = store_attempt_base(a, run, entry, manifest, err);
+	if (rc < 0 && rc != -ESTALE)
+		return rc;
+	d->bases[d->nbases++] = (struct save_named){*manifest, rc >= 0};
+	return rc < 0 ? -ENOENT : 0;
+}
+
+/* A pack enters the table only once it is known to be there. */
+static int64_t dedup_admit_pack(struct save_dedup *d, struct store *s, const char *name)
+{
+	struct store_pack *pack;
+	int64_t number;
+
+	for (uint32_t i = d->npacks; i-- > 0;)
+		if (strcmp(d->packs[i].name, name) == 0)
+			return i;
+	if (store_pack_get(s, name, &pack, NULL) < 0)
+		return -ENOENT;
+	number = save_dedup_pack(d, name, false);
+	if (number >= 0)
+		d->packs[number].size = store_pack_size(pack);
+	store_pack_put(s, pack);
+	return number;
+}
+
+static bool dedup_place_fits(const struct index_place *p, uint64_t raw_len, uint64_t size)
+{
+	uint64_t checks = store_object_checks_bytes(p->codec, p->raw_len);
+	uint64_t end = size - base_min(size, STORE_PACK_TAIL_BYTES);
+
+	return store_codec_valid(p->codec) && p->raw_len == raw_len && p->stored_len <= p->raw_len
+		&& p->offset >= STORE_PACK_HEAD_BYTES
+		&& p->stored_len <= end && p->offset <= end - p->stored_len && checks <= end
+			&& p->checks <= end - checks;
+}
+
+static bool dedup_noted(const struct save_dedup *d, const struct index_place *p)
+{
+	struct store_object_ref ref = {.offset = p->offset, .checks = p->checks, .raw_len = p->raw_len,
+		.stored_len = p->stored_len, .codec = p->codec};
+
+	return store_notes_name(d->notes, p->pack, &ref);
+}
+
+int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
+	enum store_object_kind kind,
+	uint64_t raw_len, struct save_known **ret_known, struct base_error *err)
+{
+	struct store_pack_name name;
+	struct save_known *k;
+	int64_t number;
+	int rc;
+
+	if (place->kind != kind || dedup_noted(d, place) || !dedup_may_attempt(d, place->pack, &name))
+		return -ENOENT;
+	rc = save_dedup_name(d, a, place->run, place->entry, &place->manifest, err);
+	if (rc < 0)
+		return rc;
+	number = dedup_admit_pack(d, s, place->pack);
+	if (number == -ENOENT || (number >= 0 && !dedup_place_fits(place, raw_len, d->packs[number].size)))
+		return -ENOENT;
+	k = number < 0 ? NULL : save_dedup_add(d, &place->digest, kind);
+	if (!k)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	k->ref = (struct store_object_ref){.digest = place->digest, .offset = place->offset, .checks = place->checks,
+		.raw_len = raw_len,
+		.stored_len = place->stored_len, .codec = place->codec, .kind = kind};
+	k->pack = (uint32_t)number;
+	dedup_add_attempt(d, name.attempt);
+	d->packs[number].live_bytes += place->stored_len;
+	*ret_known = k;
+	return 0;
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * engine: workers take bands in the order of the plan, process them side by side, and the appending thread appends
+ * them in that same order.
+ *
+ *   free band --take, in order, under the lock--> worker: read, cut, digest, look up, encode
+ *             --order[sequence]--> appender --> free band
+ *
+ * A worker takes a free band first and a sequence number after: every number that was given out has a band that
+ * moves towards the appender, which needs nothing but the lowest one; so there is no deadlock, and no more than
+ * `nbands` are in flight: that bounds memory. The order has a slot for each band, and numbers in flight are at most
+ * nbands apart, so slots never clash. */
+#include "core/save/write/engine.h"
+
+#include "core/base/clock.h"
+#include "core/save/write/write_internal.h"
+
+int save_engine_init(struct save_engine *e, unsigned threads, pthread_mutex_t *lock, pthread_cond_t *ready,
+	pthread_cond_t *work)
+{
+	*e = (struct save_engine){.lock = lock, .ready = ready, .work = work, .nbands = 2 * threads + 2};
+	e->bands = calloc(e->nbands, sizeof *e->bands);
+	e->order = calloc(e->nbands, sizeof(struct save_band *));
+	if (!e->bands || !e->order)
+		return -ENOMEM;
+	for (unsigned i = e->nbands; i-- > 0;) {
+		e->bands[i].next = e->free;
+		e->free = &e->bands[i];
+	}
+	return 0;
+}
+
+void save_engine_release(struct save_engine *e)
+{
+	for (unsigned i = 0; e->bands && i < e->nbands; i++)
+		save_band_release(&e->bands[i]);
+	free(e->bands);
+	free(e->order);
+	*e = (struct save_engine){0};
+}
+
+/* ---- workers ---- */
+
+/* Takes the next band of the plan; NULL: none now. */
+static struct save_band *engine_take(struct save_engine *e)
+{
+	const struct save_engine_source *source = e->source;
+	struct save_band *b = e->free;
+	int rc;
+
+	if (!source || e->over || !b || (source->ready && !source->ready(source->arg)))
+		return NULL;
+	rc = save_cursor_take(&e->cursor, e->w, b);
+	if (rc != 1) {
+		e->over = true;
+		e->take_rc = rc < 0 ? rc : -EIO;
+		pthread_cond_signal(e->ready);
+		pthread_cond_broadcast(e->work);
+		return NULL;
+	}
+	e->free = b->next;
+	b->staged = NULL;
+	b->read_ns = 0;
+	if (source->taken)
+		source->taken(source->arg, b);
+	b->sequence = e->taken++;
+	e->over = e->cursor.at == e->w->planned->plan.nboxes;
+	if (e->over)
+		pthread_cond_broadcast(e->work);
+	return b;
+}
+
+bool save_engine_step(struct save_engine *e)
+{
+	struct save_band *b = engine_take(e);
+	const struct save_engine_source *source = e->source;
+	uint64_t begin;
+
+	if (!b)
+		return false;
+	e->processing++;
+	pthread_mutex_unlock(e->lock);
+	begin = base_realtime_ns();
+	b->rc = source->read ? source->read(source->arg, b) : 0;
+	if (b->rc == 0)
+		b->rc = save_band_process(b, e->w);
+	pthread_mutex_lock(e->lock);
+	e->processing--;
+	if (source->processed)
+		source->processed(source->arg, b, begin);
+	e->order[b->sequence % e->nbands] = b;
+	/* the lowest, which is waited for; or the last one at work on a save that is given up */
+	if (b->sequence == e->appended || e->processing == 0)
+		pthread_cond_signal(e->ready);
+	return true;
+}
+
+/* ---- the appending thread ---- */
+
+static int engine_append_band(struct save_writer *w, struct save_band *b, struct base_error *err)
+{
+	struct save_result *r = &w->result;
+	const char *name;
+	uint32_t len;
+	int rc = b->rc;
+
+	r->read_ns += b->read_ns;
+	if (rc == 0) {
+		r->digest_ns += b->digest_ns;
+		r->encode_ns += b->encode_ns;
+		rc = save_appender_band(w->appender, b, err);
+	} else if (err) {
+		*err = b->err;
+	}
+	save_band_forget(b); /* one that failed did not get that far; bases are closed after the last band */
+	save_writer_progress(w, b->len, false);
+	if (rc == 0)
+		return 0;
+	name = store_layout_name(w->planned->layout, b->tensor, &len);
+	return base_error_prefix(err, rc, "tensor %s/%.*s", store_layout_component(w->planned->layout, b->tensor),
+		store_layout_shown(name, len), name);
+}
+
+static void engine_give_back(struct save_engine *e, struct save_band *b)
+{
+	b->next = e->free;
+	e->free = b;
+}
+
+/* One band, whose turn it is. The lock is held, and let go meanwhile. */
+static int engine_next(struct save_engine *e, struct save_band *b, struct base_error *err)
+{
+	const struct save_result *r = &e->w->result;
+	struct save_engine_appended cost;
+	uint64_t write_ns = r->write_ns, stored = r->piece_bytes_new;
+	int rc;
+
+	e->order[e->appended++ % e->nbands] = NULL;
+	pthread_mutex_unlock(e->lock);
+	cost.begin_ns = base_realtime_ns();
+	rc = engine_append_band(e->w, b, err);
+	pthread_mutex_lock(e->lock);
+	cost.write_ns = r->write_ns - write_ns;
+	cost.stored_bytes = r->piece_bytes_new - stored;
+	cost.starved = !e->free;
+	engine_give_back(e, b);
+	e->source->appended(e->source->arg, b, &cost);
+	return rc;
+}
+
+static bool engine_failed(const struct save_engine *e)
+{
+	return e->take_rc < 0 || (e->source->failed && e->source->failed(e->source->arg));
+}
+
+/* Nobody is at work on a band of this save after that. The lock is held. */
+static void engine_stop(struct save_engine *e)
+{
+	e->over = true;
+	pthread_cond_broadcast(e->work);
+	while (e->processing)
+		pthread_cond_wait(e->ready, e->lock);
+	for (unsigned i = 0; i < e->nbands; i++)
+		if (e->order[i]) {
+			save_band_forget(e->order[i]);
+			engine_give_back(e, base_steal(e->order[i]));
+		}
+	e->source = NULL;
+	e->w = NULL;
+}
+
+int save_engine_append(struct save_engine *e, struct save_writer *w, const struct save_engine_source *source,
+	struct base_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(e->lock);
+	e->w = w;
+	e->source = source;
+	e->cursor = (struct save_cursor){0};
+	e->over = w->planned->plan.nboxes == 0;
+	e->taken = e->appended = 0;
+	e->take_rc = 0;
+	pthread_cond_broadcast(e->work);
+	while (rc == 0 && !engine_failed(e) && !(e->over && e->appended == e->taken)) {
+		struct save_band *b = e->order[e->appended % e->nbands];
+
+		if (b)
+			rc = engine_next(e, b, err);
+		else
+			pthread_cond_wait(e->ready, e->lock);
+	}
+	if (rc == 0 && e->take_rc < 0)
+		rc = base_error_set(err, e->take_rc, "out of memory");
+	else if (rc == 0 && engine_failed(e))
+		rc = base_error_set(err, -ECANCELED, "the save was given up");
+	engine_stop(e);
+	pthread_mutex_unlock(e->lock);
+	return rc;
+}

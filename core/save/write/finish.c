@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * finish: once every piece and blob has its place: the part into the meta pack, the meta pack sealed (last: what it
+ * names is durable by then), and the announcement, which store_attempt_commit turns into the manifest and the commit
+ * entry (invariants 2, 4, 6). */
+#include "core/base/clock.h"
+#include "core/save/write/write_internal.h"
+
+static struct proto_ref finish_ref(const struct store_object_ref *ref, uint32_t pack)
+{
+	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len,
+		.stored_len = ref->stored_len, .pack = pack, .codec = ref->codec, .kind = ref->kind};
+}
+
+static struct proto_blob *finish_blobs(const struct save_writer *w)
+{
+	struct proto_blob *blobs = calloc(w->nblobs + 1, sizeof *blobs);
+
+	for (uint32_t i = 0; blobs && i < w->nblobs; i++) {
+		const struct save_blob *b = &w->blobs[i];
+
+		blobs[i] = (struct proto_blob){.name = b->name, .per_rank = b->per_rank, .len = b->len};
+		if (b->known)
+			blobs[i].ref = finish_ref(&b->known->ref, b->known->pack);
+		else
+			blobs[i].ref = (struct proto_ref){.digest = b->digest, .kind = STORE_OBJECT_BLOB};
+	}
+	return blobs;
+}
+
+static struct proto_pack_use *finish_packs(const struct save_writer *w)
+{
+	struct proto_pack_use *packs = calloc(w->dedup.npacks + 1, sizeof *packs);
+
+	for (uint32_t i = 0; packs && i < w->dedup.npacks; i++)
+		packs[i] = (struct proto_pack_use){w->dedup.packs[i].name, w->dedup.packs[i].size,
+			w->dedup.packs[i].live_bytes};
+	return packs;
+}
+
+static struct proto_view_header *finish_headers(const struct save_appender *a)
+{
+	const struct save_writer *w = a->w;
+	struct proto_view_header *headers = calloc(w->nheaders + 1, sizeof *headers);
+
+	for (uint32_t i = 0; headers && i < w->nheaders; i++)
+		headers[i] = (struct proto_view_header){.component = w->headers[i].component,
+			.view = w->headers[i].view,
+			.ref = finish_ref(&w->headers[i].ref, a->meta_number), .data_bytes = w->headers[i].data_bytes};
+	return headers;
+}
+
+static uint64_t finish_meta_live(const struct save_appender *a, const struct proto_part *part,
+	const struct store_object_ref *part_ref)
+{
+	uint64_t live = part_ref->stored_len;
+
+	if (a->layout_pack == a->meta_number) /* another commit's was counted when it was admitted */
+		live += a->layout_ref.stored_len;
+
+	for (uint32_t i = 0; i < a->w->nheaders; i++)
+		live += a->w->headers[i].ref.stored_len;
+	for (uint32_t i = 0; i < part->nchunks; i++)
+		live += part->chunks[i].ref.stored_len;
+	return live;
+}
+
+/* Writes the part and seals the meta pack; its size in the part's own table stays 0, for nobody knows it yet. */
+static int finish_part(struct save_appender *a, struct proto_part *part, struct store_object_ref *ret_ref,
+	struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	uint64_t begin = base_monotonic_ns();
+	int rc = store_part_finish(a->part, part, ret_ref, err);
+
+	if (rc == 0) {
+		rc = store_pack_run_end(a->meta);
+		if (rc < 0)
+			save_write_failed(w, "meta", rc, err);
+	}
+	if (rc < 0)
+		return rc;
+	w->dedup.packs[a->meta_number].live_bytes = finish_meta_live(a, part, ret_ref);
+	rc = store_attempt_pack_seal(w->attempt, base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
+	if (rc < 0)
+		return save_write_failed(w, "meta", rc, err);
+	w->result.write_ns += base_monotonic_ns() - begin;
+	w->result.meta_bytes = w->dedup.packs[a->meta_number].size;
+	return 0;
+}
+
+static int finish_announce(struct save_appender *a, const struct proto_part *part,
+	const struct store_object_ref *part_ref, const struct save_measured *m, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	base_cleanup_free struct proto_pack_use *packs = finish_packs(w);
+	base_cleanup_free struct proto_view_header *headers = finish_headers(a);
+	struct proto_announcement ann = {.layout = w->planned->layout->digest, .stores_layout = true,
+		.layout_ref = finish_ref(&a->layout_ref, a->layout_pack),
+		.headers = headers, .nheaders = w->nheaders, .part = finish_ref(part_ref, a->meta_number),
+			.packs = packs, .npacks = part->npacks,
+		.tensors = w->planned->layout->m.ntensors, .bytes = w->tensor_bytes + w->blob_bytes,
+		.replicas = m->replicas, .nreplicas = m->nreplicas,
+		.attributes = w->attributes, .nattributes = w->options.nattributes};
+
+	if (!packs || !headers)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < w->dedup.npacks; i++)
+		ann.new_bytes += w->dedup.packs[i].own ? w->dedup.packs[i].size : 0;
+	if (!ret_entry)
+		return store_attempt_announce(w->attempt, &ann, err);
+	return store_attempt_commit(w->attempt, &ann, ret_entry, err);
+}
+
+int save_writer_finish(struct save_writer *w, const struct save_measured *m, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	struct save_appender *a = w->appender;
+	base_cleanup_free struct proto_blob *blobs = finish_blobs(w);
+	base_cleanup_free struct proto_pack_use *packs = finish_packs(w);
+	struct proto_part part = {.rank = w->rank, .world = w->world, .host = store_hostname(),
+		.layout = w->planned->layout->digest,
+		.packs = packs, .npacks = w->dedup.npacks,
+		.blobs = blobs, .nblobs = w->nblobs, .timings = m->timings, .ntimings = m->ntimings,
+		.samples = m->samples, .nsamples = m->nsamples};
+	struct store_object_ref part_ref;
+	int rc = blobs && packs ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+
+	if (rc == 0)
+		rc = finish_part(a, &part, &part_ref, err);
+	if (rc == 0)
+		rc = finish_announce(a, &part, &part_ref, m, ret_entry, err);
+	if (rc == 0)
+		w->result.bases = w->dedup.nattempts;
+	return rc;
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a save knows already and need not store again (docs/save.md).
+ *
+ *   dedup.c  objects that it may refer to, by digest, and the packs that they lie in -> struct save_dedup
+ *   base.c   commits whose pieces are recognised by position                         -> struct save_bases
+ *
+ * dedup belongs to the appender's thread but where a function says otherwise; bases are read by any thread. */
+#ifndef CORE_SAVE_WRITE_KNOWN_INTERNAL_H
+#define CORE_SAVE_WRITE_KNOWN_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "core/commit/note.h"
+#include "core/save/write/band.h"
+#include "index/index.h"
+
+#define SAVE_BASE_ATTEMPTS_MAX 16u               /* packs of at most that many other attempts are reused by one save */
+
+/* ---- dedup: objects that this save may refer to, and the packs that they lie in ---- */
+
+struct save_known {                 /* never moves; its `checks` is complete once its run has ended */
+	struct store_object_ref ref;    /* `pack` is not used: see pack */
+	uint32_t pack;                  /* number in the part's pack table */
+};
+struct save_pack { char name[STORE_PACK_NAME_MAX]; uint64_t size, live_bytes; bool own; };
+struct save_dedup {
+	struct save_known **chunks; uint32_t count;
+	uint32_t *slots; uint32_t nslots; /* 1 + number of an object; 0: free. A power of two */
+	struct save_pack *packs; uint32_t npacks, packs_room;
+	/* does not change any more once it is full: then any thread may read it */
+	char attempts[SAVE_BASE_ATTEMPTS_MAX][PROTO_ATTEMPT_MAX]; uint32_t nattempts;
+	atomic_bool full;
+	struct save_named { struct base_digest manifest; bool usable; } *bases; uint32_t nbases;
+	const struct store_notes *notes; /* what they name is not referred to; NULL: there are none */
+};
+void save_dedup_release(struct save_dedup *d);
+struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
+	enum store_object_kind kind);
+/* NULL: out of memory. The caller fills ref (its digest and kind are set) and pack. */
+struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind);
+int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own); /* number, or -ENOMEM */
+/* Any thread: false if objects of that pack would be refused for sure, for too many attempts are in use. */
+bool save_dedup_may(const struct save_dedup *d, const char *pack);
+/* Names a commit as a base, once; one that is gone is not asked for again: -ENOENT. */
+int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
+	const struct base_digest *manifest, struct base_error *err);
+/* May this place be used? Not if a note of damage names it. Names its commit as a base. 0: *ret_known refers to it;
+ * -ENOENT: no, write it anew; other: an error. */
+int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
+	enum store_object_kind kind,
+	uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
+
+/* ---- bases: pieces recognised by position ---- */
+
+struct save_base_row {              /* what a base has of a tensor in a box; lives no longer than its base */
+	struct save_base *base;
+	atomic_uint refs;
+};
+struct save_bases {
+	struct save_base *all[SAVE_BASES_MAX]; atomic_uint n;
+	uint32_t rank;                  /* who saves, set before the first is added: the line of a base asked first */
+	const struct store_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
+};
+static inline unsigned save_bases_count(const struct save_bases *all)
+{
+	return atomic_load_explicit(&all->n, memory_order_acquire);
+}
+/* Opens a commit and publishes it; one that cannot be read recognises nothing. One thread. 0 or -ENOMEM. */
+int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
+	const struct base_digest *manifest);
+void save_bases_release(struct save_bases *all);
+/* What the base has of the tensor's items in `box` (inside the tensor): for the pieces of a box that this save stores,
+ * ask once with that box, not piece by piece. May read the store. Any thread. NULL: nothing to be had. */
+struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor,
+	const struct tensor_box *box);
+void save_base_row_put(struct save_base_row *row); /* NULL-safe */
+/* The base's piece of exactly that box, under whatever layout it was saved, if it has that length and may be referred
+ * to; else NULL (as for row NULL). Both results live as long as the row. No I/O, about log of the row's boxes. */
+const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
+	const char **ret_pack);
+void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
+	struct index_place *ret_place);
+/* Where the base has the layout object of that digest; -ENOENT: it has none. Any thread, no I/O. */
+int save_base_layout_place(const struct save_base *b, const struct base_digest *layout, struct index_place *ret_place);
+/* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
+int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rank: the writer of one rank's save, as a job's saver uses it; an import (writer.h) goes the same way inside. In this
+ * order: new, blobs, prepared; begin, base ..., append, seal, finish, end; close. One thread at a time, but for bands,
+ * which any number of threads process (engine.h). After an error go on with end. */
+#ifndef CORE_SAVE_WRITE_RANK_H
+#define CORE_SAVE_WRITE_RANK_H
+
+#include "core/save/plan/planned.h"
+#include "core/save/write/engine.h"
+#include "core/save/write/writer.h"
+
+/* Run and attributes are copied and checked. Free with save_writer_close. */
+int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
+	uint32_t rank, uint32_t world, struct save_writer **ret_w, struct base_error *err);
+/* save_writer_blob declares them. */
+bool save_writer_has_blob(const struct save_writer *w, const char *name, bool per_rank);
+uint64_t save_writer_blob_bytes(const struct save_writer *w);
+/* What is stored: borrowed until close. */
+void save_writer_prepared(struct save_writer *w, const struct save_planned *planned);
+
+/* Reads the notes of damage. The attempt is borrowed until end. */
+int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, struct base_error *err);
+/* Opens a commit whose pieces are recognised; one that cannot be read recognises nothing. */
+int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
+	struct base_error *err);
+/* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
+int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
+	struct base_error *err);
+int save_writer_seal(struct save_writer *w, struct base_error *err);    /* blobs, the last packs */
+/* What a part and an announcement say besides: borrowed. */
+struct save_measured {
+	const struct proto_timing *timings; uint32_t ntimings;
+	const struct proto_sample *samples; uint32_t nsamples;
+	const struct proto_replica *replicas; uint32_t nreplicas;
+};
+/* The part, and the announcement. ret_entry NULL: others may have to announce as well, and the list decides; else it is
+ * committed. */
+int save_writer_finish(struct save_writer *w, const struct save_measured *m, uint64_t *ret_entry,
+	struct base_error *err);
+void save_writer_end(struct save_writer *w);    /* closes packs and bases */
+const struct save_result *save_writer_result(const struct save_writer *w);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of core/save/write share (docs/save.md).
+ *
+ *   writer.c    what one save of one rank consists of, and its course    -> struct save_writer
+ *   engine.c    workers, order, bounded memory                           -> engine.h
+ *   reader.c    an import's bands out of its sources
+ *   band.c      read, cut, digest, look up, encode one band              -> band.h
+ *   appender.c  duplicates, packs, rows, in order                        -> struct save_appender
+ *   dedup.c, base.c  what is known already                               -> known_internal.h
+ *   blob.c      blobs        finish.c  meta pack, part, announcement, commit */
+#ifndef CORE_SAVE_WRITE_WRITE_INTERNAL_H
+#define CORE_SAVE_WRITE_WRITE_INTERNAL_H
+
+#include <pthread.h>
+
+#include "core/base/buf.h"
+#include "core/pack/codec.h"
+#include "core/save/write/known_internal.h"
+#include "core/save/write/rank.h"
+#include "index/index.h"
+
+#define SAVE_BELIEVE_BYTES 240u                  /* longer pieces are believed by their XXH3-128 */
+#define SAVE_BELIEVE_CHECK 1024u                 /* one in that many is hashed all the same */
+
+/* ---- the writer ---- */
+
+struct save_blob {
+	char *name; bool per_rank; uint64_t len; struct save_source source;
+	const struct save_known *known; struct base_digest digest;
+};
+struct save_header {
+	char *component, *view; void *bytes; size_t len; uint64_t data_bytes; struct store_object_ref ref;
+};
+
+struct save_writer {
+	struct store *store;
+	uint32_t rank, world;
+	struct save_options options;    /* run and attributes are copies */
+	struct proto_attribute *attributes;
+	/* What is stored: boxes by tensor of the layout, each tensor's together, in the order of its row. NULL: not
+	 * known yet. An import's is `whole`, a rank's is borrowed (save_writer_prepared). */
+	const struct save_planned *planned;
+	/* of an import: what it was declared to be, and made of; sources by tag, tags by tensor of the layout */
+	struct store_layout_builder *builder;
+	struct save_planned whole;
+	struct save_source *sources; uint32_t ntensors, sources_room, *tags;
+	struct save_blob *blobs; uint32_t nblobs, blobs_room;
+	struct save_header *headers; uint32_t nheaders;
+	uint64_t tensor_bytes, blob_bytes;
+	struct index *index;            /* NULL: none */
+	/* steps of the run that this save is likely to resemble, seen when it was opened */
+	struct save_candidate { uint64_t entry; struct base_digest manifest; } candidates[2]; unsigned ncandidates;
+	struct store_notes notes;       /* of damage, as they were when the save began */
+	struct save_bases bases;
+	bool believes;                  /* false: the store's seed is a weak one, XXH3-128 proves nothing */
+	uint64_t check_seed;            /* random: which recognised pieces are hashed in full */
+	struct store_attempt *attempt;  /* borrowed from begin to end */
+	struct save_appender *appender; /* from append to end */
+	bool committed;
+	struct save_dedup dedup;
+	struct save_result result;
+	uint64_t done_bytes, progress_ns;
+};
+void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now);
+bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint64_t raw_len, struct index_place *ret_place);
+
+/* ---- bands ---- */
+
+void save_band_encode(struct save_band *b, struct save_piece *p);
+/* The rows of its tensor in all bases that there are now. */
+void save_band_rows(struct save_band *b, struct save_writer *w);
+/* Hashes a piece that was believed. A mismatch: an error, in b->err. */
+int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p);
+/* Cuts what lies in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
+int save_band_process(struct save_band *b, struct save_writer *w);
+void save_band_forget(struct save_band *b); /* lets the rows go */
+
+/* ---- appender: one thread ---- */
+
+struct save_row;
+struct save_appender {
+	struct save_writer *w;
+	/* the pack being written; NULL: none */
+	struct store_pack_writer *pack; uint32_t pack_number; uint64_t run_start;
+	char pack_class[PROTO_COMPONENT_MAX + 1];
+	struct store_pack_writer *meta; uint32_t meta_number;
+	struct store_part_builder *part;
+	struct save_row *first, *last;  /* rows that are not in the part yet, in order */
+	struct store_object_ref layout_ref; uint32_t layout_pack;
+};
+/* opens the meta pack; layout and headers go in. *ret_a is to be freed after an error, too */
+int save_appender_open(struct save_writer *w, struct save_appender **ret_a, struct base_error *err);
+void save_appender_free(struct save_appender *a); /* abandons what is not sealed; NULL-safe */
+int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err);
+int save_appender_blobs(struct save_appender *a, struct base_error *err);
+/* Makes `class` the pack that objects go to; the one before is sealed. NULL: none. */
+int save_appender_class(struct save_appender *a, const char *class, struct base_error *err);
+/* Opens the class's pack if need be, ends the run if `bytes` more would be too many for it. */
+int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_error *err);
+int save_write_failed(const struct save_writer *w, const char *class, int rc, struct base_error *err);
+/* Counts an object that was just appended to the current pack. */
+void save_appender_count(struct save_appender *a, struct save_known *k);
+
+/* The bands of a save to its appender, which the calling thread is. -ECANCELED: the source failed. */
+int save_engine_append(struct save_engine *e, struct save_writer *w, const struct save_engine_source *source,
+	struct base_error *err);
+/* save_writer_append out of an import's sources. */
+int save_reader_run(struct save_writer *w, struct base_error *err);
+
+#endif

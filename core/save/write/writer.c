@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * writer: what a save consists of, declared first, checked before anything is written; and the course of a save, which
+ * a job's rank goes as its saver says (rank.h), an import in one commit.
+ *
+ * The attempt is begun before any pack is created, so that whatever a killed save leaves behind belongs to an
+ * attempt that the collector sees. A failure anywhere abandons the open packs, aborts the attempt (which deletes its
+ * sealed packs when nothing was announced) and leaves the store as it was. */
+#include <stdio.h>
+
+#include "core/base/clock.h"
+#include "core/base/log.h"
+#include "core/save/write/catalog.h"
+#include "core/save/write/write_internal.h"
+
+#define WRITER_PROGRESS_NS UINT64_C(50000000)
+#define WRITER_HEADERS_MAX_BYTES (UINT64_C(1) << 30)
+
+BASE_CLEANUP_DEFINE(struct save_writer *, save_writer_close)
+
+static int attribute_compare(const void *a, const void *b)
+{
+	return strcmp(((const struct proto_attribute *)a)->key, ((const struct proto_attribute *)b)->key);
+}
+
+static int writer_check_attribute(const struct proto_attribute *at, struct base_error *err)
+{
+	if (!proto_attribute_key_valid(at->key))
+		return base_error_set(err, -EINVAL, "attribute \"%.80s\": a key is [A-Za-z_][A-Za-z0-9_.-]{0,63}",
+			at->key);
+	if (strlen(at->value) > PROTO_ATTRIBUTE_VALUE_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "attribute %s: its value has more than %d bytes", at->key,
+			PROTO_ATTRIBUTE_VALUE_MAX);
+	if (!proto_utf8_valid(at->value, strlen(at->value)))
+		return base_error_set(err, -EINVAL, "attribute %s: its value is not UTF-8", at->key);
+	return 0;
+}
+
+static int writer_set_attributes(struct save_writer *w, const struct proto_attribute *attributes, size_t n,
+	struct base_error *err)
+{
+	uint64_t bytes = 0;
+
+	if (n > PROTO_ATTRIBUTES_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "a step has at most %d attributes", PROTO_ATTRIBUTES_MAX);
+	w->attributes = calloc(n + 1, sizeof *w->attributes);
+	if (!w->attributes)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->options.attributes = w->attributes;
+	w->options.nattributes = 0;
+	for (size_t i = 0; i < n; i++) {
+		int rc = writer_check_attribute(&attributes[i], err);
+		char *key, *value;
+
+		if (rc < 0)
+			return rc;
+		key = strdup(attributes[i].key);
+		value = strdup(attributes[i].value);
+		w->attributes[w->options.nattributes++] = (struct proto_attribute){key, value};
+		if (!key || !value)
+			return base_error_set(err, -ENOMEM, "out of memory");
+		bytes += strlen(key) + strlen(value);
+	}
+	if (bytes > PROTO_ATTRIBUTES_MAX_BYTES)
+		return base_error_set(err, -BASE_ELIMIT, "the attributes have more than %d bytes together",
+			PROTO_ATTRIBUTES_MAX_BYTES);
+	qsort(w->attributes, w->options.nattributes, sizeof *w->attributes, attribute_compare);
+	for (size_t i = 1; i < w->options.nattributes; i++)
+		if (strcmp(w->attributes[i - 1].key, w->attributes[i].key) == 0)
+			return base_error_set(err, -EINVAL, "attribute %s is given twice", w->attributes[i].key);
+	return 0;
+}
+
+/* The step that is replaced and the newest one are what a save of this run most likely resembles. */
+static void writer_add_candidate(struct save_writer *w, const struct store_list_step *step)
+{
+	if (w->options.no_index || !step || (w->ncandidates && w->candidates[0].entry == step->entry))
+		return;
+	w->candidates[w->ncandidates++] = (struct save_candidate){step->entry, step->commit.manifest};
+}
+
+static int writer_check_step(struct save_writer *w, struct base_error *err)
+{
+	struct store_list *list;
+	int rc;
+
+	if (w->options.step != PROTO_NONE && w->options.step > INT64_MAX)
+		return base_error_set(err, -EINVAL, "a step is a number from 0 to 2^63-1");
+	rc = store_list_open(w->store, w->options.run, false, &list, err);
+	if (rc < 0)
+		return rc;
+	if (w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
+		rc = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
+			w->options.run, (unsigned long long)w->options.step);
+	if (w->options.step != PROTO_NONE)
+		writer_add_candidate(w, store_list_find(list, w->options.step));
+	writer_add_candidate(w, store_list_latest(list));
+	store_list_close(list);
+	return rc < 0 ? rc : 0;
+}
+
+/* The index only ever saves work: whatever is wrong with it, the save goes on without. */
+static void writer_open_index(struct save_writer *w)
+{
+	struct base_error why = {0};
+	char dir[4096];
+	int rc;
+
+	if (w->options.no_index)
+		return;
+	rc = save_index_dir(w->store, dir);
+	if (rc == 0)
+		rc = index_open(dir, w->store->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, &w->index, &why);
+	if (rc < 0) {
+		w->index = NULL;
+		base_debug("saving without an index: %s", why.code ? why.text : base_error_name(rc));
+	}
+}
+
+int save_writer_open(struct store *s, const struct save_options *o, struct save_writer **ret_w, struct base_error *err)
+{
+	base_cleanup(save_writer_close_p) struct save_writer *w = NULL;
+	struct tensor_grid_params params = {s->info.min_bytes, s->info.target_bytes, s->info.row_bytes};
+	int rc;
+
+	if (!o->run || !proto_run_valid(o->run))
+		return base_error_set(err, -EINVAL,
+			"\"%.140s\" is no name for a run: it is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}",
+			o->run ? o->run : "");
+	w = calloc(1, sizeof *w);
+	if (!w)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->store = s;
+	w->believes = !base_xxh128_seed_weak(s->info.seed);
+	w->world = 1;
+	w->options = *o;
+	w->options.attributes = NULL;
+	w->options.run = strdup(o->run);
+	w->builder = store_layout_builder_new(params);
+	if (!w->options.run || !w->builder)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	rc = writer_set_attributes(w, o->attributes, o->nattributes, err);
+	if (rc == 0)
+		rc = writer_check_step(w, err);
+	if (rc < 0)
+		return rc;
+	writer_open_index(w);
+	*ret_w = base_steal(w);
+	return 0;
+}
+
+bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint64_t raw_len, struct index_place *ret_place)
+{
+	return w->index && index_find(w->index, digest, ret_place) == 0 && ret_place->kind == kind
+		&& ret_place->raw_len == raw_len;
+}
+
+void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now)
+{
+	uint64_t at;
+
+	w->done_bytes += bytes;
+	if (!w->options.progress)
+		return;
+	at = base_monotonic_ns();
+	if (!now && at - w->progress_ns < WRITER_PROGRESS_NS)
+		return;
+	w->progress_ns = at;
+	w->options.progress(w->options.progress_arg, w->done_bytes, w->tensor_bytes + w->blob_bytes);
+}
+
+/* ---- declaring ---- */
+
+int save_writer_tensor(struct save_writer *w, const char *component, const char *name, size_t name_len,
+	enum tensor_dtype dtype,
+	const struct tensor_shape *shape, struct save_source source, struct base_error *err)
+{
+	uint64_t items, bytes;
+	int rc;
+
+	if (w->planned)
+		return base_error_set(err, -EINVAL, "tensors come before the plan");
+	if (w->ntensors == w->sources_room) {
+		uint32_t room = w->sources_room ? 2 * w->sources_room : 256;
+		struct save_source *sources = realloc(w->sources, room * sizeof *sources);
+
+		if (!sources)
+			return base_error_set(err, -ENOMEM, "out of memory");
+		w->sources = sources;
+		w->sources_room = room;
+	}
+	rc = store_layout_builder_add(w->builder, component, name, name_len, dtype, shape, w->ntensors, err);
+	if (rc < 0)
+		return rc;
+	rc = tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items);
+	if (rc < 0 || base_mul_overflows(items, tensor_dtype_bytes(dtype), &bytes)
+		|| base_add_overflows(w->tensor_bytes, bytes, &w->tensor_bytes))
+		return base_error_set(err, -EOVERFLOW, "tensor %s/%.*s is too large", component, (int)base_min(name_len,
+			400), name);
+	w->sources[w->ntensors++] = source;
+	return 0;
+}
+
+int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uint64_t len, struct save_source source,
+	struct base_error *err)
+{
+	size_t name_len = strlen(name);
+
+	if (name_len == 0 || name_len > PROTO_NAME_MAX || !proto_utf8_valid(name, name_len))
+		return base_error_set(err, -EINVAL, "\"%.200s\" is no name for a blob", name);
+	if (len > STORE_OBJECT_MAX_BYTES || base_add_overflows(w->blob_bytes, len, &w->blob_bytes))
+		return base_error_set(err, -BASE_ELIMIT, "blob %.400s is too large", name);
+	if (w->nblobs == w->blobs_room) {
+		uint32_t room = w->blobs_room ? 2 * w->blobs_room : 64;
+		struct save_blob *blobs = realloc(w->blobs, room * sizeof *blobs);
+
+		if (!blobs)
+			return base_error_set(err, -ENOMEM, "out of memory");
+		w->blobs = blobs;
+		w->blobs_room = room;
+	}
+	w->blobs[w->nblobs] = (struct save_blob){.name = strdup(name), .per_rank = per_rank, .len = len,
+		.source = source};
+	if (!w->blobs[w->nblobs].name)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->nblobs++;
+	return 0;
+}
+
+/* An import stores every tensor whole. */
+static int writer_plan_whole(struct save_planned *whole, uint64_t bytes, struct base_error *err)
+{
+	uint32_t n = whole->layout->m.ntensors;
+	struct save_plan *p = &whole->plan;
+
+	p->boxes = calloc(n + 1, sizeof *p->boxes);
+	if (!p->boxes)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < n; i++) {
+		struct save_plan_box *box = &p->boxes[p->nboxes++];
+		struct tensor_grid grid;
+
+		store_layout_grid(whole->layout, i, &grid);
+		box->tensor = i;
+		tensor_box_whole(&grid.shape, &box->at.box);
+		box->pieces = tensor_piece_count(&grid, &box->at.box);
+		p->pieces += box->pieces;
+	}
+	p->bytes = p->held_bytes = bytes;
+	whole->stores_layout = true;
+	return 0;
+}
+
+int save_writer_plan(struct save_writer *w, const struct store_layout **ret_layout, struct base_error *err)
+{
+	int rc = 0;
+
+	if (!w->planned) {
+		rc = store_layout_builder_finish(w->builder, &w->whole.layout, &w->whole.layout_object, &w->tags, err);
+		if (rc < 0)
+			w->whole.layout = NULL;
+		else
+			rc = writer_plan_whole(&w->whole, w->tensor_bytes, err);
+	}
+	if (rc < 0)
+		return rc;
+	w->planned = &w->whole;
+	if (ret_layout)
+		*ret_layout = w->planned->layout;
+	return 0;
+}
+
+static int header_compare(const void *a, const void *b)
+{
+	const struct save_header *x = a, *y = b;
+	int d = strcmp(x->component, y->component);
+
+	return d ? d : strcmp(x->view, y->view);
+}
+
+static void header_release(struct save_header *h)
+{
+	free(h->component);
+	free(h->view);
+	free(h->bytes);
+}
+
+int save_writer_header(struct save_writer *w, const char *component, const char *view, const void *bytes, size_t len,
+	uint64_t data_bytes, struct base_error *err)
+{
+	struct save_header h = {.len = len, .data_bytes = data_bytes}, *headers;
+
+	if (!proto_component_valid(component) || !view[0] || len > WRITER_HEADERS_MAX_BYTES)
+		return base_error_set(err, -EINVAL, "the %.80s header of %.80s is not one that a step can have", view,
+			component);
+	headers = realloc(w->headers, (w->nheaders + 1) * sizeof *headers);
+	if (headers)
+		w->headers = headers;
+	h.component = strdup(component);
+	h.view = strdup(view);
+	h.bytes = malloc(len + 1);
+	if (!headers || !h.component || !h.view || !h.bytes) {
+		header_release(&h);
+		return base_error_set(err, -ENOMEM, "out of memory");
+	}
+	memcpy(h.bytes, bytes, len);
+	w->headers[w->nheaders++] = h;
+	qsort(w->headers, w->nheaders, sizeof *w->headers, header_compare);
+	for (uint32_t i = 1; i < w->nheaders; i++)
+		if (header_compare(&w->headers[i - 1], &w->headers[i]) == 0)
+			return base_error_set(err, -EEXIST, "the %s header of %s is given twice", view, component);
+	return 0;
+}
+
+/* ---- a rank's ---- */
+
+int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
+	uint32_t rank, uint32_t world, struct save_writer **ret_w, struct base_error *err)
+{
+	base_cleanup(save_writer_close_p) struct save_writer *w = calloc(1, sizeof *w);
+	int rc;
+
+	if (w)
+		w->options.run = strdup(run);
+	if (!w || !w->options.run)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->store = s;
+	w->rank = rank;
+	w->world = world;
+	w->believes = !base_xxh128_seed_weak(s->info.seed);
+	rc = writer_set_attributes(w, attributes, nattributes, err);
+	if (rc < 0)
+		return rc;
+	*ret_w = base_steal(w);
+	return 0;
+}
+
+bool save_writer_has_blob(const struct save_writer *w, const char *name, bool per_rank)
+{
+	for (uint32_t i = 0; i < w->nblobs; i++)
+		if (w->blobs[i].per_rank == per_rank && strcmp(w->blobs[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+uint64_t save_writer_blob_bytes(const struct save_writer *w) { return w->blob_bytes; }
+const struct save_result *save_writer_result(const struct save_writer *w) { return &w->result; }
+
+void save_writer_prepared(struct save_writer *w, const struct save_planned *planned)
+{
+	w->planned = planned;
+	w->tensor_bytes = planned->plan.bytes;
+}
+
+/* ---- the course of a save ---- */
+
+int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
+{
+	w->attempt = attempt;
+	w->result = (struct save_result){.step = store_attempt_step(attempt),
+		.tensors = w->planned->layout->m.ntensors, .blobs = w->nblobs,
+		.bytes = w->tensor_bytes + w->blob_bytes};
+	memccpy(w->result.attempt, store_attempt_name(attempt), 0, sizeof w->result.attempt);
+	store_notes_release(&w->notes);
+	if (store_notes_read(w->store, &w->notes) < 0)
+		return base_error_set(err, -ENOMEM, "out of memory");
+	w->dedup.notes = w->bases.notes = &w->notes;
+	w->bases.rank = w->rank;
+	return base_random(&w->check_seed, sizeof w->check_seed);
+}
+
+int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
+	struct base_error *err)
+{
+	int rc = save_bases_add(&w->bases, w->store, run, entry, manifest);
+
+	return rc < 0 ? base_error_set(err, rc, "out of memory") : 0;
+}
+
+int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
+	struct base_error *err)
+{
+	int rc = save_appender_open(w, &w->appender, err);
+
+	return rc < 0 ? rc : save_engine_append(e, w, source, err);
+}
+
+int save_writer_seal(struct save_writer *w, struct base_error *err)
+{
+	int rc = save_appender_blobs(w->appender, err);
+
+	return rc < 0 ? rc : save_appender_class(w->appender, NULL, err);
+}
+
+void save_writer_end(struct save_writer *w)
+{
+	save_appender_free(base_steal(w->appender));
+	save_bases_release(&w->bases);
+	save_dedup_release(&w->dedup);
+	w->attempt = NULL;
+}
+
+/* ---- an import's commit ---- */
+
+/* Whether the index would learn something by being brought up to date: it need not for a save that only refers to
+ * commits that it has. */
+static bool writer_index_behind(const struct save_writer *w)
+{
+	if (!w->index || w->options.replace || w->result.raw_bytes_new)
+		return true;
+	for (uint32_t i = 0; i < w->dedup.nbases; i++)
+		if (!w->dedup.bases[i].usable || !index_has_commit(w->index, &w->dedup.bases[i].manifest))
+			return true;
+	return false;
+}
+
+/* The part, with what was measured so far; then the step is visible. */
+static int writer_finish_alone(struct save_writer *w, struct base_error *err)
+{
+	struct save_result *r = &w->result;
+	const struct proto_timing timings[] = {{"read", r->read_ns, r->bytes}, {"digest", r->digest_ns, r->bytes},
+		{"encode", r->encode_ns, r->raw_bytes_new},
+		{"write", r->write_ns, r->piece_bytes_new}};
+	const struct save_measured m = {.timings = timings, .ntimings = BASE_COUNT(timings)};
+	int rc = save_writer_finish(w, &m, &r->entry, err);
+
+	if (rc == 0)
+		r->index_behind = writer_index_behind(w);
+	return rc;
+}
+
+static int writer_run(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
+{
+	int rc = save_writer_begin(w, attempt, err);
+
+	for (unsigned i = 0; rc == 0 && i < w->ncandidates; i++)
+		rc = save_writer_base(w, w->options.run, w->candidates[i].entry, &w->candidates[i].manifest, err);
+	if (rc == 0)
+		rc = save_reader_run(w, err);
+	if (rc == 0)
+		rc = save_writer_seal(w, err);
+	if (rc == 0 && w->options.cancelled && w->options.cancelled())
+		rc = base_error_set(err, -EINTR, "the save was cancelled");
+	if (rc == 0)
+		rc = writer_finish_alone(w, err);
+	save_writer_end(w);
+	return rc;
+}
+
+int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct base_error *err)
+{
+	struct store_attempt_options o = {.run = w->options.run, .step = w->options.step,
+		.replace = w->options.replace};
+	struct store_attempt *attempt;
+	struct base_error why = {0}, outcome = {0};
+	int rc = save_writer_plan(w, NULL, err), told;
+
+	if (rc < 0)
+		return rc;
+	if (w->committed)
+		return base_error_set(err, -EINVAL, "a writer commits once");
+	rc = store_attempt_begin_alone(w->store, &o, &attempt, err);
+	if (rc == -ENOSPC || rc == -EDQUOT)
+		return base_error_set(err, rc, "%s is full", w->store->path);
+	if (rc < 0)
+		return rc;
+	rc = writer_run(w, attempt, &why);
+	if (rc < 0) {
+		if (rc == -ENOSPC || rc == -EDQUOT)
+			base_error_set(&why, rc, "%s is full; nothing of this save is kept", w->store->path);
+		else if (!why.code)
+			base_error_set(&why, rc, "the save failed: %s", base_error_name(rc));
+		told = store_attempt_abort(attempt, rc == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
+			&outcome);
+		if (told == 0 || rc == -BASE_EUNDECIDED) { /* the list says now what became of it, or still does not */
+			rc = told;
+			why = outcome;
+		}
+		if (rc < 0 && err)
+			*err = why;
+	}
+	store_attempt_free(attempt);
+	if (rc < 0)
+		return rc;
+	w->committed = true;
+	save_writer_progress(w, 0, true);
+	if (ret_r)
+		*ret_r = w->result;
+	return 0;
+}
+
+void save_writer_close(struct save_writer *w)
+{
+	if (!w)
+		return;
+	save_writer_end(w);
+	index_close(w->index);
+	for (size_t i = 0; w->attributes && i < w->options.nattributes; i++) {
+		free((char *)w->attributes[i].key);
+		free((char *)w->attributes[i].value);
+	}
+	free(w->attributes);
+	free((char *)w->options.run);
+	for (uint32_t i = 0; i < w->nblobs; i++)
+		free(w->blobs[i].name);
+	for (uint32_t i = 0; i < w->nheaders; i++)
+		header_release(&w->headers[i]);
+	free(w->blobs);
+	free(w->headers);
+	free(w->sources);
+	free(w->tags);
+	store_layout_builder_free(w->builder);
+	store_notes_release(&w->notes);
+	save_planned_release(&w->whole);
+	free(w);
+}
