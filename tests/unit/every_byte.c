@@ -67,7 +67,10 @@ static void read_step(struct store *s, const char *run, const struct store_list_
 {
 	struct load_step *step;
 	struct view_tree *tree;
-	if (load_step_open(s, run, entry, &step, NULL) < 0) { content_add(c, "step", 4, true); return; }
+	if (load_step_open(s, run, entry, &step, NULL) < 0) {
+		content_add(c, "step", 4, true);
+		return;
+	}
 	if (view_tree_build(step, VIEW_SHOW_ALL, &tree, NULL) < 0) {
 		content_add(c, "tree", 4, true);
 		load_step_unref(step);
@@ -103,11 +106,17 @@ static int read_all(struct content *c)
 	size_t nruns;
 	struct load_cache *cache = load_cache_new(1 << 20);
 	*c = (struct content){0};
-	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0) { load_cache_free(cache); return -1; }
+	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0) {
+		load_cache_free(cache);
+		return -1;
+	}
 	int r = store_runs(s, &runs, &nruns, NULL);
 	for (size_t i = 0; r == 0 && i < nruns; i++) {
 		struct store_list *l;
-		if (store_list_open(s, runs[i], false, &l, NULL) < 0) { r = -1; break; }
+		if (store_list_open(s, runs[i], false, &l, NULL) < 0) {
+			r = -1;
+			break;
+		}
 		content_add(c, runs[i], strlen(runs[i]), false);
 		for (size_t k = 0; k < store_list_count(l); k++)
 			read_step(s, runs[i], store_list_at(l, k), cache, c);
@@ -181,12 +190,18 @@ int main(int argc, char **argv)
 			fflush(file);
 			if (read_all(&now) == 0) {
 				errors += now.errors;
-				if (!same(&want, &now)) { wrong++; printf("wrong bytes: %s byte %zu\n", files[f], at); }
+				if (!same(&want, &now)) {
+					wrong++;
+					printf("wrong bytes: %s byte %zu\n", files[f], at);
+				}
 				content_release(&now);
 			} else {
 				errors++;
 			}
-			if (!verify_finds()) { unseen++; printf("not found by verify: %s byte %zu\n", files[f], at); }
+			if (!verify_finds()) {
+				unseen++;
+				printf("not found by verify: %s byte %zu\n", files[f], at);
+			}
 			fseek(file, (long)at, SEEK_SET);
 			fputc(byte, file);
 			fflush(file);

@@ -206,7 +206,7 @@ class StorageWriter(_StorageWriter):
         except BaseException:
             _failed.add((ticket.store, ticket.run))
             raise
-        future = Future()
+        future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(index=index, size_in_bytes=size,
                                        storage_data=StorageInfo(ticket.run, step, *place))
                            for index, size, place in results])
@@ -474,7 +474,7 @@ class StorageReader(_StorageReader):
                 target = planner.resolve_tensor(item).detach()
                 self.tensor(item, target)
                 planner.commit_tensor(item, target)
-        future = Future()
+        future: Future[None] = Future()
         future.set_result(None)
         return future
 

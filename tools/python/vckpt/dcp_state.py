@@ -137,7 +137,8 @@ def document(metadata: torch_metadata.Metadata) -> bytes:
 
 def from_plans(plans: list[SavePlan]) -> torch_metadata.Metadata:
     """Metadata as the default planner makes it, of complete plans."""
-    keys, data = {}, {}
+    keys: dict[str, Any] = {}
+    data: dict[str, KeyPath] = {}
     for plan in plans:
         for item in plan.items:
             if item.tensor_data is None:
@@ -202,7 +203,9 @@ def parse(text: bytes) -> tuple[torch_metadata.Metadata, dict[str, Kept]]:
         raise BadDocument('it has no object "keys"')
     if document_.get("vckpt.dcp") != VERSION:
         raise BadDocument(f"it has version {document_.get('vckpt.dcp')!r}, this vckpt reads version {VERSION}")
-    keys, kept, paths = {}, {}, {}
+    keys: dict[str, Any] = {}
+    kept: dict[str, Kept] = {}
+    paths: dict[str, KeyPath] = {}
     for key, entry in document_["keys"].items():
         check(isinstance(entry, dict), key, "its entry is not an object")
         if entry.get("bytes") is True:

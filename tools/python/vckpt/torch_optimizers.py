@@ -45,7 +45,7 @@ class Source:
 
     __slots__ = ("path", "object", "view")
 
-    def __init__(self, path: KeyPath, found: torch.nn.Module | torch.Tensor | Shard, views: Views) -> None:
+    def __init__(self, path: KeyPath, found: Any, views: Views) -> None:
         self.path, self.object = path, weakref.ref(found)
         self.view = module_view(found, views)[0] if isinstance(found, torch.nn.Module) else None
 
