@@ -8,12 +8,17 @@
  *
  *   index    LMDB's bytes | u64 magic | u64 number of LMDB's bytes | u64 check of both and of LMDB's bytes
  *
- * The check is a chain of XXH3-64 over steps of SEAL_STEP_BYTES, each seeded with the one before. All bytes come by
- * read(2): a bad sector or a file that is cut meanwhile is an error here, not a SIGBUS. */
+ * The check is a chain of XXH3-64 over steps of SEAL_STEP_BYTES, each seeded with the one before, and the first with
+ * the identity of the file: inode, owner, and when it was made. LMDB's pages can be forged so that LMDB writes where it
+ * should not, and anybody can compute an XXH3. So a store that was downloaded brings no index with it: whoever made one
+ * could not know what file it would become here. Nor is a file believed that belongs to another user.
+ *
+ * All bytes come by read(2): a bad sector or a file that is cut meanwhile is an error here, not a SIGBUS. */
 #include "index/index_internal.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define SEAL_BYTES 24u
 #define SEAL_STEP_BYTES (1u << 20)
@@ -45,13 +50,33 @@ static int write_at(int fd, uint64_t offset, const uint8_t *bytes, size_t len)
 	return 0;
 }
 
+/* A number for the file on this file system, whose name may change; a copy has another. -EPERM: another user's. Where
+ * the file system does not say when a file was made, its inode has to do. */
+static int identity(int fd, uint64_t *ret_number)
+{
+	struct statx x;
+	uint64_t parts[4];
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_UID | STATX_BTIME, &x) < 0)
+		return -errno;
+	if (x.stx_uid != geteuid())
+		return -EPERM;
+	bool made = x.stx_mask & STATX_BTIME;
+	parts[0] = x.stx_ino;
+	parts[1] = x.stx_uid;
+	parts[2] = made ? (uint64_t)x.stx_btime.tv_sec : 0;
+	parts[3] = made ? x.stx_btime.tv_nsec : 0;
+	*ret_number = base_xxh64_of(SEAL_MAGIC, parts, sizeof parts);
+	return 0;
+}
+
 /* The seal of the first `len` bytes, which are copied to `to` where that is not -1. */
 static int seal_make(int fd, uint64_t len, int to, uint8_t ret_seal[SEAL_BYTES])
 {
 	base_cleanup_free uint8_t *step = malloc(SEAL_STEP_BYTES);
-	uint64_t check = 0;
-	if (!step)
-		return -ENOMEM;
+	uint64_t check;
+	int known = step ? identity(fd, &check) : -ENOMEM;
+	if (known < 0)
+		return known;
 	for (uint64_t at = 0; at < len; at += SEAL_STEP_BYTES) {
 		size_t n = base_min(len - at, SEAL_STEP_BYTES);
 		int r = read_at(fd, at, step, n);
@@ -83,7 +108,7 @@ int index_copy(int fd, int to)
 		r = seal_make(fd, len, to, made);
 	if (r == 0 && memcmp(stands, made, sizeof made) != 0)
 		r = -BASE_EDAMAGED;
-	return r == -EIO ? -BASE_EDAMAGED : r;
+	return r == -EIO || r == -EPERM ? -BASE_EDAMAGED : r;
 }
 
 int index_seal(int fd)

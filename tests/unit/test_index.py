@@ -318,11 +318,15 @@ def sound(lib, tmp_path_factory):
     return path, answers
 
 
-def damaged_copy(sound, tmp_path):
+def damaged_copy(lib, sound, tmp_path):
+    """A copy, sealed as the file that it is."""
     path = tmp_path / "index"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()
-    shutil.copyfile(sound[0] / "index.mdb", path / "index.mdb")
+    with open(path / "index.mdb", "w+b") as f:
+        f.write((sound[0] / "index.mdb").read_bytes()[:-24])
+        f.flush()
+        assert lib.index_seal(f.fileno()) == 0
     return path
 
 
@@ -352,20 +356,21 @@ def test_bit_flips(lib, sound, tmp_path, scale):
         # the start of pages, where structure lies, as often as anywhere else
         places.append(rng.randrange(size) if n % 2 else rng.randrange(size // 4096) * 4096 + rng.randrange(160))
     for at in places:
-        path = damaged_copy(sound, tmp_path)
+        path = damaged_copy(lib, sound, tmp_path)
         with open(path / "index.mdb", "r+b") as f:
             f.seek(at)
             byte = f.read(1)[0]
             f.seek(at)
             f.write(bytes([byte ^ 1 << rng.randrange(8)]))
         assert not sound_and_right(lib, path, sound[1]), at
-    assert sound_and_right(lib, damaged_copy(sound, tmp_path), sound[1])
+    assert sound_and_right(lib, damaged_copy(lib, sound, tmp_path), sound[1])
 
 
 def test_overwritten_ranges(lib, sound, tmp_path, scale):
-    size, rng, before = os.path.getsize(sound[0] / "index.mdb"), random.Random(6), (sound[0] / "index.mdb").read_bytes()
+    size, rng = os.path.getsize(sound[0] / "index.mdb"), random.Random(6)
     for n in range(scale(15, 100)):
-        path = damaged_copy(sound, tmp_path)
+        path = damaged_copy(lib, sound, tmp_path)
+        before = (path / "index.mdb").read_bytes()
         with open(path / "index.mdb", "r+b") as f:
             f.seek(rng.randrange(size))
             f.write(rng.choice([rng.randbytes, bytes, lambda k: b"\xff" * k])(rng.choice([4, 64, 4096])))
@@ -375,9 +380,10 @@ def test_overwritten_ranges(lib, sound, tmp_path, scale):
 
 def test_pages_moved(lib, sound, tmp_path, scale):
     """Whole pages that are sound in themselves, at the wrong place or of an older time."""
-    size, rng, before = os.path.getsize(sound[0] / "index.mdb"), random.Random(7), (sound[0] / "index.mdb").read_bytes()
+    size, rng = os.path.getsize(sound[0] / "index.mdb"), random.Random(7)
     for n in range(scale(15, 100)):
-        path = damaged_copy(sound, tmp_path)
+        path = damaged_copy(lib, sound, tmp_path)
+        before = (path / "index.mdb").read_bytes()
         with open(path / "index.mdb", "r+b") as f:
             f.seek(rng.randrange(size // 4096) * 4096)
             page = f.read(4096)
@@ -390,11 +396,11 @@ def test_pages_moved(lib, sound, tmp_path, scale):
 def test_cut_and_grown(lib, sound, tmp_path):
     data = (sound[0] / "index.mdb").read_bytes()
     for end in [*range(0, len(data), 4096), 1, 23, 24, 100, 4097, len(data) - 24, len(data) - 1]:
-        path = damaged_copy(sound, tmp_path)
+        path = damaged_copy(lib, sound, tmp_path)
         os.truncate(path / "index.mdb", end)
         assert not sound_and_right(lib, path, sound[1]), end
     for more in (b"\0", data[-24:], data):
-        path = damaged_copy(sound, tmp_path)
+        path = damaged_copy(lib, sound, tmp_path)
         (path / "index.mdb").write_bytes(data + more)
         # two whole ones after another are damaged, too: the length in the seal is that of one
         assert not sound_and_right(lib, path, sound[1])
@@ -431,21 +437,39 @@ def test_not_a_file(lib, tmp_path):
 def test_files_beside_it(lib, sound, tmp_path):
     """What a writer that died and a version of vckpt before seals left is removed; what somebody else left is not touched."""
     for content in (b"", bytes(100), random.Random(9).randbytes(8192), b"\xff" * 100000):
-        path = damaged_copy(sound, tmp_path)
+        path = damaged_copy(lib, sound, tmp_path)
         for name in ("data.mdb", "lock.mdb", "index.mdb.new", "kept"):
             (path / name).write_bytes(content)
         assert sound_and_right(lib, path, sound[1])
         assert sorted(os.listdir(path)) == ["index.mdb", "kept"] and (path / "kept").read_bytes() == content
 
 
+def test_a_file_that_was_copied_is_not_believed(lib, sound, tmp_path):
+    """Whoever forges an index can compute its check, and LMDB would follow its pages; but not for a file that is not made yet."""
+    path = damaged_copy(lib, sound, tmp_path)
+    os.rename(path / "index.mdb", path / "index.mdb.moved")
+    os.rename(path / "index.mdb.moved", path / "index.mdb")
+    assert check(lib, path) == 0
+    shutil.copy2(path / "index.mdb", path / "copy")
+    os.rename(path / "copy", path / "index.mdb")
+    assert not sound_and_right(lib, path, sound[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_users_index_is_not_believed(lib, sound, tmp_path):
+    path = damaged_copy(lib, sound, tmp_path)
+    os.chown(path / "index.mdb", 1234, -1)
+    assert not sound_and_right(lib, path, sound[1])
+
+
 def test_without_a_seal(lib, sound, tmp_path):
-    path = damaged_copy(sound, tmp_path)
+    path = damaged_copy(lib, sound, tmp_path)
     os.truncate(path / "index.mdb", os.path.getsize(path / "index.mdb") - 24)
     assert not sound_and_right(lib, path, sound[1])
 
 
 def test_deleted_and_made_again(lib, sound, tmp_path):
-    path = damaged_copy(sound, tmp_path)
+    path = damaged_copy(lib, sound, tmp_path)
     os.unlink(path / "index.mdb")
     assert check(lib, path) == -errno.ENOENT
     with Index(lib, path) as index:
