@@ -122,5 +122,5 @@ def test_a_store_is_made_once_by_however_many(tmp_path, build, monkeypatch):
         assert not failed and dcp_path.kind_of(target.store) == STORE
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(OSError, match="neither a store nor empty"):
         dcp_path.make(Target(str(tmp_path / "full")))
