@@ -18,7 +18,7 @@
  * do nothing for them. It beats again once the list can be written. So a short fault costs the save that it hit, and
  * no fault of one rank keeps the others waiting for as long as it lives.
  *
- * A rank whose announcement and abort both failed does not wait for its own part: attempt_outcome_wait tries the abort
+ * A rank whose announcement and abort both failed does not wait for its own part: attempt_give_up_again tries the abort
  * again, and either that is what the list says, or a commit, if the announcement had landed after all. */
 #include <stdio.h>
 
@@ -34,6 +34,13 @@ struct launch_abort {
 
 /* ---- what the list says ---- */
 
+/* The list does not say, for the error that `err` has. */
+static int outcome_unknown(const struct store_attempt *a, int r, struct base_error *err)
+{
+	return base_error_prefix(err, r, a->announced ? "%s: step %llu: undecided" : "%s: step %llu", a->run,
+		(unsigned long long)a->step);
+}
+
 /* model: yes, no */
 int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
@@ -41,18 +48,19 @@ int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct b
 	const char *reason;
 	int r;
 
-	if (store_list_damaged(a->list))
-		return base_error_set(err, -BASE_EDAMAGED, "%s: step %llu: undecided: the run's list is damaged",
-			a->run, (unsigned long long)a->step);
+	if (store_list_damaged(a->list)) {
+		base_error_set(err, -BASE_EDAMAGED, "the run's list is damaged");
+		return outcome_unknown(a, -BASE_EDAMAGED, err);
+	}
 	r = store_list_newer(a->list, NULL, err);
 	if (r < 0)
-		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+		return outcome_unknown(a, r, err);
 	state = store_list_attempt(a->list, a->name, &reason, ret_entry);
 	if (state == STORE_ATTEMPT_UNDECIDED)
 		return 0;
 	r = store_list_sync(a->list, err);
 	if (r < 0)
-		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+		return outcome_unknown(a, r, err);
 	a->decided = true;
 	if (state == STORE_ATTEMPT_COMMITTED)
 		return 1;
@@ -78,7 +86,7 @@ int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_er
 	patience = patience_set(a->list, 0);
 	r = store_list_refresh(a->list, err);
 	if (r < 0)
-		r = base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
+		r = outcome_unknown(a, r, err);
 	else
 		r = attempt_outcome_known(a, ret_entry, err);
 	patience_set(a->list, patience);
@@ -255,8 +263,9 @@ static int give_up_put(struct store_attempt *a, uint32_t rank, const char *reaso
 	if (*ret_put >= 0 || *ret_put == -EALREADY) {
 		r = attempt_outcome_known(a, ret_entry, err);
 	} else {
-		r = base_error_set(err, *ret_put, "%s: step %llu: undecided: the abort cannot be written (%s): %s",
-			a->run, (unsigned long long)a->step, base_error_name(*ret_put), reason);
+		base_error_set(err, *ret_put, "the abort cannot be written (%s): %s", base_error_name(*ret_put),
+			reason);
+		r = outcome_unknown(a, *ret_put, err);
 		if (rank == a->launch->rank)
 			abort_keep(a->launch, a->name, reason);
 	}
@@ -320,8 +329,8 @@ int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct b
 	if (abort_kept(a->launch, a->name)) {
 		r = store_launch_aborts_put(a->launch);
 		if (r < 0)
-			r = base_error_set(err, r, "%s: step %llu: undecided: the abort cannot be written (%s)", a->run,
-				(unsigned long long)a->step, base_error_name(r));
+			r = outcome_unknown(a, base_error_set(err, r, "the abort cannot be written (%s)",
+				base_error_name(r)), err);
 		else
 			r = attempt_outcome_known(a, ret_entry, err);
 	}

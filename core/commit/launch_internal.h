@@ -24,7 +24,7 @@ struct launch_kind {
 	/* Step and name of an attempt. wanted: a step, or PROTO_NONE. The launch's lock is held, and the list was read
 	 * as far as it can be. */
 	int (*attempt_name)(struct store_attempt *a, uint64_t wanted, struct base_error *err);
-	/* Fills in what `begin` says but for its commons. */
+	/* Fills in what `begin` says of a job alone, or of a writer alone. The caller adds what both have. */
 	void (*begin_fill)(const struct store_attempt *a, struct proto_begin *ret_m);
 };
 
