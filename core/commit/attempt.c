@@ -58,7 +58,7 @@ void attempt_folder_delete(struct store_attempt *a)
 	a->begun = false;
 }
 
-/* Durable before anything of ours stands on it. */
+/* Makes it durable before anything of this attempt depends on it. */
 int attempt_folder_sync(struct store_attempt *a, struct base_error *err)
 {
 	char dir[STORE_NAME_MAX];
@@ -71,7 +71,7 @@ int attempt_folder_sync(struct store_attempt *a, struct base_error *err)
 
 /* ---- packs ---- */
 
-/* model: pack. Remembered once the writer is open: a name alone says nothing about whose pack stands under it. */
+/* model: pack. The pack is remembered once the writer is open, because a name alone does not say whose pack has it. */
 int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
 	struct store_pack_writer **ret_w)
 {
@@ -109,8 +109,8 @@ int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w
 	return r;
 }
 
-/* Once the attempt is aborted, or nobody was told of them: nobody will ever name them. One that was not sealed stands
- * nowhere: what has its name is another's. */
+/* Call it once the attempt is aborted or has announced nothing: then nobody will ever name the packs. A pack that was
+ * not sealed has no file; a file of its name is another writer's. */
 void store_attempt_packs_delete(struct store_attempt *a)
 {
 	char path[STORE_NAME_MAX];

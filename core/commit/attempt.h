@@ -54,19 +54,17 @@ int store_attempt_pack_open(struct store_attempt *a, const char *class, char nam
 	struct store_pack_writer **ret_w);
 int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size); /* frees w */
 /* Ends the attempt: appends `abort` to the list, unless it is decided or a writer alone has announced nothing. On a
- * full disk the reserve is given up for that. Tells what the list says:
- * -BASE_EABORTED, with a sentence: the step will never be visible; the packs of this attempt and rank are deleted.
- * 0: it is visible, for all that: the commit came first, *ret_entry (may be NULL) its number.
- * -BASE_EUNDECIDED: nobody can say yet, for what was announced may still be committed; nothing is deleted, and the
- * abort is tried again until the launch is closed.
- * -BASE_EFORKED: nothing was done.
- * reason: for the list; NULL: that the list could not be read or written in time. */
+ * full disk the reserve is given up for that. Tells what the list says: -BASE_EABORTED, with a sentence: the step will
+ * never be visible; the packs of this attempt and rank are deleted. 0: the step is visible, because the commit came
+ * first; *ret_entry (may be NULL) is its number. -BASE_EUNDECIDED: it is not known yet, because what was announced may
+ * still be committed; nothing is deleted, and the abort is tried again until the launch is closed. -BASE_EFORKED:
+ * nothing was done. reason: for the list; NULL: that the list could not be read or written in time. */
 int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *ret_entry, struct base_error *err);
 /* Aborts a job's attempt that was not announced. A writer alone: what was neither committed nor aborted stays for the
  * collector; the heartbeat ends. NULL-safe. */
 void store_attempt_free(struct store_attempt *a);
 
-/* vckpt abort: ends an attempt by an entry of the list, whoever is at work there: its ranks find that entry, delete
+/* vckpt abort: ends an attempt by an entry of the list, even if ranks are at work on it; they find that entry, delete
  * their packs and say so. Deletes its folder. `l`: read from entry 0. 0; 1: it was aborted before. -EALREADY: it has
  * committed. *ret_entry: the entry that says so. */
 int store_attempt_stop(struct store_list *l, const char *attempt, const char *reason, uint64_t *ret_entry,
@@ -75,8 +73,8 @@ int store_attempt_stop(struct store_list *l, const char *attempt, const char *re
 /* store_attempt_abort_put, naming the rank that is at fault. 1: it was aborted before. */
 int store_attempt_abort_put_rank(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
 	struct base_error *err);
-/* Appends `abort` after everything that was read of the list says "undecided". 0: aborted, now or before. -EALREADY:
- * committed. */
+/* Appends `abort` if the attempt is undecided by all entries that were read. 0: it is aborted, now or before.
+ * -EALREADY: it is committed. */
 int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err);
 
 #endif

@@ -124,7 +124,7 @@ static int begin_put(struct store_attempt *a, const struct base_digest *mesh, st
 	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
 }
 
-/* Who found something else than its own says who said what. */
+/* A rank that finds another value than its own says which rank said what. */
 static int begin_compare(struct store_attempt *a, const struct proto_begin *m, const struct base_digest *mesh,
 	struct base_error *err)
 {
@@ -147,7 +147,7 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 			m->replace ? "rank %u on %s asked to replace an existing step, this rank did not"
 				   : "this rank asked to replace an existing step, rank %u on %s did not",
 			m->rank, host);
-	a->replaces = m->replaces; /* what the first to come saw counts for all */
+	a->replaces = m->replaces; /* what the first rank to come saw counts for all */
 	return store_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
 }
 
@@ -190,7 +190,7 @@ static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, s
 		if (r != -EEXIST)
 			return r;
 		if (!a->launch->kind->meets) {
-			a->begun = false; /* the folder is somebody else's */
+			a->begun = false; /* the folder is another writer's */
 			return r;
 		}
 	}

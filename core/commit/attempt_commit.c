@@ -53,7 +53,7 @@ int attempt_part_read(struct store_attempt *a, uint32_t rank, struct base_error 
 
 struct parts_batch { struct store_attempt *a; uint32_t ranks[PARTS_BATCH]; uint32_t n; int found[PARTS_BATCH]; };
 
-/* Never fails: what an announcement's error means is told by its rank. */
+/* Never fails: an error of an announcement is kept with its rank. */
 static int batch_read(void *arg, uint32_t i, struct base_error *err)
 {
 	struct parts_batch *b = arg;
@@ -108,8 +108,8 @@ static int parts_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank
 
 /* ---- manifest ---- */
 
-/* What ranks hold alike; replicas and cover (invariant 4), which counts the tensors. Where ranks differ in what a
- * tensor is, their replicas differ, too: the former says more. */
+/* Checks what ranks hold alike, replicas, and cover (invariant 4), which counts the tensors. If ranks differ in what a
+ * tensor is, their replicas differ too; the first check says more about it. */
 static int commit_check_parts(struct store_attempt *a, const struct proto_announcement **all, struct proto_manifest *m,
 	struct base_error *err)
 {
@@ -271,8 +271,8 @@ static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_
 
 /* ---- the committing rank ---- */
 
-/* An error of the storage says nothing of the rank whose file was asked for. It is waited out for half of the time that
- * a rank may be missing at the start. */
+/* An error of the storage says nothing about the rank whose file was asked for. The committing rank waits for the
+ * storage for half of the time that a rank may be missing at the start. */
 bool attempt_try_again(const struct store_attempt *a, int r)
 {
 	return store_error_passes(r) && r != -ENOMEM

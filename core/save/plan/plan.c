@@ -243,7 +243,7 @@ static int plan_survey(struct plan_making *m, uint32_t t)
 	r = held_init(&held, m, t, &s);
 	if (r < 0 || held.shard.absent)
 		return r;
-	if (items == 0) { /* nobody holds anything, yet the step has to have it */
+	if (items == 0) { /* no rank holds items of it, but the step must have it */
 		if (tensor_mesh_rank_at(s.mesh, 0) == m->rank)
 			*group = PLAN_ALL;
 		return 0;

@@ -286,7 +286,7 @@ static const struct tensor_mesh *flight_mesh(struct save_flight *f, const struct
 	return f->last_mesh.to;
 }
 
-/* Parsed once for as long as they repeat. */
+/* Placements are parsed once as long as the same words come again. */
 static int flight_placements(struct save_flight *f, const char *words, const struct tensor_placements **ret_p,
 	struct base_error *err)
 {
@@ -536,7 +536,7 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 	return to->strides ? 0 : base_error_set(err, -ENOMEM, "out of memory");
 }
 
-/* More boxes of a tensor may come; anything else is a mistake. */
+/* A name may be given again only with more boxes of the same tensor; anything else is a mistake. */
 static int tensor_check_again(const struct saver_tensor *first, const struct saver_tensor *t, struct base_error *err)
 {
 	if (!first->boxes || !t->boxes || t->plan.same_dims || first->plan.same_dims)
@@ -669,7 +669,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 	return rc;
 }
 
-/* Whoever was told is not told again by close. The lock is held. */
+/* A caller has now seen the flight's error, so close does not return it again. The lock is held. */
 static void flight_was_told(struct save_flight *f)
 {
 	struct save_flight **at = &f->s->untold;
@@ -681,7 +681,8 @@ static void flight_was_told(struct save_flight *f)
 		*at = f->next;
 }
 
-/* Failed and not told: kept until somebody asks, no longer than its handle. What then remains is the first of all. */
+/* Keeps a failed flight whose error no caller has seen, so that close can report it. Once its handle is freed, only the
+ * earliest such error is kept. */
 static void flight_keep_untold(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
@@ -704,8 +705,8 @@ static void flight_keep_untold(struct save_flight *f)
 	flight_was_told(f);
 }
 
-/* The reference goes and `untold` learns of it in one hold of the lock: between the two the other holder would take
- * this one for present, leave the flight in the list for it, and never look again. */
+/* Drops the reference and updates `untold` under one hold of the lock. Between two holds the other holder would think
+ * that this one is still there, leave the flight in the list for it, and never look again. */
 bool saver_flight_drop(struct save_flight *f)
 {
 	f->refs--;

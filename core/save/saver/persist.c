@@ -29,8 +29,8 @@ static int persist_add_base(struct save_flight *f, const char *run, const struct
 	return step ? save_writer_base(f->w, run, step->entry, &step->commit.manifest, err) : 0;
 }
 
-/* The step that is replaced, the newest of the run, and those that the caller names. A base that is not there saves
- * nothing, and harms nothing, unless the caller named it. add: false: it is only looked for. */
+/* Adds the step that is replaced, the newest step of the run, and those that the caller names as bases. A base that
+ * does not exist is no error, unless the caller named it. add false: bases are only looked for. */
 static int persist_named_base(struct save_flight *f, const char *name, bool add, struct base_error *err)
 {
 	const char *slash = strrchr(name, '/');
@@ -251,8 +251,8 @@ static int persist_prepared(struct save_flight *f, struct base_error *err)
 	return rc;
 }
 
-/* It failed with its announcement, which may have landed all the same: then others may commit, and the list decides
- * what is told (invariant 5), with the reason that it has. Where the save was given up the first error's code stays. */
+/* The announcement failed, but it may have landed all the same. Then others may commit, and the list decides what is
+ * told (invariant 5), with its reason. If the save was given up, the first error's code stays. */
 static int persist_outcome(struct save_flight *f, int rc, struct base_error *err)
 {
 	struct base_error why;
@@ -265,7 +265,7 @@ static int persist_outcome(struct save_flight *f, int rc, struct base_error *err
 	return told == 0 ? 0 : store_attempt_undecided(f->attempt) ? told : rc;
 }
 
-/* Of a flight that was given up before it was submitted: why. */
+/* Why a flight was given up before it was submitted. */
 static int persist_given_up(struct save_flight *f, struct base_error *err)
 {
 	int rc = 0;
@@ -279,7 +279,7 @@ static int persist_given_up(struct save_flight *f, struct base_error *err)
 	return rc ? rc : base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted");
 }
 
-/* A rank by itself has nobody to tell of what is refused: it never begins, and takes no number. */
+/* A job of one rank has no other ranks to tell, so a refused save never begins and takes no number. */
 static int persist_refused(struct save_flight *f, struct base_error *err)
 {
 	return f->given_up ? persist_given_up(f, err) : persist_named_bases(f, false, err);
@@ -347,7 +347,7 @@ static void persist_flight(struct save_flight *f)
 	saver_bands_drop(f);
 }
 
-/* Told last: nothing of the flight is at work any more. */
+/* This is told last, when nothing works for the flight any more. */
 static void persist_over(struct save_flight *f)
 {
 	struct save_saver *s = f->s;

@@ -73,7 +73,7 @@ static int prepare_key(struct save_flight *f, struct save_plan_key *ret_key, str
 
 /* ---- the layout ---- */
 
-/* The lowest rank of the smallest mesh that is in all others; UINT32_MAX: there is none. */
+/* The lowest rank of the smallest mesh that is in all other meshes too; UINT32_MAX: there is none. */
 static uint32_t layout_lowest_rank(const struct save_flight *f)
 {
 	const struct tensor_mesh *meshes[64], *smallest = NULL;
@@ -106,7 +106,8 @@ static uint32_t layout_lowest_rank(const struct save_flight *f)
 	return lowest;
 }
 
-/* The boxes of tensor i in all its parts, which stand together. One that was given twice would be stored twice. */
+/* Checks the boxes of tensor i in all its entries, which are next to each other: a box that was given twice would be
+ * stored twice. */
 static int layout_check_parts(const struct save_flight *f, uint32_t i, struct base_error *err)
 {
 	const struct tensor_shape *shape = &f->tensors[i].plan.sharding.shape;
@@ -148,7 +149,7 @@ static struct store_layout_builder *layout_builder(const struct save_flight *f)
 	return NULL;
 }
 
-/* Tensors in their order; the boxes of one that was given in several parts stand together. */
+/* Sorts the tensors; the entries of a tensor that was given in several come next to each other. */
 static int layout_build(const struct save_flight *f, struct save_planned *p, struct base_error *err)
 {
 	struct store_layout_builder *b = layout_builder(f);
@@ -213,8 +214,8 @@ static int prepare_planned(struct save_flight *f, const struct save_plan_key *ke
 
 /* ---- samples ---- */
 
-/* Which blocks are compared follows from what all ranks of the save have in common: not from how many saves this one
- * has begun. The attempt may not have its name yet. */
+/* The blocks to compare follow from what all ranks of the save have in common, not from how many saves this rank has
+ * begun. The attempt may not have its name yet. */
 int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 {
 	char seed[PROTO_ATTEMPT_MAX];

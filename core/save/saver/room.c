@@ -46,7 +46,7 @@ unsigned saver_node_threads(unsigned given, unsigned ranks)
 	return given ? given : (unsigned)base_max(base_cpu_count() / base_max(ranks, 1), 1);
 }
 
-/* Once, by whoever prepares the first flight; asks the store. */
+/* Called once, by the thread that prepares the first flight; asks the store. */
 void saver_node_meet(struct save_saver *s)
 {
 	unsigned ranks, threads;
@@ -72,7 +72,7 @@ static uint64_t room_needed(const struct save_flight *f)
 	return f->plan->bytes + 64 * f->plan->nboxes + f->plan->bytes / SAVER_BATCH_BYTES * 4096;
 }
 
-/* A ring of `have` bytes goes when the larger one is there; one that is hardly larger is not worth it. */
+/* A ring of `have` bytes is given up when the larger one is there; one that is hardly larger is not worth it. */
 uint64_t saver_room_size(uint64_t needed, uint64_t have, uint64_t memory, unsigned ranks)
 {
 	uint64_t wanted = needed + ROOM_SLACK_BYTES;
@@ -95,7 +95,7 @@ static uint64_t room_wanted(const struct save_flight *f, uint64_t have)
 static int room_make(struct save_flight *f, uint64_t bytes, struct base_error *err)
 {
 	struct save_saver *s = f->s;
-	struct device_ring *ring, *old = s->ring; /* changed by whoever has `sizing` alone */
+	struct device_ring *ring, *old = s->ring; /* changed only by the thread that has `sizing` */
 	struct base_error why = {0};
 	int rc = device_ring_new(bytes, s->options.pin, f->fence, &ring, &why);
 	bool must = f->fence && s->options.pin == DEVICE_PIN_YES;
@@ -119,7 +119,7 @@ static int room_make(struct save_flight *f, uint64_t bytes, struct base_error *e
 
 static unsigned long long room_mib(uint64_t bytes) { return (unsigned long long)((bytes + (1 << 20) - 1) >> 20); }
 
-/* Once: what makes saves of device memory slow, and what to do. */
+/* Says once what makes saves of device memory slow, and what to do. */
 static void room_tell_pin(struct save_saver *s)
 {
 	uint64_t ns = device_ring_register_ns(s->ring), bytes = device_ring_bytes(s->ring);

@@ -26,7 +26,8 @@ struct save_saver_options {             /* as struct vckpt_saver_options says */
 	bool low_priority, no_bases;
 };
 int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_s, struct base_error *err);
-/* Drains. The error of the first flight that failed and was not told; a second call does nothing. */
+/* Waits until every flight is decided. Returns the error of the first failed flight whose error no caller has seen; a
+ * second call does nothing. */
 int save_saver_close(struct save_saver *s, struct base_error *err);
 void save_saver_free(struct save_saver *s); /* closes; NULL-safe; flights were freed before */
 bool save_saver_is_child(const struct save_saver *s); /* after a fork */
@@ -65,7 +66,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err);
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err);
 int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64_t *ret_step, uint64_t *ret_entry,
 	struct base_error *err);
-/* Before free, of one that was not submitted: what the other ranks are told. */
+/* For a flight that was not submitted, before it is freed: says what the other ranks are told. */
 void save_flight_give_up(struct save_flight *f, const char *reason);
 void save_flight_free(struct save_flight *f); /* NULL-safe */
 

@@ -123,14 +123,14 @@ struct save_saver {
 	struct save_flight *first, *last; uint64_t count;
 	struct save_flight *preparing;  /* at most one */
 	bool closing, closed, stop;
-	struct device_ring *ring; bool sizing; /* somebody changes it: no slot is taken meanwhile */
-	unsigned node_ranks; bool node_known; /* 0: nobody said so; then of whoever prepares */
+	struct device_ring *ring; bool sizing; /* a thread is changing it: no slot is taken meanwhile */
+	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
 	bool room_told;                 /* the persister's */
 	bool pin_told;                  /* of whoever has `sizing` */
 	/* the flight whose bands are wanted, and its bands */
 	struct save_flight *persisting; struct saver_batch *batch;
 	struct save_engine engine;
-	/* flights that failed and were not told, ascending, as long as there is a handle to ask; and the first of those
+	/* failed flights whose error no caller has seen, ascending, while their handles live; and the first of those
 	 * whose handle is gone */
 	struct save_flight *untold;
 	int first_rc; struct base_error first_err; uint64_t first_failed;
@@ -154,7 +154,7 @@ int saver_prepare_samples(struct save_flight *f, struct base_error *err);
 
 /* stage.c */
 int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);
-/* What it cuts and hashes with, which it keeps; false: there is no memory for that at the moment. */
+/* Gives the worker the memory that it cuts and hashes with, which it keeps; false: there is none at the moment. */
 bool saver_worker_room(struct saver_worker *w);
 int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err);
 uint64_t saver_band_room(uint64_t bytes); /* of a band in a slot */

@@ -220,11 +220,11 @@ static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 		b->waited = true;
 		b->waits_ns = base_realtime_ns();
 		f->info.ring_waits++;
-		pthread_cond_broadcast(&s->work); /* who digests was held back by it */
+		pthread_cond_broadcast(&s->work); /* workers that digest were held back by it */
 	}
 }
 
-/* Walking is short: whoever comes meanwhile waits for it, rather than begin to digest. */
+/* The walk is short, so a worker that comes meanwhile waits for it rather than begin to digest. */
 static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w)
 {
 	struct save_flight *f = worker_to_prepare(s);
@@ -329,7 +329,7 @@ static void bands_appended(void *arg, const struct save_band *b, const struct sa
 
 static bool bands_failed(void *arg) { return ((struct save_saver *)arg)->persisting->failed; }
 
-/* Best effort: who may not, runs as it is. */
+/* Best effort: a thread that may not change its priority keeps it. */
 void saver_yield_to_others(void)
 {
 	pid_t thread = (pid_t)syscall(SYS_gettid);

@@ -254,8 +254,8 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	return 0;
 }
 
-/* Stands it at its position in a base? Asked by digest, in the order of the bases, however the digest became known:
- * so what is referred to does not depend on which bases a worker saw. */
+/* Is the piece at its position in a base? This is asked by digest, in the order of the bases, however the digest became
+ * known, so the reference does not depend on which bases a worker saw. */
 static int appender_by_position(struct save_appender *a, struct save_band *b, const struct save_piece *p,
 	struct save_known **ret_known, struct base_error *err)
 {
@@ -298,7 +298,7 @@ static int appender_by_index(struct save_appender *a, struct save_piece *p, stru
 	return rc;
 }
 
-/* What a base says is believed only once that base is named; where it is gone the piece is hashed after all. */
+/* What a base says is used only once that base is named; if the base is gone, the piece is hashed after all. */
 static int appender_believe(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
 {
 	int rc = save_base_name(p->believed, &a->w->dedup, a->w->attempt, err);
@@ -396,7 +396,7 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 
 /* ---- the meta pack ---- */
 
-/* Another commit's copy of the layout object, for a rank that need not store it; 0: there is none to be had. */
+/* Another commit's copy of the layout object, for a rank that need not store it; 0: there is none. */
 static int appender_refer_layout(struct save_appender *a, struct base_error *err)
 {
 	struct save_writer *w = a->w;

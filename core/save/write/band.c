@@ -154,7 +154,7 @@ static bool band_blocks_room(struct save_band *b)
 	return false;
 }
 
-/* The band's box, row-major, out of the source: as few reads as there are contiguous runs. */
+/* Reads the band's box, row-major, from the source, with one read for each contiguous range. */
 static int band_read_box(struct save_band *b, const struct save_source *source, uint8_t *to)
 {
 	const struct tensor_shape *s = &b->grid.shape;
@@ -243,8 +243,8 @@ static const uint8_t *band_bytes(const struct save_band *b, const struct save_pi
 
 static void band_xxh_part(void *arg, const void *bytes, size_t len) { base_xxh128_update(arg, bytes, len); }
 
-/* As long as every piece of the band is recognised each is cut a part at a time into the same place, which stays in the
- * processor's nearest cache: unchanged data is read once and written nowhere. */
+/* As long as every piece of the band is recognised, each is cut bit by bit into the same small buffer, which stays in
+ * the processor's nearest cache. So unchanged data is read once and written nowhere. */
 static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece *p)
 {
 	uint64_t stride[TENSOR_MAX_DIMS];
@@ -286,8 +286,9 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	p->encoded = true;
 }
 
-/* Both hashes of the same bytes, block by block. The XXH3-128 was made before, of what these bytes were copied from:
- * where it differs now one of the two copies changed in memory, and nobody knows which of them is right. */
+/* Makes both hashes of the same bytes, block by block. The XXH3-128 was made before, of the bytes that these were
+ * copied from. If it differs now, one of the two copies changed in memory, and it is not known which of them is
+ * right. */
 static int band_hash(struct save_band *b, uint64_t seed, const struct save_piece *p, const uint8_t *bytes,
 	struct base_digest *ret_digest)
 {

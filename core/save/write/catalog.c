@@ -177,7 +177,7 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, uint32_
 	return rc < 0 ? rc : p->failed ? -ENOMEM : 0;
 }
 
-/* Ranks of one layout usually stand together: a layout is kept until the next one is wanted. */
+/* Ranks of one layout are usually next to each other, so a layout is kept until another one is needed. */
 static int catalog_manifest(struct store *s, const struct proto_manifest *m, struct catalog_places *p,
 	struct base_error *err)
 {
@@ -246,7 +246,8 @@ static int catalog_gone_add(void *arg, const struct base_digest *manifest)
 	return 0;
 }
 
-/* Forgets what no list shows any more; commits whose places those had taken over are to be added again after this. */
+/* Forgets commits that no list shows any more. Commits whose places those had taken over are to be added again after
+ * this. */
 static int catalog_forget(struct index *index, const struct catalog_commits *c)
 {
 	struct catalog_gone g = {.live = malloc((c->n + 1) * sizeof *g.live)};
@@ -269,7 +270,7 @@ static int catalog_forget(struct index *index, const struct catalog_commits *c)
 
 /* ---- the whole ---- */
 
-/* A cache directory may be the first thing in ~/.cache; whether it worked is told by index_open. */
+/* Makes the cache directory, which may be the first in ~/.cache; index_open tells whether it worked. */
 static void catalog_make_parents(const char *dir)
 {
 	char path[4096];

@@ -66,7 +66,7 @@ static uint64_t finish_meta_live(const struct save_appender *a, const struct pro
 	return live;
 }
 
-/* Writes the part and seals the meta pack; its size in the part's own table stays 0, for nobody knows it yet. */
+/* Writes the part and seals the meta pack; its size in the part's own table stays 0, because it is not known yet. */
 static int finish_part(struct save_appender *a, struct proto_part *part, struct store_object_ref *ret_ref,
 	struct base_error *err)
 {

@@ -70,8 +70,8 @@ static inline unsigned save_bases_count(const struct save_bases *all)
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest);
 void save_bases_release(struct save_bases *all);
-/* What the base has of the tensor's items in `box` (inside the tensor): for the pieces of a box that this save stores,
- * ask once with that box, not piece by piece. May read the store. Any thread. NULL: nothing to be had. */
+/* What the base has of the tensor's items in `box` (inside the tensor). For the pieces of a box that this save stores
+ * ask once with that box, not piece by piece. It may read the store. Any thread. NULL: the base has nothing. */
 struct save_base_row *save_base_row_get(struct save_base *b, const struct store_layout *l, uint32_t tensor,
 	const struct tensor_box *box);
 void save_base_row_put(struct save_base_row *row); /* NULL-safe */
