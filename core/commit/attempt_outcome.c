@@ -11,15 +11,15 @@
  * what failed, whether the abort can be written or not. After the announcement only the list says what became of the
  * attempt, and until it does the rank is told -BASE_EUNDECIDED (invariant 5).
  *
- * An abort that cannot be written is not forgotten, for the other ranks wait for this one as long as it lives. The
- * launch keeps it, and appends it before its next begin, while the attempt is waited for, and from its heartbeat's
- * thread at every beat; until it is written, or the list decides the attempt in another way. Where that fails for
- * longer than a rank may be missing at the start the heartbeat stands still, and the others give this rank up: it can
- * do nothing for them. It beats again once the list can be written. So a short fault costs the save that it hit, and
- * no fault of one rank keeps the others waiting for as long as it lives.
+ * The other ranks wait for this one as long as it lives, so an abort that cannot be written is not forgotten. The
+ * launch keeps it, and tries to append it before its next begin, while the attempt is waited for, and from its
+ * heartbeat's thread at every beat, until it is written or the list decides the attempt in another way. If that fails
+ * for longer than a rank may be missing at the start, the heartbeat stands still, so that the others give this rank up.
+ * It beats again once the list can be written. So a short fault costs the save that it hit, and no fault of one rank
+ * keeps the others waiting for as long as that rank lives.
  *
  * A rank whose announcement and abort both failed does not wait for its own part: attempt_give_up_again tries the abort
- * again, and either that is what the list says, or a commit, if the announcement had landed after all. */
+ * again, and then the list has either that abort or, if the announcement had landed after all, a commit. */
 #include <stdio.h>
 
 #include "core/base/cleanup.h"
@@ -165,7 +165,7 @@ bool store_launch_tend(void *arg)
 	bool beats;
 
 	if (pthread_mutex_trylock(&l->lock) != 0)
-		return true; /* somebody is at work on the list; at the next beat, then */
+		return true; /* another thread works on the list; try at the next beat */
 	if (l->aborts) /* else the list may not even be open */
 		store_launch_aborts_put(l);
 	beats = !l->aborts || base_monotonic_ms() - l->aborts_ms < l->start_ms;
@@ -236,7 +236,7 @@ int store_attempt_abort_put(struct store_list *l, const char *attempt, const cha
 
 /* ---- giving up ---- */
 
-/* Does the list have to say that the attempt is over? Of a writer alone that has announced nothing, nobody asks. */
+/* Must the list say that the attempt is over? Not for a writer alone that has announced nothing: nobody will ask. */
 static bool abort_needed(const struct store_attempt *a)
 {
 	return a->launch->kind->meets || a->announced;

@@ -2,18 +2,19 @@
  *
  * attempt_passed: ranks that are out of phase, and how they meet again.
  *
- * Every rank saves every step. One that leaves a save out, or whose call failed before it began, announces its part of
- * a later step and never one of this: the others would wait for it as long as it lives, and it for them. So while parts
- * are missing who commits lists what the ranks of this launch have announced, and of a rank q whose part is missing:
+ * Every rank saves every step. A rank that leaves a save out, or whose call failed before it began, announces its part
+ * of a later step and never one of this step: the others would wait for it as long as it lives, and it for them. So
+ * while parts are missing the committing rank lists what the ranks of this launch have announced. If the part of a rank
+ * q is missing:
  *
  *     q has announced a later attempt      q will not come: this attempt is given up in its name
  *     q has announced an earlier one,      this rank will not come there: it gives that one up in its own name, so that
  *     which this rank has not begun        q goes on and comes here
  *
- * Which of two is later is known to a rank that has begun both; else it is the higher step, or the higher try of one
- * step. So of two ranks that part it is the one behind whose save fails, and they meet at the next step that both save.
- * A part is looked for once more before that: a listing is not of one moment, and a rank announces in the order in
- * which it begins. */
+ * A rank that has begun two attempts knows which is later; otherwise it is the one with the higher step, or with the
+ * higher try of one step. So if two ranks part, the save of the one behind fails, and they meet at the next step that
+ * both save. Before that the committing rank looks for the part once more, because a listing is not of one moment, and
+ * a rank announces in the order in which it begins. */
 #include <stdio.h>
 
 #include "core/base/clock.h"

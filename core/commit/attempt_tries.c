@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt_tries: what an attempt of a job is called: `<launch>-<try * 2^44 + step>`.
+ * attempt_tries: the name of a job's attempt: `<launch>-<try * 2^44 + step>`.
  *
- * The name says what is saved, not how many calls a rank has made. A rank that leaves out a save, or makes one twice,
- * never meets the others in an attempt at another step: they part there and meet again at the next step that all save.
+ * The name says what is saved, not how many calls a rank has made. So a rank that leaves out a save, or makes one
+ * twice, never meets the others in an attempt at another step; they meet again at the next step that all of them save.
  *
- * A try is the n-th time that a rank begins the step within the launch. All ranks that are told of each failed save
- * count alike. A rank may have fewer tries than the others: its call failed before it began, or it left one out. It
- * then finds that the try which it is about to make has been ended by others. It is told so, with their reason: they
- * may have ended it a moment ago, while this rank was on its way to it, and who took the next try at once would wait
- * there for ranks that have given the step up. But it is told once: its next call takes the first try that nobody has
- * ended. */
+ * A try is the n-th time that a rank begins the step within the launch. Ranks that learn of each failed save have the
+ * same count. A rank may have fewer tries than the others, because its call failed before it began, or because it left
+ * one out. It then finds that others have ended the try which it is about to make. Its call fails with their reason:
+ * they may have ended it a moment ago, while this rank was on its way, and if it took the next try at once it would
+ * wait there for ranks that have given the step up. But this happens once: its next call takes the first try that
+ * nobody has ended. */
 #include <stdio.h>
 
 #include "core/commit/launch_internal.h"

@@ -22,9 +22,9 @@ struct store_heartbeat_options {
 	bool (*tend)(void *arg);
 	void *tend_arg;
 };
-/* Puts number 0 (durable on return), then n + 1 every 5 s from a thread of its own, deleting n after it; those need not
- * be durable: who looks at them after a power loss finds a process that is gone, or a number that stands still.
- * -EEXIST: there is a heartbeat of that name, another's, which stays. */
+/* Puts number 0 (durable on return); then a thread of its own puts n + 1 every 5 s and deletes n. The later ones need
+ * not be durable: after a power loss an observer finds a process that is gone, or a number that stands still. -EEXIST:
+ * another writer has a heartbeat of that name, which stays. */
 int store_heartbeat_start(struct store *s, const struct store_heartbeat_options *o, struct store_heartbeat **ret_h,
 	struct base_error *err);
 /* How long its last beat took, or the one under way has taken so far. */

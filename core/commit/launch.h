@@ -45,11 +45,11 @@ struct store_launch_save {
 	struct base_digest mesh; /* of the world's mesh; zeros: none */
 	const struct store_commons *commons; /* finished; NULL: none; lives as long as the attempt */
 };
-/* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; who finds one that
- * says something else than its own aborts the attempt, and both learn who said what. -EEXIST: the step is visible.
- * -BASE_EABORTED: somebody gave this try up before. Whatever fails here aborts the attempt. Ranks that save other steps
- * than the rest fail where they part, and meet again at the next step that all save. One rank's attempts are announced
- * in the order in which it began them. */
+/* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; a rank that finds
+ * other values there than its own aborts the attempt, and both learn which rank said what. -EEXIST: the step is
+ * visible. -BASE_EABORTED: another rank gave this try up before. Any failure here aborts the attempt. If ranks save
+ * other steps than the rest, the saves in which they part fail, and they meet again at the next step that all of them
+ * save. One rank's attempts are announced in the order in which it began them. */
 int store_launch_begin(struct store_launch *l, const struct store_launch_save *o, struct store_attempt **ret_a,
 	struct base_error *err);
 

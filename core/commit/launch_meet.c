@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launch_meet: how a rank makes sure that the launch entry which it has found is that of its own start.
+ * launch_meet: how a rank makes sure that the launch entry which it found is that of its own start.
  *
- * The name of a launch is a hash of run and id; so where an id is used twice the entry of the first start stands in the
- * list when the second one begins. Only rank 0 would notice (it appends one, and may not). The others would go on with
- * the first start's undecided attempts, and a step of old and new parts would be committed. So the launch entry holds a
- * nonce of this opening, rank 0 shows the same in its heartbeat from before the entry until it closes, and a rank
- * follows an entry that it finds only where a rank 0 that shows its nonce lives:
+ * The name of a launch is a hash of run and id. If an id is used twice, the entry of the first start is in the list
+ * when the second start begins. Only rank 0 would notice, because it wants to append an entry and may not. The others
+ * would go on with the first start's undecided attempts, and a step of old and new parts would be committed. So the
+ * launch entry holds a nonce of this opening, rank 0 shows the same nonce in its heartbeat from before the entry until
+ * it closes, and a rank follows an entry that it finds only if a rank 0 that shows the nonce lives:
  *
  *     of this machine       its process lives
  *     of another host       its heartbeat is seen to move: for its first 15 s that is four times a second
  *     none that shows it    for a second's looks: the id was used before, or rank 0 has ended; -EEXIST
  *
- * An entry that comes while the rank is looking for it is of a rank 0 that lived then. One name has one launch entry
- * for ever. So a rank need not wait for what the new rank 0 says: there is none to follow.
- * Where the old entry lies behind the snapshots that a rank starts from, it learns of the refusal from the list: rank 0
- * that finds its id used puts an `abort` of attempt `<launch>-18446744073709551615`, which no save ever has.
+ * An entry that comes while the rank is looking for it was put by a rank 0 that lived then, and needs no proof. A name
+ * has one launch entry for ever. So after finding an old one a rank need not wait for the new rank 0, whose entry
+ * cannot come. If the old entry is before the snapshot from which a rank starts, the rank learns of the refusal from
+ * the list: a rank 0 that finds its id used puts an `abort` of attempt `<launch>-18446744073709551615`, which no save
+ * ever has.
  *
- * Two processes that are the same rank of one launch each list the heartbeats after having put their own: one of them
- * at least sees the other one, and refuses. */
+ * If two processes are the same rank of one launch, each lists the heartbeats after it has put its own, so at least one
+ * of them sees the other and refuses. */
 #include "core/base/clock.h"
 #include "core/commit/launch_internal.h"
 

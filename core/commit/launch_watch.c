@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launch_watch: which ranks of a launch still live, as the rank sees it that is about to commit. The others never look.
+ * launch_watch: which ranks of a launch still live, as the committing rank sees it. The others never look.
  *
  * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and no more than a
- * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). Of a rank of
- * another host the file's name is enough; that of one of this host's name is read when the rank is first seen, for it
- * says which process it is. A file that gave way to the next one between listing and reading is listed once more. A
- * process of this machine is asked for at every call, which costs the store nothing; ranks that are threads of one
- * share the answer. The time of a change is the time of the look that found it, by this rank's monotonic clock, and no
- * time-out begins before the rank's own announcement in the attempt at hand: what happened between two saves is held
- * against nobody. An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew, or
- * it would give up everybody at its first look. So does one whose own beats are slow: what makes them slow, a storage
- * that has too much to do, makes those of healthy ranks slow, too. A process of this machine that is gone is known all
- * the while. */
+ * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). For a rank of
+ * another host the file's name is enough. A file with this host's name is read when the rank is first seen, because it
+ * says which process the rank is. If a file was replaced by the next one between listing and reading, it is listed once
+ * more. Whether a process of this machine lives is asked at every call, which costs the store nothing; ranks that are
+ * threads of one process share the answer. The time of a change is the time of the look that found it, by this rank's
+ * monotonic clock, and no time-out begins before the rank's own announcement in this attempt, so what happened between
+ * two saves does not count. An observer that itself stood still (a job that is suspended as a whole) starts all clocks
+ * anew; otherwise it would give up all ranks at its first look. An observer whose own beats are slow does so too,
+ * because a storage with too much to do makes the beats of healthy ranks slow as well. A process of this machine that
+ * is gone is recognised in any case. */
 #include "core/base/clock.h"
 #include "core/commit/launch_internal.h"
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_put: putting a list's next entry: everything read and durable, the writer's check, the snapshot where it is due,
- * then put if absent; who finds the number taken reads on and checks again. Here are also the entries that need no
- * attempt: removal, and acceptance of damaged entries. What the rules are stands in list.c. */
+ * list_put: puts a list's next entry. It reads everything and makes it durable, calls the writer's check, puts the
+ * snapshot if one is due, and then puts the entry if absent; if the number is taken, it reads on and checks again. This
+ * file also has the entries that need no attempt: removal, and acceptance of damaged entries. The rules are in
+ * list.c. */
 #include "core/commit/list_internal.h"
 
 #include <stdio.h>
@@ -32,7 +33,8 @@ int store_list_sync(struct store_list *l, struct base_error *err)
 	return 0;
 }
 
-/* Everything read, nothing skipped, all of it durable. accepting: what was skipped is what it is about. */
+/* Reads everything; nothing may be skipped, and all of it is durable then. accepting: skipped entries are allowed,
+ * because the entry is about them. */
 static int list_settle(struct store_list *l, bool accepting, struct base_error *err)
 {
 	int r = store_list_refresh(l, err);
@@ -49,7 +51,8 @@ static int list_settle(struct store_list *l, bool accepting, struct base_error *
 	return r < 0 ? r : store_list_sync(l, err);
 }
 
-/* model: PUT. 1 mine (and applied), 0 somebody else's, or an error, after which the outcome is not known. */
+/* model: PUT. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome is not
+ * known. */
 static int put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
@@ -115,7 +118,7 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	r = check ? check(arg, l) : 0;
 	if (r < 0)
 		return r;
-	/* a snapshot of a list that lacks an entry is left to who comes after the acceptance */
+	/* a snapshot of a list that lacks an entry is left to the writer after the acceptance */
 	if (l->next > 0 && l->next % STORE_SNAPSHOT_EVERY == 0 && !accepting) {
 		r = put_snapshot(l, err);
 		if (r <= 0)
@@ -189,7 +192,7 @@ static int remove_allowed(void *arg, struct store_list *l)
 	return store_list_entry_live(l, ((struct remove_check *)arg)->entry) ? 0 : -ESTALE;
 }
 
-/* model: rm. Removes what it saw, not what may stand under that step by then. */
+/* model: rm. Removes the entry that it saw, not the one that the step may have by then. */
 static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
 {
 	struct proto_entry e = {

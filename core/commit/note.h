@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * note: what verify found damaged in a pack, for writers (docs/format/store.md, `damaged/<pack>`). A save neither
- * believes nor refers to anything that a note names, so that what is rotten is stored anew. A note says nothing to
- * readers, who check every block anyway. Plain data: read it once, share it between threads. */
+ * trusts nor refers to anything that a note names, so that damaged data is stored anew. Readers do not use notes,
+ * because they check every block anyway. Plain data: read it once, share it between threads. */
 #ifndef CORE_COMMIT_NOTE_H
 #define CORE_COMMIT_NOTE_H
 

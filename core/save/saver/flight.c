@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * flight: one save under way, as its caller sees it: declared by one thread, submitted, waited for by any. What is
- * declared is checked and copied at once into an arena of the flight (names, strides, boxes, words), so that submit has
- * nothing left to do but to hand it over. What a caller is told comes from the fields under the saver's lock. */
+ * declared is checked and copied at once into an arena of the flight (names, strides, boxes, words), so that submit
+ * only has to hand it over. What a caller is told comes from the fields under the saver's lock. */
 #include <limits.h>
 #include <stdio.h>
 #include <unistd.h>

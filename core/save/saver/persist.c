@@ -4,9 +4,9 @@
  * decision. It waits for the decision before it begins the next one: so that the next may use this step as a base, and
  * so that attempts are decided in order. Copying does not wait for it: later flights fill the ring meanwhile.
  *
- * Every flight of several ranks begins one attempt, also one that failed before or was never submitted: the other ranks
- * may wait for this one there, and have to learn why it does not come. A rank by itself begins none for what was never
- * submitted. A flight that fails aborts its attempt, with its reason, before anybody is told.
+ * With several ranks every flight begins one attempt, even if it failed before or was never submitted: the other ranks
+ * may wait for this rank there, and have to learn why it does not come. A job of one rank begins no attempt for a
+ * flight that was never submitted. A flight that fails aborts its attempt, with its reason, before any caller is told.
  */
 #include <stdio.h>
 #include <sys/resource.h>

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prepare: from what was declared to what is to be done: tensors in the order of the layout, which all ranks agree on;
- * the layout; this rank's plan. Both are kept for the next save of equal declarations, under a digest of everything
- * that they depend on. A caller waits for all this, so the layout is
- * made as tables only, which is what copying asks; its object, which is stored, is made by the persister meanwhile, and
- * what is hashed to show that replicas hold the same is chosen when the last bands have been handed out.
+ * prepare: turns the declarations into work. It sorts the tensors in the order of the layout, on which all ranks agree,
+ * and makes the layout and this rank's plan. Layout and plan are kept for the next save of equal declarations, under a
+ * digest of everything that they depend on. The caller waits for all this, so only the layout's tables are made, which
+ * are enough for copying; the persister makes the layout object meanwhile, and the blocks that show that replicas hold
+ * the same are chosen when the last bands have been handed out.
  *
- * Who stores the layout object: the lowest rank of those that are in every mesh of it. All ranks with this layout are
- * among these, since each lists the tensors of its own meshes. Should that rank have tensors besides (its layout is
- * another one then), the layout would be stored by nobody: so every other rank refers to the copy in a base, or stores
- * it too (persist.c). */
+ * The layout object is stored by the lowest rank of those that are in all meshes of the layout. All ranks with this
+ * layout are among these, since each lists the tensors of its own meshes. If that rank has other tensors as well, its
+ * layout is another one, and nobody would store this one. So every other rank refers to the copy in a base, or stores
+ * the layout too (persist.c). */
 #include <stdio.h>
 
 #include "core/base/clock.h"

@@ -5,12 +5,12 @@
  * once.
  *
  * Host memory is copied by the thread, and cut and hashed on the way: 2 KiB of a piece at a time, which stay in the
- * nearest cache until they are in the slot. So the caller's memory is read once, and what turns out to be known is
- * never read again. What is hashed is what was copied, whatever another thread does to the source meanwhile: a hash
- * that was recorded beside the digest of other bytes would be believed later.
+ * nearest cache until they are in the slot. So the caller's memory is read once, and recognised pieces are never read
+ * again. The hash is of the copied bytes, whatever another thread does to the source meanwhile, because a later save
+ * would trust a hash that stands beside the digest of other bytes.
  *
- * Device memory is copied by the driver, in as few calls as may be (bands that follow one another in one), on this
- * thread's stream, after the flight's fence; the thread waits for its own copies, so what is staged has arrived. Such
+ * The driver copies device memory, in as few calls as possible (bands that follow one another in one call), on this
+ * thread's stream, after the flight's fence. The thread waits for its own copies, so staged bytes have arrived. Such
  * bands, and those whose items are far apart in the source, lie in the slot as boxes, row-major, and are cut and hashed
  * when they are processed. */
 #include "core/save/saver/saver_internal.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * workers: what they do next. In this order, under the saver's lock:
+ * workers: what a worker does next, in this order, under the saver's lock:
  *
  *   prepare  the oldest flight that was submitted and not prepared; one at a time
  *   stage    the oldest flight that is prepared and not all handed out: the ring is made, or made larger, if it is
@@ -8,10 +8,10 @@
  *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
  *
- * So a trainer waits for nothing but copies: as long as there is something to copy and room for it, nobody digests.
- * With low priority there are two kinds of workers, so that the option costs the trainer nothing: those that copy have
- * the priority of the process, those that digest have the lowest, like the persister. One worker at a time forms
- * batches, several ahead (walking bands costs time that others need the lock in).
+ * So a trainer waits for copies only: as long as there is something to copy and room for it, no worker digests. With
+ * low priority there are two kinds of workers, so that the option costs the trainer nothing: those that copy have the
+ * priority of the process, those that digest have the lowest, like the persister. One worker at a time forms batches,
+ * several ahead (walking bands costs time that others need the lock in).
  *
  * Bands are processed and appended by the engine (core/save/write/engine.h), of which the staged batches are a
  * source: this file says where a band's bytes lie, and gives slots back. Slots are given out in the order of

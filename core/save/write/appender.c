@@ -8,9 +8,9 @@
  *   found in the index        refers to the other commit's, likewise; that commit recognises later pieces by position
  *   else                      appended to the pack of its component
  *
- * References to new objects are complete only when their run has ended, so rows wait in a queue until then: a row
- * leaves for the part when all its pieces are settled and no run is open. A queue holds at most a run's worth of
- * pieces and what the current tensor has.
+ * References to new objects are complete only when their extent has ended, so rows wait in a queue until then: a row
+ * goes into the part when all its pieces are settled and no extent is open. A queue holds at most the pieces of one
+ * extent and those of the current tensor.
  *
  * The pack of a component is opened at its first new piece (an import of known data makes none but `meta`) and
  * sealed when the next one begins. */

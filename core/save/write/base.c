@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * base: a commit whose pieces may be recognised by position: a piece of the same box, of a tensor of the same
- * component, name, dtype, shape and grid, however many ranks saved that commit and under whatever layout. Its parts say
- * each piece's digest and XXH3-128 (under the store's seed), and are themselves believed by their SHA-256 chain: commit
- * entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its position
- * is believed to be that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. What a note of damage names is not
- * there for a save, so that it is hashed and stored anew (core/commit/note.h).
+ * component, name, dtype, shape and grid, however many ranks saved that commit and under whatever layout. Its parts
+ * give each piece's digest and XXH3-128 (under the store's seed), and are trusted because a chain of SHA-256 leads to
+ * them: commit entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at
+ * its position is taken for that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. A piece that a note of damage
+ * names counts as missing, so it is hashed and stored anew (core/commit/note.h).
  *
- * Opened at once is the manifest; layouts, parts and chunks are as they are needed, and how many that is depends on
- * what changed, never on the number of ranks (base_row.c). Whatever cannot be read is as if it were not there: the
- * piece is then hashed and looked up.
+ * Only the manifest is opened at once; layouts, parts and chunks are opened when they are needed, and their number
+ * depends on what changed, never on the number of ranks (base_row.c). What cannot be read counts as missing: the piece
+ * is then hashed and looked up.
  *
- * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see some first ones
- * of them and never one go. A row is reference-counted and does not change once made: bands hold those of their box.
- * The last few rows are kept, misses too; one serves every box that it has all of. The lock of a base is held while
- * its files are read: the others would read the same. */
+ * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see the first few of
+ * them, and no base goes away. A row is reference-counted and does not change once made; bands hold those of their box.
+ * The last few rows are kept, also empty ones; a row serves every box that lies in it. The lock of a base is held while
+ * its files are read, because other threads would read the same. */
 #include "core/save/write/base_internal.h"
 
 #include <stdio.h>

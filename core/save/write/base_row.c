@@ -3,18 +3,18 @@
  * base_row: what a base has of a tensor in a box, gathered from the parts of the ranks that stored it.
  *
  * An item of a tensor is stored by one rank (identical boxes of several count once: the cover check of the commit). So
- * once the boxes that were found cover the box that is asked for, no other part has anything to add, and the gathering
- * ends. It goes on in this order:
+ * once the boxes that were found cover the wanted box, no other part has anything to add, and the gathering ends. It
+ * asks in this order:
  *
  *   the line of the rank that saves     in an unchanged layout that is all: one part's head, and its chunks
  *   lines that can hold the box         by mesh and placements of the base's layout, replicas included, for of these
  *                                       each stores a span; if the layout does not record any, all lines
  *
- * the latter outwards from the line that had something the last time: spans of replicas follow the order of the
- * tensors, and so does a save. Lines that have nothing are asked in vain, which costs a part's head and maybe a chunk:
- * GATHER_MISSES of them end the search for one row. So a rank's work follows what it stores and what changed, not how
- * many ranks there are. Where a limit is met, which pieces are recognised may depend on the order in which rows are
- * asked for; that what is stored is right does not.
+ * the latter outwards from the line that had something the last time, because spans of replicas follow the order of the
+ * tensors, and so does a save. A line that has nothing costs reading a part's head and maybe a chunk; after
+ * GATHER_MISSES of them the search for one row ends. So a rank's work depends on what it stores and what changed, not
+ * on the number of ranks. If a limit is reached, the order in which rows are asked for may change which pieces are
+ * recognised; what is stored is right in any case.
  *
  * A piece is found by its box: an index gives the box that it lies in, arithmetic its number there (reshard.h), and
  * then the two must be the same box. */

@@ -6,10 +6,10 @@
  *   free band --take, in order, under the lock--> worker: read, cut, digest, look up, encode
  *             --order[sequence]--> appender --> free band
  *
- * A worker takes a free band first and a sequence number after: every number that was given out has a band that
- * moves towards the appender, which needs nothing but the lowest one; so there is no deadlock, and no more than
- * `nbands` are in flight: that bounds memory. The order has a slot for each band, and numbers in flight are at most
- * nbands apart, so slots never clash. */
+ * A worker first takes a free band and then a sequence number. So every number that was given out has a band on its way
+ * to the appender, and the appender needs only the lowest number: there is no deadlock. At most `nbands` bands are in
+ * flight, which bounds memory. The order has a slot for each band, and numbers in flight are at most nbands apart, so
+ * slots never clash. */
 #include "core/save/write/engine.h"
 
 #include "core/base/clock.h"
