@@ -392,8 +392,8 @@ def test_a_tensor_of_2_to_the_40(dump, lib):
 
 
 def test_too_many_runs_are_refused_not_walked(dump, lib):
-    refused(lib, (1 << 40,), "tp=2", f"SS(0,{1 << 25})", tl.ELIMIT, "tp", "runs")
-    refused(lib, (1 << 40,), "tp=2", f"IS(0,{1 << 25})", tl.ELIMIT, "tp", "runs")
+    refused(lib, (1 << 40,), "tp=2", f"SS(0,{1 << 25})", tl.ELIMIT, "tp", "stretches")
+    refused(lib, (1 << 40,), "tp=2", f"IS(0,{1 << 25})", tl.ELIMIT, "tp", "stretches")
     mesh = tl.OwnedMesh(lib, "tp=2")
     s = tl.OwnedSharding(lib, (1 << 40,), mesh, f"SS(0,{1 << 20})")
     shard = s.shard(1)
