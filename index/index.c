@@ -85,7 +85,7 @@ int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, 
 		return base_error_set(err, -errno, "the index %s cannot be made: %s", dir, base_error_name(-errno));
 	struct index *i = calloc(1, sizeof *i);
 	if (!i)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	i->max_bytes = max_bytes;
 	i->flags = flags;
 	i->dir = -1;

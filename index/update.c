@@ -18,20 +18,16 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
+
 #define BATCH 32768u
 
 struct numbers { uint64_t *all; size_t n, room; };
 
 static int numbers_add(struct numbers *l, uint64_t v)
 {
-	if (l->n == l->room) {
-		size_t room = l->room ? l->room * 2 : 64;
-		uint64_t *all = realloc(l->all, room * sizeof *all);
-		if (!all)
-			return ENOMEM;
-		l->all = all;
-		l->room = room;
-	}
+	if (base_array_room(l->all, l->room, l->n + 1) < 0)
+		return ENOMEM;
 	l->all[l->n++] = v;
 	return 0;
 }

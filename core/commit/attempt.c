@@ -26,6 +26,7 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/commit/launch_internal.h"
 
@@ -76,19 +77,16 @@ int store_attempt_pack_open(struct store_attempt *a, const char *class, char nam
 	struct store_pack_writer **ret_w)
 {
 	int r = store_pack_name_make(a->name, a->launch->rank, class, name);
-	struct attempt_pack *more;
 
 	if (r < 0)
 		return r;
-	more = reallocarray(a->packs, a->npacks + 1, sizeof *more);
-	if (!more)
+	if (base_array_more(a->packs, a->npacks) < 0)
 		return -ENOMEM;
-	a->packs = more;
 	r = store_pack_writer_open(a->store->storage, a->store->info.id, name, ret_w);
 	if (r < 0)
 		return r;
-	memcpy(more[a->npacks].name, name, STORE_PACK_NAME_MAX);
-	more[a->npacks++].w = *ret_w;
+	memcpy(a->packs[a->npacks].name, name, STORE_PACK_NAME_MAX);
+	a->packs[a->npacks++].w = *ret_w;
 	return 0;
 }
 

@@ -5,6 +5,7 @@
  * the attempt sees that the commit is gone. */
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/commit/launch_internal.h"
 
 #define BASE_TRIES 8192u
@@ -60,7 +61,6 @@ static int base_put(struct store_attempt *a, const struct base_buf *body, struct
 static int base_list(struct store_attempt *a, const char *run, struct store_list **ret_l,
 	struct base_error *err)
 {
-	struct store_list **more;
 	int r;
 
 	for (size_t i = 0; i < a->nlists; i++)
@@ -69,13 +69,11 @@ static int base_list(struct store_attempt *a, const char *run, struct store_list
 			r = store_list_refresh(*ret_l, err);
 			return r < 0 ? r : 0;
 		}
-	more = reallocarray(a->lists, a->nlists + 1, sizeof *more);
-	if (!more)
-		return base_error_set(err, -ENOMEM, "run %s: out of memory", run);
-	a->lists = more;
-	r = store_list_open(a->store, run, false, &more[a->nlists], err);
+	if (base_array_more(a->lists, a->nlists) < 0)
+		return base_no_memory_for(err, "run %s", run);
+	r = store_list_open(a->store, run, false, &a->lists[a->nlists], err);
 	if (r == 0)
-		*ret_l = more[a->nlists++];
+		*ret_l = a->lists[a->nlists++];
 	return r;
 }
 
@@ -127,7 +125,7 @@ static int base_name(struct store_attempt *a, const struct attempt_base *b, bool
 int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err)
 {
-	struct attempt_base b = {.entry = entry, .manifest = *manifest}, *more;
+	struct attempt_base b = {.entry = entry, .manifest = *manifest};
 	bool known = false;
 	int r = 0;
 
@@ -144,11 +142,10 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 			known = true;
 		}
 	if (!known) {
-		more = reallocarray(a->bases, a->nbases + 1, sizeof *more);
-		r = more ? base_name(a, &b, &b.gone, err)
-			 : base_error_set(err, -ENOMEM, "run %s: out of memory", a->run);
-		if (more) {
-			a->bases = more;
+		bool room = base_array_more(a->bases, a->nbases) == 0;
+
+		r = room ? base_name(a, &b, &b.gone, err) : base_no_memory_for(err, "run %s", a->run);
+		if (room) {
 			b.gone |= r < 0; /* base.<n> may stand: its number is used up, its data is not used */
 			a->bases[a->nbases++] = b;
 		}

@@ -4,6 +4,7 @@
  * puts. The others read it, and compare it with what they were told to save. */
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
 #include "core/commit/launch_internal.h"
@@ -51,15 +52,8 @@ int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error
 	a->step = a->unnumbered ? step_after(last_step(l)) : wanted;
 	if (a->step > STORE_JOB_STEP_MAX)
 		return base_error_set(err, -EINVAL, "run %s: a job's steps go from 0 to 2^44-1", a->run);
-	if (l->world == 1 && l->nbegun == l->begun_room) {
-		size_t room = 2 * l->begun_room + 4;
-		struct launch_begun *grown = reallocarray(l->begun, room, sizeof *grown);
-
-		if (!grown)
-			return base_error_set(err, -ENOMEM, "run %s: out of memory", a->run);
-		l->begun = grown;
-		l->begun_room = room;
-	}
+	if (l->world == 1 && base_array_room(l->begun, l->begun_room, l->nbegun + 1) < 0)
+		return base_no_memory_for(err, "run %s", a->run);
 	r = attempt_try_take(a, err);
 	if (l->world == 1 && a->name[0])
 		l->begun[l->nbegun++] = (struct launch_begun){a->step, a->try, a->unnumbered};
@@ -235,7 +229,7 @@ int store_launch_begin(struct store_launch *l, const struct store_launch_save *o
 			"so that all ranks mean the same one", l->run, l->world);
 	a = store_launch_abort_room(l) < 0 ? NULL : calloc(1, sizeof *a);
 	if (!a)
-		return base_error_set(err, -ENOMEM, "run %s: out of memory", l->run);
+		return base_no_memory_for(err, "run %s", l->run);
 	pthread_mutex_init(&a->lock, NULL);
 	a->store = l->store;
 	a->launch = l;

@@ -86,7 +86,7 @@ static int parts_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank
 	struct parts_batch b = {.a = a};
 
 	if (!a->parts && !(a->parts = calloc(left, sizeof *a->parts)))
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	while (left && a->nparts < a->launch->world && missing < LOOK_AHEAD) {
 		uint32_t before = missing;
 		int r;
@@ -133,7 +133,7 @@ static int commit_manifest(struct store_attempt *a, struct proto_manifest *ret_m
 {
 	base_cleanup_free const struct proto_announcement **all = calloc(a->nparts, sizeof *all);
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	int r = all ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	int r = all ? 0 : base_no_memory(err);
 
 	for (uint32_t i = 0; all && i < a->nparts; i++)
 		all[i] = &a->parts[i];

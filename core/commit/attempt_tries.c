@@ -13,6 +13,7 @@
  * nobody has ended. */
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/commit/launch_internal.h"
 
 #define TRIES_MAX ((UINT64_C(1) << (64 - STORE_JOB_STEP_BITS)) - 1)     /* the last number of all is no attempt's */
@@ -67,15 +68,8 @@ static struct launch_tries *tries_of(struct store_launch *l, uint64_t step)
 
 	if (t)
 		return t;
-	if (l->ntries == l->tries_room) {
-		size_t room = 2 * l->tries_room + 16;
-		struct launch_tries *grown = reallocarray(l->tries, room, sizeof *grown);
-
-		if (!grown)
-			return NULL;
-		l->tries = grown;
-		l->tries_room = room;
-	}
+	if (base_array_room(l->tries, l->tries_room, l->ntries + 1) < 0)
+		return NULL;
 	memmove(&l->tries[i + 1], &l->tries[i], (l->ntries - i) * sizeof *l->tries);
 	l->ntries++;
 	l->tries[i] = (struct launch_tries){.step = step};
@@ -122,7 +116,7 @@ int attempt_try_take(struct store_attempt *a, struct base_error *err)
 	uint64_t ended, free_;
 
 	if (!t)
-		return base_error_set(err, -ENOMEM, "run %s: out of memory", a->run);
+		return base_no_memory_for(err, "run %s", a->run);
 	free_ = try_free(l, a->step, t->next, &ended);
 	if (free_ >= TRIES_MAX)
 		return base_error_set(err, -EOVERFLOW, "run %s: step %llu was tried too often", a->run,

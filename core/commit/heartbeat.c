@@ -24,6 +24,7 @@
 #include <signal.h>
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/commit/list_internal.h"
@@ -263,7 +264,7 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 	int r;
 
 	if (!h)
-		return base_error_set(err, -ENOMEM, "run %s: out of memory", o->run);
+		return base_no_memory_for(err, "run %s", o->run);
 	h->store = s;
 	snprintf(h->launch, sizeof h->launch, "%s", o->launch);
 	snprintf(h->run, sizeof h->run, "%s", o->run);
@@ -389,15 +390,8 @@ static int launches_add(void *arg, const struct store_storage_entry *entry)
 
 	if (entry->foreign || entry->temporary || strlen(entry->name) >= sizeof info->file)
 		return 0;
-	if (f->n == f->size) {
-		size_t size = f->size ? f->size * 2 : 16;
-		struct store_launch_info *more = reallocarray(f->all, size, sizeof *more);
-
-		if (!more)
-			return -ENOMEM;
-		f->all = more;
-		f->size = size;
-	}
+	if (base_array_room(f->all, f->size, f->n + 1) < 0)
+		return -ENOMEM;
 	info = &f->all[f->n];
 	*info = (struct store_launch_info){0};
 	if (!store_heartbeat_name_parse(base, info->launch, host, &info->number))

@@ -266,7 +266,7 @@ int launch_open_kind(struct store *s, const struct store_launch_options *o, cons
 	int r;
 
 	if (!l)
-		return base_error_set(err, -ENOMEM, "run %s: out of memory", o->run);
+		return base_no_memory_for(err, "run %s", o->run);
 	pthread_mutex_init(&l->lock, NULL);
 	l->kind = kind;
 	l->store = s;

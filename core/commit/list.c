@@ -57,6 +57,7 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/storage/spread.h"
@@ -483,7 +484,7 @@ static int read_again(struct store_list *l, struct base_error *err)
 				r = list_skip_add(l, old.skips[i].number, NULL);
 		list_state_release(&old);
 		if (r < 0)
-			return base_error_set(err, r, "run %s: out of memory", l->run);
+			return base_no_memory_for(err, "run %s", l->run);
 		r = read_until(l, old.next, err);
 		if (r < 0)
 			return r;
@@ -552,7 +553,7 @@ int store_list_open_how(struct store *s, const char *run, const struct list_how 
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", run);
 	l = calloc(1, sizeof *l);
 	if (!l)
-		return base_error_set(err, -ENOMEM, "run %s: out of memory", run);
+		return base_no_memory_for(err, "run %s", run);
 	l->store = s;
 	l->tail_known = true;
 	l->how = *how;
@@ -686,15 +687,8 @@ static int runs_add(void *arg, const struct store_storage_entry *entry)
 
 	if (entry->foreign || !proto_run_valid(run))
 		return 0;
-	if (f->n == f->size) {
-		size_t size = f->size ? f->size * 2 : 16;
-		char **more = reallocarray(f->names, size, sizeof *more);
-
-		if (!more)
-			return -ENOMEM;
-		f->names = more;
-		f->size = size;
-	}
+	if (base_array_room(f->names, f->size, f->n + 1) < 0)
+		return -ENOMEM;
 	f->names[f->n] = strdup(run);
 	return f->names[f->n] ? (f->n++, 0) : -ENOMEM;
 }

@@ -83,7 +83,7 @@ static int put_number(struct store_list *l, const struct proto_entry *entry, str
 		return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	}
 	if (list_take(l, &mine) < 0)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", name);
+		return base_no_memory_for(err, "%s", name);
 	l->synced = l->next; /* put answers when its directory is durable */
 	return 1;
 }
@@ -96,7 +96,7 @@ static int put_snapshot(struct store_list *l, struct base_error *err)
 
 	r = list_snapshot(l, &e.live, &e.nlive);
 	if (r < 0)
-		return base_error_set(err, r, "run %s: out of memory", l->run);
+		return base_no_memory_for(err, "run %s", l->run);
 	r = put_number(l, &e, err);
 	free(e.live);
 	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand

@@ -295,7 +295,7 @@ int store_manifest_check_replicas(struct store *s, const struct proto_announceme
 		return 0;
 	lines = malloc(count * sizeof *lines);
 	if (!lines)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	count = 0;
 	for (uint32_t i = 0; i < n; i++)
 		for (uint32_t j = 0; j < all[i]->nreplicas; j++)

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
 #include "core/commit/list_internal.h"
@@ -101,7 +102,7 @@ struct listing { struct store *store; struct store_notes *notes; };
 static int note_listed(void *arg, const struct store_storage_entry *e)
 {
 	struct listing *l = arg;
-	struct store_note note = {.nranges = 1}, *more = l->notes->all;
+	struct store_note note = {.nranges = 1};
 	int r;
 
 	if (e->foreign || e->temporary || !store_note_name_parse(e->name, note.pack))
@@ -113,11 +114,7 @@ static int note_listed(void *arg, const struct store_storage_entry *e)
 		note.ranges = calloc(1, sizeof *note.ranges);
 		note.nranges = 1;
 	}
-	if ((l->notes->n & (l->notes->n - 1)) == 0)
-		more = reallocarray(l->notes->all, l->notes->n ? 2 * l->notes->n : 1, sizeof *more);
-	if (more)
-		l->notes->all = more;
-	if (!more || !note.ranges) {
+	if (base_array_more(l->notes->all, l->notes->n) < 0 || !note.ranges) {
 		free(note.ranges);
 		return -ENOMEM;
 	}
@@ -218,7 +215,7 @@ int store_note_put(struct store *s, const char *pack, const struct proto_range *
 		return base_error_set(err, r, "%s cannot be read: %s", name, base_error_name(r));
 	both = malloc((n + nbefore + 1) * sizeof *both);
 	if (!both || r == -ENOMEM)
-		return base_error_set(err, -ENOMEM, "%s: out of memory", name);
+		return base_no_memory_for(err, "%s", name);
 	if (n)
 		memcpy(both, ranges, n * sizeof *both);
 	if (!all && nbefore)

@@ -523,7 +523,7 @@ int load_step_rows(const struct load_step *step, uint32_t tensor, struct load_ro
 	if (r == 0)
 		rows.all = malloc((nparts + 1) * sizeof *rows.all);
 	if (r < 0 || !rows.all)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (bool over = false; !over && first < nparts; first += n) {
 		n = rows.n ? nparts - first : base_min(first + 1, nparts - first);
 		r = store_spread(n, step_ask_part, &(struct step_asking){step, parts + first}, &why);
