@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
 
@@ -96,14 +97,8 @@ static int ranks_of(struct plan_making *m, const struct tensor_mesh *mesh, uint3
 {
 	uint32_t size = tensor_mesh_group_size(mesh, dims);
 
-	if (size > m->room[which]) {
-		uint32_t *grown = realloc(m->ranks[which], size * sizeof *grown);
-
-		if (!grown)
-			return -ENOMEM;
-		m->ranks[which] = grown;
-		m->room[which] = size;
-	}
+	if (base_array_room(m->ranks[which], m->room[which], size) < 0)
+		return -ENOMEM;
 	return tensor_mesh_group(mesh, m->rank, dims, m->ranks[which]);
 }
 
@@ -273,15 +268,8 @@ static int plan_add(struct plan_making *m, uint32_t t, const struct tensor_grid 
 	struct save_plan *p = &m->plan;
 	struct save_plan_box *box;
 
-	if (p->nboxes == m->boxes_room) {
-		uint64_t room = base_max(64, m->boxes_room * 2);
-		struct save_plan_box *grown = reallocarray(p->boxes, room, sizeof *grown);
-
-		if (!grown)
-			return base_error_set(m->err, -ENOMEM, "tensor %u: no memory for its boxes", t);
-		p->boxes = grown;
-		m->boxes_room = room;
-	}
+	if (base_array_room(p->boxes, m->boxes_room, p->nboxes + 1) < 0)
+		return base_error_set(m->err, -ENOMEM, "tensor %u: no memory for its boxes", t);
 	box = &p->boxes[p->nboxes++];
 	*box = (struct save_plan_box){.tensor = t, .at = *held, .pieces = tensor_piece_count(g, stored)};
 	box->at.box = *stored;

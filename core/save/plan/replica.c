@@ -15,6 +15,7 @@
 
 #include <string.h>
 
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
 #include "core/save/plan/plan_internal.h"
@@ -69,14 +70,8 @@ static int group_name(struct replica_making *m, const struct tensor_mesh *mesh, 
 	uint32_t size = tensor_mesh_group_size(mesh, dims);
 	struct base_digest digest;
 
-	if (size >= m->ranks_room) {
-		uint32_t *grown = realloc(m->ranks, ((size_t)size + 1) * sizeof *grown);
-
-		if (!grown)
-			return -ENOMEM;
-		m->ranks = grown;
-		m->ranks_room = size + 1;
-	}
+	if (base_array_room(m->ranks, m->ranks_room, (size_t)size + 1) < 0)
+		return -ENOMEM;
 	base_put32(m->ranks, m->all.mode);
 	if (tensor_mesh_group(mesh, m->rank, dims, m->ranks + 1) < 0)
 		return -ENOENT;
@@ -150,15 +145,8 @@ static int entry_add(struct replica_making *m, uint32_t t, const struct tensor_s
 	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
 	struct save_replica_entry *e;
 
-	if (m->all.nentries == m->room) {
-		uint64_t room = base_max(m->room ? m->room * 2 : m->tensors->n, 64);
-		struct save_replica_entry *grown = reallocarray(m->all.entries, room, sizeof *grown);
-
-		if (!grown)
-			return making_memory(m);
-		m->all.entries = grown;
-		m->room = room;
-	}
+	if (base_array_room(m->all.entries, m->room, m->all.nentries + 1) < 0)
+		return making_memory(m);
 	e = &m->all.entries[m->all.nentries++];
 	e->tensor = t;
 	e->at = *held;

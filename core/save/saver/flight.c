@@ -129,7 +129,7 @@ static int flight_set_bases(struct save_flight *f, const struct save_flight_opti
 {
 	f->bases = calloc(o->nbases + 1, sizeof *f->bases);
 	if (!f->bases)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (size_t i = 0; i < o->nbases; i++) {
 		const char *slash = strchr(o->bases[i], '/');
 		char *end = NULL;
@@ -141,7 +141,7 @@ static int flight_set_bases(struct save_flight *f, const struct save_flight_opti
 			return base_error_set(err, -EINVAL, "base \"%.200s\" is not RUN/STEP", o->bases[i]);
 		f->bases[f->nbases] = strdup(o->bases[i]);
 		if (!f->bases[f->nbases++])
-			return base_error_set(err, -ENOMEM, "out of memory");
+			return base_no_memory(err);
 	}
 	return 0;
 }
@@ -153,7 +153,7 @@ static int flight_new(struct save_saver *s, const struct save_flight_options *o,
 	int rc;
 
 	if (!f)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	f->s = s;
 	f->refs = 2; /* the caller's and the queue's */
 	f->options = *o;
@@ -263,7 +263,7 @@ static const struct tensor_mesh *saver_mesh(struct save_saver *s, const struct t
 		for (uint32_t d = 0; d < m->ndim; d++)
 			names[d] = m->name[d];
 		if (!grown)
-			base_error_set(err, -ENOMEM, "out of memory");
+			base_no_memory(err);
 		else if (tensor_mesh_new(m->ndim, names, m->size, m->ranks, m->ranks ? m->count : 0, &copy, err) == 0)
 			s->meshes[s->nmeshes++] = copy;
 	}
@@ -308,7 +308,7 @@ static int flight_placements(struct save_flight *f, const char *words, const str
 		f->placement_words = w;
 	copy = p && w ? strdup(words) : NULL;
 	if (!copy)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = tensor_placements_parse(words, &new, err);
 	if (rc < 0) {
 		free(copy);
@@ -421,7 +421,7 @@ static int tensor_set_boxes(struct save_flight *f, const struct save_tensor *t, 
 	*b = (struct tensor_boxes){.ndim = t->shape.ndim, .n = t->nboxes, .room = t->nboxes};
 	b->pairs = flight_copy(f, t->boxes, pairs * sizeof *t->boxes);
 	if (!b->pairs)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = tensor_shard_list_check(&t->shape, b, err);
 	for (size_t i = 0; rc == 0 && i < b->n; i++) {
 		tensor_boxes_get(b, i, &box);
@@ -445,7 +445,7 @@ static int tensor_set_local(const struct save_tensor *t, struct save_flight *f, 
 	if (t->flat) {
 		flat = flight_copy(f, t->flat, sizeof *flat);
 		if (!flat)
-			return base_error_set(err, -ENOMEM, "out of memory");
+			return base_no_memory(err);
 		to->plan.flat = flat;
 	}
 	if (to->plan.sharding.mesh)
@@ -521,7 +521,7 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 	to->component = before && strcmp(before, t->component) == 0 ? before
 		: flight_copy(f, t->component, strlen(t->component) + 1);
 	if (!to->name || !to->component)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	to->plan.params = (struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes};
 	to->plan.buffer = t->buffer;
 	to->plan.whole = tensor_dtype_is_integer(t->dtype);
@@ -533,7 +533,7 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 	if (rc < 0 || tensor_is_contiguous(t, to)) /* or without items */
 		return rc;
 	to->strides = flight_copy(f, t->strides, to->local.ndim * sizeof *t->strides);
-	return to->strides ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return to->strides ? 0 : base_no_memory(err);
 }
 
 /* A name may be given again only with more boxes of the same tensor; anything else is a mistake. */
@@ -557,7 +557,7 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struc
 	if (rc == 0)
 		rc = tensor_check_names(t, err);
 	if (rc == 0 && f->ntensors == f->tensors_room && flight_grow(f) < 0)
-		rc = base_error_set(err, -ENOMEM, "out of memory");
+		rc = base_no_memory(err);
 	if (rc < 0)
 		return rc;
 	to = &f->tensors[f->ntensors];
@@ -620,7 +620,7 @@ int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, con
 	if (b)
 		*b = (struct saver_blob){flight_copy(f, bytes, len), len};
 	if (!b || !b->bytes)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	return save_writer_blob(f->w, name, per_rank, len, (struct save_source){blob_read_memory, b}, err);
 }
 

@@ -139,7 +139,7 @@ static int persist_samples(struct save_flight *f, struct save_replicas_rows *ret
 {
 	if (save_replicas_finish(&f->replicas, f->names, f->planned->numbers, f->sample_hashes, f->s->store->info.seed,
 		    ret_rows) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	return 0;
 }
 

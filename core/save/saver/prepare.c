@@ -50,7 +50,7 @@ static int prepare_order(struct save_flight *f, struct base_error *err)
 		f->plan_tensors = (struct save_plan_tensors){&f->tensors[0].plan, sizeof f->tensors[0], f->ntensors};
 	f->names = malloc((f->ntensors + 1) * sizeof *f->names);
 	if (!f->names)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < f->ntensors; i++)
 		f->names[i] = (struct save_replica_name){f->tensors[i].component, f->tensors[i].name};
 	return 0;
@@ -68,7 +68,7 @@ static int prepare_key(struct save_flight *f, struct save_plan_key *ret_key, str
 
 		save_plan_key_tensor(&b, &t->plan, &more);
 	}
-	return save_plan_key_final(&b, ret_key) < 0 ? base_error_set(err, -ENOMEM, "out of memory") : 0;
+	return save_plan_key_final(&b, ret_key) < 0 ? base_no_memory(err) : 0;
 }
 
 /* ---- the layout ---- */
@@ -121,7 +121,7 @@ static int layout_check_parts(const struct save_flight *f, uint32_t i, struct ba
 	all.room = all.n;
 	all.pairs = calloc(all.n + 1, 2 * (shape->ndim + 1) * sizeof *all.pairs);
 	if (!all.pairs)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t k = i; k < end; k++) {
 		const struct tensor_boxes *part = f->tensors[k].plan.boxes;
 
@@ -155,7 +155,7 @@ static int layout_build(const struct save_flight *f, struct save_planned *p, str
 	struct store_layout_builder *b = layout_builder(f);
 	base_cleanup_free uint32_t *tags = NULL;
 	uint32_t number = 0;
-	int rc = b ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	int rc = b ? 0 : base_no_memory(err);
 
 	for (uint32_t i = 0; rc == 0 && i < f->ntensors; i++) {
 		const struct saver_tensor *from = &f->tensors[i];
@@ -190,7 +190,7 @@ static int planned_make(const struct save_flight *f, struct save_planned *p, str
 
 	p->stores_layout = lowest == UINT32_MAX || lowest == f->s->options.rank;
 	p->numbers = malloc((f->ntensors + 1) * sizeof *p->numbers);
-	rc = p->numbers ? layout_build(f, p, err) : base_error_set(err, -ENOMEM, "out of memory");
+	rc = p->numbers ? layout_build(f, p, err) : base_no_memory(err);
 	return rc < 0 ? rc : save_plan_make(&f->plan_tensors, f->s->options.rank, &p->plan, err);
 }
 
@@ -206,7 +206,7 @@ static int prepare_planned(struct save_flight *f, const struct save_plan_key *ke
 	if (rc == 0) {
 		f->planned = save_plan_cache_put(f->s->plans, key, &made);
 		if (!f->planned)
-			rc = base_error_set(err, -ENOMEM, "out of memory");
+			rc = base_no_memory(err);
 	}
 	save_planned_release(&made);
 	return rc;
@@ -227,7 +227,7 @@ int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 	if (rc < 0)
 		return rc;
 	f->sample_hashes = calloc(f->replicas.nentries + 1, sizeof *f->sample_hashes);
-	return f->sample_hashes ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return f->sample_hashes ? 0 : base_no_memory(err);
 }
 
 int saver_prepare(struct save_flight *f, struct base_error *err)

@@ -74,7 +74,7 @@ static int saver_start(struct save_saver *s, struct base_error *err)
 	s->nworkers = s->options.low_priority ? 2 * threads : threads;
 	s->workers = calloc(s->nworkers, sizeof *s->workers);
 	if (!s->workers || save_engine_init(&s->engine, threads, &s->lock, &s->ready, &s->work) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (unsigned i = 0; i < s->nworkers; i++) {
 		s->workers[i].s = s;
 		s->workers[i].copies = i < threads;
@@ -123,7 +123,7 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 	int rc = 0;
 
 	if (!s)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	saver_init_locks(s);
 	s->pid = getpid();
 	s->store = o->store;
@@ -131,7 +131,7 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 	s->run = strdup(o->run ? o->run : "");
 	s->plans = save_plan_cache_new();
 	if (!s->run || !s->plans)
-		rc = base_error_set(err, -ENOMEM, "out of memory");
+		rc = base_no_memory(err);
 	if (rc == 0 && (o->world == 0 || o->rank >= o->world))
 		rc = base_error_set(err, -EINVAL, "there is no rank %u in a world of %u", o->rank, o->world);
 	if (rc == 0)

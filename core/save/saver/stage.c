@@ -123,7 +123,7 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 	int rc;
 
 	if (!b)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	b->from = f->former;
 	while ((rc = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
 		uint64_t room = saver_band_room(w->walker.len);
@@ -225,7 +225,7 @@ static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct sav
 		if (!box_is_cut(f, &f->plan->boxes[at]))
 			return 0;
 	b->xxh = malloc((b->npieces + 1) * sizeof *b->xxh);
-	return saver_worker_room(w) && b->xxh ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return saver_worker_room(w) && b->xxh ? 0 : base_no_memory(err);
 }
 
 /* Bands of one box that make a longer box together, on their way into the slot: one gather for all of them. */

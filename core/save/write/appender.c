@@ -71,7 +71,7 @@ static int row_hand_over(struct save_appender *a, struct save_row *r, struct bas
 	base_cleanup_free struct tensor_box *boxes = NULL;
 
 	if (row_boxes(a, r, &boxes) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint64_t i = 0; i < r->npieces; i++) {
 		struct store_piece *p = &r->pieces[i];
 
@@ -125,7 +125,7 @@ static int appender_begin_row(struct save_appender *a, const struct save_band *b
 		r->known = calloc(n, sizeof *r->known);
 	if (!r || !r->known) {
 		free(r);
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	}
 	r->tensor = b->tensor;
 	r->at = b->at;
@@ -170,7 +170,7 @@ static int appender_open_pack(struct save_appender *a, const char *class, struct
 		return save_write_failed(w, class, rc, err);
 	number = save_dedup_pack(&w->dedup, name, true);
 	if (number < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	*ret_number = (uint32_t)number;
 	return 0;
 }
@@ -236,7 +236,7 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	int rc;
 
 	if (!k)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = save_appender_room(a, p->stored_len, err);
 	if (rc < 0)
 		return rc;
@@ -294,7 +294,7 @@ static int appender_by_index(struct save_appender *a, struct save_piece *p, stru
 		return -ENOENT;
 	rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
 	if (rc == 0 && save_bases_add(&w->bases, w->store, p->place.run, p->place.entry, &p->place.manifest) < 0)
-		rc = base_error_set(err, -ENOMEM, "out of memory");
+		rc = base_no_memory(err);
 	return rc;
 }
 
@@ -374,7 +374,7 @@ static int appender_piece(struct save_appender *a, struct save_row *r, struct sa
 		.codec = STORE_CODEC_RAW, .kind = STORE_OBJECT_PIECE, .pack = UINT32_MAX};
 	base_buf_append(&r->inlined, b->raw + p->offset, p->len);
 	r->settled++;
-	return r->inlined.error ? base_error_set(err, -ENOMEM, "out of memory") : 0;
+	return r->inlined.error ? base_no_memory(err) : 0;
 }
 
 int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err)
@@ -437,7 +437,7 @@ int save_appender_open(struct save_writer *w, struct save_appender **ret_a, stru
 	int rc;
 
 	if (!a)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	*ret_a = a;
 	a->w = w;
 	rc = appender_open_pack(a, "meta", &a->meta, &a->meta_number, err);
@@ -446,7 +446,7 @@ int save_appender_open(struct save_writer *w, struct save_appender **ret_a, stru
 	if (rc < 0)
 		return rc;
 	a->part = store_part_builder_new(w->planned->layout, a->meta, a->meta_number);
-	return a->part ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	return a->part ? 0 : base_no_memory(err);
 }
 
 void save_appender_free(struct save_appender *a)

@@ -10,6 +10,7 @@
  * stored (vectors; tiles that span whole rows) nothing is cut. */
 #include "core/save/write/write_internal.h"
 
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/commit/note.h"
 
@@ -51,15 +52,8 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 {
 	struct save_piece *p;
 
-	if (b->npieces == b->pieces_room) {
-		uint32_t room = b->pieces_room ? 2 * b->pieces_room : 16;
-
-		p = realloc(b->pieces, room * sizeof *p);
-		if (!p)
-			return -ENOMEM;
-		b->pieces = p;
-		b->pieces_room = room;
-	}
+	if (base_array_room(b->pieces, b->pieces_room, (size_t)b->npieces + 1) < 0)
+		return -ENOMEM;
 	p = &b->pieces[b->npieces++];
 	p->box = it->piece;
 	p->offset = b->len;
@@ -437,7 +431,7 @@ int save_band_read(struct save_band *b, const struct save_source *source)
 
 	b->err = (struct base_error){0};
 	if (!band_room(b, 0))
-		return base_error_set(&b->err, -ENOMEM, "out of memory");
+		return base_no_memory(&b->err);
 	b->in = b->memory[0];
 	rc = b->len ? band_read_box(b, source, b->in) : 0;
 	b->read_ns = base_monotonic_ns() - begin;
@@ -451,7 +445,7 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 	b->digest_ns = b->encode_ns = 0;
 	b->err = (struct base_error){0};
 	if (!band_room(b, 1) || !band_blocks_room(b))
-		return base_error_set(&b->err, -ENOMEM, "out of memory");
+		return base_no_memory(&b->err);
 	b->cut = b->staged || band_is_direct(b);
 	b->raw = b->cut ? b->in : b->memory[1];
 	b->out = b->cut ? b->memory[1] : b->in;

@@ -39,7 +39,7 @@ static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
 	b->lines = calloc(b->m.nranks + 1, sizeof *b->lines);
 	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES);
 	if (!b->layouts || !b->lines || !b->chunks)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	b->own = save_base_find_line(b, rank);
 	b->near = b->own == BASE_NO_LINE ? 0 : b->own;
 	return 0;

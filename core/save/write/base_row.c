@@ -22,6 +22,8 @@
 
 #include <string.h>
 
+#include "core/base/array.h"
+
 #define GATHER_MISSES 64u               /* lines asked in vain */
 #define GATHER_BOXES (UINT32_C(1) << 20) /* of one row */
 
@@ -175,15 +177,8 @@ static int gather_box(struct gather *g, const struct tensor_box *box, uint32_t p
 
 	if (tensor_box_empty(row->boxes.ndim, box) || !tensor_box_inside(&row->grid.shape, box))
 		return 0;
-	if (row->boxes.n == g->from_room) {
-		uint32_t room = g->from_room ? 2 * g->from_room : 4;
-		struct base_from *grown = realloc(row->from, room * sizeof *grown);
-
-		if (!grown)
-			return -ENOMEM;
-		row->from = grown;
-		g->from_room = room;
-	}
+	if (base_array_room(row->from, g->from_room, row->boxes.n + 1) < 0)
+		return -ENOMEM;
 	rc = gather_new_box(g, box);
 	if (rc == 1) {
 		row->from[row->boxes.n - 1] = (struct base_from){part, first};
@@ -199,16 +194,9 @@ static int gather_add(struct gather *g, struct store_row *from, const char *cons
 	uint64_t first = 0, n;
 	int rc = 0;
 
-	if (row->nparts == g->parts_room) {
-		uint32_t room = g->parts_room ? 2 * g->parts_room : 4;
-		struct base_part *grown = realloc(row->parts, room * sizeof *grown);
-
-		if (!grown) {
-			store_row_release(from);
-			return -ENOMEM;
-		}
-		row->parts = grown;
-		g->parts_room = room;
+	if (base_array_room(row->parts, g->parts_room, (size_t)row->nparts + 1) < 0) {
+		store_row_release(from);
+		return -ENOMEM;
 	}
 	row->parts[row->nparts++] = (struct base_part){*from, packs};
 	for (uint32_t i = 0; rc == 0 && i < from->nboxes; i++, first += n) {

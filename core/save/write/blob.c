@@ -83,7 +83,7 @@ static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob
 	}
 	h = base_hasher_new();
 	if (!h)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = blob_pass(a, b, m, h, err);
 	if (rc == 0 && (rc = base_hasher_final(h, &b->digest)) < 0)
 		base_error_set(err, rc, "out of memory");
@@ -156,7 +156,7 @@ static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_m
 	}
 	k = save_dedup_add(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
 	if (!k)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = b->len <= BLOB_MEMORY_BYTES ? blob_append_short(a, b, m, k, err) : blob_append_long(a, b, m, k, err);
 	if (rc < 0)
 		return rc;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "core/base/array.h"
 #include "core/base/log.h"
 #include "core/commit/list.h"
 #include "core/save/write/write_internal.h"
@@ -67,16 +68,9 @@ static int catalog_add_run(struct catalog_commits *c, struct store *s, const cha
 	for (size_t i = 0; i < store_list_count(list); i++) {
 		const struct store_list_step *step = store_list_at(list, i);
 
-		if (c->n == c->room) {
-			size_t room = c->room ? 2 * c->room : 64;
-			struct catalog_commit *all = realloc(c->all, room * sizeof *all);
-
-			if (!all) {
-				store_list_close(list);
-				return -ENOMEM;
-			}
-			c->all = all;
-			c->room = room;
+		if (base_array_room(c->all, c->room, c->n + 1) < 0) {
+			store_list_close(list);
+			return -ENOMEM;
 		}
 		c->all[c->n] = (struct catalog_commit){.entry = step->entry, .bytes = step->commit.bytes,
 			.time_ns = step->commit.time_ns,
@@ -123,16 +117,9 @@ static void catalog_place(struct catalog_places *p, const struct store_object_re
 
 	if (ref->pack >= p->npacks || ref->raw_len == 0)
 		return;
-	if (p->n == p->room) {
-		size_t room = p->room ? 2 * p->room : 4096;
-		struct index_place *all = realloc(p->all, room * sizeof *all);
-
-		if (!all) {
-			p->failed = true;
-			return;
-		}
-		p->all = all;
-		p->room = room;
+	if (base_array_room(p->all, p->room, p->n + 1) < 0) {
+		p->failed = true;
+		return;
 	}
 	to = &p->all[p->n++];
 	memset(to, 0, sizeof *to);
@@ -233,15 +220,8 @@ static int catalog_gone_add(void *arg, const struct base_digest *manifest)
 
 	if (g->nlive && bsearch(&manifest, g->live, g->nlive, sizeof *g->live, catalog_digest_compare))
 		return 0;
-	if (g->n == g->room) {
-		size_t room = g->room ? 2 * g->room : 64;
-		struct base_digest *all = realloc(g->all, room * sizeof *all);
-
-		if (!all)
-			return -ENOMEM;
-		g->all = all;
-		g->room = room;
-	}
+	if (base_array_room(g->all, g->room, g->n + 1) < 0)
+		return -ENOMEM;
 	g->all[g->n++] = *manifest;
 	return 0;
 }

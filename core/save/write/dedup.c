@@ -7,6 +7,7 @@
  * Only the appender's thread calls these functions, in the order of pieces: what is reused, and from where, does not
  * depend on threads. */
 #include "core/save/write/write_internal.h"
+#include "core/base/array.h"
 
 #define DEDUP_CHUNK 1024u
 
@@ -72,14 +73,9 @@ static bool dedup_grow(struct save_dedup *d)
 static bool dedup_add_chunk(struct save_dedup *d)
 {
 	uint32_t n = d->count / DEDUP_CHUNK;
-	struct save_known **chunks;
 
-	if ((n & (n - 1)) == 0) { /* full at powers of two */
-		chunks = realloc(d->chunks, (n ? 2 * (size_t)n : 1) * sizeof *chunks);
-		if (!chunks)
-			return false;
-		d->chunks = chunks;
-	}
+	if (base_array_more(d->chunks, n) < 0)
+		return false;
 	d->chunks[n] = malloc(DEDUP_CHUNK * sizeof **d->chunks);
 	return d->chunks[n] != NULL;
 }
@@ -103,15 +99,8 @@ int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own)
 	for (uint32_t i = d->npacks; i-- > 0;)
 		if (strcmp(d->packs[i].name, name) == 0)
 			return i;
-	if (d->npacks == d->packs_room) {
-		uint32_t room = d->packs_room ? 2 * d->packs_room : 16;
-		struct save_pack *packs = realloc(d->packs, room * sizeof *packs);
-
-		if (!packs)
-			return -ENOMEM;
-		d->packs = packs;
-		d->packs_room = room;
-	}
+	if (base_array_room(d->packs, d->packs_room, (size_t)d->npacks + 1) < 0)
+		return -ENOMEM;
 	d->packs[d->npacks] = (struct save_pack){.own = own};
 	memccpy(d->packs[d->npacks].name, name, 0, STORE_PACK_NAME_MAX - 1);
 	return d->npacks++;
@@ -152,16 +141,13 @@ static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
 int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
 	const struct base_digest *manifest, struct base_error *err)
 {
-	struct save_named *bases;
 	int rc;
 
 	for (uint32_t i = d->nbases; i-- > 0;)
 		if (base_digest_equal(&d->bases[i].manifest, manifest))
 			return d->bases[i].usable ? 0 : -ENOENT;
-	bases = realloc(d->bases, (d->nbases + 1) * sizeof *bases);
-	if (!bases)
-		return base_error_set(err, -ENOMEM, "out of memory");
-	d->bases = bases;
+	if (base_array_more(d->bases, d->nbases) < 0)
+		return base_no_memory(err);
 	rc = store_attempt_base(a, run, entry, manifest, err);
 	if (rc < 0 && rc != -ESTALE)
 		return rc;
@@ -225,7 +211,7 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 		return -ENOENT;
 	k = number < 0 ? NULL : save_dedup_add(d, &place->digest, kind);
 	if (!k)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	k->ref = (struct store_object_ref){.digest = place->digest, .offset = place->offset, .checks = place->checks,
 		.raw_len = raw_len,
 		.stored_len = place->stored_len, .codec = place->codec, .kind = kind};

@@ -106,7 +106,7 @@ static int finish_announce(struct save_appender *a, const struct proto_part *par
 		.attributes = w->attributes, .nattributes = w->options.nattributes};
 
 	if (!packs || !headers)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < w->dedup.npacks; i++)
 		ann.new_bytes += w->dedup.packs[i].own ? w->dedup.packs[i].size : 0;
 	if (!ret_entry)
@@ -126,7 +126,7 @@ int save_writer_finish(struct save_writer *w, const struct save_measured *m, uin
 		.blobs = blobs, .nblobs = w->nblobs, .timings = m->timings, .ntimings = m->ntimings,
 		.samples = m->samples, .nsamples = m->nsamples};
 	struct store_object_ref part_ref;
-	int rc = blobs && packs ? 0 : base_error_set(err, -ENOMEM, "out of memory");
+	int rc = blobs && packs ? 0 : base_no_memory(err);
 
 	if (rc == 0)
 		rc = finish_part(a, &part, &part_ref, err);

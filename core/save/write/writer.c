@@ -8,6 +8,7 @@
  * sealed packs when nothing was announced) and leaves the store as it was. */
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/save/write/catalog.h"
@@ -45,7 +46,7 @@ static int writer_set_attributes(struct save_writer *w, const struct proto_attri
 		return base_error_set(err, -BASE_ELIMIT, "a step has at most %d attributes", PROTO_ATTRIBUTES_MAX);
 	w->attributes = calloc(n + 1, sizeof *w->attributes);
 	if (!w->attributes)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	w->options.attributes = w->attributes;
 	w->options.nattributes = 0;
 	for (size_t i = 0; i < n; i++) {
@@ -58,7 +59,7 @@ static int writer_set_attributes(struct save_writer *w, const struct proto_attri
 		value = strdup(attributes[i].value);
 		w->attributes[w->options.nattributes++] = (struct proto_attribute){key, value};
 		if (!key || !value)
-			return base_error_set(err, -ENOMEM, "out of memory");
+			return base_no_memory(err);
 		bytes += strlen(key) + strlen(value);
 	}
 	if (bytes > PROTO_ATTRIBUTES_MAX_BYTES)
@@ -129,7 +130,7 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 			o->run ? o->run : "");
 	w = calloc(1, sizeof *w);
 	if (!w)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	w->store = s;
 	w->believes = !base_xxh128_seed_weak(s->info.seed);
 	w->world = 1;
@@ -138,7 +139,7 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	w->options.run = strdup(o->run);
 	w->builder = store_layout_builder_new(params);
 	if (!w->options.run || !w->builder)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	rc = writer_set_attributes(w, o->attributes, o->nattributes, err);
 	if (rc == 0)
 		rc = writer_check_step(w, err);
@@ -181,15 +182,8 @@ int save_writer_tensor(struct save_writer *w, const char *component, const char 
 
 	if (w->planned)
 		return base_error_set(err, -EINVAL, "tensors come before the plan");
-	if (w->ntensors == w->sources_room) {
-		uint32_t room = w->sources_room ? 2 * w->sources_room : 256;
-		struct save_source *sources = realloc(w->sources, room * sizeof *sources);
-
-		if (!sources)
-			return base_error_set(err, -ENOMEM, "out of memory");
-		w->sources = sources;
-		w->sources_room = room;
-	}
+	if (base_array_room(w->sources, w->sources_room, (size_t)w->ntensors + 1) < 0)
+		return base_no_memory(err);
 	rc = store_layout_builder_add(w->builder, component, name, name_len, dtype, shape, w->ntensors, err);
 	if (rc < 0)
 		return rc;
@@ -211,19 +205,12 @@ int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uin
 		return base_error_set(err, -EINVAL, "\"%.200s\" is no name for a blob", name);
 	if (len > STORE_OBJECT_MAX_BYTES || base_add_overflows(w->blob_bytes, len, &w->blob_bytes))
 		return base_error_set(err, -BASE_ELIMIT, "blob %.400s is too large", name);
-	if (w->nblobs == w->blobs_room) {
-		uint32_t room = w->blobs_room ? 2 * w->blobs_room : 64;
-		struct save_blob *blobs = realloc(w->blobs, room * sizeof *blobs);
-
-		if (!blobs)
-			return base_error_set(err, -ENOMEM, "out of memory");
-		w->blobs = blobs;
-		w->blobs_room = room;
-	}
+	if (base_array_room(w->blobs, w->blobs_room, (size_t)w->nblobs + 1) < 0)
+		return base_no_memory(err);
 	w->blobs[w->nblobs] = (struct save_blob){.name = strdup(name), .per_rank = per_rank, .len = len,
 		.source = source};
 	if (!w->blobs[w->nblobs].name)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	w->nblobs++;
 	return 0;
 }
@@ -236,7 +223,7 @@ static int writer_plan_whole(struct save_planned *whole, uint64_t bytes, struct 
 
 	p->boxes = calloc(n + 1, sizeof *p->boxes);
 	if (!p->boxes)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	for (uint32_t i = 0; i < n; i++) {
 		struct save_plan_box *box = &p->boxes[p->nboxes++];
 		struct tensor_grid grid;
@@ -289,20 +276,18 @@ static void header_release(struct save_header *h)
 int save_writer_header(struct save_writer *w, const char *component, const char *view, const void *bytes, size_t len,
 	uint64_t data_bytes, struct base_error *err)
 {
-	struct save_header h = {.len = len, .data_bytes = data_bytes}, *headers;
+	struct save_header h = {.len = len, .data_bytes = data_bytes};
+	bool room = base_array_more(w->headers, w->nheaders) == 0;
 
 	if (!proto_component_valid(component) || !view[0] || len > WRITER_HEADERS_MAX_BYTES)
 		return base_error_set(err, -EINVAL, "the %.80s header of %.80s is not one that a step can have", view,
 			component);
-	headers = realloc(w->headers, (w->nheaders + 1) * sizeof *headers);
-	if (headers)
-		w->headers = headers;
 	h.component = strdup(component);
 	h.view = strdup(view);
 	h.bytes = malloc(len + 1);
-	if (!headers || !h.component || !h.view || !h.bytes) {
+	if (!room || !h.component || !h.view || !h.bytes) {
 		header_release(&h);
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	}
 	memcpy(h.bytes, bytes, len);
 	w->headers[w->nheaders++] = h;
@@ -324,7 +309,7 @@ int save_writer_new(struct store *s, const char *run, const struct proto_attribu
 	if (w)
 		w->options.run = strdup(run);
 	if (!w || !w->options.run)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	w->store = s;
 	w->rank = rank;
 	w->world = world;
@@ -364,7 +349,7 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 	memccpy(w->result.attempt, store_attempt_name(attempt), 0, sizeof w->result.attempt);
 	store_notes_release(&w->notes);
 	if (store_notes_read(w->store, &w->notes) < 0)
-		return base_error_set(err, -ENOMEM, "out of memory");
+		return base_no_memory(err);
 	w->dedup.notes = w->bases.notes = &w->notes;
 	w->bases.rank = w->rank;
 	return base_random(&w->check_seed, sizeof w->check_seed);
@@ -375,7 +360,7 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 {
 	int rc = save_bases_add(&w->bases, w->store, run, entry, manifest);
 
-	return rc < 0 ? base_error_set(err, rc, "out of memory") : 0;
+	return rc < 0 ? base_no_memory(err) : 0;
 }
 
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
