@@ -68,7 +68,7 @@ def test_options(vckpt, offered):
 
 
 @pytest.mark.parametrize("words, wrong", [
-    (["export", "STORE", "llama/5", "OUT", "-q", "--format"], "--format {}: safetensors, npy or both"),
+    (["export", "STORE", "llama/5", "OUT", "-q", "--format"], "--format {}: give safetensors, npy or both"),
     (["ls", "STORE", "llama", "--sort"], "--sort {}: steps are sorted by"),
     (["ls", "STORE", "--color"], "--color is auto, always or never"),
     (["import", "STORE", "new", "--dtype"], "--dtype {}: it is for .npy files"),

@@ -88,7 +88,7 @@ def test_what_is_no_vckpt_mount(vckpt, one, point, tmp_path):
     said = lambda path: vckpt("umount", path, check=False).stderr
     assert said(point) == f"vckpt umount: {point}: nothing is mounted there\n"
     assert said(point / "none") == f"vckpt umount: mount point {point}/none: No such file or directory\n"
-    assert said("/proc") == "vckpt umount: /proc: no vckpt mount: proc (proc) is mounted there\n"
+    assert said("/proc") == "vckpt umount: /proc: not a vckpt mount: proc (proc) is mounted there\n"
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], check=True)
     assert vckpt("umount", point, check=False).returncode == 1 and mount_of(point)[0] == "tmpfs"
     subprocess.run(["umount", point], check=True)
