@@ -33,14 +33,14 @@
  *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
  *
  * Snapshots. Entry 64 n names all visible steps, so that opening reads one snapshot and at most 63 entries. It says
- * nothing of attempts. That is enough for readers, since no writer puts a commit that does not count; and it is why a
- * writer must have read every entry since its attempt's begin itself: its list is opened before `begin` is put and only
- * ever refreshed, never opened again. A snapshot that would exceed an entry's maximum, or finds the disk full, is left
- * out; readers look for the one before.
+ * nothing about attempts. That is enough for readers, since no writer puts a commit that does not count. It is also why
+ * a writer must itself have read every entry since its attempt's begin: its list is opened before `begin` is put and
+ * only ever refreshed, never opened again. A snapshot that would exceed an entry's maximum, or finds the disk full, is
+ * left out; readers look for the one before.
  *
- * Chain. An entry carries its run, its number and the SHA-256 of the body of the entry before. So an entry that stands
- * at another's place, or was brought from another list, is damage and not history. Where the entry before was skipped
- * the chain begins anew; the end of a list holds nothing that would miss it.
+ * Chain. An entry carries its run, its number and the SHA-256 of the body of the entry before. So an entry at the place
+ * of another, or from another list, is damage and not history. Where the entry before was skipped the chain begins
+ * anew; the end of a list holds nothing that would miss it.
  *
  * Damage. An entry whose two copies are both bad, that is missing although later numbers exist, or that does not belong
  * where it stands, is skipped, logged and counted; what the next snapshot says then repairs what is visible. Writers
