@@ -43,16 +43,17 @@
  * anew; the end of a list holds nothing that would miss it.
  *
  * Damage. An entry whose two copies are both bad, that is missing although later numbers exist, or that does not belong
- * where it stands, is skipped, logged and counted; what the next snapshot says then repairs what is visible. Writers
- * refuse a list with a skipped entry: what they would decide on is not known; until an accept entry names it, which
- * makes it nothing for all readers. A newer format version is no damage: the run is refused by name. An entry of a kind
+ * where it stands, is skipped, logged and counted; the next snapshot then repairs what is visible. Writers refuse a
+ * list with a skipped entry, because they would decide on what is not known, until an accept entry names it: then it
+ * decides nothing, for all readers. A newer format version is no damage: the run is refused by name. An entry of a kind
  * that is not known decides nothing, and keeps writers and the collector away (docs/format/versions.md).
  *
- * Errors of reading are no damage: damage is what was read and does not hold. An entry that cannot be read is asked for
- * again, for 3 s (of a launch's list: as long as a rank may be missing at the start), with a sentence after the first.
- * Then a writer's list stays before it: the call fails, and the next one goes on where it can be read again. A list of
- * a store that was opened for reading leaves it out, says so, and replays everything once it can be read (list_heal).
- * Many entries are read several at once and applied in order: who opens a list of 40,000 is waited for by others. */
+ * Errors of reading are no damage: damage is an entry that was read and is wrong. An entry that cannot be read is asked
+ * for again, for 3 s (in a launch's list: as long as a rank may be missing at the start), with a sentence after the
+ * first second. After that a writer's list stays before it: the call fails, and a later call goes on when the entry can
+ * be read again. A list of a store that was opened for reading leaves the entry out, says so, and replays everything
+ * once it can be read (list_heal). Many entries are read several at once and applied in order, because others wait
+ * while a list of 40,000 is opened. */
 #include "core/commit/list_internal.h"
 
 #include <stdio.h>
