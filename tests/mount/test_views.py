@@ -72,8 +72,8 @@ def test_the_last_word_counts(mount, sample_store):
     assert (step / "model.safetensors").exists() and not (step / "model").exists()
 
 
-@pytest.mark.parametrize("option,words", [("views=all", ["option views=all: npy, safetensors or both"]), ("views=", ["option views=: npy, safetensors or both"]),
-                                          ("views=npy,pickle", ["'pickle'"]), ("views=NPY", ["views=NPY: npy, safetensors"])])
+@pytest.mark.parametrize("option,words", [("views=all", ["option views=all: give npy, safetensors or both"]), ("views=", ["option views=: give npy, safetensors or both"]),
+                                          ("views=npy,pickle", ["'pickle'"]), ("views=NPY", ["views=NPY: give npy, safetensors"])])
 def test_other_words_are_refused(program, sample_store, tmp_path, option, words):
     (tmp_path / "p").mkdir()
     done = subprocess.run([program, sample_store, tmp_path / "p", "-o", option], capture_output=True, text=True, timeout=60)

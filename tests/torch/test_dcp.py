@@ -355,7 +355,7 @@ def test_what_is_not_there_is_named(path):
         save({"w": torch.zeros(2)}, f"{path}/ckpt/run/best")
     (path / "full").mkdir()
     (path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(CheckpointException, match="not empty"):
+    with pytest.raises(CheckpointException, match="neither a store nor empty"):
         save({"w": torch.zeros(2)}, f"{path}/full")
 
 

@@ -48,7 +48,7 @@ def test_the_lowest_rank_counts(proto):
 
 
 @pytest.mark.parametrize("change, word", [
-    ({"step": 13}, "step 13"), ({"run": b"other"}, "other"), ({"attempt": b"0123456789abcdef-8"}, "abcdef-8"), ({"world": 3}, "among 3"), ({"rank": 0}, "place"),
+    ({"step": 13}, "step 13"), ({"run": b"other"}, "other"), ({"attempt": b"0123456789abcdef-8"}, "abcdef-8"), ({"world": 3}, "world size 3"), ({"rank": 0}, "place"),
     ({"nattributes": 0}, "attributes"), ({"layout": digest(77)}, "layout of rank 1"),
 ])
 def test_announcements_have_to_agree(proto, change, word):
