@@ -283,7 +283,7 @@ static void *thread_scratch(struct fs_mount *m, size_t len)
 	return s ? s->bytes : NULL;
 }
 
-static int reply_gathered(fuse_req_t req, const struct load_extents *e, size_t len)
+static int reply_gathered(fuse_req_t req, const struct load_slices *e, size_t len)
 {
 	base_cleanup_free char *all = malloc(len);
 	size_t at = 0;
@@ -301,7 +301,7 @@ static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, 
 {
 	uint64_t end = view_file_size(h->file);
 	struct base_error err = {0};
-	struct load_extents e = {0};
+	struct load_slices e = {0};
 	size_t total = 0;
 
 	size_t len = offset >= end ? 0 : (size_t)base_min(size, end - offset);
@@ -310,7 +310,7 @@ static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, 
 	void *scratch = thread_scratch(q->m, len);
 	if (!scratch)
 		return -ENOMEM;
-	int r = view_file_extents(h->file, q->m->cache, offset, len, scratch, &e, &err);
+	int r = view_file_slices(h->file, q->m->cache, offset, len, scratch, &e, &err);
 	if (r < 0) {
 		if (err.text[0])
 			fs_mount_log_once(q->m, err.text);
@@ -320,7 +320,7 @@ static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, 
 	for (unsigned i = 0; i < e.niov; i++)
 		total += e.iov[i].iov_len;
 	if (total != len) {
-		load_extents_release(&e);
+		load_slices_release(&e);
 		fs_mount_log_once(q->m, "internal error: a read gave another number of bytes than it should");
 		return -EIO;
 	}
@@ -330,7 +330,7 @@ static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, 
 		atomic_fetch_add_explicit(&q->m->stats.gathered_replies, 1, memory_order_relaxed);
 		reply_gathered(req, &e, len);
 	}
-	load_extents_release(&e);
+	load_slices_release(&e);
 	atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
 	return 0;
 }

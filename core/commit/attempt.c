@@ -148,7 +148,7 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 			base_error_name(r));
 	a->announced = true; /* also when the put fails: it may have landed */
 	snprintf(last, sizeof last, "part.%u", a->launch->rank);
-	r = store_attempt_put(a, last, STORE_RECORD_PART, &body, &why);
+	r = store_attempt_put(a, last, STORE_RECORD_ANNOUNCEMENT, &body, &why);
 	a->announced_ms = base_monotonic_ms();
 	if (r < 0) /* it may land yet, and be committed: the list decides before anybody is told */
 		r = attempt_give_up_own(a, r, why.text, NULL, err);

@@ -35,7 +35,8 @@ int attempt_part_read(struct store_attempt *a, uint32_t rank, struct base_error 
 	int r;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/part.%u", a->run, a->name, rank);
-	r = store_record_get(a->store->storage, name, STORE_RECORD_PART, a->store->info.id, &record, NULL, NULL);
+	r = store_record_get(a->store->storage, name, STORE_RECORD_ANNOUNCEMENT, a->store->info.id, &record, NULL,
+		NULL);
 	if (r == -ENOENT)
 		return 0;
 	if (r == 0)

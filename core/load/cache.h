@@ -23,19 +23,19 @@ void load_cache_stat(struct load_cache *c, struct load_cache_stats *ret_s);
 struct load_pin; /* a reference to bytes in the cache */
 void load_unpin(struct load_pin *pin); /* NULL-safe */
 
-/* Bytes [offset, offset + len) of the object's row-major (or blob) bytes as extents that stay valid until their pins
+/* Bytes [offset, offset + len) of the object's row-major (or blob) bytes as slices that stay valid until their pins
  * are released. Fragments of under LOAD_GATHER_BYTES are gathered into `scratch` (room for len bytes), larger ones
  * point into the cache. All bytes or an error; err names pack, offset, tensor and step. Neighbouring pieces of one read
  * are filled in file order. */
 #define LOAD_GATHER_BYTES 2048u
-struct load_extents {
+struct load_slices {
 	struct iovec *iov; unsigned niov;           /* in order, total len */
 	struct load_pin **pins; unsigned npins;
 	void *memory;
 };
-int load_object_extents(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
-	struct load_extents *ret_e, struct base_error *err);
-void load_extents_release(struct load_extents *e);
+int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
+	struct load_slices *ret_e, struct base_error *err);
+void load_slices_release(struct load_slices *e);
 /* The same, copied to `out`. */
 int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err);

@@ -8,7 +8,7 @@
  *     loop a piece);
  *   long runs, and blobs: the range is walked fragment by fragment; long fragments are handed out where they lie in
  *     the cache, short ones (edges, inline pieces) copied into scratch at their own place, so that neighbours there
- *     are one extent.
+ *     are one slice.
  *
  * Of a tensor with boxes (struct load_boxes) both ways first ask the index which of these have what is wanted; mean
  * runs decide between the ways.
@@ -22,7 +22,7 @@
 
 struct read_fragment { uint64_t piece, offset, len; };
 
-/* What one request needs; memory is its own and goes before it returns (pins go into the extents or are let go). */
+/* What one request needs; memory is its own and goes before it returns (pins go into the slices or are let go). */
 struct read_request {
 	struct load_object *o;
 	struct load_cache *c;
@@ -336,7 +336,7 @@ static bool read_plan_fragments(struct read_request *r)
 	return true;
 }
 
-static void read_add_extent(struct load_extents *e, const uint8_t *bytes, size_t len)
+static void read_add_slice(struct load_slices *e, const uint8_t *bytes, size_t len)
 {
 	struct iovec *last = e->niov ? &e->iov[e->niov - 1] : NULL;
 
@@ -346,7 +346,7 @@ static void read_add_extent(struct load_extents *e, const uint8_t *bytes, size_t
 		e->iov[e->niov++] = (struct iovec){(void *)bytes, len};
 }
 
-static int read_fragments(struct read_request *r, struct load_extents *e, struct base_error *err)
+static int read_fragments(struct read_request *r, struct load_slices *e, struct base_error *err)
 {
 	uint8_t *to = r->scratch;
 	int rc = read_plan_fragments(r) ? 0 : base_no_memory(err);
@@ -368,7 +368,7 @@ static int read_fragments(struct read_request *r, struct load_extents *e, struct
 
 		if (f->len < LOAD_GATHER_BYTES)
 			bytes = memcpy(to, bytes, f->len);
-		read_add_extent(e, bytes, f->len);
+		read_add_slice(e, bytes, f->len);
 		to += f->len;
 	}
 	for (size_t i = 0; i < r->nwants; i++)
@@ -377,14 +377,14 @@ static int read_fragments(struct read_request *r, struct load_extents *e, struct
 	return 0;
 }
 
-int load_object_extents(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
-	struct load_extents *ret_e,
+int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
+	struct load_slices *ret_e,
 	struct base_error *err)
 {
 	struct read_request r;
 	int rc;
 
-	*ret_e = (struct load_extents){0};
+	*ret_e = (struct load_slices){0};
 	if (offset > o->bytes || len > o->bytes - offset)
 		return base_error_set(err, -EINVAL, "%s: bytes %llu + %zu are beyond its end", o->label,
 			(unsigned long long)offset, len);
@@ -417,12 +417,12 @@ int load_object_extents(struct load_object *o, struct load_cache *c, uint64_t of
 	return rc;
 }
 
-void load_extents_release(struct load_extents *e)
+void load_slices_release(struct load_slices *e)
 {
 	for (unsigned i = 0; i < e->npins; i++)
 		load_unpin(e->pins[i]);
 	free(e->memory);
-	*e = (struct load_extents){0};
+	*e = (struct load_slices){0};
 }
 
 /* By steps that end at multiples of 2 MiB, so that few windows are pinned at once. */
@@ -437,9 +437,9 @@ int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offse
 			(unsigned long long)offset, len);
 	while (len) {
 		size_t n = base_min(len, step - offset % step);
-		struct load_extents e;
+		struct load_slices e;
 		uint8_t *at = to;
-		int rc = load_object_extents(o, c, offset, n, to, &e, err);
+		int rc = load_object_slices(o, c, offset, n, to, &e, err);
 
 		if (rc < 0)
 			return rc;
@@ -448,7 +448,7 @@ int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offse
 				memcpy(at, e.iov[i].iov_base, e.iov[i].iov_len);
 			at += e.iov[i].iov_len;
 		}
-		load_extents_release(&e);
+		load_slices_release(&e);
 		to += n;
 		offset += n;
 		len -= n;

@@ -59,24 +59,24 @@ static uint64_t checks_end(const struct store_object_ref *ref)
 
 /* Does `next` follow `ref` in the extent that `first` begins? The last condition matters for empty objects only: one
  * that opens an extent may lie where the extent before it could have continued. */
-static bool same_run(
+static bool same_extent(
 	const struct store_object_ref *first, const struct store_object_ref *ref, const struct store_object_ref *next)
 {
 	uint64_t at = base_align(ref->offset + ref->stored_len, store_object_align(next->codec, next->stored_len));
 	return next->offset == at && next->checks == checks_end(ref) && at + next->stored_len <= first->checks;
 }
 
-int pack_run_bounds(
+int pack_extent_bounds(
 	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end)
 {
 	uint64_t next = first + 1;
-	while (next < count && same_run(&objects[first], &objects[next - 1], &objects[next]))
+	while (next < count && same_extent(&objects[first], &objects[next - 1], &objects[next]))
 		next++;
 	const struct store_object_ref *last = &objects[next - 1];
 	uint64_t stored_end = last->offset + last->stored_len;
 	if (objects[first].checks != base_align(stored_end, PACK_CHECKS_ALIGN))
 		return -BASE_EDAMAGED;
-	if (next - first > 1 && stored_end - objects[first].offset > STORE_RUN_MAX_BYTES)
+	if (next - first > 1 && stored_end - objects[first].offset > STORE_EXTENT_MAX_BYTES)
 		return -BASE_EDAMAGED;
 	*ret_next = next;
 	*ret_end = checks_end(last);

@@ -17,7 +17,7 @@
 #include "core/storage/storage.h"
 
 #define STORE_PACK_NAME_MAX 128  /* NUL included */
-#define STORE_RUN_MAX_BYTES (UINT64_C(64) << 20)
+#define STORE_EXTENT_MAX_BYTES (UINT64_C(64) << 20)
 #define STORE_OBJECT_MAX_BYTES (UINT64_C(1) << 46)
 #define STORE_METADATA_MAX_BYTES UINT64_C(1073741824) /* of a layout, a part, a chunk: both sides refuse more */
 #define STORE_PACK_HEAD_BYTES 4096u
@@ -57,7 +57,7 @@ int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], 
 	struct store_pack_writer **ret_w);
 /* Appends an object whose blocks are already encoded and checked: `checks` has base_block_count(raw_len) entries,
  * `lens` likewise or NULL for raw. Fills ret_ref, but its `checks` offset only when the extent is ended
- * (store_pack_run_end or seal); ret_ref must stay where it is until then. The memory of the object may be reused on
+ * (store_pack_extent_end or seal); ret_ref must stay where it is until then. The memory of the object may be reused on
  * return. */
 int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
@@ -77,7 +77,7 @@ int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t
 int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref);
 /* Ends the open extent: writes its checks. Every ret_ref that was handed to append since the last end is complete
  * now. */
-int store_pack_run_end(struct store_pack_writer *w);
+int store_pack_extent_end(struct store_pack_writer *w);
 uint64_t store_pack_writer_size(const struct store_pack_writer *w);
 /* ends the extent, writes footer and tail, makes the pack durable; always frees w */
 int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size);

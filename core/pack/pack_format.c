@@ -91,7 +91,7 @@ int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct 
 	for (uint64_t i = 0; i < t->count;) {
 		if (out[i].offset != base_align(end, store_object_align(out[i].codec, out[i].stored_len)))
 			return -BASE_EDAMAGED;
-		int r = pack_run_bounds(out, t->count, i, &i, &end);
+		int r = pack_extent_bounds(out, t->count, i, &i, &end);
 		if (r < 0)
 			return r;
 	}

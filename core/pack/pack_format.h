@@ -52,7 +52,7 @@ int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct 
 
 /* The bounds of the extent that begins with objects[first]: *ret_next is the first object after it, *ret_end is where
  * its checks end. -EBADMSG if the places do not follow the arithmetic. */
-int pack_run_bounds(
+int pack_extent_bounds(
 	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end);
 
 /* Reads all bytes from a pack, or gives an error; -EBADMSG past the end (the file shrank). */

@@ -2,10 +2,10 @@
  *
  * pack_verify: looks at every byte of a pack once, from front to back. Each byte is one of: head (compared with what a
  * writer makes), stored bytes and checks of an object (checked against each other, decoded, hashed against its digest),
- * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of runs), tail. So there is none whose change
- * goes unseen.
+ * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of extents), tail. So there is none whose
+ * change goes unseen.
  *
- * A run is held by its checks only (at most 12 bytes for each 16 KiB), stored bytes pass through one buffer. */
+ * An extent is held by its checks only (at most 12 bytes for each 16 KiB), stored bytes pass through one buffer. */
 #include <string.h>
 
 #include "core/base/cleanup.h"
@@ -231,7 +231,7 @@ static int verify_all(struct verify *v)
 	uint64_t at = STORE_PACK_HEAD_BYTES;
 	for (uint64_t i = 0, next; i < tail.count; i = next) {
 		uint64_t end;
-		r = pack_run_bounds(objects, tail.count, i, &next, &end);
+		r = pack_extent_bounds(objects, tail.count, i, &next, &end);
 		if (r == 0)
 			r = verify_run(v, objects, i, next, at, end);
 		if (r < 0)

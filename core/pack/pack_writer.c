@@ -2,11 +2,11 @@
  *
  * pack_writer: lays objects one after another into a pack.
  *
- * A run is open from its first object until it would pass 64 MiB, or its owner ends it; its checks gather in memory and
- * are written after its last object. Until then the `checks` offset of the references handed out is not known, so the
- * writer remembers where they stand and completes them. The footer gathers likewise, 80 bytes an object, in the form in
- * which it will be written. The first error sticks: every later call returns it and seal makes no file. A writer
- * belongs to one thread at a time. */
+ * An extent is open from its first object until it would pass 64 MiB, or its owner ends it; its checks gather in memory
+ * and are written after its last object. Until then the `checks` offset of the references handed out is not known, so
+ * the writer remembers where they stand and completes them. The footer gathers likewise, 80 bytes an object, in the
+ * form in which it will be written. The first error sticks: every later call returns it and seal makes no file. A
+ * writer belongs to one thread at a time. */
 #include <string.h>
 
 #include "core/base/buf.h"
@@ -29,10 +29,10 @@ struct store_pack_writer {
 	uint64_t at;               /* where the next byte goes */
 	int error;                 /* sticky */
 	uint64_t count;            /* objects of the pack */
-	uint64_t run_start;        /* offset of the first object of the run; meaningless while run_count is 0 */
-	uint64_t run_count;
-	struct base_buf run_refs;  /* run_count pointers to references that wait for the end of the run */
-	struct base_buf run_checks;
+	uint64_t extent_start;     /* offset of the extent's first object; meaningless while extent_count is 0 */
+	uint64_t extent_count;
+	struct base_buf extent_refs;  /* extent_count pointers to references that wait for the end of the extent */
+	struct base_buf extent_checks;
 	struct base_buf footer;
 	struct stream stream;
 };
@@ -86,30 +86,30 @@ int store_pack_writer_open(
 	return 0;
 }
 
-/* Opens the next object: ends the run if this one no longer fits into it, and pads. */
+/* Opens the next object: ends the extent if this one no longer fits into it, and pads. */
 static int object_begin(struct store_pack_writer *w, uint16_t codec, uint64_t stored_len)
 {
 	uint64_t align = store_object_align(codec, stored_len);
-	if (w->run_count > 0 && base_align(w->at, align) + stored_len - w->run_start > STORE_RUN_MAX_BYTES) {
-		int r = store_pack_run_end(w);
+	if (w->extent_count > 0 && base_align(w->at, align) + stored_len - w->extent_start > STORE_EXTENT_MAX_BYTES) {
+		int r = store_pack_extent_end(w);
 		if (r < 0)
 			return r;
 	}
 	int r = pad(w, align);
-	if (r == 0 && w->run_count == 0)
-		w->run_start = w->at;
+	if (r == 0 && w->extent_count == 0)
+		w->extent_start = w->at;
 	return r;
 }
 
-/* Enters an object whose stored bytes are written and whose checks are in run_checks. */
+/* Enters an object whose stored bytes are written and whose checks are in extent_checks. */
 static int object_end(struct store_pack_writer *w, struct store_object_ref *ret_ref)
 {
 	uint8_t *entry = base_buf_extend(&w->footer, PACK_ENTRY_BYTES);
-	base_buf_append(&w->run_refs, &ret_ref, sizeof ret_ref);
-	if (!entry || w->run_refs.error || w->run_checks.error)
+	base_buf_append(&w->extent_refs, &ret_ref, sizeof ret_ref);
+	if (!entry || w->extent_refs.error || w->extent_checks.error)
 		return fail(w, -ENOMEM);
 	pack_entry_encode(ret_ref, entry);
-	w->run_count++;
+	w->extent_count++;
 	w->count++;
 	return 0;
 }
@@ -152,9 +152,9 @@ int store_pack_append(struct store_pack_writer *w, const struct base_digest *dig
 		return r;
 	uint64_t blocks = base_block_count(raw_len);
 	for (uint64_t i = 0; i < blocks; i++)
-		base_buf_put64(&w->run_checks, checks[i]);
+		base_buf_put64(&w->extent_checks, checks[i]);
 	for (uint64_t i = 0; codec != STORE_CODEC_RAW && i < blocks; i++)
-		base_buf_put32(&w->run_checks, lens[i]);
+		base_buf_put32(&w->extent_checks, lens[i]);
 	return object_end(w, ret_ref);
 }
 
@@ -197,7 +197,7 @@ int store_pack_stream_begin(
 static void stream_check(struct store_pack_writer *w, const void *block, size_t len)
 {
 	struct stream *st = &w->stream;
-	base_buf_put64(&w->run_checks, base_block_check(&st->digest, st->done / BASE_BLOCK_BYTES, block, len));
+	base_buf_put64(&w->extent_checks, base_block_check(&st->digest, st->done / BASE_BLOCK_BYTES, block, len));
 	st->done += len;
 }
 
@@ -260,29 +260,29 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 	return object_end(w, ret_ref);
 }
 
-int store_pack_run_end(struct store_pack_writer *w)
+int store_pack_extent_end(struct store_pack_writer *w)
 {
 	if (w->error < 0)
 		return w->error;
 	if (w->stream.open)
 		return -EINVAL;
-	if (w->run_count == 0)
+	if (w->extent_count == 0)
 		return 0;
 	int r = pad(w, PACK_CHECKS_ALIGN);
 	if (r < 0)
 		return r;
 	uint64_t at = w->at;
-	uint8_t *entry = w->footer.data + w->footer.len - w->run_count * PACK_ENTRY_BYTES;
-	struct store_object_ref **refs = (struct store_object_ref **)(void *)w->run_refs.data;
-	for (uint64_t i = 0; i < w->run_count; i++, entry += PACK_ENTRY_BYTES) {
+	uint8_t *entry = w->footer.data + w->footer.len - w->extent_count * PACK_ENTRY_BYTES;
+	struct store_object_ref **refs = (struct store_object_ref **)(void *)w->extent_refs.data;
+	for (uint64_t i = 0; i < w->extent_count; i++, entry += PACK_ENTRY_BYTES) {
 		refs[i]->checks = at;
 		base_put64(entry + 40, at);
 		at += store_object_checks_bytes(base_get16(entry + 64), base_get64(entry + 48));
 	}
-	w->run_count = 0;
-	w->run_refs.len = 0;
-	r = w->run_checks.len ? put(w, w->run_checks.data, w->run_checks.len) : 0;
-	w->run_checks.len = 0;
+	w->extent_count = 0;
+	w->extent_refs.len = 0;
+	r = w->extent_checks.len ? put(w, w->extent_checks.data, w->extent_checks.len) : 0;
+	w->extent_checks.len = 0;
 	return r;
 }
 
@@ -293,8 +293,8 @@ uint64_t store_pack_writer_size(const struct store_pack_writer *w)
 
 static void writer_free(struct store_pack_writer *w)
 {
-	base_buf_release(&w->run_refs);
-	base_buf_release(&w->run_checks);
+	base_buf_release(&w->extent_refs);
+	base_buf_release(&w->extent_checks);
 	base_buf_release(&w->footer);
 	base_hasher_free(w->stream.hasher);
 	free(w);
@@ -302,7 +302,7 @@ static void writer_free(struct store_pack_writer *w)
 
 static int write_footer(struct store_pack_writer *w)
 {
-	int r = store_pack_run_end(w);
+	int r = store_pack_extent_end(w);
 	if (r == 0)
 		r = pad(w, PACK_FOOTER_ALIGN);
 	if (r < 0)

@@ -2,8 +2,9 @@
  *
  * chunk: decodes a chunk of a part (bytes: chunk_internal.h). Everything is checked once, here, for all rows: tables
  * against the object's length, rows against the layout, pieces against what the grid cuts their boxes into, places
- * against the arithmetic of runs, inline bytes and rows against their digests. What a row then hands out needs no more
- * checking than the packs themselves ask for. Nothing is allocated on the word of a count: the tables have to be there.
+ * against the arithmetic of extents, inline bytes and rows against their digests. What a row then hands out needs no
+ * more checking than the packs themselves ask for. Nothing is allocated on the word of a count: the tables have to be
+ * there.
  *
  * A decoded chunk owns a copy of the object and where each row's shares begin; it is read-only afterwards. */
 #include "core/step/chunk_internal.h"
@@ -24,9 +25,9 @@ struct store_chunk {
 /* Walks the pieces of a row. */
 struct chunk_cursor {
 	const struct store_chunk *c;
-	uint32_t run, run_end;          /* the next run, and one past the row's last */
+	uint32_t extent, extent_end;          /* the next extent, and one past the row's last */
 	uint64_t piece, inline_at;
-	struct chunk_run under_way;
+	struct chunk_extent under_way;
 };
 
 static const uint8_t *row_bytes(const struct store_chunk *c, uint32_t row)
@@ -70,8 +71,8 @@ static void cursor_init(struct chunk_cursor *k, const struct store_chunk *c, uin
 	const struct chunk_start *s = &c->starts[row];
 
 	*k = (struct chunk_cursor){.c = c,
-		.run = s->run,
-		.run_end = s->run + base_get32(row_bytes(c, row) + 12),
+		.extent = s->extent,
+		.extent_end = s->extent + base_get32(row_bytes(c, row) + 12),
 		.piece = s->piece,
 		.inline_at = s->inlined};
 }
@@ -84,13 +85,13 @@ static int cursor_next(struct chunk_cursor *k, uint64_t raw_len, struct store_pi
 	int r = 0;
 
 	if (k->under_way.left == 0) {
-		if (k->run == k->run_end)
+		if (k->extent == k->extent_end)
 			return -BASE_EFORMAT;
-		r = chunk_run_decode(c->object + c->t.runs + (size_t)k->run * CHUNK_RUN_BYTES, c->npacks,
+		r = chunk_extent_decode(c->object + c->t.extents + (size_t)k->extent * CHUNK_EXTENT_BYTES, c->npacks,
 			&k->under_way);
 		if (r < 0 || (k->under_way.ref.pack == CHUNK_INLINE && k->under_way.ref.offset != k->inline_at))
 			return -BASE_EFORMAT;
-		k->run++;
+		k->extent++;
 	}
 	r = chunk_piece_decode(c->object + c->t.pieces + k->piece * CHUNK_PIECE_BYTES, raw_len, c->t.ninline,
 		&k->under_way, ret_p, &at);
@@ -163,7 +164,7 @@ static int row_pieces_check(const struct store_chunk *c, uint32_t row, const str
 			return r;
 		left -= n;
 	}
-	if (left != 0 || k->under_way.left != 0 || k->run != k->run_end)
+	if (left != 0 || k->under_way.left != 0 || k->extent != k->extent_end)
 		return -BASE_EFORMAT;
 	r = digest_of_digests(c->object + c->t.pieces + c->starts[row].piece * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
 		fields->npieces, &digest);
@@ -190,7 +191,7 @@ static int row_check(struct store_chunk *c, uint32_t row)
 	if (r < 0)
 		return r;
 	c->starts[row + 1] = (struct chunk_start){
-		s->run + fields.nruns, s->piece + fields.npieces, s->pair + fields.npairs, k.inline_at};
+		s->extent + fields.nextents, s->piece + fields.npieces, s->pair + fields.npairs, k.inline_at};
 	return 0;
 }
 
@@ -223,7 +224,7 @@ static int chunk_check(struct store_chunk *c, size_t len)
 		r = row_check(c, i);
 	end = &c->starts[c->t.nrows];
 	if (r == 0 &&
-		(end->run != c->t.nruns || end->piece != c->t.npieces || end->pair != c->t.npairs ||
+		(end->extent != c->t.nextents || end->piece != c->t.npieces || end->pair != c->t.npairs ||
 			end->inlined != c->t.ninline))
 		r = -BASE_EFORMAT;
 	return r;

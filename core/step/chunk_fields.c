@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_fields: head, rows, boxes, runs and pieces of a chunk (bytes: chunk_internal.h), one at a time, for those who
- * read a chunk whole (chunk.c) and those who read ranges of it (part_window.c). Pure functions; nothing is believed
+ * chunk_fields: head, rows, boxes, extents and pieces of a chunk (bytes: chunk_internal.h), one at a time, for those
+ * who read a chunk whole (chunk.c) and those who read ranges of it (part_window.c). Pure functions; nothing is believed
  * because it stands in the bytes. */
 #include "core/step/chunk_internal.h"
 
@@ -37,12 +37,12 @@ int chunk_head_decode(const uint8_t head[static CHUNK_HEAD_BYTES], uint64_t len,
 		base_get64(head + 56) != 0)
 		return -BASE_EFORMAT;
 	t.nrows = base_get32(head + 16);
-	t.nruns = base_get32(head + 20);
+	t.nextents = base_get32(head + 20);
 	t.npieces = base_get64(head + 24);
 	t.npairs = base_get64(head + 40);
 	t.ninline = base_get64(head + 48);
 	if (!table_take(&at, &left, t.nrows, CHUNK_ROW_BYTES, &t.rows) ||
-		!table_take(&at, &left, t.nruns, CHUNK_RUN_BYTES, &t.runs) ||
+		!table_take(&at, &left, t.nextents, CHUNK_EXTENT_BYTES, &t.extents) ||
 		!table_take(&at, &left, t.npieces, CHUNK_PIECE_BYTES, &t.pieces) ||
 		!table_take(&at, &left, t.npairs, CHUNK_PAIR_BYTES, &t.boxes) ||
 		!table_take(&at, &left, t.ninline, 1, &t.inlined))
@@ -57,7 +57,7 @@ int chunk_row_decode(const uint8_t bytes[static CHUNK_ROW_BYTES], const struct s
 	uint32_t flags = base_get32(bytes + 4);
 	struct tensor_shape shape;
 	struct chunk_row row = {.tensor = base_get32(bytes), .nboxes = base_get32(bytes + 8),
-		.nruns = base_get32(bytes + 12), .npieces = base_get64(bytes + 16)};
+		.nextents = base_get32(bytes + 12), .npieces = base_get64(bytes + 16)};
 
 	if (row.tensor >= l->m.ntensors || (int64_t)row.tensor <= last_tensor)
 		return -BASE_EFORMAT;
@@ -66,7 +66,7 @@ int chunk_row_decode(const uint8_t bytes[static CHUNK_ROW_BYTES], const struct s
 		return -BASE_EFORMAT;
 	store_layout_shape(l, row.tensor, &shape);
 	row.npairs = (uint64_t)row.nboxes * shape.ndim;
-	if (row.nruns > t->nruns - at->run || row.npieces > t->npieces - at->piece ||
+	if (row.nextents > t->nextents - at->extent || row.npieces > t->npieces - at->piece ||
 		row.npairs > t->npairs - at->pair || (row.nboxes && shape.ndim == 0))
 		return -BASE_EFORMAT;
 	memcpy(row.digest.bytes, bytes + 32, sizeof row.digest.bytes);
@@ -95,35 +95,37 @@ bool chunk_box_valid(const struct tensor_shape *s, const struct tensor_box *b, b
 		memcmp(whole.size, b->size, s->ndim * sizeof whole.size[0]) != 0;
 }
 
-int chunk_run_decode(const uint8_t bytes[static CHUNK_RUN_BYTES], uint32_t npacks, struct chunk_run *ret_run)
+int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t npacks,
+	struct chunk_extent *ret_extent)
 {
-	/* What else a reference has comes with the first piece: a long row has very many runs. */
-	ret_run->ref.pack = base_get32(bytes);
-	ret_run->left = base_get32(bytes + 4);
-	ret_run->ref.offset = base_get64(bytes + 8);
-	ret_run->ref.checks = base_get64(bytes + 16);
-	ret_run->fresh = true;
-	if (ret_run->left == 0)
+	/* What else a reference has comes with the first piece: a long row has very many extents. */
+	ret_extent->ref.pack = base_get32(bytes);
+	ret_extent->left = base_get32(bytes + 4);
+	ret_extent->ref.offset = base_get64(bytes + 8);
+	ret_extent->ref.checks = base_get64(bytes + 16);
+	ret_extent->fresh = true;
+	if (ret_extent->left == 0)
 		return -BASE_EFORMAT;
-	if (ret_run->ref.pack == CHUNK_INLINE)
-		return ret_run->ref.checks == 0 ? 0 : -BASE_EFORMAT;
-	return ret_run->ref.pack < npacks ? 0 : -BASE_EFORMAT;
+	if (ret_extent->ref.pack == CHUNK_INLINE)
+		return ret_extent->ref.checks == 0 ? 0 : -BASE_EFORMAT;
+	return ret_extent->ref.pack < npacks ? 0 : -BASE_EFORMAT;
 }
 
-/* Inline bytes follow each other: the run's reference is the place of the next. */
-static int inline_take(struct chunk_run *run, uint64_t ninline, struct store_object_ref *ref, uint64_t *ret_inline)
+/* Inline bytes follow each other: the extent's reference is the place of the next. */
+static int inline_take(struct chunk_extent *extent, uint64_t ninline, struct store_object_ref *ref,
+	uint64_t *ret_inline)
 {
 	if (ref->raw_len > STORE_INLINE_MAX_BYTES || ref->stored_len != ref->raw_len || ref->codec != STORE_CODEC_RAW)
 		return -BASE_EFORMAT;
-	if (run->ref.offset > ninline || ref->raw_len > ninline - run->ref.offset)
+	if (extent->ref.offset > ninline || ref->raw_len > ninline - extent->ref.offset)
 		return -BASE_EFORMAT;
-	*ret_inline = run->ref.offset;
-	run->ref.offset += ref->raw_len;
+	*ret_inline = extent->ref.offset;
+	extent->ref.offset += ref->raw_len;
 	return 0;
 }
 
 int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t raw_len, uint64_t ninline,
-	struct chunk_run *run, struct store_piece *ret_p, uint64_t *ret_inline)
+	struct chunk_extent *extent, struct store_piece *ret_p, uint64_t *ret_inline)
 {
 	struct store_object_ref *ref = &ret_p->ref;
 	int r = 0;
@@ -135,23 +137,23 @@ int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t r
 	ref->raw_len = base_get32(bytes + 52);
 	ref->codec = base_get16(bytes + 56);
 	ref->kind = STORE_OBJECT_PIECE;
-	ref->pack = run->ref.pack;
+	ref->pack = extent->ref.pack;
 	ret_p->base = base_get32(bytes + 60);
 	if (!store_codec_valid(ref->codec))
 		return -BASE_EVERSION; /* the chunk's digest holds: no damage made it */
 	if (base_get16(bytes + 58) != 0 || ret_p->base != STORE_PIECE_NO_BASE || ref->raw_len != raw_len)
 		return -BASE_EFORMAT;
 	if (ref->pack == CHUNK_INLINE)
-		r = inline_take(run, ninline, ref, ret_inline);
+		r = inline_take(extent, ninline, ref, ret_inline);
 	else {
-		ref->offset = run->ref.offset;
-		ref->checks = run->ref.checks;
-		if (raw_len <= STORE_INLINE_MAX_BYTES || (!run->fresh && !chunk_run_next(&run->ref, ref)) ||
+		ref->offset = extent->ref.offset;
+		ref->checks = extent->ref.checks;
+		if (raw_len <= STORE_INLINE_MAX_BYTES || (!extent->fresh && !chunk_extent_next(&extent->ref, ref)) ||
 			store_object_ref_check(ref, STORE_OBJECT_MAX_BYTES) < 0)
 			r = -BASE_EFORMAT;
-		run->ref = *ref;
+		extent->ref = *ref;
 	}
-	run->fresh = false;
-	run->left--;
+	extent->fresh = false;
+	extent->left--;
 	return r;
 }

@@ -2,15 +2,16 @@
  *
  * chunk_internal: the bytes of a chunk of a part (docs/format/part.md), shared by its builder and its decoder.
  *
- *   head 64 | rows 64 each | runs 24 each | pieces 64 each | base objects 72 each | boxes 16 a dimension | inline bytes
+ *   head 64 | rows 64 each | extents 24 each | pieces 64 each | base objects 72 each | boxes 16 a dimension
+ *   | inline bytes
  *
- *   head   0 magic "VCKPTCHK" | 8 u16 version | 10 u16 zero | 12 u32 required features | 16 u32 rows | 20 u32 runs
+ *   head   0 magic "VCKPTCHK" | 8 u16 version | 10 u16 zero | 12 u32 required features | 16 u32 rows | 20 u32 extents
  *          | 24 u64 pieces | 32 u32 base objects | 36 u32 zero | 40 u64 box numbers (u64 pairs)
  *          | 48 u64 inline bytes | 56 u64 zero
- *   row    0 u32 tensor | 4 u32 flags | 8 u32 boxes (WHOLE: 0) | 12 u32 runs | 16 u64 pieces | 24 u32 base objects
+ *   row    0 u32 tensor | 4 u32 flags | 8 u32 boxes (WHOLE: 0) | 12 u32 extents | 16 u64 pieces | 24 u32 base objects
  *          | 28 u32 zero
  *          | 32 row digest (32)
- *   run    0 u32 pack (0xffffffff: inline) | 4 u32 pieces | 8 u64 offset of the first object (inline: in the inline
+ *   extent 0 u32 pack (0xffffffff: inline) | 4 u32 pieces | 8 u64 offset of the first object (inline: in the inline
  *          bytes)
  *          | 16 u64 offset of its checks (inline: 0)
  *   piece  0 digest (32) | 32 XXH3-128 (16) | 48 u32 stored length | 52 u32 raw length | 56 u16 codec
@@ -29,7 +30,7 @@ enum {
 	CHUNK_VERSION = 1,
 	CHUNK_HEAD_BYTES = 64,
 	CHUNK_ROW_BYTES = 64,
-	CHUNK_RUN_BYTES = 24,
+	CHUNK_EXTENT_BYTES = 24,
 	CHUNK_PIECE_BYTES = 64,
 	CHUNK_BASE_BYTES = 72,
 	CHUNK_PAIR_BYTES = 16,
@@ -38,9 +39,9 @@ enum {
 #define CHUNK_ROW_WHOLE 1u
 #define CHUNK_INLINE UINT32_MAX        /* pack of pieces that stand in the chunk */
 
-/* The place of the object that follows `ref` in its run. `next` has its lengths and codec; false: beyond every
+/* The place of the object that follows `ref` in its extent. `next` has its lengths and codec; false: beyond every
  * bound. */
-static inline bool chunk_run_next(const struct store_object_ref *ref, struct store_object_ref *next)
+static inline bool chunk_extent_next(const struct store_object_ref *ref, struct store_object_ref *next)
 {
 	next->offset = base_align(ref->offset + ref->stored_len, store_object_align(next->codec, next->stored_len));
 	next->checks = ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len);
@@ -51,9 +52,9 @@ static inline bool chunk_run_next(const struct store_object_ref *ref, struct sto
 
 /* What the head says: counts, and where the tables begin in the object. */
 struct chunk_tables {
-	uint32_t nrows, nruns;
+	uint32_t nrows, nextents;
 	uint64_t npieces, npairs, ninline;
-	uint64_t rows, runs, pieces, boxes, inlined;
+	uint64_t rows, extents, pieces, boxes, inlined;
 };
 /* `len`: of the object, which the tables have to fill. -BASE_EFORMAT, -BASE_EVERSION. */
 int chunk_head_decode(const uint8_t head[static CHUNK_HEAD_BYTES], uint64_t len, struct chunk_tables *ret_t);
@@ -62,12 +63,12 @@ int chunk_head_decode(const uint8_t head[static CHUNK_HEAD_BYTES], uint64_t len,
 int chunk_refused(struct base_error *err, int r, const uint8_t head[static CHUNK_HEAD_BYTES]);
 
 struct chunk_row {
-	uint32_t tensor, nboxes, nruns; /* nboxes 0: whole */
+	uint32_t tensor, nboxes, nextents; /* nboxes 0: whole */
 	uint64_t npieces, npairs;
 	struct base_digest digest;
 };
 /* Where a row's shares of the tables begin. */
-struct chunk_start { uint32_t run; uint64_t piece, pair, inlined; };
+struct chunk_start { uint32_t extent; uint64_t piece, pair, inlined; };
 /* `last_tensor`: of the row before, -1 if there is none. Its shares have to be there, from `at` on. */
 int chunk_row_decode(const uint8_t bytes[static CHUNK_ROW_BYTES], const struct store_layout *l,
 	const struct chunk_tables *t, const struct chunk_start *at, int64_t last_tensor, struct chunk_row *ret_row);
@@ -75,17 +76,18 @@ void chunk_box_decode(const uint8_t *pairs, uint32_t ndim, struct tensor_box *re
 /* Inside the tensor, not empty; the `only` box of a row is not the whole tensor. */
 bool chunk_box_valid(const struct tensor_shape *s, const struct tensor_box *b, bool only);
 
-/* A run under way. */
-struct chunk_run {
+/* An extent under way. */
+struct chunk_extent {
 	struct store_object_ref ref;    /* fresh: pack, offset and checks of its first piece; then the piece before */
 	uint32_t left;                  /* pieces to come */
 	bool fresh;
 };
-int chunk_run_decode(const uint8_t bytes[static CHUNK_RUN_BYTES], uint32_t npacks, struct chunk_run *ret_run);
-/* The run's next piece, of `raw_len` bytes as the grid says; left > 0. An inline one: *ret_inline is where its bytes
+int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t npacks,
+	struct chunk_extent *ret_extent);
+/* The extent's next piece, of `raw_len` bytes as the grid says; left > 0. An inline one: *ret_inline is where its bytes
  * begin in the `ninline` inline bytes; they are not set, nor checked. */
 int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t raw_len, uint64_t ninline,
-	struct chunk_run *run, struct store_piece *ret_p, uint64_t *ret_inline);
+	struct chunk_extent *extent, struct store_piece *ret_p, uint64_t *ret_inline);
 
 /* The chunk of a part whose range holds `tensor`, or -ENOENT (part_read.c). */
 int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor);

@@ -44,7 +44,7 @@ void store_part_builder_free(struct store_part_builder *b);
 int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const struct tensor_box *boxes, uint32_t nboxes,
 	const struct store_piece *pieces, uint64_t npieces, struct base_error *err);
 /* Flushes the last chunk, fills part->chunks (memory owned by the builder) and appends the part object; *ret_ref is
- * complete after the next store_pack_run_end or seal. */
+ * complete after the next store_pack_extent_end or seal. */
 int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref,
 	struct base_error *err);
 

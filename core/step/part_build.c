@@ -4,8 +4,8 @@
  *
  * The tables of the chunk under way grow in one buffer each; they are joined when the chunk is full (its rows would
  * exceed STORE_CHUNK_TARGET_BYTES with the next one) and appended to the meta pack. A chunk's reference is complete
- * only when its run is closed, so references have memory of their own that never moves, and the part is encoded after
- * that. What is refused here is exactly what chunk.c would refuse to read. */
+ * only when its extent is closed, so references have memory of their own that never moves, and the part is encoded
+ * after that. What is refused here is exactly what chunk.c would refuse to read. */
 #include "core/step/chunk_internal.h"
 
 #include <string.h>
@@ -22,9 +22,9 @@ struct store_part_builder {
 	int64_t last_tensor;            /* -1: none yet */
 	struct part_chunk *first, **end; uint32_t nchunks;
 	struct proto_chunk *table;      /* of part_finish */
-	uint32_t first_tensor, nrows, nruns;
+	uint32_t first_tensor, nrows, nextents;
 	uint64_t npieces, npairs;       /* of the chunk under way */
-	struct base_buf rows, runs, pieces, boxes, inlined;
+	struct base_buf rows, extents, pieces, boxes, inlined;
 };
 
 struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct store_pack_writer *meta,
@@ -53,7 +53,7 @@ void store_part_builder_free(struct store_part_builder *b)
 		free(c);
 	}
 	base_buf_release(&b->rows);
-	base_buf_release(&b->runs);
+	base_buf_release(&b->extents);
 	base_buf_release(&b->pieces);
 	base_buf_release(&b->boxes);
 	base_buf_release(&b->inlined);
@@ -63,7 +63,7 @@ void store_part_builder_free(struct store_part_builder *b)
 
 static uint64_t chunk_bytes(const struct store_part_builder *b)
 {
-	return b->rows.len + b->runs.len + b->pieces.len + b->boxes.len + b->inlined.len;
+	return b->rows.len + b->extents.len + b->pieces.len + b->boxes.len + b->inlined.len;
 }
 
 static void chunk_head_put(const struct store_part_builder *b, struct base_buf *object)
@@ -73,7 +73,7 @@ static void chunk_head_put(const struct store_part_builder *b, struct base_buf *
 	base_buf_put16(object, 0);
 	base_buf_put32(object, 0);
 	base_buf_put32(object, b->nrows);
-	base_buf_put32(object, b->nruns);
+	base_buf_put32(object, b->nextents);
 	base_buf_put64(object, b->npieces);
 	base_buf_put64(object, 0); /* base objects, and zero */
 	base_buf_put64(object, b->npairs);
@@ -83,8 +83,8 @@ static void chunk_head_put(const struct store_part_builder *b, struct base_buf *
 
 static void chunk_clear(struct store_part_builder *b)
 {
-	b->rows.len = b->runs.len = b->pieces.len = b->boxes.len = b->inlined.len = 0;
-	b->nrows = b->nruns = 0;
+	b->rows.len = b->extents.len = b->pieces.len = b->boxes.len = b->inlined.len = 0;
+	b->nrows = b->nextents = 0;
 	b->npieces = b->npairs = 0;
 }
 
@@ -98,7 +98,7 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 		return 0;
 	chunk_head_put(b, &object);
 	base_buf_append(&object, b->rows.data, b->rows.len);
-	base_buf_append(&object, b->runs.data, b->runs.len);
+	base_buf_append(&object, b->extents.data, b->extents.len);
 	base_buf_append(&object, b->pieces.data, b->pieces.len);
 	base_buf_append(&object, b->boxes.data, b->boxes.len);
 	base_buf_append(&object, b->inlined.data, b->inlined.len);
@@ -187,13 +187,13 @@ static bool row_run_goes_on(const struct store_piece *last, const struct store_p
 		return false;
 	if (p->ref.pack == CHUNK_INLINE)
 		return true;
-	return chunk_run_next(&last->ref, &next) && next.offset == p->ref.offset && next.checks == p->ref.checks;
+	return chunk_extent_next(&last->ref, &next) && next.offset == p->ref.offset && next.checks == p->ref.checks;
 }
 
-/* Returns the number of runs. */
-static uint32_t row_runs_put(struct store_part_builder *b, const struct store_piece *pieces, uint64_t npieces)
+/* Returns the number of extents. */
+static uint32_t row_extents_put(struct store_part_builder *b, const struct store_piece *pieces, uint64_t npieces)
 {
-	uint32_t nruns = 0;
+	uint32_t nextents = 0;
 	uint64_t n;
 
 	for (uint64_t i = 0; i < npieces; i += n) {
@@ -202,15 +202,15 @@ static uint32_t row_runs_put(struct store_part_builder *b, const struct store_pi
 		for (n = 1; i + n < npieces && n < UINT32_MAX && row_run_goes_on(&pieces[i + n - 1], &pieces[i + n]);
 			n++)
 			;
-		base_buf_put32(&b->runs, pieces[i].ref.pack);
-		base_buf_put32(&b->runs, (uint32_t)n);
-		base_buf_put64(&b->runs, inlined ? b->inlined.len : pieces[i].ref.offset);
-		base_buf_put64(&b->runs, inlined ? 0 : pieces[i].ref.checks);
+		base_buf_put32(&b->extents, pieces[i].ref.pack);
+		base_buf_put32(&b->extents, (uint32_t)n);
+		base_buf_put64(&b->extents, inlined ? b->inlined.len : pieces[i].ref.offset);
+		base_buf_put64(&b->extents, inlined ? 0 : pieces[i].ref.checks);
 		for (uint64_t j = i; inlined && j < i + n; j++)
 			base_buf_append(&b->inlined, pieces[j].inline_bytes, pieces[j].ref.raw_len);
-		nruns++;
+		nextents++;
 	}
-	return nruns;
+	return nextents;
 }
 
 static int row_put(struct store_part_builder *b, const struct tensor_shape *s, uint32_t tensor, bool whole,
@@ -218,11 +218,11 @@ static int row_put(struct store_part_builder *b, const struct tensor_shape *s, u
 {
 	struct base_digest digest;
 	int r = store_row_digest(pieces, npieces, &digest);
-	uint32_t nruns;
+	uint32_t nextents;
 
 	if (r < 0)
 		return r;
-	nruns = row_runs_put(b, pieces, npieces);
+	nextents = row_extents_put(b, pieces, npieces);
 	for (uint64_t i = 0; i < npieces; i++)
 		row_piece_put(b, &pieces[i]);
 	for (uint32_t i = 0; !whole && i < nboxes; i++)
@@ -233,15 +233,15 @@ static int row_put(struct store_part_builder *b, const struct tensor_shape *s, u
 	base_buf_put32(&b->rows, tensor);
 	base_buf_put32(&b->rows, whole ? CHUNK_ROW_WHOLE : 0);
 	base_buf_put32(&b->rows, whole ? 0 : nboxes);
-	base_buf_put32(&b->rows, nruns);
+	base_buf_put32(&b->rows, nextents);
 	base_buf_put64(&b->rows, npieces);
 	base_buf_put64(&b->rows, 0); /* base objects, and zero */
 	base_buf_append(&b->rows, digest.bytes, sizeof digest.bytes);
 	b->nrows++;
-	b->nruns += nruns;
+	b->nextents += nextents;
 	b->npieces += npieces;
 	b->npairs += whole ? 0 : (uint64_t)nboxes * s->ndim;
-	return b->rows.error || b->runs.error || b->pieces.error || b->boxes.error || b->inlined.error ? -ENOMEM : 0;
+	return b->rows.error || b->extents.error || b->pieces.error || b->boxes.error || b->inlined.error ? -ENOMEM : 0;
 }
 
 static int row_check(const struct store_part_builder *b, uint32_t tensor, const struct tensor_grid *g, bool whole,
@@ -259,8 +259,8 @@ static int row_check(const struct store_part_builder *b, uint32_t tensor, const 
 	r = row_pieces_check(g, boxes, nboxes, pieces, npieces);
 	if (r < 0)
 		return base_error_set(err, r, "tensor \"%.*s\": its pieces are not those of its boxes", shown, name);
-	/* Runs are at most as many as pieces. */
-	if (CHUNK_ROW_BYTES + npieces * (CHUNK_PIECE_BYTES + CHUNK_RUN_BYTES + STORE_INLINE_MAX_BYTES) +
+	/* Extents are at most as many as pieces. */
+	if (CHUNK_ROW_BYTES + npieces * (CHUNK_PIECE_BYTES + CHUNK_EXTENT_BYTES + STORE_INLINE_MAX_BYTES) +
 			(uint64_t)nboxes * g->shape.ndim * CHUNK_PAIR_BYTES >
 		STORE_METADATA_MAX_BYTES - CHUNK_HEAD_BYTES)
 		return base_error_set(err, -BASE_ELIMIT, "tensor \"%.*s\" has too many pieces or boxes for one writer",
@@ -330,7 +330,7 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 
 	if (r < 0)
 		return r;
-	r = store_pack_run_end(b->meta); /* the chunks' references are complete from here on */
+	r = store_pack_extent_end(b->meta); /* the chunks' references are complete from here on */
 	if (r == 0)
 		r = part_table(b, part);
 	if (r == 0)

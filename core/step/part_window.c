@@ -8,13 +8,13 @@
  *   rows      all of them: the rows before tell where this one's shares begin, their sums are those of the head. More
  *             than one row means a chunk of at most STORE_CHUNK_TARGET_BYTES, so this is bounded
  *   boxes     of the row: inside the tensor, and together cut into as many pieces as the row has
- *   runs      of the row: packs that there are, and together as many pieces. 24 bytes for up to 64 MiB of data
- *   pieces    as asked for: lengths that the grid says, places by the arithmetic of runs. Every 64th run's first
- *             piece is remembered; from there the run of a piece is found, and from the run's start the piece
+ *   extents      of the row: packs that there are, and together as many pieces. 24 bytes for up to 64 MiB of data
+ *   pieces    as asked for: lengths that the grid says, places by the arithmetic of extents. Every 64th extent's first
+ *             piece is remembered; from there the extent of a piece is found, and from the extent's start the piece
  *   inline    bytes of pieces that are asked for, against their digests
  *
  * A cursor stands behind the last piece that was handed out, so that ascending calls go on from there. Three spans are
- * kept; memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 runs and for each box. */
+ * kept; memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 extents and for each box. */
 #include "core/step/part_window.h"
 
 #include <string.h>
@@ -26,12 +26,13 @@
 
 enum {
 	SPAN_BLOCKS = 16,               /* 256 KiB read at once */
-	MARK_RUNS = 64,                 /* runs from one mark to the next */
+	MARK_EXTENTS = 64,                 /* extents from one mark to the next */
 };
 
 /* Bytes [from, end) of the object. */
 struct window_span { uint8_t *bytes; size_t room; uint64_t from, end; };
-enum window_table { TABLE_RUNS, TABLE_PIECES, TABLE_BYTES, TABLES }; /* head, rows and runs; pieces; boxes and inline */
+/* head, rows and extents; pieces; boxes and inline */
+enum window_table { TABLE_EXTENTS, TABLE_PIECES, TABLE_BYTES, TABLES };
 
 struct window {
 	struct store_part_window row;   /* first: what callers see */
@@ -39,17 +40,17 @@ struct window {
 	const struct store_layout *layout;
 	struct store_pack *pack;
 	struct store_object_ref ref;    /* of the chunk */
-	uint32_t npacks, nruns;         /* nruns: of the row */
+	uint32_t npacks, nextents;         /* nextents: of the row */
 	struct chunk_tables t;
 	struct chunk_start start;       /* of the row; inlined is not known */
 	struct window_span span[TABLES];
-	uint64_t *marks;                /* number of the first piece of run 0, 64, 128... */
+	uint64_t *marks;                /* number of the first piece of extent 0, 64, 128... */
 	uint8_t *inline_memory;         /* of the last call */
 	/* the cursor */
 	bool set;
 	uint64_t next;                  /* piece that comes next */
-	uint32_t run;                   /* run to open when the one under way is used up */
-	struct chunk_run under_way;
+	uint32_t extent;                   /* extent to open when the one under way is used up */
+	struct chunk_extent under_way;
 	size_t box;
 	struct tensor_piece_iter at;    /* piece `next`, if there is one */
 };
@@ -104,7 +105,7 @@ static int window_head(struct window *w, const struct proto_chunk *from, struct 
 
 	if (w->ref.raw_len < CHUNK_HEAD_BYTES || w->ref.raw_len > STORE_METADATA_MAX_BYTES)
 		return window_bad(w, -BASE_EFORMAT, err);
-	r = span_get(w, TABLE_RUNS, 0, CHUNK_HEAD_BYTES, CHUNK_HEAD_BYTES, &head, err);
+	r = span_get(w, TABLE_EXTENTS, 0, CHUNK_HEAD_BYTES, CHUNK_HEAD_BYTES, &head, err);
 	if (r < 0)
 		return r;
 	r = chunk_head_decode(head, w->ref.raw_len, &w->t);
@@ -127,7 +128,7 @@ static int window_row(struct window *w, const struct proto_chunk *from, struct c
 	int r;
 
 	for (uint32_t i = 0; i < w->t.nrows; i++, last = row.tensor) {
-		r = span_get(w, TABLE_RUNS, w->t.rows + (uint64_t)i * CHUNK_ROW_BYTES, CHUNK_ROW_BYTES, w->t.runs,
+		r = span_get(w, TABLE_EXTENTS, w->t.rows + (uint64_t)i * CHUNK_ROW_BYTES, CHUNK_ROW_BYTES, w->t.extents,
 			&bytes, err);
 		if (r < 0)
 			return r;
@@ -139,11 +140,12 @@ static int window_row(struct window *w, const struct proto_chunk *from, struct c
 			w->start = at;
 			*ret_row = row;
 		}
-		at.run += row.nruns;
+		at.extent += row.nextents;
 		at.piece += row.npieces;
 		at.pair += row.npairs;
 	}
-	if (last != from->last_tensor || at.run != w->t.nruns || at.piece != w->t.npieces || at.pair != w->t.npairs)
+	if (last != from->last_tensor || at.extent != w->t.nextents || at.piece != w->t.npieces ||
+		at.pair != w->t.npairs)
 		return window_bad(w, -BASE_EFORMAT, err);
 	if (!found)
 		return base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", w->row.rank, w->row.tensor);
@@ -196,30 +198,30 @@ static int window_boxes(struct window *w, const struct chunk_row *row, struct ba
 	return left == 0 ? 0 : window_bad(w, -BASE_EFORMAT, err);
 }
 
-/* The bytes of runs [i, i + n) of the row; `end`: how far to read on. n is at most MARK_RUNS. */
-static int window_run_bytes(struct window *w, uint32_t i, uint32_t n, uint32_t end, const uint8_t **ret_bytes,
+/* The bytes of extents [i, i + n) of the row; `end`: how far to read on. n is at most MARK_EXTENTS. */
+static int window_extent_bytes(struct window *w, uint32_t i, uint32_t n, uint32_t end, const uint8_t **ret_bytes,
 	struct base_error *err)
 {
-	uint64_t table = w->t.runs + (uint64_t)w->start.run * CHUNK_RUN_BYTES;
+	uint64_t table = w->t.extents + (uint64_t)w->start.extent * CHUNK_EXTENT_BYTES;
 
-	return span_get(w, TABLE_RUNS, table + (uint64_t)i * CHUNK_RUN_BYTES, (uint64_t)n * CHUNK_RUN_BYTES,
-		table + (uint64_t)end * CHUNK_RUN_BYTES, ret_bytes, err);
+	return span_get(w, TABLE_EXTENTS, table + (uint64_t)i * CHUNK_EXTENT_BYTES, (uint64_t)n * CHUNK_EXTENT_BYTES,
+		table + (uint64_t)end * CHUNK_EXTENT_BYTES, ret_bytes, err);
 }
 
-/* Checks runs and takes their pieces from *left. */
+/* Checks extents and takes their pieces from *left. */
 static int runs_check(const struct window *w, const uint8_t *bytes, uint32_t n, uint64_t *left, uint64_t *inline_at)
 {
-	struct chunk_run run;
+	struct chunk_extent extent;
 
-	for (uint32_t i = 0; i < n; i++, bytes += CHUNK_RUN_BYTES) {
-		if (chunk_run_decode(bytes, w->npacks, &run) < 0 || run.left > *left)
+	for (uint32_t i = 0; i < n; i++, bytes += CHUNK_EXTENT_BYTES) {
+		if (chunk_extent_decode(bytes, w->npacks, &extent) < 0 || extent.left > *left)
 			return -BASE_EFORMAT;
-		*left -= run.left;
-		if (run.ref.pack != CHUNK_INLINE)
+		*left -= extent.left;
+		if (extent.ref.pack != CHUNK_INLINE)
 			continue;
-		if (run.ref.offset < *inline_at || run.ref.offset > w->t.ninline)
+		if (extent.ref.offset < *inline_at || extent.ref.offset > w->t.ninline)
 			return -BASE_EFORMAT;
-		*inline_at = run.ref.offset;
+		*inline_at = extent.ref.offset;
 	}
 	return 0;
 }
@@ -231,15 +233,15 @@ static int window_runs(struct window *w, struct base_error *err)
 	uint32_t n;
 	int r;
 
-	w->marks = malloc(((size_t)w->nruns / MARK_RUNS + 1) * sizeof *w->marks);
+	w->marks = malloc(((size_t)w->nextents / MARK_EXTENTS + 1) * sizeof *w->marks);
 	if (!w->marks)
 		return window_bad(w, -ENOMEM, err);
-	for (uint32_t i = 0; i < w->nruns; i += n) {
-		n = (uint32_t)base_min(w->nruns - i, MARK_RUNS);
-		r = window_run_bytes(w, i, n, w->nruns, &bytes, err);
+	for (uint32_t i = 0; i < w->nextents; i += n) {
+		n = (uint32_t)base_min(w->nextents - i, MARK_EXTENTS);
+		r = window_extent_bytes(w, i, n, w->nextents, &bytes, err);
 		if (r < 0)
 			return r;
-		w->marks[i / MARK_RUNS] = w->row.npieces - left;
+		w->marks[i / MARK_EXTENTS] = w->row.npieces - left;
 		if (runs_check(w, bytes, n, &left, &inline_at) < 0)
 			return window_bad(w, -BASE_EFORMAT, err);
 	}
@@ -255,7 +257,7 @@ static int window_load(struct window *w, const struct proto_chunk *from, struct 
 		r = window_row(w, from, &row, err);
 	if (r < 0)
 		return r;
-	w->nruns = row.nruns;
+	w->nextents = row.nextents;
 	w->row.whole = row.nboxes == 0;
 	w->row.npieces = row.npieces;
 	w->row.digest = row.digest;
@@ -336,43 +338,43 @@ static void cursor_place(struct window *w)
 	w->at = (struct tensor_piece_iter){.grid = &w->row.grid, .box = box, .piece = piece};
 }
 
-/* Run `i` of the row, fresh. */
-static int cursor_run(struct window *w, uint32_t i, struct chunk_run *ret_run, struct base_error *err)
+/* Extent `i` of the row, fresh. */
+static int cursor_extent(struct window *w, uint32_t i, struct chunk_extent *ret_extent, struct base_error *err)
 {
 	const uint8_t *bytes = NULL;
-	uint32_t end = (uint32_t)base_min(w->nruns, base_align((uint64_t)i + 1, MARK_RUNS));
-	int r = window_run_bytes(w, i, 1, end, &bytes, err);
+	uint32_t end = (uint32_t)base_min(w->nextents, base_align((uint64_t)i + 1, MARK_EXTENTS));
+	int r = window_extent_bytes(w, i, 1, end, &bytes, err);
 
 	if (r < 0)
 		return r;
-	return chunk_run_decode(bytes, w->npacks, ret_run) < 0 ? window_bad(w, -BASE_EFORMAT, err) : 0;
+	return chunk_extent_decode(bytes, w->npacks, ret_extent) < 0 ? window_bad(w, -BASE_EFORMAT, err) : 0;
 }
 
-/* Puts the cursor on the start of the run that holds `piece`, unless the one under way does and stands before it. */
+/* Puts the cursor on the start of the extent that holds `piece`, unless the one under way does and stands before it. */
 static int cursor_seek(struct window *w, uint64_t piece, struct base_error *err)
 {
-	struct chunk_run run;
+	struct chunk_extent extent;
 	uint64_t at;
 	uint32_t i;
 	int r;
 
 	if (w->set && piece >= w->next && piece - w->next < base_max(w->under_way.left, 1))
 		return 0;
-	i = (uint32_t)last_below(w->marks, ((size_t)w->nruns + MARK_RUNS - 1) / MARK_RUNS, piece);
+	i = (uint32_t)last_below(w->marks, ((size_t)w->nextents + MARK_EXTENTS - 1) / MARK_EXTENTS, piece);
 	at = w->marks[i];
-	for (i *= MARK_RUNS;; i++) {
-		r = cursor_run(w, i, &run, err);
+	for (i *= MARK_EXTENTS;; i++) {
+		r = cursor_extent(w, i, &extent, err);
 		if (r < 0)
 			return r;
-		if (piece - at < run.left)
+		if (piece - at < extent.left)
 			break;
-		at += run.left;
-		if (i + 1 >= w->nruns) /* they were enough when the row was opened: somebody changed them */
+		at += extent.left;
+		if (i + 1 >= w->nextents) /* they were enough when the row was opened: somebody changed them */
 			return window_bad(w, -BASE_EDAMAGED, err);
 	}
 	w->next = at;
-	w->run = i + 1;
-	w->under_way = run;
+	w->extent = i + 1;
+	w->under_way = extent;
 	w->set = true;
 	cursor_place(w);
 	return 0;
@@ -400,10 +402,10 @@ static int cursor_take(struct window *w, uint64_t end, struct store_piece *ret_p
 	const uint8_t *bytes = NULL;
 	int r = 0;
 
-	if (w->under_way.left == 0 && w->run >= w->nruns)
+	if (w->under_way.left == 0 && w->extent >= w->nextents)
 		return window_bad(w, -BASE_EDAMAGED, err);
 	if (w->under_way.left == 0)
-		r = cursor_run(w, w->run++, &w->under_way, err);
+		r = cursor_extent(w, w->extent++, &w->under_way, err);
 	if (r == 0)
 		r = span_get(w, TABLE_PIECES, table + w->next * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
 			table + end * CHUNK_PIECE_BYTES, &bytes, err);

@@ -21,7 +21,7 @@ uint64_t store_record_max(enum store_record_kind kind)
 	case STORE_RECORD_MANIFEST: return UINT64_C(256) << 20;
 	case STORE_RECORD_BEGIN: return UINT64_C(1) << 20;
 	case STORE_RECORD_BASE: return UINT64_C(1) << 20;
-	case STORE_RECORD_PART: return UINT64_C(64) << 20;
+	case STORE_RECORD_ANNOUNCEMENT: return UINT64_C(64) << 20;
 	case STORE_RECORD_HEARTBEAT: return UINT64_C(1) << 20;
 	case STORE_RECORD_TRASH: return UINT64_C(1) << 20;
 	case STORE_RECORD_STATS: return UINT64_C(16) << 20;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shard: what one rank holds. Every placement that cuts a dimension has one form, the cut: runs of equal length at
+ * shard: what one rank holds. Every placement that cuts a dimension has one form, the cut: stretches of equal length at
  * equal distance, and a tail. Cuts of one dimension apply one after another, each to indices of what the one before
  * left; each is a strictly ascending map, so their composition is, and "how many held indices are below x" answers
  * windows.
@@ -8,8 +8,8 @@
  * Ragged placements and flat ranges are ranges of the flattened tensor that the cuts leave (`inner`): rows of the
  * leading dimensions, whole rows of the rest, are neighbours there. So a shard is its cuts and one range.
  *
- * No product here overflows: the shape's was checked, extents only shrink, and a mesh dimension is below 2^24 while
- * extents stay below 2^62. */
+ * No product here overflows: the shape's was checked, sizes only shrink, and a mesh dimension is below 2^24 while
+ * sizes stay below 2^62. */
 #include "core/tensor/shard_internal.h"
 
 #include <stdio.h>
@@ -29,26 +29,26 @@ static uint64_t chunk(uint64_t n, uint32_t p, uint32_t i, uint64_t *ret_start)
 	return base_min(n, c * ((uint64_t)i + 1)) - *ret_start;
 }
 
-static void cut_runs(struct tensor_cut *c, uint64_t start, uint64_t run, uint64_t stride, uint64_t full)
+static void cut_runs(struct tensor_cut *c, uint64_t start, uint64_t stretch, uint64_t stride, uint64_t full)
 {
 	c->start = start;
-	c->run = run;
+	c->stretch = stretch;
 	c->stride = base_max(stride, 1);
-	c->full = run ? full : 0;
+	c->full = stretch ? full : 0;
 }
 
 /* Chunks of c1, the last one shorter; each is chunked again by p. Where c1 is 1 a chunk is never divided: rank 0 holds
- * all of them, which is one run. */
+ * all of them, which is one stretch. */
 static void cut_strided(struct tensor_cut *c, uint64_t n, uint64_t split, uint32_t p, uint32_t i)
 {
-	uint64_t c1 = base_div_up(n, split), run, start, tail_start, rest;
+	uint64_t c1 = base_div_up(n, split), stretch, start, tail_start, rest;
 
 	if (c1 <= 1) {
 		cut_runs(c, 0, i == 0 ? n : 0, n, 1);
 		return;
 	}
-	run = chunk(c1, p, i, &start);
-	cut_runs(c, start, run, c1, n / c1);
+	stretch = chunk(c1, p, i, &start);
+	cut_runs(c, start, stretch, c1, n / c1);
 	rest = n % c1;
 	c->tail = chunk(rest, p, i, &tail_start);
 	c->tail_start = n - rest + tail_start;
@@ -109,13 +109,13 @@ unsigned tensor_cut_holders(const struct tensor_placement *placement, uint64_t n
 
 uint64_t tensor_cut_below(const struct tensor_cut *c, uint64_t x)
 {
-	uint64_t whole = x / c->stride, below = c->full * c->run;
+	uint64_t whole = x / c->stride, below = c->full * c->stretch;
 
 	if (whole < c->full)
-		below = whole * c->run + clamp_below(x % c->stride, c->start, c->run);
-	/* a single run may lie behind its stride: [start, start + run) with stride = run */
+		below = whole * c->stretch + clamp_below(x % c->stride, c->start, c->stretch);
+	/* a single stretch may lie behind its stride: [start, start + stretch) with stride = stretch */
 	if (c->full == 1)
-		below = clamp_below(x, c->start, c->run);
+		below = clamp_below(x, c->start, c->stretch);
 	return below + clamp_below(x, c->tail_start, c->tail);
 }
 
@@ -199,7 +199,7 @@ int tensor_shard_of(const struct tensor_sharding *s, uint32_t rank, const struct
 		if (!tensor_placement_cuts(p) || s->mesh->size[m] == 1)
 			continue;
 		tensor_cut_make(p, shard->inner.dim[p->dim], s->mesh->size[m], coordinate[m], cut);
-		shard->inner.dim[p->dim] = tensor_cut_extent(cut);
+		shard->inner.dim[p->dim] = tensor_cut_size(cut);
 		shard->ncuts++;
 	}
 	shard->local_shape = shard->inner;

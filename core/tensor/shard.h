@@ -25,7 +25,7 @@
 #include "core/tensor/mesh.h"
 #include "core/tensor/placement.h"
 
-#define TENSOR_SHARD_RUNS_MAX (UINT64_C(1) << 24) /* separate stretches of indices in one dimension of one shard */
+#define TENSOR_SHARD_STRETCHES_MAX (UINT64_C(1) << 24) /* separate stretches of indices in one dimension of one shard */
 
 struct tensor_sharding {                /* the caller's memory; read-only */
 	struct tensor_shape shape;
@@ -43,9 +43,9 @@ uint32_t tensor_sharding_replicated(const struct tensor_sharding *s);
  * 0: not padded. Items of the range past the local tensor hold nothing. */
 struct tensor_flat { uint64_t from, to, len; };
 
-/* One placement's effect on one dimension: it holds `full` stretches of `run` indices each, the first at `start` and
- * each `stride` after the one before, and then `tail` more from `tail_start` on. */
-struct tensor_cut { uint32_t dim; uint64_t run, stride, start, full, tail_start, tail; };
+/* One placement's effect on one dimension: it holds `full` stretches of `stretch` indices each, the first at `start`
+ * and each `stride` after the one before, and then `tail` more from `tail_start` on. */
+struct tensor_cut { uint32_t dim; uint64_t stretch, stride, start, full, tail_start, tail; };
 
 struct tensor_shard {
 	struct tensor_shape shape;      /* of the logical tensor */

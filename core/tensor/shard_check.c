@@ -3,23 +3,23 @@
  * shard_check: whether placements fit a shape and a mesh, for every rank at once, so that no rank finds later what
  * another does not.
  *
- * Interleaved and ragged placements ask for divisibility of extents that earlier placements may have left different
- * from rank to rank. The extents that occur are few: of one extent a cut leaves at most five different ones, and it
+ * Interleaved and ragged placements ask for divisibility of sizes that earlier placements may have left different
+ * from rank to rank. The sizes that occur are few: of one size a cut leaves at most five different ones, and it
  * leaves the same to all coordinates between its break points. Cuts of different dimensions lie on different mesh
- * dimensions, so any combination of their extents occurs. */
+ * dimensions, so any combination of their sizes occurs. */
 #include "core/tensor/shard_internal.h"
 
 #include <string.h>
 
 #include "core/base/plural.h"
 
-#define EXTENTS_MAX 128u        /* different extents of one dimension over all ranks: 1 + 4 a cut in practice */
+#define SIZES_MAX 128u        /* different sizes of one dimension over all ranks: 1 + 4 a cut in practice */
 
 struct check {
 	const struct tensor_sharding *s;
 	struct base_error *err;
-	struct { uint64_t at[EXTENTS_MAX]; uint32_t n; } extents[TENSOR_MAX_DIMS];
-	uint64_t runs[TENSOR_MAX_DIMS]; /* upper bound of the separate runs of one shard */
+	struct { uint64_t at[SIZES_MAX]; uint32_t n; } sizes[TENSOR_MAX_DIMS];
+	uint64_t stretches[TENSOR_MAX_DIMS]; /* upper bound of the separate stretches of one shard */
 };
 
 static int check_bad(const struct check *c, uint32_t m, int code, const char *why)
@@ -31,18 +31,18 @@ static int check_bad(const struct check *c, uint32_t m, int code, const char *wh
 		c->s->mesh->name[m], c->s->mesh->size[m], why);
 }
 
-static bool extent_add(struct check *c, uint32_t d, uint64_t extent)
+static bool size_add(struct check *c, uint32_t d, uint64_t size)
 {
-	for (uint32_t i = 0; i < c->extents[d].n; i++)
-		if (c->extents[d].at[i] == extent)
+	for (uint32_t i = 0; i < c->sizes[d].n; i++)
+		if (c->sizes[d].at[i] == size)
 			return true;
-	if (c->extents[d].n == EXTENTS_MAX)
+	if (c->sizes[d].n == SIZES_MAX)
 		return false;
-	c->extents[d].at[c->extents[d].n++] = extent;
+	c->sizes[d].at[c->sizes[d].n++] = size;
 	return true;
 }
 
-/* Coordinates around which the extent that a cut leaves can change. */
+/* Coordinates around which the size that a cut leaves can change. */
 static uint32_t cut_breaks(const struct tensor_placement *p, uint64_t n, uint32_t size, uint32_t breaks[static 8])
 {
 	uint64_t first = p->kind == TENSOR_STRIDED_SHARD ? base_div_up(n, p->split) : n;
@@ -65,7 +65,7 @@ static int check_cut(struct check *c, uint32_t m)
 {
 	const struct tensor_placement *p = &c->s->placement[m];
 	uint32_t size = c->s->mesh->size[m], d = p->dim, breaks[8];
-	uint64_t extents[EXTENTS_MAX];
+	uint64_t sizes[SIZES_MAX];
 	uint32_t n;
 
 	if (d >= c->s->shape.ndim)
@@ -73,37 +73,37 @@ static int check_cut(struct check *c, uint32_t m)
 			"dimensions, there is no dimension %u", c->s->mesh->name[m], c->s->shape.ndim, d);
 	if (p->kind != TENSOR_SHARD && p->split == 0)
 		return check_bad(c, m, -EINVAL, "a split of 0");
-	n = c->extents[d].n;
-	memcpy(extents, c->extents[d].at, n * sizeof extents[0]);
+	n = c->sizes[d].n;
+	memcpy(sizes, c->sizes[d].at, n * sizeof sizes[0]);
 	if (p->kind == TENSOR_INTERLEAVED_SHARD)
 		for (uint32_t i = 0; i < n; i++) {
-			if (extents[i] % p->split)
+			if (sizes[i] % p->split)
 				return check_bad(c, m, -EINVAL, "its k does not divide the dimension's size");
-			if (extents[i] / p->split % size)
+			if (sizes[i] / p->split % size)
 				return check_bad(c, m, -EINVAL, "the mesh dimension does not divide its parts");
 		}
 	if (size == 1)
 		return 0;
 	if (p->kind != TENSOR_SHARD && c->s->shape.dim[d] > 0)
-		c->runs[d] += base_min(p->split, c->s->shape.dim[d]) - 1;
-	if (c->runs[d] > TENSOR_SHARD_RUNS_MAX)
+		c->stretches[d] += base_min(p->split, c->s->shape.dim[d]) - 1;
+	if (c->stretches[d] > TENSOR_SHARD_STRETCHES_MAX)
 		return check_bad(c, m, -BASE_ELIMIT, "more than 16,777,216 separate stretches in one dimension");
-	c->extents[d].n = 0;
+	c->sizes[d].n = 0;
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t nbreaks = cut_breaks(p, extents[i], size, breaks);
+		uint32_t nbreaks = cut_breaks(p, sizes[i], size, breaks);
 
 		for (uint32_t b = 0; b < nbreaks; b++) {
 			struct tensor_cut cut;
 
-			tensor_cut_make(p, extents[i], size, breaks[b], &cut);
-			if (!extent_add(c, d, tensor_cut_extent(&cut)))
+			tensor_cut_make(p, sizes[i], size, breaks[b], &cut);
+			if (!size_add(c, d, tensor_cut_size(&cut)))
 				return check_bad(c, m, -BASE_ELIMIT, "too many different sizes of shards");
 		}
 	}
 	return 0;
 }
 
-/* Whether `units` divides every product of extents of the leading dimensions. */
+/* Whether `units` divides every product of sizes of the leading dimensions. */
 static bool units_divide(const struct check *c, uint32_t ndims, uint64_t units)
 {
 	uint32_t at[TENSOR_MAX_DIMS] = {0}, d;
@@ -112,10 +112,10 @@ static bool units_divide(const struct check *c, uint32_t ndims, uint64_t units)
 		uint64_t rows = 1;
 
 		for (d = 0; d < ndims; d++)
-			rows *= c->extents[d].at[at[d]];
+			rows *= c->sizes[d].at[at[d]];
 		if (rows % units)
 			return false;
-		for (d = 0; d < ndims && ++at[d] == c->extents[d].n; d++)
+		for (d = 0; d < ndims && ++at[d] == c->sizes[d].n; d++)
 			at[d] = 0;
 	} while (d < ndims);
 	return true;
@@ -172,8 +172,8 @@ int tensor_sharding_check(const struct tensor_sharding *s, unsigned nplacements,
 			nplacements, base_plural(nplacements, "word", "words"), s->mesh->ndim,
 			base_plural(s->mesh->ndim, "dimension", "dimensions"));
 	for (uint32_t d = 0; d < s->shape.ndim; d++) {
-		extent_add(&c, d, s->shape.dim[d]);
-		c.runs[d] = 1;
+		size_add(&c, d, s->shape.dim[d]);
+		c.stretches[d] = 1;
 	}
 	for (uint32_t m = 0; m < s->mesh->ndim && r == 0; m++) {
 		if ((unsigned)s->placement[m].kind > TENSOR_PARTIAL)

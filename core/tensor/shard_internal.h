@@ -12,7 +12,7 @@
  * InterleavedShard, whose divisibility was checked). Neighbouring stretches never touch. */
 void tensor_cut_make(const struct tensor_placement *placement, uint64_t n, uint32_t p, uint32_t i,
 	struct tensor_cut *ret_cut);
-static inline uint64_t tensor_cut_extent(const struct tensor_cut *c) { return c->full * c->run + c->tail; }
+static inline uint64_t tensor_cut_size(const struct tensor_cut *c) { return c->full * c->stretch + c->tail; }
 /* The coordinates (0 to size - 1) that can hold some of the indices [low, high), not empty, of a dimension of size `n`:
  * one or two ranges [first, last]. Returns how many ranges. */
 unsigned tensor_cut_holders(const struct tensor_placement *placement, uint64_t n, uint32_t size, uint64_t low,

@@ -3,8 +3,8 @@
  * shard_walk: the boxes of a shard, and the ranks that hold something of a box.
  *
  * A shard is a range of flattened `inner`. It is walked slab by slab (boxes of inner, each the longest that begins
- * where the last one ended: at most 2d-1), each slab run by run: in one dimension, a run is what the cuts leave of
- * neighbouring indices together. Runs are found one at a time by going back through the cuts, never listed. */
+ * where the last one ended: at most 2d-1), each slab stretch by stretch: in one dimension, a stretch is what the cuts
+ * leave of neighbouring indices together. Runs are found one at a time by going back through the cuts, never listed. */
 #include <string.h>
 
 #include "core/base/bisect.h"
@@ -35,9 +35,10 @@ static uint64_t flat_slab(const struct tensor_shape *s, uint64_t at, uint64_t en
 	return items * best_unit;
 }
 
-/* The index of the tensor that local index `i` of dimension `d` is; *ret_run: how many from there on are neighbours, at
- * most `most`. */
-static uint64_t run_at(const struct tensor_shard *shard, uint32_t d, uint64_t i, uint64_t most, uint64_t *ret_run)
+/* The index of the tensor that local index `i` of dimension `d` is; *ret_stretch: how many from there on are
+ * neighbours, at most `most`. */
+static uint64_t stretch_at(const struct tensor_shard *shard, uint32_t d, uint64_t i, uint64_t most,
+	uint64_t *ret_stretch)
 {
 	for (uint32_t n = shard->ncuts; n-- > 0;) {
 		const struct tensor_cut *c = &shard->cut[n];
@@ -45,17 +46,17 @@ static uint64_t run_at(const struct tensor_shard *shard, uint32_t d, uint64_t i,
 
 		if (c->dim != d)
 			continue;
-		if (i < c->full * c->run) {
-			in = i % c->run;
-			most = base_min(most, c->run - in);
-			i = i / c->run * c->stride + c->start + in;
+		if (i < c->full * c->stretch) {
+			in = i % c->stretch;
+			most = base_min(most, c->stretch - in);
+			i = i / c->stretch * c->stride + c->start + in;
 		} else {
-			in = i - c->full * c->run;
+			in = i - c->full * c->stretch;
 			most = base_min(most, c->tail - in);
 			i = c->tail_start + in;
 		}
 	}
-	*ret_run = most;
+	*ret_stretch = most;
 	return i;
 }
 
@@ -85,12 +86,13 @@ static bool window_local(const struct tensor_shard *shard, const struct tensor_b
 	return true;
 }
 
-/* Sets the current box's extent in dimension d, from local.offset[d] on. */
+/* Sets the current box's size in dimension d, from local.offset[d] on. */
 static void iter_run(struct tensor_shard_iter *it, uint32_t d)
 {
 	uint64_t end = it->slab.offset[d] + it->slab.size[d];
 
-	it->at.box.offset[d] = run_at(it->shard, d, it->local.offset[d], end - it->local.offset[d], &it->local.size[d]);
+	it->at.box.offset[d] = stretch_at(it->shard, d, it->local.offset[d], end - it->local.offset[d],
+		&it->local.size[d]);
 	it->at.box.size[d] = it->local.size[d];
 }
 
@@ -179,7 +181,7 @@ static int cut_parting(const struct tensor_shard *shard, uint32_t d, uint32_t n)
 static uint64_t run_count(const struct tensor_shard *shard, uint32_t d, uint64_t from, uint64_t n)
 {
 	int parting = cut_parting(shard, d, shard->ncuts);
-	uint64_t count = 0, run;
+	uint64_t count = 0, stretch;
 
 	if (parting < 0 || n == 0)
 		return n > 0;
@@ -189,10 +191,10 @@ static uint64_t run_count(const struct tensor_shard *shard, uint32_t d, uint64_t
 		for (uint32_t i = shard->ncuts; i-- > (uint32_t)parting + 1;) /* where these begin in what it holds */
 			if (shard->cut[i].dim == d)
 				from += shard->cut[i].full ? shard->cut[i].start : shard->cut[i].tail_start;
-		return base_min((from + n - 1) / c->run, c->full) - base_min(from / c->run, c->full) + 1;
+		return base_min((from + n - 1) / c->stretch, c->full) - base_min(from / c->stretch, c->full) + 1;
 	}
-	for (; n > 0; n -= run, from += run, count++)
-		run_at(shard, d, from, n, &run);
+	for (; n > 0; n -= stretch, from += stretch, count++)
+		stretch_at(shard, d, from, n, &stretch);
 	return count;
 }
 
@@ -306,7 +308,7 @@ static int holders_range(struct holders *h, uint32_t m, const struct tensor_shap
 			uint64_t high;
 
 			tensor_cut_make(p, inner->dim[d], h->s->mesh->size[m], i, &cut);
-			left.dim[d] = tensor_cut_extent(&cut);
+			left.dim[d] = tensor_cut_size(&cut);
 			high = tensor_cut_below(&cut, part.offset[d] + part.size[d]);
 			part.offset[d] = tensor_cut_below(&cut, part.offset[d]);
 			part.size[d] = high - part.offset[d];

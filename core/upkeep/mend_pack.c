@@ -260,7 +260,7 @@ static int table_complete(struct mend_pack *p)
 		if (refs[i].offset != base_align(end, store_object_align(refs[i].codec, refs[i].stored_len)))
 			r = -BASE_EDAMAGED;
 		else
-			r = pack_run_bounds(refs, p->n, i, &i, &end);
+			r = pack_extent_bounds(refs, p->n, i, &i, &end);
 	}
 	free(refs);
 	p->complete = r == 0 && p->size == base_align(end, PACK_FOOTER_ALIGN) + p->n * PACK_ENTRY_BYTES +

@@ -89,7 +89,7 @@ static int parts_read(struct mend *m, const struct store_incoming *in, struct pr
 		struct store_record record = {0};
 
 		snprintf(name, sizeof name, "incoming/%s/%s/part.%u", in->run, in->attempt, i);
-		r = record_read(m->store, name, STORE_RECORD_PART, &record);
+		r = record_read(m->store, name, STORE_RECORD_ANNOUNCEMENT, &record);
 		if (r == 0)
 			r = proto_announcement_decode(record.body, record.len, &all[i]);
 		store_record_release(&record);

@@ -166,7 +166,7 @@ static int decode_body(enum store_record_kind kind, const struct store_record *r
 		BODY(STORE_RECORD_MANIFEST, manifest, manifest);
 		BODY(STORE_RECORD_BEGIN, begin, begin);
 		BODY(STORE_RECORD_BASE, base, base);
-		BODY(STORE_RECORD_PART, announcement, announcement);
+		BODY(STORE_RECORD_ANNOUNCEMENT, announcement, announcement);
 		BODY(STORE_RECORD_HEARTBEAT, heartbeat, heartbeat);
 		BODY(STORE_RECORD_TRASH, trash, trash);
 		BODY(STORE_RECORD_STATS, stats, stats);
@@ -346,7 +346,7 @@ static int incoming_kind(const char *base)
 	if (!strncmp(base, "base.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
 		return STORE_RECORD_BASE;
 	if (!strncmp(base, "part.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
-		return STORE_RECORD_PART;
+		return STORE_RECORD_ANNOUNCEMENT;
 	return 0;
 }
 

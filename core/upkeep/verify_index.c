@@ -3,12 +3,12 @@
  * verify_index: which faults touch these bytes of a file? Asked for every object of every step, while faults are still
  * being found.
  *
- * The places are runs, one after another, whose sizes are the powers of two that their number is the sum of: one more
- * makes a run of one, and as many of the last runs as have the same size become one, which is sorted. So each place is
- * sorted log n times, and a question is a bisection in each of log n runs. In a run the places of a file lie by where
- * they begin, each with how far any of the file reaches up to there: from the last that begins before the end of what
- * is asked for, only as far back has to be looked as something reaches into it. Whole files are asked for by
- * themselves, since they reach everywhere. */
+ * The places are batches, one after another, whose sizes are the powers of two that their number is the sum of: one
+ * more makes a batch of one, and as many of the last batches as have the same size become one, which is sorted. So each
+ * place is sorted log n times, and a question is a bisection in each of log n batches. In a batch the places of a file
+ * lie by where they begin, each with how far any of the file reaches up to there: from the last that begins before the
+ * end of what is asked for, only as far back has to be looked as something reaches into it. Whole files are asked for
+ * by themselves, since they reach everywhere. */
 #include "core/upkeep/verify_index.h"
 
 #include <errno.h>
@@ -38,13 +38,13 @@ static int place_order(const void *pa, const void *pb)
 	return (a->fault > b->fault) - (a->fault < b->fault);
 }
 
-static void run_sort(struct verify_place *run, size_t n)
+static void run_sort(struct verify_place *batch, size_t n)
 {
-	qsort(run, n, sizeof *run, place_order);
+	qsort(batch, n, sizeof *batch, place_order);
 	for (size_t i = 0; i < n; i++) {
-		run[i].reach = run[i].end;
-		if (i && run[i - 1].file == run[i].file)
-			run[i].reach = base_max(run[i].end, run[i - 1].reach);
+		batch[i].reach = batch[i].end;
+		if (i && batch[i - 1].file == batch[i].file)
+			batch[i].reach = base_max(batch[i].end, batch[i - 1].reach);
 	}
 }
 
@@ -61,8 +61,8 @@ int verify_index_add(struct verify_index *x, const char *file, uint64_t offset, 
 	return 0;
 }
 
-/* The first of the run that is of a later file, or begins at `end` or later. */
-static size_t run_bound(struct verify_index *x, const struct verify_place *run, size_t n, uint64_t file, uint64_t end)
+/* The first of the batch that is of a later file, or begins at `end` or later. */
+static size_t run_bound(struct verify_index *x, const struct verify_place *batch, size_t n, uint64_t file, uint64_t end)
 {
 	size_t low = 0, high = n;
 
@@ -70,7 +70,7 @@ static size_t run_bound(struct verify_index *x, const struct verify_place *run, 
 		size_t mid = low + (high - low) / 2;
 
 		x->looked++;
-		if (run[mid].file < file || (run[mid].file == file && run[mid].begin < end))
+		if (batch[mid].file < file || (batch[mid].file == file && batch[mid].begin < end))
 			low = mid + 1;
 		else
 			high = mid;
@@ -84,16 +84,16 @@ static int index_find(struct verify_index *x, uint64_t file, uint64_t begin, uin
 	size_t first = 0, left = x->n;
 
 	while (left) {
-		const struct verify_place *run = &x->places[first];
+		const struct verify_place *batch = &x->places[first];
 		size_t size = (size_t)1 << (63 - __builtin_clzll(left));
 
-		for (size_t i = run_bound(x, run, size, file, end); i-- > 0;) {
+		for (size_t i = run_bound(x, batch, size, file, end); i-- > 0;) {
 			int r;
 
 			x->looked++;
-			if (run[i].file != file || run[i].reach <= begin)
+			if (batch[i].file != file || batch[i].reach <= begin)
 				break;
-			r = run[i].end > begin ? f(arg, run[i].fault) : 0;
+			r = batch[i].end > begin ? f(arg, batch[i].fault) : 0;
 			if (r)
 				return r;
 		}

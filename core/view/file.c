@@ -301,20 +301,20 @@ static size_t clip(const struct view_file *f, uint64_t offset, size_t len)
 
 struct joined { struct base_buf iov, pins; };
 
-static void join_part(struct joined *j, struct load_extents *part)
+static void join_part(struct joined *j, struct load_slices *part)
 {
 	base_buf_append(&j->iov, part->iov, part->niov * sizeof *part->iov);
 	base_buf_append(&j->pins, part->pins, part->npins * sizeof *part->pins);
 	if (j->iov.error || j->pins.error) { /* the pins of this part may not be in */
 		if (!j->pins.error)
 			j->pins.len -= part->npins * sizeof *part->pins;
-		load_extents_release(part);
+		load_slices_release(part);
 		return;
 	}
 	free(part->memory);
 }
 
-static int join_finish(struct joined *j, int r, struct load_extents *ret_e)
+static int join_finish(struct joined *j, int r, struct load_slices *ret_e)
 {
 	unsigned npins = j->pins.len / sizeof(struct load_pin *);
 	struct load_pin **pins = (void *)j->pins.data;
@@ -325,7 +325,7 @@ static int join_finish(struct joined *j, int r, struct load_extents *ret_e)
 		memcpy(memory, j->iov.data, j->iov.len);
 		if (npins)
 			memcpy(memory + j->iov.len, pins, j->pins.len);
-		*ret_e = (struct load_extents){.iov = (void *)memory, .niov = j->iov.len / sizeof(struct iovec),
+		*ret_e = (struct load_slices){.iov = (void *)memory, .niov = j->iov.len / sizeof(struct iovec),
 			.pins = (void *)(memory + j->iov.len),
 			.npins = npins, .memory = memory};
 	} else {
@@ -347,37 +347,37 @@ static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, co
 	return base_min(len, (*ret_p)->end - (offset - f->head_len));
 }
 
-static int stretch_extents(struct view_file *f, struct load_cache *c, const struct place *p, uint64_t offset,
+static int stretch_slices(struct view_file *f, struct load_cache *c, const struct place *p, uint64_t offset,
 	size_t len, void *scratch,
-	struct load_extents *ret_e, struct base_error *err)
+	struct load_slices *ret_e, struct base_error *err)
 {
 	struct load_object *o;
 	int r = get_object(f, p, &o, err);
 	if (r < 0)
 		return r;
-	r = load_object_extents(o, c, offset - f->head_len - p->begin, len, scratch, ret_e, err);
+	r = load_object_slices(o, c, offset - f->head_len - p->begin, len, scratch, ret_e, err);
 	load_object_unref(o); /* pins keep the bytes */
 	return r;
 }
 
-int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
-	struct load_extents *ret_e, struct base_error *err)
+int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
+	struct load_slices *ret_e, struct base_error *err)
 {
 	struct joined j = {BASE_BUF_INIT, BASE_BUF_INIT};
 	const struct place *p;
 	int r = 0;
-	*ret_e = (struct load_extents){0};
+	*ret_e = (struct load_slices){0};
 	len = clip(f, offset, len);
 	if (len == 0)
 		return 0;
 	if (stretch(f, offset, len, &p) == len && p)
-		return stretch_extents(f, c, p, offset, len, scratch, ret_e, err);
+		return stretch_slices(f, c, p, offset, len, scratch, ret_e, err);
 	for (size_t done = 0, n; done < len && r == 0; done += n) {
-		struct load_extents part = {0};
+		struct load_slices part = {0};
 		n = stretch(f, offset + done, len - done, &p);
 		if (!p)
 			base_buf_append(&j.iov, &(struct iovec){f->head + offset + done, n}, sizeof(struct iovec));
-		else if ((r = stretch_extents(f, c, p, offset + done, n, (char *)scratch + done, &part, err)) == 0)
+		else if ((r = stretch_slices(f, c, p, offset + done, n, (char *)scratch + done, &part, err)) == 0)
 			join_part(&j, &part);
 	}
 	return join_finish(&j, r, ret_e);

@@ -53,10 +53,10 @@ struct view_file;
 int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err); /* -EISDIR */
 void view_file_close(struct view_file *f);
 uint64_t view_file_size(const struct view_file *f);
-/* Bytes [offset, offset + len), clipped at the end of the file: extents as in load/cache.h (scratch: room for len
+/* Bytes [offset, offset + len), clipped at the end of the file: slices as in load/cache.h (scratch: room for len
  * bytes). */
-int view_file_extents(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
-	struct load_extents *ret_e, struct base_error *err);
+int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
+	struct load_slices *ret_e, struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
 int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
 	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err), void *arg,

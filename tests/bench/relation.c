@@ -37,7 +37,7 @@ static uint32_t pieces_make(const struct tensor_grid *g, const struct tensor_box
 	for (tensor_piece_first(&it, g, box);; tensor_piece_next(&it), n++) {
 		uint64_t len = it.done ? 0 : tensor_box_items(&g->shape, &it.piece) * g->item_bytes;
 
-		if (it.done || (n > first && end + len - pieces[first].ref.offset > STORE_RUN_MAX_BYTES)) {
+		if (it.done || (n > first && end + len - pieces[first].ref.offset > STORE_EXTENT_MAX_BYTES)) {
 			checks = base_align(end, 8);
 			for (uint64_t i = first; i < n; i++) {
 				pieces[i].ref.checks = checks;

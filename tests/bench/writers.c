@@ -325,7 +325,7 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 		must(store_part_add_row(b, t, &box, 1, &s->pieces[t], 1, &j->err), j, "row");
 	if (rank == l)
 		must(store_part_add_row(b, TENSORS, NULL, 0, &s->small, 1, &j->err), j, "row");
-	must(store_pack_run_end(w), j, "run");
+	must(store_pack_extent_end(w), j, "run");
 	must(store_part_finish(b, &part, &s->part_ref, &j->err), j, "part");
 	s->packs[1].live_bytes = s->part_ref.stored_len + s->layout_ref.stored_len;
 	for (size_t i = 0; i < part.nchunks; i++)
@@ -407,8 +407,8 @@ static void parts_alone(struct job *j)
 		char name[STORE_NAME_MAX];
 
 		snprintf(name, sizeof name, "incoming/r/%s/part.%u", store_attempt_name(j->attempts[0]), i);
-		must(store_record_get(j->store->storage, name, STORE_RECORD_PART, j->store->info.id, &record, NULL,
-			&j->err), j, name);
+		must(store_record_get(j->store->storage, name, STORE_RECORD_ANNOUNCEMENT, j->store->info.id, &record,
+			NULL, &j->err), j, name);
 		must(proto_announcement_decode(record.body, record.len, &parts[i]), j, name);
 		store_record_release(&record);
 		all[i] = &parts[i];

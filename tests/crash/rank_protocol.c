@@ -138,7 +138,7 @@ static int meta_write(struct rank *r, struct share *s, struct base_error *err)
 	if (e == 0)
 		e = b ? rows_add(r, s, b, err) : -ENOMEM;
 	if (e == 0)
-		e = store_pack_run_end(w);
+		e = store_pack_extent_end(w);
 	part.npacks = s->npacks;
 	if (e == 0)
 		e = store_part_finish(b, &part, &s->part_ref, err);

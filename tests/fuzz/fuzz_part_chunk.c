@@ -34,7 +34,7 @@ static void digests_mend(uint8_t *bytes, size_t len)
 {
 	uint64_t nrows = base_get32(bytes + 16), nruns = base_get32(bytes + 20), npieces = base_get64(bytes + 24),
 		 at = 0;
-	uint64_t first = CHUNK_HEAD_BYTES + nrows * CHUNK_ROW_BYTES + nruns * CHUNK_RUN_BYTES;
+	uint64_t first = CHUNK_HEAD_BYTES + nrows * CHUNK_ROW_BYTES + nruns * CHUNK_EXTENT_BYTES;
 	if (npieces > len / CHUNK_PIECE_BYTES || first > len || npieces * CHUNK_PIECE_BYTES > len - first)
 		return;
 	for (uint64_t i = 0; i < nrows; i++) {

@@ -91,7 +91,7 @@ SIZES = [
     ("core/pack/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "objects.md", "1 GiB raw"),
     ("core/step/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
-    ("core/step/chunk_internal.h", "CHUNK_RUN_BYTES", None, "part.md", None),
+    ("core/step/chunk_internal.h", "CHUNK_EXTENT_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_PIECE_BYTES", None, "part.md", None),
     ("proto/proto_internal.h", "PROTO_REF_BYTES", 72, "messages.md", r"\b72\b"),
     ("proto/proto_internal.h", "PROTO_CHUNK_ROW_BYTES", 88, "part.md", r"\b88\b"),

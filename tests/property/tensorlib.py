@@ -92,7 +92,7 @@ class Flat(ctypes.Structure):
 
 
 class Cut(ctypes.Structure):
-    _fields_ = [("dim", ctypes.c_uint32), ("run", ctypes.c_uint64), ("stride", ctypes.c_uint64), ("start", ctypes.c_uint64),
+    _fields_ = [("dim", ctypes.c_uint32), ("stretch", ctypes.c_uint64), ("stride", ctypes.c_uint64), ("start", ctypes.c_uint64),
                 ("full", ctypes.c_uint64), ("tail_start", ctypes.c_uint64), ("tail", ctypes.c_uint64)]
 
 

@@ -161,7 +161,7 @@ class RankAttempt(Attempt):
         whole = world == 1 and first is None
         self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None if whole else c.byref(box), c.c_uint32(0 if whole else 1), c.byref(piece),
                       c.c_uint64(1))
-        assert self.lib.store_pack_run_end(w) == 0
+        assert self.lib.store_pack_extent_end(w) == 0
         table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == 0 else 0) for i, (name, size) in enumerate(packs)])
         digest = Digest()
         self.lib.base_digest_of(c.c_void_p(object_.data), c.c_size_t(object_.len), c.byref(digest))

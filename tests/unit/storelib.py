@@ -354,7 +354,7 @@ class Attempt:
         piece = Piece(ref=self.piece, xxh=self.xxh, base=2**32 - 1)
         piece.ref.pack = [name for name, _ in packs].index(self.base_pack[0] if self.base_pack else self.pack_name("model"))
         self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None, c.c_uint32(0), c.byref(piece), c.c_uint64(1))
-        assert self.lib.store_pack_run_end(w) == 0
+        assert self.lib.store_pack_extent_end(w) == 0
         table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == piece.ref.pack else 0) for i, (name, size) in enumerate(packs)])
         part = Part(rank=0, world=1, host=socket.gethostname().encode()[:255], layout=layout_ref.digest, packs=table, npacks=len(packs))
         self.api.call(self.lib.store_part_finish, b, c.byref(part), c.byref(part_ref))

@@ -149,7 +149,7 @@ def bind(lib):
         ("store_pack_stream_begin", C.c_int, [P, C.POINTER(Digest), C.c_int, u64]),
         ("store_pack_stream_add", C.c_int, [P, s, size]),
         ("store_pack_stream_end", C.c_int, [P, C.POINTER(Ref)]),
-        ("store_pack_run_end", C.c_int, [P]),
+        ("store_pack_extent_end", C.c_int, [P]),
         ("store_pack_writer_size", u64, [P]),
         ("store_pack_seal", C.c_int, [P, C.POINTER(u64)]),
         ("store_pack_abandon", None, [P]),
@@ -326,7 +326,7 @@ class PackWriter:
         return ref
 
     def run_end(self):
-        check(self.lib.store_pack_run_end(self.w))
+        check(self.lib.store_pack_extent_end(self.w))
 
     def seal(self):
         size, w = C.c_uint64(), self.w

@@ -131,13 +131,13 @@ class Step:
                                             array, u64(len(pieces)), c.byref(e))
             assert r == 0, e.text
         assert self.lib.store_part_finish(b, c.byref(part), c.byref(part_ref), c.byref(e)) == 0, e.text
-        assert self.lib.store_pack_run_end(w) == 0
+        assert self.lib.store_pack_extent_end(w) == 0
         self.lib.store_part_builder_free(b)
 
     def forged(self, w, rows, chunk, part, part_ref):
         r = Ref()
         self.append(w, CHUNK, chunk, r)
-        assert self.lib.store_pack_run_end(w) == 0
+        assert self.lib.store_pack_extent_end(w) == 0
         part.chunks, part.nchunks = table(Chunk, [Chunk(rows[0][0], rows[-1][0], len(rows), ref(r, 1))]), 1
         self.append(w, PART, self.proto.encode("part", part), part_ref)
 

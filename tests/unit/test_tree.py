@@ -60,7 +60,7 @@ class Vector(C.Structure):
     _fields_ = [("base", C.c_void_p), ("len", C.c_size_t)]
 
 
-class Extents(C.Structure):
+class Slices(C.Structure):
     _fields_ = [("iov", C.POINTER(Vector)), ("niov", C.c_uint), ("pins", C.c_void_p), ("npins", C.c_uint), ("memory", C.c_void_p)]
 
 
@@ -191,10 +191,10 @@ class Tree:
         return raw
 
     def extents(self, f, offset, n):
-        e, err, scratch = Extents(), Error(), C.create_string_buffer(n + 1)
-        checked(self.lib.view_file_extents(f, self.cache, C.c_uint64(offset), C.c_size_t(n), scratch, C.byref(e), C.byref(err)), err)
+        e, err, scratch = Slices(), Error(), C.create_string_buffer(n + 1)
+        checked(self.lib.view_file_slices(f, self.cache, C.c_uint64(offset), C.c_size_t(n), scratch, C.byref(e), C.byref(err)), err)
         raw = b"".join(C.string_at(v.base, v.len) for v in e.iov[: e.niov])
-        self.lib.load_extents_release(C.byref(e))
+        self.lib.load_slices_release(C.byref(e))
         return raw
 
     def stream(self, f, offset, threads, stop_after=None):

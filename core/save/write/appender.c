@@ -136,7 +136,7 @@ static int appender_begin_row(struct save_appender *a, const struct save_band *b
 	return 0;
 }
 
-/* ---- packs and runs ---- */
+/* ---- packs and extents ---- */
 
 static bool appender_run_is_open(const struct save_appender *a)
 {
@@ -150,7 +150,7 @@ static int appender_end_run(struct save_appender *a, struct base_error *err)
 
 	if (!appender_run_is_open(a))
 		return 0;
-	rc = store_pack_run_end(a->pack);
+	rc = store_pack_extent_end(a->pack);
 	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (rc < 0)
 		return save_write_failed(a->w, a->pack_class, rc, err);
@@ -186,7 +186,7 @@ int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_erro
 		return rc;
 	}
 	if (appender_run_is_open(a) &&
-		store_pack_writer_size(a->pack) - a->run_start + 2 * 4096 + bytes > STORE_RUN_MAX_BYTES)
+		store_pack_writer_size(a->pack) - a->run_start + 2 * 4096 + bytes > STORE_EXTENT_MAX_BYTES)
 		rc = appender_end_run(a, err);
 	return rc;
 }

@@ -2,7 +2,7 @@
  *
  * dedup: one table of all objects that this save refers to, by digest and kind: those that it wrote (so that an
  * equal piece that comes later refers to the first) and those of other commits. Objects lie in chunks and never
- * move: the pack writer completes their references when a run ends.
+ * move: the pack writer completes their references when an extent ends.
  *
  * Only the appender's thread calls these functions, in the order of pieces: what is reused, and from where, does not
  * depend on threads. */

@@ -75,7 +75,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	int rc = store_part_finish(a->part, part, ret_ref, err);
 
 	if (rc == 0) {
-		rc = store_pack_run_end(a->meta);
+		rc = store_pack_extent_end(a->meta);
 		if (rc < 0)
 			save_write_failed(w, "meta", rc, err);
 	}

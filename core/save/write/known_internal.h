@@ -19,7 +19,7 @@
 
 /* ---- dedup: objects that this save may refer to, and the packs that they lie in ---- */
 
-struct save_known {                 /* never moves; its `checks` is complete once its run has ended */
+struct save_known {                 /* never moves; its `checks` is complete once its extent has ended */
 	struct store_object_ref ref;    /* `pack` is not used: see pack */
 	uint32_t pack;                  /* number in the part's pack table */
 };
