@@ -276,8 +276,11 @@ static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_
  * storage for half of the time that a rank may be missing at the start. */
 bool attempt_try_again(const struct store_attempt *a, int r)
 {
+	/* other ranks wait for this one for as long as start_ms */
+	uint64_t patience = a->launch->kind->meets ? a->launch->start_ms / 2 : a->launch->start_ms;
+
 	return store_error_passes(r) && r != -ENOMEM
-		&& (!a->failing_ms || base_monotonic_ms() - a->failing_ms < a->launch->start_ms / 2);
+		&& (!a->failing_ms || base_monotonic_ms() - a->failing_ms < patience);
 }
 
 int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, struct base_error *err)
@@ -300,5 +303,8 @@ int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, st
 		a->commit_ns += base_monotonic_ns() - begin;
 		return r;
 	}
+	if (!a->launch->kind->meets)
+		return attempt_give_up(a, a->launch->rank, "", "its announcement is not in incoming/ any more",
+			ret_entry, err);
 	return attempt_missing_judge(a, ret_entry, err);
 }

@@ -366,6 +366,10 @@ int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *r
 		store_reserve_restore(a->store);
 		return base_error_set(err, r, "%s", why.text);
 	}
+	if (!a->announced) { /* nobody can commit it */
+		store_attempt_packs_delete(a);
+		a->decided = true; /* as far as this rank can */
+	}
 	base_warning("%s: attempt %s: the abort could not be written (%s); it is tried again", a->store->path, a->name,
 		why.text);
 	return base_error_set(err, a->announced ? -BASE_EUNDECIDED : -BASE_EABORTED, "%s", why.text);

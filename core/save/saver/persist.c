@@ -258,11 +258,10 @@ static int persist_outcome(struct save_flight *f, int rc, struct base_error *err
 	struct base_error why;
 	int told = persist_wait(f, &why);
 
-	if (told == 0 || store_attempt_undecided(f->attempt))
-		*err = why;
-	else
-		base_error_set(err, rc, "%s", why.text);
-	return told == 0 ? 0 : store_attempt_undecided(f->attempt) ? told : rc;
+	if (told < 0 && !store_attempt_undecided(f->attempt) && rc != -BASE_EUNDECIDED)
+		return base_error_set(err, rc, "%s", why.text);
+	*err = why;
+	return told;
 }
 
 /* Why a flight was given up before it was submitted. */

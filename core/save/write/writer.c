@@ -461,6 +461,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		if (told == 0 || rc == -BASE_EUNDECIDED) { /* the list says now what became of it, or still does not */
 			rc = told;
 			why = outcome;
+			w->result.index_behind = told == 0;
 		}
 		if (rc < 0 && err)
 			*err = why;
