@@ -19,6 +19,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 
 #define BATCH 32768u
 
@@ -34,17 +35,8 @@ static int numbers_add(struct numbers *l, uint64_t v)
 
 static bool numbers_have(const struct numbers *l, uint64_t v)
 {
-	size_t low = 0, high = l->n;
-	while (low < high) {
-		size_t mid = low + (high - low) / 2;
-		if (l->all[mid] == v)
-			return true;
-		if (l->all[mid] < v)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return false;
+	size_t at = base_bisect(i, 0, l->n, l->all[i] < v);
+	return at < l->n && l->all[at] == v;
 }
 
 /* Into a list that is kept sorted and short (commits that one commit shadows). */

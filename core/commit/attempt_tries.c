@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/commit/launch_internal.h"
 
 #define TRIES_MAX ((UINT64_C(1) << (64 - STORE_JOB_STEP_BITS)) - 1)     /* the last number of all is no attempt's */
@@ -39,19 +40,9 @@ bool attempt_name_take(const struct store_launch *l, const char *name, uint64_t 
 /* Index of the step, or of where it would stand. */
 static size_t tries_place(const struct store_launch *l, uint64_t step)
 {
-	size_t low = 0, high = l->ntries;
-
-	if (high && l->tries[high - 1].step < step)
-		return high;
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-
-		if (l->tries[middle].step < step)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
+	if (l->ntries && l->tries[l->ntries - 1].step < step)
+		return l->ntries;
+	return base_bisect(i, 0, l->ntries, l->tries[i].step < step);
 }
 
 static struct launch_tries *tries_find(const struct store_launch *l, uint64_t step)

@@ -18,6 +18,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 
 #define LAUNCH_REASON "a newer launch of the run began"
@@ -99,19 +100,9 @@ enum store_attempt_state store_list_attempt(const struct store_list *l, const ch
 /* Index of the step, or of where it would stand. */
 static size_t step_place(const struct store_list *l, uint64_t step)
 {
-	size_t low = 0, high = l->nsteps;
-
-	if (high && l->steps[high - 1].step < step)
-		return high;
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-
-		if (l->steps[middle].step < step)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
+	if (l->nsteps && l->steps[l->nsteps - 1].step < step)
+		return l->nsteps;
+	return base_bisect(i, 0, l->nsteps, l->steps[i].step < step);
 }
 
 const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step)
@@ -123,17 +114,9 @@ const struct store_list_step *store_list_find(const struct store_list *l, uint64
 
 uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry)
 {
-	size_t low = 0, high = l->ncommits;
+	size_t at = base_bisect(i, 0, l->ncommits, l->commits[i].entry < entry);
 
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-
-		if (l->commits[middle].entry < entry)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low < l->ncommits && l->commits[low].entry == entry ? l->commits[low].step : PROTO_NONE;
+	return at < l->ncommits && l->commits[at].entry == entry ? l->commits[at].step : PROTO_NONE;
 }
 
 static const struct store_list_step *step_of_entry(const struct store_list *l, uint64_t entry)

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/step/part.h"
 
@@ -223,17 +224,7 @@ static void vote_text(const struct replica_vote *v, const struct replica_side *a
 static const struct proto_announcement *announcement_of(const struct proto_announcement *const *all, uint32_t n,
 	uint32_t rank)
 {
-	uint32_t low = 0, high = n - 1;
-
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-
-		if (all[middle]->rank < rank)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return all[low];
+	return all[base_bisect(i, 0, n - 1, all[i]->rank < rank)];
 }
 
 static int vote_refuse(struct store *s, const struct proto_announcement *const *all, uint32_t n,

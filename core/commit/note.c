@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
 #include "core/commit/list_internal.h"
@@ -155,20 +156,9 @@ void store_notes_release(struct store_notes *notes)
 
 static const struct store_note *notes_find(const struct store_notes *notes, const char *pack)
 {
-	size_t low = 0, high = notes->n;
+	int64_t at = base_search(i, 0, notes->n, strcmp(notes->all[i].pack, pack));
 
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		int order = strcmp(notes->all[middle].pack, pack);
-
-		if (order == 0)
-			return &notes->all[middle];
-		if (order < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return NULL;
+	return at < 0 ? NULL : &notes->all[at];
 }
 
 bool store_notes_name(const struct store_notes *notes, const char *pack, const struct store_object_ref *ref)

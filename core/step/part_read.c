@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/step/store.h"
 
@@ -64,20 +65,9 @@ static int part_chunk_load(struct store *s, const struct store_layout *l, const 
 
 int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
 {
-	uint32_t low = 0, high = part->nchunks;
+	uint32_t at = base_bisect(i, 0, part->nchunks, part->chunks[i].last_tensor < tensor);
 
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-		const struct proto_chunk *c = &part->chunks[middle];
-
-		if (tensor < c->first_tensor)
-			high = middle;
-		else if (tensor > c->last_tensor)
-			low = middle + 1;
-		else
-			return middle;
-	}
-	return -ENOENT;
+	return at < part->nchunks && part->chunks[at].first_tensor <= tensor ? (int64_t)at : -ENOENT;
 }
 
 /* Gets chunk `number` from the cache, or loads it into the cache. */

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/base/digest.h"
 #include "core/base/le.h"
 
@@ -64,18 +65,8 @@ int verify_index_add(struct verify_index *x, const char *file, uint64_t offset, 
 /* The first of the batch that is of a later file, or begins at `end` or later. */
 static size_t run_bound(struct verify_index *x, const struct verify_place *batch, size_t n, uint64_t file, uint64_t end)
 {
-	size_t low = 0, high = n;
-
-	while (low < high) {
-		size_t mid = low + (high - low) / 2;
-
-		x->looked++;
-		if (batch[mid].file < file || (batch[mid].file == file && batch[mid].begin < end))
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return low;
+	return base_bisect(i, 0, n, (x->looked++,
+		batch[i].file < file || (batch[i].file == file && batch[i].begin < end)));
 }
 
 static int index_find(struct verify_index *x, uint64_t file, uint64_t begin, uint64_t end, verify_index_func f,

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 
 enum { WINDOW_BLOCKS = 256 };
 
@@ -59,23 +60,13 @@ static void hashes_fault(struct verify *v, const char *file, const struct store_
 static const struct verify_seen *footer_lists(const struct verify *v, const char *file,
 	const struct store_object_ref *ref)
 {
-	size_t low = 0, high = v->npacks;
+	int64_t at = base_search(i, 0, v->npacks, strcmp(v->packs[i].file, file));
 	uint64_t place = verify_place(NULL, ref);
 
-	while (low < high) {
-		size_t mid = (low + high) / 2;
-		int order = strcmp(v->packs[mid].file, file);
-
-		if (order == 0)
-			return v->packs[mid].nseen ? bsearch(&place, v->packs[mid].seen, v->packs[mid].nseen,
-							     sizeof *v->packs[mid].seen, verify_compare_places)
-						   : NULL;
-		if (order < 0)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return NULL;
+	if (at < 0 || !v->packs[at].nseen)
+		return NULL;
+	return bsearch(&place, v->packs[at].seen, v->packs[at].nseen, sizeof *v->packs[at].seen,
+		verify_compare_places);
 }
 
 /* ---- sets ---- */

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/bisect.h"
 #include "core/base/log.h"
 #include "core/step/manifest.h"
 
@@ -157,21 +158,12 @@ const struct store_opened_part *save_base_part(struct save_base *b, uint32_t lin
 
 uint32_t save_base_find_line(const struct save_base *b, uint32_t rank)
 {
-	uint32_t low = 0, high = b->m.nranks;
+	uint32_t at;
 
-	if (rank < high && b->m.ranks[rank].rank == rank) /* nearly always */
+	if (rank < b->m.nranks && b->m.ranks[rank].rank == rank) /* nearly always */
 		return rank;
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-
-		if (b->m.ranks[middle].rank == rank)
-			return middle;
-		if (b->m.ranks[middle].rank < rank)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return BASE_NO_LINE;
+	at = base_bisect(i, 0, b->m.nranks, b->m.ranks[i].rank < rank);
+	return at < b->m.nranks && b->m.ranks[at].rank == rank ? at : BASE_NO_LINE;
 }
 
 /* ---- rows ---- */
