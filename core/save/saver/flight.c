@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/plural.h"
 #include "core/save/saver/saver_internal.h"
@@ -82,9 +83,9 @@ void saver_flight_release(struct save_flight *f)
 	save_plan_cache_give(f->s->plans, f->planned);
 	save_replicas_release(&f->replicas);
 	device_fence_free(f->fence);
-	for (size_t i = 0; i < f->nplacements; i++) {
-		free(f->placements[i]);
-		free(f->placement_words[i]);
+	for (size_t i = 0; i < f->nwords; i++) {
+		free(f->words[i].words);
+		free(f->words[i].placements);
 	}
 	for (size_t i = 0; i < f->nbases; i++)
 		free(f->bases[i]);
@@ -95,11 +96,10 @@ void saver_flight_release(struct save_flight *f)
 		free(c);
 	}
 	store_commons_release(&f->commons);
-	free(f->placements);
-	free(f->placement_words);
+	free(f->words);
 	free(f->bases);
 	free(f->tensors);
-	free(f->slots);
+	base_table_release(&f->by_name);
 	free(f->names);
 	free(f->sample_hashes);
 	free(f);
@@ -250,19 +250,16 @@ static bool saver_mesh_equal(const struct tensor_mesh *a, const struct tensor_me
 static const struct tensor_mesh *saver_mesh(struct save_saver *s, const struct tensor_mesh *m, struct base_error *err)
 {
 	const char *names[TENSOR_MAX_DIMS];
-	struct tensor_mesh **grown, *copy = NULL;
+	struct tensor_mesh *copy = NULL;
 
 	pthread_mutex_lock(&s->meshes_lock);
 	for (size_t i = 0; i < s->nmeshes && !copy; i++)
 		if (saver_mesh_equal(s->meshes[i], m))
 			copy = s->meshes[i];
 	if (!copy) {
-		grown = reallocarray(s->meshes, s->nmeshes + 1, sizeof *grown);
-		if (grown)
-			s->meshes = grown;
 		for (uint32_t d = 0; d < m->ndim; d++)
 			names[d] = m->name[d];
-		if (!grown)
+		if (base_array_more(s->meshes, s->nmeshes) < 0)
 			base_no_memory(err);
 		else if (tensor_mesh_new(m->ndim, names, m->size, m->ranks, m->ranks ? m->count : 0, &copy, err) == 0)
 			s->meshes[s->nmeshes++] = copy;
@@ -290,73 +287,43 @@ static const struct tensor_mesh *flight_mesh(struct save_flight *f, const struct
 static int flight_placements(struct save_flight *f, const char *words, const struct tensor_placements **ret_p,
 	struct base_error *err)
 {
-	size_t kept = base_min(f->nplacements, FLIGHT_WORDS_KEPT);
-	struct tensor_placements **p, *new;
-	char **w, *copy;
+	size_t kept = base_min(f->nwords, FLIGHT_WORDS_KEPT);
+	struct saver_words new;
 	int rc;
 
-	for (size_t i = f->nplacements; i > f->nplacements - kept; i--)
-		if (strcmp(f->placement_words[i - 1], words) == 0) {
-			*ret_p = f->placements[i - 1];
+	for (size_t i = f->nwords; i > f->nwords - kept; i--)
+		if (strcmp(f->words[i - 1].words, words) == 0) {
+			*ret_p = f->words[i - 1].placements;
 			return 0;
 		}
-	p = reallocarray(f->placements, f->nplacements + 1, sizeof *p);
-	if (p)
-		f->placements = p;
-	w = reallocarray(f->placement_words, f->nplacements + 1, sizeof *w);
-	if (w)
-		f->placement_words = w;
-	copy = p && w ? strdup(words) : NULL;
-	if (!copy)
+	new.words = base_array_more(f->words, f->nwords) == 0 ? strdup(words) : NULL;
+	if (!new.words)
 		return base_no_memory(err);
-	rc = tensor_placements_parse(words, &new, err);
+	rc = tensor_placements_parse(words, &new.placements, err);
 	if (rc < 0) {
-		free(copy);
+		free(new.words);
 		return rc;
 	}
-	f->placements[f->nplacements] = new;
-	f->placement_words[f->nplacements++] = copy;
-	*ret_p = new;
+	f->words[f->nwords++] = new;
+	*ret_p = new.placements;
 	return 0;
 }
 
-/* Where a name stands in the table, or the free slot where it belongs. */
-static uint32_t *flight_slot(const struct save_flight *f, const char *component, const char *name)
+static uint32_t flight_hash(const struct saver_tensor *t)
 {
-	uint64_t hash = base_xxh64_of(base_xxh64_of(0, component, strlen(component)), name, strlen(name));
-	uint32_t i = (uint32_t)hash & (f->nslots - 1);
-
-	while (f->slots[i]) {
-		const struct saver_tensor *t = &f->tensors[f->slots[i] - 1];
-
-		if (strcmp(t->name, name) == 0 && strcmp(t->component, component) == 0)
-			break;
-		i = (i + 1) & (f->nslots - 1);
-	}
-	return &f->slots[i];
+	return base_table_hash_in(base_table_hash(t->component, strlen(t->component)), t->name, t->name_len);
 }
 
-static int flight_grow(struct save_flight *f)
+/* The first tensor of that component and name, or NULL. */
+static const struct saver_tensor *flight_find(const struct save_flight *f, const struct saver_tensor *t, uint32_t hash)
 {
-	uint32_t room = f->tensors_room ? 2 * f->tensors_room : 256;
-	struct saver_tensor *tensors = reallocarray(f->tensors, room, sizeof *tensors);
-	uint32_t *slots = tensors ? calloc(2 * (size_t)room, sizeof *slots) : NULL;
+	size_t at = 0;
+	uint32_t i;
 
-	if (tensors)
-		f->tensors = tensors;
-	if (!slots)
-		return -ENOMEM;
-	free(f->slots);
-	f->slots = slots;
-	f->nslots = 2 * room;
-	f->tensors_room = room;
-	for (uint32_t i = 0; i < f->ntensors; i++) {
-		uint32_t *slot = flight_slot(f, f->tensors[i].component, f->tensors[i].name);
-
-		if (!*slot)
-			*slot = i + 1;
-	}
-	return 0;
+	while ((i = base_table_next(&f->by_name, hash, &at)) != BASE_TABLE_NONE)
+		if (strcmp(f->tensors[i].name, t->name) == 0 && strcmp(f->tensors[i].component, t->component) == 0)
+			return &f->tensors[i];
+	return NULL;
 }
 
 static int tensor_check_names(const struct save_tensor *t, struct base_error *err)
@@ -416,8 +383,10 @@ static int tensor_set_boxes(struct save_flight *f, const struct save_tensor *t, 
 	struct tensor_box box;
 	int rc;
 
-	if (!b || (t->nboxes && t->shape.ndim && !t->boxes) || pairs > SIZE_MAX / 8)
-		return base_error_set(err, b ? -EINVAL : -ENOMEM, b ? "its boxes are missing" : "out of memory");
+	if (!b)
+		return base_no_memory(err);
+	if ((t->nboxes && t->shape.ndim && !t->boxes) || pairs > SIZE_MAX / 8)
+		return base_error_set(err, -EINVAL, "its boxes are missing");
 	*b = (struct tensor_boxes){.ndim = t->shape.ndim, .n = t->nboxes, .room = t->nboxes};
 	b->pairs = flight_copy(f, t->boxes, pairs * sizeof *t->boxes);
 	if (!b->pairs)
@@ -548,30 +517,33 @@ static int tensor_check_again(const struct saver_tensor *first, const struct sav
 
 int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struct base_error *err)
 {
+	const struct saver_tensor *first;
 	struct saver_tensor *to;
-	uint32_t *slot;
+	uint32_t hash;
 	int rc = saver_check(f->s, err);
 
 	if (rc == 0 && (f->submitted || f->ntensors == FLIGHT_TENSORS_MAX))
 		rc = base_error_set(err, -EINVAL, f->submitted ? "the save was submitted" : "too many tensors");
 	if (rc == 0)
 		rc = tensor_check_names(t, err);
-	if (rc == 0 && f->ntensors == f->tensors_room && flight_grow(f) < 0)
+	if (rc == 0 && (base_array_room(f->tensors, f->tensors_room, f->ntensors + 1) < 0
+			|| base_table_reserve(&f->by_name, 1) < 0))
 		rc = base_no_memory(err);
 	if (rc < 0)
 		return rc;
 	to = &f->tensors[f->ntensors];
 	rc = flight_fill(f, t, to, err);
-	slot = flight_slot(f, t->component, t->name);
-	if (rc == 0 && *slot)
-		rc = tensor_check_again(&f->tensors[*slot - 1], to, err);
+	hash = rc == 0 ? flight_hash(to) : 0;
+	first = rc == 0 ? flight_find(f, to, hash) : NULL;
+	if (first)
+		rc = tensor_check_again(first, to, err);
 	if (rc < 0)
 		return base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
 			store_layout_shown(t->name, strlen(t->name)), t->name);
-	if (*slot && tensor_shape_is_empty(&t->shape))
+	if (first && tensor_shape_is_empty(&t->shape))
 		return 0; /* it has no more boxes */
-	if (!*slot)
-		*slot = f->ntensors + 1;
+	if (!first)
+		base_table_add(&f->by_name, hash, f->ntensors);
 	f->ntensors++;
 	f->device |= to->device;
 	return 0;
@@ -584,12 +556,12 @@ void save_flight_truncate(struct save_flight *f, size_t count)
 	if (count >= f->ntensors || f->submitted)
 		return;
 	f->ntensors = (uint32_t)count;
-	memset(f->slots, 0, f->nslots * sizeof *f->slots);
+	base_table_clear(&f->by_name); /* and keeps its memory, so there is room */
 	for (uint32_t i = 0; i < f->ntensors; i++) {
-		uint32_t *slot = flight_slot(f, f->tensors[i].component, f->tensors[i].name);
+		uint32_t hash = flight_hash(&f->tensors[i]);
 
-		if (!*slot)
-			*slot = i + 1;
+		if (!flight_find(f, &f->tensors[i], hash))
+			base_table_add(&f->by_name, hash, i);
 	}
 }
 

@@ -20,6 +20,7 @@
 #ifndef CORE_SAVE_SAVER_SAVER_INTERNAL_H
 #define CORE_SAVE_SAVER_SAVER_INTERNAL_H
 
+#include "core/base/table.h"
 #include "core/commit/launch.h"
 #include "core/device/ring.h"
 #include "core/save/plan/plan_cache.h"
@@ -84,8 +85,8 @@ struct save_flight {
 	char **bases; size_t nbases;
 	struct store_commons commons;   /* finished at submit */
 	struct saver_tensor *tensors; uint32_t ntensors, tensors_room;
-	uint32_t *slots; uint32_t nslots;       /* hash table of names: number + 1 */
-	struct tensor_placements **placements; char **placement_words; size_t nplacements;
+	struct base_table by_name;      /* the first of each component and name */
+	struct saver_words { char *words; struct tensor_placements *placements; } *words; size_t nwords;
 	struct { const struct tensor_mesh *from, *to; } last_mesh;
 	struct saver_chunk *arena;
 	struct device_fence *fence;     /* NULL: no device memory */
