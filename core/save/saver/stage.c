@@ -139,7 +139,7 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 	}
 	if (rc < 0) {
 		free(b);
-		return base_error_set(err, rc, "out of memory");
+		return base_no_memory(err);
 	}
 	b->left = b->nbands;
 	rc = b->nbands || f->sample_hashes ? 0 : saver_prepare_samples(f, err);
@@ -296,9 +296,8 @@ static int copy_bands(struct save_flight *f, struct saver_worker *w, struct save
 	int rc = copy_hashes(f, w, b, err);
 
 	for (uint64_t i = 0; rc == 0 && i < b->nbands; i++) {
-		rc = save_cursor_take(&c, f->w, &w->walker);
-		if (rc != 1)
-			return base_error_set(err, rc < 0 ? rc : -EIO, "out of memory");
+		if (save_cursor_take(&c, f->w, &w->walker) != 1) /* the band is there, so its pieces found no memory */
+			return base_no_memory(err);
 		rc = b->xxh ? copy_band_cut(f, w, b->slot + offset, b->xxh + pieces) :
 			copy_run_add(f, w, b, &run, offset, err);
 		pieces += w->walker.npieces;

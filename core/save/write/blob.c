@@ -85,8 +85,8 @@ static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob
 	if (!h)
 		return base_no_memory(err);
 	rc = blob_pass(a, b, m, h, err);
-	if (rc == 0 && (rc = base_hasher_final(h, &b->digest)) < 0)
-		base_error_set(err, rc, "out of memory");
+	if (rc == 0 && base_hasher_final(h, &b->digest) < 0)
+		rc = base_no_memory(err);
 	base_hasher_free(h);
 	return rc;
 }
@@ -179,7 +179,7 @@ int save_appender_blobs(struct save_appender *a, struct base_error *err)
 	int rc = blob_memory_init(&m, w);
 
 	if (rc < 0)
-		return base_error_set(err, rc, "out of memory");
+		return base_no_memory(err);
 	if (w->nblobs)
 		qsort(w->blobs, w->nblobs, sizeof *w->blobs, blob_compare);
 	rc = save_appender_class(a, "blobs", err);

@@ -103,7 +103,7 @@ static int catalog_commits(struct store *s, struct catalog_commits *ret_c, struc
 		rc = catalog_add_run(ret_c, s, runs[i]);
 	store_runs_free(runs, n);
 	if (rc < 0)
-		return base_error_set(err, rc, "out of memory");
+		return base_no_memory(err);
 	if (ret_c->n)
 		qsort(ret_c->all, ret_c->n, sizeof *ret_c->all, catalog_newest_first);
 	return 0;

@@ -46,14 +46,11 @@ static struct save_band *engine_take(struct save_engine *e)
 {
 	const struct save_engine_source *source = e->source;
 	struct save_band *b = e->free;
-	int rc;
 
 	if (!source || e->over || !b || (source->ready && !source->ready(source->arg)))
 		return NULL;
-	rc = save_cursor_take(&e->cursor, e->w, b);
-	if (rc != 1) {
-		e->over = true;
-		e->take_rc = rc < 0 ? rc : -EIO;
+	if (save_cursor_take(&e->cursor, e->w, b) != 1) { /* a band is there, so its pieces found no memory */
+		e->over = e->no_memory = true;
 		pthread_cond_signal(e->ready);
 		pthread_cond_broadcast(e->work);
 		return NULL;
@@ -150,7 +147,7 @@ static int engine_next(struct save_engine *e, struct save_band *b, struct base_e
 
 static bool engine_failed(const struct save_engine *e)
 {
-	return e->take_rc < 0 || (e->source->failed && e->source->failed(e->source->arg));
+	return e->no_memory || (e->source->failed && e->source->failed(e->source->arg));
 }
 
 /* Nobody is at work on a band of this save after that. The lock is held. */
@@ -180,7 +177,7 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 	e->cursor = (struct save_cursor){0};
 	e->over = w->planned->plan.nboxes == 0;
 	e->taken = e->appended = 0;
-	e->take_rc = 0;
+	e->no_memory = false;
 	pthread_cond_broadcast(e->work);
 	while (rc == 0 && !engine_failed(e) && !(e->over && e->appended == e->taken)) {
 		struct save_band *b = e->order[e->appended % e->nbands];
@@ -190,8 +187,8 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 		else
 			pthread_cond_wait(e->ready, e->lock);
 	}
-	if (rc == 0 && e->take_rc < 0)
-		rc = base_error_set(err, e->take_rc, "out of memory");
+	if (rc == 0 && e->no_memory)
+		rc = base_no_memory(err);
 	else if (rc == 0 && engine_failed(e))
 		rc = base_error_set(err, -ECANCELED, "the save was given up");
 	engine_stop(e);

@@ -35,8 +35,7 @@ struct save_engine {
 	struct save_cursor cursor;
 	uint64_t taken, appended;       /* sequence numbers: given out; handed to the appender */
 	unsigned processing;
-	bool over;                      /* no more bands are taken */
-	int take_rc;
+	bool over, no_memory;           /* no more bands are taken; because one found no memory */
 };
 /* For so many workers. -ENOMEM; save_engine_release in any case. */
 int save_engine_init(struct save_engine *e, unsigned threads, pthread_mutex_t *lock, pthread_cond_t *ready,
