@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/table.h"
 
 #define GATHER_MISSES 64u               /* lines asked in vain */
 #define GATHER_BOXES (UINT32_C(1) << 20) /* of one row */
@@ -32,7 +33,7 @@ struct gather {
 	struct base_row *row;
 	uint64_t items, have;           /* of the box that is asked for */
 	uint32_t parts_room, from_room, misses;
-	uint32_t *slots; uint32_t nslots; /* boxes by what they are: 1 + number; 0: free */
+	struct base_table by_box;       /* the row's boxes */
 };
 
 void save_base_row_free(struct base_row *row)
@@ -126,47 +127,22 @@ bool save_base_row_covers(const struct base_row *row, const struct tensor_box *b
 
 /* ---- adding a line's row ---- */
 
-static int gather_slots(struct gather *g)
-{
-	uint32_t nslots = g->nslots ? 2 * g->nslots : 64;
-	uint32_t *slots = calloc(nslots, sizeof *slots);
-	size_t len = 2 * g->row->boxes.ndim * sizeof *g->row->boxes.pairs;
-
-	if (!slots)
-		return -ENOMEM;
-	free(g->slots);
-	g->slots = slots;
-	g->nslots = nslots;
-	for (size_t i = 0; i < g->row->boxes.n; i++) {
-		const uint64_t *pairs = g->row->boxes.pairs + 2 * g->row->boxes.ndim * i;
-		uint32_t slot = (uint32_t)base_xxh64_of(0, pairs, len) & (nslots - 1);
-
-		while (slots[slot])
-			slot = (slot + 1) & (nslots - 1);
-		slots[slot] = (uint32_t)i + 1;
-	}
-	return 0;
-}
-
 /* Appends the box unless it is there. 1: it was new. */
 static int gather_new_box(struct gather *g, const struct tensor_box *box)
 {
 	struct tensor_boxes *all = &g->row->boxes;
-	size_t n = all->n, len = 2 * all->ndim * sizeof *all->pairs;
-	uint32_t slot;
+	size_t n = all->n, len = 2 * all->ndim * sizeof *all->pairs, at = 0;
+	uint32_t hash, i;
 
-	if (2 * n >= g->nslots && gather_slots(g) < 0)
+	if (base_table_reserve(&g->by_box, 1) < 0 || tensor_boxes_add(all, box) < 0)
 		return -ENOMEM;
-	if (tensor_boxes_add(all, box) < 0)
-		return -ENOMEM;
-	slot = (uint32_t)base_xxh64_of(0, all->pairs + 2 * all->ndim * n, len) & (g->nslots - 1);
-	for (; g->slots[slot]; slot = (slot + 1) & (g->nslots - 1))
-		if (memcmp(all->pairs + 2 * all->ndim * (g->slots[slot] - 1), all->pairs + 2 * all->ndim * n,
-			len) == 0) {
+	hash = base_table_hash(all->pairs + 2 * all->ndim * n, len);
+	while ((i = base_table_next(&g->by_box, hash, &at)) != BASE_TABLE_NONE)
+		if (memcmp(all->pairs + 2 * all->ndim * i, all->pairs + 2 * all->ndim * n, len) == 0) {
 			all->n--;
 			return 0;
 		}
-	g->slots[slot] = (uint32_t)n + 1;
+	base_table_add(&g->by_box, hash, (uint32_t)n);
 	return 1;
 }
 
@@ -346,7 +322,7 @@ struct base_row *save_base_gather(struct save_base *b, const struct store_layout
 	rc = g.items ? gather_all(&g, l, tensor) : 0;
 	if (rc >= 0 && row->boxes.n > 1)
 		rc = tensor_box_index_new(&row->boxes, &row->index);
-	free(g.slots);
+	base_table_release(&g.by_box);
 	if (rc >= 0)
 		return row;
 	save_base_row_free(row);

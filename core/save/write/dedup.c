@@ -16,7 +16,7 @@ void save_dedup_release(struct save_dedup *d)
 	for (uint32_t i = 0; i < (d->count + DEDUP_CHUNK - 1) / DEDUP_CHUNK; i++)
 		free(d->chunks[i]);
 	free(d->chunks);
-	free(d->slots);
+	base_table_release(&d->by_digest);
 	free(d->packs);
 	free(d->bases);
 	*d = (struct save_dedup){0};
@@ -27,47 +27,25 @@ static struct save_known *dedup_at(const struct save_dedup *d, uint32_t i)
 	return &d->chunks[i / DEDUP_CHUNK][i % DEDUP_CHUNK];
 }
 
-/* The slot of an object, or the free one where it belongs. */
-static uint32_t *dedup_slot(const struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind)
+/* A digest is a hash already; docs/decisions.md says why it is not hashed again with the seed. */
+static uint32_t dedup_hash(const struct base_digest *digest)
 {
-	uint32_t i = (uint32_t)base_get64(digest->bytes) & (d->nslots - 1);
-
-	while (d->slots[i]) {
-		const struct save_known *k = dedup_at(d, d->slots[i] - 1);
-
-		if (k->ref.kind == kind && base_digest_equal(&k->ref.digest, digest))
-			break;
-		i = (i + 1) & (d->nslots - 1);
-	}
-	return &d->slots[i];
+	return base_get32(digest->bytes);
 }
 
 struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
 	enum store_object_kind kind)
 {
-	const uint32_t *slot = d->nslots ? dedup_slot(d, digest, kind) : NULL;
+	uint32_t hash = dedup_hash(digest), i;
+	size_t at = 0;
 
-	return slot && *slot ? dedup_at(d, *slot - 1) : NULL;
-}
+	while ((i = base_table_next(&d->by_digest, hash, &at)) != BASE_TABLE_NONE) {
+		struct save_known *k = dedup_at(d, i);
 
-static bool dedup_grow(struct save_dedup *d)
-{
-	uint32_t n = d->nslots ? 2 * d->nslots : 4096, *before = d->slots, *slots;
-
-	if (n <= d->nslots)
-		return false;
-	slots = calloc(n, sizeof *slots);
-	if (!slots)
-		return false;
-	d->slots = slots;
-	d->nslots = n;
-	for (uint32_t i = 0; i < d->count; i++) {
-		const struct save_known *k = dedup_at(d, i);
-
-		*dedup_slot(d, &k->ref.digest, k->ref.kind) = i + 1;
+		if (k->ref.kind == kind && base_digest_equal(&k->ref.digest, digest))
+			return k;
 	}
-	free(before);
-	return true;
+	return NULL;
 }
 
 static bool dedup_add_chunk(struct save_dedup *d)
@@ -84,13 +62,13 @@ struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest
 {
 	struct save_known *k;
 
-	if (d->count >= d->nslots / 2 && !dedup_grow(d))
+	if (base_table_reserve(&d->by_digest, 1) < 0)
 		return NULL;
 	if (d->count % DEDUP_CHUNK == 0 && !dedup_add_chunk(d))
 		return NULL;
 	k = dedup_at(d, d->count);
 	*k = (struct save_known){.ref = {.digest = *digest, .kind = kind}};
-	*dedup_slot(d, digest, kind) = ++d->count;
+	base_table_add(&d->by_digest, dedup_hash(digest), d->count++);
 	return k;
 }
 

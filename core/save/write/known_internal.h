@@ -11,6 +11,7 @@
 
 #include <stdatomic.h>
 
+#include "core/base/table.h"
 #include "core/commit/note.h"
 #include "core/save/write/band.h"
 #include "index/index.h"
@@ -26,7 +27,7 @@ struct save_known {                 /* never moves; its `checks` is complete onc
 struct save_pack { char name[STORE_PACK_NAME_MAX]; uint64_t size, live_bytes; bool own; };
 struct save_dedup {
 	struct save_known **chunks; uint32_t count;
-	uint32_t *slots; uint32_t nslots; /* 1 + number of an object; 0: free. A power of two */
+	struct base_table by_digest;    /* and kind */
 	struct save_pack *packs; uint32_t npacks, packs_room;
 	/* does not change any more once it is full: then any thread may read it */
 	char attempts[SAVE_BASE_ATTEMPTS_MAX][PROTO_ATTEMPT_MAX]; uint32_t nattempts;
