@@ -22,26 +22,17 @@
 struct plan_group {
 	const struct tensor_mesh *mesh; /* of its first tensor */
 	uint32_t dims, size;            /* replicated dimensions of that mesh; ranks */
-	uint64_t hash;                  /* of the ranks, in order */
 	uint64_t total, at;             /* bytes of the sequence; where the second walk is in it */
 	struct tensor_span span;        /* of this rank */
-};
-
-/* A mesh and dimensions that were looked up before; mesh NULL: a free slot. */
-struct plan_pair {
-	const struct tensor_mesh *mesh;
-	uint32_t dims, group;
 };
 
 struct plan_making {
 	const struct save_plan_tensors *tensors;
 	uint32_t n, rank;
 	struct tensor_mesh alone;       /* of this rank only: for tensors without a mesh */
-	struct plan_pair *pairs;        /* hash table, mask + 1 slots */
-	uint32_t *slots;                /* hash table of groups, as many: number + 1, or 0 */
-	size_t mask;
-	struct plan_group *groups;
-	uint32_t ngroups;
+	struct save_pairs pairs;
+	struct plan_group *groups; uint32_t ngroups, groups_room;
+	struct base_table by_ranks;     /* groups, by their ranks in order */
 	uint32_t zero;
 	uint32_t *ranks[2];             /* scratch */
 	uint32_t room[2];
@@ -56,8 +47,8 @@ static const struct tensor_placement plan_replicate[TENSOR_MAX_DIMS];
 
 static void making_release(struct plan_making *m)
 {
-	free(m->pairs);
-	free(m->slots);
+	save_pairs_release(&m->pairs);
+	base_table_release(&m->by_ranks);
 	free(m->groups);
 	free(m->ranks[0]);
 	free(m->ranks[1]);
@@ -68,28 +59,45 @@ static void making_release(struct plan_making *m)
 
 static int making_init(struct plan_making *m)
 {
-	size_t slots = 4;
-
-	while (slots < 2 * (size_t)m->n)
-		slots *= 2;
-	m->mask = slots - 1;
 	m->alone.ndim = m->alone.size[0] = m->alone.count = 1;
 	m->alone.ranks = &m->rank;
 	m->alone.order = &m->zero;
-	m->pairs = calloc(slots, sizeof *m->pairs);
-	m->slots = calloc(slots, sizeof *m->slots);
-	m->groups = calloc((size_t)m->n + 1, sizeof *m->groups);
 	m->group_of = calloc((size_t)m->n + 1, sizeof *m->group_of);
 	m->bytes = calloc((size_t)m->n + 1, sizeof *m->bytes);
-	if (!m->pairs || !m->slots || !m->groups || !m->group_of || !m->bytes)
-		return base_error_set(m->err, -ENOMEM, "no memory to plan %u tensors", m->n);
+	if (!m->group_of || !m->bytes)
+		return base_no_memory_for(m->err, "the plan of %u tensors", m->n);
 	return 0;
 }
 
-static uint64_t plan_mix(uint64_t hash, uint64_t value)
+static uint32_t pair_hash(const struct tensor_mesh *mesh, uint32_t dims)
 {
-	hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
-	return hash ^ hash >> 32;
+	return base_table_hash_in(dims, &mesh, sizeof mesh);
+}
+
+uint32_t save_pairs_find(const struct save_pairs *p, const struct tensor_mesh *mesh, uint32_t dims)
+{
+	uint32_t hash = pair_hash(mesh, dims), i;
+	size_t at = 0;
+
+	while ((i = base_table_next(&p->by_mesh, hash, &at)) != BASE_TABLE_NONE)
+		if (p->all[i].mesh == mesh && p->all[i].dims == dims)
+			return p->all[i].group;
+	return BASE_TABLE_NONE;
+}
+
+int save_pairs_add(struct save_pairs *p, const struct tensor_mesh *mesh, uint32_t dims, uint32_t group)
+{
+	if (base_array_room(p->all, p->room, p->n + 1) < 0 || base_table_reserve(&p->by_mesh, 1) < 0)
+		return -ENOMEM;
+	p->all[p->n] = (struct save_pair){mesh, dims, group};
+	base_table_add(&p->by_mesh, pair_hash(mesh, dims), p->n++);
+	return 0;
+}
+
+void save_pairs_release(struct save_pairs *p)
+{
+	free(p->all);
+	base_table_release(&p->by_mesh);
 }
 
 /* The ranks of this rank's group, in scratch memory number `which`. */
@@ -105,48 +113,43 @@ static int ranks_of(struct plan_making *m, const struct tensor_mesh *mesh, uint3
 /* The group with the ranks in scratch memory 0; 0 and its number, made if it is new. */
 static int group_intern(struct plan_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint32_t *ret_group)
 {
-	uint32_t size = tensor_mesh_group_size(mesh, dims);
-	uint64_t hash = size;
-	size_t slot;
+	uint32_t size = tensor_mesh_group_size(mesh, dims), i;
+	uint32_t hash = base_table_hash(m->ranks[0], size * sizeof m->ranks[0][0]);
+	size_t at = 0;
 
-	for (uint32_t i = 0; i < size; i++)
-		hash = plan_mix(hash, m->ranks[0][i]);
-	for (slot = hash & m->mask; m->slots[slot] != 0; slot = (slot + 1) & m->mask) {
-		const struct plan_group *g = &m->groups[m->slots[slot] - 1];
+	while ((i = base_table_next(&m->by_ranks, hash, &at)) != BASE_TABLE_NONE) {
+		const struct plan_group *g = &m->groups[i];
 		int r;
 
-		if (g->hash != hash || g->size != size)
+		if (g->size != size)
 			continue;
 		r = ranks_of(m, g->mesh, g->dims, 1);
 		if (r < 0)
 			return r;
 		if (memcmp(m->ranks[0], m->ranks[1], size * sizeof m->ranks[0][0]) == 0) {
-			*ret_group = m->slots[slot] - 1;
+			*ret_group = i;
 			return 0;
 		}
 	}
-	m->groups[m->ngroups] = (struct plan_group){.mesh = mesh, .dims = dims, .size = size, .hash = hash};
+	if (base_array_room(m->groups, m->groups_room, m->ngroups + 1) < 0 || base_table_reserve(&m->by_ranks, 1) < 0)
+		return -ENOMEM;
+	m->groups[m->ngroups] = (struct plan_group){.mesh = mesh, .dims = dims, .size = size};
+	base_table_add(&m->by_ranks, hash, m->ngroups);
 	*ret_group = m->ngroups++;
-	m->slots[slot] = m->ngroups;
 	return 0;
 }
 
 static int group_find(struct plan_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint32_t *ret_group)
 {
-	size_t slot = plan_mix((uintptr_t)mesh, dims) & m->mask;
 	int r;
 
-	for (; m->pairs[slot].mesh; slot = (slot + 1) & m->mask)
-		if (m->pairs[slot].mesh == mesh && m->pairs[slot].dims == dims) {
-			*ret_group = m->pairs[slot].group;
-			return 0;
-		}
+	*ret_group = save_pairs_find(&m->pairs, mesh, dims);
+	if (*ret_group != BASE_TABLE_NONE)
+		return 0;
 	r = ranks_of(m, mesh, dims, 0);
 	if (r == 0)
 		r = group_intern(m, mesh, dims, ret_group);
-	if (r == 0)
-		m->pairs[slot] = (struct plan_pair){mesh, dims, *ret_group};
-	return r;
+	return r < 0 ? r : save_pairs_add(&m->pairs, mesh, dims, *ret_group);
 }
 
 /* Without a mesh the tensor is replicated over the mesh of this rank alone. */
@@ -269,7 +272,7 @@ static int plan_add(struct plan_making *m, uint32_t t, const struct tensor_grid 
 	struct save_plan_box *box;
 
 	if (base_array_room(p->boxes, m->boxes_room, p->nboxes + 1) < 0)
-		return base_error_set(m->err, -ENOMEM, "tensor %u: no memory for its boxes", t);
+		return base_no_memory_for(m->err, "tensor %u", t);
 	box = &p->boxes[p->nboxes++];
 	*box = (struct save_plan_box){.tensor = t, .at = *held, .pieces = tensor_piece_count(g, stored)};
 	box->at.box = *stored;

@@ -20,16 +20,14 @@
 #include "core/base/le.h"
 #include "core/save/plan/plan_internal.h"
 
-struct replica_pair { const struct tensor_mesh *mesh; uint32_t dims, group; }; /* mesh NULL: a free slot */
-
 struct replica_making {
 	const struct save_plan_tensors *tensors;
 	uint32_t rank;
 	struct save_replicas all;
 	uint64_t room;                  /* for entries */
-	struct replica_pair *pairs;     /* hash table, mask + 1 slots */
-	uint32_t *slots;                /* hash table of groups, as many: number + 1, or 0 */
-	size_t mask;
+	uint32_t groups_room;
+	struct save_pairs pairs;
+	struct base_table by_name;      /* groups */
 	uint32_t *ranks, ranks_room;    /* scratch */
 	uint64_t seed;                  /* of this step */
 	struct base_error *err;
@@ -37,29 +35,21 @@ struct replica_making {
 
 static void making_release(struct replica_making *m)
 {
-	free(m->pairs);
-	free(m->slots);
+	save_pairs_release(&m->pairs);
+	base_table_release(&m->by_name);
 	free(m->ranks);
 	save_replicas_release(&m->all);
 }
 
 static int making_memory(const struct replica_making *m)
 {
-	return base_error_set(m->err, -ENOMEM, "no memory to compare replicas");
+	return base_no_memory_for(m->err, "the comparison of replicas");
 }
 
 static int making_init(struct replica_making *m, uint32_t n)
 {
-	size_t slots = 4;
-
-	while (slots < 2 * (size_t)n)
-		slots *= 2;
-	m->mask = slots - 1;
-	m->pairs = calloc(slots, sizeof *m->pairs);
-	m->slots = calloc(slots, sizeof *m->slots);
-	m->all.groups = calloc((size_t)n + 1, sizeof *m->all.groups);
 	m->all.tensors = calloc((size_t)n + 1, sizeof *m->all.tensors);
-	return m->pairs && m->slots && m->all.groups && m->all.tensors ? 0 : making_memory(m);
+	return m->all.tensors ? 0 : making_memory(m);
 }
 
 /* ---- groups ---- */
@@ -82,35 +72,35 @@ static int group_name(struct replica_making *m, const struct tensor_mesh *mesh, 
 	return 0;
 }
 
-static uint32_t group_intern(struct replica_making *m, const uint8_t name[16])
+static int group_intern(struct replica_making *m, const uint8_t name[16], uint32_t *ret_group)
 {
-	size_t slot = base_get64(name) & m->mask;
+	uint32_t hash = base_table_hash(name, 16);
+	size_t at = 0;
 
-	for (; m->slots[slot] != 0; slot = (slot + 1) & m->mask)
-		if (memcmp(m->all.groups[m->slots[slot] - 1], name, 16) == 0)
-			return m->slots[slot] - 1;
-	memcpy(m->all.groups[m->all.ngroups++], name, 16);
-	m->slots[slot] = m->all.ngroups;
-	return m->all.ngroups - 1;
+	while ((*ret_group = base_table_next(&m->by_name, hash, &at)) != BASE_TABLE_NONE)
+		if (memcmp(m->all.groups[*ret_group], name, 16) == 0)
+			return 0;
+	if (base_array_room(m->all.groups, m->groups_room, m->all.ngroups + 1) < 0
+		|| base_table_reserve(&m->by_name, 1) < 0)
+		return -ENOMEM;
+	*ret_group = m->all.ngroups++;
+	memcpy(m->all.groups[*ret_group], name, 16);
+	base_table_add(&m->by_name, hash, *ret_group);
+	return 0;
 }
 
 static int group_find(struct replica_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint32_t *ret_group)
 {
-	size_t slot = (((uintptr_t)mesh / 16 ^ dims) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & m->mask;
 	uint8_t name[16];
 	int r;
 
-	for (; m->pairs[slot].mesh; slot = (slot + 1) & m->mask)
-		if (m->pairs[slot].mesh == mesh && m->pairs[slot].dims == dims) {
-			*ret_group = m->pairs[slot].group;
-			return 0;
-		}
+	*ret_group = save_pairs_find(&m->pairs, mesh, dims);
+	if (*ret_group != BASE_TABLE_NONE)
+		return 0;
 	r = group_name(m, mesh, dims, name);
-	if (r < 0)
-		return r;
-	*ret_group = group_intern(m, name);
-	m->pairs[slot] = (struct replica_pair){mesh, dims, *ret_group};
-	return 0;
+	if (r == 0)
+		r = group_intern(m, name, ret_group);
+	return r < 0 ? r : save_pairs_add(&m->pairs, mesh, dims, *ret_group);
 }
 
 /* ---- blocks ---- */
