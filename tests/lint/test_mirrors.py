@@ -25,7 +25,7 @@ NAMES = {
     "test_gather.Gather": "device_gather", "test_layout_part.Held": "store_layout_held", "test_base_boxes.Held": "store_layout_held",
     "test_part_window.Head": "store_part_window...",
     "test_plan_cache.Key": "save_plan_key", "test_plan_cache.KeyMesh": "save_plan_key_mesh",
-    "test_plan_cache.Builder": "save_plan_key_builder", "test_plan_cache.KeyTensor": "save_plan_key_tensor",
+    "test_plan_cache.Table": "base_table", "test_plan_cache.Builder": "save_plan_key_builder", "test_plan_cache.KeyTensor": "save_plan_key_tensor",
     "test_plan_cache.Stats": "save_plan_cache_stats", "test_plan_cache.Planned": "save_planned", "test_replicas.Name": "save_replica_name",
     "test_replicas.Entry": "save_replica_entry", "test_replicas.Row": "save_replica_tensor", "test_replicas.Rows": "save_replicas_rows",
     "test_replicas.Held": "store_layout_held", "test_safetensors.Tensor": "view_safetensors_tensor",

@@ -22,9 +22,13 @@ class KeyMesh(ctypes.Structure):
     _fields_ = [("mesh", ctypes.c_void_p), ("number", ctypes.c_uint32)]
 
 
+class Table(ctypes.Structure):
+    _fields_ = [("slots", ctypes.c_void_p), ("nslots", ctypes.c_size_t), ("n", ctypes.c_size_t)]
+
+
 class Builder(ctypes.Structure):
-    _fields_ = [("hasher", ctypes.c_void_p), ("bytes", tl.Buf), ("meshes", tl.Buf), ("table", ctypes.c_void_p), ("ntable", ctypes.c_uint32), ("mask", ctypes.c_uint32),
-                ("nmeshes", ctypes.c_uint32), ("ntensors", ctypes.c_uint32), ("rank", ctypes.c_uint32), ("last", KeyMesh),
+    _fields_ = [("hasher", ctypes.c_void_p), ("bytes", tl.Buf), ("meshes", tl.Buf), ("seen", ctypes.c_void_p), ("by_pointer", Table),
+                ("nseen", ctypes.c_uint32), ("nmeshes", ctypes.c_uint32), ("ntensors", ctypes.c_uint32), ("rank", ctypes.c_uint32), ("last", KeyMesh),
                 ("params", tl.GridParams), ("error", ctypes.c_int)]
 
 

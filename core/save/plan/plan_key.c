@@ -11,9 +11,10 @@
 
 #include <string.h>
 
+#include "core/base/array.h"
+
 #define KEY_NO_MESH UINT32_MAX
 #define KEY_FIXED_ROOM 512u     /* a tensor without its texts, local shape, placements, boxes */
-#define KEY_TABLE_MIN 16u
 #define KEY_HASHED_BYTES BASE_BLOCK_BYTES
 
 enum { KEY_BUFFER = 1 << 0, KEY_FLAT = 1 << 1, KEY_BOXES = 1 << 2, KEY_PARAMS = 1 << 3, KEY_STRIDES = 1 << 4 };
@@ -61,49 +62,29 @@ static uint32_t mesh_intern(struct save_plan_key_builder *b, const struct tensor
 	return b->nmeshes++;
 }
 
-static uint32_t table_slot(const struct save_plan_key_mesh *table, uint32_t mask, const struct tensor_mesh *m)
-{
-	uint32_t slot = (uint32_t)((uintptr_t)m / 16 * UINT64_C(0x9e3779b97f4a7c15) >> 32) & mask;
-
-	while (table[slot].mesh && table[slot].mesh != m)
-		slot = (slot + 1) & mask;
-	return slot;
-}
-
-static bool table_grow(struct save_plan_key_builder *b)
-{
-	uint32_t size = b->table ? 2 * (b->mask + 1) : KEY_TABLE_MIN;
-	struct save_plan_key_mesh *table = calloc(size, sizeof *table);
-
-	if (!table)
-		return false;
-	for (uint32_t i = 0; b->table && i <= b->mask; i++)
-		if (b->table[i].mesh)
-			table[table_slot(table, size - 1, b->table[i].mesh)] = b->table[i];
-	free(b->table);
-	b->table = table;
-	b->mask = size - 1;
-	return true;
-}
-
 static uint32_t mesh_number(struct save_plan_key_builder *b, const struct tensor_mesh *m)
 {
-	uint32_t slot;
+	uint32_t hash, i;
+	size_t at = 0;
 
 	if (!m)
 		return KEY_NO_MESH;
 	if (b->last.mesh == m)
 		return b->last.number;
-	if ((!b->table || 2 * b->ntable > b->mask) && !table_grow(b)) {
-		key_fail(b);
-		return 0;
+	hash = base_table_hash(&m, sizeof m);
+	while ((i = base_table_next(&b->by_pointer, hash, &at)) != BASE_TABLE_NONE)
+		if (b->seen[i].mesh == m)
+			break;
+	if (i == BASE_TABLE_NONE) {
+		if (base_array_more(b->seen, b->nseen) < 0 || base_table_reserve(&b->by_pointer, 1) < 0) {
+			key_fail(b);
+			return 0;
+		}
+		i = b->nseen++;
+		b->seen[i] = (struct save_plan_key_mesh){m, mesh_intern(b, m)};
+		base_table_add(&b->by_pointer, hash, i);
 	}
-	slot = table_slot(b->table, b->mask, m);
-	if (!b->table[slot].mesh) {
-		b->table[slot] = (struct save_plan_key_mesh){m, mesh_intern(b, m)};
-		b->ntable++;
-	}
-	b->last = b->table[slot];
+	b->last = b->seen[i];
 	return b->last.number;
 }
 
@@ -251,7 +232,8 @@ int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *r
 	base_hasher_free(b->hasher);
 	base_buf_release(&b->bytes);
 	base_buf_release(&b->meshes);
-	free(b->table);
+	free(b->seen);
+	base_table_release(&b->by_pointer);
 	memset(b, 0, sizeof *b);
 	return r;
 }

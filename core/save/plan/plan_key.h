@@ -7,6 +7,7 @@
 
 #include "core/base/buf.h"
 #include "core/base/digest.h"
+#include "core/base/table.h"
 #include "core/save/plan/plan.h"
 
 struct save_plan_key { struct base_digest digest; uint32_t ntensors, rank; };
@@ -15,8 +16,9 @@ struct save_plan_key { struct base_digest digest; uint32_t ntensors, rank; };
 struct save_plan_key_builder {
 	struct base_hasher *hasher;             /* NULL: nothing was given to it yet */
 	struct base_buf bytes, meshes;          /* what it is given next; struct base_digest of each different mesh */
-	struct save_plan_key_mesh { const struct tensor_mesh *mesh; uint32_t number; } *table; /* by pointer */
-	uint32_t ntable, mask, nmeshes, ntensors, rank;
+	struct save_plan_key_mesh { const struct tensor_mesh *mesh; uint32_t number; } *seen; /* each pointer once */
+	struct base_table by_pointer;
+	uint32_t nseen, nmeshes, ntensors, rank;
 	struct save_plan_key_mesh last;
 	struct tensor_grid_params params;       /* of the last tensor */
 	int error;
