@@ -142,7 +142,7 @@ int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p,
 		return 0;
 	n = calloc(1, sizeof *n);
 	if (!n)
-		return base_error_set(err, -ENOMEM, "out of memory at pack %s", pack);
+		return base_no_memory_for(err, "pack %s", pack);
 	r = store_pack_open(s->storage, s->info.id, pack, &n->pack, err);
 	if (r < 0) {
 		free(n);
