@@ -2,14 +2,15 @@
  *
  * index: LMDB, derived from manifests and parts: deleting it loses nothing. The only user of lmdb.
  *
- * Tables: `commits` (manifest digest -> run, entry, bytes, when last used), `places` (piece or blob digest -> where a
- * live commit keeps it). Every value repeats its key and carries an XXH3-64 of itself; a miss or a mismatch is "not
- * found". Damage can make LMDB end the process (an assertion, SIGBUS). So the file has a seal, a check of all its
- * bytes, which index_open looks at first. A sealed file never changes: a writer makes a new one from it, and
- * index_publish puts that in its place. A reader keeps the file that it opened. A process of its own writes (`vckpt
- * index`), whose death costs only what it would have added. Bounded: whole commits are evicted, the longest unused
- * first. Not on network filesystems (statfs magic): then no index (-EOPNOTSUPP). Readers: any thread. A writer: one
- * thread; one a directory, others wait. Not across fork. */
+ * Tables: `commits` (manifest digest -> number and state), `numbers` (number -> manifest digest, entry, run), `places`
+ * (piece or blob digest -> where a live commit keeps it), and others (docs/index.md). Every value repeats its key and
+ * carries an XXH3-64 of itself; a miss or a mismatch is "not found". Damage can make LMDB end the process (an
+ * assertion, SIGBUS). So the file has a seal, a check of all its bytes, which index_open looks at first. A sealed file
+ * never changes: a writer makes a new one from it, and index_publish puts that in its place. A reader keeps the file
+ * that it opened. A process of its own writes (`vckpt index`), whose death costs only what it would have added.
+ * Bounded: whole commits are evicted, those that were added, or added again, the longest ago. Not on network
+ * filesystems (statfs magic): then no index (-EOPNOTSUPP). Readers: any thread. A writer: one thread; one a directory,
+ * others wait. Not across fork. */
 #ifndef INDEX_INDEX_H
 #define INDEX_INDEX_H
 
@@ -50,8 +51,8 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 /* known: added before, even if evicted since; false: to be added */
 bool index_has_commit(struct index *i, const struct base_digest *manifest);
 /* Adds a commit and its places (those known already now name this commit), evicts whole others over the bound: those
- * added the longest ago. One transaction a batch of 32,768 places; the commit counts once all are in. One larger than
- * the bound is only made known. Adding a known commit again is a use. */
+ * that were added, or added again, the longest ago. One transaction a batch of 32,768 places; the commit counts once
+ * all are in. One larger than the bound is only made known. */
 int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest,
 	const struct index_place *places, uint64_t n);
 /* The commits whose places it had taken over are "to be added" again (index_has_commit). -ENOENT. */

@@ -14,8 +14,8 @@
  *             | u32 n | u16 codec | u8 kind | u8 0
  *   shadows   be64 number | be64 older         (nothing): `number` took places over that `older` had
  *
- * Numbers only grow, so the order of `numbers` is the order of last use. A place whose number has no row in `numbers`
- * is dead: never found, swept with the next eviction. */
+ * Numbers only grow, so the order of `numbers` is the order in which commits were added, or added again. A place whose
+ * number has no row in `numbers` is dead: never found, swept with the next eviction. */
 #ifndef INDEX_INDEX_INTERNAL_H
 #define INDEX_INDEX_INTERNAL_H
 

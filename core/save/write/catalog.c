@@ -2,9 +2,9 @@
  *
  * catalog: which commits the index should hold, and their places.
  *
- * The index throws out what was added the longest ago, so commits are added oldest first; those that would be thrown
- * out again by newer ones are left away from the start, by an estimate of their places. What cannot be read is
- * skipped: the index is never the judge of damage. */
+ * The index evicts commits that were added, or added again, the longest ago. So commits are added oldest first, and
+ * those that newer ones would evict again are left out from the start, by an estimate of their places. What cannot be
+ * read is skipped: the index is never the judge of damage. */
 #include "core/save/write/catalog.h"
 
 #include <limits.h>
