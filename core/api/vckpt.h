@@ -13,7 +13,7 @@
  * otherwise. Structs that callers fill begin with their size, so that later versions can add to them: zero them first.
  * Threads: any thread may call any function; calls on one saver or save may run side by side, but begin, tensors, blob
  * and submit of one save come from one thread at a time. After a fork the child's calls answer -VCKPT_EFORKED and
- * touch nothing. Words: docs/save.md; layouts: docs/layouts.md. */
+ * touch nothing. Words: docs/glossary.md; how a save runs: docs/save.md; layouts: docs/layouts.md. */
 #ifndef VCKPT_H
 #define VCKPT_H
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * log: lines on standard error, or wherever the program sends them. Process-wide, any thread. Results of a command are
- * not log lines. The layers proto, index and core log at debug level only. There is one exception: a fault that nobody
- * would see otherwise (damage found while serving a read) is a warning. */
+ * not log lines. The layers below the programs log at debug level. They warn of what no caller would see otherwise,
+ * such as damage met while serving a read, an abort that could not be written, or a storage that fails and is asked
+ * again. */
 #ifndef CORE_BASE_LOG_H
 #define CORE_BASE_LOG_H
 

@@ -75,7 +75,7 @@ int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_er
 /* What an abort entry says: `why`, and of a job the rank and host (empty: not known) at fault. */
 void attempt_reason(const struct store_attempt *a, uint32_t rank, const char *host, const char *why,
 	char reason[static PROTO_REASON_MAX]);
-/* Aborts the attempt in the name of a rank: 1 it is committed for all that, -BASE_EABORTED; else undecided: the abort
+/* Aborts the attempt in the name of a rank: 1: it was committed nevertheless, -BASE_EABORTED; else undecided: the abort
  * of this rank's own is kept then, and written later. */
 int attempt_give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
 	struct base_error *err);

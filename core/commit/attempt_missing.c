@@ -9,9 +9,11 @@
 #include "core/base/log.h"
 #include "core/commit/launch_internal.h"
 
-#define JUDGE_MAX_MS 500u        /* but twice a second they are judged, and often enough for the watch to stay awake */
-#define MISSING_NAMED 5u        /* ranks, in a warning */
 #define JUDGE_SHARE 20u         /* one part in so many of the time goes into judging those that are missing */
+/* They are judged at least twice a second, and eight times in a heartbeat time-out, so that the watch does not take
+ * this rank for one that stood still. */
+#define JUDGE_MAX_MS 500u
+#define MISSING_NAMED 5u        /* ranks, in a warning */
 
 static void missing_why(const struct store_attempt *a, enum store_rank_state state, char why[static 200])
 {
@@ -51,7 +53,7 @@ unsigned attempt_leaders(uint32_t world, uint32_t ranks[static ATTEMPT_LEADERS])
 	return n;
 }
 
-/* Of those that commit and wait, the first in turn says so. */
+/* Of the committing ranks that wait, only the first in turn warns. */
 static bool missing_warner(const struct store_attempt *a)
 {
 	uint32_t ranks[ATTEMPT_LEADERS];

@@ -420,7 +420,8 @@ static int launch_order(const void *pa, const void *pb)
 	return c ? c : (a->number < b->number) - (a->number > b->number);
 }
 
-/* What the file says; one that cannot be read says nothing against its launch: it is watched like a stranger's. */
+/* false: the file is gone. A heartbeat that cannot be read does not count against its launch; it is watched like one of
+ * another host. */
 static bool launch_read(struct store *s, struct store_launch_info *info, struct lived *lived)
 {
 	struct store_record record = {0};

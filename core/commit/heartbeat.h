@@ -29,7 +29,7 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 	struct base_error *err);
 /* How long its last beat took, or the one under way has taken so far. */
 uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h);
-/* Is it the file of this one? host: as store_heartbeat_each tells it. */
+/* Is that file this heartbeat's? host: as store_heartbeat_each tells it. */
 bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint64_t number);
 void store_heartbeat_stop(struct store_heartbeat *h); /* joins, deletes the file; NULL-safe */
 

@@ -201,7 +201,8 @@ static int options_check(const struct store_launch_options *o, struct base_error
 	return 0;
 }
 
-/* Of run and id together: names of packs are the store's, and one id may serve several runs. */
+/* The name is a hash of run and id: pack names have to be unique in the store, and one id may serve several runs.
+ * Without an id it is random. */
 static int launch_name_set(struct store_launch *l, const char *id, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf text = BASE_BUF_INIT;

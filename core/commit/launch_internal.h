@@ -61,7 +61,7 @@ int launch_open_kind(struct store *s, const struct store_launch_options *o, cons
 
 /* ---- attempt_begin.c ---- */
 
-/* What launch_kind asks for, of a job. */
+/* A job's functions of struct launch_kind. */
 int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error *err);
 void attempt_job_begin_fill(const struct store_attempt *a, struct proto_begin *ret_m);
 

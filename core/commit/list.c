@@ -188,7 +188,7 @@ static int entry_follows(const struct store_list *l, const struct proto_entry *e
 		(unsigned long long)l->next - 1);
 }
 
-/* What was read and does not hold. An error of reading (-EIO) is no damage: it may read well a moment later. */
+/* Is r about bytes that were read and are wrong? An error of reading (-EIO) is no damage. */
 static bool entry_damaged(int r)
 {
 	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EFBIG || r == -ENODATA || not_a_file(r);

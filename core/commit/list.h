@@ -77,7 +77,8 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
  * damaged here (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */
 int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err);
 
-/* Of the storage at this moment, not of what lies in it (-EIO, -ESTALE, -ETIMEDOUT, ...): worth another try. */
+/* Is r an error of the storage, or of memory or descriptors, at this moment (-EIO, -ESTALE, -ENOMEM, ...), and not of
+ * the bytes in it? Then another try may succeed. */
 bool store_error_passes(int r);
 
 /* Makes durable what was read (invariant 6). */

@@ -52,7 +52,7 @@ static bool group_same(const struct replica_line *a, const struct replica_line *
 	return memcmp(a->r.group, b->r.group, sizeof a->r.group) == 0;
 }
 
-/* Of as many, those with the lowest rank are the most, the others the fewest. */
+/* Among digests of equally many ranks the one with the lowest rank counts as most, and among the others as fewest. */
 static void vote_count(struct replica_vote *v, struct replica_run run)
 {
 	bool more = run.n > v->most.n || (run.n == v->most.n && run.lines->rank < v->most.lines->rank);

@@ -98,7 +98,7 @@ bool chunk_box_valid(const struct tensor_shape *s, const struct tensor_box *b, b
 int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t npacks,
 	struct chunk_extent *ret_extent)
 {
-	/* What else a reference has comes with the first piece: a long row has very many extents. */
+	/* The other fields come with the first piece, because a long row has very many extents. */
 	ret_extent->ref.pack = base_get32(bytes);
 	ret_extent->left = base_get32(bytes + 4);
 	ret_extent->ref.offset = base_get64(bytes + 8);

@@ -62,8 +62,8 @@ uint64_t store_layout_bytes(const struct store_layout *l, uint32_t tensor);
 void store_layout_grid(const struct store_layout *l, uint32_t tensor, struct tensor_grid *ret_grid);
 /* Who holds it, as recorded, made anew at each call: free with tensor_mesh_free and free; m.tensors[tensor].mesh and
  * .placement tell equal ones apart without making them. -ENOENT: not recorded; -EINVAL, -BASE_ELIMIT, -EOVERFLOW: what
- * stands there is none; -ENOMEM. They are not checked against each other, nor against the shape
- * (tensor_sharding_check). */
+ * is stored is no valid mesh, or no valid placements; -ENOMEM. They are not checked against each other, nor against
+ * the shape (tensor_sharding_check). */
 int store_layout_mesh(const struct store_layout *l, uint32_t tensor, struct tensor_mesh **ret_mesh,
 	struct base_error *err);
 int store_layout_placements(const struct store_layout *l, uint32_t tensor, struct tensor_placements **ret_p,

@@ -10,7 +10,7 @@
 #include "core/commit/incoming.h"
 #include "core/upkeep/gc.h"
 
-/* A set of strings: open addressing, owns its keys. */
+/* A set of strings, which it owns. */
 struct gc_names { char **all; size_t n; struct base_table by_name; };
 bool gc_names_has(const struct gc_names *s, const char *name);
 int gc_names_add(struct gc_names *s, const char *name);

@@ -8,7 +8,8 @@
  *   lanes.c     device memory: fence, streams
  *   room.c      the ring's size, workers, by the ranks of this node
  *
- * Flights stand in a queue in the order in which they were begun. Three hands pass along it, each at its own flight:
+ * Flights stand in a queue in the order in which they were begun. Three stages move along it, each at a flight of its
+ * own:
  *
  *   prepare  layout and plan                                            a worker
  *   stage    batches of bands copied into slots of the ring, in order   workers, before anything else
