@@ -14,7 +14,9 @@
  *   inline    bytes of pieces that are asked for, against their digests
  *
  * A cursor stands behind the last piece that was handed out, so that ascending calls go on from there. Three spans are
- * kept; memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 extents and for each box. */
+ * kept; memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 extents and for each box.
+ *
+ * All of it is for the load; no product code calls it yet. */
 #include "core/step/part_window.h"
 
 #include <string.h>

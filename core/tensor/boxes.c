@@ -13,7 +13,9 @@
  *   difference      a made disjoint, each box carved by all of b
  *   intersection    both made disjoint; of each box of a what it has in common with those of b that meet it
  *
- * In 0 dimensions a box is everything: it meets every other, and nothing is left around it. */
+ * In 0 dimensions a box is everything: it meets every other, and nothing is left around it.
+ *
+ * Union, difference and intersection are for the load; no product code calls them yet. */
 #include "core/tensor/boxes_internal.h"
 
 #include <stdio.h>

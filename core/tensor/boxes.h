@@ -4,7 +4,9 @@
  * finds the boxes which meet another without looking at all of them. Boxes are packed as (offset, size) for each
  * dimension, as a part's chunks store them; the box of a 0-d tensor has no numbers. Everything counts items, not bytes.
  * Sets that are made here are disjoint. Memory grows only with the number of boxes. Coordinates end at 2^64 - 1;
- * nothing wraps. One list belongs to one thread; an index may be used by any once it is made. Nothing here blocks. */
+ * nothing wraps. One list belongs to one thread; an index may be used by any once it is made. Nothing here blocks.
+ * Union, intersection and difference are for the load, which asks what of a tensor is there and what is missing; no
+ * product code calls them yet. */
 #ifndef CORE_TENSOR_BOXES_H
 #define CORE_TENSOR_BOXES_H
 
@@ -38,8 +40,7 @@ void tensor_box_index_free(struct tensor_box_index *i);                 /* NULL-
 int tensor_box_index_find(const struct tensor_box_index *i, const struct tensor_box *window,
 	int (*f)(void *arg, size_t box), void *arg);
 
-/* Sets. No product code calls these three yet; the load will (which items of a tensor are there, and which are
- * missing). `a` and `b` may overlap themselves and each other; the boxes that are put into `ret` (empty before) are
+/* Sets. `a` and `b` may overlap themselves and each other; the boxes that are put into `ret` (empty before) are
  * disjoint, not empty, and ordered by offset, first dimension first. A box that meets no other stays whole; of boxes
  * that overlap the largest stays whole, of equally large ones the first (those of `a` before those of `b`). In 0
  * dimensions the result is one box or none. -EINVAL: dimensions differ, or over 16; -BASE_ELIMIT: 2^32 boxes; -ENOMEM.

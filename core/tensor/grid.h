@@ -14,7 +14,6 @@
 #include "core/tensor/box.h"
 
 struct tensor_grid_params { uint64_t min_bytes, target_bytes, row_bytes; }; /* M, T, R */
-#define TENSOR_GRID_DEFAULT ((struct tensor_grid_params){128 << 10, 1 << 20, 512})
 
 struct tensor_grid {
 	struct tensor_shape shape;

@@ -4,7 +4,8 @@
  * at coordinate c is ranks[row-major position of c], as numpy's `ranks.reshape(sizes)[c]`. It is no process group:
  * nothing here communicates. A mesh is read-only once made and safe from any thread; a set of its dimensions is a mask,
  * bit d for dimension d (0 outermost). Every function is total: what is not in the mesh is an error, never an
- * assertion. */
+ * assertion. tensor_mesh_dim, tensor_mesh_sub, tensor_mesh_flatten, tensor_mesh_sub_neighbour and tensor_mesh_map are
+ * for the load, which asks for one mesh in the words of another; outside mesh.c no product code calls them yet. */
 #ifndef CORE_TENSOR_MESH_H
 #define CORE_TENSOR_MESH_H
 
@@ -35,8 +36,6 @@ int tensor_mesh_parse(const char *text, const uint32_t *ranks, uint32_t nranks, 
 void tensor_mesh_free(struct tensor_mesh *m);                          /* NULL-safe */
 void tensor_mesh_print(const struct tensor_mesh *m, struct base_buf *b); /* as tensor_mesh_parse reads it */
 
-/* Outside mesh.c no product code calls tensor_mesh_dim, tensor_mesh_sub, tensor_mesh_flatten, tensor_mesh_sub_neighbour
- * and tensor_mesh_map yet: they are for the load, which asks for one mesh in the words of another. */
 int tensor_mesh_dim(const struct tensor_mesh *m, const char *name);    /* number of a dimension, or -ENOENT */
 /* "dp,tp" as a mask, in any order. -EINVAL names the one that is not there, or stands twice. */
 int tensor_mesh_dims(const struct tensor_mesh *m, const char *names, uint32_t *ret_dims, struct base_error *err);

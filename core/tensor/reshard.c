@@ -3,7 +3,9 @@
  * reshard: see the header. A tile row is one tile in every dimension but k; its pieces lie side by side along k. So the
  * pieces that meet a window are those of the tile rows that meet it, and of each row the ones from the first to the
  * last along k. A row begins by arithmetic (which piece holds the window's first item in it, and its number among all
- * of the box); along k the pieces follow each other. Nothing is walked over. */
+ * of the box); along k the pieces follow each other. Nothing is walked over.
+ *
+ * tensor_reshard and tensor_reshard_box are for the load; no product code calls them yet. */
 #include "core/tensor/reshard.h"
 
 #include <errno.h>

@@ -5,7 +5,8 @@
  *
  * A step holds boxes, each cut into pieces by the grid (grid.h). An index (boxes.h) or the sharding (shard.h) tells
  * which boxes meet a wanted one; arithmetic tells which pieces of a box do. Only pieces that are needed are looked at,
- * and none is held in memory. */
+ * and none is held in memory. The windows have users; tensor_reshard and tensor_reshard_box are for the load, and no
+ * product code calls them yet. */
 #ifndef CORE_TENSOR_RESHARD_H
 #define CORE_TENSOR_RESHARD_H
 
@@ -35,9 +36,7 @@ struct tensor_reshard_line {
 	uint64_t local_offset;          /* of its first item in the buffer, in items */
 	uint64_t local_stride[TENSOR_MAX_DIMS];
 };
-/* No product code calls the two functions below yet; the load will.
- *
- * All lines for what one rank wants (`target`, over the same shape as the grid: -EINVAL otherwise), from the source
+/* All lines for what one rank wants (`target`, over the same shape as the grid: -EINVAL otherwise), from the source
  * boxes in the index, which lie in the tensor. Where source boxes overlap (replicas that were stored twice) an item may
  * come more than once: give the index disjoint boxes. What f returns, if not 0, ends the walk and is returned. */
 int tensor_reshard(const struct tensor_grid *g, const struct tensor_box_index *sources,
