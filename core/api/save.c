@@ -112,8 +112,8 @@ void vckpt_saver_free(struct vckpt_saver *saver)
 
 static bool save_options_are_known(const struct vckpt_save_options *o)
 {
-	if (!o || o->size != sizeof *o || (o->flags & ~(uint32_t)VCKPT_SAVE_REPLACE)
-		|| (o->nattributes && !o->attributes) || (o->nbases && !o->bases))
+	if ((o->flags & ~(uint32_t)VCKPT_SAVE_REPLACE) || (o->nattributes && !o->attributes)
+		|| (o->nbases && !o->bases))
 		return false;
 	for (size_t i = 0; i < o->nattributes; i++)
 		if (!o->attributes[i].key || !o->attributes[i].value)
@@ -132,8 +132,13 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 	struct vckpt_save *v;
 	int rc;
 
-	if (!saver || !save_options_are_known(o))
-		return base_error_set(e, -EINVAL, "no saver, or options that are not known");
+	if (!saver)
+		return base_error_set(e, -EINVAL, "no saver is given");
+	if (!o || o->size != sizeof *o)
+		return base_error_set(e, -EINVAL, "the options' size is not that of struct vckpt_save_options");
+	if (!save_options_are_known(o))
+		return base_error_set(e, -EINVAL,
+			"the flags of a save have a value that is not known, or an attribute or a base is missing");
 	v = calloc(1, sizeof *v);
 	if (!v)
 		return api_result(-ENOMEM, e);

@@ -156,12 +156,12 @@ static int group_differ(const struct proto_common *own, const struct proto_commo
 
 		if (c < 0)
 			return base_error_set(err, -EINVAL,
-				"\"%.300s\" of the group \"%s\" is declared by this rank and not by rank %u on %s: "
-				HINT, own->names[a], own->group, rank, host);
+				"\"%.300s\" of the group \"%s\" is declared by this rank, but rank %u on %s does not "
+				"declare it: " HINT, own->names[a], own->group, rank, host);
 		if (c > 0)
 			return base_error_set(err, -EINVAL,
-				"\"%.300s\" of the group \"%s\" is declared by rank %u on %s and not by this rank: "
-				HINT, theirs->names[b], own->group, rank, host);
+				"\"%.300s\" of the group \"%s\" is declared by rank %u on %s, but this rank does not "
+				"declare it: " HINT, theirs->names[b], own->group, rank, host);
 		if (memcmp(own->digests + a * PROTO_COMMON_ROW_BYTES, theirs->digests + b * PROTO_COMMON_ROW_BYTES,
 			    PROTO_COMMON_ROW_BYTES) != 0)
 			return base_error_set(err, -EINVAL,

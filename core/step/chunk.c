@@ -237,7 +237,8 @@ int store_chunk_decode(const void *object, size_t len, const struct store_layout
 	int r;
 
 	if (len < CHUNK_HEAD_BYTES || len > STORE_METADATA_MAX_BYTES)
-		return base_error_set(err, -BASE_EFORMAT, "rows of a part cannot be read: %zu bytes are no chunk", len);
+		return base_error_set(err, -BASE_EFORMAT,
+			"rows of a part cannot be read: a chunk of %zu bytes is too short or too long", len);
 	c = calloc(1, sizeof *c + len);
 	if (!c)
 		return base_no_memory(err);

@@ -356,6 +356,6 @@ int store_mend(struct store *s, const struct store_mend_options *o, struct store
 	}
 	*ret_r = m.result;
 	if (r < 0 && !m.err->code)
-		base_error_set(m.err, r, "%s: mending did not end: %s", s->path, base_error_name(r));
+		base_error_set(m.err, r, "%s: mending stopped: %s", s->path, base_error_name(r));
 	return r;
 }

@@ -534,5 +534,5 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 	v.result.faults = v.nfaults - v.result.newer;
 	*ret_r = v.result;
 	release(&v);
-	return r < 0 && err && !err->code ? base_error_set(err, r, "verify did not end: %s", base_error_name(r)) : r;
+	return r < 0 && err && !err->code ? base_error_set(err, r, "verify stopped: %s", base_error_name(r)) : r;
 }

@@ -237,7 +237,7 @@ static int plan_survey(struct plan_making *m, uint32_t t)
 
 	*group = PLAN_NONE;
 	if (r < 0)
-		return base_error_set(m->err, r, "tensor %u: its shape is no tensor's", t);
+		return base_error_set(m->err, r, "tensor %u: its shape has too many dimensions or bytes", t);
 	r = held_init(&held, m, t, &s);
 	if (r < 0 || held.shard.absent)
 		return r;

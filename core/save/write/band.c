@@ -323,7 +323,7 @@ static int band_confirm(struct save_band *b, const struct save_writer *w, const 
 	band_doubt(b, w, p);
 	return base_error_set(&b->err, -BASE_EDAMAGED,
 		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
-		"that record, or this machine's memory, is wrong (later saves do not believe that record any more; "
+		"that record, or this machine's memory, is wrong (later saves do not use that record; "
 		"vckpt verify finds all such; a save without bases, --no-index, recognises no pieces)",
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }

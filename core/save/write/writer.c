@@ -181,7 +181,7 @@ int save_writer_tensor(struct save_writer *w, const char *component, const char 
 	int rc;
 
 	if (w->planned)
-		return base_error_set(err, -EINVAL, "tensors come before the plan");
+		return base_error_set(err, -EINVAL, "a tensor was declared after the plan was made");
 	if (base_array_room(w->sources, w->sources_room, (size_t)w->ntensors + 1) < 0)
 		return base_no_memory(err);
 	rc = store_layout_builder_add(w->builder, component, name, name_len, dtype, shape, w->ntensors, err);
@@ -202,7 +202,8 @@ int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uin
 	size_t name_len = strlen(name);
 
 	if (name_len == 0 || name_len > PROTO_NAME_MAX || !proto_utf8_valid(name, name_len))
-		return base_error_set(err, -EINVAL, "\"%.200s\" is no name for a blob", name);
+		return base_error_set(err, -EINVAL,
+			"\"%.200s\" is no name for a blob: a name is UTF-8, of 1 to %d bytes", name, PROTO_NAME_MAX);
 	if (len > STORE_OBJECT_MAX_BYTES || base_add_overflows(w->blob_bytes, len, &w->blob_bytes))
 		return base_error_set(err, -BASE_ELIMIT, "blob %.400s is too large", name);
 	if (base_array_room(w->blobs, w->blobs_room, (size_t)w->nblobs + 1) < 0)
@@ -444,7 +445,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 	if (rc < 0)
 		return rc;
 	if (w->committed)
-		return base_error_set(err, -EINVAL, "a writer commits once");
+		return base_error_set(err, -EINVAL, "save_writer_commit was called before on this writer");
 	rc = store_attempt_begin_alone(w->store, &o, &attempt, err);
 	if (rc == -ENOSPC || rc == -EDQUOT)
 		return base_error_set(err, rc, "%s is full", w->store->path);
