@@ -5,7 +5,7 @@ computed by the library's own meshes, shards, grid and stored order, for the sha
 
     tests/bench/shared_bytes.py [--build DIR] [--model NAME]... [--json FILE]
 
-Prints the tables of docs/layouts.md, as they stand there, and every figure that is not what was claimed for it.
+Prints the tables of docs/layouts.md, as they stand there, and every figure that is not what was expected for it.
 
 A layout is (a, b): dimension 0 over a ranks, dimension 1 over b, by the ceil rule. Two pieces of one tensor are one object if their offsets and
 sizes agree (docs/format/grid.md). 'Shared' is the part of a layout's bytes that lies in pieces which the other layout has too; what is not shared
@@ -218,7 +218,7 @@ def read_ratio(cutter, model, layout):
     return sums[1] / sums[0], sums[2] / sums[0]
 
 
-# Column, layout, tensor parallel, and what was claimed: the models that the claim is for (None: all), its words, a test.
+# Column, layout, tensor parallel, and what was expected: the models that the claim is for (None: all), its words, a test.
 BIG = ("Llama-3 8B", "Llama-3 70B", "Mixtral 8x7B", "DeepSeek-V3")
 SHARED = [("TP 8, dim 0", (8, 1), True, BIG, "100 %", lambda x: x >= 0.9995),
           ("TP 8, dim 1", (1, 8), True, None, ">= 99.5 %", lambda x: x >= 0.995),
@@ -240,18 +240,18 @@ def percent(x):
 
 
 def figures(cutter, model):
-    """({column: text}, [what is not as claimed])"""
+    """({column: text}, [what is not as expected])"""
     row, wrong = {}, []
     for column, layout, parallel, models, words, holds in SHARED:
         value = shared(cutter, model, layout, parallel)
         row[column] = percent(value)
         if (models is None or model.name in models) and not holds(value):
-            wrong.append(f"{model.name}, {column}: {percent(value)} %, claimed {words}")
+            wrong.append(f"{model.name}, {column}: {percent(value)} %, expected {words}")
     for column, layout, models, words, holds in READS:
         blocks, pieces = read_ratio(cutter, model, layout)
         row[column] = f"{blocks:.3f} ({pieces:.3f})"
         if not holds(blocks):
-            wrong.append(f"{model.name}, {column}: {blocks:.3f}, claimed {words}")
+            wrong.append(f"{model.name}, {column}: {blocks:.3f}, expected {words}")
     return row, wrong
 
 
@@ -326,9 +326,9 @@ def report(cutter, models, say=print):
         row, found = claim(cutter, model)
         claims.append((model.name, row))
         broken[model.name] = found
-    claimed = {c[0]: c[-2] for c in (*SHARED, *READS)}
+    expected = {c[0]: c[-2] for c in (*SHARED, *READS)}
     say("Bytes stored once, in percent, when the same weights are saved whole and so; bytes read in blocks (in pieces) for each byte needed\n")
-    for line in table_rows([*rows, ("claimed", claimed)]):
+    for line in table_rows([*rows, ("expected", expected)]):
         say(line)
     say("\nPiece bytes added, in percent, when the same weights are saved again under another even layout\n")
     for line in table_rows(claims):
@@ -338,9 +338,9 @@ def report(cutter, models, say=print):
         for (what, shape), layouts in found.items():
             say(f"{name}: {what} {' x '.join(map(str, shape))}: {', '.join(map(layout_text, layouts))}")
     say("")
-    for line in wrong or ["every figure is as claimed"]:
-        say("NOT AS CLAIMED: " + line if wrong else line)
-    return {"figures": dict(rows), "claimed": claimed, "not_as_claimed": wrong, "even": dict(claims),
+    for line in wrong or ["every figure is as expected"]:
+        say("NOT AS EXPECTED: " + line if wrong else line)
+    return {"figures": dict(rows), "expected": expected, "not_as_expected": wrong, "even": dict(claims),
             "breakers": {name: [{"tensor": what, "shape": shape, "layouts": layouts} for (what, shape), layouts in found.items()]
                          for name, found in broken.items()}}
 

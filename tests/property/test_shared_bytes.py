@@ -109,14 +109,14 @@ def test_large_tensors_add_nothing(script, lib, scale):
     assert not script.sure((1024, 4096), 2) and cutter.added((1024, 4096), 2, script.WHOLE, (16, 1)) == 8 << 20
 
 
-def test_a_figure_that_is_not_as_claimed_is_told(script, lib):
+def test_a_figure_that_is_not_as_expected_is_told(script, lib):
     cutter = script.Cutter(lib)
     good = script.Model("Llama-3 70B", 2, [("w", (8192, 8192), 2)], 2 * 8192 * 8192)
     row, wrong = script.figures(cutter, good)
     assert row["TP 8, dim 0"] == row["TP 8, dim 1"] == row["FSDP 16"] == "100.00" and not wrong
     thin = script.Model("Llama-3 70B", 2, [("w", (64, 4096), 1)], 64 * 4096)
     row, wrong = script.figures(cutter, thin)
-    assert row["TP 8, dim 0"] == "0.00" and "TP 8, dim 0: 0.00 %, claimed 100 %" in wrong[0]
+    assert row["TP 8, dim 0"] == "0.00" and "TP 8, dim 0: 0.00 %, expected 100 %" in wrong[0]
 
 
 def test_the_page_shows_what_the_script_prints(script, lib):
