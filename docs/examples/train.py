@@ -6,8 +6,9 @@ started again: to the same losses, bit by bit.
     torchrun --nproc-per-node 4 docs/examples/train.py --store /tmp/ckpt --parallel fsdp
     torchrun --nproc-per-node 4 docs/examples/train.py --store /tmp/ckpt --parallel tp-fsdp --name other --resume lm/20
 
---parallel none (no torchrun), ddp, fsdp (FSDP2 over all ranks) or tp-fsdp (tensor parallelism by --tp, FSDP2 over the rest).
---resume goes on from a step of another run, under any of these. docs/training.md says why things are in this order."""
+--parallel none (no torchrun), ddp, fsdp (FSDP2 over all ranks) or tp-fsdp (tensor parallelism by --tp, FSDP2 over the
+rest). --resume goes on from a step of another run, under any of these. docs/training.md says why things are in this
+order."""
 import argparse
 import math
 import os
@@ -30,7 +31,8 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (part(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        parts = self.query, self.key, self.value
+        q, k, v = (part(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for part in parts)
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
@@ -66,13 +68,14 @@ class Transformer(nn.Module):
 
 TENSOR_PARALLEL = {
     "embedding": "rows in", "layers.*.attention.query": "columns", "layers.*.attention.key": "columns",
-    "layers.*.attention.value": "columns", "layers.*.attention.out": "rows", "layers.*.up": "columns", "layers.*.down": "rows",
-    "head": "columns out",
+    "layers.*.attention.value": "columns", "layers.*.attention.out": "rows", "layers.*.up": "columns",
+    "layers.*.down": "rows", "head": "columns out",
 }
 
 
 def parallelize(model, kind, tp):
-    """(the model to be called, names and sizes of the mesh, which part of each batch this rank computes, of how many)."""
+    """(the model to be called, names and sizes of the mesh, which part of each batch this rank computes, of how many
+    parts)."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if kind == "none":
         return model, {}, rank, world
@@ -86,8 +89,8 @@ def parallelize(model, kind, tp):
     if kind == "tp-fsdp":
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-        styles = {"rows": RowwiseParallel(), "rows in": RowwiseParallel(input_layouts=Replicate()), "columns": ColwiseParallel(),
-                  "columns out": ColwiseParallel(output_layouts=Replicate())}
+        styles = {"rows": RowwiseParallel(), "rows in": RowwiseParallel(input_layouts=Replicate()),
+                  "columns": ColwiseParallel(), "columns out": ColwiseParallel(output_layouts=Replicate())}
         parallelize_module(model, mesh["tp"], {name: styles[style] for name, style in TENSOR_PARALLEL.items()})
     for layer in model.layers:
         fully_shard(layer, mesh=mesh["dp"])
@@ -104,7 +107,8 @@ def plan_of(model, kind, sizes):
 # ---- what it is trained on ----
 
 class Loader:
-    """Windows of a text in an order that is new in each epoch. Its state is of the whole job, however many ranks share a batch."""
+    """Windows of a text in an order that is new in each epoch. Its state is of the whole job, however many ranks
+    share a batch."""
 
     def __init__(self, text, length, batch):
         self.tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -158,8 +162,8 @@ class Job:
         torch.manual_seed(self.args.seed + 1000 * step + self.part)
 
     def state(self):
-        return {"plan": self.plan, "model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.scheduler, "loader": self.loader,
-                "rng": vckpt.rng_state()}
+        return {"plan": self.plan, "model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.scheduler,
+                "loader": self.loader, "rng": vckpt.rng_state()}
 
     def restore(self, path):
         """Whether there is a step, and whether all of it fits: then the losses will be the same, bit by bit."""
@@ -178,7 +182,8 @@ class Job:
             loss = self.model(*self.loader.next(self.part, self.parts))
             self.optimizer.zero_grad()
             loss.backward()
-            if self.done + 1 == args.crash_at and saver.rank == saver.world - 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+            if self.done + 1 == args.crash_at and saver.rank == saver.world - 1 and first_start:
                 os.kill(os.getpid(), signal.SIGKILL)
             if handle:
                 handle.staged()                         # before anything changes what is being saved
@@ -209,7 +214,8 @@ def options(argv=None):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--crash-at", type=int, metavar="STEP", help="kill -9 of the last rank in this step, at the first start only")
+    parser.add_argument("--crash-at", type=int, metavar="STEP",
+                        help="kill -9 of the last rank in this step, at the first start only")
     return parser.parse_args(argv)
 
 
@@ -221,13 +227,15 @@ def main(args):
     def report(step, loss):
         if first:
             print(f"step {step} loss {loss:.4f} {loss.hex()}", flush=True)
-    # The saver first: from here on nothing that an earlier start left can become a step, and all ranks see the same newest one.
+    # The saver first: from here on nothing that an earlier start left can become a step, and all ranks see the same
+    # newest one.
     with vckpt.on_sigterm() as stopping, vckpt.Saver(run, base=args.resume) as saver:
         found, same = job.restore(run)
         if not found and args.resume:
             found, same = job.restore(f"{args.store}/{args.resume}")
         if found and first:
-            print(f"from step {job.done}, {'as if nothing had happened' if same else 'under another layout: losses will be close'}", flush=True)
+            how = "as if nothing had happened" if same else "under another layout: losses will be close"
+            print(f"from step {job.done}, {how}", flush=True)
         losses = job.train(saver, stopping, report)
     if first and losses:
         print(f"done: perplexity {math.exp(losses[job.done]):.2f}")

@@ -11,6 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
 MANUALS = sorted((ROOT / "docs/man").glob("*.[1-8]"))
+EXAMPLES = sorted(p for p in (ROOT / "docs/examples").rglob("*") if p.is_file() and "__pycache__" not in p.parts)
 FOLDERS = ["core", "proto", "index", "fs", "tools", "tests", "docs"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", re.M)
@@ -36,9 +37,9 @@ def test_links_lead_somewhere(page):
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES + MANUALS + EXAMPLES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_lines_of_pages_have_120_columns(page):
-    """Tables, and lines that hold an address, may be longer."""
+    """Of manuals and examples too. Tables, and lines that hold an address, may be longer."""
     wrong = [f"{number}: {len(line)} columns" for number, line in enumerate(page.read_text().splitlines(), 1)
              if len(line.expandtabs(8)) > 120 and not line.lstrip().startswith("|") and "://" not in line]
     assert not wrong, "\n".join(wrong)
