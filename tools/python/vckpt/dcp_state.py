@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Place = tuple[str, str]     # component, name
 
 DOCUMENT = ".dcp/metadata.json"
-BYTES = ".dcp/bytes.{}"            # of one rank: its byte entries, one after another; beside it where each of them lies
+BYTES = ".dcp/bytes.{}"            # the byte entries of one rank, one after another; INDEX says where each of them lies
 INDEX = ".dcp/bytes.{}.json"
 VERSION = 1
 COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -65,8 +65,8 @@ def split(key: str, path: KeyPath) -> Place:
 
 
 def names(paths: Mapping[str, KeyPath]) -> dict[str, Place]:
-    """{key: (component, name)} of {key: path}. Where several keys would meet, those that are no parts of a component of
-    their own are kept by their whole key in a component that nobody else has."""
+    """{key: (component, name)} of {key: path}. If several keys would get the same place, those that are not part of a
+    component of their own are kept by their whole key, in a component that no other key uses."""
     result = {key: split(key, path) for key, path in paths.items()}
     holders: dict[Place, list[str]] = {}
     for key, place in result.items():
@@ -80,7 +80,7 @@ def names(paths: Mapping[str, KeyPath]) -> dict[str, Place]:
 
 
 def paths_of(planner: SavePlanner, plan: SavePlan, keys: Iterable[str]) -> dict[str, KeyPath]:
-    """{key: path} of a rank's whole state, as far as its planner says it; of `keys` at least."""
+    """{key: path} of a rank's whole state, as far as its planner tells the paths. `keys` are always in it."""
     said: Any = getattr(planner, "mappings", None) or getattr(plan, "planner_data", None)
     paths: dict[str, KeyPath] = {}
     if isinstance(said, dict):
@@ -229,8 +229,8 @@ def is_tensor(saved: object) -> bool:
 
 
 def is_leaf(saved: object) -> bool:
-    """As DCP takes a state dict apart: dicts, and lists in which there are tensors or dicts, wherever in further
-    lists."""
+    """Does DCP keep the value whole? It takes dicts apart, and lists in which there are tensors or dicts, at whatever
+    depth of further lists."""
     if isinstance(saved, list):
         return not any(is_tensor(item) or isinstance(item, dict)
                        or (isinstance(item, list) and not is_leaf(item)) for item in saved)
@@ -238,7 +238,7 @@ def is_leaf(saved: object) -> bool:
 
 
 def leaves(saved: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
-    """[(path, value)] of a component's tree, tensors not among them, nor what each rank has by itself."""
+    """[(path, value)] of a component's tree, without tensors and without what each rank has by itself."""
     if is_tensor(saved) or saved == PER_RANK:
         return []
     if is_leaf(saved):
@@ -260,8 +260,8 @@ def by_parameter(saved: Any, component: str) -> list[tuple[KeyPath, Any]]:
 
 
 def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
-    """{key: (path, value)} of the components' trees: the common one's first, and of ranks' own (a pipeline's stages)
-    what it lacks."""
+    """{key: (path, value)} of the components' trees: first those of the common tree, then from the ranks' own trees (a
+    pipeline's stages) those that it lacks."""
     found: dict[str, tuple[KeyPath, Any]] = {}
     for component in sorted({blob.name.removesuffix(".json") for blob in step.blobs() if blob.rank is None
                              and valid_document(blob.name)}):
@@ -273,7 +273,7 @@ def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
             for path, value in leaves(tree, (component,)) + by_parameter(tree, component):
                 words = list(map(str, path))
                 first, kept = found.setdefault(".".join(words), (path, value))
-                # keys have dots in them, too: whose would it be?
+                # keys may contain dots, so two paths can give the same key
                 if list(map(str, first)) != words and kept != value:
                     found[".".join(words)] = first, Twofold()
     return found
@@ -288,13 +288,13 @@ def valid_document(name: str) -> bool:
 
 
 def has_own(saved: object) -> bool:
-    """Each rank has a part by itself, and so a tree: of one rank it says nothing to another."""
+    """Is there a part that each rank has by itself? Then the tree of one rank says nothing about another rank."""
     parts = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
     return saved == PER_RANK or any(map(has_own, parts))
 
 
 def saved_bytes(key: str, value: object) -> bytes:
-    """As DCP keeps a value, and loads it."""
+    """A value in the form in which DCP keeps it and loads it."""
     if isinstance(value, Twofold):
         raise _lib.InvalidArgument(errno.EINVAL, f"{key}: two values of the step have this key, because their own "
                                                  "keys contain dots: read them with vckpt.Step.values")

@@ -50,7 +50,7 @@ class Source:
         self.view = module_view(found, views)[0] if isinstance(found, torch.nn.Module) else None
 
     def holds(self, state: Mapping[str, Any], views: Views) -> bool:
-        """It still stands there, and is what it was."""
+        """Does the object still stand there, and is it what it was?"""
         found = self.object()
         at = state
         for key in self.path:
@@ -77,7 +77,7 @@ def holders(state: Mapping[str, Any]) -> tuple[list[tuple[KeyPath, torch.nn.Modu
             modules.append((path, value))
         elif isinstance(tensor_in(value), torch.Tensor):
             tensors.append((path, value))
-        # a cycle, perhaps: another place refuses it
+        # perhaps a cycle, which is refused elsewhere
         elif isinstance(value, (dict, list, tuple)) and id(value) in seen:
             continue
         elif isinstance(value, dict):
@@ -111,7 +111,7 @@ class ByMemory:
         self.by_place: dict[object, int | None] = {}
         for parameter in parameters:
             place = place_of(parameter)
-            self.by_place[place] = None if place in self.by_place else id(parameter)     # two of one memory: neither
+            self.by_place[place] = None if place in self.by_place else id(parameter)     # two share it: neither
 
     def __call__(self, value: Any) -> int | None:
         tensor = tensor_in(value)
@@ -188,7 +188,7 @@ def check_names(optimizer: torch.optim.Optimizer, names: Names, path: Where) -> 
 # ---- state ----
 
 def is_zero(optimizer: torch.optim.Optimizer) -> bool:
-    """It has the state of each parameter at one rank."""
+    """Does the optimizer keep the state of each parameter at one rank only?"""
     return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
 
 
@@ -226,8 +226,8 @@ def named(optimizer: torch.optim.Optimizer, names: Names, path: Where) -> dict[s
 
 
 def of_zero(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """What this rank has of the state; the groups of all. lr and its like are set in the outer groups (by
-    schedulers)."""
+    """The part of the state that this rank has, with the groups of all ranks. They are the outer optimizer's groups,
+    because schedulers set lr and the like there."""
     alone = Shard(torch.empty(0), alone=True)
     state = {names[id(parameter)][0] if isinstance(parameter, torch.Tensor) else parameter: as_shard(values, alone)
              for parameter, values in (optimizer.optim.state if hasattr(optimizer, "optim") else {}).items()}
@@ -237,8 +237,8 @@ def of_zero(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
 
 
 def as_shard(value: Any, shard: Shard) -> Any:
-    """The tensors of a parameter's state as parts like the parameter is: those of its shape, and of a parameter of one
-    rank all."""
+    """The state of a parameter, with the tensors of the parameter's shape wrapped in a Shard like the parameter. If one
+    rank alone has the parameter, all its tensors are wrapped."""
     if isinstance(value, torch.Tensor) and (shard.alone or value.shape == shard.tensor.shape):
         return Shard(value, alone=True) if shard.alone else Shard(value, shape=shard.shape, mesh=shard.mesh,
                                                                   placements=shard.placements, flat=shard.flat,
@@ -250,14 +250,14 @@ def as_shard(value: Any, shard: Shard) -> Any:
 
 
 def flattened(module: torch.nn.Module) -> bool:
-    """FSDP1 is in it."""
+    """Is any part of the module under FSDP1?"""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FullyShardedDataParallel", None)
     return kind is not None and any(isinstance(part, kind) for part in module.modules())
 
 
 def of_flattened(module: torch.nn.Module, optimizer: torch.optim.Optimizer, path: Where) -> dict[str, Any]:
-    """What get_optimizer_state_dict does of it, without the step."""
+    """What get_optimizer_state_dict does of an optimizer of such a module, without the step."""
     import warnings
 
     from torch.distributed import fsdp
@@ -294,7 +294,7 @@ class View:
                        for given, group in zip(taken["param_groups"], optimizer.param_groups)]
 
     def answer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """From the dicts, or None where they are not as they were."""
+        """The answer, made from the dicts; None if they are not as they were."""
         if (type(optimizer) is not self.kind or not identical(hooks_of(optimizer), self.hooks) or
                 len(optimizer.state) != len(self.order) or len(optimizer.param_groups) != len(self.groups)):
             return None
@@ -317,7 +317,7 @@ def hooks_of(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Of two answers: the same kinds, the same tensors."""
+    """Have two answers the same kinds of values and the same tensors?"""
     from .torch_modules import memory_of
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and memory_of(a) == memory_of(b)

@@ -333,17 +333,18 @@ class _Malformed(Exception):
 
 
 def _member(cls: Any, type_name: str, fields: dict[str, Any], path: KeyPath) -> Any:
-    """By its name: values may be renumbered (enum.auto). Flags that have no single name: by value."""
+    """The member is found by its name, because values may be renumbered (enum.auto). Flags that have no single name are
+    found by value."""
     if _kind(cls) != "enum":
-        raise refusal(path, f"{type_name} was saved as an enum, the class that was given for it is none")
+        raise refusal(path, f"{type_name} was saved as an enum, but the class that was given for it is not an enum")
     name, value = fields["name"], fields["value"]
     if name is not None and name in cls.__members__:
         return cls.__members__[name]
     if issubclass(cls, enum.Flag) and type(value) is int and (name is None or "|" in name):
         with contextlib.suppress(ValueError):
             found = cls(value)
-            # where it differs, bits were dropped that the class has no member for: Python 3.11.2 drops them, others
-            # refuse them
+            # if the value differs, bits were dropped that the class has no member for; Python 3.11.2 drops such bits,
+            # other versions refuse them
             if value < 0 or getattr(found, "value", found) == value:
                 return found
     raise refusal(path, f"{type_name} has no member {str(name)[:60]}")
@@ -354,7 +355,7 @@ def _build(cls: Any, type_name: str, values: dict[str, Any], path: KeyPath) -> A
     __post_init__ runs, and the fields are what they were. Fields that are new in the class get their defaults."""
     kind = _kind(cls)
     if kind == "enum":
-        raise refusal(path, f"{type_name} was not saved as an enum, the class that was given for it is one")
+        raise refusal(path, f"{type_name} was not saved as an enum, but the class that was given for it is an enum")
     try:
         if kind == "placement":
             return cls(**values)
