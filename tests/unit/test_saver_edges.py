@@ -335,8 +335,20 @@ def test_null_strings_are_refused(api, store):
         bases = (ctypes.c_char_p * 1)(None)
         o = SaveOptions(ctypes.sizeof(SaveOptions), NONE, attributes, len(pairs), bases, 1 if names else 0, None, 0, 0)
         p = ctypes.c_void_p()
-        with pytest.raises(Failed):
+        with pytest.raises(Failed, match="an attribute or a base is missing"):
             api.call("vckpt_save_begin", saver.p, ctypes.byref(o), ctypes.byref(p))
+    saver.free()
+
+
+def test_each_fault_of_a_begin_has_its_sentence(api, store):
+    saver, p = api.saver(store, "run"), ctypes.c_void_p()
+    good = SaveOptions(ctypes.sizeof(SaveOptions), NONE, None, 0, None, 0, None, 0, 0)
+    short = SaveOptions(ctypes.sizeof(SaveOptions) - 8, NONE, None, 0, None, 0, None, 0, 0)
+    flags = SaveOptions(ctypes.sizeof(SaveOptions), NONE, None, 0, None, 0, None, 1 << 30, 0)
+    for handle, options, text in ((None, good, "no saver is given"), (saver.p, None, "options' size is not"),
+                                  (saver.p, short, "options' size is not"), (saver.p, flags, "flags of a save")):
+        with pytest.raises(Failed, match=text):
+            api.call("vckpt_save_begin", handle, options and ctypes.byref(options), ctypes.byref(p))
     saver.free()
 
 
