@@ -22,7 +22,6 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 def _job(store, arguments, cache):
     """On a rank of the pool."""
     os.environ.update(XDG_CACHE_HOME=cache)
-    sys.path.insert(0, str(ROOT / "docs/examples"))
     import train
     return train.main(train.options(["--store", store, *arguments, *TINY]))
 

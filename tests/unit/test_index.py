@@ -240,17 +240,16 @@ def test_what_is_not_published_is_gone(lib, tmp_path):
         assert index.find(0) and not index.find(25) and index.stat().commits == 1
 
 
-CHILD = ("import ctypes, os, sys; sys.path.insert(0, sys.argv[1]); import test_index as t\n"
-         "lib = ctypes.CDLL(sys.argv[2])\n"
-         "with t.Index(lib, sys.argv[3], max_bytes=32 << 20) as i:\n"
-         "    assert i.add(int(sys.argv[4]), t.places_of(int(sys.argv[4]), int(sys.argv[5]), first=10)) == 0\n"
+CHILD = ("import ctypes, sys; import test_index as t\n"
+         "lib = ctypes.CDLL(sys.argv[1])\n"
+         "with t.Index(lib, sys.argv[2], max_bytes=32 << 20) as i:\n"
+         "    assert i.add(int(sys.argv[3]), t.places_of(int(sys.argv[3]), int(sys.argv[4]), first=10)) == 0\n"
          "    print('added', flush=True)\n")
 
 
 def child(lib, path, commit, count):
     env = {**os.environ, **({"LD_PRELOAD": os.environ["VCKPT_PRELOAD"]} if "VCKPT_PRELOAD" in os.environ else {})}
-    return subprocess.Popen([sys.executable, "-c", CHILD, os.path.dirname(__file__), str(lib._name), str(path), str(commit), str(count)], env=env,
-                            stdout=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(lib._name), str(path), str(commit), str(count)], env=env, stdout=subprocess.PIPE)
 
 
 def test_reader_beside_another_process(lib, build, tmp_path):
