@@ -180,7 +180,7 @@ def test_what_the_abort_finds_is_told(api, store, vckpt, lands):
     if lands:
         assert told == 3
     else:
-        assert told.code == -errno.ECANCELED and "in time" in told.text and "undecided" not in told.text
+        assert told.code == -errno.ECANCELED and "in time" in told.text
     again = saver.save({"model/w": numpy.arange(1000.0)}, step=4)
     assert again.committed() == 4
     again.free()
