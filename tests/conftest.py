@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import threading
@@ -15,6 +16,10 @@ import threading
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Every random choice comes from it. pytest-xdist's workers and the processes that tests start inherit the variable.
+SEED = int(os.environ.get("VCKPT_SEED") or random.randrange(1 << 30))
+os.environ["VCKPT_SEED"] = str(SEED)
 
 # Where torch is not installed, this folder on the path would make tests/torch a package of that name: `import torch` fails instead, as it
 # does for a user.
@@ -26,14 +31,22 @@ if found is None or found.origin is None:
 
 
 def pytest_report_header():
-    return "torch is not installed: tests/torch is left out" if collect_ignore else None
+    return [f"VCKPT_SEED={SEED}"] + ["torch is not installed: tests/torch is left out"] * bool(collect_ignore)
 
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="more cases, and tests that take long")
 
 
+def pytest_terminal_summary(terminalreporter, exitstatus):
+    if exitstatus:
+        terminalreporter.write_line(f"VCKPT_SEED={SEED} repeats it")     # -q prints no header
+
+
+@pytest.hookimpl(tryfirst=True)     # before hypothesis looks at its option
 def pytest_configure(config):
+    if config.getoption("--hypothesis-seed", "") is None:
+        config.option.hypothesis_seed = str(SEED)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         os.environ.pop("LD_PRELOAD", None)  # the sanitizers' run time is for who runs tests, not for dd and tar
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, config.getini("pythonpath")))   # a process finds what its test does
@@ -45,6 +58,39 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "full" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="only with --full"))
+
+
+def seed_generators(name):
+    """Those of the whole process, which `random.random()`, `numpy.random.random()` and `torch.rand()` use."""
+    random.seed(f"{SEED} {name}")
+    if sys.modules.get("numpy"):
+        sys.modules["numpy"].random.seed(random.getrandbits(32))
+    if sys.modules.get("torch"):
+        sys.modules["torch"].manual_seed(random.getrandbits(63))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef, request):
+    """What several tests share draws the same, whichever of them is first."""
+    if fixturedef.scope != "function":
+        seed_generators(f"{fixturedef.baseid} {fixturedef.argname} {request.param_index}")
+
+
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """Each test draws the same, whatever ran before it."""
+    seed_generators(request.node.nodeid)
+
+
+@pytest.fixture
+def rng(request):
+    """A generator of this test's own, for numbers that nothing else may draw from meanwhile."""
+    return random.Random(f"{SEED} {request.node.nodeid} rng")
+
+
+@pytest.fixture(scope="session")
+def seed():
+    return SEED
 
 
 @pytest.fixture(scope="session")

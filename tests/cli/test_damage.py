@@ -62,11 +62,8 @@ def read_all(vckpt, store, want, out):
     return errors
 
 
-def test_flips(vckpt, damaged, tmp_path, scale):
+def test_flips(vckpt, damaged, tmp_path, scale, rng):
     store, want = damaged
-    seed = int(os.environ.get("VCKPT_SEED", random.randrange(1 << 30)))
-    print("seed", seed)
-    rng = random.Random(seed)
     files = content(store)
     errors = 0
     for i in range(scale(30, 300)):
@@ -106,7 +103,7 @@ def test_a_bad_pack(vckpt, damaged, made, tmp_path, how):
         vckpt("import", other, "a", tmp_path / "src")
         pack.write_bytes(max(other.rglob("*-model.pack"), key=lambda p: p.stat().st_size).read_bytes())
     else:
-        pack.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "garbage": os.urandom(len(data)), "longer": data + b"\0" * 4096}[how])
+        pack.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "garbage": random.randbytes(len(data)), "longer": data + b"\0" * 4096}[how])
     errors = read_all(vckpt, store, want, tmp_path / "out")
     assert errors or how == "longer"
     done = vckpt("verify", store, check=False)
@@ -147,7 +144,7 @@ def test_a_bad_index_is_rebuilt(vckpt, damaged, made, tmp_path, how):
     elif how == "truncated":
         os.truncate(data, data.stat().st_size // 2 & ~4095)
     elif how == "random":
-        data.write_bytes(os.urandom(data.stat().st_size))
+        data.write_bytes(random.randbytes(data.stat().st_size))
     elif how == "empty":
         data.write_bytes(b"")
     elif how == "directory":
@@ -170,7 +167,7 @@ def test_a_bad_index_is_rebuilt(vckpt, damaged, made, tmp_path, how):
 def test_entries_with_both_copies_bad(vckpt, damaged, tmp_path):
     store, want = damaged
     entry = store / "runs" / "a" / f"{0:012}"
-    entry.write_bytes(os.urandom(entry.stat().st_size))
+    entry.write_bytes(random.randbytes(entry.stat().st_size))
     steps = [s["step"] for s in vckpt.json("ls", store, "a")["steps"]]
     assert steps == [1]
     done = vckpt("ls", store, "a")

@@ -2,6 +2,7 @@
 """An export that was interrupted goes on; what is there and not the step's is named, and never written over unasked."""
 import fcntl
 import os
+import random
 import re
 import subprocess
 
@@ -15,7 +16,7 @@ def filled(vckpt, store, tmp_path):
     source, want = tmp_path / "in", {}
     (source / "sub").mkdir(parents=True)
     (source / "config.json").write_text('{"a": 1}')
-    (source / "sub" / "big.bin").write_bytes(os.urandom(300_000))
+    (source / "sub" / "big.bin").write_bytes(random.randbytes(300_000))
     for step in (1, 2):
         np.save(tmp_path / "w.npy", np.arange(step, 90000 + step, dtype="f4"))
         vckpt("import", store, f"run/{step}", tmp_path / "w.npy", source)

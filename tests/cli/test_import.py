@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import random
 import struct
 import subprocess
 
@@ -195,7 +196,7 @@ def test_nothing_is_stored_twice(vckpt, store, source):
     assert again["piece_bytes_new"] == 0 and again["bases"] == 1 and again["pieces_new"] == 0
     for index in ["delete", "garbage"]:
         for f in (store / "index").iterdir():
-            f.unlink() if index == "delete" else f.write_bytes(os.urandom(20000))
+            f.unlink() if index == "delete" else f.write_bytes(random.randbytes(20000))
         vckpt("import", store, "three", source)       # without an index it is stored again, or found after all: never an error
         assert vckpt.json("import", store, "four", source)["piece_bytes_new"] == 0
     vckpt("verify", store)

@@ -96,7 +96,7 @@ def test_whole_packs_from_a_copy(vckpt, base, store, copy, tmp_path, kind, how):
     data = pack.read_bytes()
     pack.unlink()
     if how != "missing":
-        pack.write_bytes({"head": b"\1" * 100 + data[100:], "truncated": data[:len(data) // 2], "empty": b"", "garbage": os.urandom(len(data)),
+        pack.write_bytes({"head": b"\1" * 100 + data[100:], "truncated": data[:len(data) // 2], "empty": b"", "garbage": random.randbytes(len(data)),
                           "longer": data + b"\1" * 1000, "tail": data[:-70] + b"\1" * 70}[how])
     out = mend(vckpt, store, "--from", copy)
     assert pack.read_bytes() == data and (out["lost"], out["left"]) == (0, 0), out

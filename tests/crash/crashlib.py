@@ -4,7 +4,6 @@ import ctypes as c
 import errno
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
@@ -280,9 +279,3 @@ def bench_first(bench):
         bench.first = steps(api)[0]
         api.close()
     return bench.first
-
-
-def seeded():
-    seed = int(os.environ.get("VCKPT_SEED", random.randrange(1 << 30)))
-    print("seed", seed)
-    return random.Random(seed)

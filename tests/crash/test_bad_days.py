@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound, steps, verify
+from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, UNDECIDED, Bench, Job, bench_first, goes_on, sound, steps, verify
 from storelib import EABORTED, Failed, packs_of
 
 UNDECIDED_S = START_MS / 1000  # how long a saver goes on asking when nothing can be written
@@ -63,9 +63,9 @@ FAULTS = [("fsync", errno.EIO), ("pwrite", errno.ENOSPC), ("linkat", errno.EIO),
 
 
 @pytest.mark.parametrize("rank", [2, 0])
-def test_a_call_fails_once(bench, scale, rank):
+def test_a_call_fails_once(bench, scale, rank, rng):
     """Each by itself, from the heartbeat to the last."""
-    rng, calls, seen = seeded(), bench.calls()[rank], []
+    calls, seen = bench.calls()[rank], []
     begun = min(numbered(calls, "linkat", path="/begin") + numbered(calls, "linkat", path="-model.pack"))
     all_ = [(n, number) for call, number in FAULTS for n in numbered(calls, call)]
     must = [(n, errno.EIO) for n in numbered(calls, "fsync", path="runs/r")] if rank == 0 else []
@@ -139,10 +139,10 @@ def test_full_disk(bench, small):
     goes_on(bench, small, now)
 
 
-def test_read_only(bench, scale):
+def test_read_only(bench, scale, rng):
     """From some call on nothing can be changed any more, by any rank. Nobody waits longer than a saver insists on a decision; what is told is so when the
     store can be written again."""
-    rng, calls = seeded(), bench.calls()
+    calls = bench.calls()
     cases = sorted(rng.sample(range(1, len(calls[0])), scale(4, 25)))
     if scale(True, False):  # those after an announcement take START_MS with a saver
         cases = [n for n in cases if n < len(calls[2]) * 2 // 3]
@@ -177,9 +177,9 @@ def stopped(job, rank, seconds=LIMIT_S):
 
 
 @pytest.mark.parametrize("rank", [2, 0])
-def test_a_rank_sleeps_too_long(bench, scale, rank):
+def test_a_rank_sleeps_too_long(bench, scale, rank, rng):
     """It stops at a call for longer than its heartbeat may stand still; what it wrote is removed and collected; it wakes up."""
-    rng, calls = seeded(), bench.calls()[rank]
+    calls = bench.calls()[rank]
     first = numbered(calls, "linkat", path="hosts")[0]
     cases = sorted(rng.sample(range(first + 1, len(calls) + 1), scale(5, len(calls) - first)))
     seen = {"slept": 0, "committed": 0}

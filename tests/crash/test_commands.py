@@ -12,7 +12,6 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from crashlib import seeded
 
 LIMIT_S = 60    # a list that cannot be read is asked for again for 3 s, several times over
 
@@ -118,8 +117,8 @@ def hurt(commands, name, fault):
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_each_call_fails(commands, scale, name):
-    rng, number = seeded(), commands.calls(WORK[name][0])
+def test_each_call_fails(commands, scale, name, rng):
+    number = commands.calls(WORK[name][0])
     cases = [(error, n, last) for error, last, count in ((errno.EIO, "", scale(12, 10**6)), (errno.EIO, ",last={}", scale(3, 10**6)),
                                                        (errno.EIO, ",last=1000000", scale(2, 50)), (errno.ESTALE, "", scale(3, 200)))
              for n in rng.sample(range(1, number + 1), min(count, number))]

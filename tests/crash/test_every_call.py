@@ -3,7 +3,7 @@
 that live are told alike and told who, the next save works, and a dry run of the collector lists what is left."""
 import pytest
 
-from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, after, seeded
+from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, after
 
 
 @pytest.fixture(scope="module", params=DRIVERS)
@@ -32,8 +32,8 @@ def killed(bench, path, rank, word):
 
 
 @pytest.mark.parametrize("rank", [2, 0], ids=["a rank", "the committer"])
-def test_one_rank_dies(bench, scale, rank):
-    rng, calls = seeded(), bench.calls()[rank]
+def test_one_rank_dies(bench, scale, rank, rng):
+    calls = bench.calls()[rank]
     cases = chosen(calls, rng, scale(8, len(calls)), protocol if rank == 0 else lambda *_: False)
     seen = {"died": 0, "committed": 0, "left": 0}
 
@@ -50,9 +50,9 @@ def test_one_rank_dies(bench, scale, rank):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_ranks_die(bench, scale, rank):
+def test_all_ranks_die(bench, scale, rank, rng):
     """When one of them comes to a call, all go."""
-    rng, calls = seeded(), bench.calls()[rank]
+    calls = bench.calls()[rank]
     cases = chosen(calls, rng, scale(6, len(calls)), (lambda call, path: call == "linkat") if rank == 0 else lambda *_: False)
     seen = {"committed": 0, "left": 0}
 

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, goes_on, seeded, sound, steps
+from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, goes_on, sound, steps
 import storelow as low
 
 SHUTDOWN = 0x8004587D   # EXT4_IOC_SHUTDOWN; its argument: 0 writes everything first, 1 the journal, 2 nothing
@@ -184,8 +184,8 @@ def test_an_fsync_that_answers_0(lib, ext4):
 
 
 @pytest.mark.parametrize("how", ["an error", 0, 1, 2], ids=["an error", "all written", "journal written", "nothing written"])
-def test_at_any_moment(bench, ext4, scale, how):
-    rng, lost = seeded(), 0
+def test_at_any_moment(bench, ext4, scale, how, rng):
+    lost = 0
     for i in range(scale(2, 40)):
         before = shown(bench, ext4)
         job = Job(bench.build, ext4.store, f"launch {i}", saves=200, world=WORLD, driver=bench.driver, inject={}, start_ms=START_MS)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """kill -9 during an import, at random moments: old steps verify, the new one is whole or absent, the next import works, gc frees the rest."""
 import os
-import random
 import signal
 import subprocess
 import time
@@ -28,10 +27,7 @@ def two(vckpt, store, tmp_path):
     return tmp_path / "m0.safetensors", tmp_path / "m1.safetensors"
 
 
-def test_kill_an_import(vckpt, store, two, scale):
-    seed = int(os.environ.get("VCKPT_SEED", random.randrange(1 << 30)))
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_kill_an_import(vckpt, store, two, scale, rng):
     start = time.monotonic()
     vckpt("import", store, "timing", two[1], "--no-index")
     whole = time.monotonic() - start

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, bench_first, goes_on, seeded, sound
+from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, bench_first, goes_on, sound
 
 pytestmark = pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""), reason="the sanitizer has an allocator of its own")
 WORLD, SAVES = 2, 3
@@ -53,8 +53,8 @@ def poor(bench, path, rank, at, last):
 
 
 @pytest.mark.parametrize("rank", [1, 0], ids=["a rank", "the committer"])
-def test_each_allocation_fails(bench, scale, rank):
-    rng, number, seen = seeded(), allocations(bench, rank), []
+def test_each_allocation_fails(bench, scale, rank, rng):
+    number, seen = allocations(bench, rank), []
     cases = [(n, n + more) for more, count in ((0, scale(15, 10**6)), (3, scale(3, 10**6)))
              for n in rng.sample(range(1, number + 1), min(count, number))]
     bench.each(cases, lambda path, case: seen.append(poor(bench, path, rank, *case)))

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, seeded, steps, verify
+from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, steps, verify
 from powerlib import MARK, NAMES, SYNC, SYNC_DIR, Disk, Files, choices, durable, read_log, state
 
 
@@ -77,8 +77,7 @@ def goes_on(judge, path, told):
         shutil.rmtree(path)
 
 
-def test_no_state_shows_what_is_not_there(bench, scale):
-    rng = seeded()
+def test_no_state_shows_what_is_not_there(bench, scale, rng):
     before, events = record(bench, scale(1, 3))
     keeps, judge, states, started = durable(events), Judge(bench, before, events), 0, 0
     # between two syncs nothing becomes durable: what is lost there is lost at the next one, too
@@ -97,9 +96,8 @@ def test_no_state_shows_what_is_not_there(bench, scale):
     assert len(judge.seen) > len(cuts) and judge.shown > len(judge.seen)
 
 
-def test_a_store_that_forgets_an_fsync_is_found_out(bench):
+def test_a_store_that_forgets_an_fsync_is_found_out(bench, rng):
     """The test's own test: without the fsyncs of files, or of directories, some state shows a step whose bytes are gone, or loses one that was told."""
-    rng = seeded()
     before, events = record(bench, 1)
     for missing in (lambda e: e.kind == SYNC, lambda e: e.kind == SYNC_DIR and e.path.startswith("packs/"),
                     lambda e: e.kind == SYNC_DIR and e.path == "runs/r"):
@@ -117,9 +115,8 @@ def test_a_store_that_forgets_an_fsync_is_found_out(bench):
         assert found
 
 
-def test_a_launch_that_dies_and_the_next(bench, scale):
+def test_a_launch_that_dies_and_the_next(bench, scale, rng):
     """Power losses in the second launch, on a store in which the first was killed half way."""
-    rng = seeded()
     path = bench.copy()
     calls = bench.calls()[0]
     out, _ = bench.job(path, "killed", inject={0: f"do=killall,at={rng.randrange(len(calls) // 3, len(calls))}"})
@@ -154,9 +151,9 @@ def given_up(bench, path, word, words=""):
     return promised(events, len(events)) | {0}, shown
 
 
-def test_a_journal_that_is_given_up(bench, scale):
+def test_a_journal_that_is_given_up(bench, scale, rng):
     """What was not synced by then never will be: an fsync that answers EROFS has made nothing durable."""
-    rng, number, seen = seeded(), len(bench.calls()[0]), []
+    number, seen = len(bench.calls()[0]), []
     words = [f"at={n}" for n in rng.sample(range(number // 4, number * 7 // 4), scale(8, number))]
 
     def one(path, word):

@@ -49,7 +49,7 @@ def one_save(api, rank, silent=(), options={}, again=0):
         api.say("opened")
         api.hear()
     a = l.begin()
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     if rank in silent:
         api.say("begun")
         time.sleep(0.5)  # until a signal comes, as a rule
@@ -173,7 +173,7 @@ def test_a_rank_that_slept_too_long(api, vckpt):
 def slow_eyes(api, rank):
     l = Launch(api, "r", "job", rank, 2, heartbeat_ms=400)
     a = l.begin()
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     if rank == 1:
         api.say("begun")
         time.sleep(600)
@@ -232,7 +232,7 @@ def dies_at(api, rank, call):
     api.say("opened")
     api.hear()
     a = l.begin()
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     a.announce()
     if rank == 0:
         m = Meddler(api)
@@ -284,7 +284,7 @@ def reuses(api, rank, killed):
     except Failed as e:
         return e.code, e.text
     a = l.begin(step=0)
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     if killed and rank == 0:
         api.say("begun")
         time.sleep(600)
@@ -313,10 +313,7 @@ def test_a_used_id_after_a_crash_takes_over_nothing(api, vckpt):
     assert vckpt("verify", api.path, check=False).returncode == 0
 
 
-def test_killed_at_random(api, scale):
-    seed = int(os.environ.get("VCKPT_SEED", random.randrange(1 << 30)))
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_killed_at_random(api, scale, rng):
     before = []
     for i in range(scale(3, 25)):
         with Ranks(api, WORLD, saves, f"job {i}", 200) as ranks:

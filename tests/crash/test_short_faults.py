@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from crashlib import DRIVERS, UNDECIDED, Bench, bench_first, goes_on, seeded, sound
+from crashlib import DRIVERS, UNDECIDED, Bench, bench_first, goes_on, sound
 
 COUNTED = "reads=1,since=open"
 FULL = (errno.ENOSPC, errno.EDQUOT)     # are no answer to a look
@@ -67,8 +67,8 @@ COUNTS = {"once": (6, 10**6), "three times": (3, 10**6), "5 s": (1, 12)}    # of
 
 
 @pytest.mark.parametrize("how", COUNTS)
-def test_the_next_save_works(bench, scale, how):
-    rng, cases, seen, count = seeded(), [], [], scale(*COUNTS[how])
+def test_the_next_save_works(bench, scale, how, rng):
+    cases, seen, count = [], [], scale(*COUNTS[how])
     for ranks in RANKS:
         numbers = range(1, len(bench.calls(inject={r: COUNTED for r in ranks})[ranks[0]]) + 1)
         cases += [(ranks, n) for n in rng.sample(numbers, min(count, len(numbers)))]
@@ -76,9 +76,9 @@ def test_the_next_save_works(bench, scale, how):
     print(f"{len(cases)}: {sum(seen)} committed all the same")
 
 
-def test_other_errors(bench, scale):
+def test_other_errors(bench, scale, rng):
     """A full disk, that of a quota, and what a network file system says."""
-    rng, cases = seeded(), []
+    cases = []
     for error in (*FULL, errno.ESTALE, errno.ETIMEDOUT):
         numbers = range(1, len(bench.calls(inject={2: counted(error)})[2]) + 1)
         for how, count in (("once", scale(3, 100)), ("three times", scale(1, 50)), ("5 s", scale(1, 4))):

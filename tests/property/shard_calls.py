@@ -3,9 +3,6 @@
 import ctypes
 import errno
 import itertools
-import os
-import random
-import time
 
 import numpy as np
 import pytest
@@ -80,10 +77,3 @@ class Dump:
 @pytest.fixture(scope="module")
 def dump(lib, build):
     return Dump(tl.load(lib), build)
-
-
-@pytest.fixture
-def rng():
-    seed = int(os.environ.get("VCKPT_SEED") or time.time_ns() % 10**9)
-    print(f"VCKPT_SEED={seed}")
-    return random.Random(seed)

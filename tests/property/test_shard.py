@@ -2,8 +2,7 @@
 """core/tensor/shard.h against the brute force of shard_oracle.py, item by item, for every rank.
 
 One call of shard_dump.c gives what the library says of all ranks of a sharding; what the iterator must keep of itself
-(order, no item twice, nothing outside, counts) is looked at there. Samples come from a seed that is printed; VCKPT_SEED
-sets it."""
+(order, no item twice, nothing outside, counts) is looked at there."""
 import ctypes
 import errno
 import itertools
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 import shard_oracle as oracle
 import tensorlib as tl
-from shard_calls import dump, rng     # noqa: F401 (fixtures)
+from shard_calls import dump    # noqa: F401 (a fixture)
 
 MESHES = {n: [m for m in itertools.product(range(1, 9), repeat=n) if math.prod(m) <= 8] for n in (1, 2, 3)}
 SHAPES = [s for n in range(4) for s in itertools.product(range(8), repeat=n)]

@@ -182,11 +182,8 @@ def _variants(rng):
     return change
 
 
-def test_a_remembered_state_is_never_stale(scale):
+def test_a_remembered_state_is_never_stale(scale, rng):
     """Random changes, one after another: with the memory of the last save as without."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    rng = random.Random(seed)
     change, memory, tree = _variants(rng), state.Memory(), {}
     for _ in range(scale(1500, 8000)):
         change(tree)

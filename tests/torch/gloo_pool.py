@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import pathlib
+import random
 import shutil
 import tempfile
 import traceback
@@ -44,6 +45,7 @@ def forkserver():
 
 def _rank(rank, world, folder, pipe):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), XDG_CACHE_HOME=f"{folder}/cache")
+    import numpy
     import torch
     import torch.distributed as dist
     torch.set_num_threads(1)
@@ -52,7 +54,8 @@ def _rank(rank, world, folder, pipe):
         job = pipe.recv()
         if job is None:
             break
-        function, arguments = job
+        function, arguments, seed = job
+        random.seed(seed), numpy.random.seed(seed), torch.manual_seed(seed)
         try:
             pipe.send((True, function(*arguments)))
         except BaseException as error:              # the test's answer, whatever it is
@@ -79,10 +82,10 @@ class Pool:
         """[(True, result) or (False, (class, text, trace))] of the ranks."""
         if not self.ranks:
             self.start()
-        answers = []
+        answers, seed = [], random.getrandbits(32)  # of this test, and not of what the ranks did before
         try:
             for pipe in self.pipes:
-                pipe.send((function, arguments))
+                pipe.send((function, arguments, seed))
             for rank, pipe in enumerate(self.pipes):
                 if not pipe.poll(PATIENCE):
                     raise AssertionError(f"rank {rank} does not answer in {PATIENCE} s; others: {answers}")

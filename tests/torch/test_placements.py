@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import shard_oracle as oracle
 import tensorlib as tl
-from shard_calls import dump, rng     # noqa: F401 (fixtures)
+from shard_calls import dump    # noqa: F401 (a fixture)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,6 @@
 """torch in one process, without a process group: tensors of every kind, modules and optimizers, what is refused, and that
 the memory of the last save never describes a tensor that changed."""
 import copy
-import random
 
 import numpy as np
 import pytest
@@ -198,10 +197,7 @@ def _change(rng, tree):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_remembered_tensor_is_never_stale(scale):
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_a_remembered_tensor_is_never_stale(scale, rng):
     memory, tree = state.Memory(), {f"t{i}": torch.randn(2, 3) for i in range(4)}
     for _ in range(scale(800, 5000)):
         _change(rng, tree)
@@ -287,11 +283,8 @@ def test_code_of_others_is_asked_at_each_save():
     assert names() == {"other"}
 
 
-def test_a_remembered_module_is_never_stale(scale):
+def test_a_remembered_module_is_never_stale(scale, rng):
     """What torch's functions would give now, whatever was changed since the last save."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    rng = random.Random(seed)
     memory, quick = state.Memory(), 0
     for _ in range(scale(4, 40)):
         net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import random
 import shutil
 import threading
 import time
@@ -111,7 +112,7 @@ class Launch:
     def save(self, step=None, replace=False, data=None, timeout=60000):
         a = self.begin(step, replace)
         try:
-            a.write(data or os.urandom(PIECE))
+            a.write(data or random.randbytes(PIECE))
             a.announce()
             return a.step, a.wait(timeout)
         finally:
@@ -246,7 +247,8 @@ def commit_in_flight(m, run, lands):
 FORK = multiprocessing.get_context("fork")
 
 
-def rank_main(lib, path, rank, function, pipe, args):
+def rank_main(lib, path, rank, function, pipe, seed, args):
+    random.seed(seed)   # a forked process would draw what all others draw
     api = Api(lib, path, init=False)
     api.say = lambda what: pipe.send(("said", time.monotonic(), what))
     api.hear = pipe.recv
@@ -267,7 +269,7 @@ class Ranks:
         self.pipes, self.processes = {}, {}
         for r in (range(ranks) if isinstance(ranks, int) else ranks):
             self.pipes[r], theirs = FORK.Pipe()
-            self.processes[r] = FORK.Process(target=rank_main, args=(api.lib, str(api.path), r, function, theirs, args))
+            self.processes[r] = FORK.Process(target=rank_main, args=(api.lib, str(api.path), r, function, theirs, random.getrandbits(64), args))
             self.processes[r].start()
             theirs.close()
 

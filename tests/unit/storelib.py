@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import pathlib
+import random
 import shutil
 import socket
 import tempfile
@@ -401,7 +402,7 @@ def save(api, run, step=NONE, data=None, base=None, replace=False):
             a.base(base.run, base.entry, base.manifest)
             a.reuse(base)
         else:
-            a.write(data or os.urandom(100))
+            a.write(data or random.randbytes(100))
         a.commit()
     finally:
         a.free()

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import threading
@@ -76,14 +77,14 @@ def test_replace_race(api):
     save(api, "r", step=1)
     a, b = Attempt(api, "r", 1, replace=True), Attempt(api, "r", 1, replace=True)
     for x in (a, b):
-        x.write(os.urandom(100))
+        x.write(random.randbytes(100))
     a.commit()
     with pytest.raises(Failed) as e:
         b.commit()
     assert e.value.code == -errno.EEXIST
     b.abort()
     c = Attempt(api, "r", 1, replace=True)
-    c.write(os.urandom(100))
+    c.write(random.randbytes(100))
     api.remove_step("r", 1)
     c.commit()  # what it was to replace is gone: the step is free
     assert visible(api, "r")[1][1] == c.name

@@ -2,7 +2,6 @@
 """The codec gives back every bit, on every path, and survives whatever is stored."""
 
 import errno
-import os
 import random
 
 import numpy as np
@@ -70,7 +69,7 @@ def test_random_lengths(codec, word_bytes, n, kind, seed):
 
 
 def test_a_mixed_object_keeps_its_noisy_blocks_raw(codec):
-    data = b"".join(os.urandom(low.BLOCK) if i % 4 == 3 else weights(2, low.BLOCK, i) for i in range(16))
+    data = b"".join(random.randbytes(low.BLOCK) if i % 4 == 3 else weights(2, low.BLOCK, i) for i in range(16))
     word, stored, lens = round_trip(codec, 2, data)
     assert word == 1 | 2 << 8
     assert [i for i, n in enumerate(lens) if n & low.RAW] == [3, 7, 11, 15]
@@ -78,14 +77,14 @@ def test_a_mixed_object_keeps_its_noisy_blocks_raw(codec):
 
 def test_noise_stays_raw(codec):
     for n in (0, 1, 100, low.BLOCK, 1 << 20):
-        assert low.encode(codec, 2, os.urandom(n))[0] == 0
+        assert low.encode(codec, 2, random.randbytes(n))[0] == 0
 
 
 def test_the_first_look_is_not_the_last(codec):
     """A tail too short to gain, and a noisy middle, hide nothing."""
     short = weights(2, low.BLOCK + 16)
     assert low.encode(codec, 2, short)[0] and len(round_trip(codec, 2, short)[1]) < len(short) / 1.2
-    noise, rows = os.urandom(low.BLOCK), bytes(2 * low.BLOCK)
+    noise, rows = random.randbytes(low.BLOCK), bytes(2 * low.BLOCK)
     assert low.encode(codec, 2, rows + noise + rows)[0]
     assert low.encode(codec, 2, rows + 6 * noise)[0]
 

@@ -8,9 +8,8 @@ import pytest
 
 
 @pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""), reason="the sanitizer has an allocator of its own")
-def test_against_the_plainest_way(build):
-    seed = os.environ.get("VCKPT_SEED", "1")
-    done = subprocess.run([build / "tests/containers", seed, "80000"], capture_output=True, text=True)
+def test_against_the_plainest_way(build, seed):
+    done = subprocess.run([build / "tests/containers", str(seed), "80000"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "sound\n", "")
 
 

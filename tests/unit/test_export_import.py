@@ -60,10 +60,8 @@ def everything(lib, store, run):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_random_steps_come_back(lib, vckpt, opened, scale, tmp_path, form):
+def test_random_steps_come_back(lib, vckpt, opened, scale, tmp_path, form, seed):
     store, path = opened
-    seed = int(os.environ.get("VCKPT_SEED", random.randrange(1 << 30)))
-    print("seed", seed)
     for i in range(scale(10, 400)):
         rng, run = random.Random(seed + i), f"r{i}"
         attributes = [(k, make_name(rng)) for k in rng.sample(["loss", "a.b-c", "_x", "note"], rng.randint(0, 4))]
@@ -288,11 +286,9 @@ def test_a_manifest_of_another_program(vckpt, exported, text):
     assert "manifest.json" in {b["name"] for b in told(vckpt, path, "x/1")["blobs"]}
 
 
-def test_a_flipped_manifest_never_crashes(vckpt, exported, scale):
+def test_a_flipped_manifest_never_crashes(vckpt, exported, scale, rng):
     path, d, again = exported
-    seed = int(os.environ.get("VCKPT_SEED", random.randrange(1 << 30)))
-    print("seed", seed)
-    rng, good = random.Random(seed), (d / "manifest.json").read_bytes()
+    good = (d / "manifest.json").read_bytes()
     for _ in range(scale(30, 150)):
         raw = bytearray(good)
         for _ in range(rng.randint(1, 3)):

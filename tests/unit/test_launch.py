@@ -3,6 +3,7 @@
 import ctypes as c
 import errno
 import os
+import random
 import re
 import resource
 import threading
@@ -67,7 +68,7 @@ def pack_path(api, name):
 def begin_all(launches, **how):
     attempts = [l.begin(**how) for l in launches]
     for a in attempts:
-        a.write(os.urandom(PIECE))
+        a.write(random.randbytes(PIECE))
     return attempts
 
 
@@ -178,7 +179,7 @@ def test_a_rank_0_of_another_host(api, moves, nonce, follows):
     l = Launch(api, "r", "job", 0, 2)
     own = launch_nonce(api)
     l.close()
-    shown = {"its own": own, "another": os.urandom(16), "none": bytes(16)}[nonce]
+    shown = {"its own": own, "another": random.randbytes(16), "none": bytes(16)}[nonce]
     name = launch_name("job")
     put_heartbeat(api, name, "r", 7, "elsewhere.r0", shown)
     over = threading.Event()
@@ -529,7 +530,7 @@ def test_replaced_by_another_meanwhile(api):
     between = save(api, "r", step=3, replace=True)
     attempts = [a, ls[1].begin(step=3, replace=True)]
     for x in attempts:
-        x.write(os.urandom(PIECE))
+        x.write(random.randbytes(PIECE))
         x.announce()
     answers = together(*[x.wait for x in attempts])
     assert {x.code for x in answers} == {-errno.EEXIST, EABORTED} and all("step 3 already" in x.text for x in answers)
@@ -544,7 +545,7 @@ def test_replaced_by_another_meanwhile(api):
 def test_who_said_what(api, one, two, words):
     ls = job(api, 2)
     a = ls[0].begin(**one)
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     a.announce()
     text = failure(-errno.EINVAL, ls[1].begin, **two)
     host = api.lib.store_hostname().decode()
@@ -713,7 +714,7 @@ def test_what_is_under_way_is_listed(api):
 def test_a_child_is_refused(api):
     l = Launch(api, "r", "x", 0, 1)
     a = l.begin()
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     before = {p for p in api.path.rglob("*") if p.is_file()}
     pid = os.fork()
     if pid == 0:
@@ -744,7 +745,7 @@ def test_eio_of_the_lists_directory_is_undecided(api, alone):
     """Never `failed`: what stands in the list may be lost, or may be what happened. And nothing is deleted."""
     other = Launch(api, "r", "x", 0, 1)
     a = Attempt(api, "r", step=1) if alone else other.begin(step=1)
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     announcement = a.part()
     if not alone:
         api.call(api.lib.store_attempt_announce, a.p, c.byref(announcement))
@@ -772,7 +773,7 @@ def test_a_storage_that_times_out(api):
     """A network file system answers ETIMEDOUT. A wait whose own time is over answers the same, and its caller waits again: so the storage's error is told as undecided."""
     l = Launch(api, "r", "x", 0, 1, start_ms=500)
     a = l.begin()
-    a.write(os.urandom(PIECE))
+    a.write(random.randbytes(PIECE))
     a.announce()
     m = Meddler(api)
     for call in "size", "read_whole", "file_open", "put", "sync_dir":
@@ -819,7 +820,7 @@ def test_a_begin_that_fails_with_its_abort(api):
     assert state(api, a.name) == UNDECIDED
     m.end()
     assert ls[1].begin(step=4).step == 4 and state(api, a.name) == ABORTED
-    assert "/begin: " in failure(EABORTED, lambda: (a.write(os.urandom(PIECE)), a.announce(), a.wait()))
+    assert "/begin: " in failure(EABORTED, lambda: (a.write(random.randbytes(PIECE)), a.announce(), a.wait()))
     close(ls, a)
 
 

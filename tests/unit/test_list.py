@@ -345,7 +345,7 @@ def test_damaged_snapshot_falls_back(api):
     with api.list(run, whole=True) as l:
         good, end = l.steps(), l.next
     assert end > 128
-    api.entry_path(run, 128).write_bytes(os.urandom(8192))
+    api.entry_path(run, 128).write_bytes(random.randbytes(8192))
     with api.list(run) as l:
         assert l.steps() == good and l.damaged == 1
     api.entry_path(run, 64).unlink()

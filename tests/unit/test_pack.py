@@ -45,9 +45,9 @@ def check_all(storage, refs):
 def test_round_trip(storage):
     w = low.PackWriter(storage)
     for i, n in enumerate((0, 1, 63, 64, 65, 5000, BLOCK, BLOCK + 1, 65535, 65536, 65537, 200_000, 1 << 20, (3 << 20) + 17, 0)):
-        w.append(os.urandom(n))
+        w.append(random.randbytes(n))
         w.append(weights(n, i))
-        w.append_raw(os.urandom(n % 7000))
+        w.append_raw(random.randbytes(n % 7000))
         if i % 3 == 2:
             w.run_end()
             w.run_end() # an empty one is none
@@ -72,10 +72,10 @@ def test_empty_pack_and_empty_objects(storage):
 
 def test_runs_end_at_64_mib(lib, storage):
     w = low.PackWriter(storage)
-    data = os.urandom(30 << 20)
+    data = random.randbytes(30 << 20)
     for _ in range(3):
         w.append_raw(data)
-    w.append_raw(os.urandom(70 << 20))
+    w.append_raw(random.randbytes(70 << 20))
     w.append_raw(b"tail")
     w.seal()
     check_all(storage, w.refs)
@@ -135,8 +135,8 @@ def test_a_stream_must_be_what_it_said(storage):
 
 def test_large_ranges(storage):
     w = low.PackWriter(storage)
-    data = weights(5 << 20) + os.urandom(1 << 20)
-    encoded, raw = w.append(data), w.append_raw(os.urandom((80 << 20) + 5))
+    data = weights(5 << 20) + random.randbytes(1 << 20)
+    encoded, raw = w.append(data), w.append_raw(random.randbytes((80 << 20) + 5))
     w.seal()
     assert encoded.codec == 0x201
     with low.Pack(storage) as p:
@@ -168,10 +168,10 @@ def small_pack(storage):
     w.append(b"a" * 100 + b"b")
     w.append(bytes(BLOCK) + bytes(range(256)) * 4, 1)
     w.run_end()
-    w.append_raw(os.urandom(777))
+    w.append_raw(random.randbytes(777))
     w.append(b"", kind=2)
-    w.append(b"abcdefgh" * 500 + os.urandom(50), 2)
-    noise = os.urandom(300)
+    w.append(b"abcdefgh" * 500 + random.randbytes(50), 2)
+    noise = random.randbytes(300)
     w.append(bytes(BLOCK) + noise, 4) # its second block does not compress
     w.seal()
     check_all(storage, w.refs)
@@ -221,7 +221,7 @@ def test_flips_in_a_larger_pack(storage):
     w = low.PackWriter(storage)
     for i in range(3):
         w.append(weights(300_000 + i, i))
-        w.append_raw(os.urandom(100_000))
+        w.append_raw(random.randbytes(100_000))
     w.seal()
     rng = random.Random(1)
     size = storage.size(pack_file(storage))
@@ -230,7 +230,7 @@ def test_flips_in_a_larger_pack(storage):
 
 def test_damage_names_its_place_and_object(storage):
     w = low.PackWriter(storage)
-    first, second = w.append_raw(os.urandom(40_000)), w.append(weights(100_000))
+    first, second = w.append_raw(random.randbytes(40_000)), w.append(weights(100_000))
     w.seal()
     path = os.path.join(storage.path, pack_file(storage))
     with open(path, "r+b") as f:
@@ -270,7 +270,7 @@ def test_files_that_are_no_pack(lib, storage, tmp_path):
     for n in (0, 1, 7, 4095, 4096, 4223, 4224, 4300, len(clean) // 2, len(clean) - 128, len(clean) - 1):
         refused(clean[:n])
     refused(clean + b"\0")
-    refused(os.urandom(10_000))
+    refused(random.randbytes(10_000))
     refused(bytes(10_000))
     open(path, "wb").write(clean)
     with pytest.raises(OSError) as e:
@@ -310,7 +310,7 @@ def unknown(ref):
 def test_references_that_lie(storage):
     w = low.PackWriter(storage)
     data = weights(100_000)
-    good, other = w.append(data), w.append_raw(os.urandom(50_000))
+    good, other = w.append(data), w.append_raw(random.randbytes(50_000))
     w.seal()
     rng = random.Random(2)
     with low.Pack(storage) as p:

@@ -3,11 +3,11 @@
 
 import ctypes as C
 import errno
-import os
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import random
 import storelow as low
 
 STORE, ENTRY, MANIFEST = 1, 2, 3
@@ -67,7 +67,7 @@ def test_every_flip_of_a_single_record_is_refused(rec):
 
 
 def test_every_flip_of_a_double_record_is_seen_and_survived(rec):
-    body = os.urandom(50)
+    body = random.randbytes(50)
     file = encode(rec, ENTRY, body)
     assert len(file) == 8192
     for i in range(len(file)):

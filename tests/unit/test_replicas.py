@@ -4,7 +4,6 @@ import collections
 import ctypes as c
 import hashlib
 import itertools
-import os
 import random
 import struct
 import threading
@@ -422,7 +421,7 @@ def job(api, told, says, names=None, digests=None, held=None):
     lib, world = api.lib, len(says)
     lib.free = c.CDLL(None).free
     lib.free.argtypes = [c.c_void_p]
-    launches, name = [None] * world, os.urandom(8).hex()
+    launches, name = [None] * world, random.randbytes(8).hex()
     threads = [threading.Thread(target=lambda r=r: launches.__setitem__(r, Launch(api, "r", name, r, world))) for r in range(world)]
     for t in threads:
         t.start()
@@ -432,7 +431,7 @@ def job(api, told, says, names=None, digests=None, held=None):
     try:
         for r, a in enumerate(attempts):
             a.names, a.held = (names or {}).get(r, Told.names), held
-            a.write(os.urandom(PIECE))
+            a.write(random.randbytes(PIECE))
             told.rank = a
             a.tell(says[r], digests and digests[r])
         try:

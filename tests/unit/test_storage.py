@@ -42,7 +42,7 @@ def test_put(storage):
     assert storage.put("runs/a/000000000000", b"") == low.OTHER
     assert storage.put("runs/a/1", b"") == low.MINE
     assert storage.read("runs/a/000000000000") == b"one" and storage.read("runs/a/1") == b""
-    big = os.urandom(3 << 20)
+    big = random.randbytes(3 << 20)
     assert storage.put("big", big) == low.MINE and storage.put("big", big) == low.MINE and storage.read("big") == big
     assert storage.put("big", big[:-1] + bytes([big[-1] ^ 1])) == low.OTHER
     assert [e[0] for e in storage.list()] == ["big", "runs/a/000000000000", "runs/a/1"]
@@ -123,7 +123,7 @@ def test_listing_marks_what_is_strange(storage):
 
 
 def test_writer(storage):
-    parts = [os.urandom(n) for n in (0, 1, 5000, 200_000, 3, 1 << 20, (2 << 20) + 1, 127 << 10, 999)] + [b"z" * 60_000] * 30
+    parts = [random.randbytes(n) for n in (0, 1, 5000, 200_000, 3, 1 << 20, (2 << 20) + 1, 127 << 10, 999)] + [b"z" * 60_000] * 30
     storage.file("packs/00/p.pack", parts)
     assert storage.read("packs/00/p.pack") == b"".join(parts)
     fails(errno.EEXIST, storage.file, "packs/00/p.pack", [b"x"])
@@ -142,7 +142,7 @@ def test_writer(storage):
 @pytest.mark.parametrize("size", [0, 4095, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 12 << 20, (40 << 20) + 4097])
 def test_writer_of_several_buffers(storage, size, seal):
     """Buffers of 4 MiB go out by a thread: none, the last one full, and more than there are."""
-    data = os.urandom(1 << 20) * (size // (1 << 20)) + os.urandom(size % (1 << 20))
+    data = random.randbytes(1 << 20) * (size // (1 << 20)) + random.randbytes(size % (1 << 20))
     threads = len(os.listdir("/proc/self/task"))
     storage.file("packs/00/p.pack", [data[at:at + (3 << 20)] for at in range(0, size, 3 << 20)], seal=seal)
     assert not seal or storage.read("packs/00/p.pack") == data
