@@ -17,7 +17,7 @@ enum {
 	BASE_EVERSION = EPROTONOSUPPORT,  /* a newer format version, or an unknown required feature */
 	BASE_ENOSTORE = EMEDIUMTYPE,      /* the directory is not a vckpt store */
 	BASE_EABORTED = ECANCELED,        /* the attempt was aborted: the run's list says so */
-	BASE_EUNDECIDED = EINPROGRESS,    /* not known yet: the step may become visible, or be visible already */
+	BASE_EUNDECIDED = EINPROGRESS,    /* not known yet: what was asked for may have happened, or may still */
 	BASE_EBUSY = EBUSY,               /* another writer or launch is at work */
 	BASE_EFORKED = ECHILD,            /* this process is a forked child of the one that opened the object */
 	BASE_ELIMIT = E2BIG,              /* a size maximum of the format is exceeded */

@@ -184,26 +184,32 @@ int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t 
 
 /* ---- removal ---- */
 
-struct remove_check { uint64_t entry; };
+struct remove_check { uint64_t entry; bool allowed; };
 
 /* model: rm */
 static int remove_allowed(void *arg, struct store_list *l)
 {
-	return store_list_entry_live(l, ((struct remove_check *)arg)->entry) ? 0 : -ESTALE;
+	struct remove_check *c = arg;
+
+	c->allowed = store_list_entry_live(l, c->entry);
+	return c->allowed ? 0 : -ESTALE;
 }
 
-/* model: rm. Removes the entry that it saw, not the one that the step may have by then. */
+/* model: rm. Removes the entry that it saw, not the one that the step may have by then. Where the storage fails after
+ * the check, the removal may have been put. */
 static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
 {
 	struct proto_entry e = {
 		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
-	struct remove_check check = {entry};
+	struct remove_check check = {.entry = entry};
 	int64_t n = store_list_put(l, &e, remove_allowed, &check, err);
 
-	if (n != -ENOSPC && n != -EDQUOT)
-		return n;
-	store_reserve_release(l->store);
-	n = store_list_put(l, &e, remove_allowed, &check, err);
+	if (n == -ENOSPC || n == -EDQUOT) {
+		store_reserve_release(l->store);
+		n = store_list_put(l, &e, remove_allowed, &check, err);
+	}
+	if (n < 0 && check.allowed && store_error_passes((int)n))
+		n = err->code = -BASE_EUNDECIDED;
 	return n;
 }
 
@@ -220,6 +226,9 @@ int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t
 		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now",
 			run, (unsigned long long)step);
 	store_reserve_restore(s);
+	if (n == -BASE_EUNDECIDED)
+		return base_error_prefix(err, (int)n, "%s: undecided whether step %llu is removed (vckpt ls tells)",
+			run, (unsigned long long)step);
 	return n < 0 ? (int)n : 0;
 }
 

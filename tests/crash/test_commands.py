@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 
+UNDECIDED = 5   # its exit status: the step may be there, or gone, for all that
 LIMIT_S = 60    # a list that cannot be read is asked for again for 3 s, several times over
 
 
@@ -96,13 +97,13 @@ def hurt(commands, name, fault):
     shutil.copytree(commands.base, store)
     before = set(commands.want)
     done = commands.run(store, words, f"reads=1,do=fail,errno={fault[0]},at={fault[1]}{fault[2]}")
-    assert done.returncode in (0, 1, 3) and (done.returncode == 0 or done.stderr.strip() or name == "verify"), done
+    assert done.returncode in (0, 1, 3, UNDECIDED) and (done.returncode == 0 or done.stderr.strip() or name == "verify"), done
     assert commands.vckpt.json("verify", store, "--no-notes", check=False)["faults"] == 0, done
     now = set(commands.steps(store))
     told = before - less | more if done.returncode == 0 else now
     assert before - less <= now <= before | more and now == told, (done, now)
     if done.returncode and now != before:
-        assert "undecided" in done.stderr or name == "rm", done
+        assert done.returncode == UNDECIDED, done
     if name == "export" and done.returncode == 0:
         assert {str(p.relative_to(path / "out")): p.read_bytes() for p in (path / "out").rglob("*") if p.is_file()} == commands.want["a/2"]
     if done.returncode and now == before:

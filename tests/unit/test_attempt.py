@@ -299,3 +299,26 @@ def test_a_short_fault_does_not_fail_a_save(api):
     m.end()
     assert sorted(visible(api, "r")) == [1] and files(api, "incoming") == []
     a.free()
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_removal_that_the_storage_leaves_open(api, lands):
+    """It may have landed: undecided. Where nothing was put, it has failed."""
+    save(api, "r", step=1)
+    m = Meddler(api)
+
+    def put(args):
+        if lands:
+            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]), args[3]) == 0
+        return -errno.EIO
+    m.answer["put"] = put
+    with pytest.raises(Failed) as e:
+        api.remove_step("r", 1)
+    assert e.value.code == -errno.EINPROGRESS and "step 1" in e.value.text
+    m.answer = {"sync_dir": lambda args: -errno.EIO}
+    if not lands:
+        with pytest.raises(Failed) as e:
+            api.remove_step("r", 1)
+        assert e.value.code == -errno.EIO
+    m.end()
+    assert sorted(visible(api, "r")) == ([] if lands else [1])

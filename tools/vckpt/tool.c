@@ -128,7 +128,11 @@ int tool_fail(const struct tool *t, const struct base_error *err)
 {
 	complain(t, err->text[0] ? err->text : base_error_name(err->code));
 	fputc('\n', stderr);
-	return err->code == -BASE_EDAMAGED ? TOOL_DAMAGE : TOOL_FAILED;
+	switch (err->code) {
+	case -BASE_EDAMAGED: return TOOL_DAMAGE;
+	case -BASE_EUNDECIDED: return TOOL_UNDECIDED;
+	}
+	return TOOL_FAILED;
 }
 
 /* RUN, and where the rest begins; not what STEP is. -ENAMETOOLONG, or -EINVAL: that cannot be a run. */

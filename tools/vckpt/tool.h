@@ -17,8 +17,9 @@
 #include "tools/vckpt/progress.h"
 #include "tools/vckpt/terminal.h"
 
-/* NEWER: no damage, but a newer vckpt wrote something that this one cannot look at */
-enum tool_exit { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2, TOOL_DAMAGE = 3, TOOL_NEWER = 4 };
+/* NEWER: no damage, but a newer vckpt wrote something that this one cannot look at. UNDECIDED: the storage failed, and
+ * what the command was to do may have happened. */
+enum tool_exit { TOOL_DONE, TOOL_FAILED, TOOL_USAGE, TOOL_DAMAGE, TOOL_NEWER, TOOL_UNDECIDED };
 
 struct tool {
 	const struct tool_command *command;
@@ -63,7 +64,7 @@ int tool_arguments_wrong(const struct tool *t, const char *text);
  * nearest existing directory counts. The caller frees the result. */
 char *tool_store_around(const char *path);
 
-/* says it; returns TOOL_FAILED, or TOOL_DAMAGE for damaged data */
+/* says it; returns TOOL_FAILED, TOOL_DAMAGE for damaged data, or TOOL_UNDECIDED */
 int tool_fail(const struct tool *t, const struct base_error *err);
 
 int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s);
