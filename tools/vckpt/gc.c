@@ -152,8 +152,8 @@ static int gc_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
 	"usage: vckpt gc STORE [OPTION...]\n\n"
 	"Ends attempts whose writer is dead, marks packs and other files that no step, no save under way and\n"
-	"no base of one reaches, and deletes what an earlier run marked at least a grace period ago. Whole\n"
-	"files only.\n\n"
+	"no base of one reaches, and deletes what an earlier collection marked at least a grace period ago.\n"
+	"Whole files only.\n\n"
 	"  -n, --dry-run       change nothing; list what would be done\n"
 	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a\n"
 	"                      writer is alive\n"
