@@ -19,9 +19,9 @@
 	"if it may differ, name the mesh and placements along which it is replicated, or save with check_replicas=off"
 
 struct replica_line { struct proto_replica r; uint32_t rank; };
-struct replica_run { const struct replica_line *lines; uint32_t n; };   /* of one group and digest, ascending ranks */
+struct replica_votes { const struct replica_line *lines; uint32_t n; }; /* of one group and digest, ascending ranks */
 /* Of a group: how many announced it, how many digests there are, the most that agree, the fewest. */
-struct replica_vote { uint32_t n, digests; struct replica_run most, fewest; };
+struct replica_vote { uint32_t n, digests; struct replica_votes most, fewest; };
 
 /* What a rank's part says. */
 struct replica_side {
@@ -53,25 +53,25 @@ static bool group_same(const struct replica_line *a, const struct replica_line *
 }
 
 /* Among digests of equally many ranks the one with the lowest rank counts as most, and among the others as fewest. */
-static void vote_count(struct replica_vote *v, struct replica_run run)
+static void vote_count(struct replica_vote *v, struct replica_votes votes)
 {
-	bool more = run.n > v->most.n || (run.n == v->most.n && run.lines->rank < v->most.lines->rank);
+	bool more = votes.n > v->most.n || (votes.n == v->most.n && votes.lines->rank < v->most.lines->rank);
 
-	v->n += run.n;
+	v->n += votes.n;
 	v->digests++;
 	if (v->digests == 1) {
-		v->most = run;
+		v->most = votes;
 		return;
 	}
 	if (more) {
-		struct replica_run was = v->most;
+		struct replica_votes was = v->most;
 
-		v->most = run;
-		run = was;
+		v->most = votes;
+		votes = was;
 	}
-	if (v->digests == 2 || run.n < v->fewest.n ||
-		(run.n == v->fewest.n && run.lines->rank < v->fewest.lines->rank))
-		v->fewest = run;
+	if (v->digests == 2 || votes.n < v->fewest.n ||
+		(votes.n == v->fewest.n && votes.lines->rank < v->fewest.lines->rank))
+		v->fewest = votes;
 }
 
 /* The vote of the group that begins at `line`; returns where the next one does. */
@@ -82,11 +82,11 @@ static const struct replica_line *group_vote(const struct replica_line *line, co
 
 	*ret_vote = (struct replica_vote){0};
 	while (line < end && group_same(line, group)) {
-		struct replica_run run = {line, 0};
+		struct replica_votes votes = {line, 0};
 
-		for (; line < end && memcmp(&line->r, &run.lines->r, sizeof line->r) == 0; line++)
-			run.n++;
-		vote_count(ret_vote, run);
+		for (; line < end && memcmp(&line->r, &votes.lines->r, sizeof line->r) == 0; line++)
+			votes.n++;
+		vote_count(ret_vote, votes);
 	}
 	return line;
 }

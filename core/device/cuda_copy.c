@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda copy: a gather out of device memory. Straight: after folding, the run that lies together is a row; rows at one
+ * cuda copy: a gather out of device memory. Straight: after folding, bytes that lie together are a row; rows at one
  * distance, and planes of them, are one call, which the copy engine walks by itself; what remains are loops. Turned
  * (fetch.h says when): cuda_turn.c. */
 #include "core/device/cuda.h"

@@ -3,16 +3,16 @@
  * fetch: a copy engine wants long rows and few calls. Where the box's order is that of the source both are had by
  * copies with a pitch. Where it is not (a transposed matrix, channels_last, any permutation) rows are single items: one
  * call for each line of them, and each item a transfer of its own. So the box is taken in the order of the source,
- * dimension by dimension from the largest distance to the smallest, which for a dense tensor is one run, and the host
- * turns it: that costs memory bandwidth of the host, several threads of which go side by side, and hides behind the
- * next copy.
+ * dimension by dimension from the largest distance to the smallest, which for a dense tensor is contiguous, and the
+ * host turns it: that costs memory bandwidth of the host, several threads of which go side by side, and hides behind
+ * the next copy.
  *
  * Items with gaps between them (every second column) are rows of one item again. Then the gaps are copied, too, as long
  * as no more than FETCH_SPAN times the bytes come over the bus.
  *
  * Ways are compared by what they cost, in bytes of one long copy: every byte one, a row at least FETCH_ROW_BYTES (what
  * a copy engine moves in the time that a short row takes it), a call FETCH_CALL_BYTES (about a microsecond at
- * 55 GB/s), a byte that is turned FETCH_TURN, more where it is written in runs shorter than a cache line.
+ * 55 GB/s), a byte that is turned FETCH_TURN, more where it is written in rows shorter than a cache line.
  *
  * Distance 0 (broadcast) is copied once and turned into as many; negative distances are copied forwards. */
 #include "core/device/fetch.h"
@@ -158,11 +158,11 @@ static void fetch_turned(const struct device_gather *g, const uint32_t *dims, ui
 
 static double fetch_turn_cost(const struct device_gather *g)
 {
-	double bytes = (double)g->item_bytes, run = bytes * (double)(g->ndim ? g->size[g->ndim - 1] : 1);
+	double bytes = (double)g->item_bytes, row = bytes * (double)(g->ndim ? g->size[g->ndim - 1] : 1);
 
 	for (uint32_t i = 0; i < g->ndim; i++)
 		bytes *= (double)g->size[i];
-	return bytes * (run < FETCH_LINE_BYTES ? FETCH_TURN_SHORT : FETCH_TURN);
+	return bytes * (row < FETCH_LINE_BYTES ? FETCH_TURN_SHORT : FETCH_TURN);
 }
 
 /* How many of the sorted dimensions are best walked, and how wide rows are then. */

@@ -249,19 +249,19 @@ static int boxes_make(struct boxes_gather *g)
 	return b->first_piece && tensor_box_index_new(&b->list, &b->index) == 0 ? 0 : gather_memory(g);
 }
 
-/* The mean run, weighed by how many there are. */
+/* The mean fragment: all bytes by the number of fragments, about. */
 static void boxes_measure(struct load_object *o)
 {
-	uint64_t runs = 0;
+	uint64_t fragments = 0;
 
 	for (size_t i = 0; i < o->boxes->list.n; i++) {
 		struct tensor_box box;
 
 		tensor_boxes_get(&o->boxes->list, i, &box);
-		runs += base_div_up(tensor_box_items(&o->grid.shape, &box) * o->grid.item_bytes,
-			load_box_run(&o->grid, &box));
+		fragments += base_div_up(tensor_box_items(&o->grid.shape, &box) * o->grid.item_bytes,
+			load_box_fragment_bytes(&o->grid, &box));
 	}
-	o->run_bytes = base_max(o->bytes / runs, 1);
+	o->fragment_bytes = base_max(o->bytes / fragments, 1);
 }
 
 static int boxes_digest(struct load_object *o)

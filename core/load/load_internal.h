@@ -33,8 +33,8 @@ struct load_object {
 	struct tensor_grid grid;         /* of a tensor */
 	struct tensor_box whole;
 	uint64_t stride[TENSOR_MAX_DIMS]; /* bytes between neighbours of the row-major tensor */
-	/* how many bytes of a grid cell are contiguous in the row-major tensor, at most; with boxes, the mean */
-	uint64_t run_bytes;
+	/* bytes of the longest fragment of the whole tensor; with boxes, the mean */
+	uint64_t fragment_bytes;
 	uint64_t max_piece;              /* bytes of the longest piece */
 	struct store_row row;            /* owns the pieces of a tensor */
 	struct load_boxes *boxes;        /* NULL: the pieces are those of the whole tensor */
@@ -55,14 +55,14 @@ const uint8_t *load_pin_bytes(const struct load_pin *pin);
  * packs the writer's. Raises o->max_piece. */
 int load_pieces_check(struct load_object *o, const struct tensor_box *box, const struct store_piece *pieces,
 	uint64_t npieces, uint32_t npacks, struct base_error *err);
-/* As many bytes as lie together both in the tensor and in a cell of the box, at most. */
-uint64_t load_box_run(const struct tensor_grid *g, const struct tensor_box *box);
+/* Bytes of the longest fragment of the box: they lie together both in the tensor and in a cell of the box. */
+uint64_t load_box_fragment_bytes(const struct tensor_grid *g, const struct tensor_box *box);
 
 /* A part's row of a tensor: the part on rank line `line` of the manifest, which has `npacks` packs. */
 struct load_row { struct store_row row; uint32_t line, npacks; };
 
 /* Puts a tensor together from the rows of all parts that have it, by ascending line. Afterwards o->row has the pieces
- * of all boxes, each once, and o packs, pieces, digest, run_bytes and, where needed, boxes. */
+ * of all boxes, each once, and o packs, pieces, digest, fragment_bytes and, where needed, boxes. */
 int load_boxes_gather(struct load_object *o, const struct load_row *rows, size_t n, struct base_error *err);
 void load_boxes_free(struct load_boxes *b); /* NULL-safe */
 size_t load_boxes_memory(const struct load_boxes *b);

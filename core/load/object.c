@@ -39,18 +39,18 @@ static int object_fail(const struct load_object *o, int rc, struct base_error *e
 		: "object");
 }
 
-uint64_t load_box_run(const struct tensor_grid *g, const struct tensor_box *box)
+uint64_t load_box_fragment_bytes(const struct tensor_grid *g, const struct tensor_box *box)
 {
-	uint64_t run = g->item_bytes;
+	uint64_t bytes = g->item_bytes;
 
 	for (unsigned d = g->shape.ndim; d-- > 0;) {
-		uint64_t extent = base_min(g->edge[d], box->size[d]);
+		uint64_t size = base_min(g->edge[d], box->size[d]);
 
-		run *= extent;
-		if (extent < g->shape.dim[d])
+		bytes *= size;
+		if (size < g->shape.dim[d])
 			break;
 	}
-	return run;
+	return bytes;
 }
 
 static void object_measure(struct load_object *o)
@@ -61,7 +61,7 @@ static void object_measure(struct load_object *o)
 		o->stride[d] = stride;
 		stride *= o->grid.shape.dim[d];
 	}
-	o->run_bytes = load_box_run(&o->grid, &o->whole);
+	o->fragment_bytes = load_box_fragment_bytes(&o->grid, &o->whole);
 }
 
 int load_pieces_check(struct load_object *o, const struct tensor_box *box, const struct store_piece *pieces,

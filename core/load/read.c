@@ -2,16 +2,16 @@
  *
  * read: any range of an object's row-major bytes, out of the cache.
  *
- * Two ways, by the length of the runs that are contiguous both in the tensor and in its cells:
- *   short runs (under LOAD_GATHER_BYTES): the range is cut into at most 2d-1 boxes whose bytes lie one after another;
+ * Two ways, by the length of the fragments, which are contiguous both in the tensor and in its cells:
+ *   short ones (under LOAD_GATHER_BYTES): the range is cut into at most 2d-1 boxes whose bytes lie one after another;
  *     each box is gathered into the caller's scratch piece by piece (tensor_piece_scatter with a window: one tight copy
  *     loop a piece);
- *   long runs, and blobs: the range is walked fragment by fragment; long fragments are handed out where they lie in
+ *   long ones, and blobs: the range is walked fragment by fragment; long fragments are handed out where they lie in
  *     the cache, short ones (edges, inline pieces) copied into scratch at their own place, so that neighbours there
  *     are one slice.
  *
- * Of a tensor with boxes (struct load_boxes) both ways first ask the index which of these have what is wanted; mean
- * runs decide between the ways.
+ * Of a tensor with boxes (struct load_boxes) both ways first ask the index which of these have what is wanted; the
+ * mean fragment decides between the ways.
  *
  * Scratch is laid out as the range itself: byte i of the range has its place at scratch + i in both ways. */
 #include <stdlib.h>
@@ -135,7 +135,7 @@ static void read_unpin(struct read_request *r)
 		load_unpin(r->wants[i].pin);
 }
 
-/* ---- short runs: box by box ---- */
+/* ---- short fragments: box by box ---- */
 
 struct read_walk {
 	const struct load_object *o;
@@ -313,7 +313,7 @@ static int read_gather(struct read_request *r, struct base_error *err)
 	return 0;
 }
 
-/* ---- long runs and blobs: fragment by fragment ---- */
+/* ---- long fragments and blobs: fragment by fragment ---- */
 
 static bool read_plan_fragments(struct read_request *r)
 {
@@ -400,7 +400,8 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 	r.wants = r.few_wants;
 	r.fragments_room = BASE_COUNT(r.few_fragments);
 	r.wants_room = BASE_COUNT(r.few_wants);
-	if (!o->blob && o->grid.shape.ndim && o->run_bytes < LOAD_GATHER_BYTES && o->max_piece <= LOAD_WINDOW_BYTES) {
+	if (!o->blob && o->grid.shape.ndim && o->fragment_bytes < LOAD_GATHER_BYTES
+		&& o->max_piece <= LOAD_WINDOW_BYTES) {
 		ret_e->memory = malloc(sizeof *ret_e->iov);
 		rc = ret_e->memory ? read_gather(&r, err) : base_no_memory(err);
 		if (rc == 0) {

@@ -170,7 +170,7 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 
 /* Objects [first, next), their padding and their checks, which end at `end`; `at` is where the bytes before them ended.
  */
-static int verify_run(struct verify *v, const struct store_object_ref *objects, uint64_t first, uint64_t next,
+static int verify_extent(struct verify *v, const struct store_object_ref *objects, uint64_t first, uint64_t next,
 	uint64_t at, uint64_t end)
 {
 	uint64_t start = objects[first].checks;
@@ -233,7 +233,7 @@ static int verify_all(struct verify *v)
 		uint64_t end;
 		r = pack_extent_bounds(objects, tail.count, i, &next, &end);
 		if (r == 0)
-			r = verify_run(v, objects, i, next, at, end);
+			r = verify_extent(v, objects, i, next, at, end);
 		if (r < 0)
 			return r;
 		at = end;

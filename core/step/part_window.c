@@ -228,7 +228,7 @@ static int runs_check(const struct window *w, const uint8_t *bytes, uint32_t n, 
 	return 0;
 }
 
-static int window_runs(struct window *w, struct base_error *err)
+static int window_extents(struct window *w, struct base_error *err)
 {
 	uint64_t left = w->row.npieces, inline_at = 0;
 	const uint8_t *bytes = NULL;
@@ -266,7 +266,7 @@ static int window_load(struct window *w, const struct proto_chunk *from, struct 
 	store_layout_grid(w->layout, row.tensor, &w->row.grid);
 	w->row.boxes.ndim = w->row.grid.shape.ndim;
 	r = window_boxes(w, &row, err);
-	return r < 0 ? r : window_runs(w, err);
+	return r < 0 ? r : window_extents(w, err);
 }
 
 int store_part_window_open(struct store *s, const struct store_layout *l, const struct proto_part *part,

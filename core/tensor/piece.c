@@ -3,8 +3,8 @@
  * piece: the pieces of a box, their numbers, and the bytes in them.
  *
  * A tile row is a choice of one tile in every dimension but k. The pieces of a tile row lie side by side along k,
- * all of one width, and that width depends on the row only through r = item * the product of its extents. In one
- * dimension the extents of the tiles that a box meets are at most three numbers: the first tile's, that of full
+ * all of one width, and that width depends on the row only through r = item * the product of its sizes. In one
+ * dimension the sizes of the tiles that a box meets are at most three numbers: the first tile's, that of full
  * tiles, the last tile's. So pieces are counted kind by kind, never one by one, and with the one or two cut
  * dimensions of real tensors that is a handful of multiplications. Of the tiles before a coordinate only the first can
  * be a short one, and in a whole tensor not even that, which makes finding a piece's number cheaper still.
@@ -21,20 +21,20 @@
 #include "core/tensor/boxes.h"
 #include "core/tensor/piece_internal.h"
 
-/* The tiles of one dimension that a box meets, in order, runs of equal extent together. */
+/* The tiles of one dimension that a box meets, in order, neighbours of equal size together. */
 struct piece_kinds {
 	unsigned n;
-	struct { uint64_t extent, tiles; } kind[3];
+	struct { uint64_t size, tiles; } kind[3];
 };
 
-static void kinds_add(struct piece_kinds *k, uint64_t extent, uint64_t tiles)
+static void kinds_add(struct piece_kinds *k, uint64_t size, uint64_t tiles)
 {
 	if (tiles == 0)
 		return;
-	if (k->n > 0 && k->kind[k->n - 1].extent == extent)
+	if (k->n > 0 && k->kind[k->n - 1].size == size)
 		k->kind[k->n - 1].tiles += tiles;
 	else {
-		k->kind[k->n].extent = extent;
+		k->kind[k->n].size = size;
 		k->kind[k->n++].tiles = tiles;
 	}
 }
@@ -65,7 +65,7 @@ uint64_t tensor_piece_width(const struct tensor_grid *g, uint64_t r)
 	return w;
 }
 
-/* Pieces of a box in all tile rows that agree on the dimensions below `d`, where `r` = item * their extents. */
+/* Pieces of a box in all tile rows that agree on the dimensions below `d`, where `r` = item * their sizes. */
 static uint64_t count_from(const struct tensor_grid *g, const struct tensor_box *box, unsigned d, uint64_t r)
 {
 	struct piece_kinds kinds;
@@ -80,7 +80,7 @@ static uint64_t count_from(const struct tensor_grid *g, const struct tensor_box 
 	}
 	kinds_init(&kinds, g, box, d);
 	for (unsigned i = 0; i < kinds.n; i++)
-		count += kinds.kind[i].tiles * count_from(g, box, d + 1, r * kinds.kind[i].extent);
+		count += kinds.kind[i].tiles * count_from(g, box, d + 1, r * kinds.kind[i].size);
 	return count;
 }
 
@@ -118,16 +118,16 @@ int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, u
 			continue;
 		kinds_init(&kinds, g, box, d);
 		for (i = 0; i < kinds.n; i++) {
-			pieces = count_from(g, box, d + 1, r * kinds.kind[i].extent);
+			pieces = count_from(g, box, d + 1, r * kinds.kind[i].size);
 			if (n < kinds.kind[i].tiles * pieces)
 				break;
 			n -= kinds.kind[i].tiles * pieces;
-			at += kinds.kind[i].tiles * kinds.kind[i].extent;
+			at += kinds.kind[i].tiles * kinds.kind[i].size;
 		}
 		if (i == kinds.n)
 			return -ERANGE;
-		piece.offset[d] = at + n / pieces * kinds.kind[i].extent;
-		piece.size[d] = kinds.kind[i].extent;
+		piece.offset[d] = at + n / pieces * kinds.kind[i].size;
+		piece.size[d] = kinds.kind[i].size;
 		n %= pieces;
 		r *= piece.size[d];
 	}
@@ -258,8 +258,8 @@ static uint64_t piece_slice(const struct tensor_grid *g, const struct tensor_box
 /* Items from `x` on that are neighbours in the tensor and in the piece: to the end of the cell in the last
  * dimension D that the cell does not fill, times all that comes after it. A cell that is one row thick before k is
  * followed in the piece by its neighbour along k, as in the tensor. */
-static uint64_t fragment_run(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *cell,
-	const uint64_t *x)
+static uint64_t fragment_items(const struct tensor_grid *g, const struct tensor_box *piece,
+	const struct tensor_box *cell, const uint64_t *x)
 {
 	uint64_t inner = 1, done = 0, end;
 	bool thin = true;
@@ -301,7 +301,7 @@ void tensor_fragment_in(const struct tensor_grid *g, const struct tensor_box *bo
 		in_cell = in_cell * cell.size[d] + (x[d] - cell.offset[d]);
 	ret_f->piece_offset = ((cell.offset[k] - piece.offset[k]) * piece_slice(g, &piece) + in_cell) * g->item_bytes +
 		skip;
-	ret_f->len = base_min(fragment_run(g, &piece, &cell, x) * g->item_bytes - skip, end - at);
+	ret_f->len = base_min(fragment_items(g, &piece, &cell, x) * g->item_bytes - skip, end - at);
 }
 
 void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
@@ -366,7 +366,7 @@ static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t len, uint64_t c
 	}
 }
 
-static void copy_run(const struct piece_copy *c, uint8_t *to, const uint8_t *from)
+static void copy_nest(const struct piece_copy *c, uint8_t *to, const uint8_t *from)
 {
 	uint64_t i[TENSOR_MAX_DIMS] = {0};
 
@@ -411,7 +411,7 @@ static void copy_cell(const struct tensor_grid *g, const struct tensor_box *cell
 		outside += (part->offset[d] - array->origin[d]) * array->stride[d];
 		copy_add(&c, part->size[d], gather ? stride : array->stride[d], gather ? array->stride[d] : stride);
 	}
-	copy_run(&c, gather ? stored : outside, gather ? outside : stored);
+	copy_nest(&c, gather ? stored : outside, gather ? outside : stored);
 }
 
 static void copy_piece(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
@@ -491,7 +491,7 @@ static void stream_cell(const struct tensor_grid *g, const struct tensor_box *ce
 		uint64_t x = 0;
 
 		for (; x + step <= count; x += step) {
-			copy_run(&c, p->room, from + x * across);
+			copy_nest(&c, p->room, from + x * across);
 			p->part(p->arg, p->room, step * inner);
 		}
 		if (x < count) {
@@ -499,7 +499,7 @@ static void stream_cell(const struct tensor_grid *g, const struct tensor_box *ce
 
 			slab.size[d - 1] = count - x;
 			slab_copy(g, slab.size, p->array, &rest);
-			copy_run(&rest, p->room, from + x * across);
+			copy_nest(&rest, p->room, from + x * across);
 			p->part(p->arg, p->room, (count - x) * inner);
 		}
 		for (i = d ? d - 1 : 0; i > 0; i--) {

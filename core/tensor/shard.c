@@ -29,7 +29,7 @@ static uint64_t chunk(uint64_t n, uint32_t p, uint32_t i, uint64_t *ret_start)
 	return base_min(n, c * ((uint64_t)i + 1)) - *ret_start;
 }
 
-static void cut_runs(struct tensor_cut *c, uint64_t start, uint64_t stretch, uint64_t stride, uint64_t full)
+static void cut_stretches(struct tensor_cut *c, uint64_t start, uint64_t stretch, uint64_t stride, uint64_t full)
 {
 	c->start = start;
 	c->stretch = stretch;
@@ -44,11 +44,11 @@ static void cut_strided(struct tensor_cut *c, uint64_t n, uint64_t split, uint32
 	uint64_t c1 = base_div_up(n, split), stretch, start, tail_start, rest;
 
 	if (c1 <= 1) {
-		cut_runs(c, 0, i == 0 ? n : 0, n, 1);
+		cut_stretches(c, 0, i == 0 ? n : 0, n, 1);
 		return;
 	}
 	stretch = chunk(c1, p, i, &start);
-	cut_runs(c, start, stretch, c1, n / c1);
+	cut_stretches(c, start, stretch, c1, n / c1);
 	rest = n % c1;
 	c->tail = chunk(rest, p, i, &tail_start);
 	c->tail_start = n - rest + tail_start;
@@ -62,15 +62,15 @@ void tensor_cut_make(const struct tensor_placement *placement, uint64_t n, uint3
 	memset(ret_cut, 0, sizeof *ret_cut);
 	ret_cut->dim = placement->dim;
 	if (p == 1)
-		cut_runs(ret_cut, 0, n, n, 1);
+		cut_stretches(ret_cut, 0, n, n, 1);
 	else if (placement->kind == TENSOR_STRIDED_SHARD && placement->split > 1)
 		cut_strided(ret_cut, n, placement->split, p, i);
 	else if (placement->kind == TENSOR_INTERLEAVED_SHARD) {
 		part = n / placement->split;
-		cut_runs(ret_cut, part / p * i, part / p, part, placement->split);
+		cut_stretches(ret_cut, part / p * i, part / p, part, placement->split);
 	} else {
 		part = chunk(n, p, i, &start);
-		cut_runs(ret_cut, start, part, part, 1);
+		cut_stretches(ret_cut, start, part, part, 1);
 	}
 }
 

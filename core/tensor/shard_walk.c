@@ -87,7 +87,7 @@ static bool window_local(const struct tensor_shard *shard, const struct tensor_b
 }
 
 /* Sets the current box's size in dimension d, from local.offset[d] on. */
-static void iter_run(struct tensor_shard_iter *it, uint32_t d)
+static void iter_stretch(struct tensor_shard_iter *it, uint32_t d)
 {
 	uint64_t end = it->slab.offset[d] + it->slab.size[d];
 
@@ -131,7 +131,7 @@ static void iter_slab(struct tensor_shard_iter *it)
 			break;
 	}
 	for (uint32_t d = 0; d < ndim; d++)
-		iter_run(it, d);
+		iter_stretch(it, d);
 	iter_place(it);
 }
 
@@ -157,12 +157,12 @@ void tensor_shard_next(struct tensor_shard_iter *it)
 	for (uint32_t d = it->shard->inner.ndim; d-- > 0;) {
 		it->local.offset[d] += it->local.size[d];
 		if (it->local.offset[d] < it->slab.offset[d] + it->slab.size[d]) {
-			iter_run(it, d);
+			iter_stretch(it, d);
 			iter_place(it);
 			return;
 		}
 		it->local.offset[d] = it->slab.offset[d];
-		iter_run(it, d);
+		iter_stretch(it, d);
 	}
 	iter_slab(it);
 }
@@ -176,9 +176,9 @@ static int cut_parting(const struct tensor_shard *shard, uint32_t d, uint32_t n)
 	return -1;
 }
 
-/* Runs of local indices [from, from + n) of a dimension. Where one cut parts it that is arithmetic, and where several
- * do a walk. */
-static uint64_t run_count(const struct tensor_shard *shard, uint32_t d, uint64_t from, uint64_t n)
+/* Stretches of local indices [from, from + n) of a dimension. Where one cut parts it that is arithmetic, and where
+ * several do a walk. */
+static uint64_t stretch_count(const struct tensor_shard *shard, uint32_t d, uint64_t from, uint64_t n)
 {
 	int parting = cut_parting(shard, d, shard->ncuts);
 	uint64_t count = 0, stretch;
@@ -206,14 +206,14 @@ uint64_t tensor_shard_box_count(const struct tensor_shard *shard)
 	if (shard->absent)
 		return 0;
 	for (uint32_t d = 0; d < shard->inner.ndim; d++)
-		whole[d] = run_count(shard, d, 0, shard->inner.dim[d]);
+		whole[d] = stretch_count(shard, d, 0, shard->inner.dim[d]);
 	while (at < shard->to) {
 		uint64_t count = 1;
 
 		at += flat_slab(&shard->inner, at, shard->to, &slab);
 		for (uint32_t d = 0; d < shard->inner.ndim; d++)
 			count *= slab.size[d] == shard->inner.dim[d]
-				? whole[d] : run_count(shard, d, slab.offset[d], slab.size[d]);
+				? whole[d] : stretch_count(shard, d, slab.offset[d], slab.size[d]);
 		total += count;
 	}
 	return total;
