@@ -172,9 +172,9 @@ void store_attempt_free(struct store_attempt *a)
 	if (a->launch->kind->meets && store_launch_check(a->launch, NULL) == 0 && a->begun && !a->announced
 	    && !a->decided)
 		store_attempt_abort(a, "it ended without announcing its part", NULL, NULL);
-	for (uint32_t i = 0; a->parts && i < a->launch->world; i++)
-		proto_announcement_release(&a->parts[i]);
-	free(a->parts);
+	for (uint32_t i = 0; a->announcements && i < a->launch->world; i++)
+		proto_announcement_release(&a->announcements[i]);
+	free(a->announcements);
 	for (size_t i = 0; i < a->nlists; i++)
 		store_list_close(a->lists[i]);
 	free(a->lists);

@@ -4,7 +4,7 @@
  *
  * In order, each durable before the next; what the model (tests/model) calls it in brackets:
  *
- *     all parts seen; manifest [com]          commit_manifest         checked before it is put, its packs after that
+ *     all announced; manifest [com]           commit_manifest         checked before it is put, its packs after that
  *     check, commit entry [chk, PUT]          commit_entry            commit_check, store_list_put
  *     an outcome that is left open [open]     commit_settle
  *
@@ -23,11 +23,11 @@
 #include "core/storage/spread.h"
 
 #define LOOK_AHEAD 16u          /* announcements asked for in vain, a poll, about */
-#define PARTS_BATCH 256u        /* announcements asked for at once */
+#define READ_BATCH 256u         /* announcements asked for at once */
 
 /* ---- announcements ---- */
 
-int attempt_part_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
+int attempt_announcement_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
 {
 	struct store_record record = {0};
 	struct proto_announcement m = {0};
@@ -48,23 +48,23 @@ int attempt_part_read(struct store_attempt *a, uint32_t rank, struct base_error 
 		return r;
 	if (r < 0)
 		return base_error_set(err, r, "its announcement cannot be read: %s", base_error_name(r));
-	a->parts[rank] = m;
+	a->announcements[rank] = m;
 	return 1;
 }
 
-struct parts_batch { struct store_attempt *a; uint32_t ranks[PARTS_BATCH]; uint32_t n; int found[PARTS_BATCH]; };
+struct read_batch { struct store_attempt *a; uint32_t ranks[READ_BATCH]; uint32_t n; int found[READ_BATCH]; };
 
 /* Never fails: an error of an announcement is kept with its rank. */
 static int batch_read(void *arg, uint32_t i, struct base_error *err)
 {
-	struct parts_batch *b = arg;
+	struct read_batch *b = arg;
 
-	b->found[i] = attempt_part_read(b->a, b->ranks[i], err);
+	b->found[i] = attempt_announcement_read(b->a, b->ranks[i], err);
 	return b->found[i];
 }
 
 /* The next that were not read yet, from where the last batch ended; `left` of the ranks are still to be looked at. */
-static void batch_fill(struct parts_batch *b, uint32_t most, uint32_t *left)
+static void batch_fill(struct read_batch *b, uint32_t most, uint32_t *left)
 {
 	uint32_t world = b->a->launch->world;
 
@@ -72,7 +72,7 @@ static void batch_fill(struct parts_batch *b, uint32_t most, uint32_t *left)
 		uint32_t rank = b->a->cursor;
 
 		b->a->cursor = rank + 1 < world ? rank + 1 : 0;
-		if (!b->a->parts[rank].arena) {
+		if (!b->a->announcements[rank].arena) {
 			b->found[b->n] = 0;
 			b->ranks[b->n++] = rank;
 		}
@@ -80,29 +80,29 @@ static void batch_fill(struct parts_batch *b, uint32_t most, uint32_t *left)
 }
 
 /* Those that were not read yet, several at once; ends where 16 of a batch are not there. A batch of those that may all
- * be missing has 16, one after a batch that was all there PARTS_BATCH. */
-static int parts_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank, struct base_error *err)
+ * be missing has 16, one after a batch that was all there READ_BATCH. */
+static int announcements_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank, struct base_error *err)
 {
 	uint32_t left = a->launch->world, most = LOOK_AHEAD, missing = 0;
-	struct parts_batch b = {.a = a};
+	struct read_batch b = {.a = a};
 
-	if (!a->parts && !(a->parts = calloc(left, sizeof *a->parts)))
+	if (!a->announcements && !(a->announcements = calloc(left, sizeof *a->announcements)))
 		return base_no_memory(err);
-	while (left && a->nparts < a->launch->world && missing < LOOK_AHEAD) {
+	while (left && a->nannouncements < a->launch->world && missing < LOOK_AHEAD) {
 		uint32_t before = missing;
 		int r;
 
 		batch_fill(&b, most, &left);
 		r = store_spread(b.n, batch_read, &b, err);
 		for (uint32_t i = b.n; i-- > 0;) { /* of those that failed the first is told */
-			a->nparts += b.found[i] == 1;
+			a->nannouncements += b.found[i] == 1;
 			*ret_new |= b.found[i] == 1;
 			missing += b.found[i] == 0;
 			*ret_rank = b.found[i] < 0 ? b.ranks[i] : *ret_rank;
 		}
 		if (r < 0)
 			return r;
-		most = missing == before ? PARTS_BATCH : LOOK_AHEAD;
+		most = missing == before ? READ_BATCH : LOOK_AHEAD;
 	}
 	return 0;
 }
@@ -115,11 +115,11 @@ static int commit_check_parts(struct store_attempt *a, const struct proto_announ
 	struct base_error *err)
 {
 	struct base_error why = {0};
-	int r = store_commons_check(all, a->nparts, err);
+	int r = store_commons_check(all, a->nannouncements, err);
 
 	if (r < 0)
 		return r;
-	r = store_manifest_check_replicas(a->store, all, a->nparts, err);
+	r = store_manifest_check_replicas(a->store, all, a->nannouncements, err);
 	if (r == 0)
 		return store_manifest_check_cover(a->store, m, &m->tensors, err);
 	if (store_manifest_check_layouts(a->store, m, &why) == -BASE_EFORMAT)
@@ -132,14 +132,14 @@ static int commit_check_parts(struct store_attempt *a, const struct proto_announ
 static int commit_manifest(struct store_attempt *a, struct proto_manifest *ret_m, struct base_digest *ret_digest,
 	struct base_error *err)
 {
-	base_cleanup_free const struct proto_announcement **all = calloc(a->nparts, sizeof *all);
+	base_cleanup_free const struct proto_announcement **all = calloc(a->nannouncements, sizeof *all);
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	int r = all ? 0 : base_no_memory(err);
 
-	for (uint32_t i = 0; all && i < a->nparts; i++)
-		all[i] = &a->parts[i];
+	for (uint32_t i = 0; all && i < a->nannouncements; i++)
+		all[i] = &a->announcements[i];
 	if (r == 0)
-		r = store_manifest_make(all, a->nparts, &body, ret_digest, err);
+		r = store_manifest_make(all, a->nannouncements, &body, ret_digest, err);
 	if (r < 0)
 		return r;
 	r = proto_manifest_decode(body.data, body.len, ret_m);
@@ -287,7 +287,7 @@ int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, st
 {
 	uint32_t rank = a->launch->rank;
 	struct base_error why = {0};
-	int r = parts_read(a, ret_new, &rank, &why);
+	int r = announcements_read(a, ret_new, &rank, &why);
 
 	if (r == -ENOMEM)
 		return attempt_give_up_own(a, r, why.text, ret_entry, err);
@@ -296,7 +296,7 @@ int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, st
 			why.text);
 	if (r < 0)
 		return attempt_give_up(a, rank, "", why.text, ret_entry, err);
-	if (a->nparts == a->launch->world) {
+	if (a->nannouncements == a->launch->world) {
 		uint64_t begin = base_monotonic_ns();
 
 		r = commit_all(a, ret_entry, err);

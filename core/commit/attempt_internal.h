@@ -46,8 +46,9 @@ struct store_attempt {
 	/* from the announcement on */
 	uint64_t announced_ms;          /* monotonic */
 	uint64_t commit_ns;             /* spent in committing */
-	struct proto_announcement *parts; /* [world], as they were read; arena NULL: not yet. Who commits has them */
-	uint32_t nparts, cursor;        /* how many were read; where to look next */
+	/* [world], as they were read; arena NULL: not yet. Who commits has them */
+	struct proto_announcement *announcements;
+	uint32_t nannouncements, cursor; /* how many were read; where to look next */
 	uint64_t judge_ns;              /* monotonic: when those that are missing are judged again */
 	uint64_t passed_ms;             /* monotonic: when it is looked for those that have gone on without it */
 	bool warned;                    /* of those that live and are missing */
@@ -87,7 +88,8 @@ int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct b
 
 /* ---- attempt_commit.c ---- */
 
-int attempt_part_read(struct store_attempt *a, uint32_t rank, struct base_error *err); /* 1: read. 0: not there */
+/* 1: read. 0: not there. */
+int attempt_announcement_read(struct store_attempt *a, uint32_t rank, struct base_error *err);
 /* Commits, or gives up, or nothing yet: 1 it is committed, 0 it goes on, or an error as attempt_outcome has them.
  * *ret_new: another announcement was read. */
 int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, struct base_error *err);

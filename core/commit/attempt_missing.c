@@ -60,7 +60,7 @@ static bool missing_warner(const struct store_attempt *a)
 	unsigned n = attempt_leaders(a->launch->world, ranks);
 
 	for (unsigned i = 0; i < n && ranks[i] != a->launch->rank; i++)
-		if (a->parts[ranks[i]].arena)
+		if (a->announcements[ranks[i]].arena)
 			return false;
 	return true;
 }
@@ -75,7 +75,7 @@ static void missing_warn(struct store_attempt *a)
 	if (a->warned || base_monotonic_ms() - a->announced_ms < a->launch->start_ms || !missing_warner(a))
 		return;
 	for (uint32_t rank = 0; rank < a->launch->world; rank++) {
-		if (a->parts[rank].arena
+		if (a->announcements[rank].arena
 			|| store_watch_judge(a->launch->watch, rank, a->announced_ms, host) != STORE_RANK_FINE
 			|| n++ >= MISSING_NAMED)
 			continue;
@@ -106,14 +106,14 @@ int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct b
 		enum store_rank_state state;
 		int r;
 
-		if (a->parts[rank].arena)
+		if (a->announcements[rank].arena)
 			continue;
 		state = store_watch_judge(a->launch->watch, rank, a->announced_ms, host);
 		if (state == STORE_RANK_FINE || state == STORE_RANK_AWAITED)
 			continue;
-		r = attempt_part_read(a, rank, err); /* it may have announced before it went */
+		r = attempt_announcement_read(a, rank, err); /* it may have announced before it went */
 		if (r == 1) {
-			a->nparts++;
+			a->nannouncements++;
 			continue;
 		}
 		if (attempt_try_again(a, r))

@@ -60,7 +60,7 @@ static int passed_found(void *arg, const struct store_storage_entry *entry)
 	uint64_t step, try;
 
 	if (entry->temporary || entry->foreign || !last || last - name >= PROTO_ATTEMPT_MAX
-		|| sscanf(last, "/part.%llu", &rank) != 1 || rank >= a->launch->world || a->parts[rank].arena)
+		|| sscanf(last, "/part.%llu", &rank) != 1 || rank >= a->launch->world || a->announcements[rank].arena)
 		return 0;
 	snprintf(attempt, sizeof attempt, "%.*s", (int)(last - name), name);
 	if (strcmp(attempt, a->name) == 0 || !attempt_name_take(a->launch, attempt, &step, &try))
@@ -92,10 +92,10 @@ static void passed_end_behind(struct store_attempt *a, const char *attempt)
 static int passed_end_this(struct store_attempt *a, const struct passed *p, uint64_t *ret_entry, struct base_error *err)
 {
 	char host[PROTO_HOST_MAX], why[300];
-	int r = attempt_part_read(a, p->rank, err);
+	int r = attempt_announcement_read(a, p->rank, err);
 
 	if (r == 1)
-		a->nparts++;
+		a->nannouncements++;
 	if (r != 0)
 		return r < 0 ? r : 0;
 	store_watch_judge(a->launch->watch, p->rank, a->announced_ms, host);

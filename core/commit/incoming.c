@@ -154,7 +154,7 @@ static int folder_read_base(struct store *s, struct store_folder *f, const char 
 }
 
 /* part.<rank>; anything else is left alone. */
-static int folder_add_part(struct store_folder *f, const char *digits)
+static int folder_add_announcement(struct store_folder *f, const char *digits)
 {
 	unsigned long long rank;
 	char *end;
@@ -182,7 +182,7 @@ static int folder_read_file(struct store *s, struct store_folder *f, const struc
 	else if (strncmp(last, "base.", 5) == 0)
 		return folder_read_base(s, f, file->name);
 	else if (strncmp(last, "part.", 5) == 0)
-		return folder_add_part(f, last + 5);
+		return folder_add_announcement(f, last + 5);
 	return 0;
 }
 
