@@ -138,23 +138,23 @@ static int appender_begin_row(struct save_appender *a, const struct save_band *b
 
 /* ---- packs and extents ---- */
 
-static bool appender_run_is_open(const struct save_appender *a)
+static bool appender_extent_is_open(const struct save_appender *a)
 {
-	return a->pack && store_pack_writer_size(a->pack) != a->run_start;
+	return a->pack && store_pack_writer_size(a->pack) != a->extent_start;
 }
 
-static int appender_end_run(struct save_appender *a, struct base_error *err)
+static int appender_end_extent(struct save_appender *a, struct base_error *err)
 {
 	uint64_t begin = base_monotonic_ns();
 	int rc;
 
-	if (!appender_run_is_open(a))
+	if (!appender_extent_is_open(a))
 		return 0;
 	rc = store_pack_extent_end(a->pack);
 	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (rc < 0)
 		return save_write_failed(a->w, a->pack_class, rc, err);
-	a->run_start = store_pack_writer_size(a->pack);
+	a->extent_start = store_pack_writer_size(a->pack);
 	return appender_flush_rows(a, err);
 }
 
@@ -182,12 +182,12 @@ int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_erro
 	if (!a->pack) {
 		rc = appender_open_pack(a, a->pack_class, &a->pack, &a->pack_number, err);
 		if (rc == 0)
-			a->run_start = store_pack_writer_size(a->pack);
+			a->extent_start = store_pack_writer_size(a->pack);
 		return rc;
 	}
-	if (appender_run_is_open(a) &&
-		store_pack_writer_size(a->pack) - a->run_start + 2 * 4096 + bytes > STORE_EXTENT_MAX_BYTES)
-		rc = appender_end_run(a, err);
+	if (appender_extent_is_open(a) &&
+		store_pack_writer_size(a->pack) - a->extent_start + 2 * 4096 + bytes > STORE_EXTENT_MAX_BYTES)
+		rc = appender_end_extent(a, err);
 	return rc;
 }
 
@@ -199,7 +199,7 @@ int save_appender_class(struct save_appender *a, const char *class, struct base_
 	if (class && strcmp(a->pack_class, class) == 0)
 		return 0;
 	if (a->pack) {
-		rc = appender_end_run(a, err);
+		rc = appender_end_extent(a, err);
 		begin = base_monotonic_ns();
 		if (rc == 0) {
 			rc = store_attempt_pack_seal(a->w->attempt, base_steal(a->pack),
@@ -366,7 +366,7 @@ static int appender_piece(struct save_appender *a, struct save_row *r, struct sa
 	piece->base = STORE_PIECE_NO_BASE;
 	if (p->len > STORE_INLINE_MAX_BYTES) {
 		rc = appender_settle(a, b, p, &r->known[r->settled], err);
-		r->settled++; /* only now: settling may end a run, which hands settled rows over */
+		r->settled++; /* only now: settling may end an extent, which hands settled rows over */
 		return rc;
 	}
 	piece->ref = (struct store_object_ref){.digest = p->digest, .offset = r->inlined.len, .raw_len = p->len,
@@ -388,7 +388,7 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 	}
 	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
 		rc = appender_piece(a, a->last, b, &b->pieces[i], err);
-	if (rc == 0 && !appender_run_is_open(a))
+	if (rc == 0 && !appender_extent_is_open(a))
 		rc = appender_flush_rows(a, err);
 	save_band_forget(b);
 	return rc;

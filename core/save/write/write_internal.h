@@ -83,7 +83,7 @@ struct save_row;
 struct save_appender {
 	struct save_writer *w;
 	/* the pack being written; NULL: none */
-	struct store_pack_writer *pack; uint32_t pack_number; uint64_t run_start;
+	struct store_pack_writer *pack; uint32_t pack_number; uint64_t extent_start;
 	char pack_class[PROTO_COMPONENT_MAX + 1];
 	struct store_pack_writer *meta; uint32_t meta_number;
 	struct store_part_builder *part;
