@@ -56,12 +56,12 @@ void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *p
 	void *piece_bytes, const void *base, const uint64_t *origin, const uint64_t *stride);   /* array -> piece */
 void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
 	const void *piece_bytes, void *base, const uint64_t *origin, const uint64_t *stride);   /* piece -> array */
-/* Gathers a whole piece range by range, in stored order: each range is gathered into `room` and handed to `part`. A
- * range has at most `room_bytes` bytes, which is at least one item; so a piece can be read while it is in the
+/* Gathers a whole piece strip by strip, in stored order: each is gathered into `room` and handed to `strip`. A strip
+ * has at most `room_bytes` bytes, which is at least one item; so a piece can be read while it is in the
  * processor's nearest cache. */
 void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
 	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
-	void (*part)(void *arg, const void *bytes, size_t len), void *arg);
+	void (*strip)(void *arg, const void *bytes, size_t len), void *arg);
 
 /* The contiguous fragments of a range of row-major bytes of the whole tensor. A fragment is as many bytes from byte
  * `at` of the tensor on as are contiguous in one piece too, up to byte `end`. */

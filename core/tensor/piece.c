@@ -445,11 +445,11 @@ void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *p
 	copy_piece(g, piece, window, piece_bytes, &array, true);
 }
 
-struct piece_parts {
+struct piece_strips {
 	const struct piece_array *array;
 	void *room;
 	uint64_t room_bytes;
-	void (*part)(void *arg, const void *bytes, size_t len);
+	void (*strip)(void *arg, const void *bytes, size_t len);
 	void *arg;
 };
 
@@ -466,7 +466,7 @@ static void slab_copy(const struct tensor_grid *g, const uint64_t *size, const s
 
 /* Slabs of the cell that lie together: whole in the dimensions from `d` on, a few rows of the one before, and one place
  * in each of the outer ones. */
-static void stream_cell(const struct tensor_grid *g, const struct tensor_box *cell, const struct piece_parts *p)
+static void stream_cell(const struct tensor_grid *g, const struct tensor_box *cell, const struct piece_strips *p)
 {
 	const uint8_t *from = p->array->base;
 	uint64_t inner = g->item_bytes, at[TENSOR_MAX_DIMS] = {0}, count = 1, step = 1, across = 0;
@@ -492,7 +492,7 @@ static void stream_cell(const struct tensor_grid *g, const struct tensor_box *ce
 
 		for (; x + step <= count; x += step) {
 			copy_nest(&c, p->room, from + x * across);
-			p->part(p->arg, p->room, step * inner);
+			p->strip(p->arg, p->room, step * inner);
 		}
 		if (x < count) {
 			struct piece_copy rest;
@@ -500,7 +500,7 @@ static void stream_cell(const struct tensor_grid *g, const struct tensor_box *ce
 			slab.size[d - 1] = count - x;
 			slab_copy(g, slab.size, p->array, &rest);
 			copy_nest(&rest, p->room, from + x * across);
-			p->part(p->arg, p->room, (count - x) * inner);
+			p->strip(p->arg, p->room, (count - x) * inner);
 		}
 		for (i = d ? d - 1 : 0; i > 0; i--) {
 			from += p->array->stride[i - 1];
@@ -514,23 +514,23 @@ static void stream_cell(const struct tensor_grid *g, const struct tensor_box *ce
 
 void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
 	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
-	void (*part)(void *arg, const void *bytes, size_t len), void *arg)
+	void (*strip)(void *arg, const void *bytes, size_t len), void *arg)
 {
 	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride}; /* only read */
-	const struct piece_parts parts = {&array, room, room_bytes, part, arg};
+	const struct piece_strips strips = {&array, room, room_bytes, strip, arg};
 	struct tensor_box cell;
 	unsigned k = g->k;
 
 	if (g->shape.ndim == 0) {
 		memcpy(room, base, g->item_bytes);
-		part(arg, room, g->item_bytes);
+		strip(arg, room, g->item_bytes);
 		return;
 	}
 	if (tensor_box_items(&g->shape, piece) == 0)
 		return;
 	for (uint64_t x = piece->offset[k]; x < piece->offset[k] + piece->size[k]; x = cell.offset[k] + cell.size[k]) {
 		piece_cell(g, piece, x, &cell);
-		stream_cell(g, &cell, &parts);
+		stream_cell(g, &cell, &strips);
 	}
 }
 

@@ -174,7 +174,7 @@ static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *
 /* Where a piece's bytes go, and what hashes them. */
 struct copy_cut { uint8_t *to; struct base_xxh128_state *hash; bool past; };
 
-static void copy_cut_part(void *arg, const void *bytes, size_t len)
+static void copy_cut_strip(void *arg, const void *bytes, size_t len)
 {
 	struct copy_cut *c = arg;
 
@@ -201,7 +201,7 @@ static int copy_band_cut(struct save_flight *f, struct saver_worker *w, uint8_t 
 	for (uint32_t i = 0; i < w->walker.npieces; i++) {
 		base_xxh128_begin(w->hash, f->s->store->info.seed);
 		tensor_piece_stream(&w->walker.grid, &w->walker.pieces[i].box, g.from, w->walker.box.offset, stride,
-			w->room, SAVE_PART_BYTES, copy_cut_part, &c);
+			w->room, SAVE_STRIP_BYTES, copy_cut_strip, &c);
 		base_xxh128_final(w->hash, &ret_xxh[i]);
 	}
 	if (c.past)
@@ -214,7 +214,7 @@ bool saver_worker_room(struct saver_worker *w)
 	if (!w->hash)
 		w->hash = base_xxh128_state_new();
 	if (!w->room)
-		w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVE_PART_BYTES, SAVE_ALIGN));
+		w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVE_STRIP_BYTES, SAVE_ALIGN));
 	return w->hash && w->room;
 }
 

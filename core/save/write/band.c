@@ -152,8 +152,9 @@ static bool band_blocks_room(struct save_band *b)
 static int band_read_box(struct save_band *b, const struct save_source *source, uint8_t *to)
 {
 	const struct tensor_shape *s = &b->grid.shape;
-	uint64_t stride[TENSOR_MAX_DIMS], at[TENSOR_MAX_DIMS] = {0}, run = b->grid.item_bytes, bytes = run, offset = 0;
-	unsigned outer = 0; /* dimensions that are walked; those below are in the run */
+	uint64_t stride[TENSOR_MAX_DIMS], at[TENSOR_MAX_DIMS] = {0};
+	uint64_t together = b->grid.item_bytes, bytes = together, offset = 0;
+	unsigned outer = 0; /* dimensions that are walked; those below lie together */
 	bool whole = true;
 
 	for (unsigned d = s->ndim; d-- > 0;) {
@@ -161,13 +162,13 @@ static int band_read_box(struct save_band *b, const struct save_source *source, 
 		bytes *= s->dim[d];
 		offset += b->box.offset[d] * stride[d];
 		if (whole) {
-			run *= b->box.size[d];
+			together *= b->box.size[d];
 			outer = d;
 		}
 		whole = whole && b->box.size[d] == s->dim[d];
 	}
-	for (uint64_t done = 0; done < b->len; done += run) {
-		int rc = source->read(source->arg, offset, to + done, run, &b->err);
+	for (uint64_t done = 0; done < b->len; done += together) {
+		int rc = source->read(source->arg, offset, to + done, together, &b->err);
 
 		if (rc < 0)
 			return base_error_prefix(&b->err, rc, "the source cannot be read");
@@ -235,7 +236,7 @@ static const uint8_t *band_bytes(const struct save_band *b, const struct save_pi
 	return b->raw;
 }
 
-static void band_xxh_part(void *arg, const void *bytes, size_t len) { base_xxh128_update(arg, bytes, len); }
+static void band_xxh_strip(void *arg, const void *bytes, size_t len) { base_xxh128_update(arg, bytes, len); }
 
 /* As long as every piece of the band is recognised, each is cut bit by bit into the same small buffer, which stays in
  * the processor's nearest cache. So unchanged data is read once and written nowhere. */
@@ -247,13 +248,13 @@ static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece
 		p->xxh = b->staged[p - b->pieces];
 		return;
 	}
-	if (b->cut || p->len <= SAVE_PART_BYTES) {
+	if (b->cut || p->len <= SAVE_STRIP_BYTES) {
 		base_xxh128_of(seed, band_bytes(b, p), p->len, &p->xxh);
 		return;
 	}
 	band_strides(b, stride);
 	base_xxh128_begin(b->hash, seed);
-	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, SAVE_PART_BYTES, band_xxh_part,
+	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, SAVE_STRIP_BYTES, band_xxh_strip,
 		b->hash);
 	base_xxh128_final(b->hash, &p->xxh);
 }

@@ -9,7 +9,7 @@
 #include "core/save/write/writer.h"
 #include "index/index.h"
 
-#define SAVE_PART_BYTES 2048u                    /* of a piece that is cut, hashed, copied: in the nearest cache */
+#define SAVE_STRIP_BYTES 2048u                   /* of a piece that is cut, hashed, copied: in the nearest cache */
 #define SAVE_BAND_BYTES (UINT64_C(9) << 20)      /* source bytes of a band, unless one piece has more */
 /* What files are read into begins at a page: where it lies 16 bytes behind one, as malloc gives large memory, the
  * kernel's copy takes five times as long on some processors (rep movsb; measured on AMD's third generation of EPYC). */
