@@ -22,6 +22,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "fs/harden.h"
 #include "fs/log.h"
@@ -149,14 +150,10 @@ static bool session_end(struct serving *s)
 {
 	for (int i = 0; i < 250; i++) {
 		struct timespec until;
+
 		fuse_session_exit(s->mount.session);
 		pthread_kill(s->session, SIGUSR2);
-		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += 20000000;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_sec++;
-			until.tv_nsec -= 1000000000;
-		}
+		until = base_clock_in_ms(CLOCK_REALTIME, 20);
 		if (pthread_timedjoin_np(s->session, NULL, &until) == 0)
 			return true;
 	}

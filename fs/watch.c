@@ -212,13 +212,7 @@ bool fs_watch_stop(struct fs_watch *w, unsigned timeout_ms)
 	w->m->runs->wake = NULL;
 	w->stop = true;
 	wake(w);
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += timeout_ms / 1000;
-	until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-	if (until.tv_nsec >= 1000000000) {
-		until.tv_sec++;
-		until.tv_nsec -= 1000000000;
-	}
+	until = base_clock_in_ms(CLOCK_REALTIME, timeout_ms);
 	return pthread_timedjoin_np(w->thread, NULL, &until) == 0;
 }
 

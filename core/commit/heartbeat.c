@@ -206,16 +206,11 @@ static uint64_t heartbeat_pause_ms(const struct store_heartbeat *h)
 static void *heartbeat_main(void *arg)
 {
 	struct store_heartbeat *h = arg;
-	struct timespec next;
 
-	clock_gettime(CLOCK_MONOTONIC, &next);
 	pthread_mutex_lock(&h->lock);
 	while (!h->stop) {
-		uint64_t pause_ms = heartbeat_pause_ms(h);
+		const struct timespec next = base_clock_in_ms(CLOCK_MONOTONIC, (int64_t)heartbeat_pause_ms(h));
 
-		next.tv_nsec += (long)(pause_ms % 1000) * 1000000;
-		next.tv_sec += (time_t)(pause_ms / 1000) + next.tv_nsec / 1000000000;
-		next.tv_nsec %= 1000000000;
 		while (!h->stop && pthread_cond_timedwait(&h->wake, &h->lock, &next) != ETIMEDOUT)
 			;
 		if (h->stop)
@@ -223,7 +218,6 @@ static void *heartbeat_main(void *arg)
 		pthread_mutex_unlock(&h->lock);
 		if (!h->tend || h->tend(h->tend_arg))
 			heartbeat_beat(h);
-		clock_gettime(CLOCK_MONOTONIC, &next);
 		pthread_mutex_lock(&h->lock);
 	}
 	pthread_mutex_unlock(&h->lock);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * containers SEED COUNT: arrays and tables of core/base, which are macros and inline code, against the plainest way to
- * do the same. Each allocation fails once before it works: nothing may have changed then. Prints "sound". */
+ * do the same. Each allocation fails once before it works: nothing may have changed then. Also errors and
+ * clocks. Prints "sound". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/le.h"
 #include "core/base/table.h"
@@ -136,6 +138,30 @@ static void errors(void)
 	CHECK(base_no_memory_for(&err, "run %s", "a") == -ENOMEM && !strcmp(err.text, "run a: out of memory"));
 }
 
+static int64_t ahead_ns(clockid_t clock, int64_t ms)
+{
+	struct timespec t = base_clock_in_ms(clock, ms), now;
+
+	CHECK(t.tv_nsec >= 0 && t.tv_nsec < 1000000000);
+	clock_gettime(clock, &now);
+	return ((int64_t)t.tv_sec - now.tv_sec) * 1000000000 + t.tv_nsec - now.tv_nsec;
+}
+
+static void clocks(void)
+{
+	static const int64_t waits_ms[] = {0, 1, 999, 1000, 1001, 86400999};
+
+	for (size_t i = 0; i < sizeof waits_ms / sizeof *waits_ms; i++) {
+		int64_t early_ns = waits_ms[i] * 1000000 - ahead_ns(CLOCK_MONOTONIC, waits_ms[i]);
+
+		/* What passed between two looks at the clock. */
+		CHECK(early_ns >= 0 && early_ns < INT64_C(60000000000));
+	}
+	CHECK(ahead_ns(CLOCK_REALTIME, 3600000) > INT64_C(1800000000000));
+	CHECK(ahead_ns(CLOCK_MONOTONIC, -5) <= 0 && ahead_ns(CLOCK_MONOTONIC, INT64_MIN) <= 0);
+	CHECK(ahead_ns(CLOCK_MONOTONIC, INT64_MAX) > INT64_C(2000000000000000000));
+}
+
 int main(int argc, char **argv)
 {
 	size_t count = argc == 3 ? strtoul(argv[2], NULL, 10) : 0;
@@ -148,6 +174,7 @@ int main(int argc, char **argv)
 	table(count, 100);
 	table(count / 8, 1);
 	errors();
+	clocks();
 	puts("sound");
 	return 0;
 }

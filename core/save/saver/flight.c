@@ -695,22 +695,6 @@ static bool flight_wait(struct save_flight *f, int64_t timeout_ms, const struct 
 	return pthread_cond_timedwait(&f->s->told, &f->s->lock, end) == 0;
 }
 
-static struct timespec flight_end(int64_t timeout_ms)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	if (timeout_ms > 0) {
-		t.tv_sec += (time_t)base_min(timeout_ms / 1000, INT32_MAX);
-		t.tv_nsec += timeout_ms % 1000 * 1000000;
-		if (t.tv_nsec >= 1000000000) {
-			t.tv_sec++;
-			t.tv_nsec -= 1000000000;
-		}
-	}
-	return t;
-}
-
 static int flight_tell(struct save_flight *f, struct base_error *err)
 {
 	flight_was_told(f);
@@ -728,7 +712,7 @@ static int flight_wait_begin(struct save_flight *f, struct base_error *err)
 
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err)
 {
-	struct timespec end = flight_end(timeout_ms);
+	struct timespec end = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
 	int rc = saver_check(f->s, err);
 
 	if (rc < 0)
@@ -746,7 +730,7 @@ int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct ba
 int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64_t *ret_step, uint64_t *ret_entry,
 	struct base_error *err)
 {
-	struct timespec end = flight_end(timeout_ms);
+	struct timespec end = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
 	int rc = saver_check(f->s, err);
 
 	if (rc < 0)
