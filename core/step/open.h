@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * open: reads the layouts and parts that a manifest names, and checks that they are what the manifest says. All readers
- * of a step use it, except verify, which goes on after a fault to find others. Any thread. */
+ * of a step use it, except verify, which goes on after a fault to find others, and the comparison of replicas,
+ * which has announcements and no manifest yet. Any thread. */
 #ifndef CORE_STEP_OPEN_H
 #define CORE_STEP_OPEN_H
 
