@@ -122,7 +122,10 @@ int fs_runs_scan(struct fs_runs *r, struct base_error *err)
 		}
 	pthread_mutex_unlock(&one);
 	store_runs_free(names, n);
-	return result < 0 ? base_error_set(err, result, "out of memory for runs") : found;
+	if (result == -ENOSPC)
+		return base_error_set(err, result, "the store has more than %u runs, which is all that a mount shows",
+			FS_RUNS_MAX);
+	return result < 0 ? base_no_memory_for(err, "the list of runs") : found;
 }
 
 uint32_t fs_runs_count(struct fs_runs *r)

@@ -44,7 +44,7 @@ static int boxes_list(const struct tensor_shard *shard, uint64_t **ret_boxes, si
 
 	to = calloc(n + 1, (3 * shard->shape.ndim + 1) * sizeof *to);
 	if (!to)
-		return base_error_set(err, -ENOMEM, "out of memory for %" PRIu64 " boxes", n);
+		return base_no_memory_for(err, "%" PRIu64 " boxes", n);
 	*ret_boxes = to;
 	*ret_n = n;
 	if (n == 0)

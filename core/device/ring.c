@@ -227,14 +227,15 @@ static int ring_resident(struct device_ring *r, uint64_t bytes, struct base_erro
 
 	r->memory = ring_map(bytes);
 	if (r->memory == MAP_FAILED)
-		return base_error_set(err, -ENOMEM, "no memory for a staging ring of %llu bytes",
-			(unsigned long long)bytes);
+		return base_no_memory_for(err, "a staging ring of %llu bytes", (unsigned long long)bytes);
 	madvise(r->memory, bytes, MADV_HUGEPAGE); /* hints: without them it is only slower */
 	madvise(r->memory, bytes, MADV_DONTFORK);
 	madvise(r->memory, bytes, MADV_DONTDUMP);
 	rc = ring_fault_in(r, bytes);
-	return rc == 0 ? 0 : base_error_set(err, rc == -EFAULT ? -ENOMEM : rc, "no memory for a staging ring of %llu "
-		"bytes: %s", (unsigned long long)bytes, base_error_name(rc));
+	if (rc == -EFAULT || rc == -ENOMEM)
+		return base_no_memory_for(err, "a staging ring of %llu bytes", (unsigned long long)bytes);
+	return rc == 0 ? 0 : base_error_set(err, rc, "a staging ring of %llu bytes: %s", (unsigned long long)bytes,
+		base_error_name(rc));
 }
 
 static void ring_unmap(struct device_ring *r, uint64_t bytes)
@@ -271,8 +272,7 @@ static int ring_prepare(struct device_ring *r, uint64_t bytes, const struct devi
 
 	r->slots = calloc(r->pages, sizeof *r->slots);
 	if (!r->slots)
-		return base_error_set(err, -ENOMEM, "no memory for a staging ring of %llu bytes",
-			(unsigned long long)bytes);
+		return base_no_memory_for(err, "a staging ring of %llu bytes", (unsigned long long)bytes);
 	rc = fence && r->pin != DEVICE_PIN_NO ? ring_pin(r, bytes, fence, err) : ring_resident(r, bytes, err);
 	if (rc < 0 || r->pin == DEVICE_PIN_NO || r->registration)
 		return rc;

@@ -97,7 +97,7 @@ int load_object_read_box(struct load_object *o, const struct tensor_box *box, vo
 		return 0;
 	r.piece = piece = malloc(o->max_piece + 1);
 	if (!piece)
-		return base_error_set(err, -ENOMEM, "%s: out of memory for a piece of %llu bytes", o->label,
+		return base_no_memory_for(err, "%s: a piece of %llu bytes", o->label,
 			(unsigned long long)o->max_piece);
 	rc = o->boxes ? tensor_box_index_find(o->boxes->index, box, box_found, &r) : box_stored(&r, &o->whole, 0);
 	store_pack_put(load_step_store(o->step), r.pack);

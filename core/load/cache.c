@@ -560,7 +560,7 @@ int load_cache_pin(struct load_cache *c, const struct load_object *o, struct loa
 
 	cache_fill(c, o, wants, n);
 	if (rc < 0)
-		base_error_set(err, rc, "out of memory for the cache");
+		base_no_memory_for(err, "the cache of decoded pieces");
 	else
 		rc = cache_wait(c, wants, n, err);
 	if (rc < 0) {

@@ -167,7 +167,7 @@ static int mesh_set_ranks(struct tensor_mesh *m, const uint32_t *ranks, struct b
 	m->order = m->ranks + n;
 	memcpy(m->ranks, ranks, n * sizeof *ranks);
 	if (mesh_sort(m->ranks, n, m->order) < 0)
-		return base_error_set(err, -ENOMEM, "mesh: no memory for %u ranks", n);
+		return base_no_memory_for(err, "mesh of %u ranks", n);
 	for (uint32_t i = 1; i < n; i++)
 		if (m->ranks[m->order[i - 1]] == m->ranks[m->order[i]])
 			return base_error_set(err, -EINVAL, "mesh: rank %u stands twice", m->ranks[m->order[i]]);
@@ -192,7 +192,7 @@ int tensor_mesh_new(uint32_t ndim, const char *const *names, const uint32_t *siz
 		tables = 2 * (size_t)nranks * sizeof *ranks;
 	m = malloc(sizeof *m + tables);
 	if (!m)
-		return base_error_set(err, -ENOMEM, "mesh: no memory for %u ranks", head.count);
+		return base_no_memory_for(err, "mesh of %u ranks", head.count);
 	*m = head;
 	if (tables) {
 		r = mesh_set_ranks(m, ranks, err);

@@ -173,7 +173,7 @@ int tensor_mesh_sub(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, s
 	}
 	ranks = malloc(size * sizeof *ranks);
 	if (!ranks)
-		return base_error_set(err, -ENOMEM, "mesh: no memory for %u ranks", size);
+		return base_no_memory_for(err, "mesh of %u ranks", size);
 	if (tensor_mesh_group(m, rank, dims, ranks) < 0)
 		return base_error_set(err, -ENOENT, "mesh: rank %u is not in the mesh", rank);
 	return tensor_mesh_new(ndim, names, sizes, ranks, size, ret_m, err);

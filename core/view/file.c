@@ -526,7 +526,7 @@ int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset,
 		pthread_cond_destroy(&s.read);
 		pthread_mutex_destroy(&s.lock);
 	} else {
-		base_error_set(err, r, "out of memory or threads");
+		base_no_memory_for(err, "%u threads and their buffers", threads);
 	}
 	base_pool_free(pool);
 	return r;

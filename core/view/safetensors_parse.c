@@ -544,7 +544,7 @@ static int parse(struct header *h, struct view_safetensors *s)
 		r = check_unique(s, h->err);
 	if (r == 0)
 		r = check_cover(s, h->err);
-	return r == -ENOMEM ? base_error_set(h->err, r, "out of memory while reading a header") : r;
+	return r == -ENOMEM ? base_no_memory_for(h->err, "the header") : r;
 }
 
 int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, struct view_safetensors *ret_s,

@@ -204,7 +204,7 @@ static int read_header(struct import_file *f, void **ret_header, size_t *ret_len
 			"%s: it says that its header has %" PRIu64 " bytes, more than the file", f->path, len);
 	base_cleanup_free uint8_t *header = malloc(8 + len);
 	if (!header)
-		return base_error_set(err, -ENOMEM, "%s: no memory for its header", f->path);
+		return base_no_memory_for(err, "%s: its header", f->path);
 	if (import_file_read(f, 0, header, 8 + len, err) < 0)
 		return err->code;
 	*ret_header = base_steal(header);

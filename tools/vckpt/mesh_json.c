@@ -73,7 +73,7 @@ static int read_ranks(const json_t *list, uint32_t **ret_ranks, uint32_t *ret_n,
 			TENSOR_MESH_RANKS_MAX, n);
 	base_cleanup_free uint32_t *ranks = calloc(n + 1, sizeof *ranks);
 	if (!ranks)
-		return base_error_set(err, -ENOMEM, "no memory for %zu ranks", n);
+		return base_no_memory_for(err, "mesh of %zu ranks", n);
 	for (size_t i = 0; i < n; i++)
 		if (!number(json_array_get(list, i), &ranks[i]))
 			return base_error_set(err, -EINVAL, "number %zu of \"ranks\" is not a rank", i);
