@@ -6,6 +6,7 @@
 #ifndef PROTO_PROTO_INTERNAL_H
 #define PROTO_PROTO_INTERNAL_H
 
+#include "proto/limits.h"
 #include "proto/message.h"
 #include "proto/vckpt.pb-c.h"
 
@@ -23,7 +24,6 @@
 #define PROTO_CLASS_MAX 71u
 #define PROTO_STEP_MAX ((uint64_t)INT64_MAX)
 #define PROTO_WORLD_MAX (UINT32_C(1) << 24)
-#define PROTO_OBJECT_MAX_BYTES (UINT64_C(1) << 46)
 #define PROTO_FILE_MAX_BYTES ((uint64_t)INT64_MAX)
 #define PROTO_FILE_NAME_MAX 511u
 #define PROTO_WORD_MAX 64u             /* bytes of a view's, phase's or mesh dimension's name */

@@ -49,7 +49,7 @@ bool proto_ref_check(const struct proto_ref *r, unsigned kind, uint32_t npacks, 
 {
 	uint64_t end = pack_size ? pack_size : PROTO_FILE_MAX_BYTES;
 
-	if (r->kind != kind || r->pack >= npacks || r->raw_len > PROTO_OBJECT_MAX_BYTES || r->stored_len > r->raw_len)
+	if (r->kind != kind || r->pack >= npacks || r->raw_len > STORE_OBJECT_MAX_BYTES || r->stored_len > r->raw_len)
 		return false;
 	if ((r->codec & 0xff) == 0 && (r->codec != 0 || r->stored_len != r->raw_len))
 		return false;

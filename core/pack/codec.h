@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "core/base/digest.h"
+#include "proto/limits.h"
 
 enum store_codec { STORE_CODEC_RAW = 0, STORE_CODEC_LZ4 = 1 };
 /* Transforms: table in codec.c, each with a name, an encode and a decode function. Ids are never reused. */
@@ -18,7 +19,6 @@ enum store_transform { STORE_TRANSFORM_NONE = 0, STORE_TRANSFORM_BITPLANE8 = 1, 
 	STORE_TRANSFORM_BITPLANE32 = 3, STORE_TRANSFORM_BITPLANE64 = 4 };
 #define STORE_CODEC_WORD(codec, transform) ((uint16_t)((codec) | (transform) << 8))
 #define STORE_BLOCK_RAW 0x80000000u /* in a stored block length: this block is stored as it is */
-#define STORE_ENCODED_MAX_BYTES (UINT64_C(64) << 20) /* raw bytes; longer objects are stored raw */
 
 bool store_codec_valid(uint16_t word);         /* known codec and transform, and a pair that is allowed */
 const char *store_codec_name(uint16_t word);   /* "raw", "lz4+bitplane16", ...; static */

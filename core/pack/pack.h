@@ -15,11 +15,9 @@
 
 #include "core/base/digest.h"
 #include "core/storage/storage.h"
+#include "proto/limits.h"
 
 #define STORE_PACK_NAME_MAX 128  /* NUL included */
-#define STORE_EXTENT_MAX_BYTES (UINT64_C(64) << 20)
-#define STORE_OBJECT_MAX_BYTES (UINT64_C(1) << 46)
-#define STORE_METADATA_MAX_BYTES UINT64_C(1073741824) /* of a layout, a part, a chunk: both sides refuse more */
 #define STORE_PACK_HEAD_BYTES 4096u
 #define STORE_PACK_TAIL_BYTES 128u
 

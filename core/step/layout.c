@@ -105,8 +105,8 @@ static int builder_check(const struct store_layout_builder *b, const char *compo
 	if (r < 0)
 		return base_error_set(err, -EINVAL, "tensor \"%.*s\": its shape has too many dimensions or bytes",
 			shown, name);
-	if (b->nitems >= PROTO_LAYOUT_MAX_TENSORS || b->names.len + name_len > UINT32_MAX)
-		return base_error_set(err, -BASE_ELIMIT, "more than %u tensors, or 4 GiB of names",
+	if (b->nitems >= PROTO_LAYOUT_MAX_TENSORS || b->names.len + name_len > STORE_METADATA_MAX_BYTES)
+		return base_error_set(err, -BASE_ELIMIT, "more than %u tensors, or 1 GiB of names",
 			PROTO_LAYOUT_MAX_TENSORS);
 	return 0;
 }

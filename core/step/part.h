@@ -13,7 +13,6 @@
 #include "core/step/layout.h"
 
 #define STORE_CHUNK_TARGET_BYTES (256u << 10)
-#define STORE_INLINE_MAX_BYTES 64u
 #define STORE_PIECE_NO_BASE UINT32_MAX
 
 struct store_piece {                /* as rows give it */

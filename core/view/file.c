@@ -175,7 +175,7 @@ static int set_safetensors_head(struct view_file *f, uint32_t component, const c
 	struct base_buf made;
 	uint64_t len;
 	void *head;
-	int r = load_step_header(step, name, VIEW_SAFETENSORS_VIEW, VIEW_SAFETENSORS_MAX_HEADER + 8ull, &head,
+	int r = load_step_header(step, name, VIEW_SAFETENSORS_VIEW, STORE_VIEW_HEADER_MAX_BYTES, &head,
 		&f->head_len, ret_data_bytes, err);
 	if (r != -ENOENT) {
 		f->head = r < 0 ? NULL : head;

@@ -9,7 +9,7 @@
 #include "core/base/error.h"
 #include "core/step/layout.h"
 
-#define VIEW_SAFETENSORS_MAX_HEADER 100000000u /* bytes of JSON: the format's own limit */
+#define VIEW_SAFETENSORS_MAX_HEADER ((uint32_t)STORE_VIEW_HEADER_MAX_BYTES - 8u) /* bytes of JSON: the format's own */
 #define VIEW_SAFETENSORS_MAX_MADE 90000000u    /* above this a component has no .safetensors */
 
 struct view_safetensors_tensor {

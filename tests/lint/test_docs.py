@@ -87,9 +87,16 @@ SIZES = [
     ("core/pack/pack.h", "STORE_PACK_HEAD_BYTES", 4096, "pack.md", r"\b4,?096\b"),
     ("core/pack/pack_format.h", "PACK_ENTRY_BYTES", None, "pack.md", None),
     ("core/pack/pack.h", "STORE_PACK_TAIL_BYTES", 128, "pack.md", r"\b128\b"),
-    ("core/pack/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "layout.md", "at most 1 GiB"),
-    ("core/pack/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "part.md", "at most 1 GiB"),
-    ("core/pack/pack.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "objects.md", "1 GiB raw"),
+    ("proto/limits.h", "STORE_OBJECT_MAX_BYTES", 1 << 46, "objects.md", r"raw object \| 2\^46 bytes"),
+    ("proto/limits.h", "STORE_OBJECT_MAX_BYTES", 1 << 46, "messages.md", r"raw length, at most 2\^46"),
+    ("proto/limits.h", "STORE_ENCODED_MAX_BYTES", 64 << 20, "objects.md", r"encoded object \| 64 MiB raw"),
+    ("proto/limits.h", "STORE_EXTENT_MAX_BYTES", 64 << 20, "objects.md", "at most 64 MiB, or one object"),
+    ("proto/limits.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "layout.md", "at most 1 GiB"),
+    ("proto/limits.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "part.md", "at most 1 GiB"),
+    ("proto/limits.h", "STORE_METADATA_MAX_BYTES", 1 << 30, "objects.md", "1 GiB raw"),
+    ("proto/limits.h", "STORE_VIEW_HEADER_MAX_BYTES", 100_000_008, "objects.md", r"view header \| 100,000,008 bytes"),
+    ("proto/limits.h", "STORE_VIEW_HEADER_MAX_BYTES", 100_000_008, "header.md", "at most 100,000,008"),
+    ("proto/limits.h", "STORE_INLINE_MAX_BYTES", 64, "part.md", "at most 64 raw bytes"),
     ("core/step/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_EXTENT_BYTES", None, "part.md", None),
@@ -105,9 +112,9 @@ SIZES = [
 
 @pytest.mark.parametrize("source,name,value,page,pattern", SIZES, ids=[f"{s[1]}-{s[3]}" for s in SIZES])
 def test_sizes_stand_in_the_format_pages(source, name, value, page, pattern):
-    found = re.search(rf"\b{name}\b\s*=?\s*(?:UINT64_C\()?(\d+)u?", (ROOT / source).read_text())
+    found = re.search(rf"\b{name}\b\s*=?\s*\(?(?:UINT64_C\()?(\d+)u?\)?(?: << (\d+)\))?", (ROOT / source).read_text())
     assert found, f"{source} has no {name}"
-    number = int(found[1])
+    number = int(found[1]) << int(found[2] or 0)
     assert value in (None, number)
     assert re.search(pattern or rf"\b{number}\b", (ROOT / "docs/format" / page).read_text()), f"{page}: {name} {number}"
 

@@ -585,6 +585,13 @@ def test_a_view_header_comes_back(make, api):
     step.close()
 
 
+def test_a_view_header_that_no_reader_takes_is_not_stored(make, api):
+    store, most = make(), 100_000_008
+    with pytest.raises(Failed, match=f"the safetensors header of model has {most + 1} bytes; at most {most} are allowed"):
+        store.save("a", {("model", "x"): Tensor("u8", (1,), b"x")}, step=0, headers=[("model", "safetensors", bytes(most + 1), 1)])
+    assert not store.files("packs") and not store.files("incoming")
+
+
 # ---- unchanged pieces, by position ----
 
 def several(seed=21, kinds=("noise", "normal")):

@@ -15,7 +15,6 @@
 #include "core/save/write/write_internal.h"
 
 #define WRITER_PROGRESS_NS UINT64_C(50000000)
-#define WRITER_HEADERS_MAX_BYTES (UINT64_C(1) << 30)
 
 BASE_CLEANUP_DEFINE(struct save_writer *, save_writer_close)
 
@@ -280,9 +279,12 @@ int save_writer_header(struct save_writer *w, const char *component, const char 
 	struct save_header h = {.len = len, .data_bytes = data_bytes};
 	bool room = base_array_more(w->headers, w->nheaders) == 0;
 
-	if (!proto_component_valid(component) || !view[0] || len > WRITER_HEADERS_MAX_BYTES)
+	if (!proto_component_valid(component) || !view[0])
 		return base_error_set(err, -EINVAL, "the %.80s header of %.80s is not one that a step can have", view,
 			component);
+	if (len > STORE_VIEW_HEADER_MAX_BYTES)
+		return base_error_set(err, -BASE_ELIMIT, "the %.80s header of %.80s has %zu bytes; at most %llu are "
+			"allowed", view, component, len, (unsigned long long)STORE_VIEW_HEADER_MAX_BYTES);
 	h.component = strdup(component);
 	h.view = strdup(view);
 	h.bytes = malloc(len + 1);

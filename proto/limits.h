@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * limits: how large the objects of a store may be (docs/format/objects.md, "Maxima"). Writers refuse what is larger,
+ * and so do readers. They are limits of a store, which the records and the layers above share: so they begin with
+ * STORE_. Limits of the fields of a record stand beside the records, in the other headers of proto/. */
+#ifndef PROTO_LIMITS_H
+#define PROTO_LIMITS_H
+
+#include <stdint.h>
+
+#define STORE_OBJECT_MAX_BYTES (UINT64_C(1) << 46)        /* raw bytes of any object */
+#define STORE_ENCODED_MAX_BYTES (UINT64_C(64) << 20)      /* raw bytes; longer objects are stored raw */
+#define STORE_EXTENT_MAX_BYTES (UINT64_C(64) << 20)       /* stored bytes; or one object */
+#define STORE_METADATA_MAX_BYTES (UINT64_C(1) << 30)      /* raw bytes of a layout, a part, a chunk */
+#define STORE_VIEW_HEADER_MAX_BYTES UINT64_C(100000008)   /* safetensors takes 100,000,000, behind its u64 */
+#define STORE_INLINE_MAX_BYTES 64u                        /* raw bytes of a piece that stands in its row */
+
+#endif
