@@ -202,6 +202,37 @@ def test_nothing_is_stored_twice(vckpt, store, source):
     vckpt("verify", store)
 
 
+def copied(store, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", store, copy], check=True)
+    return copy
+
+
+def given_away(store, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files to another user, and reads them then")
+    subprocess.run(["chown", "-R", "12345:12345", store], check=True)
+    return store
+
+
+@pytest.mark.parametrize("changed", [copied, given_away])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_an_index_that_is_not_believed_is_made_anew(vckpt, store, source, tmp_path, changed, indexed):
+    """A store that was copied brings an index of another file, one of another user an index of another user."""
+    save_file(tensors(1, shape=(700, 900)), source / "model.safetensors")
+    vckpt("import", store, "one", source)
+    store = changed(store, tmp_path)
+    if indexed:
+        assert vckpt.json("index", store)["commits"] == 1
+        assert (store / "index/index.mdb").stat().st_uid == os.geteuid()
+    done = vckpt("import", store, "two", source, "--json")
+    two = json.loads(done.stdout)
+    assert done.stderr == "" and (two["pieces_new"] == 0) == indexed and (two["piece_bytes_new"] == 0) == indexed
+    three = vckpt.json("import", store, "three", source)
+    assert three["pieces_new"] == 0 and three["piece_bytes_new"] == 0
+    vckpt("verify", store)
+
+
 HEADER = {"t": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
 
 
