@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan_key: everything that a plan depends on as one run of bytes, of which the key is the digest (core/base/digest.h:
+ * plan_key: everything that a plan depends on as one byte string, of which the key is the digest (core/base/digest.h:
  * a tree of SHA-256). It is hashed as it comes, so that it stays in a few pages that are touched for the first time.
  *
  * What is written has one reading: texts and lists come with their lengths, and what may be absent with a bit that says

@@ -177,7 +177,7 @@ static int tensor_full(struct replica_making *m, uint32_t t, struct save_held *h
 		for (uint64_t at = 0; at < items; at += tensor_box_items(&s->shape, &block)) {
 			int r;
 
-			block_at(s->shape.ndim, &box->box, s->item_bytes, SAVE_REPLICA_CHUNK_BYTES, at, &block);
+			block_at(s->shape.ndim, &box->box, s->item_bytes, SAVE_REPLICA_FULL_BYTES, at, &block);
 			r = entry_add(m, t, box, &block);
 			if (r < 0)
 				return r;

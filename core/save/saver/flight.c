@@ -12,11 +12,11 @@
 #include "core/base/plural.h"
 #include "core/save/saver/saver_internal.h"
 
-#define FLIGHT_CHUNK_BYTES 65536u
+#define FLIGHT_ARENA_BYTES 65536u
 #define FLIGHT_TENSORS_MAX (UINT32_C(1) << 24)
 #define FLIGHT_WORDS_KEPT 8u
 
-struct saver_chunk { struct saver_chunk *next; size_t used, room; max_align_t bytes[]; };
+struct saver_arena { struct saver_arena *next; size_t used, room; max_align_t bytes[]; };
 
 static const char *const phase_names[SAVE_PHASES] = {"plan", "room", "copy", "digest", "encode", "write", "seal",
 	"wait", "commit"};
@@ -48,23 +48,23 @@ int saver_check(const struct save_saver *s, struct base_error *err)
 
 static void *flight_room(struct save_flight *f, size_t bytes)
 {
-	struct saver_chunk *c = f->arena;
+	struct saver_arena *a = f->arena;
 	void *at;
 
 	if (bytes > SIZE_MAX / 2)
 		return NULL;
 	bytes = base_align(bytes, _Alignof(max_align_t));
-	if (!c || c->room - c->used < bytes) {
-		size_t room = base_max(bytes, FLIGHT_CHUNK_BYTES);
+	if (!a || a->room - a->used < bytes) {
+		size_t room = base_max(bytes, FLIGHT_ARENA_BYTES);
 
-		c = malloc(sizeof *c + room);
-		if (!c)
+		a = malloc(sizeof *a + room);
+		if (!a)
 			return NULL;
-		*c = (struct saver_chunk){.next = f->arena, .room = room};
-		f->arena = c;
+		*a = (struct saver_arena){.next = f->arena, .room = room};
+		f->arena = a;
 	}
-	at = (char *)c->bytes + c->used;
-	c->used += bytes;
+	at = (char *)a->bytes + a->used;
+	a->used += bytes;
 	return at;
 }
 
@@ -90,10 +90,10 @@ void saver_flight_release(struct save_flight *f)
 	for (size_t i = 0; i < f->nbases; i++)
 		free(f->bases[i]);
 	while (f->arena) {
-		struct saver_chunk *c = f->arena;
+		struct saver_arena *a = f->arena;
 
-		f->arena = c->next;
-		free(c);
+		f->arena = a->next;
+		free(a);
 	}
 	store_commons_release(&f->commons);
 	free(f->words);

@@ -61,7 +61,7 @@ struct saver_batch {
 };
 
 struct saver_blob { void *bytes; size_t len; };
-struct saver_chunk;                     /* of the arena */
+struct saver_arena;                     /* what the save copied: memory of its own */
 
 struct save_flight {
 	struct save_saver *s;
@@ -89,7 +89,7 @@ struct save_flight {
 	struct base_table by_name;      /* the first of each component and name */
 	struct saver_words { char *words; struct tensor_placements *placements; } *words; size_t nwords;
 	struct { const struct tensor_mesh *from, *to; } last_mesh;
-	struct saver_chunk *arena;
+	struct saver_arena *arena;
 	struct device_fence *fence;     /* NULL: no device memory */
 	bool device;
 	struct save_plan_tensors plan_tensors;  /* those of `tensors`, once they are in order */

@@ -229,7 +229,7 @@ static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct sav
 }
 
 /* Bands of one box that make a longer box together, on their way into the slot: one gather for all of them. */
-struct copy_run {
+struct copy_join {
 	const struct saver_tensor *tensor; /* NULL: none */
 	uint64_t at;                    /* of the plan */
 	struct tensor_box box;
@@ -253,45 +253,45 @@ static bool box_grows(struct tensor_box *box, const struct tensor_box *more, uin
 	return true;
 }
 
-static int copy_run_end(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_run *run,
+static int copy_join_end(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_join *join,
 	struct base_error *err)
 {
-	const struct saver_tensor *t = base_steal(run->tensor);
-	struct device_gather g = run->whole;
+	const struct saver_tensor *t = base_steal(join->tensor);
+	struct device_gather g = join->whole;
 
-	if (!t || !run->len)
+	if (!t || !join->len)
 		return 0;
-	stage_window(&f->plan->boxes[run->at].at.box, &run->box, &g);
-	return stage_copy(f, w, t, &g, b->slot + run->offset, err);
+	stage_window(&f->plan->boxes[join->at].at.box, &join->box, &g);
+	return stage_copy(f, w, t, &g, b->slot + join->offset, err);
 }
 
 /* The walker's band, which goes to `offset`. */
-static int copy_run_add(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_run *run,
+static int copy_join_add(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_join *join,
 	uint64_t offset, struct base_error *err)
 {
 	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
 	int rc;
 
-	if (run->tensor && run->at == w->walker.at && run->offset + run->len == offset
-		&& box_grows(&run->box, &w->walker.box, run->whole.ndim)) {
-		run->len += w->walker.len;
+	if (join->tensor && join->at == w->walker.at && join->offset + join->len == offset
+		&& box_grows(&join->box, &w->walker.box, join->whole.ndim)) {
+		join->len += w->walker.len;
 		return 0;
 	}
-	rc = copy_run_end(f, w, b, run, err);
-	if (run->at != w->walker.at)
-		stage_place(&f->tensors[box->tensor], &box->at, &run->whole);
-	run->tensor = &f->tensors[box->tensor];
-	run->at = w->walker.at;
-	run->box = w->walker.box;
-	run->offset = offset;
-	run->len = w->walker.len;
+	rc = copy_join_end(f, w, b, join, err);
+	if (join->at != w->walker.at)
+		stage_place(&f->tensors[box->tensor], &box->at, &join->whole);
+	join->tensor = &f->tensors[box->tensor];
+	join->at = w->walker.at;
+	join->box = w->walker.box;
+	join->offset = offset;
+	join->len = w->walker.len;
 	return rc;
 }
 
 static int copy_bands(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
 {
 	struct save_cursor c = b->from;
-	struct copy_run run = {.at = UINT64_MAX};
+	struct copy_join join = {.at = UINT64_MAX};
 	uint64_t offset = 0, pieces = 0;
 	int rc = copy_hashes(f, w, b, err);
 
@@ -299,12 +299,12 @@ static int copy_bands(struct save_flight *f, struct saver_worker *w, struct save
 		if (save_cursor_take(&c, f->w, &w->walker) != 1) /* the band is there, so its pieces found no memory */
 			return base_no_memory(err);
 		rc = b->xxh ? copy_band_cut(f, w, b->slot + offset, b->xxh + pieces) :
-			copy_run_add(f, w, b, &run, offset, err);
+			copy_join_add(f, w, b, &join, offset, err);
 		pieces += w->walker.npieces;
 		offset += saver_band_room(w->walker.len);
 	}
 	if (rc == 0)
-		rc = copy_run_end(f, w, b, &run, err);
+		rc = copy_join_end(f, w, b, &join, err);
 	return rc == 0 ? saver_lanes_arrive(w, err) : rc;
 }
 

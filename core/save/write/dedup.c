@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * dedup: one table of all objects that this save refers to, by digest and kind: those that it wrote (so that an
- * equal piece that comes later refers to the first) and those of other commits. Objects lie in chunks and never
+ * equal piece that comes later refers to the first) and those of other commits. Objects lie in slabs and never
  * move: the pack writer completes their references when an extent ends.
  *
  * Only the appender's thread calls these functions, in the order of pieces: what is reused, and from where, does not
@@ -9,13 +9,13 @@
 #include "core/save/write/write_internal.h"
 #include "core/base/array.h"
 
-#define DEDUP_CHUNK 1024u
+#define DEDUP_SLAB 1024u
 
 void save_dedup_release(struct save_dedup *d)
 {
-	for (uint32_t i = 0; i < (d->count + DEDUP_CHUNK - 1) / DEDUP_CHUNK; i++)
-		free(d->chunks[i]);
-	free(d->chunks);
+	for (uint32_t i = 0; i < (d->count + DEDUP_SLAB - 1) / DEDUP_SLAB; i++)
+		free(d->slabs[i]);
+	free(d->slabs);
 	base_table_release(&d->by_digest);
 	free(d->packs);
 	free(d->bases);
@@ -24,7 +24,7 @@ void save_dedup_release(struct save_dedup *d)
 
 static struct save_known *dedup_at(const struct save_dedup *d, uint32_t i)
 {
-	return &d->chunks[i / DEDUP_CHUNK][i % DEDUP_CHUNK];
+	return &d->slabs[i / DEDUP_SLAB][i % DEDUP_SLAB];
 }
 
 /* A digest is a hash already; docs/decisions.md says why it is not hashed again with the seed. */
@@ -48,14 +48,14 @@ struct save_known *save_dedup_find(const struct save_dedup *d, const struct base
 	return NULL;
 }
 
-static bool dedup_add_chunk(struct save_dedup *d)
+static bool dedup_add_slab(struct save_dedup *d)
 {
-	uint32_t n = d->count / DEDUP_CHUNK;
+	uint32_t n = d->count / DEDUP_SLAB;
 
-	if (base_array_more(d->chunks, n) < 0)
+	if (base_array_more(d->slabs, n) < 0)
 		return false;
-	d->chunks[n] = malloc(DEDUP_CHUNK * sizeof **d->chunks);
-	return d->chunks[n] != NULL;
+	d->slabs[n] = malloc(DEDUP_SLAB * sizeof **d->slabs);
+	return d->slabs[n] != NULL;
 }
 
 struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind)
@@ -64,7 +64,7 @@ struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest
 
 	if (base_table_reserve(&d->by_digest, 1) < 0)
 		return NULL;
-	if (d->count % DEDUP_CHUNK == 0 && !dedup_add_chunk(d))
+	if (d->count % DEDUP_SLAB == 0 && !dedup_add_slab(d))
 		return NULL;
 	k = dedup_at(d, d->count);
 	*k = (struct save_known){.ref = {.digest = *digest, .kind = kind}};

@@ -26,7 +26,7 @@ struct save_known {                 /* never moves; its `checks` is complete onc
 };
 struct save_pack { char name[STORE_PACK_NAME_MAX]; uint64_t size, live_bytes; bool own; };
 struct save_dedup {
-	struct save_known **chunks; uint32_t count;
+	struct save_known **slabs; uint32_t count;
 	struct base_table by_digest;    /* and kind */
 	struct save_pack *packs; uint32_t npacks, packs_room;
 	/* does not change any more once it is full: then any thread may read it */
