@@ -19,6 +19,7 @@
 #include "core/storage/spread.h"
 
 #define STEP_CHUNKS_BYTES (UINT64_C(4) << 20) /* decoded chunks of parts that a step keeps */
+#define STEP_ASKED_MAX 512u     /* parts asked at once before one is known to have a piece of the tensor */
 
 struct step_blob { uint32_t line, blob; }; /* rank line of the manifest, blob of its part */
 
@@ -525,7 +526,7 @@ int load_step_rows(const struct load_step *step, uint32_t tensor, struct load_ro
 	if (r < 0 || !rows.all)
 		return base_no_memory(err);
 	for (bool over = false; !over && first < nparts; first += n) {
-		n = rows.n ? nparts - first : base_min(first + 1, nparts - first);
+		n = rows.n ? nparts - first : base_min(base_min(first + 1, STEP_ASKED_MAX), nparts - first);
 		r = store_spread(n, step_ask_part, &(struct step_asking){step, parts + first}, &why);
 		over = step_rows_take(&rows, parts + first, n, &r);
 	}

@@ -128,6 +128,24 @@ static struct store_pack *cache_use(struct store_pack_cache *c, const char *name
 	return n->pack;
 }
 
+/* Idle packs hold descriptors: if there are none left, they are closed and it is tried once more. */
+static int pack_open(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err)
+{
+	struct store_pack_cache *c = s->packs;
+	struct cache_node *n;
+	int r = store_pack_open(s->storage, s->info.id, pack, ret_p, err);
+
+	if (r != -EMFILE && r != -ENFILE)
+		return r;
+	do {
+		pthread_mutex_lock(&c->lock);
+		n = cache_evict(c, 0);
+		pthread_mutex_unlock(&c->lock);
+		cache_node_free(n);
+	} while (n);
+	return store_pack_open(s->storage, s->info.id, pack, ret_p, err);
+}
+
 int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err)
 {
 	struct store_pack_cache *c = s->packs;
@@ -143,7 +161,7 @@ int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p,
 	n = calloc(1, sizeof *n);
 	if (!n)
 		return base_no_memory_for(err, "pack %s", pack);
-	r = store_pack_open(s->storage, s->info.id, pack, &n->pack, err);
+	r = pack_open(s, pack, &n->pack, err);
 	if (r < 0) {
 		free(n);
 		return r;

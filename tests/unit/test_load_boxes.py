@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import resource
 import subprocess
 import time
 
@@ -472,6 +473,22 @@ def test_damage_in_packs_of_many_writers(proto, opened, tmp_path, cache):
         else:
             assert o.read(cache, at, n) == t.bytes[at:at + n]
     o.close()
+
+
+def test_few_descriptors(proto, opened, tmp_path, cache):
+    """Packs that nobody reads are kept open, and closed where descriptors run out."""
+    strips = [[(3 * i, 3), (0, 50)] for i in range(40)]
+    t = T("w", "f4", (120, 50), {i: [box] for i, box in enumerate(strips)})
+    Step(proto, tmp_path / "s", [t], 40)
+    limits, used = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, limits[1]))
+    try:
+        o = opened().tensor("model", "w")
+        found = o.read(cache)
+        o.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == t.bytes
 
 
 # ---- hostile parts ----
