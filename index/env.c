@@ -12,6 +12,7 @@
 #include "index/index_internal.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/file.h>
 #include <sys/vfs.h>
 #include <time.h>
@@ -41,15 +42,18 @@ int index_error(int rc)
 int index_env_open(struct index *i)
 {
 	bool reads = i->flags & INDEX_READ_ONLY;
+	char path[40];
 	int rc = mdb_env_create(&i->env);
 	if (rc == 0)
 		rc = mdb_env_set_maxdbs(i->env, INDEX_TABLES);
 	if (rc == 0)
 		rc = mdb_env_set_mapsize(i->env, i->max_bytes * 2 + (UINT64_C(64) << 20));
+	/* LMDB takes only a path. By now another file may have the name; this one is that of the fd. */
+	snprintf(path, sizeof path, "/proc/self/fd/%d", i->fd);
 	if (rc == 0)
-		rc = mdb_env_open(i->env, i->path,
+		rc = mdb_env_open(i->env, path,
 			MDB_NOSUBDIR | MDB_NOLOCK | MDB_NOTLS | (reads ? MDB_RDONLY : MDB_NOSYNC), 0644);
-	return rc;
+	return rc == ENOENT ? ENOSYS : rc;
 }
 
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES])

@@ -44,30 +44,30 @@ static int file_open(const struct index *i)
 /* The file that a writer works on: a copy of the index, or an empty one. */
 static int new_file(struct index *i)
 {
-	base_cleanup_close int from = i->flags & INDEX_ANEW ? -ENOENT : file_open(i), to = -1;
+	base_cleanup_close int from = i->flags & INDEX_ANEW ? -ENOENT : file_open(i);
 	if (from < 0 && from != -ENOENT)
 		return from;
 	if (unlinkat(i->dir, INDEX_NEW_FILE, 0) < 0 && errno != ENOENT) /* of a writer that died */
 		return -errno;
-	to = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-	if (to < 0)
+	i->fd = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	if (i->fd < 0)
 		return -errno;
-	return from >= 0 ? index_copy(from, to) : 0;
+	return from >= 0 ? index_copy(from, i->fd) : 0;
 }
 
-static int sealed_file(const struct index *i)
+static int sealed_file(struct index *i)
 {
-	base_cleanup_close int fd = file_open(i);
-	return fd < 0 ? fd : index_copy(fd, -1);
+	int fd = file_open(i);
+	if (fd < 0)
+		return fd;
+	i->fd = fd;
+	return index_copy(fd, -1);
 }
 
 static int open_in(struct index *i, const char *dir, const uint8_t store_id[16])
 {
 	bool writes = !(i->flags & INDEX_READ_ONLY);
 	int r = index_dir_open(dir, writes, &i->dir);
-	if (r == 0)
-		r = snprintf(i->path, sizeof i->path, "%s/%s", dir, writes ? INDEX_NEW_FILE : INDEX_FILE) <
-				(int)sizeof i->path ? 0 : -ENAMETOOLONG;
 	if (r == 0)
 		r = writes ? new_file(i) : sealed_file(i);
 	if (r < 0)
@@ -88,27 +88,38 @@ int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, 
 		return base_no_memory(err);
 	i->max_bytes = max_bytes;
 	i->flags = flags;
-	i->dir = -1;
+	i->dir = i->fd = -1;
 	int r = open_in(i, dir, store_id);
 	if (r < 0)
 		index_close(i);
 	if (r == -EOPNOTSUPP)
 		return base_error_set(err, r, "%s lies on a network filesystem: no index there", dir);
+	if (r == -ENOSYS)
+		return base_error_set(err, r, "the index %s cannot be opened without /proc/self/fd", dir);
 	if (r < 0)
 		return base_error_set(err, r, "the index %s cannot be opened: %s", dir, base_error_name(r));
 	*ret_i = i;
 	return 0;
 }
 
+/* -ESTALE: under the name of the file that the writer made stands another one, which nobody has checked. */
+static int still_ours(const struct index *i)
+{
+	struct stat named, made;
+	if (fstat(i->fd, &made) < 0 || fstatat(i->dir, INDEX_NEW_FILE, &named, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? -ESTALE : -errno;
+	return named.st_dev == made.st_dev && named.st_ino == made.st_ino ? 0 : -ESTALE;
+}
+
 int index_publish(struct index *i)
 {
-	base_cleanup_close int fd = -1;
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
 	mdb_env_close(i->env);
 	i->env = NULL;
-	fd = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-	int r = fd < 0 ? -errno : index_seal(fd);
+	int r = index_seal(i->fd);
+	if (r == 0)
+		r = still_ours(i);
 	if (r == 0 && renameat(i->dir, INDEX_NEW_FILE, i->dir, INDEX_FILE) < 0)
 		r = -errno;
 	if (r < 0)
@@ -127,6 +138,8 @@ void index_close(struct index *i)
 		mdb_env_close(i->env);
 	if (i->dir >= 0 && !(i->flags & INDEX_READ_ONLY))
 		unlinkat(i->dir, INDEX_NEW_FILE, 0); /* still locked: nobody else's */
+	if (i->fd >= 0)
+		close(i->fd);
 	if (i->dir >= 0)
 		close(i->dir);
 	free(i);

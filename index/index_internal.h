@@ -50,14 +50,15 @@ struct index {
 	uint64_t max_bytes;
 	unsigned flags;
 	int dir;                    /* a writer's: locked until it is closed */
-	char path[4096];            /* of the file that LMDB has open */
+	int fd;                     /* the file that was checked or made; LMDB has the same one */
 };
 
 struct index_body { uint8_t bytes[INDEX_BODY_MAX]; size_t len; };
 
 int index_error(int rc); /* LMDB's codes and errno -> negative errno */
 
-/* The environment of the file i->path; 0 or LMDB's code. i->env is closed by the caller, also after a failure. */
+/* The environment of the file i->fd; 0 or LMDB's code; ENOSYS: /proc is not there. i->env is closed by the caller, also
+ * after a failure. */
 int index_env_open(struct index *i);
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
 /* Opens a directory that an index may lie in: no link, on a local filesystem. `lock`: as its only writer; -EBUSY when

@@ -240,6 +240,56 @@ def test_what_is_not_published_is_gone(lib, tmp_path):
         assert index.find(0) and not index.find(25) and index.stat().commits == 1
 
 
+def test_what_was_put_in_its_place_is_not_published(lib, tmp_path):
+    """A file of this user that takes the name of the one a writer made is neither sealed nor becomes the index."""
+    path = tmp_path / "index"
+    with Index(lib, path) as index:
+        index.add(1, places_of(1, 10))
+    for how in ("replaced", "gone"):
+        index = Index(lib, path)
+        assert index.add(2, places_of(2, 10, first=20)) == 0
+        (tmp_path / "mine").write_bytes(b"mine")
+        if how == "replaced":
+            os.rename(tmp_path / "mine", path / "index.mdb.new")
+        else:
+            os.unlink(path / "index.mdb.new")
+        assert lib.index_publish(index.handle) == -errno.ESTALE
+        assert how == "gone" or (path / "index.mdb.new").read_bytes() == b"mine"
+        lib.index_close(index.handle)
+        with Index(lib, path, flags=READ_ONLY) as index:
+            assert index.find(0) and not index.find(25)
+
+
+def test_the_file_that_was_checked_is_the_one_that_is_read(lib, tmp_path):
+    """Another file takes its name while it is being checked: pages without a seal, which nobody may read."""
+    path, other, fds = tmp_path / "index", tmp_path / "other", len(os.listdir("/proc/self/fd"))
+    with Index(lib, other) as index:
+        assert index.add(7, places_of(7, 10, first=900000)) == 0
+    unsealed = (other / "index.mdb").read_bytes()[:-24]
+    with Index(lib, path) as index:
+        assert index.add(1, places_of(1, 60000)) == 0
+    for n in range(8):
+        os.link(path / "index.mdb", tmp_path / "kept")
+        (tmp_path / "unsealed").write_bytes(unsealed)
+        opened = []
+
+        def read():
+            try:
+                opened.append(Index(lib, path, flags=READ_ONLY))
+            except OSError as e:
+                assert e.errno == errno.EBADMSG
+        thread = threading.Thread(target=read)
+        thread.start()
+        time.sleep(0.0005 * n)
+        os.rename(tmp_path / "unsealed", path / "index.mdb")
+        thread.join()
+        for index in opened:
+            assert index.find(59999) and not index.find(900000)
+            lib.index_close(index.handle)
+        os.rename(tmp_path / "kept", path / "index.mdb")
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
 CHILD = ("import ctypes, sys; import test_index as t\n"
          "lib = ctypes.CDLL(sys.argv[1])\n"
          "with t.Index(lib, sys.argv[2], max_bytes=32 << 20) as i:\n"
