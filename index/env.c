@@ -14,8 +14,10 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <time.h>
+#include <unistd.h>
 
 #define LOCK_TRIES 6000 /* of 10 ms */
 
@@ -86,10 +88,13 @@ static bool network_filesystem(int fd)
 int index_dir_open(const char *dir, bool lock, int *ret_fd)
 {
 	base_cleanup_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	struct stat st;
 	if (fd < 0)
 		return -errno;
 	if (network_filesystem(fd))
 		return -EOPNOTSUPP;
+	if (lock && (fstat(fd, &st) < 0 || st.st_uid != geteuid()))
+		return -EPERM; /* root could write there, but that user's own index would be gone */
 	for (int tries = 0; lock && flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
 		if (errno != EWOULDBLOCK && errno != EINTR)
 			return -errno;

@@ -52,7 +52,9 @@ static int new_file(struct index *i)
 	i->fd = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (i->fd < 0)
 		return -errno;
-	return from >= 0 ? index_copy(from, i->fd) : 0;
+	uint64_t number;
+	int r = index_identity(i->fd, &number); /* a file system may give all files to one user: no index there */
+	return r == 0 && from >= 0 ? index_copy(from, i->fd) : r;
 }
 
 static int sealed_file(struct index *i)

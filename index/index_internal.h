@@ -62,7 +62,7 @@ int index_error(int rc); /* LMDB's codes and errno -> negative errno */
 int index_env_open(struct index *i);
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
 /* Opens a directory that an index may lie in: no link, on a local filesystem. `lock`: as its only writer; -EBUSY when
- * another one keeps it for long. */
+ * another one keeps it for long; -EPERM: it is another user's. */
 int index_dir_open(const char *dir, bool lock, int *ret_fd);
 /* Commits when rc is 0 and aborts else; returns rc or the error of the commit. */
 int index_end(MDB_txn *txn, int rc);
@@ -70,6 +70,9 @@ int index_end(MDB_txn *txn, int rc);
 /* Reads all of a sealed file. -BASE_EDAMAGED: its seal does not fit. LMDB's bytes are copied to `to` where that is not
  * -1. */
 int index_copy(int fd, int to);
+/* A number for the file on this file system, whose name may change; a copy has another. -EPERM: another user's. Where
+ * the file system does not say when a file was made, its inode has to do. */
+int index_identity(int fd, uint64_t *ret_number);
 int index_seal(int fd); /* appends the seal, durably */
 
 /* The envelope. A value that is not right is MDB_NOTFOUND to index_get. */

@@ -50,9 +50,7 @@ static int write_at(int fd, uint64_t offset, const uint8_t *bytes, size_t len)
 	return 0;
 }
 
-/* A number for the file on this file system, whose name may change; a copy has another. -EPERM: another user's. Where
- * the file system does not say when a file was made, its inode has to do. */
-static int identity(int fd, uint64_t *ret_number)
+int index_identity(int fd, uint64_t *ret_number)
 {
 	struct statx x;
 	uint64_t parts[4];
@@ -74,7 +72,7 @@ static int seal_make(int fd, uint64_t len, int to, uint8_t ret_seal[SEAL_BYTES])
 {
 	base_cleanup_free uint8_t *step = malloc(SEAL_STEP_BYTES);
 	uint64_t check;
-	int known = step ? identity(fd, &check) : -ENOMEM;
+	int known = step ? index_identity(fd, &check) : -ENOMEM;
 	if (known < 0)
 		return known;
 	for (uint64_t at = 0; at < len; at += SEAL_STEP_BYTES) {

@@ -35,17 +35,12 @@ struct catalog_places {
 	bool failed;                             /* out of memory */
 };
 
-int save_index_dir(const struct store *s, char dir[static 4096])
+static int catalog_cache_dir(const struct store *s, char dir[static 4096])
 {
-	struct store_storage_stat stat;
 	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
 	char id[33];
 	int n;
 
-	if (s->storage->ops->stat(s->storage, &stat) == 0 && stat.local && access(s->path, W_OK) == 0) {
-		n = snprintf(dir, 4096, "%s/index", s->path);
-		return n < 4096 ? 0 : -ENAMETOOLONG;
-	}
 	for (unsigned i = 0; i < 16; i++)
 		snprintf(id + 2 * i, 3, "%02x", s->info.id[i]);
 	if (cache && cache[0] == '/')
@@ -55,6 +50,26 @@ int save_index_dir(const struct store *s, char dir[static 4096])
 	else
 		return -ENOENT;
 	return n < 4096 ? 0 : -ENAMETOOLONG;
+}
+
+/* An index that another user wrote is not believed, and root's would put an end to that of the store's owner. */
+static bool catalog_may_use(const struct store *s, const char *dir)
+{
+	struct stat st;
+
+	if (lstat(dir, &st) < 0)
+		return errno == ENOENT && access(s->path, W_OK) == 0;
+	return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && access(dir, W_OK) == 0;
+}
+
+int save_index_dir(const struct store *s, char dir[static 4096])
+{
+	struct store_storage_stat stat;
+
+	if (s->storage->ops->stat(s->storage, &stat) == 0 && stat.local &&
+		snprintf(dir, 4096, "%s/index", s->path) < 4096 && catalog_may_use(s, dir))
+		return 0;
+	return catalog_cache_dir(s, dir);
 }
 
 /* ---- which commits ---- */
@@ -263,18 +278,31 @@ static void catalog_make_parents(const char *dir)
 	}
 }
 
-static int catalog_open(const struct store *s, bool rebuild, struct index **ret_i, struct base_error *err)
+static int catalog_open_in(const struct store *s, const char *dir, bool rebuild, struct index **ret_i,
+	struct base_error *err)
 {
-	char dir[4096];
-	int rc = save_index_dir(s, dir);
+	int rc;
 
-	if (rc < 0)
-		return base_error_set(err, rc, "there is no place for an index of %s", s->path);
 	catalog_make_parents(dir);
 	rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, rebuild ? INDEX_ANEW : 0, ret_i, err);
 	if (rc == -BASE_EDAMAGED)
 		rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, INDEX_ANEW, ret_i, err);
 	return rc;
+}
+
+/* Another user may have made STORE/index meanwhile, or its file system gives it to another user. */
+static int catalog_open(const struct store *s, bool rebuild, struct index **ret_i, struct base_error *err)
+{
+	char dir[4096];
+	int rc = save_index_dir(s, dir);
+
+	if (rc == 0) {
+		rc = catalog_open_in(s, dir, rebuild, ret_i, err);
+		if (rc != -EPERM || catalog_cache_dir(s, dir) < 0)
+			return rc;
+		return catalog_open_in(s, dir, rebuild, ret_i, err);
+	}
+	return base_error_set(err, rc, "there is no place for an index of %s", s->path);
 }
 
 static int catalog_fill(struct store *s, struct index *index, const struct catalog_commits *c, struct base_error *err)

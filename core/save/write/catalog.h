@@ -9,8 +9,8 @@
 #include "core/step/store.h"
 #include "index/index.h"
 
-/* STORE/index, or, where that is on a network filesystem or not writable, $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store
- * id hex>. */
+/* STORE/index if it is this user's, or is not there and can be made. Else, and on a network filesystem:
+ * $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store id hex>. So each user of a store has an index. */
 int save_index_dir(const struct store *s, char dir[static 4096]);
 /* rebuild: start from nothing. */
 int save_index_update(struct store *s, bool rebuild, struct index_stats *ret_stats, struct base_error *err);

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several users of one store: each has an index of its own, and loses it to nobody."""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def shared(vckpt):
+    """A folder that everybody reaches, with a store that everybody may write, and run(user, command...)."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become nobody")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        os.chmod(folder, 0o777)
+        save_file({"w": numpy.random.default_rng(1).standard_normal((400, 300)).astype("f4")}, folder / "m.safetensors")
+
+        os.chmod(folder / "m.safetensors", 0o644)
+
+        def run(user, *args):
+            env = {**os.environ, "XDG_CACHE_HOME": str(folder / f"cache{user}")}
+            become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
+            return subprocess.run([*become, vckpt.path, *map(str, args)], capture_output=True, text=True, env=env, umask=0)
+        if run(NOBODY, "--version").returncode:
+            pytest.skip("the build folder is not readable for others")
+        yield folder, run
+
+
+def imported(run, user, folder, where):
+    done = run(user, "import", folder / "store", where, folder / "m.safetensors", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)["pieces_new"]
+
+
+@pytest.mark.parametrize("first, second", [(0, NOBODY), (NOBODY, 0)])
+def test_each_user_has_an_index(shared, first, second):
+    folder, run = shared
+    index = folder / "store" / "index" / "index.mdb"
+    assert run(first, "init", folder / "store").returncode == 0
+    assert imported(run, first, folder, "a") > 0
+    assert index.stat().st_uid == first and not (folder / f"cache{first}").exists()
+    for path in [folder / "store", *(folder / "store").rglob("*")]:
+        if "index" not in path.parts:
+            os.chmod(path, 0o777 if path.is_dir() else 0o666)
+    made = index.read_bytes()
+    done = run(second, "index", folder / "store")
+    assert (done.returncode, done.stderr) == (0, "") and (folder / f"cache{second}").exists()
+    assert imported(run, second, folder, "b") == 0
+    assert run(second, "rm", folder / "store", "b", "--yes").returncode == 0
+    assert index.stat().st_uid == first and index.read_bytes() == made
+    assert imported(run, first, folder, "c") == 0
