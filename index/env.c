@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_TRIES 6000 /* of 10 ms */
+enum { LOCK_TRIES = 6000, LOCK_TRIES_BRIEFLY = 100 }; /* of 10 ms */
 
 static const char *const table_names[INDEX_TABLES] = {"meta", "commits", "numbers", "packs", "places", "shadows"};
 
@@ -85,8 +85,10 @@ static bool network_filesystem(int fd)
 	return false;
 }
 
-int index_dir_open(const char *dir, bool lock, int *ret_fd)
+int index_dir_open(const char *dir, unsigned flags, int *ret_fd)
 {
+	int most = flags & INDEX_BRIEFLY ? LOCK_TRIES_BRIEFLY : LOCK_TRIES;
+	bool lock = !(flags & INDEX_READ_ONLY);
 	base_cleanup_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct stat st;
 	if (fd < 0)
@@ -98,7 +100,7 @@ int index_dir_open(const char *dir, bool lock, int *ret_fd)
 	for (int tries = 0; lock && flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
 		if (errno != EWOULDBLOCK && errno != EINTR)
 			return -errno;
-		if (tries == LOCK_TRIES)
+		if (tries == most)
 			return -EBUSY;
 		nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
 	}

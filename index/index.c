@@ -69,7 +69,7 @@ static int sealed_file(struct index *i)
 static int open_in(struct index *i, const char *dir, const uint8_t store_id[16])
 {
 	bool writes = !(i->flags & INDEX_READ_ONLY);
-	int r = index_dir_open(dir, writes, &i->dir);
+	int r = index_dir_open(dir, i->flags, &i->dir);
 	if (r == 0)
 		r = writes ? new_file(i) : sealed_file(i);
 	if (r < 0)

@@ -34,12 +34,13 @@ struct index_place {
 enum index_flag {
 	INDEX_READ_ONLY = 1 << 0,
 	INDEX_ANEW = 1 << 1,            /* a writer starts from nothing, whatever stands there */
+	INDEX_BRIEFLY = 1 << 2,         /* a writer waits a second for another one, not a minute */
 };
 struct index;
 /* Reads the whole file once (a writer copies it). -ENOENT: a reader finds no index. -BASE_EDAMAGED: the file is
  * damaged, is a copy that vckpt has not made, or is another user's or another store's index. -EBUSY: another writer has
- * been at work for a minute. -EPERM: a writer finds the directory, or the file that it made, to be another user's.
- * -ENOSYS: there is no /proc, through which LMDB gets the very file that was checked. */
+ * been at work for a minute (INDEX_BRIEFLY: a second). -EPERM: a writer finds the directory, or the file that it made,
+ * to be another user's. -ENOSYS: there is no /proc, through which LMDB gets the very file that was checked. */
 int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
 	struct base_error *err);
 /* Seals what a writer made and puts it in the place of the old index, durably. Afterwards only index_close. On an error

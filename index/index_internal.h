@@ -61,9 +61,9 @@ int index_error(int rc); /* LMDB's codes and errno -> negative errno */
  * after a failure. */
 int index_env_open(struct index *i);
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
-/* Opens a directory that an index may lie in: no link, on a local filesystem. `lock`: as its only writer; -EBUSY when
- * another one keeps it for long; -EPERM: it is another user's. */
-int index_dir_open(const char *dir, bool lock, int *ret_fd);
+/* Opens a directory that an index may lie in: no link, on a local filesystem. A writer locks it: -EBUSY when another
+ * one keeps it for long; -EPERM: it is another user's. */
+int index_dir_open(const char *dir, unsigned flags, int *ret_fd);
 /* Commits when rc is 0 and aborts else; returns rc or the error of the commit. */
 int index_end(MDB_txn *txn, int rc);
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt import: what it takes, what it leaves out, what it refuses; and that everything comes back equal."""
+import fcntl
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import pathlib
 import random
 import struct
 import subprocess
+import time
 
 import numpy
 import pytest
@@ -465,3 +467,18 @@ def test_a_directory_of_npy_files(vckpt, store, source):
         file.unlink()
     done = vckpt("import", store, "run", source, check=False)
     assert done.stderr == "vckpt import: no tensors: the sources are directories without a .safetensors file\n"
+
+
+def test_an_import_waits_for_no_other_that_writes_the_index(vckpt, store, source):
+    """Whoever has the lock takes in what was imported meanwhile; what it missed, the next one takes in."""
+    save_file(tensors(1), source / "a.safetensors")
+    save_file(tensors(2), source / "b.safetensors")
+    vckpt("import", store, "a", source / "a.safetensors")
+    fd = os.open(store / "index", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    start = time.monotonic()
+    done = vckpt("import", store, "b", source / "b.safetensors", "-v")
+    assert time.monotonic() - start < 20 and done.stderr == ""
+    assert vckpt("index", store, "--no-wait", "-q").stderr == ""
+    os.close(fd)
+    assert vckpt.json("index", store)["commits"] == 2

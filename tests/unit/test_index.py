@@ -15,7 +15,7 @@ import pytest
 
 ID = bytes(range(16))
 DAMAGED = -errno.EBADMSG
-READ_ONLY, ANEW = 1, 2
+READ_ONLY, ANEW, BRIEFLY = 1, 2, 4
 
 
 class Digest(ctypes.Structure):
@@ -536,4 +536,7 @@ def test_a_reader_waits_for_nobody(lib, tmp_path):
     start = time.monotonic()
     assert check(lib, path) == 0
     assert time.monotonic() - start < 3
+    with pytest.raises(OSError) as e:
+        Index(lib, path, flags=BRIEFLY)
+    assert e.value.errno == errno.EBUSY and 0.9 < time.monotonic() - start < 20
     os.close(fd)

@@ -187,7 +187,7 @@ class Store:
 
     def update_index(self, rebuild=False):
         stats = IndexStats()
-        call(self.api.save_index_update, self.handle, c.c_bool(rebuild), c.byref(stats))
+        call(self.api.save_index_update, self.handle, c.c_uint(2 if rebuild else 0), c.byref(stats))
         return stats
 
     def open(self, run, step):

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
 
+#include "core/base/log.h"
 #include "core/save/write/catalog.h"
 #include "tools/vckpt/tool.h"
 
@@ -8,26 +9,29 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	(void)t;
 	(void)value;
-	if (val == 'r')
-		*(bool *)arg = true;
+	*(unsigned *)arg |= val == 'r' ? INDEX_ANEW : INDEX_BRIEFLY;
 	return 0;
 }
 
 static int index_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"rebuild", no_argument, NULL, 'r'}, {0}};
+	static const struct option options[] = {{"rebuild", no_argument, NULL, 'r'},
+		{"no-wait", no_argument, NULL, 'w'}, {0}};
 	struct index_stats stats = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
-	bool rebuild = false;
+	unsigned flags = 0;
 	char bytes[32];
-	int code = tool_parse(t, argc, argv, NULL, options, option, &rebuild);
+	int code = tool_parse(t, argc, argv, NULL, options, option, &flags);
 
 	if (code)
 		return code - TOOL_LEAVE;
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
-	if (save_index_update(s, rebuild, &stats, &err) < 0)
+	int r = save_index_update(s, flags, &stats, &err);
+	if (r == -EBUSY && flags & INDEX_BRIEFLY)
+		base_debug("another process is at it: %s", err.text);
+	else if (r < 0)
 		code = tool_fail(t, &err);
 	else if (t->json)
 		code = tool_print_json(json_pack("{s:I, s:I, s:I}", "commits", (json_int_t)stats.commits, "places",
@@ -43,8 +47,9 @@ static int index_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_index = {"index", "bring the index up to date, or make it anew",
-	"usage: vckpt index STORE [--rebuild] [--json] [-q] [-v]\n\n"
+	"usage: vckpt index STORE [--rebuild] [--no-wait] [--json] [-q] [-v]\n\n"
 	"The index finds equal content of other steps for vckpt import, which keeps it up to date by itself.\n"
 	"It is derived from the steps and may be deleted at any moment.\n\n"
-	"  --rebuild   start from nothing\n",
+	"  --rebuild   start from nothing\n"
+	"  --no-wait   do nothing if another vckpt is at it\n",
 	index_run};

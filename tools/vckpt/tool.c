@@ -304,7 +304,7 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 bool tool_update_index(const char *store)
 {
 	extern char **environ;
-	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)store, NULL};
+	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)"--no-wait", (char *)store, NULL};
 	int status = 0;
 	pid_t pid;
 

@@ -98,7 +98,8 @@ void tool_interrupt_die(void); /* dies of a SIGINT that was remembered, else ret
 int tool_print_json(json_t *value);
 json_t *tool_json_text(const char *bytes, size_t len); /* a JSON string; never NULL for valid UTF-8 */
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n);
-/* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process. */
+/* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process.
+ * Another process that is at it does it. */
 bool tool_update_index(const char *store);
 
 /* vckpt ls --incoming; run NULL: of all runs. */

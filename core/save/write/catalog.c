@@ -19,6 +19,7 @@
 #include "core/step/open.h"
 #include "core/step/part.h"
 
+#define CATALOG_ROUNDS 4u                        /* of looking for commits that came meanwhile */
 #define CATALOG_PLACE_BYTES 160u                 /* of the index, for one place: an estimate on the high side */
 
 struct catalog_commit {
@@ -278,29 +279,29 @@ static void catalog_make_parents(const char *dir)
 	}
 }
 
-static int catalog_open_in(const struct store *s, const char *dir, bool rebuild, struct index **ret_i,
+static int catalog_open_in(const struct store *s, const char *dir, unsigned flags, struct index **ret_i,
 	struct base_error *err)
 {
 	int rc;
 
 	catalog_make_parents(dir);
-	rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, rebuild ? INDEX_ANEW : 0, ret_i, err);
+	rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags, ret_i, err);
 	if (rc == -BASE_EDAMAGED)
-		rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, INDEX_ANEW, ret_i, err);
+		rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags | INDEX_ANEW, ret_i, err);
 	return rc;
 }
 
 /* Another user may have made STORE/index meanwhile, or its file system gives it to another user. */
-static int catalog_open(const struct store *s, bool rebuild, struct index **ret_i, struct base_error *err)
+static int catalog_open(const struct store *s, unsigned flags, struct index **ret_i, struct base_error *err)
 {
 	char dir[4096];
 	int rc = save_index_dir(s, dir);
 
 	if (rc == 0) {
-		rc = catalog_open_in(s, dir, rebuild, ret_i, err);
+		rc = catalog_open_in(s, dir, flags, ret_i, err);
 		if (rc != -EPERM || catalog_cache_dir(s, dir) < 0)
 			return rc;
-		return catalog_open_in(s, dir, rebuild, ret_i, err);
+		return catalog_open_in(s, dir, flags, ret_i, err);
 	}
 	return base_error_set(err, rc, "there is no place for an index of %s", s->path);
 }
@@ -328,21 +329,48 @@ static int catalog_fill(struct store *s, struct index *index, const struct catal
 		: 0;
 }
 
-int save_index_update(struct store *s, bool rebuild, struct index_stats *ret_stats, struct base_error *err)
+static bool catalog_same(const struct catalog_commits *a, const struct catalog_commits *b)
 {
-	struct catalog_commits commits = {0};
+	if (a->n != b->n)
+		return false;
+	for (size_t i = 0; i < a->n; i++)
+		if (base_digest_compare(&a->all[i].manifest, &b->all[i].manifest) != 0)
+			return false;
+	return true;
+}
+
+/* Whoever commits while this process has the lock leaves it to this one (INDEX_BRIEFLY), so it looks again. */
+static int catalog_follow(struct store *s, struct index *index, struct base_error *err)
+{
+	struct catalog_commits done = {0};
+	bool same = false;
+	int rc = 0;
+
+	for (unsigned round = 0; rc == 0 && !same && round < CATALOG_ROUNDS; round++) {
+		struct catalog_commits now = {0};
+
+		rc = catalog_commits(s, &now, err);
+		same = rc == 0 && round && catalog_same(&now, &done);
+		if (rc == 0 && !same)
+			rc = catalog_fill(s, index, &now, err);
+		free(done.all);
+		done = now;
+	}
+	free(done.all);
+	return rc;
+}
+
+int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_stats, struct base_error *err)
+{
 	struct index *index = NULL;
-	int rc = catalog_open(s, rebuild, &index, err);
+	int rc = catalog_open(s, flags, &index, err);
 
 	if (rc == 0)
-		rc = catalog_commits(s, &commits, err);
-	if (rc == 0)
-		rc = catalog_fill(s, index, &commits, err);
+		rc = catalog_follow(s, index, err);
 	if (rc == 0 && ret_stats)
 		rc = index_stat(index, ret_stats);
 	if (rc == 0 && (rc = index_publish(index)) < 0)
 		base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc));
-	free(commits.all);
 	index_close(index);
 	return rc;
 }

@@ -12,7 +12,8 @@
 /* STORE/index if it is this user's, or is not there and can be made. Else, and on a network filesystem:
  * $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store id hex>. So each user of a store has an index. */
 int save_index_dir(const struct store *s, char dir[static 4096]);
-/* rebuild: start from nothing. */
-int save_index_update(struct store *s, bool rebuild, struct index_stats *ret_stats, struct base_error *err);
+/* flags: of enum index_flag, INDEX_ANEW and INDEX_BRIEFLY (-EBUSY: another process is at it; it takes in what became
+ * visible meanwhile, too). */
+int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_stats, struct base_error *err);
 
 #endif
