@@ -482,3 +482,15 @@ def test_an_import_waits_for_no_other_that_writes_the_index(vckpt, store, source
     assert vckpt("index", store, "--no-wait", "-q").stderr == ""
     os.close(fd)
     assert vckpt.json("index", store)["commits"] == 2
+
+
+def test_an_index_that_is_up_to_date_stays_as_it_is(vckpt, store, source):
+    save_file(tensors(1), source / "a.safetensors")
+    vckpt("import", store, "a", source / "a.safetensors")
+    index = store / "index" / "index.mdb"
+    before, said = index.stat(), vckpt.json("index", store)
+    after = index.stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns) and said["commits"] == 1
+    assert vckpt.json("index", store, "--rebuild") == said and index.stat().st_mtime_ns != before.st_mtime_ns
+    vckpt("import", store, "b", source / "a.safetensors", "--no-index")
+    assert vckpt.json("index", store)["commits"] == 2

@@ -9,7 +9,10 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	(void)t;
 	(void)value;
-	*(unsigned *)arg |= val == 'r' ? INDEX_ANEW : INDEX_BRIEFLY;
+	if (val == 'r')
+		*(unsigned *)arg |= INDEX_ANEW;
+	if (val == 'w')
+		*(unsigned *)arg |= INDEX_BRIEFLY;
 	return 0;
 }
 

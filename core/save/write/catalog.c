@@ -221,6 +221,23 @@ static int catalog_add_commit(struct store *s, struct index *index, const struct
 	return rc == -ENOMEM ? rc : 0;
 }
 
+/* How many of the newest commits the index has room for. */
+static size_t catalog_newest(const struct catalog_commits *c)
+{
+	uint64_t room = INDEX_MAX_BYTES / 2;
+	size_t newest = 0;
+
+	while (newest < c->n) {
+		uint64_t estimate = (c->all[newest].bytes >> 17) * CATALOG_PLACE_BYTES;
+
+		if (newest && estimate > room)
+			break;
+		room -= base_min(room, estimate);
+		newest++;
+	}
+	return newest;
+}
+
 /* ---- commits that are gone ---- */
 
 struct catalog_gone { const struct base_digest **live; size_t nlive; struct base_digest *all; size_t n, room; };
@@ -242,26 +259,48 @@ static int catalog_gone_add(void *arg, const struct base_digest *manifest)
 	return 0;
 }
 
+/* Commits of the index that no list shows any more; the caller frees ret_g->all, also after a failure. */
+static int catalog_gone(struct index *index, const struct catalog_commits *c, struct catalog_gone *ret_g)
+{
+	int rc;
+
+	ret_g->live = malloc((c->n + 1) * sizeof *ret_g->live);
+	if (!ret_g->live)
+		return -ENOMEM;
+	for (size_t i = 0; i < c->n; i++)
+		ret_g->live[ret_g->nlive++] = &c->all[i].manifest;
+	if (ret_g->nlive)
+		qsort(ret_g->live, ret_g->nlive, sizeof *ret_g->live, catalog_digest_compare);
+	rc = index_each_commit(index, catalog_gone_add, ret_g);
+	free(base_steal(ret_g->live));
+	return rc;
+}
+
 /* Forgets commits that no list shows any more. Commits whose places those had taken over are to be added again after
  * this. */
 static int catalog_forget(struct index *index, const struct catalog_commits *c)
 {
-	struct catalog_gone g = {.live = malloc((c->n + 1) * sizeof *g.live)};
-	int rc = g.live ? 0 : -ENOMEM;
+	struct catalog_gone g = {0};
+	int rc = catalog_gone(index, c, &g);
 
-	for (size_t i = 0; rc == 0 && i < c->n; i++)
-		g.live[g.nlive++] = &c->all[i].manifest;
-	if (g.nlive)
-		qsort(g.live, g.nlive, sizeof *g.live, catalog_digest_compare);
-	if (rc == 0)
-		rc = index_each_commit(index, catalog_gone_add, &g);
 	for (size_t i = 0; rc == 0 && i < g.n; i++) {
 		rc = index_remove_commit(index, &g.all[i]);
 		rc = rc == -ENOENT ? 0 : rc;
 	}
-	free(g.live);
 	free(g.all);
 	return rc;
+}
+
+/* Whether an update would change nothing, by an index that is only read. */
+static bool catalog_up_to_date(struct index *index, const struct catalog_commits *c)
+{
+	struct catalog_gone g = {0};
+	bool is = catalog_gone(index, c, &g) == 0 && g.n == 0;
+
+	free(g.all);
+	for (size_t i = catalog_newest(c); is && i-- > 0;)
+		is = index_has_commit(index, &c->all[i].manifest);
+	return is;
 }
 
 /* ---- the whole ---- */
@@ -308,20 +347,10 @@ static int catalog_open(const struct store *s, unsigned flags, struct index **re
 
 static int catalog_fill(struct store *s, struct index *index, const struct catalog_commits *c, struct base_error *err)
 {
-	uint64_t room = INDEX_MAX_BYTES / 2;
 	struct catalog_places places = {0};
-	size_t newest = 0;
 	int rc = catalog_forget(index, c);
 
-	while (newest < c->n) {
-		uint64_t estimate = (c->all[newest].bytes >> 17) * CATALOG_PLACE_BYTES;
-
-		if (newest && estimate > room)
-			break;
-		room -= base_min(room, estimate);
-		newest++;
-	}
-	for (size_t i = newest; rc == 0 && i-- > 0;)
+	for (size_t i = catalog_newest(c); rc == 0 && i-- > 0;)
 		if (!index_has_commit(index, &c->all[i].manifest))
 			rc = catalog_add_commit(s, index, &c->all[i], &places);
 	free(places.all);
@@ -360,9 +389,30 @@ static int catalog_follow(struct store *s, struct index *index, struct base_erro
 	return rc;
 }
 
+/* A look costs one reading of the index; an update, a copy of it. */
+static bool catalog_nothing_to_do(struct store *s, struct index_stats *ret_stats)
+{
+	struct catalog_commits c = {0};
+	struct index *index = NULL;
+	char dir[4096];
+	bool nothing = save_index_dir(s, dir) == 0 &&
+		index_open(dir, s->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, &index, NULL) == 0 &&
+		catalog_commits(s, &c, NULL) == 0 && catalog_up_to_date(index, &c) &&
+		(!ret_stats || index_stat(index, ret_stats) == 0);
+
+	free(c.all);
+	index_close(index);
+	return nothing;
+}
+
 int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_stats, struct base_error *err)
 {
 	struct index *index = NULL;
+
+	/* Who starts an update briefly knows that there is something to do. */
+	if (flags == 0 && catalog_nothing_to_do(s, ret_stats))
+		return 0;
+
 	int rc = catalog_open(s, flags, &index, err);
 
 	if (rc == 0)
