@@ -44,7 +44,8 @@ struct index;
 int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
 	struct base_error *err);
 /* Seals what a writer made and puts it in the place of the old index, durably. Afterwards only index_close. On an error
- * the old index stands as it was. -ESTALE: somebody put another file in the place of the one that was made. */
+ * the old index stands as it was, or, if only the last fsync of the directory failed, the new one. -ESTALE: somebody
+ * put another file in the place of the one that was made. */
 int index_publish(struct index *i);
 void index_close(struct index *i);  /* NULL-safe. What was not published is gone. */
 

@@ -10,10 +10,12 @@
  *
  * The check is a chain of XXH3-64 over steps of SEAL_STEP_BYTES, each seeded with the one before, and the first with
  * the identity of the file: inode, owner, and when it was made. LMDB's pages can be forged so that LMDB writes where it
- * should not, and anybody can compute an XXH3. So a store that was downloaded brings no index with it: whoever made one
- * could not know what file it would become here. Nor is a file believed that belongs to another user.
+ * should not, and anybody can compute an XXH3. So a store that was downloaded file by file brings no index with it:
+ * whoever made one could not know what file it would become here. But it can be foreseen on a file-system image that
+ * its maker prepared, and nearly so where there is no birth time. Nor is a file believed that belongs to another user.
  *
- * All bytes come by read(2): a bad sector or a file that is cut meanwhile is an error here, not a SIGBUS. */
+ * The check takes all bytes by read(2): a bad sector, or a file that is cut meanwhile, is an error here. LMDB maps the
+ * same file afterwards: a sector that goes bad then, and is not in memory any more, is still a SIGBUS. */
 #include "index/index_internal.h"
 
 #include <fcntl.h>
