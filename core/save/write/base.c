@@ -231,15 +231,7 @@ const struct store_piece *save_base_piece(const struct save_base_row *row, const
 static void base_place(const struct save_base *b, const struct store_object_ref *ref, const char *pack,
 	struct index_place *ret_place)
 {
-	memset(ret_place, 0, sizeof *ret_place);
-	ret_place->digest = ref->digest;
-	ret_place->offset = ref->offset;
-	ret_place->checks = ref->checks;
-	ret_place->raw_len = ref->raw_len;
-	ret_place->stored_len = ref->stored_len;
-	ret_place->codec = ref->codec;
-	ret_place->kind = ref->kind;
-	memccpy(ret_place->pack, pack, 0, sizeof ret_place->pack - 1);
+	save_place_of(ref, pack, ret_place);
 	memcpy(ret_place->run, b->run, sizeof b->run);
 	ret_place->entry = b->entry;
 	ret_place->manifest = b->manifest;

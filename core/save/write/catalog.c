@@ -129,24 +129,13 @@ static int catalog_commits(struct store *s, struct catalog_commits *ret_c, struc
 
 static void catalog_place(struct catalog_places *p, const struct store_object_ref *ref)
 {
-	struct index_place *to;
-
 	if (ref->pack >= p->npacks || ref->raw_len == 0)
 		return;
 	if (base_array_room(p->all, p->room, p->n + 1) < 0) {
 		p->failed = true;
 		return;
 	}
-	to = &p->all[p->n++];
-	memset(to, 0, sizeof *to);
-	to->digest = ref->digest;
-	to->offset = ref->offset;
-	to->checks = ref->checks;
-	to->raw_len = ref->raw_len;
-	to->stored_len = ref->stored_len;
-	to->codec = ref->codec;
-	to->kind = ref->kind;
-	memccpy(to->pack, p->packs[ref->pack], 0, sizeof to->pack - 1);
+	save_place_of(ref, p->packs[ref->pack], &p->all[p->n++]);
 }
 
 static int catalog_row(void *arg, const struct store_row *row)

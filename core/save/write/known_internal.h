@@ -10,6 +10,7 @@
 #define CORE_SAVE_WRITE_KNOWN_INTERNAL_H
 
 #include <stdatomic.h>
+#include <string.h>
 
 #include "core/base/table.h"
 #include "core/commit/note.h"
@@ -86,5 +87,13 @@ void save_base_place(const struct save_base_row *row, const struct store_piece *
 int save_base_layout_place(const struct save_base *b, const struct base_digest *layout, struct index_place *ret_place);
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
+
+/* Where the object lies that `ref` names, in this pack. Run, entry and manifest are zero. */
+static inline void save_place_of(const struct store_object_ref *ref, const char *pack, struct index_place *ret_place)
+{
+	*ret_place = (struct index_place){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind};
+	memccpy(ret_place->pack, pack, 0, sizeof ret_place->pack - 1);
+}
 
 #endif
