@@ -68,17 +68,17 @@ static void write_cache(struct base_buf *b, struct fs_mount *m)
 
 static void write_steps(struct base_buf *b, struct fs_mount *m)
 {
-	struct fs_runs *r = m->runs;
+	struct fs_runs *all = m->runs;
 
-	pthread_mutex_lock(&r->lock);
-	uint64_t runs = r->nruns, slots = r->nslots - 1, open = r->steps_open, bytes = r->steps_bytes;
-	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_lock(&all->lock);
+	uint64_t runs = all->nruns, slots = all->nslots - 1, open = all->steps_open, bytes = all->steps_bytes;
+	pthread_mutex_unlock(&all->lock);
 	metric(b, "runs", "gauge", "Runs of the store.", runs);
 	metric(b, "steps_seen", "gauge", "Commits that were looked up since the mount.", slots);
 	metric(b, "steps_open", "gauge", "Steps kept open.", open);
 	metric(b, "steps_open_bytes", "gauge", "Memory of the steps kept open, roughly.", bytes);
-	metric(b, "steps_opened_total", "counter", "Steps opened.", r->steps_opened);
-	metric(b, "steps_evicted_total", "counter", "Steps closed to make room.", r->steps_evicted);
+	metric(b, "steps_opened_total", "counter", "Steps opened.", all->steps_opened);
+	metric(b, "steps_evicted_total", "counter", "Steps closed to make room.", all->steps_evicted);
 }
 
 static void write_memory(struct base_buf *b, const struct fs_mount *m)

@@ -43,12 +43,12 @@ struct serving {
 
 static void tell_parent(struct serving *s, int status, const char *text)
 {
-	struct report r = { .status = status };
+	struct report report = { .status = status };
 
 	if (s->report_fd < 0)
 		return;
-	snprintf(r.text, sizeof r.text, "%s", text ? text : "");
-	if (write(s->report_fd, &r, sizeof r) < 0)
+	snprintf(report.text, sizeof report.text, "%s", text ? text : "");
+	if (write(s->report_fd, &report, sizeof report) < 0)
 		base_warning("the parent is gone: %s", strerror(errno));
 	close(s->report_fd);
 	s->report_fd = -1;
@@ -228,18 +228,18 @@ static int serve(const struct fs_options *o, int report_fd)
 
 static int parent_wait(int fd, pid_t child)
 {
-	struct report r;
+	struct report report;
 	int status;
 	ssize_t n;
 
 	do
-		n = read(fd, &r, sizeof r);
+		n = read(fd, &report, sizeof report);
 	while (n < 0 && errno == EINTR);
-	if (n == (ssize_t)sizeof r) {
-		r.text[sizeof r.text - 1] = '\0';
-		if (r.status)
-			base_error_log("%s", r.text);
-		return r.status;
+	if (n == (ssize_t)sizeof report) {
+		report.text[sizeof report.text - 1] = '\0';
+		if (report.status)
+			base_error_log("%s", report.text);
+		return report.status;
 	}
 	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;

@@ -25,59 +25,59 @@ static void run_free(struct fs_run *run)
 
 int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct fs_runs **ret_r, struct base_error *err)
 {
-	struct fs_runs *r = calloc(1, sizeof *r);
+	struct fs_runs *runs = calloc(1, sizeof *runs);
 
-	if (!r)
+	if (!runs)
 		return base_no_memory(err);
-	r->store = store;
-	r->max_bytes = max_bytes;
-	r->show = show;
-	r->nslots = 1;
-	pthread_mutex_init(&r->lock, NULL);
-	pthread_cond_init(&r->opened, NULL);
-	int n = fs_runs_scan(r, err);
+	runs->store = store;
+	runs->max_bytes = max_bytes;
+	runs->show = show;
+	runs->nslots = 1;
+	pthread_mutex_init(&runs->lock, NULL);
+	pthread_cond_init(&runs->opened, NULL);
+	int n = fs_runs_scan(runs, err);
 	if (n < 0) {
-		fs_runs_close(r);
+		fs_runs_close(runs);
 		return n;
 	}
-	*ret_r = r;
+	*ret_r = runs;
 	return 0;
 }
 
-void fs_runs_close(struct fs_runs *r)
+void fs_runs_close(struct fs_runs *runs)
 {
-	if (!r)
+	if (!runs)
 		return;
-	while (r->oldest) {
-		struct fs_step *step = r->oldest;
-		r->oldest = step->newer;
+	while (runs->oldest) {
+		struct fs_step *step = runs->oldest;
+		runs->oldest = step->newer;
 		view_tree_unref(step->tree);
 		free(step);
 	}
-	for (uint32_t i = 1; i < r->nslots; i++)
-		free(r->slots[i]);
-	for (uint32_t i = 0; i < r->nruns; i++)
-		run_free(r->runs[i]);
-	free(r->slots);
-	free(r->runs);
-	pthread_cond_destroy(&r->opened);
-	pthread_mutex_destroy(&r->lock);
-	free(r);
+	for (uint32_t i = 1; i < runs->nslots; i++)
+		free(runs->slots[i]);
+	for (uint32_t i = 0; i < runs->nruns; i++)
+		run_free(runs->runs[i]);
+	free(runs->slots);
+	free(runs->runs);
+	pthread_cond_destroy(&runs->opened);
+	pthread_mutex_destroy(&runs->lock);
+	free(runs);
 }
 
-static struct fs_run *run_by_name(struct fs_runs *r, const char *name)
+static struct fs_run *run_by_name(struct fs_runs *runs, const char *name)
 {
 	struct fs_run *found = NULL;
 
-	pthread_mutex_lock(&r->lock);
-	for (uint32_t i = 0; i < r->nruns && !found; i++)
-		if (strcmp(r->runs[i]->name, name) == 0)
-			found = r->runs[i];
-	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_lock(&runs->lock);
+	for (uint32_t i = 0; i < runs->nruns && !found; i++)
+		if (strcmp(runs->runs[i]->name, name) == 0)
+			found = runs->runs[i];
+	pthread_mutex_unlock(&runs->lock);
 	return found;
 }
 
-static int run_add(struct fs_runs *r, const char *name)
+static int run_add(struct fs_runs *runs, const char *name)
 {
 	struct fs_run *run = calloc(1, sizeof *run);
 	char *copy = strdup(name);
@@ -90,57 +90,57 @@ static int run_add(struct fs_runs *r, const char *name)
 	run->name = copy;
 	run->ino = base_xxh64_of(0, name, strlen(name)) | 2;  /* never 0 or 1 */
 	pthread_rwlock_init(&run->lock, NULL);
-	pthread_mutex_lock(&r->lock);
-	int result = r->nruns < FS_RUNS_MAX ? 0 : -ENOSPC;
-	if (!result)
-		result = base_array_room(r->runs, r->runs_size, (size_t)r->nruns + 1);
-	if (!result) {
-		run->number = r->nruns;
-		r->runs[r->nruns++] = run;
+	pthread_mutex_lock(&runs->lock);
+	int r = runs->nruns < FS_RUNS_MAX ? 0 : -ENOSPC;
+	if (!r)
+		r = base_array_room(runs->runs, runs->runs_size, (size_t)runs->nruns + 1);
+	if (!r) {
+		run->number = runs->nruns;
+		runs->runs[runs->nruns++] = run;
 	}
-	pthread_mutex_unlock(&r->lock);
-	if (result)
+	pthread_mutex_unlock(&runs->lock);
+	if (r)
 		run_free(run);
-	return result;
+	return r;
 }
 
-int fs_runs_scan(struct fs_runs *r, struct base_error *err)
+int fs_runs_scan(struct fs_runs *runs, struct base_error *err)
 {
 	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;  /* two scans would add a run twice */
 	char **names;
 	size_t n;
 	int found = 0;
 
-	int result = store_runs(r->store, &names, &n, err);
-	if (result < 0)
-		return result;
+	int r = store_runs(runs->store, &names, &n, err);
+	if (r < 0)
+		return r;
 	pthread_mutex_lock(&one);
-	for (size_t i = 0; i < n && result >= 0; i++)
-		if (proto_run_valid(names[i]) && !run_by_name(r, names[i])) {
-			result = run_add(r, names[i]);
-			found += result == 0;
+	for (size_t i = 0; i < n && r >= 0; i++)
+		if (proto_run_valid(names[i]) && !run_by_name(runs, names[i])) {
+			r = run_add(runs, names[i]);
+			found += r == 0;
 		}
 	pthread_mutex_unlock(&one);
 	store_runs_free(names, n);
-	if (result == -ENOSPC)
-		return base_error_set(err, result, "the store has more than %u runs, which is all that a mount shows",
+	if (r == -ENOSPC)
+		return base_error_set(err, r, "the store has more than %u runs, which is all that a mount shows",
 			FS_RUNS_MAX);
-	return result < 0 ? base_no_memory_for(err, "the list of runs") : found;
+	return r < 0 ? base_no_memory_for(err, "the list of runs") : found;
 }
 
-uint32_t fs_runs_count(struct fs_runs *r)
+uint32_t fs_runs_count(struct fs_runs *runs)
 {
-	pthread_mutex_lock(&r->lock);
-	uint32_t n = r->nruns;
-	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_lock(&runs->lock);
+	uint32_t n = runs->nruns;
+	pthread_mutex_unlock(&runs->lock);
 	return n;
 }
 
-struct fs_run *fs_runs_at(struct fs_runs *r, uint32_t number)
+struct fs_run *fs_runs_at(struct fs_runs *runs, uint32_t number)
 {
-	pthread_mutex_lock(&r->lock);
-	struct fs_run *run = number < r->nruns ? r->runs[number] : NULL;
-	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_lock(&runs->lock);
+	struct fs_run *run = number < runs->nruns ? runs->runs[number] : NULL;
+	pthread_mutex_unlock(&runs->lock);
 	return run;
 }
 
@@ -150,7 +150,7 @@ static void run_log(struct fs_run *run, const char *what, const struct base_erro
 		base_warning("run %s: %s: %s", run->name, what, err->text[0] ? err->text : base_error_name(err->code));
 }
 
-int fs_run_ready(struct fs_runs *r, struct fs_run *run)
+int fs_run_ready(struct fs_runs *runs, struct fs_run *run)
 {
 	struct base_error err = {0};
 	struct store_list *list = NULL;
@@ -162,46 +162,46 @@ int fs_run_ready(struct fs_runs *r, struct fs_run *run)
 		return 0;
 	/* held across the read: whoever else wants this run must wait for its list anyway */
 	pthread_rwlock_wrlock(&run->lock);
-	int result = run->list ? 0 : store_list_open(r->store, run->name, false, &list, &err);
+	int r = run->list ? 0 : store_list_open(runs->store, run->name, false, &list, &err);
 	if (list)
 		run->list = list;
-	run->failed = result < 0 ? result : 0;
+	run->failed = r < 0 ? r : 0;
 	pthread_rwlock_unlock(&run->lock);
-	if (result < 0)
+	if (r < 0)
 		run_log(run, "its list cannot be read", &err);
-	else if (list && r->wake)
-		r->wake(r->wake_arg);
-	return result < 0 ? result : 0;
+	else if (list && runs->wake)
+		runs->wake(runs->wake_arg);
+	return r < 0 ? r : 0;
 }
 
-int fs_run_refresh(struct fs_runs *r, struct fs_run *run)
+int fs_run_refresh(struct fs_runs *runs, struct fs_run *run)
 {
 	struct base_error err = {0};
-	(void)r;
+	(void)runs;
 
 	pthread_rwlock_wrlock(&run->lock);
-	int result = run->list ? store_list_refresh(run->list, &err) : 0;
+	int r = run->list ? store_list_refresh(run->list, &err) : 0;
 	pthread_rwlock_unlock(&run->lock);
-	if (result < 0)
+	if (r < 0)
 		run_log(run, "new entries of its list cannot be read", &err);
-	return result;
+	return r;
 }
 
-int fs_runs_find(struct fs_runs *r, const char *name, struct fs_run **ret_run)
+int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run)
 {
 	if (!proto_run_valid(name))
 		return -ENOENT;
-	struct fs_run *run = run_by_name(r, name);
+	struct fs_run *run = run_by_name(runs, name);
 	/* perhaps a new one: failed look-ups are asked again and again only by programs that wait for it */
 	if (!run) {
-		int found = fs_runs_scan(r, NULL);
-		run = found > 0 ? run_by_name(r, name) : NULL;
+		int found = fs_runs_scan(runs, NULL);
+		run = found > 0 ? run_by_name(runs, name) : NULL;
 		if (!run)
 			return found < 0 ? found : -ENOENT;
 	}
-	int result = fs_run_ready(r, run);
-	if (result)
-		return result;
+	int r = fs_run_ready(runs, run);
+	if (r)
+		return r;
 	*ret_run = run;
 	return fs_run_steps(run) ? 0 : -ENOENT;
 }
@@ -255,22 +255,23 @@ static struct fs_slot *slot_find(const struct fs_run *run, uint64_t entry)
 	return NULL;
 }
 
-static int slot_append(struct fs_runs *r, struct fs_slot *slot)
+static int slot_append(struct fs_runs *runs, struct fs_slot *slot)
 {
-	int result;
+	int r;
 
-	pthread_mutex_lock(&r->lock);
-	result = base_array_room(r->slots, r->slots_size, (size_t)r->nslots + 1);
-	if (!result) {
-		slot->number = r->nslots;
-		r->slots[r->nslots++] = slot;
+	pthread_mutex_lock(&runs->lock);
+	r = base_array_room(runs->slots, runs->slots_size, (size_t)runs->nslots + 1);
+	if (!r) {
+		slot->number = runs->nslots;
+		runs->slots[runs->nslots++] = slot;
 	}
-	pthread_mutex_unlock(&r->lock);
-	return result;
+	pthread_mutex_unlock(&runs->lock);
+	return r;
 }
 
 /* Under run->lock for writing. */
-static int slot_make(struct fs_runs *r, struct fs_run *run, const struct store_list_step *s, struct fs_slot **ret_slot)
+static int slot_make(struct fs_runs *runs, struct fs_run *run, const struct store_list_step *s,
+	struct fs_slot **ret_slot)
 {
 	uint8_t identity[16];
 
@@ -283,10 +284,10 @@ static int slot_make(struct fs_runs *r, struct fs_run *run, const struct store_l
 	memcpy(identity + 8, s->commit.manifest.bytes, 8);
 	*slot = (struct fs_slot){ .run = run, .entry = s->entry, .step = s->step, .time_ns = s->commit.time_ns,
 		.ino = base_xxh64_of(run->ino, identity, sizeof identity) | 2 };
-	int result = slot_append(r, slot);
-	if (result) {
+	int r = slot_append(runs, slot);
+	if (r) {
 		free(slot);
-		return result;
+		return r;
 	}
 	base_table_add(&run->by_entry, base_table_hash_number(slot->entry), (uint32_t)run->nslots);
 	run->slots[run->nslots++] = slot;
@@ -294,10 +295,10 @@ static int slot_make(struct fs_runs *r, struct fs_run *run, const struct store_l
 	return 0;
 }
 
-int fs_run_slot(struct fs_runs *r, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot)
+int fs_run_slot(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot)
 {
 	struct fs_slot *slot = NULL;
-	int result = -ENOENT;
+	int r = -ENOENT;
 
 	pthread_rwlock_rdlock(&run->lock);
 	const struct store_list_step *s = run->list ? store_list_find(run->list, step) : NULL;
@@ -310,18 +311,18 @@ int fs_run_slot(struct fs_runs *r, struct fs_run *run, uint64_t step, struct fs_
 		if (s)
 			slot = slot_find(run, s->entry);
 		if (s && !slot)
-			result = slot_make(r, run, s, &slot);
+			r = slot_make(runs, run, s, &slot);
 		pthread_rwlock_unlock(&run->lock);
 	}
 	*ret_slot = slot;
-	return slot ? 0 : result;
+	return slot ? 0 : r;
 }
 
-struct fs_slot *fs_runs_slot(struct fs_runs *r, uint32_t number)
+struct fs_slot *fs_runs_slot(struct fs_runs *runs, uint32_t number)
 {
-	pthread_mutex_lock(&r->lock);
-	struct fs_slot *slot = number && number < r->nslots ? r->slots[number] : NULL;
-	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_lock(&runs->lock);
+	struct fs_slot *slot = number && number < runs->nslots ? runs->slots[number] : NULL;
+	pthread_mutex_unlock(&runs->lock);
 	return slot;
 }
 

@@ -74,35 +74,35 @@ struct fs_runs {
 
 int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct fs_runs **ret_r,
 	struct base_error *err);
-void fs_runs_close(struct fs_runs *r); /* NULL-safe; every step given back before */
+void fs_runs_close(struct fs_runs *runs); /* NULL-safe; every step given back before */
 
 /* Looks for new runs. Returns how many were found. */
-int fs_runs_scan(struct fs_runs *r, struct base_error *err);
-uint32_t fs_runs_count(struct fs_runs *r);
-struct fs_run *fs_runs_at(struct fs_runs *r, uint32_t number); /* NULL: none */
+int fs_runs_scan(struct fs_runs *runs, struct base_error *err);
+uint32_t fs_runs_count(struct fs_runs *runs);
+struct fs_run *fs_runs_at(struct fs_runs *runs, uint32_t number); /* NULL: none */
 /* A run by name, its list read. -ENOENT: no such run, or no visible step in it. */
-int fs_runs_find(struct fs_runs *r, const char *name, struct fs_run **ret_run);
+int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run);
 
 /* Reads a run's list if that was not done yet. */
-int fs_run_ready(struct fs_runs *r, struct fs_run *run);
+int fs_run_ready(struct fs_runs *runs, struct fs_run *run);
 /* Reads what came since. Returns the number of new entries; 0 also for a run that nobody named yet. */
-int fs_run_refresh(struct fs_runs *r, struct fs_run *run);
+int fs_run_refresh(struct fs_runs *runs, struct fs_run *run);
 size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
 /* -ENOENT: not visible */
-int fs_run_slot(struct fs_runs *r, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot);
+int fs_run_slot(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot);
 /* A copy of what is visible, by ascending step, for a directory that is being read. */
 struct fs_run_step { uint64_t step, entry; };
 int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *ret_n);
 
-struct fs_slot *fs_runs_slot(struct fs_runs *r, uint32_t number); /* NULL: none */
+struct fs_slot *fs_runs_slot(struct fs_runs *runs, uint32_t number); /* NULL: none */
 bool fs_slot_live(struct fs_slot *slot);                       /* is its commit still the visible one? */
 /* Slots whose commit is no longer visible; calls f for each once. */
-void fs_run_gone(struct fs_runs *r, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg);
+void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg);
 
 /* Opens the step or finds it open. -ESTALE: removed or replaced meanwhile. Any other error was logged (once a slot). */
-int fs_step_get(struct fs_runs *r, struct fs_slot *slot, struct fs_step **ret_step);
-void fs_step_put(struct fs_runs *r, struct fs_step *step); /* NULL-safe */
+int fs_step_get(struct fs_runs *runs, struct fs_slot *slot, struct fs_step **ret_step);
+void fs_step_put(struct fs_runs *runs, struct fs_step *step); /* NULL-safe */
 
 #define FS_STEP_NAME 32
 void fs_step_name(uint64_t step, char name[static FS_STEP_NAME]);       /* step-%08u */

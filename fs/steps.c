@@ -9,43 +9,43 @@
 #include "core/base/log.h"
 #include "fs/runs.h"
 
-/* All under r->lock. */
-static void step_unlink(struct fs_runs *r, struct fs_step *step)
+/* All under runs->lock. */
+static void step_unlink(struct fs_runs *runs, struct fs_step *step)
 {
-	*(step->newer ? &step->newer->older : &r->newest) = step->older;
-	*(step->older ? &step->older->newer : &r->oldest) = step->newer;
+	*(step->newer ? &step->newer->older : &runs->newest) = step->older;
+	*(step->older ? &step->older->newer : &runs->oldest) = step->newer;
 	step->newer = step->older = NULL;
 }
 
-static void step_push(struct fs_runs *r, struct fs_step *step)
+static void step_push(struct fs_runs *runs, struct fs_step *step)
 {
-	step->older = r->newest;
-	*(r->newest ? &r->newest->newer : &r->oldest) = step;
-	r->newest = step;
+	step->older = runs->newest;
+	*(runs->newest ? &runs->newest->newer : &runs->oldest) = step;
+	runs->newest = step;
 }
 
-static void step_use(struct fs_runs *r, struct fs_step *step)
+static void step_use(struct fs_runs *runs, struct fs_step *step)
 {
-	step_unlink(r, step);
-	step_push(r, step);
+	step_unlink(runs, step);
+	step_push(runs, step);
 	step->refs++;
 }
 
 /* Takes unused steps off the old end until the bound holds; returns them as a list (by `older`) to be freed outside
  * of the lock. */
-static struct fs_step *steps_evict(struct fs_runs *r, const struct fs_step *keep)
+static struct fs_step *steps_evict(struct fs_runs *runs, const struct fs_step *keep)
 {
 	struct fs_step *gone = NULL, *next;
 
-	for (struct fs_step *step = r->oldest; step && r->steps_bytes > r->max_bytes; step = next) {
+	for (struct fs_step *step = runs->oldest; step && runs->steps_bytes > runs->max_bytes; step = next) {
 		next = step->newer;
 		if (step->refs || step == keep)
 			continue;
-		step_unlink(r, step);
+		step_unlink(runs, step);
 		step->slot->opened = NULL;
-		r->steps_bytes -= step->memory;
-		r->steps_open--;
-		atomic_fetch_add(&r->steps_evicted, 1);
+		runs->steps_bytes -= step->memory;
+		runs->steps_open--;
+		atomic_fetch_add(&runs->steps_evicted, 1);
 		step->older = gone;
 		gone = step;
 	}
@@ -109,29 +109,29 @@ static int slot_commit(struct fs_slot *slot, struct commit_copy *c, struct base_
 
 	pthread_rwlock_rdlock(&run->lock);
 	const struct store_list_step *s = run->list ? store_list_find(run->list, slot->step) : NULL;
-	int result = s && s->entry == slot->entry ? commit_copy(c, s) : -ESTALE;
+	int r = s && s->entry == slot->entry ? commit_copy(c, s) : -ESTALE;
 	pthread_rwlock_unlock(&run->lock);
-	return result ? base_error_set(err, result, "removed or replaced") : 0;
+	return r ? base_error_set(err, r, "removed or replaced") : 0;
 }
 
-static int step_open(struct fs_runs *r, struct fs_slot *slot, struct fs_step **ret_step, struct base_error *err)
+static int step_open(struct fs_runs *runs, struct fs_slot *slot, struct fs_step **ret_step, struct base_error *err)
 {
 	base_cleanup(commit_release) struct commit_copy copy = {0};
 	struct load_step *loaded = NULL;
 	struct view_tree *tree = NULL;
 
-	int result = slot_commit(slot, &copy, err);
-	if (!result)
-		result = load_step_open(r->store, slot->run->name, &copy.step, &loaded, err);
-	if (result)
-		return result;
+	int r = slot_commit(slot, &copy, err);
+	if (!r)
+		r = load_step_open(runs->store, slot->run->name, &copy.step, &loaded, err);
+	if (r)
+		return r;
 	size_t memory = load_step_memory(loaded);
-	result = view_tree_build(loaded, r->show, &tree, err);
+	r = view_tree_build(loaded, runs->show, &tree, err);
 	load_step_unref(loaded);  /* the tree keeps its own reference */
-	struct fs_step *step = result ? NULL : calloc(1, sizeof *step);
+	struct fs_step *step = r ? NULL : calloc(1, sizeof *step);
 	if (!step) {
 		view_tree_unref(tree);
-		return result ? result : base_no_memory(err);
+		return r ? r : base_no_memory(err);
 	}
 	*step = (struct fs_step){ .slot = slot, .tree = tree,
 		.memory = sizeof *step + memory + view_tree_memory(tree) };
@@ -139,75 +139,75 @@ static int step_open(struct fs_runs *r, struct fs_slot *slot, struct fs_step **r
 	return 0;
 }
 
-static void open_failed(struct fs_slot *slot, int result, bool logged, const struct base_error *err)
+static void open_failed(struct fs_slot *slot, int r, bool logged, const struct base_error *err)
 {
 	char name[FS_STEP_NAME];
 
-	if (result == -ESTALE || logged)
+	if (r == -ESTALE || logged)
 		return;
 	fs_step_name(slot->step, name);
 	base_warning("%s/%s cannot be opened: %s", slot->run->name, name,
-		err->text[0] ? err->text : base_error_name(result));
+		err->text[0] ? err->text : base_error_name(r));
 }
 
-int fs_step_get(struct fs_runs *r, struct fs_slot *slot, struct fs_step **ret_step)
+int fs_step_get(struct fs_runs *runs, struct fs_slot *slot, struct fs_step **ret_step)
 {
 	struct base_error err = {0};
 	struct fs_step *step = NULL;
 
-	pthread_mutex_lock(&r->lock);
+	pthread_mutex_lock(&runs->lock);
 	while (!slot->opened && slot->opening)
-		pthread_cond_wait(&r->opened, &r->lock);
+		pthread_cond_wait(&runs->opened, &runs->lock);
 	if (slot->opened) {
-		step_use(r, *ret_step = slot->opened);
-		pthread_mutex_unlock(&r->lock);
+		step_use(runs, *ret_step = slot->opened);
+		pthread_mutex_unlock(&runs->lock);
 		return 0;
 	}
 	slot->opening = true;
-	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_unlock(&runs->lock);
 
-	int result = step_open(r, slot, &step, &err);
+	int r = step_open(runs, slot, &step, &err);
 
-	pthread_mutex_lock(&r->lock);
+	pthread_mutex_lock(&runs->lock);
 	slot->opening = false;
 	bool logged = slot->logged;
 	struct fs_step *gone = NULL;
 	if (step) {
 		slot->opened = step;
 		step->refs = 1;
-		step_push(r, step);
-		r->steps_bytes += step->memory;
-		r->steps_open++;
-		atomic_fetch_add(&r->steps_opened, 1);
-		gone = steps_evict(r, step);
-	} else if (result != -ESTALE) {
+		step_push(runs, step);
+		runs->steps_bytes += step->memory;
+		runs->steps_open++;
+		atomic_fetch_add(&runs->steps_opened, 1);
+		gone = steps_evict(runs, step);
+	} else if (r != -ESTALE) {
 		slot->logged = true;
 	}
-	pthread_cond_broadcast(&r->opened);
-	pthread_mutex_unlock(&r->lock);
+	pthread_cond_broadcast(&runs->opened);
+	pthread_mutex_unlock(&runs->lock);
 	steps_free(gone);
-	if (result)
-		open_failed(slot, result, logged, &err);
+	if (r)
+		open_failed(slot, r, logged, &err);
 	*ret_step = step;
-	return result;
+	return r;
 }
 
-void fs_step_put(struct fs_runs *r, struct fs_step *step)
+void fs_step_put(struct fs_runs *runs, struct fs_step *step)
 {
 	if (!step)
 		return;
-	pthread_mutex_lock(&r->lock);
+	pthread_mutex_lock(&runs->lock);
 	step->refs--;
-	struct fs_step *gone = step->refs ? NULL : steps_evict(r, NULL);
-	pthread_mutex_unlock(&r->lock);
+	struct fs_step *gone = step->refs ? NULL : steps_evict(runs, NULL);
+	pthread_mutex_unlock(&runs->lock);
 	steps_free(gone);
 }
 
-void fs_run_gone(struct fs_runs *r, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg)
+void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg)
 {
 	base_cleanup_free struct fs_slot **gone = NULL;
 	size_t n = 0;
-	(void)r;
+	(void)runs;
 
 	pthread_rwlock_wrlock(&run->lock);
 	gone = calloc(run->nslots + 1, sizeof *gone);

@@ -23,9 +23,9 @@ enum { LOCK_TRIES = 6000, LOCK_TRIES_BRIEFLY = 100 }; /* of 10 ms */
 
 static const char *const table_names[INDEX_TABLES] = {"meta", "commits", "numbers", "packs", "places", "shadows"};
 
-int index_error(int rc)
+int index_error(int r)
 {
-	switch (rc) {
+	switch (r) {
 	case 0: return 0;
 	case MDB_NOTFOUND: return -ENOENT;
 	case MDB_MAP_FULL: return -ENOSPC;
@@ -38,32 +38,32 @@ int index_error(int rc)
 	case MDB_INCOMPATIBLE:
 	case MDB_BAD_TXN: case MDB_CURSOR_FULL: case MDB_PAGE_FULL: case MDB_BAD_DBI: return -BASE_EDAMAGED;
 	}
-	return rc > 0 ? -rc : -EIO;
+	return r > 0 ? -r : -EIO;
 }
 
 int index_env_open(struct index *i)
 {
 	bool reads = i->flags & INDEX_READ_ONLY;
 	char path[40];
-	int rc = mdb_env_create(&i->env);
-	if (rc == 0)
-		rc = mdb_env_set_maxdbs(i->env, INDEX_TABLES);
-	if (rc == 0)
-		rc = mdb_env_set_mapsize(i->env, i->max_bytes * 2 + (UINT64_C(64) << 20));
+	int r = mdb_env_create(&i->env);
+	if (r == 0)
+		r = mdb_env_set_maxdbs(i->env, INDEX_TABLES);
+	if (r == 0)
+		r = mdb_env_set_mapsize(i->env, i->max_bytes * 2 + (UINT64_C(64) << 20));
 	/* LMDB takes only a path. By now another file may have the name; this one is that of the fd. */
 	snprintf(path, sizeof path, "/proc/self/fd/%d", i->fd);
-	if (rc == 0)
-		rc = mdb_env_open(i->env, path,
+	if (r == 0)
+		r = mdb_env_open(i->env, path,
 			MDB_NOSUBDIR | MDB_NOLOCK | MDB_NOTLS | (reads ? MDB_RDONLY : MDB_NOSYNC), 0644);
-	return rc == ENOENT ? ENOSYS : rc;
+	return r == ENOENT ? ENOSYS : r;
 }
 
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES])
 {
 	for (int t = 0; t < INDEX_TABLES; t++) {
-		int rc = mdb_dbi_open(txn, table_names[t], create ? MDB_CREATE : 0, &dbi[t]);
-		if (rc != 0)
-			return rc;
+		int r = mdb_dbi_open(txn, table_names[t], create ? MDB_CREATE : 0, &dbi[t]);
+		if (r != 0)
+			return r;
 	}
 	return 0;
 }
@@ -108,12 +108,12 @@ int index_dir_open(const char *dir, unsigned flags, int *ret_fd)
 	return 0;
 }
 
-int index_end(MDB_txn *txn, int rc)
+int index_end(MDB_txn *txn, int r)
 {
-	if (rc == 0)
+	if (r == 0)
 		return mdb_txn_commit(txn);
 	mdb_txn_abort(txn);
-	return rc;
+	return r;
 }
 
 bool index_value_ok(enum index_table t, const void *key, size_t key_len, const void *value, size_t value_len,
@@ -140,9 +140,9 @@ int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t,
 	struct index_body *ret_body)
 {
 	MDB_val k = {key_len, (void *)key}, v;
-	int rc = mdb_get(txn, dbi[t], &k, &v);
-	if (rc != 0)
-		return rc;
+	int r = mdb_get(txn, dbi[t], &k, &v);
+	if (r != 0)
+		return r;
 	return index_value_ok(t, key, key_len, v.mv_data, v.mv_size, ret_body) ? 0 : MDB_NOTFOUND;
 }
 

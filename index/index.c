@@ -13,25 +13,25 @@ static int tables(struct index *i, const uint8_t store_id[16])
 {
 	bool writes = !(i->flags & INDEX_READ_ONLY);
 	MDB_txn *txn;
-	int rc = mdb_txn_begin(i->env, NULL, writes ? 0 : MDB_RDONLY, &txn);
-	if (rc != 0)
-		return rc;
-	rc = index_tables_open(txn, writes, i->dbi);
+	int r = mdb_txn_begin(i->env, NULL, writes ? 0 : MDB_RDONLY, &txn);
+	if (r != 0)
+		return r;
+	r = index_tables_open(txn, writes, i->dbi);
 	MDB_stat st;
-	if (rc == 0)
-		rc = mdb_stat(txn, i->dbi[INDEX_META], &st);
-	if (rc == 0 && st.ms_entries == 0 && writes) {
+	if (r == 0)
+		r = mdb_stat(txn, i->dbi[INDEX_META], &st);
+	if (r == 0 && st.ms_entries == 0 && writes) {
 		uint8_t body[20];
 		base_put32(body, INDEX_VERSION);
 		memcpy(body + 4, store_id, 16);
-		rc = index_put(txn, i->dbi, INDEX_META, "store", 5, body, sizeof body);
+		r = index_put(txn, i->dbi, INDEX_META, "store", 5, body, sizeof body);
 		base_put64(body, 1);
-		if (rc == 0)
-			rc = index_put(txn, i->dbi, INDEX_META, "next", 4, body, 8);
+		if (r == 0)
+			r = index_put(txn, i->dbi, INDEX_META, "next", 4, body, 8);
 	}
-	if (rc == 0 && !index_meta_ok(txn, i->dbi, store_id))
-		rc = MDB_INCOMPATIBLE;
-	return index_end(txn, rc);
+	if (r == 0 && !index_meta_ok(txn, i->dbi, store_id))
+		r = MDB_INCOMPATIBLE;
+	return index_end(txn, r);
 }
 
 /* Neither follows a link nor waits for a pipe. */
@@ -74,8 +74,8 @@ static int open_in(struct index *i, const char *dir, const uint8_t store_id[16])
 		r = writes ? new_file(i) : sealed_file(i);
 	if (r < 0)
 		return r;
-	int rc = index_env_open(i);
-	return index_error(rc == 0 ? tables(i, store_id) : rc);
+	r = index_env_open(i);
+	return index_error(r == 0 ? tables(i, store_id) : r);
 }
 
 int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
@@ -154,9 +154,9 @@ static int find_pack(struct index *i, MDB_txn *txn, uint64_t number, uint32_t n,
 	index_be64(key, number);
 	uint32_t be = htobe32(n);
 	memcpy(key + 8, &be, 4);
-	int rc = index_get(txn, i->dbi, INDEX_PACKS, key, sizeof key, &b);
-	if (rc != 0)
-		return rc;
+	int r = index_get(txn, i->dbi, INDEX_PACKS, key, sizeof key, &b);
+	if (r != 0)
+		return r;
 	if (b.len == 0 || b.len > INDEX_PACK_MAX)
 		return MDB_NOTFOUND;
 	memcpy(ret_place->pack, b.bytes, b.len);
@@ -168,9 +168,9 @@ static int find_commit(struct index *i, MDB_txn *txn, uint64_t number, struct in
 	uint8_t key[8];
 	struct index_body b;
 	index_be64(key, number);
-	int rc = index_get(txn, i->dbi, INDEX_NUMBERS, key, sizeof key, &b);
-	if (rc != 0)
-		return rc;
+	int r = index_get(txn, i->dbi, INDEX_NUMBERS, key, sizeof key, &b);
+	if (r != 0)
+		return r;
 	if (b.len <= 48 || b.len > 48 + INDEX_RUN_MAX)
 		return MDB_NOTFOUND;
 	memcpy(ret_place->manifest.bytes, b.bytes, 32);
@@ -186,22 +186,22 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 	MDB_txn *txn;
 	if (mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn) != 0)
 		return -ENOENT;
-	int rc = index_get(txn, i->dbi, INDEX_PLACES, digest->bytes, sizeof digest->bytes, &b);
-	if (rc == 0 && b.len != INDEX_PLACE_BODY_BYTES)
-		rc = MDB_NOTFOUND;
-	if (rc == 0) {
+	int r = index_get(txn, i->dbi, INDEX_PLACES, digest->bytes, sizeof digest->bytes, &b);
+	if (r == 0 && b.len != INDEX_PLACE_BODY_BYTES)
+		r = MDB_NOTFOUND;
+	if (r == 0) {
 		p.offset = base_get64(b.bytes + 8);
 		p.checks = base_get64(b.bytes + 16);
 		p.raw_len = base_get64(b.bytes + 24);
 		p.stored_len = base_get64(b.bytes + 32);
 		p.codec = base_get16(b.bytes + 44);
 		p.kind = b.bytes[46];
-		rc = find_commit(i, txn, base_get64(b.bytes), &p);
+		r = find_commit(i, txn, base_get64(b.bytes), &p);
 	}
-	if (rc == 0)
-		rc = find_pack(i, txn, base_get64(b.bytes), base_get32(b.bytes + 40), &p);
+	if (r == 0)
+		r = find_pack(i, txn, base_get64(b.bytes), base_get32(b.bytes + 40), &p);
 	mdb_txn_abort(txn);
-	if (rc != 0)
+	if (r != 0)
 		return -ENOENT; /* whatever the reason: parts answer */
 	*ret_place = p;
 	return 0;
@@ -213,47 +213,47 @@ bool index_has_commit(struct index *i, const struct base_digest *manifest)
 	MDB_txn *txn;
 	if (mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn) != 0)
 		return false;
-	int rc = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, sizeof manifest->bytes, &b);
+	int r = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, sizeof manifest->bytes, &b);
 	mdb_txn_abort(txn);
-	return rc == 0 && b.len == 9 && b.bytes[8] != INDEX_INCOMPLETE;
+	return r == 0 && b.len == 9 && b.bytes[8] != INDEX_INCOMPLETE;
 }
 
 int index_stat(struct index *i, struct index_stats *ret_s)
 {
 	MDB_stat numbers, places;
 	MDB_txn *txn;
-	int rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
-	if (rc != 0)
-		return index_error(rc);
-	rc = mdb_stat(txn, i->dbi[INDEX_NUMBERS], &numbers);
-	if (rc == 0)
-		rc = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
-	if (rc == 0)
+	int r = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
+	if (r != 0)
+		return index_error(r);
+	r = mdb_stat(txn, i->dbi[INDEX_NUMBERS], &numbers);
+	if (r == 0)
+		r = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
+	if (r == 0)
 		*ret_s = (struct index_stats){numbers.ms_entries, places.ms_entries, index_used_bytes(txn, i->dbi)};
 	mdb_txn_abort(txn);
-	return index_error(rc);
+	return index_error(r);
 }
 
 int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_digest *manifest), void *arg)
 {
 	MDB_cursor *c;
 	MDB_txn *txn;
-	int r = 0, rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
-	if (rc != 0)
-		return index_error(rc);
-	rc = mdb_cursor_open(txn, i->dbi[INDEX_COMMITS], &c);
-	if (rc == 0) {
+	int said = 0, r = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
+	if (r != 0)
+		return index_error(r);
+	r = mdb_cursor_open(txn, i->dbi[INDEX_COMMITS], &c);
+	if (r == 0) {
 		struct base_digest manifest;
 		MDB_val k, v;
-		for (rc = mdb_cursor_get(c, &k, &v, MDB_FIRST); rc == 0 && r == 0;
-			rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
+		for (r = mdb_cursor_get(c, &k, &v, MDB_FIRST); r == 0 && said == 0;
+			r = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
 			if (k.mv_size != sizeof manifest)
 				continue;
 			memcpy(&manifest, k.mv_data, sizeof manifest);
-			r = f(arg, &manifest);
+			said = f(arg, &manifest);
 		}
 		mdb_cursor_close(c);
 	}
 	mdb_txn_abort(txn);
-	return r != 0 ? r : rc == MDB_NOTFOUND || rc == 0 ? 0 : index_error(rc);
+	return said != 0 ? said : r == MDB_NOTFOUND || r == 0 ? 0 : index_error(r);
 }

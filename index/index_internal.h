@@ -55,7 +55,7 @@ struct index {
 
 struct index_body { uint8_t bytes[INDEX_BODY_MAX]; size_t len; };
 
-int index_error(int rc); /* LMDB's codes and errno -> negative errno */
+int index_error(int r); /* LMDB's codes and errno -> negative errno */
 
 /* The environment of the file i->fd; 0 or LMDB's code; ENOSYS: /proc is not there. i->env is closed by the caller, also
  * after a failure. */
@@ -64,8 +64,8 @@ int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
 /* Opens a directory that an index may lie in: no link, on a local filesystem. A writer locks it: -EBUSY when another
  * one keeps it for long; -EPERM: it is another user's. */
 int index_dir_open(const char *dir, unsigned flags, int *ret_fd);
-/* Commits when rc is 0 and aborts else; returns rc or the error of the commit. */
-int index_end(MDB_txn *txn, int rc);
+/* Commits when r is 0 and aborts else; returns r or the error of the commit. */
+int index_end(MDB_txn *txn, int r);
 
 /* Reads all of a sealed file. -BASE_EDAMAGED: its seal does not fit. LMDB's bytes are copied to `to` where that is not
  * -1. */

@@ -44,20 +44,20 @@ static int numbers_insert(struct numbers *l, uint64_t v)
 {
 	if (numbers_have(l, v))
 		return 0;
-	int rc = numbers_add(l, v);
-	for (size_t n = l->n; rc == 0 && n-- > 1 && l->all[n - 1] > l->all[n];) {
+	int r = numbers_add(l, v);
+	for (size_t n = l->n; r == 0 && n-- > 1 && l->all[n - 1] > l->all[n];) {
 		uint64_t t = l->all[n];
 		l->all[n] = l->all[n - 1];
 		l->all[n - 1] = t;
 	}
-	return rc;
+	return r;
 }
 
 static int delete_key(MDB_txn *txn, MDB_dbi dbi, const void *key, size_t len)
 {
 	MDB_val k = {len, (void *)key};
-	int rc = mdb_del(txn, dbi, &k, NULL);
-	return rc == MDB_NOTFOUND ? 0 : rc;
+	int r = mdb_del(txn, dbi, &k, NULL);
+	return r == MDB_NOTFOUND ? 0 : r;
 }
 
 /* The first key of a table at or after be64(number) that begins with it; MDB_NOTFOUND. */
@@ -66,41 +66,41 @@ static int first_of(MDB_txn *txn, MDB_dbi dbi, uint64_t number, uint8_t key[INDE
 	uint8_t prefix[8];
 	MDB_cursor *c;
 	index_be64(prefix, number);
-	int rc = mdb_cursor_open(txn, dbi, &c);
-	if (rc != 0)
-		return rc;
+	int r = mdb_cursor_open(txn, dbi, &c);
+	if (r != 0)
+		return r;
 	MDB_val k = {8, prefix}, v;
-	rc = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE);
-	if (rc == 0 && (k.mv_size < 8 || k.mv_size > INDEX_KEY_MAX || memcmp(k.mv_data, prefix, 8) != 0))
-		rc = MDB_NOTFOUND;
-	if (rc == 0) {
+	r = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE);
+	if (r == 0 && (k.mv_size < 8 || k.mv_size > INDEX_KEY_MAX || memcmp(k.mv_data, prefix, 8) != 0))
+		r = MDB_NOTFOUND;
+	if (r == 0) {
 		memcpy(key, k.mv_data, k.mv_size);
 		*ret_len = k.mv_size;
 	}
 	mdb_cursor_close(c);
-	return rc;
+	return r;
 }
 
 static int delete_prefix(MDB_txn *txn, MDB_dbi dbi, uint64_t number)
 {
 	uint8_t key[INDEX_KEY_MAX];
 	size_t len;
-	int rc;
-	while ((rc = first_of(txn, dbi, number, key, &len)) == 0)
-		if ((rc = delete_key(txn, dbi, key, len)) != 0)
-			return rc;
-	return rc == MDB_NOTFOUND ? 0 : rc;
+	int r;
+	while ((r = first_of(txn, dbi, number, key, &len)) == 0)
+		if ((r = delete_key(txn, dbi, key, len)) != 0)
+			return r;
+	return r == MDB_NOTFOUND ? 0 : r;
 }
 
 /* Takes away what a number has besides its places. */
 static int drop_number(struct index *i, MDB_txn *txn, uint64_t number)
 {
-	int rc = delete_prefix(txn, i->dbi[INDEX_NUMBERS], number);
-	if (rc == 0)
-		rc = delete_prefix(txn, i->dbi[INDEX_PACKS], number);
-	if (rc == 0)
-		rc = delete_prefix(txn, i->dbi[INDEX_SHADOWS], number);
-	return rc;
+	int r = delete_prefix(txn, i->dbi[INDEX_NUMBERS], number);
+	if (r == 0)
+		r = delete_prefix(txn, i->dbi[INDEX_PACKS], number);
+	if (r == 0)
+		r = delete_prefix(txn, i->dbi[INDEX_SHADOWS], number);
+	return r;
 }
 
 /* ---- eviction ---- */
@@ -112,19 +112,19 @@ static int find_dead(struct index *i, const struct numbers *live, uint64_t keep,
 {
 	MDB_txn *txn;
 	MDB_cursor *c;
-	int rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
-	if (rc != 0)
-		return rc;
-	rc = mdb_cursor_open(txn, i->dbi[INDEX_PLACES], &c);
-	if (rc != 0)
-		return index_end(txn, rc);
+	int r = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
+	if (r != 0)
+		return r;
+	r = mdb_cursor_open(txn, i->dbi[INDEX_PLACES], &c);
+	if (r != 0)
+		return index_end(txn, r);
 	MDB_val k = {sizeof d->next, d->next}, v;
 	struct index_body b;
 	d->n = 0;
 	d->more = false;
-	for (rc = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE); rc == 0; rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
+	for (r = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE); r == 0; r = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
 		if (k.mv_size != BASE_DIGEST_BYTES) {
-			rc = MDB_CORRUPTED;
+			r = MDB_CORRUPTED;
 			break;
 		}
 		if (index_value_ok(INDEX_PLACES, k.mv_data, k.mv_size, v.mv_data, v.mv_size, &b) &&
@@ -140,25 +140,25 @@ static int find_dead(struct index *i, const struct numbers *live, uint64_t keep,
 	}
 	mdb_cursor_close(c);
 	mdb_txn_abort(txn);
-	return rc == MDB_NOTFOUND ? 0 : rc;
+	return r == MDB_NOTFOUND ? 0 : r;
 }
 
 /* Deletes the places of all numbers that are neither live nor at least `keep`. */
 static int sweep(struct index *i, const struct numbers *live, uint64_t keep)
 {
 	struct dead d = {malloc(BATCH * BASE_DIGEST_BYTES), 0, {0}, true};
-	int rc = d.keys ? 0 : ENOMEM;
-	while (rc == 0 && d.more) {
-		rc = find_dead(i, live, keep, &d);
+	int r = d.keys ? 0 : ENOMEM;
+	while (r == 0 && d.more) {
+		r = find_dead(i, live, keep, &d);
 		MDB_txn *txn;
-		if (rc != 0 || d.n == 0 || (rc = mdb_txn_begin(i->env, NULL, 0, &txn)) != 0)
+		if (r != 0 || d.n == 0 || (r = mdb_txn_begin(i->env, NULL, 0, &txn)) != 0)
 			break;
-		for (size_t n = 0; rc == 0 && n < d.n; n++)
-			rc = delete_key(txn, i->dbi[INDEX_PLACES], d.keys[n], BASE_DIGEST_BYTES);
-		rc = index_end(txn, rc);
+		for (size_t n = 0; r == 0 && n < d.n; n++)
+			r = delete_key(txn, i->dbi[INDEX_PLACES], d.keys[n], BASE_DIGEST_BYTES);
+		r = index_end(txn, r);
 	}
 	free(d.keys);
-	return rc;
+	return r;
 }
 
 /* Marks commits as evicted, lowest numbers first, until `places` of them are gone; the numbers that stay go to
@@ -169,32 +169,32 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 	struct numbers out = {0};
 	MDB_txn *txn;
 	MDB_cursor *c;
-	int rc = mdb_txn_begin(i->env, NULL, 0, &txn);
-	if (rc != 0)
-		return rc;
-	rc = mdb_cursor_open(txn, i->dbi[INDEX_NUMBERS], &c);
-	if (rc != 0)
-		return index_end(txn, rc);
+	int r = mdb_txn_begin(i->env, NULL, 0, &txn);
+	if (r != 0)
+		return r;
+	r = mdb_cursor_open(txn, i->dbi[INDEX_NUMBERS], &c);
+	if (r != 0)
+		return index_end(txn, r);
 	MDB_val k, v;
 	struct index_body b;
 	uint64_t freed = 0;
 	live->n = 0;
-	for (rc = mdb_cursor_get(c, &k, &v, MDB_FIRST); rc == 0; rc = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
+	for (r = mdb_cursor_get(c, &k, &v, MDB_FIRST); r == 0; r = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
 		bool ok = k.mv_size == 8 && index_value_ok(INDEX_NUMBERS, k.mv_data, 8, v.mv_data, v.mv_size, &b) &&
 			b.len > 48;
 		bool goes = !ok || freed < places;
 		if (k.mv_size != 8) {
-			rc = MDB_CORRUPTED;
+			r = MDB_CORRUPTED;
 			break;
 		}
 		freed += ok && goes ? base_get64(b.bytes + 40) + 1 : 0;
-		if ((rc = numbers_add(goes ? &out : live, index_get_be64(k.mv_data))) != 0)
+		if ((r = numbers_add(goes ? &out : live, index_get_be64(k.mv_data))) != 0)
 			break;
 	}
 	mdb_cursor_close(c);
 	gone = out.all;
-	rc = rc == MDB_NOTFOUND ? 0 : rc;
-	for (size_t n = 0; rc == 0 && n < out.n; n++) {
+	r = r == MDB_NOTFOUND ? 0 : r;
+	for (size_t n = 0; r == 0 && n < out.n; n++) {
 		uint8_t key[8], body[9];
 		index_be64(key, out.all[n]);
 		if (index_get(txn, i->dbi, INDEX_NUMBERS, key, 8, &b) == 0 && b.len > 48) {
@@ -203,40 +203,40 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 			struct index_body known;
 			if (index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9 &&
 				known.bytes[8] == INDEX_HELD)
-				rc = index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, body, sizeof body);
+				r = index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, body, sizeof body);
 		}
-		if (rc == 0)
-			rc = drop_number(i, txn, out.all[n]);
+		if (r == 0)
+			r = drop_number(i, txn, out.all[n]);
 	}
-	return index_end(txn, rc);
+	return index_end(txn, r);
 }
 
 static int clear_places(struct index *i)
 {
 	MDB_txn *txn;
-	int rc = mdb_txn_begin(i->env, NULL, 0, &txn);
-	if (rc != 0)
-		return rc;
-	rc = mdb_drop(txn, i->dbi[INDEX_PLACES], 0);
-	return index_end(txn, rc);
+	int r = mdb_txn_begin(i->env, NULL, 0, &txn);
+	if (r != 0)
+		return r;
+	r = mdb_drop(txn, i->dbi[INDEX_PLACES], 0);
+	return index_end(txn, r);
 }
 
 /* What counts against the bound. */
 static int used_bytes(struct index *i, uint64_t *ret_bytes)
 {
 	MDB_txn *txn;
-	int rc = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
-	if (rc != 0)
-		return rc;
+	int r = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
+	if (r != 0)
+		return r;
 	MDB_stat places;
-	rc = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
-	if (rc == 0) {
+	r = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
+	if (r == 0) {
 		uint64_t pages = places.ms_branch_pages + places.ms_leaf_pages + places.ms_overflow_pages;
 		*ret_bytes = index_used_bytes(txn, i->dbi) - pages * places.ms_psize +
 			places.ms_entries * INDEX_PLACE_BYTES;
 	}
 	mdb_txn_abort(txn);
-	return rc;
+	return r;
 }
 
 /* Makes room for `need` bytes under `limit`. Numbers from `keep` on belong to the commit that is being added. */
@@ -244,18 +244,18 @@ static int evict(struct index *i, uint64_t need, uint64_t limit, uint64_t keep)
 {
 	struct numbers live = {0};
 	uint64_t used;
-	int rc = used_bytes(i, &used);
-	while (rc == 0 && used + need > limit) {
-		rc = evict_commits(i, (used + need - limit) / INDEX_PLACE_BYTES + 1, &live);
-		if (rc == 0)
-			rc = live.n == 0 && keep == UINT64_MAX ? clear_places(i) : sweep(i, &live, keep);
-		if (rc == 0)
-			rc = used_bytes(i, &used);
+	int r = used_bytes(i, &used);
+	while (r == 0 && used + need > limit) {
+		r = evict_commits(i, (used + need - limit) / INDEX_PLACE_BYTES + 1, &live);
+		if (r == 0)
+			r = live.n == 0 && keep == UINT64_MAX ? clear_places(i) : sweep(i, &live, keep);
+		if (r == 0)
+			r = used_bytes(i, &used);
 		if (live.n == 0)
 			break; /* what is left is the new commit's, or rows of known commits */
 	}
 	free(live.all);
-	return rc;
+	return r;
 }
 
 /* ---- adding ---- */
@@ -310,26 +310,26 @@ static int add_begin(struct adding *a)
 	struct index_body b;
 	MDB_txn *txn;
 	uint8_t next[8], key[12];
-	int rc = mdb_txn_begin(a->i->env, NULL, 0, &txn);
-	if (rc != 0)
-		return rc;
-	rc = index_get(txn, a->i->dbi, INDEX_META, "next", 4, &b);
-	if (rc == 0 && (b.len != 8 || base_get64(b.bytes) >= UINT64_MAX - 1))
-		rc = MDB_CORRUPTED;
-	if (rc == 0) {
+	int r = mdb_txn_begin(a->i->env, NULL, 0, &txn);
+	if (r != 0)
+		return r;
+	r = index_get(txn, a->i->dbi, INDEX_META, "next", 4, &b);
+	if (r == 0 && (b.len != 8 || base_get64(b.bytes) >= UINT64_MAX - 1))
+		r = MDB_CORRUPTED;
+	if (r == 0) {
 		a->number = base_get64(b.bytes);
 		base_put64(next, a->number + 1);
-		rc = index_put(txn, a->i->dbi, INDEX_META, "next", 4, next, 8);
+		r = index_put(txn, a->i->dbi, INDEX_META, "next", 4, next, 8);
 	}
-	if (rc == 0 && index_get(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, &b) == 0 && b.len == 9)
-		rc = drop_number(a->i, txn, base_get64(b.bytes));
+	if (r == 0 && index_get(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, &b) == 0 && b.len == 9)
+		r = drop_number(a->i, txn, base_get64(b.bytes));
 	index_be64(key, a->number);
-	for (uint32_t n = 0; rc == 0 && n < a->npacks; n++) {
+	for (uint32_t n = 0; r == 0 && n < a->npacks; n++) {
 		uint32_t be = htobe32(n);
 		memcpy(key + 8, &be, 4);
-		rc = index_put(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, a->packs[n], strlen(a->packs[n]));
+		r = index_put(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, a->packs[n], strlen(a->packs[n]));
 	}
-	return index_end(txn, rc);
+	return index_end(txn, r);
 }
 
 static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p)
@@ -339,9 +339,9 @@ static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p
 	const char *pack = p->pack, **found = bsearch(&pack, a->packs, a->npacks, sizeof *a->packs, by_text);
 	if (index_get(txn, a->i->dbi, INDEX_PLACES, p->digest.bytes, 32, &old) == 0 && old.len == INDEX_PLACE_BODY_BYTES
 	    && base_get64(old.bytes) != a->number) {
-		int rc = numbers_insert(&a->shadows, base_get64(old.bytes));
-		if (rc != 0)
-			return rc;
+		int r = numbers_insert(&a->shadows, base_get64(old.bytes));
+		if (r != 0)
+			return r;
 	}
 	base_put64(body, a->number);
 	base_put64(body + 8, p->offset);
@@ -357,12 +357,12 @@ static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p
 static int add_batch(struct adding *a, uint64_t first, uint64_t end)
 {
 	MDB_txn *txn;
-	int rc = mdb_txn_begin(a->i->env, NULL, 0, &txn);
-	if (rc != 0)
-		return rc;
-	for (uint64_t n = first; rc == 0 && n < end; n++)
-		rc = add_place(a, txn, a->sorted[n]);
-	return index_end(txn, rc);
+	int r = mdb_txn_begin(a->i->env, NULL, 0, &txn);
+	if (r != 0)
+		return r;
+	for (uint64_t n = first; r == 0 && n < end; n++)
+		r = add_place(a, txn, a->sorted[n]);
+	return index_end(txn, r);
 }
 
 /* The rows that make the commit count. `held`: false when it is too large for the index, and only known. */
@@ -371,45 +371,45 @@ static int add_end(struct adding *a, bool held)
 	uint8_t key[16], body[INDEX_BODY_MAX];
 	size_t run_len = strlen(a->run);
 	MDB_txn *txn;
-	int rc = mdb_txn_begin(a->i->env, NULL, 0, &txn);
-	if (rc != 0)
-		return rc;
+	int r = mdb_txn_begin(a->i->env, NULL, 0, &txn);
+	if (r != 0)
+		return r;
 	base_put64(body, a->number);
 	body[8] = held ? INDEX_HELD : INDEX_EVICTED;
-	rc = index_put(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, body, 9);
+	r = index_put(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, body, 9);
 	memcpy(body, a->manifest->bytes, 32);
 	base_put64(body + 32, a->entry);
 	base_put64(body + 40, a->n);
 	memcpy(body + 48, a->run, run_len);
 	index_be64(key, a->number);
-	if (rc == 0 && held)
-		rc = index_put(txn, a->i->dbi, INDEX_NUMBERS, key, 8, body, 48 + run_len);
-	for (size_t n = 0; rc == 0 && held && n < a->shadows.n; n++) {
+	if (r == 0 && held)
+		r = index_put(txn, a->i->dbi, INDEX_NUMBERS, key, 8, body, 48 + run_len);
+	for (size_t n = 0; r == 0 && held && n < a->shadows.n; n++) {
 		index_be64(key + 8, a->shadows.all[n]);
-		rc = index_put(txn, a->i->dbi, INDEX_SHADOWS, key, 16, NULL, 0);
+		r = index_put(txn, a->i->dbi, INDEX_SHADOWS, key, 16, NULL, 0);
 	}
-	return index_end(txn, rc);
+	return index_end(txn, r);
 }
 
 static int add_all(struct adding *a)
 {
 	uint64_t limit = a->i->max_bytes / 8 * 5, need = a->n * INDEX_PLACE_BYTES + a->npacks * 256;
 	bool held = need <= limit;
-	int rc = held ? evict(a->i, need, limit, UINT64_MAX) : 0;
+	int r = held ? evict(a->i, need, limit, UINT64_MAX) : 0;
 	if (!held)
 		a->npacks = 0;
-	if (rc == 0)
-		rc = add_begin(a);
-	for (uint64_t first = 0; rc == 0 && held && first < a->n; first += BATCH) {
+	if (r == 0)
+		r = add_begin(a);
+	for (uint64_t first = 0; r == 0 && held && first < a->n; first += BATCH) {
 		uint64_t end = base_min(first + BATCH, a->n);
-		rc = add_batch(a, first, end);
-		if (rc != MDB_MAP_FULL)
+		r = add_batch(a, first, end);
+		if (r != MDB_MAP_FULL)
 			continue;
-		rc = evict(a->i, need, limit / 2, a->number);
-		if (rc == 0)
-			rc = add_batch(a, first, end);
+		r = evict(a->i, need, limit / 2, a->number);
+		if (r == 0)
+			r = add_batch(a, first, end);
 	}
-	return rc == 0 ? add_end(a, held) : rc;
+	return r == 0 ? add_end(a, held) : r;
 }
 
 int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest,
@@ -418,13 +418,13 @@ int index_add_commit(struct index *i, const char *run, uint64_t entry, const str
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
 	struct adding a = {.i = i, .run = run, .entry = entry, .manifest = manifest};
-	int rc = prepare(&a, places, n);
-	if (rc == 0)
-		rc = add_all(&a);
+	int r = prepare(&a, places, n);
+	if (r == 0)
+		r = add_all(&a);
 	free(a.sorted);
 	free(a.packs);
 	free(a.shadows.all);
-	return index_error(rc);
+	return index_error(r);
 }
 
 /* ---- removing ---- */
@@ -449,22 +449,22 @@ int index_remove_commit(struct index *i, const struct base_digest *manifest)
 	MDB_txn *txn;
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
-	int rc = mdb_txn_begin(i->env, NULL, 0, &txn);
-	if (rc != 0)
-		return index_error(rc);
-	rc = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, 32, &b);
-	uint64_t number = rc == 0 && b.len == 9 ? base_get64(b.bytes) : 0;
+	int r = mdb_txn_begin(i->env, NULL, 0, &txn);
+	if (r != 0)
+		return index_error(r);
+	r = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, 32, &b);
+	uint64_t number = r == 0 && b.len == 9 ? base_get64(b.bytes) : 0;
 	uint8_t key[INDEX_KEY_MAX];
 	size_t len;
 	int found;
-	while (rc == 0 && (found = first_of(txn, i->dbi[INDEX_SHADOWS], number, key, &len)) != MDB_NOTFOUND) {
-		rc = found != 0 ? found : len == 16 ? unshadow(i, txn, index_get_be64(key + 8)) : 0;
-		if (rc == 0)
-			rc = delete_key(txn, i->dbi[INDEX_SHADOWS], key, len);
+	while (r == 0 && (found = first_of(txn, i->dbi[INDEX_SHADOWS], number, key, &len)) != MDB_NOTFOUND) {
+		r = found != 0 ? found : len == 16 ? unshadow(i, txn, index_get_be64(key + 8)) : 0;
+		if (r == 0)
+			r = delete_key(txn, i->dbi[INDEX_SHADOWS], key, len);
 	}
-	if (rc == 0)
-		rc = drop_number(i, txn, number);
-	if (rc == 0)
-		rc = delete_key(txn, i->dbi[INDEX_COMMITS], manifest->bytes, 32);
-	return index_error(index_end(txn, rc));
+	if (r == 0)
+		r = drop_number(i, txn, number);
+	if (r == 0)
+		r = delete_key(txn, i->dbi[INDEX_COMMITS], manifest->bytes, 32);
+	return index_error(index_end(txn, r));
 }

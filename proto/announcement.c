@@ -5,9 +5,9 @@
  *   replica, 32 bytes: group 16 | digest 16 */
 #include "proto/proto_internal.h"
 
-static bool announcement_ref_check(const struct proto_announcement *m, const struct proto_ref *r, unsigned kind)
+static bool announcement_ref_check(const struct proto_announcement *m, const struct proto_ref *ref, unsigned kind)
 {
-	return r->pack < m->npacks && proto_ref_check(r, kind, m->npacks, m->packs[r->pack].size);
+	return ref->pack < m->npacks && proto_ref_check(ref, kind, m->npacks, m->packs[ref->pack].size);
 }
 
 static bool announcement_replicas_check(const struct proto_announcement *m)

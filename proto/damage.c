@@ -19,10 +19,10 @@ static int damage_check(const struct proto_damage *m)
 	if (damage_whole(m))
 		return 0;
 	for (uint32_t i = 0; i < m->nranges; i++) {
-		const struct proto_range *r = &m->ranges[i];
+		const struct proto_range *range = &m->ranges[i];
 
-		if (r->len == 0 || (i && r->offset <= end) || base_add_overflows(r->offset, r->len, &end) ||
-			end > PROTO_FILE_MAX_BYTES)
+		if (range->len == 0 || (i && range->offset <= end) ||
+			base_add_overflows(range->offset, range->len, &end) || end > PROTO_FILE_MAX_BYTES)
 			return -BASE_EFORMAT;
 	}
 	return 0;

@@ -20,9 +20,9 @@ static const struct proto_pack_use *manifest_packs(const struct proto_manifest *
 	return (const struct proto_pack_use *)m->packs;
 }
 
-static bool manifest_ref_check(const struct proto_manifest *m, const struct proto_ref *r, unsigned kind)
+static bool manifest_ref_check(const struct proto_manifest *m, const struct proto_ref *ref, unsigned kind)
 {
-	return r->pack < m->npacks && proto_ref_check(r, kind, m->npacks, m->packs[r->pack].size);
+	return ref->pack < m->npacks && proto_ref_check(ref, kind, m->npacks, m->packs[ref->pack].size);
 }
 
 static bool manifest_layouts_check(const struct proto_manifest *m)

@@ -8,9 +8,9 @@
 
 #define PART_BLOBS_MAX (UINT32_C(1) << 22)
 
-static bool part_ref_check(const struct proto_part *m, const struct proto_ref *r, unsigned kind)
+static bool part_ref_check(const struct proto_part *m, const struct proto_ref *ref, unsigned kind)
 {
-	return r->pack < m->npacks && proto_ref_check(r, kind, m->npacks, m->packs[r->pack].size);
+	return ref->pack < m->npacks && proto_ref_check(ref, kind, m->npacks, m->packs[ref->pack].size);
 }
 
 static bool part_chunks_check(const struct proto_part *m)
@@ -31,10 +31,10 @@ static bool part_chunks_check(const struct proto_part *m)
 }
 
 /* A blob of no bytes has only a digest. */
-static bool part_empty_ref(const struct proto_ref *r)
+static bool part_empty_ref(const struct proto_ref *ref)
 {
-	return r->offset == 0 && r->checks == 0 && r->raw_len == 0 && r->stored_len == 0 && r->pack == 0 &&
-		r->codec == 0 && r->kind == 0;
+	return ref->offset == 0 && ref->checks == 0 && ref->raw_len == 0 && ref->stored_len == 0 && ref->pack == 0 &&
+		ref->codec == 0 && ref->kind == 0;
 }
 
 static bool part_blobs_check(const struct proto_part *m)

@@ -82,11 +82,11 @@ ProtobufCBinaryData proto_nonce_field(const uint8_t nonce[PROTO_NONCE_BYTES]);
 bool proto_nonce_get(const ProtobufCBinaryData *field, uint8_t nonce[PROTO_NONCE_BYTES]); /* false: another length */
 
 /* ---- ref.c: rows and small messages that several records hold ---- */
-void proto_ref_put(struct base_buf *b, const struct proto_ref *r);
+void proto_ref_put(struct base_buf *b, const struct proto_ref *ref);
 bool proto_ref_get(const uint8_t *row, struct proto_ref *ret_r);                   /* false: reserved byte set */
 bool proto_ref_field_get(const ProtobufCBinaryData *field, struct proto_ref *ret_r); /* 72 bytes, and the same */
 /* pack_size 0: not known */
-bool proto_ref_check(const struct proto_ref *r, unsigned kind, uint32_t npacks, uint64_t pack_size);
+bool proto_ref_check(const struct proto_ref *ref, unsigned kind, uint32_t npacks, uint64_t pack_size);
 int proto_attributes_pack(const struct proto_attribute *a, size_t n, struct proto_arena *arena, size_t *ret_n,
 	Vckpt__Attribute ***ret_messages);
 int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_arena *arena,

@@ -8,16 +8,16 @@
 
 #define REF_HEADERS_MAX 4096u
 
-void proto_ref_put(struct base_buf *b, const struct proto_ref *r)
+void proto_ref_put(struct base_buf *b, const struct proto_ref *ref)
 {
-	base_buf_append(b, r->digest.bytes, sizeof r->digest.bytes);
-	base_buf_put64(b, r->offset);
-	base_buf_put64(b, r->checks);
-	base_buf_put64(b, r->raw_len);
-	base_buf_put64(b, r->stored_len);
-	base_buf_put32(b, r->pack);
-	base_buf_put16(b, r->codec);
-	base_buf_append(b, &r->kind, 1);
+	base_buf_append(b, ref->digest.bytes, sizeof ref->digest.bytes);
+	base_buf_put64(b, ref->offset);
+	base_buf_put64(b, ref->checks);
+	base_buf_put64(b, ref->raw_len);
+	base_buf_put64(b, ref->stored_len);
+	base_buf_put32(b, ref->pack);
+	base_buf_put16(b, ref->codec);
+	base_buf_append(b, &ref->kind, 1);
 	base_buf_append_zero(b, 1);
 }
 
@@ -40,22 +40,24 @@ bool proto_ref_field_get(const ProtobufCBinaryData *field, struct proto_ref *ret
 }
 
 /* Checks of an object: 8 bytes for each block, 4 more where it is encoded. */
-static uint64_t ref_checks_bytes(const struct proto_ref *r)
+static uint64_t ref_checks_bytes(const struct proto_ref *ref)
 {
-	return base_block_count(r->raw_len) * ((r->codec & 0xff) ? 12 : 8);
+	return base_block_count(ref->raw_len) * ((ref->codec & 0xff) ? 12 : 8);
 }
 
-bool proto_ref_check(const struct proto_ref *r, unsigned kind, uint32_t npacks, uint64_t pack_size)
+bool proto_ref_check(const struct proto_ref *ref, unsigned kind, uint32_t npacks, uint64_t pack_size)
 {
 	uint64_t end = pack_size ? pack_size : PROTO_FILE_MAX_BYTES;
 
-	if (r->kind != kind || r->pack >= npacks || r->raw_len > STORE_OBJECT_MAX_BYTES || r->stored_len > r->raw_len)
+	if (ref->kind != kind || ref->pack >= npacks || ref->raw_len > STORE_OBJECT_MAX_BYTES ||
+		ref->stored_len > ref->raw_len)
 		return false;
-	if ((r->codec & 0xff) == 0 && (r->codec != 0 || r->stored_len != r->raw_len))
+	if ((ref->codec & 0xff) == 0 && (ref->codec != 0 || ref->stored_len != ref->raw_len))
 		return false;
-	if (r->offset > end || r->stored_len > end - r->offset)
+	if (ref->offset > end || ref->stored_len > end - ref->offset)
 		return false;
-	return r->checks >= r->offset + r->stored_len && r->checks <= end && ref_checks_bytes(r) <= end - r->checks;
+	return ref->checks >= ref->offset + ref->stored_len && ref->checks <= end &&
+		ref_checks_bytes(ref) <= end - ref->checks;
 }
 
 bool proto_attributes_check(const struct proto_attribute *a, size_t n)

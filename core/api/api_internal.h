@@ -37,11 +37,11 @@ static inline struct base_error *api_error(struct vckpt_error *err)
 }
 
 /* What a public function returns: a failure that nobody put into words gets its errno's. */
-static inline int api_result(int rc, struct base_error *err)
+static inline int api_result(int r, struct base_error *err)
 {
-	if (rc < 0 && err && !err->code)
-		base_error_set(err, rc, "%s", base_error_name(rc));
-	return rc;
+	if (r < 0 && err && !err->code)
+		base_error_set(err, r, "%s", base_error_name(r));
+	return r;
 }
 
 /* flags: enum store_open_flag. A NULL path is refused. */

@@ -18,11 +18,11 @@ static int boxes_shard(const struct vckpt_tensor *t, const struct tensor_placeme
 	struct tensor_sharding s = {.shape.ndim = t->ndim, .mesh = t->mesh->mesh,
 		.item_bytes = tensor_dtype_bytes((enum tensor_dtype)t->dtype),
 		.placement = words ? words->at : replicate};
-	int rc;
+	int r;
 
 	memcpy(s.shape.dim, t->shape, t->ndim * sizeof *t->shape);
-	rc = tensor_sharding_check(&s, words ? words->n : s.mesh->ndim, err);
-	return rc < 0 ? rc : tensor_shard_of(&s, rank, (const struct tensor_flat *)t->flat, ret_shard, err);
+	r = tensor_sharding_check(&s, words ? words->n : s.mesh->ndim, err);
+	return r < 0 ? r : tensor_shard_of(&s, rank, (const struct tensor_flat *)t->flat, ret_shard, err);
 }
 
 /* (offset, size) of each dimension, the place in the buffer, its strides. */
@@ -60,7 +60,7 @@ int vckpt_tensor_boxes(const struct vckpt_tensor *t, uint32_t rank, uint64_t **r
 	base_cleanup_free struct tensor_placements *words = NULL;
 	struct base_error *e = api_error(err);
 	struct tensor_shard shard;
-	int rc = 0;
+	int r = 0;
 
 	if (!t || !t->mesh || t->ndim > TENSOR_MAX_DIMS || (t->ndim && !t->shape)
 		|| (t->flags & (VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE)))
@@ -68,10 +68,10 @@ int vckpt_tensor_boxes(const struct vckpt_tensor *t, uint32_t rank, uint64_t **r
 	if (!tensor_dtype_valid(t->dtype))
 		return base_error_set(e, -EINVAL, "dtype %" PRIu32 " is unknown", t->dtype);
 	if (t->placements)
-		rc = tensor_placements_parse(t->placements, &words, e);
-	if (rc == 0)
-		rc = boxes_shard(t, words, rank, &shard, e);
-	if (rc == 0)
-		rc = boxes_list(&shard, ret_boxes, ret_n, e);
-	return api_result(rc, e);
+		r = tensor_placements_parse(t->placements, &words, e);
+	if (r == 0)
+		r = boxes_shard(t, words, rank, &shard, e);
+	if (r == 0)
+		r = boxes_list(&shard, ret_boxes, ret_n, e);
+	return api_result(r, e);
 }

@@ -55,29 +55,29 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 		.deadline_ms = o->deadline_ms, .ring_bytes = o->ring_bytes, .pin = (enum device_pin)o->pin,
 		.replicas = (enum save_replicas_mode)o->check_replicas, .threads = o->threads,
 		.low_priority = o->flags & VCKPT_SAVER_LOW_PRIORITY, .no_bases = o->flags & VCKPT_SAVER_NO_BASES};
-	int rc = api_store_open(o->store, 0, &v->store, err);
+	int r = api_store_open(o->store, 0, &v->store, err);
 
 	to.store = v->store;
-	return rc < 0 ? rc : save_saver_open(&to, &v->saver, err);
+	return r < 0 ? r : save_saver_open(&to, &v->saver, err);
 }
 
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 	struct vckpt_saver_options options;
-	int rc = saver_options_take(o, &options, e);
+	int r = saver_options_take(o, &options, e);
 	struct vckpt_saver *v;
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	v = calloc(1, sizeof *v);
 	if (!v)
 		return api_result(-ENOMEM, e);
-	rc = saver_open(&options, v, e);
-	if (rc < 0) {
+	r = saver_open(&options, v, e);
+	if (r < 0) {
 		store_close(v->store);
 		free(v);
-		return api_result(rc, e);
+		return api_result(r, e);
 	}
 	v->handles = 1;
 	*ret_saver = v;
@@ -130,7 +130,7 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 	struct base_error *e = api_error(err);
 	struct save_flight_options to;
 	struct vckpt_save *v;
-	int rc;
+	int r;
 
 	if (!saver)
 		return base_error_set(e, -EINVAL, "no saver is given");
@@ -145,10 +145,10 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 	to = (struct save_flight_options){.step = o->step, .replace = o->flags & VCKPT_SAVE_REPLACE,
 		.attributes = (const struct proto_attribute *)o->attributes, .nattributes = o->nattributes,
 		.bases = o->bases, .nbases = o->nbases, .stream = o->stream};
-	rc = save_flight_begin(saver->saver, &to, &v->flight, e);
-	if (rc < 0) {
+	r = save_flight_begin(saver->saver, &to, &v->flight, e);
+	if (r < 0) {
 		free(v);
-		return api_result(rc, e);
+		return api_result(r, e);
 	}
 	v->saver = saver;
 	v->users = 1;
@@ -184,16 +184,16 @@ int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tenso
 {
 	struct base_error *e = api_error(err);
 	size_t before;
-	int rc = 0;
+	int r = 0;
 
 	if (!save || (n && !tensors))
 		return base_error_set(e, -EINVAL, "no save, or no tensors");
 	before = save_flight_count(save->flight);
-	for (size_t i = 0; rc == 0 && i < n; i++)
-		rc = save_tensor(save->flight, &tensors[i], e);
-	if (rc < 0)
+	for (size_t i = 0; r == 0 && i < n; i++)
+		r = save_tensor(save->flight, &tensors[i], e);
+	if (r < 0)
 		save_flight_truncate(save->flight, before);
-	return api_result(rc, e);
+	return api_result(r, e);
 }
 
 int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, const void *bytes, size_t len,
@@ -232,14 +232,14 @@ static void save_leave(struct vckpt_save *v)
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-	int rc;
+	int r;
 
 	if (!save)
 		return api_result(-EINVAL, e);
 	atomic_fetch_add(&save->users, 1);
-	rc = save_flight_wait_staged(save->flight, timeout_ms, e);
+	r = save_flight_wait_staged(save->flight, timeout_ms, e);
 	save_leave(save);
-	return api_result(rc, e);
+	return api_result(r, e);
 }
 
 int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_committed *ret_committed,
@@ -247,16 +247,16 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 {
 	struct base_error *e = api_error(err);
 	struct vckpt_committed done = {0};
-	int rc;
+	int r;
 
 	if (!save)
 		return api_result(-EINVAL, e);
 	atomic_fetch_add(&save->users, 1);
-	rc = save_flight_wait_committed(save->flight, timeout_ms, &done.step, &done.entry, e);
+	r = save_flight_wait_committed(save->flight, timeout_ms, &done.step, &done.entry, e);
 	save_leave(save);
-	if (rc == 0 && ret_committed)
+	if (r == 0 && ret_committed)
 		*ret_committed = done;
-	return api_result(rc, e);
+	return api_result(r, e);
 }
 
 void vckpt_save_free(struct vckpt_save *save)
@@ -275,10 +275,10 @@ void vckpt_save_give_up(struct vckpt_save *save, const char *reason)
 int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress)
 {
 	struct save_flight_info i;
-	int rc = save && ret_progress ? save_flight_info(save->flight, &i) : -EINVAL;
+	int r = save && ret_progress ? save_flight_info(save->flight, &i) : -EINVAL;
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	*ret_progress = (struct vckpt_progress){.state = (uint32_t)i.state, .error = i.error,
 		.bytes_total = i.bytes_total, .bytes_staged = i.bytes_staged, .bytes_done = i.bytes_done};
 	return 0;
@@ -287,10 +287,10 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings)
 {
 	struct save_flight_info i;
-	int rc = save && ret_timings ? save_flight_info(save->flight, &i) : -EINVAL;
+	int r = save && ret_timings ? save_flight_info(save->flight, &i) : -EINVAL;
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	*ret_timings = (struct vckpt_timings){.submitted_ns = i.submitted_ns, .staged_ns = i.staged_ns,
 		.committed_ns = i.committed_ns, .bytes_held = i.bytes_held, .bytes_staged = i.bytes_staged,
 		.bytes_unchanged = i.bytes_unchanged, .bytes_deduplicated = i.bytes_deduplicated,

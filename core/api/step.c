@@ -42,7 +42,7 @@ int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, str
 {
 	struct base_error *e = api_error(err);
 	base_cleanup_free struct vckpt_mesh *m = NULL;
-	int rc;
+	int r;
 
 	if (!text || !ret_mesh)
 		return base_error_set(e, -EINVAL, "no %s is given", text ? "place for the mesh" : "text of a mesh");
@@ -52,10 +52,10 @@ int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, str
 	m = calloc(1, sizeof *m);
 	if (!m)
 		return base_no_memory(e);
-	rc = tensor_mesh_parse(text, ranks, nranks, &m->mesh, e);
-	if (rc == 0)
+	r = tensor_mesh_parse(text, ranks, nranks, &m->mesh, e);
+	if (r == 0)
 		*ret_mesh = base_steal(m);
-	return api_result(rc, e);
+	return api_result(r, e);
 }
 
 void vckpt_mesh_free(struct vckpt_mesh *mesh)
@@ -88,14 +88,14 @@ int vckpt_store_check(const char *path, struct vckpt_error *err)
 /* The list of a run that there is. */
 static int run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
 {
-	int rc;
+	int r;
 
 	if (!run || !proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "%s cannot be the name of a run", run ? run : "NULL");
-	rc = store_list_open(s, run, false, ret_l, err);
-	if (rc == 0 && store_list_next(*ret_l) == 0)
+	r = store_list_open(s, run, false, ret_l, err);
+	if (r == 0 && store_list_next(*ret_l) == 0)
 		return base_error_set(err, -ENOENT, "%s has no run %s", s->path, run);
-	return rc;
+	return r;
 }
 
 int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err)
@@ -103,15 +103,15 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 	base_cleanup(store_list_close_p) struct store_list *l = NULL;
 	base_cleanup(store_close_p) struct store *s = NULL;
 	struct base_error *e = api_error(err);
-	int rc;
+	int r;
 
 	if (!ret_steps || !ret_n)
 		return base_error_set(e, -EINVAL, "no place for the steps is given");
-	rc = api_store_open(store, STORE_OPEN_READ_ONLY, &s, e);
-	if (rc == 0)
-		rc = run_open(s, run, &l, e);
-	if (rc < 0)
-		return api_result(rc, e);
+	r = api_store_open(store, STORE_OPEN_READ_ONLY, &s, e);
+	if (r == 0)
+		r = run_open(s, run, &l, e);
+	if (r < 0)
+		return api_result(r, e);
 	*ret_n = store_list_count(l);
 	*ret_steps = malloc((*ret_n + 1) * sizeof **ret_steps);
 	if (!*ret_steps)
@@ -139,10 +139,10 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 {
 	base_cleanup(store_list_close_p) struct store_list *l = NULL;
 	const struct store_list_step *entry;
-	int rc = run_open(step->store, run, &l, err);
+	int r = run_open(step->store, run, &l, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	entry = number == VCKPT_NONE ? store_list_latest(l) : store_list_find(l, number);
 	if (!entry && number == VCKPT_NONE)
 		return base_error_set(err, -ENOENT, "run %s of %s has no step", run, step->store->path);
@@ -184,7 +184,7 @@ int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vc
 {
 	base_cleanup(step_free_p) struct vckpt_step *opened = NULL;
 	struct base_error *e = api_error(err);
-	int rc;
+	int r;
 
 	if (!ret_step)
 		return base_error_set(e, -EINVAL, "no place for the step is given");
@@ -192,14 +192,14 @@ int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vc
 	if (!opened)
 		return base_no_memory(e);
 	opened->pid = getpid();
-	rc = api_store_open(store, STORE_OPEN_READ_ONLY, &opened->store, e);
-	if (rc == 0)
-		rc = step_find(opened, run, step, e);
-	if (rc == 0)
-		rc = step_tables(opened, e);
-	if (rc == 0)
+	r = api_store_open(store, STORE_OPEN_READ_ONLY, &opened->store, e);
+	if (r == 0)
+		r = step_find(opened, run, step, e);
+	if (r == 0)
+		r = step_tables(opened, e);
+	if (r == 0)
 		*ret_step = base_steal(opened);
-	return api_result(rc, e);
+	return api_result(r, e);
 }
 
 void vckpt_step_close(struct vckpt_step *step)
@@ -371,47 +371,47 @@ int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *bo
 	struct base_error *e = api_error(err);
 	struct step_target t = {0};
 	struct load_object *o;
-	int rc = step_alive(step, e);
+	int r = step_alive(step, e);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (tensor >= load_step_tensor_count(step->step))
 		return base_error_set(e, -ENOENT, "%s/%" PRIu64 ": there is no tensor %" PRIu32,
 			load_step_info(step->step)->run, load_step_info(step->step)->step, tensor);
 	load_step_tensor_info(step->step, tensor, &t.info);
-	rc = target_box(&t, box, e);
-	if (rc == 0 && tensor_box_empty(t.info.shape.ndim, &t.box))
+	r = target_box(&t, box, e);
+	if (r == 0 && tensor_box_empty(t.info.shape.ndim, &t.box))
 		return 0;
-	if (rc == 0)
-		rc = target_strides(&t, strides, e);
-	if (rc == 0 && !data)
-		rc = base_error_set(e, -EINVAL, "no memory is given to read into");
-	if (rc < 0)
+	if (r == 0)
+		r = target_strides(&t, strides, e);
+	if (r == 0 && !data)
+		r = base_error_set(e, -EINVAL, "no memory is given to read into");
+	if (r < 0)
 		return target_refuse(step, &t.info, e);
-	rc = load_tensor_open(step->step, tensor, &o, e);
-	if (rc < 0)
-		return api_result(rc, e);
-	rc = load_object_read_box(o, &t.box, data, t.stride, e);
+	r = load_tensor_open(step->step, tensor, &o, e);
+	if (r < 0)
+		return api_result(r, e);
+	r = load_object_read_box(o, &t.box, data, t.stride, e);
 	load_object_unref(o);
-	return api_result(rc, e);
+	return api_result(r, e);
 }
 
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 	struct load_object *o;
-	int rc = step_alive(step, e);
+	int r = step_alive(step, e);
 
-	if (rc < 0)
-		return rc;
-	rc = load_blob_open(step->step, blob, &o, e);
-	if (rc < 0)
-		return api_result(rc, e);
+	if (r < 0)
+		return r;
+	r = load_blob_open(step->step, blob, &o, e);
+	if (r < 0)
+		return api_result(r, e);
 	if (load_object_bytes(o) && !bytes)
-		rc = base_error_set(e, -EINVAL, "%s/%" PRIu64 ": no memory is given to read blob %" PRIu32 " into",
+		r = base_error_set(e, -EINVAL, "%s/%" PRIu64 ": no memory is given to read blob %" PRIu32 " into",
 			load_step_info(step->step)->run, load_step_info(step->step)->step, blob);
 	else
-		rc = load_blob_read(o, bytes, e);
+		r = load_blob_read(o, bytes, e);
 	load_object_unref(o);
-	return api_result(rc, e);
+	return api_result(r, e);
 }

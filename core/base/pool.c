@@ -67,13 +67,13 @@ static void *pool_main(void *arg)
 int base_thread_start(pthread_t *ret_thread, void *(*f)(void *), void *arg)
 {
 	sigset_t all, before;
-	int rc;
+	int r;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	rc = pthread_create(ret_thread, NULL, f, arg);
+	r = pthread_create(ret_thread, NULL, f, arg);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return -rc;
+	return -r;
 }
 
 static bool pool_start(struct base_pool *pool, unsigned threads)

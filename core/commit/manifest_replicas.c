@@ -18,7 +18,7 @@
 #define REMEDY "make it equal first (reduce, broadcast), keep it for each rank (per_rank=), declare it as a buffer " \
 	"if it may differ, name the mesh and placements along which it is replicated, or save with check_replicas=off"
 
-struct replica_line { struct proto_replica r; uint32_t rank; };
+struct replica_line { struct proto_replica replica; uint32_t rank; };
 struct replica_votes { const struct replica_line *lines; uint32_t n; }; /* of one group and digest, ascending ranks */
 /* Of a group: how many announced it, how many digests there are, the most that agree, the fewest. */
 struct replica_vote { uint32_t n, digests; struct replica_votes most, fewest; };
@@ -42,14 +42,14 @@ static void side_release(struct replica_side *s)
 static int line_order(const void *pa, const void *pb)
 {
 	const struct replica_line *a = pa, *b = pb;
-	int c = memcmp(&a->r, &b->r, sizeof a->r);
+	int c = memcmp(&a->replica, &b->replica, sizeof a->replica);
 
 	return c ? c : (a->rank > b->rank) - (a->rank < b->rank);
 }
 
 static bool group_same(const struct replica_line *a, const struct replica_line *b)
 {
-	return memcmp(a->r.group, b->r.group, sizeof a->r.group) == 0;
+	return memcmp(a->replica.group, b->replica.group, sizeof a->replica.group) == 0;
 }
 
 /* Among digests of equally many ranks the one with the lowest rank counts as most, and among the others as fewest. */
@@ -84,7 +84,7 @@ static const struct replica_line *group_vote(const struct replica_line *line, co
 	while (line < end && group_same(line, group)) {
 		struct replica_votes votes = {line, 0};
 
-		for (; line < end && memcmp(&line->r, &votes.lines->r, sizeof line->r) == 0; line++)
+		for (; line < end && memcmp(&line->replica, &votes.lines->replica, sizeof line->replica) == 0; line++)
 			votes.n++;
 		vote_count(ret_vote, votes);
 	}
@@ -240,7 +240,7 @@ static int vote_refuse(struct store *s, const struct proto_announcement *const *
 	if (r == 0)
 		r = side_load(&b, s, all, n, &why);
 	if (r == 0)
-		sides_compare(&a, &b, v->most.lines->r.group, &d);
+		sides_compare(&a, &b, v->most.lines->replica.group, &d);
 	vote_text(v, &a, &b, who);
 	if (d.n == 0)
 		return base_error_set(err, -BASE_EFORMAT,
@@ -264,7 +264,7 @@ static int alone_refuse(struct store *s, const struct proto_announcement *const 
 	char tensor[320] = "?";
 
 	if (side_load(&a, s, all, n, NULL) == 0)
-		sample = side_sample(&a, line->r.group);
+		sample = side_sample(&a, line->replica.group);
 	if (sample)
 		sample_text(&a, sample, tensor);
 	return base_error_set(err, -BASE_EFORMAT,

@@ -64,9 +64,9 @@ static size_t ranges_join(struct proto_range *ranges, size_t n)
 	return kept > PROTO_RANGES_MAX ? ranges_whole(ranges) : kept;
 }
 
-static bool range_hits(const struct proto_range *r, uint64_t offset, uint64_t len)
+static bool range_hits(const struct proto_range *range, uint64_t offset, uint64_t len)
 {
-	return r->len == 0 || (offset < r->offset + r->len && r->offset < offset + len);
+	return range->len == 0 || (offset < range->offset + range->len && range->offset < offset + len);
 }
 
 /* ---- reading ---- */

@@ -29,10 +29,10 @@ static __thread int cuda_mode_before;
 int cuda_relax(struct base_error *err)
 {
 	int mode = CUDA_CAPTURE_RELAXED;
-	cuda_result rc = cuda_driver.capture_mode(&mode);
+	cuda_result r = cuda_driver.capture_mode(&mode);
 
 	cuda_mode_before = mode;
-	return cuda_translate(rc, "cuThreadExchangeStreamCaptureMode", err);
+	return cuda_translate(r, "cuThreadExchangeStreamCaptureMode", err);
 }
 
 void cuda_restore(void)
@@ -42,14 +42,14 @@ void cuda_restore(void)
 
 int cuda_enter(cuda_context c, struct base_error *err)
 {
-	int rc = cuda_relax(err);
+	int r = cuda_relax(err);
 
-	if (rc < 0)
-		return rc;
-	rc = cuda_translate(cuda_driver.context_push(c), "cuCtxPushCurrent", err);
-	if (rc < 0)
+	if (r < 0)
+		return r;
+	r = cuda_translate(cuda_driver.context_push(c), "cuCtxPushCurrent", err);
+	if (r < 0)
 		cuda_restore();
-	return rc;
+	return r;
 }
 
 void cuda_leave(void)
@@ -81,25 +81,25 @@ static int registration_new(const struct device_fence *f, void **memory, size_t 
 	struct device_registration **ret_r, struct base_error *err)
 {
 	bool allocated = !*memory;
-	base_cleanup_free struct device_registration *r = calloc(1, sizeof *r);
+	base_cleanup_free struct device_registration *registration = calloc(1, sizeof *registration);
 	cuda_context context = f->places[0].context;
-	int rc;
+	int r;
 
-	if (!r)
+	if (!registration)
 		return base_no_memory(err);
-	rc = cuda_enter(context, err);
-	if (rc < 0)
-		return rc;
+	r = cuda_enter(context, err);
+	if (r < 0)
+		return r;
 	if (allocated)
-		rc = cuda_translate(cuda_driver.host_alloc(memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostAlloc", err);
+		r = cuda_translate(cuda_driver.host_alloc(memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostAlloc", err);
 	else
-		rc = cuda_translate(cuda_driver.host_register(*memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostRegister",
+		r = cuda_translate(cuda_driver.host_register(*memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostRegister",
 			err);
 	cuda_leave();
-	if (rc < 0)
-		return rc;
-	*r = (struct device_registration){context, *memory, allocated};
-	*ret_r = base_steal(r);
+	if (r < 0)
+		return r;
+	*registration = (struct device_registration){context, *memory, allocated};
+	*ret_r = base_steal(registration);
 	return 0;
 }
 
@@ -117,18 +117,18 @@ int device_registration_allocate(const struct device_fence *f, size_t bytes, voi
 }
 
 /* If the context is gone, so is the registration, and there is nothing to report. */
-void device_registration_free(struct device_registration *r)
+void device_registration_free(struct device_registration *registration)
 {
-	if (!r)
+	if (!registration)
 		return;
-	if (cuda_enter(r->context, NULL) == 0) {
-		if (r->allocated)
-			cuda_driver.host_free(r->memory);
+	if (cuda_enter(registration->context, NULL) == 0) {
+		if (registration->allocated)
+			cuda_driver.host_free(registration->memory);
 		else
-			cuda_driver.host_unregister(r->memory);
+			cuda_driver.host_unregister(registration->memory);
 		cuda_leave();
 	}
-	free(r);
+	free(registration);
 }
 
 /* ---- streams ---- */
@@ -137,19 +137,19 @@ int device_stream_new(const struct device_fence *f, unsigned place, enum device_
 	struct base_error *err)
 {
 	base_cleanup_free struct device_stream *s = calloc(1, sizeof *s);
-	int rc;
+	int r;
 
 	if (!s)
 		return base_no_memory(err);
 	s->context = f->places[place].context;
-	rc = cuda_enter(s->context, err);
-	if (rc < 0)
-		return rc;
+	r = cuda_enter(s->context, err);
+	if (r < 0)
+		return r;
 	s->pin = pin;
-	rc = cuda_translate(cuda_driver.stream_create(&s->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate", err);
+	r = cuda_translate(cuda_driver.stream_create(&s->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate", err);
 	cuda_leave();
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	*ret_s = base_steal(s);
 	return 0;
 }
@@ -176,15 +176,15 @@ bool device_stream_fits(const struct device_stream *s, const struct device_fence
 
 int device_stream_wait(struct device_stream *s, const struct device_fence *f, struct base_error *err)
 {
-	int rc = cuda_enter(s->context, err);
+	int r = cuda_enter(s->context, err);
 
-	if (rc < 0)
-		return rc;
-	for (unsigned i = 0; i < f->npoints && rc == 0; i++)
-		rc = cuda_translate(cuda_driver.stream_wait(s->stream, f->points[i].event, 0), "cuStreamWaitEvent",
+	if (r < 0)
+		return r;
+	for (unsigned i = 0; i < f->npoints && r == 0; i++)
+		r = cuda_translate(cuda_driver.stream_wait(s->stream, f->points[i].event, 0), "cuStreamWaitEvent",
 			err);
 	cuda_leave();
-	return rc;
+	return r;
 }
 
 /* ---- marks ---- */
@@ -192,18 +192,18 @@ int device_stream_wait(struct device_stream *s, const struct device_fence *f, st
 int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct base_error *err)
 {
 	base_cleanup_free struct device_mark *m = calloc(1, sizeof *m);
-	int rc;
+	int r;
 
 	if (!m)
 		return base_no_memory(err);
-	rc = cuda_enter(s->context, err);
-	if (rc < 0)
-		return rc;
+	r = cuda_enter(s->context, err);
+	if (r < 0)
+		return r;
 	m->stream = s;
-	rc = cuda_event_new(&m->event, err);
+	r = cuda_event_new(&m->event, err);
 	cuda_leave();
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	*ret_m = base_steal(m);
 	return 0;
 }
@@ -218,27 +218,27 @@ void device_mark_free(struct device_mark *m)
 
 int device_mark_set(struct device_mark *m, struct base_error *err)
 {
-	int rc = cuda_enter(m->stream->context, err);
+	int r = cuda_enter(m->stream->context, err);
 
-	if (rc < 0)
-		return rc;
-	rc = cuda_translate(cuda_driver.event_record(m->event, m->stream->stream), "cuEventRecord", err);
+	if (r < 0)
+		return r;
+	r = cuda_translate(cuda_driver.event_record(m->event, m->stream->stream), "cuEventRecord", err);
 	cuda_leave();
 	m->turns = cuda_turns_given(m->stream);
-	return rc;
+	return r;
 }
 
 int device_mark_wait(struct device_mark *m, struct base_error *err)
 {
-	int rc = cuda_enter(m->stream->context, err);
+	int r = cuda_enter(m->stream->context, err);
 
-	if (rc < 0)
-		return rc;
-	rc = cuda_translate(cuda_driver.event_synchronize(m->event), CUDA_COPIES, err);
+	if (r < 0)
+		return r;
+	r = cuda_translate(cuda_driver.event_synchronize(m->event), CUDA_COPIES, err);
 	cuda_leave();
-	if (rc == 0)
+	if (r == 0)
 		cuda_turn_all(m->stream, m->turns);
 	else
 		cuda_turn_none(m->stream);
-	return rc;
+	return r;
 }

@@ -44,7 +44,7 @@ int device_registration_new(const struct device_fence *f, void *memory, size_t b
 /* Memory that the driver allocates instead (cuMemHostAlloc). It ends with the registration, and with its context. */
 int device_registration_allocate(const struct device_fence *f, size_t bytes, void **ret_memory,
 	struct device_registration **ret_r, struct base_error *err);
-void device_registration_free(struct device_registration *r); /* before the memory goes; NULL-safe; any thread */
+void device_registration_free(struct device_registration *registration); /* before the memory; NULL-safe; any thread */
 
 struct device_stream;
 /* A stream in the context of a place of the fence. Bytes that it turns (fetch.h) go through 4 MiB of its own, which it

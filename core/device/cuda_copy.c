@@ -43,7 +43,7 @@ static cuda_result cuda_copy_planes(const struct cuda_walk *w, char *to, cuda_ad
 static cuda_result cuda_copy_dim(const struct cuda_walk *w, uint32_t dim, char *to, cuda_address from)
 {
 	const struct device_gather *g = w->g;
-	cuda_result rc = CUDA_SUCCESS;
+	cuda_result r = CUDA_SUCCESS;
 
 	if (dim >= g->ndim) {
 		if (w->along.planes < g->ndim)
@@ -53,9 +53,9 @@ static cuda_result cuda_copy_dim(const struct cuda_walk *w, uint32_t dim, char *
 	}
 	if (dim == w->along.rows || dim == w->along.planes)
 		return cuda_copy_dim(w, dim + 1, to, from);
-	for (uint64_t i = 0; i < g->size[dim] && rc == CUDA_SUCCESS; i++)
-		rc = cuda_copy_dim(w, dim + 1, to + i * w->to_stride[dim], from + i * (uint64_t)g->stride[dim]);
-	return rc;
+	for (uint64_t i = 0; i < g->size[dim] && r == CUDA_SUCCESS; i++)
+		r = cuda_copy_dim(w, dim + 1, to + i * w->to_stride[dim], from + i * (uint64_t)g->stride[dim]);
+	return r;
 }
 
 int cuda_copy(cuda_stream stream, void *to, const struct device_gather *g, struct base_error *err)
@@ -70,15 +70,15 @@ int cuda_copy(cuda_stream stream, void *to, const struct device_gather *g, struc
 int device_stream_gather(struct device_stream *s, void *to, const struct device_gather *source, struct base_error *err)
 {
 	struct device_gather g = *source;
-	int rc;
+	int r;
 
 	device_gather_fold(&g);
 	if (g.item_bytes == 0)
 		return 0;
-	rc = cuda_enter(s->context, err);
-	if (rc < 0)
-		return rc;
-	rc = device_fetch_turns(&g, CUDA_TURN_BYTES) ? cuda_turn(s, to, &g, err) : cuda_copy(s->stream, to, &g, err);
+	r = cuda_enter(s->context, err);
+	if (r < 0)
+		return r;
+	r = device_fetch_turns(&g, CUDA_TURN_BYTES) ? cuda_turn(s, to, &g, err) : cuda_copy(s->stream, to, &g, err);
 	cuda_leave();
-	return rc;
+	return r;
 }

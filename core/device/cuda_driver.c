@@ -17,9 +17,9 @@ struct cuda_driver cuda_driver;
 static pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the next, and cuda_driver until loaded */
 static bool cuda_loaded;
 
-static int cuda_errno(cuda_result rc)
+static int cuda_errno(cuda_result r)
 {
-	switch (rc) {
+	switch (r) {
 	case CUDA_SUCCESS: return 0;
 	case CUDA_OUT_OF_MEMORY: return -ENOMEM;
 	case CUDA_INVALID_VALUE:
@@ -33,19 +33,19 @@ static int cuda_errno(cuda_result rc)
 	case CUDA_HOST_ALREADY_REGISTERED: return -EEXIST;
 	case CUDA_NOT_PERMITTED: return -EPERM;
 	case CUDA_NOT_SUPPORTED: return -EOPNOTSUPP;
-	default: return rc >= CUDA_CAPTURE_UNSUPPORTED && rc <= CUDA_CAPTURE_WRONG_THREAD ? -EBUSY : -EIO;
+	default: return r >= CUDA_CAPTURE_UNSUPPORTED && r <= CUDA_CAPTURE_WRONG_THREAD ? -EBUSY : -EIO;
 	}
 }
 
-int cuda_translate(cuda_result rc, const char *what, struct base_error *err)
+int cuda_translate(cuda_result r, const char *what, struct base_error *err)
 {
 	const char *name = NULL;
 
-	if (rc == CUDA_SUCCESS)
+	if (r == CUDA_SUCCESS)
 		return 0;
-	if (cuda_driver.error_name(rc, &name) == CUDA_SUCCESS && name)
-		return base_error_set(err, cuda_errno(rc), "%s: %s", what, name);
-	return base_error_set(err, cuda_errno(rc), "%s: the CUDA driver answers %d", what, rc);
+	if (cuda_driver.error_name(r, &name) == CUDA_SUCCESS && name)
+		return base_error_set(err, cuda_errno(r), "%s: %s", what, name);
+	return base_error_set(err, cuda_errno(r), "%s: the CUDA driver answers %d", what, r);
 }
 
 static int cuda_find_symbols(void *library, struct cuda_driver *d, const char *name, struct base_error *err)
@@ -65,21 +65,21 @@ static int cuda_open(struct base_error *err)
 	const char *name = secure_getenv(CUDA_LIBRARY_ENV);
 	struct base_error why = {0};
 	void *library;
-	int devices = 0, rc;
+	int devices = 0, r;
 
 	name = name && *name ? name : CUDA_LIBRARY;
 	library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
 	if (!library)
 		return base_error_set(err, -ENOENT, "no CUDA driver: %s", dlerror());
-	rc = cuda_find_symbols(library, &cuda_driver, name, err);
-	if (rc < 0) {
+	r = cuda_find_symbols(library, &cuda_driver, name, err);
+	if (r < 0) {
 		dlclose(library);
-		return rc;
+		return r;
 	}
-	rc = cuda_translate(cuda_driver.init(0), "cuInit", &why);
-	if (rc == 0)
-		rc = cuda_translate(cuda_driver.device_count(&devices), "cuDeviceGetCount", &why);
-	if (rc < 0)
+	r = cuda_translate(cuda_driver.init(0), "cuInit", &why);
+	if (r == 0)
+		r = cuda_translate(cuda_driver.device_count(&devices), "cuDeviceGetCount", &why);
+	if (r < 0)
 		return base_error_set(err, -ENOENT, "the CUDA driver cannot be used: %s", why.text);
 	if (devices == 0)
 		return base_error_set(err, -ENOENT, "the CUDA driver knows no device");
@@ -88,12 +88,12 @@ static int cuda_open(struct base_error *err)
 
 int device_cuda_load(struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	pthread_mutex_lock(&cuda_lock);
 	if (!cuda_loaded)
-		rc = cuda_open(err);
-	cuda_loaded = rc == 0;
+		r = cuda_open(err);
+	cuda_loaded = r == 0;
 	pthread_mutex_unlock(&cuda_lock);
-	return rc;
+	return r;
 }

@@ -25,11 +25,11 @@
 
 int device_fence_new(struct device_fence **ret_f, struct base_error *err)
 {
-	int rc = device_cuda_load(err);
+	int r = device_cuda_load(err);
 	struct device_fence *f;
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	f = calloc(1, sizeof *f);
 	if (!f)
 		return base_no_memory(err);
@@ -62,21 +62,21 @@ static int fence_ask(const void *address, struct cuda_place *p, struct base_erro
 	size_t bytes = 0;
 	cuda_address start = 0;
 	void *found[] = {&p->context, &type, &device, &start, &bytes};
-	cuda_result rc;
+	cuda_result r;
 
 	*p = (struct cuda_place){.device = -1};
-	rc = cuda_driver.pointer_attributes(BASE_COUNT(found), what, found, (uintptr_t)address);
-	if (rc == CUDA_INVALID_CONTEXT || rc == CUDA_INVALID_VALUE || (rc == CUDA_SUCCESS && type == 0))
+	r = cuda_driver.pointer_attributes(BASE_COUNT(found), what, found, (uintptr_t)address);
+	if (r == CUDA_INVALID_CONTEXT || r == CUDA_INVALID_VALUE || (r == CUDA_SUCCESS && type == 0))
 		return 0;
-	if (rc == CUDA_SUCCESS && !p->context && device >= 0) {
-		rc = cuda_driver.primary_retain(&p->context, device);
-		if (rc != CUDA_SUCCESS)
-			return cuda_translate(rc, "cuDevicePrimaryCtxRetain", err);
+	if (r == CUDA_SUCCESS && !p->context && device >= 0) {
+		r = cuda_driver.primary_retain(&p->context, device);
+		if (r != CUDA_SUCCESS)
+			return cuda_translate(r, "cuDevicePrimaryCtxRetain", err);
 		p->device = device;
 	}
 	p->start = start;
 	p->bytes = bytes;
-	return cuda_translate(rc, "cuPointerGetAttributes", err);
+	return cuda_translate(r, "cuPointerGetAttributes", err);
 }
 
 /* The place of that context; the first of them holds the primary one. */
@@ -103,22 +103,22 @@ static int fence_add(struct device_fence *f, struct cuda_place *p, unsigned *ret
 int device_fence_place(struct device_fence *f, const void *address, unsigned *ret_place, struct base_error *err)
 {
 	struct cuda_place p = {.device = -1};
-	int rc = 0;
+	int r = 0;
 
 	for (unsigned i = 0; i < f->nplaces && address; i++)
 		if ((uintptr_t)address - f->places[i].start < f->places[i].bytes) {
 			*ret_place = i;
 			return 0;
 		}
-	rc = cuda_relax(err);
-	if (rc < 0)
-		return rc;
-	rc = address ? fence_ask(address, &p, err) : 0;
-	if (rc == 0 && !p.context)
-		rc = cuda_translate(cuda_driver.context_current(&p.context), "cuCtxGetCurrent", err);
+	r = cuda_relax(err);
+	if (r < 0)
+		return r;
+	r = address ? fence_ask(address, &p, err) : 0;
+	if (r == 0 && !p.context)
+		r = cuda_translate(cuda_driver.context_current(&p.context), "cuCtxGetCurrent", err);
 	cuda_restore();
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (!p.context)
 		return base_error_set(err, -EINVAL, "the CUDA driver does not know the memory at %p, and the thread "
 			"that submits has no CUDA context", address);
@@ -131,38 +131,38 @@ int device_fence_place(struct device_fence *f, const void *address, unsigned *re
 static int fence_check_capture(void *stream, struct base_error *err)
 {
 	int status = 0;
-	cuda_result rc = cuda_driver.stream_is_capturing(stream, &status);
+	cuda_result r = cuda_driver.stream_is_capturing(stream, &status);
 
-	if (rc == CUDA_CAPTURE_IMPLICIT)
+	if (r == CUDA_CAPTURE_IMPLICIT)
 		return base_error_set(err, -EBUSY, "the default stream cannot be used while another stream of its "
 			"context is being captured into a CUDA graph: submit the save when the capture has ended, or "
 			"name the stream that the data is ready on");
-	if (rc == CUDA_SUCCESS && status != CUDA_NOT_CAPTURING)
+	if (r == CUDA_SUCCESS && status != CUDA_NOT_CAPTURING)
 		return base_error_set(err, -EBUSY, "the stream that the data is ready on is being captured into a CUDA "
 			"graph, whose work has not run: submit the save when the capture has ended");
-	return cuda_translate(rc, "cuStreamIsCapturing", err);
+	return cuda_translate(r, "cuStreamIsCapturing", err);
 }
 
 static int fence_record(struct device_fence *f, cuda_context context, void *stream, struct base_error *err)
 {
 	cuda_event event;
-	int rc;
+	int r;
 
 	if (base_array_more(f->points, f->npoints) < 0)
 		return base_no_memory(err);
-	rc = cuda_enter(context, err);
-	if (rc < 0)
-		return rc;
-	rc = fence_check_capture(stream, err);
-	if (rc == 0)
-		rc = cuda_event_new(&event, err);
-	if (rc == 0) {
+	r = cuda_enter(context, err);
+	if (r < 0)
+		return r;
+	r = fence_check_capture(stream, err);
+	if (r == 0)
+		r = cuda_event_new(&event, err);
+	if (r == 0) {
 		f->points[f->npoints++] = (struct cuda_point){context, event};
-		rc = cuda_translate(cuda_driver.event_record(event, stream), "cuEventRecord on the caller's stream",
+		r = cuda_translate(cuda_driver.event_record(event, stream), "cuEventRecord on the caller's stream",
 			err);
 	}
 	cuda_leave();
-	return rc;
+	return r;
 }
 
 static bool fence_has_point(const struct device_fence *f, cuda_context context)
@@ -176,20 +176,20 @@ static bool fence_has_point(const struct device_fence *f, cuda_context context)
 int device_fence_set(struct device_fence *f, void *const *streams, size_t n, struct base_error *err)
 {
 	cuda_context context;
-	int rc = 0;
+	int r = 0;
 
-	for (size_t i = 0; i < n && rc == 0; i++) {
+	for (size_t i = 0; i < n && r == 0; i++) {
 		if ((uintptr_t)streams[i] <= FENCE_SPECIAL_STREAM) {
-			for (unsigned k = 0; k < f->nplaces && rc == 0; k++)
-				rc = fence_record(f, f->places[k].context, streams[i], err);
+			for (unsigned k = 0; k < f->nplaces && r == 0; k++)
+				r = fence_record(f, f->places[k].context, streams[i], err);
 			continue;
 		}
-		rc = cuda_translate(cuda_driver.stream_context(streams[i], &context), "cuStreamGetCtx", err);
-		if (rc == 0)
-			rc = fence_record(f, context, streams[i], err);
+		r = cuda_translate(cuda_driver.stream_context(streams[i], &context), "cuStreamGetCtx", err);
+		if (r == 0)
+			r = fence_record(f, context, streams[i], err);
 	}
-	for (unsigned k = 0; k < f->nplaces && rc == 0; k++)
+	for (unsigned k = 0; k < f->nplaces && r == 0; k++)
 		if (!fence_has_point(f, f->places[k].context))
-			rc = fence_record(f, f->places[k].context, NULL, err);
-	return rc;
+			r = fence_record(f, f->places[k].context, NULL, err);
+	return r;
 }

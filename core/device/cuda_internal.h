@@ -68,7 +68,7 @@ struct cuda_copy_3d {                    /* CUDA_MEMCPY3D_v2 */
 #define CUDA_FUNCTIONS(F)                                                                              \
 	F(init, cuInit, (unsigned flags))                                                              \
 	F(device_count, cuDeviceGetCount, (int *ret_n))                                                \
-	F(error_name, cuGetErrorName, (cuda_result rc, const char **ret_name))                         \
+	F(error_name, cuGetErrorName, (cuda_result r, const char **ret_name))                          \
 	F(context_current, cuCtxGetCurrent, (cuda_context *ret_c))                                     \
 	F(pointer_attributes, cuPointerGetAttributes, (unsigned n, int *which, void **ret, cuda_address at)) \
 	F(primary_retain, cuDevicePrimaryCtxRetain, (cuda_context *ret_c, int device))                 \
@@ -101,7 +101,7 @@ struct cuda_driver { CUDA_FUNCTIONS(CUDA_MEMBER) };
 /* The loaded driver; constant once device_cuda_load has returned 0. */
 extern struct cuda_driver cuda_driver;
 /* The errno of a driver's answer; 0 stays 0. The sentence is "WHAT: CUDA_ERROR_...". */
-int cuda_translate(cuda_result rc, const char *what, struct base_error *err);
+int cuda_translate(cuda_result r, const char *what, struct base_error *err);
 #define CUDA_COPIES "copies from device memory" /* what a wait for them tells */
 
 /* Calls that may be unsafe while the program captures a stream (cuThreadExchangeStreamCaptureMode) are made between

@@ -39,17 +39,17 @@ struct cuda_turner {
 static int turn_allocate(struct cuda_turner *t, enum device_pin pin, struct base_error *err)
 {
 	struct base_error why = {0};
-	int rc = -EOPNOTSUPP;
+	int r = -EOPNOTSUPP;
 
 	if (pin != DEVICE_PIN_NO)
-		rc = cuda_translate(cuda_driver.host_alloc((void **)&t->memory, 2 * CUDA_TURN_BYTES,
+		r = cuda_translate(cuda_driver.host_alloc((void **)&t->memory, 2 * CUDA_TURN_BYTES,
 			CUDA_HOST_PORTABLE), "cuMemHostAlloc", &why);
-	t->pinned = rc == 0;
-	if (rc < 0 && pin == DEVICE_PIN_YES)
-		return base_error_set(err, rc, "%s", why.text);
-	if (rc < 0 && pin != DEVICE_PIN_NO)
+	t->pinned = r == 0;
+	if (r < 0 && pin == DEVICE_PIN_YES)
+		return base_error_set(err, r, "%s", why.text);
+	if (r < 0 && pin != DEVICE_PIN_NO)
 		base_debug("memory to turn tensors in is not pinned: %s", why.text);
-	if (rc < 0)
+	if (r < 0)
 		t->memory = aligned_alloc(4096, 2 * CUDA_TURN_BYTES);
 	return t->memory ? 0 : base_no_memory(err);
 }
@@ -71,20 +71,20 @@ void cuda_turner_free(struct cuda_turner *t, bool context)
 static int turn_prepare(struct device_stream *s, struct base_error *err)
 {
 	struct cuda_turner *t = s->turner ? NULL : calloc(1, sizeof *t);
-	int rc = 0;
+	int r = 0;
 
 	if (s->turner)
 		return 0;
 	if (!t)
 		return base_no_memory(err);
-	rc = turn_allocate(t, s->pin, err);
-	for (unsigned i = 0; i < 2 && rc == 0; i++)
-		rc = cuda_event_new(&t->event[i], err);
-	if (rc < 0)
+	r = turn_allocate(t, s->pin, err);
+	for (unsigned i = 0; i < 2 && r == 0; i++)
+		r = cuda_event_new(&t->event[i], err);
+	if (r < 0)
 		cuda_turner_free(t, true);
 	else
 		s->turner = t;
-	return rc;
+	return r;
 }
 
 /* ---- jobs ---- */
@@ -113,16 +113,16 @@ void cuda_turn_none(struct device_stream *s)
 static int turn_other_half(struct device_stream *s, struct base_error *err)
 {
 	struct cuda_turner *t = s->turner;
-	int rc = cuda_translate(cuda_driver.event_record(t->event[t->half], s->stream), "cuEventRecord", err);
+	int r = cuda_translate(cuda_driver.event_record(t->event[t->half], s->stream), "cuEventRecord", err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	t->end[t->half] = t->given;
 	t->half ^= 1;
 	if (t->done < t->end[t->half]) {
-		rc = cuda_translate(cuda_driver.event_synchronize(t->event[t->half]), CUDA_COPIES, err);
-		if (rc < 0)
-			return rc;
+		r = cuda_translate(cuda_driver.event_synchronize(t->event[t->half]), CUDA_COPIES, err);
+		if (r < 0)
+			return r;
 		cuda_turn_all(s, t->end[t->half]);
 	}
 	t->used = t->jobs_used = 0;
@@ -135,15 +135,15 @@ static int turn_give(struct device_stream *s, char *to, const uint64_t *to_strid
 	struct cuda_turner *t = s->turner;
 	struct turn_job *j;
 	char *room;
-	int rc = 0;
+	int r = 0;
 
 	if (t->used + box->bytes > CUDA_TURN_BYTES || t->jobs_used == TURN_HALF_JOBS)
-		rc = turn_other_half(s, err);
+		r = turn_other_half(s, err);
 	room = t->memory + t->half * CUDA_TURN_BYTES + t->used;
-	if (rc == 0)
-		rc = cuda_copy(s->stream, room, &box->copy, err);
-	if (rc < 0)
-		return rc;
+	if (r == 0)
+		r = cuda_copy(s->stream, room, &box->copy, err);
+	if (r < 0)
+		return r;
 	j = &t->jobs[t->given++ % TURN_JOBS];
 	j->to = to;
 	j->turn = box->turn;
@@ -162,25 +162,25 @@ static int turn_box(struct device_stream *s, char *to, const uint64_t *to_stride
 	struct device_turn box;
 	uint64_t n;
 	uint32_t dim;
-	int rc = 0;
+	int r = 0;
 
 	device_fetch_turn(g, &box);
 	if (box.bytes <= CUDA_TURN_BYTES)
 		return turn_give(s, to, to_stride, &box, err);
 	dim = device_fetch_cut(g, CUDA_TURN_BYTES, &n);
-	for (uint64_t at = 0; at < g->size[dim] && rc == 0; at += n) {
+	for (uint64_t at = 0; at < g->size[dim] && r == 0; at += n) {
 		part.size[dim] = base_min(n, g->size[dim] - at);
 		part.from = (const char *)g->from + (int64_t)at * g->stride[dim];
-		rc = turn_box(s, to + at * to_stride[dim], to_stride, &part, err);
+		r = turn_box(s, to + at * to_stride[dim], to_stride, &part, err);
 	}
-	return rc;
+	return r;
 }
 
 int cuda_turn(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err)
 {
 	uint64_t to_stride[DEVICE_GATHER_DIMS];
-	int rc = turn_prepare(s, err);
+	int r = turn_prepare(s, err);
 
 	device_fetch_strides(g, to_stride);
-	return rc == 0 ? turn_box(s, to, to_stride, g, err) : rc;
+	return r == 0 ? turn_box(s, to, to_stride, g, err) : r;
 }

@@ -91,7 +91,7 @@ static char *ring_map(uint64_t bytes)
 struct ring_fault {
 	char *memory;
 	uint64_t bytes, page_bytes;
-	int rc;
+	int r;
 	pthread_t thread;
 };
 
@@ -101,32 +101,32 @@ static void *ring_fault_main(void *arg)
 {
 	struct ring_fault *f = arg;
 
-	for (uint64_t at = 0, n; at < f->bytes && f->rc == 0; at += n) {
+	for (uint64_t at = 0, n; at < f->bytes && f->r == 0; at += n) {
 		n = f->bytes - at < RING_FAULT_STEP_BYTES ? f->bytes - at : RING_FAULT_STEP_BYTES;
-		f->rc = madvise(f->memory + at, n, MADV_POPULATE_WRITE) < 0 ? -errno : 0;
+		f->r = madvise(f->memory + at, n, MADV_POPULATE_WRITE) < 0 ? -errno : 0;
 	}
-	if (f->rc != -EINVAL)
+	if (f->r != -EINVAL)
 		return NULL;
-	f->rc = 0;                       /* Linux before 5.14 */
+	f->r = 0;                       /* Linux before 5.14 */
 	for (uint64_t at = 0; at < f->bytes; at += f->page_bytes)
 		*(volatile char *)(f->memory + at) = 0;
 	return NULL;
 }
 
 /* Huge pages are cleared by the thread that touches them, at a few GB/s: several do it. */
-static int ring_fault_in(const struct device_ring *r, uint64_t bytes)
+static int ring_fault_in(const struct device_ring *ring, uint64_t bytes)
 {
 	struct ring_fault faults[RING_FAULT_THREADS];
 	uint64_t want = bytes / RING_FAULT_BYTES + 1, cpus = base_cpu_count(), step, at = 0;
 	unsigned n = 0, started = 0;
 	sigset_t all, before;
-	int rc = 0;
+	int r = 0;
 
 	want = want < cpus ? want : cpus;
 	want = want < RING_FAULT_THREADS ? want : RING_FAULT_THREADS;
 	step = (bytes / want + RING_HUGE_BYTES) & ~(RING_HUGE_BYTES - 1);
 	for (; at < bytes; at += step)
-		faults[n++] = (struct ring_fault){.memory = r->memory + at, .page_bytes = r->page_bytes,
+		faults[n++] = (struct ring_fault){.memory = ring->memory + at, .page_bytes = ring->page_bytes,
 			.bytes = bytes - at < step ? bytes - at : step};
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: the program's signals are for its own threads */
@@ -139,147 +139,147 @@ static int ring_fault_in(const struct device_ring *r, uint64_t bytes)
 	for (unsigned i = 0; i < started; i++)
 		pthread_join(faults[i].thread, NULL);
 	for (unsigned i = 0; i < n; i++)
-		if (faults[i].rc < 0)
-			rc = faults[i].rc;
-	return rc;
+		if (faults[i].r < 0)
+			r = faults[i].r;
+	return r;
 }
 
-static int ring_lock(struct device_ring *r, uint64_t bytes, struct base_error *err)
+static int ring_lock(struct device_ring *ring, uint64_t bytes, struct base_error *err)
 {
 	struct rlimit limit = {0};
-	int rc;
+	int r;
 
-	if (mlock(r->memory, bytes) == 0) {
-		r->kind = DEVICE_MEMORY_LOCKED;
+	if (mlock(ring->memory, bytes) == 0) {
+		ring->kind = DEVICE_MEMORY_LOCKED;
 		return 0;
 	}
-	rc = -errno;
+	r = -errno;
 	getrlimit(RLIMIT_MEMLOCK, &limit);
-	return base_error_set(err, rc == -EAGAIN ? -ENOMEM : rc,
+	return base_error_set(err, r == -EAGAIN ? -ENOMEM : r,
 		"%llu bytes cannot be locked in memory (RLIMIT_MEMLOCK is %llu): %s", (unsigned long long)bytes,
-		(unsigned long long)limit.rlim_cur, base_error_name(rc));
+		(unsigned long long)limit.rlim_cur, base_error_name(r));
 }
 
 /* ---- pinning ---- */
 
-static void ring_pinned(struct device_ring *r)
+static void ring_pinned(struct device_ring *ring)
 {
-	r->why = (struct base_error){0};
-	pthread_mutex_lock(&r->lock);
-	r->kind = DEVICE_MEMORY_PINNED;
-	pthread_mutex_unlock(&r->lock);
+	ring->why = (struct base_error){0};
+	pthread_mutex_lock(&ring->lock);
+	ring->kind = DEVICE_MEMORY_PINNED;
+	pthread_mutex_unlock(&ring->lock);
 }
 
 /* The answers of all that was tried. */
-static int ring_refused(struct device_ring *r, int rc, const struct base_error *why)
+static int ring_refused(struct device_ring *ring, int r, const struct base_error *why)
 {
-	struct base_error before = r->why;
+	struct base_error before = ring->why;
 
-	return base_error_set(&r->why, rc, "%.400s%s%.400s", before.text, before.text[0] ? "; " : "", why->text);
+	return base_error_set(&ring->why, r, "%.400s%s%.400s", before.text, before.text[0] ? "; " : "", why->text);
 }
 
 /* Memory that is locked already may be registered as well. */
-static int ring_register(struct device_ring *r, const struct device_fence *fence)
+static int ring_register(struct device_ring *ring, const struct device_fence *fence)
 {
 	uint64_t begin = base_monotonic_ns();
 	struct base_error why = {0};
-	int rc;
+	int r;
 
-	rc = device_registration_new(fence, r->memory, r->pages * r->page_bytes, &r->registration, &why);
-	if (rc < 0)
-		return ring_refused(r, rc, &why);
-	r->register_ns = base_monotonic_ns() - begin;
-	ring_pinned(r);
+	r = device_registration_new(fence, ring->memory, ring->pages * ring->page_bytes, &ring->registration, &why);
+	if (r < 0)
+		return ring_refused(ring, r, &why);
+	ring->register_ns = base_monotonic_ns() - begin;
+	ring_pinned(ring);
 	return 0;
 }
 
-static int ring_allocate(struct device_ring *r, uint64_t bytes, const struct device_fence *fence)
+static int ring_allocate(struct device_ring *ring, uint64_t bytes, const struct device_fence *fence)
 {
 	struct base_error why = {0};
 	void *memory;
-	int rc = device_registration_allocate(fence, bytes, &memory, &r->registration, &why);
+	int r = device_registration_allocate(fence, bytes, &memory, &ring->registration, &why);
 
-	if (rc < 0)
-		return ring_refused(r, rc, &why);
-	r->memory = memory;
-	r->allocated = true;
-	ring_pinned(r);
+	if (r < 0)
+		return ring_refused(ring, r, &why);
+	ring->memory = memory;
+	ring->allocated = true;
+	ring_pinned(ring);
 	return 0;
 }
 
-int device_ring_register(struct device_ring *r, const struct device_fence *fence)
+int device_ring_register(struct device_ring *ring, const struct device_fence *fence)
 {
-	if (r->pin == DEVICE_PIN_NO || r->registration || r->asked)
+	if (ring->pin == DEVICE_PIN_NO || ring->registration || ring->asked)
 		return 0;
-	if (r->pin != DEVICE_PIN_ALLOCATE && !r->why.text[0])
-		ring_register(r, fence);
-	return !r->registration;
+	if (ring->pin != DEVICE_PIN_ALLOCATE && !ring->why.text[0])
+		ring_register(ring, fence);
+	return !ring->registration;
 }
 
-const char *device_ring_why(const struct device_ring *r) { return r->why.text; }
-uint64_t device_ring_register_ns(const struct device_ring *r) { return r->register_ns; }
+const char *device_ring_why(const struct device_ring *ring) { return ring->why.text; }
+uint64_t device_ring_register_ns(const struct device_ring *ring) { return ring->register_ns; }
 
 /* ---- making ---- */
 
-static int ring_resident(struct device_ring *r, uint64_t bytes, struct base_error *err)
+static int ring_resident(struct device_ring *ring, uint64_t bytes, struct base_error *err)
 {
-	int rc;
+	int r;
 
-	r->memory = ring_map(bytes);
-	if (r->memory == MAP_FAILED)
+	ring->memory = ring_map(bytes);
+	if (ring->memory == MAP_FAILED)
 		return base_no_memory_for(err, "a staging ring of %llu bytes", (unsigned long long)bytes);
-	madvise(r->memory, bytes, MADV_HUGEPAGE); /* hints: without them it is only slower */
-	madvise(r->memory, bytes, MADV_DONTFORK);
-	madvise(r->memory, bytes, MADV_DONTDUMP);
-	rc = ring_fault_in(r, bytes);
-	if (rc == -EFAULT || rc == -ENOMEM)
+	madvise(ring->memory, bytes, MADV_HUGEPAGE); /* hints: without them it is only slower */
+	madvise(ring->memory, bytes, MADV_DONTFORK);
+	madvise(ring->memory, bytes, MADV_DONTDUMP);
+	r = ring_fault_in(ring, bytes);
+	if (r == -EFAULT || r == -ENOMEM)
 		return base_no_memory_for(err, "a staging ring of %llu bytes", (unsigned long long)bytes);
-	return rc == 0 ? 0 : base_error_set(err, rc, "a staging ring of %llu bytes: %s", (unsigned long long)bytes,
-		base_error_name(rc));
+	return r == 0 ? 0 : base_error_set(err, r, "a staging ring of %llu bytes: %s", (unsigned long long)bytes,
+		base_error_name(r));
 }
 
-static void ring_unmap(struct device_ring *r, uint64_t bytes)
+static void ring_unmap(struct device_ring *ring, uint64_t bytes)
 {
-	if (r->memory != MAP_FAILED && !r->allocated)
-		munmap(r->memory, bytes);
-	r->memory = MAP_FAILED;
+	if (ring->memory != MAP_FAILED && !ring->allocated)
+		munmap(ring->memory, bytes);
+	ring->memory = MAP_FAILED;
 }
 
 /* The first way, the second one: there is memory at return, pinned or not. */
-static int ring_pin(struct device_ring *r, uint64_t bytes, const struct device_fence *fence, struct base_error *err)
+static int ring_pin(struct device_ring *ring, uint64_t bytes, const struct device_fence *fence, struct base_error *err)
 {
-	int rc;
+	int r;
 
-	r->asked = true;
-	if (r->pin == DEVICE_PIN_ALLOCATE && ring_allocate(r, bytes, fence) == 0)
+	ring->asked = true;
+	if (ring->pin == DEVICE_PIN_ALLOCATE && ring_allocate(ring, bytes, fence) == 0)
 		return 0;
-	rc = ring_resident(r, bytes, err);
-	if (rc < 0 || ring_register(r, fence) == 0 || r->pin == DEVICE_PIN_ALLOCATE)
-		return rc;
-	ring_unmap(r, bytes); /* both at one time may be more than there is */
-	if (ring_allocate(r, bytes, fence) == 0)
+	r = ring_resident(ring, bytes, err);
+	if (r < 0 || ring_register(ring, fence) == 0 || ring->pin == DEVICE_PIN_ALLOCATE)
+		return r;
+	ring_unmap(ring, bytes); /* both at one time may be more than there is */
+	if (ring_allocate(ring, bytes, fence) == 0)
 		return 0;
-	if (r->pin == DEVICE_PIN_YES)
-		return base_error_set(err, r->why.code, "%s", r->why.text);
-	return ring_resident(r, bytes, err);
+	if (ring->pin == DEVICE_PIN_YES)
+		return base_error_set(err, ring->why.code, "%s", ring->why.text);
+	return ring_resident(ring, bytes, err);
 }
 
-static int ring_prepare(struct device_ring *r, uint64_t bytes, const struct device_fence *fence,
+static int ring_prepare(struct device_ring *ring, uint64_t bytes, const struct device_fence *fence,
 	struct base_error *err)
 {
 	struct base_error why = {0};
-	int rc;
+	int r;
 
-	r->slots = calloc(r->pages, sizeof *r->slots);
-	if (!r->slots)
+	ring->slots = calloc(ring->pages, sizeof *ring->slots);
+	if (!ring->slots)
 		return base_no_memory_for(err, "a staging ring of %llu bytes", (unsigned long long)bytes);
-	rc = fence && r->pin != DEVICE_PIN_NO ? ring_pin(r, bytes, fence, err) : ring_resident(r, bytes, err);
-	if (rc < 0 || r->pin == DEVICE_PIN_NO || r->registration)
-		return rc;
-	rc = ring_lock(r, bytes, &why);
-	if (rc < 0 && r->pin == DEVICE_PIN_YES)
-		return base_error_set(err, rc, "%s", why.text);
-	if (rc < 0)
+	r = fence && ring->pin != DEVICE_PIN_NO ? ring_pin(ring, bytes, fence, err) : ring_resident(ring, bytes, err);
+	if (r < 0 || ring->pin == DEVICE_PIN_NO || ring->registration)
+		return r;
+	r = ring_lock(ring, bytes, &why);
+	if (r < 0 && ring->pin == DEVICE_PIN_YES)
+		return base_error_set(err, r, "%s", why.text);
+	if (r < 0)
 		base_debug("staging memory is not locked: %s", why.text);
 	return 0;
 }
@@ -287,146 +287,146 @@ static int ring_prepare(struct device_ring *r, uint64_t bytes, const struct devi
 int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fence *fence, struct device_ring **ret_r,
 	struct base_error *err)
 {
-	base_cleanup(device_ring_free_p) struct device_ring *r = NULL;
+	base_cleanup(device_ring_free_p) struct device_ring *ring = NULL;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	int rc;
+	int r;
 
 	if (bytes == 0 || bytes > RING_PAGES_MAX * page || bytes > SIZE_MAX - page - RING_HUGE_BYTES)
 		return base_error_set(err, -EINVAL, "a staging ring of %llu bytes is not possible",
 			(unsigned long long)bytes);
-	r = calloc(1, sizeof *r);
-	if (!r)
+	ring = calloc(1, sizeof *ring);
+	if (!ring)
 		return base_no_memory(err);
-	pthread_mutex_init(&r->lock, NULL);
-	r->memory = MAP_FAILED;
-	r->pin = pin;
-	r->page_bytes = page;
-	r->pages = (uint32_t)((bytes + page - 1) / page);
-	rc = ring_prepare(r, r->pages * page, fence, err);
-	if (rc < 0)
-		return rc;
-	ring_forbid(r->memory, r->pages * page);
-	*ret_r = base_steal(r);
+	pthread_mutex_init(&ring->lock, NULL);
+	ring->memory = MAP_FAILED;
+	ring->pin = pin;
+	ring->page_bytes = page;
+	ring->pages = (uint32_t)((bytes + page - 1) / page);
+	r = ring_prepare(ring, ring->pages * page, fence, err);
+	if (r < 0)
+		return r;
+	ring_forbid(ring->memory, ring->pages * page);
+	*ret_r = base_steal(ring);
 	return 0;
 }
 
-void device_ring_free(struct device_ring *r)
+void device_ring_free(struct device_ring *ring)
 {
-	if (!r)
+	if (!ring)
 		return;
-	if (r->memory != MAP_FAILED) {
-		ring_allow(r->memory, r->pages * r->page_bytes);
-		device_registration_free(r->registration);
-		ring_unmap(r, r->pages * r->page_bytes);
+	if (ring->memory != MAP_FAILED) {
+		ring_allow(ring->memory, ring->pages * ring->page_bytes);
+		device_registration_free(ring->registration);
+		ring_unmap(ring, ring->pages * ring->page_bytes);
 	}
-	pthread_mutex_destroy(&r->lock);
-	free(r->slots);
-	free(r);
+	pthread_mutex_destroy(&ring->lock);
+	free(ring->slots);
+	free(ring);
 }
 
-uint64_t device_ring_bytes(const struct device_ring *r)
+uint64_t device_ring_bytes(const struct device_ring *ring)
 {
-	return r->pages * r->page_bytes;
+	return ring->pages * ring->page_bytes;
 }
 
-enum device_memory device_ring_memory(const struct device_ring *r)
+enum device_memory device_ring_memory(const struct device_ring *promised)
 {
-	struct device_ring *ring = (struct device_ring *)r; /* the lock is no part of what is promised to stay */
+	struct device_ring *ring = (struct device_ring *)promised; /* the lock is no part of what is promised to stay */
 	enum device_memory kind;
 
 	pthread_mutex_lock(&ring->lock);
-	kind = r->kind;
+	kind = ring->kind;
 	pthread_mutex_unlock(&ring->lock);
 	return kind;
 }
 
 /* ---- slots ---- */
 
-static uint32_t ring_take_at_head(struct device_ring *r, uint32_t pages, uint32_t state)
+static uint32_t ring_take_at_head(struct device_ring *ring, uint32_t pages, uint32_t state)
 {
-	uint32_t at = r->head;
+	uint32_t at = ring->head;
 
-	r->slots[at] = pages | state;
-	r->used += pages;
-	r->head = at + pages == r->pages ? 0 : at + pages;
+	ring->slots[at] = pages | state;
+	ring->used += pages;
+	ring->head = at + pages == ring->pages ? 0 : at + pages;
 	return at;
 }
 
-/* Called with the lock held. The page where the slot begins, or r->pages: no room. */
-static uint32_t ring_take(struct device_ring *r, uint32_t pages)
+/* Called with the lock held. The page where the slot begins, or ring->pages: no room. */
+static uint32_t ring_take(struct device_ring *ring, uint32_t pages)
 {
-	uint32_t at_end = r->head >= r->tail ? r->pages - r->head : r->tail - r->head;
+	uint32_t at_end = ring->head >= ring->tail ? ring->pages - ring->head : ring->tail - ring->head;
 
-	if (r->used == r->pages)
-		return r->pages;
+	if (ring->used == ring->pages)
+		return ring->pages;
 	if (pages > at_end) {
-		if (r->head < r->tail || pages > r->tail)
-			return r->pages;
-		ring_take_at_head(r, at_end, RING_SLOT_GIVEN);
+		if (ring->head < ring->tail || pages > ring->tail)
+			return ring->pages;
+		ring_take_at_head(ring, at_end, RING_SLOT_GIVEN);
 	}
-	return ring_take_at_head(r, pages, 0);
+	return ring_take_at_head(ring, pages, 0);
 }
 
-void *device_ring_take(struct device_ring *r, uint64_t bytes)
+void *device_ring_take(struct device_ring *ring, uint64_t bytes)
 {
-	uint64_t pages = bytes / r->page_bytes + (bytes % r->page_bytes != 0);
+	uint64_t pages = bytes / ring->page_bytes + (bytes % ring->page_bytes != 0);
 	uint32_t at;
 	char *slot;
 
-	if (pages > r->pages)
+	if (pages > ring->pages)
 		return NULL;
 	pages = pages ? pages : 1;
-	pthread_mutex_lock(&r->lock);
-	at = ring_take(r, (uint32_t)pages);
-	pthread_mutex_unlock(&r->lock);
-	if (at == r->pages)
+	pthread_mutex_lock(&ring->lock);
+	at = ring_take(ring, (uint32_t)pages);
+	pthread_mutex_unlock(&ring->lock);
+	if (at == ring->pages)
 		return NULL;
-	slot = r->memory + at * r->page_bytes;
+	slot = ring->memory + at * ring->page_bytes;
 	ring_allow(slot, bytes);
 	return slot;
 }
 
 /* Called with the lock held. Everything given back at the tail becomes free. */
-static void ring_advance(struct device_ring *r)
+static void ring_advance(struct device_ring *ring)
 {
-	while (r->used > 0 && (r->slots[r->tail] & RING_SLOT_GIVEN)) {
-		uint32_t pages = r->slots[r->tail] & ~RING_SLOT_GIVEN;
+	while (ring->used > 0 && (ring->slots[ring->tail] & RING_SLOT_GIVEN)) {
+		uint32_t pages = ring->slots[ring->tail] & ~RING_SLOT_GIVEN;
 
-		r->slots[r->tail] = 0;
-		r->used -= pages;
-		r->tail = r->tail + pages == r->pages ? 0 : r->tail + pages;
+		ring->slots[ring->tail] = 0;
+		ring->used -= pages;
+		ring->tail = ring->tail + pages == ring->pages ? 0 : ring->tail + pages;
 	}
-	if (r->used == 0)
-		r->head = r->tail = 0;
+	if (ring->used == 0)
+		ring->head = ring->tail = 0;
 }
 
-int device_ring_give(struct device_ring *r, void *slot)
+int device_ring_give(struct device_ring *ring, void *slot)
 {
-	uintptr_t offset = (uintptr_t)slot - (uintptr_t)r->memory;
-	uint64_t at = offset / r->page_bytes;
-	int rc = 0;
+	uintptr_t offset = (uintptr_t)slot - (uintptr_t)ring->memory;
+	uint64_t at = offset / ring->page_bytes;
+	int r = 0;
 
-	if ((uintptr_t)slot < (uintptr_t)r->memory || at >= r->pages || offset % r->page_bytes)
+	if ((uintptr_t)slot < (uintptr_t)ring->memory || at >= ring->pages || offset % ring->page_bytes)
 		return -EINVAL;
-	pthread_mutex_lock(&r->lock);
-	if (r->slots[at] == 0 || (r->slots[at] & RING_SLOT_GIVEN)) {
-		rc = -EINVAL;
+	pthread_mutex_lock(&ring->lock);
+	if (ring->slots[at] == 0 || (ring->slots[at] & RING_SLOT_GIVEN)) {
+		r = -EINVAL;
 	} else {
-		ring_forbid(slot, r->slots[at] * r->page_bytes);
-		r->slots[at] |= RING_SLOT_GIVEN;
-		ring_advance(r);
+		ring_forbid(slot, ring->slots[at] * ring->page_bytes);
+		ring->slots[at] |= RING_SLOT_GIVEN;
+		ring_advance(ring);
 	}
-	pthread_mutex_unlock(&r->lock);
-	return rc;
+	pthread_mutex_unlock(&ring->lock);
+	return r;
 }
 
-uint64_t device_ring_used(const struct device_ring *r)
+uint64_t device_ring_used(const struct device_ring *promised)
 {
-	struct device_ring *ring = (struct device_ring *)r;
+	struct device_ring *ring = (struct device_ring *)promised;
 	uint64_t used;
 
 	pthread_mutex_lock(&ring->lock);
-	used = r->used * r->page_bytes;
+	used = ring->used * ring->page_bytes;
 	pthread_mutex_unlock(&ring->lock);
 	return used;
 }

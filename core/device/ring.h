@@ -21,16 +21,16 @@ int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fen
 /* For a ring that was made without a fence and now has to take device memory: registers it as device_ring_new does,
  * unless pin is NO; slots may be taken. 1: it stays unpinned, but the driver might allocate a new ring; every later
  * call says the same. One thread at a time. */
-int device_ring_register(struct device_ring *r, const struct device_fence *fence);
+int device_ring_register(struct device_ring *ring, const struct device_fence *fence);
 /* Why it is not pinned; "" if the driver was not asked. For the thread that registers. */
-const char *device_ring_why(const struct device_ring *r);
-uint64_t device_ring_register_ns(const struct device_ring *r); /* how long the driver took to register it; likewise */
-void device_ring_free(struct device_ring *r); /* NULL-safe; slots that were not given back are lost with it */
-uint64_t device_ring_bytes(const struct device_ring *r);
-enum device_memory device_ring_memory(const struct device_ring *r);
+const char *device_ring_why(const struct device_ring *ring);
+uint64_t device_ring_register_ns(const struct device_ring *ring); /* how long the driver took for it; likewise */
+void device_ring_free(struct device_ring *ring); /* NULL-safe; slots that were not given back are lost with it */
+uint64_t device_ring_bytes(const struct device_ring *ring);
+enum device_memory device_ring_memory(const struct device_ring *ring);
 /* NULL: no room now (or never: bytes > device_ring_bytes). bytes 0 takes a page. */
-void *device_ring_take(struct device_ring *r, uint64_t bytes);
-int device_ring_give(struct device_ring *r, void *slot); /* -EINVAL: not a slot that is taken */
-uint64_t device_ring_used(const struct device_ring *r); /* bytes that are not free */
+void *device_ring_take(struct device_ring *ring, uint64_t bytes);
+int device_ring_give(struct device_ring *ring, void *slot); /* -EINVAL: not a slot that is taken */
+uint64_t device_ring_used(const struct device_ring *ring); /* bytes that are not free */
 
 #endif

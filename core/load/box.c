@@ -24,95 +24,95 @@ struct box_read {
 	struct base_error *err;
 };
 
-static int box_pack(struct box_read *r, uint32_t number)
+static int box_pack(struct box_read *read, uint32_t number)
 {
-	struct store *s = load_step_store(r->o->step);
-	int rc;
+	struct store *s = load_step_store(read->o->step);
+	int r;
 
-	if (r->pack && r->pack_number == number)
+	if (read->pack && read->pack_number == number)
 		return 0;
-	store_pack_put(s, base_steal(r->pack));
-	if (number >= r->o->npacks)
-		return base_error_set(r->err, -BASE_EFORMAT, "pack %u of %u", number, r->o->npacks);
-	rc = store_pack_get(s, r->o->packs[number], &r->pack, r->err);
-	if (rc < 0)
-		r->pack = NULL;
-	r->pack_number = number;
-	return rc;
+	store_pack_put(s, base_steal(read->pack));
+	if (number >= read->o->npacks)
+		return base_error_set(read->err, -BASE_EFORMAT, "pack %u of %u", number, read->o->npacks);
+	r = store_pack_get(s, read->o->packs[number], &read->pack, read->err);
+	if (r < 0)
+		read->pack = NULL;
+	read->pack_number = number;
+	return r;
 }
 
 /* The bytes of a piece, checked, into `out`. */
-static int box_piece(struct box_read *r, uint64_t piece, void *out)
+static int box_piece(struct box_read *read, uint64_t piece, void *out)
 {
-	const struct store_object_ref *ref = &r->o->pieces[piece].ref;
-	const struct load_step_info *info = load_step_info(r->o->step);
-	int rc = box_pack(r, ref->pack);
+	const struct store_object_ref *ref = &read->o->pieces[piece].ref;
+	const struct load_step_info *info = load_step_info(read->o->step);
+	int r = box_pack(read, ref->pack);
 
-	if (rc == 0)
-		rc = store_object_read(r->pack, ref, out, r->err);
-	if (rc < 0)
-		return base_error_prefix(r->err, rc, "%s/%llu: %s: piece %llu", info->run,
-			(unsigned long long)info->step, r->o->label, (unsigned long long)piece);
+	if (r == 0)
+		r = store_object_read(read->pack, ref, out, read->err);
+	if (r < 0)
+		return base_error_prefix(read->err, r, "%s/%llu: %s: piece %llu", info->run,
+			(unsigned long long)info->step, read->o->label, (unsigned long long)piece);
 	return 0;
 }
 
 /* What the request wants of one box that was stored, whose pieces are numbered from `first`. */
-static int box_stored(struct box_read *r, const struct tensor_box *stored, uint64_t first)
+static int box_stored(struct box_read *read, const struct tensor_box *stored, uint64_t first)
 {
-	const struct tensor_grid *g = &r->o->grid;
+	const struct tensor_grid *g = &read->o->grid;
 	struct tensor_piece_window w;
 
-	for (tensor_piece_window_first(&w, g, stored, r->box); !w.done; tensor_piece_window_next(&w)) {
-		const void *bytes = r->o->pieces[first + w.number].inline_bytes;
-		int rc = bytes ? 0 : box_piece(r, first + w.number, r->piece);
+	for (tensor_piece_window_first(&w, g, stored, read->box); !w.done; tensor_piece_window_next(&w)) {
+		const void *bytes = read->o->pieces[first + w.number].inline_bytes;
+		int r = bytes ? 0 : box_piece(read, first + w.number, read->piece);
 
-		if (rc < 0)
-			return rc;
-		tensor_piece_scatter(g, &w.piece, &w.part, bytes ? bytes : r->piece, r->data, r->box->offset,
-			r->stride);
+		if (r < 0)
+			return r;
+		tensor_piece_scatter(g, &w.piece, &w.part, bytes ? bytes : read->piece, read->data, read->box->offset,
+			read->stride);
 	}
 	return 0;
 }
 
 static int box_found(void *arg, size_t number)
 {
-	struct box_read *r = arg;
-	const struct load_boxes *b = r->o->boxes;
+	struct box_read *read = arg;
+	const struct load_boxes *b = read->o->boxes;
 	struct tensor_box stored;
 
 	tensor_boxes_get(&b->list, number, &stored);
-	return box_stored(r, &stored, b->first_piece[number]);
+	return box_stored(read, &stored, b->first_piece[number]);
 }
 
 int load_object_read_box(struct load_object *o, const struct tensor_box *box, void *data, const uint64_t *stride,
 	struct base_error *err)
 {
-	struct box_read r = {.o = o, .box = box, .data = data, .stride = stride, .err = err};
+	struct box_read read = {.o = o, .box = box, .data = data, .stride = stride, .err = err};
 	base_cleanup_free uint8_t *piece = NULL;
-	int rc;
+	int r;
 
 	if (o->blob || !tensor_box_inside(&o->grid.shape, box))
 		return base_error_set(err, -EINVAL, "%s: the box is not inside the tensor", o->label);
 	if (tensor_box_empty(o->grid.shape.ndim, box))
 		return 0;
-	r.piece = piece = malloc(o->max_piece + 1);
+	read.piece = piece = malloc(o->max_piece + 1);
 	if (!piece)
 		return base_no_memory_for(err, "%s: a piece of %llu bytes", o->label,
 			(unsigned long long)o->max_piece);
-	rc = o->boxes ? tensor_box_index_find(o->boxes->index, box, box_found, &r) : box_stored(&r, &o->whole, 0);
-	store_pack_put(load_step_store(o->step), r.pack);
-	return rc;
+	r = o->boxes ? tensor_box_index_find(o->boxes->index, box, box_found, &read) : box_stored(&read, &o->whole, 0);
+	store_pack_put(load_step_store(o->step), read.pack);
+	return r;
 }
 
 int load_blob_read(struct load_object *o, void *data, struct base_error *err)
 {
-	struct box_read r = {.o = o, .err = err};
-	int rc = 0;
+	struct box_read read = {.o = o, .err = err};
+	int r = 0;
 
 	if (!o->blob)
 		return base_error_set(err, -EINVAL, "%s is not a blob", o->label);
 	if (o->npieces)
-		rc = box_piece(&r, 0, data);
-	store_pack_put(load_step_store(o->step), r.pack);
-	return rc;
+		r = box_piece(&read, 0, data);
+	store_pack_put(load_step_store(o->step), read.pack);
+	return r;
 }

@@ -67,23 +67,23 @@ static int gather_row(struct boxes_gather *g, uint32_t number)
 	const struct store_row *row = &g->rows[number].row;
 	struct boxes_from from = {.row = number};
 	uint64_t n;
-	int rc = 0;
+	int r = 0;
 
-	for (; rc == 0 && from.box < row->nboxes; from.box++, from.first += n) {
+	for (; r == 0 && from.box < row->nboxes; from.box++, from.first += n) {
 		const struct tensor_box *box = &row->boxes[from.box];
 
 		n = tensor_piece_count(&g->o->grid, box);
 		if (n > row->npieces - from.first)
 			return base_error_set(g->err, -BASE_EFORMAT, "its row has fewer pieces than its boxes");
-		rc = load_pieces_check(g->o, box, row->pieces + from.first, n, g->rows[number].npacks,
+		r = load_pieces_check(g->o, box, row->pieces + from.first, n, g->rows[number].npacks,
 			g->err);
 		base_buf_append(&g->from, &from, sizeof from);
 	}
 	if (g->from.error)
 		return gather_memory(g);
-	if (rc == 0 && from.first != row->npieces)
-		rc = base_error_set(g->err, -BASE_EFORMAT, "its row has more pieces than its boxes");
-	return rc;
+	if (r == 0 && from.first != row->npieces)
+		r = base_error_set(g->err, -BASE_EFORMAT, "its row has more pieces than its boxes");
+	return r;
 }
 
 /* ---- each box once, and all of the tensor ---- */
@@ -143,9 +143,9 @@ static int gather_cover(const struct boxes_gather *g)
 {
 	char first[BOX_TEXT], second[BOX_TEXT];
 	struct tensor_cover fault;
-	int rc = tensor_boxes_cover(&g->o->grid.shape, &g->list, &fault);
+	int r = tensor_boxes_cover(&g->o->grid.shape, &g->list, &fault);
 
-	switch (rc) {
+	switch (r) {
 	case 0:
 		return 0;
 	case -ERANGE:
@@ -161,7 +161,7 @@ static int gather_cover(const struct boxes_gather *g)
 		tensor_box_text(g->list.ndim, &fault.box, first, sizeof first);
 		return base_error_set(g->err, -BASE_EFORMAT, "no rank stored box %s", first);
 	default:
-		return base_error_set(g->err, rc, "its boxes cannot be checked: %s", base_error_name(rc));
+		return base_error_set(g->err, r, "its boxes cannot be checked: %s", base_error_name(r));
 	}
 }
 
@@ -284,38 +284,38 @@ static int gather_finish(struct boxes_gather *g)
 {
 	struct load_object *o = g->o;
 	bool aligned = gather_aligned(g);
-	int rc = row_make(g);
+	int r = row_make(g);
 
-	if (rc == 0 && !aligned)
-		rc = boxes_make(g);
-	if (rc < 0)
-		return rc;
+	if (r == 0 && !aligned)
+		r = boxes_make(g);
+	if (r < 0)
+		return r;
 	row_fill(g, aligned, aligned ? NULL : o->boxes->first_piece);
 	o->pieces = o->row.pieces;
 	o->npieces = o->row.npieces;
-	rc = load_step_packs(o->step, &o->packs, &o->npacks);
-	if (rc == 0)
-		rc = store_row_digest(o->pieces, o->npieces, &o->digest);
-	if (rc == 0 && !aligned) {
+	r = load_step_packs(o->step, &o->packs, &o->npacks);
+	if (r == 0)
+		r = store_row_digest(o->pieces, o->npieces, &o->digest);
+	if (r == 0 && !aligned) {
 		boxes_measure(o);
-		rc = boxes_digest(o);
+		r = boxes_digest(o);
 	}
-	return rc < 0 ? gather_memory(g) : 0;
+	return r < 0 ? gather_memory(g) : 0;
 }
 
 int load_boxes_gather(struct load_object *o, const struct load_row *rows, size_t n, struct base_error *err)
 {
 	base_cleanup(gather_release) struct boxes_gather g = {.o = o, .err = err, .rows = rows,
 		.list.ndim = o->grid.shape.ndim};
-	int rc = 0;
+	int r = 0;
 
-	for (size_t i = 0; rc == 0 && i < n; i++)
-		rc = gather_row(&g, (uint32_t)i);
-	if (rc == 0)
-		rc = gather_fold(&g);
-	if (rc == 0)
-		rc = gather_cover(&g);
-	return rc < 0 ? rc : gather_finish(&g);
+	for (size_t i = 0; r == 0 && i < n; i++)
+		r = gather_row(&g, (uint32_t)i);
+	if (r == 0)
+		r = gather_fold(&g);
+	if (r == 0)
+		r = gather_cover(&g);
+	return r < 0 ? r : gather_finish(&g);
 }
 
 /* ---- asking ---- */

@@ -350,7 +350,7 @@ static uint32_t cache_window_len(uint64_t raw_len, uint64_t window)
 /* Step 1: every window is pinned; those that were missing are ours to fill. */
 static int cache_take(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n)
 {
-	int rc = 0;
+	int r = 0;
 
 	pthread_mutex_lock(&c->lock);
 	for (size_t i = 0; i < n; i++) {
@@ -360,14 +360,14 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 
 		w->pin = NULL;
 		w->mine = false;
-		if (p->inline_bytes || rc < 0)
+		if (p->inline_bytes || r < 0)
 			continue;
 		e = cache_find(c, &p->ref.digest, w->window);
 		if (!e) {
 			w->pin = cache_make(c, &p->ref.digest, w->window, cache_window_len(p->ref.raw_len, w->window));
 			w->mine = w->pin != NULL;
 			c->stats.misses++;
-			rc = w->pin ? 0 : -ENOMEM;
+			r = w->pin ? 0 : -ENOMEM;
 			continue;
 		}
 		if (e->pins++ == 0)
@@ -376,7 +376,7 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 		w->pin = e;
 	}
 	pthread_mutex_unlock(&c->lock);
-	return rc;
+	return r;
 }
 
 /* *pack: open already, or NULL. */
@@ -385,15 +385,15 @@ static int cache_read(const struct load_object *o, const struct load_want *w, st
 {
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
 	uint64_t first = w->window * (LOAD_WINDOW_BYTES / BASE_BLOCK_BYTES);
-	int rc;
+	int r;
 
 	if (!*pack) {
 		if (ref->pack >= o->npacks)
 			return base_error_set(err, -BASE_EFORMAT, "pack %u of %u", ref->pack, o->npacks);
-		rc = store_pack_get(load_step_store(o->step), o->packs[ref->pack], pack, err);
-		if (rc < 0) {
+		r = store_pack_get(load_step_store(o->step), o->packs[ref->pack], pack, err);
+		if (r < 0) {
 			*pack = NULL;
-			return rc;
+			return r;
 		}
 	}
 	return store_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
@@ -401,22 +401,22 @@ static int cache_read(const struct load_object *o, const struct load_want *w, st
 
 /* The fill is over, well or not: whoever waits goes on. A failed window leaves the table, so that the next reader
  * tries again. */
-static void cache_settle(struct load_cache *c, struct load_pin *e, int rc, const struct base_error *why,
+static void cache_settle(struct load_cache *c, struct load_pin *e, int r, const struct base_error *why,
 	uint64_t stored)
 {
 	struct base_error *copy = NULL;
 
-	if (rc < 0 && why) {
+	if (r < 0 && why) {
 		copy = malloc(sizeof *copy);
 		if (copy)
 			*copy = *why;
 	}
 	pthread_mutex_lock(&c->lock);
-	e->state = rc < 0 ? CACHE_FAILED : CACHE_READY;
-	if (rc < 0) {
+	e->state = r < 0 ? CACHE_FAILED : CACHE_READY;
+	if (r < 0) {
 		cache_table_remove(e);
 		e->error = copy;
-		e->code = rc;
+		e->code = r;
 	} else {
 		c->stats.decoded_bytes += e->len;
 		c->stats.stored_bytes += stored;
@@ -447,17 +447,17 @@ static void cache_fill_one(struct load_cache *c, const struct load_object *o, st
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
 	const struct load_step_info *info = load_step_info(o->step);
 	struct base_error why = {0};
-	int rc = cache_read(o, w, pack, &why);
+	int r = cache_read(o, w, pack, &why);
 
-	if (rc < 0) {
+	if (r < 0) {
 		const char *name = ref->pack < o->npacks ? o->packs[ref->pack] : "?";
 
-		rc = base_error_prefix(&why, rc, "%s/%llu: %s: piece %llu", info->run,
+		r = base_error_prefix(&why, r, "%s/%llu: %s: piece %llu", info->run,
 			(unsigned long long)info->step, o->label, (unsigned long long)w->piece);
 		if (!c->quiet && cache_say(c, name, ref->offset + w->window))
 			base_warning("%s", why.text);
 	}
-	cache_settle(c, w->pin, rc, &why,
+	cache_settle(c, w->pin, r, &why,
 		ref->stored_len / base_block_count(ref->raw_len) * base_block_count(w->pin->len));
 }
 
@@ -528,7 +528,7 @@ static void cache_fill(struct load_cache *c, const struct load_object *o, struct
 /* Step 3: those of others are waited for; the first error, of whatever window. */
 static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	pthread_mutex_lock(&c->lock);
 	for (size_t i = 0; i < n; i++) {
@@ -541,34 +541,34 @@ static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, s
 			pthread_cond_wait(&c->filled, &c->lock);
 			e->waiters--;
 		}
-		if (e->state == CACHE_FAILED && rc == 0) {
-			rc = e->code;
+		if (e->state == CACHE_FAILED && r == 0) {
+			r = e->code;
 			if (err && e->error)
 				*err = *e->error;
 			else
-				base_error_set(err, rc, "%s", base_error_name(rc));
+				base_error_set(err, r, "%s", base_error_name(r));
 		}
 	}
 	pthread_mutex_unlock(&c->lock);
-	return rc;
+	return r;
 }
 
 int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
 	struct base_error *err)
 {
-	int rc = cache_take(c, o, wants, n);
+	int r = cache_take(c, o, wants, n);
 
 	cache_fill(c, o, wants, n);
-	if (rc < 0)
+	if (r < 0)
 		base_no_memory_for(err, "the cache of decoded pieces");
 	else
-		rc = cache_wait(c, wants, n, err);
-	if (rc < 0) {
+		r = cache_wait(c, wants, n, err);
+	if (r < 0) {
 		pthread_mutex_lock(&c->lock);
 		for (size_t i = 0; i < n; i++)
 			if (wants[i].pin)
 				cache_unpin_locked(wants[i].pin);
 		pthread_mutex_unlock(&c->lock);
 	}
-	return rc;
+	return r;
 }

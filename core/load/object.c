@@ -31,11 +31,11 @@ static struct load_object *object_new(struct load_step *step)
 	return o;
 }
 
-static int object_fail(const struct load_object *o, int rc, struct base_error *err)
+static int object_fail(const struct load_object *o, int r, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(o->step);
 
-	return base_error_prefix(err, rc, "%s/%llu: %s", info->run, (unsigned long long)info->step, o->label ? o->label
+	return base_error_prefix(err, r, "%s/%llu: %s", info->run, (unsigned long long)info->step, o->label ? o->label
 		: "object");
 }
 
@@ -103,10 +103,10 @@ static int object_nothing(struct load_object *o)
 static int object_row(struct load_object *o, uint32_t tensor, struct base_error *err)
 {
 	base_cleanup(load_rows_release) struct load_rows rows = {0};
-	int rc = load_step_rows(o->step, tensor, &rows, err);
+	int r = load_step_rows(o->step, tensor, &rows, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (rows.n == 0)
 		return o->bytes ? base_error_set(err, -BASE_EFORMAT, "no part has a row of it") : object_nothing(o);
 	if (!rows.all[0].row.whole)
@@ -144,7 +144,7 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	struct load_tensor_info info;
 	uint32_t i;
 	const struct store_layout *l;
-	int rc;
+	int r;
 
 	if (tensor >= load_step_tensor_count(step))
 		return base_error_set(err, -ENOENT, "no tensor %u", tensor);
@@ -158,11 +158,11 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	tensor_box_whole(&o->grid.shape, &o->whole);
 	o->bytes = info.bytes;
 	object_measure(o);
-	rc = object_row(o, tensor, err);
-	if (rc == 0 && object_digest(o, info.dtype) < 0)
-		rc = base_no_memory(err);
-	if (rc < 0)
-		return object_fail(o, rc, err);
+	r = object_row(o, tensor, err);
+	if (r == 0 && object_digest(o, info.dtype) < 0)
+		r = base_no_memory(err);
+	if (r < 0)
+		return object_fail(o, r, err);
 	*ret_o = base_steal(o);
 	return 0;
 }
@@ -171,7 +171,7 @@ int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **r
 {
 	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
 	struct load_blob_info info;
-	int rc;
+	int r;
 
 	if (blob >= load_step_blob_count(step))
 		return base_error_set(err, -ENOENT, "no blob %u", blob);
@@ -182,9 +182,9 @@ int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **r
 	o->blob = true;
 	o->bytes = info.bytes;
 	o->digest = info.digest;
-	rc = load_step_blob_ref(step, blob, &o->one.ref, &o->packs, &o->npacks, err);
-	if (rc < 0)
-		return object_fail(o, rc, err);
+	r = load_step_blob_ref(step, blob, &o->one.ref, &o->packs, &o->npacks, err);
+	if (r < 0)
+		return object_fail(o, r, err);
 	o->one.base = STORE_PIECE_NO_BASE;
 	o->pieces = &o->one;
 	o->npieces = o->bytes ? 1 : 0;

@@ -34,12 +34,12 @@ struct read_request {
 	struct load_want few_wants[72];
 };
 
-static void read_request_release(struct read_request *r)
+static void read_request_release(struct read_request *request)
 {
-	if (r->fragments != r->few_fragments)
-		free(r->fragments);
-	if (r->wants != r->few_wants)
-		free(r->wants);
+	if (request->fragments != request->few_fragments)
+		free(request->fragments);
+	if (request->wants != request->few_wants)
+		free(request->wants);
 }
 
 static void *read_grow(void *items, const void *few, size_t n, size_t *room, size_t size)
@@ -55,32 +55,34 @@ static void *read_grow(void *items, const void *few, size_t n, size_t *room, siz
 	return grown;
 }
 
-static bool read_add_want(struct read_request *r, uint64_t piece, uint64_t window)
+static bool read_add_want(struct read_request *request, uint64_t piece, uint64_t window)
 {
-	if (r->nwants && r->wants[r->nwants - 1].piece == piece && r->wants[r->nwants - 1].window == window)
+	if (request->nwants && request->wants[request->nwants - 1].piece == piece
+		&& request->wants[request->nwants - 1].window == window)
 		return true;
-	if (r->nwants == r->wants_room) {
-		struct load_want *grown = read_grow(r->wants, r->few_wants, r->nwants, &r->wants_room, sizeof *grown);
+	if (request->nwants == request->wants_room) {
+		struct load_want *grown = read_grow(request->wants, request->few_wants, request->nwants,
+			&request->wants_room, sizeof *grown);
 
 		if (!grown)
 			return false;
-		r->wants = grown;
+		request->wants = grown;
 	}
-	r->wants[r->nwants++] = (struct load_want){.piece = piece, .window = window};
+	request->wants[request->nwants++] = (struct load_want){.piece = piece, .window = window};
 	return true;
 }
 
-static bool read_add_fragment(struct read_request *r, uint64_t piece, uint64_t offset, uint64_t len)
+static bool read_add_fragment(struct read_request *request, uint64_t piece, uint64_t offset, uint64_t len)
 {
-	if (r->nfragments == r->fragments_room) {
-		struct read_fragment *grown = read_grow(r->fragments, r->few_fragments, r->nfragments,
-			&r->fragments_room, sizeof *grown);
+	if (request->nfragments == request->fragments_room) {
+		struct read_fragment *grown = read_grow(request->fragments, request->few_fragments, request->nfragments,
+			&request->fragments_room, sizeof *grown);
 
 		if (!grown)
 			return false;
-		r->fragments = grown;
+		request->fragments = grown;
 	}
-	r->fragments[r->nfragments++] = (struct read_fragment){piece, offset, len};
+	request->fragments[request->nfragments++] = (struct read_fragment){piece, offset, len};
 	return true;
 }
 
@@ -93,32 +95,32 @@ static int read_want_compare(const void *a, const void *b)
 	return (x->window > y->window) - (x->window < y->window);
 }
 
-static void read_sort_wants(struct read_request *r)
+static void read_sort_wants(struct read_request *request)
 {
 	size_t kept = 0;
 	bool sorted = true;
 
-	for (size_t i = 1; i < r->nwants && sorted; i++)
-		sorted = read_want_compare(&r->wants[i - 1], &r->wants[i]) < 0;
+	for (size_t i = 1; i < request->nwants && sorted; i++)
+		sorted = read_want_compare(&request->wants[i - 1], &request->wants[i]) < 0;
 	if (sorted)
 		return;
-	qsort(r->wants, r->nwants, sizeof *r->wants, read_want_compare);
-	for (size_t i = 0; i < r->nwants; i++)
-		if (kept == 0 || read_want_compare(&r->wants[kept - 1], &r->wants[i]) != 0)
-			r->wants[kept++] = r->wants[i];
-	r->nwants = kept;
+	qsort(request->wants, request->nwants, sizeof *request->wants, read_want_compare);
+	for (size_t i = 0; i < request->nwants; i++)
+		if (kept == 0 || read_want_compare(&request->wants[kept - 1], &request->wants[i]) != 0)
+			request->wants[kept++] = request->wants[i];
+	request->nwants = kept;
 }
 
 /* The bytes of a window of a piece that this request has pinned. */
-static const uint8_t *read_bytes(const struct read_request *r, uint64_t piece, uint64_t window)
+static const uint8_t *read_bytes(const struct read_request *request, uint64_t piece, uint64_t window)
 {
 	const struct load_want key = {.piece = piece, .window = window};
 	int64_t n;
 
-	if (r->o->pieces[piece].inline_bytes)
-		return r->o->pieces[piece].inline_bytes;
-	n = base_search(i, 0, r->nwants, read_want_compare(&r->wants[i], &key));
-	return n < 0 ? NULL : load_pin_bytes(r->wants[n].pin); /* never NULL: both passes walk the same pieces */
+	if (request->o->pieces[piece].inline_bytes)
+		return request->o->pieces[piece].inline_bytes;
+	n = base_search(i, 0, request->nwants, read_want_compare(&request->wants[i], &key));
+	return n < 0 ? NULL : load_pin_bytes(request->wants[n].pin); /* never NULL: both passes walk the same pieces */
 }
 
 static void read_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
@@ -129,10 +131,10 @@ static void read_fragment_at(const struct load_object *o, uint64_t at, uint64_t 
 		tensor_fragment_at(&o->grid, at, end, ret_f);
 }
 
-static void read_unpin(struct read_request *r)
+static void read_unpin(struct read_request *request)
 {
-	for (size_t i = 0; i < r->nwants; i++)
-		load_unpin(r->wants[i].pin);
+	for (size_t i = 0; i < request->nwants; i++)
+		load_unpin(request->wants[i].pin);
 }
 
 /* ---- short fragments: box by box ---- */
@@ -211,44 +213,45 @@ static bool walk_next(struct read_walk *w)
 }
 
 /* Whole items only: the one that an end of the range cuts is copied by itself. */
-static void read_copy_partial(struct read_request *r, uint64_t from, uint64_t to)
+static void read_copy_partial(struct read_request *request, uint64_t from, uint64_t to)
 {
 	while (from < to) {
 		struct tensor_fragment f;
 
-		read_fragment_at(r->o, from, to, &f);
-		memcpy(r->scratch + (from - r->offset), read_bytes(r, f.piece, 0) + f.piece_offset, f.len);
+		read_fragment_at(request->o, from, to, &f);
+		memcpy(request->scratch + (from - request->offset), read_bytes(request, f.piece, 0) + f.piece_offset,
+			f.len);
 		from += f.len;
 	}
 }
 
-static bool read_want_partial(struct read_request *r, uint64_t from, uint64_t to)
+static bool read_want_partial(struct read_request *request, uint64_t from, uint64_t to)
 {
 	while (from < to) {
 		struct tensor_fragment f;
 
-		read_fragment_at(r->o, from, to, &f);
-		if (!read_add_want(r, f.piece, 0))
+		read_fragment_at(request->o, from, to, &f);
+		if (!read_add_want(request, f.piece, 0))
 			return false;
 		from += f.len;
 	}
 	return true;
 }
 
-static int read_piece(struct read_request *r, const struct read_walk *w, uint64_t number,
+static int read_piece(struct read_request *request, const struct read_walk *w, uint64_t number,
 	const struct tensor_box *piece, const struct tensor_box *window, bool copy)
 {
-	const struct load_object *o = r->o;
+	const struct load_object *o = request->o;
 
 	if (!copy)
-		return read_add_want(r, number, 0) ? 0 : -ENOMEM;
-	tensor_piece_scatter(&o->grid, piece, window, read_bytes(r, number, 0),
-		r->scratch + (w->box_first * o->grid.item_bytes - r->offset), w->box.offset, o->stride);
+		return read_add_want(request, number, 0) ? 0 : -ENOMEM;
+	tensor_piece_scatter(&o->grid, piece, window, read_bytes(request, number, 0),
+		request->scratch + (w->box_first * o->grid.item_bytes - request->offset), w->box.offset, o->stride);
 	return 0;
 }
 
 /* What the current box of the walk wants of a box that was stored. */
-struct read_stored { struct read_request *r; const struct read_walk *w; bool copy; };
+struct read_stored { struct read_request *request; const struct read_walk *w; bool copy; };
 
 static int read_stored(void *arg, size_t box)
 {
@@ -256,83 +259,83 @@ static int read_stored(void *arg, size_t box)
 	const struct load_boxes *b = s->w->o->boxes;
 	struct tensor_piece_window p;
 	struct tensor_box stored;
-	int rc = 0;
+	int r = 0;
 
 	tensor_boxes_get(&b->list, box, &stored);
-	for (tensor_piece_window_first(&p, &s->w->o->grid, &stored, &s->w->box); !p.done && rc == 0;
+	for (tensor_piece_window_first(&p, &s->w->o->grid, &stored, &s->w->box); !p.done && r == 0;
 		tensor_piece_window_next(&p))
-		rc = read_piece(s->r, s->w, b->first_piece[box] + p.number, &p.piece, &p.part, s->copy);
-	return rc;
+		r = read_piece(s->request, s->w, b->first_piece[box] + p.number, &p.piece, &p.part, s->copy);
+	return r;
 }
 
 /* Wants, or copies, every piece that the walk comes to. Only wanting can fail: -ENOMEM. */
-static int read_walk(struct read_request *r, struct read_walk *w, bool copy)
+static int read_walk(struct read_request *request, struct read_walk *w, bool copy)
 {
-	int rc = 0;
+	int r = 0;
 
 	if (!w->o->boxes) {
-		while (rc == 0 && walk_next(w))
-			rc = read_piece(r, w, w->number, &w->piece, &w->window, copy);
-		return rc;
+		while (r == 0 && walk_next(w))
+			r = read_piece(request, w, w->number, &w->piece, &w->window, copy);
+		return r;
 	}
-	while (rc == 0 && w->at < w->end) {
+	while (r == 0 && w->at < w->end) {
 		walk_box(w);
-		rc = tensor_box_index_find(w->o->boxes->index, &w->box, read_stored,
-			&(struct read_stored){r, w, copy});
+		r = tensor_box_index_find(w->o->boxes->index, &w->box, read_stored,
+			&(struct read_stored){request, w, copy});
 	}
-	return rc;
+	return r;
 }
 
-static int read_gather(struct read_request *r, struct base_error *err)
+static int read_gather(struct read_request *request, struct base_error *err)
 {
-	struct load_object *o = r->o;
+	struct load_object *o = request->o;
 	unsigned item = o->grid.item_bytes;
-	uint64_t first = base_div_up(r->offset, item), last = r->end / item;
+	uint64_t first = base_div_up(request->offset, item), last = request->end / item;
 	struct read_walk w = {.o = o, .at = first, .end = last};
-	int rc;
+	int r;
 
 	if (first >= last) { /* within one or two items */
-		first = last = r->end / item;
+		first = last = request->end / item;
 		w.at = w.end = 0;
 	}
-	if (!read_want_partial(r, r->offset, base_min(first * item, r->end)))
+	if (!read_want_partial(request, request->offset, base_min(first * item, request->end)))
 		return base_no_memory(err);
-	if (read_walk(r, &w, false) < 0)
+	if (read_walk(request, &w, false) < 0)
 		return base_no_memory(err);
-	if (!read_want_partial(r, base_max(last * item, r->offset), r->end))
+	if (!read_want_partial(request, base_max(last * item, request->offset), request->end))
 		return base_no_memory(err);
-	read_sort_wants(r);
-	rc = load_cache_pin(r->c, o, r->wants, r->nwants, err);
-	if (rc < 0)
-		return rc;
-	read_copy_partial(r, r->offset, base_min(first * item, r->end));
+	read_sort_wants(request);
+	r = load_cache_pin(request->c, o, request->wants, request->nwants, err);
+	if (r < 0)
+		return r;
+	read_copy_partial(request, request->offset, base_min(first * item, request->end));
 	w = (struct read_walk){.o = o, .at = first, .end = last};
-	read_walk(r, &w, true);
-	read_copy_partial(r, base_max(last * item, r->offset), r->end);
-	read_unpin(r);
+	read_walk(request, &w, true);
+	read_copy_partial(request, base_max(last * item, request->offset), request->end);
+	read_unpin(request);
 	return 0;
 }
 
 /* ---- long fragments and blobs: fragment by fragment ---- */
 
-static bool read_plan_fragments(struct read_request *r)
+static bool read_plan_fragments(struct read_request *request)
 {
-	for (uint64_t at = r->offset; at < r->end;) {
-		struct tensor_fragment f = {.piece = 0, .piece_offset = at, .len = r->end - at};
+	for (uint64_t at = request->offset; at < request->end;) {
+		struct tensor_fragment f = {.piece = 0, .piece_offset = at, .len = request->end - at};
 
-		if (!r->o->blob)
-			read_fragment_at(r->o, at, r->end, &f);
+		if (!request->o->blob)
+			read_fragment_at(request->o, at, request->end, &f);
 		for (uint64_t done = 0; done < f.len;) {
 			uint64_t from = f.piece_offset + done, window = from / LOAD_WINDOW_BYTES;
 			uint64_t n = base_min(f.len - done, (window + 1) * LOAD_WINDOW_BYTES - from);
 
-			if (!read_add_want(r, f.piece, window) || !read_add_fragment(r, f.piece, from, n))
+			if (!read_add_want(request, f.piece, window) || !read_add_fragment(request, f.piece, from, n))
 				return false;
 			done += n;
 		}
 		at += f.len;
 	}
-	read_sort_wants(r);
+	read_sort_wants(request);
 	return true;
 }
 
@@ -346,24 +349,25 @@ static void read_add_slice(struct load_slices *e, const uint8_t *bytes, size_t l
 		e->iov[e->niov++] = (struct iovec){(void *)bytes, len};
 }
 
-static int read_fragments(struct read_request *r, struct load_slices *e, struct base_error *err)
+static int read_fragments(struct read_request *request, struct load_slices *e, struct base_error *err)
 {
-	uint8_t *to = r->scratch;
-	int rc = read_plan_fragments(r) ? 0 : base_no_memory(err);
+	uint8_t *to = request->scratch;
+	int r = read_plan_fragments(request) ? 0 : base_no_memory(err);
 
-	if (rc == 0) {
-		e->memory = malloc(r->nfragments * sizeof *e->iov + r->nwants * sizeof *e->pins);
-		rc = e->memory ? load_cache_pin(r->c, r->o, r->wants, r->nwants, err) : base_no_memory(err);
+	if (r == 0) {
+		e->memory = malloc(request->nfragments * sizeof *e->iov + request->nwants * sizeof *e->pins);
+		r = e->memory ? load_cache_pin(request->c, request->o, request->wants, request->nwants, err)
+			: base_no_memory(err);
 	}
-	if (rc < 0) {
+	if (r < 0) {
 		free(base_steal(e->memory));
-		return rc;
+		return r;
 	}
 	e->iov = e->memory;
-	e->pins = (struct load_pin **)(e->iov + r->nfragments);
-	for (size_t i = 0; i < r->nfragments; i++) {
-		const struct read_fragment *f = &r->fragments[i];
-		const uint8_t *bytes = read_bytes(r, f->piece,
+	e->pins = (struct load_pin **)(e->iov + request->nfragments);
+	for (size_t i = 0; i < request->nfragments; i++) {
+		const struct read_fragment *f = &request->fragments[i];
+		const uint8_t *bytes = read_bytes(request, f->piece,
 			f->offset / LOAD_WINDOW_BYTES) + f->offset % LOAD_WINDOW_BYTES;
 
 		if (f->len < LOAD_GATHER_BYTES)
@@ -371,9 +375,9 @@ static int read_fragments(struct read_request *r, struct load_slices *e, struct 
 		read_add_slice(e, bytes, f->len);
 		to += f->len;
 	}
-	for (size_t i = 0; i < r->nwants; i++)
-		if (r->wants[i].pin)
-			e->pins[e->npins++] = r->wants[i].pin;
+	for (size_t i = 0; i < request->nwants; i++)
+		if (request->wants[i].pin)
+			e->pins[e->npins++] = request->wants[i].pin;
 	return 0;
 }
 
@@ -381,8 +385,8 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 	struct load_slices *ret_e,
 	struct base_error *err)
 {
-	struct read_request r;
-	int rc;
+	struct read_request request;
+	int r;
 
 	*ret_e = (struct load_slices){0};
 	if (offset > o->bytes || len > o->bytes - offset)
@@ -390,21 +394,21 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 			(unsigned long long)offset, len);
 	if (len == 0)
 		return 0;
-	r.o = o;
-	r.c = c;
-	r.offset = offset;
-	r.end = offset + len;
-	r.scratch = scratch;
-	r.nfragments = r.nwants = 0;
-	r.fragments = r.few_fragments;
-	r.wants = r.few_wants;
-	r.fragments_room = BASE_COUNT(r.few_fragments);
-	r.wants_room = BASE_COUNT(r.few_wants);
+	request.o = o;
+	request.c = c;
+	request.offset = offset;
+	request.end = offset + len;
+	request.scratch = scratch;
+	request.nfragments = request.nwants = 0;
+	request.fragments = request.few_fragments;
+	request.wants = request.few_wants;
+	request.fragments_room = BASE_COUNT(request.few_fragments);
+	request.wants_room = BASE_COUNT(request.few_wants);
 	if (!o->blob && o->grid.shape.ndim && o->fragment_bytes < LOAD_GATHER_BYTES
 		&& o->max_piece <= LOAD_WINDOW_BYTES) {
 		ret_e->memory = malloc(sizeof *ret_e->iov);
-		rc = ret_e->memory ? read_gather(&r, err) : base_no_memory(err);
-		if (rc == 0) {
+		r = ret_e->memory ? read_gather(&request, err) : base_no_memory(err);
+		if (r == 0) {
 			ret_e->iov = ret_e->memory;
 			ret_e->iov[0] = (struct iovec){scratch, len};
 			ret_e->niov = 1;
@@ -412,10 +416,10 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 			free(base_steal(ret_e->memory));
 		}
 	} else {
-		rc = read_fragments(&r, ret_e, err);
+		r = read_fragments(&request, ret_e, err);
 	}
-	read_request_release(&r);
-	return rc;
+	read_request_release(&request);
+	return r;
 }
 
 void load_slices_release(struct load_slices *e)
@@ -440,10 +444,10 @@ int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offse
 		size_t n = base_min(len, step - offset % step);
 		struct load_slices e;
 		uint8_t *at = to;
-		int rc = load_object_slices(o, c, offset, n, to, &e, err);
+		int r = load_object_slices(o, c, offset, n, to, &e, err);
 
-		if (rc < 0)
-			return rc;
+		if (r < 0)
+			return r;
 		for (unsigned i = 0; i < e.niov; i++) {
 			if (e.iov[i].iov_base != at)
 				memcpy(at, e.iov[i].iov_base, e.iov[i].iov_len);

@@ -69,10 +69,10 @@ BASE_CLEANUP_DEFINE(struct load_step *, load_step_unref)
 static int step_open_manifest(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
 {
 	const struct proto_manifest *m = &step->manifest;
-	int rc = store_manifest_get(step->store, step->run, &entry->commit.manifest, &step->manifest, err);
+	int r = store_manifest_get(step->store, step->run, &entry->commit.manifest, &step->manifest, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (m->step != entry->commit.step || strcmp(m->run, step->run) != 0 || strcmp(m->attempt, step->attempt) != 0)
 		return base_error_set(err, -BASE_EFORMAT,
 			"the manifest is that of %s/%llu, attempt %s, not of attempt %s", m->run,
@@ -246,22 +246,22 @@ static int step_table_blobs(struct load_step *step, struct base_error *err)
 
 static int step_read(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
 {
-	int rc = step_open_manifest(step, entry, err);
+	int r = step_open_manifest(step, entry, err);
 
-	for (uint32_t i = 0; rc >= 0 && i < step->manifest.nlayouts; i++)
-		rc = step_open_layout(step, i, err);
-	if (rc >= 0)
-		rc = store_spread(step->manifest.nranks, step_open_part, step, err);
-	for (uint32_t i = 0; rc >= 0 && i < step->manifest.nranks; i++)
+	for (uint32_t i = 0; r >= 0 && i < step->manifest.nlayouts; i++)
+		r = step_open_layout(step, i, err);
+	if (r >= 0)
+		r = store_spread(step->manifest.nranks, step_open_part, step, err);
+	for (uint32_t i = 0; r >= 0 && i < step->manifest.nranks; i++)
 		step->memory += 2 * step->manifest.ranks[i].part.raw_len +
 			step->manifest.ranks[i].npacks * sizeof *step->ranks[i].packs;
-	if (rc >= 0)
-		rc = step_table_tensors(step, err);
-	if (rc >= 0)
-		rc = step_table_components(step, err);
-	if (rc >= 0)
-		rc = step_table_blobs(step, err);
-	return rc;
+	if (r >= 0)
+		r = step_table_tensors(step, err);
+	if (r >= 0)
+		r = step_table_components(step, err);
+	if (r >= 0)
+		r = step_table_blobs(step, err);
+	return r;
 }
 
 /* What the cache of chunks may come to hold. */
@@ -279,7 +279,7 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 	struct base_error *err)
 {
 	base_cleanup(load_step_unref_p) struct load_step *step = calloc(1, sizeof *step);
-	int rc;
+	int r;
 
 	if (step) {
 		atomic_init(&step->refs, 1);
@@ -290,9 +290,9 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 	}
 	if (!step || !step->run || !step->attempt || !step->chunks)
 		return base_no_memory(err);
-	rc = step_read(step, entry, err);
-	if (rc < 0)
-		return base_error_prefix(err, rc, "%s/%llu", run, (unsigned long long)entry->step);
+	r = step_read(step, entry, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "%s/%llu", run, (unsigned long long)entry->step);
 	step->info = (struct load_step_info){.run = step->run, .step = entry->step, .entry = entry->entry,
 		.time_ns = entry->commit.time_ns,
 		.attempt = step->attempt, .manifest = entry->commit.manifest, .attributes = step->manifest.attributes,
@@ -408,13 +408,13 @@ int load_step_header(const struct load_step *step, const char *component, const 
 	uint64_t *ret_data_bytes, struct base_error *err)
 {
 	const struct proto_view_header *h = load_step_header_find(step, component, view);
-	int rc;
+	int r;
 
 	if (!h)
 		return -ENOENT;
-	rc = store_manifest_object(step->store, &step->manifest, &h->ref, max, ret_bytes, err);
-	if (rc < 0)
-		return base_error_prefix(err, rc, "%s/%llu: %s header of %s", step->run,
+	r = store_manifest_object(step->store, &step->manifest, &h->ref, max, ret_bytes, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "%s/%llu: %s header of %s", step->run,
 			(unsigned long long)step->info.step, view, component);
 	*ret_len = h->ref.raw_len;
 	*ret_data_bytes = h->data_bytes;
@@ -444,7 +444,7 @@ static bool step_part_may_have(const struct proto_part *part, int64_t number)
 }
 
 /* A part that may have the tensor, which has this number in its layout. */
-struct step_asked { uint32_t number; int rc; struct load_row found; };
+struct step_asked { uint32_t number; int r; struct load_row found; };
 struct step_asking { const struct load_step *step; struct step_asked *parts; };
 
 static int step_ask_part(void *arg, uint32_t i, struct base_error *err)
@@ -455,10 +455,10 @@ static int step_ask_part(void *arg, uint32_t i, struct base_error *err)
 	const struct store_opened_part *rank = &step->ranks[a->found.line];
 	const struct proto_manifest_rank *from = &step->manifest.ranks[a->found.line];
 
-	a->rc = store_part_read_row_cached(step->chunks, step->store, step->layouts[from->layout], &rank->part,
+	a->r = store_part_read_row_cached(step->chunks, step->store, step->layouts[from->layout], &rank->part,
 		rank->packs, rank->npacks, a->number, &a->found.row, err);
-	if (a->rc < 0 && a->rc != -ENOENT)
-		return base_error_prefix(err, a->rc, "part of rank %u", from->rank);
+	if (a->r < 0 && a->r != -ENOENT)
+		return base_error_prefix(err, a->r, "part of rank %u", from->rank);
 	return 0;
 }
 
@@ -474,7 +474,7 @@ static int step_ask_whom(const struct load_step *step, uint32_t tensor, struct s
 		int64_t number = step_number_in(step, tensor, step->manifest.ranks[i].layout);
 
 		if (step_part_may_have(&step->ranks[i].part, number))
-			parts[n++] = (struct step_asked){.number = (uint32_t)number, .rc = -ENOENT,
+			parts[n++] = (struct step_asked){.number = (uint32_t)number, .r = -ENOENT,
 				.found = {.line = i, .npacks = step->ranks[i].npacks}};
 	}
 	*ret_parts = parts;
@@ -496,11 +496,11 @@ static bool step_rows_take(struct load_rows *rows, struct step_asked *parts, uin
 	bool over = false;
 
 	for (uint32_t i = 0; i < n; i++) {
-		if (parts[i].rc < 0 && parts[i].rc != -ENOENT)
+		if (parts[i].r < 0 && parts[i].r != -ENOENT)
 			over = true;
-		else if (parts[i].rc == 0 && over)
+		else if (parts[i].r == 0 && over)
 			store_row_release(&parts[i].found.row);
-		else if (parts[i].rc == 0) {
+		else if (parts[i].r == 0) {
 			rows->all[rows->n++] = parts[i].found;
 			if (rows->n == 1 && parts[i].found.row.whole) {
 				over = true;

@@ -9,11 +9,11 @@
 
 enum { OBJECT_ALIGN = 64, OBJECT_ALIGN_RAW = 4096, OBJECT_RAW_LARGE = 64 << 10 };
 
-struct store_object_ref store_object_ref_from(const struct proto_ref *r)
+struct store_object_ref store_object_ref_from(const struct proto_ref *ref)
 {
-	return (struct store_object_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks,
-		.raw_len = r->raw_len, .stored_len = r->stored_len, .codec = r->codec, .kind = r->kind,
-		.pack = r->pack};
+	return (struct store_object_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind,
+		.pack = ref->pack};
 }
 
 uint64_t store_object_align(uint16_t codec, uint64_t stored_len)

@@ -35,7 +35,7 @@ struct store_object_ref {
 };
 struct proto_ref;
 /* From the reference that a record of the store holds. */
-struct store_object_ref store_object_ref_from(const struct proto_ref *r);
+struct store_object_ref store_object_ref_from(const struct proto_ref *ref);
 /* The arithmetic of an extent: alignment of an object's stored bytes, and bytes of its checks. */
 uint64_t store_object_align(uint16_t codec, uint64_t stored_len);
 uint64_t store_object_checks_bytes(uint16_t codec, uint64_t raw_len);

@@ -58,12 +58,12 @@ int store_row_digest(const struct store_piece *pieces, uint64_t n, struct base_d
 	return digest_of_digests(n ? pieces->ref.digest.bytes : NULL, sizeof *pieces, n, ret_d);
 }
 
-void store_row_release(struct store_row *r)
+void store_row_release(struct store_row *row)
 {
-	if (!r)
+	if (!row)
 		return;
-	free(r->memory);
-	memset(r, 0, sizeof *r);
+	free(row->memory);
+	memset(row, 0, sizeof *row);
 }
 
 static void cursor_init(struct chunk_cursor *k, const struct store_chunk *c, uint32_t row)

@@ -141,11 +141,11 @@ static uint32_t pack_number(const struct manifest_build *b, const char *pack)
 
 /* A rank's reference, with the pack's number in the manifest's table. */
 static struct proto_ref build_ref(const struct manifest_build *b, const struct proto_announcement *a,
-	const struct proto_ref *r)
+	const struct proto_ref *from)
 {
-	struct proto_ref ref = *r;
+	struct proto_ref ref = *from;
 
-	ref.pack = pack_number(b, a->packs[r->pack].pack);
+	ref.pack = pack_number(b, a->packs[from->pack].pack);
 	return ref;
 }
 

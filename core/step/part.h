@@ -30,7 +30,7 @@ struct store_row {
 	struct base_digest digest;      /* SHA-256 over 0x02 | le64(npieces) | digests of its pieces */
 	void *memory;                   /* owns boxes, pieces, inline bytes */
 };
-void store_row_release(struct store_row *r);
+void store_row_release(struct store_row *row);
 int store_row_digest(const struct store_piece *pieces, uint64_t n, struct base_digest *ret_d); /* 0 or -ENOMEM */
 
 /* Writing: rows in ascending tensor order; chunks are appended to the meta pack as they fill. */

@@ -301,10 +301,11 @@ int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const stru
 
 /* ---- the part ---- */
 
-static struct proto_ref part_ref(const struct store_object_ref *r, uint32_t pack)
+static struct proto_ref part_ref(const struct store_object_ref *ref, uint32_t pack)
 {
-	return (struct proto_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks, .raw_len = r->raw_len,
-		.stored_len = r->stored_len, .pack = pack, .codec = r->codec, .kind = r->kind};
+	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = pack, .codec = ref->codec,
+		.kind = ref->kind};
 }
 
 static int part_table(struct store_part_builder *b, struct proto_part *part)

@@ -36,12 +36,12 @@ static bool record_is_double(enum store_record_kind kind)
 	return kind == STORE_RECORD_STORE || kind == STORE_RECORD_ENTRY;
 }
 
-void store_record_release(struct store_record *r)
+void store_record_release(struct store_record *record)
 {
-	if (!r)
+	if (!record)
 		return;
-	free(r->body);
-	*r = (struct store_record){ 0 };
+	free(record->body);
+	*record = (struct store_record){ 0 };
 }
 
 /* SHA-256(magic..len | store id or zeros | body) */

@@ -34,7 +34,7 @@ enum store_record_kind {
 uint64_t store_record_max(enum store_record_kind kind);
 
 struct store_record { enum store_record_kind kind; uint8_t *body; size_t len; }; /* body malloc'ed */
-void store_record_release(struct store_record *r);
+void store_record_release(struct store_record *record);
 
 /* The bytes of a record's file. id: the store's (16 bytes), so that a file of another store never passes; NULL for kind
  * store. */

@@ -19,7 +19,7 @@ struct spread {
 	_Atomic uint64_t next;
 	pthread_mutex_t lock;   /* protects all below */
 	uint32_t failed;        /* the lowest; n: none */
-	int result;
+	int r;
 	struct base_error err;
 };
 
@@ -41,7 +41,7 @@ static void *spread_main(void *arg)
 		pthread_mutex_lock(&s->lock);
 		if (i < s->failed) {
 			s->failed = (uint32_t)i;
-			s->result = r;
+			s->r = r;
 			s->err = err;
 		}
 		pthread_mutex_unlock(&s->lock);
@@ -62,5 +62,5 @@ int store_spread(uint32_t n, store_spread_func f, void *arg, struct base_error *
 	for (unsigned i = 0; i < count; i++)
 		pthread_join(threads[i], NULL);
 	pthread_mutex_destroy(&s.lock);
-	return s.result < 0 ? base_error_set(err, s.result, "%s", s.err.text) : 0;
+	return s.r < 0 ? base_error_set(err, s.r, "%s", s.err.text) : 0;
 }

@@ -237,11 +237,11 @@ static void table_sort(struct mend_pack *p)
 	if (p->n)
 		qsort(p->objects, p->n, sizeof *p->objects, ref_order);
 	for (size_t i = 0; i < p->n; i++) {
-		const struct store_object_ref *r = &p->objects[i].ref;
+		const struct store_object_ref *ref = &p->objects[i].ref;
 
-		if (store_object_ref_check(r, room) < 0 || r->offset < end)
+		if (store_object_ref_check(ref, room) < 0 || ref->offset < end)
 			continue;
-		end = r->offset + base_max(r->stored_len, 1);
+		end = ref->offset + base_max(ref->stored_len, 1);
 		p->objects[kept++] = p->objects[i];
 	}
 	p->n = kept;
@@ -331,14 +331,14 @@ static int table_make(struct mend *m, struct mend_pack *p)
 
 /* ---- what is bad ---- */
 
-static bool fault_overlaps(const struct mend_fault *f, const struct store_object_ref *r)
+static bool fault_overlaps(const struct mend_fault *f, const struct store_object_ref *ref)
 {
-	uint64_t checks = store_object_checks_bytes(r->codec, r->raw_len);
+	uint64_t checks = store_object_checks_bytes(ref->codec, ref->raw_len);
 
 	if (f->len == 0)
 		return true;
-	return (f->offset < r->offset + r->stored_len && r->offset < f->offset + f->len)
-		|| (f->offset < r->checks + checks && r->checks < f->offset + f->len);
+	return (f->offset < ref->offset + ref->stored_len && ref->offset < f->offset + f->len)
+		|| (f->offset < ref->checks + checks && ref->checks < f->offset + f->len);
 }
 
 static bool object_suspect(const struct mend *m, const struct mend_pack *p, const struct mend_object *o)

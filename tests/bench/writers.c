@@ -232,7 +232,7 @@ struct job {
 	struct store_attempt **attempts;
 	struct base_error err;
 	uint64_t entry, ended_ns;
-	int result;
+	int r;
 	unsigned latency_us;
 };
 
@@ -268,10 +268,11 @@ static void layouts_make(struct job *j)
 	}
 }
 
-static struct proto_ref ref_of(const struct store_object_ref *r)
+static struct proto_ref ref_of(const struct store_object_ref *ref)
 {
-	return (struct proto_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks, .raw_len = r->raw_len,
-		.stored_len = r->stored_len, .pack = r->pack, .codec = r->codec, .kind = r->kind};
+	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = ref->pack, .codec = ref->codec,
+		.kind = ref->kind};
 }
 
 struct share {
@@ -443,7 +444,7 @@ static void *rank_0_waits(void *arg)
 {
 	struct job *j = arg;
 
-	j->result = store_attempt_wait(j->attempts[0], -1, &j->entry, &j->err);
+	j->r = store_attempt_wait(j->attempts[0], -1, &j->entry, &j->err);
 	j->ended_ns = base_monotonic_ns();
 	return NULL;
 }
@@ -493,7 +494,7 @@ static void commit(struct job *j, bool first)
 	else
 		pthread_join(thread, NULL);
 	latency_us = 0;
-	must(j->result, j, "wait");
+	must(j->r, j, "wait");
 	printf("\"commit_s\": %.4f, \"commit_ns\": %llu, ", (double)(j->ended_ns - announced) / 1e9,
 		(unsigned long long)store_attempt_commit_ns(j->attempts[0]));
 	count_print(first ? "prepare_and_commit" : "commit");

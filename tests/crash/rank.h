@@ -27,8 +27,8 @@ struct rank;
 /* 0, or a negative errno and a sentence. */
 int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static RANK_TEXT]);
 /* model/w is new in every save of every launch, optimizer/m the same in saves of one number: bases have it. */
-int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT]);
-int rank_close(struct rank *r, char text[static RANK_TEXT]);
+int rank_save(struct rank *rank, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT]);
+int rank_close(struct rank *rank, char text[static RANK_TEXT]);
 
 /* Bytes that are the same wherever they are asked for; id: of a launch, or "". */
 void rank_fill(void *out, size_t len, const char *id, uint64_t seed);

@@ -78,8 +78,8 @@ static void *rank_run(void *arg)
 {
 	const struct run *run = arg;
 	char text[RANK_TEXT] = "";
-	struct rank *r;
-	int code = rank_open(&run->job, &r, text);
+	struct rank *rank;
+	int code = rank_open(&run->job, &rank, text);
 
 	meet(run);
 	if (code < 0) {
@@ -94,13 +94,13 @@ static void *rank_run(void *arg)
 
 		if (i)
 			usleep(run->pause_ms * 1000);
-		code = rank_save(r, i, &step, &entry, text);
+		code = rank_save(rank, i, &step, &entry, text);
 		if (code < 0)
 			say_failed(run, code, text);
 		else
 			say_saved(run, step, entry);
 	}
-	code = rank_close(r, text);
+	code = rank_close(rank, text);
 	if (code < 0)
 		say_failed(run, code, text);
 	else

@@ -37,20 +37,20 @@ struct share {
 	struct store_object_ref layout_ref, part_ref;
 };
 
-static int layout_make(struct rank *r, struct base_error *err)
+static int layout_make(struct rank *rank, struct base_error *err)
 {
 	struct tensor_grid_params params = {128 << 10, 1 << 20, 512};
-	struct tensor_shape w = {1, {r->job.bytes * r->job.world}}, m = {1, {MOMENTS_BYTES}};
+	struct tensor_shape w = {1, {rank->job.bytes * rank->job.world}}, m = {1, {MOMENTS_BYTES}};
 	struct store_layout_builder *b = store_layout_builder_new(params);
 	base_cleanup_free uint32_t *tags = NULL;
-	int e = b ? store_layout_builder_add(b, "model", "w", 1, TENSOR_U8, &w, 0, err) : -ENOMEM;
+	int r = b ? store_layout_builder_add(b, "model", "w", 1, TENSOR_U8, &w, 0, err) : -ENOMEM;
 
-	if (e == 0)
-		e = store_layout_builder_add(b, "optimizer", "m", 1, TENSOR_U8, &m, 0, err);
-	if (e == 0)
-		e = store_layout_builder_finish(b, &r->layout, &r->object, &tags, err);
+	if (r == 0)
+		r = store_layout_builder_add(b, "optimizer", "m", 1, TENSOR_U8, &m, 0, err);
+	if (r == 0)
+		r = store_layout_builder_finish(b, &rank->layout, &rank->object, &tags, err);
 	store_layout_builder_free(b);
-	return e;
+	return r;
 }
 
 int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static RANK_TEXT])
@@ -58,121 +58,122 @@ int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static 
 	struct store_launch_options o = {.run = job->run, .id = job->id, .rank = job->rank, .world = job->world,
 		.heartbeat_ms = job->heartbeat_ms, .start_ms = job->start_ms};
 	struct base_error err = {0};
-	struct rank *r = calloc(1, sizeof *r);
-	int e;
+	struct rank *rank = calloc(1, sizeof *rank);
+	int r;
 
-	if (!r)
+	if (!rank)
 		return -ENOMEM;
-	r->job = *job;
-	e = store_open(job->store, 0, &r->store, &err);
-	if (e == 0)
-		e = layout_make(r, &err);
-	if (e == 0)
-		e = store_launch_open(r->store, &o, &r->launch, &err);
-	*ret_r = r;
-	if (e < 0) {
-		rank_close(r, text);
+	rank->job = *job;
+	r = store_open(job->store, 0, &rank->store, &err);
+	if (r == 0)
+		r = layout_make(rank, &err);
+	if (r == 0)
+		r = store_launch_open(rank->store, &o, &rank->launch, &err);
+	*ret_r = rank;
+	if (r < 0) {
+		rank_close(rank, text);
 		snprintf(text, RANK_TEXT, "%s", err.text);
 	}
-	return e;
+	return r;
 }
 
 static int pack_open(struct share *s, const char *class, struct store_pack_writer **ret_w)
 {
-	int e = store_attempt_pack_open(s->attempt, class, s->names[s->npacks], ret_w);
+	int r = store_attempt_pack_open(s->attempt, class, s->names[s->npacks], ret_w);
 
 	s->packs[s->npacks].pack = s->names[s->npacks];
 	s->npacks++;
-	return e;
+	return r;
 }
 
 /* A pack of one piece. */
-static int piece_write(struct rank *r, struct share *s, const char *class, size_t len, uint64_t seed,
+static int piece_write(struct rank *rank, struct share *s, const char *class, size_t len, uint64_t seed,
 	struct store_piece *ret_piece)
 {
 	base_cleanup_free uint8_t *bytes = malloc(len + 1);
 	struct store_pack_writer *w;
 	uint64_t size;
-	int e = bytes ? pack_open(s, class, &w) : -ENOMEM;
+	int r = bytes ? pack_open(s, class, &w) : -ENOMEM;
 
-	if (e < 0)
-		return e;
-	rank_fill(bytes, len, r->job.id, seed);
-	e = store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, len, &ret_piece->ref);
-	if (e < 0)
+	if (r < 0)
+		return r;
+	rank_fill(bytes, len, rank->job.id, seed);
+	r = store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, len, &ret_piece->ref);
+	if (r < 0)
 		store_pack_abandon(w);
 	else
-		e = store_attempt_pack_seal(s->attempt, w, &size);
+		r = store_attempt_pack_seal(s->attempt, w, &size);
 	ret_piece->ref.pack = s->npacks - 1;
 	ret_piece->base = STORE_PIECE_NO_BASE;
-	base_xxh128_of(r->store->info.seed, bytes, len, &ret_piece->xxh);
-	s->packs[s->npacks - 1].size = e < 0 ? 0 : size;
+	base_xxh128_of(rank->store->info.seed, bytes, len, &ret_piece->xxh);
+	s->packs[s->npacks - 1].size = r < 0 ? 0 : size;
 	s->packs[s->npacks - 1].live_bytes = len;
 	s->bytes += len;
-	return e;
+	return r;
 }
 
-static int rows_add(struct rank *r, struct share *s, struct store_part_builder *b, struct base_error *err)
+static int rows_add(struct rank *rank, struct share *s, struct store_part_builder *b, struct base_error *err)
 {
-	struct tensor_box box = {.offset = {r->job.rank * r->job.bytes}, .size = {r->job.bytes}};
-	bool whole = r->job.world == 1;
-	int e = store_part_add_row(b, 0, whole ? NULL : &box, whole ? 0 : 1, &s->piece[0], 1, err);
+	struct tensor_box box = {.offset = {rank->job.rank * rank->job.bytes}, .size = {rank->job.bytes}};
+	bool whole = rank->job.world == 1;
+	int r = store_part_add_row(b, 0, whole ? NULL : &box, whole ? 0 : 1, &s->piece[0], 1, err);
 
-	return e < 0 || !s->has_moments ? e : store_part_add_row(b, 1, NULL, 0, &s->piece[1], 1, err);
+	return r < 0 || !s->has_moments ? r : store_part_add_row(b, 1, NULL, 0, &s->piece[1], 1, err);
 }
 
-static int meta_write(struct rank *r, struct share *s, struct base_error *err)
+static int meta_write(struct rank *rank, struct share *s, struct base_error *err)
 {
 	struct store_pack_writer *w;
 	struct store_part_builder *b = NULL;
-	struct proto_part part = {.rank = r->job.rank, .world = r->job.world, .host = store_hostname(),
-		.layout = r->layout->digest, .packs = s->packs};
+	struct proto_part part = {.rank = rank->job.rank, .world = rank->job.world, .host = store_hostname(),
+		.layout = rank->layout->digest, .packs = s->packs};
 	uint64_t size, live;
-	int e = pack_open(s, "meta", &w);
+	int r = pack_open(s, "meta", &w);
 
-	if (e < 0)
-		return e;
-	if (r->job.rank == 0)
-		e = store_pack_append_raw(w, STORE_OBJECT_LAYOUT, r->object.data, r->object.len, &s->layout_ref);
-	b = e == 0 ? store_part_builder_new(r->layout, w, s->npacks - 1) : NULL;
-	if (e == 0)
-		e = b ? rows_add(r, s, b, err) : -ENOMEM;
-	if (e == 0)
-		e = store_pack_extent_end(w);
+	if (r < 0)
+		return r;
+	if (rank->job.rank == 0)
+		r = store_pack_append_raw(w, STORE_OBJECT_LAYOUT, rank->object.data, rank->object.len, &s->layout_ref);
+	b = r == 0 ? store_part_builder_new(rank->layout, w, s->npacks - 1) : NULL;
+	if (r == 0)
+		r = b ? rows_add(rank, s, b, err) : -ENOMEM;
+	if (r == 0)
+		r = store_pack_extent_end(w);
 	part.npacks = s->npacks;
-	if (e == 0)
-		e = store_part_finish(b, &part, &s->part_ref, err);
+	if (r == 0)
+		r = store_part_finish(b, &part, &s->part_ref, err);
 	live = s->part_ref.stored_len + s->layout_ref.stored_len;
-	for (uint32_t i = 0; e == 0 && i < part.nchunks; i++)
+	for (uint32_t i = 0; r == 0 && i < part.nchunks; i++)
 		live += part.chunks[i].ref.stored_len;
 	store_part_builder_free(b);
-	if (e < 0)
+	if (r < 0)
 		store_pack_abandon(w);
 	else
-		e = store_attempt_pack_seal(s->attempt, w, &size);
+		r = store_attempt_pack_seal(s->attempt, w, &size);
 	s->layout_ref.pack = s->part_ref.pack = s->npacks - 1;
-	if (e == 0)
+	if (r == 0)
 		s->packs[s->npacks - 1] = (struct proto_pack_use){s->names[s->npacks - 1], size, live};
-	return e;
+	return r;
 }
 
-static struct proto_ref ref_of(const struct store_object_ref *r)
+static struct proto_ref ref_of(const struct store_object_ref *ref)
 {
-	return (struct proto_ref){.digest = r->digest, .offset = r->offset, .checks = r->checks, .raw_len = r->raw_len,
-		.stored_len = r->stored_len, .pack = r->pack, .codec = r->codec, .kind = r->kind};
+	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = ref->pack, .codec = ref->codec,
+		.kind = ref->kind};
 }
 
-static int share_write(struct rank *r, struct share *s, unsigned number, struct base_error *err)
+static int share_write(struct rank *rank, struct share *s, unsigned number, struct base_error *err)
 {
-	int e;
+	int r;
 
-	s->has_moments = r->job.rank == (r->job.world > 1);
-	e = piece_write(r, s, "model", r->job.bytes, number * UINT64_C(1000) + r->job.rank, &s->piece[0]);
-	if (e == 0 && s->has_moments)
-		e = piece_write(r, s, "optimizer", MOMENTS_BYTES, number * UINT64_C(1000) + 999, &s->piece[1]);
-	if (e == 0)
-		e = meta_write(r, s, err);
-	return e < 0 && !err->text[0] ? base_error_set(err, e, "its packs: %s", base_error_name(e)) : e;
+	s->has_moments = rank->job.rank == (rank->job.world > 1);
+	r = piece_write(rank, s, "model", rank->job.bytes, number * UINT64_C(1000) + rank->job.rank, &s->piece[0]);
+	if (r == 0 && s->has_moments)
+		r = piece_write(rank, s, "optimizer", MOMENTS_BYTES, number * UINT64_C(1000) + 999, &s->piece[1]);
+	if (r == 0)
+		r = meta_write(rank, s, err);
+	return r < 0 && !err->text[0] ? base_error_set(err, r, "its packs: %s", base_error_name(r)) : r;
 }
 
 static uint64_t share_new_bytes(const struct share *s)
@@ -184,13 +185,13 @@ static uint64_t share_new_bytes(const struct share *s)
 	return bytes;
 }
 
-static int share_announce(struct rank *r, struct share *s, struct base_error *err)
+static int share_announce(struct rank *rank, struct share *s, struct base_error *err)
 {
-	struct proto_announcement a = {.layout = r->layout->digest, .stores_layout = r->job.rank == 0,
+	struct proto_announcement a = {.layout = rank->layout->digest, .stores_layout = rank->job.rank == 0,
 		.part = ref_of(&s->part_ref), .packs = s->packs, .npacks = s->npacks, .tensors = 1 + s->has_moments,
 		.bytes = s->bytes, .new_bytes = share_new_bytes(s)};
 
-	if (r->job.rank == 0)
+	if (rank->job.rank == 0)
 		a.layout_ref = ref_of(&s->layout_ref);
 	return store_attempt_announce(s->attempt, &a, err);
 }
@@ -200,40 +201,40 @@ static bool undecided(const struct share *s)
 	return store_attempt_announced(s->attempt) && store_attempt_undecided(s->attempt);
 }
 
-int rank_save(struct rank *r, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT])
+int rank_save(struct rank *rank, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT])
 {
-	struct store_launch_save o = {.step = r->job.step == RANK_NO_STEP ? PROTO_NONE : r->job.step + number,
-		.replace = r->job.replace};
+	struct store_launch_save o = {.step = rank->job.step == RANK_NO_STEP ? PROTO_NONE : rank->job.step + number,
+		.replace = rank->job.replace};
 	struct share s = {0};
 	struct base_error err = {0};
-	int e = store_launch_begin(r->launch, &o, &s.attempt, &err);
+	int r = store_launch_begin(rank->launch, &o, &s.attempt, &err);
 
-	if (e == 0) {
+	if (r == 0) {
 		*ret_step = store_attempt_step(s.attempt);
-		e = share_write(r, &s, number, &err);
-		if (e < 0)
+		r = share_write(rank, &s, number, &err);
+		if (r < 0)
 			store_attempt_abort(s.attempt, err.text, NULL, NULL);
 		else
-			e = share_announce(r, &s, &err);
+			r = share_announce(rank, &s, &err);
 		/* an announcement that failed undecided is waited for: somebody decides it */
-		if (e == 0 || undecided(&s))
-			e = store_attempt_wait(s.attempt, -1, ret_entry, &err);
-		if (e < 0 && undecided(&s))
-			e = -BASE_EUNDECIDED;
+		if (r == 0 || undecided(&s))
+			r = store_attempt_wait(s.attempt, -1, ret_entry, &err);
+		if (r < 0 && undecided(&s))
+			r = -BASE_EUNDECIDED;
 	}
 	snprintf(text, RANK_TEXT, "%s", err.text);
 	store_attempt_free(s.attempt);
-	return e;
+	return r;
 }
 
-int rank_close(struct rank *r, char text[static RANK_TEXT])
+int rank_close(struct rank *rank, char text[static RANK_TEXT])
 {
 	text[0] = 0;
-	if (r->launch)
-		store_launch_close(r->launch);
-	store_layout_free(r->layout);
-	base_buf_release(&r->object);
-	store_close(r->store);
-	free(r);
+	if (rank->launch)
+		store_launch_close(rank->launch);
+	store_layout_free(rank->layout);
+	base_buf_release(&rank->object);
+	store_close(rank->store);
+	free(rank);
 	return 0;
 }

@@ -13,17 +13,17 @@ static const uint8_t id[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
 
 static void try_record(enum store_record_kind kind, const uint8_t *file, size_t len)
 {
-	struct store_record r;
+	struct store_record record;
 	bool whole;
-	if (store_record_decode(kind, id, file, len, &r, &whole) < 0)
+	if (store_record_decode(kind, id, file, len, &record, &whole) < 0)
 		return;
 	struct base_buf again = BASE_BUF_INIT;
-	if (store_record_encode(kind, id, r.body, r.len, &again) < 0)
+	if (store_record_encode(kind, id, record.body, record.len, &again) < 0)
 		abort();
 	if (whole && (again.len != len || memcmp(again.data, file, len) != 0))
 		abort();
 	base_buf_release(&again);
-	store_record_release(&r);
+	store_record_release(&record);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)

@@ -29,14 +29,14 @@ static bool capture_forbids(const struct standin_stream *s)
 
 CUresult standin_capture_allows(void)
 {
-	CUresult rc = CUDA_SUCCESS;
+	CUresult r = CUDA_SUCCESS;
 
 	for (struct standin_stream *s = standin_stream_list(); s; s = s->next)
 		if (capture_forbids(s)) {
 			s->capture = STANDIN_INVALIDATED;
-			rc = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+			r = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 		}
-	return rc;
+	return r;
 }
 
 /* A blocking stream that captures, and with it makes this default stream unusable. */
@@ -65,11 +65,11 @@ CUresult standin_capture_work(struct standin_stream *s, bool *ret_captured)
 
 CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 {
-	CUresult rc = driver_begin("cuThreadExchangeStreamCaptureMode");
+	CUresult r = driver_begin("cuThreadExchangeStreamCaptureMode");
 	int before = capture_mode;
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if (*mode < STANDIN_GLOBAL || *mode > STANDIN_RELAXED)
 		return driver_end(CUDA_ERROR_INVALID_VALUE);
 	capture_mode = *mode;
@@ -79,31 +79,31 @@ CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 
 CUresult cuStreamIsCapturing(CUstream stream, int *status)
 {
-	CUresult rc = driver_begin_in_context("cuStreamIsCapturing");
+	CUresult r = driver_begin_in_context("cuStreamIsCapturing");
 	struct standin_stream *s;
 
-	if (rc)
-		return rc;
-	rc = driver_find_stream(stream, &s);
-	if (rc == CUDA_SUCCESS && capture_implied(s))
-		rc = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-	if (rc == CUDA_SUCCESS)
+	if (r)
+		return r;
+	r = driver_find_stream(stream, &s);
+	if (r == CUDA_SUCCESS && capture_implied(s))
+		r = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+	if (r == CUDA_SUCCESS)
 		*status = s->capture;
-	return driver_end(rc);
+	return driver_end(r);
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 {
-	CUresult rc = driver_begin_in_context("cuStreamBeginCapture");
+	CUresult r = driver_begin_in_context("cuStreamBeginCapture");
 	struct standin_stream *s;
 
-	if (rc)
-		return rc;
-	rc = driver_find_stream(stream, &s);
-	if (rc == CUDA_SUCCESS && (s == s->context->standard || s->capture || mode < 0 || mode > STANDIN_RELAXED))
-		rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	if (rc)
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_stream(stream, &s);
+	if (r == CUDA_SUCCESS && (s == s->context->standard || s->capture || mode < 0 || mode > STANDIN_RELAXED))
+		r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	if (r)
+		return driver_end(r);
 	s->capture = STANDIN_CAPTURING;
 	s->capture_mode = mode;
 	s->capturer = pthread_self();
@@ -113,19 +113,19 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 /* There are no graphs here: *graph is the stream. */
 CUresult cuStreamEndCapture(CUstream stream, void **graph)
 {
-	CUresult rc = driver_begin_in_context("cuStreamEndCapture");
+	CUresult r = driver_begin_in_context("cuStreamEndCapture");
 	struct standin_stream *s;
 	bool invalidated;
 
-	if (rc)
-		return rc;
-	rc = driver_find_stream(stream, &s);
-	if (rc == CUDA_SUCCESS && s->capture == STANDIN_NO_CAPTURE)
-		rc = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-	if (rc == CUDA_SUCCESS && s->capture_mode != STANDIN_RELAXED && !pthread_equal(s->capturer, pthread_self()))
-		rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-	if (rc)
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_stream(stream, &s);
+	if (r == CUDA_SUCCESS && s->capture == STANDIN_NO_CAPTURE)
+		r = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+	if (r == CUDA_SUCCESS && s->capture_mode != STANDIN_RELAXED && !pthread_equal(s->capturer, pthread_self()))
+		r = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+	if (r)
+		return driver_end(r);
 	invalidated = s->capture == STANDIN_INVALIDATED;
 	s->capture = STANDIN_NO_CAPTURE;
 	*graph = invalidated ? NULL : s;

@@ -132,42 +132,43 @@ CUresult standin_pop(struct standin_context **ret_c)
 
 /* ---- memory ---- */
 
-static bool control_holds(const struct control_range *list, const struct standin_rows *r)
+static bool control_holds(const struct control_range *list, const struct standin_rows *rows)
 {
-	size_t bytes = (r->height - 1) * r->pitch + r->width;
+	size_t bytes = (rows->height - 1) * rows->pitch + rows->width;
 
 	for (; list; list = list->next)
-		if (r->at >= list->at && r->at - list->at <= list->bytes && bytes <= list->bytes - (r->at - list->at))
+		if (rows->at >= list->at && rows->at - list->at <= list->bytes &&
+			bytes <= list->bytes - (rows->at - list->at))
 			return true;
 	return false;
 }
 
-bool standin_memory_holds(const struct standin_rows *r)
+bool standin_memory_holds(const struct standin_rows *rows)
 {
-	return control_holds(control_device, r);
+	return control_holds(control_device, rows);
 }
 
-bool standin_host_registered(const struct standin_rows *r)
+bool standin_host_registered(const struct standin_rows *rows)
 {
-	return control_holds(control_host, r);
+	return control_holds(control_host, rows);
 }
 
 static bool control_add(struct control_range **list, void *at, size_t bytes)
 {
-	struct control_range *r = calloc(1, sizeof *r);
+	struct control_range *range = calloc(1, sizeof *range);
 
-	if (r) {
-		*r = (struct control_range){.next = *list, .at = at, .bytes = bytes};
-		*list = r;
+	if (range) {
+		*range = (struct control_range){.next = *list, .at = at, .bytes = bytes};
+		*list = range;
 	}
-	return r;
+	return range;
 }
 
 bool standin_memory_find(const void *at, struct standin_memory *ret_m)
 {
-	for (struct control_range *r = control_device; r; r = r->next)
-		if ((const char *)at >= r->at && (const char *)at < r->at + r->bytes) {
-			*ret_m = (struct standin_memory){r->at, r->bytes, r->context, r->device};
+	for (struct control_range *range = control_device; range; range = range->next)
+		if ((const char *)at >= range->at && (const char *)at < range->at + range->bytes) {
+			*ret_m = (struct standin_memory){range->at, range->bytes, range->context, range->device};
 			return true;
 		}
 	return false;
@@ -203,8 +204,8 @@ CUresult standin_host_add(void *memory, size_t bytes)
 {
 	char *at = memory;
 
-	for (struct control_range *r = control_host; r; r = r->next)
-		if (at < r->at + r->bytes && r->at < at + bytes)
+	for (struct control_range *range = control_host; range; range = range->next)
+		if (at < range->at + range->bytes && range->at < at + bytes)
 			return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	if (!memory || !bytes)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -217,10 +218,10 @@ CUresult standin_host_add(void *memory, size_t bytes)
 /* The memory is not freed here. */
 static CUresult control_remove(void *memory, bool allocated)
 {
-	for (struct control_range **at = &control_host, *r; (r = *at); at = &r->next)
-		if (r->at == memory && r->allocated == allocated) {
-			*at = r->next;
-			free(r);
+	for (struct control_range **at = &control_host, *range; (range = *at); at = &range->next)
+		if (range->at == memory && range->allocated == allocated) {
+			*at = range->next;
+			free(range);
 			standin_counts[allocated ? STANDIN_ALLOCATIONS : STANDIN_REGISTRATIONS]--;
 			return CUDA_SUCCESS;
 		}
@@ -230,9 +231,9 @@ static CUresult control_remove(void *memory, bool allocated)
 
 CUresult standin_host_remove(void *memory)
 {
-	CUresult rc = control_remove(memory, false);
+	CUresult r = control_remove(memory, false);
 
-	return rc ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : rc;
+	return r ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : r;
 }
 
 CUresult standin_host_alloc(void **ret_memory, size_t bytes)
@@ -251,11 +252,11 @@ CUresult standin_host_alloc(void **ret_memory, size_t bytes)
 
 CUresult standin_host_free(void *memory)
 {
-	CUresult rc = control_remove(memory, true);
+	CUresult r = control_remove(memory, true);
 
-	if (rc == CUDA_SUCCESS)
+	if (r == CUDA_SUCCESS)
 		free(memory);
-	return rc;
+	return r;
 }
 
 /* ---- what tests ask and say ---- */
@@ -398,10 +399,10 @@ int standin_device_count(void)
 
 static void control_free_ranges(struct control_range **list, bool memory)
 {
-	for (struct control_range *r; (r = *list); free(r)) {
-		*list = r->next;
-		if (memory || r->allocated)
-			free(r->at);
+	for (struct control_range *range; (range = *list); free(range)) {
+		*list = range->next;
+		if (memory || range->allocated)
+			free(range->at);
 	}
 }
 

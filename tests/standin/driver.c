@@ -66,36 +66,36 @@ static struct standin_event *driver_events;
 /* 0: the lock is held. */
 CUresult driver_begin(const char *function)
 {
-	CUresult rc;
+	CUresult r;
 
 	if (driver_pid != getpid())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&standin_lock);
-	rc = standin_called(function);
-	if (rc)
+	r = standin_called(function);
+	if (r)
 		pthread_mutex_unlock(&standin_lock);
-	return rc;
+	return r;
 }
 
-CUresult driver_end(CUresult rc)
+CUresult driver_end(CUresult r)
 {
 	pthread_mutex_unlock(&standin_lock);
-	return rc;
+	return r;
 }
 
-CUresult driver_fault(enum standin_fault fault, CUresult rc)
+CUresult driver_fault(enum standin_fault fault, CUresult r)
 {
 	standin_counts[fault]++;
-	return rc;
+	return r;
 }
 
 /* A call that wants a context. 0: the lock is held. */
 CUresult driver_begin_in_context(const char *function)
 {
-	CUresult rc = driver_begin(function);
+	CUresult r = driver_begin(function);
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if (!standin_current())
 		return driver_end(driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT));
 	return CUDA_SUCCESS;
@@ -104,12 +104,12 @@ CUresult driver_begin_in_context(const char *function)
 /* Likewise, a call that may be unsafe while somebody captures. */
 CUresult driver_begin_unsafe(const char *function)
 {
-	CUresult rc = driver_begin_in_context(function);
+	CUresult r = driver_begin_in_context(function);
 
-	if (rc)
-		return rc;
-	rc = standin_capture_allows();
-	return rc ? driver_end(rc) : rc;
+	if (r)
+		return r;
+	r = standin_capture_allows();
+	return r ? driver_end(r) : r;
 }
 
 /* The lock stays held. NULL and the two names of default streams are the context's own. */
@@ -145,11 +145,11 @@ static CUresult driver_find_any_event(CUevent handle)
 
 static CUresult driver_find_event(CUevent handle)
 {
-	CUresult rc = driver_find_any_event(handle);
+	CUresult r = driver_find_any_event(handle);
 
-	if (rc == CUDA_SUCCESS && handle->context != standin_current())
+	if (r == CUDA_SUCCESS && handle->context != standin_current())
 		return driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
-	return rc;
+	return r;
 }
 
 static struct standin_work *driver_work(enum standin_kind kind, size_t bytes)
@@ -174,10 +174,10 @@ CUresult cuInit(unsigned flags)
 
 CUresult cuDeviceGetCount(int *count)
 {
-	CUresult rc = driver_begin("cuDeviceGetCount");
+	CUresult r = driver_begin("cuDeviceGetCount");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	*count = standin_device_count();
 	return driver_end(CUDA_SUCCESS);
 }
@@ -202,10 +202,10 @@ CUresult cuGetErrorName(CUresult error, const char **name)
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
-	CUresult rc = driver_begin_unsafe("cuStreamCreate");
+	CUresult r = driver_begin_unsafe("cuStreamCreate");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if (flags > 1)
 		return driver_end(CUDA_ERROR_INVALID_VALUE);
 	*stream = standin_stream_start(standin_current());
@@ -217,14 +217,14 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 
 CUresult cuStreamDestroy_v2(CUstream stream)
 {
-	CUresult rc = driver_begin_unsafe("cuStreamDestroy");
+	CUresult r = driver_begin_unsafe("cuStreamDestroy");
 	struct standin_stream *s = NULL;
 
-	if (rc)
-		return rc;
-	rc = driver_find_stream(stream, &s);
-	if (rc)
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_stream(stream, &s);
+	if (r)
+		return driver_end(r);
 	standin_stream_end(s);
 	standin_counts[STANDIN_STREAMS]--;
 	return driver_end(s->context->sticky);
@@ -232,21 +232,21 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
-	CUresult rc = driver_begin_in_context("cuStreamWaitEvent");
+	CUresult r = driver_begin_in_context("cuStreamWaitEvent");
 	struct standin_stream *s = NULL;
 	struct standin_work *w;
 	bool captured = false;
 
-	if (rc)
-		return rc;
-	rc = driver_find_stream(stream, &s);
-	rc = rc ? rc : driver_find_any_event(event);
-	rc = rc ? rc : flags ? CUDA_ERROR_INVALID_VALUE : s->context->sticky;
-	rc = rc ? rc : standin_capture_work(s, &captured);
-	if (rc == CUDA_SUCCESS && event->captured && !captured)
-		rc = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-	if (rc || captured || standin_forgotten("cuStreamWaitEvent"))
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_stream(stream, &s);
+	r = r ? r : driver_find_any_event(event);
+	r = r ? r : flags ? CUDA_ERROR_INVALID_VALUE : s->context->sticky;
+	r = r ? r : standin_capture_work(s, &captured);
+	if (r == CUDA_SUCCESS && event->captured && !captured)
+		r = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+	if (r || captured || standin_forgotten("cuStreamWaitEvent"))
+		return driver_end(r);
 	w = driver_work(STANDIN_WAIT, 0);
 	w->event = event;
 	w->nth = event->recorded;
@@ -257,19 +257,19 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 
 CUresult cuStreamSynchronize(CUstream stream)
 {
-	CUresult rc = driver_begin_unsafe("cuStreamSynchronize");
+	CUresult r = driver_begin_unsafe("cuStreamSynchronize");
 	struct standin_stream *s = NULL;
 	struct standin_clock seen;
 	bool captured = false;
 
-	if (rc)
-		return rc;
-	rc = driver_find_stream(stream, &s);
-	rc = rc ? rc : standin_capture_work(s, &captured);
-	if (rc == CUDA_SUCCESS && captured)
-		rc = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-	if (rc)
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_stream(stream, &s);
+	r = r ? r : standin_capture_work(s, &captured);
+	if (r == CUDA_SUCCESS && captured)
+		r = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	if (r)
+		return driver_end(r);
 	seen = s->clock;
 	standin_stream_drain(s);
 	standin_order_host(&seen);
@@ -278,11 +278,11 @@ CUresult cuStreamSynchronize(CUstream stream)
 
 CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
-	CUresult rc = driver_begin_unsafe("cuEventCreate");
+	CUresult r = driver_begin_unsafe("cuEventCreate");
 	struct standin_event *e;
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if (flags > 3)
 		return driver_end(CUDA_ERROR_INVALID_VALUE);
 	e = calloc(1, sizeof *e);
@@ -297,19 +297,19 @@ CUresult cuEventCreate(CUevent *event, unsigned flags)
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
-	CUresult rc = driver_begin_in_context("cuEventRecord");
+	CUresult r = driver_begin_in_context("cuEventRecord");
 	struct standin_stream *s = NULL;
 	struct standin_work *w;
 	bool captured = false;
 
-	if (rc)
-		return rc;
-	rc = driver_find_event(event);
-	rc = rc ? rc : driver_find_stream(stream, &s);
-	rc = rc ? rc : s->context->sticky;
-	rc = rc ? rc : standin_capture_work(s, &captured);
-	if (rc)
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_event(event);
+	r = r ? r : driver_find_stream(stream, &s);
+	r = r ? r : s->context->sticky;
+	r = r ? r : standin_capture_work(s, &captured);
+	if (r)
+		return driver_end(r);
 	event->captured = captured;
 	if (captured)
 		return driver_end(CUDA_SUCCESS);
@@ -323,17 +323,17 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 
 CUresult cuEventSynchronize(CUevent event)
 {
-	CUresult rc = driver_begin_unsafe("cuEventSynchronize");
+	CUresult r = driver_begin_unsafe("cuEventSynchronize");
 	struct standin_clock seen;
 	uint64_t nth;
 
-	if (rc)
-		return rc;
-	rc = driver_find_event(event);
-	if (rc == CUDA_SUCCESS && event->captured)
-		rc = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_CAPTURED_EVENT);
-	if (rc || standin_forgotten("cuEventSynchronize"))
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_event(event);
+	if (r == CUDA_SUCCESS && event->captured)
+		r = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_CAPTURED_EVENT);
+	if (r || standin_forgotten("cuEventSynchronize"))
+		return driver_end(r);
 	nth = event->recorded;
 	seen = event->clock;
 	while (event->done < nth)
@@ -344,13 +344,13 @@ CUresult cuEventSynchronize(CUevent event)
 
 CUresult cuEventDestroy_v2(CUevent event)
 {
-	CUresult rc = driver_begin_unsafe("cuEventDestroy");
+	CUresult r = driver_begin_unsafe("cuEventDestroy");
 
-	if (rc)
-		return rc;
-	rc = driver_find_event(event);
-	if (rc)
-		return driver_end(rc);
+	if (r)
+		return r;
+	r = driver_find_event(event);
+	if (r)
+		return driver_end(r);
 	event->destroyed = true;
 	standin_counts[STANDIN_EVENTS]--;
 	return driver_end(CUDA_SUCCESS);
@@ -364,26 +364,26 @@ void standin_events_reset(void)
 
 /* ---- copies, and the program's kernels ---- */
 
-static CUresult driver_copy_called(CUresult rc, const void *to)
+static CUresult driver_copy_called(CUresult r, const void *to)
 {
 	struct standin_rows first = {(char *)to, 1, 1, 1};
 
-	standin_counts[STANDIN_PAGEABLE] += rc == CUDA_SUCCESS && !standin_host_registered(&first);
-	return driver_end(rc);
+	standin_counts[STANDIN_PAGEABLE] += r == CUDA_SUCCESS && !standin_host_registered(&first);
+	return driver_end(r);
 }
 
 static CUresult driver_copy(CUstream stream, struct standin_rows to, struct standin_rows from)
 {
 	struct standin_stream *s = NULL;
-	CUresult rc = driver_find_stream(stream, &s);
+	CUresult r = driver_find_stream(stream, &s);
 	struct standin_memory m;
 	struct standin_work *w;
 	bool captured = false;
 
-	rc = rc ? rc : s->context->sticky;
-	rc = rc ? rc : standin_capture_work(s, &captured);
-	if (rc || captured || to.width == 0 || to.height == 0)
-		return rc;
+	r = r ? r : s->context->sticky;
+	r = r ? r : standin_capture_work(s, &captured);
+	if (r || captured || to.width == 0 || to.height == 0)
+		return r;
 	if (!standin_memory_holds(&from) || !standin_memory_find(from.at, &m))
 		return driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_VALUE);
 	if (m.context ? m.context != s->context : m.device != s->context->device)
@@ -402,10 +402,10 @@ static CUresult driver_copy(CUstream stream, struct standin_rows to, struct stan
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-	CUresult rc = driver_begin_in_context("cuMemcpyDtoHAsync");
+	CUresult r = driver_begin_in_context("cuMemcpyDtoHAsync");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	standin_counts[STANDIN_COPIES]++;
 	return driver_copy_called(driver_copy(stream, (struct standin_rows){to, bytes, 1, bytes},
 		(struct standin_rows){(char *)(uintptr_t)from, bytes, 1, bytes}), to);
@@ -413,11 +413,11 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
 {
-	CUresult rc = driver_begin_in_context("cuMemcpy2DAsync");
+	CUresult r = driver_begin_in_context("cuMemcpy2DAsync");
 	struct standin_rows from, to;
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_HOST ||
 	    c->srcPitch < c->WidthInBytes + c->srcXInBytes || c->dstPitch < c->WidthInBytes + c->dstXInBytes ||
 	    c->srcPitch > DRIVER_PITCH_MAX || c->dstPitch > DRIVER_PITCH_MAX)
@@ -433,25 +433,25 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
 /* Every plane is a copy of its own, one after another. */
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream)
 {
-	CUresult rc = driver_begin_in_context("cuMemcpy3DAsync");
+	CUresult r = driver_begin_in_context("cuMemcpy3DAsync");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	standin_counts[STANDIN_COPIES_3D]++;
 	if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_HOST ||
 	    c->srcPitch < c->WidthInBytes + c->srcXInBytes || c->dstPitch < c->WidthInBytes + c->dstXInBytes ||
 	    c->srcHeight < c->Height + c->srcY || c->dstHeight < c->Height + c->dstY || c->srcLOD || c->dstLOD ||
 	    c->reserved0 || c->reserved1 || c->srcPitch > DRIVER_PITCH_MAX || c->dstPitch > DRIVER_PITCH_MAX)
 		return driver_end(CUDA_ERROR_INVALID_VALUE);
-	for (size_t z = 0; z < c->Depth && rc == CUDA_SUCCESS; z++) {
+	for (size_t z = 0; z < c->Depth && r == CUDA_SUCCESS; z++) {
 		size_t from = ((c->srcZ + z) * c->srcHeight + c->srcY) * c->srcPitch + c->srcXInBytes;
 		size_t to = ((c->dstZ + z) * c->dstHeight + c->dstY) * c->dstPitch + c->dstXInBytes;
 
-		rc = driver_copy(stream, (struct standin_rows){(char *)c->dstHost + to, c->WidthInBytes, c->Height,
+		r = driver_copy(stream, (struct standin_rows){(char *)c->dstHost + to, c->WidthInBytes, c->Height,
 			c->dstPitch}, (struct standin_rows){(char *)(uintptr_t)c->srcDevice + from, c->WidthInBytes,
 			c->Height, c->srcPitch});
 	}
-	return driver_copy_called(rc, c->dstHost);
+	return driver_copy_called(r, c->dstHost);
 }
 
 int standin_write(struct standin_stream *stream, void *to, const void *bytes, size_t n, unsigned delay_us)
@@ -460,15 +460,15 @@ int standin_write(struct standin_stream *stream, void *to, const void *bytes, si
 	struct standin_stream *s = NULL;
 	struct standin_work *w;
 	bool captured = false;
-	int rc = -1;
+	int r = -1;
 
 	if (n == 0)
 		return 0;
 	pthread_mutex_lock(&standin_lock);
 	if (standin_current() && driver_find_stream(stream, &s) == CUDA_SUCCESS && standin_memory_holds(&rows) &&
 	    standin_capture_work(s, &captured) == CUDA_SUCCESS)
-		rc = 0;
-	if (rc == 0 && !captured) {
+		r = 0;
+	if (r == 0 && !captured) {
 		w = driver_work(STANDIN_WRITE, n);
 		w->to = rows;
 		w->delay_us = delay_us;
@@ -477,5 +477,5 @@ int standin_write(struct standin_stream *stream, void *to, const void *bytes, si
 		standin_stream_queue(s, w);
 	}
 	pthread_mutex_unlock(&standin_lock);
-	return rc;
+	return r;
 }

@@ -153,8 +153,8 @@ void standin_events_reset(void);
 CUresult driver_begin(const char *function);
 CUresult driver_begin_in_context(const char *function);
 CUresult driver_begin_unsafe(const char *function);           /* beside a stream capture */
-CUresult driver_end(CUresult rc);
-CUresult driver_fault(enum standin_fault fault, CUresult rc);
+CUresult driver_end(CUresult r);
+CUresult driver_fault(enum standin_fault fault, CUresult r);
 CUresult driver_find_stream(CUstream handle, struct standin_stream **ret_s);
 struct standin_context *standin_primary(int device);         /* NULL: no such device */
 

@@ -26,20 +26,20 @@ static struct standin_clock order_host;
 static struct order_write *order_writes;         /* that the host does not know to be done */
 static struct standin_flight *order_flights;     /* likewise */
 
-static char *order_end(const struct standin_rows *r)
+static char *order_end(const struct standin_rows *rows)
 {
-	return r->at + (r->height - 1) * r->pitch + r->width;
+	return rows->at + (rows->height - 1) * rows->pitch + rows->width;
 }
 
-/* A row that reaches past the row of `r` that begins last before it meets the next one, or none. */
-static bool order_row_meets(const char *at, size_t width, const struct standin_rows *r)
+/* A row that reaches past the row of `rows` that begins last before it meets the next one, or none. */
+static bool order_row_meets(const char *at, size_t width, const struct standin_rows *rows)
 {
-	size_t first = at > r->at ? (size_t)(at - r->at) / r->pitch : 0;
+	size_t first = at > rows->at ? (size_t)(at - rows->at) / rows->pitch : 0;
 
-	for (size_t i = first; i < r->height && i <= first + 1; i++) {
-		const char *row = r->at + i * r->pitch;
+	for (size_t i = first; i < rows->height && i <= first + 1; i++) {
+		const char *row = rows->at + i * rows->pitch;
 
-		if (row < at + width && at < row + r->width)
+		if (row < at + width && at < row + rows->width)
 			return true;
 	}
 	return false;
@@ -57,19 +57,19 @@ static bool order_meets(const struct standin_rows *a, const struct standin_rows 
 	return false;
 }
 
-static uint64_t order_hash(const struct standin_rows *r)
+static uint64_t order_hash(const struct standin_rows *rows)
 {
 	uint64_t hash = 1469598103934665603u;
 
-	for (size_t i = 0; i < r->height; i++) {
-		const char *row = r->at + i * r->pitch;
+	for (size_t i = 0; i < rows->height; i++) {
+		const char *row = rows->at + i * rows->pitch;
 		size_t at = 0;
 
-		for (uint64_t word; at + 8 <= r->width; at += 8) {
+		for (uint64_t word; at + 8 <= rows->width; at += 8) {
 			memcpy(&word, row + at, 8);
 			hash = (hash ^ word) * 1099511628211u + (hash >> 29);
 		}
-		for (; at < r->width; at++)
+		for (; at < rows->width; at++)
 			hash = (hash ^ (unsigned char)row[at]) * 1099511628211u + (hash >> 29);
 	}
 	return hash;

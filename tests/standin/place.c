@@ -21,21 +21,21 @@ CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **data, CUdevi
 
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
-	CUresult rc = driver_begin("cuCtxGetCurrent");
+	CUresult r = driver_begin("cuCtxGetCurrent");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	*context = standin_current();
 	return driver_end(CUDA_SUCCESS);
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
-	CUresult rc = driver_begin("cuCtxPushCurrent");
+	CUresult r = driver_begin("cuCtxPushCurrent");
 	struct standin_context *c;
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	for (c = standin_context_list(); c && c != context;)
 		c = c->next;
 	if (!c)
@@ -45,17 +45,17 @@ CUresult cuCtxPushCurrent_v2(CUcontext context)
 
 CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
-	CUresult rc = driver_begin("cuCtxPopCurrent");
+	CUresult r = driver_begin("cuCtxPopCurrent");
 
-	return rc ? rc : driver_end(standin_pop(context));
+	return r ? r : driver_end(standin_pop(context));
 }
 
 CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
 {
-	CUresult rc = driver_begin_unsafe("cuMemHostRegister");
+	CUresult r = driver_begin_unsafe("cuMemHostRegister");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if (flags != 1) /* another context's copies would find it pageable */
 		return driver_end(CUDA_ERROR_INVALID_VALUE);
 	return driver_end(standin_host_add(memory, bytes));
@@ -63,25 +63,25 @@ CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
 
 CUresult cuMemHostUnregister(void *memory)
 {
-	CUresult rc = driver_begin_unsafe("cuMemHostUnregister");
+	CUresult r = driver_begin_unsafe("cuMemHostUnregister");
 
-	return rc ? rc : driver_end(standin_host_remove(memory));
+	return r ? r : driver_end(standin_host_remove(memory));
 }
 
 CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
 {
-	CUresult rc = driver_begin_unsafe("cuMemHostAlloc");
+	CUresult r = driver_begin_unsafe("cuMemHostAlloc");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	return driver_end(flags != 1 || !bytes ? CUDA_ERROR_INVALID_VALUE : standin_host_alloc(memory, bytes));
 }
 
 CUresult cuMemFreeHost(void *memory)
 {
-	CUresult rc = driver_begin_unsafe("cuMemFreeHost");
+	CUresult r = driver_begin_unsafe("cuMemFreeHost");
 
-	return rc ? rc : driver_end(standin_host_free(memory));
+	return r ? r : driver_end(standin_host_free(memory));
 }
 
 /* ---- what a pointer, a stream belongs to ---- */
@@ -89,32 +89,32 @@ CUresult cuMemFreeHost(void *memory)
 /* Wants no context. Whose memory it is not: defaults. */
 CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **data, CUdeviceptr at)
 {
-	CUresult rc = driver_begin("cuPointerGetAttributes");
+	CUresult r = driver_begin("cuPointerGetAttributes");
 	struct standin_memory m = {.device = PLACE_NO_DEVICE};
 	bool found;
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	found = standin_memory_find((void *)(uintptr_t)at, &m);
-	for (unsigned i = 0; i < n && rc == CUDA_SUCCESS; i++)
+	for (unsigned i = 0; i < n && r == CUDA_SUCCESS; i++)
 		switch (attributes[i]) {
 		case PLACE_CONTEXT: *(CUcontext *)data[i] = m.context; break;
 		case PLACE_MEMORY_TYPE: *(unsigned *)data[i] = found ? CU_MEMORYTYPE_DEVICE : 0; break;
 		case PLACE_DEVICE_ORDINAL: *(int *)data[i] = m.device; break;
 		case PLACE_RANGE_START: *(CUdeviceptr *)data[i] = (uintptr_t)m.at; break;
 		case PLACE_RANGE_SIZE: *(size_t *)data[i] = m.bytes; break;
-		default: rc = CUDA_ERROR_INVALID_VALUE;
+		default: r = CUDA_ERROR_INVALID_VALUE;
 		}
-	return driver_end(rc);
+	return driver_end(r);
 }
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 {
-	CUresult rc = driver_begin("cuStreamGetCtx");
+	CUresult r = driver_begin("cuStreamGetCtx");
 	struct standin_stream *s = standin_stream_list();
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if ((uintptr_t)stream <= 2) {
 		*context = standin_current();
 		return driver_end(*context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
@@ -129,10 +129,10 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, int device)
 {
-	CUresult rc = driver_begin("cuDevicePrimaryCtxRetain");
+	CUresult r = driver_begin("cuDevicePrimaryCtxRetain");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	*context = standin_primary(device);
 	standin_counts[STANDIN_PRIMARIES] += *context != NULL;
 	return driver_end(*context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
@@ -140,10 +140,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, int device)
 
 CUresult cuDevicePrimaryCtxRelease_v2(int device)
 {
-	CUresult rc = driver_begin("cuDevicePrimaryCtxRelease");
+	CUresult r = driver_begin("cuDevicePrimaryCtxRelease");
 
-	if (rc)
-		return rc;
+	if (r)
+		return r;
 	if (!standin_primary(device) || !standin_counts[STANDIN_PRIMARIES])
 		return driver_end(driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_VALUE));
 	standin_counts[STANDIN_PRIMARIES]--;

@@ -94,7 +94,7 @@ struct standin_stream *standin_stream_start(struct standin_context *c)
 	struct standin_stream *s = calloc(1, sizeof *s);
 	sigset_t all, before;
 	pthread_t thread;
-	int rc;
+	int r;
 
 	if (!s)
 		return NULL;
@@ -109,9 +109,9 @@ struct standin_stream *standin_stream_start(struct standin_context *c)
 	s->clock.at[s->number] = queue_ticks[s->number];
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	rc = pthread_create(&thread, NULL, queue_main, s);
+	r = pthread_create(&thread, NULL, queue_main, s);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (rc != 0) {
+	if (r != 0) {
 		free(s);
 		return NULL;
 	}

@@ -154,12 +154,12 @@ static bool verify_finds(void)
 {
 	struct store *s;
 	struct store_verify_options o = {.step = PROTO_NONE, .threads = 1, .damage = ignore_damage};
-	struct store_verify_result r = {0};
+	struct store_verify_result result = {0};
 	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0)
 		return true;
-	int code = store_verify(s, &o, &r, NULL);
+	int code = store_verify(s, &o, &result, NULL);
 	store_close(s);
-	return code < 0 || r.faults > 0;
+	return code < 0 || result.faults > 0;
 }
 
 static void quiet(enum base_log_level level, const char *text) { (void)level; (void)text; }

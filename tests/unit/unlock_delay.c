@@ -24,40 +24,40 @@ void unlock_delay(unsigned us) { delay_us = us; }
 
 int unlock_delayed(unsigned us, int (*call)(void *, long, void *, void *), void *a, long b, void *c, void *d)
 {
-	int rc;
+	int r;
 
 	delay_us = us;
-	rc = call(a, b, c, d);
+	r = call(a, b, c, d);
 	delay_us = 0;
-	return rc;
+	return r;
 }
 
 int pthread_mutex_unlock(pthread_mutex_t *m)
 {
 	static int (*real)(pthread_mutex_t *);
-	int rc;
+	int r;
 
 	if (!real)
 		*(void **)&real = dlsym(RTLD_NEXT, "pthread_mutex_unlock");
-	rc = real(m);
+	r = real(m);
 	delay();
-	return rc;
+	return r;
 }
 
 /* A thread that is woken late is as good as one that the system runs late. */
 int pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m)
 {
 	static int (*real)(pthread_cond_t *, pthread_mutex_t *);
-	int rc;
+	int r;
 
 	if (!real)
 		*(void **)&real = dlvsym(RTLD_NEXT, "pthread_cond_wait", "GLIBC_2.3.2");
 	if (!real)
 		*(void **)&real = dlsym(RTLD_NEXT, "pthread_cond_wait");
-	rc = real(c, m);
+	r = real(c, m);
 	if (delay_us) {
 		pthread_mutex_unlock(m);
 		pthread_mutex_lock(m);
 	}
-	return rc;
+	return r;
 }

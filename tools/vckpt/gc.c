@@ -72,12 +72,12 @@ static void progress(void *arg, uint64_t done, uint64_t total)
 	tool_progress_update(&g->progress, done, total);
 }
 
-static json_t *result_json(const struct gc *g, const struct store_gc_result *r)
+static json_t *result_json(const struct gc *g, const struct store_gc_result *result)
 {
 	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted",
-		(json_int_t)r->aborted, "marked", (json_int_t)r->marked, "deleted", (json_int_t)r->deleted,
-		"deleted_bytes", (json_int_t)r->deleted_bytes, "waiting", (json_int_t)r->waiting, "waiting_bytes",
-		(json_int_t)r->waiting_bytes, "actions", g->actions);
+		(json_int_t)result->aborted, "marked", (json_int_t)result->marked, "deleted",
+		(json_int_t)result->deleted, "deleted_bytes", (json_int_t)result->deleted_bytes, "waiting",
+		(json_int_t)result->waiting, "waiting_bytes", (json_int_t)result->waiting_bytes, "actions", g->actions);
 }
 
 static void print_grace(uint64_t grace_s)
@@ -90,26 +90,26 @@ static void print_grace(uint64_t grace_s)
 		printf("%" PRIu64 " s", grace_s);
 }
 
-static void print_result(const struct store_gc_options *o, const struct store_gc_result *r)
+static void print_result(const struct store_gc_options *o, const struct store_gc_result *result)
 {
 	char deleted[32], waiting[32];
 
-	tool_format_bytes(r->deleted_bytes, deleted);
-	tool_format_bytes(r->waiting_bytes, waiting);
-	bool one = r->marked + r->waiting == 1;
+	tool_format_bytes(result->deleted_bytes, deleted);
+	tool_format_bytes(result->waiting_bytes, waiting);
+	bool one = result->marked + result->waiting == 1;
 
-	printf("%s%" PRIu64 " %s deleted, %s", o->dry_run ? "would be: " : "", r->deleted,
-		base_plural(r->deleted, "file", "files"), deleted);
-	if (r->marked)
-		printf("; %" PRIu64 " %s marked", r->marked, base_plural(r->marked, "file", "files"));
-	if (r->waiting)
-		printf("; %" PRIu64 " %s, %s, marked before", r->waiting, base_plural(r->waiting, "file", "files"),
-			waiting);
-	if ((r->marked || r->waiting) && o->grace_s) {
+	printf("%s%" PRIu64 " %s deleted, %s", o->dry_run ? "would be: " : "", result->deleted,
+		base_plural(result->deleted, "file", "files"), deleted);
+	if (result->marked)
+		printf("; %" PRIu64 " %s marked", result->marked, base_plural(result->marked, "file", "files"));
+	if (result->waiting)
+		printf("; %" PRIu64 " %s, %s, marked before", result->waiting,
+			base_plural(result->waiting, "file", "files"), waiting);
+	if ((result->marked || result->waiting) && o->grace_s) {
 		printf(": a later vckpt gc deletes %s, after ", one ? "it" : "them");
 		print_grace(o->grace_s);
 		fputs("; --grace 0: now", stdout);
-	} else if (r->waiting) {
+	} else if (result->waiting) {
 		fputs(one ? ": it waits (-v says for what)" : ": they wait (-v says for what)", stdout);
 	}
 	putchar('\n');

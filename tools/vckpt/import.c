@@ -313,23 +313,24 @@ static int add_headers(struct import *in, struct save_writer *w)
 	return r;
 }
 
-static json_t *result_json(const struct import *in, const struct save_result *r)
+static json_t *result_json(const struct import *in, const struct save_result *result)
 {
 	json_t *pickles = json_array();
 
 	for (size_t i = 0; i < in->plan.npickles; i++)
 		json_array_append_new(pickles, json_string(in->plan.pickles[i]));
 	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "run",
-		in->target.run, "step", (json_int_t)r->step, "entry", (json_int_t)r->entry, "attempt", r->attempt,
-		"tensors", (json_int_t)r->tensors, "blobs", (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes,
-		"pieces", (json_int_t)r->pieces, "pieces_new", (json_int_t)r->pieces_new, "pieces_reused",
-		(json_int_t)r->pieces_reused, "pieces_duplicate", (json_int_t)r->pieces_duplicate, "piece_bytes_new",
-		(json_int_t)r->piece_bytes_new, "raw_bytes_new", (json_int_t)r->raw_bytes_new, "meta_bytes",
-		(json_int_t)r->meta_bytes, "bases", (json_int_t)r->bases, "attributes",
-		tool_json_attributes(in->attributes, in->nattributes), "pickles_left_out", pickles);
+		in->target.run, "step", (json_int_t)result->step, "entry", (json_int_t)result->entry, "attempt",
+		result->attempt, "tensors", (json_int_t)result->tensors, "blobs", (json_int_t)result->blobs, "bytes",
+		(json_int_t)result->bytes, "pieces", (json_int_t)result->pieces, "pieces_new",
+		(json_int_t)result->pieces_new, "pieces_reused", (json_int_t)result->pieces_reused, "pieces_duplicate",
+		(json_int_t)result->pieces_duplicate, "piece_bytes_new", (json_int_t)result->piece_bytes_new,
+		"raw_bytes_new", (json_int_t)result->raw_bytes_new, "meta_bytes", (json_int_t)result->meta_bytes,
+		"bases", (json_int_t)result->bases, "attributes", tool_json_attributes(in->attributes, in->nattributes),
+		"pickles_left_out", pickles);
 }
 
-static int report(struct tool *t, const struct import *in, const struct save_result *r)
+static int report(struct tool *t, const struct import *in, const struct save_result *result)
 {
 	char bytes[32], added[32];
 
@@ -339,15 +340,16 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 		fputs(": a pickle; left out (--keep-pickles stores it as it is)\n", stderr);
 	}
 	if (t->json)
-		return tool_print_json(result_json(in, r));
+		return tool_print_json(result_json(in, result));
 	if (t->quiet)
 		return TOOL_DONE;
-	tool_format_bytes(r->bytes, bytes);
-	tool_format_bytes(r->piece_bytes_new, added);
+	tool_format_bytes(result->bytes, bytes);
+	tool_format_bytes(result->piece_bytes_new, added);
 	printf("%s/step-%08" PRIu64 ": %" PRIu64 " %s, %" PRIu64 " %s, %s; stored %s in %" PRIu64 " new %s, %" PRIu64
-		" known already\n", in->target.run, r->step, r->tensors, base_plural(r->tensors, "tensor", "tensors"),
-		r->blobs, base_plural(r->blobs, "blob", "blobs"), bytes, added, r->pieces_new,
-		base_plural(r->pieces_new, "piece", "pieces"), r->pieces_reused + r->pieces_duplicate);
+		" known already\n", in->target.run, result->step, result->tensors,
+		base_plural(result->tensors, "tensor", "tensors"), result->blobs,
+		base_plural(result->blobs, "blob", "blobs"), bytes, added, result->pieces_new,
+		base_plural(result->pieces_new, "piece", "pieces"), result->pieces_reused + result->pieces_duplicate);
 	return TOOL_DONE;
 }
 
@@ -373,11 +375,11 @@ static void say_sources(const struct import_plan *p)
 	fflush(stdout);
 }
 
-static void say_shared(const struct save_result *r)
+static void say_shared(const struct save_result *result)
 {
-	printf("shared: %" PRIu64 " %s with other steps, %" PRIu64 " %s within this one\n", r->pieces_reused,
-		base_plural(r->pieces_reused, "piece", "pieces"), r->pieces_duplicate,
-		base_plural(r->pieces_duplicate, "piece", "pieces"));
+	printf("shared: %" PRIu64 " %s with other steps, %" PRIu64 " %s within this one\n", result->pieces_reused,
+		base_plural(result->pieces_reused, "piece", "pieces"), result->pieces_duplicate,
+		base_plural(result->pieces_duplicate, "piece", "pieces"));
 }
 
 static bool says_more(const struct tool *t)

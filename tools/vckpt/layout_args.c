@@ -45,35 +45,35 @@ int tool_number_read(const struct tool *t, const char *option, const char *text,
 	return 0;
 }
 
-int tool_ranks_read(const struct tool *t, struct tool_ranks *r)
+int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks)
 {
 	uint64_t v = 0;
-	int code = r->text ? tool_number_read(t, "--rank", r->text, UINT32_MAX, &v) : 0;
+	int code = ranks->text ? tool_number_read(t, "--rank", ranks->text, UINT32_MAX, &v) : 0;
 
-	r->one = r->text;
-	r->rank = (uint32_t)v;
+	ranks->one = ranks->text;
+	ranks->rank = (uint32_t)v;
 	return code;
 }
 
-int tool_ranks_check(const struct tool *t, const struct tool_ranks *r, const struct tool_mesh *m)
+int tool_ranks_check(const struct tool *t, const struct tool_ranks *ranks, const struct tool_mesh *m)
 {
 	struct base_error err = {0};
 
-	if (tool_ranks_count(r, m->mesh) <= TOOL_RANKS_MAX)
+	if (tool_ranks_count(ranks, m->mesh) <= TOOL_RANKS_MAX)
 		return 0;
 	base_error_set(&err, -BASE_ELIMIT, "%s %.*s: %" PRIu32 " ranks are too many to tell of; --rank N tells of one",
 		m->option, SHOWN, m->text, m->mesh->count);
 	return tool_fail(t, &err);
 }
 
-uint32_t tool_ranks_count(const struct tool_ranks *r, const struct tensor_mesh *m)
+uint32_t tool_ranks_count(const struct tool_ranks *ranks, const struct tensor_mesh *m)
 {
-	return r->one ? 1 : m->count;
+	return ranks->one ? 1 : m->count;
 }
 
-uint32_t tool_ranks_at(const struct tool_ranks *r, const struct tensor_mesh *m, uint32_t i)
+uint32_t tool_ranks_at(const struct tool_ranks *ranks, const struct tensor_mesh *m, uint32_t i)
 {
-	return r->one ? r->rank : tensor_mesh_rank_at(m, i);
+	return ranks->one ? ranks->rank : tensor_mesh_rank_at(m, i);
 }
 
 /* "0,4,1,5" */

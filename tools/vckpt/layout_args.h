@@ -34,11 +34,11 @@ void tool_mesh_print_json(const struct tensor_mesh *m); /* as the two above read
 /* The ranks that a command tells of: with --rank this one, which may be outside of the mesh, else all in mesh order.
  * Zero-initialise with the option's value (NULL: not given). */
 struct tool_ranks { const char *text; bool one; uint32_t rank; };
-int tool_ranks_read(const struct tool *t, struct tool_ranks *r);
+int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks);
 /* TOOL_FAILED, said: more than TOOL_RANKS_MAX. */
-int tool_ranks_check(const struct tool *t, const struct tool_ranks *r, const struct tool_mesh *m);
-uint32_t tool_ranks_count(const struct tool_ranks *r, const struct tensor_mesh *m);
-uint32_t tool_ranks_at(const struct tool_ranks *r, const struct tensor_mesh *m, uint32_t i); /* the i-th of them */
+int tool_ranks_check(const struct tool *t, const struct tool_ranks *ranks, const struct tool_mesh *m);
+uint32_t tool_ranks_count(const struct tool_ranks *ranks, const struct tensor_mesh *m);
+uint32_t tool_ranks_at(const struct tool_ranks *ranks, const struct tensor_mesh *m, uint32_t i); /* the i-th of them */
 
 /* A mesh and the placements on it. */
 struct tool_sharding {

@@ -95,28 +95,28 @@ static void progress(void *arg, uint64_t done, uint64_t total)
 	tool_progress_update(&((struct mend *)arg)->progress, done, total);
 }
 
-static int say(struct mend *m, const struct store_mend_result *r)
+static int say(struct mend *m, const struct store_mend_result *result)
 {
-	int code = r->left || r->lost ? TOOL_DAMAGE : TOOL_DONE;
+	int code = result->left || result->lost ? TOOL_DAMAGE : TOOL_DONE;
 
 	if (m->t->json) {
 		int printed = tool_print_json(json_pack("{s:b, s:I, s:I, s:I, s:I, s:O}", "dry_run", m->options.dry_run,
-			"found", (json_int_t)r->found, "done", (json_int_t)r->done, "lost", (json_int_t)r->lost, "left",
-			(json_int_t)r->left, "lines", m->lines));
+			"found", (json_int_t)result->found, "done", (json_int_t)result->done, "lost",
+			(json_int_t)result->lost, "left", (json_int_t)result->left, "lines", m->lines));
 
 		return printed ? printed : code;
 	}
 	if (m->t->quiet)
 		return code;
-	if (!r->found && !r->done) {
+	if (!result->found && !result->done) {
 		puts("sound: nothing to mend");
 		return code;
 	}
-	printf("%" PRIu64 " %s found; %" PRIu64 " %s %s; %" PRIu64 " %s lost; %" PRIu64 " %s left\n", r->found,
-		base_plural(r->found, "fault", "faults"), r->done, base_plural(r->done, "thing", "things"),
-		m->options.dry_run ? "would be done" : "done", r->lost,
-		base_plural(r->lost, "step, tensor or blob", "steps, tensors or blobs"), r->left,
-		base_plural(r->left, "fault", "faults"));
+	printf("%" PRIu64 " %s found; %" PRIu64 " %s %s; %" PRIu64 " %s lost; %" PRIu64 " %s left\n", result->found,
+		base_plural(result->found, "fault", "faults"), result->done,
+		base_plural(result->done, "thing", "things"), m->options.dry_run ? "would be done" : "done",
+		result->lost, base_plural(result->lost, "step, tensor or blob", "steps, tensors or blobs"),
+		result->left, base_plural(result->left, "fault", "faults"));
 	return code;
 }
 

@@ -45,46 +45,49 @@ struct reshard {
 	uint32_t readers;
 };
 
-static int add_entry(struct reshard *r, uint32_t rank, const struct tensor_box *box)
+static int add_entry(struct reshard *reshard, uint32_t rank, const struct tensor_box *box)
 {
-	bool full = r->n == RANK_BOXES_MAX;
+	bool full = reshard->n == RANK_BOXES_MAX;
 
-	if (full || r->seen++ == ALL_BOXES_MAX)
-		return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: more than %" PRIu64
-			" boxes%s", r->from.place, r->to.place, full ? RANK_BOXES_MAX : ALL_BOXES_MAX,
-			full ? " for one rank" : "; --rank N tells of one rank");
-	if (base_array_room(r->entries, r->room, r->n + 1) < 0)
+	if (full || reshard->seen++ == ALL_BOXES_MAX)
+		return base_error_set(&reshard->err, -BASE_ELIMIT,
+			"--from-place %.200s --to-place %.200s: more than %" PRIu64 " boxes%s", reshard->from.place,
+			reshard->to.place, full ? RANK_BOXES_MAX : ALL_BOXES_MAX, full ? " for one rank"
+			: "; --rank N tells of one rank");
+	if (base_array_room(reshard->entries, reshard->room, reshard->n + 1) < 0)
 		return -ENOMEM;
-	r->entries[r->n] = (struct entry){.rank = rank, .box = (uint32_t)r->n,
-		.items = tensor_box_items(&r->shape, box)};
-	r->n++;
-	return r->t->json && !r->counting ? tensor_boxes_add(&r->boxes, box) : 0;
+	reshard->entries[reshard->n] = (struct entry){.rank = rank, .box = (uint32_t)reshard->n,
+		.items = tensor_box_items(&reshard->shape, box)};
+	reshard->n++;
+	return reshard->t->json && !reshard->counting ? tensor_boxes_add(&reshard->boxes, box) : 0;
 }
 
-static int too_many_tries(struct reshard *r)
+static int too_many_tries(struct reshard *reshard)
 {
-	return base_error_set(&r->err, -BASE_ELIMIT, "--from-place %.200s --to-place %.200s: to find what is needed "
-		"takes too long, more than %" PRIu64 " boxes and ranks%s", r->from.place, r->to.place, TRIES_MAX,
-		r->ranks.one ? "" : "; --rank N tells of one rank");
+	return base_error_set(&reshard->err, -BASE_ELIMIT,
+		"--from-place %.200s --to-place %.200s: to find what is needed takes too long, more than %"
+		PRIu64 " boxes and ranks%s", reshard->from.place, reshard->to.place, TRIES_MAX,
+		reshard->ranks.one ? "" : "; --rank N tells of one rank");
 }
 
 /* A source rank whose shard meets the window. */
 static int add_source(void *arg, uint32_t rank, const uint32_t *coordinate)
 {
-	struct reshard *r = arg;
+	struct reshard *reshard = arg;
 	struct tensor_shard shard;
 	struct tensor_shard_iter it;
-	bool same = r->own; /* the target holds what this one does: they differ where the source is replicated only */
+	/* the target holds what this one does: they differ where the source is replicated only */
+	bool same = reshard->own;
 	int code;
 
-	if (++r->tries > TRIES_MAX)
-		return too_many_tries(r);
-	for (uint32_t d = 0; same && d < r->from.mesh.mesh->ndim; d++)
-		same = r->replicated >> d & 1 || coordinate[d] == r->at[d];
-	if ((code = tensor_shard_of(&r->from.sharding, rank, NULL, &shard, &r->err)) < 0)
+	if (++reshard->tries > TRIES_MAX)
+		return too_many_tries(reshard);
+	for (uint32_t d = 0; same && d < reshard->from.mesh.mesh->ndim; d++)
+		same = reshard->replicated >> d & 1 || coordinate[d] == reshard->at[d];
+	if ((code = tensor_shard_of(&reshard->from.sharding, rank, NULL, &shard, &reshard->err)) < 0)
 		return code;
-	for (tensor_shard_first(&it, &shard, r->window); !it.done; tensor_shard_next(&it))
-		if ((code = add_entry(r, same ? r->rank : rank, &it.at.box)) < 0)
+	for (tensor_shard_first(&it, &shard, reshard->window); !it.done; tensor_shard_next(&it))
+		if ((code = add_entry(reshard, same ? reshard->rank : rank, &it.at.box)) < 0)
 			return code;
 	return 0;
 }
@@ -98,74 +101,77 @@ static int compare_entry(const void *x, const void *y)
 	return a->box < b->box ? -1 : a->box > b->box;
 }
 
-/* Fills r->entries for target rank r->rank, by source rank. */
-static int find_sources(struct reshard *r)
+/* Fills reshard->entries for target rank reshard->rank, by source rank. */
+static int find_sources(struct reshard *reshard)
 {
 	struct tensor_shard shard;
 	struct tensor_shard_iter it;
 	uint64_t items = 0;
-	int code = tensor_shard_of(&r->to.sharding, r->rank, NULL, &shard, &r->err);
+	int code = tensor_shard_of(&reshard->to.sharding, reshard->rank, NULL, &shard, &reshard->err);
 
-	r->n = r->boxes.n = 0;
-	r->bytes = r->own_bytes = 0;
-	r->own = tensor_mesh_coordinate(r->from.mesh.mesh, r->rank, r->at) == 0;
+	reshard->n = reshard->boxes.n = 0;
+	reshard->bytes = reshard->own_bytes = 0;
+	reshard->own = tensor_mesh_coordinate(reshard->from.mesh.mesh, reshard->rank, reshard->at) == 0;
 	if (code < 0 || shard.absent)
 		return code;
 	for (tensor_shard_first(&it, &shard, NULL); !it.done; tensor_shard_next(&it)) {
-		if (++r->tries > TRIES_MAX)
-			return too_many_tries(r);
-		r->window = &it.at.box;
-		code = tensor_sharding_holders(&r->from.sharding, r->window, false, add_source, r);
+		if (++reshard->tries > TRIES_MAX)
+			return too_many_tries(reshard);
+		reshard->window = &it.at.box;
+		code = tensor_sharding_holders(&reshard->from.sharding, reshard->window, false, add_source, reshard);
 		if (code < 0)
 			return code;
 	}
-	if (r->n)
-		qsort(r->entries, r->n, sizeof *r->entries, compare_entry);
-	for (size_t i = 0; i < r->n; i++) {
-		items += r->entries[i].items;
-		r->own_bytes += r->entries[i].rank == r->rank ? r->entries[i].items * r->from.sharding.item_bytes : 0;
+	if (reshard->n)
+		qsort(reshard->entries, reshard->n, sizeof *reshard->entries, compare_entry);
+	for (size_t i = 0; i < reshard->n; i++) {
+		items += reshard->entries[i].items;
+		reshard->own_bytes += reshard->entries[i].rank == reshard->rank
+			? reshard->entries[i].items * reshard->from.sharding.item_bytes : 0;
 	}
-	r->bytes = items * r->from.sharding.item_bytes;
-	if (base_add_overflows(r->total, r->bytes, &r->total))
-		return base_error_set(&r->err, -EOVERFLOW, "--to-place %.200s: all ranks together hold more than 2^64-1"
-			" bytes; --rank N tells of one rank", r->to.place);
-	r->moved += r->bytes - r->own_bytes; /* at most the total */
-	r->readers += r->bytes != r->own_bytes;
-	return items == tensor_shard_items(&shard) ? 0 : base_error_set(&r->err, -EIO, "rank %" PRIu32 " holds %" PRIu64
-		" items, but %" PRIu64 " were found: a fault of vckpt", r->rank, tensor_shard_items(&shard), items);
+	reshard->bytes = items * reshard->from.sharding.item_bytes;
+	if (base_add_overflows(reshard->total, reshard->bytes, &reshard->total))
+		return base_error_set(&reshard->err, -EOVERFLOW,
+			"--to-place %.200s: all ranks together hold more than 2^64-1 bytes"
+			"; --rank N tells of one rank", reshard->to.place);
+	reshard->moved += reshard->bytes - reshard->own_bytes; /* at most the total */
+	reshard->readers += reshard->bytes != reshard->own_bytes;
+	return items == tensor_shard_items(&shard) ? 0
+		: base_error_set(&reshard->err, -EIO, "rank %" PRIu32 " holds %" PRIu64 " items, but %" PRIu64
+		" were found: a fault of vckpt", reshard->rank, tensor_shard_items(&shard), items);
 }
 
 /* The entries [first, returned) are of one source rank, and so many bytes. */
-static size_t source_end(const struct reshard *r, size_t first, uint64_t *ret_bytes)
+static size_t source_end(const struct reshard *reshard, size_t first, uint64_t *ret_bytes)
 {
 	size_t end = first;
 	uint64_t items = 0;
 
-	for (; end < r->n && r->entries[end].rank == r->entries[first].rank; end++)
-		items += r->entries[end].items;
-	*ret_bytes = items * r->from.sharding.item_bytes;
+	for (; end < reshard->n && reshard->entries[end].rank == reshard->entries[first].rank; end++)
+		items += reshard->entries[end].items;
+	*ret_bytes = items * reshard->from.sharding.item_bytes;
 	return end;
 }
 
 /* ---- writing ---- */
 
-static void print_rank_json(const struct reshard *r)
+static void print_rank_json(const struct reshard *reshard)
 {
 	uint64_t bytes;
 
-	printf("{\"rank\": %" PRIu32 ", \"bytes\": %" PRIu64 ", \"from\": [", r->rank, r->bytes);
-	for (size_t i = 0, end; i < r->n && !ferror(stdout); i = end) {
-		end = source_end(r, i, &bytes);
+	printf("{\"rank\": %" PRIu32 ", \"bytes\": %" PRIu64 ", \"from\": [", reshard->rank, reshard->bytes);
+	for (size_t i = 0, end; i < reshard->n && !ferror(stdout); i = end) {
+		end = source_end(reshard, i, &bytes);
 		printf("%s{\"rank\": %" PRIu32 ", \"bytes\": %" PRIu64 ", \"boxes\": [", i ? ", " : "",
-			r->entries[i].rank, bytes);
+			reshard->entries[i].rank, bytes);
 		for (size_t k = i; k < end; k++) {
 			struct tensor_box box;
 
-			tensor_boxes_get(&r->boxes, r->entries[k].box, &box);
+			tensor_boxes_get(&reshard->boxes, reshard->entries[k].box, &box);
 			printf("%s{\"offset\": ", k > i ? ", " : "");
-			tool_json_numbers(box.offset, r->shape.ndim);
+			tool_json_numbers(box.offset, reshard->shape.ndim);
 			fputs(", \"size\": ", stdout);
-			tool_json_numbers(box.size, r->shape.ndim);
+			tool_json_numbers(box.size, reshard->shape.ndim);
 			putchar('}');
 		}
 		fputs("]}", stdout);
@@ -173,25 +179,25 @@ static void print_rank_json(const struct reshard *r)
 	fputs("]}", stdout);
 }
 
-static void print_line(const struct reshard *r, int width)
+static void print_line(const struct reshard *reshard, int width)
 {
 	char at[TOOL_SHAPE_TEXT], bytes[32], own[32];
 	size_t sources = 0;
 	uint64_t part;
 
-	tool_coordinate_text(r->to.mesh.mesh, r->rank, at);
-	tool_format_bytes(r->bytes, bytes);
-	tool_format_bytes(r->own_bytes, own);
-	printf("%8" PRIu32 "  %-*s  %9s  %9s", r->rank, width, at, bytes, own);
-	for (size_t i = 0; i < r->n; sources++) {
-		uint32_t source = r->entries[i].rank;
+	tool_coordinate_text(reshard->to.mesh.mesh, reshard->rank, at);
+	tool_format_bytes(reshard->bytes, bytes);
+	tool_format_bytes(reshard->own_bytes, own);
+	printf("%8" PRIu32 "  %-*s  %9s  %9s", reshard->rank, width, at, bytes, own);
+	for (size_t i = 0; i < reshard->n; sources++) {
+		uint32_t source = reshard->entries[i].rank;
 
-		i = source_end(r, i, &part);
+		i = source_end(reshard, i, &part);
 		tool_format_bytes(part, bytes);
-		if (sources < SHOWN_SOURCES || r->ranks.one)
+		if (sources < SHOWN_SOURCES || reshard->ranks.one)
 			printf("%s%" PRIu32 " (%s)", sources ? ", " : "  ", source, bytes);
 	}
-	if (sources > SHOWN_SOURCES && !r->ranks.one)
+	if (sources > SHOWN_SOURCES && !reshard->ranks.one)
 		printf(" and %zu more", sources - SHOWN_SOURCES);
 	puts(sources ? "" : "  -");
 }
@@ -208,114 +214,117 @@ static void print_side(const char *word, const struct tool_sharding *s)
 		printf(" %.*s", (int)words.len, (const char *)words.data);
 }
 
-static int print_head(const struct reshard *r)
+static int print_head(const struct reshard *reshard)
 {
-	const struct tensor_mesh *m = r->to.mesh.mesh;
+	const struct tensor_mesh *m = reshard->to.mesh.mesh;
 	char names[TOOL_NAMES_TEXT];
 	int width = tool_coordinate_width(m);
 
 	tool_names_text(m, UINT32_MAX, names);
-	tool_tensor_print(&r->shape, r->dtype);
-	print_side("from", &r->from);
-	print_side("to", &r->to);
+	tool_tensor_print(&reshard->shape, reshard->dtype);
+	print_side("from", &reshard->from);
+	print_side("to", &reshard->to);
 	printf("\n\n%8s  %-*s  %9s  %9s  from ranks\n", "rank", width, names, "needs", "has");
 	return width;
 }
 
-static void print_end(const struct reshard *r, uint32_t count)
+static void print_end(const struct reshard *reshard, uint32_t count)
 {
 	char moved[32], total[32];
 
-	tool_format_bytes(r->moved, moved);
-	tool_format_bytes(r->total, total);
-	if (r->t->json)
-		printf("],\n \"bytes\": %" PRIu64 ", \"moved_bytes\": %" PRIu64 "}\n", r->total, r->moved);
+	tool_format_bytes(reshard->moved, moved);
+	tool_format_bytes(reshard->total, total);
+	if (reshard->t->json)
+		printf("],\n \"bytes\": %" PRIu64 ", \"moved_bytes\": %" PRIu64 "}\n", reshard->total, reshard->moved);
 	else
-		printf("\n%" PRIu32 " of %" PRIu32 " %s from others; %s of %s in all\n", r->readers, count,
+		printf("\n%" PRIu32 " of %" PRIu32 " %s from others; %s of %s in all\n", reshard->readers, count,
 			base_plural(count, "rank reads", "ranks read"), moved, total);
 }
 
 /* The first pass. 0 or an exit code, said. */
-static int count_boxes(struct reshard *r)
+static int count_boxes(struct reshard *reshard)
 {
-	uint32_t count = tool_ranks_count(&r->ranks, r->to.mesh.mesh);
+	uint32_t count = tool_ranks_count(&reshard->ranks, reshard->to.mesh.mesh);
 	int code = 0;
 
-	r->counting = true;
+	reshard->counting = true;
 	for (uint32_t i = 0; i < count && code == 0; i++) {
-		r->rank = tool_ranks_at(&r->ranks, r->to.mesh.mesh, i);
-		code = find_sources(r);
+		reshard->rank = tool_ranks_at(&reshard->ranks, reshard->to.mesh.mesh, i);
+		code = find_sources(reshard);
 	}
-	r->counting = false;
-	r->seen = r->tries = r->total = r->moved = r->readers = 0;
-	r->err.code = code;
-	return code < 0 ? tool_fail(r->t, &r->err) : 0;
+	reshard->counting = false;
+	reshard->seen = reshard->tries = reshard->total = reshard->moved = reshard->readers = 0;
+	reshard->err.code = code;
+	return code < 0 ? tool_fail(reshard->t, &reshard->err) : 0;
 }
 
-static int print_ranks(struct reshard *r)
+static int print_ranks(struct reshard *reshard)
 {
-	uint32_t count = tool_ranks_count(&r->ranks, r->to.mesh.mesh);
+	uint32_t count = tool_ranks_count(&reshard->ranks, reshard->to.mesh.mesh);
 	int width = 0;
 
-	if (r->t->json)
+	if (reshard->t->json)
 		fputs("{\"ranks\": [", stdout);
 	else
-		width = print_head(r);
+		width = print_head(reshard);
 	for (uint32_t i = 0; i < count && !ferror(stdout); i++) {
-		r->rank = tool_ranks_at(&r->ranks, r->to.mesh.mesh, i);
-		int code = find_sources(r);
+		reshard->rank = tool_ranks_at(&reshard->ranks, reshard->to.mesh.mesh, i);
+		int code = find_sources(reshard);
 
 		if (code < 0) {
-			r->err.code = code;
-			return tool_fail(r->t, &r->err);
+			reshard->err.code = code;
+			return tool_fail(reshard->t, &reshard->err);
 		}
-		if (r->t->json) {
+		if (reshard->t->json) {
 			fputs(i ? ",\n  " : "\n  ", stdout);
-			print_rank_json(r);
+			print_rank_json(reshard);
 		} else {
-			print_line(r, width);
+			print_line(reshard, width);
 		}
 	}
-	print_end(r, count);
-	return tool_output_end(r->t);
+	print_end(reshard, count);
+	return tool_output_end(reshard->t);
 }
 
 /* ---- the command ---- */
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
-	struct reshard *r = arg;
+	struct reshard *reshard = arg;
 
 	switch (val) {
-	case 's': r->shape_text = value; return 0;
-	case 'd': r->dtype_text = value; return 0;
-	case 'm': r->from.mesh.text = value; return 0;
-	case 'o': r->from.mesh.order = value; return 0;
-	case 'p': r->from.place = value; return 0;
-	case 'M': r->to.mesh.text = value; return 0;
-	case 'O': r->to.mesh.order = value; return 0;
-	case 'P': r->to.place = value; return 0;
-	case 'r': r->ranks.text = value; return 0;
+	case 's': reshard->shape_text = value; return 0;
+	case 'd': reshard->dtype_text = value; return 0;
+	case 'm': reshard->from.mesh.text = value; return 0;
+	case 'o': reshard->from.mesh.order = value; return 0;
+	case 'p': reshard->from.place = value; return 0;
+	case 'M': reshard->to.mesh.text = value; return 0;
+	case 'O': reshard->to.mesh.order = value; return 0;
+	case 'P': reshard->to.place = value; return 0;
+	case 'r': reshard->ranks.text = value; return 0;
 	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
 	}
 }
 
-static int read_arguments(struct reshard *r)
+static int read_arguments(struct reshard *reshard)
 {
-	int code = tool_tensor_read(r->t, r->shape_text, r->dtype_text, &r->shape, &r->dtype);
+	int code = tool_tensor_read(reshard->t, reshard->shape_text, reshard->dtype_text, &reshard->shape,
+		&reshard->dtype);
 
 	if (!code)
-		code = tool_sharding_read(r->t, &r->shape, tensor_dtype_bytes(r->dtype), &r->from);
+		code = tool_sharding_read(reshard->t, &reshard->shape, tensor_dtype_bytes(reshard->dtype),
+			&reshard->from);
 	if (!code)
-		code = tool_sharding_read(r->t, &r->shape, tensor_dtype_bytes(r->dtype), &r->to);
+		code = tool_sharding_read(reshard->t, &reshard->shape, tensor_dtype_bytes(reshard->dtype),
+			&reshard->to);
 	if (!code)
-		code = tool_ranks_read(r->t, &r->ranks);
+		code = tool_ranks_read(reshard->t, &reshard->ranks);
 	if (!code)
-		code = tool_ranks_check(r->t, &r->ranks, &r->to.mesh);
+		code = tool_ranks_check(reshard->t, &reshard->ranks, &reshard->to.mesh);
 	if (code)
 		return code;
-	r->replicated = tensor_sharding_replicated(&r->from.sharding);
-	r->boxes.ndim = r->shape.ndim;
+	reshard->replicated = tensor_sharding_replicated(&reshard->from.sharding);
+	reshard->boxes.ndim = reshard->shape.ndim;
 	return 0;
 }
 
@@ -326,23 +335,23 @@ static int reshard_run(struct tool *t, int argc, char **argv)
 		{"from-rank-order", required_argument, NULL, 'o'}, {"from-place", required_argument, NULL, 'p'},
 		{"to-mesh", required_argument, NULL, 'M'}, {"to-rank-order", required_argument, NULL, 'O'},
 		{"to-place", required_argument, NULL, 'P'}, {"rank", required_argument, NULL, 'r'}, {0}};
-	struct reshard r = {.t = t,
+	struct reshard reshard = {.t = t,
 		.from = {.place_option = "--from-place", .mesh = {.option = "--from-mesh",
 			.order_option = "--from-rank-order"}},
 		.to = {.place_option = "--to-place", .mesh = {.option = "--to-mesh",
 			.order_option = "--to-rank-order"}}};
-	int code = tool_parse(t, argc, argv, NULL, options, option, &r);
+	int code = tool_parse(t, argc, argv, NULL, options, option, &reshard);
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if ((code = read_arguments(&r)) == 0 && (code = count_boxes(&r)) == 0) {
+	if ((code = read_arguments(&reshard)) == 0 && (code = count_boxes(&reshard)) == 0) {
 		tool_output_begin();
-		code = print_ranks(&r);
+		code = print_ranks(&reshard);
 	}
-	tool_sharding_release(&r.from);
-	tool_sharding_release(&r.to);
-	tensor_boxes_release(&r.boxes);
-	free(r.entries);
+	tool_sharding_release(&reshard.from);
+	tool_sharding_release(&reshard.to);
+	tensor_boxes_release(&reshard.boxes);
+	free(reshard.entries);
 	return code;
 }
 

@@ -47,10 +47,10 @@ static void time_merge(struct stalls_time *to, const struct proto_timing *t)
 		to->end_ns = t->end_ns;
 }
 
-static int rank_times(struct stalls *st, struct stalls_rank *r, const struct proto_timing *t, uint32_t n)
+static int rank_times(struct stalls *st, struct stalls_rank *rank, const struct proto_timing *t, uint32_t n)
 {
-	r->times = calloc(n ? n : 1, sizeof *r->times);
-	if (!r->times)
+	rank->times = calloc(n ? n : 1, sizeof *rank->times);
+	if (!rank->times)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < n; i++) {
 		int phase = phase_number(st, t[i].phase);
@@ -62,11 +62,11 @@ static int rank_times(struct stalls *st, struct stalls_rank *r, const struct pro
 			st->phases_left_out++;
 			continue;
 		}
-		while (k < r->ntimes && r->times[k].phase != (unsigned)phase)
+		while (k < rank->ntimes && rank->times[k].phase != (unsigned)phase)
 			k++;
-		if (k == r->ntimes)
-			r->times[r->ntimes++].phase = (unsigned)phase;
-		time_merge(&r->times[k], &t[i]);
+		if (k == rank->ntimes)
+			rank->times[rank->ntimes++].phase = (unsigned)phase;
+		time_merge(&rank->times[k], &t[i]);
 	}
 	return 0;
 }
@@ -87,45 +87,45 @@ static uint64_t announced_at(const struct proto_stats *m)
 	return sealed;
 }
 
-static int rank_stats(struct stalls *st, struct stalls_rank *r, const struct proto_stats *m)
+static int rank_stats(struct stalls *st, struct stalls_rank *rank, const struct proto_stats *m)
 {
-	r->source = STALLS_STATS;
-	r->host = m->host;
-	r->submitted_ns = m->submitted_ns;
-	r->at_ns[STALLS_STAGED] = m->staged_ns;
-	r->at_ns[STALLS_ANNOUNCED] = announced_at(m);
-	r->at_ns[STALLS_COMMITTED] = m->committed_ns;
-	r->bytes[STALLS_HELD] = m->bytes_held;
-	r->bytes[STALLS_COPIED] = m->bytes_staged;
-	r->bytes[STALLS_UNCHANGED] = m->bytes_unchanged;
-	r->bytes[STALLS_DEDUPLICATED] = m->bytes_deduplicated;
-	r->bytes[STALLS_ENCODED] = m->bytes_encoded;
-	r->bytes[STALLS_WRITTEN] = m->bytes_written;
-	r->pieces = m->pieces;
-	r->pieces_new = m->pieces_new;
-	r->plan_cached = m->plan_cached;
-	r->ring_waits = m->ring_waits;
-	return rank_times(st, r, m->timings, m->ntimings);
+	rank->source = STALLS_STATS;
+	rank->host = m->host;
+	rank->submitted_ns = m->submitted_ns;
+	rank->at_ns[STALLS_STAGED] = m->staged_ns;
+	rank->at_ns[STALLS_ANNOUNCED] = announced_at(m);
+	rank->at_ns[STALLS_COMMITTED] = m->committed_ns;
+	rank->bytes[STALLS_HELD] = m->bytes_held;
+	rank->bytes[STALLS_COPIED] = m->bytes_staged;
+	rank->bytes[STALLS_UNCHANGED] = m->bytes_unchanged;
+	rank->bytes[STALLS_DEDUPLICATED] = m->bytes_deduplicated;
+	rank->bytes[STALLS_ENCODED] = m->bytes_encoded;
+	rank->bytes[STALLS_WRITTEN] = m->bytes_written;
+	rank->pieces = m->pieces;
+	rank->pieces_new = m->pieces_new;
+	rank->plan_cached = m->plan_cached;
+	rank->ring_waits = m->ring_waits;
+	return rank_times(st, rank, m->timings, m->ntimings);
 }
 
 /* A part that cannot be read is counted; `verify` says what is wrong with it. */
 static int rank_part(struct stalls *st, struct store *s, const struct proto_manifest *m, uint32_t line)
 {
-	struct stalls_rank *r = &st->ranks[line];
+	struct stalls_rank *rank = &st->ranks[line];
 	struct store_opened_part o = {0};
 	struct base_error why = {0};
-	int rc = store_open_part(s, m, line, &o, &why);
+	int r = store_open_part(s, m, line, &o, &why);
 
-	if (rc == 0 && o.part.ntimings) {
-		r->source = STALLS_PART;
-		rc = rank_times(st, r, o.part.timings, o.part.ntimings);
+	if (r == 0 && o.part.ntimings) {
+		rank->source = STALLS_PART;
+		r = rank_times(st, rank, o.part.timings, o.part.ntimings);
 	}
 	store_opened_part_release(&o);
-	if (rc == -BASE_EVERSION)
+	if (r == -BASE_EVERSION)
 		base_warning("rank %u: %s; left out", m->ranks[line].rank, why.text);
 	else
-		st->damaged += rc < 0 && rc != -ENOMEM;
-	return rc == -ENOMEM ? rc : 0;
+		st->damaged += r < 0 && r != -ENOMEM;
+	return r == -ENOMEM ? r : 0;
 }
 
 /* `all`: by ascending rank. Measures of other attempts, or of ranks beyond the world, are not this save's. */

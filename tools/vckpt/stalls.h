@@ -46,14 +46,14 @@ struct stalls {
 struct stalls_sum { uint32_t n, slowest; uint64_t median, max, min; }; /* slowest: number in ranks */
 struct stalls_value { uint64_t ns; uint32_t rank; };    /* rank: number in ranks */
 /* Milestones are since submitted. false: not recorded, or the clock was set back meanwhile. */
-bool stalls_since(const struct stalls_rank *r, enum stalls_milestone m, uint64_t *ret_ns);
+bool stalls_since(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns);
 /* n 0: no rank has it. -ENOMEM. */
 int stalls_sum_milestone(const struct stalls *st, enum stalls_milestone m, struct stalls_sum *ret_s);
 int stalls_sum_phase(const struct stalls *st, unsigned phase, struct stalls_sum *ret_s);
 /* The last ones to reach a milestone, slowest first. Returns how many, or -ENOMEM. */
 int stalls_slowest(const struct stalls *st, enum stalls_milestone m, struct stalls_value top[static STALLS_SLOWEST]);
 /* The phase that took most of the time to a milestone; NULL: no phase is known. */
-const struct stalls_time *stalls_largest(const struct stalls_rank *r, enum stalls_milestone m, uint64_t *ret_ns);
+const struct stalls_time *stalls_largest(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns);
 uint64_t stalls_bytes_total(const struct stalls *st, enum stalls_bytes b);
 /* Bytes a second over the longest time to the milestone that ends this; false: not known. */
 bool stalls_rate(const struct stalls *st, enum stalls_bytes b, uint64_t *ret_bytes_per_s);

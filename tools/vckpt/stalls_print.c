@@ -10,7 +10,7 @@
 
 static void print_sum(const struct stalls *st, const char *name, const struct stalls_sum *s)
 {
-	const struct stalls_rank *r = &st->ranks[s->slowest];
+	const struct stalls_rank *rank = &st->ranks[s->slowest];
 	char median[32], max[32], spread[32];
 
 	if (s->n == 0)
@@ -21,8 +21,8 @@ static void print_sum(const struct stalls *st, const char *name, const struct st
 	fputs("  ", stdout);
 	tool_print_text(stdout, name, strlen(name));
 	printf("%*s %10s  %10s  %10s  %6" PRIu32 "  %6" PRIu32 "  ",
-		(int)(strlen(name) < 12 ? 12 - strlen(name) : 0), "", median, max, spread, s->n, r->rank);
-	tool_print_text(stdout, r->host, strlen(r->host));
+		(int)(strlen(name) < 12 ? 12 - strlen(name) : 0), "", median, max, spread, s->n, rank->rank);
+	tool_print_text(stdout, rank->host, strlen(rank->host));
 	putchar('\n');
 }
 
@@ -64,15 +64,15 @@ static int print_slowest(const struct stalls *st, enum stalls_milestone m)
 		return n;
 	printf("\n  last to %s\n", m == STALLS_STAGED ? "be staged" : "announce its part");
 	for (int i = 0; i < n; i++) {
-		const struct stalls_rank *r = &st->ranks[top[i].rank];
+		const struct stalls_rank *rank = &st->ranks[top[i].rank];
 		const struct stalls_time *t;
 		char time[32], most[32];
 		uint64_t ns;
 
 		tool_format_duration(top[i].ns, time);
-		printf("  %10s  rank %" PRIu32 " on ", time, r->rank);
-		tool_print_text(stdout, r->host, strlen(r->host));
-		t = stalls_largest(r, m, &ns);
+		printf("  %10s  rank %" PRIu32 " on ", time, rank->rank);
+		tool_print_text(stdout, rank->host, strlen(rank->host));
+		t = stalls_largest(rank, m, &ns);
 		tool_format_duration(ns, most);
 		if (t)
 			printf(": %s in ", most);
@@ -178,11 +178,11 @@ static json_t *text(const char *t)
 
 static json_t *sum_json(const struct stalls *st, const char *name, const struct stalls_sum *s)
 {
-	const struct stalls_rank *r = &st->ranks[s->slowest];
+	const struct stalls_rank *rank = &st->ranks[s->slowest];
 
 	return json_pack("{s:o, s:I, s:o, s:o, s:o, s:I, s:o}", "name", text(name), "ranks", (json_int_t)s->n,
 		"median_ns", number(s->median), "max_ns", number(s->max), "min_ns", number(s->min), "rank",
-		(json_int_t)r->rank, "host", text(r->host));
+		(json_int_t)rank->rank, "host", text(rank->host));
 }
 
 static json_t *milestones_json(const struct stalls *st)
@@ -214,13 +214,13 @@ static json_t *slowest_json(const struct stalls *st, enum stalls_milestone m)
 	int n = stalls_slowest(st, m, top);
 
 	for (int i = 0; i < n; i++) {
-		const struct stalls_rank *r = &st->ranks[top[i].rank];
+		const struct stalls_rank *rank = &st->ranks[top[i].rank];
 		uint64_t ns;
-		const struct stalls_time *t = stalls_largest(r, m, &ns);
+		const struct stalls_time *t = stalls_largest(rank, m, &ns);
 
-		json_array_append_new(all, json_pack("{s:I, s:o, s:o, s:o, s:o}", "rank", (json_int_t)r->rank, "host",
-			text(r->host), "ns", number(top[i].ns), "phase", t ? text(st->phases[t->phase]) : json_null(),
-			"phase_ns", number(ns)));
+		json_array_append_new(all, json_pack("{s:I, s:o, s:o, s:o, s:o}", "rank", (json_int_t)rank->rank,
+			"host", text(rank->host), "ns", number(top[i].ns), "phase",
+			t ? text(st->phases[t->phase]) : json_null(), "phase_ns", number(ns)));
 	}
 	return all;
 }
@@ -239,12 +239,12 @@ static json_t *bytes_json(const struct stalls *st, bool rate)
 	return all;
 }
 
-static json_t *times_json(const struct stalls *st, const struct stalls_rank *r)
+static json_t *times_json(const struct stalls *st, const struct stalls_rank *rank)
 {
 	json_t *all = json_array();
 
-	for (unsigned i = 0; i < r->ntimes; i++) {
-		const struct stalls_time *t = &r->times[i];
+	for (unsigned i = 0; i < rank->ntimes; i++) {
+		const struct stalls_time *t = &rank->times[i];
 
 		json_array_append_new(all, json_pack("{s:o, s:o, s:o, s:o, s:o}", "name", text(st->phases[t->phase]),
 			"busy_ns", number(t->busy_ns), "bytes", number(t->bytes), "start_ns",
@@ -253,38 +253,39 @@ static json_t *times_json(const struct stalls *st, const struct stalls_rank *r)
 	return all;
 }
 
-static void rank_measures_json(json_t *o, const struct stalls_rank *r)
+static void rank_measures_json(json_t *o, const struct stalls_rank *rank)
 {
 	static const char *const plans[] = {"made", "memory", "disk"};
 	json_t *bytes = json_object();
 
 	for (unsigned i = 0; i < STALLS_BYTES; i++)
-		json_object_set_new(bytes, stalls_bytes_names[i], number(r->bytes[i]));
+		json_object_set_new(bytes, stalls_bytes_names[i], number(rank->bytes[i]));
 	json_object_set_new(o, "bytes", bytes);
-	json_object_set_new(o, "pieces", number(r->pieces));
-	json_object_set_new(o, "pieces_new", number(r->pieces_new));
-	json_object_set_new(o, "plan", json_string(r->plan_cached < BASE_COUNT(plans) ? plans[r->plan_cached] : "?"));
-	json_object_set_new(o, "ring_waits", number(r->ring_waits));
+	json_object_set_new(o, "pieces", number(rank->pieces));
+	json_object_set_new(o, "pieces_new", number(rank->pieces_new));
+	json_object_set_new(o, "plan", json_string(rank->plan_cached < BASE_COUNT(plans)
+		? plans[rank->plan_cached] : "?"));
+	json_object_set_new(o, "ring_waits", number(rank->ring_waits));
 }
 
-static json_t *rank_json(const struct stalls *st, const struct stalls_rank *r)
+static json_t *rank_json(const struct stalls *st, const struct stalls_rank *rank)
 {
 	static const char *const sources[] = {"none", "part", "stats"};
 	uint64_t stall = 0;
-	bool known = stalls_since(r, STALLS_STAGED, &stall);
-	json_t *o = json_pack("{s:I, s:o, s:s, s:o, s:o}", "rank", (json_int_t)r->rank, "host", text(r->host),
-		"timings", sources[r->source], "stall_ns", number_or_null(known, stall), "submitted_ns",
-		number_or_null(r->submitted_ns, r->submitted_ns));
+	bool known = stalls_since(rank, STALLS_STAGED, &stall);
+	json_t *o = json_pack("{s:I, s:o, s:s, s:o, s:o}", "rank", (json_int_t)rank->rank, "host", text(rank->host),
+		"timings", sources[rank->source], "stall_ns", number_or_null(known, stall), "submitted_ns",
+		number_or_null(rank->submitted_ns, rank->submitted_ns));
 
 	for (unsigned i = 0; i < STALLS_MILESTONES; i++) {
 		char key[32];
 
 		snprintf(key, sizeof key, "%s_ns", stalls_milestone_names[i]);
-		json_object_set_new(o, key, number_or_null(r->at_ns[i], r->at_ns[i]));
+		json_object_set_new(o, key, number_or_null(rank->at_ns[i], rank->at_ns[i]));
 	}
-	json_object_set_new(o, "phases", times_json(st, r));
-	if (r->source == STALLS_STATS)
-		rank_measures_json(o, r);
+	json_object_set_new(o, "phases", times_json(st, rank));
+	if (rank->source == STALLS_STATS)
+		rank_measures_json(o, rank);
 	return o;
 }
 

@@ -10,11 +10,11 @@ const char *const stalls_milestone_names[STALLS_MILESTONES] = {"staged", "announ
 const char *const stalls_bytes_names[STALLS_BYTES] = {
 	"held", "staged", "unchanged", "deduplicated", "encoded", "written"};
 
-bool stalls_since(const struct stalls_rank *r, enum stalls_milestone m, uint64_t *ret_ns)
+bool stalls_since(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns)
 {
-	if (!r->submitted_ns || r->at_ns[m] < r->submitted_ns)
+	if (!rank->submitted_ns || rank->at_ns[m] < rank->submitted_ns)
 		return false;
-	*ret_ns = r->at_ns[m] - r->submitted_ns;
+	*ret_ns = rank->at_ns[m] - rank->submitted_ns;
 	return true;
 }
 
@@ -98,25 +98,25 @@ int stalls_slowest(const struct stalls *st, enum stalls_milestone m, struct stal
 }
 
 /* What of a phase lies before the milestone: from start to end by the clock; its work where that is not recorded. */
-static uint64_t time_before(const struct stalls_rank *r, const struct stalls_time *t, enum stalls_milestone m)
+static uint64_t time_before(const struct stalls_rank *rank, const struct stalls_time *t, enum stalls_milestone m)
 {
-	uint64_t end = r->at_ns[m] < t->end_ns ? r->at_ns[m] : t->end_ns;
+	uint64_t end = rank->at_ns[m] < t->end_ns ? rank->at_ns[m] : t->end_ns;
 
 	if (!t->start_ns || !t->end_ns)
 		return t->busy_ns;
 	return end > t->start_ns ? end - t->start_ns : 0;
 }
 
-const struct stalls_time *stalls_largest(const struct stalls_rank *r, enum stalls_milestone m, uint64_t *ret_ns)
+const struct stalls_time *stalls_largest(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns)
 {
 	const struct stalls_time *best = NULL;
 
 	*ret_ns = 0;
-	for (unsigned i = 0; i < r->ntimes; i++) {
-		uint64_t ns = time_before(r, &r->times[i], m);
+	for (unsigned i = 0; i < rank->ntimes; i++) {
+		uint64_t ns = time_before(rank, &rank->times[i], m);
 
 		if (ns > *ret_ns) {
-			best = &r->times[i];
+			best = &rank->times[i];
 			*ret_ns = ns;
 		}
 	}

@@ -43,23 +43,23 @@ static void trace_span(struct trace *tr, uint32_t rank, unsigned thread, const c
 		"ts", trace_us(tr, start), "dur", (double)(end - start) / 1e3, "args", args));
 }
 
-static void trace_rank(struct trace *tr, const struct stalls *st, const struct stalls_rank *r)
+static void trace_rank(struct trace *tr, const struct stalls *st, const struct stalls_rank *rank)
 {
 	char name[PROTO_HOST_MAX + 32];
 
-	snprintf(name, sizeof name, "rank %" PRIu32 " (%s)", r->rank, r->host);
-	trace_name(tr, "process_name", r->rank, 0, name);
+	snprintf(name, sizeof name, "rank %" PRIu32 " (%s)", rank->rank, rank->host);
+	trace_name(tr, "process_name", rank->rank, 0, name);
 	trace_put(tr, json_pack("{s:s, s:s, s:I, s:I, s:{s:I}}", "ph", "M", "name", "process_sort_index", "pid",
-		(json_int_t)r->rank, "tid", (json_int_t)0, "args", "sort_index", (json_int_t)r->rank));
-	trace_name(tr, "thread_name", r->rank, 0, "save");
-	trace_span(tr, r->rank, 0, "save", r->submitted_ns, r->at_ns[STALLS_COMMITTED], json_object());
-	trace_span(tr, r->rank, 0, "stall", r->submitted_ns, r->at_ns[STALLS_STAGED], json_object());
-	for (unsigned i = 0; i < r->ntimes; i++) {
-		const struct stalls_time *t = &r->times[i];
+		(json_int_t)rank->rank, "tid", (json_int_t)0, "args", "sort_index", (json_int_t)rank->rank));
+	trace_name(tr, "thread_name", rank->rank, 0, "save");
+	trace_span(tr, rank->rank, 0, "save", rank->submitted_ns, rank->at_ns[STALLS_COMMITTED], json_object());
+	trace_span(tr, rank->rank, 0, "stall", rank->submitted_ns, rank->at_ns[STALLS_STAGED], json_object());
+	for (unsigned i = 0; i < rank->ntimes; i++) {
+		const struct stalls_time *t = &rank->times[i];
 		const char *phase = st->phases[t->phase];
 
-		trace_name(tr, "thread_name", r->rank, t->phase + 1, phase);
-		trace_span(tr, r->rank, t->phase + 1, phase, t->start_ns, t->end_ns,
+		trace_name(tr, "thread_name", rank->rank, t->phase + 1, phase);
+		trace_span(tr, rank->rank, t->phase + 1, phase, t->start_ns, t->end_ns,
 			json_pack("{s:I, s:I}", "busy_ns", (json_int_t)(t->busy_ns & INT64_MAX), "bytes",
 				(json_int_t)(t->bytes & INT64_MAX)));
 	}
@@ -71,13 +71,13 @@ static uint64_t trace_origin(const struct stalls *st)
 	uint64_t submitted = 0, started = 0;
 
 	for (uint32_t i = 0; i < st->nranks; i++) {
-		const struct stalls_rank *r = &st->ranks[i];
+		const struct stalls_rank *rank = &st->ranks[i];
 
-		if (r->submitted_ns && (!submitted || r->submitted_ns < submitted))
-			submitted = r->submitted_ns;
-		for (unsigned k = 0; k < r->ntimes; k++)
-			if (r->times[k].start_ns && (!started || r->times[k].start_ns < started))
-				started = r->times[k].start_ns;
+		if (rank->submitted_ns && (!submitted || rank->submitted_ns < submitted))
+			submitted = rank->submitted_ns;
+		for (unsigned k = 0; k < rank->ntimes; k++)
+			if (rank->times[k].start_ns && (!started || rank->times[k].start_ns < started))
+				started = rank->times[k].start_ns;
 	}
 	return submitted ? submitted : started;
 }

@@ -88,37 +88,38 @@ static void pack_read(void *arg, const char *file, uint64_t bytes)
 	fflush(stdout);
 }
 
-static json_t *result_json(const struct verify *v, const struct store_verify_result *r)
+static json_t *result_json(const struct verify *v, const struct store_verify_result *result)
 {
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O}", "files", (json_int_t)r->files, "objects",
-		(json_int_t)r->objects, "bytes", (json_int_t)r->bytes, "steps", (json_int_t)r->steps, "faults",
-		(json_int_t)r->faults, "damage", v->damage, "newer", v->newer);
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O}", "files", (json_int_t)result->files, "objects",
+		(json_int_t)result->objects, "bytes", (json_int_t)result->bytes, "steps", (json_int_t)result->steps,
+		"faults", (json_int_t)result->faults, "damage", v->damage, "newer", v->newer);
 }
 
-static void print_result(const struct store_verify_result *r)
+static void print_result(const struct store_verify_result *result)
 {
 	char bytes[32], faults[40];
 
-	tool_format_bytes(r->bytes, bytes);
-	printf("%" PRIu64 " %s, %" PRIu64 " %s, %" PRIu64 " %s, %s read: ", r->steps,
-		base_plural(r->steps, "step", "steps"), r->files, base_plural(r->files, "file", "files"), r->objects,
-		base_plural(r->objects, "object", "objects"), bytes);
-	snprintf(faults, sizeof faults, "%" PRIu64 " %s", r->faults, base_plural(r->faults, "fault", "faults"));
-	tool_print_styled(stdout, r->faults ? TOOL_BAD : r->newer ? TOOL_PLAIN : TOOL_GOOD,
-		r->faults ? faults : r->newer ? "no faults" : "sound");
-	if (r->newer)
-		printf(", %" PRIu64 " %s of a newer vckpt could not be looked at", r->newer,
-			base_plural(r->newer, "thing", "things"));
+	tool_format_bytes(result->bytes, bytes);
+	printf("%" PRIu64 " %s, %" PRIu64 " %s, %" PRIu64 " %s, %s read: ", result->steps,
+		base_plural(result->steps, "step", "steps"), result->files, base_plural(result->files, "file", "files"),
+		result->objects, base_plural(result->objects, "object", "objects"), bytes);
+	snprintf(faults, sizeof faults, "%" PRIu64 " %s", result->faults,
+		base_plural(result->faults, "fault", "faults"));
+	tool_print_styled(stdout, result->faults ? TOOL_BAD : result->newer ? TOOL_PLAIN : TOOL_GOOD,
+		result->faults ? faults : result->newer ? "no faults" : "sound");
+	if (result->newer)
+		printf(", %" PRIu64 " %s of a newer vckpt could not be looked at", result->newer,
+			base_plural(result->newer, "thing", "things"));
 	putchar('\n');
 }
 
-static int say(struct verify *v, const struct store_verify_result *r)
+static int say(struct verify *v, const struct store_verify_result *result)
 {
-	int code = r->faults ? TOOL_DAMAGE : r->newer ? TOOL_NEWER : TOOL_DONE;
-	int printed = v->t->json ? tool_print_json(result_json(v, r)) : 0;
+	int code = result->faults ? TOOL_DAMAGE : result->newer ? TOOL_NEWER : TOOL_DONE;
+	int printed = v->t->json ? tool_print_json(result_json(v, result)) : 0;
 
 	if (!v->t->json && !v->t->quiet)
-		print_result(r);
+		print_result(result);
 	return printed ? printed : code;
 }
 

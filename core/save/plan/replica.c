@@ -241,14 +241,14 @@ int save_replicas_make(const struct save_plan_tensors *tensors, const struct sav
 	return 0;
 }
 
-void save_replicas_release(struct save_replicas *r)
+void save_replicas_release(struct save_replicas *replicas)
 {
-	if (!r)
+	if (!replicas)
 		return;
-	free(r->entries);
-	free(r->tensors);
-	free(r->groups);
-	*r = (struct save_replicas){0};
+	free(replicas->entries);
+	free(replicas->tensors);
+	free(replicas->groups);
+	*replicas = (struct save_replicas){0};
 }
 
 /* ---- what is said ---- */
@@ -271,19 +271,19 @@ static void hash_add(struct base_xxh128 *to, const struct base_xxh128 *more)
 }
 
 /* One row a tensor of the layout and group, by number; returns how many. */
-static uint32_t rows_make(const struct save_replicas *r, const uint32_t *numbers, const struct base_xxh128 *hashes,
-	uint64_t seed, struct replica_row *rows)
+static uint32_t rows_make(const struct save_replicas *replicas, const uint32_t *numbers,
+	const struct base_xxh128 *hashes, uint64_t seed, struct replica_row *rows)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < r->ntensors; i++) {
-		const struct save_replica_tensor *t = &r->tensors[i];
+	for (uint32_t i = 0; i < replicas->ntensors; i++) {
+		const struct save_replica_tensor *t = &replicas->tensors[i];
 
 		rows[i] = (struct replica_row){.number = numbers[t->tensor], .group = t->group, .tensor = t->tensor};
 		base_xxh128_of(seed, hashes + t->first, t->n * sizeof *hashes, &rows[i].hash);
 	}
-	qsort(rows, r->ntensors, sizeof *rows, row_order);
-	for (uint32_t i = 0; i < r->ntensors; i++) {
+	qsort(rows, replicas->ntensors, sizeof *rows, row_order);
+	for (uint32_t i = 0; i < replicas->ntensors; i++) {
 		if (n && row_order(&rows[n - 1], &rows[i]) == 0)
 			hash_add(&rows[n - 1].hash, &rows[i].hash);
 		else
@@ -320,19 +320,19 @@ static void rows_by_group(const struct replica_row *rows, uint32_t n, uint32_t n
 		order[--first[rows[i].group + 1]] = i;
 }
 
-static int replicas_digest(const struct save_replicas *r, const struct save_replica_name *names,
+static int replicas_digest(const struct save_replicas *replicas, const struct save_replica_name *names,
 	const struct replica_row *rows, uint32_t n, struct proto_replica *ret_replicas)
 {
-	base_cleanup_free uint32_t *first = calloc((size_t)r->ngroups + 2, sizeof *first);
+	base_cleanup_free uint32_t *first = calloc((size_t)replicas->ngroups + 2, sizeof *first);
 	base_cleanup_free uint32_t *order = calloc((size_t)n + 1, sizeof *order);
 	base_cleanup_buf struct base_buf bytes = BASE_BUF_INIT;
 	struct base_digest digest;
 
 	if (!first || !order)
 		return -ENOMEM;
-	rows_by_group(rows, n, r->ngroups, first, order);
-	for (uint32_t g = 0; g < r->ngroups; g++) {
-		uint32_t end = g + 1 < r->ngroups ? first[g + 2] : n;
+	rows_by_group(rows, n, replicas->ngroups, first, order);
+	for (uint32_t g = 0; g < replicas->ngroups; g++) {
+		uint32_t end = g + 1 < replicas->ngroups ? first[g + 2] : n;
 
 		bytes.len = 0;
 		for (uint32_t i = first[g + 1]; i < end; i++) {
@@ -346,45 +346,45 @@ static int replicas_digest(const struct save_replicas *r, const struct save_repl
 		if (bytes.error)
 			return bytes.error;
 		base_sha256(bytes.data, bytes.len, &digest);
-		memcpy(ret_replicas[g].group, r->groups[g], 16);
+		memcpy(ret_replicas[g].group, replicas->groups[g], 16);
 		memcpy(ret_replicas[g].digest, digest.bytes, 16);
 	}
 	return 0;
 }
 
-int save_replicas_finish(const struct save_replicas *r, const struct save_replica_name *names,
+int save_replicas_finish(const struct save_replicas *replicas, const struct save_replica_name *names,
 	const uint32_t *numbers, const struct base_xxh128 *hashes, uint64_t seed, struct save_replicas_rows *ret_rows)
 {
-	base_cleanup_free struct replica_row *rows = calloc((size_t)r->ntensors + 1, sizeof *rows);
+	base_cleanup_free struct replica_row *rows = calloc((size_t)replicas->ntensors + 1, sizeof *rows);
 	base_cleanup(save_replicas_rows_release) struct save_replicas_rows made = {
-		.samples = calloc((size_t)r->ntensors + 1, sizeof *made.samples),
-		.replicas = calloc((size_t)r->ngroups + 1, sizeof *made.replicas)};
-	int rc;
+		.samples = calloc((size_t)replicas->ntensors + 1, sizeof *made.samples),
+		.replicas = calloc((size_t)replicas->ngroups + 1, sizeof *made.replicas)};
+	int r;
 
 	if (!rows || !made.samples || !made.replicas)
 		return -ENOMEM;
-	made.nsamples = rows_make(r, numbers, hashes, seed, rows);
+	made.nsamples = rows_make(replicas, numbers, hashes, seed, rows);
 	for (uint32_t i = 0; i < made.nsamples; i++) {
 		made.samples[i].tensor = rows[i].number;
-		memcpy(made.samples[i].group, r->groups[rows[i].group], 16);
+		memcpy(made.samples[i].group, replicas->groups[rows[i].group], 16);
 		memcpy(made.samples[i].hash, rows[i].hash.bytes, 16);
 	}
 	qsort(made.samples, made.nsamples, sizeof *made.samples, sample_order);
-	rc = replicas_digest(r, names, rows, made.nsamples, made.replicas);
-	if (rc < 0)
-		return rc;
-	qsort(made.replicas, r->ngroups, sizeof *made.replicas, replica_order);
-	made.nreplicas = (uint32_t)base_min(r->ngroups, PROTO_REPLICAS_MAX); /* what is not announced is not compared */
+	r = replicas_digest(replicas, names, rows, made.nsamples, made.replicas);
+	if (r < 0)
+		return r;
+	qsort(made.replicas, replicas->ngroups, sizeof *made.replicas, replica_order);
+	made.nreplicas = (uint32_t)base_min(replicas->ngroups, PROTO_REPLICAS_MAX); /* others are not compared */
 	*ret_rows = made;
 	made = (struct save_replicas_rows){0};
 	return 0;
 }
 
-void save_replicas_rows_release(struct save_replicas_rows *r)
+void save_replicas_rows_release(struct save_replicas_rows *rows)
 {
-	if (!r)
+	if (!rows)
 		return;
-	free(r->samples);
-	free(r->replicas);
-	*r = (struct save_replicas_rows){0};
+	free(rows->samples);
+	free(rows->replicas);
+	*rows = (struct save_replicas_rows){0};
 }

@@ -38,15 +38,15 @@ struct save_replicas {
 int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
 	const char *save, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
 	struct base_error *err);
-void save_replicas_release(struct save_replicas *r); /* NULL-safe */
+void save_replicas_release(struct save_replicas *replicas); /* NULL-safe */
 
 struct save_replicas_rows {
 	struct proto_sample *samples; uint32_t nsamples;        /* for the part: by number in the layout */
 	struct proto_replica *replicas; uint32_t nreplicas;     /* for the announcement: by group */
 };
 /* hashes: of each entry. seed: the store's. numbers: by tensor, where it stands in the rank's layout. -ENOMEM. */
-int save_replicas_finish(const struct save_replicas *r, const struct save_replica_name *names,
+int save_replicas_finish(const struct save_replicas *replicas, const struct save_replica_name *names,
 	const uint32_t *numbers, const struct base_xxh128 *hashes, uint64_t seed, struct save_replicas_rows *ret_rows);
-void save_replicas_rows_release(struct save_replicas_rows *r); /* NULL-safe */
+void save_replicas_rows_release(struct save_replicas_rows *rows); /* NULL-safe */
 
 #endif

@@ -107,16 +107,16 @@ void saver_flight_release(struct save_flight *f)
 
 /* A wait answers -ETIMEDOUT when its time is over and the save goes on. So a save that failed because the storage
  * answered -ETIMEDOUT fails with -EIO: its caller would wait again for ever. */
-void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err)
+void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err)
 {
 	if (!f->failed) {
 		f->failed = true;
-		f->rc = rc == -ETIMEDOUT ? -EIO : rc;
+		f->r = r == -ETIMEDOUT ? -EIO : r;
 		if (err && err->code)
 			f->err = *err;
 		else
-			base_error_set(&f->err, rc, "the save failed: %s", base_error_name(rc));
-		f->err.code = f->rc;
+			base_error_set(&f->err, r, "the save failed: %s", base_error_name(r));
+		f->err.code = f->r;
 	}
 	pthread_cond_broadcast(&f->s->work);
 	pthread_cond_broadcast(&f->s->ready);
@@ -150,20 +150,20 @@ static int flight_new(struct save_saver *s, const struct save_flight_options *o,
 	struct base_error *err)
 {
 	struct save_flight *f = calloc(1, sizeof *f);
-	int rc;
+	int r;
 
 	if (!f)
 		return base_no_memory(err);
 	f->s = s;
 	f->refs = 2; /* the caller's and the queue's */
 	f->options = *o;
-	rc = save_writer_new(s->store, s->run, o->attributes, o->nattributes, s->options.rank, s->options.world,
+	r = save_writer_new(s->store, s->run, o->attributes, o->nattributes, s->options.rank, s->options.world,
 		&f->w, err);
-	if (rc == 0)
-		rc = flight_set_bases(f, o, err);
-	if (rc < 0) {
+	if (r == 0)
+		r = flight_set_bases(f, o, err);
+	if (r < 0) {
 		saver_flight_release(f);
-		return rc;
+		return r;
 	}
 	f->options.attributes = NULL; /* the writer has copies */
 	f->options.bases = NULL;
@@ -190,19 +190,19 @@ static int flight_enqueue(struct save_saver *s, struct save_flight *f, struct ba
 
 /* The other ranks may not have refused theirs, and would wait for this one's part: what is refused begins, and gives
  * the step up. */
-static int flight_refuse(struct save_saver *s, uint64_t step, int rc, const struct base_error *why)
+static int flight_refuse(struct save_saver *s, uint64_t step, int r, const struct base_error *why)
 {
 	const struct save_flight_options none = {.step = step};
 	struct save_flight *f;
 
 	if (flight_new(s, &none, &f, NULL) < 0)
-		return rc;
+		return r;
 	f->refs = 1; /* the queue's */
 	f->given_up = f->failed = true;
-	f->rc = rc;
+	f->r = r;
 	f->err = *why;
 	flight_enqueue(s, f, NULL);
-	return rc;
+	return r;
 }
 
 int save_flight_begin(struct save_saver *s, const struct save_flight_options *o, struct save_flight **ret_f,
@@ -210,26 +210,26 @@ int save_flight_begin(struct save_saver *s, const struct save_flight_options *o,
 {
 	struct base_error why = {0};
 	struct save_flight *f = NULL;
-	int rc = saver_check(s, err);
+	int r = saver_check(s, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (o->step == PROTO_NONE && s->options.world > 1)
 		return base_error_set(err, -EINVAL,
 			"run %s: a save of %u ranks needs the number of its step (the trainer's count of iterations, "
 			"the same on all ranks)", s->run, s->options.world);
 	if (o->step != PROTO_NONE && o->step >> 44)
 		return base_error_set(err, -EINVAL, "run %s: a job's steps go from 0 to 2^44-1", s->run);
-	rc = flight_new(s, o, &f, &why);
-	if (rc < 0) {
+	r = flight_new(s, o, &f, &why);
+	if (r < 0) {
 		if (err)
 			*err = why;
-		return flight_refuse(s, o->step, rc, &why);
+		return flight_refuse(s, o->step, r, &why);
 	}
-	rc = flight_enqueue(s, f, err);
-	if (rc == 0)
+	r = flight_enqueue(s, f, err);
+	if (r == 0)
 		*ret_f = f;
-	return rc;
+	return r;
 }
 
 /* ---- tensors ---- */
@@ -289,7 +289,7 @@ static int flight_placements(struct save_flight *f, const char *words, const str
 {
 	size_t kept = base_min(f->nwords, FLIGHT_WORDS_KEPT);
 	struct saver_words new;
-	int rc;
+	int r;
 
 	for (size_t i = f->nwords; i > f->nwords - kept; i--)
 		if (strcmp(f->words[i - 1].words, words) == 0) {
@@ -299,10 +299,10 @@ static int flight_placements(struct save_flight *f, const char *words, const str
 	new.words = base_array_more(f->words, f->nwords) == 0 ? strdup(words) : NULL;
 	if (!new.words)
 		return base_no_memory(err);
-	rc = tensor_placements_parse(words, &new.placements, err);
-	if (rc < 0) {
+	r = tensor_placements_parse(words, &new.placements, err);
+	if (r < 0) {
 		free(new.words);
-		return rc;
+		return r;
 	}
 	f->words[f->nwords++] = new;
 	*ret_p = new.placements;
@@ -350,7 +350,7 @@ static int tensor_set_holding(struct save_flight *f, const struct save_tensor *t
 	static const struct tensor_placement replicate[TENSOR_MAX_DIMS];
 	struct tensor_sharding *s = &to->plan.sharding;
 	const struct tensor_placements *words = NULL;
-	int rc = 0;
+	int r = 0;
 
 	*s = (struct tensor_sharding){.shape = t->shape, .item_bytes = tensor_dtype_bytes(t->dtype),
 		.placement = replicate};
@@ -365,14 +365,14 @@ static int tensor_set_holding(struct save_flight *f, const struct save_tensor *t
 	if (t->has_boxes && (t->placements || t->flat))
 		return base_error_set(err, -EINVAL, "boxes exclude placements and a flat range");
 	if (t->placements)
-		rc = flight_placements(f, t->placements, &words, err);
-	if (rc == 0 && words)
+		r = flight_placements(f, t->placements, &words, err);
+	if (r == 0 && words)
 		s->placement = words->at;
-	if (rc == 0)
-		rc = tensor_sharding_check(s, words ? words->n : s->mesh->ndim, err);
-	if (rc == 0 && t->same_dims && t->same_dims[0])
-		rc = tensor_mesh_dims(s->mesh, t->same_dims, &to->plan.same_dims, err);
-	return rc;
+	if (r == 0)
+		r = tensor_sharding_check(s, words ? words->n : s->mesh->ndim, err);
+	if (r == 0 && t->same_dims && t->same_dims[0])
+		r = tensor_mesh_dims(s->mesh, t->same_dims, &to->plan.same_dims, err);
+	return r;
 }
 
 static int tensor_set_boxes(struct save_flight *f, const struct save_tensor *t, struct saver_tensor *to,
@@ -381,7 +381,7 @@ static int tensor_set_boxes(struct save_flight *f, const struct save_tensor *t, 
 	uint64_t items = 0, pairs = (uint64_t)t->nboxes * t->shape.ndim * 2;
 	struct tensor_boxes *b = flight_room(f, sizeof *b);
 	struct tensor_box box;
-	int rc;
+	int r;
 
 	if (!b)
 		return base_no_memory(err);
@@ -391,15 +391,15 @@ static int tensor_set_boxes(struct save_flight *f, const struct save_tensor *t, 
 	b->pairs = flight_copy(f, t->boxes, pairs * sizeof *t->boxes);
 	if (!b->pairs)
 		return base_no_memory(err);
-	rc = tensor_shard_list_check(&t->shape, b, err);
-	for (size_t i = 0; rc == 0 && i < b->n; i++) {
+	r = tensor_shard_list_check(&t->shape, b, err);
+	for (size_t i = 0; r == 0 && i < b->n; i++) {
 		tensor_boxes_get(b, i, &box);
 		items += tensor_box_items(&t->shape, &box);
 	}
 	to->plan.boxes = b;
 	to->boxes = true;
 	to->local = (struct tensor_shape){.ndim = 1, .dim = {items}};
-	return rc;
+	return r;
 }
 
 static int tensor_set_local(const struct save_tensor *t, struct save_flight *f, struct saver_tensor *to,
@@ -407,7 +407,7 @@ static int tensor_set_local(const struct save_tensor *t, struct save_flight *f, 
 {
 	struct tensor_shard shard = {.local_shape = t->shape};
 	struct tensor_flat *flat;
-	int rc = 0;
+	int r = 0;
 
 	if (t->has_boxes)
 		return tensor_set_boxes(f, t, to, err);
@@ -418,21 +418,21 @@ static int tensor_set_local(const struct save_tensor *t, struct save_flight *f, 
 		to->plan.flat = flat;
 	}
 	if (to->plan.sharding.mesh)
-		rc = tensor_shard_of(&to->plan.sharding, f->s->options.rank, to->plan.flat, &shard, err);
-	if (rc == 0 && shard.absent)
+		r = tensor_shard_of(&to->plan.sharding, f->s->options.rank, to->plan.flat, &shard, err);
+	if (r == 0 && shard.absent)
 		shard.local_shape = (struct tensor_shape){.ndim = 1};
 	to->local = shard.local_shape;
-	return rc;
+	return r;
 }
 
 static int tensor_check_local(const struct save_tensor *t, const struct save_flight *f, struct saver_tensor *to,
 	struct base_error *err)
 {
 	uint64_t items;
-	int rc = tensor_shape_items(&to->local, tensor_dtype_bytes(t->dtype), &items);
+	int r = tensor_shape_items(&to->local, tensor_dtype_bytes(t->dtype), &items);
 
-	if (rc < 0)
-		return base_error_set(err, rc, "its local shape: %s", base_error_name(rc));
+	if (r < 0)
+		return base_error_set(err, r, "its local shape: %s", base_error_name(r));
 	if (t->local_shape && items && (t->local_ndim != to->local.ndim
 			|| memcmp(t->local_shape, to->local.dim, to->local.ndim * sizeof to->local.dim[0]) != 0)) {
 		char has[160] = "", want[160] = "";
@@ -483,7 +483,7 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 	const struct proto_store *info = &f->s->store->info;
 	const char *before = f->ntensors ? to[-1].component : NULL; /* tensors of one component come together */
 	size_t len = strlen(t->name);
-	int rc;
+	int r;
 
 	*to = (struct saver_tensor){.name = flight_copy(f, t->name, len + 1), .name_len = (uint32_t)len,
 		.dtype = t->dtype, .data = t->data, .device = t->device};
@@ -494,13 +494,13 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 	to->plan.params = (struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes};
 	to->plan.buffer = t->buffer;
 	to->plan.whole = tensor_dtype_is_integer(t->dtype);
-	rc = tensor_set_holding(f, t, to, err);
-	if (rc == 0)
-		rc = tensor_set_local(t, f, to, err);
-	if (rc == 0)
-		rc = tensor_check_local(t, f, to, err);
-	if (rc < 0 || tensor_is_contiguous(t, to)) /* or without items */
-		return rc;
+	r = tensor_set_holding(f, t, to, err);
+	if (r == 0)
+		r = tensor_set_local(t, f, to, err);
+	if (r == 0)
+		r = tensor_check_local(t, f, to, err);
+	if (r < 0 || tensor_is_contiguous(t, to)) /* or without items */
+		return r;
 	to->strides = flight_copy(f, t->strides, to->local.ndim * sizeof *t->strides);
 	return to->strides ? 0 : base_no_memory(err);
 }
@@ -520,25 +520,25 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struc
 	const struct saver_tensor *first;
 	struct saver_tensor *to;
 	uint32_t hash;
-	int rc = saver_check(f->s, err);
+	int r = saver_check(f->s, err);
 
-	if (rc == 0 && (f->submitted || f->ntensors == FLIGHT_TENSORS_MAX))
-		rc = base_error_set(err, -EINVAL, f->submitted ? "the save was submitted" : "too many tensors");
-	if (rc == 0)
-		rc = tensor_check_names(t, err);
-	if (rc == 0 && (base_array_room(f->tensors, f->tensors_room, f->ntensors + 1) < 0
+	if (r == 0 && (f->submitted || f->ntensors == FLIGHT_TENSORS_MAX))
+		r = base_error_set(err, -EINVAL, f->submitted ? "the save was submitted" : "too many tensors");
+	if (r == 0)
+		r = tensor_check_names(t, err);
+	if (r == 0 && (base_array_room(f->tensors, f->tensors_room, f->ntensors + 1) < 0
 			|| base_table_reserve(&f->by_name, 1) < 0))
-		rc = base_no_memory(err);
-	if (rc < 0)
-		return rc;
+		r = base_no_memory(err);
+	if (r < 0)
+		return r;
 	to = &f->tensors[f->ntensors];
-	rc = flight_fill(f, t, to, err);
-	hash = rc == 0 ? flight_hash(to) : 0;
-	first = rc == 0 ? flight_find(f, to, hash) : NULL;
+	r = flight_fill(f, t, to, err);
+	hash = r == 0 ? flight_hash(to) : 0;
+	first = r == 0 ? flight_find(f, to, hash) : NULL;
 	if (first)
-		rc = tensor_check_again(first, to, err);
-	if (rc < 0)
-		return base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
+		r = tensor_check_again(first, to, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "tensor %s/%.*s", t->component,
 			store_layout_shown(t->name, strlen(t->name)), t->name);
 	if (first && tensor_shape_is_empty(&t->shape))
 		return 0; /* it has no more boxes */
@@ -579,10 +579,10 @@ int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, con
 	struct base_error *err)
 {
 	struct saver_blob *b;
-	int rc = saver_check(f->s, err);
+	int r = saver_check(f->s, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (f->submitted || !name || (len && !bytes))
 		return base_error_set(err, -EINVAL,
 			f->submitted ? "the save was submitted" : "a blob needs a name and its bytes");
@@ -599,10 +599,10 @@ int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, con
 int save_flight_common(struct save_flight *f, const char *group, const char *name, const void *bytes, size_t len,
 	struct base_error *err)
 {
-	int rc = saver_check(f->s, err);
+	int r = saver_check(f->s, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (f->submitted || (len && !bytes))
 		return base_error_set(err, -EINVAL,
 			f->submitted ? "the save was submitted" : "a value needs its bytes");
@@ -614,21 +614,21 @@ int save_flight_common(struct save_flight *f, const char *group, const char *nam
 int save_flight_submit(struct save_flight *f, struct base_error *err)
 {
 	struct save_saver *s = f->s;
-	int rc = saver_check(s, err);
+	int r = saver_check(s, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (f->submitted)
 		return base_error_set(err, -EINVAL, "the save was submitted before");
-	rc = store_commons_finish(&f->commons, err);
-	if (rc < 0)
-		return rc;
-	rc = f->device ? saver_fence_make(f, err) : 0;
-	if (rc < 0)
-		return rc;
+	r = store_commons_finish(&f->commons, err);
+	if (r < 0)
+		return r;
+	r = f->device ? saver_fence_make(f, err) : 0;
+	if (r < 0)
+		return r;
 	pthread_mutex_lock(&s->lock);
 	if (f->given_up) {
-		rc = base_error_set(err, -ESHUTDOWN, "the saver of run %s was closed before this save was submitted",
+		r = base_error_set(err, -ESHUTDOWN, "the saver of run %s was closed before this save was submitted",
 			s->run);
 	} else {
 		f->submitted = true;
@@ -638,7 +638,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 		pthread_cond_signal(&s->ready);
 	}
 	pthread_mutex_unlock(&s->lock);
-	return rc;
+	return r;
 }
 
 /* A caller has now seen the flight's error, so close does not return it again. The lock is held. */
@@ -669,8 +669,8 @@ static void flight_keep_untold(struct save_flight *f)
 		*at = f;
 		return;
 	}
-	if (!s->first_rc || f->number < s->first_failed) {
-		s->first_rc = f->rc;
+	if (!s->first_r || f->number < s->first_failed) {
+		s->first_r = f->r;
 		s->first_err = f->err;
 		s->first_failed = f->number;
 	}
@@ -700,7 +700,7 @@ static int flight_tell(struct save_flight *f, struct base_error *err)
 	flight_was_told(f);
 	if (err)
 		*err = f->err;
-	return f->rc;
+	return f->r;
 }
 
 /* Takes the lock; the caller lets it go, whatever comes out. */
@@ -713,42 +713,42 @@ static int flight_wait_begin(struct save_flight *f, struct base_error *err)
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err)
 {
 	struct timespec end = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
-	int rc = saver_check(f->s, err);
+	int r = saver_check(f->s, err);
 
-	if (rc < 0)
-		return rc;
-	rc = flight_wait_begin(f, err);
-	while (rc == 0 && !f->staged && !(f->failed && f->copying == 0 && f->s->preparing != f))
+	if (r < 0)
+		return r;
+	r = flight_wait_begin(f, err);
+	while (r == 0 && !f->staged && !(f->failed && f->copying == 0 && f->s->preparing != f))
 		if (!flight_wait(f, timeout_ms, &end))
-			rc = base_error_set(err, -ETIMEDOUT, "the save is not staged yet");
-	if (rc == 0 && !f->staged)
-		rc = flight_tell(f, err);
+			r = base_error_set(err, -ETIMEDOUT, "the save is not staged yet");
+	if (r == 0 && !f->staged)
+		r = flight_tell(f, err);
 	pthread_mutex_unlock(&f->s->lock);
-	return rc;
+	return r;
 }
 
 int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64_t *ret_step, uint64_t *ret_entry,
 	struct base_error *err)
 {
 	struct timespec end = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
-	int rc = saver_check(f->s, err);
+	int r = saver_check(f->s, err);
 
-	if (rc < 0)
-		return rc;
-	rc = flight_wait_begin(f, err);
-	while (rc == 0 && !f->over)
+	if (r < 0)
+		return r;
+	r = flight_wait_begin(f, err);
+	while (r == 0 && !f->over)
 		if (!flight_wait(f, timeout_ms, &end))
-			rc = base_error_set(err, -ETIMEDOUT, "the save is not decided yet");
-	if (rc == 0 && f->state == SAVE_FAILED)
-		rc = flight_tell(f, err);
-	if (rc == 0) {
+			r = base_error_set(err, -ETIMEDOUT, "the save is not decided yet");
+	if (r == 0 && f->state == SAVE_FAILED)
+		r = flight_tell(f, err);
+	if (r == 0) {
 		if (ret_step)
 			*ret_step = f->step;
 		if (ret_entry)
 			*ret_entry = f->entry;
 	}
 	pthread_mutex_unlock(&f->s->lock);
-	return rc;
+	return r;
 }
 
 int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
@@ -761,7 +761,7 @@ int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info)
 	pthread_mutex_lock(&f->s->lock);
 	*ret_info = f->info;
 	ret_info->state = f->state;
-	ret_info->error = f->state == SAVE_FAILED ? f->rc : 0;
+	ret_info->error = f->state == SAVE_FAILED ? f->r : 0;
 	ret_info->plan_hits = plans.hits;
 	ret_info->plan_misses = plans.misses;
 	pthread_mutex_unlock(&f->s->lock);
@@ -775,7 +775,7 @@ void save_flight_give_up(struct save_flight *f, const char *reason)
 	pthread_mutex_lock(&f->s->lock);
 	if (!f->submitted && !f->given_up && !f->failed) {
 		f->failed = true;
-		f->rc = base_error_set(&f->err, -BASE_EABORTED, "its caller gave it up before it was submitted: %.800s",
+		f->r = base_error_set(&f->err, -BASE_EABORTED, "its caller gave it up before it was submitted: %.800s",
 			reason);
 	}
 	pthread_mutex_unlock(&f->s->lock);

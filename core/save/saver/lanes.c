@@ -18,39 +18,39 @@ static bool tensor_is_empty(const struct saver_tensor *t)
 /* How many tensors have something to be copied, or an error. */
 static int fence_fill(struct save_flight *f, struct device_fence *fence, struct base_error *err)
 {
-	int rc = 0, n = 0;
+	int r = 0, n = 0;
 
-	for (uint32_t i = 0; i < f->ntensors && rc == 0; i++) {
+	for (uint32_t i = 0; i < f->ntensors && r == 0; i++) {
 		struct saver_tensor *t = &f->tensors[i];
 
 		if (!t->device || tensor_is_empty(t))
 			continue;
 		n = 1;
-		rc = device_fence_place(fence, t->data, &t->place, err);
-		if (rc < 0)
-			rc = base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
+		r = device_fence_place(fence, t->data, &t->place, err);
+		if (r < 0)
+			r = base_error_prefix(err, r, "tensor %s/%.*s", t->component,
 				store_layout_shown(t->name, t->name_len), t->name);
 	}
-	if (rc == 0 && n)
-		rc = device_fence_set(fence, &f->options.stream, 1, err);
-	return rc < 0 ? rc : n;
+	if (r == 0 && n)
+		r = device_fence_set(fence, &f->options.stream, 1, err);
+	return r < 0 ? r : n;
 }
 
 int saver_fence_make(struct save_flight *f, struct base_error *err)
 {
 	struct device_fence *fence;
-	int rc;
+	int r;
 
 	device_fence_free(base_steal(f->fence)); /* of a submit that was refused */
-	rc = device_fence_new(&fence, err);
-	if (rc < 0)
-		return rc;
-	rc = fence_fill(f, fence, err);
-	if (rc == 1)
+	r = device_fence_new(&fence, err);
+	if (r < 0)
+		return r;
+	r = fence_fill(f, fence, err);
+	if (r == 1)
 		f->fence = fence;
 	else
 		device_fence_free(fence);
-	return rc < 0 ? rc : 0;
+	return r < 0 ? r : 0;
 }
 
 /* ---- a worker's ---- */
@@ -72,42 +72,42 @@ void saver_lanes_drop(struct saver_worker *w)
 static int lane_open(struct save_flight *f, struct saver_worker *w, unsigned place, struct base_error *err)
 {
 	struct saver_lane *l;
-	int rc;
+	int r;
 
 	if (w->nlanes == SAVER_LANES) {
-		rc = saver_lanes_arrive(w, err);
-		if (rc < 0)
-			return rc;
+		r = saver_lanes_arrive(w, err);
+		if (r < 0)
+			return r;
 		saver_lanes_drop(w);
 	}
 	l = &w->lanes[w->nlanes];
 	*l = (struct saver_lane){0};
-	rc = device_stream_new(f->fence, place, f->s->options.pin, &l->stream, err);
-	if (rc == 0)
-		rc = device_mark_new(l->stream, &l->mark, err);
-	if (rc < 0)
+	r = device_stream_new(f->fence, place, f->s->options.pin, &l->stream, err);
+	if (r == 0)
+		r = device_mark_new(l->stream, &l->mark, err);
+	if (r < 0)
 		lane_drop(l);
 	else
 		w->nlanes++;
-	return rc;
+	return r;
 }
 
 int saver_lane_gather(struct save_flight *f, struct saver_worker *w, unsigned place, void *to,
 	const struct device_gather *g, struct base_error *err)
 {
 	unsigned i = 0;
-	int rc = 0;
+	int r = 0;
 
 	while (i < w->nlanes && !device_stream_fits(w->lanes[i].stream, f->fence, place))
 		i++;
 	if (i == w->nlanes) {
-		rc = lane_open(f, w, place, err);
+		r = lane_open(f, w, place, err);
 		i = w->nlanes - 1;
 	}
-	if (rc == 0 && w->lanes[i].waited != f->number + 1)
-		rc = device_stream_wait(w->lanes[i].stream, f->fence, err);
-	if (rc < 0)
-		return rc;
+	if (r == 0 && w->lanes[i].waited != f->number + 1)
+		r = device_stream_wait(w->lanes[i].stream, f->fence, err);
+	if (r < 0)
+		return r;
 	w->lanes[i].waited = f->number + 1;
 	w->lanes[i].used = true;
 	return device_stream_gather(w->lanes[i].stream, to, g, err);
@@ -115,15 +115,15 @@ int saver_lane_gather(struct save_flight *f, struct saver_worker *w, unsigned pl
 
 int saver_lanes_arrive(struct saver_worker *w, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
-	for (unsigned i = 0; i < w->nlanes && rc == 0; i++)
+	for (unsigned i = 0; i < w->nlanes && r == 0; i++)
 		if (w->lanes[i].used)
-			rc = device_mark_set(w->lanes[i].mark, err);
-	for (unsigned i = 0; i < w->nlanes && rc == 0; i++)
+			r = device_mark_set(w->lanes[i].mark, err);
+	for (unsigned i = 0; i < w->nlanes && r == 0; i++)
 		if (w->lanes[i].used) {
-			rc = device_mark_wait(w->lanes[i].mark, err);
+			r = device_mark_wait(w->lanes[i].mark, err);
 			w->lanes[i].used = false;
 		}
-	return rc;
+	return r;
 }

@@ -37,46 +37,46 @@ static int persist_named_base(struct save_flight *f, const char *name, bool add,
 	char run[PROTO_RUN_MAX + 1];
 	const struct store_list_step *step;
 	struct store_list *list;
-	int rc;
+	int r;
 
 	snprintf(run, sizeof run, "%.*s", (int)base_min(slash - name, PROTO_RUN_MAX), name);
-	rc = store_list_open(f->s->store, run, false, &list, err);
-	if (rc < 0)
-		return base_error_prefix(err, rc, "base %s", name);
+	r = store_list_open(f->s->store, run, false, &list, err);
+	if (r < 0)
+		return base_error_prefix(err, r, "base %s", name);
 	step = store_list_find(list, strtoull(slash + 1, NULL, 10));
 	if (!step)
-		rc = base_error_set(err, -ENOENT, "base %s: there is no such step", name);
+		r = base_error_set(err, -ENOENT, "base %s: there is no such step", name);
 	else if (add)
-		rc = persist_add_base(f, run, step, err);
+		r = persist_add_base(f, run, step, err);
 	store_list_close(list);
-	return rc;
+	return r;
 }
 
 static int persist_named_bases(struct save_flight *f, bool add, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
-	for (size_t i = 0; rc == 0 && i < f->nbases; i++)
-		rc = persist_named_base(f, f->bases[i], add, err);
-	return rc;
+	for (size_t i = 0; r == 0 && i < f->nbases; i++)
+		r = persist_named_base(f, f->bases[i], add, err);
+	return r;
 }
 
 static int persist_bases(struct save_flight *f, struct base_error *err)
 {
 	struct save_saver *s = f->s;
 	struct store_list *list;
-	int rc = persist_named_bases(f, true, err);
+	int r = persist_named_bases(f, true, err);
 
-	if (rc < 0 || s->options.no_bases)
-		return rc;
+	if (r < 0 || s->options.no_bases)
+		return r;
 	if (store_list_open(s->store, s->run, false, &list, NULL) < 0)
 		return 0;
 	if (f->options.replace)
-		rc = persist_add_base(f, s->run, store_list_find(list, store_attempt_step(f->attempt)), err);
-	if (rc == 0)
-		rc = persist_add_base(f, s->run, store_list_latest(list), err);
+		r = persist_add_base(f, s->run, store_list_find(list, store_attempt_step(f->attempt)), err);
+	if (r == 0)
+		r = persist_add_base(f, s->run, store_list_latest(list), err);
 	store_list_close(list);
-	return rc;
+	return r;
 }
 
 /* ---- what was measured ---- */
@@ -100,16 +100,16 @@ static uint32_t persist_timings(struct save_flight *f, struct proto_timing timin
 /* Of the pieces: what was appended, and what was not because it is known. */
 static void persist_count(struct save_flight *f)
 {
-	const struct save_result *r = save_writer_result(f->w);
+	const struct save_result *result = save_writer_result(f->w);
 	struct save_flight_info *i = &f->info;
 
 	pthread_mutex_lock(&f->s->lock);
-	i->pieces = r->pieces;
-	i->pieces_new = r->pieces_new;
-	i->bytes_unchanged = r->bytes_reused;
-	i->bytes_deduplicated = r->bytes_duplicate;
-	i->bytes_encoded = r->bytes_encoded;
-	i->bytes_written = r->piece_bytes_new + r->meta_bytes;
+	i->pieces = result->pieces;
+	i->pieces_new = result->pieces_new;
+	i->bytes_unchanged = result->bytes_reused;
+	i->bytes_deduplicated = result->bytes_duplicate;
+	i->bytes_encoded = result->bytes_encoded;
+	i->bytes_written = result->piece_bytes_new + result->meta_bytes;
 	pthread_mutex_unlock(&f->s->lock);
 }
 
@@ -150,58 +150,58 @@ static int persist_finish(struct save_flight *f, struct base_error *err)
 	struct save_replicas_rows rows = {0};
 	struct save_measured m = {.timings = timings};
 	uint64_t begin = base_realtime_ns();
-	int rc = save_writer_seal(f->w, err);
+	int r = save_writer_seal(f->w, err);
 
 	saver_room_tell(f);
 	pthread_mutex_lock(&f->s->lock);
-	f->info.bytes_done += rc == 0 ? save_writer_blob_bytes(f->w) : 0;
+	f->info.bytes_done += r == 0 ? save_writer_blob_bytes(f->w) : 0;
 	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
 	pthread_mutex_unlock(&f->s->lock);
-	if (rc == 0)
-		rc = persist_samples(f, &rows, err);
+	if (r == 0)
+		r = persist_samples(f, &rows, err);
 	m.ntimings = persist_timings(f, timings);
 	m.samples = rows.samples;
 	m.nsamples = rows.nsamples;
 	m.replicas = rows.replicas;
 	m.nreplicas = rows.nreplicas;
-	if (rc == 0)
-		rc = save_writer_finish(f->w, &m, NULL, err);
+	if (r == 0)
+		r = save_writer_finish(f->w, &m, NULL, err);
 	save_replicas_rows_release(&rows);
-	return rc;
+	return r;
 }
 
 /* The layout's object and digest, once for all saves of equal declarations. Copying goes on meanwhile. */
 static int persist_layout(struct save_flight *f, struct base_error *err)
 {
 	uint64_t begin = base_realtime_ns();
-	int rc;
+	int r;
 
 	if (f->planned->layout_object.len)
 		return 0;
-	rc = store_layout_encode(f->planned->layout, &f->planned->layout_object, err);
-	if (rc < 0)
+	r = store_layout_encode(f->planned->layout, &f->planned->layout_object, err);
+	if (r < 0)
 		base_buf_release(&f->planned->layout_object);
 	pthread_mutex_lock(&f->s->lock);
 	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
 	pthread_mutex_unlock(&f->s->lock);
-	return rc;
+	return r;
 }
 
 static int persist_write(struct save_flight *f, struct base_error *err)
 {
-	int rc = persist_layout(f, err);
+	int r = persist_layout(f, err);
 
-	if (rc == 0)
-		rc = save_writer_begin(f->w, f->attempt, err);
-	if (rc == 0)
-		rc = persist_bases(f, err);
-	if (rc == 0)
-		rc = saver_bands_append(f, err);
-	if (rc == 0)
-		rc = persist_finish(f, err);
+	if (r == 0)
+		r = save_writer_begin(f->w, f->attempt, err);
+	if (r == 0)
+		r = persist_bases(f, err);
+	if (r == 0)
+		r = saver_bands_append(f, err);
+	if (r == 0)
+		r = persist_finish(f, err);
 	save_writer_end(f->w);
 	persist_count(f);
-	return rc;
+	return r;
 }
 
 /* The list decides. A store that cannot be read is asked again for as long as a rank may be missing at the start. */
@@ -209,17 +209,17 @@ static int persist_wait(struct save_flight *f, struct base_error *err)
 {
 	uint64_t limit_ms = f->s->options.start_ms ? f->s->options.start_ms : STORE_LAUNCH_START_MS;
 	uint64_t begin = base_realtime_ns(), since = base_monotonic_ns(), commit_ns, now;
-	int rc;
+	int r;
 
 	pthread_mutex_lock(&f->s->lock);
 	f->state = SAVE_ANNOUNCED;
 	pthread_mutex_unlock(&f->s->lock);
 	for (;;) {
 		*err = (struct base_error){0};
-		rc = store_attempt_wait(f->attempt, PERSIST_WAIT_MS, &f->entry, err);
-		if (rc == -ETIMEDOUT)
+		r = store_attempt_wait(f->attempt, PERSIST_WAIT_MS, &f->entry, err);
+		if (r == -ETIMEDOUT)
 			since = base_monotonic_ns();
-		else if (rc == 0 || rc == -BASE_EABORTED || !store_attempt_undecided(f->attempt)
+		else if (r == 0 || r == -BASE_EABORTED || !store_attempt_undecided(f->attempt)
 			|| base_monotonic_ns() - since > limit_ms * UINT64_C(1000000))
 			break;
 		else
@@ -232,34 +232,34 @@ static int persist_wait(struct save_flight *f, struct base_error *err)
 	if (commit_ns)
 		saver_phase_note(f, SAVE_COMMIT, now - commit_ns, commit_ns, 0);
 	pthread_mutex_unlock(&f->s->lock);
-	return rc;
+	return r;
 }
 
 /* The flight is prepared, or it failed. */
 static int persist_prepared(struct save_flight *f, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	pthread_mutex_lock(&f->s->lock);
 	while (!f->prepared && !f->failed)
 		pthread_cond_wait(&f->s->ready, &f->s->lock);
 	if (f->failed) {
-		rc = f->rc;
+		r = f->r;
 		*err = f->err;
 	}
 	pthread_mutex_unlock(&f->s->lock);
-	return rc;
+	return r;
 }
 
 /* The announcement failed, but it may have landed all the same. Then others may commit, and the list decides what is
  * told (invariant 5), with its reason. If the save was given up, the first error's code stays. */
-static int persist_outcome(struct save_flight *f, int rc, struct base_error *err)
+static int persist_outcome(struct save_flight *f, int r, struct base_error *err)
 {
 	struct base_error why;
 	int told = persist_wait(f, &why);
 
-	if (told < 0 && !store_attempt_undecided(f->attempt) && rc != -BASE_EUNDECIDED)
-		return base_error_set(err, rc, "%s", why.text);
+	if (told < 0 && !store_attempt_undecided(f->attempt) && r != -BASE_EUNDECIDED)
+		return base_error_set(err, r, "%s", why.text);
 	*err = why;
 	return told;
 }
@@ -267,15 +267,15 @@ static int persist_outcome(struct save_flight *f, int rc, struct base_error *err
 /* Why a flight was given up before it was submitted. */
 static int persist_given_up(struct save_flight *f, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	pthread_mutex_lock(&f->s->lock);
 	if (f->failed) {
-		rc = f->rc;
+		r = f->r;
 		*err = f->err;
 	}
 	pthread_mutex_unlock(&f->s->lock);
-	return rc ? rc : base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted");
+	return r ? r : base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted");
 }
 
 /* A job of one rank has no other ranks to tell, so a refused save never begins and takes no number. */
@@ -288,40 +288,40 @@ static int persist_attempt(struct save_flight *f, struct base_error *err)
 {
 	struct store_launch_save o = {.step = f->options.step, .replace = f->options.replace,
 		.commons = f->submitted ? &f->commons : NULL};
-	int rc = f->s->options.world == 1 ? persist_refused(f, err) : 0;
+	int r = f->s->options.world == 1 ? persist_refused(f, err) : 0;
 
-	if (rc < 0)
-		return rc;
-	rc = store_launch_begin(f->s->launch, &o, &f->attempt, err);
-	if (rc == 0) {
+	if (r < 0)
+		return r;
+	r = store_launch_begin(f->s->launch, &o, &f->attempt, err);
+	if (r == 0) {
 		f->step = store_attempt_step(f->attempt);
-		rc = f->given_up ? persist_given_up(f, err) : persist_prepared(f, err);
+		r = f->given_up ? persist_given_up(f, err) : persist_prepared(f, err);
 	}
-	if (rc == 0)
-		rc = persist_write(f, err);
-	if (rc == 0)
+	if (r == 0)
+		r = persist_write(f, err);
+	if (r == 0)
 		return persist_wait(f, err);
-	return f->attempt && store_attempt_announced(f->attempt) ? persist_outcome(f, rc, err) : rc;
+	return f->attempt && store_attempt_announced(f->attempt) ? persist_outcome(f, r, err) : r;
 }
 
 /* Others learn why; what this rank wrote goes. What was announced is told as the list says, which may be a commit (0),
  * and as undecided while it says nothing, whatever failed. */
-static int persist_abort(struct save_flight *f, int rc, struct base_error *err)
+static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 {
 	bool undecided = f->attempt && store_attempt_announced(f->attempt)
 		&& store_attempt_undecided(f->attempt);
 	struct base_error outcome = {0};
 	int told;
 
-	if ((rc == -ENOSPC || rc == -EDQUOT) && !undecided)
-		base_error_set(err, rc, "%s is full: nothing of this save is kept", f->s->store->path);
+	if ((r == -ENOSPC || r == -EDQUOT) && !undecided)
+		base_error_set(err, r, "%s is full: nothing of this save is kept", f->s->store->path);
 	else if (!err->code)
-		base_error_set(err, rc, "the save failed: %s", base_error_name(rc));
+		base_error_set(err, r, "the save failed: %s", base_error_name(r));
 	if (!f->attempt)
-		return rc;
+		return r;
 	told = store_attempt_abort(f->attempt, undecided ? NULL : err->text, &f->entry, &outcome);
 	if (told < 0 && !undecided)
-		return rc;
+		return r;
 	*err = outcome;
 	return told;
 }
@@ -330,17 +330,17 @@ static void persist_flight(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
 	struct base_error err = {0};
-	int rc = persist_attempt(f, &err);
+	int r = persist_attempt(f, &err);
 
-	if (rc < 0)
-		rc = persist_abort(f, rc, &err);
+	if (r < 0)
+		r = persist_abort(f, r, &err);
 	pthread_mutex_lock(&s->lock);
-	if (rc < 0)
-		saver_flight_fail(f, rc, &err);
+	if (r < 0)
+		saver_flight_fail(f, r, &err);
 	else
 		f->info.committed_ns = base_realtime_ns();
 	pthread_mutex_unlock(&s->lock);
-	if (rc == 0)
+	if (r == 0)
 		persist_stats(f);
 	store_attempt_free(base_steal(f->attempt));
 	saver_bands_drop(f);

@@ -114,7 +114,7 @@ static int layout_check_parts(const struct save_flight *f, uint32_t i, struct ba
 	struct tensor_boxes all = {.ndim = shape->ndim};
 	uint32_t end = i;
 	size_t at = 0;
-	int rc;
+	int r;
 
 	for (; end < f->ntensors && tensor_compare(&f->tensors[i], &f->tensors[end]) == 0; end++)
 		all.n += f->tensors[end].plan.boxes->n;
@@ -128,9 +128,9 @@ static int layout_check_parts(const struct save_flight *f, uint32_t i, struct ba
 		memcpy(all.pairs + at, part->pairs, part->n * shape->ndim * 2 * sizeof *part->pairs);
 		at += part->n * shape->ndim * 2;
 	}
-	rc = tensor_shard_list_check(shape, &all, err);
+	r = tensor_shard_list_check(shape, &all, err);
 	free(all.pairs);
-	return rc == 0 ? 0 : base_error_prefix(err, rc, "tensor %s/%.*s is given twice", f->tensors[i].component,
+	return r == 0 ? 0 : base_error_prefix(err, r, "tensor %s/%.*s is given twice", f->tensors[i].component,
 		store_layout_shown(f->tensors[i].name, f->tensors[i].name_len), f->tensors[i].name);
 }
 
@@ -155,9 +155,9 @@ static int layout_build(const struct save_flight *f, struct save_planned *p, str
 	struct store_layout_builder *b = layout_builder(f);
 	base_cleanup_free uint32_t *tags = NULL;
 	uint32_t number = 0;
-	int rc = b ? 0 : base_no_memory(err);
+	int r = b ? 0 : base_no_memory(err);
 
-	for (uint32_t i = 0; rc == 0 && i < f->ntensors; i++) {
+	for (uint32_t i = 0; r == 0 && i < f->ntensors; i++) {
 		const struct saver_tensor *from = &f->tensors[i];
 		const struct tensor_sharding *s = &from->plan.sharding;
 		struct store_layout_held held = {.buffer = from->plan.buffer, .mesh = s->mesh,
@@ -168,17 +168,17 @@ static int layout_build(const struct save_flight *f, struct save_planned *p, str
 		if (i && from->boxes && tensor_compare(&f->tensors[i - 1], from) == 0) {
 			p->numbers[i] = number - 1;
 			if (i == 1 || tensor_compare(&f->tensors[i - 2], from) != 0) /* its second part */
-				rc = layout_check_parts(f, i - 1, err);
+				r = layout_check_parts(f, i - 1, err);
 			continue;
 		}
 		p->numbers[i] = number;
-		rc = store_layout_builder_add_held(b, from->component, from->name, from->name_len, from->dtype,
+		r = store_layout_builder_add_held(b, from->component, from->name, from->name_len, from->dtype,
 			&s->shape, number++, &held, err);
 	}
-	if (rc == 0)
-		rc = store_layout_builder_tables(b, &p->layout, &tags, err);
+	if (r == 0)
+		r = store_layout_builder_tables(b, &p->layout, &tags, err);
 	store_layout_builder_free(b);
-	return rc;
+	return r;
 }
 
 /* ---- plan and layout together ---- */
@@ -186,30 +186,30 @@ static int layout_build(const struct save_flight *f, struct save_planned *p, str
 static int planned_make(const struct save_flight *f, struct save_planned *p, struct base_error *err)
 {
 	uint32_t lowest = layout_lowest_rank(f);
-	int rc;
+	int r;
 
 	p->stores_layout = lowest == UINT32_MAX || lowest == f->s->options.rank;
 	p->numbers = malloc((f->ntensors + 1) * sizeof *p->numbers);
-	rc = p->numbers ? layout_build(f, p, err) : base_no_memory(err);
-	return rc < 0 ? rc : save_plan_make(&f->plan_tensors, f->s->options.rank, &p->plan, err);
+	r = p->numbers ? layout_build(f, p, err) : base_no_memory(err);
+	return r < 0 ? r : save_plan_make(&f->plan_tensors, f->s->options.rank, &p->plan, err);
 }
 
 static int prepare_planned(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
 {
 	struct save_planned made = {0};
-	int rc;
+	int r;
 
 	f->planned = save_plan_cache_get(f->s->plans, key);
 	if (f->planned)
 		return 1;
-	rc = planned_make(f, &made, err);
-	if (rc == 0) {
+	r = planned_make(f, &made, err);
+	if (r == 0) {
 		f->planned = save_plan_cache_put(f->s->plans, key, &made);
 		if (!f->planned)
-			rc = base_no_memory(err);
+			r = base_no_memory(err);
 	}
 	save_planned_release(&made);
-	return rc;
+	return r;
 }
 
 /* ---- samples ---- */
@@ -219,13 +219,13 @@ static int prepare_planned(struct save_flight *f, const struct save_plan_key *ke
 int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 {
 	char seed[PROTO_ATTEMPT_MAX];
-	int rc;
+	int r;
 
 	snprintf(seed, sizeof seed, "%s-%llu", store_launch_name(f->s->launch), (unsigned long long)f->options.step);
-	rc = save_replicas_make(&f->plan_tensors, f->names, f->s->options.rank, seed,
+	r = save_replicas_make(&f->plan_tensors, f->names, f->s->options.rank, seed,
 		f->s->options.replicas, &f->replicas, err);
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	f->sample_hashes = calloc(f->replicas.nentries + 1, sizeof *f->sample_hashes);
 	return f->sample_hashes ? 0 : base_no_memory(err);
 }
@@ -234,14 +234,14 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 {
 	uint64_t begin = base_realtime_ns(), end;
 	struct save_plan_key key;
-	int rc = prepare_order(f, err);
+	int r = prepare_order(f, err);
 
-	if (rc == 0)
-		rc = prepare_key(f, &key, err);
-	if (rc == 0)
-		rc = prepare_planned(f, &key, err);
-	if (rc < 0)
-		return rc;
+	if (r == 0)
+		r = prepare_key(f, &key, err);
+	if (r == 0)
+		r = prepare_planned(f, &key, err);
+	if (r < 0)
+		return r;
 	f->plan = &f->planned->plan;
 	end = base_realtime_ns();
 	save_writer_prepared(f->w, f->planned);
@@ -251,7 +251,7 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	f->info.bytes_held = f->plan->held_bytes;
 	f->info.bytes_staged = save_writer_blob_bytes(f->w); /* copied when they were declared */
 	f->info.bytes_total = f->plan->bytes + f->info.bytes_staged;
-	f->info.plan_cached = (uint32_t)rc;
+	f->info.plan_cached = (uint32_t)r;
 	pthread_mutex_unlock(&f->s->lock);
 	saver_node_meet(f->s);
 	return 0;

@@ -97,18 +97,18 @@ static int room_make(struct save_flight *f, uint64_t bytes, struct base_error *e
 	struct save_saver *s = f->s;
 	struct device_ring *ring, *old = s->ring; /* changed only by the thread that has `sizing` */
 	struct base_error why = {0};
-	int rc = device_ring_new(bytes, s->options.pin, f->fence, &ring, &why);
+	int r = device_ring_new(bytes, s->options.pin, f->fence, &ring, &why);
 	bool must = f->fence && s->options.pin == DEVICE_PIN_YES;
 
-	if (rc < 0 && old && !(must && device_ring_memory(old) != DEVICE_MEMORY_PINNED)) {
+	if (r < 0 && old && !(must && device_ring_memory(old) != DEVICE_MEMORY_PINNED)) {
 		base_debug("run %s: the staging ring stays at %llu bytes: %s", s->run,
 			(unsigned long long)device_ring_bytes(old), why.text);
 		return 0;
 	}
-	if (rc < 0) {
+	if (r < 0) {
 		if (err)
 			*err = why;
-		return base_error_prefix(err, rc, "the staging ring of %llu bytes", (unsigned long long)bytes);
+		return base_error_prefix(err, r, "the staging ring of %llu bytes", (unsigned long long)bytes);
 	}
 	pthread_mutex_lock(&s->lock);
 	s->ring = ring;
@@ -141,17 +141,17 @@ int saver_room_fit(struct save_flight *f, bool empty, struct base_error *err)
 {
 	struct save_saver *s = f->s;
 	uint64_t have = s->ring ? device_ring_bytes(s->ring) : 0, wanted = empty ? room_wanted(f, have) : have;
-	int rc = wanted > have ? room_make(f, wanted, err) : 0;
+	int r = wanted > have ? room_make(f, wanted, err) : 0;
 
-	if (rc < 0 || !f->fence)
-		return rc;
+	if (r < 0 || !f->fence)
+		return r;
 	if (device_ring_register(s->ring, f->fence) == 1 && empty)
-		rc = room_make(f, base_max(have, wanted), err);
+		r = room_make(f, base_max(have, wanted), err);
 	else if (s->options.pin == DEVICE_PIN_YES && device_ring_memory(s->ring) != DEVICE_MEMORY_PINNED)
-		rc = base_error_set(err, -ENOMEM, "the staging ring: %s", device_ring_why(s->ring));
-	if (rc == 0)
+		r = base_error_set(err, -ENOMEM, "the staging ring: %s", device_ring_why(s->ring));
+	if (r == 0)
 		room_tell_pin(s);
-	return rc;
+	return r;
 }
 
 /* By the persister; the flight is staged. */

@@ -17,18 +17,18 @@ bool save_saver_is_child(const struct save_saver *s) { return s->pid != getpid()
 static int saver_set_mesh(struct save_saver *s, const struct tensor_mesh *mesh, struct base_error *err)
 {
 	const char *names[TENSOR_MAX_DIMS], *rank = "rank";
-	int rc;
+	int r;
 
 	if (mesh) {
 		for (uint32_t d = 0; d < mesh->ndim; d++)
 			names[d] = mesh->name[d];
-		rc = tensor_mesh_new(mesh->ndim, names, mesh->size, mesh->ranks, mesh->ranks ? mesh->count : 0,
+		r = tensor_mesh_new(mesh->ndim, names, mesh->size, mesh->ranks, mesh->ranks ? mesh->count : 0,
 			&s->mesh, err);
 	} else {
-		rc = tensor_mesh_new(1, &rank, &s->options.world, NULL, 0, &s->mesh, err);
+		r = tensor_mesh_new(1, &rank, &s->options.world, NULL, 0, &s->mesh, err);
 	}
 	s->options.mesh = NULL;
-	return rc;
+	return r;
 }
 
 static void saver_release(struct save_saver *s)
@@ -120,7 +120,7 @@ static int saver_meet(struct save_saver *s, const char *id, struct base_error *e
 int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_s, struct base_error *err)
 {
 	struct save_saver *s = calloc(1, sizeof *s);
-	int rc = 0;
+	int r = 0;
 
 	if (!s)
 		return base_no_memory(err);
@@ -131,20 +131,20 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 	s->run = strdup(o->run ? o->run : "");
 	s->plans = save_plan_cache_new();
 	if (!s->run || !s->plans)
-		rc = base_no_memory(err);
-	if (rc == 0 && (o->world == 0 || o->rank >= o->world))
-		rc = base_error_set(err, -EINVAL, "there is no rank %u in a world of %u", o->rank, o->world);
-	if (rc == 0)
-		rc = saver_set_mesh(s, o->mesh, err);
-	if (rc == 0)
-		rc = saver_meet(s, o->launch_id, err);
-	if (rc == 0)
-		rc = saver_start(s, err);
+		r = base_no_memory(err);
+	if (r == 0 && (o->world == 0 || o->rank >= o->world))
+		r = base_error_set(err, -EINVAL, "there is no rank %u in a world of %u", o->rank, o->world);
+	if (r == 0)
+		r = saver_set_mesh(s, o->mesh, err);
+	if (r == 0)
+		r = saver_meet(s, o->launch_id, err);
+	if (r == 0)
+		r = saver_start(s, err);
 	s->options.run = s->options.launch_id = NULL;
-	if (rc < 0) {
+	if (r < 0) {
 		saver_stop(s);
 		saver_release(s);
-		return rc;
+		return r;
 	}
 	*ret_s = s;
 	return 0;
@@ -152,11 +152,11 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 
 int save_saver_close(struct save_saver *s, struct base_error *err)
 {
-	int rc = saver_check(s, err);
+	int r = saver_check(s, err);
 	bool first;
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	pthread_mutex_lock(&s->lock);
 	first = !s->closing;
 	s->closing = true;
@@ -171,16 +171,16 @@ int save_saver_close(struct save_saver *s, struct base_error *err)
 	pthread_mutex_lock(&s->lock);
 	s->closed = true;
 	pthread_cond_broadcast(&s->told);
-	rc = s->first_rc;
-	if (rc < 0 && err)
+	r = s->first_r;
+	if (r < 0 && err)
 		*err = s->first_err;
-	if (s->untold && (rc == 0 || s->untold->number < s->first_failed)) {
-		rc = s->untold->rc;
+	if (s->untold && (r == 0 || s->untold->number < s->first_failed)) {
+		r = s->untold->r;
 		if (err)
 			*err = s->untold->err;
 	}
 	pthread_mutex_unlock(&s->lock);
-	return rc;
+	return r;
 }
 
 void save_saver_free(struct save_saver *s)

@@ -72,7 +72,7 @@ struct save_flight {
 	bool submitted, given_up, prepared, handed_out, forming, staged, failed, over, told;
 	bool ring_seen, ring_fits;      /* the ring was looked at; its size was decided for this one (room.c) */
 	unsigned copying;               /* workers that are at its data */
-	int rc; struct base_error err;  /* the first error */
+	int r; struct base_error err;   /* the first error */
 	uint64_t step, entry;
 	struct save_flight_info info;
 	struct saver_batch *first, *last;       /* not wholly appended */
@@ -135,7 +135,7 @@ struct save_saver {
 	/* failed flights whose error no caller has seen, ascending, while their handles live; and the first of those
 	 * whose handle is gone */
 	struct save_flight *untold;
-	int first_rc; struct base_error first_err; uint64_t first_failed;
+	int first_r; struct base_error first_err; uint64_t first_failed;
 
 	struct saver_worker *workers; unsigned nworkers, threads; /* threads: of each kind, as started */
 	pthread_t persister; bool persister_started;
@@ -144,7 +144,7 @@ struct save_saver {
 /* The saver's lock is held for these. */
 void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
 	uint64_t bytes);
-void saver_flight_fail(struct save_flight *f, int rc, const struct base_error *err);
+void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err);
 bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, who releases it without the lock */
 void saver_flight_release(struct save_flight *f); /* the lock is not held */
 int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EFORKED after a fork */

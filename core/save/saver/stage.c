@@ -81,14 +81,14 @@ static void stage_window(const struct tensor_box *of, const struct tensor_box *b
 static int stage_copy(struct save_flight *f, struct saver_worker *w, const struct saver_tensor *t,
 	struct device_gather *g, void *to, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	device_gather_fold(g);
 	if (t->device)
-		rc = saver_lane_gather(f, w, t->place, to, g, err);
+		r = saver_lane_gather(f, w, t->place, to, g, err);
 	else
 		device_gather_host(to, g);
-	return rc == 0 ? 0 : base_error_prefix(err, rc, "tensor %s/%.*s", t->component,
+	return r == 0 ? 0 : base_error_prefix(err, r, "tensor %s/%.*s", t->component,
 		store_layout_shown(t->name, t->name_len), t->name);
 }
 
@@ -97,17 +97,17 @@ static int stage_copy(struct save_flight *f, struct saver_worker *w, const struc
 /* The next samples, or NULL where there are none any more. */
 static struct saver_batch *form_samples(struct save_flight *f, struct saver_batch *b)
 {
-	const struct save_replicas *r = &f->replicas;
+	const struct save_replicas *replicas = &f->replicas;
 
 	b->samples = true;
 	b->first_entry = f->next_entry;
-	for (; f->next_entry < r->nentries; f->next_entry++, b->nentries++) {
-		uint64_t room = saver_band_room(r->entries[f->next_entry].bytes);
+	for (; f->next_entry < replicas->nentries; f->next_entry++, b->nentries++) {
+		uint64_t room = saver_band_room(replicas->entries[f->next_entry].bytes);
 
 		if (b->nentries && b->bytes + room > SAVER_BATCH_BYTES)
 			break;
 		b->bytes += room;
-		b->data_bytes += r->entries[f->next_entry].bytes;
+		b->data_bytes += replicas->entries[f->next_entry].bytes;
 	}
 	if (b->nentries)
 		return b;
@@ -120,12 +120,12 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 {
 	struct saver_batch *b = calloc(1, sizeof *b);
 	struct save_cursor ahead = f->former;
-	int rc;
+	int r;
 
 	if (!b)
 		return base_no_memory(err);
 	b->from = f->former;
-	while ((rc = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
+	while ((r = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
 		uint64_t room = saver_band_room(w->walker.len);
 
 		if (b->nbands && b->bytes + room > SAVER_BATCH_BYTES)
@@ -137,17 +137,17 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 		b->last_box = w->walker.at;
 		f->former = ahead;
 	}
-	if (rc < 0) {
+	if (r < 0) {
 		free(b);
 		return base_no_memory(err);
 	}
 	b->left = b->nbands;
-	rc = b->nbands || f->sample_hashes ? 0 : saver_prepare_samples(f, err);
-	if (rc < 0)
+	r = b->nbands || f->sample_hashes ? 0 : saver_prepare_samples(f, err);
+	if (r < 0)
 		free(b);
 	else
 		*ret_b = b->nbands ? b : form_samples(f, b);
-	return rc;
+	return r;
 }
 
 /* ---- copying ---- */
@@ -270,14 +270,14 @@ static int copy_join_add(struct save_flight *f, struct saver_worker *w, struct s
 	uint64_t offset, struct base_error *err)
 {
 	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
-	int rc;
+	int r;
 
 	if (join->tensor && join->at == w->walker.at && join->offset + join->len == offset
 		&& box_grows(&join->box, &w->walker.box, join->whole.ndim)) {
 		join->len += w->walker.len;
 		return 0;
 	}
-	rc = copy_join_end(f, w, b, join, err);
+	r = copy_join_end(f, w, b, join, err);
 	if (join->at != w->walker.at)
 		stage_place(&f->tensors[box->tensor], &box->at, &join->whole);
 	join->tensor = &f->tensors[box->tensor];
@@ -285,7 +285,7 @@ static int copy_join_add(struct save_flight *f, struct saver_worker *w, struct s
 	join->box = w->walker.box;
 	join->offset = offset;
 	join->len = w->walker.len;
-	return rc;
+	return r;
 }
 
 static int copy_bands(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
@@ -293,52 +293,52 @@ static int copy_bands(struct save_flight *f, struct saver_worker *w, struct save
 	struct save_cursor c = b->from;
 	struct copy_join join = {.at = UINT64_MAX};
 	uint64_t offset = 0, pieces = 0;
-	int rc = copy_hashes(f, w, b, err);
+	int r = copy_hashes(f, w, b, err);
 
-	for (uint64_t i = 0; rc == 0 && i < b->nbands; i++) {
+	for (uint64_t i = 0; r == 0 && i < b->nbands; i++) {
 		if (save_cursor_take(&c, f->w, &w->walker) != 1) /* the band is there, so its pieces found no memory */
 			return base_no_memory(err);
-		rc = b->xxh ? copy_band_cut(f, w, b->slot + offset, b->xxh + pieces) :
+		r = b->xxh ? copy_band_cut(f, w, b->slot + offset, b->xxh + pieces) :
 			copy_join_add(f, w, b, &join, offset, err);
 		pieces += w->walker.npieces;
 		offset += saver_band_room(w->walker.len);
 	}
-	if (rc == 0)
-		rc = copy_join_end(f, w, b, &join, err);
-	return rc == 0 ? saver_lanes_arrive(w, err) : rc;
+	if (r == 0)
+		r = copy_join_end(f, w, b, &join, err);
+	return r == 0 ? saver_lanes_arrive(w, err) : r;
 }
 
 static int copy_samples(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
 {
 	const struct save_replica_entry *entries = f->replicas.entries + b->first_entry;
 	uint64_t offset = 0;
-	int rc = 0;
+	int r = 0;
 
-	for (uint64_t i = 0; rc == 0 && i < b->nentries; i++) {
+	for (uint64_t i = 0; r == 0 && i < b->nentries; i++) {
 		const struct saver_tensor *t = &f->tensors[entries[i].tensor];
 		struct device_gather g;
 
 		stage_place(t, &entries[i].at, &g);
 		if (entries[i].bytes)
-			rc = stage_copy(f, w, t, &g, b->slot + offset, err);
+			r = stage_copy(f, w, t, &g, b->slot + offset, err);
 		offset += saver_band_room(entries[i].bytes);
 	}
-	if (rc == 0)
-		rc = saver_lanes_arrive(w, err);
+	if (r == 0)
+		r = saver_lanes_arrive(w, err);
 	offset = 0;
-	for (uint64_t i = 0; rc == 0 && i < b->nentries; i++) {
+	for (uint64_t i = 0; r == 0 && i < b->nentries; i++) {
 		base_xxh128_of(f->s->store->info.seed, b->slot + offset, entries[i].bytes,
 			&f->sample_hashes[b->first_entry + i]);
 		offset += saver_band_room(entries[i].bytes);
 	}
-	return rc;
+	return r;
 }
 
 int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
 {
-	int rc = b->samples ? copy_samples(f, w, b, err) : copy_bands(f, w, b, err);
+	int r = b->samples ? copy_samples(f, w, b, err) : copy_bands(f, w, b, err);
 
-	if (rc < 0) /* the slot is about to be used again, the memory to be the caller's */
+	if (r < 0) /* the slot is about to be used again, the memory to be the caller's */
 		saver_lanes_drop(w);
-	return rc < 0 ? base_error_prefix(err, rc, "the data cannot be copied") : 0;
+	return r < 0 ? base_error_prefix(err, r, "the data cannot be copied") : 0;
 }

@@ -57,16 +57,16 @@ static struct save_flight *worker_to_stage(struct save_saver *s)
 static void worker_prepare(struct save_saver *s, struct save_flight *f)
 {
 	struct base_error err = {0};
-	int rc;
+	int r;
 
 	s->preparing = f;
 	pthread_mutex_unlock(&s->lock);
-	rc = saver_prepare(f, &err);
+	r = saver_prepare(f, &err);
 	pthread_mutex_lock(&s->lock);
 	s->preparing = NULL;
-	f->prepared = rc == 0;
-	if (rc < 0)
-		saver_flight_fail(f, rc, &err);
+	f->prepared = r == 0;
+	if (r < 0)
+		saver_flight_fail(f, r, &err);
 	else if (!f->failed)
 		f->state = SAVE_STAGING;
 	pthread_cond_broadcast(&s->work);
@@ -94,11 +94,11 @@ static int worker_walk(struct save_flight *f, struct saver_worker *w, struct sav
 
 	for (unsigned n = 0; n < WORKER_FORM_BATCHES && bands < WORKER_FORM_BANDS; n++) {
 		struct saver_batch *b;
-		int rc = saver_batch_form(f, w, &b, err);
+		int r = saver_batch_form(f, w, &b, err);
 
-		if (rc < 0 || !b) {
+		if (r < 0 || !b) {
 			*ret_end = !b;
-			return rc;
+			return r;
 		}
 		*(*ret_last ? &(*ret_last)->next : ret_first) = b;
 		*ret_last = b;
@@ -113,18 +113,18 @@ static void worker_form(struct save_flight *f, struct saver_worker *w)
 	struct save_saver *s = f->s;
 	struct base_error err = {0};
 	bool end = false;
-	int rc;
+	int r;
 
 	f->forming = true;
 	f->copying++;
 	pthread_mutex_unlock(&s->lock);
-	rc = worker_walk(f, w, &first, &last, &end, &err);
+	r = worker_walk(f, w, &first, &last, &end, &err);
 	pthread_mutex_lock(&s->lock);
 	f->forming = false;
 	f->copying--;
 	f->formed = first;
-	if (rc < 0)
-		saver_flight_fail(f, rc, &err);
+	if (r < 0)
+		saver_flight_fail(f, r, &err);
 	else
 		f->walked = end;
 	if (f->walked && !f->formed)
@@ -151,7 +151,7 @@ static void worker_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	struct saver_batch *b = f->formed;
 	struct base_error err = {0};
 	uint64_t begin = base_realtime_ns();
-	int rc;
+	int r;
 
 	f->formed = b->next;
 	f->handed_out = f->walked && !f->formed;
@@ -165,13 +165,13 @@ static void worker_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 		f->last = b;
 	}
 	pthread_mutex_unlock(&s->lock);
-	rc = saver_batch_copy(f, w, b, &err);
+	r = saver_batch_copy(f, w, b, &err);
 	pthread_mutex_lock(&s->lock);
 	f->copying--;
 	saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, b->data_bytes);
 	worker_copied(f, b);
-	if (rc < 0)
-		saver_flight_fail(f, rc, &err);
+	if (r < 0)
+		saver_flight_fail(f, r, &err);
 	worker_tell_staged(f);
 	pthread_cond_broadcast(&s->work);
 	pthread_cond_signal(&s->ready);
@@ -187,19 +187,19 @@ static void worker_ring(struct save_saver *s, struct save_flight *f)
 {
 	bool empty = !s->ring || device_ring_used(s->ring) == 0;
 	struct base_error err = {0};
-	int rc;
+	int r;
 
 	s->sizing = true;
 	f->copying++;
 	pthread_mutex_unlock(&s->lock);
-	rc = saver_room_fit(f, empty, &err);
+	r = saver_room_fit(f, empty, &err);
 	pthread_mutex_lock(&s->lock);
 	s->sizing = false;
 	f->copying--;
 	f->ring_seen = true;
 	f->ring_fits |= empty;
-	if (rc < 0)
-		saver_flight_fail(f, rc, &err);
+	if (r < 0)
+		saver_flight_fail(f, r, &err);
 	worker_tell_staged(f);
 	pthread_cond_broadcast(&s->work);
 	pthread_cond_signal(&s->ready);
@@ -387,26 +387,26 @@ int saver_bands_append(struct save_flight *f, struct base_error *err)
 	struct save_saver *s = f->s;
 	const struct save_engine_source source = {.ready = bands_ready, .taken = bands_taken,
 		.processed = bands_processed, .appended = bands_appended, .failed = bands_failed, .arg = s};
-	int rc;
+	int r;
 
 	pthread_mutex_lock(&s->lock);
 	s->persisting = f;
 	s->batch = NULL;
 	pthread_mutex_unlock(&s->lock);
-	rc = save_writer_append(f->w, &s->engine, &source, err);
+	r = save_writer_append(f->w, &s->engine, &source, err);
 	pthread_mutex_lock(&s->lock);
 	s->persisting = NULL;
-	while (rc == 0 && !f->failed && !f->staged) /* samples, and copies of what has no bytes */
+	while (r == 0 && !f->failed && !f->staged) /* samples, and copies of what has no bytes */
 		pthread_cond_wait(&s->ready, &s->lock);
-	if (f->failed && (rc == 0 || rc == -ECANCELED)) {
-		rc = f->rc;
+	if (f->failed && (r == 0 || r == -ECANCELED)) {
+		r = f->r;
 		if (err)
 			*err = f->err;
 	}
-	if (rc < 0)
-		saver_flight_fail(f, rc, err);
+	if (r < 0)
+		saver_flight_fail(f, r, err);
 	pthread_mutex_unlock(&s->lock);
-	return rc;
+	return r;
 }
 
 void saver_bands_drop(struct save_flight *f)

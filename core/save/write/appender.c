@@ -30,77 +30,77 @@ struct save_row {
 	struct store_piece pieces[];
 };
 
-static void row_free(struct save_row *r)
+static void row_free(struct save_row *row)
 {
-	base_buf_release(&r->inlined);
-	free(r->known);
-	free(r);
+	base_buf_release(&row->inlined);
+	free(row->known);
+	free(row);
 }
 
-int save_write_failed(const struct save_writer *w, const char *class, int rc, struct base_error *err)
+int save_write_failed(const struct save_writer *w, const char *class, int r, struct base_error *err)
 {
-	return base_error_set(err, rc, "the %s pack cannot be written to %s: %s", class, w->store->path,
-		base_error_name(rc));
+	return base_error_set(err, r, "the %s pack cannot be written to %s: %s", class, w->store->path,
+		base_error_name(r));
 }
 
 /* ---- rows ---- */
 
 /* Boxes as a row has them; none where it is the whole tensor. */
-static int row_boxes(const struct save_appender *a, const struct save_row *r, struct tensor_box **ret_boxes)
+static int row_boxes(const struct save_appender *a, const struct save_row *row, struct tensor_box **ret_boxes)
 {
-	const struct save_plan_box *from = &a->w->planned->plan.boxes[r->at];
+	const struct save_plan_box *from = &a->w->planned->plan.boxes[row->at];
 	struct tensor_shape shape;
 	struct tensor_box whole, *boxes;
 
 	*ret_boxes = NULL;
-	store_layout_shape(a->w->planned->layout, r->tensor, &shape);
+	store_layout_shape(a->w->planned->layout, row->tensor, &shape);
 	tensor_box_whole(&shape, &whole);
-	if (r->nboxes == 1 && memcmp(whole.size, from->at.box.size, shape.ndim * sizeof whole.size[0]) == 0)
+	if (row->nboxes == 1 && memcmp(whole.size, from->at.box.size, shape.ndim * sizeof whole.size[0]) == 0)
 		return 0;
-	boxes = malloc(r->nboxes * sizeof *boxes);
+	boxes = malloc(row->nboxes * sizeof *boxes);
 	if (!boxes)
 		return -ENOMEM;
-	for (uint64_t i = 0; i < r->nboxes; i++)
+	for (uint64_t i = 0; i < row->nboxes; i++)
 		boxes[i] = from[i].at.box;
 	*ret_boxes = boxes;
 	return 0;
 }
 
-static int row_hand_over(struct save_appender *a, struct save_row *r, struct base_error *err)
+static int row_hand_over(struct save_appender *a, struct save_row *row, struct base_error *err)
 {
 	base_cleanup_free struct tensor_box *boxes = NULL;
 
-	if (row_boxes(a, r, &boxes) < 0)
+	if (row_boxes(a, row, &boxes) < 0)
 		return base_no_memory(err);
-	for (uint64_t i = 0; i < r->npieces; i++) {
-		struct store_piece *p = &r->pieces[i];
+	for (uint64_t i = 0; i < row->npieces; i++) {
+		struct store_piece *p = &row->pieces[i];
 
-		if (r->known[i]) {
-			p->ref = r->known[i]->ref;
-			p->ref.pack = r->known[i]->pack;
+		if (row->known[i]) {
+			p->ref = row->known[i]->ref;
+			p->ref.pack = row->known[i]->pack;
 		} else {
-			p->inline_bytes = r->inlined.data ? r->inlined.data + p->ref.offset : (const uint8_t *)"";
+			p->inline_bytes = row->inlined.data ? row->inlined.data + p->ref.offset : (const uint8_t *)"";
 			p->ref.offset = 0;
 		}
 	}
-	return store_part_add_row(a->part, r->tensor, boxes, boxes ? (uint32_t)r->nboxes : 0, r->pieces, r->npieces,
-		err);
+	return store_part_add_row(a->part, row->tensor, boxes, boxes ? (uint32_t)row->nboxes : 0, row->pieces,
+		row->npieces, err);
 }
 
 static int appender_flush_rows(struct save_appender *a, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
-	while (rc >= 0 && a->first && a->first->settled == a->first->npieces) {
-		struct save_row *r = a->first;
+	while (r >= 0 && a->first && a->first->settled == a->first->npieces) {
+		struct save_row *row = a->first;
 
-		rc = row_hand_over(a, r, err);
-		a->first = r->next;
+		r = row_hand_over(a, row, err);
+		a->first = row->next;
 		if (!a->first)
 			a->last = NULL;
-		row_free(r);
+		row_free(row);
 	}
-	return rc;
+	return r;
 }
 
 /* Is it the first band of a tensor? */
@@ -113,26 +113,26 @@ static int appender_begin_row(struct save_appender *a, const struct save_band *b
 {
 	const struct save_plan *plan = &a->w->planned->plan;
 	uint64_t n = 0, end = b->at, bytes;
-	struct save_row *r;
+	struct save_row *row;
 
 	for (; end < plan->nboxes && save_planned_tensor(a->w->planned, end) == b->tensor; end++)
 		if (base_add_overflows(n, plan->boxes[end].pieces, &n))
 			n = UINT64_MAX;
-	if (base_mul_overflows(n, sizeof r->pieces[0], &bytes) || bytes > SIZE_MAX / 2 || end - b->at > UINT32_MAX)
+	if (base_mul_overflows(n, sizeof row->pieces[0], &bytes) || bytes > SIZE_MAX / 2 || end - b->at > UINT32_MAX)
 		return base_error_set(err, -BASE_ELIMIT, "a tensor has too many pieces");
-	r = calloc(1, sizeof *r + bytes);
-	if (r)
-		r->known = calloc(n, sizeof *r->known);
-	if (!r || !r->known) {
-		free(r);
+	row = calloc(1, sizeof *row + bytes);
+	if (row)
+		row->known = calloc(n, sizeof *row->known);
+	if (!row || !row->known) {
+		free(row);
 		return base_no_memory(err);
 	}
-	r->tensor = b->tensor;
-	r->at = b->at;
-	r->nboxes = end - b->at;
-	r->npieces = n;
-	*(a->last ? &a->last->next : &a->first) = r;
-	a->last = r;
+	row->tensor = b->tensor;
+	row->at = b->at;
+	row->nboxes = end - b->at;
+	row->npieces = n;
+	*(a->last ? &a->last->next : &a->first) = row;
+	a->last = row;
 	return 0;
 }
 
@@ -146,14 +146,14 @@ static bool appender_extent_is_open(const struct save_appender *a)
 static int appender_end_extent(struct save_appender *a, struct base_error *err)
 {
 	uint64_t begin = base_monotonic_ns();
-	int rc;
+	int r;
 
 	if (!appender_extent_is_open(a))
 		return 0;
-	rc = store_pack_extent_end(a->pack);
+	r = store_pack_extent_end(a->pack);
 	a->w->result.write_ns += base_monotonic_ns() - begin;
-	if (rc < 0)
-		return save_write_failed(a->w, a->pack_class, rc, err);
+	if (r < 0)
+		return save_write_failed(a->w, a->pack_class, r, err);
 	a->extent_start = store_pack_writer_size(a->pack);
 	return appender_flush_rows(a, err);
 }
@@ -164,10 +164,10 @@ static int appender_open_pack(struct save_appender *a, const char *class, struct
 	struct save_writer *w = a->w;
 	char name[STORE_PACK_NAME_MAX];
 	int64_t number;
-	int rc = store_attempt_pack_open(w->attempt, class, name, ret_pack);
+	int r = store_attempt_pack_open(w->attempt, class, name, ret_pack);
 
-	if (rc < 0)
-		return save_write_failed(w, class, rc, err);
+	if (r < 0)
+		return save_write_failed(w, class, r, err);
 	number = save_dedup_pack(&w->dedup, name, true);
 	if (number < 0)
 		return base_no_memory(err);
@@ -177,52 +177,52 @@ static int appender_open_pack(struct save_appender *a, const char *class, struct
 
 int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	if (!a->pack) {
-		rc = appender_open_pack(a, a->pack_class, &a->pack, &a->pack_number, err);
-		if (rc == 0)
+		r = appender_open_pack(a, a->pack_class, &a->pack, &a->pack_number, err);
+		if (r == 0)
 			a->extent_start = store_pack_writer_size(a->pack);
-		return rc;
+		return r;
 	}
 	if (appender_extent_is_open(a) &&
 		store_pack_writer_size(a->pack) - a->extent_start + 2 * 4096 + bytes > STORE_EXTENT_MAX_BYTES)
-		rc = appender_end_extent(a, err);
-	return rc;
+		r = appender_end_extent(a, err);
+	return r;
 }
 
 int save_appender_class(struct save_appender *a, const char *class, struct base_error *err)
 {
 	uint64_t begin;
-	int rc = 0;
+	int r = 0;
 
 	if (class && strcmp(a->pack_class, class) == 0)
 		return 0;
 	if (a->pack) {
-		rc = appender_end_extent(a, err);
+		r = appender_end_extent(a, err);
 		begin = base_monotonic_ns();
-		if (rc == 0) {
-			rc = store_attempt_pack_seal(a->w->attempt, base_steal(a->pack),
+		if (r == 0) {
+			r = store_attempt_pack_seal(a->w->attempt, base_steal(a->pack),
 				&a->w->dedup.packs[a->pack_number].size);
-			if (rc < 0)
-				save_write_failed(a->w, a->pack_class, rc, err);
+			if (r < 0)
+				save_write_failed(a->w, a->pack_class, r, err);
 			a->w->result.write_ns += base_monotonic_ns() - begin;
 		}
 	}
 	a->pack_class[0] = 0;
 	if (class)
 		snprintf(a->pack_class, sizeof a->pack_class, "%s", class);
-	return rc;
+	return r;
 }
 
 void save_appender_count(struct save_appender *a, struct save_known *k)
 {
-	struct save_result *r = &a->w->result;
+	struct save_result *result = &a->w->result;
 
 	k->pack = a->pack_number;
 	a->w->dedup.packs[a->pack_number].live_bytes += k->ref.stored_len;
-	r->piece_bytes_new += k->ref.stored_len;
-	r->raw_bytes_new += k->ref.raw_len;
+	result->piece_bytes_new += k->ref.stored_len;
+	result->raw_bytes_new += k->ref.raw_len;
 }
 
 /* ---- pieces ---- */
@@ -233,19 +233,19 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	struct save_known *k = save_dedup_add(&a->w->dedup, &p->digest, STORE_OBJECT_PIECE);
 	uint64_t begin = base_monotonic_ns();
 	bool raw = p->codec == STORE_CODEC_RAW;
-	int rc;
+	int r;
 
 	if (!k)
 		return base_no_memory(err);
-	rc = save_appender_room(a, p->stored_len, err);
-	if (rc < 0)
-		return rc;
-	rc = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec, (raw ? b->raw : b->out) + p->offset,
+	r = save_appender_room(a, p->stored_len, err);
+	if (r < 0)
+		return r;
+	r = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec, (raw ? b->raw : b->out) + p->offset,
 		p->stored_len, p->len,
 		b->checks + p->first_block, raw ? NULL : b->lens + p->first_block, &k->ref);
 	a->w->result.write_ns += base_monotonic_ns() - begin;
-	if (rc < 0)
-		return save_write_failed(a->w, a->pack_class, rc, err);
+	if (r < 0)
+		return save_write_failed(a->w, a->pack_class, r, err);
 	save_appender_count(a, k);
 	a->w->result.pieces_new++;
 	if (!raw)
@@ -266,17 +266,17 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 	for (unsigned i = 0; i < b->nrows; i++) {
 		const char *pack;
 		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
-		int rc;
+		int r;
 
 		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
 			continue;
 		save_base_place(b->rows[i], known, pack, &place);
-		rc = save_base_name(b->rows[i]->base, &w->dedup, w->attempt, err);
-		if (rc == 0)
-			rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len,
+		r = save_base_name(b->rows[i]->base, &w->dedup, w->attempt, err);
+		if (r == 0)
+			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len,
 				ret_known, err);
-		if (rc != -ENOENT)
-			return rc;
+		if (r != -ENOENT)
+			return r;
 	}
 	return -ENOENT;
 }
@@ -286,78 +286,78 @@ static int appender_by_index(struct save_appender *a, struct save_piece *p, stru
 	struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int rc;
+	int r;
 
 	if (!p->looked)
 		p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
 	if (!p->found)
 		return -ENOENT;
-	rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
-	if (rc == 0 && save_bases_add(&w->bases, w->store, p->place.run, p->place.entry, &p->place.manifest) < 0)
-		rc = base_no_memory(err);
-	return rc;
+	r = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+	if (r == 0 && save_bases_add(&w->bases, w->store, p->place.run, p->place.entry, &p->place.manifest) < 0)
+		r = base_no_memory(err);
+	return r;
 }
 
 /* What a base says is used only once that base is named; if the base is gone, the piece is hashed after all. */
 static int appender_believe(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
 {
-	int rc = save_base_name(p->believed, &a->w->dedup, a->w->attempt, err);
+	int r = save_base_name(p->believed, &a->w->dedup, a->w->attempt, err);
 
-	if (rc != -ENOENT)
-		return rc;
-	rc = save_band_confirm(b, a->w, p);
-	if (rc < 0 && err)
+	if (r != -ENOENT)
+		return r;
+	r = save_band_confirm(b, a->w, p);
+	if (r < 0 && err)
 		*err = b->err;
 	p->believed = NULL;
-	return rc;
+	return r;
 }
 
 /* Known, but not to be used: rare, so what a worker left undone is done here. */
 static int appender_encode(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
 {
 	uint64_t begin = base_monotonic_ns();
-	int rc = p->believed ? save_band_confirm(b, a->w, p) : 0;
+	int r = p->believed ? save_band_confirm(b, a->w, p) : 0;
 
-	if (rc == 0)
+	if (r == 0)
 		save_band_encode(b, p);
 	else if (err)
 		*err = b->err;
 	a->w->result.encode_ns += base_monotonic_ns() - begin;
-	return rc;
+	return r;
 }
 
 static int appender_settle(struct save_appender *a, struct save_band *b, struct save_piece *p,
 	struct save_known **ret_known, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int rc = p->believed ? appender_believe(a, b, p, err) : 0;
+	int r = p->believed ? appender_believe(a, b, p, err) : 0;
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	*ret_known = save_dedup_find(&w->dedup, &p->digest, STORE_OBJECT_PIECE);
 	if (*ret_known) {
 		w->result.pieces_duplicate++;
 		w->result.bytes_duplicate += p->len;
 		return 0;
 	}
-	rc = appender_by_position(a, b, p, ret_known, err);
-	if (rc == -ENOENT)
-		rc = appender_by_index(a, p, ret_known, err);
-	if (rc == 0) {
+	r = appender_by_position(a, b, p, ret_known, err);
+	if (r == -ENOENT)
+		r = appender_by_index(a, p, ret_known, err);
+	if (r == 0) {
 		w->result.pieces_reused++;
 		w->result.bytes_reused += p->len;
 	}
-	if (rc != -ENOENT)
-		return rc;
-	rc = p->encoded ? 0 : appender_encode(a, b, p, err);
-	return rc < 0 ? rc : appender_write(a, b, p, ret_known, err);
+	if (r != -ENOENT)
+		return r;
+	r = p->encoded ? 0 : appender_encode(a, b, p, err);
+	return r < 0 ? r : appender_write(a, b, p, ret_known, err);
 }
 
-static int appender_piece(struct save_appender *a, struct save_row *r, struct save_band *b, struct save_piece *p,
+static int appender_piece(struct save_appender *a, struct save_row *row, struct save_band *b, struct save_piece *p,
 	struct base_error *err)
 {
-	struct store_piece *piece = &r->pieces[r->settled];
-	int rc = 0;
+	struct store_piece *piece = &row->pieces[row->settled];
+	int r = 0;
 
 	a->w->result.pieces++;
 	a->w->result.pieces_believed += p->believed != NULL;
@@ -365,33 +365,33 @@ static int appender_piece(struct save_appender *a, struct save_row *r, struct sa
 	piece->xxh = p->xxh;
 	piece->base = STORE_PIECE_NO_BASE;
 	if (p->len > STORE_INLINE_MAX_BYTES) {
-		rc = appender_settle(a, b, p, &r->known[r->settled], err);
-		r->settled++; /* only now: settling may end an extent, which hands settled rows over */
-		return rc;
+		r = appender_settle(a, b, p, &row->known[row->settled], err);
+		row->settled++; /* only now: settling may end an extent, which hands settled rows over */
+		return r;
 	}
-	piece->ref = (struct store_object_ref){.digest = p->digest, .offset = r->inlined.len, .raw_len = p->len,
+	piece->ref = (struct store_object_ref){.digest = p->digest, .offset = row->inlined.len, .raw_len = p->len,
 		.stored_len = p->len,
 		.codec = STORE_CODEC_RAW, .kind = STORE_OBJECT_PIECE, .pack = UINT32_MAX};
-	base_buf_append(&r->inlined, b->raw + p->offset, p->len);
-	r->settled++;
-	return r->inlined.error ? base_no_memory(err) : 0;
+	base_buf_append(&row->inlined, b->raw + p->offset, p->len);
+	row->settled++;
+	return row->inlined.error ? base_no_memory(err) : 0;
 }
 
 int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	if (appender_begins_row(a, b)) {
-		rc = save_appender_class(a, store_layout_component(a->w->planned->layout, b->tensor), err);
-		if (rc == 0)
-			rc = appender_begin_row(a, b, err);
+		r = save_appender_class(a, store_layout_component(a->w->planned->layout, b->tensor), err);
+		if (r == 0)
+			r = appender_begin_row(a, b, err);
 	}
-	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
-		rc = appender_piece(a, a->last, b, &b->pieces[i], err);
-	if (rc == 0 && !appender_extent_is_open(a))
-		rc = appender_flush_rows(a, err);
+	for (uint32_t i = 0; r == 0 && i < b->npieces; i++)
+		r = appender_piece(a, a->last, b, &b->pieces[i], err);
+	if (r == 0 && !appender_extent_is_open(a))
+		r = appender_flush_rows(a, err);
 	save_band_forget(b);
-	return rc;
+	return r;
 }
 
 /* ---- the meta pack ---- */
@@ -402,49 +402,49 @@ static int appender_refer_layout(struct save_appender *a, struct base_error *err
 	struct save_writer *w = a->w;
 	struct index_place place;
 	struct save_known *known;
-	int rc = -ENOENT;
+	int r = -ENOENT;
 
-	for (unsigned i = 0; rc == -ENOENT && i < save_bases_count(&w->bases); i++)
+	for (unsigned i = 0; r == -ENOENT && i < save_bases_count(&w->bases); i++)
 		if (save_base_layout_place(w->bases.all[i], &w->planned->layout->digest, &place) == 0)
-			rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_LAYOUT,
+			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_LAYOUT,
 				w->planned->layout_object.len, &known, err);
-	if (rc == 0) {
+	if (r == 0) {
 		a->layout_ref = known->ref;
 		a->layout_pack = known->pack;
 	}
-	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
+	return r == -ENOENT ? 0 : r < 0 ? r : 1;
 }
 
 static int appender_append_layout(struct save_appender *a, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int rc = w->planned->stores_layout ? 0 : appender_refer_layout(a, err);
+	int r = w->planned->stores_layout ? 0 : appender_refer_layout(a, err);
 
-	if (rc)
-		return rc < 0 ? rc : 0;
+	if (r)
+		return r < 0 ? r : 0;
 	a->layout_pack = a->meta_number;
-	rc = store_pack_append_encoded(a->meta, STORE_OBJECT_LAYOUT, w->planned->layout_object.data,
+	r = store_pack_append_encoded(a->meta, STORE_OBJECT_LAYOUT, w->planned->layout_object.data,
 		w->planned->layout_object.len, &a->layout_ref);
-	for (uint32_t i = 0; rc >= 0 && i < w->nheaders; i++)
-		rc = store_pack_append_encoded(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes,
+	for (uint32_t i = 0; r >= 0 && i < w->nheaders; i++)
+		r = store_pack_append_encoded(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes,
 			w->headers[i].len, &w->headers[i].ref);
-	return rc < 0 ? save_write_failed(w, "meta", rc, err) : 0;
+	return r < 0 ? save_write_failed(w, "meta", r, err) : 0;
 }
 
 int save_appender_open(struct save_writer *w, struct save_appender **ret_a, struct base_error *err)
 {
 	struct save_appender *a = calloc(1, sizeof *a);
-	int rc;
+	int r;
 
 	if (!a)
 		return base_no_memory(err);
 	*ret_a = a;
 	a->w = w;
-	rc = appender_open_pack(a, "meta", &a->meta, &a->meta_number, err);
-	if (rc == 0)
-		rc = appender_append_layout(a, err);
-	if (rc < 0)
-		return rc;
+	r = appender_open_pack(a, "meta", &a->meta, &a->meta_number, err);
+	if (r == 0)
+		r = appender_append_layout(a, err);
+	if (r < 0)
+		return r;
 	a->part = store_part_builder_new(w->planned->layout, a->meta, a->meta_number);
 	return a->part ? 0 : base_no_memory(err);
 }
@@ -454,10 +454,10 @@ void save_appender_free(struct save_appender *a)
 	if (!a)
 		return;
 	while (a->first) {
-		struct save_row *r = a->first;
+		struct save_row *row = a->first;
 
-		a->first = r->next;
-		row_free(r);
+		a->first = row->next;
+		row_free(row);
 	}
 	store_part_builder_free(a->part);
 	store_pack_abandon(a->pack);

@@ -89,7 +89,7 @@ static int band_take(struct save_band *b, struct tensor_piece_iter *it)
 
 int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct save_band *b)
 {
-	int rc;
+	int r;
 
 	if (!c->inside) {
 		if (c->at == w->planned->plan.nboxes)
@@ -103,12 +103,12 @@ int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct 
 	b->tensor = save_planned_tensor(w->planned, c->at);
 	b->word_bytes = tensor_dtype_word_bytes(store_layout_dtype(w->planned->layout, b->tensor));
 	b->believe = w->believes && !tensor_dtype_is_integer(store_layout_dtype(w->planned->layout, b->tensor));
-	rc = band_take(b, &c->it);
+	r = band_take(b, &c->it);
 	if (c->it.done) {
 		c->inside = false;
 		c->at++;
 	}
-	return rc < 0 ? rc : 1;
+	return r < 0 ? r : 1;
 }
 
 static bool band_room(struct save_band *b, unsigned buffer)
@@ -168,10 +168,10 @@ static int band_read_box(struct save_band *b, const struct save_source *source, 
 		whole = whole && b->box.size[d] == s->dim[d];
 	}
 	for (uint64_t done = 0; done < b->len; done += together) {
-		int rc = source->read(source->arg, offset, to + done, together, &b->err);
+		int r = source->read(source->arg, offset, to + done, together, &b->err);
 
-		if (rc < 0)
-			return base_error_prefix(&b->err, rc, "the source cannot be read");
+		if (r < 0)
+			return base_error_prefix(&b->err, r, "the source cannot be read");
 		for (unsigned d = outer; d-- > 0;) {
 			offset += stride[d];
 			if (++at[d] < b->box.size[d])
@@ -317,10 +317,10 @@ static int band_confirm(struct save_band *b, const struct save_writer *w, const 
 	const uint8_t *bytes)
 {
 	struct base_digest digest;
-	int rc = band_hash(b, w->store->info.seed, p, bytes, &digest);
+	int r = band_hash(b, w->store->info.seed, p, bytes, &digest);
 
-	if (rc < 0 || base_digest_equal(&digest, &p->digest))
-		return rc;
+	if (r < 0 || base_digest_equal(&digest, &p->digest))
+		return r;
 	band_doubt(b, w, p);
 	return base_error_set(&b->err, -BASE_EDAMAGED,
 		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
@@ -381,15 +381,15 @@ static bool band_at_position(const struct save_band *b, const struct save_writer
 /* 1: recognised, and hashed in full if chance wants it. */
 static int band_believe(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
-	int rc = 0;
+	int r = 0;
 
 	band_xxh(b, w->store->info.seed, p);
 	if (!band_recognise(b, w, p))
 		return 0;
 	p->checked = band_is_checked(b, w, p);
 	if (p->checked)
-		rc = band_confirm(b, w, p, band_bytes(b, p));
-	return rc < 0 ? rc : 1;
+		r = band_confirm(b, w, p, band_bytes(b, p));
+	return r < 0 ? r : 1;
 }
 
 /* Both hashes. What was hashed before, on its way here, must be the same. */
@@ -409,14 +409,14 @@ static int band_digest(struct save_band *b, const struct save_writer *w, struct 
 static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
 	uint64_t begin = base_monotonic_ns(), middle;
-	int rc = band_may_believe(b, p) ? band_believe(b, w, p) : 0;
+	int r = band_may_believe(b, p) ? band_believe(b, w, p) : 0;
 
-	if (rc == 0)
-		rc = band_digest(b, w, p);
+	if (r == 0)
+		r = band_digest(b, w, p);
 	middle = base_monotonic_ns();
 	b->digest_ns += middle - begin;
-	if (rc < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES || band_at_position(b, w, p))
-		return rc < 0 ? rc : 0;
+	if (r < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES || band_at_position(b, w, p))
+		return r < 0 ? r : 0;
 	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
 	p->looked = true;
 	if (!p->found)
@@ -428,20 +428,20 @@ static int band_piece(struct save_band *b, const struct save_writer *w, struct s
 int save_band_read(struct save_band *b, const struct save_source *source)
 {
 	uint64_t begin = base_monotonic_ns();
-	int rc;
+	int r;
 
 	b->err = (struct base_error){0};
 	if (!band_room(b, 0))
 		return base_no_memory(&b->err);
 	b->in = b->memory[0];
-	rc = b->len ? band_read_box(b, source, b->in) : 0;
+	r = b->len ? band_read_box(b, source, b->in) : 0;
 	b->read_ns = base_monotonic_ns() - begin;
-	return rc;
+	return r;
 }
 
 int save_band_process(struct save_band *b, struct save_writer *w)
 {
-	int rc = 0;
+	int r = 0;
 
 	b->digest_ns = b->encode_ns = 0;
 	b->err = (struct base_error){0};
@@ -453,7 +453,7 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 	save_band_rows(b, w);
 	if (b->nrows == 0 || !b->believe) /* nothing to recognise anything by before it is cut */
 		band_cut(b);
-	for (uint32_t i = 0; rc == 0 && i < b->npieces; i++)
-		rc = band_piece(b, w, &b->pieces[i]);
-	return rc;
+	for (uint32_t i = 0; r == 0 && i < b->npieces; i++)
+		r = band_piece(b, w, &b->pieces[i]);
+	return r;
 }

@@ -54,7 +54,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	uint8_t *scratch;
 	struct base_xxh128_state *hash;
 	uint64_t read_ns, digest_ns, encode_ns;
-	int rc; struct base_error err;
+	int r; struct base_error err;
 };
 void save_band_release(struct save_band *b);
 /* Walks the bands of a plan; the same walk gives the same bands. A copy goes on from where it was made. */

@@ -32,10 +32,10 @@
 
 static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
 {
-	int rc = store_manifest_get(b->store, b->run, &b->manifest, &b->m, err);
+	int r = store_manifest_get(b->store, b->run, &b->manifest, &b->m, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	b->layouts = calloc(b->m.nlayouts + 1, sizeof *b->layouts);
 	b->lines = calloc(b->m.nranks + 1, sizeof *b->lines);
 	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES);
@@ -208,24 +208,24 @@ void save_base_row_put(struct save_base_row *row)
 		save_base_row_free((struct base_row *)row);
 }
 
-const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
+const struct store_piece *save_base_piece(const struct save_base_row *of, const struct tensor_box *piece, uint64_t len,
 	const char **ret_pack)
 {
-	const struct base_row *r = (const struct base_row *)row;
+	const struct base_row *row = (const struct base_row *)of;
 	const struct base_part *part;
 	const struct store_piece *p;
 	uint64_t number;
 	size_t box;
 
-	if (!row || atomic_load_explicit(&row->base->gone, memory_order_relaxed)
-		|| !save_base_row_find(r, piece, &box, &number))
+	if (!of || atomic_load_explicit(&of->base->gone, memory_order_relaxed)
+		|| !save_base_row_find(row, piece, &box, &number))
 		return NULL;
-	part = &r->parts[r->from[box].part];
-	p = &part->row.pieces[r->from[box].first + number];
+	part = &row->parts[row->from[box].part];
+	p = &part->row.pieces[row->from[box].first + number];
 	if (p->inline_bytes || p->ref.raw_len != len)
 		return NULL;
 	*ret_pack = part->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
-	return store_notes_name(row->base->notes, *ret_pack, &p->ref) ? NULL : p;
+	return store_notes_name(of->base->notes, *ret_pack, &p->ref) ? NULL : p;
 }
 
 static void base_place(const struct save_base *b, const struct store_object_ref *ref, const char *pack,
@@ -258,9 +258,9 @@ int save_base_layout_place(const struct save_base *b, const struct base_digest *
 
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err)
 {
-	int rc = save_dedup_name(d, a, b->run, b->entry, &b->manifest, err);
+	int r = save_dedup_name(d, a, b->run, b->entry, &b->manifest, err);
 
-	if (rc == -ENOENT)
+	if (r == -ENOENT)
 		atomic_store_explicit(&b->gone, true, memory_order_relaxed);
-	return rc;
+	return r;
 }

@@ -149,18 +149,18 @@ static int gather_new_box(struct gather *g, const struct tensor_box *box)
 static int gather_box(struct gather *g, const struct tensor_box *box, uint32_t part, uint64_t first)
 {
 	struct base_row *row = g->row;
-	int rc = 0;
+	int r = 0;
 
 	if (tensor_box_empty(row->boxes.ndim, box) || !tensor_box_inside(&row->grid.shape, box))
 		return 0;
 	if (base_array_room(row->from, g->from_room, row->boxes.n + 1) < 0)
 		return -ENOMEM;
-	rc = gather_new_box(g, box);
-	if (rc == 1) {
+	r = gather_new_box(g, box);
+	if (r == 1) {
 		row->from[row->boxes.n - 1] = (struct base_from){part, first};
 		g->have += common_items(row, box, &row->box);
 	}
-	return rc < 0 ? rc : 0;
+	return r < 0 ? r : 0;
 }
 
 /* Takes over what the line says of the tensor. */
@@ -168,20 +168,20 @@ static int gather_add(struct gather *g, struct store_row *from, const char *cons
 {
 	struct base_row *row = g->row;
 	uint64_t first = 0, n;
-	int rc = 0;
+	int r = 0;
 
 	if (base_array_room(row->parts, g->parts_room, (size_t)row->nparts + 1) < 0) {
 		store_row_release(from);
 		return -ENOMEM;
 	}
 	row->parts[row->nparts++] = (struct base_part){*from, packs};
-	for (uint32_t i = 0; rc == 0 && i < from->nboxes; i++, first += n) {
+	for (uint32_t i = 0; r == 0 && i < from->nboxes; i++, first += n) {
 		n = tensor_piece_count(&row->grid, &from->boxes[i]);
 		if (n > from->npieces - first)
 			break;
-		rc = gather_box(g, &from->boxes[i], row->nparts - 1, first);
+		r = gather_box(g, &from->boxes[i], row->nparts - 1, first);
 	}
-	return rc;
+	return r;
 }
 
 /* Asks one line; 1: the box is covered, or there were misses enough. `tensor`: in the line's layout. */
@@ -191,17 +191,17 @@ static int gather_line(struct gather *g, uint32_t number, const struct store_lay
 	const struct store_opened_part *line = save_base_part(b, number);
 	uint64_t had = g->have;
 	struct store_row row;
-	int rc = 0;
+	int r = 0;
 
 	if (line && store_part_read_row_cached(b->chunks, b->store, l, &line->part, line->packs,
 		b->m.ranks[number].npacks, tensor, &row, NULL) == 0) {
 		if (row.nboxes > GATHER_BOXES - g->row->boxes.n)
 			store_row_release(&row);
 		else
-			rc = gather_add(g, &row, line->packs);
+			r = gather_add(g, &row, line->packs);
 	}
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (g->have > had)
 		b->near = number;
 	else
@@ -251,17 +251,17 @@ static int gather_layout(struct gather *g, uint32_t layout, uint32_t tensor)
 	const struct save_base *b = g->base;
 	base_cleanup_free uint64_t *bits = gather_holders(g, layout, tensor);
 	uint32_t near = b->near, n = b->m.nranks;
-	int rc = 0;
+	int r = 0;
 
-	for (uint32_t away = 0; rc == 0 && (away <= near || away < n - near); away++) {
+	for (uint32_t away = 0; r == 0 && (away <= near || away < n - near); away++) {
 		uint32_t both[2] = {near + away, near - away};
 
-		for (unsigned i = 0; rc == 0 && i < (away ? 2 : 1); i++)
+		for (unsigned i = 0; r == 0 && i < (away ? 2 : 1); i++)
 			if (both[i] < n && both[i] != b->own && b->m.ranks[both[i]].layout == layout &&
 				(!bits || bits[both[i] / 64] >> both[i] % 64 & 1))
-				rc = gather_line(g, both[i], b->layouts[layout].layout, tensor);
+				r = gather_line(g, both[i], b->layouts[layout].layout, tensor);
 	}
-	return rc;
+	return r;
 }
 
 /* Number of the tensor in that layout of the base, if it is the same one: name, dtype, shape, grid. */
@@ -288,19 +288,19 @@ static int gather_all(struct gather *g, const struct store_layout *l, uint32_t t
 	const struct save_base *b = g->base;
 	uint32_t own = b->own == BASE_NO_LINE ? UINT32_MAX : b->m.ranks[b->own].layout;
 	int64_t n = own == UINT32_MAX ? -ENOENT : gather_tensor(g, own, l, tensor);
-	int rc = 0;
+	int r = 0;
 
 	if (n >= 0) {
-		rc = gather_line(g, b->own, b->layouts[own].layout, (uint32_t)n);
-		if (rc == 0)
-			rc = gather_layout(g, own, (uint32_t)n);
+		r = gather_line(g, b->own, b->layouts[own].layout, (uint32_t)n);
+		if (r == 0)
+			r = gather_layout(g, own, (uint32_t)n);
 	}
-	for (uint32_t i = 0; rc == 0 && i < b->m.nlayouts; i++) {
+	for (uint32_t i = 0; r == 0 && i < b->m.nlayouts; i++) {
 		n = i == own ? -ENOENT : gather_tensor(g, i, l, tensor);
 		if (n >= 0)
-			rc = gather_layout(g, i, (uint32_t)n);
+			r = gather_layout(g, i, (uint32_t)n);
 	}
-	return rc;
+	return r;
 }
 
 struct base_row *save_base_gather(struct save_base *b, const struct store_layout *l, uint32_t tensor,
@@ -308,7 +308,7 @@ struct base_row *save_base_gather(struct save_base *b, const struct store_layout
 {
 	struct base_row *row = calloc(1, sizeof *row);
 	struct gather g = {.base = b, .row = row};
-	int rc;
+	int r;
 
 	if (!row)
 		return NULL;
@@ -319,11 +319,11 @@ struct base_row *save_base_gather(struct save_base *b, const struct store_layout
 	store_layout_grid(l, tensor, &row->grid);
 	row->boxes.ndim = row->grid.shape.ndim;
 	g.items = tensor_box_items(&row->grid.shape, box);
-	rc = g.items ? gather_all(&g, l, tensor) : 0;
-	if (rc >= 0 && row->boxes.n > 1)
-		rc = tensor_box_index_new(&row->boxes, &row->index);
+	r = g.items ? gather_all(&g, l, tensor) : 0;
+	if (r >= 0 && row->boxes.n > 1)
+		r = tensor_box_index_new(&row->boxes, &row->index);
 	base_table_release(&g.by_box);
-	if (rc >= 0)
+	if (r >= 0)
 		return row;
 	save_base_row_free(row);
 	return NULL;

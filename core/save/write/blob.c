@@ -44,10 +44,10 @@ static int blob_read(struct save_appender *a, const struct save_blob *b, uint64_
 	struct base_error *err)
 {
 	uint64_t begin = base_monotonic_ns();
-	int rc = b->source.read(b->source.arg, offset, bytes, len, err);
+	int r = b->source.read(b->source.arg, offset, bytes, len, err);
 
 	a->w->result.read_ns += base_monotonic_ns() - begin;
-	return rc < 0 ? base_error_prefix(err, rc, "blob %s cannot be read", b->name) : 0;
+	return r < 0 ? base_error_prefix(err, r, "blob %s cannot be read", b->name) : 0;
 }
 
 /* Passes over a long blob, for its digest or into the pack. */
@@ -56,14 +56,14 @@ static int blob_pass(struct save_appender *a, const struct save_blob *b, struct 
 {
 	for (uint64_t at = 0; at < b->len;) {
 		size_t n = base_min(b->len - at, BLOB_READ_BYTES);
-		int rc = blob_read(a, b, at, m->raw, n, err);
+		int r = blob_read(a, b, at, m->raw, n, err);
 
-		if (rc < 0)
-			return rc;
+		if (r < 0)
+			return r;
 		if (h)
 			base_hasher_update(h, m->raw, n);
-		else if ((rc = store_pack_stream_add(a->pack, m->raw, n)) < 0)
-			return save_write_failed(a->w, a->pack_class, rc, err);
+		else if ((r = store_pack_stream_add(a->pack, m->raw, n)) < 0)
+			return save_write_failed(a->w, a->pack_class, r, err);
 		at += n;
 		save_writer_progress(a->w, h ? n / 2 : n - n / 2, false);
 	}
@@ -73,22 +73,22 @@ static int blob_pass(struct save_appender *a, const struct save_blob *b, struct 
 static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob_memory *m, struct base_error *err)
 {
 	struct base_hasher *h;
-	int rc;
+	int r;
 
 	if (b->len <= BLOB_MEMORY_BYTES) {
-		rc = b->len ? blob_read(a, b, 0, m->raw, b->len, err) : 0;
-		if (rc == 0)
+		r = b->len ? blob_read(a, b, 0, m->raw, b->len, err) : 0;
+		if (r == 0)
 			base_digest_of(m->raw, b->len, &b->digest);
-		return rc;
+		return r;
 	}
 	h = base_hasher_new();
 	if (!h)
 		return base_no_memory(err);
-	rc = blob_pass(a, b, m, h, err);
-	if (rc == 0 && base_hasher_final(h, &b->digest) < 0)
-		rc = base_no_memory(err);
+	r = blob_pass(a, b, m, h, err);
+	if (r == 0 && base_hasher_final(h, &b->digest) < 0)
+		r = base_no_memory(err);
 	base_hasher_free(h);
-	return rc;
+	return r;
 }
 
 static int blob_append_short(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
@@ -98,7 +98,7 @@ static int blob_append_short(struct save_appender *a, const struct save_blob *b,
 	uint16_t codec = store_codec_encode(1, m->raw, b->len, m->out, m->lens, &stored, m->scratch);
 	bool raw = codec == STORE_CODEC_RAW;
 	const uint8_t *at = raw ? m->raw : m->out;
-	int rc;
+	int r;
 
 	stored = raw ? b->len : stored;
 	for (uint64_t i = 0; i < blocks; i++) {
@@ -108,31 +108,31 @@ static int blob_append_short(struct save_appender *a, const struct save_blob *b,
 		at += n;
 		left -= base_min(left, BASE_BLOCK_BYTES);
 	}
-	rc = save_appender_room(a, stored, err);
-	if (rc < 0)
-		return rc;
-	rc = store_pack_append(a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out, stored, b->len,
+	r = save_appender_room(a, stored, err);
+	if (r < 0)
+		return r;
+	r = store_pack_append(a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out, stored, b->len,
 		m->checks, raw ? NULL : m->lens, &k->ref);
-	return rc < 0 ? save_write_failed(a->w, a->pack_class, rc, err) : 0;
+	return r < 0 ? save_write_failed(a->w, a->pack_class, r, err) : 0;
 }
 
 static int blob_append_long(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
 	struct save_known *k, struct base_error *err)
 {
-	int rc = save_appender_room(a, b->len, err);
+	int r = save_appender_room(a, b->len, err);
 
-	if (rc < 0)
-		return rc;
-	rc = store_pack_stream_begin(a->pack, &b->digest, STORE_OBJECT_BLOB, b->len);
-	if (rc < 0)
-		return save_write_failed(a->w, a->pack_class, rc, err);
-	rc = blob_pass(a, b, m, NULL, err);
-	if (rc < 0)
-		return rc;
-	rc = store_pack_stream_end(a->pack, &k->ref);
-	if (rc == -BASE_EDAMAGED)
-		return base_error_set(err, rc, "blob %s changed while it was read", b->name);
-	return rc < 0 ? save_write_failed(a->w, a->pack_class, rc, err) : 0;
+	if (r < 0)
+		return r;
+	r = store_pack_stream_begin(a->pack, &b->digest, STORE_OBJECT_BLOB, b->len);
+	if (r < 0)
+		return save_write_failed(a->w, a->pack_class, r, err);
+	r = blob_pass(a, b, m, NULL, err);
+	if (r < 0)
+		return r;
+	r = store_pack_stream_end(a->pack, &k->ref);
+	if (r == -BASE_EDAMAGED)
+		return base_error_set(err, r, "blob %s changed while it was read", b->name);
+	return r < 0 ? save_write_failed(a->w, a->pack_class, r, err) : 0;
 }
 
 static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_memory *m, struct base_error *err)
@@ -140,26 +140,26 @@ static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_m
 	struct save_writer *w = a->w;
 	struct index_place place;
 	struct save_known *k;
-	int rc = blob_digest(a, b, m, err);
+	int r = blob_digest(a, b, m, err);
 
-	if (rc < 0 || b->len == 0)
-		return rc;
+	if (r < 0 || b->len == 0)
+		return r;
 	b->known = save_dedup_find(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
 	if (b->known)
 		return 0;
 	if (save_writer_lookup(w, &b->digest, STORE_OBJECT_BLOB, b->len, &place)) {
-		rc = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_BLOB, b->len, &k, err);
-		if (rc == 0)
+		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_BLOB, b->len, &k, err);
+		if (r == 0)
 			b->known = k;
-		if (rc != -ENOENT)
-			return rc;
+		if (r != -ENOENT)
+			return r;
 	}
 	k = save_dedup_add(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
 	if (!k)
 		return base_no_memory(err);
-	rc = b->len <= BLOB_MEMORY_BYTES ? blob_append_short(a, b, m, k, err) : blob_append_long(a, b, m, k, err);
-	if (rc < 0)
-		return rc;
+	r = b->len <= BLOB_MEMORY_BYTES ? blob_append_short(a, b, m, k, err) : blob_append_long(a, b, m, k, err);
+	if (r < 0)
+		return r;
 	save_appender_count(a, k);
 	b->known = k;
 	return 0;
@@ -176,19 +176,19 @@ int save_appender_blobs(struct save_appender *a, struct base_error *err)
 {
 	__attribute__((cleanup(blob_memory_release))) struct blob_memory m = {0};
 	struct save_writer *w = a->w;
-	int rc = blob_memory_init(&m, w);
+	int r = blob_memory_init(&m, w);
 
-	if (rc < 0)
+	if (r < 0)
 		return base_no_memory(err);
 	if (w->nblobs)
 		qsort(w->blobs, w->nblobs, sizeof *w->blobs, blob_compare);
-	rc = save_appender_class(a, "blobs", err);
-	for (uint32_t i = 0; rc == 0 && i < w->nblobs; i++) {
+	r = save_appender_class(a, "blobs", err);
+	for (uint32_t i = 0; r == 0 && i < w->nblobs; i++) {
 		if (i && blob_compare(&w->blobs[i - 1], &w->blobs[i]) == 0)
 			return base_error_set(err, -EEXIST, "blob %s is given twice", w->blobs[i].name);
-		rc = blob_save(a, &w->blobs[i], &m, err);
-		if (rc == 0 && w->blobs[i].len <= BLOB_MEMORY_BYTES)
+		r = blob_save(a, &w->blobs[i], &m, err);
+		if (r == 0 && w->blobs[i].len <= BLOB_MEMORY_BYTES)
 			save_writer_progress(w, w->blobs[i].len, false);
 	}
-	return rc;
+	return r;
 }

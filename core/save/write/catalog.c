@@ -111,14 +111,14 @@ static int catalog_commits(struct store *s, struct catalog_commits *ret_c, struc
 {
 	char **runs;
 	size_t n;
-	int rc = store_runs(s, &runs, &n, err);
+	int r = store_runs(s, &runs, &n, err);
 
-	if (rc < 0)
-		return rc;
-	for (size_t i = 0; rc == 0 && i < n; i++)
-		rc = catalog_add_run(ret_c, s, runs[i]);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; r == 0 && i < n; i++)
+		r = catalog_add_run(ret_c, s, runs[i]);
 	store_runs_free(runs, n);
-	if (rc < 0)
+	if (r < 0)
 		return base_no_memory(err);
 	if (ret_c->n)
 		qsort(ret_c->all, ret_c->n, sizeof *ret_c->all, catalog_newest_first);
@@ -152,21 +152,21 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, uint32_
 	struct catalog_places *p, struct base_error *err)
 {
 	base_cleanup(store_opened_part_release) struct store_opened_part o = {0};
-	int rc = store_open_part(s, m, line, &o, err);
+	int r = store_open_part(s, m, line, &o, err);
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	p->packs = o.packs;
 	p->npacks = o.npacks;
-	for (uint32_t i = 0; rc == 0 && i < o.part.nchunks; i++)
-		rc = store_part_read_chunk(s, l, &o.part, o.packs, o.npacks, i, catalog_row, p, err);
+	for (uint32_t i = 0; r == 0 && i < o.part.nchunks; i++)
+		r = store_part_read_chunk(s, l, &o.part, o.packs, o.npacks, i, catalog_row, p, err);
 	for (uint32_t i = 0; i < o.part.nblobs; i++) {
 		struct store_object_ref ref = store_object_ref_from(&o.part.blobs[i].ref);
 
 		if (o.part.blobs[i].len)
 			catalog_place(p, &ref);
 	}
-	return rc < 0 ? rc : p->failed ? -ENOMEM : 0;
+	return r < 0 ? r : p->failed ? -ENOMEM : 0;
 }
 
 /* Ranks of one layout are usually next to each other, so a layout is kept until another one is needed. */
@@ -175,19 +175,19 @@ static int catalog_manifest(struct store *s, const struct proto_manifest *m, str
 {
 	struct store_layout *l = NULL;
 	uint32_t number = UINT32_MAX;
-	int rc = 0;
+	int r = 0;
 
-	for (uint32_t i = 0; rc == 0 && i < m->nranks; i++) {
+	for (uint32_t i = 0; r == 0 && i < m->nranks; i++) {
 		if (m->ranks[i].layout != number) {
 			store_layout_free(base_steal(l));
 			number = m->ranks[i].layout;
-			rc = store_open_layout(s, m, number, &l, err);
+			r = store_open_layout(s, m, number, &l, err);
 		}
-		if (rc == 0)
-			rc = catalog_part(s, m, i, l, p, err);
+		if (r == 0)
+			r = catalog_part(s, m, i, l, p, err);
 	}
 	store_layout_free(l);
-	return rc;
+	return r;
 }
 
 static int catalog_add_commit(struct store *s, struct index *index, const struct catalog_commit *c,
@@ -195,19 +195,19 @@ static int catalog_add_commit(struct store *s, struct index *index, const struct
 {
 	struct base_error why = {0};
 	struct proto_manifest m;
-	int rc = store_manifest_get(s, c->run, &c->manifest, &m, &why);
+	int r = store_manifest_get(s, c->run, &c->manifest, &m, &why);
 
 	p->n = 0;
 	p->failed = false;
-	if (rc == 0) {
-		rc = catalog_manifest(s, &m, p, &why);
+	if (r == 0) {
+		r = catalog_manifest(s, &m, p, &why);
 		proto_manifest_release(&m);
 	}
-	if (rc == 0)
+	if (r == 0)
 		return index_add_commit(index, c->run, c->entry, &c->manifest, p->all, p->n);
 	base_debug("%s entry %llu stays out of the index: %s", c->run, (unsigned long long)c->entry, why.code ? why.text
-		: base_error_name(rc));
-	return rc == -ENOMEM ? rc : 0;
+		: base_error_name(r));
+	return r == -ENOMEM ? r : 0;
 }
 
 /* How many of the newest commits the index has room for. */
@@ -251,7 +251,7 @@ static int catalog_gone_add(void *arg, const struct base_digest *manifest)
 /* Commits of the index that no list shows any more; the caller frees ret_g->all, also after a failure. */
 static int catalog_gone(struct index *index, const struct catalog_commits *c, struct catalog_gone *ret_g)
 {
-	int rc;
+	int r;
 
 	ret_g->live = malloc((c->n + 1) * sizeof *ret_g->live);
 	if (!ret_g->live)
@@ -260,9 +260,9 @@ static int catalog_gone(struct index *index, const struct catalog_commits *c, st
 		ret_g->live[ret_g->nlive++] = &c->all[i].manifest;
 	if (ret_g->nlive)
 		qsort(ret_g->live, ret_g->nlive, sizeof *ret_g->live, catalog_digest_compare);
-	rc = index_each_commit(index, catalog_gone_add, ret_g);
+	r = index_each_commit(index, catalog_gone_add, ret_g);
 	free(base_steal(ret_g->live));
-	return rc;
+	return r;
 }
 
 /* Forgets commits that no list shows any more. Commits whose places those had taken over are to be added again after
@@ -270,14 +270,14 @@ static int catalog_gone(struct index *index, const struct catalog_commits *c, st
 static int catalog_forget(struct index *index, const struct catalog_commits *c)
 {
 	struct catalog_gone g = {0};
-	int rc = catalog_gone(index, c, &g);
+	int r = catalog_gone(index, c, &g);
 
-	for (size_t i = 0; rc == 0 && i < g.n; i++) {
-		rc = index_remove_commit(index, &g.all[i]);
-		rc = rc == -ENOENT ? 0 : rc;
+	for (size_t i = 0; r == 0 && i < g.n; i++) {
+		r = index_remove_commit(index, &g.all[i]);
+		r = r == -ENOENT ? 0 : r;
 	}
 	free(g.all);
-	return rc;
+	return r;
 }
 
 /* Whether an update would change nothing, by an index that is only read. */
@@ -310,40 +310,40 @@ static void catalog_make_parents(const char *dir)
 static int catalog_open_in(const struct store *s, const char *dir, unsigned flags, struct index **ret_i,
 	struct base_error *err)
 {
-	int rc;
+	int r;
 
 	catalog_make_parents(dir);
-	rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags, ret_i, err);
-	if (rc == -BASE_EDAMAGED)
-		rc = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags | INDEX_ANEW, ret_i, err);
-	return rc;
+	r = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags, ret_i, err);
+	if (r == -BASE_EDAMAGED)
+		r = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags | INDEX_ANEW, ret_i, err);
+	return r;
 }
 
 /* Another user may have made STORE/index meanwhile, or its file system gives it to another user. */
 static int catalog_open(const struct store *s, unsigned flags, struct index **ret_i, struct base_error *err)
 {
 	char dir[4096];
-	int rc = save_index_dir(s, dir);
+	int r = save_index_dir(s, dir);
 
-	if (rc == 0) {
-		rc = catalog_open_in(s, dir, flags, ret_i, err);
-		if (rc != -EPERM || catalog_cache_dir(s, dir) < 0)
-			return rc;
+	if (r == 0) {
+		r = catalog_open_in(s, dir, flags, ret_i, err);
+		if (r != -EPERM || catalog_cache_dir(s, dir) < 0)
+			return r;
 		return catalog_open_in(s, dir, flags, ret_i, err);
 	}
-	return base_error_set(err, rc, "there is no place for an index of %s", s->path);
+	return base_error_set(err, r, "there is no place for an index of %s", s->path);
 }
 
 static int catalog_fill(struct store *s, struct index *index, const struct catalog_commits *c, struct base_error *err)
 {
 	struct catalog_places places = {0};
-	int rc = catalog_forget(index, c);
+	int r = catalog_forget(index, c);
 
-	for (size_t i = catalog_newest(c); rc == 0 && i-- > 0;)
+	for (size_t i = catalog_newest(c); r == 0 && i-- > 0;)
 		if (!index_has_commit(index, &c->all[i].manifest))
-			rc = catalog_add_commit(s, index, &c->all[i], &places);
+			r = catalog_add_commit(s, index, &c->all[i], &places);
 	free(places.all);
-	return rc < 0 ? base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc))
+	return r < 0 ? base_error_set(err, r, "the index of %s cannot be written: %s", s->path, base_error_name(r))
 		: 0;
 }
 
@@ -362,20 +362,20 @@ static int catalog_follow(struct store *s, struct index *index, struct base_erro
 {
 	struct catalog_commits done = {0};
 	bool same = false;
-	int rc = 0;
+	int r = 0;
 
-	for (unsigned round = 0; rc == 0 && !same && round < CATALOG_ROUNDS; round++) {
+	for (unsigned round = 0; r == 0 && !same && round < CATALOG_ROUNDS; round++) {
 		struct catalog_commits now = {0};
 
-		rc = catalog_commits(s, &now, err);
-		same = rc == 0 && round && catalog_same(&now, &done);
-		if (rc == 0 && !same)
-			rc = catalog_fill(s, index, &now, err);
+		r = catalog_commits(s, &now, err);
+		same = r == 0 && round && catalog_same(&now, &done);
+		if (r == 0 && !same)
+			r = catalog_fill(s, index, &now, err);
 		free(done.all);
 		done = now;
 	}
 	free(done.all);
-	return rc;
+	return r;
 }
 
 /* A look costs one reading of the index; an update, a copy of it. */
@@ -402,14 +402,14 @@ int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_s
 	if (flags == 0 && catalog_nothing_to_do(s, ret_stats))
 		return 0;
 
-	int rc = catalog_open(s, flags, &index, err);
+	int r = catalog_open(s, flags, &index, err);
 
-	if (rc == 0)
-		rc = catalog_follow(s, index, err);
-	if (rc == 0 && ret_stats)
-		rc = index_stat(index, ret_stats);
-	if (rc == 0 && (rc = index_publish(index)) < 0)
-		base_error_set(err, rc, "the index of %s cannot be written: %s", s->path, base_error_name(rc));
+	if (r == 0)
+		r = catalog_follow(s, index, err);
+	if (r == 0 && ret_stats)
+		r = index_stat(index, ret_stats);
+	if (r == 0 && (r = index_publish(index)) < 0)
+		base_error_set(err, r, "the index of %s cannot be written: %s", s->path, base_error_name(r));
 	index_close(index);
-	return rc;
+	return r;
 }

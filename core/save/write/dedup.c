@@ -119,18 +119,18 @@ static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
 int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
 	const struct base_digest *manifest, struct base_error *err)
 {
-	int rc;
+	int r;
 
 	for (uint32_t i = d->nbases; i-- > 0;)
 		if (base_digest_equal(&d->bases[i].manifest, manifest))
 			return d->bases[i].usable ? 0 : -ENOENT;
 	if (base_array_more(d->bases, d->nbases) < 0)
 		return base_no_memory(err);
-	rc = store_attempt_base(a, run, entry, manifest, err);
-	if (rc < 0 && rc != -ESTALE)
-		return rc;
-	d->bases[d->nbases++] = (struct save_named){*manifest, rc >= 0};
-	return rc < 0 ? -ENOENT : 0;
+	r = store_attempt_base(a, run, entry, manifest, err);
+	if (r < 0 && r != -ESTALE)
+		return r;
+	d->bases[d->nbases++] = (struct save_named){*manifest, r >= 0};
+	return r < 0 ? -ENOENT : 0;
 }
 
 /* A pack enters the table only once it is known to be there. */
@@ -177,13 +177,13 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 	struct store_pack_name name;
 	struct save_known *k;
 	int64_t number;
-	int rc;
+	int r;
 
 	if (place->kind != kind || dedup_noted(d, place) || !dedup_may_attempt(d, place->pack, &name))
 		return -ENOENT;
-	rc = save_dedup_name(d, a, place->run, place->entry, &place->manifest, err);
-	if (rc < 0)
-		return rc;
+	r = save_dedup_name(d, a, place->run, place->entry, &place->manifest, err);
+	if (r < 0)
+		return r;
 	number = dedup_admit_pack(d, s, place->pack);
 	if (number == -ENOENT || (number >= 0 && !dedup_place_fits(place, raw_len, d->packs[number].size)))
 		return -ENOENT;

@@ -78,9 +78,9 @@ bool save_engine_step(struct save_engine *e)
 	e->processing++;
 	pthread_mutex_unlock(e->lock);
 	begin = base_realtime_ns();
-	b->rc = source->read ? source->read(source->arg, b) : 0;
-	if (b->rc == 0)
-		b->rc = save_band_process(b, e->w);
+	b->r = source->read ? source->read(source->arg, b) : 0;
+	if (b->r == 0)
+		b->r = save_band_process(b, e->w);
 	pthread_mutex_lock(e->lock);
 	e->processing--;
 	if (source->processed)
@@ -96,25 +96,25 @@ bool save_engine_step(struct save_engine *e)
 
 static int engine_append_band(struct save_writer *w, struct save_band *b, struct base_error *err)
 {
-	struct save_result *r = &w->result;
+	struct save_result *result = &w->result;
 	const char *name;
 	uint32_t len;
-	int rc = b->rc;
+	int r = b->r;
 
-	r->read_ns += b->read_ns;
-	if (rc == 0) {
-		r->digest_ns += b->digest_ns;
-		r->encode_ns += b->encode_ns;
-		rc = save_appender_band(w->appender, b, err);
+	result->read_ns += b->read_ns;
+	if (r == 0) {
+		result->digest_ns += b->digest_ns;
+		result->encode_ns += b->encode_ns;
+		r = save_appender_band(w->appender, b, err);
 	} else if (err) {
 		*err = b->err;
 	}
 	save_band_forget(b); /* one that failed did not get that far; bases are closed after the last band */
 	save_writer_progress(w, b->len, false);
-	if (rc == 0)
+	if (r == 0)
 		return 0;
 	name = store_layout_name(w->planned->layout, b->tensor, &len);
-	return base_error_prefix(err, rc, "tensor %s/%.*s", store_layout_component(w->planned->layout, b->tensor),
+	return base_error_prefix(err, r, "tensor %s/%.*s", store_layout_component(w->planned->layout, b->tensor),
 		store_layout_shown(name, len), name);
 }
 
@@ -127,22 +127,22 @@ static void engine_give_back(struct save_engine *e, struct save_band *b)
 /* One band, whose turn it is. The lock is held, and let go meanwhile. */
 static int engine_next(struct save_engine *e, struct save_band *b, struct base_error *err)
 {
-	const struct save_result *r = &e->w->result;
+	const struct save_result *result = &e->w->result;
 	struct save_engine_appended cost;
-	uint64_t write_ns = r->write_ns, stored = r->piece_bytes_new;
-	int rc;
+	uint64_t write_ns = result->write_ns, stored = result->piece_bytes_new;
+	int r;
 
 	e->order[e->appended++ % e->nbands] = NULL;
 	pthread_mutex_unlock(e->lock);
 	cost.begin_ns = base_realtime_ns();
-	rc = engine_append_band(e->w, b, err);
+	r = engine_append_band(e->w, b, err);
 	pthread_mutex_lock(e->lock);
-	cost.write_ns = r->write_ns - write_ns;
-	cost.stored_bytes = r->piece_bytes_new - stored;
+	cost.write_ns = result->write_ns - write_ns;
+	cost.stored_bytes = result->piece_bytes_new - stored;
 	cost.starved = !e->free;
 	engine_give_back(e, b);
 	e->source->appended(e->source->arg, b, &cost);
-	return rc;
+	return r;
 }
 
 static bool engine_failed(const struct save_engine *e)
@@ -169,7 +169,7 @@ static void engine_stop(struct save_engine *e)
 int save_engine_append(struct save_engine *e, struct save_writer *w, const struct save_engine_source *source,
 	struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	pthread_mutex_lock(e->lock);
 	e->w = w;
@@ -179,19 +179,19 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 	e->taken = e->appended = 0;
 	e->no_memory = false;
 	pthread_cond_broadcast(e->work);
-	while (rc == 0 && !engine_failed(e) && !(e->over && e->appended == e->taken)) {
+	while (r == 0 && !engine_failed(e) && !(e->over && e->appended == e->taken)) {
 		struct save_band *b = e->order[e->appended % e->nbands];
 
 		if (b)
-			rc = engine_next(e, b, err);
+			r = engine_next(e, b, err);
 		else
 			pthread_cond_wait(e->ready, e->lock);
 	}
-	if (rc == 0 && e->no_memory)
-		rc = base_no_memory(err);
-	else if (rc == 0 && engine_failed(e))
-		rc = base_error_set(err, -ECANCELED, "the save was given up");
+	if (r == 0 && e->no_memory)
+		r = base_no_memory(err);
+	else if (r == 0 && engine_failed(e))
+		r = base_error_set(err, -ECANCELED, "the save was given up");
 	engine_stop(e);
 	pthread_mutex_unlock(e->lock);
-	return rc;
+	return r;
 }

@@ -72,19 +72,19 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 {
 	struct save_writer *w = a->w;
 	uint64_t begin = base_monotonic_ns();
-	int rc = store_part_finish(a->part, part, ret_ref, err);
+	int r = store_part_finish(a->part, part, ret_ref, err);
 
-	if (rc == 0) {
-		rc = store_pack_extent_end(a->meta);
-		if (rc < 0)
-			save_write_failed(w, "meta", rc, err);
+	if (r == 0) {
+		r = store_pack_extent_end(a->meta);
+		if (r < 0)
+			save_write_failed(w, "meta", r, err);
 	}
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	w->dedup.packs[a->meta_number].live_bytes = finish_meta_live(a, part, ret_ref);
-	rc = store_attempt_pack_seal(w->attempt, base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
-	if (rc < 0)
-		return save_write_failed(w, "meta", rc, err);
+	r = store_attempt_pack_seal(w->attempt, base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
+	if (r < 0)
+		return save_write_failed(w, "meta", r, err);
 	w->result.write_ns += base_monotonic_ns() - begin;
 	w->result.meta_bytes = w->dedup.packs[a->meta_number].size;
 	return 0;
@@ -126,13 +126,13 @@ int save_writer_finish(struct save_writer *w, const struct save_measured *m, uin
 		.blobs = blobs, .nblobs = w->nblobs, .timings = m->timings, .ntimings = m->ntimings,
 		.samples = m->samples, .nsamples = m->nsamples};
 	struct store_object_ref part_ref;
-	int rc = blobs && packs ? 0 : base_no_memory(err);
+	int r = blobs && packs ? 0 : base_no_memory(err);
 
-	if (rc == 0)
-		rc = finish_part(a, &part, &part_ref, err);
-	if (rc == 0)
-		rc = finish_announce(a, &part, &part_ref, m, ret_entry, err);
-	if (rc == 0)
+	if (r == 0)
+		r = finish_part(a, &part, &part_ref, err);
+	if (r == 0)
+		r = finish_announce(a, &part, &part_ref, m, ret_entry, err);
+	if (r == 0)
 		w->result.bases = w->dedup.nattempts;
-	return rc;
+	return r;
 }

@@ -24,59 +24,59 @@ static int reader_read(void *arg, struct save_band *b)
 
 static void reader_appended(void *arg, const struct save_band *b, const struct save_engine_appended *cost)
 {
-	struct save_reader *r = arg;
+	struct save_reader *reader = arg;
 
 	(void)b;
 	(void)cost;
-	pthread_cond_signal(&r->work);
+	pthread_cond_signal(&reader->work);
 }
 
 static void reader_worker(void *arg, unsigned worker)
 {
-	struct save_reader *r = arg;
+	struct save_reader *reader = arg;
 
 	(void)worker;
-	pthread_mutex_lock(&r->lock);
-	while (!r->stop)
-		if (!save_engine_step(&r->engine) && !r->stop)
-			pthread_cond_wait(&r->work, &r->lock);
-	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_lock(&reader->lock);
+	while (!reader->stop)
+		if (!save_engine_step(&reader->engine) && !reader->stop)
+			pthread_cond_wait(&reader->work, &reader->lock);
+	pthread_mutex_unlock(&reader->lock);
 }
 
-static int reader_append(struct save_reader *r, unsigned threads, struct base_error *err)
+static int reader_append(struct save_reader *reader, unsigned threads, struct base_error *err)
 {
-	const struct save_engine_source source = {.read = reader_read, .appended = reader_appended, .arg = r};
+	const struct save_engine_source source = {.read = reader_read, .appended = reader_appended, .arg = reader};
 	struct base_pool *pool = base_pool_new(threads, threads);
-	int rc = -ENOMEM;
+	int r = -ENOMEM;
 
-	if (!pool || save_engine_init(&r->engine, threads, &r->lock, &r->ready, &r->work) < 0) {
-		base_error_set(err, rc, "out of memory or threads");
+	if (!pool || save_engine_init(&reader->engine, threads, &reader->lock, &reader->ready, &reader->work) < 0) {
+		base_error_set(err, r, "out of memory or threads");
 	} else {
 		for (unsigned i = 0; i < threads; i++)
-			base_pool_run(pool, reader_worker, r);
-		rc = save_writer_append(r->w, &r->engine, &source, err);
-		pthread_mutex_lock(&r->lock);
-		r->stop = true;
-		pthread_cond_broadcast(&r->work);
-		pthread_mutex_unlock(&r->lock);
+			base_pool_run(pool, reader_worker, reader);
+		r = save_writer_append(reader->w, &reader->engine, &source, err);
+		pthread_mutex_lock(&reader->lock);
+		reader->stop = true;
+		pthread_cond_broadcast(&reader->work);
+		pthread_mutex_unlock(&reader->lock);
 	}
 	base_pool_free(pool);
-	save_engine_release(&r->engine);
-	return rc;
+	save_engine_release(&reader->engine);
+	return r;
 }
 
 int save_reader_run(struct save_writer *w, struct base_error *err)
 {
 	unsigned threads = w->options.threads ? w->options.threads : base_cpu_count();
-	struct save_reader r = {.w = w};
-	int rc;
+	struct save_reader reader = {.w = w};
+	int r;
 
-	pthread_mutex_init(&r.lock, NULL);
-	pthread_cond_init(&r.ready, NULL);
-	pthread_cond_init(&r.work, NULL);
-	rc = reader_append(&r, threads, err);
-	pthread_cond_destroy(&r.ready);
-	pthread_cond_destroy(&r.work);
-	pthread_mutex_destroy(&r.lock);
-	return rc;
+	pthread_mutex_init(&reader.lock, NULL);
+	pthread_cond_init(&reader.ready, NULL);
+	pthread_cond_init(&reader.work, NULL);
+	r = reader_append(&reader, threads, err);
+	pthread_cond_destroy(&reader.ready);
+	pthread_cond_destroy(&reader.work);
+	pthread_mutex_destroy(&reader.lock);
+	return r;
 }

@@ -99,7 +99,7 @@ int save_appender_blobs(struct save_appender *a, struct base_error *err);
 int save_appender_class(struct save_appender *a, const char *class, struct base_error *err);
 /* Opens the class's pack if need be, ends the extent if `bytes` more would be too many for it. */
 int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_error *err);
-int save_write_failed(const struct save_writer *w, const char *class, int rc, struct base_error *err);
+int save_write_failed(const struct save_writer *w, const char *class, int r, struct base_error *err);
 /* Counts an object that was just appended to the current pack. */
 void save_appender_count(struct save_appender *a, struct save_known *k);
 

@@ -49,11 +49,11 @@ static int writer_set_attributes(struct save_writer *w, const struct proto_attri
 	w->options.attributes = w->attributes;
 	w->options.nattributes = 0;
 	for (size_t i = 0; i < n; i++) {
-		int rc = writer_check_attribute(&attributes[i], err);
+		int r = writer_check_attribute(&attributes[i], err);
 		char *key, *value;
 
-		if (rc < 0)
-			return rc;
+		if (r < 0)
+			return r;
 		key = strdup(attributes[i].key);
 		value = strdup(attributes[i].value);
 		w->attributes[w->options.nattributes++] = (struct proto_attribute){key, value};
@@ -82,21 +82,21 @@ static void writer_add_candidate(struct save_writer *w, const struct store_list_
 static int writer_check_step(struct save_writer *w, struct base_error *err)
 {
 	struct store_list *list;
-	int rc;
+	int r;
 
 	if (w->options.step != PROTO_NONE && w->options.step > INT64_MAX)
 		return base_error_set(err, -EINVAL, "a step is a number from 0 to 2^63-1");
-	rc = store_list_open(w->store, w->options.run, false, &list, err);
-	if (rc < 0)
-		return rc;
+	r = store_list_open(w->store, w->options.run, false, &list, err);
+	if (r < 0)
+		return r;
 	if (w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
-		rc = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
+		r = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
 			w->options.run, (unsigned long long)w->options.step);
 	if (w->options.step != PROTO_NONE)
 		writer_add_candidate(w, store_list_find(list, w->options.step));
 	writer_add_candidate(w, store_list_latest(list));
 	store_list_close(list);
-	return rc < 0 ? rc : 0;
+	return r < 0 ? r : 0;
 }
 
 /* The index only ever saves work: whatever is wrong with it, the save goes on without. */
@@ -104,16 +104,16 @@ static void writer_open_index(struct save_writer *w)
 {
 	struct base_error why = {0};
 	char dir[4096];
-	int rc;
+	int r;
 
 	if (w->options.no_index)
 		return;
-	rc = save_index_dir(w->store, dir);
-	if (rc == 0)
-		rc = index_open(dir, w->store->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, &w->index, &why);
-	if (rc < 0) {
+	r = save_index_dir(w->store, dir);
+	if (r == 0)
+		r = index_open(dir, w->store->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, &w->index, &why);
+	if (r < 0) {
 		w->index = NULL;
-		base_debug("saving without an index: %s", why.code ? why.text : base_error_name(rc));
+		base_debug("saving without an index: %s", why.code ? why.text : base_error_name(r));
 	}
 }
 
@@ -121,7 +121,7 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 {
 	base_cleanup(save_writer_close_p) struct save_writer *w = NULL;
 	struct tensor_grid_params params = {s->info.min_bytes, s->info.target_bytes, s->info.row_bytes};
-	int rc;
+	int r;
 
 	if (!o->run || !proto_run_valid(o->run))
 		return base_error_set(err, -EINVAL,
@@ -139,11 +139,11 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	w->builder = store_layout_builder_new(params);
 	if (!w->options.run || !w->builder)
 		return base_no_memory(err);
-	rc = writer_set_attributes(w, o->attributes, o->nattributes, err);
-	if (rc == 0)
-		rc = writer_check_step(w, err);
-	if (rc < 0)
-		return rc;
+	r = writer_set_attributes(w, o->attributes, o->nattributes, err);
+	if (r == 0)
+		r = writer_check_step(w, err);
+	if (r < 0)
+		return r;
 	writer_open_index(w);
 	*ret_w = base_steal(w);
 	return 0;
@@ -177,17 +177,17 @@ int save_writer_tensor(struct save_writer *w, const char *component, const char 
 	const struct tensor_shape *shape, struct save_source source, struct base_error *err)
 {
 	uint64_t items, bytes;
-	int rc;
+	int r;
 
 	if (w->planned)
 		return base_error_set(err, -EINVAL, "a tensor was declared after the plan was made");
 	if (base_array_room(w->sources, w->sources_room, (size_t)w->ntensors + 1) < 0)
 		return base_no_memory(err);
-	rc = store_layout_builder_add(w->builder, component, name, name_len, dtype, shape, w->ntensors, err);
-	if (rc < 0)
-		return rc;
-	rc = tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items);
-	if (rc < 0 || base_mul_overflows(items, tensor_dtype_bytes(dtype), &bytes)
+	r = store_layout_builder_add(w->builder, component, name, name_len, dtype, shape, w->ntensors, err);
+	if (r < 0)
+		return r;
+	r = tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items);
+	if (r < 0 || base_mul_overflows(items, tensor_dtype_bytes(dtype), &bytes)
 		|| base_add_overflows(w->tensor_bytes, bytes, &w->tensor_bytes))
 		return base_error_set(err, -EOVERFLOW, "tensor %s/%.*s is too large", component, (int)base_min(name_len,
 			400), name);
@@ -241,17 +241,17 @@ static int writer_plan_whole(struct save_planned *whole, uint64_t bytes, struct 
 
 int save_writer_plan(struct save_writer *w, const struct store_layout **ret_layout, struct base_error *err)
 {
-	int rc = 0;
+	int r = 0;
 
 	if (!w->planned) {
-		rc = store_layout_builder_finish(w->builder, &w->whole.layout, &w->whole.layout_object, &w->tags, err);
-		if (rc < 0)
+		r = store_layout_builder_finish(w->builder, &w->whole.layout, &w->whole.layout_object, &w->tags, err);
+		if (r < 0)
 			w->whole.layout = NULL;
 		else
-			rc = writer_plan_whole(&w->whole, w->tensor_bytes, err);
+			r = writer_plan_whole(&w->whole, w->tensor_bytes, err);
 	}
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	w->planned = &w->whole;
 	if (ret_layout)
 		*ret_layout = w->planned->layout;
@@ -307,7 +307,7 @@ int save_writer_new(struct store *s, const char *run, const struct proto_attribu
 	uint32_t rank, uint32_t world, struct save_writer **ret_w, struct base_error *err)
 {
 	base_cleanup(save_writer_close_p) struct save_writer *w = calloc(1, sizeof *w);
-	int rc;
+	int r;
 
 	if (w)
 		w->options.run = strdup(run);
@@ -317,9 +317,9 @@ int save_writer_new(struct store *s, const char *run, const struct proto_attribu
 	w->rank = rank;
 	w->world = world;
 	w->believes = !base_xxh128_seed_weak(s->info.seed);
-	rc = writer_set_attributes(w, attributes, nattributes, err);
-	if (rc < 0)
-		return rc;
+	r = writer_set_attributes(w, attributes, nattributes, err);
+	if (r < 0)
+		return r;
 	*ret_w = base_steal(w);
 	return 0;
 }
@@ -361,24 +361,24 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err)
 {
-	int rc = save_bases_add(&w->bases, w->store, run, entry, manifest);
+	int r = save_bases_add(&w->bases, w->store, run, entry, manifest);
 
-	return rc < 0 ? base_no_memory(err) : 0;
+	return r < 0 ? base_no_memory(err) : 0;
 }
 
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err)
 {
-	int rc = save_appender_open(w, &w->appender, err);
+	int r = save_appender_open(w, &w->appender, err);
 
-	return rc < 0 ? rc : save_engine_append(e, w, source, err);
+	return r < 0 ? r : save_engine_append(e, w, source, err);
 }
 
 int save_writer_seal(struct save_writer *w, struct base_error *err)
 {
-	int rc = save_appender_blobs(w->appender, err);
+	int r = save_appender_blobs(w->appender, err);
 
-	return rc < 0 ? rc : save_appender_class(w->appender, NULL, err);
+	return r < 0 ? r : save_appender_class(w->appender, NULL, err);
 }
 
 void save_writer_end(struct save_writer *w)
@@ -406,34 +406,34 @@ static bool writer_index_behind(const struct save_writer *w)
 /* The part, with what was measured so far; then the step is visible. */
 static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 {
-	struct save_result *r = &w->result;
-	const struct proto_timing timings[] = {{"read", r->read_ns, r->bytes}, {"digest", r->digest_ns, r->bytes},
-		{"encode", r->encode_ns, r->raw_bytes_new},
-		{"write", r->write_ns, r->piece_bytes_new}};
+	struct save_result *result = &w->result;
+	const struct proto_timing timings[] = {{"read", result->read_ns, result->bytes},
+		{"digest", result->digest_ns, result->bytes}, {"encode", result->encode_ns, result->raw_bytes_new},
+		{"write", result->write_ns, result->piece_bytes_new}};
 	const struct save_measured m = {.timings = timings, .ntimings = BASE_COUNT(timings)};
-	int rc = save_writer_finish(w, &m, &r->entry, err);
+	int r = save_writer_finish(w, &m, &result->entry, err);
 
-	if (rc == 0)
-		r->index_behind = writer_index_behind(w);
-	return rc;
+	if (r == 0)
+		result->index_behind = writer_index_behind(w);
+	return r;
 }
 
 static int writer_run(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
 {
-	int rc = save_writer_begin(w, attempt, err);
+	int r = save_writer_begin(w, attempt, err);
 
-	for (unsigned i = 0; rc == 0 && i < w->ncandidates; i++)
-		rc = save_writer_base(w, w->options.run, w->candidates[i].entry, &w->candidates[i].manifest, err);
-	if (rc == 0)
-		rc = save_reader_run(w, err);
-	if (rc == 0)
-		rc = save_writer_seal(w, err);
-	if (rc == 0 && w->options.cancelled && w->options.cancelled())
-		rc = base_error_set(err, -EINTR, "the save was cancelled");
-	if (rc == 0)
-		rc = writer_finish_alone(w, err);
+	for (unsigned i = 0; r == 0 && i < w->ncandidates; i++)
+		r = save_writer_base(w, w->options.run, w->candidates[i].entry, &w->candidates[i].manifest, err);
+	if (r == 0)
+		r = save_reader_run(w, err);
+	if (r == 0)
+		r = save_writer_seal(w, err);
+	if (r == 0 && w->options.cancelled && w->options.cancelled())
+		r = base_error_set(err, -EINTR, "the save was cancelled");
+	if (r == 0)
+		r = writer_finish_alone(w, err);
 	save_writer_end(w);
-	return rc;
+	return r;
 }
 
 int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct base_error *err)
@@ -442,36 +442,36 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		.replace = w->options.replace};
 	struct store_attempt *attempt;
 	struct base_error why = {0}, outcome = {0};
-	int rc = save_writer_plan(w, NULL, err), told;
+	int r = save_writer_plan(w, NULL, err), told;
 
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	if (w->committed)
 		return base_error_set(err, -EINVAL, "save_writer_commit was called before on this writer");
-	rc = store_attempt_begin_alone(w->store, &o, &attempt, err);
-	if (rc == -ENOSPC || rc == -EDQUOT)
-		return base_error_set(err, rc, "%s is full", w->store->path);
-	if (rc < 0)
-		return rc;
-	rc = writer_run(w, attempt, &why);
-	if (rc < 0) {
-		if (rc == -ENOSPC || rc == -EDQUOT)
-			base_error_set(&why, rc, "%s is full; nothing of this save is kept", w->store->path);
+	r = store_attempt_begin_alone(w->store, &o, &attempt, err);
+	if (r == -ENOSPC || r == -EDQUOT)
+		return base_error_set(err, r, "%s is full", w->store->path);
+	if (r < 0)
+		return r;
+	r = writer_run(w, attempt, &why);
+	if (r < 0) {
+		if (r == -ENOSPC || r == -EDQUOT)
+			base_error_set(&why, r, "%s is full; nothing of this save is kept", w->store->path);
 		else if (!why.code)
-			base_error_set(&why, rc, "the save failed: %s", base_error_name(rc));
-		told = store_attempt_abort(attempt, rc == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
+			base_error_set(&why, r, "the save failed: %s", base_error_name(r));
+		told = store_attempt_abort(attempt, r == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
 			&outcome);
-		if (told == 0 || rc == -BASE_EUNDECIDED) { /* the list says now what became of it, or still does not */
-			rc = told;
+		if (told == 0 || r == -BASE_EUNDECIDED) { /* the list says now what became of it, or still does not */
+			r = told;
 			why = outcome;
 			w->result.index_behind = told == 0;
 		}
-		if (rc < 0 && err)
+		if (r < 0 && err)
 			*err = why;
 	}
 	store_attempt_free(attempt);
-	if (rc < 0)
-		return rc;
+	if (r < 0)
+		return r;
 	w->committed = true;
 	save_writer_progress(w, 0, true);
 	if (ret_r)
