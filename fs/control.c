@@ -71,10 +71,10 @@ static void write_steps(struct base_buf *b, struct fs_mount *m)
 	struct fs_runs *all = m->runs;
 
 	pthread_mutex_lock(&all->lock);
-	uint64_t runs = all->nruns, slots = all->nslots - 1, open = all->steps_open, bytes = all->steps_bytes;
+	uint64_t runs = all->nruns, commits = all->ncommits - 1, open = all->steps_open, bytes = all->steps_bytes;
 	pthread_mutex_unlock(&all->lock);
 	metric(b, "runs", "gauge", "Runs of the store.", runs);
-	metric(b, "steps_seen", "gauge", "Commits that were looked up since the mount.", slots);
+	metric(b, "steps_seen", "gauge", "Commits that were looked up since the mount.", commits);
 	metric(b, "steps_open", "gauge", "Steps kept open.", open);
 	metric(b, "steps_open_bytes", "gauge", "Memory of the steps kept open, roughly.", bytes);
 	metric(b, "steps_opened_total", "counter", "Steps opened.", all->steps_opened);

@@ -53,7 +53,7 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	if (!r && !(h = fs_handle_new(q.m, &n)))
 		r = -ENOMEM;
 	if (!r && n.kind == FS_STEP) {
-		r = fs_step_get(q.m->runs, n.slot, &h->step);
+		r = fs_step_get(q.m->runs, n.commit, &h->step);
 		if (r && r != -ESTALE && r != -ENOMEM && r != -EOPNOTSUPP)
 			r = -EIO;
 		const struct view_node *v = r ? NULL : view_tree_node(h->step->tree, n.file);
@@ -132,7 +132,7 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		if (!i)
 			break;
 		fs_step_name(h->steps[i - 1].step, d->text);
-		if (fs_run_slot(m->runs, n.run, h->steps[i - 1].step, &n.slot))
+		if (fs_run_commit(m->runs, n.run, h->steps[i - 1].step, &n.commit))
 			return -EAGAIN;
 		break;
 	default:
@@ -144,7 +144,7 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		if (!v)
 			return 0;
 		d->name = v->name;
-		fs_tree_entry(m, n.slot, n.file, v, fs_tree_ino(ino, v->name), &d->e);
+		fs_tree_entry(m, n.commit, n.file, v, fs_tree_ino(ino, v->name), &d->e);
 		return 1;
 	}
 	if (fs_node_entry(m, &n, NULL, &d->e))
@@ -164,7 +164,7 @@ static size_t add(fuse_req_t req, char *buf, size_t room, const struct entry *d,
 static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h, char *buf, size_t size,
 	uint64_t offset, bool plus, size_t *ret_len)
 {
-	uint64_t ino = h->node.kind == FS_STEP ? fs_node_ino(h->node.slot, h->step->tree, h->node.file) : 0;
+	uint64_t ino = h->node.kind == FS_STEP ? fs_node_ino(h->node.commit, h->step->tree, h->node.file) : 0;
 	struct entry d;
 	int r = 1;
 

@@ -67,15 +67,15 @@ struct fs_node {
 	enum fs_kind kind;
 	unsigned control;               /* CONTROL_FILE: its number */
 	struct fs_run *run;             /* RUN, LATEST, STEP */
-	struct fs_slot *slot;           /* STEP */
+	struct fs_commit *commit;       /* STEP */
 	uint32_t file;                  /* STEP: number in the tree; 0: the step's directory */
 };
 int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n); /* -ESTALE */
 /* Attributes of any node. step: the opened step, needed for STEP nodes but its directory. */
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
-uint64_t fs_node_ino(struct fs_slot *slot, struct view_tree *tree, uint32_t file);
+uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t file);
 /* As fs_node_entry for a file of a tree whose directory's st_ino is known. */
-void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino,
+void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	struct fuse_entry_param *ret_e);
 static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name)
 {

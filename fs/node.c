@@ -13,11 +13,11 @@ int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n)
 	*ret_n = (struct fs_node){0};
 	if (id >> 32) {
 		ret_n->kind = FS_STEP;
-		ret_n->slot = fs_runs_slot(m->runs, (uint32_t)(id >> 32));
+		ret_n->commit = fs_runs_commit(m->runs, (uint32_t)(id >> 32));
 		ret_n->file = low;
-		if (!ret_n->slot)
+		if (!ret_n->commit)
 			return -ESTALE;
-		ret_n->run = ret_n->slot->run;
+		ret_n->run = ret_n->commit->run;
 		return 0;
 	}
 	if (low == FS_NODE_ROOT) {
@@ -46,7 +46,7 @@ static fuse_ino_t node_id(const struct fs_node *n)
 	case FS_LATEST: return FS_NODE_LATEST + n->run->number;
 	case FS_STEP: break;
 	}
-	return (fuse_ino_t)n->slot->number << 32 | n->file;
+	return (fuse_ino_t)n->commit->number << 32 | n->file;
 }
 
 static void fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t mode, uint64_t size, int64_t time_ns)
@@ -62,20 +62,20 @@ static void fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t
 		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t };
 }
 
-uint64_t fs_node_ino(struct fs_slot *slot, struct view_tree *tree, uint32_t file)
+uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t file)
 {
 	const struct view_node *v = file ? view_tree_node(tree, file) : NULL;
 
-	return v ? fs_tree_ino(fs_node_ino(slot, tree, v->parent), v->name) : slot->ino;
+	return v ? fs_tree_ino(fs_node_ino(commit, tree, v->parent), v->name) : commit->ino;
 }
 
-void fs_tree_entry(struct fs_mount *m, struct fs_slot *slot, uint32_t file, const struct view_node *v, uint64_t ino,
+void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	struct fuse_entry_param *ret_e)
 {
-	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)slot->number << 32 | file, .generation = m->generation,
+	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)commit->number << 32 | file, .generation = m->generation,
 		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
 	mode_t mode = v->kind == VIEW_DIRECTORY ? S_IFDIR | m->directory_mode : S_IFREG | m->file_mode;
-	fill(m, &ret_e->attr, ino, mode, v->size, slot->time_ns);
+	fill(m, &ret_e->attr, ino, mode, v->size, commit->time_ns);
 }
 
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e)
@@ -111,11 +111,11 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 			const struct view_node *v = step ? view_tree_node(step->tree, n->file) : NULL;
 			if (!v)
 				return -ESTALE;
-			fs_tree_entry(m, n->slot, n->file, v, fs_node_ino(n->slot, step->tree, n->file), ret_e);
+			fs_tree_entry(m, n->commit, n->file, v, fs_node_ino(n->commit, step->tree, n->file), ret_e);
 			return 0;
 		}
 		e.attr_timeout = FS_FOREVER;
-		fill(m, &e.attr, n->slot->ino, S_IFDIR | m->directory_mode, 0, n->slot->time_ns);
+		fill(m, &e.attr, n->commit->ino, S_IFDIR | m->directory_mode, 0, n->commit->time_ns);
 		break;
 	}
 	*ret_e = e;

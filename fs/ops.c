@@ -49,12 +49,12 @@ void fs_request_error(const struct fs_request *q, fuse_req_t req, int error)
 }
 
 /* An error inside an existing step is never reported as "no such file". */
-static int inside_step(struct fs_slot *slot, int error)
+static int inside_step(struct fs_commit *commit, int error)
 {
 	if (error == -ESTALE || error == -ENOMEM || error == -EOPNOTSUPP || error == -EMFILE || error == -ENFILE ||
 		error == -EACCES || error == -EISDIR)
 		return error;
-	return fs_slot_live(slot) ? -EIO : -ESTALE;
+	return fs_commit_live(commit) ? -EIO : -ESTALE;
 }
 
 static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fuse_entry_param *e)
@@ -62,9 +62,9 @@ static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const c
 	struct fs_node n = *parent;
 	struct fs_step *step;
 
-	int r = fs_step_get(m->runs, parent->slot, &step);
+	int r = fs_step_get(m->runs, parent->commit, &step);
 	if (r)
-		return inside_step(parent->slot, r);
+		return inside_step(parent->commit, r);
 	const struct view_node *v = view_tree_node(step->tree, parent->file);
 	int64_t found = -ESTALE;
 	if (v && strcmp(name, ".") == 0)
@@ -117,7 +117,7 @@ static int lookup_top(struct fs_mount *m, const struct fs_node *parent, const ch
 		n->kind = FS_STEP;
 		if (!fs_step_parse(name, &step))
 			return -ENOENT;
-		return fs_run_slot(m->runs, parent->run, step, &n->slot);
+		return fs_run_commit(m->runs, parent->run, step, &n->commit);
 	default:
 		return -ENOTDIR;
 	}
@@ -169,9 +169,9 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	if (!r && n.kind == FS_STEP && n.file) {
 		step = h ? h->step : NULL;
 		if (!step)
-			r = fs_step_get(q.m->runs, n.slot, &mine);
+			r = fs_step_get(q.m->runs, n.commit, &mine);
 		if (r)
-			r = inside_step(n.slot, r);
+			r = inside_step(n.commit, r);
 		else if (!step)
 			step = mine;
 	}
@@ -219,7 +219,7 @@ static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_i
 	}
 	if (n->kind != FS_STEP || !n->file)
 		return -EISDIR;
-	int r = fs_step_get(m->runs, n->slot, &h->step);
+	int r = fs_step_get(m->runs, n->commit, &h->step);
 	if (!r) {
 		r = view_file_open(h->step->tree, n->file, &h->file, &err);
 		if (r && r != -EISDIR && err.text[0])
@@ -227,7 +227,7 @@ static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_i
 	}
 	fi->keep_cache = 1;
 	fi->noflush = 1;
-	return r ? inside_step(n->slot, r) : 0;
+	return r ? inside_step(n->commit, r) : 0;
 }
 
 static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -315,7 +315,7 @@ static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, 
 		if (err.text[0])
 			fs_mount_log_once(q->m, err.text);
 		atomic_fetch_add_explicit(&q->m->stats.damaged_reads, 1, memory_order_relaxed);
-		return inside_step(h->node.slot, r);
+		return inside_step(h->node.commit, r);
 	}
 	for (unsigned i = 0; i < e.niov; i++)
 		total += e.iov[i].iov_len;
@@ -341,7 +341,7 @@ static void read_slow(struct fs_request *q, struct fs_handle *h, size_t size, ui
 	const struct view_node *v = view_tree_node(h->step->tree, h->node.file);
 	const struct view_node *directory = v && v->parent ? view_tree_node(h->step->tree, v->parent) : NULL;
 
-	fs_step_name(h->node.slot->step, step);
+	fs_step_name(h->node.commit->step, step);
 	snprintf(what, sizeof what, "%s/%s/%s%s%s", h->node.run->name, step, directory ? directory->name : "",
 		directory ? "/" : "", v ? v->name : "?");
 	fs_mount_log_slow(q->m, what, offset, size, ns);

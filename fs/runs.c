@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs, their lists and slots. A store_list has one owner: here it is changed under the run's write lock only
- * (reading it the first time, and the refresh thread), and read under the read lock. Slots are made when a step is
- * looked up or listed with attributes, and are never freed: 64 bytes a step. */
+ * Runs, their lists and the commits that were looked up. A store_list has one owner: here it is changed under the run's
+ * write lock only (reading it the first time, and the refresh thread), and read under the read lock. A struct fs_commit
+ * is made when a step is looked up or listed with attributes, and is never freed: 64 bytes a step. */
 #include "fs/runs.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ static void run_free(struct fs_run *run)
 		return;
 	store_list_close(run->list);
 	pthread_rwlock_destroy(&run->lock);
-	free(run->slots);
+	free(run->commits);
 	base_table_release(&run->by_entry);
 	free(run->name);
 	free(run);
@@ -32,7 +32,7 @@ int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct 
 	runs->store = store;
 	runs->max_bytes = max_bytes;
 	runs->show = show;
-	runs->nslots = 1;
+	runs->ncommits = 1;
 	pthread_mutex_init(&runs->lock, NULL);
 	pthread_cond_init(&runs->opened, NULL);
 	int n = fs_runs_scan(runs, err);
@@ -54,11 +54,11 @@ void fs_runs_close(struct fs_runs *runs)
 		view_tree_unref(step->tree);
 		free(step);
 	}
-	for (uint32_t i = 1; i < runs->nslots; i++)
-		free(runs->slots[i]);
+	for (uint32_t i = 1; i < runs->ncommits; i++)
+		free(runs->commits[i]);
 	for (uint32_t i = 0; i < runs->nruns; i++)
 		run_free(runs->runs[i]);
-	free(runs->slots);
+	free(runs->commits);
 	free(runs->runs);
 	pthread_cond_destroy(&runs->opened);
 	pthread_mutex_destroy(&runs->lock);
@@ -241,96 +241,96 @@ int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *
 	return steps ? 0 : -ENOMEM;
 }
 
-/* ---- slots ---- */
+/* ---- commits ---- */
 
 /* Under run->lock. */
-static struct fs_slot *slot_find(const struct fs_run *run, uint64_t entry)
+static struct fs_commit *commit_find(const struct fs_run *run, uint64_t entry)
 {
 	uint32_t hash = base_table_hash_number(entry), i;
 	size_t at = 0;
 
 	while ((i = base_table_next(&run->by_entry, hash, &at)) != BASE_TABLE_NONE)
-		if (run->slots[i]->entry == entry)
-			return run->slots[i];
+		if (run->commits[i]->entry == entry)
+			return run->commits[i];
 	return NULL;
 }
 
-static int slot_append(struct fs_runs *runs, struct fs_slot *slot)
+static int commit_append(struct fs_runs *runs, struct fs_commit *commit)
 {
 	int r;
 
 	pthread_mutex_lock(&runs->lock);
-	r = base_array_room(runs->slots, runs->slots_size, (size_t)runs->nslots + 1);
+	r = base_array_room(runs->commits, runs->commits_size, (size_t)runs->ncommits + 1);
 	if (!r) {
-		slot->number = runs->nslots;
-		runs->slots[runs->nslots++] = slot;
+		commit->number = runs->ncommits;
+		runs->commits[runs->ncommits++] = commit;
 	}
 	pthread_mutex_unlock(&runs->lock);
 	return r;
 }
 
 /* Under run->lock for writing. */
-static int slot_make(struct fs_runs *runs, struct fs_run *run, const struct store_list_step *s,
-	struct fs_slot **ret_slot)
+static int commit_make(struct fs_runs *runs, struct fs_run *run, const struct store_list_step *s,
+	struct fs_commit **ret_commit)
 {
 	uint8_t identity[16];
 
-	if (base_array_more(run->slots, run->nslots) < 0 || base_table_reserve(&run->by_entry, 1) < 0)
+	if (base_array_more(run->commits, run->ncommits) < 0 || base_table_reserve(&run->by_entry, 1) < 0)
 		return -ENOMEM;
-	struct fs_slot *slot = calloc(1, sizeof *slot);
-	if (!slot)
+	struct fs_commit *commit = calloc(1, sizeof *commit);
+	if (!commit)
 		return -ENOMEM;
 	base_put64(identity, s->entry);
 	memcpy(identity + 8, s->commit.manifest.bytes, 8);
-	*slot = (struct fs_slot){ .run = run, .entry = s->entry, .step = s->step, .time_ns = s->commit.time_ns,
+	*commit = (struct fs_commit){ .run = run, .entry = s->entry, .step = s->step, .time_ns = s->commit.time_ns,
 		.ino = base_xxh64_of(run->ino, identity, sizeof identity) | 2 };
-	int r = slot_append(runs, slot);
+	int r = commit_append(runs, commit);
 	if (r) {
-		free(slot);
+		free(commit);
 		return r;
 	}
-	base_table_add(&run->by_entry, base_table_hash_number(slot->entry), (uint32_t)run->nslots);
-	run->slots[run->nslots++] = slot;
-	*ret_slot = slot;
+	base_table_add(&run->by_entry, base_table_hash_number(commit->entry), (uint32_t)run->ncommits);
+	run->commits[run->ncommits++] = commit;
+	*ret_commit = commit;
 	return 0;
 }
 
-int fs_run_slot(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot)
+int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_commit **ret_commit)
 {
-	struct fs_slot *slot = NULL;
+	struct fs_commit *commit = NULL;
 	int r = -ENOENT;
 
 	pthread_rwlock_rdlock(&run->lock);
 	const struct store_list_step *s = run->list ? store_list_find(run->list, step) : NULL;
 	if (s)
-		slot = slot_find(run, s->entry);
+		commit = commit_find(run, s->entry);
 	pthread_rwlock_unlock(&run->lock);
-	if (!slot && s) {
+	if (!commit && s) {
 		pthread_rwlock_wrlock(&run->lock);
 		s = store_list_find(run->list, step);
 		if (s)
-			slot = slot_find(run, s->entry);
-		if (s && !slot)
-			r = slot_make(runs, run, s, &slot);
+			commit = commit_find(run, s->entry);
+		if (s && !commit)
+			r = commit_make(runs, run, s, &commit);
 		pthread_rwlock_unlock(&run->lock);
 	}
-	*ret_slot = slot;
-	return slot ? 0 : r;
+	*ret_commit = commit;
+	return commit ? 0 : r;
 }
 
-struct fs_slot *fs_runs_slot(struct fs_runs *runs, uint32_t number)
+struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number)
 {
 	pthread_mutex_lock(&runs->lock);
-	struct fs_slot *slot = number && number < runs->nslots ? runs->slots[number] : NULL;
+	struct fs_commit *commit = number && number < runs->ncommits ? runs->commits[number] : NULL;
 	pthread_mutex_unlock(&runs->lock);
-	return slot;
+	return commit;
 }
 
-bool fs_slot_live(struct fs_slot *slot)
+bool fs_commit_live(struct fs_commit *commit)
 {
-	pthread_rwlock_rdlock(&slot->run->lock);
-	bool live = slot->run->list && store_list_entry_live(slot->run->list, slot->entry);
-	pthread_rwlock_unlock(&slot->run->lock);
+	pthread_rwlock_rdlock(&commit->run->lock);
+	bool live = commit->run->list && store_list_entry_live(commit->run->list, commit->entry);
+	pthread_rwlock_unlock(&commit->run->lock);
 	return live;
 }
 

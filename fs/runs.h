@@ -3,9 +3,9 @@
  * runs: the top of the tree: which runs and steps are visible, their node numbers, and the opened steps
  * (docs/mount.md).
  *
- *   node id   1 the root; slot 0 holds what is the mount's own; else slot << 32 | number of the file in the step's
- *             tree (0: the step's directory)
- *   slot      one per commit entry that was ever looked up; the table only grows, so an id never comes to mean
+ *   node id   1 the root; with commit 0 what is the mount's own; else the commit's number << 32 | number of the file in
+ *             the step's tree (0: the step's directory)
+ *   commit    a commit entry that was looked up; the table of them only grows, so an id never comes to mean
  *             something else
  *
  * Work is done only when a request needs it: a run's list is read when the run is first named, and a step is opened
@@ -31,15 +31,15 @@ struct fs_run {
 	char *name;
 	uint32_t number;
 	uint64_t ino;
-	pthread_rwlock_t lock;          /* protects list, slots and failed; the list is written by the refresh only */
+	pthread_rwlock_t lock;          /* protects list, commits and failed; the list is written by the refresh only */
 	struct store_list *list;        /* NULL until the run is first named */
 	_Atomic int failed;             /* negative errno of the last try to read the list */
-	struct fs_slot **slots; size_t nslots; struct base_table by_entry; /* those of its commits, found by entry */
+	struct fs_commit **commits; size_t ncommits; struct base_table by_entry; /* found by entry */
 	_Atomic bool logged;
 };
 
 struct fs_step;
-struct fs_slot {                        /* what is above `opened` never changes */
+struct fs_commit {                      /* what is above `opened` never changes */
 	uint32_t number;
 	struct fs_run *run;
 	uint64_t entry, step, ino;
@@ -51,7 +51,7 @@ struct fs_slot {                        /* what is above `opened` never changes 
 
 /* An opened step. References: the cache's and each user's. */
 struct fs_step {
-	struct fs_slot *slot;
+	struct fs_commit *commit;
 	struct view_tree *tree;
 	size_t memory;
 	unsigned refs;                  /* these: protected by runs->lock */
@@ -65,7 +65,7 @@ struct fs_runs {
 	pthread_mutex_t lock;           /* protects the tables and what the structs above say */
 	pthread_cond_t opened;
 	struct fs_run **runs; uint32_t nruns, runs_size; /* sorted only by age; a run never leaves */
-	struct fs_slot **slots; uint32_t nslots, slots_size; /* slot 0 is not used */
+	struct fs_commit **commits; uint32_t ncommits, commits_size; /* number 0 is not used */
 	struct fs_step *newest, *oldest;
 	size_t steps_bytes; uint32_t steps_open;
 	_Atomic uint64_t steps_opened, steps_evicted;
@@ -90,18 +90,19 @@ int fs_run_refresh(struct fs_runs *runs, struct fs_run *run);
 size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
 /* -ENOENT: not visible */
-int fs_run_slot(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_slot **ret_slot);
+int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_commit **ret_commit);
 /* A copy of what is visible, by ascending step, for a directory that is being read. */
 struct fs_run_step { uint64_t step, entry; };
 int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *ret_n);
 
-struct fs_slot *fs_runs_slot(struct fs_runs *runs, uint32_t number); /* NULL: none */
-bool fs_slot_live(struct fs_slot *slot);                       /* is its commit still the visible one? */
-/* Slots whose commit is no longer visible; calls f for each once. */
-void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg);
+struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number); /* NULL: none */
+bool fs_commit_live(struct fs_commit *commit);                   /* is it still the visible one? */
+/* Calls f once for each commit that is no longer visible. */
+void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_commit *commit), void *arg);
 
-/* Opens the step or finds it open. -ESTALE: removed or replaced meanwhile. Any other error was logged (once a slot). */
-int fs_step_get(struct fs_runs *runs, struct fs_slot *slot, struct fs_step **ret_step);
+/* Opens the step or finds it open. -ESTALE: removed or replaced meanwhile. Any other error was logged, once a
+ * commit. */
+int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step);
 void fs_step_put(struct fs_runs *runs, struct fs_step *step); /* NULL-safe */
 
 #define FS_STEP_NAME 32

@@ -42,7 +42,7 @@ static struct fs_step *steps_evict(struct fs_runs *runs, const struct fs_step *k
 		if (step->refs || step == keep)
 			continue;
 		step_unlink(runs, step);
-		step->slot->opened = NULL;
+		step->commit->opened = NULL;
 		runs->steps_bytes -= step->memory;
 		runs->steps_open--;
 		atomic_fetch_add(&runs->steps_evicted, 1);
@@ -62,7 +62,7 @@ static void steps_free(struct fs_step *gone)
 	}
 }
 
-/* A copy of the visible commit of the slot, its strings included. */
+/* A copy of what the list says of a commit, its strings included. */
 struct commit_copy { struct store_list_step step; struct proto_attribute *attributes; char *text; };
 
 static void commit_release(struct commit_copy *c)
@@ -103,26 +103,26 @@ static int commit_copy(struct commit_copy *c, const struct store_list_step *s)
 	return 0;
 }
 
-static int slot_commit(struct fs_slot *slot, struct commit_copy *c, struct base_error *err)
+static int commit_of(struct fs_commit *commit, struct commit_copy *c, struct base_error *err)
 {
-	struct fs_run *run = slot->run;
+	struct fs_run *run = commit->run;
 
 	pthread_rwlock_rdlock(&run->lock);
-	const struct store_list_step *s = run->list ? store_list_find(run->list, slot->step) : NULL;
-	int r = s && s->entry == slot->entry ? commit_copy(c, s) : -ESTALE;
+	const struct store_list_step *s = run->list ? store_list_find(run->list, commit->step) : NULL;
+	int r = s && s->entry == commit->entry ? commit_copy(c, s) : -ESTALE;
 	pthread_rwlock_unlock(&run->lock);
 	return r ? base_error_set(err, r, "removed or replaced") : 0;
 }
 
-static int step_open(struct fs_runs *runs, struct fs_slot *slot, struct fs_step **ret_step, struct base_error *err)
+static int step_open(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step, struct base_error *err)
 {
 	base_cleanup(commit_release) struct commit_copy copy = {0};
 	struct load_step *loaded = NULL;
 	struct view_tree *tree = NULL;
 
-	int r = slot_commit(slot, &copy, err);
+	int r = commit_of(commit, &copy, err);
 	if (!r)
-		r = load_step_open(runs->store, slot->run->name, &copy.step, &loaded, err);
+		r = load_step_open(runs->store, commit->run->name, &copy.step, &loaded, err);
 	if (r)
 		return r;
 	size_t memory = load_step_memory(loaded);
@@ -133,47 +133,47 @@ static int step_open(struct fs_runs *runs, struct fs_slot *slot, struct fs_step 
 		view_tree_unref(tree);
 		return r ? r : base_no_memory(err);
 	}
-	*step = (struct fs_step){ .slot = slot, .tree = tree,
+	*step = (struct fs_step){ .commit = commit, .tree = tree,
 		.memory = sizeof *step + memory + view_tree_memory(tree) };
 	*ret_step = step;
 	return 0;
 }
 
-static void open_failed(struct fs_slot *slot, int r, bool logged, const struct base_error *err)
+static void open_failed(struct fs_commit *commit, int r, bool logged, const struct base_error *err)
 {
 	char name[FS_STEP_NAME];
 
 	if (r == -ESTALE || logged)
 		return;
-	fs_step_name(slot->step, name);
-	base_warning("%s/%s cannot be opened: %s", slot->run->name, name,
+	fs_step_name(commit->step, name);
+	base_warning("%s/%s cannot be opened: %s", commit->run->name, name,
 		err->text[0] ? err->text : base_error_name(r));
 }
 
-int fs_step_get(struct fs_runs *runs, struct fs_slot *slot, struct fs_step **ret_step)
+int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step)
 {
 	struct base_error err = {0};
 	struct fs_step *step = NULL;
 
 	pthread_mutex_lock(&runs->lock);
-	while (!slot->opened && slot->opening)
+	while (!commit->opened && commit->opening)
 		pthread_cond_wait(&runs->opened, &runs->lock);
-	if (slot->opened) {
-		step_use(runs, *ret_step = slot->opened);
+	if (commit->opened) {
+		step_use(runs, *ret_step = commit->opened);
 		pthread_mutex_unlock(&runs->lock);
 		return 0;
 	}
-	slot->opening = true;
+	commit->opening = true;
 	pthread_mutex_unlock(&runs->lock);
 
-	int r = step_open(runs, slot, &step, &err);
+	int r = step_open(runs, commit, &step, &err);
 
 	pthread_mutex_lock(&runs->lock);
-	slot->opening = false;
-	bool logged = slot->logged;
+	commit->opening = false;
+	bool logged = commit->logged;
 	struct fs_step *gone = NULL;
 	if (step) {
-		slot->opened = step;
+		commit->opened = step;
 		step->refs = 1;
 		step_push(runs, step);
 		runs->steps_bytes += step->memory;
@@ -181,13 +181,13 @@ int fs_step_get(struct fs_runs *runs, struct fs_slot *slot, struct fs_step **ret
 		atomic_fetch_add(&runs->steps_opened, 1);
 		gone = steps_evict(runs, step);
 	} else if (r != -ESTALE) {
-		slot->logged = true;
+		commit->logged = true;
 	}
 	pthread_cond_broadcast(&runs->opened);
 	pthread_mutex_unlock(&runs->lock);
 	steps_free(gone);
 	if (r)
-		open_failed(slot, r, logged, &err);
+		open_failed(commit, r, logged, &err);
 	*ret_step = step;
 	return r;
 }
@@ -203,19 +203,19 @@ void fs_step_put(struct fs_runs *runs, struct fs_step *step)
 	steps_free(gone);
 }
 
-void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_slot *slot), void *arg)
+void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_commit *commit), void *arg)
 {
-	base_cleanup_free struct fs_slot **gone = NULL;
+	base_cleanup_free struct fs_commit **gone = NULL;
 	size_t n = 0;
 	(void)runs;
 
 	pthread_rwlock_wrlock(&run->lock);
-	gone = calloc(run->nslots + 1, sizeof *gone);
-	for (size_t i = 0; gone && i < run->nslots; i++) {
-		struct fs_slot *slot = run->slots[i];
-		if (!slot->told && !store_list_entry_live(run->list, slot->entry)) {
-			slot->told = true;
-			gone[n++] = slot;
+	gone = calloc(run->ncommits + 1, sizeof *gone);
+	for (size_t i = 0; gone && i < run->ncommits; i++) {
+		struct fs_commit *commit = run->commits[i];
+		if (!commit->told && !store_list_entry_live(run->list, commit->entry)) {
+			commit->told = true;
+			gone[n++] = commit;
 		}
 	}
 	pthread_rwlock_unlock(&run->lock);

@@ -56,12 +56,12 @@ static void forget_name(struct fs_mount *m, fuse_ino_t parent, const char *name)
 		atomic_fetch_add(&m->stats.invalidations, 1);
 }
 
-static void slot_gone(void *arg, struct fs_slot *slot)
+static void commit_gone(void *arg, struct fs_commit *commit)
 {
 	char name[FS_STEP_NAME];
 
-	fs_step_name(slot->step, name);
-	forget_name(arg, FS_NODE_RUN + slot->run->number, name);
+	fs_step_name(commit->step, name);
+	forget_name(arg, FS_NODE_RUN + commit->run->number, name);
 }
 
 static void refresh_run(struct fs_mount *m, struct fs_run *run)
@@ -78,7 +78,7 @@ static void refresh_run(struct fs_mount *m, struct fs_run *run)
 		return;
 	atomic_fetch_add(&m->stats.new_entries, (uint64_t)n);
 	bool has = fs_run_latest(run, &after, &time_ns);
-	fs_run_gone(m->runs, run, slot_gone, m);
+	fs_run_gone(m->runs, run, commit_gone, m);
 	if (had && (!has || before != after))
 		forget_name(m, FS_NODE_RUN + run->number, "latest");
 	if (had && !has)

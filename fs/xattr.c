@@ -53,7 +53,7 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, con
 	}
 	if (n.kind != FS_STEP)
 		return 0;
-	r = fs_step_get(m->runs, n.slot, &step);
+	r = fs_step_get(m->runs, n.commit, &step);
 	if (r)
 		return r;
 	r = view_node_attributes(step->tree, n.file, "cached", f, arg, &err);

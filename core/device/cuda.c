@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuda: order between the caller's streams and ours is made by events and nothing else. A fence's are recorded on the
- * caller's streams (cuda_fence.c); ours wait for them on the device, so no thread blocks. A mark's event is recorded
+ * caller's streams (cuda_fence.c); ours wait for them on the device, so no thread blocks. An event of ours is recorded
  * on our stream behind the copies, and whoever needs their bytes sleeps until it is done (blocking sync: no thread
  * spins on a core that trains). Events take no times, which makes them cheaper.
  *
@@ -22,7 +22,7 @@
 
 /* Undoing it wants a context, too. */
 struct device_registration { cuda_context context; void *memory; bool allocated; };
-struct device_mark { struct device_stream *stream; cuda_event event; uint64_t turns; /* given when it was set */ };
+struct device_event { struct device_stream *stream; cuda_event event; uint64_t turns; /* given when it was set */ };
 
 static __thread int cuda_mode_before;
 
@@ -187,58 +187,58 @@ int device_stream_wait(struct device_stream *s, const struct device_fence *f, st
 	return r;
 }
 
-/* ---- marks ---- */
+/* ---- events ---- */
 
-int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct base_error *err)
+int device_event_new(struct device_stream *s, struct device_event **ret_e, struct base_error *err)
 {
-	base_cleanup_free struct device_mark *m = calloc(1, sizeof *m);
+	base_cleanup_free struct device_event *e = calloc(1, sizeof *e);
 	int r;
 
-	if (!m)
+	if (!e)
 		return base_no_memory(err);
 	r = cuda_enter(s->context, err);
 	if (r < 0)
 		return r;
-	m->stream = s;
-	r = cuda_event_new(&m->event, err);
+	e->stream = s;
+	r = cuda_event_new(&e->event, err);
 	cuda_leave();
 	if (r < 0)
 		return r;
-	*ret_m = base_steal(m);
+	*ret_e = base_steal(e);
 	return 0;
 }
 
-void device_mark_free(struct device_mark *m)
+void device_event_free(struct device_event *e)
 {
-	if (!m)
+	if (!e)
 		return;
-	cuda_event_free(m->stream->context, m->event);
-	free(m);
+	cuda_event_free(e->stream->context, e->event);
+	free(e);
 }
 
-int device_mark_set(struct device_mark *m, struct base_error *err)
+int device_event_set(struct device_event *e, struct base_error *err)
 {
-	int r = cuda_enter(m->stream->context, err);
+	int r = cuda_enter(e->stream->context, err);
 
 	if (r < 0)
 		return r;
-	r = cuda_translate(cuda_driver.event_record(m->event, m->stream->stream), "cuEventRecord", err);
+	r = cuda_translate(cuda_driver.event_record(e->event, e->stream->stream), "cuEventRecord", err);
 	cuda_leave();
-	m->turns = cuda_turns_given(m->stream);
+	e->turns = cuda_turns_given(e->stream);
 	return r;
 }
 
-int device_mark_wait(struct device_mark *m, struct base_error *err)
+int device_event_wait(struct device_event *e, struct base_error *err)
 {
-	int r = cuda_enter(m->stream->context, err);
+	int r = cuda_enter(e->stream->context, err);
 
 	if (r < 0)
 		return r;
-	r = cuda_translate(cuda_driver.event_synchronize(m->event), CUDA_COPIES, err);
+	r = cuda_translate(cuda_driver.event_synchronize(e->event), CUDA_COPIES, err);
 	cuda_leave();
 	if (r == 0)
-		cuda_turn_all(m->stream, m->turns);
+		cuda_turn_all(e->stream, e->turns);
 	else
-		cuda_turn_none(m->stream);
+		cuda_turn_none(e->stream);
 	return r;
 }

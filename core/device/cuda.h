@@ -6,7 +6,7 @@
  *
  * Calls are made in the context to which the memory belongs, whatever context the thread has, and in the relaxed mode
  * of stream capture, so a thread of the program that captures a graph meanwhile is not disturbed. Streams are the
- * library's own and non-blocking; one thread uses one at a time. A mark tells when the copies given so far are done.
+ * library's own and non-blocking; one thread uses one at a time. An event tells when the copies given so far are done.
  *
  * The library is the one that dlopen(3) finds as libcuda.so.1, or that the environment variable VCKPT_LIBCUDA names by
  * its path (for tests; ignored in set-user-ID programs). */
@@ -54,15 +54,15 @@ int device_stream_new(const struct device_fence *f, unsigned place, enum device_
 void device_stream_free(struct device_stream *s); /* waits for its copies; NULL-safe */
 bool device_stream_fits(const struct device_stream *s, const struct device_fence *f, unsigned place); /* its context */
 int device_stream_wait(struct device_stream *s, const struct device_fence *f, struct base_error *err);
-/* `to` (pinned, or pageable and then slower) is filled once a later mark was waited for; the driver or the waiting
+/* `to` (pinned, or pageable and then slower) is filled once a later event was waited for; the driver or the waiting
  * thread fills it. Long calls wait for some of their own copies, others do not wait. */
 int device_stream_gather(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err);
 
-struct device_mark;                     /* belongs to a stream and its thread, and does not outlive the stream */
-int device_mark_new(struct device_stream *s, struct device_mark **ret_m, struct base_error *err); /* reusable */
-void device_mark_free(struct device_mark *m); /* NULL-safe */
-int device_mark_set(struct device_mark *m, struct base_error *err); /* after the copies given to its stream so far */
-int device_mark_wait(struct device_mark *m, struct base_error *err); /* blocks until they are done; a copy's
+struct device_event;                    /* belongs to a stream and its thread, and does not outlive the stream */
+int device_event_new(struct device_stream *s, struct device_event **ret_e, struct base_error *err); /* reusable */
+void device_event_free(struct device_event *e); /* NULL-safe */
+int device_event_set(struct device_event *e, struct base_error *err); /* after the copies given to its stream so far */
+int device_event_wait(struct device_event *e, struct base_error *err); /* blocks until they are done; a copy's
 	                                                                       error */
 
 #endif

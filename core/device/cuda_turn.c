@@ -4,8 +4,8 @@
  * stream: two halves, of which one is filled by the device while the other is turned. A box that does not fit is cut.
  *
  * Turns stand in a queue in the order of their copies. Those of a half are done, at the latest, before it is filled
- * again (after its event, recorded behind its copies), else when somebody waits for a mark that was set after them. So
- * many small boxes cost one wait together, and a large one is turned while the rest of it still comes.
+ * again (after its event, recorded behind its copies), else when somebody waits for a device_event that was set after
+ * them. So many small boxes cost one wait together, and a large one is turned while the rest of it still comes.
  *
  * After an error the stream is only good to be freed; what was not turned by then never is. */
 #include <stdlib.h>
@@ -100,7 +100,7 @@ void cuda_turn_all(struct device_stream *s, uint64_t end)
 
 		device_gather_part(j->to, j->to_stride, &j->turn);
 	}
-	if (t && t->done == t->given) /* as by a mark: the host knows that all copies are done */
+	if (t && t->done == t->given) /* as by a device_event: the host knows that all copies are done */
 		t->used = t->jobs_used = 0;
 }
 

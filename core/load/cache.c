@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cache: windows of decoded, checked bytes under one lock.
+ * cache: segments of decoded, checked bytes under one lock.
  *
- * A window (struct load_pin) is in one of three states:
+ * A segment (struct load_pin) is in one of three states:
  *   FILLING  one thread reads and decodes it; others that want it wait for `filled`
  *   READY    its bytes never change; with pins == 0 it stands in the list of the unused, oldest first, and may be
  *     evicted
  *   FAILED   out of the table; kept only for those that wait for it, who take the error from it
  *
- * A request first takes or makes all its windows under the lock, then fills those that it made (those of a pack in file
- * order, several packs at once), and only then waits for those that others fill: so nobody waits while somebody waits
- * for him, and there is no deadlock.
+ * A request first takes or makes all its segments under the lock, then fills those that it made (those of a pack in
+ * file order, several packs at once), and only then waits for those that others fill: so nobody waits while somebody
+ * waits for him, and there is no deadlock.
  *
  * Memory: on a machine whose fresh pages must be faulted in, a page costs more than the copy into it. So buffers
  * come in a few size classes (four to a power of two) and evicted ones stay in the list of their class; buffers go
  * back to the kernel only when another class needs their room and more than an eighth of the bound lies idle.
  * `bytes` counts all buffers, idle ones included.
  *
- * Invariants: (1) a window's bytes are written only by the thread that made it, before it is READY; (2) a pinned
- * window keeps its bytes; (3) no lock is held across a read. Allocation under the lock happens only while the cache
+ * Invariants: (1) a segment's bytes are written only by the thread that made it, before it is READY; (2) a pinned
+ * segment keeps its bytes; (3) no lock is held across a read. Allocation under the lock happens only while the cache
  * grows or its mix of classes changes. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
 struct load_pin {
 	struct load_cache *cache;
 	struct base_digest digest;
-	uint64_t window;
+	uint64_t segment;
 	struct load_pin *next;           /* in its bucket, or in the list of unused structs */
 	struct load_pin *newer, *older;  /* among the unused; both NULL when pinned */
 	uint8_t *bytes;
@@ -52,7 +52,7 @@ struct cache_class { void **idle; size_t nidle, room; };
 
 struct load_cache {
 	pthread_mutex_t lock;            /* protects all below */
-	pthread_cond_t filled;           /* a window that somebody waits for left FILLING */
+	pthread_cond_t filled;           /* a segment that somebody waits for left FILLING */
 	struct load_pin **buckets; size_t nbuckets, nentries;
 	struct load_pin *spare;          /* structs for reuse */
 	struct load_pin *oldest, *newest;
@@ -171,14 +171,14 @@ static void cache_unlink(struct load_pin *e)
 	e->newer = e->older = NULL;
 }
 
-static struct load_pin **cache_bucket(const struct load_cache *c, const struct base_digest *d, uint64_t window)
+static struct load_pin **cache_bucket(const struct load_cache *c, const struct base_digest *d, uint64_t segment)
 {
-	return &c->buckets[(base_get64(d->bytes) + window * UINT64_C(0x9e3779b97f4a7c15)) & (c->nbuckets - 1)];
+	return &c->buckets[(base_get64(d->bytes) + segment * UINT64_C(0x9e3779b97f4a7c15)) & (c->nbuckets - 1)];
 }
 
 static void cache_table_remove(struct load_pin *e)
 {
-	struct load_pin **at = cache_bucket(e->cache, &e->digest, e->window);
+	struct load_pin **at = cache_bucket(e->cache, &e->digest, e->segment);
 
 	while (*at != e)
 		at = &(*at)->next;
@@ -204,7 +204,7 @@ static void cache_evict_oldest(struct load_cache *c)
 	c->stats.evictions++;
 }
 
-/* Room for one more buffer: idle ones of other classes go first, as far as many lie idle, then the oldest windows. */
+/* Room for one more buffer: idle ones of other classes go first, as far as many lie idle, then the oldest segments. */
 static uint8_t *cache_buffer(struct load_cache *c, unsigned class)
 {
 	struct cache_class *k = &c->classes[class];
@@ -263,7 +263,7 @@ static void cache_grow(struct load_cache *c)
 	c->nbuckets = n;
 	for (size_t i = 0; i < old; i++)
 		for (struct load_pin *e = before[i], *next; e; e = next) {
-			struct load_pin **at = cache_bucket(c, &e->digest, e->window);
+			struct load_pin **at = cache_bucket(c, &e->digest, e->segment);
 
 			next = e->next;
 			e->next = *at;
@@ -272,16 +272,16 @@ static void cache_grow(struct load_cache *c)
 	free(before);
 }
 
-static struct load_pin *cache_find(struct load_cache *c, const struct base_digest *d, uint64_t window)
+static struct load_pin *cache_find(struct load_cache *c, const struct base_digest *d, uint64_t segment)
 {
-	struct load_pin *e = *cache_bucket(c, d, window);
+	struct load_pin *e = *cache_bucket(c, d, segment);
 
-	while (e && (e->window != window || !base_digest_equal(&e->digest, d)))
+	while (e && (e->segment != segment || !base_digest_equal(&e->digest, d)))
 		e = e->next;
 	return e;
 }
 
-static struct load_pin *cache_make(struct load_cache *c, const struct base_digest *d, uint64_t window, uint32_t len)
+static struct load_pin *cache_make(struct load_cache *c, const struct base_digest *d, uint64_t segment, uint32_t len)
 {
 	unsigned class = cache_class_of(len);
 	uint8_t *bytes = cache_buffer(c, class); /* may evict, and so add to the spare structs: first */
@@ -302,8 +302,8 @@ static struct load_pin *cache_make(struct load_cache *c, const struct base_diges
 	}
 	if (c->nentries > c->nbuckets)
 		cache_grow(c);
-	at = cache_bucket(c, d, window);
-	*e = (struct load_pin){.cache = c, .digest = *d, .window = window, .bytes = bytes, .len = len, .class = class,
+	at = cache_bucket(c, d, segment);
+	*e = (struct load_pin){.cache = c, .digest = *d, .segment = segment, .bytes = bytes, .len = len, .class = class,
 		.state = CACHE_FILLING, .pins = 1, .next = *at};
 	*at = e;
 	c->nentries++;
@@ -342,12 +342,12 @@ void load_unpin(struct load_pin *pin)
 
 const uint8_t *load_pin_bytes(const struct load_pin *pin) { return pin->bytes; }
 
-static uint32_t cache_window_len(uint64_t raw_len, uint64_t window)
+static uint32_t cache_segment_len(uint64_t raw_len, uint64_t segment)
 {
-	return (uint32_t)base_min(LOAD_WINDOW_BYTES, raw_len - window * LOAD_WINDOW_BYTES);
+	return (uint32_t)base_min(LOAD_SEGMENT_BYTES, raw_len - segment * LOAD_SEGMENT_BYTES);
 }
 
-/* Step 1: every window is pinned; those that were missing are ours to fill. */
+/* Step 1: every segment is pinned; those that were missing are ours to fill. */
 static int cache_take(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n)
 {
 	int r = 0;
@@ -362,9 +362,10 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 		w->mine = false;
 		if (p->inline_bytes || r < 0)
 			continue;
-		e = cache_find(c, &p->ref.digest, w->window);
+		e = cache_find(c, &p->ref.digest, w->segment);
 		if (!e) {
-			w->pin = cache_make(c, &p->ref.digest, w->window, cache_window_len(p->ref.raw_len, w->window));
+			w->pin = cache_make(c, &p->ref.digest, w->segment,
+				cache_segment_len(p->ref.raw_len, w->segment));
 			w->mine = w->pin != NULL;
 			c->stats.misses++;
 			r = w->pin ? 0 : -ENOMEM;
@@ -384,7 +385,7 @@ static int cache_read(const struct load_object *o, const struct load_want *w, st
 	struct base_error *err)
 {
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
-	uint64_t first = w->window * (LOAD_WINDOW_BYTES / BASE_BLOCK_BYTES);
+	uint64_t first = w->segment * (LOAD_SEGMENT_BYTES / BASE_BLOCK_BYTES);
 	int r;
 
 	if (!*pack) {
@@ -399,7 +400,7 @@ static int cache_read(const struct load_object *o, const struct load_want *w, st
 	return store_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
 }
 
-/* The fill is over, well or not: whoever waits goes on. A failed window leaves the table, so that the next reader
+/* The fill is over, well or not: whoever waits goes on. A failed segment leaves the table, so that the next reader
  * tries again. */
 static void cache_settle(struct load_cache *c, struct load_pin *e, int r, const struct base_error *why,
 	uint64_t stored)
@@ -454,7 +455,7 @@ static void cache_fill_one(struct load_cache *c, const struct load_object *o, st
 
 		r = base_error_prefix(&why, r, "%s/%llu: %s: piece %llu", info->run,
 			(unsigned long long)info->step, o->label, (unsigned long long)w->piece);
-		if (!c->quiet && cache_say(c, name, ref->offset + w->window))
+		if (!c->quiet && cache_say(c, name, ref->offset + w->segment))
 			base_warning("%s", why.text);
 	}
 	cache_settle(c, w->pin, r, &why,
@@ -471,10 +472,10 @@ static int cache_want_compare(const void *a, const void *b, void *arg)
 		return p->pack < q->pack ? -1 : 1;
 	if (p->offset != q->offset)
 		return p->offset < q->offset ? -1 : 1;
-	return (x->window > y->window) - (x->window < y->window);
+	return (x->segment > y->segment) - (x->segment < y->segment);
 }
 
-/* Windows to fill, in file order. */
+/* Segments to fill, in file order. */
 struct cache_filling {
 	struct load_cache *c;
 	const struct load_object *o;
@@ -482,7 +483,7 @@ struct cache_filling {
 	uint32_t *first;                 /* where those of each pack begin, and one past the last */
 };
 
-/* All windows of one pack. An error stops nothing, for others may wait for the rest. */
+/* All segments of one pack. An error stops nothing, for others may wait for the rest. */
 static int cache_fill_pack(void *arg, uint32_t i, struct base_error *err)
 {
 	const struct cache_filling *f = arg;
@@ -525,7 +526,7 @@ static void cache_fill(struct load_cache *c, const struct load_object *o, struct
 	store_spread(packs, cache_fill_pack, &f, NULL);
 }
 
-/* Step 3: those of others are waited for; the first error, of whatever window. */
+/* Step 3: those of others are waited for; the first error, of whatever segment. */
 static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, struct base_error *err)
 {
 	int r = 0;

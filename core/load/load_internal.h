@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the files of core/load share: the opened object, and pins on windows of pieces.
+ * What the files of core/load share: the opened object, and pins on segments of pieces.
  *
- * A window is LOAD_WINDOW_BYTES of an object's raw bytes (the last one shorter): the unit of the cache. Pieces of
- * the default grid are at most that long, so a piece is one window; blobs, and pieces of a grid with larger tiles,
+ * A segment is LOAD_SEGMENT_BYTES of an object's raw bytes (the last one shorter): the unit of the cache. Pieces of
+ * the default grid are at most that long, so a piece is one segment; blobs, and pieces of a grid with larger tiles,
  * have several. */
 #ifndef CORE_LOAD_LOAD_INTERNAL_H
 #define CORE_LOAD_LOAD_INTERNAL_H
@@ -13,7 +13,7 @@
 #include "core/load/cache.h"
 #include "core/tensor/boxes.h"
 
-#define LOAD_WINDOW_BYTES (1u << 20)
+#define LOAD_SEGMENT_BYTES (1u << 20)
 
 /* The boxes of a tensor that several writers hold, if these are not cut where the whole tensor is cut. They are
  * disjoint, cover the tensor, and are ordered by ascending offset. One allocation holds it and what it points to. */
@@ -43,8 +43,8 @@ struct load_object {
 	const char *const *packs; uint32_t npacks; /* the step's */
 };
 
-/* One window that a request needs; `pin` is NULL for an inline piece. */
-struct load_want { uint64_t piece, window; struct load_pin *pin; bool mine; };
+/* One segment that a request needs; `pin` is NULL for an inline piece. */
+struct load_want { uint64_t piece, segment; struct load_pin *pin; bool mine; };
 
 /* Pins all of them, filling those that are missing, in file order. On an error nothing is pinned. */
 int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,

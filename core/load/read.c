@@ -55,10 +55,10 @@ static void *read_grow(void *items, const void *few, size_t n, size_t *room, siz
 	return grown;
 }
 
-static bool read_add_want(struct read_request *request, uint64_t piece, uint64_t window)
+static bool read_add_want(struct read_request *request, uint64_t piece, uint64_t segment)
 {
 	if (request->nwants && request->wants[request->nwants - 1].piece == piece
-		&& request->wants[request->nwants - 1].window == window)
+		&& request->wants[request->nwants - 1].segment == segment)
 		return true;
 	if (request->nwants == request->wants_room) {
 		struct load_want *grown = read_grow(request->wants, request->few_wants, request->nwants,
@@ -68,7 +68,7 @@ static bool read_add_want(struct read_request *request, uint64_t piece, uint64_t
 			return false;
 		request->wants = grown;
 	}
-	request->wants[request->nwants++] = (struct load_want){.piece = piece, .window = window};
+	request->wants[request->nwants++] = (struct load_want){.piece = piece, .segment = segment};
 	return true;
 }
 
@@ -92,7 +92,7 @@ static int read_want_compare(const void *a, const void *b)
 
 	if (x->piece != y->piece)
 		return x->piece < y->piece ? -1 : 1;
-	return (x->window > y->window) - (x->window < y->window);
+	return (x->segment > y->segment) - (x->segment < y->segment);
 }
 
 static void read_sort_wants(struct read_request *request)
@@ -111,10 +111,10 @@ static void read_sort_wants(struct read_request *request)
 	request->nwants = kept;
 }
 
-/* The bytes of a window of a piece that this request has pinned. */
-static const uint8_t *read_bytes(const struct read_request *request, uint64_t piece, uint64_t window)
+/* The bytes of a segment of a piece that this request has pinned. */
+static const uint8_t *read_bytes(const struct read_request *request, uint64_t piece, uint64_t segment)
 {
-	const struct load_want key = {.piece = piece, .window = window};
+	const struct load_want key = {.piece = piece, .segment = segment};
 	int64_t n;
 
 	if (request->o->pieces[piece].inline_bytes)
@@ -326,10 +326,10 @@ static bool read_plan_fragments(struct read_request *request)
 		if (!request->o->blob)
 			read_fragment_at(request->o, at, request->end, &f);
 		for (uint64_t done = 0; done < f.len;) {
-			uint64_t from = f.piece_offset + done, window = from / LOAD_WINDOW_BYTES;
-			uint64_t n = base_min(f.len - done, (window + 1) * LOAD_WINDOW_BYTES - from);
+			uint64_t from = f.piece_offset + done, segment = from / LOAD_SEGMENT_BYTES;
+			uint64_t n = base_min(f.len - done, (segment + 1) * LOAD_SEGMENT_BYTES - from);
 
-			if (!read_add_want(request, f.piece, window) || !read_add_fragment(request, f.piece, from, n))
+			if (!read_add_want(request, f.piece, segment) || !read_add_fragment(request, f.piece, from, n))
 				return false;
 			done += n;
 		}
@@ -368,7 +368,7 @@ static int read_fragments(struct read_request *request, struct load_slices *e, s
 	for (size_t i = 0; i < request->nfragments; i++) {
 		const struct read_fragment *f = &request->fragments[i];
 		const uint8_t *bytes = read_bytes(request, f->piece,
-			f->offset / LOAD_WINDOW_BYTES) + f->offset % LOAD_WINDOW_BYTES;
+			f->offset / LOAD_SEGMENT_BYTES) + f->offset % LOAD_SEGMENT_BYTES;
 
 		if (f->len < LOAD_GATHER_BYTES)
 			bytes = memcpy(to, bytes, f->len);
@@ -405,7 +405,7 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 	request.fragments_room = BASE_COUNT(request.few_fragments);
 	request.wants_room = BASE_COUNT(request.few_wants);
 	if (!o->blob && o->grid.shape.ndim && o->fragment_bytes < LOAD_GATHER_BYTES
-		&& o->max_piece <= LOAD_WINDOW_BYTES) {
+		&& o->max_piece <= LOAD_SEGMENT_BYTES) {
 		ret_e->memory = malloc(sizeof *ret_e->iov);
 		r = ret_e->memory ? read_gather(&request, err) : base_no_memory(err);
 		if (r == 0) {
@@ -430,11 +430,11 @@ void load_slices_release(struct load_slices *e)
 	*e = (struct load_slices){0};
 }
 
-/* By steps that end at multiples of 2 MiB, so that few windows are pinned at once. */
+/* By steps that end at multiples of 2 MiB, so that few segments are pinned at once. */
 int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err)
 {
-	const size_t step = 2 * LOAD_WINDOW_BYTES;
+	const size_t step = 2 * LOAD_SEGMENT_BYTES;
 	uint8_t *to = out;
 
 	if (offset > o->bytes || len > o->bytes - offset)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * chunk_fields: head, rows, boxes, extents and pieces of a chunk (bytes: chunk_internal.h), one at a time, for those
- * who read a chunk whole (chunk.c) and those who read ranges of it (part_window.c). Pure functions; nothing is believed
- * because it stands in the bytes. */
+ * who read a chunk whole (chunk.c) and those who read ranges of it (part_excerpt.c). Pure functions; nothing is
+ * believed because it stands in the bytes. */
 #include "core/step/chunk_internal.h"
 
 #include <string.h>

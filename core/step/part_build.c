@@ -113,7 +113,7 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 	b->end = &c->next;
 	b->nchunks++;
 	chunk_clear(b);
-	/* a long row is read by ranges (part_window.c), which are cheaper where nothing has to be decoded */
+	/* a long row is read by ranges (part_excerpt.c), which are cheaper where nothing has to be decoded */
 	r = object.len > STORE_CHUNK_TARGET_BYTES
 		? store_pack_append_raw(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref)
 		: store_pack_append_encoded(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);

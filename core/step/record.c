@@ -10,7 +10,7 @@
 #include "core/base/cleanup.h"
 #include "proto/message.h"
 
-enum { RECORD_SLOT_ALIGN = 4096, RECORD_DIGEST_AT = 16 };
+enum { RECORD_HALF_ALIGN = 4096, RECORD_DIGEST_AT = 16 };
 static const char record_magic[8] = { 'V', 'C', 'K', 'P', 'T', 'R', 'E', 'C' };
 
 uint64_t store_record_max(enum store_record_kind kind)
@@ -74,13 +74,13 @@ int store_record_encode(
 	if (!base_buf_extend(&work, RECORD_DIGEST_AT + 16 + len))
 		return -ENOMEM;
 	record_digest(head, id, body, len, &work, &digest);
-	uint64_t slot = record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_SLOT_ALIGN) : 0;
-	for (int copy = 0; copy < (slot ? 2 : 1); copy++) {
+	uint64_t half = record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_HALF_ALIGN) : 0;
+	for (int copy = 0; copy < (half ? 2 : 1); copy++) {
 		base_buf_append(ret_file, head, sizeof head);
 		base_buf_append(ret_file, &digest, sizeof digest);
 		base_buf_append(ret_file, body, len);
-		if (slot)
-			base_buf_append_zero(ret_file, slot - STORE_RECORD_HEAD_BYTES - len);
+		if (half)
+			base_buf_append_zero(ret_file, half - STORE_RECORD_HEAD_BYTES - len);
 	}
 	return ret_file->error;
 }
@@ -117,11 +117,11 @@ static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8
 	if (r != -BASE_EDAMAGED && r != 0)
 		return r;
 	if (r < 0) /* the second copy begins in the middle of a file that has its right length */
-		return len % (2 * RECORD_SLOT_ALIGN) == 0 ? copy_parse(id, file + len / 2, len / 2, ret_c) : r;
-	uint64_t slot = base_align(STORE_RECORD_HEAD_BYTES + ret_c->len, RECORD_SLOT_ALIGN);
-	if (len != 2 * slot || memcmp(file, file + slot, slot) != 0)
+		return len % (2 * RECORD_HALF_ALIGN) == 0 ? copy_parse(id, file + len / 2, len / 2, ret_c) : r;
+	uint64_t half = base_align(STORE_RECORD_HEAD_BYTES + ret_c->len, RECORD_HALF_ALIGN);
+	if (len != 2 * half || memcmp(file, file + half, half) != 0)
 		return 0;
-	for (uint64_t i = STORE_RECORD_HEAD_BYTES + ret_c->len; i < slot; i++)
+	for (uint64_t i = STORE_RECORD_HEAD_BYTES + ret_c->len; i < half; i++)
 		if (file[i] != 0)
 			return 0;
 	*ret_whole = true;
@@ -194,8 +194,8 @@ static int read_blocks(struct store_storage *s, const char *name, uint64_t max, 
 	file = size <= max ? calloc(1, size + 1) : NULL;
 	if (!file)
 		r = size <= max ? -ENOMEM : -EFBIG;
-	for (uint64_t at = 0; r == 0 && at < size; at += RECORD_SLOT_ALIGN) {
-		r = s->ops->file_read(f, at, file + at, base_min(size - at, RECORD_SLOT_ALIGN));
+	for (uint64_t at = 0; r == 0 && at < size; at += RECORD_HALF_ALIGN) {
+		r = s->ops->file_read(f, at, file + at, base_min(size - at, RECORD_HALF_ALIGN));
 		r = r == -EIO ? 0 : r;
 	}
 	s->ops->file_close(f);
@@ -211,7 +211,7 @@ static int read_blocks(struct store_storage *s, const char *name, uint64_t max, 
 int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	struct store_record *ret_r, bool *ret_whole, struct base_error *err)
 {
-	uint64_t max = 2 * base_align(STORE_RECORD_HEAD_BYTES + store_record_max(kind), RECORD_SLOT_ALIGN);
+	uint64_t max = 2 * base_align(STORE_RECORD_HEAD_BYTES + store_record_max(kind), RECORD_HALF_ALIGN);
 	base_cleanup_free void *file = NULL;
 	size_t len;
 	int r = store_read_whole(s, name, max, &file, &len);

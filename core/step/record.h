@@ -5,7 +5,7 @@
  *   copy     magic "VCKPTREC" | u16 version | u16 kind | u32 len | SHA-256(magic..len | store id or zeros
  *            | body) | body
  *   single   one copy; the file ends with it
- *   double   two equal copies, the second at slot = round_up(48 + len, 4096); zeros between; the file is 2 * slot long
+ *   double   two equal copies, the second at half = round_up(48 + len, 4096); zeros between; the file is 2 * half long
  *
  * Pure functions over memory; no I/O but in store_record_put/get. */
 #ifndef CORE_STEP_RECORD_H

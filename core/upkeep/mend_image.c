@@ -63,15 +63,15 @@ static int emit_old(struct image *k, uint64_t end)
 
 /* ---- an object from elsewhere ---- */
 
-/* Raw here: its bytes window by window, with checks made anew. */
+/* Raw here: its bytes block by block, many at once, with checks made anew. */
 static int emit_raw(struct image *k, struct mend_object *o, struct store_pack *from)
 {
 	uint64_t blocks = base_block_count(o->ref.raw_len);
-	enum { WINDOW = IMAGE_STEP / BASE_BLOCK_BYTES };
+	enum { STEP_BLOCKS = IMAGE_STEP / BASE_BLOCK_BYTES };
 	int r = 0;
 
-	for (uint64_t at = 0; r == 0 && at < blocks; at += WINDOW) {
-		uint64_t n = base_min(WINDOW, blocks - at);
+	for (uint64_t at = 0; r == 0 && at < blocks; at += STEP_BLOCKS) {
+		uint64_t n = base_min(STEP_BLOCKS, blocks - at);
 		uint64_t len = base_min(n * BASE_BLOCK_BYTES, o->ref.raw_len - at * BASE_BLOCK_BYTES);
 
 		if (o->pack[0])

@@ -17,15 +17,15 @@ struct sources {
 
 int mend_object_good(struct store_pack *p, const struct store_object_ref *ref)
 {
-	enum { WINDOW = 256 };
+	enum { STEP_BLOCKS = 256 };
 	uint64_t blocks = base_block_count(ref->raw_len);
-	base_cleanup_free uint8_t *bytes = malloc(WINDOW * BASE_BLOCK_BYTES);
+	base_cleanup_free uint8_t *bytes = malloc(STEP_BLOCKS * BASE_BLOCK_BYTES);
 	struct base_hasher *h = base_hasher_new();
 	struct base_digest d;
 	int r = bytes && h ? 0 : -ENOMEM;
 
-	for (uint64_t at = 0; r == 0 && at < blocks; at += WINDOW) {
-		uint64_t n = base_min(WINDOW, blocks - at);
+	for (uint64_t at = 0; r == 0 && at < blocks; at += STEP_BLOCKS) {
+		uint64_t n = base_min(STEP_BLOCKS, blocks - at);
 
 		r = store_object_read_blocks(p, ref, at, n, bytes, NULL);
 		if (r == 0)

@@ -10,7 +10,7 @@
 #include "core/base/array.h"
 #include "core/base/bisect.h"
 
-enum { WINDOW_BLOCKS = 256 };
+enum { STEP_BLOCKS = 256 };
 
 struct walker {
 	struct verify *v;
@@ -199,12 +199,12 @@ struct job {
 	const struct verify_todo *todo;
 };
 
-/* Reads the object window by window; 0, or what is wrong in err. */
+/* Reads the object STEP_BLOCKS at a time; 0, or what is wrong in err. */
 static int rehash(struct verify *v, const struct verify_todo *t, struct store_pack *p, struct base_xxh128 *ret_xxh,
 	struct base_error *err)
 {
 	uint64_t blocks = base_block_count(t->ref.raw_len);
-	uint64_t room = base_min(t->ref.raw_len, (uint64_t)WINDOW_BLOCKS * BASE_BLOCK_BYTES);
+	uint64_t room = base_min(t->ref.raw_len, (uint64_t)STEP_BLOCKS * BASE_BLOCK_BYTES);
 	base_cleanup_free uint8_t *bytes = malloc(base_max(room, 1));
 	struct base_hasher *h = base_hasher_new();
 	struct base_xxh128_state *x = base_xxh128_state_new();
@@ -213,8 +213,8 @@ static int rehash(struct verify *v, const struct verify_todo *t, struct store_pa
 
 	if (r == 0)
 		base_xxh128_begin(x, v->store->info.seed);
-	for (uint64_t at = 0; r == 0 && at < blocks; at += WINDOW_BLOCKS) {
-		uint64_t n = base_min(WINDOW_BLOCKS, blocks - at);
+	for (uint64_t at = 0; r == 0 && at < blocks; at += STEP_BLOCKS) {
+		uint64_t n = base_min(STEP_BLOCKS, blocks - at);
 
 		uint64_t len = base_min(n * BASE_BLOCK_BYTES, t->ref.raw_len - at * BASE_BLOCK_BYTES);
 

@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "core/base/cleanup.h"
-#include "core/step/part_window.h"
+#include "core/step/part_excerpt.h"
 #include "core/step/store.h"
 #include "core/tensor/reshard.h"
 
@@ -194,17 +194,17 @@ static int relation_of(struct work *w, const struct tensor_boxes *boxes, const s
 static int ask_ranged(struct work *w, const struct tensor_shard *target)
 {
 	base_cleanup_free struct store_piece *pieces = NULL;
-	struct store_part_window *window;
+	struct store_part_excerpt *excerpt;
 	double begin = now();
-	int r = store_part_window_open(w->s, w->l, w->part, w->packs, w->part->npacks, 0, &window, w->err);
+	int r = store_part_excerpt_open(w->s, w->l, w->part, w->packs, w->part->npacks, 0, &excerpt, w->err);
 	uint64_t most = 0;
 
 	if (r < 0)
 		return r;
 	w->us[1] += now() - begin;
 	begin = now();
-	w->asking.first_piece = window->first_piece;
-	r = relation_of(w, &window->boxes, target);
+	w->asking.first_piece = excerpt->first_piece;
+	r = relation_of(w, &excerpt->boxes, target);
 	w->us[2] += now() - begin;
 	begin = now();
 	for (size_t i = 0; i < w->asking.n; i++)
@@ -215,10 +215,10 @@ static int ask_ranged(struct work *w, const struct tensor_shard *target)
 	for (size_t i = 0; i < w->asking.n && r == 0; i++) {
 		const struct need *need = &w->asking.needs[i];
 
-		r = store_part_window_pieces(window, need->first, need->end - need->first, pieces, w->err);
+		r = store_part_excerpt_pieces(excerpt, need->first, need->end - need->first, pieces, w->err);
 		places_sum(w, pieces, need->end - need->first);
 	}
-	store_part_window_close(window);
+	store_part_excerpt_close(excerpt);
 	w->us[3] += now() - begin;
 	return r;
 }

@@ -9,7 +9,7 @@ import subprocess
 import numpy
 import pytest
 
-STARTED = 4     # windows of 16 MiB, before the first is waited for
+STARTED = 4     # write-backs of 16 MiB, before the first is waited for
 WRITES = 6      # of 4 MiB, then the rest
 
 

@@ -453,8 +453,8 @@ class Store:
 
     @staticmethod
     def double(data, body):
-        slot = up(48 + len(body), 4096)
-        return (data[:48] + body).ljust(slot, b"\0") * 2
+        half = up(48 + len(body), 4096)
+        return (data[:48] + body).ljust(half, b"\0") * 2
 
     # ---- store.md ----
 

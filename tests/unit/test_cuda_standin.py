@@ -78,8 +78,8 @@ class Device:
     def stream(self, fence, place=0):
         return self.made("stream", fence, place, self.pin)
 
-    def mark(self, stream):
-        return self.made("mark", stream)
+    def event(self, stream):
+        return self.made("event", stream)
 
     def wait_fence(self, stream, fence):
         self.check(self.lib.device_stream_wait(stream, fence, ctypes.byref(self.err)))
@@ -92,16 +92,16 @@ class Device:
         g.size[0], g.stride[0] = nbytes, 1
         self.gather(stream, to, g)
 
-    def set(self, mark):
-        self.check(self.lib.device_mark_set(mark, ctypes.byref(self.err)))
+    def set(self, event):
+        self.check(self.lib.device_event_set(event, ctypes.byref(self.err)))
 
-    def wait(self, mark):
-        self.check(self.lib.device_mark_wait(mark, ctypes.byref(self.err)))
+    def wait(self, event):
+        self.check(self.lib.device_event_wait(event, ctypes.byref(self.err)))
 
     def done(self, stream):
-        mark = self.mark(stream)
-        self.set(mark)
-        self.wait(mark)
+        event = self.event(stream)
+        self.set(event)
+        self.wait(event)
 
     def close(self):
         for kind, p in reversed(self.open):
@@ -168,23 +168,23 @@ def test_what_the_host_waited_for_needs_no_fence(cuda, driver):
     assert out.raw == data
 
 
-def test_a_mark_covers_the_copies_before_it_and_only_those(cuda, driver):
+def test_an_event_covers_the_copies_before_it_and_only_those(cuda, driver):
     source, out = driver.memory(noise(2 * N)), ctypes.create_string_buffer(2 * N)
     at = ctypes.addressof(out)
     stream = cuda.stream(cuda.fence())
-    mark = cuda.mark(stream)
-    for _ in range(3):                                                        # a mark is used again
+    event = cuda.event(stream)
+    for _ in range(3):                                                        # an event is used again
         cuda.copy(stream, at, source, N)
-        cuda.set(mark)
+        cuda.set(event)
         cuda.copy(stream, at + N, source + N, N)
-        cuda.wait(mark)
+        cuda.wait(event)
         assert not driver.busy(at, N) and driver.busy(at + N, N)
         assert out.raw[:N] == noise(2 * N)[:N]
         cuda.done(stream)
         assert not driver.busy(at, 2 * N) and out.raw == noise(2 * N)
 
 
-def test_memory_used_again_before_its_mark_is_counted(cuda, driver):
+def test_memory_used_again_before_its_event_is_counted(cuda, driver):
     """The wrong order on purpose: a slot that goes back to the ring too early."""
     source, out = driver.memory(noise(N)), ctypes.create_string_buffer(N)
     stream = cuda.stream(cuda.fence())
@@ -212,16 +212,16 @@ def test_memory_written_while_a_copy_fills_it_is_counted(cuda, driver, late):
     driver.write(None, driver.memory(1), b"x", 20_000 if not late else 0)
     fence = cuda.fence()
     stream = cuda.stream(fence)
-    mark = cuda.mark(stream)
+    event = cuda.event(stream)
     cuda.wait_fence(stream, fence)
     cuda.copy(stream, ctypes.addressof(out), source, N)
-    cuda.set(mark)
+    cuda.set(event)
     if late:
         while out.raw != noise(N):
             time.sleep(0.001)
         time.sleep(0.05)
     out[5] = bytes([out.raw[5] ^ 1])
-    cuda.wait(mark)
+    cuda.wait(event)
     cuda.faults = {"touched": 1}
 
 
@@ -328,7 +328,7 @@ def test_frees_are_silent_when_the_context_is_gone(cuda, driver, lib):
     context = driver.context()
     fence = cuda.fence()
     stream = cuda.stream(fence)
-    cuda.mark(stream)
+    cuda.event(stream)
     r = Ring(lib, PAGE, YES, fence)
     assert r.rc == 0
     driver.lib.standin_context_destroy(ctypes.c_void_p(context))
@@ -474,17 +474,17 @@ def test_a_turn_that_fails_leaves_nothing(cuda, driver, function):
     for nth in range(1, 6):
         out = ctypes.create_string_buffer(big.nbytes)
         stream = cuda.stream(fence)
-        mark = cuda.mark(stream)
+        event = cuda.event(stream)
         driver.fail(function, nth, 2)
         try:
             cuda.gather(stream, ctypes.addressof(out), g)
-            cuda.set(mark)
-            cuda.wait(mark)
+            cuda.set(event)
+            cuda.wait(event)
         except OSError as e:
             assert e.errno == ENOMEM
             failed += 1
             before = out.raw
-            for _ in range(2):                                                # the mark, the stream
+            for _ in range(2):                                                # the event, the stream
                 kind, p = cuda.open.pop()
                 getattr(cuda.lib, f"device_{kind}_free")(p)
             assert out.raw == before
@@ -499,21 +499,21 @@ def test_a_turn_that_fails_leaves_nothing(cuda, driver, function):
     assert failed >= 1
 
 
-def test_a_mark_covers_the_turns_before_it(cuda, driver):
-    """Many small ones share one wait, and those after the mark are not done by it."""
+def test_an_event_covers_the_turns_before_it(cuda, driver):
+    """Many small ones share one wait, and those after the event are not done by it."""
     whole = np.random.default_rng(1).integers(0, 2**32, (100, 30, 50), np.uint32)
     source, out = driver.memory(whole.tobytes()), ctypes.create_string_buffer(2 * whole.nbytes)
     stream = cuda.stream(cuda.fence())
-    mark = cuda.mark(stream)
+    event = cuda.event(stream)
     for part in range(2):
         for i in range(100):
             g = Gather.of(whole[i].T)
             g.from_ = source + i * whole[i].nbytes
             cuda.gather(stream, ctypes.addressof(out) + part * whole.nbytes + i * whole[i].nbytes, g)
         if part == 0:
-            cuda.set(mark)
+            cuda.set(event)
     waits = driver.count("calls")
-    cuda.wait(mark)
+    cuda.wait(event)
     assert driver.count("calls") - waits <= 6
     assert out.raw[:whole.nbytes] == whole.transpose(0, 2, 1).tobytes() != out.raw[whole.nbytes:]
     cuda.done(stream)
@@ -627,21 +627,21 @@ def test_a_context_that_can_not_be_entered_pins_nothing(cuda, driver, lib):
 
 
 def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale):
-    """A small saver: kernels write, fences, two streams, slots given back as their marks are done; nothing is early."""
+    """A small saver: kernels write, fences, two streams, slots given back as their events are done; nothing is early."""
     for seed in range(scale(3, 30)):
         pick = random.Random(seed)
         driver.lib.standin_delay(400, ctypes.c_uint64(seed + 1))
         with Ring(lib, 24 * PAGE, YES, cuda.fence()) as r:
             sources = [driver.memory(8 * PAGE) for _ in range(4)]
             fence = cuda.fence()
-            marks = [(cuda.mark(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence)) for _ in range(8)]
+            events = [(cuda.event(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence)) for _ in range(8)]
             under_way = []
 
             def finish():
-                source, slot, want, mark = under_way.pop(0)
-                cuda.wait(mark[0])
+                source, slot, want, event = under_way.pop(0)
+                cuda.wait(event[0])
                 assert ctypes.string_at(slot, len(want)) == want and r.give(slot) == 0
-                marks.append(mark)
+                events.append(event)
 
             for _ in range(60):
                 source = pick.choice(sources)
@@ -650,13 +650,13 @@ def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale)
                 data = pick.randbytes(pick.randint(1, 8 * PAGE))
                 driver.write(None, source, data, pick.randint(0, 500))
                 fence = cuda.fence()
-                while not marks or (slot := r.take(len(data))) is None:
+                while not events or (slot := r.take(len(data))) is None:
                     finish()
-                mark, stream = marks.pop(pick.randrange(len(marks)))
+                event, stream = events.pop(pick.randrange(len(events)))
                 cuda.wait_fence(stream, fence)
                 cuda.copy(stream, slot, source, len(data))
-                cuda.set(mark)
-                under_way.append((source, slot, data, (mark, stream)))
+                cuda.set(event)
+                under_way.append((source, slot, data, (event, stream)))
             while under_way:
                 finish()
             assert r.used == 0 and driver.faults() == {}
@@ -668,18 +668,18 @@ def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale)
 @pytest.mark.parametrize("function, call", [
     ("cuCtxGetCurrent", "fence"), ("cuThreadExchangeStreamCaptureMode", "fence"), ("cuStreamIsCapturing", "fence"), ("cuEventCreate", "fence"),
     ("cuPointerGetAttributes", "fence at"), ("cuDevicePrimaryCtxRetain", "fence mapped"), ("cuThreadExchangeStreamCaptureMode", "copy"), ("cuEventRecord", "fence"), ("cuCtxPushCurrent", "stream"),
-    ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "mark"), ("cuEventCreate", "mark"), ("cuCtxPushCurrent", "wait_fence"),
+    ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "event"), ("cuEventCreate", "event"), ("cuCtxPushCurrent", "wait_fence"),
     ("cuStreamWaitEvent", "wait_fence"), ("cuCtxPushCurrent", "copy"), ("cuMemcpyDtoHAsync", "copy"),
     ("cuCtxPushCurrent", "set"), ("cuEventRecord", "set"), ("cuCtxPushCurrent", "wait"), ("cuEventSynchronize", "wait")])
 def test_every_call_of_the_driver_may_fail(cuda, driver, function, call):
     """Its name and the driver's word for it are in the sentence, nothing leaks, and the next call works."""
     fence = cuda.fence()
     stream = cuda.stream(fence)
-    mark = cuda.mark(stream)
+    event = cuda.event(stream)
     out, source = ctypes.create_string_buffer(8), driver.memory(b"12345678")
     mapped = driver.lib.standin_memory_on(0, 8)
-    calls = {"fence": cuda.fence, "fence at": lambda: cuda.fence(at=[source]), "fence mapped": lambda: cuda.fence(at=[mapped]), "stream": lambda: cuda.stream(fence), "mark": lambda: cuda.mark(stream),
-             "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(mark), "wait": lambda: cuda.wait(mark),
+    calls = {"fence": cuda.fence, "fence at": lambda: cuda.fence(at=[source]), "fence mapped": lambda: cuda.fence(at=[mapped]), "stream": lambda: cuda.stream(fence), "event": lambda: cuda.event(stream),
+             "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(event), "wait": lambda: cuda.wait(event),
              "copy": lambda: cuda.copy(stream, ctypes.addressof(out), source, 8)}
     before = driver.held()
     driver.fail(function, 1, 2)
@@ -690,18 +690,18 @@ def test_every_call_of_the_driver_may_fail(cuda, driver, function, call):
     cuda.done(stream)
 
 
-def test_a_copy_that_fails_on_the_device_is_told_by_its_mark(cuda, driver):
+def test_a_copy_that_fails_on_the_device_is_told_by_its_event(cuda, driver):
     source, out = driver.memory(8), ctypes.create_string_buffer(8)
     driver.write(None, source, b"12345678", 50_000)                          # nothing fails before all was given
     fence = cuda.fence()
     stream = cuda.stream(fence)
-    mark = cuda.mark(stream)
+    event = cuda.event(stream)
     cuda.wait_fence(stream, fence)
     driver.fail("copy", 1, 700)
     cuda.copy(stream, ctypes.addressof(out), source, 8)
-    cuda.set(mark)
+    cuda.set(event)
     with pytest.raises(OSError, match="copies from device memory: CUDA_ERROR_ILLEGAL_ADDRESS") as e:
-        cuda.wait(mark)
+        cuda.wait(event)
     assert e.value.errno == EFAULT
     with pytest.raises(OSError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
         cuda.copy(stream, ctypes.addressof(out), source, 8)
@@ -728,7 +728,7 @@ def test_words_for_errors(cuda, driver, code, errno, word):
 
 
 def test_null_is_freed_silently(lib):
-    for kind in ("fence", "registration", "stream", "mark", "ring"):
+    for kind in ("fence", "registration", "stream", "event", "ring"):
         getattr(lib, f"device_{kind}_free")(None)
 
 

@@ -304,8 +304,8 @@ def spoil(path, offset, length=1):
 def test_one_bad_copy_serves(api):
     run = f"r{next(runs)}"
     committed(api, run, 70)
-    slot = api.entry_path(run, 3).stat().st_size // 2
-    for n, at in ((3, 60), (4, slot + 60), (5, 3), (6, slot + 9)):
+    half = api.entry_path(run, 3).stat().st_size // 2
+    for n, at in ((3, 60), (4, half + 60), (5, 3), (6, half + 9)):
         spoil(api.entry_path(run, n), at)
     spoil(api.entry_path(run, 64), 100)
     for whole in (False, True):
@@ -318,9 +318,9 @@ def test_both_copies_bad(api):
     """Readers skip the entry, the others stay; writers refuse the run by name; the next snapshot repairs what is shown."""
     run = f"r{next(runs)}"
     committed(api, run, 40)
-    slot = api.entry_path(run, 7).stat().st_size // 2
+    half = api.entry_path(run, 7).stat().st_size // 2
     spoil(api.entry_path(run, 7), 60)
-    spoil(api.entry_path(run, 7), slot + 60)
+    spoil(api.entry_path(run, 7), half + 60)
     with api.list(run) as l:
         assert l.damaged == 1 and sorted(l.steps()) == [i for i in range(40) if i != 7]
         with pytest.raises(Failed) as e:

@@ -320,7 +320,7 @@ def test_boxes_that_no_mesh_makes(proto, opened, tmp_path, cache):
 
 
 def test_long_runs_and_long_pieces(proto, opened, tmp_path, cache):
-    """Fragments that are handed out where they lie in the cache, and pieces of several windows."""
+    """Fragments that are handed out where they lie in the cache, and pieces of several segments."""
     rng = random.Random(4)
     flat = [[(0, 1_000_003)], [(1_000_003, 2_000_000)], [(3_000_003, 1_194_301)]]
     rows = [[(0, 300), (0, 4100)], [(300, 212), (0, 4100)]]

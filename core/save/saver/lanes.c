@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * lanes: device memory of one save may be of several devices, or contexts. At submit the flight's fence is told of
- * every tensor (saver_fence_make), in the caller's thread. A worker has a lane, a stream and its mark, for each
+ * every tensor (saver_fence_make), in the caller's thread. A worker has a lane, a stream and its event, for each
  * context that it has met; what it copies for a batch goes along the lanes of the tensors' places, and it waits for
  * all that it used before the batch has arrived. Lanes are kept from save to save, and dropped, with their copies
  * waited for, after an error. */
@@ -55,10 +55,10 @@ int saver_fence_make(struct save_flight *f, struct base_error *err)
 
 /* ---- a worker's ---- */
 
-/* Waits for the stream's copies, whatever became of its mark. */
+/* Waits for the stream's copies, whatever became of its event. */
 static void lane_drop(struct saver_lane *l)
 {
-	device_mark_free(l->mark);
+	device_event_free(l->event);
 	device_stream_free(l->stream);
 	*l = (struct saver_lane){0};
 }
@@ -84,7 +84,7 @@ static int lane_open(struct save_flight *f, struct saver_worker *w, unsigned pla
 	*l = (struct saver_lane){0};
 	r = device_stream_new(f->fence, place, f->s->options.pin, &l->stream, err);
 	if (r == 0)
-		r = device_mark_new(l->stream, &l->mark, err);
+		r = device_event_new(l->stream, &l->event, err);
 	if (r < 0)
 		lane_drop(l);
 	else
@@ -119,10 +119,10 @@ int saver_lanes_arrive(struct saver_worker *w, struct base_error *err)
 
 	for (unsigned i = 0; i < w->nlanes && r == 0; i++)
 		if (w->lanes[i].used)
-			r = device_mark_set(w->lanes[i].mark, err);
+			r = device_event_set(w->lanes[i].event, err);
 	for (unsigned i = 0; i < w->nlanes && r == 0; i++)
 		if (w->lanes[i].used) {
-			r = device_mark_wait(w->lanes[i].mark, err);
+			r = device_event_wait(w->lanes[i].event, err);
 			w->lanes[i].used = false;
 		}
 	return r;

@@ -12,7 +12,7 @@
 struct save_flight;
 struct saver_worker;
 struct saver_lane {
-	struct device_stream *stream; struct device_mark *mark;
+	struct device_stream *stream; struct device_event *event;
 	uint64_t waited;                /* 1 + number of the flight whose fence is before the stream's next copy */
 	bool used;                      /* since the last arrival */
 };

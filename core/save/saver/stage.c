@@ -67,7 +67,7 @@ static void stage_place(const struct saver_tensor *t, const struct tensor_shard_
 }
 
 /* The part of that which is `box`. */
-static void stage_window(const struct tensor_box *of, const struct tensor_box *box, struct device_gather *g)
+static void stage_narrow(const struct tensor_box *of, const struct tensor_box *box, struct device_gather *g)
 {
 	const uint8_t *from = g->from;
 
@@ -195,7 +195,7 @@ static int copy_band_cut(struct save_flight *f, struct saver_worker *w, uint8_t 
 	struct device_gather g;
 
 	stage_place(&f->tensors[box->tensor], &box->at, &g);
-	stage_window(&box->at.box, &w->walker.box, &g);
+	stage_narrow(&box->at.box, &w->walker.box, &g);
 	for (uint32_t d = 0; d < g.ndim; d++)
 		stride[d] = (uint64_t)g.stride[d];
 	for (uint32_t i = 0; i < w->walker.npieces; i++) {
@@ -261,7 +261,7 @@ static int copy_join_end(struct save_flight *f, struct saver_worker *w, struct s
 
 	if (!t || !join->len)
 		return 0;
-	stage_window(&f->plan->boxes[join->at].at.box, &join->box, &g);
+	stage_narrow(&f->plan->boxes[join->at].at.box, &join->box, &g);
 	return stage_copy(f, w, t, &g, b->slot + join->offset, err);
 }
 

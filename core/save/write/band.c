@@ -3,7 +3,7 @@
  * band: the unit of work of the pipeline. A band is a group of consecutive pieces along the last cut dimension in
  * one combination of tile rows: for a matrix the pieces of one row of tiles, whose source bytes are whole rows and
  * so lie one after another: one large read instead of thousands of row fragments. Rows so long that a row of tiles
- * has more than SAVE_BAND_BYTES are cut into several bands, read row segment by row segment.
+ * has more than SAVE_BAND_BYTES are cut into several bands, each of some columns.
  *
  * A band has two buffers, kept for the whole save: the source bytes are read into one, the pieces cut into the
  * other, and then the first is free to take the encoded forms. Where a piece's bytes lie in the source as they are

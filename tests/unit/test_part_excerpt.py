@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of a part read by ranges (core/step/part_window): the same as the row read whole, in any order of pieces; bytes that
+"""A row of a part read by ranges (core/step/part_excerpt): the same as the row read whole, in any order of pieces; bytes that
 rotted and tables that lie never give another answer."""
 import ctypes as c
 import errno
@@ -18,12 +18,12 @@ Boxes = structure("Boxes", ndim=u32, n=c.c_size_t, room=c.c_size_t, pairs=P(u64)
 Head = structure("Head", tensor=u32, rank=u32, whole=c.c_bool, grid=Grid, boxes=Boxes, first_piece=P(u64), npieces=u64, digest=Digest)
 
 
-class Window:
+class Excerpt:
     """written: has lib, api, layout, part, array, names."""
 
     def __init__(self, written, tensor):
         self.w, self.p, e = written, P(Head)(), Error()
-        r = written.lib.store_part_window_open(written.api.p, written.layout.p, c.byref(written.part), written.array, u32(len(written.names)), u32(tensor),
+        r = written.lib.store_part_excerpt_open(written.api.p, written.layout.p, c.byref(written.part), written.array, u32(len(written.names)), u32(tensor),
                                                c.byref(self.p), c.byref(e))
         if r < 0:
             raise Refused(r, e.text.decode())
@@ -33,11 +33,11 @@ class Window:
         return self
 
     def __exit__(self, *_):
-        self.w.lib.store_part_window_close(self.p)
+        self.w.lib.store_part_excerpt_close(self.p)
 
     def pieces(self, first, n):
         out, e = (Piece * max(n, 1))(), Error()
-        r = self.w.lib.store_part_window_pieces(self.p, u64(first), u64(n), out, c.byref(e))
+        r = self.w.lib.store_part_excerpt_pieces(self.p, u64(first), u64(n), out, c.byref(e))
         if r < 0:
             raise Refused(r, e.text.decode())
         found = []
@@ -62,8 +62,8 @@ class Window:
         return self.head.tensor, None if self.head.whole else boxes, self.pieces(0, self.head.npieces), bytes(self.head.digest.bytes)
 
 
-def window(written, tensor):
-    with Window(written, tensor) as w:
+def excerpt(written, tensor):
+    with Excerpt(written, tensor) as w:
         return w.all()
 
 
@@ -78,10 +78,10 @@ def test_rows_are_the_same(lib, tmp_path, scale):
         w = Written(lib, tmp_path / str(n), layout, rows)
         encoded += sum(ch.ref.codec != 0 for ch in w.chunks)
         for r in rows:
-            assert window(w, r[0]) == w.row(r[0]) == plain(r)
+            assert excerpt(w, r[0]) == w.row(r[0]) == plain(r)
         for t in set(range(len(layout.tensors))) - {r[0] for r in rows}:
             with pytest.raises(Refused, match="ENOENT"):
-                window(w, t)
+                excerpt(w, t)
         w.api.close()
         layout.close()
     assert encoded > 3
@@ -116,7 +116,7 @@ def test_any_pieces_in_any_order(long, scale):
         whole = w.row(tensor)[2]
         assert len(whole) > 30
         kinds |= {type(p[2]) for p in whole}
-        with Window(w, tensor) as open_:
+        with Excerpt(w, tensor) as open_:
             assert open_.head.npieces == len(whole)
             assert [open_.head.first_piece[i] for i in range(open_.head.boxes.n + 1)] == first_pieces(w.layout, tensor, boxes)
             for _ in range(scale(300, 2000)):
@@ -129,7 +129,7 @@ def test_any_pieces_in_any_order(long, scale):
                 assert open_.pieces(at, n) == whole[at:at + n]
                 at += n + rng.choice([0, 0, 1, 20, 90])
             for first, n in [(len(whole), 1), (len(whole) + 1, 0), (0, len(whole) + 1), (2**64 - 1, 1), (1, 2**64 - 1)]:
-                assert w.lib.store_part_window_pieces(open_.p, u64(first), u64(n), None, None) == -errno.EINVAL
+                assert w.lib.store_part_excerpt_pieces(open_.p, u64(first), u64(n), None, None) == -errno.EINVAL
             assert open_.pieces(3, 2) == whole[3:5]
     assert kinds == {bytes, tuple}
 
@@ -142,22 +142,22 @@ def test_many_chunks(lib, tmp_path):
     w = Written(lib, tmp_path / "s", layout, rows)
     assert len(w.chunks) > 1 and w.chunks[0].nrows > 100
     for t in rng.sample(range(0, 600, 2), 60):
-        assert window(w, t) == plain(rows[t // 2])
+        assert excerpt(w, t) == plain(rows[t // 2])
     for t in (1, 599):
         with pytest.raises(Refused, match="ENOENT"):
-            window(w, t)
+            excerpt(w, t)
     w.part.layout.bytes[0] ^= 1
     with pytest.raises(Refused, match="another layout"):
-        window(w, 0)
+        excerpt(w, 0)
     w.part.layout.bytes[0] ^= 1
     for field in ("nrows", "first_tensor", "last_tensor"):
         old = getattr(w.part.chunks[0], field)
         setattr(w.part.chunks[0], field, old + 1)
         with pytest.raises(Refused) as e:
-            window(w, 2)
+            excerpt(w, 2)
         assert e.value.code == EFORMAT
         setattr(w.part.chunks[0], field, old)
-    assert window(w, 2) == plain(rows[1])
+    assert excerpt(w, 2) == plain(rows[1])
     w.api.close()
     layout.close()
 
@@ -171,7 +171,7 @@ def chunk_file(w):
 def answers(w, tensor, pick):
     """Head, boxes and some pieces, or the errno."""
     try:
-        with Window(w, tensor) as open_:
+        with Excerpt(w, tensor) as open_:
             return [open_.head.whole, open_.boxes(), open_.head.npieces, bytes(open_.head.digest.bytes)] + [open_.pieces(a, n) for a, n in pick]
     except Refused as e:
         assert e.code in (DAMAGED, EFORMAT), e
@@ -262,7 +262,7 @@ def tried(lib, crafting, data, number, nrows=4, last=3):
     w, out = Crafted(lib, api, layout, data, nrows, last, number), {}
     for t in range(4):
         both = []
-        for read in (window, Crafted.row):
+        for read in (excerpt, Crafted.row):
             try:
                 both.append(read(w, t))
             except Refused as e:
@@ -277,7 +277,7 @@ def test_crafted_is_read(lib, crafting):
     for number, encoded in ((1, False), (2, True)):
         w = Crafted(lib, api, layout, chunk_bytes(rows), 4, 3, number, encoded=encoded)
         for r in rows:
-            assert window(w, r[0]) == w.row(r[0]) == plain(r)
+            assert excerpt(w, r[0]) == w.row(r[0]) == plain(r)
 
 
 def test_fields_that_lie(lib, crafting, scale):
