@@ -188,6 +188,7 @@ def test_what_cannot_be_looked_at_is_named(vckpt, here):
     (["gc", ""], "an empty argument stands where STORE is expected"),
     (["ls", "store", ""], "an empty argument stands where RUN[/STEP[/COMPONENT]] is expected"),
     (["info", "store", ""], "an empty argument stands where RUN/STEP[/COMPONENT/TENSOR] is expected"),
+    (["import", "store", "", "w.npy"], "an empty argument stands where RUN[/STEP] is expected"),
     (["rm", "store", ""], "an empty argument stands where RUN[/STEP] is expected"),
     (["export", "store", "run/1", ""], "an empty argument stands where DEST is expected"),
     (["info", "store", "run", "1"], '"1" is one argument too many'),

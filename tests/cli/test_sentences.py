@@ -100,6 +100,19 @@ def test_a_run_is_not_taken_for_a_store(vckpt, filled, tmp_path, monkeypatch):
     assert hint.format("plain") in vckpt("ls", "plain", check=False).stderr
 
 
+def test_an_import_says_how_a_store_is_made(vckpt, tmp_path, monkeypatch):
+    """Other commands need one that holds something already."""
+    monkeypatch.chdir(tmp_path)
+    np.save("w.npy", np.arange(10))
+    (tmp_path / "my dir").mkdir()
+    (tmp_path / "file").write_text("")
+    for store, word in [("none", "none"), ("my dir", "'my dir'")]:
+        said = vckpt("import", store, "run", "w.npy", check=False).stderr
+        assert said.startswith(f"vckpt import: {tmp_path}/{store}") and said.endswith(f" (vckpt init {word} makes a store there)\n"), said
+    for words in [("import", "file", "run", "w.npy"), ("gc", "none"), ("rm", "none", "run/1")]:
+        assert "vckpt init" not in vckpt(*words, check=False).stderr
+
+
 def test_what_cannot_be_a_run_is_shown_as_it_was_typed(vckpt, filled):
     for given in ["/x/1", "+x"]:
         assert f'vckpt info: "{given}" does not begin with a run\'s name: [A-Za-z0-9_]' in vckpt("info", filled, given, check=False).stderr

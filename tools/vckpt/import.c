@@ -128,7 +128,7 @@ static int argument(struct tool *t, struct import *in, const char *value)
 	in->sources[t->narguments - 1] = in->source;
 	if (t->narguments > 2)
 		in->stray = NULL;
-	if (t->narguments != 2)
+	if (t->narguments != 2 || !value[0]) /* one that is empty is refused with the others' sentence */
 		return 0;
 	if (is_source_file(value))
 		return tool_missing_run(t, value);

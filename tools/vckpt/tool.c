@@ -193,8 +193,12 @@ static bool takes_run(const struct tool *t)
 static int open_failed(const struct tool *t, struct base_error *err)
 {
 	struct tool_target target;
+	char word[TOOL_WORD_BYTES];
 	size_t len = strlen(err->text);
 
+	if (t->command == &tool_import && (err->code == -ENOENT || err->code == -BASE_ENOSTORE))
+		snprintf(err->text + len, sizeof err->text - len, " (vckpt init %s makes a store there)",
+			tool_shell_word(t->arguments[0], word));
 	if (t->narguments == 1 && !t->from_environment && takes_run(t) &&
 		(err->code == -ENOENT || err->code == -BASE_ENOSTORE) && target_split(t->arguments[0], &target) == 0)
 		snprintf(err->text + len, sizeof err->text - len, ": if %.100s is a run, give STORE before it",
