@@ -114,8 +114,19 @@ def test_a_store_that_is_given_counts(vckpt, here, command):
 def test_a_variable_that_names_no_store(vckpt, here, command, what):
     (here / "empty").mkdir()
     done = vckpt(command, *AFTER_STORE[command], check=False, env={"VCKPT_STORE": what})
-    assert done.returncode == 1 and done.stderr.endswith(f" (store {what}, from VCKPT_STORE)\n") and done.stderr.count("\n") == 1, done.stderr
-    assert f"{here}/{what}" in done.stderr
+    assert done.returncode == 1 and done.stderr.endswith(" (VCKPT_STORE names this store)\n"), done.stderr
+    assert done.stderr.count("\n") == 1 and f"{here}/{what}" in done.stderr
+
+
+def test_a_store_from_the_variable_is_named_once(vckpt, here):
+    """By the sentence itself, or else after it; a path that only begins as the store's does is another one."""
+    (here / "x").mkdir()
+    for store in ["store", "store/", here / "store"]:
+        for words, once in [(["info", "run/7"], True), (["rm", "x", "--yes"], True), (["abort", "run"], False),
+                            (["export", "run/1", here / "store-2/in/none"], False)]:
+            said = vckpt(*words, check=False, env={"VCKPT_STORE": str(store)}).stderr
+            assert said.endswith(" (VCKPT_STORE names this store)\n" if once else f" (store {store}, from VCKPT_STORE)\n"), said
+            assert len(re.findall(rf"{here}/store(?![-\w])", said)) == (once or store == here / "store"), said
 
 
 @pytest.mark.parametrize("command", AFTER_STORE)
@@ -133,7 +144,8 @@ def test_init_takes_an_argument_for_the_store(vckpt, here):
     vckpt("init", env={"VCKPT_STORE": "other"})
     assert vckpt.json("ls", "new") == vckpt.json("ls", "other") == {"runs": []}
     done = vckpt("init", check=False, env={"VCKPT_STORE": "store"})
-    assert done.returncode == 1 and done.stderr.endswith(" (store store, from VCKPT_STORE)\n")
+    assert done.returncode == 1 and done.stderr.startswith("vckpt init: store is a vckpt store already ")
+    assert done.stderr.endswith(" (VCKPT_STORE names this store)\n") and done.stderr.count("store ") == 2
 
 
 def test_an_argument_that_is_no_store_is_never_taken_for_one(vckpt, here):

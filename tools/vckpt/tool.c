@@ -3,6 +3,7 @@
  * What the sub-commands share; see tool.h. */
 #include "tools/vckpt/tool.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -99,6 +100,35 @@ int tool_parse(struct tool *t, int argc, char **argv, const char *short_options,
 	return val ? TOOL_LEAVE + val : 0;
 }
 
+/* Does the text have this path, or one below it? */
+static bool has_path(const char *text, const char *path)
+{
+	size_t len = strlen(path);
+
+	for (; len && (text = strstr(text, path)); text += len)
+		if (!isalnum((unsigned char)text[len]) && (!text[len] || !strchr("._-", text[len])))
+			return true;
+	return false;
+}
+
+/* Messages of the library have the full path; init repeats what was typed. */
+static bool names_store(const struct tool *t, const char *text)
+{
+	char full[8192], here[4096] = "";
+	const char *path = t->arguments[0];
+
+	if (t->command->makes_store)
+		return has_path(text, path);
+	if (path[0] != '/' && !getcwd(here, sizeof here))
+		return false;
+	int n = snprintf(full, sizeof full, "%s%s%s", here, here[0] ? "/" : "", path);
+	if (n >= (int)sizeof full)
+		return false;
+	while (n > 1 && full[n - 1] == '/')
+		full[--n] = 0;
+	return has_path(text, full);
+}
+
 /* The text may repeat what a user or a file said. */
 static void complain(const struct tool *t, const char *text)
 {
@@ -106,6 +136,10 @@ static void complain(const struct tool *t, const char *text)
 	tool_print_text(stderr, text, strlen(text));
 	if (!t->from_environment)
 		return;
+	if (names_store(t, text)) {
+		fputs(" (VCKPT_STORE names this store)", stderr);
+		return;
+	}
 	fputs(" (store ", stderr);
 	tool_print_text(stderr, t->arguments[0], strlen(t->arguments[0]));
 	fputs(", from VCKPT_STORE)", stderr);
