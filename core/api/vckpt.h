@@ -53,7 +53,7 @@ int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, str
 void vckpt_mesh_free(struct vckpt_mesh *mesh); /* NULL-safe; savers and saves keep what they need */
 
 /* ---- stores ---- */
-int vckpt_store_init(const char *path, struct vckpt_error *err); /* -EEXIST: it is one */
+int vckpt_store_init(const char *path, struct vckpt_error *err); /* -EEXIST: it is one; -EINVAL: in another */
 int vckpt_store_check(const char *path, struct vckpt_error *err); /* 0: a store that opens; -VCKPT_ENOSTORE ... */
 /* Visible steps of a run, ascending; free() the array. -ENOENT: no such run. */
 int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err);

@@ -17,7 +17,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STORE_FILE "vckpt.store"
 #define RESERVE_FILE "reserve"
 #define RESERVE_MAX_BYTES (UINT64_C(1) << 30)
 #define CACHE_BUCKETS 256u
@@ -391,6 +390,7 @@ static int store_identity_put(struct store_storage *storage, uint64_t reserve_by
 
 int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 {
+	base_cleanup_free char *around = NULL;
 	struct store_storage *storage;
 	struct store *s;
 	int r;
@@ -400,6 +400,10 @@ int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 			(unsigned long long)reserve_bytes);
 	if (is_store(path))
 		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
+	around = store_around(path);
+	if (around)
+		return base_error_set(err, -EINVAL, "%s lies in the store %s; nothing was made: choose a directory "
+			"outside of that store", path, around);
 	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);
 	if (r < 0)
 		return r;

@@ -21,13 +21,17 @@ struct store {
 /* Without STORE_OPEN_READ_ONLY a store of an older format is refused (-EROFS): it is read and never written. */
 enum store_open_flag { STORE_OPEN_READ_ONLY = 1 << 0, STORE_OPEN_NAMED_TEMPS = 1 << 1 };
 
+#define STORE_FILE "vckpt.store" /* what makes a directory a store */
 #define STORE_RESERVE_BYTES (UINT64_C(1) << 20)
 /* Makes the directory (its parent must exist) or takes an empty one. reserve_bytes 0: no reserve. -ENOTEMPTY,
- * -EEXIST (already a store). */
+ * -EEXIST (already a store), -EINVAL (it lies in another store). */
 int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err);
 /* -BASE_ENOSTORE, -BASE_EVERSION, -EROFS, ... */
 int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err);
 void store_close(struct store *s); /* NULL-safe */
+/* The store that `path` is or lies in, as a full path without links; NULL: none. `path`, and directories above it, need
+ * not exist. The caller frees the result. */
+char *store_around(const char *path);
 
 /* An open pack out of a bounded cache (by name; at most 64 open and unused). Put it back when done. A pack whose file
  * vanished or shrank fails with an error that names it, every time. */

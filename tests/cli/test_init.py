@@ -69,4 +69,8 @@ def test_a_store_in_a_store(vckpt, store, tmp_path, where):
     assert files(store) == before
     vckpt("init", f"{store}-2")                                             # beside it
     (tmp_path / "link").symlink_to(store / "empty")
+    (tmp_path / "plain").mkdir()
+    for way in [f"new/../{store.name}/x", f"new/a/../.././{store.name}//x/", f"plain/../new/../{store.name}/x", "link/../x"]:
+        assert f"/{way} lies in the store {store};" in vckpt("init", f"{tmp_path}/{way}", check=False).stderr
+    assert files(store) == before and not (tmp_path / "new").exists()
     assert f"{tmp_path}/link lies in the store {store};" in vckpt("init", tmp_path / "link", check=False).stderr

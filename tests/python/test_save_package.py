@@ -176,7 +176,8 @@ def test_paths(run, tmp_path):
     with pytest.raises(vckpt.NotAStore, match="no parent directory is a store"):
         vckpt.Step(tmp_path / "no/run")                           # only a save makes one
     inner = tmp_path / "store/run-of-its-own"                     # the nearest parent counts
-    vckpt.init(inner)
+    vckpt.init(tmp_path / "other")
+    (tmp_path / "other").rename(inner)
     assert savers.split(inner / "r/4")[0] == str(inner)
 
 

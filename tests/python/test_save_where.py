@@ -86,8 +86,7 @@ def test_init_again(tmp_path):
     with pytest.raises(vckpt.StoreExists):
         vckpt.init(store)
     vckpt.init(tmp_path / "other/one", exist_ok=True)
-    vckpt.init(store / "inner", exist_ok=True)          # a store below another is one of its own
-    assert all(paths.is_store(str(one)) for one in (store, tmp_path / "other/one", store / "inner"))
+    assert all(paths.is_store(str(one)) for one in (store, tmp_path / "other/one"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")
     for more in {}, {"exist_ok": True}:
@@ -96,6 +95,24 @@ def test_init_again(tmp_path):
     with pytest.raises(vckpt.Error, match="notes.txt"):
         vckpt.init(tmp_path / "full/notes.txt/below/store", exist_ok=True)
     assert os.listdir(tmp_path / "full") == ["notes.txt"]
+
+
+def test_no_store_is_made_in_a_store(tmp_path, monkeypatch):
+    """Its gc and verify would find the files. One that is there already, as it was made before, is a store of its own."""
+    monkeypatch.chdir(tmp_path)
+    vckpt.init("store")
+    (tmp_path / "link").symlink_to("store")
+    before = sorted((tmp_path / "store").rglob("*"))
+    for path in ["store/inner", "store/a/b", "new/../store/inner", "link/inner"]:
+        for more in {}, {"exist_ok": True}:
+            with pytest.raises(vckpt.InvalidArgument, match=f"lies in the store {tmp_path}/store; nothing was made"):
+                vckpt.init(path, **more)
+    assert sorted((tmp_path / "store").rglob("*")) == before and sorted(os.listdir()) == ["link", "store"]
+    vckpt.init("inner")
+    os.rename("inner", "store/inner")
+    vckpt.init("store/inner", exist_ok=True)
+    with pytest.raises(vckpt.StoreExists):
+        vckpt.init("store/inner")
 
 
 def test_a_store_that_was_deleted_is_made_again(tmp_path):

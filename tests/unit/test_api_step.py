@@ -304,6 +304,9 @@ def test_stores(v, tmp_path):
     call(v.vckpt_store_init, path)
     assert call(v.vckpt_store_check, path) == 0
     refused(-errno.EEXIST, "already|store", v.vckpt_store_init, path)
+    for inner in [path + b"/inner", os.fsencode(tmp_path / "none/../new/inner")]:
+        refused(-errno.EINVAL, f"inner lies in the store {tmp_path}/new;", v.vckpt_store_init, inner)
+    assert not (tmp_path / "new/inner").exists()
     refused(-errno.EINVAL, "no path", v.vckpt_store_init, None)
     refused(-errno.EINVAL, "no path", v.vckpt_store_check, b"")
 

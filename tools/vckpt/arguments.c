@@ -6,7 +6,6 @@
  * Where VCKPT_STORE is set and the first argument is no store, STORE was left out: the variable's value is put before
  * the arguments, and the commands see what they would see if it had been typed. An argument that cannot be looked at is
  * taken for a store, so that the error names it. */
-#include <libgen.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -49,26 +48,6 @@ static bool is_store(const char *path, bool otherwise)
 	if (snprintf(file, sizeof file, "%s/vckpt.store", path) >= (int)sizeof file)
 		return false;
 	return access(file, F_OK) == 0 || (otherwise && !missing(errno));
-}
-
-char *tool_store_around(const char *path)
-{
-	base_cleanup_free char *copy = strdup(path), *full = NULL;
-	char *at = copy;
-
-	while (at && !(full = realpath(at, NULL))) { /* up to what is there */
-		if (strcmp(at, ".") == 0 || strcmp(at, "/") == 0)
-			return NULL;
-		at = dirname(at);
-	}
-	while (full && !is_store(full, false)) {
-		char *slash = strrchr(full, '/');
-
-		if (slash[1] == 0)
-			return NULL;
-		slash[slash == full] = 0;
-	}
-	return base_steal(full);
 }
 
 /* vckpt mount accepts a mount point whose daemon died; nothing in it can be read, and it is no store. */

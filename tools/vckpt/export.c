@@ -338,7 +338,7 @@ static int say(struct export *e, const char *dest)
 /* gc and verify would find the files, and --replace would write over files of the store. */
 static int check_outside(struct export *e, const char *dest)
 {
-	base_cleanup_free char *around = tool_store_around(dest), *full = realpath(dest, NULL);
+	base_cleanup_free char *around = store_around(dest), *full = realpath(dest, NULL);
 
 	if (!around)
 		return 0;

@@ -94,7 +94,7 @@ static int open_other(struct init *in, int why, struct store **ret_s)
 /* A store that is there already, inside another one or not, is left to store_init. */
 static int check_outside(struct init *in)
 {
-	base_cleanup_free char *around = tool_store_around(in->path), *full = realpath(in->path, NULL);
+	base_cleanup_free char *around = store_around(in->path), *full = realpath(in->path, NULL);
 
 	if (!around || (full && strcmp(full, around) == 0))
 		return 0;

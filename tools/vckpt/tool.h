@@ -60,10 +60,6 @@ int tool_arguments_no_store(const struct tool *t);
 /* tool_usage, and the usage line after it */
 int tool_arguments_wrong(const struct tool *t, const char *text);
 
-/* The store that `path` is or lies in, as a full path without links; NULL: none. If `path` does not exist yet, its
- * nearest existing directory counts. The caller frees the result. */
-char *tool_store_around(const char *path);
-
 /* says it; returns TOOL_FAILED, TOOL_DAMAGE for damaged data, or TOOL_UNDECIDED */
 int tool_fail(const struct tool *t, const struct base_error *err);
 

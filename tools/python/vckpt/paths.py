@@ -95,7 +95,8 @@ def init(path: Path, exist_ok: bool = False) -> None:
     path = os.path.abspath(os.fspath(path))
     if exist_ok:
         return make(path)
-    _make_parents(path)
+    if not is_store(path):
+        _make_parents(path)
     _lib.store_init(path)
 
 
@@ -123,6 +124,13 @@ def make(store: str) -> None:
 
 
 def _make_parents(path: str) -> None:
+    """Not where they would lie in a store: the library refuses that, but they would be there."""
+    above = os.path.dirname(os.path.realpath(path))
+    while not os.path.exists(os.path.join(above, "vckpt.store")) and above != os.path.dirname(above):
+        above = os.path.dirname(above)
+    if os.path.exists(os.path.join(above, "vckpt.store")):
+        raise InvalidArgument(errno.EINVAL, f"{path} lies in the store {above}; nothing was made: choose a directory "
+                                            "outside of that store")
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except OSError as error:
