@@ -377,12 +377,31 @@ int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *r
 
 /* ---- by a person ---- */
 
+/* What the list says after a put that failed with r. */
+static int stop_state(const struct store_list *l, const char *attempt, int r)
+{
+	switch (store_list_attempt(l, attempt, NULL, NULL)) {
+	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
+	case STORE_ATTEMPT_ABORTED: return 0;
+	case STORE_ATTEMPT_UNDECIDED: break;
+	}
+	return r;
+}
+
 /* model: fail */
 int store_attempt_stop(struct store_list *l, const char *attempt, const char *reason, uint64_t *ret_entry,
 	struct base_error *err)
 {
 	int r = store_attempt_abort_put_rank(l, attempt, 0, reason, err);
 
+	if (list_put_open(l, r)) {
+		if (!list_put_told(l)) {
+			base_error_prefix(err, r, "run %s: undecided whether attempt %s is aborted (vckpt ls "
+				"--incoming tells)", l->run, attempt);
+			return err->code = -BASE_EUNDECIDED;
+		}
+		r = stop_state(l, attempt, r);
+	}
 	if (r == -EALREADY)
 		return base_error_set(err, r,
 			"run %s: attempt %s has committed: its step is visible (vckpt rm removes it)", l->run, attempt);

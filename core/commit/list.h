@@ -89,7 +89,7 @@ int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_err
 void store_runs_free(char **runs, size_t n);
 
 /* vckpt rm: removes the step that this entry made. -ESTALE: it was removed or replaced since. -BASE_EUNDECIDED: the
- * storage failed when the removal was put, which may have landed. */
+ * removal could not be put, but it may have landed, or may land yet. */
 int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err);
 
 /* The same for the visible step, whatever its entry is. */

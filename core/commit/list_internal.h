@@ -62,6 +62,7 @@ struct store_list {
 	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
 	uint64_t failing_ms;             /* monotonic: since when nothing could be read of it; 0: it could */
 	bool told;                       /* of that failure */
+	bool open;                       /* the entry of the last put may have landed, although the put failed */
 	bool untold;                     /* an entry was skipped and nobody told yet */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */
 
@@ -89,6 +90,14 @@ bool list_entry_sane(const struct proto_entry *e, uint64_t n);
 int list_take(struct store_list *l, struct proto_entry *e);
 int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
 	struct base_error *err);
+
+/* ---- list_put.c ---- */
+
+/* After a put that failed with r and left it open whether the entry landed: does the list tell? It is read again for
+ * that. false: the storage still fails, or is shared with other hosts, where what was sent may land yet. */
+bool list_put_told(struct store_list *l);
+/* Did it fail so? */
+bool list_put_open(const struct store_list *l, int r);
 
 /* ---- list_replay.c ---- */
 

@@ -76,6 +76,7 @@ static int put_number(struct store_list *l, const struct proto_entry *entry, str
 	if (r < 0)
 		return base_error_set(err, r, "%s: the entry cannot be written: %s", name, base_error_name(r));
 	r = store_record_put(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, body.data, body.len);
+	l->open = r < 0;
 	if (r != STORE_PUT_MINE) {
 		proto_entry_release(&mine);
 		if (r == STORE_PUT_OTHER || store_denied(l->store, r, err))
@@ -112,6 +113,7 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	uint64_t n;
 	int r;
 
+	l->open = false;
 	r = list_settle(l, accepting, err);
 	if (r < 0)
 		return r;
@@ -121,10 +123,12 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	/* a snapshot of a list that lacks an entry is left to the writer after the acceptance */
 	if (l->next > 0 && l->next % STORE_SNAPSHOT_EVERY == 0 && !accepting) {
 		r = put_snapshot(l, err);
+		l->open = false;
 		if (r <= 0)
 			return r < 0 ? r : -EAGAIN;
 		/* state and check are what they were: either the snapshot stands, or there is none */
 	}
+	l->open = false;
 	n = l->next;
 	r = put_number(l, entry, err);
 	return r < 0 ? r : r ? (int64_t)n : -EAGAIN;
@@ -149,6 +153,22 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
 		if (idle > 1)
 			usleep(10000);
 	}
+}
+
+bool list_put_open(const struct store_list *l, int r)
+{
+	return l->open && store_error_passes(r);
+}
+
+bool list_put_told(struct store_list *l)
+{
+	struct store_storage_stat stat;
+	uint64_t n = l->next;
+
+	if (store_list_refresh(l, NULL) < 0 || l->damaged || store_list_sync(l, NULL) < 0)
+		return false;
+	l->open = l->next == n && (l->store->storage->ops->stat(l->store->storage, &stat) < 0 || !stat.local);
+	return !l->open;
 }
 
 /* ---- entries accepted as damaged ---- */
@@ -184,33 +204,29 @@ int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t 
 
 /* ---- removal ---- */
 
-struct remove_check { uint64_t entry; bool allowed; };
-
 /* model: rm */
 static int remove_allowed(void *arg, struct store_list *l)
 {
-	struct remove_check *c = arg;
-
-	c->allowed = store_list_entry_live(l, c->entry);
-	return c->allowed ? 0 : -ESTALE;
+	return store_list_entry_live(l, *(const uint64_t *)arg) ? 0 : -ESTALE;
 }
 
-/* model: rm. Removes the entry that it saw, not the one that the step may have by then. Where the storage fails after
- * the check, the removal may have been put. */
+/* model: rm. Removes the entry that it saw, not the one that the step may have by then. Where the put fails the list is
+ * asked what became of it. */
 static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
 {
 	struct proto_entry e = {
 		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
-	struct remove_check check = {.entry = entry};
-	int64_t n = store_list_put(l, &e, remove_allowed, &check, err);
+	int64_t n = store_list_put(l, &e, remove_allowed, &entry, err);
 
 	if (n == -ENOSPC || n == -EDQUOT) {
 		store_reserve_release(l->store);
-		n = store_list_put(l, &e, remove_allowed, &check, err);
+		n = store_list_put(l, &e, remove_allowed, &entry, err);
 	}
-	if (n < 0 && check.allowed && store_error_passes((int)n))
-		n = err->code = -BASE_EUNDECIDED;
-	return n;
+	if (n >= 0 || !list_put_open(l, (int)n))
+		return n;
+	if (!list_put_told(l))
+		return err->code = -BASE_EUNDECIDED;
+	return store_list_entry_live(l, entry) ? n : 0;
 }
 
 int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err)

@@ -87,7 +87,8 @@ WORK = {"import": (["import", "STORE", "b", "SOURCE"], {"b/2"}, set()),
         "rm": (["rm", "STORE", "a/2"], set(), {"a/2"}),
         "gc": (["gc", "STORE", "--grace", "0"], set(), set()),
         "export": (["export", "STORE", "a/2", "OUT"], set(), set()),
-        "verify": (["verify", "STORE"], set(), set())}
+        "verify": (["verify", "STORE"], set(), set()),
+        "abort": (["abort", "STORE", "b"], set(), set())}
 
 
 def hurt(commands, name, fault):
@@ -106,6 +107,10 @@ def hurt(commands, name, fault):
         assert done.returncode == UNDECIDED, done
     if name == "export" and done.returncode == 0:
         assert {str(p.relative_to(path / "out")): p.read_bytes() for p in (path / "out").rglob("*") if p.is_file()} == commands.want["a/2"]
+    if name == "abort":
+        left = [i for i in commands.vckpt.json("ls", store, "b", "--incoming")["incoming"] if not i["decided"]]
+        assert done.returncode == UNDECIDED or (done.returncode == 0) == (not left), (done, left)
+        done.returncode = done.returncode if left else 0
     if done.returncode and now == before:
         commands.vckpt(*words)
         assert set(commands.steps(store)) == before - less | more

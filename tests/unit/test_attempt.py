@@ -303,7 +303,7 @@ def test_a_short_fault_does_not_fail_a_save(api):
 
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_removal_that_the_storage_leaves_open(api, lands):
-    """It may have landed: undecided. Where nothing was put, it has failed."""
+    """The list tells, where it can be read: done, or failed. Else, and where what was sent may land yet, it is undecided."""
     save(api, "r", step=1)
     m = Meddler(api)
 
@@ -311,14 +311,48 @@ def test_a_removal_that_the_storage_leaves_open(api, lands):
         if lands:
             assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]), args[3]) == 0
         return -errno.EIO
-    m.answer["put"] = put
+    m.answer = dict.fromkeys(["size", "file_open", "read_whole"], lambda args: -errno.EIO if m.count.get("put") else None) | {"put": put}
     with pytest.raises(Failed) as e:
         api.remove_step("r", 1)
     assert e.value.code == -errno.EINPROGRESS and "step 1" in e.value.text
     m.answer = {"sync_dir": lambda args: -errno.EIO}
     if not lands:
-        with pytest.raises(Failed) as e:
+        with pytest.raises(Failed) as e:                # nothing was put
             api.remove_step("r", 1)
         assert e.value.code == -errno.EIO
     m.end()
     assert sorted(visible(api, "r")) == ([] if lands else [1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("lands", [True, False])
+def test_what_the_list_tells_of_a_put_that_failed(api, lands, shared):
+    """A removal, and an abort by hand."""
+    save(api, "r", step=1)
+    left = Attempt(api, "r", 2)
+    m = Meddler(api)
+
+    def put(args):
+        if lands:
+            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]), args[3]) == 0
+        return -errno.EIO
+
+    def stat(args):
+        assert m.old.contents.stat(*args) == 0
+        args[1].contents.local = not shared
+        return 0
+    m.answer = {"put": put, "stat": stat}
+    with api.list("r", whole=True) as l:
+        stop = (api.lib.store_attempt_stop, l.p, left.name.encode(), b"by hand", ctypes.byref(ctypes.c_uint64()))
+        for call in lambda: api.remove_step("r", 1), lambda: api.call(*stop):
+            if lands:
+                call()
+                continue
+            with pytest.raises(Failed) as e:
+                call()
+            assert e.value.code == -(errno.EINPROGRESS if shared else errno.EIO), e.value.text
+            assert ("undecided whether" in e.value.text) == shared
+    m.end()
+    left.free()
+    with api.list("r") as l:
+        assert sorted(l.steps()) == ([] if lands else [1]) and l.attempt(left.name)[0] == (ABORTED if lands else UNDECIDED)

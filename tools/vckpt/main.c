@@ -42,7 +42,8 @@ static int help(FILE *to, int code)
 	fputs("\nvckpt help COMMAND tells more; so does vckpt(1). vckpt version prints the version.\n"
 		"STORE may be left out where VCKPT_STORE names it.\n"
 		"Exit codes: 0 done, 1 failed, 2 usage, 3 damage found, 4 verify met only what a newer vckpt wrote,\n"
-		"5 undecided: the storage failed, and the step may be imported, or removed, for all that.\n",
+		"5 undecided: the storage failed, and the step may be imported or removed, or the save aborted, all\n"
+		"the same.\n",
 		to);
 	return code;
 }
