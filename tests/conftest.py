@@ -11,6 +11,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -43,8 +44,23 @@ def pytest_terminal_summary(terminalreporter, exitstatus):
         terminalreporter.write_line(f"VCKPT_SEED={SEED} repeats it")     # -q prints no header
 
 
+def own_cache(config):
+    """Indexes that tests make outside of their stores are not the user's. What other programs keep (ccache, pip) is
+    theirs still. xdist's workers, and all processes that tests start, inherit the variable."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    before = pathlib.Path(given) if given.startswith("/") else pathlib.Path.home() / ".cache"
+    folder = tempfile.TemporaryDirectory(prefix="vckpt-test-cache-")
+    config.add_cleanup(folder.cleanup)
+    for path in before.iterdir() if before.is_dir() else []:
+        if path.name != "vckpt":
+            (pathlib.Path(folder.name) / path.name).symlink_to(path)
+    os.environ["XDG_CACHE_HOME"] = folder.name
+
+
 @pytest.hookimpl(tryfirst=True)     # before hypothesis looks at its option
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        own_cache(config)
     if config.getoption("--hypothesis-seed", "") is None:
         config.option.hypothesis_seed = str(SEED)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):

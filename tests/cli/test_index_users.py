@@ -34,6 +34,16 @@ def shared(vckpt):
         yield folder, run
 
 
+def test_an_index_of_a_test_is_not_left_to_the_user(vckpt, store, tmp_path):
+    """Where a store has no place for one it is made in the user's cache, which is another one for tests."""
+    (store / "index").write_text("")
+    save_file({"w": numpy.arange(1000.0)}, tmp_path / "m.safetensors")
+    vckpt("import", store, "run", tmp_path / "m.safetensors")
+    name = vckpt.json("init", store, "--exist-ok")["id"]
+    assert (pathlib.Path(os.environ["XDG_CACHE_HOME"]) / "vckpt" / name / "index.mdb").exists()
+    assert not (pathlib.Path.home() / ".cache/vckpt" / name).exists()
+
+
 def imported(run, user, folder, where):
     done = run(user, "import", folder / "store", where, folder / "m.safetensors", "--json")
     assert (done.returncode, done.stderr) == (0, "")
