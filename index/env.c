@@ -41,6 +41,20 @@ int index_error(int r)
 	return r > 0 ? -r : -EIO;
 }
 
+int index_write_error(const struct index *i, int rc)
+{
+	static const uint8_t page[4096];
+	struct stat st;
+	int r = index_error(rc);
+	ssize_t n = 0;
+	if (r != -EIO)
+		return r;
+	do /* LMDB has taken the room that there was; less than a page may be left */
+		n = fstat(i->fd, &st) == 0 ? pwrite(i->fd, page, sizeof page, st.st_size) : -1;
+	while (n > 0 && n < (ssize_t)sizeof page);
+	return n < 0 && (errno == ENOSPC || errno == EDQUOT) ? -errno : r;
+}
+
 int index_env_open(struct index *i)
 {
 	bool reads = i->flags & INDEX_READ_ONLY;

@@ -75,7 +75,8 @@ static int open_in(struct index *i, const char *dir, const uint8_t store_id[16])
 	if (r < 0)
 		return r;
 	r = index_env_open(i);
-	return index_error(r == 0 ? tables(i, store_id) : r);
+	r = r == 0 ? tables(i, store_id) : r;
+	return writes ? index_write_error(i, r) : index_error(r);
 }
 
 int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,

@@ -56,6 +56,9 @@ struct index {
 struct index_body { uint8_t bytes[INDEX_BODY_MAX]; size_t len; };
 
 int index_error(int r); /* LMDB's codes and errno -> negative errno */
+/* The same for what a writer called. LMDB says EIO where the file system had no room for all of a write: -ENOSPC then,
+ * or -EDQUOT. The file is of no use afterwards. */
+int index_write_error(const struct index *i, int r);
 
 /* The environment of the file i->fd; 0 or LMDB's code; ENOSYS: /proc is not there. i->env is closed by the caller, also
  * after a failure. */

@@ -424,7 +424,7 @@ int index_add_commit(struct index *i, const char *run, uint64_t entry, const str
 	free(a.sorted);
 	free(a.packs);
 	free(a.shadows.all);
-	return index_error(r);
+	return index_write_error(i, r);
 }
 
 /* ---- removing ---- */
@@ -451,7 +451,7 @@ int index_remove_commit(struct index *i, const struct base_digest *manifest)
 		return -EROFS;
 	int r = mdb_txn_begin(i->env, NULL, 0, &txn);
 	if (r != 0)
-		return index_error(r);
+		return index_write_error(i, r);
 	r = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, 32, &b);
 	uint64_t number = r == 0 && b.len == 9 ? base_get64(b.bytes) : 0;
 	uint8_t key[INDEX_KEY_MAX];
@@ -466,5 +466,5 @@ int index_remove_commit(struct index *i, const struct base_digest *manifest)
 		r = drop_number(i, txn, number);
 	if (r == 0)
 		r = delete_key(txn, i->dbi[INDEX_COMMITS], manifest->bytes, 32);
-	return index_error(index_end(txn, r));
+	return index_write_error(i, index_end(txn, r));
 }

@@ -57,6 +57,27 @@ def test_rm_and_gc_on_a_disk_without_a_byte(vckpt, small, tmp_path):
     vckpt("verify", store)
 
 
+def test_an_index_on_a_full_disk(vckpt, small, tmp_path):
+    """Wherever the room ends: LMDB says EIO of a write that is cut."""
+    store, cache = tmp_path / "store", {"XDG_CACHE_HOME": str(small)}
+    vckpt("init", store)
+    make(tmp_path / "a.safetensors", 24)
+    vckpt("import", store, "run", tmp_path / "a.safetensors", "--no-index")
+    (store / "index").write_text("")                        # so the index is made in the cache
+    said, free = set(), 4
+    while "done" not in said:
+        with open(small / "filler", "wb") as f:
+            f.truncate()
+            room = os.statvfs(small).f_bavail * 4096
+            os.posix_fallocate(f.fileno(), 0, room - free * 1024)
+        done = vckpt("index", store, "--rebuild", check=False, env=cache)
+        assert done.returncode == 0 or done.stderr.endswith(": No space left on device\n"), (free, done.stderr)
+        said.add("done" if done.returncode == 0 else done.stderr.split(": ")[-2].split()[-1])
+        free += 8
+        assert free < 1000 and not list(small.glob("vckpt/*/*.new"))
+    assert said >= {"opened", "written"}, said
+
+
 def test_read_only(vckpt, small, tmp_path):
     store = small / "store"
     vckpt("init", store)
