@@ -6,7 +6,9 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* Opens the tables, and writes the identity into an index that is new. All tables in one transaction, never closed. */
 static int tables(struct index *i, const uint8_t store_id[16])
@@ -146,6 +148,16 @@ void index_close(struct index *i)
 	if (i->dir >= 0)
 		close(i->dir);
 	free(i);
+}
+
+void index_tidy(const char *dir)
+{
+	base_cleanup_close int fd = -1;
+	struct stat st;
+	if (index_dir_open(dir, INDEX_READ_ONLY, &fd) == 0 &&
+		fstatat(fd, INDEX_NEW_FILE, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_uid == geteuid() &&
+		flock(fd, LOCK_EX | LOCK_NB) == 0)
+		unlinkat(fd, INDEX_NEW_FILE, 0);
 }
 
 static int find_pack(struct index *i, MDB_txn *txn, uint64_t number, uint32_t n, struct index_place *ret_place)

@@ -48,6 +48,8 @@ int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, 
  * put another file in the place of the one that was made. */
 int index_publish(struct index *i);
 void index_close(struct index *i);  /* NULL-safe. What was not published is gone. */
+/* Removes what a writer that died has left in the directory. Nothing while a writer is at work; never waits. */
+void index_tidy(const char *dir);
 
 /* Both answer "no" if anything goes wrong; parts answer then. */
 int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/save/write/catalog.h"
 #include "core/upkeep/gc.h"
 #include "tools/vckpt/progress.h"
 #include "tools/vckpt/tool.h"
@@ -137,6 +138,8 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	tool_progress_start(&g.progress, t->quiet, "gc");
 	g.progress.counts = true;
 	r = store_gc(s, &g.options, &result, &err);
+	if (r == 0 && !g.options.dry_run)
+		save_index_tidy(s);
 	tool_progress_end(&g.progress);
 	if (r < 0)
 		code = tool_fail(t, &err);

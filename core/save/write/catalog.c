@@ -394,13 +394,23 @@ static bool catalog_nothing_to_do(struct store *s, struct index_stats *ret_stats
 	return nothing;
 }
 
+void save_index_tidy(const struct store *s)
+{
+	char dir[4096];
+
+	if (save_index_dir(s, dir) == 0)
+		index_tidy(dir);
+}
+
 int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_stats, struct base_error *err)
 {
 	struct index *index = NULL;
 
 	/* Who starts an update briefly knows that there is something to do. */
-	if (flags == 0 && catalog_nothing_to_do(s, ret_stats))
+	if (flags == 0 && catalog_nothing_to_do(s, ret_stats)) {
+		save_index_tidy(s);
 		return 0;
+	}
 
 	int r = catalog_open(s, flags, &index, err);
 

@@ -10,8 +10,11 @@
 #include "index/index.h"
 
 /* STORE/index if it is this user's, or is not there and can be made. Else, and on a network filesystem:
- * $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store id hex>. So each user of a store has an index. */
+ * $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store id hex>. So each user of a store has an index. -ENOENT: the user has no
+ * home directory either. */
 int save_index_dir(const struct store *s, char dir[static 4096]);
+/* Removes what a writer of the index that died has left. Best effort. */
+void save_index_tidy(const struct store *s);
 /* flags: of enum index_flag, INDEX_ANEW and INDEX_BRIEFLY (-EBUSY: another process is at it; it takes in what became
  * visible meanwhile, too). */
 int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_stats, struct base_error *err);
