@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a writer of the index leaves when it dies."""
+"""What a writer of the index leaves when it dies, and users who have no place for an index."""
 import fcntl
 import os
+import pathlib
 import subprocess
+import tempfile
 
 import numpy
 import pytest
@@ -41,3 +43,62 @@ def test_what_a_writer_at_work_has_stays(vckpt, store, left, command):
     os.close(fd)
     vckpt(command, store)
     assert not left.exists()
+
+
+# ---- users without HOME ----
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def others(vckpt):
+    """A store of root's that everybody may write, but for its index; and run(home, command...) as a user without HOME, whose home
+    directory is `home` by /etc/passwd, in a mount namespace."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    with tempfile.TemporaryDirectory() as name:
+        yield from in_folder(vckpt, pathlib.Path(name))
+
+
+def in_folder(vckpt, folder):
+    os.chmod(folder, 0o755)
+    save_file({"w": numpy.arange(30000.0)}, folder / "m.safetensors")
+    os.chmod(folder / "m.safetensors", 0o644)
+    vckpt("init", folder / "store")
+    vckpt("import", folder / "store", "a", folder / "m.safetensors")
+    for path in [folder / "store", *(folder / "store").rglob("*")]:
+        if "index" not in path.parts:
+            os.chmod(path, 0o777 if path.is_dir() else 0o666)
+
+    def run(home, *args):
+        (folder / "passwd").write_text(f"somebody:x:{NOBODY}:{NOBODY}::{home}:/bin/sh\n" if home else "root:x:0:0::/root:/bin/sh\n")
+        env = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+        become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', folder / "passwd", *become,
+                               vckpt.path, *map(str, args)], capture_output=True, text=True, env=env)
+    if run("/", "--version").returncode:
+        pytest.skip("no mount namespace, or the build folder is not readable for others")
+    yield folder, run
+
+
+@pytest.mark.parametrize("home", ["/nonexistent", "/", ""])
+def test_a_user_without_a_home_needs_no_index(others, home):
+    folder, run = others
+    store = folder / "store"
+    for words in [("import", store, "b", folder / "m.safetensors", "-q"), ("rm", store, "b/0", "-q"), ("gc", store, "-q"), ("verify", store, "-q")]:
+        done = run(home, *words)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), words
+    assert "place for an index" in run(home, "import", store, "c", folder / "m.safetensors", "-v").stderr
+    done = run(home, "index", store)
+    assert (done.returncode, done.stderr) == (
+        1, f"vckpt index: there is no place for an index of {store}: set XDG_CACHE_HOME or HOME (all else works without an index)\n")
+
+
+def test_a_home_that_the_system_knows(others):
+    folder, run = others
+    (folder / "home").mkdir()
+    os.chown(folder / "home", NOBODY, NOBODY)
+    done = run(folder / "home", "import", folder / "store", "b", folder / "m.safetensors", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    [index] = (folder / "home/.cache/vckpt").glob("*/index.mdb")
+    assert index.stat().st_uid == NOBODY

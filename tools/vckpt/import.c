@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/save/write/catalog.h"
 
 #define THREADS_MAX 1024
 
@@ -417,11 +418,22 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	return r;
 }
 
+static void update_index(const struct tool *t, const struct store *s)
+{
+	char dir[4096], word[TOOL_WORD_BYTES];
+
+	if (save_index_dir(s, dir) < 0)
+		base_info("the user has no place for an index: XDG_CACHE_HOME and HOME are not set");
+	else if (!tool_update_index(s->path))
+		base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
+			"the index could not be brought up to date (the step is whole; vckpt index %s tries again)",
+			tool_shell_word(s->path, word));
+}
+
 static int import_run(struct tool *t, int argc, char **argv)
 {
 	struct import in = {.source.component = IMPORT_COMPONENT, .options.step = PROTO_NONE};
 	struct save_result result = {0};
-	char word[TOOL_WORD_BYTES];
 	struct store *s = NULL;
 
 	in.sources = calloc((size_t)argc + 1, sizeof *in.sources);
@@ -443,12 +455,8 @@ static int import_run(struct tool *t, int argc, char **argv)
 		code = tool_fail(t, &in.err);
 	}
 	if (code == 0) {
-		if (!in.options.no_index && result.index_behind && !tool_interrupted() &&
-			!tool_update_index(s->path))
-			base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
-				"the index could not be brought up to date (the step is whole; vckpt index %s tries "
-				"again)",
-				tool_shell_word(s->path, word));
+		if (!in.options.no_index && result.index_behind && !tool_interrupted())
+			update_index(t, s);
 		code = report(t, &in, &result);
 		if (code == 0 && says_more(t))
 			say_shared(&result);

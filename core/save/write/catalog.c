@@ -8,6 +8,7 @@
 #include "core/save/write/catalog.h"
 
 #include <limits.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -36,17 +37,30 @@ struct catalog_places {
 	bool failed;                             /* out of memory */
 };
 
+/* Of who has no HOME: the directory that the system knows, where it is there and may be written. */
+static bool catalog_home(char home[static 2048])
+{
+	const char *named = getenv("HOME");
+	struct passwd user, *found = NULL;
+	char names[2048];
+
+	if (named && named[0] == '/')
+		return snprintf(home, 2048, "%s", named) < 2048;
+	return getpwuid_r(geteuid(), &user, names, sizeof names, &found) == 0 && found && found->pw_dir[0] == '/' &&
+		snprintf(home, 2048, "%s", found->pw_dir) < 2048 && access(home, W_OK) == 0;
+}
+
 static int catalog_cache_dir(const struct store *s, char dir[static 4096])
 {
-	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-	char id[33];
+	const char *cache = getenv("XDG_CACHE_HOME");
+	char id[33], home[2048];
 	int n;
 
 	for (unsigned i = 0; i < 16; i++)
 		snprintf(id + 2 * i, 3, "%02x", s->info.id[i]);
 	if (cache && cache[0] == '/')
 		n = snprintf(dir, 4096, "%s/vckpt/%s", cache, id);
-	else if (home && home[0] == '/')
+	else if (catalog_home(home))
 		n = snprintf(dir, 4096, "%s/.cache/vckpt/%s", home, id);
 	else
 		return -ENOENT;
@@ -331,7 +345,8 @@ static int catalog_open(const struct store *s, unsigned flags, struct index **re
 			return r;
 		return catalog_open_in(s, dir, flags, ret_i, err);
 	}
-	return base_error_set(err, r, "there is no place for an index of %s", s->path);
+	return base_error_set(err, r, "there is no place for an index of %s: set XDG_CACHE_HOME or HOME (all else "
+		"works without an index)", s->path);
 }
 
 static int catalog_fill(struct store *s, struct index *index, const struct catalog_commits *c, struct base_error *err)
