@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a writer of the index leaves when it dies, and users who have no place for an index."""
+"""Writers of the index at the same time, what one leaves when it dies, and users who have no place for an index."""
 import fcntl
+import json
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
 
@@ -43,6 +45,46 @@ def test_what_a_writer_at_work_has_stays(vckpt, store, left, command):
     os.close(fd)
     vckpt(command, store)
     assert not left.exists()
+
+
+def test_a_writer_takes_in_what_is_committed_meanwhile(vckpt, build, store, tmp_path):
+    """Who commits while another process writes the index leaves the commit to that one, which looks again before it publishes."""
+    for name, factor in ("a", 1), ("b", 2):
+        save_file({"w": factor * numpy.arange(30000.0)}, tmp_path / f"{name}.safetensors")
+    vckpt("import", store, "a", tmp_path / "a.safetensors")
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    env = dict(os.environ, LD_PRELOAD=preload, VCKPT_INTERPOSE=f"root={store},reads=1,path=manifests,do=stop,at=1",
+               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    writer = subprocess.Popen([vckpt.path, "index", store, "--rebuild", "--json"], env=env, stdout=subprocess.PIPE)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(writer.pid, os.WUNTRACED)[1])       # it has read which commits there are
+        vckpt("import", store, "b", tmp_path / "b.safetensors")
+        assert (store / "index/index.mdb.new").exists()
+        writer.send_signal(signal.SIGCONT)
+        assert json.loads(writer.communicate(timeout=60)[0])["commits"] == 2
+    finally:
+        writer.kill()
+    assert vckpt.json("import", store, "c", tmp_path / "b.safetensors")["pieces_new"] == 0
+
+
+def test_without_proc(vckpt, store, tmp_path):
+    """LMDB gets the file that was checked through /proc: there is no index then, and all else works."""
+    save_file({"w": numpy.arange(30000.0)}, tmp_path / "m.safetensors")
+
+    def run(*words):
+        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"', vckpt.path, *words],
+                              capture_output=True, text=True)
+    if run("--version").returncode:
+        pytest.skip("no mount namespace")
+    done = run("index", store)
+    assert (done.returncode, done.stderr) == (1, f"vckpt index: the index {store}/index cannot be opened without /proc/self/fd\n")
+    assert os.listdir(store / "index") == []
+    done = run("import", store, "a", tmp_path / "m.safetensors")
+    assert done.returncode == 0 and "the index could not be brought up to date (the step is whole;" in done.stderr
+    vckpt("index", store)
+    done = run("import", store, "a", tmp_path / "m.safetensors", "-q")      # one that is there cannot be read either
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run("verify", store).returncode == 0 and len(vckpt.json("ls", store, "a")["steps"]) == 2
 
 
 # ---- users without HOME ----

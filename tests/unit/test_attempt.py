@@ -301,6 +301,23 @@ def test_a_short_fault_does_not_fail_a_save(api):
     a.free()
 
 
+def test_an_announcement_that_is_taken_away(api):
+    """Nobody else can commit the import, and nobody puts the announcement again: it is aborted at once."""
+    a = Attempt(api, "r", 1)
+    a.write(b"x" * 100)
+    announcement = a.part()
+    api.call(api.lib.store_attempt_announce, a.p, ctypes.byref(announcement))
+    (a.folder() / "part.0").unlink()
+    with pytest.raises(Failed) as e:
+        api.call(api.lib.store_attempt_wait, a.p, ctypes.c_int64(20000), ctypes.byref(ctypes.c_uint64()))
+    assert e.value.code == EABORTED and "its announcement is not in incoming/ any more" in e.value.text, e.value
+    a.free()
+    assert files(api, "packs") == [] and visible(api, "r") == {}
+    with api.list("r", whole=True) as l:
+        assert l.attempt(a.name)[0] == ABORTED
+    save(api, "r", step=1)
+
+
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_removal_that_the_storage_leaves_open(api, lands):
     """The list tells, where it can be read: done, or failed. Else, and where what was sent may land yet, it is undecided."""
