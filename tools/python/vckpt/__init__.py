@@ -34,9 +34,10 @@ from .loading import Loaded, load
 from .paths import init, latest, steps
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
+from .rng import RngState, rng_state, set_rng_state
 from .saver import Handle, Saver, async_save, close, save
 from .shard import Refused, Shard
-from .state import RngState, parameter_names, rng_state, set_rng_state
+from .state import parameter_names
 from .step import BlobInfo, Step, TensorInfo
 
 __all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Loaded",

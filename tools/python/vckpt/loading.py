@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from . import _lib, components, meeting, meshes, paths, saver, state as states
 from .loading_tensors import Destination, assign, refusal
 from .records import Record
+from .rng import RngState, set_rng_state
 from .shard import Shard
 from .signatures import Path, State
-from .state import RngState, dotted, is_tensor
 from .step import Step
+from .tensors import dotted, is_tensor, torch_module, torch_state
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,7 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     at = _chosen(path, group, missing_ok, meet_timeout)
     if at is None:
         return None
-    with Step(at, "numpy" if states.torch_module() is None else "torch") as step:
+    with Step(at, "numpy" if torch_module() is None else "torch") as step:
         return _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types)).run(strict)
 
 
@@ -223,7 +224,7 @@ def _fillable(value: object) -> bool:
 
 
 def _is_generator(value: object) -> bool:
-    torch = states.torch_module()
+    torch = torch_module()
     return torch is not None and isinstance(value, torch.Generator)
 
 
@@ -292,7 +293,7 @@ class _Plan:
         """Last of all."""
         if self.rng and self.step.world == self.world and not any(map(_is_nothing, self.rng)):
             for saved in self.rng:
-                states.set_rng_state(saved)
+                set_rng_state(saved)
             return True
         if self.rng and self.rank == 0:
             ranks = "1 rank" if self.step.world == 1 else f"{self.step.world} ranks"
@@ -328,7 +329,7 @@ class _Plan:
         return self.trees[component, rank]
 
     def visit(self, value: Any, saved: Any, path: KeyPath) -> Give:
-        torch = states.torch_module()
+        torch = torch_module()
         if not _fillable(value):
             return self.plainly(saved, path)
         if isinstance(value, (Mapping, list, tuple)):
@@ -344,7 +345,7 @@ class _Plan:
         elif _is_nothing(saved) or (saved is None and (_is_generator(value) or value.state_dict() is not None)):
             self.lack(path, saved)
         elif _is_generator(value):
-            self.todo.append(lambda: states.set_rng_state(saved, generator=value))
+            self.todo.append(lambda: set_rng_state(saved, generator=value))
         else:
             give = self.merged(value.state_dict(), saved, path)
             self.todo.append(lambda: value.load_state_dict(give()))
@@ -457,11 +458,11 @@ class _Plan:
     def empty_like(self, like: Any, dtype: int, shape: tuple[int, ...] | None) -> Any:
         """A DTensor or Shard that is cut as `like` is, or None."""
         if type(like) is Shard and not like.alone and shape == (like.shape or tuple(like.tensor.shape)):
-            new = states.torch_state().empty(like.tensor, dtype)
+            new = torch_state().empty(like.tensor, dtype)
             return Shard(new, shape=like.shape, mesh=like.mesh, placements=like.placements, flat=like.flat,
                          boxes=like.boxes, same_dims=like.same_dims)
         if hasattr(like, "_local_tensor") and shape == tuple(like.shape):
-            return states.torch_state().empty(like, dtype)
+            return torch_state().empty(like, dtype)
         return None
 
     # -- modules and optimizers --

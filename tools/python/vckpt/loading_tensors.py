@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from . import _lib, meshes, state as states
+from . import _lib, meshes
+from .entries import make_entry
 from .shard import Refused, Shard
 from .step import is_raw, numpy_dtype
+from .tensors import torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,14 +43,14 @@ class Destination:
         if getattr(getattr(self.memory, "device", None), "type", None) == "meta":
             raise Refused(path, "a tensor on the meta device has no memory to be filled: load after it was made "
                                 "(to_empty)")
-        self.entry = states.make_entry(component, name, path, tensor, mesh if type(tensor) is Shard else None, rank)
+        self.entry = make_entry(component, name, path, tensor, mesh if type(tensor) is Shard else None, rank)
         self.row, self.absent, self.rank = _lib.Tensor.from_buffer_copy(self.entry.row), self.entry.absent, rank
         self.shape = self._words(self.row.shape, self.row.ndim)
         self.whole = not (self.row.mesh or self.row.placements or self.row.flat or self.row.flags & _lib.BOXES)
         if not self.row.mesh:
             self.row.mesh = meshes.native(f"ranks={world}").pointer
         if hasattr(self.memory, "_local_tensor"):
-            self.memory = states.torch_state().settled(self.memory._local_tensor)
+            self.memory = torch_state().settled(self.memory._local_tensor)
 
     def _words(self, address: int | None, count: int) -> tuple[int, ...]:
         return tuple((ctypes.c_uint64 * count).from_address(address)) if address and count else ()
@@ -142,4 +144,4 @@ def assign(memory: Memory, array: NDArray[Any], dtype: int) -> None:
     if isinstance(memory, np.ndarray):
         memory[...] = array
     else:
-        memory.detach().copy_(states.torch_state().from_numpy(array, dtype))
+        memory.detach().copy_(torch_state().from_numpy(array, dtype))

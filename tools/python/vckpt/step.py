@@ -24,7 +24,8 @@ from . import _lib, values
 from .paths import split
 from .shard import NUMPY_DTYPES
 from .signatures import Box, Path
-from .state import SAME_AS, torch_module, torch_state
+from .state import SAME_AS
+from .tensors import torch_module, torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

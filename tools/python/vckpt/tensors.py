@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is a tensor in a state, what it is called, and torch, where the program has imported it: the package never
+imports it by itself."""
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .shard import Shard
+
+if TYPE_CHECKING:
+    from .values_text import KeyPath
+
+
+def torch_module() -> Any:
+    """torch, where the program has imported it."""
+    return sys.modules.get("torch")
+
+
+def torch_state() -> Any:
+    from . import torch_state as module
+    return module
+
+
+def current_device() -> int | None:
+    """The number of the current CUDA device, of a program that uses CUDA."""
+    torch = torch_module()
+    return (torch.cuda.current_device() if torch is not None and torch.cuda.is_available()
+            and torch.cuda.is_initialized() else None)
+
+
+def is_tensor(value: object) -> bool:
+    if isinstance(value, (np.ndarray, Shard)):
+        return True
+    torch = torch_module()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def dotted(path: KeyPath) -> str:
+    """The name of a tensor: the keys below its component; a component that is a tensor is called as itself."""
+    return ".".join(str(key) for key in path[1:]) if len(path) > 1 else path[0]
