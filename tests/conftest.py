@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures shared by all tests.
 
-VCKPT_BUILD names the build directory (tools/test sets it). Random and numerous cases: some by default, with `--full` all that an hour allows.
+VCKPT_BUILD names the build directory (tools/test sets it). Random and numerous cases: some by default, with `--full`
+all that an hour allows.
 """
 import ctypes
 import importlib.util
@@ -22,8 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SEED = int(os.environ.get("VCKPT_SEED") or random.randrange(1 << 30))
 os.environ["VCKPT_SEED"] = str(SEED)
 
-# Where torch is not installed, this folder on the path would make tests/torch a package of that name: `import torch` fails instead, as it
-# does for a user.
+# Where torch is not installed, this folder on the path would make tests/torch a package of that name: `import torch`
+# fails instead, as it does for a user.
 found = importlib.util.find_spec("torch")
 collect_ignore = []
 if found is None or found.origin is None:
@@ -65,7 +66,8 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         os.environ.pop("LD_PRELOAD", None)  # the sanitizers' run time is for who runs tests, not for dd and tar
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, config.getini("pythonpath")))   # a process finds what its test does
+    # a process finds what its test does
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, config.getini("pythonpath")))
     config.addinivalue_line("markers", "full: takes long, or is one of several like cases: only with --full")
 
 
@@ -117,7 +119,8 @@ def scale(request):
 
 @pytest.fixture(scope="session")
 def threads():
-    """`threads({rank: function})` calls function(rank) in a thread each, all at once: {rank: what it gave, or raised}."""
+    """`threads({rank: function})` calls function(rank) in a thread each, all at once: {rank: what it gave, or
+    raised}."""
     def run(calls, limit_s=120):
         results = {}
 
@@ -146,7 +149,8 @@ def build():
 
 @pytest.fixture(scope="module")
 def lib(build):
-    """All layers but fs and tools, every symbol visible. A CDLL for each module: what one says of arguments is not another's."""
+    """All layers but fs and tools, every symbol visible. A CDLL for each module: what one says of arguments is not
+    another's."""
     return ctypes.CDLL(str(build / "tests" / "libvckpt_internal.so"), use_errno=True)
 
 
@@ -162,7 +166,8 @@ class Command:
         done = subprocess.run([self.path, *map(str, args)], capture_output=True, input=input, env=environment,
                               timeout=timeout, text=text)
         if check and done.returncode != 0:
-            raise AssertionError(f"vckpt {' '.join(map(str, args))}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+            raise AssertionError(f"vckpt {' '.join(map(str, args))}: exit "
+                                 f"{done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
 
     def json(self, *args, **more):

@@ -3,10 +3,11 @@
 """How long a save of device memory keeps its caller, against the pinned device-to-host bandwidth of the same run.
 
     tests/bench/run --only gpu [--gib 2]
-    tests/bench/gpu.py [--gib 2] [--dir DIR] [--build DIR]          by itself, wants libcuda.so.1, python and numpy: JSON
+    tests/bench/gpu.py [--gib 2] [--dir DIR] [--build DIR] by itself, wants libcuda.so.1, python and numpy: JSON
 
-One rank; f32 tensors of 64 MiB, random, two sets that alternate, so that every save is of new data. In each round: the same bytes by one
-copy into page-locked memory (the reference), then a save: from submit to staged, and until committed. The first two rounds warm up."""
+One rank; f32 tensors of 64 MiB, random, two sets that alternate, so that every save is of new data. In each round: the
+same bytes by one copy into page-locked memory (the reference), then a save: from submit to staged, and until committed.
+The first two rounds warm up."""
 import argparse
 import json
 import os
@@ -70,7 +71,8 @@ def measure(build, where, gib):
             row = {"reference": bandwidth(gpu, stream, host, sets[number % 2]), **save(saver, stream, sets[number % 2])}
             rounds.append(row)
             if number % 2 and number > 2:  # the disk stays small
-                subprocess.run([pathlib.Path(build) / "tools/vckpt/vckpt", "rm", work / "store", f"run/{number - 2}", "-q"], check=False,
+                subprocess.run([pathlib.Path(build) / "tools/vckpt/vckpt", "rm", work / "store", f"run/{number - 2}",
+                                "-q"], check=False,
                                capture_output=True)
         saver.free()
         return {"device": gpu.name, "bytes": count * TENSOR_BYTES, "rounds": rounds[WARM:]}
@@ -88,8 +90,10 @@ def rows(bench):
         return bench.skip("stall on a GPU", str(e))
     bench.notes["gpu"] = m["device"]
     rates = {key: [m["bytes"] / MIB / r[key] for r in m["rounds"]] for key in ("reference", "stall", "whole")}
-    bench.row(f"stall, {m['bytes'] >> 20} MiB on {m['device']}", "pinned device-to-host copy", rates["stall"], rates["reference"], 0.9)
-    bench.row(f"whole save, new data, {m['device']}", "pinned device-to-host copy", rates["whole"], rates["reference"], None)
+    bench.row(f"stall, {m['bytes'] >> 20} MiB on {m['device']}", "pinned device-to-host copy", rates["stall"],
+              rates["reference"], 0.9)
+    bench.row(f"whole save, new data, {m['device']}", "pinned device-to-host copy", rates["whole"], rates["reference"],
+              None)
     bench.figure(f"submit, {m['device']}", statistics.median(r["submit"] for r in m["rounds"]) * 1e3, "ms", 1)
     return None
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long `async_save` keeps its caller before it returns, and until the tensors are the caller's again: 1,000 small DTensors on
-a mesh of one gloo rank, an AdamW state over them, and a module of as many parameters with its optimizer. Medians and
-minima from the third save on; the bytes are few, so this is the work per tensor.
+"""How long `async_save` keeps its caller before it returns, and until the tensors are the caller's again: 1,000 small
+DTensors on a mesh of one gloo rank, an AdamW state over them, and a module of as many parameters with its optimizer.
+Medians and minima from the third save on; the bytes are few, so this is the work per tensor.
 
     VCKPT_BUILD=build/release PYTHONPATH=tools/python tests/bench/python_call.py [--dir DIR] [--saves N]
 """
@@ -26,7 +26,8 @@ import vckpt                                            # noqa: E402
 
 def states(mesh):
     weights = {f"layers.{i}.weight": distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)]) for i in range(1000)}
-    moments = {"state": {name: {"step": torch.tensor(1.0), "exp_avg": w, "exp_avg_sq": w} for name, w in weights.items()},
+    moments = {"state": {name: {"step": torch.tensor(1.0), "exp_avg": w, "exp_avg_sq": w}
+                         for name, w in weights.items()},
                "param_groups": [{"lr": 1e-3, "params": list(weights)}]}
     net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(500)])
     for layer in net:
@@ -50,7 +51,8 @@ def measure(path, state, saves):
             handle.staged()
             rows.append(((called - begun) * 1e3, (time.perf_counter() - begun) * 1e3, handle.timings["plan_ns"] / 1e6))
             handle.committed()
-    return rows[0][0], [(statistics.median(row[i] for row in rows[2:]), min(row[i] for row in rows[2:])) for i in range(3)]
+    return rows[0][0], [(statistics.median(row[i] for row in rows[2:]), min(row[i] for row in rows[2:]))
+                        for i in range(3)]
 
 
 def main():
@@ -58,7 +60,8 @@ def main():
     parser.add_argument("--dir", help="where the store is made (default: a temporary directory)")
     parser.add_argument("--saves", type=int, default=22)
     options = parser.parse_args()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29577"), RANK="0", WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29577"), RANK="0",
+                      WORLD_SIZE="1")
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         store = pathlib.Path(directory) / "store"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which pieces a rank needs of one stored tensor, and where they lie, from the stored form of parts: cost by the number of pieces that
-are stored and by what the rank needs.
+"""Which pieces a rank needs of one stored tensor, and where they lie, from the stored form of parts: cost by the number
+of pieces that are stored and by what the rank needs.
 
     tests/bench/relation.py --build DIR [--repeat 9] [--dir DIR]
 
-Every repeat opens the store anew and begins with the part's object (its bytes are in the page cache); beside it the same with the row read
-whole. No piece is read.
+Every repeat opens the store anew and begins with the part's object (its bytes are in the page cache); beside it the
+same with the row read whole. No piece is read.
 """
 import argparse
 import ctypes
@@ -30,7 +30,8 @@ PHASES = ["part", "row", "relation", "places"]
 
 
 def rows_of(pieces):
-    """Rows of a bf16 tensor of 4,096 columns whose tiles are 1024 x 512: 8 pieces of 1 MiB a tile row, the last one a row short."""
+    """Rows of a bf16 tensor of 4,096 columns whose tiles are 1024 x 512: 8 pieces of 1 MiB a tile row, the last one a
+    row short."""
     return pieces // 8 * 1024 - 1
 
 
@@ -49,7 +50,8 @@ class Source:
             (box,) = [tl.Box.of(*b[:2]) for b in tl.shard_boxes(bench.lib, self.sharding.shard(rank))]
             err = tl.Error()
             tl.check(self.c.relation_part_make(api.p, self.layout.p, rank, ranks, ctypes.byref(box),
-                                               ctypes.byref(self.parts, rank * ctypes.sizeof(protolib.Ref)), ctypes.byref(err)), err)
+                                               ctypes.byref(self.parts, rank * ctypes.sizeof(protolib.Ref)),
+                                               ctypes.byref(err)), err)
         api.close()
 
     def target(self, ranks):
@@ -67,7 +69,8 @@ class Source:
         api = storelib.Api(self.lib, self.path, init=False, flags=1)
         us, found, err = (ctypes.c_double * 4)(), (ctypes.c_uint64 * 3)(), tl.Error()
         array = (ctypes.c_uint32 * len(ranks))(*ranks)
-        tl.check(self.c.relation_run(api.p, self.layout.p, self.parts, array, len(ranks), ctypes.byref(shard), ctypes.c_bool(ranged), us, found,
+        tl.check(self.c.relation_run(api.p, self.layout.p, self.parts, array, len(ranks), ctypes.byref(shard),
+                                     ctypes.c_bool(ranged), us, found,
                                      ctypes.byref(err)), err)
         api.close()
         return list(us), tuple(found)
@@ -83,7 +86,8 @@ class Measure:
         library = pathlib.Path(build).resolve() / "tests" / "libvckpt_internal.so"
         self.lib = tl.load(protolib.Proto(ctypes.CDLL(str(library))).lib)
         out = self.dir / "relation.so"
-        subprocess.run(["cc", "-std=gnu17", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{ROOT}", "-o", out,
+        subprocess.run(["cc", "-std=gnu17", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{ROOT}",
+                        "-o", out,
                         ROOT / "tests" / "bench" / "relation.c", library, f"-Wl,-rpath,{library.parent}"], check=True)
         self.c = ctypes.CDLL(str(out))
 
@@ -118,14 +122,16 @@ def rows(bench):
         for pieces in PIECES:
             source = Source(measure, pieces, 1)
             for name, ranks in ((f"{NEED} pieces' worth", max(2, pieces // NEED)), ("1/64 of it", 64)):
-                say(bench, f"reshard relation of {pieces:,} stored pieces for a rank that needs {name}", "the row read whole",
+                say(bench, f"reshard relation of {pieces:,} stored pieces for a rank that needs {name}",
+                    "the row read whole",
                     measure.one(source, source.target(ranks), [0], repeat))
             source.close()
         source = Source(measure, PIECES[-1], 1024)
         for name, ranks in ((f"{NEED} pieces' worth", PIECES[-1] // NEED), ("1/64 of it", 64)):
             shard = source.target(ranks)
             held = source.holders(shard)
-            say(bench, f"the same of {PIECES[-1]:,} stored by 1,024 ranks, {name}, {len(held)} parts read", "their rows read whole",
+            say(bench, f"the same of {PIECES[-1]:,} stored by 1,024 ranks, {name}, {len(held)} parts read",
+                "their rows read whole",
                 measure.one(source, shard, held, repeat))
         source.close()
     finally:
@@ -140,7 +146,8 @@ class Alone:
 
     def row(self, name, reference, values, references, bar, unit, higher):
         a, b = statistics.median(values), statistics.median(references)
-        print(f"{name}: {a:.0f} {unit} (from {min(values):.0f} to {max(values):.0f}); {reference}: {b:.0f} {unit}", flush=True)
+        print(f"{name}: {a:.0f} {unit} (from {min(values):.0f} to {max(values):.0f}); {reference}: {b:.0f} {unit}",
+              flush=True)
 
 
 def main():

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Saving from the ranks of a job, against memcpy, write and SHA-256 of the same bytes, and against torch DCP on the same state and disk.
+"""Saving from the ranks of a job, against memcpy, write and SHA-256 of the same bytes, and against torch DCP on the
+same state and disk.
 
     tests/bench/run --only save [--gib 2]              (a python with torch)
     tests/bench/save.py --dir DIR --world 2 --state sharded --kind gaussian      one measurement by itself: JSON
 
-Each measurement is a job of its own: `world` processes that meet over gloo. In each round every system saves once, in turn; the first two
-rounds warm up and are not counted. State: bf16 weights and two f32 moments of them in tensors of 4096 x 4096 and a few small ones. Two
-states with different contents alternate, so each save is of new data; then saves of unchanged data, and of data of which a tenth changed.
+Each measurement is a job of its own: `world` processes that meet over gloo. In each round every system saves once, in
+turn; the first two rounds warm up and are not counted. State: bf16 weights and two f32 moments of them in tensors of
+4096 x 4096 and a few small ones. Two states with different contents alternate, so each save is of new data; then saves
+of unchanged data, and of data of which a tenth changed.
 """
 import argparse
 import datetime
@@ -137,7 +139,8 @@ class Rank:
     def sha256(self):
         view = memoryview(self.room[1].numpy())
         step = -(-len(view) // self.threads)
-        threads = [threading.Thread(target=lambda i=i: hashlib.sha256(view[i * step:(i + 1) * step])) for i in range(self.threads)]
+        threads = [threading.Thread(target=lambda i=i: hashlib.sha256(view[i * step:(i + 1) * step]))
+                   for i in range(self.threads)]
         begin = time.perf_counter()
         for t in threads:
             t.start()
@@ -158,7 +161,8 @@ class Rank:
         handle.committed()
         end = time.perf_counter()
         t = handle.timings
-        return {"call": called - begin, "stall": staged - begin, "whole": end - begin, "written": t["bytes_written"], "plan_ns": t["plan_ns"],
+        return {"call": called - begin, "stall": staged - begin, "whole": end - begin, "written": t["bytes_written"],
+                "plan_ns": t["plan_ns"],
                 "pieces_new": t["pieces_new"], "phases": {name: p["busy_ns"] / 1e9 for name, p in t["phases"].items()}}
 
     def dcp(self, state, number):
@@ -172,8 +176,8 @@ class Rank:
         return {"stall": stall, "whole": time.perf_counter() - begin}
 
     def loop(self, seconds=None, until=None):
-        """Rounds a second of a compute loop on this rank's cores, for so long or until something is done (8 s at most: on cores
-        that are always busy a save of low priority takes its time)."""
+        """Rounds a second of a compute loop on this rank's cores, for so long or until something is done (8 s at most:
+        on cores that are always busy a save of low priority takes its time)."""
         torch = self.torch
         a, b = torch.randn(512, 512), torch.randn(512, 512)
         begin, rounds = time.perf_counter(), 0
@@ -210,7 +214,8 @@ class Rank:
     def run(self):
         sys.path.insert(0, str(ROOT / "tools/python"))
         import vckpt
-        out = {"bytes": self.bytes, "staged_bytes": self.staged_bytes, "rounds": [], "unchanged": [], "tenth": [], "slowdown": []}
+        out = {"bytes": self.bytes, "staged_bytes": self.staged_bytes, "rounds": [], "unchanged": [], "tenth": [],
+               "slowdown": []}
         with vckpt.Saver(os.path.join(self.o.dir, "store", "run")) as saver:
             for number in range(ROUNDS + WARM):
                 row = {"memcpy": self.memcpy(), "ours": self.vckpt(saver, self.states[number % 2])}
@@ -247,9 +252,12 @@ def job(build, where, world, state, kind, gib):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        env = {**os.environ, "VCKPT_LIBRARY": str(build / "core/api/libvckpt.so"), "OMP_NUM_THREADS": str(max(1, os.cpu_count() // world))}
-        ranks = [subprocess.Popen([sys.executable, __file__, "--rank", str(r), "--world", str(world), "--state", state, "--kind", kind, "--gib",
-                                   str(gib), "--dir", str(work), "--build", str(build), "--port", str(port), "--result", str(work / f"result.{r}")],
+        env = {**os.environ, "VCKPT_LIBRARY": str(build / "core/api/libvckpt.so"),
+               "OMP_NUM_THREADS": str(max(1, os.cpu_count() // world))}
+        ranks = [subprocess.Popen([sys.executable, __file__, "--rank", str(r), "--world", str(world), "--state", state,
+                                   "--kind", kind, "--gib",
+                                   str(gib), "--dir", str(work), "--build", str(build), "--port", str(port), "--result",
+                                   str(work / f"result.{r}")],
                                   env=env, stderr=subprocess.PIPE, text=True) for r in range(world)]
         ends = [(r.communicate(timeout=1800)[1], r.returncode) for r in ranks]
         if any(code for _, code in ends):
@@ -272,30 +280,39 @@ def rows_of(bench, name, results, kind):
     total, staged = sum(r["staged_bytes"] for r in results), max(r["staged_bytes"] for r in results)
     memcpy, dcp = slowest(results, "rounds", "memcpy"), slowest(results, "rounds", "dcp", "stall")
     stall, whole = slowest(results, "rounds", "ours", "stall"), slowest(results, "rounds", "ours", "whole")
-    bench.row(f"stall, {name}", f"larger of 1.15 x memcpy of {staged >> 20} MiB and a quarter of dcp.async_save's", [s * 1e3 for s in stall],
+    bench.row(f"stall, {name}", f"larger of 1.15 x memcpy of {staged >> 20} MiB and a quarter of dcp.async_save's",
+              [s * 1e3 for s in stall],
               [max(1.15 * m, d / 4) * 1e3 for m, d in zip(memcpy, dcp)], 1, "ms", higher=False)
-    bench.row(f"stall, {name}, against memcpy alone", f"memcpy of {staged >> 20} MiB", [s * 1e3 for s in stall], [m * 1e3 for m in memcpy], None, "ms",
+    bench.row(f"stall, {name}, against memcpy alone", f"memcpy of {staged >> 20} MiB", [s * 1e3 for s in stall],
+              [m * 1e3 for m in memcpy], None, "ms",
               higher=False)
-    bench.row(f"stall, {name}, against DCP alone", "dcp.async_save", [s * 1e3 for s in stall], [d * 1e3 for d in dcp], None, "ms", higher=False)
+    bench.row(f"stall, {name}, against DCP alone", "dcp.async_save", [s * 1e3 for s in stall], [d * 1e3 for d in dcp],
+              None, "ms", higher=False)
     written, hashed = slowest(results, "rounds", "write"), slowest(results, "rounds", "sha256")
     bench.row(f"whole save, new data, {name}", "slower of write + fsync and SHA-256", [total / MIB / w for w in whole],
               [total / MIB / max(w, h) for w, h in zip(written, hashed)], 0.8 if kind == "random" else 0.4)
     if results[0]["rounds"][0]["direct"]:
         direct = slowest(results, "rounds", "direct")
-        bench.row(f"whole save, new data, {name}, against O_DIRECT", "slower of write past the page cache + fsync and SHA-256",
+        bench.row(f"whole save, new data, {name}, against O_DIRECT",
+                  "slower of write past the page cache + fsync and SHA-256",
                   [total / MIB / w for w in whole], [total / MIB / max(d, h) for d, h in zip(direct, hashed)], None)
-    bench.row(f"whole save, new data, {name}, against DCP", "dcp.async_save until done", [total / MIB / w for w in whole],
+    bench.row(f"whole save, new data, {name}, against DCP", "dcp.async_save until done",
+              [total / MIB / w for w in whole],
               [total / MIB / d for d in slowest(results, "rounds", "dcp", "whole")], None)
     same, copy = slowest(results, "unchanged", "ours", "whole"), slowest(results, "unchanged", "memcpy")
-    bench.row(f"whole save, nothing changed, {name}", "memcpy", [total / MIB / w for w in same], [total / MIB / c for c in copy], 0.5)
-    bench.figure(f"new pieces, nothing changed, {name}", max(slowest(results, "unchanged", "ours", "pieces_new")), "pieces", 0)
+    bench.row(f"whole save, nothing changed, {name}", "memcpy", [total / MIB / w for w in same],
+              [total / MIB / c for c in copy], 0.5)
+    bench.figure(f"new pieces, nothing changed, {name}", max(slowest(results, "unchanged", "ours", "pieces_new")),
+                 "pieces", 0)
     tenth = slowest(results, "tenth", "ours", "whole")
     expected = 0.1 * statistics.median(whole) + statistics.median(same)
-    bench.row(f"whole save, a tenth changed, {name}", "0.1 x new + unchanged", [t * 1e3 for t in tenth], [expected * 1e3] * len(tenth), 1.25, "ms",
+    bench.row(f"whole save, a tenth changed, {name}", "0.1 x new + unchanged", [t * 1e3 for t in tenth],
+              [expected * 1e3] * len(tenth), 1.25, "ms",
               higher=False)
     pairs = results[0]["slowdown"]
     if pairs:
-        bench.row(f"compute loop beside a save of low priority, {name}", "the same beside DCP's", [o / a for a, o, _ in pairs], [t / a for a, _, t in pairs], 1.0,
+        bench.row(f"compute loop beside a save of low priority, {name}", "the same beside DCP's",
+                  [o / a for a, o, _ in pairs], [t / a for a, _, t in pairs], 1.0,
                   "of its speed alone")
 
 
@@ -310,7 +327,8 @@ dist.init_process_group("gloo", rank=0, world_size=1)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, Replicate
 mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
-state = {"model": {f"layers.{i:03}.w": DTensor.from_local(torch.randn(64, 64), mesh, [Replicate(), Shard(0)], run_check=False) for i in range(1000)}}
+state = {"model": {f"layers.{i:03}.w": DTensor.from_local(torch.randn(64, 64), mesh, [Replicate(), Shard(0)],
+                                                          run_check=False) for i in range(1000)}}
 out = []
 with vckpt.Saver(sys.argv[2]) as saver:
     for i in range(int(sys.argv[4])):
@@ -330,8 +348,10 @@ dist.destroy_process_group()
         port = s.getsockname()[1]
     try:
         subprocess.run([build / "tools/vckpt/vckpt", "init", work / "store", "-q"], check=True)
-        done = subprocess.run([sys.executable, "-c", script, str(ROOT / "tools/python"), str(work / "store/run"), str(port), str(repeat + WARM)],
-                              env={**os.environ, "VCKPT_LIBRARY": str(build / "core/api/libvckpt.so")}, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", script, str(ROOT / "tools/python"), str(work / "store/run"),
+                               str(port), str(repeat + WARM)],
+                              env={**os.environ, "VCKPT_LIBRARY": str(build / "core/api/libvckpt.so")},
+                              capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])
         return json.loads(done.stdout)[WARM:]
@@ -340,24 +360,29 @@ dist.destroy_process_group()
 
 
 def restarts(build, where, repeat, sharded):
-    """Milliseconds that each of `repeat` new processes plans 1,000 tensors, from nothing: rank 0 of a mesh fsdp=2,tp=2, or one rank with all
-    of it. The step is left undecided: the other ranks are not there."""
+    """Milliseconds that each of `repeat` new processes plans 1,000 tensors, from nothing: rank 0 of a mesh fsdp=2,tp=2,
+    or one rank with all of it. The step is left undecided: the other ranks are not there."""
     script = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import numpy, saverlib
 api, store, sharded = saverlib.Vckpt(sys.argv[2]), sys.argv[3], sys.argv[4] == "sharded"
 mesh = api.mesh("fsdp=2,tp=2") if sharded else None
-saver = api.saver(store, f"run{os.getpid()}", world=4 if sharded else 1, mesh=mesh, launch=str(os.getpid()) if sharded else None)
+saver = api.saver(store, f"run{os.getpid()}", world=4 if sharded else 1, mesh=mesh,
+                  launch=str(os.getpid()) if sharded else None)
 weights = [(f"{c}/layers.{i:02}.{n}.weight", s) for c in ("model", "optimizer") for i in range(50) for n, s in [
-    (f"attention.w{k}", numpy.ones((64, 64), "f4")) for k in "kqvo"] + [(f"feed_forward.w{k}", numpy.ones((96, 64), "f4")) for k in "123"] + [
+    (f"attention.w{k}", numpy.ones((64, 64), "f4")) for k in "kqvo"] + [
+    (f"feed_forward.w{k}", numpy.ones((96, 64), "f4")) for k in "123"] + [
     (f"{k}_norm", numpy.ones(64, "f4")) for k in ("attention", "ffn", "q")]]
 kinds = {"o": "S(0),S(1)", "2": "S(0),S(1)", "m": "S(0),R"}
 save = saver.begin()
 for name, whole in weights:
     words = kinds.get(name.split(".")[-2][-1], "S(0),S(0)") if sharded else None
-    cut = (2 if words == "S(0),R" else 4 if words == "S(0),S(0)" else 2, 2 if words == "S(0),S(1)" else 1) if sharded else (1, 1)
-    local = whole[:whole.shape[0] // cut[0]] if whole.ndim == 1 else numpy.ascontiguousarray(whole[:whole.shape[0] // cut[0], :whole.shape[1] // cut[1]])
+    rows = 2 if words == "S(0),R" else 4 if words == "S(0),S(0)" else 2
+    cut = (rows, 2 if words == "S(0),S(1)" else 1) if sharded else (1, 1)
+    local = whole[:whole.shape[0] // cut[0]]
+    if whole.ndim > 1:
+        local = numpy.ascontiguousarray(local[:, :whole.shape[1] // cut[1]])
     save.tensor(name, local, shape=whole.shape, placements=words, mesh=mesh)
 save.submit()
 save.staged()
@@ -370,7 +395,8 @@ os._exit(0)
         subprocess.run([build / "tools/vckpt/vckpt", "init", work / "store", "-q"], check=True)
         found = []
         for _ in range(repeat):
-            done = subprocess.run([sys.executable, "-c", script, str(ROOT / "tests/unit"), str(build), str(work / "store"),
+            done = subprocess.run([sys.executable, "-c", script, str(ROOT / "tests/unit"), str(build),
+                                   str(work / "store"),
                                    "sharded" if sharded else "whole"], capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(done.stderr[-3000:])
@@ -391,7 +417,8 @@ def frozen(build, where):
     work = pathlib.Path(tempfile.mkdtemp(prefix="frozen-", dir=where))
     try:
         vckpt.init(work / "store")
-        state = {"model": {f"layers.{i}": torch.empty(1024, 1024).view(torch.int32).random_().view(torch.float32) for i in range(10)}}
+        state = {"model": {f"layers.{i}": torch.empty(1024, 1024).view(torch.int32).random_().view(torch.float32)
+                           for i in range(10)}}
         with vckpt.Saver(work / "store/run") as saver:
             for step in range(20):
                 for i in range(6, 10):
@@ -406,14 +433,18 @@ def frozen(build, where):
         shutil.rmtree(work, ignore_errors=True)
 
 
-# name: rows of the weights of a layer, (rows, columns, how TP cuts it): column-parallel cuts dimension 0, row-parallel dimension 1
+# name: rows of the weights of a layer, (rows, columns, how TP cuts it): column-parallel cuts dimension 0, row-parallel
+# dimension 1
 def layer(hidden, inner, kv, vocab):
-    return {"wq": (hidden, hidden, 0), "wk": (kv, hidden, 0), "wv": (kv, hidden, 0), "wo": (hidden, hidden, 1), "w1": (inner, hidden, 0),
+    return {"wq": (hidden, hidden, 0), "wk": (kv, hidden, 0), "wv": (kv, hidden, 0), "wo": (hidden, hidden, 1),
+            "w1": (inner, hidden, 0),
             "w2": (hidden, inner, 1), "w3": (inner, hidden, 0), "embedding": (vocab, hidden, 0)}
 
 
-MODELS = {"Llama-3 8B": layer(4096, 14336, 1024, 128256), "Llama-2 7B": layer(4096, 11008, 4096, 32000), "Qwen2.5 7B": layer(3584, 18944, 512, 152064),
-          "GPT-2": {"c_attn": (768, 2304, 1), "attn.c_proj": (768, 768, 0), "c_fc": (768, 3072, 1), "mlp.c_proj": (3072, 768, 0),
+MODELS = {"Llama-3 8B": layer(4096, 14336, 1024, 128256), "Llama-2 7B": layer(4096, 11008, 4096, 32000),
+          "Qwen2.5 7B": layer(3584, 18944, 512, 152064),
+          "GPT-2": {"c_attn": (768, 2304, 1), "attn.c_proj": (768, 768, 0), "c_fc": (768, 3072, 1),
+                    "mlp.c_proj": (3072, 768, 0),
                     "wte": (50257, 768, 0), "wpe": (1024, 768, 0)}}
 
 
@@ -426,15 +457,18 @@ def relayout(build, where, model):
     work = pathlib.Path(tempfile.mkdtemp(prefix="relayout-", dir=where))
     try:
         store = api.store(work / "store")
-        weights = {name: (rng.integers(0, 2**16, (rows, columns), "u2"), cut) for name, (rows, columns, cut) in MODELS[model].items()}
+        weights = {name: (rng.integers(0, 2**16, (rows, columns), "u2"), cut)
+                   for name, (rows, columns, cut) in MODELS[model].items()}
 
         def work_of(mesh_text, words):
             def one(rank, saver):
-                mesh = api.mesh(mesh_text, [fsdp * 2 + tp for tp in range(2) for fsdp in range(4)] if "fsdp" in mesh_text else None)
+                mesh = api.mesh(mesh_text, [fsdp * 2 + tp for tp in range(2) for fsdp in range(4)]
+                                if "fsdp" in mesh_text else None)
                 save = saver.begin()
                 for name, (w, cut) in weights.items():
                     local = local_of(w, cut, mesh_text, rank)
-                    save.tensor(f"model/{name}", local, shape=w.shape, mesh=mesh, placements=words(cut), check_local=True)
+                    save.tensor(f"model/{name}", local, shape=w.shape, mesh=mesh, placements=words(cut),
+                                check_local=True)
                 save.submit()
                 save.committed(600000)
                 pieces = save.timings().phase[4].bytes
@@ -450,8 +484,10 @@ def relayout(build, where, model):
                 return rows(w, cut, 8, rank)
             if mesh_text == "all=1":
                 return w
-            return rows(rows(w, cut, 2, rank % 2), 0, 4, rank // 2)  # tensor parallelism first, then FSDP on dimension 0
-        layouts = [("tp=8", 8, lambda cut: f"S({cut})"), ("tp=2,fsdp=4", 8, lambda cut: f"S({cut}),S(0)"), ("all=1", 1, lambda cut: "R")]
+            # tensor parallelism first, then FSDP on dimension 0
+            return rows(rows(w, cut, 2, rank % 2), 0, 4, rank // 2)
+        layouts = [("tp=8", 8, lambda cut: f"S({cut})"), ("tp=2,fsdp=4", 8, lambda cut: f"S({cut}),S(0)"),
+                   ("all=1", 1, lambda cut: "R")]
         added = []
         for text, world, words in layouts:
             found = saverlib.ranks(api, store, "run", world, work_of(text, words), launch=text, threads=1)
@@ -478,7 +514,8 @@ def rows(bench):
         bench.figure(f"a restarted job plans 1,000 tensors, {name}", statistics.median(plans), "ms", 1)
         bench.notes[f"the same, {name}, the fastest"] = f"{min(plans):.2f} ms"
     ours, theirs = frozen(build, where)
-    bench.row("bytes of 20 steps, 60 % frozen", "DCP's directories", [ours / MIB], [theirs / MIB], 0.45, "MiB", higher=False)
+    bench.row("bytes of 20 steps, 60 % frozen", "DCP's directories", [ours / MIB], [theirs / MIB], 0.45, "MiB",
+              higher=False)
     for model in MODELS:
         first, second, third = relayout(build, where, model)
         bar = None if model == "GPT-2" else 0.1

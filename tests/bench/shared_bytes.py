@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a model is stored once when the same weights are saved under several layouts, and how much more than it needs a rank reads:
-computed by the library's own meshes, shards, grid and stored order, for the shapes of real models. No weights, no store.
+"""How much of a model is stored once when the same weights are saved under several layouts, and how much more than it
+needs a rank reads: computed by the library's own meshes, shards, grid and stored order, for the shapes of real models.
+No weights, no store.
 
     tests/bench/shared_bytes.py [--build DIR] [--model NAME]... [--json FILE]
 
 Prints the tables of docs/layouts.md, as they stand there, and every figure that is not what was expected for it.
 
-A layout is (a, b): dimension 0 over a ranks, dimension 1 over b, by the ceil rule. Two pieces of one tensor are one object if their offsets and
-sizes agree (docs/format/grid.md). 'Shared' is the part of a layout's bytes that lies in pieces which the other layout has too; what is not shared
-is stored again. Tensors of equal shape have equal pieces: each shape is computed once, and counted as often as the model has it.
+A layout is (a, b): dimension 0 over a ranks, dimension 1 over b, by the ceil rule. Two pieces of one tensor are one
+object if their offsets and sizes agree (docs/format/grid.md). 'Shared' is the part of a layout's bytes that lies in
+pieces which the other layout has too; what is not shared is stored again. Tensors of equal shape have equal pieces:
+each shape is computed once, and counted as often as the model has it.
 """
 import argparse
 import ctypes
@@ -29,11 +31,13 @@ BLOCK = 16 << 10
 DEFAULT = (128 << 10, 1 << 20, 512)
 WHOLE = (1, 1)
 
-# ---- models: (what, shape, how many), from the config.json that stands beside the published weights of each -----------
+# ---- models: (what, shape, how many), from the config.json that stands beside the published weights of each
+# -----------
 
 
 def llama(hidden, intermediate, layers, kv_heads, vocab, head=128):
-    """meta-llama/Meta-Llama-3-8B, -70B: num_attention_heads = hidden / 128, num_key_value_heads 8, embeddings not tied."""
+    """meta-llama/Meta-Llama-3-8B, -70B: num_attention_heads = hidden / 128, num_key_value_heads 8, embeddings not
+    tied."""
     return [("embed_tokens, lm_head", (vocab, hidden), 2),
             ("q_proj", (hidden, hidden), layers), ("k_proj, v_proj", (kv_heads * head, hidden), 2 * layers),
             ("o_proj", (hidden, hidden), layers), ("gate_proj, up_proj", (intermediate, hidden), 2 * layers),
@@ -41,34 +45,41 @@ def llama(hidden, intermediate, layers, kv_heads, vocab, head=128):
 
 
 def mixtral():
-    """mistralai/Mixtral-8x7B-v0.1: hidden_size 4096, intermediate_size 14336, 32 layers, 32 heads, 8 for keys and values, num_local_experts 8,
-    vocab_size 32000; an expert's weights are tensors of their own."""
+    """mistralai/Mixtral-8x7B-v0.1: hidden_size 4096, intermediate_size 14336, 32 layers, 32 heads, 8 for keys and
+    values, num_local_experts 8, vocab_size 32000; an expert's weights are tensors of their own."""
     h, f, n, e = 4096, 14336, 32, 8
-    return [("embed_tokens, lm_head", (32000, h), 2), ("q_proj", (h, h), n), ("k_proj, v_proj", (1024, h), 2 * n), ("o_proj", (h, h), n),
-            ("gate", (e, h), n), ("experts w1, w3", (f, h), 2 * e * n), ("experts w2", (h, f), e * n), ("norms", (h,), 2 * n + 1)]
+    return [("embed_tokens, lm_head", (32000, h), 2), ("q_proj", (h, h), n), ("k_proj, v_proj", (1024, h), 2 * n),
+            ("o_proj", (h, h), n),
+            ("gate", (e, h), n), ("experts w1, w3", (f, h), 2 * e * n), ("experts w2", (h, f), e * n),
+            ("norms", (h,), 2 * n + 1)]
 
 
 def deepseek_v3():
-    """deepseek-ai/DeepSeek-V3 without the layer for multi-token prediction: hidden_size 7168, 61 layers of which first_k_dense_replace 3 are dense
-    (intermediate_size 18432), n_routed_experts 256 and n_shared_experts 1 of moe_intermediate_size 2048, 128 heads, q_lora_rank 1536,
-    kv_lora_rank 512, qk_nope_head_dim 128, qk_rope_head_dim 64, v_head_dim 128, vocab_size 129280. Published in f8 with scales; here in bf16."""
+    """deepseek-ai/DeepSeek-V3 without the layer for multi-token prediction: hidden_size 7168, 61 layers of which
+    first_k_dense_replace 3 are dense (intermediate_size 18432), n_routed_experts 256 and n_shared_experts 1 of
+    moe_intermediate_size 2048, 128 heads, q_lora_rank 1536, kv_lora_rank 512, qk_nope_head_dim 128, qk_rope_head_dim
+    64, v_head_dim 128, vocab_size 129280. Published in f8 with scales; here in bf16."""
     h, n, dense, experts, m = 7168, 61, 3, 256, 2048
     moe = n - dense
     return [("embed_tokens, lm_head", (129280, h), 2),
             ("q_a_proj", (1536, h), n), ("q_a_layernorm", (1536,), n), ("q_b_proj", (128 * (128 + 64), 1536), n),
-            ("kv_a_proj_with_mqa", (512 + 64, h), n), ("kv_a_layernorm", (512,), n), ("kv_b_proj", (128 * (128 + 128), 512), n),
+            ("kv_a_proj_with_mqa", (512 + 64, h), n), ("kv_a_layernorm", (512,), n),
+            ("kv_b_proj", (128 * (128 + 128), 512), n),
             ("o_proj", (h, 128 * 128), n), ("norms", (h,), 2 * n + 1),
             ("dense gate_proj, up_proj", (18432, h), 2 * dense), ("dense down_proj", (h, 18432), dense),
             ("router", (experts, h), moe), ("router bias", (experts,), moe),
-            ("experts gate_proj, up_proj", (m, h), 2 * moe * (experts + 1)), ("experts down_proj", (h, m), moe * (experts + 1))]
+            ("experts gate_proj, up_proj", (m, h), 2 * moe * (experts + 1)),
+            ("experts down_proj", (h, m), moe * (experts + 1))]
 
 
 def gpt2():
-    """openai-community/gpt2: n_embd 768, n_layer 12, n_positions 1024, vocab_size 50257; lm_head is tied to wte, Conv1D weights are (in, out). Without
-    the causal masks (attn.bias), which some files carry."""
+    """openai-community/gpt2: n_embd 768, n_layer 12, n_positions 1024, vocab_size 50257; lm_head is tied to wte, Conv1D
+    weights are (in, out). Without the causal masks (attn.bias), which some files carry."""
     h, n = 768, 12
-    return [("wte", (50257, h), 1), ("wpe", (1024, h), 1), ("attn.c_attn", (h, 3 * h), n), ("attn.c_proj", (h, h), n), ("mlp.c_fc", (h, 4 * h), n),
-            ("mlp.c_proj", (4 * h, h), n), ("c_attn bias", (3 * h,), n), ("c_fc bias", (4 * h,), n), ("other biases", (h,), 2 * n),
+    return [("wte", (50257, h), 1), ("wpe", (1024, h), 1), ("attn.c_attn", (h, 3 * h), n), ("attn.c_proj", (h, h), n),
+            ("mlp.c_fc", (h, 4 * h), n),
+            ("mlp.c_proj", (4 * h, h), n), ("c_attn bias", (3 * h,), n), ("c_fc bias", (4 * h,), n),
+            ("other biases", (h,), 2 * n),
             ("norms", (h,), 2 * (2 * n + 1))]
 
 
@@ -107,7 +118,8 @@ class Cutter:
 
     def make_grid(self, shape, item):
         g, s = tensorlib.Grid(), tensorlib.Shape.of(shape)
-        r = self.lib.tensor_grid_init(ctypes.byref(g), ctypes.byref(s), ctypes.c_uint(item), tensorlib.GridParams(*self.params))
+        r = self.lib.tensor_grid_init(ctypes.byref(g), ctypes.byref(s), ctypes.c_uint(item),
+                                      tensorlib.GridParams(*self.params))
         if r < 0:
             raise tensorlib.Failed(r, f"grid of {shape}")
         return g
@@ -152,7 +164,8 @@ class Cutter:
         return 0 if before == after else self.once(self.make_added, shape, item, before, after)
 
     def make_order(self, shape, item, piece):
-        """Where in a piece's stored order each of its items lies: the library gathers an array that holds its own positions, 8 bits at a time."""
+        """Where in a piece's stored order each of its items lies: the library gathers an array that holds its own
+        positions, 8 bits at a time."""
         (offset, size), g, count = piece, self.grid(shape, item), math.prod(piece[1])
         box, origin = tensorlib.Box.of(offset, size), tensorlib.U64x16(*offset)
         stride = tensorlib.U64x16(*[item * math.prod(size[d + 1:]) for d in range(len(size))])
@@ -168,7 +181,8 @@ class Cutter:
         return order.reshape(size)
 
     def make_touched(self, shape, item, size, shift, low, extent):
-        """Bytes of the blocks of a piece that the part `low`, `extent` of it lies in; the piece begins `shift` into a cell."""
+        """Bytes of the blocks of a piece that the part `low`, `extent` of it lies in; the piece begins `shift` into a
+        cell."""
         offset = tuple(shift if d == self.grid(shape, item).k else 0 for d in range(len(shape)))
         order = self.once(self.make_order, shape, item, (offset, size))
         part = order[tuple(slice(a, a + n) for a, n in zip(low, extent))].ravel() * item
@@ -176,7 +190,8 @@ class Cutter:
         return int(numpy.minimum((blocks + 1) * BLOCK, math.prod(size) * item).sum() - blocks.sum() * BLOCK)
 
     def make_reads(self, shape, item, layout):
-        """(needed, blocks, pieces): bytes over all ranks of what they hold, of the blocks and of the pieces that this touches in a whole save."""
+        """(needed, blocks, pieces): bytes over all ranks of what they hold, of the blocks and of the pieces that this
+        touches in a whole save."""
         g = self.grid(shape, item)
         edge, k, needed, blocks, pieces = g.edge[g.k], g.k, 0, 0, 0
         for low, size in self.boxes(shape, layout):
@@ -204,13 +219,14 @@ def of_layout(shape, layout, tensor_parallel):
 
 def shared(cutter, model, layout, tensor_parallel, before=WHOLE):
     """Part of the model's bytes that is stored once when it is saved under `before` and under `layout`."""
-    added = sum(count * cutter.added(shape, model.item, before, of_layout(shape, layout, tensor_parallel)) for _, shape, count in model.tensors)
+    added = sum(count * cutter.added(shape, model.item, before, of_layout(shape, layout, tensor_parallel))
+                for _, shape, count in model.tensors)
     return 1 - added / model.bytes
 
 
 def read_ratio(cutter, model, layout):
-    """Bytes read for every byte needed when a whole save is loaded under `layout`: in blocks, and in pieces. What is replicated is needed, and read,
-    once: a cluster reads it once and passes it on."""
+    """Bytes read for every byte needed when a whole save is loaded under `layout`: in blocks, and in pieces. What is
+    replicated is needed, and read, once: a cluster reads it once and passes it on."""
     sums = [0, 0, 0]
     for _, shape, count in model.tensors:
         for i, n in enumerate(cutter.reads(shape, model.item, of_layout(shape, layout, True))):
@@ -218,7 +234,8 @@ def read_ratio(cutter, model, layout):
     return sums[1] / sums[0], sums[2] / sums[0]
 
 
-# Column, layout, tensor parallel, and what was expected: the models that the claim is for (None: all), its words, a test.
+# Column, layout, tensor parallel, and what was expected: the models that the claim is for (None: all), its words, a
+# test.
 BIG = ("Llama-3 8B", "Llama-3 70B", "Mixtral 8x7B", "DeepSeek-V3")
 SHARED = [("TP 8, dim 0", (8, 1), True, BIG, "100 %", lambda x: x >= 0.9995),
           ("TP 8, dim 1", (1, 8), True, None, ">= 99.5 %", lambda x: x >= 0.995),
@@ -228,7 +245,8 @@ SHARED = [("TP 8, dim 0", (8, 1), True, BIG, "100 %", lambda x: x >= 0.9995),
 READS = [("read, dim 0", (8, 1), None, "1.00 to 1.01", lambda x: x < 1.015),
          ("read, dim 1", (1, 8), None, "1.00 to 1.01", lambda x: x < 1.015)]
 
-# The claim of layouts that add at most 0.1 %: splits of dimension 0 by up to 16, tensor parallelism by up to 8 on either.
+# The claim of layouts that add at most 0.1 %: splits of dimension 0 by up to 16, tensor parallelism by up to 8 on
+# either.
 PLAIN = [WHOLE, (2, 1), (4, 1), (8, 1), (16, 1), (1, 2), (1, 4), (1, 8)]
 BOTH = [(a, b) for a in (2, 4, 8, 16) for b in (2, 4, 8)]
 MOST = 0.001
@@ -276,19 +294,22 @@ def pairs(cutter, model, layouts):
 
 
 def breakers(cutter, model, layouts):
-    """Tensors with a layout of which not every piece is one of the whole tensor's: {(what, shape): [layout]}, without those too small to matter."""
+    """Tensors with a layout of which not every piece is one of the whole tensor's: {(what, shape): [layout]}, without
+    those too small to matter."""
     found = {}
     for what, shape, count in model.tensors:
-        bad = [x for x in layouts if even(shape, x) and cutter.added(shape, model.item, WHOLE, x) * count > MOST / 10 * model.bytes]
+        bad = [x for x in layouts if even(shape, x) and
+               cutter.added(shape, model.item, WHOLE, x) * count > MOST / 10 * model.bytes]
         if bad:
             found[what, shape] = bad
     return found
 
 
 def sure(shape, item):
-    """A tensor whose pieces are the same under every even layout of the claim's: at 16 MiB its tiles are n/16 rows or fewer, and with rows of 4 KiB
-    an eighth of a row is not shorter than R."""
-    return len(shape) == 2 and item * math.prod(shape) >= 16 << 20 and item * shape[1] >= 4 << 10 and shape[0] % 64 == 0 and shape[1] % 8 == 0
+    """A tensor whose pieces are the same under every even layout of the claim's: at 16 MiB its tiles are n/16 rows or
+    fewer, and with rows of 4 KiB an eighth of a row is not shorter than R."""
+    return (len(shape) == 2 and item * math.prod(shape) >= 16 << 20 and item * shape[1] >= 4 << 10 and
+            shape[0] % 64 == 0 and shape[1] % 8 == 0)
 
 
 def layout_text(layout):
@@ -300,9 +321,11 @@ def claim(cutter, model):
     plain, both = pairs(cutter, model, PLAIN), pairs(cutter, model, PLAIN + BOTH)
     eight = pairs(cutter, model, [x for x in PLAIN if x[0] <= 8])
     holds = sum(x[0] <= MOST for x in plain) - len(PLAIN)
-    large = sum(count * math.prod(shape) for _, shape, count in model.tensors if sure(shape, model.item)) / model.parameters
+    large = sum(count * math.prod(shape) for _, shape, count in model.tensors
+                if sure(shape, model.item)) / model.parameters
     row = {"worst": f"{100 * plain[0][0]:.3f}", "pair": f"{layout_text(plain[0][1])} -> {layout_text(plain[0][2])}",
-           "pairs within 0.1 %": f"{holds} of {len(PLAIN) ** 2 - len(PLAIN)}", "worst, splits <= 8": f"{100 * eight[0][0]:.3f}",
+           "pairs within 0.1 %": f"{holds} of {len(PLAIN) ** 2 - len(PLAIN)}",
+           "worst, splits <= 8": f"{100 * eight[0][0]:.3f}",
            "worst, both at once": f"{100 * both[0][0]:.3f}", "in large tensors": f"{percent(large)}"}
     return row, breakers(cutter, model, PLAIN)
 
@@ -327,13 +350,15 @@ def report(cutter, models, say=print):
         claims.append((model.name, row))
         broken[model.name] = found
     expected = {c[0]: c[-2] for c in (*SHARED, *READS)}
-    say("Bytes stored once, in percent, when the same weights are saved whole and so; bytes read in blocks (in pieces) for each byte needed\n")
+    say("Bytes stored once, in percent, when the same weights are saved whole and so; bytes read in blocks (in pieces) "
+        "for each byte needed\n")
     for line in table_rows([*rows, ("expected", expected)]):
         say(line)
     say("\nPiece bytes added, in percent, when the same weights are saved again under another even layout\n")
     for line in table_rows(claims):
         say(line)
-    say("\nEven splits of which not every piece is one of the whole tensor's (each over 0.01 % of the model's bytes):\n")
+    say("\nEven splits of which not every piece is one of the whole tensor's (each over 0.01 % of the model's "
+        "bytes):\n")
     for name, found in broken.items():
         for (what, shape), layouts in found.items():
             say(f"{name}: {what} {' x '.join(map(str, shape))}: {', '.join(map(layout_text, layouts))}")
@@ -341,7 +366,8 @@ def report(cutter, models, say=print):
     for line in wrong or ["every figure is as expected"]:
         say("NOT AS EXPECTED: " + line if wrong else line)
     return {"figures": dict(rows), "expected": expected, "not_as_expected": wrong, "even": dict(claims),
-            "breakers": {name: [{"tensor": what, "shape": shape, "layouts": layouts} for (what, shape), layouts in found.items()]
+            "breakers": {name: [{"tensor": what, "shape": shape, "layouts": layouts}
+                                for (what, shape), layouts in found.items()]
                          for name, found in broken.items()}}
 
 
@@ -352,7 +378,8 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     o = parser.parse_args()
     cutter = Cutter(ctypes.CDLL(str(o.build.resolve() / "tests/libvckpt_internal.so")))
-    result = report(cutter, [m for m in MODELS if not o.model or m.name in o.model], functools.partial(print, flush=True))
+    result = report(cutter, [m for m in MODELS if not o.model or m.name in o.model],
+                    functools.partial(print, flush=True))
     if o.json:
         o.json.write_text(json.dumps(result, indent=1) + "\n")
 

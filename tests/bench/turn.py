@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a processor turns permuted items (core/device/gather.c), as a save does with device memory that is not in its own order.
+"""How fast a processor turns permuted items (core/device/gather.c), as a save does with device memory that is not in
+its own order.
 
     tests/bench/turn.py [--build DIR] [--rounds 30]                 wants python and numpy: a table
 
-2 MiB of each kind, as a worker has them before it (memory that was just written), against memcpy of as many bytes; the best of the rounds, GB/s
-of bytes turned, one thread. No device is needed: what comes over the bus first is not measured here."""
+2 MiB of each kind, as a worker has them before it (memory that was just written), against memcpy of as many bytes; the
+best of the rounds, GB/s of bytes turned, one thread. No device is needed: what comes over the bus first is not measured
+here."""
 import argparse
 import ctypes
 import os
@@ -20,7 +22,8 @@ sys.path.insert(0, str(ROOT / "tests/unit"))
 
 from test_gather import Gather  # noqa: E402
 
-KINDS = [("matrix transposed", (1024, 0), (1, 0)), ("channels_last", (8, 0, 32, 32), (0, 3, 1, 2)), ("four dimensions reversed", (16, 32, 32, 0), (3, 2, 1, 0))]
+KINDS = [("matrix transposed", (1024, 0), (1, 0)), ("channels_last", (8, 0, 32, 32), (0, 3, 1, 2)),
+         ("four dimensions reversed", (16, 32, 32, 0), (3, 2, 1, 0))]
 BYTES = 2 << 20
 
 
@@ -46,7 +49,8 @@ def main():
             rest = BYTES // item // int(numpy.prod([n for n in shape if n]))
             view = whole.view(f"V{item}").reshape([n or rest for n in shape]).transpose(order)
             g = Gather.of(view)
-            found = rate(lambda g=g: lib.device_gather_host(ctypes.c_void_p(out.ctypes.data), ctypes.byref(g)), o.rounds)
+            found = rate(lambda g=g: lib.device_gather_host(ctypes.c_void_p(out.ctypes.data), ctypes.byref(g)),
+                         o.rounds)
             assert out.tobytes() == numpy.ascontiguousarray(view).tobytes()
             print(f"{words}, {item} byte{'s' * (item > 1)} an item: {found:.1f} GB/s")
 

@@ -24,7 +24,8 @@ def abort(vckpt, api, *words, code=0):  # noqa: F811
 def test_nothing_to_abort(api, vckpt):  # noqa: F811
     save(api, "r")
     for words, text in ((("r",), "no save under way"), (("x",), "no save under way"),
-                        (("r", "0123456789abcdef-7"), "whose attempt is 0123456789abcdef-7"), (("../r",), "is not the name of a run")):
+                        (("r", "0123456789abcdef-7"), "whose attempt is 0123456789abcdef-7"),
+                        (("../r",), "is not the name of a run")):
         done = vckpt("abort", api.path, *words, check=False)
         assert done.returncode == 1 and text in done.stderr, done
     assert vckpt("abort", api.path, check=False).returncode == 2
@@ -49,7 +50,8 @@ def test_the_ranks_are_told(api, vckpt):  # noqa: F811
     t.start()
     out, warned = abort(vckpt, api, "r", "--reason", "the node is to be repaired")
     t.join(20)
-    assert not t.is_alive() and told[0].code == EABORTED and "the node is to be repaired, says vckpt abort on" in told[0].text
+    assert (not t.is_alive() and told[0].code == EABORTED and
+            "the node is to be repaired, says vckpt abort on" in told[0].text)
     assert (out["attempt"], out["step"], out["state"], out["undecided"]) == (attempts[0].name, 0, "alive", [])
     assert "a writer of this save is alive on" in warned
     assert not (api.path / "incoming/r" / attempts[0].name).exists()
@@ -96,7 +98,8 @@ def test_several_are_listed_and_one_is_named(api, vckpt):  # noqa: F811
     attempts = [Attempt(api, "r", n) for n in (3, 4)]
     names = sorted(a.name for a in attempts)
     out, said = abort(vckpt, api, "r", code=1)
-    assert sorted(out["undecided"]) == names and out["attempt"] is None and "has 2 saves under way: name the attempt" in said
+    assert (sorted(out["undecided"]) == names and out["attempt"] is None and
+            "has 2 saves under way: name the attempt" in said)
     done = vckpt("abort", api.path, "r", check=False)
     assert done.returncode == 1 and all(name in done.stdout for name in names) and "step-00000004" in done.stdout
     with api.list("r") as l:

@@ -30,7 +30,8 @@ def template(vckpt, tmp_path_factory):
 
 @pytest.fixture
 def here(template, tmp_path, monkeypatch):
-    """The working directory: a store `store` with run/1 and run/2, the file w.npy of which they are, and an empty mnt."""
+    """The working directory: a store `store` with run/1 and run/2, the file w.npy of which they are, and an empty
+    mnt."""
     shutil.copytree(template, tmp_path, dirs_exist_ok=True)
     (tmp_path / "mnt").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -55,11 +56,13 @@ def test_version(vckpt):
     assert len(said) == 1 and re.fullmatch(r"vckpt \d+\.\d+\.\d+\n", said.pop())
 
 
-@pytest.mark.parametrize("typed, meant", [("lst", "ls"), ("exprot", "export"), ("verfy", "verify"), ("imports", "import"), ("Layout", "layout")])
+@pytest.mark.parametrize("typed, meant", [("lst", "ls"), ("exprot", "export"), ("verfy", "verify"),
+                                          ("imports", "import"), ("Layout", "layout")])
 def test_a_command_that_is_almost_right(vckpt, typed, meant):
     for words in [(typed,), ("help", typed)]:
         done = vckpt(*words, check=False)
-        assert (done.returncode, done.stderr) == (2, f'vckpt: there is no command "{typed}"; did you mean {meant}? (see vckpt --help)\n')
+        assert (done.returncode, done.stderr) == (2, f'vckpt: there is no command "{typed}"; did you mean {meant}? '
+                                                  f'(see vckpt --help)\n')
 
 
 @pytest.mark.parametrize("typed", ["", "x", "xy", "something", "e" * 31, "e" * 32, "e" * 5000])
@@ -71,7 +74,8 @@ def test_a_command_like_no_other(vckpt, typed):
 
 # What stands after STORE: of each command that takes one, but for init.
 AFTER_STORE = {
-    "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"], "export": ["run/1", "out"], "verify": ["run"], "mend": [], "rm": ["run/1"],
+    "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"],
+    "export": ["run/1", "out"], "verify": ["run"], "mend": [], "rm": ["run/1"],
     "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"], "mount": ["mnt", "--fake"],
 }
 NO_STORE = {"umount", "mesh", "layout", "reshard"}
@@ -95,7 +99,8 @@ def test_the_store_may_be_left_out(vckpt, here, command):
     for env, store in [({}, ["store"]), ({"VCKPT_STORE": "store"}, [])]:
         done = vckpt(command, *store, *words, check=False, env=env)
         shutil.rmtree("out", ignore_errors=True)
-        results.append((done.returncode, plain(done.stdout), plain(done.stderr.replace(" (store store, from VCKPT_STORE)", ""))))
+        results.append((done.returncode, plain(done.stdout),
+                        plain(done.stderr.replace(" (store store, from VCKPT_STORE)", ""))))
         shutil.rmtree("store")
         shutil.copytree("copy", "store")
     assert results[0] == results[1]
@@ -125,7 +130,8 @@ def test_a_store_from_the_variable_is_named_once(vckpt, here):
         for words, once in [(["info", "run/7"], True), (["rm", "x", "--yes"], True), (["abort", "run"], False),
                             (["export", "run/1", here / "store-2/in/none"], False)]:
             said = vckpt(*words, check=False, env={"VCKPT_STORE": str(store)}).stderr
-            assert said.endswith(" (VCKPT_STORE names this store)\n" if once else f" (store {store}, from VCKPT_STORE)\n"), said
+            assert said.endswith(" (VCKPT_STORE names this store)\n" if once
+                                 else f" (store {store}, from VCKPT_STORE)\n"), said
             assert len(re.findall(rf"{here}/store(?![-\w])", said)) == (once or store == here / "store"), said
 
 
@@ -155,10 +161,12 @@ def test_an_argument_that_is_no_store_is_never_taken_for_one(vckpt, here):
         for given in ("typo", "/no/store", ""):
             done = vckpt(command, given, check=False, env=env)
             assert done.returncode == 2 and done.stderr.startswith(
-                f'vckpt {command}: "{given}" is one argument too many; the first one, "{given}", is not a store (store store, from VCKPT_STORE) '), done.stderr
+                f'vckpt {command}: "{given}" is one argument too many; the first one, "{given}", is not a store (store '
+                f'store, from VCKPT_STORE) '), done.stderr
     for command in ("ls", "verify"):
         done = vckpt(command, "/no/store", check=False, env=env)
-        assert done.returncode == 2 and done.stderr.startswith(f'vckpt {command}: "/no/store" is not a store, and does not begin with a run\'s name: ')
+        assert done.returncode == 2 and done.stderr.startswith(f'vckpt {command}: "/no/store" is not a store, and does '
+                                                               f'not begin with a run\'s name: ')
     assert sorted((here / "store").rglob("*")) == before
 
 
@@ -174,12 +182,14 @@ def test_a_directory_as_source_and_a_store_as_from(vckpt, here):
     assert vckpt("mend", "--from", "store2", env=env).stdout == "sound: nothing to mend\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="a directory that may not be looked into is made by root, with setpriv")
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"),
+                    reason="a directory that may not be looked into is made by root, with setpriv")
 def test_what_cannot_be_looked_at_is_named(vckpt, here):
     os.chmod(here, 0o755)
     (here / "closed").mkdir(mode=0o700)
     os.chown(here / "closed", 12345, 12345)
-    done = subprocess.run(["setpriv", "--bounding-set=-dac_override,-dac_read_search", vckpt.path, "ls", "closed/store"], capture_output=True, text=True,
+    done = subprocess.run(["setpriv", "--bounding-set=-dac_override,-dac_read_search", vckpt.path, "ls",
+                           "closed/store"], capture_output=True, text=True,
                           env={**os.environ, "VCKPT_STORE": "store"})
     assert done.returncode == 1 and f"{here}/closed/store" in done.stderr and "Permission denied" in done.stderr
 
@@ -195,7 +205,8 @@ def test_what_cannot_be_looked_at_is_named(vckpt, here):
     (["cat", "run/1/model/w"], "run/1/model/w is not a store: STORE comes first, unless VCKPT_STORE names it"),
     (["import", "run", "w.npy"], "run is not a store: STORE comes first, unless VCKPT_STORE names it"),
     (["import", "run", "./w.npy"], "run is not a store: STORE comes first, unless VCKPT_STORE names it"),
-    (["import", "store", "w.npy"], "RUN is expected where w.npy stands, which is a file or directory: is RUN missing before it?"),
+    (["import", "store", "w.npy"], "RUN is expected where w.npy stands, which is a file or directory: is RUN missing "
+     "before it?"),
     (["init", ""], "an empty argument stands where STORE is expected"),
     (["gc", ""], "an empty argument stands where STORE is expected"),
     (["ls", "store", ""], "an empty argument stands where RUN[/STEP[/COMPONENT]] is expected"),
@@ -210,7 +221,8 @@ def test_what_cannot_be_looked_at_is_named(vckpt, here):
 def test_the_argument_at_fault_is_named(vckpt, here, help_of, words, sentence):
     done = vckpt(*words, check=False)
     usage = help_of[words[0]].split("\n")[0]
-    assert (done.returncode, done.stderr) == (2, f"vckpt {words[0]}: {sentence} (see vckpt {words[0]} --help)\n{usage}\n")
+    assert (done.returncode, done.stderr) == (2,
+                                              f"vckpt {words[0]}: {sentence} (see vckpt {words[0]} --help)\n{usage}\n")
 
 
 @pytest.mark.parametrize("words, sentence", [
@@ -218,7 +230,8 @@ def test_the_argument_at_fault_is_named(vckpt, here, help_of, words, sentence):
     (["export", "store", "run/1/model", "out"], "run/1/model is not a step: RUN/STEP"),
     (["stalls", "store", "run"], "run is not a step: RUN/STEP"),
     (["verify", "store", "run/1/model"], "run/1/model is not a run or a step: give RUN or RUN/STEP"),
-    (["cat", "store", "run/1"], "run/1 is not a file of a step: give RUN/STEP/PATH, where PATH is as the mount shows it"),
+    (["cat", "store", "run/1"], "run/1 is not a file of a step: give RUN/STEP/PATH, where PATH is as the mount "
+     "shows it"),
     (["import", "store", "run/latest", "w.npy"], "run/latest is not RUN or RUN/STEP, where STEP is a number"),
 ])
 def test_a_target_of_another_kind(vckpt, here, words, sentence):

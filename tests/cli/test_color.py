@@ -34,7 +34,8 @@ def test_damage_is_red(vckpt, damaged):
     assert "1 fault found; " in text
 
 
-@pytest.mark.parametrize("env, more", [({"NO_COLOR": "1"}, []), ({"TERM": "dumb"}, []), ({"TERM": ""}, []), ({}, ["--color=never"]), ({}, ["--color", "never"])])
+@pytest.mark.parametrize("env, more", [({"NO_COLOR": "1"}, []), ({"TERM": "dumb"}, []), ({"TERM": ""}, []),
+                                       ({}, ["--color=never"]), ({}, ["--color", "never"])])
 def test_no_colours(vckpt, damaged, env, more):
     text = verify(vckpt, damaged, *more, **env)
     assert "damage: packs/" in text and "\033[" not in text.replace("\033[K", ""), text
@@ -43,7 +44,8 @@ def test_no_colours(vckpt, damaged, env, more):
 def test_colours_without_a_terminal(vckpt, damaged):
     piped = vckpt("verify", damaged, "--no-notes", check=False).stdout
     assert "\033" not in piped
-    asked = vckpt("verify", damaged, "--no-notes", "--color=always", check=False, env={"NO_COLOR": "1", "TERM": "dumb"}).stdout
+    asked = vckpt("verify", damaged, "--no-notes", "--color=always", check=False,
+                  env={"NO_COLOR": "1", "TERM": "dumb"}).stdout
     assert f"{RED}damage:{END}" in asked and re.sub(r"\033\[[0-9;]*m", "", asked) == piped
     assert "\033" not in vckpt("verify", damaged, "--no-notes", "--json", "--color=always", check=False).stdout
 

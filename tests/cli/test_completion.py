@@ -37,8 +37,10 @@ def stores(vckpt, tmp_path_factory):
 @pytest.fixture
 def offered(vckpt, stores):
     def offered(*words, store=None):
-        env = {k: v for k, v in os.environ.items() if k != "VCKPT_STORE"} | ({"VCKPT_STORE": str(stores / store)} if store else {})
-        done = subprocess.run(["bash", "--norc", "--noprofile", "-c", SHELL, "bash", str(SCRIPT), vckpt.path, *words], cwd=stores, env=env, capture_output=True,
+        env = {k: v for k, v in os.environ.items() if k != "VCKPT_STORE"} | ({"VCKPT_STORE": str(stores / store)}
+                                                                             if store else {})
+        done = subprocess.run(["bash", "--norc", "--noprofile", "-c", SHELL, "bash", str(SCRIPT), vckpt.path, *words],
+                              cwd=stores, env=env, capture_output=True,
                               text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         return sorted(done.stdout.split())
@@ -46,7 +48,8 @@ def offered(vckpt, stores):
 
 
 def test_it_is_bound_to_the_command(stores):
-    done = subprocess.run(["bash", "--norc", "--noprofile", "-c", 'source "$1" && complete -p vckpt', "bash", str(SCRIPT)], capture_output=True, text=True)
+    done = subprocess.run(["bash", "--norc", "--noprofile", "-c", 'source "$1" && complete -p vckpt', "bash",
+                           str(SCRIPT)], capture_output=True, text=True)
     assert done.stdout == "complete -o default -F _vckpt vckpt\n" and done.stderr == ""
 
 
@@ -62,7 +65,8 @@ def test_options(vckpt, offered):
         if command not in ("help", "version"):
             usage, _, rest = vckpt(command, "--help").stdout.partition("\n\n")
             lines = [usage, *re.findall(r"^  -.*", rest, re.M)]
-            assert set(offered(command, "--")) == set(re.findall(r"--[a-z][a-z-]*", "\n".join(lines))) | {"--help", "--quiet", "--verbose"}
+            assert set(offered(command, "--")) == set(re.findall(r"--[a-z][a-z-]*", "\n".join(lines))) | {"--help",
+                    "--quiet", "--verbose"}
     assert offered("rm", "--k") == ["--keep-every", "--keep-last"]
     assert "--grace" not in offered("rm", "one", "--") and "--grace" in offered("gc", "one", "--")
 
@@ -73,7 +77,8 @@ def test_options(vckpt, offered):
     (["ls", "STORE", "--color"], "--color is auto, always or never"),
     (["import", "STORE", "new", "--dtype"], "--dtype {}: it is for .npy files"),
     (["layout", "--shape", "4", "--mesh", "x=2", "--place", "R", "--dtype"], "--dtype {}: there is no such type"),
-    (["reshard", "--shape", "4", "--from-mesh", "x=2", "--from-place", "R", "--to-mesh", "x=2", "--to-place", "R", "--dtype"], "--dtype {}: there is no such type"),
+    (["reshard", "--shape", "4", "--from-mesh", "x=2", "--from-place", "R", "--to-mesh", "x=2", "--to-place", "R",
+      "--dtype"], "--dtype {}: there is no such type"),
 ])
 def test_values_of_options(vckpt, offered, stores, tmp_path, words, wrong):
     """Each that is offered is one that the command takes."""
@@ -96,7 +101,8 @@ def test_values_of_options(vckpt, offered, stores, tmp_path, words, wrong):
 
 
 def test_all_types_are_offered(vckpt, offered):
-    listed = vckpt("layout", "--dtype", "nonsense", "--shape", "4", "--mesh", "x=2", "--place", "R", check=False).stderr.partition("there are ")[2].partition(" (see")[0]
+    listed = vckpt("layout", "--dtype", "nonsense", "--shape", "4", "--mesh", "x=2", "--place", "R",
+                   check=False).stderr.partition("there are ")[2].partition(" (see")[0]
     assert offered("layout", "--dtype", "") == sorted(word.split(" ")[0] for word in listed.split(", "))
     listed = vckpt("import", "--dtype", "nonsense", check=False).stderr.partition("which are ")[2].partition(" (see")[0]
     assert offered("import", "--dtype", "") == sorted(re.findall(r"\w+\d\w*", listed))

@@ -21,7 +21,8 @@ def made(vckpt, tmp_path_factory):
     source, store = tmp / "source", tmp / "store"
     (source / "sub").mkdir(parents=True)
     rng = numpy.random.default_rng(11)
-    base = {"noise": rng.integers(0, 1 << 16, (500, 600), dtype="u2"), "w": (rng.standard_normal((300, 500)) * 0.02).astype("f4"), "tiny": numpy.arange(5.0)}
+    base = {"noise": rng.integers(0, 1 << 16, (500, 600), dtype="u2"),
+            "w": (rng.standard_normal((300, 500)) * 0.02).astype("f4"), "tiny": numpy.arange(5.0)}
     (source / "config.json").write_text("{}" * 3000)
     (source / "sub" / "x").write_bytes(rng.bytes(50_000))
     vckpt("init", store, "--no-reserve")
@@ -103,7 +104,8 @@ def test_a_bad_pack(vckpt, damaged, made, tmp_path, how):
         vckpt("import", other, "a", tmp_path / "src")
         pack.write_bytes(max(other.rglob("*-model.pack"), key=lambda p: p.stat().st_size).read_bytes())
     else:
-        pack.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "garbage": random.randbytes(len(data)), "longer": data + b"\0" * 4096}[how])
+        pack.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "garbage": random.randbytes(len(data)),
+                          "longer": data + b"\0" * 4096}[how])
     errors = read_all(vckpt, store, want, tmp_path / "out")
     assert errors or how == "longer"
     done = vckpt("verify", store, check=False)
@@ -130,7 +132,8 @@ def test_damage_names_pack_tensor_and_every_step(vckpt, damaged):
     assert all(d["file"].endswith(pack.name) and d["length"] > 0 for d in damage)
     assert any(d["offset"] <= at < d["offset"] + d["length"] for d in damage)
     tensor = next(d["tensor"] for d in damage if "tensor" in d)
-    done = vckpt("cat", store, f"{sorted(touched)[0][0]}/{sorted(touched)[0][1]}/model/{tensor}", check=False, text=False)
+    done = vckpt("cat", store, f"{sorted(touched)[0][0]}/{sorted(touched)[0][1]}/model/{tensor}", check=False,
+                 text=False)
     assert done.returncode in (1, 3) and pack.stem.encode() in done.stderr
 
 
@@ -194,13 +197,15 @@ def test_a_newer_format_is_refused_by_name(vckpt, lib, damaged):
     body[1] = 3
 
     class Buf(ctypes.Structure):
-        _fields_ = [("data", ctypes.c_void_p), ("len", ctypes.c_size_t), ("size", ctypes.c_size_t), ("error", ctypes.c_int)]
+        _fields_ = [("data", ctypes.c_void_p), ("len", ctypes.c_size_t), ("size", ctypes.c_size_t),
+                    ("error", ctypes.c_int)]
     b = Buf()
     assert lib.store_record_encode(1, None, bytes(body), ctypes.c_size_t(len(body)), ctypes.byref(b)) == 0
     path.write_bytes(ctypes.string_at(b.data, b.len))
     for args in [("ls", store), ("verify", store), ("gc", store), ("import", store, "a", __file__)]:
         done = vckpt(*args, check=False)
-        assert done.returncode == 1 and ("newer" in done.stderr or "version" in done.stderr or "import" == args[0]), done.stderr
+        assert done.returncode == 1 and ("newer" in done.stderr or "version" in done.stderr or "import" == args[0]), (
+            done.stderr)
 
 
 def test_verify_one_step(vckpt, damaged):

@@ -32,7 +32,8 @@ def files(path):
 
 
 def interposed(vckpt, build, store, words, *args):
-    env = dict(os.environ, VCKPT_INTERPOSE=f"root={store},reads=1,{words}", LD_PRELOAD=f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip(),
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={store},reads=1,{words}",
+               LD_PRELOAD=f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip(),
                ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
     return subprocess.run([vckpt.path, *map(str, args)], capture_output=True, text=True, env=env, timeout=120)
 
@@ -40,7 +41,8 @@ def interposed(vckpt, build, store, words, *args):
 def test_a_killed_export_goes_on(vckpt, build, filled, tmp_path):
     """Killed at calls that read the store, then repeated: nothing stands under DEST before, and whole files stay."""
     store, want = filled
-    assert interposed(vckpt, build, store, f"list={tmp_path}/calls", "export", store, "run/1", tmp_path / "whole").returncode == 0
+    assert interposed(vckpt, build, store, f"list={tmp_path}/calls", "export", store, "run/1",
+                      tmp_path / "whole").returncode == 0
     calls = len((tmp_path / "calls").read_text().splitlines())
     kept = set()
     for at in range(calls, 0, -max(1, calls // 12)):
@@ -54,7 +56,8 @@ def test_a_killed_export_goes_on(vckpt, build, filled, tmp_path):
         there.pop(".vckpt-export.incomplete", None)
         assert there.items() <= want[1].items(), at
         again = vckpt.json("export", store, "run/1", dest)
-        assert again == {"destination": str(dest), "files": 4, "bytes": sum(map(len, want[1].values())), "kept": len(there)}
+        assert again == {"destination": str(dest), "files": 4, "bytes": sum(map(len, want[1].values())),
+                         "kept": len(there)}
         assert files(dest) == want[1] and not partial.exists()
         kept.add(len(there))
     assert max(kept) > 0                                                    # some were killed in the middle
@@ -77,7 +80,8 @@ def test_a_repeated_export_keeps_what_is_there(vckpt, filled, tmp_path):
     (out / "config.json").unlink()
     done = vckpt("export", store, "run/1", out, "-v")
     lines = done.stdout.splitlines()
-    assert lines[-1] == f"{out}: 4 files, 649 KiB; 3 of them were there already" and set(lines[:-1]) == {"kept  sub/big.bin", "kept  model.safetensors", "kept  manifest.json", "wrote config.json"}
+    assert (lines[-1] == f"{out}: 4 files, 649 KiB; 3 of them were there already" and set(lines[:-1]) ==
+            {"kept  sub/big.bin", "kept  model.safetensors", "kept  manifest.json", "wrote config.json"})
     after = (out / "sub/big.bin").stat()
     assert files(out) == want[1] and (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert vckpt("export", store, "run/1", out, "-q").stdout == ""
@@ -86,7 +90,8 @@ def test_a_repeated_export_keeps_what_is_there(vckpt, filled, tmp_path):
 def refused(vckpt, store, step, out, names):
     before = files(out)
     done = vckpt("export", store, f"run/{step}", out, check=False)
-    assert (done.returncode, done.stdout) == (1, "") and f"{out} holds files that are not those of run/{step}: {names}; nothing was written (--replace " in done.stderr, done
+    assert ((done.returncode, done.stdout) == (1, "") and f"{out} holds files that are not those of run/{step}: "
+            f"{names}; nothing was written (--replace " in done.stderr), done
     assert files(out) == before
 
 
@@ -125,7 +130,8 @@ def test_another_step(vckpt, filled, tmp_path):
     refused(vckpt, store, 2, out, "manifest.json (other content), model.safetensors (other content)")
     out.rename(tmp_path / "out.incomplete")                                 # as if its export had been interrupted
     done = vckpt("export", store, "run/2", out, check=False)
-    assert done.returncode == 1 and f"{out}.incomplete holds files that are not those of run/2: manifest.json (other content), model.safetensors (other content)" in done.stderr
+    assert (done.returncode == 1 and f"{out}.incomplete holds files that are not those of run/2: manifest.json (other "
+            f"content), model.safetensors (other content)" in done.stderr)
     assert files(tmp_path / "out.incomplete") == want[1] and not out.exists()
     assert vckpt.json("export", store, "run/2", out, "--replace")["kept"] == 2 and files(out) == want[2]
     vckpt("export", store, "run/2", out, "--format", "npy", "--replace")
@@ -135,7 +141,8 @@ def test_another_step(vckpt, filled, tmp_path):
 def test_a_file_where_the_directory_should_be(vckpt, filled, tmp_path):
     (tmp_path / "out").write_text("mine")
     done = vckpt("export", filled[0], "run/1", tmp_path / "out", check=False)
-    assert done.returncode == 1 and f"{tmp_path}/out: Not a directory" in done.stderr and (tmp_path / "out").read_text() == "mine"
+    assert (done.returncode == 1 and f"{tmp_path}/out: Not a directory" in done.stderr and
+            (tmp_path / "out").read_text() == "mine")
 
 
 def test_one_export_at_a_time(vckpt, filled, tmp_path):
@@ -161,12 +168,14 @@ def test_damage_is_told_once(vckpt, filled, tmp_path):
     for command in (["cat", store, "run/1/model/w"], ["export", store, "run/1", tmp_path / "out"]):
         done = vckpt(*command, check=False, text=False)
         said = done.stderr.decode()
-        assert done.returncode == 3 and re.fullmatch(rf"vckpt {command[0]}: run/1: tensor model/w: [^\n]+\n", said), said
+        assert done.returncode == 3 and re.fullmatch(rf"vckpt {command[0]}: run/1: tensor model/w: [^\n]+\n",
+                                                     said), said
     assert not list(tmp_path.glob("out*"))
 
 
 def test_nothing_is_written_through_a_link(vckpt, filled, tmp_path):
-    """A directory of the step that is a link in DEST, and a DEST.incomplete that is one: what they point to stays as it is."""
+    """A directory of the step that is a link in DEST, and a DEST.incomplete that is one: what they point to stays as it
+    is."""
     store, want = filled
     out, outside = tmp_path / "out", tmp_path / "outside"
     outside.mkdir()
@@ -176,22 +185,28 @@ def test_nothing_is_written_through_a_link(vckpt, filled, tmp_path):
     (out / "config.json").write_text("other")
     for options in ([], ["--replace"]):
         done = vckpt("export", store, "run/1", out, *options, check=False)
-        assert (done.returncode, done.stdout) == (1, "") and f"{out}/sub is a symbolic link, where the step has a directory; nothing was written" in done.stderr, done
-        assert files(outside) == {"big.bin": b"precious"} and files(out)["config.json"] == b"other" and not (out / "manifest.json").exists()
+        assert ((done.returncode, done.stdout) == (1, "") and f"{out}/sub is a symbolic link, where the step has a "
+                f"directory; nothing was written" in done.stderr), done
+        assert (files(outside) == {"big.bin": b"precious"} and files(out)["config.json"] == b"other" and
+                not (out / "manifest.json").exists())
     partial = tmp_path / "new.incomplete"
     partial.symlink_to(outside)
     done = vckpt("export", store, "run/1", tmp_path / "new", "--replace", check=False)
     assert done.returncode == 1 and f"{partial} is a symbolic link" in done.stderr, done
     assert files(outside) == {"big.bin": b"precious"} and not (tmp_path / "new").exists()
-    link = tmp_path / "link"                                                # a DEST that is a link was given: what it points to is filled
+    # a DEST that is a link was given: what it points to is filled
+    link = tmp_path / "link"
     (tmp_path / "empty").mkdir()
     link.symlink_to(tmp_path / "empty")
     vckpt("export", store, "run/1", link)
     assert link.is_symlink() and files(tmp_path / "empty") == want[1]
 
 
-@pytest.mark.parametrize("where, what", [("store", "is"), ("store/", "is"), ("store/new", "lies in"), ("store/runs/new/", "lies in"), ("store/packs", "lies in"), ("store/a/b/c", "lies in"),
-                                         ("link", "is"), ("link/new", "lies in"), ("out/../store/new", "lies in"), ("../here/store/new", "lies in")])
+@pytest.mark.parametrize("where, what",
+                         [("store", "is"), ("store/", "is"), ("store/new", "lies in"), ("store/runs/new/", "lies in"),
+                          ("store/packs", "lies in"), ("store/a/b/c", "lies in"),
+                          ("link", "is"), ("link/new", "lies in"), ("out/../store/new", "lies in"),
+                          ("../here/store/new", "lies in")])
 def test_a_destination_in_the_store(vckpt, tmp_path, monkeypatch, where, what):
     """It is refused before anything is written, whatever way leads there."""
     here = tmp_path / "here"
@@ -205,7 +220,8 @@ def test_a_destination_in_the_store(vckpt, tmp_path, monkeypatch, where, what):
     for options in ([], ["--replace"]):
         done = vckpt("export", "store", "run/1", where, *options, check=False)
         assert (done.returncode, done.stdout) == (1, ""), done
-        assert done.stderr == f"vckpt export: {where} {what} the store {here}/store; nothing was written: choose a directory outside of the store\n"
+        assert (done.stderr == f"vckpt export: {where} {what} the store {here}/store; nothing was written: choose a "
+                f"directory outside of the store\n")
         assert (sorted(here.rglob("*")), files(here)) == before
     vckpt("export", "store", "run/1", "store-copy")                         # beside it, and of a name that begins so
     vckpt("init", "other")
@@ -232,8 +248,11 @@ def test_an_empty_destination_keeps_its_mode(vckpt, build, filled, tmp_path, mod
     assert vckpt("export", store, "run/1", out, check=False).returncode == 1
     assert out.stat().st_mode & 0o7777 == mode and not list(out.iterdir()) and files(partial) == {"notes.txt": b"mine"}
     (partial / "notes.txt").unlink()
-    assert interposed(vckpt, build, store, f"path=.pack,list={tmp_path}/calls", "export", store, "run/1", tmp_path / "whole").returncode == 0
-    killed = interposed(vckpt, build, store, f"path=.pack,do=kill,at={len((tmp_path / 'calls').read_text().splitlines())}", "export", store, "run/1", out)
+    assert interposed(vckpt, build, store, f"path=.pack,list={tmp_path}/calls", "export", store, "run/1",
+                      tmp_path / "whole").returncode == 0
+    killed = interposed(vckpt, build, store,
+                        f"path=.pack,do=kill,at={len((tmp_path / 'calls').read_text().splitlines())}", "export", store,
+                        "run/1", out)
     assert killed.returncode == -9 and partial.stat().st_mode & 0o7777 == mode | 0o700
     vckpt("export", store, "run/1", out)
     assert out.stat().st_mode & 0o7777 == mode | 0o700 and files(out) == want[1] and not partial.exists()
@@ -251,7 +270,8 @@ def test_a_directory_where_a_file_should_be(vckpt, filled, tmp_path, name, optio
     before = files(out)
     done = vckpt("export", store, "run/1", out, *options, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"vckpt export: {out}/{name} is a directory, where the step has a file; nothing was written: move it away\n"
+    assert (done.stderr == f"vckpt export: {out}/{name} is a directory, where the step has a file; nothing was "
+            f"written: move it away\n")
     assert files(out) == before
     (out / name).rename(tmp_path / "away")
     vckpt("export", store, "run/1", out, "--replace")

@@ -113,14 +113,16 @@ def test_same_tensor_twice(vckpt, store, source):
     assert tensor_names(vckpt, store, "run/0/model") == {"x", "y"}
     save_file(tensors(2, ["x"]), source / "b.safetensors")
     done = vckpt("import", store, "run", source, check=False)
-    assert done.returncode == 1 and "tensor x" in done.stderr and "a.safetensors" in done.stderr and "b.safetensors" in done.stderr
+    assert (done.returncode == 1 and "tensor x" in done.stderr and "a.safetensors" in done.stderr and
+            "b.safetensors" in done.stderr)
 
 
 def test_components_and_npy(vckpt, store, source):
     save_file(tensors(1), source / "m.safetensors")
     numpy.save(source / "exp%2Favg.npy", tensors(3)["a"])
     numpy.save(source / "step.npy", numpy.int64(7))
-    vckpt("import", store, "run/5", source / "m.safetensors", "--component", "optimizer", source / "exp%2Favg.npy", source / "step.npy")
+    vckpt("import", store, "run/5", source / "m.safetensors", "--component", "optimizer", source / "exp%2Favg.npy",
+          source / "step.npy")
     listed = {c["component"]: c["tensors"] for c in vckpt.json("ls", store, "run/5")["components"]}
     assert listed == {"model": 3, "optimizer": 2}
     assert tensor_names(vckpt, store, "run/5/optimizer") == {"exp/avg", "step"}
@@ -170,7 +172,8 @@ def test_steps(vckpt, store, source):
 
 def test_attributes(vckpt, store, source):
     save_file(tensors(1), source / "m.safetensors")
-    vckpt("import", store, "r", source / "m.safetensors", "--set", "loss=2.31", "--set", "note=a=b ä", "--set", "empty=")
+    vckpt("import", store, "r", source / "m.safetensors", "--set", "loss=2.31", "--set", "note=a=b ä", "--set",
+          "empty=")
     assert vckpt.json("ls", store, "r")["steps"][0]["attributes"] == {"loss": "2.31", "note": "a=b ä", "empty": ""}
     assert vckpt.json("info", store, "r/0")["attributes"]["loss"] == "2.31"
     assert "loss=2.31" in vckpt("ls", store, "r").stdout
@@ -199,7 +202,8 @@ def test_nothing_is_stored_twice(vckpt, store, source):
     for index in ["delete", "garbage"]:
         for f in (store / "index").iterdir():
             f.unlink() if index == "delete" else f.write_bytes(random.randbytes(20000))
-        vckpt("import", store, "three", source)       # without an index it is stored again, or found after all: never an error
+        # without an index it is stored again, or found after all: never an error
+        vckpt("import", store, "three", source)
         assert vckpt.json("import", store, "four", source)["piece_bytes_new"] == 0
     vckpt("verify", store)
 
@@ -251,7 +255,8 @@ def entry(**change):
 
 BAD = {
     "header longer than the file": (HEADER, {"length": 1 << 20}, "header"),
-    "header over 100 MB": (HEADER, {"length": 100_000_001}, "its header has 100000001 bytes; at most 100000000 are allowed"),
+    "header over 100 MB": (HEADER, {"length": 100_000_001},
+                           "its header has 100000001 bytes; at most 100000000 are allowed"),
     "header length 2^64-1": (HEADER, {"length": 2**64 - 1}, "header"),
     "not JSON": (b"{nope}", {}, "JSON"),
     "an array": (b"[]", {}, ""),
@@ -274,7 +279,9 @@ BAD = {
     "odd f4": (entry(dtype="F4", shape=[32, 1]), {}, "t"),
     "no dtype": ({"t": {"shape": [4], "data_offsets": [0, 16]}}, {}, "t"),
     "unknown key": (entry(more=1), {}, "t"),
-    "twice": (b'{"t":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"t":{"dtype":"U8","shape":[8],"data_offsets":[8,16]}}', {}, "t"),
+    "twice": (
+    b'{"t":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"t":{"dtype":"U8","shape":[8],"data_offsets":[8,16]}}', {},
+    "t"),
     "empty name": ({"": HEADER["t"]}, {}, "empty"),
     "NUL in a name": ({"a\0b": HEADER["t"]}, {}, ""),
     "broken UTF-8": (b'{"a\xff":{"dtype":"U8","shape":[16],"data_offsets":[0,16]}}', {}, ""),
@@ -292,7 +299,8 @@ def test_a_file_that_lies(vckpt, store, source, name):
     before = sorted(p for p in store.rglob("*") if p.is_file())
     done = vckpt("import", store, "run", path, check=False)
     assert done.returncode == 1, done.stderr
-    assert len(done.stderr.splitlines()) == 1 and "liar.safetensors" in done.stderr and sentence in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "liar.safetensors" in done.stderr and sentence in done.stderr, (
+        done.stderr)
     assert sorted(p for p in store.rglob("*") if p.is_file()) == before
     assert vckpt.json("ls", store)["runs"] == []
 
@@ -302,7 +310,8 @@ def test_seven_bytes(vckpt, store, source):
     assert vckpt("import", store, "run", source / "s.safetensors", check=False).returncode == 1
 
 
-NAMES = ["a/b/c", "..", ".", ".hidden", "x/../../y", "%41", "%", "a%2Fb", "\x01\x1f\x7f\n", " ", "-rf", "n" * 300, "ü" * 200, "日本" * 90, "a.npy", "m" * 251, "m" * 252, "con", "~"]
+NAMES = ["a/b/c", "..", ".", ".hidden", "x/../../y", "%41", "%", "a%2Fb", "\x01\x1f\x7f\n", " ", "-rf", "n" * 300,
+         "ü" * 200, "日本" * 90, "a.npy", "m" * 251, "m" * 252, "con", "~"]
 
 
 def test_names_of_every_kind_come_back(vckpt, store, source, tmp_path):
@@ -340,7 +349,8 @@ def test_a_hundred_thousand_names(vckpt, store, source, tmp_path):
 
 
 def test_every_safetensors_dtype(vckpt, store, source, tmp_path):
-    sizes = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "I16": 2, "U16": 2,
+    sizes = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+             "I16": 2, "U16": 2,
              "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8, "F4": 0.5}
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for dtype, size in sizes.items():
@@ -348,7 +358,8 @@ def test_every_safetensors_dtype(vckpt, store, source, tmp_path):
             items = int(numpy.prod(shape))
             if dtype == "F4" and shape in ([], [0, 3]):
                 continue
-            header[f"{dtype}.{len(shape)}.{items}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + int(items * size)]}
+            header[f"{dtype}.{len(shape)}.{items}"] = {"dtype": dtype, "shape": shape,
+                                                       "data_offsets": [at, at + int(items * size)]}
             at += int(items * size)
     raw_file(source / "model.safetensors", header, numpy.random.default_rng(3).bytes(at))
     vckpt("import", store, "run", source)
@@ -421,7 +432,8 @@ def test_more_files_than_descriptors(vckpt, store, source, build):
     for i in range(700):
         (source / "dir" / f"f{i}").write_text(str(i))
     limited = 'ulimit -n 400; exec "$@"'
-    done = subprocess.run(["bash", "-c", limited, "bash", build / "tools" / "vckpt" / "vckpt", "import", store, "run", source / "dir",
+    done = subprocess.run(["bash", "-c", limited, "bash", build / "tools" / "vckpt" / "vckpt", "import", store, "run",
+                           source / "dir",
                            *source.glob("*.npy")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert vckpt.json("info", store, "run/0")["blobs"] == 700
@@ -435,15 +447,18 @@ def test_options_that_meet_no_source(vckpt, store, source):
     numpy.save(source / "typed.npy", tensors(3)["a"])
     numpy.save(source / "untyped.npy", numpy.arange(8, dtype="u2").view("V2"))
     m, typed, untyped = source / "m.safetensors", source / "typed.npy", source / "untyped.npy"
-    unused = "is for .npy files after it whose items have no type (|V1, |V2), and there is none: put it before such a file, or leave it out"
+    unused = ("is for .npy files after it whose items have no type (|V1, |V2), and there is none: put it before such a "
+              "file, or leave it out")
     for words, sentence in ((["--dtype", "bf16", m], f"--dtype bf16 {unused}"),
                             (["--dtype", "bf16", typed, m, source], f"--dtype bf16 {unused}"),
                             ([typed, "--dtype", "bf16"], f"--dtype bf16 {unused}"),
                             (["--dtype", "bf16", untyped, "--dtype", "f8_e5m2", typed], f"--dtype f8_e5m2 {unused}"),
                             (["--dtype", "f8_e5m2", "--dtype", "bf16", untyped], f"--dtype f8_e5m2 {unused}"),
-                            ([m, "--component", "optimizer"], "--component optimizer stands after the last SOURCE: put it before the SOURCEs that it is for")):
+                            ([m, "--component", "optimizer"], "--component optimizer stands after the last SOURCE: put "
+                             "it before the SOURCEs that it is for")):
         done = vckpt("import", store, "run", *words, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"vckpt import: {sentence} (see vckpt import --help)\n")
+        assert (done.returncode, done.stdout, done.stderr) == (2, "",
+                                                               f"vckpt import: {sentence} (see vckpt import --help)\n")
     assert vckpt.json("ls", store) == {"runs": []}
     vckpt("import", store, "run", "--dtype", "bf16", typed, "--component", "other", untyped)
     vckpt("import", "--component", "other", "--dtype", "bf16", store, "run", m, untyped)
@@ -460,7 +475,8 @@ def test_a_directory_of_npy_files(vckpt, store, source):
     for given in (folder, source):
         done = vckpt("import", store, "run", given, check=False)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == (f"vckpt import: no tensors: the sources are directories without a .safetensors file; {folder}/a.npy (2 in all) is a tensor only if it is named itself, "
+        assert done.stderr == (f"vckpt import: no tensors: the sources are directories without a .safetensors file; "
+                               f"{folder}/a.npy (2 in all) is a tensor only if it is named itself, "
                                f"or in a manifest.json of vckpt export: vckpt import STORE RUN '{folder}'/*.npy\n")
     command = done.stderr.split(": ")[-1].replace("vckpt import STORE RUN", '"$0" import "$1" run')
     subprocess.run(["bash", "-c", command, vckpt.path, store], check=True)

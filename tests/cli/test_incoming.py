@@ -12,7 +12,8 @@ from test_schema import check, manual
 
 def opened(api, run, id_, world):  # noqa: F811
     out = [None] * world
-    threads = [threading.Thread(target=lambda r=r: out.__setitem__(r, Launch(api, run, id_, r, world))) for r in range(world)]
+    threads = [threading.Thread(target=lambda r=r: out.__setitem__(r, Launch(api, run, id_, r, world)))
+               for r in range(world)]
     for t in threads:
         t.start()
     for t in threads:
@@ -40,7 +41,8 @@ def close(launches, attempts):
 
 
 def left_behind(launches):
-    """A save of theirs commits, and its folder in incoming/ stays, as where the committer was killed before it deleted it. Returns (folder, attempts)."""
+    """A save of theirs commits, and its folder in incoming/ stays, as where the committer was killed before it deleted
+    it. Returns (folder, attempts)."""
     attempts = [launch.begin() for launch in launches]
     for a in attempts:
         write(a)
@@ -77,11 +79,13 @@ def test_who_is_missing(api, vckpt):  # noqa: F811
         write(attempts[r])
     one, = incoming(vckpt, api)
     assert one["missing"] == [1, 4, 5, 6, 7, 8, 10, 11] and (one["announced"], one["world"], one["step"]) == (4, 12, 0)
-    assert (one["run"], one["attempt"], one["state"], one["decided"], one["left_over"], one["replace"], one["import"]) == (
+    assert (one["run"], one["attempt"], one["state"], one["decided"], one["left_over"], one["replace"],
+            one["import"]) == (
         "llama", attempts[0].name, "alive", None, False, False, False)
     assert 0 <= one["age_s"] < 60 and one["since"].startswith("2") and one["host"] == api.lib.store_hostname().decode()
     line, = vckpt("ls", api.path, "--incoming").stdout.splitlines()
-    assert line.startswith("llama/step-00000000  4 of 12 ranks announced, missing 1, 4-8, 10-11  for ") and "  alive  attempt " in line
+    assert (line.startswith("llama/step-00000000  4 of 12 ranks announced, missing 1, 4-8, 10-11  for ") and
+            "  alive  attempt " in line)
     for r in set(range(12)) - {0, 2, 3, 9}:
         write(attempts[r])
     assert incoming(vckpt, api)[0]["missing"] == []
@@ -103,9 +107,11 @@ def test_several_runs_and_replacing(api, vckpt):  # noqa: F811
     write(again[0])
     alone = Attempt(api, "b", 3)
     found = incoming(vckpt, api)
-    assert [(i["run"], i["step"], i["replace"], i["import"]) for i in found] == [("a", 7, True, False), ("b", 3, False, True)]
+    assert [(i["run"], i["step"], i["replace"], i["import"]) for i in found] == [("a", 7, True, False),
+                                                                                 ("b", 3, False, True)]
     assert (found[1]["since"], found[1]["age_s"], found[1]["host"], found[1]["world"]) == (None, None, None, 1)
-    assert "a/step-00000007 (replacing)  1 of 2 ranks announced, missing 1" in vckpt("ls", api.path, "--incoming").stdout
+    assert ("a/step-00000007 (replacing)  1 of 2 ranks announced, "
+            "missing 1" in vckpt("ls", api.path, "--incoming").stdout)
     assert [i["run"] for i in incoming(vckpt, api, "b")] == ["b"] and incoming(vckpt, api, "c") == []
     write(again[1])
     for a in again:

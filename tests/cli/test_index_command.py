@@ -48,7 +48,8 @@ def test_what_a_writer_at_work_has_stays(vckpt, store, left, command):
 
 
 def test_a_writer_takes_in_what_is_committed_meanwhile(vckpt, build, store, tmp_path):
-    """Who commits while another process writes the index leaves the commit to that one, which looks again before it publishes."""
+    """Who commits while another process writes the index leaves the commit to that one, which looks again before it
+    publishes."""
     for name, factor in ("a", 1), ("b", 2):
         save_file({"w": factor * numpy.arange(30000.0)}, tmp_path / f"{name}.safetensors")
     vckpt("import", store, "a", tmp_path / "a.safetensors")
@@ -72,12 +73,14 @@ def test_without_proc(vckpt, store, tmp_path):
     save_file({"w": numpy.arange(30000.0)}, tmp_path / "m.safetensors")
 
     def run(*words):
-        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"', vckpt.path, *words],
+        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"',
+                               vckpt.path, *words],
                               capture_output=True, text=True)
     if run("--version").returncode:
         pytest.skip("no mount namespace")
     done = run("index", store)
-    assert (done.returncode, done.stderr) == (1, f"vckpt index: the index {store}/index cannot be opened without /proc/self/fd\n")
+    assert (done.returncode, done.stderr) == (1, f"vckpt index: the index {store}/index cannot be opened without "
+                                              f"/proc/self/fd\n")
     assert os.listdir(store / "index") == []
     done = run("import", store, "a", tmp_path / "m.safetensors")
     assert done.returncode == 0 and "the index could not be brought up to date (the step is whole;" in done.stderr
@@ -94,8 +97,8 @@ NOBODY = 65534
 
 @pytest.fixture
 def others(vckpt):
-    """A store of root's that everybody may write, but for its index; and run(home, command...) as a user without HOME, whose home
-    directory is `home` by /etc/passwd, in a mount namespace."""
+    """A store of root's that everybody may write, but for its index; and run(home, command...) as a user without HOME,
+    whose home directory is `home` by /etc/passwd, in a mount namespace."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     with tempfile.TemporaryDirectory() as name:
@@ -113,10 +116,12 @@ def in_folder(vckpt, folder):
             os.chmod(path, 0o777 if path.is_dir() else 0o666)
 
     def run(home, *args):
-        (folder / "passwd").write_text(f"somebody:x:{NOBODY}:{NOBODY}::{home}:/bin/sh\n" if home else "root:x:0:0::/root:/bin/sh\n")
+        (folder / "passwd").write_text(f"somebody:x:{NOBODY}:{NOBODY}::{home}:/bin/sh\n" if home
+                                       else "root:x:0:0::/root:/bin/sh\n")
         env = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', folder / "passwd", *become,
+        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"',
+                               folder / "passwd", *become,
                                vckpt.path, *map(str, args)], capture_output=True, text=True, env=env)
     if run("/", "--version").returncode:
         pytest.skip("no mount namespace, or the build folder is not readable for others")
@@ -127,13 +132,15 @@ def in_folder(vckpt, folder):
 def test_a_user_without_a_home_needs_no_index(others, home):
     folder, run = others
     store = folder / "store"
-    for words in [("import", store, "b", folder / "m.safetensors", "-q"), ("rm", store, "b/0", "-q"), ("gc", store, "-q"), ("verify", store, "-q")]:
+    for words in [("import", store, "b", folder / "m.safetensors", "-q"), ("rm", store, "b/0", "-q"),
+                  ("gc", store, "-q"), ("verify", store, "-q")]:
         done = run(home, *words)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), words
     assert "place for an index" in run(home, "import", store, "c", folder / "m.safetensors", "-v").stderr
     done = run(home, "index", store)
     assert (done.returncode, done.stderr) == (
-        1, f"vckpt index: there is no place for an index of {store}: set XDG_CACHE_HOME or HOME (all else works without an index)\n")
+        1, f"vckpt index: there is no place for an index of {store}: set XDG_CACHE_HOME or HOME (all else works "
+        f"without an index)\n")
 
 
 def test_a_home_that_the_system_knows(others):

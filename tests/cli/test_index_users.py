@@ -28,7 +28,8 @@ def shared(vckpt):
         def run(user, *args):
             env = {**os.environ, "XDG_CACHE_HOME": str(folder / f"cache{user}")}
             become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
-            return subprocess.run([*become, vckpt.path, *map(str, args)], capture_output=True, text=True, env=env, umask=0)
+            return subprocess.run([*become, vckpt.path, *map(str, args)], capture_output=True, text=True, env=env,
+                                  umask=0)
         if run(NOBODY, "--version").returncode:
             pytest.skip("the build folder is not readable for others")
         yield folder, run

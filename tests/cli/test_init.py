@@ -24,7 +24,8 @@ def test_directories_above_it_are_made(vckpt, tmp_path, monkeypatch, end):
 def test_a_directory_above_that_cannot_be_made(vckpt, tmp_path):
     (tmp_path / "file").write_text("")
     done = vckpt("init", tmp_path / "file/a/b", check=False)
-    assert done.returncode == 1 and done.stderr == f"vckpt init: {tmp_path}/file/a/b: cannot make the directory {tmp_path}/file/a: Not a directory\n"
+    assert (done.returncode == 1 and done.stderr == f"vckpt init: {tmp_path}/file/a/b: cannot make the directory "
+            f"{tmp_path}/file/a: Not a directory\n")
     done = vckpt("init", tmp_path / "file", check=False)
     assert done.returncode == 1 and "Not a directory" in done.stderr
 
@@ -32,7 +33,8 @@ def test_a_directory_above_that_cannot_be_made(vckpt, tmp_path):
 def test_a_store_that_is_there(vckpt, store):
     before = files(store)
     done = vckpt("init", store, check=False)
-    assert (done.returncode, done.stderr) == (1, f"vckpt init: {store} is a vckpt store already (--exist-ok takes it as it is)\n")
+    assert (done.returncode, done.stderr) == (1, f"vckpt init: {store} is a vckpt store already (--exist-ok takes it "
+                                              f"as it is)\n")
     assert vckpt("init", store, "--exist-ok").stdout == f"{store} is a store already; nothing was changed\n"
     assert vckpt.json("init", store, "--exist-ok")["made"] is False
     assert files(store) == before
@@ -50,7 +52,8 @@ def test_many_at_once(vckpt, tmp_path):
     """All of them end well, and there is one store."""
     for i in range(5):
         command = [vckpt.path, "init", "--exist-ok", "--json", str(tmp_path / f"{i}/a/b")]
-        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={k: v for k, v in os.environ.items() if k != "VCKPT_STORE"}) for _ in range(8)]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                                    env={k: v for k, v in os.environ.items() if k != "VCKPT_STORE"}) for _ in range(8)]
         said = [p.communicate()[0] for p in running]
         assert [p.returncode for p in running] == [0] * 8
         assert len({text.split('"id"')[1].split('"')[1] for text in said}) == 1
@@ -65,12 +68,14 @@ def test_a_store_in_a_store(vckpt, store, tmp_path, where):
     for options in ([], ["--exist-ok"]):
         done = vckpt("init", store / where, *options, check=False)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"vckpt init: {store / where} lies in the store {store}; nothing was made: choose a directory outside of that store\n"
+        assert (done.stderr == f"vckpt init: {store / where} lies in the store {store}; nothing was made: choose a "
+                f"directory outside of that store\n")
     assert files(store) == before
     vckpt("init", f"{store}-2")                                             # beside it
     (tmp_path / "link").symlink_to(store / "empty")
     (tmp_path / "plain").mkdir()
-    for way in [f"new/../{store.name}/x", f"new/a/../.././{store.name}//x/", f"plain/../new/../{store.name}/x", "link/../x"]:
+    for way in [f"new/../{store.name}/x", f"new/a/../.././{store.name}//x/", f"plain/../new/../{store.name}/x",
+                "link/../x"]:
         assert f"/{way} lies in the store {store};" in vckpt("init", f"{tmp_path}/{way}", check=False).stderr
     assert files(store) == before and not (tmp_path / "new").exists()
     assert f"{tmp_path}/link lies in the store {store};" in vckpt("init", tmp_path / "link", check=False).stderr

@@ -25,7 +25,8 @@ def placement(rng, shape, size):
     dim = rng.randrange(len(shape)) if shape else 0
     if kind == "RS":
         return ("RS", rng.randint(1, len(shape)), tuple(rng.choice([0, 1, 1, 2]) for _ in range(size)))
-    return {"R": ("R",), "S": ("S", dim), "SS": ("SS", dim, rng.randint(1, 4)), "IS": ("IS", dim, rng.choice([1, 2, 3]))}[kind]
+    return {"R": ("R",), "S": ("S", dim), "SS": ("SS", dim, rng.randint(1, 4)),
+            "IS": ("IS", dim, rng.choice([1, 2, 3]))}[kind]
 
 
 def case(rng, most_dims=3, biggest=12):
@@ -44,7 +45,8 @@ def case(rng, most_dims=3, biggest=12):
 
 def words(shape, sizes, placements, ranks, side=""):
     mesh = ",".join(f"d{i}={n}" for i, n in enumerate(sizes))
-    return [f"--{side}mesh", mesh, f"--{side}rank-order", ",".join(map(str, ranks)), f"--{side}place", oracle.words(placements)]
+    return [f"--{side}mesh", mesh, f"--{side}rank-order", ",".join(map(str, ranks)), f"--{side}place",
+            oracle.words(placements)]
 
 
 def tensor(shape, dtype="bf16"):
@@ -70,7 +72,8 @@ def test_the_example(vckpt):
     assert got["mesh"] == {"dims": [["dp", 2], ["tp", 4]], "ranks": list(range(8))}
     assert list(got) == ["mesh", "shape", "dtype", "ranks"] and got["shape"] == [4096, 1024] and got["dtype"] == "bf16"
     assert got["ranks"] == [{"rank": r, "coordinate": [r // 4, r % 4], "local_shape": [1024, 1024], "boxes": [
-        {"offset": [r % 4 * 1024, 0], "size": [1024, 1024], "local_offset": 0, "local_stride": [1024, 1]}]} for r in range(8)]
+        {"offset": [r % 4 * 1024, 0], "size": [1024, 1024], "local_offset": 0, "local_stride": [1024, 1]}]}
+                            for r in range(8)]
 
 
 def test_layouts_are_what_the_oracle_says(vckpt, scale):
@@ -96,7 +99,8 @@ def test_flat_ranges_are_what_the_oracle_says(vckpt, scale):
         n = held[i].items.size
         length = rng.choice([0, n + rng.randint(1, 5)])
         a, b = sorted(rng.randint(0, length or n) for _ in range(2))
-        arguments = ["layout", *tensor(shape), *words(shape, sizes, placements, ranks), "--flat", f"{a}:{b}" + (f"/{length}" if length else "")]
+        arguments = ["layout", *tensor(shape), *words(shape, sizes, placements, ranks), "--flat",
+                     f"{a}:{b}" + (f"/{length}" if length else "")]
         told = vckpt.json(*arguments, "--rank", ranks[i])["ranks"]
         assert len(told) == 1 and told[0]["local_shape"] == [b - a], arguments
         assert (buffer(shape, told[0]) == held[i].buffer((a, b, length))).all(), arguments
@@ -106,13 +110,15 @@ def test_flat_ranges_are_what_the_oracle_says(vckpt, scale):
 def test_a_rank_outside_the_mesh_holds_nothing(vckpt):
     arguments = ["layout", "--shape", "4,4", "--dtype", "u8", "--mesh", "tp=2", "--place", "S(0)"]
     for more in ([], ["--flat", "0:3"]):
-        assert vckpt.json(*arguments, "--rank", 9, *more)["ranks"] == [{"rank": 9, "coordinate": None, "local_shape": None, "boxes": []}]
+        assert vckpt.json(*arguments, "--rank", 9,
+                          *more)["ranks"] == [{"rank": 9, "coordinate": None, "local_shape": None, "boxes": []}]
         assert "rank 9 is not in the mesh: it holds nothing" in vckpt(*arguments, "--rank", 9, *more).stdout
     assert "holds nothing: rank 9" in vckpt(*arguments, "--rank", 9, "--draw").stdout
 
 
 def test_one_rank_box_by_box(vckpt):
-    lines = vckpt("layout", "--shape", "6,4", "--dtype", "f32", "--mesh", "tp=2", "--place", "IS(0,3)", "--rank", 1).stdout.splitlines()
+    lines = vckpt("layout", "--shape", "6,4", "--dtype", "f32", "--mesh", "tp=2", "--place", "IS(0,3)", "--rank",
+                  1).stdout.splitlines()
     assert lines[2] == "rank 1 at tp = 1: local shape [3, 4], 48 B in 3 boxes"
     assert lines[4] == "  [3:4, 0:4] at item 4 of the buffer, strides [4, 1]" and len(lines) == 6
 
@@ -129,7 +135,8 @@ def expand(text):
 
 
 def picture(text):
-    """What a picture says: (ranks seen or listed, ranks that hold nothing, row borders, whether all boxes are drawn)."""
+    """What a picture says: (ranks seen or listed, ranks that hold nothing, row borders, whether all boxes are
+    drawn)."""
     lines = text.splitlines()
     below = [line for line in lines if re.search(": ranks? ", line)]
     seen, none, spelled = set(), set(), {}
@@ -155,13 +162,15 @@ def picture(text):
 
 
 def test_a_picture(vckpt):
-    text = vckpt("layout", "--shape", "8,8", "--dtype", "bf16", "--mesh", "dp=2,fsdp=2,tp=2", "--place", "R,S(0),S(1)", "--draw").stdout
+    text = vckpt("layout", "--shape", "8,8", "--dtype", "bf16", "--mesh", "dp=2,fsdp=2,tp=2", "--place", "R,S(0),S(1)",
+                 "--draw").stdout
     blank = "  |" + " " * 23 + "|" + " " * 23 + "|"
     border = "+" + "-" * 23 + "+" + "-" * 23 + "+"
 
     def labels(a, b):
         return "  |" + a.center(23) + "|" + b.center(23) + "|"
-    assert text.splitlines() == ["  0                       4                       8", "0 " + border, *[blank] * 5, labels("0,4", "1,5"), *[blank] * 5,
+    assert text.splitlines() == ["  0                       4                       8", "0 " + border, *[blank] * 5,
+                                 labels("0,4", "1,5"), *[blank] * 5,
                                  "4 " + border, *[blank] * 5, labels("2,6", "3,7"), *[blank] * 5, "8 " + border]
 
 
@@ -184,31 +193,39 @@ def test_every_picture_shows_every_rank(vckpt, scale, rank):
         assert seen == holds and none == {ranks[i] for i in told} - holds, (arguments, text)
         assert borders[0] == 0 and borders[-1] == shape[0] and borders == sorted(set(borders)), text
         if whole:
-            edges = {e for r in vckpt.json(*arguments)["ranks"] for b in r["boxes"] for e in (b["offset"][0], b["offset"][0] + b["size"][0])}
+            edges = {e for r in vckpt.json(*arguments)["ranks"] for b in r["boxes"]
+                     for e in (b["offset"][0], b["offset"][0] + b["size"][0])}
             assert set(borders) == edges | {0, shape[0]}, text
 
 
-@pytest.mark.parametrize("mesh,place", [("dp=16,tp=16", "R,S(1)"), ("dp=128", "S(0)"), ("a=100,b=100", "S(0),S(1)"), ("a=1000", "R"), ("a=200,b=200", "R,S(1)"),
-                                        ("a=4,b=50", "SS(0,20),S(1)"), ("a=2,b=3,c=40", "R,IS(0,16),S(1)"), ("a=60000", "S(1)")])
+@pytest.mark.parametrize("mesh,place", [("dp=16,tp=16", "R,S(1)"), ("dp=128", "S(0)"), ("a=100,b=100", "S(0),S(1)"),
+                                        ("a=1000", "R"), ("a=200,b=200", "R,S(1)"),
+                                        ("a=4,b=50", "SS(0,20),S(1)"), ("a=2,b=3,c=40", "R,IS(0,16),S(1)"),
+                                        ("a=60000", "S(1)")])
 def test_large_pictures_stay_small_and_lose_nobody(vckpt, mesh, place):
-    text = vckpt("layout", "--shape", "4800,120000", "--dtype", "bf16", "--mesh", mesh, "--place", place, "--draw", timeout=20).stdout
+    text = vckpt("layout", "--shape", "4800,120000", "--dtype", "bf16", "--mesh", mesh, "--place", place, "--draw",
+                 timeout=20).stdout
     seen, none, _, _ = picture(text)
     assert seen | none == set(range(math.prod(int(s.split("=")[1]) for s in mesh.split(","))))
-    assert not seen & none and none == ({127} if mesh == "dp=128" else set())     # 38 rows each: 127 ranks have them all
+    # 38 rows each: 127 ranks have them all
+    assert not seen & none and none == ({127} if mesh == "dp=128" else set())
     rows = [line for line in text.splitlines() if ": ranks " not in line]
     assert len(rows) <= 60 and max(map(len, rows)) <= 125
 
 
 def test_unheld_parts_are_dotted(vckpt):
-    text = vckpt("layout", "--shape", "4,4", "--dtype", "u8", "--mesh", "a=2", "--place", "RS(0;1,1)", "--flat", "2:8", "--rank", 1, "--draw").stdout
+    text = vckpt("layout", "--shape", "4,4", "--dtype", "u8", "--mesh", "a=2", "--place", "RS(0;1,1)", "--flat", "2:8",
+                 "--rank", 1, "--draw").stdout
     assert "." in text and picture(text)[0] == {1}
-    assert "no items" in vckpt("layout", "--shape", "4,0", "--dtype", "u8", "--mesh", "a=2", "--place", "R", "--draw").stdout
+    assert "no items" in vckpt("layout", "--shape", "4,0", "--dtype", "u8", "--mesh", "a=2", "--place", "R",
+                               "--draw").stdout
 
 
 @pytest.mark.parametrize("locale,corner", [("C.UTF-8", "┌"), ("C", "+")])
 def test_box_characters_where_a_terminal_takes_them(vckpt, locale, corner):
     master, slave = pty.openpty()
-    subprocess.run([vckpt.path, "layout", "--shape", "4,4", "--dtype", "u8", "--mesh", "a=2", "--place", "S(0)", "--draw"], stdout=slave, check=True,
+    subprocess.run([vckpt.path, "layout", "--shape", "4,4", "--dtype", "u8", "--mesh", "a=2", "--place", "S(0)",
+                    "--draw"], stdout=slave, check=True,
                    env={**os.environ, "LC_ALL": locale})
     os.close(slave)
     text = b""
@@ -231,8 +248,11 @@ def test_the_examples_of_the_manual_are_what_is_printed(vckpt):
 
 def test_words_of_numpy_and_torch(vckpt):
     arguments = ["--shape", "4,4", "--mesh", "tp=2", "--place", "S(0)"]
-    for word, same in [("bfloat16", "bf16"), ("torch.bfloat16", "bf16"), ("float8_e4m3fn", "f8_e4m3fn"), ("int64", "i64")]:
-        assert vckpt("layout", *arguments, "--dtype", word).stdout == vckpt("layout", *arguments, "--dtype", same).stdout
+    for word, same in [("bfloat16", "bf16"), ("torch.bfloat16", "bf16"), ("float8_e4m3fn", "f8_e4m3fn"),
+                       ("int64", "i64")]:
+        assert vckpt("layout", *arguments, "--dtype", word).stdout == vckpt("layout", *arguments, "--dtype",
+                                                                            same).stdout
     done = vckpt("layout", *arguments, "--dtype", "half", check=False)
-    assert done.returncode == 2 and "--dtype half: there is no such type; there are bool, u8 (uint8)," in done.stderr, done
+    assert done.returncode == 2 and "--dtype half: there is no such type; there are bool, u8 (uint8)," in done.stderr, (
+        done)
     assert "bf16 (bfloat16)" in done.stderr and "f4_e2m1fn_x2 (float4_e2m1fn_x2)" in done.stderr

@@ -30,7 +30,8 @@ def filled(vckpt, store, tmp_path):
     """Runs a (three steps, of other sizes and attributes each) and b (one)."""
     for step, (items, loss) in enumerate([(3000, "10.5"), (1000, "9.25"), (2000, None)]):
         np.save(tmp_path / "w.npy", np.arange(step, items + step, dtype="f4"))
-        vckpt("import", store, f"a/{step}", tmp_path / "w.npy", *(["--set", f"loss={loss}"] if loss else []), "--set", f"tag=t{step}")
+        vckpt("import", store, f"a/{step}", tmp_path / "w.npy", *(["--set", f"loss={loss}"] if loss else []), "--set",
+              f"tag=t{step}")
     vckpt("import", store, "b", tmp_path / "w.npy")
     return store
 
@@ -45,9 +46,11 @@ def test_runs(vckpt, filled):
     assert fields(a)[:3] == ["a", "3", "step-00000002"] and fields(b)[:3] == ["b", "1", "step-00000000"]
     assert re.fullmatch(r"\d+ (s|min) ago", fields(a)[3]) and fields(a)[4] == "23 KiB"
     added = vckpt.json("ls", filled)["runs"]
-    assert [r["bytes"] for r in added] == [24000, 8000] and added[0]["time"] == vckpt.json("ls", filled, "a")["steps"][-1]["time"]
+    assert ([r["bytes"] for r in added] == [24000, 8000] and
+            added[0]["time"] == vckpt.json("ls", filled, "a")["steps"][-1]["time"])
     assert re.fullmatch(r"total: 2 runs, 4 steps, 31 KiB logical, \d+ KiB added to the store", total)
-    assert vckpt("ls", filled, "--sort", "size", "-H").stdout[0] == "b" and vckpt("ls", filled, "--sort", "name", "-r", "-H").stdout[0] == "b"
+    assert vckpt("ls", filled, "--sort", "size", "-H").stdout[0] == "b" and vckpt("ls", filled, "--sort", "name", "-r",
+                                                                                  "-H").stdout[0] == "b"
 
 
 def test_steps(vckpt, filled):
@@ -64,8 +67,10 @@ def test_steps(vckpt, filled):
 def test_for_scripts(vckpt, filled):
     told = vckpt.json("ls", filled, "a")["steps"]
     lines = vckpt("ls", filled, "a", "-H", "--bytes", "--time").stdout.splitlines()
-    assert [line.split("\t")[:5] for line in lines] == [[f"step-{s['step']:08}", s["time"], str(s["tensors"]), str(s["bytes"]), str(s["new_bytes"])] for s in told]
-    assert vckpt("ls", filled, "a", "-q").stdout.splitlines()[0].startswith("STEP") and "total" not in vckpt("ls", filled, "a", "-q").stdout
+    assert [line.split("\t")[:5] for line in lines] == [[f"step-{s['step']:08}", s["time"], str(s["tensors"]),
+                                                         str(s["bytes"]), str(s["new_bytes"])] for s in told]
+    assert (vckpt("ls", filled, "a", "-q").stdout.splitlines()[0].startswith("STEP") and
+            "total" not in vckpt("ls", filled, "a", "-q").stdout)
 
 
 def test_order(vckpt, filled):
@@ -76,8 +81,10 @@ def test_order(vckpt, filled):
     assert numbers("--sort", "size") == [1, 2, 0] and numbers("--sort", "size", "-r") == [0, 2, 1]
     assert numbers("--sort", "loss") == [1, 0, 2]                 # 9.25 before 10.5; without one last
     assert [s["step"] for s in vckpt.json("ls", filled, "a", "--sort", "loss")["steps"]] == [1, 0, 2]
-    for target, what in [(["a"], "steps are sorted by name, step, time, size, or an attribute that one of them has"), ([], "runs are sorted by name, step, time, size"),
-                         (["a/1"], "components and files are sorted by name, size"), (["a/1/model"], "tensors are sorted by name, size")]:
+    for target, what in [(["a"], "steps are sorted by name, step, time, size, or an attribute that one of them has"),
+                         ([], "runs are sorted by name, step, time, size"),
+                         (["a/1"], "components and files are sorted by name, size"),
+                         (["a/1/model"], "tensors are sorted by name, size")]:
         done = vckpt("ls", filled, *target, "--sort", "nothing", check=False)
         assert (done.returncode, done.stdout) == (2, "") and f"--sort nothing: {what} (see" in done.stderr, done
 
@@ -85,18 +92,24 @@ def test_order(vckpt, filled):
 def test_a_step_and_its_tensors(vckpt, store, tmp_path):
     source = tmp_path / "in"
     source.mkdir()
-    safetensors(source / "model.safetensors", {"a.bias": ("F32", [3], b"\0" * 12), "b.weight": ("BF16", [40, 50], bytes(range(250)) * 16), "c.weight": ("BF16", [2], b"\0\1\2\3")})
+    safetensors(source / "model.safetensors",
+                {"a.bias": ("F32", [3], b"\0" * 12), "b.weight": ("BF16", [40, 50], bytes(range(250)) * 16),
+                 "c.weight": ("BF16", [2], b"\0\1\2\3")})
     (source / "config.json").write_text("{}")
     vckpt("import", store, "r", source)
     assert [fields(line) for line in vckpt("ls", store, "r/0").stdout.splitlines()] == [
-        ["NAME", "SIZE", "TENSORS"], ["model/", "3.9 KiB", "3"], ["config.json", "2 B", "-"], ["total: 1 component with 3 tensors, 1 file, 3.9 KiB"]]
+        ["NAME", "SIZE", "TENSORS"], ["model/", "3.9 KiB", "3"], ["config.json", "2 B", "-"],
+        ["total: 1 component with 3 tensors, 1 file, 3.9 KiB"]]
     assert [fields(line) for line in vckpt("ls", store, "r/0/model", "--sort", "size").stdout.splitlines()] == [
-        ["NAME", "DTYPE", "SHAPE", "SIZE"], ["c.weight", "bf16", "[2]", "4 B"], ["a.bias", "f32", "[3]", "12 B"], ["b.weight", "bf16", "[40, 50]", "3.9 KiB"],
+        ["NAME", "DTYPE", "SHAPE", "SIZE"], ["c.weight", "bf16", "[2]", "4 B"], ["a.bias", "f32", "[3]", "12 B"],
+        ["b.weight", "bf16", "[40, 50]", "3.9 KiB"],
         ["total: 3 tensors, 3.9 KiB"]]
     for word in ("-v", "-l", "--long"):
         lines = vckpt("ls", word, store, "r/0").stdout.splitlines()
-        assert fields(lines[0]) == ["NAME", "SIZE", "TENSORS", "STORED", "PIECES", "CODECS", "DTYPES"] and fields(lines[1])[-1] == "bf16 2, f32 1"
-        assert lines[-1] == "bf16: numpy shows |V2; numpy.load(f).view(ml_dtypes.bfloat16) (python3 -m pip install ml_dtypes)"
+        assert fields(lines[0]) == ["NAME", "SIZE", "TENSORS", "STORED", "PIECES", "CODECS",
+                                    "DTYPES"] and fields(lines[1])[-1] == "bf16 2, f32 1"
+        assert (lines[-1] == "bf16: numpy shows |V2; numpy.load(f).view(ml_dtypes.bfloat16) (python3 -m pip install "
+                "ml_dtypes)")
         assert vckpt("ls", word, store, "r/0/model").stdout.splitlines()[-1] == lines[-1]
     [component] = vckpt.json("ls", "-l", store, "r/0")["components"]
     assert component["dtypes"] == {"bf16": 2, "f32": 1} and component["pieces"] == 3 and component["stored_bytes"] > 0
@@ -110,12 +123,15 @@ def test_what_numpy_lacks(vckpt, store, tmp_path):
     """info says it of a step and of a tensor, and it is so: what numpy shows are the bytes of the right type."""
     values = np.array([1.0, -2.5, 0.0, 3.140625], dtype="f4")
     upper = (values.view("<u4") >> 16).astype("<u2")                     # exact in bf16
-    safetensors(tmp_path / "m.safetensors", {"w": ("BF16", [2, 2], upper.tobytes()), "e": ("F8_E5M2", [1], b"\x3c"), "f": ("F32", [1], b"\0" * 4)})
+    safetensors(tmp_path / "m.safetensors",
+                {"w": ("BF16", [2, 2], upper.tobytes()), "e": ("F8_E5M2", [1], b"\x3c"), "f": ("F32", [1], b"\0" * 4)})
     vckpt("import", store, "r", tmp_path / "m.safetensors")
     said = vckpt("info", store, "r/0").stdout
     assert "  types        bf16 1, f32 1, f8_e5m2 1\n" in said and f"  numpy        {BF16}\n" in said
-    assert "  numpy        f8_e5m2: numpy shows |V1; numpy.load(f).view(ml_dtypes.float8_e5m2) (python3 -m pip install ml_dtypes)\n" in said
-    assert f"  numpy        {BF16}\n" in vckpt("info", store, "r/0/model/w").stdout and "numpy" not in vckpt("info", store, "r/0/model/f").stdout
+    assert ("  numpy        f8_e5m2: numpy shows |V1; numpy.load(f).view(ml_dtypes.float8_e5m2) "
+            "(python3 -m pip install ml_dtypes)\n") in said
+    assert (f"  numpy        {BF16}\n" in vckpt("info", store, "r/0/model/w").stdout and
+            "numpy" not in vckpt("info", store, "r/0/model/f").stdout)
     assert vckpt.json("info", store, "r/0")["dtypes"] == {"bf16": 1, "f32": 1, "f8_e5m2": 1}
     loaded = np.load(io.BytesIO(vckpt("cat", store, "r/0/model/w", text=False).stdout))
     assert loaded.dtype.str == "|V2" and loaded.shape == (2, 2)

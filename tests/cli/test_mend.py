@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vckpt mend: what it says, what it does, and that the store goes on afterwards. Entries and other records; packs: test_mend_packs.py."""
+"""vckpt mend: what it says, what it does, and that the store goes on afterwards. Entries and other records; packs:
+test_mend_packs.py."""
 import ctypes
 import json
 import pathlib
@@ -21,7 +22,8 @@ from test_schema import check, manual
 
 def tree(store):
     """Every file and its bytes."""
-    return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file() and "index" not in p.relative_to(store).parts}
+    return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file() and
+            "index" not in p.relative_to(store).parts}
 
 
 def mend(vckpt, store, *words, code=0):
@@ -121,9 +123,11 @@ def test_a_lost_entry_is_accepted_and_its_step_comes_back(vckpt, made, how, n):
     assert [line["file"] for line in lines(out, "accept")] == [f"runs/run/{n:012d}"]
     assert steps(vckpt, store) == [0, 1, 2] and (out["lost"], out["left"]) == (0, 0)
     have = vckpt.json("info", store, f"run/{n}")
-    assert {k: have[k] for k in ("tensors", "bytes", "attributes", "packs")} == {k: want[k] for k in ("tensors", "bytes", "attributes", "packs")}
+    assert {k: have[k] for k in ("tensors", "bytes", "attributes",
+                                 "packs")} == {k: want[k] for k in ("tensors", "bytes", "attributes", "packs")}
     assert mend(vckpt, store)["found"] == 0
-    assert [vckpt(*words).stderr for words in (("ls", store, "run"), ("info", store, "run/2"), ("verify", store))] == [""] * 3
+    assert [vckpt(*words).stderr
+            for words in (("ls", store, "run"), ("info", store, "run/2"), ("verify", store))] == [""] * 3
     goes_on(vckpt, store, another)
 
 
@@ -148,7 +152,8 @@ def test_steps_that_nothing_proves(vckpt, made):
 
 @pytest.mark.parametrize("rival", [False, True])
 def test_killed_behind_the_acceptance(vckpt, lib, made, rival):
-    """The lost entries decide nothing any more, and their steps are not committed anew yet: the collector leaves them alone, and mending goes on."""
+    """The lost entries decide nothing any more, and their steps are not committed anew yet: the collector leaves them
+    alone, and mending goes on."""
     store, another = made
     if rival:  # a third manifest for two lost entries: which of them were committed cannot be known
         shutil.copytree(store, store.parent / "copy")
@@ -167,7 +172,8 @@ def test_killed_behind_the_acceptance(vckpt, lib, made, rival):
     before = tree(store)
     assert steps(vckpt, store) == [2] and vckpt.json("verify", store, check=False)["faults"] == (3 if rival else 2)
     refused = vckpt("gc", store, "--grace", "0", check=False)
-    assert refused.returncode == 3 and "accepted as damaged" in refused.stdout + refused.stderr and tree(store) == before
+    assert (refused.returncode == 3 and "accepted as damaged" in refused.stdout + refused.stderr and
+            tree(store) == before)
     out = mend(vckpt, store, code=3 if rival else 0)
     assert {line["step"] for line in lines(out, "lost")} == ({0, 1, 3} if rival else set())
     assert steps(vckpt, store) == ([2] if rival else [0, 1, 2])
@@ -218,7 +224,8 @@ def test_several_entries_and_runs(vckpt, made, tmp_path):
     spoil(entry(store, 0, "other"), range(50, 60))
     spoil(store / "vckpt.store", range(4096 + 50, 4096 + 60))
     out = mend(vckpt, store)
-    assert (out["found"], out["left"]) == (4, 0) and steps(vckpt, store) == [0, 1, 2] and steps(vckpt, store, "other") == [0]
+    assert (out["found"], out["left"]) == (4, 0) and steps(vckpt,
+                                                           store) == [0, 1, 2] and steps(vckpt, store, "other") == [0]
     goes_on(vckpt, store, another)
 
 
@@ -320,8 +327,8 @@ def test_a_copy_that_went_another_way(vckpt, made, tmp_path):
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["removal", "step"])
 def test_a_copy_that_somebody_changed(vckpt, lib, made, tmp_path, kind, lost):
-    """It has this store's id, and its entries follow on those that are here. Of a sound list it takes nothing away, and of one that lost its end nothing
-    but that; false steps it does not add."""
+    """It has this store's id, and its entries follow on those that are here. Of a sound list it takes nothing away, and
+    of one that lost its end nothing but that; false steps it does not add."""
     store, another = made
     want = {n: vckpt.json("info", store, f"run/{n}")["packs"] for n in range(3)}
     named = {n: manifest(vckpt, store, n).name for n in range(3)}
@@ -427,7 +434,8 @@ def test_what_is_made_again_where_it_is_needed(vckpt, made):
     out = mend(vckpt, store, "-n")
     assert tree(store) == before and out["found"] == 5
     out = mend(vckpt, store)
-    assert out["left"] == 0 and not folder.exists() and not stats.exists() and (store / "reserve").read_bytes() == bytes(1 << 20)
+    assert (out["left"] == 0 and not folder.exists() and not stats.exists() and
+            (store / "reserve").read_bytes() == bytes(1 << 20))
     assert vckpt.json("verify", store)["faults"] == 0
     assert any(b"(vckpt mend on" in p.read_bytes() for p in (store / "runs/run").iterdir() if p.is_file())
     goes_on(vckpt, store, another)
@@ -437,7 +445,8 @@ def test_foreign_files_are_left(vckpt, made):
     store, _ = made
     (store / "packs" / "notes.txt").write_text("mine")
     out = mend(vckpt, store, code=3)
-    assert [line["file"] for line in lines(out, "left")] == ["packs/notes.txt"] and (store / "packs" / "notes.txt").exists()
+    assert ([line["file"] for line in lines(out, "left")] == ["packs/notes.txt"] and
+            (store / "packs" / "notes.txt").exists())
 
 
 def test_a_store_that_is_a_file_system_of_its_own(vckpt, made):
@@ -461,7 +470,8 @@ def test_refused_while_a_writer_lives(vckpt, api):  # noqa: F811
     for words in ([], ["-n"]):
         done = vckpt("mend", api.path, *words, check=False)
         assert done.returncode == 1 and "mend refused: host" in done.stderr and "is saving run" in done.stderr, done
-    assert {p: b for p, b in tree(api.path).items() if p.parts[0] != "hosts"} == {p: b for p, b in before.items() if p.parts[0] != "hosts"}
+    assert {p: b for p, b in tree(api.path).items() if p.parts[0] != "hosts"} == {p: b for p, b in before.items()
+                                                                                  if p.parts[0] != "hosts"}
     a.free()
     mend(vckpt, api.path)
 
@@ -484,7 +494,8 @@ def test_another_hosts_heartbeat_that_moves(vckpt, api):  # noqa: F811
 
 @pytest.mark.parametrize("how", ["renamed", "copied", "exchanged"])
 def test_a_run_under_another_name_is_left(vckpt, made, tmp_path, how):
-    """All of its entries are whole: nothing is decided of them, nothing of theirs is collected, and moving them back is all it takes."""
+    """All of its entries are whole: nothing is decided of them, nothing of theirs is collected, and moving them back is
+    all it takes."""
     store, another = made
     runs, aside = store / "runs", tmp_path / "aside"
     vckpt("import", store, "b", tmp_path / "s.safetensors", "-q")

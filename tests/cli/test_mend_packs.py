@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vckpt mend: packs. What a damaged or missing pack held comes back from wherever it lies, byte for byte; the rest is named."""
+"""vckpt mend: packs. What a damaged or missing pack held comes back from wherever it lies, byte for byte; the rest is
+named."""
 import os
 import random
 import shutil
@@ -96,7 +97,8 @@ def test_whole_packs_from_a_copy(vckpt, base, store, copy, tmp_path, kind, how):
     data = pack.read_bytes()
     pack.unlink()
     if how != "missing":
-        pack.write_bytes({"head": b"\1" * 100 + data[100:], "truncated": data[:len(data) // 2], "empty": b"", "garbage": random.randbytes(len(data)),
+        pack.write_bytes({"head": b"\1" * 100 + data[100:], "truncated": data[:len(data) // 2], "empty": b"",
+                          "garbage": random.randbytes(len(data)),
                           "longer": data + b"\1" * 1000, "tail": data[:-70] + b"\1" * 70}[how])
     out = mend(vckpt, store, "--from", copy)
     assert pack.read_bytes() == data and (out["lost"], out["left"]) == (0, 0), out
@@ -115,7 +117,8 @@ def test_what_needs_no_other_place(vckpt, base, store, tmp_path, kind, how):
         spots = [i for i in range(4096, footer) if data[i] == 0 and data[i - 8:i + 8] == bytes(16)][-1:]
         if not spots:
             pytest.skip("no padding")
-    spots = spots or {"footer": range(footer, tail), "one entry": range(footer + 5, footer + 9), "tail": range(tail, tail + 128), "head": range(64)}.get(how)
+    spots = spots or {"footer": range(footer, tail), "one entry": range(footer + 5, footer + 9),
+                      "tail": range(tail, tail + 128), "head": range(64)}.get(how)
     if how == "longer":
         pack.chmod(0o600)
         pack.write_bytes(data + b"x" * 5000)
@@ -146,7 +149,8 @@ def test_what_cannot_be_had_is_named(vckpt, base, store, tmp_path):
     before = pack.read_bytes()
     out = mend(vckpt, store, code=3)
     lost = lines(out, "lost")
-    assert {(x["run"], x["step"], x["component"], x["tensor"]) for x in lost} == {("run", s, "model", "frozen") for s in range(3)}
+    assert {(x["run"], x["step"], x["component"], x["tensor"]) for x in lost} == {("run", s, "model", "frozen")
+                                                                                  for s in range(3)}
     assert out["done"] == 0 and out["left"] == 1 and pack.read_bytes() == before and list((store / "damaged").iterdir())
     assert mend(vckpt, store, code=3)["lost"] == out["lost"]
     vckpt("cat", store, "run/0/config.json")
@@ -165,7 +169,8 @@ def test_a_missing_pack_of_which_a_part_can_be_had(vckpt, base, store, tmp_path)
     vckpt("import", store, "later", base / "source2", "-q")
     pack.unlink()
     out = mend(vckpt, store, code=3)
-    assert pack.stat().st_size == size and {(x["step"], x["tensor"]) for x in lines(out, "lost")} == {(0, "w"), (0, "e")}, out
+    assert pack.stat().st_size == size and {(x["step"], x["tensor"])
+                                            for x in lines(out, "lost")} == {(0, "w"), (0, "e")}, out
     vckpt("export", store, "run/1", tmp_path / "one")
     vckpt("rm", store, "run/0")
     vckpt("gc", store, "--grace", "0")
@@ -191,8 +196,8 @@ def test_what_is_encoded_otherwise_elsewhere(vckpt, tmp_path, dtype):
 
 
 def test_a_footer_with_a_hole(vckpt, base, store, other, tmp_path):
-    """Step 0 is gone, and with it what names its own tensors in the pack; their entries in the footer are damaged, too. The footer cannot be made
-    again, but the frozen tensor can; what nobody knows stays as it is."""
+    """Step 0 is gone, and with it what names its own tensors in the pack; their entries in the footer are damaged, too.
+    The footer cannot be made again, but the frozen tensor can; what nobody knows stays as it is."""
     vckpt("rm", store, "run/0")
     pack = packs(store)[-1]
     data = pack.read_bytes()
@@ -233,7 +238,8 @@ def test_everything_at_once(vckpt, base, store, copy, tmp_path):
             spoil(store / p, rng.sample(range(n), min(n, 20)))
     mend(vckpt, store, "--from", copy)
     now = tree(store)
-    assert {p: b for p, b in now.items() if p.parts[0] in ("packs", "runs")} == {p: b for p, b in good.items() if p.parts[0] in ("packs", "runs")}
+    assert {p: b for p, b in now.items() if p.parts[0] in ("packs", "runs")} == {p: b for p, b in good.items()
+                                                                                 if p.parts[0] in ("packs", "runs")}
     goes_on(vckpt, store, base, tmp_path)
 
 
@@ -253,7 +259,8 @@ def test_interrupted_at_every_call(vckpt, build, base, store, copy, tmp_path, sc
 
     def run(path, words):
         env = dict(os.environ, VCKPT_INTERPOSE=f"root={path}," + words, LD_PRELOAD=str(build / "tests/libinterpose.so"))
-        return subprocess.run([vckpt.path, "mend", path, "--from", copy], capture_output=True, text=True, env=env, timeout=120)
+        return subprocess.run([vckpt.path, "mend", path, "--from", copy], capture_output=True, text=True, env=env,
+                              timeout=120)
     whole = tmp_path / "whole"
     shutil.copytree(store, whole)
     assert run(whole, f"list={tmp_path}/calls").returncode == 0

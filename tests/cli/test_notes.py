@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 def frozen(vckpt, store, tmp_path):
     """Two steps; `frozen` is the same in both, so step 1 refers to step 0's pack. Returns (store, source)."""
     rng = numpy.random.default_rng(5)
-    tensors = {"frozen": rng.integers(0, 1 << 16, (700, 700), dtype="u2"), "w": rng.integers(0, 1 << 16, (300, 300), dtype="u2")}
+    tensors = {"frozen": rng.integers(0, 1 << 16, (700, 700), dtype="u2"),
+               "w": rng.integers(0, 1 << 16, (300, 300), dtype="u2")}
     source = tmp_path / "s.safetensors"
     for step in range(2):
         tensors["w"] = tensors["w"] + 1

@@ -45,7 +45,8 @@ def test_every_item_comes_once_from_the_right_rank(vckpt, scale):
             assert told["bytes"] == 2 * truth.items.size == sum(f["bytes"] for f in told["from"]), arguments
             assert [f["rank"] for f in told["from"]] == sorted(needs), arguments
             for f in told["from"]:
-                parts = [numbers[tuple(slice(o, o + s) for o, s in zip(b["offset"], b["size"]))].ravel() for b in f["boxes"]]
+                parts = [numbers[tuple(slice(o, o + s) for o, s in zip(b["offset"], b["size"]))].ravel()
+                         for b in f["boxes"]]
                 items = numpy.concatenate(parts).tolist()
                 assert len(items) == len(set(items)) == f["bytes"] // 2 and set(items) == needs[f["rank"]], arguments
         moved = sum(f["bytes"] for r in got["ranks"] for f in r["from"] if f["rank"] != r["rank"])
@@ -58,7 +59,8 @@ def test_every_item_comes_once_from_the_right_rank(vckpt, scale):
 
 
 def test_same_layout_moves_nothing(vckpt):
-    arguments = ["reshard", "--shape", "4096,1024", "--dtype", "bf16", "--from-mesh", "dp=2,tp=4", "--from-place", "R,S(0)",
+    arguments = ["reshard", "--shape", "4096,1024", "--dtype", "bf16", "--from-mesh", "dp=2,tp=4", "--from-place",
+                 "R,S(0)",
                  "--to-mesh", "dp=2,tp=4", "--to-place", "R,S(0)"]
     got = vckpt.json(*arguments)
     assert got["moved_bytes"] == 0 and got["bytes"] == 2 * 4096 * 1024 * 2
@@ -66,12 +68,16 @@ def test_same_layout_moves_nothing(vckpt):
 
 
 def test_table(vckpt):
-    lines = vckpt("reshard", "--shape", "4096,1024", "--dtype", "bf16", "--from-mesh", "dp=2,tp=8", "--from-place", "R,S(0)",
+    lines = vckpt("reshard", "--shape", "4096,1024", "--dtype", "bf16", "--from-mesh", "dp=2,tp=8", "--from-place",
+                  "R,S(0)",
                   "--to-mesh", "tp=2", "--to-place", "S(1)").stdout.splitlines()
     assert lines[0] == "[4096, 1024] bf16, 8.0 MiB from dp=2,tp=8 as R,S(0) to tp=2 as S(1)"
-    assert lines[3].split("  ")[-1].endswith("5 (512 KiB) and 2 more") and lines[-1] == "2 of 2 ranks read from others; 7.0 MiB of 8.0 MiB in all"
+    assert (lines[3].split("  ")[-1].endswith("5 (512 KiB) and 2 more") and
+            lines[-1] == "2 of 2 ranks read from others; 7.0 MiB of 8.0 MiB in all")
 
 
 def test_a_rank_outside_the_new_mesh_needs_nothing(vckpt):
-    arguments = ["reshard", "--shape", "8", "--dtype", "u8", "--from-mesh", "a=2", "--from-place", "S(0)", "--to-mesh", "b=2", "--to-place", "R"]
-    assert vckpt.json(*arguments, "--rank", 7) == {"ranks": [{"rank": 7, "bytes": 0, "from": []}], "bytes": 0, "moved_bytes": 0}
+    arguments = ["reshard", "--shape", "8", "--dtype", "u8", "--from-mesh", "a=2", "--from-place", "S(0)", "--to-mesh",
+                 "b=2", "--to-place", "R"]
+    assert vckpt.json(*arguments, "--rank", 7) == {"ranks": [{"rank": 7, "bytes": 0, "from": []}], "bytes": 0,
+                                                   "moved_bytes": 0}

@@ -40,7 +40,8 @@ def on_terminal(vckpt, answer, *words):
     """The command with a terminal as standard input and error, on which `answer` is typed: exit code, what it wrote."""
     ours, theirs = pty.openpty()
     os.write(ours, answer)
-    done = subprocess.run([vckpt.path, *map(str, words)], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, timeout=60)
+    done = subprocess.run([vckpt.path, *map(str, words)], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs,
+                          timeout=60)
     os.close(theirs)
     said = b""
     try:
@@ -84,9 +85,12 @@ def test_what_is_removed(vckpt, store, left, words, rest):
 
 
 def test_what_is_said(vckpt, store):
-    space = "gives the space back: it marks what nothing else needs, and a later one deletes it after 24 h (--grace 0: at once)\n"
-    assert vckpt("rm", store, "a/5", "-n").stdout == "a/step-00000005 would be removed, 3.9 KiB\n1 of 1 step would be removed; nothing was changed\n"
-    assert vckpt("rm", store, "b/2", "a/5").stdout == f"a/step-00000005 removed, 3.9 KiB\nb/step-00000002 removed, 3.9 KiB\nvckpt gc {store} {space}"
+    space = ("gives the space back: it marks what nothing else needs, and a later one deletes it after 24 h "
+             "(--grace 0: at once)\n")
+    assert vckpt("rm", store, "a/5", "-n").stdout == (
+        "a/step-00000005 would be removed, 3.9 KiB\n1 of 1 step would be removed; nothing was changed\n")
+    assert vckpt("rm", store, "b/2", "a/5").stdout == (
+        f"a/step-00000005 removed, 3.9 KiB\nb/step-00000002 removed, 3.9 KiB\nvckpt gc {store} {space}")
     assert vckpt("rm", store, "a/5", "--missing-ok").stdout == "nothing to remove\n"
     assert vckpt("rm", store, "a/0", "-q").stdout == ""
     marked = vckpt("gc", store).stdout
@@ -143,17 +147,20 @@ def test_help_removes_nothing(vckpt, store, left):
 def test_a_question(vckpt, store, left, words, sentence):
     done = vckpt("rm", store, *words, check=False, input="y\n")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"vckpt rm: {sentence}: there is no terminal to ask on: give --yes to remove it (see vckpt rm --help)\n"
+    assert (done.stderr == f"vckpt rm: {sentence}: there is no terminal to ask on: give --yes to remove it (see vckpt "
+            f"rm --help)\n")
     for answer in (b"\n", b"n\n", b"\x04"):
         code, out, said = on_terminal(vckpt, answer, "rm", store, *words)
-        assert code == 1 and out == "" and f"{sentence}\nRemove them? [y/N] " in said and "nothing was removed\n" in said
+        assert (code == 1 and out == "" and f"{sentence}\nRemove them? [y/N] " in said and
+                "nothing was removed\n" in said)
     assert left() == STEPS and left("b") == [1, 2]
     code, out, said = on_terminal(vckpt, b"y\n", "rm", store, *words)
     assert code == 0 and "removed" in out and f"{sentence}\nRemove them? [y/N] " in said
     assert left() != STEPS
 
 
-@pytest.mark.parametrize("options, sentence", [([], "a: step 20 was removed or replaced by somebody else just now"), (["--missing-ok"], "")])
+@pytest.mark.parametrize("options, sentence", [([], "a: step 20 was removed or replaced by somebody else just now"),
+                                               (["--missing-ok"], "")])
 def test_a_step_replaced_during_the_question_stays(vckpt, store, left, options, sentence):
     """What was shown is removed, not what stands under its number by then."""
     ours, theirs = pty.openpty()
@@ -192,6 +199,7 @@ def test_a_part_that_fails(vckpt, store, left):
     assert done.returncode == 3 and left() == [0, 12, 20]
     assert done.stdout.startswith("a/step-00000005 removed, 3.9 KiB\na/step-00000010 removed, 3.9 KiB\nvckpt gc ")
     lines = done.stderr.splitlines()
-    assert lines[-1] == "vckpt rm: 2 of 3 steps were removed" and lines[-2].startswith("vckpt rm: run b: 1 "), done.stderr
+    assert lines[-1] == "vckpt rm: 2 of 3 steps were removed" and lines[-2].startswith("vckpt rm: run b: 1 "), (
+        done.stderr)
     done = vckpt("rm", store, "a/12", "b/2", "--json", check=False)
     assert '"step": 12' in done.stdout and done.returncode == 3

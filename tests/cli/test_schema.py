@@ -85,7 +85,8 @@ def outputs(vckpt, tmp_path_factory):
     source, store = tmp / "source", tmp / "store"
     source.mkdir()
     rng = numpy.random.default_rng(1)
-    save_file({"w": rng.standard_normal((600, 300)).astype("f4"), "b": rng.standard_normal(9).astype("f8")}, source / "model.safetensors")
+    save_file({"w": rng.standard_normal((600, 300)).astype("f4"), "b": rng.standard_normal(9).astype("f8")},
+              source / "model.safetensors")
     (source / "config.json").write_text("{}")
     (source / "pytorch_model.bin").write_bytes(b"\x80\x02.\x00\x00")
     out = {"init": vckpt.json("init", store)}
@@ -105,7 +106,8 @@ def outputs(vckpt, tmp_path_factory):
     tensor = ("--shape", "6,4", "--dtype", "f32")
     out["layout"] = vckpt.json("layout", *tensor, "--mesh", "dp=2,tp=2", "--place", "R,S(0)", "--rank", "3")
     out["outside"] = vckpt.json("layout", *tensor, "--mesh", "dp=2,tp=2", "--place", "R,S(0)", "--rank", "4")
-    out["reshard"] = vckpt.json("reshard", *tensor, "--from-mesh", "dp=2", "--from-place", "S(0)", "--to-mesh", "tp=3", "--to-place", "S(1)")
+    out["reshard"] = vckpt.json("reshard", *tensor, "--from-mesh", "dp=2", "--from-place", "S(0)", "--to-mesh", "tp=3",
+                                "--to-place", "S(1)")
     out["rm"] = vckpt.json("rm", store, "a/0")
     out["gc"] = vckpt.json("gc", store, "--dry-run")
     pack = max((store / "packs").rglob("*.pack"), key=lambda p: p.stat().st_size)
@@ -120,14 +122,16 @@ def test_the_manual_has_a_schema_for_every_command():
     assert len(manual()) == 21
 
 
-@pytest.mark.parametrize("name", [n for n in manual() if n not in ("abort", "mend", "umount")])     # these have tests of their own
+# these have tests of their own
+@pytest.mark.parametrize("name", [n for n in manual() if n not in ("abort", "mend", "umount")])
 def test_output_is_what_the_manual_says(outputs, name):
     check(outputs[name], manual()[name])
 
 
 def test_a_rank_outside_the_mesh_too(outputs):
     check(outputs["outside"], manual()["layout"])
-    assert outputs["outside"]["ranks"][0]["coordinate"] is None and outputs["layout"]["ranks"][0]["coordinate"] == [1, 1]
+    assert (outputs["outside"]["ranks"][0]["coordinate"] is None and outputs["layout"]["ranks"][0]["coordinate"] ==
+            [1, 1])
 
 
 def test_values(outputs):

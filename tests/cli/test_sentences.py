@@ -33,7 +33,8 @@ def foreign(vckpt, filled):
         os.chown(path, OWNER, OWNER)
 
     def run(*args):
-        return subprocess.run(["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", vckpt.path, *map(str, args)], capture_output=True, text=True)
+        return subprocess.run(["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", vckpt.path,
+                               *map(str, args)], capture_output=True, text=True)
     return run
 
 
@@ -43,7 +44,8 @@ def test_a_store_of_somebody_else(vckpt, filled, foreign, tmp_path, command):
         vckpt("rm", filled, "run/1")        # something to mark
     before = sorted(filled.rglob("*"))
     done = foreign(command, filled, *{"import": ["new/1", tmp_path / "w.npy"], "rm": ["run/1"], "gc": []}[command])
-    assert (done.returncode, done.stderr) == (1, f"vckpt {command}: you may not write to the store {filled} (it belongs to user {OWNER})\n")
+    assert (done.returncode, done.stderr) == (1, f"vckpt {command}: you may not write to the store {filled} (it "
+                                              f"belongs to user {OWNER})\n")
     assert sorted(filled.rglob("*")) == before and foreign("ls", filled).returncode == 0
 
 
@@ -55,12 +57,14 @@ def test_a_store_of_somebody_with_a_name(filled, foreign):
 def test_a_file_in_a_store_of_ones_own(filled, foreign):
     """It is not the store that denies it, so the file is named."""
     os.chown(filled, 0, 0)
-    assert foreign("rm", filled, "run/1").stderr.startswith("vckpt rm: runs/run/") and "Permission denied" in foreign("rm", filled, "run/1").stderr
+    assert (foreign("rm", filled, "run/1").stderr.startswith("vckpt rm: runs/run/") and
+            "Permission denied" in foreign("rm", filled, "run/1").stderr)
 
 
 # ---- arguments that are missing, or in another order ----
 
-SWAPPED = [("info", "run/1"), ("rm", "run/1"), ("cat", "run/1/model/w"), ("stalls", "run/1"), ("ls", "run"), ("verify", "run/1"), ("abort", "run"),
+SWAPPED = [("info", "run/1"), ("rm", "run/1"), ("cat", "run/1/model/w"), ("stalls", "run/1"), ("ls", "run"),
+           ("verify", "run/1"), ("abort", "run"),
            ("export", "run/1", "out"), ("import", "run/3", "w.npy")]
 
 
@@ -70,7 +74,8 @@ def test_swapped_arguments(vckpt, filled, tmp_path, monkeypatch, command, target
     monkeypatch.chdir(tmp_path)
     store = filled if absolute else filled.name
     done = vckpt(command, target, store, *more, check=False)
-    assert (done.returncode, done.stderr) == (2, f"vckpt {command}: {target} is not a store, and {store} is: give STORE first (see vckpt {command} --help)\n")
+    assert (done.returncode, done.stderr) == (2, f"vckpt {command}: {target} is not a store, and {store} is: give "
+                                              f"STORE first (see vckpt {command} --help)\n")
     assert len(vckpt.json("ls", filled, "run")["steps"]) == 2 and not (tmp_path / "out").exists()
 
 
@@ -82,7 +87,8 @@ def test_a_source_is_not_taken_for_a_run(vckpt, filled, tmp_path, monkeypatch, g
     for more in [["w.npy"], []]:
         done = vckpt("import", filled, given, *more, check=False)
         assert done.returncode == 2 and done.stderr.startswith(
-            f"vckpt import: RUN is expected where {given} stands, which is a file or directory: is RUN missing before it?"), done.stderr
+            f"vckpt import: RUN is expected where {given} stands, which is a file or directory: is RUN missing "
+            f"before it?"), done.stderr
     assert set(os.listdir(filled / "runs")) == {"run"}
     vckpt("import", filled, "in", "in/w.npy")                   # a run may be called as a directory here is
     vckpt("import", filled, "other.npy", "in/w.npy")
@@ -94,7 +100,8 @@ def test_a_run_is_not_taken_for_a_store(vckpt, filled, tmp_path, monkeypatch):
     for command, target in [("ls", "run"), ("ls", "run/1"), ("verify", "run/1")]:
         assert vckpt(command, target, check=False).stderr.endswith(f"No such file or directory{hint.format(target)}\n")
         assert vckpt(command, target, env={"VCKPT_STORE": filled}).stdout
-    for command, target in [("ls", "./run"), ("gc", "run"), ("index", "run"), ("mend", "run")]:         # none of them is a run, or takes one
+    # none of them is a run, or takes one
+    for command, target in [("ls", "./run"), ("gc", "run"), ("index", "run"), ("mend", "run")]:
         assert "give STORE" not in vckpt(command, target, check=False).stderr
     (tmp_path / "plain").mkdir()
     assert hint.format("plain") in vckpt("ls", "plain", check=False).stderr
@@ -108,14 +115,16 @@ def test_an_import_says_how_a_store_is_made(vckpt, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for store, word in [("none", "none"), ("my dir", "'my dir'")]:
         said = vckpt("import", store, "run", "w.npy", check=False).stderr
-        assert said.startswith(f"vckpt import: {tmp_path}/{store}") and said.endswith(f" (vckpt init {word} makes a store there)\n"), said
+        assert (said.startswith(f"vckpt import: {tmp_path}/{store}") and
+                said.endswith(f" (vckpt init {word} makes a store there)\n")), said
     for words in [("import", "file", "run", "w.npy"), ("gc", "none"), ("rm", "none", "run/1")]:
         assert "vckpt init" not in vckpt(*words, check=False).stderr
 
 
 def test_what_cannot_be_a_run_is_shown_as_it_was_typed(vckpt, filled):
     for given in ["/x/1", "+x"]:
-        assert f'vckpt info: "{given}" does not begin with a run\'s name: [A-Za-z0-9_]' in vckpt("info", filled, given, check=False).stderr
+        assert (f'vckpt info: "{given}" does not begin with a run\'s name: '
+                f'[A-Za-z0-9_]' in vckpt("info", filled, given, check=False).stderr)
     assert "run names have at most 128 bytes" in vckpt("info", filled, "x" * 200, check=False).stderr
 
 
@@ -136,7 +145,8 @@ def damaged(store, how):
 @pytest.mark.parametrize("how", ["byte", "half", "head", "gone"])
 def test_a_pack_is_named_once_in_a_line(vckpt, filled, tmp_path, how):
     pack, said = damaged(filled, how), ""
-    for command in [("verify", filled), ("mend", "-n", filled), ("cat", filled, "run/1/model/w"), ("export", filled, "run/1", tmp_path / "out")]:
+    for command in [("verify", filled), ("mend", "-n", filled), ("cat", filled, "run/1/model/w"),
+                    ("export", filled, "run/1", tmp_path / "out")]:
         done = vckpt(*command, check=False, text=False)
         said += (done.stdout if command[0] != "cat" else b"").decode() + done.stderr.decode()
     lines = [line for line in said.splitlines() if pack in line]
@@ -149,8 +159,10 @@ def test_a_pack_is_named_once_in_a_line(vckpt, filled, tmp_path, how):
 def test_stalls_of_an_import(vckpt, filled):
     """No rank saved it, so nothing of it is missing."""
     said = vckpt("stalls", filled, "run/1").stdout.splitlines()
-    assert said[0].startswith("run/step-00000001, 1 rank") and said[1] == "imported by one process: no rank waited, and only the time in each phase is known"
-    assert said[2] == "" and said[3].split() == ["busy", "in", "median", "longest", "spread", "ranks", "rank", "on", "host"], said
+    assert (said[0].startswith("run/step-00000001, 1 rank") and said[1] == "imported by one process: no rank waited, "
+            "and only the time in each phase is known")
+    assert said[2] == "" and said[3].split() == ["busy", "in", "median", "longest", "spread", "ranks", "rank", "on",
+                                                 "host"], said
     assert {line.split()[0] for line in said[4:]} == {"digest", "encode", "write", "read"}
 
 
@@ -162,7 +174,8 @@ def test_gc_says_what_a_later_one_does(vckpt, filled):
     assert re.fullmatch(r"0 files deleted, 0 B; \d+ files? marked" + later, said[0]), said
     assert re.fullmatch(r"0 files deleted, 0 B; \d+ files?, [\d.]+ (?:Ki)?B, marked before" + later, said[1]), said
     for grace, words in [("90m", "90 min"), ("45", "45 s"), ("2d", "48 h")]:
-        assert vckpt("gc", "-n", filled, "--grace", grace).stdout.endswith(f"marked before: a later vckpt gc deletes them, after {words}; --grace 0: now\n")
+        assert vckpt("gc", "-n", filled, "--grace", grace).stdout.endswith(f"marked before: a later vckpt gc deletes "
+                                                                           f"them, after {words}; --grace 0: now\n")
     assert re.search(r"^\d+ files? deleted, [\d.]+ (?:Ki)?B\n$", vckpt("gc", filled, "--grace", "0").stdout, re.M)
     assert vckpt("gc", filled).stdout == "0 files deleted, 0 B\n"
 
@@ -172,13 +185,15 @@ def test_help_says_what_quiet_does(vckpt):
         assert "print nothing;" not in vckpt(command, "--help").stdout, command
     for command in ("import", "gc"):
         assert "print nothing but errors;" in vckpt(command, "--help").stdout
-        done = vckpt(command, "-q", "/nonexistent", *["run", "/nonexistent"][:2 if command == "import" else 0], check=False)
+        done = vckpt(command, "-q", "/nonexistent", *["run", "/nonexistent"][:2 if command == "import" else 0],
+                     check=False)
         assert done.returncode == 1 and done.stderr
 
 
 # ---- commands to be typed ----
 
-@pytest.mark.parametrize("name, word", [("plain-1.0_x@y", "{}/plain-1.0_x@y"), ("größe", "{}/größe"), ("my store", "'{}/my store'"), ("it's $HOME;`x`", "'{}/it'\\''s $HOME;`x`'"),
+@pytest.mark.parametrize("name, word", [("plain-1.0_x@y", "{}/plain-1.0_x@y"), ("größe", "{}/größe"),
+                                        ("my store", "'{}/my store'"), ("it's $HOME;`x`", "'{}/it'\\''s $HOME;`x`'"),
                                         ("~*", "'{}/~*'")])
 def test_commands_can_be_typed_as_they_stand(vckpt, tmp_path, name, word):
     """A shell takes the path for one word, and what it runs is the command that was meant."""
@@ -186,10 +201,14 @@ def test_commands_can_be_typed_as_they_stand(vckpt, tmp_path, name, word):
     np.save(tmp_path / "w.npy", np.arange(10))
     assert vckpt("init", store).stdout.endswith(f"; next: vckpt import {word} RUN SOURCE\n")
     vckpt("import", store, "a/1", tmp_path / "w.npy")
-    said = [(f"vckpt ls {word} a", vckpt("info", store, "a/2", check=False).stderr), (f"vckpt ls {word}", vckpt("info", store, "b/latest", check=False).stderr),
-            (f"vckpt ls {word} a", vckpt("rm", store, "a/2", check=False).stderr), (f"vckpt ls {word} a", vckpt("rm", store, "a/2..3", check=False).stderr),
-            (f"vckpt ls {word}", vckpt("rm", store, "b", check=False).stderr), (f"vckpt ls {word}", vckpt("rm", store, "b/latest", check=False).stderr),
+    said = [(f"vckpt ls {word} a", vckpt("info", store, "a/2", check=False).stderr),
+            (f"vckpt ls {word}", vckpt("info", store, "b/latest", check=False).stderr),
+            (f"vckpt ls {word} a", vckpt("rm", store, "a/2", check=False).stderr),
+            (f"vckpt ls {word} a", vckpt("rm", store, "a/2..3", check=False).stderr),
+            (f"vckpt ls {word}", vckpt("rm", store, "b", check=False).stderr),
+            (f"vckpt ls {word}", vckpt("rm", store, "b/latest", check=False).stderr),
             (f"vckpt gc {word}", vckpt("rm", store, "a/1").stdout)]
     for command, text in said:
         assert re.search(rf"(^|\(){re.escape(command)} (lists|gives)", text, re.M), text
-        subprocess.run(["bash", "-c", command.replace("vckpt", '"$0"', 1), vckpt.path], check=True, stdout=subprocess.PIPE)
+        subprocess.run(["bash", "-c", command.replace("vckpt", '"$0"', 1), vckpt.path], check=True,
+                       stdout=subprocess.PIPE)

@@ -28,7 +28,8 @@ def api(lib):
 def ranks_save(api, run, world, timings=()):
     """A step of `world` ranks, whose parts hold these timings: (step, entry, attempt)."""
     launches, id_ = {}, f"{run}{time.monotonic_ns()}"
-    opening = [threading.Thread(target=lambda r=r: launches.__setitem__(r, Launch(api, run, id_, r, world))) for r in range(world)]
+    opening = [threading.Thread(target=lambda r=r: launches.__setitem__(r, Launch(api, run, id_, r, world)))
+               for r in range(world)]
     for t in opening:
         t.start()
     for t in opening:
@@ -49,7 +50,8 @@ def ranks_save(api, run, world, timings=()):
 
 
 def times(offset, copy_ms, wait_ms=5):
-    """Phases one after another from `offset` on; copy takes copy_ms, the others a millisecond. (timings, staged, announced, committed)"""
+    """Phases one after another from `offset` on; copy takes copy_ms, the others a millisecond. (timings, staged,
+    announced, committed)"""
     out, at, marks = [], T0 + offset, {}
     for name in PHASES:
         took = {b"copy": copy_ms, b"wait": wait_ms}.get(name, 1) * MS
@@ -63,9 +65,12 @@ def put_stats(api, run, saved, rank, world, offset=0, copy_ms=2, host=None, timi
     step, entry, attempt = saved
     t, staged, announced, committed = times(offset, copy_ms)
     t = t if timings is None else timings
-    m = Stats(run=run.encode(), attempt=attempt.encode(), step=step, rank=rank, world=world, host=host or b"node-%d" % (rank // 2), timings=table(Timing, t),
-              ntimings=len(t), submitted_ns=T0 + offset, staged_ns=staged, committed_ns=committed, bytes_held=1000, bytes_staged=400, bytes_unchanged=100,
-              bytes_deduplicated=50, bytes_encoded=250, bytes_written=200, pieces=4, pieces_new=2, plan_cached=rank % 3, ring_waits=rank)
+    m = Stats(run=run.encode(), attempt=attempt.encode(), step=step, rank=rank, world=world,
+              host=host or b"node-%d" % (rank // 2), timings=table(Timing, t),
+              ntimings=len(t), submitted_ns=T0 + offset, staged_ns=staged, committed_ns=committed, bytes_held=1000,
+              bytes_staged=400, bytes_unchanged=100,
+              bytes_deduplicated=50, bytes_encoded=250, bytes_written=200, pieces=4, pieces_new=2, plan_cached=rank % 3,
+              ring_waits=rank)
     for k, v in more.items():
         setattr(m, k, v)
     api.call(api.lib.store_stats_put, api.p, c.byref(m), c.c_uint64(entry))
@@ -80,21 +85,27 @@ def test_who_was_slow(api, vckpt):
     for rank, copy in enumerate((2, 9, 3, 4)):
         put_stats(api, "r", saved, rank, 4, rank * MS, copy)
     out = vckpt.json("stalls", api.path, "r/0")
-    assert (out["run"], out["step"], out["world"], out["missing"], out["partial"], out["damaged"]) == ("r", 0, 4, [], [], 0)
+    assert (out["run"], out["step"], out["world"], out["missing"], out["partial"],
+            out["damaged"]) == ("r", 0, 4, [], [], 0)
     staged = named(out["milestones"], "staged")
-    assert staged == {"name": "staged", "ranks": 4, "median_ns": 4_500_000, "max_ns": 10 * MS, "min_ns": 3 * MS, "rank": 1, "host": "node-0"}
+    assert staged == {"name": "staged", "ranks": 4, "median_ns": 4_500_000, "max_ns": 10 * MS, "min_ns": 3 * MS,
+                      "rank": 1, "host": "node-0"}
     assert [m["name"] for m in out["milestones"]] == ["staged", "announced", "committed"]
     assert named(out["milestones"], "announced")["max_ns"] == (1 + 9 + 4) * MS
     assert [p["name"].encode() for p in out["phases"]] == PHASES
     copy = named(out["phases"], "copy")
-    assert (copy["median_ns"], copy["max_ns"], copy["min_ns"], copy["rank"], copy["host"]) == (7 * MS, 18 * MS, 4 * MS, 1, "node-0")  # busy: two threads
+    # busy: two threads
+    assert (copy["median_ns"], copy["max_ns"], copy["min_ns"], copy["rank"],
+            copy["host"]) == (7 * MS, 18 * MS, 4 * MS, 1, "node-0")
     slowest = out["slowest"]["staged"]
     assert [(s["rank"], s["ns"]) for s in slowest] == [(1, 10 * MS), (3, 5 * MS), (2, 4 * MS), (0, 3 * MS)]
     assert (slowest[0]["phase"], slowest[0]["phase_ns"]) == ("copy", 9 * MS)
-    assert out["bytes"] == {"held": 4000, "staged": 1600, "unchanged": 400, "deduplicated": 200, "encoded": 1000, "written": 800}
+    assert out["bytes"] == {"held": 4000, "staged": 1600, "unchanged": 400, "deduplicated": 200, "encoded": 1000,
+                            "written": 800}
     assert out["bytes_per_s"]["staged"] == 1600 * 100 and out["bytes_per_s"]["written"] == int(800 / 0.014)
     assert [r["stall_ns"] for r in out["ranks"]] == [3 * MS, 10 * MS, 4 * MS, 5 * MS]
-    assert [r["plan"] for r in out["ranks"]] == ["made", "memory", "disk", "made"] and out["ranks"][3]["ring_waits"] == 3
+    assert [r["plan"] for r in out["ranks"]] == ["made", "memory", "disk",
+                                                 "made"] and out["ranks"][3]["ring_waits"] == 3
     text = vckpt("stalls", api.path, "r/latest").stdout
     assert "no timings" not in text and "only what" not in text
     assert "rank 1 on node-0: 9.00 ms in copy" in text
@@ -104,7 +115,8 @@ def test_who_was_slow(api, vckpt):
 
 def test_whose_timings_are_missing(api, vckpt):
     """Ranks without measures are told by their parts, which end with the part; those without either are named."""
-    saved = ranks_save(api, "r", 5, [Timing(b"read", 7 * MS, 10), Timing(b"copy", 3 * MS, 20, T0 + 5 * MS, T0 + 8 * MS)])
+    saved = ranks_save(api, "r", 5,
+                       [Timing(b"read", 7 * MS, 10), Timing(b"copy", 3 * MS, 20, T0 + 5 * MS, T0 + 8 * MS)])
     for rank in (0, 3):
         put_stats(api, "r", saved, rank, 5)
     out = vckpt.json("stalls", api.path, "r/0")
@@ -112,21 +124,25 @@ def test_whose_timings_are_missing(api, vckpt):
     assert [r["timings"] for r in out["ranks"]] == ["stats", "part", "part", "stats", "part"]
     one = out["ranks"][1]
     assert one["stall_ns"] is None and one["submitted_ns"] is None and "bytes" not in one
-    assert [(p["name"], p["busy_ns"], p["start_ns"]) for p in one["phases"]] == [("read", 7 * MS, None), ("copy", 3 * MS, T0 + 5 * MS)]
+    assert [(p["name"], p["busy_ns"], p["start_ns"]) for p in one["phases"]] == [("read", 7 * MS, None),
+                                                                                 ("copy", 3 * MS, T0 + 5 * MS)]
     assert named(out["phases"], "read")["ranks"] == 3 and named(out["phases"], "copy")["ranks"] == 5
     assert named(out["milestones"], "staged")["ranks"] == 2
-    assert "only what their parts say (phases up to the part) of 3 of 5 ranks: 1-2, 4" in vckpt("stalls", api.path, "r/0").stdout
+    assert ("only what their parts say (phases up to the part) of 3 of 5 "
+            "ranks: 1-2, 4" in vckpt("stalls", api.path, "r/0").stdout)
     saved = ranks_save(api, "bare", 3)
     put_stats(api, "bare", saved, 1, 3)
     out = vckpt.json("stalls", api.path, "bare/0")
-    assert (out["missing"], out["partial"]) == ([0, 2], []) and [r["timings"] for r in out["ranks"]] == ["none", "stats", "none"]
+    assert (out["missing"], out["partial"]) == ([0, 2], []) and [r["timings"]
+                                                                 for r in out["ranks"]] == ["none", "stats", "none"]
     assert "no timings of 2 of 3 ranks: 0, 2" in vckpt("stalls", api.path, "bare/0").stdout
 
 
 def test_nothing_was_measured(api, vckpt):
     ranks_save(api, "r", 2)
     out = vckpt.json("stalls", api.path, "r/0")
-    assert (out["missing"], out["milestones"], out["phases"], out["slowest"]) == ([0, 1], [], [], {"staged": [], "announced": []})
+    assert (out["missing"], out["milestones"], out["phases"],
+            out["slowest"]) == ([0, 1], [], [], {"staged": [], "announced": []})
     assert out["bytes_per_s"] == {"held": None, "staged": None, "written": None}
     assert "no timings of 2 of 2 ranks: 0-1" in vckpt("stalls", api.path, "r/0").stdout
     vckpt("stalls", api.path, "r/0", "--trace", api.path.parent / "trace.json")
@@ -138,7 +154,8 @@ def test_clocks_that_are_wrong(api, vckpt):
     """A clock that was set back: no duration is made up, nothing is negative."""
     saved = ranks_save(api, "r", 2)
     put_stats(api, "r", saved, 0, 2)
-    put_stats(api, "r", saved, 1, 2, staged_ns=T0 - 5, committed_ns=1, timings=[Timing(b"copy", 2**64 - 1, 2**64 - 1, T0 + 9, T0 + 3), Timing(b"x", 5, 5, 0, 7)])
+    put_stats(api, "r", saved, 1, 2, staged_ns=T0 - 5, committed_ns=1,
+              timings=[Timing(b"copy", 2**64 - 1, 2**64 - 1, T0 + 9, T0 + 3), Timing(b"x", 5, 5, 0, 7)])
     out = vckpt.json("stalls", api.path, "r/0")
     assert out["ranks"][1]["stall_ns"] is None and named(out["milestones"], "staged")["ranks"] == 1
     assert named(out["phases"], "copy")["max_ns"] == 2**63 - 1
@@ -170,10 +187,12 @@ def test_the_timeline(api, vckpt, tmp_path):
             assert submitted <= e["ts"] and e["ts"] + e["dur"] <= committed + 1e-6, e
             assert threads[rank, e["tid"]] == (e["name"] if e["tid"] else "save")
         save, stall = ([e for e in mine if e["name"] == n][0] for n in ("save", "stall"))
-        assert (save["ts"], save["ts"] + save["dur"], stall["dur"]) == (submitted, committed, (marks[rank][1] - T0) / 1000 - (rank + 1) * 1000)
+        assert (save["ts"], save["ts"] + save["dur"],
+                stall["dur"]) == (submitted, committed, (marks[rank][1] - T0) / 1000 - (rank + 1) * 1000)
     part = [e for e in spans if e["pid"] == 1]
     assert [(e["name"], e["ts"], e["dur"]) for e in part] == [("copy", 4000, 3000)]  # since rank 0's submit
-    assert spans[0]["args"] == {} and [e["args"] for e in spans if e["name"] == "digest"][0] == {"busy_ns": 2 * MS, "bytes": 1000}
+    assert spans[0]["args"] == {} and [e["args"] for e in spans
+                                       if e["name"] == "digest"][0] == {"busy_ns": 2 * MS, "bytes": 1000}
 
 
 def test_a_timeline_that_cannot_be_written(api, vckpt, tmp_path):
@@ -224,12 +243,14 @@ def test_a_real_save(build, vckpt, tmp_path):
         trace = tmp_path / "trace"
         out = vckpt.json("stalls", store, f"r/{step}", "--trace", trace)
         assert (out["missing"], out["partial"], out["damaged"]) == ([], [], 0)
-        assert out["bytes"]["held"] == 4 * data[0].nbytes and out["bytes"]["unchanged"] == (0 if new else 4 * data[0].nbytes)
+        assert (out["bytes"]["held"] == 4 * data[0].nbytes and
+                out["bytes"]["unchanged"] == (0 if new else 4 * data[0].nbytes))
         assert (out["bytes"]["written"] > 4 * data[0].nbytes * 0.8) == new
         assert {"copy", "digest", "seal", "wait"} <= {p["name"] for p in out["phases"]}
         assert [m["ranks"] for m in out["milestones"]] == [4, 4, 4]
         for r in out["ranks"]:
-            assert r["submitted_ns"] < r["staged_ns"] <= r["committed_ns"] and r["submitted_ns"] < r["announced_ns"] <= r["committed_ns"]
+            assert (r["submitted_ns"] < r["staged_ns"] <= r["committed_ns"] and
+                    r["submitted_ns"] < r["announced_ns"] <= r["committed_ns"])
         spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
         whole = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in spans if e["name"] == "save"}
         assert set(whole) == set(range(4)) and min(a for a, _ in whole.values()) == 0
@@ -247,7 +268,8 @@ def test_an_import(vckpt, store, tmp_path):
     assert out["partial"] == [0] and named(out["phases"], "digest")["ranks"] == 1
 
 
-@pytest.mark.parametrize("args,code", [((), 2), (("r",), 2), (("r/0/model",), 2), (("r/7",), 1), (("x/0",), 1), (("r/0", "more"), 2), (("r/0", "--trace"), 2)])
+@pytest.mark.parametrize("args,code", [((), 2), (("r",), 2), (("r/0/model",), 2), (("r/7",), 1), (("x/0",), 1),
+                                       (("r/0", "more"), 2), (("r/0", "--trace"), 2)])
 def test_usage(api, vckpt, args, code):
     ranks_save(api, "r", 1)
     done = vckpt("stalls", api.path, *args, check=False)
@@ -256,9 +278,11 @@ def test_usage(api, vckpt, args, code):
 
 def test_many_phases_and_names_that_play_tricks(api, vckpt):
     saved = ranks_save(api, "r", 1)
-    put_stats(api, "r", saved, 0, 1, host=b"\x1b[31mred", timings=[Timing(b"phase %d" % i, i, i) for i in range(200)] + [Timing(b"copy", 1, 1), Timing(b"copy", 2, 2)])
+    put_stats(api, "r", saved, 0, 1, host=b"\x1b[31mred", timings=[Timing(b"phase %d" % i, i, i) for i in range(200)] +
+              [Timing(b"copy", 1, 1), Timing(b"copy", 2, 2)])
     done = vckpt("stalls", api.path, "r/0")
-    assert "\x1b" not in done.stdout and "\\x1b[31mred" in done.stdout and "144 timings are of phases beyond the first 64 names" in done.stdout
+    assert ("\x1b" not in done.stdout and "\\x1b[31mred" in done.stdout and
+            "144 timings are of phases beyond the first 64 names" in done.stdout)
     out = vckpt.json("stalls", api.path, "r/0")
     assert len(out["phases"]) == 57 and named(out["phases"], "copy")["max_ns"] == 3
 
@@ -280,10 +304,12 @@ def test_8192_ranks(api, vckpt, scale, tmp_path):
             parts.append(a)
         code, body, hex_ = manifest_make(proto.lib, parts)
         assert code == 0, body
-        assert api.lib.store_record_put(c.c_void_p(api.p.contents.storage), f"runs/{run}/manifests/{hex_.hex()}".encode(), 3,
+        assert api.lib.store_record_put(c.c_void_p(api.p.contents.storage),
+                                        f"runs/{run}/manifests/{hex_.hex()}".encode(), 3,
                                         (c.c_uint8 * 16)(*api.id), body, c.c_size_t(len(body))) == 0
         with api.list(run) as l:
-            return 3, l.put(api.entry(COMMIT, step=3, attempt=attempt, replaces=NONE, manifest=StoreDigest.from_buffer_copy(hex_))), attempt.decode()
+            return 3, l.put(api.entry(COMMIT, step=3, attempt=attempt, replaces=NONE,
+                                      manifest=StoreDigest.from_buffer_copy(hex_))), attempt.decode()
 
     def measure(run, world):
         saved = commit(run, world)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digest that people see of a tensor binds dtype, shape and bytes (docs/format/part.md, which stands here once more)."""
+"""The digest that people see of a tensor binds dtype, shape and bytes (docs/format/part.md, which stands here once
+more)."""
 import hashlib
 import pathlib
 import shutil
@@ -35,8 +36,10 @@ def shown(array):
 def test_the_same_bytes_read_otherwise(vckpt, store, tmp_path):
     rng = numpy.random.default_rng(3)
     data = rng.standard_normal(6000).astype("f4")
-    arrays = {"f4": data, "i4": data.view("i4"), "u4": data.view("u4"), "f8": data.view("f8"), "bytes": data.view("u1"), "square": data.reshape(60, 100),
-              "tall": data.reshape(100, 60), "column": data.reshape(-1, 1), "row": data.reshape(1, -1), "tiny": data[:4], "scalar": numpy.array(data[0]),
+    arrays = {"f4": data, "i4": data.view("i4"), "u4": data.view("u4"), "f8": data.view("f8"), "bytes": data.view("u1"),
+              "square": data.reshape(60, 100),
+              "tall": data.reshape(100, 60), "column": data.reshape(-1, 1), "row": data.reshape(1, -1),
+              "tiny": data[:4], "scalar": numpy.array(data[0]),
               "one": data[:1], "none": data[:0], "nothing": data[:0].reshape(0, 7), "none_i4": data[:0].view("i4")}
     save_file(arrays, tmp_path / "model.safetensors")
     vckpt("import", store, "run", tmp_path / "model.safetensors", "-q")
@@ -47,7 +50,8 @@ def test_the_same_bytes_read_otherwise(vckpt, store, tmp_path):
 
 @pytest.mark.parametrize("step,uncut", [("a/0", 2), ("b/7", 0)])
 def test_digests_of_an_old_store(vckpt, tmp_path, step, uncut):
-    """They are made when they are shown: of a format-1 store the same, and the same as in the store that its steps are brought to."""
+    """They are made when they are shown: of a format-1 store the same, and the same as in the store that its steps are
+    brought to."""
     shutil.unpack_archive(GOLDEN, tmp_path)
     old, found, checked = tmp_path / "store", {}, 0
     new = tmp_path / "new"
@@ -62,7 +66,8 @@ def test_digests_of_an_old_store(vckpt, tmp_path, step, uncut):
         assert tensor["digest"] == again["digest"]
         found.setdefault(tensor["digest"], []).append(name)
         array = numpy.load(path)
-        if tensor["pieces"] == 1 and array.dtype.str[1:] in DTYPES and array.flags.c_contiguous and tensor["dtype"] == array.dtype.name.replace("float", "f"):
+        if (tensor["pieces"] == 1 and array.dtype.str[1:] in DTYPES and array.flags.c_contiguous and
+            tensor["dtype"] == array.dtype.name.replace("float", "f")):
             assert tensor["digest"] == shown(array), name
             checked += 1
     assert found and checked >= uncut, (found, checked)

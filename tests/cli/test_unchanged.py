@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces that are recognised by their XXH3-128 alone: what happens where that lies; and the index when imports leave it alone."""
+"""Pieces that are recognised by their XXH3-128 alone: what happens where that lies; and the index when imports leave it
+alone."""
 import pathlib
 import shutil
 import subprocess
@@ -13,8 +14,10 @@ COLLISION = """
 #include <stddef.h>
 #include <stdint.h>
 typedef struct { uint64_t low, high; } hash;
-hash XXH3_128bits_withSeed_dispatch(const void *p, size_t n, uint64_t seed) { (void)p, (void)n, (void)seed; return (hash){1, 2}; }
-hash XXH3_128bits_withSeed(const void *p, size_t n, uint64_t seed) { (void)p, (void)n, (void)seed; return (hash){1, 2}; }
+hash XXH3_128bits_withSeed_dispatch(const void *p, size_t n, uint64_t seed)
+{ (void)p, (void)n, (void)seed; return (hash){1, 2}; }
+hash XXH3_128bits_withSeed(const void *p, size_t n, uint64_t seed)
+{ (void)p, (void)n, (void)seed; return (hash){1, 2}; }
 hash XXH3_128bits_digest(const void *state) { (void)state; return (hash){1, 2}; }
 """
 
@@ -70,7 +73,8 @@ def test_integers_are_never_believed(vckpt, store, tmp_path, collide, dtype):
 
 
 def test_the_index_learns_later_what_was_known(vckpt, store, tmp_path):
-    """An import of known data leaves the index alone; when the step that it stands under goes, the other takes its place."""
+    """An import of known data leaves the index alone; when the step that it stands under goes, the other takes its
+    place."""
     source = model(tmp_path / "model.safetensors", 3, 20, 5000)
     vckpt("import", store, "one", source)
     count = vckpt.json("index", store)["commits"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a job as processes of tests/crash/rank_main.c, under the preloaded library of interpose.c, and what must hold of a store when they are gone."""
+"""Ranks of a job as processes of tests/crash/rank_main.c, under the preloaded library of interpose.c, and what must
+hold of a store when they are gone."""
 import ctypes as c
 import errno
 import os
@@ -28,12 +29,14 @@ MESSAGES = re.compile(r"^(\d+) (open|closed|saved (\d+) (\d+)|failed (-\d+) (.*)
 
 
 class Damage(c.Structure):
-    _fields_ = [("fault", c.c_size_t), ("file", c.c_char_p), ("offset", c.c_uint64), ("len", c.c_uint64), ("newer", c.c_bool), ("what", c.c_char_p), ("run", c.c_char_p), ("step", c.c_uint64),
+    _fields_ = [("fault", c.c_size_t), ("file", c.c_char_p), ("offset", c.c_uint64), ("len", c.c_uint64),
+                ("newer", c.c_bool), ("what", c.c_char_p), ("run", c.c_char_p), ("step", c.c_uint64),
                 ("component", c.c_char_p), ("tensor", c.c_char_p)]
 
 
 class VerifyOptions(c.Structure):
-    _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("threads", c.c_uint), ("note", c.c_bool), ("damage", DAMAGE), ("progress", c.c_void_p), ("pack", c.c_void_p),
+    _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("threads", c.c_uint), ("note", c.c_bool),
+                ("damage", DAMAGE), ("progress", c.c_void_p), ("pack", c.c_void_p),
                 ("arg", c.c_void_p), ("header", c.c_void_p)]
 
 
@@ -88,14 +91,17 @@ def next_step(build, path, run="r"):
 class Job:
     """The ranks of one launch. inject: {rank: words for the preloaded library}. env: {rank: more variables}."""
 
-    def __init__(self, build, path, id_, saves=1, world=WORLD, inject=None, driver="rank_protocol", run="r", log=None, list_=None, stdin=None, env=None, **options):
+    def __init__(self, build, path, id_, saves=1, world=WORLD, inject=None, driver="rank_protocol", run="r", log=None,
+                 list_=None, stdin=None, env=None, **options):
         options = {"heartbeat_ms": HEARTBEAT_MS, "start_ms": START_MS, "step": next_step(build, path, run), **options}
         self.path, self.began, self.processes, self.files = pathlib.Path(path), time.monotonic(), {}, {}
         self.here = self.path.with_name(f"{self.path.name}.{id_}.here")     # where ranks say that they have come
-        self.leader = subprocess.Popen(["sleep", "600"], process_group=0)    # a group that kill(0) ends, this process not in it
+        # a group that kill(0) ends, this process not in it
+        self.leader = subprocess.Popen(["sleep", "600"], process_group=0)
         for rank in range(world):
             words = (inject or {}).get(rank, "")
-            own = dict(os.environ, VCKPT_INTERPOSE=f"root={self.path}" + f",{words}" * bool(words) + f",log={log}" * bool(log)
+            own = dict(os.environ, VCKPT_INTERPOSE=f"root={self.path}" + f",{words}" * bool(words) +
+                       f",log={log}" * bool(log)
                        + f",list={list_}.{rank}" * bool(list_), LD_PRELOAD=str(build / "tests/libinterpose.so"),
                        ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
             if not (words or log or list_):
@@ -103,8 +109,10 @@ class Job:
             own.update((env or {}).get(rank, {}))
             self.files[rank] = tempfile.TemporaryFile("w+")
             self.processes[rank] = subprocess.Popen(
-                [build / "tests" / driver, path, run, id_, str(rank), str(world), str(saves), *[f"{k}={v}" for k, v in options.items()]],
-                env=own, stdout=self.files[rank], stderr=self.files[rank], stdin=stdin or subprocess.DEVNULL, process_group=self.leader.pid)
+                [build / "tests" / driver, path, run, id_, str(rank), str(world), str(saves),
+                 *[f"{k}={v}" for k, v in options.items()]],
+                env=own, stdout=self.files[rank], stderr=self.files[rank], stdin=stdin or subprocess.DEVNULL,
+                process_group=self.leader.pid)
         if self.leader.poll() is not None:
             self.kill()    # some were started after the group was ended
 
@@ -187,7 +195,8 @@ class Bench:
         path = self.copy()
         out, _ = self.job(path, "counted", list_=f"{path}.list", **options)
         assert all(o.saved for o in out.values()), out
-        lists = {r: [tuple(line.split(" ", 1)) for line in pathlib.Path(f"{path}.list.{r}").read_text().splitlines()] for r in out}
+        lists = {r: [tuple(line.split(" ", 1)) for line in pathlib.Path(f"{path}.list.{r}").read_text().splitlines()]
+                 for r in out}
         shutil.rmtree(path)
         return lists
 
@@ -218,7 +227,8 @@ def sound(api, old):
 
 
 def agree(outcomes, now, step, names):
-    """The ranks that lived say one thing, and it is what the list says. names: ranks one of which a failure must name."""
+    """The ranks that lived say one thing, and it is what the list says. names: ranks one of which a failure must
+    name."""
     lived = [o for o in outcomes.values() if not o.killed]
     for o in lived:
         assert o.saved or o.failed, (o, outcomes)
@@ -234,7 +244,8 @@ def agree(outcomes, now, step, names):
 def leftovers(api, now):
     """Packs and announcements of dead attempts, all listed by a dry run. Returns how many."""
     dead = [p for p in packs_of(api) if not any(p.startswith(a + "-") for a in now.values())]
-    folders = [str(f.relative_to(api.path / "incoming")) for f in (api.path / "incoming").glob("*/*") if f.name not in now.values()]
+    folders = [str(f.relative_to(api.path / "incoming")) for f in (api.path / "incoming").glob("*/*")
+               if f.name not in now.values()]
     _, reports = api.gc(grace=86400, dry=True, heartbeat=1)
     told = {name for _, name, _ in reports}
     for want in dead + folders:

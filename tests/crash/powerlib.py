@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a disk may hold after a power loss, from the log that tests/crash/interpose_log.c kept.
 
-The model: bytes written to a file are durable once an fsync of it was made after the write; a name (of a link, a directory, a rename; that a name is gone)
-once an fsync of the directory that holds it was made after it. A file's fsync does not keep its name. Whatever is not durable may be there or not, each thing
-by itself: so a file may have its name and none of its bytes, or every other page of them. Writes are cut at 4 KiB for that.
+The model: bytes written to a file are durable once an fsync of it was made after the write; a name (of a link, a
+directory, a rename; that a name is gone) once an fsync of the directory that holds it was made after it. A file's fsync
+does not keep its name. Whatever is not durable may be there or not, each thing by itself: so a file may have its name
+and none of its bytes, or every other page of them. Writes are cut at 4 KiB for that.
 """
 import hashlib
 import os
@@ -21,7 +22,8 @@ class Event:
     __slots__ = ("kind", "ino", "offset", "path", "to", "data", "pid")
 
     def __init__(self, kind, ino, offset, path, to, data, pid):
-        self.kind, self.ino, self.offset, self.path, self.to, self.data, self.pid = kind, ino, offset, path, to, data, pid
+        self.kind, self.ino, self.offset, self.path, self.to, self.data, self.pid = (
+            kind, ino, offset, path, to, data, pid)
 
     def __repr__(self):
         return f"{self.kind} {self.ino} {self.offset} {self.path} {len(self.data)}"
@@ -80,7 +82,8 @@ def durable(events):
 
 
 def state(base, events, keep):
-    """{path: bytes}, {directory} after the events whose numbers keep() wants, in order, on top of what was durable before."""
+    """{path: bytes}, {directory} after the events whose numbers keep() wants, in order, on top of what was durable
+    before."""
     files, dirs, inodes = dict(base.files), set(base.dirs), {}
 
     def present(path):
@@ -130,7 +133,8 @@ def choices(events, keeps, cut, rng, count):
 
 
 class Disk:
-    """A directory that is made to hold one state after the other, by what differs; files come as links out of a pool."""
+    """A directory that is made to hold one state after the other, by what differs; files come as links out of a
+    pool."""
 
     def __init__(self, path):
         self.path, self.pool = pathlib.Path(path) / "disk", pathlib.Path(path) / "pool"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An fsync that fails, a write that is short, a full disk for one rank and for all, a store that turns read-only, ranks that stop for longer than
-their heartbeat may and wake up after their files are gone, a job that was started twice, a collector that runs all the while: the right error at every
-rank, no torn step, no hang."""
+"""An fsync that fails, a write that is short, a full disk for one rank and for all, a store that turns read-only, ranks
+that stop for longer than their heartbeat may and wake up after their files are gone, a job that was started twice, a
+collector that runs all the while: the right error at every rank, no torn step, no hang."""
 import errno
 import os
 import signal
@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from crashlib import DRIVERS, LIMIT_S, START_MS, WORLD, UNDECIDED, Bench, Job, bench_first, goes_on, sound, steps, verify
+from crashlib import (DRIVERS, LIMIT_S, START_MS, WORLD, UNDECIDED, Bench, Job, bench_first, goes_on, sound, steps,
+                      verify)
 from storelib import EABORTED, Failed, packs_of
 
 UNDECIDED_S = START_MS / 1000  # how long a saver goes on asking when nothing can be written
@@ -47,7 +48,8 @@ def spoiled(bench, path, rank, word, error, who=True, **options):
             told = [text for _, text in o.failed]
             assert len(o.saved) + len(told) == 1, outcomes     # close tells no error twice
             if 1 in now:    # whoever had bad luck may not know it; nobody knows better
-                assert o.saved or any(code == UNDECIDED for code, _ in o.failed) or not any("aborted" in t for t in told), outcomes
+                assert (o.saved or any(code == UNDECIDED for code, _ in o.failed) or
+                        not any("aborted" in t for t in told)), outcomes
             else:
                 assert not o.saved, outcomes
                 assert any(f"rank {rank}" in t or o.rank == rank and says(t, error) for t in told) or not who, outcomes
@@ -59,7 +61,8 @@ def spoiled(bench, path, rank, word, error, who=True, **options):
     return 1 in now
 
 
-FAULTS = [("fsync", errno.EIO), ("pwrite", errno.ENOSPC), ("linkat", errno.EIO), ("mkdirat", errno.ENOSPC), ("openat", errno.EDQUOT)]
+FAULTS = [("fsync", errno.EIO), ("pwrite", errno.ENOSPC), ("linkat", errno.EIO), ("mkdirat", errno.ENOSPC),
+          ("openat", errno.EDQUOT)]
 
 
 @pytest.mark.parametrize("rank", [2, 0])
@@ -74,7 +77,8 @@ def test_a_call_fails_once(bench, scale, rank, rng):
         n, number = case
         # what is not the save's own (heartbeat, launch) is told in other words, and the entry may be in all the same
         own = n > begun and not calls[n - 1][1].startswith(("runs/r", "hosts"))
-        seen.append(spoiled(bench, path, rank, f"do=fail,errno={number},at={n}", os.strerror(number), who=own, start_ms=4000))
+        seen.append(spoiled(bench, path, rank, f"do=fail,errno={number},at={n}", os.strerror(number), who=own,
+                            start_ms=4000))
     if scale(rank > 0, False):  # a saver that cannot make sure of the entry asks for START_MS
         all_ = [(n, number) for n, number in all_ if calls[n - 1][1] != "runs/r"]
     cases = sorted(set(must + rng.sample(all_, min(scale(8, len(all_)), len(all_)))))
@@ -87,8 +91,10 @@ def test_naming_a_base_fails(bench):
     path = bench.copy()
     if not any("/base." in where for _, where in sum(bench.calls().values(), [])):
         pytest.skip("this driver names no bases")
-    outcomes, _ = bench.job(path, "base", inject={r: f"do=fail,errno={errno.EIO},at=1,calls=linkat,path=/base." for r in range(WORLD)}, timeout=LIMIT_S)
-    assert all(not o.saved and len(o.failed) == 1 and os.strerror(errno.EIO) in o.failed[0][1] for o in outcomes.values()), outcomes
+    outcomes, _ = bench.job(path, "base", inject={r: f"do=fail,errno={errno.EIO},at=1,calls=linkat,path=/base."
+                                                  for r in range(WORLD)}, timeout=LIMIT_S)
+    assert all(not o.saved and len(o.failed) == 1 and os.strerror(errno.EIO) in o.failed[0][1]
+               for o in outcomes.values()), outcomes
     goes_on(bench, path, {0: bench_first(bench)})
 
 
@@ -103,7 +109,8 @@ def test_no_space_for_one_rank(bench):
     """From its first pack on, for good: it cannot even say so, and is given up for its heartbeat."""
     n = numbered(bench.calls()[2], "pwrite", path="packs")[0]
     for errno_ in (errno.ENOSPC, errno.EIO):
-        assert not spoiled(bench, bench.copy(), 2, f"do=fail,errno={errno_},at={n},last=1000000", os.strerror(errno_), heartbeat_ms=2000)
+        assert not spoiled(bench, bench.copy(), 2, f"do=fail,errno={errno_},at={n},last=1000000", os.strerror(errno_),
+                           heartbeat_ms=2000)
 
 
 @pytest.fixture
@@ -111,7 +118,8 @@ def small(bench):
     """A tmpfs of 3 MiB with a copy of the store."""
     at = bench.dir / "small"
     at.mkdir(exist_ok=True)
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", at], capture_output=True).returncode:
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", at],
+                                           capture_output=True).returncode:
         pytest.skip("needs root and a tmpfs mount")
     path = at / "store"
     subprocess.run(["cp", "-a", bench.base, path], check=True)
@@ -140,8 +148,8 @@ def test_full_disk(bench, small):
 
 
 def test_read_only(bench, scale, rng):
-    """From some call on nothing can be changed any more, by any rank. Nobody waits longer than a saver insists on a decision; what is told is so when the
-    store can be written again."""
+    """From some call on nothing can be changed any more, by any rank. Nobody waits longer than a saver insists on a
+    decision; what is told is so when the store can be written again."""
     calls = bench.calls()
     cases = sorted(rng.sample(range(1, len(calls[0])), scale(4, 25)))
     if scale(True, False):  # those after an announcement take START_MS with a saver
@@ -178,14 +186,16 @@ def stopped(job, rank, seconds=LIMIT_S):
 
 @pytest.mark.parametrize("rank", [2, 0])
 def test_a_rank_sleeps_too_long(bench, scale, rank, rng):
-    """It stops at a call for longer than its heartbeat may stand still; what it wrote is removed and collected; it wakes up."""
+    """It stops at a call for longer than its heartbeat may stand still; what it wrote is removed and collected; it
+    wakes up."""
     calls = bench.calls()[rank]
     first = numbered(calls, "linkat", path="hosts")[0]
     cases = sorted(rng.sample(range(first + 1, len(calls) + 1), scale(5, len(calls) - first)))
     seen = {"slept": 0, "committed": 0}
 
     def one(path, n):
-        job = Job(bench.build, path, "sleeps", driver=bench.driver, inject={rank: f"do=stop,at={n}"}, start_ms=2500, heartbeat_ms=1500)
+        job = Job(bench.build, path, "sleeps", driver=bench.driver, inject={rank: f"do=stop,at={n}"}, start_ms=2500,
+                  heartbeat_ms=1500)
         api = bench.open(path)
         try:
             slept = stopped(job, rank)
@@ -193,7 +203,8 @@ def test_a_rank_sleeps_too_long(bench, scale, rank, rng):
             now = sound(api, {0: bench_first(bench)})
             if slept:
                 try:
-                    api.gc(grace=0, heartbeat=1)     # the heartbeat of a process that lives on this host is that of a writer
+                    # the heartbeat of a process that lives on this host is that of a writer
+                    api.gc(grace=0, heartbeat=1)
                 except Failed as e:
                     assert "alive" in str(e) or e.code == -errno.EBUSY, e
                 for pack in packs_of(api):           # so what it wrote is taken away by hand
@@ -203,7 +214,8 @@ def test_a_rank_sleeps_too_long(bench, scale, rank, rng):
             outcomes = {**others, **job.wait([rank], timeout=LIMIT_S)}
             assert sound(api, now) == now, (now, outcomes)       # nothing comes back, nothing is torn
             for o in outcomes.values():
-                assert (bool(o.saved) == (1 in now)) or any(code == UNDECIDED for code, _ in o.failed) or o.rank == rank and 1 in now, outcomes
+                assert ((bool(o.saved) == (1 in now)) or any(code == UNDECIDED for code, _ in o.failed) or
+                        o.rank == rank and 1 in now), outcomes
                 assert not (o.saved and 1 not in now), outcomes
             if 1 not in now and slept:
                 assert all(any(f"rank {rank}" in t for _, t in o.failed) for o in others.values()), outcomes
@@ -219,7 +231,8 @@ def test_a_rank_sleeps_too_long(bench, scale, rank, rng):
 
 
 def test_started_twice(bench, scale):
-    """Two launches of one job at once: the newer one's steps are all saved; no step is of both; each rank of the older one is told."""
+    """Two launches of one job at once: the newer one's steps are all saved; no step is of both; each rank of the older
+    one is told."""
     def one(path, i):
         old = Job(bench.build, path, "one", driver=bench.driver, saves=400)
         try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands on a storage that fails: each call of an import, a removal, a collection, an export, one that looks or one that changes, fails once, three times, or
-with all after it. Nothing that is committed is lost or torn, what was told is so, the command says what is wrong, and run again it does its work."""
+"""Commands on a storage that fails: each call of an import, a removal, a collection, an export, one that looks or one
+that changes, fails once, three times, or with all after it. Nothing that is committed is lost or torn, what was told is
+so, the command says what is wrong, and run again it does its work."""
 import errno
 import os
 import shutil
@@ -18,10 +19,12 @@ LIMIT_S = 60    # a list that cannot be read is asked for again for 3 s, several
 
 
 class Commands:
-    """A store with steps in two runs, shared pieces, a removed step and a save that was killed; and commands on copies of it."""
+    """A store with steps in two runs, shared pieces, a removed step and a save that was killed; and commands on copies
+    of it."""
 
     def __init__(self, vckpt, build, dir_):
-        self.vckpt, self.build, self.dir, self.base, self.source, self.number = vckpt, build, dir_, dir_ / "base", dir_ / "source", 0
+        self.vckpt, self.build, self.dir, self.base, self.source = vckpt, build, dir_, dir_ / "base", dir_ / "source"
+        self.number = 0
         self.lock = threading.Lock()
         self.source.mkdir()
         rng = numpy.random.default_rng(11)
@@ -34,7 +37,8 @@ class Commands:
             tensors["tiny"] = tensors["tiny"] + 1
             tensors["w"] = rng.standard_normal((100, 200 + step)).astype("f4")
         vckpt("rm", self.base, "a/1", "-q")
-        done = self.run(self.base, ["import", self.base, "b", self.source, "-q"], "calls=linkat,path=runs/b/0,do=kill,at=1")
+        done = self.run(self.base, ["import", self.base, "b", self.source, "-q"],
+                        "calls=linkat,path=runs/b/0,do=kill,at=1")
         assert done.returncode == -9, done
         self.want = self.content(self.base, dir_ / "out")
 
@@ -49,7 +53,8 @@ class Commands:
         preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {self.build}/tests/libinterpose.so".strip()
         env = dict(os.environ, VCKPT_INTERPOSE=f"root={store},{interpose}", LD_PRELOAD=preload,
                    ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
-        return subprocess.run([self.vckpt.path, *map(str, words)], capture_output=True, text=True, env=env, timeout=LIMIT_S)
+        return subprocess.run([self.vckpt.path, *map(str, words)], capture_output=True, text=True, env=env,
+                              timeout=LIMIT_S)
 
     def steps(self, store):
         """{run/step: entry}"""
@@ -98,7 +103,8 @@ def hurt(commands, name, fault):
     shutil.copytree(commands.base, store)
     before = set(commands.want)
     done = commands.run(store, words, f"reads=1,do=fail,errno={fault[0]},at={fault[1]}{fault[2]}")
-    assert done.returncode in (0, 1, 3, UNDECIDED) and (done.returncode == 0 or done.stderr.strip() or name == "verify"), done
+    assert done.returncode in (0, 1, 3, UNDECIDED) and (done.returncode == 0 or done.stderr.strip() or
+                                                        name == "verify"), done
     assert commands.vckpt.json("verify", store, "--no-notes", check=False)["faults"] == 0, done
     now = set(commands.steps(store))
     told = before - less | more if done.returncode == 0 else now
@@ -106,7 +112,8 @@ def hurt(commands, name, fault):
     if done.returncode and now != before:
         assert done.returncode == UNDECIDED, done
     if name == "export" and done.returncode == 0:
-        assert {str(p.relative_to(path / "out")): p.read_bytes() for p in (path / "out").rglob("*") if p.is_file()} == commands.want["a/2"]
+        assert {str(p.relative_to(path / "out")): p.read_bytes() for p in (path / "out").rglob("*")
+                if p.is_file()} == commands.want["a/2"]
     if name == "abort":
         left = [i for i in commands.vckpt.json("ls", store, "b", "--incoming")["incoming"] if not i["decided"]]
         assert done.returncode == UNDECIDED or (done.returncode == 0) == (not left), (done, left)
@@ -125,8 +132,9 @@ def hurt(commands, name, fault):
 @pytest.mark.parametrize("name", WORK)
 def test_each_call_fails(commands, scale, name, rng):
     number = commands.calls(WORK[name][0])
-    cases = [(error, n, last) for error, last, count in ((errno.EIO, "", scale(12, 10**6)), (errno.EIO, ",last={}", scale(3, 10**6)),
-                                                       (errno.EIO, ",last=1000000", scale(2, 50)), (errno.ESTALE, "", scale(3, 200)))
+    cases = [(error, n, last)
+             for error, last, count in ((errno.EIO, "", scale(12, 10**6)), (errno.EIO, ",last={}", scale(3, 10**6)),
+                                      (errno.EIO, ",last=1000000", scale(2, 50)), (errno.ESTALE, "", scale(3, 200)))
              for n in rng.sample(range(1, number + 1), min(count, number))]
     cases = [(error, n, last.format(n + 2)) for error, n, last in cases]
     with ThreadPoolExecutor(4) as pool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 of one rank, of the committer, of all ranks, at each call by which a save changes the store: old steps verify, the new one is whole or absent, those
-that live are told alike and told who, the next save works, and a dry run of the collector lists what is left."""
+"""kill -9 of one rank, of the committer, of all ranks, at each call by which a save changes the store: old steps
+verify, the new one is whole or absent, those that live are told alike and told who, the next save works, and a dry run
+of the collector lists what is left."""
 import pytest
 
 from crashlib import DRIVERS, LIMIT_S, WORLD, Bench, after
@@ -21,7 +22,8 @@ def chosen(calls, rng, count, always=lambda call, path: False):
 
 
 def protocol(call, path):
-    """What the commit is made of: the announcement, the manifest, the entry. An unnamed file's path is its directory."""
+    """What the commit is made of: the announcement, the manifest, the entry. An unnamed file's path is its
+    directory."""
     return call in ("linkat", "fsync") and (path.startswith("runs/r") or "/part." in path)
 
 
@@ -53,7 +55,8 @@ def test_one_rank_dies(bench, scale, rank, rng):
 def test_all_ranks_die(bench, scale, rank, rng):
     """When one of them comes to a call, all go."""
     calls = bench.calls()[rank]
-    cases = chosen(calls, rng, scale(6, len(calls)), (lambda call, path: call == "linkat") if rank == 0 else lambda *_: False)
+    cases = chosen(calls, rng, scale(6, len(calls)), (lambda call, path: call == "linkat") if rank == 0
+                   else lambda *_: False)
     seen = {"committed": 0, "left": 0}
 
     def one(path, n):

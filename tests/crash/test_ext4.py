@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real ext4, on a loop device, that gives up its journal while two ranks save: after an error (`errors=remount-ro`; fsync answers EROFS then), because it is
-shut down (EIO), or because the device does not take it (fsync may answer 0 then). What was not in the journal by then is gone at the next mount: no save that a
-rank was told "saved" may be, and the store goes on."""
+"""A real ext4, on a loop device, that gives up its journal while two ranks save: after an error (`errors=remount-ro`;
+fsync answers EROFS then), because it is shut down (EIO), or because the device does not take it (fsync may answer 0
+then). What was not in the journal by then is gone at the next mount: no save that a rank was told "saved" may be, and
+the store goes on."""
 import contextlib
 import errno
 import fcntl
@@ -36,7 +37,8 @@ def command(*words):
 
 
 class Ext4:
-    """An image that holds a copy of the bench's store. It lies in a tmpfs, where its journal takes room only as it is written."""
+    """An image that holds a copy of the bench's store. It lies in a tmpfs, where its journal takes room only as it is
+    written."""
 
     def __init__(self, bench):
         self.under, self.at = bench.dir / "under", bench.dir / "ext4"
@@ -76,7 +78,8 @@ class Ext4:
         assert not wrong and not self.looped() and not self.mount(), wrong
 
     def looped(self):
-        """Who made a mount namespace meanwhile keeps the old mount, with the journal that is gone, and a new one would be the same."""
+        """Who made a mount namespace meanwhile keeps the old mount, with the journal that is gone, and a new one would
+        be the same."""
         return subprocess.run(["losetup", "-j", self.image], capture_output=True, text=True, check=True).stdout
 
     def close(self):
@@ -85,14 +88,16 @@ class Ext4:
                 command("umount", "-l", at)
 
     def fill(self):
-        """The tmpfs is full: what the image has no room for yet cannot be written, the next of the journal first of all."""
+        """The tmpfs is full: what the image has no room for yet cannot be written, the next of the journal first of
+        all."""
         with open(self.filler, "wb", buffering=0) as f, pytest.raises(OSError, match="No space"):
             while True:
                 f.write(bytes(1 << 16))
 
     def break_journal(self, how):
         if how == "an error":
-            device = pathlib.Path(subprocess.run(["findmnt", "-no", "SOURCE", self.at], capture_output=True, text=True, check=True).stdout.strip()).name
+            device = pathlib.Path(subprocess.run(["findmnt", "-no", "SOURCE", self.at], capture_output=True, text=True,
+                                                 check=True).stdout.strip()).name
             pathlib.Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("a test of vckpt")
             return
         fd = os.open(self.at, os.O_RDONLY)
@@ -121,10 +126,12 @@ def shown(bench, ext4):
 
 
 def entry_not_synced(bench, ext4, how, words=""):
-    """Rank 1 stops when its part is there, rank 0 between the commit entry's name and the fsync of the list; the journal goes; both wake up. Returns what was
-    told, and what is left of it."""
-    stops = {0: "path=runs/r/000000000003,do=stop,when=after,calls=linkat,at=1", 1: "path=part.1,do=stop,when=after,calls=linkat,at=1"}
-    job = Job(bench.build, ext4.store, "stopped", world=WORLD, driver=bench.driver, inject={r: f"{stop}{words}" for r, stop in stops.items()},
+    """Rank 1 stops when its part is there, rank 0 between the commit entry's name and the fsync of the list; the
+    journal goes; both wake up. Returns what was told, and what is left of it."""
+    stops = {0: "path=runs/r/000000000003,do=stop,when=after,calls=linkat,at=1",
+             1: "path=part.1,do=stop,when=after,calls=linkat,at=1"}
+    job = Job(bench.build, ext4.store, "stopped", world=WORLD, driver=bench.driver,
+              inject={r: f"{stop}{words}" for r, stop in stops.items()},
               start_ms=START_MS)
     try:
         end = time.monotonic() + LIMIT_S
@@ -142,7 +149,8 @@ def entry_not_synced(bench, ext4, how, words=""):
 
 
 def entry_lost(bench, ext4, how, words=""):
-    """The same, until the entry is lost indeed: the kernel may write its journal of its own accord while the ranks stand still (once in 25 rounds or so)."""
+    """The same, until the entry is lost indeed: the kernel may write its journal of its own accord while the ranks
+    stand still (once in 25 rounds or so)."""
     for _ in range(6):
         told, now, out = entry_not_synced(bench, ext4, how, words)
         if set(now) == {0}:
@@ -183,12 +191,14 @@ def test_an_fsync_that_answers_0(lib, ext4):
     assert not (ext4.store / "runs/r/lost").exists()
 
 
-@pytest.mark.parametrize("how", ["an error", 0, 1, 2], ids=["an error", "all written", "journal written", "nothing written"])
+@pytest.mark.parametrize("how", ["an error", 0, 1, 2],
+                         ids=["an error", "all written", "journal written", "nothing written"])
 def test_at_any_moment(bench, ext4, scale, how, rng):
     lost = 0
     for i in range(scale(2, 40)):
         before = shown(bench, ext4)
-        job = Job(bench.build, ext4.store, f"launch {i}", saves=200, world=WORLD, driver=bench.driver, inject={}, start_ms=START_MS)
+        job = Job(bench.build, ext4.store, f"launch {i}", saves=200, world=WORLD, driver=bench.driver, inject={},
+                  start_ms=START_MS)
         try:
             while not job.text(1).count("saved"):
                 assert job.state(1) != "X", job.text(1)

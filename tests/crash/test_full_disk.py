@@ -105,7 +105,8 @@ def test_no_permission(vckpt, tmp_path):
         os.chmod(p, 0o700 if p.is_dir() else 0o600)
 
     def nobody(*args):
-        return subprocess.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", vckpt.path, *map(str, args)], capture_output=True, text=True)
+        return subprocess.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", vckpt.path,
+                               *map(str, args)], capture_output=True, text=True)
     probe = nobody("--version")
     if probe.returncode:
         pytest.skip("the build folder is not readable for others")

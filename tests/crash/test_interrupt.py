@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGINT while a command is at work: it says what stands, dies of the signal, and what it says is so.
 
-The command is stopped at one of its calls (tests/crash/interpose.c), gets the signal, and goes on: so the signal comes at that call, however busy the machine is."""
+The command is stopped at one of its calls (tests/crash/interpose.c), gets the signal, and goes on: so the signal comes
+at that call, however busy the machine is."""
 import os
 import shutil
 import signal
@@ -20,7 +21,8 @@ def template(vckpt, tmp_path_factory):
     (folder / "source/config.json").write_text("{}")
     vckpt("init", folder / "store", "--no-reserve")
     for step in range(4):
-        save_file({name: rng.standard_normal((300, 300)).astype("f4") for name in "abc"}, folder / "source/model.safetensors")
+        save_file({name: rng.standard_normal((300, 300)).astype("f4") for name in "abc"},
+                  folder / "source/model.safetensors")
         if step < 3:
             vckpt("import", folder / "store", f"run/{step}", folder / "source", "-q")
     return folder
@@ -34,11 +36,13 @@ class Place:
 
     def start(self, words, interpose, ignored=False):
         preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {self.build}/tests/libinterpose.so".strip()
-        env = dict({k: v for k, v in os.environ.items() if k != "VCKPT_STORE"}, VCKPT_INTERPOSE=interpose, LD_PRELOAD=preload,
+        env = dict({k: v for k, v in os.environ.items() if k != "VCKPT_STORE"}, VCKPT_INTERPOSE=interpose,
+                   LD_PRELOAD=preload,
                    ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
         how = signal.SIG_IGN if ignored else signal.SIG_DFL
         with open(self.path / "out.txt", "w") as out, open(self.path / "err.txt", "w") as err:
-            return subprocess.Popen([self.vckpt.path, *map(str, words)], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            return subprocess.Popen([self.vckpt.path, *map(str, words)], env=env, stdin=subprocess.DEVNULL, stdout=out,
+                                    stderr=err,
                                     preexec_fn=lambda: signal.signal(signal.SIGINT, how))
 
     def calls(self, words, interpose):
@@ -46,7 +50,8 @@ class Place:
         copy = self.path / "other"
         shutil.copytree(self.store, copy / "store")
         words = [copy / "store" if word == self.store else word for word in words]
-        assert self.start(words, f"root={copy}/store,{interpose},list={copy}/calls").wait(120) == 0, (self.path / "err.txt").read_text()
+        assert self.start(words, f"root={copy}/store,{interpose},list={copy}/calls").wait(120) == 0, (
+            (self.path / "err.txt").read_text())
         lines = (copy / "calls").read_text().splitlines()
         shutil.rmtree(copy)
         return lines
@@ -90,7 +95,8 @@ def test_import_undoes_what_it_wrote(place):
     before = packs(place.store)
     reads = place.calls(["import", place.store, "run", place.source], "calls=openat,path=packs")
     assert reads
-    code, out, err = place.interrupt(["import", place.store, "run", place.source], f"root={place.store},calls=openat,path=packs,at={len(reads)}")
+    code, out, err = place.interrupt(["import", place.store, "run", place.source],
+                                     f"root={place.store},calls=openat,path=packs,at={len(reads)}")
     assert (code, out) == (-signal.SIGINT, "")
     assert err == "vckpt import: interrupted: nothing was imported, and what was written was removed\n"
     assert place.steps() == [0, 1, 2] and packs(place.store) == before and not place.incoming() and place.sound()
@@ -98,13 +104,16 @@ def test_import_undoes_what_it_wrote(place):
 
 
 def test_import_before_it_writes(place):
-    code, out, err = place.interrupt(["import", place.store, "run", place.source], f"root={place.source},reads=1,calls=pread,at=1")
-    assert (code, out) == (-signal.SIGINT, "") and err.startswith("vckpt import: interrupted: nothing was imported") and err.count("\n") == 1
+    code, out, err = place.interrupt(["import", place.store, "run", place.source],
+                                     f"root={place.source},reads=1,calls=pread,at=1")
+    assert (code, out) == (-signal.SIGINT, "") and err.startswith("vckpt import: interrupted: nothing was "
+                                                                  "imported") and err.count("\n") == 1
     assert place.steps() == [0, 1, 2]
 
 
 def test_import_when_it_is_committed(place):
-    code, out, err = place.interrupt(["import", place.store, "run/7", place.source], f"root={place.store},calls=linkat,path=runs/run/0,at=1,when=after")
+    code, out, err = place.interrupt(["import", place.store, "run/7", place.source],
+                                     f"root={place.store},calls=linkat,path=runs/run/0,at=1,when=after")
     assert code == -signal.SIGINT and out.startswith("run/step-00000007: 3 tensors")
     assert err == "vckpt import: interrupted when the step was already imported\n"
     assert place.steps() == [0, 1, 2, 7] and place.sound()
@@ -116,7 +125,8 @@ def test_import_twice(place):
     at = next(i for i, line in enumerate(place.calls(words, "at=0"), 1) if line.startswith("linkat incoming/"))
     code, out, err = place.interrupt(words, f"root={place.store},at={at},last={at + 1}", times=2)
     assert (code, out) == (-signal.SIGINT, "")
-    assert err == "vckpt import: interrupted: ended at once; vckpt ls tells whether the step is there, and vckpt gc deletes what is of no use\n"
+    assert (err == "vckpt import: interrupted: ended at once; vckpt ls tells whether the step is there, and vckpt gc "
+            "deletes what is of no use\n")
     assert place.steps() == [0, 1, 2]
     place.vckpt("gc", place.store, "--grace", "0")
     assert not place.incoming() and place.sound()
@@ -141,7 +151,8 @@ def test_export(place):
     ("mend", ["-n"], "nothing was changed"),
 ])
 def test_verify_and_mend(place, command, more, sentence):
-    code, out, err = place.interrupt([command, place.store, *more], f"root={place.store},reads=1,calls=pread,path=packs,at=3")
+    code, out, err = place.interrupt([command, place.store, *more],
+                                     f"root={place.store},reads=1,calls=pread,path=packs,at=3")
     assert (code, out, err) == (-signal.SIGINT, "", f"vckpt {command}: interrupted: {sentence}\n")
     assert place.sound() and place.vckpt("mend", place.store).stdout == "sound: nothing to mend\n"
 
@@ -152,19 +163,24 @@ def test_gc(place):
     calls = place.calls(words, "calls=unlinkat,path=packs")
     assert len(calls) > 1
     code, out, err = place.interrupt(words, f"root={place.store},calls=unlinkat,path=packs,at={len(calls)}")
-    assert code == -signal.SIGINT and err == "vckpt gc: interrupted: what was marked or deleted so far stays so; the next vckpt gc does the rest\n"
-    assert out.count("delete ") >= len(calls) - 1              # what was deleted stands there, though standard output is no terminal
+    assert (code == -signal.SIGINT and err == "vckpt gc: interrupted: what was marked or deleted so far stays so; the "
+            "next vckpt gc does the rest\n")
+    # what was deleted stands there, though standard output is no terminal
+    assert out.count("delete ") >= len(calls) - 1
     assert packs(place.store) and place.sound()
     place.vckpt(*words)
     assert place.sound() and place.steps() == [2]
 
 
 def test_rm(place):
-    code, out, err = place.interrupt(["rm", place.store, "run/0", "run/1", "run/2"], f"root={place.store},calls=linkat,path=runs/run/0,at=2")
-    assert code == -signal.SIGINT and err == "vckpt rm: interrupted: steps removed so far stay removed; vckpt ls lists the others\n"
+    code, out, err = place.interrupt(["rm", place.store, "run/0", "run/1", "run/2"],
+                                     f"root={place.store},calls=linkat,path=runs/run/0,at=2")
+    assert (code == -signal.SIGINT and err == "vckpt rm: interrupted: steps removed so far stay removed; vckpt ls "
+            "lists the others\n")
     assert out.startswith("run/step-00000000 removed") and out.count("\n") == 1 and place.steps() == [1, 2]
 
 
 def test_where_it_is_ignored_it_stays_so(place):
-    code, out, err = place.interrupt(["verify", place.store], f"root={place.store},reads=1,calls=pread,path=packs,at=3", ignored=True)
+    code, out, err = place.interrupt(["verify", place.store], f"root={place.store},reads=1,calls=pread,path=packs,at=3",
+                                     ignored=True)
     assert (code, err) == (0, "") and out.endswith("sound\n")

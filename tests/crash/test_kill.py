@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 during an import, at random moments: old steps verify, the new one is whole or absent, the next import works, gc frees the rest."""
+"""kill -9 during an import, at random moments: old steps verify, the new one is whole or absent, the next import works,
+gc frees the rest."""
 import os
 import signal
 import subprocess
@@ -35,14 +36,16 @@ def test_kill_an_import(vckpt, store, two, scale, rng):
     vckpt("gc", store, "--grace", "0")
     landed = 0
     for i in range(scale(20, 200)):
-        p = subprocess.Popen([vckpt.path, "import", str(store), "new", str(two[1]), "--no-index", "-q"], start_new_session=True)
+        p = subprocess.Popen([vckpt.path, "import", str(store), "new", str(two[1]), "--no-index", "-q"],
+                             start_new_session=True)
         time.sleep(rng.uniform(0, whole * 1.1))
         try:
             os.killpg(p.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         p.wait()
-        steps = [s["step"] for r in vckpt.json("ls", store)["runs"] if r["run"] == "new" for s in vckpt.json("ls", store, "new")["steps"]]
+        steps = [s["step"] for r in vckpt.json("ls", store)["runs"] if r["run"] == "new"
+                 for s in vckpt.json("ls", store, "new")["steps"]]
         if len(steps) > landed:
             assert len(steps) == landed + 1
             landed += 1

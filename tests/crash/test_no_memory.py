@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank without memory: each allocation of its save fails, once, and some in a row. It ends with an error or saves all the same; no rank hangs, none is told what is
-not so, nothing committed is lost, and its next save works, and the next launch."""
+"""A rank without memory: each allocation of its save fails, once, and some in a row. It ends with an error or saves all
+the same; no rank hangs, none is told what is not so, nothing committed is lost, and its next save works, and the next
+launch."""
 import os
 import pathlib
 
@@ -8,7 +9,8 @@ import pytest
 
 from crashlib import DRIVERS, LIMIT_S, UNDECIDED, Bench, Job, bench_first, goes_on, sound
 
-pytestmark = pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""), reason="the sanitizer has an allocator of its own")
+pytestmark = pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""),
+                                reason="the sanitizer has an allocator of its own")
 WORLD, SAVES = 2, 3
 
 
@@ -22,7 +24,8 @@ def bench(lib, build, request):
 def job(bench, path, rank, words):
     """Three saves; of one rank, allocations fail."""
     preload = {rank: dict(LD_PRELOAD=str(bench.build / "tests/liballocfail.so"), VCKPT_ALLOCFAIL=f"since=open,{words}")}
-    j = Job(bench.build, path, "poor", saves=SAVES, step=10, pause_ms=50, world=WORLD, driver=bench.driver, start_ms=4000, heartbeat_ms=4000, env=preload)
+    j = Job(bench.build, path, "poor", saves=SAVES, step=10, pause_ms=50, world=WORLD, driver=bench.driver,
+            start_ms=4000, heartbeat_ms=4000, env=preload)
     try:
         return j.wait(timeout=LIMIT_S)
     finally:
@@ -46,7 +49,8 @@ def poor(bench, path, rank, at, last):
     for o in out.values():
         told = {step for step, _ in o.saved}
         assert o.code == 0 and len(told) + len(o.failed) in (SAVES, SAVES + 1), out
-        assert told <= set(now) and len(now) - 1 - len(told) <= sum(code == UNDECIDED for code, _ in o.failed), (now, out)
+        assert told <= set(now) and len(now) - 1 - len(told) <= sum(code == UNDECIDED for code, _ in o.failed), (
+            (now, out))
     assert last > at or len(now) >= SAVES, (now, out)     # one save fails, and the job's own next one works
     goes_on(bench, path, now)
     return len(now) == SAVES + 1

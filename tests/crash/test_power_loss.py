@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power losses: the calls of four ranks' saves are recorded once; for each point at which the power may go, and each choice of what was not synced, no state
-shows a step whose bytes are missing, and none has lost a step that a rank was told."""
+"""Power losses: the calls of four ranks' saves are recorded once; for each point at which the power may go, and each
+choice of what was not synced, no state shows a step whose bytes are missing, and none has lost a step that a rank was
+told."""
 import shutil
 import tempfile
 
@@ -49,7 +50,8 @@ class Judge:
             self.disk.become(files, dirs)
             self.seen[key] = self.shows(cut, kept)
         shown = self.seen[key]
-        assert told <= shown, (cut, told, shown, [self.events[i] for i in range(cut) if i not in kept and self.events[i].kind in NAMES])
+        assert told <= shown, (cut, told, shown,
+                               [self.events[i] for i in range(cut) if i not in kept and self.events[i].kind in NAMES])
 
     def shows(self, cut, kept):
         """Steps that this state shows, each of them whole."""
@@ -92,12 +94,14 @@ def test_no_state_shows_what_is_not_there(bench, scale, rng):
         if rng.random() < scale(6, 100) / len(cuts):
             goes_on(judge, bench.dir / f"went{cut}", told)
             started += 1
-    print(f"{len(events)} events, {len(cuts)} cuts, {states} choices, {len(judge.seen)} states, {judge.shown} steps looked at, {started} launches")
+    print(f"{len(events)} events, {len(cuts)} cuts, {states} choices, {len(judge.seen)} states, {judge.shown} steps "
+          f"looked at, {started} launches")
     assert len(judge.seen) > len(cuts) and judge.shown > len(judge.seen)
 
 
 def test_a_store_that_forgets_an_fsync_is_found_out(bench, rng):
-    """The test's own test: without the fsyncs of files, or of directories, some state shows a step whose bytes are gone, or loses one that was told."""
+    """The test's own test: without the fsyncs of files, or of directories, some state shows a step whose bytes are
+    gone, or loses one that was told."""
     before, events = record(bench, 1)
     for missing in (lambda e: e.kind == SYNC, lambda e: e.kind == SYNC_DIR and e.path.startswith("packs/"),
                     lambda e: e.kind == SYNC_DIR and e.path == "runs/r"):
@@ -133,8 +137,8 @@ def test_a_launch_that_dies_and_the_next(bench, scale, rng):
 
 
 def given_up(bench, path, word, words=""):
-    """Four ranks save while the file system gives up its journal (EROFS from then on, also from fsync), where `word` says so for rank 0; then the power goes.
-    The steps that were told, and those that are there, each of them whole."""
+    """Four ranks save while the file system gives up its journal (EROFS from then on, also from fsync), where `word`
+    says so for rank 0; then the power goes. The steps that were told, and those that are there, each of them whole."""
     log, aborted = path.parent / f"{path.name}.log", path.parent / f"{path.name}.aborted"
     before = Files(path)
     inject = {rank: f"aborted={aborted}{words}" + f",do=abort,{word}" * (rank == 0) for rank in range(WORLD)}
@@ -168,9 +172,11 @@ def test_a_journal_that_is_given_up(bench, scale, rng):
 
 
 def test_a_store_that_believes_erofs_is_found_out(bench):
-    """The test's own test: a rank is told of a step whose entry is not synced, unless another one was so fast as to do it."""
+    """The test's own test: a rank is told of a step whose entry is not synced, unless another one was so fast as to do
+    it."""
     for _ in range(20):
-        told, shown = given_up(bench, bench.copy(), "path=runs/r/000000000003,calls=linkat,when=after,at=1", ",believe=1")
+        told, shown = given_up(bench, bench.copy(), "path=runs/r/000000000003,calls=linkat,when=after,at=1",
+                               ",believe=1")
         if told > shown:
             return
     raise AssertionError("no save was lost")

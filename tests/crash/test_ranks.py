@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are killed, stopped and started twice: another one commits, or all are told who was missing; nothing torn, nothing revived."""
+"""Ranks that are killed, stopped and started twice: another one commits, or all are told who was missing; nothing torn,
+nothing revived."""
 import errno
 import os
 import random
@@ -136,14 +137,16 @@ def test_a_killed_rank_is_named_at_once(api, rank):
         killed = ranks.kill(rank)
         results = ranks.results(others)
     for when, (kind, value) in results.values():
-        assert kind == "ok" and value[0][0] == EABORTED and f"rank {rank} on {host(api)}: its process is gone" in value[0][1], value
+        assert (kind == "ok" and value[0][0] == EABORTED and
+                f"rank {rank} on {host(api)}: its process is gone" in value[0][1]), value
         assert when - killed < 5    # by its heartbeat it would be 20 s
     assert steps(api) == [] and state(api, f"{launch_name('job')}-0") == ABORTED
     goes_on(api)
 
 
 def test_a_rank_that_slept_too_long(api, vckpt):
-    """Given up for its heartbeat, its packs removed and collected; it wakes up, announces, is told, and nothing comes back."""
+    """Given up for its heartbeat, its packs removed and collected; it wakes up, announces, is told, and nothing comes
+    back."""
     options = {"heartbeat_ms": 1200}
     with Ranks(api, WORLD, one_save, (2,), options, 1) as ranks:
         ranks.said((2,), "begun")
@@ -165,7 +168,8 @@ def test_a_rank_that_slept_too_long(api, vckpt):
         ranks.tell(range(WORLD), "go on")
         results = ranks.results()
     for _, (kind, value) in results.values():
-        assert kind == "ok" and value[0][0] == EABORTED and f"rank 2 on {host(api)}: its heartbeat stood still for 1.2 s" in value[0][1], value
+        assert (kind == "ok" and value[0][0] == EABORTED and f"rank 2 on {host(api)}: its heartbeat stood still "
+                f"for 1.2 s" in value[0][1]), value
     assert len({tuple(value[1]) for _, (_, value) in results.values()}) == 1 and steps(api) == [1]  # the launch goes on
     goes_on(api)
 
@@ -219,7 +223,8 @@ def test_two_launches_at_once(api):
         with Ranks(api, WORLD, saves, "two", 5) as two:
             new, old = two.results(), one.results()
     assert all(kind == "ok" for _, (kind, _) in new.values()), new
-    assert all(kind == "failed" and value[0] == EABORTED and "newer launch" in value[1] for _, (kind, value) in old.values()), old
+    assert all(kind == "failed" and value[0] == EABORTED and "newer launch" in value[1]
+               for _, (kind, value) in old.values()), old
     with api.list("r") as l:
         mine = [step for step, (_, attempt, _) in sorted(l.steps().items()) if attempt[:16] == launch_name("two")]
         assert mine == [step for step, _ in new[0][1][1]] and len(mine) == 5
@@ -278,7 +283,8 @@ def test_the_committer_dies_at_every_call(api, scale):
 
 
 def reuses(api, rank, killed):
-    """Announces its part of step 0, but for rank 0, and is killed; the next start under its id does the same without being killed."""
+    """Announces its part of step 0, but for rank 0, and is killed; the next start under its id does the same without
+    being killed."""
     try:
         l = Launch(api, "r", "job", rank, WORLD)
     except Failed as e:
@@ -294,7 +300,8 @@ def reuses(api, rank, killed):
 
 
 def test_a_used_id_after_a_crash_takes_over_nothing(api, vckpt):
-    """All processes are killed within a save, then the job is started again under its old id: no rank goes on with the old save."""
+    """All processes are killed within a save, then the job is started again under its old id: no rank goes on with the
+    old save."""
     with Ranks(api, WORLD, reuses, True) as old:
         old.said((0,), "begun")
         old.said(range(1, WORLD), "announced")
@@ -306,9 +313,11 @@ def test_a_used_id_after_a_crash_takes_over_nothing(api, vckpt):
         started = time.monotonic()
         with Ranks(api, ranks, reuses, False) as new:
             results = new.results()
-        assert all(kind == "ok" and value[0] == -errno.EEXIST and "used before" in value[1] for _, (kind, value) in results.values()), results
+        assert all(kind == "ok" and value[0] == -errno.EEXIST and "used before" in value[1]
+                   for _, (kind, value) in results.values()), results
         assert max(when for when, _ in results.values()) - started < 15     # not the 60 s for which a rank is awaited
-        assert steps(api) == [] and left == {p: p.read_bytes() for p in (api.path / "incoming").rglob("*") if p.is_file()}
+        assert steps(api) == [] and left == {p: p.read_bytes() for p in (api.path / "incoming").rglob("*")
+                                             if p.is_file()}
     goes_on(api)
     assert vckpt("verify", api.path, check=False).returncode == 0
 
@@ -324,8 +333,10 @@ def test_killed_at_random(api, scale, rng):
             killed = ranks.kill(rank)
             results = ranks.results([r for r in range(WORLD) if r != rank])
         for when, (kind, value) in results.values():
-            assert kind == "failed" and value[0] == EABORTED and f"rank {rank} on {host(api)}" in value[1], (rank, value)
-            assert when - killed < 10, when - killed    # by its process: by its heartbeat it would be 20 s, by its absence 60
+            assert kind == "failed" and value[0] == EABORTED and f"rank {rank} on {host(api)}" in value[1], (
+                (rank, value))
+            # by its process: by its heartbeat it would be 20 s, by its absence 60
+            assert when - killed < 10, when - killed
         now = steps(api)
         assert now[:len(before)] == before and now == list(range(len(now)))
         before = now

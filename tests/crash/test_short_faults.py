@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storage that fails for a moment: each call of a save, also those that only look, fails once, three times, or for 5 s with all that follow, on one rank and on
-two. No rank hangs, none is told what is not so, and the next save of the same job works. And one that fails one rank for long: the others do not wait for it."""
+"""A storage that fails for a moment: each call of a save, also those that only look, fails once, three times, or for 5
+s with all that follow, on one rank and on two. No rank hangs, none is told what is not so, and the next save of the
+same job works. And one that fails one rank for long: the others do not wait for it."""
 import errno
 import shutil
 
@@ -33,16 +34,19 @@ def case_words(n, how, error):
 
 
 def hurt(bench, path, ranks, n, how, error=errno.EIO, more=0):
-    """Some saves, of which each rank's fault comes upon one, or upon two where it lasts; returns whether all were committed for all that."""
+    """Some saves, of which each rank's fault comes upon one, or upon two where it lasts; returns whether all were
+    committed for all that."""
     saves, pause = (2 + more, FAULT_MS + 2000) if how == "5 s" else (2 + len(ranks) * (1 + (how != "once")), 200)
-    outcomes, _ = bench.job(path, "hurt", saves=saves, step=10, pause_ms=pause, inject={r: case_words(n, how, error) for r in ranks}, start_ms=START_MS,
+    outcomes, _ = bench.job(path, "hurt", saves=saves, step=10, pause_ms=pause,
+                            inject={r: case_words(n, how, error) for r in ranks}, start_ms=START_MS,
                             heartbeat_ms=4 * BEAT_MS, timeout=LIMIT_S + pause / 1000)
     api = bench.open(path)
     try:
         now = sound(api, {0: bench_first(bench)})
     finally:
         api.close()
-    if how == "5 s" and not more and sorted(now) == [0, 10]:    # a rank made its call n only in the last save: its number in a save varies with the waits
+    # a rank made its call n only in the last save: its number in a save varies with the waits
+    if how == "5 s" and not more and sorted(now) == [0, 10]:
         return hurt_late(bench, ranks, n, how, error)
     for o in outcomes.values():
         told = [step for step, _ in o.saved]
@@ -50,7 +54,8 @@ def hurt(bench, path, ranks, n, how, error=errno.EIO, more=0):
         assert told and told[-1] == 9 + saves, outcomes                     # the next one works
         assert set(told) <= set(now), outcomes
         assert len(told) == len(now) - 1 or any(code == UNDECIDED for code, _ in o.failed), outcomes
-    assert len(now) >= saves + 1 - len(ranks) * (1 + (how != "once")), outcomes     # no save fails that no fault came upon
+    # no save fails that no fault came upon
+    assert len(now) >= saves + 1 - len(ranks) * (1 + (how != "once")), outcomes
     goes_on(bench, path, now)
     return len(now) == saves + 1
 
@@ -87,16 +92,18 @@ def test_other_errors(bench, scale, rng):
 
 
 def test_a_list_that_stays_unreadable(bench):
-    """Of one rank, for 6.5 s: it can do nothing for the others, so its heartbeat stands still, though it lives, and they go on without it. When the list can be read
-    again the heartbeat goes on, and all save."""
+    """Of one rank, for 6.5 s: it can do nothing for the others, so its heartbeat stands still, though it lives, and
+    they go on without it. When the list can be read again the heartbeat goes on, and all save."""
     path, blind, heartbeat_ms, start_ms = bench.copy(), 1, 1600, 1500
     words = f"reads=1,since=saved,path=runs/r,do=fail,errno={errno.EIO},at=1,for=6500"
-    out, took = bench.job(path, "blind", saves=3, step=10, pause_ms=8000, inject={blind: words}, start_ms=start_ms, heartbeat_ms=heartbeat_ms, timeout=LIMIT_S)
+    out, took = bench.job(path, "blind", saves=3, step=10, pause_ms=8000, inject={blind: words}, start_ms=start_ms,
+                          heartbeat_ms=heartbeat_ms, timeout=LIMIT_S)
     for o in out.values():
         assert [step for step, _ in o.saved] == [10, 12] and len(o.failed) == 1, out
     for rank in set(out) - {blind}:
         assert f"rank {blind}" in out[rank].failed[0][1] and "heartbeat stood still" in out[rank].failed[0][1], out
-    assert "its heartbeat stands still, so that nobody waits for it" in out[blind].text and "its heartbeat goes on" in out[blind].text, out
+    assert ("its heartbeat stands still, so that nobody waits for it" in out[blind].text and
+            "its heartbeat goes on" in out[blind].text), out
     api = bench.open(path)
     try:
         now = sound(api, {0: bench_first(bench)})

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that fails while a pack is being written: past the page cache where the file system can do that, through it elsewhere."""
+"""A disk that fails while a pack is being written: past the page cache where the file system can do that, through it
+elsewhere."""
 import ctypes as c
 import errno
 import mmap
@@ -23,14 +24,16 @@ def through_the_cache(tmp_path):
     """A file system that takes no O_DIRECT from us."""
     path = tmp_path / "tmpfs"
     path.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", path], capture_output=True).returncode:
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", path],
+                                           capture_output=True).returncode:
         pytest.skip("needs root and a tmpfs mount")
     yield path
     subprocess.run(["umount", "-l", path], check=True)
 
 
 def past_the_cache(path):
-    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip() in ("ext2/ext3", "xfs")
+    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
+                          check=True).stdout.strip() in ("ext2/ext3", "xfs")
 
 
 def cached_pages(path):
@@ -50,8 +53,10 @@ def cached_pages(path):
 
 def imported(build, vckpt, store, source, words):
     vckpt("init", store)
-    env = dict(os.environ, LD_PRELOAD=str(build / "tests/libinterpose.so"), VCKPT_INTERPOSE=f"root={store.resolve()},{words}")
-    done = subprocess.run([build / "tools/vckpt/vckpt", "import", store, "run", source, "-q"], env=env, capture_output=True, text=True)
+    env = dict(os.environ, LD_PRELOAD=str(build / "tests/libinterpose.so"),
+               VCKPT_INTERPOSE=f"root={store.resolve()},{words}")
+    done = subprocess.run([build / "tools/vckpt/vckpt", "import", store, "run", source, "-q"], env=env,
+                          capture_output=True, text=True)
     assert vckpt("verify", store, check=False).returncode == 0
     return done
 
@@ -70,7 +75,8 @@ def test_an_error_that_the_wait_takes_is_told(build, vckpt, tmp_path, through_th
 
 
 @pytest.mark.parametrize("at", range(1, WRITES + 2))
-@pytest.mark.parametrize("error, words", [(errno.EIO, os.strerror(errno.EIO)), (errno.ENOSPC, "is full")], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("error, words", [(errno.EIO, os.strerror(errno.EIO)), (errno.ENOSPC, "is full")],
+                         ids=["EIO", "ENOSPC"])
 def test_a_write_of_the_thread_that_fails_is_told(build, vckpt, tmp_path, at, error, words):
     source = numbers(tmp_path / "w.npy", 4 * WRITES)
     done = imported(build, vckpt, tmp_path / "store", source, f"calls=pwrite,path=packs,do=fail,errno={error},at={at}")
@@ -93,7 +99,8 @@ def test_a_file_system_that_promised_too_much(build, vckpt, tmp_path):
     if not past_the_cache(tmp_path):
         pytest.skip("no O_DIRECT here")
     source = numbers(tmp_path / "w.npy", 4 * WRITES)
-    done = imported(build, vckpt, tmp_path / "store", source, f"calls=pwrite,path=packs,do=fail,errno={errno.EINVAL},at=1")
+    done = imported(build, vckpt, tmp_path / "store", source,
+                    f"calls=pwrite,path=packs,do=fail,errno={errno.EINVAL},at=1")
     assert done.returncode == 0, done
 
 

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a store by the pages alone: reader.py STORE.
 
-Written from docs/format/ and proto/vckpt.proto, and from nothing else of this project: where this file and the code differ, one of them or a
-page is wrong. It reads every file of the store, makes every digest, check and XXH3-128 anew, puts every tensor and every shown file together,
-and prints what it found as JSON. It is strict: what a reader may pass over and a writer never makes is told, too. Exit status: 0; 1 where
-anything is not as the pages say, one sentence for each on standard error; 4 where a newer version wrote something, and nothing is wrong.
+Written from docs/format/ and proto/vckpt.proto, and from nothing else of this project: where this file and the code
+differ, one of them or a page is wrong. It reads every file of the store, makes every digest, check and XXH3-128 anew,
+puts every tensor and every shown file together, and prints what it found as JSON. It is strict: what a reader may pass
+over and a writer never makes is told, too. Exit status: 0; 1 where anything is not as the pages say, one sentence for
+each on standard error; 4 where a newer version wrote something, and nothing is wrong.
 """
 import argparse
 import functools
@@ -24,12 +25,18 @@ import xxhash
 VERSION, BLOCK, NONE = 2, 16384, 0xffffffff
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto/vckpt.proto"
 PIECE, BLOB, LAYOUT, PART, CHUNK, HEADER = range(1, 7)
-KINDS = {1: ("Store", 1 << 16), 2: ("Entry", 64 << 20), 3: ("Manifest", 256 << 20), 4: ("Begin", 1 << 20), 5: ("BaseRecord", 1 << 20),
-         6: ("Announcement", 64 << 20), 7: ("Heartbeat", 1 << 20), 8: ("Trash", 1 << 20), 9: ("Stats", 16 << 20), 10: ("Damage", 2 << 20)}
-DTYPES = {1: ("bool", 1, "BOOL"), 2: ("u8", 1, "U8"), 3: ("u16", 2, "U16"), 4: ("u32", 4, "U32"), 5: ("u64", 8, "U64"), 6: ("i8", 1, "I8"),
-          7: ("i16", 2, "I16"), 8: ("i32", 4, "I32"), 9: ("i64", 8, "I64"), 10: ("f16", 2, "F16"), 11: ("bf16", 2, "BF16"), 12: ("f32", 4, "F32"),
-          13: ("f64", 8, "F64"), 14: ("c64", 8, "C64"), 15: ("c128", 16, None), 16: ("f8_e4m3fn", 1, "F8_E4M3"), 17: ("f8_e5m2", 1, "F8_E5M2"),
-          18: ("f8_e4m3fnuz", 1, "F8_E4M3FNUZ"), 19: ("f8_e5m2fnuz", 1, "F8_E5M2FNUZ"), 20: ("f8_e8m0fnu", 1, "F8_E8M0"),
+KINDS = {1: ("Store", 1 << 16), 2: ("Entry", 64 << 20), 3: ("Manifest", 256 << 20), 4: ("Begin", 1 << 20),
+         5: ("BaseRecord", 1 << 20),
+         6: ("Announcement", 64 << 20), 7: ("Heartbeat", 1 << 20), 8: ("Trash", 1 << 20), 9: ("Stats", 16 << 20),
+         10: ("Damage", 2 << 20)}
+DTYPES = {1: ("bool", 1, "BOOL"), 2: ("u8", 1, "U8"), 3: ("u16", 2, "U16"), 4: ("u32", 4, "U32"), 5: ("u64", 8, "U64"),
+          6: ("i8", 1, "I8"),
+          7: ("i16", 2, "I16"), 8: ("i32", 4, "I32"), 9: ("i64", 8, "I64"), 10: ("f16", 2, "F16"),
+          11: ("bf16", 2, "BF16"), 12: ("f32", 4, "F32"),
+          13: ("f64", 8, "F64"), 14: ("c64", 8, "C64"), 15: ("c128", 16, None), 16: ("f8_e4m3fn", 1, "F8_E4M3"),
+          17: ("f8_e5m2", 1, "F8_E5M2"),
+          18: ("f8_e4m3fnuz", 1, "F8_E4M3FNUZ"), 19: ("f8_e5m2fnuz", 1, "F8_E5M2FNUZ"),
+          20: ("f8_e8m0fnu", 1, "F8_E8M0"),
           21: ("f4_e2m1fn_x2", 1, "F4")}
 RUN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 LAUNCH = r"[0-9a-f]{16}"
@@ -89,7 +96,8 @@ def ascending(items, what):
 def schema():
     text, found = re.sub(r"//.*", "", PROTO.read_text()), {}
     for name, body in re.findall(r"message (\w+) \{(.*?)\}", text, re.S):
-        found[name] = {int(n): (field, kind, bool(many)) for many, kind, field, n in re.findall(r"(repeated )?(\w+) (\w+) = (\d+);", body)}
+        found[name] = {int(n): (field, kind, bool(many))
+                       for many, kind, field, n in re.findall(r"(repeated )?(\w+) (\w+) = (\d+);", body)}
     return found
 
 
@@ -150,7 +158,8 @@ def decode(message, data):
     """A dict of all fields, and under "unknown" the bytes of the fields that the schema lacks."""
     fields = SCHEMA[message]
     empty = {"string": "", "bytes": b""}
-    found = {name: [] if many else None if kind in SCHEMA else empty.get(kind, 0) for name, kind, many in fields.values()}
+    found = {name: [] if many else None if kind in SCHEMA else empty.get(kind, 0)
+             for name, kind, many in fields.values()}
     at, seen, found["unknown"] = 0, set(), b""
     while at < len(data):
         start = at
@@ -163,7 +172,8 @@ def decode(message, data):
             continue
         name, kind, many = fields[number]
         what = f"{message}.{name}"
-        need(wire == WIRE.get(kind, 2) and at - start == (1 if number < 16 else 2), what, "is not written as its type is")
+        need(wire == WIRE.get(kind, 2) and at - start == (1 if number < 16 else 2), what,
+             "is not written as its type is")
         value, at = take(data, at, wire)
         need(many or number not in seen, what, "stands twice")
         seen.add(number)
@@ -181,15 +191,18 @@ def head(message, body, store_version, exact=False):
     if first["features"]:
         raise Newer(f"needs the word {first['features'][0]}")
     need(first["version"] >= 1, "says no version")
-    need(first["version"] == store_version if exact else first["version"] <= store_version, "is of version", first["version"], "in a store of", store_version)
+    need(first["version"] == store_version if exact else first["version"] <= store_version, "is of version",
+         first["version"], "in a store of", store_version)
     return decode(message, body)
 
 
 def attributes_of(listed):
     for a in listed:
-        need(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", a["key"]) and len(a["value"].encode()) <= 4096, "an attribute breaks the rules:", a["key"])
+        need(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", a["key"]) and len(a["value"].encode()) <= 4096,
+             "an attribute breaks the rules:", a["key"])
     ascending([a["key"].encode() for a in listed], "the table of attributes")
-    need(len(listed) <= 1024 and sum(len((a["key"] + a["value"]).encode()) for a in listed) <= 65536, "there are too many attributes")
+    need(len(listed) <= 1024 and sum(len((a["key"] + a["value"]).encode()) for a in listed) <= 65536,
+         "there are too many attributes")
     return {a["key"]: a["value"] for a in listed}
 
 
@@ -198,13 +211,16 @@ class Ref:
 
     def __init__(self, data, kind, packs):
         need(len(data) == 72, "a reference is not of 72 bytes")
-        self.digest, self.offset, self.checks, self.raw, self.stored, self.pack, self.codec, self.kind, zero = struct.unpack("<32s4QIHBB", data)
+        self.digest, self.offset, self.checks, self.raw, self.stored, self.pack, self.codec, self.kind, zero = (
+            struct.unpack("<32s4QIHBB", data))
         need(self.kind == kind and not zero, "a reference of kind", self.kind, "stands where one of", kind, "belongs")
         codec_known(self.codec)
-        need(self.raw <= 1 << 46 and (self.stored < self.raw if self.codec else self.stored == self.raw), "a reference has wrong lengths")
+        need(self.raw <= 1 << 46 and (self.stored < self.raw if self.codec else self.stored == self.raw),
+             "a reference has wrong lengths")
         need(self.checks >= self.offset + self.stored and self.pack < len(packs), "a reference lies nowhere")
         size = packs[self.pack][1]
-        need(not size or self.checks + blocks_of(self.raw) * (12 if self.codec else 8) <= size, "a reference ends behind its pack")
+        need(not size or self.checks + blocks_of(self.raw) * (12 if self.codec else 8) <= size,
+             "a reference ends behind its pack")
 
 
 def codec_known(word):
@@ -219,14 +235,16 @@ def pack_table(table, sizes):
     attempts = [f"{launch.hex()}-{count}" for launch, count in rows(table["attempts"], "<8sQ", "a table of attempts")]
     found, uses = [], ([], [])
     for attempt, rank, cls, zero, size, live in rows(table["packs"], "<IIIIQQ", "a table of packs"):
-        need(attempt < len(attempts) and cls < len(table["classes"]) and not zero, "a row of a pack table points nowhere")
+        need(attempt < len(attempts) and cls < len(table["classes"]) and not zero,
+             "a row of a pack table points nowhere")
         need(size or not sizes, "a pack of a manifest has no size")
         need(not size or live <= size, "a pack has more live bytes than bytes")
         uses[0].append(attempt)
         uses[1].append(cls)
         found.append((f"{attempts[attempt]}-{rank}-{table['classes'][cls]}", size, live))
     for used, all_of in zip(uses, (attempts, table["classes"])):
-        need(list(dict.fromkeys(used)) == list(range(len(all_of))) and len(set(all_of)) == len(all_of), "a pack table is not in the order of first use")
+        need(list(dict.fromkeys(used)) == list(range(len(all_of))) and len(set(all_of)) == len(all_of),
+             "a pack table is not in the order of first use")
     need(len({name for name, _, _ in found}) == len(found), "a pack stands twice in a table")
     return found
 
@@ -390,7 +408,8 @@ def way_given(path):
 
 
 def blob_files(blobs, own):
-    """{path: name} of a step's global blobs, `own` being the tree's files. Where two that gave way meet, neither is named here."""
+    """{path: name} of a step's global blobs, `own` being the tree's files. Where two that gave way meet, neither is
+    named here."""
     def above(path):
         return {path[:i] for i, c in enumerate(path) if c == "/"}
 
@@ -412,7 +431,8 @@ def record_copy(data, at, store_id):
     version, kind, length = struct.unpack_from("<HHI", data, at + 8)
     body = data[at + 48:at + 48 + length]
     own = bytes(16) if kind == 1 else store_id
-    return (kind, version, body) if len(body) == length and data[at + 16:at + 48] == sha(data[at:at + 16], own, body) else None
+    return ((kind, version, body) if len(body) == length and data[at + 16:at + 48] == sha(data[at:at + 16], own, body)
+            else None)
 
 
 class Store:
@@ -447,7 +467,8 @@ class Store:
         need(found, "the record does not hold")
         if found[1] != 1:
             raise Newer(f"its envelope is of version {found[1]}")
-        need(found[0] == kind and len(found[2]) <= largest, "the record is of kind", found[0], "and", len(found[2]), "bytes")
+        need(found[0] == kind and len(found[2]) <= largest, "the record is of kind", found[0], "and", len(found[2]),
+             "bytes")
         need(double or len(data) == 48 + len(found[2]), "the record does not fill its file")
         return found[2], head(message, found[2], self.version, exact=kind in (1, 2) and self.id != bytes(16))
 
@@ -467,7 +488,8 @@ class Store:
         reserve = self.path / "reserve"
         if reserve.exists():
             data = reserve.read_bytes()
-            need(len(data) == found["reserve_bytes"] and not data.strip(b"\0"), "reserve: it is not as many zeros as the store says")
+            need(len(data) == found["reserve_bytes"] and not data.strip(b"\0"),
+                 "reserve: it is not as many zeros as the store says")
 
     # ---- pack.md, objects.md ----
 
@@ -479,12 +501,14 @@ class Store:
         data = (self.path / "packs" / xx / f"{name}.pack").read_bytes()
         h = data[:4096]
         need(h[:8] == b"VCKPTPAK" and len(h) == 4096, "pack", name, "has no head")
-        need(struct.unpack_from("<Q", h, 4088)[0] == xxhash.xxh3_64_intdigest(h[:4088]), "the head of pack", name, "is damaged")
+        need(struct.unpack_from("<Q", h, 4088)[0] == xxhash.xxh3_64_intdigest(h[:4088]), "the head of pack", name,
+             "is damaged")
         version, zero, required, store, length = struct.unpack_from("<HHI16sH", h, 8)
         if version > 1 or required:
             raise Newer(f"pack {name}: it is of version {version} and requires {required:#x}")
         need(version == 1 and not zero and store == self.id, "pack", name, "is of another store")
-        need(h[34:34 + length] == name.encode() and not h[34 + length:4088].strip(b"\0"), "pack", name, "bears another name")
+        need(h[34:34 + length] == name.encode() and not h[34 + length:4088].strip(b"\0"), "pack", name,
+             "bears another name")
         self.heads[name] = data
         return data
 
@@ -499,18 +523,22 @@ class Store:
         what, data = f"object {digest.hex()} in pack {name}:", self.pack(name)
         codec_known(codec)
         count = blocks_of(raw)
-        need(offset >= 4096 and offset % (4096 if not codec and raw >= 65536 else 64) == 0 and checks % 4 == 0, what, "it stands at no object's place")
-        need(offset + stored <= checks and checks + count * (12 if codec else 8) <= len(data), what, "it ends behind its pack")
+        need(offset >= 4096 and offset % (4096 if not codec and raw >= 65536 else 64) == 0 and checks % 4 == 0, what,
+             "it stands at no object's place")
+        need(offset + stored <= checks and checks + count * (12 if codec else 8) <= len(data), what,
+             "it ends behind its pack")
         need(not codec or raw <= 64 << 20 and count <= stored < raw, what, "it is too long to be encoded")
         need(raw <= {PIECE: 1 << 46, BLOB: 1 << 46, HEADER: 100_000_008}.get(kind, 1 << 30), what, "it is too long")
         sums = struct.unpack_from(f"<{count}Q", data, checks)
-        lengths = struct.unpack_from(f"<{count}I", data, checks + 8 * count) if codec else [min(BLOCK, raw - BLOCK * i) | 1 << 31 for i in range(count)]
+        lengths = (struct.unpack_from(f"<{count}I", data, checks + 8 * count) if codec
+                   else [min(BLOCK, raw - BLOCK * i) | 1 << 31 for i in range(count)])
         seed, at, out = struct.unpack_from("<Q", digest)[0], offset, []
         for i, (check, length) in enumerate(zip(sums, lengths)):
             whole, as_it_is, length = min(BLOCK, raw - BLOCK * i), length >> 31, length & 0x7fffffff
             need(length == whole if as_it_is else 1 <= length < whole, what, f"block {i} has an impossible length")
             block = data[at:at + length]
-            need(xxhash.xxh3_64_intdigest(block, (seed + i) % 2**64) == check, what, f"block {i} does not pass its check")
+            need(xxhash.xxh3_64_intdigest(block, (seed + i) % 2**64) == check, what,
+                 f"block {i} does not pass its check")
             out.append(decode_block(block, whole, as_it_is, codec))
             at += length
         need(at == offset + stored, what, "its blocks have another length than it")
@@ -522,9 +550,11 @@ class Store:
         """Each byte of the pack: head, objects, checks, padding, footer, tail."""
         data = self.pack(name)
         tail = data[-128:]
-        need(len(data) >= 4224 and tail[:8] == b"VCKPTEND" and struct.unpack_from("<Q", tail, 120)[0] == xxhash.xxh3_64_intdigest(tail[:120]), "has no tail")
+        need(len(data) >= 4224 and tail[:8] == b"VCKPTEND" and struct.unpack_from("<Q", tail, 120)[0] ==
+             xxhash.xxh3_64_intdigest(tail[:120]), "has no tail")
         at, length, count, size, digest = struct.unpack_from("<4Q32s", tail, 8)
-        need(size == len(data) == at + length + 128 and length == 80 * count and at >= 4096 and at % 64 == 0, "its tail has wrong lengths")
+        need(size == len(data) == at + length + 128 and length == 80 * count and at >= 4096 and at % 64 == 0,
+             "its tail has wrong lengths")
         footer = data[at:at + length]
         need(sha(footer) == digest and not tail[72:120].strip(b"\0"), "its footer is damaged")
         entries, used = list(struct.iter_unpack("<32s4QHB13s", footer)), [(0, 4096)]
@@ -562,7 +592,8 @@ class Store:
         name = packs[ref.pack][0]
         found = self.object(name, ref.digest, ref.offset, ref.checks, ref.raw, ref.stored, ref.codec, ref.kind)
         key = (ref.digest, ref.offset, ref.checks, ref.raw, ref.stored, ref.codec, ref.kind)
-        need(name not in self.footers or key in self.footers[name], "object", ref.digest.hex(), "is not in the footer of", name)
+        need(name not in self.footers or key in self.footers[name], "object", ref.digest.hex(),
+             "is not in the footer of", name)
         return found
 
 
@@ -578,10 +609,12 @@ class List:
         self.store, self.run = store, run
         self.folder = store.path / "runs" / run
         self.visible, self.entries, self.bodies, self.why = {}, {}, {}, {}
-        self.commits, self.aborted, self.committed, self.launches, self.dead, self.snapshots = {}, {}, set(), [], set(), []
+        self.commits, self.aborted, self.committed, self.launches, self.dead, self.snapshots = (
+            {}, {}, set(), [], set(), [])
 
     def read(self):
-        numbers = [int(p.name) for p in self.folder.iterdir() if re.fullmatch(r"[0-9]{12,}", p.name) and p.name == f"{int(p.name):012}"]
+        numbers = [int(p.name) for p in self.folder.iterdir() if re.fullmatch(r"[0-9]{12,}", p.name) and
+                   p.name == f"{int(p.name):012}"]
         self.end = max(numbers, default=-1) + 1
         for number in range(self.end):
             try:
@@ -604,12 +637,15 @@ class List:
         if e["kind"] not in EXCLUSIVE:
             self.store.newer.append(f"runs/{self.run}/{number:012}: it is an entry of kind {e['kind']}")
             return body, e
-        need({n for n in EXCLUSIVE.values() if e[n] is not None} == {EXCLUSIVE[e["kind"]]}, "it has another message than its kind says")
+        need({n for n in EXCLUSIVE.values() if e[n] is not None} == {EXCLUSIVE[e["kind"]]},
+             "it has another message than its kind says")
         need(len(e["host"].encode()) < 256, "its host is too long")
         if self.store.version == 1:
-            need(not e["run"] and not e["number"] and not e["before"] and e["kind"] != 6, "it says what an entry of version 1 does not")
+            need(not e["run"] and not e["number"] and not e["before"] and e["kind"] != 6,
+                 "it says what an entry of version 1 does not")
         else:
-            need(e["run"] == self.run and e["number"] == number and len(e["before"]) == 32, "it is not the entry of this place")
+            need(e["run"] == self.run and e["number"] == number and len(e["before"]) == 32,
+                 "it is not the entry of this place")
             before = self.bodies.get(number - 1)
             need(number or e["before"] == bytes(32), "it says that there is one before the first")
             need(before is None or e["before"] == sha(before), "it does not follow the entry before it")
@@ -618,15 +654,18 @@ class List:
 
     def check_launch(self, e, number):
         nonce = 16 if self.store.version > 1 else 0
-        need(re.fullmatch(LAUNCH, e["launch"]["launch"]) and len(e["launch"]["nonce"]) == nonce, "its launch breaks the rules")
+        need(re.fullmatch(LAUNCH, e["launch"]["launch"]) and len(e["launch"]["nonce"]) == nonce,
+             "its launch breaks the rules")
 
     def check_commit(self, e, number):
         c = e["commit"]
-        need(c["step"] < 1 << 63 and re.fullmatch(ATTEMPT, c["attempt"]) and len(c["manifest"]) == 32 and c["replaces"] <= number, "its commit breaks the rules")
+        need(c["step"] < 1 << 63 and re.fullmatch(ATTEMPT, c["attempt"]) and len(c["manifest"]) == 32 and
+             c["replaces"] <= number, "its commit breaks the rules")
         attributes_of(c["attributes"])
 
     def check_abort(self, e, number):
-        need(re.fullmatch(ATTEMPT, e["abort"]["attempt"]) and len(e["abort"]["reason"].encode()) <= 1024, "its abort breaks the rules")
+        need(re.fullmatch(ATTEMPT, e["abort"]["attempt"]) and len(e["abort"]["reason"].encode()) <= 1024,
+             "its abort breaks the rules")
 
     def check_remove(self, e, number):
         need(1 <= e["remove"]["entry"] <= number, "it removes no entry before it")
@@ -643,12 +682,15 @@ class List:
         live = rows(e["snapshot"]["live"], "<QQqQ32sQQQ8sQII", "its table")
         ascending([row[0] for row in live], "its table")
         for entry, step, time, replaces, manifest, tensors, size, new, launch, count, offset, length in live:
-            need(entry < number and step < 1 << 63 and step not in e["steps"] and offset == at and offset + length <= len(extra), "a row of it breaks the rules")
+            need(entry < number and step < 1 << 63 and step not in e["steps"] and offset == at and
+                 offset + length <= len(extra), "a row of it breaks the rules")
             more = decode("Commit", extra[offset:offset + length])
-            need(not any(v for k, v in more.items() if k not in ("attributes", "unknown")), "a share of it has other fields than attributes")
+            need(not any(v for k, v in more.items() if k not in ("attributes", "unknown")),
+                 "a share of it has other fields than attributes")
             attributes_of(more["attributes"])
             at += length
-            more.update(step=step, time_ns=time, replaces=replaces, manifest=manifest, tensors=tensors, bytes=size, new_bytes=new, attempt=f"{launch.hex()}-{count}")
+            more.update(step=step, time_ns=time, replaces=replaces, manifest=manifest, tensors=tensors, bytes=size,
+                        new_bytes=new, attempt=f"{launch.hex()}-{count}")
             e["steps"][step] = (entry, more)
         need(at == len(extra), "it has more in its shares than its rows say")
 
@@ -679,7 +721,8 @@ class List:
                 if unsure:
                     self.visible = dict(e["steps"])
                 elif self.visible != e["steps"]:
-                    self.store.faults.append(f"runs/{self.run}/{number:012}: the snapshot says other steps than the entries before it")
+                    self.store.faults.append(f"runs/{self.run}/{number:012}: the snapshot says other steps than the "
+                                             f"entries before it")
                 self.committed |= {c["attempt"] for _, c in e["steps"].values()}
                 unsure = False
                 self.snapshots.append(number)
@@ -710,9 +753,11 @@ class List:
 
 class Tensor:
     def __init__(self, component, name, dtype, shape, flags, parameters):
-        self.component, self.name, self.dtype, self.shape, self.flags, self.parameters = component, name, dtype, shape, flags, parameters
+        self.component, self.name, self.dtype, self.shape, self.flags, self.parameters = (
+            component, name, dtype, shape, flags, parameters)
         self.key, self.item = (component, name), DTYPES[dtype][1]
-        need(len(shape) <= 16 and self.item * math.prod(s for s in shape if s) <= 1 << 62, "tensor", name, "is too large")
+        need(len(shape) <= 16 and self.item * math.prod(s for s in shape if s) <= 1 << 62, "tensor", name,
+             "is too large")
         self.grid = Grid(shape, self.item, parameters)
         self.bytes = self.item * math.prod(shape)
 
@@ -724,24 +769,32 @@ class Layout:
     def __init__(self, body, version):
         m = head("Layout", body, version)
         parameters = (m["min_bytes"], m["target_bytes"], m["row_bytes"])
-        need(1 <= parameters[0] <= parameters[1] <= 4 << 20 and 1 <= parameters[2] <= parameters[1], "a layout has parameters that no grid has")
+        need(1 <= parameters[0] <= parameters[1] <= 4 << 20 and 1 <= parameters[2] <= parameters[1],
+             "a layout has parameters that no grid has")
         for c in m["components"]:
             good = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", c) and not c.endswith((".safetensors", ".npy"))
-            need(good and c not in "ranks mesh blobs meta incoming latest manifest.json".split(), "a component has no name:", c)
+            need(good and c not in "ranks mesh blobs meta incoming latest manifest.json".split(),
+                 "a component has no name:", c)
         ascending([c.encode() for c in m["components"]], "the table of components")
         self.meshes(m)
         dims = [d for d, in rows(m["dims"], "<Q", "a table of extents")]
         self.tensors, at, first, component = [], 0, 0, -1
-        for c, start, length, dim, dtype, ndim, flags, mesh, placement, zero in rows(m["tensors"], "<IIIIBBHIII", "a table of tensors"):
-            need(c in (component, component + 1) and c < len(m["components"]) and start == at and dim == first and not zero, "a row of a layout breaks the rules")
-            need(length and start + length <= len(m["names"]) and dim + ndim <= len(dims), "a row of a layout points nowhere")
-            need(mesh <= len(m["meshes"]) and placement <= len(m["placements"]), "a tensor has a mesh or a placement that is not there")
+        for c, start, length, dim, dtype, ndim, flags, mesh, placement, zero in rows(m["tensors"], "<IIIIBBHIII",
+                "a table of tensors"):
+            need(c in (component, component + 1) and c < len(m["components"]) and start == at and dim == first and
+                 not zero, "a row of a layout breaks the rules")
+            need(length and start + length <= len(m["names"]) and dim + ndim <= len(dims),
+                 "a row of a layout points nowhere")
+            need(mesh <= len(m["meshes"]) and placement <= len(m["placements"]),
+                 "a tensor has a mesh or a placement that is not there")
             if dtype not in DTYPES or flags & ~1:
                 raise Newer(f"a tensor is of dtype {dtype} and has the flags {flags:#x}")
             shape = tuple(dims[dim:dim + ndim])
-            self.tensors.append(Tensor(m["components"][c], text(m["names"][start:start + length], "a name"), dtype, shape, flags, parameters))
+            self.tensors.append(Tensor(m["components"][c], text(m["names"][start:start + length], "a name"), dtype,
+                                       shape, flags, parameters))
             at, first, component = at + length, first + ndim, c
-        need(at == len(m["names"]) and first == len(dims) and component + 1 == len(m["components"]), "a layout has more than its tensors")
+        need(at == len(m["names"]) and first == len(dims) and component + 1 == len(m["components"]),
+             "a layout has more than its tensors")
         ascending([(t.component.encode(), t.name.encode()) for t in self.tensors], "a table of tensors")
 
     def meshes(self, m):
@@ -749,14 +802,17 @@ class Layout:
         for mesh in m["meshes"]:
             sizes, ranks = [[n for n, in rows(mesh[f], "<I", "a mesh")] for f in ("dim_sizes", "ranks")]
             names = mesh["dim_names"]
-            need(1 <= len(names) <= 16 and len(set(names)) == len(names) == len(sizes) and all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", n) for n in names)
-                 and all(sizes) and len(ranks) == math.prod(sizes) and all(r < 1 << 24 for r in ranks), "a mesh breaks the rules")
+            need(1 <= len(names) <= 16 and len(set(names)) == len(names) == len(sizes) and
+                 all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", n) for n in names)
+                 and all(sizes) and len(ranks) == math.prod(sizes) and all(r < 1 << 24 for r in ranks),
+                 "a mesh breaks the rules")
             keys.append((len(names), sizes, [n.encode() for n in names], ranks))
         ascending(keys, "the table of meshes")
         ascending([p.encode() for p in m["placements"]], "the table of placements")
         used = [row[7:9] for row in rows(m["tensors"], "<IIIIBBHIII", "a table of tensors")]
         for which, table in enumerate((m["meshes"], m["placements"])):
-            need({u[which] for u in used} - {0} == set(range(1, len(table) + 1)), "a mesh or placement of a layout is not used")
+            need({u[which] for u in used} - {0} == set(range(1, len(table) + 1)),
+                 "a mesh or placement of a layout is not used")
 
 
 # ---- part.md ----
@@ -773,14 +829,17 @@ class Part:
         self.store, self.layout, self.rank = store, layout, line["rank"]
         m = self.message = head("Part", body, store.version)
         self.packs = pack_table(m["packs"], False)
-        need((m["rank"], m["world"], m["host"], m["layout"]) == (line["rank"], line["world"], line["host"], layout_digest), "it says another rank, world, host or layout")
+        need((m["rank"], m["world"], m["host"], m["layout"]) ==
+             (line["rank"], line["world"], line["host"], layout_digest), "it says another rank, world, host or layout")
         need([p[0] for p in self.packs] == [p[0] for p in line["packs"]], "its packs are not those of the manifest")
-        need(all(size in (0, known) for (_, size, _), (_, known, _) in zip(self.packs, line["packs"])), "a pack has another size than in the manifest")
+        need(all(size in (0, known) for (_, size, _), (_, known, _) in zip(self.packs, line["packs"])),
+             "a pack has another size than in the manifest")
         self.sizes = [(name, known, 0) for name, known, _ in line["packs"]]
         self.reached, self.rows, self.chunks = {}, {}, {}
         last = -1
         for row in rows(m["chunks"], "<IIII72s", "its table of chunks"):
-            need(last < row[0] <= row[1] < len(layout.tensors) and row[2] and not row[3], "a row of its table of chunks breaks the rules")
+            need(last < row[0] <= row[1] < len(layout.tensors) and row[2] and not row[3],
+                 "a row of its table of chunks breaks the rules")
             last = row[1]
             store.guarded(f"{line['what']}, chunk of tensors {row[0]} to {row[1]}", self.chunk, *row)
         self.blobs = {}
@@ -791,7 +850,8 @@ class Part:
         samples = rows(m["samples"], "<I16s16s", "its samples")
         ascending([s[:2] for s in samples], "its samples")
         need(all(s[0] < len(layout.tensors) for s in samples), "a sample is of no tensor")
-        need(len(m["timings"]) <= 256 and all(1 <= len(t["phase"].encode()) <= 64 for t in m["timings"]), "its timings break the rules")
+        need(len(m["timings"]) <= 256 and all(1 <= len(t["phase"].encode()) <= 64 for t in m["timings"]),
+             "its timings break the rules")
 
     def reach(self, ref):
         self.reached.setdefault(self.packs[ref.pack][0], {})[ref.digest, ref.offset] = ref.stored
@@ -812,12 +872,14 @@ class Part:
         ref = Ref(ref, CHUNK, self.sizes)
         data = self.store.referred(ref, self.packs)
         self.reach(ref)
-        magic, version, zero, required, nrows, nruns, npieces, nbases, zero2, npairs, ninline, zero3 = struct.unpack_from("<8sHHIIIQIIQQQ", data)
+        magic, version, zero, required, nrows, nruns, npieces, nbases, zero2, npairs, ninline, zero3 = (
+            struct.unpack_from("<8sHHIIIQIIQQQ", data))
         need(magic == b"VCKPTCHK", "it is no chunk")
         if version > 1 or required:
             raise Newer(f"it is of version {version} and requires {required:#x}")
         need(version == 1 and nrows == count and not (zero or nbases or zero2 or zero3), "its head breaks the rules")
-        need(len(data) == 64 + 64 * nrows + 24 * nruns + 64 * npieces + 16 * npairs + ninline, "it is not as long as its tables")
+        need(len(data) == 64 + 64 * nrows + 24 * nruns + 64 * npieces + 16 * npairs + ninline,
+             "it is not as long as its tables")
         self.cursor = {"run": 64 + 64 * nrows}
         self.cursor["piece"] = self.cursor["run"] + 24 * nruns
         self.cursor["box"] = self.cursor["piece"] + 64 * npieces
@@ -831,7 +893,8 @@ class Part:
             self.row(data, self.layout.tensors[tensor], *row)
         ascending(tensors, "its rows")
         need((tensors[0], tensors[-1]) == (first, last), "it has other tensors than its line says")
-        need((self.cursor["run"], self.cursor["piece"], self.cursor["box"], self.cursor["inline"]) == ends, "its tables have more than its rows")
+        need((self.cursor["run"], self.cursor["piece"], self.cursor["box"], self.cursor["inline"]) == ends,
+             "its tables have more than its rows")
 
     def take(self, data, table, form):
         at = self.cursor[table]
@@ -840,22 +903,28 @@ class Part:
         return struct.unpack_from(form, data, at)
 
     def row(self, data, tensor, flags, nboxes, nruns, npieces, nbases, zero, digest):
-        need(flags < 2 and bool(flags) == (not nboxes) and not nbases and not zero, "the row of", tensor.name, "breaks the rules")
-        boxes = [tuple(pairs(self.take(data, "box", f"<{2 * len(tensor.shape)}Q"))) for _ in range(nboxes)] or [tensor.grid.whole]
-        need(flags or all(s and o + s <= e for box in boxes for (o, s), e in zip(box, tensor.shape)), "a box of", tensor.name, "lies outside")
+        need(flags < 2 and bool(flags) == (not nboxes) and not nbases and not zero, "the row of", tensor.name,
+             "breaks the rules")
+        boxes = ([tuple(pairs(self.take(data, "box", f"<{2 * len(tensor.shape)}Q"))) for _ in range(nboxes)] or
+                 [tensor.grid.whole])
+        need(flags or all(s and o + s <= e for box in boxes for (o, s), e in zip(box, tensor.shape)), "a box of",
+             tensor.name, "lies outside")
         need(flags or boxes != [tensor.grid.whole], "the row of", tensor.name, "is whole and does not say so")
         cut = [(box, piece) for box in boxes for piece in tensor.grid.pieces(box)]
         need(len(cut) == npieces, "the row of", tensor.name, "has other pieces than the grid")
         listed = [self.take(data, "piece", "<32s16sIIHHI") for _ in range(npieces)]
-        need(row_digest([p[0] for p in listed]) == digest, "the row of", tensor.name, "has another digest than its pieces")
+        need(row_digest([p[0] for p in listed]) == digest, "the row of", tensor.name,
+             "has another digest than its pieces")
         bytes_of = []
         for _ in range(nruns):
             bytes_of += self.run(data, tensor, listed, len(bytes_of))
         need(len(bytes_of) == npieces, "the runs of", tensor.name, "have not all pieces")
         pieces = {}
         for (box, piece), entry, found in zip(cut, listed, bytes_of):
-            need(tensor.grid.bytes_of(piece) == len(found) if piece else len(found) == tensor.item, "a piece of", tensor.name, "has another length than in the grid")
-            need(xxhash.xxh3_128_digest(found, self.store.seed) == entry[1], f"the XXH3-128 of a piece of {tensor.name} is of other bytes")
+            need(tensor.grid.bytes_of(piece) == len(found) if piece else len(found) == tensor.item, "a piece of",
+                 tensor.name, "has another length than in the grid")
+            need(xxhash.xxh3_128_digest(found, self.store.seed) == entry[1],
+                 f"the XXH3-128 of a piece of {tensor.name} is of other bytes")
             pieces.setdefault(box, []).append((piece, entry[0], found))
         need(len(pieces) == len(boxes), "boxes of", tensor.name, "overlap")
         self.rows[tensor.key] = Row(self.rank, bool(flags), boxes, digest, pieces)
@@ -866,17 +935,21 @@ class Part:
         found = []
         for i, (digest, _, stored, raw, codec, flags, base) in enumerate(listed[done:done + count]):
             codec_known(codec)
-            need(not flags and base == NONE and (stored < raw if codec else stored == raw), "a piece of", tensor.name, "breaks the rules")
-            need((pack == NONE) == (raw <= 64), "a piece of", tensor.name, "is inline and too long, or not and too short")
+            need(not flags and base == NONE and (stored < raw if codec else stored == raw), "a piece of", tensor.name,
+                 "breaks the rules")
+            need((pack == NONE) == (raw <= 64), "a piece of", tensor.name,
+                 "is inline and too long, or not and too short")
             if pack == NONE:
-                need(not codec and not checks and (i or offset == self.cursor["inline"] - self.inline), "a run of", tensor.name, "is not inline as it should")
+                need(not codec and not checks and (i or offset == self.cursor["inline"] - self.inline), "a run of",
+                     tensor.name, "is not inline as it should")
                 found.append(self.take(data, "inline", f"<{raw}s")[0])
                 need(tree(found[-1]) == digest, "an inline piece of", tensor.name, "has another digest")
                 continue
             need(pack < len(self.packs), "a run of", tensor.name, "is in no pack")
             if i:
                 offset = up(offset, 4096 if not codec and stored >= 65536 else 64)
-            ref = Ref(struct.pack("<32s4QIHBB", digest, offset, checks, raw, stored, pack, codec, PIECE, 0), PIECE, self.sizes)
+            ref = Ref(struct.pack("<32s4QIHBB", digest, offset, checks, raw, stored, pack, codec, PIECE, 0), PIECE,
+                      self.sizes)
             found.append(self.store.referred(ref, self.packs))
             self.reach(ref)
             offset, checks = offset + stored, checks + blocks_of(raw) * (12 if codec else 8)
@@ -897,7 +970,8 @@ def put_together(tensor, found):
     boxes = {}
     for row in found:
         for box, pieces in row.pieces.items():
-            need(box not in boxes or [p[1] for p in boxes[box]] == [p[1] for p in pieces], "a box that several ranks hold has several digests")
+            need(box not in boxes or [p[1] for p in boxes[box]] == [p[1] for p in pieces],
+                 "a box that several ranks hold has several digests")
             boxes.setdefault(box, pieces)
     if not tensor.bytes and not boxes:
         boxes = {whole: [(whole, tree(b""), b"")]}
@@ -915,7 +989,8 @@ def put_together(tensor, found):
         last = row_digest([digests[c] for c in cells])
         need(not (found and found[0].whole) or found[0].digest == last, "its row has another digest")
     else:
-        last = sha(b"\3", u64(len(order)), *[u64(*itertools.chain(*b)) for b in order], row_digest([p[1] for b in order for p in boxes[b]]))
+        last = sha(b"\3", u64(len(order)), *[u64(*itertools.chain(*b)) for b in order],
+                   row_digest([p[1] for b in order for p in boxes[b]]))
     shown = sha(b"\4", u64(tensor.dtype, len(tensor.shape), *tensor.shape), last)
     return shown, len(digests), array.tobytes()
 
@@ -940,15 +1015,19 @@ def made_header(tensors):
     parts, at = ['"__metadata__":{"format":"pt"}'], 0
     for t in order:
         shape = ",".join(map(str, file_shape(t)))
-        parts.append(f'{quoted(t.name)}:{{"dtype":"{DTYPES[t.dtype][2]}","shape":[{shape}],"data_offsets":[{at},{at + t.bytes}]}}')
+        parts.append(
+            f'{quoted(t.name)}:{{"dtype":"{DTYPES[t.dtype][2]}","shape":[{shape}],'
+            f'"data_offsets":[{at},{at + t.bytes}]}}')
         at += t.bytes
     made = ("{" + ",".join(parts) + "}").encode()
-    return None if len(made) > 90_000_000 else u64(up(len(made) + 8, 4096) - 8) + made.ljust(up(len(made) + 8, 4096) - 8)
+    return (None if len(made) > 90_000_000 else u64(up(len(made) + 8, 4096) - 8) +
+            made.ljust(up(len(made) + 8, 4096) - 8))
 
 
 def header_order(header, tensors, data_bytes=None):
     """The names of the JSON by their places, which have to be those of the tensors."""
-    need(len(header) >= 8 and struct.unpack_from("<Q", header)[0] == len(header) - 8, "a view header has another length than it says")
+    need(len(header) >= 8 and struct.unpack_from("<Q", header)[0] == len(header) - 8,
+         "a view header has another length than it says")
     found = json.loads(header[8:])
     found.pop("__metadata__", None)
     named = {t.name: t for t in tensors if can_be_named(t)}
@@ -956,7 +1035,8 @@ def header_order(header, tensors, data_bytes=None):
     at, order = 0, sorted(found, key=lambda n: found[n]["data_offsets"])
     for name in order:
         t, says = named[name], found[name]
-        need((says["dtype"], says["shape"]) == (DTYPES[t.dtype][2], file_shape(t)), "a view header says another dtype or shape of", name)
+        need((says["dtype"], says["shape"]) == (DTYPES[t.dtype][2], file_shape(t)),
+             "a view header says another dtype or shape of", name)
         need(says["data_offsets"] == [at, at + t.bytes], "a view header leaves a gap before", name)
         at += t.bytes
     need(data_bytes in (None, at), "a view header says that its file has", data_bytes, "bytes behind it")
@@ -991,7 +1071,8 @@ class Step:
         m, c = self.m, self.commit
         for field in ("step", "attempt", "tensors", "bytes", "new_bytes"):
             need(m[field] == c[field], "manifest and commit entry differ in", field)
-        need(m["run"] == self.run and attributes_of(m["attributes"]) == attributes_of(c["attributes"]), "manifest and commit entry differ in run or attributes")
+        need(m["run"] == self.run and attributes_of(m["attributes"]) == attributes_of(c["attributes"]),
+             "manifest and commit entry differ in run or attributes")
         need(1 <= m["world"] <= 1 << 24, "it has no ranks")
         self.packs = pack_table(m["packs"], True)
         ascending([p[0].encode() for p in self.packs], "the table of packs")
@@ -1003,30 +1084,39 @@ class Step:
     def lines(self):
         m, self.ranks, first = self.m, [], 0
         numbers = [n for n, in rows(m["map"], "<I", "the map of packs")]
-        for i, (rank, layout, host, start, count, zero, ref) in enumerate(rows(m["ranks"], "<6I72s", "the table of ranks")):
-            need(rank == i and layout < len(self.layout_refs) and host < len(m["hosts"]) and start == first and not zero, "the row of rank", i, "breaks the rules")
+        for i, (rank, layout, host, start, count, zero,
+                ref) in enumerate(rows(m["ranks"], "<6I72s", "the table of ranks")):
+            need(rank == i and layout < len(self.layout_refs) and host < len(m["hosts"]) and start == first and
+                 not zero, "the row of rank", i, "breaks the rules")
             first += count
-            need(first <= len(numbers) and all(n < len(self.packs) for n in numbers[start:first]), "the packs of rank", i, "are not in the table")
-            self.ranks.append({"rank": rank, "world": m["world"], "layout": layout, "host": m["hosts"][host], "ref": Ref(ref, PART, self.packs),
-                               "packs": [self.packs[n] for n in numbers[start:first]], "what": f"{self.what}, part of rank {rank}"})
+            need(first <= len(numbers) and all(n < len(self.packs) for n in numbers[start:first]), "the packs of rank",
+                 i, "are not in the table")
+            self.ranks.append({"rank": rank, "world": m["world"], "layout": layout, "host": m["hosts"][host],
+                               "ref": Ref(ref, PART, self.packs),
+                               "packs": [self.packs[n] for n in numbers[start:first]],
+                               "what": f"{self.what}, part of rank {rank}"})
         need(len(self.ranks) == m["world"] and first == len(numbers), "it has not a row for each rank")
-        need({r["host"] for r in self.ranks} == set(m["hosts"]) and set(numbers) == set(range(len(self.packs))), "a host or pack is not used")
+        need({r["host"] for r in self.ranks} == set(m["hosts"]) and set(numbers) == set(range(len(self.packs))),
+             "a host or pack is not used")
 
     def lay_out(self):
         self.layouts = [Layout(self.store.referred(r, self.packs), self.store.version) for r in self.layout_refs]
         self.look = {}
         for layout in self.layouts:
             for t in layout.tensors:
-                need(self.look.setdefault(t.key, t).look() == t.look(), "tensor", t.name, "looks otherwise in another layout")
+                need(self.look.setdefault(t.key, t).look() == t.look(), "tensor", t.name,
+                     "looks otherwise in another layout")
         need({r["layout"] for r in self.ranks} == set(range(len(self.layouts))), "a layout is of no rank")
 
     def part(self, line):
-        return Part(self.store, line, self.layouts[line["layout"]], self.layout_refs[line["layout"]].digest, self.store.referred(line["ref"], self.packs))
+        return Part(self.store, line, self.layouts[line["layout"]], self.layout_refs[line["layout"]].digest,
+                    self.store.referred(line["ref"], self.packs))
 
     def tensor(self, key):
         t = self.look[key]
         shown, pieces, data = put_together(t, [p.rows[key] for p in self.parts if key in p.rows])
-        self.tensors[key] = {"dtype": DTYPES[t.dtype][0], "shape": list(t.shape), "digest": shown.hex(), "pieces": pieces, "bytes": t.bytes,
+        self.tensors[key] = {"dtype": DTYPES[t.dtype][0], "shape": list(t.shape), "digest": shown.hex(),
+                             "pieces": pieces, "bytes": t.bytes,
                              "sha256": hashlib.sha256(data).hexdigest(), "data": data}
 
     def read_blobs(self):
@@ -1064,17 +1154,20 @@ class Step:
     def sums(self):
         """What is said of all ranks together, made anew."""
         need(self.m["tensors"] == len(self.look), "the manifest says another number of tensors")
-        held = sum(len(found) for p in self.parts for row in p.rows.values() for pieces in row.pieces.values() for _, _, found in pieces)
+        held = sum(len(found) for p in self.parts for row in p.rows.values() for pieces in row.pieces.values()
+                   for _, _, found in pieces)
         held += sum(len(data) for p in self.parts for data in p.blobs.values())
         need(self.m["bytes"] == held, "the manifest says", self.m["bytes"], "bytes, and its ranks have", held)
         attempt = self.commit["attempt"]
-        need(self.m["new_bytes"] == sum(size for name, size, _ in self.packs if name.startswith(attempt + "-")), "the manifest says other new bytes")
+        need(self.m["new_bytes"] == sum(size for name, size, _ in self.packs if name.startswith(attempt + "-")),
+             "the manifest says other new bytes")
         live = {}
         for part, line in zip(self.parts, self.ranks):
             meta = self.packs[line["ref"].pack][0]      # the part stands in it
             own = {name: live for name, _, live in part.packs}
             reached = {name: sum(objects.values()) for name, objects in part.reached.items()}
-            need(all(own[name] == reached.get(name, 0) for name in own if name != meta), "rank", part.rank, "says other live bytes than its rows reach")
+            need(all(own[name] == reached.get(name, 0) for name in own if name != meta), "rank", part.rank,
+                 "says other live bytes than its rows reach")
             for name, size in reached.items():
                 live[name] = live.get(name, 0) + size
             for name, ref in [(self.packs[line["ref"].pack][0], line["ref"])]:
@@ -1093,8 +1186,10 @@ class Step:
         c, components = self.commit, {}
         for (component, name), t in self.tensors.items():
             components.setdefault(component, {})[name] = {k: v for k, v in t.items() if k != "data"}
-        return {"entry": self.entry, "attempt": c["attempt"], "time_ns": c["time_ns"], "manifest": c["manifest"].hex(), "world": self.m["world"],
-                "tensors": self.m["tensors"], "bytes": self.m["bytes"], "new_bytes": self.m["new_bytes"], "attributes": attributes_of(c["attributes"]),
+        return {"entry": self.entry, "attempt": c["attempt"], "time_ns": c["time_ns"], "manifest": c["manifest"].hex(),
+                "world": self.m["world"],
+                "tensors": self.m["tensors"], "bytes": self.m["bytes"], "new_bytes": self.m["new_bytes"],
+                "attributes": attributes_of(c["attributes"]),
                 "components": components, "blobs": {n: blob(d) for n, d in self.blobs.items()},
                 "rank_blobs": {r: {n: blob(d) for n, d in found.items()} for r, found in self.rank_blobs.items()},
                 "files": {path: hashlib.sha256(data).hexdigest() for path, data in self.files.items()}}
@@ -1104,10 +1199,12 @@ class Step:
 
 def check_stats(store, lists, name, m):
     run, step, entry, rank = re.fullmatch(rf"stats/({RUN})/({NUMBER})\.({NUMBER})/({NUMBER})", name).groups()
-    need((m["run"], m["step"], m["rank"]) == (run, int(step), int(rank)) and m["rank"] < m["world"] <= 1 << 24, "it says another run, step or rank than its name")
+    need((m["run"], m["step"], m["rank"]) == (run, int(step), int(rank)) and m["rank"] < m["world"] <= 1 << 24,
+         "it says another run, step or rank than its name")
     need(store.version == 1 or m["entry"] == int(entry), "it says another entry than its name")
     need(re.fullmatch(ATTEMPT, m["attempt"]) and len(m["host"].encode()) < 256, "it breaks the rules")
-    need(len(m["timings"]) <= 256 and all(1 <= len(t["phase"].encode()) <= 64 for t in m["timings"]), "its timings break the rules")
+    need(len(m["timings"]) <= 256 and all(1 <= len(t["phase"].encode()) <= 64 for t in m["timings"]),
+         "its timings break the rules")
     if run in lists and int(entry) not in lists[run].skipped:
         c = lists[run].commits.get(int(entry))
         need(c and (c["step"], c["attempt"]) == (m["step"], m["attempt"]), "the list committed something else there")
@@ -1146,7 +1243,8 @@ def commons(listed, names):
     ascending([c["group"].encode() for c in listed], "its commons")
     for c in listed:
         need(1 <= len(c["group"].encode()) <= 255 and len(c["digest"]) == 32, "a group of its commons breaks the rules")
-        need(16 * len(c["names"]) == len(c["digests"]) and (names or not c["names"]), "a group of its commons has not a digest for each name")
+        need(16 * len(c["names"]) == len(c["digests"]) and (names or not c["names"]),
+             "a group of its commons has not a digest for each name")
         ascending([n.encode() for n in c["names"]], "names of its commons")
 
 
@@ -1157,10 +1255,12 @@ def check_incoming(store, lists, name, m):
         return
     need((m["run"], m["attempt"]) == (run, attempt), "it says another run or attempt than its name")
     if file == "begin":
-        need(len(m["mesh"]) in (0, 32) and len(m["bases"]) <= 4096 and 1 <= m["world"] <= 1 << 24, "it breaks the rules")
+        need(len(m["mesh"]) in (0, 32) and len(m["bases"]) <= 4096 and 1 <= m["world"] <= 1 << 24,
+             "it breaks the rules")
         commons(m["commons"], True)
         return
-    need(file == f"part.{m['rank']}" and m["rank"] < m["world"] and len(m["layout"]) == 32, "it says another rank than its name")
+    need(file == f"part.{m['rank']}" and m["rank"] < m["world"] and len(m["layout"]) == 32,
+         "it says another rank than its name")
     packs = pack_table(m["packs"], False)
     store.referred(Ref(m["part"], PART, packs), packs)
     if m["layout_ref"]:
@@ -1169,9 +1269,11 @@ def check_incoming(store, lists, name, m):
     commons(m["commons"], False)
 
 
-OTHERS = [(rf"stats/{RUN}/{NUMBER}\.{NUMBER}/{NUMBER}", 9, check_stats), (rf"hosts/{LAUNCH}\.[A-Za-z0-9_.=-]+\.{NUMBER}", 7, check_heartbeat),
+OTHERS = [(rf"stats/{RUN}/{NUMBER}\.{NUMBER}/{NUMBER}", 9, check_stats),
+          (rf"hosts/{LAUNCH}\.[A-Za-z0-9_.=-]+\.{NUMBER}", 7, check_heartbeat),
           (r"damaged/[A-Za-z0-9_.=-]+", 10, check_damage), (r"trash/[A-Za-z0-9_.=-]+", 8, check_trash),
-          (rf"incoming/{RUN}/{ATTEMPT}/begin", 4, check_incoming), (rf"incoming/{RUN}/{ATTEMPT}/base\.{NUMBER}", 5, check_incoming),
+          (rf"incoming/{RUN}/{ATTEMPT}/begin", 4, check_incoming),
+          (rf"incoming/{RUN}/{ATTEMPT}/base\.{NUMBER}", 5, check_incoming),
           (rf"incoming/{RUN}/{ATTEMPT}/part\.{NUMBER}", 6, check_incoming)]
 
 
@@ -1198,7 +1300,8 @@ def walk(store, lists, seen):
     found = {}
     for path in sorted(p for p in store.path.rglob("*") if not p.is_dir()):
         name = path.relative_to(store.path).as_posix()
-        if name in ("vckpt.store", "reserve") or name.startswith("index/") or re.search(r"\.tmp\.[0-9a-f]{16}$", name) or re.fullmatch(rf"runs/{RUN}/[0-9]{{12,}}", name):
+        if (name in ("vckpt.store", "reserve") or name.startswith("index/") or
+            re.search(r"\.tmp\.[0-9a-f]{16}$", name) or re.fullmatch(rf"runs/{RUN}/[0-9]{{12,}}", name)):
             continue
         pack = re.fullmatch(rf"packs/([0-9a-f]{{2}})/({ATTEMPT}-{NUMBER}-[A-Za-z0-9_.=-]{{1,71}})\.pack", name)
         if pack and hashlib.sha256(pack[2].encode()).hexdigest()[:2] == pack[1]:
@@ -1236,7 +1339,8 @@ def read(path):
             if found:
                 steps[step] = found.told()
         last = entries.bodies.get(entries.end - 1)
-        runs[run] = {"entries": entries.end, "last": last and sha(last).hex(), "snapshots": entries.snapshots, "launches": entries.launches,
+        runs[run] = {"entries": entries.end, "last": last and sha(last).hex(), "snapshots": entries.snapshots,
+                     "launches": entries.launches,
                      "aborted": entries.aborted, "skipped": sorted(entries.skipped), "steps": steps}
     told = {"version": store.version, "id": store.id.hex(), "runs": runs, "others": others, "packs": len(store.footers),
             "faults": store.faults, "newer": store.newer}

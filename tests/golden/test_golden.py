@@ -28,17 +28,20 @@ def test_there_are_golden_stores():
 def test_a_golden_store_is_read(vckpt, tmp_path, version):
     expected = json.loads((HERE / version / "expected.json").read_text())
     store = unpack(version, tmp_path)
-    listed = {f"{r['run']}/{s['step']}": s for r in vckpt.json("ls", store)["runs"] for s in vckpt.json("ls", store, r["run"])["steps"]}
+    listed = {f"{r['run']}/{s['step']}": s for r in vckpt.json("ls", store)["runs"]
+              for s in vckpt.json("ls", store, r["run"])["steps"]}
     assert set(listed) == set(expected)
     for i, (name, want) in enumerate(expected.items()):
-        assert {k: listed[name][k] for k in ["attributes", "manifest", "time"]} == {k: want[k] for k in ["attributes", "manifest", "time"]}
+        assert {k: listed[name][k] for k in ["attributes", "manifest",
+                                             "time"]} == {k: want[k] for k in ["attributes", "manifest", "time"]}
         if i % 8 and name.startswith("c/"):
             continue
         out = tmp_path / f"out{i}"
         vckpt("export", store, name, out, "--format", "npy")
         assert json.loads((out / "manifest.json").read_text())["manifest"] == want["manifest"]
         (out / "manifest.json").unlink()        # its text may say more with time
-        assert {p.relative_to(out).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in out.rglob("*") if p.is_file()} == want["files"]
+        assert {p.relative_to(out).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in out.rglob("*")
+                if p.is_file()} == want["files"]
     assert vckpt.json("verify", store)["faults"] == 0
 
 
@@ -55,7 +58,8 @@ def test_a_store_of_an_older_format_is_only_read(vckpt, tmp_path, version):
     for command in (["import", store, "a", source], ["rm", store, "a/0"], ["gc", store]):
         done = vckpt(*command, check=False)
         assert done.returncode == 1 and not done.stdout
-        assert f"{store}: this store is of format {version[1:]}, " in done.stderr and "vckpt init" in done.stderr, done.stderr
+        assert f"{store}: this store is of format {version[1:]}, " in done.stderr and "vckpt init" in done.stderr, (
+            done.stderr)
     assert vckpt("init", store, check=False).returncode == 1
     with pytest.raises(OSError, match=f"this store is of format {version[1:]}, ") as e:
         package.Saver(f"{store}/a", rank=0, world=1)

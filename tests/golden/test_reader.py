@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages are enough: what reader.py, written from docs/format/ alone, finds in a store is what the commands show, and it refuses what is forged."""
+"""The pages are enough: what reader.py, written from docs/format/ alone, finds in a store is what the commands show,
+and it refuses what is forged."""
 import hashlib
 import json
 import pathlib
@@ -37,12 +38,14 @@ def files_of(folder):
 
 
 def numbered(listed):
-    return {"entry": listed["entry"], "attempt": listed["attempt"], "manifest": listed["manifest"], "tensors": listed["tensors"], "bytes": listed["bytes"],
+    return {"entry": listed["entry"], "attempt": listed["attempt"], "manifest": listed["manifest"],
+            "tensors": listed["tensors"], "bytes": listed["bytes"],
             "new_bytes": listed["new_bytes"], "attributes": listed["attributes"]}
 
 
 def compare(vckpt, store, tmp_path, some=12):
-    """What the reader finds is what the commands show: every step's numbers; of `some` steps a run, every file; of `some` tensors a component, all."""
+    """What the reader finds is what the commands show: every step's numbers; of `some` steps a run, every file; of
+    `some` tensors a component, all."""
     status, sentences, told = read(store)
     assert status == 0 and not sentences, sentences
     assert vckpt.json("verify", store)["faults"] == 0
@@ -54,9 +57,11 @@ def compare(vckpt, store, tmp_path, some=12):
         found = told["runs"][run]["steps"]
         assert {str(s["step"]): numbered(s) for s in steps} == {n: numbered(s) for n, s in found.items()}
         for listed in steps:
-            assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found[str(listed["step"])]["time_ns"] // 10**9)) == listed["time"]
+            assert time.strftime("%Y-%m-%dT%H:%M:%SZ",
+                                 time.gmtime(found[str(listed["step"])]["time_ns"] // 10**9)) == listed["time"]
         for listed in steps[::-(-len(steps) // some)] if len(steps) > some else steps:
-            compare_step(vckpt, store, f"{run}/{listed['step']}", found[str(listed["step"])], tmp_path / f"export-{run}-{listed['step']}", some)
+            compare_step(vckpt, store, f"{run}/{listed['step']}", found[str(listed["step"])],
+                         tmp_path / f"export-{run}-{listed['step']}", some)
     return told
 
 
@@ -67,16 +72,21 @@ def compare_step(vckpt, store, name, found, out, some):
     (out / "manifest.json").unlink()
     shown = files_of(out)
     of_ranks = {path for path in shown if path.startswith("ranks/")}
-    alone = {path for path in shown if path.endswith(".npy") and path not in found["files"]}    # what the file format has no word for
+    # what the file format has no word for
+    alone = {path for path in shown if path.endswith(".npy") and path not in found["files"]}
     assert {path: shown[path] for path in shown.keys() - of_ranks - alone} == found["files"], name
-    assert sorted(shown[path] for path in of_ranks) == sorted(b["sha256"] for blobs in found["rank_blobs"].values() for b in blobs.values())
+    assert sorted(shown[path] for path in of_ranks) == sorted(b["sha256"] for blobs in found["rank_blobs"].values()
+                                                              for b in blobs.values())
     info = vckpt.json("info", store, name)
-    assert (info["tensors"], info["blobs"]) == (found["tensors"], len(found["blobs"]) + sum(map(len, found["rank_blobs"].values()))), name
+    assert (info["tensors"], info["blobs"]) == (found["tensors"], len(found["blobs"]) +
+                                                sum(map(len, found["rank_blobs"].values()))), name
     for component, tensors in found["components"].items():
         for tensor in list(tensors)[::max(1, len(tensors) // some)]:
             says = vckpt.json("info", store, f"{name}/{component}/{reader.escape(tensor, b'.npy')}"[:-4])
-            assert {k: says[k] for k in ("dtype", "shape", "digest", "pieces", "bytes")} == {k: tensors[tensor][k] for k in ("dtype", "shape", "digest", "pieces", "bytes")}
-            raw = vckpt("cat", store, f"{name}/{component}/{reader.escape(tensor, b'.npy')}", "--raw", text=False).stdout
+            assert {k: says[k] for k in ("dtype", "shape", "digest", "pieces", "bytes")} == {k: tensors[tensor][k]
+                    for k in ("dtype", "shape", "digest", "pieces", "bytes")}
+            raw = vckpt("cat", store, f"{name}/{component}/{reader.escape(tensor, b'.npy')}", "--raw",
+                        text=False).stdout
             assert sha(raw) == tensors[tensor]["sha256"], (name, tensor)
 
 
@@ -106,17 +116,23 @@ def normal(rng, items, dtype="F32"):
 
 
 def test_imports(vckpt, store, tmp_path):
-    """Many dtypes; pieces of each way to cut a tensor; raw, and with planes of each width; many small tensors; blobs that give way."""
+    """Many dtypes; pieces of each way to cut a tensor; raw, and with planes of each width; many small tensors; blobs
+    that give way."""
     rng = numpy.random.default_rng(7)
     source = tmp_path / "source"
     (source / "meta").mkdir(parents=True)
     big = normal(rng, 700 * 900, "BF16")
     tensors = {
-        "cut": ("BF16", [700, 900], big), "tied": ("BF16", [700, 900], big), "flat": ("F32", [100003], normal(rng, 100003)),
-        "conv": ("F32", [96, 64, 3, 3], normal(rng, 96 * 64 * 9)), "wide": ("F64", [33, 6553], rng.standard_normal(33 * 6553).tobytes()),
-        "tall": ("U8", [300001, 2], bytes(600002)), "random": ("I64", [200, 300], rng.bytes(480000)), "scalar": ("F16", [], b"\1\2"),
-        "none": ("F32", [3, 0, 2], b""), "inline": ("U8", [64], rng.bytes(64)), "65": ("U8", [65], rng.bytes(65)), "pairs": ("F4", [4, 10], rng.bytes(20)),
-        "complex": ("C64", [300, 301], normal(rng, 300 * 301 * 2)), "zeros": ("F32", [512, 512], bytes(1 << 20)), "x/%\u00e9\x02": ("I8", [3], b"abc"),
+        "cut": ("BF16", [700, 900], big), "tied": ("BF16", [700, 900], big),
+        "flat": ("F32", [100003], normal(rng, 100003)),
+        "conv": ("F32", [96, 64, 3, 3], normal(rng, 96 * 64 * 9)),
+        "wide": ("F64", [33, 6553], rng.standard_normal(33 * 6553).tobytes()),
+        "tall": ("U8", [300001, 2], bytes(600002)), "random": ("I64", [200, 300], rng.bytes(480000)),
+        "scalar": ("F16", [], b"\1\2"),
+        "none": ("F32", [3, 0, 2], b""), "inline": ("U8", [64], rng.bytes(64)), "65": ("U8", [65], rng.bytes(65)),
+        "pairs": ("F4", [4, 10], rng.bytes(20)),
+        "complex": ("C64", [300, 301], normal(rng, 300 * 301 * 2)), "zeros": ("F32", [512, 512], bytes(1 << 20)),
+        "x/%\u00e9\x02": ("I8", [3], b"abc"),
         **{f"layers.{i}.norm": ("F32", [70], normal(rng, 70)) for i in range(3000)},
     }
     write(source / "model.safetensors", tensors, {"format": "pt", "k": "\u00e4\"\\"})
@@ -129,7 +145,8 @@ def test_imports(vckpt, store, tmp_path):
     write(source / "model.safetensors", {**tensors, "cut": ("BF16", [700, 900], bytes(changed))})
     vckpt("import", store, "a", source, "--step", 5, "-q")
     numpy.save(tmp_path / "array.npy", rng.random((130, 77)).astype("c16"))
-    vckpt("import", store, "b", "--component", "optimizer", tmp_path / "array.npy", "--component", "model", source / "model.safetensors", "-q")
+    vckpt("import", store, "b", "--component", "optimizer", tmp_path / "array.npy", "--component", "model",
+          source / "model.safetensors", "-q")
     told = compare(vckpt, store, tmp_path, some=5)
     found = told["runs"]["a"]["steps"]["0"]["components"]["model"]
     assert found["cut"]["digest"] == found["tied"]["digest"] and found["cut"]["pieces"] > 4
@@ -142,20 +159,23 @@ def test_a_long_list(vckpt, store, tmp_path, scale):
     write(tmp_path / "s.safetensors", {"w": ("U8", [100], bytes(range(100)))})
     write(tmp_path / "t.safetensors", {"w": ("U8", [100], bytes(100))})
     for step in range(steps := scale(58, 130)):
-        vckpt("import", store, "a", tmp_path / "s.safetensors", "--step", step, "-q", "--no-index", *(["--set", f"step={step}"] if step % 2 else []))
+        vckpt("import", store, "a", tmp_path / "s.safetensors", "--step", step, "-q", "--no-index",
+              *(["--set", f"step={step}"] if step % 2 else []))
         if step % 13 == 5:
             vckpt("rm", store, f"a/{step}", "-q")
         if step % 13 == 7:
             vckpt("import", store, "a", tmp_path / "t.safetensors", "--step", step, "--replace", "-q", "--no-index")
     told = compare(vckpt, store, tmp_path, some=6)["runs"]["a"]
-    assert told["snapshots"] == list(range(64, told["entries"], 64)) != [] and len(told["steps"]) == steps - len(range(5, steps, 13))
+    assert (told["snapshots"] == list(range(64, told["entries"], 64)) != [] and
+            len(told["steps"]) == steps - len(range(5, steps, 13)))
     vckpt("gc", store, "-q")
     assert compare(vckpt, store, tmp_path / "again", some=2)["runs"]["a"] == told
 
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_ranks(vckpt, store, tmp_path, threads, world):
-    """Boxes that the grid cuts where it cuts the whole and others, flat ranges, replicas, what each rank has of its own; launches, measures, heartbeats."""
+    """Boxes that the grid cuts where it cuts the whole and others, flat ranges, replicas, what each rank has of its
+    own; launches, measures, heartbeats."""
     run, launch, rng = store / "job", uuid.uuid4().hex, numpy.random.default_rng(3)
     full, cuts = rng.standard_normal((960, 700)).astype("f4"), [960 * r // world // 7 * 7 for r in range(world)] + [960]
     during, turn = {}, threading.Barrier(world)
@@ -167,9 +187,12 @@ def test_ranks(vckpt, store, tmp_path, threads, world):
             "rows": package.Shard(full[a:b], shape=full.shape, boxes=[((a, 0), (b - a, 700))]),
             "columns": package.Shard(full[:, 700 * r // world:700 * (r + 1) // world].copy(), shape=full.shape,
                                      boxes=[((0, 700 * r // world), (960, 700 * (r + 1) // world - 700 * r // world))]),
-            "flat": package.Shard(full.reshape(-1)[third * r:third * (r + 1)], shape=full.shape, flat=(third * r, third * (r + 1))),
-            "split": package.Shard(full[960 // world * r:960 // world * (r + 1)], shape=full.shape, mesh=f"dp={world}", placements="S(0)"),
-            "same": package.Shard(full, shape=full.shape, mesh=f"dp={world}", placements="R"), f"own.{r}": package.Shard(numpy.full(200, r, "f8"), alone=True)},
+            "flat": package.Shard(full.reshape(-1)[third * r:third * (r + 1)], shape=full.shape,
+                                  flat=(third * r, third * (r + 1))),
+            "split": package.Shard(full[960 // world * r:960 // world * (r + 1)], shape=full.shape, mesh=f"dp={world}",
+                                   placements="S(0)"),
+            "same": package.Shard(full, shape=full.shape, mesh=f"dp={world}", placements="R"),
+            f"own.{r}": package.Shard(numpy.full(200, r, "f8"), alone=True)},
             "log": {"rank": r, "history": [numpy.ones(r)]}}
         with package.Saver(run, rank=r, world=world, launch_id=launch, per_rank=("log",), **OPTIONS) as saver:
             first = saver.save(state, step=3, attributes={"loss": "1"})
@@ -181,14 +204,16 @@ def test_ranks(vckpt, store, tmp_path, threads, world):
     assert threads(dict.fromkeys(range(world), rank)) == dict.fromkeys(range(world), (3, 4))
     status, sentences, told = during["told"]
     assert status == 0, sentences
-    assert sum(o["kind"] == "Heartbeat" for o in told["others"].values()) >= 1 and set(told["runs"]["job"]["steps"]) == {"3"}
+    assert (sum(o["kind"] == "Heartbeat" for o in told["others"].values()) >= 1 and
+            set(told["runs"]["job"]["steps"]) == {"3"})
     told = compare(vckpt, store, tmp_path)
     assert {o["kind"] for o in told["others"].values()} == {"Stats"} and len(told["others"]) == 2 * world
     step = told["runs"]["job"]["steps"]["3"]
     assert len(told["runs"]["job"]["launches"]) == 1 and step["world"] == world
     found = step["components"]["m"]
     assert {found[name]["sha256"] for name in ("rows", "columns", "flat", "split", "same")} == {sha(full.tobytes())}
-    assert len({found[name]["digest"] for name in ("rows", "columns", "flat", "split", "same")}) == (1 if world == 1 else 4)
+    assert len({found[name]["digest"] for name in ("rows", "columns", "flat", "split", "same")}) == (
+        1 if world == 1 else 4)
 
 
 def test_notes_marks_and_acceptance(vckpt, store, tmp_path):
@@ -205,7 +230,8 @@ def test_notes_marks_and_acceptance(vckpt, store, tmp_path):
         flip(store / "runs/r/000000000010", at)
     told = refused(store, "runs/r/000000000000: the record does not hold", "runs/r/000000000003", "runs/r/000000000010")
     listed = {str(s["step"]): numbered(s) for s in vckpt.json("ls", store, "r")["steps"]}
-    assert told["runs"]["r"]["skipped"] == [0, 3, 10] and {n: numbered(s) for n, s in told["runs"]["r"]["steps"].items()} == listed
+    assert told["runs"]["r"]["skipped"] == [0, 3, 10] and {n: numbered(s)
+                                                           for n, s in told["runs"]["r"]["steps"].items()} == listed
     vckpt("mend", store, "-q", check=False)
     told = compare(vckpt, store, tmp_path)
     assert told["runs"]["r"]["skipped"] == [0, 3, 10]
@@ -226,7 +252,9 @@ def test_a_save_under_way(vckpt, store, threads):
         with package.Saver(store / "job", rank=r, world=2, launch_id=launch, **OPTIONS) as saver:
             if r:
                 late.wait(60)
-            handle = saver.async_save({"m": {"w": package.Shard(numpy.full((300, 700), r, "f4"), shape=(600, 700), boxes=[((300 * r, 0), (300, 700))])}}, step=7)
+            handle = saver.async_save(
+                {"m": {"w": package.Shard(numpy.full((300, 700), r, "f4"), shape=(600, 700),
+                                          boxes=[((300 * r, 0), (300, 700))])}}, step=7)
             until = time.monotonic() + 60
             while not r and not list(store.glob("incoming/job/*/part.0")) and time.monotonic() < until:
                 time.sleep(0.02)
@@ -237,7 +265,8 @@ def test_a_save_under_way(vckpt, store, threads):
     assert threads({0: rank, 1: rank}) == {0: 7, 1: 7}
     (status, sentences, told), = seen
     assert status == 0, sentences
-    assert {o["kind"] for o in told["others"].values()} == {"Begin", "Announcement", "Heartbeat"} and told["runs"]["job"]["steps"] == {}
+    assert {o["kind"] for o in told["others"].values()} == {"Begin", "Announcement",
+                                                            "Heartbeat"} and told["runs"]["job"]["steps"] == {}
     assert read(store)[2]["runs"]["job"]["steps"].keys() == {"7"}
 
 
@@ -273,9 +302,12 @@ def footer(path):
     return (*struct.unpack_from("<QQ", data, at + 32), at, len(data))
 
 
-PLACES = {"object": (lambda o, c, f, e: o + 70, "does not pass its check"), "check": (lambda o, c, f, e: c + 1, "does not pass its check"),
-          "padding": (lambda o, c, f, e: f - 1, "padding is not zero|footer is not where"), "head": (lambda o, c, f, e: 20, "the head of pack"),
-          "zeros of the head": (lambda o, c, f, e: 3000, "the head of pack"), "footer": (lambda o, c, f, e: f + 40, "its footer is damaged"),
+PLACES = {"object": (lambda o, c, f, e: o + 70, "does not pass its check"),
+          "check": (lambda o, c, f, e: c + 1, "does not pass its check"),
+          "padding": (lambda o, c, f, e: f - 1, "padding is not zero|footer is not where"),
+          "head": (lambda o, c, f, e: 20, "the head of pack"),
+          "zeros of the head": (lambda o, c, f, e: 3000, "the head of pack"),
+          "footer": (lambda o, c, f, e: f + 40, "its footer is damaged"),
           "tail": (lambda o, c, f, e: e - 60, "has no tail")}
 
 
@@ -291,7 +323,8 @@ def test_a_flipped_bit_of_a_pack(copy, place):
     flip(path, where(*footer(path)))
     told = refused(copy, path.stem, words)
     if place in ("object", "check", "head"):
-        assert len(told["runs"]["a"]["steps"].get("0", {"components": {"model": {}}})["components"].get("model", {})) < 11
+        assert len(told["runs"]["a"]["steps"].get("0",
+                                                  {"components": {"model": {}}})["components"].get("model", {})) < 11
 
 
 def test_a_pack_cut_short_and_one_of_another_name(copy):
@@ -322,7 +355,8 @@ def test_an_entry_that_is_gone_or_not_of_its_place(copy):
     third.rename(runs / "x"), fourth.rename(third), (runs / "x").rename(fourth)
     shutil.copytree(runs / "a", runs / "e")
     told = refused(copy, "runs/b/000000000001: it is missing", "runs/c/000000000003: it is not the entry of this place",
-                   "runs/c/000000000004: it is not the entry of this place", "runs/e/000000000000: it is not the entry of this place")
+                   "runs/c/000000000004: it is not the entry of this place",
+                   "runs/e/000000000000: it is not the entry of this place")
     assert told["runs"]["e"]["steps"] == {} and told["runs"]["c"]["skipped"] == [3, 4]
     assert len(told["runs"]["c"]["steps"]) == 66, "the snapshot brings them back"
 
@@ -342,7 +376,8 @@ def seal(path, kind, change, double=False):
 def test_an_entry_written_anew(copy):
     """Its own sum is right; what comes behind it says what stood there, and its manifest what it said."""
     seal(copy / "runs/d/000000000001", 2, lambda body: body.replace(b"loss\x12\x013", b"loss\x12\x014"), True)
-    told = refused(copy, "runs/d/000000000002: it does not follow the entry before it", "d/3: manifest and commit entry differ in run or attributes")
+    told = refused(copy, "runs/d/000000000002: it does not follow the entry before it",
+                   "d/3: manifest and commit entry differ in run or attributes")
     assert "3" not in told["runs"]["d"]["steps"]
 
 
@@ -351,14 +386,18 @@ def test_a_snapshot_that_says_something_else(copy):
         at = body.index(struct.pack("<QQ", 7, 7))       # entry 7, step 7
         return body[:at + 8] + struct.pack("<Q", 700) + body[at + 16:]
     seal(copy / "runs/c/000000000064", 2, change, True)
-    told = refused(copy, "runs/c/000000000064: the snapshot says other steps", "runs/c/000000000065: it does not follow")
+    told = refused(copy, "runs/c/000000000064: the snapshot says other steps",
+                   "runs/c/000000000065: it does not follow")
     assert "700" not in told["runs"]["c"]["steps"]
 
 
 @pytest.mark.parametrize("change,words,status", [
-    (lambda body: body + b"\xfa\x07\1x", "runs/d/000000000002: it does not follow the entry before it", 1),             # unknown fields are passed over
-    (lambda body: b"\x08\x02\x12\x01x" + body[2:], "newer: runs/d: needs the word x", 4), (lambda body: b"\x08\x03" + body[2:], "newer: runs/d: is of version 3", 4),
-    (lambda body: b"\x08\x82\x00" + body[2:], "a varint is padded", 1), (lambda body: b"\x08\x02" + body, "version stands twice", 1),
+    # unknown fields are passed over
+    (lambda body: body + b"\xfa\x07\1x", "runs/d/000000000002: it does not follow the entry before it", 1),
+    (lambda body: b"\x08\x02\x12\x01x" + body[2:], "newer: runs/d: needs the word x", 4),
+    (lambda body: b"\x08\x03" + body[2:], "newer: runs/d: is of version 3", 4),
+    (lambda body: b"\x08\x82\x00" + body[2:], "a varint is padded", 1),
+    (lambda body: b"\x08\x02" + body, "version stands twice", 1),
     (lambda body: b"\x08\x01" + body[2:], "is of version 1 in a store of 2", 1)])
 def test_bodies(copy, change, words, status):
     seal(copy / "runs/d/000000000001", 2, change, True)
@@ -373,7 +412,8 @@ def test_files_under_other_names(copy):
     shutil.copy(copy / "stats/d/3.1/0", copy / "stats/d/3.1/1")
     flip(copy / "stats/d/4.3/0", 60)
     (copy / "packs/notes.txt").write_text("?")
-    refused(copy, f"{second.name}: it has another digest than its name", "stats/d/3.1/1: it says another run, step or rank", "stats/d/4.3/0: the record does not hold",
+    refused(copy, f"{second.name}: it has another digest than its name",
+            "stats/d/3.1/1: it says another run, step or rank", "stats/d/4.3/0: the record does not hold",
             "packs/notes.txt: no file of a store has this name")
     shutil.rmtree(copy / "stats")
     data = bytearray((copy / "vckpt.store").read_bytes())
@@ -382,14 +422,19 @@ def test_files_under_other_names(copy):
     body[at - 48] ^= 1
     half = (data[:16] + reader.sha(bytes(data[:16]), bytes(16), bytes(body)) + body).ljust(4096, b"\0")
     (copy / "vckpt.store").write_bytes(half * 2)
-    assert all(run["steps"] == {} for run in refused(copy, "is of another store", "the record does not hold")["runs"].values())
+    assert all(run["steps"] == {}
+               for run in refused(copy, "is of another store", "the record does not hold")["runs"].values())
 
 
-LIES = {"nothing": (lambda f: None, None), "XXH3-128": (lambda f: twist(f.object(5), pieces_at(f.object(5)) + 32), "the XXH3-128 of a piece of"),
+LIES = {"nothing": (lambda f: None, None),
+        "XXH3-128": (lambda f: twist(f.object(5), pieces_at(f.object(5)) + 32), "the XXH3-128 of a piece of"),
         "digest of a row": (lambda f: twist(f.object(5), 64 + 40), "has another digest than its pieces"),
-        "dtype": (lambda f: twist(f.object(3), f.object(3).index(struct.pack("<BB", 12, 4)), 4), "has another length|another dtype or shape"),
-        "rank of a part": (lambda f: f.part.set(3, 1), "it says another rank"), "tensors": (lambda f: (f.manifest.set(14, 12), f.commit.set(6, 12)), "another number of tensors"),
-        "bytes": (lambda f: (f.manifest.set(15, 9), f.commit.set(7, 9)), "the manifest says 9 bytes"), "step": (lambda f: f.manifest.set(5, 3), "differ in step")}
+        "dtype": (lambda f: twist(f.object(3), f.object(3).index(struct.pack("<BB", 12, 4)), 4),
+                  "has another length|another dtype or shape"),
+        "rank of a part": (lambda f: f.part.set(3, 1), "it says another rank"),
+        "tensors": (lambda f: (f.manifest.set(14, 12), f.commit.set(6, 12)), "another number of tensors"),
+        "bytes": (lambda f: (f.manifest.set(15, 9), f.commit.set(7, 9)), "the manifest says 9 bytes"),
+        "step": (lambda f: f.manifest.set(5, 3), "differ in step")}
 
 
 def pieces_at(chunk):

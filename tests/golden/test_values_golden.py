@@ -26,7 +26,8 @@ UTC = datetime.timezone.utc
 KINDS = {
     "constants": [None, True, False],
     "int": [0, 1, -1, 2**53 - 1, 1 - 2**53, 2**53, -2**53, 2**64, -2**200],
-    "float": [0.0, -0.0, 1.0, 0.1, -1.5, 1e16, 1e-7, 5e-324, 1.7976931348623157e308, math.pi, math.inf, -math.inf, math.nan],
+    "float": [0.0, -0.0, 1.0, 0.1, -1.5, 1e16, 1e-7, 5e-324, 1.7976931348623157e308, math.pi, math.inf, -math.inf,
+              math.nan],
     "complex": [1j, complex(-0.0, 2.5), complex(math.nan, -math.inf)],
     "str": ["", "plain", "größer 日本 🙂", "\"quoted\\\" \n\t\r\b\f\0\x1f\x7f/", "\u2028", "$tag", "x" * 150],
     "bytes": [b"", b"\0\xff", bytes(range(256))],
@@ -36,10 +37,12 @@ KINDS = {
     "set": [set(), {3, 1, 2, -5}, {"b", "a", "é"}, {1, "a", None, (2, 3), b"x", 0.5}],
     "frozenset": [frozenset(), frozenset([20, 3]), frozenset([frozenset(), frozenset([1])])],
     "dict": {"": 1, "z": [1, 2], "a": {"nested": {}}, "long": {f"key{i}": i for i in range(20)}},
-    "dict_keys": {0: "int", 1.5: "float", None: "none", (1, "x"): "tuple", b"k": "bytes", -0.5: [1] * 50, False: {"x": "y" * 90}, Phase.DECAY: 1},     # noqa: F601 (0 and False are one key, of the second value)
+    "dict_keys": {0: "int", 1.5: "float", None: "none", (1, "x"): "tuple", b"k": "bytes", -0.5: [1] * 50,
+                  False: {"x": "y" * 90}, Phase.DECAY: 1},     # noqa: F601 (0 and False are one key, of the second value)
     "dict_escaped": {"$int": "0x1", "$vckpt": 1, "value": {"$": {}}},
     "ordereddict": collections.OrderedDict([("b", 1), ("a", 2), (3, 4)]),
-    "defaultdict": [collections.defaultdict(list, {"a": [1]}), collections.defaultdict(None), collections.defaultdict(dict, {1: {}})],
+    "defaultdict": [collections.defaultdict(list, {"a": [1]}), collections.defaultdict(None),
+                    collections.defaultdict(dict, {1: {}})],
     "counter": collections.Counter("abca"),
     "deque": [collections.deque(), collections.deque([1, 2]), collections.deque([1.5], 100)],
     "range": [range(3), range(10, -10, -3)],
@@ -50,15 +53,20 @@ KINDS = {
     "time": [datetime.time(23, 59, 59, 999999), datetime.time(1, tzinfo=UTC)],
     "timedelta": [datetime.timedelta(0), datetime.timedelta(days=-1, seconds=2, microseconds=3)],
     "path": [pathlib.Path("/a/b c"), pathlib.PurePosixPath("x/../y"), pathlib.PureWindowsPath(r"C:\a\b")],
-    "record": [Config(0.1), Config(1e-4, (0.9, 0.999), Phase.DECAY, ["a"] * 40), Frozen("n", Slotted(1, 2)), Record("far.Away", {"x": 1, "keys": [2]})],
+    "record": [Config(0.1), Config(1e-4, (0.9, 0.999), Phase.DECAY, ["a"] * 40), Frozen("n", Slotted(1, 2)),
+               Record("far.Away", {"x": 1, "keys": [2]})],
     "namedtuple": [Point(1, 2), Span(3)],
     "namespace": [types.SimpleNamespace(a=1, b=[2]), argparse.Namespace(lr=0.1, data_path="/d")],
     "enum": [Phase.WARMUP, Phase.DECAY, Level.HIGH, Parts.MODEL, Parts.MODEL | Parts.DATA, Parts(0)],
-    "numpy": [np.bool_(True), np.int8(-1), np.uint64(2**64 - 1), np.float16(0.1), np.float32(0.1), np.float64(0.1), np.float64("nan"),
-              np.complex64(1 + 2j), np.str_("s"), np.bytes_(b"b"), np.datetime64("2024-02-29T12", "h"), np.datetime64("NaT", "ns"), np.timedelta64(-5, "ms")],
-    "numpy_dtype": [np.dtype("float32"), np.dtype(">f4"), np.dtype("U3"), np.dtype("M8[ns]"), np.dtype("bool"), np.float32, np.str_],
+    "numpy": [np.bool_(True), np.int8(-1), np.uint64(2**64 - 1), np.float16(0.1), np.float32(0.1), np.float64(0.1),
+              np.float64("nan"),
+              np.complex64(1 + 2j), np.str_("s"), np.bytes_(b"b"), np.datetime64("2024-02-29T12", "h"),
+              np.datetime64("NaT", "ns"), np.timedelta64(-5, "ms")],
+    "numpy_dtype": [np.dtype("float32"), np.dtype(">f4"), np.dtype("U3"), np.dtype("M8[ns]"), np.dtype("bool"),
+                    np.float32, np.str_],
     "mesh": [Mesh("cuda", [[0, 1], [2, 3]], ["dp", "tp"]), Mesh("cpu", [5, 3, 1])],
-    "tensor": {"w": Record("tensor", {"name": "model/w"}, "$tensor"), "b": Record("tensor", {"name": "model/b", "kind": "numpy", "shape": (1,)}, "$tensor")},
+    "tensor": {"w": Record("tensor", {"name": "model/w"}, "$tensor"),
+               "b": Record("tensor", {"name": "model/b", "kind": "numpy", "shape": (1,)}, "$tensor")},
 }
 
 
@@ -67,14 +75,19 @@ def torch_kinds():
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
     return {
-        "torch": [torch.bfloat16, torch.float8_e4m3fn, torch.Size([]), torch.Size([2, 3]), torch.device("cpu"), torch.device("cuda:1"),
+        "torch": [torch.bfloat16, torch.float8_e4m3fn, torch.Size([]), torch.Size([2, 3]), torch.device("cpu"),
+                  torch.device("cuda:1"),
                   torch.device("meta"), torch.strided, torch.sparse_coo, torch.channels_last],
-        "placement": {"layer1.weight": [Replicate(), Shard(0)], "layer2.weight": [Shard(0)], "layer3.weight": [_StridedShard(1, split_factor=2), Shard(1)],
+        "placement": {"layer1.weight": [Replicate(), Shard(0)], "layer2.weight": [Shard(0)],
+                      "layer3.weight": [_StridedShard(1, split_factor=2), Shard(1)],
                       "norm.weight": (Partial(), Partial("avg"), Shard(-1))},
         # What users keep, in one: the text that they will look at.
-        "state": {"step": 1000, "scheduler": {"base_lrs": [3e-4], "last_epoch": 1000, "_last_lr": [0.00029999999999999997]}, "loss": math.nan,
-                  "plan": {"layer2.weight": [Shard(0)]}, "mesh": Mesh("cuda", [[0, 1], [2, 3]], ["dp", "tp"]), "dtype": torch.bfloat16,
-                  "python_rng": (3, tuple(range(0, 2**32, 2**26 + 1)), None), "config": Config(3e-4), "seen": {17, 4}, "optimizer": {0: {"step": 1}}},
+        "state": {"step": 1000, "scheduler": {"base_lrs": [3e-4], "last_epoch": 1000,
+                                              "_last_lr": [0.00029999999999999997]}, "loss": math.nan,
+                  "plan": {"layer2.weight": [Shard(0)]}, "mesh": Mesh("cuda", [[0, 1], [2, 3]], ["dp", "tp"]),
+                  "dtype": torch.bfloat16,
+                  "python_rng": (3, tuple(range(0, 2**32, 2**26 + 1)), None), "config": Config(3e-4), "seen": {17, 4},
+                  "optimizer": {0: {"step": 1}}},
     }
 
 

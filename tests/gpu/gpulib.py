@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA device through the driver's API alone: memory, streams, contexts, work that comes late. Needs libcuda.so.1 and numpy.
+"""A CUDA device through the driver's API alone: memory, streams, contexts, work that comes late. Needs libcuda.so.1 and
+numpy.
 
-Arrays of device memory are described by numpy's, whose addresses are the device's: shapes and strides are right, reading one is fatal."""
+Arrays of device memory are described by numpy's, whose addresses are the device's: shapes and strides are right,
+reading one is fatal."""
 import ctypes as c
 import os
 import time
@@ -57,7 +59,8 @@ class Gpu:
         dtype = numpy.dtype(dtype)
         if 0 in shape:
             return numpy.empty(shape, dtype)
-        last = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize if strides else int(numpy.prod(shape)) * dtype.itemsize
+        last = (sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize if strides
+                else int(numpy.prod(shape)) * dtype.itemsize)
         raw = numpy.frombuffer((c.c_ubyte * last).from_address(address), "u1")
         return numpy.ndarray(shape, dtype, raw, 0, strides)
 
@@ -78,7 +81,8 @@ class Gpu:
         return s
 
     def write_later(self, stream, array, data, seconds=0, wait=None):
-        """On the stream: nothing for so long, or while `wait` has not returned, then `data` into the array (row-major)."""
+        """On the stream: nothing for so long, or while `wait` has not returned, then `data` into the array
+        (row-major)."""
         data = numpy.ascontiguousarray(data)
         assert data.nbytes == array.nbytes
         source = self.alloc(data.nbytes)
@@ -87,7 +91,8 @@ class Gpu:
             first = c.CFUNCTYPE(None, c.c_void_p)(lambda _: wait() if wait else time.sleep(seconds))
             self.kept.append(first)
             self.call("cuLaunchHostFunc", stream, first, None)
-        self.call("cuMemcpyDtoDAsync_v2", c.c_uint64(array.ctypes.data), c.c_uint64(source), c.c_size_t(data.nbytes), stream)
+        self.call("cuMemcpyDtoDAsync_v2", c.c_uint64(array.ctypes.data), c.c_uint64(source), c.c_size_t(data.nbytes),
+                  stream)
 
     def synchronize(self, stream=None):
         self.call("cuStreamSynchronize", stream)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of a real device's memory: the same as tests/unit/test_saver_device.py asks of the stand-in, as far as a real driver can be asked.
-Skipped, with the reason, where there is no device; with VCKPT_LIBCUDA naming the stand-in they run on that."""
+"""Saves of a real device's memory: the same as tests/unit/test_saver_device.py asks of the stand-in, as far as a real
+driver can be asked. Skipped, with the reason, where there is no device; with VCKPT_LIBCUDA naming the stand-in they run
+on that."""
 import ctypes
 import threading
 
@@ -52,8 +53,10 @@ def finished(save):
         save.free()
 
 
-VIEWS = {"plain": lambda a: a, "transposed": lambda a: a.T, "every_second": lambda a: a[::2, 1::3], "backwards": lambda a: a[::-1, :, ::-1],
-         "broadcast": lambda a: numpy.broadcast_to(a[0, 0], (50, a.shape[2])), "columns": lambda a: a[:, :, 3:11], "scalar": lambda a: a[1, 2, 3],
+VIEWS = {"plain": lambda a: a, "transposed": lambda a: a.T, "every_second": lambda a: a[::2, 1::3],
+         "backwards": lambda a: a[::-1, :, ::-1],
+         "broadcast": lambda a: numpy.broadcast_to(a[0, 0], (50, a.shape[2])), "columns": lambda a: a[:, :, 3:11],
+         "scalar": lambda a: a[1, 2, 3],
          "rows": lambda a: a[4:20], "empty": lambda a: a[:0]}
 
 
@@ -64,7 +67,8 @@ def test_every_view_comes_back(gpu, api, store, rng, pin):
     there = gpu.array(base)
     views = {f"model/{n}": numpy.asarray(f(base)) for n, f in VIEWS.items()}
     saver = api.saver(store, "run", pin=pin)
-    tensors = {f"model/{n}": on(f(there) if n != "scalar" else gpu.array(numpy.array(base[1, 2, 3]))) for n, f in VIEWS.items()}
+    tensors = {f"model/{n}": on(f(there) if n != "scalar" else gpu.array(numpy.array(base[1, 2, 3])))
+               for n, f in VIEWS.items()}
     save = saver.save({**tensors, "model/large": on(gpu.array(large)), "a/host": base})
     save.staged()
     assert finished(save) == 0
@@ -100,12 +104,14 @@ def test_permuted_tensors_come_back(gpu, api, store, rng, pin):
     there, large_there = gpu.array(base), gpu.array(large)
     orders = [(3, 2, 1, 0), (0, 3, 1, 2), (2, 0, 3, 1), (1, 0, 2, 3)]
     saver = api.saver(store, "run", pin=pin)
-    save = saver.save({**{f"model/{i}": on(there.transpose(o)) for i, o in enumerate(orders)}, "model/large": on(large_there.T),
+    save = saver.save({**{f"model/{i}": on(there.transpose(o)) for i, o in enumerate(orders)},
+                       "model/large": on(large_there.T),
                        "model/columns": on(large_there[:, ::3].T)})
     assert finished(save) == 0
     saver.free()
-    same(api.read(store, "run"), {**{f"model/{i}": numpy.ascontiguousarray(base.transpose(o)) for i, o in enumerate(orders)},
-                                  "model/large": numpy.ascontiguousarray(large.T), "model/columns": numpy.ascontiguousarray(large[:, ::3].T)})
+    same(api.read(store, "run"),
+         {**{f"model/{i}": numpy.ascontiguousarray(base.transpose(o)) for i, o in enumerate(orders)},
+          "model/large": numpy.ascontiguousarray(large.T), "model/columns": numpy.ascontiguousarray(large[:, ::3].T)})
 
 
 def test_a_fresh_thread_without_a_context(gpu, api, store, rng):
@@ -127,7 +133,8 @@ def test_a_fresh_thread_without_a_context(gpu, api, store, rng):
 
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "thread_local", "relaxed"])
 def test_a_save_beside_a_capture(gpu, api, store, rng, mode):
-    """Its first, which registers the ring, included: the capture is whole. A save after the captured stream itself is refused."""
+    """Its first, which registers the ring, included: the capture is whole. A save after the captured stream itself is
+    refused."""
     data, graph = rng.standard_normal((700, 900)), ctypes.c_void_p()
     array, side, own = gpu.array(data), gpu.stream(), gpu.stream()
     saver = api.saver(store, "run")

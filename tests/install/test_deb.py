@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/deb: its packages in a Debian of their own (debootstrap), used there as a user does, and removed again without a trace."""
+"""tools/deb: its packages in a Debian of their own (debootstrap), used there as a user does, and removed again without
+a trace."""
 import os
 import pathlib
 import re
@@ -22,7 +23,8 @@ assert (vckpt.Step("/store/run").read("model", "w") == numpy.arange(12.0)).all()
 def debian():
     """The release of this machine, and the mirror that it takes it from."""
     release = re.search(r"^VERSION_CODENAME=(\w+)", pathlib.Path("/etc/os-release").read_text(), re.M)[1]
-    sources = "\n".join(p.read_text() for p in pathlib.Path("/etc/apt").rglob("*.[ls]*") if p.is_file() and "sources" in p.as_posix())
+    sources = "\n".join(p.read_text() for p in pathlib.Path("/etc/apt").rglob("*.[ls]*") if p.is_file() and
+                        "sources" in p.as_posix())
     mirror = re.search(r"(?:URIs: *|^deb (?:\[.*\] )?)(https?://[^/\s]+/debian/?)\s", sources, re.M)
     return release, mirror[1] if mirror else "http://deb.debian.org/debian"
 
@@ -37,7 +39,8 @@ def minimal_system(root):
 def inside(root, script, check=True):
     """Runs a script in the system; its /proc is there meanwhile, in a mount namespace that ends with it."""
     command = 'mount -t proc proc "$0/proc" && exec chroot "$0" /bin/sh -euc "$1"'
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", command, root, script], capture_output=True, text=True, timeout=900,
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", command, root, script], capture_output=True, text=True,
+                          timeout=900,
                           env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"})
     assert not check or done.returncode == 0, script + "\n" + done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
@@ -83,12 +86,15 @@ def test_the_packages(system):
     assert inside(system, "vckpt --version; mount.vckpt --version") == f"vckpt {version}\nmount.vckpt {version}\n"
     inside(system, f"cat > /use.py <<'END'\n{USE}\nEND\npython3 /use.py")
     assert "1 tensor" in inside(system, "vckpt ls /store run; vckpt info /store run/0; vckpt verify /store")
-    inside(system, "cd /debs; zcat -f /usr/share/doc/libvckpt-dev/examples/save.c* > save.c; cc save.c $(pkg-config --cflags --libs vckpt) -o save")
+    inside(system, "cd /debs; zcat -f /usr/share/doc/libvckpt-dev/examples/save.c* > save.c; cc save.c $(pkg-config "
+           "--cflags --libs vckpt) -o save")
     assert inside(system, "/debs/save /store") == "saved example/0\n0 1 2 3\n4 5 6 7\n8 9 10 11\n"
-    headings = inside(system, "man 1 vckpt | head -n 1; man 5 vckpt | head -n 1; man mount.vckpt | head -n 1").splitlines()
+    headings = inside(system,
+                      "man 1 vckpt | head -n 1; man 5 vckpt | head -n 1; man mount.vckpt | head -n 1").splitlines()
     assert [line.split()[0] for line in headings] == ["VCKPT(1)", "VCKPT(5)", "MOUNT.VCKPT(8)"]
     if os.path.exists("/dev/fuse"):
-        script = "[ -e /dev/fuse ] || mknod /dev/fuse c 10 229; mount -t vckpt /store /mnt; ls /mnt/run/latest/model; umount /mnt"
+        script = ("[ -e /dev/fuse ] || mknod /dev/fuse c 10 229; mount -t vckpt /store /mnt; ls /mnt/run/latest/model; "
+                  "umount /mnt")
         assert inside(system, script) == "w.npy\n"
     for name in ("usr/lib/systemd/system/vckpt-mount@.service", "usr/share/doc/vckpt/python.md.gz"):
         assert (system / name).exists() or (system / name.removesuffix(".gz")).exists(), name

@@ -27,7 +27,8 @@ def sanitized(build):
 
 
 def install(build, destination, *more):
-    done = subprocess.run(["meson", "install", "-C", build, "--no-rebuild", "--destdir", destination, *more], capture_output=True, text=True)
+    done = subprocess.run(["meson", "install", "-C", build, "--no-rebuild", "--destdir", destination, *more],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return destination
 
@@ -45,8 +46,10 @@ def found(folder):
 
 def test_everything_is_where_the_system_looks(installed):
     there = found(installed)
-    library = {f"{PREFIX}/LIB/{name}" for name in ("libvckpt.so", "libvckpt.so.0", "libvckpt.so.0.1.0", "pkgconfig/vckpt.pc")}
-    commands = {f"{PREFIX}/bin/vckpt", f"{PREFIX}/sbin/mount.vckpt", "sbin/mount.vckpt", f"{PREFIX}/lib/systemd/system/vckpt-mount@.service"}
+    library = {f"{PREFIX}/LIB/{name}"
+               for name in ("libvckpt.so", "libvckpt.so.0", "libvckpt.so.0.1.0", "pkgconfig/vckpt.pc")}
+    commands = {f"{PREFIX}/bin/vckpt", f"{PREFIX}/sbin/mount.vckpt", "sbin/mount.vckpt",
+                f"{PREFIX}/lib/systemd/system/vckpt-mount@.service"}
     shared = {f"{PREFIX}/share/{name}" for name in (
         "man/man1/vckpt.1", "man/man5/vckpt.5", "man/man8/mount.vckpt.8", "doc/vckpt/LICENSE", "doc/vckpt/python.md",
         "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py", "doc/vckpt/examples/save.c")}
@@ -58,7 +61,8 @@ def test_everything_is_where_the_system_looks(installed):
 
 
 TAGS = {
-    "runtime": ({"bin/vckpt", "sbin/mount.vckpt", "LIB/libvckpt.so.0", "share/doc/vckpt/LICENSE"}, {"include/vckpt.h", "LIB/libvckpt.so"}),
+    "runtime": ({"bin/vckpt", "sbin/mount.vckpt", "LIB/libvckpt.so.0", "share/doc/vckpt/LICENSE"},
+                {"include/vckpt.h", "LIB/libvckpt.so"}),
     "devel": ({"include/vckpt.h", "LIB/libvckpt.so", "LIB/pkgconfig/vckpt.pc"}, {"bin/vckpt", "LIB/libvckpt.so.0"}),
     "man": ({"share/man/man1/vckpt.1"}, {"bin/vckpt", "share/doc/vckpt/python.md"}),
     "doc": ({"share/doc/vckpt/python.md"}, {"bin/vckpt", "share/man/man1/vckpt.1"}),
@@ -69,7 +73,8 @@ def test_each_tag_installs_its_part(built, installed, tmp_path):
     parts = []
     for tag, (there, absent) in TAGS.items():
         names = found(install(built, tmp_path / tag, "--tags", tag))
-        assert {f"{PREFIX}/{name}" for name in there} <= names and not {f"{PREFIX}/{name}" for name in absent} & names, tag
+        assert {f"{PREFIX}/{name}" for name in there} <= names and not {f"{PREFIX}/{name}"
+                                                                        for name in absent} & names, tag
         parts.append(names)
     assert set().union(*parts) == found(installed) and sum(map(len, parts)) == len(found(installed))
 
@@ -99,20 +104,24 @@ def test_the_c_example_as_its_comment_compiles_it(environment, tmp_path):
     source = ROOT / "docs/examples/save.c"
     line = re.search(r"^ \*\s+(cc save\.c .*)$", source.read_text(), re.M)[1]
     shutil.copy(source, tmp_path)
-    done = subprocess.run(line.replace("cc ", "cc -Wall -Wextra -Werror ", 1), shell=True, cwd=tmp_path, env=environment, capture_output=True,
+    done = subprocess.run(line.replace("cc ", "cc -Wall -Wextra -Werror ", 1), shell=True, cwd=tmp_path,
+                          env=environment, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr
     for number in (0, 1):
-        done = subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, text=True,
+                              timeout=120)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"saved example/{number}\n0 1 2 3\n4 5 6 7\n8 9 10 11\n"
 
 
 def test_the_c_example_names_what_fails(environment, tmp_path):
-    subprocess.run(f"cc {ROOT}/docs/examples/save.c $(pkg-config --cflags --libs vckpt) -o save", shell=True, cwd=tmp_path, env=environment,
+    subprocess.run(f"cc {ROOT}/docs/examples/save.c $(pkg-config --cflags --libs vckpt) -o save", shell=True,
+                   cwd=tmp_path, env=environment,
                    check=True)
     (tmp_path / "file").write_text("")
-    done = subprocess.run([tmp_path / "save", tmp_path / "file"], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([tmp_path / "save", tmp_path / "file"], env=environment, capture_output=True, text=True,
+                          timeout=120)
     assert done.returncode == 1 and str(tmp_path / "file") in done.stderr
 
 
@@ -122,7 +131,8 @@ def test_the_package_finds_the_library_of_the_system(environment, tmp_path):
     env = {k: v for k, v in environment.items() if not k.startswith("VCKPT_")}
 
     def version(**more):
-        return subprocess.run([sys.executable, "-c", "import vckpt; print(vckpt.version())"], cwd=tmp_path, capture_output=True, text=True,
+        return subprocess.run([sys.executable, "-c", "import vckpt; print(vckpt.version())"], cwd=tmp_path,
+                              capture_output=True, text=True,
                               env={**env, "PYTHONPATH": str(tmp_path / "site"), **more})
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", version().stdout), version().stderr
     assert "libvckpt.so is not found" in version(VCKPT_LIBRARY=str(tmp_path / "none.so")).stderr
@@ -133,11 +143,13 @@ def read_installed(build):
 
 
 def test_a_wheel_goes_without_a_command_whose_library_is_missing(built, tmp_path):
-    (tmp_path / "pkg-config").write_text('#!/bin/sh\ncase "$*" in *fuse3*|*jansson*) exit 1 ;; esac\nexec pkg-config "$@"\n')
+    (tmp_path / "pkg-config").write_text('#!/bin/sh\ncase "$*" in *fuse3*|*jansson*) exit 1 ;; esac\nexec '
+                                         'pkg-config "$@"\n')
     (tmp_path / "pkg-config").chmod(0o755)
 
     def setup(name, *options):
-        return subprocess.run(["meson", "setup", tmp_path / name, ROOT, *options], capture_output=True, text=True, timeout=300,
+        return subprocess.run(["meson", "setup", tmp_path / name, ROOT, *options], capture_output=True, text=True,
+                              timeout=300,
                               env={**os.environ, "PKG_CONFIG": str(tmp_path / "pkg-config"), "CMAKE": "/bin/false"})
     assert setup("whole").returncode != 0
     done = setup("wheel", "-Dpython=true")
@@ -151,7 +163,8 @@ def test_an_ordinary_build_has_no_test_program_and_avoids_lib64(built, tmp_path)
     """lib64 is what meson takes on Debian without dpkg-dev."""
     if not os.path.exists("/etc/debian_version"):
         pytest.skip("not Debian")
-    done = subprocess.run(["meson", "setup", tmp_path / "b", ROOT, "-Dlibdir=lib64"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["meson", "setup", tmp_path / "b", ROOT, "-Dlibdir=lib64"], capture_output=True, text=True,
+                          timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     targets = json.loads((tmp_path / "b/meson-info/intro-targets.json").read_text())
     ours = [target for target in targets if f"{ROOT}/tests/" in target["defined_in"]]
@@ -165,10 +178,12 @@ def test_an_ordinary_build_has_no_test_program_and_avoids_lib64(built, tmp_path)
 
 @pytest.fixture
 def after(tmp_path):
-    """Runs the last step of `meson install` with an ldconfig that notes how it is called, and knows what `known` names."""
+    """Runs the last step of `meson install` with an ldconfig that notes how it is called, and knows what `known`
+    names."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "ldconfig").write_text('#!/bin/sh\nif [ "${1:-}" = -p ]; then cat "$0.knows"; else echo called >> "$0.calls"; fi\n')
+    (folder / "ldconfig").write_text('#!/bin/sh\nif [ "${1:-}" = -p ]; then cat "$0.knows"; else echo called >> '
+                                     '"$0.calls"; fi\n')
     (folder / "ldconfig").chmod(0o755)
 
     def run(known="", **env):

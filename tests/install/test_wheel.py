@@ -28,14 +28,16 @@ def plain_environment():
 
 
 def built():
-    done = subprocess.run([ROOT / "tools/wheel", "-Csetup-args=-Doptimization=0"], env=plain_environment(), capture_output=True, text=True)
+    done = subprocess.run([ROOT / "tools/wheel", "-Csetup-args=-Doptimization=0"], env=plain_environment(),
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return ROOT / done.stdout.splitlines()[-1]
 
 
 def installed(wheel, where):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True)
-    done = subprocess.run([sys.executable, "-m", "pip", "--python", where / "bin/python", "install", "--quiet", "--no-index", "--no-deps", wheel],
+    done = subprocess.run([sys.executable, "-m", "pip", "--python", where / "bin/python", "install", "--quiet",
+                           "--no-index", "--no-deps", wheel],
                           env=plain_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return where / "bin/python"
@@ -51,14 +53,16 @@ def check_contents(wheel):
 
 
 def check_package(python, path):
-    env = {**plain_environment(), "PYTHONPATH": str(pathlib.Path(numpy.__file__).parents[1])}    # numpy of the tests: nothing is fetched
+    # numpy of the tests: nothing is fetched
+    env = {**plain_environment(), "PYTHONPATH": str(pathlib.Path(numpy.__file__).parents[1])}
     done = subprocess.run([python, "-c", USE, path], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) >= {"libcrypto", "liblmdb", "liblz4", "libprotobuf", "libxxhash"}
 
 
 def check_command(path):
-    done = subprocess.run([path, "--version"], env={**plain_environment(), "LD_DEBUG": "libs"}, capture_output=True, text=True)
+    done = subprocess.run([path, "--version"], env={**plain_environment(), "LD_DEBUG": "libs"}, capture_output=True,
+                          text=True)
     assert done.returncode == 0 and done.stdout.startswith(f"{path.name} "), done.stderr[-1000:]
     assert "vckpt.libs/libcrypto-" in done.stderr
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mechanical part of HACKING.md's style for C. No clang-format does it: the best settings found for version 23, of 40
-options tried one by one, change 4.2 % of the lines without a limit of columns and 7.7 % with one of 120. The sources
+"""The mechanical part of HACKING.md's style for C. No clang-format does it: the best settings found for version 23, of
+40 options tried one by one, change 4.2 % of the lines without a limit of columns and 7.7 % with one of 120. The sources
 align comments by hand, put short fields on one line, and break long lines by meaning. test_text.py has tabs and blanks,
 test_shape.py the columns."""
 import pathlib

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = ["core/base", "core/tensor", "proto", "index", "core/storage", "core/pack", "core/step", "core/commit",
-          "core/upkeep", "core/device", "core/save/plan", "core/save/write", "core/save/saver", "core/load", "core/view",
+          "core/upkeep", "core/device", "core/save/plan", "core/save/write", "core/save/saver", "core/load",
+          "core/view",
           "core/api", "fs", "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {

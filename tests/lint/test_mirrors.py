@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structs that Python writes down by hand, against what the compiler made of them (DWARF, as readelf prints it): the size, and each
-field's place and name. A field that is moved in a header fails here by name, and not in another test by what it happens to read."""
+"""Structs that Python writes down by hand, against what the compiler made of them (DWARF, as readelf prints it): the
+size, and each field's place and name. A field that is moved in a header fails here by name, and not in another test by
+what it happens to read."""
 import collections
 import json
 import os
@@ -12,24 +13,34 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PREFIXES = ("", "base_", "tensor_", "proto_", "index_", "store_", "device_", "save_", "load_", "view_", "vckpt_", "tool_")
+PREFIXES = ("", "base_", "tensor_", "proto_", "index_", "store_", "device_", "save_", "load_", "view_", "vckpt_",
+            "tool_")
 # Classes whose struct has another name than theirs. Of those with a `...` only the first fields are written down.
 NAMES = {
-    "tensorlib.Line": "tensor_reshard_line", "test_grid.Params": "tensor_grid_params", "test_grid.Iter": "tensor_piece_iter",
+    "tensorlib.Line": "tensor_reshard_line", "test_grid.Params": "tensor_grid_params",
+    "test_grid.Iter": "tensor_piece_iter",
     "storelow.Ref": "store_object_ref", "protolib.Info": "proto_store", "protolib.Params": "tensor_grid_params",
     "protolib.StoreLayout": "store_layout...", "ranklib.Save": "store_launch_save", "storelib.Info": "proto_store",
     "storelib.Store": "store...", "storelib.Ref": "store_object_ref", "storelib.Rank": "proto_alive",
-    "storelow.Entry": "store_storage_entry", "storelow.Medium": "store_storage_stat", "storelow.Owner": "store_storage_owner",
-    "storelow.Ops": "store_storage_ops", "storelow.StorageHead": "store_storage", "storelow.Footer": "store_pack_footer",
-    "storelow.VerifyCalls": "store_pack_verify_calls", "test_api_step.Described": "vckpt_tensor", "test_note.Ref": "store_object_ref",
-    "test_gather.Gather": "device_gather", "test_layout_part.Held": "store_layout_held", "test_base_boxes.Held": "store_layout_held",
-    "test_part_excerpt.Head": "store_part_excerpt...",
+    "storelow.Entry": "store_storage_entry", "storelow.Medium": "store_storage_stat",
+    "storelow.Owner": "store_storage_owner",
+    "storelow.Ops": "store_storage_ops", "storelow.StorageHead": "store_storage",
+    "storelow.Footer": "store_pack_footer",
+    "storelow.VerifyCalls": "store_pack_verify_calls", "test_api_step.Described": "vckpt_tensor",
+    "test_note.Ref": "store_object_ref",
+    "test_gather.Gather": "device_gather", "test_layout_part.Held": "store_layout_held",
+    "test_base_boxes.Held": "store_layout_held",
+    "test_part_window.Head": "store_part_window...",
     "test_plan_cache.Key": "save_plan_key", "test_plan_cache.KeyMesh": "save_plan_key_mesh",
-    "test_plan_cache.Table": "base_table", "test_plan_cache.Builder": "save_plan_key_builder", "test_plan_cache.KeyTensor": "save_plan_key_tensor",
-    "test_plan_cache.Stats": "save_plan_cache_stats", "test_plan_cache.Planned": "save_planned", "test_replicas.Name": "save_replica_name",
-    "test_replicas.Entry": "save_replica_entry", "test_replicas.Row": "save_replica_tensor", "test_replicas.Rows": "save_replicas_rows",
+    "test_plan_cache.Table": "base_table", "test_plan_cache.Builder": "save_plan_key_builder",
+    "test_plan_cache.KeyTensor": "save_plan_key_tensor",
+    "test_plan_cache.Stats": "save_plan_cache_stats", "test_plan_cache.Planned": "save_planned",
+    "test_replicas.Name": "save_replica_name",
+    "test_replicas.Entry": "save_replica_entry", "test_replicas.Row": "save_replica_tensor",
+    "test_replicas.Rows": "save_replicas_rows",
     "test_replicas.Held": "store_layout_held", "test_safetensors.Tensor": "view_safetensors_tensor",
-    "test_safetensors.Header": "view_safetensors", "test_safetensors.Buffer": "base_buf", "test_safetensors.Params": "tensor_grid_params",
+    "test_safetensors.Header": "view_safetensors", "test_safetensors.Buffer": "base_buf",
+    "test_safetensors.Params": "tensor_grid_params",
     "test_stats.Name": "store_stats_name", "test_tree.Buffer": "base_buf", "test_tree.Vector": "iovec",
     "test_verify_index.Index": "verify_index", "_lib.ErrorText": "vckpt_error",
 }
@@ -43,7 +54,8 @@ for name in json.loads(sys.argv[1]):
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, ctypes.Structure) and hasattr(kind, "_fields_"):
             fields = [(getattr(kind, field[0]).offset, field[0]) for field in kind._fields_]
-            found.setdefault(f"{kind.__module__.split('.')[-1] if kind.__name__ in vars(sys.modules[kind.__module__]) else name}.{kind.__name__}",
+            module = kind.__module__.split(".")[-1] if kind.__name__ in vars(sys.modules[kind.__module__]) else name
+            found.setdefault(f"{module}.{kind.__name__}",
                              (ctypes.sizeof(kind), fields))
 print(json.dumps(found))
 """
@@ -58,8 +70,11 @@ def structs(library):
     def close():
         node = open_.pop()
         if node["tag"] == "DW_TAG_structure_type" and "name" in node and "byte_size" in node:
-            found[node["name"]].add((node["byte_size"], tuple((m.get("data_member_location", 0), m.get("name", "")) for m in node["members"])))
-    text = subprocess.Popen(["readelf", "--wide", "--debug-dump=info", library], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            found[node["name"]].add(
+                (node["byte_size"],
+                 tuple((m.get("data_member_location", 0), m.get("name", "")) for m in node["members"])))
+    text = subprocess.Popen(["readelf", "--wide", "--debug-dump=info", library], stdout=subprocess.PIPE,
+                            stderr=subprocess.DEVNULL, text=True)
     for line in text.stdout:
         if m := begin.match(line):
             while open_ and open_[-1]["depth"] >= int(m[1]):
@@ -80,7 +95,8 @@ def structs(library):
 @pytest.fixture(scope="module")
 def compiled(build):
     found = collections.defaultdict(set)
-    for library in build / "tests/libvckpt_internal.so", build / "core/api/libvckpt.so", build / "tests/libtool_text.so":
+    for library in (build / "tests/libvckpt_internal.so", build / "core/api/libvckpt.so",
+                    build / "tests/libtool_text.so"):
         for name, kinds in structs(library).items():
             found[name] |= kinds
     assert len(found) > 200
@@ -104,7 +120,8 @@ def wrong(size, fields, kind, begins):
     there = dict(kind[1])
     if size > kind[0] if begins else size != kind[0]:
         return f"it has {size} bytes, the compiler's {kind[0]}"
-    return next((f"{name} is at {offset}, where the compiler has {there.get(offset, 'no member')}" for offset, name in fields
+    return next((f"{name} is at {offset}, where the compiler has {there.get(offset, 'no member')}"
+                 for offset, name in fields
                  if name.strip("_") not in there.get(offset, "")), None)
 
 
@@ -118,10 +135,12 @@ def candidates(name, compiled):
 def flat(kinds, inner, compiled):
     for size, members in kinds:
         yield size, tuple(x for offset, name in members for x in
-                          ([(offset + o, n) for o, n in next(iter(compiled[inner[name]]))[1]] if name in inner else [(offset, name)]))
+                          ([(offset + o, n) for o, n in next(iter(compiled[inner[name]]))[1]] if name in inner
+                           else [(offset, name)]))
 
 
-@pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""), reason="the same structs without it")
+@pytest.mark.skipif("asan" in os.environ.get("VCKPT_PRELOAD", "") + os.environ.get("LD_PRELOAD", ""),
+                    reason="the same structs without it")
 def test_structs_are_as_the_compiler_has_them(compiled, written):
     faults, unused = [], set(NAMES) - set(written)
     for name, (size, fields) in sorted(written.items()):
@@ -141,4 +160,5 @@ def test_a_moved_field_is_found():
     kind = (24, ((0, "dry_run"), (8, "grace_s"), (16, "heartbeat_s")))
     assert wrong(24, [[0, "dry_run"], [8, "grace_s"], [16, "heartbeat_s"]], kind, False) is None
     assert "grace_s is at 16" in wrong(24, [[0, "dry_run"], [16, "grace_s"], [8, "heartbeat_s"]], kind, False)
-    assert "it has 32 bytes" in wrong(32, [[0, "dry_run"]], kind, False) and wrong(16, [[0, "dry_run"]], kind, True) is None
+    assert "it has 32 bytes" in wrong(32, [[0, "dry_run"]], kind,
+                                      False) and wrong(16, [[0, "dry_run"]], kind, True) is None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ruff and mypy --strict find nothing in the Python sources; pyproject.toml has their settings. Neither looks at torch, so they say the same
-where it is not installed."""
+"""ruff and mypy --strict find nothing in the Python sources; pyproject.toml has their settings. Neither looks at torch,
+so they say the same where it is not installed."""
 import importlib.util
 import pathlib
 import re
@@ -21,7 +21,8 @@ def check(module, *arguments):
 
 
 def test_ruff():
-    check("ruff", "check", "--output-format", "concise", "tools", "docs", "tests", "tests/bench/run", "tests/golden/make")
+    check("ruff", "check", "--output-format", "concise", "tools", "docs", "tests", "tests/bench/run",
+          "tests/golden/make")
 
 
 def test_mypy():

@@ -28,5 +28,6 @@ def test_scripts_are_found():
 def test_shellcheck():
     if not shutil.which("shellcheck"):
         pytest.skip("shellcheck is not installed")
-    done = subprocess.run(["shellcheck", "--external-sources", "--severity=style", *map(str, scripts())], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(["shellcheck", "--external-sources", "--severity=style", *map(str, scripts())], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What .editorconfig asks of editors holds for the tree: UTF-8, lines that end in LF and in nothing else, a newline at the end, tabs where
-tabs belong."""
+"""What .editorconfig asks of editors holds for the tree: UTF-8, lines that end in LF and in nothing else, a newline at
+the end, tabs where tabs belong."""
 import io
 import pathlib
 import re
@@ -63,6 +63,7 @@ def test_python_and_build_files_are_indented_by_blanks():
     wrong = wrong_lines(test)
     for path, text in texts():
         if path.suffix == ".py" and b"\t" in text:
-            wrong += [f"{path.relative_to(ROOT)}:{token.start[0]}" for token in tokenize.tokenize(io.BytesIO(text).readline)
+            wrong += [f"{path.relative_to(ROOT)}:{token.start[0]}"
+                      for token in tokenize.tokenize(io.BytesIO(text).readline)
                       if token.type in (tokenize.INDENT, tokenize.COMMENT) and "\t" in token.string]
     assert not wrong, "\n".join(wrong)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of the commit protocol (README.md): each scenario holds with every rule, and fails without each of its rules.
+"""The model of the commit protocol (README.md): each scenario holds with every rule, and fails without each of its
+rules.
 
 As a command it shows the steps of a violation: python3 tests/model/test_model_commit.py SCENARIO RULE...
 """
@@ -63,7 +64,8 @@ SCENARIOS = {**SMALL, **MEDIUM, **LARGE}
 
 def need(program, package):
     if not shutil.which(program):
-        pytest.fail(f"{program} is not installed: the model needs the Debian package {package} (apt-get install {package})")
+        pytest.fail(f"{program} is not installed: the model needs the Debian package {package} (apt-get install "
+                    f"{package})")
 
 
 def make(flags, off, folder, optimise):
@@ -74,8 +76,10 @@ def make(flags, off, folder, optimise):
     shutil.copy(MODEL, folder)
     done = subprocess.run(["spin", "-a", *define, MODEL.name], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0 and "rror" not in done.stdout, done.stdout + done.stderr
-    cached = ["ccache"] if shutil.which("ccache") else []       # the same words give the same checker: most of a run is gcc
-    subprocess.run([*cached, "gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=4000", "-c", "pan.c"], cwd=folder, check=True)
+    # the same words give the same checker: most of a run is gcc
+    cached = ["ccache"] if shutil.which("ccache") else []
+    subprocess.run([*cached, "gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=4000", "-c", "pan.c"],
+                   cwd=folder, check=True)
     subprocess.run(["gcc", "-o", "pan", "pan.o"], cwd=folder, check=True)
     return define
 
@@ -86,7 +90,8 @@ def check(flags, off, folder, optimise="-O0"):
     need("gcc", "gcc")
     make(flags, off, folder, optimise)
     crash = ["-E"] if "CRASH" in flags else []      # who was cut off by a power loss does not reach its end
-    depth = "-m1000000" if optimise == "-O2" else "-m100000"    # its stack: a million take as long to make as the checker
+    # its stack: a million take as long to make as the checker
+    depth = "-m1000000" if optimise == "-O2" else "-m100000"
     began = time.monotonic()
     out = subprocess.run(["./pan", depth, *crash], cwd=folder, capture_output=True, text=True).stdout
     states = re.search(r"(\d+) states, stored", out)
@@ -124,7 +129,8 @@ QUICK = {"relaunch": {"LAUNCH"}, "collect": {"OWN"}, "cover": {"COVER"}, "phase"
 
 def sized(pairs):
     """The scenarios of QUICK always, the others with --full."""
-    return [pytest.param(pair, marks=[] if pair[0] in QUICK and pair[1] in [None, *QUICK[pair[0]]] else pytest.mark.full) for pair in pairs]
+    return [pytest.param(pair, marks=[] if pair[0] in QUICK and pair[1] in [None, *QUICK[pair[0]]]
+                         else pytest.mark.full) for pair in pairs]
 
 
 @pytest.mark.parametrize("pair", sized(each(SMALL)), ids=named)
@@ -169,7 +175,8 @@ def code_names():
     found = {}
     for path in sorted((ROOT / "core").rglob("*.c")):
         # a comment, then at once the head of a function
-        for comment, head in re.findall(r"/\*((?:(?!\*/).)*?)\*/\n((?:[a-z_][^\n;{}]*\n(?:\t[^\n;{}]*\n)*))\{", path.read_text(), re.S):
+        for comment, head in re.findall(r"/\*((?:(?!\*/).)*?)\*/\n((?:[a-z_][^\n;{}]*\n(?:\t[^\n;{}]*\n)*))\{",
+                                        path.read_text(), re.S):
             labels = re.search(r"^\s*model: (\w+(?:, \w+)*)(?:\.|\s*$)", comment)
             if labels:
                 name = re.search(r"(\w+)\(", head)[1]
@@ -200,7 +207,8 @@ def explain(scenario, rule):
         define = make(SCENARIOS[scenario][0], rule, folder, "-O1")
         out = subprocess.run(["./pan", "-m1000000"], cwd=folder, capture_output=True, text=True).stdout
         print(re.search(r"errors: \d+", out)[0], *re.findall(r"^pan:1:.*", out, re.M))
-        steps = subprocess.run(["spin", "-t", "-p", *define, MODEL.name], cwd=folder, capture_output=True, text=True).stdout
+        steps = subprocess.run(["spin", "-t", "-p", *define, MODEL.name], cwd=folder, capture_output=True,
+                               text=True).stdout
     last = None
     for number, process, line in re.findall(r"^ *(\d+):\s+proc +(\d+ \(\w+).*?commit\.pml:(\d+)", steps, re.M):
         at = int(line) - 1

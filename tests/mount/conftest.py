@@ -62,7 +62,8 @@ class Mount:
 
     def __init__(self, program, store, point, *options, log=None, check=True):
         self.store, self.point = pathlib.Path(store), pathlib.Path(point)
-        if not mount_of(self.point):    # on a dead mount mkdir fails, but for the second that the kernel remembers its root
+        # on a dead mount mkdir fails, but for the second that the kernel remembers its root
+        if not mount_of(self.point):
             self.point.mkdir(exist_ok=True)
         words = [*options]
         if log:
@@ -134,7 +135,8 @@ def mount(program, tmp_path):
 
 # ---- content ----
 
-NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
+         "I8": np.int8, "U8": np.uint8,
          "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "BOOL": np.bool_}
 ITEM = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8} | {name: np.dtype(t).itemsize for name, t in NUMPY.items()}
 
@@ -202,7 +204,8 @@ class Source:
         self.path = path
         path.mkdir(parents=True)
         self.tensors = make_tensors(seed)
-        self.safetensors = write_safetensors(path / "model.safetensors", self.tensors, {"format": "pt", "seed": str(seed)})
+        self.safetensors = write_safetensors(path / "model.safetensors", self.tensors,
+                                             {"format": "pt", "seed": str(seed)})
         self.blobs = {"config.json": b'{"hidden_size": 512}\n', "1_Pooling/config.json": b"{}", "empty.txt": b"",
                       "vocab.bin": np.random.default_rng(seed + 1).bytes(3_000_001)}
         for name, data in self.blobs.items():
@@ -218,7 +221,8 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sample_store(vckpt, source, tmp_path_factory):
-    """A store with run `a` (steps 1, 2 and 3, the last with other weights) and run `b` (step 7). Tests do not change it."""
+    """A store with run `a` (steps 1, 2 and 3, the last with other weights) and run `b` (step 7). Tests do not change
+    it."""
     folder = tmp_path_factory.mktemp("store")
     path = folder / "store"
     other = Source(folder / "other", seed=5)

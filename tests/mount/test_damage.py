@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flipped bit anywhere in a store: through the mount every file gives the right bytes or EIO, and the daemon stays."""
+"""A flipped bit anywhere in a store: through the mount every file gives the right bytes or EIO, and the daemon
+stays."""
 import errno
 import os
 import random
@@ -78,7 +79,8 @@ def look(program, folder, truth, what):
 
 
 def files_of(store):
-    return sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size and "index" not in p.relative_to(store).parts)
+    return sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size and
+                  "index" not in p.relative_to(store).parts)
 
 
 def test_flipped_bits(program, small, scale):
@@ -116,7 +118,8 @@ def test_packs(program, small, how):
         data = path.read_bytes()
         path.unlink()
         if how != "missing":
-            path.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "foreign": packs[-1].read_bytes(), "longer": data + b"\0"}[how])
+            path.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "foreign": packs[-1].read_bytes(),
+                              "longer": data + b"\0"}[how])
         try:
             look(program, folder, truth, f"{path.name} {how}")
         finally:

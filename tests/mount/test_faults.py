@@ -13,7 +13,8 @@ from .conftest import Tensor, weights, write_safetensors
 def test_64_threads_fault_pages_at_random(mount, store, vckpt, tmp_path, scale):
     rng = np.random.default_rng(3)
     size = scale(24, 512) << 20
-    tensors = {"w0": Tensor("BF16", (size // 4096, 1024), weights(rng, size // 4)), "w1": Tensor("U8", (size // 2,), rng.bytes(size // 2))}
+    tensors = {"w0": Tensor("BF16", (size // 4096, 1024), weights(rng, size // 4)),
+               "w1": Tensor("U8", (size // 2,), rng.bytes(size // 2))}
     data = write_safetensors(tmp_path / "big.safetensors", tensors)
     vckpt("import", store, "a/1", tmp_path / "big.safetensors")
     path = mount(store, "cache=16M") / "a" / "latest" / "model.safetensors"

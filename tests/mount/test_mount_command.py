@@ -37,7 +37,8 @@ def test_mount_and_umount(vckpt, one, point, tmp_path, monkeypatch):
 
 
 def test_in_the_foreground(vckpt, one, point):
-    with subprocess.Popen([vckpt.path, "mount", "-f", str(one), str(point)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen([vckpt.path, "mount", "-f", str(one), str(point)], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as child:
         assert wait_until(lambda: (point / "a/latest").exists())
         assert child.poll() is None
         vckpt("umount", point)
@@ -48,11 +49,14 @@ def test_errors_of_mount(vckpt, one, point, tmp_path):
     done = vckpt("mount", one, point, "-o", "nonsense", check=False)
     assert (done.returncode, done.stderr) == (1, "mount.vckpt: unknown option 'nonsense' (-s ignores those)\n")
     done = vckpt("mount", one, tmp_path / "none", check=False)
-    assert (done.returncode, done.stderr) == (32, f"mount.vckpt: mount point {tmp_path}/none: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (32,
+                                              f"mount.vckpt: mount point {tmp_path}/none: No such file or directory\n")
     done = vckpt("mount", tmp_path / "none", point, check=False)
     assert done.returncode == 1 and done.stderr.startswith(f"vckpt mount: {tmp_path}/none: ")
-    assert vckpt("mount", one, check=False).stderr.startswith("vckpt mount: MOUNTPOINT is missing (see vckpt mount --help)\nusage: ")
-    assert vckpt("mount", one, point, "--fake", "-v").stdout.startswith(f"mount.vckpt: {one} could be mounted on {point}")
+    assert vckpt("mount", one, check=False).stderr.startswith("vckpt mount: MOUNTPOINT is missing (see vckpt mount "
+                                                              "--help)\nusage: ")
+    assert vckpt("mount", one, point, "--fake",
+                 "-v").stdout.startswith(f"mount.vckpt: {one} could be mounted on {point}")
     assert not mount_of(point)
     assert "mount.vckpt(8)" in vckpt("mount", "--help").stdout
 
@@ -71,16 +75,19 @@ def test_where_the_program_is_found(vckpt, tmp_path, where):
         program = tmp_path / name / "mount.vckpt"
         program.write_text(f'#!/bin/sh\necho {name} "$@"\n')
         program.chmod(0o755)
-    done = call(own, "mount", "-f", tmp_path / "store", tmp_path / "mnt", "-o", "a,b", "-o", "c=d", env={"PATH": f"{tmp_path}/path:/bin"})
+    done = call(own, "mount", "-f", tmp_path / "store", tmp_path / "mnt", "-o", "a,b", "-o", "c=d",
+                env={"PATH": f"{tmp_path}/path:/bin"})
     assert done.stdout == f"{there[where]} --foreground -o a,b -o c=d -- {tmp_path}/store {tmp_path}/mnt\n", done.stderr
 
 
-@pytest.mark.skipif(any(os.path.exists(f"/{d}/mount.vckpt") for d in ("sbin", "usr/sbin")), reason="mount.vckpt is installed on this machine")
+@pytest.mark.skipif(any(os.path.exists(f"/{d}/mount.vckpt") for d in ("sbin", "usr/sbin")),
+                    reason="mount.vckpt is installed on this machine")
 def test_a_program_that_is_not_there(vckpt, tmp_path):
     shutil.copy(vckpt.path, tmp_path / "vckpt")
     call(tmp_path / "vckpt", "init", tmp_path / "store")
     done = call(tmp_path / "vckpt", "mount", tmp_path / "store", tmp_path, env={"PATH": str(tmp_path)})
-    assert (done.returncode, done.stderr) == (1, "vckpt mount: mount.vckpt is not there: neither beside vckpt nor in PATH, /sbin or /usr/sbin\n")
+    assert (done.returncode, done.stderr) == (1, "vckpt mount: mount.vckpt is not there: neither beside vckpt nor in "
+                                              "PATH, /sbin or /usr/sbin\n")
 
 
 @root
@@ -105,13 +112,15 @@ def test_a_mount_in_use(vckpt, one, point, how):
     vckpt("mount", one, point)
     file = point / "a/latest/model.safetensors"
     command = {"file": ["sh", "-c", f"exec 3<{file}; echo; read x"], "cwd": ["sh", "-c", f"cd {point}; echo; read x"],
-               "map": [sys.executable, "-c", f"import mmap; f=open('{file}'); m=mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); f.close(); print(flush=True); input()"]}[how]
+               "map": [sys.executable, "-c", f"import mmap; f=open('{file}'); m=mmap.mmap(f.fileno(), 0, "
+                       f"prot=mmap.PROT_READ); f.close(); print(flush=True); input()"]}[how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout.readline() == "\n"
         done = vckpt("umount", point, check=False)
         assert done.returncode == 1 and mount_of(point)
         name = pathlib.Path(f"/proc/{user.pid}/comm").read_text().strip()
-        assert done.stderr.startswith(f"vckpt umount: {point} is in use by {name} ({user.pid}): ") and "--lazy" in done.stderr
+        assert (done.stderr.startswith(f"vckpt umount: {point} is in use by {name} ({user.pid}): ") and
+                "--lazy" in done.stderr)
         vckpt("umount", "--lazy", point)
         assert not mount_of(point)
         user.communicate("\n")
@@ -144,7 +153,8 @@ def test_a_dead_mount_is_no_store(vckpt, one, point):
         os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: not daemons(point))
     vckpt("mount", point, env={"VCKPT_STORE": str(one)})
-    assert "a" in os.listdir(point) and vckpt("umount", point).stdout == f"{point} is unmounted\n" and not mount_of(point)
+    assert ("a" in os.listdir(point) and vckpt("umount", point).stdout == f"{point} is unmounted\n" and
+            not mount_of(point))
 
 
 @root
@@ -158,11 +168,14 @@ def test_a_normal_user_and_his_mount(vckpt, place):
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **user) as holder:
         holder.stdout.readline()
         done = call(place / "vckpt", "umount", place / "mnt", **user)
-        assert done.returncode == 1 and done.stderr.startswith(f"vckpt umount: {place}/mnt is in use by ") and f" ({holder.pid}): " in done.stderr, done.stderr
+        assert (done.returncode == 1 and done.stderr.startswith(f"vckpt umount: {place}/mnt is in use by ") and
+                f" ({holder.pid}): " in done.stderr), done.stderr
         holder.communicate()
     done = call(place / "vckpt", "umount", place / "mnt", **user)
     assert (done.returncode, done.stdout) == (0, f"{place}/mnt is unmounted\n"), done.stderr
     call(place / "mount.vckpt", place / "store", place / "mnt")
     done = call(place / "vckpt", "umount", "--lazy", place / "mnt", **user)
-    assert (done.returncode, done.stderr) == (1, f"vckpt umount: {place}/mnt: fusermount3 cannot unmount it: it is in use, or another user mounted it\n")
-    assert wait_until(lambda: call(place / "vckpt", "umount", place / "mnt").returncode == 0 or not mount_of(place / "mnt"))
+    assert (done.returncode, done.stderr) == (1, f"vckpt umount: {place}/mnt: fusermount3 cannot unmount it: it is in "
+                                              f"use, or another user mounted it\n")
+    assert wait_until(lambda: call(place / "vckpt", "umount", place / "mnt").returncode == 0 or
+                      not mount_of(place / "mnt"))

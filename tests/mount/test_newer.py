@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newer vckpt wrote, through the mount: the step or run that it hides answers EIO and is named in the log; all else is shown."""
+"""What a newer vckpt wrote, through the mount: the step or run that it hides answers EIO and is named in the log; all
+else is shown."""
 import ctypes
 import errno
 import os
@@ -19,7 +20,8 @@ def newer(program, vckpt, build, tmp_path):
     store = tmp_path / "store"
     vckpt("init", store)
     for run, step in [("a", 1), ("a", 2), ("b", 1)]:
-        write_safetensors(tmp_path / "m.safetensors", {"w": Tensor("F32", (300, 100), np.full(30000, step, "f4").tobytes())})
+        write_safetensors(tmp_path / "m.safetensors",
+                          {"w": Tensor("F32", (300, 100), np.full(30000, step, "f4").tobytes())})
         vckpt("import", store, f"{run}/{step}", tmp_path / "m.safetensors", "--no-index")
         if (run, step) == ("a", 1):
             continue

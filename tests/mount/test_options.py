@@ -38,9 +38,12 @@ def test_help_and_version(program):
 
 
 @pytest.mark.parametrize("words", [
-    [], ["S"], ["S", "D", "E"], ["-x", "S", "D"], ["--what", "S", "D"], ["S", "D", "-o"], ["S", "D", "-o", "nonsense"], ["S", "D", "-o", "nonsense=1"],
-    ["S", "D", "-o", "uid=x"], ["S", "D", "-o", "uid=-1"], ["S", "D", "-o", "umask=9"], ["S", "D", "-o", "umask=7777"], ["S", "D", "-o", "cache=1Q"],
-    ["S", "D", "-o", "cache="], ["S", "D", "-o", "cache=99999999T"], ["S", "D", "-o", "refresh=0"], ["S", "D", "-o", "refresh=nan"], ["S", "D", "-o", "log="],
+    [], ["S"], ["S", "D", "E"], ["-x", "S", "D"], ["--what", "S", "D"], ["S", "D", "-o"], ["S", "D", "-o", "nonsense"],
+    ["S", "D", "-o", "nonsense=1"],
+    ["S", "D", "-o", "uid=x"], ["S", "D", "-o", "uid=-1"], ["S", "D", "-o", "umask=9"], ["S", "D", "-o", "umask=7777"],
+    ["S", "D", "-o", "cache=1Q"],
+    ["S", "D", "-o", "cache="], ["S", "D", "-o", "cache=99999999T"], ["S", "D", "-o", "refresh=0"],
+    ["S", "D", "-o", "refresh=nan"], ["S", "D", "-o", "log="],
     ["S", "D", "-o", "views="], ["S", "D", "-o", "views"], ["S", "D", "-o", "npy"],
     ["S", "D", "-o", "remount"], ["S", "D", "-o", "uid"], ["", "D"],
 ])
@@ -50,7 +53,8 @@ def test_usage_errors(program, tmp_path, words):
     assert done.stderr.startswith("mount.vckpt: ") and done.stderr.count("\n") == 1
 
 
-IGNORED = "rw,ro,_netdev,nofail,user,users,noauto,auto,x-systemd.automount,x-gvfs-show,comment=text,defaults,exec,noexec,suid,dev,noatime,relatime,,default_permissions"
+IGNORED = ("rw,ro,_netdev,nofail,user,users,noauto,auto,x-systemd.automount,x-gvfs-show,comment=text,defaults,exec,"
+           "noexec,suid,dev,noatime,relatime,,default_permissions")
 
 
 def test_options_that_change_nothing(one, mount):
@@ -115,7 +119,8 @@ def test_systemd_is_told_when_it_works(program, one, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(10)
-        child = subprocess.Popen([program, "-f", one, point], env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")})
+        child = subprocess.Popen([program, "-f", one, point],
+                                 env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")})
         try:
             assert listener.recv(100) == b"READY=1"
             assert (point / "a" / "latest").exists()
@@ -167,13 +172,16 @@ def test_mount_t_vckpt(installed, one, tmp_path):
     point = tmp_path / "p"
     point.mkdir()
     try:
-        subprocess.run(["mount", "-t", "vckpt", one, point, "-o", "noatime,views=npy,safetensors,uid=12,_netdev"], check=True, timeout=60)
+        subprocess.run(["mount", "-t", "vckpt", one, point, "-o", "noatime,views=npy,safetensors,uid=12,_netdev"],
+                       check=True, timeout=60)
         assert os.stat(point / "a" / "latest").st_uid == 12
-        assert (point / "a" / "latest" / "model.safetensors").exists() and (point / "a" / "latest" / "model" / "w.npy").exists()
+        assert ((point / "a" / "latest" / "model.safetensors").exists() and
+                (point / "a" / "latest" / "model" / "w.npy").exists())
         assert mount_of(point)[0] == "fuse.vckpt"
         subprocess.run(["mount", "-f", "-t", "vckpt", one, tmp_path / "q"], timeout=60, capture_output=True)
         assert subprocess.run(["mount", "-t", "vckpt", one, point], capture_output=True, timeout=60).returncode == 32
-        assert subprocess.run(["mount", "-t", "vckpt", one, point, "-o", "wrong=1"], capture_output=True, timeout=60).returncode == 1
+        assert subprocess.run(["mount", "-t", "vckpt", one, point, "-o", "wrong=1"], capture_output=True,
+                              timeout=60).returncode == 1
     finally:
         subprocess.run(["umount", point], check=True)
     assert wait_until(lambda: not daemons(point))
@@ -196,10 +204,12 @@ def test_systemd_units(program, tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
     examples = pathlib.Path(__file__).resolve().parents[2] / "docs" / "examples"
-    for name, as_name in (("mnt-checkpoints.mount", "mnt-checkpoints.mount"), ("vckpt-mount@.service", "vckpt-mount@mnt-x.service")):
+    for name, as_name in (("mnt-checkpoints.mount", "mnt-checkpoints.mount"),
+                          ("vckpt-mount@.service", "vckpt-mount@mnt-x.service")):
         text = (examples / name).read_text()
         (tmp_path / as_name).write_text(text.replace("ExecStart=mount.vckpt", f"ExecStart={program}"))
-        done = subprocess.run(["systemd-analyze", "verify", tmp_path / as_name], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["systemd-analyze", "verify", tmp_path / as_name], capture_output=True, text=True,
+                              timeout=60)
         assert done.returncode == 0 and not done.stderr, done.stderr
 
 
@@ -210,8 +220,10 @@ def test_errors_are_told_by_the_parent(program, one, tmp_path):
     point.mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "nostore").mkdir()
-    for words, word in (([tmp_path / "none", point], "none"), ([tmp_path / "nostore", point], "nostore"), ([one, tmp_path / "none"], "none"),
-                        ([one, tmp_path / "file"], "file"), ([tmp_path / "file", point], "file"), ([one, point, "-o", "log=/none/log"], "/none/log")):
+    for words, word in (([tmp_path / "none", point], "none"), ([tmp_path / "nostore", point], "nostore"),
+                        ([one, tmp_path / "none"], "none"),
+                        ([one, tmp_path / "file"], "file"), ([tmp_path / "file", point], "file"),
+                        ([one, point, "-o", "log=/none/log"], "/none/log")):
         done = call(program, *words)
         assert done.returncode in (1, 32) and word in done.stderr and done.stderr.count("\n") == 1, done
     assert not daemons(point) and not mount_of(point)
@@ -222,7 +234,8 @@ def test_overlap_is_refused(program, one, tmp_path):
     inside.mkdir()
     link = tmp_path / "link"
     link.symlink_to(one)
-    for store, point in ((one, inside), (one, one), (one, tmp_path), (one, one.parent), (link, inside), (one, link), (one, link / "inside"), (one, "/")):
+    for store, point in ((one, inside), (one, one), (one, tmp_path), (one, one.parent), (link, inside), (one, link),
+                         (one, link / "inside"), (one, "/")):
         done = call(program, store, point)
         assert done.returncode == 32 and "inside" in done.stderr, (store, point, done)
 
@@ -230,7 +243,8 @@ def test_overlap_is_refused(program, one, tmp_path):
 @root
 def test_overlap_through_bind_mounts_is_refused(program, one, tmp_path):
     (one / "packs" / "inside").mkdir(parents=True)
-    for bound, store, point in ((one, one, "."), (one, one, "packs/inside"), (one / "packs", one, "inside"), (one.parent, one, "."), (one, None, "packs/inside")):
+    for bound, store, point in ((one, one, "."), (one, one, "packs/inside"), (one / "packs", one, "inside"),
+                                (one.parent, one, "."), (one, None, "packs/inside")):
         at = tmp_path.parent / f"{tmp_path.name}-bind"
         at.mkdir()
         subprocess.run(["mount", "--bind", bound, at], check=True)
@@ -365,7 +379,8 @@ def test_fsname_subtype_and_log(one, mount, tmp_path):
 def test_stats_say_what_is_off(one, mount):
     m, features, end = mount(one), {}, time.monotonic() + 30
     while "watch" not in features and time.monotonic() < end:      # a thread of its own says it, once it watches
-        features = {k.split('name="')[1].split('"')[0]: v for k, v in m.stats().items() if k.startswith("vckpt_feature")}
+        features = {k.split('name="')[1].split('"')[0]: v for k, v in m.stats().items()
+                    if k.startswith("vckpt_feature")}
     assert features["passthrough"] == 0
     assert features["readdirplus"] == features["parallel_dirops"] == 1
     assert {"readahead", "watch", "landlock", "seccomp", "no_new_privs", "capabilities_dropped"} <= set(features)
@@ -420,11 +435,13 @@ def place(one, program):
 def test_a_normal_user(place, tmp_path):
     user = pwd.getpwnam("nobody")
     for ending in ("SIGTERM", "fusermount3"):
-        done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
+        done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid,
+                    extra_groups=[])
         assert done.returncode == 0, done.stderr
         assert mount_of(place / "mnt")
         (pid,) = daemons(place / "mnt")
-        look = lambda *w: subprocess.run(w, user="nobody", group=user.pw_gid, extra_groups=[], capture_output=True, timeout=60)
+        look = lambda *w: subprocess.run(w, user="nobody", group=user.pw_gid, extra_groups=[], capture_output=True,
+                                         timeout=60)
         got = look("cat", place / "mnt" / "a" / "latest" / "model.safetensors")
         assert got.stdout == (tmp_path / "s.safetensors").read_bytes(), got.stderr
         stats = look("cat", place / "mnt" / ".vckpt" / "stats").stdout.decode()
@@ -434,14 +451,16 @@ def test_a_normal_user(place, tmp_path):
         else:
             assert look("fusermount3", "-u", place / "mnt").returncode == 0
         assert wait_until(lambda: not daemons(place / "mnt") and not mount_of(place / "mnt"), 5)
-    refused = call(place / "mount.vckpt", place / "store", place / "mnt", "-o", "allow_other", user="nobody", group=user.pw_gid, extra_groups=[])
+    refused = call(place / "mount.vckpt", place / "store", place / "mnt", "-o", "allow_other", user="nobody",
+                   group=user.pw_gid, extra_groups=[])
     if refused.returncode == 0:  # user_allow_other is set on this machine
         subprocess.run(["umount", place / "mnt"], check=True)
     else:
         assert refused.returncode == 32 and "allow_other" in refused.stderr
     # what its dead daemon leaves is taken over through fusermount3
     for _ in range(2):
-        done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid, extra_groups=[])
+        done = call(place / "mount.vckpt", place / "store", place / "mnt", user="nobody", group=user.pw_gid,
+                    extra_groups=[])
         assert done.returncode == 0, done.stderr
         (pid,) = daemons(place / "mnt")
         os.kill(pid, signal.SIGKILL)
@@ -469,7 +488,8 @@ user fusermount3 -u "$1/mnt" || exit 15
 @root
 def test_a_normal_user_without_mtab(place):
     """Containers may lack /etc/mtab: who mounts is told that nobody but root can end it, and what to do."""
-    child = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "bash", "-c", NO_MTAB, "bash", place], stdin=subprocess.PIPE,
+    child = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "bash", "-c", NO_MTAB, "bash", place],
+                             stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "daemon\n", child.communicate()
     for pid in daemons(place / "mnt"):
@@ -477,5 +497,7 @@ def test_a_normal_user_without_mtab(place):
     assert wait_until(lambda: not daemons(place / "mnt"))
     said = child.communicate("\n", timeout=60)[1]
     assert child.returncode == 0, said
-    how = "there is no /etc/mtab, without which fusermount3 cannot unmount, also when the daemon ends; as root, once: ln -s /proc/self/mounts /etc/mtab\n"
-    assert f"{place}/mnt: {how}" in said and f"{place}/mnt: left behind by a dead vckpt daemon, and cannot be detached: {how}" in said
+    how = ("there is no /etc/mtab, without which fusermount3 cannot unmount, also when the daemon ends; as root, once: "
+           "ln -s /proc/self/mounts /etc/mtab\n")
+    assert (f"{place}/mnt: {how}" in said and f"{place}/mnt: left behind by a dead vckpt daemon, and cannot be "
+            f"detached: {how}" in said)

@@ -33,7 +33,8 @@ def npy(step, source):
 
 
 def run(*words, **more):
-    return subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True, timeout=120, **more).stdout
+    return subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True, timeout=120,
+                          **more).stdout
 
 
 def test_the_tree(mounted):
@@ -72,7 +73,8 @@ def test_safe_open(step, source):
         for name, tensor in source.tensors.items():
             got = f.get_tensor(name)
             assert tuple(got.shape) == tensor.shape
-            assert got.contiguous().view(-1).view(torch.uint8).numpy().tobytes() == tensor.data if got.numel() else not tensor.data
+            assert (got.contiguous().view(-1).view(torch.uint8).numpy().tobytes() == tensor.data if got.numel()
+                    else not tensor.data)
         whole = source.tensors["layer.0.attention.weight"].array()
         part = f.get_slice("layer.0.attention.weight")
         assert np.array_equal(part[100:307].numpy().view(np.uint32), whole[100:307].view(np.uint32))
@@ -91,7 +93,8 @@ def test_load_file(mount, store, vckpt, source, tmp_path):
 
 
 def expected_files(step, source):
-    files = {"model.safetensors": source.safetensors, **source.blobs, "manifest.json": (step / "manifest.json").read_bytes()}
+    files = {"model.safetensors": source.safetensors, **source.blobs,
+             "manifest.json": (step / "manifest.json").read_bytes()}
     for _, tensor, file in npy(step, source):
         files[str(file.relative_to(step))] = tensor.data
     return files
@@ -157,8 +160,10 @@ def test_sha256sum(step, source):
 
 def test_dd_at_odd_offsets(step, source, tmp_path):
     data = source.safetensors
-    for skip, count, block in [(0, 1, 1), (1, 4097, 1), (4095, 3, 4099), (7, 5, 131071), (3, 2, 1048577), (1, 1, len(data) - 1)]:
-        run("dd", f"if={step}/model.safetensors", f"of={tmp_path}/out", f"bs={block}", f"skip={skip}", f"count={count}", "status=none")
+    for skip, count, block in [(0, 1, 1), (1, 4097, 1), (4095, 3, 4099), (7, 5, 131071), (3, 2, 1048577),
+                               (1, 1, len(data) - 1)]:
+        run("dd", f"if={step}/model.safetensors", f"of={tmp_path}/out", f"bs={block}", f"skip={skip}", f"count={count}",
+            "status=none")
         assert (tmp_path / "out").read_bytes() == data[skip * block:(skip + count) * block]
     run("dd", f"if={step}/model.safetensors", f"of={tmp_path}/out", "bs=1M", "iflag=direct", "status=none")
     assert (tmp_path / "out").read_bytes() == data
@@ -174,7 +179,8 @@ def test_attributes_of_files(mounted, step, sample_store, source):
             assert s.st_nlink == (2 if name == "." else 1)
             assert s.st_blksize == 1 << 20
             assert s.st_mtime_ns == s.st_ctime_ns == os.stat(step).st_mtime_ns
-    assert os.statvfs(step).f_blocks * os.statvfs(step).f_frsize == os.statvfs(sample_store).f_blocks * os.statvfs(sample_store).f_frsize
+    assert os.statvfs(step).f_blocks * os.statvfs(step).f_frsize == os.statvfs(sample_store).f_blocks * os.statvfs(
+        sample_store).f_frsize
 
 
 def test_inode_numbers_are_unique_and_survive_a_remount(mounted, mount, sample_store):
@@ -212,7 +218,8 @@ def test_nothing_can_be_written(step):
     for flags in [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC]:
         with pytest.raises(OSError):
             os.open(step / "config.json", flags)
-    for change in [lambda: os.mkdir(step / "x"), lambda: os.unlink(step / "config.json"), lambda: os.rename(step, step.parent / "y"),
+    for change in [lambda: os.mkdir(step / "x"), lambda: os.unlink(step / "config.json"),
+                   lambda: os.rename(step, step.parent / "y"),
                    lambda: os.chmod(step, 0o777), lambda: os.utime(step), lambda: (step / "new").write_text("x")]:
         with pytest.raises(OSError):
             change()

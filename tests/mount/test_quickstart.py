@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/quickstart after its first run: what is mounted by then may be a mount of other options, as README's tour leaves one if it is not ended."""
+"""tools/quickstart after its first run: what is mounted by then may be a mount of other options, as README's tour
+leaves one if it is not ended."""
 import os
 import pathlib
 import shutil
@@ -39,7 +40,8 @@ def test_a_mount_of_one_view(clone, vckpt, program, view, lacks):
     vckpt("init", clone / ".vckpt/store")
     m = Mount(program, clone / ".vckpt/store", clone / ".vckpt/mnt", f"views={view}")
     try:
-        done = subprocess.run([clone / "tools/quickstart", "model.safetensors"], cwd=clone, text=True, capture_output=True, timeout=300,
+        done = subprocess.run([clone / "tools/quickstart", "model.safetensors"], cwd=clone, text=True,
+                              capture_output=True, timeout=300,
                               env={**os.environ, "PYTHONPATH": "", "PATH": f"{clone}/bin:{os.environ['PATH']}"})
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"skipped: what is mounted there shows no {lacks} files (views={view})" in done.stdout

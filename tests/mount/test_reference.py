@@ -14,10 +14,12 @@ from .conftest import Mount
 
 @pytest.fixture(scope="module")
 def truth(program, sample_store, source, tmp_path_factory):
-    m = Mount(program, sample_store, tmp_path_factory.mktemp("reference") / "mnt", "cache=8M")  # small: pieces come and go
+    # small: pieces come and go
+    m = Mount(program, sample_store, tmp_path_factory.mktemp("reference") / "mnt", "cache=8M")
     try:
         step = m / "a" / "step-00000002"
-        files = {step / "model.safetensors": source.safetensors} | {step / name: data for name, data in source.blobs.items()}
+        files = {step / "model.safetensors": source.safetensors} | {step / name: data
+                                                                    for name, data in source.blobs.items()}
         for t in json.loads((step / "manifest.json").read_text())["tensors"]:
             data = source.tensors[t["name"]].data
             with open(step / t["file"], "rb") as f:
@@ -40,7 +42,8 @@ def ranges(rng, size, n):
     edges = [0, 1, 4095, 4096, 4097, 16384, 65536, 131072, 1 << 20, size // 2, size - 1, size, size + 1]
     for _ in range(n):
         start = max(0, rng.choice(edges)) if rng.random() < 0.3 else rng.randrange(size + 2)
-        length = rng.choice([1, 2, 511, 4096, 10_000, 131072, 1 << 20, 3 << 20]) if rng.random() < 0.5 else rng.randrange(1, 70_000)
+        length = (rng.choice([1, 2, 511, 4096, 10_000, 131072, 1 << 20, 3 << 20]) if rng.random() < 0.5
+                  else rng.randrange(1, 70_000))
         yield start, length
 
 
@@ -54,7 +57,8 @@ def test_pread(truth, scale, seed):
                 if rng.random() < 0.3:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 if rng.random() < 0.3:
-                    os.posix_fadvise(fd, 0, 0, rng.choice([os.POSIX_FADV_RANDOM, os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_NORMAL]))
+                    os.posix_fadvise(fd, 0, 0,
+                                     rng.choice([os.POSIX_FADV_RANDOM, os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_NORMAL]))
                 assert os.pread(fd, length, start) == data[start:start + length], (path, start, length)
         finally:
             os.close(fd)

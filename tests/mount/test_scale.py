@@ -12,7 +12,9 @@ from .conftest import Tensor, small_source, write_safetensors
 def many(path, n):
     rng = np.random.default_rng(0)
     data = rng.bytes(16 * n)
-    write_safetensors(path, {f"layers.{i // 100}.block.{i % 100}.weight": Tensor("F32", (2, 2), data[16 * i:16 * i + 16]) for i in range(n)})
+    write_safetensors(path,
+                      {f"layers.{i // 100}.block.{i % 100}.weight": Tensor("F32", (2, 2), data[16 * i:16 * i + 16])
+                       for i in range(n)})
     return path
 
 
@@ -28,7 +30,8 @@ def test_a_directory_of_many_tensors(mount, store, vckpt, tmp_path, scale):
     start = time.monotonic()
     out = subprocess.run(["find", f"{folder}/", "-ls"], check=True, capture_output=True, text=True).stdout
     first = time.monotonic() - start
-    for _ in range(5):                                       # the kernel may drop its cached listing when memory is short
+    # the kernel may drop its cached listing when memory is short
+    for _ in range(5):
         before = m.stats()
         start = time.monotonic()
         assert subprocess.run(["find", f"{folder}/", "-ls"], check=True, capture_output=True, text=True).stdout == out
@@ -56,6 +59,7 @@ def test_many_steps(mount, store, vckpt, tmp_path, scale):
     want = sorted([f"step-{i:08}" for i in range(n)] + ["latest"])
     assert sorted(os.listdir(m / "a")) == want
     assert m.stats()["vckpt_steps_opened_total"] == 0, "listing a run opens no step"
-    assert len(subprocess.run(["ls", "-l", m / "a"], check=True, capture_output=True, text=True).stdout.splitlines()) == n + 2
+    assert len(subprocess.run(["ls", "-l", m / "a"], check=True, capture_output=True,
+                              text=True).stdout.splitlines()) == n + 2
     assert m.stats()["vckpt_steps_opened_total"] == 0
     assert m.stats()["vckpt_resident_bytes"] < 64 << 20

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's tour, line by line as it stands there, in a folder that holds what tools/quickstart leaves. .ci/run types it after the real one."""
+"""README's tour, line by line as it stands there, in a folder that holds what tools/quickstart leaves. .ci/run types it
+after the real one."""
 import os
 import pathlib
 import subprocess
@@ -30,8 +31,10 @@ def test_the_tour(clone):
     tour = block("A first tour")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("VCKPT_", "PYTHONPATH"))}
     for attempt in "once", "again":                     # a reader may begin anew
-        done = subprocess.run(["bash", "-euxo", "pipefail", "-c", tour], cwd=clone, env=environment, text=True, capture_output=True, timeout=300)
+        done = subprocess.run(["bash", "-euxo", "pipefail", "-c", tour], cwd=clone, env=environment, text=True,
+                              capture_output=True, timeout=300)
         assert done.returncode == 0, f"{attempt}: {done.stdout}{done.stderr}"
         assert mount_of(clone / ".vckpt/mnt") is None
         if attempt == "once":
-            subprocess.run([clone / "build/release/fs/mount.vckpt", ".vckpt/store", ".vckpt/mnt"], cwd=clone, check=True)
+            subprocess.run([clone / "build/release/fs/mount.vckpt", ".vckpt/store", ".vckpt/mnt"], cwd=clone,
+                           check=True)

@@ -9,7 +9,8 @@ import pytest
 
 STEP = "a/step-00000001"
 BOTH = ["npy", "safetensors"]
-LACKING = {"embed.weight": "ml_dtypes.bfloat16", "layer.0.mlp.weight": "ml_dtypes.bfloat16", "f8": "ml_dtypes.float8_e4m3fn"}
+LACKING = {"embed.weight": "ml_dtypes.bfloat16", "layer.0.mlp.weight": "ml_dtypes.bfloat16",
+           "f8": "ml_dtypes.float8_e4m3fn"}
 
 
 def files(folder):
@@ -25,7 +26,8 @@ def complex_store(vckpt, store, tmp_path, source):
     """A component all of whose tensors a .safetensors holds, and one with a tensor that none can."""
     np.save(tmp_path / "c.npy", np.arange(4, dtype="c16"))
     np.save(tmp_path / "x.npy", np.arange(5, dtype="f4"))
-    vckpt("import", store, STEP.replace("step-0000000", ""), source.path, "--component", "other", tmp_path / "c.npy", tmp_path / "x.npy")
+    vckpt("import", store, STEP.replace("step-0000000", ""), source.path, "--component", "other", tmp_path / "c.npy",
+          tmp_path / "x.npy")
     return store
 
 
@@ -47,13 +49,16 @@ def test_one_form_alone(mount, complex_store, source, view):
         assert shown[name].read_bytes() == everything[name].read_bytes(), name
     assert inodes(m / STEP) == {n: i for n, i in inodes(whole / STEP).items() if n in wanted}
     sizes = sum(p.stat().st_size for p in shown.values())
-    assert int(subprocess.run(["du", "-sb", m / STEP], capture_output=True, text=True, check=True).stdout.split()[0]) == sizes
+    assert int(subprocess.run(["du", "-sb", m / STEP], capture_output=True, text=True,
+                              check=True).stdout.split()[0]) == sizes
 
 
 def test_the_manifest_names_what_is_shown(mount, complex_store):
-    told = {view: json.loads((mount(complex_store, f"views={view}") / STEP / "manifest.json").read_text()) for view in BOTH}
+    told = {view: json.loads((mount(complex_store, f"views={view}") / STEP / "manifest.json").read_text())
+            for view in BOTH}
     assert {t["file"].rpartition(".")[2] for t in told["npy"]["tensors"]} == {"npy"}
-    assert {t["file"] for t in told["safetensors"]["tensors"]} == {"model.safetensors", "other.safetensors", "other/c.npy"}
+    assert {t["file"] for t in told["safetensors"]["tensors"]} == {"model.safetensors", "other.safetensors",
+                                                                   "other/c.npy"}
     assert all(c["safetensors"] is None for c in told["npy"]["components"])
     assert told["npy"]["blobs"] == told["safetensors"]["blobs"]
     key = lambda t: (t["component"], t["name"])
@@ -61,7 +66,8 @@ def test_the_manifest_names_what_is_shown(mount, complex_store):
     assert first == second
 
 
-@pytest.mark.parametrize("options", [["views=npy,safetensors"], ["views=safetensors,uid=0,npy"], ["views=npy\\,safetensors"], ["noatime"]])
+@pytest.mark.parametrize("options", [["views=npy,safetensors"], ["views=safetensors,uid=0,npy"],
+                                     ["views=npy\\,safetensors"], ["noatime"]])
 def test_both_forms(mount, sample_store, options):
     step = mount(sample_store, *options) / STEP
     assert (step / "model.safetensors").exists() and (step / "model" / "scalar.npy").exists()
@@ -72,11 +78,14 @@ def test_the_last_word_counts(mount, sample_store):
     assert (step / "model.safetensors").exists() and not (step / "model").exists()
 
 
-@pytest.mark.parametrize("option,words", [("views=all", ["option views=all: give npy, safetensors or both"]), ("views=", ["option views=: give npy, safetensors or both"]),
-                                          ("views=npy,pickle", ["'pickle'"]), ("views=NPY", ["views=NPY: give npy, safetensors"])])
+@pytest.mark.parametrize("option,words", [("views=all", ["option views=all: give npy, safetensors or both"]),
+                                          ("views=", ["option views=: give npy, safetensors or both"]),
+                                          ("views=npy,pickle", ["'pickle'"]),
+                                          ("views=NPY", ["views=NPY: give npy, safetensors"])])
 def test_other_words_are_refused(program, sample_store, tmp_path, option, words):
     (tmp_path / "p").mkdir()
-    done = subprocess.run([program, sample_store, tmp_path / "p", "-o", option], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, sample_store, tmp_path / "p", "-o", option], capture_output=True, text=True,
+                          timeout=60)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and all(w in done.stderr for w in words), done.stderr
 
 
@@ -146,5 +155,6 @@ def test_a_copy_whose_forms_disagree(vckpt, mount, sample_store, store, tmp_path
     file.chmod(0o600)
     file.write_bytes(data)
     done = vckpt("import", store, "a", copy, check=False)
-    assert done.returncode == 1 and "tensor layer.0.mlp.weight stands in" in done.stderr and "they differ" in done.stderr
+    assert (done.returncode == 1 and "tensor layer.0.mlp.weight stands in" in done.stderr and
+            "they differ" in done.stderr)
     assert vckpt.json("ls", store)["runs"] == []

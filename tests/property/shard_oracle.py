@@ -82,7 +82,8 @@ class Held:
     """What the rank at one coordinate holds, without a flat range."""
 
     def __init__(self, shape, local_shape, indices, inner_range, items):
-        self.shape, self.local_shape, self.indices, self.range, self.items = shape, local_shape, indices, inner_range, items
+        self.shape, self.local_shape, self.indices, self.range, self.items = (
+            shape, local_shape, indices, inner_range, items)
 
     def buffer(self, flat=None):
         """flat: (from, to, length of the bucket or 0)."""

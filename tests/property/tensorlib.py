@@ -65,7 +65,8 @@ class Grid(ctypes.Structure):
 
 class Mesh(ctypes.Structure):
     _fields_ = [("ndim", ctypes.c_uint32), ("size", U32x16), ("name", (ctypes.c_char * 65) * MAX_DIMS),
-                ("count", ctypes.c_uint32), ("ranks", ctypes.POINTER(ctypes.c_uint32)), ("order", ctypes.POINTER(ctypes.c_uint32))]
+                ("count", ctypes.c_uint32), ("ranks", ctypes.POINTER(ctypes.c_uint32)),
+                ("order", ctypes.POINTER(ctypes.c_uint32))]
 
 
 class Hosts(ctypes.Structure):
@@ -92,7 +93,8 @@ class Flat(ctypes.Structure):
 
 
 class Cut(ctypes.Structure):
-    _fields_ = [("dim", ctypes.c_uint32), ("stretch", ctypes.c_uint64), ("stride", ctypes.c_uint64), ("start", ctypes.c_uint64),
+    _fields_ = [("dim", ctypes.c_uint32), ("stretch", ctypes.c_uint64), ("stride", ctypes.c_uint64),
+                ("start", ctypes.c_uint64),
                 ("full", ctypes.c_uint64), ("tail_start", ctypes.c_uint64), ("tail", ctypes.c_uint64)]
 
 
@@ -111,15 +113,18 @@ class ShardIter(ctypes.Structure):
 
 
 class PieceIter(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_void_p), ("box", Box), ("piece", Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64)]
+    _fields_ = [("grid", ctypes.c_void_p), ("box", Box), ("piece", Box), ("done", ctypes.c_bool),
+                ("number", ctypes.c_uint64)]
 
 
 class Boxes(ctypes.Structure):
-    _fields_ = [("ndim", ctypes.c_uint32), ("n", ctypes.c_size_t), ("room", ctypes.c_size_t), ("pairs", ctypes.POINTER(ctypes.c_uint64))]
+    _fields_ = [("ndim", ctypes.c_uint32), ("n", ctypes.c_size_t), ("room", ctypes.c_size_t),
+                ("pairs", ctypes.POINTER(ctypes.c_uint64))]
 
 
 class ShardList(ctypes.Structure):
-    _fields_ = [("boxes", ctypes.c_void_p), ("done", ctypes.c_bool), ("at", ShardBox), ("i", ctypes.c_size_t), ("next", ctypes.c_uint64)]
+    _fields_ = [("boxes", ctypes.c_void_p), ("done", ctypes.c_bool), ("at", ShardBox), ("i", ctypes.c_size_t),
+                ("next", ctypes.c_uint64)]
 
 
 class Cover(ctypes.Structure):
@@ -127,7 +132,8 @@ class Cover(ctypes.Structure):
 
 
 class PieceWindow(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_void_p), ("box", Box), ("window", Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64),
+    _fields_ = [("grid", ctypes.c_void_p), ("box", Box), ("window", Box), ("done", ctypes.c_bool),
+                ("number", ctypes.c_uint64),
                 ("piece", Box), ("part", Box)]
 
 
@@ -146,7 +152,8 @@ class Span(ctypes.Structure):
 
 
 class PlanTensor(ctypes.Structure):
-    _fields_ = [("sharding", Sharding), ("params", GridParams), ("buffer", ctypes.c_bool), ("whole", ctypes.c_bool), ("flat", ctypes.POINTER(Flat)),
+    _fields_ = [("sharding", Sharding), ("params", GridParams), ("buffer", ctypes.c_bool), ("whole", ctypes.c_bool),
+                ("flat", ctypes.POINTER(Flat)),
                 ("boxes", ctypes.POINTER(Boxes)), ("same_dims", ctypes.c_uint32)]
 
 
@@ -171,7 +178,8 @@ class Plan(ctypes.Structure):
 
 def load(lib):
     u32, u64, p = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
-    for kind, names in ((u64, ("tensor_piece_count", "tensor_piece_find", "tensor_shard_box_count", "tensor_shard_items")),
+    for kind, names in ((u64,
+                         ("tensor_piece_count", "tensor_piece_find", "tensor_shard_box_count", "tensor_shard_items")),
                         (u32, ("tensor_mesh_rank_at", "tensor_mesh_group_size", "tensor_sharding_replicated")),
                         (ctypes.c_int64, ("tensor_mesh_group_position",))):
         for name in names:
@@ -204,7 +212,8 @@ class OwnedMesh:
         else:
             names = (ctypes.c_char_p * max(len(dims), 1))(*[n.encode() for n, _ in dims])
             sizes = (ctypes.c_uint32 * max(len(dims), 1))(*[n for _, n in dims])
-            r = lib.tensor_mesh_new(ctypes.c_uint32(len(dims)), names, sizes, array, count, ctypes.byref(self.pointer), ctypes.byref(err))
+            r = lib.tensor_mesh_new(ctypes.c_uint32(len(dims)), names, sizes, array, count, ctypes.byref(self.pointer),
+                                    ctypes.byref(err))
         check(r, err)
 
     @classmethod
@@ -242,16 +251,19 @@ class OwnedSharding:
         self.lib, self.mesh, err = lib, mesh, Error()
         self.placements = ctypes.POINTER(Placements)()
         check(lib.tensor_placements_parse(words.encode(), ctypes.byref(self.placements), ctypes.byref(err)), err)
-        self.c = Sharding(Shape.of(shape), item_bytes, mesh.pointer, ctypes.cast(self.placements.contents.at, ctypes.POINTER(Placement)))
+        self.c = Sharding(Shape.of(shape), item_bytes, mesh.pointer,
+                          ctypes.cast(self.placements.contents.at, ctypes.POINTER(Placement)))
         if len(shape) > MAX_DIMS:
             self.c.shape.ndim = len(shape)
-        check(lib.tensor_sharding_check(ctypes.byref(self.c), ctypes.c_uint(self.placements.contents.n), ctypes.byref(err)), err)
+        check(lib.tensor_sharding_check(ctypes.byref(self.c), ctypes.c_uint(self.placements.contents.n),
+                                        ctypes.byref(err)), err)
 
     def shard(self, rank, flat=None):
         """flat: (from, to) or (from, to, len)."""
         s, err = Shard(), Error()
         f = None if flat is None else Flat(flat[0], flat[1], flat[2] if len(flat) > 2 else 0)
-        check(self.lib.tensor_shard_of(ctypes.byref(self.c), ctypes.c_uint32(rank), ctypes.byref(f) if f is not None else None,
+        check(self.lib.tensor_shard_of(ctypes.byref(self.c), ctypes.c_uint32(rank), ctypes.byref(f) if f is not None
+                                       else None,
                                        ctypes.byref(s), ctypes.byref(err)), err)
         return s
 
@@ -273,8 +285,8 @@ def shard_boxes(lib, shard, window=None):
 
 
 def random_boxes(rng, shape, whole=False):
-    """Some random disjoint boxes of the tensor, some of them empty, in any order: it is halved again and again, and some parts are left
-    out (not with `whole`)."""
+    """Some random disjoint boxes of the tensor, some of them empty, in any order: it is halved again and again, and
+    some parts are left out (not with `whole`)."""
     found = [((0,) * len(shape), tuple(shape))]
     for _ in range(rng.randrange(7) if shape else 0):
         offset, size = found.pop(rng.randrange(len(found)))

@@ -15,7 +15,8 @@ from tensorlib import FOUND_FUNC, Box, Boxes, Cover, Shape
 
 TOP = (1 << 64) - 1
 BIG = 1 << 62
-SETS = {"union": "tensor_boxes_union", "intersection": "tensor_boxes_intersection", "difference": "tensor_boxes_difference"}
+SETS = {"union": "tensor_boxes_union", "intersection": "tensor_boxes_intersection",
+        "difference": "tensor_boxes_difference"}
 HANG = 60           # seconds; what is timed takes about one: more is an algorithm that compares all with all
 
 
@@ -45,7 +46,8 @@ class List:
         return [self.get(i) for i in range(self.c.n)]
 
     def array_of(self):
-        return np.ctypeslib.as_array(self.c.pairs, (self.c.n, self.c.ndim, 2)) if self.c.n else np.zeros((0, self.c.ndim, 2), np.uint64)
+        return (np.ctypeslib.as_array(self.c.pairs, (self.c.n, self.c.ndim, 2)) if self.c.n
+                else np.zeros((0, self.c.ndim, 2), np.uint64))
 
     def __del__(self):
         if not hasattr(self, "array"):
@@ -151,7 +153,8 @@ def check_sets(box, shape, a, b):
         assert (paint(shape, got) == expected).all(), (what, shape, a, b, got)  # exact, and each item once
         assert all(n > 0 for _, size in got for n in size) and got == sorted(got), (what, a, b, got)
         if what == "union":
-            alone = [x for i, x in enumerate(a + b) if 0 not in x[1] and not any(common(x, y) for j, y in enumerate(a + b) if j != i)]
+            alone = [x for i, x in enumerate(a + b) if 0 not in x[1] and
+                     not any(common(x, y) for j, y in enumerate(a + b) if j != i)]
             assert set(alone) <= set(got), "a box that meets no other stays whole"
 
 
@@ -168,7 +171,8 @@ def test_sets_at_random(box, scale):
 @st.composite
 def two_lists(draw):
     shape = tuple(draw(st.lists(st.integers(1, 6), max_size=4)))
-    one = st.tuples(*[st.integers(0, n).flatmap(lambda m, n=n: st.tuples(st.integers(0, n - m), st.just(m))) for n in shape])
+    one = st.tuples(*[st.integers(0, n).flatmap(lambda m, n=n: st.tuples(st.integers(0, n - m), st.just(m)))
+                      for n in shape])
     pairs = [draw(st.lists(one, max_size=8)) for _ in range(2)]
     return shape, *[[(tuple(o for o, _ in b), tuple(m for _, m in b)) for b in boxes] for boxes in pairs]
 
@@ -186,7 +190,8 @@ def test_difference_splits_into_few(box):
         got = box.set("difference", ndim, [whole], [hole]).boxes()
         assert len(got) == 2 * ndim
         assert sum(int(np.prod(size, dtype=object)) for _, size in got) == 3 ** ndim - 1
-        assert not any(common(x, hole) for x in got) and not any(common(x, y) for x, y in itertools.combinations(got, 2))
+        assert not any(common(x, hole) for x in got) and not any(common(x, y)
+                                                                 for x, y in itertools.combinations(got, 2))
         assert box.set("difference", ndim, [hole], [((2,) * ndim, (1,) * ndim)]).boxes() == [hole]
 
 
@@ -195,7 +200,8 @@ def test_the_larger_stays_whole(box):
     assert box.set("union", 2, replicas, [whole]).boxes() == [whole]
     assert box.set("union", 2, replicas * 3, replicas).boxes() == replicas
     columns = [((0, 8 * i), (64, 8)) for i in range(8)]     # as large: the first list stays
-    assert box.set("union", 2, replicas, columns).boxes() == replicas and box.set("union", 2, columns, replicas).boxes() == columns
+    assert box.set("union", 2, replicas, columns).boxes() == replicas and box.set("union", 2, columns,
+                                                                                  replicas).boxes() == columns
     assert box.set("intersection", 2, replicas * 3, [whole] * 2).boxes() == replicas
     assert box.set("difference", 2, [whole], replicas * 3).boxes() == []
 
@@ -203,8 +209,10 @@ def test_the_larger_stays_whole(box):
 def test_scalars_are_all_or_nothing(box):
     everything = ((), ())
     for a, b in itertools.product(range(3), repeat=2):
-        got = {what: len(box.set(what, 0, [everything] * a, [everything] * b).boxes()) for what in ("union", "intersection", "difference")}
-        assert got == {"union": int(a + b > 0), "intersection": int(a > 0 and b > 0), "difference": int(a > 0 and b == 0)}
+        got = {what: len(box.set(what, 0, [everything] * a, [everything] * b).boxes())
+               for what in ("union", "intersection", "difference")}
+        assert got == {"union": int(a + b > 0), "intersection": int(a > 0 and b > 0),
+                       "difference": int(a > 0 and b == 0)}
     assert box.cover((), [])[0] == "ENOENT" and box.cover((), [everything])[0] == ""
     assert box.cover((), [everything] * 3) == ("EEXIST", everything, 0, 1)
     assert Index(box.lib, box.list(0, [everything] * 20)).find(everything) == list(range(20))
@@ -223,7 +231,8 @@ def test_far_from_the_origin(box, at):
         by, back = (at,) * len(shape), (-at,) * len(shape)
         a, b = some_list(rng, shape, 6), some_list(rng, shape, 6)
         for what in ("union", "intersection", "difference"):
-            near, far = (box.set(what, len(shape), shifted(a, x), shifted(b, x)).boxes() for x in ((0,) * len(shape), by))
+            near, far = (box.set(what, len(shape), shifted(a, x), shifted(b, x)).boxes()
+                         for x in ((0,) * len(shape), by))
             assert shifted(far, back) == near
 
 
@@ -315,7 +324,8 @@ def test_index_of_many(box, scale):
         x, y = rng.randrange(side - 2), rng.randrange(side - 2)
         assert index.find(((16 * x + 1, 16 * y + 1), (46, 46))) == sorted(where[x:x + 3, y:y + 3].ravel())
     asked = time.time() - start
-    print(f"\nindex of {len(tiles)} boxes: {built:.2f} s; a question, with Python around it: {asked / 2000 * 1e6:.0f} us")
+    print(f"\nindex of {len(tiles)} boxes: {built:.2f} s; a question, with Python around it: "
+          f"{asked / 2000 * 1e6:.0f} us")
     assert built < HANG and asked < HANG
 
 
@@ -352,7 +362,8 @@ def disturb(rng, shape, boxes):
     boxes, at = list(boxes), rng.randrange(len(boxes))
     offset, size = boxes[at]
     d = rng.randrange(len(shape)) if shape else None
-    what = rng.choice(["", "empty", "remove", "double"] + (["move", "grow", "shrink", "outside", "replace"] if shape else []))
+    what = rng.choice(["", "empty", "remove", "double"] +
+                      (["move", "grow", "shrink", "outside", "replace"] if shape else []))
     by = rng.choice([-1, 1])
     if what == "remove":
         boxes.pop(at)
@@ -389,7 +400,8 @@ def test_cover_of_any_list(box, given):
     shape, a, b = given
     told_truly(box, shape, a)
     left = box.set("difference", len(shape), [((0,) * len(shape), shape)], a).boxes()
-    assert told_truly(box, shape, left + box.set("union", len(shape), a, []).boxes()) == "", "what is left fills what is not"
+    assert told_truly(box, shape, left + box.set("union", len(shape), a, []).boxes()) == "", (
+        "what is left fills what is not")
 
 
 def test_tensors_without_items(box):
@@ -412,8 +424,8 @@ def test_cover_of_the_longest(box):
 
 
 def herringbone(n):
-    """Dominoes, lying where (column - row) % 4 is 0 and 1, standing where it is 3 and 2, cut at the edges: every line of
-    an n x n tensor crosses some."""
+    """Dominoes, lying where (column - row) % 4 is 0 and 1, standing where it is 3 and 2, cut at the edges: every line
+    of an n x n tensor crosses some."""
     row, column = (x.ravel() for x in np.meshgrid(np.arange(-1, n), np.arange(-1, n), indexing="ij"))
     d = (column - row) % 4
     low = np.stack([row, column], axis=1)[(d == 0) | (d == 3)]
@@ -427,7 +439,8 @@ def spiral(turns):
     boxes, edge = [], 2 * turns + 1
     for i in range(turns):
         n = edge - 2 * i
-        boxes += [((i, i), (n - 1, 1)), ((i, i + 1), (1, n - 1)), ((i + 1, i + n - 1), (n - 1, 1)), ((i + n - 1, i), (1, n - 1))]
+        boxes += [((i, i), (n - 1, 1)), ((i, i + 1), (1, n - 1)), ((i + 1, i + n - 1), (n - 1, 1)),
+                  ((i + n - 1, i), (1, n - 1))]
     return edge, boxes + [((turns, turns), (1, 1))]
 
 
@@ -435,7 +448,8 @@ def test_small_pinwheels(box):
     rng = random.Random(27)
     for turns in (1, 2, 3, 5):
         edge, boxes = spiral(turns)
-        for shape, boxes in (((edge, edge), boxes), ((edge, 2, edge), [((o[0], k, o[1]), (s[0], 1, s[1])) for o, s in boxes for k in (0, 1)])):
+        for shape, boxes in (((edge, edge), boxes),
+                             ((edge, 2, edge), [((o[0], k, o[1]), (s[0], 1, s[1])) for o, s in boxes for k in (0, 1)])):
             assert told_truly(box, shape, boxes) == ""
             for _ in range(40):
                 told_truly(box, shape, disturb(rng, shape, rng.sample(boxes, len(boxes))))
@@ -473,7 +487,8 @@ def test_large_pinwheels(box, kind):
     print(f"\n{kind} of {len(boxes)}: exact {exact:.2f} s, gap {gap:.2f} s, overlap {overlap:.2f} s")
 
 
-@pytest.mark.parametrize("shape, tiles", [((1 << 40,), (100000,)), ((1 << 20, 1 << 20), (316, 316)), ((4096, 1 << 20), (1, 100000)), ((64, 4096, 4096), (32, 64, 50))])
+@pytest.mark.parametrize("shape, tiles", [((1 << 40,), (100000,)), ((1 << 20, 1 << 20), (316, 316)),
+                                          ((4096, 1 << 20), (1, 100000)), ((64, 4096, 4096), (32, 64, 50))])
 def test_a_hundred_thousand(box, shape, tiles):
     ndim = len(shape)
     shape = tuple(n // k * k for n, k in zip(shape, tiles))
@@ -495,7 +510,8 @@ def test_a_hundred_thousand(box, shape, tiles):
     assert (replicas.array_of() == boxes[order]).all()
     same, intersection = timed(lambda: box.set("intersection", ndim, box.list(ndim, boxes), whole))
     assert (same.array_of() == boxes[order]).all()
-    print(f"\n{len(boxes)} boxes in {ndim} dimensions: cover {cover:.2f} s, gap {gap:.2f}, overlap {double:.2f}, difference {difference:.2f}, "
+    print(f"\n{len(boxes)} boxes in {ndim} dimensions: cover {cover:.2f} s, gap {gap:.2f}, overlap {double:.2f}, "
+          f"difference {difference:.2f}, "
           f"union {union:.2f}, intersection {intersection:.2f}")
 
 
@@ -511,7 +527,8 @@ def test_many_that_all_overlap(box, kind):
     made, union = timed(lambda: box.set("union", 1, box.list(1, boxes), box.list(1, boxes)))
     got = made.array_of()[:, 0]
     assert int(got[:, 1].sum()) == total and (got[1:, 0] == got[:-1].sum(axis=1)).all()
-    nothing, difference = timed(lambda: box.set("difference", 1, box.list(1, [((min(low),), (total,))]), box.list(1, boxes)))
+    nothing, difference = timed(lambda: box.set("difference", 1, box.list(1, [((min(low),), (total,))]),
+                                                box.list(1, boxes)))
     assert nothing.c.n == 0
     print(f"\n{n} intervals, {kind}: union {union:.2f} s into {made.c.n}, difference {difference:.2f} s")
 

@@ -37,7 +37,8 @@ class Grid(ctypes.Structure):
 
 
 class Iter(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_void_p), ("box", Box), ("piece", Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64)]
+    _fields_ = [("grid", ctypes.c_void_p), ("box", Box), ("piece", Box), ("done", ctypes.c_bool),
+                ("number", ctypes.c_uint64)]
 
 
 class Fragment(ctypes.Structure):
@@ -49,7 +50,8 @@ def types(lib):
     lib.tensor_piece_count.restype = lib.tensor_piece_find.restype = ctypes.c_uint64
     lib.tensor_piece_at.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     lib.tensor_fragment_at.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
-    lib.tensor_fragment_in.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
+    lib.tensor_fragment_in.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64,
+                                       ctypes.c_void_p]
 
 
 # ---- the oracle --------------------------------------------------------------------------------------------------
@@ -153,7 +155,8 @@ def oracle_stored(array, e, k, offset, size):
 
 def make_grid(lib, shape, item, params=DEFAULT):
     g, s = Grid(), Shape(len(shape), U64x16(*shape))
-    assert lib.tensor_grid_init(ctypes.byref(g), ctypes.byref(s), ctypes.c_uint(item), Params(*params)) == 0, (shape, item, params)
+    assert lib.tensor_grid_init(ctypes.byref(g), ctypes.byref(s), ctypes.c_uint(item),
+                                Params(*params)) == 0, (shape, item, params)
     return g
 
 
@@ -194,7 +197,8 @@ def copy(lib, g, piece, window, stored, array, origin, strides, gather):
     box, win = make_box(*piece), window and make_box(*window)
     tail = (U64x16(*origin), U64x16(*strides))
     function = lib.tensor_piece_gather if gather else lib.tensor_piece_scatter
-    function(ctypes.byref(g), ctypes.byref(box), ctypes.byref(win) if win else None, ctypes.c_void_p(stored.ctypes.data),
+    function(ctypes.byref(g), ctypes.byref(box), ctypes.byref(win) if win else None,
+             ctypes.c_void_p(stored.ctypes.data),
              ctypes.c_void_p(array.ctypes.data), *tail)
 
 
@@ -205,7 +209,8 @@ def stream(lib, g, piece, array, room):
     """The parts of a piece, each at most `room` bytes, copied out before the next comes."""
     parts, memory = [], ctypes.create_string_buffer(room)
     part = PART(lambda _, bytes_, n: parts.append(ctypes.string_at(bytes_, n)))
-    lib.tensor_piece_stream(ctypes.byref(g), ctypes.byref(make_box(*piece)), ctypes.c_void_p(array.ctypes.data), U64x16(*[0] * 16),
+    lib.tensor_piece_stream(ctypes.byref(g), ctypes.byref(make_box(*piece)), ctypes.c_void_p(array.ctypes.data),
+                            U64x16(*[0] * 16),
                             U64x16(*array.strides), memory, ctypes.c_size_t(room), part, None)
     return parts
 
@@ -236,14 +241,16 @@ def check_box(lib, g, e, k, offset, size):
     assert walk(lib, g, box) == want
     assert count(lib, g, box) == len(want)
     assert [at(lib, g, box, i) for i in range(len(want))] == want
-    assert at(lib, g, box, len(want)) == at(lib, g, box, len(want) + 12345) == at(lib, g, box, 2 ** 64 - 1) == -errno.ERANGE
+    assert at(lib, g, box, len(want)) == at(lib, g, box,
+                                            len(want) + 12345) == at(lib, g, box, 2 ** 64 - 1) == -errno.ERANGE
     return want
 
 
 def check_copies(lib, g, e, k, pieces, rng):
     """Stored order, windows and strides, against numpy."""
     shape, item = tuple(g.shape.dim[:g.shape.ndim]), g.item_bytes
-    whole = numpy.frombuffer(rng.randbytes(max(item * math.prod(shape), 1))[:item * math.prod(shape)], f"V{item}").reshape(shape)
+    whole = numpy.frombuffer(rng.randbytes(max(item * math.prod(shape), 1))[:item * math.prod(shape)],
+                             f"V{item}").reshape(shape)
     back = numpy.zeros(shape, f"V{item}")
     for piece in pieces:
         stored = numpy.frombuffer(oracle_stored(whole, e, k, *piece), numpy.uint8)
@@ -252,7 +259,8 @@ def check_copies(lib, g, e, k, pieces, rng):
         assert mine[:stored.size].tobytes() == stored.tobytes() and (mine[stored.size:] == 0xA5).all()
         room = rng.choice([item, 3 * item + 1, 64 + item, 2048])
         parts = stream(lib, g, piece, whole, room)
-        assert b"".join(parts) == stored.tobytes() and all(0 < len(p) <= room for p in parts), (shape, item, piece, room)
+        assert b"".join(parts) == stored.tobytes() and all(0 < len(p) <= room
+                                                           for p in parts), (shape, item, piece, room)
         copy(lib, g, piece, None, mine, back, [0] * 16, back.strides, False)
         check_window(lib, g, piece, stored, whole, rng)
     return whole, back
@@ -285,7 +293,8 @@ def check_window(lib, g, piece, stored, whole, rng):
 
 
 def check_fragments(lib, g, e, k, pieces, rng, box=None):
-    """Every fragment from byte 0 to the end, and some ranges, against a map of every byte; of a box: those from some bytes in it."""
+    """Every fragment from byte 0 to the end, and some ranges, against a map of every byte; of a box: those from some
+    bytes in it."""
     shape, item = tuple(g.shape.dim[:g.shape.ndim]), g.item_bytes
     total = item * math.prod(shape)
     if total == 0:
@@ -360,7 +369,8 @@ def test_examples(lib, shape, item, tile):
 def test_the_page_tells_the_truth(lib):
     """Each row of the table in docs/format/grid.md."""
     page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "format" / "grid.md"
-    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.read_text().splitlines() if line.startswith("| ")]
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.read_text().splitlines()
+            if line.startswith("| ")]
     rows = [row for row in rows if len(row) == 5 and row[1].isdigit()]
     assert len(rows) >= 20
     for row in rows:
@@ -395,7 +405,8 @@ def test_random_small_tensors(lib, scale):
             room //= shape[-1]
         rng.shuffle(shape)
         m = rng.choice([1, 16, 64, 200, 1024])
-        check_everything(lib, tuple(shape), rng.choice([1, 2, 4, 8, 16]), (m, m * rng.choice([1, 2, 8]), rng.choice([1, 8, 32, 100])), rng)
+        check_everything(lib, tuple(shape), rng.choice([1, 2, 4, 8, 16]),
+                         (m, m * rng.choice([1, 2, 8]), rng.choice([1, 8, 32, 100])), rng)
 
 
 def random_shape(rng):
@@ -404,7 +415,8 @@ def random_shape(rng):
     if kind < 0.4:
         return tuple(rng.choice([64, 96, 128]) * rng.randint(1, 400) for _ in range(rng.randint(1, 2)))
     if kind < 0.6:
-        return (rng.randint(1, 2048), rng.randint(1, 2048), *rng.choice([(1, 1), (3, 3), (7, 7), (1,), (5,), (4, 4, 4)]))
+        return (rng.randint(1, 2048), rng.randint(1, 2048),
+                *rng.choice([(1, 1), (3, 3), (7, 7), (1,), (5,), (4, 4, 4)]))
     ndim, bits = rng.randint(0, 16), rng.randint(0, 40)
     parts = sorted(rng.randint(0, bits) for _ in range(max(ndim - 1, 0)))
     powers = [b - a for a, b in zip([0] + parts, parts + [bits])][:ndim]
@@ -416,7 +428,8 @@ def test_tiles_of_random_shapes(lib, scale):
     rng = random.Random(3)
     for _ in range(scale(10000, 20000)):
         shape, item = random_shape(rng), rng.choice([1, 2, 4, 8, 16])
-        params = DEFAULT if rng.random() < 0.7 else (2 ** rng.randint(10, 18), 2 ** rng.randint(18, 22), 2 ** rng.randint(0, 12))
+        params = DEFAULT if rng.random() < 0.7 else (2 ** rng.randint(10, 18), 2 ** rng.randint(18, 22),
+                                                     2 ** rng.randint(0, 12))
         g, e, k = check_grid(lib, shape, item, params)
         assert bytes(make_grid(lib, shape, item, params)) == bytes(g)
         whole = make_box([0] * len(shape), shape)
@@ -482,7 +495,8 @@ def test_thin_shards_get_wide_pieces(lib):
 
 
 def test_empty_boxes_have_one_empty_piece(lib):
-    for shape, offset, size in [((0,), (0,), (0,)), ((5, 0, 3), (0, 0, 0), (5, 0, 3)), ((8, 8), (8, 2), (0, 3)), ((8, 8), (3, 3), (1, 0))]:
+    for shape, offset, size in [((0,), (0,), (0,)), ((5, 0, 3), (0, 0, 0), (5, 0, 3)), ((8, 8), (8, 2), (0, 3)),
+                                ((8, 8), (3, 3), (1, 0))]:
         g = make_grid(lib, shape, 4)
         box = make_box(offset, size)
         assert walk(lib, g, box) == [(offset, size)] and count(lib, g, box) == 1
@@ -502,7 +516,8 @@ def test_bad_grids_are_refused(lib):
     def init(shape, item, *params):
         return lib.tensor_grid_init(ctypes.byref(g), ctypes.byref(shape), ctypes.c_uint(item), Params(*params))
     assert init(ok, 4, *DEFAULT) == 0
-    for params in [(0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 1, 1), (1, 2 ** 63, 1), (1, 1, 2 ** 63), (2 ** 64 - 1, 2 ** 64 - 1, 1)]:
+    for params in [(0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 1, 1), (1, 2 ** 63, 1), (1, 1, 2 ** 63),
+                   (2 ** 64 - 1, 2 ** 64 - 1, 1)]:
         assert init(ok, 4, *params) == -errno.EINVAL, params
     assert init(ok, 0, *DEFAULT) == -errno.EINVAL
     assert init(Shape(17), 4, *DEFAULT) == -errno.EINVAL
@@ -514,7 +529,8 @@ def test_bad_grids_are_refused(lib):
 def test_the_largest_tensors(lib):
     """2^62 bytes: nothing overflows, nothing walks."""
     rng = random.Random(5)
-    for shape, item in [((2 ** 62,), 1), ((2 ** 58,), 16), ((2 ** 31, 2 ** 31), 1), ((2, 2 ** 61 - 1), 1), ((2 ** 61 - 1, 2), 1),
+    for shape, item in [((2 ** 62,), 1), ((2 ** 58,), 16), ((2 ** 31, 2 ** 31), 1), ((2, 2 ** 61 - 1), 1),
+                        ((2 ** 61 - 1, 2), 1),
                         ((13,) * 16, 4), ((3,) * 16, 16), ((1,) * 15 + (2 ** 60,), 4), ((2 ** 60,) + (1,) * 15, 4)]:
         g, e, k = check_grid(lib, shape, item, DEFAULT)
         whole, total = make_box([0] * len(shape), shape), 0

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """core/tensor's meshes against numpy: `ranks.reshape(sizes)` and its indexing, for every mesh of up to 4 dimensions and
-64 ranks, in several rank orders; then bad input, each kind with the words that its sentence must hold, and large meshes."""
+64 ranks, in several rank orders; then bad input, each kind with the words that its sentence must hold, and large
+meshes."""
 import ctypes
 import errno
 import itertools
@@ -27,7 +28,8 @@ def mesh(lib):
     tensorlib.load(lib)
     for name, types in {"coordinate": [P, U32, P], "rank": [P, P, P], "rank_at": [P, U32], "group_size": [P, U32],
                         "group": [P, U32, U32, P], "group_position": [P, U32, U32], "sub": [P, U32, U32, P, P],
-                        "flatten": [P, U32, U32, ctypes.c_char_p, P, P], "neighbour": [P, U32, U32, I64, ctypes.c_bool, P],
+                        "flatten": [P, U32, U32, ctypes.c_char_p, P, P],
+                        "neighbour": [P, U32, U32, I64, ctypes.c_bool, P],
                         "sub_neighbour": [P, U32, U32, U32, I64, ctypes.c_bool, P, P], "map": [P, P, P, P],
                         "print": [P, P], "dim": [P, ctypes.c_char_p], "dims": [P, ctypes.c_char_p, P, P]}.items():
         getattr(lib, f"tensor_mesh_{name}").argtypes = types
@@ -118,7 +120,8 @@ def check_ranks(lib, m, a):
             assert lib.tensor_mesh_rank(at, beyond.ctypes.data, ranks.at) == -errno.ERANGE
     for rank in {*range(max(flat) + 2), NONE} - set(flat):
         assert lib.tensor_mesh_coordinate(at, rank, out.at) == -errno.ENOENT
-        assert lib.tensor_mesh_group(at, rank, 1, out.at) == lib.tensor_mesh_group_position(at, rank, 1) == -errno.ENOENT
+        assert lib.tensor_mesh_group(at, rank, 1,
+                                     out.at) == lib.tensor_mesh_group_position(at, rank, 1) == -errno.ENOENT
         assert lib.tensor_mesh_neighbour(at, rank, 0, 1, True, out.at) == -errno.ENOENT
 
 
@@ -156,7 +159,8 @@ def check_neighbours(lib, m, a, steps):
     at, flat, call = address(m), a.ravel().tolist(), lib.tensor_mesh_neighbour
     for d, wrap in itertools.product(range(a.ndim), (True, False)):
         out = Out(len(steps), a.size)
-        codes = [call(at, rank, d, k, wrap, to) for k, row in zip(steps, range(out.at, out.at + out.array.nbytes, 4 * a.size))
+        codes = [call(at, rank, d, k, wrap, to)
+                 for k, row in zip(steps, range(out.at, out.at + out.array.nbytes, 4 * a.size))
                  for rank, to in zip(flat, range(row, row + 4 * a.size, 4))]
         to = numpy.add.outer(steps, numpy.arange(a.shape[d]))                          # a row for each step
         want = numpy.moveaxis(a.take(to % a.shape[d], axis=d), d, 0)                   # that row first, then as a
@@ -169,8 +173,8 @@ def check_neighbours(lib, m, a, steps):
 
 
 def check_next_subs(lib, m, a, rng):
-    """The sub-mesh one further along every dimension that is not its own, for every set of dimensions: from the end where it falls off
-    or comes round, and from anywhere."""
+    """The sub-mesh one further along every dimension that is not its own, for every set of dimensions: from the end
+    where it falls off or comes round, and from anywhere."""
     at, call, pointer = address(m), lib.tensor_mesh_sub_neighbour, ctypes.POINTER(Mesh)()
     out = ctypes.byref(pointer)
     for dims in subsets(a.ndim)[1:-1]:
@@ -184,14 +188,16 @@ def check_next_subs(lib, m, a, rng):
                 assert code == -errno.ERANGE, (a.shape, dims, d, k)
                 continue
             c[d] = to % n
-            want, sub = a[tuple([slice(None) if e in dims else i for e, i in enumerate(c)])].ravel().tolist(), pointer.contents
+            want, sub = a[
+                tuple([slice(None) if e in dims else i for e, i in enumerate(c)])].ravel().tolist(), pointer.contents
             assert code == 0 and sub.size[:sub.ndim] == sizes, (a.shape, dims, d, k, wrap)
             assert (sub.ranks[:sub.count] if sub.ranks else list(range(sub.count))) == want, (a.shape, dims, d, k, wrap)
             lib.tensor_mesh_free(pointer)
 
 
 def check_sub_neighbours(lib, m, a, names, rng):
-    """A few, further along: the sub-mesh of a group, moved along another dimension, is the group with that index changed."""
+    """A few, further along: the sub-mesh of a group, moved along another dimension, is the group with that index
+    changed."""
     for dims in rng.sample(subsets(a.ndim)[1:-1], min(3, 2 ** a.ndim - 2)):
         d = rng.choice([e for e in range(a.ndim) if e not in dims])
         c, k, wrap = [rng.randrange(n) for n in a.shape], rng.randrange(-3, 4), rng.random() < 0.5
@@ -221,7 +227,8 @@ def check_flatten(lib, m, a, names):
 
 
 def check_map(lib, m, a, rng):
-    """To another mesh over the same ranks, in another order and shape; and to one that has half of them, and some others."""
+    """To another mesh over the same ranks, in another order and shape; and to one that has half of them, and some
+    others."""
     shape = rng.choice([s for s in ((a.size,), a.shape[::-1], (1, a.size), (a.size, 1)) + HALVES.get(a.size, ())])
     ranks = rng.sample(a.ravel().tolist(), a.size)
     b = numpy.array(ranks, numpy.uint32).reshape(shape)
@@ -232,11 +239,14 @@ def check_map(lib, m, a, rng):
     assert b[tuple(out.array.T)].tolist() == a.ravel().tolist()
     some = ranks[:(a.size + 1) // 2] + [max(ranks) + 1 + i for i in range(rng.randrange(3))]
     rng.shuffle(some)
-    other, place, flat = OwnedMesh(lib, [("dp", len(some))], some), {rank: i for i, rank in enumerate(some)}, a.ravel().tolist()
+    other, place, flat = OwnedMesh(lib, [("dp", len(some))],
+                                   some), {rank: i for i, rank in enumerate(some)}, a.ravel().tolist()
     out = Out(a.size)
-    codes = [lib.tensor_mesh_map(address(m), where.ctypes.data + 4 * a.ndim * i, address(other), out.at + 4 * i) for i in range(a.size)]
+    codes = [lib.tensor_mesh_map(address(m), where.ctypes.data + 4 * a.ndim * i, address(other), out.at + 4 * i)
+             for i in range(a.size)]
     assert codes == [0 if rank in place else -errno.ENOENT for rank in flat]
-    assert [i for i, code in zip(out.array.tolist(), codes) if code == 0] == [place[rank] for rank in flat if rank in place]
+    assert [i for i, code in zip(out.array.tolist(), codes) if code == 0] == [place[rank] for rank in flat
+                                                                              if rank in place]
 
 
 HALVES = {n: tuple((d, n // d) for d in range(2, n) if n % d == 0) for n in range(65)}
@@ -255,7 +265,8 @@ def check_text(lib, m, a, names, ranks):
 def test_every_small_mesh(mesh, scale, order):
     rng = random.Random(SEED)
     assert len(ALL) == len(set(ALL)) == MESHES
-    take = ALL if scale(False, True) else rng.sample(ALL, len(ALL) // 30) + [(64,), (1, 1, 1, 1), (2, 4, 2, 4), (4, 1, 2)]
+    take = ALL if scale(False, True) else rng.sample(ALL, len(ALL) // 30) + [(64,), (1, 1, 1, 1), (2, 4, 2, 4),
+                                                                             (4, 1, 2)]
     if order == "shifted":          # "subset" does not start at 0 either; here the ranks ascend, and need no sorting
         take = take[::3]
     for shape in take:
@@ -303,7 +314,8 @@ def test_many_dimensions(mesh, shape):
 @pytest.mark.parametrize("dims,rank,along,want", [
     ("dp=2,tp=2", 0, "dp", [0, 2]), ("dp=2,tp=2", 0, "tp", [0, 1]), ("dp=2,tp=2", 2, "tp", [2, 3]),
     ("pp=2,dp=2,tp=2", 7, "dp", [5, 7]), ("pp=2,dp=2,tp=2", 7, "tp", [6, 7]),
-    ("pp=2,dp=2,tp=2", 6, "pp", [2, 6]), ("pp=2,dp=2,tp=2", 6, "dp", [4, 6]), ("pp=2,dp=2,tp=2", 6, "pp,dp", [0, 2, 4, 6]),
+    ("pp=2,dp=2,tp=2", 6, "pp", [2, 6]), ("pp=2,dp=2,tp=2", 6, "dp", [4, 6]),
+    ("pp=2,dp=2,tp=2", 6, "pp,dp", [0, 2, 4, 6]),
     ("pp=2,dp=1,tp=4", 4, "tp", [4, 5, 6, 7]), ("pp=2,dp=1,tp=4", 4, "dp", [4]), ("pp=2,dp=1,tp=4", 4, "pp", [0, 4]),
     ("dp=4,tp=2", 4, "tp", [4, 5]), ("dp=4,tp=2", 4, "dp", [0, 2, 4, 6]), ("pp=4,dp=1,tp=2", 7, "dp,tp", [6, 7])])
 def test_worked_examples(mesh, dims, rank, along, want):
@@ -461,7 +473,8 @@ def test_dimensions_by_name(mesh, names, want):
     assert dims.value == want
 
 
-@pytest.mark.parametrize("names,sentence", [("", '"": there is no such'), ("dp,ep", '"ep": there is no such'), ("dp,dp", '"dp": the dimension is given twice'),
+@pytest.mark.parametrize("names,sentence", [("", '"": there is no such'), ("dp,ep", '"ep": there is no such'),
+                                            ("dp,dp", '"dp": the dimension is given twice'),
                                             ("dp,", '"": there is no such'), ("d" * 70, "there is no such")])
 def test_dimensions_that_are_not_there(mesh, names, sentence):
     m, dims, err = OwnedMesh(mesh, "pp=2,dp=2,tp=2"), ctypes.c_uint32(), Error()
@@ -471,7 +484,8 @@ def test_dimensions_that_are_not_there(mesh, names, sentence):
 
 def test_joined_names_that_grow_too_long(mesh):
     m = OwnedMesh(mesh, [("a" * 31, 2), ("b" * 31, 2), ("c" * 31, 2)])
-    assert made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, None).dims == [("a" * 31 + "_" + "b" * 31, 4), ("c" * 31, 2)]
+    assert made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, None).dims == [("a" * 31 + "_" + "b" * 31, 4),
+                                                                                 ("c" * 31, 2)]
     with pytest.raises(Failed, match="mesh: the joined name of .* is longer than 64 bytes"):
         made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 3, None)
     m = OwnedMesh(mesh, [("a" * 32, 2), ("b" * 32, 2)])
@@ -509,7 +523,8 @@ def meant(text):
 
 def test_texts(mesh, scale):
     rng, good = random.Random(SEED), 0
-    bits = ["dp", "tp", "pp", "a-b", "_x", "=", "=", "2", "3", "0", "16777216", "99999999999999999999", ",", ",", " ", "\t", "+", "-", "é",
+    bits = ["dp", "tp", "pp", "a-b", "_x", "=", "=", "2", "3", "0", "16777216", "99999999999999999999", ",", ",", " ",
+            "\t", "+", "-", "é",
             "\n", "dp=2", "tp = 4", ",ep=8", "cp=1 ,"]
     for _ in range(scale(5000, 40000)):
         text = "".join(rng.choices(bits, k=rng.randrange(9)))
@@ -549,7 +564,8 @@ def test_a_million_ranks(mesh):
     assert numpy.array_equal(ranks[order], numpy.sort(ranks))
     out, start = Out(20_000, 4), time.monotonic()
     asked = rng.choice(ranks, 20_000, replace=False)
-    assert not any([mesh.tensor_mesh_coordinate(address(m), rank, out.at + 16 * i) for i, rank in enumerate(asked.tolist())])
+    assert not any([mesh.tensor_mesh_coordinate(address(m), rank, out.at + 16 * i)
+                    for i, rank in enumerate(asked.tolist())])
     assert time.monotonic() - start < 2
     assert numpy.array_equal(a[tuple(out.array.T)], asked)
     group = Out(ranks.size)

@@ -17,7 +17,8 @@ KINDS = ("R", "S", "SS", "IS", "RS", "P")
 NUMBER = st.integers(0, 2**64 - 1) | st.integers(0, 20)
 SPLIT = st.integers(1, 2**64 - 1) | st.integers(1, 20)
 DIM = st.integers(0, 15)
-PLACEMENT = st.one_of(st.just(("R",)), st.just(("P",)), st.tuples(st.just("S"), DIM), st.tuples(st.just("SS"), DIM, SPLIT),
+PLACEMENT = st.one_of(st.just(("R",)), st.just(("P",)), st.tuples(st.just("S"), DIM),
+                      st.tuples(st.just("SS"), DIM, SPLIT),
                       st.tuples(st.just("IS"), DIM, SPLIT),
                       st.tuples(st.just("RS"), st.integers(0, 16), st.lists(NUMBER, min_size=1, max_size=40).map(tuple)
                                 .filter(lambda units: sum(units) < 2**64)))
@@ -31,7 +32,8 @@ class Words:
     def parse(self, text):
         """The tuples of shard_oracle.py; a str or bytes without NUL."""
         found, err = ctypes.POINTER(tl.Placements)(), tl.Error()
-        r = self.lib.tensor_placements_parse(text.encode() if isinstance(text, str) else text, ctypes.byref(found), ctypes.byref(err))
+        r = self.lib.tensor_placements_parse(text.encode() if isinstance(text, str) else text, ctypes.byref(found),
+                                             ctypes.byref(err))
         if r < 0:
             assert err.code == r and err.text, "an error without a sentence"
             assert not found
@@ -67,7 +69,8 @@ def words(lib):
 
 
 def setting(n):
-    return settings(max_examples=n, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    return settings(max_examples=n, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+                    print_blob=True)
 
 
 def test_examples(words):
@@ -75,7 +78,8 @@ def test_examples(words):
     assert words.parse("SS(1,4),IS(2,3),P") == [("SS", 1, 4), ("IS", 2, 3), ("P",)]
     assert words.parse("RS(0,1;3,0,1)") == [("RS", 2, (3, 0, 1))]
     assert words.parse("RS(;0,1)") == [("RS", 0, (0, 1))]
-    assert words.parse(" R , S( 0 ) , RS( 0 , 1 ; 2 , 3 ) , RS( ; 1 ) ") == [("R",), ("S", 0), ("RS", 2, (2, 3)), ("RS", 0, (1,))]
+    assert words.parse(" R , S( 0 ) , RS( 0 , 1 ; 2 , 3 ) , RS( ; 1 ) ") == [("R",), ("S", 0), ("RS", 2, (2, 3)),
+                                                                             ("RS", 0, (1,))]
     assert words.parse("S(007)") == [("S", 7)]
     assert words.print(" RS( 0 , 1 ; 02 , 3 ),P") == "RS(0,1;2,3),P"
 
@@ -87,7 +91,8 @@ def test_what_is_printed_is_read_again(words, scale):
         text = oracle.words(placements)
         assert words.parse(text) == placements
         assert words.print(text) == text
-        spaced = "".join(rng.choice(("", " ", "   ")) + c if c in ",;()" else c + (rng.choice(("", " ")) if c in ",;()" else "") for c in text)
+        spaced = "".join(rng.choice(("", " ", "   ")) + c if c in ",;()"
+                         else c + (rng.choice(("", " ")) if c in ",;()" else "") for c in text)
         assert words.parse(spaced + rng.choice(("", "  "))) == placements
         assert words.print(spaced) == text
 
@@ -97,7 +102,8 @@ def test_what_is_printed_is_read_again(words, scale):
 def test_equal_is_equal(words, lib, scale):
     """What counts for a kind is compared, and nothing else."""
     def struct(p, keep):
-        c = tl.Placement(kind=KINDS.index(p[0]), dim=p[1] if len(p) > 1 else 9, split=p[2] if p[0] in ("SS", "IS") else 77)
+        c = tl.Placement(kind=KINDS.index(p[0]), dim=p[1] if len(p) > 1 else 9, split=p[2] if p[0] in ("SS", "IS")
+                         else 77)
         if p[0] == "RS":
             keep.append((ctypes.c_uint64 * len(p[2]))(*itertools.accumulate(p[2])))
             c.ends, c.nends = keep[-1], len(p[2])
@@ -106,29 +112,43 @@ def test_equal_is_equal(words, lib, scale):
     lib.tensor_placement_equal.restype = ctypes.c_bool
 
     @setting(scale(150, 800))
-    @given(st.lists(st.one_of(PLACEMENT, st.sampled_from([("S", 0), ("SS", 0, 2), ("IS", 0, 2), ("SS", 0, 3), ("RS", 1, (1, 2)), ("RS", 1, (1, 3)),
-                                                         ("RS", 1, (1, 2, 0)), ("RS", 0, (1, 2)), ("S", 1)])), min_size=2, max_size=2))
+    @given(st.lists(
+        st.one_of(PLACEMENT,
+                  st.sampled_from([("S", 0), ("SS", 0, 2), ("IS", 0, 2), ("SS", 0, 3), ("RS", 1, (1, 2)),
+                                   ("RS", 1, (1, 3)),
+                                  ("RS", 1, (1, 2, 0)), ("RS", 0, (1, 2)), ("S", 1)])), min_size=2, max_size=2))
     def run(pair):
         keep = []
         for p in pair:
             for q in pair:
-                assert lib.tensor_placement_equal(ctypes.byref(struct(p, keep)), ctypes.byref(struct(q, keep))) == (p == q)
+                assert lib.tensor_placement_equal(ctypes.byref(struct(p, keep)),
+                                                  ctypes.byref(struct(q, keep))) == (p == q)
 
     run()
 
 
 # A text, and what of it the sentence must repeat.
-BAD = [("", None), (" ", None), (",", None), ("R,", None), (",R", None), ("R,,R", None), ("X", "X"), ("r", "r"), ("s(0)", "s(0)"), ("R,Q(1)", "Q(1)"),
-       ("R()", "R()"), ("R(0)", "R(0)"), ("P(sum)", "P(sum)"), ("RR", "RR"), ("R R", "R R"), ("S", "S"), ("S()", "S()"), ("S(", "S("),
-       ("S(0", "S(0"), ("S 0", "S 0"), ("S(0))", "S(0))"), ("S(0)x", "S(0)x"), ("S(0)S(1)", "S(0)S(1)"), ("S(-1)", "S(-1)"), ("S(+1)", "S(+1)"),
-       ("S(a)", "S(a)"), ("S(0,2)", "S(0,2)"), ("S(16)", "S(16)"), ("S(4294967296)", "S(4294967296)"), ("S(18446744073709551616)", "S(18446744073709551616)"),
-       ("S(0x1)", "S(0x1)"), ("S(1.0)", "S(1.0)"), ("S(1 2)", "S(1 2)"), ("S[0]", "S[0]"), ("SS(0)", "SS(0)"), ("SS(0,)", "SS(0,)"), ("SS(,2)", "SS(,2)"),
+BAD = [("", None), (" ", None), (",", None), ("R,", None), (",R", None), ("R,,R", None), ("X", "X"), ("r", "r"),
+       ("s(0)", "s(0)"), ("R,Q(1)", "Q(1)"),
+       ("R()", "R()"), ("R(0)", "R(0)"), ("P(sum)", "P(sum)"), ("RR", "RR"), ("R R", "R R"), ("S", "S"), ("S()", "S()"),
+       ("S(", "S("),
+       ("S(0", "S(0"), ("S 0", "S 0"), ("S(0))", "S(0))"), ("S(0)x", "S(0)x"), ("S(0)S(1)", "S(0)S(1)"),
+       ("S(-1)", "S(-1)"), ("S(+1)", "S(+1)"),
+       ("S(a)", "S(a)"), ("S(0,2)", "S(0,2)"), ("S(16)", "S(16)"), ("S(4294967296)", "S(4294967296)"),
+       ("S(18446744073709551616)", "S(18446744073709551616)"),
+       ("S(0x1)", "S(0x1)"), ("S(1.0)", "S(1.0)"), ("S(1 2)", "S(1 2)"), ("S[0]", "S[0]"), ("SS(0)", "SS(0)"),
+       ("SS(0,)", "SS(0,)"), ("SS(,2)", "SS(,2)"),
        ("SS(0,0)", "SS(0,0)"), ("SS(0,2,3)", "SS(0,2,3)"), ("SS(16,2)", "SS(16,2)"), ("SS(0;2)", "SS(0;2)"),
-       ("SS(0,18446744073709551616)", "SS(0,18446744073709551616)"), ("IS(0)", "IS(0)"), ("IS(0,0)", "IS(0,0)"), ("IS(0,2", "IS(0,2"),
-       ("RS", "RS"), ("RS()", "RS()"), ("RS(;)", "RS(;)"), ("RS(0)", "RS(0)"), ("RS(0;)", "RS(0;)"), ("RS(0,1)", "RS(0,1)"), ("RS(1;1)", "RS(1;1)"),
-       ("RS(1,0;1)", "RS(1,0;1)"), ("RS(0,0;1)", "RS(0,0;1)"), ("RS(0,2;1)", "RS(0,2;1)"), ("RS(0;1,)", "RS(0;1,)"), ("RS(0;,1)", "RS(0;,1)"),
-       ("RS(0,;1)", "RS(0,;1)"), ("RS(,0;1)", "RS(,0;1)"), ("RS(0;1;2)", "RS(0;1;2)"), ("RS(0;-1)", "RS(0;-1)"), ("RS(0;1", "RS(0;1"), ("RS(0 1;1)", "RS(0 1;1)"),
-       ("RS(0;18446744073709551616)", "RS(0;18446744073709551616)"), ("R,S(0),IS(1,2", "IS(1,2"), ("R,S(0,RS(0;1)", "S(0,RS(0;1)"), ("R\t,R", "R?"),
+       ("SS(0,18446744073709551616)", "SS(0,18446744073709551616)"), ("IS(0)", "IS(0)"), ("IS(0,0)", "IS(0,0)"),
+       ("IS(0,2", "IS(0,2"),
+       ("RS", "RS"), ("RS()", "RS()"), ("RS(;)", "RS(;)"), ("RS(0)", "RS(0)"), ("RS(0;)", "RS(0;)"),
+       ("RS(0,1)", "RS(0,1)"), ("RS(1;1)", "RS(1;1)"),
+       ("RS(1,0;1)", "RS(1,0;1)"), ("RS(0,0;1)", "RS(0,0;1)"), ("RS(0,2;1)", "RS(0,2;1)"), ("RS(0;1,)", "RS(0;1,)"),
+       ("RS(0;,1)", "RS(0;,1)"),
+       ("RS(0,;1)", "RS(0,;1)"), ("RS(,0;1)", "RS(,0;1)"), ("RS(0;1;2)", "RS(0;1;2)"), ("RS(0;-1)", "RS(0;-1)"),
+       ("RS(0;1", "RS(0;1"), ("RS(0 1;1)", "RS(0 1;1)"),
+       ("RS(0;18446744073709551616)", "RS(0;18446744073709551616)"), ("R,S(0),IS(1,2", "IS(1,2"),
+       ("R,S(0,RS(0;1)", "S(0,RS(0;1)"), ("R\t,R", "R?"),
        ("R\n", "R"), ("Ｓ(0)", "Ｓ(0)"), ("S(٣)", "S(٣)"), ("RSS(0,1)", "RSS(0,1)"), ("Replicate", "Replicate"),
        ("RS(" + ",".join(map(str, range(17))) + ";1)", "RS(0,1,2")]
 
@@ -142,7 +162,8 @@ def test_bad_words_are_refused_by_name(words, text, says):
         assert f'"{says}' in e.value.text, e.value.text
 
 
-@pytest.mark.parametrize("text,says", [(f"RS(0;{2**63},{2**63})",) * 2, (f"R,RS(0,1;1,0,{2**64 - 1},0),P", f"RS(0,1;1,0,{2**64 - 1},0)"),
+@pytest.mark.parametrize("text,says", [(f"RS(0;{2**63},{2**63})",) * 2,
+                                       (f"R,RS(0,1;1,0,{2**64 - 1},0),P", f"RS(0,1;1,0,{2**64 - 1},0)"),
                                        (f"RS(;{2**64 - 1},0,1)",) * 2])
 def test_units_that_sum_to_more_than_64_bits(words, text, says):
     with pytest.raises(tl.Failed, match="units") as e:
@@ -161,7 +182,8 @@ def test_sixteen_words_and_no_more(words):
 
 def test_any_bytes_are_refused_or_mean_something(words, scale):
     """What is accepted is the words that it prints; nothing else is looked at, and nothing dies."""
-    alphabet = st.sampled_from([b"R", b"S", b"P", b"I", b"(", b")", b",", b";", b" ", b"0", b"1", b"16", b"\xff", b"18446744073709551615"])
+    alphabet = st.sampled_from([b"R", b"S", b"P", b"I", b"(", b")", b",", b";", b" ", b"0", b"1", b"16", b"\xff",
+                                b"18446744073709551615"])
 
     @setting(scale(500, 4000))
     @given(st.binary(max_size=40).map(lambda b: b.replace(b"\0", b"")) | st.lists(alphabet, max_size=16).map(b"".join))
@@ -211,7 +233,8 @@ def test_a_mebibyte_of_units(words):
     started = time.perf_counter()
     assert words.parse(text) == [("RS", 1, units)]
     assert words.print(text) == text
-    for bad in (text[:-1], text[:-1] + "x)", text + "x", text[:-1] + ",99999999999999999999)", "RS(0;" + "," * (1 << 20), "S(" * (1 << 19),
+    for bad in (text[:-1], text[:-1] + "x)", text + "x", text[:-1] + ",99999999999999999999)",
+                "RS(0;" + "," * (1 << 20), "S(" * (1 << 19),
                 "(" * (1 << 20), " " * (1 << 20), "9" * (1 << 20), "S(" + "9" * (1 << 20) + ")"):
         with pytest.raises(tl.Failed) as e:
             words.parse(bad)

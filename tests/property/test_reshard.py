@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""core/tensor/reshard: windows of pieces against a filtered walk of all of them, and the relation against numpy: a tensor
-of numbered items is stored as the pieces of one random sharding's boxes, and the buffers of another are filled from
-them by nothing but the lines."""
+"""core/tensor/reshard: windows of pieces against a filtered walk of all of them, and the relation against numpy: a
+tensor of numbered items is stored as the pieces of one random sharding's boxes, and the buffers of another are filled
+from them by nothing but the lines."""
 import ctypes
 import errno
 import math
@@ -48,7 +48,8 @@ def random_box(rng, shape, empty=False):
 def meet(a, b):
     """What two boxes, each (offset, size), have in common; None: nothing."""
     spans = [(max(ao, bo), min(ao + an, bo + bn)) for ao, an, bo, bn in zip(*a, *b)]
-    return None if any(low >= high for low, high in spans) else (tuple(low for low, _ in spans), tuple(high - low for low, high in spans))
+    return None if any(low >= high for low, high in spans) else (tuple(low for low, _ in spans),
+                                                                 tuple(high - low for low, high in spans))
 
 
 # ---- windows ----
@@ -106,7 +107,8 @@ def test_numbers_are_those_of_the_grid(lib):
 
 def test_nothing_is_done_at_once(lib):
     g = make_grid(lib, (6, 4), 4, (8, 16, 1))
-    for box, window in [(((0, 0), (0, 4)), ((0, 0), (6, 4))), (((0, 0), (6, 4)), ((2, 2), (0, 1))), (((0, 0), (2, 2)), ((2, 0), (2, 2)))]:
+    for box, window in [(((0, 0), (0, 4)), ((0, 0), (6, 4))), (((0, 0), (6, 4)), ((2, 2), (0, 1))),
+                        (((0, 0), (2, 2)), ((2, 0), (2, 2)))]:
         assert windowed(lib, g, box, window) == []
     scalar = make_grid(lib, (), 4, (8, 16, 1))
     assert windowed(lib, scalar, ((), ()), ((), ())) == [(0, ((), ()), ((), ()))]
@@ -186,7 +188,8 @@ def relation(lib, g, sources, shard, stop=None):
 
     def add(_, line):
         at = line.contents
-        lines.append((at.box, at.piece, at.piece_box.pair(n), at.part.pair(n), at.local_offset, tuple(at.local_stride[:n])))
+        lines.append((at.box, at.piece, at.piece_box.pair(n), at.part.pair(n), at.local_offset,
+                      tuple(at.local_stride[:n])))
         return stop if stop and len(lines) == 2 else 0
     r = lib.tensor_reshard(ref(g), sources.index, ref(sources.c), ref(shard), tl.LINE_FUNC(add), None)
     return r, lines
@@ -200,7 +203,8 @@ def gather(lib, g, piece, whole):
     """The stored bytes of a piece of the whole tensor."""
     out = np.zeros(math.prod(piece[1]), whole.dtype)
     p, origin = tl.Box.of(*piece), tl.U64x16()
-    lib.tensor_piece_gather(ref(g), ref(p), None, out.ctypes.data_as(ctypes.c_void_p), whole.ctypes.data_as(ctypes.c_void_p),
+    lib.tensor_piece_gather(ref(g), ref(p), None, out.ctypes.data_as(ctypes.c_void_p),
+                            whole.ctypes.data_as(ctypes.c_void_p),
                             origin, strides(whole))
     return out
 
@@ -241,7 +245,8 @@ def source_boxes(lib, rng, held, sharding):
         key = h.items.tobytes()
         if key in boxes or len(h.items) == 0:
             continue
-        boxes[key] = [b[:2] for flat in random_flat(rng, len(h.items)) for b in tl.shard_boxes(lib, sharding.shard(rank, flat))]
+        boxes[key] = [b[:2] for flat in random_flat(rng, len(h.items))
+                      for b in tl.shard_boxes(lib, sharding.shard(rank, flat))]
     out = [b for some in boxes.values() for b in some]
     rng.shuffle(out)
     return out

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever a job's ranks hold of their tensors, and however it lies in their memory, the step has it whole.
 
-Random worlds of up to 8 ranks (threads), random tensors, and for each of them any kind of holding that vckpt.h knows: placements of
-every kind over the world's mesh or one of some ranks only, flat ranges with padding, box lists in several entries, buffers that differ,
-whole tensors of one rank. shard_oracle.py says which items a rank's buffer has; the buffers are strided at random. Three saves: one
-layout, the same with some tensors changed, another layout; each is read back, and `verify` looks at the store."""
+Random worlds of up to 8 ranks (threads), random tensors, and for each of them any kind of holding that vckpt.h knows:
+placements of every kind over the world's mesh or one of some ranks only, flat ranges with padding, box lists in several
+entries, buffers that differ, whole tensors of one rank. shard_oracle.py says which items a rank's buffer has; the
+buffers are strided at random. Three saves: one layout, the same with some tensors changed, another layout; each is read
+back, and `verify` looks at the store."""
 import ctypes
 import math
 import random
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 
 from saverlib import ALONE, BUFFER, TensorInfo, Vckpt
 
-BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 2, 12: 4, 13: 8, 14: 8, 15: 16, 16: 1, 17: 1, 18: 1, 19: 1, 20: 1, 21: 1}
+BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 2, 12: 4, 13: 8, 14: 8, 15: 16, 16: 1, 17: 1,
+         18: 1, 19: 1, 20: 1, 21: 1}
 ITEM = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("V16")}
-SHAPES = [(), (0,), (1,), (7,), (64,), (1000,), (3, 0), (5, 6), (16, 24), (33, 129), (8, 1, 4), (4, 6, 10), (2, 3, 4, 5), (0, 2, 3, 1), (3, 8, 2, 12)]
+SHAPES = [(), (0,), (1,), (7,), (64,), (1000,), (3, 0), (5, 6), (16, 24), (33, 129), (8, 1, 4), (4, 6, 10),
+          (2, 3, 4, 5), (0, 2, 3, 1), (3, 8, 2, 12)]
 LARGE = [(300000,), (700, 650), (1100, 3, 130), (64, 48, 7, 9)]
 
 
@@ -99,7 +102,8 @@ def in_memory(rng, items):
 
 class Tensor:
     def __init__(self, rng, number, large):
-        self.name, self.shape = f"{rng.choice(('model', 'optimizer'))}/t{number}", rng.choice(LARGE if large else SHAPES)
+        self.name, self.shape = (f"{rng.choice(('model', 'optimizer'))}/t{number}",
+                                 rng.choice(LARGE if large else SHAPES))
         self.dtype = rng.randint(1, 21)
         self.change(rng)
 
@@ -108,8 +112,10 @@ class Tensor:
         self.items = np.frombuffer(rng.randbytes(size * math.prod(self.shape)), ITEM[size])
 
     def hold(self, api, rng, world):
-        """Decides who holds what: self.parts[rank], a list of (what of the items, -1: padding; fields); None: not named there."""
-        self.holding = rng.choice(("placements", "placements", "flat", "flat", "boxes", "boxes", "buffer", "alone", "plain"))
+        """Decides who holds what: self.parts[rank], a list of (what of the items, -1: padding; fields); None: not named
+        there."""
+        self.holding = rng.choice(("placements", "placements", "flat", "flat", "boxes", "boxes", "buffer", "alone",
+                                   "plain"))
         self.parts = [[] for _ in range(world)]
         everything = np.arange(math.prod(self.shape)).reshape(self.shape)
         self.others = {}                 # buffers: ranks whose own copy differs
@@ -140,7 +146,8 @@ class Tensor:
         placements, held = random_placements(rng, self.shape, mesh)
         same = [d for d, p in enumerate(placements) if p[0] == "R"]
         along = rng.sample(same, rng.randint(0, len(same))) if self.holding == "flat" else []
-        rest = [mesh.names[d] for d in same if d not in along] if rng.random() < .7 else []     # all ranks say the same of who holds the same
+        # all ranks say the same of who holds the same
+        rest = [mesh.names[d] for d in same if d not in along] if rng.random() < .7 else []
         cuts = {}
         for coordinate, h, rank in zip(oracle.coordinates(mesh.sizes), held, mesh.ranks):
             fields = {"mesh": mesh.p, "placements": oracle.words(placements)}
@@ -219,7 +226,8 @@ class Job:
         ring, threads, launch = self.rng.choice((0, 12 << 20, 20 << 20)), self.rng.randint(1, 3), f"{self.rng.random()}"
 
         def one(rank):
-            self.savers[rank] = self.api.saver(self.store, "run", rank=rank, world=self.world, launch=launch, ring=ring, threads=threads)
+            self.savers[rank] = self.api.saver(self.store, "run", rank=rank, world=self.world, launch=launch, ring=ring,
+                                               threads=threads)
         self.on_all(one)
 
     def close(self):
@@ -231,7 +239,8 @@ class Job:
         """Of all ranks; new pieces of all of them."""
         wanted = []
         for rank in range(self.world):
-            mine = [(t, t.local(self.rng, rank, indices), fields) for t in self.tensors for indices, fields in t.parts[rank]]
+            mine = [(t, t.local(self.rng, rank, indices), fields) for t in self.tensors
+                    for indices, fields in t.parts[rank]]
             self.rng.shuffle(mine)
             wanted.append(mine)
 

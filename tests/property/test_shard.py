@@ -140,16 +140,18 @@ def test_every_placement_of_one_mesh_dimension(dump, scale, rng):
 
 
 def test_blocks_of_several_rows_for_several_ranks(dump, scale, rng):
-    """No size up to 7 has blocks in each of which every one of several ranks has several rows: 8 and 12 do, with every placement of one
-    mesh dimension, and beside another one."""
+    """No size up to 7 has blocks in each of which every one of several ranks has several rows: 8 and 12 do, with every
+    placement of one mesh dimension, and beside another one."""
     shapes = [(8,), (12,), (8, 3), (2, 12), (3, 8, 2), (2, 2, 12), (12, 8)]
     cases = [(s, m, (p,), None) for s in shapes for m in MESHES[1] for p in placements_for(len(s), m[0])]
 
     def rows(shape, mesh, placements):
-        return [shape[p[1]] // p[2] // n for n, p in zip(mesh, placements) if p[0] == "IS" and p[2] > 1 and n > 1 and shape[p[1]] % (p[2] * n) == 0]
+        return [shape[p[1]] // p[2] // n for n, p in zip(mesh, placements) if p[0] == "IS" and p[2] > 1 and n > 1 and
+                shape[p[1]] % (p[2] * n) == 0]
     assert sum(max(rows(*c[:3]), default=0) > 1 for c in cases) == 16
     for shape, mesh in itertools.product(shapes, ((2, 2), (2, 3), (3, 2), (1, 2), (2, 4))):
-        found = [("R",)] + [q for d in range(len(shape)) for q in (("S", d), ("SS", d, 2), ("SS", d, 3), ("IS", d, 2), ("IS", d, 3))]
+        found = [("R",)] + [q for d in range(len(shape))
+                            for q in (("S", d), ("SS", d, 2), ("SS", d, 3), ("IS", d, 2), ("IS", d, 3))]
         pairs = [p for p in itertools.product(found, repeat=2) if max(rows(shape, mesh, p), default=0) > 1]
         cases += [(shape, mesh, p, None) for p in rng.sample(pairs, min(len(pairs), scale(20, 100)))]
     allowed, refused = try_all(dump, cases, rng, more=3)
@@ -186,8 +188,10 @@ def test_placements_of_more_mesh_dimensions(dump, scale, rng, n):
 
 def test_every_flat_range_and_window(dump, scale, rng):
     """Of a few shardings every range of the local tensor, padded by 2, and of these every window."""
-    few = [((3, 4), (2,), (("S", 0),)), ((5, 3), (2,), (("SS", 0, 2),)), ((2, 6), (2,), (("IS", 1, 3),)), ((3, 2, 4), (2,), (("R",),)),
-           ((2, 3, 2), (3,), (("RS", 2, (1, 0, 2)),)), ((4, 3, 4), (2, 2), (("SS", 2, 2), ("RS", 1, (1, 3)))), ((), (2,), (("R",),)),
+    few = [((3, 4), (2,), (("S", 0),)), ((5, 3), (2,), (("SS", 0, 2),)), ((2, 6), (2,), (("IS", 1, 3),)),
+           ((3, 2, 4), (2,), (("R",),)),
+           ((2, 3, 2), (3,), (("RS", 2, (1, 0, 2)),)), ((4, 3, 4), (2, 2), (("SS", 2, 2), ("RS", 1, (1, 3)))),
+           ((), (2,), (("R",),)),
            ((7,), (2, 2), (("SS", 0, 2), ("S", 0))), ((1, 5, 1), (2,), (("S", 1),)), ((3, 0, 2), (2,), (("S", 0),))]
     windows = 1 if scale(True, False) else 12
     for shape, mesh, placements in few:
@@ -226,21 +230,24 @@ def shardings(draw):
     kinds = [st.just(("R",))]
     if shape:
         kinds += [st.tuples(st.just("S"), dims), st.tuples(st.just("SS"), dims, st.integers(1, 50)),
-                  dims.flatmap(lambda d: st.tuples(st.just("IS"), st.just(d), st.sampled_from([k for k in range(1, 41) if shape[d] % k == 0])))]
+                  dims.flatmap(lambda d: st.tuples(st.just("IS"), st.just(d),
+                                                   st.sampled_from([k for k in range(1, 41) if shape[d] % k == 0])))]
     placements = [draw(st.one_of(kinds)) for _ in mesh]
     if draw(st.booleans()):
         m = draw(st.integers(0, len(mesh) - 1))
         units = draw(st.lists(st.integers(0, 4), min_size=mesh[m], max_size=mesh[m]))
         placements[m] = ("RS", draw(st.integers(0, len(shape))), tuple(units))
     count = math.prod(mesh)
-    ranks = draw(st.none() | st.permutations(range(count)) | st.permutations(range(count)).map(lambda r: [3 * x + 7 for x in r]))
+    ranks = draw(st.none() | st.permutations(range(count)) |
+                 st.permutations(range(count)).map(lambda r: [3 * x + 7 for x in r]))
     return shape, mesh, tuple(placements), None if ranks is None else tuple(ranks)
 
 
 def test_larger_ones(dump, scale):
     compared = []
 
-    @settings(max_examples=scale(400, 3500), deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    @settings(max_examples=scale(400, 3500), deadline=None, database=None, suppress_health_check=list(HealthCheck),
+              print_blob=True)
     @given(shardings(), st.integers(0, 2**32))
     def run(case, seed):
         shape, mesh, placements, ranks = case
@@ -302,7 +309,8 @@ def test_placements_that_fit_no_shape_or_mesh(dump, lib):
     refused(lib, (4, 4), "tp=2", "RS(0,2;1,1)", E.EINVAL, "RS(0,2;1,1)", "leading")
     refused(lib, (4, 4), "tp=2", "SS(0,0)", E.EINVAL, "SS(0,0)")
     refused(lib, (4, 4), "tp=2", "IS(0,0)", E.EINVAL, "IS(0,0)")
-    refused(lib, (5, 4), "dp=2,tp=2", "S(0),IS(0,3)", E.EINVAL, "IS(0,3)", "tp")        # 3 rows for one, 2 for the other
+    # 3 rows for one, 2 for the other
+    refused(lib, (5, 4), "dp=2,tp=2", "S(0),IS(0,3)", E.EINVAL, "IS(0,3)", "tp")
     refused(lib, (5, 4), "dp=2,tp=2", "S(0),RS(0;1,2)", E.EINVAL, "RS(0;1,2)", "tp")
     tl.OwnedSharding(lib, (6, 4), tl.OwnedMesh(lib, "dp=2,tp=2"), "S(0),RS(0;1,2)")
     refused(lib, (985, 4), "dp=9,tp=1", "SS(0,24),IS(0,2)", E.EINVAL, "IS(0,2)", "tp")  # 118 six times, 116, 115, 46
@@ -350,7 +358,8 @@ def test_flat_ranges_that_do_not_fit(dump, lib):
     assert s.shard(1, (10, 12, 12)).local_shape.tuple() == (2,) and tl.shard_boxes(lib, s.shard(1, (10, 12, 12))) == []
     assert tl.shard_boxes(lib, s.shard(1, (6, 12, 12))) == [((4, 2), (1, 2), 0, (4, 1))]
     assert s.shard(1, (8, 8)).local_shape.tuple() == (0,)
-    top = 2**64 - 1                                                                     # a bucket may be padded to anything
+    # a bucket may be padded to anything
+    top = 2**64 - 1
     assert tl.shard_boxes(lib, s.shard(1, (6, top, top))) == [((4, 2), (1, 2), 0, (4, 1))]
 
 
@@ -376,13 +385,16 @@ def test_a_tensor_of_2_to_the_40(dump, lib):
     assert timed(.1, lambda: boxes("S(0),S(1)", 14)) == [((2 * c, 4 * d), (n - 2 * c, n - 4 * d), 0, (n - 4 * d, 1))]
     row = c + -(-c // 5)
     assert timed(.1, lambda: boxes("S(0),S(0)", 6)) == [((row, 0), (-(-c // 5), n), 0, (n, 1))]
-    whole = [((5, 3), (1, n - 3), 0, (n, 1)), ((6, 0), (n - 7, n), n - 3, (n, 1)), ((n - 1, 0), (1, 9), (n - 6) * n - 3, (n, 1))]
+    whole = [((5, 3), (1, n - 3), 0, (n, 1)), ((6, 0), (n - 7, n), n - 3, (n, 1)),
+             ((n - 1, 0), (1, 9), (n - 6) * n - 3, (n, 1))]
     assert timed(.1, lambda: boxes("R,R", 0, (5 * n + 3, (n - 1) * n + 9))) == whole
     timed(.2, lambda: len(boxes("SS(0,1000),R", 3)) == 1000 or pytest.fail("runs"))
     s = tl.OwnedSharding(lib, (n, n), mesh, "R,SS(0,1000)")
     shard, c = s.shard(1), -(-n // 1000)
-    a = 700 * c + -(-c // 5)                                                            # a window is answered without walking
-    assert timed(.05, lambda: tl.shard_boxes(lib, shard, ([a, 77], [3, 8]))) == [((a, 77), (3, 8), 700 * -(-c // 5) * n + 77, (n, 1))]
+    # a window is answered without walking
+    a = 700 * c + -(-c // 5)
+    assert timed(.05, lambda: tl.shard_boxes(lib, shard, ([a, 77], [3, 8]))) == [((a, 77), (3, 8),
+                                                                                  700 * -(-c // 5) * n + 77, (n, 1))]
     one = tl.OwnedSharding(lib, (1 << 40,), tl.OwnedMesh(lib, "tp=3"), "S(0)").shard(2)
     c = -(-(1 << 40) // 3)
     assert tl.shard_boxes(lib, one) == [((2 * c,), ((1 << 40) - 2 * c,), 0, (1,))]
@@ -398,7 +410,8 @@ def test_too_many_runs_are_refused_not_walked(dump, lib):
     shard = s.shard(1)
     assert timed(2, lambda: lib.tensor_shard_box_count(ctypes.byref(shard))) == 1 << 20
     huge = tl.OwnedSharding(lib, (9, 4), mesh, f"SS(0,{2**64 - 1})")                    # chunks of 1: all to the first
-    assert tl.shard_boxes(lib, huge.shard(0)) == [((0, 0), (9, 4), 0, (4, 1))] and tl.shard_boxes(lib, huge.shard(1)) == []
+    assert (tl.shard_boxes(lib, huge.shard(0)) == [((0, 0), (9, 4), 0, (4, 1))] and
+            tl.shard_boxes(lib, huge.shard(1)) == [])
 
 
 def test_a_million_ranks(dump, lib):
@@ -409,7 +422,8 @@ def test_a_million_ranks(dump, lib):
     def corner():
         return tl.shard_boxes(lib, s.shard(998 * 1000 + 999)), tl.shard_boxes(lib, s.shard(999 * 1000))
     last = (1 << 20) - 999 * c
-    assert timed(.1, corner) == ([((998 * c, 2997), (c, 3), 0, (3, 1))], [((999 * c, 0), (last, 3), 0, (3, 1))] if last > 0 else [])
+    assert timed(.1, corner) == ([((998 * c, 2997), (c, 3), 0, (3, 1))], [((999 * c, 0), (last, 3), 0, (3, 1))]
+                                 if last > 0 else [])
     assert timed(.1, lambda: dump.holders(s.c, ([5 * c - 1, 8], [2, 2]), True)) == [4002, 4003, 5002, 5003]
     words = "RS(0,1;" + ",".join(["1", "0"] * 30000) + ")"     # every other rank has one item
     s = tl.OwnedSharding(lib, (100, 300), tl.OwnedMesh(lib, "dp=60000"), words)
@@ -427,7 +441,8 @@ def test_a_million_ranks(dump, lib):
     units = ",".join(["1"] * 1_000_000)
     mesh = tl.OwnedMesh(lib, "tp=1000000")
     s = timed(1, lambda: tl.OwnedSharding(lib, (1 << 10, 15625, 2), mesh, f"RS(0,1;{units})"))
-    assert timed(.1, lambda: tl.shard_boxes(lib, s.shard(999_999))) == [((1023, 15609, 0), (1, 16, 2), 0, (31250, 2, 1))]
+    assert timed(.1,
+                 lambda: tl.shard_boxes(lib, s.shard(999_999))) == [((1023, 15609, 0), (1, 16, 2), 0, (31250, 2, 1))]
 
 
 def test_sixteen_dimensions(dump, lib, rng):

@@ -6,7 +6,8 @@ import random
 
 import numpy
 import pytest
-from tensorlib import LINE_FUNC, Box, Boxes, Error, Failed, Grid, GridParams, Shape, ShardList, check, load, random_boxes
+from tensorlib import (LINE_FUNC, Box, Boxes, Error, Failed, Grid, GridParams, Shape, ShardList, check, load,
+                       random_boxes)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,7 +23,8 @@ class List:
 
     def check(self, shape):
         err = Error()
-        check(self.lib.tensor_shard_list_check(ctypes.byref(Shape.of(shape)), ctypes.byref(self.c), ctypes.byref(err)), err)
+        check(self.lib.tensor_shard_list_check(ctypes.byref(Shape.of(shape)), ctypes.byref(self.c), ctypes.byref(err)),
+              err)
 
     def walk(self):
         it, found = ShardList(), []
@@ -91,7 +93,8 @@ def test_a_list_is_filled_from_a_list(lib, scale):
     for _ in range(scale(50, 500)):
         shape = tuple(rng.randint(1, 12) for _ in range(rng.randint(0, 3)))
         tensor = numpy.arange(int(numpy.prod(shape))).reshape(shape)
-        sources, wanted = List(lib, len(shape), random_boxes(rng, shape, True)), List(lib, len(shape), random_boxes(rng, shape))
+        sources, wanted = List(lib, len(shape),
+                               random_boxes(rng, shape, True)), List(lib, len(shape), random_boxes(rng, shape))
         index, grid, it = ctypes.c_void_p(), Grid(), ShardList()
         assert lib.tensor_box_index_new(ctypes.byref(sources.c), ctypes.byref(index)) == 0
         assert lib.tensor_grid_init(ctypes.byref(grid), ctypes.byref(Shape.of(shape)), 4, GridParams(16, 64, 4)) == 0
@@ -107,8 +110,10 @@ def test_a_list_is_filled_from_a_list(lib, scale):
             return 0
         lib.tensor_shard_list_first(ctypes.byref(it), ctypes.byref(wanted.c))
         while not it.done:
-            assert lib.tensor_reshard_box(ctypes.byref(grid), index, ctypes.byref(sources.c), ctypes.byref(it.at), LINE_FUNC(line), None) == 0
+            assert lib.tensor_reshard_box(ctypes.byref(grid), index, ctypes.byref(sources.c), ctypes.byref(it.at),
+                                          LINE_FUNC(line), None) == 0
             lib.tensor_shard_list_next(ctypes.byref(it))
         lib.tensor_box_index_free(index)
-        want = [tensor[tuple(slice(o, o + n) for o, n in zip(offset, size))].ravel() for _, offset, size, _, _ in wanted.walk()]
+        want = [tensor[tuple(slice(o, o + n) for o, n in zip(offset, size))].ravel()
+                for _, offset, size, _, _ in wanted.walk()]
         assert (buffer == (numpy.concatenate(want) if want else [])).all()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""core/tensor/share: positions in the pieces of a box, and who of a replica group stores what, against walking every piece."""
+"""core/tensor/share: positions in the pieces of a box, and who of a replica group stores what, against walking every
+piece."""
 import bisect
 import ctypes
 import itertools
@@ -74,9 +75,11 @@ class Cut:
 def cuts(draw):
     """Small parameters, so that small tensors have many pieces, and widened ones."""
     ndim = draw(st.integers(0, 5))
-    shape = [draw(st.integers(0 if draw(st.integers(0, 9)) == 0 else 1, (64, 300, 40, 14, 8, 6)[ndim])) for _ in range(ndim)]
+    shape = [draw(st.integers(0 if draw(st.integers(0, 9)) == 0 else 1, (64, 300, 40, 14, 8, 6)[ndim]))
+             for _ in range(ndim)]
     offset = [draw(st.integers(0, n)) for n in shape]
-    size = [draw(st.integers(0 if draw(st.integers(0, 9)) == 0 else min(1, n - o), n - o)) for n, o in zip(shape, offset)]
+    size = [draw(st.integers(0 if draw(st.integers(0, 9)) == 0 else min(1, n - o), n - o))
+            for n, o in zip(shape, offset)]
     if draw(st.booleans()):
         offset, size = [0] * ndim, list(shape)
     m = draw(st.sampled_from([1, 8, 32, 64, 500]))
@@ -87,7 +90,8 @@ def cuts(draw):
 def from_byte(lib, g, box, at):
     """The first piece that begins at or after byte `at`, as the share of who has all bytes from there on."""
     first, end = ctypes.c_uint64(), ctypes.c_uint64()
-    lib.tensor_share_pieces(ref(g), ref(box), ctypes.c_uint64(0), ctypes.c_uint64(0), ctypes.c_uint64(MIB), tl.Span(at, 2**64 - 1), ref(first), ref(end))
+    lib.tensor_share_pieces(ref(g), ref(box), ctypes.c_uint64(0), ctypes.c_uint64(0), ctypes.c_uint64(MIB),
+                            tl.Span(at, 2**64 - 1), ref(first), ref(end))
     assert end.value in (0, lib.tensor_piece_count(ref(g), ref(box)))
     return first.value
 
@@ -96,7 +100,8 @@ def check_positions(lib, cut):
     near = {at + d for at in cut.begins for d in (-1, 0, 1)} | {cut.bytes // 3, cut.bytes * 2 // 3, cut.bytes + 99}
     for at in near:
         if at >= 0:
-            assert from_byte(lib, cut.g, cut.box, at) == (cut.from_byte(at) if cut.bytes else 0), at     # nothing to share
+            # nothing to share
+            assert from_byte(lib, cut.g, cut.box, at) == (cut.from_byte(at) if cut.bytes else 0), at
 
 
 def check_boxes(lib, cut, first, end):
@@ -121,8 +126,10 @@ def test_positions_and_boxes_against_walking(lib, scale):
 
 
 @pytest.mark.parametrize("shape, item, offset, size", [
-    ((4096, 4096), 2, (0, 0), (4096, 4096)), ((4096, 4096), 2, (512, 0), (64, 4096)), ((14336, 4096), 2, (100, 3), (2000, 1000)),
-    ((50257, 768), 4, (0, 0), (50257, 768)), ((512, 512, 3, 3), 4, (64, 0, 0, 0), (64, 512, 3, 3)), ((8, 4096, 1024), 2, (1, 0, 0), (6, 4096, 1024)),
+    ((4096, 4096), 2, (0, 0), (4096, 4096)), ((4096, 4096), 2, (512, 0), (64, 4096)),
+    ((14336, 4096), 2, (100, 3), (2000, 1000)),
+    ((50257, 768), 4, (0, 0), (50257, 768)), ((512, 512, 3, 3), 4, (64, 0, 0, 0), (64, 512, 3, 3)),
+    ((8, 4096, 1024), 2, (1, 0, 0), (6, 4096, 1024)),
     ((3000000,), 4, (5, ), (2999000,)), ((), 4, (), ()), ((7, 0, 3), 4, (0, 0, 0), (7, 0, 3))])
 def test_real_shapes(lib, shape, item, offset, size):
     cut = Cut(lib, shape, item, (128 << 10, 1 << 20, 512), offset, size)
@@ -181,16 +188,19 @@ def test_what_begins_on_the_border_of_two_spans_belongs_to_the_second(lib):
     cut = Cut(lib, (64, 64), 4, (128 << 10, 1 << 20, 512), (0, 0), (64, 64))
     count, size = len(cut.pieces), cut.bytes
     for at in (0, size, 5 * size, 1 << 40):
-        for span, takes in [((at, at + size), True), ((at, at + 1), True), ((at - size, at), False), ((0, at), False), ((at, at), False),
+        for span, takes in [((at, at + size), True), ((at, at + 1), True), ((at - size, at), False), ((0, at), False),
+                            ((at, at), False),
                             ((at + 1, at + size), False), ((at - 1, at + 1), True)]:
             if 0 <= span[0] <= span[1]:
                 first, end = pieces_in_span(lib, cut, at, at, size, tl.Span(*span))
                 assert (end - first == count and first == 0) if takes else first == end, (at, span)
     replicas = 4                                # of one size: each span is exactly one of them
     for i in range(replicas):
-        taken = [pieces_in_span(lib, cut, n * size, n * size, size, lib.tensor_share_span(replicas * size, i, replicas)) for n in range(replicas)]
+        taken = [pieces_in_span(lib, cut, n * size, n * size, size,
+                                lib.tensor_share_span(replicas * size, i, replicas)) for n in range(replicas)]
         assert [end - first for first, end in taken] == [count if n == i else 0 for n in range(replicas)]
-    second = Cut(lib, (64, 64), 4, (128 << 10, 1 << 20, 512), (32, 0), (32, 64))     # a box of it that begins later goes with the whole
+    # a box of it that begins later goes with the whole
+    second = Cut(lib, (64, 64), 4, (128 << 10, 1 << 20, 512), (32, 0), (32, 64))
     for span, takes in [((7, 9), True), ((0, 8), False), ((8, 9), True), ((8 + size // 2, 8 + size), False)]:
         first, end = pieces_in_span(lib, second, 8 + size // 2, 8, size, tl.Span(*span))
         assert end - first == (len(second.pieces) if takes else 0), span
@@ -198,13 +208,15 @@ def test_what_begins_on_the_border_of_two_spans_belongs_to_the_second(lib):
     for n, begin in enumerate(large.begins[:-1]):
         for to, begins in ((begin, n), (begin + 1, n + 1)):
             assert pieces_in_span(lib, large, 3, 3, large.bytes, tl.Span(0, 3 + to)) == (0, begins)
-            assert pieces_in_span(lib, large, 3, 3, large.bytes, tl.Span(3 + to, 3 + large.bytes)) == (begins, len(large.pieces))
+            assert pieces_in_span(lib, large, 3, 3, large.bytes,
+                                  tl.Span(3 + to, 3 + large.bytes)) == (begins, len(large.pieces))
 
 
 def test_a_sequence_is_shared_out(lib, scale):
-    """Tensors of one or several boxes, big and small, over 1 to 9 replicas: each piece to the replica in whose span it (or its small
-    tensor) begins, all of them once, and no replica more than 1 MiB from its span."""
-    shapes = [(1024, 1024), (3, 700, 513), (2000000,), (300,), (64, 64), (5000, 100), (511, 513), (), (0, 4), (262144,), (262143,), (1 << 23,)]
+    """Tensors of one or several boxes, big and small, over 1 to 9 replicas: each piece to the replica in whose span it
+    (or its small tensor) begins, all of them once, and no replica more than 1 MiB from its span."""
+    shapes = [(1024, 1024), (3, 700, 513), (2000000,), (300,), (64, 64), (5000, 100), (511, 513), (), (0, 4), (262144,),
+              (262143,), (1 << 23,)]
     for seed in range(scale(12, 60)):
         rng = random.Random(seed)
         tensors = []

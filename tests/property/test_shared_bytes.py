@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/bench/shared_bytes.py: what it says of real models rests on counting that is right on small shapes, where every item can be
-looked at one by one; and docs/layouts.md shows what it prints."""
+"""tests/bench/shared_bytes.py: what it says of real models rests on counting that is right on small shapes, where every
+item can be looked at one by one; and docs/layouts.md shows what it prints."""
 import importlib.util
 import itertools
 import math
@@ -35,11 +35,13 @@ def cutter(lib, script):
 def shapes(seed, count):
     r = random.Random(seed)
     for _ in range(count):
-        yield tuple(r.choice([1, 3, 4, 7, 8, 12, 16, 24, 33, 40]) for _ in range(r.choice([1, 2, 2, 2, 3]))), r.choice([1, 2, 4])
+        yield tuple(r.choice([1, 3, 4, 7, 8, 12, 16, 24, 33, 40])
+                    for _ in range(r.choice([1, 2, 2, 2, 3]))), r.choice([1, 2, 4])
 
 
 def naive_pieces(shape, item, layout):
-    """A number for each item of the tensor: items of equal (offset, size) of their piece have equal pieces. By the oracle of the grid."""
+    """A number for each item of the tensor: items of equal (offset, size) of their piece have equal pieces. By the
+    oracle of the grid."""
     def chunks(n, parts):
         step = -(-n // parts)
         return [(i * step, min(n, (i + 1) * step)) for i in range(parts) if i * step < n]
@@ -60,7 +62,8 @@ def test_bytes_added_are_those_of_the_items_in_other_pieces(script, cutter, scal
     some, none = 0, 0
     for shape, item in shapes(1, scale(40, 200)):
         naive = {layout: naive_pieces(shape, item, layout) for layout in LAYOUTS}
-        for before, after in [(script.WHOLE, x) for x in LAYOUTS] + random.Random(len(shape)).sample(list(itertools.permutations(LAYOUTS, 2)), 20):
+        for before, after in [(script.WHOLE, x) for x in LAYOUTS] + random.Random(len(shape)).sample(
+            list(itertools.permutations(LAYOUTS, 2)), 20):
             held = set(naive[before].ravel())
             expected = item * sum(piece not in held for piece in naive[after].ravel())
             assert cutter.added(shape, item, before, after) == expected, (shape, item, before, after)
@@ -85,10 +88,12 @@ def test_bytes_read_are_those_of_the_blocks_that_hold_the_items(script, cutter, 
                 for offset, extent in test_grid.oracle_pieces(shape, item, e, k, m, [0] * len(shape), shape):
                     cells = test_grid.oracle_spans(offset[k], offset[k] + extent[k], e[k])
                     area = [slice(o, o + s) for o, s in zip(offset, extent)]
-                    stored = numpy.concatenate([rank[tuple(area[:k] + [slice(*cell)] + area[k + 1:])].ravel() for cell in cells])
+                    stored = numpy.concatenate([rank[tuple(area[:k] + [slice(*cell)] + area[k + 1:])].ravel()
+                                                for cell in cells])
                     if stored.any():
                         pieces += stored.size
-                        blocks += sum(stored[at:at + 48].size for at in range(0, stored.size, 48) if stored[at:at + 48].any())
+                        blocks += sum(stored[at:at + 48].size for at in range(0, stored.size, 48)
+                                      if stored[at:at + 48].any())
             assert cutter.reads(shape, item, layout) == (needed, blocks, pieces), (shape, item, layout)
             more += needed < blocks < pieces
     assert more > 10

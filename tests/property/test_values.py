@@ -54,21 +54,29 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 ZONES = st.one_of(st.none(), st.integers(-86399, 86399).map(lambda s: datetime.timezone(datetime.timedelta(seconds=s))))
 NUMPY = st.one_of(
-    st.sampled_from([np.bool_(True), np.str_("é"), np.bytes_(b"\0\xff"), np.datetime64("NaT"), np.datetime64("2024-02-29"),
-                     np.datetime64(-1, "ns"), np.timedelta64(5, "h"), np.timedelta64("NaT", "25s"), np.float32("nan"), np.float16(-0.0),
+    st.sampled_from([np.bool_(True), np.str_("é"), np.bytes_(b"\0\xff"), np.datetime64("NaT"),
+                     np.datetime64("2024-02-29"),
+                     np.datetime64(-1, "ns"), np.timedelta64(5, "h"), np.timedelta64("NaT", "25s"), np.float32("nan"),
+                     np.float16(-0.0),
                      np.uint64(2**64 - 1), np.complex64(complex(-0.0, math.inf))]),
-    st.builds(lambda n: np.int8(n), st.integers(-128, 127)), st.builds(lambda n: np.uint32(n), st.integers(0, 2**32 - 1)),
+    st.builds(lambda n: np.int8(n), st.integers(-128, 127)),
+    st.builds(lambda n: np.uint32(n), st.integers(0, 2**32 - 1)),
     st.builds(np.float64, FLOATS), st.floats(width=32).map(np.float32), st.floats(width=16).map(np.float16),
-    st.complex_numbers().map(np.complex128), st.sampled_from([np.dtype("f4"), np.dtype(">i2"), np.dtype("U7"), np.dtype("M8[us]"),
-                                                              np.dtype("S3"), np.dtype("V5"), np.float32, np.int64, np.str_]))
+    st.complex_numbers().map(np.complex128),
+    st.sampled_from([np.dtype("f4"), np.dtype(">i2"), np.dtype("U7"), np.dtype("M8[us]"),
+                     np.dtype("S3"), np.dtype("V5"), np.float32, np.int64, np.str_]))
 MESHES = st.lists(st.integers(1, 3), min_size=1, max_size=3).flatmap(lambda shape: st.builds(
-    lambda device, names: Mesh(device, np.arange(math.prod(shape)).reshape(shape).tolist(), names and names[:len(shape)]),
+    lambda device, names: Mesh(device, np.arange(math.prod(shape)).reshape(shape).tolist(),
+                               names and names[:len(shape)]),
     st.sampled_from(["cpu", "cuda"]), st.sampled_from([None, ["pp", "dp", "tp"]])))
 ATOMS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-2**200, 2**200), st.sampled_from([2**53, 2**53 - 1, -2**53, 1 - 2**53]),
-    FLOATS, st.complex_numbers(), TEXT, st.binary(max_size=20), st.sampled_from([*Phase, *Level, Parts.MODEL, Parts.DATA | Parts.MODEL]),
+    st.none(), st.booleans(), st.integers(), st.integers(-2**200, 2**200),
+    st.sampled_from([2**53, 2**53 - 1, -2**53, 1 - 2**53]),
+    FLOATS, st.complex_numbers(), TEXT, st.binary(max_size=20),
+    st.sampled_from([*Phase, *Level, Parts.MODEL, Parts.DATA | Parts.MODEL]),
     st.builds(range, st.integers(), st.integers(), st.integers(1, 9)),
-    st.builds(lambda moment, zone: moment.replace(tzinfo=zone, fold=0), st.datetimes(), ZONES), st.dates(), st.timedeltas(),
+    st.builds(lambda moment, zone: moment.replace(tzinfo=zone, fold=0), st.datetimes(), ZONES), st.dates(),
+    st.timedeltas(),
     st.builds(lambda moment, zone: moment.replace(tzinfo=zone, fold=0), st.times(), ZONES),
     TEXT.map(pathlib.PurePosixPath), TEXT.map(pathlib.PureWindowsPath), TEXT.map(pathlib.Path), NUMPY, MESHES)
 FIELDS = st.from_regex(r"[a-z_]{1,5}", fullmatch=True)
@@ -84,7 +92,8 @@ def keys(draw, depth=2):
     inner = keys(depth - 1)
     if kind < 7:
         return tuple(draw(st.lists(inner, max_size=3)))
-    return draw((st.frozensets(inner, max_size=3), st.builds(Point, inner, inner), st.builds(Frozen, TEXT, inner))[kind - 7])
+    return draw((st.frozensets(inner, max_size=3), st.builds(Point, inner, inner),
+                 st.builds(Frozen, TEXT, inner))[kind - 7])
 
 
 @st.composite
@@ -99,11 +108,16 @@ def states(draw, depth=4):
 
     def pairs():
         return {draw(keys()): draw(inner) for _ in range(size)}
-    return (lambda: many(), lambda: tuple(many()), lambda: dict(zip(many(TEXT), many())), pairs, lambda: set(many(keys())),
-            lambda: dict(zip(many(st.sampled_from(["$int", "$vckpt", "value", "$"])), many())), lambda: collections.OrderedDict(pairs()),
-            lambda: collections.defaultdict(draw(FACTORIES), pairs()), lambda: collections.deque(many(), draw(st.sampled_from([None, 3, 9]))),
-            lambda: collections.Counter(draw(TEXT)), lambda: bytearray(draw(st.binary(max_size=80))), lambda: slice(draw(inner), draw(inner)),
-            lambda: Config(draw(FLOATS), draw(inner), draw(st.sampled_from(Phase)), many()), lambda: Frozen(draw(TEXT), draw(inner)),
+    return (lambda: many(), lambda: tuple(many()), lambda: dict(zip(many(TEXT), many())), pairs,
+            lambda: set(many(keys())),
+            lambda: dict(zip(many(st.sampled_from(["$int", "$vckpt", "value", "$"])), many())),
+            lambda: collections.OrderedDict(pairs()),
+            lambda: collections.defaultdict(draw(FACTORIES), pairs()),
+            lambda: collections.deque(many(), draw(st.sampled_from([None, 3, 9]))),
+            lambda: collections.Counter(draw(TEXT)), lambda: bytearray(draw(st.binary(max_size=80))),
+            lambda: slice(draw(inner), draw(inner)),
+            lambda: Config(draw(FLOATS), draw(inner), draw(st.sampled_from(Phase)), many()),
+            lambda: Frozen(draw(TEXT), draw(inner)),
             lambda: Slotted(draw(inner), size), lambda: Span(size, draw(inner)),
             lambda: types.SimpleNamespace(**dict(zip(many(FIELDS), many()))),
             lambda: Record("far.Away", dict(zip(many(FIELDS), many()))))[kind - 2]()
@@ -120,7 +134,8 @@ def test_any_state_comes_back(scale):
 def test_numbers_come_back_bit_by_bit():
     rng = random.Random(5)
     numbers = [rng.getrandbits(64).to_bytes(8, "little") for _ in range(3000)]
-    floats = [float(x) for x in np.frombuffer(b"".join(numbers), "f8") if x == x] + [5e-324, 1.7976931348623157e308, 0.1, 1e16, -0.0]
+    floats = [float(x) for x in np.frombuffer(b"".join(numbers), "f8")
+              if x == x] + [5e-324, 1.7976931348623157e308, 0.1, 1e16, -0.0]
     again = values.decode(values.encode(floats))
     assert np.array(again).tobytes() == np.array(floats).tobytes()
     for power in (52, 53, 54, 63, 64, 65, 20000):
@@ -139,7 +154,8 @@ def test_text_reads_well():
 
 def test_sets_do_not_depend_on_the_hash():
     program = ("import sys; from vckpt import values\n"
-               "sys.stdout.buffer.write(values.encode({'s': {'a','bc','d'}, 'm': {1, 'a', None, (2, 'x'), b'q'}, 'f': frozenset([3,1,20])}))")
+               "sys.stdout.buffer.write(values.encode({'s': {'a','bc','d'}, 'm': {1, 'a', None, (2, 'x'), b'q'}, 'f': "
+               "frozenset([3,1,20])}))")
     found = {subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed},
                             capture_output=True, check=True).stdout for seed in "1 2 3 4".split()}
     assert len(found) == 1 and b'{"$frozenset": [1, 3, 20]}' in found.pop()
@@ -147,7 +163,8 @@ def test_sets_do_not_depend_on_the_hash():
 
 def test_nothing_is_imported():
     """Neither for encoding nor for decoding plain values."""
-    program = ("import sys, types; package = sys.modules['vckpt'] = types.ModuleType('vckpt'); package.__path__ = [sys.argv[1] + '/vckpt']\n"
+    program = ("import sys, types; package = sys.modules['vckpt'] = types.ModuleType('vckpt'); package.__path__ = "
+               "[sys.argv[1] + '/vckpt']\n"
                "from vckpt import values\n"
                "values.decode(values.encode({'a': [1, 2.5, (3,), {4}], 'r': values.Record('os.system', {'x': 1})}))\n"
                "assert not {'torch', 'numpy', 'ctypes'} & set(sys.modules), sorted(sys.modules)")
@@ -188,15 +205,23 @@ class Handle:
 LOOSE = Loose(1)
 LOOSE.extra = 2
 REFUSED = [
-    (lambda: 0, TypeError, "a function"), (len, TypeError, "a built-in function"), (Plain(), TypeError, "a Plain (test_values.Plain)"),
-    (Plain, TypeError, "the class test_values.Plain"), (generator(), TypeError, "a generator"), (threading.Lock(), TypeError, "lock"),
-    (Odd("x"), TypeError, "a kind of str"), ("\ud800", ValueError, "surrogate"), ({"\udfff": 1}, ValueError, "surrogate"),
-    (pathlib.Path(os.fsdecode(b"\xff")), ValueError, "surrogate"), (np.array([1]), TypeError, "a ndarray"), (np.longdouble(1), TypeError, "numpy"),
-    (np.dtype([("a", "i4")]), TypeError, "dtype"), (np.dtype("O"), TypeError, "dtype"), (np.zeros(1, "V3")[0], TypeError, "numpy"),
-    (collections.defaultdict(lambda: 0), TypeError, "defaultdict"), (LOOSE, ValueError, "is not a field"), (..., TypeError, "ellipsis"),
-    (collections.ChainMap(), TypeError, "ChainMap"), (datetime.datetime(2024, 1, 1, fold=1), TypeError, "zone"), (object(), TypeError, "an object"),
+    (lambda: 0, TypeError, "a function"), (len, TypeError, "a built-in function"),
+    (Plain(), TypeError, "a Plain (test_values.Plain)"),
+    (Plain, TypeError, "the class test_values.Plain"), (generator(), TypeError, "a generator"),
+    (threading.Lock(), TypeError, "lock"),
+    (Odd("x"), TypeError, "a kind of str"), ("\ud800", ValueError, "surrogate"),
+    ({"\udfff": 1}, ValueError, "surrogate"),
+    (pathlib.Path(os.fsdecode(b"\xff")), ValueError, "surrogate"), (np.array([1]), TypeError, "a ndarray"),
+    (np.longdouble(1), TypeError, "numpy"),
+    (np.dtype([("a", "i4")]), TypeError, "dtype"), (np.dtype("O"), TypeError, "dtype"),
+    (np.zeros(1, "V3")[0], TypeError, "numpy"),
+    (collections.defaultdict(lambda: 0), TypeError, "defaultdict"), (LOOSE, ValueError, "is not a field"),
+    (..., TypeError, "ellipsis"),
+    (collections.ChainMap(), TypeError, "ChainMap"), (datetime.datetime(2024, 1, 1, fold=1), TypeError, "zone"),
+    (object(), TypeError, "an object"),
     (types.SimpleNamespace(**{"$a": 1}), ValueError, "a field called"), (memoryview(b""), TypeError, "a memoryview"),
-    (datetime.datetime(2024, 1, 1, tzinfo=type("Zone", (datetime.tzinfo,), {"utcoffset": lambda *_: datetime.timedelta(0)})()), TypeError, "zone"),
+    (datetime.datetime(2024, 1, 1, tzinfo=type("Zone", (datetime.tzinfo,),
+                                               {"utcoffset": lambda *_: datetime.timedelta(0)})()), TypeError, "zone"),
 ]
 
 
@@ -208,11 +233,13 @@ def test_what_cannot_be_kept_is_refused_by_its_path(value, kind, words):
 
 
 def test_paths():
-    with pytest.raises(TypeError, match=r'^state\["a"\]\[0\]\.inner\[3\]\[None\]\[a tuple\]: a function cannot be kept: leave it out'):
+    with pytest.raises(TypeError, match=r'^state\["a"\]\[0\]\.inner\[3\]\[None\]\[a tuple\]: a function cannot be '
+                       r'kept: leave it out'):
         values.encode({"a": [Frozen("x", {3: {None: {(1,): print and (lambda: 0)}}})]})
     with pytest.raises(TypeError, match=r'^state\["model"\]\["x"\]: '):
         values.encode({"x": object()}, path=("model",))
-    assert values.path_text(("\ud800", 1, values.Attr("lr"), b"\xff", 2**70)) == r"""state["\ud800"][1].lr[b'\xff'][0x400000000000000000]"""
+    assert values.path_text(("\ud800", 1, values.Attr("lr"), b"\xff",
+                             2**70)) == r"""state["\ud800"][1].lr[b'\xff'][0x400000000000000000]"""
     assert values.path_text(("x",), root="plan") == 'plan["x"]'
 
 
@@ -234,8 +261,10 @@ def nested(depth, wrap):
     return value
 
 
-@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}, lambda x: {1: x}, lambda x: Frozen("", x),
-                                  lambda x: frozenset([x]), lambda x: slice(x)], ids="list tuple dict pairs record set slice".split())
+@pytest.mark.parametrize("wrap",
+                         [lambda x: [x], lambda x: (x,), lambda x: {"a": x}, lambda x: {1: x}, lambda x: Frozen("", x),
+                          lambda x: frozenset([x]), lambda x: slice(x)],
+                         ids="list tuple dict pairs record set slice".split())
 def test_depth(wrap):
     there_and_back(nested(values.MAX_DEPTH, wrap))
     with pytest.raises(ValueError, match=f"nested more than {values.MAX_DEPTH} deep"):
@@ -297,9 +326,11 @@ def test_tensors_are_references():
     assert plain["model"]["w"].name == "model/w" and plain["model"]["w"].size == (1, 2)
     assert values.encode(plain) == text
     for length in range(1, 130):                                # whatever fits a line
-        lines = values.encode([[Tensor("x")] * 3], tensor=lambda path, value: "n" * length, is_tensor=lambda value: isinstance(value, Tensor))
+        lines = values.encode([[Tensor("x")] * 3], tensor=lambda path, value: "n" * length,
+                              is_tensor=lambda value: isinstance(value, Tensor))
         assert values.encode(values.decode(lines)) == lines
-    named = values.encode([Tensor("x")], tensor=lambda path, value: "a/b", is_tensor=lambda value: isinstance(value, Tensor))
+    named = values.encode([Tensor("x")], tensor=lambda path, value: "a/b",
+                          is_tensor=lambda value: isinstance(value, Tensor))
     assert b'[{"$tensor": "a/b"}]' in named
 
 
@@ -324,7 +355,8 @@ def test_classes_come_back_only_when_given():
     records = values.decode(text)
     assert all(type(record) is Record for record in records)
     config, phase, level, parts, point, _ = records
-    assert config.lr == 0.1 == config["lr"] and config.type_name == "valuelib.Config" and list(config) == ["lr", "betas", "phase", "tags"]
+    assert (config.lr == 0.1 == config["lr"] and config.type_name == "valuelib.Config" and
+            list(config) == ["lr", "betas", "phase", "tags"])
     assert config.phase == Record("valuelib.Phase", {"name": "WARMUP", "value": "warmup"}, "$enum")
     assert (phase.name, phase.value, level.value, parts.value, dict(point)) == ("DECAY", 2, 10, 5, {"x": 1, "y": 2})
     some = values.decode(text, types=[Config])
@@ -333,18 +365,21 @@ def test_classes_come_back_only_when_given():
 
 def test_classes_change():
     text = values.encode(Config(0.5))
-    newer = dataclasses.make_dataclass("Config", [("lr", float), ("betas", tuple), ("phase", object), ("tags", list), ("decay", float, 0.1),
+    newer = dataclasses.make_dataclass("Config", [("lr", float), ("betas", tuple), ("phase", object), ("tags", list),
+                                                  ("decay", float, 0.1),
                                                   ("names", list, dataclasses.field(default_factory=list))])
     made = values.decode(text, types={"valuelib.Config": newer})
     assert (made.lr, made.decay, made.names) == (0.5, 0.1, [])
     older = dataclasses.make_dataclass("Config", [("lr", float)])
     with pytest.raises(ValueError, match=r"^state\.betas: valuelib.Config has no such field"):
         values.decode(text, types={"valuelib.Config": older})
-    needy = dataclasses.make_dataclass("Config", [("lr", float), ("betas", tuple), ("phase", object), ("tags", list), ("must", int)])
+    needy = dataclasses.make_dataclass("Config", [("lr", float), ("betas", tuple), ("phase", object), ("tags", list),
+                                                  ("must", int)])
     with pytest.raises(ValueError, match=r"^state\.must: the field is missing"):
         values.decode(text, types={"valuelib.Config": needy})
     assert read('{"$record": "valuelib.Span", "fields": {"begin": 1}}', types=[Span]) == Span(1, 7)
-    for tag, cls in (('{"$record": "x.Y", "fields": {}}', Phase), ('{"$enum": "x.Y", "name": "a", "value": 1}', Config)):
+    for tag, cls in (('{"$record": "x.Y", "fields": {}}', Phase),
+                     ('{"$enum": "x.Y", "name": "a", "value": 1}', Config)):
         with pytest.raises(ValueError, match="x.Y was"):
             read(tag, types={"x.Y": cls})
     with pytest.raises(ValueError, match="valuelib.Phase has no member GONE"):
@@ -355,7 +390,8 @@ def test_classes_change():
             values.decode(text, types=wrong)
     del torch_like
     with pytest.raises(ValueError, match="two classes"):
-        values.decode(text, types=[Config, type("Config", (Config,), {"__module__": "valuelib", "__qualname__": "Config"})])
+        values.decode(text,
+                      types=[Config, type("Config", (Config,), {"__module__": "valuelib", "__qualname__": "Config"})])
 
 
 def test_classes_are_filled_not_run():
@@ -378,7 +414,8 @@ def test_classes_are_filled_not_run():
 def test_namespaces_come_back():
     text = there_and_back(types.SimpleNamespace(a=1, b=[2]))
     again = values.decode(values.encode(argparse.Namespace(lr=0.1, steps=5)))
-    assert type(again) is argparse.Namespace and again == argparse.Namespace(lr=0.1, steps=5) and b"types.SimpleNamespace" in text
+    assert (type(again) is argparse.Namespace and again == argparse.Namespace(lr=0.1, steps=5) and
+            b"types.SimpleNamespace" in text)
     odd = read('{"$record": "argparse.Namespace", "fields": {"__class__": 1, "__dict__": 2}}')
     assert type(odd) is argparse.Namespace and vars(odd)["__dict__"] == 2
 
@@ -406,7 +443,8 @@ def test_records_are_values():
         record.x = 2
     with pytest.raises(AttributeError, match="cannot be changed"):
         del record.x
-    assert hash(Record("a.B", {"x": 1})) == hash(Record("a.B", {"x": 1})) and hash(record) == hash(copy.deepcopy(record))
+    assert (hash(Record("a.B", {"x": 1})) == hash(Record("a.B", {"x": 1})) and
+            hash(record) == hash(copy.deepcopy(record)))
     assert hash(Record("a.B", {"x": 1})) != hash(Record("a.B", {"x": 2}))
 
 
@@ -428,36 +466,61 @@ def test_meshes_are_values():
 # ---- hostile text ----
 
 HOSTILE = [
-    "{", "[1,]", "nul", '"\\ud800"', '{"\\ud800": 1}', "NaN", "Infinity", "1e999", "9007199254740992", "-" + "9" * 5000, "1" * 100000,
-    '{"a": 1, "a": 2}', '{"$int": "0x1"}', '{"$int": "0X20000000000000"}', '{"$int": 5}', '{"$int": "12"}', '{"$int": "0x20000000000000", "x": 1}',
-    '{"$float": "NaN"}', '{"$float": 1}', '{"$float": []}', '{"$complex": [1, 2]}', '{"$complex": [1.0]}', '{"$complex": "1j"}',
-    '{"$bytes": "a"}', '{"$bytes": "YQ"}', '{"$bytes": "YR=="}', '{"$bytes": "é"}', '{"$bytes": [97]}', '{"$bytearray": null}',
-    '{"$tuple": {"a": 1}}', '{"$tuple": "ab"}', '{"$tuple": 5}', '{"$set": [[1]]}', '{"$set": [1, 1.0]}', '{"$set": {}}', '{"$frozenset": [{"$set": []}]}',
-    '{"$dict": {}}', '{"$dict": [1]}', '{"$dict": [[1]]}', '{"$dict": [[1, 2, 3]]}', '{"$dict": [[[], 1]]}', '{"$dict": [[1, 1], [true, 2]]}',
+    "{", "[1,]", "nul", '"\\ud800"', '{"\\ud800": 1}', "NaN", "Infinity", "1e999", "9007199254740992", "-" + "9" * 5000,
+    "1" * 100000,
+    '{"a": 1, "a": 2}', '{"$int": "0x1"}', '{"$int": "0X20000000000000"}', '{"$int": 5}', '{"$int": "12"}',
+    '{"$int": "0x20000000000000", "x": 1}',
+    '{"$float": "NaN"}', '{"$float": 1}', '{"$float": []}', '{"$complex": [1, 2]}', '{"$complex": [1.0]}',
+    '{"$complex": "1j"}',
+    '{"$bytes": "a"}', '{"$bytes": "YQ"}', '{"$bytes": "YR=="}', '{"$bytes": "é"}', '{"$bytes": [97]}',
+    '{"$bytearray": null}',
+    '{"$tuple": {"a": 1}}', '{"$tuple": "ab"}', '{"$tuple": 5}', '{"$set": [[1]]}', '{"$set": [1, 1.0]}',
+    '{"$set": {}}', '{"$frozenset": [{"$set": []}]}',
+    '{"$dict": {}}', '{"$dict": [1]}', '{"$dict": [[1]]}', '{"$dict": [[1, 2, 3]]}', '{"$dict": [[[], 1]]}',
+    '{"$dict": [[1, 1], [true, 2]]}',
     '{"$dict": [[{"$slice": [1, 2, 3]}, 1]]}', '{"$ordereddict": [["a"]]}', '{"$counter": 1}', '{"$defaultdict": []}',
-    '{"$defaultdict": [], "factory": "eval"}', '{"$defaultdict": [], "factory": ["list"]}', '{"$deque": [1, 2], "maxlen": 1}',
-    '{"$deque": [], "maxlen": -1}', '{"$deque": [], "maxlen": 1.5}', '{"$deque": 1}', '{"$range": [0, 1, 0]}', '{"$range": [0, 1]}',
-    '{"$range": [0, 1, 1.0]}', '{"$range": [true, 1, 1]}', '{"$slice": []}', '{"$datetime": "yesterday"}', '{"$datetime": 5}',
-    '{"$datetime": "2024-01-01"}', '{"$date": "20240101"}', '{"$time": "25:00"}', '{"$timedelta": [1, 2]}', '{"$timedelta": [1e9, 2, 3]}',
-    '{"$timedelta": [9999999999, 0, 0]}', '{"$path": 5}', '{"$path": "a", "pure": "mac"}', '{"$path": "\\udcff"}', '{"$path": "a", "pure": []}',
-    '{"$record": "a.B"}', '{"$record": 5, "fields": {}}', '{"$record": "", "fields": {}}', '{"$record": "a.B", "fields": []}',
+    '{"$defaultdict": [], "factory": "eval"}', '{"$defaultdict": [], "factory": ["list"]}',
+    '{"$deque": [1, 2], "maxlen": 1}',
+    '{"$deque": [], "maxlen": -1}', '{"$deque": [], "maxlen": 1.5}', '{"$deque": 1}', '{"$range": [0, 1, 0]}',
+    '{"$range": [0, 1]}',
+    '{"$range": [0, 1, 1.0]}', '{"$range": [true, 1, 1]}', '{"$slice": []}', '{"$datetime": "yesterday"}',
+    '{"$datetime": 5}',
+    '{"$datetime": "2024-01-01"}', '{"$date": "20240101"}', '{"$time": "25:00"}', '{"$timedelta": [1, 2]}',
+    '{"$timedelta": [1e9, 2, 3]}',
+    '{"$timedelta": [9999999999, 0, 0]}', '{"$path": 5}', '{"$path": "a", "pure": "mac"}', '{"$path": "\\udcff"}',
+    '{"$path": "a", "pure": []}',
+    '{"$record": "a.B"}', '{"$record": 5, "fields": {}}', '{"$record": "", "fields": {}}',
+    '{"$record": "a.B", "fields": []}',
     '{"$record": "a.B", "fields": {"$int": "0x20000000000000"}}', '{"$record": "a.B", "fields": {"x": 1, "x": 2}}',
-    '{"$record": "a\\nB", "fields": {}}', '{"$enum": "a.B", "name": 5, "value": 1}', '{"$enum": "a.B", "name": "x"}', '{"$enum": [], "name": "x", "value": 1}',
-    '{"$enum": "valuelib.Parts", "name": null, "value": 64}', '{"$enum": "valuelib.Parts", "name": "__class__", "value": 1}',
-    '{"$tensor": 5}', '{"$tensor": ""}', '{"$tensor": "a", "name": 1}', '{"$tensor": "\\ud800"}', '{"$tensor": "a", "b": {"$no": 1}}',
-    '{"$numpy": 1}', '{"$numpy": 1, "dtype": "object"}', '{"$numpy": 300, "dtype": "int8"}', '{"$numpy": -1, "dtype": "uint8"}',
-    '{"$numpy": 1, "dtype": "float32"}', '{"$numpy": 0.1, "dtype": "float32"}', '{"$numpy": 1e300, "dtype": "float32"}', '{"$numpy": 1, "dtype": []}',
+    '{"$record": "a\\nB", "fields": {}}', '{"$enum": "a.B", "name": 5, "value": 1}', '{"$enum": "a.B", "name": "x"}',
+    '{"$enum": [], "name": "x", "value": 1}',
+    '{"$enum": "valuelib.Parts", "name": null, "value": 64}',
+    '{"$enum": "valuelib.Parts", "name": "__class__", "value": 1}',
+    '{"$tensor": 5}', '{"$tensor": ""}', '{"$tensor": "a", "name": 1}', '{"$tensor": "\\ud800"}',
+    '{"$tensor": "a", "b": {"$no": 1}}',
+    '{"$numpy": 1}', '{"$numpy": 1, "dtype": "object"}', '{"$numpy": 300, "dtype": "int8"}',
+    '{"$numpy": -1, "dtype": "uint8"}',
+    '{"$numpy": 1, "dtype": "float32"}', '{"$numpy": 0.1, "dtype": "float32"}', '{"$numpy": 1e300, "dtype": "float32"}',
+    '{"$numpy": 1, "dtype": []}',
     '{"$numpy": true, "dtype": "int8"}', '{"$numpy": "a", "dtype": "bytes"}', '{"$numpy": 1, "dtype": "datetime64[x]"}',
     '{"$numpy": 1.0, "dtype": "datetime64[s]"}',
-    '{"$numpy": {"$int": "0x10000000000000000"}, "dtype": "datetime64[s]"}', '{"$numpy.dtype": "O"}', '{"$numpy.dtype": "i4,i4"}',
+    '{"$numpy": {"$int": "0x10000000000000000"}, "dtype": "datetime64[s]"}', '{"$numpy.dtype": "O"}',
+    '{"$numpy.dtype": "i4,i4"}',
     '{"$numpy.dtype": ["a"]}', '{"$numpy.dtype": "|U99999999999"}', '{"$numpy.type": "object_"}', '{"$numpy.type": []}',
-    '{"$torch.dtype": "os.system"}', '{"$torch.dtype": 5}', '{"$torch.Size": [1.0]}', '{"$torch.Size": 5}', '{"$torch.Size": [true]}',
-    '{"$torch.Size": [{"$int": "0x8000000000000000"}]}', '{"$torch.device": "cpu; rm"}', '{"$torch.device": []}', '{"$torch.layout": "a b"}',
-    '{"$placement": "Shard"}', '{"$placement": "Shard", "dim": "0"}', '{"$placement": "Shard", "dim": true}', '{"$placement": "Replicate", "dim": 0}',
-    '{"$placement": "DTensor"}', '{"$placement": []}', '{"$placement": "Shard", "dim": {"$int": "0x20000000000000"}}', '{"$placement": "Shard", "x": 0}',
-    '{"$mesh": [0]}', '{"$mesh": [[0], [1, 2]], "device": "cpu"}', '{"$mesh": 1.5, "device": "cpu"}', '{"$mesh": [0], "device": 5}',
-    '{"$mesh": [0], "device": "cpu", "names": "d"}', '{"$mesh": [0], "device": "cpu", "names": [1]}', '{"$mesh": [[]], "device": "cpu", "names": {}}',
-    '{"$set": [{"$numpy": 5, "dtype": "timedelta64"}]}', '{"$unknown": 1}', '{"$": 1}', '{"$int": "0x20000000000000", "$bytes": ""}',
+    '{"$torch.dtype": "os.system"}', '{"$torch.dtype": 5}', '{"$torch.Size": [1.0]}', '{"$torch.Size": 5}',
+    '{"$torch.Size": [true]}',
+    '{"$torch.Size": [{"$int": "0x8000000000000000"}]}', '{"$torch.device": "cpu; rm"}', '{"$torch.device": []}',
+    '{"$torch.layout": "a b"}',
+    '{"$placement": "Shard"}', '{"$placement": "Shard", "dim": "0"}', '{"$placement": "Shard", "dim": true}',
+    '{"$placement": "Replicate", "dim": 0}',
+    '{"$placement": "DTensor"}', '{"$placement": []}', '{"$placement": "Shard", "dim": {"$int": "0x20000000000000"}}',
+    '{"$placement": "Shard", "x": 0}',
+    '{"$mesh": [0]}', '{"$mesh": [[0], [1, 2]], "device": "cpu"}', '{"$mesh": 1.5, "device": "cpu"}',
+    '{"$mesh": [0], "device": 5}',
+    '{"$mesh": [0], "device": "cpu", "names": "d"}', '{"$mesh": [0], "device": "cpu", "names": [1]}',
+    '{"$mesh": [[]], "device": "cpu", "names": {}}',
+    '{"$set": [{"$numpy": 5, "dtype": "timedelta64"}]}', '{"$unknown": 1}', '{"$": 1}',
+    '{"$int": "0x20000000000000", "$bytes": ""}',
     '{"$import": "os"}', '{"$vckpt": 1, "value": 1}',
 ]
 
@@ -470,20 +533,28 @@ def test_hostile_text_is_refused(text):
     assert str(error.value).startswith(('state["a"][0]', "values: not JSON")), error.value
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff", b"\xef\xbb\xbf{}", b'{"$vckpt": 1}', b'{"$vckpt": 2, "value": 1}', b"5",
-                                  b'{"$vckpt": "1", "value": 1}', b'{"$vckpt": 1.0, "value": 1}', b'{"$vckpt": true, "value": 1}',
-                                  b'{"$vckpt": 1, "value": 1, "x": 1}', b'{"$vckpt": 1, "value": 1, "value": 2}', b'{"$vckpt": 1, "value": 1} x',
-                                  b'{"$vckpt": 99999999999999999999, "value": 1}', b'{"value": 1}', "{\0}".encode("utf-16")], ids=repr)
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff", b"\xef\xbb\xbf{}", b'{"$vckpt": 1}',
+                                  b'{"$vckpt": 2, "value": 1}', b"5",
+                                  b'{"$vckpt": "1", "value": 1}', b'{"$vckpt": 1.0, "value": 1}',
+                                  b'{"$vckpt": true, "value": 1}',
+                                  b'{"$vckpt": 1, "value": 1, "x": 1}', b'{"$vckpt": 1, "value": 1, "value": 2}',
+                                  b'{"$vckpt": 1, "value": 1} x',
+                                  b'{"$vckpt": 99999999999999999999, "value": 1}', b'{"value": 1}',
+                                  "{\0}".encode("utf-16")], ids=repr)
 def test_what_is_no_document_is_refused(data):
     with pytest.raises(ValueError, match="^values: ") as error:
         values.decode(data)
     assert type(error.value) is ValueError
 
 
-@pytest.mark.parametrize("text", ["[" * 10**6, "[" * 5000 + "]" * 5000, '{"a":' * 10**5, '{"$tuple": [' * 10**5, '\\"' * 10**6, '["' + "[" * 10**6,
-                                  "[" * 150 + "]" * 150, '{"$dict": [[1, ' * 130 + "0" + "]]}" * 130, '{"$tuple": [' * 101 + "]}" * 101,
-                                  '{"$torch.Size": ' * 120 + "0" + "}" * 120, '{"$slice": [0, 0, ' * 120 + "0" + "]}" * 120,
-                                  '{"$enum": "a", "name": "b", "value": ' * 120 + "0" + "}" * 120, '{"$mesh": ' + "[" * 200 + "]" * 200 + ', "device": "x"}'],
+@pytest.mark.parametrize("text", ["[" * 10**6, "[" * 5000 + "]" * 5000, '{"a":' * 10**5, '{"$tuple": [' * 10**5,
+                                  '\\"' * 10**6, '["' + "[" * 10**6,
+                                  "[" * 150 + "]" * 150, '{"$dict": [[1, ' * 130 + "0" + "]]}" * 130,
+                                  '{"$tuple": [' * 101 + "]}" * 101,
+                                  '{"$torch.Size": ' * 120 + "0" + "}" * 120,
+                                  '{"$slice": [0, 0, ' * 120 + "0" + "]}" * 120,
+                                  '{"$enum": "a", "name": "b", "value": ' * 120 + "0" + "}" * 120,
+                                  '{"$mesh": ' + "[" * 200 + "]" * 200 + ', "device": "x"}'],
                          ids=lambda text: ascii(text[:20]))
 def test_deep_text_is_refused(text):
     limit = sys.getrecursionlimit()
@@ -516,17 +587,21 @@ def test_brackets_in_strings_do_not_count():
 def test_mutated_documents_never_do_worse(scale):
     """Damaged text is read or refused with a ValueError, nothing else."""
     seeds = [values.encode(value) for value in (
-        {"a": [1, 2.5, (3, b"x"), {4, 5}], 1: np.float32(2)}, [Config(0.5), Phase.DECAY, Parts.DATA | Parts.MODEL, Point(1, 2)],
-        [collections.deque([1], 2), collections.Counter("aab"), slice(1), range(3), pathlib.Path("x"), datetime.timedelta(1)],
+        {"a": [1, 2.5, (3, b"x"), {4, 5}], 1: np.float32(2)},
+        [Config(0.5), Phase.DECAY, Parts.DATA | Parts.MODEL, Point(1, 2)],
+        [collections.deque([1], 2), collections.Counter("aab"), slice(1), range(3), pathlib.Path("x"),
+         datetime.timedelta(1)],
         [Mesh("cpu", [[0, 1]], ["a", "b"]), np.datetime64(1, "s"), np.dtype("f4"), 2**80, math.inf, 1j])]
     rng = random.Random(11)
     kept = 0
-    tags = [tag.encode() for tag in TAGS] + [b"$numpy", b"$mesh", b"$tensor", b"value", b"dtype", b"[", b"{", b"null", b"1e5", b'"x"', b"\xff"]
+    tags = [tag.encode() for tag in TAGS] + [b"$numpy", b"$mesh", b"$tensor", b"value", b"dtype", b"[", b"{", b"null",
+                                             b"1e5", b'"x"', b"\xff"]
     for _ in range(scale(4000, 60000)):
         text = bytearray(rng.choice(seeds))
         for _ in range(rng.randint(1, 3)):
             at, end = rng.randrange(len(text)), rng.randrange(9)
-            text[at:at + end] = rng.choice((b"", bytes([rng.randrange(256)]), rng.choice(tags), text[at + end:at + 2 * end]))
+            text[at:at + end] = rng.choice((b"", bytes([rng.randrange(256)]), rng.choice(tags),
+                                            text[at + end:at + 2 * end]))
         try:
             values.decode(bytes(text), types=vl.TYPES)
             kept += 1
@@ -538,7 +613,8 @@ def test_mutated_documents_never_do_worse(scale):
 def test_nothing_that_is_named_is_run(tmp_path):
     mark = tmp_path / "ran"
     for name in ("os.system", "builtins.exec", "subprocess.Popen", "pathlib.Path.touch", "valuelib.Config"):
-        for text in ('{"$record": "%s", "fields": {"command": "touch %s"}}', '{"$enum": "%s", "name": "touch %s", "value": 1}'):
+        for text in ('{"$record": "%s", "fields": {"command": "touch %s"}}',
+                     '{"$enum": "%s", "name": "touch %s", "value": 1}'):
             made = read(text % (name, mark))
             assert type(made) is Record and made.type_name == name
     assert not mark.exists()

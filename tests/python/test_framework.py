@@ -27,7 +27,8 @@ def test_what_was_imported_does_not_matter(run):
     blocked = "import sys; sys.modules['torch'] = None; import vckpt"
     wanted = "torch True" if HAS_TORCH else "numpy False"
     programs = {f"import sys, vckpt; {read}": wanted,
-                f"import sys, vckpt; s = vckpt.Step({run!r}, 'numpy'); print(type(s['w']).__module__, 'torch' in sys.modules)": "numpy False",
+                f"import sys, vckpt; s = vckpt.Step({run!r}, 'numpy'); print(type(s['w']).__module__, 'torch' in "
+                f"sys.modules)": "numpy False",
                 f"import sys, vckpt; vckpt.Step({run!r}); print('none', 'torch' in sys.modules)": "none False",
                 f"{blocked}; print(type(vckpt.Step({run!r})['w']).__module__)": "numpy"}
     if HAS_TORCH:
@@ -36,7 +37,8 @@ def test_what_was_imported_does_not_matter(run):
     if environment.get("VCKPT_PRELOAD"):
         environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
     for program, said in programs.items():
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=run.rpartition("/")[0])
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment,
+                              cwd=run.rpartition("/")[0])
         assert done.stdout.strip() == said, (program, done.stdout, done.stderr)
 
 

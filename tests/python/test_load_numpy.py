@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vckpt.load with numpy alone: what a save took is filled again, in place, by every rank its part; what does not fit is one error that
-changes nothing."""
+"""vckpt.load with numpy alone: what a save took is filled again, in place, by every rank its part; what does not fit is
+one error that changes nothing."""
 import argparse
 import dataclasses
 from typing import Any, NamedTuple
@@ -39,7 +39,8 @@ def save(run, threads):
     """save(step, world, state, ...): state(rank) of every rank, which is a thread."""
     def one(step, world, state, **more):
         vckpt.close()
-        call = {rank: lambda rank: vckpt.save(run, state(rank), step=step, rank=rank, world=world, launch_id=f"save {step}", **more) for rank in range(world)}
+        call = {rank: lambda rank: vckpt.save(run, state(rank), step=step, rank=rank, world=world,
+                                              launch_id=f"save {step}", **more) for rank in range(world)}
         assert threads(call) == {rank: step for rank in range(world)}
         vckpt.close()
     return one
@@ -47,30 +48,38 @@ def save(run, threads):
 
 def test_all_kinds_of_values(run):
     w = np.arange(24.0).reshape(4, 6)
-    saved = {"model": {"w": w, "deep": [{"b": np.arange(3, dtype="u1")}, np.array(7, "i8")]}, "count": Counter(5), "objects": {"a": Counter(6, 2)},
-             "epoch": 3, "trainer": {"name": "x", "cache": {"q": np.ones(2), "n": (1, 2)}, "late": 1}, "lone": np.ones(2)}
+    saved = {"model": {"w": w, "deep": [{"b": np.arange(3, dtype="u1")}, np.array(7, "i8")]}, "count": Counter(5),
+             "objects": {"a": Counter(6, 2)},
+             "epoch": 3, "trainer": {"name": "x", "cache": {"q": np.ones(2), "n": (1, 2)}, "late": 1},
+             "lone": np.ones(2)}
     vckpt.save(run, saved, attributes={"loss": 0.5}, blobs={"config.json": b"{}"}, **ALONE)
     model = {"w": np.zeros((4, 6)), "deep": [{"b": np.zeros(3, "u1")}, np.array(0, "i8")]}
     kept, count, inner, lone = dict(model), Counter(0), Counter(0, 9), np.zeros(2)
     seen = count.seen
     trainer = {"name": "", "cache": {}}
-    found = vckpt.load(run, {"model": model, "count": count, "objects": {"a": inner}, "epoch": 0, "trainer": trainer, "lone": lone}, **ALONE)
-    assert (found.step, found.run, found.path, found.attributes, found.rng) == (0, "run", f"{run}/0", {"loss": "0.5"}, False)
+    found = vckpt.load(run, {"model": model, "count": count, "objects": {"a": inner}, "epoch": 0, "trainer": trainer,
+                             "lone": lone}, **ALONE)
+    assert (found.step, found.run, found.path, found.attributes, found.rng) == (0, "run", f"{run}/0", {"loss": "0.5"},
+                                                                                False)
     assert found.missing == [] and found.unexpected == [] and found.blob("config.json") == b"{}"
     assert model["w"] is kept["w"] and np.array_equal(model["w"], w)
     assert model["deep"][0]["b"].tolist() == [0, 1, 2] and model["deep"][1] == 7 and lone.tolist() == [1, 1]
-    assert (count.count, count.loaded, inner.count, inner.loaded) == (5, 1, 6, 1) and count.seen is seen and seen.tolist() == [5, 5, 5]
+    assert ((count.count, count.loaded, inner.count, inner.loaded) == (5, 1, 6, 1) and count.seen is seen and
+            seen.tolist() == [5, 5, 5])
     assert inner.seen.tolist() == [6, 6]                # another shape than it had
     assert set(found.values) == {"epoch", "trainer"} and found.values["epoch"] == 3
     read = found.values["trainer"]
-    assert read["name"] == "x" and read["late"] == 1 and read["cache"]["n"] == (1, 2) and read["cache"]["q"].tolist() == [1, 1] and trainer["name"] == ""
+    assert (read["name"] == "x" and read["late"] == 1 and read["cache"]["n"] == (1, 2) and
+            read["cache"]["q"].tolist() == [1, 1] and trainer["name"] == "")
 
 
 def test_every_memory(run):
     """Strided, transposed, turned and converted destinations, and the other byte order."""
     w = np.arange(24, dtype="f4").reshape(4, 6)
     vckpt.save(run, {"m": {"w": w, "none": np.zeros((0, 3))}}, **ALONE)
-    for to in np.zeros((6, 4), "f4").T, np.zeros((8, 12), "f4")[::2, ::2], np.zeros((4, 6), "f4")[::-1, ::-1], np.zeros((4, 6), "f8"), np.zeros((4, 6), ">f4"):
+    for to in np.zeros((6, 4), "f4").T, np.zeros((8, 12), "f4")[::2,
+                                                                ::2], np.zeros((4, 6), "f4")[::-1, ::-1], np.zeros(
+        (4, 6), "f8"), np.zeros((4, 6), ">f4"):
         vckpt.load(run, {"m": {"w": to, "none": np.ones((0, 3))}}, **ALONE)
         assert np.array_equal(to, w), to.strides
     fixed = np.zeros((4, 6), "f4")
@@ -80,23 +89,29 @@ def test_every_memory(run):
 
 
 def test_what_does_not_fit_is_one_error(run):
-    vckpt.save(run, {"model": {"a": np.ones(3), "b": np.ones(2), "old": np.ones(1)}, "other": {"x": np.ones(1)}}, **ALONE)
+    vckpt.save(run, {"model": {"a": np.ones(3), "b": np.ones(2), "old": np.ones(1)}, "other": {"x": np.ones(1)}},
+               **ALONE)
     a, many = np.zeros(3), {f"n{i:02}": np.zeros(1) for i in range(13)}
     state = {"model": {"a": a, "b": np.zeros((2, 2)), **many}, "ema": {"w": np.zeros(1)}, "gone": Counter(0)}
     with pytest.raises(vckpt.InvalidArgument) as e:
         vckpt.load(run, state, **ALONE)
     listed = ", ".join(f"model/n{i:02}" for i in range(10))
-    assert str(e.value) == (f"{run}/0 does not fit the state: the step lacks {listed} and 5 more; the state lacks model/old; "
-                            "model/b has the shape [2] in the step and [2, 2] in the state (a tensor is filled in its own shape only: "
+    assert str(e.value) == (f"{run}/0 does not fit the state: the step lacks {listed} and 5 more; the state lacks "
+                            f"model/old; "
+                            "model/b has the shape [2] in the step and [2, 2] in the state (a tensor is filled in its "
+                            "own shape only: "
                             "make it of the step's shape, or leave it out of the state and give strict=False)")
     assert not a.any()
     del state["model"]["b"]
     found = vckpt.load(run, state, strict=False, **ALONE)
-    assert found.missing == [*(f"model/{name}" for name in many), "ema", "gone"] and found.unexpected == ["model/b", "model/old"] and a.all()
+    assert found.missing == [*(f"model/{name}" for name in many), "ema",
+                             "gone"] and found.unexpected == ["model/b", "model/old"] and a.all()
     state["model"]["b"] = np.zeros((2, 2))
-    with pytest.raises(vckpt.InvalidArgument, match=r"does not fit the state: model/b has the shape \[2\] in the step and \[2, 2\] in the state \(a tensor is filled"):
+    with pytest.raises(vckpt.InvalidArgument, match=r"does not fit the state: model/b has the shape \[2\] in the step "
+                       r"and \[2, 2\] in the state \(a tensor is filled"):
         vckpt.load(run, state, strict=False, **ALONE)
-    assert vckpt.load(run, {"other": {"x": np.zeros(1)}}, **ALONE).unexpected == []      # a component that only the step has is no matter
+    # a component that only the step has is no matter
+    assert vckpt.load(run, {"other": {"x": np.zeros(1)}}, **ALONE).unexpected == []
 
 
 def test_where_there_is_no_step(run, tmp_path):
@@ -121,7 +136,8 @@ def test_several_processes_without_a_group(run, monkeypatch):
     vckpt.save(run, {"m": {"w": np.ones(2)}}, **ALONE)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(vckpt.InvalidArgument, match=r"give rank= and world=; where this process loads by itself, give rank=0, world=1"):
+    with pytest.raises(vckpt.InvalidArgument, match=r"give rank= and world=; where this process loads by itself, give "
+                       r"rank=0, world=1"):
         vckpt.load(run, {})
     with pytest.raises(vckpt.InvalidArgument, match="belong together"):
         vckpt.load(run, {}, rank=1)
@@ -136,14 +152,21 @@ def test_a_state_dict_by_itself(run):
 
 W = np.arange(60, dtype="f4").reshape(10, 6)
 LAYOUTS = {
-    "rows": (4, lambda r, a: vckpt.Shard(a[-(-10 // 4) * r:-(-10 // 4) * (r + 1)], shape=(10, 6), mesh="dp=4", placements="S(0)")),
-    "strided": (2, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[[[0, 1, 2, 5, 6, 7], [3, 4, 8, 9]][r]]), shape=(10, 6), mesh="dp=2", placements="SS(0,2)")),
-    "columns": (3, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[:, 2 * r:2 * r + 2]), shape=(10, 6), mesh=("tp=3", [2, 1, 0][::-1]), placements="S(1)")),
-    "flat": (3, lambda r, a: vckpt.Shard(a.reshape(-1)[20 * r:20 * r + 20].copy(), shape=(10, 6), flat=(20 * r, 20 * r + 20))),
-    "flat of columns": (2, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[:, 1:5]).reshape(-1)[20 * r:20 * r + 20].copy(), shape=(10, 4), flat=(20 * r, 20 * r + 20))),
+    "rows": (4, lambda r, a: vckpt.Shard(a[-(-10 // 4) * r:-(-10 // 4) * (r + 1)], shape=(10, 6), mesh="dp=4",
+                                         placements="S(0)")),
+    "strided": (2, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[[[0, 1, 2, 5, 6, 7], [3, 4, 8, 9]][r]]),
+                                            shape=(10, 6), mesh="dp=2", placements="SS(0,2)")),
+    "columns": (3, lambda r, a: vckpt.Shard(np.ascontiguousarray(a[:, 2 * r:2 * r + 2]), shape=(10, 6),
+                                            mesh=("tp=3", [2, 1, 0][::-1]), placements="S(1)")),
+    "flat": (3, lambda r, a: vckpt.Shard(a.reshape(-1)[20 * r:20 * r + 20].copy(), shape=(10, 6),
+                                         flat=(20 * r, 20 * r + 20))),
+    "flat of columns": (2,
+                        lambda r, a: vckpt.Shard(np.ascontiguousarray(a[:, 1:5]).reshape(-1)[20 * r:20 * r + 20].copy(),
+                                                 shape=(10, 4), flat=(20 * r, 20 * r + 20))),
     "boxes": (2, lambda r, a: vckpt.Shard(np.concatenate([a[:3].reshape(-1), a[7:, 2:].reshape(-1)]) if r == 0 else
                                           np.concatenate([a[3:7].reshape(-1), a[7:, :2].reshape(-1)]), shape=(10, 6),
-                                          boxes=[((0, 0), (3, 6)), ((7, 2), (3, 4))] if r == 0 else [((3, 0), (4, 6)), ((7, 0), (3, 2))])),
+                                          boxes=[((0, 0), (3, 6)), ((7, 2), (3, 4))] if r == 0
+                                          else [((3, 0), (4, 6)), ((7, 0), (3, 2))])),
     "mesh of the call": (2, lambda r, a: vckpt.Shard(a[5 * r:5 * r + 5], shape=(10, 6), placements="S(0)")),
 }
 
@@ -180,7 +203,8 @@ def test_from_one_layout_into_others(run, save):
 
 def test_generators_and_what_is_per_rank(run, save, capfd):
     def state(rank):
-        return {"rng": vckpt.rng_state(), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank), "names": ["x"]}, "all": {"n": 1}}
+        return {"rng": vckpt.rng_state(), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank), "names": ["x"]},
+                "all": {"n": 1}}
     vckpt.save(run, state(0), step=1, per_rank="loader", **ALONE)
     wanted = np.random.random(3)
     np.random.seed(9)
@@ -190,22 +214,27 @@ def test_generators_and_what_is_per_rank(run, save, capfd):
     assert found.values == {"loader": {"at": 0, "queue": queue, "names": ["x"]}} and queue.tolist() == [0, 0]
     assert not vckpt.load(run, {"rng": vckpt.rng_state()}, rank=0, world=2).rng
     assert capfd.readouterr().err.endswith("were left as they are: 1 rank saved them, this job has 2\n")
-    save(2, 2, lambda rank: {"rng": vckpt.RngState({"rank": rank}), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank)}, "all": {"n": 1}},
+    save(2, 2, lambda rank: {"rng": vckpt.RngState({"rank": rank}),
+                             "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank)}, "all": {"n": 1}},
          per_rank="loader")
     queue = np.zeros(3, int)
     found = vckpt.load(run, {"loader": {"at": 0, "queue": queue}}, rank=1, world=2)
     assert found.values["loader"]["at"] == 10 and queue.tolist() == [1, 1, 1]
-    with pytest.raises(vckpt.InvalidArgument, match=r"loader/queue has the shape \[3\] in the step and \[4\] in the state"):
+    with pytest.raises(vckpt.InvalidArgument,
+                       match=r"loader/queue has the shape \[3\] in the step and \[4\] in the state"):
         vckpt.load(run, {"loader": {"queue": np.zeros(4, int)}}, rank=1, world=2)
     before = np.random.get_state()[1].tobytes()
-    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks loader/queue \(kept for each of 2 ranks, this job has 1\)"):
+    with pytest.raises(vckpt.InvalidArgument,
+                       match=r"the step lacks loader/queue \(kept for each of 2 ranks, this job has 1\)"):
         vckpt.load(run, {"rng": vckpt.rng_state(), "loader": {"queue": queue}}, **ALONE)
-    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks loader \(kept for each of 2 ranks, this job has 1\)"):
+    with pytest.raises(vckpt.InvalidArgument,
+                       match=r"the step lacks loader \(kept for each of 2 ranks, this job has 1\)"):
         vckpt.load(run, {"loader": {"at": 0}}, **ALONE)
     capfd.readouterr()
     found = vckpt.load(run, {"rng": vckpt.rng_state(), "all": {"n": 0}}, **ALONE)
     assert not found.rng and found.values == {"all": {"n": 1}} and np.random.get_state()[1].tobytes() == before
-    assert capfd.readouterr().err == f"vckpt: {run}/2: the random number generators were left as they are: 2 ranks saved them, this job has 1\n"
+    assert (capfd.readouterr().err == f"vckpt: {run}/2: the random number generators were left as they are: 2 ranks "
+            f"saved them, this job has 1\n")
 
 
 class Pair(NamedTuple):
@@ -220,7 +249,8 @@ class Kept:
 
 
 def test_tensors_in_objects_of_classes(run):
-    """They are read wherever `values` has them: in records, in the classes of types=, in namespaces; a named tuple of the state is filled."""
+    """They are read wherever `values` has them: in records, in the classes of types=, in namespaces; a named tuple of
+    the state is filled."""
     saved = {"c": Kept("x", np.arange(3.0)), "p": Pair(1, np.ones(2)), "n": argparse.Namespace(w=np.ones(4))}
     vckpt.save(run, {"all": saved}, **ALONE)
     plain = vckpt.load(run, {"all": None}, **ALONE).values["all"]
@@ -254,7 +284,8 @@ def test_what_cannot_be_filled_is_found_first(run, save):
     save(2, 1, lambda rank: {"m": {"a": np.ones(2), "b": np.ones(3)}}, per_rank=["m.b"])
     fixed, a = np.zeros(3), np.zeros(2)
     fixed.flags.writeable = False
-    for step, b, sentence in (1, fixed, "m/b of the state is read-only"), (2, fixed, "m/b of the state is read-only"), (2, np.zeros(4), "m/b has the shape"):
+    for step, b, sentence in (1, fixed, "m/b of the state is read-only"), (2, fixed, "m/b of the state is read-only"), (
+        2, np.zeros(4), "m/b has the shape"):
         with pytest.raises(vckpt.InvalidArgument, match=sentence):
             vckpt.load(run / str(step), {"m": {"a": a, "b": b}}, **ALONE)
         assert not a.any()

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numpy with ml_dtypes: its arrays are saved, and what a step has in bf16 and f8 comes back in its types, whole, by `out=`, by load and
-as what a rank keeps by itself."""
+"""numpy with ml_dtypes: its arrays are saved, and what a step has in bf16 and f8 comes back in its types, whole, by
+`out=`, by load and as what a rank keeps by itself."""
 import ml_dtypes
 import numpy as np
 import pytest
 
 import vckpt
 
-NAMES = {"bfloat16": "bf16", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz",
+NAMES = {"bfloat16": "bf16", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz",
+         "float8_e5m2fnuz": "f8_e5m2fnuz",
          "float8_e8m0fnu": "f8_e8m0fnu"}
 ALONE = {"rank": 0, "world": 1}
 
@@ -36,14 +37,16 @@ def test_there_and_back(run):
                 assert found.dtype == array.dtype and np.array_equal(found.astype("f4"), array.astype("f4")), name
         own = step.values("own", rank=0)["q"]
         assert own.dtype == ml_dtypes.bfloat16 and np.array_equal(own, kept["bfloat16"])
-        with pytest.raises(vckpt.InvalidArgument, match="expected f8_e4m3fn of shape"):     # of the same size, and of another type
+        # of the same size, and of another type
+        with pytest.raises(vckpt.InvalidArgument, match="expected f8_e4m3fn of shape"):
             step.read("m", "float8_e4m3fn", out=np.zeros((2, 3), ml_dtypes.float8_e5m2))
 
 
 def test_load_and_convert(run):
     kept = arrays()
     vckpt.save(run, {"m": kept}, pin="no", **ALONE)
-    same, wide = {name: np.zeros_like(array) for name, array in kept.items()}, {name: np.zeros((2, 3), "f4") for name in kept}
+    same, wide = {name: np.zeros_like(array) for name, array in kept.items()}, {name: np.zeros((2, 3), "f4")
+                                                                                for name in kept}
     for to in same, wide:
         vckpt.load(run, {"m": to}, **ALONE)
         assert all(np.array_equal(to[name].astype("f4"), array.astype("f4")) for name, array in kept.items())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say of the package is there: every name of `vckpt` and `vckpt.dcp` in their Python, and in the words between
-backquotes; and of savers, handles, steps and what a load gives every attribute."""
+"""What the pages say of the package is there: every name of `vckpt` and `vckpt.dcp` in their Python, and in the words
+between backquotes; and of savers, handles, steps and what a load gives every attribute."""
 import ast
 import inspect
 import pathlib
@@ -13,14 +13,16 @@ import vckpt
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # The names that pages give to objects of a class.
-CLASSES = {"saver": vckpt.Saver, "handle": vckpt.Handle, "found": vckpt.Loaded, "step": vckpt.Step, "stopping": vckpt.Stopping}
+CLASSES = {"saver": vckpt.Saver, "handle": vckpt.Handle, "found": vckpt.Loaded, "step": vckpt.Step,
+           "stopping": vckpt.Stopping}
 RECORDS = {"vckpt.PerRank", "vckpt.SameAs"}             # what stands in documents: no names of the package
 
 
 def dcp_names():
     """Without an import, which needs torch."""
     tree = ast.parse((ROOT / "tools/python/vckpt/dcp.py").read_text())
-    return next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
+    return next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and
+                node.targets[0].id == "__all__")
 
 
 def is_there(name):
@@ -48,10 +50,12 @@ def wrong_in(code):
             name = ast.unparse(node)
             if re.fullmatch(r"vckpt(\.\w+)+", name) and not is_there(name):
                 wrong.append(name)
-            if isinstance(node.value, ast.Name) and node.value.id in CLASSES and node.attr not in attributes(CLASSES[node.value.id]):
+            if (isinstance(node.value, ast.Name) and node.value.id in CLASSES and
+                node.attr not in attributes(CLASSES[node.value.id])):
                 wrong.append(name)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vckpt":
-            wrong += [f"{node.module}.{alias.name}" for alias in node.names if not is_there(f"{node.module}.{alias.name}")]
+            wrong += [f"{node.module}.{alias.name}" for alias in node.names
+                      if not is_there(f"{node.module}.{alias.name}")]
     return wrong
 
 
@@ -66,5 +70,6 @@ def test_names_on_a_page_are_there(page):
 
 
 def test_what_is_not_there_is_found():
-    assert set(wrong_in("import vckpt\nvckpt.no_such(1)\nvckpt.dcp.Nothing\nvckpt.save\nsaver.asynchronous\nhandle.staged()\nfound.values\nstep.number\n"
-                    "from vckpt.dcp import StorageReader, Other")) == {"vckpt.dcp.Other", "vckpt.no_such", "vckpt.dcp.Nothing", "saver.asynchronous"}
+    found = wrong_in("import vckpt\nvckpt.no_such(1)\nvckpt.dcp.Nothing\nvckpt.save\nsaver.asynchronous\n"
+                     "handle.staged()\nfound.values\nstep.number\nfrom vckpt.dcp import StorageReader, Other")
+    assert set(found) == {"vckpt.dcp.Other", "vckpt.no_such", "vckpt.dcp.Nothing", "saver.asynchronous"}

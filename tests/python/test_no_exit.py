@@ -39,7 +39,8 @@ def program(tmp_path):
         environment = dict(os.environ)
         if preload := f"{environment.get('VCKPT_PRELOAD', '')} {preload}".strip():
             environment["LD_PRELOAD"] = preload
-        return subprocess.run([sys.executable, "-c", text, str(tmp_path / "store")], capture_output=True, text=True, timeout=60, env=environment)
+        return subprocess.run([sys.executable, "-c", text, str(tmp_path / "store")], capture_output=True, text=True,
+                              timeout=60, env=environment)
     assert run(HEAD + 'vckpt.save(store + "/there", state, step=0)').returncode == 0
     return run
 
@@ -53,8 +54,10 @@ def test_no_thread_keys_left(program):
 def test_a_kernel_without_random_numbers(program, tmp_path):
     """getrandom as an older kernel, or a filter of system calls, answers it."""
     (tmp_path / "no.c").write_text('#include <errno.h>\n#include <sys/types.h>\n'
-                                   'ssize_t getrandom(void *p, size_t n, unsigned f) { (void)p, (void)n, (void)f; errno = ENOSYS; return -1; }\n')
+                                   'ssize_t getrandom(void *p, size_t n, unsigned f) { (void)p, (void)n, (void)f; '
+                                   'errno = ENOSYS; return -1; }\n')
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "no.so", tmp_path / "no.c"], check=True)
     done = program(RANDOM, str(tmp_path / "no.so"))
     assert done.returncode == 0, (done.stdout, done.stderr)
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["error", str(errno.ENOSYS)]] * 2, (done.stdout, done.stderr)
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["error", str(errno.ENOSYS)]] * 2, (
+        (done.stdout, done.stderr))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pip install .` at the top of the repository: builds the library, installs the package and the commands, and the package saves and reads
-without torch."""
+"""`pip install .` at the top of the repository: builds the library, installs the package and the commands, and the
+package saves and reads without torch."""
 import os
 import pathlib
 import re
@@ -34,8 +34,10 @@ def installed(tmp_path_factory):
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone)], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(where / "env")], check=True)
     python = where / "env/bin/python"
-    env = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "VCKPT_LIBRARY", "VCKPT_BUILD", "PYTHONPATH")}
-    done = subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "."], cwd=clone, env=env, capture_output=True,
+    env = {name: value for name, value in os.environ.items()
+           if name not in ("LD_PRELOAD", "VCKPT_LIBRARY", "VCKPT_BUILD", "PYTHONPATH")}
+    done = subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "."], cwd=clone,
+                          env=env, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return python, env
@@ -43,7 +45,8 @@ def installed(tmp_path_factory):
 
 def test_the_installed_package_saves_and_reads(installed, tmp_path):
     python, env = installed
-    done = subprocess.run([python, "-c", USE, str(tmp_path / "store")], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run([python, "-c", USE, str(tmp_path / "store")], cwd=tmp_path, env=env, capture_output=True,
+                          text=True)
     assert done.returncode == 0 and done.stdout.startswith("saved "), done.stdout + done.stderr
 
 
@@ -58,6 +61,7 @@ def test_the_commands_are_beside_its_python(installed, command):
 def test_its_library_shows_nothing_but_the_interface(installed):
     python, env = installed
     library = next(python.parents[1].rglob("libvckpt*.so*"))
-    names = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout.split("\n")
+    names = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True,
+                           check=True).stdout.split("\n")
     shown = {line.split()[-1].partition("@")[0] for line in names if line}
     assert "vckpt_save_begin" in shown and all(name.lower().startswith("vckpt_") for name in shown), sorted(shown)[:20]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save, async_save, Saver and Step without torch: one rank, and ranks that are threads with a launch id of their own."""
+"""save, async_save, Saver and Step without torch: one rank, and ranks that are threads with a launch id of their
+own."""
 import errno
 import json
 import os
@@ -42,7 +43,8 @@ def arrays():
     rng = np.random.default_rng(1)
     found = {f"kind.{kind}": rng.integers(0, 2 if kind == "?" else 100, (5, 3)).astype(kind) for kind in KINDS}
     base = rng.random((40, 60))
-    found.update(t=base.T, cut=base[3:30:4, ::7], back=base[::-1, ::-1], wide=np.broadcast_to(base[0], (4, 60)), scalar=np.array(2.5),
+    found.update(t=base.T, cut=base[3:30:4, ::7], back=base[::-1, ::-1], wide=np.broadcast_to(base[0], (4, 60)),
+                 scalar=np.array(2.5),
                  none=np.zeros((3, 0, 2)), big=base.astype(">f8"), large=rng.random((700, 900)).astype("f4"))
     found["odd name/%\t.é"] = base[:2]
     return found
@@ -52,7 +54,8 @@ def test_arrays_come_back(run):
     wanted = arrays()
     assert vckpt.save(run, {"model": wanted, "one": wanted["large"]}, **OPTIONS) == 0
     with vckpt.Step(run, framework="numpy") as step:
-        assert {t.name: t.shape for t in step.tensors() if t.component == "model"} == {name: array.shape for name, array in wanted.items()}
+        assert {t.name: t.shape for t in step.tensors()
+                if t.component == "model"} == {name: array.shape for name, array in wanted.items()}
         for name, array in wanted.items():
             found = step["model", name]
             assert found.dtype == array.dtype.newbyteorder("=") and found.shape == array.shape
@@ -78,11 +81,13 @@ def test_a_state_dict_by_itself_is_the_component_model(run, state, arguments, wa
     with vckpt.Step(run, framework="numpy") as step:
         assert sorted((info.component, info.name) for info in step.tensors()) == wanted
         if {component for component, _ in wanted} == {"model"}:
-            assert list(step.values("model")) == list(state) and all(np.array_equal(step[name], state[name]) for name in state)
+            assert list(step.values("model")) == list(state) and all(np.array_equal(step[name], state[name])
+                                                                     for name in state)
 
 
 def test_a_state_dict_that_other_things_were_put_into_is_refused(run):
-    with pytest.raises(vckpt.Refused, match=r'state\["layers.0.w"\]: a tensor with a dot in its name belongs to a state dict: give that dict as one '
+    with pytest.raises(vckpt.Refused, match=r'state\["layers.0.w"\]: a tensor with a dot in its name belongs to a '
+                       r'state dict: give that dict as one '
                                             r'component: \{"model": state_dict, ...\}'):
         vckpt.save(run, {"layers.0.w": ONES, "epoch": 3}, **OPTIONS)
     assert vckpt.steps(run) == []
@@ -90,7 +95,8 @@ def test_a_state_dict_that_other_things_were_put_into_is_refused(run):
 
 def test_reading_boxes(run):
     array = np.arange(600 * 700, dtype="f4").reshape(600, 700)
-    vckpt.save(run, {"m": {"w": array}}, step=5, attributes={"loss": 2.31, "note": "é"}, blobs={"config.json": b"{}"}, **OPTIONS)
+    vckpt.save(run, {"m": {"w": array}}, step=5, attributes={"loss": 2.31, "note": "é"}, blobs={"config.json": b"{}"},
+               **OPTIONS)
     with vckpt.Step(run / "5", framework="numpy") as step:
         assert np.array_equal(step.read("m", "w", (slice(100, 300), slice(5, 9))), array[100:300, 5:9])
         assert np.array_equal(step.read("m", "w", ((0, 690), (600, 10))), array[:, 690:])
@@ -119,7 +125,8 @@ def test_a_step_is_a_mapping_of_its_tensors(run):
     vckpt.save(run, state, step=7, attributes={"loss": 2.5}, blobs={"config.json": b"{}"}, **OPTIONS)
     with vckpt.Step(run, framework="numpy") as step:
         assert len(step) == 3 and sorted(step) == sorted(step.keys()) == ["ema/w", "model/a/b", "model/w"]
-        assert all(name in step and np.array_equal(array, step[name]) for name, array in dict(step).items()) and len(dict(step)) == 3
+        assert (all(name in step and np.array_equal(array, step[name]) for name, array in dict(step).items()) and
+                len(dict(step)) == 3)
         assert np.array_equal(step["a/b"], ONES) and np.array_equal(step["model/w"], state["model"]["w"])
         assert "model" not in step and 3 not in step and ("ema", "w") in step and "" not in step
         with pytest.raises(KeyError, match=r"model is a component, not a tensor: step.values\('model'\) gives it"):
@@ -149,8 +156,10 @@ def test_latest(run, tmp_path):
 def test_the_version_is_that_of_the_project(tmp_path):
     wanted = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
     assert vckpt.__version__ == vckpt.version() == wanted
-    done = subprocess.run([sys.executable, "-c", "import vckpt; print(hasattr(vckpt, '__version__')); vckpt.__version__"], capture_output=True, text=True,
-                          env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "tools/python"), "VCKPT_LIBRARY": str(tmp_path / "none.so")})
+    done = subprocess.run([sys.executable, "-c", "import vckpt; print(hasattr(vckpt, '__version__')); "
+                           "vckpt.__version__"], capture_output=True, text=True,
+                          env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "tools/python"),
+                               "VCKPT_LIBRARY": str(tmp_path / "none.so")})
     assert done.stdout == "False\n" and "AttributeError: libvckpt.so is not found" in done.stderr, done.stderr
 
 
@@ -162,9 +171,12 @@ def test_paths(run, tmp_path):
     assert vckpt.save(os.path.relpath(run), state) == 8
     assert vckpt.steps(run) == [3, 7, 8] and vckpt.steps(store / "other") == []
     assert vckpt.Step(run / "latest").number == 8 and vckpt.Step(run / "step-00000003").number == 3
-    for path, kind, said in [(store, ValueError, "is a store: name a run"), (tmp_path / "no/-run", ValueError, "no parent directory is a store, and '-run' cannot be"),
-                             (run / "a/b", ValueError, "expected RUN or RUN/STEP"), (run / "x", ValueError, "expected RUN or RUN/STEP"),
-                             (run / "latest", ValueError, "latest can be read, not saved"), (store / "-bad run", vckpt.Error, "-bad run")]:
+    for path, kind, said in [(store, ValueError, "is a store: name a run"),
+                             (tmp_path / "no/-run", ValueError, "no parent directory is a store, and '-run' cannot be"),
+                             (run / "a/b", ValueError, "expected RUN or RUN/STEP"),
+                             (run / "x", ValueError, "expected RUN or RUN/STEP"),
+                             (run / "latest", ValueError, "latest can be read, not saved"),
+                             (store / "-bad run", vckpt.Error, "-bad run")]:
         with pytest.raises(kind, match=said):
             vckpt.save(path, state)
     with pytest.raises(ValueError, match="the path says step 3, step= says 4"):
@@ -319,12 +331,14 @@ def test_a_wait_that_times_out_says_where_to_look(tmp_path, threads):
 # ---- ranks ----
 
 def test_a_deadline_for_ranks_that_do_not_save(run, threads):
-    """What `if rank == 0: save` comes to: without a deadline it is a wait for ever. The save after it is one of both."""
+    """What `if rank == 0: save` comes to: without a deadline it is a wait for ever. The save after it is one of
+    both."""
     def one(rank):
         with vckpt.Saver(run, rank=rank, world=2, launch_id=launch, deadline=0.5, **OPTIONS) as saver:
             opened.wait()
             if rank == 0:
-                with pytest.raises(vckpt.Aborted, match="rank 1 on .*: it lives, but has not announced its part 0.5 s after rank 0 on"):
+                with pytest.raises(vckpt.Aborted, match="rank 1 on .*: it lives, but has not announced its part 0.5 s "
+                                   "after rank 0 on"):
                     saver.save({"m": np.arange(4)}, step=0)
             turn.wait()
             if rank == 1:
@@ -353,7 +367,8 @@ def test_shards_of_ranks(run, threads):
             "flat": vckpt.Shard(flat, shape=(10, 6), flat=(r * 20, (r + 1) * 20)),
             "padded": vckpt.Shard(padded, shape=(7,), flat=(r * 3, min((r + 1) * 3, 7), 9), mesh="dp=3"),
             "placed": vckpt.Shard(full[:, 2 * r:2 * r + 2], shape=(10, 6), mesh="tp=3", placements="S(1)"),
-            "sub": vckpt.Shard(full[5 * r:5 * r + 5], shape=(10, 6), mesh=("x=2", [0, 1]), placements="S(0)") if r < 2 else
+            "sub": vckpt.Shard(full[5 * r:5 * r + 5], shape=(10, 6), mesh=("x=2", [0, 1]), placements="S(0)") if r < 2
+            else
             vckpt.Shard(full[:0], shape=(10, 6), mesh=("x=2", [0, 1]), placements="S(0)"),
             "all": full, f"own.{r}": vckpt.Shard(np.full(2, r), alone=True),
             "buffer": vckpt.Shard(np.full(3, float(r)), buffer=True),
@@ -391,9 +406,11 @@ def test_what_one_rank_is_refused_uses_its_number(run, threads):
         out, handles = [], []
         with vckpt.Saver(run, rank=r, world=2, launch_id=launch, **OPTIONS) as saver:
             for i in range(3):
-                half = vckpt.Shard(np.full((300, 1000), float(i)), shape=(600, 1000), boxes=[((300 * r, 0), (300, 1000))])
+                half = vckpt.Shard(np.full((300, 1000), float(i)), shape=(600, 1000),
+                                   boxes=[((300 * r, 0), (300, 1000))])
                 try:
-                    handles.append(saver.async_save({"m": {"w": half}}, step=i, attributes=None if r == 0 or i else {"loss": None}))
+                    handles.append(saver.async_save({"m": {"w": half}}, step=i, attributes=None if r == 0 or
+                                                    i else {"loss": None}))
                 except ValueError as error:
                     out.append(error)
             for handle in handles:
@@ -404,7 +421,8 @@ def test_what_one_rank_is_refused_uses_its_number(run, threads):
         return out
     found = threads({0: rank, 1: rank})
     first, second = found[0], found[1]
-    assert isinstance(first[0], vckpt.Aborted) and "rank 1" in str(first[0]) and isinstance(second[0], ValueError), (first, second)
+    assert isinstance(first[0], vckpt.Aborted) and "rank 1" in str(first[0]) and isinstance(second[0], ValueError), (
+        (first, second))
     assert first[1:] == second[1:] and len(first) == 3
     for i, number in enumerate(first[1:], 1):
         with vckpt.Step(run / str(number), "numpy") as step:
@@ -432,7 +450,8 @@ def test_everybody_shares_one_saver(run):
         assert two.save(state) == 4
         assert one._native is two._native
     assert [h.committed() for h in [first, *handles]] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="is open with check_replicas='sample', not 'full': close it first, on all ranks: vckpt.close"):
+    with pytest.raises(ValueError, match="is open with check_replicas='sample', not 'full': close it first, on all "
+                       "ranks: vckpt.close"):
         vckpt.save(run, state, check_replicas="full")
     vckpt.close(run)
     assert vckpt.save(run, state, check_replicas="full", pin="no") == 5
@@ -496,7 +515,8 @@ print(saver.save({"m": {"w": np.ones(3)}}))
 saver.close()
 """ % (str(run), str(run), str(run)))
     assert done.returncode == 0, done.stderr
-    assert "6 the saver of" in done.stdout and "cannot use it; open one in the child" in done.stdout and done.stdout.splitlines()[-1] == "1", done.stdout
+    assert ("6 the saver of" in done.stdout and "cannot use it; open one in the child" in done.stdout and
+            done.stdout.splitlines()[-1] == "1"), done.stdout
     assert vckpt.steps(run) == [0, 1]
 
 
@@ -513,8 +533,10 @@ def test_a_failed_save_is_told_once(run):
 
 
 @pytest.mark.parametrize("arguments, kind", [
-    ({"state": {"m": lambda: 0}}, TypeError), ({"state": [1]}, ValueError), ({"attributes": {"loss": [1]}}, ValueError), ({"base": "x"}, ValueError),
-    ({"base": "other/3"}, FileNotFoundError), ({"blobs": {"m.json": b"{}"}}, FileExistsError), ({"mesh": "dp=2"}, ValueError)])
+    ({"state": {"m": lambda: 0}}, TypeError), ({"state": [1]}, ValueError), ({"attributes": {"loss": [1]}}, ValueError),
+    ({"base": "x"}, ValueError),
+    ({"base": "other/3"}, FileNotFoundError), ({"blobs": {"m.json": b"{}"}}, FileExistsError),
+    ({"mesh": "dp=2"}, ValueError)])
 def test_a_refused_save_takes_no_number(run, arguments, kind):
     """One rank saves, and numbers its steps by their order: what is refused before anything is written is no step."""
     state = {"m": {"w": np.ones(3)}}
@@ -590,7 +612,8 @@ def checkout(tmp_path, monkeypatch):
 
 
 def test_a_build_folder_without_a_whole_library(build, checkout):
-    """Its links are there from `meson setup` on (quickstart builds the commands only); a build that ends early leaves a part, or nothing."""
+    """Its links are there from `meson setup` on (quickstart builds the commands only); a build that ends early leaves a
+    part, or nothing."""
     from vckpt import _lib
     whole, dangling, half, empty = map(checkout, ("whole", "release", "half", "empty"))
     dangling.symlink_to("libvckpt.so.0")
@@ -611,7 +634,8 @@ def test_a_build_under_a_sanitizer_is_left_alone(checkout):
     for path, value in ((plain, []), (sanitized, ["address", "undefined"])):
         path.touch()
         (path.parents[2] / "meson-info").mkdir()
-        (path.parents[2] / "meson-info/intro-buildoptions.json").write_text(json.dumps([{"name": "b_sanitize", "value": value}]))
+        (path.parents[2] / "meson-info/intro-buildoptions.json").write_text(
+            json.dumps([{"name": "b_sanitize", "value": value}]))
     found = _lib.candidates()
     assert str(plain) in found and str(sanitized) not in found
 
@@ -619,5 +643,6 @@ def test_a_build_under_a_sanitizer_is_left_alone(checkout):
 def test_undecided():
     """A saver's error says by its class that the step may still become visible, and a pickle of it does, too."""
     error = _lib.error(-_lib.EUNDECIDED, "run a: step 1: undecided: Input/output error")
-    assert type(error) is vckpt.Undecided and error.errno == errno.EINPROGRESS and not isinstance(error, (vckpt.Aborted, vckpt.Timeout))
+    assert (type(error) is vckpt.Undecided and error.errno == errno.EINPROGRESS and
+            not isinstance(error, (vckpt.Aborted, vckpt.Timeout)))
     assert type(pickle.loads(pickle.dumps(error))) is vckpt.Undecided

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a save goes and for whom: stores that it makes, by however many processes at once; processes that a launcher calls one of
-several; and what of the caller's is kept alive, and for how long."""
+"""Where a save goes and for whom: stores that it makes, by however many processes at once; processes that a launcher
+calls one of several; and what of the caller's is kept alive, and for how long."""
 import errno
 import gc
 import os
@@ -36,7 +36,8 @@ def processes(script, environments, begin=0.0):
         environment = {**os.environ, **environment}
         if environment.get("VCKPT_PRELOAD"):
             environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
-        running.append(subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        running.append(subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True))
     try:
         return [(*process.communicate(timeout=120), process.returncode)[::-1] for process in running]
     finally:
@@ -48,7 +49,8 @@ def processes(script, environments, begin=0.0):
 
 @pytest.mark.parametrize("answer, told", [(errno.ETIMEDOUT, errno.EIO), (errno.EPERM, errno.EPERM)])
 def test_an_error_of_the_storage_is_no_more_than_that(build, tmp_path, answer, told):
-    """ETIMEDOUT of a network file system does not mean that the save is still under way: waiting ends. EPERM (an immutable directory) does not mean a forked child."""
+    """ETIMEDOUT of a network file system does not mean that the save is still under way: waiting ends. EPERM (an
+    immutable directory) does not mean a forked child."""
     store, environment = tmp_path / "store", {}
     environment["VCKPT_PRELOAD"] = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
     environment["VCKPT_INTERPOSE"] = f"root={store.resolve()},path=packs/,calls=fsync,do=fail,errno={answer},at=1"
@@ -70,7 +72,8 @@ print(handle.state, vckpt.save(path, STATE))
 
 def test_a_home_that_no_shell_expanded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for call in (lambda: vckpt.save("~/store/run", STATE, **OPTIONS), lambda: vckpt.init("~/store"), lambda: vckpt.init("~/store", exist_ok=True)):
+    for call in (lambda: vckpt.save("~/store/run", STATE, **OPTIONS), lambda: vckpt.init("~/store"),
+                 lambda: vckpt.init("~/store", exist_ok=True)):
         with pytest.raises(vckpt.InvalidArgument, match=r"Python does not expand ~.*give os.path.expanduser\('~/store"):
             call()
     assert not list(tmp_path.iterdir())
@@ -98,7 +101,8 @@ def test_init_again(tmp_path):
 
 
 def test_no_store_is_made_in_a_store(tmp_path, monkeypatch):
-    """Its gc and verify would find the files. One that is there already, as it was made before, is a store of its own."""
+    """Its gc and verify would find the files. One that is there already, as it was made before, is a store of its
+    own."""
     monkeypatch.chdir(tmp_path)
     vckpt.init("store")
     (tmp_path / "link").symlink_to("store")
@@ -125,13 +129,15 @@ def test_a_store_that_was_deleted_is_made_again(tmp_path):
     assert (tmp_path / "store/vckpt.store").exists()
 
 
-@pytest.mark.parametrize("name, run, number", [("a/run", "run", 0), ("a/run/7", "run", 7), ("a/b/c/run/step-00000012", "run", 12)])
+@pytest.mark.parametrize("name, run, number",
+                         [("a/run", "run", 0), ("a/run/7", "run", 7), ("a/b/c/run/step-00000012", "run", 12)])
 def test_a_save_makes_the_store(tmp_path, name, run, number):
     assert vckpt.save(tmp_path / name, STATE, **OPTIONS) == number
     vckpt.close()
     store = tmp_path / name.partition("/run")[0]
     assert vckpt.steps(store / run) == [number] and (store / "vckpt.store").exists()
-    assert vckpt.save(tmp_path / name, STATE, replace=True, **OPTIONS) >= number        # the same path means the same again
+    # the same path means the same again
+    assert vckpt.save(tmp_path / name, STATE, replace=True, **OPTIONS) >= number
     assert {entry.name for entry in (store / "runs").iterdir()} == {run}
     vckpt.close()
 
@@ -151,8 +157,10 @@ def test_no_store_is_made_where_the_call_cannot_be(tmp_path):
     (tmp_path / "full/model.pt").write_text("mine")
     with pytest.raises(vckpt.Error, match="full is neither a store nor empty, so no store is made there") as error:
         vckpt.save(tmp_path / "full/checkpoints", STATE)
-    assert not isinstance(error.value, vckpt.NotAStore) and sorted(os.listdir(tmp_path / "full")) == ["checkpoints", "model.pt"]
-    for path, arguments in [("new/latest", {}), ("new/a b", {}), ("new/run", {"pin": "maybe"}), ("new/run/3", {"step": 4})]:
+    assert not isinstance(error.value,
+                          vckpt.NotAStore) and sorted(os.listdir(tmp_path / "full")) == ["checkpoints", "model.pt"]
+    for path, arguments in [("new/latest", {}), ("new/a b", {}), ("new/run", {"pin": "maybe"}),
+                            ("new/run/3", {"step": 4})]:
         with pytest.raises(vckpt.InvalidArgument):
             vckpt.save(tmp_path / path, STATE, **arguments)
     with pytest.raises(vckpt.InvalidArgument):
@@ -162,7 +170,8 @@ def test_no_store_is_made_where_the_call_cannot_be(tmp_path):
 
 def test_processes_that_make_one_store(tmp_path):
     """Each saves a run of its own, as soon as it can."""
-    script = f'print(vckpt.save({str(tmp_path / "deep/store")!r} + "/run" + os.environ["ME"], STATE, rank=0, world=1, **OPTIONS))'
+    script = (f'print(vckpt.save({str(tmp_path / "deep/store")!r} + "/run" + os.environ["ME"], STATE, rank=0, world=1, '
+              '**OPTIONS))')
     found = processes(script, [{"ME": str(i)} for i in range(4)], time.time() + 2.5)
     assert all(status == 0 and out == "0\n" for status, err, out in found), found
     assert sorted(entry.name for entry in (tmp_path / "deep/store/runs").iterdir()) == [f"run{i}" for i in range(4)]
@@ -173,7 +182,8 @@ def test_processes_that_make_one_store(tmp_path):
 LAUNCHERS = {
     "torchrun": ({"WORLD_SIZE": "2", "RANK": "{}"}, "WORLD_SIZE=2 and RANK={}"),
     "Slurm": ({"SLURM_NTASKS": "2", "SLURM_PROCID": "{}"}, "SLURM_NTASKS=2 and SLURM_PROCID={}"),
-    "OpenMPI": ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "{}"}, "OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK={}"),
+    "OpenMPI": ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "{}"},
+                "OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK={}"),
 }
 NONE = {name: "" for names in meeting.LAUNCHERS for name in names}
 
@@ -184,17 +194,20 @@ def test_one_of_several_without_a_process_group(tmp_path, launcher):
     variables, said = LAUNCHERS[launcher]
     script = f"""
 run = {str(tmp_path / "store/run")!r}
-for call in (lambda: vckpt.save(run, STATE, **OPTIONS), lambda: vckpt.Saver(run), lambda: vckpt.save(run, STATE, launch_id="x")):
+for call in (lambda: vckpt.save(run, STATE, **OPTIONS), lambda: vckpt.Saver(run),
+             lambda: vckpt.save(run, STATE, launch_id="x")):
     try:
         print(call())
     except ValueError as error:
         print(error)
 """
-    found = processes(script, [{**NONE, **{name: value.format(rank) for name, value in variables.items()}} for rank in range(2)])
+    found = processes(script, [{**NONE, **{name: value.format(rank) for name, value in variables.items()}}
+                               for rank in range(2)])
     for rank, (status, err, out) in enumerate(found):
         lines = out.splitlines()
         assert status == 0 and len(lines) == 3, (err, out)
-        assert all(line.startswith(said.format(rank)) and "init_process_group first" in line and "launch_id=" in line and
+        assert all(line.startswith(said.format(rank)) and "init_process_group first" in line and
+                   "launch_id=" in line and
                    "rank=0, world=1" in line for line in lines), lines
     assert not (tmp_path / "store").exists()
 
@@ -211,8 +224,10 @@ def test_one_of_several_that_saves_by_itself(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variables", [
-    {}, {"WORLD_SIZE": "1", "RANK": "0", "SLURM_NTASKS": "8", "SLURM_PROCID": "3"}, {"SLURM_NTASKS": "8"}, {"WORLD_SIZE": "many"},
-    {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}], ids=str)
+    {}, {"WORLD_SIZE": "1", "RANK": "0", "SLURM_NTASKS": "8", "SLURM_PROCID": "3"}, {"SLURM_NTASKS": "8"},
+    {"WORLD_SIZE": "many"},
+    {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
+    {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}], ids=str)
 def test_one_alone(monkeypatch, variables):
     for name, value in {**NONE, **variables}.items():
         monkeypatch.setenv(name, value)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pip install .` of what git has committed, by way of an sdist, into an environment of its own; a step saved with it."""
+"""`pip install .` of what git has committed, by way of an sdist, into an environment of its own; a step saved with
+it."""
 import pathlib
 import shutil
 import subprocess
@@ -30,7 +31,8 @@ def test_sdist_and_wheel(tmp_path, monkeypatch):
     subprocess.run([python, "-m", "pip", "install", *quiet, "build", "numpy"], check=True)
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-    subprocess.run([python, "-m", "build", "--sdist", "--outdir", tmp_path / "dist", clone], check=True, capture_output=True)
+    subprocess.run([python, "-m", "build", "--sdist", "--outdir", tmp_path / "dist", clone], check=True,
+                   capture_output=True)
     (sdist,) = (tmp_path / "dist").glob("vckpt-*.tar.gz")
     subprocess.run([python, "-m", "pip", "install", *quiet, sdist], check=True)
     done = subprocess.run([python, "-c", SCRIPT, tmp_path / "store"], cwd=tmp_path, capture_output=True, text=True)

@@ -23,13 +23,16 @@ def described(collected):
     out = []
     for row in state.rows_of(collected):
         tensor = _lib.Tensor.from_buffer_copy(row.tobytes())
-        shape = np.ctypeslib.as_array((ctypes.c_uint64 * tensor.ndim).from_address(tensor.shape)).tolist() if tensor.ndim else []
+        shape = (np.ctypeslib.as_array((ctypes.c_uint64 * tensor.ndim).from_address(tensor.shape)).tolist()
+                 if tensor.ndim else [])
         strides = None
         if tensor.strides:
             strides = list((ctypes.c_int64 * tensor.local_ndim).from_address(tensor.strides))
-        boxes = list((ctypes.c_uint64 * (2 * tensor.ndim * tensor.nboxes)).from_address(tensor.boxes)) if tensor.boxes else None
+        boxes = (list((ctypes.c_uint64 * (2 * tensor.ndim * tensor.nboxes)).from_address(tensor.boxes)) if tensor.boxes
+                 else None)
         flat = list((ctypes.c_uint64 * 3).from_address(tensor.flat)) if tensor.flat else None
-        out.append((tensor.component.decode(), tensor.name.decode(), shape, tensor.dtype, tensor.flags, strides, boxes, flat, tensor.placements,
+        out.append((tensor.component.decode(), tensor.name.decode(), shape, tensor.dtype, tensor.flags, strides, boxes,
+                    flat, tensor.placements,
                     tensor.same_dims, tensor.mesh, tensor.data))
     return out
 
@@ -45,7 +48,8 @@ def held(row):
         size = [flat[1] - flat[0]]
     if 0 in size:
         return str((component, name, shape, dtype, flags, boxes, flat, more, mesh))
-    last = sum((n - 1) * abs(step) for n, step in zip(size, strides)) + item if strides else int(np.prod(size, dtype=int)) * item
+    last = (sum((n - 1) * abs(step) for n, step in zip(size, strides)) + item if strides
+            else int(np.prod(size, dtype=int)) * item)
     memory = np.frombuffer((ctypes.c_char * last).from_address(data), np.uint8)
     if strides:
         memory = np.lib.stride_tricks.as_strided(memory, (*size, item), (*strides, 1))
@@ -55,17 +59,21 @@ def held(row):
 # ---- the binding ----
 
 def test_structs_are_those_of_the_header(tmp_path):
-    structs = {"vckpt_error": _lib.ErrorText, "vckpt_saver_options": _lib.SaverOptions, "vckpt_tensor": _lib.Tensor, "vckpt_attribute": _lib.Attribute,
-               "vckpt_save_options": _lib.SaveOptions, "vckpt_committed": _lib.Committed, "vckpt_progress": _lib.Progress, "vckpt_phase": _lib.Phase,
+    structs = {"vckpt_error": _lib.ErrorText, "vckpt_saver_options": _lib.SaverOptions, "vckpt_tensor": _lib.Tensor,
+               "vckpt_attribute": _lib.Attribute,
+               "vckpt_save_options": _lib.SaveOptions, "vckpt_committed": _lib.Committed,
+               "vckpt_progress": _lib.Progress, "vckpt_phase": _lib.Phase,
                "vckpt_timings": _lib.Timings, "vckpt_tensor_info": _lib.TensorInfo, "vckpt_blob_info": _lib.BlobInfo}
     lines = []
     for name, cls in structs.items():
         lines.append(f'printf("{name} %zu\\n", sizeof (struct {name}));')
         lines += [f'printf("{name}.{field[0]} %zu\\n", offsetof(struct {name}, {field[0]}));' for field in cls._fields_]
     source = tmp_path / "sizes.c"
-    source.write_text('#include <stdio.h>\n#include "core/api/vckpt.h"\nint main(void) {\n' + "\n".join(lines) + "\nreturn 0;\n}\n")
+    source.write_text('#include <stdio.h>\n#include "core/api/vckpt.h"\nint main(void) {\n' + "\n".join(lines) +
+                      "\nreturn 0;\n}\n")
     subprocess.run(["gcc", "-I", ROOT, "-o", tmp_path / "sizes", source], check=True)
-    said = dict(line.split() for line in subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.splitlines())
+    said = dict(line.split() for line in subprocess.run([tmp_path / "sizes"], capture_output=True, text=True,
+                                                        check=True).stdout.splitlines())
     for name, cls in structs.items():
         assert int(said[name]) == ctypes.sizeof(cls), name
         for field in cls._fields_:
@@ -88,7 +96,8 @@ def test_all_modules_are_installed():
 
 def test_torch_is_not_imported():
     code = "import sys, vckpt; vckpt.rng_state(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT / "tools/python"), "PATH": "/usr/bin:/bin"})
+    subprocess.run([sys.executable, "-c", code], check=True,
+                   env={"PYTHONPATH": str(ROOT / "tools/python"), "PATH": "/usr/bin:/bin"})
 
 
 # ---- names and documents ----
@@ -96,9 +105,11 @@ def test_torch_is_not_imported():
 def test_names_and_documents():
     Pair = collections.namedtuple("Pair", "a b")
     a = np.arange(6.0)
-    found = state.collect({"model": {"w": a, "layers": [{"b": a}, {"b": a}]}, "ema": a, "mixed": {"n": 1, "pair": Pair(a, 2), "deep": {"x": {"y": a}}},
+    found = state.collect({"model": {"w": a, "layers": [{"b": a}, {"b": a}]}, "ema": a,
+                           "mixed": {"n": 1, "pair": Pair(a, 2), "deep": {"x": {"y": a}}},
                            "plan": [1, 2]})
-    assert [(c, n) for c, n, *_ in described(found)] == [("model", "w"), ("model", "layers.0.b"), ("model", "layers.1.b"), ("ema", "ema"),
+    assert [(c, n) for c, n, *_ in described(found)] == [("model", "w"), ("model", "layers.0.b"),
+                                                         ("model", "layers.1.b"), ("ema", "ema"),
                                                          ("mixed", "deep.x.y"), ("mixed", "pair.a")]
     blobs = {name: json.loads(data) for name, rank, data in found.blobs if not rank}
     assert set(blobs) == {"model.json", "ema.json", "mixed.json", "plan.json"}
@@ -107,7 +118,8 @@ def test_names_and_documents():
 
 
 @pytest.mark.parametrize("bad,said", [
-    ({"a": {"x": {"y": np.ones(1)}, "x.y": np.ones(1)}}, r'state\["a"\]\["x.y"\]: is called \'x.y\', as state\["a"\]\["x"\]\["y"\] is'),
+    ({"a": {"x": {"y": np.ones(1)}, "x.y": np.ones(1)}},
+     r'state\["a"\]\["x.y"\]: is called \'x.y\', as state\["a"\]\["x"\]\["y"\] is'),
     ({"a": {"b": np.array(["s"])}}, r'state\["a"\]\["b"\]: a numpy array of dtype'),
     ({"a": {"b": np.array([None])}}, r'state\["a"\]\["b"\]: a numpy array of dtype object'),
     ({"a": {"b": np.zeros(2, dtype=[("x", "i4")])}}, r'state\["a"\]\["b"\]: a numpy array of dtype'),
@@ -115,7 +127,8 @@ def test_names_and_documents():
     ({"a": [0, lambda: 0]}, r'state\["a"\]\[1\]: a function cannot be kept'),
     ({"a": {"b": np.ma.masked_array([1, 2], [0, 1])}}, r'state\["a"\]\["b"\]: an array of the class MaskedArray'),
     ({1: 2}, "component must be a string"), ([1], "a state is a dict of components"),
-    ({"a": {"b": vckpt.Shard(np.ones(3), shape=(2, 2), flat=(0, 2))}}, r'state\["a"\]\["b"\]: the flat range has 2 items, the tensor that was given for them has 3'),
+    ({"a": {"b": vckpt.Shard(np.ones(3), shape=(2, 2), flat=(0, 2))}},
+     r'state\["a"\]\["b"\]: the flat range has 2 items, the tensor that was given for them has 3'),
     ({"a": {"b": vckpt.Shard(np.ones(3), shape=(2, 2), boxes=[((0, 0), (1, 2))])}}, "the boxes have 2 items"),
 ])
 def test_refusals_name_the_path(bad, said):
@@ -124,8 +137,10 @@ def test_refusals_name_the_path(bad, said):
             state.collect(bad, memory=state.Memory())
 
 
-@pytest.mark.parametrize("arguments", [dict(flat=(0, 1), boxes=[]), dict(boxes=[((0,), (1,))], placements="R"), dict(alone=True, mesh="dp=2"),
-                                       dict(flat=(0, 1)), dict(shape=(3,), flat=(1,)), dict(shape=(3,), boxes=[((0, 0), (1, 1))])])
+@pytest.mark.parametrize("arguments", [dict(flat=(0, 1), boxes=[]), dict(boxes=[((0,), (1,))], placements="R"),
+                                       dict(alone=True, mesh="dp=2"),
+                                       dict(flat=(0, 1)), dict(shape=(3,), flat=(1,)),
+                                       dict(shape=(3,), boxes=[((0, 0), (1, 1))])])
 def test_shards_that_contradict_themselves(arguments):
     with pytest.raises(ValueError):
         vckpt.Shard(np.ones(1), **arguments)
@@ -133,7 +148,8 @@ def test_shards_that_contradict_themselves(arguments):
 
 def test_what_numpy_arrays_become():
     base = np.arange(24, dtype="i4").reshape(4, 6)
-    found = state.collect({"c": {"t": base.T, "cut": base[1:3, ::2], "back": base[::-1], "wide": np.broadcast_to(np.ones(3), (2, 3)),
+    found = state.collect({"c": {"t": base.T, "cut": base[1:3, ::2], "back": base[::-1],
+                                 "wide": np.broadcast_to(np.ones(3), (2, 3)),
                                  "big": base.astype(">i4"), "scalar": np.array(1.5), "none": np.zeros((0, 3))}})
     rows = {name: row for _, name, *row in described(found)}
     assert rows["t"][3] == [4, 24] and rows["cut"][3] == [24, 8] and rows["cut"][-1] == base[1:].ctypes.data
@@ -141,7 +157,8 @@ def test_what_numpy_arrays_become():
     assert rows["scalar"][0] == [] and rows["none"][0] == [0, 3]
     held = (ctypes.c_int32 * 6).from_address(rows["back"][-1])
     assert list(held) == base[3].tolist()
-    assert np.frombuffer((ctypes.c_char * 96).from_address(rows["big"][-1]), "<i4").tolist() == base.reshape(-1).tolist()
+    assert np.frombuffer((ctypes.c_char * 96).from_address(rows["big"][-1]),
+                         "<i4").tolist() == base.reshape(-1).tolist()
 
 
 # ---- memory of the last save ----
@@ -218,13 +235,16 @@ def test_equal_structure_is_not_described_anew(monkeypatch):
 # ---- per rank ----
 
 def test_per_rank_documents():
-    tree = {"a": {"n": 1, "own": {"q": np.ones((2, 2), ">f8"), "k": 7}}, "b": [np.zeros(1), 3], "rng": vckpt.rng_state()}
+    tree = {"a": {"n": 1, "own": {"q": np.ones((2, 2), ">f8"), "k": 7}}, "b": [np.zeros(1), 3],
+            "rng": vckpt.rng_state()}
     found = state.collect(tree, rank=2, per_rank=("a.own", "b.1"))
     blobs = {(name, rank): data for name, rank, data in found.blobs}
-    assert set(blobs) == {("a.json", True), ("a/own.q.npy", True), ("b.json", True), ("rng.json", True)}       # rank 2 gives no common document
+    # rank 2 gives no common document
+    assert set(blobs) == {("a.json", True), ("a/own.q.npy", True), ("b.json", True), ("rng.json", True)}
     own = json.loads(blobs["a.json", True])["value"]["own"]
     assert own == {"q": {"$tensor": "own.q", "blob": "a/own.q.npy", "dtype": "f64"}, "k": 7}
-    common = {name: json.loads(data)["value"] for name, rank, data in state.collect(tree, rank=0, per_rank=("a.own", "b.1")).blobs if not rank}
+    common = {name: json.loads(data)["value"]
+              for name, rank, data in state.collect(tree, rank=0, per_rank=("a.own", "b.1")).blobs if not rank}
     assert common == {"a.json": {"n": 1, "own": {"$record": "vckpt.PerRank", "fields": {}}},
                       "b.json": [{"$tensor": "0"}, {"$record": "vckpt.PerRank", "fields": {}}]}
 

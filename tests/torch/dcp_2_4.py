@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DCP's classes with the signatures that they had in torch 2.4, as far as a storage plug-in meets them, and the calls that its
-save and load made: so that a torch of that age is not needed to see that a plug-in fits it."""
+"""DCP's classes with the signatures that they had in torch 2.4, as far as a storage plug-in meets them, and the calls
+that its save and load made: so that a torch of that age is not needed to see that a plug-in fits it."""
 import abc
 import enum
 import io
@@ -184,14 +184,16 @@ class StorageReader(abc.ABC):
 
 
 PREFIX = "torch.distributed.checkpoint."
-METADATA = ("ChunkStorageMetadata", "TensorProperties", "TensorStorageMetadata", "BytesStorageMetadata", "StorageMeta", "Metadata", "MetadataIndex")
+METADATA = ("ChunkStorageMetadata", "TensorProperties", "TensorStorageMetadata", "BytesStorageMetadata", "StorageMeta",
+            "Metadata", "MetadataIndex")
 PLANNER = ("WriteItemType", "LoadItemType", "TensorWriteData", "WriteItem", "ReadItem", "SavePlan", "LoadPlan")
 
 
 def modules():
     """{name: module} to stand in sys.modules while a plug-in is imported."""
     found = {}
-    for name, members in (("metadata", METADATA), ("planner", PLANNER), ("storage", ("WriteResult", "StorageWriter", "StorageReader"))):
+    for name, members in (("metadata", METADATA), ("planner", PLANNER),
+                          ("storage", ("WriteResult", "StorageWriter", "StorageReader"))):
         found[PREFIX + name] = types.ModuleType(PREFIX + name)
         found[PREFIX + name].__dict__.update({member: globals()[member] for member in members})
     return found
@@ -216,14 +218,16 @@ class Planner:
                 rows = self.rows(value)
                 chunk = ChunkStorageMetadata(torch.Size([rows.start, 0]), torch.Size([len(rows), value.shape[1]]))
                 items.append(WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD,
-                                       tensor_data=TensorWriteData(chunk, TensorProperties(dtype=value.dtype), value.shape)))
+                                       tensor_data=TensorWriteData(chunk, TensorProperties(dtype=value.dtype),
+                                                                   value.shape)))
             elif self.rank == 0:
                 items.append(WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
         return SavePlan(items, planner_data={key: tuple(key.split(".")) for key in self.state})
 
     def resolve_data(self, item):
         value = self.state[item.index.fqn]
-        return io.BytesIO(pickle.dumps(value)) if item.type == WriteItemType.BYTE_IO else value[self.rows(value).start:self.rows(value).stop]
+        return (io.BytesIO(pickle.dumps(value)) if item.type == WriteItemType.BYTE_IO
+                else value[self.rows(value).start:self.rows(value).stop])
 
 
 class Group:
@@ -256,7 +260,8 @@ def whole(plans):
             if item.type == WriteItemType.BYTE_IO:
                 keys[item.index.fqn] = BytesStorageMetadata()
             else:
-                keys.setdefault(item.index.fqn, TensorStorageMetadata(item.tensor_data.properties, item.tensor_data.size, [])).chunks.append(
+                keys.setdefault(item.index.fqn, TensorStorageMetadata(item.tensor_data.properties,
+                                                                      item.tensor_data.size, [])).chunks.append(
                     item.tensor_data.chunk)
     return Metadata(keys)
 
@@ -298,13 +303,15 @@ def load(state, reader):
     items = []
     for key, kept in metadata.state_dict_metadata.items():
         if isinstance(kept, BytesStorageMetadata):
-            items.append(ReadItem(LoadItemType.BYTE_IO, MetadataIndex(key), torch.Size([0]), MetadataIndex(key), torch.Size([0]), torch.Size([0])))
+            items.append(ReadItem(LoadItemType.BYTE_IO, MetadataIndex(key), torch.Size([0]), MetadataIndex(key),
+                                  torch.Size([0]), torch.Size([0])))
             continue
         for i, chunk in enumerate(kept.chunks):         # in two halves, by columns
             half = chunk.sizes[1] // 2
             for first, n in ((0, half), (half, chunk.sizes[1] - half)):
                 dest = torch.Size([chunk.offsets[0], chunk.offsets[1] + first])
-                items.append(ReadItem(LoadItemType.TENSOR, MetadataIndex(key, chunk.offsets), dest, MetadataIndex(key, chunk.offsets, i),
+                items.append(ReadItem(LoadItemType.TENSOR, MetadataIndex(key, chunk.offsets), dest,
+                                      MetadataIndex(key, chunk.offsets, i),
                                       torch.Size([0, first]), torch.Size([chunk.sizes[0], n])))
     plan = reader.prepare_global_plan([reader.prepare_local_plan(LoadPlan(items))])[0]
     reader.read_data(plan, LoadPlanner(state)).wait()

@@ -53,8 +53,10 @@ def sharded(shape, seed, *placements, dtype="float32"):
 def wanted(seed):
     """{key: tensor} of state(seed), whole."""
     import torch
-    return {"model.plain": full((40, 30), seed), "model.rows": full((37, 16), seed + 1), "model.columns": full((16, 37), seed + 2),
-            "model.half": full((64, 64), seed + 3, "bfloat16"), "model.scalar": torch.tensor(2.5 + seed), "model.none": torch.empty(3, 0),
+    return {"model.plain": full((40, 30), seed), "model.rows": full((37, 16), seed + 1),
+            "model.columns": full((16, 37), seed + 2),
+            "model.half": full((64, 64), seed + 3, "bfloat16"), "model.scalar": torch.tensor(2.5 + seed),
+            "model.none": torch.empty(3, 0),
             "optim.state.rows.exp_avg": full((37, 16), seed + 4), "optim.step": torch.tensor(seed)}
 
 
@@ -65,8 +67,10 @@ def state(seed, rows=0, columns=1, blank=False):
 
     def cut(shape, seed_, dim, **more):
         return sharded(shape, seed_, Replicate() if dim is None else Shard(dim), **more)
-    found = {"model": {"plain": full((40, 30), seed), "rows": cut((37, 16), seed + 1, rows), "columns": cut((16, 37), seed + 2, columns),
-                       "half": cut((64, 64), seed + 3, rows, dtype="bfloat16"), "scalar": torch.tensor(2.5 + seed), "none": torch.empty(3, 0)},
+    found = {"model": {"plain": full((40, 30), seed), "rows": cut((37, 16), seed + 1, rows),
+                       "columns": cut((16, 37), seed + 2, columns),
+                       "half": cut((64, 64), seed + 3, rows, dtype="bfloat16"), "scalar": torch.tensor(2.5 + seed),
+                       "none": torch.empty(3, 0)},
              "optim": {"state": {"rows": {"exp_avg": cut((37, 16), seed + 4, rows)}}, "step": torch.tensor(seed)},
              "epoch": 7 + seed, "config": {"name": "tiny", "sizes": [1, 2, {"deep": (3, 4)}]}}
     if blank:
@@ -99,7 +103,8 @@ def writer(path, **options):
 def save(path, seed=0, rows=0, columns=1, options=None, by_id=False, **more):
     import torch.distributed.checkpoint as dcp
     if by_id:
-        metadata = dcp.save(state(seed, rows, columns), checkpoint_id=path, storage_writer=writer("/nowhere/at/all", **(options or {})), **more)
+        metadata = dcp.save(state(seed, rows, columns), checkpoint_id=path,
+                            storage_writer=writer("/nowhere/at/all", **(options or {})), **more)
     else:
         metadata = dcp.save(state(seed, rows, columns), storage_writer=writer(path, **(options or {})), **more)
     return None if metadata is None else {index.fqn: (info.run, info.step, info.component, info.name)
@@ -127,7 +132,8 @@ def save_cached(path, seeds, grow=False):
         found = state(seed)
         if grow and at == len(seeds) - 1:
             found["model"]["extra"] = torch.arange(5)
-        dcp.save(found, storage_writer=writer(f"{path}/step-{10 * (at + 1)}"), planner=Planner(enable_plan_caching=True))
+        dcp.save(found, storage_writer=writer(f"{path}/step-{10 * (at + 1)}"),
+                 planner=Planner(enable_plan_caching=True))
     for at, seed in enumerate(seeds):
         blank = state(seed, blank=True)
         dcp.load(blank, storage_reader=StorageReader(f"{path}/step-{10 * (at + 1)}"))
@@ -216,7 +222,8 @@ def save_bytes_everywhere(path):
     class Loader(DefaultLoadPlanner):
         def load_bytes(self, item, value):
             found[item.dest_index.fqn] = torch.load(io.BytesIO(value.getvalue()), weights_only=True)
-    dcp.load({f"rng.{r}": None for r in range(WORLD)}, storage_reader=StorageReader(path), planner=Loader(flatten_state_dict=False))
+    dcp.load({f"rng.{r}": None for r in range(WORLD)}, storage_reader=StorageReader(path),
+             planner=Loader(flatten_state_dict=False))
     assert found == {f"rng.{r}": {"mine": r * 11} for r in range(WORLD)}, found
 
 
@@ -261,8 +268,8 @@ def run_alone(name, *args):
 
 
 def reshard_sharded_tensors(path):
-    """ShardedTensor, as DCP's own tests have it: chunks by rows, by columns, boxes of their own choice, several a rank; each is loaded
-    into every other layout."""
+    """ShardedTensor, as DCP's own tests have it: chunks by rows, by columns, boxes of their own choice, several a rank;
+    each is loaded into every other layout."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -272,9 +279,11 @@ def reshard_sharded_tensors(path):
     from vckpt.dcp import StorageReader
 
     def boxes(*given):
-        return EnumerableShardingSpec([ShardMetadata(shard_offsets=list(o), shard_sizes=list(s), placement=f"rank:{r}/cpu") for r, o, s in given])
+        return EnumerableShardingSpec(
+            [ShardMetadata(shard_offsets=list(o), shard_sizes=list(s), placement=f"rank:{r}/cpu") for r, o, s in given])
     places = [f"rank:{r}/cpu" for r in range(WORLD)]
-    specs = {"rows": ChunkShardingSpec(dim=0, placements=places), "columns": ChunkShardingSpec(dim=1, placements=places),
+    specs = {"rows": ChunkShardingSpec(dim=0, placements=places),
+             "columns": ChunkShardingSpec(dim=1, placements=places),
              "ragged": boxes((0, (0, 0), (5, 8)), (1, (5, 0), (8, 8))),
              "tiles": boxes((0, (0, 0), (6, 3)), (1, (0, 3), (6, 5)), (1, (6, 0), (7, 3)), (0, (6, 3), (7, 5)))}
     whole = torch.arange(13 * 8, dtype=torch.float32).reshape(13, 8)
@@ -311,7 +320,8 @@ def mixed_saves(path):
         else:
             import torch.distributed.checkpoint as dcp
             from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-            dcp.async_save(state(step), storage_writer=writer(f"{path}/step-{step}"), async_checkpointer_type=AsyncCheckpointerType[kind]).result()
+            dcp.async_save(state(step), storage_writer=writer(f"{path}/step-{step}"),
+                           async_checkpointer_type=AsyncCheckpointerType[kind]).result()
         if kind != "own":
             load(f"{path}/step-{step}", step)
 
@@ -335,10 +345,14 @@ def several_boxes(path):
                 for row in range(dist.get_rank(), 12, 4):       # rows r, r + 4, r + 8, and a pair of columns each
                     for first, n in ((0, 3), (3, 7)):
                         offsets, sizes = torch.Size([row, first]), torch.Size([1, n])
-                        data = TensorWriteData(ChunkStorageMetadata(offsets, sizes), item.tensor_data.properties, item.tensor_data.size)
-                        items.append(WriteItem(MetadataIndex(item.index.fqn, offsets), WriteItemType.SHARD, tensor_data=data))
-                        data = TensorWriteData(ChunkStorageMetadata(torch.Size([row + 2, first]), sizes), item.tensor_data.properties, item.tensor_data.size)
-                        items.append(WriteItem(MetadataIndex(item.index.fqn, torch.Size([row + 2, first])), WriteItemType.SHARD, tensor_data=data))
+                        data = TensorWriteData(ChunkStorageMetadata(offsets, sizes), item.tensor_data.properties,
+                                               item.tensor_data.size)
+                        items.append(WriteItem(MetadataIndex(item.index.fqn, offsets), WriteItemType.SHARD,
+                                               tensor_data=data))
+                        data = TensorWriteData(ChunkStorageMetadata(torch.Size([row + 2, first]), sizes),
+                                               item.tensor_data.properties, item.tensor_data.size)
+                        items.append(WriteItem(MetadataIndex(item.index.fqn, torch.Size([row + 2, first])),
+                                               WriteItemType.SHARD, tensor_data=data))
             plan.items[:] = items
             return plan
 
@@ -366,7 +380,8 @@ class Blob:
 
 
 def swap_sharded_and_plain(path):
-    """The calls of before, into a folder that is there already, again and again: what was sharded is loaded plain, and the reverse."""
+    """The calls of before, into a folder that is there already, again and again: what was sharded is loaded plain, and
+    the reverse."""
     import torch
     import torch.distributed as dist
     from torch.distributed._shard import sharded_tensor
@@ -377,16 +392,21 @@ def swap_sharded_and_plain(path):
     n = 32
 
     def cut(at, first, second):
-        return EnumerableShardingSpec([ShardMetadata(shard_offsets=[0], shard_sizes=[at], placement=f"rank:{first}/cpu"),
-                                       ShardMetadata(shard_offsets=[at], shard_sizes=[n - at], placement=f"rank:{second}/cpu")])
+        return EnumerableShardingSpec(
+            [ShardMetadata(shard_offsets=[0], shard_sizes=[at], placement=f"rank:{first}/cpu"),
+             ShardMetadata(shard_offsets=[at], shard_sizes=[n - at], placement=f"rank:{second}/cpu")])
     specs = [ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"]),
-             ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu", "rank:1/cpu", "rank:0/cpu"]), cut(8, 1, 0), cut(10, 0, 1)]
+             ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu", "rank:1/cpu", "rank:0/cpu"]),
+             cut(8, 1, 0), cut(10, 0, 1)]
     for i, save_spec in enumerate(specs):
         for k, load_spec in enumerate(specs):
-            saved = {"sharded": sharded_tensor.rand(save_spec, n), "replicated": torch.rand(n), "blob": Blob(b"bytes %d %d" % (i, k))}
+            saved = {"sharded": sharded_tensor.rand(save_spec, n), "replicated": torch.rand(n),
+                     "blob": Blob(b"bytes %d %d" % (i, k))}
             dist.broadcast(saved["replicated"], src=0)
-            save_state_dict({**saved, "blob": saved["blob"].state_dict()}, storage_writer=writer(path), coordinator_rank=(i + k) % 2)
-            loaded = {"sharded": torch.zeros(n), "replicated": sharded_tensor.zeros(load_spec, n), "blob": {"blob": b""}}
+            save_state_dict({**saved, "blob": saved["blob"].state_dict()}, storage_writer=writer(path),
+                            coordinator_rank=(i + k) % 2)
+            loaded = {"sharded": torch.zeros(n), "replicated": sharded_tensor.zeros(load_spec, n),
+                      "blob": {"blob": b""}}
             load_state_dict(loaded, storage_reader=StorageReader(path))
             whole = [torch.zeros(n) if dist.get_rank() == 0 else None for _ in range(2)]
             saved["sharded"].gather(out=whole[0])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes, over gloo: `pool(function, *arguments)` calls function(*arguments) on every rank (module-level functions only) and
-gives the list of results; what a rank raises fails the test with its rank and trace. `pool.ask` gives what each rank answered, whether good
-or not. The ranks of a pool stay for all tests of a pytest process. They are forked from a process that has imported torch, because an
-import takes seconds: a rank begins as a new process does, with torch imported and nothing of vckpt in use. conftest.py has the fixtures."""
+"""Ranks as processes, over gloo: `pool(function, *arguments)` calls function(*arguments) on every rank (module-level
+functions only) and gives the list of results; what a rank raises fails the test with its rank and trace. `pool.ask`
+gives what each rank answered, whether good or not. The ranks of a pool stay for all tests of a pytest process. They are
+forked from a process that has imported torch, because an import takes seconds: a rank begins as a new process does,
+with torch imported and nothing of vckpt in use. conftest.py has the fixtures."""
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
@@ -17,7 +18,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 240
-IMPORTED = ["torch", "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.optim",
+IMPORTED = ["torch", "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+            "torch.distributed.optim",
             "torch.distributed.tensor.parallel", "vckpt", "vckpt.dcp"]
 
 
@@ -72,7 +74,8 @@ class Pool:
         self.folder = tempfile.mkdtemp(prefix="vckpt-gloo-")    # a port that is free now may be another's in a second
         for rank in range(self.world):
             here, there = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, self.world, self.folder, there))    # no daemon: it may have children
+            # no daemon: it may have children
+            process = context.Process(target=_rank, args=(rank, self.world, self.folder, there))
             process.start()
             there.close()
             self.pipes.append(here)

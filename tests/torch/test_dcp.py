@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's distributed checkpoint over a store: what is saved comes back, bit by bit, in any layout; a path names what docs/dcp.md
-says; a failure is everybody's."""
+"""torch's distributed checkpoint over a store: what is saved comes back, bit by bit, in any layout; a path names what
+docs/dcp.md says; a failure is everybody's."""
 import io
 import json
 import pickle
@@ -66,7 +66,8 @@ def test_what_two_ranks_save_comes_back_in_any_layout(ranks, path, rows, columns
 
 def test_one_process_reads_what_two_wrote_and_the_reverse(ranks, path):
     ranks("save", f"{path}/two", 5, 1, 0)
-    blank = {"model": {k: torch.zeros_like(dcplib.wanted(5)["model." + k]) for k in ("plain", "rows", "columns", "half", "scalar", "none")},
+    blank = {"model": {k: torch.zeros_like(dcplib.wanted(5)["model." + k])
+                       for k in ("plain", "rows", "columns", "half", "scalar", "none")},
              "optim": {"state": {"rows": {"exp_avg": torch.zeros(37, 16)}}, "step": torch.tensor(0)},
              "epoch": None, "config": {"name": None, "sizes": [None, None, {"deep": None}]}}
     dcplib.check(load(blank, f"{path}/two"), 5)
@@ -80,7 +81,8 @@ def test_the_step_shows_tensors_by_name_and_keeps_the_rest_under_dcp(ranks, path
     store = path / "ckpt"
     with plug.Step(f"{store}/default/1") as step:
         found = {(t.component, t.name): (t.dtype, t.shape) for t in step.tensors()}
-        assert found["model", "half"] == ("bf16", (64, 64)) and found["optim", "state.rows.exp_avg"] == ("f32", (37, 16))
+        assert found["model", "half"] == ("bf16", (64, 64)) and found["optim",
+                                                                      "state.rows.exp_avg"] == ("f32", (37, 16))
         assert len(found) == len(dcplib.wanted(0))
         document, index = json.loads(step.blob(".dcp/metadata.json")), {}
         for blob in step.blobs():           # byte entries are on the ranks that the planner chose
@@ -89,16 +91,20 @@ def test_the_step_shows_tensors_by_name_and_keeps_the_rest_under_dcp(ranks, path
         name, offset, length = index["epoch"]
         data = step.blob(name)
     assert set(index) == {key for key, entry in document["keys"].items() if "bytes" in entry}
-    assert document["keys"]["optim.state.rows.exp_avg"] == {"component": "optim", "name": "state.rows.exp_avg", "dtype": "float32",
-                                                            "shape": [37, 16], "path": ["optim", "state", "rows", "exp_avg"]}
-    assert document["keys"]["config.sizes"]["bytes"] if "config.sizes" in document["keys"] else document["keys"]["config.sizes.0"]["bytes"]
+    assert document["keys"]["optim.state.rows.exp_avg"] == {"component": "optim", "name": "state.rows.exp_avg",
+                                                            "dtype": "float32",
+                                                            "shape": [37, 16],
+                                                            "path": ["optim", "state", "rows", "exp_avg"]}
+    assert (document["keys"]["config.sizes"]["bytes"] if "config.sizes" in document["keys"]
+            else document["keys"]["config.sizes.0"]["bytes"])
     assert torch.load(io.BytesIO(data[offset:offset + length]), weights_only=True) == 7     # as DCP made it, untouched
     shown = vckpt("cat", store, "default/1/.dcp/metadata.json").stdout
     assert json.loads(shown) == document
 
 
 def test_every_rank_names_all_tensors(ranks, path):
-    """Also those that another rank stores, and with plans out of a cache: so there is one layout, not one for each rank."""
+    """Also those that another rank stores, and with plans out of a cache: so there is one layout, not one for each
+    rank."""
     assert ranks("rows_declared", f"{path}/ckpt") == [[len(dcplib.wanted(0))] * 3] * 2
 
 
@@ -174,7 +180,8 @@ def test_one_rank_fails(ranks, path, rank, what, words):
         with pytest.raises(dcplib.Failed) as failed:
             ranks("save_broken", f"{path}/ckpt/{step}", 1, rank, what)
         assert all("CheckpointException" in text and words in text for text in failed.value.texts), failed.value.texts
-        assert saver.steps(f"{path}/ckpt/default") == ([] if step == 1 else [2]) if (path / "ckpt" / "vckpt.store").exists() else step == 1
+        assert (saver.steps(f"{path}/ckpt/default") == ([] if step == 1 else [2])
+                if (path / "ckpt" / "vckpt.store").exists() else step == 1)
         ranks("save", f"{path}/ckpt/{step + 1}", step)
         ranks("load", f"{path}/ckpt/{step + 1}", step)
 
@@ -219,11 +226,15 @@ def test_stateful_objects_and_no_dist(path):
 
 def odd_tensors():
     base = torch.arange(60, dtype=torch.float32).reshape(6, 10)
-    found = {"transposed": base.t(), "every": base[:, ::2], "expanded": torch.ones(1, 4).expand(3, 4), "conj": torch.complex(base, base).conj(),
-             "negative": torch.complex(base, base).conj().imag, "parameter": torch.nn.Parameter(base.clone()), "bool": base > 30,
+    found = {"transposed": base.t(), "every": base[:, ::2], "expanded": torch.ones(1, 4).expand(3, 4),
+             "conj": torch.complex(base, base).conj(),
+             "negative": torch.complex(base, base).conj().imag, "parameter": torch.nn.Parameter(base.clone()),
+             "bool": base > 30,
              "empty": torch.empty(0), "scalar": torch.tensor(-0.0), "nan": torch.tensor([float("nan"), float("inf")])}
-    for dtype in ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "complex128", "uint16", "uint32",
-                  "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32"):
+    for dtype in ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64",
+                  "complex128", "uint16", "uint32",
+                  "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+                  "complex32"):
         if hasattr(torch, dtype):
             kind = getattr(torch, dtype)
             found[dtype] = torch.arange(16 * kind.itemsize, dtype=torch.uint8).view(kind)
@@ -241,7 +252,8 @@ def test_tensors_of_every_kind(path):
     load(blank, f"{path}/odd")
     for key, tensor in state.items():
         assert blank[key].dtype == tensor.dtype and blank[key].shape == tensor.shape
-        assert raw(blank[key]).equal(raw(tensor)) or (key == "nan" and torch.equal(blank[key].isnan(), tensor.isnan())), key
+        assert raw(blank[key]).equal(raw(tensor)) or (key == "nan" and
+                                                      torch.equal(blank[key].isnan(), tensor.isnan())), key
     reader = StorageReader(f"{path}/odd")
     kept = reader.read_metadata().state_dict_metadata
     assert kept["parameter"].properties.requires_grad and not kept["bool"].properties.requires_grad
@@ -249,7 +261,8 @@ def test_tensors_of_every_kind(path):
 
 
 def test_what_cannot_be_kept_is_refused_by_name(path):
-    for name, tensor in (("sparse", torch.eye(3).to_sparse()), ("quantized", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))):
+    for name, tensor in (("sparse", torch.eye(3).to_sparse()),
+                         ("quantized", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))):
         with pytest.raises(CheckpointException, match=name):
             save({"fine": torch.ones(2), name: tensor}, f"{path}/refused")
     assert saver.steps(f"{path}/refused/default") == []
@@ -282,24 +295,29 @@ def test_names(path):
         "a": ("keys_", "a"), "model.a": ("model", "a"), "keys.a": ("keys", "a")}
     assert dcp_state.names({"ranks.x": ("ranks", "x"), ".x.y": (".x", "y"), "0.x": (0, "x"), "m.": ("m", "")}) == {
         key: ("model", key) for key in ("ranks.x", ".x.y", "0.x", "m.")}
-    state = {"a": torch.ones(2), "model": {"a": torch.zeros(3), "ü/%": torch.ones(1)}, "ranks": {"x": torch.ones(4)}, "m/n": {"x": torch.ones(5)},
+    state = {"a": torch.ones(2), "model": {"a": torch.zeros(3), "ü/%": torch.ones(1)}, "ranks": {"x": torch.ones(4)},
+             "m/n": {"x": torch.ones(5)},
              "layers": [torch.ones(2), {"deep": torch.zeros(2)}]}
     save(state, f"{path}/names")
     blank = {"a": torch.zeros(2), "model": {"a": torch.ones(3), "ü/%": torch.zeros(1)}, "ranks": {"x": torch.zeros(4)},
              "m/n": {"x": torch.zeros(5)}, "layers": [torch.zeros(2), {"deep": torch.ones(2)}]}
     load(blank, f"{path}/names")
     assert torch.equal(blank["a"], state["a"]) and torch.equal(blank["model"]["a"], state["model"]["a"])
-    assert torch.equal(blank["layers"][1]["deep"], state["layers"][1]["deep"]) and torch.equal(blank["m/n"]["x"], torch.ones(5))
+    assert (torch.equal(blank["layers"][1]["deep"], state["layers"][1]["deep"]) and
+            torch.equal(blank["m/n"]["x"], torch.ones(5)))
 
 
 def test_a_state_is_built_from_the_step_alone(path):
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _load_state_dict_from_keys
-    state = {"model": {"w": torch.randn(4, 4), "deep": {"b": torch.ones(2)}}, "epoch": 4, "list": [torch.ones(1), torch.zeros(1)]}
+    state = {"model": {"w": torch.randn(4, 4), "deep": {"b": torch.ones(2)}}, "epoch": 4,
+             "list": [torch.ones(1), torch.zeros(1)]}
     save(state, f"{path}/s")
     found = {}
-    _load_state_dict(found, storage_reader=StorageReader(f"{path}/s"), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    assert torch.equal(found["model"]["deep"]["b"], torch.ones(2)) and found["epoch"] == 4 and torch.equal(found["list"][0], torch.ones(1))
+    _load_state_dict(found, storage_reader=StorageReader(f"{path}/s"), planner=_EmptyStateDictLoadPlanner(),
+                     no_dist=True)
+    assert (torch.equal(found["model"]["deep"]["b"], torch.ones(2)) and found["epoch"] == 4 and
+            torch.equal(found["list"][0], torch.ones(1)))
     part = _load_state_dict_from_keys("model.w", storage_reader=StorageReader(f"{path}/s"))
     assert torch.equal(part["model"]["w"], state["model"]["w"])
 
@@ -361,7 +379,8 @@ def test_what_is_not_there_is_named(path):
 
 def test_options_without_effect_warn_once(path, monkeypatch):
     monkeypatch.setattr(plug, "_warned", set())
-    given = {"single_file_per_rank": False, "sync_files": False, "thread_count": 4, "per_thread_copy_ahead": 1, "cache_staged_state_dict": True,
+    given = {"single_file_per_rank": False, "sync_files": False, "thread_count": 4, "per_thread_copy_ahead": 1,
+             "cache_staged_state_dict": True,
              "serialization_format": dcp.filesystem.SerializationFormat.TORCH_SAVE, "_extensions": [object()]}
     for option, value in given.items():
         with pytest.warns(UserWarning, match=f"option {option} has no effect"):
@@ -385,12 +404,14 @@ def test_options_of_the_saver(path):
     import vckpt.saver as savers
     save({"w": torch.zeros(2)}, f"{path}/ckpt/1", deadline=600, low_priority=True)
     opened, = savers._natives.values()
-    assert opened.options["deadline"] == 600 and opened.options["low_priority"] is True and opened.options["pin"] == "auto"
+    assert (opened.options["deadline"] == 600 and opened.options["low_priority"] is True and
+            opened.options["pin"] == "auto")
     save({"w": torch.zeros(2)}, f"{path}/ckpt/2", deadline=600)
     with pytest.raises(CheckpointException, match="open with deadline=600, not 5: close it first"):
         save({"w": torch.zeros(2)}, f"{path}/ckpt/3", deadline=5)
     with pytest.raises(CheckpointException, match="open with deadline=600, not 5: close it first"):
-        save({"w": torch.zeros(2)}, f"{path}/ckpt/3", deadline=5)           # in a launch of its own, after the one that failed
+        # in a launch of its own, after the one that failed
+        save({"w": torch.zeros(2)}, f"{path}/ckpt/3", deadline=5)
     save({"w": torch.zeros(2)}, f"{path}/ckpt/3")
     opened, = savers._natives.values()
     assert opened.options["deadline"] == 600 and opened.options["low_priority"] is True
@@ -431,7 +452,8 @@ def test_threads_save_side_by_side(path):
         try:
             for step in range(3):
                 save({"w": torch.full((50,), i * 10 + step)}, path / f"own{i}")
-            assert torch.equal(load({"w": torch.zeros(50, dtype=torch.int64)}, path / f"own{i}")["w"], torch.full((50,), i * 10 + 2))
+            assert torch.equal(load({"w": torch.zeros(50, dtype=torch.int64)}, path / f"own{i}")["w"],
+                               torch.full((50,), i * 10 + 2))
         except BaseException as error:
             wrong.append(error)
     threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
@@ -443,10 +465,12 @@ def test_threads_save_side_by_side(path):
 # ---- the document ----
 
 def sample():
-    from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, TensorProperties,
+    from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata,
+                                                       TensorProperties,
                                                        TensorStorageMetadata)
     properties = TensorProperties(dtype=torch.bfloat16, requires_grad=True, memory_format=torch.channels_last)
-    tensor = TensorStorageMetadata(properties, torch.Size([4, 0]), [ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([4, 0]))])
+    tensor = TensorStorageMetadata(properties, torch.Size([4, 0]),
+                                   [ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([4, 0]))])
     return Metadata({"m.x": tensor, "e": BytesStorageMetadata()}, planner_data={"m.x": ("m", "x"), "e": ("e",)})
 
 
@@ -464,11 +488,14 @@ def test_the_document_comes_back():
 
 def test_the_document_is_checked():
     good = json.loads(dcp_state.document(sample()))
-    bad = [b"", b"{", b"[]", b"{}", b'{"keys": 1}', json.dumps({**good, "vckpt.dcp": 2}).encode(), b'{"vckpt.dcp": 1, "keys": {"a": 1}}',
+    bad = [b"", b"{", b"[]", b"{}", b'{"keys": 1}', json.dumps({**good, "vckpt.dcp": 2}).encode(),
+           b'{"vckpt.dcp": 1, "keys": {"a": 1}}',
            b"[" * 100000]
     tensor = good["keys"]["m.x"]
-    for field, values in {"dtype": [None, "Tensor", "float99", "__class__", 3], "shape": [None, [1.5], [-1], [True], "12", [2**63]],
-                          "component": [None, 1], "name": [None], "path": [3, [None], [[]]], "layout": ["Tensor", 3, "spiral"],
+    for field, values in {"dtype": [None, "Tensor", "float99", "__class__", 3],
+                          "shape": [None, [1.5], [-1], [True], "12", [2**63]],
+                          "component": [None, 1], "name": [None], "path": [3, [None], [[]]],
+                          "layout": ["Tensor", 3, "spiral"],
                           "memory_format": ["wild", 3]}.items():
         for value in values:
             bad.append(json.dumps({**good, "keys": {"m.x": {**tensor, field: value}}}).encode())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dcp.load of what vckpt.save kept: model, optimizer with its groups, scheduler and plain values, into torch's state dicts."""
+"""dcp.load of what vckpt.save kept: model, optimizer with its groups, scheduler and plain values, into torch's state
+dicts."""
 
 import pytest
 import torch
@@ -23,10 +24,13 @@ def run(tmp_path):
 def trainer(seed, wrap, lr=0.1):
     torch.manual_seed(seed)
     model = wrap(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)))
-    groups = [{"params": list(model[0].parameters()), "lr": lr}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
+    groups = [{"params": list(model[0].parameters()), "lr": lr},
+              {"params": [*model[1].parameters(), *model[2].parameters()]}]
     optimizer = torch.optim.AdamW(groups, lr=2 * lr, betas=(0.8, 0.9))
-    return model, optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, [torch.optim.lr_scheduler.ConstantLR(optimizer),
-                                                                               torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)], [2])
+    return model, optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer,
+                                                                   [torch.optim.lr_scheduler.ConstantLR(optimizer),
+                                                                    torch.optim.lr_scheduler.ExponentialLR(optimizer,
+            0.9)], [2])
 
 
 def step(model, optimizer, scheduler, number):
@@ -42,24 +46,29 @@ def round_trip(path, flatten, wrap):
     for number in range(3):
         step(*one, number)
     model, optimizer, scheduler = one
-    vckpt.save(path, {"model": model, "optimizer": optimizer, "scheduler": scheduler, "plan": {"tp": 1, "names": ["a"], "pair": (1, 2)}}, step=3, **PIN)
+    vckpt.save(path, {"model": model, "optimizer": optimizer, "scheduler": scheduler,
+                      "plan": {"tp": 1, "names": ["a"], "pair": (1, 2)}}, step=3, **PIN)
     vckpt.close(path)
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
     weights, moments = get_state_dict(other[0], other[1], options=options)
     state = {"model": weights, "optimizer": moments, "scheduler": other[2], "plan": {"tp": 0, "names": [], "pair": ()}}
     dcp.load(state, storage_reader=StorageReader(f"{path}/3"))
-    set_state_dict(other[0], other[1], model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options)
+    set_state_dict(other[0], other[1], model_state_dict=state["model"], optim_state_dict=state["optimizer"],
+                   options=options)
     assert state["plan"] == {"tp": 1, "names": ["a"], "pair": (1, 2)}
-    assert [{**group, "params": 0} for group in other[1].param_groups] == [{**group, "params": 0} for group in optimizer.param_groups]
+    assert [{**group, "params": 0} for group in other[1].param_groups] == [{**group, "params": 0}
+                                                                           for group in optimizer.param_groups]
     assert other[2].state_dict()["last_epoch"] == 3
     for number in (3, 4):
         step(*one, number)
         step(*other, number)
-    found, wanted = (get_state_dict(*pair[:2], options=StateDictOptions(flatten_optimizer_state_dict=True)) for pair in (other, one))
+    found, wanted = (get_state_dict(*pair[:2], options=StateDictOptions(flatten_optimizer_state_dict=True))
+                     for pair in (other, one))
     for a, b in zip(found, wanted):
         assert a.keys() == b.keys()
         for key in a:
-            same = torch.equal(getattr(a[key], "_local_tensor", a[key]), getattr(b[key], "_local_tensor", b[key])) if torch.is_tensor(a[key]) else a[key] == b[key]
+            same = (torch.equal(getattr(a[key], "_local_tensor", a[key]), getattr(b[key], "_local_tensor", b[key]))
+                    if torch.is_tensor(a[key]) else a[key] == b[key])
             assert same, key
     return True
 
@@ -85,20 +94,24 @@ def test_two_ranks(pool2, run, flatten):
 
 
 def test_what_has_no_key(run):
-    vckpt.save(run, {"a": {"pair": (torch.ones(2), 1), "list": [torch.ones(1), [{"x": 1}], [2]], "loader": {"at": 4}}, "rng": vckpt.rng_state()},
+    vckpt.save(run, {"a": {"pair": (torch.ones(2), 1), "list": [torch.ones(1), [{"x": 1}], [2]], "loader": {"at": 4}},
+                     "rng": vckpt.rng_state()},
                per_rank="a.loader", **PIN)
     state = {"a": {"list": [torch.zeros(1), [{"x": 0}], [0]]}}
     dcp.load(state, storage_reader=StorageReader(run))
     assert state == {"a": {"list": [torch.ones(1), [{"x": 1}], [2]]}}
-    for asked, sentence in [({"a": {"pair": ()}}, r"a\.pair: the value has tensors in a tuple"), ({"a": {"loader": {"at": 0}}}, r"Missing key.*a\.loader\.at"),
-                            ({"a": {"none": 0}}, r"Missing key.*a\.none"), ({"rng": {"python": 0}}, r"Missing key.*rng\.python")]:
+    for asked, sentence in [({"a": {"pair": ()}}, r"a\.pair: the value has tensors in a tuple"),
+                            ({"a": {"loader": {"at": 0}}}, r"Missing key.*a\.loader\.at"),
+                            ({"a": {"none": 0}}, r"Missing key.*a\.none"),
+                            ({"rng": {"python": 0}}, r"Missing key.*rng\.python")]:
         with pytest.raises(dcp.api.CheckpointException, match=sentence):
             dcp.load(asked, storage_reader=StorageReader(run))
 
 
 def test_two_tensors_of_one_key(run):
     vckpt.save(run, {"model": {"x.w": torch.ones(2)}, "model.x": {"w": torch.zeros(2)}}, **PIN)
-    with pytest.raises(dcp.api.CheckpointException, match=r"model/x\.w and model\.x/w have the same key here, model\.x\.w"):
+    with pytest.raises(dcp.api.CheckpointException,
+                       match=r"model/x\.w and model\.x/w have the same key here, model\.x\.w"):
         dcp.load({"model": {"x": {"w": torch.ones(2)}}}, storage_reader=StorageReader(run))
 
 

@@ -37,7 +37,8 @@ RULES = [
     ({},             "/data/ckpt/steps-100",           Target("/data/ckpt/steps-100", init=True)),
     ({},             "/data/ckpt/step-100-bad",        Target("/data/ckpt/step-100-bad", init=True)),
     ({},             "/data/ckpt/step--100",           Target("/data/ckpt/step--100", init=True)),
-    ({},             "/data/ckpt/step-١٢",             Target("/data/ckpt/step-١٢", init=True)),       # digits, but not ours
+    # digits, but not ours
+    ({},             "/data/ckpt/step-١٢",             Target("/data/ckpt/step-١٢", init=True)),
     ({},             "/data/ckpt/9999999999999999999", Target("/data/ckpt/9999999999999999999", init=True)),
     # inside a store
     (STORES,         "/data/ckpt",                     Target("/data/ckpt")),
@@ -54,7 +55,8 @@ RULES = [
     ({"/tmp/ckpt123": EMPTY}, "/tmp/ckpt123",          Target("/tmp/ckpt123", init=True)),
     ({"/tmp/tmp123": EMPTY}, "/tmp/tmp123/step-5",     Target("/tmp/tmp123", step=5, init=True)),
     ({"/tmp": EMPTY}, "/tmp/tmpabc",                   Target("/tmp/tmpabc", init=True)),
-    ({"/data/ckpt/step-100": EMPTY}, "/data/ckpt/step-100", Target("/data/ckpt/step-100", init=True)),     # made beforehand
+    # made beforehand
+    ({"/data/ckpt/step-100": EMPTY}, "/data/ckpt/step-100", Target("/data/ckpt/step-100", init=True)),
     ({"/data/ckpt/step-100": OTHER}, "/data/ckpt/step-100", Target("/data/ckpt/step-100", init=True)),
     # the top
     ({},             "/100",                           Target("/100", init=True)),
@@ -69,16 +71,21 @@ def test_what_a_path_names(there, path, want):
     assert resolve(os.fsencode(path), world(**there)) == want
 
 
-@pytest.mark.parametrize("there, path, want", [rule for rule in RULES if rule[2].init], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("there, path, want", [rule for rule in RULES if rule[2].init],
+                         ids=lambda value: value if isinstance(value, str) else "")
 def test_once_the_store_is_made_the_path_names_the_same(there, path, want):
     after = resolve(path, world(**{**there, want.store: STORE}))
     assert (after.store, after.run, after.step, after.init) == (want.store, want.run, want.step, False)
 
 
 @pytest.mark.parametrize("path, words", [
-    ("/data/ckpt/llama/7/model", "expected RUN, RUN/STEP or STEP"), ("/data/ckpt/llama/best", "expected RUN, RUN/STEP or STEP"), ("/data/ckpt/llama/latest", "expected RUN, RUN/STEP or STEP"),
-    ("/data/ckpt/packs", "folder of the store"), ("/data/ckpt/runs/5", "folder of the store"), ("/data/ckpt/-x", "name of a run"),
-    ("/data/ckpt/.hidden/5", "name of a run"), ("/data/ckpt/" + "x" * 129, "name of a run"), ("s3://bucket/step-5", "URL"), ("", "without NUL that is not empty"),
+    ("/data/ckpt/llama/7/model", "expected RUN, RUN/STEP or STEP"),
+    ("/data/ckpt/llama/best", "expected RUN, RUN/STEP or STEP"),
+    ("/data/ckpt/llama/latest", "expected RUN, RUN/STEP or STEP"),
+    ("/data/ckpt/packs", "folder of the store"), ("/data/ckpt/runs/5", "folder of the store"),
+    ("/data/ckpt/-x", "name of a run"),
+    ("/data/ckpt/.hidden/5", "name of a run"), ("/data/ckpt/" + "x" * 129, "name of a run"),
+    ("s3://bucket/step-5", "URL"), ("", "without NUL that is not empty"),
     ("/data/\0", "without NUL that is not empty")])
 def test_what_is_refused(path, words):
     with pytest.raises(ValueError, match=words):
@@ -92,7 +99,8 @@ def test_latest_is_read_and_never_written():
 def test_relative_paths_are_those_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert resolve("run/step-3") == Target(str(tmp_path / "run"), step=3, init=True)
-    assert resolve("step-3") == Target(str(tmp_path), step=3, init=True)      # an empty working directory is as good as another
+    # an empty working directory is as good as another
+    assert resolve("step-3") == Target(str(tmp_path), step=3, init=True)
 
 
 def test_the_real_file_system(tmp_path):

@@ -43,7 +43,8 @@ def test_every_method_takes_what_2_4_gives(plug):
 
 
 def test_two_ranks_save_and_one_reads(plug, tmp_path):
-    state = {"model.w": torch.randn(9, 12), "model.b": torch.randn(1, 4).bfloat16(), "opt.m": torch.randn(8, 3), "epoch": {"n": 3}}
+    state = {"model.w": torch.randn(9, 12), "model.b": torch.randn(1, 4).bfloat16(), "opt.m": torch.randn(8, 3),
+             "epoch": {"n": 3}}
     group, wrong = old.Group(2), []
     writers = [plug.StorageWriter(tmp_path / "ckpt" / "step-0") for _ in range(2)]
 
@@ -63,9 +64,11 @@ def test_two_ranks_save_and_one_reads(plug, tmp_path):
     [thread.join() for thread in threads]
     assert not wrong, wrong
     for step in range(3):
-        found = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for key, value in state.items()}
+        found = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
+                 for key, value in state.items()}
         metadata = old.load(found, plug.StorageReader(tmp_path / "ckpt" / f"step-{step}"))
         assert metadata.planner_data == {key: tuple(key.split(".")) for key in state}
-        assert metadata.storage_meta.load_id and metadata.state_dict_metadata["model.b"].properties.dtype == torch.bfloat16
+        assert (metadata.storage_meta.load_id and metadata.state_dict_metadata["model.b"].properties.dtype ==
+                torch.bfloat16)
         for key, value in state.items():
             assert torch.equal(found[key], value + step) if isinstance(value, torch.Tensor) else found[key] == value

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/examples/train.py: what a job that was ended and started again computes is what one that was not would have computed,
-bit by bit, under each parallelisation; under another one it is close. The straight runs and the orderly restarts go through
-the pool of ranks; a rank that is killed in the middle is a job of its own, under torchrun."""
+"""docs/examples/train.py: what a job that was ended and started again computes is what one that was not would have
+computed, bit by bit, under each parallelisation; under another one it is close. The straight runs and the orderly
+restarts go through the pool of ranks; a rank that is killed in the middle is a job of its own, under torchrun."""
 import os
 import re
 import subprocess
@@ -54,7 +54,8 @@ def sound(vckpt_command, store, run, steps):
     vckpt_command("verify", store)
 
 
-@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.full), pytest.param("fsdp", marks=pytest.mark.full), "tp-fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.full),
+                                      pytest.param("fsdp", marks=pytest.mark.full), "tp-fsdp"])
 def test_restart(pool4, vckpt, tmp_path, parallel):
     store = tmp_path / "store"
     straight = alike(pool4, store, "--parallel", parallel, "--steps", "6", "--every", "3")
@@ -70,8 +71,8 @@ def test_restart(pool4, vckpt, tmp_path, parallel):
 
 @pytest.mark.full
 def test_another_layout(pool4, tmp_path, monkeypatch):
-    """A step of four ranks goes on under tensor parallelism and on one rank. The sums are the same in another order: no bit by
-    bit, but nothing that a lost moment or a wrong box would not show."""
+    """A step of four ranks goes on under tensor parallelism and on one rank. The sums are the same in another order: no
+    bit by bit, but nothing that a lost moment or a wrong box would not show."""
     store, plain = tmp_path / "store", ["--dropout", "0", "--every", "3"]
     straight = alike(pool4, store, *plain, "--parallel", "fsdp", "--steps", "6")
     more = [*plain, "--resume", "lm/3", "--steps", "6"]
@@ -92,7 +93,8 @@ def torchrun(store, ranks, *arguments):
     environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(store.parent / "cache")}
     if os.environ.get("VCKPT_PRELOAD"):
         environment["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "1",
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+               "--max-restarts", "1",
                "--monitor-interval", "0.1"]
     done = subprocess.run([*command, str(ROOT / "docs/examples/train.py"), "--store", str(store), *arguments, *TINY],
                           capture_output=True, text=True, env=environment, timeout=300)
@@ -101,8 +103,8 @@ def torchrun(store, ranks, *arguments):
 
 
 def killed(pool, ranks, command, tmp_path, parallel):
-    """A rank is killed in step 5, with the save of step 4 under way: the job goes on from step 3 or 4, whichever is the newest
-    that is whole."""
+    """A rank is killed in step 5, with the save of step 4 under way: the job goes on from step 3 or 4, whichever is the
+    newest that is whole."""
     store = tmp_path / "store"
     arguments = ["--parallel", parallel, "--steps", "6", "--every", "1"]
     straight = words(alike(pool, store, *arguments))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vckpt.load of torch's objects on one rank, and of ranks that agree on the newest step. Layouts: test_save_layouts.py; optimizers:
-test_save_optimizers.py; whole trainings, in the same layout and in others: test_examples.py."""
+"""vckpt.load of torch's objects on one rank, and of ranks that agree on the newest step. Layouts: test_save_layouts.py;
+optimizers: test_save_optimizers.py; whole trainings, in the same layout and in others: test_examples.py."""
 import copy
 
 import numpy as np
@@ -24,13 +24,17 @@ def test_other_types_and_memory(run):
     """Conversions as load_state_dict makes them, in both directions; strided and conjugated destinations."""
     w = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     vckpt.save(run, {"m": {"w": w, "half": w.bfloat16(), "c": torch.complex(w, w)}}, **PIN)
-    to = {"w": torch.zeros(6, 4, dtype=torch.bfloat16), "half": torch.zeros(6, 4), "c": torch.zeros(6, 4, dtype=torch.complex64).conj()}
+    to = {"w": torch.zeros(6, 4, dtype=torch.bfloat16), "half": torch.zeros(6, 4),
+          "c": torch.zeros(6, 4, dtype=torch.complex64).conj()}
     vckpt.load(run, {"m": to})
-    assert torch.equal(to["w"], w.bfloat16()) and torch.equal(to["half"], w.bfloat16().float()) and torch.equal(to["c"].resolve_conj(), torch.complex(w, w))
-    to = {"w": torch.zeros(4, 6).t(), "half": torch.zeros(12, 8, dtype=torch.bfloat16)[::2, ::2], "c": torch.zeros(6, 4, dtype=torch.complex64)}
+    assert (torch.equal(to["w"], w.bfloat16()) and torch.equal(to["half"], w.bfloat16().float()) and
+            torch.equal(to["c"].resolve_conj(), torch.complex(w, w)))
+    to = {"w": torch.zeros(4, 6).t(), "half": torch.zeros(12, 8, dtype=torch.bfloat16)[::2, ::2],
+          "c": torch.zeros(6, 4, dtype=torch.complex64)}
     vckpt.load(run, {"m": to})
     assert torch.equal(to["w"], w) and torch.equal(to["half"], w.bfloat16())
-    with pytest.raises(vckpt.Refused, match=r'state\["m"\]\["w"\]: a tensor on the meta device has no memory to be filled'):
+    with pytest.raises(vckpt.Refused, match=r'state\["m"\]\["w"\]: a tensor on the meta device has no memory to '
+                       r'be filled'):
         vckpt.load(run, {"m": {**to, "w": torch.zeros(6, 4, device="meta")}})
     to["w"] = torch.zeros(6, 4)
     with pytest.raises(vckpt.InvalidArgument, match="m/half of the state has items that share memory"):
@@ -57,7 +61,8 @@ class Copies(torch.nn.Linear):
 def test_modules_of_others(run):
     def made(seed):
         torch.manual_seed(seed)
-        return torch.nn.Sequential(Extra(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2, bias=False)), Copies(2, 3)
+        return torch.nn.Sequential(Extra(3, 2), torch.nn.BatchNorm1d(2),
+                                   torch.nn.Linear(2, 2, bias=False)), Copies(2, 3)
     (one, copies), (other, their) = made(0), made(1)
     one[0].count = 4
     one(torch.randn(5, 3))
@@ -76,7 +81,8 @@ def test_a_state_dict_and_generators(run, capfd):
     wanted = torch.rand(3), torch.rand(3, generator=generator), np.random.random(2)
     other, fresh = torch.nn.Linear(3, 2), torch.Generator()
     found = vckpt.load(run, {"model": other.state_dict(), "g": fresh, "rng": vckpt.rng_state()})
-    assert found.rng and torch.equal(torch.rand(3), wanted[0]) and torch.equal(torch.rand(3, generator=fresh), wanted[1])
+    assert found.rng and torch.equal(torch.rand(3), wanted[0]) and torch.equal(torch.rand(3, generator=fresh),
+                                                                               wanted[1])
     assert np.array_equal(np.random.random(2), wanted[2]) and torch.equal(other.weight, model.weight)
     other = torch.nn.Linear(3, 2)
     vckpt.load(run, other.state_dict())                 # a state dict by itself: the component `model`
@@ -90,12 +96,14 @@ def test_an_optimizer_that_does_not_fit(run):
     optimizer.step()
     vckpt.save(run, {"model": model, "optimizer": optimizer, "numbers": optimizer.state_dict()}, **PIN)
     state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    with pytest.raises(vckpt.InvalidArgument, match="optimizer: it has 2 groups of parameters in the step and 1 in the state"):
+    with pytest.raises(vckpt.InvalidArgument,
+                       match="optimizer: it has 2 groups of parameters in the step and 1 in the state"):
         vckpt.load(run, state)
     state["optimizer"] = torch.optim.AdamW([{"params": model[1].parameters()}, {"params": model[0].parameters()}])
     with pytest.raises(vckpt.InvalidArgument, match="its groups have other parameters in the step"):
         vckpt.load(run, state)
-    less = {"model": model, "optimizer": torch.optim.AdamW([{"params": model[0].weight}, {"params": model[1].parameters()}])}
+    less = {"model": model,
+            "optimizer": torch.optim.AdamW([{"params": model[0].weight}, {"params": model[1].parameters()}])}
     with pytest.raises(vckpt.InvalidArgument, match="the state lacks optimizer, its parameter 0.bias"):
         vckpt.load(run, less)
     assert not less["optimizer"].state
@@ -105,7 +113,8 @@ def test_an_optimizer_that_does_not_fit(run):
         vckpt.load(run, {"model": model, "numbers": optimizer})
     other = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1].parameters()}])
     other.load_state_dict(vckpt.load(run, {"numbers": other.state_dict()}).values["numbers"])
-    assert torch.equal(other.state[model[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]) and other.param_groups[0]["lr"] == 0.5
+    assert (torch.equal(other.state[model[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]) and
+            other.param_groups[0]["lr"] == 0.5)
 
 
 def made_of(kind):
@@ -147,15 +156,19 @@ def test_an_optimizer_of_another_kind(run, saved, given, lacks):
     vckpt.save(run, made_of(saved), **PIN)
     state = made_of(given)
     for strict in True, False:
-        before = torch.cat([state["model"].weight.detach().flatten(), torch.tensor([state["optimizer"].param_groups[0]["lr"]])])
-        with pytest.raises(vckpt.InvalidArgument, match=f"optimizer: an optimizer of another kind was saved: its groups have no {lacks}; give one of the kind"):
+        before = torch.cat([state["model"].weight.detach().flatten(),
+                            torch.tensor([state["optimizer"].param_groups[0]["lr"]])])
+        with pytest.raises(vckpt.InvalidArgument, match=f"optimizer: an optimizer of another kind was saved: its "
+                           f"groups have no {lacks}; give one of the kind"):
             vckpt.load(run, state, strict=strict)
-        assert torch.equal(before[:-1], state["model"].weight.detach().flatten()) and state["optimizer"].param_groups[0]["lr"] == 0.1
+        assert (torch.equal(before[:-1], state["model"].weight.detach().flatten()) and
+                state["optimizer"].param_groups[0]["lr"] == 0.1)
     assert vckpt.load(run, {"model": state["model"]}).missing == []
 
 
 class Bare(torch.optim.Optimizer):
-    """It does not know the option that torch adds to the defaults, and not to the groups, whenever a state is loaded or copied."""
+    """It does not know the option that torch adds to the defaults, and not to the groups, whenever a state is loaded or
+    copied."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})
@@ -171,7 +184,8 @@ def test_a_second_load_into_one_optimizer(run, kind):
     state = made_of(kind)
     for _ in range(2):
         vckpt.load(run, state)
-    assert "differentiable" in state["optimizer"].defaults and "differentiable" not in state["optimizer"].param_groups[0]
+    assert ("differentiable" in state["optimizer"].defaults and
+            "differentiable" not in state["optimizer"].param_groups[0])
     vckpt.load(run, copy.deepcopy(state))
 
 
@@ -189,37 +203,46 @@ def test_an_optimizer_that_fills_in_options(run):
     state = made_of(torch.optim.SGD)
     vckpt.load(run, state)
     assert state["optimizer"].param_groups[0]["maximize"] is False
-    one = made_of(torch.optim.Adam)                             # both have the same options, which come from the step as all do
+    # both have the same options, which come from the step as all do
+    one = made_of(torch.optim.Adam)
     vckpt.save(run, one, **PIN)
     state = made_of(torch.optim.AdamW)
     vckpt.load(run, state)
-    assert torch.equal(state["optimizer"].state[state["model"].weight]["exp_avg"], one["optimizer"].state[one["model"].weight]["exp_avg"])
+    assert torch.equal(state["optimizer"].state[state["model"].weight]["exp_avg"],
+                       one["optimizer"].state[one["model"].weight]["exp_avg"])
 
 
 def test_none_was_saved_there(run, capfd):
-    """A run that had no optimizer yet: the step lacks it, which strict=False allows. Nothing is filled before that is said."""
+    """A run that had no optimizer yet: the step lacks it, which strict=False allows. Nothing is filled before that is
+    said."""
     model = torch.nn.Linear(3, 2)
-    vckpt.save(run, {"model": model, "optimizer": None, "schedule": None, "g": None, "rng": None, "other": {"lr": 0.1}}, **PIN)
+    vckpt.save(run, {"model": model, "optimizer": None, "schedule": None, "g": None, "rng": None, "other": {"lr": 0.1}},
+               **PIN)
     state = made_of(torch.optim.SGD)
     weight = state["model"].weight.detach().clone()
-    state |= {"schedule": torch.optim.lr_scheduler.StepLR(state["optimizer"], 3), "g": torch.Generator(), "rng": vckpt.rng_state()}
-    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks optimizer, schedule, g \(strict=False takes what both have\)$"):
+    state |= {"schedule": torch.optim.lr_scheduler.StepLR(state["optimizer"], 3), "g": torch.Generator(),
+              "rng": vckpt.rng_state()}
+    with pytest.raises(vckpt.InvalidArgument, match=r"the step lacks optimizer, schedule, g \(strict=False takes what "
+                       r"both have\)$"):
         vckpt.load(run, state)
     assert torch.equal(weight, state["model"].weight)
     found = vckpt.load(run, state, strict=False)
-    assert found.missing == ["optimizer", "schedule", "g"] and torch.equal(model.weight, state["model"].weight) and not found.rng
+    assert (found.missing == ["optimizer", "schedule", "g"] and torch.equal(model.weight, state["model"].weight) and
+            not found.rng)
     assert "generators were left as they are: the step does not have them" in capfd.readouterr().err
-    with pytest.raises(vckpt.Refused, match=r'state\["other"\]: what the step has there is no optimizer.*: leave it out of the state to load the rest'):
+    with pytest.raises(vckpt.Refused, match=r'state\["other"\]: what the step has there is no optimizer.*: leave it '
+                       r'out of the state to load the rest'):
         vckpt.load(run, {"model": state["model"], "other": state["optimizer"]})
 
 
 def test_an_optimizer_of_a_model_that_has_grown(run):
-    """Groups in another order give nobody the other group's learning rate, also where not all parameters are in both; what the step lacks keeps
-    its state."""
+    """Groups in another order give nobody the other group's learning rate, also where not all parameters are in both;
+    what the step lacks keeps its state."""
     def made(layers, order):
         model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in layers})
         groups = {"weight": {"lr": 0.5}, "bias": {"lr": 0.1}}
-        optimizer = torch.optim.Adam([{"params": [getattr(part, kind) for part in model.values()], **groups[kind]} for kind in order])
+        optimizer = torch.optim.Adam([{"params": [getattr(part, kind) for part in model.values()], **groups[kind]}
+                                      for kind in order])
         sum(parameter.square().sum() for parameter in model.parameters()).backward()
         optimizer.step()
         return {"model": model, "optimizer": optimizer}
@@ -234,7 +257,8 @@ def test_an_optimizer_of_a_model_that_has_grown(run):
     vckpt.load(run, grown, strict=False)
     state = grown["optimizer"].state
     assert torch.equal(state[grown["model"]["c"].weight]["exp_avg"], kept)
-    assert torch.equal(state[grown["model"]["b"].weight]["exp_avg"], small["optimizer"].state[small["model"]["b"].weight]["exp_avg"])
+    assert torch.equal(state[grown["model"]["b"].weight]["exp_avg"],
+                       small["optimizer"].state[small["model"]["b"].weight]["exp_avg"])
 
 
 def test_names_in_groups_stay_with_their_parameters(run):
@@ -252,7 +276,8 @@ def test_names_in_groups_stay_with_their_parameters(run):
 # ---- ranks ----
 
 def test_ranks_agree_on_the_newest_step(tmp_path):
-    """Rank 1 sees a store of its own, which has a newer step, or none: what counts is what rank 0 sees, and a rank that fails fails alone."""
+    """Rank 1 sees a store of its own, which has a newer step, or none: what counts is what rank 0 sees, and a rank that
+    fails fails alone."""
     for name, steps in ("store", [1, 2]), ("other", [1, 2, 3]):
         for step in steps:
             vckpt.save(tmp_path / name / "run", {"m": {"w": np.full(6, step)}}, step=step, **PIN)
@@ -278,13 +303,15 @@ if rank == 1:
 dist.barrier()
 print(vckpt.load(run + "/1", state).step, w[0])
 """)
-    one, two = ([line.split(" ", 1)[1] if line[0].isdigit() and "." in line.split()[0] else line for line in lines] for lines, _ in (first, second))
+    one, two = ([line.split(" ", 1)[1] if line[0].isdigit() and "." in line.split()[0] else line for line in lines]
+                for lines, _ in (first, second))
     assert one[:2] == two[:2] == ["2 True", "2"], (one, two)
     assert one[2] == two[2] and "NotFound" in one[2] and "has no step" in one[2]
     assert one[3] == two[3] == "None" and one[4] == "2" and "NotAStore" in two[4]
     assert "NotAStore" in one[5] and "NotAStore" in two[5] and "rank 0: NotAStore" in two[5]
     assert one[6] == two[6] == "2" and one[7] == two[8] == "1 1"
-    assert "Timeout" in two[7] and "rank 0 of 2 did not come" in two[7] and "vckpt.load of a run's newest step is a call of all ranks" in two[7]
+    assert ("Timeout" in two[7] and "rank 0 of 2 did not come" in two[7] and
+            "vckpt.load of a run's newest step is a call of all ranks" in two[7])
 
 
 def _another_number(path):
@@ -292,7 +319,8 @@ def _another_number(path):
     if dist.get_rank() == 0:
         torch.manual_seed(1)
     model = torch.nn.Linear(2, 2)
-    found = vckpt.load(path, {"model": model, "rng": vckpt.rng_state(), "scheduler": torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters()))})
+    found = vckpt.load(path, {"model": model, "rng": vckpt.rng_state(),
+                              "scheduler": torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters()))})
     return found.rng, found.step, model.weight.tolist()
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop that a page shows is a whole program: it runs as it stands there, and started again, by itself or by torchrun, it goes on
-from the newest step to the losses of a run that nobody ended."""
+"""The loop that a page shows is a whole program: it runs as it stands there, and started again, by itself or by
+torchrun, it goes on from the newest step to the losses of a run that nobody ended."""
 import os
 import re
 import subprocess
@@ -37,12 +37,15 @@ class Program:
             (self.folder / "killer").mkdir(exist_ok=True)
             (self.folder / "killer/sitecustomize.py").write_text(KILLER.format(step=kill_at))
             paths.insert(0, str(self.folder / "killer"))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": os.pathsep.join(paths),
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.folder / "cache"),
+                       "PYTHONPATH": os.pathsep.join(paths),
                        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         if environment.get("VCKPT_PRELOAD"):
             environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--monitor-interval", "0.1"] if processes > 1 else []
-        done = subprocess.run([sys.executable, *launcher, str(self.script), str(run)], capture_output=True, text=True, env=environment, timeout=300)
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+                    "--monitor-interval", "0.1"] if processes > 1 else []
+        done = subprocess.run([sys.executable, *launcher, str(self.script), str(run)], capture_output=True, text=True,
+                              env=environment, timeout=300)
         assert (done.returncode == 0) == (kill_at is None), done.stdout + done.stderr
         return [(int(step), loss) for step, loss in re.findall(r"^(\d+) (\S+)$", done.stdout, re.M)]
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks come to a launch, and what is said where some do not come: `if rank == 0: save(…)` ends with an error at the ranks
-that wait, and the next save works. Three gloo ranks as processes of their own; the meeting itself with ranks that are threads."""
+"""How ranks come to a launch, and what is said where some do not come: `if rank == 0: save(…)` ends with an error at
+the ranks that wait, and the next save works. Three gloo ranks as processes of their own; the meeting itself with ranks
+that are threads."""
 import os
 import random
 import re
@@ -23,7 +24,8 @@ def failed(*error):
     status = 1
     sys.__excepthook__(*error)
 
-def end():                  # the last of all: gloo's threads abort a process whose interpreter ends while they let go of a tensor
+# the last of all: gloo's threads abort a process whose interpreter ends while they let go of a tensor
+def end():
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -54,7 +56,8 @@ def ranks(world, tmp_path, script):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
         if environment.get("VCKPT_PRELOAD"):
             environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
-        running.append(subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        running.append(subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True))
     try:
         done = [process.communicate(timeout=120) for process in running]
     finally:
@@ -79,15 +82,18 @@ said(vckpt.save, run, state, step=3, **OPTIONS)
 said(vckpt.save, run, state, step=4)
 """)
     (first, told), (second, second_told), (third, third_told) = found
-    assert "Timeout" in first[0] and "ranks 1-2 of 3 did not come within 3 s" in first[0] and 2.9 < float(first[0].split()[0]) < 30, first
+    assert ("Timeout" in first[0] and "ranks 1-2 of 3 did not come within 3 s" in first[0] and
+            2.9 < float(first[0].split()[0]) < 30), first
     assert re.search(r"rank 0 has waited \d+ s for ranks 1-2 of 3", told) and "not of `if rank == 0:`" in told, told
     for lines in second, third:                         # the first that gives up says it for both
         assert "Timeout" in lines[0] and "rank 0 of 3 did not come within 3 s" in lines[0], lines
     assert second[0].split(" ", 1)[1] == third[0].split(" ", 1)[1]
     # the lowest that is there speaks, of all that are not; the other one may be more than a second late
-    assert re.search(r"rank (1 has waited \d+ s for (rank 0|ranks 0, 2)|2 has waited \d+ s for ranks 0-1) of 3", second_told + third_told), \
+    assert re.search(r"rank (1 has waited \d+ s for (rank 0|ranks 0, 2)|2 has waited \d+ s for ranks 0-1) of 3",
+                     second_told + third_told), \
         (second_told, third_told)
-    for lines in first[1:], second[1:], third[1:]:      # an option that one rank alone has wrong: one class of error at all
+    # an option that one rank alone has wrong: one class of error at all
+    for lines in first[1:], second[1:], third[1:]:
         assert "InvalidArgument: " in lines[0] and "threads=-1: expected a whole number" in lines[0], lines
         assert [line.split()[1] for line in lines[1:]] == ["3", "4"], lines
     assert vckpt.steps(tmp_path / "store/run") == [3, 4]
@@ -130,7 +136,8 @@ def test_one_that_fails_before_the_others_come(meet):
     store = dist.HashStore()
     assert meet(store, 3, "a", {1: fail})[1] is None
     found = meet(store, 3, "a", {0: launch(0), 2: launch(2)})
-    assert all(isinstance(error, vckpt.InvalidArgument) and isinstance(error, vckpt.Aborted) and "rank 1: InvalidArgument: it cannot be" in str(error) for error in found.values()), found
+    assert all(isinstance(error, vckpt.InvalidArgument) and isinstance(error, vckpt.Aborted) and
+               "rank 1: InvalidArgument: it cannot be" in str(error) for error in found.values()), found
     everybody(meet, store, 3, "a")
 
 
@@ -160,7 +167,8 @@ def test_one_that_fails_while_the_others_wait(meet):
         time.sleep(0.3)
         fail(held)
     found = meet(store, 3, "a", {0: launch(0), 1: late, 2: launch(2)})
-    assert all(isinstance(found[rank], vckpt.InvalidArgument) and isinstance(found[rank], vckpt.Aborted) and "rank 1: " in str(found[rank]) for rank in (0, 2)), found
+    assert all(isinstance(found[rank], vckpt.InvalidArgument) and isinstance(found[rank], vckpt.Aborted) and
+               "rank 1: " in str(found[rank]) for rank in (0, 2)), found
     everybody(meet, store, 3, "a")
 
 
@@ -182,7 +190,8 @@ def test_one_that_is_interrupted(meet):
         return held.launch(None)
     found = meet(store, 4, "a", {0: launch(0), 1: interrupted, 2: launch(2)})        # rank 3 is not there yet
     assert type(found[1]) is KeyboardInterrupt, found
-    assert all(type(found[rank]) is vckpt.Aborted and "rank 1 was interrupted" in str(found[rank]) for rank in (0, 2)), found
+    assert all(type(found[rank]) is vckpt.Aborted and "rank 1 was interrupted" in str(found[rank])
+               for rank in (0, 2)), found
     everybody(meet, store, 4, "a")
 
 
@@ -195,7 +204,8 @@ def test_a_rank_that_names_another_path(meet):
         return held.launch(None)
     found = meet(store, 3, "a", {0: launch(0), 1: other}, timeout=0.5)
     assert all(type(error) is vckpt.Timeout for error in found.values()), found
-    assert "rank 2 of 3 did not come" in str(found[0]) and ("(rank 1 opens /other/run)" in str(found[0]) or "(rank 0 opens /s/run)" in str(found[0]))
+    assert "rank 2 of 3 did not come" in str(found[0]) and ("(rank 1 opens /other/run)" in str(found[0]) or
+                                                            "(rank 0 opens /s/run)" in str(found[0]))
     assert set(meet(store, 2, "b", {0: launch(0), 1: other}).values()) == {"id of 0"}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users put into a state: each value comes back as it was, or is refused by its path with what to do. One rank's refusal
-ends the save at all ranks within seconds, with the reason, and the next save works."""
+"""What users put into a state: each value comes back as it was, or is refused by its path with what to do. One rank's
+refusal ends the save at all ranks within seconds, with the reason, and the next save works."""
 import array
 import collections
 import dataclasses
@@ -108,7 +108,8 @@ def test_refused_by_path_with_what_to_do(run, kind):
     make, advice = REFUSED[kind]
     with pytest.raises((TypeError, ValueError)) as error:
         vckpt.save(run, {"model": {"w": torch.ones(2)}, "trainer": {"parts": [0, {"it": make()}]}}, step=1, **PIN)
-    assert str(error.value).startswith('state["trainer"]["parts"][1]["it"]: ') and advice in str(error.value), error.value
+    assert str(error.value).startswith('state["trainer"]["parts"][1]["it"]: ') and advice in str(error.value), (
+        error.value)
     assert vckpt.save(run, {"model": {"w": torch.ones(2)}}, step=2) == 2 and vckpt.steps(run) == [2]
 
 
@@ -120,9 +121,11 @@ def _cycle():
 
 ODD_TREES = {
     "cycle": (_cycle, 'state["t"]["b"]["x"][1]: a part of itself'),
-    "NUL": (lambda: {"a": {"b\0c": torch.ones(1)}}, 'state["t"]["a"]["b\\u0000c"]: the name of a tensor must not contain a NUL'),
+    "NUL": (lambda: {"a": {"b\0c": torch.ones(1)}},
+            'state["t"]["a"]["b\\u0000c"]: the name of a tensor must not contain a NUL'),
     "one name": (lambda: {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, 'state["t"]["a"]["b"]: is called \'a.b\''),
-    "number and text": (lambda: {1: torch.ones(1), "1": torch.ones(2)}, 'state["t"]["1"]: is called \'1\', as state["t"][1] is'),
+    "number and text": (lambda: {1: torch.ones(1), "1": torch.ones(2)},
+                        'state["t"]["1"]: is called \'1\', as state["t"][1] is'),
     "tensor in a set": (lambda: {"s": {torch.ones(1)}}, 'state["t"]["s"][a Tensor]: '),
     "surrogate": (lambda: {"a\ud800": torch.ones(1)}, 'state["t"]: the string'),
 }
@@ -233,15 +236,20 @@ class One:
     @staticmethod
     def groups(odd):
         net = _net()
-        return {"model": net, "optimizer": torch.optim.AdamW([{"params": [p]} for p in net.parameters()] if odd else net.parameters())}
+        return {"model": net, "optimizer": torch.optim.AdamW([{"params": [p]} for p in net.parameters()] if odd
+                                                             else net.parameters())}
 
 
 SAID = {
-    "value": 'state["t"]["x"]: an object cannot be kept', "tensor": 'state["model"]["w"]: a sparse_coo tensor', "error": "the loader is closed",
+    "value": 'state["t"]["x"]: an object cannot be kept', "tensor": 'state["model"]["w"]: a sparse_coo tensor',
+    "error": "the loader is closed",
     "module": 'state["optimizer"]: its parameter 0 of group 0', "state": "a state is a dict of components, not a list",
-    "meta": 'state["model"]["weight"]: a tensor on the meta device', "component": "component must be a string", "dtype": 'tensor "model/w"',
-    "shape": 'tensor "model/w"', "alone": "model", "loss": 'tensor "trainer/loss" differs', "optimizer": 'state["optimizer"]["param_groups"][0]',
-    "state_of_some": "the tensors state.", "no_state_yet": "state", "frozen": 'state["optimizer"]["param_groups"][0]["params"]',
+    "meta": 'state["model"]["weight"]: a tensor on the meta device', "component": "component must be a string",
+    "dtype": 'tensor "model/w"',
+    "shape": 'tensor "model/w"', "alone": "model", "loss": 'tensor "trainer/loss" differs',
+    "optimizer": 'state["optimizer"]["param_groups"][0]',
+    "state_of_some": "the tensors state.", "no_state_yet": "state",
+    "frozen": 'state["optimizer"]["param_groups"][0]["params"]',
     "groups": 'state["optimizer"]["param_groups"][0]["params"]',
 }
 
@@ -309,12 +317,18 @@ class Config:
 
 Pair = collections.namedtuple("Pair", "a b")
 PLAIN = {
-    "none": None, "enum": Phase.WARM, "flags": Flags.A | Flags.B, "big": 1 << 200, "least": -(1 << 63), "edge": 1 << 53, "zero": -0.0, "tiny": 5e-324,
-    "infinite": float("-inf"), "set": {3, 1, 2}, "frozen": frozenset({"a"}), "mixed": {1, "a", (1, 2), None}, "bytes": b"x\0", "array": bytearray(b"q"),
-    "complex": 1 - 2j, "range": range(3, 9, 2), "slice": slice(1, None), "config": Config(0.2, {"x": (1, [2])}), "pair": Pair(1, [2]),
-    "ordered": collections.OrderedDict(b=1, a=2), "default": collections.defaultdict(list, {1: [2]}), "counter": collections.Counter("aab"),
-    "deque": collections.deque([1, 2], 5), "numbers": {0: 1, 1: {2: 3}}, "tuples": {(1, 2): 3, None: 4, True: 5, 0.5: 6, b"k": 7}, "text": "ü\n\"$\\", "tag": {"$int": "0x1"},
-    "empty": [{}, [], (), "", set()], "numpy": [np.float32(0.1), np.int64(-3), np.bool_(True), np.str_("s"), np.dtype("float32")],
+    "none": None, "enum": Phase.WARM, "flags": Flags.A | Flags.B, "big": 1 << 200, "least": -(1 << 63), "edge": 1 << 53,
+    "zero": -0.0, "tiny": 5e-324,
+    "infinite": float("-inf"), "set": {3, 1, 2}, "frozen": frozenset({"a"}), "mixed": {1, "a", (1, 2), None},
+    "bytes": b"x\0", "array": bytearray(b"q"),
+    "complex": 1 - 2j, "range": range(3, 9, 2), "slice": slice(1, None), "config": Config(0.2, {"x": (1, [2])}),
+    "pair": Pair(1, [2]),
+    "ordered": collections.OrderedDict(b=1, a=2), "default": collections.defaultdict(list, {1: [2]}),
+    "counter": collections.Counter("aab"),
+    "deque": collections.deque([1, 2], 5), "numbers": {0: 1, 1: {2: 3}},
+    "tuples": {(1, 2): 3, None: 4, True: 5, 0.5: 6, b"k": 7}, "text": "ü\n\"$\\", "tag": {"$int": "0x1"},
+    "empty": [{}, [], (), "", set()],
+    "numpy": [np.float32(0.1), np.int64(-3), np.bool_(True), np.str_("s"), np.dtype("float32")],
     "torch": [torch.bfloat16, torch.device("cpu"), torch.Size([1, 2])], "python": random.Random(3).getstate(),
     "generator": np.random.default_rng(3).bit_generator.state, "namespace": types.SimpleNamespace(a=1),
 }
@@ -322,9 +336,12 @@ PLAIN = {
 
 def _plain(path):
     weights = torch.arange(6.0)
-    tensors = {"list": [torch.ones(2), (torch.zeros(3, dtype=torch.bfloat16), [torch.ones(1)], ())], "tied": {"a": weights, "b": weights, "c": weights[2:4]},
-               "numbers": {0: torch.ones(1), 1: {2: torch.ones(2)}}, "scalar": torch.tensor(3), "none": [None, torch.ones(1), None], "empty": torch.zeros(0, 3),
-               "grown": (torch.ones(2, requires_grad=True) * 2), "numpy": np.arange(3, dtype=">i4"), "turned": torch.arange(6).reshape(2, 3).t()}
+    tensors = {"list": [torch.ones(2), (torch.zeros(3, dtype=torch.bfloat16), [torch.ones(1)], ())],
+               "tied": {"a": weights, "b": weights, "c": weights[2:4]},
+               "numbers": {0: torch.ones(1), 1: {2: torch.ones(2)}}, "scalar": torch.tensor(3),
+               "none": [None, torch.ones(1), None], "empty": torch.zeros(0, 3),
+               "grown": (torch.ones(2, requires_grad=True) * 2), "numpy": np.arange(3, dtype=">i4"),
+               "turned": torch.arange(6).reshape(2, 3).t()}
     for step in (1, 2):
         vckpt.save(path, {"plain": PLAIN, "tensors": tensors}, step=step, **PIN)
     vckpt.close(path)
@@ -332,13 +349,16 @@ def _plain(path):
         plain = step.values("plain", rank=_rank(), types=[Phase, Flags, Config, Pair])
         found = step.values("tensors", rank=_rank())
     assert str(plain["zero"]) == "-0.0" and list(plain["ordered"]) == ["b", "a"] and plain["deque"].maxlen == 5
-    assert plain["default"].default_factory is list and [type(one) for one in plain["numpy"]] == [type(one) for one in PLAIN["numpy"]]
+    assert (plain["default"].default_factory is list and [type(one) for one in plain["numpy"]] ==
+            [type(one) for one in PLAIN["numpy"]])
     same = [type(plain[key]) is type(value) and plain[key] == value for key, value in PLAIN.items()]
     assert all(same), [key for key, good in zip(PLAIN, same) if not good]
     flat = [(str(path), tensor) for path, tensor in _leaves(found)]
-    wanted = [(str(path), tensor if isinstance(tensor, torch.Tensor) else torch.from_numpy(tensor.astype("<i4"))) for path, tensor in _leaves(tensors)]
+    wanted = [(str(path), tensor if isinstance(tensor, torch.Tensor) else torch.from_numpy(tensor.astype("<i4")))
+              for path, tensor in _leaves(tensors)]
     assert [path for path, _ in flat] == [path for path, _ in wanted]
-    return all(a.dtype == b.dtype and torch.equal(a, b) for (_, a), (_, b) in zip(flat, wanted)), type(found["list"][1]) is tuple, found["none"][0] is None
+    return all(a.dtype == b.dtype and torch.equal(a, b)
+               for (_, a), (_, b) in zip(flat, wanted)), type(found["list"][1]) is tuple, found["none"][0] is None
 
 
 def _leaves(tree, path=()):
@@ -356,10 +376,14 @@ def test_plain_values_and_tensors_come_back(pool2, run):
 def _trainer(seed):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
-    optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}], lr=0.2, foreach=True)
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}],
+                                  lr=0.2, foreach=True)
     schedules = torch.optim.lr_scheduler
-    scheduler = {"sequence": schedules.SequentialLR(optimizer, [schedules.ConstantLR(optimizer), schedules.ExponentialLR(optimizer, 0.9)], [2]),
-                 "plateau": schedules.ReduceLROnPlateau(optimizer), "cosine": schedules.CosineAnnealingWarmRestarts(optimizer, 3)}
+    scheduler = {"sequence": schedules.SequentialLR(optimizer,
+                                                    [schedules.ConstantLR(optimizer),
+                                                     schedules.ExponentialLR(optimizer, 0.9)], [2]),
+                 "plateau": schedules.ReduceLROnPlateau(optimizer),
+                 "cosine": schedules.CosineAnnealingWarmRestarts(optimizer, 3)}
     average = torch.optim.swa_utils.AveragedModel(model)
     return model, optimizer, scheduler, average, torch.amp.GradScaler("cpu", init_scale=8.0)
 
@@ -388,8 +412,11 @@ def _whole(path):
     for number in (3, 4):
         _step(*parts, number)
         _step(*others, number)
-    return all(torch.equal(a, b) for one, other in ((model, others[0]), (average, others[3])) for a, b in zip(one.state_dict().values(), other.state_dict().values())), \
-        [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in others[1].param_groups], scaler.state_dict() == others[4].state_dict()
+    return all(torch.equal(a, b) for one, other in ((model, others[0]), (average, others[3]))
+               for a, b in zip(one.state_dict().values(), other.state_dict().values())), \
+        [group["lr"] for group in optimizer.param_groups] == [group["lr"]
+                                                              for group in others[
+        1].param_groups], scaler.state_dict() == others[4].state_dict()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -427,7 +454,8 @@ def test_which_tensors_are_copied_at_the_call(monkeypatch, capsys):
     """One process, several CUDA devices: those of the current one in the background, of others at the call."""
     from vckpt import state, torch_state
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert torch_state.background(torch.device("cpu")) and torch_state.background(torch.device("cuda", 1)) and torch_state.background(torch.device("cuda"))
+    assert (torch_state.background(torch.device("cpu")) and torch_state.background(torch.device("cuda", 1)) and
+            torch_state.background(torch.device("cuda")))
     assert not torch_state.background(torch.device("cuda", 0)) and not torch_state.background(torch.device("xla", 1))
     torch_state.tell(torch.device("cuda", 7))
     torch_state.tell(torch.device("cuda", 7))
@@ -446,7 +474,8 @@ def test_which_tensors_are_copied_at_the_call(monkeypatch, capsys):
 
 
 def test_generators_of_several_devices(monkeypatch):
-    """The current device's, and all by their numbers, which go back only where as many are seen and the same one is current."""
+    """The current device's, and all by their numbers, which go back only where as many are seen and the same one is
+    current."""
     kept = {number: torch.full((16,), number, dtype=torch.uint8) for number in range(3)}
     current = [1]
     cuda = torch.cuda
@@ -463,7 +492,8 @@ def test_generators_of_several_devices(monkeypatch):
     kept.update({number: torch.zeros(16, dtype=torch.uint8) for number in kept})
     vckpt.set_rng_state(states)
     assert all(torch.equal(kept[number], before[number]) for number in kept)
-    current[0] = 2                                      # another device is this process's now: its generator goes on, others are left alone
+    # another device is this process's now: its generator goes on, others are left alone
+    current[0] = 2
     kept.update({number: torch.zeros(16, dtype=torch.uint8) for number in kept})
     vckpt.set_rng_state(states)
     assert torch.equal(kept[2], before[1]) and not kept[0].any() and not kept[1].any()

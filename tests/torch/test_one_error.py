@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three gloo ranks and one failure of a save, at one of them or at all: the same class of error at every rank, with the rank and
-the reason; and the next save works."""
+"""Three gloo ranks and one failure of a save, at one of them or at all: the same class of error at every rank, with the
+rank and the reason; and the next save works."""
 import copy
 import pickle
 import re
@@ -18,7 +18,9 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 OPTIONS = dict(pin="no", start_timeout=2.0)
 big = np.random.default_rng(rank).random(1 << 20)
 
-def good(data=big): return {"m": {"w": np.arange(6.0)}, "own": {"big": vckpt.Shard(data, shape=(3 << 20,), flat=(rank << 20, rank + 1 << 20))}}
+def good(data=big):
+    own = vckpt.Shard(data, shape=(3 << 20,), flat=(rank << 20, rank + 1 << 20))
+    return {"m": {"w": np.arange(6.0)}, "own": {"big": own}}
 
 class Raises:
     def state_dict(self):
@@ -55,8 +57,10 @@ for number, (kind, call) in enumerate(KINDS.items()):
         found = call()
     except Exception as e:
         again = pickle.loads(pickle.dumps(e))
-        found = dict(aborted=isinstance(e, vckpt.Aborted), kind=type(e).__name__, also=[k.__name__ for k in type(e).__mro__], text=str(e),
-                     pickled=isinstance(again, vckpt.Aborted) and str(again) == str(e) and type(again) is type(e), code=e.errno)
+        found = dict(aborted=isinstance(e, vckpt.Aborted), kind=type(e).__name__,
+                     also=[k.__name__ for k in type(e).__mro__], text=str(e),
+                     pickled=isinstance(again, vckpt.Aborted) and str(again) == str(e) and type(again) is type(e),
+                     code=e.errno)
     dist.barrier()
     if number > 2:
         assert vckpt.save(run, good(), step=100 + number) == 100 + number
@@ -65,8 +69,10 @@ for number, (kind, call) in enumerate(KINDS.items()):
 
 # what stands in the sentence of every rank; what it is at rank 1 besides
 SAID = {
-    "option": ("threads=-1", "InvalidArgument"), "unknown option": ("unknown option 'pni'", "TypeError"), "disk": ("", "OSError"),
-    "function": ('state["f"]["hook"]', "TypeError"), "tensor": ('state["f"]["mask"]', "Refused"), "raises": ("the loader is gone", "Aborted"),
+    "option": ("threads=-1", "InvalidArgument"), "unknown option": ("unknown option 'pni'", "TypeError"),
+    "disk": ("", "OSError"),
+    "function": ('state["f"]["hook"]', "TypeError"), "tensor": ('state["f"]["mask"]', "Refused"),
+    "raises": ("the loader is gone", "Aborted"),
     "attribute": ("attribute 'loss'", "InvalidArgument"), "value": ("lr", "Aborted"), "shape": ("w", "Aborted"),
     "exists": ("has a step 3 already", "StepExists"), "base": ("run/99", "NotFound"),
 }
@@ -85,17 +91,21 @@ def test_one_class_at_all_ranks(tmp_path):
             assert isinstance(one, dict) and one["aborted"] and one["pickled"], (kind, rank, one)
             assert said in one["text"].replace("\\", ""), (kind, rank, one)
             assert rank == 1 or kind == "exists" or re.search("ranks? 1", one["text"]), (kind, rank, one)
-        assert also in of_kind[1][1]["also"] or (kind == "exists" and any(also in one["also"] for _, one in of_kind)), (kind, of_kind)
+        assert also in of_kind[1][1]["also"] or (kind == "exists" and any(also in one["also"] for _, one in of_kind)), (
+            (kind, of_kind))
     assert vckpt.steps(tmp_path / "store/run") == [3, *range(103, 112)]
 
 
 @pytest.mark.parametrize("kind", sorted(_lib.KINDS, key=lambda kind: kind.__name__))
 def test_an_error_that_is_aborted_too(kind):
     """What it was stays: a program that waits for that class still meets it."""
-    error = kind("a", "b") if kind is vckpt.Refused else kind(5, "the disk") if issubclass(kind, vckpt.Error) else kind("the disk")
+    error = (kind("a", "b") if kind is vckpt.Refused else kind(5, "the disk") if issubclass(kind, vckpt.Error)
+             else kind("the disk"))
     found = _lib.aborted(error)
-    assert isinstance(found, kind) and isinstance(found, vckpt.Aborted) and str(found) == (str(error) if issubclass(kind, vckpt.Error) else found.text)
-    assert _lib.aborted(found) is found and found.errno == (error.errno if issubclass(kind, vckpt.Error) else _lib.EABORTED)
+    assert (isinstance(found, kind) and isinstance(found, vckpt.Aborted) and
+            str(found) == (str(error) if issubclass(kind, vckpt.Error) else found.text))
+    assert _lib.aborted(found) is found and found.errno == (error.errno if issubclass(kind, vckpt.Error)
+                                                            else _lib.EABORTED)
     for again in pickle.loads(pickle.dumps(found)), copy.copy(found):
         assert type(again) is type(found) and (again.errno, str(again)) == (found.errno, str(found))
     again = pickle.loads(pickle.dumps(error))

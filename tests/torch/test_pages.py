@@ -51,7 +51,8 @@ def names(tmp_path):
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-    return {"vckpt": vckpt, "plan": {"parallel": "none"}, "model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": Loader(),
+    return {"vckpt": vckpt, "plan": {"parallel": "none"}, "model": model, "optimizer": optimizer,
+            "scheduler": scheduler, "loader": Loader(),
             "train": train, "train_one_step": lambda: None, "step": 0, "last": 200,
             "state": lambda: {"model": model}, "tensor": torch.empty(128, 8)}
 
@@ -59,7 +60,8 @@ def names(tmp_path):
 def blocks(page, tmp_path):
     text = (ROOT / page).read_text()
     found = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    return [block.replace('"/ckpt', f'"{tmp_path}/ckpt').replace('"/data/store', f'"{tmp_path}/ckpt') for block in found]
+    return [block.replace('"/ckpt', f'"{tmp_path}/ckpt').replace('"/data/store', f'"{tmp_path}/ckpt')
+            for block in found]
 
 
 @pytest.fixture(autouse=True)
@@ -94,4 +96,5 @@ def test_training_md(tmp_path):
 
 def test_readme():
     """Its program is that of docs/training.md, which test_loop.py runs."""
-    assert readme.block("Resume", language="python") == readme.block("A loop that can be started again", "docs/training.md", "python")
+    assert readme.block("Resume", language="python") == readme.block("A loop that can be started again",
+                                                                     "docs/training.md", "python")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds what, against torch.distributed.tensor, in one process: a fake process group, and meshes in which this
 process stands at the coordinate in question: one mesh of a shape is told where it is, or, slower and without telling it
-anything, a mesh is made whose ranks are ordered so that rank 0 is there. Where torch differs from itself: docs/torch.md,
-whose tables are read and tried here. (This folder must never get an __init__.py: it is called torch.)"""
+anything, a mesh is made whose ranks are ordered so that rank 0 is there. Where torch differs from itself:
+docs/torch.md, whose tables are read and tried here. (This folder must never get an __init__.py: it is called torch.)"""
 import ast
 import ctypes
 import itertools
@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, compute_local_shape_and_global_offset
+from torch.distributed.tensor._utils import (_compute_local_shape_and_global_offset,
+                                             compute_local_shape_and_global_offset)
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -87,8 +88,8 @@ def distributed(full, mesh, placements):
 
 
 def compare(dump, shape, mesh, placements, torch_says, torch_leaves, found):
-    """One case, every rank. torch_says(coordinate) gives (local shape, offset), torch_leaves(coordinate) the local tensor of one that
-    numbers its items; counts by kind go to `found`."""
+    """One case, every rank. torch_says(coordinate) gives (local shape, offset), torch_leaves(coordinate) the local
+    tensor of one that numbers its items; counts by kind go to `found`."""
     code, sharding = dump.sharding(shape, mesh, placements)
     assert code == 0
     items, shapes, boxes = dump.all_ranks(sharding, math.prod(mesh))
@@ -99,7 +100,8 @@ def compare(dump, shape, mesh, placements, torch_says, torch_leaves, found):
         torch_shape, offset = torch_says(coordinate)
         where = f"{oracle.words(placements)} {shape} on {mesh} at {coordinate}"
         assert torch_shape == local_shape, where
-        if not len(held):                               # nothing: torch has an offset for it, the end in a dimension that is empty
+        # nothing: torch has an offset for it, the end in a dimension that is empty
+        if not len(held):
             assert all(o == n for o, n, size in zip(offset, shape, local_shape) if size == 0), where
             found["empty"] += 1
             continue
@@ -114,14 +116,16 @@ def compare(dump, shape, mesh, placements, torch_says, torch_leaves, found):
 
 
 def test_shapes_offsets_and_content(dump, rng, scale):
-    """The public function, for every rank; where a rank holds several boxes, every item of what distribute_tensor leaves there."""
+    """The public function, for every rank; where a rank holds several boxes, every item of what distribute_tensor
+    leaves there."""
     found = dict.fromkeys(("one box", "boxes", "empty"), 0)
     count = scale(1500, 100000)
     with Group() as group:
         for _ in range(count):
             shape, mesh, placements = random_case(rng)
             theirs, full = in_torch(placements), torch.arange(math.prod(shape)).reshape(shape)
-            compare(dump, shape, mesh, placements, lambda c: compute_local_shape_and_global_offset(shape, group.standing_at(mesh, c), theirs),
+            compare(dump, shape, mesh, placements,
+                    lambda c: compute_local_shape_and_global_offset(shape, group.standing_at(mesh, c), theirs),
                     lambda c: distributed(full, group.standing_at(mesh, c), theirs), found)
     print(f"{count} cases; ranks by kind: {found}")
     assert min(found.values()) > count // 10
@@ -145,7 +149,8 @@ def test_content_of_distributed_tensors(dump, rng, scale):
                 assert tuple(local.shape) == shapes[i], where
                 assert np.array_equal(local.reshape(-1).numpy(), items[starts[i]:starts[i + 1]]), where
                 said = compute_local_shape_and_global_offset(shape, real, theirs)
-                assert said == compute_local_shape_and_global_offset(shape, group.standing_at(mesh, coordinate), theirs), where
+                assert said == compute_local_shape_and_global_offset(shape, group.standing_at(mesh, coordinate),
+                                                                     theirs), where
                 assert said == _compute_local_shape_and_global_offset(shape, mesh, coordinate, theirs), where
                 strided += boxes[i] > 1
     assert strided > 10
@@ -156,7 +161,8 @@ def test_a_rank_outside_the_mesh(dump, lib):
     with Group():
         outside = DeviceMesh("cpu", torch.tensor([[4, 5], [6, 7]]), _init_backend=False)
         assert compute_local_shape_and_global_offset((6, 4), outside, [Shard(0), Shard(1)]) == ((0,), ())
-        assert tuple(distribute_tensor(torch.ones(6, 4), outside, [Shard(0), Shard(1)], src_data_rank=None).to_local().shape) == (0,)
+        assert tuple(distribute_tensor(torch.ones(6, 4), outside, [Shard(0), Shard(1)],
+                                       src_data_rank=None).to_local().shape) == (0,)
     mesh = tl.OwnedMesh(lib, "dp=2,tp=2", [4, 5, 6, 7])
     assert tl.OwnedSharding(lib, (6, 4), mesh, "S(0),S(1)").shard(0).absent
 
@@ -176,7 +182,8 @@ def test_torch_lists_every_index(lib):
 
 
 def fully_sharded(n, dp, tp):
-    """What each rank really holds of n rows after fully_shard over tensor parallelism, and the placements that it claims."""
+    """What each rank really holds of n rows after fully_shard over tensor parallelism, and the placements that it
+    claims."""
     held, claimed = {}, None
     for rank, coordinate in enumerate(itertools.product(range(dp), range(tp))):
         with Group(rank, dp * tp):
@@ -220,7 +227,8 @@ def rows_of(heading):
     section = re.split(r"^## ", text, flags=re.M)
     table = next(s for s in section if s.startswith(heading + "\n"))
     lines = [line for line in table.splitlines() if line.startswith("| ")]
-    return [[cell.strip().strip("`") for cell in line.strip()[1:-1].split("|")] for line in lines[1:] if not line.startswith("| ---")]
+    return [[cell.strip().strip("`") for cell in line.strip()[1:-1].split("|")] for line in lines[1:]
+            if not line.startswith("| ---")]
 
 
 def tuples(text):
@@ -231,7 +239,8 @@ def placements_of(lib, text):
     found = ctypes.POINTER(tl.Placements)()
     assert lib.tensor_placements_parse(text.encode(), ctypes.byref(found), None) == 0
     kinds = [("R", "S", "SS")[p.kind] for p in found.contents.at[:found.contents.n]]
-    result = tuple({"R": ("R",), "S": ("S", p.dim)}.get(k, (k, p.dim, p.split)) for k, p in zip(kinds, found.contents.at))
+    result = tuple({"R": ("R",), "S": ("S", p.dim)}.get(k, (k, p.dim, p.split))
+                   for k, p in zip(kinds, found.contents.at))
     lib.free(found)
     return result
 
@@ -246,7 +255,8 @@ def test_table_of_several_boxes(dump, lib):
         with Group() as group:
             full = torch.arange(math.prod(shape)).reshape(shape)
             data = distributed(full, group.mesh(mesh, coordinate), in_torch(placements))
-        assert tuple(data.reshape(-1).tolist()) == ours(dump, shape, mesh, placements)[coordinate] == tuples(items), words
+        assert tuple(data.reshape(-1).tolist()) == ours(dump, shape, mesh, placements)[coordinate] == tuples(items), (
+            words)
         assert tuple(box_of(shape, said[1], said[0]).tolist()) != tuples(items), words
 
 
@@ -258,6 +268,7 @@ def test_table_of_fully_shard(dump, lib):
         held, claimed = fully_sharded(n, dp, tp)
         with Group() as group:
             said = distributed(torch.arange(n).reshape(n, 1), group.mesh((dp, tp), coordinate), claimed)
-        assert tuple(said.reshape(-1).tolist()) == tuples(claim) == ours(dump, (n, 1), (dp, tp), (("SS", 0, tp), ("S", 0)))[coordinate]
+        assert tuple(said.reshape(-1).tolist()) == tuples(claim) == ours(dump, (n, 1), (dp, tp),
+                                                                         (("SS", 0, tp), ("S", 0)))[coordinate]
         assert held[coordinate] == tuples(truth) == ours(dump, (n, 1), (tp, dp), (("S", 0), ("S", 0)))[coordinate[::-1]]
         assert held[coordinate] != tuples(claim)

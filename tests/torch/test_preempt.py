@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that are told to end. With vckpt.on_sigterm: all ranks end after the same step, and that step is saved, whichever ranks the
-signal came to, when, and how often. Without it: nothing that was saved is touched."""
+"""Jobs that are told to end. With vckpt.on_sigterm: all ranks end after the same step, and that step is saved,
+whichever ranks the signal came to, when, and how often. Without it: nothing that was saved is touched."""
 import multiprocessing
 import os
 import pathlib
@@ -31,8 +31,10 @@ def start(tmp_path, script, *arguments, count=2):
     environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
     if os.environ.get("VCKPT_PRELOAD"):
         environment["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "--monitor-interval", "0.1"]
-    return subprocess.Popen([*command, str(script), *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count),
+               "--monitor-interval", "0.1"]
+    return subprocess.Popen([*command, str(script), *map(str, arguments)], env=environment, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
 
 
 def until(process, line):
@@ -59,8 +61,8 @@ def end(process):
 
 
 def test_the_example_under_torchrun(vckpt_command, tmp_path):
-    """The agent gets SIGTERM, and has 30 s until it kills; steps go on for some moments, and the last one is saved. The next start
-    goes on from there to what a job that nobody disturbed computes."""
+    """The agent gets SIGTERM, and has 30 s until it kills; steps go on for some moments, and the last one is saved. The
+    next start goes on from there to what a job that nobody disturbed computes."""
     store = tmp_path / "store"
     train = [ROOT / "docs/examples/train.py", "--store", store, "--parallel", "ddp", "--every", "1000", *TINY]
     first = start(tmp_path, *train, "--steps", "100000", "--name", "ended")
@@ -68,12 +70,14 @@ def test_the_example_under_torchrun(vckpt_command, tmp_path):
     first.send_signal(signal.SIGTERM)
     said = "".join(said) + end(first)
     told = [int(step) for step in re.findall(r"^step (\d+) loss", said, re.M)]
-    assert told == list(range(1, told[-1] + 1)) and said.count("SIGTERM: the job ends after a step that all ranks agree on") == 2, said
+    assert told == list(range(1, told[-1] + 1)) and said.count("SIGTERM: the job ends after a step that all ranks "
+                                                               "agree on") == 2, said
     assert vckpt.steps(store / "ended") == [told[-1]]
     for name in "ended", "straight":
         again = start(tmp_path, *train, "--steps", str(told[-1] + 2), "--name", name)
         said = end(again)
-        assert again.returncode == 0 and (name == "straight" or f"from step {told[-1]}, as if nothing had happened" in said), said
+        assert again.returncode == 0 and (name == "straight" or
+                                          f"from step {told[-1]}, as if nothing had happened" in said), said
     steps_equal(store / "ended" / str(told[-1] + 2), store / "straight" / str(told[-1] + 2))
     vckpt_command("verify", store)
 
@@ -123,12 +127,14 @@ with vckpt.on_sigterm() as stopping:
 """)
     for rank, (lines, _) in enumerate(found):
         assert [line.split(" ", 1)[1] for line in lines[:2]] == ["False", "False"]
-        assert f"InvalidArgument: vckpt.on_sigterm: this rank called stopping({2 + rank}), the ranks together called it for steps 2 to 3" in lines[2], lines
+        assert (f"InvalidArgument: vckpt.on_sigterm: this rank called stopping({2 + rank}), the ranks together called "
+                "it for steps 2 to 3") in lines[2], lines
 
 
 @pytest.mark.parametrize("more", ["", "before = 1; dist.destroy_process_group()"])
 def test_its_threads_end(tmp_path, more):
-    """Before the interpreter does: one of gloo's that still had a tensor of the last round aborted such a job when all was done."""
+    """Before the interpreter does: one of gloo's that still had a tensor of the last round aborted such a job when all
+    was done."""
     found = ranks(2, tmp_path, """
 def more():
     limit = time.monotonic() + 10
@@ -174,7 +180,8 @@ with vckpt.Saver(sys.argv[1], pin="no") as saver:
 
 
 def test_a_job_that_does_not_heed_it(vckpt_command, tmp_path):
-    """Killed by SIGTERM in the middle of a save: what was saved stays, nothing half is seen, and the next start goes on."""
+    """Killed by SIGTERM in the middle of a save: what was saved stays, nothing half is seen, and the next start goes
+    on."""
     script, run = tmp_path / "endless.py", tmp_path / "store/run"
     script.write_text(ENDLESS)
     first = start(tmp_path, script, run, 1000)
@@ -250,6 +257,7 @@ def test_ranks_without_a_process_group(handlers, monkeypatch):
         assert not stopping(1) and stopping(2) and stopping(3) and asked == [False, False]
     monkeypatch.setenv("WORLD_SIZE", "2")
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(vckpt.InvalidArgument, match="WORLD_SIZE=2 in the environment says that there are other ranks.* give agree="):
+    with pytest.raises(vckpt.InvalidArgument, match="WORLD_SIZE=2 in the environment says that there are other ranks.* "
+                       "give agree="):
         vckpt.on_sigterm()
     assert signal.getsignal(signal.SIGTERM) == before

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks have to hold alike: plain values, names of tensors, files and attributes that differ are refused by path, on every
-rank and before anything is written; what each rank keeps for itself comes back at that rank. Two and four gloo ranks."""
+"""What ranks have to hold alike: plain values, names of tensors, files and attributes that differ are refused by path,
+on every rank and before anything is written; what each rank keeps for itself comes back at that rank. Two and four gloo
+ranks."""
 
 import pytest
 import torch
@@ -68,7 +69,8 @@ class Odd:
 
     @staticmethod
     def many(rank):
-        return {"table": {f"k{i}": {f"v{j}": j + (rank and i == 40 and j == 77) for j in range(100)} for i in range(50)}}
+        return {"table": {f"k{i}": {f"v{j}": j + (rank and i == 40 and j == 77) for j in range(100)}
+                          for i in range(50)}}
 
     @staticmethod
     def only_value(rank):
@@ -108,10 +110,14 @@ class Odd:
 
 
 NAMED = {
-    "loader": 'state["loader"]["seen"]', "float": 'state["scheduler"]["lr"]', "key": 'state["trainer"]["b"]', "kind": 'state["trainer"]["a"]',
-    "inside": 'state["model"]["blocks"][0]["rate"]', "beside": 'state["trainer"]["tokens"]', "component": 'state["debug"]',
-    "tensor": "the tensors v", "only_value": 'state["model"]["a"]', "only_value_of_home": 'state["model"]["a"]', "empty_part": 'state["model"]["b"]',
-    "beside_own": 'state["debug"]', "none_for_tensor": 'state["model"]["w"]', "none_for_component": 'state["model"]', "nothing": 'state["model"]',
+    "loader": 'state["loader"]["seen"]', "float": 'state["scheduler"]["lr"]', "key": 'state["trainer"]["b"]',
+    "kind": 'state["trainer"]["a"]',
+    "inside": 'state["model"]["blocks"][0]["rate"]', "beside": 'state["trainer"]["tokens"]',
+    "component": 'state["debug"]',
+    "tensor": "the tensors v", "only_value": 'state["model"]["a"]', "only_value_of_home": 'state["model"]["a"]',
+    "empty_part": 'state["model"]["b"]',
+    "beside_own": 'state["debug"]', "none_for_tensor": 'state["model"]["w"]', "none_for_component": 'state["model"]',
+    "nothing": 'state["model"]',
     "nothing_at_home": 'state["model"]', "many": 'state["table"]["k40"]', "generator": 'state["loader"]["generator"]',
 }
 
@@ -151,10 +157,12 @@ def _empty(path, given):
     """A component of which only some ranks have anything: what a rank gives of it comes back at that rank."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
-    stages, rank = [DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)), DeviceMesh("cpu", [2, 3], mesh_dim_names=("dp",))], _rank()
+    stages, rank = [DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)),
+                    DeviceMesh("cpu", [2, 3], mesh_dim_names=("dp",))], _rank()
     stage, nothing = rank // 2, None if given else {}
     part = {"w": distribute_tensor(torch.ones(4, 3), stages[stage], [Shard(0)]), "lr": 0.5}
-    state = {"layers": {f"{stage}.w": part["w"]}, "embedding": nothing if stage else part, "head": part if stage else nothing, "scaler": nothing}
+    state = {"layers": {f"{stage}.w": part["w"]}, "embedding": nothing if stage else part,
+             "head": part if stage else nothing, "scaler": nothing}
     vckpt.save(path, state, step=1, mesh=stages[stage] if given else None, **PIN)
     vckpt.close(path)
     with vckpt.Step(path) as step:
@@ -173,7 +181,8 @@ def _nothing_anywhere(path):
     vckpt.save(path, {"model": {"w": torch.ones(3)}, "scaler": {}, "ema": None}, step=1, **PIN)
     vckpt.close(path)
     with vckpt.Step(path) as step:
-        return [step.values(name, rank=_rank()) for name in ("scaler", "ema")], {blob.name for blob in step.blobs() if blob.rank is not None}
+        return [step.values(name, rank=_rank()) for name in ("scaler", "ema")], {blob.name for blob in step.blobs()
+                                                                                 if blob.rank is not None}
 
 
 def test_a_component_of_no_rank(pool4, run):
@@ -192,7 +201,8 @@ def _per_rank(path):
     with vckpt.Step(path) as step:
         fresh = torch.Generator()
         vckpt.set_rng_state(step.values("trainer", rank=rank)["generator"], generator=fresh)
-        return step.values("loader", rank=rank) == Loader(rank).state_dict(), torch.equal(torch.rand(3, generator=fresh), drawn)
+        return step.values("loader",
+                           rank=rank) == Loader(rank).state_dict(), torch.equal(torch.rand(3, generator=fresh), drawn)
 
 
 def test_what_differs_is_kept_with_per_rank(pool2, run):
@@ -200,12 +210,16 @@ def test_what_differs_is_kept_with_per_rank(pool2, run):
 
 
 def _alike(path):
-    """Odd, but alike: keys in another order, a component of nothing but what each rank has for itself, equal generators."""
+    """Odd, but alike: keys in another order, a component of nothing but what each rank has for itself, equal
+    generators."""
     rank = _rank()
-    pairs = [("a", 1), ("b", {"x": float("nan")}), ("c", {3: "x", "3": "y", None: [], (1, 2): {}}), ("g", torch.Generator().manual_seed(7))]
-    state = {"model": {"w": torch.ones(3)}, "trainer": dict(pairs if rank else pairs[::-1]), **({"rng": vckpt.rng_state()} if rank else {}),
+    pairs = [("a", 1), ("b", {"x": float("nan")}), ("c", {3: "x", "3": "y", None: [], (1, 2): {}}),
+             ("g", torch.Generator().manual_seed(7))]
+    state = {"model": {"w": torch.ones(3)}, "trainer": dict(pairs if rank else pairs[::-1]),
+             **({"rng": vckpt.rng_state()} if rank else {}),
              "own": {"x": rank}}
-    number = vckpt.save(path, state, step=1, per_rank="own", blobs={"config.json": b"{}"} if rank == 0 else {"more.txt": b"x"}, **PIN)
+    number = vckpt.save(path, state, step=1, per_rank="own", blobs={"config.json": b"{}"} if rank == 0
+                        else {"more.txt": b"x"}, **PIN)
     vckpt.close(path)
     return number
 
@@ -213,15 +227,19 @@ def _alike(path):
 def test_what_is_merely_odd_is_saved(pool2, run):
     assert pool2(_alike, str(run)) == [1, 1]
     with vckpt.Step(run) as step:
-        assert step.values("own", rank=1) == {"x": 1} and step.blob("config.json") == b"{}" and step.blob("more.txt") == b"x"
+        assert (step.values("own", rank=1) == {"x": 1} and step.blob("config.json") == b"{}" and
+                step.blob("more.txt") == b"x")
         assert {b.name for b in step.blobs() if b.rank == 1} == {"rng.json", "own.json"}
 
 
 def _files(path):
     rank = _rank()
-    said = said_of(vckpt.save, path, {"model": {"w": torch.ones(3)}}, step=1, blobs={"config.json": b"%d" % rank, "same": b"x"}, **PIN)
-    losses = said_of(vckpt.save, path, {"model": {"w": torch.ones(3)}}, step=1, attributes={"loss": 1.5 + rank, "lr": 1}, **PIN)
-    number = vckpt.save(path, {"model": {"w": torch.ones(3)}}, step=1, attributes={"loss": 2.0}, blobs={"same": b"x"}, **PIN)
+    said = said_of(vckpt.save, path, {"model": {"w": torch.ones(3)}}, step=1,
+                   blobs={"config.json": b"%d" % rank, "same": b"x"}, **PIN)
+    losses = said_of(vckpt.save, path, {"model": {"w": torch.ones(3)}}, step=1,
+                     attributes={"loss": 1.5 + rank, "lr": 1}, **PIN)
+    number = vckpt.save(path, {"model": {"w": torch.ones(3)}}, step=1, attributes={"loss": 2.0}, blobs={"same": b"x"},
+                        **PIN)
     vckpt.close(path)
     return said, losses, number
 
@@ -234,7 +252,8 @@ def test_files_and_attributes(pool2, run):
 
 
 def _again(path):
-    """A value that is alike at the first saves and differs at a later one; the memory of the last save does not hide it."""
+    """A value that is alike at the first saves and differs at a later one; the memory of the last save does not hide
+    it."""
     rank, found = _rank(), []
     weights = {"w": torch.ones(3), "layers": {str(i): torch.ones(2) for i in range(5)}}
     for step in range(4):
@@ -316,7 +335,8 @@ def _statistics(path, give):
 def test_statistics_in_a_state_dict(pool2, run, give):
     assert pool2(_statistics, str(run), give) == [1, 1]
     with vckpt.Step(run) as step:
-        assert torch.equal(step["model", "1.running_mean"], torch.zeros(4)) and step["model", "1.num_batches_tracked"] == 0
+        assert torch.equal(step["model", "1.running_mean"],
+                           torch.zeros(4)) and step["model", "1.num_batches_tracked"] == 0
 
 
 def test_other_tensors_of_such_names_are_compared():
@@ -325,4 +345,5 @@ def test_other_tensors_of_such_names_are_compared():
     tensors = {"a": {"running_mean": torch.ones(3)}, "b.running_mean": torch.ones(3), "b.running_var": torch.ones(3),
                "c.running_mean": torch.ones(3), "c.running_var": torch.ones(4)}
     flags = {row[1]: bool(row[4] & _lib.BUFFER) for row in described(state.collect({"m": tensors}))}
-    assert flags == {"a.running_mean": False, "b.running_mean": True, "b.running_var": True, "c.running_mean": False, "c.running_var": False}
+    assert flags == {"a.running_mean": False, "b.running_mean": True, "b.running_var": True, "c.running_mean": False,
+                     "c.running_var": False}

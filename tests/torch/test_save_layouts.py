@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four ranks save what torch makes: DTensors of every placement, slices of meshes, FSDP2, HSDP, tensor parallelism even and
-uneven, pipeline stages. What is read back is compared with the whole tensors that all of it was cut from."""
+"""Four ranks save what torch makes: DTensors of every placement, slices of meshes, FSDP2, HSDP, tensor parallelism even
+and uneven, pipeline stages. What is read back is compared with the whole tensors that all of it was cut from."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,8 @@ def save(path, state, step=None, **more):
 
 def back(path, state, **more):
     """load: what was saved stands in place again after it was lost, on this rank."""
-    held = [tensor for part in state.values() for tensor in (part.state_dict() if isinstance(part, torch.nn.Module) else part).values()]
+    held = [tensor for part in state.values()
+            for tensor in (part.state_dict() if isinstance(part, torch.nn.Module) else part).values()]
     local = [getattr(tensor, "tensor", getattr(tensor, "_local_tensor", tensor)).detach() for tensor in held]
     before = [tensor.clone() for tensor in local]
     for tensor in local:
@@ -53,15 +54,19 @@ def compare(path, wanted, component="model"):
         for name, tensor in wanted.items():
             found = step[component, name]
             assert found.dtype == tensor.dtype and found.shape == tensor.shape, name
-            assert torch.equal(found.reshape(-1).view(torch.uint8), tensor.detach().contiguous().reshape(-1).view(torch.uint8)), name
+            assert torch.equal(found.reshape(-1).view(torch.uint8),
+                               tensor.detach().contiguous().reshape(-1).view(torch.uint8)), name
 
 
 # ---- DTensor ----
 
 PLACED = {
-    "rows": ((4,), "S0", (8, 5)), "columns": ((4,), "S1", (3, 8)), "uneven": ((4,), "S0", (7, 3)), "fewer": ((4,), "S0", (3, 2)),
-    "copies": ((4,), "R", (5, 5)), "both": ((2, 2), "S0 S1", (6, 6)), "nested": ((2, 2), "S0 S0", (9, 2)), "hybrid": ((2, 2), "R S0", (5, 4)),
-    "first": ((2, 2), "S1 R", (4, 7)), "scalar": ((4,), "R", ()), "empty": ((4,), "S0", (0, 3)), "three": ((1, 2, 2), "R S0 S1", (4, 6)),
+    "rows": ((4,), "S0", (8, 5)), "columns": ((4,), "S1", (3, 8)), "uneven": ((4,), "S0", (7, 3)),
+    "fewer": ((4,), "S0", (3, 2)),
+    "copies": ((4,), "R", (5, 5)), "both": ((2, 2), "S0 S1", (6, 6)), "nested": ((2, 2), "S0 S0", (9, 2)),
+    "hybrid": ((2, 2), "R S0", (5, 4)),
+    "first": ((2, 2), "S1 R", (4, 7)), "scalar": ((4,), "R", ()), "empty": ((4,), "S0", (0, 3)),
+    "three": ((1, 2, 2), "R S0 S1", (4, 6)),
     "half": ((2, 2), "S0 R", (300, 700)),
 }
 
@@ -99,9 +104,12 @@ def _slices(path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    state = {"tp": distribute_tensor(whole(6, 4), mesh["tp"], [Shard(0)]), "dp": distribute_tensor(whole(4, 6), mesh["dp"], [Shard(1)]),
-             "plain": whole(3), "shard": vckpt.Shard(whole(6, 4)[3 * mesh["tp"].get_local_rank():][:3], shape=(6, 4), mesh=mesh["tp"], placements="S(0)"),
-             "flat": vckpt.Shard(whole(5)[:3] if mesh["dp"].get_local_rank() == 0 else whole(5)[3:], shape=(5,), mesh=mesh["dp"],
+    state = {"tp": distribute_tensor(whole(6, 4), mesh["tp"], [Shard(0)]),
+             "dp": distribute_tensor(whole(4, 6), mesh["dp"], [Shard(1)]),
+             "plain": whole(3), "shard": vckpt.Shard(whole(6, 4)[3 * mesh["tp"].get_local_rank():][:3], shape=(6, 4),
+                                                     mesh=mesh["tp"], placements="S(0)"),
+             "flat": vckpt.Shard(whole(5)[:3] if mesh["dp"].get_local_rank() == 0 else whole(5)[3:], shape=(5,),
+                                 mesh=mesh["dp"],
                                  flat=(0, 3) if mesh["dp"].get_local_rank() == 0 else (3, 5))}
     numbers = [save(path, {"model": state})]
     numbers.append(save(path, {"model": state}, mesh=mesh))
@@ -113,7 +121,8 @@ def _slices(path):
 def test_slices_of_a_mesh(pool4, run):
     assert pool4(_slices, str(run)) == [[0, 1, 2]] * 4
     for step in 0, 1:
-        compare(run / str(step), {"tp": whole(6, 4), "dp": whole(4, 6), "plain": whole(3), "shard": whole(6, 4), "flat": whole(5)})
+        compare(run / str(step),
+                {"tp": whole(6, 4), "dp": whole(4, 6), "plain": whole(3), "shard": whole(6, 4), "flat": whole(5)})
     compare(run / "2", {"flat": whole(8, 2)})
 
 
@@ -124,7 +133,8 @@ def _stages(path):
     from torch.distributed.tensor import Shard, distribute_tensor
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     stage = dist.get_rank() // 2
-    state = {f"layers.{stage}.w": distribute_tensor(whole(4 + stage, 3), mesh["dp"], [Shard(0)]), f"layers.{stage}.b": whole(5 + stage)}
+    state = {f"layers.{stage}.w": distribute_tensor(whole(4 + stage, 3), mesh["dp"], [Shard(0)]),
+             f"layers.{stage}.b": whole(5 + stage)}
     number = save(path, {"model": state, "schedule": {"stage": stage}}, mesh=mesh["dp"])
     assert vckpt.load(path, {"schedule": {"stage": -1}}).values == {"schedule": {"stage": stage}}
     return back(path, {"model": state}) + number
@@ -138,8 +148,10 @@ def test_pipeline_stages(pool4, run):
         assert set(step.values("model", rank=2)) == {"layers.1.w", "layers.1.b"}
         assert torch.equal(step.values("model", rank=2)["layers.1.b"], whole(6))
         assert step.values("schedule") == {"stage": 0} and step.values("schedule", rank=2) == {"stage": 1}
-        assert step.values("schedule", rank=3) == {"stage": 1} and set(step.values("model", rank=3)) == {"layers.1.w", "layers.1.b"}
-        assert {b.rank for b in step.blobs()} == {None, 2, 3} and max(b.bytes for b in step.blobs() if b.rank == 3) < 100
+        assert (step.values("schedule", rank=3) == {"stage": 1} and
+                set(step.values("model", rank=3)) == {"layers.1.w", "layers.1.b"})
+        assert {b.rank for b in step.blobs()} == {None, 2,
+                                                  3} and max(b.bytes for b in step.blobs() if b.rank == 3) < 100
 
 
 def _partial(path):
@@ -193,7 +205,8 @@ def _fsdp(path, sizes, rows):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     _train(model, optimizer)
     result = {name: p.full_tensor().detach() for name, p in model.named_parameters()}
-    moments = {f"state.{name}.{key}": optimizer.state[p][key].full_tensor() for name, p in model.named_parameters() for key in ("exp_avg", "exp_avg_sq")}
+    moments = {f"state.{name}.{key}": optimizer.state[p][key].full_tensor() for name, p in model.named_parameters()
+               for key in ("exp_avg", "exp_avg_sq")}
     save(path, {"model": model, "optimizer": optimizer})
     other = torch.optim.AdamW(model.parameters(), lr=1)
     back(path, {"model": model})
@@ -202,11 +215,13 @@ def _fsdp(path, sizes, rows):
     for parameter, kept in optimizer.state.items():
         for key, value in kept.items():
             found = other.state[parameter][key]
-            assert type(found) is type(value) and torch.equal(getattr(found, "_local_tensor", found), getattr(value, "_local_tensor", value))
+            assert type(found) is type(value) and torch.equal(getattr(found, "_local_tensor", found),
+                                                              getattr(value, "_local_tensor", value))
     return result, moments
 
 
-@pytest.mark.parametrize("sizes,rows", [((4,), 8), ((4,), 7), ((2, 2), 8), ((2, 2), 5)], ids=["fsdp", "fsdp uneven", "hsdp", "hsdp uneven"])
+@pytest.mark.parametrize("sizes,rows", [((4,), 8), ((4,), 7), ((2, 2), 8), ((2, 2), 5)],
+                         ids=["fsdp", "fsdp uneven", "hsdp", "hsdp uneven"])
 def test_fully_shard(pool4, run, sizes, rows):
     weights, moments = pool4(_fsdp, str(run), sizes, rows)[0]
     with vckpt.Step(run) as step:
@@ -293,7 +308,8 @@ def _rank_state(path):
     import torch.distributed as dist
     rank = dist.get_rank()
     torch.manual_seed(rank), np.random.seed(rank), random.seed(rank)
-    state = {"rng": vckpt.rng_state(), "trainer": {"tokens": 5, "queue": torch.arange(rank, dtype=torch.bfloat16), "loss": torch.ones(2)},
+    state = {"rng": vckpt.rng_state(),
+             "trainer": {"tokens": 5, "queue": torch.arange(rank, dtype=torch.bfloat16), "loss": torch.ones(2)},
              "loader": {"position": rank * 10, "buffer": np.full((2, 2), rank)}}
     save(path, state, per_rank=("trainer.queue", "loader"))
     return torch.rand(2), np.random.rand(2), random.random()
@@ -316,7 +332,8 @@ def test_per_rank(pool4, run):
             vckpt.set_rng_state(step.values("rng", rank=rank))
             assert torch.equal(torch.rand(2), drawn[rank][0])
             assert (np.random.rand(2) == drawn[rank][1]).all() and random.random() == drawn[rank][2]
-        assert {b.name for b in step.blobs() if b.rank == 3} == {"rng.json", "trainer.json", "trainer/queue.npy", "loader.json", "loader/buffer.npy"}
+        assert {b.name for b in step.blobs() if b.rank == 3} == {"rng.json", "trainer.json", "trainer/queue.npy",
+                                                                 "loader.json", "loader/buffer.npy"}
 
 
 # ---- one saver for a process ----

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers: a save changes nothing of what is trained, whatever the optimizer has made of its state so far; and optimizers
-over several modules, loose parameters and parts of a module are named, or refused by path."""
+"""Optimizers: a save changes nothing of what is trained, whatever the optimizer has made of its state so far; and
+optimizers over several modules, loose parameters and parts of a module are named, or refused by path."""
 import random
 
 import numpy as np
@@ -24,7 +24,8 @@ def net(seed=0):
     torch.manual_seed(seed)
     made = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     with torch.no_grad():
-        made[0].weight[0].copy_(torch.tensor([-0.0, 0.0, 1e-40, -1e-40, 3.0, -3.0]))    # a step of nothing would touch these
+        # a step of nothing would touch these
+        made[0].weight[0].copy_(torch.tensor([-0.0, 0.0, 1e-40, -1e-40, 3.0, -3.0]))
     return made
 
 
@@ -58,7 +59,8 @@ def words(value):
 def everything(model, optimizer):
     """Weights, gradients, the optimizer's state, generators."""
     return (words(dict(model.state_dict())), [None if p.grad is None else words(p.grad) for p in model.parameters()],
-            words(optimizer.state_dict()), words(torch.get_rng_state()), repr(random.getstate()), repr(np.random.get_state()))
+            words(optimizer.state_dict()), words(torch.get_rng_state()), repr(random.getstate()),
+            repr(np.random.get_state()))
 
 
 def one_step(model, optimizer, number):
@@ -74,8 +76,8 @@ def one_step(model, optimizer, number):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_changes_nothing(run, kind):
-    """At step 0, after it, and beside gradients: weights, state, gradients and generators are what they were, bit by bit; the
-    training with saves gives the weights of the one without."""
+    """At step 0, after it, and beside gradients: weights, state, gradients and generators are what they were, bit by
+    bit; the training with saves gives the weights of the one without."""
     model, other = net(), net()
     optimizer, their = KINDS[kind](model.parameters()), KINDS[kind](other.parameters())
     for number in range(5):
@@ -104,11 +106,13 @@ def test_what_steps_is_never_called(run):
 
 
 def test_names_are_those_that_torch_gives(run):
-    """Where torch's function may be asked it says the same, groups, names and all, compiled and wrapped modules included."""
+    """Where torch's function may be asked it says the same, groups, names and all, compiled and wrapped modules
+    included."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
     for wrap in (lambda m: m, torch.compile, lambda m: torch.nn.ModuleDict({"inner": m})):
         model = net()
-        optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 1e-2}, {"params": model[2].parameters()}], lr=1e-3)
+        optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 1e-2},
+                                       {"params": model[2].parameters()}], lr=1e-3)
         one_step(model, optimizer, 1)
         whole = wrap(model)
         found = state.collect({"model": whole, "optimizer": optimizer})
@@ -132,7 +136,8 @@ class Scaled(torch.optim.SGD):
     scale = None
 
     def state_dict(self):
-        return {**super().state_dict(), **({} if self.scale is None else {"loss_scaler": {"scale": self.scale, "seen": torch.ones(2)}})}
+        return {**super().state_dict(),
+                **({} if self.scale is None else {"loss_scaler": {"scale": self.scale, "seen": torch.ones(2)}})}
 
 
 class Wrapped(torch.optim.SGD):
@@ -150,7 +155,8 @@ def test_what_a_state_dict_has_beside_the_state(run, hook):
     for number in range(2):
         vckpt.save(run, state, step=number, **PIN)
     if hook:
-        optimizer.register_state_dict_post_hook(lambda _, taken: {**taken, "loss_scaler": {"scale": 512.0, "seen": torch.ones(2)}})
+        optimizer.register_state_dict_post_hook(
+            lambda _, taken: {**taken, "loss_scaler": {"scale": 512.0, "seen": torch.ones(2)}})
     else:
         optimizer.scale = 512.0
     vckpt.save(run, state, step=2, **PIN)
@@ -176,17 +182,21 @@ def test_over_two_modules_and_a_loose_parameter(run):
     optimizer = torch.optim.AdamW([*actor.parameters(), *critic.parameters(), temperature], lr=0.1)
     (actor(torch.ones(6)).sum() + critic(torch.ones(6)).sum() * temperature).backward()
     optimizer.step()
-    vckpt.save(run, {"actor": actor, "heads": {"critic": critic}, "temperature": temperature, "optimizer": optimizer}, **PIN)
+    vckpt.save(run, {"actor": actor, "heads": {"critic": critic}, "temperature": temperature, "optimizer": optimizer},
+               **PIN)
     with vckpt.Step(run) as step:
         tree = step.values("optimizer")
         names = tree["param_groups"][0]["params"]
-        assert names == [*(f"actor.{n}" for n, _ in actor.named_parameters()), *(f"heads.critic.{n}" for n, _ in critic.named_parameters()),
+        assert names == [*(f"actor.{n}" for n, _ in actor.named_parameters()),
+                         *(f"heads.critic.{n}" for n, _ in critic.named_parameters()),
                          "temperature"]
         assert list(tree["state"]) == names
         assert torch.equal(tree["state"]["heads.critic.2.bias"]["exp_avg"], optimizer.state[critic[2].bias]["exp_avg"])
         assert torch.equal(tree["state"]["temperature"]["exp_avg"], optimizer.state[temperature]["exp_avg"])
-    one_step(actor, torch.optim.SGD(actor.parameters(), lr=1.0), 3)        # and the remembered names are those of the next save
-    vckpt.save(run, {"actor": actor, "heads": {"critic": critic}, "temperature": temperature, "optimizer": optimizer}, **PIN)
+    # and the remembered names are those of the next save
+    one_step(actor, torch.optim.SGD(actor.parameters(), lr=1.0), 3)
+    vckpt.save(run, {"actor": actor, "heads": {"critic": critic}, "temperature": temperature, "optimizer": optimizer},
+               **PIN)
     with vckpt.Step(run) as step:
         assert step.values("optimizer")["param_groups"][0]["params"] == names
 
@@ -194,7 +204,8 @@ def test_over_two_modules_and_a_loose_parameter(run):
 def test_a_parameter_that_has_no_name(run):
     model, loose = net(), torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [loose]}], lr=0.1)
-    with pytest.raises(TypeError, match=r'state\["optimizer"\]: its parameter 0 of group 1, of shape \[4\], is in no module of the state and is no tensor of it'):
+    with pytest.raises(TypeError, match=r'state\["optimizer"\]: its parameter 0 of group 1, of shape \[4\], is in no '
+                       r'module of the state and is no tensor of it'):
         vckpt.save(run, {"model": model, "optimizer": optimizer}, **PIN)
 
 
@@ -216,7 +227,8 @@ def test_state_of_what_is_no_parameter(run):
     with vckpt.Step(run) as step:
         assert step.values("optimizer")["state"]["own"] == {"count": 3}
     optimizer.param_groups[0]["params"].pop()
-    with pytest.raises(TypeError, match=r'state\["optimizer"\]: it has state of a parameter of shape \[3\] that is in none of its groups'):
+    with pytest.raises(TypeError, match=r'state\["optimizer"\]: it has state of a parameter of shape \[3\] that is in '
+                       r'none of its groups'):
         vckpt.save(run, {"model": model, "optimizer": optimizer}, **PIN)
 
 
@@ -284,7 +296,8 @@ def _flat(path, originals):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model, other = (FullyShardedDataParallel(net(), use_orig_params=originals, device_mesh=mesh, device_id=torch.device("cpu")) for _ in range(2))
+    model, other = (FullyShardedDataParallel(net(), use_orig_params=originals, device_mesh=mesh,
+                                             device_id=torch.device("cpu")) for _ in range(2))
     optimizer, their = (torch.optim.AdamW(one.parameters(), lr=0.1) for one in (model, other))
     before = everything(model, optimizer)[2:]
     vckpt.save(path, {"model": model, "optimizer": optimizer}, step=0, **PIN)
@@ -298,7 +311,8 @@ def _flat(path, originals):
     found = torch_optimizers.optimizer_state(optimizer, {"model": model}, {}, ("optimizer",))
     assert words(found) == words(dict(get_optimizer_state_dict(model, optimizer)))
     with vckpt.Step(f"{path}/0") as first, vckpt.Step(f"{path}/1") as second:
-        return [set(step.values("optimizer")["param_groups"][0]["params"]) for step in (first, second)], set(second.values("optimizer")["state"])
+        return [set(step.values("optimizer")["param_groups"][0]["params"])
+                for step in (first, second)], set(second.values("optimizer")["state"])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -317,7 +331,8 @@ def _zero(path, kind, steps):
     def made(seed):
         model = torch.nn.parallel.DistributedDataParallel(net(seed))
         chosen = {"adamw": torch.optim.AdamW, "momentum": torch.optim.SGD}[kind]
-        return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=chosen, lr=0.1, **({"momentum": 0.9} if kind == "momentum" else {}))
+        return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=chosen, lr=0.1,
+                                              **({"momentum": 0.9} if kind == "momentum" else {}))
     model, optimizer = made(0)
     for number in range(steps):
         one_step(model, optimizer, number)
@@ -334,7 +349,8 @@ def _zero(path, kind, steps):
     for number in range(2):
         one_step(model, optimizer, 10 + number)
         one_step(other, their, 10 + number)
-    return (words(dict(model.state_dict())) == words(dict(other.state_dict())), their.param_groups[0]["lr"], sorted(own["state"]),
+    return (words(dict(model.state_dict())) == words(dict(other.state_dict())), their.param_groups[0]["lr"],
+            sorted(own["state"]),
             len(optimizer.optim.state))
 
 
@@ -344,14 +360,16 @@ def test_zero_redundancy(pool2, run, kind, steps):
     found = pool2(_zero, str(run), kind, steps)
     names = [name for _, _, own, _ in found for name in own]
     assert all(same and lr == 0.05 for same, lr, _, _ in found)
-    assert sorted(names) == (["0.bias", "0.weight", "2.bias", "2.weight"] if steps else []) and (not steps or all(own for _, _, own, _ in found))
+    assert (sorted(names) == (["0.bias", "0.weight", "2.bias", "2.weight"] if steps else []) and
+            (not steps or all(own for _, _, own, _ in found)))
     model = net(5)                                      # and in one process into the optimizer that it wraps
     optimizer = {"adamw": torch.optim.AdamW, "momentum": torch.optim.SGD}[kind](model.parameters(), lr=0.1)
     vckpt.load(run, {"model": model, "optimizer": optimizer})
     assert len(optimizer.state) == (4 if steps else 0) and optimizer.param_groups[0]["lr"] == 0.05
     if steps:
         tensors = {info.name for info in vckpt.Step(run).tensors() if info.component == "optimizer"}
-        assert {name.removeprefix("state.").rsplit(".", 1)[0] for name in tensors} == {"0.bias", "0.weight", "2.bias", "2.weight"}
+        assert {name.removeprefix("state.").rsplit(".", 1)[0]
+                for name in tensors} == {"0.bias", "0.weight", "2.bias", "2.weight"}
 
 
 def _two_sharded(path):
@@ -379,7 +397,8 @@ def _two_sharded(path):
     vckpt.save(path, state, step=2)
     vckpt.close(path)
     other, their_loose, their = made(7)
-    vckpt.load(path, {"actor": other["actor"], "critic": other["critic"], "temperature": their_loose, "optimizer": their})
+    vckpt.load(path,
+               {"actor": other["actor"], "critic": other["critic"], "temperature": their_loose, "optimizer": their})
     for one in ((both, loose, optimizer), (other, their_loose, their)):
         train(*one)
     return words(dict(both.state_dict())) == words(dict(other.state_dict())) and torch.equal(loose, their_loose)
@@ -402,7 +421,8 @@ def _without_items(path):
         vckpt.save(path, {"model": model, "optimizer": optimizer}, step=number)
     vckpt.close(path)
     with vckpt.Step(path) as step:
-        return all([torch.equal(step["model", name], tensor.full_tensor()) for name, tensor in model.state_dict().items()])
+        return all([torch.equal(step["model", name], tensor.full_tensor())
+                    for name, tensor in model.state_dict().items()])
 
 
 def test_parameters_of_which_a_rank_has_nothing(pool4, run):
@@ -412,7 +432,8 @@ def test_parameters_of_which_a_rank_has_nothing(pool4, run):
 # ---- parameters that are given as tensors ----
 
 def _named_by(path, kind):
-    """The state dict of the module in its place: tensors over the parameters' memory, those of one rank without items among them."""
+    """The state dict of the module in its place: tensors over the parameters' memory, those of one rank without items
+    among them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     made = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1), torch.nn.Linear(1, 1))
@@ -432,7 +453,8 @@ def _named_by(path, kind):
     with vckpt.Step(f"{path}/1") as first, vckpt.Step(f"{path}/2") as second:
         one, two = first.values("optimizer"), second.values("optimizer")
         names = list(first.values("model"))
-    return words(one["state"]) == [(("_orig_mod." if kind == "compiled" else "") + key, value) for key, value in words(two["state"])], \
+    return words(one["state"]) == [(("_orig_mod." if kind == "compiled" else "") + key, value)
+                                   for key, value in words(two["state"])], \
         one["param_groups"][0]["params"] == [name for name in names], len(one["state"])
 
 
@@ -446,7 +468,8 @@ def test_a_copy_gives_no_names(run):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     one_step(model, optimizer, 0)
     copied = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(TypeError, match=r'state\["optimizer"\]: its parameter 0 of group 0, of shape \[8, 6\], is in no module of the state and is no tensor'):
+    with pytest.raises(TypeError, match=r'state\["optimizer"\]: its parameter 0 of group 0, of shape \[8, 6\], is in '
+                       r'no module of the state and is no tensor'):
         vckpt.save(run, {"model": copied, "optimizer": optimizer}, step=1, **PIN)
     assert vckpt.save(run, {"model": model.state_dict(), "optimizer": optimizer}, step=2) == 2
 
@@ -492,11 +515,13 @@ def _flat_part(path):
     optimizer = torch.optim.AdamW([part], lr=0.1)
     part.grad = torch.arange(3.0) + 10 * rank + 1
     optimizer.step()
-    vckpt.save(path, {"weights": {"w": vckpt.Shard(part, shape=(2, 3), flat=(3 * rank, 3 * rank + 3))}, "optimizer": optimizer}, step=1, **PIN)
+    vckpt.save(path, {"weights": {"w": vckpt.Shard(part, shape=(2, 3), flat=(3 * rank, 3 * rank + 3))},
+                      "optimizer": optimizer}, step=1, **PIN)
     vckpt.close(path)
     with vckpt.Step(path) as step:
         whole = step["optimizer", "state.w.exp_avg"]
-        return tuple(whole.shape), torch.equal(whole.reshape(-1)[3 * rank:3 * rank + 3], optimizer.state[part]["exp_avg"]), float(step["state.w.step"])
+        return tuple(whole.shape), torch.equal(whole.reshape(-1)[3 * rank:3 * rank + 3],
+                                               optimizer.state[part]["exp_avg"]), float(step["state.w.step"])
 
 
 def test_a_flat_part_of_a_parameter(pool2, run):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch in one process, without a process group: tensors of every kind, modules and optimizers, what is refused, and that
-the memory of the last save never describes a tensor that changed."""
+"""torch in one process, without a process group: tensors of every kind, modules and optimizers, what is refused, and
+that the memory of the last save never describes a tensor that changed."""
 import copy
 
 import numpy as np
@@ -22,23 +22,29 @@ def run(tmp_path):
 
 
 def same(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().reshape(-1).view(torch.uint8),
+                                                                     b.contiguous().reshape(-1).view(torch.uint8))
 
 
 def kinds():
     rng = torch.Generator().manual_seed(0)
     found = {}
-    for name in ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-                 "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"):
+    for name in ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
+                 "bfloat16", "float32", "float64",
+                 "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+                 "float8_e8m0fnu", "float4_e2m1fn_x2"):
         dtype = getattr(torch, name)
         size = torch.empty(0, dtype=dtype).element_size()
         raw = torch.randint(0, 2 if name == "bool" else 256, (6, 4 * size), generator=rng, dtype=torch.uint8)
         found[f"kind.{name}"] = raw.view(dtype)
     base = torch.randn(50, 40, generator=rng)
     complex_ = torch.randn(6, 5, generator=rng, dtype=torch.complex64)
-    found.update(t=base.t(), cut=base[3:30:4, ::7], expanded=base[0].expand(7, 40), windows=base.reshape(-1).unfold(0, 8, 3), conj=complex_.conj(),
-                 neg=complex_.conj().imag, scalar=torch.tensor(2.5), none=torch.zeros(3, 0, 2), grad=base.clone().requires_grad_(),
-                 parameter=torch.nn.Parameter(base[:3]), deep=torch.zeros([1] * 12 + [2, 3]), large=torch.randn(700, 900, generator=rng))
+    found.update(t=base.t(), cut=base[3:30:4, ::7], expanded=base[0].expand(7, 40),
+                 windows=base.reshape(-1).unfold(0, 8, 3), conj=complex_.conj(),
+                 neg=complex_.conj().imag, scalar=torch.tensor(2.5), none=torch.zeros(3, 0, 2),
+                 grad=base.clone().requires_grad_(),
+                 parameter=torch.nn.Parameter(base[:3]), deep=torch.zeros([1] * 12 + [2, 3]),
+                 large=torch.randn(700, 900, generator=rng))
     return found
 
 
@@ -50,17 +56,20 @@ def test_tensors_come_back(run):
             assert same(step["model", name], tensor.detach().resolve_conj().resolve_neg()), name
         assert same(step["ema"], wanted["large"])
     with vckpt.Step(run, framework="numpy") as step:
-        assert step["kind.bfloat16"].dtype.kind == "V" and step["kind.bfloat16"].itemsize == 2 and step["kind.float32"].dtype == "f4"
+        assert (step["kind.bfloat16"].dtype.kind == "V" and step["kind.bfloat16"].itemsize == 2 and
+                step["kind.float32"].dtype == "f4")
 
 
-@pytest.mark.parametrize("net", [torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))])
+@pytest.mark.parametrize("net", [torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(3, 2),
+                                 torch.nn.Sequential(torch.nn.Linear(3, 2))])
 @pytest.mark.parametrize("more", [{}, {"epoch": 3}])
 def test_a_state_dict_of_a_module_is_the_component_model(run, net, more):
     state = net.state_dict()
     state.update(more)
     vckpt.save(run, state, **OPTIONS)
     with vckpt.Step(run) as step:
-        assert {(info.component, info.name) for info in step.tensors()} == {("model", name) for name in net.state_dict()}
+        assert {(info.component, info.name) for info in step.tensors()} == {("model", name)
+                                                                            for name in net.state_dict()}
         tree = step.values("model")
         net.load_state_dict({name: tree[name] for name in net.state_dict()})
         assert list(tree) == list(state) and {name: tree[name] for name in more} == more
@@ -75,7 +84,8 @@ class Wrapped(torch.Tensor):
 REFUSED = {
     "meta": (lambda: torch.empty(3, device="meta"), "on the meta device has no data"),
     "sparse": (lambda: torch.eye(3).to_sparse(), "sparse_coo tensor cannot be kept"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized tensor cannot be kept"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+                  "quantized tensor cannot be kept"),
     "dtype": (lambda: torch.zeros(3, dtype=torch.complex32), "dtype torch.complex32 cannot be kept"),
     "subclass": (lambda: torch.ones(3).as_subclass(Wrapped), "of the class Wrapped"),
     "storage": (lambda: torch.ones(3).untyped_storage(), "UntypedStorage"),
@@ -124,13 +134,16 @@ def trained(steps=2, kind=torch.optim.AdamW):
 
 def test_modules_and_optimizers(run):
     net, optimizer, scheduler = trained()
-    plan = {"embed.weight": [torch.float32, torch.Size([20, 8]), torch.device("cpu")], "nan": float("nan"), "zero": -0.0, "big": 1 << 80}
-    vckpt.save(run, {"plan": plan, "model": net, "optimizer": optimizer, "lr_scheduler": scheduler, "rng": vckpt.rng_state()}, **OPTIONS)
+    plan = {"embed.weight": [torch.float32, torch.Size([20, 8]), torch.device("cpu")], "nan": float("nan"),
+            "zero": -0.0, "big": 1 << 80}
+    vckpt.save(run, {"plan": plan, "model": net, "optimizer": optimizer, "lr_scheduler": scheduler,
+                     "rng": vckpt.rng_state()}, **OPTIONS)
     with vckpt.Step(run) as step:
         model, wanted = step.values("model"), net.state_dict()
         assert list(model) == list(wanted) and all(same(model[name], wanted[name]) for name in wanted)
         flags = {row[1]: row[4] for row in described(state.collect({"model": net}))}
-        assert {name for name, flag in flags.items() if flag & _lib.BUFFER} == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "scale"}
+        assert {name for name, flag in flags.items() if flag & _lib.BUFFER} == {"norm.running_mean", "norm.running_var",
+                                                                                "norm.num_batches_tracked", "scale"}
         tree = step.values("optimizer")
         assert [group["params"] for group in tree["param_groups"]] == [["embed.weight"], ["norm.weight", "norm.bias"]]
         assert same(tree["state"]["embed.weight"]["exp_avg"], optimizer.state[net.embed.weight]["exp_avg"])
@@ -154,7 +167,9 @@ def test_modules_and_optimizers(run):
 def test_modules_anywhere_in_the_state(run):
     net, optimizer, _ = trained()
     second = torch.nn.Linear(3, 3)
-    vckpt.save(run, {"agents": [{"net": net, "opt": optimizer}, {"net": second, "opt": torch.optim.SGD(second.parameters(), lr=1.0)}]}, **OPTIONS)
+    vckpt.save(run,
+               {"agents": [{"net": net, "opt": optimizer},
+                           {"net": second, "opt": torch.optim.SGD(second.parameters(), lr=1.0)}]}, **OPTIONS)
     with vckpt.Step(run) as step:
         names = {t.name for t in step.tensors()}
         assert {"0.net.embed.weight", "0.opt.state.embed.weight.exp_avg", "1.net.weight"} <= names
@@ -163,7 +178,8 @@ def test_modules_anywhere_in_the_state(run):
 
 def test_an_optimizer_without_its_module(run):
     net, optimizer, _ = trained()
-    with pytest.raises(TypeError, match=r'state\["optimizer"\]: its parameter 0 of group 0, of shape \[20, 8\], is in no module of the state'):
+    with pytest.raises(TypeError, match=r'state\["optimizer"\]: its parameter 0 of group 0, of shape \[20, 8\], is in '
+                       r'no module of the state'):
         vckpt.save(run, {"optimizer": optimizer}, **OPTIONS)
 
 
@@ -191,7 +207,8 @@ def _change(rng, tree):
         with torch.no_grad():
             tensor.data = torch.zeros(rng.randrange(1, 5), 2, dtype=tensor.dtype)       # the same object, other memory
     elif kind == 8:
-        tree[name] = tensor.detach().resolve_conj().resolve_neg().to(torch.float32).numpy() if not tensor.is_complex() else 1.5
+        tree[name] = (tensor.detach().resolve_conj().resolve_neg().to(torch.float32).numpy() if not tensor.is_complex()
+                      else 1.5)
     else:
         tree[f"t{rng.randrange(8)}"] = torch.randn(2, 2)
 
@@ -205,7 +222,8 @@ def test_a_remembered_tensor_is_never_stale(scale, rng):
         assert sorted(map(held, described(found))) == sorted(map(held, described(fresh)))
         for row in described(found):
             tensor = tree[row[1]]
-            if isinstance(tensor, torch.Tensor) and not tensor.is_conj() and not tensor.is_neg() and 0 not in tensor.stride():
+            if (isinstance(tensor, torch.Tensor) and not tensor.is_conj() and not tensor.is_neg() and
+                0 not in tensor.stride()):
                 assert row[-1] == tensor.data_ptr()
 
 
@@ -227,7 +245,8 @@ def _change_module(rng, net, optimizer):
     elif kind == 6:
         part.weight.data = torch.randn(4, 4).t()                            # the same object, other memory
     elif kind == 7 and not part._state_dict_hooks:
-        handle = part._register_state_dict_hook(lambda module, state, prefix, local: state.update({prefix + "weight": state[prefix + "weight"] * 2}))
+        handle = part._register_state_dict_hook(
+            lambda module, state, prefix, local: state.update({prefix + "weight": state[prefix + "weight"] * 2}))
         HOOKED.append(handle)
     elif kind == 8 and HOOKED:
         HOOKED.pop().remove()
@@ -320,7 +339,8 @@ def test_training_goes_on(run):
     with vckpt.Saver(run, **OPTIONS) as saver:
         for i in range(4):
             handle = saver.async_save({"model": net, "optimizer": optimizer}, attributes={"i": i})
-            wanted.append((copy.deepcopy(net.state_dict()), copy.deepcopy(optimizer.state_dict()["state"][0]["exp_avg"])))
+            wanted.append((copy.deepcopy(net.state_dict()),
+                           copy.deepcopy(optimizer.state_dict()["state"][0]["exp_avg"])))
             handle.staged()
             optimizer.zero_grad()
             net(torch.arange(6)).square().mean().backward()
@@ -332,7 +352,9 @@ def test_training_goes_on(run):
 
 
 def test_numpy_and_torch_in_one_component(run):
-    vckpt.save(run, {"m": {"a": np.ones(3), "b": torch.zeros(2), "c": vckpt.Shard(torch.arange(6), shape=(2, 3), flat=(0, 6))}}, **OPTIONS)
+    vckpt.save(run,
+               {"m": {"a": np.ones(3), "b": torch.zeros(2),
+                      "c": vckpt.Shard(torch.arange(6), shape=(2, 3), flat=(0, 6))}}, **OPTIONS)
     with vckpt.Step(run) as step:
         assert torch.equal(step["c"], torch.arange(6).reshape(2, 3)) and step["a"].dtype == torch.float64
         out = torch.zeros(3, 2, dtype=torch.int64).t()

@@ -32,7 +32,8 @@ def mesh(device="cpu", ranks=((0, 1), (2, 3)), names=("dp", "tp")):
 
 
 def test_a_plan_comes_back_equal():
-    plan = {"layer1.weight": [Replicate()], "layer2.weight": [Shard(0)], "layer3.weight": (_StridedShard(1, split_factor=4), Shard(1)),
+    plan = {"layer1.weight": [Replicate()], "layer2.weight": [Shard(0)],
+            "layer3.weight": (_StridedShard(1, split_factor=4), Shard(1)),
             "norm": [Partial(), Partial("max"), Shard(-2)], ("a", 1): {Shard(0): Replicate()}}
     again = there_and_back(plan)
     assert again == plan and again["layer2.weight"] == [Shard(0)] != [Shard(1)]
@@ -52,7 +53,8 @@ def test_every_dtype_layout_and_memory_format():
 
 
 def test_sizes_and_devices():
-    there_and_back([torch.Size([]), torch.Size([2, 0, 2**62]), torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 7), torch.device("meta"),
+    there_and_back([torch.Size([]), torch.Size([2, 0, 2**62]), torch.device("cpu"), torch.device("cuda"),
+                    torch.device("cuda", 7), torch.device("meta"),
                     {torch.device("cuda:1"): {torch.Size([1]): torch.bfloat16}}])
     assert type(values.decode(values.encode(torch.zeros(2, 3).shape))) is torch.Size
 
@@ -63,7 +65,8 @@ def test_a_mesh_is_a_description():
     given = mesh()
     again = values.decode(values.encode({"mesh": given}))["mesh"]
     assert type(again) is Mesh and again == given and again == Mesh("cpu", [[0, 1], [2, 3]], ["dp", "tp"])
-    assert again != mesh("cuda") and again != mesh(ranks=((0, 2), (1, 3))) and again != mesh(names=("dp", "ep")) and again != mesh(names=None)
+    assert (again != mesh("cuda") and again != mesh(ranks=((0, 2), (1, 3))) and again != mesh(names=("dp", "ep")) and
+            again != mesh(names=None))
     assert values.encode(again) == values.encode(given)
     assert (again.mesh_dim_names, again.shape, again.device_type, again.size(0)) == (("dp", "tp"), (2, 2), "cpu", 2)
     assert not torch.distributed.is_initialized()
@@ -71,7 +74,8 @@ def test_a_mesh_is_a_description():
 
 
 def test_a_mesh_becomes_torchs_when_asked(tmp_path):
-    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(str(tmp_path / "ranks"), 1), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(str(tmp_path / "ranks"), 1), rank=0,
+                                         world_size=1)
     try:
         given = torch.distributed.device_mesh.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
         described = values.decode(values.encode(given))
@@ -82,13 +86,16 @@ def test_a_mesh_becomes_torchs_when_asked(tmp_path):
 
 
 def test_tensors_are_the_callers():
-    with pytest.raises(TypeError, match=r'state\["w"\]\[0\]: a Parameter \(torch.nn.parameter.Parameter\) cannot be kept'):
+    with pytest.raises(TypeError, match=r'state\["w"\]\[0\]: a Parameter \(torch.nn.parameter.Parameter\) '
+                       r'cannot be kept'):
         values.encode({"w": [torch.nn.Parameter(torch.zeros(2))]})
-    for value in (torch.zeros(()), torch.nn.Linear(1, 1), torch.float32.to_real, torch.Generator(), torch.nn.Linear, torch.optim.SGD,
+    for value in (torch.zeros(()), torch.nn.Linear(1, 1), torch.float32.to_real, torch.Generator(), torch.nn.Linear,
+                  torch.optim.SGD,
                   torch.finfo(torch.float32)):
         with pytest.raises(TypeError, match=r'^state\["x"\]: .* cannot be kept: (give|leave) '):
             values.encode({"x": value})
-    text = values.encode({"w": torch.zeros(2), "n": 3, "s": torch.Size([2])}, tensor=lambda path, value: ("model/" + path[0], {"dtype": value.dtype}),
+    text = values.encode({"w": torch.zeros(2), "n": 3, "s": torch.Size([2])},
+                         tensor=lambda path, value: ("model/" + path[0], {"dtype": value.dtype}),
                          is_tensor=lambda value: isinstance(value, torch.Tensor))
     again = values.decode(text, tensor=lambda path, name, members: (name, members["dtype"]))
     assert again == {"w": ("model/w", torch.float32), "n": 3, "s": torch.Size([2])}
@@ -113,14 +120,16 @@ def test_optimizer_and_scheduler_states():
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
-    state = {"groups": optimizer.state_dict()["param_groups"], "scheduler": {k: v for k, v in scheduler.state_dict().items() if not callable(v)}}
+    state = {"groups": optimizer.state_dict()["param_groups"],
+             "scheduler": {k: v for k, v in scheduler.state_dict().items() if not callable(v)}}
     there_and_back(state)
     schedulers = [torch.optim.lr_scheduler.LinearLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 3)]
     chained = torch.optim.lr_scheduler.SequentialLR(optimizer, schedulers, [5])
     there_and_back(chained.state_dict())
 
 
-HOSTILE = ['{"$torch.dtype": "load"}', '{"$torch.dtype": "nn"}', '{"$torch.layout": "float32"}', '{"$torch.dtype": "float3_of_later"}',
+HOSTILE = ['{"$torch.dtype": "load"}', '{"$torch.dtype": "nn"}', '{"$torch.layout": "float32"}',
+           '{"$torch.dtype": "float3_of_later"}',
            '{"$torch.device": "warp:1"}', '{"$torch.device": "cuda:00"}', '{"$torch.memory_format": "hub"}']
 
 
@@ -134,14 +143,17 @@ def test_what_this_torch_lacks_is_a_record(text):
 
 
 def run(program, *args):
-    begin = ("import sys, types; package = sys.modules['vckpt'] = types.ModuleType('vckpt'); package.__path__ = [sys.argv[1] + '/vckpt']\n"
+    begin = ("import sys, types; package = sys.modules['vckpt'] = types.ModuleType('vckpt'); package.__path__ = "
+             "[sys.argv[1] + '/vckpt']\n"
              "from vckpt import values\n")
-    return subprocess.run([sys.executable, "-c", begin + program, str(ROOT / "tools/python"), *args], check=True, capture_output=True).stdout
+    return subprocess.run([sys.executable, "-c", begin + program, str(ROOT / "tools/python"), *args], check=True,
+                          capture_output=True).stdout
 
 
 def test_without_torch_and_numpy_records_stand_there(tmp_path):
     """And give the same bytes again; torch is imported only where one of its tags is met."""
-    state = {"plan": {"w": [Shard(0), _StridedShard(0, split_factor=2)]}, "dtype": torch.bfloat16, "size": torch.Size([2]), "device": torch.device("cuda:1"),
+    state = {"plan": {"w": [Shard(0), _StridedShard(0, split_factor=2)]}, "dtype": torch.bfloat16,
+             "size": torch.Size([2]), "device": torch.device("cuda:1"),
              "mesh": mesh(), "layout": torch.strided, "format": torch.channels_last,
              "numpy": [np.float32(0.5), np.dtype(">i2"), np.int8, np.datetime64(1, "s")]}
     path = tmp_path / "state.json"

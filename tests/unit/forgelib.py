@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lies with all checksums right: the last step of a run is taken apart, changed, and put together again, so that every digest, check and
-size is what it has to be and only what the records say of each other is not."""
+"""Lies with all checksums right: the last step of a run is taken apart, changed, and put together again, so that every
+digest, check and size is what it has to be and only what the records say of each other is not."""
 import contextlib
 import ctypes as c
 import struct
@@ -49,7 +49,8 @@ class Message:
         for number, wire, value in sorted(self.fields, key=lambda f: f[0]):
             if value == 0 and wire == 0 or value == b"" and wire == 2:
                 continue
-            out += self.put(number << 3 | wire) + (self.put(value) if wire == 0 else self.put(len(value)) + value if wire == 2 else value)
+            out += self.put(number << 3 | wire) + (self.put(value) if wire == 0 else self.put(len(value)) + value
+                                                   if wire == 2 else value)
         return out
 
     def get(self, number, default=0):
@@ -59,16 +60,19 @@ class Message:
         return [v for n, _, v in self.fields if n == number]
 
     def set(self, number, *values):
-        self.fields = [f for f in self.fields if f[0] != number] + [(number, 0 if isinstance(v, int) else 2, v) for v in values]
+        self.fields = [f for f in self.fields if f[0] != number] + [(number, 0 if isinstance(v, int) else 2, v)
+                                                                    for v in values]
 
 
 def ref_bytes(ref, pack):
-    return bytes(ref.digest.bytes) + struct.pack("<QQQQIHBB", ref.offset, ref.checks, ref.raw_len, ref.stored_len, pack, ref.codec, ref.kind, 0)
+    return bytes(ref.digest.bytes) + struct.pack("<QQQQIHBB", ref.offset, ref.checks, ref.raw_len, ref.stored_len, pack,
+                                                 ref.codec, ref.kind, 0)
 
 
 class Forge:
-    """The last step of a run that one rank saved. `objects`: [kind, bytes] of its `meta` pack, in order; `part`, `manifest`, `entry`,
-    `commit`: messages. Live and new bytes and the pack's size follow what was changed, unless `keep_sums` says no."""
+    """The last step of a run that one rank saved. `objects`: [kind, bytes] of its `meta` pack, in order; `part`,
+    `manifest`, `entry`, `commit`: messages. Live and new bytes and the pack's size follow what was changed, unless
+    `keep_sums` says no."""
 
     def __init__(self, lib, store, run):
         self.lib, self.store, self.run = storelow.bind(lib), store, run
@@ -88,7 +92,8 @@ class Forge:
         self.keep_sums = False
 
     def storage(self, path):
-        return contextlib.closing(storelow.Storage(self.lib, path)) if not hasattr(storelow.Storage, "__enter__") else storelow.Storage(self.lib, path)
+        return (contextlib.closing(storelow.Storage(self.lib, path)) if not hasattr(storelow.Storage, "__enter__")
+                else storelow.Storage(self.lib, path))
 
     def object(self, kind, number=0):
         return [data for k, data in self.objects if k == kind][number]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records, layouts, parts and manifests through ctypes: mirrors of proto/message.h and core/step/{layout,part}.h, core/commit/cover.h,
-and a small protobuf writer of its own, so that bodies can be made that the library never makes."""
+"""Records, layouts, parts and manifests through ctypes: mirrors of proto/message.h and core/step/{layout,part}.h,
+core/commit/cover.h, and a small protobuf writer of its own, so that bodies can be made that the library never makes."""
 import ctypes as c
 import errno
 import hashlib
@@ -28,19 +28,27 @@ def digest(byte):
 
 
 Attribute = structure("Attribute", key=text, value=text)
-Info = structure("Info", version=u32, id=u8 * 16, seed=u64, min_bytes=u64, target_bytes=u64, row_bytes=u64, reserve_bytes=u64, arena=ptr)
-Commit = structure("Commit", step=u64, attempt=text, time_ns=i64, replaces=u64, manifest=Digest, tensors=u64, bytes=u64, new_bytes=u64,
+Info = structure("Info", version=u32, id=u8 * 16, seed=u64, min_bytes=u64, target_bytes=u64, row_bytes=u64,
+                 reserve_bytes=u64, arena=ptr)
+Commit = structure("Commit", step=u64, attempt=text, time_ns=i64, replaces=u64, manifest=Digest, tensors=u64, bytes=u64,
+                   new_bytes=u64,
                    attributes=P(Attribute), nattributes=c.c_size_t, extra=ptr, extra_len=c.c_size_t)
 Live = structure("Live", entry=u64, commit=Commit)
-Entry = structure("Entry", kind=c.c_int, version=u32, time_ns=i64, host=text, run=text, number=u64, before=Digest, self=Digest, commit=Commit,
-                  launch=text, newest_step=u64, nonce=u8 * 16, attempt=text, reason=text, rank=u32, removes=u64, live=P(Live),
+Entry = structure("Entry", kind=c.c_int, version=u32, time_ns=i64, host=text, run=text, number=u64, before=Digest,
+                  self=Digest, commit=Commit,
+                  launch=text, newest_step=u64, nonce=u8 * 16, attempt=text, reason=text, rank=u32, removes=u64,
+                  live=P(Live),
                   nlive=c.c_size_t, accepts=P(u64), naccepts=c.c_size_t, arena=ptr)
-ProtoRef = structure("ProtoRef", digest=Digest, offset=u64, checks=u64, raw_len=u64, stored_len=u64, pack=u32, codec=u16, kind=u8)
-LayoutTensor = structure("LayoutTensor", component=u32, name_offset=u32, name_len=u32, first_dim=u32, dtype=u8, ndim=u8, flags=u16, mesh=u32,
+ProtoRef = structure("ProtoRef", digest=Digest, offset=u64, checks=u64, raw_len=u64, stored_len=u64, pack=u32,
+                     codec=u16, kind=u8)
+LayoutTensor = structure("LayoutTensor", component=u32, name_offset=u32, name_len=u32, first_dim=u32, dtype=u8, ndim=u8,
+                         flags=u16, mesh=u32,
                          placement=u32)
 Mesh = structure("Mesh", dim_names=P(text), dim_sizes=P(u32), ndims=u32, ranks=P(u32), nranks=u32)
-ProtoLayout = structure("ProtoLayout", min_bytes=u64, target_bytes=u64, row_bytes=u64, components=P(text), ncomponents=u32,
-                        tensors=P(LayoutTensor), ntensors=u32, names=ptr, names_len=u64, dims=P(u64), ndims=u64, meshes=P(Mesh), nmeshes=u32,
+ProtoLayout = structure("ProtoLayout", min_bytes=u64, target_bytes=u64, row_bytes=u64, components=P(text),
+                        ncomponents=u32,
+                        tensors=P(LayoutTensor), ntensors=u32, names=ptr, names_len=u64, dims=P(u64), ndims=u64,
+                        meshes=P(Mesh), nmeshes=u32,
                         placements=P(text), nplacements=u32, arena=ptr)
 Chunk = structure("Chunk", first_tensor=u32, last_tensor=u32, nrows=u32, ref=ProtoRef)
 Blob = structure("Blob", name=text, per_rank=c.c_bool, len=u64, ref=ProtoRef)
@@ -48,36 +56,50 @@ PackUse = structure("PackUse", pack=text, size=u64, live_bytes=u64)
 Timing = structure("Timing", phase=text, ns=u64, bytes=u64, start_ns=u64, end_ns=u64)
 Sample = structure("Sample", tensor=u32, group=u8 * 16, hash=u8 * 16)
 Replica = structure("Replica", group=u8 * 16, digest=u8 * 16)
-Part = structure("Part", rank=u32, world=u32, host=text, layout=Digest, packs=P(PackUse), npacks=u32, chunks=P(Chunk), nchunks=u32,
+Part = structure("Part", rank=u32, world=u32, host=text, layout=Digest, packs=P(PackUse), npacks=u32, chunks=P(Chunk),
+                 nchunks=u32,
                  blobs=P(Blob), nblobs=u32, timings=P(Timing), ntimings=u32, samples=P(Sample), nsamples=u32,
                  arena=ptr)
 Common = structure("Common", group=text, digest=Digest, names=P(text), digests=text, nnames=u32)
 ViewHeader = structure("ViewHeader", component=text, view=text, ref=ProtoRef, data_bytes=u64, layout=u32)
-Announcement = structure("Announcement", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, layout=Digest,
-                         stores_layout=c.c_bool, layout_ref=ProtoRef, headers=P(ViewHeader), nheaders=u32, part=ProtoRef, packs=P(PackUse),
-                         npacks=u32, tensors=u64, bytes=u64, new_bytes=u64, attributes=P(Attribute), nattributes=c.c_size_t,
+Announcement = structure("Announcement", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text,
+                         layout=Digest,
+                         stores_layout=c.c_bool, layout_ref=ProtoRef, headers=P(ViewHeader), nheaders=u32,
+                         part=ProtoRef, packs=P(PackUse),
+                         npacks=u32, tensors=u64, bytes=u64, new_bytes=u64, attributes=P(Attribute),
+                         nattributes=c.c_size_t,
                          replicas=P(Replica), nreplicas=u32, commons=P(Common), ncommons=u32, arena=ptr)
 ManifestLayout = structure("ManifestLayout", digest=Digest, ref=ProtoRef)
 ManifestRank = structure("ManifestRank", rank=u32, layout=u32, host=u32, part=ProtoRef, first_map=u32, npacks=u32)
-Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, attributes=P(Attribute), nattributes=c.c_size_t,
-                     layouts=P(ManifestLayout), nlayouts=u32, headers=P(ViewHeader), nheaders=u32, hosts=P(text), nhosts=u32,
-                     ranks=P(ManifestRank), nranks=u32, map=P(u32), nmap=u32, packs=P(PackUse), npacks=u32, tensors=u64, bytes=u64,
+Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, attributes=P(Attribute),
+                     nattributes=c.c_size_t,
+                     layouts=P(ManifestLayout), nlayouts=u32, headers=P(ViewHeader), nheaders=u32, hosts=P(text),
+                     nhosts=u32,
+                     ranks=P(ManifestRank), nranks=u32, map=P(u32), nmap=u32, packs=P(PackUse), npacks=u32, tensors=u64,
+                     bytes=u64,
                      new_bytes=u64, arena=ptr)
 Base = structure("Base", run=text, entry=u64, manifest=Digest)
 BaseRecord = structure("BaseRecord", base=Base, arena=ptr)
-Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.c_bool, position=u64, mesh=Digest, bases=P(Base), nbases=u32,
-                  replace=c.c_bool, replaces=u64, rank=u32, host=text, time_ns=i64, commons=P(Common), ncommons=u32, arena=ptr)
+Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.c_bool, position=u64, mesh=Digest,
+                  bases=P(Base), nbases=u32,
+                  replace=c.c_bool, replaces=u64, rank=u32, host=text, time_ns=i64, commons=P(Common), ncommons=u32,
+                  arena=ptr)
 Alive = structure("Alive", rank=u32, pid=u64, start_time=u64)
-Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=c.c_char * 37, number=u64, time_ns=i64, ranks=P(Alive), nranks=u32,
+Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=c.c_char * 37, number=u64, time_ns=i64,
+                      ranks=P(Alive), nranks=u32,
                       nonce=u8 * 16, arena=ptr)
 Trash = structure("Trash", name=text, time_ns=i64, heartbeats=P(text), nheartbeats=u32, arena=ptr)
-Stats = structure("Stats", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, timings=P(Timing), ntimings=u32, submitted_ns=u64,
-                  staged_ns=u64, committed_ns=u64, bytes_held=u64, bytes_staged=u64, bytes_unchanged=u64, bytes_deduplicated=u64,
-                  bytes_encoded=u64, bytes_written=u64, pieces=u64, pieces_new=u64, plan_cached=u32, ring_waits=u64, entry=u64, version=u32,
+Stats = structure("Stats", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, timings=P(Timing),
+                  ntimings=u32, submitted_ns=u64,
+                  staged_ns=u64, committed_ns=u64, bytes_held=u64, bytes_staged=u64, bytes_unchanged=u64,
+                  bytes_deduplicated=u64,
+                  bytes_encoded=u64, bytes_written=u64, pieces=u64, pieces_new=u64, plan_cached=u32, ring_waits=u64,
+                  entry=u64, version=u32,
                   arena=ptr)
 Range = structure("Range", offset=u64, len=u64)
 Damage = structure("Damage", pack=text, ranges=P(Range), nranges=u32, arena=ptr)
-RECORDS = {"store": Info, "entry": Entry, "layout": ProtoLayout, "part": Part, "announcement": Announcement, "manifest": Manifest,
+RECORDS = {"store": Info, "entry": Entry, "layout": ProtoLayout, "part": Part, "announcement": Announcement,
+           "manifest": Manifest,
            "begin": Begin, "base": Base, "heartbeat": Heartbeat, "trash": Trash, "stats": Stats, "damage": Damage}
 
 Shape = structure("Shape", ndim=u32, dim=u64 * 16)
@@ -87,7 +109,8 @@ Grid = structure("Grid", shape=Shape, item_bytes=c.c_uint, params=Params, edge=u
 PieceIter = structure("PieceIter", grid=P(Grid), box=Box, piece=Box, done=c.c_bool, number=u64)
 StoreLayout = structure("StoreLayout", m=ProtoLayout, digest=Digest)
 Piece = structure("Piece", ref=Ref, xxh=u8 * 16, inline_bytes=P(u8), base=u32)
-Row = structure("Row", tensor=u32, boxes=P(Box), nboxes=u32, whole=c.c_bool, pieces=P(Piece), npieces=u64, digest=Digest, memory=ptr)
+Row = structure("Row", tensor=u32, boxes=P(Box), nboxes=u32, whole=c.c_bool, pieces=P(Piece), npieces=u64,
+                digest=Digest, memory=ptr)
 CoverBox = structure("CoverBox", pairs=P(u64), rank=u32, digest=Digest)
 DEFAULT = Params(128 << 10, 1 << 20, 512)
 
@@ -182,14 +205,16 @@ def parse(data):
 def unparse(fields):
     out = b""
     for number, kind, value in fields:
-        out += varint(number << 3 | kind) + (varint(value) if kind == 0 else (varint(len(value)) if kind == 2 else b"") + value)
+        out += varint(number << 3 | kind) + (varint(value) if kind == 0
+                                             else (varint(len(value)) if kind == 2 else b"") + value)
     return out
 
 
 # ---- samples, one of each record ----
 
 def ref(kind, pack=0, offset=4096, raw=1000, mark=1):
-    return ProtoRef(digest=digest(mark), offset=offset, checks=offset + (raw + 7) // 8 * 8, raw_len=raw, stored_len=raw, pack=pack, codec=0, kind=kind)
+    return ProtoRef(digest=digest(mark), offset=offset, checks=offset + (raw + 7) // 8 * 8, raw_len=raw, stored_len=raw,
+                    pack=pack, codec=0, kind=kind)
 
 
 def attributes(**values):
@@ -198,12 +223,14 @@ def attributes(**values):
 
 def commit(step=5, attempt=ATTEMPT, replaces=NONE, mark=1, **values):
     a, n = attributes(**values)
-    return Commit(step=step, attempt=attempt, time_ns=-3, replaces=replaces, manifest=digest(mark), tensors=7, bytes=1 << 40, new_bytes=9,
+    return Commit(step=step, attempt=attempt, time_ns=-3, replaces=replaces, manifest=digest(mark), tensors=7,
+                  bytes=1 << 40, new_bytes=9,
                   attributes=a, nattributes=n)
 
 
 def entry(kind, **more):
-    e = Entry(kind=kind, time_ns=1_700_000_000_000_000_000, host=b"node-1", run=b"run-1", number=11, before=digest(kind))
+    e = Entry(kind=kind, time_ns=1_700_000_000_000_000_000, host=b"node-1", run=b"run-1", number=11,
+              before=digest(kind))
     if kind == LAUNCH:
         e.nonce = id16(kind)
         e.launch, e.newest_step = b"0123456789abcdef", more.pop("newest_step", NONE)
@@ -214,7 +241,9 @@ def entry(kind, **more):
     if kind == REMOVE:
         e.removes = 0
     if kind == SNAPSHOT:
-        live = more.pop("live", None) or [Live(2, commit(3, loss="1")), Live(7, commit(4, b"ffffffffffffffff-18446744073709551615", 2)), Live(9, commit(8))]
+        live = more.pop("live", None) or [Live(2, commit(3, loss="1")),
+                                          Live(7, commit(4, b"ffffffffffffffff-18446744073709551615", 2)),
+                                          Live(9, commit(8))]
         e.live, e.nlive = table(Live, live), len(live)
     if kind == ACCEPT:
         numbers = more.pop("numbers", (0, 7, 10))
@@ -235,9 +264,12 @@ def sample_layout():
     joined = b"".join(names)
     dims = [d for s in shapes for d in s]
     mesh = Mesh(table(text, [b"dp", b"tp"]), table(u32, [2, 2]), 2, table(u32, [0, 1, 2, 3]), 4)
-    m = ProtoLayout(min_bytes=128 << 10, target_bytes=1 << 20, row_bytes=512, components=table(text, [b"model", b"optimizer"]), ncomponents=2,
-                    tensors=table(LayoutTensor, tensors), ntensors=5, names=c.cast(c.create_string_buffer(joined, len(joined)), ptr),
-                    names_len=len(joined), dims=table(u64, dims), ndims=len(dims), meshes=table(Mesh, [mesh]), nmeshes=1,
+    m = ProtoLayout(min_bytes=128 << 10, target_bytes=1 << 20, row_bytes=512,
+                    components=table(text, [b"model", b"optimizer"]), ncomponents=2,
+                    tensors=table(LayoutTensor, tensors), ntensors=5,
+                    names=c.cast(c.create_string_buffer(joined, len(joined)), ptr),
+                    names_len=len(joined), dims=table(u64, dims), ndims=len(dims), meshes=table(Mesh, [mesh]),
+                    nmeshes=1,
                     placements=table(text, [b"R,S(0)"]), nplacements=1)
     return m
 
@@ -250,7 +282,8 @@ def sample_part():
     p, n = packs(ATTEMPT + b"-0-model", ATTEMPT + b"-0-meta", b"ffffffffffffffff-0-0-model")
     p[1].size = 0
     chunks = [Chunk(0, 3, 2, ref(CHUNK, 1, 8192)), Chunk(4, 4, 1, ref(CHUNK, 1, 16384))]
-    blobs = [Blob(b"config.json", False, 1000, ref(BLOB)), Blob(b"empty", False, 0, ProtoRef(digest=digest(3))), Blob(b"rng", True, 64, ref(BLOB, 2, raw=64))]
+    blobs = [Blob(b"config.json", False, 1000, ref(BLOB)), Blob(b"empty", False, 0, ProtoRef(digest=digest(3))),
+             Blob(b"rng", True, 64, ref(BLOB, 2, raw=64))]
     return Part(rank=0, world=2, host=b"h", layout=digest(9), packs=p, npacks=n, chunks=table(Chunk, chunks), nchunks=2,
                 blobs=table(Blob, blobs), nblobs=3, timings=table(Timing, [Timing(b"read", 5, 6)]), ntimings=1)
 
@@ -262,7 +295,8 @@ def id16(byte):
 def sample_part_compared():
     """With times of day, and samples of what replicas hold."""
     m = sample_part()
-    m.timings = table(Timing, [Timing(b"copy", 5, 6, 1_700_000_000_000_000_000, 1_700_000_000_000_000_009), Timing(b"digest", 7, 8)])
+    m.timings = table(Timing, [Timing(b"copy", 5, 6, 1_700_000_000_000_000_000, 1_700_000_000_000_000_009),
+                               Timing(b"digest", 7, 8)])
     m.ntimings = 2
     m.samples = table(Sample, [Sample(0, id16(1), id16(9)), Sample(0, id16(2), id16(9)), Sample(3, id16(1), id16(8))])
     m.nsamples = 3
@@ -272,8 +306,10 @@ def sample_part_compared():
 def sample_stats(rank=1, **more):
     at = 1_700_000_000_000_000_000
     m = Stats(run=b"run-1", attempt=ATTEMPT, step=12, rank=rank, world=4, host=b"host-0",
-              timings=table(Timing, [Timing(b"plan", 1, 0), Timing(b"copy", 2, 3, at, at + 5)]), ntimings=2, submitted_ns=at, staged_ns=at + 5,
-              committed_ns=at + 70, bytes_held=1000, bytes_staged=500, bytes_unchanged=200, bytes_deduplicated=100, bytes_encoded=150, bytes_written=120,
+              timings=table(Timing, [Timing(b"plan", 1, 0), Timing(b"copy", 2, 3, at, at + 5)]), ntimings=2,
+              submitted_ns=at, staged_ns=at + 5,
+              committed_ns=at + 70, bytes_held=1000, bytes_staged=500, bytes_unchanged=200, bytes_deduplicated=100,
+              bytes_encoded=150, bytes_written=120,
               pieces=4, pieces_new=2, plan_cached=2, ring_waits=2**63, entry=9, version=VERSION)
     for k, v in more.items():
         setattr(m, k, v)
@@ -284,8 +320,10 @@ def sample_announcement(rank=0, world=2, stores=True, layout=9, **more):
     p, n = packs(*sorted([ATTEMPT + b"-%d-model" % rank, ATTEMPT + b"-%d-meta" % rank, b"ffffffffffffffff-0-0-model"]))
     meta = [i for i in range(n) if p[i].pack.endswith(b"meta")][0]
     a, na = attributes(loss="2.31")
-    m = Announcement(run=b"run-1", attempt=ATTEMPT, step=12, rank=rank, world=world, host=b"host-%d" % (rank // 8), layout=digest(layout),
-                     stores_layout=stores, part=ref(PART, meta, 65536, mark=rank + 100), packs=p, npacks=n, tensors=5, bytes=1000, new_bytes=10,
+    m = Announcement(run=b"run-1", attempt=ATTEMPT, step=12, rank=rank, world=world, host=b"host-%d" % (rank // 8),
+                     layout=digest(layout),
+                     stores_layout=stores, part=ref(PART, meta, 65536, mark=rank + 100), packs=p, npacks=n, tensors=5,
+                     bytes=1000, new_bytes=10,
                      attributes=a, nattributes=na)
     if stores:
         m.layout_ref = ref(LAYOUT, meta, mark=layout)
@@ -308,25 +346,34 @@ def manifest_make(lib, announcements):
 
 def commons():
     """Of one group the values by name, of the other none."""
-    return table(Common, [Common(b"a", digest(5), table(text, [b"x", b"y"]), b"0123456789abcdef" * 2, 2), Common(b"b", digest(6), None, None, 0)])
+    return table(Common, [Common(b"a", digest(5), table(text, [b"x", b"y"]), b"0123456789abcdef" * 2, 2),
+                          Common(b"b", digest(6), None, None, 0)])
 
 
 def samples(proto):
     """name -> [bodies]"""
-    hb = Heartbeat(launch=b"0123456789abcdef", host=b"h", run=b"r", boot_id=b"01234567-89ab-cdef-0123-456789abcdef", number=9, time_ns=-1,
+    hb = Heartbeat(launch=b"0123456789abcdef", host=b"h", run=b"r", boot_id=b"01234567-89ab-cdef-0123-456789abcdef",
+                   number=9, time_ns=-1,
                    ranks=table(Alive, [Alive(0, 1, 2), Alive(5, 6, 7)]), nranks=2, nonce=id16(8))
     begin = Begin(run=b"r", attempt=ATTEMPT, step=2**63 - 1, world=1, alone=True, position=4, mesh=digest(1),
                   bases=table(Base, [Base(b"other", 0, digest(2))]), nbases=1)
     out = {
-        "store": [Info(version=VERSION, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072, target_bytes=1 << 20, row_bytes=512, reserve_bytes=0)],
+        "store": [Info(version=VERSION, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072,
+                       target_bytes=1 << 20, row_bytes=512, reserve_bytes=0)],
         "entry": [entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT)],
         "layout": [sample_layout()], "part": [sample_part(), sample_part_compared()],
         "announcement": [sample_announcement(0), sample_announcement(1, stores=False),
-                         sample_announcement(0, replicas=table(Replica, [Replica(id16(1), id16(3)), Replica(id16(2), id16(3))]), nreplicas=2),
+                         sample_announcement(0,
+                                             replicas=table(Replica,
+                                                            [Replica(id16(1), id16(3)), Replica(id16(2), id16(3))]),
+                                             nreplicas=2),
                          sample_announcement(0, commons=commons(), ncommons=2)],
-        "begin": [begin, Begin(run=b"r", attempt=ATTEMPT, step=3, world=2, rank=1, host=b"h", time_ns=1, commons=commons(), ncommons=2)], "base": [Base(b"r", 3, digest(4))], "heartbeat": [hb],
-        "trash": [Trash(name=b"packs/00/x.pack", time_ns=5, heartbeats=table(text, [b"hosts/a", b"hosts/b"]), nheartbeats=2)],
-        "damage": [Damage(pack=b"0123456789abcdef-0-0-model", ranges=table(Range, [Range(0, 4096), Range(5000, 1)]), nranges=2),
+        "begin": [begin, Begin(run=b"r", attempt=ATTEMPT, step=3, world=2, rank=1, host=b"h", time_ns=1,
+                               commons=commons(), ncommons=2)], "base": [Base(b"r", 3, digest(4))], "heartbeat": [hb],
+        "trash": [Trash(name=b"packs/00/x.pack", time_ns=5, heartbeats=table(text, [b"hosts/a", b"hosts/b"]),
+                        nheartbeats=2)],
+        "damage": [Damage(pack=b"0123456789abcdef-0-0-model", ranges=table(Range, [Range(0, 4096), Range(5000, 1)]),
+                          nranges=2),
                    Damage(pack=b"x", ranges=table(Range, [Range(0, 0)]), nranges=1)],
         "stats": [sample_stats(), Stats(run=b"r", attempt=ATTEMPT, step=0, rank=0, world=1, host=b"h")],
     }
@@ -356,7 +403,8 @@ class Layout:
         try:
             for i, (component, name, dtype, shape) in enumerate(tensors):
                 s = Shape(len(shape), (u64 * 16)(*shape[:16]))
-                r = lib.store_layout_builder_add(b, component.encode(), name, c.c_size_t(len(name)), dtype, c.byref(s), u32(i), c.byref(e))
+                r = lib.store_layout_builder_add(b, component.encode(), name, c.c_size_t(len(name)), dtype, c.byref(s),
+                                                 u32(i), c.byref(e))
                 if r < 0:
                     raise Refused(r, e.text.decode())
             r = lib.store_layout_builder_finish(b, c.byref(self.p), c.byref(object_), c.byref(tags), c.byref(e))
@@ -431,7 +479,8 @@ class P_:
 
     def struct(self):
         p = Piece(base=INLINE, xxh=(u8 * 16)(*self.xxh))
-        p.ref = Ref(digest=Digest((u8 * 32)(*self.digest)), raw_len=self.raw, stored_len=self.stored, codec=self.codec, kind=1, pack=INLINE)
+        p.ref = Ref(digest=Digest((u8 * 32)(*self.digest)), raw_len=self.raw, stored_len=self.stored, codec=self.codec,
+                    kind=1, pack=INLINE)
         if self.data is None:
             p.ref.pack, p.ref.offset, p.ref.checks = self.place
         else:
@@ -451,7 +500,8 @@ def chunk_bytes(rows):
     head_rows = runs = pieces = boxes = inlined = b""
     nruns = npairs = 0
     for tensor, row_boxes, row_pieces in rows:
-        cut = [i for i in range(len(row_pieces)) if i == 0 or not row_pieces[i].follows(row_pieces[i - 1])] + [len(row_pieces)]
+        cut = ([i for i in range(len(row_pieces)) if i == 0 or not row_pieces[i].follows(row_pieces[i - 1])] +
+               [len(row_pieces)])
         for a, b in zip(cut, cut[1:]):
             first = row_pieces[a]
             if first.data is None:
@@ -463,9 +513,11 @@ def chunk_bytes(rows):
         for box in row_boxes or []:
             boxes += b"".join(struct.pack("<QQ", *pair) for pair in box)
             npairs += len(box)
-        head_rows += struct.pack("<IIIIQII", tensor, 0 if row_boxes else 1, len(row_boxes or []), len(cut) - 1, len(row_pieces), 0, 0) + row_digest(row_pieces)
+        head_rows += struct.pack("<IIIIQII", tensor, 0 if row_boxes else 1, len(row_boxes or []), len(cut) - 1,
+                                 len(row_pieces), 0, 0) + row_digest(row_pieces)
         pieces += b"".join(p.bytes() for p in row_pieces)
-    head = b"VCKPTCHK" + struct.pack("<HHIIIQIIQQQ", 1, 0, 0, len(rows), nruns, len(pieces) // 64, 0, 0, npairs, len(inlined), 0)
+    head = b"VCKPTCHK" + struct.pack("<HHIIIQIIQQQ", 1, 0, 0, len(rows), nruns, len(pieces) // 64, 0, 0, npairs,
+                                     len(inlined), 0)
     return head + head_rows + runs + pieces + boxes + inlined
 
 
@@ -491,6 +543,7 @@ def read_row(layout, row):
     pieces = []
     for i in range(row.npieces):
         p = row.pieces[i]
-        place = (p.ref.pack, p.ref.offset, p.ref.checks) if p.ref.pack != INLINE else c.string_at(p.inline_bytes, p.ref.raw_len)
+        place = (p.ref.pack, p.ref.offset,
+                 p.ref.checks) if p.ref.pack != INLINE else c.string_at(p.inline_bytes, p.ref.raw_len)
         pieces.append((bytes(p.ref.digest.bytes), bytes(p.xxh), place, p.ref.raw_len, p.ref.stored_len, p.ref.codec))
     return row.tensor, None if row.whole else boxes, pieces, bytes(row.digest.bytes)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a job through ctypes (core/commit/launch.h): tiny saves in which each rank stores its hundred bytes of one tensor."""
+"""Ranks of a job through ctypes (core/commit/launch.h): tiny saves in which each rank stores its hundred bytes of one
+tensor."""
 import ctypes as c
 import errno
 import hashlib
@@ -13,7 +14,8 @@ import time
 import pytest
 
 from protolib import Box, Timing
-from storelib import (LAUNCH, NONE, Announcement, Api, Attempt, Buf, Digest, Entry, Failed, GridParams, PackUse, Part, Piece, Ref, Shape, proto_ref, scratch)
+from storelib import (LAUNCH, NONE, Announcement, Api, Attempt, Buf, Digest, Entry, Failed, GridParams, PackUse, Part,
+                      Piece, Ref, Shape, proto_ref, scratch)
 from storelow import Ops, StorageHead
 
 PIECE = 100
@@ -21,7 +23,8 @@ ETIMEDOUT = -errno.ETIMEDOUT
 
 
 class LaunchOptions(c.Structure):
-    _fields_ = [("run", c.c_char_p), ("id", c.c_char_p), ("rank", c.c_uint32), ("world", c.c_uint32), ("heartbeat_ms", c.c_uint64),
+    _fields_ = [("run", c.c_char_p), ("id", c.c_char_p), ("rank", c.c_uint32), ("world", c.c_uint32),
+                ("heartbeat_ms", c.c_uint64),
                 ("start_ms", c.c_uint64), ("deadline_ms", c.c_uint64)]
 
 
@@ -30,15 +33,20 @@ class Save(c.Structure):
 
 
 class Begin(c.Structure):  # struct proto_begin
-    _fields_ = [("run", c.c_char_p), ("attempt", c.c_char_p), ("step", c.c_uint64), ("world", c.c_uint32), ("alone", c.c_bool),
-                ("position", c.c_uint64), ("mesh", Digest), ("bases", c.c_void_p), ("nbases", c.c_uint32), ("replace", c.c_bool),
-                ("replaces", c.c_uint64), ("rank", c.c_uint32), ("host", c.c_char_p), ("time_ns", c.c_int64), ("commons", c.c_void_p), ("ncommons", c.c_uint32),
+    _fields_ = [("run", c.c_char_p), ("attempt", c.c_char_p), ("step", c.c_uint64), ("world", c.c_uint32),
+                ("alone", c.c_bool),
+                ("position", c.c_uint64), ("mesh", Digest), ("bases", c.c_void_p), ("nbases", c.c_uint32),
+                ("replace", c.c_bool),
+                ("replaces", c.c_uint64), ("rank", c.c_uint32), ("host", c.c_char_p), ("time_ns", c.c_int64),
+                ("commons", c.c_void_p), ("ncommons", c.c_uint32),
                 ("arena", c.c_void_p)]
 
 
 class Incoming(c.Structure):
-    _fields_ = [("run", c.c_char * 129), ("attempt", c.c_char * 48), ("begun", c.c_bool), ("begin", Begin), ("announced", c.POINTER(c.c_uint32)),
-                ("nannounced", c.c_uint32), ("missing", c.POINTER(c.c_uint32)), ("nmissing", c.c_uint32), ("since_ns", c.c_int64), ("state", c.c_int)]
+    _fields_ = [("run", c.c_char * 129), ("attempt", c.c_char * 48), ("begun", c.c_bool), ("begin", Begin),
+                ("announced", c.POINTER(c.c_uint32)),
+                ("nannounced", c.c_uint32), ("missing", c.POINTER(c.c_uint32)), ("nmissing", c.c_uint32),
+                ("since_ns", c.c_int64), ("state", c.c_int)]
 
 
 @pytest.fixture
@@ -66,7 +74,8 @@ def incoming(api):
     """{attempt: (begun, world, announced, missing, since_ns, state)}"""
     all_, n = c.POINTER(Incoming)(), c.c_size_t()
     api.call(api.lib.store_incoming_read, api.p, c.byref(all_), c.byref(n))
-    out = {i.attempt.decode(): (i.begun, i.begin.world, i.announced[:i.nannounced], i.missing[:i.nmissing], i.since_ns, i.state)
+    out = {i.attempt.decode(): (i.begun, i.begin.world, i.announced[:i.nannounced], i.missing[:i.nmissing], i.since_ns,
+                                i.state)
            for i in all_[:n.value]}
     api.lib.store_incoming_free(all_, n)
     return out
@@ -76,7 +85,8 @@ class Launch:
     def __init__(self, api, run, id_, rank, world, heartbeat_ms=0, start_ms=0, deadline_ms=0):
         self.api, self.lib, self.run, self.rank, self.world, self.p = api, api.lib, run, rank, world, c.c_void_p()
         self.lib.store_launch_name.restype = c.c_char_p
-        options = LaunchOptions(run.encode(), id_.encode() if id_ is not None else None, rank, world, heartbeat_ms, start_ms,
+        options = LaunchOptions(run.encode(), id_.encode() if id_ is not None else None, rank, world, heartbeat_ms,
+                                start_ms,
                                 deadline_ms)
         api.call(self.lib.store_launch_open, api.p, c.byref(options), c.byref(self.p))
         self.name = self.lib.store_launch_name(self.p).decode()
@@ -138,20 +148,23 @@ class RankAttempt(Attempt):
         self.lib.store_layout_builder_new.restype = c.c_void_p
         b = c.c_void_p(self.lib.store_layout_builder_new(GridParams(128 << 10, 1 << 20, 512)))
         shape = Shape(1, (c.c_uint64 * 16)(PIECE * self.launch.world))
-        self.api.call(self.lib.store_layout_builder_add, b, b"model", b"w", c.c_size_t(1), 2, c.byref(shape), c.c_uint32(0))
+        self.api.call(self.lib.store_layout_builder_add, b, b"model", b"w", c.c_size_t(1), 2, c.byref(shape),
+                      c.c_uint32(0))
         l, object_, tags = c.c_void_p(), Buf(), c.c_void_p()
         self.api.call(self.lib.store_layout_builder_finish, b, c.byref(l), c.byref(object_), c.byref(tags))
         self.lib.store_layout_builder_free(b)
         return l, object_
 
     def part(self, first=None):
-        """The pack "meta" with the part, rank 0's also with the layout; first: where the box begins that this rank says it stores."""
+        """The pack "meta" with the part, rank 0's also with the layout; first: where the box begins that this rank says
+        it stores."""
         rank, world = self.launch.rank, self.launch.world
         l, object_ = self.layout()
         meta, w = self.writer("meta")
         layout_ref, part_ref = Ref(), Ref()
         if rank == 0:
-            assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len), c.byref(layout_ref)) == 0
+            assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
+                                                  c.byref(layout_ref)) == 0
         packs = [(name, size) for name, size in self.own] + ([self.base_pack] if self.base_pack else []) + [(meta, 0)]
         self.lib.store_part_builder_new.restype = c.c_void_p
         b = c.c_void_p(self.lib.store_part_builder_new(l, w, c.c_uint32(len(packs) - 1)))
@@ -160,25 +173,30 @@ class RankAttempt(Attempt):
         box = Box()
         box.offset[0], box.size[0] = rank * PIECE if first is None else first, PIECE
         whole = world == 1 and first is None
-        self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None if whole else c.byref(box), c.c_uint32(0 if whole else 1), c.byref(piece),
+        self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None if whole else c.byref(box),
+                      c.c_uint32(0 if whole else 1), c.byref(piece),
                       c.c_uint64(1))
         assert self.lib.store_pack_extent_end(w) == 0
-        table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == 0 else 0) for i, (name, size) in enumerate(packs)])
+        table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == 0 else 0)
+                                         for i, (name, size) in enumerate(packs)])
         digest = Digest()
         self.lib.base_digest_of(c.c_void_p(object_.data), c.c_size_t(object_.len), c.byref(digest))
-        part = Part(rank=rank, world=world, host=self.lib.store_hostname(), layout=digest, packs=table, npacks=len(packs))
+        part = Part(rank=rank, world=world, host=self.lib.store_hostname(), layout=digest, packs=table,
+                    npacks=len(packs))
         timings = (Timing * len(self.timings))(*self.timings)
         part.timings, part.ntimings = c.cast(timings, c.c_void_p), len(timings)
         self.api.call(self.lib.store_part_finish, b, c.byref(part), c.byref(part_ref))
         self.seal(meta, w)
-        live = part_ref.stored_len + sum(chunk.ref.stored_len for chunk in part.chunks[:part.nchunks]) + (layout_ref.stored_len if rank == 0 else 0)
+        live = (part_ref.stored_len + sum(chunk.ref.stored_len for chunk in part.chunks[:part.nchunks]) +
+                (layout_ref.stored_len if rank == 0 else 0))
         self.lib.store_part_builder_free(b)
         self.lib.store_layout_free(l)
         self.lib.base_buf_release(c.byref(object_))
         layout_ref.pack = part_ref.pack = len(packs) - 1
         table[len(packs) - 1] = PackUse(meta, self.own[-1][1], live)
         self.keep = [table]
-        a = Announcement(layout=digest, stores_layout=rank == 0, part=proto_ref(part_ref), packs=table, npacks=len(packs), tensors=1, bytes=PIECE,
+        a = Announcement(layout=digest, stores_layout=rank == 0, part=proto_ref(part_ref), packs=table,
+                         npacks=len(packs), tensors=1, bytes=PIECE,
                          new_bytes=sum(size for _, size in self.own))
         if rank == 0:
             a.layout_ref = proto_ref(layout_ref)
@@ -225,7 +243,8 @@ IN_TIME = "the run's list could not be read or written in time"  # store_attempt
 
 
 def commit_in_flight(m, run, lands):
-    """No entry of the run can be put until the writer gives up for good. Then (lands) the commit that it sent last comes before its abort."""
+    """No entry of the run can be put until the writer gives up for good. Then (lands) the commit that it sent last
+    comes before its abort."""
     sent = []
 
     def put(args):
@@ -263,13 +282,15 @@ def rank_main(lib, path, rank, function, pipe, seed, args):
 
 
 class Ranks:
-    """function(api, rank, *args) in a process for each rank. Each has a pipe of its own: a rank that is killed spoils nobody's."""
+    """function(api, rank, *args) in a process for each rank. Each has a pipe of its own: a rank that is killed spoils
+    nobody's."""
 
     def __init__(self, api, ranks, function, *args):
         self.pipes, self.processes = {}, {}
         for r in (range(ranks) if isinstance(ranks, int) else ranks):
             self.pipes[r], theirs = FORK.Pipe()
-            self.processes[r] = FORK.Process(target=rank_main, args=(api.lib, str(api.path), r, function, theirs, random.getrandbits(64), args))
+            self.processes[r] = FORK.Process(target=rank_main, args=(api.lib, str(api.path), r, function, theirs,
+                                                                     random.getrandbits(64), args))
             self.processes[r].start()
             theirs.close()
 

@@ -10,7 +10,8 @@ import pytest
 
 NONE = 2**64 - 1
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
-DTYPES = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 4, "uint64": 5, "int8": 6, "int16": 7, "int32": 8, "int64": 9, "float16": 10,
+DTYPES = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 4, "uint64": 5, "int8": 6, "int16": 7, "int32": 8, "int64": 9,
+          "float16": 10,
           "float32": 12, "float64": 13, "complex64": 14, "complex128": 15}
 PHASES = ["plan", "room", "copy", "digest", "encode", "write", "seal", "wait", "commit"]
 
@@ -20,7 +21,8 @@ class Error(c.Structure):
 
 
 class SaverOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("store", c.c_char_p), ("run", c.c_char_p), ("launch_id", c.c_char_p), ("rank", c.c_uint32),
+    _fields_ = [("size", c.c_size_t), ("store", c.c_char_p), ("run", c.c_char_p), ("launch_id", c.c_char_p),
+                ("rank", c.c_uint32),
                 ("world", c.c_uint32), ("mesh", c.c_void_p), ("heartbeat_ms", c.c_uint64), ("start_ms", c.c_uint64),
                 ("ring_bytes", c.c_uint64), ("pin", c.c_int), ("check_replicas", c.c_int), ("threads", c.c_uint32),
                 ("flags", c.c_uint32), ("ignored", c.c_char_p), ("deadline_ms", c.c_uint64)]
@@ -28,9 +30,12 @@ class SaverOptions(c.Structure):
 
 class Tensor(c.Structure):
     _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("shape", c.POINTER(c.c_uint64)), ("mesh", c.c_void_p),
-                ("placements", c.c_char_p), ("flat", c.POINTER(c.c_uint64)), ("boxes", c.POINTER(c.c_uint64)), ("same_dims", c.c_char_p),
-                ("data", c.c_void_p), ("strides", c.POINTER(c.c_int64)), ("local_shape", c.POINTER(c.c_uint64)), ("ndim", c.c_uint32),
-                ("local_ndim", c.c_uint32), ("dtype", c.c_uint32), ("flags", c.c_uint32), ("nboxes", c.c_uint32), ("reserved", c.c_uint32)]
+                ("placements", c.c_char_p), ("flat", c.POINTER(c.c_uint64)), ("boxes", c.POINTER(c.c_uint64)),
+                ("same_dims", c.c_char_p),
+                ("data", c.c_void_p), ("strides", c.POINTER(c.c_int64)), ("local_shape", c.POINTER(c.c_uint64)),
+                ("ndim", c.c_uint32),
+                ("local_ndim", c.c_uint32), ("dtype", c.c_uint32), ("flags", c.c_uint32), ("nboxes", c.c_uint32),
+                ("reserved", c.c_uint32)]
 
 
 class Attribute(c.Structure):
@@ -38,7 +43,8 @@ class Attribute(c.Structure):
 
 
 class SaveOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("step", c.c_uint64), ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t),
+    _fields_ = [("size", c.c_size_t), ("step", c.c_uint64), ("attributes", c.POINTER(Attribute)),
+                ("nattributes", c.c_size_t),
                 ("bases", c.POINTER(c.c_char_p)), ("nbases", c.c_size_t), ("stream", c.c_void_p), ("flags", c.c_uint32),
                 ("reserved", c.c_uint32)]
 
@@ -48,12 +54,14 @@ class Committed(c.Structure):
 
 
 class Phase(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("start_ns", c.c_uint64), ("end_ns", c.c_uint64), ("busy_ns", c.c_uint64), ("bytes", c.c_uint64)]
+    _fields_ = [("name", c.c_char_p), ("start_ns", c.c_uint64), ("end_ns", c.c_uint64), ("busy_ns", c.c_uint64),
+                ("bytes", c.c_uint64)]
 
 
 class Timings(c.Structure):
     _fields_ = [("phase", Phase * len(PHASES))] + [(n, c.c_uint64) for n in (
-        "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged", "bytes_deduplicated", "bytes_encoded",
+        "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged",
+        "bytes_deduplicated", "bytes_encoded",
         "bytes_written", "pieces", "pieces_new", "plan_ns")] + [(n, c.c_uint32) for n in (
             "plan_cached", "plan_hits", "plan_misses", "ring_waits")]
 
@@ -64,7 +72,8 @@ class Progress(c.Structure):
 
 
 class TensorInfo(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.c_void_p), ("name_len", c.c_uint32), ("dtype", c.c_uint32), ("ndim", c.c_uint32),
+    _fields_ = [("component", c.c_char_p), ("name", c.c_void_p), ("name_len", c.c_uint32), ("dtype", c.c_uint32),
+                ("ndim", c.c_uint32),
                 ("shape", c.POINTER(c.c_uint64)), ("bytes", c.c_uint64)]
 
 
@@ -122,10 +131,12 @@ class Vckpt:
 
 
 class Saver:
-    def __init__(self, api, store, run, rank=0, world=1, launch=None, mesh=None, heartbeat_ms=0, start_ms=0, ring=0, pin=0, check=0,
+    def __init__(self, api, store, run, rank=0, world=1, launch=None, mesh=None, heartbeat_ms=0, start_ms=0, ring=0,
+                 pin=0, check=0,
                  threads=2, flags=0, deadline_ms=0):
         self.api, self.lib, self.p = api, api.lib, c.c_void_p()
-        options = SaverOptions(c.sizeof(SaverOptions), str(store).encode(), run.encode(), launch.encode() if launch else None, rank, world, mesh,
+        options = SaverOptions(c.sizeof(SaverOptions), str(store).encode(), run.encode(),
+                               launch.encode() if launch else None, rank, world, mesh,
                                heartbeat_ms, start_ms, ring, pin, check, threads, flags, None, deadline_ms)
         self.world, self.next_step = world, 0 if world == 1 else self.after_the_newest(store, run)
         api.call("vckpt_saver_open", c.byref(options), c.byref(self.p))
@@ -171,22 +182,28 @@ class Saver:
 class Save:
     def __init__(self, saver, step, replace, attributes, bases, stream):
         self.api, self.lib, self.p, self.keep = saver.api, saver.lib, c.c_void_p(), []
-        pairs = (Attribute * max(1, len(attributes)))(*[Attribute(k.encode(), v.encode()) for k, v in attributes.items()])
+        pairs = (Attribute * max(1, len(attributes)))(*[Attribute(k.encode(), v.encode())
+                                                        for k, v in attributes.items()])
         names = (c.c_char_p * max(1, len(bases)))(*[b.encode() for b in bases])
-        options = SaveOptions(c.sizeof(SaveOptions), step, pairs, len(attributes), names, len(bases), stream, int(replace), 0)
+        options = SaveOptions(c.sizeof(SaveOptions), step, pairs, len(attributes), names, len(bases), stream,
+                              int(replace), 0)
         self.api.call("vckpt_save_begin", saver.p, c.byref(options), c.byref(self.p))
 
-    def tensor(self, name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, same_dims=None, flags=0, dtype=None,
+    def tensor(self, name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, same_dims=None,
+               flags=0, dtype=None,
                check_local=True):
         component, name = name.split("/", 1)
         shape = list(array.shape if shape is None else shape)
         plain = flat is None and boxes is None
         if boxes is not None:
             flags |= BOXES
-        t = Tensor(component.encode(), name.encode(), numbers(c.c_uint64, shape), mesh, placements.encode() if placements else None,
-                   numbers(c.c_uint64, flat), numbers(c.c_uint64, [n for b in boxes or () for pair in b for n in pair]) if boxes is not None else None,
+        t = Tensor(component.encode(), name.encode(), numbers(c.c_uint64, shape), mesh,
+                   placements.encode() if placements else None,
+                   numbers(c.c_uint64, flat), numbers(c.c_uint64, [n for b in boxes or () for pair in b for n in pair])
+                   if boxes is not None else None,
                    same_dims.encode() if same_dims else None, array.ctypes.data if array.size else None,
-                   numbers(c.c_int64, array.strides) if array.size and (plain or not array.flags.c_contiguous) else None,
+                   numbers(c.c_int64, array.strides) if array.size and (plain or not array.flags.c_contiguous)
+                   else None,
                    numbers(c.c_uint64, array.shape) if plain and check_local else None, len(shape), array.ndim,
                    dtype or DTYPES[array.dtype.name], flags, len(boxes or ()), 0)
         self.keep.append((array, t))

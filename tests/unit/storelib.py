@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists, attempts and the collector through ctypes: mirrors of the structs of proto/message.h and core/step, core/commit and core/upkeep."""
+"""Lists, attempts and the collector through ctypes: mirrors of the structs of proto/message.h and core/step,
+core/commit and core/upkeep."""
 import contextlib
 import ctypes as c
 import errno
@@ -40,9 +41,11 @@ class Attribute(c.Structure):
 
 
 class Commit(c.Structure):
-    _fields_ = [("step", c.c_uint64), ("attempt", c.c_char_p), ("time_ns", c.c_int64), ("replaces", c.c_uint64), ("manifest", Digest),
+    _fields_ = [("step", c.c_uint64), ("attempt", c.c_char_p), ("time_ns", c.c_int64), ("replaces", c.c_uint64),
+                ("manifest", Digest),
                 ("tensors", c.c_uint64), ("bytes", c.c_uint64), ("new_bytes", c.c_uint64),
-                ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t), ("extra", c.c_void_p), ("extra_len", c.c_size_t)]
+                ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t), ("extra", c.c_void_p),
+                ("extra_len", c.c_size_t)]
 
 
 class Live(c.Structure):
@@ -50,10 +53,14 @@ class Live(c.Structure):
 
 
 class Entry(c.Structure):
-    _fields_ = [("kind", c.c_int), ("version", c.c_uint32), ("time_ns", c.c_int64), ("host", c.c_char_p), ("run", c.c_char_p),
-                ("number", c.c_uint64), ("before", Digest), ("self", Digest), ("commit", Commit), ("launch", c.c_char_p),
-                ("newest_step", c.c_uint64), ("nonce", c.c_uint8 * 16), ("attempt", c.c_char_p), ("reason", c.c_char_p), ("rank", c.c_uint32),
-                ("removes", c.c_uint64), ("live", c.POINTER(Live)), ("nlive", c.c_size_t), ("accepts", c.POINTER(c.c_uint64)),
+    _fields_ = [("kind", c.c_int), ("version", c.c_uint32), ("time_ns", c.c_int64), ("host", c.c_char_p),
+                ("run", c.c_char_p),
+                ("number", c.c_uint64), ("before", Digest), ("self", Digest), ("commit", Commit),
+                ("launch", c.c_char_p),
+                ("newest_step", c.c_uint64), ("nonce", c.c_uint8 * 16), ("attempt", c.c_char_p), ("reason", c.c_char_p),
+                ("rank", c.c_uint32),
+                ("removes", c.c_uint64), ("live", c.POINTER(Live)), ("nlive", c.c_size_t),
+                ("accepts", c.POINTER(c.c_uint64)),
                 ("naccepts", c.c_size_t), ("arena", c.c_void_p)]
 
 
@@ -62,7 +69,8 @@ class ListStep(c.Structure):
 
 
 class Info(c.Structure):  # struct proto_store
-    _fields_ = [("version", c.c_uint32), ("id", c.c_uint8 * 16), ("seed", c.c_uint64), ("min_bytes", c.c_uint64), ("target_bytes", c.c_uint64),
+    _fields_ = [("version", c.c_uint32), ("id", c.c_uint8 * 16), ("seed", c.c_uint64), ("min_bytes", c.c_uint64),
+                ("target_bytes", c.c_uint64),
                 ("row_bytes", c.c_uint64), ("reserve_bytes", c.c_uint64), ("arena", c.c_void_p)]
 
 
@@ -71,7 +79,8 @@ class Store(c.Structure):
 
 
 class LaunchInfo(c.Structure):
-    _fields_ = [("launch", c.c_char * 17), ("host", c.c_char * 256), ("run", c.c_char * 129), ("state", c.c_int), ("file", c.c_char * 512),
+    _fields_ = [("launch", c.c_char * 17), ("host", c.c_char * 256), ("run", c.c_char * 129), ("state", c.c_int),
+                ("file", c.c_char * 512),
                 ("number", c.c_uint64)]
 
 
@@ -86,7 +95,8 @@ ListFunc = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
 
 
 class GcOptions(c.Structure):
-    _fields_ = [("dry_run", c.c_bool), ("grace_s", c.c_uint64), ("heartbeat_s", c.c_uint64), ("report", Report), ("arg", c.c_void_p),
+    _fields_ = [("dry_run", c.c_bool), ("grace_s", c.c_uint64), ("heartbeat_s", c.c_uint64), ("report", Report),
+                ("arg", c.c_void_p),
                 ("progress", Progress)]
 
 
@@ -113,7 +123,8 @@ def prototypes(lib):
 
 def scratch():
     """A directory where fsync is cheap, if there is one."""
-    return pathlib.Path(tempfile.mkdtemp(prefix="vckpt-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    return pathlib.Path(tempfile.mkdtemp(prefix="vckpt-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK)
+                                         else None))
 
 
 class Api:
@@ -147,9 +158,11 @@ class Api:
         return e
 
     def commit_entry(self, attempt, step, replaces=NONE, mark=0, attributes=()):
-        e = self.entry(COMMIT, step=step, attempt=attempt.encode(), replaces=replaces, manifest=digest(mark), tensors=1, bytes=mark)
+        e = self.entry(COMMIT, step=step, attempt=attempt.encode(), replaces=replaces, manifest=digest(mark), tensors=1,
+                       bytes=mark)
         if attributes:
-            e.commit.attributes = (Attribute * len(attributes))(*[Attribute(k.encode(), v.encode()) for k, v in attributes])
+            e.commit.attributes = (Attribute * len(attributes))(*[Attribute(k.encode(), v.encode())
+                                                                  for k, v in attributes])
             e.commit.nattributes = len(attributes)
         return e
 
@@ -165,13 +178,15 @@ class Api:
         """Puts an entry under a number, no questions asked, with the place that it stands at."""
         body = Buf()
         entry.run, entry.number = run.encode(), n
-        entry.before = Digest((c.c_uint8 * 32)(*(before or (hashlib.sha256(self.entry_body(run, n - 1)).digest() if n else bytes(32)))))
+        entry.before = Digest(
+            (c.c_uint8 * 32)(*(before or (hashlib.sha256(self.entry_body(run, n - 1)).digest() if n else bytes(32)))))
         assert self.lib.proto_entry_encode(c.byref(entry), c.byref(body)) == 0
         self.put_body(run, n, c.string_at(body.data, body.len))
         self.lib.base_buf_release(c.byref(body))
 
     def put_body(self, run, n, body):
-        r = self.lib.store_record_put(c.c_void_p(self.p.contents.storage), f"runs/{run}/{n:012d}".encode(), ENTRY_RECORD,
+        r = self.lib.store_record_put(c.c_void_p(self.p.contents.storage), f"runs/{run}/{n:012d}".encode(),
+                                      ENTRY_RECORD,
                                       (c.c_uint8 * 16)(*self.id), body, c.c_size_t(len(body)))
         assert r == 0, r
 
@@ -186,7 +201,8 @@ class Api:
     def gc(self, grace=0, dry=False, heartbeat=0):
         """Returns (result, reports), or raises with .reports."""
         seen = []
-        report = Report(lambda arg, what, name, size, detail: seen.append((what.decode(), os.fsdecode(name), detail.decode())))
+        report = Report(
+            lambda arg, what, name, size, detail: seen.append((what.decode(), os.fsdecode(name), detail.decode())))
         self.gc_progress = []
         progress = Progress(lambda arg, done, total: self.gc_progress.append((done, total)))
         o, result = GcOptions(dry, grace, heartbeat, report, None, progress), GcResult()
@@ -235,15 +251,18 @@ class List:
         return self.api.call(self.lib.store_list_put, self.p, c.byref(entry), function, None)
 
 
-# ---- tiny saves: one tensor of a hundred bytes, its piece in a pack of the attempt's own or in one of an earlier commit ----
+# ---- tiny saves: one tensor of a hundred bytes, its piece in a pack of the attempt's own or in one of an earlier
+# commit ----
 
 class Ref(c.Structure):  # struct store_object_ref
-    _fields_ = [("digest", Digest), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64), ("stored_len", c.c_uint64),
+    _fields_ = [("digest", Digest), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64),
+                ("stored_len", c.c_uint64),
                 ("codec", c.c_uint16), ("kind", c.c_uint8), ("pack", c.c_uint32)]
 
 
 class ProtoRef(c.Structure):
-    _fields_ = [("digest", Digest), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64), ("stored_len", c.c_uint64),
+    _fields_ = [("digest", Digest), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64),
+                ("stored_len", c.c_uint64),
                 ("pack", c.c_uint32), ("codec", c.c_uint16), ("kind", c.c_uint8)]
 
 
@@ -256,17 +275,25 @@ class Chunk(c.Structure):
 
 
 class Part(c.Structure):
-    _fields_ = [("rank", c.c_uint32), ("world", c.c_uint32), ("host", c.c_char_p), ("layout", Digest), ("packs", c.POINTER(PackUse)),
-                ("npacks", c.c_uint32), ("chunks", c.POINTER(Chunk)), ("nchunks", c.c_uint32), ("blobs", c.c_void_p), ("nblobs", c.c_uint32),
-                ("timings", c.c_void_p), ("ntimings", c.c_uint32), ("samples", c.c_void_p), ("nsamples", c.c_uint32), ("arena", c.c_void_p)]
+    _fields_ = [("rank", c.c_uint32), ("world", c.c_uint32), ("host", c.c_char_p), ("layout", Digest),
+                ("packs", c.POINTER(PackUse)),
+                ("npacks", c.c_uint32), ("chunks", c.POINTER(Chunk)), ("nchunks", c.c_uint32), ("blobs", c.c_void_p),
+                ("nblobs", c.c_uint32),
+                ("timings", c.c_void_p), ("ntimings", c.c_uint32), ("samples", c.c_void_p), ("nsamples", c.c_uint32),
+                ("arena", c.c_void_p)]
 
 
 class Announcement(c.Structure):
-    _fields_ = [("run", c.c_char_p), ("attempt", c.c_char_p), ("step", c.c_uint64), ("rank", c.c_uint32), ("world", c.c_uint32),
-                ("host", c.c_char_p), ("layout", Digest), ("stores_layout", c.c_bool), ("layout_ref", ProtoRef), ("headers", c.c_void_p),
-                ("nheaders", c.c_uint32), ("part", ProtoRef), ("packs", c.POINTER(PackUse)), ("npacks", c.c_uint32), ("tensors", c.c_uint64),
-                ("bytes", c.c_uint64), ("new_bytes", c.c_uint64), ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t),
-                ("replicas", c.c_void_p), ("nreplicas", c.c_uint32), ("commons", c.c_void_p), ("ncommons", c.c_uint32), ("arena", c.c_void_p)]
+    _fields_ = [("run", c.c_char_p), ("attempt", c.c_char_p), ("step", c.c_uint64), ("rank", c.c_uint32),
+                ("world", c.c_uint32),
+                ("host", c.c_char_p), ("layout", Digest), ("stores_layout", c.c_bool), ("layout_ref", ProtoRef),
+                ("headers", c.c_void_p),
+                ("nheaders", c.c_uint32), ("part", ProtoRef), ("packs", c.POINTER(PackUse)), ("npacks", c.c_uint32),
+                ("tensors", c.c_uint64),
+                ("bytes", c.c_uint64), ("new_bytes", c.c_uint64), ("attributes", c.POINTER(Attribute)),
+                ("nattributes", c.c_size_t),
+                ("replicas", c.c_void_p), ("nreplicas", c.c_uint32), ("commons", c.c_void_p), ("ncommons", c.c_uint32),
+                ("arena", c.c_void_p)]
 
 
 class Piece(c.Structure):
@@ -327,7 +354,8 @@ class Attempt:
         assert self.lib.store_pack_append_raw(w, 1, data, c.c_uint64(len(data)), c.byref(ref)) == 0
         self.seal(name, w)
         self.piece, self.base_pack, self.xxh = ref, None, (c.c_uint8 * 16)()
-        self.lib.base_xxh128_of(c.c_uint64(self.api.p.contents.info.seed), data, c.c_size_t(len(data)), c.byref(self.xxh))
+        self.lib.base_xxh128_of(c.c_uint64(self.api.p.contents.info.seed), data, c.c_size_t(len(data)),
+                                c.byref(self.xxh))
 
     def reuse(self, saved):
         """The piece of a commit that was named as base."""
@@ -337,7 +365,8 @@ class Attempt:
         self.lib.store_layout_builder_new.restype = c.c_void_p
         b = c.c_void_p(self.lib.store_layout_builder_new(GridParams(128 << 10, 1 << 20, 512)))
         shape = Shape(1, (c.c_uint64 * 16)(self.piece.raw_len))
-        self.api.call(self.lib.store_layout_builder_add, b, b"model", b"w", c.c_size_t(1), 2, c.byref(shape), c.c_uint32(0))
+        self.api.call(self.lib.store_layout_builder_add, b, b"model", b"w", c.c_size_t(1), 2, c.byref(shape),
+                      c.c_uint32(0))
         l, object_, tags = c.c_void_p(), Buf(), c.c_void_p()
         self.api.call(self.lib.store_layout_builder_finish, b, c.byref(l), c.byref(object_), c.byref(tags))
         self.lib.store_layout_builder_free(b)
@@ -348,27 +377,34 @@ class Attempt:
         l, object_ = self.layout()
         meta, w = self.writer("meta")
         layout_ref, part_ref = Ref(), Ref()
-        assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len), c.byref(layout_ref)) == 0
+        assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
+                                              c.byref(layout_ref)) == 0
         packs = [(name, size) for name, size in self.own] + ([self.base_pack] if self.base_pack else []) + [(meta, 0)]
         self.lib.store_part_builder_new.restype = c.c_void_p
         b = c.c_void_p(self.lib.store_part_builder_new(l, w, c.c_uint32(len(packs) - 1)))
         piece = Piece(ref=self.piece, xxh=self.xxh, base=2**32 - 1)
-        piece.ref.pack = [name for name, _ in packs].index(self.base_pack[0] if self.base_pack else self.pack_name("model"))
+        piece.ref.pack = [name for name, _ in packs].index(self.base_pack[0] if self.base_pack
+                                                           else self.pack_name("model"))
         self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None, c.c_uint32(0), c.byref(piece), c.c_uint64(1))
         assert self.lib.store_pack_extent_end(w) == 0
-        table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == piece.ref.pack else 0) for i, (name, size) in enumerate(packs)])
-        part = Part(rank=0, world=1, host=socket.gethostname().encode()[:255], layout=layout_ref.digest, packs=table, npacks=len(packs))
+        table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == piece.ref.pack else 0)
+                                         for i, (name, size) in enumerate(packs)])
+        part = Part(rank=0, world=1, host=socket.gethostname().encode()[:255], layout=layout_ref.digest, packs=table,
+                    npacks=len(packs))
         self.api.call(self.lib.store_part_finish, b, c.byref(part), c.byref(part_ref))
         self.seal(meta, w)
-        live = layout_ref.stored_len + part_ref.stored_len + sum(chunk.ref.stored_len for chunk in part.chunks[:part.nchunks])
+        live = layout_ref.stored_len + part_ref.stored_len + sum(chunk.ref.stored_len
+                                                                 for chunk in part.chunks[:part.nchunks])
         self.lib.store_part_builder_free(b)
         self.lib.store_layout_free(l)
         self.lib.base_buf_release(c.byref(object_))
         layout_ref.pack = part_ref.pack = len(packs) - 1
         table[len(packs) - 1] = PackUse(meta, self.own[-1][1], live)
         self.keep = [table]
-        return Announcement(layout=layout_ref.digest, stores_layout=True, layout_ref=proto_ref(layout_ref), part=proto_ref(part_ref),
-                            packs=table, npacks=len(packs), tensors=1, bytes=self.piece.raw_len, new_bytes=sum(size for _, size in self.own))
+        return Announcement(layout=layout_ref.digest, stores_layout=True, layout_ref=proto_ref(layout_ref),
+                            part=proto_ref(part_ref),
+                            packs=table, npacks=len(packs), tensors=1, bytes=self.piece.raw_len,
+                            new_bytes=sum(size for _, size in self.own))
 
     def commit(self, announcement=None):
         """Returns the entry's number. Afterwards packs() names what the step needs."""
@@ -419,7 +455,8 @@ def open_all(api, saved):
     name, _ = saved.piece_pack
     path = c.create_string_buffer(512)
     assert api.lib.store_pack_path(name, path) == 0
-    api.call(api.lib.store_pack_open, c.c_void_p(api.p.contents.storage), (c.c_uint8 * 16)(*api.id), name, c.byref(pack))
+    api.call(api.lib.store_pack_open, c.c_void_p(api.p.contents.storage), (c.c_uint8 * 16)(*api.id), name,
+             c.byref(pack))
     r = api.lib.store_object_read(pack, c.byref(saved.piece), out, c.byref(api.err))
     api.lib.store_pack_close(pack)
     return r == 0
@@ -432,7 +469,8 @@ class Record(c.Structure):
 
 
 class Trash(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("time_ns", c.c_int64), ("heartbeats", c.c_void_p), ("nheartbeats", c.c_uint32), ("arena", c.c_void_p)]
+    _fields_ = [("name", c.c_char_p), ("time_ns", c.c_int64), ("heartbeats", c.c_void_p), ("nheartbeats", c.c_uint32),
+                ("arena", c.c_void_p)]
 
 
 class Rank(c.Structure):
@@ -440,8 +478,10 @@ class Rank(c.Structure):
 
 
 class Heartbeat(c.Structure):
-    _fields_ = [("launch", c.c_char_p), ("host", c.c_char_p), ("run", c.c_char_p), ("boot_id", c.c_char * 37), ("number", c.c_uint64),
-                ("time_ns", c.c_int64), ("ranks", c.POINTER(Rank)), ("nranks", c.c_uint32), ("nonce", c.c_uint8 * 16), ("arena", c.c_void_p)]
+    _fields_ = [("launch", c.c_char_p), ("host", c.c_char_p), ("run", c.c_char_p), ("boot_id", c.c_char * 37),
+                ("number", c.c_uint64),
+                ("time_ns", c.c_int64), ("ranks", c.POINTER(Rank)), ("nranks", c.c_uint32), ("nonce", c.c_uint8 * 16),
+                ("arena", c.c_void_p)]
 
 
 HEARTBEAT_RECORD, TRASH_RECORD = 7, 8
@@ -450,7 +490,8 @@ HEARTBEAT_RECORD, TRASH_RECORD = 7, 8
 def put_record(api, name, kind, encode, message):
     body = Buf()
     assert encode(c.byref(message), c.byref(body)) == 0
-    r = api.lib.store_record_put(c.c_void_p(api.p.contents.storage), name.encode(), kind, (c.c_uint8 * 16)(*api.id), c.c_void_p(body.data),
+    r = api.lib.store_record_put(c.c_void_p(api.p.contents.storage), name.encode(), kind, (c.c_uint8 * 16)(*api.id),
+                                 c.c_void_p(body.data),
                                  c.c_size_t(body.len))
     api.lib.base_buf_release(c.byref(body))
     assert r == 0, r
@@ -460,7 +501,8 @@ def age_marks(api):
     """As if every mark had been made long ago."""
     for path in sorted((api.path / "trash").glob("*")):
         record, m, name = Record(), Trash(), f"trash/{path.name}"
-        r = api.lib.store_record_get(c.c_void_p(api.p.contents.storage), name.encode(), TRASH_RECORD, (c.c_uint8 * 16)(*api.id),
+        r = api.lib.store_record_get(c.c_void_p(api.p.contents.storage), name.encode(), TRASH_RECORD,
+                                     (c.c_uint8 * 16)(*api.id),
                                      c.byref(record), None, None)
         assert r == 0, r
         assert api.lib.proto_trash_decode(c.c_void_p(record.body), c.c_size_t(record.len), c.byref(m)) == 0
@@ -472,7 +514,8 @@ def age_marks(api):
 
 
 def put_heartbeat(api, launch, run, number, host="elsewhere", nonce=bytes(16)):
-    m = Heartbeat(launch=launch.encode(), host=host.encode(), run=run.encode(), boot_id=b"00000000-0000-0000-0000-000000000000", number=number,
+    m = Heartbeat(launch=launch.encode(), host=host.encode(), run=run.encode(),
+                  boot_id=b"00000000-0000-0000-0000-000000000000", number=number,
                   time_ns=1, ranks=(Rank * 1)(Rank(0, 1, 1)), nranks=1, nonce=(c.c_uint8 * 16)(*nonce))
     put_record(api, f"hosts/{launch}.{host}.{number}", HEARTBEAT_RECORD, api.lib.proto_heartbeat_encode, m)
 

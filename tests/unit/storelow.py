@@ -24,7 +24,8 @@ CHECK = C.CFUNCTYPE(C.c_int, P, C.c_char_p)
 
 
 class Medium(C.Structure):
-    _fields_ = [(n, C.c_uint64) for n in ("block_bytes", "blocks", "blocks_free", "blocks_available", "files", "files_free")] + [("local", C.c_bool)]
+    _fields_ = [(n, C.c_uint64) for n in ("block_bytes", "blocks", "blocks_free", "blocks_available", "files",
+                                          "files_free")] + [("local", C.c_bool)]
 
 
 class Owner(C.Structure):
@@ -76,7 +77,8 @@ class Digest(C.Structure):
 
 
 class Ref(C.Structure):
-    _fields_ = [("digest", Digest), ("offset", C.c_uint64), ("checks", C.c_uint64), ("raw_len", C.c_uint64), ("stored_len", C.c_uint64),
+    _fields_ = [("digest", Digest), ("offset", C.c_uint64), ("checks", C.c_uint64), ("raw_len", C.c_uint64),
+                ("stored_len", C.c_uint64),
                 ("codec", C.c_uint16), ("kind", C.c_uint8), ("pack", C.c_uint32)]
 
 
@@ -174,7 +176,8 @@ class Storage:
     def __init__(self, lib, path, flags=0):
         self.lib, self.path = bind(lib), str(path)
         self.s, err = P(), Error()
-        check(lib.store_storage_open_posix(os.fsencode(self.path), flags, C.byref(self.s), C.byref(err)), err.text.decode())
+        check(lib.store_storage_open_posix(os.fsencode(self.path), flags, C.byref(self.s), C.byref(err)),
+              err.text.decode())
         self.ops = C.cast(self.s, C.POINTER(StorageHead)).contents.ops.contents
 
     def close(self):
@@ -338,7 +341,8 @@ class PackWriter:
 class Pack:
     def __init__(self, storage, name=PACK, store_id=STORE_ID):
         self.lib, self.p, err = storage.lib, P(), Error()
-        check(self.lib.store_pack_open(storage.s, store_id, name.encode(), C.byref(self.p), C.byref(err)), err.text.decode())
+        check(self.lib.store_pack_open(storage.s, store_id, name.encode(), C.byref(self.p), C.byref(err)),
+              err.text.decode())
 
     def __enter__(self):
         return self
@@ -371,6 +375,8 @@ class Pack:
 
     def verify(self):
         found = []
-        callback = DAMAGE(lambda _, offset, size, ref, what: found.append((offset, size, ref.contents.offset if ref else None, what.decode())))
+        callback = DAMAGE(
+            lambda _, offset, size, ref, what: found.append((offset, size, ref.contents.offset if ref else None,
+                                                             what.decode())))
         check(self.lib.store_pack_verify(self.p, C.byref(VerifyCalls(damage=callback))))
         return found

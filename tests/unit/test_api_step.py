@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reading half of vckpt.h through libvckpt.so: any box of a tensor, however it was stored, into any strided memory; and every
-wrong argument refused by a sentence that names tensor and step."""
+"""The reading half of vckpt.h through libvckpt.so: any box of a tensor, however it was stored, into any strided memory;
+and every wrong argument refused by a sentence that names tensor and step."""
 import ctypes as c
 import errno
 import itertools
@@ -32,7 +32,8 @@ class Attribute(c.Structure):
 
 
 class TensorInfo(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.POINTER(c.c_char)), ("name_len", u32), ("dtype", u32), ("ndim", u32),
+    _fields_ = [("component", c.c_char_p), ("name", c.POINTER(c.c_char)), ("name_len", u32), ("dtype", u32),
+                ("ndim", u32),
                 ("shape", c.POINTER(u64)), ("bytes", u64)]
 
 
@@ -119,7 +120,8 @@ def some_box(rng, shape):
 
 
 def some_memory(rng, kind, box):
-    """An array of the box's shape, filled with a pattern, inside of a larger one: any order of dimensions, gaps anywhere."""
+    """An array of the box's shape, filled with a pattern, inside of a larger one: any order of dimensions, gaps
+    anywhere."""
     sizes = [n for _, n in box]
     order = rng.sample(range(len(sizes)), len(sizes))
     steps, spare = [rng.choice([1, 1, 2, 3]) for _ in sizes], [rng.choice([0, 0, 3]) for _ in sizes]
@@ -152,11 +154,13 @@ def test_any_box_of_any_sharding(v, proto, shapes, tmp_path, seed, scale):  # no
     tensors = boxes.random_tensors(shapes, rng, scale(30, 800), mesh)
     Writer(proto, tmp_path / "s", tensors, int(np.prod(mesh)), rng.choice([boxes.SMALL, Params(64, 256, 16)]))
     with Opened(v, tmp_path / "s") as step:
-        assert v.vckpt_step_tensor_count(step.p) == len(tensors) and v.vckpt_step_number(step.p) == 1 and v.vckpt_step_world(step.p) == int(np.prod(mesh))
+        assert (v.vckpt_step_tensor_count(step.p) == len(tensors) and v.vckpt_step_number(step.p) == 1 and
+                v.vckpt_step_world(step.p) == int(np.prod(mesh)))
         for t in tensors:
             info = step.info(step.find(t.name))
             assert (info.component, c.string_at(info.name, info.name_len)) == (b"model", t.name.encode())
-            assert (info.dtype, tuple(info.shape[:info.ndim]), info.bytes) == (boxes.KINDS[t.kind][0], t.shape, t.array.nbytes)
+            assert (info.dtype, tuple(info.shape[:info.ndim]), info.bytes) == (boxes.KINDS[t.kind][0], t.shape,
+                                                                               t.array.nbytes)
             check(step, t, rng, 6)
 
 
@@ -188,7 +192,8 @@ def test_damage_is_an_error_with_names(one, tmp_path):
     data = bytearray(pack.read_bytes())
     data[4096 + 77] ^= 1
     pack.write_bytes(data)
-    refused(EDAMAGED, r"^r/1: tensor model/w: piece \d+: pack \S+-0-model, object at offset \d+, block \d+: the stored bytes do not match their check", one.v.vckpt_step_read, one.p, one.find("w"), None,
+    refused(EDAMAGED, r"^r/1: tensor model/w: piece \d+: pack \S+-0-model, object at offset \d+, block \d+: the stored "
+            r"bytes do not match their check", one.v.vckpt_step_read, one.p, one.find("w"), None,
             np.empty((600, 400), "f4").ctypes.data, None)
 
 
@@ -201,22 +206,28 @@ def test_what_is_wrong_is_refused_by_name(one):
 
     def strides(a, b):
         return (i64 * 2)(a, b)
-    refused(-errno.EINVAL, named + "the box has 2 items from 599 on in dimension 0, which has 600", read, one.p, i, box(599, 2, 0, 1), at, None)
+    refused(-errno.EINVAL, named + "the box has 2 items from 599 on in dimension 0, which has 600", read, one.p, i,
+            box(599, 2, 0, 1), at, None)
     refused(-errno.EINVAL, named + "the box", read, one.p, i, box(2**64 - 1, 2, 0, 1), at, None)
     refused(-errno.EINVAL, named + "the box", read, one.p, i, box(0, 1, 2**63, 2**63), at, None)
     refused(-errno.EINVAL, named + "no memory", read, one.p, i, None, None, None)
     refused(-errno.EINVAL, named + "the stride in dimension 1 is negative", read, one.p, i, None, at, strides(1600, -4))
-    refused(-errno.EINVAL, named + "with a stride of 2 bytes in dimension 1", read, one.p, i, None, at, strides(1600, 2))
+    refused(-errno.EINVAL, named + "with a stride of 2 bytes in dimension 1", read, one.p, i, None, at,
+            strides(1600, 2))
     refused(-errno.EINVAL, named + "with a stride of 0 bytes in dimension 0", read, one.p, i, None, at, strides(0, 4))
-    refused(-errno.EINVAL, named + "with a stride of 1596 bytes in dimension 0", read, one.p, i, None, at, strides(1596, 4))
-    refused(-errno.EINVAL, named + "a stride of 9.* leads out of memory", read, one.p, i, None, at, strides(2**63 - 1, 4))
+    refused(-errno.EINVAL, named + "with a stride of 1596 bytes in dimension 0", read, one.p, i, None, at,
+            strides(1596, 4))
+    refused(-errno.EINVAL, named + "a stride of 9.* leads out of memory", read, one.p, i, None, at,
+            strides(2**63 - 1, 4))
     refused(-errno.ENOENT, "^r/1: there is no tensor 2", read, one.p, 2, None, at, None)
     refused(-errno.EINVAL, "no step", read, None, 0, None, at, None)
     assert read(one.p, i, box(7, 0, 0, 1), None, None, None) == 0      # nothing of it
     assert read(one.p, one.find("none"), None, None, None, None) == 0
-    assert read(one.p, i, box(599, 1, 399, 1), at, strides(0, 0), None) == 0 and room.flat[0].view("u4") == one.array[599, 399].view("u4")
+    assert read(one.p, i, box(599, 1, 399, 1), at, strides(0, 0),
+                None) == 0 and room.flat[0].view("u4") == one.array[599, 399].view("u4")
     info = TensorInfo()
-    assert one.v.vckpt_step_tensor(one.p, 2, c.byref(info)) == -errno.ENOENT == one.v.vckpt_step_find(one.p, b"model", b"x")
+    assert one.v.vckpt_step_tensor(one.p, 2,
+                                   c.byref(info)) == -errno.ENOENT == one.v.vckpt_step_find(one.p, b"model", b"x")
     one.v.vckpt_step_close(None)
 
 
@@ -241,7 +252,8 @@ def test_a_child_after_a_fork_is_refused(one):
     pid = os.fork()
     if pid == 0:
         err = Error()
-        code = one.v.vckpt_step_read(one.p, one.find("w"), None, np.empty((600, 400), "f4").ctypes.data, None, c.byref(err))
+        code = one.v.vckpt_step_read(one.p, one.find("w"), None, np.empty((600, 400), "f4").ctypes.data, None,
+                                     c.byref(err))
         one.v.vckpt_step_close(one.p)
         os._exit(0 if code == -errno.ECHILD and b"fork" in err.text else 1)
     assert os.waitpid(pid, 0)[1] == 0
@@ -253,9 +265,11 @@ def test_a_child_after_a_fork_is_refused(one):
 @pytest.fixture
 def steps(v, api, tmp_path):  # noqa: F811
     store, rng = Store(api, tmp_path / "s"), np.random.default_rng(1)
-    blobs = {("config.json", False): b"{}", ("rng", True): bytes(range(200)), ("long", False): rng.bytes(3_000_000), ("empty", False): b""}
+    blobs = {("config.json", False): b"{}", ("rng", True): bytes(range(200)), ("long", False): rng.bytes(3_000_000),
+             ("empty", False): b""}
     for n in (3, 70, 9):
-        store.save("r", {("model", "a.b/c"): Tensor("i64", (), n.to_bytes(8, "little"))}, blobs, n, attributes=[("loss", "2.31"), ("tag", "x")])
+        store.save("r", {("model", "a.b/c"): Tensor("i64", (), n.to_bytes(8, "little"))}, blobs, n,
+                   attributes=[("loss", "2.31"), ("tag", "x")])
     store.close()
     return tmp_path / "s", blobs
 
@@ -274,7 +288,8 @@ def test_runs_and_steps(v, steps, tmp_path):
         nine.read(nine.find("a.b/c"), [], value)
         assert value == 9
         table = c.POINTER(Attribute)()
-        assert [(a.key, a.value) for a in table[:v.vckpt_step_attributes(nine.p, c.byref(table))]] == [(b"loss", b"2.31"), (b"tag", b"x")]
+        assert [(a.key, a.value) for a in table[:v.vckpt_step_attributes(nine.p, c.byref(table))]] == [
+            (b"loss", b"2.31"), (b"tag", b"x")]
     step = ptr()
     refused(-errno.ENOENT, "no step 4", v.vckpt_step_open, path, b"r", 4, c.byref(step))
     refused(-errno.ENOENT, "no run", v.vckpt_step_open, path, b"q", NONE, c.byref(step))
@@ -323,7 +338,8 @@ def test_meshes(v):
 
 
 def test_only_the_interface_is_shown(v, build):
-    out = subprocess.run(["nm", "-D", "--defined-only", str(build / "core" / "api" / "libvckpt.so")], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(["nm", "-D", "--defined-only", str(build / "core" / "api" / "libvckpt.so")],
+                         capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1].split("@")[0] for line in out.splitlines()} - {"VCKPT_0"}
     header = (pathlib.Path(__file__).resolve().parents[2] / "core" / "api" / "vckpt.h").read_text()
     declared = set(re.findall(r"\b(vckpt_\w+)\(", header))
@@ -334,8 +350,10 @@ def test_only_the_interface_is_shown(v, build):
 # ---- which boxes a rank holds ----
 
 class Described(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("shape", ptr), ("mesh", ptr), ("placements", c.c_char_p), ("flat", ptr),
-                ("boxes", ptr), ("same_dims", c.c_char_p), ("data", ptr), ("strides", ptr), ("local_shape", ptr), ("ndim", u32), ("local_ndim", u32),
+    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("shape", ptr), ("mesh", ptr),
+                ("placements", c.c_char_p), ("flat", ptr),
+                ("boxes", ptr), ("same_dims", c.c_char_p), ("data", ptr), ("strides", ptr), ("local_shape", ptr),
+                ("ndim", u32), ("local_ndim", u32),
                 ("dtype", u32), ("flags", u32), ("nboxes", u32), ("reserved", u32)]
 
 
@@ -343,7 +361,8 @@ def held(v, mesh, rank, shape, placements, flat=None, dtype=12, flags=0):
     """[(offsets, sizes, place, strides)] of a rank."""
     v.vckpt_tensor_boxes.argtypes = [ptr, u32, ptr, ptr, ptr]
     dims, three = (u64 * len(shape))(*shape), (u64 * 3)(*(flat or (0, 0, 0)))
-    t = Described(shape=c.addressof(dims), mesh=mesh, placements=placements.encode(), flat=c.addressof(three) if flat else None, ndim=len(shape),
+    t = Described(shape=c.addressof(dims), mesh=mesh, placements=placements.encode(), flat=c.addressof(three) if flat
+                  else None, ndim=len(shape),
                   dtype=dtype, flags=flags)
     found, n, d = c.POINTER(u64)(), c.c_size_t(), len(shape)
     call(v.vckpt_tensor_boxes, c.byref(t), rank, c.byref(found), c.byref(n))
@@ -359,9 +378,12 @@ def test_boxes_of_a_rank(v):
     assert held(v, mesh, 1, (3, 2), "R,S(0)") == [([2, 0], [1, 2], 0, [2, 1])]
     assert held(v, mesh, 3, (1, 2), "S(0),R") == [] and held(v, mesh, 4, (4, 2), "S(0),R") == []
     assert held(v, mesh, 2, (8,), "S(0),SS(0,2)") == [([4], [1], 0, [1]), ([6], [1], 1, [1])]
-    assert held(v, mesh, 0, (4, 6), "R,S(1)", flat=(2, 7, 0)) == [([0, 2], [1, 1], 0, [3, 1]), ([1, 0], [1, 3], 1, [3, 1]), ([2, 0], [1, 1], 4, [3, 1])]
+    assert held(v, mesh, 0, (4, 6), "R,S(1)", flat=(2, 7, 0)) == [([0, 2], [1, 1], 0, [3, 1]),
+                                                                  ([1, 0], [1, 3], 1, [3, 1]),
+                                                                  ([2, 0], [1, 1], 4, [3, 1])]
     assert held(v, mesh, 0, (), "R,R") == [([], [], 0, [])]
-    for sentence, rest in [("dimension", ((4,), "S(1),R")), (r"S\(x\)", ((4,), "S(x),R")), ("dtype 99 is unknown", ((4,), "R,R", None, 99)),
+    for sentence, rest in [("dimension", ((4,), "S(1),R")), (r"S\(x\)", ((4,), "S(x),R")),
+                           ("dtype 99 is unknown", ((4,), "R,R", None, 99)),
                            ("without mesh or shape", ((4,), "R,R", None, 12, 4))]:
         with pytest.raises(Failed, match=sentence):
             held(v, mesh, 0, *rest)

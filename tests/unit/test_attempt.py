@@ -13,7 +13,8 @@ import time
 import pytest
 
 from ranklib import IN_TIME, Meddler, commit_in_flight
-from storelib import (ABORT, ABORTED, ALIVE, COMMITTED, DAMAGED, DEAD, EABORTED, EBUSY, NONE, UNDECIDED, Api, Attempt, Failed, digest, fresh,
+from storelib import (ABORT, ABORTED, ALIVE, COMMITTED, DAMAGED, DEAD, EABORTED, EBUSY, NONE, UNDECIDED, Api, Attempt,
+                      Failed, digest, fresh,
                       open_all, packs_of, save)
 
 
@@ -57,7 +58,8 @@ def test_step_is_taken(api):
 
 
 def test_step_taken_meanwhile(api):
-    """Two writers for one step: one gets it; the other's commit fails, and its abort stands in the list and leaves nothing."""
+    """Two writers for one step: one gets it; the other's commit fails, and its abort stands in the list and leaves
+    nothing."""
     a, b = Attempt(api, "r", step=3), Attempt(api, "r", step=3)
     a.write(b"a" * 100)
     b.write(b"b" * 100)
@@ -103,7 +105,8 @@ def test_abort_before_announcement(api):
 
 
 def test_aborted_by_somebody(api):
-    """A slow writer finds itself aborted: it fails by name, and nothing becomes visible, though a snapshot came between."""
+    """A slow writer finds itself aborted: it fails by name, and nothing becomes visible, though a snapshot came
+    between."""
     a = Attempt(api, "r", step=200)
     a.write(b"x" * 100)
     with api.list("r") as l:
@@ -294,7 +297,8 @@ def test_a_short_fault_does_not_fail_a_save(api):
     a.write(b"x" * 100)
     announcement, m = a.part(), Meddler(api)
     until = time.monotonic() + 0.5
-    m.answer["put"] = lambda args: -errno.EIO if b"runs/r/0" in ctypes.string_at(args[1]) and time.monotonic() < until else None
+    m.answer["put"] = (lambda args: -errno.EIO if b"runs/r/0" in ctypes.string_at(args[1]) and time.monotonic() < until
+                       else None)
     a.commit(announcement)
     m.end()
     assert sorted(visible(api, "r")) == [1] and files(api, "incoming") == []
@@ -320,15 +324,18 @@ def test_an_announcement_that_is_taken_away(api):
 
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_removal_that_the_storage_leaves_open(api, lands):
-    """The list tells, where it can be read: done, or failed. Else, and where what was sent may land yet, it is undecided."""
+    """The list tells, where it can be read: done, or failed. Else, and where what was sent may land yet, it is
+    undecided."""
     save(api, "r", step=1)
     m = Meddler(api)
 
     def put(args):
         if lands:
-            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]), args[3]) == 0
+            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]),
+                                      args[3]) == 0
         return -errno.EIO
-    m.answer = dict.fromkeys(["size", "file_open", "read_whole"], lambda args: -errno.EIO if m.count.get("put") else None) | {"put": put}
+    m.answer = dict.fromkeys(["size", "file_open", "read_whole"], lambda args: -errno.EIO if m.count.get("put")
+                             else None) | {"put": put}
     with pytest.raises(Failed) as e:
         api.remove_step("r", 1)
     assert e.value.code == -errno.EINPROGRESS and "step 1" in e.value.text
@@ -351,7 +358,8 @@ def test_what_the_list_tells_of_a_put_that_failed(api, lands, shared):
 
     def put(args):
         if lands:
-            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]), args[3]) == 0
+            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]),
+                                      args[3]) == 0
         return -errno.EIO
 
     def stat(args):
@@ -372,4 +380,5 @@ def test_what_the_list_tells_of_a_put_that_failed(api, lands, shared):
     m.end()
     left.free()
     with api.list("r") as l:
-        assert sorted(l.steps()) == ([] if lands else [1]) and l.attempt(left.name)[0] == (ABORTED if lands else UNDECIDED)
+        assert (sorted(l.steps()) == ([] if lands else [1]) and
+                l.attempt(left.name)[0] == (ABORTED if lands else UNDECIDED))

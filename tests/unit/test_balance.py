@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank of a job stores, as the ranks of a replica group share it out: within 1 MiB of each other's equal parts, for the
-layouts that training uses.
+"""What every rank of a job stores, as the ranks of a replica group share it out: within 1 MiB of each other's equal
+parts, for the layouts that training uses.
 
-test_plan.py checks for small tensors that each item is stored once and by whom. Here are whole models, of which only bytes are counted:
-per group, by each rank, against total / replicas computed from the shapes alone; and per rank, since a rank may be in several groups."""
+test_plan.py checks for small tensors that each item is stored once and by whom. Here are whole models, of which only
+bytes are counted: per group, by each rank, against total / replicas computed from the shapes alone; and per rank, since
+a rank may be in several groups."""
 import collections
 import random
 
@@ -19,21 +20,26 @@ def loaded(lib):
 
 
 def transformer(layers, hidden, inner, vocabulary, words, mesh, ranks=None, prefix="", ends=True):
-    """The parameters of a small transformer; words: placements of columns, rows, and of what is not cut by tensor parallelism."""
+    """The parameters of a small transformer; words: placements of columns, rows, and of what is not cut by tensor
+    parallelism."""
     column, row, plain = words
     tensors = [Tensor(f"{prefix}embedding", (vocabulary, hidden), mesh, row, ranks)] if ends else []
     for i in layers:
         name = f"{prefix}layers.{i:02d}."
-        tensors += [Tensor(name + "down", (hidden, inner), mesh, row, ranks), Tensor(name + "norm.1", (hidden,), mesh, plain, ranks),
-                    Tensor(name + "norm.2", (hidden,), mesh, plain, ranks), Tensor(name + "out", (hidden, hidden), mesh, row, ranks),
-                    Tensor(name + "qkv", (3 * hidden, hidden), mesh, column, ranks), Tensor(name + "up", (inner, hidden), mesh, column, ranks),
+        tensors += [Tensor(name + "down", (hidden, inner), mesh, row, ranks),
+                    Tensor(name + "norm.1", (hidden,), mesh, plain, ranks),
+                    Tensor(name + "norm.2", (hidden,), mesh, plain, ranks),
+                    Tensor(name + "out", (hidden, hidden), mesh, row, ranks),
+                    Tensor(name + "qkv", (3 * hidden, hidden), mesh, column, ranks),
+                    Tensor(name + "up", (inner, hidden), mesh, column, ranks),
                     Tensor(name + "up.bias", (inner,), mesh, column.replace("S(1)", "S(0)"), ranks)]
     return tensors
 
 
 def count(lib, world, params=DEFAULT):
     """({group: {rank: bytes stored}}, {group: total}, {rank: plan}); every byte is stored by somebody, once."""
-    ranks = {r: Rank(lib, world, r, params, random.Random(r), strangers=False) for r in sorted({r for t in world for r in t.ranks})}
+    ranks = {r: Rank(lib, world, r, params, random.Random(r), strangers=False)
+             for r in sorted({r for t in world for r in t.ranks})}
     taken, totals, stored = collections.defaultdict(collections.Counter), collections.Counter(), collections.Counter()
     for t in world:
         for r in t.ranks:
@@ -61,13 +67,15 @@ def balanced(taken, totals):
 
 def test_ddp_4(lib):
     world = transformer(range(4), 512, 2048, 5003, ("R", "R", "R"), "dp=4")
-    world += [Tensor(f"batch_norm.{i}.{name}", (512,), "dp=4", "R", buffer=True) for i in range(4) for name in ("mean", "var")]
+    world += [Tensor(f"batch_norm.{i}.{name}", (512,), "dp=4", "R", buffer=True) for i in range(4)
+              for name in ("mean", "var")]
     taken, totals, ranks = count(lib, world)
     balanced(taken, totals)
     assert list(taken) == [(0, 1, 2, 3)]
     buffers = 8 * 512 * ITEM
     assert [r.plan.bytes - taken[(0, 1, 2, 3)][n] for n, r in ranks.items()] == [buffers, 0, 0, 0]
-    assert all(r.plan.held_bytes > 3.9 * taken[(0, 1, 2, 3)][n] for n, r in ranks.items())     # a quarter each of what all hold
+    # a quarter each of what all hold
+    assert all(r.plan.held_bytes > 3.9 * taken[(0, 1, 2, 3)][n] for n, r in ranks.items())
 
 
 def test_ddp_with_momentum(lib):
@@ -86,7 +94,8 @@ def test_hsdp_2_by_4(lib):
     assert all(abs(r.plan.bytes - total / 8) <= 2 * MIB for r in ranks.values())
 
 
-@pytest.mark.parametrize("mesh, words", [("dp=4,tp=2", ("R,S(0)", "R,S(1)", "R,R")), ("tp=2,dp=4", ("S(0),R", "S(1),R", "R,R"))])
+@pytest.mark.parametrize("mesh, words",
+                         [("dp=4,tp=2", ("R,S(0)", "R,S(1)", "R,R")), ("tp=2,dp=4", ("S(0),R", "S(1),R", "R,R"))])
 def test_tp_by_dp(lib, mesh, words):
     """What tensor parallelism cuts is shared along dp; norms are held by all, and shared by all."""
     taken, totals, ranks = count(lib, transformer(range(6), 512, 2048, 5002, words, mesh))
@@ -114,7 +123,8 @@ def zero(world, replicas, padded=True):
         flats = {r: (min(each * r, items), min(each * (r + 1), items), 0) for r in range(replicas)}
         if padded:
             flats = {r: (each * r, each * (r + 1), each * replicas) for r in range(replicas)}
-        tensors += [Tensor(f"{kind}.{t.name}", t.shape, t.mesh, t.words, flats=flats) for kind in ("exp_avg", "exp_avg_sq")]
+        tensors += [Tensor(f"{kind}.{t.name}", t.shape, t.mesh, t.words, flats=flats)
+                    for kind in ("exp_avg", "exp_avg_sq")]
     return tensors
 
 
@@ -147,7 +157,8 @@ def test_zero_within_replicas(lib):
 
 def test_pipeline_with_uneven_stages(lib):
     """Stages of 1, 5 and 3 layers over 4, 8 and 2 ranks, dp × tp each; the embedding is tied between the ends."""
-    stages = [("dp=2,tp=2", [0, 1, 2, 3], [0]), ("dp=4,tp=2", [*range(4, 12)], [1, 2, 3, 4, 5]), ("dp=2,tp=1", [12, 13], [6, 7, 8])]
+    stages = [("dp=2,tp=2", [0, 1, 2, 3], [0]), ("dp=4,tp=2", [*range(4, 12)], [1, 2, 3, 4, 5]),
+              ("dp=2,tp=1", [12, 13], [6, 7, 8])]
     world = []
     for mesh, ranks, layers in stages:
         world += transformer(layers, 512, 2048, 0, ("R,S(0)", "R,S(1)", "R,R"), mesh, ranks, ends=False)

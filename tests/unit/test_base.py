@@ -70,7 +70,8 @@ def test_digest_is_the_tree(lib, hasher, length):
 def test_hasher_takes_chunks_of_any_size(lib, hasher):
     rng = random.Random(3)
     for _ in range(60):
-        chunks = [rng.randbytes(rng.choice([0, 1, 7, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, rng.randrange(50000)]))
+        chunks = [
+            rng.randbytes(rng.choice([0, 1, 7, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, rng.randrange(50000)]))
                   for _ in range(rng.randrange(8))]
         assert hashed(lib, hasher, chunks) == tree(b"".join(chunks))
 
@@ -95,7 +96,8 @@ def test_the_page_tells_the_truth(lib):
         digest, text = digest_of(lib, data), ctypes.create_string_buffer(65)
         lib.base_digest_hex(digest, text)
         blocks = [data[i:i + BLOCK] for i in range(0, len(data), BLOCK)]
-        checks = [lib.base_block_check(digest, ctypes.c_uint64(i), b, ctypes.c_size_t(len(b))) for i, b in enumerate(blocks)]
+        checks = [lib.base_block_check(digest, ctypes.c_uint64(i), b, ctypes.c_size_t(len(b)))
+                  for i, b in enumerate(blocks)]
         assert [text.value.decode()] + [f"{c:016x}" for c in checks] == rows[name], name
 
 
@@ -115,7 +117,8 @@ def test_xxh3_equals_the_package(lib, length):
     lib.base_xxh64_of.restype = lib.base_block_check.restype = ctypes.c_uint64
     out = ctypes.create_string_buffer(16)
     for seed in [0, 1, 0x9E3779B97F4A7C15, 2 ** 64 - 1]:
-        assert lib.base_xxh64_of(ctypes.c_uint64(seed), data, ctypes.c_size_t(length)) == xxhash.xxh3_64_intdigest(data, seed)
+        assert lib.base_xxh64_of(ctypes.c_uint64(seed), data,
+                                 ctypes.c_size_t(length)) == xxhash.xxh3_64_intdigest(data, seed)
         lib.base_xxh128_of(ctypes.c_uint64(seed), data, ctypes.c_size_t(length), out)
         assert out.raw == xxhash.xxh3_128_digest(data, seed)
     digest = b"\xff" * 7 + b"\xff" + bytes(24)
@@ -176,8 +179,9 @@ def test_error_text_is_cut_between_characters(lib):
 
 def test_error_names_are_known(lib):
     lib.base_error_name.restype = ctypes.c_char_p
-    names = {lib.base_error_name(-code) for code in (errno.EBADMSG, errno.EPROTO, errno.EPROTONOSUPPORT, errno.EMEDIUMTYPE,
-                                                     errno.ECANCELED, errno.EBUSY, errno.E2BIG)}
+    names = {lib.base_error_name(-code)
+             for code in (errno.EBADMSG, errno.EPROTO, errno.EPROTONOSUPPORT, errno.EMEDIUMTYPE,
+                          errno.ECANCELED, errno.EBUSY, errno.E2BIG)}
     assert len(names) == 7
     assert lib.base_error_name(-errno.ENOSPC) == b"No space left on device"
     assert lib.base_error_name(-99999) == b"unknown error"

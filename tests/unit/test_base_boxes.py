@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces that a save knows already by their boxes, whoever stored them in the base and under whatever layout: against a list of
-all pieces that were stored; and which files a rank reads to know."""
+"""Pieces that a save knows already by their boxes, whoever stored them in the base and under whatever layout: against a
+list of all pieces that were stored; and which files a rank reads to know."""
 import contextlib
 import ctypes as c
 import random
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import tensorlib as tl
-from protolib import Buf, Error, Layout, P, Params, Piece, PieceIter, Proto, Refused, Shape, StoreLayout, make_box, ptr, tree, u32, u64
+from protolib import (Buf, Error, Layout, P, Params, Piece, PieceIter, Proto, Refused, Shape, StoreLayout, make_box,
+                      ptr, tree, u32, u64)
 from ranklib import Meddler
 from storelib import Api, Digest, Store as StoreStruct
 from test_layout_part import Held, Placements
@@ -41,18 +42,23 @@ class HeldLayout(Layout):
         self.lib, self.p, meshes, words, e, object_, tags = lib, P(StoreLayout)(), {}, [], Error(), Buf(), P(u32)()
         b = ptr(lib.store_layout_builder_new(params))
         for i, t in enumerate(tensors):
-            s, held, name, sharding = Shape(len(t.shape), (u64 * 16)(*t.shape)), Held(), t.name.encode(), getattr(t, "sharding", None)
+            s, held, name, sharding = Shape(len(t.shape),
+                                            (u64 * 16)(*t.shape)), Held(), t.name.encode(), getattr(t, "sharding", None)
             if sharding:
                 if sharding[0] not in meshes:
                     meshes[sharding[0]] = ptr()
-                    assert lib.tensor_mesh_parse(sharding[0].encode(), None, u32(0), c.byref(meshes[sharding[0]]), None) == 0
+                    assert lib.tensor_mesh_parse(sharding[0].encode(), None, u32(0), c.byref(meshes[sharding[0]]),
+                                                 None) == 0
                 words.append(P(Placements)())
                 assert lib.tensor_placements_parse(sharding[1].encode(), c.byref(words[-1]), None) == 0
-                held.mesh, held.placements, held.nplacements = meshes[sharding[0]], words[-1].contents.at, words[-1].contents.n
-            r = lib.store_layout_builder_add_held(b, b"model", name, c.c_size_t(len(name)), KINDS[t.kind][0], c.byref(s), u32(i), c.byref(held), c.byref(e))
+                held.mesh, held.placements, held.nplacements = meshes[sharding[0]], words[-1].contents.at, words[
+                    -1].contents.n
+            r = lib.store_layout_builder_add_held(b, b"model", name, c.c_size_t(len(name)), KINDS[t.kind][0],
+                                                  c.byref(s), u32(i), c.byref(held), c.byref(e))
             if r < 0:
                 raise Refused(r, e.text.decode())
-        assert lib.store_layout_builder_finish(b, c.byref(self.p), c.byref(object_), c.byref(tags), c.byref(e)) == 0, e.text
+        assert lib.store_layout_builder_finish(b, c.byref(self.p), c.byref(object_), c.byref(tags),
+                                               c.byref(e)) == 0, e.text
         lib.store_layout_builder_free(b)
         self.object = c.string_at(object_.data, object_.len)
         lib.base_buf_release(c.byref(object_))
@@ -67,9 +73,11 @@ class Base(Step):
     """A step of several ranks whose layouts record meshes. stages: [(ranks, tensors)]."""
 
     def __init__(self, proto, path, tensors, world, params=SMALL, stages=None):
-        self.lib, self.proto, self.attempt, self.step, self.world, self.forge = proto.lib, proto, ATTEMPT, 1, world, None
+        self.lib, self.proto, self.attempt, self.step = proto.lib, proto, ATTEMPT, 1
+        self.world, self.forge = world, None
         self.api = Api(proto.lib, path)
-        self.s, self.announcements, self.params, self.tensors = c.cast(self.api.p, P(StoreStruct)).contents, [], params, tensors
+        self.s, self.announcements, self.params, self.tensors = c.cast(self.api.p,
+                                                                       P(StoreStruct)).contents, [], params, tensors
         self.stored = {}
         try:
             for ranks, some in stages or [(range(world), tensors)]:
@@ -91,7 +99,8 @@ class Base(Step):
     def list_pieces(self, t):
         with closed(Layout(self.lib, [("model", b"x", KINDS[t.kind][0], t.shape)], self.params)) as layout:
             grid = layout.grid(0)
-        return {box: tree(data) for boxes in t.held.values() for pairs in boxes or [whole(t.shape)] for box, data in cut(self, grid, t.array, pairs)
+        return {box: tree(data) for boxes in t.held.values() for pairs in boxes or [whole(t.shape)]
+                for box, data in cut(self, grid, t.array, pairs)
                 if len(data) > INLINE}
 
 
@@ -119,7 +128,8 @@ class Saver:
         with self.api.list("r") as entries:
             step = self.lib.store_list_find(entries.p, u64(1)).contents
             entry, manifest = step.entry, Digest.from_buffer_copy(step.commit.manifest)
-        self.layout = Layout(self.lib, [("model", t.name.encode(), KINDS[t.kind][0], t.shape) for t in self.tensors], base.params)
+        self.layout = Layout(self.lib, [("model", t.name.encode(), KINDS[t.kind][0], t.shape) for t in self.tensors],
+                             base.params)
         self.meddler = Meddler(self.api)
         self.opened = []
         for name in ("file_open", "read_whole"):
@@ -137,7 +147,8 @@ class Saver:
 
     def row(self, t, pairs):
         number = [x[1] for x in self.layout.tensors].index(t.name.encode())
-        return number, ptr(self.lib.save_base_row_get(ptr(self.bases.all[0]), self.layout.p, u32(number), c.byref(make_box(pairs))))
+        return number, ptr(self.lib.save_base_row_get(ptr(self.bases.all[0]), self.layout.p, u32(number),
+                                                      c.byref(make_box(pairs))))
 
     def known(self, t, pairs):
         """{box: digest} of the pieces of that box which stand in the base, by its word"""
@@ -206,7 +217,8 @@ def test_what_is_there_is_found_and_nothing_else(proto, shapes, tmp_path, seed, 
     for i in range(scale(20, 300)):  # and some whose mesh is recorded
         shape = random_shape(rng)
         try:
-            tensors.append(make(shapes, f"m{i}", shape, text, random_words(rng, shape, mesh), rng.choice(list(KINDS)), i))
+            tensors.append(make(shapes, f"m{i}", shape, text, random_words(rng, shape, mesh), rng.choice(list(KINDS)),
+                                i))
         except tl.Failed:
             pass
     for t in tensors:
@@ -216,17 +228,21 @@ def test_what_is_there_is_found_and_nothing_else(proto, shapes, tmp_path, seed, 
     for rank in (0, count(text) - 1, 77):
         with Saver(base, tmp_path / "s", rank) as saver:
             for t in tensors:
-                others = [b for boxes in sharded(shapes, rng, t.shape, rng.choice([(2,), (3,), (2, 2)])).values() for b in boxes or [whole(t.shape)]]
+                others = [b for boxes in sharded(shapes, rng, t.shape, rng.choice([(2,), (3,), (2, 2)])).values()
+                          for b in boxes or [whole(t.shape)]]
                 own = [b for b in (t.held.get(rank) or [whole(t.shape)])]
-                some = [(o, rng.randint(1, n - o)) for n in t.shape for o in [rng.randrange(n)]] if 0 not in t.shape else whole(t.shape)
+                some = [(o, rng.randint(1, n - o)) for n in t.shape
+                        for o in [rng.randrange(n)]] if 0 not in t.shape else whole(t.shape)
                 for pairs in own + rng.sample(others, min(len(others), 3)) + [whole(t.shape), some]:
                     n, of = check(saver, t, pairs)
                     found, asked = found + n, asked + of
     assert asked // 4 < found < asked
 
 
-LAYOUTS = {"tp8": ("tp=8", "S(0)"), "tp8 columns": ("tp=8", "S(1)"), "tp2 fsdp4": ("fsdp=4,tp=2", "SS(0,2),S(0)"), "fsdp2 tp2": ("fsdp=2,tp=2", "S(0),S(1)"),
-           "whole": ("dp=1", "R"), "fsdp3": ("fsdp=3", "S(0)"), "thin": ("fsdp=48", "S(0)"), "ragged": ("r=3", "RS(0;1,4,1)"), "interleaved": ("tp=4", "IS(0,2)")}
+LAYOUTS = {"tp8": ("tp=8", "S(0)"), "tp8 columns": ("tp=8", "S(1)"), "tp2 fsdp4": ("fsdp=4,tp=2", "SS(0,2),S(0)"),
+           "fsdp2 tp2": ("fsdp=2,tp=2", "S(0),S(1)"),
+           "whole": ("dp=1", "R"), "fsdp3": ("fsdp=3", "S(0)"), "thin": ("fsdp=48", "S(0)"),
+           "ragged": ("r=3", "RS(0;1,4,1)"), "interleaved": ("tp=4", "IS(0,2)")}
 
 
 @pytest.mark.parametrize("one", LAYOUTS)
@@ -252,10 +268,12 @@ def spans(proto, shape, kind, replicas, params):
     """{rank: boxes}: each replica the pieces of its equal span of the whole tensor"""
     with closed(Layout(proto.lib, [("model", b"x", KINDS[kind][0], shape)], params)) as layout:
         grid = layout.grid(0)
-    n, out, box = proto.lib.tensor_piece_count(c.byref(grid), c.byref(make_box(whole(shape)))), {}, type(make_box([])) * 32
+    n, out, box = proto.lib.tensor_piece_count(c.byref(grid),
+                                               c.byref(make_box(whole(shape)))), {}, type(make_box([])) * 32
     for r in range(replicas):
         boxes = box()
-        got = proto.lib.tensor_share_boxes(c.byref(grid), c.byref(make_box(whole(shape))), u64(n * r // replicas), u64(n * (r + 1) // replicas), boxes)
+        got = proto.lib.tensor_share_boxes(c.byref(grid), c.byref(make_box(whole(shape))), u64(n * r // replicas),
+                                           u64(n * (r + 1) // replicas), boxes)
         out[r] = [list(zip(b.offset[:len(shape)], b.size[:len(shape)])) for b in boxes[:got]]
     return {r: boxes for r, boxes in out.items() if boxes}
 
@@ -273,13 +291,15 @@ def test_spans_of_replicas(proto, tmp_path):
         n, of = check(saver, t, whole(t.shape))
         assert n == of and saver.readers() == set(range(7))
     with Saver(base, tmp_path / "s", 9) as saver:
-        assert all(check(saver, t, pairs)[0] > 0 for boxes in spans(proto, t.shape, "f4", 3, SMALL).values() for pairs in boxes)
+        assert all(check(saver, t, pairs)[0] > 0 for boxes in spans(proto, t.shape, "f4", 3, SMALL).values()
+                   for pairs in boxes)
 
 
 # ---- what is read ----
 
 def fsdp(proto, shapes, path, world, tensors=6):
-    return Base(proto, path, [make(shapes, f"w{i}", (world * 4, 512), f"fsdp={world}", "S(0)", seed=i) for i in range(tensors)], world)
+    return Base(proto, path, [make(shapes, f"w{i}", (world * 4, 512), f"fsdp={world}", "S(0)", seed=i)
+                              for i in range(tensors)], world)
 
 
 def test_an_unchanged_layout_reads_its_own_line(proto, shapes, tmp_path):
@@ -299,13 +319,15 @@ def test_an_unchanged_layout_reads_its_own_line(proto, shapes, tmp_path):
 def test_only_lines_that_can_hold_the_box_are_read(proto, shapes, tmp_path):
     base = fsdp(proto, shapes, tmp_path / "s", 16)
     t = base.tensors[0]
-    for rank, pairs, holders in [(3, [(20, 12), (0, 512)], {3, 5, 6, 7}), (40, [(60, 4), (0, 512)], {15}), (3, [(12, 4), (100, 50)], {3})]:
+    for rank, pairs, holders in [(3, [(20, 12), (0, 512)], {3, 5, 6, 7}), (40, [(60, 4), (0, 512)], {15}),
+                                 (3, [(12, 4), (100, 50)], {3})]:
         with Saver(base, tmp_path / "s", rank) as saver:
             check(saver, t, pairs)
             assert saver.readers() - {0} == holders
     for t in base.tensors:
         t.sharding = None
-    base = Base(proto, tmp_path / "unknown", base.tensors, 16)  # nothing recorded: outwards from its own number, until the box is covered
+    # nothing recorded: outwards from its own number, until the box is covered
+    base = Base(proto, tmp_path / "unknown", base.tensors, 16)
     with Saver(base, tmp_path / "unknown", 6) as saver:
         n, of = check(saver, base.tensors[0], [(16, 4), (0, 512)])
         assert n == of and saver.readers() - {0} == {4, 5, 6, 7, 8} - ({8} if 8 not in saver.readers() else set())
@@ -341,14 +363,17 @@ def test_many_lines_in_vain(proto, tmp_path):
 
 
 def test_stages_have_layouts_of_their_own(proto, shapes, tmp_path):
-    """A tensor that moved to another stage is found there; a rank whose stage did not change reads no other's layout."""
-    stages = [[make(shapes, f"layers.{s}.{i}", (16, 512), "tp=2", "S(0)", seed=10 * s + i) for i in range(3)] for s in range(3)]
+    """A tensor that moved to another stage is found there; a rank whose stage did not change reads no other's
+    layout."""
+    stages = [[make(shapes, f"layers.{s}.{i}", (16, 512), "tp=2", "S(0)", seed=10 * s + i) for i in range(3)]
+              for s in range(3)]
     for s, tensors in enumerate(stages):
         for t in tensors:
             t.held = {r + 2 * s: boxes for r, boxes in t.held.items()}
             t.sharding = None
     everything = [t for tensors in stages for t in tensors]
-    base = Base(proto, tmp_path / "s", everything, 6, stages=[((2 * s, 2 * s + 1), tensors) for s, tensors in enumerate(stages)])
+    base = Base(proto, tmp_path / "s", everything, 6,
+                stages=[((2 * s, 2 * s + 1), tensors) for s, tensors in enumerate(stages)])
     with Saver(base, tmp_path / "s", 3) as saver:
         for t in stages[1]:
             n, of = check(saver, t, t.held[3][0])
@@ -363,7 +388,8 @@ def test_stages_have_layouts_of_their_own(proto, shapes, tmp_path):
 
 def test_another_tensor_is_not_the_same(proto, shapes, tmp_path):
     base = Base(proto, tmp_path / "s", [make(shapes, "w", (16, 512), "tp=2", "S(0)")], 2)
-    for t in (T("w", "u2", (512, 16), {}), T("w", "u2", (16, 256), {}), T("w", "f4", (16, 512), {}), T("v", "u2", (16, 512), {})):
+    for t in (T("w", "u2", (512, 16), {}), T("w", "u2", (16, 256), {}), T("w", "f4", (16, 512), {}),
+              T("v", "u2", (16, 512), {})):
         with Saver(base, tmp_path / "s", 0, [t]) as saver:
             assert saver.known(t, whole(t.shape)) == {}
     same = base.tensors[0]
@@ -391,8 +417,10 @@ def test_a_damaged_part_recognises_nothing_and_breaks_nothing(proto, shapes, tmp
     t = base.tensors[0]
     with Saver(base, tmp_path / "s", 1) as saver:
         found = saver.known(t, whole(t.shape))
-        lost = {box for box in want(base, saver.layout.grid(0), t, whole(t.shape)) if broken * 16 <= box[0][0] < (broken + 1) * 16}
-        assert lost and found == {box: d for box, d in want(base, saver.layout.grid(0), t, whole(t.shape)).items() if box not in lost}
+        lost = {box for box in want(base, saver.layout.grid(0), t, whole(t.shape))
+                if broken * 16 <= box[0][0] < (broken + 1) * 16}
+        assert lost and found == {box: d for box, d in want(base, saver.layout.grid(0), t, whole(t.shape)).items()
+                                  if box not in lost}
         assert set(saver.known(t, t.held[3][0])) == {box for box in found if box[0][0] >= 48}
 
 
@@ -417,7 +445,8 @@ def test_any_thread(proto, shapes, tmp_path):
     base, wrong = fsdp(proto, shapes, tmp_path / "s", 4, tensors=24), []
     with Saver(base, tmp_path / "s", 1) as saver:
         grid = saver.layout.grid(0)
-        wanted = {(t.name, i): want(base, grid, t, pairs) for t in base.tensors for i, pairs in enumerate([t.held[1][0], whole(t.shape)])}
+        wanted = {(t.name, i): want(base, grid, t, pairs) for t in base.tensors
+                  for i, pairs in enumerate([t.held[1][0], whole(t.shape)])}
 
         def work(seed):
             rng = random.Random(seed)

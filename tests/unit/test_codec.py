@@ -60,10 +60,12 @@ def test_both_implementations_give_the_same_bytes(codec, word_bytes):
 
 
 @settings(max_examples=150, deadline=None)
-@given(word_bytes=st.sampled_from(WORDS), n=st.integers(0, 3 * low.BLOCK), kind=st.integers(0, 4), seed=st.integers(0, 2**32))
+@given(word_bytes=st.sampled_from(WORDS), n=st.integers(0, 3 * low.BLOCK), kind=st.integers(0, 4),
+       seed=st.integers(0, 2**32))
 def test_random_lengths(codec, word_bytes, n, kind, seed):
     r = np.random.default_rng(seed)
-    data = [lambda: weights(word_bytes, n, seed), lambda: r.bytes(n), lambda: bytes(n), lambda: (b"abcdefg " * (n // 8 + 1))[:n],
+    data = [lambda: weights(word_bytes, n, seed), lambda: r.bytes(n), lambda: bytes(n),
+            lambda: (b"abcdefg " * (n // 8 + 1))[:n],
             lambda: r.bytes(n // 2) + bytes(n - n // 2)][kind]()
     round_trip(codec, word_bytes, data)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that ranks declare to hold alike: what differs is refused by name on all ranks, mostly before anything is written."""
+"""Values that ranks declare to hold alike: what differs is refused by name on all ranks, mostly before anything is
+written."""
 import errno
 import pathlib
 
@@ -35,14 +36,17 @@ def test_alike(api, store):
 
 def test_who_declares_nothing_is_not_asked(api, store):
     """Groups of some ranks (a pipeline's stages), and a rank without any."""
-    assert declare(api, store, lambda rank: [("stage %d" % (rank // 2), "names", b"%d" % (rank // 2))] * (rank < 3), world=4) == [7] * 4
+    assert declare(api, store, lambda rank: [("stage %d" % (rank // 2), "names", b"%d" % (rank // 2))] * (rank < 3),
+                   world=4) == [7] * 4
 
 
 @pytest.mark.parametrize("what,one,two", [
     ('"lr" of the group "state" has another value', [("state", "lr", b"1")], [("state", "lr", b"2")]),
-    ('"seed" of the group "state" is declared by', [("state", "lr", b"1")], [("state", "lr", b"1"), ("state", "seed", b"")]),
+    ('"seed" of the group "state" is declared by', [("state", "lr", b"1")],
+     [("state", "lr", b"1"), ("state", "seed", b"")]),
     ('"a" of the group "state" is declared by', [("state", "a", b"1"), ("state", "b", b"1")], [("state", "b", b"2")]),
-    ('"x" of the group "b" has another value', [("a", "x", b"1"), ("b", "x", b"1")], [("b", "x", b"2"), ("c", "x", b"1")]),
+    ('"x" of the group "b" has another value', [("a", "x", b"1"), ("b", "x", b"1")],
+     [("b", "x", b"2"), ("c", "x", b"1")]),
 ])
 def test_what_differs_is_named(api, store, what, one, two):
     done = declare(api, store, lambda rank: two if rank else one)
@@ -52,7 +56,8 @@ def test_what_differs_is_named(api, store, what, one, two):
 
 def test_too_many_to_name(api, store):
     """Beyond its bound `begin` has one digest for a group."""
-    done = declare(api, store, lambda rank: [("state", f"value {i}", b"%d" % (i + rank * (i == 5000))) for i in range(9000)] + [("z", "x", b"")])
+    done = declare(api, store, lambda rank: [("state", f"value {i}", b"%d" % (i + rank * (i == 5000)))
+                                             for i in range(9000)] + [("z", "x", b"")])
     refused(done, 'a value of the group "state" is not the same', "rank 0 on ", "rank 1 on ")
     assert not packs(store)
 

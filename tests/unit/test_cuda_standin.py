@@ -64,7 +64,8 @@ class Device:
         fence, n = self.made("fence"), max(1, len(streams))
         try:
             self.places = [self.place(fence, one) for one in at or [None]]
-            self.check(self.lib.device_fence_set(fence, (ctypes.c_void_p * n)(*streams), ctypes.c_size_t(n), ctypes.byref(self.err)))
+            self.check(self.lib.device_fence_set(fence, (ctypes.c_void_p * n)(*streams), ctypes.c_size_t(n),
+                                                 ctypes.byref(self.err)))
         except OSError:
             self.lib.device_fence_free(self.open.pop()[1])
             raise
@@ -72,7 +73,8 @@ class Device:
 
     def place(self, fence, address):
         place = ctypes.c_uint()
-        self.check(self.lib.device_fence_place(fence, ctypes.c_void_p(address), ctypes.byref(place), ctypes.byref(self.err)))
+        self.check(self.lib.device_fence_place(fence, ctypes.c_void_p(address), ctypes.byref(place),
+                                               ctypes.byref(self.err)))
         return place.value
 
     def stream(self, fence, place=0):
@@ -343,7 +345,8 @@ def test_frees_are_silent_when_the_context_is_gone(cuda, driver, lib):
 # ---- shapes ----
 
 def copied(cuda, driver, view):
-    """What a device gather makes of a view; on the device there is only what lies between its first byte and its last."""
+    """What a device gather makes of a view; on the device there is only what lies between its first byte and its
+    last."""
     low, high = getattr(np.lib, "array_utils", np).byte_bounds(view) if view.size else (0, 0)
     device = driver.memory(ctypes.string_at(low, high - low) or b"x")
     g = Gather.of(view)
@@ -370,10 +373,13 @@ ROWS = np.arange(1 << 16, dtype=np.int32).reshape(64, 1024)
 
 
 @pytest.mark.parametrize("view, calls", [
-    (A, "1"), (A[1:3], "1"), (A[:, 1:3], "1"), (A[0].T, "1"), (A[::-1], "1"), (A[::2, ::2, ::2], "2"), (A[:, :, ::-1], "1"),
+    (A, "1"), (A[1:3], "1"), (A[:, 1:3], "1"), (A[0].T, "1"), (A[::-1], "1"), (A[::2, ::2, ::2], "2"),
+    (A[:, :, ::-1], "1"),
     (np.broadcast_to(A[0, 0], (5, 8)), "1"), (A[:0], ""), (A[1, 2, 3, ...], "1"), (A.transpose(2, 0, 1)[::-1], "1"),
-    (B, "1"), (B[:, :, 100:900], "2"), (B[:, 1:3, 100:900], "3"), (B.transpose(1, 0, 2), "2222"), (B[::2, ::2, ::2], "3"),
-    (B.transpose(2, 0, 1)[:, ::-1], "1"), (ROWS[:, ::16], "2"), (ROWS[:, ::4], "1"), (ROWS[::5], "2"), (ROWS[:, :3].T, "2")])
+    (B, "1"), (B[:, :, 100:900], "2"), (B[:, 1:3, 100:900], "3"), (B.transpose(1, 0, 2), "2222"),
+    (B[::2, ::2, ::2], "3"),
+    (B.transpose(2, 0, 1)[:, ::-1], "1"), (ROWS[:, ::16], "2"), (ROWS[:, ::4], "1"), (ROWS[::5], "2"),
+    (ROWS[:, :3].T, "2")])
 def test_few_calls(cuda, driver, view, calls):
     """1, 2, 3: a call that copies in so many dimensions."""
     assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
@@ -393,12 +399,15 @@ def test_every_permutation_of_2_mib_takes_few_calls(cuda, driver, shape):
         assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes(), order
         made = {what: driver.count(what) - n for what, n in before.items()}
         copies = made["copies"] + made["copies_2d"] + made["copies_3d"]
-        row = np.prod([1, *shape[len(order) - next((i for i, d in enumerate(reversed(order)) if d != len(order) - 1 - i), len(order)):]]) * 4
+        row = np.prod(
+            [1, *shape[len(order) - next((i for i, d in enumerate(reversed(order)) if d != len(order) - 1 - i),
+                                         len(order)):]]) * 4
         assert copies <= (1 if row < 512 else 64) and made["calls"] - copies < 60, (order, made)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.permutations(range(4)), st.tuples(*[st.sampled_from([3, 17, 40, 96, 130])] * 4), st.sampled_from([1, 2, 4, 8, 16, 3]),
+@given(st.permutations(range(4)), st.tuples(*[st.sampled_from([3, 17, 40, 96, 130])] * 4),
+       st.sampled_from([1, 2, 4, 8, 16, 3]),
        st.tuples(*[st.sampled_from([1, 1, 1, -1, 2])] * 4))
 def test_large_boxes_are_turned_in_parts(cuda, driver, order, shape, item, steps):
     """More than the memory to turn them in, cut wherever that is best."""
@@ -413,7 +422,8 @@ def test_large_boxes_are_turned_in_parts(cuda, driver, order, shape, item, steps
     view = raw.view(f"V{item}").reshape(shape).transpose(order)[tuple(slice(None, None, s) for s in steps)]
     before = sum(driver.count(what) for what in ("copies", "copies_2d", "copies_3d"))
     assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
-    assert sum(driver.count(what) for what in ("copies", "copies_2d", "copies_3d")) - before <= 4 + 40 * view.nbytes // (1 << 20)
+    assert (sum(driver.count(what) for what in ("copies", "copies_2d", "copies_3d")) - before <= 4 +
+            40 * view.nbytes // (1 << 20))
     driver.reset(20)
     driver.context()
 
@@ -424,7 +434,8 @@ WINDOWS = np.lib.stride_tricks.as_strided(np.arange(4096, dtype=np.int16), (1000
 @pytest.mark.parametrize("view", [
     WINDOWS, WINDOWS.T, WINDOWS[::-1].T, np.broadcast_to(np.arange(3000, dtype=np.int32)[:, None], (3000, 100)),
     np.broadcast_to(np.arange(3000, dtype=np.int32)[::-1], (50, 3000)).T, np.broadcast_to(np.int64(7), (40, 30, 20)),
-    np.broadcast_to(np.int8(7), (1,)), np.zeros((5, 0, 7), np.int8).T, np.arange(9)[4:5], np.arange(9, dtype=np.int8)[::-1],
+    np.broadcast_to(np.int8(7), (1,)), np.zeros((5, 0, 7), np.int8).T, np.arange(9)[4:5],
+    np.arange(9, dtype=np.int8)[::-1],
     np.lib.stride_tricks.as_strided(np.arange(5000, dtype=np.int8), (70, 60), (71, 1))[:, ::2].T,
     np.lib.stride_tricks.as_strided(np.arange(5000, dtype=np.int64), (7, 7), (8, 8))],
     ids=lambda v: f"{v.shape}-{v.strides}")
@@ -443,7 +454,8 @@ def test_memory_to_turn_in_is_pinned_where_it_may_be(cuda, driver, pin, pageable
     g.from_ = source
     cuda.gather(stream, ctypes.addressof(out), g)
     cuda.done(stream)
-    assert out.raw == ROWS.T.tobytes() and (driver.count("pageable"), driver.count("allocations")) == (pageable, not pageable)
+    assert out.raw == ROWS.T.tobytes() and (driver.count("pageable"),
+                                            driver.count("allocations")) == (pageable, not pageable)
 
 
 def test_memory_to_turn_in_that_is_refused(cuda, driver):
@@ -463,9 +475,11 @@ def test_memory_to_turn_in_that_is_refused(cuda, driver):
             assert out.raw == ROWS.T.tobytes() and driver.count("pageable") == 1
 
 
-@pytest.mark.parametrize("function", ["cuMemHostAlloc", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuMemcpyDtoHAsync", "cuMemcpy2DAsync"])
+@pytest.mark.parametrize("function", ["cuMemHostAlloc", "cuEventCreate", "cuEventRecord", "cuEventSynchronize",
+                                      "cuMemcpyDtoHAsync", "cuMemcpy2DAsync"])
 def test_a_turn_that_fails_leaves_nothing(cuda, driver, function):
-    """The nth call of a long one: the stream is freed, nothing is written to the destination afterwards, and another one works."""
+    """The nth call of a long one: the stream is freed, nothing is written to the destination afterwards, and another
+    one works."""
     cuda.pin = YES
     big = np.random.default_rng(1).integers(0, 2**32, (1500, 1100), np.uint32)
     want = (big[:, :900] if function == "cuMemcpy2DAsync" else big).T
@@ -567,7 +581,8 @@ def test_a_ring_is_made_and_registered_by_a_thread_without_a_context(cuda, drive
             found.append(r.memory)
         with Ring(lib, 8 * PAGE, pin) as r:
             slot, before = r.take(PAGE), r.memory
-            found.extend((r.register(fence), r.register(fence), r.memory, before == PINNED, r.give(slot), driver.depth()))
+            found.extend((r.register(fence), r.register(fence), r.memory, before == PINNED, r.give(slot),
+                          driver.depth()))
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
@@ -577,8 +592,10 @@ def test_a_ring_is_made_and_registered_by_a_thread_without_a_context(cuda, drive
         assert found == [memory, 0, 0, memory, False, 0, 0]
 
 
-@pytest.mark.parametrize("pin, calls", [(AUTO, ("cuMemHostRegister", "cuMemHostAlloc")), (YES, ("cuMemHostRegister", "cuMemHostAlloc")),
-                                        (ALLOCATE, ("cuMemHostAlloc", "cuMemHostRegister"))], ids=["auto", "yes", "allocate"])
+@pytest.mark.parametrize("pin, calls", [(AUTO, ("cuMemHostRegister", "cuMemHostAlloc")),
+                                        (YES, ("cuMemHostRegister", "cuMemHostAlloc")),
+                                        (ALLOCATE, ("cuMemHostAlloc", "cuMemHostRegister"))],
+                         ids=["auto", "yes", "allocate"])
 def test_memory_that_can_not_be_pinned_the_first_way_is_the_second(cuda, driver, lib, pin, calls):
     """Registered or allocated; where neither works it is what it can be, or an error with both sentences."""
     fence, held = cuda.fence(), {"cuMemHostRegister": "registrations", "cuMemHostAlloc": "allocations"}
@@ -599,7 +616,8 @@ def test_memory_that_can_not_be_pinned_the_first_way_is_the_second(cuda, driver,
             stream = cuda.stream(fence)
             cuda.copy(stream, slot, driver.memory(noise(3 * PAGE)), 3 * PAGE)
             cuda.done(stream)
-            assert ctypes.string_at(slot, 3 * PAGE) == noise(3 * PAGE) and driver.count("pageable") == (refused == 2) and r.give(slot) == 0
+            assert (ctypes.string_at(slot, 3 * PAGE) == noise(3 * PAGE) and
+                    driver.count("pageable") == (refused == 2) and r.give(slot) == 0)
         assert not driver.count("registrations") and not driver.count("allocations")
 
 
@@ -610,7 +628,8 @@ def test_a_ring_that_is_in_use_is_registered_or_a_new_one_is_wanted(cuda, driver
         with Ring(lib, 8 * PAGE, pin) as r:
             driver.fail("cuMemHostRegister", 1, 2)
             assert r.register(fence) == 1 and r.register(fence) == 1, "asked once"
-            assert r.memory in (PAGEABLE, LOCKED) and lib.device_ring_why(r.p) == b"cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY"
+            assert r.memory in (PAGEABLE,
+                                LOCKED) and lib.device_ring_why(r.p) == b"cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY"
     with Ring(lib, 8 * PAGE, ALLOCATE) as r:
         assert r.register(fence) == 1 and not driver.count("registrations") and lib.device_ring_why(r.p) == b""
     with Ring(lib, 8 * PAGE, NO) as r:
@@ -634,7 +653,8 @@ def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale)
         with Ring(lib, 24 * PAGE, YES, cuda.fence()) as r:
             sources = [driver.memory(8 * PAGE) for _ in range(4)]
             fence = cuda.fence()
-            events = [(cuda.event(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence)) for _ in range(8)]
+            marks = [(cuda.mark(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence))
+                     for _ in range(8)]
             under_way = []
 
             def finish():
@@ -666,11 +686,15 @@ def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale)
 # ---- errors ----
 
 @pytest.mark.parametrize("function, call", [
-    ("cuCtxGetCurrent", "fence"), ("cuThreadExchangeStreamCaptureMode", "fence"), ("cuStreamIsCapturing", "fence"), ("cuEventCreate", "fence"),
-    ("cuPointerGetAttributes", "fence at"), ("cuDevicePrimaryCtxRetain", "fence mapped"), ("cuThreadExchangeStreamCaptureMode", "copy"), ("cuEventRecord", "fence"), ("cuCtxPushCurrent", "stream"),
-    ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "event"), ("cuEventCreate", "event"), ("cuCtxPushCurrent", "wait_fence"),
+    ("cuCtxGetCurrent", "fence"), ("cuThreadExchangeStreamCaptureMode", "fence"), ("cuStreamIsCapturing", "fence"),
+    ("cuEventCreate", "fence"),
+    ("cuPointerGetAttributes", "fence at"), ("cuDevicePrimaryCtxRetain", "fence mapped"),
+    ("cuThreadExchangeStreamCaptureMode", "copy"), ("cuEventRecord", "fence"), ("cuCtxPushCurrent", "stream"),
+    ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "mark"), ("cuEventCreate", "mark"),
+    ("cuCtxPushCurrent", "wait_fence"),
     ("cuStreamWaitEvent", "wait_fence"), ("cuCtxPushCurrent", "copy"), ("cuMemcpyDtoHAsync", "copy"),
-    ("cuCtxPushCurrent", "set"), ("cuEventRecord", "set"), ("cuCtxPushCurrent", "wait"), ("cuEventSynchronize", "wait")])
+    ("cuCtxPushCurrent", "set"), ("cuEventRecord", "set"), ("cuCtxPushCurrent", "wait"),
+    ("cuEventSynchronize", "wait")])
 def test_every_call_of_the_driver_may_fail(cuda, driver, function, call):
     """Its name and the driver's word for it are in the sentence, nothing leaks, and the next call works."""
     fence = cuda.fence()
@@ -678,8 +702,11 @@ def test_every_call_of_the_driver_may_fail(cuda, driver, function, call):
     event = cuda.event(stream)
     out, source = ctypes.create_string_buffer(8), driver.memory(b"12345678")
     mapped = driver.lib.standin_memory_on(0, 8)
-    calls = {"fence": cuda.fence, "fence at": lambda: cuda.fence(at=[source]), "fence mapped": lambda: cuda.fence(at=[mapped]), "stream": lambda: cuda.stream(fence), "event": lambda: cuda.event(stream),
-             "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(event), "wait": lambda: cuda.wait(event),
+    calls = {"fence": cuda.fence, "fence at": lambda: cuda.fence(at=[source]),
+             "fence mapped": lambda: cuda.fence(at=[mapped]), "stream": lambda: cuda.stream(fence),
+             "mark": lambda: cuda.mark(stream),
+             "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(mark),
+             "wait": lambda: cuda.wait(mark),
              "copy": lambda: cuda.copy(stream, ctypes.addressof(out), source, 8)}
     before = driver.held()
     driver.fail(function, 1, 2)
@@ -717,7 +744,8 @@ def test_host_memory_as_a_source_is_refused(cuda, driver):
 
 
 @pytest.mark.parametrize("code, errno, word", [
-    (1, EINVAL, "CUDA_ERROR_INVALID_VALUE"), (3, ENODEV, "CUDA_ERROR_NOT_INITIALIZED"), (712, EEXIST, "ALREADY_REGISTERED"),
+    (1, EINVAL, "CUDA_ERROR_INVALID_VALUE"), (3, ENODEV, "CUDA_ERROR_NOT_INITIALIZED"),
+    (712, EEXIST, "ALREADY_REGISTERED"),
     (719, EIO, "answers 719"), (999, EIO, "cuStreamCreate: the CUDA driver answers 999")])
 def test_words_for_errors(cuda, driver, code, errno, word):
     fence = cuda.fence()

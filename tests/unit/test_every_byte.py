@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bit of every byte of a small store is flipped in turn: reads give the right bytes or an error, and verify finds each."""
+"""A bit of every byte of a small store is flipped in turn: reads give the right bytes or an error, and verify finds
+each."""
 import subprocess
 
 import numpy
@@ -10,7 +11,8 @@ def test_every_byte(vckpt, build, tmp_path, scale):
     store, source = tmp_path / "store", tmp_path / "source"
     source.mkdir()
     rng = numpy.random.default_rng(1)
-    save_file({"w": (rng.standard_normal((20, 33)) * 0.02).astype("f4"), "b": rng.integers(0, 9, 5), "e": numpy.zeros((0, 3))}, source / "model.safetensors")
+    save_file({"w": (rng.standard_normal((20, 33)) * 0.02).astype("f4"), "b": rng.integers(0, 9, 5),
+               "e": numpy.zeros((0, 3))}, source / "model.safetensors")
     (source / "config.json").write_text("{}" * 40)
     vckpt("init", store, "--no-reserve")
     vckpt("import", store, "run", source, "--set", "loss=1", "--no-index")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vckpt export writes, vckpt import takes back: the same step, whatever its names, types, components and blobs. And a manifest.json that lies."""
+"""What vckpt export writes, vckpt import takes back: the same step, whatever its names, types, components and blobs.
+And a manifest.json that lies."""
 import ctypes as c
 import json
 import os
@@ -14,10 +15,13 @@ import pytest
 from test_tree import SAFETENSORS, Error, Saver, Tree, checked
 
 FORMS = ["safetensors", "npy", "npy,safetensors"]
-WIDTH = {**dict.fromkeys((1, 2, 6, 16, 17, 18, 19, 20, 21), 1), **dict.fromkeys((3, 7, 10, 11), 2), 4: 4, 8: 4, 12: 4, 5: 8, 9: 8, 13: 8, 14: 8, 15: 16}
+WIDTH = {**dict.fromkeys((1, 2, 6, 16, 17, 18, 19, 20, 21), 1), **dict.fromkeys((3, 7, 10, 11), 2), 4: 4, 8: 4, 12: 4,
+         5: 8, 9: 8, 13: 8, 14: 8, 15: 16}
 SHAPES = [(), (0,), (1,), (7,), (2, 0, 5), (4, 6), (1,) * 16, (33, 130), (3, 2, 2, 2)]
-PARTS = ["a", "layer.0.weight", "..", ".", ".hidden", ".git", "100%", "%2F", "%41", "tab\tnew\nline", "\x7f", 'q"uote\\', " ", "grö日本", "a.npy", "x.safetensors",
-         "model", "ranks", "00003", "mesh", "manifest.json", "model.safetensors", "__metadata__", ".dcp", "-rf", "é" * 130, "n" * 240]
+PARTS = ["a", "layer.0.weight", "..", ".", ".hidden", ".git", "100%", "%2F", "%41", "tab\tnew\nline", "\x7f",
+         'q"uote\\', " ", "grö日本", "a.npy", "x.safetensors",
+         "model", "ranks", "00003", "mesh", "manifest.json", "model.safetensors", "__metadata__", ".dcp", "-rf",
+         "é" * 130, "n" * 240]
 COMPONENTS = ["model", "optimizer", "ema.v2-x", "_"]
 
 
@@ -33,7 +37,8 @@ def opened(lib, tmp_path):
 
 def make_name(rng):
     """Also longer than a file's name can be."""
-    return rng.choice(["", "", "", "/"]) + rng.choice(["/", "//", ".", ""]).join(rng.choices(PARTS, k=rng.randint(1, 4))) + rng.choice(["", "", "/"])
+    return (rng.choice(["", "", "", "/"]) +
+            rng.choice(["/", "//", ".", ""]).join(rng.choices(PARTS, k=rng.randint(1, 4))) + rng.choice(["", "", "/"]))
 
 
 def random_step(rng, saver):
@@ -132,7 +137,8 @@ def test_forms_that_disagree(exported, name, file):
         f.seek(-1, os.SEEK_END)
         f.write(b"\xff")
     done = again(check=False)
-    assert done.returncode == 1 and f"tensor {name} stands in" in done.stderr and file in done.stderr and "model.safetensors, and they differ" in done.stderr
+    assert (done.returncode == 1 and f"tensor {name} stands in" in done.stderr and file in done.stderr and
+            "model.safetensors, and they differ" in done.stderr)
 
 
 def test_attributes_may_be_set_anew(vckpt, exported):
@@ -155,7 +161,8 @@ def test_other_files_become_blobs(vckpt, exported):
     (d / "adapter.safetensors").write_bytes((d / "model.safetensors").read_bytes())
     (d / "model.safetensors.index.json").write_text("not read")
     again()
-    assert {b["name"] for b in told(vckpt, path)["blobs"]} == {"config.json", "dir/.x", "rng", "dir/more/notes.npy", "README", "adapter.safetensors",
+    assert {b["name"] for b in told(vckpt, path)["blobs"]} == {"config.json", "dir/.x", "rng", "dir/more/notes.npy",
+                                                               "README", "adapter.safetensors",
                                                                "model.safetensors.index.json"}
 
 
@@ -195,12 +202,15 @@ def twice(listed):
 # tensors: 0 model a/b, 1 model n, 2 model w, 3 optimizer w; blobs: 0 config.json, 1 dir/%2Ex, 2 ranks/00000/rng
 LIES = {
     "tensor missing": (change("tensors.2", None), "model/w.npy: .*manifest.json does not name it"),
-    "tensor too many": (lambda m: m["tensors"].append({**m["tensors"][0], "name": "c", "file": "model/c.npy"}), r"tensors\[4\], c of component model, is in no file"),
+    "tensor too many": (lambda m: m["tensors"].append({**m["tensors"][0], "name": "c", "file": "model/c.npy"}),
+                        r"tensors\[4\], c of component model, is in no file"),
     "no tensors": (change("tensors", None), "tensors is missing"),
     "tensors is an object": (change("tensors", {}), "tensors is missing or not a list"),
     "a tensor is a string": (change("tensors.1", "n"), r"tensors\[1\] is not an object"),
-    "other dtype of bf16": (change("tensors.2.dtype", "f16"), r"model/w.npy: .*'\|V2'.* not f16 \(tensors\[2\] of .*manifest.json\)"),
-    "other dtype of f8": (change("tensors.0.dtype", "f8_e5m2"), r"tensors\[0\].dtype of a/b is f8_e5m2, and .*model.safetensors holds f8_e4m3fn"),
+    "other dtype of bf16": (change("tensors.2.dtype", "f16"),
+                            r"model/w.npy: .*'\|V2'.* not f16 \(tensors\[2\] of .*manifest.json\)"),
+    "other dtype of f8": (change("tensors.0.dtype", "f8_e5m2"),
+                          r"tensors\[0\].dtype of a/b is f8_e5m2, and .*model.safetensors holds f8_e4m3fn"),
     "other dtype": (change("tensors.1.dtype", "i32"), r"tensors\[1\].dtype of n is i32, and .*n.npy holds f32"),
     "no dtype": (change("tensors.1.dtype", None), r"tensors\[1\].dtype is missing"),
     "unknown dtype": (change("tensors.1.dtype", "f12"), r"tensors\[1\].dtype is not a dtype: 'f12'"),
@@ -210,23 +220,30 @@ LIES = {
     "fractional shape": (change("tensors.1.shape", [2.0]), r"tensors\[1\].shape"),
     "17 dimensions": (change("tensors.1.shape", [1] * 17), r"tensors\[1\].shape is not a list of at most 16"),
     "overflow": (change("tensors.1.shape", [2**62, 2**62]), r"tensors\[1\].shape overflows"),
-    "component unknown": (change("tensors.1.component", "other"), r"tensors\[1\].component is not one of the components: 'other'"),
-    "component that leaves": (change("components.0.name", "../x"), r"components\[0\].name cannot be the name of a component: '../x'"),
-    "component with a slash": (change("components.0.name", "a/b"), r"components\[0\].name cannot be the name of a component"),
-    "component of the tree": (change("components.0.name", "ranks"), r"components\[0\].name cannot be the name of a component"),
+    "component unknown": (change("tensors.1.component", "other"),
+                          r"tensors\[1\].component is not one of the components: 'other'"),
+    "component that leaves": (change("components.0.name", "../x"),
+                              r"components\[0\].name cannot be the name of a component: '../x'"),
+    "component with a slash": (change("components.0.name", "a/b"),
+                               r"components\[0\].name cannot be the name of a component"),
+    "component of the tree": (change("components.0.name", "ranks"),
+                              r"components\[0\].name cannot be the name of a component"),
     "component twice": (twice("components"), r"components\[2\].name is given twice: 'model'"),
     "tensor twice": (twice("tensors"), r"tensors\[4\].file is given twice"),
     "name empty": (change("tensors.1.name", ""), r"tensors\[1\].name is not a name"),
     "name too long": (change("tensors.1.name", "n" * 65536), r"tensors\[1\].name is not a name"),
-    "name of another file": (change("tensors.1.name", "../../etc/passwd"), r"tensors\[1\].file is not where this tensor belongs: 'model/n.npy'"),
-    "file outside": (change("tensors.1.file", "../../etc/passwd"), r"tensors\[1\].file is not where this tensor belongs: '../../etc/passwd'"),
+    "name of another file": (change("tensors.1.name", "../../etc/passwd"),
+                             r"tensors\[1\].file is not where this tensor belongs: 'model/n.npy'"),
+    "file outside": (change("tensors.1.file", "../../etc/passwd"),
+                     r"tensors\[1\].file is not where this tensor belongs: '../../etc/passwd'"),
     "absolute file": (change("tensors.1.file", "/etc/passwd"), r"tensors\[1\].file is not where"),
     "file with dots": (change("tensors.1.file", "model/../model/n.npy"), r"tensors\[1\].file is not where"),
     "blob outside": (change("blobs.0.file", "../secret"), r"blobs\[0\].file is not in the directory: ../secret"),
     "absolute blob": (change("blobs.0.file", "/etc/passwd"), r"blobs\[0\].file is not in the directory: /etc/passwd"),
     "blob that is a tensor": (change("blobs.0.file", "model/n.npy"), r"blobs\[0\].file is given twice: 'model/n.npy'"),
     "blob that is the manifest": (change("blobs.0.file", "manifest.json"), r"blobs\[0\].file is not in the directory"),
-    "blob that is a component": (change("blobs.0.file", "optimizer.safetensors"), r"blobs\[0\].bytes is 2, and .*optimizer.safetensors has"),
+    "blob that is a component": (change("blobs.0.file", "optimizer.safetensors"),
+                                 r"blobs\[0\].bytes is 2, and .*optimizer.safetensors has"),
     "blob twice": (twice("blobs"), r"blobs\[3\].file is given twice"),
     "blobs of one name": (change("blobs.1.name", "config.json"), "two sources have a file config.json"),
     "blob shorter": (change("blobs.0.bytes", 3), r"blobs\[0\].bytes is 3, and .*config.json has 2"),
@@ -255,15 +272,19 @@ def test_a_manifest_that_lies(vckpt, exported, lie):
 
 
 @pytest.mark.parametrize("text,sentence", [
-    (lambda t: t[:300], "not JSON"), (lambda t: t + "x", "not JSON"), (lambda t: t.replace('"config.json"', '"c\\ud800"'), "not JSON"),
-    (lambda t: t.replace('"config.json"', '"c\\u0000"'), "not JSON"), (lambda t: t.replace('"step"', '"run"'), "not JSON"),
-    (lambda t: '{"run": ' + "[" * 100_000, "not JSON"), (lambda t: t.replace('"bytes": 2', '"bytes": 99999999999999999999'), "not JSON"),
+    (lambda t: t[:300], "not JSON"), (lambda t: t + "x", "not JSON"),
+    (lambda t: t.replace('"config.json"', '"c\\ud800"'), "not JSON"),
+    (lambda t: t.replace('"config.json"', '"c\\u0000"'), "not JSON"),
+    (lambda t: t.replace('"step"', '"run"'), "not JSON"),
+    (lambda t: '{"run": ' + "[" * 100_000, "not JSON"),
+    (lambda t: t.replace('"bytes": 2', '"bytes": 99999999999999999999'), "not JSON"),
 ], ids=["cut", "more", "surrogate", "NUL", "twice", "nested", "number"])
 def test_a_manifest_that_is_no_json(exported, text, sentence):
     path, d, again = exported
     (d / "manifest.json").write_text(text((d / "manifest.json").read_text()))
     done = again(check=False)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "manifest.json: line " in done.stderr and sentence in done.stderr, done.stderr
+    assert (done.returncode == 1 and done.stderr.count("\n") == 1 and "manifest.json: line " in done.stderr and
+            sentence in done.stderr), done.stderr
 
 
 def test_a_huge_manifest(exported):
@@ -273,7 +294,8 @@ def test_a_huge_manifest(exported):
     assert done.returncode == 1 and "manifest.json: larger than 209715200 bytes" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"run": 1}', "", "no JSON", '{"name": "a web page", "components": []}', '"run"', "{\"x\": 1, \"run\""])
+@pytest.mark.parametrize("text", ["{}", "[]", '{"run": 1}', "", "no JSON", '{"name": "a web page", "components": []}',
+                                  '"run"', "{\"x\": 1, \"run\""])
 def test_a_manifest_of_another_program(vckpt, exported, text):
     """It is a file like any other."""
     path, d, _ = exported
@@ -308,12 +330,17 @@ def npy(path, descr, shape, data):
 
 def test_dtype_of_a_file(vckpt, store_path, tmp_path):
     """A .npy of |V2 or |V1 by itself: asked for by name, never guessed."""
-    w, x, n = npy(tmp_path / "w.npy", "|V2", (3,), b"abcdef"), npy(tmp_path / "x.npy", "<V1", (4,), b"abcd"), npy(tmp_path / "n.npy", "<f4", (1,), bytes(4))
-    for file, names in ((w, "bf16 (--dtype DTYPE before the file)"), (x, "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f8_e5m2fnuz, f8_e8m0fnu, f4_e2m1fn_x2 (--dtype")):
+    w, x, n = npy(tmp_path / "w.npy", "|V2", (3,), b"abcdef"), npy(tmp_path / "x.npy", "<V1", (4,),
+                                                                   b"abcd"), npy(tmp_path / "n.npy", "<f4", (1,),
+                                                                                 bytes(4))
+    for file, names in ((w, "bf16 (--dtype DTYPE before the file)"),
+                        (x, "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f8_e5m2fnuz, f8_e8m0fnu, f4_e2m1fn_x2 (--dtype")):
         done = vckpt("import", store_path, "r", file, check=False)
-        assert done.returncode == 1 and done.stderr.count("\n") == 1 and str(file) in done.stderr and names in done.stderr, done.stderr
+        assert (done.returncode == 1 and done.stderr.count("\n") == 1 and str(file) in done.stderr and
+                names in done.stderr), done.stderr
     vckpt("import", store_path, "r/1", "--dtype", "bf16", w, n, "--component", "other", "--dtype", "f8_e5m2", x)
-    assert {t["name"]: (t["dtype"], t["shape"]) for t in told(vckpt, store_path, "r/1")["tensors"]} == {"w": ("bf16", [3]), "n": ("f32", [1]), "x": ("f8_e5m2", [4])}
+    assert {t["name"]: (t["dtype"], t["shape"]) for t in told(vckpt, store_path, "r/1")["tensors"]} == {
+        "w": ("bf16", [3]), "n": ("f32", [1]), "x": ("f8_e5m2", [4])}
     assert vckpt("cat", store_path, "r/1/model/w", "--raw").stdout == "abcdef"
     done = vckpt("import", store_path, "r", "--dtype", "bf16", x, check=False)
     assert done.returncode == 1 and "'<V1'" in done.stderr and "not bf16" in done.stderr

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from storelib import (ABORTED, DAMAGED, EBUSY, LAUNCH, NONE, UNDECIDED, Api, Attempt, Failed, age_marks, fresh, open_all, packs_of, put_heartbeat,
+from storelib import (ABORTED, DAMAGED, EBUSY, LAUNCH, NONE, UNDECIDED, Api, Attempt, Failed, age_marks, fresh,
+                      open_all, packs_of, put_heartbeat,
                       save, scratch)
 from test_attempt import files, killed_writer, visible
 
@@ -47,7 +48,8 @@ def test_two_runs_and_a_grace_period(api):
     dry, reports = api.gc(grace=HOUR, dry=True)
     assert tree(api) == before and gone < whats(reports, "mark") and dry.marked == 3
     first, reports = api.gc(grace=HOUR)
-    assert whats(reports, "mark") == whats(api.gc(grace=HOUR, dry=True)[1], "keep") and first.marked == 3 and first.deleted == 0
+    assert (whats(reports, "mark") == whats(api.gc(grace=HOUR, dry=True)[1], "keep") and first.marked == 3 and
+            first.deleted == 0)
     assert set(before) < set(tree(api))
     again, reports = api.gc(grace=HOUR)
     assert again.waiting == 3 and again.waiting_bytes > 0 and again.marked == 0
@@ -230,7 +232,8 @@ def test_unfinished_files(api):
 
 def test_foreign_files_stay(api):
     save(api, "r")
-    names = ["packs/00/readme", "packs/x", "runs/r/notes.txt", "runs/r/manifests/zz", "hosts/me", "incoming/r/x", "notes", "trash/whatever"]
+    names = ["packs/00/readme", "packs/x", "runs/r/notes.txt", "runs/r/manifests/zz", "hosts/me", "incoming/r/x",
+             "notes", "trash/whatever"]
     for name in names:
         (api.path / name).parent.mkdir(parents=True, exist_ok=True)
         (api.path / name).write_bytes(b"mine")
@@ -420,7 +423,8 @@ def test_collector_beside_writers(lib, seed, scale):
 
     class Beside(World):
         def end(self, a, how=None):
-            super().end(a, how or self.random.choice("cccca"))  # a death would make the collector watch for its time-out
+            # a death would make the collector watch for its time-out
+            super().end(a, how or self.random.choice("cccca"))
 
     thread = threading.Thread(target=collect)
     try:

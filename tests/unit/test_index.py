@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index: what was put is found, what is damaged is noticed when it is opened, and nothing done to its file hurts this process."""
+"""The index: what was put is found, what is damaged is noticed when it is opened, and nothing done to its file hurts
+this process."""
 import ctypes
 import errno
 import fcntl
@@ -23,8 +24,10 @@ class Digest(ctypes.Structure):
 
 
 class Place(ctypes.Structure):
-    _fields_ = [("digest", Digest), ("offset", ctypes.c_uint64), ("checks", ctypes.c_uint64), ("raw_len", ctypes.c_uint64),
-                ("stored_len", ctypes.c_uint64), ("codec", ctypes.c_uint16), ("kind", ctypes.c_uint8), ("pack", ctypes.c_char * 128),
+    _fields_ = [("digest", Digest), ("offset", ctypes.c_uint64), ("checks", ctypes.c_uint64),
+                ("raw_len", ctypes.c_uint64),
+                ("stored_len", ctypes.c_uint64), ("codec", ctypes.c_uint16), ("kind", ctypes.c_uint8),
+                ("pack", ctypes.c_char * 128),
                 ("run", ctypes.c_char * 129), ("entry", ctypes.c_uint64), ("manifest", Digest)]
 
 
@@ -44,7 +47,8 @@ def places_of(commit, count, first=0, packs=3):
     """`count` places whose digests and contents follow from their numbers; only the pack names tell the commit."""
     all = (Place * count)()
     for n in range(count):
-        all[n] = Place(digest("piece", first + n), 4096 * n, 99 + n, 1000 + n, 900 + n, 0x201, 1, b"%016x-0-0-model%d" % (commit, n % packs))
+        all[n] = Place(digest("piece", first + n), 4096 * n, 99 + n, 1000 + n, 900 + n, 0x201, 1,
+                       b"%016x-0-0-model%d" % (commit, n % packs))
     return all
 
 
@@ -52,7 +56,8 @@ class Index:
     def __init__(self, lib, path, id=ID, max_bytes=0, flags=0):
         self.lib, self.handle, self.flags = lib, ctypes.c_void_p(), flags
         err = Error()
-        rc = lib.index_open(os.fsencode(path), id, ctypes.c_uint64(max_bytes), flags, ctypes.byref(self.handle), ctypes.byref(err))
+        rc = lib.index_open(os.fsencode(path), id, ctypes.c_uint64(max_bytes), flags, ctypes.byref(self.handle),
+                            ctypes.byref(err))
         if rc != 0:
             assert err.code == rc and err.text
             raise OSError(-rc, err.text.decode())
@@ -67,7 +72,8 @@ class Index:
 
     def add(self, commit, places, run=b"run"):
         manifest = digest("commit", commit)
-        return self.lib.index_add_commit(self.handle, run, ctypes.c_uint64(commit), ctypes.byref(manifest), places, ctypes.c_uint64(len(places)))
+        return self.lib.index_add_commit(self.handle, run, ctypes.c_uint64(commit), ctypes.byref(manifest), places,
+                                         ctypes.c_uint64(len(places)))
 
     def remove(self, commit):
         return self.lib.index_remove_commit(self.handle, ctypes.byref(digest("commit", commit)))
@@ -97,9 +103,11 @@ def check(lib, path, id=ID):
 
 
 def right(found, commit, n, place):
-    return (bytes(found.digest.bytes) == bytes(digest("piece", n).bytes) and found.entry == commit and found.run == b"run"
+    return (bytes(found.digest.bytes) == bytes(digest("piece", n).bytes) and found.entry == commit and
+            found.run == b"run"
             and bytes(found.manifest.bytes) == bytes(digest("commit", commit).bytes)
-            and all(getattr(found, f) == getattr(place, f) for f in ("offset", "checks", "raw_len", "stored_len", "codec", "kind", "pack")))
+            and all(getattr(found, f) == getattr(place, f)
+                    for f in ("offset", "checks", "raw_len", "stored_len", "codec", "kind", "pack")))
 
 
 def test_round_trip(lib, tmp_path):
@@ -157,7 +165,8 @@ def test_eviction_keeps_the_bound(lib, tmp_path):
             assert index.stat().bytes <= bound
             assert all(index.find(commit * 700 + n).entry == commit for n in (0, 350, 699))
         assert index.find(700) is None and index.knows(1)  # evicted, but known
-        assert index.add(99, places_of(99, 20000)) == 0 and index.knows(99) and not index.find(0)  # larger than the bound: known only
+        # larger than the bound: known only
+        assert index.add(99, places_of(99, 20000)) == 0 and index.knows(99) and not index.find(0)
         assert index.find(40 * 700)
     assert os.path.getsize(path / "index.mdb") <= 2 * bound
     assert check(lib, path) == 0
@@ -200,7 +209,8 @@ def test_of_another_store(lib, tmp_path):
 
 
 def test_many_readers_and_one_writer(lib, tmp_path):
-    """Readers keep what they opened, whatever writers do meanwhile; a writer waits for the one before, and goes on from what that published."""
+    """Readers keep what they opened, whatever writers do meanwhile; a writer waits for the one before, and goes on from
+    what that published."""
     path = tmp_path / "index"
     with Index(lib, path) as index:
         index.add(1, places_of(1, 10))
@@ -299,7 +309,8 @@ CHILD = ("import ctypes, sys; import test_index as t\n"
 
 def child(lib, path, commit, count):
     env = {**os.environ, **({"LD_PRELOAD": os.environ["VCKPT_PRELOAD"]} if "VCKPT_PRELOAD" in os.environ else {})}
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(lib._name), str(path), str(commit), str(count)], env=env, stdout=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(lib._name), str(path), str(commit), str(count)], env=env,
+                            stdout=subprocess.PIPE)
 
 
 def test_reader_beside_another_process(lib, build, tmp_path):
@@ -315,7 +326,8 @@ def test_reader_beside_another_process(lib, build, tmp_path):
 
 
 def test_a_writer_that_dies(lib, build, tmp_path, scale):
-    """Killed at any moment it leaves the index before it or the one that it made, sound, and the next writer goes on from there."""
+    """Killed at any moment it leaves the index before it or the one that it made, sound, and the next writer goes on
+    from there."""
     path, rng, stood = tmp_path / "index", random.Random(3), set()
     with Index(lib, path) as index:
         index.add(1, places_of(1, 10))
@@ -328,7 +340,8 @@ def test_a_writer_that_dies(lib, build, tmp_path, scale):
         writer.wait()
         assert check(lib, path) == 0
         with Index(lib, path, flags=READ_ONLY) as index:
-            assert index.find(0).entry == 1 and index.knows(commit) == (index.find(2000) is not None and index.find(2000).entry == commit)
+            assert index.find(0).entry == 1 and index.knows(commit) == (index.find(2000) is not None and
+                                                                        index.find(2000).entry == commit)
             stood.add(index.knows(commit))
     with Index(lib, path) as index:
         assert index.add(77, places_of(77, 10, first=90000)) == 0
@@ -348,7 +361,8 @@ def test_links_are_refused(lib, tmp_path):
         Index(lib, path)
     with Index(lib, path, flags=ANEW) as index:
         assert index.find(0) is None and index.add(2, places_of(2, 10)) == 0
-    assert check(lib, path) == 0 and not os.path.islink(path / "index.mdb") and (tmp_path / "elsewhere").read_bytes() == before
+    assert (check(lib, path) == 0 and not os.path.islink(path / "index.mdb") and
+            (tmp_path / "elsewhere").read_bytes() == before)
 
 
 # ---- damage ----
@@ -380,7 +394,8 @@ def damaged_copy(lib, sound, tmp_path):
 
 
 def sound_and_right(lib, path, answers):
-    """True: it opens, every answer is right, and it can be written. False: it is refused as damaged, and can be made anew."""
+    """True: it opens, every answer is right, and it can be written. False: it is refused as damaged, and can be made
+    anew."""
     rc = check(lib, path)
     assert rc in (0, DAMAGED), rc
     if rc != 0:
@@ -484,7 +499,8 @@ def test_not_a_file(lib, tmp_path):
 
 
 def test_files_beside_it(lib, sound, tmp_path):
-    """What a writer that died and a version of vckpt before seals left is removed; what somebody else left is not touched."""
+    """What a writer that died and a version of vckpt before seals left is removed; what somebody else left is not
+    touched."""
     for content in (b"", bytes(100), random.Random(9).randbytes(8192), b"\xff" * 100000):
         path = damaged_copy(lib, sound, tmp_path)
         for name in ("data.mdb", "lock.mdb", "index.mdb.new", "kept"):
@@ -494,7 +510,8 @@ def test_files_beside_it(lib, sound, tmp_path):
 
 
 def test_a_file_that_was_copied_is_not_believed(lib, sound, tmp_path):
-    """Whoever forges an index can compute its check, and LMDB would follow its pages; but not for a file that is not made yet."""
+    """Whoever forges an index can compute its check, and LMDB would follow its pages; but not for a file that is not
+    made yet."""
     path = damaged_copy(lib, sound, tmp_path)
     os.rename(path / "index.mdb", path / "index.mdb.moved")
     os.rename(path / "index.mdb.moved", path / "index.mdb")

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from ranklib import ETIMEDOUT, PIECE, api, Launch, Meddler, Ranks, incoming, launch_name     # noqa: F401 (fixtures)
-from storelib import (ABORTED, ALIVE, EABORTED, HEARTBEAT_RECORD, NONE, UNDECIDED, Attempt, Failed, Heartbeat, Record, packs_of,
+from storelib import (ABORTED, ALIVE, EABORTED, HEARTBEAT_RECORD, NONE, UNDECIDED, Attempt, Failed, Heartbeat, Record,
+                      packs_of,
                       put_heartbeat, save)
 
 
@@ -75,7 +76,8 @@ def begin_all(launches, **how):
 # ---- launches ----
 
 def test_options(api):
-    assert "launch id" in failure(-errno.EINVAL, Launch, api, "r", None, 0, 2) and "launch id" in failure(-errno.EINVAL, Launch, api, "r", "", 1, 2)
+    assert "launch id" in failure(-errno.EINVAL, Launch, api, "r", None, 0,
+                                  2) and "launch id" in failure(-errno.EINVAL, Launch, api, "r", "", 1, 2)
     for rank, world in ((0, 0), (1, 1), (7, 3)):
         assert f"rank {rank}" in failure(-errno.EINVAL, Launch, api, "r", "x", rank, world)
     failure(-errno.EINVAL, Launch, api, "a/b", "x", 0, 1)
@@ -126,7 +128,8 @@ def state(api, attempt):
 
 @pytest.mark.parametrize("behind", [0, 200])
 def test_a_used_id_is_refused_at_all_ranks(api, behind):
-    """Also where the old entry lies far behind the newest snapshot: rank 0 says so in the list. Nobody takes over the old save."""
+    """Also where the old entry lies far behind the newest snapshot: rank 0 says so in the list. Nobody takes over the
+    old save."""
     attempt = undecided(api, "job")
     with api.list("r") as l:
         for i in range(behind):
@@ -136,7 +139,8 @@ def test_a_used_id_is_refused_at_all_ranks(api, behind):
         started = time.monotonic()
         answers = together(*[lambda r=r: Launch(api, "r", "job", r, 2) for r in range(2)])
         assert time.monotonic() - started < 10      # not the 60 s that a rank waits for another one
-        assert all(isinstance(e, Failed) and e.code == -errno.EEXIST and "used before" in e.text for e in answers), answers
+        assert all(isinstance(e, Failed) and e.code == -errno.EEXIST and "used before" in e.text
+                   for e in answers), answers
         with api.list("r", whole=True) as l:
             end = end or l.next
             assert l.next == end, "said once"
@@ -154,7 +158,8 @@ def launch_nonce(api, run="r"):
     for _ in range(10):
         for path in (api.path / "hosts").glob("*.r0.*"):
             m, record = Heartbeat(), Record()
-            r = api.lib.store_record_get(c.c_void_p(api.p.contents.storage), f"hosts/{path.name}".encode(), HEARTBEAT_RECORD, (c.c_uint8 * 16)(*api.id),
+            r = api.lib.store_record_get(c.c_void_p(api.p.contents.storage), f"hosts/{path.name}".encode(),
+                                         HEARTBEAT_RECORD, (c.c_uint8 * 16)(*api.id),
                                          c.byref(record), None, None)
             if r == 0:
                 assert api.lib.proto_heartbeat_decode(c.c_void_p(record.body), c.c_size_t(record.len), c.byref(m)) == 0
@@ -173,7 +178,8 @@ def test_the_launch_entry_and_rank_0_show_one_nonce(api):
     close(ls)
 
 
-@pytest.mark.parametrize("moves,nonce,follows", [(True, "its own", True), (True, "another", False), (True, "none", False), (False, "its own", False)])
+@pytest.mark.parametrize("moves,nonce,follows", [(True, "its own", True), (True, "another", False),
+                                                 (True, "none", False), (False, "its own", False)])
 def test_a_rank_0_of_another_host(api, moves, nonce, follows):
     """It is followed where it shows the nonce of the launch entry, and is seen to move."""
     l = Launch(api, "r", "job", 0, 2)
@@ -280,7 +286,8 @@ def test_a_heartbeat_that_cannot_be_started(api, lands):
         return -errno.EIO
     m.answer["put"] = put
     if not lands:   # the other one's own put is not meddled with
-        m.answer["put"] = lambda args: m.answer.pop("put") and put(args) if c.string_at(args[1]).startswith(b"hosts/") else None
+        m.answer["put"] = (lambda args: m.answer.pop("put") and put(args) if c.string_at(args[1]).startswith(b"hosts/")
+                           else None)
     failure(-errno.EIO, Launch, api, "r", "job", 0, 1)
     m.end()
     assert [p.name for p in (api.path / "hosts").iterdir()] == ([] if lands else [name + ".0"])
@@ -353,7 +360,8 @@ def test_ranks_say_which_step_they_mean(api):
 
 
 def test_one_rank_counts_on(api):
-    """From the newest step at its start; a step that was named and came to nothing does not count, a number that was given out does."""
+    """From the newest step at its start; a step that was named and came to nothing does not count, a number that was
+    given out does."""
     save(api, "r", step=10)
     l = Launch(api, "r", "job", 0, 1)
     save(api, "r", step=40)
@@ -430,7 +438,8 @@ def test_a_rank_leaves_a_step_out(api, who):
     for rank, got in answers.items():
         assert got[-1] == (20, visible(api)[20][0]), answers
         if rank != who:
-            assert got[0][1].code == EABORTED and f"rank {who} on" in got[0][1].text and "step 20" in got[0][1].text, answers
+            assert got[0][1].code == EABORTED and f"rank {who} on" in got[0][1].text and "step 20" in got[0][1].text, (
+                answers)
     assert sorted(visible(api)) == [20]
 
 
@@ -515,7 +524,8 @@ def test_a_step_that_exists(api):
     old = save(api, "r", step=3)
     ls = job(api, 2)
     answers = together(*[lambda l=l: l.save(3) for l in ls])
-    assert {x.code for x in answers} <= {-errno.EEXIST, EABORTED} and all("has a step 3 already" in x.text for x in answers), answers
+    assert {x.code for x in answers} <= {-errno.EEXIST, EABORTED} and all("has a step 3 already" in x.text
+                                                                          for x in answers), answers
     assert visible(api)[3][0] == old.entry
     (step, entry), other = together(*[lambda l=l: l.save(3, replace=True) for l in ls])
     assert (step, entry) == other == (3, visible(api)[3][0]) and entry != old.entry
@@ -572,10 +582,12 @@ def test_a_rank_that_fails(api):
     for a in attempts[:3]:
         a.announce()
     started = time.monotonic()
-    answers = together(*[a.wait for a in attempts[:3]], lambda: (time.sleep(0.2), attempts[3].abort("the GPU fell off the bus")))
+    answers = together(*[a.wait for a in attempts[:3]],
+                       lambda: (time.sleep(0.2), attempts[3].abort("the GPU fell off the bus")))
     assert time.monotonic() - started < 15  # not a heartbeat of 20 s
     for e in answers[:3]:
-        assert e.code == EABORTED and f"rank 3 on {api.lib.store_hostname().decode()}: the GPU fell off the bus" in e.text
+        assert (e.code == EABORTED and f"rank 3 on {api.lib.store_hostname().decode()}: the GPU fell "
+                f"off the bus" in e.text)
     with api.list("r", whole=True) as l:
         assert l.attempt(attempts[0].name)[0] == ABORTED
     assert not packs_of(api)
@@ -702,7 +714,8 @@ def test_what_is_under_way_is_listed(api):
     a = begin_all(ls)
     a[1].announce()
     begun, world, announced, missing, since, state = incoming(api)[a[0].name]
-    assert (begun, world, announced, missing, state) == (True, 3, [1], [0, 2], ALIVE) and abs(since / 1e9 - time.time()) < 60
+    assert (begun, world, announced, missing, state) == (True, 3, [1], [0, 2],
+                                                         ALIVE) and abs(since / 1e9 - time.time()) < 60
     alone = Attempt(api, "other", step=1)
     assert incoming(api)[alone.name] == (True, 1, [], [0], 0, ALIVE)
     alone.free()
@@ -770,7 +783,8 @@ def test_eio_of_the_lists_directory_is_undecided(api, alone):
 
 
 def test_a_storage_that_times_out(api):
-    """A network file system answers ETIMEDOUT. A wait whose own time is over answers the same, and its caller waits again: so the storage's error is told as undecided."""
+    """A network file system answers ETIMEDOUT. A wait whose own time is over answers the same, and its caller waits
+    again: so the storage's error is told as undecided."""
     l = Launch(api, "r", "x", 0, 1, start_ms=500)
     a = l.begin()
     a.write(random.randbytes(PIECE))
@@ -809,7 +823,8 @@ def test_an_announcement_that_lands_and_fails(api):
 
 
 def test_a_begin_that_fails_with_its_abort(api):
-    """Without this rank's part nobody commits: it is told what failed, and not that the save is undecided. The abort is written later."""
+    """Without this rank's part nobody commits: it is told what failed, and not that the save is undecided. The abort is
+    written later."""
     ls = job(api, 2)
     a = ls[0].begin(step=3)
     m = Meddler(api)
@@ -838,7 +853,8 @@ def test_requests_do_not_grow_with_the_square(api, world):
     took = time.monotonic() - started
     m.end()
     waited = {k: v / world for k, v in m.count.items() if v}
-    print(f"\n{world} ranks: {prepared / world:.1f} calls a rank before the wait, {sum(waited.values()):.1f} in it ({took:.2f} s): {waited}")
+    print(f"\n{world} ranks: {prepared / world:.1f} calls a rank before the wait, {sum(waited.values()):.1f} in it "
+          f"({took:.2f} s): {waited}")
     assert prepared / world < 45
     assert sum(waited.values()) < 30 + 12 * took  # a poll is 100 ms in the end
     close(ls, *attempts)
@@ -872,7 +888,8 @@ def lives_without_descriptors(lib, pid, start):
     if child == 0:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
         os._exit(lib.store_process_lives(c.c_uint64(pid), c.c_uint64(start)))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lib.store_process_lives(c.c_uint64(pid), c.c_uint64(start))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lib.store_process_lives(c.c_uint64(pid),
+            c.c_uint64(start))
 
 
 def test_who_cannot_look_calls_nobody_dead(lib):
@@ -883,5 +900,6 @@ def test_who_cannot_look_calls_nobody_dead(lib):
     os.waitpid(gone, 0)
     assert lives_without_descriptors(lib, os.getpid(), start) == (1, True)
     assert lives_without_descriptors(lib, gone, start) == (1, False)
-    assert not lib.store_process_lives(c.c_uint64(os.getpid()), c.c_uint64(start + 1))     # another one has its number by now
+    # another one has its number by now
+    assert not lib.store_process_lives(c.c_uint64(os.getpid()), c.c_uint64(start + 1))
     assert lib.store_process_lives(c.c_uint64(os.getpid()), c.c_uint64(0))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts and parts: against docs/format written once more in Python, through the builder and the packs, and with tables
-that lie."""
+"""Layouts and parts: against docs/format written once more in Python, through the builder and the packs, and with
+tables that lie."""
 import ctypes as c
 import errno
 import hashlib
@@ -11,8 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from protolib import (ATTEMPT, DEFAULT, DTYPES, EFORMAT, EVERSION, Buf, Chunk, Error, Layout, P, P_, PackUse, Part, Piece, Proto, Ref, Refused, Row, Shape,
-                      StoreLayout, align, blocks, chunk_bytes, chunk_decode, make_box, ptr, read_row, row_digest, structure, table, u32, u64)
+from protolib import (ATTEMPT, DEFAULT, DTYPES, EFORMAT, EVERSION, Buf, Chunk, Error, Layout, P, P_, PackUse, Part,
+                      Piece, Proto, Ref, Refused, Row, Shape,
+                      StoreLayout, align, blocks, chunk_bytes, chunk_decode, make_box, ptr, read_row, row_digest,
+                      structure, table, u32, u64)
 from storelib import Api, Store
 
 ENCODED = 0x0201  # lz4 over bit planes of 16-bit words
@@ -28,7 +30,8 @@ def lib(build):
 
 
 def random_layout(rng, n):
-    names = {(rng.choice(["model", "optimizer", "a"]), "".join(rng.choice("ab./\u00fc") for _ in range(rng.randint(1, 5))).encode()) for _ in range(n)}
+    names = {(rng.choice(["model", "optimizer", "a"]),
+              "".join(rng.choice("ab./\u00fc") for _ in range(rng.randint(1, 5))).encode()) for _ in range(n)}
     out = []
     for component, name in names:
         shape = rng.choice([(), (0,), (3, 0), (7,), (64, 33), (600, 700), (3, 5, 2), (40000,), (2, 512, 300)])
@@ -50,7 +53,8 @@ def test_layout_is_a_function_of_the_set(lib):
             assert lib.store_layout_find(two.p, component.encode(), name, c.c_size_t(len(name))) == i
             n = u32()
             assert c.string_at(lib.store_layout_name(two.p, u32(i), c.byref(n)), n.value) == name
-            assert lib.store_layout_component(two.p, u32(i)).decode() == component and lib.store_layout_dtype(two.p, u32(i)) == dtype
+            assert (lib.store_layout_component(two.p, u32(i)).decode() == component and
+                    lib.store_layout_dtype(two.p, u32(i)) == dtype)
             assert lib.store_layout_bytes(two.p, u32(i)) == DTYPES[dtype] * int(np.prod(shape, dtype=object))
             g = two.grid(i)
             assert tuple(g.shape.dim[:g.shape.ndim]) == shape and g.item_bytes == DTYPES[dtype]
@@ -59,7 +63,8 @@ def test_layout_is_a_function_of_the_set(lib):
         for number, component in enumerate(sorted({t[0] for t in tensors})):
             first, end = u32(), u32()
             lib.store_layout_component_range(two.p, u32(number), c.byref(first), c.byref(end))
-            assert {t[0] for t in two.tensors[first.value:end.value]} == {component} and sum(t[0] == component for t in tensors) == end.value - first.value
+            assert ({t[0] for t in two.tensors[first.value:end.value]} == {component} and
+                    sum(t[0] == component for t in tensors) == end.value - first.value)
         one.close()
         two.close()
 
@@ -67,9 +72,12 @@ def test_layout_is_a_function_of_the_set(lib):
 def test_layout_refuses(lib):
     good = ("model", b"a", 12, (2, 3))
     for bad, code, word in [
-        (("model", b"a", 12, (2, 3)), errno.EEXIST, "twice"), (("ranks", b"b", 12, ()), errno.EINVAL, "ranks"), (("model", b"", 12, ()), errno.EINVAL, "name"),
-        (("model", b"a\0b", 12, ()), errno.EINVAL, "UTF-8"), (("model", b"\xff", 12, ()), errno.EINVAL, "UTF-8"), (("model", b"x" * 65536, 12, ()), errno.EINVAL, "65535"),
-        (("model", b"b", 0, ()), errno.EINVAL, "dtype"), (("model", b"b", 22, ()), errno.EINVAL, "dtype"), (("model", b"b", 12, (2**62,)), errno.EINVAL, "shape"),
+        (("model", b"a", 12, (2, 3)), errno.EEXIST, "twice"), (("ranks", b"b", 12, ()), errno.EINVAL, "ranks"),
+        (("model", b"", 12, ()), errno.EINVAL, "name"),
+        (("model", b"a\0b", 12, ()), errno.EINVAL, "UTF-8"), (("model", b"\xff", 12, ()), errno.EINVAL, "UTF-8"),
+        (("model", b"x" * 65536, 12, ()), errno.EINVAL, "65535"),
+        (("model", b"b", 0, ()), errno.EINVAL, "dtype"), (("model", b"b", 22, ()), errno.EINVAL, "dtype"),
+        (("model", b"b", 12, (2**62,)), errno.EINVAL, "shape"),
         (("model", b"b", 12, (2**40, 2**40, 0)), errno.EINVAL, "shape"),
     ]:
         with pytest.raises(Refused, match=word) as e:
@@ -95,7 +103,8 @@ Held = structure("Held", buffer=c.c_bool, mesh=ptr, placements=P(Placement), npl
 
 
 class HeldLayout:
-    """[(component, name, (mesh text, ranks or None, words) or None, buffer)]: a mesh of its own for each tensor unless `meshes` is given."""
+    """[(component, name, (mesh text, ranks or None, words) or None, buffer)]: a mesh of its own for each tensor unless
+    `meshes` is given."""
 
     def __init__(self, lib, tensors, shape=(64, 64), meshes=None):
         self.lib, self.p, made, words = lib, P(StoreLayout)(), {} if meshes is None else meshes, []
@@ -109,12 +118,14 @@ class HeldLayout:
                     if key not in made:
                         made[key] = ptr()
                         ranks = held[1] and (u32 * len(held[1]))(*held[1])
-                        assert lib.tensor_mesh_parse(held[0].encode(), ranks, u32(len(held[1] or ())), c.byref(made[key]), None) == 0
+                        assert lib.tensor_mesh_parse(held[0].encode(), ranks, u32(len(held[1] or ())),
+                                                     c.byref(made[key]), None) == 0
                     p = P(Placements)()
                     assert lib.tensor_placements_parse(held[2].encode(), c.byref(p), None) == 0
                     words.append(p)
                     h.mesh, h.placements, h.nplacements = made[key], p.contents.at, p.contents.n
-                r = lib.store_layout_builder_add_held(b, component, name, c.c_size_t(len(name)), 12, c.byref(s), u32(i), c.byref(h), c.byref(e))
+                r = lib.store_layout_builder_add_held(b, component, name, c.c_size_t(len(name)), 12, c.byref(s), u32(i),
+                                                      c.byref(h), c.byref(e))
                 if r < 0:
                     raise Refused(r, e.text.decode())
             r = lib.store_layout_builder_finish(b, c.byref(self.p), c.byref(object_), c.byref(tags), c.byref(e))
@@ -133,7 +144,8 @@ class HeldLayout:
 
     def held(self, component, name):
         """(mesh text, ranks, words, buffer) or None, as the library tells it"""
-        t, mesh, p, e, text = self.lib.store_layout_find(self.p, component, name, c.c_size_t(len(name))), ptr(), P(Placements)(), Error(), Buf()
+        t, mesh, p, e, text = self.lib.store_layout_find(self.p, component, name,
+                                                         c.c_size_t(len(name))), ptr(), P(Placements)(), Error(), Buf()
         r = self.lib.store_layout_mesh(self.p, u32(t), c.byref(mesh), c.byref(e))
         buffer = bool(self.m.tensors[t].flags & 1)
         if r < 0:
@@ -155,7 +167,8 @@ class HeldLayout:
         self.lib.store_layout_free(self.p)
 
 
-MESHES = [("dp=2,tp=2", None), ("dp=2,tp=2", (0, 1, 2, 3)), ("dp=2,tp=2", (4, 5, 6, 7)), ("dp=2,tp=2", (0, 2, 1, 3)), ("fsdp=4", None), ("dp=4,tp=1", None),
+MESHES = [("dp=2,tp=2", None), ("dp=2,tp=2", (0, 1, 2, 3)), ("dp=2,tp=2", (4, 5, 6, 7)), ("dp=2,tp=2", (0, 2, 1, 3)),
+          ("fsdp=4", None), ("dp=4,tp=1", None),
           ("pp=2,dp=2,tp=2", None), ("tp=2,dp=2", None)]
 WORDS = ["R", "S(0)", "S(1)", "SS(0,2)", "SS(0,4)", "IS(0,2)", "RS(0;1,3)", "RS(0;3,1)", "RS(0,1;1,3)", "RS(0;1,3,0)"]
 
@@ -171,22 +184,26 @@ def test_who_holds_what_is_a_function_of_the_set(lib):
     lib.tensor_mesh_rank_at.restype = u32
     rng = random.Random(4)
     for _ in range(40):
-        tensors = [(rng.choice([b"model", b"optimizer"]), b"t%d" % i, random_held(rng), rng.random() < 0.2) for i in range(rng.randint(1, 60))]
+        tensors = [(rng.choice([b"model", b"optimizer"]), b"t%d" % i, random_held(rng), rng.random() < 0.2)
+                   for i in range(rng.randint(1, 60))]
         one = HeldLayout(lib, tensors)
         rng.shuffle(tensors)
         shared = {}
-        two = HeldLayout(lib, tensors, meshes=shared)  # equal meshes by one pointer, where the first had one for each tensor
+        # equal meshes by one pointer, where the first had one for each tensor
+        two = HeldLayout(lib, tensors, meshes=shared)
         assert one.object == two.object
         for component, name, held, buffer in tensors:
             count = int(np.prod([int(w.split("=")[1]) for w in held[0].split(",")])) if held else 0
             assert two.held(component, name) == (held and (held[0], list(held[1] or range(count)), held[2]), buffer)
-        meshes = [(m.ndims, [m.dim_sizes[d] for d in range(m.ndims)], [m.dim_names[d] for d in range(m.ndims)], m.ranks[:m.nranks])
+        meshes = [(m.ndims, [m.dim_sizes[d] for d in range(m.ndims)], [m.dim_names[d] for d in range(m.ndims)],
+                   m.ranks[:m.nranks])
                   for m in (two.m.meshes[i] for i in range(two.m.nmeshes))]
         words = [two.m.placements[i] for i in range(two.m.nplacements)]
         assert meshes == sorted(meshes) and words == sorted(set(words))  # in the order that docs/format/layout.md says
         assert len({repr(m) for m in meshes}) == len(meshes) == len({canonical(t[2]) for t in tensors if t[2]})
         used = [two.m.tensors[i] for i in range(len(tensors))]
-        assert {t.mesh for t in used} - {0} == set(range(1, len(meshes) + 1)) and {t.placement for t in used} - {0} == set(range(1, len(words) + 1))
+        assert ({t.mesh for t in used} - {0} == set(range(1, len(meshes) + 1)) and
+                {t.placement for t in used} - {0} == set(range(1, len(words) + 1)))
         one.close()
         two.close()
         for m in shared.values():
@@ -212,7 +229,8 @@ def test_many_tensors_of_few_meshes(lib):
     """8,192 ranks, three meshes, 1,000 tensors: a hundred kilobytes, and no time."""
     ranks = tuple(range(8192))
     three = [("dp=64,tp=128", ranks), ("dp=64,tp=128", ranks[::-1]), ("pp=8,dp=8,tp=128", ranks)]
-    tensors = [(b"model", b"layer.%d.weight" % i, three[i % 3] + (("R,S(0)", "S(0),S(1)", "R,R,S(0)")[i % 3],), False) for i in range(1000)]
+    tensors = [(b"model", b"layer.%d.weight" % i, three[i % 3] + (("R,S(0)", "S(0),S(1)", "R,R,S(0)")[i % 3],), False)
+               for i in range(1000)]
     shared = {}
     HeldLayout(lib, tensors[:3], meshes=shared).close()
     start = time.process_time()
@@ -297,7 +315,8 @@ class Written:
             for tensor, boxes, pieces in rows:
                 array = (Piece * max(len(pieces), 1))(*[p.struct() for p in pieces])
                 box_array = table(type(make_box([])), [make_box(x) for x in boxes]) if boxes else None
-                r = lib.store_part_add_row(b, u32(tensor), box_array, u32(len(boxes or [])), array, u64(len(pieces)), c.byref(e))
+                r = lib.store_part_add_row(b, u32(tensor), box_array, u32(len(boxes or [])), array, u64(len(pieces)),
+                                           c.byref(e))
                 if r < 0:
                     raise Refused(r, e.text.decode())
             self.names = [b"00000000000000aa-0-0-p%d" % i for i in range(npacks)] + [name]
@@ -322,14 +341,19 @@ class Written:
         """The object's bytes: chunks are encoded where that gains."""
         ref, pack, e, out = self.chunks[i].ref, ptr(), Error(), ptr()
         name = self.names[ref.pack]
-        assert self.lib.store_pack_open(ptr(self.s.storage), self.s.info.id, name, c.byref(pack), c.byref(e)) == 0, e.text
-        assert self.lib.store_object_load(pack, c.byref(Ref(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len, ref.codec, ref.kind, ref.pack)), u64(1 << 30), c.byref(out), c.byref(e)) == 0, e.text
+        assert self.lib.store_pack_open(ptr(self.s.storage), self.s.info.id, name, c.byref(pack),
+                                        c.byref(e)) == 0, e.text
+        assert self.lib.store_object_load(pack,
+                                          c.byref(Ref(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len,
+                                                      ref.codec, ref.kind, ref.pack)), u64(1 << 30), c.byref(out),
+                                          c.byref(e)) == 0, e.text
         self.lib.store_pack_close(pack)
         return c.string_at(out, ref.raw_len)
 
     def row(self, tensor):
         row, e = Row(), Error()
-        r = self.lib.store_part_read_row_cached(None, self.api.p, self.layout.p, c.byref(self.part), self.array, u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
+        r = self.lib.store_part_read_row_cached(None, self.api.p, self.layout.p, c.byref(self.part), self.array,
+                                                u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
         if r < 0:
             raise Refused(r, e.text.decode())
         out = read_row(self.layout, row)
@@ -338,9 +362,11 @@ class Written:
 
     def rows(self):
         out, e = [], Error()
-        callback = c.CFUNCTYPE(c.c_int, ptr, P(Row))(lambda _, row: out.append(read_row(self.layout, row.contents)) or 0)
+        callback = c.CFUNCTYPE(c.c_int, ptr, P(Row))(lambda _, row: out.append(read_row(self.layout, row.contents)) or
+                                                     0)
         for i in range(len(self.chunks)):
-            r = self.lib.store_part_read_chunk(self.api.p, self.layout.p, c.byref(self.part), self.array, u32(len(self.names)), u32(i), callback, None, c.byref(e))
+            r = self.lib.store_part_read_chunk(self.api.p, self.layout.p, c.byref(self.part), self.array,
+                                               u32(len(self.names)), u32(i), callback, None, c.byref(e))
             if r < 0:
                 raise Refused(r, e.text.decode())
         return out
@@ -364,7 +390,8 @@ def test_builder_writes_what_the_page_says(lib, tmp_path, scale):
 
 
 def test_chunks_are_cut(lib, tmp_path):
-    """Several chunks: each tensor's row is in the one whose range holds it; a chunk is no longer than a row or the target."""
+    """Several chunks: each tensor's row is in the one whose range holds it; a chunk is no longer than a row or the
+    target."""
     rng = random.Random(5)
     layout = Layout(lib, [("model", b"%04d" % i, 11, (2048, 2048)) for i in range(400)])
     rows = [(t, None, random_pieces(rng, layout.piece_bytes(t, None), 3)) for t in range(0, 400, 2)]
@@ -393,10 +420,13 @@ def test_builder_refuses(lib, tmp_path):
     good = [P_(n, (0, 4096 * 1024 * (i + 1), 1 << 40), i) for i, n in enumerate(lengths)]
     small = P_(16, b"x" * 16, 1)
     bad = [
-        [(0, None, good[:-1])], [(0, None, good + good[:1])], [(0, None, [])], [(1, None, [small]), (0, None, good)], [(0, None, good), (0, None, good)],
-        [(2, None, [small])], [(1, None, [P_(16, (0, 4096, 8192), 1)])], [(1, None, [P_(15, b"x" * 15, 1)])], [(0, [[(0, 600), (1, 700)]], good)],
+        [(0, None, good[:-1])], [(0, None, good + good[:1])], [(0, None, [])], [(1, None, [small]), (0, None, good)],
+        [(0, None, good), (0, None, good)],
+        [(2, None, [small])], [(1, None, [P_(16, (0, 4096, 8192), 1)])], [(1, None, [P_(15, b"x" * 15, 1)])],
+        [(0, [[(0, 600), (1, 700)]], good)],
         [(0, [[(0, 0), (0, 700)]], good)], [(0, None, [P_(lengths[0], (0, 4097, 1 << 40), 1)] + good[1:])],
-        [(0, None, [P_(lengths[0], (0, 4096, 4096), 1)] + good[1:])], [(0, None, [P_(lengths[0], (0, 4096, 1 << 40), 1, codec=ENCODED)] + good[1:])],
+        [(0, None, [P_(lengths[0], (0, 4096, 4096), 1)] + good[1:])],
+        [(0, None, [P_(lengths[0], (0, 4096, 1 << 40), 1, codec=ENCODED)] + good[1:])],
         [(0, None, [P_(lengths[0], (0, 2**46, 2**46 + 2**30), 1)] + good[1:])],
     ]
     for n, rows in enumerate(bad):
@@ -410,7 +440,8 @@ def test_builder_refuses(lib, tmp_path):
 
 @pytest.fixture(scope="module")
 def sample(lib):
-    layout = Layout(lib, [("model", b"a", 12, (600, 700)), ("model", b"b", 12, (4,)), ("model", b"c", 11, (40, 50)), ("model", b"d", 2, ())])
+    layout = Layout(lib, [("model", b"a", 12, (600, 700)), ("model", b"b", 12, (4,)), ("model", b"c", 11, (40, 50)),
+                          ("model", b"d", 2, ())])
     rng = random.Random(6)
     boxes = [[(0, 10), (0, 50)], [(20, 20), (5, 10)]]
     rows = [(0, None, random_pieces(rng, layout.piece_bytes(0, None), 3)), (1, None, [P_(16, b"0123456789abcdef", 5)]),
@@ -425,23 +456,28 @@ def put(data, at, form, value):
 def test_versions_and_features(lib, sample):
     layout, rows, data = sample
     assert chunk_decode(lib, layout, data, 3) == [plain(r) for r in rows]
-    for at, form, value, code in [(8, "<H", 2, EVERSION), (8, "<H", 0, EFORMAT), (12, "<I", 1, EVERSION), (12, "<I", 1 << 31, EVERSION), (0, "<B", 0, EFORMAT)]:
+    for at, form, value, code in [(8, "<H", 2, EVERSION), (8, "<H", 0, EFORMAT), (12, "<I", 1, EVERSION),
+                                  (12, "<I", 1 << 31, EVERSION), (0, "<B", 0, EFORMAT)]:
         with pytest.raises(Refused) as e:
             chunk_decode(lib, layout, put(data, at, form, value), 3)
         assert e.value.code == code
 
 
 def test_every_field_is_checked(lib, sample):
-    """Each field of head, rows, runs, each piece's lengths and codec, each box, the inline bytes: any other value is refused,
-    or it says truly something else (XXH3-128 and a place are the writer's word)."""
+    """Each field of head, rows, runs, each piece's lengths and codec, each box, the inline bytes: any other value is
+    refused, or it says truly something else (XXH3-128 and a place are the writer's word)."""
     layout, rows, data = sample
     nrows, nruns, npieces = struct.unpack_from("<IIQ", data, 16)
     runs_at = 64 + nrows * 64
     pieces_at = runs_at + nruns * 24
     boxes_at = pieces_at + npieces * 64
-    fields = [(i, "<I") for i in range(16, 64, 4)] + [(64 + r * 64 + i, "<I") for r in range(nrows) for i in range(0, 64, 4)]
-    fields += [(runs_at + r * 24 + 4, "<I") for r in range(nruns)] + [(pieces_at + p * 64 + i, f) for p in range(npieces) for i, f in ((0, "<I"), (48, "<I"), (52, "<I"), (56, "<H"), (58, "<H"), (60, "<I"))]
-    fields += [(at, "<Q") for at in range(boxes_at, boxes_at + 4 * 2 * 8, 8)] + [(at, "<B") for at in range(boxes_at + 64, len(data))]
+    fields = [(i, "<I") for i in range(16, 64, 4)] + [(64 + r * 64 + i, "<I") for r in range(nrows)
+                                                      for i in range(0, 64, 4)]
+    fields += ([(runs_at + r * 24 + 4, "<I") for r in range(nruns)] +
+               [(pieces_at + p * 64 + i, f) for p in range(npieces)
+                for i, f in ((0, "<I"), (48, "<I"), (52, "<I"), (56, "<H"), (58, "<H"), (60, "<I"))])
+    fields += ([(at, "<Q") for at in range(boxes_at, boxes_at + 4 * 2 * 8, 8)] +
+               [(at, "<B") for at in range(boxes_at + 64, len(data))])
     accepted = 0
     for at, form in fields:
         size = struct.calcsize(form)
@@ -455,9 +491,11 @@ def test_every_field_is_checked(lib, sample):
             except Refused as e:
                 assert e.code in (EFORMAT, EVERSION)
                 continue
-            # A stored length may be another one where nothing follows in its run; a box may be another with equal pieces.
+            # A stored length may be another one where nothing follows in its run; a box may be another with equal
+            # pieces.
             assert out != [plain(r) for r in rows]
-            assert boxes_at <= at < boxes_at + 64 or pieces_at <= at < boxes_at and (at - pieces_at) % 64 in (48, 56), (at, form, value)
+            assert boxes_at <= at < boxes_at + 64 or pieces_at <= at < boxes_at and (at - pieces_at) % 64 in (48, 56), (
+                (at, form, value))
             accepted += 1
     assert accepted < len(fields)
 
@@ -468,13 +506,16 @@ def test_runs_that_lie(lib, sample):
     runs_at = 64 + nrows * 64
     for r in range(nruns):
         pack, n, offset, checks = struct.unpack_from("<IIQQ", data, runs_at + r * 24)
-        wrong = [(3, n, offset, checks), (pack, 0, offset, checks), (pack, n, 2**64 - 4096, checks), (pack, n, 2**46, 2**46 + 2**30), (pack, n, offset, 2**64 - 1), (pack, n, offset + 1, checks),
-                 (pack, n, 0, checks)] if pack < 3 else [(0, n, 4096, 8192), (pack, n, offset + 1, 0), (pack, n, offset, 1), (pack, n, 2**64 - 1, 0)]
+        wrong = [(3, n, offset, checks), (pack, 0, offset, checks), (pack, n, 2**64 - 4096, checks),
+                 (pack, n, 2**46, 2**46 + 2**30), (pack, n, offset, 2**64 - 1), (pack, n, offset + 1, checks),
+                 (pack, n, 0, checks)] if pack < 3 else [(0, n, 4096, 8192), (pack, n, offset + 1, 0),
+                                                         (pack, n, offset, 1), (pack, n, 2**64 - 1, 0)]
         for w in wrong:
             if w == (pack, n, offset, checks):
                 continue
             with pytest.raises(Refused):
-                chunk_decode(lib, layout, data[:runs_at + r * 24] + struct.pack("<IIQQ", *w) + data[runs_at + r * 24 + 24:], 3)
+                chunk_decode(lib, layout,
+                             data[:runs_at + r * 24] + struct.pack("<IIQQ", *w) + data[runs_at + r * 24 + 24:], 3)
 
 
 def test_truncated_and_extended(lib, sample):
@@ -490,7 +531,8 @@ def test_truncated_and_extended(lib, sample):
     with pytest.raises(Refused):
         chunk_decode(lib, layout, chunk_bytes([rows[1], rows[0]]), 3)
     with pytest.raises(Refused):
-        chunk_decode(lib, layout, chunk_bytes([(0, [[(0, 600), (0, 700)]], rows[0][2])]), 3)  # the whole tensor as a box
+        # the whole tensor as a box
+        chunk_decode(lib, layout, chunk_bytes([(0, [[(0, 600), (0, 700)]], rows[0][2])]), 3)
     with pytest.raises(Refused):
         chunk_decode(lib, layout, chunk_bytes([]), 3)
 
@@ -520,7 +562,8 @@ def test_a_million_pieces(lib):
     pieces[:, 48:52] = pieces[:, 52:56] = np.frombuffer(struct.pack("<I", 1 << 20), np.uint8)
     pieces[:, 60:] = 255
     d = hashlib.sha256(b"\2" + struct.pack("<Q", n) + np.ascontiguousarray(pieces[:, :32]).tobytes()).digest()
-    data = (b"VCKPTCHK" + struct.pack("<HHIIIQIIQQQ", 1, 0, 0, 1, 1, n, 0, 0, 0, 0, 0) + struct.pack("<IIIIQII", 0, 1, 0, 1, n, 0, 0) + d
+    data = (b"VCKPTCHK" + struct.pack("<HHIIIQIIQQQ", 1, 0, 0, 1, 1, n, 0, 0, 0, 0, 0) +
+            struct.pack("<IIIIQII", 0, 1, 0, 1, n, 0, 0) + d
             + struct.pack("<IIQQ", 0, n, 4096, 1 << 41) + pieces.tobytes())
     ch, e = ptr(), Error()
     start = time.time()
@@ -528,8 +571,10 @@ def test_a_million_pieces(lib):
     middle = time.time()
     row = Row()
     assert lib.store_chunk_row(ch, u32(0), c.byref(row)) == 0
-    print(f"\n1,048,576 pieces: checked in {middle - start:.3f} s, handed out in {time.time() - middle:.3f} s, {len(data)} bytes")
-    assert row.npieces == n and row.pieces[n - 1].ref.offset == 4096 + (n - 1 << 20) and row.pieces[n - 1].ref.checks == (1 << 41) + (n - 1) * 512
+    print(f"\n1,048,576 pieces: checked in {middle - start:.3f} s, handed out in {time.time() - middle:.3f} s, "
+          f"{len(data)} bytes")
+    assert (row.npieces == n and row.pieces[n - 1].ref.offset == 4096 + (n - 1 << 20) and
+            row.pieces[n - 1].ref.checks == (1 << 41) + (n - 1) * 512)
     lib.store_row_release(c.byref(row))
     lib.store_chunk_free(ch)
     layout.close()

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from protolib import field, parse
-from storelib import (ABORT, ABORTED, COMMIT, COMMITTED, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Buf, Entry, Failed, Live, digest,
+from storelib import (ABORT, ABORTED, COMMIT, COMMITTED, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Buf,
+                      Entry, Failed, Live, digest,
                       fresh, scratch)
 
 LAUNCHES = [f"{i:016x}" for i in range(0xA0, 0xA8)]
@@ -68,7 +69,8 @@ runs = iter(range(10**9))
 def history(seed, least, most):
     """Operations; hypothesis gives the seed (shrinking a list of hundreds takes minutes and tells no more)."""
     r = random.Random(seed)
-    return [(r.choice("ccccccclaarrx"), r.randrange(10**6), r.randrange(26), r.choice("nnnls")) for _ in range(r.randrange(least, most))]
+    return [(r.choice("ccccccclaarrx"), r.randrange(10**6), r.randrange(26), r.choice("nnnls"))
+            for _ in range(r.randrange(least, most))]
 
 
 def operation(oracle, kind, pick, step, way):
@@ -99,7 +101,8 @@ def make(api, what):
 
 def snapshot_of(api, oracle):
     rows = sorted((entry, step, attempt, mark) for step, (entry, attempt, mark) in oracle.live.items())
-    live = (Live * len(rows))(*[Live(entry, api.commit_entry(attempt, step, NONE, mark).commit) for entry, step, attempt, mark in rows])
+    live = (Live * len(rows))(*[Live(entry, api.commit_entry(attempt, step, NONE, mark).commit)
+                                for entry, step, attempt, mark in rows])
     return Entry(kind=SNAPSHOT, time_ns=1, host=b"h", live=live, nlive=len(rows))
 
 
@@ -193,16 +196,19 @@ def test_snapshots_stand_where_they_must(api):
 
 
 def test_late_commit_of_aborted_attempt(api):
-    """A writer that was stopped: its list knows everything since its begin, so it finds the abort, though a snapshot came after it."""
+    """A writer that was stopped: its list knows everything since its begin, so it finds the abort, though a snapshot
+    came after it."""
     run, attempt = f"r{next(runs)}", "00000000000000aa-0"
     with api.list(run) as writer:
         with api.list(run) as judge:
             judge.put(api.entry(ABORT, attempt=attempt.encode(), reason=b"too slow"))
         committed(api, run, 100)
         with pytest.raises(Failed) as e:
-            writer.put(api.commit_entry(attempt, 1000), lambda l: {ABORTED: -errno.ECANCELED}.get(l.attempt(attempt)[0], 0))
+            writer.put(api.commit_entry(attempt, 1000),
+                       lambda l: {ABORTED: -errno.ECANCELED}.get(l.attempt(attempt)[0], 0))
         assert e.value.code == -errno.ECANCELED
-    api.put_raw(run, 102, api.commit_entry(attempt, 1000))  # even if it stood there: who knows the abort does not show it
+    # even if it stood there: who knows the abort does not show it
+    api.put_raw(run, 102, api.commit_entry(attempt, 1000))
     with api.list(run, whole=True) as l:
         assert 1000 not in l.steps() and l.attempt(attempt)[0] == ABORTED
 
@@ -279,14 +285,16 @@ def test_concurrent_putters(api, build, scale):
     run, workers, count = f"r{next(runs)}", 4, scale(60, 250)
     spawn = multiprocessing.get_context("spawn")
     out = spawn.Queue()
-    processes = [spawn.Process(target=putter, args=(build, str(api.path), run, (k + 1) * 10000, count, out)) for k in range(workers)]
+    processes = [spawn.Process(target=putter, args=(build, str(api.path), run, (k + 1) * 10000, count, out))
+                 for k in range(workers)]
     for p in processes:
         p.start()
     told = dict(x for _ in processes for x in out.get(timeout=300))
     for p in processes:
         p.join()
         assert p.exitcode == 0
-    assert len(told) == workers * count and sorted(told.values()) == sorted((k + 1) * 10000 + i for k in range(workers) for i in range(count))
+    assert len(told) == workers * count and sorted(told.values()) == sorted((k + 1) * 10000 + i for k in range(workers)
+                                                                            for i in range(count))
     total = workers * count
     for whole in (False, True):
         with api.list(run, whole) as l:
@@ -315,7 +323,8 @@ def test_one_bad_copy_serves(api):
 
 
 def test_both_copies_bad(api):
-    """Readers skip the entry, the others stay; writers refuse the run by name; the next snapshot repairs what is shown."""
+    """Readers skip the entry, the others stay; writers refuse the run by name; the next snapshot repairs what is
+    shown."""
     run = f"r{next(runs)}"
     committed(api, run, 40)
     half = api.entry_path(run, 7).stat().st_size // 2
@@ -389,8 +398,10 @@ def test_bad_names(api):
 
 @pytest.mark.full
 def test_full_disk_leaves_a_snapshot_out(lib, tmp_path):
-    """A removal has to be possible on a full disk, also where the next number is a snapshot's that has more bytes than the reserve."""
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(tmp_path)], capture_output=True).returncode != 0:
+    """A removal has to be possible on a full disk, also where the next number is a snapshot's that has more bytes than
+    the reserve."""
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(tmp_path)],
+                                          capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         api = Api(lib, tmp_path / "store")
@@ -469,7 +480,8 @@ def refused(api, run, count):
 
 
 def collects(api):
-    """The collector takes the lists as they are: here it comes as far as the manifests, which these runs do not have."""
+    """The collector takes the lists as they are: here it comes as far as the manifests, which these runs do not
+    have."""
     with pytest.raises(Failed, match="manifests/.* is needed and cannot be read"):
         api.gc()
 
@@ -491,7 +503,8 @@ def test_two_entries_swapped(one):
     committed(one, "r", 12)
     swap(one.entry_path("r", 4), one.entry_path("r", 9))
     with one.list("r") as l:
-        assert skipped(l) == {4: "it is entry 9", 9: "it is entry 4"} and sorted(l.steps()) == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]
+        assert skipped(l) == {4: "it is entry 9",
+                              9: "it is entry 4"} and sorted(l.steps()) == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]
     refused(one, "r", 2)
 
 
@@ -527,7 +540,8 @@ def test_an_entry_of_another_past(one):
     for n, at in ((5, 5), (4, 4)):
         shutil.copy(present / f"{n:012d}", one.entry_path("r", at))
         with one.list("r") as l:
-            assert skipped(l) == {at: f"it does not follow entry {at - 1} as that entry stands here: one of the two does not belong to this list"}
+            assert skipped(l) == {at: f"it does not follow entry {at - 1} as that entry stands here: one of the two "
+                                  f"does not belong to this list"}
         refused(one, "r", 1)
 
 
@@ -586,7 +600,8 @@ def adopted(one, steps):
 
 
 def test_a_snapshot_in_any_order_of_steps(one):
-    """Rows stand by entry; their steps may fall, and hundreds of thousands fit: taking them over must not move all for each."""
+    """Rows stand by entry; their steps may fall, and hundreds of thousands fit: taking them over must not move all for
+    each."""
     r = random.Random(7)
     for steps in ([], [5], [3, 2, 1], r.sample(range(10**6), 500), [r.randrange(300) for _ in range(500)]):
         last = {step: i for i, step in enumerate(steps)}  # of two rows of one step the later one
@@ -602,9 +617,11 @@ def test_the_chain_goes_across_a_snapshot(one, at):
     """Who starts at a snapshot checks from there on; who starts at the beginning checks it, too."""
     committed(one, "r", 70)
     body = bytearray(one.entry_body("r", at))
-    entry = one.commit_entry("00000000000000aa-0", 1000) if at == 65 else Entry(kind=SNAPSHOT, time_ns=1, host=b"h", live=None, nlive=0)
+    entry = one.commit_entry("00000000000000aa-0", 1000) if at == 65 else Entry(kind=SNAPSHOT, time_ns=1, host=b"h",
+                                                                                live=None, nlive=0)
     one.entry_path("r", at).unlink()
-    one.put_raw("r", at, entry)               # in its place, after the entry before, but not what the next one was written after
+    # in its place, after the entry before, but not what the next one was written after
+    one.put_raw("r", at, entry)
     assert one.entry_body("r", at) != body
     for whole in (False, True):
         with one.list("r", whole) as l:
@@ -637,7 +654,8 @@ def test_entries_of_the_other_format(one):
 
 def accept(l, *numbers):
     l.lib.store_list_accept.restype = ctypes.c_int64
-    return l.api.call(l.lib.store_list_accept, l.p, (ctypes.c_uint64 * len(numbers))(*numbers), ctypes.c_size_t(len(numbers)))
+    return l.api.call(l.lib.store_list_accept, l.p, (ctypes.c_uint64 * len(numbers))(*numbers),
+                      ctypes.c_size_t(len(numbers)))
 
 
 def ruin(api, run, n):
@@ -745,13 +763,16 @@ def parse_before(body):
 
 
 def test_entries_of_unknown_kinds_decide_nothing(one):
-    """They count in the chain. Readers pass over them; writers and the collector are refused by name (docs/format/versions.md)."""
+    """They count in the chain. Readers pass over them; writers and the collector are refused by name
+    (docs/format/versions.md)."""
     committed(one, "r", 3)
     head = field(1, 2) + field(3, 9) + field(5, b"h") + field(11, b"r") + field(12, 3)
-    one.put_body("r", 3, head + field(13, hashlib.sha256(one.entry_body("r", 2)).digest()) + field(50, b"of a later version"))
+    one.put_body("r", 3, head + field(13, hashlib.sha256(one.entry_body("r", 2)).digest()) +
+                 field(50, b"of a later version"))
     with one.list("r") as l:
         assert l.damaged == 0 and l.next == 4 and sorted(l.steps()) == [0, 1, 2]
-        for refused in (lambda: l.put(one.commit_entry("00000000000000aa-0", 3)), one.gc, lambda: one.remove_step("r", 1)):
+        for refused in (lambda: l.put(one.commit_entry("00000000000000aa-0", 3)), one.gc,
+                        lambda: one.remove_step("r", 1)):
             with pytest.raises(Failed, match=r"newer vckpt wrote entry 3 of its list, which is of a kind \(9\)") as e:
                 refused()
             assert e.value.code == -errno.EPROTONOSUPPORT

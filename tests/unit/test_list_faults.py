@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list whose reading fails for a while, or whose memory: no error of reading is damage, nothing is half applied, no listing is cut short, and a list of many
-entries is read several at once."""
+"""A list whose reading fails for a while, or whose memory: no error of reading is damage, nothing is half applied, no
+listing is cut short, and a list of many entries is read several at once."""
 import ctypes as c
 import errno
 import os
@@ -57,7 +57,8 @@ def test_each_allocation_fails_in_turn(api, build):
     put(api.entry(LAUNCH, launch=b"2" * 16, newest_step=0))
     with api.list("r", whole=True) as l:
         steps = {s: (e, a.encode(), b) for s, (e, a, b) in l.steps().items()}
-    live = [Live(e, Commit(step=s, attempt=a, replaces=2**64 - 1, manifest=digest(b), tensors=1, bytes=b)) for s, (e, a, b) in steps.items()]
+    live = [Live(e, Commit(step=s, attempt=a, replaces=2**64 - 1, manifest=digest(b), tensors=1, bytes=b))
+            for s, (e, a, b) in steps.items()]
     live.sort(key=lambda x: x.entry)
     snapshot = api.entry(SNAPSHOT)
     snapshot.live, snapshot.nlive = (Live * len(live))(*live), len(live)
@@ -117,7 +118,8 @@ def test_a_reader_goes_on_without_it(api):
         begin = time.monotonic()
         with reader.list("r") as l:
             assert 2.5 < time.monotonic() - begin < 60
-            assert l.damaged == 1 and l.steps()[2][0] == 2  # the newer commit of step 2 does not count without the removal
+            # the newer commit of step 2 does not count without the removal
+            assert l.damaged == 1 and l.steps()[2][0] == 2
             assert l.refresh() == 0
             m.answer.clear()              # it can be read again
             assert l.refresh() > 0 and l.damaged == 0 and l.steps()[2][0] == 5
@@ -164,7 +166,8 @@ def test_one_copy_that_cannot_be_read(api):
 
 
 def test_many_entries_are_read_several_at_once(api):
-    """Of requests that take 2 ms each, 3,000 take less than half of what they take one after another; and the view is the same."""
+    """Of requests that take 2 ms each, 3,000 take less than half of what they take one after another; and the view is
+    the same."""
     fill(api, 3000)
     with api.list("r", whole=True) as l:
         want = l.steps()
@@ -208,12 +211,15 @@ def test_damage_and_errors_among_many(api):
 
 
 def gc(build, path, words):
-    env = dict(os.environ, VCKPT_INTERPOSE=f"root={path},reads=1,{words}", LD_PRELOAD=str(build / "tests/libinterpose.so"))
-    return subprocess.run([build / "tools/vckpt/vckpt", "gc", path, "--grace", "0"], capture_output=True, text=True, env=env)
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={path},reads=1,{words}",
+               LD_PRELOAD=str(build / "tests/libinterpose.so"))
+    return subprocess.run([build / "tools/vckpt/vckpt", "gc", path, "--grace", "0"], capture_output=True, text=True,
+                          env=env)
 
 
 def test_a_listing_that_ends_early_frees_nothing(api, build, tmp_path):
-    """getdents answers -ENOENT, which readdir takes for the end: in each listing of a collection in turn, and in all of the runs'."""
+    """getdents answers -ENOENT, which readdir takes for the end: in each listing of a collection in turn, and in all of
+    the runs'."""
     for run in ("a", "b"):
         save(api, run)
         save(api, run)

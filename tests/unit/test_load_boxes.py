@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor that several writers hold in boxes reads as one: any sharding, any range, through the library, the commands and the
-mount; and boxes that do not add up to the tensor are refused by name, never filled up."""
+"""A tensor that several writers hold in boxes reads as one: any sharding, any range, through the library, the commands
+and the mount; and boxes that do not add up to the tensor are refused by name, never filled up."""
 import ctypes as c
 import errno
 import json
@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import tensorlib as tl
-from protolib import (CHUNK, EFORMAT, HEADER, LAYOUT, PART, Announcement, Buf, Chunk, Error, Layout, P, P_, PackUse, Params, Part, Piece, PieceIter,
-                      Proto, ProtoRef, Ref, ViewHeader, chunk_bytes, make_box, manifest_make, ptr, table, tree, u8, u32, u64)
+from protolib import (CHUNK, EFORMAT, HEADER, LAYOUT, PART, Announcement, Buf, Chunk, Error, Layout, P, P_, PackUse,
+                      Params, Part, Piece, PieceIter,
+                      Proto, ProtoRef, Ref, ViewHeader, chunk_bytes, make_box, manifest_make, ptr, table, tree, u8, u32,
+                      u64)
 from storelib import COMMIT, Api, Store as StoreStruct
 from test_save_load import Failed, Store, api  # noqa: F401 (api is a fixture)
 
@@ -41,7 +43,8 @@ class T:
 
     def __init__(self, name, kind, shape, held, seed=0):
         items = int(np.prod(shape, dtype=int))
-        self.array = np.frombuffer(np.random.default_rng(seed).bytes(items * np.dtype(kind).itemsize), kind).reshape(shape)
+        self.array = np.frombuffer(np.random.default_rng(seed).bytes(items * np.dtype(kind).itemsize),
+                                   kind).reshape(shape)
         self.name, self.kind, self.shape, self.held = name, kind, tuple(shape), held
 
     @property
@@ -54,14 +57,17 @@ def whole(shape):
 
 
 def ref(r, pack):
-    return ProtoRef(digest=r.digest, offset=r.offset, checks=r.checks, raw_len=r.raw_len, stored_len=r.stored_len, pack=pack, codec=r.codec, kind=r.kind)
+    return ProtoRef(digest=r.digest, offset=r.offset, checks=r.checks, raw_len=r.raw_len, stored_len=r.stored_len,
+                    pack=pack, codec=r.codec, kind=r.kind)
 
 
 class Step:
     """Saves a step of several ranks with the store's own functions, one rank after another."""
 
-    def __init__(self, proto, path, tensors, world, params=SMALL, stages=None, step=1, attempt=ATTEMPT, forge=None, header=False):
-        """stages: [(ranks, tensors)], one layout each; by default one of all. forge(rank, rows, layout): a chunk's bytes, or None for an honest one."""
+    def __init__(self, proto, path, tensors, world, params=SMALL, stages=None, step=1, attempt=ATTEMPT, forge=None,
+                 header=False):
+        """stages: [(ranks, tensors)], one layout each; by default one of all. forge(rank, rows, layout): a chunk's
+        bytes, or None for an honest one."""
         self.lib, self.proto, self.attempt, self.step = proto.lib, proto, attempt, step
         self.api = Api(proto.lib, path, init=not (path / "vckpt.store").exists())
         self.s, self.world, self.forge = c.cast(self.api.p, P(StoreStruct)).contents, world, forge
@@ -95,7 +101,8 @@ class Step:
         while not it.done:
             data = c.create_string_buffer(int(np.prod(it.piece.size[:n], dtype=int)) * array.itemsize)
             if len(data):
-                self.lib.tensor_piece_gather(c.byref(grid), c.byref(it.piece), None, data, ptr(array.ctypes.data), zero, stride)
+                self.lib.tensor_piece_gather(c.byref(grid), c.byref(it.piece), None, data, ptr(array.ctypes.data), zero,
+                                             stride)
             out.append(data.raw)
             self.lib.tensor_piece_next(c.byref(it))
         return out
@@ -121,14 +128,17 @@ class Step:
                         self.append(w, PIECE, d, r)
                 rows.append((i, boxes, datas, refs))
         assert self.lib.store_pack_seal(w, c.byref(size)) == 0
-        self.live, self.raw = (sum(len(d) for _, _, datas, _ in rows for d in datas if len(d) > least) for least in (64, 0))
-        return name, size.value, [(i, boxes, [self.piece(d, r) for d, r in zip(datas, refs)]) for i, boxes, datas, refs in rows]
+        self.live, self.raw = (sum(len(d) for _, _, datas, _ in rows for d in datas if len(d) > least)
+                               for least in (64, 0))
+        return name, size.value, [(i, boxes, [self.piece(d, r) for d, r in zip(datas, refs)])
+                                  for i, boxes, datas, refs in rows]
 
     def honest(self, w, layout, rows, part, part_ref):
         e, b = Error(), ptr(self.lib.store_part_builder_new(layout.p, w, u32(1)))
         for tensor, boxes, pieces in rows:
             array = (Piece * len(pieces))(*[p.struct() for p in pieces])
-            r = self.lib.store_part_add_row(b, u32(tensor), table(type(make_box([])), [make_box(x) for x in boxes]) if boxes else None, u32(len(boxes or [])),
+            r = self.lib.store_part_add_row(b, u32(tensor), table(type(make_box([])), [make_box(x) for x in boxes])
+                                            if boxes else None, u32(len(boxes or [])),
                                             array, u64(len(pieces)), c.byref(e))
             assert r == 0, e.text
         assert self.lib.store_part_finish(b, c.byref(part), c.byref(part_ref), c.byref(e)) == 0, e.text
@@ -159,19 +169,24 @@ class Step:
         else:
             self.honest(w, layout, rows, part, part_ref)
         assert self.lib.store_pack_seal(w, c.byref(size)) == 0
-        a = Announcement(run=b"r", attempt=self.attempt, step=self.step, rank=rank, world=self.world, host=b"h", layout=part.layout, stores_layout=first,
-                         part=ref(part_ref, 1), npacks=2, packs=table(PackUse, [PackUse(model, model_size, self.live), PackUse(meta, size, size)]), tensors=len(tensors),
+        a = Announcement(run=b"r", attempt=self.attempt, step=self.step, rank=rank, world=self.world, host=b"h",
+                         layout=part.layout, stores_layout=first,
+                         part=ref(part_ref, 1), npacks=2,
+                         packs=table(PackUse, [PackUse(model, model_size, self.live), PackUse(meta, size, size)]),
+                         tensors=len(tensors),
                          bytes=self.raw, new_bytes=model_size + size.value)
         if first:
             a.layout_ref = ref(layout_ref, 1)
         if first and header:
-            a.headers, a.nheaders = table(ViewHeader, [ViewHeader(b"model", b"safetensors", ref(header_ref, 1), data_bytes)]), 1
+            a.headers, a.nheaders = table(ViewHeader,
+                                          [ViewHeader(b"model", b"safetensors", ref(header_ref, 1), data_bytes)]), 1
         self.announcements.append(a)
 
     def header(self, tensors):
         head, at = {}, 0
         for t in tensors:
-            head[t.name] = {"dtype": KINDS[t.kind][1], "shape": list(t.shape), "data_offsets": [at, at + t.array.nbytes]}
+            head[t.name] = {"dtype": KINDS[t.kind][1], "shape": list(t.shape),
+                            "data_offsets": [at, at + t.array.nbytes]}
             at += t.array.nbytes
         text = json.dumps(head).encode()
         text += b" " * (-(8 + len(text)) % 4096)
@@ -183,7 +198,8 @@ class Step:
         b = Buf(c.cast(c.create_string_buffer(body, len(body)), ptr), len(body), len(body), 0)
         self.api.call(self.lib.store_manifest_put, self.api.p, b"r", c.byref(b), digest)
         entry = self.api.entry(COMMIT, step=self.step, attempt=self.attempt, replaces=2**64 - 1, tensors=len(tensors),
-                               bytes=sum(a.bytes for a in self.announcements), new_bytes=sum(a.new_bytes for a in self.announcements))
+                               bytes=sum(a.bytes for a in self.announcements),
+                               new_bytes=sum(a.new_bytes for a in self.announcements))
         c.memmove(entry.commit.manifest.bytes, digest, 32)
         with self.api.list("r") as entries:
             entries.put(entry)
@@ -235,7 +251,8 @@ def random_words(rng, shape, mesh):
         d = rng.randrange(max(len(shape), 1))
         n = shape[d] if shape else 0
         even = [k for k in (1, 2, 3) if n and n % k == 0 and n // k % size == 0]
-        choices = ["R"] + ([f"S({d})", f"S({d})", f"SS({d},2)"] if shape else []) + ([f"IS({d},{rng.choice(even)})"] * 2 if even else [])
+        choices = ["R"] + ([f"S({d})", f"S({d})", f"SS({d},2)"] if shape
+                           else []) + ([f"IS({d},{rng.choice(even)})"] * 2 if even else [])
         words.append(rng.choice(choices))
     if shape and rng.random() < 0.25:
         i = rng.randrange(len(mesh))
@@ -288,7 +305,8 @@ def random_shape(rng):
     if rng.random() < 0.15:
         return rng.choice([(), (0,), (3, 0), (1,), (1, 1, 1)])
     n = rng.randint(1, 4)
-    return tuple(rng.choice([1, 2, 3, 4, 6, 8, 12, 24, rng.randint(1, [3000, 90, 24, 12][n - 1]), [4096, 96, 24, 12][n - 1]]) for _ in range(n))
+    return tuple(rng.choice([1, 2, 3, 4, 6, 8, 12, 24, rng.randint(1, [3000, 90, 24, 12][n - 1]),
+                             [4096, 96, 24, 12][n - 1]]) for _ in range(n))
 
 
 def random_tensors(lib, rng, n, mesh):
@@ -310,7 +328,8 @@ def test_any_sharding_any_range(proto, shapes, opened, tmp_path, cache, seed, sc
 def test_boxes_that_no_mesh_makes(proto, opened, tmp_path, cache):
     """Five boxes that no line parts; one box a writer twice; and thin ones beside thick ones."""
     rng = random.Random(3)
-    pinwheel = [[(0, 40), (0, 20)], [(0, 20), (20, 40)], [(20, 40), (40, 20)], [(40, 20), (0, 40)], [(20, 20), (20, 20)]]
+    pinwheel = [[(0, 40), (0, 20)], [(0, 20), (20, 40)], [(20, 40), (40, 20)], [(40, 20), (0, 40)],
+                [(20, 20), (20, 20)]]
     thin = [[(0, 60), (0, 1)], [(0, 1), (1, 599)], [(1, 59), (1, 599)]]
     tensors = [T("pin", "f4", (60, 60), {0: pinwheel[:2], 1: pinwheel[2:] + pinwheel[:1]}),
                T("twice", "u2", (60, 60), {1: [whole((60, 60))] * 2, 2: [whole((60, 60))] * 2}),
@@ -324,7 +343,8 @@ def test_long_runs_and_long_pieces(proto, opened, tmp_path, cache):
     rng = random.Random(4)
     flat = [[(0, 1_000_003)], [(1_000_003, 2_000_000)], [(3_000_003, 1_194_301)]]
     rows = [[(0, 300), (0, 4100)], [(300, 212), (0, 4100)]]
-    tensors = [T("flat", "u1", (4_194_304,), {r: [b] for r, b in enumerate(flat)}), T("rows", "u2", (512, 4100), {r: [b] for r, b in enumerate(rows)})]
+    tensors = [T("flat", "u1", (4_194_304,), {r: [b] for r, b in enumerate(flat)}),
+               T("rows", "u2", (512, 4100), {r: [b] for r, b in enumerate(rows)})]
     Step(proto, tmp_path / "s", tensors, 3, Params(1 << 20, 4 << 20, 512))
     check(opened(), tensors, cache, rng, 40)
 
@@ -341,13 +361,17 @@ def test_a_cache_that_is_too_small(api, proto, shapes, opened, tmp_path):  # noq
 # ---- layouts of pipeline stages ----
 
 def test_stages_have_layouts_of_their_own(proto, shapes, opened, tmp_path, cache):
-    """Two stages and a tensor that both have: from both, or from the one that wrote it, whichever layout stands first."""
+    """Two stages and a tensor that both have: from both, or from the one that wrote it, whichever layout stands
+    first."""
     rng = random.Random(6)
     halves = [[(0, 30), (0, 50)], [(30, 30), (0, 50)]]
     a = [T(f"a{i}", "f4", s, sharded(shapes, rng, s, (2,))) for i, s in enumerate([(60, 50), (7, 9, 11), ()])]
-    b = [T(f"b{i}", "u2", s, {r + 2: x for r, x in sharded(shapes, rng, s, (2,)).items()}) for i, s in enumerate([(64, 64), (300,)])]
-    tied = [T("tied0", "f4", (60, 50), {0: halves[:1], 3: halves[1:]}), T("tied1", "f4", (60, 50), {2: halves[:1], 3: halves[1:]}),
-            T("tied2", "f4", (60, 50), {0: halves[:1], 1: halves[1:], 2: halves[:1], 3: halves[1:]}), T("tied3", "f4", (60, 50), {1: None, 2: None}),
+    b = [T(f"b{i}", "u2", s, {r + 2: x for r, x in sharded(shapes, rng, s, (2,)).items()})
+         for i, s in enumerate([(64, 64), (300,)])]
+    tied = [T("tied0", "f4", (60, 50), {0: halves[:1], 3: halves[1:]}),
+            T("tied1", "f4", (60, 50), {2: halves[:1], 3: halves[1:]}),
+            T("tied2", "f4", (60, 50), {0: halves[:1], 1: halves[1:], 2: halves[:1], 3: halves[1:]}),
+            T("tied3", "f4", (60, 50), {1: None, 2: None}),
             T("tied4", "f4", (60, 50), {3: None})]
     Step(proto, tmp_path / "s", a + b + tied, 4, stages=[([0, 1], a + tied), ([2, 3], tied + b)])
     check(opened(), a + b + tied, cache, rng)
@@ -365,9 +389,11 @@ def test_stages_that_cut_differently_are_refused(proto, opened, tmp_path):
 
 def test_what_is_cut_like_the_whole_is_the_whole(proto, opened, tmp_path, cache):
     """Same digest and pieces as a single writer's; other cuts have digests of their own, which tell the boxes."""
-    shape, lines = (128, 64), {"rows": [[(0, 64), (0, 64)], [(64, 64), (0, 64)]], "columns": [[(0, 128), (0, 32)], [(0, 128), (32, 32)]],
+    shape, lines = (128, 64), {"rows": [[(0, 64), (0, 64)], [(64, 64), (0, 64)]],
+                               "columns": [[(0, 128), (0, 32)], [(0, 128), (32, 32)]],
                                "uneven": [[(0, 61), (0, 64)], [(61, 67), (0, 64)]]}
-    tensors = [T("whole", "f4", shape, {1: None}, 9)] + [T(n, "f4", shape, {0: b[1:], 1: b[:1]}, 9) for n, b in lines.items()]
+    tensors = [T("whole", "f4", shape, {1: None}, 9)] + [T(n, "f4", shape, {0: b[1:], 1: b[:1]}, 9)
+                                                         for n, b in lines.items()]
     plain = T("p", "u1", (2, 128), {0: [[(0, 1), (0, 128)]], 1: [[(1, 1), (0, 128)]]})
     square = np.frombuffer(plain.bytes, "u1").reshape(2, 128)
     other = T("q", "u1", (2, 128), {0: [[(0, 2), (0, 64)]], 1: [[(0, 2), (64, 64)]]})
@@ -409,7 +435,8 @@ def pack(store, rank, kind):
 def test_only_parts_that_may_have_it_are_read(proto, opened, tmp_path, cache):
     """Rank 2 and 3 have nothing of `a`: their rows may rot. A replica's row, too: rank 1 is asked for `b` before it."""
     halves = [[(0, 30), (0, 50)], [(30, 30), (0, 50)]]
-    tensors = [T("a", "f4", (60, 50), {0: halves[:1], 1: halves[1:]}), T("b", "f4", (60, 50), {2: halves[:1], 3: halves[1:]})]
+    tensors = [T("a", "f4", (60, 50), {0: halves[:1], 1: halves[1:]}),
+               T("b", "f4", (60, 50), {2: halves[:1], 3: halves[1:]})]
     Step(proto, tmp_path / "s", tensors, 4)
     s = opened()
     data = pack(tmp_path / "s", 3, "meta").read_bytes()
@@ -418,7 +445,8 @@ def test_only_parts_that_may_have_it_are_read(proto, opened, tmp_path, cache):
     assert o.read(cache) == tensors[0].bytes
     with pytest.raises(Failed) as e:
         s.tensor("model", "b")
-    assert e.value.code == DAMAGED and all(x in e.value.text for x in ("r/1", "tensor model/b", "rank 3", "-3-meta", "offset")), e.value.text
+    assert (e.value.code == DAMAGED and
+            all(x in e.value.text for x in ("r/1", "tensor model/b", "rank 3", "-3-meta", "offset"))), e.value.text
     o.close()
 
 
@@ -431,7 +459,9 @@ def test_damage_is_told_by_its_place(proto, opened, tmp_path, cache):
     assert o.read(cache, 0, good) == t.bytes[:good]
     with pytest.raises(Failed) as e:
         o.read(cache)
-    assert e.value.code == DAMAGED and all(x in e.value.text for x in ("r/1", "tensor model/w", "offset 4", f"{ATTEMPT.decode()}-1-model")), e.value.text
+    assert (e.value.code == DAMAGED and
+            all(x in e.value.text for x in ("r/1", "tensor model/w", "offset 4", f"{ATTEMPT.decode()}-1-model"))), (
+        e.value.text)
     o.close()
 
 
@@ -524,7 +554,8 @@ def test_the_whole_of_the_lowest_rank_counts(proto, opened, tmp_path, cache):
 
 
 def patched(pairs=None, nboxes=None):
-    """Rank 1's row with other numbers in its boxes, or another count of them; everything else is right, its digests too."""
+    """Rank 1's row with other numbers in its boxes, or another count of them; everything else is right, its digests
+    too."""
     def forge(rank, rows, layout):
         if rank != 1:
             return None
@@ -540,8 +571,10 @@ def patched(pairs=None, nboxes=None):
 
 
 @pytest.mark.parametrize("forge", [
-    patched(pairs=[(31, 30), (0, 50)]), patched(pairs=[(30, 31), (0, 50)]), patched(pairs=[(2**64 - 30, 30), (0, 50)]), patched(pairs=[(30, 30), (1, 50)]),
-    patched(pairs=[(30, 0), (0, 50)]), patched(pairs=[(30, 30), (0, 0)]), patched(pairs=[(30, 2**64 - 1), (0, 50)]), patched(pairs=[(30, 30), (2**63, 2**63)]),
+    patched(pairs=[(31, 30), (0, 50)]), patched(pairs=[(30, 31), (0, 50)]), patched(pairs=[(2**64 - 30, 30), (0, 50)]),
+    patched(pairs=[(30, 30), (1, 50)]),
+    patched(pairs=[(30, 0), (0, 50)]), patched(pairs=[(30, 30), (0, 0)]), patched(pairs=[(30, 2**64 - 1), (0, 50)]),
+    patched(pairs=[(30, 30), (2**63, 2**63)]),
     patched(nboxes=0), patched(nboxes=2), patched(nboxes=2**32 - 1),
 ])
 def test_rows_that_lie(proto, opened, tmp_path, forge):
@@ -567,8 +600,10 @@ def sample(proto, shapes, tmp_path_factory):
     path, rng = tmp_path_factory.mktemp("sample") / "s", random.Random(11)
     mesh = (2, 2)
     tensors = [T(f"layer.{i}", k, s, sharded(shapes, rng, s, mesh), i) for i, (k, s) in enumerate(
-        [("f4", (120, 77)), ("u2", (512, 130)), ("u1", (5000,)), ("i8", (9, 10, 11)), ("f4", ()), ("u2", (0, 4)), ("u1", (64, 64)), ("f4", (3, 3, 3, 3))])]
-    tensors.append(T("big", "f4", (700, 1100), {0: [[(0, 333), (0, 1100)]], 1: [[(333, 367), (0, 500)]], 2: [[(333, 367), (500, 600)]]}, 99))
+        [("f4", (120, 77)), ("u2", (512, 130)), ("u1", (5000,)), ("i8", (9, 10, 11)), ("f4", ()), ("u2", (0, 4)),
+         ("u1", (64, 64)), ("f4", (3, 3, 3, 3))])]
+    tensors.append(T("big", "f4", (700, 1100),
+                     {0: [[(0, 333), (0, 1100)]], 1: [[(333, 367), (0, 500)]], 2: [[(333, 367), (500, 600)]]}, 99))
     Step(proto, path, tensors, 4, Params(16 << 10, 64 << 10, 512), header=True)
     return path, tensors
 
@@ -585,12 +620,14 @@ def test_commands(vckpt, sample, tmp_path):
     vckpt("export", path, "r/1", out)
     vckpt("export", path, "r/1", tmp_path / "npy", "--format", "npy")
     for t in tensors:
-        for file in (vckpt("cat", path, f"r/1/model/{t.name}.npy", text=False).stdout, (tmp_path / "npy" / "model" / f"{t.name}.npy").read_bytes()):
+        for file in (vckpt("cat", path, f"r/1/model/{t.name}.npy", text=False).stdout,
+                     (tmp_path / "npy" / "model" / f"{t.name}.npy").read_bytes()):
             assert file[4096:] == t.bytes and file.startswith(b"\x93NUMPY")
     got = np.load(tmp_path / "npy" / "model" / "layer.1.npy")
     assert got.dtype == np.dtype("u2") and got.shape == (512, 130) and got.tobytes() == tensors[1].bytes
     whole_file = (out / "model.safetensors").read_bytes()
-    assert whole_file == vckpt("cat", path, "r/1/model.safetensors", text=False).stdout and whole_file.endswith(safetensors_data(tensors))
+    assert whole_file == vckpt("cat", path, "r/1/model.safetensors",
+                               text=False).stdout and whole_file.endswith(safetensors_data(tensors))
     told = vckpt.json("info", path, "r/1")
     assert told["tensors"] == len(tensors) and told["bytes"] == sum(t.array.nbytes for t in tensors)
     assert vckpt.json("info", path, "r/1/model/big")["shape"] == [700, 1100]
@@ -608,7 +645,8 @@ def test_mount(build, sample, tmp_path):
         for t in tensors:
             data = (step / "model" / f"{t.name}.npy").read_bytes()
             assert data[4096:] == t.bytes
-            assert np.load(step / "model" / f"{t.name}.npy", mmap_mode="r" if t.array.size and t.shape else None).tobytes() == t.bytes
+            assert np.load(step / "model" / f"{t.name}.npy", mmap_mode="r" if t.array.size and
+                           t.shape else None).tobytes() == t.bytes
             assert os.getxattr(step / "model" / f"{t.name}.npy", "user.vckpt.pieces").isdigit()
         want = safetensors_data(tensors)
         with open(step / "model.safetensors", "rb", buffering=0) as f:

@@ -34,7 +34,8 @@ V1 = "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n"
     ("0::/\n", {"memory.max": str(50 * GIB), "memory.current": "0"}, 8 * GIB),
     (V1, {"memory/job/memory.limit_in_bytes": str(3 * GIB), "memory/job/memory.usage_in_bytes": str(2 * GIB),
           "memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}\n"}, 3 * GIB // 2),
-    ("4:cpu,memoryx:/job\n", {"memory/job/memory.limit_in_bytes": "1", "memory/job/memory.usage_in_bytes": "0"}, 8 * GIB),
+    ("4:cpu,memoryx:/job\n", {"memory/job/memory.limit_in_bytes": "1", "memory/job/memory.usage_in_bytes": "0"},
+     8 * GIB),
     ("broken\n\n:\n", {"memory.max": "words", "memory.current": "0"}, 8 * GIB),
 ])
 def test_free_memory_is_the_least_of_machine_and_groups(lib, tmp_path, cgroup, files, want):
@@ -57,10 +58,12 @@ V1_CPU = "5:cpu,cpuacct:/job\n4:memory:/job\n"
 @pytest.mark.parametrize("cgroup, files, want", [
     ("", {}, NO_LIMIT), (V2, {}, NO_LIMIT), (V2, {"job/rank/cpu.max": "max 100000\n"}, NO_LIMIT),
     (V2, {"job/rank/cpu.max": "200000 100000\n"}, 2), (V2, {"job/rank/cpu.max": "250000 100000\n"}, 3),
-    (V2, {"job/rank/cpu.max": "800000 100000\n", "job/cpu.max": "150000 50000\n"}, 3), (V2, {"cpu.max": "1000 100000\n"}, 1),
+    (V2, {"job/rank/cpu.max": "800000 100000\n", "job/cpu.max": "150000 50000\n"}, 3),
+    (V2, {"cpu.max": "1000 100000\n"}, 1),
     (V1_CPU, {"cpu/job/cpu.cfs_quota_us": "400000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}, 4),
     (V1_CPU, {"cpu/job/cpu.cfs_quota_us": "-1\n", "cpu/job/cpu.cfs_period_us": "100000\n"}, NO_LIMIT),
-    (V1_CPU, {"cpu/job/cpu.cfs_quota_us": "400000\n"}, NO_LIMIT), (V2, {"cpu.max": "5 0"}, NO_LIMIT), (V2, {"cpu.max": "words"}, NO_LIMIT),
+    (V1_CPU, {"cpu/job/cpu.cfs_quota_us": "400000\n"}, NO_LIMIT), (V2, {"cpu.max": "5 0"}, NO_LIMIT),
+    (V2, {"cpu.max": "words"}, NO_LIMIT),
 ])
 def test_processors_are_the_least_of_all_groups(lib, tmp_path, cgroup, files, want):
     tree(tmp_path, cgroup, files)

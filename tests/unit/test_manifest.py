@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests: made from announcements, the same bytes from every committer; the cover of tensors against an array of counts."""
+"""Manifests: made from announcements, the same bytes from every committer; the cover of tensors against an array of
+counts."""
 import ctypes as c
 import itertools
 import random
@@ -9,8 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from protolib import (ATTEMPT, EFORMAT, LAYOUT, P, P_, PART, Announcement, Buf, CoverBox, Error, Layout, Manifest, PackUse, Part, Piece, Proto, ProtoRef, Ref,
-                      Shape, attributes, digest, field, make_box, manifest_make, packs, parse, ptr, ref, sample_announcement, table, u32, u64, unparse)
+from protolib import (ATTEMPT, EFORMAT, LAYOUT, P, P_, PART, Announcement, Buf, CoverBox, Error, Layout, Manifest,
+                      PackUse, Part, Piece, Proto, ProtoRef, Ref,
+                      Shape, attributes, digest, field, make_box, manifest_make, packs, parse, ptr, ref,
+                      sample_announcement, table, u32, u64, unparse)
 from storelib import Api, Store
 
 
@@ -24,14 +27,18 @@ def test_tables(proto):
     assert code == 0
     m = proto.decode("manifest", body)
     names = [m.packs[i].pack for i in range(m.npacks)]
-    assert names == sorted({ATTEMPT + b"-%d-%s" % (r, k) for r in (0, 1) for k in (b"model", b"meta")} | {b"ffffffffffffffff-0-0-model"})
-    assert (m.run, m.attempt, m.step, m.world, m.nranks, m.nlayouts, m.nheaders, m.nhosts) == (b"run-1", ATTEMPT, 12, 2, 2, 1, 1, 1)
+    assert names == sorted({ATTEMPT + b"-%d-%s" % (r, k) for r in (0, 1) for k in (b"model", b"meta")} |
+                           {b"ffffffffffffffff-0-0-model"})
+    assert (m.run, m.attempt, m.step, m.world, m.nranks, m.nlayouts, m.nheaders,
+            m.nhosts) == (b"run-1", ATTEMPT, 12, 2, 2, 1, 1, 1)
     assert (m.tensors, m.bytes, m.new_bytes) == (5, 2000, 20)
     for r in range(2):
         k = m.ranks[r]
-        assert names[k.part.pack] == ATTEMPT + b"-%d-meta" % r and bytes(k.part.digest.bytes) == bytes(digest(r + 100).bytes)
+        assert (names[k.part.pack] == ATTEMPT + b"-%d-meta" % r and
+                bytes(k.part.digest.bytes) == bytes(digest(r + 100).bytes))
         own = sample_announcement(r)
-        assert [names[m.map[k.first_map + i]] for i in range(k.npacks)] == [own.packs[i].pack for i in range(own.npacks)]
+        assert [names[m.map[k.first_map + i]] for i in range(k.npacks)] == [own.packs[i].pack
+                                                                            for i in range(own.npacks)]
     shared = [m.packs[i] for i in range(m.npacks) if m.packs[i].pack.startswith(b"ffff")][0]
     assert shared.live_bytes == 2 * 4098
     assert names[m.layouts[0].ref.pack].endswith(b"-0-meta") and names[m.headers[0].ref.pack].endswith(b"-0-meta")
@@ -48,7 +55,8 @@ def test_the_lowest_rank_counts(proto):
 
 
 @pytest.mark.parametrize("change, word", [
-    ({"step": 13}, "step 13"), ({"run": b"other"}, "other"), ({"attempt": b"0123456789abcdef-8"}, "abcdef-8"), ({"world": 3}, "world size 3"), ({"rank": 0}, "place"),
+    ({"step": 13}, "step 13"), ({"run": b"other"}, "other"), ({"attempt": b"0123456789abcdef-8"}, "abcdef-8"),
+    ({"world": 3}, "world size 3"), ({"rank": 0}, "place"),
     ({"nattributes": 0}, "attributes"), ({"layout": digest(77)}, "layout of rank 1"),
 ])
 def test_announcements_have_to_agree(proto, change, word):
@@ -73,10 +81,13 @@ def test_more_disagreement(proto):
 
 
 def test_two_layouts(proto):
-    code, body, _ = manifest_make(proto.lib, [sample_announcement(r, 4, stores=r in (0, 2), layout=9 if r < 2 else 4, nheaders=0) for r in range(4)])
+    code, body, _ = manifest_make(proto.lib,
+                                  [sample_announcement(r, 4, stores=r in (0, 2), layout=9 if r < 2 else 4, nheaders=0)
+                                   for r in range(4)])
     assert code == 0
     m = proto.decode("manifest", body)
-    assert [bytes(m.layouts[i].digest.bytes)[0] for i in range(m.nlayouts)] == [4, 9] and [m.ranks[i].layout for i in range(4)] == [1, 1, 0, 0]
+    assert ([bytes(m.layouts[i].digest.bytes)[0] for i in range(m.nlayouts)] == [4, 9] and
+            [m.ranks[i].layout for i in range(4)] == [1, 1, 0, 0])
     assert m.tensors == 10
     proto.release("manifest", m)
 
@@ -88,7 +99,8 @@ def test_each_layout_has_its_own_headers(proto):
     code, body, _ = manifest_make(proto.lib, ranks)
     assert code == 0, body
     m = proto.decode("manifest", body)
-    assert [(m.headers[i].layout, bytes(m.headers[i].ref.digest.bytes)[0]) for i in range(m.nheaders)] == [(0, 56), (1, 55)]
+    assert [(m.headers[i].layout, bytes(m.headers[i].ref.digest.bytes)[0])
+            for i in range(m.nheaders)] == [(0, 56), (1, 55)]
     assert proto.encode("manifest", m) == body
     for bad in ([2, 3], [1, 1], [1, 0]):
         for i, number in enumerate(bad):
@@ -103,10 +115,13 @@ def test_each_layout_has_its_own_headers(proto):
 def large(proto, ranks):
     out = []
     for r in range(ranks):
-        p, n = packs(ATTEMPT + b"-%d-model" % r, ATTEMPT + b"-%d-optimizer" % r, ATTEMPT + b"-%d-meta" % r, b"0123456789abcdef-6-%d-model" % r)
+        p, n = packs(ATTEMPT + b"-%d-model" % r, ATTEMPT + b"-%d-optimizer" % r, ATTEMPT + b"-%d-meta" % r,
+                     b"0123456789abcdef-6-%d-model" % r)
         a, na = attributes(loss="2.31")
-        m = Announcement(run=b"run", attempt=ATTEMPT, step=1, rank=r, world=ranks, host=b"node-%05d.cluster.example" % (r // 8), layout=digest(r // 1024),
-                         stores_layout=r % 1024 == 0, part=ref(PART, 2, 65536, mark=r), packs=p, npacks=n, tensors=1000, bytes=1 << 33, new_bytes=1 << 32,
+        m = Announcement(run=b"run", attempt=ATTEMPT, step=1, rank=r, world=ranks,
+                         host=b"node-%05d.cluster.example" % (r // 8), layout=digest(r // 1024),
+                         stores_layout=r % 1024 == 0, part=ref(PART, 2, 65536, mark=r), packs=p, npacks=n, tensors=1000,
+                         bytes=1 << 33, new_bytes=1 << 32,
                          attributes=a, nattributes=na)
         if m.stores_layout:
             m.layout_ref = ref(LAYOUT, 2, mark=r // 1024)
@@ -121,7 +136,8 @@ def test_size_for_8192_ranks(proto):
     made = time.time()
     assert code == 0, body
     m = proto.decode("manifest", body)
-    print(f"\nmanifest of 8,192 ranks with 4 packs each: {len(body)} bytes, made in {made - start:.3f} s, read in {time.time() - made:.3f} s")
+    print(f"\nmanifest of 8,192 ranks with 4 packs each: {len(body)} bytes, made in {made - start:.3f} s, read in "
+          f"{time.time() - made:.3f} s")
     assert m.nranks == 8192 and m.npacks == 4 * 8192 and len(body) < 4 << 20
     proto.release("manifest", m)
 
@@ -139,7 +155,8 @@ def test_tables_that_lie(proto):
     def word(at, value, form="<I"):
         return lambda v: v[:at] + struct.pack(form, value) + v[at + struct.calcsize(form):]
     assert isinstance(again(0, None), bytes)
-    for at, bad in ((0, 1), (4, 1), (8, 1), (12, 1), (16, 4), (16, 2**32 - 1), (20, 1), (96, 0), (96, 2), (108, 2), (24 + 64, 5), (24 + 64, 2**32 - 1)):
+    for at, bad in ((0, 1), (4, 1), (8, 1), (12, 1), (16, 4), (16, 2**32 - 1), (20, 1), (96, 0), (96, 2), (108, 2),
+                    (24 + 64, 5), (24 + 64, 2**32 - 1)):
         assert again(11, word(at, bad)) == EFORMAT, at
     assert again(11, word(24 + 32, 2**64 - 1, "<Q")) == EFORMAT          # offset
     assert again(11, word(24 + 40, 2**64 - 1, "<Q")) == EFORMAT          # checks
@@ -147,7 +164,8 @@ def test_tables_that_lie(proto):
     assert again(11, word(24 + 70, 2, "<B")) == EFORMAT                  # kind
     assert again(11, word(24 + 71, 1, "<B")) == EFORMAT                  # reserved
     assert again(11, lambda v: v[:96]) == EFORMAT and again(11, lambda v: v[:-1]) == EFORMAT
-    assert again(12, word(0, 5)) == EFORMAT and again(12, lambda v: v[:-4]) == EFORMAT and again(12, lambda v: v + bytes(4)) == EFORMAT
+    assert (again(12, word(0, 5)) == EFORMAT and again(12, lambda v: v[:-4]) == EFORMAT and
+            again(12, lambda v: v + bytes(4)) == EFORMAT)
     assert again(8, lambda v: v + v) == EFORMAT and again(8, lambda v: b"") == EFORMAT
     assert proto.again("manifest", unparse([f for f in fields if f[0] != 10])) == EFORMAT
     at = [n for n, _, _ in fields].index(10)
@@ -181,7 +199,8 @@ class Boxes:
         """boxes: [(pairs, rank, mark)]"""
         self.shape = Shape(len(shape), (u64 * 16)(*shape))
         self.keep = [(u64 * max(2 * len(shape), 1))(*itertools.chain(*pairs)) for pairs, _, _ in boxes]
-        self.array = (CoverBox * max(len(boxes), 1))(*[CoverBox(k, rank, digest(mark)) for k, (_, rank, mark) in zip(self.keep, boxes)])
+        self.array = (CoverBox * max(len(boxes), 1))(*[CoverBox(k, rank, digest(mark))
+                                                       for k, (_, rank, mark) in zip(self.keep, boxes)])
         self.n = len(boxes)
 
     def check(self, lib):
@@ -256,7 +275,8 @@ def test_cover_against_counting(proto, scale):
 
 def test_pinwheel(proto):
     """Five boxes that no line parts."""
-    boxes = [([(0, 2), (0, 1)], 0, 0), ([(0, 1), (1, 2)], 1, 1), ([(1, 2), (2, 1)], 2, 2), ([(2, 1), (0, 2)], 3, 3), ([(1, 1), (1, 1)], 4, 4)]
+    boxes = [([(0, 2), (0, 1)], 0, 0), ([(0, 1), (1, 2)], 1, 1), ([(1, 2), (2, 1)], 2, 2), ([(2, 1), (0, 2)], 3, 3),
+             ([(1, 1), (1, 1)], 4, 4)]
     assert Boxes((3, 3), boxes).check(proto.lib)[0] == 0
     assert Boxes((3, 3), boxes[:4]).check(proto.lib) == (EFORMAT, 'tensor "t": no rank stored box [1:2, 1:2]')
     assert "overlap" in Boxes((3, 3), boxes + [([(1, 2), (1, 2)], 5, 5)]).check(proto.lib)[1]
@@ -272,14 +292,18 @@ def test_empty_and_scalar(proto):
 
 def test_names_box_and_ranks(proto):
     halves = [([(0, 4), (0, 8)], 0, 1), ([(4, 4), (0, 8)], 1, 2)]
-    assert Boxes((8, 8), halves + [([(4, 4), (0, 8)], 6, 3)]).check(proto.lib)[1] == 'tensor "t": ranks 1 and 6 stored different bytes for box [4:8, 0:8]'
+    assert Boxes((8, 8),
+                 halves + [([(4, 4), (0, 8)], 6, 3)]).check(proto.lib)[
+        1] == 'tensor "t": ranks 1 and 6 stored different bytes for box [4:8, 0:8]'
     assert Boxes((8, 8), halves + [([(3, 2), (7, 1)], 6, 3)]).check(proto.lib)[1].endswith("overlap")
     assert Boxes((8, 8), halves[:1]).check(proto.lib)[1] == 'tensor "t": no rank stored box [4:8, 0:8]'
 
 
-@pytest.mark.parametrize("shape, split", [((1 << 40,), (16384,)), ((1 << 20, 1 << 20), (128, 128)), ((4096, 64, 1 << 20), (32, 4, 128)), ((7, 1 << 20), (1, 16384))])
+@pytest.mark.parametrize("shape, split", [((1 << 40,), (16384,)), ((1 << 20, 1 << 20), (128, 128)),
+                                          ((4096, 64, 1 << 20), (32, 4, 128)), ((7, 1 << 20), (1, 16384))])
 def test_many_boxes_are_quick(proto, shape, split):
-    """16,384 boxes and as many replicas; then one missing (recorded: a quadratic way takes some hundred times as long)."""
+    """16,384 boxes and as many replicas; then one missing (recorded: a quadratic way takes some hundred times as
+    long)."""
     grids = [[(i * (n // k), n // k) for i in range(k)] for n, k in zip(shape, split)]
     boxes = [(list(p), r, r) for r, p in enumerate(itertools.product(*grids))]
     shuffled = boxes + boxes
@@ -307,21 +331,28 @@ class World:
             assert lib.store_pack_writer_open(ptr(s.storage), s.info.id, name, c.byref(w)) == 0
             layout_ref, part_ref, e = Ref(), Ref(), Error()
             if rank == 0:
-                assert lib.store_pack_append_raw(w, LAYOUT, self.layout.object, u64(len(self.layout.object)), c.byref(layout_ref)) == 0
+                assert lib.store_pack_append_raw(w, LAYOUT, self.layout.object, u64(len(self.layout.object)),
+                                                 c.byref(layout_ref)) == 0
             b = ptr(lib.store_part_builder_new(self.layout.p, w, u32(1)))
             for tensor, boxes, mark in rows:
-                pieces = [P_(n, random.Random(f"{mark}{i}").randbytes(n), 1) if n <= 64 else P_(n, (0, 4096 * (1 + 1000 * i), 1 << 40), mark * 1000 + i)
+                pieces = [P_(n, random.Random(f"{mark}{i}").randbytes(n), 1) if n <= 64
+                          else P_(n, (0, 4096 * (1 + 1000 * i), 1 << 40), mark * 1000 + i)
                           for i, n in enumerate(self.layout.piece_bytes(tensor, boxes))]
                 array = (Piece * len(pieces))(*[p.struct() for p in pieces])
                 box_array = table(type(make_box([])), [make_box(x) for x in boxes]) if boxes else None
-                assert lib.store_part_add_row(b, u32(tensor), box_array, u32(len(boxes or [])), array, u64(len(pieces)), c.byref(e)) == 0, e.text
+                assert lib.store_part_add_row(b, u32(tensor), box_array, u32(len(boxes or [])), array, u64(len(pieces)),
+                                              c.byref(e)) == 0, e.text
             names = [ATTEMPT + b"-%d-model" % rank, name]
-            part = Part(rank=rank, world=len(rows_of_rank), host=b"h", layout=self.layout.p.contents.digest, packs=table(PackUse, [PackUse(names[0], 1 << 46, 0), PackUse(name, 0, 0)]), npacks=2)
+            part = Part(rank=rank, world=len(rows_of_rank), host=b"h", layout=self.layout.p.contents.digest,
+                        packs=table(PackUse, [PackUse(names[0], 1 << 46, 0), PackUse(name, 0, 0)]), npacks=2)
             assert lib.store_part_finish(b, c.byref(part), c.byref(part_ref), c.byref(e)) == 0, e.text
             assert lib.store_pack_seal(w, c.byref(size)) == 0
             lib.store_part_builder_free(b)
-            a = Announcement(run=b"r", attempt=ATTEMPT, step=0, rank=rank, world=len(rows_of_rank), host=b"h", layout=part.layout, stores_layout=rank == 0,
-                             part=own(part_ref), packs=table(PackUse, [PackUse(names[0], 1 << 46, 0), PackUse(name, size, 0)]), npacks=2, tensors=len(tensors))
+            a = Announcement(run=b"r", attempt=ATTEMPT, step=0, rank=rank, world=len(rows_of_rank), host=b"h",
+                             layout=part.layout, stores_layout=rank == 0,
+                             part=own(part_ref),
+                             packs=table(PackUse, [PackUse(names[0], 1 << 46, 0), PackUse(name, size, 0)]), npacks=2,
+                             tensors=len(tensors))
             if rank == 0:
                 a.layout_ref = own(layout_ref)
             self.announcements.append(a)
@@ -353,7 +384,8 @@ class World:
 
 
 def own(r):
-    return ProtoRef(digest=r.digest, offset=r.offset, checks=r.checks, raw_len=r.raw_len, stored_len=r.stored_len, pack=1, codec=r.codec, kind=r.kind)
+    return ProtoRef(digest=r.digest, offset=r.offset, checks=r.checks, raw_len=r.raw_len, stored_len=r.stored_len,
+                    pack=1, codec=r.codec, kind=r.kind)
 
 
 TENSORS = [("model", b"embed", 11, (1000, 64)), ("model", b"norm", 12, (8,)), ("optimizer", b"step", 9, ())]
@@ -367,9 +399,11 @@ TOP, BOTTOM, MIDDLE = [[(0, 500), (0, 64)]], [[(500, 500), (0, 64)]], [[(499, 2)
     ([[(0, None, 1), (1, None, 2), (2, None, 3)], []], ""),
     ([[(0, None, 1), (1, None, 2)]], 'tensor "step": no rank stored box []'),
     ([[(0, TOP, 1), (1, None, 2), (2, None, 3)]], 'tensor "embed": no rank stored box [500:1000, 0:64]'),
-    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (1, None, 4), (2, None, 3)]], 'tensor "norm": ranks 0 and 1 stored different bytes for all of it'),
+    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (1, None, 4), (2, None, 3)]],
+     'tensor "norm": ranks 0 and 1 stored different bytes for all of it'),
     ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (2, None, 3)], [(0, MIDDLE, 2)]], 'rank 2'),
-    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (2, None, 3)], [(0, BOTTOM, 3)]], 'tensor "embed": ranks 1 and 2 stored different bytes for box [500:1000, 0:64]'),
+    ([[(0, TOP, 1), (1, None, 2)], [(0, BOTTOM, 2), (2, None, 3)], [(0, BOTTOM, 3)]],
+     'tensor "embed": ranks 1 and 2 stored different bytes for box [500:1000, 0:64]'),
     ([[(0, TOP, 1), (1, None, 2)], [(0, None, 2), (2, None, 3)]], 'overlap'),
 ])
 def test_cover_of_a_step(proto, tmp_path, ranks, sentence):

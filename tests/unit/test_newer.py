@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a later vckpt, made up: what a reader, a writer, the collector and verify do with them (docs/format/versions.md). None of it is
-damage, every sentence names the word or the version, nothing that such a record may reach is deleted, and all else goes on."""
+"""Records of a later vckpt, made up: what a reader, a writer, the collector and verify do with them
+(docs/format/versions.md). None of it is damage, every sentence names the word or the version, nothing that such a
+record may reach is deleted, and all else goes on."""
 import ctypes as c
 import json
 import struct
@@ -18,7 +19,8 @@ NEWER = 4                                                   # exit code of verif
 
 def model(path, seed):
     rng = numpy.random.default_rng(seed)
-    save_file({"v": rng.standard_normal((100, 500)).astype("f4"), "w": rng.standard_normal((64, 512)).astype("f4"), "s": numpy.arange(3, dtype="f4")}, path)
+    save_file({"v": rng.standard_normal((100, 500)).astype("f4"), "w": rng.standard_normal((64, 512)).astype("f4"),
+               "s": numpy.arange(3, dtype="f4")}, path)
     return path
 
 
@@ -112,7 +114,8 @@ def newer_step(request, vckpt, lib, steps, tmp_path):
 def test_a_newer_step_is_refused_by_name_and_alone(vckpt, newer_step, tmp_path):
     store, name, what = newer_step
     done = vckpt("cat", store, "run/1/model/v", check=False)
-    assert done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr and "damaged" not in done.stderr, done.stderr
+    assert (done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr and
+            "damaged" not in done.stderr), done.stderr
     assert {s["step"] for s in vckpt.json("ls", store, "run")["steps"]} == {0, 1}
     for good in ["run/0", "other/0"]:
         vckpt("info", store, good)
@@ -123,9 +126,11 @@ def test_verify_tells_a_newer_step_apart(vckpt, newer_step):
     store, name, what = newer_step
     for target in [[], ["run"], ["run/1"]]:
         done = vckpt("verify", store, *target, check=False)
-        assert done.returncode == NEWER and "damage" not in done.stdout and "sound" not in done.stdout, (target, done.stdout)
+        assert done.returncode == NEWER and "damage" not in done.stdout and "sound" not in done.stdout, (
+            (target, done.stdout))
         lines = [line for line in done.stdout.splitlines() if line.startswith("newer: ")]
-        assert lines and any("newer vckpt" in line and name in line and "run/step-00000001" in line for line in lines), done.stdout
+        assert lines and any("newer vckpt" in line and name in line and "run/step-00000001" in line
+                             for line in lines), done.stdout
         told = vckpt.json("verify", store, *target, check=False)
         assert told["faults"] == 0 and told["damage"] == [] and {d.get("step") for d in told["newer"]} == {1}
     assert not list((store / "damaged").glob("*")) if (store / "damaged").exists() else True
@@ -179,20 +184,24 @@ def forge_entry(lib, store, run, change):
     forge.put_record(forge.entry_path, 2, forge.entry.encode())
 
 
-@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9")], ids=["a_word", "a_version"])
+@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9")],
+                         ids=["a_word", "a_version"])
 def test_an_entry_with_a_word_refuses_its_run(vckpt, lib, steps, tmp_path, change, name):
     forge_entry(lib, steps, "run", change)
     before = files(steps)
-    for command in (["ls", steps, "run"], ["info", steps, "run/0"], ["rm", steps, "run/0"], ["import", steps, "run", tmp_path / "1.safetensors"]):
+    for command in (["ls", steps, "run"], ["info", steps, "run/0"], ["rm", steps, "run/0"],
+                    ["import", steps, "run", tmp_path / "1.safetensors"]):
         done = vckpt(*command, check=False)
-        assert done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr and "damaged" not in done.stderr, done.stderr
+        assert (done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr and
+                "damaged" not in done.stderr), done.stderr
     done = vckpt("ls", steps, check=False)
     assert done.returncode == 1 and "other" in done.stdout and name in done.stderr
     done = vckpt("gc", steps, "--grace", "0", check=False)
     assert done.returncode == 1 and name in done.stderr and "nothing was deleted" in done.stderr
     assert {p: b for p, b in files(steps).items() if p.parts[0] not in ("hosts", "incoming")} == before
     done = vckpt("verify", steps, check=False)
-    assert done.returncode == NEWER and name in done.stdout and "damage" not in done.stdout and done.stdout.count("newer: ") == 1, done.stdout
+    assert (done.returncode == NEWER and name in done.stdout and "damage" not in done.stdout and
+            done.stdout.count("newer: ") == 1), done.stdout
     vckpt("export", steps, "other/0", tmp_path / "out", "-q")
     vckpt("import", steps, "other", tmp_path / "1.safetensors", "-q", "--no-index")
 
@@ -202,15 +211,18 @@ def test_an_entry_of_an_unknown_kind_is_passed_over(vckpt, lib, steps, tmp_path)
     forge = Forge(lib, steps, "run")
     import hashlib
     entry = Message()
-    for number, value in [(1, 2), (3, 77), (5, b"h"), (11, b"run"), (12, 2), (13, hashlib.sha256(forge.record_body(forge.entry_path, 2, forge.id)).digest()), (50, b"?")]:
+    for number, value in [(1, 2), (3, 77), (5, b"h"), (11, b"run"), (12, 2),
+                          (13, hashlib.sha256(forge.record_body(forge.entry_path, 2, forge.id)).digest()), (50, b"?")]:
         entry.set(number, value)
     forge.put_record(forge.entry_path.with_name(f"{2:012d}"), 2, entry.encode())
     assert {s["step"] for s in vckpt.json("ls", steps, "run")["steps"]} == {0, 1}
     vckpt("cat", steps, "run/1/model/v", text=False)
     before = files(steps)
-    for command in (["rm", steps, "run/0"], ["import", steps, "run", tmp_path / "1.safetensors", "--no-index"], ["gc", steps, "--grace", "0"]):
+    for command in (["rm", steps, "run/0"], ["import", steps, "run", tmp_path / "1.safetensors", "--no-index"],
+                    ["gc", steps, "--grace", "0"]):
         done = vckpt(*command, check=False)
-        assert done.returncode == 1 and "newer vckpt" in done.stderr and "kind (77)" in done.stderr and "damaged" not in done.stderr, done.stderr
+        assert (done.returncode == 1 and "newer vckpt" in done.stderr and "kind (77)" in done.stderr and
+                "damaged" not in done.stderr), done.stderr
     assert "nothing was deleted" in done.stderr
     assert {p: b for p, b in files(steps).items() if p.parts[0] not in ("hosts", "incoming")} == before
     for target in [[], ["run"]]:
@@ -228,7 +240,8 @@ def put_single(forge, path, kind, message):
     forge.put_record(path, kind, message.encode())
 
 
-@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9")], ids=["a_word", "a_version"])
+@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9")],
+                         ids=["a_word", "a_version"])
 def test_a_newer_store_is_refused(vckpt, lib, steps, change, name):
     forge = Forge(lib, steps, "run")
     m = Message(forge.record_body(steps / "vckpt.store", 1, None))
@@ -240,7 +253,8 @@ def test_a_newer_store_is_refused(vckpt, lib, steps, change, name):
         assert done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("at,form,value,name", [(8, "<H", 3, "version 3"), (12, "<I", 8, "0x8")], ids=["a_version", "a_feature"])
+@pytest.mark.parametrize("at,form,value,name", [(8, "<H", 3, "version 3"), (12, "<I", 8, "0x8")],
+                         ids=["a_version", "a_feature"])
 def test_a_newer_pack_hides_what_lies_in_it(vckpt, lib, steps, at, form, value, name, tmp_path):
     lib.base_xxh64_of.restype = c.c_uint64
     forge = Forge(lib, steps, "run")
@@ -301,7 +315,8 @@ def test_a_newer_note_is_left_and_honoured(vckpt, lib, steps, tmp_path):
 def test_newer_measures_are_left_out(vckpt, lib, steps):
     forge = Forge(lib, steps, "run")
     m = Message()
-    for number, value in [(1, 2), (2, WORD), (3, b"run"), (4, forge.manifest.get(4)), (5, 1), (7, 1), (8, b"h"), (23, 1)]:
+    for number, value in [(1, 2), (2, WORD), (3, b"run"), (4, forge.manifest.get(4)), (5, 1), (7, 1), (8, b"h"),
+                          (23, 1)]:
         m.set(number, value)
     put_single(forge, steps / "stats/run/1.1/0", STATS, m)
     done = vckpt("stalls", steps, "run/1", check=False)
@@ -319,7 +334,8 @@ def test_what_a_newer_attempt_needs_is_not_known(vckpt, lib, steps, kind, last, 
     space = heartbeat_space()
     beat = Message()
     start = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[19])
-    for number, value in [(1, 2), (3, b"00000000000000aa"), (4, b"h"), (5, b"run"), (6, space), (7, 0), (9, struct.pack("<IIQQ", 0, 0, os.getpid(), start))]:
+    for number, value in [(1, 2), (3, b"00000000000000aa"), (4, b"h"), (5, b"run"), (6, space), (7, 0),
+                          (9, struct.pack("<IIQQ", 0, 0, os.getpid(), start))]:
         beat.set(number, value)
     put_single(forge, steps / "hosts/00000000000000aa.h.0", HEARTBEAT, beat)
     m = Message()
@@ -343,11 +359,13 @@ def heartbeat_space():
     import os
     import uuid
     boot = open("/proc/sys/kernel/random/boot_id").read().strip()
-    return str(uuid.UUID(bytes=hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).digest()[:16])).encode()
+    return str(
+        uuid.UUID(bytes=hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).digest()[:16])).encode()
 
 
 def test_a_newer_heartbeat_is_watched_by_its_name(vckpt, lib, steps, tmp_path):
-    """One that cannot be read is neither dead nor alive: it is watched, and its launch is not aborted while it moves."""
+    """One that cannot be read is neither dead nor alive: it is watched, and its launch is not aborted while it
+    moves."""
     forge = Forge(lib, steps, "run")
     m = Message()
     for number, value in [(1, 2), (2, WORD), (3, b"00000000000000aa"), (4, b"h"), (5, b"run")]:

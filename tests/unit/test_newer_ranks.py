@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a job that are not of one version (docs/format/versions.md): the older one ends the attempt by name, and nobody waits."""
+"""Ranks of a job that are not of one version (docs/format/versions.md): the older one ends the attempt by name, and
+nobody waits."""
 import ctypes as c
 
 import pytest
@@ -18,7 +19,8 @@ def put_newer(api, name, kind):
     if path.exists():
         path.unlink()
     body = field(1, 2) + field(2, WORD)
-    r = api.lib.store_record_put(c.c_void_p(api.p.contents.storage), name.encode(), kind, (c.c_uint8 * 16)(*api.id), body, c.c_size_t(len(body)))
+    r = api.lib.store_record_put(c.c_void_p(api.p.contents.storage), name.encode(), kind, (c.c_uint8 * 16)(*api.id),
+                                 body, c.c_size_t(len(body)))
     assert r == 0, r
 
 

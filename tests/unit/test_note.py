@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes of damage on a storage that fails: nothing that a note names is forgotten because the note could not be read for a moment."""
+"""Notes of damage on a storage that fails: nothing that a note names is forgotten because the note could not be read
+for a moment."""
 import ctypes as c
 import errno
 import shutil
@@ -17,7 +18,8 @@ class Range(c.Structure):
 
 
 class Ref(c.Structure):
-    _fields_ = [("digest", c.c_uint8 * 32), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64), ("stored_len", c.c_uint64),
+    _fields_ = [("digest", c.c_uint8 * 32), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64),
+                ("stored_len", c.c_uint64),
                 ("codec", c.c_uint16), ("kind", c.c_uint8), ("pack", c.c_uint32)]
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 FORMAT = -71  # -EPROTO
-DTYPES = {1: "|b1", 2: "|u1", 3: "<u2", 4: "<u4", 5: "<u8", 6: "|i1", 7: "<i2", 8: "<i4", 9: "<i8", 10: "<f2", 12: "<f4",
+DTYPES = {1: "|b1", 2: "|u1", 3: "<u2", 4: "<u4", 5: "<u8", 6: "|i1", 7: "<i2", 8: "<i4", 9: "<i8", 10: "<f2",
+          12: "<f4",
           13: "<f8", 14: "<c8", 15: "<c16"}
 VOID = {11: "|V2", 16: "|V1", 17: "|V1", 18: "|V1", 19: "|V1", 20: "|V1", 21: "|V1"}
 
@@ -43,8 +44,10 @@ def header(lib):
 def parse(lib):
     def call(head, file_size=None, void=0):
         dtype, shape, offset, err = ctypes.c_int(), Shape(), ctypes.c_uint64(), Error()
-        code = lib.view_npy_parse(head, ctypes.c_size_t(len(head)), ctypes.c_uint64(len(head) if file_size is None else file_size),
-                                  ctypes.c_int(void), ctypes.byref(dtype), ctypes.byref(shape), ctypes.byref(offset), ctypes.byref(err))
+        code = lib.view_npy_parse(head, ctypes.c_size_t(len(head)),
+                                  ctypes.c_uint64(len(head) if file_size is None else file_size),
+                                  ctypes.c_int(void), ctypes.byref(dtype), ctypes.byref(shape), ctypes.byref(offset),
+                                  ctypes.byref(err))
         if code < 0:
             assert code in (FORMAT, -errno.EINVAL) and err.text and b"\n" not in err.text
             return err.text.decode()
@@ -77,7 +80,8 @@ def test_own_headers_come_back(header, parse):
             assert parse(header(code, dims), 4096 + size) == (code, dims, 4096)
 
 
-NAMES = {11: "bf16", 16: "f8_e4m3fn", 17: "f8_e5m2", 18: "f8_e4m3fnuz", 19: "f8_e5m2fnuz", 20: "f8_e8m0fnu", 21: "f4_e2m1fn_x2"}
+NAMES = {11: "bf16", 16: "f8_e4m3fn", 17: "f8_e5m2", 18: "f8_e4m3fnuz", 19: "f8_e5m2fnuz", 20: "f8_e8m0fnu",
+         21: "f4_e2m1fn_x2"}
 
 
 def test_items_without_a_type(header, parse):
@@ -92,14 +96,16 @@ def test_items_without_a_type(header, parse):
                 else:
                     assert f"'{spelling}'" in parse(spelled, 4096 + size, said)
             unsaid = parse(spelled, 4096 + size)
-            assert [n for c, n in NAMES.items() if n in unsaid.split(": ")[-1].split(", ")] == [n for c, n in NAMES.items() if VOID[c] == descr]
+            assert [n for c, n in NAMES.items()
+                    if n in unsaid.split(": ")[-1].split(", ")] == [n for c, n in NAMES.items() if VOID[c] == descr]
         assert "no counterpart" in parse(head.replace(descr.encode(), b">" + descr[1:].encode()), 4096 + size, code)
     assert "no counterpart" in parse(header(11, (1,)).replace(b"|V2", b"|V3"), 4099, 11)
     assert parse(header(12, (1,)), 4100, 11) == (12, (1,), 4096)
 
 
 @settings(max_examples=200, deadline=None)
-@given(code=st.sampled_from(sorted(DTYPES)), dims=st.lists(st.integers(0, 4), max_size=5), version=st.sampled_from([(1, 0), (2, 0), (3, 0)]))
+@given(code=st.sampled_from(sorted(DTYPES)), dims=st.lists(st.integers(0, 4), max_size=5),
+       version=st.sampled_from([(1, 0), (2, 0), (3, 0)]))
 def test_files_written_by_numpy(parse, code, dims, version):
     f = io.BytesIO()
     array = np.zeros(dims, DTYPES[code])

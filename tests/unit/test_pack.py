@@ -37,14 +37,16 @@ def check_all(storage, refs):
         for ref, data in refs:
             assert p.read(ref) == data and p.load(ref) == data
         footer = p.footer()
-        assert [(bytes(f.digest.bytes), f.offset, f.checks, f.raw_len, f.stored_len, f.codec, f.kind) for f in footer] == \
+        assert [(bytes(f.digest.bytes), f.offset, f.checks, f.raw_len, f.stored_len, f.codec, f.kind)
+                for f in footer] == \
             [(bytes(r.digest.bytes), r.offset, r.checks, r.raw_len, r.stored_len, r.codec, r.kind) for r, _ in refs]
         assert p.verify() == []
 
 
 def test_round_trip(storage):
     w = low.PackWriter(storage)
-    for i, n in enumerate((0, 1, 63, 64, 65, 5000, BLOCK, BLOCK + 1, 65535, 65536, 65537, 200_000, 1 << 20, (3 << 20) + 17, 0)):
+    for i, n in enumerate((0, 1, 63, 64, 65, 5000, BLOCK, BLOCK + 1, 65535, 65536, 65537, 200_000, 1 << 20,
+                           (3 << 20) + 17, 0)):
         w.append(random.randbytes(n))
         w.append(weights(n, i))
         w.append_raw(random.randbytes(n % 7000))
@@ -64,7 +66,8 @@ def test_empty_pack_and_empty_objects(storage):
     check_all(storage, [])
     storage.remove(pack_file(storage))
     w = low.PackWriter(storage)
-    for n in (0, 0, 120, None, 0, None, 0, 0, 3, None, None, 0): # 120: an empty object of a new run lies where the old one could go on
+    # 120: an empty object of a new run lies where the old one could go on
+    for n in (0, 0, 120, None, 0, None, 0, 0, 3, None, None, 0):
         w.run_end() if n is None else w.append(bytes(range(n)))
     w.seal()
     check_all(storage, w.refs)
@@ -153,10 +156,14 @@ def test_append_refuses_what_cannot_be(storage):
     d, ref, data = low.digest(storage.lib, b"x" * 100), low.Ref(), b"x" * 100
     one = (C.c_uint32 * 1)(50)
     c = (C.c_uint64 * 1)()
-    for kind, codec, stored_len, raw_len, lens in ((0, 0, 100, 100, None), (7, 0, 100, 100, None), (1, 0, 99, 100, None), (1, 0x501, 50, 100, one),
-                                                   (1, 0x201, 50, 100, None), (1, 0x201, 49, 100, one), (1, 0x201, 50, 50, one)):
-        assert lib.store_pack_append(w.w, C.byref(d), kind, codec, data, stored_len, raw_len, c, lens, C.byref(ref)) == -errno.EINVAL
-    assert lib.store_pack_append(w.w, C.byref(d), 1, 0, data, (1 << 46) + 1, (1 << 46) + 1, c, None, C.byref(ref)) == -errno.E2BIG
+    for kind, codec, stored_len, raw_len, lens in ((0, 0, 100, 100, None), (7, 0, 100, 100, None),
+                                                   (1, 0, 99, 100, None), (1, 0x501, 50, 100, one),
+                                                   (1, 0x201, 50, 100, None), (1, 0x201, 49, 100, one),
+                                                   (1, 0x201, 50, 50, one)):
+        assert lib.store_pack_append(w.w, C.byref(d), kind, codec, data, stored_len, raw_len, c, lens,
+                                     C.byref(ref)) == -errno.EINVAL
+    assert lib.store_pack_append(w.w, C.byref(d), 1, 0, data, (1 << 46) + 1, (1 << 46) + 1, c, None,
+                                 C.byref(ref)) == -errno.E2BIG
     w.append(b"still works")
     w.seal()
     check_all(storage, w.refs)
@@ -321,7 +328,9 @@ def test_references_that_lie(storage):
                 if field == "digest":
                     ref.digest.bytes[rng.randrange(8)] ^= 1
                 else:
-                    setattr(ref, field, rng.choice([0, 1, 64, 4096, 2**16, 2**46, 2**63, 2**64 - 64, 2**64 - 1, getattr(other, field), getattr(ref, field) + 64]))
+                    setattr(ref, field,
+                            rng.choice([0, 1, 64, 4096, 2**16, 2**46, 2**63, 2**64 - 64, 2**64 - 1,
+                                        getattr(other, field), getattr(ref, field) + 64]))
             if ref.raw_len > 1 << 20:
                 out = C.create_string_buffer(BLOCK) # a sane reader of one block
                 r = storage.lib.store_object_read_blocks(p.p, C.byref(ref), 0, 1, out, None)
@@ -329,7 +338,8 @@ def test_references_that_lie(storage):
                 continue
             try:
                 got = p.read(ref)
-                # The codec is not under the blocks' checks: it is believed because the reference's owner is hashed (docs/format/objects.md).
+                # The codec is not under the blocks' checks: it is believed because the reference's owner is hashed
+                # (docs/format/objects.md).
                 assert ref.codec not in (good.codec, other.codec) or got in (data[:len(got)], w.refs[1][1][:len(got)])
             except low.StorageError as e:
                 assert e.errno == (errno.EPROTONOSUPPORT if unknown(ref) else errno.EBADMSG)
@@ -372,7 +382,8 @@ def test_layout_is_as_documented(storage):
     head = head.ljust(4088, b"\0")
     body = data + bytes(3) + x(data, int.from_bytes(digest[:8], "little")) + bytes(48)
     entry = digest + le(4096, 8) + le(4104, 8) + le(5, 8) + le(5, 8) + le(0, 2) + le(2, 1) + bytes(13)
-    tail = (b"VCKPTEND" + le(4160, 8) + le(80, 8) + le(1, 8) + le(4160 + 80 + 128, 8) + hashlib.sha256(entry).digest()).ljust(120, b"\0")
+    tail = (b"VCKPTEND" + le(4160, 8) + le(80, 8) + le(1, 8) + le(4160 + 80 + 128, 8) +
+            hashlib.sha256(entry).digest()).ljust(120, b"\0")
     assert file == head + x(head) + body + entry + tail + x(tail)
 
 
@@ -384,9 +395,12 @@ def test_names(lib):
     assert (parsed.attempt, parsed.rank, parsed.class_) == (b"0123456789abcdef-0", 4294967295, b"a-b.c_d")
     assert lib.store_pack_path(low.PACK.encode(), out) == 0
     assert out.value.decode() == pack_file(None)
-    for bad in ("", "x", "0123456789abcdef", "0123456789abcdef-1", "0123456789abcdef-1-2", "0123456789abcdef-1-2-", "0123456789abcdef-01-2-a",
-                "0123456789abcdef-1-02-a", "0123456789ABCDEF-1-2-a", "0123456789abcdef-1-4294967296-a", "0123456789abcdef-18446744073709551616-2-a",
-                "0123456789abcdef-1-2-a/b", "0123456789abcdef-1-2-..", "0123456789abcdef-1-2-" + "a" * 72, "0123456789abcdef-+1-2-a"):
+    for bad in ("", "x", "0123456789abcdef", "0123456789abcdef-1", "0123456789abcdef-1-2", "0123456789abcdef-1-2-",
+                "0123456789abcdef-01-2-a",
+                "0123456789abcdef-1-02-a", "0123456789ABCDEF-1-2-a", "0123456789abcdef-1-4294967296-a",
+                "0123456789abcdef-18446744073709551616-2-a",
+                "0123456789abcdef-1-2-a/b", "0123456789abcdef-1-2-..", "0123456789abcdef-1-2-" + "a" * 72,
+                "0123456789abcdef-+1-2-a"):
         assert lib.store_pack_path(bad.encode(), out) == -errno.EINVAL, bad
     assert lib.store_pack_path(b"0123456789abcdef-1-2-" + b"a" * 200, out) == -errno.ENAMETOOLONG
     assert lib.store_pack_name_make(b"0123456789abcdef-7", 3, b"a/b", out) == -errno.EINVAL

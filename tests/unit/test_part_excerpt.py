@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of a part read by ranges (core/step/part_excerpt): the same as the row read whole, in any order of pieces; bytes that
-rotted and tables that lie never give another answer."""
+"""A row of a part read by ranges (core/step/part_window): the same as the row read whole, in any order of pieces; bytes
+that rotted and tables that lie never give another answer."""
 import ctypes as c
 import errno
 import random
@@ -8,14 +8,16 @@ import struct
 
 import pytest
 
-from protolib import (ATTEMPT, EFORMAT, EVERSION, INLINE, Chunk, Digest, Error, Grid, Layout, P, P_, PackUse, Part, Piece, ProtoRef, Ref, Refused, Row, Params,
+from protolib import (ATTEMPT, EFORMAT, EVERSION, INLINE, Chunk, Digest, Error, Grid, Layout, P, P_, PackUse, Part,
+                      Piece, ProtoRef, Ref, Refused, Row, Params,
                       chunk_bytes, ptr, read_row, structure, table, u32, u64)
 from storelib import Api, Store
 from test_layout_part import Written, lib, plain, put, random_layout, random_pieces, random_rows  # noqa: F401 (lib is a fixture)
 
 DAMAGED = -errno.EBADMSG
 Boxes = structure("Boxes", ndim=u32, n=c.c_size_t, room=c.c_size_t, pairs=P(u64))
-Head = structure("Head", tensor=u32, rank=u32, whole=c.c_bool, grid=Grid, boxes=Boxes, first_piece=P(u64), npieces=u64, digest=Digest)
+Head = structure("Head", tensor=u32, rank=u32, whole=c.c_bool, grid=Grid, boxes=Boxes, first_piece=P(u64), npieces=u64,
+                 digest=Digest)
 
 
 class Excerpt:
@@ -23,7 +25,8 @@ class Excerpt:
 
     def __init__(self, written, tensor):
         self.w, self.p, e = written, P(Head)(), Error()
-        r = written.lib.store_part_excerpt_open(written.api.p, written.layout.p, c.byref(written.part), written.array, u32(len(written.names)), u32(tensor),
+        r = written.lib.store_part_window_open(written.api.p, written.layout.p, c.byref(written.part), written.array,
+                                               u32(len(written.names)), u32(tensor),
                                                c.byref(self.p), c.byref(e))
         if r < 0:
             raise Refused(r, e.text.decode())
@@ -42,7 +45,8 @@ class Excerpt:
             raise Refused(r, e.text.decode())
         found = []
         for p in out[:n]:
-            place = (p.ref.pack, p.ref.offset, p.ref.checks) if p.ref.pack != INLINE else c.string_at(p.inline_bytes, p.ref.raw_len)
+            place = (p.ref.pack, p.ref.offset,
+                     p.ref.checks) if p.ref.pack != INLINE else c.string_at(p.inline_bytes, p.ref.raw_len)
             assert (p.ref.pack == INLINE) == bool(p.inline_bytes) and p.ref.kind == 1 and p.base == INLINE
             found.append((bytes(p.ref.digest.bytes), bytes(p.xxh), place, p.ref.raw_len, p.ref.stored_len, p.ref.codec))
         return found
@@ -59,7 +63,8 @@ class Excerpt:
         boxes = self.boxes()
         if self.head.whole:
             assert boxes == [[(0, n) for n in self.w.layout.tensors[self.head.tensor][3]]]
-        return self.head.tensor, None if self.head.whole else boxes, self.pieces(0, self.head.npieces), bytes(self.head.digest.bytes)
+        return (self.head.tensor, None if self.head.whole else boxes, self.pieces(0, self.head.npieces),
+                bytes(self.head.digest.bytes))
 
 
 def excerpt(written, tensor):
@@ -98,9 +103,11 @@ def first_pieces(layout, tensor, boxes):
 def long(lib, tmp_path_factory):
     """Rows of thousands of pieces in runs of three packs, a few hundred of them inline."""
     rng = random.Random(22)
-    layout = Layout(lib, [("model", b"a", 11, (6000, 24)), ("model", b"b", 12, (64, 64)), ("model", b"c", 11, (5000,))], Params(64, 128, 8))
+    layout = Layout(lib, [("model", b"a", 11, (6000, 24)), ("model", b"b", 12, (64, 64)), ("model", b"c", 11, (5000,))],
+                    Params(64, 128, 8))
     boxes = [[(i * 10, rng.randint(1, 10)), (rng.randint(0, 4), 20)] for i in range(600)]
-    rows = [(0, boxes, random_pieces(rng, layout.piece_bytes(0, boxes), 3)), (1, None, random_pieces(rng, layout.piece_bytes(1, None), 3)),
+    rows = [(0, boxes, random_pieces(rng, layout.piece_bytes(0, boxes), 3)),
+            (1, None, random_pieces(rng, layout.piece_bytes(1, None), 3)),
             (2, None, random_pieces(rng, layout.piece_bytes(2, None), 3))]
     w = Written(lib, tmp_path_factory.mktemp("long") / "s", layout, rows)
     assert w.chunks[0].ref.raw_len > 3 * 16384 and w.chunks[0].ref.codec and w.chunks[0].nrows == 3
@@ -118,7 +125,8 @@ def test_any_pieces_in_any_order(long, scale):
         kinds |= {type(p[2]) for p in whole}
         with Excerpt(w, tensor) as open_:
             assert open_.head.npieces == len(whole)
-            assert [open_.head.first_piece[i] for i in range(open_.head.boxes.n + 1)] == first_pieces(w.layout, tensor, boxes)
+            assert [open_.head.first_piece[i]
+                    for i in range(open_.head.boxes.n + 1)] == first_pieces(w.layout, tensor, boxes)
             for _ in range(scale(300, 2000)):
                 first = rng.randrange(len(whole) + 1)
                 n = min(rng.choice([0, 1, 1, 2, 7, 100, 5000]), len(whole) - first)
@@ -171,8 +179,9 @@ def chunk_file(w):
 def answers(w, tensor, pick):
     """Head, boxes and some pieces, or the errno."""
     try:
-        with Excerpt(w, tensor) as open_:
-            return [open_.head.whole, open_.boxes(), open_.head.npieces, bytes(open_.head.digest.bytes)] + [open_.pieces(a, n) for a, n in pick]
+        with Window(w, tensor) as open_:
+            return [open_.head.whole, open_.boxes(), open_.head.npieces,
+                    bytes(open_.head.digest.bytes)] + [open_.pieces(a, n) for a, n in pick]
     except Refused as e:
         assert e.code in (DAMAGED, EFORMAT), e
         assert "pack" in str(e) or "part" in str(e)
@@ -229,13 +238,16 @@ class Crafted:
         assert lib.store_pack_seal(w, None) == 0
         self.names = [b"00000000000000aa-0-0-p%d" % i for i in range(npacks)] + [name]
         self.array = table(c.c_char_p, self.names)
-        self.ref = ProtoRef(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len, npacks, ref.codec, ref.kind)
+        self.ref = ProtoRef(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len, npacks, ref.codec,
+                            ref.kind)
         self.part = Part(rank=number, world=1 << 20, host=b"h", layout=layout.p.contents.digest,
-                         chunks=table(Chunk, [Chunk(0, last, nrows, self.ref)]), nchunks=1, packs=table(PackUse, [PackUse(n, 2**46, 0) for n in self.names]), npacks=npacks + 1)
+                         chunks=table(Chunk, [Chunk(0, last, nrows, self.ref)]), nchunks=1,
+                         packs=table(PackUse, [PackUse(n, 2**46, 0) for n in self.names]), npacks=npacks + 1)
 
     def row(self, tensor):
         row, e = Row(), Error()
-        r = self.lib.store_part_read_row_cached(None, self.api.p, self.layout.p, c.byref(self.part), self.array, u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
+        r = self.lib.store_part_read_row_cached(None, self.api.p, self.layout.p, c.byref(self.part), self.array,
+                                                u32(len(self.names)), u32(tensor), c.byref(row), c.byref(e))
         if r < 0:
             raise Refused(r, e.text.decode())
         out = read_row(self.layout, row)
@@ -245,7 +257,8 @@ class Crafted:
 
 @pytest.fixture(scope="module")
 def crafting(lib, tmp_path_factory):
-    layout = Layout(lib, [("model", b"a", 12, (600, 700)), ("model", b"b", 12, (4,)), ("model", b"c", 11, (40, 50)), ("model", b"d", 2, ())])
+    layout = Layout(lib, [("model", b"a", 12, (600, 700)), ("model", b"b", 12, (4,)), ("model", b"c", 11, (40, 50)),
+                          ("model", b"d", 2, ())])
     rng = random.Random(6)
     boxes = [[(0, 10), (0, 50)], [(20, 20), (5, 10)], [(12, 1), (3, 4)]]
     rows = [(0, None, random_pieces(rng, layout.piece_bytes(0, None), 3)), (1, None, [P_(16, b"0123456789abcdef", 5)]),
@@ -281,25 +294,30 @@ def test_crafted_is_read(lib, crafting):
 
 
 def test_fields_that_lie(lib, crafting, scale):
-    """What the whole reader takes, the ranges give alike. What it refuses is refused, or the fault is in another row, in a
-    digest (of the row or of pieces, which only the whole row proves), or in where inline bytes of a later row begin, which
-    their digests prove."""
+    """What the whole reader takes, the ranges give alike. What it refuses is refused, or the fault is in another row,
+    in a digest (of the row or of pieces, which only the whole row proves), or in where inline bytes of a later row
+    begin, which their digests prove."""
     layout, rows, _ = crafting
     data = chunk_bytes(rows)
     nrows, nruns, npieces = struct.unpack_from("<IIQ", data, 16)
     runs_at = 64 + nrows * 64
     pieces_at = runs_at + nruns * 24
     boxes_at = pieces_at + npieces * 64
-    fields = [(i, "<I") for i in range(0, 64, 4)] + [(64 + r * 64 + i, "<I") for r in range(nrows) for i in range(0, 64, 4)]
-    fields += [(runs_at + r * 24 + i, f) for r in range(nruns) for i, f in ((0, "<I"), (4, "<I"), (8, "<Q"), (16, "<Q"))]
-    fields += [(pieces_at + p * 64 + i, f) for p in range(npieces) for i, f in ((0, "<I"), (48, "<I"), (52, "<I"), (56, "<H"), (58, "<H"), (60, "<I"))]
-    fields += [(at, "<Q") for at in range(boxes_at, boxes_at + 6 * 16, 8)] + [(at, "<B") for at in range(boxes_at + 96, len(data))]
+    fields = [(i, "<I") for i in range(0, 64, 4)] + [(64 + r * 64 + i, "<I") for r in range(nrows)
+                                                     for i in range(0, 64, 4)]
+    fields += [(runs_at + r * 24 + i, f) for r in range(nruns)
+               for i, f in ((0, "<I"), (4, "<I"), (8, "<Q"), (16, "<Q"))]
+    fields += [(pieces_at + p * 64 + i, f) for p in range(npieces)
+               for i, f in ((0, "<I"), (48, "<I"), (52, "<I"), (56, "<H"), (58, "<H"), (60, "<I"))]
+    fields += ([(at, "<Q") for at in range(boxes_at, boxes_at + 6 * 16, 8)] +
+               [(at, "<B") for at in range(boxes_at + 96, len(data))])
     rng, number, refused, more = random.Random(26), 10, 0, 0
     good = {r[0]: plain(r) for r in rows}
     for at, form in fields:
         size = struct.calcsize(form)
         old = struct.unpack_from(form, data, at)[0]
-        values = {v % 2**(8 * size) for v in (0, 1, old + 1, old - 1, old ^ 0x80, 2**(8 * size) - 1, 2**(8 * size - 1))} - {old}
+        values = {v % 2**(8 * size)
+                  for v in (0, 1, old + 1, old - 1, old ^ 0x80, 2**(8 * size) - 1, 2**(8 * size - 1))} - {old}
         for value in sorted(values) if scale(0, 1) else [rng.choice(sorted(values))]:
             number += 1
             for t, (ranged, whole) in tried(lib, crafting, put(data, at, form, value), number).items():
@@ -309,7 +327,8 @@ def test_fields_that_lie(lib, crafting, scale):
                     refused += 1
                 else:
                     more += 1
-                    digest = 64 + t * 64 + 32 <= at < 64 + t * 64 + 64 or pieces_at <= at < boxes_at and (at - pieces_at) % 64 < 32
+                    digest = (64 + t * 64 + 32 <= at < 64 + t * 64 + 64 or pieces_at <= at < boxes_at and
+                              (at - pieces_at) % 64 < 32)
                     assert ranged == good[t] or digest, (at, form, value, t)
     assert refused > 100 and more > 10
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """core/save/plan: every rank of a job plans by itself, and over all of them each item is stored once.
 
-A world is a list of tensors in the order that all ranks agree on. Each rank lists those that it holds and, to show that these change
-nothing, some that it does not; its meshes are its own copies."""
+A world is a list of tensors in the order that all ranks agree on. Each rank lists those that it holds and, to show that
+these change nothing, some that it does not; its meshes are its own copies."""
 import collections
 import ctypes
 import errno
@@ -24,7 +24,8 @@ FINE = (4096, 16384, 64)        # many pieces in small tensors
 
 
 class PieceIter(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_void_p), ("box", tl.Box), ("piece", tl.Box), ("done", ctypes.c_bool), ("number", ctypes.c_uint64)]
+    _fields_ = [("grid", ctypes.c_void_p), ("box", tl.Box), ("piece", tl.Box), ("done", ctypes.c_bool),
+                ("number", ctypes.c_uint64)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,8 +39,8 @@ def ref(x):
 
 class Tensor:
     def __init__(self, name, shape, mesh, words, ranks=None, buffer=False, flats=None, lists=None, same=()):
-        """mesh: "dp=2,tp=2" over `ranks`; None: one rank alone, ranks[0], holds it. flats: {rank: (from, to[, len])}; lists:
-        {rank: [(offset, size), ...]}; same: numbers of the mesh dimensions along which these are the same."""
+        """mesh: "dp=2,tp=2" over `ranks`; None: one rank alone, ranks[0], holds it. flats: {rank: (from, to[, len])};
+        lists: {rank: [(offset, size), ...]}; same: numbers of the mesh dimensions along which these are the same."""
         self.lists, self.same = lists, same
         self.name, self.shape, self.mesh, self.words, self.buffer, self.flats = name, shape, mesh, words, buffer, flats
         self.sizes = [int(w.split("=")[1]) for w in mesh.split(",")] if mesh else [1]
@@ -51,7 +52,8 @@ class Tensor:
             return (rank,)
         at = numpy.array(self.ranks).reshape(self.sizes)
         where = numpy.argwhere(at == rank)[0]
-        split = [w.strip() == "R" and (not (self.flats or self.lists) or m in self.same) for m, w in enumerate(split_words(self.words))]
+        split = [w.strip() == "R" and (not (self.flats or self.lists) or m in self.same)
+                 for m, w in enumerate(split_words(self.words))]
         return tuple(at[tuple(slice(None) if r else i for r, i in zip(split, where))].reshape(-1).tolist())
 
 
@@ -78,7 +80,8 @@ class Rank:
             if t.mesh:
                 key = (t.mesh, tuple(t.ranks))
                 if key not in meshes or rng.random() < 0.3:
-                    meshes[key] = tl.OwnedMesh(lib, t.mesh, t.ranks if t.ranks != list(range(len(t.ranks))) or rng.random() < 0.5 else None)
+                    meshes[key] = tl.OwnedMesh(lib, t.mesh, t.ranks if t.ranks != list(range(len(t.ranks))) or
+                                               rng.random() < 0.5 else None)
                 sharding = tl.OwnedSharding(lib, t.shape, meshes[key], t.words, ITEM)
                 self.keep += [sharding]
                 c.sharding = sharding.c
@@ -96,7 +99,8 @@ class Rank:
                 c.boxes = ctypes.pointer(boxes)
             c.same_dims = sum(1 << m for m in t.same)
         self.plan, err = tl.Plan(), tl.Error()
-        tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(self.array, len(self.tensors))), ctypes.c_uint32(rank), ref(self.plan), ref(err)), err)
+        tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(self.array, len(self.tensors))), ctypes.c_uint32(rank),
+                                    ref(self.plan), ref(err)), err)
         self.boxes = collections.defaultdict(list)
         for i in range(self.plan.nboxes):
             self.boxes[self.tensors[self.plan.boxes[i].tensor]].append(self.plan.boxes[i])
@@ -111,7 +115,8 @@ class Rank:
         if t.lists:
             found, at = [], 0
             for offset, size in t.lists.get(self.rank, ()):
-                found.append((offset, size, at, tuple(int(numpy.prod(size[d + 1:], dtype=int)) for d in range(len(size)))))
+                found.append((offset, size, at,
+                              tuple(int(numpy.prod(size[d + 1:], dtype=int)) for d in range(len(size)))))
                 at += int(numpy.prod(size, dtype=int))
             return [box for box in found if 0 not in box[1]]
         sharding = next(k for k, x in zip(self.keep, (x for x in self.tensors if x.mesh)) if x is t)
@@ -159,13 +164,15 @@ def check_tensor(lib, rank, t, numbers, counts):
         as_strided(buffer[at:], size, [8 * s for s in stride])[...] = numbers[slices(offset, size)]
     assert all(buffer[k] == v for k, v in local.items())
     if 0 in t.shape:    # the first rank of its mesh has the row, and nobody else has
-        assert [b.at.box.pair(n) for b in rank.boxes.get(t, ())] == [((0,) * n, tuple(t.shape))] * (rank.rank == t.ranks[0])
+        assert [b.at.box.pair(n)
+                for b in rank.boxes.get(t, ())] == [((0,) * n, tuple(t.shape))] * (rank.rank == t.ranks[0])
         return 0, 0, sum(b.pieces for b in rank.boxes.get(t, ()))
     for b in rank.boxes.get(t, ()):
         offset, size = b.at.box.pair(n)
         assert all(s > 0 for s in size)
         counts[slices(offset, size)] += 1
-        reach = b.at.local_offset + sum((m - 1) * s for m, s in zip(size, b.at.local_stride)) if n else b.at.local_offset
+        reach = (b.at.local_offset + sum((m - 1) * s for m, s in zip(size, b.at.local_stride)) if n
+                 else b.at.local_offset)
         assert reach < length
         got = as_strided(buffer[b.at.local_offset:], size, [8 * s for s in b.at.local_stride[:n]])
         assert (got == numbers[slices(offset, size)]).all(), (t.name, rank.rank)
@@ -209,7 +216,8 @@ def check_world(lib, world, params=DEFAULT, seed=0, strangers=True):
             shared[r] += taken[r]
     for r, rank in ranks.items():
         p = rank.plan
-        assert (p.bytes, p.held_bytes, p.shared_bytes, p.pieces) == (stored_by[r], held_by[r], shared[r], piece_count[r])
+        assert (p.bytes, p.held_bytes, p.shared_bytes, p.pieces) == (stored_by[r], held_by[r], shared[r],
+                                                                     piece_count[r])
     return ranks
 
 
@@ -227,16 +235,20 @@ def test_ddp(lib, params):
 
 def test_hsdp(lib):
     world = [Tensor(f"t{i}", s, "replicate=2,shard=4", "R,S(0)") for i, s in enumerate(BIG * 2 + [(512, 512), (9, 9)])]
-    world += [Tensor("norm", (300,), "replicate=2,shard=4", "R,R"), Tensor("running", (640, 640), "replicate=2,shard=4", "R,S(1)", buffer=True)]
+    world += [Tensor("norm", (300,), "replicate=2,shard=4", "R,R"),
+              Tensor("running", (640, 640), "replicate=2,shard=4", "R,S(1)", buffer=True)]
     check_world(lib, world)
 
 
 def test_tp_and_dp(lib):
     world = []
     for layer in range(5):
-        world += [Tensor(f"{layer}.up", (640, 512), "dp=3,tp=2", "R,S(0)"), Tensor(f"{layer}.norm", (512,), "dp=3,tp=2", "R,R"),
-                  Tensor(f"{layer}.down", (512, 640), "dp=3,tp=2", "R,S(1)"), Tensor(f"{layer}.embedding", (900, 256), "dp=3,tp=2", "R,R"),
-                  Tensor(f"{layer}.qkv", (768, 256), "dp=3,tp=2", "R,IS(0,3)"), Tensor(f"{layer}.strided", (600, 300), "dp=3,tp=2", "SS(0,2),S(0)")]
+        world += [Tensor(f"{layer}.up", (640, 512), "dp=3,tp=2", "R,S(0)"),
+                  Tensor(f"{layer}.norm", (512,), "dp=3,tp=2", "R,R"),
+                  Tensor(f"{layer}.down", (512, 640), "dp=3,tp=2", "R,S(1)"),
+                  Tensor(f"{layer}.embedding", (900, 256), "dp=3,tp=2", "R,R"),
+                  Tensor(f"{layer}.qkv", (768, 256), "dp=3,tp=2", "R,IS(0,3)"),
+                  Tensor(f"{layer}.strided", (600, 300), "dp=3,tp=2", "SS(0,2),S(0)")]
     check_world(lib, world, FINE)
     check_world(lib, world)
 
@@ -268,9 +280,12 @@ def test_zero_within_replicas(lib):
 
 def test_empty_tensors(lib):
     """Somebody stores their rows: exactly one rank of each one's mesh."""
-    world = [Tensor("none", (0, 5), "dp=4", "R"), Tensor("cut", (0, 5), "dp=4", "S(0)"), Tensor("other", (7, 0), "dp=2,tp=2", "S(0),R"),
-             Tensor("alone", (0,), None, None, ranks=[2]), Tensor("late", (3, 0, 2), "tp=2", "R", ranks=[3, 1], buffer=True),
-             Tensor("ragged", (0, 3), "dp=4", "RS(0;1,0,2,1)"), Tensor("listed", (0, 3), "dp=2", "R", lists={0: [((0, 0), (0, 3))], 1: []})]
+    world = [Tensor("none", (0, 5), "dp=4", "R"), Tensor("cut", (0, 5), "dp=4", "S(0)"),
+             Tensor("other", (7, 0), "dp=2,tp=2", "S(0),R"),
+             Tensor("alone", (0,), None, None, ranks=[2]),
+             Tensor("late", (3, 0, 2), "tp=2", "R", ranks=[3, 1], buffer=True),
+             Tensor("ragged", (0, 3), "dp=4", "RS(0;1,0,2,1)"),
+             Tensor("listed", (0, 3), "dp=2", "R", lists={0: [((0, 0), (0, 3))], 1: []})]
     ranks = check_world(lib, world)
     assert sum(len(r.boxes) for r in ranks.values()) == len(world)
 
@@ -279,7 +294,8 @@ def test_raw_box_lists(lib):
     """A checkerboard by hand: each rank has cells of its own, or shares them with another one."""
     cells = [((a, b), (300, 250)) for a in (0, 300, 600) for b in (0, 250, 500, 750)] + [((900, 0), (0, 1000))]
     world = [Tensor("own", (900, 1000), "x=3", "R", lists={r: cells[r::3] for r in range(3)}),
-             Tensor("shared", (900, 1000), "replicate=2,x=3", "R,R", lists={r: cells[r % 3::3] for r in range(6)}, same=(0,)),
+             Tensor("shared", (900, 1000), "replicate=2,x=3", "R,R", lists={r: cells[r % 3::3] for r in range(6)},
+                    same=(0,)),
              Tensor("all", (900, 1000), "replicate=2,x=3", "R,R", lists={r: cells for r in range(6)}, same=(0, 1))]
     check_world(lib, world)
     check_world(lib, world, FINE)
@@ -291,7 +307,8 @@ def test_pipeline_with_uneven_stages(lib):
     world = []
     for mesh, ranks, layers in stages:
         for layer in layers:
-            world += [Tensor(f"{layer}.up", (800, 300), mesh, "R,S(0)", ranks), Tensor(f"{layer}.norm", (800,), mesh, "R,R", ranks),
+            world += [Tensor(f"{layer}.up", (800, 300), mesh, "R,S(0)", ranks),
+                      Tensor(f"{layer}.norm", (800,), mesh, "R,R", ranks),
                       Tensor(f"{layer}.down", (300, 800), mesh, "R,S(1)", ranks)]
     world.append(Tensor("tied", (4000, 96), "ends=2,dp=2", "R,R", [0, 2, 8, 9]))
     world.append(Tensor("global", (1000, 200), "all=10", "R", [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]))
@@ -305,8 +322,8 @@ def test_pipeline_with_uneven_stages(lib):
 
 
 def test_one_sequence_for_a_group_over_different_meshes(lib):
-    """Two meshes whose groups are the same ranks in the same order: the small tensors of both are balanced together; in another
-    order, they are two sequences."""
+    """Two meshes whose groups are the same ranks in the same order: the small tensors of both are balanced together; in
+    another order, they are two sequences."""
     same = [Tensor("a", (600, 200), "dp=2", "R", [5, 3]), Tensor("b", (600, 200), "x=2,one=1", "R,S(0)", [5, 3])]
     ranks = check_world(lib, same)
     assert [ranks[r].plan.nboxes for r in (5, 3)] == [1, 1]    # as two sequences each would be cut
@@ -346,7 +363,8 @@ def random_world(seed):
     world = []
     for i in range(rng.randrange(1, 12)):
         sizes, ranks = rng.choice(meshes)
-        shape = rng.choice([rng.choice(BIG), rng.choice(SMALL), tuple(rng.randrange(1, (150000, 400, 60)[d]) for _ in range(d + 1))
+        shape = rng.choice([rng.choice(BIG), rng.choice(SMALL),
+                            tuple(rng.randrange(1, (150000, 400, 60)[d]) for _ in range(d + 1))
                             if (d := rng.randrange(3)) is not None else ()])
         words = []
         for _ in sizes:
@@ -370,7 +388,8 @@ def test_random_worlds(lib, scale):
 def make(lib, tensors, rank=0):
     plan, err = tl.Plan(), tl.Error()
     array = (tl.PlanTensor * max(len(tensors), 1))(*tensors)
-    tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(array, len(tensors))), ctypes.c_uint32(rank), ref(plan), ref(err)), err)
+    tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(array, len(tensors))), ctypes.c_uint32(rank), ref(plan),
+                                ref(err)), err)
     return plan
 
 

@@ -27,13 +27,16 @@ class Table(ctypes.Structure):
 
 
 class Builder(ctypes.Structure):
-    _fields_ = [("hasher", ctypes.c_void_p), ("bytes", tl.Buf), ("meshes", tl.Buf), ("seen", ctypes.c_void_p), ("by_pointer", Table),
-                ("nseen", ctypes.c_uint32), ("nmeshes", ctypes.c_uint32), ("ntensors", ctypes.c_uint32), ("rank", ctypes.c_uint32), ("last", KeyMesh),
+    _fields_ = [("hasher", ctypes.c_void_p), ("bytes", tl.Buf), ("meshes", tl.Buf), ("seen", ctypes.c_void_p),
+                ("by_pointer", Table),
+                ("nseen", ctypes.c_uint32), ("nmeshes", ctypes.c_uint32), ("ntensors", ctypes.c_uint32),
+                ("rank", ctypes.c_uint32), ("last", KeyMesh),
                 ("params", tl.GridParams), ("error", ctypes.c_int)]
 
 
 class KeyTensor(ctypes.Structure):
-    _fields_ = [("component", ctypes.c_char_p), ("name", ctypes.c_char_p), ("dtype", ctypes.c_uint32), ("local_ndim", ctypes.c_uint32),
+    _fields_ = [("component", ctypes.c_char_p), ("name", ctypes.c_char_p), ("dtype", ctypes.c_uint32),
+                ("local_ndim", ctypes.c_uint32),
                 ("local_shape", ctypes.POINTER(ctypes.c_uint64)), ("strides", ctypes.POINTER(ctypes.c_int64))]
 
 
@@ -71,8 +74,10 @@ def loaded(lib):
 
 
 def tensor(name, shape, mesh="dp=2,tp=2", words="R,S(0)", **more):
-    return dict({"component": "model", "name": name, "shape": shape, "mesh": mesh, "ranks": None, "words": words, "dtype": F32, "item": 4,
-                 "params": DEFAULT, "buffer": False, "flat": None, "boxes": None, "same": 0, "local": None, "strides": None}, **more)
+    return dict({"component": "model", "name": name, "shape": shape, "mesh": mesh, "ranks": None, "words": words,
+                 "dtype": F32, "item": 4,
+                 "params": DEFAULT, "buffer": False, "flat": None, "boxes": None, "same": 0, "local": None,
+                 "strides": None}, **more)
 
 
 def sample():
@@ -126,7 +131,8 @@ class Save:
 
     def key(self):
         b, key = Builder(), Key()
-        self.lib.save_plan_key_init(ref(b), self.about["rank"], self.about["world"], self.mesh.pointer if self.mesh else None)
+        self.lib.save_plan_key_init(ref(b), self.about["rank"], self.about["world"], self.mesh.pointer if self.mesh
+                                    else None)
         for i in range(self.n):
             self.lib.save_plan_key_tensor(ref(b), ref(self.array[i]), ref(self.more[i]))
         assert self.lib.save_plan_key_final(ref(b), ref(key)) == 0
@@ -135,7 +141,8 @@ class Save:
 
     def plan(self):
         plan, err = tl.Plan(), tl.Error()
-        tl.check(self.lib.save_plan_make(ref(self.tensors), ctypes.c_uint32(self.about["rank"]), ref(plan), ref(err)), err)
+        tl.check(self.lib.save_plan_make(ref(self.tensors), ctypes.c_uint32(self.about["rank"]), ref(plan), ref(err)),
+                 err)
         return plan
 
 
@@ -216,24 +223,38 @@ CHANGES = {
     "rank": of_save("rank", 3), "world": of_save("world", 5), "no mesh of the save": of_save("mesh", None),
     "mesh of the save": of_save("mesh", ("dp=2,tp=2", None)), "its order": of_save("mesh", ("dp=4", (0, 2, 1, 3))),
     "component": changed("component", "ema"), "name": changed("name", "a.weights"), "border of the name": joined,
-    "dtype": changed("dtype", BF16), "item": changed("item", 8), "dim 0": changed("shape", (4098, 512)), "dim 1": changed("shape", (4096, 513)),
-    "ndim": changed("shape", (4096, 512, 1)), "another tensor's name": changed("name", "h.alon", 7), "transposed": changed("shape", (512, 4096)),
-    "smallest piece": changed("params", (64 << 10, 1 << 20, 512)), "largest piece": changed("params", (128 << 10, 2 << 20, 512)),
-    "row": changed("params", (128 << 10, 1 << 20, 1024)), "params of the last": changed("params", (64 << 10, 1 << 20, 512), 7),
-    "stride": changed("strides", (8192, 4)), "inner stride": changed("strides", (4096, 8)), "negative stride": changed("strides", (-4096, 4)),
+    "dtype": changed("dtype", BF16), "item": changed("item", 8), "dim 0": changed("shape", (4098, 512)),
+    "dim 1": changed("shape", (4096, 513)),
+    "ndim": changed("shape", (4096, 512, 1)), "another tensor's name": changed("name", "h.alon", 7),
+    "transposed": changed("shape", (512, 4096)),
+    "smallest piece": changed("params", (64 << 10, 1 << 20, 512)),
+    "largest piece": changed("params", (128 << 10, 2 << 20, 512)),
+    "row": changed("params", (128 << 10, 1 << 20, 1024)),
+    "params of the last": changed("params", (64 << 10, 1 << 20, 512), 7),
+    "stride": changed("strides", (8192, 4)), "inner stride": changed("strides", (4096, 8)),
+    "negative stride": changed("strides", (-4096, 4)),
     "no strides": changed("strides", None), "local shape": changed("local", (2047, 512)),
-    "mesh name": changed("mesh", "dp=2,ep=2"), "mesh size": changed("mesh", "dp=2,tp=3"), "mesh order": changed("ranks", (0, 2, 1, 3)),
-    "mesh ranks": changed("ranks", (0, 1, 2, 7)), "mesh dims swapped": changed("mesh", "tp=2,dp=2"), "no mesh": changed("mesh", None),
-    "placement": changed("words", "R,S(1)"), "placement swapped": changed("words", "S(0),R"), "replicated": changed("words", "R,R"),
+    "mesh name": changed("mesh", "dp=2,ep=2"), "mesh size": changed("mesh", "dp=2,tp=3"),
+    "mesh order": changed("ranks", (0, 2, 1, 3)),
+    "mesh ranks": changed("ranks", (0, 1, 2, 7)), "mesh dims swapped": changed("mesh", "tp=2,dp=2"),
+    "no mesh": changed("mesh", None),
+    "placement": changed("words", "R,S(1)"), "placement swapped": changed("words", "S(0),R"),
+    "replicated": changed("words", "R,R"),
     "interleaved": changed("words", "R,IS(0,4)", 1), "interleaved as strided": changed("words", "R,SS(0,2)", 1),
-    "split": changed("words", "SS(0,3),S(0)", 2), "units": changed("words", "RS(0;2,1,0,3)", 3), "unit of the last": changed("words", "RS(0;1,2,0,1)", 3),
-    "leading dims": changed("words", "RS(0,1;1,2,0,3)", 3), "buffer": changed("buffer", True), "no buffer": changed("buffer", False, 4),
-    "flat from": changed("flat", (101, 3300, 0), 5), "flat to": changed("flat", (100, 3301, 0), 5), "flat len": changed("flat", (100, 3300, 6400), 5),
+    "split": changed("words", "SS(0,3),S(0)", 2), "units": changed("words", "RS(0;2,1,0,3)", 3),
+    "unit of the last": changed("words", "RS(0;1,2,0,1)", 3),
+    "leading dims": changed("words", "RS(0,1;1,2,0,3)", 3), "buffer": changed("buffer", True),
+    "no buffer": changed("buffer", False, 4),
+    "flat from": changed("flat", (101, 3300, 0), 5), "flat to": changed("flat", (100, 3301, 0), 5),
+    "flat len": changed("flat", (100, 3300, 6400), 5),
     "no flat": changed("flat", None, 5), "same dims": changed("same", 3, 5), "no same dims": changed("same", 0, 5),
     "same dims of a list": changed("same", 3, 6), "same dims of a plain one": changed("same", 1),
-    "box": changed("boxes", [((0, 0), (5, 10)), ((5, 1), (5, 5))], 6), "box size": changed("boxes", [((0, 0), (5, 10)), ((5, 0), (4, 5))], 6),
-    "fewer boxes": changed("boxes", [((0, 0), (5, 10))], 6), "order of boxes": changed("boxes", [((5, 0), (5, 5)), ((0, 0), (5, 10))], 6),
-    "no boxes": changed("boxes", None, 6), "a mesh for it": changed("mesh", "one=1", 7), "order of tensors": swapped, "fewer tensors": fewer,
+    "box": changed("boxes", [((0, 0), (5, 10)), ((5, 1), (5, 5))], 6),
+    "box size": changed("boxes", [((0, 0), (5, 10)), ((5, 0), (4, 5))], 6),
+    "fewer boxes": changed("boxes", [((0, 0), (5, 10))], 6),
+    "order of boxes": changed("boxes", [((5, 0), (5, 5)), ((0, 0), (5, 10))], 6),
+    "no boxes": changed("boxes", None, 6), "a mesh for it": changed("mesh", "one=1", 7), "order of tensors": swapped,
+    "fewer tensors": fewer,
 }
 
 
@@ -326,6 +347,7 @@ def test_a_plan_in_use_outlives_its_place(lib):
 
 def big(n=1000):
     about = sample()
-    about["tensors"] = [tensor(f"layers.{i:04d}.weight", (1024, 640) if i % 3 else (640,), words="R,S(0)" if i % 3 else "R,R",
+    about["tensors"] = [tensor(f"layers.{i:04d}.weight", (1024, 640) if i % 3 else (640,),
+                               words="R,S(0)" if i % 3 else "R,R",
                                component="model" if i % 2 else "optimizer") for i in range(n)]
     return about

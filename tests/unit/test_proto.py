@@ -7,11 +7,14 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from protolib import (ACCEPT, COMMIT, EFORMAT, EVERSION, SNAPSHOT, VERSION, Attribute, Info, Live, Proto, Replica, Sample, Timing, ViewHeader, commit, digest,
-                      entry, field, id16, packs, parse, sample_announcement, sample_layout, sample_part, sample_part_compared, sample_stats, samples, table,
+from protolib import (ACCEPT, COMMIT, EFORMAT, EVERSION, SNAPSHOT, VERSION, Attribute, Info, Live, Proto, Replica,
+                      Sample, Timing, ViewHeader, commit, digest,
+                      entry, field, id16, packs, parse, sample_announcement, sample_layout, sample_part,
+                      sample_part_compared, sample_stats, samples, table,
                       unparse, varint)
 
-NAMES = ["store", "entry", "layout", "part", "announcement", "manifest", "begin", "base", "heartbeat", "trash", "stats", "damage"]
+NAMES = ["store", "entry", "layout", "part", "announcement", "manifest", "begin", "base", "heartbeat", "trash", "stats",
+         "damage"]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,8 @@ def test_version_and_features(proto, bodies, name):
         fields = parse(body)
         assert fields[0] == (1, 0, VERSION)
         assert proto.again(name, unparse([(1, 0, VERSION + 1)] + fields[1:])) == EVERSION
-        assert proto.again(name, unparse([(1, 0, VERSION + 1)] + fields[1:] + [(4000, 2, b"of a later version")])) == EVERSION
+        assert proto.again(name,
+                           unparse([(1, 0, VERSION + 1)] + fields[1:] + [(4000, 2, b"of a later version")])) == EVERSION
         assert proto.again(name, unparse(fields[1:])) == EFORMAT
         assert proto.again(name, unparse([fields[0], (2, 2, b"shiny")] + fields[1:])) == EVERSION
 
@@ -45,7 +49,8 @@ def test_version_and_features(proto, bodies, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_unknown_optional_fields_do_no_harm(proto, bodies, name):
     for body in bodies[name]:
-        for extra in (field(4000, 7), field(4001, b"x" * 300), varint(4002 << 3 | 1) + bytes(8), varint(4003 << 3 | 5) + bytes(4)):
+        for extra in (field(4000, 7), field(4001, b"x" * 300), varint(4002 << 3 | 1) + bytes(8),
+                      varint(4003 << 3 | 5) + bytes(4)):
             assert proto.again(name, body + extra) == body
 
 
@@ -54,7 +59,8 @@ def test_only_the_shortest_encoding(proto, bodies, name):
     for body in bodies[name]:
         fields = parse(body)
         assert proto.again(name, b"\x08\x82\x00" + body[2:]) == EFORMAT              # a padded varint
-        assert proto.again(name, body + unparse([fields[-1]])) in (EFORMAT, body + unparse([fields[-1]]))  # twice, unless it may repeat
+        # twice, unless it may repeat
+        assert proto.again(name, body + unparse([fields[-1]])) in (EFORMAT, body + unparse([fields[-1]]))
         assert proto.again(name, b"\x08\x01" + body) == EFORMAT                       # version twice
         for i, (number, kind, value) in enumerate(fields):
             if kind == 2 and value and number != 2:
@@ -85,8 +91,10 @@ def test_hostile_bodies_are_cheap(proto, name):
     assert proto.again(name, b"\x08\x01" + b"\xf8\x07\x00" * 3_000_000) == EFORMAT
 
 
-@pytest.mark.parametrize("attempt", ["", "0123456789abcdef", "0123456789abcdef-", "0123456789abcdef-01", "0123456789ABCDEF-1", "0123456789abcde-1",
-                                     "0123456789abcdef-18446744073709551616", "0123456789abcdef-1x", "0123456789abcdef-1-0", "0123456789abcdef_1"])
+@pytest.mark.parametrize("attempt", ["", "0123456789abcdef", "0123456789abcdef-", "0123456789abcdef-01",
+                                     "0123456789ABCDEF-1", "0123456789abcde-1",
+                                     "0123456789abcdef-18446744073709551616", "0123456789abcdef-1x",
+                                     "0123456789abcdef-1-0", "0123456789abcdef_1"])
 def test_attempts(proto, attempt):
     assert proto.encode("entry", entry(COMMIT, commit=commit(attempt=attempt.encode()))) == EFORMAT
     live = [Live(2, commit(attempt=attempt.encode()))]
@@ -125,7 +133,8 @@ def test_an_entry_says_its_place(proto, bodies):
         assert proto.again("entry", unparse([(n, k, b"a/b" if n == 11 else v) for n, k, v in fields])) == EFORMAT
         assert proto.again("entry", unparse([(n, k, v[:31] if n == 13 else v) for n, k, v in fields])) == EFORMAT
         old = [(1, 0, 1)] + [f for f in fields[1:] if f[0] not in place]
-        assert proto.again("entry", unparse(old)) == (EFORMAT if dict((n, v) for n, _, v in fields)[3] == ACCEPT else unparse(old))
+        assert proto.again("entry", unparse(old)) == (EFORMAT if dict((n, v) for n, _, v in fields)[3] == ACCEPT
+                                                      else unparse(old))
         for added in place:
             assert proto.again("entry", unparse(old + [f for f in fields if f[0] == added])) == EFORMAT
 
@@ -143,7 +152,8 @@ def test_an_entry_of_an_unknown_kind(proto, bodies):
 def test_accept_rows(proto):
     def put(*numbers, number=11):
         return proto.encode("entry", entry(ACCEPT, numbers=numbers, number=number))
-    assert isinstance(put(0), bytes) and isinstance(put(3, 10), bytes) and isinstance(put(*range(65536), number=65536), bytes)
+    assert isinstance(put(0), bytes) and isinstance(put(3, 10),
+                                                    bytes) and isinstance(put(*range(65536), number=65536), bytes)
     assert put() == put(11) == put(3, 3) == put(4, 3) == put(*range(65537), number=70000) == EFORMAT
     fields = parse(put(0, 5))
     assert fields[-1] == (14, 2, field(1, bytes(8) + b"\5" + bytes(7)))
@@ -169,7 +179,8 @@ def test_attributes(proto):
     assert isinstance(put(**{"a.b-c_9": "", "b": "x" * 4096}), bytes)
     assert put(a="x" * 4097) == EFORMAT
     assert put(**{"9a": "x"}) == EFORMAT and put(**{"a" * 65: "x"}) == EFORMAT and put(**{"a b": ""}) == EFORMAT
-    assert isinstance(put(**{f"k{i:04d}": "" for i in range(1024)}), bytes) and put(**{f"k{i:04d}": "" for i in range(1025)}) == EFORMAT
+    assert isinstance(put(**{f"k{i:04d}": "" for i in range(1024)}),
+                      bytes) and put(**{f"k{i:04d}": "" for i in range(1025)}) == EFORMAT
     assert put(**{f"k{i:02d}": "x" * 4000 for i in range(17)}) == EFORMAT
     c_ = commit()
     c_.attributes, c_.nattributes = table(Attribute, [Attribute(b"b", b""), Attribute(b"a", b"")]), 2
@@ -193,7 +204,8 @@ def test_a_commit_of_a_later_version_keeps_its_fields_in_a_snapshot(proto, bodie
     s = proto.decode("entry", snapshot)
     assert s.nlive == 2 and s.live[0].commit.extra_len == 0
     kept = s.live[1].commit
-    assert c.string_at(kept.extra, kept.extra_len) == later and kept.attributes[0].key == b"loss" and kept.nattributes == 2
+    assert (c.string_at(kept.extra, kept.extra_len) == later and kept.attributes[0].key == b"loss" and
+            kept.nattributes == 2)
     assert proto.encode("entry", entry(SNAPSHOT, live=[Live(2, commit(3)), Live(4, kept)])) == snapshot
     proto.release("entry", s)
     proto.release("entry", m)
@@ -207,7 +219,8 @@ def test_snapshot_rows(proto, bodies):
     assert len(rows[1]) == 3 * 112
 
     def put(live, extra):
-        return proto.again("entry", unparse(fields[:at] + [(number, kind, field(1, live) + field(2, extra))] + fields[at + 1:]))
+        return proto.again("entry",
+                           unparse(fields[:at] + [(number, kind, field(1, live) + field(2, extra))] + fields[at + 1:]))
     assert put(rows[1], rows[2]) == body
     assert put(rows[1][:-1], rows[2]) == EFORMAT
     assert put(rows[1][112:] + rows[1][:112], rows[2]) == EFORMAT
@@ -233,7 +246,8 @@ def test_store(proto):
             setattr(m, k, v)
         return proto.encode("store", m)
     assert isinstance(put(), bytes)
-    for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20}, {"row_bytes": 2 << 20}, {"version": VERSION + 1}, {"version": 0}):
+    for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20},
+                {"row_bytes": 2 << 20}, {"version": VERSION + 1}, {"version": 0}):
         assert put(**bad) == EFORMAT
 
 
@@ -255,15 +269,24 @@ def layout_with(change):
 
 
 @pytest.mark.parametrize("change", [
-    lambda m: setattr(m.tensors[1], "component", 1), lambda m: setattr(m.tensors[4], "component", 2), lambda m: setattr(m.tensors[0], "component", 1),
-    lambda m: setattr(m.tensors[1], "name_offset", 7), lambda m: setattr(m.tensors[1], "name_len", 0), lambda m: setattr(m.tensors[4], "name_len", 5),
-    lambda m: setattr(m.tensors[4], "name_len", 2**32 - 1), lambda m: setattr(m.tensors[1], "first_dim", 0), lambda m: setattr(m.tensors[0], "ndim", 17),
-    lambda m: setattr(m.tensors[3], "ndim", 4), lambda m: setattr(m.tensors[0], "dtype", 0), lambda m: setattr(m.tensors[0], "dtype", 22),
-    lambda m: setattr(m.tensors[0], "flags", 2), lambda m: setattr(m.tensors[0], "mesh", 2), lambda m: setattr(m.tensors[0], "placement", 2),
-    lambda m: m.dims.__setitem__(0, 2**62), lambda m: setattr(m, "ncomponents", 1), lambda m: setattr(m, "ndims", 5), lambda m: setattr(m, "ntensors", 4),
-    lambda m: setattr(m, "min_bytes", 0), lambda m: setattr(m, "target_bytes", 1 << 40), lambda m: m.components.__setitem__(0, b"ranks"),
-    lambda m: m.components.__setitem__(0, b"zz"), lambda m: m.placements.__setitem__(0, b""), lambda m: setattr(m.meshes[0], "nranks", 3),
-    lambda m: m.meshes[0].dim_names.__setitem__(0, b"tp"), lambda m: m.meshes[0].dim_sizes.__setitem__(0, 0), lambda m: setattr(m.meshes[0], "ndims", 0),
+    lambda m: setattr(m.tensors[1], "component", 1), lambda m: setattr(m.tensors[4], "component", 2),
+    lambda m: setattr(m.tensors[0], "component", 1),
+    lambda m: setattr(m.tensors[1], "name_offset", 7), lambda m: setattr(m.tensors[1], "name_len", 0),
+    lambda m: setattr(m.tensors[4], "name_len", 5),
+    lambda m: setattr(m.tensors[4], "name_len", 2**32 - 1), lambda m: setattr(m.tensors[1], "first_dim", 0),
+    lambda m: setattr(m.tensors[0], "ndim", 17),
+    lambda m: setattr(m.tensors[3], "ndim", 4), lambda m: setattr(m.tensors[0], "dtype", 0),
+    lambda m: setattr(m.tensors[0], "dtype", 22),
+    lambda m: setattr(m.tensors[0], "flags", 2), lambda m: setattr(m.tensors[0], "mesh", 2),
+    lambda m: setattr(m.tensors[0], "placement", 2),
+    lambda m: m.dims.__setitem__(0, 2**62), lambda m: setattr(m, "ncomponents", 1), lambda m: setattr(m, "ndims", 5),
+    lambda m: setattr(m, "ntensors", 4),
+    lambda m: setattr(m, "min_bytes", 0), lambda m: setattr(m, "target_bytes", 1 << 40),
+    lambda m: m.components.__setitem__(0, b"ranks"),
+    lambda m: m.components.__setitem__(0, b"zz"), lambda m: m.placements.__setitem__(0, b""),
+    lambda m: setattr(m.meshes[0], "nranks", 3),
+    lambda m: m.meshes[0].dim_names.__setitem__(0, b"tp"), lambda m: m.meshes[0].dim_sizes.__setitem__(0, 0),
+    lambda m: setattr(m.meshes[0], "ndims", 0),
     lambda m: setattr(m, "names", c.cast(c.create_string_buffer(b"a.biasA.weightb/..\xc3\xbcstep"), c.c_void_p)),
     lambda m: setattr(m, "names", c.cast(c.create_string_buffer(b"a.biasa.weightb/..\xff\xbcstep"), c.c_void_p)),
 ])
@@ -272,14 +295,22 @@ def test_layouts_that_lie(proto, change):
 
 
 @pytest.mark.parametrize("change", [
-    lambda m: setattr(m, "rank", 2), lambda m: setattr(m, "world", 0), lambda m: setattr(m.chunks[0], "last_tensor", 4), lambda m: setattr(m.chunks[0], "nrows", 0),
-    lambda m: setattr(m.chunks[0], "nrows", 5), lambda m: setattr(m.chunks[1], "first_tensor", 5), lambda m: setattr(m.chunks[1], "last_tensor", 1 << 24),
-    lambda m: setattr(m.chunks[0].ref, "pack", 3), lambda m: setattr(m.chunks[0].ref, "kind", 4), lambda m: setattr(m.chunks[0].ref, "offset", 2**64 - 1),
-    lambda m: setattr(m.chunks[0].ref, "raw_len", 2**46 + 1), lambda m: setattr(m.chunks[0].ref, "checks", 8192), lambda m: setattr(m.chunks[0].ref, "stored_len", 999),
-    lambda m: setattr(m.blobs[0].ref, "offset", 1 << 20), lambda m: setattr(m.blobs[0], "len", 999), lambda m: setattr(m.blobs[0], "per_rank", True),
-    lambda m: setattr(m.blobs[1], "name", b"a"), lambda m: setattr(m.blobs[1], "name", b""), lambda m: setattr(m.blobs[0], "name", b"\xc0\x80"),
-    lambda m: setattr(m.packs[0], "pack", b"x"), lambda m: setattr(m.packs[0], "pack", m.packs[2].pack), lambda m: setattr(m.packs[0], "live_bytes", 2 << 20),
-    lambda m: setattr(m.packs[0], "size", 2**63), lambda m: setattr(m.timings[0], "phase", b""), lambda m: setattr(m.timings[0], "phase", b"x" * 65),
+    lambda m: setattr(m, "rank", 2), lambda m: setattr(m, "world", 0), lambda m: setattr(m.chunks[0], "last_tensor", 4),
+    lambda m: setattr(m.chunks[0], "nrows", 0),
+    lambda m: setattr(m.chunks[0], "nrows", 5), lambda m: setattr(m.chunks[1], "first_tensor", 5),
+    lambda m: setattr(m.chunks[1], "last_tensor", 1 << 24),
+    lambda m: setattr(m.chunks[0].ref, "pack", 3), lambda m: setattr(m.chunks[0].ref, "kind", 4),
+    lambda m: setattr(m.chunks[0].ref, "offset", 2**64 - 1),
+    lambda m: setattr(m.chunks[0].ref, "raw_len", 2**46 + 1), lambda m: setattr(m.chunks[0].ref, "checks", 8192),
+    lambda m: setattr(m.chunks[0].ref, "stored_len", 999),
+    lambda m: setattr(m.blobs[0].ref, "offset", 1 << 20), lambda m: setattr(m.blobs[0], "len", 999),
+    lambda m: setattr(m.blobs[0], "per_rank", True),
+    lambda m: setattr(m.blobs[1], "name", b"a"), lambda m: setattr(m.blobs[1], "name", b""),
+    lambda m: setattr(m.blobs[0], "name", b"\xc0\x80"),
+    lambda m: setattr(m.packs[0], "pack", b"x"), lambda m: setattr(m.packs[0], "pack", m.packs[2].pack),
+    lambda m: setattr(m.packs[0], "live_bytes", 2 << 20),
+    lambda m: setattr(m.packs[0], "size", 2**63), lambda m: setattr(m.timings[0], "phase", b""),
+    lambda m: setattr(m.timings[0], "phase", b"x" * 65),
     lambda m: setattr(m, "host", b"x" * 256), lambda m: setattr(m, "npacks", 2),
 ])
 def test_parts_that_lie(proto, change):
@@ -296,7 +327,8 @@ def test_empty_blobs_have_only_a_digest(proto, bodies):
 
 def test_pack_tables(proto):
     """Any legal names come back, and rows out of order of first use are refused."""
-    names = [b"%016x-%d-%d-%s" % (launch, count, rank, cls) for launch in (0, 2**64 - 1) for count in (0, 2**64 - 1) for rank in (0, 2**32 - 1)
+    names = [b"%016x-%d-%d-%s" % (launch, count, rank, cls) for launch in (0, 2**64 - 1) for count in (0, 2**64 - 1)
+             for rank in (0, 2**32 - 1)
              for cls in (b"model", b"meta", b"a-b-1", b"x" * 71)]
     random.Random(1).shuffle(names)
     m = sample_part()
@@ -309,14 +341,16 @@ def test_pack_tables(proto):
     assert [got.packs[i].pack for i in range(got.npacks)] == names
     assert [got.packs[i].live_bytes for i in range(got.npacks)] == [4096 + i for i in range(len(names))]
     proto.release("part", got)
-    for bad in (b"0000000000000000-0-4294967296-a", b"0000000000000000-0-0-", b"0000000000000000-0-0", b"0000000000000000-0-0-.a", b"0000000000000000-0-0-a/b",
+    for bad in (b"0000000000000000-0-4294967296-a", b"0000000000000000-0-0-", b"0000000000000000-0-0",
+                b"0000000000000000-0-0-.a", b"0000000000000000-0-0-a/b",
                 b"0000000000000000-0-00-a", b"0000000000000000-0-0-" + b"x" * 72):
         m.packs, m.npacks = packs(b"00000000000000aa-1-1-a", bad, b"00000000000000aa-1-1-b")
         assert proto.encode("part", m) == EFORMAT, bad
 
 
 @pytest.mark.parametrize("change", [
-    {"rank": 2}, {"world": 0}, {"run": b".x"}, {"run": b"x" * 129}, {"attempt": b"x"}, {"step": 2**63}, {"layout": digest(8)}, {"npacks": 0}, {"nheaders": 2},
+    {"rank": 2}, {"world": 0}, {"run": b".x"}, {"run": b"x" * 129}, {"attempt": b"x"}, {"step": 2**63},
+    {"layout": digest(8)}, {"npacks": 0}, {"nheaders": 2},
 ])
 def test_announcements_that_lie(proto, change):
     m = sample_announcement(0)
@@ -327,8 +361,10 @@ def test_announcements_that_lie(proto, change):
 
 
 @pytest.mark.parametrize("change", [
-    {"rank": 4}, {"world": 0}, {"world": 2**24 + 1}, {"run": b".x"}, {"attempt": b"x"}, {"step": 2**63}, {"host": b"x" * 256}, {"host": b"\xff"},
-    {"timings": table(Timing, [Timing(b"", 1, 1)]), "ntimings": 1}, {"timings": table(Timing, [Timing(b"x" * 65, 1, 1)]), "ntimings": 1},
+    {"rank": 4}, {"world": 0}, {"world": 2**24 + 1}, {"run": b".x"}, {"attempt": b"x"}, {"step": 2**63},
+    {"host": b"x" * 256}, {"host": b"\xff"},
+    {"timings": table(Timing, [Timing(b"", 1, 1)]), "ntimings": 1},
+    {"timings": table(Timing, [Timing(b"x" * 65, 1, 1)]), "ntimings": 1},
     {"timings": table(Timing, [Timing(b"p%d" % i, 1, 1) for i in range(257)]), "ntimings": 257},
 ])
 def test_stats_that_lie(proto, change):
@@ -363,7 +399,8 @@ def test_times_of_day_are_optional(proto, bodies):
 
 
 @pytest.mark.parametrize("rows", [
-    [Sample(3, id16(1)), Sample(0, id16(1))], [Sample(0, id16(2)), Sample(0, id16(1))], [Sample(0, id16(1)), Sample(0, id16(1))], [Sample(1 << 24, id16(1))],
+    [Sample(3, id16(1)), Sample(0, id16(1))], [Sample(0, id16(2)), Sample(0, id16(1))],
+    [Sample(0, id16(1)), Sample(0, id16(1))], [Sample(1 << 24, id16(1))],
 ])
 def test_samples_that_lie(proto, bodies, rows):
     m = sample_part_compared()
@@ -382,7 +419,8 @@ def test_replicas(proto, bodies):
     number, kind, rows = fields[-1]
     assert number == 18 and len(rows) == 64
     m = proto.decode("announcement", body)
-    assert [(bytes(r.group), bytes(r.digest)) for r in m.replicas[:m.nreplicas]] == [(bytes(id16(1)), bytes(id16(3))), (bytes(id16(2)), bytes(id16(3)))]
+    assert [(bytes(r.group), bytes(r.digest))
+            for r in m.replicas[:m.nreplicas]] == [(bytes(id16(1)), bytes(id16(3))), (bytes(id16(2)), bytes(id16(3)))]
     proto.release("announcement", m)
     for bad in (rows[:-1], rows[32:] + rows[:32], rows[:32] * 2):
         assert proto.again("announcement", unparse(fields[:-1] + [(number, kind, bad)])) == EFORMAT
@@ -398,11 +436,13 @@ def test_digests_have_32_bytes(proto, bodies):
         body = bodies[name][1 if name == "entry" else 0]
         for n in (0, 31, 33):
             if name == "entry":
-                changed = [(k, t, unparse([(a, b, (v * 2)[:n] if a == 5 else v) for a, b, v in parse(w)]) if k == 7 else w) for k, t, w in parse(body)]
+                changed = [(k, t, unparse([(a, b, (v * 2)[:n] if a == 5 else v) for a, b, v in parse(w)]) if k == 7
+                            else w) for k, t, w in parse(body)]
             else:
                 changed = [(k, t, (w * 2)[:n] if k == number else w) for k, t, w in parse(body)]
             if (name, n) != ("begin", 0):  # there an empty one means that there is no mesh, written as no field
-                assert proto.again(name, unparse([f for f in changed if f[1] != 2 or f[2]])) == EFORMAT, (name, number, n)
+                assert proto.again(name, unparse([f for f in changed if f[1] != 2 or f[2]])) == EFORMAT, (
+                    (name, number, n))
 
 
 def test_rules_of_names(proto):
@@ -411,7 +451,8 @@ def test_rules_of_names(proto):
         assert lib.proto_run_valid(good.encode()), good
     for bad in ("", ".a", "-a", "a/b", "a b", "\u00e4", "a" * 129):
         assert not lib.proto_run_valid(bad.encode()), bad
-    for bad in ("ranks", "mesh", "blobs", "meta", "incoming", "latest", "manifest.json", "a.npy", "a.safetensors", "a" * 65, ".npy", ""):
+    for bad in ("ranks", "mesh", "blobs", "meta", "incoming", "latest", "manifest.json", "a.npy", "a.safetensors",
+                "a" * 65, ".npy", ""):
         assert not lib.proto_component_valid(bad.encode()), bad
     for good in ("model", "optimizer", "a" * 64, "npy", "mesh2"):
         assert lib.proto_component_valid(good.encode()), good

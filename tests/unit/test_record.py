@@ -118,8 +118,10 @@ def test_put_and_get(rec, tmp_path):
         assert rec.store_record_put(s.s, b"runs/a/000000000000", ENTRY, ID, b"body", 4) == low.MINE
         assert rec.store_record_put(s.s, b"runs/a/000000000000", ENTRY, ID, b"other", 5) == low.OTHER
         r, err, whole = low.Record(), low.Error(), C.c_bool()
-        assert rec.store_record_get(s.s, b"runs/a/000000000000", ENTRY, ID, C.byref(r), C.byref(whole), C.byref(err)) == 0
+        assert rec.store_record_get(s.s, b"runs/a/000000000000", ENTRY, ID, C.byref(r), C.byref(whole),
+                                    C.byref(err)) == 0
         assert C.string_at(r.body, r.len) == b"body" and whole.value
         rec.store_record_release(C.byref(r))
-        assert rec.store_record_get(s.s, b"runs/a/000000000001", ENTRY, ID, C.byref(r), None, C.byref(err)) == -errno.ENOENT
+        assert rec.store_record_get(s.s, b"runs/a/000000000001", ENTRY, ID, C.byref(r), None,
+                                    C.byref(err)) == -errno.ENOENT
         assert b"runs/a/000000000001" in err.text

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas: what each of them hashes (core/save/plan/replica.h), and who is named where they differ (core/commit/manifest_replicas.c)."""
+"""Replicas: what each of them hashes (core/save/plan/replica.h), and who is named where they differ
+(core/commit/manifest_replicas.c)."""
 import collections
 import ctypes as c
 import hashlib
@@ -37,7 +38,8 @@ class Row(c.Structure):
 
 
 class Replicas(c.Structure):
-    _fields_ = [("mode", c.c_int), ("entries", c.POINTER(Entry)), ("nentries", c.c_uint64), ("tensors", c.POINTER(Row)), ("ntensors", c.c_uint32),
+    _fields_ = [("mode", c.c_int), ("entries", c.POINTER(Entry)), ("nentries", c.c_uint64), ("tensors", c.POINTER(Row)),
+                ("ntensors", c.c_uint32),
                 ("groups", c.POINTER(c.c_uint8 * 16)), ("ngroups", c.c_uint32), ("bytes", c.c_uint64)]
 
 
@@ -50,7 +52,8 @@ class Replica(c.Structure):
 
 
 class Rows(c.Structure):
-    _fields_ = [("samples", c.POINTER(Sample)), ("nsamples", c.c_uint32), ("replicas", c.POINTER(Replica)), ("nreplicas", c.c_uint32)]
+    _fields_ = [("samples", c.POINTER(Sample)), ("nsamples", c.c_uint32), ("replicas", c.POINTER(Replica)),
+                ("nreplicas", c.c_uint32)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,16 +72,19 @@ class Side:
         self.lib, self.rank, self.out = lib, rank, Replicas()
         self.names = (Name * max(len(rank.tensors), 1))(*[Name(b"model", t.name.encode()) for t in rank.tensors])
         err = tl.Error()
-        tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(rank.array, len(rank.tensors))), self.names, c.c_uint32(rank.rank), attempt, mode, ref(self.out),
+        tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(rank.array, len(rank.tensors))), self.names,
+                                        c.c_uint32(rank.rank), attempt, mode, ref(self.out),
                                         ref(err)), err)
         self.entries = collections.defaultdict(list)
         for i in range(self.out.nentries):
             e = self.out.entries[i]
             self.entries[rank.tensors[e.tensor]].append(e)
-        self.groups = {rank.tensors[r.tensor]: bytes(self.out.groups[r.group]) for r in self.out.tensors[:self.out.ntensors]}
+        self.groups = {rank.tensors[r.tensor]: bytes(self.out.groups[r.group])
+                       for r in self.out.tensors[:self.out.ntensors]}
 
     def boxes(self):
-        return {t.name: [(*e.at.box.pair(len(t.shape)), e.bytes) for e in entries] for t, entries in self.entries.items()}
+        return {t.name: [(*e.at.box.pair(len(t.shape)), e.bytes) for e in entries]
+                for t, entries in self.entries.items()}
 
     def finish(self, values, seed=5, numbers=None):
         """(samples by tensor number, digests by group)"""
@@ -87,11 +93,13 @@ class Side:
             e = self.out.entries[i]
             t = self.rank.tensors[e.tensor]
             offset, size = e.at.box.pair(len(t.shape))
-            data = numpy.ascontiguousarray(values[t.name][tuple(slice(o, o + n) for o, n in zip(offset, size))]).tobytes()
+            data = numpy.ascontiguousarray(
+                values[t.name][tuple(slice(o, o + n) for o, n in zip(offset, size))]).tobytes()
             self.lib.base_xxh128_of(c.c_uint64(seed), data, c.c_size_t(len(data)), ref(hashes[i]))
         numbers = (c.c_uint32 * max(len(self.rank.tensors), 1))(*(numbers or range(len(self.rank.tensors))))
         rows = Rows()
-        assert self.lib.save_replicas_finish(ref(self.out), self.names, numbers, hashes, c.c_uint64(seed), ref(rows)) == 0
+        assert self.lib.save_replicas_finish(ref(self.out), self.names, numbers, hashes, c.c_uint64(seed),
+                                             ref(rows)) == 0
         samples = [(s.tensor, bytes(s.group), bytes(s.hash)) for s in rows.samples[:rows.nsamples]]
         replicas = [(bytes(r.group), bytes(r.digest)) for r in rows.replicas[:rows.nreplicas]]
         self.lib.save_replicas_rows_release(ref(rows))
@@ -110,7 +118,8 @@ def world():
     return [Tensor("adam", (900, 70), "replicate=2,shard=4", "R,R", flats=flats, same=(0,)),
             Tensor("alone", (64, 64), None, None, ranks=[2]),
             Tensor("big", (1024, 257), "dp=8", "R"),
-            Tensor("boxes", (63, 50), "replicate=2,x=4", "R,R", lists={r: cells[r % 4::4] for r in range(8)}, same=(0,)),
+            Tensor("boxes", (63, 50), "replicate=2,x=4", "R,R", lists={r: cells[r % 4::4] for r in range(8)},
+                   same=(0,)),
             Tensor("cut", (300, 700), "replicate=2,shard=4", "R,S(0)"),
             Tensor("cut.inner", (30, 4096), "dp=4,tp=2", "R,S(1)"),
             Tensor("empty", (0, 7), "dp=8", "R"),
@@ -140,14 +149,16 @@ def test_replicas_choose_the_same(lib, mode):
         for r in t.ranks:
             assert (t in sides[r].entries) == compared(t, r), (t.name, r)
             for other in t.group(r) if compared(t, r) else ():
-                assert sides[r].boxes()[t.name] == sides[other].boxes()[t.name] and sides[r].groups[t] == sides[other].groups[t]
+                assert (sides[r].boxes()[t.name] == sides[other].boxes()[t.name] and
+                        sides[r].groups[t] == sides[other].groups[t])
                 seen += other != r
     assert seen > 60
     ids = collections.defaultdict(set)      # a group's name is that of its ranks, in their order
     for side in sides:
         for t, name in side.groups.items():
             ids[name].add(t.group(side.rank.rank))
-    assert all(len(groups) == 1 for groups in ids.values()) and len(ids) == len({g for groups in ids.values() for g in groups})
+    assert (all(len(groups) == 1 for groups in ids.values()) and
+            len(ids) == len({g for groups in ids.values() for g in groups}))
 
 
 @pytest.mark.parametrize("mode", [SAMPLE, FULL])
@@ -160,7 +171,8 @@ def test_entries_lie_where_they_say(lib, mode):
             length = max(at + sum((m - 1) * s for m, s in zip(size, stride)) + 1 for _, size, at, stride in held)
             buffer, counts = numpy.full(length, -1, dtype=numpy.int64), numpy.zeros(t.shape, dtype=int)
             for offset, size, at, stride in held:
-                as_strided(buffer[at:], size, [8 * s for s in stride])[...] = numbers[tuple(slice(o, o + m) for o, m in zip(offset, size))]
+                as_strided(buffer[at:], size,
+                           [8 * s for s in stride])[...] = numbers[tuple(slice(o, o + m) for o, m in zip(offset, size))]
             for e in entries:
                 offset, size = e.at.box.pair(n)
                 where = tuple(slice(o, o + m) for o, m in zip(offset, size))
@@ -195,13 +207,15 @@ def test_every_block_has_its_turn(lib):
 def test_small_integers_are_compared_whole(lib):
     """Also in a sample: of masks and positions a few items differ. What is larger than 16 MiB has its one block."""
     items = (16 << 20) // ITEM
-    tensors = [Tensor("floats", (items,), "dp=8", "R"), Tensor("larger", (items + 1,), "dp=8", "R"), Tensor("mask", (items,), "dp=8", "R"),
+    tensors = [Tensor("floats", (items,), "dp=8", "R"), Tensor("larger", (items + 1,), "dp=8", "R"),
+               Tensor("mask", (items,), "dp=8", "R"),
                Tensor("part", (64, 700), "dp=4,tp=2", "R,S(0)")]
     rank = ranks_of(lib, tensors)[3]
     for number in (1, 2, 3):
         rank.array[number].whole = True
     side = Side(lib, rank)
-    found = {t.name: (sum(e.bytes for e in entries), max(e.bytes for e in entries)) for t, entries in side.entries.items()}
+    found = {t.name: (sum(e.bytes for e in entries), max(e.bytes for e in entries))
+             for t, entries in side.entries.items()}
     assert found["mask"] == (items * ITEM, MIB) and found["part"][0] == 32 * 700 * ITEM
     assert found["floats"][0] <= SAMPLE_BYTES and found["larger"][0] <= SAMPLE_BYTES
 
@@ -261,7 +275,8 @@ def test_names_and_seeds_count(lib):
 
 
 def test_parts_of_one_tensor_in_any_order(lib):
-    """Declared in several parts, in one row of the layout: one sample, whatever the order in which a rank declares them."""
+    """Declared in several parts, in one row of the layout: one sample, whatever the order in which a rank declares
+    them."""
     def tensors(order):
         halves = {0: Tensor("t", (64, 64), "dp=2", "R", lists={r: [((0, 0), (32, 64))] for r in range(2)}, same=(0,)),
                   1: Tensor("t", (64, 64), "dp=2", "R", lists={r: [((32, 0), (32, 64))] for r in range(2)}, same=(0,))}
@@ -293,8 +308,10 @@ def page_blocks(shape, offset, size, item, limit):
 @pytest.mark.parametrize("mode", [SAMPLE, FULL])
 def test_as_the_page_says(lib, mode):
     lib.base_xxh64_of.restype, seed, limit = c.c_uint64, 77, 1 << 20 if mode == FULL else 16384
-    tensors = [Tensor("big", (1024, 257), "dp=8", "R"), Tensor("cut", (300, 700), "replicate=2,shard=4", "R,S(0)"), Tensor("scalar", (), "dp=8", "R"),
-               Tensor("inner", (30, 4096), "dp=4,tp=2", "R,S(1)"), Tensor("thin", (5000, 3), "dp=8", "R"), Tensor("deep", (3, 70, 60, 50), "dp=8", "R")]
+    tensors = [Tensor("big", (1024, 257), "dp=8", "R"), Tensor("cut", (300, 700), "replicate=2,shard=4", "R,S(0)"),
+               Tensor("scalar", (), "dp=8", "R"),
+               Tensor("inner", (30, 4096), "dp=4,tp=2", "R,S(1)"), Tensor("thin", (5000, 3), "dp=8", "R"),
+               Tensor("deep", (3, 70, 60, 50), "dp=8", "R")]
     values, rank = some_values(tensors), ranks_of(lib, tensors)[5]
     samples, replicas = Side(lib, rank, mode).finish(values, seed)
 
@@ -307,7 +324,8 @@ def test_as_the_page_says(lib, mode):
         return lib.base_xxh64_of(c.c_uint64(seed), data, c.c_size_t(len(data)))
     # of rank 5: ranks that hold the same, and its box of each tensor
     held = {"big": (range(8), (0, 0), (1024, 257)), "cut": ((1, 5), (75, 0), (75, 700)), "scalar": (range(8), (), ()),
-            "inner": ((1, 3, 5, 7), (0, 2048), (30, 2048)), "thin": (range(8), (0, 0), (5000, 3)), "deep": (range(8), (0,) * 4, (3, 70, 60, 50))}
+            "inner": ((1, 3, 5, 7), (0, 2048), (30, 2048)), "thin": (range(8), (0, 0), (5000, 3)),
+            "deep": (range(8), (0,) * 4, (3, 70, 60, 50))}
     want, texts = [], {}
     for number, t in sorted(enumerate(rank.tensors), key=lambda x: x[0]):
         group, offset, size = held[t.name]
@@ -317,7 +335,8 @@ def test_as_the_page_says(lib, mode):
             items = [int(numpy.prod(b[1], dtype=int)) for b in blocks]
             at = text(text(text(0, ATTEMPT), b"model"), t.name.encode()) % sum(items)
             blocks = [blocks[next(i for i in range(len(items)) if at < sum(items[:i + 1]))]]
-        hashes = [xxh(numpy.ascontiguousarray(values[t.name][tuple(slice(o, o + n) for o, n in zip(*b))]).tobytes()) for b in blocks]
+        hashes = [xxh(numpy.ascontiguousarray(values[t.name][tuple(slice(o, o + n) for o, n in zip(*b))]).tobytes())
+                  for b in blocks]
         want.append((number, name, xxh(b"".join(hashes))))
         texts[name] = texts.get(name, b"") + b"model\0" + t.name.encode() + b"\0" + want[-1][2]
     assert samples == sorted(want)
@@ -332,7 +351,8 @@ def test_a_million_ranks_and_many_tensors(lib):
     names = (Name * 2000)(*[Name(b"model", b"t%06d" % i) for i in range(2000)])
     out, err = Replicas(), tl.Error()
     start = time.monotonic()
-    tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(array, 2000)), names, c.c_uint32(77), ATTEMPT, SAMPLE, ref(out), ref(err)), err)
+    tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(array, 2000)), names, c.c_uint32(77), ATTEMPT, SAMPLE,
+                                    ref(out), ref(err)), err)
     took = time.monotonic() - start
     assert (out.ngroups, out.ntensors, out.nentries, out.bytes) == (2, 2000, 2000, 2000 * SAMPLE_BYTES)
     lib.save_replicas_release(ref(out))
@@ -364,7 +384,8 @@ class Told(RankAttempt):
         l, object_, tags = c.c_void_p(), pl.Buf(), c.c_void_p()
         for name in self.names:
             shape = pl.Shape(1, (c.c_uint64 * 16)(PIECE * self.launch.world))
-            self.api.call(self.lib.store_layout_builder_add_held, b, b"model", name, c.c_size_t(len(name)), 2, ref(shape), c.c_uint32(0),
+            self.api.call(self.lib.store_layout_builder_add_held, b, b"model", name, c.c_size_t(len(name)), 2,
+                          ref(shape), c.c_uint32(0),
                           ref(self.held) if self.held else None)
         self.api.call(self.lib.store_layout_builder_finish, b, ref(l), ref(object_), ref(tags))
         self.lib.store_layout_builder_free(b)
@@ -376,7 +397,8 @@ class Told(RankAttempt):
         l, object_ = self.layout()
         name, w = self.writer("layout")
         layout_ref = Ref()
-        assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len), ref(layout_ref)) == 0
+        assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
+                                              ref(layout_ref)) == 0
         self.seal(name, w)
         self.lib.store_layout_free(l)
         self.lib.base_buf_release(ref(object_))
@@ -384,16 +406,20 @@ class Told(RankAttempt):
 
     def tell(self, said, digests=None):
         """Announces. digests: instead of those of what is said."""
-        samples = sorted((self.names.index(t), group(g), hash_of(x)) for g, values in said.items() for t, x in values.items())
-        replicas = sorted((group(g), digests[g] if digests else hash_of(hash(tuple(sorted(values.items()))) % 65536)) for g, values in said.items())
-        self.samples = (Sample * max(len(samples), 1))(*[Sample(t, (c.c_uint8 * 16)(*g), (c.c_uint8 * 16)(*h)) for t, g, h in samples])
+        samples = sorted((self.names.index(t), group(g), hash_of(x)) for g, values in said.items()
+                         for t, x in values.items())
+        replicas = sorted((group(g), digests[g] if digests else hash_of(hash(tuple(sorted(values.items()))) % 65536))
+                          for g, values in said.items())
+        self.samples = (Sample * max(len(samples), 1))(*[Sample(t, (c.c_uint8 * 16)(*g), (c.c_uint8 * 16)(*h))
+                                                         for t, g, h in samples])
         self.nsamples = len(samples)
         layout_ref, number = self.own_layout() if self.names != Told.names and self.launch.rank else (None, 0)
         a = self.part()
         if layout_ref:
             a.stores_layout, a.layout_ref = True, proto_ref(layout_ref)
             a.layout_ref.pack = number
-        array = (Replica * max(len(replicas), 1))(*[Replica((c.c_uint8 * 16)(*g), (c.c_uint8 * 16)(*d)) for g, d in replicas])
+        array = (Replica * max(len(replicas), 1))(*[Replica((c.c_uint8 * 16)(*g), (c.c_uint8 * 16)(*d))
+                                                    for g, d in replicas])
         a.replicas, a.nreplicas = c.cast(array, c.c_void_p), len(replicas)
         self.keep.append(array)
         self.announcement = a
@@ -422,7 +448,8 @@ def job(api, told, says, names=None, digests=None, held=None):
     lib.free = c.CDLL(None).free
     lib.free.argtypes = [c.c_void_p]
     launches, name = [None] * world, random.randbytes(8).hex()
-    threads = [threading.Thread(target=lambda r=r: launches.__setitem__(r, Launch(api, "r", name, r, world))) for r in range(world)]
+    threads = [threading.Thread(target=lambda r=r: launches.__setitem__(r, Launch(api, "r", name, r, world)))
+               for r in range(world)]
     for t in threads:
         t.start()
     for t in threads:
@@ -454,13 +481,17 @@ def but(**values):
 
 
 @pytest.mark.parametrize("says, words, not_said", [
-    ([SAME, but(b=9)], ['tensor "model/b" differs between rank 0 on host ', "and rank 1 on host", "buffer", "check_replicas=off", "mesh"], ["more", "alone"]),
-    ([SAME, SAME, SAME, but(a=4)], ['"model/a"', "rank 0 and rank 3 (of 4 replicas, rank 3 on host ", "stands alone)"], ["more"]),
+    ([SAME, but(b=9)], ['tensor "model/b" differs between rank 0 on host ', "and rank 1 on host", "buffer",
+                        "check_replicas=off", "mesh"], ["more", "alone"]),
+    ([SAME, SAME, SAME, but(a=4)], ['"model/a"', "rank 0 and rank 3 (of 4 replicas, rank 3 on host ", "stands alone)"],
+     ["more"]),
     ([but(c=5), SAME, SAME], ['"model/c"', "rank 1 and rank 0 (of 3 replicas, rank 0 on host "], []),
-    ([SAME, but(c=5), SAME, but(c=5)], ['"model/c"', "rank 0 and rank 1 (of 4 replicas, 2 agree with rank 0 and 2 with rank 1)"], []),
+    ([SAME, but(c=5), SAME, but(c=5)],
+     ['"model/c"', "rank 0 and rank 1 (of 4 replicas, 2 agree with rank 0 and 2 with rank 1)"], []),
     ([but(a=7), but(a=8), but(a=9)], ['"model/a"', "rank 0 and rank 1 (no two of 3 replicas agree)"], []),
     ([SAME, but(a=4, b=4, c=4)], ['"model/a", and 2 more with it differs'], []),
-    ([{1: {b"a": 1}}, {1: {b"a": 1, b"c": 1}}], ['"model/c" is saved by only one of rank 0', "every replica has to save it"], ["differs"]),
+    ([{1: {b"a": 1}}, {1: {b"a": 1, b"c": 1}}],
+     ['"model/c" is saved by only one of rank 0', "every replica has to save it"], ["differs"]),
     ([{1: {b"a": 1}, 2: {b"b": 1}}, {1: {b"a": 1}, 2: {b"b": 2}}], ['"model/b" differs'], []),
 ])
 def test_the_commit_is_refused(api, told, says, words, not_said):  # noqa: F811
@@ -479,7 +510,8 @@ def test_the_commit_is_refused(api, told, says, words, not_said):  # noqa: F811
 ])
 def test_equal_replicas_pass(api, told, says):  # noqa: F811
     text = job(api, told, says)
-    assert text and "no rank stored box" in text    # of b and c nobody has stored anything: the cover comes after the replicas
+    # of b and c nobody has stored anything: the cover comes after the replicas
+    assert text and "no rank stored box" in text
     assert "it is listed by ranks 0, 1, 2; if other ranks hold it" in text and "mesh=" in text
 
 
@@ -490,7 +522,8 @@ def test_the_cover_says_who_listed_a_tensor(lib, api, told):  # noqa: F811
     assert lib.tensor_placements_parse(b"R,R", ref(placements), None) == 0
     held = Held(False, c.cast(mesh.pointer, c.c_void_p), c.cast(placements.contents.at, c.c_void_p), 2)
     text = job(api, told, [{}] * 6, names={3: (b"a", b"x", b"y")}, held=held)
-    assert 'tensor "b": no rank stored box [0:600]; it is listed by ranks 0, 1, 2, 4 and 1 more as R,R over pp=3,dp=2; if other ranks hold it' in text
+    assert ('tensor "b": no rank stored box [0:600]; it is listed by ranks 0, 1, 2, 4 and 1 more as R,R over '
+            'pp=3,dp=2; if other ranks hold it') in text
     lib.free(placements)
 
 
@@ -516,7 +549,8 @@ def test_8192_ranks(lib):
     for n in (1024, 8192):
         every = []
         for r in range(n):
-            replicas = sorted((bytes([g]) * 12 + (r % m).to_bytes(4, "big"), hash_of(r % m)) for g, m in ((1, 1), (2, 8), (3, n // 4)))
+            replicas = sorted((bytes([g]) * 12 + (r % m).to_bytes(4, "big"), hash_of(r % m))
+                              for g, m in ((1, 1), (2, 8), (3, n // 4)))
             array = (Replica * 3)(*[Replica((c.c_uint8 * 16)(*g), (c.c_uint8 * 16)(*d)) for g, d in replicas])
             a = Announcement(rank=r, world=n, replicas=c.cast(array, c.c_void_p), nreplicas=3)
             every.append((a, array))

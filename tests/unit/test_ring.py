@@ -90,7 +90,8 @@ def test_an_empty_ring_has_room_for_a_slot_of_its_own_size(lib):
 def test_what_is_no_taken_slot_is_refused(lib):
     with Ring(lib, 10 * PAGE) as r:
         a, b = r.take(3 * PAGE), r.take(PAGE)
-        for wrong in (a + 1, a + PAGE, a - PAGE, a + 4 * PAGE, a + 10 * PAGE, a + 100 * PAGE, None, 8, (1 << 64) - PAGE):
+        for wrong in (a + 1, a + PAGE, a - PAGE, a + 4 * PAGE, a + 10 * PAGE, a + 100 * PAGE, None, 8,
+                      (1 << 64) - PAGE):
             assert r.give(wrong) == -22, wrong
         assert r.give(b) == 0 and r.give(b) == -22, "given twice, while it still waits"
         assert r.give(a) == 0 and r.give(a) == -22 and r.give(b) == -22, "given twice, and free"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors headers: what the safetensors package writes is read alike, and every header that lies is refused by a sentence that names the tensor."""
+"""safetensors headers: what the safetensors package writes is read alike, and every header that lies is refused by a
+sentence that names the tensor."""
 import ctypes
 import json
 import random
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 FORMAT = -71  # -EPROTO
-BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "U16": 2, "I16": 2,
+BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+         "U16": 2, "I16": 2,
          "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8}
-CODE = {"BOOL": 1, "U8": 2, "U16": 3, "U32": 4, "U64": 5, "I8": 6, "I16": 7, "I32": 8, "I64": 9, "F16": 10, "BF16": 11, "F32": 12, "F64": 13,
+CODE = {"BOOL": 1, "U8": 2, "U16": 3, "U32": 4, "U64": 5, "I8": 6, "I16": 7, "I32": 8, "I64": 9, "F16": 10, "BF16": 11,
+        "F32": 12, "F64": 13,
         "C64": 14, "F8_E4M3": 16, "F8_E5M2": 17, "F8_E4M3FNUZ": 18, "F8_E5M2FNUZ": 19, "F8_E8M0": 20, "F4": 21}
 
 
@@ -33,8 +36,10 @@ class Attribute(ctypes.Structure):
 
 
 class Header(ctypes.Structure):
-    _fields_ = [("tensors", ctypes.POINTER(Tensor)), ("ntensors", ctypes.c_uint32), ("metadata", ctypes.POINTER(Attribute)),
-                ("nmetadata", ctypes.c_uint32), ("data_offset", ctypes.c_uint64), ("data_bytes", ctypes.c_uint64), ("memory", ctypes.c_void_p)]
+    _fields_ = [("tensors", ctypes.POINTER(Tensor)), ("ntensors", ctypes.c_uint32),
+                ("metadata", ctypes.POINTER(Attribute)),
+                ("nmetadata", ctypes.c_uint32), ("data_offset", ctypes.c_uint64), ("data_bytes", ctypes.c_uint64),
+                ("memory", ctypes.c_void_p)]
 
 
 class Error(ctypes.Structure):
@@ -50,12 +55,14 @@ def parse(lib):
     """The header as (tensors, metadata, data offset, data bytes), or the sentence of its refusal."""
     def call(raw, file_size=None):
         h, err = Header(), Error()
-        code = lib.view_safetensors_parse(raw, ctypes.c_size_t(len(raw)), ctypes.c_uint64(len(raw) if file_size is None else file_size),
+        code = lib.view_safetensors_parse(raw, ctypes.c_size_t(len(raw)),
+                                          ctypes.c_uint64(len(raw) if file_size is None else file_size),
                                           ctypes.byref(h), ctypes.byref(err))
         if code < 0:
             assert code == FORMAT and err.text and b"\n" not in err.text
             return err.text.decode()
-        tensors = [(ctypes.string_at(t.name, t.name_len).decode(), t.dtype, tuple(t.shape.dim[: t.shape.ndim]), t.begin, t.end)
+        tensors = [(ctypes.string_at(t.name, t.name_len).decode(), t.dtype, tuple(t.shape.dim[: t.shape.ndim]), t.begin,
+                    t.end)
                    for t in h.tensors[: h.ntensors]]
         metadata = [(a.key.decode(), a.value.decode()) for a in h.metadata[: h.nmetadata]]
         result = tensors, metadata, h.data_offset, h.data_bytes
@@ -76,13 +83,18 @@ def entry(dtype="F32", shape=(1,), begin=0, end=4):
 
 # ---- what is legal ----
 
-names = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1, max_size=40).filter(lambda n: n != "__metadata__")
+names = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1,
+                max_size=40).filter(lambda n: n != "__metadata__")
 
 
 @settings(max_examples=150, deadline=None)
-@given(tensors=st.dictionaries(names, st.tuples(st.sampled_from(["?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8"]),
-                                                st.lists(st.integers(0, 4), max_size=4)), max_size=8),
-       metadata=st.none() | st.dictionaries(names, st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=20), min_size=1, max_size=4))
+@given(tensors=st.dictionaries(names,
+                               st.tuples(st.sampled_from(["?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8",
+                                                          "i8", "f8"]),
+                                         st.lists(st.integers(0, 4), max_size=4)), max_size=8),
+       metadata=st.none() |
+       st.dictionaries(names, st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)),
+                                      max_size=20), min_size=1, max_size=4))
 def test_files_of_the_package(parse, tensors, metadata):
     arrays = {n: np.zeros(shape, dtype) for n, (dtype, shape) in tensors.items()}
     raw = safetensors.numpy.save(arrays, metadata)
@@ -99,7 +111,8 @@ def test_files_of_the_package(parse, tensors, metadata):
 @pytest.mark.parametrize("dtype", BYTES)
 def test_every_dtype(parse, dtype):
     size = 6 * BYTES[dtype]
-    assert parse(raw_file({"a": entry(dtype, (2, 3), 0, size)}, b"\0" * size))[0] == [("a", CODE[dtype], (2, 3), 0, size)]
+    assert parse(raw_file({"a": entry(dtype, (2, 3), 0, size)},
+                          b"\0" * size))[0] == [("a", CODE[dtype], (2, 3), 0, size)]
     item = BYTES[dtype]
     assert parse(raw_file({"a": entry(dtype, (), 0, item)}, b"\0" * item))[0] == [("a", CODE[dtype], (), 0, item)]
 
@@ -113,7 +126,8 @@ def test_f4_counts_elements_in_the_file_and_pairs_here(parse):
 def test_legal_oddities(parse):
     tensor = '"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
     one = ([("a", 2, (1,), 0, 1)], [])
-    for text in ["{%s}" % tensor, "{%s}     " % tensor, "{ %s\n, \"__metadata__\" :\t{} }" % tensor, '{"__metadata__":{},%s}' % tensor,
+    for text in ["{%s}" % tensor, "{%s}     " % tensor, "{ %s\n, \"__metadata__\" :\t{} }" % tensor,
+                 '{"__metadata__":{},%s}' % tensor,
                  '{"\\u0061":{"data_offsets":[0,1],"shape":[ 1 ],"dtype":"\\u0055\\u0038"}}']:
         assert parse(raw_file(text, b"x"))[:2] == one
     assert parse(raw_file("{}")) == ([], [], 10, 0)
@@ -136,12 +150,14 @@ def test_zero_size_tensors_may_lie_anywhere_between(parse):
 def test_hundred_thousand_tensors(parse, lib):
     order = list(range(100_000))
     random.Random(1).shuffle(order)
-    text = "{%s}" % ",".join('"model.layers.%d.mlp.experts.%d.weight":{"dtype":"BF16","shape":[1,2],"data_offsets":[%d,%d]}'
+    text = "{%s}" % ",".join(
+        '"model.layers.%d.mlp.experts.%d.weight":{"dtype":"BF16","shape":[1,2],"data_offsets":[%d,%d]}'
                              % (i // 100, i, 4 * i, 4 * i + 4) for i in order)
     raw = raw_file(text)
     h, err = Header(), Error()
     start = time.perf_counter()
-    assert lib.view_safetensors_parse(raw, ctypes.c_size_t(len(raw)), ctypes.c_uint64(len(raw) + 400_000), ctypes.byref(h), ctypes.byref(err)) == 0
+    assert lib.view_safetensors_parse(raw, ctypes.c_size_t(len(raw)), ctypes.c_uint64(len(raw) + 400_000),
+                                      ctypes.byref(h), ctypes.byref(err)) == 0
     seconds = time.perf_counter() - start
     assert h.ntensors == 100_000
     lib.view_safetensors_release(ctypes.byref(h))
@@ -156,7 +172,8 @@ def two(**more):
 
 
 LIES = {
-    "offsets that overlap": ({"a": entry("F32", (2,), 0, 8), "b": entry(begin=4, end=8)}, 8, ["'b'", "overlaps", "'a'"]),
+    "offsets that overlap": ({"a": entry("F32", (2,), 0, 8), "b": entry(begin=4, end=8)}, 8,
+                             ["'b'", "overlaps", "'a'"]),
     "offsets that leave a gap": ({"a": entry(), "b": entry(begin=8, end=12)}, 12, ["'b'", "gap of 4"]),
     "a gap at the front": ({"a": entry(begin=4, end=8)}, 8, ["'a'", "gap"]),
     "offsets that run backwards": ({"a": entry(begin=4, end=0)}, 4, ["'a'", "backwards"]),
@@ -204,10 +221,13 @@ LIES = {
     "an unknown escape": ('{"\\x41":{}}', 0, ["escape"]),
     "a short escape": ('{"\\u00', 0, ["escape"]),
     "a bad escape": ('{"\\u00g0":{}}', 0, ["hex"]),
-    "a name twice": ('{"a":%s,"b":%s,"a":%s}' % (json.dumps(entry()), json.dumps(entry(begin=4, end=8)), json.dumps(entry(begin=8, end=12))), 12,
+    "a name twice": ('{"a":%s,"b":%s,"a":%s}' % (json.dumps(entry()), json.dumps(entry(begin=4, end=8)),
+                                                 json.dumps(entry(begin=8, end=12))), 12,
                      ["'a'", "twice"]),
-    "a name twice, once escaped": ('{"a":%s,"\\u0061":%s}' % (json.dumps(entry()), json.dumps(entry(begin=4, end=8))), 8, ["'a'", "twice"]),
-    "a key twice": ('{"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}', 0, ["'a'", "dtype is given twice"]),
+    "a name twice, once escaped": ('{"a":%s,"\\u0061":%s}' % (json.dumps(entry()), json.dumps(entry(begin=4, end=8))),
+                                   8, ["'a'", "twice"]),
+    "a key twice": ('{"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}', 0,
+                    ["'a'", "dtype is given twice"]),
     "metadata twice": ('{"__metadata__":{},"__metadata__":{}}', 0, ["__metadata__", "twice"]),
     "metadata that is a list": ('{"__metadata__":[]}', 0, ["__metadata__", "not an object"]),
     "a metadata key twice": ('{"__metadata__":{"k":"1","k":"2"}}', 0, ["'k'", "twice"]),
@@ -262,7 +282,8 @@ def test_every_cut_of_a_good_file_is_refused(parse):
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_flips_never_crash(parse, data):
-    good = bytearray(raw_file({"__metadata__": {"k": "v"}, "a\u00e9": entry(), "b": entry("BF16", (1, 2), 4, 8)}, b"\0" * 8))
+    good = bytearray(raw_file({"__metadata__": {"k": "v"}, "a\u00e9": entry(), "b": entry("BF16", (1, 2), 4, 8)},
+                              b"\0" * 8))
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 9))] = data.draw(st.integers(0, 255))
     assert isinstance(parse(bytes(good)), (str, tuple))
@@ -285,15 +306,18 @@ def make(lib):
         for at, (name, dtype, dims) in enumerate(tensors):
             raw = name.encode()
             shape = Shape(len(dims), (ctypes.c_uint64 * 16)(*dims))
-            assert lib.store_layout_builder_add(b, component, raw, ctypes.c_size_t(len(raw)), ctypes.c_int(dtype), ctypes.byref(shape),
+            assert lib.store_layout_builder_add(b, component, raw, ctypes.c_size_t(len(raw)), ctypes.c_int(dtype),
+                                                ctypes.byref(shape),
                                                 ctypes.c_uint32(at), ctypes.byref(err)) == 0, err.text
         layout, made, tags = ctypes.c_void_p(), Buffer(), ctypes.c_void_p()
-        assert lib.store_layout_builder_finish(b, ctypes.byref(layout), ctypes.byref(made), ctypes.byref(tags), ctypes.byref(err)) == 0, err.text
+        assert lib.store_layout_builder_finish(b, ctypes.byref(layout), ctypes.byref(made), ctypes.byref(tags),
+                                               ctypes.byref(err)) == 0, err.text
         lib.base_buf_release(ctypes.byref(made))
         libc.free(tags)
         pairs = (Attribute * max(1, len(metadata)))(*[Attribute(k.encode(), v.encode()) for k, v in metadata])
         size = ctypes.c_uint64()
-        code = lib.view_safetensors_make(layout, ctypes.c_uint32(number), pairs, ctypes.c_uint32(len(metadata)), ctypes.byref(made), ctypes.byref(size))
+        code = lib.view_safetensors_make(layout, ctypes.c_uint32(number), pairs, ctypes.c_uint32(len(metadata)),
+                                         ctypes.byref(made), ctypes.byref(size))
         raw = ctypes.string_at(made.data, made.len) if code == 0 else code
         lib.base_buf_release(ctypes.byref(made))
         lib.store_layout_free(layout)
@@ -302,12 +326,14 @@ def make(lib):
     return call
 
 
-ITEM = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 2, 12: 4, 13: 8, 14: 8, 16: 1, 17: 1, 20: 1, 21: 1}
+ITEM = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 2, 12: 4, 13: 8, 14: 8, 16: 1, 17: 1, 20: 1,
+        21: 1}
 SPELLED = {v: k for k, v in CODE.items()}
 
 
 @settings(max_examples=100, deadline=None)
-@given(tensors=st.dictionaries(names, st.tuples(st.sampled_from(sorted(ITEM)), st.lists(st.sampled_from([0, 1, 2, 3, 64, 100]), max_size=3)),
+@given(tensors=st.dictionaries(names, st.tuples(st.sampled_from(sorted(ITEM)),
+                                                st.lists(st.sampled_from([0, 1, 2, 3, 64, 100]), max_size=3)),
                                min_size=1, max_size=12),
        metadata=st.dictionaries(names, names, max_size=3))
 def test_made_headers(parse, make, tensors, metadata):

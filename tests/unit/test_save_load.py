@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is saved comes back: any dtype and shape, any number of threads, any range, through any cache; and damage is an error."""
+"""What is saved comes back: any dtype and shape, any number of threads, any range, through any cache; and damage is an
+error."""
 import ctypes as c
 import errno
 import hashlib
@@ -20,7 +21,8 @@ from protolib import Manifest
 from ranklib import Meddler, commit_in_flight
 
 NONE = 2**64 - 1
-DTYPES = {"bool": (1, 1), "u8": (2, 1), "i32": (8, 4), "f8_e5m2": (17, 1), "u16": (3, 2), "i64": (9, 8), "f16": (10, 2), "bf16": (11, 2), "f32": (12, 4), "f64": (13, 8),
+DTYPES = {"bool": (1, 1), "u8": (2, 1), "i32": (8, 4), "f8_e5m2": (17, 1), "u16": (3, 2), "i64": (9, 8), "f16": (10, 2),
+          "bf16": (11, 2), "f32": (12, 4), "f64": (13, 8),
           "c64": (14, 8), "c128": (15, 16), "f8_e4m3fn": (16, 1), "f4_e2m1fn_x2": (21, 1)}
 
 
@@ -45,34 +47,44 @@ class Attribute(c.Structure):
 
 class Options(c.Structure):
     _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("replace", c.c_bool), ("attributes", c.POINTER(Attribute)),
-                ("nattributes", c.c_size_t), ("threads", c.c_uint), ("no_index", c.c_bool), ("progress", c.c_void_p), ("progress_arg", c.c_void_p),
+                ("nattributes", c.c_size_t), ("threads", c.c_uint), ("no_index", c.c_bool), ("progress", c.c_void_p),
+                ("progress_arg", c.c_void_p),
                 ("cancelled", c.c_void_p)]
 
 
 class Result(c.Structure):
-    _fields_ = [("step", c.c_uint64), ("entry", c.c_uint64), ("attempt", c.c_char * 48), ("tensors", c.c_uint64), ("blobs", c.c_uint64),
-                ("bytes", c.c_uint64), ("pieces", c.c_uint64), ("pieces_new", c.c_uint64), ("pieces_reused", c.c_uint64),
-                ("pieces_duplicate", c.c_uint64), ("piece_bytes_new", c.c_uint64), ("raw_bytes_new", c.c_uint64), ("bytes_reused", c.c_uint64),
+    _fields_ = [("step", c.c_uint64), ("entry", c.c_uint64), ("attempt", c.c_char * 48), ("tensors", c.c_uint64),
+                ("blobs", c.c_uint64),
+                ("bytes", c.c_uint64), ("pieces", c.c_uint64), ("pieces_new", c.c_uint64),
+                ("pieces_reused", c.c_uint64),
+                ("pieces_duplicate", c.c_uint64), ("piece_bytes_new", c.c_uint64), ("raw_bytes_new", c.c_uint64),
+                ("bytes_reused", c.c_uint64),
                 ("bytes_duplicate", c.c_uint64), ("bytes_encoded", c.c_uint64), ("meta_bytes", c.c_uint64),
-                ("bases", c.c_uint32), ("digest_ns", c.c_uint64), ("encode_ns", c.c_uint64), ("read_ns", c.c_uint64), ("write_ns", c.c_uint64),
+                ("bases", c.c_uint32), ("digest_ns", c.c_uint64), ("encode_ns", c.c_uint64), ("read_ns", c.c_uint64),
+                ("write_ns", c.c_uint64),
                 ("pieces_believed", c.c_uint64), ("pieces_checked", c.c_uint64), ("index_behind", c.c_bool)]
 
 
 class TensorInfo(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.c_void_p), ("name_len", c.c_uint32), ("dtype", c.c_int), ("shape", Shape), ("bytes", c.c_uint64)]
+    _fields_ = [("component", c.c_char_p), ("name", c.c_void_p), ("name_len", c.c_uint32), ("dtype", c.c_int),
+                ("shape", Shape), ("bytes", c.c_uint64)]
 
 
 class BlobInfo(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("per_rank", c.c_bool), ("rank", c.c_uint32), ("bytes", c.c_uint64), ("digest", c.c_uint8 * 32)]
+    _fields_ = [("name", c.c_char_p), ("per_rank", c.c_bool), ("rank", c.c_uint32), ("bytes", c.c_uint64),
+                ("digest", c.c_uint8 * 32)]
 
 
 class Piece(c.Structure):
-    _fields_ = [("digest", c.c_uint8 * 32), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64), ("stored_len", c.c_uint64),
-                ("codec", c.c_uint16), ("kind", c.c_uint8), ("pack", c.c_uint32), ("xxh", c.c_uint8 * 16), ("inline_bytes", c.c_void_p), ("base", c.c_uint32)]
+    _fields_ = [("digest", c.c_uint8 * 32), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64),
+                ("stored_len", c.c_uint64),
+                ("codec", c.c_uint16), ("kind", c.c_uint8), ("pack", c.c_uint32), ("xxh", c.c_uint8 * 16),
+                ("inline_bytes", c.c_void_p), ("base", c.c_uint32)]
 
 
 class CacheStats(c.Structure):
-    _fields_ = [(n, c.c_uint64) for n in ("hits", "misses", "waits", "bytes", "max_bytes", "evictions", "decoded_bytes", "stored_bytes")]
+    _fields_ = [(n, c.c_uint64) for n in ("hits", "misses", "waits", "bytes", "max_bytes", "evictions", "decoded_bytes",
+                                          "stored_bytes")]
 
 
 class IndexStats(c.Structure):
@@ -93,9 +105,11 @@ def api(lib):
     lib.load_step_tensor_find.restype = c.c_int64
     lib.load_object_piece_count.restype = lib.load_object_bytes.restype = c.c_uint64
     lib.load_cache_new.argtypes = [c.c_uint64]
-    lib.save_writer_tensor.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_size_t, c.c_int, c.POINTER(Shape), Source, c.POINTER(Error)]
+    lib.save_writer_tensor.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_size_t, c.c_int, c.POINTER(Shape),
+                                       Source, c.POINTER(Error)]
     lib.save_writer_blob.argtypes = [c.c_void_p, c.c_char_p, c.c_bool, c.c_uint64, Source, c.POINTER(Error)]
-    lib.save_writer_header.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_char_p, c.c_size_t, c.c_uint64, c.POINTER(Error)]
+    lib.save_writer_header.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_char_p, c.c_size_t, c.c_uint64,
+                                       c.POINTER(Error)]
     lib.load_object_read.argtypes = [c.c_void_p, c.c_void_p, c.c_uint64, c.c_size_t, c.c_void_p, c.POINTER(Error)]
     lib.store_list_find.argtypes = [c.c_void_p, c.c_uint64]
     lib.load_object_piece.argtypes = [c.c_void_p, c.c_uint64]
@@ -146,8 +160,10 @@ class Store:
         self.api.store_close(self.handle)
         self.handle = c.c_void_p()
 
-    def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(), headers=(), fail_at=None, at_first_read=None):
-        """tensors: {(component, name): Tensor}; blobs: {(name, per_rank): bytes}. fail_at: a source that fails after that many reads."""
+    def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(),
+             headers=(), fail_at=None, at_first_read=None):
+        """tensors: {(component, name): Tensor}; blobs: {(name, per_rank): bytes}. fail_at: a source that fails after
+        that many reads."""
         api, keep, reads, first = self.api, [], itertools.count(1), threading.Lock()  # threads read
 
         def source(data):
@@ -174,7 +190,8 @@ class Store:
         try:
             for (component, name), t in tensors.items():
                 shape = Shape(len(t.shape), (c.c_uint64 * 16)(*t.shape))
-                call(api.save_writer_tensor, w, component.encode(), name.encode(), len(name.encode()), DTYPES[t.dtype][0], c.byref(shape), source(t.data))
+                call(api.save_writer_tensor, w, component.encode(), name.encode(), len(name.encode()),
+                     DTYPES[t.dtype][0], c.byref(shape), source(t.data))
             for (name, per_rank), data in dict(blobs).items():
                 call(api.save_writer_blob, w, name.encode(), per_rank, len(data), source(data))
             for component, view, data, data_bytes in headers:
@@ -194,7 +211,8 @@ class Store:
         return Step(self, run, step)
 
     def files(self, prefix=""):
-        return sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file() and str(p.relative_to(self.path)).startswith(prefix))
+        return sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file() and
+                      str(p.relative_to(self.path)).startswith(prefix))
 
 
 class Step:
@@ -257,7 +275,8 @@ class Object:
         return out.raw[:n]
 
     def pieces(self):
-        return [Piece.from_address(self.api.load_object_piece(self.handle, i)) for i in range(self.api.load_object_piece_count(self.handle))]
+        return [Piece.from_address(self.api.load_object_piece(self.handle, i))
+                for i in range(self.api.load_object_piece_count(self.handle))]
 
     def digest(self):
         return c.string_at(self.api.load_object_digest(self.handle), 32)
@@ -301,8 +320,10 @@ def check_all(store, run, step, tensors, blobs, cache):
         opened.close()
 
 
-SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (63,), (65,), (1000,), (1 << 20,), ((1 << 20) + 13,), (128, 128), (333, 517), (1024, 768), (2048, 4096),
-          (1, 300000), (300000, 1), (5, 1, 70001), (64, 64, 3, 3), (512, 257, 3, 3), (17, 1031, 33), (2,) * 16, (40000, 31), (3, 40, 50, 60)]
+SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (63,), (65,), (1000,), (1 << 20,), ((1 << 20) + 13,), (128, 128), (333, 517),
+          (1024, 768), (2048, 4096),
+          (1, 300000), (300000, 1), (5, 1, 70001), (64, 64, 3, 3), (512, 257, 3, 3), (17, 1031, 33), (2,) * 16,
+          (40000, 31), (3, 40, 50, 60)]
 
 
 def model(seed=1, kinds=("noise", "normal", "zeros")):
@@ -316,7 +337,8 @@ def model(seed=1, kinds=("noise", "normal", "zeros")):
         tensors[component, f"layer.{i}.weight/é"] = Tensor.random(rng, dtype, shape, kinds[i % len(kinds)])
     for dtype in DTYPES:
         tensors["model", f"all.{dtype}"] = Tensor.random(rng, dtype, (37, 1111), kinds[len(dtype) % len(kinds)])
-    blobs = {("config.json", False): b'{"a": 1}' * 1000, ("empty", False): b"", ("sub/dir/x", False): rng.bytes(100000), ("rng", True): rng.bytes(5000),
+    blobs = {("config.json", False): b'{"a": 1}' * 1000, ("empty", False): b"", ("sub/dir/x", False): rng.bytes(100000),
+             ("rng", True): rng.bytes(5000),
              ("one", True): b"1"}
     return tensors, blobs
 
@@ -356,7 +378,8 @@ def test_the_same_in_two_stores_and_by_any_number_of_threads(make):
         digests = {}
         for key, (number, *_) in step.tensors().items():
             o = step.open(step.api.load_tensor_open, number)
-            digests[key] = (o.digest(), [(bytes(p.digest), p.offset, p.checks, p.stored_len, p.codec) for p in o.pieces()])
+            digests[key] = (o.digest(),
+                            [(bytes(p.digest), p.offset, p.checks, p.stored_len, p.codec) for p in o.pieces()])
             o.close()
         digests.update({k: v[2] for k, v in step.blobs().items()})
         step.close()
@@ -369,7 +392,8 @@ def test_the_same_in_two_stores_and_by_any_number_of_threads(make):
                 images[name] = hashlib.sha256(image).hexdigest()
         packs.append(images)
     assert seen[0] == seen[1] == seen[2]
-    assert packs[0] == packs[1] == packs[2] and set(packs[0]) == {"model.pack", "optimizer.pack", "ema.pack", "blobs.pack"}
+    assert packs[0] == packs[1] == packs[2] and set(packs[0]) == {"model.pack", "optimizer.pack", "ema.pack",
+                                                                  "blobs.pack"}
 
 
 def test_equal_content_is_stored_once(make, cache):
@@ -380,7 +404,9 @@ def test_equal_content_is_stored_once(make, cache):
     again = store.save("b", tensors, blobs, step=5, no_index=False)
     assert again.pieces_new == 0 and again.piece_bytes_new == 0 and again.bases == 1
     assert again.pieces_reused + again.pieces_duplicate == first.pieces_new + first.pieces_duplicate
-    assert [f for f in store.files("packs/") if again.attempt.decode() in f] == [f for f in store.files("packs/") if again.attempt.decode() + "-0-meta" in f]
+    assert [f for f in store.files("packs/") if again.attempt.decode() in f] == [f for f in store.files("packs/")
+                                                                                 if again.attempt.decode() +
+                                                                                 "-0-meta" in f]
     check_all(store, "b", 5, tensors, blobs, cache)
     store.update_index(rebuild=True)
     changed = dict(tensors)
@@ -449,7 +475,8 @@ def test_any_range(make, api, scale, bound):
     step = store.open("a", 0)
     cache = c.c_void_p(api.load_cache_new(bound))
     rng = random.Random(bound)
-    objects = [(step.tensor(*k), t.data) for k, t in tensors.items() if t.data] + [(step.blob(*k), d) for k, d in blobs.items() if d]
+    objects = [(step.tensor(*k), t.data) for k, t in tensors.items()
+               if t.data] + [(step.blob(*k), d) for k, d in blobs.items() if d]
     for _ in range(scale(1500, 6000)):
         o, data = rng.choice(objects)
         offset = rng.randrange(len(data))
@@ -492,8 +519,10 @@ def test_readers_side_by_side(make, api):
 def test_a_flipped_bit_is_an_error_and_nothing_else(make, api, scale):
     store = make()
     rng = np.random.default_rng(12)
-    tensors = {("model", "raw"): Tensor.random(rng, "bf16", (512, 512)), ("model", "encoded"): Tensor.random(rng, "bf16", (512, 512), "normal"),
-               ("model", "small"): Tensor.random(rng, "f32", (100,)), ("model", "inline"): Tensor.random(rng, "f32", (3,))}
+    tensors = {("model", "raw"): Tensor.random(rng, "bf16", (512, 512)),
+               ("model", "encoded"): Tensor.random(rng, "bf16", (512, 512), "normal"),
+               ("model", "small"): Tensor.random(rng, "f32", (100,)),
+               ("model", "inline"): Tensor.random(rng, "f32", (3,))}
     blobs = {("b", False): rng.bytes(50000)}
     store.save("a", tensors, blobs, step=0)
     errors = 0
@@ -534,7 +563,8 @@ def test_a_failing_source_leaves_nothing(make, cache):
         with pytest.raises(Failed) as e:
             store.save("a", tensors, blobs, step=1, fail_at=fail_at)
         assert e.value.code == -5 and ("tensor" in e.value.text or "blob" in e.value.text), e.value.text
-        assert [f for f in store.files() if not f.startswith("runs/")] == [f for f in before if not f.startswith("runs/")]
+        assert [f for f in store.files() if not f.startswith("runs/")] == [f for f in before
+                                                                           if not f.startswith("runs/")]
     check_all(store, "a", 0, tensors, blobs, cache)
 
 
@@ -554,7 +584,8 @@ def test_bad_names_and_attributes_are_refused(make):
 
 @pytest.mark.parametrize("lands", [True, False])
 def test_what_the_abort_finds_is_told(make, lands):
-    """Nobody can write to the list, until the writer gives up: it finds its commit there, and tells success; or it has aborted, and tells that."""
+    """Nobody can write to the list, until the writer gives up: it finds its commit there, and tells success; or it has
+    aborted, and tells that."""
     store, tensors = make(), {("model", "w"): Tensor("f32", (100,), bytes(400))}
     m = Meddler(types.SimpleNamespace(p=c.cast(store.handle, c.POINTER(storelib.Store))))
     commit_in_flight(m, "run", lands)
@@ -574,21 +605,26 @@ def test_what_the_abort_finds_is_told(make, lands):
 
 def test_a_view_header_comes_back(make, api):
     store = make()
-    store.save("a", {("model", "x"): Tensor("u8", (1,), b"x")}, step=0, headers=[("model", "safetensors", b"header" * 1000, 1)])
+    store.save("a", {("model", "x"): Tensor("u8", (1,), b"x")}, step=0,
+               headers=[("model", "safetensors", b"header" * 1000, 1)])
     step = store.open("a", 0)
     out, n, data = c.c_void_p(), c.c_size_t(), c.c_uint64()
-    call(api.load_step_header, step.handle, b"model", b"safetensors", c.c_uint64(1 << 20), c.byref(out), c.byref(n), c.byref(data))
+    call(api.load_step_header, step.handle, b"model", b"safetensors", c.c_uint64(1 << 20), c.byref(out), c.byref(n),
+         c.byref(data))
     assert c.string_at(out, n.value) == b"header" * 1000 and data.value == 1
     with pytest.raises(Failed) as e:
-        call(api.load_step_header, step.handle, b"model", b"npy", c.c_uint64(1 << 20), c.byref(out), c.byref(n), c.byref(data))
+        call(api.load_step_header, step.handle, b"model", b"npy", c.c_uint64(1 << 20), c.byref(out), c.byref(n),
+             c.byref(data))
     assert e.value.code == -2
     step.close()
 
 
 def test_a_view_header_that_no_reader_takes_is_not_stored(make, api):
     store, most = make(), 100_000_008
-    with pytest.raises(Failed, match=f"the safetensors header of model has {most + 1} bytes; at most {most} are allowed"):
-        store.save("a", {("model", "x"): Tensor("u8", (1,), b"x")}, step=0, headers=[("model", "safetensors", bytes(most + 1), 1)])
+    with pytest.raises(Failed, match=f"the safetensors header of model has {most + 1} bytes; at most {most} "
+                       f"are allowed"):
+        store.save("a", {("model", "x"): Tensor("u8", (1,), b"x")}, step=0,
+                   headers=[("model", "safetensors", bytes(most + 1), 1)])
     assert not store.files("packs") and not store.files("incoming")
 
 
@@ -596,9 +632,11 @@ def test_a_view_header_that_no_reader_takes_is_not_stored(make, api):
 
 def several(seed=21, kinds=("noise", "normal")):
     rng = np.random.default_rng(seed)
-    shapes = [("bf16", (1024, 4096)), ("f32", (512, 257, 3, 3)), ("f8_e4m3fn", (1000,)), ("f8_e5m2", (241,)), ("f8_e4m3fn", (240,)), ("f8_e5m2", (100,)), ("f32", (3,)), ("f32", ()),
+    shapes = [("bf16", (1024, 4096)), ("f32", (512, 257, 3, 3)), ("f8_e4m3fn", (1000,)), ("f8_e5m2", (241,)),
+              ("f8_e4m3fn", (240,)), ("f8_e5m2", (100,)), ("f32", (3,)), ("f32", ()),
               ("u8", (0,)), ("bf16", (300000,)), ("f64", (128, 128)), ("i32", (2000,))]
-    return {(("model", "optimizer")[i % 2], f"t{i}"): Tensor.random(rng, d, s, kinds[i % len(kinds)]) for i, (d, s) in enumerate(shapes)}
+    return {(("model", "optimizer")[i % 2], f"t{i}"): Tensor.random(rng, d, s, kinds[i % len(kinds)])
+            for i, (d, s) in enumerate(shapes)}
 
 
 def changed(tensors, *keys):
@@ -617,7 +655,9 @@ def places(store, run, step):
     assert manifest.nranks == 1
     for key, (number, *_) in opened.tensors().items():
         o = opened.open(opened.api.load_tensor_open, number)
-        found[key] = [(bytes(p.digest), bytes(p.xxh), p.inline_bytes is None and manifest.packs[store.api.load_step_pack(opened.handle, 0, p.pack)].pack, p.offset, p.checks, p.raw_len)
+        found[key] = [(bytes(p.digest), bytes(p.xxh), p.inline_bytes is None and
+                       manifest.packs[store.api.load_step_pack(opened.handle, 0, p.pack)].pack, p.offset, p.checks,
+                       p.raw_len)
                       for p in o.pieces()]
         o.close()
     opened.close()
@@ -640,7 +680,8 @@ def test_unchanged_pieces_are_recognised_at_their_place(make, cache):
     check_all(store, "a", 2, other, {}, cache)
     # Another shape or dtype, or another name: nothing is recognised by position.
     t = tensors["model", "t0"]
-    moved = {("model", "t0"): Tensor("bf16", (4096, 1024), t.data), ("model", "t1"): Tensor("f16", t.shape, t.data[::-1])}
+    moved = {("model", "t0"): Tensor("bf16", (4096, 1024), t.data),
+             ("model", "t1"): Tensor("f16", t.shape, t.data[::-1])}
     fourth = store.save("a", moved, step=3, no_index=False)
     assert fourth.pieces_believed == 0
     check_all(store, "a", 3, moved, {}, cache)
@@ -678,7 +719,8 @@ def test_the_index_finds_a_base_for_what_follows(make, cache):
 
 
 def test_places_do_not_depend_on_threads(make):
-    """What two commits hold in packs of their own, and the index under the name of one of them, is referred to in the same place by any number of threads."""
+    """What two commits hold in packs of their own, and the index under the name of one of them, is referred to in the
+    same place by any number of threads."""
     store, rng = make(), np.random.default_rng(24)
     tensors = {("model", f"x{i:02}"): Tensor.random(rng, "bf16", (512, 1024)) for i in range(20)}
     keys = sorted(tensors)
@@ -691,7 +733,8 @@ def test_places_do_not_depend_on_threads(make):
     found = []
     for threads, result in zip((1, 2, 3, 8), results):
         own = result.attempt
-        found.append({k: [(p[0], p[1], p[2].replace(own, b"own"), *p[3:]) for p in v] for k, v in places(store, f"d{threads}", 0).items()})
+        found.append({k: [(p[0], p[1], p[2].replace(own, b"own"), *p[3:]) for p in v]
+                      for k, v in places(store, f"d{threads}", 0).items()})
     assert found[0] == found[1] == found[2] == found[3]
     assert len({(r.pieces_new, r.pieces_reused, r.bases) for r in results}) == 1
 
@@ -701,7 +744,8 @@ def test_a_damaged_base_is_not_used(make, cache, what):
     store, tensors = make(), several()
     first = store.save("a", tensors, step=0)
     store.close()
-    path = next((store.path / "packs").rglob("*-meta.pack")) if what == "meta" else next((store.path / "runs/a/manifests").iterdir())
+    path = (next((store.path / "packs").rglob("*-meta.pack")) if what == "meta"
+            else next((store.path / "runs/a/manifests").iterdir()))
     good = path.read_bytes()
     if what == "meta":  # layout, rows and part
         path.write_bytes(good[:4096] + bytes(len(good) - 4096))
@@ -716,7 +760,8 @@ def test_a_damaged_base_is_not_used(make, cache, what):
 
 
 def test_rows_that_are_damaged_are_as_if_they_were_not_there(make, cache, scale):
-    """A flipped bit here and there in the base's meta pack, where layout, rows and part lie: a save never fails, and never believes what is not so."""
+    """A flipped bit here and there in the base's meta pack, where layout, rows and part lie: a save never fails, and
+    never believes what is not so."""
     store, tensors = make(), several()
     store.save("a", tensors, step=0)
     path = store.path / next(f for f in store.files("packs/") if "-meta.pack" in f)
@@ -727,7 +772,8 @@ def test_rows_that_are_damaged_are_as_if_they_were_not_there(make, cache, scale)
         again = Store(store.api, store.path)
         result = again.save("a", tensors, step=1, no_index=False)
         outcomes.add(result.pieces_believed)
-        assert result.pieces_new + result.pieces_reused == result.pieces - 3 - result.pieces_duplicate  # three are inline
+        # three are inline
+        assert result.pieces_new + result.pieces_reused == result.pieces - 3 - result.pieces_duplicate
         check_all(again, "a", 1, tensors, {}, cache)
         call(again.api.store_step_remove, again.handle, b"a", c.c_uint64(1))
         again.close()
@@ -740,15 +786,18 @@ def test_a_base_that_goes_meanwhile_is_written_anew(make, cache):
     """Recognised already, and then the commit cannot be named any more: the pieces are hashed after all."""
     store, tensors = make(), several()
     first = store.save("a", tensors, step=0)
-    result = store.save("a", tensors, step=1, no_index=False, at_first_read=lambda: call(store.api.store_step_remove, store.handle, b"a", c.c_uint64(0)))
+    result = store.save("a", tensors, step=1, no_index=False,
+                        at_first_read=lambda: call(store.api.store_step_remove, store.handle, b"a", c.c_uint64(0)))
     assert result.pieces_new == first.pieces_new and result.pieces_reused == 0 and result.pieces_believed > 0
     check_all(store, "a", 1, tensors, {}, cache)
 
 
 def deceive(lib, store, run, pairs, scratch):
-    """As if memory had been flipped between the two hashes of each piece: what the step says of the first bytes is said of the second."""
+    """As if memory had been flipped between the two hashes of each piece: what the step says of the first bytes is said
+    of the second."""
     forge = Forge(lib, store.path, run)
-    seed, out, hashes = int.from_bytes(Message(forge.record_body(store.path / "vckpt.store", 1, None)).get(4), "little"), c.create_string_buffer(16), {}
+    seed, out, hashes = int.from_bytes(Message(forge.record_body(store.path / "vckpt.store", 1, None)).get(4),
+                                       "little"), c.create_string_buffer(16), {}
     for pair in pairs:
         said = []
         for data in pair:
@@ -766,8 +815,8 @@ def deceive(lib, store, run, pairs, scratch):
 
 
 def test_hashes_that_disagree_are_found_on_the_way(make, lib, tmp_path):
-    """One piece in some is hashed all the same: where a base says what is not so the save fails by name, and the piece is noted: no later
-    save believes it."""
+    """One piece in some is hashed all the same: where a base says what is not so the save fails by name, and the piece
+    is noted: no later save believes it."""
     rng, store = np.random.default_rng(4), make()
     right = {("model", f"t{i:05}"): Tensor.random(rng, "f32", (75,)) for i in range(12000)}
     flipped = changed(right, *right)
@@ -775,7 +824,8 @@ def test_hashes_that_disagree_are_found_on_the_way(make, lib, tmp_path):
     deceive(lib, store, "a", [(flipped[key].data, right[key].data) for key in right], tmp_path / "scratch")
     pack = next(store.path.rglob("*-0-0-model.pack")).stem
     again = Store(store.api, store.path)
-    with pytest.raises(Failed, match="tensor model/t.*: piece 0 has the XXH3-128 that an earlier step recorded at its place, but another SHA-256") as e:
+    with pytest.raises(Failed, match="tensor model/t.*: piece 0 has the XXH3-128 that an earlier step recorded at its "
+                       "place, but another SHA-256") as e:
         again.save("a", right, step=1, no_index=False)
     assert e.value.code == -errno.EBADMSG
     assert [p.name for p in (store.path / "damaged").iterdir()] == [pack]
@@ -808,7 +858,9 @@ def test_at_most_16_attempts_by_position(make, cache):
 def test_many_small_tensors_cost_a_few_chunks(make, cache):
     import time
     store = make()
-    tensors = {("model", f"layer.{i:05}"): Tensor("f32", (1 + i % 30,), np.full(1 + i % 30, i, dtype=np.float32).tobytes()) for i in range(10000)}
+    tensors = {("model", f"layer.{i:05}"): Tensor("f32", (1 + i % 30,),
+                                                  np.full(1 + i % 30, i, dtype=np.float32).tobytes())
+               for i in range(10000)}
     store.save("a", tensors, step=0)
     step = store.open("a", 0)
     numbers = list(range(len(tensors)))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saver through vckpt.h, ranks as threads: what comes back, from whatever source; order, back-pressure, states, refusals, reopening."""
+"""The saver through vckpt.h, ranks as threads: what comes back, from whatever source; order, back-pressure, states,
+refusals, reopening."""
 import errno
 import multiprocessing
 import os
@@ -37,11 +38,15 @@ def sources(rng):
     big = rng.integers(0, 2**32, (900, 1100), "u4")
     misaligned = numpy.frombuffer(rng.bytes(8 * 777 + 3), "u1")[3:].view("f8")
     return {
-        "model/plain": base, "model/transposed": base.T, "model/every_second": base[::2, 1::3], "model/backwards": base[::-1, :, ::-1],
-        "model/broadcast": numpy.broadcast_to(base[0, 0], (500, 40)), "model/scalar": numpy.array(2.5), "model/empty": numpy.zeros((0, 7), "i2"),
-        "model/one": numpy.array([True]), "model/misaligned": misaligned, "model/columns": big[:, 17:930], "model/fortran": numpy.asfortranarray(big),
+        "model/plain": base, "model/transposed": base.T, "model/every_second": base[::2, 1::3],
+        "model/backwards": base[::-1, :, ::-1],
+        "model/broadcast": numpy.broadcast_to(base[0, 0], (500, 40)), "model/scalar": numpy.array(2.5),
+        "model/empty": numpy.zeros((0, 7), "i2"),
+        "model/one": numpy.array([True]), "model/misaligned": misaligned, "model/columns": big[:, 17:930],
+        "model/fortran": numpy.asfortranarray(big),
         "model/complex": (base + 1j * base[::-1]).astype("c16"), "model/many_dims": base.reshape((2,) * 12 + (30,)),
-        "model/size_one": base.reshape(64, 1, 48, 1, 40)[::2, :, ::-1], "optimizer/diagonal": numpy.lib.stride_tricks.as_strided(big, (900,), (4404,)),
+        "model/size_one": base.reshape(64, 1, 48, 1, 40)[::2, :, ::-1],
+        "optimizer/diagonal": numpy.lib.stride_tricks.as_strided(big, (900,), (4404,)),
         "optimizer/overlapping": numpy.lib.stride_tricks.sliding_window_view(base[0, 0], 7)}
 
 
@@ -118,7 +123,8 @@ def test_unchanged_data_is_not_written_again(api, store, rng):
         t = save.timings()
         save.free()
         if step:
-            assert t.pieces_new == 0 and t.bytes_unchanged == 4 << 22 and t.bytes_written < 100000 and t.plan_cached == 1
+            assert (t.pieces_new == 0 and t.bytes_unchanged == 4 << 22 and t.bytes_written < 100000 and
+                    t.plan_cached == 1)
     tensors["model/2"][5, 5] ^= 1
     save = saver.save(tensors)
     save.committed()
@@ -130,7 +136,8 @@ def test_unchanged_data_is_not_written_again(api, store, rng):
 
 @pytest.mark.parametrize("shape", [(1500, 1100), (3, 700, 900), (2_000_003,), (70000, 3)])
 def test_what_is_cut_while_it_is_copied_is_recognised_otherwise(api, store, rng, shape):
-    """Rows that lie together are cut and hashed on their way into the ring, others out of it: to the same pieces, with the same hashes."""
+    """Rows that lie together are cut and hashed on their way into the ring, others out of it: to the same pieces, with
+    the same hashes."""
     array = rng.integers(0, 2**16, shape, "u2")
     apart = numpy.empty((*shape, 2), "u2")[..., 0]
     apart[:] = array
@@ -171,13 +178,16 @@ def test_boxes_and_flat_ranges(api, store, rng):
         flat = numpy.concatenate([whole.reshape(-1), numpy.zeros(16, "u4")])[rank * pad:(rank + 1) * pad]
         rows = [75 * rank, 75]
         parts = [[rows, [0, 200]], [rows, [200, 300]]]
-        boxed = numpy.concatenate([whole[75 * rank:75 * rank + 75, :200].reshape(-1), whole[75 * rank:75 * rank + 75, 200:].reshape(-1)])
+        boxed = numpy.concatenate([whole[75 * rank:75 * rank + 75, :200].reshape(-1),
+                                   whole[75 * rank:75 * rank + 75, 200:].reshape(-1)])
         save = saver.begin()
-        save.tensor("model/flat", flat.copy(), shape=whole.shape, mesh=mesh, flat=[rank * pad, (rank + 1) * pad, 4 * pad])
+        save.tensor("model/flat", flat.copy(), shape=whole.shape, mesh=mesh,
+                    flat=[rank * pad, (rank + 1) * pad, 4 * pad])
         save.tensor("model/boxed", boxed, shape=whole.shape, boxes=parts)
         for part in parts:  # one box a call: more boxes of the same tensor
             (r, n), (k, m) = part
-            save.tensor("model/apart", numpy.ascontiguousarray(whole[r:r + n, k:k + m]).reshape(-1), shape=whole.shape, boxes=[part])
+            save.tensor("model/apart", numpy.ascontiguousarray(whole[r:r + n, k:k + m]).reshape(-1), shape=whole.shape,
+                        boxes=[part])
         save.submit()
         step = save.committed()
         save.free()
@@ -205,8 +215,10 @@ def test_shards_of_strided_sources(api, store, rng):
         return step, t.bytes_held, sum(p.bytes for p in t.phase if p.name == b"copy")
     done = ranks(api, store, "run", 6, work)
     assert not raised(done), done
-    same(api.read(store, "run"), {"model/w": whole, "model/wt": whole, "model/plain": whole[::-1], "model/bias": whole[0], "model/uneven": whole})
-    assert max(staged for _, _, staged in done) < whole.nbytes * 0.9 + (2 << 20)  # 4 matrices over 6 ranks, within a piece
+    same(api.read(store, "run"), {"model/w": whole, "model/wt": whole, "model/plain": whole[::-1],
+                                  "model/bias": whole[0], "model/uneven": whole})
+    # 4 matrices over 6 ranks, within a piece
+    assert max(staged for _, _, staged in done) < whole.nbytes * 0.9 + (2 << 20)
 
 
 def test_replicas_that_differ_are_named(api, store, rng):
@@ -241,17 +253,21 @@ def test_who_said_what(api, store, rng):
             finally:
                 save.free()
         return one
-    steps = ranks(api, store, "run", 2, work({"begin": lambda r: {"step": 5 + r}}), launch="steps", start_ms=2000, heartbeat_ms=2000)
+    steps = ranks(api, store, "run", 2, work({"begin": lambda r: {"step": 5 + r}}), launch="steps", start_ms=2000,
+                  heartbeat_ms=2000)
     assert "step 5" in steps[0].text and "rank 1" in steps[0].text and "part of step 6" in steps[0].text, steps
     assert "step 6" in steps[1].text and "rank 0" in steps[1].text, steps    # it has closed its saver
     shapes = ranks(api, store, "run", 3, work({"tensor": lambda r: (w[:128 + (r == 1)],)}), launch="shapes")
-    assert all('"model/w" is not the same on all ranks: of ranks 0, 2 it is f64 [128, 256], of ranks 1 it is f64 [129, 256]' in e.text
+    assert all('"model/w" is not the same on all ranks: of ranks 0, 2 it is f64 [128, 256], of ranks 1 it is f64 '
+               '[129, 256]' in e.text
                for e in shapes), shapes
     dtypes = ranks(api, store, "run", 2, work({"tensor": lambda r: (w.astype("f4") if r else w,)}), launch="dtypes")
-    assert all('"model/w" is not the same on all ranks: of ranks 0 it is f64 [256, 256], of ranks 1 it is f32 [256, 256]' in e.text
+    assert all('"model/w" is not the same on all ranks: of ranks 0 it is f64 [256, 256], of ranks 1 it is f32 '
+               '[256, 256]' in e.text
                for e in dtypes), dtypes
     unchecked = ranks(api, store, "run", 2, work({"tensor": lambda r: (w[:128 + r],)}), launch="unchecked", check=2)
-    assert all("of ranks 0 it is f64 [128, 256], of ranks 1 it is f64 [129, 256]" in e.text for e in unchecked), unchecked
+    assert all("of ranks 0 it is f64 [128, 256], of ranks 1 it is f64 [129, 256]" in e.text for e in unchecked), (
+        unchecked)
     assert ranks(api, store, "run", 2, work({}), launch="fine") == [0, 0]
 
 
@@ -270,7 +286,8 @@ def test_a_plain_tensor_that_is_not_replicated_is_refused_with_advice(api, store
 
 @pytest.mark.parametrize("shape", [(2048, 1024), (3,)])
 def test_groups_that_agree_only_among_themselves(api, store, rng, shape):
-    """Each pair says that it holds the whole tensor: the commit compares what the pairs stored, whatever was sampled."""
+    """Each pair says that it holds the whole tensor: the commit compares what the pairs stored, whatever was
+    sampled."""
     def work(differ):
         def one(rank, saver):
             group = [0, 1] if rank < 2 else [2, 3]
@@ -279,7 +296,8 @@ def test_groups_that_agree_only_among_themselves(api, store, rng, shape):
         return one
     assert ranks(api, store, "run", 4, work(False), launch="the same") == [0] * 4
     done = ranks(api, store, "run", 4, work(True), launch="different")
-    assert all('tensor "w": ranks 0 and 2 stored different bytes' in e.text and "ranks 2, 3 as R over dp=2" in e.text for e in done), done
+    assert all('tensor "w": ranks 0 and 2 stored different bytes' in e.text and "ranks 2, 3 as R over dp=2" in e.text
+               for e in done), done
 
 
 def test_a_step_that_exists(api, store, rng):
@@ -296,7 +314,8 @@ def test_a_step_that_exists(api, store, rng):
             save.free()
         return out
     for first, again, replaced in ranks(api, store, "run", 2, work):
-        assert first == replaced == 3 and again in (-errno.EEXIST, -errno.ECANCELED)  # or what the other rank said first
+        # or what the other rank said first
+        assert first == replaced == 3 and again in (-errno.EEXIST, -errno.ECANCELED)
     same(api.read(store, "run", 3), {"model/w": x})
 
 
@@ -318,11 +337,14 @@ def test_a_save_that_is_not_submitted_uses_its_number(api, store, rng):
 # ---- refusals ----
 
 REFUSED = [
-    ("no/name", dict(name="model/"), "no name for a tensor"), ("component", dict(name="a b/w"), "no name for a component"),
-    ("used", dict(name="ranks/w"), "component"), ("dtype", dict(dtype=99), "dtype 99"), ("placement", dict(placements="X"), "X"),
+    ("no/name", dict(name="model/"), "no name for a tensor"),
+    ("component", dict(name="a b/w"), "no name for a component"),
+    ("used", dict(name="ranks/w"), "component"), ("dtype", dict(dtype=99), "dtype 99"),
+    ("placement", dict(placements="X"), "X"),
     ("partial", dict(placements="P"), "artial"), ("words", dict(placements="R,R"), "placement"),
     ("local", dict(shape=(8, 9)), "the local tensor is"), ("box", dict(boxes=[[[0, 9], [0, 8]]], shape=(8, 8)), "box"),
-    ("flat", dict(flat=[5, 3, 0]), "flat"), ("alone", dict(flags=ALONE, placements="R"), "alone"), ("flags", dict(flags=64), "flags"),
+    ("flat", dict(flat=[5, 3, 0]), "flat"), ("alone", dict(flags=ALONE, placements="R"), "alone"),
+    ("flags", dict(flags=64), "flags"),
 ]
 
 
@@ -358,7 +380,8 @@ def test_null_data_is_refused(api, store):
     saver.free()
 
 
-@pytest.mark.parametrize("rank,world,launch,text", [(0, 0, None, "world of 0"), (2, 2, "x", "no rank 2"), (0, 2, None, "needs a launch id")])
+@pytest.mark.parametrize("rank,world,launch,text",
+                         [(0, 0, None, "world of 0"), (2, 2, "x", "no rank 2"), (0, 2, None, "needs a launch id")])
 def test_worlds_that_cannot_be(api, store, rank, world, launch, text):
     with pytest.raises(Failed, match=text):
         api.saver(store, "run", rank=rank, world=world, launch=launch)
@@ -440,7 +463,8 @@ def test_memory_and_descriptors_are_flat(api, store, rng, scale):
 
     def used():
         with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * resource.getpagesize(), len(os.listdir("/proc/self/fd")), threading.active_count()
+            return int(f.read().split()[1]) * resource.getpagesize(), len(
+                os.listdir("/proc/self/fd")), threading.active_count()
     count = scale(200, 1000)
     for step in range(count):
         tensors["model/3"][step % 64] ^= 1
@@ -455,8 +479,8 @@ def test_memory_and_descriptors_are_flat(api, store, rng, scale):
 
 
 def test_submit_waits_for_nothing(api, store, rng):
-    """An open save holds those behind it back: nothing of them is prepared, staged or written before it goes, and yet their submit
-    returns."""
+    """An open save holds those behind it back: nothing of them is prepared, staged or written before it goes, and yet
+    their submit returns."""
     data = rng.standard_normal((256, 1024))
     saver = api.saver(store, "run")
     first, behind = saver.begin(), [saver.begin() for _ in range(3)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saver over device memory, against the stand-in driver: what comes back, in which order its calls stand, what is held at the end,
-and every call of the driver failing in turn. The training program's part (kernels, streams, contexts) is played through standinlib.
+"""The saver over device memory, against the stand-in driver: what comes back, in which order its calls stand, what is
+held at the end, and every call of the driver failing in turn. The training program's part (kernels, streams, contexts)
+is played through standinlib.
 
 Arrays of device memory are numpy's: the stand-in's memory is the host's. A real driver is met in tests/gpu."""
 import ctypes
@@ -96,12 +97,17 @@ def sources(cuda, rng):
     base = cuda.array(rng.standard_normal((24, 20, 16)).astype("f4"))
     big = cuda.array(rng.integers(0, 2**32, (700, 900), "u4"))
     device = {
-        "model/plain": base, "model/transposed": base.T, "model/every_second": base[::2, 1::3], "model/backwards": base[::-1, :, ::-1],
+        "model/plain": base, "model/transposed": base.T, "model/every_second": base[::2, 1::3],
+        "model/backwards": base[::-1, :, ::-1],
         "model/broadcast": numpy.broadcast_to(base[0, 0], (50, 16)), "model/scalar": cuda.array(numpy.array(2.5)),
-        "model/empty": numpy.zeros((0, 7), "i2"), "model/one": cuda.array(numpy.array([True])), "model/columns": big[:, 17:830],
-        "model/large": cuda.array(rng.integers(0, 2**32, (1500, 1700), "u4")), "model/many_dims": base.reshape((2,) * 7 + (60,)),
-        "optimizer/diagonal": numpy.lib.stride_tricks.as_strided(big, (700,), (3604,)), "optimizer/rows": big[100:650:3]}
-    host = {"model/host": rng.standard_normal((300, 40)), "optimizer/host": rng.integers(0, 99, (999, 555))[::2, ::-3], "a/host": numpy.arange(5)}
+        "model/empty": numpy.zeros((0, 7), "i2"), "model/one": cuda.array(numpy.array([True])),
+        "model/columns": big[:, 17:830],
+        "model/large": cuda.array(rng.integers(0, 2**32, (1500, 1700), "u4")),
+        "model/many_dims": base.reshape((2,) * 7 + (60,)),
+        "optimizer/diagonal": numpy.lib.stride_tricks.as_strided(big, (700,), (3604,)),
+        "optimizer/rows": big[100:650:3]}
+    host = {"model/host": rng.standard_normal((300, 40)), "optimizer/host": rng.integers(0, 99, (999, 555))[::2, ::-3],
+            "a/host": numpy.arange(5)}
     return device, host
 
 
@@ -121,18 +127,22 @@ def test_every_source_comes_back(cuda, driver, api, store, rng, pin):
 
 @WORLDS
 def test_ranks_with_contexts_of_their_own(cuda, driver, api, store, rng, world):
-    """Rows sharded, a replicated tensor compared by samples, a buffer that differs, host tensors among them; kernels still at work."""
+    """Rows sharded, a replicated tensor compared by samples, a buffer that differs, host tensors among them; kernels
+    still at work."""
     whole = rng.integers(0, 2**32, (2 * 700, 800), "u4")
     shared = rng.standard_normal((900, 1000))
 
     def work(rank, saver):
         driver.context()
-        mine, replica, steps = cuda.array(numpy.zeros((1400 // world, 800), "u4")), cuda.array(numpy.zeros((900, 1000))), []
+        mine, replica, steps = cuda.array(numpy.zeros((1400 // world, 800),
+                                                      "u4")), cuda.array(numpy.zeros((900, 1000))), []
         for step in range(3):
             cuda.write(None, mine, numpy.split(whole + step, world)[rank], 20_000)
             cuda.write(None, replica, shared * (step + 1), 5_000)
-            save = saver.save({"model/w": on(mine, shape=whole.shape, placements="S(0)", check_local=False), "model/shared": on(replica),
-                               "model/count": on(cuda.array(numpy.full(9, rank)), flags=BUFFER), "model/host": shared[0]})
+            save = saver.save({"model/w": on(mine, shape=whole.shape, placements="S(0)", check_local=False),
+                               "model/shared": on(replica),
+                               "model/count": on(cuda.array(numpy.full(9, rank)), flags=BUFFER),
+                               "model/host": shared[0]})
             save.staged()
             cuda.write(None, mine, numpy.full_like(mine, 7))
             cuda.write(None, replica, numpy.full_like(replica, rank))
@@ -193,7 +203,8 @@ def test_saves_that_nobody_waits_for(cuda, api, store, rng):
 
 
 @pytest.mark.parametrize("turned", [lambda a: a.T, lambda a: a.reshape(8, 64, 32, 32).transpose(0, 3, 1, 2),
-                                    lambda a: a.reshape(64, 8, 32, 32).transpose(1, 2, 3, 0)[:, ::-1]], ids=["transposed", "channels_last", "any"])
+                                    lambda a: a.reshape(64, 8, 32, 32).transpose(1, 2, 3, 0)[:, ::-1]],
+                         ids=["transposed", "channels_last", "any"])
 @pytest.mark.parametrize("pin", [AUTO, NO], ids=["auto", "no"])
 def test_a_permuted_tensor_of_2_mib_takes_few_calls(cuda, driver, api, store, rng, turned, pin):
     """Its 2 MiB came in 2,304 calls, item by item."""
@@ -209,9 +220,11 @@ def test_a_permuted_tensor_of_2_mib_takes_few_calls(cuda, driver, api, store, rn
 
 
 def test_large_permuted_tensors_under_way_side_by_side(cuda, driver, api, store, rng):
-    """Larger than the ring and than what they are turned in; kernels write them behind the fence, and overwrite them once they are staged."""
+    """Larger than the ring and than what they are turned in; kernels write them behind the fence, and overwrite them
+    once they are staged."""
     own, wanted, saves = cuda.stream(), [], []
-    arrays = {"model/t": cuda.array(numpy.zeros((1300, 2100), "u4")), "model/c": cuda.array(numpy.zeros((40, 50, 60, 33), "u2"))}
+    arrays = {"model/t": cuda.array(numpy.zeros((1300, 2100), "u4")),
+              "model/c": cuda.array(numpy.zeros((40, 50, 60, 33), "u2"))}
     views = {"model/t": lambda a: a.T, "model/c": lambda a: a.transpose(0, 3, 1, 2)}
     saver = api.saver(store, "run", ring=10 * MIB, threads=3)
     for step in range(3):
@@ -253,7 +266,8 @@ def test_a_saver_meets_several_contexts(cuda, driver, api, store, rng):
 def test_a_ring_of_host_tensors_is_pinned_when_device_memory_comes(cuda, driver, api, store, rng):
     array = rng.standard_normal((500, 500))
     saver = api.saver(store, "run")
-    assert finished(saver.save({"model/w": array})) == 0 and driver.count("calls") == 0  # no driver where there is no device memory
+    # no driver where there is no device memory
+    assert finished(saver.save({"model/w": array})) == 0 and driver.count("calls") == 0
     for step in (1, 2):
         assert finished(saver.save({"model/w": on(cuda.array(array + step))})) == step
         assert driver.count("registrations") == 1 and driver.count("pageable") == 0
@@ -277,8 +291,10 @@ def test_no_context_is_told_at_submit(cuda, driver, api, store, rng):
 
 def test_a_fresh_thread_without_a_context(cuda, driver, api, store, rng):
     """torch binds no context in a new thread as long as that works on device 0: the memory says whose it is."""
-    arrays = {"model/a": cuda.array(rng.standard_normal((500, 300))), "model/t": cuda.array(rng.standard_normal((70, 90))).T}
-    saver, found, wanted = api.saver(store, "run"), [], {n: numpy.ascontiguousarray(a).copy() for n, a in arrays.items()}
+    arrays = {"model/a": cuda.array(rng.standard_normal((500, 300))),
+              "model/t": cuda.array(rng.standard_normal((70, 90))).T}
+    saver, found, wanted = api.saver(store, "run"), [], {n: numpy.ascontiguousarray(a).copy()
+                                                         for n, a in arrays.items()}
     cuda.write(None, arrays["model/a"], wanted["model/a"] + 1, 20_000)
 
     def work():
@@ -309,7 +325,8 @@ def test_mapped_memory_is_of_its_devices_primary_context(cuda, driver, api, stor
         array = rng.standard_normal((100, 200 + device))
         p = driver.lib.standin_memory_on(device, ctypes.c_size_t(array.nbytes))
         ctypes.memmove(p, array.tobytes(), array.nbytes)
-        data[f"model/{device}"] = numpy.frombuffer((ctypes.c_ubyte * array.nbytes).from_address(p), array.dtype).reshape(array.shape)
+        data[f"model/{device}"] = numpy.frombuffer((ctypes.c_ubyte * array.nbytes).from_address(p),
+                                                   array.dtype).reshape(array.shape)
         wanted[f"model/{device}"] = array
     saver = api.saver(store, "run")
     for step in range(2):
@@ -368,7 +385,8 @@ def end_capture(driver, stream):
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED], ids=["global", "thread_local", "relaxed"])
 @pytest.mark.parametrize("pin", [AUTO, YES], ids=["auto", "yes"])
 def test_a_save_beside_a_capture(cuda, driver, api, store, rng, mode, pin):
-    """Of the first save, which registers and allocates, to the last; the thread that captures submits, too, and gets its mode back."""
+    """Of the first save, which registers and allocates, to the last; the thread that captures submits, too, and gets
+    its mode back."""
     side, own = cuda.stream(nonblocking=True), cuda.stream(nonblocking=True)
     arrays = {"model/w": cuda.array(numpy.zeros((900, 1100))), "model/t": cuda.array(numpy.zeros((700, 300)))}
     begin_capture(driver, side, mode)
@@ -378,8 +396,10 @@ def test_a_save_beside_a_capture(cuda, driver, api, store, rng, mode, pin):
         for name, array in arrays.items():
             cuda.write(own, array, wanted[name], 5000)
         cuda.write(side, arrays["model/w"], wanted["model/w"] * 0)  # the graph's: not done
-        assert finished(saver.save({"model/w": on(arrays["model/w"]), "model/t": on(arrays["model/t"].T)}, stream=own)) == step
-        same(api.read(store, "run", step), {"model/w": wanted["model/w"], "model/t": numpy.ascontiguousarray(wanted["model/t"].T)})
+        assert finished(saver.save({"model/w": on(arrays["model/w"]), "model/t": on(arrays["model/t"].T)},
+                                   stream=own)) == step
+        same(api.read(store, "run", step),
+             {"model/w": wanted["model/w"], "model/t": numpy.ascontiguousarray(wanted["model/t"].T)})
     saver.free()
     was = ctypes.c_int(GLOBAL)
     assert driver.lib.cuThreadExchangeStreamCaptureMode(ctypes.byref(was)) == 0 and was.value == GLOBAL
@@ -395,7 +415,8 @@ def test_a_stream_that_is_captured_is_refused(cuda, driver, api, store, rng):
     save.tensor("model/w", *on(array)[:1], flags=DEVICE)
     begin_capture(driver, own, GLOBAL)
     for _ in range(2):
-        with pytest.raises(Failed, match="being captured into a CUDA graph.*submit the save when the capture has ended") as e:
+        with pytest.raises(Failed, match="being captured into a CUDA graph.*submit the save when the capture "
+                           "has ended") as e:
             save.submit()
         assert e.value.code == -errno.EBUSY
     assert end_capture(driver, own) == 0
@@ -479,7 +500,8 @@ def test_a_saver_that_forgets_the_fence_is_found(cuda, driver, api, store, rng):
     assert cuda.faults["premature"] > 0
 
 
-@pytest.mark.skipif("VCKPT_PRELOAD" in os.environ, reason="the sanitizer ends the process where a copy fills a slot that was given back")
+@pytest.mark.skipif("VCKPT_PRELOAD" in os.environ,
+                    reason="the sanitizer ends the process where a copy fills a slot that was given back")
 def test_a_saver_that_does_not_wait_for_its_copies_is_found(cuda, driver, api, store, rng):
     """Slots go back before their bytes arrived: what is stored is wrong, or slots are filled twice at one time."""
     arrays = {f"model/{i}": cuda.array(rng.integers(0, 2**32, (1100, 1024), "u4")) for i in range(4)}
@@ -499,7 +521,8 @@ def test_a_saver_that_does_not_wait_for_its_copies_is_found(cuda, driver, api, s
 def test_calls_that_fail_at_submit(cuda, driver, api, store, rng):
     array = cuda.array(rng.standard_normal((50, 50)))
     saver = api.saver(store, "run")
-    for step, function in enumerate(("cuPointerGetAttributes", "cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing", "cuCtxPushCurrent", "cuEventCreate",
+    for step, function in enumerate(("cuPointerGetAttributes", "cuThreadExchangeStreamCaptureMode",
+                                     "cuStreamIsCapturing", "cuCtxPushCurrent", "cuEventCreate",
                                      "cuEventRecord")):
         driver.fail(function, 1, 2)
         with pytest.raises(Failed, match=f"{function}.*CUDA_ERROR_OUT_OF_MEMORY"):
@@ -510,8 +533,10 @@ def test_calls_that_fail_at_submit(cuda, driver, api, store, rng):
     same(api.read(store, "run"), {"model/w": array})
 
 
-WORKERS = [("cuStreamCreate", 1), ("cuStreamCreate", 2), ("cuEventCreate", 2), ("cuEventCreate", 3), ("cuStreamWaitEvent", 1),
-           ("cuMemcpyDtoHAsync", 1), ("cuMemcpyDtoHAsync", 3), ("cuMemcpy2DAsync", 1), ("cuMemHostAlloc", 1), ("cuEventRecord", 2),
+WORKERS = [("cuStreamCreate", 1), ("cuStreamCreate", 2), ("cuEventCreate", 2), ("cuEventCreate", 3),
+           ("cuStreamWaitEvent", 1),
+           ("cuMemcpyDtoHAsync", 1), ("cuMemcpyDtoHAsync", 3), ("cuMemcpy2DAsync", 1), ("cuMemHostAlloc", 1),
+           ("cuEventRecord", 2),
            ("cuEventRecord", 4), ("cuEventSynchronize", 1), ("cuEventSynchronize", 3), ("cuCtxPushCurrent", 1),
            ("cuCtxPushCurrent", 4), ("cuCtxPushCurrent", 6), ("cuCtxPushCurrent", 9)]
 
@@ -537,25 +562,29 @@ def outcome(save):
 @WORLDS
 @pytest.mark.parametrize("function,nth", WORKERS, ids=[f"{f}-{n}" for f, n in WORKERS])
 def test_calls_that_fail_at_work(cuda, driver, api, store, rng, world, function, nth):
-    """The handle says which, the others' attempt is aborted with the same words, and as many saves as would fill the ring work afterwards."""
+    """The handle says which, the others' attempt is aborted with the same words, and as many saves as would fill the
+    ring work afterwards."""
     data = [rng.integers(0, 2**32, (1100, 1024), "u4") for _ in range(3)]
     driver.fail(function, nth, 2)  # of whichever rank it is
 
     def work(rank, saver):
         driver.context()
         arrays = [cuda.array(d) for d in data]
-        tensors = {"model/a": on(arrays[0]), "model/b": on(arrays[1]), "model/t": on(arrays[2][:, :400:2]), "model/h": data[0][:9]}
+        tensors = {"model/a": on(arrays[0]), "model/b": on(arrays[1]), "model/t": on(arrays[2][:, :400:2]),
+                   "model/h": data[0][:9]}
         return [outcome(lambda: saver.save(tensors)) for _ in range(3)]
     done = ranks(api, store, "run", world, work, ring=10 * MIB, pin=YES)
     if function == "cuCtxPushCurrent" and nth > 1 and all(d == [0, 1, 2] for d in done):
         return      # the call was one that gives something back, where threads were slow: that fails no save
     first = [d[0] for d in done]
     assert all(isinstance(e, Failed) for e in first) and all(d[1:] == [1, 2] or d[1:] == [0, 1] for d in done), done
-    words = {"cuMemcpyDtoHAsync": "tensor model/[abt]: copy from device memory", "cuMemcpy2DAsync": "tensor model/[abt]: copy from device memory",
+    words = {"cuMemcpyDtoHAsync": "tensor model/[abt]: copy from device memory",
+             "cuMemcpy2DAsync": "tensor model/[abt]: copy from device memory",
              "cuEventSynchronize": "copies from device memory"}.get(function, function)
     told = [e for e in first if re.search(f"{words}.*: CUDA_ERROR_OUT_OF_MEMORY", e.text)]
     assert told and all(e in told or e.code in (-125, -71) for e in first), first
-    same(api.read(store, "run"), {"model/a": data[0], "model/b": data[1], "model/t": numpy.ascontiguousarray(data[2][:, :400:2]), "model/h": data[0][:9]})
+    same(api.read(store, "run"), {"model/a": data[0], "model/b": data[1],
+                                  "model/t": numpy.ascontiguousarray(data[2][:, :400:2]), "model/h": data[0][:9]})
 
 
 PINNING = ("cuMemHostRegister", "cuMemHostAlloc")
@@ -565,7 +594,8 @@ PINNING = ("cuMemHostRegister", "cuMemHostAlloc")
 @pytest.mark.parametrize("refused", [1, 2])
 @pytest.mark.parametrize("pin", [AUTO, YES, ALLOCATE], ids=["auto", "yes", "allocate"])
 def test_memory_that_can_not_be_pinned(cuda, driver, api, store, rng, capfd, late, refused, pin):
-    """Another way first; then refused where pin=yes; otherwise the ring is what it can be, and one sentence says why."""
+    """Another way first; then refused where pin=yes; otherwise the ring is what it can be, and one sentence says
+    why."""
     array = cuda.array(rng.standard_normal((300, 300)))
     saver = api.saver(store, "run", pin=pin)
     if late:
@@ -589,10 +619,12 @@ def test_memory_that_can_not_be_pinned(cuda, driver, api, store, rng, capfd, lat
     same(api.read(store, "run"), {"model/w": array})
     told = [line for line in capfd.readouterr().err.splitlines() if "is not pinned" in line]
     assert len(told) == (pin != YES and refused == 2), told
-    assert all("run run: the staging ring of 64 MiB is not pinned" in line and all(f in line for f in PINNING) for line in told)
+    assert all("run run: the staging ring of 64 MiB is not pinned" in line and all(f in line for f in PINNING)
+               for line in told)
 
 
-@pytest.mark.parametrize("pin, slow, told", [(AUTO, 300_000, 1), (AUTO, 0, 0), (ALLOCATE, 300_000, 0)], ids=["slow", "quick", "allocate"])
+@pytest.mark.parametrize("pin, slow, told", [(AUTO, 300_000, 1), (AUTO, 0, 0), (ALLOCATE, 300_000, 0)],
+                         ids=["slow", "quick", "allocate"])
 def test_registering_that_takes_long_is_told(cuda, driver, api, store, rng, capfd, pin, slow, told):
     array = cuda.array(rng.standard_normal((300, 300)))
     saver = api.saver(store, "run", pin=pin)
@@ -653,6 +685,7 @@ def test_the_tests_for_real_devices_run_on_the_stand_in(build):
     if "VCKPT_PRELOAD" in os.environ:
         env["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
     tests = os.path.dirname(os.path.dirname(__file__))
-    done = subprocess.run([sys.executable, "-m", "pytest", "-c", f"{tests}/pytest.ini", f"--rootdir={tests}", "-q", "-rs", "-p", "no:cacheprovider",
+    done = subprocess.run([sys.executable, "-m", "pytest", "-c", f"{tests}/pytest.ini", f"--rootdir={tests}", "-q",
+                           "-rs", "-p", "no:cacheprovider",
                            f"{tests}/gpu"], env=env, capture_output=True, text=True)
     assert done.returncode == 0 and "no device" not in done.stdout, done.stdout[-4000:]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saver where callers, threads and stores behave badly: who may touch memory when, which errors are told and how often, what one
-failed save leaves for the next, and stores that fill up, turn read-only or vanish. No wait is without an end."""
+"""The saver where callers, threads and stores behave badly: who may touch memory when, which errors are told and how
+often, what one failed save leaves for the next, and stores that fill up, turn read-only or vanish. No wait is without
+an end."""
 import ctypes
 import errno
 import mmap
@@ -135,7 +136,8 @@ def test_an_error_told_by_staged_is_not_told_again_by_close(api, store):
 def test_close_tells_the_first_error_that_nobody_was_told(api, store):
     saver = api.saver(store, "run")
     failed_save(saver).committed()
-    first, second, third = failed_save(saver), saver.save({"model/w": numpy.ones(3)}, bases=["no/3"]), failed_save(saver)
+    first, second, third = failed_save(saver), saver.save({"model/w": numpy.ones(3)},
+                                                          bases=["no/3"]), failed_save(saver)
     while third.progress().state != FAILED:
         time.sleep(0.01)
     with pytest.raises(Failed, match="step 1"):
@@ -165,9 +167,11 @@ def test_close_is_silent_where_all_were_told(api, store):
 
 @pytest.mark.parametrize("lands", [True, False])
 def test_what_the_abort_finds_is_told(api, store, vckpt, lands):
-    """Nobody can write to the list, until the save is given up: then its commit is found there and is a success; or the abort stands, and that is told."""
+    """Nobody can write to the list, until the save is given up: then its commit is found there and is a success; or the
+    abort stands, and that is told."""
     saver = api.saver(store, "run", start_ms=500)
-    handle = ctypes.cast(saver.p, ctypes.POINTER(ctypes.POINTER(storelib.Store)))[0]    # the first member of struct vckpt_saver
+    # the first member of struct vckpt_saver
+    handle = ctypes.cast(saver.p, ctypes.POINTER(ctypes.POINTER(storelib.Store)))[0]
     m = Meddler(types.SimpleNamespace(p=handle))
     commit_in_flight(m, "run", lands)
     save = saver.save({"model/w": numpy.arange(1000.0)}, step=3)
@@ -377,7 +381,8 @@ def test_steps_at_the_ends(api, store):
 def test_empty_things(api, store, vckpt):
     def work(rank, saver):
         out = []
-        for tensors, blobs in (({}, []), ({}, [("b", True, b"")]), ({"model/e": numpy.zeros((3, 0))}, []), ({"model/s": numpy.array(3.0)}, [])):
+        for tensors, blobs in (({}, []), ({}, [("b", True, b"")]), ({"model/e": numpy.zeros((3, 0))}, []),
+                               ({"model/s": numpy.array(3.0)}, [])):
             save = saver.save(tensors, blobs=blobs if rank else [])
             save.staged()
             out.append(save.committed())
@@ -533,7 +538,8 @@ def test_who_lives_and_does_not_save_is_told_once(api, store, capfd):
         return outcome(save)
     assert ranks(api, store, "run", 8, work, start_ms=1000) == [0] * 8
     lines = [line for line in capfd.readouterr().err.splitlines() if "waiting" in line]
-    assert len(lines) == 1 and lines[0].startswith("vckpt: run: step 0: waiting for 1 s for the part of rank 2 on "), lines
+    assert len(lines) == 1 and lines[0].startswith("vckpt: run: step 0: waiting for 1 s for the part of rank 2 on "), (
+        lines)
     assert ", rank 6 on " in lines[0] and "rank 7" not in lines[0] and " and 1 more: they live" in lines[0]
     assert "Every rank of a job has to save" in lines[0]
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles that go at any moment: while their save fails, while somebody waits for it, before and after it is decided. Each script runs in a process of its own, whose
-freed memory is overwritten, so that a use after free is seen without a sanitizer, too; where a moment has to be met, threads sleep after each lock (unlock_delay.c)."""
+"""Handles that go at any moment: while their save fails, while somebody waits for it, before and after it is decided.
+Each script runs in a process of its own, whose freed memory is overwritten, so that a use after free is seen without a
+sanitizer, too; where a moment has to be met, threads sleep after each lock (unlock_delay.c)."""
 import os
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def closed(saver):
 
 def run(build, tmp_path, script, timeout=90):
     preload = " ".join([os.environ.get("VCKPT_PRELOAD", ""), str(build / "tests/libunlock_delay.so")]).strip()
-    done = subprocess.run([sys.executable, "-c", START + script, build, tmp_path / "store"], capture_output=True, text=True, timeout=timeout,
+    done = subprocess.run([sys.executable, "-c", START + script, build, tmp_path / "store"], capture_output=True,
+                          text=True, timeout=timeout,
                           env=dict(os.environ, LD_PRELOAD=preload, MALLOC_PERTURB_="165"))
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
 
@@ -104,7 +106,8 @@ save, told = saver.save({"model/w": DATA}, step=5), []
 handle = ctypes.c_void_p(save.p.value)
 def wait():
     done = (ctypes.c_uint64 * 2)()
-    told.append((slow.unlock_delayed(300_000, api.lib.vckpt_save_wait_committed, handle, ctypes.c_long(-1), done, None), done[0]))
+    told.append((slow.unlock_delayed(300_000, api.lib.vckpt_save_wait_committed, handle, ctypes.c_long(-1), done,
+                                     None), done[0]))
 waiters = [threading.Thread(target=wait) for _ in range(3)]
 [w.start() for w in waiters]
 time.sleep(0.3)
@@ -122,7 +125,8 @@ first[0].free()
 
 
 def test_data_is_the_callers_after_a_refused_submit_and_after_a_failure(build, tmp_path):
-    """It is unmapped at once, while the handle is still held: whoever looked at it would not live. The next save works."""
+    """It is unmapped at once, while the handle is still held: whoever looked at it would not live. The next save
+    works."""
     run(build, tmp_path, '''
 import mmap
 def mapped(value):

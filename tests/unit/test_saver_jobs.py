@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saver among others: ranks that do not say the same, one that is refused what others are not, imports into its run, several runs, odd paths."""
+"""The saver among others: ranks that do not say the same, one that is refused what others are not, imports into its
+run, several runs, odd paths."""
 import errno
 import os
 import pathlib
@@ -95,7 +96,8 @@ def test_all_is_compared_through_a_small_ring(api, store):
             return work(rank, saver)
         return job
     assert ranks(api, store, "run", 2, one(0), check=1, ring=8 << 20) == [0, 0]
-    refused(ranks(api, store, "run", 2, one(1), check=1, ring=8 << 20, launch="another"), "model/w", "differs between rank 0")
+    refused(ranks(api, store, "run", 2, one(1), check=1, ring=8 << 20, launch="another"), "model/w",
+            "differs between rank 0")
 
 
 def test_ranks_out_of_phase_compare_the_same_block(api, store):
@@ -209,7 +211,8 @@ saver.free()
 @pytest.mark.parametrize("early", [False, True])
 def test_freed_before_it_is_staged(api, store, build, early):
     """AddressSanitizer sees it; what is freed after it was staged nobody touches."""
-    asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip() if shutil.which("gcc") else ""
+    asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True,
+                          text=True).stdout.strip() if shutil.which("gcc") else ""
     if not os.path.isabs(asan):
         pytest.skip("no libasan.so")
     code = FREED.format(build=str(build), store=store, early=early)

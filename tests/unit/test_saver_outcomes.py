@@ -22,7 +22,8 @@ def meddle(api, store):                                 # noqa: F811
 
     def make(**options):
         saver = api.saver(store, "run", **options)
-        meddler = Meddler(types.SimpleNamespace(p=ctypes.cast(saver.p, ctypes.POINTER(ctypes.POINTER(storelib.Store)))[0]))
+        meddler = Meddler(
+            types.SimpleNamespace(p=ctypes.cast(saver.p, ctypes.POINTER(ctypes.POINTER(storelib.Store)))[0]))
         made.append((saver, meddler))
         return saver, meddler
     yield make
@@ -49,7 +50,8 @@ def test_an_abort_that_is_written_late_is_told_as_one(meddle):
         save.committed()
     meddler.end()
     save.free()
-    assert e.value.code == -ECANCELED and "aborted" in e.value.text and "part.0" in e.value.text, (e.value.code, e.value.text)
+    assert e.value.code == -ECANCELED and "aborted" in e.value.text and "part.0" in e.value.text, (
+        (e.value.code, e.value.text))
 
 
 def test_packs_that_nobody_was_told_of_go_at_once(meddle, store):        # noqa: F811

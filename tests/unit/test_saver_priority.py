@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low priority: what copies keeps the process's priority, what digests and writes has the lowest; and the saves are the same."""
+"""Low priority: what copies keeps the process's priority, what digests and writes has the lowest; and the saves are the
+same."""
 import os
 
 import numpy

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a machine a saver takes: its ring grows with what is saved, waits are told, the ranks of a node share memory and processors."""
+"""How much of a machine a saver takes: its ring grows with what is saved, waits are told, the ranks of a node share
+memory and processors."""
 import ctypes
 import json
 import os
@@ -85,7 +86,8 @@ def run(build, tmp_path, script, **env):
     if "VCKPT_PRELOAD" in os.environ:
         env.setdefault("LD_PRELOAD", os.environ["VCKPT_PRELOAD"])
     clean = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-    done = subprocess.run([sys.executable, "-c", START + script, build, tmp_path / "store"], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-c", START + script, build, tmp_path / "store"], capture_output=True,
+                          text=True, timeout=120,
                           env={**clean, **env})
     assert done.returncode == 0, done.stderr[-3000:]
     return done
@@ -120,8 +122,10 @@ assert save(saver, 200 * MIB).ring_waits
 saver.free()
 ''')
     told = [line for line in done.stderr.splitlines() if "waited" in line]
-    assert len(told) == 1 and re.search(r"run run step 0: copying its 200 MiB waited \d+\.\d s for room in the staging ring of 12 MiB: "
-                                        r"ring_bytes of 20\d MiB would hold all of it \(said once\)$", told[0]), done.stderr
+    assert len(told) == 1 and re.search(r"run run step 0: copying its 200 MiB waited \d+\.\d s for room in the staging "
+                                        r"ring of 12 MiB: "
+                                        r"ring_bytes of 20\d MiB would hold all of it \(said once\)$",
+                                        told[0]), done.stderr
 
 
 def test_a_wait_is_shown_by_stalls(api, store, vckpt):
@@ -133,11 +137,15 @@ def test_a_wait_is_shown_by_stalls(api, store, vckpt):
 
 
 @pytest.mark.parametrize("needed, have, memory, ranks, want", [
-    (MIB, 0, 100 * GIB, 1, 64 * MIB), (GIB, 0, 100 * GIB, 1, GIB + 32 * MIB), (90 * GIB, 0, 100 * GIB, 1, 50 * GIB), (90 * GIB, 0, 100 * GIB, 8, 25 * GIB // 4),
+    (MIB, 0, 100 * GIB, 1, 64 * MIB), (GIB, 0, 100 * GIB, 1, GIB + 32 * MIB), (90 * GIB, 0, 100 * GIB, 1, 50 * GIB),
+    (90 * GIB, 0, 100 * GIB, 8, 25 * GIB // 4),
     (GIB, 0, 100 * GIB, 8, GIB + 32 * MIB), (GIB, 0, 64 * MIB, 8, 64 * MIB),
-    (GIB, 64 * MIB, 100 * GIB, 1, GIB + 32 * MIB), (GIB, 2 * GIB, 100 * GIB, 1, 2 * GIB), (90 * GIB, 50 * GIB, 50 * GIB, 1, 50 * GIB),
-    (90 * GIB, 40 * GIB, 42 * GIB, 1, 40 * GIB), (90 * GIB, 40 * GIB, 60 * GIB, 1, 50 * GIB), (90 * GIB, 6 * GIB, 90 * GIB, 8, 6 * GIB),
-    (90 * GIB, 50 * GIB, 20 * GIB, 1, 50 * GIB), (1 << 62, 0, (1 << 64) - 1, 1, (1 << 62) + 32 * MIB), (GIB, 0, 0, 0, 64 * MIB)])
+    (GIB, 64 * MIB, 100 * GIB, 1, GIB + 32 * MIB), (GIB, 2 * GIB, 100 * GIB, 1, 2 * GIB),
+    (90 * GIB, 50 * GIB, 50 * GIB, 1, 50 * GIB),
+    (90 * GIB, 40 * GIB, 42 * GIB, 1, 40 * GIB), (90 * GIB, 40 * GIB, 60 * GIB, 1, 50 * GIB),
+    (90 * GIB, 6 * GIB, 90 * GIB, 8, 6 * GIB),
+    (90 * GIB, 50 * GIB, 20 * GIB, 1, 50 * GIB), (1 << 62, 0, (1 << 64) - 1, 1, (1 << 62) + 32 * MIB),
+    (GIB, 0, 0, 0, 64 * MIB)])
 def test_sizes(lib, needed, have, memory, ranks, want):
     lib.saver_room_size.restype = ctypes.c_uint64
     assert lib.saver_room_size(*map(ctypes.c_uint64, (needed, have, memory)), ranks) == want
@@ -153,9 +161,12 @@ def no_variables(monkeypatch):
 
 
 @pytest.mark.parametrize("env, world, want", [
-    ({}, 64, 0), ({}, 1, 1), ({"LOCAL_WORLD_SIZE": "8"}, 64, 8), ({"LOCAL_WORLD_SIZE": "8"}, 1, 1), ({"LOCAL_WORLD_SIZE": "8"}, 4, 4),
-    ({"SLURM_NTASKS_PER_NODE": "4"}, 64, 4), ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 64, 0), ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 64, 2), ({"MPI_LOCALNRANKS": "16"}, 64, 16),
-    ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1", "MPI_LOCALNRANKS": "3"}, 64, 8), ({"LOCAL_WORLD_SIZE": "words", "MPI_LOCALNRANKS": "3"}, 64, 3),
+    ({}, 64, 0), ({}, 1, 1), ({"LOCAL_WORLD_SIZE": "8"}, 64, 8), ({"LOCAL_WORLD_SIZE": "8"}, 1, 1),
+    ({"LOCAL_WORLD_SIZE": "8"}, 4, 4),
+    ({"SLURM_NTASKS_PER_NODE": "4"}, 64, 4), ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 64, 0),
+    ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 64, 2), ({"MPI_LOCALNRANKS": "16"}, 64, 16),
+    ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1", "MPI_LOCALNRANKS": "3"}, 64, 8),
+    ({"LOCAL_WORLD_SIZE": "words", "MPI_LOCALNRANKS": "3"}, 64, 3),
     ({"LOCAL_WORLD_SIZE": "0"}, 64, 0), ({"LOCAL_WORLD_SIZE": "-3"}, 64, 0), ({"LOCAL_WORLD_SIZE": ""}, 64, 0)])
 def test_what_the_launcher_says(lib, no_variables, env, world, want):
     for name, value in env.items():
@@ -165,7 +176,8 @@ def test_what_the_launcher_says(lib, no_variables, env, world, want):
 
 def test_threads_are_the_processors_shared(lib):
     cpus = lib.base_cpu_count()
-    assert [lib.saver_node_threads(0, n) for n in (0, 1, cpus, 100 * cpus)] == [cpus, cpus, 1, 1] and lib.saver_node_threads(5, 8) == 5
+    assert ([lib.saver_node_threads(0, n) for n in (0, 1, cpus, 100 * cpus)] == [cpus, cpus, 1, 1] and
+            lib.saver_node_threads(5, 8) == 5)
 
 
 COUNT = '''
@@ -208,7 +220,9 @@ def counted(build, tmp_path, many_cpus, script, **env):
     return run(build, tmp_path, COUNT + script, LD_PRELOAD=preload, MIBS="5", **env)
 
 
-@pytest.mark.parametrize("env, workers", [({}, 8), ({"LOCAL_WORLD_SIZE": "4"}, 8), ({"LOCAL_WORLD_SIZE": "4", "W": "64"}, 2), ({"MPI_LOCALNRANKS": "8", "W": "64"}, 1)])
+@pytest.mark.parametrize("env, workers",
+                         [({}, 8), ({"LOCAL_WORLD_SIZE": "4"}, 8), ({"LOCAL_WORLD_SIZE": "4", "W": "64"}, 2),
+                          ({"MPI_LOCALNRANKS": "8", "W": "64"}, 1)])
 def test_workers_are_divided_by_what_the_launcher_says(build, tmp_path, many_cpus, env, workers):
     """A world of one has the machine; heartbeat and persister are a thread each."""
     counted(build, tmp_path, many_cpus, '''

@@ -36,14 +36,17 @@ def put(api, entry, m=None, **more):
 def read(api, run, step, entry):
     """({rank: copies of numbers}, damaged)"""
     all_, n, damaged = P(Stats)(), u32(), u32()
-    api.call(api.lib.store_stats_read, api.p, run.encode(), u64(step), u64(entry), c.byref(all_), c.byref(n), c.byref(damaged))
-    out = [(m.rank, m.host, m.committed_ns - m.submitted_ns, [(t.phase, t.ns) for t in m.timings[:m.ntimings]]) for m in all_[:n.value]]
+    api.call(api.lib.store_stats_read, api.p, run.encode(), u64(step), u64(entry), c.byref(all_), c.byref(n),
+             c.byref(damaged))
+    out = [(m.rank, m.host, m.committed_ns - m.submitted_ns, [(t.phase, t.ns) for t in m.timings[:m.ntimings]])
+           for m in all_[:n.value]]
     api.lib.store_stats_free(all_, n)
     return out, damaged.value
 
 
 def names(api):
-    return sorted(str(p.relative_to(api.path)) for p in (api.path / "stats").rglob("*") if p.is_file()) if (api.path / "stats").exists() else []
+    return sorted(str(p.relative_to(api.path)) for p in (api.path / "stats").rglob("*")
+                  if p.is_file()) if (api.path / "stats").exists() else []
 
 
 def deleted(reports):
@@ -90,11 +93,16 @@ def test_what_lies_is_left_out_and_counted(api, vckpt):
 
 
 @pytest.mark.parametrize("name,good", [
-    ("stats/run-1/12.7/3", True), ("stats/r/0.0/0", True), ("stats/r/9223372036854775807.18446744073709551614/4294967295", True),
-    ("stats/r/9223372036854775808.0/0", False), ("stats/r/0.18446744073709551615/0", False), ("stats/r/0.99999999999999999999/0", False),
-    ("stats/r/0.0/4294967296", False), ("stats/r/00.0/0", False), ("stats/r/0.01/0", False), ("stats/r/0.0/00", False), ("stats/r/0.0/", False),
-    ("stats/r/0.0/0/0", False), ("stats/r/0/0", False), ("stats/r/.0/0", False), ("stats/.r/0.0/0", False), ("stats/r/0.0/0x", False),
-    ("stats/" + "r" * 129 + "/0.0/0", False), ("stats/", False), ("stats/r", False), ("runs/r/0.0/0", False), ("stats/r/-1.0/0", False),
+    ("stats/run-1/12.7/3", True), ("stats/r/0.0/0", True),
+    ("stats/r/9223372036854775807.18446744073709551614/4294967295", True),
+    ("stats/r/9223372036854775808.0/0", False), ("stats/r/0.18446744073709551615/0", False),
+    ("stats/r/0.99999999999999999999/0", False),
+    ("stats/r/0.0/4294967296", False), ("stats/r/00.0/0", False), ("stats/r/0.01/0", False), ("stats/r/0.0/00", False),
+    ("stats/r/0.0/", False),
+    ("stats/r/0.0/0/0", False), ("stats/r/0/0", False), ("stats/r/.0/0", False), ("stats/.r/0.0/0", False),
+    ("stats/r/0.0/0x", False),
+    ("stats/" + "r" * 129 + "/0.0/0", False), ("stats/", False), ("stats/r", False), ("runs/r/0.0/0", False),
+    ("stats/r/-1.0/0", False),
 ])
 def test_names(lib, name, good):
     lib.store_stats_name_parse.restype = c.c_bool
@@ -107,7 +115,8 @@ def test_names(lib, name, good):
 def measured(api, saved, ranks=1):
     """Measures as the ranks of a save put them after its commit."""
     for rank in range(ranks):
-        m = sample_stats(rank, run=saved.run.encode(), step=saved.step, attempt=saved.name.encode(), world=max(ranks, 1))
+        m = sample_stats(rank, run=saved.run.encode(), step=saved.step, attempt=saved.name.encode(),
+                         world=max(ranks, 1))
         put(api, saved.entry, m)
     return f"stats/{saved.run}/{saved.step}.{saved.entry}"
 
@@ -196,4 +205,5 @@ def test_measures_of_a_live_step_stay_whatever_goes_on(api):
     thread.join()
     api.gc(grace=HOUR)
     assert not failed
-    assert {n.rsplit("/", 1)[0] for n in names(api)} == {f"stats/r/{s.step}.{s.entry}" for s in kept} and len(names(api)) == 2 * len(kept)
+    assert ({n.rsplit("/", 1)[0] for n in names(api)} == {f"stats/r/{s.step}.{s.entry}" for s in kept} and
+            len(names(api)) == 2 * len(kept))

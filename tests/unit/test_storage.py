@@ -74,7 +74,8 @@ def test_read_and_remove(storage):
 def test_names(lib, storage):
     for name in ("a", "a/b", "A-z_0.=", "..a", "a..", "x" * 255, "a/" * 255 + "a"):
         assert lib.store_name_valid(name.encode()), name
-    bad = ("", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a b", "a\\b", "\xe9", "a\n", "x" * 256, "a/" * 256 + "a")
+    bad = ("", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a b", "a\\b", "\xe9", "a\n", "x" * 256,
+           "a/" * 256 + "a")
     for name in bad:
         assert not lib.store_name_valid(name.encode()), name
         with pytest.raises(OSError):
@@ -114,8 +115,10 @@ def test_listing_marks_what_is_strange(storage):
     open(root + "/a/strange name", "w").close()
     os.mkdir(root + "/a/bad dir")
     open(root + "/a/bad dir/deep", "w").close()
-    assert storage.list("a") == [("a/b/c", 2, False, False), ("a/bad dir", 0, False, True), ("a/strange name", 0, False, True),
-                                 ("a/x.tmp.0123456789abcdef", 0, True, False), ("a/x.tmp.0123456789abcdeg", 0, False, False)]
+    assert storage.list("a") == [("a/b/c", 2, False, False), ("a/bad dir", 0, False, True),
+                                 ("a/strange name", 0, False, True),
+                                 ("a/x.tmp.0123456789abcdef", 0, True, False),
+                                 ("a/x.tmp.0123456789abcdeg", 0, False, False)]
     assert [e[0] for e in storage.list_dirs("a")] == ["a/b", "a/bad dir"]
     assert storage.list("nothing") == [] and storage.list_dirs("nothing") == []
     stop = low.LISTED(lambda _, e: 7)
@@ -123,7 +126,8 @@ def test_listing_marks_what_is_strange(storage):
 
 
 def test_writer(storage):
-    parts = [random.randbytes(n) for n in (0, 1, 5000, 200_000, 3, 1 << 20, (2 << 20) + 1, 127 << 10, 999)] + [b"z" * 60_000] * 30
+    parts = ([random.randbytes(n) for n in (0, 1, 5000, 200_000, 3, 1 << 20, (2 << 20) + 1, 127 << 10, 999)] +
+             [b"z" * 60_000] * 30)
     storage.file("packs/00/p.pack", parts)
     assert storage.read("packs/00/p.pack") == b"".join(parts)
     fails(errno.EEXIST, storage.file, "packs/00/p.pack", [b"x"])
@@ -198,7 +202,8 @@ def _race(lib, path, flags, name, data, gate, out):
 def test_of_eight_puts_at_once_one_wins(lib, storage):
     for turn in range(5):
         gate, out, name = fork.Barrier(8), fork.Queue(), f"runs/a{turn}/{turn:012}"
-        work = [fork.Process(target=_race, args=(lib, storage.path, storage.flags, name, b"%d" % (i // 2) * 5000, gate, out)) for i in range(8)]
+        work = [fork.Process(target=_race, args=(lib, storage.path, storage.flags, name, b"%d" % (i // 2) * 5000, gate,
+                                                 out)) for i in range(8)]
         for w in work:
             w.start()
         answers = [out.get(timeout=30) for _ in work]
@@ -249,10 +254,11 @@ def test_no_file_in_a_removed_directory(lib, storage):
 
 
 def test_a_removed_directory_is_made_anew(lib, storage):
-    """As when the ranks of an aborted attempt still write while another one clears it away. A put tries a few times: so it
-    is met by two removals at most, however slow the disk is."""
+    """As when the ranks of an aborted attempt still write while another one clears it away. A put tries a few times: so
+    it is met by two removals at most, however slow the disk is."""
     storage.put("vckpt.store", b"keeps the root")
-    stop, found, removed = threading.Event(), [], [-1, -1]                      # the number of puts at the last two removals
+    # the number of puts at the last two removals
+    stop, found, removed = threading.Event(), [], [-1, -1]
 
     def remove():
         folder = os.path.join(storage.path, "incoming/run/attempt")
@@ -280,7 +286,8 @@ def test_a_removed_directory_is_made_anew(lib, storage):
 def test_a_full_disk(lib, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode != 0:
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
+                                          capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         for flags in FLAGS:

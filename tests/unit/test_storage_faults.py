@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The POSIX storage on a medium that fails: an error of fsync is not forgotten, and no error makes it say more than it knows."""
+"""The POSIX storage on a medium that fails: an error of fsync is not forgotten, and no error makes it say more than it
+knows."""
 import errno
 import os
 import subprocess
@@ -33,7 +34,8 @@ class Faulty:
         env = dict(os.environ, LD_PRELOAD=preload,
                    ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0",
                    VCKPT_INTERPOSE=f"root={self.path},list={self.list},{words}")
-        done = subprocess.run([sys.executable, "-c", PROGRAM, self.build / "tests/libvckpt_internal.so", self.path, str(self.flags), *lines],
+        done = subprocess.run([sys.executable, "-c", PROGRAM, self.build / "tests/libvckpt_internal.so", self.path,
+                               str(self.flags), *lines],
                               env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return [int(line) for line in done.stdout.split()], self.list.read_text().splitlines()
@@ -46,33 +48,39 @@ def faulty(lib, build, tmp_path, request):
     return Faulty(build, tmp_path / "s", request.param)
 
 
-CHANGES = ['s.put("d/{}", b"new")', 's.put("d/f", b"old")', 's.replace("d/f", b"new")', 's.file("d/{}", [b"new"])', 's.file_over("d/f", b"new")',
+CHANGES = ['s.put("d/{}", b"new")', 's.put("d/f", b"old")', 's.replace("d/f", b"new")', 's.file("d/{}", [b"new"])',
+           's.file_over("d/f", b"new")',
            's.sync_dir("d")']
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_directory_whose_fsync_failed_is_not_believed(faulty, change, error):
-    """The kernel tells of it once. The names count as durable only with a change of the same directory that was made after it."""
+    """The kernel tells of it once. The names count as durable only with a change of the same directory that was made
+    after it."""
     counted = "calls=fsync+openat+unlinkat"
     answers, calls = faulty(counted, change.format("one"))
     assert answers == [0]
     at = len(calls) - calls[::-1].index("fsync d")      # the last: those of unnamed files come before it
     answers, calls = faulty(f"{counted},do=fail,errno={error},at={at}", change.format("two"), *['s.sync_dir("d")'] * 2)
     assert answers == [-error, 0, 0], calls
-    assert [call.split(".tmp")[0] for call in calls[-4:]] == ["openat d/touch", "unlinkat d/touch", "fsync d", "fsync d"], calls
-    answers, calls = faulty(f"{counted},do=fail,errno={error},at={at},last={at + 1}", change.format("three"), *['s.sync_dir("d")'] * 3)
+    assert [call.split(".tmp")[0] for call in calls[-4:]] == ["openat d/touch", "unlinkat d/touch", "fsync d",
+                                                              "fsync d"], calls
+    answers, calls = faulty(f"{counted},do=fail,errno={error},at={at},last={at + 1}", change.format("three"),
+                            *['s.sync_dir("d")'] * 3)
     assert answers == [-error, -error, 0, 0], calls
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_directory_whose_fsync_knew_nothing_is_not_believed(faulty, change, error):
-    """It answered 0, but the file system takes no change any more: a journal that is given up has lost what nobody can name."""
+    """It answered 0, but the file system takes no change any more: a journal that is given up has lost what nobody can
+    name."""
     answers, calls = faulty("calls=fsync+fremovexattr", change.format("one"))
     assert answers == [0] and calls[-2:] == ["fsync d", "fremovexattr d"], calls
     at = len(calls)
-    answers, calls = faulty(f"calls=fsync+fremovexattr,do=fail,errno={error},at={at}", change.format("two"), *['s.sync_dir("d")'] * 2)
+    answers, calls = faulty(f"calls=fsync+fremovexattr,do=fail,errno={error},at={at}", change.format("two"),
+                            *['s.sync_dir("d")'] * 2)
     assert answers == [-error, 0, 0] and calls[at:] == ["fsync d", "fremovexattr d"] * 2, calls
 
 

@@ -78,19 +78,23 @@ def test_what_numpy_shows(lib, number):
     if "V" not in npy:
         assert not lib.tensor_dtype_numpy_says(number, text)
         return
-    assert lib.tensor_dtype_numpy_says(number, text) and text.value.decode().startswith(f"numpy shows {npy}; numpy.load(f).view(")
+    assert (lib.tensor_dtype_numpy_says(number, text) and
+            text.value.decode().startswith(f"numpy shows {npy}; numpy.load(f).view("))
     if number != 21:        # two values a byte: no type of ml_dtypes
-        assert text.value.decode().endswith(f".view(ml_dtypes.{lib.tensor_dtype_alias(number).decode()}) (python3 -m pip install ml_dtypes)")
+        assert text.value.decode().endswith(f".view(ml_dtypes.{lib.tensor_dtype_alias(number).decode()}) (python3 -m "
+                                            f"pip install ml_dtypes)")
 
 
 def test_unknown_dtypes_are_refused(lib):
     got = ctypes.c_int(77)
     assert not lib.tensor_dtype_valid(0) and not lib.tensor_dtype_valid(22) and not lib.tensor_dtype_valid(2 ** 32 - 1)
-    for name in ["", "F32", "f33", "f3", "f32 ", "BF16", "float", "torch.", "torch.torch.int8", "Torch.int8", "torch.int8 ", "numpy.int8"]:
+    for name in ["", "F32", "f33", "f3", "f32 ", "BF16", "float", "torch.", "torch.torch.int8", "Torch.int8",
+                 "torch.int8 ", "numpy.int8"]:
         assert lib.tensor_dtype_parse(name.encode(), ctypes.byref(got)) == -errno.EINVAL
     for name in ["", "f32", "F6_E2M3", "F6_E3M2", "F128", "C128", "BF16 "]:
         assert lib.tensor_dtype_from_safetensors(name.encode(), ctypes.byref(got)) == -errno.EINVAL
-    for descr in ["", "<", ">f4", "=f4", "|f4", "f4", "|V1", "|V2", "|O", "<U4", "|S3", "<M8[ns]", "<f16", "<f", "<f44", "!u1", "u1"]:
+    for descr in ["", "<", ">f4", "=f4", "|f4", "f4", "|V1", "|V2", "|O", "<U4", "|S3", "<M8[ns]", "<f16", "<f", "<f44",
+                  "!u1", "u1"]:
         assert lib.tensor_dtype_from_npy(descr.encode(), ctypes.byref(got)) == -errno.EINVAL, descr
     assert got.value == 77
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command makes of sizes, ages, the time left, and rows: as functions, so that no clock and no terminal matters."""
+"""What the command makes of sizes, ages, the time left, and rows: as functions, so that no clock and no terminal
+matters."""
 import ctypes
 import fcntl
 import os
@@ -29,23 +30,29 @@ def text(build):
 
 
 @pytest.mark.parametrize("count, want", [
-    (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (10187, "9.9 KiB"), (10189, "10 KiB"), (1023 * 1024 + 511, "1023 KiB"),
-    (1023 * 1024 + 512, "1.0 MiB"), (91 << 20, "91 MiB"), (1 << 30, "1.0 GiB"), (5 << 40, "5.0 TiB"), (2 ** 64 - 1, "16 EiB")])
+    (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (10187, "9.9 KiB"),
+    (10189, "10 KiB"), (1023 * 1024 + 511, "1023 KiB"),
+    (1023 * 1024 + 512, "1.0 MiB"), (91 << 20, "91 MiB"), (1 << 30, "1.0 GiB"), (5 << 40, "5.0 TiB"),
+    (2 ** 64 - 1, "16 EiB")])
 def test_bytes(text, count, want):
     assert text("tool_format_bytes", ctypes.c_uint64(count)) == want
 
 
 @pytest.mark.parametrize("seconds, want", [
-    (0, "0 s ago"), (1, "1 s ago"), (119, "119 s ago"), (120, "2 min ago"), (7199, "119 min ago"), (7200, "2 h ago"), (3 * 3600, "3 h ago"), (172799, "47 h ago"),
-    (172800, "2 days ago"), (729 * 86400, "729 days ago"), (730 * 86400, "730 days ago"), (731 * 86400, "2 years ago"), (-300, "in 5 min"), (-1, "in 1 s")])
+    (0, "0 s ago"), (1, "1 s ago"), (119, "119 s ago"), (120, "2 min ago"), (7199, "119 min ago"), (7200, "2 h ago"),
+    (3 * 3600, "3 h ago"), (172799, "47 h ago"),
+    (172800, "2 days ago"), (729 * 86400, "729 days ago"), (730 * 86400, "730 days ago"), (731 * 86400, "2 years ago"),
+    (-300, "in 5 min"), (-1, "in 1 s")])
 def test_age(text, seconds, want):
     now = 1_800_000_000_000_000_000
     assert text("tool_format_age", ctypes.c_int64(now - seconds * 10 ** 9), ctypes.c_int64(now)) == want
 
 
 @pytest.mark.parametrize("seconds, want", [
-    (0.1, "about 5 s left"), (7.4, "about 5 s left"), (7.6, "about 10 s left"), (57, "about 55 s left"), (58, "about 1 min left"), (180, "about 3 min left"),
-    (99 * 60, "about 99 min left"), (130 * 60, "about 2 h 10 min left"), (47.5 * 3600, "about 47 h 30 min left"), (72 * 3600, "about 3 days left"),
+    (0.1, "about 5 s left"), (7.4, "about 5 s left"), (7.6, "about 10 s left"), (57, "about 55 s left"),
+    (58, "about 1 min left"), (180, "about 3 min left"),
+    (99 * 60, "about 99 min left"), (130 * 60, "about 2 h 10 min left"), (47.5 * 3600, "about 47 h 30 min left"),
+    (72 * 3600, "about 3 days left"),
     (1e300, "about 694444 days left")])
 def test_time_left(text, seconds, want):
     assert text("tool_format_left", ctypes.c_double(seconds)) == want
@@ -84,8 +91,10 @@ COLUMNS = [("NAME", False, True), ("SIZE", True, False), ("SHAPE", False, False)
 def test_table(text, tmp_path):
     rows = [("a", "1 B", "[]"), ("größer", "10 KiB", "[4, 4]"), (b"tab\there\n", "2 B", "[1]")]
     assert table(text, tmp_path, COLUMNS, rows).splitlines() == [
-        f"{'NAME':15}    SIZE  SHAPE", f"{'a':15}     1 B  []", f"{'größer':15}  10 KiB  [4, 4]", "tab\\x09here\\x0a     2 B  [1]"]
-    assert table(text, tmp_path, COLUMNS, rows, bare=True) == "a\t1 B\t[]\ngrößer\t10 KiB\t[4, 4]\ntab\\x09here\\x0a\t2 B\t[1]\n"
+        f"{'NAME':15}    SIZE  SHAPE", f"{'a':15}     1 B  []", f"{'größer':15}  10 KiB  [4, 4]",
+        "tab\\x09here\\x0a     2 B  [1]"]
+    assert table(text, tmp_path, COLUMNS, rows,
+                 bare=True) == "a\t1 B\t[]\ngrößer\t10 KiB\t[4, 4]\ntab\\x09here\\x0a\t2 B\t[1]\n"
     assert table(text, tmp_path, COLUMNS, [("a", 2 ** 64 - 1, "x")], bare=True) == f"a\t{2 ** 64 - 1}\tx\n"
     assert table(text, tmp_path, COLUMNS, []) == "NAME  SIZE  SHAPE\n"
 
@@ -112,7 +121,8 @@ lib.tool_progress_start(bar, ctypes.c_bool(sys.argv[2] == "quiet"), b"import")
 start = int.from_bytes(bar.raw[16:24], sys.byteorder)   # start_ns
 bar[10] = sys.argv[2] == "counts"
 for ms, done in ((500, 50), (1000, 100), (1050, 105), (2000, 200), (3000, 300)):
-    lib.tool_progress_at(bar, ctypes.c_int64(start + ms * 10**6), ctypes.c_uint64(done << 20), ctypes.c_uint64(18300 << 20))
+    lib.tool_progress_at(bar, ctypes.c_int64(start + ms * 10**6), ctypes.c_uint64(done << 20),
+                         ctypes.c_uint64(18300 << 20))
 lib.tool_progress_end(bar)
 """
 
@@ -125,7 +135,8 @@ def drawn(build, columns, *more, term="xterm", piped=False):
     if "VCKPT_PRELOAD" in env:                          # the sanitizers' run time
         env["LD_PRELOAD"] = env["VCKPT_PRELOAD"]
     try:
-        done = subprocess.run([sys.executable, "-c", BAR, str(build / "tests" / "libtool_text.so"), *(more or ["loud"])], env=env,
+        done = subprocess.run([sys.executable, "-c", BAR, str(build / "tests" / "libtool_text.so"),
+                               *(more or ["loud"])], env=env,
                               stderr=subprocess.PIPE if piped else theirs)
         os.set_blocking(ours, False)
         try:
@@ -142,7 +153,8 @@ def drawn(build, columns, *more, term="xterm", piped=False):
 def test_progress(build):
     lines = drawn(build, 100)
     assert [re.sub(r" \[[#.]*\] +", " ", line) for line in lines] == [
-        "import 1%  100 MiB of 18 GiB, 100 MiB/s, about 3 min left\033[K", "import 1%  200 MiB of 18 GiB, 100 MiB/s, about 3 min left\033[K",
+        "import 1%  100 MiB of 18 GiB, 100 MiB/s, about 3 min left\033[K",
+        "import 1%  200 MiB of 18 GiB, 100 MiB/s, about 3 min left\033[K",
         "import 2%  300 MiB of 18 GiB, 100 MiB/s, about 3 min left\033[K", "\033[K"]
     assert all(len(line) < 100 + len("\033[K") and "[..." in line for line in lines[:-1])
     lines = drawn(build, 45)
@@ -151,7 +163,8 @@ def test_progress(build):
 
 def test_progress_of_things(build):
     lines = drawn(build, 100, "counts")
-    assert re.sub(r" \[[#.]*\] +", " ", lines[0]) == f"import 1%  {100 << 20} of {18300 << 20}, {100 << 20}/s, about 3 min left\033[K", lines
+    assert re.sub(r" \[[#.]*\] +", " ",
+                  lines[0]) == f"import 1%  {100 << 20} of {18300 << 20}, {100 << 20}/s, about 3 min left\033[K", lines
 
 
 def test_no_progress_without_a_terminal(build):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a step: a step with awkward names is saved through the library, and every file of its tree is compared with what was saved."""
+"""The files of a step: a step with awkward names is saved through the library, and every file of its tree is compared
+with what was saved."""
 import ctypes
 import errno
 import hashlib
@@ -23,7 +24,8 @@ READ = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint64, C.c_void_p, C.c_size_t, C.c_
 TELL = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_char_p, C.c_char_p)
 SINK = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p)
 LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p)
-CODE = {"?": 1, "u1": 2, "u2": 3, "u4": 4, "u8": 5, "i1": 6, "i2": 7, "i4": 8, "i8": 9, "f2": 10, "f4": 12, "f8": 13, "c8": 14, "c16": 15}
+CODE = {"?": 1, "u1": 2, "u2": 3, "u4": 4, "u8": 5, "i1": 6, "i2": 7, "i4": 8, "i8": 9, "f2": 10, "f4": 12, "f8": 13,
+        "c8": 14, "c16": 15}
 
 
 class Shape(C.Structure):
@@ -43,8 +45,10 @@ class Attribute(C.Structure):
 
 
 class Options(C.Structure):
-    _fields_ = [("run", C.c_char_p), ("step", C.c_uint64), ("replace", C.c_bool), ("attributes", C.POINTER(Attribute)), ("nattributes", C.c_size_t),
-                ("threads", C.c_uint), ("no_index", C.c_bool), ("progress", C.c_void_p), ("progress_arg", C.c_void_p), ("cancelled", C.c_void_p)]
+    _fields_ = [("run", C.c_char_p), ("step", C.c_uint64), ("replace", C.c_bool), ("attributes", C.POINTER(Attribute)),
+                ("nattributes", C.c_size_t),
+                ("threads", C.c_uint), ("no_index", C.c_bool), ("progress", C.c_void_p), ("progress_arg", C.c_void_p),
+                ("cancelled", C.c_void_p)]
 
 
 class Buffer(C.Structure):
@@ -52,7 +56,8 @@ class Buffer(C.Structure):
 
 
 class Node(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("parent", C.c_uint32), ("first_child", C.c_uint32), ("nchildren", C.c_uint32), ("item", C.c_uint32),
+    _fields_ = [("name", C.c_char_p), ("parent", C.c_uint32), ("first_child", C.c_uint32), ("nchildren", C.c_uint32),
+                ("item", C.c_uint32),
                 ("kind", C.c_uint8), ("size", C.c_uint64)]
 
 
@@ -61,7 +66,8 @@ class Vector(C.Structure):
 
 
 class Slices(C.Structure):
-    _fields_ = [("iov", C.POINTER(Vector)), ("niov", C.c_uint), ("pins", C.c_void_p), ("npins", C.c_uint), ("memory", C.c_void_p)]
+    _fields_ = [("iov", C.POINTER(Vector)), ("niov", C.c_uint), ("pins", C.c_void_p), ("npins", C.c_uint),
+                ("memory", C.c_void_p)]
 
 
 def checked(code, err, what=""):
@@ -90,11 +96,13 @@ class Saver:
     def tensor(self, component, name, code, dims, raw):
         shape = Shape(len(dims), (C.c_uint64 * 16)(*dims))
         n = name.encode()
-        checked(self.lib.save_writer_tensor(self.w, component.encode(), n, C.c_size_t(len(n)), C.c_int(code), C.byref(shape), self.source(raw),
+        checked(self.lib.save_writer_tensor(self.w, component.encode(), n, C.c_size_t(len(n)), C.c_int(code),
+                                            C.byref(shape), self.source(raw),
                                             C.byref(self.err)), self.err, name)
 
     def blob(self, name, raw, per_rank=False):
-        checked(self.lib.save_writer_blob(self.w, name.encode(), C.c_bool(per_rank), C.c_uint64(len(raw)), self.source(raw), C.byref(self.err)),
+        checked(self.lib.save_writer_blob(self.w, name.encode(), C.c_bool(per_rank), C.c_uint64(len(raw)),
+                                          self.source(raw), C.byref(self.err)),
                 self.err, name)
 
     def commit(self, headers):
@@ -102,8 +110,10 @@ class Saver:
         layout, made, size = C.c_void_p(), Buffer(), C.c_uint64()
         checked(self.lib.save_writer_plan(self.w, C.byref(layout), C.byref(self.err)), self.err)
         for number, component in headers:
-            checked(self.lib.view_safetensors_make(layout, C.c_uint32(number), None, C.c_uint32(0), C.byref(made), C.byref(size)), self.err)
-            checked(self.lib.save_writer_header(self.w, component.encode(), b"safetensors", C.c_void_p(made.data), C.c_size_t(made.len), size,
+            checked(self.lib.view_safetensors_make(layout, C.c_uint32(number), None, C.c_uint32(0), C.byref(made),
+                                                   C.byref(size)), self.err)
+            checked(self.lib.save_writer_header(self.w, component.encode(), b"safetensors", C.c_void_p(made.data),
+                                                C.c_size_t(made.len), size,
                                                 C.byref(self.err)), self.err)
             self.lib.base_buf_release(C.byref(made))
         checked(self.lib.save_writer_commit(self.w, C.create_string_buffer(4096), C.byref(self.err)), self.err)
@@ -192,7 +202,8 @@ class Tree:
 
     def extents(self, f, offset, n):
         e, err, scratch = Slices(), Error(), C.create_string_buffer(n + 1)
-        checked(self.lib.view_file_slices(f, self.cache, C.c_uint64(offset), C.c_size_t(n), scratch, C.byref(e), C.byref(err)), err)
+        checked(self.lib.view_file_slices(f, self.cache, C.c_uint64(offset), C.c_size_t(n), scratch, C.byref(e),
+                                          C.byref(err)), err)
         raw = b"".join(C.string_at(v.base, v.len) for v in e.iov[: e.niov])
         self.lib.load_slices_release(C.byref(e))
         return raw
@@ -203,7 +214,8 @@ class Tree:
         def sink(_, data, n, err):
             parts.append(C.string_at(data, n))
             return -5 if stop_after is not None and len(parts) >= stop_after else 0
-        code = self.lib.view_file_stream(f, self.cache, C.c_uint64(offset), C.c_uint(threads), SINK(sink), None, C.byref(self.err))
+        code = self.lib.view_file_stream(f, self.cache, C.c_uint64(offset), C.c_uint(threads), SINK(sink), None,
+                                         C.byref(self.err))
         return code, b"".join(parts)
 
     def attributes(self, number):
@@ -212,7 +224,8 @@ class Tree:
         def tell(_, key, value):
             told[key.decode()] = value.decode()
             return 0
-        checked(self.lib.view_node_attributes(self.t, C.c_uint32(number), b"cached", TELL(tell), None, C.byref(self.err)), self.err)
+        checked(self.lib.view_node_attributes(self.t, C.c_uint32(number), b"cached", TELL(tell), None,
+                                              C.byref(self.err)), self.err)
         return told
 
 
@@ -239,16 +252,22 @@ TENSORS = {  # (component, name): array
     ("model", "complex"): np.arange(4, dtype="<c16"),
     ("optimizer", "a.weight.exp_avg"): np.ones((64, 64), "<f4"),
 }
-BLOBS = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}', "empty": b"", "big.bin": random_bytes.bytes(9_000_001),
+BLOBS = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}', "empty": b"",
+         "big.bin": random_bytes.bytes(9_000_001),
          "model/readme.txt": b"beside the tensors", ".hidden/..": b"dots", "a//b": b"slashes", "100%": b"percent",
-         ".dcp/__0_0.distcp": b"as it is", ".dcp/.dcp/.x": b"one dot only", ".dcp.d/x": b"escaped", "x.dcp/.dcp/y": b"not the first",
-         "model": b"c1", "model/x.npy": b"c2", "model.safetensors": b"c3", "manifest.json": b"c4", "ranks": b"c5", "ranks/00000/rng": b"c6",
-         "mesh/x": b"c7", "optimizer/a.weight.exp_avg.npy": b"c12", "model/x.npy/more": b"c8", "éa": b"c9", "éa/b": b"under", "x/a": b"c10", "x/a/b": b"c11", "x/a/b/c": b"deep"}
+         ".dcp/__0_0.distcp": b"as it is", ".dcp/.dcp/.x": b"one dot only", ".dcp.d/x": b"escaped",
+         "x.dcp/.dcp/y": b"not the first",
+         "model": b"c1", "model/x.npy": b"c2", "model.safetensors": b"c3", "manifest.json": b"c4", "ranks": b"c5",
+         "ranks/00000/rng": b"c6",
+         "mesh/x": b"c7", "optimizer/a.weight.exp_avg.npy": b"c12", "model/x.npy/more": b"c8", "éa": b"c9",
+         "éa/b": b"under", "x/a": b"c10", "x/a/b": b"c11", "x/a/b/c": b"deep"}
 RANKED = {"rng": b"state", "loader/state": b"state 2", "model": b"no collision here"}
-AWAY = {"model": "%6Dodel", "model.safetensors": "%6Dodel.safetensors", "manifest.json": "%6Danifest.json", "ranks": "%72anks", "mesh/x": "%6Desh/x",
+AWAY = {"model": "%6Dodel", "model.safetensors": "%6Dodel.safetensors", "manifest.json": "%6Danifest.json",
+        "ranks": "%72anks", "mesh/x": "%6Desh/x",
         "optimizer/a.weight.exp_avg.npy": "%6Fptimizer/a.weight.exp_avg.npy", "éa": "%C3%A9a", "x/a": "%78/a",
         # and those that meet one of these
-        "model/x.npy": "model%2Fx.npy%~", "ranks/00000/rng": "ranks%2F00000%2Frng%~", "model/x.npy/more": "model%2Fx.npy%2Fmore%~", "x/a/b": "x%2Fa%2Fb%~"}
+        "model/x.npy": "model%2Fx.npy%~", "ranks/00000/rng": "ranks%2F00000%2Frng%~",
+        "model/x.npy/more": "model%2Fx.npy%2Fmore%~", "x/a/b": "x%2Fa%2Fb%~"}
 PLAIN = {".hidden/..": "%2Ehidden/%2E.", "a//b": "a%2F/b", "100%": "100%25", ".dcp/.dcp/.x": ".dcp/%2Edcp/%2Ex",
          ".dcp.d/x": "%2Edcp.d/x", "x.dcp/.dcp/y": "x.dcp/%2Edcp/y"}
 
@@ -257,7 +276,8 @@ PLAIN = {".hidden/..": "%2Ehidden/%2E.", "a//b": "a%2F/b", "100%": "100%25", ".d
 def tree(lib, store):
     saver = Saver(lib, store, b"run", 1200, [("loss", "2.31"), ("note", 'say "hi"\n')])
     for (component, name), array in TENSORS.items():
-        saver.tensor(component, name, CODE[array.dtype.str.lstrip("<|").replace("b1", "?")], array.shape, array.tobytes())
+        saver.tensor(component, name, CODE[array.dtype.str.lstrip("<|").replace("b1", "?")], array.shape,
+                     array.tobytes())
     for name, raw in BLOBS.items():
         saver.blob(name, raw)
     for name, raw in RANKED.items():
@@ -276,17 +296,22 @@ def told(tree):
 def test_manifest_json(tree, told):
     assert (told["run"], told["step"], told["attributes"]) == ("run", 1200, {"loss": "2.31", "note": 'say "hi"\n'})
     assert told["totals"]["tensors"] == len(TENSORS) and told["totals"]["blobs"] == len(BLOBS) + len(RANKED)
-    assert told["totals"]["bytes"] == sum(a.nbytes for a in TENSORS.values()) + sum(map(len, [*BLOBS.values(), *RANKED.values()]))
+    assert (told["totals"]["bytes"] == sum(a.nbytes for a in TENSORS.values()) +
+            sum(map(len, [*BLOBS.values(), *RANKED.values()])))
     assert told["time"][:2] == "20" and told["time"][-1] == "Z" and len(told["time"]) == 30
     model, optimizer = told["components"]
-    assert model == {"name": "model", "tensors": 9, "bytes": sum(a.nbytes for (c, _), a in TENSORS.items() if c == "model"),
+    assert model == {"name": "model", "tensors": 9,
+                     "bytes": sum(a.nbytes for (c, _), a in TENSORS.items() if c == "model"),
                      "safetensors": "model.safetensors", "left_out": ["complex"]}
-    assert optimizer == {"name": "optimizer", "tensors": 1, "bytes": 64 * 64 * 4, "safetensors": "optimizer.safetensors", "left_out": []}
+    assert optimizer == {"name": "optimizer", "tensors": 1, "bytes": 64 * 64 * 4,
+                         "safetensors": "optimizer.safetensors", "left_out": []}
     assert {(t["component"], t["name"]): (tuple(t["shape"]), t["bytes"]) for t in told["tensors"]} == \
         {k: (a.shape, a.nbytes) for k, a in TENSORS.items()}
     assert {b["name"]: b["bytes"] for b in told["blobs"] if "rank" not in b} == {k: len(v) for k, v in BLOBS.items()}
-    assert {b["name"]: (b["rank"], b["bytes"]) for b in told["blobs"] if "rank" in b} == {k: (0, len(v)) for k, v in RANKED.items()}
-    assert {f["file"] for f in told["tensors"] + told["blobs"]} | {"manifest.json", "model.safetensors", "optimizer.safetensors"} == set(tree.files())
+    assert {b["name"]: (b["rank"], b["bytes"]) for b in told["blobs"]
+            if "rank" in b} == {k: (0, len(v)) for k, v in RANKED.items()}
+    assert {f["file"] for f in told["tensors"] + told["blobs"]} | {"manifest.json", "model.safetensors",
+                                                                   "optimizer.safetensors"} == set(tree.files())
 
 
 def test_tensors(tree, told):
@@ -294,7 +319,8 @@ def test_tensors(tree, told):
         array = TENSORS[t["component"], t["name"]]
         raw = tree.whole(t["file"])
         read = np.load(io.BytesIO(raw))
-        assert len(raw) == 4096 + array.nbytes and read.dtype == array.dtype and read.shape == array.shape and read.tobytes() == array.tobytes()
+        assert (len(raw) == 4096 + array.nbytes and read.dtype == array.dtype and read.shape == array.shape and
+                read.tobytes() == array.tobytes())
 
 
 def test_blobs(tree, told):
@@ -328,19 +354,24 @@ def test_one_form_of_the_tensors(tree, told, shown):
     everything = {path: (tree.node(n).kind, tree.node(n).size) for path, n in tree.files().items()}
     blobs = {path: v for path, v in everything.items() if v[0] == BLOB}
     npy = {path: v for path, v in everything.items() if v[0] == NPY}
-    left_out = {t["file"]: everything[t["file"]] for t in told["tensors"] if t["name"] in told["components"][0]["left_out"]}
+    left_out = {t["file"]: everything[t["file"]] for t in told["tensors"]
+                if t["name"] in told["components"][0]["left_out"]}
     assert left_out
-    for show, wanted in ((SHOW_NPY, npy), (SHOW_SAFETENSORS, {**left_out, **{p: v for p, v in everything.items() if v[0] == SAFETENSORS}})):
+    for show, wanted in ((SHOW_NPY, npy),
+                         (SHOW_SAFETENSORS,
+                          {**left_out, **{p: v for p, v in everything.items() if v[0] == SAFETENSORS}})):
         t = shown(show)
         files = t.files()
         manifest = t.node(files["manifest.json"])
-        assert {path: (t.node(n).kind, t.node(n).size) for path, n in files.items() if path != "manifest.json"} == {**blobs, **wanted}
+        assert {path: (t.node(n).kind, t.node(n).size) for path, n in files.items()
+                if path != "manifest.json"} == {**blobs, **wanted}
         text = t.whole("manifest.json")
         assert manifest.size == len(text)
         says = json.loads(text)
         assert {x["file"] for x in says["tensors"] + says["blobs"]} <= set(files)
         key = lambda x: (x["component"], x["name"])
-        bare = [[{k: v for k, v in x.items() if k != "file"} for x in sorted(m["tensors"], key=key)] for m in (says, told)]
+        bare = [[{k: v for k, v in x.items() if k != "file"} for x in sorted(m["tensors"], key=key)]
+                for m in (says, told)]
         assert bare[0] == bare[1] and says["blobs"] == told["blobs"]
         assert says["totals"] == told["totals"]
         for mine, other in zip(says["components"], told["components"]):
@@ -372,7 +403,8 @@ def test_a_directory_that_is_empty_goes(lib, store):
 
 
 def test_words_for_forms(lib):
-    for words, show in (("npy", SHOW_NPY), ("safetensors", SHOW_SAFETENSORS), ("npy,safetensors", SHOW_ALL), ("safetensors,npy", SHOW_ALL), ("npy,npy", SHOW_NPY)):
+    for words, show in (("npy", SHOW_NPY), ("safetensors", SHOW_SAFETENSORS), ("npy,safetensors", SHOW_ALL),
+                        ("safetensors,npy", SHOW_ALL), ("npy,npy", SHOW_NPY)):
         assert lib.view_show_parse(words.encode()) == show
     for words in ("", ",", "npy,", ",npy", "np", "npyx", "NPY", "all", "npy safetensors"):
         assert lib.view_show_parse(words.encode()) == -22, words
@@ -430,7 +462,8 @@ def test_any_range_of_any_file(tree, scale):
         for _ in range(n):
             offset = rng.choice(edges) if rng.random() < 0.2 else rng.randrange(len(raw) + 1)
             offset = max(0, offset)
-            size = rng.choice([0, 1, 2, 511, 4096, 131072, 1 << 20, 3_000_001]) if rng.random() < 0.7 else rng.randrange(1, 20000)
+            size = (rng.choice([0, 1, 2, 511, 4096, 131072, 1 << 20, 3_000_001]) if rng.random() < 0.7
+                    else rng.randrange(1, 20000))
             assert tree.read(f, offset, size) == raw[offset: offset + size], (path, offset, size)
             assert tree.extents(f, offset, size) == raw[offset: offset + size], (path, offset, size)
         tree.lib.view_file_close(f)
@@ -502,7 +535,8 @@ def test_attributes(tree):
 
 
 def test_how_numpy_reads_a_type_that_it_lacks(lib, store):
-    types = {11: "ml_dtypes.bfloat16", 16: "ml_dtypes.float8_e4m3fn", 17: "ml_dtypes.float8_e5m2", 18: "ml_dtypes.float8_e4m3fnuz",
+    types = {11: "ml_dtypes.bfloat16", 16: "ml_dtypes.float8_e4m3fn", 17: "ml_dtypes.float8_e5m2",
+             18: "ml_dtypes.float8_e4m3fnuz",
              19: "ml_dtypes.float8_e5m2fnuz", 20: "ml_dtypes.float8_e8m0fnu", 21: "numpy.uint8"}
     saver = Saver(lib, store, b"void", 1)
     for code in range(1, 22):
@@ -528,7 +562,8 @@ def test_hundred_thousand_tensors(lib, store, scale):
     shape = Shape(1, (C.c_uint64 * 16)(8))
     for i in range(count):
         name = b"model.layers.%d.mlp.experts.%d.weight" % (i // 100, i)
-        checked(lib.save_writer_tensor(saver.w, b"model", name, C.c_size_t(len(name)), C.c_int(2), C.byref(shape), source, C.byref(saver.err)), saver.err)
+        checked(lib.save_writer_tensor(saver.w, b"model", name, C.c_size_t(len(name)), C.c_int(2), C.byref(shape),
+                                       source, C.byref(saver.err)), saver.err)
     saver.commit([(0, "model")])
     tree = Tree(lib, store, b"many", 0)
     lib.view_tree_unref(tree.t)

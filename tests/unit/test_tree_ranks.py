@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A component that ranks of one or several layouts saved is one .safetensors file, whether they stored a header or not."""
+"""A component that ranks of one or several layouts saved is one .safetensors file, whether they stored a header or
+not."""
 import ctypes as c
 import json
 import pathlib
@@ -35,10 +36,13 @@ def opened(lib):
 
 
 def tensors():
-    """Sizes that are multiples of 4096 and others, of falling item size, in no order; one in halves, one on every rank."""
+    """Sizes that are multiples of 4096 and others, of falling item size, in no order; one in halves, one on every
+    rank."""
     rows = {0: [[(0, 24), (0, 64)]], 1: [[(24, 24), (0, 64)]]}
-    return [T("a.odd", "u1", (37,), {0: None}, 1), T("b.aligned", "u2", (64, 64), {0: None, 1: None}, 2), T("c.rows", "f4", (48, 64), rows, 3),
-            T("d.wide", "i8", (5, 3), {1: None}, 4), T('e "quoted"\\\n', "f4", (), {0: None}, 5), T("f.empty", "f4", (0, 3), {}, 6)]
+    return [T("a.odd", "u1", (37,), {0: None}, 1), T("b.aligned", "u2", (64, 64), {0: None, 1: None}, 2),
+            T("c.rows", "f4", (48, 64), rows, 3),
+            T("d.wide", "i8", (5, 3), {1: None}, 4), T('e "quoted"\\\n', "f4", (), {0: None}, 5),
+            T("f.empty", "f4", (0, 3), {}, 6)]
 
 
 def cat(vckpt, path, file):
@@ -58,7 +62,8 @@ def check(vckpt, opened, tmp_path, path, wanted):
     node = tree.node(tree.files()["model.safetensors"])
     assert node.kind == SAFETENSORS and node.size == len(raw)
     told = json.loads(cat(vckpt, path, "manifest.json"))
-    assert told["components"] == [{"name": "model", "tensors": len(wanted), "bytes": sum(t.array.nbytes for t in wanted),
+    assert told["components"] == [{"name": "model", "tensors": len(wanted),
+                                   "bytes": sum(t.array.nbytes for t in wanted),
                                    "safetensors": "model.safetensors", "left_out": []}]
     length = 8 + int.from_bytes(raw[:8], "little")
     return raw[:length]
@@ -75,11 +80,13 @@ def made_of_layout(lib, layout):
 
 def layout_of(lib, some):
     lib.store_layout_builder_new.restype = c.c_void_p
-    b, l, object_, tags, err = c.c_void_p(lib.store_layout_builder_new(Params(256, 1024, 64))), c.c_void_p(), Buffer(), c.c_void_p(), Error()
+    b, l, object_, tags, err = c.c_void_p(
+        lib.store_layout_builder_new(Params(256, 1024, 64))), c.c_void_p(), Buffer(), c.c_void_p(), Error()
     for t in some:
         shape = Shape(len(t.shape), (c.c_uint64 * 16)(*t.shape))
         raw = t.name.encode()
-        checked(lib.store_layout_builder_add(b, b"model", raw, c.c_size_t(len(raw)), c.c_int(CODE[t.kind]), c.byref(shape), c.c_uint32(0), c.byref(err)), err)
+        checked(lib.store_layout_builder_add(b, b"model", raw, c.c_size_t(len(raw)), c.c_int(CODE[t.kind]),
+                                             c.byref(shape), c.c_uint32(0), c.byref(err)), err)
     checked(lib.store_layout_builder_finish(b, c.byref(l), c.byref(object_), c.byref(tags), c.byref(err)), err)
     return l
 
@@ -174,7 +181,8 @@ def test_what_the_format_lacks_is_named(lib, vckpt, tmp_path):
     one_step(lib, tmp_path / "s", names)
     assert json.loads(cat(vckpt, tmp_path / "s", "manifest.json"))["components"][0]["left_out"] == ["__metadata__", "c"]
     assert set(json.loads(cat(vckpt, tmp_path / "s", "model.safetensors")[8:4096])) == {"__metadata__", "x"}
-    assert set(export(vckpt, tmp_path / "s", tmp_path / "d")) == {"model.safetensors", "model/c.npy", "model/__metadata__.npy", "manifest.json"}
+    assert set(export(vckpt, tmp_path / "s", tmp_path / "d")) == {"model.safetensors", "model/c.npy",
+                                                                  "model/__metadata__.npy", "manifest.json"}
 
 
 @pytest.mark.parametrize("extra", [pytest.param(0, marks=pytest.mark.full), 10])
@@ -186,14 +194,16 @@ def test_a_header_over_the_limit(lib, opened, tmp_path, extra):
     tree = opened(tmp_path / "s")
     component = json.loads(tree.whole("manifest.json"))["components"][0]
     if extra:
-        assert component["safetensors"] is None and component["reason"] == "its header would be longer than 90000000 bytes"
+        assert (component["safetensors"] is None and component["reason"] == "its header would be longer than "
+                "90000000 bytes")
         assert "model.safetensors" not in tree.files()
         return
     assert component["safetensors"] == "model.safetensors"
     number = tree.files()["model.safetensors"]
     f = tree.open(number)
     size = lib.view_file_size(f)
-    assert tree.node(number).size == size and 89_000_000 < size < 90_100_000 and tree.read(f, size - most, most) == b"x" * most
+    assert (tree.node(number).size == size and 89_000_000 < size < 90_100_000 and
+            tree.read(f, size - most, most) == b"x" * most)
     lib.view_file_close(f)
 
 

@@ -31,7 +31,8 @@ def test_a_snapshot_that_lies(vckpt, lib, long_run):
     path = long_run / "runs/run/000000000064"
     last = (long_run / "runs/run/000000000063").read_bytes()
     before = hashlib.sha256(last[48:48 + int.from_bytes(last[12:16], "little")]).digest()
-    entry, body, file = Entry(kind=5, time_ns=1, host=b"h", run=b"run", number=64, before=Digest((c.c_uint8 * 32)(*before))), Buf(), Buf()
+    entry, body, file = Entry(kind=5, time_ns=1, host=b"h", run=b"run", number=64,
+                              before=Digest((c.c_uint8 * 32)(*before))), Buf(), Buf()
     assert lib.proto_entry_encode(c.byref(entry), c.byref(body)) == 0
     copy = path.read_bytes()
     store_id = (long_run / "vckpt.store").read_bytes()[48:].split(b"\x1a\x10", 1)[1][:16]     # field 3: 16 bytes
@@ -39,7 +40,8 @@ def test_a_snapshot_that_lies(vckpt, lib, long_run):
     path.write_bytes(c.string_at(file.data, file.len))
     assert len(vckpt.json("ls", long_run, "run")["steps"]) == 1    # entry 65 was written after another one
     damage = vckpt.json("verify", long_run, check=False)["damage"]
-    assert [d["file"] for d in damage] == ["runs/run/000000000065"] and "entry 64 as that entry stands here" in damage[0]["what"], damage
+    assert ([d["file"] for d in damage] == ["runs/run/000000000065"] and
+            "entry 64 as that entry stands here" in damage[0]["what"]), damage
     tail = {p: p.read_bytes() for p in (long_run / "runs/run/000000000065", long_run / "runs/run/000000000066")}
     for p in tail:
         p.unlink()
@@ -65,7 +67,8 @@ def test_a_snapshot_that_says_other_things_of_a_step(vckpt, lib, long_run, at):
     snapshot.set(10, live.encode())
     forge.put_record(path, 2, snapshot.encode())
     damage = vckpt.json("verify", long_run, check=False)["damage"]
-    assert any(d["file"] == "runs/run/000000000064" and "other steps than readers from the start" in d["what"] for d in damage), damage
+    assert any(d["file"] == "runs/run/000000000064" and "other steps than readers from the start" in d["what"]
+               for d in damage), damage
 
 
 def test_a_pack_that_is_longer_than_its_manifest_says(vckpt, long_run):
@@ -96,7 +99,8 @@ def two_steps(vckpt, store, tmp_path):
     rng = numpy.random.default_rng(3)
     shared = rng.integers(0, 1 << 16, (2000, 1500), dtype="u2")
     for step in range(2):
-        save_file({"shared": shared, "o" * 600 + "\u00fc" * 300: rng.integers(0, 1 << 16, (300, 300), dtype="u2")}, tmp_path / "s.safetensors")
+        save_file({"shared": shared, "o" * 600 + "\u00fc" * 300: rng.integers(0, 1 << 16, (300, 300), dtype="u2")},
+                  tmp_path / "s.safetensors")
         vckpt("import", store, "run", tmp_path / "s.safetensors", "-q")
     assert vckpt.json("verify", store)["faults"] == 0
     return store

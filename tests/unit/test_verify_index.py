@@ -59,7 +59,8 @@ def test_few_are_looked_at(lib):
 
 
 def test_each_fault_with_its_tensors(vckpt, store, tmp_path):
-    """2,000 pieces, each with a fault of its own, in a pack that two steps share: each is told of its tensor, in both."""
+    """2,000 pieces, each with a fault of its own, in a pack that two steps share: each is told of its tensor, in
+    both."""
     n, rng = 2000, numpy.random.default_rng(1)
     save_file({f"t{i:04}": rng.integers(0, 1 << 62, 16, "i8") for i in range(n)}, tmp_path / "x.safetensors")
     for step in range(2):

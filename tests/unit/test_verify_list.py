@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that are not what was written there, through the commands: verify names them, no removed step comes back, nobody writes on."""
+"""Entries that are not what was written there, through the commands: verify names them, no removed step comes back,
+nobody writes on."""
 import ctypes as c
 import json
 import shutil
@@ -17,8 +18,9 @@ REMOVED = 2
 
 @pytest.fixture(scope="module")
 def made(vckpt, build, tmp_path_factory):
-    """Runs `r` and `other`: entry 0 the launch, 1 to 5 the steps 0 to 4 with measures, 6 removes step 2, 7 is step 5. And a store that is
-    `r` as it was at entry 4, gone on from there in another way: its entries 4 to 6 are of another past."""
+    """Runs `r` and `other`: entry 0 the launch, 1 to 5 the steps 0 to 4 with measures, 6 removes step 2, 7 is step 5.
+    And a store that is `r` as it was at entry 4, gone on from there in another way: its entries 4 to 6 are of another
+    past."""
     api, path = Vckpt(build), tmp_path_factory.mktemp("made") / "store"
     api.store(path)
     for run in ("r", "other"):
@@ -105,21 +107,25 @@ def test_entries_that_do_not_belong(vckpt, store, made, tamper, damaged, left):
     assert vckpt("verify", store, "other").returncode == 0
     if left is not None:
         assert visible(vckpt, store) == left
-        assert REMOVED in left or vckpt("cat", store, f"r/{REMOVED}/model/w.npy", check=False, text=False).returncode == 1
+        assert REMOVED in left or vckpt("cat", store, f"r/{REMOVED}/model/w.npy", check=False,
+                                        text=False).returncode == 1
     nobody_writes(vckpt, store)
 
 
 def kept(store):
-    return {p.relative_to(store): p.read_bytes() for folder in ("runs", "packs") for p in (store / folder).rglob("*") if p.is_file()}
+    return {p.relative_to(store): p.read_bytes() for folder in ("runs", "packs") for p in (store / folder).rglob("*")
+            if p.is_file()}
 
 
 def nobody_writes(vckpt, store):
     before, source = kept(store), store.parent / "w.npy"
     numpy.save(source, numpy.arange(5))
-    for command in (["import", store, "r", source], ["rm", store, "r/0"], ["rm", store, "r/5"], ["gc", store, "--grace", "0"]):
+    for command in (["import", store, "r", source], ["rm", store, "r/0"], ["rm", store, "r/5"],
+                    ["gc", store, "--grace", "0"]):
         done = vckpt(*command, check=False)
         assert done.returncode in (1, 3), (command, done)
-        assert any("run r" in line and "damaged" in line or "has no step" in line for line in done.stderr.splitlines()), (command, done.stderr)
+        assert any("run r" in line and "damaged" in line or "has no step" in line
+                   for line in done.stderr.splitlines()), (command, done.stderr)
     assert kept(store) == before
 
 
@@ -141,7 +147,8 @@ def test_measures_tell_of_a_lost_end(vckpt, store, target):
     for manifest in (store / "runs/r/manifests").iterdir():
         if manifest.name not in {s["manifest"] for s in vckpt.json("ls", store, "r")["steps"]}:
             manifest.unlink()
-    assert faults(vckpt, store, *target) == {"stats/r/5.7/0": "it names entry 7 of run r, but the list has only 7 entries: entries at its end are lost"}
+    assert faults(vckpt, store, *target) == {"stats/r/5.7/0": "it names entry 7 of run r, but the list has only 7 "
+                                             "entries: entries at its end are lost"}
 
 
 @pytest.mark.parametrize("target", [[], ["r"]])
@@ -150,21 +157,24 @@ def test_a_manifest_tells_of_a_lost_end(vckpt, store, target):
     lost(store, None, 7)
     shutil.rmtree(store / "stats")
     told = faults(vckpt, store, *target)
-    assert set(told) == {f"runs/r/manifests/{manifest}"} and "has neither a commit nor an abort of its attempt" in told[f"runs/r/manifests/{manifest}"]
+    assert (set(told) == {f"runs/r/manifests/{manifest}"} and
+            "has neither a commit nor an abort of its attempt" in told[f"runs/r/manifests/{manifest}"])
     assert "from 7 on" in told[f"runs/r/manifests/{manifest}"]
 
 
 def test_a_list_that_is_lost_as_a_whole(vckpt, store):
     lost(store, None, *range(8))
     told = faults(vckpt, store)
-    assert len([f for f in told if f.startswith("runs/r/manifests/")]) == 6 and len([f for f in told if f.startswith("stats/r/")]) >= 5, told
+    assert (len([f for f in told if f.startswith("runs/r/manifests/")]) == 6 and
+            len([f for f in told if f.startswith("stats/r/")]) >= 5), told
 
 
 def test_a_removal_at_the_end_leaves_no_trace(vckpt, store):
     """What a lost end cannot show (docs/format/list.md): verify says that all it sees is sound, and it is."""
     lost(store, None, 6, 7)
     shutil.rmtree(store / "stats/r/5.7")
-    (store / "runs/r/manifests" / vckpt.json("ls", store.parent / "store", "other")["steps"][-1]["manifest"]).unlink(missing_ok=True)
+    (store / "runs/r/manifests" / vckpt.json("ls", store.parent / "store", "other")["steps"][-1]["manifest"]).unlink(
+        missing_ok=True)
     told = faults(vckpt, store)
     assert len(told) == 1 and list(told)[0].startswith("runs/r/manifests/")
     (store / list(told)[0]).unlink()
@@ -183,8 +193,10 @@ def test_a_save_under_way_tells_of_a_lost_end(vckpt, lib, store):
     shutil.rmtree(store / "stats/r/5.7")
     (store / "runs/r/manifests" / newest["manifest"]).unlink()
     assert faults(vckpt, store) == {
-        f"incoming/other/{attempt.name}": "it names entry 7 of run r, but the list has only 7 entries: entries at its end are lost",
-        f"incoming/r/{second.name}/begin": "its writer had read 8 entries of run r, but the list has only 7: entries at its end are lost"}
+        f"incoming/other/{attempt.name}": "it names entry 7 of run r, but the list has only 7 entries: entries at its "
+        "end are lost",
+        f"incoming/r/{second.name}/begin": "its writer had read 8 entries of run r, but the list has only 7: entries "
+        "at its end are lost"}
     attempt.free()
     second.free()
     api.close()
@@ -193,14 +205,16 @@ def test_a_save_under_way_tells_of_a_lost_end(vckpt, lib, store):
 # ---- the collector where the end is lost ----
 
 def in_all(store):
-    return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file() and "index" not in p.relative_to(store).parts}
+    return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file() and
+            "index" not in p.relative_to(store).parts}
 
 
 def nothing_collected(vckpt, store, file):
     before = in_all(store)
     for words in ((), ("--grace", "0"), ("--dry-run",)):
         done = vckpt("gc", store, *words, check=False)
-        assert done.returncode == 3 and "run r: " in done.stderr and file in done.stderr and "vckpt mend" in done.stderr, done
+        assert (done.returncode == 3 and "run r: " in done.stderr and file in done.stderr and
+                "vckpt mend" in done.stderr), done
     assert in_all(store) == before
 
 
@@ -281,7 +295,8 @@ def test_measures_swapped(vckpt, store):
     b.write_bytes(data)
     says = "its content gives another run, step, entry or rank than its name"
     assert faults(vckpt, store) == {"stats/r/1.2/0": says, "stats/r/3.4/0": says}
-    assert [vckpt.json("stalls", store, f"r/{n}", check=False)["ranks"][0]["timings"] for n in (0, 1, 3)] == ["stats", "part", "part"]
+    assert [vckpt.json("stalls", store, f"r/{n}", check=False)["ranks"][0]["timings"]
+            for n in (0, 1, 3)] == ["stats", "part", "part"]
 
 
 @pytest.mark.parametrize("to", ["stats/r/3.2/0", "stats/r/1.3/0", "stats/r/1.2/1", "stats/other/1.2/0"])
@@ -298,7 +313,8 @@ def test_measures_of_no_commit(vckpt, lib, store):
         m = sample_stats(rank=0, run=b"r", step=step, world=1)
         api.call(api.lib.store_stats_put, api.p, c.byref(m), c.c_uint64(number))
     api.close()
-    assert faults(vckpt, store) == {f"stats/r/{s}.{n}/0": f"it names entry {n} as the commit of step {s}, but that entry of the list is another one" for s, n in ((3, 2), (7, 6))}
+    assert faults(vckpt, store) == {f"stats/r/{s}.{n}/0": f"it names entry {n} as the commit of step {s}, but that "
+                                    f"entry of the list is another one" for s, n in ((3, 2), (7, 6))}
 
 
 def test_measures_of_another_attempt(vckpt, lib, store):
@@ -307,4 +323,5 @@ def test_measures_of_another_attempt(vckpt, lib, store):
     m = sample_stats(rank=0, run=b"r", step=1, world=1)
     api.call(api.lib.store_stats_put, api.p, c.byref(m), c.c_uint64(2))
     api.close()
-    assert faults(vckpt, store) == {"stats/r/1.2/0": "it gives another attempt than the commit entry that it belongs to"}
+    assert faults(vckpt, store) == {"stats/r/1.2/0": "it gives another attempt than the commit entry that it "
+                                    "belongs to"}

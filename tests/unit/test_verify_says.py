@@ -49,7 +49,8 @@ def xxh(lib, seed, data):
 
 
 def replace_xxh(lib, forge, wrong, right):
-    """What the part says of the bytes `wrong` is said of the bytes `right`, as if memory had been flipped between the two hashes."""
+    """What the part says of the bytes `wrong` is said of the bytes `right`, as if memory had been flipped between the
+    two hashes."""
     seed = int.from_bytes(Message(forge.record_body(forge.store / "vckpt.store", 1, None)).get(4), "little")
     chunk = forge.object(CHUNK)
     at = chunk.index(xxh(lib, seed, wrong))
@@ -180,22 +181,29 @@ MANIFEST, ENTRY = "runs/run/manifests/", "runs/run/0000"
     (attribute(b"2.4", "manifest"), ENTRY, "it says other attributes of step 0 than its manifest"),
     (lambda f: f.commit.set(9), ENTRY, "it says other attributes of step 0 than its manifest"),
     (lambda f: f.manifest.set(5, 3), MANIFEST, "has another run, step or attempt than the commit entry that names it"),
-    (lambda f: f.manifest.set(4, b"00000000000000aa-0"), MANIFEST, "has another run, step or attempt than the commit entry that names it"),
+    (lambda f: f.manifest.set(4, b"00000000000000aa-0"), MANIFEST,
+     "has another run, step or attempt than the commit entry that names it"),
     (lambda f: f.manifest.set(10, b"elsewhere"), MANIFEST, "the part of rank 0 says host"),
     (lambda f: f.part.set(5, b"elsewhere"), MANIFEST, "the part of rank 0 says host elsewhere, the manifest"),
     (lambda f: add(f.part, 4), MANIFEST, "the part of rank 0 says a world of 2 ranks, the manifest one of 1"),
     (lambda f: table(f.part, 7, b"model", 16, 8), MANIFEST, "the part of rank 0 says that pack"),
     (lambda f: table(f.part, 7, b"model", 24, -1), MANIFEST, "bytes of pack"),
     (lambda f: table(f.manifest, 13, b"model", 24, -1), MANIFEST, "are live, and its parts reach"),
-    (lambda f: (setattr(f, "keep_sums", True), table(f.manifest, 13, b"meta", 24, -1)), MANIFEST, "are live, and its parts reach"),
-    (lambda f: f.part.set(11, struct.pack("<I", 3) + bytes(32)), MANIFEST, "the part of rank 0 has a sample of tensor 3, and its layout has 3"),
-    (header(b'"F32","shape":[7]', b'"I32","shape":[7]'), MANIFEST, "the header of model.safetensors says that tensor 'small' is i32, the layout f32"),
+    (lambda f: (setattr(f, "keep_sums", True), table(f.manifest, 13, b"meta", 24, -1)), MANIFEST,
+     "are live, and its parts reach"),
+    (lambda f: f.part.set(11, struct.pack("<I", 3) + bytes(32)), MANIFEST,
+     "the part of rank 0 has a sample of tensor 3, and its layout has 3"),
+    (header(b'"F32","shape":[7]', b'"I32","shape":[7]'), MANIFEST,
+     "the header of model.safetensors says that tensor 'small' is i32, the layout f32"),
     (header(b"[100,500]", b"[500,100]"), MANIFEST, "the header of model.safetensors says another shape of tensor"),
-    (header(b'"small"', b'"smell"'), MANIFEST, "the header of model.safetensors names tensor 'smell', which the layout does not have"),
+    (header(b'"small"', b'"smell"'), MANIFEST, "the header of model.safetensors names tensor 'smell', which the layout "
+     "does not have"),
     (view(4, 8), MANIFEST, "and 8 bytes follow its data"),
     (view(1, b"other"), MANIFEST, "it has a header of other.safetensors, and the layout has no such component"),
-    (last_tensor_left_out, MANIFEST, "the header of model.safetensors names 2 tensors, and 3 of the layout belong there"),
-    (grown(8, b"x"), MANIFEST, "a layout cannot be read"), (grown(9, struct.pack("<Q", 3)), MANIFEST, "a layout cannot be read"),
+    (last_tensor_left_out, MANIFEST, "the header of model.safetensors names 2 tensors, and 3 of the layout "
+     "belong there"),
+    (grown(8, b"x"), MANIFEST, "a layout cannot be read"),
+    (grown(9, struct.pack("<Q", 3)), MANIFEST, "a layout cannot be read"),
 ])
 def test_records_that_disagree(vckpt, lib, step, tmp_path, lie, file, sentence):
     forge = Forge(lib, step, "run")

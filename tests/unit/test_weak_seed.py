@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds under which XXH3-128 cannot see that one bit moved: they exist, `init` draws no such seed, and a store that has one believes
-nothing by it. Bool and integer pieces are never believed by it."""
+"""Seeds under which XXH3-128 cannot see that one bit moved: they exist, `init` draws no such seed, and a store that has
+one believes nothing by it. Bool and integer pieces are never believed by it."""
 import ctypes as c
 import os
 import random
@@ -48,8 +48,8 @@ def alike(even, odd, rng):
 
 
 def alike_last(lane, stripe, rng):
-    """A seed that makes the high halves of a stripe's key and of the last stripe's key in that lane the same. Bits 40 to 63 of one word are
-    bits 32 to 55 of another, eight at a time from below; the last eight come by chance."""
+    """A seed that makes the high halves of a stripe's key and of the last stripe's key in that lane the same. Bits 40
+    to 63 of one word are bits 32 to 55 of another, eight at a time from below; the last eight come by chance."""
     word, sign = 15 + lane, -1 if (15 + lane) % 2 else 1
     other = stripe + lane
     assert (other - word) % 2 == 0, "equal parity: the seed is added to both, or taken from both"
@@ -105,7 +105,9 @@ def test_a_moved_bit_is_not_seen_under_a_weak_seed(api):
         assert api.weak(seed), hex(seed)
         block = 1023 if b == 16 else rng.randrange(1023)
         for byte in range(4):
-            one, two = api.xxh(seed, mask(block, a, lane, byte)[:].tobytes()), api.xxh(seed, mask(block, b, lane, byte).tobytes())
+            one, two = api.xxh(seed,
+                               mask(block, a, lane, byte)[:].tobytes()), api.xxh(seed,
+                                                                                 mask(block, b, lane, byte).tobytes())
             assert (one == two) == (byte in unseen(seed, lane, a, b)), (hex(seed), lane, a, b, byte)
             found += one == two
     assert found > 20, "the test shows nothing"
@@ -123,7 +125,8 @@ def test_low_halves_too(api):
         assert halves(key(seed, a, lane))[0] == halves(key(seed, a + 1, lane))[0] and api.weak(seed)
         for byte in range(4, 8):
             same = not (key(seed, a, lane) ^ key(seed, a + 1, lane)) >> 8 * byte & 1
-            assert (api.xxh(seed, mask(3, a, lane, byte).tobytes()) == api.xxh(seed, mask(3, a + 1, lane, byte).tobytes())) == same
+            assert (api.xxh(seed, mask(3, a, lane, byte).tobytes()) ==
+                    api.xxh(seed, mask(3, a + 1, lane, byte).tobytes())) == same
             found += same
     assert found > 10
 
@@ -186,7 +189,8 @@ def test_a_moved_bit_is_stored(vckpt, api, store, tmp_path, seed, dtype):
         save_file({"mask": data}, tmp_path / f"{step}.safetensors")
         vckpt("import", store, "run", tmp_path / f"{step}.safetensors", "-q")
     for step in range(2):
-        assert vckpt("cat", store, f"run/{step}/model.safetensors", text=False).stdout == (tmp_path / f"{step}.safetensors").read_bytes()
+        assert vckpt("cat", store, f"run/{step}/model.safetensors",
+                     text=False).stdout == (tmp_path / f"{step}.safetensors").read_bytes()
     vckpt("verify", store)
 
 

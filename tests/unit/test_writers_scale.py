@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of many writers: calls of the storage are counted, never timed, and grow with the writers, not with their square.
+"""Saves of many writers: calls of the storage are counted, never timed, and grow with the writers, not with their
+square.
 
 tests/bench/writers.c plays the ranks; where it says what is played. Ranks of two layouts and more share tensors."""
 import ctypes as c
@@ -20,7 +21,8 @@ def played(build, vckpt, world, mode, layouts=1):
     store = scratch()
     shutil.rmtree(store)
     vckpt("init", store, "-q")
-    done = subprocess.run([os.path.join(build, "tests/bench_writers"), store, str(world), mode, "0", str(layouts)], capture_output=True, text=True)
+    done = subprocess.run([os.path.join(build, "tests/bench_writers"), store, str(world), mode, "0", str(layouts)],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     verified = vckpt("verify", store, check=False)
     assert verified.returncode == 0, verified.stdout
@@ -29,7 +31,8 @@ def played(build, vckpt, world, mode, layouts=1):
 
 
 def calls(counts):
-    return sum(n for kind, n in counts.items() if kind not in ("listed", "writer_append"))  # appends go through a buffer
+    # appends go through a buffer
+    return sum(n for kind, n in counts.items() if kind not in ("listed", "writer_append"))
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +40,14 @@ def save_of_few_and_of_many(build, vckpt):
     return [played(build, vckpt, world, "last") for world in (FEW, MANY)]
 
 
-@pytest.mark.parametrize("phase,each", [("launch", 30), ("prepare", 8), ("incoming", 2), ("commit", 9), ("others", 5), ("open", 4)])
+@pytest.mark.parametrize("phase,each",
+                         [("launch", 30), ("prepare", 8), ("incoming", 2), ("commit", 9), ("others", 5), ("open", 4)])
 def test_calls_of_each_phase_grow_with_the_writers(save_of_few_and_of_many, phase, each):
     few, many = (save[phase] for save in save_of_few_and_of_many)
     assert calls(many) <= calls(few) * MANY / FEW * 1.3 + 50, (few, many)
-    if phase == "launch":  # each rank lists the launch's heartbeats once when it opens, names only: a living rank 0, nobody else that is this rank
+    # each rank lists the launch's heartbeats once when it opens, names only: a living rank 0, nobody else that is this
+    # rank
+    if phase == "launch":
         assert many["listed"] <= MANY * MANY + 50, many
     else:
         assert many["listed"] <= few["listed"] * MANY / FEW * 1.3 + 50, (few, many)
@@ -57,7 +63,8 @@ def test_a_base_is_looked_up_by_its_own_line(save_of_few_and_of_many):
 def test_manifest_and_announcements_grow_with_the_writers(save_of_few_and_of_many):
     few, many = save_of_few_and_of_many
     for what in ("manifest_bytes", "announcements_bytes", "open_bytes"):
-        assert many[what] <= few[what] * MANY / FEW * 1.3, (what, few[what], many[what])  # of memory a sanitizer's heap says 0
+        # of memory a sanitizer's heap says 0
+        assert many[what] <= few[what] * MANY / FEW * 1.3, (what, few[what], many[what])
     assert many["announcements_bytes"] / MANY < 6000
 
 
@@ -90,7 +97,8 @@ def test_a_heartbeat_of_another_host_is_known_by_its_name(api):
     m.end()
     assert "not announced" in e.value.text
     own = [name for name in read if name.startswith(b"hosts/")]
-    assert m.count["list"] == 1 and len(own) == 1 and own[0].startswith(f"hosts/{launches[0].name}.".encode()), (m.count, own)
+    assert m.count["list"] == 1 and len(own) == 1 and own[0].startswith(f"hosts/{launches[0].name}.".encode()), (
+        (m.count, own))
     a.free()
     launches[0].close()
     for rank in range(2, 40):
