@@ -41,12 +41,13 @@ int index_error(int r)
 	return r > 0 ? -r : -EIO;
 }
 
-int index_write_error(const struct index *i, int rc)
+int index_write_error(const struct index *i, int r)
 {
 	static const uint8_t page[4096];
 	struct stat st;
-	int r = index_error(rc);
 	ssize_t n = 0;
+
+	r = index_error(r);
 	if (r != -EIO)
 		return r;
 	do /* LMDB has taken the room that there was; less than a page may be left */

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of a part read by ranges (core/step/part_window): the same as the row read whole, in any order of pieces; bytes
-that rotted and tables that lie never give another answer."""
+"""A row of a part read by ranges (core/step/part_excerpt): the same as the row read whole, in any order of pieces;
+bytes that rotted and tables that lie never give another answer."""
 import ctypes as c
 import errno
 import random
@@ -25,7 +25,7 @@ class Excerpt:
 
     def __init__(self, written, tensor):
         self.w, self.p, e = written, P(Head)(), Error()
-        r = written.lib.store_part_window_open(written.api.p, written.layout.p, c.byref(written.part), written.array,
+        r = written.lib.store_part_excerpt_open(written.api.p, written.layout.p, c.byref(written.part), written.array,
                                                u32(len(written.names)), u32(tensor),
                                                c.byref(self.p), c.byref(e))
         if r < 0:
@@ -179,7 +179,7 @@ def chunk_file(w):
 def answers(w, tensor, pick):
     """Head, boxes and some pieces, or the errno."""
     try:
-        with Window(w, tensor) as open_:
+        with Excerpt(w, tensor) as open_:
             return [open_.head.whole, open_.boxes(), open_.head.npieces,
                     bytes(open_.head.digest.bytes)] + [open_.pieces(a, n) for a, n in pick]
     except Refused as e:
