@@ -388,9 +388,22 @@ static int store_identity_put(struct store_storage *storage, uint64_t reserve_by
 	return r == STORE_PUT_OTHER ? -EEXIST : r;
 }
 
+/* Refuses a store, and what lies in one. Another process may make the store meanwhile: it is a store then. */
+static int init_allowed(const char *path, struct base_error *err)
+{
+	bool is = is_store(path);
+	base_cleanup_free char *around = store_around(path), *full = realpath(path, NULL);
+
+	if (is || (around && full && strcmp(around, full) == 0))
+		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
+	if (around)
+		return base_error_set(err, -EINVAL, "%s lies in the store %s; nothing was made: choose a directory "
+			"outside of that store", path, around);
+	return 0;
+}
+
 int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 {
-	base_cleanup_free char *around = NULL;
 	struct store_storage *storage;
 	struct store *s;
 	int r;
@@ -398,12 +411,9 @@ int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 	if (reserve_bytes > RESERVE_MAX_BYTES)
 		return base_error_set(err, -EINVAL, "a reserve of %llu bytes is too large",
 			(unsigned long long)reserve_bytes);
-	if (is_store(path))
-		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
-	around = store_around(path);
-	if (around)
-		return base_error_set(err, -EINVAL, "%s lies in the store %s; nothing was made: choose a directory "
-			"outside of that store", path, around);
+	r = init_allowed(path, err);
+	if (r < 0)
+		return r;
 	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);
 	if (r < 0)
 		return r;
