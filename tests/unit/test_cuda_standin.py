@@ -646,15 +646,16 @@ def test_a_context_that_can_not_be_entered_pins_nothing(cuda, driver, lib):
 
 
 def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale):
-    """A small saver: kernels write, fences, two streams, slots given back as their events are done; nothing is early."""
+    """A small saver: kernels write, fences, two streams, slots given back as their events are done; nothing is
+    early."""
     for seed in range(scale(3, 30)):
         pick = random.Random(seed)
         driver.lib.standin_delay(400, ctypes.c_uint64(seed + 1))
         with Ring(lib, 24 * PAGE, YES, cuda.fence()) as r:
             sources = [driver.memory(8 * PAGE) for _ in range(4)]
             fence = cuda.fence()
-            marks = [(cuda.mark(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence))
-                     for _ in range(8)]
+            events = [(cuda.event(stream), stream) for stream in (cuda.stream(fence), cuda.stream(fence))
+                      for _ in range(8)]
             under_way = []
 
             def finish():
@@ -690,7 +691,7 @@ def test_a_ring_of_copies_in_order_under_random_delays(cuda, driver, lib, scale)
     ("cuEventCreate", "fence"),
     ("cuPointerGetAttributes", "fence at"), ("cuDevicePrimaryCtxRetain", "fence mapped"),
     ("cuThreadExchangeStreamCaptureMode", "copy"), ("cuEventRecord", "fence"), ("cuCtxPushCurrent", "stream"),
-    ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "mark"), ("cuEventCreate", "mark"),
+    ("cuStreamCreate", "stream"), ("cuCtxPushCurrent", "event"), ("cuEventCreate", "event"),
     ("cuCtxPushCurrent", "wait_fence"),
     ("cuStreamWaitEvent", "wait_fence"), ("cuCtxPushCurrent", "copy"), ("cuMemcpyDtoHAsync", "copy"),
     ("cuCtxPushCurrent", "set"), ("cuEventRecord", "set"), ("cuCtxPushCurrent", "wait"),
@@ -704,9 +705,9 @@ def test_every_call_of_the_driver_may_fail(cuda, driver, function, call):
     mapped = driver.lib.standin_memory_on(0, 8)
     calls = {"fence": cuda.fence, "fence at": lambda: cuda.fence(at=[source]),
              "fence mapped": lambda: cuda.fence(at=[mapped]), "stream": lambda: cuda.stream(fence),
-             "mark": lambda: cuda.mark(stream),
-             "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(mark),
-             "wait": lambda: cuda.wait(mark),
+             "event": lambda: cuda.event(stream),
+             "wait_fence": lambda: cuda.wait_fence(stream, fence), "set": lambda: cuda.set(event),
+             "wait": lambda: cuda.wait(event),
              "copy": lambda: cuda.copy(stream, ctypes.addressof(out), source, 8)}
     before = driver.held()
     driver.fail(function, 1, 2)
