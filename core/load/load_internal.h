@@ -14,6 +14,7 @@
 #include "core/tensor/boxes.h"
 
 #define LOAD_SEGMENT_BYTES (1u << 20)
+#define LOAD_LINE_NONE UINT32_MAX
 
 /* The boxes of a tensor that several writers hold, if these are not cut where the whole tensor is cut. They are
  * disjoint, cover the tensor, and are ordered by ascending offset. One allocation holds it and what it points to. */
@@ -40,7 +41,8 @@ struct load_object {
 	struct load_boxes *boxes;        /* NULL: the pieces are those of the whole tensor */
 	struct store_piece one;          /* a blob's, or that of an empty tensor which nobody stored */
 	const struct store_piece *pieces; uint64_t npieces;
-	const char *const *packs; uint32_t npacks; /* the step's */
+	const char *const *packs; uint32_t npacks; /* of one part, or the step's */
+	uint32_t line;                   /* of that part in the manifest; LOAD_LINE_NONE: the packs are the step's */
 };
 
 /* One segment that a request needs; `pin` is NULL for an inline piece. */

@@ -28,6 +28,7 @@ static struct load_object *object_new(struct load_step *step)
 		return NULL;
 	atomic_init(&o->refs, 1);
 	o->step = load_step_ref(step);
+	o->line = LOAD_LINE_NONE;
 	return o;
 }
 
@@ -114,6 +115,7 @@ static int object_row(struct load_object *o, uint32_t tensor, struct base_error 
 	o->row = rows.all[0].row;
 	rows.all[0].row = (struct store_row){0};
 	o->packs = load_step_part_packs(o->step, rows.all[0].line);
+	o->line = rows.all[0].line;
 	o->npacks = rows.all[0].npacks;
 	o->pieces = o->row.pieces;
 	o->npieces = o->row.npieces;

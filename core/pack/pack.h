@@ -102,6 +102,9 @@ int store_object_read(struct store_pack *p, const struct store_object_ref *ref, 
 int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
 	struct base_error *err);
 
+/* Bytes that this thread has read from packs so far: those that reads asked for, checks and footers included. */
+uint64_t store_pack_bytes_read(void);
+
 /* The footer: count entries, checked with SHA-256. Free with store_pack_footer_free. */
 struct store_pack_footer { struct store_object_ref *objects; uint64_t count; };
 int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f, struct base_error *err);

@@ -27,6 +27,7 @@ struct buffers {
 	size_t checks_size, stored_size;
 };
 
+static __thread uint64_t thread_bytes_read;
 static __thread struct buffers *thread_buffers; /* also the value of buffers_key, whose destructor frees it */
 static pthread_key_t buffers_key;
 static pthread_once_t buffers_once = PTHREAD_ONCE_INIT;
@@ -81,6 +82,7 @@ static int buffer_reserve(uint8_t **buffer, size_t *size, size_t need)
 int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	int r = len ? p->storage->ops->file_read(p->file, offset, bytes, len) : 0;
+	thread_bytes_read += len;
 	if (r == -ENODATA)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s is shorter than it was: nothing at offset %llu",
 			p->name, (unsigned long long)offset);
@@ -161,6 +163,11 @@ const char *store_pack_name(const struct store_pack *p)
 uint64_t store_pack_size(const struct store_pack *p)
 {
 	return p->size;
+}
+
+uint64_t store_pack_bytes_read(void)
+{
+	return thread_bytes_read;
 }
 
 /* ---- objects ---- */

@@ -63,6 +63,13 @@ void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *p
 	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
 	void (*strip)(void *arg, const void *bytes, size_t len), void *arg);
 
+/* Do the bytes of a piece, in stored order, lie one after another in such an array? */
+bool tensor_piece_lies(const struct tensor_grid *g, const struct tensor_box *piece, const uint64_t *stride);
+/* Calls f for ranges of bytes of the stored order that together are the part of the piece inside `window`, ascending.
+ * What f returns, if not 0, ends the walk and is returned. */
+int tensor_piece_ranges(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
+	int (*f)(void *arg, uint64_t offset, uint64_t len), void *arg);
+
 /* The contiguous fragments of a range of row-major bytes of the whole tensor. A fragment is as many bytes from byte
  * `at` of the tensor on as are contiguous in one piece too, up to byte `end`. */
 struct tensor_fragment {

@@ -236,16 +236,14 @@ void tensor_piece_next(struct tensor_piece_iter *it)
 	it->done = true;
 }
 
-/* Cell of the piece that holds `x` along k. */
-static void piece_cell(const struct tensor_grid *g, const struct tensor_box *piece, uint64_t x,
+void tensor_piece_cell(const struct tensor_grid *g, const struct tensor_box *piece, uint64_t x,
 	struct tensor_box *ret_cell)
 {
 	*ret_cell = *piece;
 	piece_clip(ret_cell, piece, g->k, x / g->edge[g->k], g->edge[g->k]);
 }
 
-/* Items of one slice across k. */
-static uint64_t piece_slice(const struct tensor_grid *g, const struct tensor_box *piece)
+uint64_t tensor_piece_slice(const struct tensor_grid *g, const struct tensor_box *piece)
 {
 	uint64_t items = 1;
 
@@ -296,11 +294,11 @@ void tensor_fragment_in(const struct tensor_grid *g, const struct tensor_box *bo
 	for (unsigned d = g->shape.ndim; d-- > 0; item /= g->shape.dim[d])
 		x[d] = item % g->shape.dim[d];
 	ret_f->piece = tensor_piece_locate(g, box, x, &piece);
-	piece_cell(g, &piece, x[k], &cell);
+	tensor_piece_cell(g, &piece, x[k], &cell);
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		in_cell = in_cell * cell.size[d] + (x[d] - cell.offset[d]);
-	ret_f->piece_offset = ((cell.offset[k] - piece.offset[k]) * piece_slice(g, &piece) + in_cell) * g->item_bytes +
-		skip;
+	in_cell += (cell.offset[k] - piece.offset[k]) * tensor_piece_slice(g, &piece);
+	ret_f->piece_offset = in_cell * g->item_bytes + skip;
 	ret_f->len = base_min(fragment_items(g, &piece, &cell, x) * g->item_bytes - skip, end - at);
 }
 
@@ -427,10 +425,10 @@ static void copy_piece(const struct tensor_grid *g, const struct tensor_box *pie
 	}
 	if (!tensor_box_intersect(g->shape.ndim, piece, window ? window : piece, &area))
 		return;
-	slice = piece_slice(g, piece) * g->item_bytes;
+	slice = tensor_piece_slice(g, piece) * g->item_bytes;
 	end = area.offset[k] + area.size[k];
 	for (uint64_t x = area.offset[k]; x < end; x = cell.offset[k] + cell.size[k]) {
-		piece_cell(g, piece, x, &cell);
+		tensor_piece_cell(g, piece, x, &cell);
 		if (tensor_box_intersect(g->shape.ndim, &cell, &area, &part))
 			copy_cell(g, &cell, &part, piece_bytes + (cell.offset[k] - piece->offset[k]) * slice, array,
 				gather);
@@ -529,7 +527,7 @@ void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *p
 	if (tensor_box_items(&g->shape, piece) == 0)
 		return;
 	for (uint64_t x = piece->offset[k]; x < piece->offset[k] + piece->size[k]; x = cell.offset[k] + cell.size[k]) {
-		piece_cell(g, piece, x, &cell);
+		tensor_piece_cell(g, piece, x, &cell);
 		stream_cell(g, &cell, &strips);
 	}
 }

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fill: what is to be filled, and the threads that do it.
+ *
+ * run plans on the caller's thread (opening tensors asks several parts at once). Then threads take tasks in order, each
+ * the next one that nobody has, the caller's thread among them; so at any time the packs are read in a few places that
+ * lie near each other. A piece that fails ends the run, unless damage is to be skipped: the others finish the piece
+ * that they are at. Of several that fail, the first by pack and offset is told.
+ *
+ * Memory: 32 bytes a piece, the opened tensors, and for each thread one piece. */
+#include <stdlib.h>
+
+#include "core/base/array.h"
+#include "core/base/clock.h"
+#include "core/base/pool.h"
+#include "core/load/fill_internal.h"
+#include "core/tensor/dtype.h"
+
+#define FILL_THREADS_MAX 256u
+
+struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsigned flags)
+{
+	struct load_fill *f = calloc(1, sizeof *f);
+
+	if (!f)
+		return NULL;
+	pthread_mutex_init(&f->lock, NULL);
+	f->step = load_step_ref(step);
+	f->threads = base_min(threads ? threads : base_cpu_count(), FILL_THREADS_MAX);
+	f->flags = flags;
+	return f;
+}
+
+void load_fill_free(struct load_fill *f)
+{
+	if (!f)
+		return;
+	for (uint32_t i = 0; i < f->nobjects; i++) {
+		load_object_unref(f->objects[i].object);
+		free(f->objects[i].why);
+	}
+	for (size_t i = 0; i < f->nlost; i++)
+		free((char *)(uintptr_t)f->lost[i].why); /* ours, shown as const */
+	free(f->boxes);
+	free(f->objects);
+	free(f->lines);
+	free(f->tasks);
+	free(f->lost);
+	load_step_unref(f->step);
+	pthread_mutex_destroy(&f->lock);
+	free(f);
+}
+
+int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, void *data,
+	const uint64_t *stride, struct base_error *err)
+{
+	const struct load_step_info *step = load_step_info(f->step);
+	struct load_tensor_info info;
+	struct fill_box *b;
+
+	if (tensor >= load_step_tensor_count(f->step))
+		return base_error_set(err, -ENOENT, "%s/%llu: there is no tensor %u", step->run,
+			(unsigned long long)step->step, tensor);
+	load_step_tensor_info(f->step, tensor, &info);
+	if (!tensor_box_inside(&info.shape, box))
+		return base_error_set(err, -EINVAL, "%s/%llu: tensor %s/%.*s: the box is not inside the tensor",
+			step->run, (unsigned long long)step->step, info.component,
+			(int)base_min(info.name_len, 400), info.name);
+	if (tensor_box_empty(info.shape.ndim, box))
+		return 0;
+	if (f->nboxes == UINT32_MAX || base_array_room(f->boxes, f->boxes_room, f->nboxes + 1) < 0)
+		return base_no_memory(err);
+	b = &f->boxes[f->nboxes++];
+	*b = (struct fill_box){.tensor = tensor, .box = *box, .data = data};
+	memcpy(b->stride, stride, info.shape.ndim * sizeof *stride);
+	f->wanted += tensor_box_items(&info.shape, box) * tensor_dtype_bytes(info.dtype);
+	return 0;
+}
+
+void load_fill_stop(struct load_fill *f)
+{
+	atomic_store(&f->stopped, -ECANCELED);
+}
+
+int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why)
+{
+	char *said = strdup(why);
+	int r = -ENOMEM;
+
+	pthread_mutex_lock(&f->lock);
+	if (said && base_array_room(f->lost, f->lost_room, f->nlost + 1) == 0) {
+		f->lost[f->nlost++] = (struct load_fill_lost){box, *part, code, base_steal(said)};
+		r = 0;
+	}
+	pthread_mutex_unlock(&f->lock);
+	free(said);
+	return r;
+}
+
+/* What the piece of these lines failed with. -ENOMEM and the like are no damage. */
+static int fill_failed(struct load_fill *f, struct fill_worker *w, size_t first, size_t end, int r)
+{
+	if ((f->flags & LOAD_FILL_SKIP_DAMAGED) && r != -ENOMEM && r != -EMFILE && r != -ENFILE) {
+		for (r = 0; r == 0 && first < end; first++) {
+			struct tensor_box piece, part;
+
+			fill_line_boxes(f, &f->lines[first], &piece, &part);
+			r = fill_lose(f, f->lines[first].box, &part, w->err.code, w->err.text);
+		}
+		if (r == 0)
+			return 0;
+		base_no_memory(&w->err);
+	}
+	pthread_mutex_lock(&f->lock);
+	if (!f->error.code || first < f->failed) {
+		f->failed = first;
+		f->error = w->err;
+		f->error.code = r;
+	}
+	pthread_mutex_unlock(&f->lock);
+	atomic_store(&f->stopped, r);
+	return r;
+}
+
+static void fill_task(struct fill_worker *w, size_t task)
+{
+	struct load_fill *f = w->f;
+	size_t end = f->tasks[task + 1], next;
+
+	for (size_t i = f->tasks[task]; i < end; i = next) {
+		int r;
+
+		if (atomic_load_explicit(&f->stopped, memory_order_relaxed))
+			return;
+		next = fill_group_end(f, i);
+		w->err = (struct base_error){0};
+		r = fill_piece(w, i, next);
+		if (r < 0 && fill_failed(f, w, i, next, r) < 0)
+			return;
+	}
+}
+
+static void *fill_main(void *arg)
+{
+	struct load_fill *f = arg;
+	struct fill_worker w = {.f = f};
+	uint64_t read_before = store_pack_bytes_read();
+	size_t task;
+
+	while ((task = atomic_fetch_add(&f->next, 1)) < f->ntasks && !atomic_load(&f->stopped)) {
+		fill_task(&w, task);
+		atomic_fetch_add_explicit(&f->read, store_pack_bytes_read() - read_before, memory_order_relaxed);
+		read_before = store_pack_bytes_read();
+	}
+	fill_worker_release(&w);
+	return NULL;
+}
+
+/* The caller's thread is one of them. Where no more can be started, those that run do all. */
+static void fill_threads(struct load_fill *f)
+{
+	pthread_t threads[FILL_THREADS_MAX];
+	unsigned n = 0, want = (unsigned)base_min(f->threads, f->ntasks);
+
+	while (n + 1 < want && base_thread_start(&threads[n], fill_main, f) == 0)
+		n++;
+	f->times.threads = n + 1;
+	fill_main(f);
+	while (n > 0)
+		pthread_join(threads[--n], NULL);
+}
+
+int load_fill_run(struct load_fill *f, struct base_error *err)
+{
+	uint64_t from;
+	int r = fill_plan(f, err);
+
+	if (r < 0)
+		return r;
+	from = base_monotonic_ns();
+	fill_threads(f);
+	f->times.read_ns = base_monotonic_ns() - from;
+	if (f->error.code)
+		return base_error_set(err, f->error.code, "%s", f->error.text);
+	r = atomic_load(&f->stopped);
+	return r < 0 ? base_error_set(err, r, "the load was stopped") : 0;
+}
+
+size_t load_fill_lost_count(const struct load_fill *f) { return f->nlost; }
+const struct load_fill_lost *load_fill_lost(const struct load_fill *f, size_t i) { return &f->lost[i]; }
+
+void load_fill_progress(const struct load_fill *f, struct load_fill_progress *ret_progress)
+{
+	*ret_progress = (struct load_fill_progress){.wanted = f->wanted, .placed = atomic_load(&f->placed),
+		.read = atomic_load(&f->read), .pieces = atomic_load(&f->pieces)};
+}
+
+void load_fill_times(const struct load_fill *f, struct load_fill_times *ret_times) { *ret_times = f->times; }

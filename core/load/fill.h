@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fill: boxes of many tensors of a step into the caller's memory, in one go: what a rank's load does.
+ *
+ *   new -> add, add, ... -> run -> free
+ *
+ * run opens the tensors, finds by search which pieces meet which box, sorts them by pack and offset, and lets threads
+ * read, check, decode and place them (fill_plan.c, fill_read.c). Of a piece only the blocks that are wanted are read,
+ * and each of them once, however many boxes want it.
+ *
+ * new, add, run and free come from one thread; progress and stop from any. */
+#ifndef CORE_LOAD_FILL_H
+#define CORE_LOAD_FILL_H
+
+#include "core/load/step.h"
+
+enum load_fill_flag {
+	LOAD_FILL_REHASH = 1 << 0,       /* reads whole pieces, and compares their SHA-256 with the digest as well */
+	LOAD_FILL_SKIP_DAMAGED = 1 << 1, /* what cannot be read is listed, and the rest arrives */
+};
+struct load_fill;
+/* `step`: a reference is kept. threads 0: one for each usable processor. NULL: out of memory. */
+struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsigned flags);
+void load_fill_free(struct load_fill *f); /* NULL-safe */
+
+/* The items of `box` of a tensor are to go to `data`, the first one there, with `stride` bytes between neighbours in
+ * each dimension; both are copied. A box without items is nothing. The memory is the caller's, writable until run has
+ * returned, and no two boxes share a byte of it. -EINVAL: the box is not inside the tensor; -ENOENT: no such tensor. */
+int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, void *data,
+	const uint64_t *stride, struct base_error *err);
+
+/* Fills all of them, once. Blocks. After an error the boxes hold anything; err names step, tensor, piece, pack and
+ * offset of the first piece, by pack and offset, that was seen to fail. -ECANCELED: load_fill_stop was called. */
+int load_fill_run(struct load_fill *f, struct base_error *err);
+void load_fill_stop(struct load_fill *f); /* run ends soon */
+
+/* With LOAD_FILL_SKIP_DAMAGED, after run: what did not arrive. `box` holds anything there. */
+struct load_fill_lost { size_t added; struct tensor_box box; int code; const char *why; }; /* added: 0 for the first */
+size_t load_fill_lost_count(const struct load_fill *f);
+const struct load_fill_lost *load_fill_lost(const struct load_fill *f, size_t i);
+
+/* Bytes. wanted: of the boxes; placed: of them, what has arrived, counted while run is under way. needed: stored bytes
+ * of the wanted blocks of raw pieces, of the whole piece for encoded ones; read: what was read from packs, checks
+ * included. */
+struct load_fill_progress { uint64_t wanted, placed, read, pieces; };
+void load_fill_progress(const struct load_fill *f, struct load_fill_progress *ret_progress);
+struct load_fill_times { uint64_t open_ns, plan_ns, read_ns; unsigned threads; };
+void load_fill_times(const struct load_fill *f, struct load_fill_times *ret_times); /* after run */
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of a fill share.
+ *
+ * A line says that some box wants something of some piece. Lines are sorted by pack, offset and box, so that those of
+ * one piece stand together (a group) and a pack is read forwards. They hold numbers only, 32 bytes for a piece of up to
+ * 1 MiB: what is wanted of the piece is computed again when its turn comes. A task is a few groups, about
+ * FILL_TASK_BYTES of pieces: what a thread takes at once. */
+#ifndef CORE_LOAD_FILL_INTERNAL_H
+#define CORE_LOAD_FILL_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "core/load/fill.h"
+#include "core/load/load_internal.h"
+
+#define FILL_TASK_BYTES (UINT64_C(4) << 20)
+#define FILL_TASK_LINES 256u
+#define FILL_INLINE UINT32_MAX           /* in place of a pack: the piece's bytes are in its row */
+
+struct fill_box {                        /* what was added */
+	uint32_t tensor, object;         /* object: number in load_fill.objects */
+	struct tensor_box box;
+	uint8_t *data;
+	uint64_t stride[TENSOR_MAX_DIMS];
+};
+
+/* r < 0: it could not be opened */
+struct fill_object { uint32_t tensor; struct load_object *object; int r; char *why; };
+
+struct fill_line {
+	uint64_t offset;                 /* in the pack */
+	uint64_t piece;                  /* of the object */
+	uint32_t pack;                   /* number in the manifest, or FILL_INLINE */
+	uint32_t box;                    /* number in load_fill.boxes */
+	uint64_t stored;                 /* the box of the object that the piece is of; 0 where it has none */
+};
+
+struct load_fill {
+	struct load_step *step;
+	unsigned threads, flags;
+	struct fill_box *boxes; size_t nboxes, boxes_room;
+	struct fill_object *objects; uint32_t nobjects;
+	struct fill_line *lines; size_t nlines, lines_room;
+	size_t *tasks; size_t ntasks, tasks_room; /* the first line of each, and the end of the last */
+	const char *const *packs; uint32_t npacks; /* the manifest's */
+	uint64_t wanted;
+	atomic_uint_fast64_t placed, read, pieces;
+	atomic_size_t next;              /* task */
+	atomic_int stopped;              /* 0, or the number that run returns where no piece failed before */
+	pthread_mutex_t lock;            /* protects what follows while threads run */
+	size_t failed;                   /* the line that `error` is of */
+	struct base_error error;
+	struct load_fill_lost *lost; size_t nlost, lost_room;
+	struct load_fill_times times;
+};
+
+/* Opens the tensors and makes lines and tasks. */
+int fill_plan(struct load_fill *f, struct base_error *err);
+
+/* One thread's means; zero-initialise with f. */
+struct fill_worker {
+	struct load_fill *f;
+	struct store_pack *pack;         /* the one read last, kept while pieces follow each other in it */
+	uint32_t pack_number;
+	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
+	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
+	struct base_error err;
+};
+void fill_worker_release(struct fill_worker *w);
+/* Reads the piece of lines [first, end) and places it in their boxes; w->err says why it failed. */
+int fill_piece(struct fill_worker *w, size_t first, size_t end);
+/* Lists what a box does not get. -ENOMEM. */
+int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why);
+/* The lines of the piece that line `first` is of end here. */
+size_t fill_group_end(const struct load_fill *f, size_t first);
+/* The box of the piece of a line, and what its box wants of it. */
+void fill_line_boxes(const struct load_fill *f, const struct fill_line *line, struct tensor_box *ret_piece,
+	struct tensor_box *ret_part);
+
+#endif

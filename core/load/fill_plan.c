@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fill_plan: from boxes to lines and tasks (fill_internal.h). Tensors are opened several at once, each once, whatever
+ * number of boxes it has. Which stored boxes meet a wanted one, an index tells; which of their pieces do, arithmetic;
+ * so the work grows with what is wanted, not with what the step holds. */
+#include <stdlib.h>
+
+#include "core/base/array.h"
+#include "core/base/bisect.h"
+#include "core/base/clock.h"
+#include "core/load/fill_internal.h"
+#include "core/storage/spread.h"
+#include "core/tensor/reshard.h"
+
+/* ---- tensors ---- */
+
+static int number_compare(const void *a, const void *b)
+{
+	const uint32_t *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+/* Each tensor that some box is of, once. */
+static int plan_objects(struct load_fill *f)
+{
+	base_cleanup_free uint32_t *tensors = malloc((f->nboxes + 1) * sizeof *tensors);
+	uint32_t n = 0;
+
+	if (!tensors)
+		return -ENOMEM;
+	for (size_t i = 0; i < f->nboxes; i++)
+		tensors[i] = f->boxes[i].tensor;
+	qsort(tensors, f->nboxes, sizeof *tensors, number_compare);
+	for (size_t i = 0; i < f->nboxes; i++)
+		if (n == 0 || tensors[n - 1] != tensors[i])
+			tensors[n++] = tensors[i];
+	f->objects = calloc((size_t)n + 1, sizeof *f->objects);
+	if (!f->objects)
+		return -ENOMEM;
+	f->nobjects = n;
+	for (uint32_t i = 0; i < n; i++)
+		f->objects[i].tensor = tensors[i];
+	for (size_t i = 0; i < f->nboxes; i++)
+		f->boxes[i].object = base_bisect(k, 0, n, tensors[k] < f->boxes[i].tensor);
+	return 0;
+}
+
+static int plan_open(void *arg, uint32_t i, struct base_error *err)
+{
+	struct load_fill *f = arg;
+	struct fill_object *o = &f->objects[i];
+
+	if (atomic_load(&f->stopped))
+		return base_error_set(err, -ECANCELED, "the load was stopped");
+	o->r = load_tensor_open(f->step, o->tensor, &o->object, err);
+	if (o->r == 0 || o->r == -ENOMEM || !(f->flags & LOAD_FILL_SKIP_DAMAGED))
+		return o->r;
+	o->why = strdup(err->text);
+	return o->why ? 0 : base_no_memory(err);
+}
+
+/* ---- lines ---- */
+
+struct plan_box { struct load_fill *f; uint32_t number; }; /* the box whose lines are made */
+
+static uint32_t line_pack(const struct load_object *o, const struct store_piece *p)
+{
+	if (p->inline_bytes)
+		return FILL_INLINE;
+	return o->line == LOAD_LINE_NONE ? p->ref.pack : load_step_pack(o->step, o->line, p->ref.pack);
+}
+
+/* The pieces of one box that was stored which meet the wanted one. */
+static int lines_stored(const struct plan_box *b, const struct tensor_box *stored, size_t number, uint64_t first)
+{
+	struct load_fill *f = b->f;
+	const struct fill_box *wanted = &f->boxes[b->number];
+	const struct load_object *o = f->objects[wanted->object].object;
+	struct tensor_piece_window w;
+
+	for (tensor_piece_window_first(&w, &o->grid, stored, &wanted->box); !w.done; tensor_piece_window_next(&w)) {
+		const struct store_piece *p = &o->pieces[first + w.number];
+
+		if (base_array_room(f->lines, f->lines_room, f->nlines + 1) < 0)
+			return -ENOMEM;
+		f->lines[f->nlines++] = (struct fill_line){.offset = p->ref.offset, .piece = first + w.number,
+			.pack = line_pack(o, p), .box = b->number, .stored = number};
+	}
+	return 0;
+}
+
+static int lines_found(void *arg, size_t number)
+{
+	const struct plan_box *b = arg;
+	const struct load_object *o = b->f->objects[b->f->boxes[b->number].object].object;
+	struct tensor_box stored;
+
+	tensor_boxes_get(&o->boxes->list, number, &stored);
+	return lines_stored(b, &stored, number, o->boxes->first_piece[number]);
+}
+
+static int plan_lines(struct load_fill *f)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; r == 0 && i < f->nboxes; i++) {
+		const struct fill_box *wanted = &f->boxes[i];
+		const struct fill_object *opened = &f->objects[wanted->object];
+		const struct load_object *o = opened->object;
+		struct plan_box b = {f, i};
+
+		if (!o)
+			r = fill_lose(f, i, &wanted->box, opened->r, opened->why);
+		else if (o->boxes)
+			r = tensor_box_index_find(o->boxes->index, &wanted->box, lines_found, &b);
+		else
+			r = lines_stored(&b, &o->whole, 0, 0);
+	}
+	return r;
+}
+
+static int line_compare(const void *a, const void *b)
+{
+	const struct fill_line *x = a, *y = b;
+
+	if (x->pack != y->pack)
+		return x->pack < y->pack ? -1 : 1;
+	if (x->offset != y->offset)
+		return x->offset < y->offset ? -1 : 1;
+	return (x->box > y->box) - (x->box < y->box);
+}
+
+/* ---- tasks ---- */
+
+static const struct store_object_ref *line_ref(const struct load_fill *f, const struct fill_line *line)
+{
+	return &f->objects[f->boxes[line->box].object].object->pieces[line->piece].ref;
+}
+
+/* The same object. A reference into the same place that differs in anything is read, and checked, by itself. */
+static bool line_same(const struct load_fill *f, const struct fill_line *x, const struct fill_line *y)
+{
+	const struct store_object_ref *a, *b;
+
+	if (x->pack != y->pack || x->offset != y->offset || x->pack == FILL_INLINE)
+		return false;
+	a = line_ref(f, x);
+	b = line_ref(f, y);
+	return a->raw_len == b->raw_len && a->stored_len == b->stored_len && a->checks == b->checks &&
+		a->codec == b->codec && base_digest_equal(&a->digest, &b->digest);
+}
+
+size_t fill_group_end(const struct load_fill *f, size_t first)
+{
+	size_t end = first + 1;
+
+	while (end < f->nlines && line_same(f, &f->lines[first], &f->lines[end]))
+		end++;
+	return end;
+}
+
+static int task_begin(struct load_fill *f, size_t line)
+{
+	if (base_array_room(f->tasks, f->tasks_room, f->ntasks + 2) < 0)
+		return -ENOMEM;
+	f->tasks[f->ntasks++] = line;
+	return 0;
+}
+
+static int plan_tasks(struct load_fill *f)
+{
+	uint64_t bytes = 0;
+	size_t begun = 0;
+
+	for (size_t i = 0; i < f->nlines; i = fill_group_end(f, i)) {
+		if (i == 0 || bytes >= FILL_TASK_BYTES || i - begun >= FILL_TASK_LINES) {
+			if (task_begin(f, i) < 0)
+				return -ENOMEM;
+			begun = i;
+			bytes = 0;
+		}
+		bytes += line_ref(f, &f->lines[i])->raw_len;
+	}
+	if (f->ntasks)
+		f->tasks[f->ntasks] = f->nlines;
+	return 0;
+}
+
+int fill_plan(struct load_fill *f, struct base_error *err)
+{
+	uint64_t from = base_monotonic_ns(), opened;
+	int r = plan_objects(f);
+
+	if (r == 0)
+		r = load_step_packs(f->step, &f->packs, &f->npacks);
+	if (r < 0)
+		return base_no_memory(err);
+	r = store_spread(f->nobjects, plan_open, f, err);
+	if (r < 0)
+		return r;
+	opened = base_monotonic_ns();
+	f->times.open_ns = opened - from;
+	r = plan_lines(f);
+	if (r == 0 && f->nlines) {
+		qsort(f->lines, f->nlines, sizeof *f->lines, line_compare);
+		r = plan_tasks(f);
+	}
+	f->times.plan_ns = base_monotonic_ns() - opened;
+	return r < 0 ? base_no_memory_for(err, "the plan of a load") : 0;
+}

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fill_read: one piece, read, checked and placed.
+ *
+ * Where some box wants all of a piece, and its bytes lie there as they are stored, they are read and decoded straight
+ * to their place. Else the blocks that are wanted, of all boxes together, are read into the thread's room, and what
+ * each box has of the piece is copied from there. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/base/array.h"
+#include "core/load/fill_internal.h"
+#include "core/tensor/reshard.h"
+
+void fill_worker_release(struct fill_worker *w)
+{
+	if (w->pack)
+		store_pack_put(load_step_store(w->f->step), w->pack);
+	free(w->room);
+	free(w->blocks);
+}
+
+static const struct load_object *line_object(const struct load_fill *f, const struct fill_line *line)
+{
+	return f->objects[f->boxes[line->box].object].object;
+}
+
+void fill_line_boxes(const struct load_fill *f, const struct fill_line *line, struct tensor_box *ret_piece,
+	struct tensor_box *ret_part)
+{
+	const struct load_object *o = line_object(f, line);
+	struct tensor_box stored = o->whole;
+	uint64_t first = 0;
+
+	if (o->boxes) {
+		tensor_boxes_get(&o->boxes->list, line->stored, &stored);
+		first = o->boxes->first_piece[line->stored];
+	}
+	tensor_piece_at(&o->grid, &stored, line->piece - first, ret_piece);
+	tensor_box_intersect(o->grid.shape.ndim, ret_piece, &f->boxes[line->box].box, ret_part);
+}
+
+/* Where the first item of the piece has its place, if the box has it; NULL: its bytes do not lie there as stored. */
+static uint8_t *line_place(const struct load_fill *f, const struct fill_line *line)
+{
+	const struct load_object *o = line_object(f, line);
+	const struct fill_box *b = &f->boxes[line->box];
+	size_t len = o->grid.shape.ndim * sizeof(uint64_t);
+	struct tensor_box piece, part;
+	uint8_t *at = b->data;
+
+	fill_line_boxes(f, line, &piece, &part);
+	if (memcmp(piece.size, part.size, len) != 0 || !tensor_piece_lies(&o->grid, &piece, b->stride))
+		return NULL;
+	for (unsigned d = 0; d < o->grid.shape.ndim; d++)
+		at += (piece.offset[d] - b->box.offset[d]) * b->stride[d];
+	return at;
+}
+
+static int piece_pack(struct fill_worker *w, uint32_t number)
+{
+	struct store *s = load_step_store(w->f->step);
+	int r;
+
+	if (w->pack && w->pack_number == number)
+		return 0;
+	if (w->pack)
+		store_pack_put(s, base_steal(w->pack));
+	if (number >= w->f->npacks)
+		return base_error_set(&w->err, -BASE_EFORMAT, "pack %u of %u", number, w->f->npacks);
+	r = store_pack_get(s, w->f->packs[number], &w->pack, &w->err);
+	if (r < 0)
+		w->pack = NULL;
+	w->pack_number = number;
+	return r;
+}
+
+static int room_reserve(struct fill_worker *w, uint64_t len)
+{
+	size_t words = base_div_up(base_block_count(len), 64);
+
+	if (len > w->room_bytes) {
+		free(w->room);
+		w->room = malloc(len);
+		w->room_bytes = w->room ? len : 0;
+	}
+	if (!w->room || base_array_room(w->blocks, w->blocks_room, words) < 0)
+		return base_no_memory_for(&w->err, "a piece of %llu bytes", (unsigned long long)len);
+	memset(w->blocks, 0, words * sizeof *w->blocks);
+	return 0;
+}
+
+static int block_mark(void *arg, uint64_t offset, uint64_t len)
+{
+	uint64_t *blocks = arg;
+
+	for (uint64_t b = offset / BASE_BLOCK_BYTES; b <= (offset + len - 1) / BASE_BLOCK_BYTES; b++)
+		blocks[b / 64] |= UINT64_C(1) << b % 64;
+	return 0;
+}
+
+static bool block_marked(const uint64_t *blocks, uint64_t b) { return blocks[b / 64] >> b % 64 & 1; }
+
+/* The blocks that are marked, each to its place in the room. */
+static int piece_blocks(struct fill_worker *w, const struct store_object_ref *ref)
+{
+	uint64_t n = base_block_count(ref->raw_len), first = 0, end;
+	int r = 0;
+
+	for (; r == 0 && first < n; first = end) {
+		bool wanted = block_marked(w->blocks, first);
+
+		for (end = first + 1; end < n && block_marked(w->blocks, end) == wanted;)
+			end++;
+		if (wanted)
+			r = store_object_read_blocks(w->pack, ref, first, end - first,
+				w->room + first * BASE_BLOCK_BYTES, &w->err);
+	}
+	return r;
+}
+
+static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const struct store_object_ref *ref)
+{
+	int r = room_reserve(w, ref->raw_len);
+
+	for (size_t i = first; r == 0 && i < end; i++) {
+		struct tensor_box piece, part;
+
+		fill_line_boxes(w->f, &w->f->lines[i], &piece, &part);
+		tensor_piece_ranges(&line_object(w->f, &w->f->lines[i])->grid, &piece, &part, block_mark, w->blocks);
+	}
+	return r < 0 ? r : piece_blocks(w, ref);
+}
+
+static int piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to)
+{
+	struct base_digest digest;
+	int r = store_object_read(w->pack, ref, to, &w->err);
+
+	if (r < 0 || !(w->f->flags & LOAD_FILL_REHASH))
+		return r;
+	base_digest_of(to, ref->raw_len, &digest);
+	if (base_digest_equal(&digest, &ref->digest))
+		return 0;
+	return base_error_set(&w->err, -BASE_EDAMAGED, "pack %s, object at offset %llu: its bytes are not those of its "
+		"digest", store_pack_name(w->pack), (unsigned long long)ref->offset);
+}
+
+/* The bytes of the piece as far as they are wanted. */
+static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *place, const uint8_t **ret_bytes)
+{
+	const struct fill_line *line = &w->f->lines[first];
+	const struct store_object_ref *ref = &line_object(w->f, line)->pieces[line->piece].ref;
+	int r = piece_pack(w, line->pack);
+
+	if (r < 0)
+		return r;
+	if (!place && !(w->f->flags & LOAD_FILL_REHASH)) {
+		r = piece_wanted(w, first, end, ref);
+		*ret_bytes = w->room;
+		return r;
+	}
+	if (!place)
+		r = room_reserve(w, ref->raw_len);
+	*ret_bytes = place ? place : w->room;
+	return r < 0 ? r : piece_whole(w, ref, place ? place : w->room);
+}
+
+static void piece_place(const struct load_fill *f, const struct fill_line *line, const uint8_t *bytes)
+{
+	const struct load_object *o = line_object(f, line);
+	const struct fill_box *b = &f->boxes[line->box];
+	struct tensor_box piece, part;
+
+	fill_line_boxes(f, line, &piece, &part);
+	tensor_piece_scatter(&o->grid, &piece, &part, bytes, b->data, b->box.offset, b->stride);
+}
+
+static void piece_count(struct load_fill *f, size_t first, size_t end)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = first; i < end; i++) {
+		const struct load_object *o = line_object(f, &f->lines[i]);
+		struct tensor_box piece, part;
+
+		fill_line_boxes(f, &f->lines[i], &piece, &part);
+		bytes += tensor_box_items(&o->grid.shape, &part) * o->grid.item_bytes;
+	}
+	atomic_fetch_add_explicit(&f->placed, bytes, memory_order_relaxed);
+	atomic_fetch_add_explicit(&f->pieces, 1, memory_order_relaxed);
+}
+
+static int piece_failed(struct fill_worker *w, const struct fill_line *line, int r)
+{
+	const struct load_step_info *info = load_step_info(w->f->step);
+
+	return base_error_prefix(&w->err, r, "%s/%llu: %s: piece %llu", info->run, (unsigned long long)info->step,
+		line_object(w->f, line)->label, (unsigned long long)line->piece);
+}
+
+int fill_piece(struct fill_worker *w, size_t first, size_t end)
+{
+	const struct fill_line *lines = w->f->lines;
+	const uint8_t *bytes = line_object(w->f, &lines[first])->pieces[lines[first].piece].inline_bytes;
+	uint8_t *place = NULL;
+	size_t direct = first;
+
+	if (!bytes) {
+		while (direct < end && !(place = line_place(w->f, &lines[direct])))
+			direct++;
+		int r = piece_read(w, first, end, place, &bytes);
+
+		if (r < 0)
+			return piece_failed(w, &lines[first], r);
+	}
+	for (size_t i = first; i < end; i++)
+		if (!place || i != direct)
+			piece_place(w->f, &lines[i], bytes);
+	piece_count(w->f, first, end);
+	return 0;
+}
