@@ -132,6 +132,9 @@ static void fill_task(struct fill_worker *w, size_t task)
 
 		if (atomic_load_explicit(&f->stopped, memory_order_relaxed))
 			return;
+		next = fill_span(w, i, end);
+		if (next > i)
+			continue;
 		next = fill_group_end(f, i);
 		w->err = (struct base_error){0};
 		r = fill_piece(w, i, next);

@@ -17,6 +17,9 @@
 
 #define FILL_TASK_BYTES (UINT64_C(4) << 20)
 #define FILL_TASK_LINES 256u
+#define FILL_SPAN_BYTES (1u << 20)       /* of a pack that are read at once */
+#define FILL_SPAN_GAP 4096u              /* what lies between pieces there is their alignment, no other piece */
+#define FILL_SPAN_PIECES 64u
 #define FILL_INLINE UINT32_MAX           /* in place of a pack: the piece's bytes are in its row */
 
 struct fill_box {                        /* what was added */
@@ -56,6 +59,16 @@ struct load_fill {
 	struct load_fill_times times;
 };
 
+static inline const struct load_object *line_object(const struct load_fill *f, const struct fill_line *line)
+{
+	return f->objects[f->boxes[line->box].object].object;
+}
+
+static inline const struct store_object_ref *line_ref(const struct load_fill *f, const struct fill_line *line)
+{
+	return &line_object(f, line)->pieces[line->piece].ref;
+}
+
 /* Opens the tensors and makes lines and tasks. */
 int fill_plan(struct load_fill *f, struct base_error *err);
 
@@ -66,11 +79,26 @@ struct fill_worker {
 	uint32_t pack_number;
 	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
+	uint8_t *span;                   /* FILL_SPAN_BYTES of a pack and their checks */
 	struct base_error err;
 };
 void fill_worker_release(struct fill_worker *w);
 /* Reads the piece of lines [first, end) and places it in their boxes; w->err says why it failed. */
 int fill_piece(struct fill_worker *w, size_t first, size_t end);
+/* Pieces from line `first` on that follow each other in their pack and are wanted whole, with one read; they end before
+ * `end`. Returns where those end that have been placed: `first`, where it is not worth while, or where the read or a
+ * check failed, which fill_piece then says. */
+size_t fill_span(struct fill_worker *w, size_t first, size_t end);
+/* Where the first item of the piece has its place, if the box wants all of it and its bytes lie there as stored; else
+ * NULL. */
+uint8_t *fill_line_place(const struct load_fill *f, const struct fill_line *line);
+/* w->room for that many bytes; what was in it is gone. */
+int fill_room(struct fill_worker *w, uint64_t len);
+/* Opens the pack of that number as w->pack. */
+int fill_pack(struct fill_worker *w, uint32_t number);
+/* Copies what the boxes of lines [first, end) want of the piece to their places, but for the one that has it there, and
+ * counts them. */
+void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place);
 /* Lists what a box does not get. -ENOMEM. */
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why);
 /* The lines of the piece that line `first` is of end here. */

@@ -133,11 +133,6 @@ static int line_compare(const void *a, const void *b)
 
 /* ---- tasks ---- */
 
-static const struct store_object_ref *line_ref(const struct load_fill *f, const struct fill_line *line)
-{
-	return &f->objects[f->boxes[line->box].object].object->pieces[line->piece].ref;
-}
-
 /* The same object. A reference into the same place that differs in anything is read, and checked, by itself. */
 static bool line_same(const struct load_fill *f, const struct fill_line *x, const struct fill_line *y)
 {

@@ -17,12 +17,8 @@ void fill_worker_release(struct fill_worker *w)
 	if (w->pack)
 		store_pack_put(load_step_store(w->f->step), w->pack);
 	free(w->room);
+	free(w->span);
 	free(w->blocks);
-}
-
-static const struct load_object *line_object(const struct load_fill *f, const struct fill_line *line)
-{
-	return f->objects[f->boxes[line->box].object].object;
 }
 
 void fill_line_boxes(const struct load_fill *f, const struct fill_line *line, struct tensor_box *ret_piece,
@@ -40,8 +36,7 @@ void fill_line_boxes(const struct load_fill *f, const struct fill_line *line, st
 	tensor_box_intersect(o->grid.shape.ndim, ret_piece, &f->boxes[line->box].box, ret_part);
 }
 
-/* Where the first item of the piece has its place, if the box has it; NULL: its bytes do not lie there as stored. */
-static uint8_t *line_place(const struct load_fill *f, const struct fill_line *line)
+uint8_t *fill_line_place(const struct load_fill *f, const struct fill_line *line)
 {
 	const struct load_object *o = line_object(f, line);
 	const struct fill_box *b = &f->boxes[line->box];
@@ -57,7 +52,7 @@ static uint8_t *line_place(const struct load_fill *f, const struct fill_line *li
 	return at;
 }
 
-static int piece_pack(struct fill_worker *w, uint32_t number)
+int fill_pack(struct fill_worker *w, uint32_t number)
 {
 	struct store *s = load_step_store(w->f->step);
 	int r;
@@ -75,16 +70,24 @@ static int piece_pack(struct fill_worker *w, uint32_t number)
 	return r;
 }
 
-static int room_reserve(struct fill_worker *w, uint64_t len)
+int fill_room(struct fill_worker *w, uint64_t len)
 {
-	size_t words = base_div_up(base_block_count(len), 64);
-
 	if (len > w->room_bytes) {
 		free(w->room);
 		w->room = malloc(len);
 		w->room_bytes = w->room ? len : 0;
 	}
-	if (!w->room || base_array_room(w->blocks, w->blocks_room, words) < 0)
+	if (!w->room)
+		return base_no_memory_for(&w->err, "a piece of %llu bytes", (unsigned long long)len);
+	return 0;
+}
+
+/* No block of a piece is wanted. */
+static int blocks_clear(struct fill_worker *w, uint64_t len)
+{
+	size_t words = base_div_up(base_block_count(len), 64);
+
+	if (base_array_room(w->blocks, w->blocks_room, words) < 0)
 		return base_no_memory_for(&w->err, "a piece of %llu bytes", (unsigned long long)len);
 	memset(w->blocks, 0, words * sizeof *w->blocks);
 	return 0;
@@ -121,8 +124,10 @@ static int piece_blocks(struct fill_worker *w, const struct store_object_ref *re
 
 static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const struct store_object_ref *ref)
 {
-	int r = room_reserve(w, ref->raw_len);
+	int r = fill_room(w, ref->raw_len);
 
+	if (r == 0)
+		r = blocks_clear(w, ref->raw_len);
 	for (size_t i = first; r == 0 && i < end; i++) {
 		struct tensor_box piece, part;
 
@@ -150,8 +155,8 @@ static int piece_whole(struct fill_worker *w, const struct store_object_ref *ref
 static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *place, const uint8_t **ret_bytes)
 {
 	const struct fill_line *line = &w->f->lines[first];
-	const struct store_object_ref *ref = &line_object(w->f, line)->pieces[line->piece].ref;
-	int r = piece_pack(w, line->pack);
+	const struct store_object_ref *ref = line_ref(w->f, line);
+	int r = fill_pack(w, line->pack);
 
 	if (r < 0)
 		return r;
@@ -161,7 +166,7 @@ static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *
 		return r;
 	}
 	if (!place)
-		r = room_reserve(w, ref->raw_len);
+		r = fill_room(w, ref->raw_len);
 	*ret_bytes = place ? place : w->room;
 	return r < 0 ? r : piece_whole(w, ref, place ? place : w->room);
 }
@@ -191,6 +196,14 @@ static void piece_count(struct load_fill *f, size_t first, size_t end)
 	atomic_fetch_add_explicit(&f->pieces, 1, memory_order_relaxed);
 }
 
+void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place)
+{
+	for (size_t i = first; i < end; i++)
+		if (!place || fill_line_place(f, &f->lines[i]) != place)
+			piece_place(f, &f->lines[i], bytes);
+	piece_count(f, first, end);
+}
+
 static int piece_failed(struct fill_worker *w, const struct fill_line *line, int r)
 {
 	const struct load_step_info *info = load_step_info(w->f->step);
@@ -204,19 +217,16 @@ int fill_piece(struct fill_worker *w, size_t first, size_t end)
 	const struct fill_line *lines = w->f->lines;
 	const uint8_t *bytes = line_object(w->f, &lines[first])->pieces[lines[first].piece].inline_bytes;
 	uint8_t *place = NULL;
-	size_t direct = first;
 
 	if (!bytes) {
-		while (direct < end && !(place = line_place(w->f, &lines[direct])))
-			direct++;
-		int r = piece_read(w, first, end, place, &bytes);
+		int r;
 
+		for (size_t i = first; i < end && !place; i++)
+			place = fill_line_place(w->f, &lines[i]);
+		r = piece_read(w, first, end, place, &bytes);
 		if (r < 0)
 			return piece_failed(w, &lines[first], r);
 	}
-	for (size_t i = first; i < end; i++)
-		if (!place || i != direct)
-			piece_place(w->f, &lines[i], bytes);
-	piece_count(w->f, first, end);
+	fill_place(w->f, first, end, bytes, place);
 	return 0;
 }

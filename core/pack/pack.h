@@ -102,6 +102,14 @@ int store_object_read(struct store_pack *p, const struct store_object_ref *ref, 
 int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
 	struct base_error *err);
 
+/* Bytes of a pack from `offset` on into several pieces of memory, one after another; n <= 1024. Nothing of them is
+ * checked: store_object_take does that. */
+int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *iov, unsigned n,
+	struct base_error *err);
+/* The whole object, whose stored bytes and checks the caller has read: checks only, as store_object_read. `stored` may
+ * be `out` where the codec is raw. */
+int store_object_take(struct store_pack *p, const struct store_object_ref *ref, const void *stored, const void *checks,
+	void *out, struct base_error *err);
 /* Bytes that this thread has read from packs so far: those that reads asked for, checks and footers included. */
 uint64_t store_pack_bytes_read(void);
 

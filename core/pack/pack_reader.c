@@ -79,10 +79,9 @@ static int buffer_reserve(uint8_t **buffer, size_t *size, size_t need)
 
 /* ---- the pack ---- */
 
-int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+/* What a read at that offset returned, in words. */
+static int pack_read_said(const struct store_pack *p, uint64_t offset, int r, struct base_error *err)
 {
-	int r = len ? p->storage->ops->file_read(p->file, offset, bytes, len) : 0;
-	thread_bytes_read += len;
 	if (r == -ENODATA)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s is shorter than it was: nothing at offset %llu",
 			p->name, (unsigned long long)offset);
@@ -90,6 +89,12 @@ int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, st
 		return base_error_set(err, r, "pack %s, offset %llu: cannot read: %s", p->name,
 			(unsigned long long)offset, base_error_name(r));
 	return 0;
+}
+
+int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+{
+	thread_bytes_read += len;
+	return pack_read_said(p, offset, len ? p->storage->ops->file_read(p->file, offset, bytes, len) : 0, err);
 }
 
 static int head_check(struct store_pack *p, struct base_error *err)
@@ -163,6 +168,20 @@ const char *store_pack_name(const struct store_pack *p)
 uint64_t store_pack_size(const struct store_pack *p)
 {
 	return p->size;
+}
+
+int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *iov, unsigned n, struct base_error *err)
+{
+	int r = 0;
+
+	if (!p->storage->ops->file_readv) {
+		for (unsigned i = 0; r == 0 && i < n; offset += iov[i].iov_len, i++)
+			r = pack_read(p, offset, iov[i].iov_base, iov[i].iov_len, err);
+		return r;
+	}
+	for (unsigned i = 0; i < n; i++)
+		thread_bytes_read += iov[i].iov_len;
+	return pack_read_said(p, offset, p->storage->ops->file_readv(p->file, offset, iov, n), err);
 }
 
 uint64_t store_pack_bytes_read(void)
@@ -281,17 +300,13 @@ static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uin
 	return 0;
 }
 
-static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
+/* checks: one range, of the checks from `first` on, those of the blocks after it, and all stored lengths up to the last
+ * block wanted. */
+static int read_encoded_with(struct reading *rd, uint64_t first, uint64_t n, const uint8_t *checks, uint8_t *out)
 {
-	/* One range: the checks from `first` on, those of the blocks after it, and all stored lengths up to the last
-	 * block wanted. */
 	const struct store_object_ref *ref = rd->ref;
-	uint64_t blocks = base_block_count(ref->raw_len);
-	const uint8_t *checks;
-	int r = checks_get(rd, 8 * first, 8 * (blocks - first) + 4 * (first + n), &checks);
-	if (r < 0)
-		return r;
-	const uint8_t *lens = checks + 8 * (blocks - first);
+	const uint8_t *lens = checks + 8 * (base_block_count(ref->raw_len) - first);
+	int r;
 	int64_t offset = lens_sum(rd, lens, 0, first);
 	if (offset < 0)
 		return (int)offset;
@@ -313,6 +328,14 @@ static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t 
 	return 0;
 }
 
+static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
+{
+	const uint8_t *checks;
+	int r = checks_get(rd, 8 * first, 8 * (base_block_count(rd->ref->raw_len) - first) + 4 * (first + n), &checks);
+
+	return r < 0 ? r : read_encoded_with(rd, first, n, checks, out);
+}
+
 static int pack_newer_object(const struct store_pack *p, const struct store_object_ref *ref, struct base_error *err)
 {
 	return base_error_set(err, -BASE_EVERSION,
@@ -321,12 +344,8 @@ static int pack_newer_object(const struct store_pack *p, const struct store_obje
 		p->name, (unsigned long long)ref->offset, ref->codec, ref->kind);
 }
 
-int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
-	void *out, struct base_error *err)
+static int object_ref_checked(const struct store_pack *p, const struct store_object_ref *ref, struct base_error *err)
 {
-	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get() };
-	if (!rd.b)
-		return base_no_memory_for(err, "pack %s", p->name);
 	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES);
 	if (r == -BASE_EVERSION)
 		return pack_newer_object(p, ref, err);
@@ -336,6 +355,18 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 			"has %llu bytes)",
 			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->stored_len,
 			(unsigned long long)ref->checks, (unsigned long long)p->size);
+	return 0;
+}
+
+int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+	void *out, struct base_error *err)
+{
+	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get() };
+	if (!rd.b)
+		return base_no_memory_for(err, "pack %s", p->name);
+	int r = object_ref_checked(p, ref, err);
+	if (r < 0)
+		return r;
 	uint64_t blocks = base_block_count(ref->raw_len);
 	if (first > blocks || n > blocks - first)
 		return base_error_set(err, -EINVAL, "pack %s: the object at offset %llu has no block %llu", p->name,
@@ -346,6 +377,37 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 	if (r == -ENOMEM)
 		base_no_memory_for(err, "pack %s", p->name);
 	return r;
+}
+
+static int take_raw(const struct reading *rd, const uint8_t *stored, const uint8_t *checks, uint8_t *out)
+{
+	uint64_t blocks = base_block_count(rd->ref->raw_len);
+
+	for (uint64_t k = 0; k < blocks; k++) {
+		size_t len = blocks_raw_len(rd->ref, k, 1);
+
+		if (base_block_check(&rd->ref->digest, k, stored, len) != base_get64(checks + 8 * k))
+			return damaged(rd, k, "the stored bytes do not match their check");
+		if (out != stored)
+			memcpy(out, stored, len);
+		stored += len;
+		out += len;
+	}
+	return 0;
+}
+
+int store_object_take(struct store_pack *p, const struct store_object_ref *ref, const void *stored, const void *checks,
+	void *out, struct base_error *err)
+{
+	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get(), .joined = stored };
+	if (!rd.b)
+		return base_no_memory_for(err, "pack %s", p->name);
+	int r = object_ref_checked(p, ref, err);
+	if (r < 0)
+		return r;
+	if (ref->codec == STORE_CODEC_RAW)
+		return take_raw(&rd, stored, checks, out);
+	return read_encoded_with(&rd, 0, base_block_count(ref->raw_len), checks, out);
 }
 
 int store_object_read(struct store_pack *p, const struct store_object_ref *ref, void *out, struct base_error *err)

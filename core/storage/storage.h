@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include "core/base/error.h"
 
@@ -96,6 +97,9 @@ struct store_storage_ops {
 	/* As put, but it syncs nothing: after a power loss the file may be gone, empty or torn. It is for heartbeats,
 	 * which matter only while their writers live. The directory exists. */
 	int (*put_fleeting)(struct store_storage *s, const char *name, const void *bytes, size_t len);
+
+	/* Optional (NULL). As file_read, into several pieces of memory, one after another; n <= 1024. */
+	int (*file_readv)(struct store_storage_file *f, uint64_t offset, const struct iovec *iov, unsigned n);
 };
 
 struct store_storage { const struct store_storage_ops *ops; };

@@ -129,6 +129,23 @@ static int posix_file_read(struct store_storage_file *f, uint64_t offset, void *
 	return posix_read_at(f->fd, offset, bytes, len);
 }
 
+static int posix_file_readv(struct store_storage_file *f, uint64_t offset, const struct iovec *iov, unsigned n)
+{
+	ssize_t got = preadv(f->fd, iov, (int)n, (off_t)offset);
+
+	if (got < 0 && errno != EINTR)
+		return -errno;
+	/* what a short read left, one by one */
+	for (uint64_t at = 0, read = got < 0 ? 0 : (uint64_t)got; n > 0; at += iov->iov_len, iov++, n--) {
+		uint64_t have = base_min(read - base_min(at, read), iov->iov_len);
+		int r = posix_read_at(f->fd, offset + at + have, (uint8_t *)iov->iov_base + have, iov->iov_len - have);
+
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
 static void posix_file_close(struct store_storage_file *f)
 {
 	if (!f)
@@ -251,6 +268,7 @@ static const struct store_storage_ops posix_ops = {
 	.file_open = posix_file_open,
 	.file_read = posix_file_read,
 	.file_close = posix_file_close,
+	.file_readv = posix_file_readv,
 	.writer_open = posix_writer_open,
 	.writer_reopen = posix_writer_reopen,
 	.writer_append = posix_writer_append,
