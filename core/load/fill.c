@@ -43,7 +43,7 @@ void load_fill_free(struct load_fill *f)
 		free((char *)(uintptr_t)f->lost[i].why); /* ours, shown as const */
 	free(f->boxes);
 	free(f->objects);
-	free(f->lines);
+	free(f->needs);
 	free(f->tasks);
 	free(f->lost);
 	load_step_unref(f->step);
@@ -97,15 +97,15 @@ int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, in
 	return r;
 }
 
-/* What the piece of these lines failed with. -ENOMEM and the like are no damage. */
+/* What the piece of these needs failed with. -ENOMEM and the like are no damage. */
 static int fill_failed(struct load_fill *f, struct fill_worker *w, size_t first, size_t end, int r)
 {
 	if ((f->flags & LOAD_FILL_SKIP_DAMAGED) && r != -ENOMEM && r != -EMFILE && r != -ENFILE) {
 		for (r = 0; r == 0 && first < end; first++) {
 			struct tensor_box piece, part;
 
-			fill_line_boxes(f, &f->lines[first], &piece, &part);
-			r = fill_lose(f, f->lines[first].box, &part, w->err.code, w->err.text);
+			fill_need_boxes(f, &f->needs[first], &piece, &part);
+			r = fill_lose(f, f->needs[first].box, &part, w->err.code, w->err.text);
 		}
 		if (r == 0)
 			return 0;
@@ -132,7 +132,7 @@ static void fill_task(struct fill_worker *w, size_t task)
 
 		if (atomic_load_explicit(&f->stopped, memory_order_relaxed))
 			return;
-		next = fill_span(w, i, end);
+		next = fill_burst(w, i, end);
 		if (next > i)
 			continue;
 		next = fill_group_end(f, i);

@@ -2,7 +2,7 @@
  *
  * What the files of a fill share.
  *
- * A line says that some box wants something of some piece. Lines are sorted by pack, offset and box, so that those of
+ * A need says that some box wants something of some piece. Needs are sorted by pack, offset and box, so that those of
  * one piece stand together (a group) and a pack is read forwards. They hold numbers only, 32 bytes for a piece of up to
  * 1 MiB: what is wanted of the piece is computed again when its turn comes. A task is a few groups, about
  * FILL_TASK_BYTES of pieces: what a thread takes at once. */
@@ -16,10 +16,10 @@
 #include "core/load/load_internal.h"
 
 #define FILL_TASK_BYTES (UINT64_C(4) << 20)
-#define FILL_TASK_LINES 256u
-#define FILL_SPAN_BYTES (1u << 20)       /* of a pack that are read at once */
-#define FILL_SPAN_GAP 4096u              /* what lies between pieces there is their alignment, no other piece */
-#define FILL_SPAN_PIECES 64u
+#define FILL_TASK_NEEDS 256u
+#define FILL_BURST_BYTES (1u << 20)       /* of a pack that are read at once */
+#define FILL_BURST_GAP 4096u              /* what lies between pieces there is their alignment, no other piece */
+#define FILL_BURST_PIECES 64u
 #define FILL_INLINE UINT32_MAX           /* in place of a pack: the piece's bytes are in its row */
 
 struct fill_box {                        /* what was added */
@@ -32,7 +32,7 @@ struct fill_box {                        /* what was added */
 /* r < 0: it could not be opened */
 struct fill_object { uint32_t tensor; struct load_object *object; int r; char *why; };
 
-struct fill_line {
+struct fill_need {
 	uint64_t offset;                 /* in the pack */
 	uint64_t piece;                  /* of the object */
 	uint32_t pack;                   /* number in the manifest, or FILL_INLINE */
@@ -45,31 +45,31 @@ struct load_fill {
 	unsigned threads, flags;
 	struct fill_box *boxes; size_t nboxes, boxes_room;
 	struct fill_object *objects; uint32_t nobjects;
-	struct fill_line *lines; size_t nlines, lines_room;
-	size_t *tasks; size_t ntasks, tasks_room; /* the first line of each, and the end of the last */
+	struct fill_need *needs; size_t nneeds, needs_room;
+	size_t *tasks; size_t ntasks, tasks_room; /* the first need of each, and the end of the last */
 	const char *const *packs; uint32_t npacks; /* the manifest's */
 	uint64_t wanted;
 	atomic_uint_fast64_t placed, read, pieces;
 	atomic_size_t next;              /* task */
 	atomic_int stopped;              /* 0, or the number that run returns where no piece failed before */
 	pthread_mutex_t lock;            /* protects what follows while threads run */
-	size_t failed;                   /* the line that `error` is of */
+	size_t failed;                   /* the need that `error` is of */
 	struct base_error error;
 	struct load_fill_lost *lost; size_t nlost, lost_room;
 	struct load_fill_times times;
 };
 
-static inline const struct load_object *line_object(const struct load_fill *f, const struct fill_line *line)
+static inline const struct load_object *need_object(const struct load_fill *f, const struct fill_need *need)
 {
-	return f->objects[f->boxes[line->box].object].object;
+	return f->objects[f->boxes[need->box].object].object;
 }
 
-static inline const struct store_object_ref *line_ref(const struct load_fill *f, const struct fill_line *line)
+static inline const struct store_object_ref *need_ref(const struct load_fill *f, const struct fill_need *need)
 {
-	return &line_object(f, line)->pieces[line->piece].ref;
+	return &need_object(f, need)->pieces[need->piece].ref;
 }
 
-/* Opens the tensors and makes lines and tasks. */
+/* Opens the tensors and makes needs and tasks. */
 int fill_plan(struct load_fill *f, struct base_error *err);
 
 /* One thread's means; zero-initialise with f. */
@@ -79,32 +79,32 @@ struct fill_worker {
 	uint32_t pack_number;
 	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
-	uint8_t *span;                   /* FILL_SPAN_BYTES of a pack and their checks */
+	uint8_t *burst;                   /* FILL_BURST_BYTES of a pack and their checks */
 	struct base_error err;
 };
 void fill_worker_release(struct fill_worker *w);
-/* Reads the piece of lines [first, end) and places it in their boxes; w->err says why it failed. */
+/* Reads the piece of needs [first, end) and places it in their boxes; w->err says why it failed. */
 int fill_piece(struct fill_worker *w, size_t first, size_t end);
-/* Pieces from line `first` on that follow each other in their pack and are wanted whole, with one read; they end before
+/* Pieces from need `first` on that follow each other in their pack and are wanted whole, with one read; they end before
  * `end`. Returns where those end that have been placed: `first`, where it is not worth while, or where the read or a
  * check failed, which fill_piece then says. */
-size_t fill_span(struct fill_worker *w, size_t first, size_t end);
+size_t fill_burst(struct fill_worker *w, size_t first, size_t end);
 /* Where the first item of the piece has its place, if the box wants all of it and its bytes lie there as stored; else
  * NULL. */
-uint8_t *fill_line_place(const struct load_fill *f, const struct fill_line *line);
+uint8_t *fill_need_place(const struct load_fill *f, const struct fill_need *need);
 /* w->room for that many bytes; what was in it is gone. */
 int fill_room(struct fill_worker *w, uint64_t len);
 /* Opens the pack of that number as w->pack. */
 int fill_pack(struct fill_worker *w, uint32_t number);
-/* Copies what the boxes of lines [first, end) want of the piece to their places, but for the one that has it there, and
+/* Copies what the boxes of needs [first, end) want of the piece to their places, but for the one that has it there, and
  * counts them. */
 void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place);
 /* Lists what a box does not get. -ENOMEM. */
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why);
-/* The lines of the piece that line `first` is of end here. */
+/* The needs of the piece that need `first` is of end here. */
 size_t fill_group_end(const struct load_fill *f, size_t first);
-/* The box of the piece of a line, and what its box wants of it. */
-void fill_line_boxes(const struct load_fill *f, const struct fill_line *line, struct tensor_box *ret_piece,
+/* The box of the piece of a need, and what its box wants of it. */
+void fill_need_boxes(const struct load_fill *f, const struct fill_need *need, struct tensor_box *ret_piece,
 	struct tensor_box *ret_part);
 
 #endif

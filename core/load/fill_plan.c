@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fill_plan: from boxes to lines and tasks (fill_internal.h). Tensors are opened several at once, each once, whatever
+ * fill_plan: from boxes to needs and tasks (fill_internal.h). Tensors are opened several at once, each once, whatever
  * number of boxes it has. Which stored boxes meet a wanted one, an index tells; which of their pieces do, arithmetic;
  * so the work grows with what is wanted, not with what the step holds. */
 #include <stdlib.h>
@@ -60,11 +60,11 @@ static int plan_open(void *arg, uint32_t i, struct base_error *err)
 	return o->why ? 0 : base_no_memory(err);
 }
 
-/* ---- lines ---- */
+/* ---- needs ---- */
 
-struct plan_box { struct load_fill *f; uint32_t number; }; /* the box whose lines are made */
+struct plan_box { struct load_fill *f; uint32_t number; }; /* the box whose needs are made */
 
-static uint32_t line_pack(const struct load_object *o, const struct store_piece *p)
+static uint32_t need_pack(const struct load_object *o, const struct store_piece *p)
 {
 	if (p->inline_bytes)
 		return FILL_INLINE;
@@ -72,7 +72,7 @@ static uint32_t line_pack(const struct load_object *o, const struct store_piece 
 }
 
 /* The pieces of one box that was stored which meet the wanted one. */
-static int lines_stored(const struct plan_box *b, const struct tensor_box *stored, size_t number, uint64_t first)
+static int needs_stored(const struct plan_box *b, const struct tensor_box *stored, size_t number, uint64_t first)
 {
 	struct load_fill *f = b->f;
 	const struct fill_box *wanted = &f->boxes[b->number];
@@ -82,25 +82,25 @@ static int lines_stored(const struct plan_box *b, const struct tensor_box *store
 	for (tensor_piece_window_first(&w, &o->grid, stored, &wanted->box); !w.done; tensor_piece_window_next(&w)) {
 		const struct store_piece *p = &o->pieces[first + w.number];
 
-		if (base_array_room(f->lines, f->lines_room, f->nlines + 1) < 0)
+		if (base_array_room(f->needs, f->needs_room, f->nneeds + 1) < 0)
 			return -ENOMEM;
-		f->lines[f->nlines++] = (struct fill_line){.offset = p->ref.offset, .piece = first + w.number,
-			.pack = line_pack(o, p), .box = b->number, .stored = number};
+		f->needs[f->nneeds++] = (struct fill_need){.offset = p->ref.offset, .piece = first + w.number,
+			.pack = need_pack(o, p), .box = b->number, .stored = number};
 	}
 	return 0;
 }
 
-static int lines_found(void *arg, size_t number)
+static int needs_found(void *arg, size_t number)
 {
 	const struct plan_box *b = arg;
 	const struct load_object *o = b->f->objects[b->f->boxes[b->number].object].object;
 	struct tensor_box stored;
 
 	tensor_boxes_get(&o->boxes->list, number, &stored);
-	return lines_stored(b, &stored, number, o->boxes->first_piece[number]);
+	return needs_stored(b, &stored, number, o->boxes->first_piece[number]);
 }
 
-static int plan_lines(struct load_fill *f)
+static int plan_needs(struct load_fill *f)
 {
 	int r = 0;
 
@@ -113,16 +113,16 @@ static int plan_lines(struct load_fill *f)
 		if (!o)
 			r = fill_lose(f, i, &wanted->box, opened->r, opened->why);
 		else if (o->boxes)
-			r = tensor_box_index_find(o->boxes->index, &wanted->box, lines_found, &b);
+			r = tensor_box_index_find(o->boxes->index, &wanted->box, needs_found, &b);
 		else
-			r = lines_stored(&b, &o->whole, 0, 0);
+			r = needs_stored(&b, &o->whole, 0, 0);
 	}
 	return r;
 }
 
-static int line_compare(const void *a, const void *b)
+static int need_compare(const void *a, const void *b)
 {
-	const struct fill_line *x = a, *y = b;
+	const struct fill_need *x = a, *y = b;
 
 	if (x->pack != y->pack)
 		return x->pack < y->pack ? -1 : 1;
@@ -134,14 +134,14 @@ static int line_compare(const void *a, const void *b)
 /* ---- tasks ---- */
 
 /* The same object. A reference into the same place that differs in anything is read, and checked, by itself. */
-static bool line_same(const struct load_fill *f, const struct fill_line *x, const struct fill_line *y)
+static bool need_same(const struct load_fill *f, const struct fill_need *x, const struct fill_need *y)
 {
 	const struct store_object_ref *a, *b;
 
 	if (x->pack != y->pack || x->offset != y->offset || x->pack == FILL_INLINE)
 		return false;
-	a = line_ref(f, x);
-	b = line_ref(f, y);
+	a = need_ref(f, x);
+	b = need_ref(f, y);
 	return a->raw_len == b->raw_len && a->stored_len == b->stored_len && a->checks == b->checks &&
 		a->codec == b->codec && base_digest_equal(&a->digest, &b->digest);
 }
@@ -150,16 +150,16 @@ size_t fill_group_end(const struct load_fill *f, size_t first)
 {
 	size_t end = first + 1;
 
-	while (end < f->nlines && line_same(f, &f->lines[first], &f->lines[end]))
+	while (end < f->nneeds && need_same(f, &f->needs[first], &f->needs[end]))
 		end++;
 	return end;
 }
 
-static int task_begin(struct load_fill *f, size_t line)
+static int task_begin(struct load_fill *f, size_t need)
 {
 	if (base_array_room(f->tasks, f->tasks_room, f->ntasks + 2) < 0)
 		return -ENOMEM;
-	f->tasks[f->ntasks++] = line;
+	f->tasks[f->ntasks++] = need;
 	return 0;
 }
 
@@ -168,17 +168,17 @@ static int plan_tasks(struct load_fill *f)
 	uint64_t bytes = 0;
 	size_t begun = 0;
 
-	for (size_t i = 0; i < f->nlines; i = fill_group_end(f, i)) {
-		if (i == 0 || bytes >= FILL_TASK_BYTES || i - begun >= FILL_TASK_LINES) {
+	for (size_t i = 0; i < f->nneeds; i = fill_group_end(f, i)) {
+		if (i == 0 || bytes >= FILL_TASK_BYTES || i - begun >= FILL_TASK_NEEDS) {
 			if (task_begin(f, i) < 0)
 				return -ENOMEM;
 			begun = i;
 			bytes = 0;
 		}
-		bytes += line_ref(f, &f->lines[i])->raw_len;
+		bytes += need_ref(f, &f->needs[i])->raw_len;
 	}
 	if (f->ntasks)
-		f->tasks[f->ntasks] = f->nlines;
+		f->tasks[f->ntasks] = f->nneeds;
 	return 0;
 }
 
@@ -196,9 +196,9 @@ int fill_plan(struct load_fill *f, struct base_error *err)
 		return r;
 	opened = base_monotonic_ns();
 	f->times.open_ns = opened - from;
-	r = plan_lines(f);
-	if (r == 0 && f->nlines) {
-		qsort(f->lines, f->nlines, sizeof *f->lines, line_compare);
+	r = plan_needs(f);
+	if (r == 0 && f->nneeds) {
+		qsort(f->needs, f->nneeds, sizeof *f->needs, need_compare);
 		r = plan_tasks(f);
 	}
 	f->times.plan_ns = base_monotonic_ns() - opened;

@@ -17,34 +17,34 @@ void fill_worker_release(struct fill_worker *w)
 	if (w->pack)
 		store_pack_put(load_step_store(w->f->step), w->pack);
 	free(w->room);
-	free(w->span);
+	free(w->burst);
 	free(w->blocks);
 }
 
-void fill_line_boxes(const struct load_fill *f, const struct fill_line *line, struct tensor_box *ret_piece,
+void fill_need_boxes(const struct load_fill *f, const struct fill_need *need, struct tensor_box *ret_piece,
 	struct tensor_box *ret_part)
 {
-	const struct load_object *o = line_object(f, line);
+	const struct load_object *o = need_object(f, need);
 	struct tensor_box stored = o->whole;
 	uint64_t first = 0;
 
 	if (o->boxes) {
-		tensor_boxes_get(&o->boxes->list, line->stored, &stored);
-		first = o->boxes->first_piece[line->stored];
+		tensor_boxes_get(&o->boxes->list, need->stored, &stored);
+		first = o->boxes->first_piece[need->stored];
 	}
-	tensor_piece_at(&o->grid, &stored, line->piece - first, ret_piece);
-	tensor_box_intersect(o->grid.shape.ndim, ret_piece, &f->boxes[line->box].box, ret_part);
+	tensor_piece_at(&o->grid, &stored, need->piece - first, ret_piece);
+	tensor_box_intersect(o->grid.shape.ndim, ret_piece, &f->boxes[need->box].box, ret_part);
 }
 
-uint8_t *fill_line_place(const struct load_fill *f, const struct fill_line *line)
+uint8_t *fill_need_place(const struct load_fill *f, const struct fill_need *need)
 {
-	const struct load_object *o = line_object(f, line);
-	const struct fill_box *b = &f->boxes[line->box];
+	const struct load_object *o = need_object(f, need);
+	const struct fill_box *b = &f->boxes[need->box];
 	size_t len = o->grid.shape.ndim * sizeof(uint64_t);
 	struct tensor_box piece, part;
 	uint8_t *at = b->data;
 
-	fill_line_boxes(f, line, &piece, &part);
+	fill_need_boxes(f, need, &piece, &part);
 	if (memcmp(piece.size, part.size, len) != 0 || !tensor_piece_lies(&o->grid, &piece, b->stride))
 		return NULL;
 	for (unsigned d = 0; d < o->grid.shape.ndim; d++)
@@ -131,8 +131,8 @@ static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const s
 	for (size_t i = first; r == 0 && i < end; i++) {
 		struct tensor_box piece, part;
 
-		fill_line_boxes(w->f, &w->f->lines[i], &piece, &part);
-		tensor_piece_ranges(&line_object(w->f, &w->f->lines[i])->grid, &piece, &part, block_mark, w->blocks);
+		fill_need_boxes(w->f, &w->f->needs[i], &piece, &part);
+		tensor_piece_ranges(&need_object(w->f, &w->f->needs[i])->grid, &piece, &part, block_mark, w->blocks);
 	}
 	return r < 0 ? r : piece_blocks(w, ref);
 }
@@ -154,9 +154,9 @@ static int piece_whole(struct fill_worker *w, const struct store_object_ref *ref
 /* The bytes of the piece as far as they are wanted. */
 static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *place, const uint8_t **ret_bytes)
 {
-	const struct fill_line *line = &w->f->lines[first];
-	const struct store_object_ref *ref = line_ref(w->f, line);
-	int r = fill_pack(w, line->pack);
+	const struct fill_need *need = &w->f->needs[first];
+	const struct store_object_ref *ref = need_ref(w->f, need);
+	int r = fill_pack(w, need->pack);
 
 	if (r < 0)
 		return r;
@@ -171,13 +171,13 @@ static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *
 	return r < 0 ? r : piece_whole(w, ref, place ? place : w->room);
 }
 
-static void piece_place(const struct load_fill *f, const struct fill_line *line, const uint8_t *bytes)
+static void piece_place(const struct load_fill *f, const struct fill_need *need, const uint8_t *bytes)
 {
-	const struct load_object *o = line_object(f, line);
-	const struct fill_box *b = &f->boxes[line->box];
+	const struct load_object *o = need_object(f, need);
+	const struct fill_box *b = &f->boxes[need->box];
 	struct tensor_box piece, part;
 
-	fill_line_boxes(f, line, &piece, &part);
+	fill_need_boxes(f, need, &piece, &part);
 	tensor_piece_scatter(&o->grid, &piece, &part, bytes, b->data, b->box.offset, b->stride);
 }
 
@@ -186,10 +186,10 @@ static void piece_count(struct load_fill *f, size_t first, size_t end)
 	uint64_t bytes = 0;
 
 	for (size_t i = first; i < end; i++) {
-		const struct load_object *o = line_object(f, &f->lines[i]);
+		const struct load_object *o = need_object(f, &f->needs[i]);
 		struct tensor_box piece, part;
 
-		fill_line_boxes(f, &f->lines[i], &piece, &part);
+		fill_need_boxes(f, &f->needs[i], &piece, &part);
 		bytes += tensor_box_items(&o->grid.shape, &part) * o->grid.item_bytes;
 	}
 	atomic_fetch_add_explicit(&f->placed, bytes, memory_order_relaxed);
@@ -199,33 +199,33 @@ static void piece_count(struct load_fill *f, size_t first, size_t end)
 void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place)
 {
 	for (size_t i = first; i < end; i++)
-		if (!place || fill_line_place(f, &f->lines[i]) != place)
-			piece_place(f, &f->lines[i], bytes);
+		if (!place || fill_need_place(f, &f->needs[i]) != place)
+			piece_place(f, &f->needs[i], bytes);
 	piece_count(f, first, end);
 }
 
-static int piece_failed(struct fill_worker *w, const struct fill_line *line, int r)
+static int piece_failed(struct fill_worker *w, const struct fill_need *need, int r)
 {
 	const struct load_step_info *info = load_step_info(w->f->step);
 
 	return base_error_prefix(&w->err, r, "%s/%llu: %s: piece %llu", info->run, (unsigned long long)info->step,
-		line_object(w->f, line)->label, (unsigned long long)line->piece);
+		need_object(w->f, need)->label, (unsigned long long)need->piece);
 }
 
 int fill_piece(struct fill_worker *w, size_t first, size_t end)
 {
-	const struct fill_line *lines = w->f->lines;
-	const uint8_t *bytes = line_object(w->f, &lines[first])->pieces[lines[first].piece].inline_bytes;
+	const struct fill_need *needs = w->f->needs;
+	const uint8_t *bytes = need_object(w->f, &needs[first])->pieces[needs[first].piece].inline_bytes;
 	uint8_t *place = NULL;
 
 	if (!bytes) {
 		int r;
 
 		for (size_t i = first; i < end && !place; i++)
-			place = fill_line_place(w->f, &lines[i]);
+			place = fill_need_place(w->f, &needs[i]);
 		r = piece_read(w, first, end, place, &bytes);
 		if (r < 0)
-			return piece_failed(w, &lines[first], r);
+			return piece_failed(w, &needs[first], r);
 	}
 	fill_place(w->f, first, end, bytes, place);
 	return 0;
