@@ -9,7 +9,6 @@
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
-#include "core/base/plural.h"
 #include "core/save/saver/saver_internal.h"
 
 #define FLIGHT_ARENA_BYTES 65536u
@@ -433,22 +432,11 @@ static int tensor_check_local(const struct save_tensor *t, const struct save_fli
 
 	if (r < 0)
 		return base_error_set(err, r, "its local shape: %s", base_error_name(r));
-	if (t->local_shape && items && (t->local_ndim != to->local.ndim
-			|| memcmp(t->local_shape, to->local.dim, to->local.ndim * sizeof to->local.dim[0]) != 0)) {
-		char has[160] = "", want[160] = "";
-
-		for (uint32_t d = 0; d < base_min(t->local_ndim, TENSOR_MAX_DIMS) && strlen(has) < 130; d++)
-			sprintf(has + strlen(has), "%s%llu", d ? "," : "", (unsigned long long)t->local_shape[d]);
-		for (uint32_t d = 0; d < to->local.ndim && strlen(want) < 130; d++)
-			sprintf(want + strlen(want), "%s%llu", d ? "," : "", (unsigned long long)to->local.dim[d]);
-		return base_error_set(err, -EINVAL,
-			"the local tensor is (%s), but rank %u holds (%s) of it by its placements",
-			has, f->s->options.rank, want);
-	}
-	if (t->strides && items && t->local_ndim != to->local.ndim)
-		return base_error_set(err, -EINVAL, "%u %s for a local tensor of %u %s", t->local_ndim,
-			base_plural(t->local_ndim, "stride", "strides"), to->local.ndim,
-			base_plural(to->local.ndim, "dimension", "dimensions"));
+	if (items)
+		r = tensor_shard_check_local(&to->local, f->s->options.rank, t->local_ndim, t->local_shape, t->strides,
+			err);
+	if (r < 0)
+		return r;
 	if (items && !t->data)
 		return base_error_set(err, -EINVAL, "its data is a null pointer");
 	return 0;

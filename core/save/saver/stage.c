@@ -26,44 +26,16 @@ void saver_batch_free(struct saver_batch *b)
 
 uint64_t saver_band_room(uint64_t bytes) { return base_align(bytes, STAGE_BAND_ALIGN); }
 
-/* Bytes between neighbours of the local tensor in one of its dimensions. */
-static int64_t local_stride(const struct saver_tensor *t, uint32_t dim)
-{
-	int64_t bytes = t->plan.sharding.item_bytes;
-
-	if (t->strides)
-		return t->strides[dim];
-	for (uint32_t d = t->local.ndim; d-- > dim + 1;)
-		bytes *= (int64_t)t->local.dim[d];
-	return bytes;
-}
-
-/* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. The plan counts
- * items of a contiguous local tensor: an offset has one coordinate in it, and a stride is so many steps along one of
- * its dimensions (the one with the largest number of items between neighbours that divides it). */
+/* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. */
 static void stage_place(const struct saver_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
 {
 	const struct tensor_shape *shape = &t->plan.sharding.shape;
-	uint64_t items[TENSOR_MAX_DIMS], n = 1, offset = at->local_offset;
-	int64_t from = 0;
+	int64_t from;
 
-	for (uint32_t d = t->local.ndim; d-- > 0; n *= t->local.dim[d])
-		items[d] = n;
-	for (uint32_t d = 0; d < t->local.ndim && n; d++) {
-		from += (int64_t)(offset / items[d]) * local_stride(t, d);
-		offset %= items[d];
-	}
-	*g = (struct device_gather){.from = t->data + from, .item_bytes = t->plan.sharding.item_bytes,
-		.ndim = shape->ndim};
-	for (uint32_t d = 0; d < shape->ndim; d++) {
-		g->size[d] = at->box.size[d];
-		for (uint32_t j = 0; j < t->local.ndim && n && g->size[d] > 1; j++)
-			if (t->local.dim[j] > 1 && items[j] <= at->local_stride[d]
-				&& at->local_stride[d] % items[j] == 0) {
-				g->stride[d] = (int64_t)(at->local_stride[d] / items[j]) * local_stride(t, j);
-				break;
-			}
-	}
+	*g = (struct device_gather){.item_bytes = t->plan.sharding.item_bytes, .ndim = shape->ndim};
+	tensor_shard_place(at, shape->ndim, &t->local, g->item_bytes, t->strides, &from, g->stride);
+	g->from = t->data + from;
+	memcpy(g->size, at->box.size, shape->ndim * sizeof *g->size);
 }
 
 /* The part of that which is `box`. */
