@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the files of core/api share: errors across the public boundary, stores by path, and the mesh handle.
+ * What the files of core/api share: errors across the public boundary, stores by path, and the handles of meshes and
+ * steps.
  *
  * vckpt_error and base_error are one struct under two names, so that a public call hands its `err` down and the
  * sentence is written once. Every public function that takes one is
@@ -13,8 +14,11 @@
 #ifndef CORE_API_API_INTERNAL_H
 #define CORE_API_API_INTERNAL_H
 
+#include <sys/types.h>
+
 #include "core/api/vckpt.h"
 #include "core/base/error.h"
+#include "core/load/step.h"
 #include "core/step/store.h"
 #include "core/tensor/mesh.h"
 
@@ -25,6 +29,22 @@ _Static_assert(sizeof(struct vckpt_error) == sizeof(struct base_error) &&
 struct vckpt_mesh {
 	struct tensor_mesh *mesh;
 };
+
+struct vckpt_step {
+	struct store *store;
+	struct load_step *step;
+	pid_t pid;                       /* that opened it */
+	struct vckpt_attribute *attributes; size_t nattributes;
+	uint64_t *shapes;                /* of all tensors, one after another */
+	uint64_t *first;                 /* of each tensor: where its shape begins */
+};
+/* -EINVAL: NULL; -BASE_EFORKED: this process is a child of the one that opened it. */
+int api_step_alive(const struct vckpt_step *step, struct base_error *err);
+
+/* Strides of memory that is to be written, in bytes, one for each of ndim sizes, none of them 0: no two items may share
+ * a byte. -EINVAL names the dimension. */
+int api_strides_check(uint32_t ndim, const uint64_t *size, unsigned item_bytes, const int64_t *strides,
+	struct base_error *err);
 
 /* NULL stays NULL. */
 static inline struct base_error *api_error(struct vckpt_error *err)

@@ -4,8 +4,8 @@
  *
  * An open step owns its store (opened read-only) and the step, both read-only after the open but for caches that have
  * locks of their own: so any thread may read, several at once. What a step tells (names, shapes, attributes) points
- * into it. A read opens the tensor, which believes its row by digest, and then fetches the pieces that meet the box,
- * each checked, straight into the caller's memory (load_object_read_box): nothing is kept from one read to the next.
+ * into it. A read is a fill of one box (core/load/fill.h), with several threads where the box is large: nothing is kept
+ * from one read to the next.
  *
  * The process that opened a step is remembered: in a child after a fork locks may be held by threads that are not
  * there, so reads refuse and close leaves everything alone. */
@@ -15,20 +15,13 @@
 
 #include "core/api/api_internal.h"
 #include "core/base/plural.h"
-#include "core/load/step.h"
+#include "core/load/fill.h"
 #include "core/tensor/boxes.h"
 
 BASE_CLEANUP_DEFINE(struct store *, store_close)
 BASE_CLEANUP_DEFINE(struct store_list *, store_list_close)
 
-struct vckpt_step {
-	struct store *store;
-	struct load_step *step;
-	pid_t pid;                       /* that opened it */
-	struct vckpt_attribute *attributes; size_t nattributes;
-	uint64_t *shapes;                /* of all tensors, one after another */
-	uint64_t *first;                 /* of each tensor: where its shape begins */
-};
+enum { READ_ALONE_BYTES = 8 << 20 };     /* more than that is read by several threads */
 
 const char *vckpt_version(void)
 {
@@ -309,53 +302,18 @@ static void target_strides_rows(struct step_target *t)
 		t->stride[d] = stride;
 }
 
-/* No two items may share a byte. Enough, if not needed: ordered by stride, each dimension steps over all that those
- * below it span. Dimensions of one item do not count. */
-static int target_overlap(const struct step_target *t, struct base_error *err)
-{
-	uint32_t order[TENSOR_MAX_DIMS], n = 0;
-	uint64_t span = tensor_dtype_bytes(t->info.dtype);
-
-	for (uint32_t d = t->info.shape.ndim; d-- > 0;) {
-		uint32_t at = n;
-
-		if (t->box.size[d] == 1)
-			continue;
-		for (; at > 0 && t->stride[order[at - 1]] > t->stride[d]; at--)
-			order[at] = order[at - 1];
-		order[at] = d;
-		n++;
-	}
-	for (uint32_t i = 0; i < n; i++) {
-		uint64_t stride = t->stride[order[i]], far;
-
-		if (stride < span)
-			return base_error_set(err, -EINVAL, "with a stride of %" PRIu64 " bytes in dimension %u items"
-				" would overlap", stride, order[i]);
-		if (__builtin_mul_overflow(t->box.size[order[i]] - 1, stride, &far) ||
-			__builtin_add_overflow(far, span, &span) || span > INT64_MAX)
-			return base_error_set(err, -EINVAL, "a stride of %" PRIu64 " bytes in dimension %u leads out of"
-				" memory", stride, order[i]);
-	}
-	return 0;
-}
-
 static int target_strides(struct step_target *t, const int64_t *strides, struct base_error *err)
 {
 	if (!strides) {
 		target_strides_rows(t);
 		return 0;
 	}
-	for (uint32_t d = 0; d < t->info.shape.ndim; d++) {
-		if (strides[d] < 0)
-			return base_error_set(err, -EINVAL, "the stride in dimension %u is negative (%" PRId64 ")", d,
-				strides[d]);
+	for (uint32_t d = 0; d < t->info.shape.ndim; d++)
 		t->stride[d] = (uint64_t)strides[d];
-	}
-	return target_overlap(t, err);
+	return api_strides_check(t->info.shape.ndim, t->box.size, tensor_dtype_bytes(t->info.dtype), strides, err);
 }
 
-static int step_alive(const struct vckpt_step *step, struct base_error *err)
+int api_step_alive(const struct vckpt_step *step, struct base_error *err)
 {
 	if (!step)
 		return base_error_set(err, -EINVAL, "no step is given");
@@ -365,13 +323,28 @@ static int step_alive(const struct vckpt_step *step, struct base_error *err)
 	return 0;
 }
 
+static int target_fill(struct vckpt_step *step, uint32_t tensor, const struct step_target *t, void *data,
+	struct base_error *err)
+{
+	uint64_t bytes = tensor_box_items(&t->info.shape, &t->box) * tensor_dtype_bytes(t->info.dtype);
+	struct load_fill *f = load_fill_new(step->step, bytes > READ_ALONE_BYTES ? 0 : 1, 0);
+	int r;
+
+	if (!f)
+		return base_no_memory(err);
+	r = load_fill_add(f, tensor, &t->box, data, t->stride, err);
+	if (r == 0)
+		r = load_fill_run(f, err);
+	load_fill_free(f);
+	return r;
+}
+
 int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *box, void *data, const int64_t *strides,
 	struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 	struct step_target t = {0};
-	struct load_object *o;
-	int r = step_alive(step, e);
+	int r = api_step_alive(step, e);
 
 	if (r < 0)
 		return r;
@@ -388,19 +361,14 @@ int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *bo
 		r = base_error_set(e, -EINVAL, "no memory is given to read into");
 	if (r < 0)
 		return target_refuse(step, &t.info, e);
-	r = load_tensor_open(step->step, tensor, &o, e);
-	if (r < 0)
-		return api_result(r, e);
-	r = load_object_read_box(o, &t.box, data, t.stride, e);
-	load_object_unref(o);
-	return api_result(r, e);
+	return api_result(target_fill(step, tensor, &t, data, e), e);
 }
 
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 	struct load_object *o;
-	int r = step_alive(step, e);
+	int r = api_step_alive(step, e);
 
 	if (r < 0)
 		return r;

@@ -76,11 +76,8 @@ uint64_t load_object_piece_count(const struct load_object *o);
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece);
 size_t load_object_memory(const struct load_object *o);
 
-/* Reads past the cache, straight into the caller's memory: the items of a box of a tensor, the first at `data`, with
- * `stride` bytes between neighbours in each dimension; or all bytes of a blob. Each piece that meets the box is read
- * once, whole, and checked. -EINVAL: not inside the tensor. Any thread; errors name step, tensor, pack and offset. */
-int load_object_read_box(struct load_object *o, const struct tensor_box *box, void *data, const uint64_t *stride,
-	struct base_error *err);
+/* Reads all bytes of a blob past the cache, straight into the caller's memory, and checks them. Any thread; errors name
+ * step, blob, pack and offset. Boxes of tensors: fill.h. */
 int load_blob_read(struct load_object *o, void *data, struct base_error *err);
 
 #endif
