@@ -193,8 +193,8 @@ struct vckpt_blob_info { const char *name; uint64_t bytes; uint32_t per_rank, ra
 uint32_t vckpt_step_blob_count(const struct vckpt_step *step);
 int vckpt_step_blob(const struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info); /* -ENOENT */
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err);
-
 #ifdef __cplusplus
 }
 #endif
+#include "vckpt_load.h"                  /* all that a rank holds of a step, in one go */
 #endif

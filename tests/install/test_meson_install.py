@@ -52,8 +52,9 @@ def test_everything_is_where_the_system_looks(installed):
                 f"{PREFIX}/lib/systemd/system/vckpt-mount@.service"}
     shared = {f"{PREFIX}/share/{name}" for name in (
         "man/man1/vckpt.1", "man/man5/vckpt.5", "man/man8/mount.vckpt.8", "doc/vckpt/LICENSE", "doc/vckpt/python.md",
-        "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py", "doc/vckpt/examples/save.c")}
-    assert library | commands | shared | {f"{PREFIX}/include/vckpt.h"} <= there
+        "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py", "doc/vckpt/examples/save.c",
+        "doc/vckpt/examples/load.c")}
+    assert library | commands | shared | {f"{PREFIX}/include/{name}" for name in ("vckpt.h", "vckpt_load.h")} <= there
     if (ROOT / "tools/completions/vckpt.bash").exists():
         assert f"{PREFIX}/share/bash-completion/completions/vckpt" in there
     assert not [name for name in there if "/man/" in name and "doc/vckpt" in name or name.endswith("meson.build")]
@@ -63,7 +64,8 @@ def test_everything_is_where_the_system_looks(installed):
 TAGS = {
     "runtime": ({"bin/vckpt", "sbin/mount.vckpt", "LIB/libvckpt.so.0", "share/doc/vckpt/LICENSE"},
                 {"include/vckpt.h", "LIB/libvckpt.so"}),
-    "devel": ({"include/vckpt.h", "LIB/libvckpt.so", "LIB/pkgconfig/vckpt.pc"}, {"bin/vckpt", "LIB/libvckpt.so.0"}),
+    "devel": ({"include/vckpt.h", "include/vckpt_load.h", "LIB/libvckpt.so", "LIB/pkgconfig/vckpt.pc"},
+              {"bin/vckpt", "LIB/libvckpt.so.0"}),
     "man": ({"share/man/man1/vckpt.1"}, {"bin/vckpt", "share/doc/vckpt/python.md"}),
     "doc": ({"share/doc/vckpt/python.md"}, {"bin/vckpt", "share/man/man1/vckpt.1"}),
 }
@@ -83,7 +85,8 @@ def test_the_library_shows_the_header_and_nothing_else(installed):
     library = next(installed.rglob("libvckpt.so.0"))
     out = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     shown = {line.split()[-1].partition("@")[0] for line in out.splitlines()} - {"VCKPT_0"}
-    header = re.sub(r"/\*.*?\*/", "", (ROOT / "core/api/vckpt.h").read_text(), flags=re.S)
+    headers = "".join((ROOT / "core/api" / name).read_text() for name in ("vckpt.h", "vckpt_load.h"))
+    header = re.sub(r"/\*.*?\*/", "", headers, flags=re.S)
     assert shown == set(re.findall(r"\b(vckpt_\w+)\(", header))
     dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     assert "soname: [libvckpt.so.0]" in dynamic
@@ -100,19 +103,38 @@ def environment(built, installed):
             "LD_LIBRARY_PATH": str(libraries)}
 
 
-def test_the_c_example_as_its_comment_compiles_it(environment, tmp_path):
-    source = ROOT / "docs/examples/save.c"
-    line = re.search(r"^ \*\s+(cc save\.c .*)$", source.read_text(), re.M)[1]
-    shutil.copy(source, tmp_path)
-    done = subprocess.run(line.replace("cc ", "cc -Wall -Wextra -Werror ", 1), shell=True, cwd=tmp_path,
-                          env=environment, capture_output=True,
-                          text=True)
+def compile_as_its_comment_says(name, environment, folder):
+    source = ROOT / f"docs/examples/{name}.c"
+    line = re.search(rf"^ \*\s+(cc {name}\.c .*)$", source.read_text(), re.M)[1]
+    shutil.copy(source, folder)
+    done = subprocess.run(line.replace("cc ", "cc -Wall -Wextra -Werror ", 1), shell=True, cwd=folder,
+                          env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_c_example_as_its_comment_compiles_it(environment, tmp_path):
+    compile_as_its_comment_says("save", environment, tmp_path)
     for number in (0, 1):
         done = subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, text=True,
                               timeout=120)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"saved example/{number}\n0 1 2 3\n4 5 6 7\n8 9 10 11\n"
+
+
+def test_the_c_example_of_a_load(environment, tmp_path):
+    """Each of two ranks loads its columns of what one rank saved."""
+    compile_as_its_comment_says("save", environment, tmp_path)
+    compile_as_its_comment_says("load", environment, tmp_path)
+    subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, timeout=120,
+                   check=True)
+    for rank, columns in (("0", "0 1\n4 5\n8 9\n"), ("1", "2 3\n6 7\n10 11\n")):
+        done = subprocess.run([tmp_path / "load", tmp_path / "store", rank], env=environment, capture_output=True,
+                              text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"loaded example/0\n{columns}"
+    done = subprocess.run([tmp_path / "load", tmp_path / "none", "0"], env=environment, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 1 and str(tmp_path / "none") in done.stderr
 
 
 def test_the_c_example_names_what_fails(environment, tmp_path):

@@ -59,8 +59,6 @@ def test_what_a_header_declares_is_defined():
 
 # What no other file of the product calls, and why it is there all the same. The header says so too.
 FOR_THE_LOAD = {
-    "api_step_alive", "load_fill_stop", "load_fill_lost", "load_fill_lost_count", "load_fill_progress",
-    "load_fill_times",
     "store_part_excerpt_open", "store_part_excerpt_close", "store_part_excerpt_pieces", "tensor_reshard",
     "tensor_reshard_box",
     "tensor_boxes_difference", "tensor_boxes_intersection", "tensor_boxes_union", "tensor_mesh_dim",

@@ -341,7 +341,8 @@ def test_only_the_interface_is_shown(v, build):
     out = subprocess.run(["nm", "-D", "--defined-only", str(build / "core" / "api" / "libvckpt.so")],
                          capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1].split("@")[0] for line in out.splitlines()} - {"VCKPT_0"}
-    header = (pathlib.Path(__file__).resolve().parents[2] / "core" / "api" / "vckpt.h").read_text()
+    folder = pathlib.Path(__file__).resolve().parents[2] / "core" / "api"
+    header = (folder / "vckpt.h").read_text() + (folder / "vckpt_load.h").read_text()
     declared = set(re.findall(r"\b(vckpt_\w+)\(", header))
     assert names and names <= declared
     assert v.vckpt_version().decode().count(".") == 2

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt_load: all that a rank holds of a step, in one go. A part of vckpt.h, which includes it.
+ *
+ *   step_open -> load_begin -> load_tensors, load_expect, ... -> load_start -> load_wait -> load_free
+ * A load takes the descriptions of tensors that a save takes. It reads each block of the step that is wanted once,
+ * checks it, decodes it, and writes it where the descriptions say that the rank has it.
+ *
+ * Any thread may call any function, but begin, tensors, expect and start of one load come from one thread at a time,
+ * and no call comes after vckpt_load_free. In a child after a fork calls answer -VCKPT_EFORKED, and stop and free do
+ * nothing. */
+#ifndef VCKPT_LOAD_H
+#define VCKPT_LOAD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct vckpt_error;
+struct vckpt_step;
+struct vckpt_tensor;
+
+enum {
+	VCKPT_LOAD_REHASH = 1 << 0,      /* reads whole pieces, and compares their SHA-256 as well */
+	VCKPT_LOAD_SKIP_DAMAGED = 1 << 1, /* what cannot be read is listed (vckpt_load_lost), and the rest arrives */
+	VCKPT_LOAD_NOT_STRICT = 1 << 2,  /* names that only one side has are no error; both lists come back */
+};
+struct vckpt_load;
+struct vckpt_load_options {
+	size_t size;                     /* sizeof (struct vckpt_load_options) */
+	uint32_t rank;                   /* whose shards the descriptions are about */
+	uint32_t threads;                /* at most 256; 0: one for each processor that this process may use */
+	uint32_t flags, reserved;
+};
+/* Begins a load of an open step. The step must stay open until vckpt_load_free: to close it before is a mistake that
+ * nothing here can see. o may be NULL: rank 0. */
+int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o, struct vckpt_load **ret_load,
+	struct vckpt_error *err);
+/* Declares n tensors, each described as for vckpt_save_tensors: component, name, dtype, shape; mesh and placements
+ * (mesh NULL: the rank has all of it), flat range, boxes or VCKPT_TENSOR_ALONE; strides and local_shape, which is
+ * compared. `data` is written: it must stay the load's until load_wait has told the end, and no two tensors may share a
+ * byte of it. Bytes that the description does not name stay as they are. Strides must be positive, and no two items may
+ * share a byte. same_dims and VCKPT_TENSOR_BUFFER have no effect. VCKPT_TENSOR_DEVICE is refused. Checked now: shape
+ * and dtype must be the step's. The same tensor may be declared several times. One that the step lacks is missing:
+ * load_start names it. After an error the load holds what it held before. */
+int vckpt_load_tensors(struct vckpt_load *load, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err);
+/* Says that the load is meant to take all tensors of a component: those that are not declared are unexpected. */
+int vckpt_load_expect(struct vckpt_load *load, const char *component, struct vckpt_error *err);
+/* Begins to read, in threads of the load's own, and returns at once. -EINVAL: missing or unexpected names (the sentence
+ * tells up to ten of each), unless VCKPT_LOAD_NOT_STRICT; or the load has begun to read before. */
+int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err);
+/* timeout_ms < 0: waits for ever. 0: everything has arrived, but what vckpt_load_lost lists. -VCKPT_ETIMEDOUT: not yet.
+ * Else the load is over, and nothing in the destinations is to be used; of several damaged pieces the first by pack and
+ * offset is named. */
+int vckpt_load_wait(struct vckpt_load *load, int64_t timeout_ms, struct vckpt_error *err);
+/* Ends the load soon: load_wait says -VCKPT_EABORTED, unless it was over before. NULL-safe. */
+void vckpt_load_stop(struct vckpt_load *load);
+struct vckpt_load_progress {
+	uint64_t bytes_wanted, bytes_placed; /* of the destinations; 0 before load_start */
+	uint64_t bytes_read, pieces;     /* from packs, checks included; pieces that are done */
+	uint64_t open_ns, plan_ns, read_ns; /* open: rows of the tensors; 0 before the end */
+	uint32_t threads, over;          /* threads: that read, 0 before the end; over: 1 after the end */
+};
+int vckpt_load_progress(struct vckpt_load *load, struct vckpt_load_progress *ret_progress);
+/* Names "COMPONENT/NAME", sorted, that only the caller (missing) or only the step (unexpected) has. As load_start found
+ * them, also where it failed; the array is valid until the next load_start or load_free. */
+size_t vckpt_load_missing(const struct vckpt_load *load, const char *const **ret_names);
+size_t vckpt_load_unexpected(const struct vckpt_load *load, const char *const **ret_names);
+/* With VCKPT_LOAD_SKIP_DAMAGED, after load_wait has told the end: what did not arrive. Its place holds anything. Points
+ * into the load; `box` has ndim pairs (offset, size) in the tensor; `why` is a sentence. Two may overlap where a tensor
+ * was declared twice. */
+struct vckpt_load_lost {
+	const char *component, *name; const uint64_t *box; uint32_t ndim; int32_t code; const char *why;
+};
+size_t vckpt_load_lost_count(const struct vckpt_load *load); /* 0 before the end */
+int vckpt_load_lost(const struct vckpt_load *load, size_t i, struct vckpt_load_lost *ret_lost); /* -ENOENT */
+/* Stops a load that is under way, waits for its threads and for calls that wait for it, and frees it. NULL-safe. */
+void vckpt_load_free(struct vckpt_load *load);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

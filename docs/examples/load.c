@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loads what save.c saved, as one rank of two: each holds half of the weight's columns, and the whole bias.
+ *
+ *     cc load.c $(pkg-config --cflags --libs vckpt) -o load
+ *     ./load /data/store 0
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <vckpt.h>
+
+static float weight[3][2], bias[3];
+
+static void check(int r, const struct vckpt_error *err)
+{
+	if (r < 0) {
+		fprintf(stderr, "load: %s\n", err->text);
+		exit(1);
+	}
+}
+
+/* The descriptions are those of a save: this rank's part of each tensor, and where it lies. */
+static void declare_tensors(struct vckpt_load *load, const struct vckpt_mesh *mesh)
+{
+	struct vckpt_tensor tensors[] = {
+		{ .component = "model", .name = "weight", .dtype = VCKPT_F32, .ndim = 2,
+		  .shape = (uint64_t[]){ 3, 4 }, .mesh = mesh, .placements = "S(1)", .data = weight },
+		{ .component = "model", .name = "bias", .dtype = VCKPT_F32, .ndim = 1,
+		  .shape = (uint64_t[]){ 3 }, .data = bias },
+	};
+	struct vckpt_error err;
+
+	check(vckpt_load_tensors(load, tensors, 2, &err), &err);
+	check(vckpt_load_expect(load, "model", &err), &err); /* a tensor of the step that is not above is an error */
+}
+
+static void load_step(struct vckpt_step *step, uint32_t rank)
+{
+	struct vckpt_load_options options = { .size = sizeof options, .rank = rank };
+	struct vckpt_error err;
+	struct vckpt_load *load;
+	struct vckpt_mesh *mesh;
+
+	check(vckpt_mesh_new("tp=2", NULL, 0, &mesh, &err), &err);
+	check(vckpt_load_begin(step, &options, &load, &err), &err);
+	declare_tensors(load, mesh);
+	vckpt_mesh_free(mesh);
+	check(vckpt_load_start(load, &err), &err); /* reads in threads of its own */
+	check(vckpt_load_wait(load, -1, &err), &err); /* from here on the tensors may be used */
+	vckpt_load_free(load);
+}
+
+int main(int argc, char **argv)
+{
+	struct vckpt_step *step;
+	struct vckpt_error err;
+
+	if (argc != 3) {
+		fprintf(stderr, "usage: load STORE RANK\n");
+		return 2;
+	}
+	check(vckpt_step_open(argv[1], "example", VCKPT_NONE, &step, &err), &err); /* the newest step */
+	load_step(step, (uint32_t)strtoul(argv[2], NULL, 10));
+	printf("loaded example/%llu\n", (unsigned long long)vckpt_step_number(step));
+	vckpt_step_close(step); /* not before the load is freed */
+	for (int i = 0; i < 3; i++)
+		printf("%g %g\n", weight[i][0], weight[i][1]);
+	return 0;
+}

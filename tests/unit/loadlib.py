@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads through vckpt_load.h by ctypes: numpy arrays as what a rank holds."""
+import ctypes as c
+import random
+
+import numpy as np
+
+from saverlib import BOXES, DTYPES, NONE, Tensor, numbers
+
+REHASH, SKIP_DAMAGED, NOT_STRICT = 1, 2, 4
+
+
+class LoadOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("rank", c.c_uint32), ("threads", c.c_uint32), ("flags", c.c_uint32),
+                ("reserved", c.c_uint32)]
+
+
+class LoadProgress(c.Structure):
+    _fields_ = [(name, c.c_uint64) for name in (
+        "bytes_wanted", "bytes_placed", "bytes_read", "pieces", "open_ns", "plan_ns", "read_ns")] + [
+            ("threads", c.c_uint32), ("over", c.c_uint32)]
+
+
+class LoadLost(c.Structure):
+    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("box", c.POINTER(c.c_uint64)), ("ndim", c.c_uint32),
+                ("code", c.c_int32), ("why", c.c_char_p)]
+
+
+class Opened:
+    """A step of run "run"."""
+
+    def __init__(self, api, store, step=NONE):
+        self.api, self.p = api, c.c_void_p()
+        api.call("vckpt_step_open", str(store).encode(), b"run", c.c_uint64(step), c.byref(self.p))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.api.lib.vckpt_step_close(self.p)
+
+    def load(self, rank=0, threads=2, flags=0):
+        return Load(self, rank, threads, flags)
+
+
+def described(name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, flags=0, dtype=None,
+              same_dims=None, strides=True, local_shape=None, data=True):
+    """`array` is what the rank holds of it; it is written."""
+    component, name = name.split("/", 1)
+    shape = list(array.shape if shape is None else shape)
+    flags |= BOXES if boxes is not None else 0
+    pairs = [n for b in boxes or () for pair in b for n in pair]
+    return Tensor(component.encode(), name.encode(), numbers(c.c_uint64, shape), mesh,
+                  placements.encode() if placements else None, numbers(c.c_uint64, flat),
+                  numbers(c.c_uint64, pairs) if boxes is not None else None, same_dims.encode() if same_dims else None,
+                  array.ctypes.data if array.size and data else None,
+                  numbers(c.c_int64, array.strides if strides is True else strides) if strides else None,
+                  numbers(c.c_uint64, local_shape), len(shape), array.ndim, dtype or DTYPES[array.dtype.name], flags,
+                  len(boxes or ()), 0)
+
+
+class Load:
+    def __init__(self, step, rank=0, threads=2, flags=0):
+        self.api, self.lib, self.p, self.keep = step.api, step.api.lib, c.c_void_p(), []
+        options = LoadOptions(c.sizeof(LoadOptions), rank, threads, flags, 0)
+        self.lib.vckpt_load_missing.restype = self.lib.vckpt_load_unexpected.restype = c.c_size_t
+        self.lib.vckpt_load_lost_count.restype = c.c_size_t
+        self.api.call("vckpt_load_begin", step.p, c.byref(options), c.byref(self.p))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.lib.vckpt_load_free(self.p)
+        self.p = c.c_void_p()
+
+    def tensors(self, *tensors):
+        table = (Tensor * max(1, len(tensors)))(*tensors)
+        self.keep.append(tensors)
+        self.api.call("vckpt_load_tensors", self.p, table, c.c_size_t(len(tensors)))
+
+    def tensor(self, name, array, **fields):
+        self.keep.append(array)
+        self.tensors(described(name, array, **fields))
+
+    def expect(self, component):
+        self.api.call("vckpt_load_expect", self.p, component.encode())
+
+    def start(self):
+        self.api.call("vckpt_load_start", self.p)
+
+    def wait(self, timeout_ms=60000):
+        self.api.call("vckpt_load_wait", self.p, c.c_int64(timeout_ms))
+
+    def run(self):
+        self.start()
+        self.wait()
+
+    def stop(self):
+        self.lib.vckpt_load_stop(self.p)
+
+    def progress(self):
+        p = LoadProgress()
+        assert self.lib.vckpt_load_progress(self.p, c.byref(p)) == 0
+        return p
+
+    def names(self, which):
+        table = c.POINTER(c.c_char_p)()
+        n = getattr(self.lib, f"vckpt_load_{which}")(self.p, c.byref(table))
+        return [table[i].decode() for i in range(n)]
+
+    def lost(self):
+        """[(name, [(offset, size), ...], code, why)]"""
+        out = []
+        for i in range(self.lib.vckpt_load_lost_count(self.p)):
+            one = LoadLost()
+            assert self.lib.vckpt_load_lost(self.p, c.c_size_t(i), c.byref(one)) == 0
+            box = one.box[:2 * one.ndim]
+            out.append((f"{one.component.decode()}/{one.name.decode()}", list(zip(box[::2], box[1::2])), one.code,
+                        one.why.decode()))
+        assert self.lib.vckpt_load_lost(self.p, c.c_size_t(len(out)), c.byref(LoadLost())) == -2
+        return out
+
+
+def strided(rng: random.Random, shape, dtype):
+    """(all of the memory, filled with a pattern; an array of that shape in it, of some order and steps, none
+    backwards)"""
+    order = rng.sample(range(len(shape)), len(shape))
+    step, spare = [rng.choice((1, 1, 2, 3)) for _ in shape], [rng.choice((0, 0, 3)) for _ in shape]
+    room = [shape[d] * step[d] + spare[d] + 2 for d in order]
+    base = np.frombuffer(b"\xa5" * (np.dtype(dtype).itemsize * int(np.prod(room, dtype=int))), dtype)
+    base = base.reshape(room).copy()
+    inner = base[tuple(slice(1, 1 + shape[d] * step[d], step[d]) for d in order)]
+    return base, inner.transpose(np.argsort(order)) if shape else base
