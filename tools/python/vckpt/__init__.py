@@ -11,6 +11,9 @@
 
     vckpt.load("/ckpt/llama", state, missing_ok=True)       # the newest step back into the state, or None
 
+    with vckpt.open("/ckpt/llama") as step:
+        step["model/lm_head.weight"][:16]                   # reads 16 rows
+
 A save uses torch only if the program has imported it. Steps are read as torch's tensors where torch is installed; it is
 imported when the first is read, and not with framework="numpy"."""
 from typing import TYPE_CHECKING
@@ -30,6 +33,7 @@ from ._lib import (
     Undecided,
     VersionError,
 )
+from .lazy import LazyStep, LazyTensor, open
 from .loading import Loaded, load
 from .paths import init, latest, steps
 from .preempt import Stopping, on_sigterm
@@ -40,12 +44,12 @@ from .shard import Refused, Shard
 from .state import parameter_names
 from .step import BlobInfo, Step, TensorInfo
 
-__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument", "Loaded",
-           "Mesh", "NotAStore",
+__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument",
+           "LazyStep", "LazyTensor", "Loaded", "Mesh", "NotAStore",
            "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping",
            "StoreExists",
            "TensorInfo", "Timeout", "Undecided", "VersionError", "async_save", "close", "init", "latest", "load",
-           "on_sigterm", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version"]
+           "on_sigterm", "open", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version"]
 
 
 def version() -> str:

@@ -117,10 +117,7 @@ class Step:
         self._pointer = pointer.value
         self.number: int = _lib.lib().vckpt_step_number(self._pointer)
         self.world: int = _lib.lib().vckpt_step_world(self._pointer)            # by how many ranks it was saved
-        self._tensors, self._blobs = self._read_tensors(), self._read_blobs()
-        self._by_name: dict[str, list[tuple[str, str]]] = {}
-        for key in self._tensors:
-            self._by_name.setdefault(key[1], []).append(key)
+        self._blobs = self._read_blobs()
 
     def __enter__(self) -> Step:
         return self
@@ -140,7 +137,7 @@ class Step:
         """<vckpt.Step /ckpt/llama/1000: model (147 tensors, 2.5 GB), optimizer (294 tensors, 5.0 GB), 3 files,
         loss=2.31>"""
         sums: dict[str, list[int]] = {}
-        for component, *_, size in self.tensors():
+        for component, *_, size in self.tensors() if self._pointer or "_tensors" in vars(self) else ():
             sums.setdefault(component, []).append(size)
         said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})" for component,
                 sizes in sums.items()]
@@ -161,13 +158,38 @@ class Step:
         count = _lib.lib().vckpt_step_attributes(self._at(), byref(found))
         return {found[i].key.decode(): found[i].value.decode() for i in range(count)}
 
-    def _read_tensors(self) -> dict[tuple[str, str], Stored]:
-        info, found = _lib.TensorInfo(), {}
-        for number in range(_lib.lib().vckpt_step_tensor_count(self._at())):
-            if _lib.lib().vckpt_step_tensor(self._at(), number, byref(info)) < 0:
-                raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: tensor {number} cannot be described")
-            name = ctypes.string_at(info.name, info.name_len).decode()
-            found[info.component.decode(), name] = number, info.dtype, tuple(info.shape[:info.ndim]), info.bytes
+    def _stored(self, number: int) -> tuple[tuple[str, str], Stored]:
+        """((component, name), what is known) of the tensor with that number."""
+        info = _lib.TensorInfo()
+        if _lib.lib().vckpt_step_tensor(self._at(), number, byref(info)) < 0:
+            raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: tensor {number} cannot be described")
+        name = ctypes.string_at(info.name, info.name_len).decode()
+        return (info.component.decode(), name), (number, info.dtype, tuple(info.shape[:info.ndim]), info.bytes)
+
+    def _find(self, component: object, name: object) -> Stored | None:
+        """What is known of a tensor, or None. It does not need the table of all tensors."""
+        if not isinstance(component, str) or not isinstance(name, str):
+            return None
+        try:
+            words = component.encode(), name.encode()
+        except UnicodeEncodeError:
+            return None
+        if any(b"\0" in word for word in words):        # which C cannot be asked for
+            return self._tensors.get((component, name))
+        number = _lib.lib().vckpt_step_find(self._at(), *words)
+        return None if number < 0 else self._stored(number)[1]
+
+    @functools.cached_property
+    def _tensors(self) -> dict[tuple[str, str], Stored]:
+        """Of all tensors, in the step's order. Made at the first use: a step may have a hundred thousand."""
+        return dict(map(self._stored, range(len(self))))
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, list[tuple[str, str]]]:
+        """{name: [(component, name)]}"""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for key in self._tensors:
+            found.setdefault(key[1], []).append(key)
         return found
 
     def _read_blobs(self) -> dict[tuple[str, int | None], tuple[int, int]]:
@@ -190,11 +212,14 @@ class Step:
     # -- tensors --
 
     def __contains__(self, key: str | tuple[str, str]) -> bool:
-        return key in self._tensors if isinstance(key, tuple) else bool(self._named(key))
+        if isinstance(key, tuple):
+            return len(key) == 2 and self._find(*key) is not None
+        return bool(self._named(key))
 
     def __len__(self) -> int:
         """How many tensors."""
-        return len(self._tensors)
+        count: int = _lib.lib().vckpt_step_tensor_count(self._at())
+        return count
 
     def __iter__(self) -> Iterator[str]:
         """The names, as keys() has them."""
@@ -209,29 +234,36 @@ class Step:
         if not isinstance(name, str):
             return []
         component, _, rest = name.partition("/")                                # no component has a slash in its name
-        return [(component, rest)] if (component, rest) in self._tensors else self._by_name.get(name, [])
+        return [(component, rest)] if self._find(component, rest) else self._by_name.get(name, [])
+
+    def _key(self, key: str | tuple[str, str]) -> tuple[str, str]:
+        """(component, name) of the one tensor that step[key] means."""
+        if isinstance(key, tuple):
+            if key not in self:
+                raise KeyError(key)
+            return key
+        found = self._named(key)
+        if len(found) > 1:
+            raise KeyError(f"{key} is in {' and '.join(component for component, _ in found)}: give "
+                           "step[COMPONENT, NAME]")
+        if not found and isinstance(key, str) and (f"{key}.json", None) in self._blobs:
+            raise KeyError(f"{key} is a component, not a tensor: step.values({key!r}) gives it")
+        if not found:
+            raise KeyError(key)
+        return found[0]
 
     def __getitem__(self, key: str | tuple[str, str]) -> Any:
         """step["model", "w.weight"], step["model/w.weight"], or step["w.weight"] where no other component has that
         name."""
-        if not isinstance(key, tuple):
-            found = self._named(key)
-            if len(found) > 1:
-                raise KeyError(f"{key} is in {' and '.join(component for component, _ in found)}: give "
-                               "step[COMPONENT, NAME]")
-            if not found and isinstance(key, str) and (f"{key}.json", None) in self._blobs:
-                raise KeyError(f"{key} is a component, not a tensor: step.values({key!r}) gives it")
-            key = found[0] if found else key
-        if key not in self._tensors:
-            raise KeyError(key)
-        return self.read(*key)
+        return self.read(*self._key(key))
 
     def read(self, component: str, name: str, box: Box | None = None, out: Any = None) -> Any:
         """A tensor, or the box of it: a slice for each dimension, or (offsets, sizes). out: an array or CPU tensor of
         the box's shape and dtype, strided or not, that is filled and returned."""
-        if (component, name) not in self._tensors:
+        stored = self._find(component, name)
+        if stored is None:
             raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no tensor {component}/{name}")
-        number, dtype, shape, _ = self._tensors[component, name]
+        number, dtype, shape, _ = stored
         pairs, size = None, shape
         if box is not None:
             offsets, size = _box(box, shape)
@@ -247,9 +279,11 @@ class Step:
         self._read(number, pairs, address, strides)
         if turned:
             out[...] = held
-        if made and self.framework == "torch":
-            return _tensor(out, dtype)
-        return out
+        return self._of_framework(out, dtype) if made else out
+
+    def _of_framework(self, array: NDArray[Any], dtype: int) -> Any:
+        """The array, or a tensor over its memory."""
+        return _tensor(array, dtype) if self.framework == "torch" else array
 
     def _read(self, number: int, pairs: ctypes.Array[ctypes.c_uint64] | None, address: int,
               strides: Sequence[int]) -> None:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vckpt.open: tensors that are read when they are asked for, and only the part that is asked for; against numpy's own
+indexing."""
+import numpy as np
+import pytest
+
+import vckpt
+from vckpt import step as steps
+
+W = np.arange(4 * 5 * 6, dtype="f4").reshape(4, 5, 6)
+STATE = {"model": {"w": W, "a/b": np.arange(7), "none": np.zeros((0, 3)), "one": np.array(2.5)}, "ema": {"w": W + 1},
+         "lr": 0.1}
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = tmp_path / "store/run"
+    vckpt.save(path, STATE, step=3, attributes={"loss": 2.5}, blobs={"config.json": b"{}"}, rank=0, world=1, pin="no")
+    vckpt.close()
+    return path
+
+
+@pytest.fixture
+def step(run):
+    with vckpt.open(run, framework="numpy") as found:
+        yield found
+
+
+@pytest.fixture
+def boxes(monkeypatch):
+    """What is read of tensors: the numbers (offset, size) of each read."""
+    seen, read = [], steps.Step._read
+
+    def counted(self, number, pairs, address, strides):
+        seen.append(list(pairs))
+        read(self, number, pairs, address, strides)
+    monkeypatch.setattr(steps.Step, "_read", counted)
+    return seen
+
+
+def test_what_is_known_of_a_tensor(step, boxes):
+    w = step["model/w"]
+    assert (w.component, w.name, w.dtype, w.shape, w.nbytes, w.ndim, len(w)) == ("model", "w", "f32", (4, 5, 6), 480,
+                                                                               3, 4)
+    assert repr(w) == "<vckpt.LazyTensor model/w: f32 [4, 5, 6]>" and bool(step["model", "none"]) is True
+    assert step["a/b"].shape == (7,) and step["ema", "w"].component == "ema" and not boxes
+    assert w.numpy().dtype == "f4" and np.array_equal(w, W) and np.array_equal(np.asarray(w, "f8"), W)
+    assert [row.tolist() for row in w] == W.tolist()
+    one = step["model/one"]
+    assert one.numpy().shape == () and one.numpy() == 2.5 and one[...].shape == () and float(np.asarray(one)) == 2.5
+    with pytest.raises(TypeError, match="model/one has no dimensions"):
+        len(one)
+    with pytest.raises(ValueError, match="leave out copy=False"):
+        w.__array__(copy=False)
+
+
+PARTS = [0, -1, 3, slice(None), slice(1, 3), slice(3, 1), slice(-2, None), slice(0, 4, 2), slice(1, None, 3),
+         slice(None, None, -1), slice(4, 1, -2), slice(-1, -9, -2), ..., (), (1, 2, 3), (..., 2), (1, ..., slice(2, 4)),
+         (slice(None), -1), (slice(2, 5), slice(None, None, 2)), (slice(None, None, -3), ..., slice(5, None, -4)),
+         (np.int64(2), slice(0, 0)), (0, 1, slice(1, 6, 4), ...)]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_every_part(step, part):
+    found = step["model/w"][part]
+    assert type(found) is type(W[part]) and found.shape == W[part].shape and np.array_equal(found, W[part])
+
+
+def test_random_parts(step, rng, scale):
+    w = step["model/w"]
+
+    def one(n):
+        if rng.random() < 0.3:
+            return rng.randrange(-n, n)
+        return slice(*(rng.choice([None, *range(-n - 2, n + 3)]) for _ in range(2)), rng.choice([None, -3, -2, -1, 1,
+                                                                                                 2, 3]))
+    for _ in range(scale(100, 5000)):
+        part = tuple(one(n) for n in W.shape[:rng.randrange(4)])
+        assert np.array_equal(w[part], W[part]) and np.shape(w[part]) == W[part].shape, part
+
+
+def test_only_what_is_asked_for_is_read(step, boxes):
+    w = step["model/w"]
+    w[1:3, ::2, -1]
+    assert boxes.pop() == [1, 2, 0, 5, 5, 1]            # of a slice with a step the box that it lies in
+    w[1:3, 3:0:-2]
+    assert boxes.pop() == [1, 2, 1, 3, 0, 6]
+    assert w[::3].base is None and boxes.pop() == [0, 4, 0, 5, 0, 6]
+    assert w[2:2].shape == (0, 5, 6) and step["model/none"].numpy().shape == (0, 3) and not boxes
+    for wrong, sentence in ((4, "model/w, dimension 0: 4 is out of range for a size of 4"), ((0, 0, 0, 0), "3 dimen"),
+                            (None, "expected a whole number"), (True, "expected a whole number"),
+                            ((..., 0, ...), "one ellipsis"), ([0, 1], "read the part and index the array"),
+                            (1.0, "whole number")):
+        with pytest.raises(IndexError, match=sentence):
+            w[wrong]
+    assert not boxes
+
+
+def test_a_step_that_is_open(step):
+    assert len(step) == 4 + 1 and "model/w" in step and "w" in step and "x" not in step and ("model", "none") in step
+    assert sorted(step) == sorted(step.keys()) == ["ema/w", "model/a/b", "model/none", "model/one", "model/w"]
+    assert {name: tensor.shape for name, tensor in step.items()} == {name: step[name].shape for name in step}
+    assert np.array_equal(dict(step)["ema/w"].numpy(), W + 1)
+    assert step.attributes == {"loss": "2.5"} and step.blob("config.json") == b"{}" and step.values("lr") == 0.1
+    assert np.array_equal(step.values("model")["w"], W) and isinstance(step, vckpt.Step)
+    for wrong in ("x", 3, ("model", "x"), ("model",), ("model", "w\0"), ("model", "\ud800"), ("model", None)):
+        assert wrong not in step
+        with pytest.raises(KeyError):
+            step[wrong]
+    with pytest.raises(KeyError, match=r"w is in .* and .*: give step\[COMPONENT, NAME\]"):
+        step["w"]
+    w = step["model/w"]
+    step.close()
+    for read in w.numpy, lambda: w[0], lambda: step["model/w"], lambda: len(step):
+        with pytest.raises(vckpt.Error, match="run/3 is closed"):
+            read()
+
+
+def test_a_tensor_is_found_without_the_others(run, monkeypatch):
+    """Of a step with many tensors nothing is described but what is asked for."""
+    asked, stored = [], steps.Step._stored
+    monkeypatch.setattr(steps.Step, "_stored", lambda self, number: asked.append(number) or stored(self, number))
+    with vckpt.open(run, framework="numpy") as step:
+        assert step["model/w"].shape == W.shape and "ema/w" in step and len(step) == 5 and len(asked) <= 3
+        assert next(iter(step)) and next(step.items()) and len(asked) <= 5
+        assert len(step.keys()) == 5 and len(asked) >= 5
+    asked.clear()
+    with vckpt.Step(run, framework="numpy") as step:
+        assert np.array_equal(step["model/w"], W) and len(asked) <= 3

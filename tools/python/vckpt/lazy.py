@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step whose tensors are read when they are asked for: `open`, what it gives, and the tensors in it.
+
+Nothing is made for a tensor before it is asked for: names are looked up in the library, and iterating describes one
+tensor after another. So the first tensor of a step with a hundred thousand is there as soon as the step is open."""
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from types import EllipsisType
+from typing import Any, Literal, SupportsIndex, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _lib
+from .signatures import Path
+from .step import Step, Stored, _tensor, numpy_dtype
+
+Part: TypeAlias = SupportsIndex | slice | EllipsisType
+Cut = tuple[int, int, Any]      # of a dimension: offset and size of what is read, and how that is indexed
+
+
+class LazyTensor:
+    """A tensor of an open step: what is known of it, and reads of it or of a part. Every read goes to the store.
+
+    t[2:5, ::2] is a numpy array of that part, as numpy's own indexing gives it: whole numbers, slices and an ellipsis.
+    A slice with a step reads the box that it lies in, and takes its items from that; negative steps, too. t.torch() and
+    t.torch(slice(2, 5)) are torch's tensors, t.numpy() and np.asarray(t) the whole as an array. Where numpy lacks the
+    dtype: as docs/python.md says."""
+
+    __slots__ = ("_step", "_stored", "component", "name", "dtype", "shape", "nbytes")
+
+    def __init__(self, step: Step, component: str, name: str, stored: Stored) -> None:
+        self._step, self._stored, self.component, self.name = step, stored, component, name
+        self.dtype: str = _lib.DTYPES[stored[1]] or ""          # "f32"
+        self.shape: tuple[int, ...] = stored[2]
+        self.nbytes: int = stored[3]
+
+    def __repr__(self) -> str:
+        return f"<vckpt.LazyTensor {self.component}/{self.name}: {self.dtype} {list(self.shape)}>"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.component}/{self.name} has no dimensions, and so no length")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, key: Part | tuple[Part, ...]) -> Any:
+        cuts = [_cut(part, n, d, self) for d, (part, n) in enumerate(zip(self._parts(key), self.shape))]
+        sizes = tuple(size for _, size, _ in cuts)
+        array = np.empty(sizes, numpy_dtype(self._stored[1]))
+        if array.size:
+            pairs = _lib.u64s([number for offset, size, _ in cuts for number in (offset, size)])
+            self._step._read(self._stored[0], pairs, array.__array_interface__["data"][0], array.strides)
+        found = array[tuple(how for *_, how in cuts)] if cuts else array
+        # what a step leaves out is let go
+        return found.copy() if isinstance(found, np.ndarray) and found.size < array.size else found
+
+    def _parts(self, key: Part | tuple[Part, ...]) -> list[SupportsIndex | slice]:
+        """One for each dimension."""
+        parts = list(key) if isinstance(key, tuple) else [key]
+        places = [at for at, part in enumerate(parts) if part is Ellipsis] or [len(parts)]
+        given = [part for part in parts if part is not Ellipsis]
+        if len(parts) - len(given) > 1 or len(given) > self.ndim:
+            raise IndexError(f"{self.component}/{self.name} has {self.ndim} dimensions: give a number or a slice for "
+                             f"each at most, and one ellipsis, not {key!r}")
+        given[places[0]:places[0]] = [slice(None)] * (self.ndim - len(given))
+        return given
+
+    def numpy(self) -> NDArray[Any]:
+        """All of it."""
+        found: NDArray[Any] = self[...]
+        return found
+
+    def torch(self, key: Part | tuple[Part, ...] = ...) -> Any:
+        """All of it, or the part that t[key] is, as a torch tensor, which imports torch."""
+        return _tensor(np.ascontiguousarray(self[key]).reshape(np.shape(self[key])), self._stored[1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError(f"{self.component}/{self.name} is read from the store, so there is nothing to share: "
+                             "leave out copy=False")
+        found = self.numpy()
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def _cut(part: SupportsIndex | slice, n: int, d: int, tensor: LazyTensor) -> Cut:
+    if isinstance(part, slice):
+        chosen = range(*part.indices(n))
+        if not chosen:
+            return 0, 0, slice(None)
+        return min(chosen[0], chosen[-1]), abs(chosen[-1] - chosen[0]) + 1, slice(None, None, chosen.step)
+    where = f"{tensor.component}/{tensor.name}, dimension {d}"
+    if isinstance(part, (bool, np.bool_)) or not hasattr(part, "__index__"):
+        raise IndexError(f"{where}: expected a whole number, a slice or an ellipsis, not {part!r}: read the part and "
+                         "index the array")
+    index = operator.index(part)
+    if not -n <= index < n:
+        raise IndexError(f"{where}: {index} is out of range for a size of {n}")
+    return index % n, 1, 0
+
+
+class LazyStep(Step):
+    """A Step whose tensors are LazyTensors: step["model/w"], step["model", "w"], items(). All else is Step's: values(),
+    blob(), attributes, read(). As a context, or close(), after which its tensors cannot be read."""
+
+    def __getitem__(self, key: str | tuple[str, str]) -> LazyTensor:
+        component, name = self._key(key)
+        stored = self._find(component, name)
+        if stored is None:
+            raise KeyError(key)
+        return LazyTensor(self, component, name, stored)
+
+    def __enter__(self) -> LazyStep:
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, "COMPONENT/NAME", in the step's order."""
+        for number in range(len(self)):
+            yield "/".join(self._stored(number)[0])
+
+    def items(self) -> Iterator[tuple[str, LazyTensor]]:
+        """(name, tensor) of each, in the step's order."""
+        for number in range(len(self)):
+            key, stored = self._stored(number)
+            yield "/".join(key), LazyTensor(self, *key, stored)
+
+
+def open(path: Path, framework: Literal["numpy", "torch"] | None = None) -> LazyStep:
+    """A step whose tensors are read when they are asked for, and only the parts that are: vckpt.open(path)["model/w"]
+    [2:5] reads three rows. path, framework: as for Step; framework is that of values() and read()."""
+    return LazyStep(path, framework)
