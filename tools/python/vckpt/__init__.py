@@ -35,6 +35,7 @@ from ._lib import (
 )
 from .lazy import LazyStep, LazyTensor, open
 from .loading import Loaded, load
+from .loads import Damage
 from .paths import init, latest, steps
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
@@ -44,7 +45,7 @@ from .shard import Refused, Shard
 from .state import parameter_names
 from .step import BlobInfo, Step, TensorInfo
 
-__all__ = ["Aborted", "BlobInfo", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument",
+__all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument",
            "LazyStep", "LazyTensor", "Loaded", "Mesh", "NotAStore",
            "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping",
            "StoreExists",

@@ -40,6 +40,7 @@ REPLICAS = {"sample": 0, "full": 1, "off": 2}
 LOW_PRIORITY, NO_BASES = 1, 2
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 REPLACE = 1
+REHASH, SKIP_DAMAGED, NOT_STRICT = 1, 2, 4
 STATES = ("open", "queued", "staging", "staged", "announced", "committed", "failed")
 PHASES = 9
 SYSTEM = "libvckpt.so.0"
@@ -219,6 +220,21 @@ class BlobInfo(Structure):
     _fields_ = [("name", c_char_p), ("bytes", c_uint64), ("per_rank", c_uint32), ("rank", c_uint32)]
 
 
+class LoadOptions(Structure):
+    _fields_ = [("size", c_size_t), ("rank", c_uint32), ("threads", c_uint32), ("flags", c_uint32),
+                ("reserved", c_uint32)]
+
+
+class LoadProgress(Structure):
+    _fields_ = [(name, c_uint64) for name in ("bytes_wanted", "bytes_placed", "bytes_read", "pieces", "open_ns",
+                                              "plan_ns", "read_ns")] + [("threads", c_uint32), ("over", c_uint32)]
+
+
+class LoadLost(Structure):
+    _fields_ = [("component", c_char_p), ("name", c_char_p), ("box", POINTER(c_uint64)), ("ndim", c_uint32),
+                ("code", c_int32), ("why", c_char_p)]
+
+
 P, E = c_void_p, POINTER(ErrorText)
 FUNCTIONS = {
     "vckpt_version": (c_char_p, []),
@@ -254,6 +270,18 @@ FUNCTIONS = {
     "vckpt_step_blob_count": (c_uint32, [P]),
     "vckpt_step_blob": (c_int, [P, c_uint32, POINTER(BlobInfo)]),
     "vckpt_step_blob_read": (c_int, [P, c_uint32, P, E]),
+    "vckpt_load_begin": (c_int, [P, POINTER(LoadOptions), POINTER(P), E]),
+    "vckpt_load_tensors": (c_int, [P, P, c_size_t, E]),
+    "vckpt_load_expect": (c_int, [P, c_char_p, E]),
+    "vckpt_load_start": (c_int, [P, E]),
+    "vckpt_load_wait": (c_int, [P, c_int64, E]),
+    "vckpt_load_stop": (None, [P]),
+    "vckpt_load_progress": (c_int, [P, POINTER(LoadProgress)]),
+    "vckpt_load_missing": (c_size_t, [P, POINTER(POINTER(c_char_p))]),
+    "vckpt_load_unexpected": (c_size_t, [P, POINTER(POINTER(c_char_p))]),
+    "vckpt_load_lost_count": (c_size_t, [P]),
+    "vckpt_load_lost": (c_int, [P, c_size_t, POINTER(LoadLost)]),
+    "vckpt_load_free": (None, [P]),
 }
 
 _loaded: ctypes.CDLL | None = None

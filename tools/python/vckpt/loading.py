@@ -3,8 +3,10 @@
 
 A load has two halves. Planning walks through the state as a save would, beside the documents of the step, and notes
 what is to be done for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so
-that such an error leaves the state as it was. Then all is done in the order of the state; the random number generators
-come last, because making objects may use random numbers. The boxes of tensors: loading_tensors.py."""
+that such an error leaves the state as it was. Then the tensors are made that optimizers, objects and values get; those
+and the tensors of the state are read, in one load of the library (loading_tensors.py); and with all that has arrived
+the rest is done in the order of the state. The random number generators come last, because making objects may use
+random numbers."""
 from __future__ import annotations
 
 import argparse
@@ -20,7 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from . import _lib, components, meeting, meshes, paths, saver, state as states
-from .loading_tensors import Destination, assign, refusal
+from .loading_tensors import Destination, Fill, Made, assign, fill, refusal
+from .loads import Damage, How, OnDamage, Verify, chosen
 from .records import Record
 from .rng import RngState, set_rng_state
 from .shard import Shard
@@ -51,6 +54,7 @@ class Loaded(NamedTuple):
     missing: list[str]              # what the state has and the step lacks; empty unless strict=False
     unexpected: list[str]           # tensors that the step has and the state's component lacks; likewise
     rng: bool                       # the random number generators were set back
+    damaged: list[Damage]           # what could not be read; empty unless on_damage="skip"
 
     def blob(self, name: str, rank: int | None = None) -> bytes:
         """The bytes of a file of the step, as Step.blob gives them."""
@@ -60,7 +64,8 @@ class Loaded(NamedTuple):
 
 def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
          types: Iterable[type] = (),
-         rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0) -> Loaded | None:
+         rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
+         threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise") -> Loaded | None:
     """Fills `state`, which is what a save is given, in place from a step. How many ranks saved it, and in which layout,
     does not matter.
 
@@ -79,17 +84,23 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     types       classes that come back as themselves in `values`, as for Step.values
     rank, world where there is no process group; each rank looks for the newest step by itself then
     meet_timeout    seconds in which all ranks have to come, where the newest step is asked for
+    threads     that read; 0: one for each processor that this process may use
+    verify      "checks": of each block that is read; "full": the SHA-256 of whole pieces is compared as well
+    on_damage   "raise": damaged data are an error. "skip": the parts of tensors that cannot be read are listed in the
+                result's `damaged`, and the rest is filled. What tensors have there is undefined: give it values
 
     The ranks agree on the newest step through the process group's store. Beyond that a load sends nothing, so a rank
     that fails raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks
     load as saved; else a line on standard error says that they were left as they are, and the result's `rng` is
     False."""
+    how = chosen(threads, verify, on_damage)
     rank, world, group = _who(rank, world)
     at = _chosen(path, group, missing_ok, meet_timeout)
     if at is None:
         return None
     with Step(at, "numpy" if torch_module() is None else "torch") as step:
-        return _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types)).run(strict)
+        plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types))
+        return plan.run(strict, how)
 
 
 def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
@@ -239,12 +250,15 @@ def _in_words(names: list[str]) -> str:
 # ---- one load ----
 
 class _Plan:
-    """One rank's part of one load. `todo`: functions to be called, in order. A part is planned by a method that gives a
-    function: its result is what stands there afterwards."""
+    """One rank's part of one load. A part is planned by a method that gives a function: its result is what stands there
+    afterwards. `makes`: functions that make tensors, once nothing can refuse the load any more; `fills`: what is read
+    then; `todo`: functions to be called with all that has arrived, in order."""
 
     def __init__(self, step: Step, path: str, state: State, rank: int, world: int, mesh: Any,
                  types: tuple[type, ...]) -> None:
         self.step, self.path, self.state, self.rank, self.world, self.types = step, path, state, rank, world, types
+        self.makes: list[Callable[[], None]] = []
+        self.fills: list[Fill] = []
         whole = meshes.given(mesh)
         self.mesh = (*whole, meshes.named(*whole)) if whole else None
         self.todo: list[Callable[[], object]] = []
@@ -264,14 +278,18 @@ class _Plan:
             components.check(component, value, is_tensor)
             self.component(component, value)
 
-    def run(self, strict: bool) -> Loaded:
+    def run(self, strict: bool, how: How) -> Loaded:
         self.check(strict)
+        for make in self.makes:
+            make()
+        damaged = fill(self.step, self.rank, self.fills, how)
+        self.fills = []
         for do in self.todo:
             do()
         found = {component: give() for component, give in self.values.items()}
         step = self.step
         return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected,
-                      self.set_generators())
+                      self.set_generators(), damaged)
 
     def check(self, strict: bool) -> None:
         said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []
@@ -302,6 +320,15 @@ class _Plan:
             print(f"vckpt: {self.path}: the random number generators were left as they are: {why}", file=sys.stderr,
                   flush=True)
         return False
+
+    def made(self, component: str, saved: Any, like: Any = None) -> Give:
+        """Gives, once, what `built` makes of a part of a tree before the tensors are read."""
+        return self.later(lambda: self.built(component, saved, like))
+
+    def later(self, make: Give) -> Give:
+        results: list[Any] = []
+        self.makes.append(lambda: results.append(make()))
+        return results.pop              # nothing else holds it then
 
     # -- components and their trees --
 
@@ -357,7 +384,7 @@ class _Plan:
         self.asked |= _names(saved)
         if _is_others(saved):
             self.lack(path, saved)
-        return lambda: None if _is_nothing(saved) else self.built(path[0], saved)
+        return (lambda: None) if _is_nothing(saved) else self.made(path[0], saved)
 
     def items(self, value: Any, saved: Any, path: KeyPath) -> Give:
         if _is_named_tuple(value):
@@ -383,9 +410,9 @@ class _Plan:
             if self.is_alike(self.destination(current, path), path[0], saved):
                 self.tensor(current, saved, path)
                 return lambda: current
-            return lambda: self.built(path[0], saved, current)
+            return self.made(path[0], saved, current)
         if _is_reference(saved) or not _names(saved):
-            return lambda: self.built(path[0], saved)
+            return self.made(path[0], saved)
         inner: dict[Any, Give] = {}
         _with_parts(saved, lambda key, part: inner.setdefault(key,
                                                               self.merged(_below(current, key), part, (*path, key))))
@@ -399,7 +426,7 @@ class _Plan:
     def is_alike(self, to: Destination, component: str, saved: Record) -> bool:
         """Of the saved dtype and shape: what an object kept as another type (a counter that became a mean) is not cut
         down to it."""
-        found = self.step._tensors.get((component, saved["name"])) if "blob" not in saved else None
+        found = self.step._find(component, saved["name"]) if "blob" not in saved else None
         return found is not None and (to.row.dtype, to.shape) == (found[1], found[2])
 
     def tensor(self, value: Any, saved: Any, path: KeyPath) -> None:
@@ -408,7 +435,7 @@ class _Plan:
         if _is_reference(saved) and "blob" in saved:
             self.take_own(value, saved, path)
             return
-        found = self.step._tensors.get((path[0], name))
+        found = self.step._find(path[0], name)
         if found is None:
             self.lack(path, saved)
             return
@@ -421,7 +448,7 @@ class _Plan:
             self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy turns into "
                               f"{to.memory.dtype} only with ml_dtypes: python3 -m pip install ml_dtypes")
         elif not to.absent:
-            self.todo.append(lambda: to.fill(self.step, path[0], name))
+            self.fills.append(Fill(to, name, found[1]))
 
     def reshaped(self, name: str, saved: Iterable[int], now: Iterable[int]) -> None:
         self.shapes = True
@@ -438,8 +465,8 @@ class _Plan:
             self.todo.append(lambda: assign(value, found, _lib.DTYPES.index(saved["dtype"])))
 
     def built(self, component: str, saved: Any, like: Any = None) -> Any:
-        """A part of a tree, its tensors read: whole, or cut as the parameter `like` is whose shape they have (a Shard:
-        as that says)."""
+        """A part of a tree with tensors that are going to be filled: whole, or cut as the parameter `like` is whose
+        shape they have (a Shard: as that says)."""
         if not _names(saved):
             return saved
         if not _is_reference(saved):
@@ -447,12 +474,18 @@ class _Plan:
         if "blob" in saved:
             return self.step._rank_tensor(saved, self.rank)
         name = saved["name"]
-        found = self.empty_like(like, *self.step._tensors.get((component, name), (0, 0, None))[1:3])
+        stored = self.step._find(component, name)
+        if stored is None:
+            raise _lib.NotFound(errno.ENOENT, f"step {self.step.run}/{self.step.number} has no tensor "
+                                              f"{component}/{name}")
+        found = self.empty_like(like, *stored[1:3])
         if found is None:
-            return self.step.read(component, name)
+            whole = Made(component, name, *stored[1:3])
+            self.fills.append(Fill(whole, name, stored[1]))
+            return self.step._of_framework(whole.array, stored[1])
         to = Destination(component, name, (component, name), found, self.mesh, self.rank, self.world)
         if not to.absent:
-            to.fill(self.step, component, name)
+            self.fills.append(Fill(to, name, stored[1]))
         return found.tensor if type(found) is Shard else found
 
     def empty_like(self, like: Any, dtype: int, shape: tuple[int, ...] | None) -> Any:
@@ -499,7 +532,8 @@ class _Plan:
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
         self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
-        self.todo.append(lambda: found.give(lambda part, like=None: self.built(path[0], part, like)))
+        made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
+        self.todo.append(lambda: optimizer.load_state_dict(made()))
 
     def at(self, path: KeyPath, rank: int | None) -> Any:
         """A part of the tree that a rank has."""

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor of the state that is filled from a step. Which boxes of it this rank holds, and where they lie in its
-memory, follows from the entry that a save would make of it (shard.py, torch_state.py): so loading and saving cannot
-differ in that.
+"""Tensors of the state that are filled from a step, all of them in one load of the library (loads.py). Which boxes of a
+tensor this rank holds, and where they lie in its memory, follows from the entry that a save would make of it (shard.py,
+torch_state.py): so loading and saving cannot differ in that.
 
 Memory of the CPU that has the dtype of the step is read into as it is; any other by way of a copy, which converts as
 torch's and numpy's own assignments do."""
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, TypeAlias
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from . import _lib, meshes
 from .entries import make_entry
+from .loads import Extents, described, read
 from .shard import Refused, Shard
 from .step import is_raw, numpy_dtype
 from .tensors import torch_state
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from .loads import Damage, Described, How
     from .meshes import SaveMesh
     from .step import Step
     from .values_text import KeyPath
 
-# offset and size of each dimension; place; strides
-LocalBox: TypeAlias = "tuple[Sequence[int], int, Sequence[int]]"
 Memory: TypeAlias = "NDArray[Any] | torch.Tensor"
+
+STAGED_BYTES = 512 << 20        # of host memory that is read into before it is copied to where it belongs
 
 
 class Destination:
@@ -47,7 +50,8 @@ class Destination:
         self.row, self.absent, self.rank = _lib.Tensor.from_buffer_copy(self.entry.row), self.entry.absent, rank
         self.shape = self._words(self.row.shape, self.row.ndim)
         self.whole = not (self.row.mesh or self.row.placements or self.row.flat or self.row.flags & _lib.BOXES)
-        if not self.row.mesh:
+        self.flattened = bool(self.row.flat or self.row.flags & _lib.BOXES)
+        if not self.row.mesh and not self.whole:
             self.row.mesh = meshes.native(f"ranks={world}").pointer
         if hasattr(self.memory, "_local_tensor"):
             self.memory = torch_state().settled(self.memory._local_tensor)
@@ -62,61 +66,134 @@ class Destination:
     def refusal(self) -> str | None:
         return refusal(self.memory)
 
-    def boxes(self) -> list[LocalBox]:
-        """[(pairs of offset and size, place of the first item, strides)] of the boxes in the local tensor, in items,
-        row-major."""
-        ndim, row = self.row.ndim, self.row
-        if row.flags & _lib.BOXES:
-            return list(self._one_after_another(self._words(row.boxes, 2 * ndim * row.nboxes), ndim))
-        words = _lib.numbers("vckpt_tensor_boxes", ctypes.byref(row), self.rank, each=3 * ndim + 1)
-        return [(words[at:at + 2 * ndim], words[at + 2 * ndim], words[at + 2 * ndim + 1:at + 3 * ndim + 1])
-                for at in range(0, len(words), 3 * ndim + 1)]
+    def described(self, name: str, dtype: int, address: int, strides: Sequence[int] | None) -> Described:
+        """What a load is told: items of the tensor that the step calls `name`, and of its dtype, go to that address.
+        strides: in bytes; None: contiguous."""
+        row = _lib.Tensor.from_buffer_copy(self.row)
+        row.name, row.dtype, row.data, row.strides = _lib.text(name, "tensor"), dtype, address, None
+        row.flags &= _lib.BOXES
+        keep = None if strides is None else _lib.i64s(strides)
+        if keep is not None:
+            row.strides = ctypes.addressof(keep)
+        return row, [self.entry, self.row, keep, self.memory]
 
-    def _one_after_another(self, words: tuple[int, ...], ndim: int) -> Iterator[LocalBox]:
-        place = 0
-        for at in range(0, len(words), 2 * ndim):
-            pairs = words[at:at + 2 * ndim]
-            sizes = pairs[1::2]
-            items = int(np.prod(sizes, dtype=np.int64))
-            if items:
-                yield pairs, place, _row_major(sizes)
-            place += items
+    def direct(self, name: str, dtype: int) -> Described | None:
+        """Of memory that can be read into as it is, or None."""
+        found = _direct(self.memory, not self.flattened) if self.row.dtype == dtype else None
+        return found and self.described(name, dtype, *found)
 
-    def fill(self, step: Step, component: str, name: str) -> None:
-        number, dtype, _, _ = step._tensors[component, name]
-        found = _direct(self.memory, self.whole) if self.row.dtype == dtype else None
-        if found is None:
-            staged = np.zeros(tuple(self.memory.shape), numpy_dtype(dtype))
-            self._read(step, number, staged.__array_interface__["data"][0], staged.strides, staged.itemsize)
-            assign(self.memory, staged, dtype)
+    def staged(self, name: str, dtype: int) -> tuple[NDArray[Any], Described]:
+        """(an array of the step's dtype that is read into, and then assigned; what a load is told)"""
+        array = np.zeros(tuple(self.memory.shape), numpy_dtype(dtype))
+        return array, self.described(name, dtype, array.__array_interface__["data"][0], None)
+
+    @property
+    def items(self) -> int:
+        return math.prod(self.memory.shape)
+
+    def extent(self) -> tuple[int, int]:
+        """The addresses between which the memory lies."""
+        if isinstance(self.memory, np.ndarray):
+            begin, item = self.memory.__array_interface__["data"][0], self.memory.itemsize
+            strides: Sequence[int] = self.memory.strides
         else:
-            self._read(step, number, *found, _lib.ITEM_BYTES[dtype])
-
-    def _read(self, step: Step, number: int, address: int, strides: Sequence[int], item: int) -> None:
-        if self.whole:
-            return step._read(number, None, address, strides)
-        for pairs, place, steps in self.boxes():
-            step._read(number, _lib.u64s(pairs), address + place * item, [n * item for n in steps])
+            begin, item = self.memory.data_ptr(), self.memory.element_size()
+            strides = [n * item for n in self.memory.stride()]
+        return begin, begin + sum((n - 1) * step for n, step in zip(self.memory.shape, strides)) + item
 
 
-def _row_major(sizes: Sequence[int]) -> list[int]:
-    steps = [1] * len(sizes)
-    for d in reversed(range(len(sizes) - 1)):
-        steps[d] = steps[d + 1] * sizes[d + 1]
-    return steps
+class Made:
+    """A whole tensor that a load makes: `array`, of the step's dtype."""
+
+    def __init__(self, component: str, name: str, dtype: int, shape: tuple[int, ...]) -> None:
+        self.array = np.zeros(shape, numpy_dtype(dtype))
+        self.items = self.array.size
+        self.row = described(component, name, dtype, shape, self.array.__array_interface__["data"][0])
+
+    def direct(self, *_: object) -> Described | None:
+        return self.row
+
+    def extent(self) -> tuple[int, int]:
+        begin: int = self.row[0].data
+        return begin, begin + self.array.nbytes
 
 
-def _direct(memory: Memory, whole: bool) -> tuple[int, Sequence[int]] | None:
-    """(address, strides in bytes) of memory that can be read into, or None. whole: any strides will do, for it is one
-    box."""
+class Fill(NamedTuple):
+    """A tensor of the step and where it goes."""
+    to: Destination | Made
+    name: str                       # in the step
+    dtype: int                      # of the step
+
+
+def fill(step: Step, rank: int, fills: Sequence[Fill], how: How) -> list[Damage]:
+    """Reads all of them: what can be read into as it is by one load, then the others by way of host memory, in loads of
+    STAGED_BYTES. Gives what did not arrive, where that is no error."""
+    rounds: list[_Round] = []
+    rest: list[tuple[Fill, Destination]] = []
+    for one in fills:
+        found = one.to.direct(one.name, one.dtype) if one.to.items else None
+        if found is not None:
+            _add(rounds, found, one.to.extent())
+        elif isinstance(one.to, Destination) and one.to.items:
+            rest.append((one, one.to))
+    damaged = [part for each in rounds for part in read(step, rank, each.tensors, how)]
+    damaged += [part for batch in _batches(rest) for part in _fill_staged(step, rank, batch, how)]
+    return list(dict.fromkeys(damaged))
+
+
+class _Round:
+    """Tensors of one load, no two of which share memory."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Described] = []
+        self.extents = Extents()
+
+
+def _add(rounds: list[_Round], found: Described, extent: tuple[int, int]) -> None:
+    """Names that are tied have the same memory: the last of them is read by the last load, as if one were read after
+    another."""
+    after = max((number for number, one in enumerate(rounds) if one.extents.overlap(*extent)), default=-1)
+    if after + 1 == len(rounds):
+        rounds.append(_Round())
+    rounds[after + 1].tensors.append(found)
+    rounds[after + 1].extents.add(*extent)
+
+
+def _batches(rest: list[tuple[Fill, Destination]]) -> Iterator[list[tuple[Fill, Destination]]]:
+    batch: list[tuple[Fill, Destination]] = []
+    size = 0
+    for one, to in rest:
+        needed = to.items * _lib.ITEM_BYTES[one.dtype]
+        if batch and size + needed > STAGED_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append((one, to))
+        size += needed
+    if batch:
+        yield batch
+
+
+def _fill_staged(step: Step, rank: int, batch: list[tuple[Fill, Destination]], how: How) -> list[Damage]:
+    arrays = [to.staged(one.name, one.dtype) for one, to in batch]
+    damaged = read(step, rank, [row for _, row in arrays], how)
+    for (one, to), (array, _) in zip(batch, arrays):
+        assign(to.memory, array, one.dtype)
+    return damaged
+
+
+def _direct(memory: Memory, strided: bool) -> tuple[int, Sequence[int] | None] | None:
+    """(address, strides in bytes or None) of memory that can be read into, or None. strided: it need not be
+    contiguous."""
     if isinstance(memory, np.ndarray):
-        right = memory.dtype.isnative and (memory.flags.c_contiguous or (whole and all(n > 0 for n in memory.strides)))
-        return (memory.__array_interface__["data"][0], memory.strides) if right else None
+        contiguous = memory.flags.c_contiguous
+        right = memory.dtype.isnative and (contiguous or (strided and all(n > 0 for n in memory.strides)))
+        return (memory.__array_interface__["data"][0], None if contiguous else memory.strides) if right else None
     if memory.device.type != "cpu" or memory.is_conj() or memory.is_neg():
         return None
-    if not (memory.is_contiguous() or (whole and _apart(memory))):
-        return None
-    return memory.data_ptr(), [n * memory.element_size() for n in memory.stride()]
+    if memory.is_contiguous():
+        return memory.data_ptr(), None
+    return (memory.data_ptr(), [n * memory.element_size() for n in memory.stride()]) if (
+        strided and _apart(memory)) else None
 
 
 def refusal(memory: Memory) -> str | None:

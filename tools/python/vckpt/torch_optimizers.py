@@ -429,8 +429,9 @@ class Restored:
         return {name for tree in self.trees for group in _by_group(tree["param_groups"])[number:number + 1]
                 for name in group}
 
-    def give(self, built: Callable[..., Any]) -> None:
-        """built: (part of a tree, the parameter that it is of or None) -> the part with its tensors read."""
+    def made(self, built: Callable[..., Any]) -> dict[str, Any]:
+        """What the optimizer's load_state_dict() gets. built: (part of a tree, the parameter that it is of or None) ->
+        the part with its tensors."""
         kept, state, groups, parameters = {}, {}, [], parameters_of(self.optimizer)
         for tree in self.trees:
             kept.update(tree["state"])
@@ -450,7 +451,7 @@ class Restored:
                            "params": list(range(place, place + len(names)))})
             place += len(names)
         more = {key: built(value) for key, value in self.trees[0].items() if key not in ("state", "param_groups")}
-        self.optimizer.load_state_dict({**more, "state": state, "param_groups": groups})
+        return {**more, "state": state, "param_groups": groups}
 
 
 def options_lacking(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> list[str]:

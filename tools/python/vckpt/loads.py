@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One load of the library: many tensors of a step in one go, each block of the step read once.
+
+The library's threads write into the memory of the tensors until the load is freed, which waits for them. So whatever
+ends the call, an error, Ctrl-C or a signal's handler, the load is freed before anything lets go of that memory."""
+from __future__ import annotations
+
+import bisect
+import ctypes
+import errno
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from . import _lib
+from .shard import Entry, Layout, PlainBox
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .step import Step
+
+Described: TypeAlias = "tuple[_lib.Tensor, list[Any]]"      # a tensor for the library, and what it points to
+Verify = Literal["checks", "full"]
+OnDamage = Literal["raise", "skip"]
+
+MAX_THREADS = 256
+SLICE_MS = 100              # of a wait, so that Ctrl-C is heard
+
+
+class Extents:
+    """Of memory: ranges of addresses that do not overlap."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []         # ascending
+
+    def overlap(self, begin: int, end: int) -> bool:
+        at = bisect.bisect_left(self.ranges, (end, 0))
+        return at > 0 and self.ranges[at - 1][1] > begin
+
+    def add(self, begin: int, end: int) -> None:
+        bisect.insort(self.ranges, (begin, end))
+
+
+class How(NamedTuple):
+    """What the caller of a load chose."""
+    threads: int
+    flags: int
+
+    @property
+    def skips(self) -> bool:
+        return bool(self.flags & _lib.SKIP_DAMAGED)
+
+
+class Damage(NamedTuple):
+    """A part of a tensor that a load could not read."""
+    name: str                   # COMPONENT/NAME
+    box: PlainBox               # (offsets, sizes) in the whole tensor
+    reason: str
+
+
+DEFAULT = How(0, 0)
+
+
+def chosen(threads: int, verify: Verify, on_damage: OnDamage) -> How:
+    """The options of a load, checked."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
+        raise _lib.InvalidArgument(errno.EINVAL, f"threads={threads!r}: expected a whole number from 0 to "
+                                                 f"{MAX_THREADS}")
+    for name, value, words in (("verify", verify, ("checks", "full")), ("on_damage", on_damage, ("raise", "skip"))):
+        if value not in words:
+            raise _lib.InvalidArgument(errno.EINVAL, f"{name}={value!r}: expected one of {', '.join(words)}")
+    return How(threads, (_lib.REHASH if verify == "full" else 0) | (_lib.SKIP_DAMAGED if on_damage == "skip" else 0))
+
+
+def described(component: str, name: str, dtype: int, shape: Sequence[int], address: int,
+              box: PlainBox | None = None) -> Described:
+    """A whole tensor of the step, or the box of it, into contiguous memory."""
+    layout = Layout(shape, boxes=None if box is None else [box])
+    entry = Entry().fill(component, name, layout, dtype, None, None)
+    row = _lib.Tensor.from_buffer_copy(entry.row)
+    row.data = address
+    return row, [entry]
+
+
+def read(step: Step, rank: int, tensors: Sequence[Described], how: How) -> list[Damage]:
+    """Reads all of these tensors. Gives what did not arrive, where damage is no error."""
+    if not tensors:
+        return []
+    load = _Load(step, rank, how)
+    try:
+        load.run([row for row, _ in tensors])
+        return load.damaged() if how.skips else []
+    finally:
+        load.free()
+
+
+class _Load:
+    """Freed in any case before its step is closed."""
+
+    def __init__(self, step: Step, rank: int, how: How) -> None:
+        self.step = step
+        self.pointer = c_void_p()           # filled by the library, so that there is no moment at which nobody has it
+        options = _lib.LoadOptions(size=ctypes.sizeof(_lib.LoadOptions), rank=rank, threads=how.threads,
+                                   flags=how.flags)
+        _lib.call("vckpt_load_begin", step._at(), byref(options), byref(self.pointer))
+
+    def free(self) -> None:
+        pointer, self.pointer = self.pointer, c_void_p()
+        _lib.lib().vckpt_load_free(pointer)
+
+    def __del__(self) -> None:
+        if self.pointer and _lib._loaded is not None:
+            self.free()
+
+    def run(self, rows: Sequence[_lib.Tensor]) -> None:
+        _lib.call("vckpt_load_tensors", self.pointer, (_lib.Tensor * len(rows))(*rows), len(rows))
+        _lib.call("vckpt_load_start", self.pointer)
+        while not self.over():
+            pass
+
+    def over(self) -> bool:
+        """Waits for a while. Raises what the load failed with."""
+        try:
+            _lib.call("vckpt_load_wait", self.pointer, SLICE_MS)
+        except _lib.Timeout:
+            progress = _lib.LoadProgress()
+            _lib.lib().vckpt_load_progress(self.pointer, byref(progress))
+            if not progress.over:
+                return False
+            _lib.call("vckpt_load_wait", self.pointer, -1)      # the storage, too, may say that it timed out
+        return True
+
+    def damaged(self) -> list[Damage]:
+        found, lost = [], _lib.LoadLost()
+        for number in range(_lib.lib().vckpt_load_lost_count(self.pointer)):
+            if _lib.lib().vckpt_load_lost(self.pointer, number, byref(lost)) < 0:
+                raise _lib.Error(errno.EIO, f"step {self.step.run}/{self.step.number}: lost part {number} cannot be "
+                                            "described")
+            words = lost.box[:2 * lost.ndim]
+            found.append(Damage(f"{lost.component.decode()}/{lost.name.decode()}",
+                                (tuple(words[0::2]), tuple(words[1::2])), lost.why.decode("utf-8", "replace")))
+        return found
