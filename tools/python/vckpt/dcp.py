@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.storage import (
 )
 from torch.futures import Future
 
-from . import _lib, dcp_path, dcp_state, paths, saver
+from . import _lib, dcp_path, dcp_reads, dcp_state, paths, saver
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
 from .step import Step
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 
     from .dcp_state import Place
+    from .shard import PlainBox
     from .values_text import KeyPath
 
 Result: TypeAlias = "tuple[MetadataIndex, int, Place | tuple[()]]"
@@ -467,13 +468,18 @@ class StorageReader(_StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """What can be read straight into the planner's tensors is read by one load."""
+        reads = dcp_reads.Reads(self.opened(), planner.commit_tensor)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(self.entry(item.storage_index.fqn)))
             else:
                 target = planner.resolve_tensor(item).detach()
-                self.tensor(item, target)
-                planner.commit_tensor(item, target)
+                kept, box = self.wanted(item, target)
+                if not reads.add(item, target, kept, box):
+                    self.tensor(target, kept, box)
+                    planner.commit_tensor(item, target)
+        reads.run()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -498,9 +504,8 @@ class StorageReader(_StorageReader):
             self.last = (self.step, blob), self.opened().blob(blob)
         return bytes(memoryview(self.last[1])[offset:offset + length])
 
-    def tensor(self, item: ReadItem, target: torch.Tensor) -> None:
-        """Straight into the planner's tensor where that has the bytes as the step has them, else through one that
-        has."""
+    def wanted(self, item: ReadItem, target: torch.Tensor) -> tuple[dcp_state.Kept, PlainBox]:
+        """What an item asks for: the tensor of the step, and the box of it."""
         index, kept = item.storage_index, self.kept.get(item.storage_index.fqn)
         if kept is None or (kept.component, kept.name) not in self.opened():
             raise self.missing(index.fqn)
@@ -509,13 +514,15 @@ class StorageReader(_StorageReader):
                                                      f"{tuple(item.lengths)}, but gives a tensor of shape "
                                                      f"{tuple(target.shape)}")
         chunk = index.offset or [0] * len(item.lengths)
-        offsets = [a + b for a, b in zip(chunk, item.storage_offsets)]
-        direct = (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES
-                  and target.layout == torch.strided and
-                  not target.is_conj() and not target.is_neg() and torch._debug_has_internal_overlap(target) == 0)
+        return kept, (tuple(a + b for a, b in zip(chunk, item.storage_offsets)), tuple(item.lengths))
+
+    def tensor(self, target: torch.Tensor, kept: dcp_state.Kept, box: PlainBox) -> None:
+        """Straight into the planner's tensor where that has the bytes as the step has them, else through one that
+        has."""
+        direct = dcp_reads.is_direct(target, kept) and torch._debug_has_internal_overlap(target) == 0
         data = target if direct else torch.empty(target.shape, dtype=dcp_state.kept_dtype(kept.dtype))
         if data.numel():
-            self.opened().read(kept.component, kept.name, (offsets, item.lengths), data)
+            self.opened().read(kept.component, kept.name, box, data)
         if not direct:
             target.copy_(data if data.dtype == kept.dtype else data.view(kept.dtype))
 
