@@ -91,7 +91,7 @@ def test_names_with_the_same_memory(run, calls):
 def test_options(run, calls):
     w = np.arange(6.0)
     vckpt.save(run, {"m": {"w": w}}, **ALONE)
-    for threads in 0, 1, 3, 256:
+    for threads in 0, 1, np.int64(3), 256:
         for verify in "checks", "full":
             to = np.zeros(6)
             found = vckpt.load(run, {"m": {"w": to}}, threads=threads, verify=verify, on_damage="skip", **ALONE)

@@ -73,7 +73,7 @@ def alone(tmp_path, monkeypatch):
 
 
 def test_python_md(tmp_path):
-    saving, loading, reading = blocks("docs/python.md", tmp_path)
+    saving, loading, reading, parts = blocks("docs/python.md", tmp_path)
     known = names(tmp_path)
     exec(saving, known)
     assert vckpt.steps(tmp_path / "ckpt/llama") == [900, 1000] and known["handle"].done
@@ -82,6 +82,8 @@ def test_python_md(tmp_path):
     assert known["found"].step == 1001 and known["found"].rng and known["found"].values == {"plan": known["plan"]}
     exec(reading.replace("rank=3", "rank=0"), known)    # one process saved it
     assert known["step"].number == 1001 and torch.equal(known["tensor"], known["model"].layers[0].weight[:128])
+    exec("import numpy as np\n" + parts, known)
+    assert known["w"].shape == (256, 8) and known["opened"].number == 1001
 
 
 def test_training_md(tmp_path):

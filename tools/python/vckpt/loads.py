@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
+import numbers
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -63,13 +64,14 @@ DEFAULT = How(0, 0)
 
 def chosen(threads: int, verify: Verify, on_damage: OnDamage) -> How:
     """The options of a load, checked."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
+    if isinstance(threads, bool) or not isinstance(threads, numbers.Integral) or not 0 <= threads <= MAX_THREADS:
         raise _lib.InvalidArgument(errno.EINVAL, f"threads={threads!r}: expected a whole number from 0 to "
                                                  f"{MAX_THREADS}")
     for name, value, words in (("verify", verify, ("checks", "full")), ("on_damage", on_damage, ("raise", "skip"))):
         if value not in words:
             raise _lib.InvalidArgument(errno.EINVAL, f"{name}={value!r}: expected one of {', '.join(words)}")
-    return How(threads, (_lib.REHASH if verify == "full" else 0) | (_lib.SKIP_DAMAGED if on_damage == "skip" else 0))
+    return How(int(threads), (_lib.REHASH if verify == "full" else 0)
+               | (_lib.SKIP_DAMAGED if on_damage == "skip" else 0))
 
 
 def described(component: str, name: str, dtype: int, shape: Sequence[int], address: int,
