@@ -4,8 +4,9 @@
  *
  * run plans on the caller's thread (opening tensors asks several parts at once). Then threads take tasks in order, each
  * the next one that nobody has, the caller's thread among them; so at any time the packs are read in a few places that
- * lie near each other. A piece that fails ends the run, unless damage is to be skipped: the others finish the piece
- * that they are at. Of several that fail, the first by pack and offset is told.
+ * lie near each other. A piece that fails ends the run, unless damage is to be skipped: pieces after it are left, those
+ * before it are still read. Tasks before its own have all been taken, so this takes a thread no longer than one task;
+ * and of several pieces that fail it is always the first by pack and offset that is told.
  *
  * Memory: 32 bytes a piece, the opened tensors, and for each thread one piece. */
 #include <stdlib.h>
@@ -28,6 +29,7 @@ struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsign
 	f->step = load_step_ref(step);
 	f->threads = base_min(threads ? threads : base_cpu_count(), FILL_THREADS_MAX);
 	f->flags = flags;
+	atomic_init(&f->failed, SIZE_MAX);
 	return f;
 }
 
@@ -79,7 +81,7 @@ int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box 
 
 void load_fill_stop(struct load_fill *f)
 {
-	atomic_store(&f->stopped, -ECANCELED);
+	atomic_store(&f->stopped, true);
 }
 
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why)
@@ -112,14 +114,19 @@ static int fill_failed(struct load_fill *f, struct fill_worker *w, size_t first,
 		base_no_memory(&w->err);
 	}
 	pthread_mutex_lock(&f->lock);
-	if (!f->error.code || first < f->failed) {
-		f->failed = first;
+	if (first < atomic_load(&f->failed)) {
+		atomic_store(&f->failed, first);
 		f->error = w->err;
 		f->error.code = r;
 	}
 	pthread_mutex_unlock(&f->lock);
-	atomic_store(&f->stopped, r);
 	return r;
+}
+
+static bool fill_goes_on(const struct load_fill *f, size_t need)
+{
+	return !atomic_load_explicit(&f->stopped, memory_order_relaxed)
+		&& need < atomic_load_explicit(&f->failed, memory_order_relaxed);
 }
 
 static void fill_task(struct fill_worker *w, size_t task)
@@ -130,7 +137,7 @@ static void fill_task(struct fill_worker *w, size_t task)
 	for (size_t i = f->tasks[task]; i < end; i = next) {
 		int r;
 
-		if (atomic_load_explicit(&f->stopped, memory_order_relaxed))
+		if (!fill_goes_on(f, i))
 			return;
 		next = fill_burst(w, i, end);
 		if (next > i)
@@ -150,7 +157,7 @@ static void *fill_main(void *arg)
 	uint64_t read_before = store_pack_bytes_read();
 	size_t task;
 
-	while ((task = atomic_fetch_add(&f->next, 1)) < f->ntasks && !atomic_load(&f->stopped)) {
+	while ((task = atomic_fetch_add(&f->next, 1)) < f->ntasks && fill_goes_on(f, f->tasks[task])) {
 		fill_task(&w, task);
 		atomic_fetch_add_explicit(&f->read, store_pack_bytes_read() - read_before, memory_order_relaxed);
 		read_before = store_pack_bytes_read();
@@ -185,8 +192,7 @@ int load_fill_run(struct load_fill *f, struct base_error *err)
 	f->times.read_ns = base_monotonic_ns() - from;
 	if (f->error.code)
 		return base_error_set(err, f->error.code, "%s", f->error.text);
-	r = atomic_load(&f->stopped);
-	return r < 0 ? base_error_set(err, r, "the load was stopped") : 0;
+	return atomic_load(&f->stopped) ? base_error_set(err, -ECANCELED, "the load was stopped") : 0;
 }
 
 size_t load_fill_lost_count(const struct load_fill *f) { return f->nlost; }

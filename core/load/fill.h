@@ -31,7 +31,7 @@ int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box 
 	const uint64_t *stride, struct base_error *err);
 
 /* Fills all of them, once. Blocks. After an error the boxes hold anything; err names step, tensor, piece, pack and
- * offset of the first piece, by pack and offset, that was seen to fail. -ECANCELED: load_fill_stop was called. */
+ * offset of the first piece, by pack and offset, that fails. -ECANCELED: load_fill_stop was called. */
 int load_fill_run(struct load_fill *f, struct base_error *err);
 void load_fill_stop(struct load_fill *f); /* run ends soon */
 

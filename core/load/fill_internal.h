@@ -51,10 +51,10 @@ struct load_fill {
 	uint64_t wanted;
 	atomic_uint_fast64_t placed, read, pieces;
 	atomic_size_t next;              /* task */
-	atomic_int stopped;              /* 0, or the number that run returns where no piece failed before */
+	atomic_bool stopped;
+	atomic_size_t failed;            /* the first need that is known to fail; changed with the lock */
 	pthread_mutex_t lock;            /* protects what follows while threads run */
-	size_t failed;                   /* the need that `error` is of */
-	struct base_error error;
+	struct base_error error;         /* of need `failed` */
 	struct load_fill_lost *lost; size_t nlost, lost_room;
 	struct load_fill_times times;
 };

@@ -292,6 +292,32 @@ def test_damage_is_named_or_skipped(three, api):  # noqa: F811
     api.lib.vckpt_mesh_free(mesh)
 
 
+def test_of_several_damaged_pieces_the_first_is_named(api, store, rng):  # noqa: F811
+    """Whichever thread comes to its piece first."""
+    a = noise(rng, (64, 1 << 16))
+    save(api, store, {"model/w": a})
+    [pack] = [p for p in pathlib.Path(store).glob("packs/*/*.pack") if p.stat().st_size > a.nbytes]
+    whole = pack.read_bytes()
+    stored, out = bytearray(whole), np.empty_like(a)
+    places = [whole.find(a[row, 5:12].tobytes()) for row in (15, 16, 32, 48)]    # 4 MiB from each other, and neighbours
+    assert min(places) > 0
+    for at in places:
+        stored[at] ^= 1
+    pack.chmod(0o644)
+    pack.write_bytes(stored)
+    named = set()
+    with Opened(api, store) as step:
+        for _ in range(40):
+            with step.load(threads=8) as load:
+                load.tensor("model/w", out)
+                load.start()
+                with pytest.raises(Failed) as e:
+                    load.wait()
+                named.add(int(re.search(r"object at offset (\d+)", e.value.text)[1]))
+    assert len(named) == 1 and 0 <= min(places) - named.pop() < 1 << 20
+    pack.write_bytes(whole)
+
+
 def test_a_pack_that_is_gone(three):
     packs = list(three.store.glob("packs/*/*.pack"))
     for pack in packs:
