@@ -26,7 +26,8 @@ struct vckpt_load {
 	struct tensor_mesh *alone;       /* of this rank only: of tensors without a mesh */
 	uint64_t *tape; size_t ntape, tape_room;
 	bool *expected;                  /* by component of the step */
-	struct load_names missing, unexpected;
+	struct load_names lacking;       /* declared, but the step lacks them */
+	struct load_names missing, unexpected; /* as the last start found them: sorted, each once */
 	uint32_t *tensors;               /* of the step, by box of `fill` */
 	pthread_t thread;
 	pthread_mutex_t lock;            /* protects what follows */
@@ -48,7 +49,7 @@ int load_fill_tape(struct vckpt_load *load, struct base_error *err);
 /* Appends "COMPONENT/NAME"; -ENOMEM. */
 int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len);
 void load_names_cut(struct load_names *names, size_t n); /* to n of them */
-/* Sorts load->missing, and makes load->unexpected; -EINVAL, if the load is strict and some name is in one of them. */
+/* Makes load->missing and load->unexpected; -EINVAL, if the load is strict and some name is in one of them. */
 int load_names_compare(struct vckpt_load *load, struct base_error *err);
 
 #endif

@@ -53,8 +53,10 @@ static void load_destroy(struct vckpt_load *load)
 		free((uint64_t *)(uintptr_t)load->lost[i].box); /* ours, shown as const; the name is in it too */
 	free(load->lost);
 	load_fill_free(load->fill);
+	load_names_cut(&load->lacking, 0);
 	load_names_cut(&load->missing, 0);
 	load_names_cut(&load->unexpected, 0);
+	free(load->lacking.all);
 	free(load->missing.all);
 	free(load->unexpected.all);
 	free(load->tensors);
@@ -150,7 +152,7 @@ void vckpt_load_free(struct vckpt_load *load)
 int vckpt_load_tensors(struct vckpt_load *load, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-	size_t tape, missing;
+	size_t tape, lacking;
 	int r = load_is_open(load, e);
 
 	if (r == 0 && n && !tensors)
@@ -158,12 +160,12 @@ int vckpt_load_tensors(struct vckpt_load *load, const struct vckpt_tensor *tenso
 	if (r < 0)
 		return r;
 	tape = load->ntape;
-	missing = load->missing.n;
+	lacking = load->lacking.n;
 	for (size_t i = 0; r == 0 && i < n; i++)
 		r = load_declare(load, &tensors[i], e);
 	if (r < 0) {
 		load->ntape = tape;
-		load_names_cut(&load->missing, missing);
+		load_names_cut(&load->lacking, lacking);
 	}
 	return api_result(r, e);
 }

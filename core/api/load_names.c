@@ -14,21 +14,29 @@
 #define NAMES_SHOWN 10u
 #define NAMES_TEXT 380u                  /* two lists and the words around them fit into struct vckpt_error */
 
+/* Takes the text. */
+static int names_take(struct load_names *names, char *text)
+{
+	if (!text || base_array_room(names->all, names->room, names->n + 1) < 0) {
+		free(text);
+		return -ENOMEM;
+	}
+	names->all[names->n++] = text;
+	return 0;
+}
+
 int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len)
 {
 	size_t len = strlen(component);
 	char *text = malloc(len + name_len + 2);
 
-	if (!text || base_array_room(names->all, names->room, names->n + 1) < 0) {
-		free(text);
+	if (!text)
 		return -ENOMEM;
-	}
 	memcpy(text, component, len);
 	text[len] = '/';
 	memcpy(text + len + 1, name, name_len);
 	text[len + 1 + name_len] = 0;
-	names->all[names->n++] = text;
-	return 0;
+	return names_take(names, text);
 }
 
 void load_names_cut(struct load_names *names, size_t n)
@@ -56,6 +64,17 @@ static void names_sort(struct load_names *names)
 			names->all[kept++] = names->all[i];
 	}
 	names->n = kept;
+}
+
+/* A copy, because the caller may look at it while more is declared. */
+static int names_missing(struct load_names *missing, const struct load_names *lacking)
+{
+	load_names_cut(missing, 0);
+	for (size_t i = 0; i < lacking->n; i++)
+		if (names_take(missing, strdup(lacking->all[i])) < 0)
+			return -ENOMEM;
+	names_sort(missing);
+	return 0;
 }
 
 /* The tensors of the step that are on the tape. */
@@ -114,8 +133,7 @@ int load_names_compare(struct vckpt_load *load, struct base_error *err)
 	const struct load_step_info *step = load_step_info(load->step->step);
 	char missing[NAMES_TEXT], unexpected[NAMES_TEXT], lacks[NAMES_TEXT + 80] = "", has[NAMES_TEXT + 80] = "";
 
-	names_sort(&load->missing);
-	if (names_unexpected(load) < 0)
+	if (names_missing(&load->missing, &load->lacking) < 0 || names_unexpected(load) < 0)
 		return base_no_memory(err);
 	if ((load->flags & VCKPT_LOAD_NOT_STRICT) || load->missing.n + load->unexpected.n == 0)
 		return 0;

@@ -217,7 +217,7 @@ static int load_describe(struct vckpt_load *load, const struct vckpt_tensor *t, 
 		r = holding_memory(load, &h, err);
 	if (r < 0)
 		return r;
-	r = tensor < 0 ? load_names_add(&load->missing, t->component, t->name, strlen(t->name))
+	r = tensor < 0 ? load_names_add(&load->lacking, t->component, t->name, strlen(t->name))
 		: tape_tensor(load, (uint32_t)tensor, &h);
 	return r < 0 ? base_no_memory(err) : 0;
 }

@@ -211,6 +211,15 @@ def test_missing_and_unexpected_names(three):
         refused(EINVAL, r"lacks 32 tensors .* model/y, model/z00.* model/z07 and 22 more$", load.start)
         load.tensor("other/" + "n" * 900, np.empty(3, "f4"))
         refused(EINVAL, r"lacks 33 tensors", load.start)
+    with three.load() as load:                          # the list is that of the last start, whatever comes after it
+        table = c.POINTER(c.c_char_p)()
+        load.tensor("model/y", np.empty(3, "f4"))
+        assert load.names("missing") == []
+        refused(EINVAL, "lacks 1 tensor ", load.start)
+        assert three.api.lib.vckpt_load_missing(load.p, c.byref(table)) == 1
+        load.tensors(*[described(f"model/x{i}", out["model/w"][0, :3]) for i in range(200)])
+        assert load.names("missing") == ["model/y"] and table[0] == b"model/y"
+        refused(EINVAL, "lacks 201 tensors ", load.start)
     with three.load(flags=NOT_STRICT) as load:
         load.tensor("model/w", out["model/w"])
         load.tensor("model/x", np.empty(3, "f4"))
