@@ -17,6 +17,7 @@
 
 #define FILL_TASK_BYTES (UINT64_C(4) << 20)
 #define FILL_TASK_NEEDS 256u
+#define FILL_GROUP_NEEDS 64u             /* an object is read once more for so many pieces that it is */
 #define FILL_BURST_BYTES (1u << 20)       /* of a pack that are read at once */
 #define FILL_BURST_GAP 4096u              /* what lies between pieces there is their alignment, no other piece */
 #define FILL_BURST_PIECES 64u
@@ -101,7 +102,8 @@ int fill_pack(struct fill_worker *w, uint32_t number);
 void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place);
 /* Lists what a box does not get. -ENOMEM. */
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why);
-/* The needs of the piece that need `first` is of end here. */
+/* The needs of the object that need `first` is of end here; or about the first FILL_GROUP_NEEDS of them, where it is
+ * very many pieces (zeros are one object): the others are a group of their own, so that other threads copy them. */
 size_t fill_group_end(const struct load_fill *f, size_t first);
 /* The box of the piece of a need, and what its box wants of it. */
 void fill_need_boxes(const struct load_fill *f, const struct fill_need *need, struct tensor_box *ret_piece,

@@ -146,11 +146,17 @@ static bool need_same(const struct load_fill *f, const struct fill_need *x, cons
 		a->codec == b->codec && base_digest_equal(&a->digest, &b->digest);
 }
 
+static bool need_same_piece(const struct load_fill *f, const struct fill_need *x, const struct fill_need *y)
+{
+	return x->piece == y->piece && f->boxes[x->box].object == f->boxes[y->box].object;
+}
+
 size_t fill_group_end(const struct load_fill *f, size_t first)
 {
 	size_t end = first + 1;
 
-	while (end < f->nneeds && need_same(f, &f->needs[first], &f->needs[end]))
+	while (end < f->nneeds && need_same(f, &f->needs[first], &f->needs[end])
+		&& (end - first < FILL_GROUP_NEEDS || need_same_piece(f, &f->needs[end - 1], &f->needs[end])))
 		end++;
 	return end;
 }
@@ -168,14 +174,15 @@ static int plan_tasks(struct load_fill *f)
 	uint64_t bytes = 0;
 	size_t begun = 0;
 
-	for (size_t i = 0; i < f->nneeds; i = fill_group_end(f, i)) {
+	for (size_t i = 0, next; i < f->nneeds; i = next) {
+		next = fill_group_end(f, i);
 		if (i == 0 || bytes >= FILL_TASK_BYTES || i - begun >= FILL_TASK_NEEDS) {
 			if (task_begin(f, i) < 0)
 				return -ENOMEM;
 			begun = i;
 			bytes = 0;
 		}
-		bytes += need_ref(f, &f->needs[i])->raw_len;
+		bytes += (next - i) * need_ref(f, &f->needs[i])->raw_len;
 	}
 	if (f->ntasks)
 		f->tasks[f->ntasks] = f->nneeds;

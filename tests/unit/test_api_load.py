@@ -160,6 +160,18 @@ def test_a_tensor_twice_and_by_another_rank(three, api):  # noqa: F811
     api.lib.vckpt_mesh_free(mesh)
 
 
+def test_one_piece_that_is_wanted_many_times(api, store):  # noqa: F811
+    """Zeros: all pieces are one object. Several threads copy it, and it is read a few times only."""
+    save(api, store, {"model/w": np.zeros(160 << 20, "u1")})
+    out = np.full(160 << 20, 7, "u1")
+    with Opened(api, store) as step, step.load(threads=2) as load:
+        load.tensor("model/w", out)
+        load.run()
+        p = load.progress()
+    assert p.threads == 2 and p.bytes_placed == len(out) and p.bytes_read < len(out) // 32
+    assert not out.any()
+
+
 def test_without_a_mesh(three):
     """Flat ranges of the whole tensor, and one rank alone."""
     flat, alone = np.full(1000, 7, "f4"), np.empty((600,), "f4")
