@@ -99,10 +99,15 @@ int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, in
 	return r;
 }
 
-/* What the piece of these needs failed with. -ENOMEM and the like are no damage. */
+bool fill_skips(const struct load_fill *f, int r)
+{
+	return f->flags & LOAD_FILL_SKIP_DAMAGED && r != -ENOMEM && r != -EMFILE && r != -ENFILE && r != -ECANCELED;
+}
+
+/* What the piece of these needs failed with. */
 static int fill_failed(struct load_fill *f, struct fill_worker *w, size_t first, size_t end, int r)
 {
-	if ((f->flags & LOAD_FILL_SKIP_DAMAGED) && r != -ENOMEM && r != -EMFILE && r != -ENFILE) {
+	if (fill_skips(f, r)) {
 		for (r = 0; r == 0 && first < end; first++) {
 			struct tensor_box piece, part;
 

@@ -100,6 +100,8 @@ int fill_pack(struct fill_worker *w, uint32_t number);
 /* Copies what the boxes of needs [first, end) want of the piece to their places, but for the one that has it there, and
  * counts them. */
 void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place);
+/* Is what failed with r left out? What this process lacks (memory, descriptors) is no damage. */
+bool fill_skips(const struct load_fill *f, int r);
 /* Lists what a box does not get. -ENOMEM. */
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why);
 /* The needs of the object that need `first` is of end here; or about the first FILL_GROUP_NEEDS of them, where it is

@@ -54,7 +54,7 @@ static int plan_open(void *arg, uint32_t i, struct base_error *err)
 	if (atomic_load(&f->stopped))
 		return base_error_set(err, -ECANCELED, "the load was stopped");
 	o->r = load_tensor_open(f->step, o->tensor, &o->object, err);
-	if (o->r == 0 || o->r == -ENOMEM || !(f->flags & LOAD_FILL_SKIP_DAMAGED))
+	if (o->r == 0 || !fill_skips(f, o->r))
 		return o->r;
 	o->why = strdup(err->text);
 	return o->why ? 0 : base_no_memory(err);
