@@ -153,6 +153,29 @@ def test_latest(run, tmp_path):
         vckpt.latest(tmp_path / "none/run")
 
 
+def test_wait(run, tmp_path):
+    vckpt.save(run, {}, step=5, **OPTIONS)
+    assert vckpt.wait(run) == vckpt.wait(run, after=4, timeout=0) == 5
+    began = time.monotonic()
+    for path, after, said in ((run, 5, "no step above 5"), (run, 12, "no step above 12"),
+                              (f"{run}-2", None, "no step")):
+        with pytest.raises(vckpt.Timeout, match=f"has {said} after 0.3 s: call again"):
+            vckpt.wait(path, after=after, timeout=0.3)
+    assert time.monotonic() - began >= 0.9
+    with pytest.raises(vckpt.NotAStore):
+        vckpt.wait(tmp_path / "none/run", timeout=60)
+
+
+def test_wait_gives_a_step_that_another_process_saves_meanwhile(run):
+    vckpt.save(run, {}, step=5, **OPTIONS)
+    other = subprocess.Popen([sys.executable, "-c", "import sys, time, vckpt; time.sleep(0.6); "
+                              "vckpt.save(sys.argv[1], {}, step=6); print(time.time())", run], stdout=subprocess.PIPE,
+                             text=True)
+    assert vckpt.wait(run, after=5, timeout=60) == 6
+    seen = time.time()
+    assert seen - float(other.communicate()[0]) < 5           # not after a time-out of a minute
+
+
 def test_the_version_is_that_of_the_project(tmp_path):
     wanted = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
     assert vckpt.__version__ == vckpt.version() == wanted

@@ -36,7 +36,7 @@ from ._lib import (
 from .lazy import LazyStep, LazyTensor, open
 from .loading import Loaded, load
 from .loads import Damage
-from .paths import init, latest, steps
+from .paths import init, latest, steps, wait
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
 from .rng import RngState, rng_state, set_rng_state
@@ -50,7 +50,8 @@ __all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Forked", "Forma
            "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping",
            "StoreExists",
            "TensorInfo", "Timeout", "Undecided", "VersionError", "async_save", "close", "init", "latest", "load",
-           "on_sigterm", "open", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version"]
+           "on_sigterm", "open", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version",
+           "wait"]
 
 
 def version() -> str:

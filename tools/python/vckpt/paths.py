@@ -22,6 +22,7 @@ RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 OWN = {"packs", "runs", "incoming", "hosts", "trash", "damaged", "stats", "index", "reserve", "vckpt.store"}
 TEMPORARY = r".*\.tmp\.[0-9a-f]{16}"    # what stands there for a moment, until it has its name
 PATIENCE = 10.0                         # seconds, with a store that another process is making
+LOOK = 0.25                             # seconds between two looks for a new step
 _stores: dict[str, bool] = {}                            # directories that were found to be stores
 
 
@@ -159,3 +160,20 @@ def latest(path: Path) -> int | None:
     """The number of the newest step of STORE/RUN; None where it has none."""
     found = steps(path)
     return found[-1] if found else None
+
+
+def wait(path: Path, after: int | None = None, timeout: float | None = None) -> int:
+    """Waits until STORE/RUN has a step above the number `after` (None: any step), and gives the highest. vckpt.Timeout,
+    a TimeoutError: there was none for `timeout` seconds (None: for ever; 0: looks once). The store has to be there, the
+    run need not. A step that is saved again under its number is not noticed."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        found = latest(path)
+        if found is not None and (after is None or found > after):
+            return found
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            what = "no step" if after is None else f"no step above {after}"
+            raise _lib.Timeout(errno.ETIMEDOUT, f"{os.fspath(path)} has {what} after {timeout:g} s: call again, or "
+                                                "give a longer timeout")
+        time.sleep(LOOK if left is None else min(left, LOOK))
