@@ -364,6 +364,24 @@ int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *bo
 	return api_result(target_fill(step, tensor, &t, data, e), e);
 }
 
+int vckpt_step_digest(struct vckpt_step *step, uint32_t tensor, uint8_t *ret_digest, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct load_object *o;
+	int r = api_step_alive(step, e);
+
+	if (r < 0)
+		return r;
+	if (!ret_digest)
+		return base_error_set(e, -EINVAL, "no place for the digest is given");
+	r = load_tensor_open(step->step, tensor, &o, e);
+	if (r < 0)
+		return api_result(r, e);
+	memcpy(ret_digest, load_object_digest(o)->bytes, sizeof load_object_digest(o)->bytes);
+	load_object_unref(o);
+	return 0;
+}
+
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);

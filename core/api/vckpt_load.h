@@ -80,6 +80,11 @@ int vckpt_load_lost(const struct vckpt_load *load, size_t i, struct vckpt_load_l
 /* Stops a load that is under way, waits for its threads and for calls that wait for it, and frees it. NULL-safe. */
 void vckpt_load_free(struct vckpt_load *load);
 
+/* The digest of a tensor of an open step, 32 bytes. Tensors of one store with equal digests have equal dtypes, shapes
+ * and bytes; with equal bytes they may have different digests if ranks cut them differently. It reads where the pieces
+ * of the tensor lie, not the pieces. -ENOENT: there is no such tensor. */
+int vckpt_step_digest(struct vckpt_step *step, uint32_t tensor, uint8_t *ret_digest, struct vckpt_error *err);
+
 #ifdef __cplusplus
 }
 #endif

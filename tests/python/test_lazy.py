@@ -127,3 +127,20 @@ def test_a_tensor_is_found_without_the_others(run, monkeypatch):
     asked.clear()
     with vckpt.Step(run, framework="numpy") as step:
         assert np.array_equal(step["model/w"], W) and len(asked) <= 3
+
+
+def test_digests_tell_what_a_later_step_changed(run, boxes):
+    changed = {**STATE["model"], "w": W + 2, "twin": W, "as bytes": W.view("u4"), "flat": W.reshape(-1)}
+    vckpt.save(run, {**STATE, "model": changed}, step=4, rank=0, world=1, pin="no")
+    vckpt.close()
+    with vckpt.open(f"{run}/3") as before, vckpt.open(f"{run}/4") as after:
+        digests = {name: (before[name].digest() if name in before else None, tensor.digest())
+                   for name, tensor in after.items()}
+        held = before["model/w"]
+        w = held.digest()
+    assert not boxes and len(w) == 64
+    assert {name for name, (old, new) in digests.items() if old == new} == {"model/a/b", "model/none", "model/one",
+                                                                            "ema/w"}
+    assert digests["model/twin"][1] == w and w not in (digests["model/as bytes"][1], digests["model/flat"][1])
+    with pytest.raises(vckpt.Error, match="closed"):
+        held.digest()

@@ -2,6 +2,7 @@
 """The blocks of Python on the pages that a user reads first run as they stand there, one after another."""
 import re
 import signal
+import unittest.mock
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def alone(tmp_path, monkeypatch):
 
 
 def test_python_md(tmp_path):
-    saving, loading, reading, parts = blocks("docs/python.md", tmp_path)
+    saving, loading, reading, following, parts = blocks("docs/python.md", tmp_path)
     known = names(tmp_path)
     exec(saving, known)
     assert vckpt.steps(tmp_path / "ckpt/llama") == [900, 1000] and known["handle"].done
@@ -84,6 +85,28 @@ def test_python_md(tmp_path):
     assert known["step"].number == 1001 and torch.equal(known["tensor"], known["model"].layers[0].weight[:128])
     exec("import numpy as np\n" + parts, known)
     assert known["w"].shape == (256, 8) and known["opened"].number == 1001
+    follow(following, tmp_path / "ckpt/llama", known)
+
+
+def follow(loop, run, known):
+    """The loop of an evaluation: the second step has another scale, and only that is read."""
+    seen, read = [], []
+
+    def evaluate(weights):
+        seen.append({name: tensor.clone() for name, tensor in weights.items()})
+        if len(seen) == 2:
+            raise StopIteration
+        read.clear()
+        with torch.no_grad():
+            next(known["model"].parameters()).mul_(2)
+        vckpt.save(run, known["state"], step=1002)
+    with unittest.mock.patch.object(vckpt.LazyTensor, "torch", autospec=True,
+                                    side_effect=lambda tensor, torch=vckpt.LazyTensor.torch: read.append(tensor.name)
+                                    or torch(tensor)):
+        with pytest.raises(StopIteration):
+            exec(loop, known | {"run": run, "weights": {}, "evaluate": evaluate})
+    changed = [name for name in seen[0] if not torch.equal(seen[0][name], seen[1][name])]
+    assert len(changed) == 1 == len(read) and changed[0].endswith(read[0])
 
 
 def test_training_md(tmp_path):
