@@ -14,6 +14,8 @@
 #include "core/api/api_load_internal.h"
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
+#include "core/base/le.h"
+#include "core/base/machine.h"
 #include "core/base/pool.h"
 
 _Static_assert((int)VCKPT_LOAD_REHASH == (int)LOAD_FILL_REHASH
@@ -95,11 +97,18 @@ static int load_options_check(const struct vckpt_load_options *o, struct base_er
 
 	if (o->size != sizeof *o)
 		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_load_options");
-	if ((o->flags & ~known) || o->reserved)
+	if (o->flags & ~known)
 		return base_error_set(err, -EINVAL, "the flags of a load have a value that is not known");
 	if (o->threads > LOAD_THREADS_MAX)
 		return base_error_set(err, -EINVAL, "%u threads are too many", o->threads);
 	return 0;
+}
+
+static unsigned load_threads(const struct vckpt_load_options *o)
+{
+	unsigned ranks = base_machine_node_ranks(base_max(o->world, 1));
+
+	return o->threads ? o->threads : base_max(base_cpu_count() / base_max(ranks, 1), 1);
 }
 
 int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o, struct vckpt_load **ret_load,
@@ -123,7 +132,7 @@ int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o
 	if (!load)
 		return base_no_memory(e);
 	load->rank = options->rank;
-	load->threads = options->threads;
+	load->threads = load_threads(options);
 	load->flags = options->flags;
 	r = tensor_mesh_new(1, &name, &size, &load->rank, 1, &load->alone, e);
 	if (r < 0)

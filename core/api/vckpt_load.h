@@ -32,8 +32,9 @@ struct vckpt_load;
 struct vckpt_load_options {
 	size_t size;                     /* sizeof (struct vckpt_load_options) */
 	uint32_t rank;                   /* whose shards the descriptions are about */
-	uint32_t threads;                /* at most 256; 0: one for each processor that this process may use */
-	uint32_t flags, reserved;
+	uint32_t threads;                /* at most 256; 0: usable processors / ranks of the node (docs/load.md) */
+	uint32_t flags;
+	uint32_t world;                  /* ranks that load at the same time; 0: this one alone */
 };
 /* Begins a load of an open step. The step must stay open until vckpt_load_free: to close it before is a mistake that
  * nothing here can see. o may be NULL: rank 0. */

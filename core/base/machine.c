@@ -162,3 +162,21 @@ uint64_t base_machine_cpus(const char *root)
 
 	return machine_least(root, &q);
 }
+
+unsigned base_machine_node_ranks(uint32_t world)
+{
+	static const char *const names[] = {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+		"MPI_LOCALNRANKS"};
+
+	if (world == 1)
+		return 1;
+	for (size_t i = 0; i < BASE_COUNT(names); i++) {
+		const char *value = getenv(names[i]);
+		char *end;
+		unsigned long n = value && value[0] >= '0' && value[0] <= '9' ? strtoul(value, &end, 10) : 0;
+
+		if (n > 0 && !*end)
+			return (unsigned)base_min(n, world);
+	}
+	return 0;
+}

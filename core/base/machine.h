@@ -9,5 +9,8 @@
 
 uint64_t base_machine_memory(const char *root); /* bytes that could be allocated now; 0: it does not say */
 uint64_t base_machine_cpus(const char *root);   /* processors that the groups allow, rounded up; UINT64_MAX: no limit */
+/* Ranks of this node, of a job of `world`: what the launcher says in the environment (LOCAL_WORLD_SIZE and its like).
+ * 0: it does not say. */
+unsigned base_machine_node_ranks(uint32_t world);
 
 #endif

@@ -12,7 +12,7 @@ REHASH, SKIP_DAMAGED, NOT_STRICT = 1, 2, 4
 
 class LoadOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("rank", c.c_uint32), ("threads", c.c_uint32), ("flags", c.c_uint32),
-                ("reserved", c.c_uint32)]
+                ("world", c.c_uint32)]
 
 
 class LoadProgress(c.Structure):
@@ -39,8 +39,8 @@ class Opened:
     def __exit__(self, *_):
         self.api.lib.vckpt_step_close(self.p)
 
-    def load(self, rank=0, threads=2, flags=0):
-        return Load(self, rank, threads, flags)
+    def load(self, rank=0, threads=2, flags=0, world=0):
+        return Load(self, rank, threads, flags, world)
 
 
 def described(name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, flags=0, dtype=None,
@@ -60,9 +60,9 @@ def described(name, array, shape=None, placements=None, mesh=None, flat=None, bo
 
 
 class Load:
-    def __init__(self, step, rank=0, threads=2, flags=0):
+    def __init__(self, step, rank=0, threads=2, flags=0, world=0):
         self.api, self.lib, self.p, self.keep = step.api, step.api.lib, c.c_void_p(), []
-        options = LoadOptions(c.sizeof(LoadOptions), rank, threads, flags, 0)
+        options = LoadOptions(c.sizeof(LoadOptions), rank, threads, flags, world)
         self.lib.vckpt_load_missing.restype = self.lib.vckpt_load_unexpected.restype = c.c_size_t
         self.lib.vckpt_load_lost_count.restype = c.c_size_t
         self.api.call("vckpt_load_begin", step.p, c.byref(options), c.byref(self.p))

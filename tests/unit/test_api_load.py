@@ -474,7 +474,7 @@ def test_what_is_wrong_is_refused_by_name(three, api):  # noqa: F811
 def test_wrong_handles_and_options(three, api):  # noqa: F811
     p, lib = c.c_void_p(), api.lib
     for pattern, options in (("size", LoadOptions(8, 0, 0, 0, 0)), ("flags", LoadOptions(24, 0, 0, 8, 0)),
-                             ("flags", LoadOptions(24, 0, 0, 0, 1)), ("300 threads", LoadOptions(24, 0, 300, 0, 0))):
+                             ("300 threads", LoadOptions(24, 0, 300, 0, 0))):
         refused(EINVAL, pattern, api.call, "vckpt_load_begin", three.p, c.byref(options), c.byref(p))
     refused(EINVAL, "no step", api.call, "vckpt_load_begin", None, None, c.byref(p))
     refused(EINVAL, "no place", api.call, "vckpt_load_begin", three.p, None, None)
@@ -492,3 +492,19 @@ def test_wrong_handles_and_options(three, api):  # noqa: F811
     api.call("vckpt_load_start", p)
     api.call("vckpt_load_wait", p, c.c_int64(-1))
     lib.vckpt_load_free(p)
+
+
+@pytest.mark.parametrize("env, world, ranks", [({}, 8, 1), ({"LOCAL_WORLD_SIZE": "2"}, 8, 2),
+                                               ({"LOCAL_WORLD_SIZE": "2"}, 0, 1),
+                                               ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1000"}, 4096, 1000)])
+def test_ranks_of_a_node_share_its_processors(api, store, env, world, ranks, monkeypatch):  # noqa: F811
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    cpus, out = len(os.sched_getaffinity(0)), np.zeros(8 << 20, "u8")
+    save(api, store, {"model/w": np.arange(8 << 20, dtype="u8")})
+    with Opened(api, store) as step, step.load(threads=0, world=world) as load:
+        load.tensor("model/w", out)
+        load.run()
+        assert load.progress().threads == min(max(cpus // ranks, 1), 16)        # 16 tasks of 4 MiB

@@ -171,7 +171,7 @@ def no_variables(monkeypatch):
 def test_what_the_launcher_says(lib, no_variables, env, world, want):
     for name, value in env.items():
         no_variables.setenv(name, value)
-    assert lib.saver_node_ranks_told(world) == want
+    assert lib.base_machine_node_ranks(world) == want
 
 
 def test_threads_are_the_processors_shared(lib):

@@ -23,24 +23,6 @@
 
 /* ---- the ranks of this node ---- */
 
-unsigned saver_node_ranks_told(uint32_t world)
-{
-	static const char *const names[] = {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-		"MPI_LOCALNRANKS"};
-
-	if (world == 1)
-		return 1;
-	for (size_t i = 0; i < BASE_COUNT(names); i++) {
-		const char *value = getenv(names[i]);
-		char *end;
-		unsigned long n = value && value[0] >= '0' && value[0] <= '9' ? strtoul(value, &end, 10) : 0;
-
-		if (n > 0 && !*end)
-			return (unsigned)base_min(n, world);
-	}
-	return 0;
-}
-
 unsigned saver_node_threads(unsigned given, unsigned ranks)
 {
 	return given ? given : (unsigned)base_max(base_cpu_count() / base_max(ranks, 1), 1);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "core/base/machine.h"
 #include "core/base/pool.h"
 #include "core/save/saver/saver_internal.h"
 
@@ -69,7 +70,7 @@ static int saver_start(struct save_saver *s, struct base_error *err)
 {
 	unsigned threads;
 
-	s->node_ranks = saver_node_ranks_told(s->options.world);
+	s->node_ranks = base_machine_node_ranks(s->options.world);
 	s->threads = threads = saver_node_threads(s->options.threads, s->node_ranks);
 	s->nworkers = s->options.low_priority ? 2 * threads : threads;
 	s->workers = calloc(s->nworkers, sizeof *s->workers);

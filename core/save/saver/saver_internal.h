@@ -170,7 +170,6 @@ int saver_bands_append(struct save_flight *f, struct base_error *err);
 void saver_bands_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */
 
 /* room.c */
-unsigned saver_node_ranks_told(uint32_t world); /* by the environment; 0: it does not say */
 unsigned saver_node_threads(unsigned given, unsigned ranks);
 void saver_node_meet(struct save_saver *s);
 /* Bytes of a ring for a save that needs so many, where there is one of `have` (0: none), and `memory` is free. */

@@ -222,7 +222,7 @@ class BlobInfo(Structure):
 
 class LoadOptions(Structure):
     _fields_ = [("size", c_size_t), ("rank", c_uint32), ("threads", c_uint32), ("flags", c_uint32),
-                ("reserved", c_uint32)]
+                ("world", c_uint32)]
 
 
 class LoadProgress(Structure):

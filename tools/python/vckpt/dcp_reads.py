@@ -57,9 +57,13 @@ class Reads:
         self.extents.add(begin, end)
         return True
 
+    def _world(self) -> int:
+        dist = torch.distributed
+        return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
+
     def run(self) -> None:
         items = self.items
-        loads.read(self.step, 0, self.tensors, loads.DEFAULT)
+        loads.read(self.step, 0, self.tensors, loads.DEFAULT._replace(world=self._world()))
         self.clear()
         for item, target in items:
             self.commit(item, target)

@@ -84,7 +84,8 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     types       classes that come back as themselves in `values`, as for Step.values
     rank, world where there is no process group; each rank looks for the newest step by itself then
     meet_timeout    seconds in which all ranks have to come, where the newest step is asked for
-    threads     that read; 0: one for each processor that this process may use
+    threads     that read; 0: as many as there are processors that this process may use, divided by the ranks of the
+                node, if the launcher tells these
     verify      "checks": of each block that is read; "full": the SHA-256 of whole pieces is compared as well
     on_damage   "raise": damaged data are an error. "skip": the parts of tensors that cannot be read are listed in the
                 result's `damaged`, and the rest is filled. What tensors have there is undefined: give it values
@@ -93,8 +94,8 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     that fails raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks
     load as saved; else a line on standard error says that they were left as they are, and the result's `rng` is
     False."""
-    how = chosen(threads, verify, on_damage)
     rank, world, group = _who(rank, world)
+    how = chosen(threads, verify, on_damage)._replace(world=world)
     at = _chosen(path, group, missing_ok, meet_timeout)
     if at is None:
         return None

@@ -46,6 +46,7 @@ class How(NamedTuple):
     """What the caller of a load chose."""
     threads: int
     flags: int
+    world: int = 1              # ranks that load at the same time
 
     @property
     def skips(self) -> bool:
@@ -103,7 +104,7 @@ class _Load:
         self.step = step
         self.pointer = c_void_p()           # filled by the library, so that there is no moment at which nobody has it
         options = _lib.LoadOptions(size=ctypes.sizeof(_lib.LoadOptions), rank=rank, threads=how.threads,
-                                   flags=how.flags)
+                                   flags=how.flags, world=how.world)
         _lib.call("vckpt_load_begin", step._at(), byref(options), byref(self.pointer))
 
     def free(self) -> None:
