@@ -23,6 +23,7 @@ struct vckpt_load {
 	struct vckpt_step *step;
 	pid_t pid;                       /* that began it */
 	uint32_t rank, threads, flags;
+	bool alone_on_node;              /* no other rank of the node loads at the same time */
 	struct tensor_mesh *alone;       /* of this rank only: of tensors without a mesh */
 	uint64_t *tape; size_t ntape, tape_room;
 	bool *expected;                  /* by component of the step */

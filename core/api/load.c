@@ -22,6 +22,7 @@ _Static_assert((int)VCKPT_LOAD_REHASH == (int)LOAD_FILL_REHASH
 	&& (int)VCKPT_LOAD_SKIP_DAMAGED == (int)LOAD_FILL_SKIP_DAMAGED, "handed through");
 
 #define LOAD_THREADS_MAX 256u
+#define LOAD_DIRECT_BYTES (UINT64_C(1) << 30) /* less is soon read again, or soon read anyway */
 
 static int load_alive(const struct vckpt_load *load, struct base_error *err)
 {
@@ -93,22 +94,23 @@ static struct vckpt_load *load_new(struct vckpt_step *step)
 
 static int load_options_check(const struct vckpt_load_options *o, struct base_error *err)
 {
-	const uint32_t known = VCKPT_LOAD_REHASH | VCKPT_LOAD_SKIP_DAMAGED | VCKPT_LOAD_NOT_STRICT;
+	const uint32_t paths = VCKPT_LOAD_DIRECT | VCKPT_LOAD_CACHED;
+	const uint32_t known = VCKPT_LOAD_REHASH | VCKPT_LOAD_SKIP_DAMAGED | VCKPT_LOAD_NOT_STRICT | paths;
 
 	if (o->size != sizeof *o)
 		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_load_options");
 	if (o->flags & ~known)
 		return base_error_set(err, -EINVAL, "the flags of a load have a value that is not known");
+	if ((o->flags & paths) == paths)
+		return base_error_set(err, -EINVAL, "VCKPT_LOAD_DIRECT and VCKPT_LOAD_CACHED exclude each other");
 	if (o->threads > LOAD_THREADS_MAX)
 		return base_error_set(err, -EINVAL, "%u threads are too many", o->threads);
 	return 0;
 }
 
-static unsigned load_threads(const struct vckpt_load_options *o)
+static unsigned load_threads(const struct vckpt_load_options *o, unsigned node_ranks)
 {
-	unsigned ranks = base_machine_node_ranks(base_max(o->world, 1));
-
-	return o->threads ? o->threads : base_max(base_cpu_count() / base_max(ranks, 1), 1);
+	return o->threads ? o->threads : base_max(base_cpu_count() / node_ranks, 1);
 }
 
 int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o, struct vckpt_load **ret_load,
@@ -120,6 +122,7 @@ int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o
 	const uint32_t size = 1;
 	struct base_error *e = api_error(err);
 	struct vckpt_load *load;
+	unsigned node_ranks;
 	int r = api_step_alive(step, e);
 
 	if (r == 0 && !ret_load)
@@ -132,7 +135,9 @@ int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o
 	if (!load)
 		return base_no_memory(e);
 	load->rank = options->rank;
-	load->threads = load_threads(options);
+	node_ranks = base_max(base_machine_node_ranks(base_max(options->world, 1)), 1);
+	load->threads = load_threads(options, node_ranks);
+	load->alone_on_node = node_ranks == 1;
 	load->flags = options->flags;
 	r = tensor_mesh_new(1, &name, &size, &load->rank, 1, &load->alone, e);
 	if (r < 0)
@@ -244,6 +249,18 @@ static void *load_main(void *arg)
 	return NULL;
 }
 
+/* Whether large reads go past the page cache. Where ranks of one node read the same bytes, the cache reads them from
+ * the disk once. */
+static bool load_direct(struct vckpt_load *load)
+{
+	struct load_fill_progress p;
+
+	load_fill_progress(load->fill, &p);
+	if (load->flags & (VCKPT_LOAD_DIRECT | VCKPT_LOAD_CACHED))
+		return load->flags & VCKPT_LOAD_DIRECT;
+	return load->alone_on_node && p.wanted >= LOAD_DIRECT_BYTES;
+}
+
 /* Hands all that was declared to a fill of its own. */
 static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 {
@@ -255,6 +272,8 @@ static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 		return base_no_memory(err);
 	free(base_steal(load->tensors)); /* of an earlier start that failed */
 	r = load_fill_tape(load, err);
+	if (load_direct(load))
+		load_fill_past_cache(load->fill);
 	if (r == 0 && load->stopped)
 		load_fill_stop(load->fill);
 	if (r == 0) {

@@ -27,6 +27,9 @@ enum {
 	VCKPT_LOAD_REHASH = 1 << 0,      /* reads whole pieces, and compares their SHA-256 as well */
 	VCKPT_LOAD_SKIP_DAMAGED = 1 << 1, /* what cannot be read is listed (vckpt_load_lost), and the rest arrives */
 	VCKPT_LOAD_NOT_STRICT = 1 << 2,  /* names that only one side has are no error; both lists come back */
+	/* Neither of these two: a load of 1 GiB and more does so if no other rank of the node loads beside it. */
+	VCKPT_LOAD_DIRECT = 1 << 3,      /* what the page cache lacks is read past it, where the file system can */
+	VCKPT_LOAD_CACHED = 1 << 4,      /* every read goes through the page cache */
 };
 struct vckpt_load;
 struct vckpt_load_options {

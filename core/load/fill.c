@@ -18,6 +18,7 @@
 #include "core/tensor/dtype.h"
 
 #define FILL_THREADS_MAX 256u
+#define FILL_PAST_THREADS 4u              /* times as many, where they wait for the disk */
 
 struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsigned flags)
 {
@@ -48,6 +49,7 @@ void load_fill_free(struct load_fill *f)
 	free(f->needs);
 	free(f->tasks);
 	free(f->lost);
+	free(f->crew);
 	load_step_unref(f->step);
 	pthread_mutex_destroy(&f->lock);
 	free(f);
@@ -78,6 +80,8 @@ int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box 
 	f->wanted += tensor_box_items(&info.shape, box) * tensor_dtype_bytes(info.dtype);
 	return 0;
 }
+
+void load_fill_past_cache(struct load_fill *f) { f->past_cache = true; }
 
 void load_fill_stop(struct load_fill *f)
 {
@@ -171,18 +175,54 @@ static void *fill_main(void *arg)
 	return NULL;
 }
 
+/* One more thread, if there may be so many; only one that is in the crew starts one while others run. */
+static bool crew_start(struct load_fill *f, unsigned most)
+{
+	bool started = false;
+
+	pthread_mutex_lock(&f->lock);
+	if (f->ncrew < f->crew_room && f->ncrew < most)
+		started = base_thread_start(&f->crew[f->ncrew], fill_main, f) == 0;
+	f->ncrew += started;
+	pthread_mutex_unlock(&f->lock);
+	return started;
+}
+
+void fill_crew_grow(struct load_fill *f)
+{
+	size_t tasks = f->ntasks - base_min(atomic_load(&f->next), f->ntasks); /* that nobody has */
+
+	crew_start(f, (unsigned)base_min(FILL_PAST_THREADS * f->threads, tasks));
+}
+
+/* The last one of the crew that is not yet joined: it may grow until its last thread has ended. */
+static bool crew_next(struct load_fill *f, unsigned joined, pthread_t *ret_thread)
+{
+	bool more;
+
+	pthread_mutex_lock(&f->lock);
+	more = joined < f->ncrew;
+	if (more)
+		*ret_thread = f->crew[joined];
+	pthread_mutex_unlock(&f->lock);
+	return more;
+}
+
 /* The caller's thread is one of them. Where no more can be started, those that run do all. */
 static void fill_threads(struct load_fill *f)
 {
-	pthread_t threads[FILL_THREADS_MAX];
-	unsigned n = 0, want = (unsigned)base_min(f->threads, f->ntasks);
+	unsigned room = (f->past_cache ? FILL_PAST_THREADS : 1) * f->threads;
+	unsigned want = (unsigned)base_min(f->threads, f->ntasks);
+	pthread_t thread;
 
-	while (n + 1 < want && base_thread_start(&threads[n], fill_main, f) == 0)
-		n++;
-	f->times.threads = n + 1;
+	f->crew = calloc(room, sizeof *f->crew);
+	f->crew_room = f->crew ? room - 1 : 0; /* without memory this thread does all */
+	while (want > 1 && crew_start(f, want - 1))
+		;
 	fill_main(f);
-	while (n > 0)
-		pthread_join(threads[--n], NULL);
+	for (unsigned joined = 0; crew_next(f, joined, &thread); joined++)
+		pthread_join(thread, NULL);
+	f->times.threads = f->ncrew + 1;
 }
 
 int load_fill_run(struct load_fill *f, struct base_error *err)

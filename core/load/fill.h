@@ -24,6 +24,9 @@ struct load_fill;
 struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsigned flags);
 void load_fill_free(struct load_fill *f); /* NULL-safe */
 
+/* Before run: large reads go past the page cache where the medium can and does not have their bytes there. */
+void load_fill_past_cache(struct load_fill *f);
+
 /* The items of `box` of a tensor are to go to `data`, the first one there, with `stride` bytes between neighbours in
  * each dimension; both are copied. A box without items is nothing. The memory is the caller's, writable until run has
  * returned, and no two boxes share a byte of it. -EINVAL: the box is not inside the tensor; -ENOENT: no such tensor. */

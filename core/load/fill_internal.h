@@ -49,12 +49,14 @@ struct load_fill {
 	struct fill_need *needs; size_t nneeds, needs_room;
 	size_t *tasks; size_t ntasks, tasks_room; /* the first need of each, and the end of the last */
 	const char *const *packs; uint32_t npacks; /* the manifest's */
+	bool past_cache;                 /* large reads go past the page cache */
 	uint64_t wanted;
 	atomic_uint_fast64_t placed, read, pieces;
 	atomic_size_t next;              /* task */
 	atomic_bool stopped;
 	atomic_size_t failed;            /* the first need that is known to fail; changed with the lock */
 	pthread_mutex_t lock;            /* protects what follows while threads run */
+	pthread_t *crew; unsigned ncrew, crew_room;
 	struct base_error error;         /* of need `failed` */
 	struct load_fill_lost *lost; size_t nlost, lost_room;
 	struct load_fill_times times;
@@ -80,10 +82,13 @@ struct fill_worker {
 	uint32_t pack_number;
 	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
-	uint8_t *burst;                   /* FILL_BURST_BYTES of a pack and their checks */
+	uint8_t *burst, *checks;          /* neighbouring pieces of a pack, and their checks */
 	struct base_error err;
 };
 void fill_worker_release(struct fill_worker *w);
+/* The fill's reads go past the page cache: its threads wait for the disk, so one more is started, up to four times as
+ * many as were asked for. */
+void fill_crew_grow(struct load_fill *f);
 /* Reads the piece of needs [first, end) and places it in their boxes; w->err says why it failed. */
 int fill_piece(struct fill_worker *w, size_t first, size_t end);
 /* Pieces from need `first` on that follow each other in their pack and are wanted whole, with one read; they end before

@@ -18,6 +18,7 @@ void fill_worker_release(struct fill_worker *w)
 		store_pack_put(load_step_store(w->f->step), w->pack);
 	free(w->room);
 	free(w->burst);
+	free(w->checks);
 	free(w->blocks);
 }
 

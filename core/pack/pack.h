@@ -106,6 +106,10 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
  * checked: store_object_take does that. */
 int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *iov, unsigned n,
 	struct base_error *err);
+/* Bytes of a pack from `offset` on that are read once, past the page cache where that is possible and pays. `room` and
+ * ret_bytes as in storage.h, file_read_past. STORE_PAST_CACHE: they came past it. Nothing of them is checked. */
+int store_pack_read_past(struct store_pack *p, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes,
+	struct base_error *err);
 /* The whole object, whose stored bytes and checks the caller has read: checks only, as store_object_read. `stored` may
  * be `out` where the codec is raw. */
 int store_object_take(struct store_pack *p, const struct store_object_ref *ref, const void *stored, const void *checks,

@@ -184,6 +184,20 @@ int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *
 	return pack_read_said(p, offset, p->storage->ops->file_readv(p->file, offset, iov, n), err);
 }
 
+int store_pack_read_past(struct store_pack *p, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes,
+	struct base_error *err)
+{
+	int r;
+
+	if (!p->storage->ops->file_read_past) {
+		*ret_bytes = room;
+		return pack_read(p, offset, room, len, err);
+	}
+	thread_bytes_read += len;
+	r = p->storage->ops->file_read_past(p->file, offset, len, room, ret_bytes);
+	return r < 0 ? pack_read_said(p, offset, r, err) : r;
+}
+
 uint64_t store_pack_bytes_read(void)
 {
 	return thread_bytes_read;

@@ -22,6 +22,7 @@
 #define STORE_NAME_MAX 512 /* bytes of a name, NUL included; longer ones are -ENAMETOOLONG */
 #define STORE_TEMP_SUFFIX_LEN 21u /* ".tmp." and 16 hexadecimal digits, of an unfinished file */
 
+enum { STORE_PAST_ALIGN = 4096, STORE_PAST_CACHE = 1 };
 enum store_put { STORE_PUT_MINE = 0, STORE_PUT_OTHER = 1 };
 
 struct store_storage;
@@ -100,6 +101,13 @@ struct store_storage_ops {
 
 	/* Optional (NULL). As file_read, into several pieces of memory, one after another; n <= 1024. */
 	int (*file_readv)(struct store_storage_file *f, uint64_t offset, const struct iovec *iov, unsigned n);
+
+	/* Optional (NULL). As file_read, for many bytes that are read once: past the page cache, if the medium can and
+	 * does not have most of them there. `room` starts at a multiple of STORE_PAST_ALIGN and has room for len and
+	 * twice STORE_PAST_ALIGN bytes; ret_bytes points to the first wanted byte in it. STORE_PAST_CACHE: they came
+	 * past the cache; 0: in the ordinary way. */
+	int (*file_read_past)(struct store_storage_file *f, uint64_t offset, size_t len, void *room,
+		const uint8_t **ret_bytes);
 };
 
 struct store_storage { const struct store_storage_ops *ops; };

@@ -24,6 +24,7 @@
 
 struct store_storage_file {
 	int fd;
+	struct posix_direct direct;
 };
 
 int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len)
@@ -120,6 +121,7 @@ static int posix_file_open(
 	if (!f)
 		return -ENOMEM;
 	f->fd = base_steal_fd(&fd);
+	posix_direct_init(&f->direct);
 	*ret_file = f;
 	return 0;
 }
@@ -146,10 +148,17 @@ static int posix_file_readv(struct store_storage_file *f, uint64_t offset, const
 	return 0;
 }
 
+static int posix_file_read_past(struct store_storage_file *f, uint64_t offset, size_t len, void *room,
+	const uint8_t **ret_bytes)
+{
+	return posix_read_past(&f->direct, f->fd, offset, len, room, ret_bytes);
+}
+
 static void posix_file_close(struct store_storage_file *f)
 {
 	if (!f)
 		return;
+	posix_direct_release(&f->direct);
 	close(f->fd);
 	free(f);
 }
@@ -269,6 +278,7 @@ static const struct store_storage_ops posix_ops = {
 	.file_read = posix_file_read,
 	.file_close = posix_file_close,
 	.file_readv = posix_file_readv,
+	.file_read_past = posix_file_read_past,
 	.writer_open = posix_writer_open,
 	.writer_reopen = posix_writer_reopen,
 	.writer_append = posix_writer_append,

@@ -3,6 +3,7 @@
  * storage_posix_internal: what the files of the POSIX storage share. Nobody else includes it.
  *
  *   storage_posix.c        open and close, reading, removing, media figures, watches
+ *   storage_posix_direct.c reads past the page cache
  *   storage_posix_path.c   resolution beneath the root, directories that are made and made durable
  *   storage_posix_list.c   listings
  *   storage_posix_write.c  temporaries, put
@@ -55,6 +56,13 @@ int posix_sync_names(struct posix_storage *p, int dir);
 
 /* ---- storage_posix.c ---- */
 int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len); /* all or -ENODATA or another error */
+
+/* ---- storage_posix_direct.c ---- */
+struct posix_direct { atomic_int fd; }; /* a second descriptor of a file, with O_DIRECT */
+void posix_direct_init(struct posix_direct *d);
+void posix_direct_release(struct posix_direct *d);
+/* file_read_past (storage.h) of a file whose ordinary descriptor is `fd`. */
+int posix_read_past(struct posix_direct *d, int fd, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes);
 
 /* ---- storage_posix_list.c ---- */
 /* Names that no directory of a store counts: itself, the one above, and at the root (of a file system of its own)

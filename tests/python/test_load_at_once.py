@@ -96,9 +96,14 @@ def test_options(run, calls):
             to = np.zeros(6)
             found = vckpt.load(run, {"m": {"w": to}}, threads=threads, verify=verify, on_damage="skip", **ALONE)
             assert np.array_equal(to, w) and found.damaged == []
+    for direct in "auto", "yes", "no":
+        to = np.zeros(6)
+        vckpt.load(run, {"m": {"w": to}}, direct=direct, **ALONE)
+        assert np.array_equal(to, w)
     for more, sentence in (({"threads": -1}, "threads=-1: expected a whole number from 0 to 256"),
                            ({"threads": 257}, "threads=257"), ({"threads": True}, "threads=True"),
                            ({"verify": "no"}, "verify='no': expected one of checks, full"),
+                           ({"direct": True}, "direct=True: expected one of auto, yes, no"),
                            ({"on_damage": "list"}, "on_damage='list': expected one of raise, skip")):
         with pytest.raises(vckpt.InvalidArgument, match=sentence):
             vckpt.load(run / "7", {}, **more, **ALONE)          # before anything is looked for

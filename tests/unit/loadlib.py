@@ -7,7 +7,7 @@ import numpy as np
 
 from saverlib import BOXES, DTYPES, NONE, Tensor, numbers
 
-REHASH, SKIP_DAMAGED, NOT_STRICT = 1, 2, 4
+REHASH, SKIP_DAMAGED, NOT_STRICT, DIRECT, CACHED = 1, 2, 4, 8, 16
 
 
 class LoadOptions(c.Structure):

@@ -473,7 +473,7 @@ def test_what_is_wrong_is_refused_by_name(three, api):  # noqa: F811
 
 def test_wrong_handles_and_options(three, api):  # noqa: F811
     p, lib = c.c_void_p(), api.lib
-    for pattern, options in (("size", LoadOptions(8, 0, 0, 0, 0)), ("flags", LoadOptions(24, 0, 0, 8, 0)),
+    for pattern, options in (("size", LoadOptions(8, 0, 0, 0, 0)), ("flags", LoadOptions(24, 0, 0, 32, 0)),
                              ("300 threads", LoadOptions(24, 0, 300, 0, 0))):
         refused(EINVAL, pattern, api.call, "vckpt_load_begin", three.p, c.byref(options), c.byref(p))
     refused(EINVAL, "no step", api.call, "vckpt_load_begin", None, None, c.byref(p))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from . import _lib, components, meeting, meshes, paths, saver, state as states
 from .loading_tensors import Destination, Fill, Made, assign, fill, refusal
-from .loads import Damage, How, OnDamage, Verify, chosen
+from .loads import Damage, Direct, How, OnDamage, Verify, chosen
 from .records import Record
 from .rng import RngState, set_rng_state
 from .shard import Shard
@@ -65,7 +65,8 @@ class Loaded(NamedTuple):
 def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
          types: Iterable[type] = (),
          rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
-         threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise") -> Loaded | None:
+         threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
+         direct: Direct = "auto") -> Loaded | None:
     """Fills `state`, which is what a save is given, in place from a step. How many ranks saved it, and in which layout,
     does not matter.
 
@@ -87,6 +88,8 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     threads     that read; 0: as many as there are processors that this process may use, divided by the ranks of the
                 node, if the launcher tells these
     verify      "checks": of each block that is read; "full": the SHA-256 of whole pieces is compared as well
+    direct      "yes": what the page cache lacks is read past it, where the file system can; "no": all through it;
+                "auto": past it for 1 GiB and more, if no other rank of the node loads beside this one
     on_damage   "raise": damaged data are an error. "skip": the parts of tensors that cannot be read are listed in the
                 result's `damaged`, and the rest is filled. What tensors have there is undefined: give it values
 
@@ -95,7 +98,7 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     load as saved; else a line on standard error says that they were left as they are, and the result's `rng` is
     False."""
     rank, world, group = _who(rank, world)
-    how = chosen(threads, verify, on_damage)._replace(world=world)
+    how = chosen(threads, verify, on_damage, direct)._replace(world=world)
     at = _chosen(path, group, missing_ok, meet_timeout)
     if at is None:
         return None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Described: TypeAlias = "tuple[_lib.Tensor, list[Any]]"      # a tensor for the library, and what it points to
 Verify = Literal["checks", "full"]
 OnDamage = Literal["raise", "skip"]
+Direct = Literal["auto", "yes", "no"]
 
 MAX_THREADS = 256
 SLICE_MS = 100              # of a wait, so that Ctrl-C is heard
@@ -63,16 +64,18 @@ class Damage(NamedTuple):
 DEFAULT = How(0, 0)
 
 
-def chosen(threads: int, verify: Verify, on_damage: OnDamage) -> How:
+def chosen(threads: int, verify: Verify, on_damage: OnDamage, direct: Direct = "auto") -> How:
     """The options of a load, checked."""
     if isinstance(threads, bool) or not isinstance(threads, numbers.Integral) or not 0 <= threads <= MAX_THREADS:
         raise _lib.InvalidArgument(errno.EINVAL, f"threads={threads!r}: expected a whole number from 0 to "
                                                  f"{MAX_THREADS}")
-    for name, value, words in (("verify", verify, ("checks", "full")), ("on_damage", on_damage, ("raise", "skip"))):
+    for name, value, words in (("verify", verify, ("checks", "full")), ("on_damage", on_damage, ("raise", "skip")),
+                               ("direct", direct, ("auto", "yes", "no"))):
         if value not in words:
             raise _lib.InvalidArgument(errno.EINVAL, f"{name}={value!r}: expected one of {', '.join(words)}")
     return How(int(threads), (_lib.REHASH if verify == "full" else 0)
-               | (_lib.SKIP_DAMAGED if on_damage == "skip" else 0))
+               | (_lib.SKIP_DAMAGED if on_damage == "skip" else 0)
+               | {"auto": 0, "yes": _lib.DIRECT, "no": _lib.CACHED}[direct])
 
 
 def described(component: str, name: str, dtype: int, shape: Sequence[int], address: int,
