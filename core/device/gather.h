@@ -25,10 +25,4 @@ void device_gather_host(void *to, const struct device_gather *g);
  * dimensions are not folded; no size is 0. */
 void device_gather_part(void *to, const uint64_t *to_stride, const struct device_gather *g);
 
-/* memcpy past the caches, if the processor can, for bytes that will not be read soon: it does not read the destination
- * first and evicts nothing. Another thread may read the copy after the copying thread has called
- * device_copy_past_end. */
-void device_copy_past(void *to, const void *from, size_t len);
-void device_copy_past_end(void);
-
 #endif

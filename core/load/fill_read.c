@@ -179,7 +179,7 @@ static void piece_place(const struct load_fill *f, const struct fill_need *need,
 	struct tensor_box piece, part;
 
 	fill_need_boxes(f, need, &piece, &part);
-	tensor_piece_scatter(&o->grid, &piece, &part, bytes, b->data, b->box.offset, b->stride);
+	tensor_piece_scatter_past(&o->grid, &piece, &part, bytes, b->data, b->box.offset, b->stride);
 }
 
 static void piece_count(struct load_fill *f, size_t first, size_t end)

@@ -56,6 +56,10 @@ void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *p
 	void *piece_bytes, const void *base, const uint64_t *origin, const uint64_t *stride);   /* array -> piece */
 void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
 	const void *piece_bytes, void *base, const uint64_t *origin, const uint64_t *stride);   /* piece -> array */
+/* The same past the processor's caches (core/base/past.h), for an array that will not be read soon. */
+void tensor_piece_scatter_past(const struct tensor_grid *g, const struct tensor_box *piece,
+	const struct tensor_box *window, const void *piece_bytes, void *base, const uint64_t *origin,
+	const uint64_t *stride);
 /* Gathers a whole piece strip by strip, in stored order: each is gathered into `room` and handed to `strip`. A strip
  * has at most `room_bytes` bytes, which is at least one item; so a piece can be read while it is in the
  * processor's nearest cache. */

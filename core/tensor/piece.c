@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "core/base/le.h"
+#include "core/base/past.h"
 #include "core/tensor/boxes.h"
 #include "core/tensor/piece_internal.h"
 
@@ -313,6 +314,7 @@ void tensor_fragment_at(const struct tensor_grid *g, uint64_t at, uint64_t end, 
 /* A copy of n-dimensional strided bytes, dimensions that are contiguous on both sides folded together. */
 struct piece_copy {
 	uint64_t len;     /* bytes that lie together on both sides */
+	bool past;        /* they are written past the caches */
 	unsigned n;       /* loops around them, innermost first */
 	struct { uint64_t count, to, from; } loop[TENSOR_MAX_DIMS]; /* times, strides in bytes */
 };
@@ -364,18 +366,27 @@ static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t len, uint64_t c
 	}
 }
 
+static void copy_rows_past(uint8_t *to, const uint8_t *from, uint64_t len, uint64_t count, uint64_t to_stride,
+	uint64_t from_stride)
+{
+	for (; count > 0; count--, to += to_stride, from += from_stride)
+		base_copy_past(to, from, len);
+}
+
 static void copy_nest(const struct piece_copy *c, uint8_t *to, const uint8_t *from)
 {
+	void (*rows)(uint8_t *, const uint8_t *, uint64_t, uint64_t, uint64_t, uint64_t) =
+		c->past ? copy_rows_past : copy_rows;
 	uint64_t i[TENSOR_MAX_DIMS] = {0};
 
 	if (c->n == 0) {
-		memcpy(to, from, c->len);
+		rows(to, from, c->len, 1, 0, 0);
 		return;
 	}
 	for (;;) {
 		unsigned d = 1;
 
-		copy_rows(to, from, c->len, c->loop[0].count, c->loop[0].to, c->loop[0].from);
+		rows(to, from, c->len, c->loop[0].count, c->loop[0].to, c->loop[0].from);
 		for (; d < c->n; d++) {
 			to += c->loop[d].to;
 			from += c->loop[d].from;
@@ -394,7 +405,10 @@ static void copy_nest(const struct piece_copy *c, uint8_t *to, const uint8_t *fr
 struct piece_array {
 	uint8_t *base;
 	const uint64_t *origin, *stride;
+	bool past;                       /* written past the caches */
 };
+
+#define COPY_PAST_BYTES 256u             /* shorter rows are not worth it */
 
 /* Copies `part` of a cell whose bytes begin at `cell_bytes`. */
 static void copy_cell(const struct tensor_grid *g, const struct tensor_box *cell, const struct tensor_box *part,
@@ -409,6 +423,7 @@ static void copy_cell(const struct tensor_grid *g, const struct tensor_box *cell
 		outside += (part->offset[d] - array->origin[d]) * array->stride[d];
 		copy_add(&c, part->size[d], gather ? stride : array->stride[d], gather ? array->stride[d] : stride);
 	}
+	c.past = array->past && c.len >= COPY_PAST_BYTES;
 	copy_nest(&c, gather ? stored : outside, gather ? outside : stored);
 }
 
@@ -438,7 +453,8 @@ static void copy_piece(const struct tensor_grid *g, const struct tensor_box *pie
 void tensor_piece_gather(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
 	void *piece_bytes, const void *base, const uint64_t *origin, const uint64_t *stride)
 {
-	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride}; /* read only when gathering */
+	/* read only when gathering */
+	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride, false};
 
 	copy_piece(g, piece, window, piece_bytes, &array, true);
 }
@@ -514,7 +530,7 @@ void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *p
 	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
 	void (*strip)(void *arg, const void *bytes, size_t len), void *arg)
 {
-	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride}; /* only read */
+	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride, false}; /* only read */
 	const struct piece_strips strips = {&array, room, room_bytes, strip, arg};
 	struct tensor_box cell;
 	unsigned k = g->k;
@@ -535,7 +551,17 @@ void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *p
 void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
 	const void *piece_bytes, void *base, const uint64_t *origin, const uint64_t *stride)
 {
-	const struct piece_array array = {base, origin, stride};
+	const struct piece_array array = {base, origin, stride, false};
 
 	copy_piece(g, piece, window, (uint8_t *)(uintptr_t)piece_bytes, &array, false); /* read only when scattering */
+}
+
+void tensor_piece_scatter_past(const struct tensor_grid *g, const struct tensor_box *piece,
+	const struct tensor_box *window, const void *piece_bytes, void *base, const uint64_t *origin,
+	const uint64_t *stride)
+{
+	const struct piece_array array = {base, origin, stride, true};
+
+	copy_piece(g, piece, window, (uint8_t *)(uintptr_t)piece_bytes, &array, false); /* read only when scattering */
+	base_copy_past_end();
 }

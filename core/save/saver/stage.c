@@ -13,6 +13,7 @@
  * thread's stream, after the flight's fence. The thread waits for its own copies, so staged bytes have arrived. Such
  * bands, and those whose items are far apart in the source, lie in the slot as boxes, row-major, and are cut and hashed
  * when they are processed. */
+#include "core/base/past.h"
 #include "core/save/saver/saver_internal.h"
 
 #define STAGE_BAND_ALIGN 64u
@@ -152,7 +153,7 @@ static void copy_cut_strip(void *arg, const void *bytes, size_t len)
 
 	base_xxh128_update(c->hash, bytes, len);
 	if (c->past)
-		device_copy_past(c->to, bytes, len);
+		base_copy_past(c->to, bytes, len);
 	else
 		memcpy(c->to, bytes, len);
 	c->to += len;
@@ -177,7 +178,7 @@ static int copy_band_cut(struct save_flight *f, struct saver_worker *w, uint8_t 
 		base_xxh128_final(w->hash, &ret_xxh[i]);
 	}
 	if (c.past)
-		device_copy_past_end();
+		base_copy_past_end();
 	return 0;
 }
 
