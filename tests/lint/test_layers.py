@@ -8,9 +8,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = ["core/base", "core/tensor", "proto", "index", "core/storage", "core/pack", "core/step", "core/commit",
-          "core/upkeep", "core/device", "core/save/plan", "core/save/write", "core/save/saver", "core/load",
-          "core/view",
-          "core/api", "fs", "tools"]
+          "core/upkeep", "core/device", "core/comm", "core/save/plan", "core/save/write", "core/save/saver",
+          "core/load", "core/view", "core/api", "fs", "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {
     r"protobuf-c/|proto/vckpt\.pb-c\.h": {"proto"},
@@ -19,7 +18,7 @@ SOLE = {
     r"lz4": {"core/pack"},
     r"xxhash\.h|openssl/": {"core/base"},
     r"jansson\.h": {"tools"},
-    r"dlfcn\.h": {"core/device"},       # libcuda.so.1 is loaded at run time
+    r"dlfcn\.h": {"core/device", "core/comm"},  # libcuda.so.1 and transports are loaded at run time
     r"cuda": set(),                     # and its headers are used by nobody
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
