@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "vckpt_comm.h"                  /* what carries bytes between the ranks of a load */
+
 #ifdef __cplusplus
 extern "C" {
 #endif

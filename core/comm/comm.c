@@ -182,6 +182,8 @@ int comm_gather(struct comm *c, const char *what, const void *mine, uint64_t len
 	int r = comm_works(c, err);
 
 	*ret_all = (struct comm_gathered){0};
+	if (r == 0 && c->flying)
+		r = base_error_set(err, -EINVAL, "%llu passes are not finished", (unsigned long long)c->flying);
 	if (r < 0)
 		return r;
 	ret_all->len = calloc(c->size, sizeof *ret_all->len);
@@ -295,7 +297,10 @@ int comm_pass_start(struct comm *c, struct comm_pass *p, struct base_error *err)
 	}
 	if (r == 0)
 		r = c->ops->start(c, p, &why);
-	return r < 0 ? comm_failed(c, r, &why, err) : 0;
+	if (r < 0)
+		return comm_failed(c, r, &why, err);
+	c->flying += p->owner == c->rank || comm_pass_wants(c, p);
+	return 0;
 }
 
 int comm_pass_finish(struct comm *c, struct comm_pass *p, struct base_error *err)
@@ -308,7 +313,7 @@ int comm_pass_finish(struct comm *c, struct comm_pass *p, struct base_error *err
 	r = c->ops->finish(c, p, &why);
 	if (r < 0)
 		return comm_failed(c, r, &why, err);
-	c->finished++;
+	c->flying--;
 	if (p->owner == c->rank) {
 		comm_room_free(c, p->bytes);
 		p->bytes = NULL;

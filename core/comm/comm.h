@@ -9,9 +9,10 @@
  *           start -> finish -> use -> done at a rank that wants it; the others call start alone
  *
  * Order: all ranks call gather and start in one order, with the same owner, ranks and len. Each rank finishes the
- * passes that it owns or wants in the order in which it started them, and may have started later ones before. So NCCL's
- * groups, MPI's requests and a process group's collectives all can carry them. Whether a rank keeps the order, the
- * gathers compare: each tells how many calls its rank has made.
+ * passes that it owns or wants in the order in which it started them, and may have started later ones before; it
+ * finishes all of them before the next gather. So NCCL's groups, MPI's requests and a process group's collectives all
+ * can carry them, and no two ranks wait for each other. Whether the ranks keep the order, the gathers compare: each
+ * tells how many calls its rank has made.
  *
  * Failure: after the first call that fails the communicator is broken, every later call says why, and where the
  * transport can, it tells the other ranks at once, as comm_abort does. A rank that is dead, or does not come, makes
@@ -76,7 +77,7 @@ struct comm {
 	bool lends;                      /* finish gives memory of the transport's own */
 	const atomic_bool *stop;         /* NULL, or ends waits: the caller's, set between calls */
 	uint64_t gathers, passes;        /* calls so far */
-	uint64_t finished;               /* passes of this rank's that are finished */
+	uint64_t flying;                 /* passes that this rank owns or wants, started and not finished */
 	pthread_mutex_t lock;            /* protects what follows */
 	struct comm_buffer rooms[COMM_ROOMS];
 	bool rooms_lent;                 /* the transport's memory */

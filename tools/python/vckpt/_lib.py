@@ -283,6 +283,10 @@ FUNCTIONS = {
     "vckpt_load_lost_count": (c_size_t, [P]),
     "vckpt_load_lost": (c_int, [P, c_size_t, POINTER(LoadLost)]),
     "vckpt_load_free": (None, [P]),
+    "vckpt_comm_shared": (c_int, [c_char_p, c_uint32, c_uint32, c_uint32, POINTER(P), E]),
+    "vckpt_comm_functions": (c_int, [P, c_uint32, c_uint32, c_uint32, POINTER(P), E]),
+    "vckpt_comm_abort": (None, [P, c_char_p]),
+    "vckpt_comm_free": (None, [P]),
 }
 
 _loaded: ctypes.CDLL | None = None

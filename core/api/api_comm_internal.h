@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The handle of a communicator, which comm.c makes and load.c takes. */
+#ifndef CORE_API_API_COMM_INTERNAL_H
+#define CORE_API_API_COMM_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "core/api/api_internal.h"
+#include "core/comm/comm.h"
+
+struct vckpt_comm {
+	struct comm *comm;
+	pid_t pid;                       /* that made it */
+	atomic_bool taken;               /* a load uses it */
+};
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm: communicators (vckpt_comm.h) over core/comm. A communicator serves one load at a time: the load takes it when
+ * it starts, and gives it back when it is over. */
+#include <stdlib.h>
+
+#include "core/api/api_comm_internal.h"
+#include "core/base/cleanup.h"
+#include "core/comm/functions.h"
+#include "core/comm/shared.h"
+
+_Static_assert(sizeof(struct vckpt_comm_functions) == sizeof(struct comm_functions) &&
+	offsetof(struct vckpt_comm_functions, gather) == offsetof(struct comm_functions, gather) &&
+	offsetof(struct vckpt_comm_functions, free) == offsetof(struct comm_functions, free) &&
+	sizeof(struct vckpt_comm_pass) == sizeof(struct comm_functions_pass) &&
+	offsetof(struct vckpt_comm_pass, bytes) == offsetof(struct comm_functions_pass, bytes) &&
+	offsetof(struct vckpt_comm_pass, owner) == offsetof(struct comm_functions_pass, owner), "handed through");
+
+/* r: what made `inner`. */
+static int comm_wrap(int r, struct comm *inner, struct vckpt_comm **ret_comm, struct base_error *err)
+{
+	struct vckpt_comm *comm;
+
+	if (r < 0)
+		return api_result(r, err);
+	comm = calloc(1, sizeof *comm);
+	if (!comm) {
+		comm_free(inner);
+		return base_no_memory(err);
+	}
+	comm->comm = inner;
+	comm->pid = getpid();
+	atomic_init(&comm->taken, false);
+	*ret_comm = comm;
+	return 0;
+}
+
+int vckpt_comm_shared(const char *name, uint32_t rank, uint32_t size, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct comm *inner = NULL;
+
+	if (!name || !ret_comm)
+		return base_error_set(e, -EINVAL, "no name or no place for the communicator is given");
+	return comm_wrap(comm_shared_new(name, rank, size, timeout_ms, &inner, e), inner, ret_comm, e);
+}
+
+int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t rank, uint32_t size,
+	uint32_t timeout_ms, struct vckpt_comm **ret_comm, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct comm_functions own;
+	struct comm *inner = NULL;
+
+	if (!functions || !ret_comm)
+		return base_error_set(e, -EINVAL, "no functions or no place for the communicator is given");
+	if (functions->size != sizeof own)
+		return base_error_set(e, -EINVAL, "the size is not that of struct vckpt_comm_functions");
+	memcpy(&own, functions, sizeof own);
+	return comm_wrap(comm_functions_new(&own, rank, size, timeout_ms, &inner, e), inner, ret_comm, e);
+}
+
+void vckpt_comm_abort(struct vckpt_comm *comm, const char *why)
+{
+	if (comm && comm->pid == getpid())
+		comm_abort(comm->comm, why ? why : "no reason was given");
+}
+
+void vckpt_comm_free(struct vckpt_comm *comm)
+{
+	if (!comm || comm->pid != getpid())
+		return;
+	comm_free(comm->comm);
+	free(comm);
+}
