@@ -60,6 +60,11 @@ void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *
 void tensor_piece_scatter_past(const struct tensor_grid *g, const struct tensor_box *piece,
 	const struct tensor_box *window, const void *piece_bytes, void *base, const uint64_t *origin,
 	const uint64_t *stride);
+/* Scatters what lies in `len` bytes from byte `from` of the stored order on, whole items of the piece (`bytes`: these
+ * bytes alone) and in the window. Returns how many items that is. */
+uint64_t tensor_piece_scatter_some(const struct tensor_grid *g, const struct tensor_box *piece,
+	const struct tensor_box *window, const void *bytes, uint64_t from, uint64_t len, void *base,
+	const uint64_t *origin, const uint64_t *stride);
 /* Gathers a whole piece strip by strip, in stored order: each is gathered into `room` and handed to `strip`. A strip
  * has at most `room_bytes` bytes, which is at least one item; so a piece can be read while it is in the
  * processor's nearest cache. */

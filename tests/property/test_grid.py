@@ -48,6 +48,7 @@ class Fragment(ctypes.Structure):
 @pytest.fixture(scope="module", autouse=True)
 def types(lib):
     lib.tensor_piece_count.restype = lib.tensor_piece_find.restype = ctypes.c_uint64
+    lib.tensor_piece_scatter_some.restype = ctypes.c_uint64
     lib.tensor_piece_at.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     lib.tensor_fragment_at.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
     lib.tensor_fragment_in.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64,
@@ -283,6 +284,8 @@ def check_window(lib, g, piece, stored, whole, rng):
     if n == 0 or hit:
         want[inner or ()] = whole[hit or ()]
     assert want.tobytes() == view.tobytes()
+    if rng.random() < .3:
+        check_some(lib, g, piece, (offset, size), stored, room, view, want, rng)
     mine = numpy.zeros(stored.size, numpy.uint8)
     copy(lib, g, piece, (offset, size), mine, room, offset, view.strides, True)
     mask = numpy.zeros(whole.shape, f"V{item}")
@@ -290,6 +293,25 @@ def check_window(lib, g, piece, stored, whole, rng):
         mask[hit or ()] = whole[hit or ()]
     e, k = list(g.edge[:n]), g.k
     assert mine.tobytes() == oracle_stored(mask, e, k, *piece)
+
+
+def check_some(lib, g, piece, window, stored, room, view, want, rng):
+    """The same from a few ranges of the stored order, each in memory of its own."""
+    item, n = g.item_bytes, stored.size // g.item_bytes
+    cuts = sorted({0, n, *(rng.randint(0, n) for _ in range(rng.randint(0, 4)))})
+    parts = list(zip(cuts, cuts[1:]))
+    rng.shuffle(parts)
+    room[...] = numpy.zeros((), room.dtype)
+    items = 0
+    for a, b in parts:
+        own = stored[a * item:b * item].copy()
+        items += lib.tensor_piece_scatter_some(
+            ctypes.byref(g), ctypes.byref(make_box(*piece)), ctypes.byref(make_box(*window)),
+            ctypes.c_void_p(own.ctypes.data), ctypes.c_uint64(a * item), ctypes.c_uint64(own.size),
+            ctypes.c_void_p(room.ctypes.data), U64x16(*window[0]), U64x16(*view.strides))
+    assert want.tobytes() == view.tobytes(), (parts, piece, window)
+    size = [min(o + s, po + ps) - max(o, po) for o, s, po, ps in zip(*window, *piece)]
+    assert items == (0 if min(size, default=1) <= 0 else math.prod(size)), (parts, piece, window)
 
 
 def check_fragments(lib, g, e, k, pieces, rng, box=None):
