@@ -41,6 +41,10 @@ struct vckpt_step {
 /* -EINVAL: NULL; -BASE_EFORKED: this process is a child of the one that opened it. */
 int api_step_alive(const struct vckpt_step *step, struct base_error *err);
 
+/* The list of a run that there is; store_list_close. -ENOENT: there is none of that name. */
+struct store_list;
+int api_run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
+
 /* Strides of memory that is to be written, in bytes, one for each of ndim sizes, none of them 0: no two items may share
  * a byte. -EINVAL names the dimension. */
 int api_strides_check(uint32_t ndim, const uint64_t *size, unsigned item_bytes, const int64_t *strides,

@@ -341,6 +341,13 @@ int vckpt_load_wait(struct vckpt_load *load, int64_t timeout_ms, struct vckpt_er
 	return api_result(r, e);
 }
 
+int vckpt_load_run(struct vckpt_load *load, struct vckpt_error *err)
+{
+	int r = vckpt_load_start(load, err);
+
+	return r < 0 ? r : vckpt_load_wait(load, -1, err);
+}
+
 void vckpt_load_stop(struct vckpt_load *load)
 {
 	if (load_alive(load, NULL) < 0)

@@ -78,8 +78,7 @@ int vckpt_store_check(const char *path, struct vckpt_error *err)
 	return api_result(api_store_open(path, STORE_OPEN_READ_ONLY, &s, e), e);
 }
 
-/* The list of a run that there is. */
-static int run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+int api_run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
 {
 	int r;
 
@@ -102,7 +101,7 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 		return base_error_set(e, -EINVAL, "no place for the steps is given");
 	r = api_store_open(store, STORE_OPEN_READ_ONLY, &s, e);
 	if (r == 0)
-		r = run_open(s, run, &l, e);
+		r = api_run_open(s, run, &l, e);
 	if (r < 0)
 		return api_result(r, e);
 	*ret_n = store_list_count(l);
@@ -132,7 +131,7 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 {
 	base_cleanup(store_list_close_p) struct store_list *l = NULL;
 	const struct store_list_step *entry;
-	int r = run_open(step->store, run, &l, err);
+	int r = api_run_open(step->store, run, &l, err);
 
 	if (r < 0)
 		return r;

@@ -62,6 +62,8 @@ int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err);
  * Else the load is over, and nothing in the destinations is to be used; of several damaged pieces the first by pack and
  * offset is named. */
 int vckpt_load_wait(struct vckpt_load *load, int64_t timeout_ms, struct vckpt_error *err);
+/* The blocking form: starts, and waits for the end. */
+int vckpt_load_run(struct vckpt_load *load, struct vckpt_error *err);
 /* Ends the load soon: load_wait says -VCKPT_EABORTED, unless it was over before. NULL-safe. */
 void vckpt_load_stop(struct vckpt_load *load);
 struct vckpt_load_progress {
@@ -86,6 +88,17 @@ int vckpt_load_lost(const struct vckpt_load *load, size_t i, struct vckpt_load_l
 /* Stops a load that is under way, waits for its threads and for calls that wait for it, and frees it. NULL-safe. */
 void vckpt_load_free(struct vckpt_load *load);
 
+/* ---- what is in a step ---- */
+/* The number of the newest visible step of a run. -ENOENT: there is no such run, or it has no step. */
+int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, struct vckpt_error *err);
+/* A component that has tensors: they have the numbers first .. first + count - 1, sorted by name, and so many bytes. */
+struct vckpt_component_info { const char *name; uint32_t first, count; uint64_t bytes; };
+uint32_t vckpt_step_component_count(const struct vckpt_step *step);
+int vckpt_step_component(const struct vckpt_step *step, uint32_t component,
+	struct vckpt_component_info *ret_info); /* -ENOENT; points into the step */
+/* The number of the first blob from number `from` on whose name begins with "COMPONENT/" (NULL: of any name). Global
+ * blobs come first, by name, then those of each rank. -ENOENT: there is no more. */
+int64_t vckpt_step_next_blob(const struct vckpt_step *step, const char *component, uint32_t from);
 /* The digest of a tensor of an open step, 32 bytes. Tensors of one store with equal digests have equal dtypes, shapes
  * and bytes; with equal bytes they may have different digests if ranks cut them differently. It reads where the pieces
  * of the tensor lie, not the pieces. -ENOENT: there is no such tensor. */
