@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the files of a load share: load.c (the handle, its thread), load_tensors.c (descriptions), load_names.c (which
- * names only one side has).
- *
- * What is declared stands on a tape of numbers until the load starts: for each tensor its number in the step and the
- * number of its boxes; for each box the address of its first item, and then offsets, sizes and strides of the tensor's
- * dimensions. So a call that fails takes back what it declared by cutting the tape. */
+ * What the files of a load share: load.c (the handle, its thread), load_tensors.c (descriptions), load_target.c (which
+ * slice goes where), load_tape.c (what was declared), load_names.c (which names only one side has). */
 #ifndef CORE_API_API_LOAD_INTERNAL_H
 #define CORE_API_API_LOAD_INTERNAL_H
 
@@ -14,6 +10,8 @@
 
 #include "core/api/api_internal.h"
 #include "core/load/fill.h"
+#include "core/tensor/boxes.h"
+#include "core/tensor/shard.h"
 
 struct load_names { char **all; size_t n, room; };
 
@@ -42,11 +40,52 @@ struct vckpt_load {
 	struct vckpt_load_lost *lost; size_t nlost; /* made once, before it is over */
 };
 
-/* Checks the description, and appends to the tape where the rank has what of the tensor. */
-int load_declare(struct vckpt_load *load, const struct vckpt_tensor *t, struct base_error *err);
+/* ---- load_tensors.c ---- */
+/* One description: what the rank has of a destination. */
+struct load_holding {
+	const struct vckpt_tensor *t;
+	struct tensor_shape shape, local;
+	unsigned item_bytes;
+	struct tensor_shard shard;
+	struct tensor_boxes boxes;       /* with VCKPT_TENSOR_BOXES: the caller's memory */
+};
+int load_holding_of(const struct vckpt_load *load, const struct vckpt_tensor *t, struct load_holding *ret_h,
+	struct base_error *err);
+/* The memory: data, strides, local_shape. */
+int load_holding_memory(const struct vckpt_load *load, const struct load_holding *h, struct base_error *err);
+
+/* ---- load_target.c ---- */
+/* Which stored items the items of a box of the destination are. */
+struct load_slice {
+	struct tensor_box window;        /* of the destination: what the step has of it */
+	uint32_t ndim;                   /* of the stored tensor */
+	uint32_t dim[TENSOR_MAX_DIMS];   /* by stored dimension: the destination's, or TENSOR_MAX_DIMS: one index */
+	uint64_t from[TENSOR_MAX_DIMS];  /* the stored item of the window's first */
+};
+/* Checks the target, and appends to the tape which stored boxes go where. */
+int load_declare(struct vckpt_load *load, const struct vckpt_target *target, struct base_error *err);
+
+/* ---- load_tape.c ---- */
+/* What is declared stands on a tape of numbers until the load starts, so that a call that fails takes back what it
+ * declared by cutting the tape. An entry has a head: the tensor's number in the step, the number of boxes, the number
+ * of their dimensions, and what kind of memory it is. Then each box: the address of its first item, and offsets, sizes
+ * and strides. */
+#define LOAD_TAPE_HEAD 4u
+enum { LOAD_TAPE_DTYPE = 0xff /* of the memory */, LOAD_TAPE_ZEROS = 1 << 8 };
+struct load_entry { const uint64_t *head; uint64_t tensor, nboxes; uint32_t ndim, kind; };
+static inline size_t load_box_words(uint32_t ndim) { return 1 + 3 * (size_t)ndim; }
+/* Reads the entry at *at and moves on to the next; false: the end. Its boxes follow its head. */
+bool load_tape_next(const struct vckpt_load *load, size_t *at, struct load_entry *ret_entry);
+/* Appends what the rank holds of the slice's window, in coordinates of stored tensor `tensor`. -ENOMEM. */
+int load_tape_slice(struct vckpt_load *load, uint32_t tensor, const struct load_holding *h,
+	const struct load_slice *slice);
+/* Appends what the rank holds outside of the window, to be zeroed. -ENOMEM. */
+int load_tape_rest(struct vckpt_load *load, uint32_t tensor, const struct load_holding *h,
+	const struct tensor_box *window);
 /* Adds all that is on the tape to load->fill, and notes load->tensors. */
 int load_fill_tape(struct vckpt_load *load, struct base_error *err);
 
+/* ---- load_names.c ---- */
 /* Appends "COMPONENT/NAME"; -ENOMEM. */
 int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len);
 void load_names_cut(struct load_names *names, size_t n); /* to n of them */

@@ -163,25 +163,43 @@ void vckpt_load_free(struct vckpt_load *load)
 
 /* ---- what is wanted ---- */
 
-int vckpt_load_tensors(struct vckpt_load *load, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err)
+/* Declares all, or none. `targets` or `tensors` is given. */
+static int load_declare_all(struct vckpt_load *load, const struct vckpt_target *targets,
+	const struct vckpt_tensor *tensors, size_t n, struct base_error *err)
 {
-	struct base_error *e = api_error(err);
-	size_t tape, lacking;
-	int r = load_is_open(load, e);
+	size_t tape = load->ntape, lacking = load->lacking.n;
+	int r = 0;
 
-	if (r == 0 && n && !tensors)
-		r = base_error_set(e, -EINVAL, "no tensors are given");
-	if (r < 0)
-		return r;
-	tape = load->ntape;
-	lacking = load->lacking.n;
-	for (size_t i = 0; r == 0 && i < n; i++)
-		r = load_declare(load, &tensors[i], e);
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		const struct vckpt_target same = {.size = sizeof same, .to = tensors ? &tensors[i] : NULL};
+
+		r = load_declare(load, targets ? &targets[i] : &same, err);
+	}
 	if (r < 0) {
 		load->ntape = tape;
 		load_names_cut(&load->lacking, lacking);
 	}
-	return api_result(r, e);
+	return r;
+}
+
+int vckpt_load_tensors(struct vckpt_load *load, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	int r = load_is_open(load, e);
+
+	if (r == 0 && n && !tensors)
+		r = base_error_set(e, -EINVAL, "no tensors are given");
+	return r < 0 ? r : api_result(load_declare_all(load, NULL, tensors, n, e), e);
+}
+
+int vckpt_load_targets(struct vckpt_load *load, const struct vckpt_target *targets, size_t n, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	int r = load_is_open(load, e);
+
+	if (r == 0 && n && !targets)
+		r = base_error_set(e, -EINVAL, "no targets are given");
+	return r < 0 ? r : api_result(load_declare_all(load, targets, NULL, n, e), e);
 }
 
 int vckpt_load_expect(struct vckpt_load *load, const char *component, struct vckpt_error *err)

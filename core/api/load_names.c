@@ -80,13 +80,10 @@ static int names_missing(struct load_names *missing, const struct load_names *la
 /* The tensors of the step that are on the tape. */
 static void names_mark(const struct vckpt_load *load, bool *declared)
 {
-	struct load_tensor_info info;
+	struct load_entry entry;
 
-	for (size_t at = 0; at < load->ntape;) {
-		declared[load->tape[at]] = true;
-		load_step_tensor_info(load->step->step, (uint32_t)load->tape[at], &info);
-		at += 2 + load->tape[at + 1] * (1 + 3 * (uint64_t)info.shape.ndim);
-	}
+	for (size_t at = 0; load_tape_next(load, &at, &entry);)
+		declared[entry.tensor] = true;
 }
 
 static int names_unexpected(struct vckpt_load *load)

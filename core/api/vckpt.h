@@ -23,7 +23,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
 #define VCKPT_NONE UINT64_MAX            /* no step given: the next one (a save), the newest one (a read) */
 
 /* -EINVAL, -ENOMEM, -ENOENT, -EEXIST, -ENOSPC, -EIO ... mean what errno(3) says; these have one meaning here: */
@@ -197,4 +196,5 @@ int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, st
 }
 #endif
 #include "vckpt_load.h"                  /* all that a rank holds of a step, in one go */
+#include "vckpt_target.h"                /* ... into slices, other names, dtypes and sizes */
 #endif

@@ -15,7 +15,8 @@
 #include "core/base/clock.h"
 #include "core/base/pool.h"
 #include "core/load/fill_internal.h"
-#include "core/tensor/dtype.h"
+#include "core/load/place.h"
+#include "core/tensor/convert.h"
 
 #define FILL_THREADS_MAX 256u
 #define FILL_PAST_THREADS 4u              /* times as many, where they wait for the disk */
@@ -45,6 +46,7 @@ void load_fill_free(struct load_fill *f)
 	for (size_t i = 0; i < f->nlost; i++)
 		free((char *)(uintptr_t)f->lost[i].why); /* ours, shown as const */
 	free(f->boxes);
+	free(f->zeros);
 	free(f->objects);
 	free(f->needs);
 	free(f->tasks);
@@ -58,6 +60,26 @@ void load_fill_free(struct load_fill *f)
 int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, void *data,
 	const uint64_t *stride, struct base_error *err)
 {
+	return load_fill_add_as(f, tensor, box, 0, data, stride, err);
+}
+
+int load_fill_zero(struct load_fill *f, const struct tensor_shape *size, unsigned item_bytes, void *data,
+	const uint64_t *stride)
+{
+	struct fill_zeros *z;
+
+	if (base_array_room(f->zeros, f->zeros_room, f->nzeros + 1) < 0)
+		return -ENOMEM;
+	z = &f->zeros[f->nzeros++];
+	*z = (struct fill_zeros){.ndim = size->ndim, .item_bytes = item_bytes, .data = data};
+	memcpy(z->box.size, size->dim, size->ndim * sizeof *stride);
+	memcpy(z->stride, stride, size->ndim * sizeof *stride);
+	return 0;
+}
+
+int load_fill_add_as(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, enum tensor_dtype dtype,
+	void *data, const uint64_t *stride, struct base_error *err)
+{
 	const struct load_step_info *step = load_step_info(f->step);
 	struct load_tensor_info info;
 	struct fill_box *b;
@@ -70,12 +92,17 @@ int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box 
 		return base_error_set(err, -EINVAL, "%s/%llu: tensor %s/%.*s: the box is not inside the tensor",
 			step->run, (unsigned long long)step->step, info.component,
 			(int)base_min(info.name_len, 400), info.name);
+	if (dtype && !tensor_convert_possible(info.dtype, dtype))
+		return base_error_set(err, -EINVAL, "%s/%llu: tensor %s/%.*s: %s cannot be converted to %s", step->run,
+			(unsigned long long)step->step, info.component, (int)base_min(info.name_len, 400), info.name,
+			tensor_dtype_name(info.dtype), tensor_dtype_name(dtype));
 	if (tensor_box_empty(info.shape.ndim, box))
 		return 0;
 	if (f->nboxes == UINT32_MAX || base_array_room(f->boxes, f->boxes_room, f->nboxes + 1) < 0)
 		return base_no_memory(err);
 	b = &f->boxes[f->nboxes++];
-	*b = (struct fill_box){.tensor = tensor, .box = *box, .data = data};
+	*b = (struct fill_box){.tensor = tensor, .box = *box, .data = data,
+		.dtype = dtype == info.dtype ? 0 : dtype};
 	memcpy(b->stride, stride, info.shape.ndim * sizeof *stride);
 	f->wanted += tensor_box_items(&info.shape, box) * tensor_dtype_bytes(info.dtype);
 	return 0;
@@ -233,6 +260,7 @@ int load_fill_run(struct load_fill *f, struct base_error *err)
 	if (r < 0)
 		return r;
 	from = base_monotonic_ns();
+	place_zeros(f);
 	fill_threads(f);
 	f->times.read_ns = base_monotonic_ns() - from;
 	if (f->error.code)

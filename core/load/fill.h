@@ -33,6 +33,15 @@ void load_fill_past_cache(struct load_fill *f);
 int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, void *data,
 	const uint64_t *stride, struct base_error *err);
 
+/* The same with memory of another dtype, to which the items are converted (core/tensor/convert.h). -EINVAL: that cannot
+ * be; the sentence names both. */
+int load_fill_add_as(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, enum tensor_dtype dtype,
+	void *data, const uint64_t *stride, struct base_error *err);
+/* Memory of that many items of item_bytes in each dimension is to be zero. run zeroes it first: it may overlap boxes.
+ * -ENOMEM. */
+int load_fill_zero(struct load_fill *f, const struct tensor_shape *size, unsigned item_bytes, void *data,
+	const uint64_t *stride);
+
 /* Fills all of them, once. Blocks. After an error the boxes hold anything; err names step, tensor, piece, pack and
  * offset of the first piece, by pack and offset, that fails. -ECANCELED: load_fill_stop was called. */
 int load_fill_run(struct load_fill *f, struct base_error *err);

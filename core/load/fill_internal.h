@@ -28,6 +28,14 @@ struct fill_box {                        /* what was added */
 	struct tensor_box box;
 	uint8_t *data;
 	uint64_t stride[TENSOR_MAX_DIMS];
+	enum tensor_dtype dtype;         /* of the memory; 0: the step's */
+};
+
+struct fill_zeros {                      /* memory that is to be zero: a box of no tensor (its offsets are 0) */
+	uint32_t ndim, item_bytes;
+	struct tensor_box box;
+	uint8_t *data;
+	uint64_t stride[TENSOR_MAX_DIMS];
 };
 
 /* r < 0: it could not be opened */
@@ -45,6 +53,7 @@ struct load_fill {
 	struct load_step *step;
 	unsigned threads, flags;
 	struct fill_box *boxes; size_t nboxes, boxes_room;
+	struct fill_zeros *zeros; size_t nzeros, zeros_room;
 	struct fill_object *objects; uint32_t nobjects;
 	struct fill_need *needs; size_t nneeds, needs_room;
 	size_t *tasks; size_t ntasks, tasks_room; /* the first need of each, and the end of the last */

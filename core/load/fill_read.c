@@ -10,6 +10,7 @@
 
 #include "core/base/array.h"
 #include "core/load/fill_internal.h"
+#include "core/load/place.h"
 #include "core/tensor/reshard.h"
 
 void fill_worker_release(struct fill_worker *w)
@@ -45,6 +46,8 @@ uint8_t *fill_need_place(const struct load_fill *f, const struct fill_need *need
 	struct tensor_box piece, part;
 	uint8_t *at = b->data;
 
+	if (!place_is_plain(b))
+		return NULL;
 	fill_need_boxes(f, need, &piece, &part);
 	if (memcmp(piece.size, part.size, len) != 0 || !tensor_piece_lies(&o->grid, &piece, b->stride))
 		return NULL;
@@ -172,14 +175,17 @@ static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *
 	return r < 0 ? r : piece_whole(w, ref, place ? place : w->room);
 }
 
-static void piece_place(const struct load_fill *f, const struct fill_need *need, const uint8_t *bytes)
+static void piece_place(struct load_fill *f, const struct fill_need *need, const uint8_t *bytes)
 {
 	const struct load_object *o = need_object(f, need);
 	const struct fill_box *b = &f->boxes[need->box];
 	struct tensor_box piece, part;
 
 	fill_need_boxes(f, need, &piece, &part);
-	tensor_piece_scatter_past(&o->grid, &piece, &part, bytes, b->data, b->box.offset, b->stride);
+	if (place_is_plain(b))
+		tensor_piece_scatter_past(&o->grid, &piece, &part, bytes, b->data, b->box.offset, b->stride);
+	else
+		place_part(f, b, &o->grid, &piece, &part, bytes);
 }
 
 static void piece_count(struct load_fill *f, size_t first, size_t end)

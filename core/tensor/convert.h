@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * convert: items of one dtype as items of another. Pure functions, any thread; the floating-point state that a program
- * set for its threads (rounding, flushing of subnormals) has no effect. For the load: no product code calls them yet.
+ * set for its threads (rounding, flushing of subnormals) has no effect.
  *
  *   float to float      the nearest value, ties to even, in one rounding; NaN stays NaN (f16 and bf16 keep what fits of
  *                       its bits). What is too large becomes infinity, or NaN in types without one (f8_e4m3fn, ...fnuz)

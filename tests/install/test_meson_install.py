@@ -38,6 +38,9 @@ def installed(built, tmp_path_factory):
     return install(built, tmp_path_factory.mktemp("installed"))
 
 
+HEADERS = ("vckpt.h", "vckpt_load.h", "vckpt_target.h", "vckpt_comm.h")
+
+
 def found(folder):
     """The files and links, with the folder of libraries named LIB: it depends on the system."""
     paths = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
@@ -54,8 +57,7 @@ def test_everything_is_where_the_system_looks(installed):
         "man/man1/vckpt.1", "man/man5/vckpt.5", "man/man8/mount.vckpt.8", "doc/vckpt/LICENSE", "doc/vckpt/python.md",
         "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py", "doc/vckpt/examples/save.c",
         "doc/vckpt/examples/load.c")}
-    headers = {f"{PREFIX}/include/{name}" for name in ("vckpt.h", "vckpt_load.h", "vckpt_comm.h")}
-    assert library | commands | shared | headers <= there
+    assert library | commands | shared | {f"{PREFIX}/include/{name}" for name in HEADERS} <= there
     if (ROOT / "tools/completions/vckpt.bash").exists():
         assert f"{PREFIX}/share/bash-completion/completions/vckpt" in there
     assert not [name for name in there if "/man/" in name and "doc/vckpt" in name or name.endswith("meson.build")]
@@ -65,8 +67,7 @@ def test_everything_is_where_the_system_looks(installed):
 TAGS = {
     "runtime": ({"bin/vckpt", "sbin/mount.vckpt", "LIB/libvckpt.so.0", "share/doc/vckpt/LICENSE"},
                 {"include/vckpt.h", "LIB/libvckpt.so"}),
-    "devel": ({"include/vckpt.h", "include/vckpt_load.h", "include/vckpt_comm.h", "LIB/libvckpt.so",
-               "LIB/pkgconfig/vckpt.pc"},
+    "devel": ({f"include/{name}" for name in HEADERS} | {"LIB/libvckpt.so", "LIB/pkgconfig/vckpt.pc"},
               {"bin/vckpt", "LIB/libvckpt.so.0"}),
     "man": ({"share/man/man1/vckpt.1"}, {"bin/vckpt", "share/doc/vckpt/python.md"}),
     "doc": ({"share/doc/vckpt/python.md"}, {"bin/vckpt", "share/man/man1/vckpt.1"}),
@@ -87,7 +88,7 @@ def test_the_library_shows_the_header_and_nothing_else(installed):
     library = next(installed.rglob("libvckpt.so.0"))
     out = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     shown = {line.split()[-1].partition("@")[0] for line in out.splitlines()} - {"VCKPT_0"}
-    headers = "".join((ROOT / "core/api" / name).read_text() for name in ("vckpt.h", "vckpt_load.h", "vckpt_comm.h"))
+    headers = "".join((ROOT / "core/api" / name).read_text() for name in HEADERS)
     header = re.sub(r"/\*.*?\*/", "", headers, flags=re.S)
     assert shown == set(re.findall(r"\b(vckpt_\w+)\(", header))
     dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout

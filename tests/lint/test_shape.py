@@ -59,8 +59,7 @@ def test_what_a_header_declares_is_defined():
 
 # What no other file of the product calls, and why it is there all the same. The header says so too.
 FOR_THE_LOAD = {
-    "store_part_excerpt_open", "store_part_excerpt_close", "store_part_excerpt_pieces", "tensor_convert",
-    "tensor_convert_possible", "tensor_reshard",
+    "store_part_excerpt_open", "store_part_excerpt_close", "store_part_excerpt_pieces", "tensor_reshard",
     "tensor_reshard_box",
     "tensor_boxes_difference", "tensor_boxes_intersection", "tensor_boxes_union", "tensor_mesh_dim",
     "tensor_mesh_flatten",

@@ -8,6 +8,7 @@ import numpy as np
 from saverlib import BOXES, DTYPES, NONE, Tensor, numbers
 
 REHASH, SKIP_DAMAGED, NOT_STRICT, DIRECT, CACHED = 1, 2, 4, 8, 16
+CONVERT, RESIZE, ZERO = 1, 2, 4
 
 
 class LoadOptions(c.Structure):
@@ -24,6 +25,20 @@ class LoadProgress(c.Structure):
 class LoadLost(c.Structure):
     _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("box", c.POINTER(c.c_uint64)), ("ndim", c.c_uint32),
                 ("code", c.c_int32), ("why", c.c_char_p)]
+
+
+class Target(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("to", c.POINTER(Tensor)), ("component", c.c_char_p), ("name", c.c_char_p),
+                ("from_", c.POINTER(c.c_uint64)), ("at", c.POINTER(c.c_uint64)), ("from_ndim", c.c_uint32),
+                ("flags", c.c_uint32)]
+
+
+def target(to, stored=None, take=None, at=None, flags=0):
+    """`to`: described. take: a (offset, size) for each dimension of the stored tensor."""
+    component, name = stored.split("/", 1) if stored else (None, None)
+    return Target(c.sizeof(Target), c.pointer(to), component and component.encode(), name and name.encode(),
+                  numbers(c.c_uint64, [n for pair in take for n in pair]) if take is not None else None,
+                  numbers(c.c_uint64, at), len(take or ()), flags)
 
 
 class Opened:
@@ -82,6 +97,11 @@ class Load:
     def tensor(self, name, array, **fields):
         self.keep.append(array)
         self.tensors(described(name, array, **fields))
+
+    def targets(self, *targets):
+        table = (Target * max(1, len(targets)))(*targets)
+        self.keep.append(targets)
+        self.api.call("vckpt_load_targets", self.p, table, c.c_size_t(len(targets)))
 
     def expect(self, component):
         self.api.call("vckpt_load_expect", self.p, component.encode())

@@ -277,6 +277,7 @@ FUNCTIONS = {
     "vckpt_step_next_blob": (c_int64, [P, c_char_p, c_uint32]),
     "vckpt_load_begin": (c_int, [P, POINTER(LoadOptions), POINTER(P), E]),
     "vckpt_load_tensors": (c_int, [P, P, c_size_t, E]),
+    "vckpt_load_targets": (c_int, [P, P, c_size_t, E]),
     "vckpt_load_expect": (c_int, [P, c_char_p, E]),
     "vckpt_load_start": (c_int, [P, E]),
     "vckpt_load_wait": (c_int, [P, c_int64, E]),
