@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the files of a load share: load.c (the handle, its thread), load_tensors.c (descriptions), load_target.c (which
- * slice goes where), load_tape.c (what was declared), load_names.c (which names only one side has). */
+ * slice goes where), load_tape.c (what was declared), load_rename.c (what the step
+ * calls a tensor), load_names.c (which names only one side has). */
 #ifndef CORE_API_API_LOAD_INTERNAL_H
 #define CORE_API_API_LOAD_INTERNAL_H
 
@@ -13,7 +14,15 @@
 #include "core/tensor/boxes.h"
 #include "core/tensor/shard.h"
 
+/* Each string is "COMPONENT/NAME", and behind its end a second one: what the step would call it, or "". */
 struct load_names { char **all; size_t n, room; };
+
+struct load_rule;
+struct load_renames {
+	struct load_rule **rules; size_t n, rules_room;
+	int (*function)(void *arg, const char *component, const char *name, char *ret_name, size_t room); void *arg;
+	char *room;                      /* the name found last */
+};
 
 enum load_state { LOAD_OPEN, LOAD_READING, LOAD_OVER };
 
@@ -24,6 +33,7 @@ struct vckpt_load {
 	bool alone_on_node;              /* no other rank of the node loads at the same time */
 	struct tensor_mesh *alone;       /* of this rank only: of tensors without a mesh */
 	uint64_t *tape; size_t ntape, tape_room;
+	struct load_renames renames;
 	bool *expected;                  /* by component of the step */
 	struct load_names lacking;       /* declared, but the step lacks them */
 	struct load_names missing, unexpected; /* as the last start found them: sorted, each once */
@@ -86,10 +96,17 @@ int load_tape_rest(struct vckpt_load *load, uint32_t tensor, const struct load_h
 int load_fill_tape(struct vckpt_load *load, struct base_error *err);
 
 /* ---- load_names.c ---- */
-/* Appends "COMPONENT/NAME"; -ENOMEM. */
-int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len);
+/* Appends "COMPONENT/NAME", and what the step calls it ("": the same); -ENOMEM. */
+int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len,
+	const char *stored);
 void load_names_cut(struct load_names *names, size_t n); /* to n of them */
 /* Makes load->missing and load->unexpected; -EINVAL, if the load is strict and some name is in one of them. */
 int load_names_compare(struct vckpt_load *load, struct base_error *err);
+
+/* ---- load_rename.c ---- */
+int load_rename_add(struct vckpt_load *load, const struct vckpt_rename *rules, size_t n, struct base_error *err);
+/* Sets *name to what the step calls it; valid until the next call. */
+int load_renamed(struct vckpt_load *load, const char *component, const char **name, struct base_error *err);
+void load_renames_release(struct load_renames *names);
 
 #endif

@@ -62,6 +62,7 @@ static void load_destroy(struct vckpt_load *load)
 	free(load->lacking.all);
 	free(load->missing.all);
 	free(load->unexpected.all);
+	load_renames_release(&load->renames);
 	free(load->tensors);
 	free(load->expected);
 	free(load->tape);
@@ -200,6 +201,29 @@ int vckpt_load_targets(struct vckpt_load *load, const struct vckpt_target *targe
 	if (r == 0 && n && !targets)
 		r = base_error_set(e, -EINVAL, "no targets are given");
 	return r < 0 ? r : api_result(load_declare_all(load, targets, NULL, n, e), e);
+}
+
+int vckpt_load_rename(struct vckpt_load *load, const struct vckpt_rename *rules, size_t n, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	int r = load_is_open(load, e);
+
+	if (r == 0 && n && !rules)
+		r = base_error_set(e, -EINVAL, "no rules are given");
+	return r < 0 ? r : api_result(load_rename_add(load, rules, n, e), e);
+}
+
+int vckpt_load_rename_by(struct vckpt_load *load,
+	int (*f)(void *arg, const char *component, const char *name, char *ret_name, size_t room), void *arg,
+	struct vckpt_error *err)
+{
+	int r = load_is_open(load, api_error(err));
+
+	if (r == 0) {
+		load->renames.function = f;
+		load->renames.arg = arg;
+	}
+	return r;
 }
 
 int vckpt_load_expect(struct vckpt_load *load, const char *component, struct vckpt_error *err)

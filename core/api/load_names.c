@@ -12,7 +12,7 @@
 #include "core/base/plural.h"
 
 #define NAMES_SHOWN 10u
-#define NAMES_TEXT 380u                  /* two lists and the words around them fit into struct vckpt_error */
+#define NAMES_TEXT 390u                  /* two lists and the words around them fit into struct vckpt_error */
 
 /* Takes the text. */
 static int names_take(struct load_names *names, char *text)
@@ -25,10 +25,11 @@ static int names_take(struct load_names *names, char *text)
 	return 0;
 }
 
-int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len)
+int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len,
+	const char *stored)
 {
 	size_t len = strlen(component);
-	char *text = malloc(len + name_len + 2);
+	char *text = malloc(len + name_len + strlen(stored) + 3);
 
 	if (!text)
 		return -ENOMEM;
@@ -36,6 +37,7 @@ int load_names_add(struct load_names *names, const char *component, const char *
 	text[len] = '/';
 	memcpy(text + len + 1, name, name_len);
 	text[len + 1 + name_len] = 0;
+	strcpy(text + len + 2 + name_len, stored);
 	return names_take(names, text);
 }
 
@@ -48,6 +50,18 @@ void load_names_cut(struct load_names *names, size_t n)
 static int name_compare(const void *a, const void *b)
 {
 	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static const char *name_stored(const char *text) { return text + strlen(text) + 1; }
+
+static char *name_copy(const char *text)
+{
+	size_t len = strlen(text) + 1;
+	char *copy;
+
+	len += strlen(text + len) + 1;
+	copy = malloc(len);
+	return copy ? memcpy(copy, text, len) : NULL;
 }
 
 /* Sorted, each once. */
@@ -71,7 +85,7 @@ static int names_missing(struct load_names *missing, const struct load_names *la
 {
 	load_names_cut(missing, 0);
 	for (size_t i = 0; i < lacking->n; i++)
-		if (names_take(missing, strdup(lacking->all[i])) < 0)
+		if (names_take(missing, name_copy(lacking->all[i])) < 0)
 			return -ENOMEM;
 	names_sort(missing);
 	return 0;
@@ -105,7 +119,7 @@ static int names_unexpected(struct vckpt_load *load)
 			if (declared[i])
 				continue;
 			load_step_tensor_info(step, i, &info);
-			if (load_names_add(&load->unexpected, info.component, info.name, info.name_len) < 0)
+			if (load_names_add(&load->unexpected, info.component, info.name, info.name_len, "") < 0)
 				return -ENOMEM;
 		}
 	}
@@ -119,8 +133,12 @@ static void names_text(const struct load_names *names, char text[static NAMES_TE
 	size_t len = 0, i = 0;
 
 	text[0] = 0;
-	for (; i < names->n && i < NAMES_SHOWN && len < NAMES_TEXT - 150; i++)
-		len += (size_t)snprintf(text + len, NAMES_TEXT - len, "%s%.100s", i ? ", " : "", names->all[i]);
+	for (; i < names->n && i < NAMES_SHOWN && len < NAMES_TEXT - 250; i++) {
+		const char *stored = name_stored(names->all[i]);
+
+		len += (size_t)snprintf(text + len, NAMES_TEXT - len, "%s%.100s%s%.100s%s", i ? ", " : "",
+			names->all[i], *stored ? " (" : "", stored, *stored ? " in the step)" : "");
+	}
 	if (i < names->n)
 		snprintf(text + len, NAMES_TEXT - len, " and %zu more", names->n - i);
 }

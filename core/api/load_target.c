@@ -159,6 +159,15 @@ static int target_known(const struct vckpt_target *t, struct base_error *err)
 	return 0;
 }
 
+/* The step has no such tensor. It is listed under the caller's name, unless the target names a stored one. */
+static int target_lacking(struct vckpt_load *load, const struct vckpt_target *said, const char *component,
+	const char *stored)
+{
+	const char *name = said->name ? said->name : said->to->name;
+
+	return load_names_add(&load->lacking, component, name, strlen(name), strcmp(name, stored) ? stored : "");
+}
+
 static int target_declare(struct vckpt_load *load, struct target_check *t, const char *component, const char *name,
 	struct base_error *err)
 {
@@ -177,7 +186,7 @@ static int target_declare(struct vckpt_load *load, struct target_check *t, const
 	if (r < 0)
 		return r;
 	if (tensor < 0)
-		return load_names_add(&load->lacking, component, name, strlen(name)) < 0 ? base_no_memory(err) : 0;
+		return target_lacking(load, t->said, component, name) < 0 ? base_no_memory(err) : 0;
 	r = load_tape_slice(load, (uint32_t)tensor, &t->to, &t->slice);
 	if (r == 0 && (t->said->flags & VCKPT_TARGET_ZERO))
 		r = load_tape_rest(load, (uint32_t)tensor, &t->to, &t->slice.window);
@@ -197,6 +206,8 @@ int load_declare(struct vckpt_load *load, const struct vckpt_target *said, struc
 		if (!component || !name)
 			r = base_error_set(err, -EINVAL, "a tensor needs a component and a name");
 	}
+	if (r == 0 && !said->name)
+		r = load_renamed(load, component, &name, err);
 	if (r == 0)
 		r = target_declare(load, &t, component, name, err);
 	return r == 0 ? 0 : base_error_prefix(err, r, "%.100s/%" PRIu64 ": tensor %.100s/%.200s", step->run, step->step,

@@ -45,6 +45,22 @@ struct vckpt_target {
  * the rest of one destination. */
 int vckpt_load_targets(struct vckpt_load *load, const struct vckpt_target *targets, size_t n, struct vckpt_error *err);
 
+/* ---- names ---- */
+enum { VCKPT_RENAME_ANYWHERE = 1 << 0 };
+/* A name that begins with `from` at the caller begins with `to` in the step: {NULL, "_orig_mod.", "", 0}. ANYWHERE:
+ * every `from` in the name becomes `to`. */
+struct vckpt_rename { const char *component /* NULL: of all */, *from, *to; uint32_t flags; };
+/* For all tensors that are declared later, but targets that name the stored tensor: the first rule that fits is used,
+ * once. Rules of a second call come after those of the first. The strings are copied. -EINVAL names the rule. */
+int vckpt_load_rename(struct vckpt_load *load, const struct vckpt_rename *rules, size_t n, struct vckpt_error *err);
+/* The same by a function (NULL: none), which comes before all rules. It is called in the thread that declares: 0: the
+ * name is not changed, and rules count; 1: it wrote the step's name to ret_name, of `room` bytes; a negative errno:
+ * that tensor is refused with it. vckpt_load_missing lists the caller's names, and the sentence of load_start has
+ * both. */
+int vckpt_load_rename_by(struct vckpt_load *load,
+	int (*f)(void *arg, const char *component, const char *name, char *ret_name, size_t room), void *arg,
+	struct vckpt_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -41,6 +41,13 @@ def target(to, stored=None, take=None, at=None, flags=0):
                   numbers(c.c_uint64, at), len(take or ()), flags)
 
 
+class Rename(c.Structure):
+    _fields_ = [("component", c.c_char_p), ("from_", c.c_char_p), ("to", c.c_char_p), ("flags", c.c_uint32)]
+
+
+RENAMER = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_char_p, c.c_char_p, c.POINTER(c.c_char), c.c_size_t)
+
+
 class Opened:
     """A step of run "run"."""
 
@@ -102,6 +109,23 @@ class Load:
         table = (Target * max(1, len(targets)))(*targets)
         self.keep.append(targets)
         self.api.call("vckpt_load_targets", self.p, table, c.c_size_t(len(targets)))
+
+    def rename(self, *rules):
+        """(component or None, from, to[, flags])"""
+        table = (Rename * max(1, len(rules)))(*[Rename(*[w.encode() if isinstance(w, str) else w for w in rule])
+                                                for rule in rules])
+        self.api.call("vckpt_load_rename", self.p, table, c.c_size_t(len(rules)))
+
+    def rename_by(self, f):
+        """f(component, name): the step's name, None, or a negative number."""
+        def work(_, component, name, out, room):
+            found = f(component.decode(), name.decode())
+            if isinstance(found, str):
+                c.memmove(out, found.encode() + b"\0", len(found.encode()) + 1)
+                return 1
+            return found or 0
+        self.keep.append(RENAMER(work))
+        self.api.call("vckpt_load_rename_by", self.p, self.keep[-1], None)
 
     def expect(self, component):
         self.api.call("vckpt_load_expect", self.p, component.encode())

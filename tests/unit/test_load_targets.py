@@ -168,6 +168,63 @@ def test_a_padded_vocabulary(api, store, seed, rows, flags):  # noqa: F811
     api.lib.vckpt_mesh_free(mesh)
 
 
+# ---- names ----
+
+def test_renamed_tensors(api, store, seed):  # noqa: F811
+    rng = random.Random(seed)
+    names = ["model/a.w", "model/a.block.w", "model/_orig_mod.b", "optimizer/a.w", "model/long", "model/by"]
+    arrays = {name: items(rng, (i + 2,), "float32") for i, name in enumerate(names)}
+    save(api, store, arrays)
+    mine = {"model/_orig_mod.a.w": "model/a.w", "model/a._orig_mod.block._orig_mod.w": "model/a.block.w",
+            "model/b": "model/_orig_mod.b", "optimizer/a.w": "optimizer/a.w", "model/long": "model/long",
+            "model/mine": "model/by"}
+    out = {name: np.full_like(arrays[there], -1) for name, there in mine.items()}
+    with Opened(api, store) as step, step.load() as load:
+        load.rename_by(lambda component, name: {"mine": "by"}.get(name))
+        load.rename(("model", "_orig_mod.", ""), (None, "_orig_mod.", "", 1))
+        load.rename(("model", "b", "_orig_mod.b"), ("model", "a", "never"))
+        for name, array in out.items():
+            load.tensor(name, array)
+        load.expect("model")
+        load.expect("optimizer")
+        load.run()
+        assert load.names("missing") == load.names("unexpected") == []
+    for name, there in mine.items():
+        assert (out[name] == arrays[there]).all(), name
+
+
+def test_missing_names_are_told_as_both_sides_have_them(api, store, seed):  # noqa: F811
+    save(api, store, {"model/a": np.ones(3, "f4"), "model/b": np.ones(3, "f4")})
+    x = np.empty(3, "f4")
+    with Opened(api, store) as step, step.load() as load:
+        load.rename((None, "m.", "s."))
+        load.tensor("model/m.c", x)
+        load.tensor("model/d", x)
+        load.targets(target(described("model/m.a", x), "model/a"), target(described("model/m.x", x), "model/m.y"))
+        load.expect("model")
+        refused(r"^run/0: it lacks 3 tensors that are to be loaded: model/d, model/m.c \(s.c in the step\), model/m.y; "
+                r"it has 1 tensor that is not to be loaded: model/b$", load.start)
+        assert load.names("missing") == ["model/d", "model/m.c", "model/m.y"]
+        assert load.names("unexpected") == ["model/b"]
+
+
+def test_renamings_that_fail(api, store, seed):  # noqa: F811
+    save(api, store, {"model/a": np.ones(3, "f4")})
+    x = np.empty(3, "f4")
+    with Opened(api, store) as step, step.load() as load:
+        refused("rule 1 of a renaming: it needs both", load.rename, (None, "x", "a"), (None, None, "b"))
+        refused("rule 0 of a renaming: an empty word", load.rename, (None, "", "b", 1))
+        refused("rule 0 of a renaming: its flags", load.rename, (None, "x", "b", 2))
+        refused("no rules", api.call, "vckpt_load_rename", load.p, None, c.c_size_t(1))
+        refused("tensor model/x: .*lacks|lacks 1 tensor that is to be loaded: model/x$",
+                lambda: (load.tensor("model/x", x), load.start()))      # no rule of the call that failed counts
+        load.rename((None, "w", "a" * 60000, 1))
+        refused("model/wwwww.*: its name becomes longer than 65535 bytes", load.tensor, "model/wwwww", x)
+        load.rename_by(lambda component, name: -errno.EPERM)
+        refused(r"tensor model/a: the function that renames answers -1 \(", load.tensor, "model/a", x,
+                code=-errno.EPERM)
+
+
 # ---- what is wrong ----
 
 def test_wrong_targets_are_named(api, store, seed):  # noqa: F811

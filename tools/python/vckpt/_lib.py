@@ -278,6 +278,8 @@ FUNCTIONS = {
     "vckpt_load_begin": (c_int, [P, POINTER(LoadOptions), POINTER(P), E]),
     "vckpt_load_tensors": (c_int, [P, P, c_size_t, E]),
     "vckpt_load_targets": (c_int, [P, P, c_size_t, E]),
+    "vckpt_load_rename": (c_int, [P, P, c_size_t, E]),
+    "vckpt_load_rename_by": (c_int, [P, P, P, E]),
     "vckpt_load_expect": (c_int, [P, c_char_p, E]),
     "vckpt_load_start": (c_int, [P, E]),
     "vckpt_load_wait": (c_int, [P, c_int64, E]),
