@@ -109,4 +109,8 @@ int load_rename_add(struct vckpt_load *load, const struct vckpt_rename *rules, s
 int load_renamed(struct vckpt_load *load, const char *component, const char **name, struct base_error *err);
 void load_renames_release(struct load_renames *names);
 
+/* ---- load_overlap.c ---- */
+/* -EINVAL names two tensors on the tape whose destinations share a byte. */
+int load_overlap_check(const struct vckpt_load *load, struct base_error *err);
+
 #endif

@@ -335,6 +335,8 @@ int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err)
 
 	if (r == 0)
 		r = load_names_compare(load, e);
+	if (r == 0)
+		r = load_overlap_check(load, e);
 	if (r < 0)
 		return api_result(r, e);
 	pthread_mutex_lock(&load->lock);

@@ -56,7 +56,8 @@ int vckpt_load_tensors(struct vckpt_load *load, const struct vckpt_tensor *tenso
 /* Says that the load is meant to take all tensors of a component: those that are not declared are unexpected. */
 int vckpt_load_expect(struct vckpt_load *load, const char *component, struct vckpt_error *err);
 /* Begins to read, in threads of the load's own, and returns at once. -EINVAL: missing or unexpected names (the sentence
- * tells up to ten of each), unless VCKPT_LOAD_NOT_STRICT; or the load has begun to read before. */
+ * tells up to ten of each), unless VCKPT_LOAD_NOT_STRICT; destinations that overlap (two of them are named; the search
+ * ends after 2^24 steps, which only strides that nearly agree make up); or the load has begun to read before. */
 int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err);
 /* timeout_ms < 0: waits for ever. 0: everything has arrived, but what vckpt_load_lost lists. -VCKPT_ETIMEDOUT: not yet.
  * Else the load is over, and nothing in the destinations is to be used; of several damaged pieces the first by pack and

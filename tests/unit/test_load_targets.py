@@ -225,6 +225,60 @@ def test_renamings_that_fail(api, store, seed):  # noqa: F811
                 code=-errno.EPERM)
 
 
+# ---- destinations that overlap ----
+
+def view(rng, memory, kind):
+    """A random view of the memory, and the bytes that it has."""
+    size = np.dtype(kind).itemsize
+    shape = rng.choice(((4, 10, 24), (12, 5, 8), (30, 1, 12), tuple(rng.randint(1, 8) for _ in range(3))))
+    first = rng.choice((0, 1, size, 300))
+    whole = memory[first:first + int(np.prod(shape)) * size].view(kind).reshape(shape)
+    parts = []
+    for n in shape:
+        a, b = sorted(rng.sample(range(n + 1), 2))
+        parts.append(slice(a, b, rng.choice((1, 1, 1, 2, 3))))
+    some = whole[tuple(parts)].transpose(rng.sample(range(3), 3))
+    starts = some.ctypes.data - memory.ctypes.data + sum(
+        np.arange(n).reshape([-1 if d == k else 1 for k in range(3)]) * some.strides[d]
+        for d, n in enumerate(some.shape))
+    return some, {int(s) + i for s in np.asarray(starts).reshape(-1) for i in range(size)}
+
+
+def test_destinations_that_overlap_are_named(api, store, seed, scale):  # noqa: F811
+    """Random views of one memory, two at a time: refused just where they share a byte."""
+    rng, memory, kinds = random.Random(seed), np.zeros(8192, "u1"), ("float32", "uint8", "float64", "int16")
+    save(api, store, {f"model/{kind}": np.ones((30, 30, 30), kind) for kind in kinds})
+    met = apart = 0
+    with Opened(api, store) as step:
+        for _ in range(scale(300, 20000)):
+            two = [view(rng, memory, rng.choice(kinds)) for _ in range(2)]
+            with step.load(threads=1) as load:
+                load.targets(*[target(described("a/b", array), f"model/{array.dtype.name}",
+                                      [(0, n) for n in array.shape]) for array, _ in two])
+                if two[0][1] & two[1][1]:
+                    met += 1
+                    refused(r"^run/0: the destinations of tensor model/\w+ and of tensor model/\w+ overlap", load.start)
+                else:
+                    apart += 1
+                    load.start()
+    assert met > 9 and apart > 9, (met, apart)
+
+
+def test_columns_of_one_matrix_do_not_overlap(api, store):  # noqa: F811
+    """Shards that interleave, and many columns; then one too many."""
+    w = np.arange(300 * 64, dtype="f4").reshape(300, 64)
+    save(api, store, {"model/w": w, "model/x": w})
+    out = np.zeros((300, 64), "f4")
+    with Opened(api, store) as step, step.load() as load:
+        load.targets(*[target(described("m/c", out[:, i:i + 1]), "model/w", [(0, 300), (i, 1)]) for i in range(64)])
+        load.run()
+        assert (out == w).all()
+    with Opened(api, store) as step, step.load() as load:
+        load.targets(*[target(described("m/c", out[:, i:i + 1]), "model/w", [(0, 300), (i, 1)]) for i in range(64)])
+        load.targets(target(described("m/d", out[299, 63:]), "model/x", [(0, 1), (0, 1)]))
+        refused("tensor model/w and of tensor model/x overlap", load.start)
+
+
 # ---- what is wrong ----
 
 def test_wrong_targets_are_named(api, store, seed):  # noqa: F811
