@@ -39,5 +39,9 @@ void load_slices_release(struct load_slices *e);
 /* The same, copied to `out`. */
 int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err);
+/* The items of a box of a tensor to `out`: the first one there, neighbours `stride` bytes apart in each dimension. A
+ * few pieces at a time are pinned, whatever the box. -EINVAL: the box is not inside the tensor. */
+int load_object_read_box(struct load_object *o, struct load_cache *c, const struct tensor_box *box, void *out,
+	const uint64_t *stride, struct base_error *err);
 
 #endif

@@ -73,7 +73,6 @@ void load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end,
 
 /* A step's private side. */
 struct load_tensor_place { uint32_t layout, tensor; };
-const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
 /* Rows of a tensor, by ascending rank: the first one alone where that has all of the tensor, else those of all parts;
  * none where no part has it. Only parts are asked whose layout has the tensor and whose chunks may. Reads several parts
  * at once. */

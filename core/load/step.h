@@ -43,6 +43,9 @@ uint32_t load_step_component_count(const struct load_step *step);
 const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first,
 	uint32_t *ret_end);
 
+/* The layout that has a tensor, for who holds it, and the tensor's number there. */
+const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
+
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);

@@ -9,19 +9,20 @@
  *
  * A .safetensors whose header was not stored, or was stored for one of several layouts, gets one that is made of the
  * step at each open: that takes no longer than reading one would. What a header says is compared with the step's
- * tensors: names, dtypes, shapes. One that does not fit fails the open. */
+ * tensors: names, dtypes, shapes. One that does not fit fails the open.
+ *
+ * A rank's .safetensors under a mesh is the same with shards in place of tensors: its header is made of what the rank
+ * holds, and the places have the bytes of that (mesh_read.c). */
 #include "core/view/tree.h"
 
 #include <inttypes.h>
 #include <pthread.h>
 
 #include "core/base/bisect.h"
-#include "core/base/pool.h"
 #include "core/view/view_internal.h"
 
 #define SLOTS 64u
 #define SLOTS_BYTES (8u << 20)       /* of the objects kept, beyond the last used */
-#define BUFFER_BYTES (4u << 20)
 
 struct place { uint64_t begin, end; uint32_t item; };          /* bytes of the data behind the head */
 struct slot { struct load_object *object; uint64_t used; uint32_t item; };
@@ -29,6 +30,8 @@ struct slot { struct load_object *object; uint64_t used; uint32_t item; };
 struct view_file {
 	struct view_tree *tree;
 	enum view_kind kind;
+	struct view_mesh *mesh;         /* NULL: whole tensors; else what `rank` of it holds of them */
+	uint32_t rank;
 	uint64_t size;
 	uint8_t *head;
 	size_t head_len;
@@ -84,6 +87,25 @@ static void slot_keep(struct view_file *f, uint32_t item, struct load_object *ob
 	*oldest = (struct slot){load_object_ref(object), ++f->clock, item};
 }
 
+/* What the file has of a tensor. */
+static void tensor_info(const struct view_file *f, uint32_t item, struct load_tensor_info *ret_info)
+{
+	if (f->mesh)
+		view_mesh_info(f->mesh, view_tree_step(f->tree), item, f->rank, ret_info);
+	else
+		load_step_tensor_info(view_tree_step(f->tree), item, ret_info);
+}
+
+/* Bytes of the object that a place is of, whatever the place has of it. */
+static uint64_t place_bytes(const struct view_file *f, const struct place *p)
+{
+	struct load_tensor_info info;
+	if (!f->mesh)
+		return p->end - p->begin;
+	load_step_tensor_info(view_tree_step(f->tree), p->item, &info);
+	return info.bytes;
+}
+
 static int open_object(struct view_file *f, uint32_t item, struct load_object **ret_o, struct base_error *err)
 {
 	struct load_step *step = view_tree_step(f->tree);
@@ -101,7 +123,7 @@ static int get_object(struct view_file *f, const struct place *p, struct load_ob
 		int r = open_object(f, p->item, &o, err);
 		if (r < 0)
 			return r;
-		if (load_object_bytes(o) != p->end - p->begin) {
+		if (load_object_bytes(o) != place_bytes(f, p)) {
 			load_object_unref(o);
 			return base_error_set(err, -BASE_EFORMAT, "a tensor has another length than its file");
 		}
@@ -155,7 +177,7 @@ static int set_places(struct view_file *f, const char *component, const struct v
 		struct load_tensor_info info;
 		int64_t item = load_step_tensor_find(step, component, t->name, t->name_len);
 		if (item >= 0)
-			load_step_tensor_info(step, (uint32_t)item, &info);
+			tensor_info(f, (uint32_t)item, &info);
 		if (item < 0 || info.dtype != t->dtype || !tensor_shape_equal(&info.shape, &t->shape))
 			return base_error_set(err, -BASE_EFORMAT,
 				"the header of %s.safetensors names tensor '%.*s', which the step lacks or has with "
@@ -175,40 +197,43 @@ static int set_safetensors_head(struct view_file *f, uint32_t component, const c
 	struct base_buf made;
 	uint64_t len;
 	void *head;
-	int r = load_step_header(step, name, VIEW_SAFETENSORS_VIEW, STORE_VIEW_HEADER_MAX_BYTES, &head,
-		&f->head_len, ret_data_bytes, err);
+	int r = f->mesh ? -ENOENT
+		: load_step_header(step, name, VIEW_SAFETENSORS_VIEW, STORE_VIEW_HEADER_MAX_BYTES, &head,
+			&f->head_len, ret_data_bytes, err);
 	if (r != -ENOENT) {
 		f->head = r < 0 ? NULL : head;
 		return r;
 	}
-	r = view_safetensors_make_step(step, component, &made, &len, ret_data_bytes);
+	r = view_safetensors_make_step(step, f->mesh, f->rank, component, &made, &len, ret_data_bytes);
 	if (r < 0)
 		return base_error_set(err, r, "%s.safetensors: no header could be made: %s", name,
 			base_error_name(r));
 	f->head = made.data;
 	f->head_len = made.len;
+	if (f->mesh && base_add_overflows(len, *ret_data_bytes, &f->size))
+		return base_error_set(err, -EFBIG, "%s.safetensors would have more bytes than a file can", name);
 	return 0;
 }
 
-static int open_safetensors(struct view_file *f, const struct view_node *node, struct base_error *err)
+static int open_safetensors(struct view_file *f, uint32_t component, struct base_error *err)
 {
 	struct view_safetensors s;
 	uint32_t first, end;
 	uint64_t data_bytes;
-	const char *component = load_step_component(view_tree_step(f->tree), node->item, &first, &end);
-	int r = set_safetensors_head(f, node->item, component, &data_bytes, err);
+	const char *name = load_step_component(view_tree_step(f->tree), component, &first, &end);
+	int r = set_safetensors_head(f, component, name, &data_bytes, err);
 	if (r < 0)
 		return r;
-	if (data_bytes > node->size || f->head_len != node->size - data_bytes)
+	if (data_bytes > f->size || f->head_len != f->size - data_bytes)
 		return base_error_set(err, -BASE_EFORMAT,
-			"the header of %s.safetensors has another length than the manifest says", component);
-	r = view_safetensors_parse(f->head, f->head_len, node->size, &s, err);
+			"the header of %s.safetensors has another length than the manifest says", name);
+	r = view_safetensors_parse(f->head, f->head_len, f->size, &s, err);
 	if (r < 0)
-		return base_error_prefix(err, r, "%s.safetensors", component);
+		return base_error_prefix(err, r, "%s.safetensors", name);
 	r = s.data_offset == f->head_len
-		? set_places(f, component, &s, err)
+		? set_places(f, name, &s, err)
 		: base_error_set(err, -BASE_EFORMAT,
-			  "the header of %s.safetensors is followed by other bytes than spaces", component);
+			  "the header of %s.safetensors is followed by other bytes than spaces", name);
 	view_safetensors_release(&s);
 	return r;
 }
@@ -231,7 +256,7 @@ static int open_kind(struct view_file *f, const struct view_node *node, struct b
 	int r = 0;
 	switch (f->kind) {
 	case VIEW_TENSOR_NPY: r = open_npy(f, node); break;
-	case VIEW_SAFETENSORS: return open_safetensors(f, node, err);
+	case VIEW_SAFETENSORS: return open_safetensors(f, node->item, err);
 	case VIEW_BLOB: r = set_one_place(f, node); break;
 	case VIEW_MANIFEST_JSON: r = open_json(f, node); break;
 	case VIEW_DIRECTORY: return -EISDIR;
@@ -243,21 +268,21 @@ static int open_kind(struct view_file *f, const struct view_node *node, struct b
 	return r;
 }
 
-int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err)
+static struct view_file *file_new(struct view_tree *t, enum view_kind kind, struct base_error *err)
 {
-	const struct view_node *n = view_tree_node(t, node);
-	if (!n)
-		return base_error_set(err, -ENOENT, "there is no such file");
-	if (n->kind == VIEW_DIRECTORY)
-		return base_error_set(err, -EISDIR, "'%s' is a directory", n->name);
 	struct view_file *f = calloc(1, sizeof *f);
-	if (!f)
-		return base_no_memory(err);
+	if (!f) {
+		base_no_memory(err);
+		return NULL;
+	}
 	pthread_mutex_init(&f->lock, NULL);
 	f->tree = view_tree_ref(t);
-	f->kind = n->kind;
-	f->size = n->size;
-	int r = open_kind(f, n, err);
+	f->kind = kind;
+	return f;
+}
+
+static int file_opened(struct view_file *f, int r, struct view_file **ret_f, struct base_error *err)
+{
 	if (r == -ENOMEM)
 		base_no_memory(err);
 	if (r < 0) {
@@ -268,6 +293,44 @@ int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f,
 	return 0;
 }
 
+int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err)
+{
+	const struct view_node *n = view_tree_node(t, node);
+	if (!n)
+		return base_error_set(err, -ENOENT, "there is no such file");
+	if (n->kind == VIEW_DIRECTORY)
+		return base_error_set(err, -EISDIR, "'%s' is a directory", n->name);
+	struct view_file *f = file_new(t, n->kind, err);
+	if (!f)
+		return -ENOMEM;
+	f->size = n->size;
+	return file_opened(f, open_kind(f, n, err), ret_f, err);
+}
+
+static int open_mesh_json(struct view_file *f)
+{
+	struct base_buf b = BASE_BUF_INIT;
+	uint64_t len;
+	int r = view_mesh_json(f->mesh, view_tree_step(f->tree), &b, &len);
+	if (r < 0)
+		return r;
+	f->head = b.data;
+	f->size = f->head_len = b.len;
+	return 0;
+}
+
+int view_mesh_open(struct view_mesh *m, struct view_tree *t, uint32_t rank, uint32_t component,
+	struct view_file **ret_f, struct base_error *err)
+{
+	struct view_file *f = file_new(t, rank == VIEW_MESH_ALL ? VIEW_MANIFEST_JSON : VIEW_SAFETENSORS, err);
+	if (!f)
+		return -ENOMEM;
+	f->mesh = view_mesh_ref(m);
+	f->rank = rank;
+	return file_opened(f, rank == VIEW_MESH_ALL ? open_mesh_json(f) : open_safetensors(f, component, err), ret_f,
+		err);
+}
+
 void view_file_close(struct view_file *f)
 {
 	if (!f)
@@ -276,6 +339,7 @@ void view_file_close(struct view_file *f)
 		load_object_unref(f->slots[i].object);
 	pthread_mutex_destroy(&f->lock);
 	view_tree_unref(f->tree);
+	view_mesh_unref(f->mesh);
 	free(f->places);
 	free(f->head);
 	free(f);
@@ -355,7 +419,9 @@ static int stretch_slices(struct view_file *f, struct load_cache *c, const struc
 	int r = get_object(f, p, &o, err);
 	if (r < 0)
 		return r;
-	r = load_object_slices(o, c, offset - f->head_len - p->begin, len, scratch, ret_e, err);
+	offset -= f->head_len + p->begin;
+	r = f->mesh ? view_mesh_slices(f->mesh, p->item, f->rank, o, c, offset, len, scratch, ret_e, err)
+		: load_object_slices(o, c, offset, len, scratch, ret_e, err);
 	load_object_unref(o); /* pins keep the bytes */
 	return r;
 }
@@ -383,8 +449,7 @@ int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset,
 	return join_finish(&j, r, ret_e);
 }
 
-/* Clipped at the end of the file: bytes read. */
-static int64_t file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
+int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err)
 {
 	len = clip(f, offset, len);
@@ -399,135 +464,12 @@ static int64_t file_read(struct view_file *f, struct load_cache *c, uint64_t off
 		int r = get_object(f, p, &o, err);
 		if (r < 0)
 			return r;
-		r = load_object_read(o, c, offset + done - f->head_len - p->begin, n, (char *)out + done, err);
+		uint64_t at = offset + done - f->head_len - p->begin;
+		r = f->mesh ? view_mesh_read(f->mesh, p->item, f->rank, o, c, at, n, (char *)out + done, err)
+			: load_object_read(o, c, at, n, (char *)out + done, err);
 		load_object_unref(o);
 		if (r < 0)
 			return r;
 	}
 	return (int64_t)len;
-}
-
-/* ---- streaming ----
- * A ring of buffers: the caller hands a full buffer to the sink and then lets the pool fill it with the bytes after
- * those of the last buffer. Jobs run in the order in which they were given, so the buffer that is waited for is never
- * behind one that is not yet wanted. */
-
-struct buffer {
-	struct stream *stream;
-	uint64_t offset;
-	size_t len;
-	uint8_t *bytes;
-	bool ready;                     /* protected by stream->lock; the rest is its reader's until then */
-	int code;
-	struct base_error err;
-};
-
-struct stream {
-	struct view_file *f;
-	struct load_cache *c;
-	pthread_mutex_t lock;
-	pthread_cond_t read;
-	unsigned nbuffers;
-	struct buffer *buffers;
-};
-
-static void fill_buffer(void *arg, unsigned worker)
-{
-	struct buffer *k = arg;
-	struct stream *s = k->stream;
-	(void)worker;
-	int64_t n = file_read(s->f, s->c, k->offset, k->len, k->bytes, &k->err);
-	pthread_mutex_lock(&s->lock);
-	k->code = n < 0 ? (int)n : 0;
-	k->ready = true;
-	pthread_cond_signal(&s->read);
-	pthread_mutex_unlock(&s->lock);
-}
-
-/* Starts to fill a buffer from *at on; false at the end of the file. */
-static bool start_buffer(struct stream *s, struct base_pool *pool, struct buffer *k, uint64_t *at)
-{
-	k->offset = *at;
-	k->len = clip(s->f, *at, BUFFER_BYTES - *at % BUFFER_BYTES);
-	k->ready = false;
-	k->err = (struct base_error){0};
-	if (k->len == 0)
-		return false;
-	*at += k->len;
-	base_pool_run(pool, fill_buffer, k);
-	return true;
-}
-
-static int stream_ring(struct stream *s, struct base_pool *pool, uint64_t offset,
-	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
-	void *arg, struct base_error *err)
-{
-	uint64_t at = offset;
-	int r = 0;
-	for (unsigned i = 0; i < s->nbuffers; i++)
-		start_buffer(s, pool, &s->buffers[i], &at);
-	for (unsigned i = 0; r >= 0; i = (i + 1) % s->nbuffers) {
-		struct buffer *k = &s->buffers[i];
-		if (k->len == 0)
-			break;
-		pthread_mutex_lock(&s->lock);
-		while (!k->ready)
-			pthread_cond_wait(&s->read, &s->lock);
-		pthread_mutex_unlock(&s->lock);
-		if (k->code < 0 && err)
-			*err = k->err;
-		r = k->code < 0 ? k->code : sink(arg, k->bytes, k->len, err);
-		if (r >= 0)
-			start_buffer(s, pool, k, &at);
-	}
-	base_pool_wait(pool);
-	return r < 0 ? r : 0;
-}
-
-static int stream_alone(struct view_file *f, struct load_cache *c, uint64_t offset,
-	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
-	void *arg, struct base_error *err)
-{
-	base_cleanup_free void *bytes = malloc(base_min(BUFFER_BYTES, f->size - offset) + 1);
-	if (!bytes)
-		return base_no_memory(err);
-	while (offset < f->size) {
-		int64_t n = file_read(f, c, offset, BUFFER_BYTES - offset % BUFFER_BYTES, bytes, err);
-		int r = n < 0 ? (int)n : sink(arg, bytes, (size_t)n, err);
-		if (r < 0)
-			return r;
-		offset += (uint64_t)n;
-	}
-	return 0;
-}
-
-int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
-	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
-	void *arg, struct base_error *err)
-{
-	if (threads == 0)
-		threads = base_cpu_count();
-	if (offset >= f->size)
-		return 0;
-	if (threads == 1 || f->size - offset <= BUFFER_BYTES)
-		return stream_alone(f, c, offset, sink, arg, err);
-	struct stream s = {.f = f, .c = c, .nbuffers = threads + 2};
-	base_cleanup_free struct buffer *buffers = calloc(s.nbuffers, sizeof *buffers);
-	base_cleanup_free uint8_t *bytes = malloc((size_t)s.nbuffers * BUFFER_BYTES);
-	struct base_pool *pool = base_pool_new(threads, s.nbuffers);
-	int r = -ENOMEM;
-	if (buffers && bytes && pool) {
-		s.buffers = buffers;
-		for (unsigned i = 0; i < s.nbuffers; i++)
-			buffers[i] = (struct buffer){.stream = &s, .bytes = bytes + (size_t)i * BUFFER_BYTES};
-		pthread_mutex_init(&s.lock, NULL);
-		pthread_cond_init(&s.read, NULL);
-		r = stream_ring(&s, pool, offset, sink, arg, err);
-		pthread_cond_destroy(&s.read);
-		pthread_mutex_destroy(&s.lock);
-	} else {
-		base_no_memory_for(err, "%u threads and their buffers", threads);
-	}
-	base_pool_free(pool);
-	return r;
 }

@@ -14,8 +14,13 @@
 
 struct item { uint32_t tensor, element_bytes; bool unaligned; };
 
-/* Tensors [first, end) of a layout, or of a step: sorted by name. */
-struct source { const struct store_layout *layout; const struct load_step *step; uint32_t first, end; };
+/* Tensors [first, end) of a layout, or of a step: sorted by name. mesh: what `rank` of it holds of them. */
+struct source {
+	const struct store_layout *layout;
+	const struct load_step *step;
+	const struct view_mesh *mesh; uint32_t rank;
+	uint32_t first, end;
+};
 
 struct made { struct base_buf b; uint64_t dropped; bool keep; };
 
@@ -29,16 +34,20 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 	return dtype != TENSOR_F4_E2M1FN_X2 || shape->ndim > 0; /* a scalar of two elements has no shape in elements */
 }
 
-static void source_tensor(const struct source *s, uint32_t tensor, struct load_tensor_info *ret_info)
+/* false: it is in no file of the mesh */
+static bool source_tensor(const struct source *s, uint32_t tensor, struct load_tensor_info *ret_info)
 {
+	if (s->mesh)
+		return view_mesh_info(s->mesh, s->step, tensor, s->rank, ret_info);
 	if (s->step) {
 		load_step_tensor_info(s->step, tensor, ret_info);
-		return;
+		return true;
 	}
 	*ret_info = (struct load_tensor_info){.dtype = store_layout_dtype(s->layout, tensor),
 		.bytes = store_layout_bytes(s->layout, tensor)};
 	ret_info->name = store_layout_name(s->layout, tensor, &ret_info->name_len);
 	store_layout_shape(s->layout, tensor, &ret_info->shape);
+	return true;
 }
 
 void view_json_text(struct base_buf *b, const char *text, size_t len)
@@ -138,8 +147,7 @@ static size_t collect(const struct source *s, struct item *items)
 	size_t n = 0;
 	for (uint32_t i = s->first; i < s->end; i++) {
 		struct load_tensor_info t;
-		source_tensor(s, i, &t);
-		if (view_safetensors_can(t.dtype, &t.shape, t.name, t.name_len))
+		if (source_tensor(s, i, &t) && view_safetensors_can(t.dtype, &t.shape, t.name, t.name_len))
 			items[n++] = (struct item){i, tensor_dtype_bytes(t.dtype), t.bytes % DATA_ALIGN != 0};
 	}
 	qsort(items, n, sizeof *items, by_order);
@@ -213,11 +221,11 @@ int view_safetensors_make(const struct store_layout *l, uint32_t component, cons
 	return r;
 }
 
-int view_safetensors_make_step(const struct load_step *step, uint32_t component, struct base_buf *ret_header,
-	uint64_t *ret_len, uint64_t *ret_data_bytes)
+int view_safetensors_make_step(const struct load_step *step, const struct view_mesh *mesh, uint32_t rank,
+	uint32_t component, struct base_buf *ret_header, uint64_t *ret_len, uint64_t *ret_data_bytes)
 {
 	struct made m = {.b = BASE_BUF_INIT, .keep = ret_header != NULL};
-	struct source s = {.step = step};
+	struct source s = {.step = step, .mesh = mesh, .rank = rank};
 	load_step_component(step, component, &s.first, &s.end);
 	int r = make(&m, &s, NULL, 0, ret_len, ret_data_bytes);
 	if (r < 0 || !ret_header)

@@ -156,7 +156,7 @@ static int safetensors_size(const struct load_step *step, uint32_t component, co
 {
 	const struct proto_view_header *stored = load_step_header_find(step, name, VIEW_SAFETENSORS_VIEW);
 	uint64_t head = stored ? stored->ref.raw_len : 0, data = stored ? stored->data_bytes : 0;
-	int r = stored ? 0 : view_safetensors_make_step(step, component, NULL, &head, &data);
+	int r = stored ? 0 : view_safetensors_make_step(step, NULL, 0, component, NULL, &head, &data);
 	if (r == 0 && (base_add_overflows(head, data, ret_size) || *ret_size > INT64_MAX))
 		return stored ? -BASE_EFORMAT : -EFBIG;
 	return r;

@@ -4,6 +4,8 @@
 #ifndef CORE_VIEW_VIEW_INTERNAL_H
 #define CORE_VIEW_VIEW_INTERNAL_H
 
+#include "core/tensor/shard.h"
+#include "core/view/mesh.h"
 #include "core/view/name.h"
 #include "core/view/npy.h"
 #include "core/view/safetensors.h"
@@ -16,10 +18,38 @@
 /* As view_name_escape for a name that is too long, whatever its length. */
 void view_name_shorten(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES]);
 
-/* As view_safetensors_make, of a component of a step, whatever its layouts. ret_header NULL: only the lengths are
- * computed, in little memory. ret_len: bytes of the header, its length included. */
-int view_safetensors_make_step(const struct load_step *step, uint32_t component, struct base_buf *ret_header,
-	uint64_t *ret_len, uint64_t *ret_data_bytes);
+/* As view_safetensors_make, of a component of a step, whatever its layouts. mesh: what `rank` holds of it; NULL: all
+ * of it. ret_header NULL: only the lengths are computed, in little memory. ret_len: bytes of the header, its length
+ * included. */
+int view_safetensors_make_step(const struct load_step *step, const struct view_mesh *mesh, uint32_t rank,
+	uint32_t component, struct base_buf *ret_header, uint64_t *ret_len, uint64_t *ret_data_bytes);
+
+/* ---- meshes ---- */
+/* What a rank holds of a tensor: as load_step_tensor_info, with the shape and bytes of that. false: the tensor is in no
+ * file of the mesh. */
+bool view_mesh_info(const struct view_mesh *m, const struct load_step *step, uint32_t tensor, uint32_t rank,
+	struct load_tensor_info *ret_info);
+/* The tensor's placements, and the shape that they apply to; why it is in no file (NULL: it is in them). */
+struct view_mesh_tensor { const struct tensor_placement *placements; const char *left_out; bool recorded; };
+void view_mesh_tensor(const struct view_mesh *m, uint32_t tensor, struct view_mesh_tensor *ret_t);
+const struct tensor_mesh *view_mesh_dims(const struct view_mesh *m);
+/* Where a rank's shard of a tensor of that shape lies, or a flat range of the shard; shard.h has the errors. */
+int view_mesh_shard(const struct view_mesh *m, uint32_t tensor, const struct tensor_shape *shape, unsigned item_bytes,
+	uint32_t rank, const struct tensor_flat *flat, struct tensor_shard *ret_shard, struct base_error *err);
+/* Bytes [offset, offset + len) of what the rank holds of the object's tensor, as load_object_slices and
+ * load_object_read give those of the whole. */
+int view_mesh_slices(const struct view_mesh *m, uint32_t tensor, uint32_t rank, struct load_object *o,
+	struct load_cache *c, uint64_t offset, size_t len, void *scratch, struct load_slices *ret_e,
+	struct base_error *err);
+int view_mesh_read(const struct view_mesh *m, uint32_t tensor, uint32_t rank, struct load_object *o,
+	struct load_cache *c, uint64_t offset, size_t len, void *out, struct base_error *err);
+/* The text of the mesh's manifest.json; ret_text as below. */
+int view_mesh_json(const struct view_mesh *m, const struct load_step *step, struct base_buf *ret_text,
+	uint64_t *ret_len);
+
+/* Bytes [offset, offset + len), clipped at the end of the file, to `out`. Returns how many. */
+int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
+	struct base_error *err);
 
 /* Valid UTF-8 in, JSON out; only what must be escaped is. The string has its quotes, the text has none. */
 void view_json_text(struct base_buf *b, const char *text, size_t len);

@@ -239,8 +239,23 @@ def check(step, tensors, cache, rng, ranges=12):
                 a = rng.randrange(len(want))
                 n = rng.choice([1, rng.randint(1, 9), rng.randint(1, len(want)), len(want)])
                 assert o.read(cache, a, min(n, len(want) - a)) == want[a:a + n], (t.name, t.shape, t.held, a, n)
+            for _ in range(ranges // 2 if want else 0):
+                check_box(o, t, cache, rng)
         finally:
             o.close()
+
+
+def check_box(o, t, cache, rng):
+    """A box, into an array that has other items between those of the box: these stay."""
+    box = []
+    for n in t.shape:
+        a = rng.randrange(n)
+        box.append((a, rng.choice([n - a, rng.randint(1, n - a), 1])))
+    room = np.full([2 * n for _, n in box], 0x5b, t.array.dtype)
+    want = room.copy()
+    want[tuple(slice(None, None, 2) for _ in box)] = t.array[tuple(slice(a, a + n) for a, n in box)]
+    o.read_box(cache, box, room[(*[slice(None, None, 2) for _ in box], ...)])
+    assert room.tobytes() == want.tobytes(), (t.name, t.shape, t.held, box)
 
 
 # ---- shardings ----
@@ -323,6 +338,20 @@ def test_any_sharding_any_range(proto, shapes, opened, tmp_path, cache, seed, sc
     Step(proto, tmp_path / "s", tensors, int(np.prod(mesh)), params)
     assert any(b and len(b) > 1 for t in tensors for b in t.held.values())
     check(opened(), tensors, cache, rng)
+
+
+def test_a_box_that_is_not_inside(proto, opened, tmp_path, cache):
+    t = T("t", "f4", (60, 60), {0: None})
+    Step(proto, tmp_path / "s", [t], 1)
+    o = opened().tensor("model", "t")
+    try:
+        for box in ([(0, 61), (0, 1)], [(60, 1), (0, 1)], [(2**64 - 1, 2), (0, 1)]):
+            with pytest.raises(Failed, match="not inside") as e:
+                o.read_box(cache, box, np.zeros((1, 1), "f4"))
+            assert e.value.code == -errno.EINVAL
+        o.read_box(cache, [(5, 0), (0, 60)], np.zeros((0, 60), "f4"))
+    finally:
+        o.close()
 
 
 def test_boxes_that_no_mesh_makes(proto, opened, tmp_path, cache):

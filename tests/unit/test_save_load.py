@@ -274,6 +274,14 @@ class Object:
         call(self.api.load_object_read, self.handle, cache, offset, n, out)
         return out.raw[:n]
 
+    def read_box(self, cache, box, out):
+        """Items of the box, [(offset, size), ...], into `out`, an array of its shape with any strides."""
+        numbers = (c.c_uint64 * 32)()
+        for d, (offset, size) in enumerate(box):
+            numbers[d], numbers[16 + d] = offset, size
+        strides = (c.c_uint64 * 16)(*out.strides)
+        call(self.api.load_object_read_box, self.handle, cache, numbers, c.c_void_p(out.ctypes.data), strides)
+
     def pieces(self):
         return [Piece.from_address(self.api.load_object_piece(self.handle, i))
                 for i in range(self.api.load_object_piece_count(self.handle))]

@@ -2,8 +2,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/view/mesh.h"
 #include "core/view/npy.h"
-#include "core/view/tree.h"
 #include "tools/vckpt/tool.h"
 
 #define CACHE_BYTES (UINT64_C(64) << 20)
@@ -32,34 +32,44 @@ static int write_out(void *arg, const void *bytes, size_t len, struct base_error
 	return 0;
 }
 
+/* Opens a file of the tree, or one under a mesh. ret_skip: bytes before those of a tensor. */
+static int open_path(struct view_tree *tree, const char *path, struct view_file **ret_f, uint64_t *ret_skip,
+	struct base_error *err)
+{
+	const struct load_step_info *info = load_step_info(view_tree_step(tree));
+	int64_t node = view_tree_walk(tree, path);
+
+	*ret_skip = 0;
+	path += strspn(path, "/");
+	if (node == -ENOENT && strncmp(path, VIEW_MESH_DIRECTORY "/", strlen(VIEW_MESH_DIRECTORY "/")) == 0) {
+		int r = view_mesh_walk(tree, path, ret_f, err);
+
+		return r < 0 ? base_error_prefix(err, r, "%s/%" PRIu64, info->run, info->step) : 0;
+	}
+	if (node < 0)
+		return base_error_set(err, (int)node, "%s/%" PRIu64 " has no file %s", info->run, info->step, path);
+	if (view_tree_node(tree, (uint32_t)node)->kind == VIEW_TENSOR_NPY)
+		*ret_skip = VIEW_NPY_DATA_OFFSET;
+	return view_file_open(tree, (uint32_t)node, ret_f, err);
+}
+
 static int cat_file(struct tool *t, struct load_step *step, const char *path, bool raw)
 {
 	struct base_error err = {0};
 	struct view_tree *tree = NULL;
 	struct view_file *file = NULL;
 	struct load_cache *cache = load_cache_new(CACHE_BYTES);
-	int code = TOOL_DONE;
-	int64_t node = cache ? view_tree_build(step, VIEW_SHOW_ALL, &tree, &err)
-			     : base_no_memory(&err);
+	uint64_t skip = 0;
+	int r = cache ? view_tree_build(step, VIEW_SHOW_ALL, &tree, &err) : base_no_memory(&err);
 
 	if (cache)
 		load_cache_quiet(cache);
-	if (node == 0)
-		node = view_tree_walk(tree, path);
-	if (node < 0 && !err.code)
-		base_error_set(&err, (int)node, "%s/%" PRIu64 " has no file %s", load_step_info(step)->run,
-			load_step_info(step)->step, path);
-	if (node >= 0 && view_file_open(tree, (uint32_t)node, &file, &err) == 0) {
-		uint64_t skip = raw && view_tree_node(tree, (uint32_t)node)->kind == VIEW_TENSOR_NPY
-			? VIEW_NPY_DATA_OFFSET
-			: 0;
-
-		if (view_file_stream(file, cache, skip, 0, write_out, NULL, &err) < 0)
-			code = tool_fail(t, &err);
-		view_file_close(file);
-	} else {
-		code = tool_fail(t, &err);
-	}
+	if (r == 0)
+		r = open_path(tree, path, &file, &skip, &err);
+	if (r == 0)
+		r = view_file_stream(file, cache, raw ? skip : 0, 0, write_out, NULL, &err);
+	int code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
+	view_file_close(file);
 	view_tree_unref(tree);
 	load_cache_free(cache);
 	return code;
@@ -104,6 +114,6 @@ static int cat_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_cat = {"cat", "print one file of a step",
 	"usage: vckpt cat STORE RUN/STEP/PATH [--raw] [-q] [-v]\n\n"
 	"Prints a file of a step as the mount shows it: model/NAME.npy (.npy may be left off),\n"
-	"model.safetensors, config.json, ...\n\n"
+	"model.safetensors, config.json, ..., or what a rank of a mesh holds: mesh/tp=4/rank-0/model.safetensors.\n\n"
 	"  --raw   of a tensor the bare bytes, row-major, without the .npy header\n",
 	cat_run};

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * manifest.json of a mesh: what cuts each tensor, and which are in no rank's file. As the step's, it is written when it
+ * is read, and of its length nothing is kept on the way. */
+#include "core/view/view_internal.h"
+
+struct json { struct base_buf b; uint64_t dropped; bool keep; };
+
+static void flush(struct json *j)
+{
+	if (j->keep)
+		return;
+	j->dropped += j->b.len;
+	j->b.len = 0;
+}
+
+static void put_head(struct json *j, const struct view_mesh *m)
+{
+	const struct tensor_mesh *mesh = view_mesh_dims(m);
+
+	base_buf_append_text(&j->b, "{\n  \"mesh\": [");
+	for (uint32_t d = 0; d < mesh->ndim; d++)
+		base_buf_printf(&j->b, "%s[\"%s\", %u]", d ? ", " : "", mesh->name[d], mesh->size[d]);
+	base_buf_printf(&j->b, "],\n  \"ranks\": %u,\n  \"tensors\": [", mesh->count);
+}
+
+static const char *left_out_of(const struct load_tensor_info *info, const struct view_mesh_tensor *t)
+{
+	if (!t->left_out && !view_safetensors_can(info->dtype, &info->shape, info->name, info->name_len))
+		return "no .safetensors can hold it";
+	return t->left_out;
+}
+
+static void put_tensor(struct json *j, const struct view_mesh *m, const struct load_tensor_info *info,
+	const struct view_mesh_tensor *t)
+{
+	base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info->component);
+	view_json_string(&j->b, info->name, info->name_len);
+	base_buf_append_text(&j->b, ", \"shape\": [");
+	for (uint32_t d = 0; d < info->shape.ndim; d++) {
+		base_buf_append_text(&j->b, d ? ", " : "");
+		view_json_number(&j->b, info->shape.dim[d]);
+	}
+	base_buf_append_text(&j->b, "], \"placements\": \"");
+	tensor_placements_print(t->placements, view_mesh_dims(m)->ndim, &j->b);
+	base_buf_append_text(&j->b, t->recorded ? "\"}" : "\", \"recorded\": false}");
+}
+
+/* Those that are in ranks' files, or those that are not. */
+static void put_tensors(struct json *j, const struct view_mesh *m, const struct load_step *step, bool shown)
+{
+	const char *before = "\n";
+
+	for (uint32_t i = 0; i < load_step_tensor_count(step); i++) {
+		struct load_tensor_info info;
+		struct view_mesh_tensor t;
+
+		load_step_tensor_info(step, i, &info);
+		view_mesh_tensor(m, i, &t);
+		const char *why = left_out_of(&info, &t);
+		if (shown == (why != NULL))
+			continue;
+		base_buf_append_text(&j->b, before);
+		before = ",\n";
+		if (shown) {
+			put_tensor(j, m, &info, &t);
+		} else {
+			base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info.component);
+			view_json_string(&j->b, info.name, info.name_len);
+			base_buf_printf(&j->b, ", \"reason\": \"%s\"}", why);
+		}
+		flush(j);
+	}
+}
+
+int view_mesh_json(const struct view_mesh *m, const struct load_step *step, struct base_buf *ret_text,
+	uint64_t *ret_len)
+{
+	struct json j = {.keep = ret_text != NULL};
+
+	put_head(&j, m);
+	put_tensors(&j, m, step, true);
+	base_buf_append_text(&j.b, "\n  ],\n  \"left_out\": [");
+	put_tensors(&j, m, step, false);
+	base_buf_append_text(&j.b, "\n  ]\n}\n");
+	int r = j.b.error;
+	*ret_len = j.dropped + j.b.len;
+	if (r == 0 && ret_text)
+		*ret_text = j.b;
+	else
+		base_buf_release(&j.b);
+	return r;
+}
