@@ -81,6 +81,18 @@ static void write_steps(struct base_buf *b, struct fs_mount *m)
 	metric(b, "steps_evicted_total", "counter", "Steps closed to make room.", all->steps_evicted);
 }
 
+static void write_meshes(struct base_buf *b, struct fs_mount *m)
+{
+	struct fs_meshes_stats s;
+
+	fs_meshes_stat(m->meshes, &s);
+	metric(b, "meshes", "gauge", "Names of meshes that the kernel knows, or that are in use.", s.known);
+	metric(b, "meshes_looked_up_total", "counter", "Names of meshes that were made known.", s.looked_up);
+	metric(b, "meshes_dropped_total", "counter", "Those that the kernel was told to drop.", s.dropped);
+	metric(b, "mesh_refusals_total", "counter", "Names looked up that are no mesh of their step.",
+		m->stats.mesh_refusals);
+}
+
 static void write_memory(struct base_buf *b, const struct fs_mount *m)
 {
 	char text[128] = "";
@@ -125,6 +137,7 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 		s->gathered_replies);
 	write_cache(b, m);
 	write_steps(b, m);
+	write_meshes(b, m);
 	metric(b, "refreshes_total", "counter", "Times the lists of runs were read on.", s->refreshes);
 	metric(b, "refresh_errors_total", "counter", "Times that failed.", s->refresh_errors);
 	metric(b, "new_entries_total", "counter", "Entries found so.", s->new_entries);

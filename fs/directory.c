@@ -8,7 +8,7 @@
 
 #include "fs/mount.h"
 
-struct entry { const char *name; struct fuse_entry_param e; char text[FS_STEP_NAME]; };
+struct entry { const char *name; struct fuse_entry_param e; char text[256]; };
 
 static int snapshot_root(struct fs_mount *m, struct fs_handle *h)
 {
@@ -47,17 +47,19 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs_request q = fs_request_begin(req, FS_OP_OPENDIR);
 	struct fs_handle *h = NULL;
-	struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n;
 
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && !(h = fs_handle_new(q.m, &n)))
 		r = -ENOMEM;
-	if (!r && n.kind == FS_STEP) {
+	if (!r && n.commit) {
 		r = fs_step_get(q.m->runs, n.commit, &h->step);
-		if (r && r != -ESTALE && r != -ENOMEM && r != -EOPNOTSUPP)
+		if (!r && n.kind != FS_STEP)
+			r = fs_mesh_opendir(h);
+		if (r && r != -ESTALE && r != -ENOMEM && r != -EOPNOTSUPP && r != -ENOTDIR)
 			r = -EIO;
-		const struct view_node *v = r ? NULL : view_tree_node(h->step->tree, n.file);
-		if (!r && (!v || v->kind != VIEW_DIRECTORY))
+		const struct view_node *v = r || n.kind != FS_STEP ? NULL : view_tree_node(h->step->tree, n.file);
+		if (!r && n.kind == FS_STEP && (!v || v->kind != VIEW_DIRECTORY))
 			r = -ENOTDIR;
 		fi->cache_readdir = fi->keep_cache = 1;
 	} else if (!r) {
@@ -94,8 +96,11 @@ static void entry_dot(struct fs_mount *m, struct fs_handle *h, bool up, struct e
 		const struct view_node *v = view_tree_node(h->step->tree, n.file);
 		decoded = v;
 		n.file = v ? v->parent : 0;
+	} else if (up && n.kind == FS_MESH) {
+		n.kind = n.rank == VIEW_MESH_ALL ? FS_MESHES : FS_MESH;
+		n.rank = VIEW_MESH_ALL;
 	} else if (up) {
-		n.kind = n.kind == FS_STEP ? FS_RUN : FS_ROOT;
+		n.kind = n.kind == FS_STEP ? FS_RUN : n.kind == FS_MESHES ? FS_STEP : FS_ROOT;
 	}
 	if (!decoded || fs_node_entry(m, &n, h->step, &d->e))
 		d->e = (struct fuse_entry_param){ .attr = { .st_ino = FUSE_ROOT_ID, .st_mode = S_IFDIR } };
@@ -135,6 +140,11 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		if (fs_run_commit(m->runs, n.run, h->steps[i - 1].step, &n.commit))
 			return -EAGAIN;
 		break;
+	case FS_MESHES:
+	case FS_MESH:
+		d->name = d->text;
+		d->e = (struct fuse_entry_param){0};  /* no node: the kernel looks it up if it needs one */
+		return fs_mesh_child(h, i, d->text, sizeof d->text, &d->e.attr);
 	default:
 		v = view_tree_node(h->step->tree, n.file);
 		if (!v || i >= v->nchildren)

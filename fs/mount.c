@@ -52,7 +52,8 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 		return r;
 	show_owner(m);
 	m->cache = load_cache_new(options->cache_bytes);
-	if (!m->cache)
+	m->meshes = fs_meshes_new();
+	if (!m->cache || !m->meshes)
 		return base_no_memory(err);
 	fs_mount_feature(m, "passthrough", false, "not built yet: files are served from a cache of decoded pieces");
 	fs_mount_feature(m, "xattr", !options->noxattr, "%s", options->noxattr ? "left out, as asked" : "user.vckpt.*");
@@ -65,6 +66,7 @@ void fs_mount_release(struct fs_mount *m)
 {
 	while (m->handles)  /* open when it ended: no release comes any more */
 		fs_handle_unref(m, m->handles);
+	fs_meshes_free(m->meshes);
 	fs_runs_close(m->runs);
 	load_cache_free(m->cache);
 	store_close(m->store);

@@ -11,6 +11,7 @@
 #endif
 #include <fuse_lowlevel.h>
 
+#include "fs/meshes.h"
 #include "fs/options.h"
 #include "fs/runs.h"
 
@@ -23,6 +24,7 @@ enum fs_op { FS_OP_LOOKUP, FS_OP_GETATTR, FS_OP_READLINK, FS_OP_OPENDIR, FS_OP_R
 
 struct fs_stats {                               /* relaxed counters */
 	_Atomic uint64_t requests[FS_OP_COUNT], errors[FS_OP_COUNT], ns[FS_OP_COUNT];
+	_Atomic uint64_t mesh_refusals;
 	_Atomic uint64_t read_bytes, slow_reads, damaged_reads, refreshes, refresh_errors, new_entries, invalidations,
 		gathered_replies;
 };
@@ -33,6 +35,7 @@ struct fs_mount {
 	const struct fs_options *options;
 	struct store *store;
 	struct fs_runs *runs;
+	struct fs_meshes *meshes;
 	struct load_cache *cache;
 	struct fuse_session *session;
 	struct fuse_conn_info connection;       /* as the kernel offered it */
@@ -49,6 +52,7 @@ struct fs_mount {
 	struct fs_feature features[24]; unsigned nfeatures;
 	uint64_t logged[1024]; unsigned nlogged; /* hashes of errors told before */
 	char *slow[FS_SLOW_LINES]; uint64_t nslow;
+	int64_t refusal_credit_ns;              /* of names of meshes that are logged: mesh_nodes.c */
 	struct fs_handle *handles;
 };
 
@@ -62,25 +66,40 @@ void fs_mount_log_once(struct fs_mount *m, const char *text);
 void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, size_t len, int64_t ns);
 
 /* ---- nodes (node.c) ---- */
-enum fs_kind { FS_ROOT, FS_CONTROL, FS_CONTROL_FILE, FS_RUN, FS_LATEST, FS_STEP };
+enum fs_kind { FS_ROOT, FS_CONTROL, FS_CONTROL_FILE, FS_RUN, FS_LATEST, FS_STEP, FS_MESHES, FS_MESH };
 struct fs_node {
 	enum fs_kind kind;
 	unsigned control;               /* CONTROL_FILE: its number */
 	struct fs_run *run;             /* RUN, LATEST, STEP */
-	struct fs_commit *commit;       /* STEP */
+	struct fs_commit *commit;       /* STEP, MESHES, MESH */
 	uint32_t file;                  /* STEP: number in the tree; 0: the step's directory */
+	struct fs_mesh *mesh;           /* MESH: a reference. rank, item, alias: mesh_nodes.c */
+	uint32_t rank, item;
+	bool alias;
 };
-int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n); /* -ESTALE */
-/* Attributes of any node. step: the opened step, needed for STEP nodes but its directory. */
+/* -ESTALE. What it gives is released, also after an error. */
+int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n);
+void fs_node_release(struct fs_node *n);
+bool fs_node_is_below_step(const struct fs_node *n);  /* its attributes need the opened step */
+fuse_ino_t fs_node_id(const struct fs_node *n);
+/* Attributes of any node. step: the opened step, for nodes whose attributes need it. */
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
 uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t file);
 /* As fs_node_entry for a file of a tree whose directory's st_ino is known. */
 void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	struct fuse_entry_param *ret_e);
-static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name)
-{
-	return base_xxh64_of(directory_ino, name, strlen(name)) | 2;  /* never 0 or 1 */
-}
+void fs_stat_fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t mode, uint64_t size,
+	int64_t time_ns);
+
+/* ---- <step>/mesh and what is below (mesh_nodes.c) ---- */
+uint64_t fs_mesh_serial(fuse_ino_t id);
+int fs_mesh_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n);
+fuse_ino_t fs_mesh_id(const struct fs_node *n);
+bool fs_mesh_is_directory(const struct fs_node *n);
+int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
+/* The node of a name; ret_n: the parent on entry (MESHES, MESH). -ENOENT; what is wrong with a mesh is logged. */
+int fs_mesh_lookup(struct fs_mount *m, struct fs_step *step, const char *name, struct fs_node *n);
+int fs_mesh_open(struct fs_step *step, const struct fs_node *n, struct view_file **ret_f, struct base_error *err);
 
 /* ---- handles: what fi->fh points to ---- */
 struct fs_handle {
@@ -92,7 +111,7 @@ struct fs_handle {
 	struct fs_node node;
 	struct fs_step *step;           /* a reference */
 	struct view_file *file;
-	char *text; size_t text_len;    /* control files: their content when opened */
+	char *text; size_t text_len;    /* control files: their content when opened; MESHES: names */
 	/* directories: what was visible when it was last read from its start */
 	struct fs_run_step *steps; struct fs_run **runs; size_t n;
 	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
@@ -105,6 +124,10 @@ void fs_handle_unref(struct fs_mount *m, struct fs_handle *h); /* NULL-safe */
 unsigned fs_control_count(void);
 const char *fs_control_name(unsigned i);
 int fs_control_text(struct fs_mount *m, unsigned i, char **ret_text, size_t *ret_len);
+
+/* Entry i of a directory under `mesh`, without a node: name, st_ino and type. 1: there; 0: past the end. */
+int fs_mesh_opendir(struct fs_handle *h);
+int fs_mesh_child(struct fs_handle *h, uint64_t i, char *text, size_t room, struct stat *ret_st);
 
 /* ---- handlers (ops.c, directory.c, xattr.c) ---- */
 extern const struct fuse_lowlevel_ops fs_ops;

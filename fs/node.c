@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Nodes: numbers to things and things to attributes. Node ids carry all that is needed (no table of inodes: forget
- * is free); st_ino is a hash of run, commit entry and path, the same after every remount. */
+ * is free), but for what is below a step's directory `mesh` (mesh_nodes.c); st_ino is a hash of run, commit entry and
+ * path, the same after every remount. */
 #include <string.h>
 
 #include "fs/mount.h"
@@ -11,10 +12,12 @@ int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n)
 	uint32_t low = (uint32_t)id;
 
 	*ret_n = (struct fs_node){0};
+	if (id & FS_NODE_MESH)
+		return fs_mesh_decode(m, id, ret_n);
 	if (id >> 32) {
-		ret_n->kind = FS_STEP;
+		ret_n->kind = low == FS_FILE_MESHES ? FS_MESHES : FS_STEP;
 		ret_n->commit = fs_runs_commit(m->runs, (uint32_t)(id >> 32));
-		ret_n->file = low;
+		ret_n->file = ret_n->kind == FS_STEP ? low : 0;
 		if (!ret_n->commit)
 			return -ESTALE;
 		ret_n->run = ret_n->commit->run;
@@ -36,7 +39,18 @@ int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n)
 	return 0;
 }
 
-static fuse_ino_t node_id(const struct fs_node *n)
+void fs_node_release(struct fs_node *n)
+{
+	fs_mesh_unref(n->mesh);
+	n->mesh = NULL;
+}
+
+bool fs_node_is_below_step(const struct fs_node *n)
+{
+	return (n->kind == FS_STEP && n->file) || (n->kind == FS_MESH && !fs_mesh_is_directory(n));
+}
+
+fuse_ino_t fs_node_id(const struct fs_node *n)
 {
 	switch (n->kind) {
 	case FS_ROOT: return FS_NODE_ROOT;
@@ -44,12 +58,15 @@ static fuse_ino_t node_id(const struct fs_node *n)
 	case FS_CONTROL_FILE: return FS_NODE_CONTROL + 1 + n->control;
 	case FS_RUN: return FS_NODE_RUN + n->run->number;
 	case FS_LATEST: return FS_NODE_LATEST + n->run->number;
+	case FS_MESHES: return (fuse_ino_t)n->commit->number << 32 | FS_FILE_MESHES;
+	case FS_MESH: return fs_mesh_id(n);
 	case FS_STEP: break;
 	}
 	return (fuse_ino_t)n->commit->number << 32 | n->file;
 }
 
-static void fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t mode, uint64_t size, int64_t time_ns)
+void fs_stat_fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t mode, uint64_t size,
+	int64_t time_ns)
 {
 	struct timespec t = { .tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000 };
 
@@ -75,12 +92,12 @@ void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, 
 	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)commit->number << 32 | file, .generation = m->generation,
 		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
 	mode_t mode = v->kind == VIEW_DIRECTORY ? S_IFDIR | m->directory_mode : S_IFREG | m->file_mode;
-	fill(m, &ret_e->attr, ino, mode, v->size, commit->time_ns);
+	fs_stat_fill(m, &ret_e->attr, ino, mode, v->size, commit->time_ns);
 }
 
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e)
 {
-	struct fuse_entry_param e = { .ino = node_id(n), .generation = m->generation, .attr_timeout = m->refresh_s,
+	struct fuse_entry_param e = { .ino = fs_node_id(n), .generation = m->generation, .attr_timeout = m->refresh_s,
 		.entry_timeout = m->refresh_s };
 	uint64_t latest = 0;
 	int64_t time_ns = m->start_ns;
@@ -89,23 +106,26 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	switch (n->kind) {
 	case FS_ROOT:
 	case FS_CONTROL:
-		fill(m, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL, S_IFDIR | m->directory_mode, 0,
-			time_ns);
+		fs_stat_fill(m, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL,
+			S_IFDIR | m->directory_mode, 0, time_ns);
 		break;
 	case FS_CONTROL_FILE:
-		fill(m, &e.attr, e.ino, S_IFREG | m->file_mode, 0, time_ns);
+		fs_stat_fill(m, &e.attr, e.ino, S_IFREG | m->file_mode, 0, time_ns);
 		break;
 	case FS_RUN:
 		fs_run_latest(n->run, &latest, &time_ns);
-		fill(m, &e.attr, n->run->ino, S_IFDIR | m->directory_mode, 0, time_ns);
+		fs_stat_fill(m, &e.attr, n->run->ino, S_IFDIR | m->directory_mode, 0, time_ns);
 		break;
 	case FS_LATEST:
 		if (!fs_run_latest(n->run, &latest, &time_ns))
 			return -ENOENT;
 		fs_step_name(latest, name);
 		e.entry_timeout = e.attr_timeout = 0;
-		fill(m, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK | 0777, strlen(name), time_ns);
+		fs_stat_fill(m, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK | 0777, strlen(name), time_ns);
 		break;
+	case FS_MESHES:
+	case FS_MESH:
+		return fs_mesh_entry(m, n, step, ret_e);
 	case FS_STEP:
 		if (n->file) {
 			const struct view_node *v = step ? view_tree_node(step->tree, n->file) : NULL;
@@ -115,7 +135,7 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 			return 0;
 		}
 		e.attr_timeout = FS_FOREVER;
-		fill(m, &e.attr, n->commit->ino, S_IFDIR | m->directory_mode, 0, n->commit->time_ns);
+		fs_stat_fill(m, &e.attr, n->commit->ino, S_IFDIR | m->directory_mode, 0, n->commit->time_ns);
 		break;
 	}
 	*ret_e = e;
@@ -130,6 +150,8 @@ struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n)
 		return NULL;
 	h->refs = 1;
 	h->node = *n;
+	if (n->mesh)
+		fs_mesh_ref(n->mesh);
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&m->lock);
 	h->next = m->handles;
@@ -152,6 +174,7 @@ void fs_handle_unref(struct fs_mount *m, struct fs_handle *h)
 	if (h->file)
 		view_file_close(h->file);
 	fs_step_put(m->runs, h->step);
+	fs_node_release(&h->node);
 	free(h->text);
 	free(h->steps);
 	free(h->runs);

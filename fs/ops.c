@@ -73,7 +73,10 @@ static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const c
 		found = parent->file ? (int64_t)v->parent : INT64_MAX;
 	else if (v)
 		found = view_tree_lookup(step->tree, parent->file, name);
-	if (found == INT64_MAX) {
+	if (found == -ENOENT && parent->file == 0 && strcmp(name, VIEW_MESH_DIRECTORY) == 0) {
+		n.kind = FS_MESHES;
+		r = fs_node_entry(m, &n, step, e);
+	} else if (found == INT64_MAX) {
 		n.kind = FS_RUN;
 		r = fs_node_entry(m, &n, NULL, e);
 	} else if (found >= 0) {
@@ -88,6 +91,32 @@ static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const c
 	}
 	fs_step_put(m->runs, step);
 	return r;
+}
+
+/* ret_n: what was found, released by the caller. The kernel is about to learn of it. */
+static int lookup_mesh(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fs_node *ret_n,
+	struct fuse_entry_param *e)
+{
+	struct fs_step *step;
+
+	int r = fs_step_get(m->runs, parent->commit, &step);
+	if (r)
+		return inside_step(parent->commit, r);
+	*ret_n = *parent;
+	if (ret_n->mesh)
+		fs_mesh_ref(ret_n->mesh);
+	r = fs_mesh_lookup(m, step, name, ret_n);
+	if (r == 0)
+		r = fs_node_entry(m, ret_n, step, e);
+	if (r == -ENOENT) {
+		*e = (struct fuse_entry_param){ .entry_timeout = FS_FOREVER };
+		fs_node_release(ret_n);
+		r = 0;
+	} else if (r == 0 && ret_n->mesh) {
+		fs_mesh_learnt(ret_n->mesh);
+	}
+	fs_step_put(m->runs, step);
+	return r && r != -ENFILE ? inside_step(parent->commit, r) : r;
 }
 
 static int lookup_top(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fs_node *n)
@@ -127,11 +156,15 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fs_request q = fs_request_begin(req, FS_OP_LOOKUP);
 	struct fuse_entry_param e;
-	struct fs_node p, n;
+	base_cleanup(fs_node_release) struct fs_node p;
+	base_cleanup(fs_node_release) struct fs_node found = {0};
+	struct fs_node n;
 
 	int r = fs_node_decode(q.m, parent, &p);
 	if (!r && p.kind == FS_STEP) {
 		r = lookup_step(q.m, &p, name, &e);
+	} else if (!r && (p.kind == FS_MESHES || p.kind == FS_MESH)) {
+		r = lookup_mesh(q.m, &p, name, &found, &e);
 	} else if (!r) {
 		r = lookup_top(q.m, &p, name, &n);
 		if (!r)
@@ -141,19 +174,28 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		fs_request_error(&q, req, r);
 		return;
 	}
-	fuse_reply_entry(req, &e);
+	if (fuse_reply_entry(req, &e) != 0 && found.mesh)  /* interrupted: the kernel does not have it */
+		fs_meshes_forget(q.m->meshes, found.mesh->serial, 1);
 	fs_request_end(&q, 0);
+}
+
+/* Only what is under `mesh` is counted: other ids carry all that is needed. */
+static void forget(struct fs_mount *m, fuse_ino_t id, uint64_t nlookup)
+{
+	if (id & FS_NODE_MESH)
+		fs_meshes_forget(m->meshes, fs_mesh_serial(id), nlookup);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t id, uint64_t nlookup)
 {
-	(void)id, (void)nlookup;
+	forget(fuse_req_userdata(req), id, nlookup);
 	fuse_reply_none(req);
 }
 
 static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
 {
-	(void)count, (void)forgets;
+	for (size_t i = 0; i < count; i++)
+		forget(fuse_req_userdata(req), forgets[i].ino, forgets[i].nlookup);
 	fuse_reply_none(req);
 }
 
@@ -163,10 +205,10 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs_handle *h = fi ? (struct fs_handle *)(uintptr_t)fi->fh : NULL;
 	struct fs_step *step = NULL, *mine = NULL;
 	struct fuse_entry_param e;
-	struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n;
 
 	int r = fs_node_decode(q.m, id, &n);
-	if (!r && n.kind == FS_STEP && n.file) {
+	if (!r && fs_node_is_below_step(&n)) {
 		step = h ? h->step : NULL;
 		if (!step)
 			r = fs_step_get(q.m->runs, n.commit, &mine);
@@ -190,20 +232,23 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 {
 	struct fs_request q = fs_request_begin(req, FS_OP_READLINK);
 	char name[FS_STEP_NAME];
-	struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n;
 	uint64_t step;
 	int64_t time_ns;
 
 	int r = fs_node_decode(q.m, id, &n);
-	if (!r && n.kind != FS_LATEST)
+	if (!r && n.kind != FS_LATEST && !n.alias)
 		r = -EINVAL;
-	if (!r && !fs_run_latest(n.run, &step, &time_ns))
+	if (!r && !n.alias && !fs_run_latest(n.run, &step, &time_ns))
 		r = -ENOENT;
 	if (r) {
 		fs_request_error(&q, req, r);
 		return;
 	}
-	fs_step_name(step, name);
+	if (n.alias)
+		view_mesh_rank_name(n.rank, name);
+	else
+		fs_step_name(step, name);
 	fuse_reply_readlink(req, name);
 	fs_request_end(&q, 0);
 }
@@ -217,11 +262,12 @@ static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_i
 		fi->direct_io = 1;  /* its size is not known */
 		return fs_control_text(m, n->control, &h->text, &h->text_len);
 	}
-	if (n->kind != FS_STEP || !n->file)
+	if (!fs_node_is_below_step(n))
 		return -EISDIR;
 	int r = fs_step_get(m->runs, n->commit, &h->step);
 	if (!r) {
-		r = view_file_open(h->step->tree, n->file, &h->file, &err);
+		r = n->kind == FS_MESH ? fs_mesh_open(h->step, n, &h->file, &err)
+			: view_file_open(h->step->tree, n->file, &h->file, &err);
 		if (r && r != -EISDIR && err.text[0])
 			fs_mount_log_once(m, err.text);
 	}
@@ -234,7 +280,7 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs_request q = fs_request_begin(req, FS_OP_OPEN);
 	struct fs_handle *h = NULL;
-	struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n;
 
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && (fi->flags & O_ACCMODE) != O_RDONLY)
@@ -339,11 +385,16 @@ static void read_slow(struct fs_request *q, struct fs_handle *h, size_t size, ui
 {
 	char step[FS_STEP_NAME], what[600];
 	const struct view_node *v = view_tree_node(h->step->tree, h->node.file);
+	const struct fs_mesh *mesh = h->node.mesh;
 	const struct view_node *directory = v && v->parent ? view_tree_node(h->step->tree, v->parent) : NULL;
 
 	fs_step_name(h->node.commit->step, step);
-	snprintf(what, sizeof what, "%s/%s/%s%s%s", h->node.run->name, step, directory ? directory->name : "",
-		directory ? "/" : "", v ? v->name : "?");
+	if (mesh)
+		snprintf(what, sizeof what, "%s/%s/" VIEW_MESH_DIRECTORY "/%s/rank-%05u", h->node.run->name, step,
+			mesh->name, h->node.rank);
+	else
+		snprintf(what, sizeof what, "%s/%s/%s%s%s", h->node.run->name, step, directory ? directory->name : "",
+			directory ? "/" : "", v ? v->name : "?");
 	fs_mount_log_slow(q->m, what, offset, size, ns);
 }
 

@@ -260,7 +260,9 @@ static int commit_append(struct fs_runs *runs, struct fs_commit *commit)
 	int r;
 
 	pthread_mutex_lock(&runs->lock);
-	r = base_array_room(runs->commits, runs->commits_size, (size_t)runs->ncommits + 1);
+	r = runs->ncommits < FS_COMMITS_MAX ? 0 : -ENFILE;
+	if (!r)
+		r = base_array_room(runs->commits, runs->commits_size, (size_t)runs->ncommits + 1);
 	if (!r) {
 		commit->number = runs->ncommits;
 		runs->commits[runs->ncommits++] = commit;

@@ -4,7 +4,7 @@
  * (docs/mount.md).
  *
  *   node id   1 the root; with commit 0 what is the mount's own; else the commit's number << 32 | number of the file in
- *             the step's tree (0: the step's directory)
+ *             the step's tree (0: the step's directory); with bit 63 what is below its directory `mesh`
  *   commit    a commit entry that was looked up; the table of them only grows, so an id never comes to mean
  *             something else
  *
@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "core/base/table.h"
 #include "core/commit/list.h"
@@ -25,6 +26,9 @@
 #define FS_NODE_CONTROL UINT64_C(2)            /* .vckpt; its files follow */
 #define FS_NODE_RUN UINT64_C(0x80000000)       /* + number of the run */
 #define FS_NODE_LATEST UINT64_C(0x40000000)    /* + number of the run */
+#define FS_NODE_MESH (UINT64_C(1) << 63)       /* what is in <step>/mesh/<mesh>: mesh_nodes.c */
+#define FS_FILE_MESHES UINT32_MAX              /* in place of a file's number: the step's directory `mesh` */
+#define FS_COMMITS_MAX UINT32_C(0x7fffffff)
 #define FS_RUNS_MAX UINT32_C(0x3fffffff)
 
 struct fs_run {
@@ -104,6 +108,11 @@ void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, 
  * commit. */
 int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step);
 void fs_step_put(struct fs_runs *runs, struct fs_step *step); /* NULL-safe */
+
+static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name)
+{
+	return base_xxh64_of(directory_ino, name, strlen(name)) | 2;  /* never 0 or 1 */
+}
 
 #define FS_STEP_NAME 32
 void fs_step_name(uint64_t step, char name[static FS_STEP_NAME]);       /* step-%08u */

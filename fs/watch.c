@@ -64,6 +64,13 @@ static void commit_gone(void *arg, struct fs_commit *commit)
 	forget_name(arg, FS_NODE_RUN + commit->run->number, name);
 }
 
+static void mesh_dropped(void *arg, const struct fs_mesh *mesh)
+{
+	struct fs_node directory = { .kind = FS_MESHES, .commit = mesh->commit };
+
+	forget_name(arg, fs_node_id(&directory), mesh->name);
+}
+
 static void refresh_run(struct fs_mount *m, struct fs_run *run)
 {
 	uint64_t before = 0, after = 0;
@@ -175,6 +182,7 @@ static void *watch_main(void *arg)
 		}
 		drain(w->wake_fd);
 		drain(w->watch_fd);
+		fs_meshes_drop(w->m->meshes, mesh_dropped, w->m);
 		keep_up(w, n > 0 && p[1].revents);
 	}
 	return NULL;
@@ -201,6 +209,7 @@ int fs_watch_start(struct fs_mount *m, struct fs_watch **ret_w)
 	}
 	m->runs->wake_arg = w;
 	m->runs->wake = wake;
+	fs_meshes_on_full(m->meshes, wake, w);
 	*ret_w = w;
 	return 0;
 }
@@ -210,6 +219,7 @@ bool fs_watch_stop(struct fs_watch *w, unsigned timeout_ms)
 	struct timespec until;
 
 	w->m->runs->wake = NULL;
+	fs_meshes_on_full(w->m->meshes, NULL, NULL);
 	w->stop = true;
 	wake(w);
 	until = base_clock_in_ms(CLOCK_REALTIME, timeout_ms);

@@ -39,7 +39,7 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, con
 {
 	struct base_error err = {0};
 	struct fs_step *step;
-	struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n;
 	char hex[33];
 
 	int r = fs_node_decode(m, id, &n);

@@ -65,9 +65,6 @@ FOR_THE_LOAD = {
     "comm_gather", "comm_gathered_release", "comm_room", "comm_room_free", "comm_pass_start", "comm_pass_finish",
     "comm_pass_done", "comm_pass_wants", "tensor_piece_scatter_some",
     "tensor_mesh_map", "tensor_mesh_sub", "tensor_mesh_sub_neighbour"}
-FOR_THE_MOUNT = {
-    "view_mesh_component", "view_mesh_names", "view_mesh_new", "view_mesh_rank_name", "view_mesh_rank_parse",
-    "view_mesh_ranks", "view_mesh_size"}
 FOR_TESTS = {
     "store_record_decode": "a fuzz target and the tests of damage give it the bytes of a file",
     "transform_select": "the tests compare the implementations for each processor",
@@ -91,7 +88,7 @@ def test_what_a_file_shows_to_others_is_used_by_them(build):
             used.setdefault(name, set()).add(path)
     alone = {name for name, path in shown.items() if not used.get(name, set()) - {path} and not PUBLIC.match(name)
              and not name.startswith("__")}
-    allowed = FOR_THE_LOAD | FOR_THE_MOUNT | FOR_TESTS.keys()
+    allowed = FOR_THE_LOAD | FOR_TESTS.keys()
     assert not alone - allowed, "no other file uses it: delete it, or make it static"
     assert not allowed - alone, "it has a user now: it needs no leave any more"
 

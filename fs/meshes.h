@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * meshes: the mesh names that were looked up in steps: what the mount knows of <step>/mesh/<mesh> (docs/mount.md).
+ *
+ * Any name of a mesh may be looked up, so their number has no natural bound. An entry lives while the kernel holds a
+ * node of it (each look-up adds one, FORGET takes them away) or a request or an open file uses it; then it is freed.
+ * Its number is never given again, so a node id never comes to mean something else. Beyond FS_MESHES_KEPT entries the
+ * longest unused are told to the kernel as names to drop (by the thread that follows the store: no handler tells the
+ * kernel anything), which makes it forget those that nobody uses. Beyond FS_MESHES_MAX a look-up fails.
+ *
+ * What a mesh makes of a step's tensors (struct view_mesh) is kept for the last FS_MESHES_OPEN meshes only, and made
+ * again when it is needed. Any thread. The lock is held for look-ups in the table alone. */
+#ifndef FS_MESHES_H
+#define FS_MESHES_H
+
+#include "core/view/mesh.h"
+#include "fs/runs.h"
+
+#define FS_MESHES_KEPT 1024u
+#define FS_MESHES_MAX 65536u
+#define FS_MESHES_OPEN 8u
+#define FS_MESHES_SERIAL_BITS 33
+
+struct fs_meshes;
+struct fs_mesh {
+	struct fs_meshes *all;
+	uint64_t serial;                /* at least 1 */
+	struct fs_commit *commit;
+	char *name;
+	uint64_t ino;
+	uint64_t known;                 /* these: protected by the table's lock */
+	unsigned refs;
+	bool told;                      /* the kernel is to drop the name; the entry is not in the list */
+	struct fs_mesh *next_named, *next_numbered, *newer, *older;
+};
+
+struct fs_meshes *fs_meshes_new(void);
+void fs_meshes_free(struct fs_meshes *all); /* NULL-safe; whatever the kernel still knows */
+/* Calls wake(arg) when there is something to drop. NULL: no longer. */
+void fs_meshes_on_full(struct fs_meshes *all, void (*wake)(void *arg), void *arg);
+
+/* A reference to the entry of a mesh of the step. -ENOENT: the step has no such mesh, and err says why; -ENFILE: too
+ * many are known. */
+int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_step *step, const char *name,
+	struct fs_mesh **ret_mesh, struct base_error *err);
+struct fs_mesh *fs_meshes_at(struct fs_meshes *all, uint64_t serial); /* a reference; NULL: none */
+struct fs_mesh *fs_mesh_ref(struct fs_mesh *mesh);
+void fs_mesh_unref(struct fs_mesh *mesh); /* NULL-safe */
+/* What it makes of its step, opened as `step`; view_mesh_unref it. */
+int fs_mesh_view(struct fs_mesh *mesh, struct fs_step *step, struct view_mesh **ret_view);
+
+/* The kernel is about to learn of a node of it; it has forgotten n times. */
+void fs_mesh_learnt(struct fs_mesh *mesh);
+void fs_meshes_forget(struct fs_meshes *all, uint64_t serial, uint64_t n);
+/* Calls f for the longest unused beyond FS_MESHES_KEPT, each once, without the lock. One thread. */
+void fs_meshes_drop(struct fs_meshes *all, void (*f)(void *arg, const struct fs_mesh *mesh), void *arg);
+
+struct fs_meshes_stats { uint64_t known, looked_up, dropped; };
+void fs_meshes_stat(struct fs_meshes *all, struct fs_meshes_stats *ret_s);
+
+#endif
