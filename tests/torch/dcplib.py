@@ -111,6 +111,11 @@ def save(path, seed=0, rows=0, columns=1, options=None, by_id=False, **more):
                                           for index, info in metadata.storage_data.items()}
 
 
+def save_by_torch(path, seed=0, rows=0, columns=1):
+    import torch.distributed.checkpoint as dcp
+    dcp.save(state(seed, rows, columns), storage_writer=dcp.FileSystemWriter(path, sync_files=False))
+
+
 def load(path, seed=0, rows=0, columns=1):
     import torch.distributed.checkpoint as dcp
     from vckpt.dcp import StorageReader

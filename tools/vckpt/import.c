@@ -249,14 +249,14 @@ static int read_source(void *arg, uint64_t offset, void *bytes, size_t len, stru
 	struct import_tensor *t = arg;
 	int r = tool_interrupt_check(err);
 
-	return r < 0 ? r : import_file_read(t->file, t->offset + offset, bytes, len, err);
+	return r < 0 ? r : import_tensor_read(t, offset, bytes, len, err);
 }
 
 static int read_blob(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	int r = tool_interrupt_check(err);
 
-	return r < 0 ? r : import_file_read(arg, offset, bytes, len, err);
+	return r < 0 ? r : import_blob_read(arg, offset, bytes, len, err);
 }
 
 static int declare(struct import *in, struct save_writer *w)
@@ -271,8 +271,8 @@ static int declare(struct import *in, struct save_writer *w)
 	}
 	for (size_t i = 0; i < in->plan.nblobs; i++) {
 		struct import_blob *b = &in->plan.blobs[i];
-		int r = save_writer_blob(w, b->name, b->per_rank, (uint64_t)b->file->stat.st_size,
-			(struct save_source){read_blob, b->file}, &in->err);
+		int r = save_writer_blob(w, b->name, b->per_rank, b->bytes, (struct save_source){read_blob, b},
+			&in->err);
 
 		if (r < 0)
 			return base_error_prefix(&in->err, r, "%s", b->file->path);

@@ -18,6 +18,8 @@ struct import_file {
 	struct stat stat; /* when it was opened: a file that changes while it is read fails the import */
 };
 
+struct import_chunks; /* import_chunks.h */
+
 struct import_tensor {
 	char component[PROTO_COMPONENT_MAX + 1];
 	char *name;
@@ -26,12 +28,22 @@ struct import_tensor {
 	struct tensor_shape shape;
 	uint64_t offset, bytes; /* in the file */
 	struct import_file *file;
+	struct import_chunks *chunks; /* where its boxes are; NULL: it lies in the file as a whole, at the offset */
+};
+
+struct import_range {
+	struct import_file *file;
+	uint64_t offset, bytes;
 };
 
 struct import_blob {
 	char *name;
 	bool per_rank; /* rank 0's own */
-	struct import_file *file;
+	struct import_file *file;    /* that it comes from */
+	uint64_t bytes;
+	char *text;                  /* what it is, if it was made here */
+	struct import_range *ranges; /* or of which parts it is, one after another; else it is the whole file */
+	size_t nranges;
 };
 
 struct import_component {
@@ -59,7 +71,9 @@ struct import_plan {
 	char **pickles;
 	size_t npickles; /* paths of pickled files that were left out */
 	bool keep_pickles;
-	bool exported; /* a source was an exported step, which may have no tensors */
+	char **opaque;
+	size_t nopaque; /* keys of values that stay as they are: Python alone reads them */
+	bool exported; /* a source was an exported step or a DCP checkpoint, which may have no tensors */
 };
 
 #define IMPORT_COMPONENT "model" /* where none is named */
@@ -79,6 +93,24 @@ int import_file_open(struct import_plan *p, const char *path, struct import_file
 int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 int import_add_safetensors(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err);
+/* Row-major bytes of a tensor, from any thread. */
+int import_tensor_read(const struct import_tensor *t, uint64_t offset, void *bytes, size_t len, struct base_error *err);
+/* Takes `chunks` in any case. */
+int import_add_chunks(struct import_plan *p, const char *component, const char *name, enum tensor_dtype dtype,
+	const struct tensor_shape *shape, struct import_file *file, struct import_chunks *chunks,
+	struct base_error *err);
+/* Made here; file: what it was made from. Takes `text` in any case. */
+int import_add_text(struct import_plan *p, struct import_file *file, const char *name, char *text, size_t len,
+	struct base_error *err);
+/* Takes `ranges` in any case. */
+int import_add_ranges(struct import_plan *p, struct import_file *file, const char *name, struct import_range *ranges,
+	size_t nranges, struct base_error *err);
+int import_blob_read(const struct import_blob *b, uint64_t offset, void *bytes, size_t len, struct base_error *err);
+/* A file of a directory that a description names by `rel`. Refused: another directory's, also by way of a link. */
+int import_file_within(struct import_plan *p, const char *directory, const char *rel, struct import_file **ret_file,
+	struct base_error *err);
+/* A directory that torch's distributed checkpoint wrote: it has .metadata. */
+int import_add_dcp(struct import_plan *p, const char *directory, struct base_error *err);
 int import_add_blob(struct import_plan *p, const char *path, const char *name, bool per_rank, struct base_error *err);
 /* name NULL: the file's; dtype as in import_add_source */
 int import_add_npy(struct import_plan *p, const char *path, const char *component, const char *name,

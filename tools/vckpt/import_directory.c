@@ -21,6 +21,7 @@
 #include "tools/vckpt/import_manifest.h"
 
 #define INDEX_NAME "model.safetensors.index.json"
+#define METADATA_NAME ".metadata"
 #define DEPTH_MAX 32
 
 struct walk {
@@ -29,6 +30,7 @@ struct walk {
 	json_t *index;      /* file name -> true, of those that the index names; NULL: no index */
 	json_t *weights;    /* the index's weight_map */
 	struct import_manifest *manifest;
+	bool dcp;           /* its .metadata says what the .distcp files hold */
 	const char *single; /* "model.safetensors" when there is one and no index */
 	const char *component;
 	struct base_error *err;
@@ -49,6 +51,13 @@ static bool holds_tensors(const struct walk *w, const char *rel)
 	if (w->single)
 		return !strcmp(rel, w->single);
 	return !strchr(rel, '/') && import_has_suffix(rel, ".safetensors");
+}
+
+/* Does DCP give its own files such names? */
+static bool is_dcp_file(const char *rel)
+{
+	return !strncmp(rel, METADATA_NAME, strlen(METADATA_NAME)) ||
+		(!strncmp(rel, "__", 2) && import_has_suffix(rel, ".distcp"));
 }
 
 static bool may_be_pickle(const char *rel)
@@ -105,7 +114,9 @@ static int take_file(struct walk *w, const char *path, const char *rel)
 		return r;
 	if (w->index && !strcmp(rel, INDEX_NAME))
 		return 0;
-	if (!w->manifest && holds_tensors(w, rel))
+	if (w->dcp && is_dcp_file(rel))
+		return 0;
+	if (!w->manifest && !w->dcp && holds_tensors(w, rel))
 		return import_add_safetensors(p, path, w->component, w->err);
 	base_cleanup_free char *name = true_name(rel);
 	if (!name)
@@ -274,15 +285,49 @@ static int add_exported(struct walk *w, size_t first)
 	return r == 0 ? import_exported_check(w->plan, w->manifest, first, w->err) : r;
 }
 
+static int add_dcp(struct walk *w)
+{
+	int r;
+
+	if (strcmp(w->component, IMPORT_COMPONENT))
+		return base_error_set(w->err, -EINVAL,
+			"%s: the keys of its tensors say which components they belong to; leave out --component %s",
+			w->root, w->component);
+	w->dcp = true;
+	r = import_add_dcp(w->plan, w->root, w->err);
+	return r == 0 ? walk_directory(w, w->root, "", 0) : r;
+}
+
+/* What a save leaves that was broken off, or that each rank made for itself. */
+static int refuse_parts(const struct walk *w)
+{
+	base_cleanup_free char *own = join(w->root, "__0" METADATA_NAME), *data = join(w->root, "__0_0.distcp");
+	struct stat st;
+
+	if (!own || !data)
+		return base_no_memory_for(w->err, "%s", w->root);
+	if (stat(own, &st) == 0)
+		return base_error_set(w->err, -EINVAL,
+			"%s: each rank saved for itself here (use_collectives=False), so that no file describes the "
+			"whole: save it with collectives, or load it with torch and use vckpt.dcp.StorageWriter",
+			w->root);
+	if (stat(data, &st) == 0)
+		return base_error_set(w->err, -BASE_EFORMAT,
+			"%s: it has .distcp files and no " METADATA_NAME ", as if the save had not come to its end",
+			w->root);
+	return 0;
+}
+
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
 	struct walk w = {.plan = p, .root = path, .component = component, .err = err};
 	base_cleanup_free char *index = join(path, INDEX_NAME), *single = join(path, "model.safetensors");
+	base_cleanup_free char *metadata = join(path, METADATA_NAME);
 	size_t first = p->ntensors;
 	struct stat st;
 	int r = 0;
 
-	if (!index || !single)
+	if (!index || !single || !metadata)
 		return base_no_memory_for(err, "%s", path);
 	if ((r = import_exported_open(p, path, &w.manifest, err)) < 0)
 		return r;
@@ -291,6 +336,10 @@ int import_add_directory(struct import_plan *p, const char *path, const char *co
 		import_manifest_free(w.manifest);
 		return r;
 	}
+	if (stat(metadata, &st) == 0 && S_ISREG(st.st_mode))
+		return add_dcp(&w);
+	if ((r = refuse_parts(&w)) < 0)
+		return r;
 	if (stat(index, &st) == 0 && S_ISREG(st.st_mode))
 		r = load_index(&w, index);
 	else if (stat(single, &st) == 0 && S_ISREG(st.st_mode))

@@ -10,6 +10,7 @@
 #include "core/base/array.h"
 #include "core/view/name.h"
 #include "core/view/npy.h"
+#include "tools/vckpt/import_chunks.h"
 
 /* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual
  * limit. */
@@ -325,21 +326,26 @@ int import_add_attribute(struct import_plan *p, const struct proto_attribute *a)
 	return to->key && to->value ? 0 : -ENOMEM;
 }
 
-int import_add_blob(struct import_plan *p, const char *path, const char *name, bool per_rank, struct base_error *err)
+int import_tensor_read(const struct import_tensor *t, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
-	struct import_file *f;
+	if (t->chunks)
+		return import_chunks_read(t->chunks, offset, bytes, len, err);
+	return import_file_read(t->file, t->offset + offset, bytes, len, err);
+}
 
-	if (!proto_utf8_valid(name, strlen(name)))
-		return base_error_set(err, -EINVAL, "%s: its name is not UTF-8", path);
-	int r = import_file_open(p, path, &f, err);
-	if (r < 0)
-		return r;
-	char *copy = strdup(name);
-	if (!copy || base_array_more(p->blobs, p->nblobs) < 0) {
-		free(copy);
-		return base_no_memory_for(err, "%s", path);
+int import_add_chunks(struct import_plan *p, const char *component, const char *name, enum tensor_dtype dtype,
+	const struct tensor_shape *shape, struct import_file *file, struct import_chunks *chunks,
+	struct base_error *err)
+{
+	uint64_t items;
+
+	if (tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items) < 0 || !component_get(p, component) ||
+		add_tensor(p, component, name, (uint32_t)strlen(name), dtype, shape, 0,
+			items * tensor_dtype_bytes(dtype), file) < 0) {
+		import_chunks_free(chunks);
+		return base_no_memory_for(err, "%s", file->path);
 	}
-	p->blobs[p->nblobs++] = (struct import_blob){copy, per_rank, f};
+	p->tensors[p->ntensors - 1].chunks = chunks;
 	return 0;
 }
 
@@ -387,8 +393,7 @@ static int same_bytes(const struct import_tensor *a, const struct import_tensor 
 	for (uint64_t at = 0; same && at < a->bytes; at += READ_BYTES) {
 		size_t n = base_min(READ_BYTES, a->bytes - at);
 
-		if (import_file_read(a->file, a->offset + at, x, n, err) < 0 ||
-			import_file_read(b->file, b->offset + at, y, n, err) < 0)
+		if (import_tensor_read(a, at, x, n, err) < 0 || import_tensor_read(b, at, y, n, err) < 0)
 			return err->code;
 		same = !memcmp(x, y, n);
 	}
@@ -410,7 +415,7 @@ static int settle_duplicates(struct import_plan *p, struct base_error *err)
 			int r = same_bytes(&p->tensors[kept - 1], &p->tensors[i], err);
 
 			free(p->tensors[i].name);
-			p->tensors[i].name = NULL;
+			import_chunks_free(p->tensors[i].chunks);
 			if (r < 0) {
 				memmove(&p->tensors[kept], &p->tensors[i + 1],
 					(p->ntensors - i - 1) * sizeof *p->tensors);
@@ -516,10 +521,18 @@ void import_plan_release(struct import_plan *p)
 		free(p->files[i]->path);
 		free(p->files[i]);
 	}
-	for (size_t i = 0; i < p->ntensors; i++)
+	for (size_t i = 0; i < p->ntensors; i++) {
 		free(p->tensors[i].name);
-	for (size_t i = 0; i < p->nblobs; i++)
+		import_chunks_free(p->tensors[i].chunks);
+	}
+	for (size_t i = 0; i < p->nblobs; i++) {
 		free(p->blobs[i].name);
+		free(p->blobs[i].text);
+		free(p->blobs[i].ranges);
+	}
+	for (size_t i = 0; i < p->nopaque; i++)
+		free(p->opaque[i]);
+	free(p->opaque);
 	for (size_t i = 0; i < p->npickles; i++)
 		free(p->pickles[i]);
 	for (size_t i = 0; i < p->ncomponents; i++) {

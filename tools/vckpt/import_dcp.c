@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A directory that torch's distributed checkpoint wrote (FileSystemWriter): .metadata, which core/foreign reads, and
+ * .distcp files, which hold an item for each box of a tensor and for each other entry, one after another. Items of
+ * tensors are looked at here, so that whatever is wrong with them is found before anything is saved; their data are
+ * read while the step is saved. Other entries are kept as they are, in one blob, beside an index of them:
+ *
+ *   .dcp/bytes.00000        their bytes, one after another
+ *   .dcp/bytes.00000.json   {key: [offset, length]} */
+#include "tools/vckpt/import_dcp.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/base/array.h"
+#include "core/base/cleanup.h"
+#include "core/foreign/tensor.h"
+#include "tools/vckpt/import_chunks.h"
+
+#define METADATA_MAX_BYTES ((uint64_t)1 << 30)
+#define BYTES_NAME ".dcp/bytes.0"
+
+static int read_file(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+{
+	return import_file_read(arg, offset, bytes, len, err);
+}
+
+/* The file that a place names; opened once. */
+static int place_file(struct import_dcp *d, const struct foreign_place *place, struct import_file **ret_file)
+{
+	base_cleanup_free char *rel = strndup(place->path.bytes, place->path.len);
+	json_t *known;
+
+	if (!rel)
+		return base_no_memory(d->err);
+	if (!proto_utf8_valid(place->path.bytes, place->path.len))
+		return base_error_set(d->err, -BASE_EFORMAT, "it names a file that is not UTF-8");
+	known = json_object_get(d->files, rel);
+	if (known) {
+		*ret_file = d->plan->files[json_integer_value(known)];
+		return 0;
+	}
+	int r = import_file_within(d->plan, d->directory, rel, ret_file, d->err);
+	if (r == 0 && json_object_set_new(d->files, rel, json_integer((json_int_t)d->plan->nfiles - 1)) < 0)
+		r = base_no_memory(d->err);
+	return r;
+}
+
+/* A place as a range of its file, which must have it. */
+static int place_range(struct import_dcp *d, const struct foreign_place *place, struct import_range *ret_range)
+{
+	int r = place_file(d, place, &ret_range->file);
+
+	if (r < 0)
+		return r;
+	uint64_t size = (uint64_t)ret_range->file->stat.st_size;
+	ret_range->offset = place->offset;
+	ret_range->bytes = place->bytes;
+	if (place->bytes <= size && place->offset <= size - place->bytes)
+		return 0;
+	return base_error_set(d->err, -BASE_EFORMAT,
+		"%s: it has %" PRIu64 " bytes and should have at least %" PRIu64 ": it was cut short, or belongs to "
+		"another save", ret_range->file->path, size, place->offset + place->bytes);
+}
+
+static void shape_text(uint32_t n, const uint64_t *dim, char text[static 300])
+{
+	size_t at = (size_t)snprintf(text, 300, "[");
+
+	for (uint32_t d = 0; d < n && at < 250; d++)
+		at += (size_t)snprintf(text + at, 300 - at, "%s%" PRIu64, d ? ", " : "", dim[d]);
+	snprintf(text + at, 300 - at, "]");
+}
+
+/* The item against what the metadata say of it. */
+static int check_item(struct import_dcp *d, const struct foreign_dcp_entry *e, const struct tensor_box *box,
+	const struct foreign_tensor *t)
+{
+	char is[300], said[300];
+
+	if (strcmp(t->dtype, e->dtype) != 0)
+		return base_error_set(d->err, -BASE_EFORMAT, "its item is %s, and .metadata says %s", t->dtype,
+			e->dtype);
+	if (t->shape.ndim == e->shape.ndim && !memcmp(t->shape.dim, box->size, e->shape.ndim * sizeof *box->size))
+		return 0;
+	shape_text(t->shape.ndim, t->shape.dim, is);
+	shape_text(e->shape.ndim, box->size, said);
+	return base_error_set(d->err, -BASE_EFORMAT, "its item has the shape %s, and .metadata says %s", is, said);
+}
+
+static int add_chunk(struct import_dcp *d, const struct foreign_dcp_entry *e, size_t number, struct import_chunks *c)
+{
+	struct import_range place;
+	struct foreign_tensor t;
+	struct tensor_box box;
+
+	tensor_boxes_get(&e->chunks, number, &box);
+	if (tensor_box_empty(e->shape.ndim, &box))
+		return 0;
+	int r = place_range(d, &e->places[number], &place);
+	if (r < 0)
+		return r;
+	r = foreign_tensor_read(&(struct foreign_range){read_file, place.file, place.offset, place.bytes}, &t, d->err);
+	if (r == 0)
+		r = check_item(d, e, &box, &t);
+	if (r < 0)
+		return base_error_prefix(d->err, r, "%s, byte %" PRIu64, place.file->path, place.offset);
+	struct import_chunk chunk = {.file = place.file, .offset = t.offset};
+	uint64_t stride = 1;
+	bool dense = true;
+	for (uint32_t i = e->shape.ndim; i-- > 0; stride *= box.size[i])
+		dense = dense && (box.size[i] == 1 || t.stride[i] == stride);
+	if (!dense) {
+		chunk.stride = calloc(e->shape.ndim, sizeof *chunk.stride);
+		if (!chunk.stride)
+			return base_no_memory(d->err);
+		memcpy(chunk.stride, t.stride, e->shape.ndim * sizeof *chunk.stride);
+	}
+	r = import_chunks_add(c, &box, &chunk);
+	if (r < 0) {
+		free(chunk.stride);
+		return base_no_memory(d->err);
+	}
+	return 0;
+}
+
+static int add_tensor(struct import_dcp *d, size_t entry)
+{
+	const struct foreign_dcp_entry *e = &d->metadata.entries[entry];
+	const struct import_place *p = &d->places[entry];
+	struct import_chunks *chunks = NULL;
+	int r = import_chunks_new(&e->shape, tensor_dtype_bytes(e->kept), &chunks);
+
+	if (r < 0)
+		return base_no_memory(d->err);
+	for (size_t i = 0; r == 0 && i < e->chunks.n; i++) {
+		r = tool_interrupt_check(d->err);
+		if (r == 0)
+			r = add_chunk(d, e, i, chunks);
+	}
+	if (r == 0)
+		r = import_chunks_finish(chunks, d->err);
+	if (r < 0) {
+		import_chunks_free(chunks);
+		return base_error_prefix(d->err, r, "%.*s", (int)base_min(e->key.len, 300), e->key.bytes);
+	}
+	r = import_add_chunks(d->plan, p->component, p->name, e->kept, &e->shape, d->file, chunks, d->err);
+	return r < 0 ? r : import_dcp_leaf(d, entry, json_pack("{s:s}", "$tensor", p->name));
+}
+
+/* ---- what is no tensor ---- */
+
+static int add_opaque(struct import_dcp *d, const struct foreign_text *key)
+{
+	struct import_plan *p = d->plan;
+
+	if (base_array_more(p->opaque, p->nopaque) < 0 || !(p->opaque[p->nopaque] = strndup(key->bytes, key->len)))
+		return base_no_memory(d->err);
+	p->nopaque++;
+	return 0;
+}
+
+static int add_bytes(struct import_dcp *d, struct import_range *ranges, size_t *n, json_t *index, uint64_t *at,
+	const struct foreign_dcp_entry *e)
+{
+	int r = place_range(d, &e->place, &ranges[*n]);
+
+	if (r < 0)
+		return base_error_prefix(d->err, r, "%.*s", (int)base_min(e->key.len, 300), e->key.bytes);
+	if (json_object_setn_new(index, e->key.bytes, e->key.len,
+			json_pack("[I, I]", (json_int_t)*at, (json_int_t)ranges[*n].bytes)) < 0)
+		return base_no_memory(d->err);
+	*at += ranges[(*n)++].bytes;
+	return *at > INT64_MAX ? base_error_set(d->err, -BASE_ELIMIT, "%s: its byte entries are too long together",
+		d->file->path) : add_opaque(d, &e->key);
+}
+
+static int add_all_bytes(struct import_dcp *d)
+{
+	struct import_range *ranges = calloc(d->metadata.nentries + 1, sizeof *ranges);
+	json_t *index = json_object();
+	uint64_t at = 0;
+	size_t n = 0;
+	int r = ranges && index ? 0 : base_no_memory(d->err);
+
+	for (size_t i = 0; r == 0 && i < d->metadata.nentries; i++)
+		if (!d->metadata.entries[i].is_tensor)
+			r = add_bytes(d, ranges, &n, index, &at, &d->metadata.entries[i]);
+	char *text = r == 0 && n ? json_dumps(index, JSON_INDENT(1) | JSON_ENSURE_ASCII) : NULL;
+	json_decref(index);
+	if (r < 0 || !n) {
+		free(ranges);
+		return r;
+	}
+	r = import_add_ranges(d->plan, d->file, BYTES_NAME, ranges, n, d->err);
+	if (r < 0 || !text) {
+		free(text);
+		return r < 0 ? r : base_no_memory(d->err);
+	}
+	return import_add_text(d->plan, d->file, BYTES_NAME ".json", text, strlen(text), d->err);
+}
+
+/* ---- the whole ---- */
+
+static int read_metadata(struct import_dcp *d, void **ret_bytes)
+{
+	uint64_t size = (uint64_t)d->file->stat.st_size;
+
+	if (size > METADATA_MAX_BYTES)
+		return base_error_set(d->err, -BASE_EFORMAT, "%s: larger than 1 GiB", d->file->path);
+	base_cleanup_free void *bytes = malloc(size + 1);
+	if (!bytes)
+		return base_no_memory_for(d->err, "%s", d->file->path);
+	int r = import_file_read(d->file, 0, bytes, size, d->err);
+	if (r < 0)
+		return r;
+	r = foreign_dcp_read(bytes, size, &d->metadata, d->err);
+	if (r < 0)
+		return base_error_prefix(d->err, r, "%s", d->file->path);
+	*ret_bytes = base_steal(bytes);
+	return 0;
+}
+
+static int add_entries(struct import_dcp *d)
+{
+	int r = import_dcp_names(d);
+
+	for (size_t i = 0; r == 0 && i < d->metadata.nentries; i++)
+		if (d->metadata.entries[i].is_tensor)
+			r = add_tensor(d, i);
+	if (r == 0)
+		r = add_all_bytes(d);
+	if (r == 0)
+		r = import_dcp_documents(d);
+	if (r == 0 && d->metadata.other_data)
+		base_warning("%s: planner_data of a planner of your own are not kept", d->file->path);
+	return r;
+}
+
+int import_add_dcp(struct import_plan *p, const char *directory, struct base_error *err)
+{
+	struct import_dcp d = {.plan = p, .directory = directory, .err = err};
+	base_cleanup_free void *bytes = NULL;
+	int r = import_file_within(p, directory, ".metadata", &d.file, err);
+
+	if (r < 0)
+		return r;
+	p->exported = true;
+	d.files = json_object();
+	d.trees = json_object();
+	r = d.files && d.trees ? read_metadata(&d, &bytes) : base_no_memory(err);
+	if (r == 0)
+		r = add_entries(&d);
+	for (size_t i = 0; d.places && i < d.metadata.nentries; i++)
+		free(d.places[i].name);
+	free(d.places);
+	json_decref(d.files);
+	json_decref(d.trees);
+	foreign_dcp_release(&d.metadata);
+	return r;
+}

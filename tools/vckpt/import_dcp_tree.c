@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The documents of a step that a DCP checkpoint becomes:
+ *
+ *   .dcp/metadata.json   what vckpt.dcp.StorageReader gives DCP: a text for each key
+ *   COMPONENT.json       what vckpt.load takes values from: the state as it was before DCP made it flat
+ *
+ * A tree in the making has nodes [kind, content]: a leaf's content is its value, a dict's and a list's an object of
+ * nodes (of a list by their numbers, since they come in any order). */
+#include "tools/vckpt/import_dcp.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/base/cleanup.h"
+
+#define VALUES_MAX_BYTES ((size_t)64 << 20)
+#define DOCUMENT ".dcp/metadata.json"
+
+enum node { LEAF, DICT, LIST };
+
+/* ---- trees ---- */
+
+static json_t *node_new(enum node kind, json_t *content)
+{
+	return json_pack("[i, o]", (int)kind, content);
+}
+
+static enum node node_kind(const json_t *node)
+{
+	return (enum node)json_integer_value(json_array_get(node, 0));
+}
+
+static json_t *node_content(const json_t *node)
+{
+	return json_array_get(node, 1);
+}
+
+static int clash(struct import_dcp *d, size_t entry)
+{
+	const struct foreign_text *key = &d->metadata.entries[entry].key;
+
+	return base_error_set(d->err, -BASE_EFORMAT, "%s: the path of key %.*s and that of another key contradict each "
+		"other", d->file->path, (int)base_min(key->len, 300), key->bytes);
+}
+
+/* The node of `object` under a key: it, or a new one of this kind. NULL: it has another kind. */
+static json_t *node_under(json_t *object, const char *key, size_t len, enum node kind)
+{
+	json_t *node = json_object_getn(object, key, len);
+
+	if (node)
+		return kind != LEAF && node_kind(node) == kind ? node : NULL;
+	node = node_new(kind, kind == LEAF ? json_null() : json_object());
+	return json_object_setn_new(object, key, len, node) < 0 ? NULL : node;
+}
+
+static enum node kind_below(const struct foreign_items *path, size_t at)
+{
+	if (at >= path->n)
+		return LEAF;
+	return path->at[at]->kind == FOREIGN_TEXT ? DICT : LIST;
+}
+
+/* The new leaf at the end of a path; the component's root stands under the first part. NULL: another key has it. */
+static json_t *walk(struct import_dcp *d, const char *component, const struct foreign_items *path)
+{
+	json_t *node = node_under(d->trees, component, strlen(component), kind_below(path, 1));
+
+	for (size_t i = 1; node && i < path->n; i++) {
+		const struct foreign_value *v = path->at[i];
+		char number[24];
+
+		if (v->kind == FOREIGN_TEXT) {
+			node = node_under(node_content(node), v->text.bytes, v->text.len, kind_below(path, i + 1));
+			continue;
+		}
+		if (v->number < 0 || (uint64_t)v->number >= d->metadata.nentries)
+			return NULL;
+		int len = snprintf(number, sizeof number, "%" PRId64, v->number);
+		node = node_under(node_content(node), number, (size_t)len, kind_below(path, i + 1));
+	}
+	return node;
+}
+
+int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
+{
+	const struct foreign_dcp_entry *e = &d->metadata.entries[entry];
+	const struct import_place *p = &d->places[entry];
+	char component[PROTO_COMPONENT_MAX + 1];
+	struct foreign_value key = {.kind = FOREIGN_TEXT, .text = {e->key.bytes, e->key.len}};
+	struct foreign_value *parts[] = {&key, &key};
+	struct foreign_items alone = {parts, 2, 2};
+	json_t *node;
+
+	snprintf(component, sizeof component, "%s", p->component);
+	/* a value by itself, such as an epoch, is a component by itself; one with a dot is part of a flat state */
+	if (!p->nested && !e->is_tensor && !strchr(p->name, '.') && proto_component_valid(p->name) &&
+		!json_object_get(d->trees, p->name)) {
+		snprintf(component, sizeof component, "%s", p->name);
+		alone.n = 1;
+	}
+	node = leaf ? walk(d, component, p->nested ? e->path : &alone) : NULL;
+	if (!node) {
+		json_decref(leaf);
+		return leaf ? clash(d, entry) : base_no_memory(d->err);
+	}
+	return json_array_set_new(node, 1, leaf) < 0 ? base_no_memory(d->err) : 0;
+}
+
+/* As docs/format/values.md has it. No more than 100 parts deep, as paths are (core/foreign/dcp.h). */
+static json_t *finish_node(const json_t *node)
+{
+	json_t *content = node_content(node), *child, *made;
+	bool plain = true;
+	const char *key;
+	size_t n = 0;
+
+	if (node_kind(node) == LEAF)
+		return json_incref(content);
+	json_object_foreach(content, key, child) {
+		plain = plain && *key != '$';
+		if (node_kind(node) == LIST)
+			n = base_max(n, strtoull(key, NULL, 10) + 1);
+	}
+	made = node_kind(node) == LIST || !plain ? json_array() : json_object();
+	for (size_t i = 0; i < n; i++) {
+		char number[24];
+
+		snprintf(number, sizeof number, "%zu", i);
+		child = json_object_get(content, number);
+		json_array_append_new(made, child ? finish_node(child) : json_null());
+	}
+	if (node_kind(node) == LIST)
+		return made;
+	json_object_foreach(content, key, child) {
+		if (plain)
+			json_object_set_new(made, key, finish_node(child));
+		else
+			json_array_append_new(made, json_pack("[s, o]", key, finish_node(child)));
+	}
+	return plain ? made : json_pack("{s:o}", "$dict", made);
+}
+
+static int add_document(struct import_dcp *d, const char *name, json_t *root, size_t indent)
+{
+	char *text = root ? json_dumps(root, JSON_INDENT(indent) | JSON_ENSURE_ASCII) : NULL;
+
+	json_decref(root);
+	if (!text)
+		return base_no_memory_for(d->err, "%s", d->file->path);
+	return import_add_text(d->plan, d->file, name, text, strlen(text), d->err);
+}
+
+static int add_trees(struct import_dcp *d)
+{
+	const char *component;
+	json_t *node;
+	int r = 0;
+
+	json_object_foreach(d->trees, component, node) {
+		char name[PROTO_COMPONENT_MAX + 8];
+
+		snprintf(name, sizeof name, "%s.json", component);
+		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", finish_node(node)), 2);
+		if (r == 0 && d->plan->blobs[d->plan->nblobs - 1].bytes > VALUES_MAX_BYTES)
+			r = base_error_set(d->err, -BASE_ELIMIT, "%s: the values of %s take more than 64 MiB as text",
+				d->file->path, component);
+		if (r < 0)
+			break;
+	}
+	return r;
+}
+
+/* ---- .dcp/metadata.json ---- */
+
+static json_t *tensor_json(const struct foreign_dcp_entry *e, const struct import_place *p)
+{
+	static const char *const formats[] = {"contiguous", "channels_last", "preserve"};
+	json_t *shape = json_array(), *made;
+
+	for (uint32_t i = 0; i < e->shape.ndim; i++)
+		json_array_append_new(shape, json_integer((json_int_t)e->shape.dim[i]));
+	made = json_pack("{s:s, s:s, s:s, s:o}", "component", p->component, "name", p->name, "dtype", e->dtype, "shape",
+		shape);
+	if (e->requires_grad)
+		json_object_set_new(made, "requires_grad", json_true());
+	if (e->pin_memory)
+		json_object_set_new(made, "pin_memory", json_true());
+	if (e->memory_format)
+		json_object_set_new(made, "memory_format", json_string(formats[e->memory_format]));
+	return made;
+}
+
+static json_t *path_json(const struct foreign_items *path)
+{
+	json_t *made = json_array();
+
+	for (size_t i = 0; i < path->n; i++) {
+		const struct foreign_value *v = path->at[i];
+
+		json_array_append_new(made, v->kind == FOREIGN_TEXT ? json_stringn(v->text.bytes, v->text.len) :
+			json_integer(v->number));
+	}
+	return made;
+}
+
+static int add_metadata(struct import_dcp *d)
+{
+	json_t *keys = json_object();
+
+	for (size_t i = 0; i < d->metadata.nentries; i++) {
+		const struct foreign_dcp_entry *e = &d->metadata.entries[i];
+		json_t *made = e->is_tensor ? tensor_json(e, &d->places[i]) : json_pack("{s:b}", "bytes", 1);
+
+		if (d->metadata.paths && e->path)
+			json_object_set_new(made, "path", path_json(e->path));
+		if (json_object_setn_new(keys, e->key.bytes, e->key.len, made) < 0) {
+			json_decref(keys);
+			return base_no_memory_for(d->err, "%s", d->file->path);
+		}
+	}
+	keys = json_pack("{s:i, s:b, s:o}", "vckpt.dcp", 1, "paths", d->metadata.paths, "keys", keys);
+	return add_document(d, DOCUMENT, keys, 1);
+}
+
+int import_dcp_documents(struct import_dcp *d)
+{
+	int r = add_metadata(d);
+
+	return r < 0 ? r : add_trees(d);
+}
