@@ -27,7 +27,7 @@ static const char *const classes[] = {
 static const struct foreign_classes known = {classes, "DCP's metadata", false};
 
 #define FIELDS_MAX 32u          /* of an object; Metadata, the longest, has 5 */
-#define PATH_MAX_PARTS 100u
+#define PATH_MAX_PARTS 64u
 
 static int wrong(struct base_error *err, const char *what)
 {

@@ -27,7 +27,7 @@ struct foreign_dcp_entry {
 	unsigned memory_format;         /* contiguous, channels_last, preserve */
 	/* of another entry */
 	struct foreign_place place;
-	/* from the state's root: a tuple of texts and ints; NULL: not said */
+	/* from the state's root: a tuple of at most 64 texts and ints; NULL: not said */
 	const struct foreign_items *path;
 };
 

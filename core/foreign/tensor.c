@@ -62,8 +62,7 @@ int foreign_sizes(const struct foreign_value *v, uint64_t ret_sizes[static TENSO
 	return 0;
 }
 
-/* Data that another kind of machine wrote are refused. */
-static int check_little(struct foreign_archive *a, struct base_error *err)
+int foreign_archive_little(struct foreign_archive *a, struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
 	size_t len = 0;
@@ -155,7 +154,7 @@ static int of_call(struct foreign_archive *a, const struct foreign_object *o, bo
 	return r;
 }
 
-static int of_value(struct foreign_archive *a, const struct foreign_value *v, struct foreign_tensor *ret_t,
+int foreign_tensor_of(struct foreign_archive *a, const struct foreign_value *v, struct foreign_tensor *ret_t,
 	struct base_error *err)
 {
 	if (v->kind == FOREIGN_OBJECT && !strcmp(v->object->class, "torch._utils._rebuild_parameter") &&
@@ -179,13 +178,13 @@ int foreign_tensor_read(const struct foreign_range *range, struct foreign_tensor
 	int r = foreign_archive_open(range, &a, err);
 
 	if (r == 0)
-		r = check_little(a, err);
+		r = foreign_archive_little(a, err);
 	if (r == 0)
 		r = foreign_archive_read(a, "data.pkl", PICKLE_MAX_BYTES, &bytes, &len, err);
 	if (r == 0)
 		r = foreign_pickle_read(bytes, len, &known, &p, err);
 	if (r == 0)
-		r = of_value(a, foreign_pickle_root(p), ret_t, err);
+		r = foreign_tensor_of(a, foreign_pickle_root(p), ret_t, err);
 	foreign_pickle_free(p);
 	foreign_archive_close(a);
 	return r == -ENOENT || r == -BASE_ELIMIT ? base_error_set(err, -BASE_EFORMAT, "it is no tensor that torch.save "

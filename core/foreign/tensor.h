@@ -22,6 +22,11 @@ int foreign_dtype(const char *name, size_t len, const char **ret_name, enum tens
 
 /* An archive that holds one tensor. -BASE_EFORMAT: it holds something else. */
 int foreign_tensor_read(const struct foreign_range *range, struct foreign_tensor *ret_t, struct base_error *err);
+/* The same of a value of a pickle that came out of an archive. -BASE_EFORMAT: it is no tensor. */
+int foreign_tensor_of(struct foreign_archive *a, const struct foreign_value *v, struct foreign_tensor *ret_t,
+	struct base_error *err);
+/* -BASE_EFORMAT: another kind of machine wrote the archive, whose data have another byte order. */
+int foreign_archive_little(struct foreign_archive *a, struct base_error *err);
 /* Numbers in a torch.Size, a tuple or a list. */
 int foreign_sizes(const struct foreign_value *v, uint64_t ret_sizes[static TENSOR_MAX_DIMS], uint32_t *ret_n);
 

@@ -450,6 +450,15 @@ def fsdp_state(model, optimizer):
     return dict(zip(("model", "optim"), get_state_dict(model, optimizer)))
 
 
+def fsdp_save_by_torch(path):
+    """Trains and saves; losses after the save."""
+    import torch.distributed.checkpoint as dcp
+    model, optimizer = fsdp_model()
+    fsdp_steps(model, optimizer, 0, 3)
+    dcp.save(fsdp_state(model, optimizer), storage_writer=dcp.FileSystemWriter(path, sync_files=False))
+    return fsdp_steps(model, optimizer, 3, 3)
+
+
 def fsdp_save(path):
     """Trains, saves asynchronously while it goes on training; losses after the save."""
     import torch.distributed as dist

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt import of what torch's distributed checkpoint wrote: every tensor equal bit by bit, read back by vckpt.load and
 by dcp.load; and what must be refused."""
+import collections
+import io
 import os
+import pathlib
 import pickle
 import warnings
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    TensorProperties,
     TensorStorageMetadata,
 )
 
@@ -58,6 +63,7 @@ def source(tmp_path):
     return tmp_path / "source"
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_tensors_of_all_kinds(vckpt, store, source):
     state = {"w": torch.randn(300, 200), "turned": torch.randn(70, 301).t(), "scalar": torch.tensor(2.5),
              "last": torch.randn(2, 3, 40, 50).to(memory_format=torch.channels_last), "none": torch.empty(3, 0),
@@ -204,3 +210,145 @@ def test_files_beside_it_are_blobs(vckpt, store, source):
     vckpt("import", store, "run", source)
     assert {blob["name"] for blob in vckpt.json("ls", store, "run/0")["blobs"]} == {
         ".dcp/metadata.json", "config.json", "model.json"}
+
+
+# ---- values ----
+
+PLAIN = {"epoch": 3, "name": "tiny", "lr": 0.1, "small": 1e-300, "nothing": None, "yes": True, "minus": -0.0,
+         "huge": [2**53, -2**53, 2**63, -2**63, 2**64, -2**64 - 1, 3**500, -3**500], "bytes": b"\x00\xff ab",
+         "array": bytearray(b"\xe9x"),
+         "empty": (b"", bytearray(), "", (), [], {}, set()), "odd": [float("inf"), -float("inf")], "complex": 1 - 2j,
+         "tuple": (1, (2, "ä"), []), "sets": [{1, 2}, frozenset(["a"])], "keys": ({1: "a", (2, "b"): None, "$x": 0},),
+         "ordered": (collections.OrderedDict([("b", 1), ("a", 2)]),), "size": [torch.Size([2, 3])],
+         "types": [torch.float32, torch.bfloat16, torch.strided], "device": [torch.device("cuda:1")],
+         "path": [pathlib.PosixPath("/data/c4")], "range": range(0, 9, 2), "slice": slice(None, 3),
+         "text": "line\nline \"quoted\" \\ \x7f €𝄞"}
+
+
+def test_values_come_back(vckpt, store, source):
+    save({"all": {"v": PLAIN}, **PLAIN}, source)
+    vckpt("import", store, "run", source)
+    loaded = library.load(store / "run" / "latest", {"all": None, **dict.fromkeys(PLAIN)}, strict=False).values
+    for key, value in PLAIN.items():
+        assert loaded[key] == value and loaded["all"]["v"][key] == value, key
+    assert str(loaded["minus"]) == "-0.0" and [type(x) for x in loaded["sets"]] == [set, frozenset]
+    assert type(loaded["ordered"][0]) is collections.OrderedDict and type(loaded["array"]) is bytearray
+
+
+def test_tensors_inside_values(vckpt, store, source):
+    state = {"model": {"w": torch.ones(2)}, "pair": (1, {"x": torch.arange(6).view(2, 3).t()}),
+             "deep": {"a": [(torch.zeros(0), torch.tensor(7))]}}
+    save(state, source)
+    vckpt("import", store, "run", source)
+    found = library.load(store / "run" / "latest", {"pair": None, "deep": None}, strict=False).values
+    assert found["pair"][0] == 1 and torch.equal(found["pair"][1]["x"], state["pair"][1]["x"])
+    assert [bits(t) for t in found["deep"]["a"][0]] == [bits(t) for t in state["deep"]["a"][0]]
+
+
+class Own:
+    def __init__(self):
+        self.inside = 1
+
+
+def test_values_that_only_python_reads(vckpt, store, source):
+    cycle: list = [1]
+    cycle.append((cycle,))
+    many: list = [1]
+    for _ in range(60):
+        many = [(many, many)]
+    state = {"w": torch.ones(2), "own": {"good": 1, "bad": [Own()]}, "cycle": (cycle,), "many": many}
+    save(state, source)
+    result = vckpt("import", store, "run", source)
+    assert "own.bad: kept as it is, for dcp.load alone: class test_import_dcp.Own is not one of" in result.stderr
+    assert vckpt.json("import", store, "run", source)["values_unread"] == ["own.bad", "cycle", "many"]
+    loaded = library.load(store / "run" / "latest", {"own": None}, strict=False).values
+    assert loaded["own"] == {"good": 1}
+    blank = {"own": {"good": None, "bad": None}}
+    load(blank, store / "run" / "0")
+    assert blank["own"]["good"] == 1 and blank["own"]["bad"][0].inside == 1
+
+
+def test_training_goes_on(vckpt, store, source, pool2):
+    """Sharded parameters and an optimizer's state: by dcp.load on the same ranks, by vckpt.load on one process."""
+    import dcplib
+    ranks = Ranks(pool2)
+    losses = ranks("fsdp_save_by_torch", str(source))
+    vckpt("import", store, "run/3", source)
+    assert ranks("fsdp_load", str(store / "run" / "3")) == losses
+    model, optimizer = dcplib.fsdp_model(cut=False)
+    library.load(store / "run" / "3", {"model": model, "optim": optimizer})
+    assert dcplib.fsdp_steps(model, optimizer, 3, 3) == pytest.approx(losses[0], rel=1e-5)
+
+
+# ---- any boxes ----
+
+def cut(rng, box):
+    """A box in one or several."""
+    dims = [d for d, (low, high) in enumerate(box) if high - low > 1]
+    if not dims or rng.random() < 0.35:
+        return [box]
+    d = rng.choice(dims)
+    at = rng.randrange(box[d][0] + 1, box[d][1])
+    return [part for low, high in ((box[d][0], at), (at, box[d][1]))
+            for part in cut(rng, [*box[:d], (low, high), *box[d + 1:]])]
+
+
+def item_of(rng, tensor):
+    """What torch.save writes of a tensor with these items, in some order in memory."""
+    order = rng.sample(range(tensor.dim()), tensor.dim())
+    back = [order.index(d) for d in range(tensor.dim())]
+    tensor = tensor.permute(order).contiguous().permute(back)
+    if rng.random() < 0.3 and tensor.dim():
+        room = torch.zeros(*[n + rng.randrange(3) for n in tensor.shape], dtype=tensor.dtype)
+        part = room[tuple(slice(0, n) for n in tensor.shape)]
+        tensor = part.copy_(tensor)
+    out = io.BytesIO()
+    torch.save(tensor, out)
+    return out.getvalue()
+
+
+def write_checkpoint(rng, path, state):
+    """As a save by ranks that hold boxes of any kind would be."""
+    files, entries, places = [b""] * 3, {}, {}
+    for name, tensor in state.items():
+        boxes = cut(rng, [(0, n) for n in tensor.shape]) if tensor.numel() else [[(0, n) for n in tensor.shape]]
+        rng.shuffle(boxes)
+        chunks = []
+        for box in boxes:
+            at, file = torch.Size([low for low, _ in box]), rng.randrange(3)
+            item = item_of(rng, tensor[tuple(slice(*span) for span in box)])
+            chunks.append(ChunkStorageMetadata(at, torch.Size([high - low for low, high in box])))
+            places[MetadataIndex(name, at)] = _StorageInfo(f"__{file}_0.distcp", len(files[file]), len(item))
+            files[file] += item
+        entries[name] = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, chunks)
+    path.mkdir()
+    for number, data in enumerate(files):
+        (path / f"__{number}_0.distcp").write_bytes(data)
+    write_metadata(path, Metadata(entries, storage_data=places))
+
+
+def test_any_boxes_of_any_tensors(vckpt, store, tmp_path, rng, scale):
+    for case in range(scale(6, 200)):
+        state = {}
+        for number in range(rng.randrange(1, 6)):
+            shape = [rng.choice([1, 2, 3, 5, 8, 17, 64]) for _ in range(rng.randrange(5))]
+            if rng.random() < 0.1 and shape:
+                shape[rng.randrange(len(shape))] = 0
+            dtype = rng.choice([torch.float32, torch.bfloat16, torch.uint8, torch.complex128, torch.int64])
+            state[f"t.{number}"] = (torch.randn(shape) * 100).to(dtype)
+        write_checkpoint(rng, tmp_path / f"{case}", state)
+        vckpt("import", store, f"run/{case}", tmp_path / f"{case}", "--no-index")
+        with library.Step(store / "run" / f"{case}", "torch") as step:
+            assert {name: bits(step[f"model/{name}"]) for name in state} == {name: bits(t) for name, t in state.items()}
+
+
+def test_a_large_tensor_by_columns(vckpt, store, tmp_path, rng):
+    """Larger than what is read at once; one part of it is turned."""
+    tensor = torch.randn(1100, 3000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("test_import_dcp.cut", lambda _, box: [[box[0], (0, 1000)], [(0, 600), (1000, 3000)],
+                                                             [(600, 1100), (1000, 3000)]])
+        write_checkpoint(rng, tmp_path / "c", {"w": tensor})
+    vckpt("import", store, "run", tmp_path / "c", "--threads", 2)
+    with library.Step(store / "run" / "0", "torch") as step:
+        assert torch.equal(step["model/w"], tensor)

@@ -316,11 +316,14 @@ static int add_headers(struct import *in, struct save_writer *w)
 
 static json_t *result_json(const struct import *in, const struct save_result *result)
 {
-	json_t *pickles = json_array();
+	json_t *pickles = json_array(), *opaque = json_array();
 
 	for (size_t i = 0; i < in->plan.npickles; i++)
 		json_array_append_new(pickles, json_string(in->plan.pickles[i]));
-	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "run",
+	for (size_t i = 0; i < in->plan.nopaque; i++)
+		json_array_append_new(opaque, json_string(in->plan.opaque[i].key));
+	return json_pack(
+		"{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "run",
 		in->target.run, "step", (json_int_t)result->step, "entry", (json_int_t)result->entry, "attempt",
 		result->attempt, "tensors", (json_int_t)result->tensors, "blobs", (json_int_t)result->blobs, "bytes",
 		(json_int_t)result->bytes, "pieces", (json_int_t)result->pieces, "pieces_new",
@@ -328,7 +331,23 @@ static json_t *result_json(const struct import *in, const struct save_result *re
 		(json_int_t)result->pieces_duplicate, "piece_bytes_new", (json_int_t)result->piece_bytes_new,
 		"raw_bytes_new", (json_int_t)result->raw_bytes_new, "meta_bytes", (json_int_t)result->meta_bytes,
 		"bases", (json_int_t)result->bases, "attributes", tool_json_attributes(in->attributes, in->nattributes),
-		"pickles_left_out", pickles);
+		"pickles_left_out", pickles, "values_unread", opaque);
+}
+
+/* Values of which vckpt does not know what they are. */
+static void say_opaque(const struct import_plan *p)
+{
+	enum { SHOWN = 5 };
+
+	for (size_t i = 0; i < p->nopaque && i < SHOWN; i++) {
+		fputs("vckpt import: ", stderr);
+		tool_print_text(stderr, p->opaque[i].key, strlen(p->opaque[i].key));
+		fputs(": kept as it is, for dcp.load alone: ", stderr);
+		tool_print_text(stderr, p->opaque[i].why, strlen(p->opaque[i].why));
+		fputc('\n', stderr);
+	}
+	if (p->nopaque > SHOWN)
+		fprintf(stderr, "vckpt import: so are %zu more values (--json lists them)\n", p->nopaque - SHOWN);
 }
 
 static int report(struct tool *t, const struct import *in, const struct save_result *result)
@@ -340,6 +359,8 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 		tool_print_text(stderr, in->plan.pickles[i], strlen(in->plan.pickles[i]));
 		fputs(": a pickle; left out (--keep-pickles stores it as it is)\n", stderr);
 	}
+	if (!t->quiet)
+		say_opaque(&in->plan);
 	if (t->json)
 		return tool_print_json(result_json(in, result));
 	if (t->quiet)

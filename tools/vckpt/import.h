@@ -46,6 +46,10 @@ struct import_blob {
 	size_t nranges;
 };
 
+struct import_opaque {
+	char *key, *why;
+};
+
 struct import_component {
 	char name[PROTO_COMPONENT_MAX + 1];
 	uint32_t nsafetensors; /* files */
@@ -71,8 +75,8 @@ struct import_plan {
 	char **pickles;
 	size_t npickles; /* paths of pickled files that were left out */
 	bool keep_pickles;
-	char **opaque;
-	size_t nopaque; /* keys of values that stay as they are: Python alone reads them */
+	struct import_opaque *opaque;
+	size_t nopaque; /* values that stay as they are: Python alone reads them */
 	bool exported; /* a source was an exported step or a DCP checkpoint, which may have no tensors */
 };
 

@@ -18,9 +18,10 @@
 #include "tools/vckpt/import_chunks.h"
 
 #define METADATA_MAX_BYTES ((uint64_t)1 << 30)
+#define VALUES_MAX 8000000u
 #define BYTES_NAME ".dcp/bytes.0"
 
-static int read_file(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+int import_dcp_read(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	return import_file_read(arg, offset, bytes, len, err);
 }
@@ -41,9 +42,12 @@ static int place_file(struct import_dcp *d, const struct foreign_place *place, s
 		return 0;
 	}
 	int r = import_file_within(d->plan, d->directory, rel, ret_file, d->err);
-	if (r == 0 && json_object_set_new(d->files, rel, json_integer((json_int_t)d->plan->nfiles - 1)) < 0)
-		r = base_no_memory(d->err);
-	return r;
+	if (r < 0)
+		return r;
+	d->file_bytes += (uint64_t)(*ret_file)->stat.st_size;
+	if (json_object_set_new(d->files, rel, json_integer((json_int_t)d->plan->nfiles - 1)) < 0)
+		return base_no_memory(d->err);
+	return 0;
 }
 
 /* A place as a range of its file, which must have it. */
@@ -56,8 +60,14 @@ static int place_range(struct import_dcp *d, const struct foreign_place *place, 
 	uint64_t size = (uint64_t)ret_range->file->stat.st_size;
 	ret_range->offset = place->offset;
 	ret_range->bytes = place->bytes;
-	if (place->bytes <= size && place->offset <= size - place->bytes)
-		return 0;
+	if (place->bytes <= size && place->offset <= size - place->bytes) {
+		/* or the work could be far more than the files are large */
+		d->item_bytes += place->bytes;
+		if (d->item_bytes <= d->file_bytes)
+			return 0;
+		return base_error_set(d->err, -BASE_EFORMAT, "%s: its items overlap: together they are longer than "
+			"the files", ret_range->file->path);
+	}
 	return base_error_set(d->err, -BASE_EFORMAT,
 		"%s: it has %" PRIu64 " bytes and should have at least %" PRIu64 ": it was cut short, or belongs to "
 		"another save", ret_range->file->path, size, place->offset + place->bytes);
@@ -88,6 +98,27 @@ static int check_item(struct import_dcp *d, const struct foreign_dcp_entry *e, c
 	return base_error_set(d->err, -BASE_EFORMAT, "its item has the shape %s, and .metadata says %s", is, said);
 }
 
+int import_dcp_chunk(struct import_chunks *c, const struct tensor_box *box, struct import_file *file,
+	const struct foreign_tensor *t, struct base_error *err)
+{
+	struct import_chunk chunk = {.file = file, .offset = t->offset};
+	uint64_t stride = 1;
+	bool dense = true;
+
+	for (uint32_t d = t->shape.ndim; d-- > 0; stride *= box->size[d])
+		dense = dense && (box->size[d] == 1 || t->stride[d] == stride);
+	if (!dense) {
+		chunk.stride = calloc(t->shape.ndim, sizeof *chunk.stride);
+		if (!chunk.stride)
+			return base_no_memory(err);
+		memcpy(chunk.stride, t->stride, t->shape.ndim * sizeof *chunk.stride);
+	}
+	if (import_chunks_add(c, box, &chunk) == 0)
+		return 0;
+	free(chunk.stride);
+	return base_no_memory(err);
+}
+
 static int add_chunk(struct import_dcp *d, const struct foreign_dcp_entry *e, size_t number, struct import_chunks *c)
 {
 	struct import_range place;
@@ -100,28 +131,13 @@ static int add_chunk(struct import_dcp *d, const struct foreign_dcp_entry *e, si
 	int r = place_range(d, &e->places[number], &place);
 	if (r < 0)
 		return r;
-	r = foreign_tensor_read(&(struct foreign_range){read_file, place.file, place.offset, place.bytes}, &t, d->err);
+	struct foreign_range item = {import_dcp_read, place.file, place.offset, place.bytes};
+	r = foreign_tensor_read(&item, &t, d->err);
 	if (r == 0)
 		r = check_item(d, e, &box, &t);
 	if (r < 0)
 		return base_error_prefix(d->err, r, "%s, byte %" PRIu64, place.file->path, place.offset);
-	struct import_chunk chunk = {.file = place.file, .offset = t.offset};
-	uint64_t stride = 1;
-	bool dense = true;
-	for (uint32_t i = e->shape.ndim; i-- > 0; stride *= box.size[i])
-		dense = dense && (box.size[i] == 1 || t.stride[i] == stride);
-	if (!dense) {
-		chunk.stride = calloc(e->shape.ndim, sizeof *chunk.stride);
-		if (!chunk.stride)
-			return base_no_memory(d->err);
-		memcpy(chunk.stride, t.stride, e->shape.ndim * sizeof *chunk.stride);
-	}
-	r = import_chunks_add(c, &box, &chunk);
-	if (r < 0) {
-		free(chunk.stride);
-		return base_no_memory(d->err);
-	}
-	return 0;
+	return import_dcp_chunk(c, &box, place.file, &t, d->err);
 }
 
 static int add_tensor(struct import_dcp *d, size_t entry)
@@ -144,35 +160,58 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 		import_chunks_free(chunks);
 		return base_error_prefix(d->err, r, "%.*s", (int)base_min(e->key.len, 300), e->key.bytes);
 	}
+	base_cleanup_free char *place = NULL;
+	if (asprintf(&place, "%s/%s", p->component, p->name) < 0)
+		place = NULL;
+	if (!place || json_object_set_new(d->taken, place, json_null()) < 0) {
+		import_chunks_free(chunks);
+		return base_no_memory(d->err);
+	}
 	r = import_add_chunks(d->plan, p->component, p->name, e->kept, &e->shape, d->file, chunks, d->err);
 	return r < 0 ? r : import_dcp_leaf(d, entry, json_pack("{s:s}", "$tensor", p->name));
 }
 
 /* ---- what is no tensor ---- */
 
-static int add_opaque(struct import_dcp *d, const struct foreign_text *key)
+static int add_opaque(struct import_dcp *d, const struct foreign_text *key, const struct base_error *why)
 {
 	struct import_plan *p = d->plan;
 
-	if (base_array_more(p->opaque, p->nopaque) < 0 || !(p->opaque[p->nopaque] = strndup(key->bytes, key->len)))
+	if (base_array_more(p->opaque, p->nopaque) < 0)
 		return base_no_memory(d->err);
+	struct import_opaque *o = &p->opaque[p->nopaque];
+	*o = (struct import_opaque){strndup(key->bytes, key->len), strdup(why->text)};
 	p->nopaque++;
-	return 0;
+	return o->key && o->why ? 0 : base_no_memory(d->err);
 }
 
-static int add_bytes(struct import_dcp *d, struct import_range *ranges, size_t *n, json_t *index, uint64_t *at,
-	const struct foreign_dcp_entry *e)
+/* What it says becomes a value of the step; or it is listed. */
+static int add_value(struct import_dcp *d, size_t entry, const struct import_range *range)
 {
-	int r = place_range(d, &e->place, &ranges[*n]);
+	struct base_error why = {0};
+	json_t *value = NULL;
+	int r = import_dcp_value(d, entry, range, &value, &why);
 
+	if (r > 0)
+		return add_opaque(d, &d->metadata.entries[entry].key, &why);
+	return r < 0 ? r : import_dcp_leaf(d, entry, value);
+}
+
+static int add_bytes(struct import_dcp *d, size_t entry, struct import_range *range, json_t *index, uint64_t *at)
+{
+	const struct foreign_dcp_entry *e = &d->metadata.entries[entry];
+	int r = tool_interrupt_check(d->err);
+
+	if (r < 0)
+		return r;
+	r = place_range(d, &e->place, range);
 	if (r < 0)
 		return base_error_prefix(d->err, r, "%.*s", (int)base_min(e->key.len, 300), e->key.bytes);
 	if (json_object_setn_new(index, e->key.bytes, e->key.len,
-			json_pack("[I, I]", (json_int_t)*at, (json_int_t)ranges[*n].bytes)) < 0)
+			json_pack("[I, I]", (json_int_t)*at, (json_int_t)range->bytes)) < 0)
 		return base_no_memory(d->err);
-	*at += ranges[(*n)++].bytes;
-	return *at > INT64_MAX ? base_error_set(d->err, -BASE_ELIMIT, "%s: its byte entries are too long together",
-		d->file->path) : add_opaque(d, &e->key);
+	*at += range->bytes;
+	return add_value(d, entry, range);
 }
 
 static int add_all_bytes(struct import_dcp *d)
@@ -185,7 +224,7 @@ static int add_all_bytes(struct import_dcp *d)
 
 	for (size_t i = 0; r == 0 && i < d->metadata.nentries; i++)
 		if (!d->metadata.entries[i].is_tensor)
-			r = add_bytes(d, ranges, &n, index, &at, &d->metadata.entries[i]);
+			r = add_bytes(d, i, &ranges[n++], index, &at);
 	char *text = r == 0 && n ? json_dumps(index, JSON_INDENT(1) | JSON_ENSURE_ASCII) : NULL;
 	json_decref(index);
 	if (r < 0 || !n) {
@@ -239,7 +278,7 @@ static int add_entries(struct import_dcp *d)
 
 int import_add_dcp(struct import_plan *p, const char *directory, struct base_error *err)
 {
-	struct import_dcp d = {.plan = p, .directory = directory, .err = err};
+	struct import_dcp d = {.plan = p, .directory = directory, .values_left = VALUES_MAX, .err = err};
 	base_cleanup_free void *bytes = NULL;
 	int r = import_file_within(p, directory, ".metadata", &d.file, err);
 
@@ -248,7 +287,8 @@ int import_add_dcp(struct import_plan *p, const char *directory, struct base_err
 	p->exported = true;
 	d.files = json_object();
 	d.trees = json_object();
-	r = d.files && d.trees ? read_metadata(&d, &bytes) : base_no_memory(err);
+	d.taken = json_object();
+	r = d.files && d.trees && d.taken ? read_metadata(&d, &bytes) : base_no_memory(err);
 	if (r == 0)
 		r = add_entries(&d);
 	for (size_t i = 0; d.places && i < d.metadata.nentries; i++)
@@ -256,6 +296,7 @@ int import_add_dcp(struct import_plan *p, const char *directory, struct base_err
 	free(d.places);
 	json_decref(d.files);
 	json_decref(d.trees);
+	json_decref(d.taken);
 	foreign_dcp_release(&d.metadata);
 	return r;
 }

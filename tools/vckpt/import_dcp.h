@@ -7,7 +7,9 @@
 #ifndef TOOLS_VCKPT_IMPORT_DCP_H
 #define TOOLS_VCKPT_IMPORT_DCP_H
 
+#include "core/base/buf.h"
 #include "core/foreign/dcp.h"
+#include "core/foreign/tensor.h"
 #include "tools/vckpt/import.h"
 
 struct import_place {
@@ -22,12 +24,28 @@ struct import_dcp {
 	struct import_file *file;       /* .metadata */
 	struct foreign_dcp metadata;
 	struct import_place *places;    /* of each entry */
+	uint64_t file_bytes, item_bytes;        /* of the files; of the items in them, which overlap nowhere */
+	unsigned values_left;           /* that may still be taken out of byte entries */
 	json_t *files;                  /* {relative path: number in the plan} */
+	json_t *taken;                  /* {"component/name": null} of tensors */
 	json_t *trees;                  /* {component: tree} */
 	struct base_error *err;
 };
 
 int import_dcp_names(struct import_dcp *d);
+
+/* The component in whose tree a key's leaf stands. */
+void import_dcp_component(const struct import_dcp *d, size_t entry, char component[static PROTO_COMPONENT_MAX + 1]);
+/* A value as docs/format/values.md has it, with its tensors added to the plan. 1: no such text says what it is, and why
+ * not is in `why`. */
+int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_range *range, json_t **ret_value,
+	struct base_error *why);
+/* A row-major tensor, or a strided one, that is a box of the tensor. */
+int import_dcp_chunk(struct import_chunks *c, const struct tensor_box *box, struct import_file *file,
+	const struct foreign_tensor *t, struct base_error *err);
+int import_dcp_read(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err); /* of import_file */
+/* Writes a document, with numbers as short as they can be. -ENOMEM */
+int import_dcp_write(const json_t *value, struct base_buf *b);
 
 /* A key's leaf of its component's tree; takes `leaf` in any case. */
 int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf);

@@ -83,6 +83,16 @@ static json_t *walk(struct import_dcp *d, const char *component, const struct fo
 	return node;
 }
 
+void import_dcp_component(const struct import_dcp *d, size_t entry, char component[static PROTO_COMPONENT_MAX + 1])
+{
+	const struct import_place *p = &d->places[entry];
+	bool alone = !p->nested && !d->metadata.entries[entry].is_tensor && !strchr(p->name, '.');
+
+	/* a value by itself, such as an epoch, is a component by itself; one with a dot is part of a flat state */
+	alone = alone && proto_component_valid(p->name) && !json_object_get(d->trees, p->name);
+	snprintf(component, PROTO_COMPONENT_MAX + 1, "%s", alone ? p->name : p->component);
+}
+
 int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 {
 	const struct foreign_dcp_entry *e = &d->metadata.entries[entry];
@@ -93,13 +103,9 @@ int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 	struct foreign_items alone = {parts, 2, 2};
 	json_t *node;
 
-	snprintf(component, sizeof component, "%s", p->component);
-	/* a value by itself, such as an epoch, is a component by itself; one with a dot is part of a flat state */
-	if (!p->nested && !e->is_tensor && !strchr(p->name, '.') && proto_component_valid(p->name) &&
-		!json_object_get(d->trees, p->name)) {
-		snprintf(component, sizeof component, "%s", p->name);
+	import_dcp_component(d, entry, component);
+	if (strcmp(component, p->component) != 0)
 		alone.n = 1;
-	}
 	node = leaf ? walk(d, component, p->nested ? e->path : &alone) : NULL;
 	if (!node) {
 		json_decref(leaf);
@@ -108,7 +114,7 @@ int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 	return json_array_set_new(node, 1, leaf) < 0 ? base_no_memory(d->err) : 0;
 }
 
-/* As docs/format/values.md has it. No more than 100 parts deep, as paths are (core/foreign/dcp.h). */
+/* As docs/format/values.md has it. As deep as paths are long (core/foreign/dcp.h). */
 static json_t *finish_node(const json_t *node)
 {
 	json_t *content = node_content(node), *child, *made;
@@ -142,14 +148,19 @@ static json_t *finish_node(const json_t *node)
 	return plain ? made : json_pack("{s:o}", "$dict", made);
 }
 
-static int add_document(struct import_dcp *d, const char *name, json_t *root, size_t indent)
+static int add_document(struct import_dcp *d, const char *name, json_t *root)
 {
-	char *text = root ? json_dumps(root, JSON_INDENT(indent) | JSON_ENSURE_ASCII) : NULL;
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+	int r = root ? import_dcp_write(root, &b) : -ENOMEM;
 
 	json_decref(root);
+	if (r < 0)
+		return base_no_memory_for(d->err, "%s", d->file->path);
+	size_t len = b.len;
+	char *text = base_buf_steal_text(&b);
 	if (!text)
 		return base_no_memory_for(d->err, "%s", d->file->path);
-	return import_add_text(d->plan, d->file, name, text, strlen(text), d->err);
+	return import_add_text(d->plan, d->file, name, text, len, d->err);
 }
 
 static int add_trees(struct import_dcp *d)
@@ -162,7 +173,7 @@ static int add_trees(struct import_dcp *d)
 		char name[PROTO_COMPONENT_MAX + 8];
 
 		snprintf(name, sizeof name, "%s.json", component);
-		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", finish_node(node)), 2);
+		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", finish_node(node)));
 		if (r == 0 && d->plan->blobs[d->plan->nblobs - 1].bytes > VALUES_MAX_BYTES)
 			r = base_error_set(d->err, -BASE_ELIMIT, "%s: the values of %s take more than 64 MiB as text",
 				d->file->path, component);
@@ -221,7 +232,7 @@ static int add_metadata(struct import_dcp *d)
 		}
 	}
 	keys = json_pack("{s:i, s:b, s:o}", "vckpt.dcp", 1, "paths", d->metadata.paths, "keys", keys);
-	return add_document(d, DOCUMENT, keys, 1);
+	return add_document(d, DOCUMENT, keys);
 }
 
 int import_dcp_documents(struct import_dcp *d)

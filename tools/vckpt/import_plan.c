@@ -530,8 +530,10 @@ void import_plan_release(struct import_plan *p)
 		free(p->blobs[i].text);
 		free(p->blobs[i].ranges);
 	}
-	for (size_t i = 0; i < p->nopaque; i++)
-		free(p->opaque[i]);
+	for (size_t i = 0; i < p->nopaque; i++) {
+		free(p->opaque[i].key);
+		free(p->opaque[i].why);
+	}
 	free(p->opaque);
 	for (size_t i = 0; i < p->npickles; i++)
 		free(p->pickles[i]);
