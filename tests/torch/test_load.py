@@ -330,3 +330,36 @@ def test_more_ranks_than_saved(pool2, run):
     vckpt.save(run, {"model": model, "rng": vckpt.rng_state(), "scheduler": scheduler}, step=5, **PIN)
     vckpt.close()
     assert pool2(_another_number, str(run)) == [(False, 5, model.weight.tolist())] * 2
+
+
+def _in_a_child(path):
+    """A child of a rank has the rank's group, but not its place in it: it must not speak for its parent."""
+    import torch.distributed as dist
+    import torch.multiprocessing as multiprocessing
+    model = torch.nn.Linear(2, 2)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=_child, args=(path, there))
+    child.start()
+    said = here.recv() if here.poll(120) else None
+    child.join()
+    dist.barrier()
+    return said, vckpt.load(path, {"model": model}, meet_timeout=120.0).step
+
+
+def _child(path, pipe):
+    model, said = torch.nn.Linear(2, 2), []
+    for arguments in {}, {"rank": 0, "world": 1}:
+        try:
+            said.append(vckpt.load(path, {"model": model}, **arguments).step)
+        except vckpt.Forked as error:
+            said.append(str(error))
+    pipe.send(said)
+
+
+def test_a_child_of_a_rank(pool2, run):
+    vckpt.save(run, {"model": torch.nn.Linear(2, 2)}, step=5, **PIN)
+    vckpt.close()
+    for said, step in pool2(_in_a_child, str(run)):
+        assert step == 5 and said[1] == 5
+        assert "the process group belongs to the process that forked this one" in said[0]

@@ -34,7 +34,8 @@ from ._lib import (
     VersionError,
 )
 from .lazy import LazyStep, LazyTensor, open
-from .loading import Loaded, load
+from .load_handle import Loaded, LoadHandle
+from .loading import async_load, load
 from .loads import Damage
 from .paths import init, latest, steps, wait
 from .preempt import Stopping, on_sigterm
@@ -46,12 +47,10 @@ from .state import parameter_names
 from .step import BlobInfo, Step, TensorInfo
 
 __all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument",
-           "LazyStep", "LazyTensor", "Loaded", "Mesh", "NotAStore",
-           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping",
-           "StoreExists",
-           "TensorInfo", "Timeout", "Undecided", "VersionError", "async_save", "close", "init", "latest", "load",
-           "on_sigterm", "open", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version",
-           "wait"]
+           "LazyStep", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record", "Refused",
+           "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists", "TensorInfo", "Timeout",
+           "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest", "load", "on_sigterm",
+           "open", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version", "wait"]
 
 
 def version() -> str:

@@ -5,8 +5,11 @@ A load has two halves. Planning walks through the state as a save would, beside 
 what is to be done for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so
 that such an error leaves the state as it was. Then the tensors are made that optimizers, objects and values get; those
 and the tensors of the state are read, in one load of the library (loading_tensors.py); and with all that has arrived
-the rest is done in the order of the state. The random number generators come last, because making objects may use
-random numbers."""
+the rest is done: modules and optimizers, then other objects (a loader may look at either), each in the order of the
+state. The random number generators come last, because making objects may use random numbers.
+
+`async_load` plans in the call, reads in a thread of its own, and does the rest where it is waited for, since objects
+and generators belong to the caller's thread."""
 from __future__ import annotations
 
 import argparse
@@ -19,11 +22,12 @@ import sys
 import types as classes
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from . import _lib, components, meeting, meshes, paths, saver, state as states
+from .load_handle import Loaded, LoadHandle, Started
 from .loading_tensors import Destination, Fill, Made, assign, fill, refusal
-from .loads import Damage, Direct, How, OnDamage, Verify, chosen
+from .loads import Damage, Direct, How, OnDamage, Verify, Watch, chosen
 from .records import Record
 from .rng import RngState, set_rng_state
 from .shard import Shard
@@ -41,25 +45,6 @@ Give = Callable[[], Any]        # what stands at a place of the state after the 
 
 ABSENT = Record("vckpt.Absent", {})     # stands for a part that the step does not have
 SHOWN = 10                              # names in a sentence
-
-
-class Loaded(NamedTuple):
-    """What `load` found."""
-    path: str                       # STORE/RUN/STEP
-    run: str
-    step: int                       # its number
-    attributes: dict[str, str]
-    # {component: its plain values; tensors and objects that were filled stand among them}
-    values: dict[str, Any]
-    missing: list[str]              # what the state has and the step lacks; empty unless strict=False
-    unexpected: list[str]           # tensors that the step has and the state's component lacks; likewise
-    rng: bool                       # the random number generators were set back
-    damaged: list[Damage]           # what could not be read; empty unless on_damage="skip"
-
-    def blob(self, name: str, rank: int | None = None) -> bytes:
-        """The bytes of a file of the step, as Step.blob gives them."""
-        with Step(self.path, "numpy") as step:
-            return step.blob(name, rank)
 
 
 def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
@@ -97,14 +82,45 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     that fails raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks
     load as saved; else a line on standard error says that they were left as they are, and the result's `rng` is
     False."""
+    started = _started(path, state, strict, missing_ok, mesh, types, rank, world, meet_timeout, threads, verify,
+                       on_damage, direct)
+    if started is None:
+        return None
+    with started:
+        started.read()
+        return started.finished()
+
+
+def async_load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
+               types: Iterable[type] = (),
+               rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
+               threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
+               direct: Direct = "auto") -> LoadHandle:
+    """As load, but it returns when the ranks have agreed on the step, all that has to fit fits, and the reading has
+    begun. The handle's wait() fills what is left, optimizers, objects and generators, and gives what load gives. Until
+    then the tensors of the state hold anything, and nothing of it may be used or changed."""
+    return LoadHandle(_started(path, state, strict, missing_ok, mesh, types, rank, world, meet_timeout, threads, verify,
+                               on_damage, direct))
+
+
+def _started(path: Path, state: State, strict: bool, missing_ok: bool, mesh: Any, types: Iterable[type],
+             rank: int | None, world: int | None, meet_timeout: float, threads: int, verify: Verify,
+             on_damage: OnDamage, direct: Direct) -> Started | None:
+    """Up to where reading begins; None: there is no step."""
     rank, world, group = _who(rank, world)
-    how = chosen(threads, verify, on_damage, direct)._replace(world=world)
+    watch = Watch()
+    how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
     at = _chosen(path, group, missing_ok, meet_timeout)
     if at is None:
         return None
-    with Step(at, "numpy" if torch_module() is None else "torch") as step:
+    step = Step(at, "numpy" if torch_module() is None else "torch")
+    try:
         plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types))
-        return plan.run(strict, how)
+        plan.begin(strict)
+    except BaseException:
+        step.close()
+        raise
+    return Started(step, watch, plan.size(), lambda: plan.read(how), plan.finish)
 
 
 def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
@@ -142,6 +158,7 @@ def _newest(path: str, missing_ok: bool) -> int | None:
 def _together(run: str, path: str, missing_ok: bool, timeout: float) -> int | None:
     """What rank 0 finds, at all ranks."""
     dist, found = sys.modules["torch.distributed"], None
+    meeting.check_own(dist, path)
     if dist.get_rank() == 0:
         try:
             found = _newest(path, missing_ok)
@@ -256,7 +273,7 @@ def _in_words(names: list[str]) -> str:
 class _Plan:
     """One rank's part of one load. A part is planned by a method that gives a function: its result is what stands there
     afterwards. `makes`: functions that make tensors, once nothing can refuse the load any more; `fills`: what is read
-    then; `todo`: functions to be called with all that has arrived, in order."""
+    then; `todo`, and then `objects`: functions to be called with all that has arrived, in order."""
 
     def __init__(self, step: Step, path: str, state: State, rank: int, world: int, mesh: Any,
                  types: tuple[type, ...]) -> None:
@@ -266,6 +283,8 @@ class _Plan:
         whole = meshes.given(mesh)
         self.mesh = (*whole, meshes.named(*whole)) if whole else None
         self.todo: list[Callable[[], object]] = []
+        self.objects: list[Callable[[], object]] = []
+        self.damaged: list[Damage] = []
         self.values: dict[str, Give] = {}
         self.rng: list[Any] = []
         self.trees: dict[tuple[str, int | None], Any] = {}
@@ -282,18 +301,26 @@ class _Plan:
             components.check(component, value, is_tensor)
             self.component(component, value)
 
-    def run(self, strict: bool, how: How) -> Loaded:
+    def begin(self, strict: bool) -> None:
         self.check(strict)
         for make in self.makes:
             make()
-        damaged = fill(self.step, self.rank, self.fills, how)
+        self.makes = []
+
+    def size(self) -> int:
+        return sum(one.to.items * _lib.ITEM_BYTES[one.dtype] for one in self.fills)
+
+    def read(self, how: How) -> None:
+        self.damaged = fill(self.step, self.rank, self.fills, how)
         self.fills = []
-        for do in self.todo:
+
+    def finish(self, bytes_read: int) -> Loaded:
+        for do in self.todo + self.objects:
             do()
         found = {component: give() for component, give in self.values.items()}
         step = self.step
         return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected,
-                      self.set_generators(), damaged)
+                      self.set_generators(), self.damaged, bytes_read)
 
     def check(self, strict: bool) -> None:
         said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []
@@ -376,10 +403,10 @@ class _Plan:
         elif _is_nothing(saved) or (saved is None and (_is_generator(value) or value.state_dict() is not None)):
             self.lack(path, saved)
         elif _is_generator(value):
-            self.todo.append(lambda: set_rng_state(saved, generator=value))
+            self.objects.append(lambda: set_rng_state(saved, generator=value))
         else:
             give = self.merged(value.state_dict(), saved, path)
-            self.todo.append(lambda: value.load_state_dict(give()))
+            self.objects.append(lambda: value.load_state_dict(give()))
         return lambda: value
 
     def plainly(self, saved: Any, path: KeyPath) -> Give:

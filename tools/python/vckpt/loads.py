@@ -2,13 +2,15 @@
 """One load of the library: many tensors of a step in one go, each block of the step read once.
 
 The library's threads write into the memory of the tensors until the load is freed, which waits for them. So whatever
-ends the call, an error, Ctrl-C or a signal's handler, the load is freed before anything lets go of that memory."""
+ends the call, an error, Ctrl-C, a signal's handler or another thread's `cancel`, the load is freed before anything lets
+go of that memory."""
 from __future__ import annotations
 
 import bisect
 import ctypes
 import errno
 import numbers
+import threading
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -43,11 +45,47 @@ class Extents:
         bisect.insort(self.ranges, (begin, end))
 
 
+class Watch:
+    """Of one call that loads, which may be several loads of the library: how far it is, and whether it is to end. Any
+    thread may look, and set `cancelled`."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.main: threading.Thread | None = None       # the load ends when that has ended
+        self.before = self.now = (0, 0)     # (bytes placed, bytes read): by loads that are over, by the one that runs
+
+    def look(self, progress: _lib.LoadProgress) -> None:
+        """Between two slices of a wait, and at the end."""
+        self.now = int(progress.bytes_placed), int(progress.bytes_read)
+        if not progress.over:
+            self.check()
+
+    def check(self) -> None:
+        if self.cancelled or (self.main is not None and not self.main.is_alive()):
+            raise cancelled()
+
+    def ended(self) -> None:
+        self.before, self.now = (self.placed, self.read), (0, 0)
+
+    @property
+    def placed(self) -> int:
+        return self.before[0] + self.now[0]
+
+    @property
+    def read(self) -> int:
+        return self.before[1] + self.now[1]
+
+
+def cancelled() -> _lib.Aborted:
+    return _lib.Aborted(_lib.EABORTED, "the load was cancelled: tensors of the state hold anything")
+
+
 class How(NamedTuple):
     """What the caller of a load chose."""
     threads: int
     flags: int
     world: int = 1              # ranks that load at the same time
+    watch: Watch | None = None
 
     @property
     def skips(self) -> bool:
@@ -92,6 +130,8 @@ def read(step: Step, rank: int, tensors: Sequence[Described], how: How) -> list[
     """Reads all of these tensors. Gives what did not arrive, where damage is no error."""
     if not tensors:
         return []
+    if how.watch:
+        how.watch.check()
     load = _Load(step, rank, how)
     try:
         load.run([row for row, _ in tensors])
@@ -104,7 +144,7 @@ class _Load:
     """Freed in any case before its step is closed."""
 
     def __init__(self, step: Step, rank: int, how: How) -> None:
-        self.step = step
+        self.step, self.watch = step, how.watch
         self.pointer = c_void_p()           # filled by the library, so that there is no moment at which nobody has it
         options = _lib.LoadOptions(size=ctypes.sizeof(_lib.LoadOptions), rank=rank, threads=how.threads,
                                    flags=how.flags, world=how.world)
@@ -123,18 +163,26 @@ class _Load:
         _lib.call("vckpt_load_start", self.pointer)
         while not self.over():
             pass
+        if self.watch:
+            self.watch.ended()
 
     def over(self) -> bool:
-        """Waits for a while. Raises what the load failed with."""
+        """Waits for a while. Raises what the load failed with, or that it is to end."""
         try:
             _lib.call("vckpt_load_wait", self.pointer, SLICE_MS)
         except _lib.Timeout:
-            progress = _lib.LoadProgress()
-            _lib.lib().vckpt_load_progress(self.pointer, byref(progress))
-            if not progress.over:
+            if not self.progress().over:
                 return False
             _lib.call("vckpt_load_wait", self.pointer, -1)      # the storage, too, may say that it timed out
+        self.progress()
         return True
+
+    def progress(self) -> _lib.LoadProgress:
+        found = _lib.LoadProgress()
+        _lib.lib().vckpt_load_progress(self.pointer, byref(found))
+        if self.watch:
+            self.watch.look(found)
+        return found
 
     def damaged(self) -> list[Damage]:
         found, lost = [], _lib.LoadLost()

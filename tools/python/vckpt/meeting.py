@@ -42,6 +42,27 @@ SAVES = "the first save of a run, and each Saver,"
 LOADS = "vckpt.load of a run's newest step"
 
 
+def check_own(dist: Distributed, path: str) -> None:
+    """A child's messages to the store would go over its parent's connection, and break what the parent says next."""
+    if _of_parent is not None and dist.group.WORLD is _of_parent:
+        raise _lib.Forked(_lib.EFORKED, f"{path}: the process group belongs to the process that forked this one "
+                                        f"({os.getpid()}): give rank=0, world=1 to load by itself, or call "
+                                        "torch.distributed.init_process_group in the child")
+
+
+_of_parent: Any = None
+
+
+def _after_fork() -> None:
+    global _of_parent
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        _of_parent = dist.group.WORLD
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def agree(dist: Distributed, launch_id: str, run: str, path: str, timeout: float, call: str = SAVES) -> str:
     """Rank 0's launch id, at all ranks of the default process group. dist: torch.distributed; call: what all ranks have
     to call."""
