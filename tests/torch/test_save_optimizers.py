@@ -307,6 +307,18 @@ def _flat(path, originals):
     vckpt.save(path, {"model": model, "optimizer": optimizer}, step=1, **PIN)
     vckpt.close(path)
     assert [words(p) for p in model.parameters()] == [words(p) for p in other.parameters()]
+    fresh = FullyShardedDataParallel(net(5), use_orig_params=originals, device_mesh=mesh, device_id=torch.device("cpu"))
+    new = torch.optim.AdamW(fresh.parameters(), lr=9.0)
+    for number, (loaded, count) in enumerate([(0, 0), (1, len(optimizer.state))]):
+        assert vckpt.load(f"{path}/{number}", {"model": fresh, "optimizer": new}).step == loaded
+        assert len(new.state) == count and new.param_groups[0]["lr"] == 0.1
+    kept, wanted = new.state_dict(), optimizer.state_dict()
+    assert words(kept["param_groups"]) == words(wanted["param_groups"])
+    assert all(dict(words(kept["state"][key])) == dict(words(state)) for key, state in wanted["state"].items())
+    for number in (1, 2):
+        one_step(fresh, new, number)
+        one_step(other, their, number)
+    assert [words(p) for p in fresh.parameters()] == [words(p) for p in other.parameters()]
     from vckpt import torch_optimizers
     found = torch_optimizers.optimizer_state(optimizer, {"model": model}, {}, ("optimizer",))
     assert words(found) == words(dict(get_optimizer_state_dict(model, optimizer)))

@@ -18,6 +18,7 @@ A save uses torch only if the program has imported it. Steps are read as torch's
 imported when the first is read, and not with framework="numpy"."""
 from typing import TYPE_CHECKING
 
+from . import presets
 from ._lib import (
     Aborted,
     Damaged,
@@ -50,7 +51,7 @@ __all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Forked", "Forma
            "LazyStep", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record", "Refused",
            "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists", "TensorInfo", "Timeout",
            "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest", "load", "on_sigterm",
-           "open", "parameter_names", "rng_state", "save", "set_rng_state", "steps", "version", "wait"]
+           "open", "parameter_names", "presets", "rng_state", "save", "set_rng_state", "steps", "version", "wait"]
 
 
 def version() -> str:

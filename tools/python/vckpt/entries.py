@@ -36,7 +36,7 @@ def make_entry(component: str, name: str, path: KeyPath, tensor: Any, mesh: Save
         return NumpyEntry(component, name, path, tensor, plain_layout(tensor.shape, mesh), flags).at(rank)
     entry: Entry
     adapter = torch_state()
-    if adapter.DTensor is not None and isinstance(tensor, adapter.DTensor):
+    if adapter.is_dtensor(tensor):
         entry = adapter.DTensorEntry(component, name, path, tensor, mesh, rank, flags)
     else:
         entry = adapter.TorchEntry(component, name, path, tensor, plain_layout(tuple(tensor.shape), mesh),
@@ -109,7 +109,7 @@ def rank_tensor(value: Any, path: KeyPath) -> tuple[str, bytes]:
         array = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
         return word, npy_bytes(array if array.dtype.isbuiltin == 1 else array.view(f"V{array.itemsize}"))
     adapter = torch_state()
-    if adapter.DTensor is not None and isinstance(value, adapter.DTensor):
+    if adapter.is_dtensor(value):
         raise Refused(path, "a DTensor is a tensor of all ranks: it cannot be kept by one rank alone")
     word, array = adapter.to_numpy_bytes(value, path)
     numpy_word = next((name for name, ours in NUMPY_DTYPES.items() if ours == word

@@ -28,6 +28,7 @@ from . import _lib, components, meeting, meshes, paths, saver, state as states
 from .load_handle import Loaded, LoadHandle, Started
 from .loading_tensors import Destination, Fill, Made, assign, fill, refusal
 from .loads import Damage, Direct, How, OnDamage, Verify, Watch, chosen
+from .presets import SplitOptimizer
 from .records import Record
 from .rng import RngState, set_rng_state
 from .shard import Shard
@@ -251,7 +252,7 @@ def _fillable(value: object) -> bool:
     """There is something in it that a load changes in place."""
     if isinstance(value, (Mapping, list, tuple)):
         return any(map(_fillable, value.values() if isinstance(value, Mapping) else value))
-    return (is_tensor(value) or type(value) is RngState or _is_generator(value)
+    return (is_tensor(value) or type(value) is RngState or _is_generator(value) or isinstance(value, SplitOptimizer)
             or callable(getattr(value, "load_state_dict", None)))
 
 
@@ -396,6 +397,8 @@ class _Plan:
             self.module(value, saved, path)
         elif torch is not None and isinstance(value, torch.optim.Optimizer):
             self.optimizer(value, saved, path)
+        elif isinstance(value, SplitOptimizer):
+            self.split(value, saved, path)
         elif is_tensor(value):
             self.tensor(value, saved, path)
         elif type(value) is RngState:
@@ -550,14 +553,15 @@ class _Plan:
             self.todo.append(lambda: set_module_state(module, {key: give() for key, give in gives.items()}))
 
     def optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: KeyPath) -> None:
-        from . import torch_optimizers
-        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0]))))
-                 if tree is not None and not _is_nothing(tree)]
+        from . import presets, torch_optimizers
+        flattened = torch_optimizers.flattened_module(optimizer, self.state, self.views, path)
+        if flattened is not None:
+            self.split(presets.fsdp1(optimizer, flattened), saved, path)
+            return
+        trees = self.optimizer_trees(saved, path)
         if not trees:
             self.lack(path, saved)
             return
-        for tree in trees:
-            self.asked |= _names(tree)
         found = torch_optimizers.Restored(optimizer, self.state, self.views, path, trees)
         name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
@@ -565,6 +569,41 @@ class _Plan:
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
         self.todo.append(lambda: optimizer.load_state_dict(made()))
+
+    def optimizer_trees(self, saved: Any, path: KeyPath) -> list[Any]:
+        """What ranks saved of an optimizer: one tree, or several where each has a part. Their tensors are asked for."""
+        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0]))))
+                 if tree is not None and not _is_nothing(tree)]
+        for tree in trees:
+            self.asked |= _names(tree)
+        return trees
+
+    def split(self, split: SplitOptimizer, saved: Any, path: KeyPath) -> None:
+        """Its state is filled through Shards of what is there, or of what is made for it and put there at the end."""
+        from . import torch_optimizers, torch_split
+        trees = self.optimizer_trees(saved, path)
+        if not trees:
+            self.lack(path, saved)
+            return
+        torch_optimizers.check_trees(trees, path)
+        found = torch_split.Restored(split, trees)
+        name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
+        self.missing += [f"{name}, its parameter {one}" for one in found.missing]
+        self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
+        self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
+        if found.wrong:
+            return
+        for part, key, kept in found.kept():
+            stored = self.step._find(path[0], kept["name"]) if _is_reference(kept) and "blob" not in kept else None
+            if key == torch_split.MASTER and not split.master:
+                continue
+            if stored is None or not found.is_flat(part, key, stored[2]):
+                found.plain(part, key, self.made(path[0], kept))
+            elif part.holder is not None:
+                self.tensor(found.shard(part, key, stored[1]), kept, (*path, "state", part.name, key))
+        self.missing += [f"{name}, {key} of its parameter {one}" for one, key in found.lacking()]
+        groups = self.made(path[0], found.groups)
+        self.todo.append(lambda: found.take(groups()))
 
     def at(self, path: KeyPath, rank: int | None) -> Any:
         """A part of the tree that a rank has."""

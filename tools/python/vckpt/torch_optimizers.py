@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from . import presets
 from .shard import Refused, Shard
 from .torch_modules import identical, is_torchs, module_view, parameter_names
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 Found: TypeAlias = "tuple[Names, list[Source] | None, torch.nn.Module | None, dict[int, Shard]]"
 
+ONE_MODULE = ("parameters that FSDP1 has flattened are named by one module only: give one module that has all of this "
+              "optimizer's")
 HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
 
@@ -347,8 +350,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], 
     names, sources, module, shards = find_names(optimizer, state, views, path)
     if any(flattened(source.object()) for source in sources or () if source.view is not None):
         if module is None:
-            raise Refused(path, "parameters that FSDP1 has flattened are named by one module only: give one module "
-                                "that has all of this optimizer's")
+            raise Refused(path, ONE_MODULE)
         return of_flattened(module, optimizer, path)
     taken = named(optimizer, names, path)
     if any(shard.alone for shard in shards.values()):
@@ -377,6 +379,27 @@ def ordered_names(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) ->
 
 # ---- the way back ----
 
+def flattened_module(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], views: Views,
+                     path: KeyPath) -> torch.nn.Module | None:
+    """The module whose parameters the optimizer has, if FSDP1 has flattened any of them."""
+    if sys.modules.get("torch.distributed.fsdp") is None or is_zero(optimizer):
+        return None
+    _, sources, module, _ = find_names(optimizer, state, views, path)
+    if not any(flattened(source.object()) for source in sources or () if source.view is not None):
+        return None
+    if module is None:
+        raise Refused(path, ONE_MODULE)
+    return module
+
+
+def check_trees(trees: list[Any], path: KeyPath) -> None:
+    if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict)
+               and isinstance(tree.get("param_groups"), list) for tree in trees):
+        raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and '
+                            '"param_groups": leave it out of the state to load the rest, or give what was saved there')
+
+
+
 class Restored:
     """What goes into an optimizer from the trees that ranks saved of it: one, or several where each rank has a part (a
     pipeline's stage, experts, ZeroRedundancyOptimizer). Not through torch's set_optimizer_state_dict: of an optimizer
@@ -385,16 +408,8 @@ class Restored:
     def __init__(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], views: Views, path: KeyPath,
                  trees: list[Any]) -> None:
         refuse_odd(optimizer, path)
-        names, sources, _, self.shards = find_names(optimizer, state, views, path)
-        if any(flattened(source.object()) for source in sources or () if source.view is not None):
-            raise Refused(path, "FSDP1 has flattened its parameters: vckpt.load cannot fill such an optimizer; give "
-                                "what Step.values gives to "
-                          "FullyShardedDataParallel.optim_state_dict_to_load")
-        if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict)
-                   and isinstance(tree.get("param_groups"), list) for tree in trees):
-            raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and '
-                                '"param_groups": leave it out of the state to load '
-                          "the rest, or give what was saved there")
+        names, _, _, self.shards = find_names(optimizer, state, views, path)
+        check_trees(trees, path)
         self.optimizer, self.trees = optimizer, trees
         self.order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
         self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order),
@@ -437,7 +452,7 @@ class Restored:
             kept.update(tree["state"])
         for number, (name, parameter) in enumerate(zip([name for group in self.order for name in group], parameters)):
             if name in kept:
-                state[number] = built(kept[name], self.shards.get(id(parameter), parameter))
+                state[number] = built(without_master(kept[name]), self.shards.get(id(parameter), parameter))
             elif name in self.missing and self.optimizer.state.get(parameter):       # stays as it is
                 state[number] = self.optimizer.state[parameter]
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
@@ -452,6 +467,11 @@ class Restored:
             place += len(names)
         more = {key: built(value) for key, value in self.trees[0].items() if key not in ("state", "param_groups")}
         return {**more, "state": state, "param_groups": groups}
+
+
+def without_master(kept: Any) -> Any:
+    """The fp32 weights of other frameworks are no state here, but the weights themselves."""
+    return {key: value for key, value in kept.items() if key != presets.MASTER} if type(kept) is dict else kept
 
 
 def options_lacking(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ order."""
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,31 @@ ADVICE = {"ShardedTensor": "give DTensors (FSDP2, or FSDP1 with a device_mesh), 
 
 def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def is_dtensor(value: object) -> bool:
+    """torch's, or one that is built like it: veScale's is a class of its own."""
+    if DTensor is not None and isinstance(value, DTensor):
+        return True
+    spec = getattr(value, "_spec", None) if isinstance(value, torch.Tensor) else None
+    return hasattr(value, "_local_tensor") and hasattr(spec, "placements") and hasattr(spec, "mesh")
+
+
+def local_shape(local: torch.Tensor, spec: Any, shape: Sequence[int], rank: int) -> Sequence[int]:
+    """The shape of what a rank has, as the library says it: a RaggedShard's has one dimension in torch, and here rows
+    of the dimensions that it leaves (docs/layouts.md)."""
+    ragged = next((p for p in spec.placements if type(p).__name__ == "RaggedShard"), None)
+    if ragged is None or local.ndim != 1 or not local.is_contiguous():
+        return tuple(local.shape)
+    _, ranks = meshes.array_of(spec.mesh)
+    rest = list(shape[len(ragged.dims):])
+    for placement, size, at in zip(spec.placements, ranks.shape, np.argwhere(ranks == rank)[0]):
+        dim = placement.dim % len(shape) - len(ragged.dims) if hasattr(placement, "dim") else -1
+        if dim >= 0:
+            chunk = -(-rest[dim] // size)
+            rest[dim] = max(min(rest[dim] - chunk * int(at), chunk), 0)
+    items = math.prod(rest)
+    return (local.numel() // items, *rest) if items and local.numel() % items == 0 else tuple(local.shape)
 
 
 def check_plain(tensor: torch.Tensor, path: Where) -> None:
@@ -100,7 +126,8 @@ class TorchEntry(Entry):
     __slots__ = ("type", "dtype", "shape", "stride", "place", "copy", "conjugate", "negative", "flattened")
 
     def __init__(self, component: str, name: str, path: Where, tensor: torch.Tensor, layout: Layout,
-                 flags: int) -> None:
+                 flags: int, local: Sequence[int] | None = None) -> None:
+        """local: its shape as the library says it, if that is another."""
         check_plain(tensor, path)
         self.look(tensor)
         self.flattened = layout.flat is not None or layout.boxes is not None
@@ -116,8 +143,8 @@ class TorchEntry(Entry):
         if not self.copy and not tensor.is_contiguous():
             strides = [n * tensor.element_size() for n in tensor.stride()]
         flags |= _lib.DEVICE if self.device else 0
-        self.fill(component, name, layout, DTYPES[tensor.dtype], None if self.flattened else tensor.shape, strides,
-                  flags)
+        self.fill(component, name, layout, DTYPES[tensor.dtype], None if self.flattened else local or tensor.shape,
+                  strides, flags)
 
     def look(self, tensor: torch.Tensor) -> None:
         self.type, self.dtype, self.shape = type(tensor), tensor.dtype, tensor.shape
@@ -151,7 +178,9 @@ class DTensorEntry(TorchEntry):
             self.look(tensor._local_tensor)
             self.absent, self.device, self.copy = True, None, False
             return
-        super().__init__(component, name, path, settled(tensor._local_tensor), layout, flags)
+        local = settled(tensor._local_tensor)
+        super().__init__(component, name, path, local, layout, flags,
+                         local_shape(local, self.spec, tuple(tensor.shape), rank))
 
     def address(self, tensor: Any, refs: list[object]) -> int | None:
         if type(tensor) is not self.outer or tensor.shape != self.whole:
