@@ -6,9 +6,9 @@ started again: to the same losses, bit by bit.
     torchrun --nproc-per-node 4 docs/examples/train.py --store /tmp/ckpt --parallel fsdp
     torchrun --nproc-per-node 4 docs/examples/train.py --store /tmp/ckpt --parallel tp-fsdp --name other --resume lm/20
 
---parallel none (no torchrun), ddp, fsdp (FSDP2 over all ranks) or tp-fsdp (tensor parallelism by --tp, FSDP2 over the
-rest). --resume goes on from a step of another run, under any of these. docs/training.md says why things are in this
-order."""
+--parallel none (no torchrun), ddp, fsdp (FSDP2 over all ranks), tp (tensor parallelism over all ranks) or tp-fsdp
+(tensor parallelism by --tp, FSDP2 over the rest). --resume goes on from a step of another run, under any of these.
+docs/training.md says why things are in this order."""
 import argparse
 import math
 import os
@@ -84,14 +84,16 @@ def parallelize(model, kind, tp):
         # DDP orders its buckets anew after the first iteration, and so adds in another order then: not with this flag
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True), {"dp": world}, rank, world
     from torch.distributed.fsdp import fully_shard
-    sizes = {"dp": world} if kind == "fsdp" else {"dp": world // tp, "tp": tp}
+    sizes = {"dp": world} if kind == "fsdp" else {"tp": world} if kind == "tp" else {"dp": world // tp, "tp": tp}
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    if kind == "tp-fsdp":
+    if "tp" in sizes:
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
         styles = {"rows": RowwiseParallel(), "rows in": RowwiseParallel(input_layouts=Replicate()),
                   "columns": ColwiseParallel(), "columns out": ColwiseParallel(output_layouts=Replicate())}
         parallelize_module(model, mesh["tp"], {name: styles[style] for name, style in TENSOR_PARALLEL.items()})
+    if kind == "tp":
+        return model, sizes, 0, 1
     for layer in model.layers:
         fully_shard(layer, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
@@ -100,7 +102,7 @@ def parallelize(model, kind, tp):
 
 def plan_of(model, kind, sizes):
     """The parallelisation plan as plain values: kept with each step, and compared when one is restored."""
-    return {"parallel": kind, "mesh": sizes, "styles": TENSOR_PARALLEL if kind == "tp-fsdp" else {},
+    return {"parallel": kind, "mesh": sizes, "styles": TENSOR_PARALLEL if "tp" in sizes else {},
             "placements": {name: p.placements for name, p in model.named_parameters() if hasattr(p, "placements")}}
 
 
@@ -205,7 +207,7 @@ def options(argv=None):
     parser.add_argument("--store", required=True, help="made if it is not there")
     parser.add_argument("--name", default="lm", help="of the run")
     parser.add_argument("--resume", metavar="RUN/STEP", help="where to begin if the run has no step yet")
-    parser.add_argument("--parallel", choices=["none", "ddp", "fsdp", "tp-fsdp"], default="none")
+    parser.add_argument("--parallel", choices=["none", "ddp", "fsdp", "tp", "tp-fsdp"], default="none")
     parser.add_argument("--tp", type=int, default=2, help="ranks that share one tensor")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=5, help="steps from one save to the next")

@@ -37,15 +37,15 @@ def alike(pool, store, *arguments):
     return found[0]
 
 
-def steps_equal(one, other):
-    """Every tensor of two steps, byte for byte."""
+def steps_equal(one, other, plan=True):
+    """Every tensor of two steps, byte for byte. plan: the layout was the same."""
     with vckpt.Step(one) as a, vckpt.Step(other) as b:
         names = {(t.component, t.name): (t.dtype, t.shape) for t in a.tensors()}
         assert names and names == {(t.component, t.name): (t.dtype, t.shape) for t in b.tensors()}
         for component, name in names:
             found, wanted = (s[component, name].reshape(-1).view(torch.uint8) for s in (a, b))
             assert torch.equal(found, wanted), f"{component}/{name}"
-        for component in "plan", "optimizer", "lr_scheduler", "loader":
+        for component in ["plan"] * plan + ["optimizer", "lr_scheduler", "loader"]:
             assert a.values(component, tensors=False) == b.values(component, tensors=False), component
 
 
@@ -88,6 +88,39 @@ def test_another_layout(pool4, tmp_path, monkeypatch):
     assert vckpt.steps(store / "cut") == vckpt.steps(store / "alone") == [6]
 
 
+def _continued(store, arguments, cache):
+    """Restored under another layout, saved under that at once, and then trained on."""
+    os.environ.update(XDG_CACHE_HOME=cache)
+    import train
+    args = train.options(["--store", store, *arguments, *TINY])
+    job = train.Job(args)
+    assert job.restore(f"{store}/lm/3") == (True, False)
+    vckpt.save(f"{store}/{args.name}", job.state(), step=3, pin="no")
+    vckpt.close()
+    return train.main(args)
+
+
+LAYOUTS = ["tp", pytest.param("fsdp", marks=pytest.mark.full), pytest.param("none", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("parallel", LAYOUTS)
+def test_continued_under_another_layout(request, pool2, tmp_path, monkeypatch, parallel):
+    """What two replicas trained goes on under tensor parallelism of two, FSDP2 over four, and on one process: weights
+    and moments are the same, bit by bit, and the losses as close as another order of sums allows."""
+    store, plain = tmp_path / "store", ["--dropout", "0", "--every", "3", "--steps", "5"]
+    straight = alike(pool2, store, *plain, "--parallel", "ddp")
+    more = [*plain, "--parallel", parallel, "--name", "other"]
+    if parallel == "none":
+        monkeypatch.syspath_prepend(str(ROOT / "docs/examples"))
+        losses = _continued(str(store), more, str(tmp_path / "cache"))
+    else:
+        pool = pool2 if parallel == "tp" else request.getfixturevalue("pool4")
+        losses = pool(_continued, str(store), more, str(tmp_path / "cache"))[0]
+    steps_equal(store / "lm/3", store / "other/3", plan=False)
+    assert losses == pytest.approx({step: straight[step] for step in (4, 5)}, rel=2e-5)
+    assert vckpt.steps(store / "other") == [3, 5]
+
+
 def torchrun(store, ranks, *arguments):
     """{step: loss in hex} as it was printed, a step twice where it was computed twice; and the whole output."""
     environment = {**os.environ, **SETTINGS, "XDG_CACHE_HOME": str(store.parent / "cache")}
@@ -125,3 +158,39 @@ def test_killed(pool2, vckpt, tmp_path, parallel):
 @pytest.mark.full
 def test_killed_tp_fsdp(pool4, vckpt, tmp_path):
     killed(pool4, 4, vckpt, tmp_path, "tp-fsdp")
+
+
+def test_an_evaluation_that_follows(tmp_path, monkeypatch):
+    """It takes the newest step, then each as it comes, and reads what changed: here the head alone, then nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(ROOT / "docs/examples"))
+    import evaluate
+    import train
+    sizes, run = ["--width", "32", "--depth", "2", "--length", "32"], tmp_path / "store/lm"
+    job = train.Job(train.options(["--store", str(tmp_path / "store"), *TINY]))
+    names = set(job.model.state_dict())
+
+    def save(step):
+        vckpt.save(run, job.state(), step=step, pin="no")
+    save(1)
+    save(2)
+    wait, waited = vckpt.wait, []
+
+    def waiting(path, after, timeout):
+        """Between two steps the run goes on: with another head, then as it was."""
+        if after is not None:
+            with torch.no_grad():
+                job.model.head.weight.mul_(1.5 if after == 2 else 1)
+            save(after + 1)
+        waited.append(after)
+        return wait(path, after, timeout)
+    monkeypatch.setattr(vckpt, "wait", waiting)
+    told = evaluate.main(evaluate.options(["--store", str(tmp_path / "store"), "--until", "4", "--patience", "60",
+                                           "--text", str(ROOT / "LICENSE"), *sizes]))
+    assert waited == [None, 2, 3] and [step for step, *_ in told] == [2, 3, 4]
+    assert [set(new) for *_, new in told] == [names, {"head.weight"}, set()]
+    text = (ROOT / "LICENSE").read_bytes()
+    job.model.eval()
+    losses = [loss for _, loss, _ in told]
+    assert losses[1] == losses[2] == evaluate.loss_of(job.model, text, 32) != losses[0]
+    vckpt.close()
