@@ -63,7 +63,7 @@ FOR_THE_LOAD = {
     "tensor_reshard_box",
     "tensor_boxes_difference", "tensor_boxes_intersection", "tensor_boxes_union", "tensor_mesh_flatten",
     "comm_gather", "comm_gathered_release", "comm_room", "comm_room_free", "comm_pass_start", "comm_pass_finish",
-    "comm_pass_done", "comm_pass_wants", "tensor_piece_scatter_some",
+    "comm_pass_done", "comm_pass_wants", "tensor_piece_scatter_some", "comm_mpi_new",
     "tensor_mesh_map", "tensor_mesh_sub", "tensor_mesh_sub_neighbour"}
 FOR_TESTS = {
     "store_record_decode": "a fuzz target and the tests of damage give it the bytes of a file",
