@@ -242,15 +242,23 @@ int64_t vckpt_step_find(const struct vckpt_step *step, const char *component, co
 	return load_step_tensor_find(step->step, component, name, strlen(name));
 }
 
-uint32_t vckpt_step_blob_count(const struct vckpt_step *step)
+int64_t vckpt_step_blob_count(struct vckpt_step *step, struct vckpt_error *err)
 {
-	return load_step_blob_count(step->step);
+	struct base_error *e = api_error(err);
+	int r = api_step_alive(step, e);
+
+	if (r == 0)
+		r = load_step_blobs(step->step, e);
+	return r < 0 ? api_result(r, e) : (int64_t)load_step_blob_count(step->step);
 }
 
-int vckpt_step_blob(const struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info)
+int vckpt_step_blob(struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info)
 {
 	struct load_blob_info b;
+	int r = load_step_blobs(step->step, NULL);
 
+	if (r < 0)
+		return r;
 	if (blob >= load_step_blob_count(step->step))
 		return -ENOENT;
 	load_step_blob_info(step->step, blob, &b);

@@ -189,8 +189,8 @@ int64_t vckpt_step_find(const struct vckpt_step *step, const char *component, co
 int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *box, void *data, const int64_t *strides,
 	struct vckpt_error *err);
 struct vckpt_blob_info { const char *name; uint64_t bytes; uint32_t per_rank, rank; };
-uint32_t vckpt_step_blob_count(const struct vckpt_step *step);
-int vckpt_step_blob(const struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info); /* -ENOENT */
+int64_t vckpt_step_blob_count(struct vckpt_step *step, struct vckpt_error *err); /* reads of each rank, once */
+int vckpt_step_blob(struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info); /* -ENOENT */
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err);
 #ifdef __cplusplus
 }

@@ -14,28 +14,10 @@
  * entry in the index. One thread; the result is read-only. */
 #include <stdlib.h>
 
-#include "core/load/load_internal.h"
+#include "core/load/gather_internal.h"
+#include "core/load/step_internal.h"
 
-#define BOX_TEXT 800u   /* 16 dimensions of two numbers of 20 digits */
-
-struct boxes_from { uint32_t row, box; uint64_t first; }; /* a box: its number in a row, and that of its first piece */
-
-struct boxes_gather {
-	struct load_object *o;
-	struct base_error *err;
-	const struct load_row *rows;     /* ascending lines */
-	struct base_buf from;            /* struct boxes_from; sorted and folded: as list */
-	struct tensor_boxes list;
-};
-
-static struct boxes_from *gather_from(const struct boxes_gather *g) { return (struct boxes_from *)g->from.data; }
-
-static const struct tensor_box *gather_box(const struct boxes_gather *g, const struct boxes_from *f)
-{
-	return &g->rows[f->row].row.boxes[f->box];
-}
-
-static void gather_release(struct boxes_gather *g)
+void load_gather_release(struct load_gather *g)
 {
 	base_buf_release(&g->from);
 	tensor_boxes_release(&g->list);
@@ -57,15 +39,15 @@ size_t load_boxes_memory(const struct load_boxes *b)
 	return b ? sizeof *b + b->list.n * (3 * sizeof(uint64_t) + 3 * b->list.ndim * sizeof(uint64_t)) : 0;
 }
 
-static int gather_memory(const struct boxes_gather *g)
+static int gather_memory(const struct load_gather *g)
 {
 	return base_no_memory(g->err);
 }
 
-static int gather_row(struct boxes_gather *g, uint32_t number)
+static int gather_row(struct load_gather *g, uint32_t number)
 {
 	const struct store_row *row = &g->rows[number].row;
-	struct boxes_from from = {.row = number};
+	struct load_gather_from from = {.row = number};
 	uint64_t n;
 	int r = 0;
 
@@ -88,9 +70,9 @@ static int gather_row(struct boxes_gather *g, uint32_t number)
 
 /* ---- each box once, and all of the tensor ---- */
 
-static int box_compare(const struct boxes_gather *g, const struct boxes_from *x, const struct boxes_from *y)
+static int box_compare(const struct load_gather *g, const struct load_gather_from *x, const struct load_gather_from *y)
 {
-	const struct tensor_box *a = gather_box(g, x), *b = gather_box(g, y);
+	const struct tensor_box *a = load_gather_box(g, x), *b = load_gather_box(g, y);
 	unsigned ndim = g->o->grid.shape.ndim;
 
 	for (unsigned d = 0; d < ndim; d++)
@@ -104,7 +86,7 @@ static int box_compare(const struct boxes_gather *g, const struct boxes_from *x,
 
 static int from_compare(const void *a, const void *b, void *arg)
 {
-	const struct boxes_from *x = a, *y = b;
+	const struct load_gather_from *x = a, *y = b;
 	int d = box_compare(arg, x, y);
 
 	if (d == 0)
@@ -112,9 +94,9 @@ static int from_compare(const void *a, const void *b, void *arg)
 	return d ? d : (x->box > y->box) - (x->box < y->box);
 }
 
-static int gather_fold(struct boxes_gather *g)
+int load_gather_fold(struct load_gather *g)
 {
-	struct boxes_from *from = gather_from(g);
+	struct load_gather_from *from = load_gather_from(g);
 	size_t n = g->from.len / sizeof *from, kept = 0;
 
 	qsort_r(from, n, sizeof *from, from_compare, g);
@@ -122,28 +104,27 @@ static int gather_fold(struct boxes_gather *g)
 		if (kept && box_compare(g, &from[kept - 1], &from[i]) == 0)
 			continue;
 		from[kept++] = from[i];
-		if (tensor_boxes_add(&g->list, gather_box(g, &from[i])) < 0)
+		if (tensor_boxes_add(&g->list, load_gather_box(g, &from[i])) < 0)
 			return gather_memory(g);
 	}
 	g->from.len = kept * sizeof *from;
 	return 0;
 }
 
-static uint32_t gather_rank(const struct boxes_gather *g, size_t box)
+static uint32_t gather_rank(const struct load_gather *g, size_t box)
 {
-	return load_step_manifest(g->o->step)->ranks[g->rows[gather_from(g)[box].row].line].rank;
+	return load_step_manifest(g->o->step)->ranks[g->rows[load_gather_from(g)[box].row].line].rank;
 }
 
-static void gather_text(const struct boxes_gather *g, size_t box, char text[static BOX_TEXT])
+static void gather_text(const struct load_gather *g, size_t box, char text[static BOX_TEXT])
 {
-	tensor_box_text(g->list.ndim, gather_box(g, &gather_from(g)[box]), text, BOX_TEXT);
+	tensor_box_text(g->list.ndim, load_gather_box(g, &load_gather_from(g)[box]), text, BOX_TEXT);
 }
 
-static int gather_cover(const struct boxes_gather *g)
+int load_gather_fault(const struct load_gather *g, int r, const struct tensor_cover *where)
 {
+	const struct tensor_cover fault = *where;
 	char first[BOX_TEXT], second[BOX_TEXT];
-	struct tensor_cover fault;
-	int r = tensor_boxes_cover(&g->o->grid.shape, &g->list, &fault);
 
 	switch (r) {
 	case 0:
@@ -165,19 +146,26 @@ static int gather_cover(const struct boxes_gather *g)
 	}
 }
 
+static int gather_cover(const struct load_gather *g)
+{
+	struct tensor_cover fault;
+
+	return load_gather_fault(g, tensor_boxes_cover(&g->o->grid.shape, &g->list, &fault), &fault);
+}
+
 /* ---- one row of them ---- */
 
 /* Are the pieces of the boxes those of the whole tensor? The boxes cover it: then it is enough that each is one. */
-static bool gather_aligned(const struct boxes_gather *g)
+static bool gather_aligned(const struct load_gather *g)
 {
 	const struct load_object *o = g->o;
-	const struct boxes_from *from = gather_from(g);
+	const struct load_gather_from *from = load_gather_from(g);
 	size_t len = o->grid.shape.ndim * sizeof(uint64_t);
 	struct tensor_piece_iter it;
 	struct tensor_box piece;
 
 	for (size_t i = 0; i < g->list.n; i++)
-		for (tensor_piece_first(&it, &o->grid, gather_box(g, &from[i])); !it.done; tensor_piece_next(&it))
+		for (tensor_piece_first(&it, &o->grid, load_gather_box(g, &from[i])); !it.done; tensor_piece_next(&it))
 			if (tensor_piece_at(&o->grid, &o->whole, tensor_piece_find(&o->grid, it.piece.offset),
 				&piece) < 0 || memcmp(piece.offset, it.piece.offset, len) != 0 ||
 				memcmp(piece.size, it.piece.size, len) != 0)
@@ -185,15 +173,15 @@ static bool gather_aligned(const struct boxes_gather *g)
 	return true;
 }
 
-static int row_make(struct boxes_gather *g)
+static int row_make(struct load_gather *g)
 {
 	struct store_row *row = &g->o->row;
-	const struct boxes_from *from = gather_from(g);
+	const struct load_gather_from *from = load_gather_from(g);
 	uint64_t inlined = 0, npieces = 0;
 
 	for (size_t i = 0; i < g->list.n; i++) {
 		const struct store_piece *p = g->rows[from[i].row].row.pieces + from[i].first;
-		uint64_t n = tensor_piece_count(&g->o->grid, gather_box(g, &from[i]));
+		uint64_t n = tensor_piece_count(&g->o->grid, load_gather_box(g, &from[i]));
 
 		npieces += n; /* no more than there are in memory */
 		for (uint64_t k = 0; k < n; k++)
@@ -208,7 +196,7 @@ static int row_make(struct boxes_gather *g)
 }
 
 /* Copies the pieces of all boxes: to where the whole tensor has them, or one after another. */
-static void row_fill(struct boxes_gather *g, bool aligned, uint64_t *first_piece)
+static void row_fill(struct load_gather *g, bool aligned, uint64_t *first_piece)
 {
 	struct load_object *o = g->o;
 	uint8_t *inlined = (uint8_t *)(o->row.pieces + o->row.npieces);
@@ -216,12 +204,12 @@ static void row_fill(struct boxes_gather *g, bool aligned, uint64_t *first_piece
 	uint64_t next = 0;
 
 	for (size_t i = 0; i < g->list.n; i++) {
-		const struct boxes_from *from = &gather_from(g)[i];
+		const struct load_gather_from *from = &load_gather_from(g)[i];
 		const struct load_row *row = &g->rows[from->row];
 
 		if (first_piece)
 			first_piece[i] = next;
-		for (tensor_piece_first(&it, &o->grid, gather_box(g, from)); !it.done; tensor_piece_next(&it)) {
+		for (tensor_piece_first(&it, &o->grid, load_gather_box(g, from)); !it.done; tensor_piece_next(&it)) {
 			struct store_piece *to = &o->row.pieces[aligned
 				? tensor_piece_find(&o->grid, it.piece.offset) : next];
 
@@ -237,7 +225,7 @@ static void row_fill(struct boxes_gather *g, bool aligned, uint64_t *first_piece
 	}
 }
 
-static int boxes_make(struct boxes_gather *g)
+static int boxes_make(struct load_gather *g)
 {
 	struct load_boxes *b = g->o->boxes = calloc(1, sizeof *b);
 
@@ -280,7 +268,7 @@ static int boxes_digest(struct load_object *o)
 	return 0;
 }
 
-static int gather_finish(struct boxes_gather *g)
+static int gather_finish(struct load_gather *g)
 {
 	struct load_object *o = g->o;
 	bool aligned = gather_aligned(g);
@@ -305,14 +293,14 @@ static int gather_finish(struct boxes_gather *g)
 
 int load_boxes_gather(struct load_object *o, const struct load_row *rows, size_t n, struct base_error *err)
 {
-	base_cleanup(gather_release) struct boxes_gather g = {.o = o, .err = err, .rows = rows,
+	base_cleanup(load_gather_release) struct load_gather g = {.o = o, .err = err, .rows = rows,
 		.list.ndim = o->grid.shape.ndim};
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i < n; i++)
 		r = gather_row(&g, (uint32_t)i);
 	if (r == 0)
-		r = gather_fold(&g);
+		r = load_gather_fold(&g);
 	if (r == 0)
 		r = gather_cover(&g);
 	return r < 0 ? r : gather_finish(&g);

@@ -39,10 +39,8 @@ void load_fill_free(struct load_fill *f)
 {
 	if (!f)
 		return;
-	for (uint32_t i = 0; i < f->nobjects; i++) {
-		load_object_unref(f->objects[i].object);
-		free(f->objects[i].why);
-	}
+	for (uint32_t i = 0; i < f->nobjects; i++)
+		load_wanted_release(&f->objects[i]);
 	for (size_t i = 0; i < f->nlost; i++)
 		free((char *)(uintptr_t)f->lost[i].why); /* ours, shown as const */
 	free(f->boxes);

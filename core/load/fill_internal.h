@@ -38,15 +38,12 @@ struct fill_zeros {                      /* memory that is to be zero: a box of 
 	uint64_t stride[TENSOR_MAX_DIMS];
 };
 
-/* r < 0: it could not be opened */
-struct fill_object { uint32_t tensor; struct load_object *object; int r; char *why; };
-
 struct fill_need {
 	uint64_t offset;                 /* in the pack */
 	uint64_t piece;                  /* of the object */
 	uint32_t pack;                   /* number in the manifest, or FILL_INLINE */
 	uint32_t box;                    /* number in load_fill.boxes */
-	uint64_t stored;                 /* the box of the object that the piece is of; 0 where it has none */
+	uint64_t stored;                 /* the box of the object that the piece is of */
 };
 
 struct load_fill {
@@ -54,7 +51,7 @@ struct load_fill {
 	unsigned threads, flags;
 	struct fill_box *boxes; size_t nboxes, boxes_room;
 	struct fill_zeros *zeros; size_t nzeros, zeros_room;
-	struct fill_object *objects; uint32_t nobjects;
+	struct load_wanted *objects; uint32_t nobjects; /* tensors, each with the boxes that are wanted of it */
 	struct fill_need *needs; size_t nneeds, needs_room;
 	size_t *tasks; size_t ntasks, tasks_room; /* the first need of each, and the end of the last */
 	const char *const *packs; uint32_t npacks; /* the manifest's */

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fill_plan: from boxes to needs and tasks (fill_internal.h). Tensors are opened several at once, each once, whatever
- * number of boxes it has. Which stored boxes meet a wanted one, an index tells; which of their pieces do, arithmetic;
- * so the work grows with what is wanted, not with what the step holds. */
+ * fill_plan: from boxes to needs and tasks (fill_internal.h). All tensors are opened together, each once and as far as
+ * its boxes want it (wanted.c). Which stored boxes meet a wanted one, an index tells; which of their pieces do,
+ * arithmetic; so the work grows with what is wanted, not with what the step holds. */
 #include <stdlib.h>
 
 #include "core/base/array.h"
 #include "core/base/bisect.h"
 #include "core/base/clock.h"
 #include "core/load/fill_internal.h"
-#include "core/storage/spread.h"
 #include "core/tensor/reshard.h"
 
 /* ---- tensors ---- */
@@ -21,7 +20,7 @@ static int number_compare(const void *a, const void *b)
 	return (*x > *y) - (*x < *y);
 }
 
-/* Each tensor that some box is of, once. */
+/* Each tensor that some box is of, once, with these boxes. */
 static int plan_objects(struct load_fill *f)
 {
 	base_cleanup_free uint32_t *tensors = malloc((f->nboxes + 1) * sizeof *tensors);
@@ -39,65 +38,61 @@ static int plan_objects(struct load_fill *f)
 	if (!f->objects)
 		return -ENOMEM;
 	f->nobjects = n;
-	for (uint32_t i = 0; i < n; i++)
-		f->objects[i].tensor = tensors[i];
-	for (size_t i = 0; i < f->nboxes; i++)
-		f->boxes[i].object = base_bisect(k, 0, n, tensors[k] < f->boxes[i].tensor);
+	for (uint32_t i = 0; i < n; i++) {
+		struct load_tensor_info info;
+
+		load_step_tensor_info(f->step, tensors[i], &info);
+		f->objects[i] = (struct load_wanted){.tensor = tensors[i], .boxes.ndim = info.shape.ndim};
+	}
+	for (size_t i = 0; i < f->nboxes; i++) {
+		struct fill_box *b = &f->boxes[i];
+
+		b->object = base_bisect(k, 0, n, tensors[k] < b->tensor);
+		if (tensor_boxes_add(&f->objects[b->object].boxes, &b->box) < 0)
+			return -ENOMEM;
+	}
 	return 0;
 }
 
-static int plan_open(void *arg, uint32_t i, struct base_error *err)
+/* Damage may be skipped: then the boxes of a tensor that cannot be opened are lost. */
+static int plan_open(struct load_fill *f, struct base_error *err)
 {
-	struct load_fill *f = arg;
-	struct fill_object *o = &f->objects[i];
+	int r = load_wanted_open(f->step, f->objects, f->nobjects, &f->stopped, err);
 
-	if (atomic_load(&f->stopped))
-		return base_error_set(err, -ECANCELED, "the load was stopped");
-	o->r = load_tensor_open(f->step, o->tensor, &o->object, err);
-	if (o->r == 0 || !fill_skips(f, o->r))
-		return o->r;
-	o->why = strdup(err->text);
-	return o->why ? 0 : base_no_memory(err);
+	for (uint32_t i = 0; r == 0 && i < f->nobjects; i++)
+		if (f->objects[i].r < 0 && !fill_skips(f, f->objects[i].r))
+			r = base_error_set(err, f->objects[i].r, "%s", f->objects[i].why);
+	return r;
 }
 
 /* ---- needs ---- */
 
 struct plan_box { struct load_fill *f; uint32_t number; }; /* the box whose needs are made */
 
-static uint32_t need_pack(const struct load_object *o, const struct store_piece *p)
-{
-	if (p->inline_bytes)
-		return FILL_INLINE;
-	return o->line == LOAD_LINE_NONE ? p->ref.pack : load_step_pack(o->step, o->line, p->ref.pack);
-}
-
-/* The pieces of one box that was stored which meet the wanted one. */
-static int needs_stored(const struct plan_box *b, const struct tensor_box *stored, size_t number, uint64_t first)
-{
-	struct load_fill *f = b->f;
-	const struct fill_box *wanted = &f->boxes[b->number];
-	const struct load_object *o = f->objects[wanted->object].object;
-	struct tensor_piece_window w;
-
-	for (tensor_piece_window_first(&w, &o->grid, stored, &wanted->box); !w.done; tensor_piece_window_next(&w)) {
-		const struct store_piece *p = &o->pieces[first + w.number];
-
-		if (base_array_room(f->needs, f->needs_room, f->nneeds + 1) < 0)
-			return -ENOMEM;
-		f->needs[f->nneeds++] = (struct fill_need){.offset = p->ref.offset, .piece = first + w.number,
-			.pack = need_pack(o, p), .box = b->number, .stored = number};
-	}
-	return 0;
-}
-
+/* The pieces of one box that was stored which meet the wanted one. The object has all of these, in the same order. */
 static int needs_found(void *arg, size_t number)
 {
 	const struct plan_box *b = arg;
-	const struct load_object *o = b->f->objects[b->f->boxes[b->number].object].object;
+	struct load_fill *f = b->f;
+	const struct fill_box *wanted = &f->boxes[b->number];
+	const struct load_object *o = f->objects[wanted->object].object;
+	uint64_t at = o->boxes->first_piece[number], end = o->boxes->first_piece[number + 1];
+	struct tensor_piece_window w;
 	struct tensor_box stored;
 
 	tensor_boxes_get(&o->boxes->list, number, &stored);
-	return needs_stored(b, &stored, number, o->boxes->first_piece[number]);
+	for (tensor_piece_window_first(&w, &o->grid, &stored, &wanted->box); !w.done; tensor_piece_window_next(&w)) {
+		const struct store_piece *p;
+
+		at = o->numbers[at] == w.number ? at : base_bisect(i, at, end, o->numbers[i] < w.number);
+		p = &o->pieces[at];
+		if (base_array_room(f->needs, f->needs_room, f->nneeds + 1) < 0)
+			return -ENOMEM;
+		f->needs[f->nneeds++] = (struct fill_need){.offset = p->ref.offset, .piece = at,
+			.pack = p->inline_bytes ? FILL_INLINE : p->ref.pack, .box = b->number, .stored = number};
+		at += at + 1 < end;
+	}
+	return 0;
 }
 
 static int plan_needs(struct load_fill *f)
@@ -106,16 +101,13 @@ static int plan_needs(struct load_fill *f)
 
 	for (uint32_t i = 0; r == 0 && i < f->nboxes; i++) {
 		const struct fill_box *wanted = &f->boxes[i];
-		const struct fill_object *opened = &f->objects[wanted->object];
-		const struct load_object *o = opened->object;
-		struct plan_box b = {f, i};
+		const struct load_wanted *opened = &f->objects[wanted->object];
 
-		if (!o)
+		if (!opened->object)
 			r = fill_lose(f, i, &wanted->box, opened->r, opened->why);
-		else if (o->boxes)
-			r = tensor_box_index_find(o->boxes->index, &wanted->box, needs_found, &b);
 		else
-			r = needs_stored(&b, &o->whole, 0, 0);
+			r = tensor_box_index_find(opened->object->boxes->index, &wanted->box, needs_found,
+				&(struct plan_box){f, i});
 	}
 	return r;
 }
@@ -198,7 +190,7 @@ int fill_plan(struct load_fill *f, struct base_error *err)
 		r = load_step_packs(f->step, &f->packs, &f->npacks);
 	if (r < 0)
 		return base_no_memory(err);
-	r = store_spread(f->nobjects, plan_open, f, err);
+	r = plan_open(f, err);
 	if (r < 0)
 		return r;
 	opened = base_monotonic_ns();

@@ -27,14 +27,10 @@ void fill_need_boxes(const struct load_fill *f, const struct fill_need *need, st
 	struct tensor_box *ret_part)
 {
 	const struct load_object *o = need_object(f, need);
-	struct tensor_box stored = o->whole;
-	uint64_t first = 0;
+	struct tensor_box stored;
 
-	if (o->boxes) {
-		tensor_boxes_get(&o->boxes->list, need->stored, &stored);
-		first = o->boxes->first_piece[need->stored];
-	}
-	tensor_piece_at(&o->grid, &stored, need->piece - first, ret_piece);
+	tensor_boxes_get(&o->boxes->list, need->stored, &stored);
+	tensor_piece_at(&o->grid, &stored, o->numbers[need->piece], ret_piece);
 	tensor_box_intersect(o->grid.shape.ndim, ret_piece, &f->boxes[need->box].box, ret_part);
 }
 
@@ -213,10 +209,19 @@ void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *by
 
 static int piece_failed(struct fill_worker *w, const struct fill_need *need, int r)
 {
-	const struct load_step_info *info = load_step_info(w->f->step);
+	const struct load_object *o = need_object(w->f, need);
+	unsigned long long number = o->numbers[need->piece];
+	struct tensor_box stored;
+	char text[800];
 
-	return base_error_prefix(&w->err, r, "%s/%llu: %s: piece %llu", info->run, (unsigned long long)info->step,
-		need_object(w->f, need)->label, (unsigned long long)need->piece);
+	tensor_boxes_get(&o->boxes->list, need->stored, &stored);
+	if (tensor_box_items(&o->grid.shape, &stored) == tensor_box_items(&o->grid.shape, &o->whole)) {
+		base_error_prefix(&w->err, r, "piece %llu", number);
+	} else {
+		tensor_box_text(o->grid.shape.ndim, &stored, text, sizeof text);
+		base_error_prefix(&w->err, r, "piece %llu of box %s", number, text);
+	}
+	return load_object_fail(o, r, &w->err);
 }
 
 int fill_piece(struct fill_worker *w, size_t first, size_t end)

@@ -7,12 +7,14 @@
 #include <stdlib.h>
 
 #include "core/base/plural.h"
-#include "core/load/load_internal.h"
+#include "core/load/rows_internal.h"
+#include "core/load/step_internal.h"
 
 static void object_free(struct load_object *o)
 {
 	load_boxes_free(o->boxes);
 	store_row_release(&o->row);
+	free(o->numbers);
 	load_step_unref(o->step);
 	free(o->label);
 	free(o);
@@ -32,7 +34,7 @@ static struct load_object *object_new(struct load_step *step)
 	return o;
 }
 
-static int object_fail(const struct load_object *o, int r, struct base_error *err)
+int load_object_fail(const struct load_object *o, int r, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(o->step);
 
@@ -103,20 +105,26 @@ static int object_nothing(struct load_object *o)
 /* The row of the lowest rank that has the tensor, where that has all of it, or those of all ranks put together. */
 static int object_row(struct load_object *o, uint32_t tensor, struct base_error *err)
 {
-	base_cleanup(load_rows_release) struct load_rows rows = {0};
-	int r = load_step_rows(o->step, tensor, &rows, err);
+	base_cleanup(load_question_release) struct load_question q = {.tensor = tensor, .grid = &o->grid};
+	const struct store_opened_part *part;
+	int r = load_rows_ask(o->step, &q, 1, NULL, err);
 
+	if (r == 0 && q.r < 0)
+		r = base_error_set(err, q.r, "%s", q.why);
 	if (r < 0)
 		return r;
-	if (rows.n == 0)
+	if (q.nrows == 0)
 		return o->bytes ? base_error_set(err, -BASE_EFORMAT, "no part has a row of it") : object_nothing(o);
-	if (!rows.all[0].row.whole)
-		return load_boxes_gather(o, rows.all, rows.n, err);
-	o->row = rows.all[0].row;
-	rows.all[0].row = (struct store_row){0};
-	o->packs = load_step_part_packs(o->step, rows.all[0].line);
-	o->line = rows.all[0].line;
-	o->npacks = rows.all[0].npacks;
+	if (!q.rows[0].whole)
+		return load_boxes_gather(o, q.rows, q.nrows, err);
+	r = load_step_part(o->step, q.rows[0].line, &part, err);
+	if (r < 0)
+		return r;
+	o->row = q.rows[0].row;
+	q.rows[0].row = (struct store_row){0};
+	o->packs = part->packs;
+	o->line = q.rows[0].line;
+	o->npacks = part->npacks;
 	o->pieces = o->row.pieces;
 	o->npieces = o->row.npieces;
 	o->digest = o->row.digest;
@@ -140,13 +148,12 @@ static int object_digest(struct load_object *o, enum tensor_dtype dtype)
 	return 0;
 }
 
-int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err)
+int load_object_new(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err)
 {
 	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
 	struct load_tensor_info info;
 	uint32_t i;
 	const struct store_layout *l;
-	int r;
 
 	if (tensor >= load_step_tensor_count(step))
 		return base_error_set(err, -ENOENT, "no tensor %u", tensor);
@@ -160,11 +167,24 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	tensor_box_whole(&o->grid.shape, &o->whole);
 	o->bytes = info.bytes;
 	object_measure(o);
+	*ret_o = base_steal(o);
+	return 0;
+}
+
+int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err)
+{
+	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
+	struct load_tensor_info info;
+	int r = load_object_new(step, tensor, &o, err);
+
+	if (r < 0)
+		return r;
+	load_step_tensor_info(step, tensor, &info);
 	r = object_row(o, tensor, err);
 	if (r == 0 && object_digest(o, info.dtype) < 0)
 		r = base_no_memory(err);
 	if (r < 0)
-		return object_fail(o, r, err);
+		return load_object_fail(o, r, err);
 	*ret_o = base_steal(o);
 	return 0;
 }
@@ -173,8 +193,10 @@ int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **r
 {
 	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
 	struct load_blob_info info;
-	int r;
+	int r = load_step_blobs(step, err);
 
+	if (r < 0)
+		return r;
 	if (blob >= load_step_blob_count(step))
 		return base_error_set(err, -ENOENT, "no blob %u", blob);
 	load_step_blob_info(step, blob, &info);
@@ -186,7 +208,7 @@ int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **r
 	o->digest = info.digest;
 	r = load_step_blob_ref(step, blob, &o->one.ref, &o->packs, &o->npacks, err);
 	if (r < 0)
-		return object_fail(o, r, err);
+		return load_object_fail(o, r, err);
 	o->one.base = STORE_PIECE_NO_BASE;
 	o->pieces = &o->one;
 	o->npieces = o->bytes ? 1 : 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step: an opened step: manifest, layouts and parts, and where each tensor's pieces lie. Opening reads the manifest,
- * the layouts and the parts' heads: no footer, no index, no rows. Read-only after open, safe from any thread. Rows
- * are loaded when a tensor is opened. */
+ * step: an opened step: manifest, layouts and parts, and where each tensor's pieces lie. Opening reads the manifest
+ * and the layouts: no footer, no index, no part. Heads and rows of parts are read when a tensor is opened that they may
+ * have, and all heads when the blobs are asked for. Safe from any thread. */
 #ifndef CORE_LOAD_STEP_H
 #define CORE_LOAD_STEP_H
 
@@ -15,7 +15,7 @@ struct load_step_info {
 	const char *run; uint64_t step, entry; int64_t time_ns; const char *attempt;
 	struct base_digest manifest;
 	const struct proto_attribute *attributes; size_t nattributes;
-	uint64_t tensors, blobs, bytes, new_bytes;
+	uint64_t tensors, bytes, new_bytes;
 };
 /* `entry` is copied. Missing or damaged records: an error that names them. */
 int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
@@ -46,6 +46,9 @@ const char *load_step_component(const struct load_step *step, uint32_t component
 /* The layout that has a tensor, for who holds it, and the tensor's number there. */
 const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
 
+/* Finds the blobs: reads the heads of all parts, once. Until it has returned 0 their number is 0. load_blob_open calls
+ * it. */
+int load_step_blobs(struct load_step *step, struct base_error *err);
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);

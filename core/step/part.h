@@ -57,7 +57,7 @@ struct store_chunk_cache;
 struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes);
 void store_chunk_cache_free(struct store_chunk_cache *c);           /* NULL-safe */
 /* `packs`: pack names by number in the part's table (from the manifest). The chunk that holds `tensor` is loaded and
- * checked by its digest, unless the cache has it; the cache (NULL: none) keeps it. -ENOENT: this part has no row for
+ * checked by its digest, unless the cache has it; the cache (NULL: none) keeps it. -ENODATA: this part has no row for
  * it. */
 int store_part_read_row_cached(struct store_chunk_cache *c, struct store *s, const struct store_layout *l,
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,

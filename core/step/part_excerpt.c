@@ -14,9 +14,7 @@
  *   inline    bytes of pieces that are asked for, against their digests
  *
  * A cursor stands behind the last piece that was handed out, so that ascending calls go on from there. Three spans are
- * kept; memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 extents and for each box.
- *
- * All of it is for the load; no product code calls it yet. */
+ * kept; memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 extents and for each box. */
 #include "core/step/part_excerpt.h"
 
 #include <string.h>
@@ -150,7 +148,7 @@ static int excerpt_row(struct excerpt *e, const struct proto_chunk *from, struct
 		at.pair != e->t.npairs)
 		return excerpt_bad(e, -BASE_EFORMAT, err);
 	if (!found)
-		return base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", e->row.rank, e->row.tensor);
+		return base_error_set(err, -ENODATA, "rank %u stored nothing of tensor %u", e->row.rank, e->row.tensor);
 	return 0;
 }
 
@@ -269,6 +267,14 @@ static int excerpt_load(struct excerpt *e, const struct proto_chunk *from, struc
 	return r < 0 ? r : excerpt_extents(e, err);
 }
 
+bool store_part_excerpt_pays(const struct proto_part *part, uint32_t tensor)
+{
+	int64_t number = part_chunk_find(part, tensor);
+
+	return number >= 0 && part->chunks[number].nrows == 1 &&
+		part->chunks[number].ref.raw_len > STORE_CHUNK_TARGET_BYTES;
+}
+
 int store_part_excerpt_open(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_part_excerpt **ret_e,
 	struct base_error *err)
@@ -280,7 +286,7 @@ int store_part_excerpt_open(struct store *s, const struct store_layout *l, const
 	if (!base_digest_equal(&part->layout, &l->digest))
 		return base_error_set(err, -BASE_EFORMAT, "a part of another layout");
 	if (number < 0)
-		return base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
+		return base_error_set(err, -ENODATA, "rank %u stored nothing of tensor %u", part->rank, tensor);
 	e = calloc(1, sizeof *e);
 	if (!e)
 		return base_no_memory(err);

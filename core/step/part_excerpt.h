@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part_excerpt: the row of one tensor in a part, read by ranges. No product code calls this yet; the load will (a rank
- * that needs some pieces of a long row).
+ * part_excerpt: the row of one tensor in a part, read by ranges: for a load that needs some pieces of a long row.
  *
  * It reads the chunk's head and rows, the row's boxes and extents, and of its pieces those that are asked for and those
  * before them in the same extent, from which their places follow. Each block that is read is checked; the digests of
@@ -23,7 +22,9 @@ struct store_part_excerpt {              /* read-only */
 	uint64_t npieces;
 	struct base_digest digest;      /* of the row, as it says */
 };
-/* `packs`: as for store_part_read_row_cached. -ENOENT: this part has no row for the tensor. -BASE_EDAMAGED,
+/* Has the part a row of the tensor that is alone in a chunk longer than chunks are made? */
+bool store_part_excerpt_pays(const struct proto_part *part, uint32_t tensor);
+/* `packs`: as for store_part_read_row_cached. -ENODATA: this part has no row for the tensor. -BASE_EDAMAGED,
  * -BASE_EFORMAT, -BASE_EVERSION: err names the pack or the part. */
 int store_part_excerpt_open(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t tensor, struct store_part_excerpt **ret_e,

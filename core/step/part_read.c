@@ -105,7 +105,7 @@ int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s,
 		row = store_chunk_find(store_chunk_held_chunk(h), tensor);
 	}
 	if (row < 0)
-		r = base_error_set(err, -ENOENT, "rank %u stored nothing of tensor %u", part->rank, tensor);
+		r = base_error_set(err, -ENODATA, "rank %u stored nothing of tensor %u", part->rank, tensor);
 	else if ((r = store_chunk_row(store_chunk_held_chunk(h), (uint32_t)row, ret_row)) < 0)
 		r = base_no_memory(err);
 	if (h)

@@ -70,9 +70,9 @@ static void put_head(struct json *j)
 	}
 	text(j, info->nattributes ? "\n  }" : "}");
 	base_buf_printf(&j->b,
-		",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu64 ", \"bytes\": %" PRIu64
+		",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu32 ", \"bytes\": %" PRIu64
 		", \"new_bytes\": %" PRIu64 "}",
-		info->tensors, info->blobs, info->bytes, info->new_bytes);
+		info->tensors, load_step_blob_count(j->step), info->bytes, info->new_bytes);
 	flush(j);
 }
 

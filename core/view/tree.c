@@ -422,13 +422,16 @@ int view_tree_build(struct load_step *step, unsigned show, struct view_tree **re
 {
 	const struct load_step_info *info = load_step_info(step);
 	struct builder b = {.step = step, .show = show};
+	int r = load_step_blobs(step, err);
+	if (r < 0)
+		return r;
 	struct view_tree *t = calloc(1, sizeof *t);
 	if (!t)
 		return base_no_memory_for(err, "%s/%llu", info->run, (unsigned long long)info->step);
 	t->refs = 1;
 	t->show = show;
 	t->step = load_step_ref(step);
-	int r = finish(&b, t);
+	r = finish(&b, t);
 	base_buf_release(&b.names);
 	base_buf_release(&b.drafts);
 	base_table_release(&b.by_name);

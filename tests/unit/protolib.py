@@ -393,18 +393,24 @@ class Refused(Exception):
         self.code = code
 
 
+class LayoutHeld(c.Structure):
+    _fields_ = [("buffer", c.c_bool), ("mesh", ptr), ("placements", ptr), ("nplacements", u32)]
+
+
 class Layout:
-    """Built from [(component, name, dtype, shape)]; object: its bytes; order[i]: which of them sorted tensor i is."""
+    """Built from [(component, name, dtype, shape)] or [(..., mesh, placements)] in words; object: its bytes; order[i]:
+    which of them sorted tensor i is."""
 
     def __init__(self, lib, tensors, params=DEFAULT):
         self.lib, self.p = lib, P(StoreLayout)()
         e, object_, tags = Error(), Buf(), P(u32)()
         b = ptr(lib.store_layout_builder_new(params))
         try:
-            for i, (component, name, dtype, shape) in enumerate(tensors):
+            for i, (component, name, dtype, shape, *held) in enumerate(tensors):
                 s = Shape(len(shape), (u64 * 16)(*shape[:16]))
-                r = lib.store_layout_builder_add(b, component.encode(), name, c.c_size_t(len(name)), dtype, c.byref(s),
-                                                 u32(i), c.byref(e))
+                r = lib.store_layout_builder_add_held(b, component.encode(), name, c.c_size_t(len(name)), dtype,
+                                                      c.byref(s), u32(i), self.held(*held) if held else None,
+                                                      c.byref(e))
                 if r < 0:
                     raise Refused(r, e.text.decode())
             r = lib.store_layout_builder_finish(b, c.byref(self.p), c.byref(object_), c.byref(tags), c.byref(e))
@@ -412,6 +418,7 @@ class Layout:
                 raise Refused(r, e.text.decode())
         finally:
             lib.store_layout_builder_free(b)
+            self.forget()
         self.object = c.string_at(object_.data, object_.len)
         lib.base_buf_release(c.byref(object_))
         self.order = [tags[i] for i in range(len(tensors))]
@@ -421,6 +428,23 @@ class Layout:
 
     def close(self):
         self.lib.store_layout_free(self.p)
+
+    meshes, words = (), ()
+
+    def held(self, mesh, placements):
+        """What store_layout_builder_add_held takes."""
+        m, words = ptr(), ptr()
+        assert self.lib.tensor_mesh_parse(mesh.encode(), None, u32(0), c.byref(m), None) == 0
+        self.meshes = (*self.meshes, m)
+        assert self.lib.tensor_placements_parse(placements.encode(), c.byref(words), None) == 0
+        self.words = (*self.words, words)
+        return c.byref(LayoutHeld(False, m, words.value + 8, u32.from_address(words.value).value))
+
+    def forget(self):
+        for m in self.meshes:
+            self.lib.tensor_mesh_free(m)
+        for words in self.words:
+            c.CDLL(None).free(words)
 
     def grid(self, tensor):
         g = Grid()

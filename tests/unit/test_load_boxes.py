@@ -39,13 +39,14 @@ def shapes(lib):
 
 
 class T:
-    """A tensor, and which boxes each rank stores of it: {rank: None (all of it) or [[(offset, size), ...], ...]}."""
+    """A tensor, and which boxes each rank stores of it: {rank: None (all of it) or [[(offset, size), ...], ...]}.
+    recorded: (mesh, placements), in words, if the layout says who holds it."""
 
-    def __init__(self, name, kind, shape, held, seed=0):
+    def __init__(self, name, kind, shape, held, seed=0, recorded=()):
         items = int(np.prod(shape, dtype=int))
         self.array = np.frombuffer(np.random.default_rng(seed).bytes(items * np.dtype(kind).itemsize),
                                    kind).reshape(shape)
-        self.name, self.kind, self.shape, self.held = name, kind, tuple(shape), held
+        self.name, self.kind, self.shape, self.held, self.recorded = name, kind, tuple(shape), held, recorded
 
     @property
     def bytes(self):
@@ -75,7 +76,8 @@ class Step:
         try:
             for ranks, some in stages or [(range(world), tensors)]:
                 p = params[min(ranks)] if isinstance(params, dict) else params
-                layout = Layout(self.lib, [("model", t.name.encode(), KINDS[t.kind][0], t.shape) for t in some], p)
+                layout = Layout(self.lib, [("model", t.name.encode(), KINDS[t.kind][0], t.shape, *t.recorded)
+                                           for t in some], p)
                 ordered = [some[i] for i in layout.order]
                 for rank in ranks:
                     self.rank(rank, layout, ordered, rank == min(ranks), header)

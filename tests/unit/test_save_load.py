@@ -243,6 +243,7 @@ class Step:
 
     def blobs(self):
         found = {}
+        call(self.api.load_step_blobs, self.handle)
         for i in range(self.api.load_step_blob_count(self.handle)):
             info = BlobInfo()
             self.api.load_step_blob_info(self.handle, i, c.byref(info))

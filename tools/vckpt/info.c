@@ -221,8 +221,8 @@ static json_t *step_head(const struct info *in)
 	base_digest_hex(&i->manifest, hex);
 	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
 		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time", time, "manifest",
-		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)i->blobs, "logical_bytes",
-		(json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "attributes",
+		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)load_step_blob_count(in->step),
+		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "attributes",
 		tool_json_attributes(i->attributes, i->nattributes));
 }
 
@@ -237,9 +237,9 @@ static void print_head(const struct info *in)
 	tool_format_bytes(i->new_bytes, added);
 	printf("%s/step-%08" PRIu64 "\n  %-12s %s by attempt %s, entry %" PRIu64 "\n  %-12s %s\n", in->run, i->step,
 		"committed", time, i->attempt, i->entry, "manifest", hex);
-	printf("  %-12s %" PRIu64 " %s, %" PRIu64 " %s, %s; it added %s\n", "content", i->tensors,
-		base_plural(i->tensors, "tensor", "tensors"), i->blobs, base_plural(i->blobs, "blob", "blobs"), bytes,
-		added);
+	printf("  %-12s %" PRIu64 " %s, %" PRIu32 " %s, %s; it added %s\n", "content", i->tensors,
+		base_plural(i->tensors, "tensor", "tensors"), load_step_blob_count(in->step),
+		base_plural(load_step_blob_count(in->step), "blob", "blobs"), bytes, added);
 	for (size_t k = 0; k < i->nattributes; k++) {
 		printf("  %-12s %s=", "attribute", i->attributes[k].key);
 		tool_print_text(stdout, i->attributes[k].value, strlen(i->attributes[k].value));
@@ -302,7 +302,8 @@ static int64_t find_tensor(struct info *in, const char *path)
 static int show(struct info *in, const struct tool_target *target, struct store_list *l,
 	const struct store_list_step *entry)
 {
-	if (load_step_open(in->s, target->run, entry, &in->step, &in->err) < 0)
+	if (load_step_open(in->s, target->run, entry, &in->step, &in->err) < 0
+		|| (!target->rest && load_step_blobs(in->step, &in->err) < 0))
 		return tool_fail(in->t, &in->err);
 	for (size_t i = 0; i < store_list_count(l) && store_list_at(l, i) != entry; i++)
 		if (i + 1 < store_list_count(l) && store_list_at(l, i + 1) == entry &&

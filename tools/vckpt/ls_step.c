@@ -316,9 +316,14 @@ int ls_step(const struct ls *ls, struct load_step *step, const struct store_list
 {
 	static const struct tool_column columns[] = {{"NAME", .shorten = true}, {"SIZE", true}, {"TENSORS", true},
 		{"STORED", true}, {"PIECES", true}, {"CODECS"}, {"DTYPES"}};
-	struct contents c = {.ls = ls, .step = step, .components = json_array(), .blobs = json_array()};
+	struct contents c = {.ls = ls, .step = step};
+	struct base_error err = {0};
 	int code;
 
+	if (load_step_blobs(step, &err) < 0)
+		return tool_fail(ls->t, &err);
+	c.components = json_array();
+	c.blobs = json_array();
 	if (!ls->t->json)
 		c.table = tool_table_new(columns, ls->more ? 7 : 3);
 	code = ls->t->json || c.table ? add_contents(&c) : 0;

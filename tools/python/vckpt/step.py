@@ -117,7 +117,6 @@ class Step:
         self._pointer = pointer.value
         self.number: int = _lib.lib().vckpt_step_number(self._pointer)
         self.world: int = _lib.lib().vckpt_step_world(self._pointer)            # by how many ranks it was saved
-        self._blobs = self._read_blobs()
 
     def __enter__(self) -> Step:
         return self
@@ -141,7 +140,8 @@ class Step:
             sums.setdefault(component, []).append(size)
         said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})" for component,
                 sizes in sums.items()]
-        said += [_counted(len(self._blobs), "file")] if self._blobs else []
+        blobs = self._blobs if self._pointer or "_blobs" in vars(self) else ()
+        said += [_counted(len(blobs), "file")] if blobs else []
         said += [f"{key}={value}" for key, value in self.attributes.items()] if self._pointer else ["closed"]
         return f"<vckpt.Step {os.path.join(self.store, self.run, str(self.number))}: {', '.join(said) or 'empty'}>"
 
@@ -192,9 +192,11 @@ class Step:
             found.setdefault(key[1], []).append(key)
         return found
 
-    def _read_blobs(self) -> dict[tuple[str, int | None], tuple[int, int]]:
+    @functools.cached_property
+    def _blobs(self) -> dict[tuple[str, int | None], tuple[int, int]]:
+        """{(name, rank): (number, bytes)}. Made at the first use: it needs something of every rank that saved."""
         info, found = _lib.BlobInfo(), {}
-        for number in range(_lib.lib().vckpt_step_blob_count(self._at())):
+        for number in range(_lib.call("vckpt_step_blob_count", self._at())):
             if _lib.lib().vckpt_step_blob(self._at(), number, byref(info)) < 0:
                 raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: blob {number} cannot be described")
             found[info.name.decode(), info.rank if info.per_rank else None] = number, info.bytes
