@@ -35,8 +35,6 @@ struct vckpt_step {
 	struct load_step *step;
 	pid_t pid;                       /* that opened it */
 	struct vckpt_attribute *attributes; size_t nattributes;
-	uint64_t *shapes;                /* of all tensors, one after another */
-	uint64_t *first;                 /* of each tensor: where its shape begins */
 };
 /* -EINVAL: NULL; -BASE_EFORKED: this process is a child of the one that opened it. */
 int api_step_alive(const struct vckpt_step *step, struct base_error *err);

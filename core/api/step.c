@@ -120,8 +120,6 @@ static void step_free(struct vckpt_step *step)
 	load_step_unref(step->step);
 	store_close(step->store);
 	free(step->attributes);
-	free(step->shapes);
-	free(step->first);
 	free(step);
 }
 
@@ -144,30 +142,16 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 	return load_step_open(step->store, run, entry, &step->step, err);
 }
 
-static int step_tables(struct vckpt_step *step, struct base_error *err)
+static int step_attributes(struct vckpt_step *step, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(step->step);
-	uint32_t n = load_step_tensor_count(step->step);
-	struct load_tensor_info t;
-	uint64_t dims = 0;
 
-	for (uint32_t i = 0; i < n; i++) {
-		load_step_tensor_info(step->step, i, &t);
-		dims += t.shape.ndim; /* at most 16 each: no overflow */
-	}
 	step->attributes = calloc(info->nattributes + 1, sizeof *step->attributes);
-	step->shapes = calloc(dims + 1, sizeof *step->shapes);
-	step->first = calloc((size_t)n + 1, sizeof *step->first);
-	if (!step->attributes || !step->shapes || !step->first)
+	if (!step->attributes)
 		return base_no_memory(err);
 	for (size_t i = 0; i < info->nattributes; i++)
 		step->attributes[i] = (struct vckpt_attribute){info->attributes[i].key, info->attributes[i].value};
 	step->nattributes = info->nattributes;
-	for (uint32_t i = 0; i < n; i++) {
-		load_step_tensor_info(step->step, i, &t);
-		memcpy(step->shapes + step->first[i], t.shape.dim, t.shape.ndim * sizeof t.shape.dim[0]);
-		step->first[i + 1] = step->first[i] + t.shape.ndim;
-	}
 	return 0;
 }
 
@@ -188,7 +172,7 @@ int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vc
 	if (r == 0)
 		r = step_find(opened, run, step, e);
 	if (r == 0)
-		r = step_tables(opened, e);
+		r = step_attributes(opened, e);
 	if (r == 0)
 		*ret_step = base_steal(opened);
 	return api_result(r, e);
@@ -231,7 +215,8 @@ int vckpt_step_tensor(const struct vckpt_step *step, uint32_t tensor, struct vck
 		return -ENOENT;
 	load_step_tensor_info(step->step, tensor, &t);
 	*ret_info = (struct vckpt_tensor_info){.component = t.component, .name = t.name, .name_len = t.name_len,
-		.dtype = t.dtype, .ndim = t.shape.ndim, .shape = step->shapes + step->first[tensor], .bytes = t.bytes};
+		.dtype = t.dtype, .ndim = t.shape.ndim, .shape = load_step_tensor_dims(step->step, tensor),
+		.bytes = t.bytes};
 	return 0;
 }
 

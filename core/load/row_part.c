@@ -115,6 +115,14 @@ static void take_piece(struct row_take *t, uint64_t i, const struct store_piece 
 		base_buf_append(&t->inlined, p->inline_bytes, p->ref.raw_len);
 }
 
+/* An array without the room that it does not need: there are as many rows as tensors times writers. */
+static void *take_exact(void *array, uint64_t n, size_t item_bytes)
+{
+	void *exact = realloc(array, n * item_bytes);
+
+	return exact ? exact : array;
+}
+
 /* The row is what was taken. */
 static int take_finish(struct row_take *t, struct load_row *ret_row)
 {
@@ -127,11 +135,11 @@ static int take_finish(struct row_take *t, struct load_row *ret_row)
 			t->pieces[i].inline_bytes = inlined;
 			inlined += t->pieces[i].ref.raw_len;
 		}
-	ret_row->row = (struct store_row){.boxes = base_steal(t->boxes), .nboxes = t->nboxes, .pieces = t->pieces,
-		.npieces = t->n, .memory = t->pieces};
+	ret_row->row = (struct store_row){.boxes = take_exact(base_steal(t->boxes), t->nboxes, sizeof *t->boxes),
+		.nboxes = t->nboxes, .pieces = t->pieces, .npieces = t->n, .memory = t->pieces};
 	t->pieces = NULL;
-	ret_row->first = base_steal(t->first);
-	ret_row->numbers = base_steal(t->numbers);
+	ret_row->first = take_exact(base_steal(t->first), (uint64_t)t->nboxes + 1, sizeof *t->first);
+	ret_row->numbers = take_exact(base_steal(t->numbers), t->n, sizeof *t->numbers);
 	ret_row->inlined = t->inlined;
 	t->inlined = (struct base_buf)BASE_BUF_INIT;
 	return 0;

@@ -270,6 +270,15 @@ void load_step_tensor_info(const struct load_step *step, uint32_t tensor, struct
 	ret_info->bytes = store_layout_bytes(l, i);
 }
 
+const uint64_t *load_step_tensor_dims(const struct load_step *step, uint32_t tensor)
+{
+	static const uint64_t none;
+	uint32_t i;
+	const struct store_layout *l = load_step_layout(step, tensor, &i);
+
+	return l->m.tensors[i].ndim ? l->m.dims + l->m.tensors[i].first_dim : &none;
+}
+
 int64_t load_step_tensor_find(const struct load_step *step, const char *component, const char *name, size_t name_len)
 {
 	return base_search(i, 0, step->ntensors,

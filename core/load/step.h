@@ -38,6 +38,8 @@ struct load_tensor_info {
 };
 uint32_t load_step_tensor_count(const struct load_step *step);
 void load_step_tensor_info(const struct load_step *step, uint32_t tensor, struct load_tensor_info *ret_info);
+/* Its shape, in the step's memory. */
+const uint64_t *load_step_tensor_dims(const struct load_step *step, uint32_t tensor);
 int64_t load_step_tensor_find(const struct load_step *step, const char *component, const char *name, size_t name_len);
 uint32_t load_step_component_count(const struct load_step *step);
 const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first,

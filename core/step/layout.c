@@ -333,6 +333,15 @@ int store_layout_builder_finish(struct store_layout_builder *b, struct store_lay
 
 int store_layout_decode(const void *object, size_t len, struct store_layout **ret_l, struct base_error *err)
 {
+	struct base_digest digest;
+
+	base_digest_of(object, len, &digest);
+	return store_layout_decode_known(object, len, &digest, ret_l, err);
+}
+
+int store_layout_decode_known(const void *object, size_t len, const struct base_digest *digest,
+	struct store_layout **ret_l, struct base_error *err)
+{
 	struct store_layout *l = calloc(1, sizeof *l);
 	int r = l ? proto_layout_decode(object, len, &l->m) : -ENOMEM;
 
@@ -342,7 +351,7 @@ int store_layout_decode(const void *object, size_t len, struct store_layout **re
 		return store_newer(err, "the layout", object, len);
 	if (r < 0)
 		return base_error_set(err, r, "a layout cannot be read: %s", base_error_name(r));
-	base_digest_of(object, len, &l->digest);
+	l->digest = *digest;
 	*ret_l = l;
 	return 0;
 }

@@ -49,6 +49,9 @@ int store_layout_builder_tables(struct store_layout_builder *b, struct store_lay
 int store_layout_encode(struct store_layout *l, struct base_buf *ret_object, struct base_error *err);
 
 int store_layout_decode(const void *object, size_t len, struct store_layout **ret_l, struct base_error *err);
+/* The same where the digest of the bytes is known, and right. */
+int store_layout_decode_known(const void *object, size_t len, const struct base_digest *digest,
+	struct store_layout **ret_l, struct base_error *err);
 void store_layout_free(struct store_layout *l); /* NULL-safe */
 
 /* Index of a tensor, or -ENOENT. Binary search. */

@@ -15,19 +15,14 @@ int store_open_layout(struct store *s, const struct proto_manifest *m, uint32_t 
 {
 	const struct proto_manifest_layout *from = &m->layouts[number];
 	base_cleanup_free void *bytes = NULL;
-	struct store_layout *l = NULL;
-	int r = store_manifest_object(s, m, &from->ref, STORE_METADATA_MAX_BYTES, &bytes, err);
+	int r;
 
-	if (r == 0)
-		r = store_layout_decode(bytes, from->ref.raw_len, &l, err);
-	if (r < 0)
-		return base_error_prefix(err, r, "layout %u", number);
-	if (!base_digest_equal(&from->digest, &l->digest)) {
-		store_layout_free(l);
+	if (!base_digest_equal(&from->digest, &from->ref.digest))
 		return base_error_set(err, -BASE_EFORMAT, "layout %u is not the one that the manifest means", number);
-	}
-	*ret_l = l;
-	return 0;
+	r = store_manifest_object(s, m, &from->ref, STORE_METADATA_MAX_BYTES, &bytes, err);
+	if (r == 0) /* it has been re-hashed */
+		r = store_layout_decode_known(bytes, from->ref.raw_len, &from->digest, ret_l, err);
+	return r < 0 ? base_error_prefix(err, r, "layout %u", number) : 0;
 }
 
 static int part_packs(const struct proto_manifest *m, const struct proto_manifest_rank *from,
