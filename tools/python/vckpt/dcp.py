@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.storage import (
 )
 from torch.futures import Future
 
-from . import _lib, dcp_path, dcp_reads, dcp_state, paths, saver
+from . import _lib, dcp_path, dcp_reads, dcp_state, loads, paths, saver
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
 from .step import Step
@@ -411,10 +411,15 @@ def _plain(key: str, tensor: torch.Tensor, item: WriteItem) -> torch.Tensor:
 
 class StorageReader(_StorageReader):
     """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names
-    COMPONENT.NAME, the tensors and values of any other step of a store. A path that names no step: the newest."""
+    COMPONENT.NAME, the tensors and values of any other step of a store. A path that names no step: the newest.
 
-    def __init__(self, path: PathLike, _extension_registry: Any = None) -> None:
+    threads, verify    as for vckpt.load
+    bytes_read         of the store's packs by this rank, checks included, once a load is over"""
+
+    def __init__(self, path: PathLike, _extension_registry: Any = None, *, threads: int = 0,
+                 verify: loads.Verify = "checks") -> None:
         super().__init__()
+        self.how, self.bytes_read = loads.chosen(threads, verify, "raise"), 0
         self.path, self.load_id = Path(path), str(uuid.uuid4())
         self.step: Step | None = None
         self.kept: dict[str, dcp_state.Kept] = {}
@@ -468,18 +473,16 @@ class StorageReader(_StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """What can be read straight into the planner's tensors is read by one load."""
-        reads = dcp_reads.Reads(self.opened(), planner.commit_tensor)
+        """All items by one load; the future is done, and the planner has all, when this returns."""
+        reads = dcp_reads.Reads(self.opened(), planner.commit_tensor, self.how)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(self.entry(item.storage_index.fqn)))
             else:
                 target = planner.resolve_tensor(item).detach()
-                kept, box = self.wanted(item, target)
-                if not reads.add(item, target, kept, box):
-                    self.tensor(target, kept, box)
-                    planner.commit_tensor(item, target)
+                reads.add(item, target, *self.wanted(item, target))
         reads.run()
+        self.bytes_read = reads.watch.read
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -515,16 +518,6 @@ class StorageReader(_StorageReader):
                                                      f"{tuple(target.shape)}")
         chunk = index.offset or [0] * len(item.lengths)
         return kept, (tuple(a + b for a, b in zip(chunk, item.storage_offsets)), tuple(item.lengths))
-
-    def tensor(self, target: torch.Tensor, kept: dcp_state.Kept, box: PlainBox) -> None:
-        """Straight into the planner's tensor where that has the bytes as the step has them, else through one that
-        has."""
-        direct = dcp_reads.is_direct(target, kept) and torch._debug_has_internal_overlap(target) == 0
-        data = target if direct else torch.empty(target.shape, dtype=dcp_state.kept_dtype(kept.dtype))
-        if data.numel():
-            self.opened().read(kept.component, kept.name, box, data)
-        if not direct:
-            target.copy_(data if data.dtype == kept.dtype else data.view(kept.dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "step": None, "last": (None,)}

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a StorageReader reads straight into its planner's tensors, by one load of the library: contiguous memory of the
-CPU. A planner may give the same memory for several items, and empty it as each is committed; so an item whose memory is
-wanted already is read by a load after that one."""
+"""What a StorageReader reads into its planner's tensors, all of a rank's items by one load of the library. Memory of
+the CPU that has the items as the step has them is read into as it is, if it is contiguous or for the whole of a tensor;
+any other by way of host memory, 512 MiB at a time. A planner may give the same memory for several items, and empty it
+as each is committed; so an item whose memory is wanted already is read by a load after that one."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from . import loads
+from . import dcp_state, loads
+from .loading_tensors import STAGED_BYTES
 from .torch_state import DTYPES
 
 if TYPE_CHECKING:
@@ -24,46 +26,66 @@ if TYPE_CHECKING:
 
 
 def is_direct(target: torch.Tensor, kept: Kept) -> bool:
-    """It has the items as the step has them."""
+    """It has the items as the step has them, and no two of them share memory."""
     return (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES
-            and target.layout == torch.strided and not target.is_conj() and not target.is_neg())
+            and target.layout == torch.strided and not target.is_conj() and not target.is_neg()
+            and (target.is_contiguous() or torch._debug_has_internal_overlap(target) == 0))
 
 
 class Reads:
-    """One rank's. commit: is called with each item and its tensor once that has arrived."""
+    """One rank's. commit: is called with each item and its tensor once that has arrived. bytes_read: by all loads so
+    far."""
 
-    def __init__(self, step: Step, commit: Commit) -> None:
-        self.step, self.commit = step, commit
+    def __init__(self, step: Step, commit: Commit, how: loads.How = loads.DEFAULT) -> None:
+        self.step, self.commit, self.watch = step, commit, loads.Watch()
+        self.how = how._replace(world=_world(), watch=self.watch)
         self.clear()
 
     def clear(self) -> None:
-        self.items: list[tuple[ReadItem, torch.Tensor]] = []
+        # (item, its tensor, what is read into where that is another)
+        self.items: list[tuple[ReadItem, torch.Tensor, torch.Tensor | None]] = []
         self.tensors: list[loads.Described] = []
-        self.extents = loads.Extents()
+        self.extents, self.staged_bytes = loads.Extents(), 0
 
-    def add(self, item: ReadItem, target: torch.Tensor, kept: Kept, box: PlainBox) -> bool:
-        """False: it is to be read by itself."""
+    def add(self, item: ReadItem, target: torch.Tensor, kept: Kept, box: PlainBox) -> None:
+        """An item of a tensor that the step has."""
         stored = self.step._find(kept.component, kept.name)
-        if not target.numel() or not target.is_contiguous() or not is_direct(target, kept) or stored is None:
-            return False
-        begin = target.data_ptr()
-        end = begin + target.numel() * target.element_size()
-        if self.extents.overlap(begin, end):
-            self.run()
-        shape = stored[2]
+        assert stored is not None
+        shape, memory = stored[2], target
         part = None if box == ((0,) * len(shape), shape) else box
-        self.tensors.append(loads.described(kept.component, kept.name, DTYPES[kept.dtype], shape, begin, part))
-        self.items.append((item, target))
-        self.extents.add(begin, end)
-        return True
-
-    def _world(self) -> int:
-        dist = torch.distributed
-        return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
+        if not is_direct(target, kept) or (part is not None and not target.is_contiguous()):
+            memory = torch.empty(target.shape, dtype=dcp_state.kept_dtype(kept.dtype))
+            self.staged_bytes += memory.numel() * memory.element_size()
+        if target.numel():
+            begin, end = extent(memory)
+            if self.extents.overlap(begin, end):
+                self.run()
+            strides = None if memory.is_contiguous() else [n * memory.element_size() for n in memory.stride()]
+            self.tensors.append(loads.described(kept.component, kept.name, DTYPES[memory.dtype], shape, begin, part,
+                                                strides))
+            self.extents.add(begin, end)
+        self.items.append((item, target, None if memory is target else memory.view(kept.dtype)))
+        if self.staged_bytes >= STAGED_BYTES:
+            self.run()
 
     def run(self) -> None:
+        """Reads, and gives each item to the planner: those that were copied after the others, since planners may give
+        one memory for all."""
         items = self.items
-        loads.read(self.step, 0, self.tensors, loads.DEFAULT._replace(world=self._world()))
+        loads.read(self.step, 0, self.tensors, self.how)
         self.clear()
-        for item, target in items:
+        for item, target, memory in sorted(items, key=lambda one: one[2] is not None):
+            if memory is not None:
+                target.copy_(memory)
             self.commit(item, target)
+
+
+def extent(memory: torch.Tensor) -> tuple[int, int]:
+    """The addresses between which the memory lies."""
+    begin, item = memory.data_ptr(), memory.element_size()
+    return begin, begin + sum((n - 1) * step for n, step in zip(memory.shape, memory.stride())) * item + item
+
+
+def _world() -> int:
+    dist = torch.distributed
+    return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1

@@ -117,10 +117,10 @@ def chosen(threads: int, verify: Verify, on_damage: OnDamage, direct: Direct = "
 
 
 def described(component: str, name: str, dtype: int, shape: Sequence[int], address: int,
-              box: PlainBox | None = None) -> Described:
-    """A whole tensor of the step, or the box of it, into contiguous memory."""
+              box: PlainBox | None = None, strides: Sequence[int] | None = None) -> Described:
+    """A whole tensor of the step, or the box of it, into memory with these strides in bytes (None: contiguous)."""
     layout = Layout(shape, boxes=None if box is None else [box])
-    entry = Entry().fill(component, name, layout, dtype, None, None)
+    entry = Entry().fill(component, name, layout, dtype, None if strides is None else shape, strides)
     row = _lib.Tensor.from_buffer_copy(entry.row)
     row.data = address
     return row, [entry]
