@@ -5,6 +5,7 @@
 
 The state is bf16 tensors of 4096 x 4096, random (stored raw) and gaussian (stored encoded). Destinations are resident
 before each load, for vckpt and for the reference. Both sides use one thread for each core."""
+import ctypes
 import os
 import pathlib
 import shutil
@@ -97,6 +98,36 @@ def warm(bench, name, model, bar):
     bench.row(f"load, {name}, page cache", "pread of the packs into resident memory, as many threads", ours, reads, bar)
 
 
+def decode(bench, model):
+    """A load of encoded pieces, in the page cache, against decoding as many bytes that are in memory."""
+    library = bench.build / "tests/libbench_decode.so"
+    if not library.exists():
+        return bench.skip("load, decoding", "needs a build with the tests' programs (-Dtests=enabled)")
+    lib = ctypes.CDLL(library)
+    lib.bench_decode_new.restype = ctypes.c_void_p
+    lib.bench_decode_run.restype = ctypes.c_int64
+    raw = numpy.concatenate([t.view(sys.modules["torch"].uint8).numpy().reshape(-1) for t in model.state.values()])
+    encoded = lib.bench_decode_new(raw.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(raw.size), 2)
+    out = resident(raw.size)
+
+    def alone(lz4):
+        took = lib.bench_decode_run(ctypes.c_void_p(encoded), out.ctypes.data_as(ctypes.c_void_p), lz4, CORES)
+        assert took > 0, took
+        return raw.size / took * 1e3
+    assert encoded
+    alone(False)
+    assert numpy.array_equal(out, raw)
+    read_all(model.files, model.room)
+    ours, lz4, codec = [], [], []
+    for _ in range(bench.o.repeat):
+        ours.append(model.size / clock(model.load) / 1e6)
+        lz4.append(alone(True))
+        codec.append(alone(False))
+    lib.bench_decode_free(ctypes.c_void_p(encoded))
+    bench.row("load, gaussian bf16, decoding", "LZ4 alone over as many bytes in memory, as many threads", ours, lz4, 0.7)
+    bench.row("load, gaussian bf16, decoding", "LZ4 and putting bits into words, in memory", ours, codec, None)
+
+
 def cold(bench, name, model, bar):
     if os.geteuid() != 0:
         return bench.skip(f"load, {name}, cold", "dropping caches needs root")
@@ -152,4 +183,6 @@ def rows(bench):
         cold(bench, name, model, 0.9 if warm_bar else None)
         if warm_bar:
             peers(bench, model)
+        else:
+            decode(bench, model)
         shutil.rmtree(model.store)
