@@ -124,8 +124,9 @@ def decode(bench, model):
         lz4.append(alone(True))
         codec.append(alone(False))
     lib.bench_decode_free(ctypes.c_void_p(encoded))
-    bench.row("load, gaussian bf16, decoding", "LZ4 alone over as many bytes in memory, as many threads", ours, lz4, 0.7)
-    bench.row("load, gaussian bf16, decoding", "LZ4 and putting bits into words, in memory", ours, codec, None)
+    what = "load, gaussian bf16, decoding"
+    bench.row(what, "LZ4 alone over as many bytes in memory, as many threads", ours, lz4, 0.7)
+    bench.row(what, "LZ4 and putting bits into words, in memory", ours, codec, None)
 
 
 def cold(bench, name, model, bar):
