@@ -8,6 +8,7 @@
 
 #include "core/base/log.h"
 #include "core/step/store.h"
+#include "core/view/layouts.h"
 #include "fs/daemon.h"
 #include "fs/mountpoint.h"
 #include "fs/options.h"
@@ -44,6 +45,8 @@ int main(int argc, char **argv)
 
 	base_log_set_program("mount.vckpt");
 	int r = fs_options_parse(&o, argc, argv, &err);
+	if (!r && o.layouts && !o.help && !o.version)
+		r = view_layouts_open(o.layouts, &o.rules, &err);
 	if (r)
 		status = FS_EXIT_USAGE;
 	else if (o.help)

@@ -120,12 +120,14 @@ int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 /* Anybody may look up any number of wrong names: what is logged of them is bounded. */
 static void log_refusal(struct fs_mount *m, const struct fs_commit *commit, const char *name, const char *text)
 {
-	int64_t now = (int64_t)base_monotonic_ns();
+	/* the machine may have started just now */
+	int64_t now = (int64_t)base_monotonic_ns() + REFUSALS * REFUSAL_NS;
 	char step[FS_STEP_NAME];
 
 	atomic_fetch_add_explicit(&m->stats.mesh_refusals, 1, memory_order_relaxed);
 	pthread_mutex_lock(&m->lock);
-	m->refusal_credit_ns = base_max(m->refusal_credit_ns, now - REFUSALS * REFUSAL_NS);
+	if (m->refusal_credit_ns < now - REFUSALS * REFUSAL_NS)
+		m->refusal_credit_ns = now - REFUSALS * REFUSAL_NS;
 	bool tell = m->refusal_credit_ns <= now - REFUSAL_NS;
 	if (tell)
 		m->refusal_credit_ns += REFUSAL_NS;

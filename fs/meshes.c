@@ -12,6 +12,7 @@
 struct opened { struct view_mesh *view; uint64_t serial, used; };
 
 struct fs_meshes {
+	const struct view_layouts *layouts;
 	pthread_mutex_t lock;           /* protects what follows, and what fs_mesh says */
 	struct fs_mesh *named[BUCKETS], *numbered[BUCKETS];
 	struct fs_mesh *newest, *oldest;
@@ -22,13 +23,14 @@ struct fs_meshes {
 	void (*wake)(void *arg); void *wake_arg;
 };
 
-struct fs_meshes *fs_meshes_new(void)
+struct fs_meshes *fs_meshes_new(const struct view_layouts *layouts)
 {
 	struct fs_meshes *all = calloc(1, sizeof *all);
 
 	if (!all)
 		return NULL;
 	pthread_mutex_init(&all->lock, NULL);
+	all->layouts = layouts;
 	all->next_serial = 1;
 	return all;
 }
@@ -235,7 +237,7 @@ int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_st
 	pthread_mutex_unlock(&all->lock);
 	if (mesh)
 		return 0;
-	int r = view_mesh_new(view_tree_step(step->tree), name, &view, err);
+	int r = view_mesh_new(view_tree_step(step->tree), all->layouts, name, &view, err);
 	if (r == 0)
 		r = insert(all, commit, name, view, ret_mesh, err);
 	view_mesh_unref(view);
@@ -292,7 +294,7 @@ int fs_mesh_view(struct fs_mesh *mesh, struct fs_step *step, struct view_mesh **
 		*ret_view = view;
 		return 0;
 	}
-	int r = view_mesh_new(view_tree_step(step->tree), mesh->name, &view, NULL);
+	int r = view_mesh_new(view_tree_step(step->tree), all->layouts, mesh->name, &view, NULL);
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&all->lock);

@@ -34,7 +34,8 @@ struct fs_mesh {
 	struct fs_mesh *next_named, *next_numbered, *newer, *older;
 };
 
-struct fs_meshes *fs_meshes_new(void);
+/* layouts: NULL, or the layout file of all meshes; it is kept by the caller. */
+struct fs_meshes *fs_meshes_new(const struct view_layouts *layouts);
 void fs_meshes_free(struct fs_meshes *all); /* NULL-safe; whatever the kernel still knows */
 /* Calls wake(arg) when there is something to drop. NULL: no longer. */
 void fs_meshes_on_full(struct fs_meshes *all, void (*wake)(void *arg), void *arg);

@@ -52,13 +52,15 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 		return r;
 	show_owner(m);
 	m->cache = load_cache_new(options->cache_bytes);
-	m->meshes = fs_meshes_new();
+	m->meshes = fs_meshes_new(options->rules);
 	if (!m->cache || !m->meshes)
 		return base_no_memory(err);
 	fs_mount_feature(m, "passthrough", false, "not built yet: files are served from a cache of decoded pieces");
 	fs_mount_feature(m, "xattr", !options->noxattr, "%s", options->noxattr ? "left out, as asked" : "user.vckpt.*");
 	fs_mount_feature(m, "allow_other", options->allow_other, "%s", options->allow_other ? "set" : "not asked for");
 	show_forms(m, options->show);
+	fs_mount_feature(m, "layouts", options->rules, "%s", options->rules ? options->layouts
+		: "none given: meshes show the placements of the saves");
 	return fs_runs_open(m->store, options->steps_bytes, options->show, &m->runs, err);
 }
 

@@ -13,6 +13,7 @@
 
 #include "core/base/buf.h"
 #include "core/base/le.h"
+#include "core/view/layouts.h"
 #include "core/view/tree.h"
 
 /* Options that mount(8), fstab and systemd pass and that change nothing here: the mount is always
@@ -153,6 +154,8 @@ static int option_with_value(struct fs_options *o, const char *name, const char 
 		r = option_text(&o->fsname, name, value, err);
 	} else if (strcmp(name, "subtype") == 0) {
 		r = option_text(&o->subtype, name, value, err);
+	} else if (strcmp(name, "layouts") == 0) {
+		r = option_text(&o->layouts, name, value, err);
 	} else if (strcmp(name, "log") == 0) {
 		r = option_text(&o->log, name, value, err);
 	} else {
@@ -314,6 +317,8 @@ void fs_options_release(struct fs_options *o)
 	free(o->fsname);
 	free(o->subtype);
 	free(o->log);
+	free(o->layouts);
+	view_layouts_free(o->rules);
 	free(o->context);
 	*o = (struct fs_options){0};
 }
@@ -345,6 +350,7 @@ void fs_options_help(void)
 		"  -o refresh=SECONDS   how old the list of steps may be (0.4)\n"
 		"  -o views=npy         tensors as .npy files only, or only as .safetensors (views=safetensors);\n"
 		"                       default: views=npy,safetensors\n"
+		"  -o layouts=FILE      what cuts tensors under a mesh: a layout file, or llama, mixtral, deepseek\n"
 		"  -o noxattr           no extended attributes\n"
 		"  -o max_threads=N     threads that answer (10)\n"
 		"  -o log=FILE          log there (default: standard error in the foreground, else syslog)\n"

@@ -29,6 +29,8 @@ struct fs_options {
 	uint64_t cache_bytes, steps_bytes, readahead_bytes;
 	unsigned refresh_ms, max_threads;
 	unsigned show; bool have_show;                /* enum view_show; given by views= */
+	char *layouts;                                /* a layout file, or a preset's name; NULL: none */
+	struct view_layouts *rules;                   /* what is in it; read by main */
 	char *fsname, *subtype, *log;                 /* NULL: the default */
 	/* SELinux options for the kernel, comma before each; NULL: none */
 	char *context;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How each tensor is cut under a mesh. Tensors that were saved alike (same mesh and placements of the same layout) are
- * cut alike: each such way is worked out once, and a tensor keeps the number of its way.
+ * cut alike: each such way is worked out once, and a tensor keeps the number of its way. With a layout file, a way is
+ * one of its lines, but for lines that leave a tensor as it was saved; and one more for tensors of no line.
  *
  * A strided placement whose split is what the dimensions behind it cut the same tensor dimension into says "cut after
  * these" (FSDP over tensor parallelism). It still says so under another mesh: its split follows the mesh. */
@@ -15,7 +16,9 @@
 #include "core/view/view_internal.h"
 
 struct way {
-	const struct store_layout *layout; uint32_t mesh, placement; /* how it was saved: the key */
+	/* the key: how it was saved, or the line; layout NULL and line -1: no line */
+	const struct store_layout *layout; uint32_t mesh, placement;
+	int64_t line;
 	bool recorded;
 	const char *left_out;           /* why; NULL: it is shown */
 	struct tensor_placement at[TENSOR_MAX_DIMS];
@@ -24,6 +27,7 @@ struct way {
 struct view_mesh {
 	atomic_uint refs;
 	struct tensor_mesh *mesh;
+	const struct view_layouts *layouts;
 	struct base_buf ways;           /* struct way */
 	uint32_t *of_tensor;            /* number of its way */
 	uint32_t ntensors;
@@ -132,6 +136,16 @@ static void way_fill(struct way *w, const struct tensor_mesh *mesh, const struct
 		memset(w->at, 0, sizeof w->at);
 }
 
+static void way_of_line(struct way *w, const struct tensor_mesh *mesh, const struct view_layouts_line *line)
+{
+	for (uint32_t i = 0; i < line->ncuts; i++) {
+		int d = tensor_mesh_dim(mesh, line->cuts[i].dim);
+
+		if (d >= 0)
+			w->at[d] = line->cuts[i].placement;
+	}
+}
+
 static int way_make(struct way *w, const struct tensor_mesh *mesh, uint32_t tensor, struct base_error *err)
 {
 	struct tensor_placements *p = NULL;
@@ -153,22 +167,26 @@ static int way_make(struct way *w, const struct tensor_mesh *mesh, uint32_t tens
 	return r == -ENOMEM || r == 0 ? r : -BASE_EFORMAT;
 }
 
-/* The number of the way in which a tensor was saved. */
-static int64_t way_find(struct view_mesh *m, struct base_table *by_key, const struct store_layout *l, uint32_t tensor,
+static int64_t way_find(struct view_mesh *m, struct base_table *by_key, const struct way *key, uint32_t tensor,
 	struct base_error *err)
 {
-	struct way w = {.layout = l, .mesh = l->m.tensors[tensor].mesh, .placement = l->m.tensors[tensor].placement};
-	uint64_t key[3] = {(uintptr_t)l, w.mesh, w.placement};
-	uint32_t hash = base_table_hash(key, sizeof key), i, n = (uint32_t)(m->ways.len / sizeof w);
+	uint64_t text[3] = {(uintptr_t)key->layout, (uint64_t)key->mesh << 32 | key->placement, (uint64_t)key->line};
+	uint32_t hash = base_table_hash(text, sizeof text), i, n = (uint32_t)(m->ways.len / sizeof *key);
+	struct way w = *key;
 	size_t at = 0;
+	int r = 0;
 
 	while ((i = base_table_next(by_key, hash, &at)) != BASE_TABLE_NONE) {
 		const struct way *other = way_at(m, i);
 
-		if (other->layout == l && other->mesh == w.mesh && other->placement == w.placement)
+		if (other->layout == w.layout && other->mesh == w.mesh && other->placement == w.placement &&
+		    other->line == w.line)
 			return i;
 	}
-	int r = way_make(&w, m->mesh, tensor, err);
+	if (w.layout)
+		r = way_make(&w, m->mesh, tensor, err);
+	else if (w.line >= 0)
+		way_of_line(&w, m->mesh, view_layouts_line(m->layouts, (uint32_t)w.line));
 	if (r < 0)
 		return r;
 	base_buf_append(&m->ways, &w, sizeof w);
@@ -176,6 +194,32 @@ static int64_t way_find(struct view_mesh *m, struct base_table *by_key, const st
 		return base_no_memory(err);
 	base_table_add(by_key, hash, n);
 	return n;
+}
+
+/* The number of a tensor's way. */
+static int64_t way_of(struct view_mesh *m, struct base_table *by_key, const struct load_step *step, uint32_t tensor,
+	struct base_error *err)
+{
+	struct load_tensor_info info;
+	struct way key = {.line = -1, .recorded = true};
+	uint32_t number;
+	const struct store_layout *l = load_step_layout(step, tensor, &number);
+
+	if (m->layouts) {
+		load_step_tensor_info(step, tensor, &info);
+		key.line = view_layouts_find(m->layouts, &info);
+		if (key.line == -ENOMEM)
+			return base_no_memory(err);
+		if (key.line < 0)
+			key.line = -1;
+	}
+	if (!m->layouts || (key.line >= 0 && view_layouts_line(m->layouts, (uint32_t)key.line)->saved)) {
+		key.layout = l;
+		key.mesh = l->m.tensors[number].mesh;
+		key.placement = l->m.tensors[number].placement;
+		key.recorded = false;
+	}
+	return way_find(m, by_key, &key, number, err);
 }
 
 /* ---- the mesh ---- */
@@ -198,6 +242,10 @@ static int fit(const struct view_mesh *m, const struct load_step *step, uint32_t
 	int r = tensor_sharding_check(&s, m->mesh->ndim, err);
 	if (r == -ENOMEM || r == 0)
 		return r;
+	struct view_mesh_tensor t;
+	view_mesh_tensor(m, tensor, &t);
+	if (t.line)
+		base_error_prefix(err, r, "%.200s:%u", t.line->file, t.line->number);
 	base_error_prefix(err, r, "tensor %s/%.*s", info.component, store_layout_shown(info.name, info.name_len),
 		info.name);
 	return -ENOENT;
@@ -209,10 +257,7 @@ static int find_ways(struct view_mesh *m, const struct load_step *step, struct b
 	int64_t r = 0;
 
 	for (uint32_t i = 0; r >= 0 && i < m->ntensors; i++) {
-		uint32_t number;
-		const struct store_layout *l = load_step_layout(step, i, &number);
-
-		r = way_find(m, &by_key, l, number, err);
+		r = way_of(m, &by_key, step, i, err);
 		if (r < 0)
 			break;
 		m->of_tensor[i] = (uint32_t)r;
@@ -224,13 +269,15 @@ static int find_ways(struct view_mesh *m, const struct load_step *step, struct b
 	return r < 0 ? (int)r : 0;
 }
 
-int view_mesh_new(const struct load_step *step, const char *name, struct view_mesh **ret_m, struct base_error *err)
+int view_mesh_new(const struct load_step *step, const struct view_layouts *layouts, const char *name,
+	struct view_mesh **ret_m, struct base_error *err)
 {
 	struct view_mesh *m = calloc(1, sizeof *m);
 
 	if (!m)
 		return base_no_memory(err);
 	m->refs = 1;
+	m->layouts = layouts;
 	m->ntensors = load_step_tensor_count(step);
 	m->of_tensor = malloc(m->ntensors * sizeof *m->of_tensor + 1);
 	int r = m->of_tensor ? parse_name(name, &m->mesh, err) : base_no_memory(err);
@@ -267,7 +314,8 @@ void view_mesh_tensor(const struct view_mesh *m, uint32_t tensor, struct view_me
 {
 	const struct way *w = way_at(m, m->of_tensor[tensor]);
 
-	*ret_t = (struct view_mesh_tensor){w->at, w->left_out, w->recorded};
+	*ret_t = (struct view_mesh_tensor){w->at, w->left_out, w->recorded,
+		w->line < 0 ? NULL : view_layouts_line(m->layouts, (uint32_t)w->line)};
 }
 
 int view_mesh_shard(const struct view_mesh *m, uint32_t tensor, const struct tensor_shape *shape, unsigned item_bytes,
@@ -349,7 +397,8 @@ static int walk_in(struct view_mesh *m, struct view_tree *t, const char *rank_na
 	return view_mesh_open(m, t, rank, (uint32_t)component, ret_f, err);
 }
 
-int view_mesh_walk(struct view_tree *t, const char *path, struct view_file **ret_f, struct base_error *err)
+int view_mesh_walk(struct view_tree *t, const struct view_layouts *layouts, const char *path, struct view_file **ret_f,
+	struct base_error *err)
 {
 	base_cleanup_free char *copy = strdup(path);
 	char *state = NULL, *word[5] = {NULL};
@@ -362,7 +411,7 @@ int view_mesh_walk(struct view_tree *t, const char *path, struct view_file **ret
 		word[n++] = part;
 	if (n < 3 || n > 4 || strcmp(word[0], VIEW_MESH_DIRECTORY) != 0)
 		return base_error_set(err, -ENOENT, "'%.200s' is no file under a mesh", path);
-	int r = view_mesh_new(view_tree_step(t), word[1], &m, err);
+	int r = view_mesh_new(view_tree_step(t), layouts, word[1], &m, err);
 	if (r == 0)
 		r = walk_in(m, t, n == 4 ? word[2] : NULL, word[n - 1], ret_f, err);
 	view_mesh_unref(m);

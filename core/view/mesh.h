@@ -5,13 +5,14 @@
  *
  *   mesh/<mesh>/manifest.json   mesh/<mesh>/rank-<%05u>/<component>.safetensors
  *
- * Ranks are 0, 1, 2, ... in the order of the mesh. A tensor is cut by the placements that it was saved with: along each
- * mesh dimension by that of the dimension of the same name, and not at all along others. Everything is a pure function
- * of the step and of the mesh's name. A mesh is read-only once made, and keeps neither step nor tree: a step that was
- * closed and opened again may be given with it. Any thread. */
+ * Ranks are 0, 1, 2, ... in the order of the mesh. A tensor is cut by the placements that it was saved with: along
+ * each mesh dimension by that of the dimension of the same name, and not at all along others; or by those of a layout
+ * file. Everything is a pure function of the step, the mesh's name and that file. A mesh is read-only once made, and
+ * keeps neither step nor tree: a step that was closed and opened again may be given with it. Any thread. */
 #ifndef CORE_VIEW_MESH_H
 #define CORE_VIEW_MESH_H
 
+#include "core/view/layouts.h"
 #include "core/view/tree.h"
 
 #define VIEW_MESH_DIRECTORY "mesh"
@@ -19,9 +20,11 @@
 #define VIEW_MESH_ALL UINT32_MAX        /* in place of a rank: the mesh's own file, manifest.json */
 
 struct view_mesh;
-/* -ENOENT: there is no such directory, and err says why: the name is no mesh, or not written as tensor_mesh_print does;
+/* layouts: NULL, or by what tensors are cut; it must live as long as the mesh.
+ * -ENOENT: there is no such directory, and err says why: the name is no mesh, or not written as tensor_mesh_print does;
  * it has more than VIEW_MESH_RANKS_MAX ranks; or a tensor cannot be cut so. */
-int view_mesh_new(const struct load_step *step, const char *name, struct view_mesh **ret_m, struct base_error *err);
+int view_mesh_new(const struct load_step *step, const struct view_layouts *layouts, const char *name,
+	struct view_mesh **ret_m, struct base_error *err);
 struct view_mesh *view_mesh_ref(struct view_mesh *m);
 void view_mesh_unref(struct view_mesh *m); /* NULL-safe */
 uint32_t view_mesh_ranks(const struct view_mesh *m);
@@ -41,7 +44,8 @@ int view_mesh_open(struct view_mesh *m, struct view_tree *t, uint32_t rank, uint
 	struct view_file **ret_f, struct base_error *err);
 /* The file of a path below a step's directory, "mesh/tp=2/rank-0/model.safetensors". -ENOENT: the path is none of a
  * mesh's file. */
-int view_mesh_walk(struct view_tree *t, const char *path, struct view_file **ret_f, struct base_error *err);
+int view_mesh_walk(struct view_tree *t, const struct view_layouts *layouts, const char *path, struct view_file **ret_f,
+	struct base_error *err);
 
 /* The meshes that the step's tensors were saved under: n names, sorted, a NUL behind each. */
 int view_mesh_names(const struct load_step *step, struct base_buf *ret_names, uint32_t *ret_n);

@@ -24,6 +24,15 @@ static void put_head(struct json *j, const struct view_mesh *m)
 	base_buf_printf(&j->b, "],\n  \"ranks\": %u,\n  \"tensors\": [", mesh->count);
 }
 
+/* "FILE:LINE"; a path need not be UTF-8. */
+static void put_place(struct base_buf *b, const char *file, uint32_t number)
+{
+	base_buf_append_text(b, "\"");
+	for (const char *c = file; *c; c++)
+		view_json_text(b, (unsigned char)*c < 0x80 ? c : "?", 1);
+	base_buf_printf(b, ":%u\"", number);
+}
+
 static const char *left_out_of(const struct load_tensor_info *info, const struct view_mesh_tensor *t)
 {
 	if (!t->left_out && !view_safetensors_can(info->dtype, &info->shape, info->name, info->name_len))
@@ -43,7 +52,12 @@ static void put_tensor(struct json *j, const struct view_mesh *m, const struct l
 	}
 	base_buf_append_text(&j->b, "], \"placements\": \"");
 	tensor_placements_print(t->placements, view_mesh_dims(m)->ndim, &j->b);
-	base_buf_append_text(&j->b, t->recorded ? "\"}" : "\", \"recorded\": false}");
+	base_buf_append_text(&j->b, t->recorded ? "\"" : "\", \"recorded\": false");
+	if (t->line) {
+		base_buf_append_text(&j->b, ", \"line\": ");
+		put_place(&j->b, t->line->file, t->line->number);
+	}
+	base_buf_append_text(&j->b, "}");
 }
 
 /* Those that are in ranks' files, or those that are not. */

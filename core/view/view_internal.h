@@ -30,7 +30,12 @@ int view_safetensors_make_step(const struct load_step *step, const struct view_m
 bool view_mesh_info(const struct view_mesh *m, const struct load_step *step, uint32_t tensor, uint32_t rank,
 	struct load_tensor_info *ret_info);
 /* The tensor's placements, and the shape that they apply to; why it is in no file (NULL: it is in them). */
-struct view_mesh_tensor { const struct tensor_placement *placements; const char *left_out; bool recorded; };
+struct view_mesh_tensor {
+	const struct tensor_placement *placements;
+	const char *left_out;
+	bool recorded;
+	const struct view_layouts_line *line; /* of the layout file; NULL: none */
+};
 void view_mesh_tensor(const struct view_mesh *m, uint32_t tensor, struct view_mesh_tensor *ret_t);
 const struct tensor_mesh *view_mesh_dims(const struct view_mesh *m);
 /* Where a rank's shard of a tensor of that shape lies, or a flat range of the shard; shard.h has the errors. */

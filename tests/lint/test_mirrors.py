@@ -41,6 +41,7 @@ NAMES = {
     "test_replicas.Held": "store_layout_held", "test_safetensors.Tensor": "view_safetensors_tensor",
     "test_safetensors.Header": "view_safetensors", "test_safetensors.Buffer": "base_buf",
     "test_safetensors.Params": "tensor_grid_params",
+    "test_layout_files.Info": "load_tensor_info", "test_layout_files.Line": "view_layouts_line",
     "test_stats.Name": "store_stats_name", "test_tree.Buffer": "base_buf", "test_tree.Vector": "iovec",
     "commlib.Functions": "comm_functions", "commlib.Gathered": "comm_gathered", "commlib.Pass": "comm_pass",
     "commlib.PassTold": "comm_functions_pass", "commrank.Head": "comm...",

@@ -32,10 +32,10 @@ class Views(Tree):
         super().close()
         self.lib.store_close(self.store)
 
-    def mesh(self, name):
+    def mesh(self, name, layouts=None):
         """A mesh, or the sentence that says why there is none."""
         m, err = C.c_void_p(), Error()
-        code = self.lib.view_mesh_new(self.step, name.encode(), C.byref(m), C.byref(err))
+        code = self.lib.view_mesh_new(self.step, layouts, name.encode(), C.byref(m), C.byref(err))
         assert code in (0, -errno.ENOENT) and (code == 0) == (not err.text), (code, err.text)
         return err.text.decode() if code else m
 

@@ -8,13 +8,19 @@
 
 #define CACHE_BYTES (UINT64_C(64) << 20)
 
+struct cat { bool raw; struct view_layouts *layouts; };
+
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
-	(void)t;
-	(void)value;
+	struct cat *c = arg;
+	struct base_error err = {0};
+
 	if (val == 'r')
-		*(bool *)arg = true;
-	return 0;
+		c->raw = true;
+	if (val != 'l')
+		return 0;
+	view_layouts_free(base_steal(c->layouts));
+	return view_layouts_open(value, &c->layouts, &err) < 0 ? tool_usage(t, "%s", err.text) : 0;
 }
 
 static int write_out(void *arg, const void *bytes, size_t len, struct base_error *err)
@@ -33,8 +39,8 @@ static int write_out(void *arg, const void *bytes, size_t len, struct base_error
 }
 
 /* Opens a file of the tree, or one under a mesh. ret_skip: bytes before those of a tensor. */
-static int open_path(struct view_tree *tree, const char *path, struct view_file **ret_f, uint64_t *ret_skip,
-	struct base_error *err)
+static int open_path(struct view_tree *tree, const struct view_layouts *layouts, const char *path,
+	struct view_file **ret_f, uint64_t *ret_skip, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(view_tree_step(tree));
 	int64_t node = view_tree_walk(tree, path);
@@ -42,7 +48,7 @@ static int open_path(struct view_tree *tree, const char *path, struct view_file 
 	*ret_skip = 0;
 	path += strspn(path, "/");
 	if (node == -ENOENT && strncmp(path, VIEW_MESH_DIRECTORY "/", strlen(VIEW_MESH_DIRECTORY "/")) == 0) {
-		int r = view_mesh_walk(tree, path, ret_f, err);
+		int r = view_mesh_walk(tree, layouts, path, ret_f, err);
 
 		return r < 0 ? base_error_prefix(err, r, "%s/%" PRIu64, info->run, info->step) : 0;
 	}
@@ -53,7 +59,7 @@ static int open_path(struct view_tree *tree, const char *path, struct view_file 
 	return view_file_open(tree, (uint32_t)node, ret_f, err);
 }
 
-static int cat_file(struct tool *t, struct load_step *step, const char *path, bool raw)
+static int cat_file(struct tool *t, struct load_step *step, const char *path, const struct cat *c)
 {
 	struct base_error err = {0};
 	struct view_tree *tree = NULL;
@@ -65,9 +71,9 @@ static int cat_file(struct tool *t, struct load_step *step, const char *path, bo
 	if (cache)
 		load_cache_quiet(cache);
 	if (r == 0)
-		r = open_path(tree, path, &file, &skip, &err);
+		r = open_path(tree, c->layouts, path, &file, &skip, &err);
 	if (r == 0)
-		r = view_file_stream(file, cache, raw ? skip : 0, 0, write_out, NULL, &err);
+		r = view_file_stream(file, cache, c->raw ? skip : 0, 0, write_out, NULL, &err);
 	int code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
 	view_file_close(file);
 	view_tree_unref(tree);
@@ -75,20 +81,16 @@ static int cat_file(struct tool *t, struct load_step *step, const char *path, bo
 	return code;
 }
 
-static int cat_run(struct tool *t, int argc, char **argv)
+static int cat_target(struct tool *t, const struct cat *c)
 {
-	static const struct option options[] = {{"raw", no_argument, NULL, 'r'}, {0}};
 	const struct store_list_step *entry;
 	struct tool_target target;
 	struct store_list *l = NULL;
 	struct load_step *step;
 	struct base_error err = {0};
 	struct store *s = NULL;
-	bool raw = false;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &raw);
+	int code;
 
-	if (code)
-		return code - TOOL_LEAVE;
 	if (t->json)
 		return tool_usage(t, "the command prints bytes and has no --json");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
@@ -102,7 +104,7 @@ static int cat_run(struct tool *t, int argc, char **argv)
 		if (load_step_open(s, target.run, entry, &step, &err) < 0)
 			code = tool_fail(t, &err);
 		else {
-			code = cat_file(t, step, target.rest, raw);
+			code = cat_file(t, step, target.rest, c);
 			load_step_unref(step);
 		}
 	}
@@ -111,9 +113,22 @@ static int cat_run(struct tool *t, int argc, char **argv)
 	return code;
 }
 
+static int cat_run(struct tool *t, int argc, char **argv)
+{
+	static const struct option options[] = {{"raw", no_argument, NULL, 'r'},
+		{"layouts", required_argument, NULL, 'l'}, {0}};
+	struct cat c = {0};
+	int code = tool_parse(t, argc, argv, NULL, options, option, &c);
+
+	code = code ? code - TOOL_LEAVE : cat_target(t, &c);
+	view_layouts_free(c.layouts);
+	return code;
+}
+
 const struct tool_command tool_cat = {"cat", "print one file of a step",
-	"usage: vckpt cat STORE RUN/STEP/PATH [--raw] [-q] [-v]\n\n"
+	"usage: vckpt cat STORE RUN/STEP/PATH [--raw] [--layouts FILE] [-q] [-v]\n\n"
 	"Prints a file of a step as the mount shows it: model/NAME.npy (.npy may be left off),\n"
 	"model.safetensors, config.json, ..., or what a rank of a mesh holds: mesh/tp=4/rank-0/model.safetensors.\n\n"
-	"  --raw   of a tensor the bare bytes, row-major, without the .npy header\n",
+	"  --raw           of a tensor the bare bytes, row-major, without the .npy header\n"
+	"  --layouts FILE  what cuts tensors under a mesh: a layout file, or llama, mixtral, deepseek\n",
 	cat_run};

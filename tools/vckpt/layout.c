@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt layout: who holds what of one tensor, by shape, mesh and placements. Opens no store.
+ * vckpt layout: who holds what of one tensor, by shape, mesh and placements. Opens no store. (With --check it is
+ * another command: layout_check.c.)
  *
  * Two passes over the ranks that are asked for: the first finds what is wrong for any of them (a flat range past the
  * end of one) and, where all boxes will be written, counts these; the second writes each rank as it goes, so that
@@ -241,7 +242,10 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	struct layout *l = arg;
 
+	l->one = l->one || (val != 'c' && val != 1);
 	switch (val) {
+	case 1: return 0;
+	case 'c': l->check = value; return 0;
 	case 's': l->shape_text = value; return 0;
 	case 'd': l->dtype_text = value; return 0;
 	case 'm': l->on.mesh.text = value; return 0;
@@ -280,13 +284,20 @@ static int layout_run(struct tool *t, int argc, char **argv)
 		{"dtype", required_argument, NULL, 'd'}, {"mesh", required_argument, NULL, 'm'},
 		{"rank-order", required_argument, NULL, 'o'}, {"place", required_argument, NULL, 'p'},
 		{"flat", required_argument, NULL, 'f'}, {"rank", required_argument, NULL, 'r'},
-		{"draw", no_argument, NULL, 'w'}, {0}};
+		{"draw", no_argument, NULL, 'w'}, {"check", required_argument, NULL, 'c'}, {0}};
 	struct layout l = {.t = t, .on = {.place_option = "--place",
 		.mesh = {.option = "--mesh", .order_option = "--rank-order"}}};
 	int code = tool_parse(t, argc, argv, NULL, options, option, &l);
 
 	if (code)
 		return code - TOOL_LEAVE;
+	if (l.check && l.one)
+		return tool_usage(t, "--check FILE excludes the options that tell of one tensor");
+	if (l.check)
+		return layout_check(t, l.check);
+	if (t->narguments)
+		return tool_usage(t, "unexpected argument \"%s\": STORE and RUN/STEP belong to --check",
+			t->arguments[0]);
 	if ((code = read_arguments(&l)) == 0) {
 		tool_output_begin();
 		if (t->json)
@@ -301,9 +312,12 @@ static int layout_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_layout = {"layout", "say which boxes of a tensor each rank holds",
-	"usage: vckpt layout --shape N,N,... --dtype TYPE --mesh MESH --place WORDS [--rank-order R,R,...]\n"
+	"usage: vckpt layout [STORE] [RUN/STEP] --check FILE [-q] [-v]\n"
+	"       vckpt layout --shape N,N,... --dtype TYPE --mesh MESH --place WORDS [--rank-order R,R,...]\n"
 	"                    [--flat A:B[/L]] [--rank N] [--draw] [--json] [-q] [-v]\n\n"
-	"Tells which boxes of a tensor each rank of a mesh holds, and where they lie in its buffer. Needs no store.\n\n"
+	"Tells which boxes of a tensor each rank of a mesh holds, and where they lie in its buffer. Needs no store.\n"
+	"With --check: reads a layout file and tells what it gives to each tensor of a step.\n\n"
+	"  --check FILE        a layout file, or llama, mixtral, deepseek\n"
 	"  --shape 4096,1024   sizes of the tensor; \"scalar\" for one of no dimensions\n"
 	"  --dtype bf16        its type; bfloat16 and torch.bfloat16 mean the same\n"
 	"  --mesh dp=2,tp=4    names and sizes of the mesh, outermost first; JSON text; or @FILE with JSON\n"

@@ -9,6 +9,8 @@
 struct layout {
 	struct tool *t;
 	const char *shape_text, *dtype_text, *flat_text;
+	const char *check;      /* a layout file */
+	bool one;               /* an option of one tensor was given */
 	struct tensor_shape shape;
 	enum tensor_dtype dtype;
 	struct tool_sharding on;
@@ -23,5 +25,8 @@ uint32_t layout_rank_at(const struct layout *l, uint32_t i);    /* the i-th of t
 int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret_shard, struct base_error *err);
 /* The picture of a 2-d tensor on standard output; an exit code, said. */
 int layout_draw(const struct layout *l);
+/* What a layout file gives to the tensors of the step that t's arguments name, or that it is right; an exit code,
+ * said. */
+int layout_check(struct tool *t, const char *file);
 
 #endif
