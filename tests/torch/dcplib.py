@@ -116,6 +116,13 @@ def save_by_torch(path, seed=0, rows=0, columns=1):
     dcp.save(state(seed, rows, columns), storage_writer=dcp.FileSystemWriter(path, sync_files=False))
 
 
+def save_as_hugging_face(path, seed=0, rows=0, columns=1, consolidated=False):
+    import torch.distributed.checkpoint as dcp
+    model = state(seed, rows, columns)["model"]
+    dcp.save(model, storage_writer=dcp.HuggingFaceStorageWriter(path, save_distributed=True,
+                                                                enable_consolidation=consolidated))
+
+
 def load(path, seed=0, rows=0, columns=1):
     import torch.distributed.checkpoint as dcp
     from vckpt.dcp import StorageReader

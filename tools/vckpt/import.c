@@ -497,14 +497,16 @@ static int import_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_import = {"import",
-	"take safetensors, .npy, a Hugging Face directory or an exported step in",
+	"take safetensors, .npy, a Hugging Face directory, a DCP checkpoint or an exported step in",
 	"usage: vckpt import STORE RUN[/STEP] SOURCE... [OPTION...]\n\n"
 	"Takes files in as one step. A SOURCE is a .safetensors or .npy file, a directory in Hugging Face\n"
 	"layout: the tensors of its model files, and everything else in it as files (blobs) at their own\n"
-	"path; or a step that vckpt export wrote or that was copied from a mount, with its manifest.json:\n"
-	"it comes back with its components, dtypes, blobs and attributes. Of a directory without one, .npy\n"
-	"files are tensors only if they are named themselves: DIR/*.npy. Bytes that the store holds\n"
-	"already, in whatever run, are not stored again. The step appears whole or not at all.\n\n"
+	"path; a checkpoint that torch's distributed checkpoint (DCP) wrote, with its .metadata: pickles in\n"
+	"it are read as data, nothing is called; or a step that vckpt export wrote or that was copied from\n"
+	"a mount, with its manifest.json: it comes back with its components, dtypes, blobs and attributes.\n"
+	"Of a directory without either, .npy files are tensors only if they are named themselves: DIR/*.npy.\n"
+	"Bytes that the store holds already, in whatever run, are not stored again. The step appears whole\n"
+	"or not at all.\n\n"
 	"  --step N            the step's number; by default the next free one\n"
 	"  --replace           replace the step if it is there\n"
 	"  --component NAME    tensors of the SOURCEs after it belong to component NAME (default: model)\n"

@@ -95,6 +95,9 @@ int import_plan_check(struct import_plan *p, struct base_error *err);
 int import_file_open(struct import_plan *p, const char *path, struct import_file **ret_file, struct base_error *err);
 /* exactly len */
 int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t len, struct base_error *err);
+/* The 8 bytes and the JSON of a safetensors file that begins at an offset in f, which is not behind its end. */
+int import_read_header(struct import_file *f, uint64_t offset, void **ret_header, size_t *ret_len,
+	struct base_error *err);
 int import_add_safetensors(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 /* Row-major bytes of a tensor, from any thread. */

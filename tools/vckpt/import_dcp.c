@@ -119,6 +119,74 @@ int import_dcp_chunk(struct import_chunks *c, const struct tensor_box *box, stru
 	return base_no_memory(err);
 }
 
+/* Files may end in one safetensors file of all their tensors; each item is said to lie at its begin. */
+static int find_parts(struct import_dcp *d, const struct import_range *place, const struct import_parts **ret_parts)
+{
+	base_cleanup_free char *key = NULL;
+
+	if (asprintf(&key, "%s@%" PRIu64, place->file->path, place->offset) < 0) {
+		key = NULL;
+		return base_no_memory(d->err);
+	}
+	json_t *known = json_object_get(d->parts_at, key);
+	if (known) {
+		*ret_parts = &d->parts[json_integer_value(known)];
+		return 0;
+	}
+	if (base_array_more(d->parts, d->nparts) < 0)
+		return base_no_memory(d->err);
+	int r = import_parts_read(place->file, place->offset, &d->parts[d->nparts], d->err);
+	if (r < 0)
+		return r;
+	*ret_parts = &d->parts[d->nparts];
+	if (json_object_set_new(d->parts_at, key, json_integer((json_int_t)d->nparts++)) < 0)
+		return base_no_memory(d->err);
+	return 0;
+}
+
+static int read_part(struct import_dcp *d, const struct foreign_dcp_entry *e, const struct tensor_box *box,
+	const struct import_range *place, struct foreign_tensor *ret_t)
+{
+	const struct import_parts *parts = NULL;
+	struct tensor_box is;
+	int r = find_parts(d, place, &parts);
+
+	if (r < 0)
+		return r;
+	int64_t i = import_parts_find(parts, e->key.bytes, e->key.len);
+	if (i < 0)
+		return base_error_set(d->err, -BASE_EFORMAT, "no tensor there has its name");
+	r = import_parts_box(parts, (uint32_t)i, &is, d->err);
+	if (r < 0)
+		return r;
+	const struct view_safetensors_tensor *t = &parts->s.tensors[i];
+	if (t->dtype != e->kept || memcmp(is.offset, box->offset, e->shape.ndim * sizeof *is.offset) != 0)
+		return base_error_set(d->err, -BASE_EFORMAT,
+			"the tensor of its name there has another type, or is another part of it");
+	*ret_t = (struct foreign_tensor){.dtype = e->dtype, .shape = t->shape,
+		.offset = parts->offset + parts->s.data_offset + t->begin};
+	uint64_t stride = 1;
+	for (uint32_t k = t->shape.ndim; k-- > 0; stride *= t->shape.dim[k])
+		ret_t->stride[k] = stride;
+	return 0;
+}
+
+static int read_item(struct import_dcp *d, const struct foreign_dcp_entry *e, const struct tensor_box *box,
+	const struct import_range *place, struct foreign_tensor *ret_t)
+{
+	struct foreign_range item = {import_dcp_read, place->file, place->offset, place->bytes};
+	uint8_t begin[9];
+
+	if ((uint64_t)place->file->stat.st_size - place->offset < sizeof begin)
+		return base_error_set(d->err, -BASE_EFORMAT, "the file has no item there");
+	int r = import_file_read(place->file, place->offset, begin, sizeof begin, d->err);
+	if (r < 0)
+		return r;
+	if (begin[8] == '{' && memcmp(begin, "PK", 2) != 0)
+		return read_part(d, e, box, place, ret_t);
+	return foreign_tensor_read(&item, ret_t, d->err);
+}
+
 static int add_chunk(struct import_dcp *d, const struct foreign_dcp_entry *e, size_t number, struct import_chunks *c)
 {
 	struct import_range place;
@@ -131,8 +199,7 @@ static int add_chunk(struct import_dcp *d, const struct foreign_dcp_entry *e, si
 	int r = place_range(d, &e->places[number], &place);
 	if (r < 0)
 		return r;
-	struct foreign_range item = {import_dcp_read, place.file, place.offset, place.bytes};
-	r = foreign_tensor_read(&item, &t, d->err);
+	r = read_item(d, e, &box, &place, &t);
 	if (r == 0)
 		r = check_item(d, e, &box, &t);
 	if (r < 0)
@@ -288,7 +355,8 @@ int import_add_dcp(struct import_plan *p, const char *directory, struct base_err
 	d.files = json_object();
 	d.trees = json_object();
 	d.taken = json_object();
-	r = d.files && d.trees && d.taken ? read_metadata(&d, &bytes) : base_no_memory(err);
+	d.parts_at = json_object();
+	r = d.files && d.trees && d.taken && d.parts_at ? read_metadata(&d, &bytes) : base_no_memory(err);
 	if (r == 0)
 		r = add_entries(&d);
 	for (size_t i = 0; d.places && i < d.metadata.nentries; i++)
@@ -297,6 +365,10 @@ int import_add_dcp(struct import_plan *p, const char *directory, struct base_err
 	json_decref(d.files);
 	json_decref(d.trees);
 	json_decref(d.taken);
+	json_decref(d.parts_at);
+	for (size_t i = 0; i < d.nparts; i++)
+		import_parts_release(&d.parts[i]);
+	free(d.parts);
 	foreign_dcp_release(&d.metadata);
 	return r;
 }

@@ -10,7 +10,7 @@
 #include "core/base/buf.h"
 #include "core/foreign/dcp.h"
 #include "core/foreign/tensor.h"
-#include "tools/vckpt/import.h"
+#include "tools/vckpt/import_shards.h"
 
 struct import_place {
 	char component[PROTO_COMPONENT_MAX + 1];
@@ -27,6 +27,8 @@ struct import_dcp {
 	uint64_t file_bytes, item_bytes;        /* of the files; of the items in them, which overlap nowhere */
 	unsigned values_left;           /* that may still be taken out of byte entries */
 	json_t *files;                  /* {relative path: number in the plan} */
+	struct import_parts *parts; size_t nparts;      /* of files whose items are in safetensors */
+	json_t *parts_at;               /* {"file@offset": number in parts} */
 	json_t *taken;                  /* {"component/name": null} of tensors */
 	json_t *trees;                  /* {component: tree} */
 	struct base_error *err;

@@ -2,10 +2,11 @@
  *
  * A directory: which of its files hold the tensors of the component, which become blobs at their own path, and which
  * are pickles that stay outside. In one with a manifest.json of vckpt's, the manifest says so (import_exported.c); else
- * it is one in Hugging Face layout:
+ * one with .metadata is a checkpoint of DCP's (import_dcp.c); else it is one in Hugging Face layout:
  *
  *   tensors   the files that model.safetensors.index.json names (the index itself is consumed), else
- *             model.safetensors, else every top-level *.safetensors
+ *             model.safetensors, else shard-*-model-*.safetensors, which hold boxes of tensors (import_shards.c), else
+ *             every top-level *.safetensors
  *   pickles   *.bin *.pt *.pth *.ckpt *.pkl *.pickle whose first bytes are a pickle's or a torch archive's: left out
  *             and listed, or kept as blobs
  *   skipped   names that begin with .git
@@ -19,9 +20,11 @@
 #include "core/base/buf.h"
 #include "core/view/name.h"
 #include "tools/vckpt/import_manifest.h"
+#include "tools/vckpt/import_shards.h"
 
 #define INDEX_NAME "model.safetensors.index.json"
 #define METADATA_NAME ".metadata"
+#define SHARDED_NAME "sharded/"
 #define DEPTH_MAX 32
 
 struct walk {
@@ -30,6 +33,7 @@ struct walk {
 	json_t *index;      /* file name -> true, of those that the index names; NULL: no index */
 	json_t *weights;    /* the index's weight_map */
 	struct import_manifest *manifest;
+	struct import_shards *shards; /* its tensors are in files that hold boxes of them; NULL: they are not */
 	bool dcp;           /* its .metadata says what the .distcp files hold */
 	const char *single; /* "model.safetensors" when there is one and no index */
 	const char *component;
@@ -116,6 +120,11 @@ static int take_file(struct walk *w, const char *path, const char *rel)
 		return 0;
 	if (w->dcp && is_dcp_file(rel))
 		return 0;
+	if (w->shards && import_shards_is(rel))
+		return import_shards_add(w->shards, path, w->err);
+	if (w->index && !strncmp(rel, SHARDED_NAME, strlen(SHARDED_NAME)) &&
+		import_shards_is(rel + strlen(SHARDED_NAME)))
+		return 0; /* what the files that the index names were put together from */
 	if (!w->manifest && !w->dcp && holds_tensors(w, rel))
 		return import_add_safetensors(p, path, w->component, w->err);
 	base_cleanup_free char *name = true_name(rel);
@@ -285,6 +294,36 @@ static int add_exported(struct walk *w, size_t first)
 	return r == 0 ? import_exported_check(w->plan, w->manifest, first, w->err) : r;
 }
 
+/* Is there a file of a kind at the top? */
+static bool has_file(const char *path, bool (*is)(const char *rel))
+{
+	char **names = NULL;
+	size_t n = 0;
+	bool found = false;
+
+	(void)read_names(path, &names, &n); /* the walk says what is wrong */
+	for (size_t i = 0; i < n; i++) {
+		names[i][strlen(names[i]) - 1] = 0;
+		found = found || is(names[i]);
+		free(names[i]);
+	}
+	free(names);
+	return found;
+}
+
+static int add_shards(struct walk *w)
+{
+	int r = import_shards_new(w->plan, w->component, &w->shards);
+
+	if (r < 0)
+		return base_no_memory_for(w->err, "%s", w->root);
+	r = walk_directory(w, w->root, "", 0);
+	if (r == 0)
+		r = import_shards_finish(w->shards, w->err);
+	import_shards_free(w->shards);
+	return r;
+}
+
 static int add_dcp(struct walk *w)
 {
 	int r;
@@ -344,6 +383,8 @@ int import_add_directory(struct import_plan *p, const char *path, const char *co
 		r = load_index(&w, index);
 	else if (stat(single, &st) == 0 && S_ISREG(st.st_mode))
 		w.single = "model.safetensors";
+	else if (has_file(path, import_shards_is))
+		return add_shards(&w);
 	if (r == 0)
 		r = walk_directory(&w, path, "", 0);
 	if (r == 0 && w.index)

@@ -185,15 +185,16 @@ static int add_metadata(struct import_component *c, const struct view_safetensor
 	return 0;
 }
 
-static int read_header(struct import_file *f, void **ret_header, size_t *ret_len, struct base_error *err)
+int import_read_header(struct import_file *f, uint64_t offset, void **ret_header, size_t *ret_len,
+	struct base_error *err)
 {
 	uint8_t prefix[8];
-	uint64_t size = (uint64_t)f->stat.st_size;
+	uint64_t size = (uint64_t)f->stat.st_size - offset;
 
 	if (size < 8)
 		return base_error_set(err, -BASE_EFORMAT, "%s: %" PRIu64 " %s too few for a safetensors file",
 			f->path, size, base_plural(size, "byte is", "bytes are"));
-	if (import_file_read(f, 0, prefix, 8, err) < 0)
+	if (import_file_read(f, offset, prefix, 8, err) < 0)
 		return err->code;
 	uint64_t len = base_get64(prefix);
 	if (len > VIEW_SAFETENSORS_MAX_HEADER)
@@ -206,7 +207,7 @@ static int read_header(struct import_file *f, void **ret_header, size_t *ret_len
 	base_cleanup_free uint8_t *header = malloc(8 + len);
 	if (!header)
 		return base_no_memory_for(err, "%s: its header", f->path);
-	if (import_file_read(f, 0, header, 8 + len, err) < 0)
+	if (import_file_read(f, offset, header, 8 + len, err) < 0)
 		return err->code;
 	*ret_header = base_steal(header);
 	*ret_len = 8 + len;
@@ -239,7 +240,7 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 	size_t len = 0;
 	int r = import_file_open(p, path, &f, err);
 
-	if (r < 0 || (r = read_header(f, &header, &len, err)) < 0)
+	if (r < 0 || (r = import_read_header(f, 0, &header, &len, err)) < 0)
 		return r;
 	r = view_safetensors_parse(header, len, (uint64_t)f->stat.st_size, &s, err);
 	if (r < 0)
