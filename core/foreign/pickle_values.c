@@ -69,6 +69,10 @@ static int push_long(struct foreign_pickle *p, unsigned n)
 	struct foreign_value *v = foreign_top(p);
 	size_t len = v->text.len;
 	const uint8_t *bytes = (const uint8_t *)v->text.bytes;
+	/* Python writes no byte that says nothing; here none is left, so that a number has one form */
+	while (len > 8 && bytes[len - 1] == (bytes[len - 2] & 0x80 ? 0xff : 0))
+		len--;
+	v->text.len = len;
 	if (len > 8)
 		return 0;
 	uint64_t number = len && bytes[len - 1] & 0x80 ? UINT64_MAX : 0;

@@ -118,6 +118,17 @@ def test_names_are_those_of_the_storage_writer(vckpt, store, source):
         assert one.keys() == other.keys()
 
 
+def test_a_flat_state(vckpt, store, source):
+    model = torch.nn.Linear(3, 2)
+    save({**model.state_dict(), "model": 3, "x.y": 1, "epoch": 5}, source)
+    vckpt("import", store, "run", source)
+    other = torch.nn.Linear(3, 2)
+    loaded = library.load(store / "run" / "latest", {"model": other, "epoch": None})
+    assert loaded.values["epoch"] == 5 and torch.equal(model.weight, other.weight)
+    with library.Step(store / "run" / "0") as step:
+        assert step.values("model", tensors=False)["x.y"] == 1
+
+
 class Bad:
     def __reduce__(self):
         return os.system, ("touch BAD",)
@@ -185,6 +196,21 @@ def test_places_that_lie(vckpt, store, source, tmp_path):
     item.transform_descriptors = ["stream.zstd/1"]
     write_metadata(source, metadata)
     refused(vckpt, store, source, "w: ", "extension stream.zstd/1")
+    item.transform_descriptors = None
+    metadata.state_dict_metadata["v"] = metadata.state_dict_metadata["w"]
+    metadata.storage_data[MetadataIndex("v", torch.Size([0, 0]))] = item
+    write_metadata(source, metadata)
+    refused(vckpt, store, source, "its items overlap")
+
+
+def test_links_inside_the_directory_are_followed(vckpt, store, source):
+    save({"w": torch.ones(4, 6)}, source)
+    (source / "data").mkdir()
+    os.rename(source / "__0_0.distcp", source / "data" / "items")
+    (source / "__0_0.distcp").symlink_to("data/items")
+    vckpt("import", store, "run", source)
+    with library.Step(store / "run" / "0", "torch") as step:
+        assert torch.equal(step["model/w"], torch.ones(4, 6))
 
 
 def test_keys_that_meet(vckpt, store, source):

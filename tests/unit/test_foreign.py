@@ -131,6 +131,15 @@ def test_lists_that_many_share(lib):
         assert said is None if wrong is None else wrong in said, said
 
 
+def test_numbers_with_bytes_that_say_nothing(lib):
+    """2, in 12 bytes, as the size of a tensor."""
+    data = (CORPUS / "dcp_metadata" / "one-2").read_bytes()
+    long = b"\x8a\x0c" + (2).to_bytes(12, "little")
+    size = b"K\x02K\x03\x86"
+    assert size in data and read_metadata(lib, data.replace(size, long + b"K\x03\x86")) is None
+    assert read_metadata(lib, data.replace(size, b"\x8a\x0c" + b"\xff" * 12 + b"K\x03\x86"))
+
+
 def test_sizes_that_lie(lib):
     data = (CORPUS / "torch_archive" / "plain").read_bytes()
     size = bytes([ord("K"), 4, ord("K"), 6, 0x86])

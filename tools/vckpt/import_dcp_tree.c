@@ -86,9 +86,11 @@ static json_t *walk(struct import_dcp *d, const char *component, const struct fo
 void import_dcp_component(const struct import_dcp *d, size_t entry, char component[static PROTO_COMPONENT_MAX + 1])
 {
 	const struct import_place *p = &d->places[entry];
-	bool alone = !p->nested && !d->metadata.entries[entry].is_tensor && !strchr(p->name, '.');
+	bool alone = !p->nested && !d->metadata.entries[entry].is_tensor;
 
-	/* a value by itself, such as an epoch, is a component by itself; one with a dot is part of a flat state */
+	/* a value by itself, such as an epoch, is a component by itself; one with a dot is part of a flat state, which
+	 * is the component `model` */
+	alone = alone && !strchr(p->name, '.') && strcmp(p->name, IMPORT_COMPONENT) != 0;
 	alone = alone && proto_component_valid(p->name) && !json_object_get(d->trees, p->name);
 	snprintf(component, PROTO_COMPONENT_MAX + 1, "%s", alone ? p->name : p->component);
 }
