@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """dcp.load of what vckpt.save kept: model, optimizer with its groups, scheduler and plain values, into torch's state
-dicts."""
+dicts; and vckpt.load of what dcp.save kept."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 
 import vckpt
-from vckpt.dcp import StorageReader
+from vckpt.dcp import StorageReader, StorageWriter
 
 PIN = {"pin": "no"}
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -73,6 +73,41 @@ def round_trip(path, flatten, wrap):
     return True
 
 
+def reverse(path, flatten, wrap):
+    """Saved by DCP, and loaded as a step of vckpt is: no optimizer makes a step for it, and nothing is unpickled."""
+    one, other = trainer(0, wrap), trainer(1, wrap, lr=0.5)
+    vckpt.init(path.rpartition("/")[0], exist_ok=True)
+    for number in range(3):
+        step(*one, number)
+    weights, moments = get_state_dict(one[0], one[1], options=StateDictOptions(flatten_optimizer_state_dict=flatten))
+    dcp.save({"model": weights, "optimizer": moments, "scheduler": one[2], "n": 5,
+              "plan": {"tp": 1, "nested": [torch.ones(2), {"x": (1, 2)}], "odd": Odd(3)}},
+             storage_writer=StorageWriter(f"{path}/3"))
+    found = vckpt.load(f"{path}/3", {"model": other[0], "optimizer": other[1], "scheduler": other[2], "plan": {},
+                                     "n": 0})
+    assert found.values["n"] == 5 and found.values["plan"]["nested"][1] == {"x": (1, 2)}
+    assert torch.equal(found.values["plan"]["nested"][0], torch.ones(2)) and found.values["plan"]["tp"] == 1
+    assert found.values["plan"]["odd"] == vckpt.Record("vckpt.Pickled", {"key": "plan.odd"}) and not Odd.made
+    assert [{**group, "params": 0} for group in other[1].param_groups] == [{**group, "params": 0}
+                                                                           for group in one[1].param_groups]
+    for number in (3, 4):
+        step(*one, number)
+        step(*other, number)
+    for mine, theirs in zip(one[0].parameters(), other[0].parameters()):
+        assert torch.equal(getattr(mine, "_local_tensor", mine), getattr(theirs, "_local_tensor", theirs))
+    return True
+
+
+class Odd:
+    made = []
+
+    def __init__(self, value):
+        self.value = value
+
+    def __setstate__(self, state):
+        Odd.made.append(state)
+
+
 def bare(model):
     return model
 
@@ -91,6 +126,32 @@ def test_one_rank(run, flatten):
 @pytest.mark.parametrize("flatten", [False, True])
 def test_two_ranks(pool2, run, flatten):
     assert pool2(round_trip, run, flatten, sharded) == [True, True]
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_the_reverse(run, flatten):
+    assert reverse(run, flatten, bare)
+
+
+@pytest.mark.parametrize("flatten", [pytest.param(False, marks=pytest.mark.full), True])
+def test_the_reverse_on_two_ranks(pool2, run, flatten):
+    assert pool2(reverse, run, flatten, sharded) == [True, True]
+
+
+def test_groups_that_dcp_took_apart(run):
+    """Parameters of one group here that had other options there."""
+    model, optimizer, _ = trainer(0, bare)
+    step(model, optimizer, _, 0)
+    vckpt.init(run.rpartition("/")[0])
+    weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    dcp.save({"model": weights, "optimizer": moments}, storage_writer=StorageWriter(f"{run}/1"))
+    with pytest.raises(vckpt.InvalidArgument, match="it has 2 groups of parameters in the step and 1 in the state"):
+        vckpt.load(f"{run}/1", {"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    less = torch.optim.AdamW(model[0].parameters())
+    with pytest.raises(vckpt.InvalidArgument, match="the state lacks optimizer, its parameter 1.bias"):
+        vckpt.load(f"{run}/1", {"model": model, "optimizer": less})
+    assert vckpt.load(f"{run}/1", {"model": model, "optimizer": less}, strict=False)
+    assert less.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
 def test_what_has_no_key(run):

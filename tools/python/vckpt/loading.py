@@ -383,9 +383,17 @@ class _Plan:
             try:
                 found = self.step.values(component, rank, types=self.types, tensors=False)
             except _lib.NotFound:
-                found = states.PER_RANK if self.step.ranks(component) else ABSENT
+                found = states.PER_RANK if self.step.ranks(component) else self.of_dcp(component)
             self.trees[component, rank] = found
         return self.trees[component, rank]
+
+    def of_dcp(self, component: str) -> Any:
+        """A component that a StorageWriter saved."""
+        if torch_module() is None or (".dcp/metadata.json", None) not in self.step._blobs:
+            return ABSENT
+        from . import dcp_tree
+        found = dcp_tree.tree_of(self.step, component)
+        return ABSENT if found is None else found
 
     def visit(self, value: Any, saved: Any, path: KeyPath) -> Give:
         torch = torch_module()
@@ -580,13 +588,12 @@ class _Plan:
 
     def split(self, split: SplitOptimizer, saved: Any, path: KeyPath) -> None:
         """Its state is filled through Shards of what is there, or of what is made for it and put there at the end."""
-        from . import torch_optimizers, torch_split
+        from . import torch_split
         trees = self.optimizer_trees(saved, path)
         if not trees:
             self.lack(path, saved)
             return
-        torch_optimizers.check_trees(trees, path)
-        found = torch_split.Restored(split, trees)
+        found = torch_split.Restored(split, trees, path)
         name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
         self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]

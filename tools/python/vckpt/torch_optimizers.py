@@ -392,12 +392,37 @@ def flattened_module(optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
     return module
 
 
-def check_trees(trees: list[Any], path: KeyPath) -> None:
+def checked(trees: list[Any], order: list[list[str]], path: KeyPath) -> list[Any]:
+    """Trees of optimizers. order: names by group, for what DCP has flattened."""
+    trees = [regrouped(tree, order) for tree in trees]
     if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict)
                and isinstance(tree.get("param_groups"), list) for tree in trees):
         raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and '
                             '"param_groups": leave it out of the state to load the rest, or give what was saved there')
+    return trees
 
+
+def regrouped(tree: Any, order: list[list[str]]) -> Any:
+    """DCP keeps a flattened optimizer's options for each parameter: in groups as this optimizer has them, where all of
+    one group have the same."""
+    options = tree.get("param_groups") if isinstance(tree, dict) else None
+    if not isinstance(options, dict):
+        return tree
+    groups: list[dict[str, Any]] = []
+    for names in order:
+        made: list[dict[str, Any]] = []
+        for name in names:
+            mine = options.get(name, made[0] if made else {})
+            group = next((one for one in made if all(one.get(key) == value for key, value in mine.items()
+                                                     if key != "params")), None)
+            if group is None:
+                made.append(group := {**mine, "params": []})
+            if name in options:
+                group["params"].append(name)
+        groups += made
+    if groups:
+        groups[0]["params"] += [name for name in options if not any(name in names for names in order)]
+    return {**tree, "param_groups": groups}
 
 
 class Restored:
@@ -409,9 +434,9 @@ class Restored:
                  trees: list[Any]) -> None:
         refuse_odd(optimizer, path)
         names, _, _, self.shards = find_names(optimizer, state, views, path)
-        check_trees(trees, path)
-        self.optimizer, self.trees = optimizer, trees
         self.order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
+        self.optimizer, self.trees = optimizer, checked(trees, self.order, path)
+        trees = self.trees
         self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order),
                            trees[0]["param_groups"])
         self.compare(_by_group(self.groups))

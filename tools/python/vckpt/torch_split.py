@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .presets import MASTER, STEP, Part, SplitOptimizer, is_flat
+from .torch_optimizers import checked
 from .torch_state import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from .shard import Shard
+    from .values_text import KeyPath
 
 __all__ = ["MASTER", "Restored"]
 
@@ -21,13 +23,14 @@ class Restored:
     """missing, unexpected: names of parameters; wrong: a sentence, or None; groups: those that were saved, without the
     names of their parameters."""
 
-    def __init__(self, split: SplitOptimizer, trees: list[Any]) -> None:
+    def __init__(self, split: SplitOptimizer, trees: list[Any], path: KeyPath) -> None:
         self.split = split
+        self.by_group = [[part.name for part in split.parts if part.group == number]
+                         for number in range(len(split.optimizer.param_groups))]
+        trees = checked(trees, self.by_group, path)
         self.saved: dict[str, dict[str, Any]] = {}
         for tree in reversed(trees):
             self.saved.update(tree["state"])
-        self.by_group = [[part.name for part in split.parts if part.group == number]
-                         for number in range(len(split.optimizer.param_groups))]
         found = [tree["param_groups"] for tree in trees]
         saved = next((one for one in found if self.fits(one)), found[0])
         known = {name for one in found for group in one for name in group["params"]}
