@@ -34,6 +34,7 @@ struct vckpt_load {
 	struct tensor_mesh *alone;       /* of this rank only: of tensors without a mesh */
 	uint64_t *tape; size_t ntape, tape_room;
 	struct load_renames renames;
+	void **streams; size_t nstreams, streams_room; /* on which device memory is ready */
 	bool *expected;                  /* by component of the step */
 	struct load_names lacking;       /* declared, but the step lacks them */
 	struct load_names missing, unexpected; /* as the last start found them: sorted, each once */
@@ -81,7 +82,7 @@ int load_declare(struct vckpt_load *load, const struct vckpt_target *target, str
  * of their dimensions, and what kind of memory it is. Then each box: the address of its first item, and offsets, sizes
  * and strides. */
 #define LOAD_TAPE_HEAD 4u
-enum { LOAD_TAPE_DTYPE = 0xff /* of the memory */, LOAD_TAPE_ZEROS = 1 << 8 };
+enum { LOAD_TAPE_DTYPE = 0xff /* of the memory */, LOAD_TAPE_ZEROS = 1 << 8, LOAD_TAPE_DEVICE = 1 << 9 };
 struct load_entry { const uint64_t *head; uint64_t tensor, nboxes; uint32_t ndim, kind; };
 static inline size_t load_box_words(uint32_t ndim) { return 1 + 3 * (size_t)ndim; }
 /* Reads the entry at *at and moves on to the next; false: the end. Its boxes follow its head. */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/api/api_load_internal.h"
+#include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
 #include "core/base/le.h"
@@ -63,6 +64,7 @@ static void load_destroy(struct vckpt_load *load)
 	free(load->missing.all);
 	free(load->unexpected.all);
 	load_renames_release(&load->renames);
+	free(load->streams);
 	free(load->tensors);
 	free(load->expected);
 	free(load->tape);
@@ -226,6 +228,19 @@ int vckpt_load_rename_by(struct vckpt_load *load,
 	return r;
 }
 
+int vckpt_load_stream(struct vckpt_load *load, void *stream, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	int r = load_is_open(load, e);
+
+	if (r < 0)
+		return r;
+	if (base_array_room(load->streams, load->streams_room, load->nstreams + 1) < 0)
+		return base_no_memory(e);
+	load->streams[load->nstreams++] = stream;
+	return 0;
+}
+
 int vckpt_load_expect(struct vckpt_load *load, const char *component, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
@@ -314,6 +329,8 @@ static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 		return base_no_memory(err);
 	free(base_steal(load->tensors)); /* of an earlier start that failed */
 	r = load_fill_tape(load, err);
+	if (r == 0)
+		r = load_fill_devices(load->fill, load->streams, load->nstreams, err);
 	if (load_direct(load))
 		load_fill_past_cache(load->fill);
 	if (r == 0 && load->stopped)

@@ -108,7 +108,7 @@ static void tape_end(const struct tape_writer *w, size_t head, uint32_t tensor, 
 	to[0] = tensor;
 	to[1] = w->n;
 	to[2] = w->slice ? w->slice->ndim : w->h->shape.ndim;
-	to[3] = kind | w->h->t->dtype;
+	to[3] = kind | w->h->t->dtype | (w->h->t->flags & VCKPT_TENSOR_DEVICE ? LOAD_TAPE_DEVICE : 0);
 }
 
 int load_tape_slice(struct vckpt_load *load, uint32_t tensor, const struct load_holding *h,
@@ -155,27 +155,22 @@ int load_tape_rest(struct vckpt_load *load, uint32_t tensor, const struct load_h
 
 /* ---- reading ---- */
 
-static int tape_zero(struct vckpt_load *load, const struct load_entry *e, const uint64_t *box)
-{
-	struct tensor_shape size = {.ndim = e->ndim};
-
-	memcpy(size.dim, box + 1 + e->ndim, e->ndim * sizeof *box);
-	return load_fill_zero(load->fill, &size, tensor_dtype_bytes((enum tensor_dtype)(e->kind & LOAD_TAPE_DTYPE)),
-		(void *)(uintptr_t)box[0], box + 1 + 2 * (size_t)e->ndim);
-}
-
 static int tape_add(struct vckpt_load *load, const struct load_entry *e, const uint64_t *words, size_t *n, size_t *room,
 	struct base_error *err)
 {
+	const struct load_fill_memory memory = {.data = (void *)(uintptr_t)words[0],
+		.stride = words + 1 + 2 * (size_t)e->ndim, .dtype = (enum tensor_dtype)(e->kind & LOAD_TAPE_DTYPE),
+		.device = e->kind & LOAD_TAPE_DEVICE};
+	struct tensor_shape size = {.ndim = e->ndim};
 	struct tensor_box box = {0};
 	int r;
 
-	if (e->kind & LOAD_TAPE_ZEROS)
-		return tape_zero(load, e, words) < 0 ? base_no_memory(err) : 0;
 	memcpy(box.offset, words + 1, e->ndim * sizeof *words);
 	memcpy(box.size, words + 1 + e->ndim, e->ndim * sizeof *words);
-	r = load_fill_add_as(load->fill, (uint32_t)e->tensor, &box, (enum tensor_dtype)(e->kind & LOAD_TAPE_DTYPE),
-		(void *)(uintptr_t)words[0], words + 1 + 2 * (size_t)e->ndim, err);
+	memcpy(size.dim, box.size, sizeof size.dim);
+	if (e->kind & LOAD_TAPE_ZEROS)
+		return load_fill_zero(load->fill, (uint32_t)e->tensor, &size, &memory) < 0 ? base_no_memory(err) : 0;
+	r = load_fill_add_to(load->fill, (uint32_t)e->tensor, &box, &memory, err);
 	if (r < 0)
 		return r;
 	if (base_array_room(load->tensors, *room, *n + 1) < 0)

@@ -18,9 +18,6 @@ static int holding_known(const struct vckpt_tensor *t, struct base_error *err)
 		return base_error_set(err, -EINVAL, "it has no shape, or more than %u dimensions", TENSOR_MAX_DIMS);
 	if (t->flags & ~known)
 		return base_error_set(err, -EINVAL, "flags that are not known");
-	if (t->flags & VCKPT_TENSOR_DEVICE)
-		return base_error_set(err, -EOPNOTSUPP,
-			"a load into device memory is not there yet: load into host memory and copy");
 	if (!tensor_dtype_valid(t->dtype))
 		return base_error_set(err, -EINVAL, "dtype %" PRIu32 " is not known", t->dtype);
 	if ((t->flags & VCKPT_TENSOR_ALONE) && (t->mesh || t->placements || t->same_dims || t->flat

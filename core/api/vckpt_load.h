@@ -49,10 +49,17 @@ int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o
  * (mesh NULL: the rank has all of it), flat range, boxes or VCKPT_TENSOR_ALONE; strides and local_shape, which is
  * compared. `data` is written: it must stay the load's until load_wait has told the end, and no two tensors may share a
  * byte of it. Bytes that the description does not name stay as they are. Strides must be positive, and no two items may
- * share a byte. same_dims and VCKPT_TENSOR_BUFFER have no effect. VCKPT_TENSOR_DEVICE is refused. Checked now: shape
+ * share a byte. same_dims and VCKPT_TENSOR_BUFFER have no effect. With VCKPT_TENSOR_DEVICE data is
+ * memory of a CUDA device (vckpt_load_stream). Checked now: shape
  * and dtype must be the step's. The same tensor may be declared several times. One that the step lacks is missing:
  * load_start names it. After an error the load holds what it held before. */
 int vckpt_load_tensors(struct vckpt_load *load, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err);
+/* Device memory may still be in use when load_start is called: what this CUstream (NULL: the default stream of each
+ * context) has been given until then is finished before the memory is written. May be called for several streams;
+ * without any it is the default streams. load_start must come from a thread of the program that uses them; it fails
+ * with -ENOENT where there is no CUDA driver, with -EBUSY where a stream is being captured into a graph. When load_wait
+ * has told the end every stream may use the memory. */
+int vckpt_load_stream(struct vckpt_load *load, void *stream, struct vckpt_error *err);
 /* Says that the load is meant to take all tensors of a component: those that are not declared are unexpected. */
 int vckpt_load_expect(struct vckpt_load *load, const char *component, struct vckpt_error *err);
 /* Begins to read, in threads of the load's own, and returns at once. -EINVAL: missing or unexpected names (the sentence

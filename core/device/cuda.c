@@ -234,7 +234,8 @@ int device_event_wait(struct device_event *e, struct base_error *err)
 
 	if (r < 0)
 		return r;
-	r = cuda_translate(cuda_driver.event_synchronize(e->event), CUDA_COPIES, err);
+	r = cuda_translate(cuda_driver.event_synchronize(e->event),
+		e->stream->back ? CUDA_COPIES_BACK : CUDA_COPIES, err);
 	cuda_leave();
 	if (r == 0)
 		cuda_turn_all(e->stream, e->turns);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda: copies out of CUDA device memory, through the driver API (libcuda.so.1), loaded at run time and never linked.
+ * cuda: copies out of CUDA device memory, and into it, through the driver API (libcuda.so.1), loaded at run time and
+ * never linked.
  * Nothing here allocates on the device. Driver errors are translated to errnos, with the driver's own name in the
  * sentence.
  *
@@ -57,6 +58,11 @@ int device_stream_wait(struct device_stream *s, const struct device_fence *f, st
 /* `to` (pinned, or pageable and then slower) is filled once a later event was waited for; the driver or the waiting
  * thread fills it. Long calls wait for some of their own copies, others do not wait. */
 int device_stream_gather(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err);
+/* The reverse: contiguous row-major bytes at `from` go to the items of g, whose g->from is in device memory and
+ * written. Strides are positive, and no two items share a byte. `from` must stay as it is until a later event was
+ * waited for. Does not wait. */
+int device_stream_scatter(struct device_stream *s, const void *from, const struct device_gather *g,
+	struct base_error *err);
 
 struct device_event;                    /* belongs to a stream and its thread, and does not outlive the stream */
 int device_event_new(struct device_stream *s, struct device_event **ret_e, struct base_error *err); /* reusable */

@@ -92,7 +92,7 @@ static int fence_add(struct device_fence *f, struct cuda_place *p, unsigned *ret
 		p->device = i < f->nplaces ? f->places[i].device : -1;
 	}
 	if (i == CUDA_PLACES_MAX)
-		return base_error_set(err, -EOPNOTSUPP, "the tensors of one save are in more than %u CUDA contexts",
+		return base_error_set(err, -EOPNOTSUPP, "the tensors are in more than %u CUDA contexts",
 			CUDA_PLACES_MAX);
 	f->places[i] = *p;
 	f->nplaces = i == f->nplaces ? i + 1 : f->nplaces;
@@ -121,7 +121,7 @@ int device_fence_place(struct device_fence *f, const void *address, unsigned *re
 		return r;
 	if (!p.context)
 		return base_error_set(err, -EINVAL, "the CUDA driver does not know the memory at %p, and the thread "
-			"that submits has no CUDA context", address);
+			"that calls has no CUDA context", address);
 	return fence_add(f, &p, ret_place, err);
 }
 
@@ -135,11 +135,11 @@ static int fence_check_capture(void *stream, struct base_error *err)
 
 	if (r == CUDA_CAPTURE_IMPLICIT)
 		return base_error_set(err, -EBUSY, "the default stream cannot be used while another stream of its "
-			"context is being captured into a CUDA graph: submit the save when the capture has ended, or "
-			"name the stream that the data is ready on");
+			"context is being captured into a CUDA graph: call again when the capture has ended, or name "
+			"the stream that the memory is ready on");
 	if (r == CUDA_SUCCESS && status != CUDA_NOT_CAPTURING)
-		return base_error_set(err, -EBUSY, "the stream that the data is ready on is being captured into a CUDA "
-			"graph, whose work has not run: submit the save when the capture has ended");
+		return base_error_set(err, -EBUSY, "the stream that the memory is ready on is being captured into a "
+			"CUDA graph, whose work has not run: call again when the capture has ended");
 	return cuda_translate(r, "cuStreamIsCapturing", err);
 }
 

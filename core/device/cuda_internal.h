@@ -91,6 +91,7 @@ struct cuda_copy_3d {                    /* CUDA_MEMCPY3D_v2 */
 	F(event_synchronize, cuEventSynchronize, (cuda_event e))                                       \
 	F(event_destroy, cuEventDestroy_v2, (cuda_event e))                                            \
 	F(copy_to_host, cuMemcpyDtoHAsync_v2, (void *to, cuda_address from, size_t bytes, cuda_stream s)) \
+	F(copy_to_device, cuMemcpyHtoDAsync_v2, (cuda_address to, const void *from, size_t bytes, cuda_stream s)) \
 	F(copy_2d, cuMemcpy2DAsync_v2, (const struct cuda_copy_2d *copy, cuda_stream s))               \
 	F(copy_3d, cuMemcpy3DAsync_v2, (const struct cuda_copy_3d *copy, cuda_stream s))
 
@@ -103,6 +104,7 @@ extern struct cuda_driver cuda_driver;
 /* The errno of a driver's answer; 0 stays 0. The sentence is "WHAT: CUDA_ERROR_...". */
 int cuda_translate(cuda_result r, const char *what, struct base_error *err);
 #define CUDA_COPIES "copies from device memory" /* what a wait for them tells */
+#define CUDA_COPIES_BACK "copies to device memory"
 
 /* Calls that may be unsafe while the program captures a stream (cuThreadExchangeStreamCaptureMode) are made between
  * these two, so that they do not concern any capture. Do not nest them. */
@@ -130,6 +132,7 @@ struct device_stream {
 	cuda_context context;
 	cuda_stream stream;
 	enum device_pin pin;
+	bool back;                       /* it copied to the device */
 	struct cuda_turner *turner;      /* NULL as long as nothing was turned */
 };
 

@@ -8,7 +8,7 @@
  * before it are still read. Tasks before its own have all been taken, so this takes a thread no longer than one task;
  * and of several pieces that fail it is always the first by pack and offset that is told.
  *
- * Memory: 32 bytes a piece, the opened tensors, and for each thread one piece. */
+ * Memory: 32 bytes a piece, the opened tensors, and for each thread one piece; for devices place_device.c's. */
 #include <stdlib.h>
 
 #include "core/base/array.h"
@@ -43,6 +43,7 @@ void load_fill_free(struct load_fill *f)
 		load_wanted_release(&f->objects[i]);
 	for (size_t i = 0; i < f->nlost; i++)
 		free((char *)(uintptr_t)f->lost[i].why); /* ours, shown as const */
+	place_device_end(f); /* where it never ran */
 	free(f->boxes);
 	free(f->zeros);
 	free(f->objects);
@@ -58,29 +59,35 @@ void load_fill_free(struct load_fill *f)
 int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, void *data,
 	const uint64_t *stride, struct base_error *err)
 {
-	return load_fill_add_as(f, tensor, box, 0, data, stride, err);
+	const struct load_fill_memory memory = {.data = data, .stride = stride};
+
+	return load_fill_add_to(f, tensor, box, &memory, err);
 }
 
-int load_fill_zero(struct load_fill *f, const struct tensor_shape *size, unsigned item_bytes, void *data,
-	const uint64_t *stride)
+int load_fill_zero(struct load_fill *f, uint32_t tensor, const struct tensor_shape *size,
+	const struct load_fill_memory *memory)
 {
 	struct fill_zeros *z;
 
 	if (base_array_room(f->zeros, f->zeros_room, f->nzeros + 1) < 0)
 		return -ENOMEM;
 	z = &f->zeros[f->nzeros++];
-	*z = (struct fill_zeros){.ndim = size->ndim, .item_bytes = item_bytes, .data = data};
-	memcpy(z->box.size, size->dim, size->ndim * sizeof *stride);
-	memcpy(z->stride, stride, size->ndim * sizeof *stride);
+	*z = (struct fill_zeros){.tensor = tensor, .ndim = size->ndim, .item_bytes = tensor_dtype_bytes(memory->dtype),
+		.data = memory->data, .device = memory->device};
+	memcpy(z->box.size, size->dim, size->ndim * sizeof *memory->stride);
+	memcpy(z->stride, memory->stride, size->ndim * sizeof *memory->stride);
+	f->device_bytes += z->device; /* not nothing */
 	return 0;
 }
 
-int load_fill_add_as(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, enum tensor_dtype dtype,
-	void *data, const uint64_t *stride, struct base_error *err)
+int load_fill_add_to(struct load_fill *f, uint32_t tensor, const struct tensor_box *box,
+	const struct load_fill_memory *memory, struct base_error *err)
 {
+	enum tensor_dtype dtype = memory->dtype;
 	const struct load_step_info *step = load_step_info(f->step);
 	struct load_tensor_info info;
 	struct fill_box *b;
+	uint64_t bytes;
 
 	if (tensor >= load_step_tensor_count(f->step))
 		return base_error_set(err, -ENOENT, "%s/%llu: there is no tensor %u", step->run,
@@ -99,10 +106,12 @@ int load_fill_add_as(struct load_fill *f, uint32_t tensor, const struct tensor_b
 	if (f->nboxes == UINT32_MAX || base_array_room(f->boxes, f->boxes_room, f->nboxes + 1) < 0)
 		return base_no_memory(err);
 	b = &f->boxes[f->nboxes++];
-	*b = (struct fill_box){.tensor = tensor, .box = *box, .data = data,
-		.dtype = dtype == info.dtype ? 0 : dtype};
-	memcpy(b->stride, stride, info.shape.ndim * sizeof *stride);
-	f->wanted += tensor_box_items(&info.shape, box) * tensor_dtype_bytes(info.dtype);
+	*b = (struct fill_box){.tensor = tensor, .box = *box, .data = memory->data,
+		.dtype = dtype == info.dtype ? 0 : dtype, .device = memory->device};
+	memcpy(b->stride, memory->stride, info.shape.ndim * sizeof *memory->stride);
+	bytes = tensor_box_items(&info.shape, box) * tensor_dtype_bytes(info.dtype);
+	f->wanted += bytes;
+	f->device_bytes += b->device ? bytes : 0;
 	return 0;
 }
 
@@ -148,13 +157,25 @@ static int fill_failed(struct load_fill *f, struct fill_worker *w, size_t first,
 		base_no_memory(&w->err);
 	}
 	pthread_mutex_lock(&f->lock);
-	if (first < atomic_load(&f->failed)) {
+	if (!f->fatal && first < atomic_load(&f->failed)) {
 		atomic_store(&f->failed, first);
 		f->error = w->err;
 		f->error.code = r;
 	}
 	pthread_mutex_unlock(&f->lock);
 	return r;
+}
+
+void fill_fatal(struct load_fill *f, int r, const struct base_error *err)
+{
+	pthread_mutex_lock(&f->lock);
+	if (!f->fatal) {
+		f->fatal = true;
+		f->error = *err;
+		f->error.code = r;
+		atomic_store(&f->failed, 0);
+	}
+	pthread_mutex_unlock(&f->lock);
 }
 
 static bool fill_goes_on(const struct load_fill *f, size_t need)
@@ -255,11 +276,14 @@ int load_fill_run(struct load_fill *f, struct base_error *err)
 	uint64_t from;
 	int r = fill_plan(f, err);
 
+	if (r == 0)
+		r = place_device_begin(f, err);
 	if (r < 0)
 		return r;
 	from = base_monotonic_ns();
 	place_zeros(f);
 	fill_threads(f);
+	place_device_end(f);
 	f->times.read_ns = base_monotonic_ns() - from;
 	if (f->error.code)
 		return base_error_set(err, f->error.code, "%s", f->error.text);

@@ -33,14 +33,19 @@ void load_fill_past_cache(struct load_fill *f);
 int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, void *data,
 	const uint64_t *stride, struct base_error *err);
 
-/* The same with memory of another dtype, to which the items are converted (core/tensor/convert.h). -EINVAL: that cannot
- * be; the sentence names both. */
-int load_fill_add_as(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, enum tensor_dtype dtype,
-	void *data, const uint64_t *stride, struct base_error *err);
-/* Memory of that many items of item_bytes in each dimension is to be zero. run zeroes it first: it may overlap boxes.
- * -ENOMEM. */
-int load_fill_zero(struct load_fill *f, const struct tensor_shape *size, unsigned item_bytes, void *data,
-	const uint64_t *stride);
+/* The same with other memory: of another dtype, to which the items are converted (core/tensor/convert.h; 0: the
+ * step's), or of a CUDA device. -EINVAL: there is no such conversion; the sentence names both dtypes. */
+struct load_fill_memory { void *data; const uint64_t *stride; enum tensor_dtype dtype; bool device; };
+int load_fill_add_to(struct load_fill *f, uint32_t tensor, const struct tensor_box *box,
+	const struct load_fill_memory *memory, struct base_error *err);
+/* Memory for `size` items in each dimension is to be zero, as a part of that tensor (for messages). run zeroes it
+ * first: it may overlap boxes. -ENOMEM. */
+int load_fill_zero(struct load_fill *f, uint32_t tensor, const struct tensor_shape *size,
+	const struct load_fill_memory *memory);
+/* After all boxes were added, if any is device memory: in a thread of the program, before run. What these streams
+ * (CUstream; none: the default streams) do now is finished before the memory is written. -ENOENT: no CUDA driver;
+ * -EBUSY: a stream is being captured into a graph. */
+int load_fill_devices(struct load_fill *f, void *const *streams, size_t n, struct base_error *err);
 
 /* Fills all of them, once. Blocks. After an error the boxes hold anything; err names step, tensor, piece, pack and
  * offset of the first piece, by pack and offset, that fails. -ECANCELED: load_fill_stop was called. */

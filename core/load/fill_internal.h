@@ -29,13 +29,17 @@ struct fill_box {                        /* what was added */
 	uint8_t *data;
 	uint64_t stride[TENSOR_MAX_DIMS];
 	enum tensor_dtype dtype;         /* of the memory; 0: the step's */
+	bool device;
+	unsigned place;                  /* of device memory: that of the fence */
 };
 
 struct fill_zeros {                      /* memory that is to be zero: a box of no tensor (its offsets are 0) */
-	uint32_t ndim, item_bytes;
+	uint32_t tensor, ndim, item_bytes; /* tensor: for messages */
 	struct tensor_box box;
 	uint8_t *data;
 	uint64_t stride[TENSOR_MAX_DIMS];
+	bool device;
+	unsigned place;
 };
 
 struct fill_need {
@@ -51,6 +55,8 @@ struct load_fill {
 	unsigned threads, flags;
 	struct fill_box *boxes; size_t nboxes, boxes_room;
 	struct fill_zeros *zeros; size_t nzeros, zeros_room;
+	uint64_t device_bytes;           /* about so many go to devices */
+	struct place_device *device;     /* NULL: none do */
 	struct load_wanted *objects; uint32_t nobjects; /* tensors, each with the boxes that are wanted of it */
 	struct fill_need *needs; size_t nneeds, needs_room;
 	size_t *tasks; size_t ntasks, tasks_room; /* the first need of each, and the end of the last */
@@ -63,7 +69,8 @@ struct load_fill {
 	atomic_size_t failed;            /* the first need that is known to fail; changed with the lock */
 	pthread_mutex_t lock;            /* protects what follows while threads run */
 	pthread_t *crew; unsigned ncrew, crew_room;
-	struct base_error error;         /* of need `failed` */
+	struct base_error error;         /* of need `failed`, or the fatal one */
+	bool fatal;                      /* not because of any piece: memory, a device */
 	struct load_fill_lost *lost; size_t nlost, lost_room;
 	struct load_fill_times times;
 };
@@ -111,6 +118,8 @@ int fill_pack(struct fill_worker *w, uint32_t number);
 /* Copies what the boxes of needs [first, end) want of the piece to their places, but for the one that has it there, and
  * counts them. */
 void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place);
+/* Ends the fill with this error, whatever is to be skipped. The first one counts. */
+void fill_fatal(struct load_fill *f, int r, const struct base_error *err);
 /* Is what failed with r left out? What this process lacks (memory, descriptors) is no damage. */
 bool fill_skips(const struct load_fill *f, int r);
 /* Lists what a box does not get. -ENOMEM. */

@@ -8,46 +8,100 @@
 
 #include <string.h>
 
-#include "core/device/gather.h"
 #include "core/tensor/boxes.h"
 #include "core/tensor/convert.h"
 
 #define PLACE_CHUNK_ITEMS 2048u
 #define PLACE_ITEM_BYTES 16u
 
-struct place_job {
-	const struct fill_box *box;
-	const struct tensor_grid *grid;
-	const struct tensor_box *piece;
-	const uint8_t *bytes;
-	enum tensor_dtype from, to;
-	uint32_t order[TENSOR_MAX_DIMS]; /* the dimensions, the destination's largest stride first */
-};
+/* ---- what both share ---- */
 
-/* ---- strided memory ---- */
-
-/* What a box is in memory: dimensions in `order`; g->from is the address that is written. */
-static void place_describe(const struct tensor_box *box, uint32_t ndim, const uint32_t *order, const uint64_t *stride,
-	uint8_t *to, unsigned item_bytes, struct device_gather *g)
+void place_describe(const struct place_job *j, const struct tensor_box *some, struct device_gather *ret_g)
 {
-	*g = (struct device_gather){.from = to, .item_bytes = item_bytes, .ndim = ndim};
-	for (uint32_t i = 0; i < ndim; i++) {
-		g->size[i] = box->size[order[i]];
-		g->stride[i] = (int64_t)stride[order[i]];
+	uint8_t *at = j->data;
+
+	for (uint32_t d = 0; d < j->ndim; d++)
+		at += (some->offset[d] - j->box.offset[d]) * j->stride[d];
+	*ret_g = (struct device_gather){.from = at, .item_bytes = j->item_bytes, .ndim = j->ndim};
+	for (uint32_t i = 0; i < j->ndim; i++) {
+		ret_g->size[i] = some->size[j->order[i]];
+		ret_g->stride[i] = (int64_t)j->stride[j->order[i]];
 	}
-	device_gather_fold(g);
+	device_gather_fold(ret_g);
 }
 
-static void place_order(uint32_t ndim, const uint64_t *stride, uint32_t *ret_order)
+static void place_order(struct place_job *j)
 {
-	for (uint32_t d = 0; d < ndim; d++) {
+	for (uint32_t d = 0; d < j->ndim; d++) {
 		uint32_t at = d;
 
-		for (; at > 0 && stride[ret_order[at - 1]] < stride[d]; at--)
-			ret_order[at] = ret_order[at - 1];
-		ret_order[at] = d;
+		for (; at > 0 && j->stride[j->order[at - 1]] < j->stride[d]; at--)
+			j->order[at] = j->order[at - 1];
+		j->order[at] = d;
 	}
 }
+
+static uint64_t place_items(const struct place_job *j, const struct tensor_box *some)
+{
+	uint64_t items = 1;
+
+	for (uint32_t d = 0; d < j->ndim; d++)
+		items *= some->size[d];
+	return items;
+}
+
+/* Along the dimension whose neighbours are furthest from each other in the destination, and so on. */
+void place_cut(const struct place_job *j, const struct tensor_box *part, uint64_t most,
+	void (*put)(void *arg, const struct tensor_box *some), void *arg)
+{
+	uint64_t items = place_items(j, part), step;
+	struct tensor_box some = *part;
+	uint32_t d = 0;
+
+	if (items <= most) {
+		put(arg, part);
+		return;
+	}
+	while (part->size[j->order[d]] == 1)
+		d++;
+	d = j->order[d];
+	step = base_max(most / (items / part->size[d]), 1);
+	for (uint64_t at = 0; at < part->size[d]; at += step) {
+		some.offset[d] = part->offset[d] + at;
+		some.size[d] = base_min(step, part->size[d] - at);
+		place_cut(j, &some, most, put, arg);
+	}
+}
+
+struct place_lining { const struct place_job *j; uint8_t *out; };
+
+static void lining_put(void *arg, const struct tensor_box *some)
+{
+	uint8_t room[PLACE_CHUNK_ITEMS * PLACE_ITEM_BYTES] __attribute__((aligned(64)));
+	struct place_lining *l = arg;
+	const struct place_job *j = l->j;
+	uint64_t stride[TENSOR_MAX_DIMS] = {0}, items = place_items(j, some), bytes = j->grid->item_bytes;
+	bool same = j->from == j->to;
+
+	for (uint32_t i = j->ndim; i-- > 0; bytes *= some->size[j->order[i]])
+		stride[j->order[i]] = bytes;
+	tensor_piece_scatter(j->grid, j->piece, some, j->bytes, same ? l->out : room, some->offset, stride);
+	if (!same)
+		tensor_convert(j->from, j->to, room, l->out, items);
+	l->out += items * j->item_bytes;
+}
+
+void place_line_up(const struct place_job *j, const struct tensor_box *some, uint8_t *out)
+{
+	struct place_lining l = {j, out};
+
+	if (!j->grid)
+		memset(out, 0, place_items(j, some) * j->item_bytes);
+	else
+		place_cut(j, some, j->from == j->to ? UINT64_MAX : PLACE_CHUNK_ITEMS, lining_put, &l);
+}
+
+/* ---- into host memory ---- */
 
 /* n items in the order of `from`, each `stride` after the one before. */
 static void place_line(uint8_t *to, int64_t stride, const uint8_t *from, uint64_t item_bytes, uint64_t n)
@@ -85,86 +139,53 @@ static const uint8_t *place_runs(const struct device_gather *g, uint32_t dim, ui
 	return from;
 }
 
-/* ---- conversion ---- */
-
-static void place_chunk(const struct place_job *j, const struct tensor_box *chunk)
+static void host_put(void *arg, const struct tensor_box *some)
 {
 	uint8_t room[PLACE_CHUNK_ITEMS * PLACE_ITEM_BYTES] __attribute__((aligned(64)));
-	uint8_t made[PLACE_CHUNK_ITEMS * PLACE_ITEM_BYTES] __attribute__((aligned(64)));
-	uint32_t ndim = j->grid->shape.ndim;
-	uint64_t stride[TENSOR_MAX_DIMS] = {0}, bytes = j->grid->item_bytes, items = 1;
-	uint8_t *to = j->box->data;
+	const struct place_job *j = arg;
 	struct device_gather g;
+	uint8_t *to;
 
-	for (uint32_t i = ndim; i-- > 0; bytes *= chunk->size[j->order[i]])
-		stride[j->order[i]] = bytes;
-	for (uint32_t d = 0; d < ndim; d++) {
-		to += (chunk->offset[d] - j->box->box.offset[d]) * j->box->stride[d];
-		items *= chunk->size[d];
-	}
-	tensor_piece_scatter(j->grid, j->piece, chunk, j->bytes, room, chunk->offset, stride);
-	place_describe(chunk, ndim, j->order, j->box->stride, to, tensor_dtype_bytes(j->to), &g);
-	tensor_convert(j->from, j->to, room, g.ndim ? made : to, items);
+	place_describe(j, some, &g);
+	to = (uint8_t *)(uintptr_t)g.from; /* ours, const for those that read */
+	place_line_up(j, some, g.ndim ? room : to);
 	if (g.ndim)
-		place_runs(&g, 0, to, made);
+		place_runs(&g, 0, to, room);
 }
 
-/* Along the dimension whose neighbours are furthest from each other in the destination, and so on. */
-static void place_cut(const struct place_job *j, const struct tensor_box *part)
+static void place_job_do(struct place_job *j, const struct tensor_box *part, bool device, unsigned place)
 {
-	uint64_t items = tensor_box_items(&j->grid->shape, part), step;
-	struct tensor_box some = *part;
-	uint32_t d = 0;
-
-	if (items <= PLACE_CHUNK_ITEMS) {
-		place_chunk(j, part);
-		return;
-	}
-	while (part->size[j->order[d]] == 1)
-		d++;
-	d = j->order[d];
-	step = base_max(part->size[d] * PLACE_CHUNK_ITEMS / items, 1);
-	for (uint64_t at = 0; at < part->size[d]; at += step) {
-		some.offset[d] = part->offset[d] + at;
-		some.size[d] = base_min(step, part->size[d] - at);
-		place_cut(j, &some);
-	}
+	place_order(j);
+	if (device)
+		place_device_job(j, part, place);
+	else
+		place_cut(j, part, PLACE_CHUNK_ITEMS, host_put, j);
 }
+
+/* ---- for the fill ---- */
 
 void place_part(struct load_fill *f, const struct fill_box *b, const struct tensor_grid *g,
 	const struct tensor_box *piece, const struct tensor_box *part, const uint8_t *bytes)
 {
-	struct place_job j = {.box = b, .grid = g, .piece = piece, .bytes = bytes, .to = b->dtype};
+	struct place_job j = {.f = f, .grid = g, .piece = piece, .bytes = bytes, .box = b->box, .tensor = b->tensor,
+		.ndim = g->shape.ndim, .data = b->data, .stride = b->stride};
 	struct load_tensor_info info;
 
 	load_step_tensor_info(f->step, b->tensor, &info);
 	j.from = info.dtype;
-	place_order(g->shape.ndim, b->stride, j.order);
-	place_cut(&j, part);
+	j.to = b->dtype ? b->dtype : info.dtype;
+	j.item_bytes = tensor_dtype_bytes(j.to);
+	place_job_do(&j, part, b->device, b->place);
 }
 
-/* ---- zeros ---- */
-
-static void zeros_runs(const struct device_gather *g, uint32_t dim, uint8_t *to)
-{
-	if (dim == g->ndim) {
-		memset(to, 0, g->item_bytes);
-		return;
-	}
-	for (uint64_t i = 0; i < g->size[dim]; i++)
-		zeros_runs(g, dim + 1, to + (int64_t)i * g->stride[dim]);
-}
-
-void place_zeros(const struct load_fill *f)
+void place_zeros(struct load_fill *f)
 {
 	for (size_t i = 0; i < f->nzeros; i++) {
 		const struct fill_zeros *z = &f->zeros[i];
-		uint32_t order[TENSOR_MAX_DIMS];
-		struct device_gather g;
+		struct place_job j = {.f = f, .box = z->box, .tensor = z->tensor, .ndim = z->ndim, .data = z->data,
+			.stride = z->stride, .item_bytes = z->item_bytes};
 
-		place_order(z->ndim, z->stride, order);
-		place_describe(&z->box, z->ndim, order, z->stride, z->data, z->item_bytes, &g);
-		if (!atomic_load(&f->stopped) && g.item_bytes)
-			zeros_runs(&g, 0, z->data);
+		if (!atomic_load(&f->stopped) && place_items(&j, &z->box))
+			place_job_do(&j, &z->box, z->device, z->place);
 	}
 }

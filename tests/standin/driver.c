@@ -55,6 +55,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventSynchronize(CUevent event);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream);
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *copy, CUstream stream);
 
@@ -364,15 +365,16 @@ void standin_events_reset(void)
 
 /* ---- copies, and the program's kernels ---- */
 
-static CUresult driver_copy_called(CUresult r, const void *to)
+static CUresult driver_copy_called(CUresult r, const void *host)
 {
-	struct standin_rows first = {(char *)to, 1, 1, 1};
+	struct standin_rows first = {(char *)host, 1, 1, 1};
 
 	standin_counts[STANDIN_PAGEABLE] += r == CUDA_SUCCESS && !standin_host_registered(&first);
 	return driver_end(r);
 }
 
-static CUresult driver_copy(CUstream stream, struct standin_rows to, struct standin_rows from)
+/* out: to the device. */
+static CUresult driver_copy(CUstream stream, struct standin_rows host, struct standin_rows device, bool out)
 {
 	struct standin_stream *s = NULL;
 	CUresult r = driver_find_stream(stream, &s);
@@ -382,20 +384,21 @@ static CUresult driver_copy(CUstream stream, struct standin_rows to, struct stan
 
 	r = r ? r : s->context->sticky;
 	r = r ? r : standin_capture_work(s, &captured);
-	if (r || captured || to.width == 0 || to.height == 0)
+	if (r || captured || host.width == 0 || host.height == 0)
 		return r;
-	if (!standin_memory_holds(&from) || !standin_memory_find(from.at, &m))
+	if (!standin_memory_holds(&device) || !standin_memory_find(device.at, &m))
 		return driver_fault(STANDIN_FOREIGN, CUDA_ERROR_INVALID_VALUE);
 	if (m.context ? m.context != s->context : m.device != s->context->device)
 		return driver_fault(STANDIN_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
 	w = driver_work(STANDIN_COPY, 0);
-	w->from = from;
+	w->device = device;
 	w->flight = calloc(1, sizeof *w->flight);
 	if (!w->flight)
 		abort();
-	w->flight->to = to;
-	standin_counts[STANDIN_BYTES] += to.width * to.height;
-	standin_order_copy(s, &from, w->flight);
+	w->flight->host = host;
+	w->flight->out = out;
+	standin_counts[STANDIN_BYTES] += host.width * host.height;
+	standin_order_copy(s, &device, w->flight);
 	standin_stream_queue(s, w);
 	return CUDA_SUCCESS;
 }
@@ -408,37 +411,58 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 		return r;
 	standin_counts[STANDIN_COPIES]++;
 	return driver_copy_called(driver_copy(stream, (struct standin_rows){to, bytes, 1, bytes},
-		(struct standin_rows){(char *)(uintptr_t)from, bytes, 1, bytes}), to);
+		(struct standin_rows){(char *)(uintptr_t)from, bytes, 1, bytes}, false), to);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+	CUresult r = driver_begin_in_context("cuMemcpyHtoDAsync");
+
+	if (r)
+		return r;
+	standin_counts[STANDIN_COPIES]++;
+	return driver_copy_called(driver_copy(stream, (struct standin_rows){(char *)from, bytes, 1, bytes},
+		(struct standin_rows){(char *)(uintptr_t)to, bytes, 1, bytes}, true), from);
+}
+
+/* From the host to a device, or back; nothing else. */
+static bool driver_direction(CUmemorytype src, CUmemorytype dst, bool *ret_out)
+{
+	*ret_out = src == CU_MEMORYTYPE_HOST;
+	return (src == CU_MEMORYTYPE_HOST && dst == CU_MEMORYTYPE_DEVICE)
+		|| (src == CU_MEMORYTYPE_DEVICE && dst == CU_MEMORYTYPE_HOST);
 }
 
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
 {
 	CUresult r = driver_begin_in_context("cuMemcpy2DAsync");
-	struct standin_rows from, to;
+	struct standin_rows src, dst;
+	bool out;
 
 	if (r)
 		return r;
-	if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_HOST ||
+	if (!driver_direction(c->srcMemoryType, c->dstMemoryType, &out) ||
 	    c->srcPitch < c->WidthInBytes + c->srcXInBytes || c->dstPitch < c->WidthInBytes + c->dstXInBytes ||
 	    c->srcPitch > DRIVER_PITCH_MAX || c->dstPitch > DRIVER_PITCH_MAX)
 		return driver_end(CUDA_ERROR_INVALID_VALUE);
-	from = (struct standin_rows){(char *)(uintptr_t)c->srcDevice + c->srcY * c->srcPitch + c->srcXInBytes,
-		c->WidthInBytes, c->Height, c->srcPitch};
-	to = (struct standin_rows){(char *)c->dstHost + c->dstY * c->dstPitch + c->dstXInBytes,
-		c->WidthInBytes, c->Height, c->dstPitch};
+	src = (struct standin_rows){(out ? (char *)c->srcHost : (char *)(uintptr_t)c->srcDevice)
+		+ c->srcY * c->srcPitch + c->srcXInBytes, c->WidthInBytes, c->Height, c->srcPitch};
+	dst = (struct standin_rows){(out ? (char *)(uintptr_t)c->dstDevice : (char *)c->dstHost)
+		+ c->dstY * c->dstPitch + c->dstXInBytes, c->WidthInBytes, c->Height, c->dstPitch};
 	standin_counts[STANDIN_COPIES_2D]++;
-	return driver_copy_called(driver_copy(stream, to, from), to.at);
+	return driver_copy_called(driver_copy(stream, out ? src : dst, out ? dst : src, out), out ? src.at : dst.at);
 }
 
 /* Every plane is a copy of its own, one after another. */
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream)
 {
 	CUresult r = driver_begin_in_context("cuMemcpy3DAsync");
+	bool out;
 
 	if (r)
 		return r;
 	standin_counts[STANDIN_COPIES_3D]++;
-	if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_HOST ||
+	if (!driver_direction(c->srcMemoryType, c->dstMemoryType, &out) ||
 	    c->srcPitch < c->WidthInBytes + c->srcXInBytes || c->dstPitch < c->WidthInBytes + c->dstXInBytes ||
 	    c->srcHeight < c->Height + c->srcY || c->dstHeight < c->Height + c->dstY || c->srcLOD || c->dstLOD ||
 	    c->reserved0 || c->reserved1 || c->srcPitch > DRIVER_PITCH_MAX || c->dstPitch > DRIVER_PITCH_MAX)
@@ -446,12 +470,14 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream)
 	for (size_t z = 0; z < c->Depth && r == CUDA_SUCCESS; z++) {
 		size_t from = ((c->srcZ + z) * c->srcHeight + c->srcY) * c->srcPitch + c->srcXInBytes;
 		size_t to = ((c->dstZ + z) * c->dstHeight + c->dstY) * c->dstPitch + c->dstXInBytes;
+		struct standin_rows src = {(out ? (char *)c->srcHost : (char *)(uintptr_t)c->srcDevice) + from,
+			c->WidthInBytes, c->Height, c->srcPitch};
+		struct standin_rows dst = {(out ? (char *)(uintptr_t)c->dstDevice : (char *)c->dstHost) + to,
+			c->WidthInBytes, c->Height, c->dstPitch};
 
-		r = driver_copy(stream, (struct standin_rows){(char *)c->dstHost + to, c->WidthInBytes, c->Height,
-			c->dstPitch}, (struct standin_rows){(char *)(uintptr_t)c->srcDevice + from, c->WidthInBytes,
-			c->Height, c->srcPitch});
+		r = driver_copy(stream, out ? src : dst, out ? dst : src, out);
 	}
-	return driver_copy_called(r, c->dstHost);
+	return driver_copy_called(r, out ? c->srcHost : c->dstHost);
 }
 
 int standin_write(struct standin_stream *stream, void *to, const void *bytes, size_t n, unsigned delay_us)

@@ -60,7 +60,8 @@ struct standin_rows { char *at; size_t width, height, pitch; }; /* rows that do 
 /* A copy until the host knows that it is done. */
 struct standin_flight {
 	struct standin_flight *next;
-	struct standin_rows to;
+	bool out;                        /* to the device: `host` is read */
+	struct standin_rows host;
 	unsigned stream;
 	uint64_t tick, hash;
 	bool patterned, executed;
@@ -71,7 +72,7 @@ enum standin_kind { STANDIN_COPY, STANDIN_WRITE, STANDIN_RECORD, STANDIN_WAIT, S
 struct standin_work {
 	struct standin_work *next;
 	enum standin_kind kind;
-	struct standin_rows to, from;
+	struct standin_rows to, device;
 	struct standin_flight *flight;
 	struct standin_event *event;
 	uint64_t nth;
@@ -116,9 +117,10 @@ uint64_t standin_random(void);
 /* order.c */
 void standin_order_merge(struct standin_clock *into, const struct standin_clock *from);
 void standin_order_write(struct standin_stream *s, const struct standin_rows *to);
-void standin_order_copy(struct standin_stream *s, const struct standin_rows *from, struct standin_flight *f);
+/* `device`: what the copy reads there, or writes. */
+void standin_order_copy(struct standin_stream *s, const struct standin_rows *device, struct standin_flight *f);
 /* Without the lock; false: touched. */
-bool standin_order_execute(struct standin_flight *f, const struct standin_rows *from);
+bool standin_order_execute(struct standin_flight *f, const struct standin_rows *device);
 void standin_order_host(const struct standin_clock *seen);   /* the host has waited for this */
 bool standin_order_busy(const struct standin_rows *rows);
 void standin_order_reset(void);

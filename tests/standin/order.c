@@ -4,10 +4,13 @@
  * tick that is certain to come before. A stream's clock grows by its own work and by the clocks of events that it waits
  * for; the host's by what it has waited for (of all threads together: what one of them knows, it may have told).
  *
- * premature: a write to a copy's source, queued before the copy, that the copying stream's clock does not cover.
- * reused: a copy into memory of an earlier copy that the host's clock does not cover.
- * touched: memory given to a copy is filled with a pattern first; the pattern must be there when the copy is executed,
- * and the copied bytes when the host's clock comes to cover it. */
+ * premature: a write to the device memory that a copy reads or writes, queued before the copy, that the copying
+ * stream's clock does not cover. A copy to the device is such a write, too.
+ * reused: a copy into host memory of an earlier copy that the host's clock does not cover, or out of memory that such a
+ * copy fills.
+ * touched: host memory given to a copy is filled with a pattern first; the pattern must be there when the copy is
+ * executed, and the copied bytes when the host's clock comes to cover it. Of a copy to the device the bytes must stay
+ * what they were when it was queued. */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -89,26 +92,33 @@ static void order_tick(struct standin_stream *s)
 	s->clock.at[s->number]++;
 }
 
-void standin_order_write(struct standin_stream *s, const struct standin_rows *to)
+static void order_written(struct standin_stream *s, const struct standin_rows *to)
 {
 	struct order_write *w = calloc(1, sizeof *w);
 
-	order_tick(s);
 	if (!w)
 		abort();
 	*w = (struct order_write){order_writes, *to, s->number, s->clock.at[s->number]};
 	order_writes = w;
 }
 
-void standin_order_copy(struct standin_stream *s, const struct standin_rows *from, struct standin_flight *f)
+void standin_order_write(struct standin_stream *s, const struct standin_rows *to)
+{
+	order_tick(s);
+	order_written(s, to);
+}
+
+void standin_order_copy(struct standin_stream *s, const struct standin_rows *device, struct standin_flight *f)
 {
 	bool premature = false, reused = false;
 
 	order_tick(s);
 	for (struct order_write *w = order_writes; w; w = w->next)
-		premature |= w->tick > s->clock.at[w->stream] && order_meets(&w->to, from);
+		premature |= w->tick > s->clock.at[w->stream] && order_meets(&w->to, device);
+	if (f->out)
+		order_written(s, device);
 	for (struct standin_flight *other = order_flights; other; other = other->next)
-		if (order_meets(&other->to, &f->to))
+		if (!(f->out && other->out) && order_meets(&other->host, &f->host))
 			reused = f->shared = other->shared = true;
 	standin_counts[STANDIN_PREMATURE] += premature;
 	standin_counts[STANDIN_REUSED] += reused;
@@ -116,23 +126,36 @@ void standin_order_copy(struct standin_stream *s, const struct standin_rows *fro
 	f->tick = s->clock.at[s->number];
 	f->next = order_flights;
 	order_flights = f;
-	f->patterned = !reused;
-	for (size_t i = 0; i < f->to.height && f->patterned; i++)
-		memset(f->to.at + i * f->to.pitch, ORDER_PATTERN, f->to.width);
+	f->patterned = !reused && !f->out;
+	if (f->out)
+		f->hash = order_hash(&f->host);
+	for (size_t i = 0; i < f->host.height && f->patterned; i++)
+		memset(f->host.at + i * f->host.pitch, ORDER_PATTERN, f->host.width);
 }
 
-bool standin_order_execute(struct standin_flight *f, const struct standin_rows *from)
+static bool order_execute_out(const struct standin_flight *f, const struct standin_rows *device)
+{
+	bool intact = order_hash(&f->host) == f->hash;
+
+	for (size_t i = 0; i < f->host.height; i++)
+		memcpy(device->at + i * device->pitch, f->host.at + i * f->host.pitch, f->host.width);
+	return intact;
+}
+
+bool standin_order_execute(struct standin_flight *f, const struct standin_rows *device)
 {
 	bool intact = true;
 
-	for (size_t i = 0; i < f->to.height; i++) {
-		char *row = f->to.at + i * f->to.pitch;
+	if (f->out)
+		return order_execute_out(f, device);
+	for (size_t i = 0; i < f->host.height; i++) {
+		char *row = f->host.at + i * f->host.pitch;
 
-		for (size_t j = 0; j < f->to.width && intact && f->patterned; j++)
+		for (size_t j = 0; j < f->host.width && intact && f->patterned; j++)
 			intact = (unsigned char)row[j] == ORDER_PATTERN;
-		memcpy(row, from->at + i * from->pitch, f->to.width);
+		memcpy(row, device->at + i * device->pitch, f->host.width);
 	}
-	f->hash = order_hash(&f->to);
+	f->hash = order_hash(&f->host);
 	return intact;
 }
 
@@ -157,7 +180,7 @@ void standin_order_host(const struct standin_clock *seen)
 			at = &f->next;
 			continue;
 		}
-		standin_counts[STANDIN_TOUCHED] += f->executed && !f->shared && order_hash(&f->to) != f->hash;
+		standin_counts[STANDIN_TOUCHED] += f->executed && !f->shared && order_hash(&f->host) != f->hash;
 		*at = f->next;
 		free(f);
 	}
@@ -166,7 +189,7 @@ void standin_order_host(const struct standin_clock *seen)
 bool standin_order_busy(const struct standin_rows *rows)
 {
 	for (struct standin_flight *f = order_flights; f; f = f->next)
-		if (order_meets(&f->to, rows))
+		if (order_meets(&f->host, rows))
 			return true;
 	return false;
 }

@@ -31,7 +31,7 @@ static bool queue_execute(struct standin_work *w)
 		memcpy(w->to.at, w->bytes, w->to.width);
 	if (w->kind == STANDIN_CALL)
 		w->call(w->arg);
-	return w->kind != STANDIN_COPY || standin_order_execute(w->flight, &w->from);
+	return w->kind != STANDIN_COPY || standin_order_execute(w->flight, &w->device);
 }
 
 /* With the lock, which is let go while memory is moved. */

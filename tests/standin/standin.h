@@ -30,14 +30,16 @@ int standin_write(struct standin_stream *s, void *to, const void *bytes, size_t 
 
 /* ---- the test's part ---- */
 /* How often since the last reset:
- *   premature   a copy is not ordered after a write to its source that was queued before it
- *   reused      a copy goes to host memory that an earlier copy may still be filling, as far as the host can know
- *   touched     host memory changed while a copy was filling it, or before the host waited for that copy
+ *   premature   a copy is not ordered after a write to its source, or to the device memory that it writes, that was
+ *               queued before it
+ *   reused      a copy uses host memory that an earlier copy may still be filling, as far as the host can know, or
+ *               fills memory that an earlier copy may still be reading
+ *   touched     host memory changed while a copy was using it, or before the host waited for that copy
  *   context     a call with another context current than the stream's or event's, or with none
  *   destroyed   a stream, event or context is used after it was destroyed
  *   foreign     a copy reads what is no device memory; a handle that never was; memory unregistered that was not
  *   captured    a call that invalidated a stream capture, or waited for what a graph has taken
- *   calls, copies, copies_2d, copies_3d, bytes, pageable (copies to host memory that is neither registered nor
+ *   calls, copies, copies_2d, copies_3d, bytes, pageable (copies of host memory that is neither registered nor
  *   allocated here): no faults, just counted
  * Of what there is now: streams, events, registrations, allocations, primaries (retained and not
  * released). UINT64_MAX: no such word. */

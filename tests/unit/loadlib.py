@@ -110,6 +110,9 @@ class Load:
         self.keep.append(targets)
         self.api.call("vckpt_load_targets", self.p, table, c.c_size_t(len(targets)))
 
+    def stream(self, stream):
+        self.api.call("vckpt_load_stream", self.p, c.c_void_p(stream))
+
     def rename(self, *rules):
         """(component or None, from, to[, flags])"""
         table = (Rename * max(1, len(rules)))(*[Rename(*[w.encode() if isinstance(w, str) else w for w in rule])

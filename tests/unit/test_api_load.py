@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from loadlib import NOT_STRICT, REHASH, SKIP_DAMAGED, LoadOptions, LoadProgress, Opened, described, strided
-from saverlib import ALONE, DEVICE, Failed, api, bounded, store  # noqa: F401 (fixtures)
+from saverlib import ALONE, Failed, api, bounded, store  # noqa: F401 (fixtures)
 from test_saver_layouts import Tensor as Held
 
 EDAMAGED, EABORTED, EFORKED, EINVAL = -errno.EBADMSG, -errno.ECANCELED, -errno.ECHILD, -errno.EINVAL
@@ -459,8 +459,6 @@ def test_what_is_wrong_is_refused_by_name(three, api):  # noqa: F811
         wrong("with a stride of 0 bytes in dimension 0", "model/w", w, strides=(0, 4))
         wrong("2 strides for a local tensor of 1 dimension", "model/b", np.empty((2, 300), "f4"), shape=(600,),
               strides=(1200, 4))
-        refused(-errno.EOPNOTSUPP, "^run/0: tensor model/b: a load into device memory is not there yet", load.tensor,
-                "model/b", b, flags=DEVICE)
         nameless = described("model/b", b)
         nameless.name = None
         refused(EINVAL, "needs a component and a name", load.tensors, nameless)

@@ -89,6 +89,10 @@ class Device:
     def gather(self, stream, to, g):
         self.check(self.lib.device_stream_gather(stream, ctypes.c_void_p(to), ctypes.byref(g), ctypes.byref(self.err)))
 
+    def scatter(self, stream, start, g):
+        self.check(self.lib.device_stream_scatter(stream, ctypes.c_void_p(start), ctypes.byref(g),
+                                                  ctypes.byref(self.err)))
+
     def copy(self, stream, to, start, nbytes):
         g = Gather(start, 1, 1)
         g.size[0], g.stride[0] = nbytes, 1
@@ -365,6 +369,59 @@ def copied(cuda, driver, view):
 def test_any_view_of_device_memory(cuda, driver, view):
     driver.lib.standin_delay(0, 1)
     assert copied(cuda, driver, view) == np.ascontiguousarray(view).tobytes()
+
+
+# ---- the reverse ----
+
+def there(driver, nbytes):
+    """So many bytes of device memory, as numpy's."""
+    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(driver.memory(nbytes)), np.uint8)
+
+
+def box(view):
+    g = Gather(view.ctypes.data, view.itemsize, view.ndim)
+    for d in range(view.ndim):
+        g.size[d], g.stride[d] = view.shape[d], view.strides[d]
+    return g
+
+
+@pytest.mark.parametrize("cut", [
+    lambda a: a, lambda a: a[1:3], lambda a: a[:, 1:3], lambda a: a[:, 1:3, 2:5], lambda a: a[::2, ::2, ::2],
+    lambda a: a.transpose(2, 0, 1), lambda a: a[1, 2, 3, ...], lambda a: a[:0], lambda a: a[:, 2, ::3]])
+def test_bytes_go_to_any_box_of_device_memory(cuda, driver, cut):
+    whole = there(driver, 4 * 6 * 8 * 4).view(np.int32).reshape(4, 6, 8)
+    whole[...] = -1
+    view, want = cut(whole), np.full((4, 6, 8), -1, np.int32)
+    items = np.arange(view.size, dtype=np.int32).reshape(view.shape)
+    cut(want)[...] = items
+    stream = cuda.stream(cuda.fence())
+    cuda.scatter(stream, items.ctypes.data, box(view))
+    cuda.done(stream)
+    assert whole.tobytes() == want.tobytes()
+
+
+def test_source_changed_too_early_is_counted(cuda, driver):
+    """The wrong order on purpose: memory is changed before its copy to the device was waited for."""
+    data, out = np.arange(1000, dtype=np.uint8), there(driver, 1000)
+    stream = cuda.stream(cuda.fence())
+    cuda.scatter(stream, data.ctypes.data, box(out))
+    assert driver.busy(data.ctypes.data, 1)
+    data[5] += 1
+    cuda.done(stream)
+    assert driver.faults() == {"touched": driver.count("touched")} and driver.count("touched")
+    cuda.faults = driver.faults()
+
+
+def test_source_filled_by_a_copy_that_nobody_waited_for_is_counted(cuda, driver):
+    room, source, out = np.zeros(1000, np.uint8), driver.memory(noise(1000)), there(driver, 1000)
+    fence = cuda.fence()
+    first, second = cuda.stream(fence), cuda.stream(fence)
+    cuda.copy(first, room.ctypes.data, source, 1000)
+    cuda.scatter(second, room.ctypes.data, box(out))
+    cuda.done(first)
+    cuda.done(second)
+    assert driver.count("reused") == 1
+    cuda.faults = driver.faults()
 
 
 A = np.arange(4 * 6 * 8, dtype=np.int32).reshape(4, 6, 8)

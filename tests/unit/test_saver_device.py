@@ -415,7 +415,7 @@ def test_a_stream_that_is_captured_is_refused(cuda, driver, api, store, rng):
     save.tensor("model/w", *on(array)[:1], flags=DEVICE)
     begin_capture(driver, own, GLOBAL)
     for _ in range(2):
-        with pytest.raises(Failed, match="being captured into a CUDA graph.*submit the save when the capture "
+        with pytest.raises(Failed, match="being captured into a CUDA graph.*call again when the capture "
                            "has ended") as e:
             save.submit()
         assert e.value.code == -errno.EBUSY

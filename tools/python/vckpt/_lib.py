@@ -280,6 +280,7 @@ FUNCTIONS = {
     "vckpt_load_targets": (c_int, [P, P, c_size_t, E]),
     "vckpt_load_rename": (c_int, [P, P, c_size_t, E]),
     "vckpt_load_rename_by": (c_int, [P, P, P, E]),
+    "vckpt_load_stream": (c_int, [P, P, E]),
     "vckpt_load_expect": (c_int, [P, c_char_p, E]),
     "vckpt_load_start": (c_int, [P, E]),
     "vckpt_load_wait": (c_int, [P, c_int64, E]),
