@@ -319,6 +319,29 @@ static inline uint16_t f16_of_f32(uint32_t u)
 	return (uint16_t)((u >> 16 & 0x8000) | (rest >= 0x47800000 ? special : rest < 0x38800000 ? small : number));
 }
 
+/* Both ways of f16_of_f32, for a type of 8 bits. magic: 2^23 times the distance of its subnormal numbers. */
+static inline uint8_t f8_of_f32(uint32_t u, const struct convert_format *t, float magic)
+{
+	unsigned shift = 23 - t->mantissa;
+	uint32_t rest = u & 0x7fffffff, sign = u >> 24 & 0x80, least = (uint32_t)(128 - t->bias) << 23;
+	uint32_t half = (1u << (shift - 1)) - 1 + (rest >> shift & 1);
+	uint32_t number = (rest - ((uint32_t)(127 - t->bias) << 23) + half) >> shift;
+	uint32_t small = float_bits(float_of(rest) + magic) - float_bits(magic);
+	uint32_t code = rest < least ? small : number;
+
+	code = code > t->most ? t->past : code;
+	code = rest > 0x7f800000 ? t->nan : code;
+	return (uint8_t)(t->unsigned_zero && (code == 0 || code == t->nan) ? code : code | sign);
+}
+
+static void f32_to_f8(enum tensor_dtype to, const any_u32 *in, uint8_t *out, size_t n)
+{
+	const struct convert_format t = convert_formats[to];
+	const float magic = (float)two_to(1 - t.bias - (int)t.mantissa + 23);
+
+	CONVERT_EACH(out[i] = f8_of_f32(in[i], &t, magic));
+}
+
 static void bf16_to_f32(const any_u16 *in, any_u32 *out, size_t n) { CONVERT_EACH(out[i] = f32_of_bf16(in[i])); }
 static void f32_to_bf16(const any_u32 *in, any_u16 *out, size_t n) { CONVERT_EACH(out[i] = bf16_of_f32(in[i])); }
 static void f16_to_f32(const any_u16 *in, any_u32 *out, size_t n) { CONVERT_EACH(out[i] = f32_of_f16(in[i])); }
@@ -342,6 +365,8 @@ static bool convert_quickly(enum tensor_dtype from, enum tensor_dtype to, const 
 		f32_to_f64(in, out, n);
 	else if (from == TENSOR_F64 && to == TENSOR_F32)
 		f64_to_f32(in, out, n);
+	else if (from == TENSOR_F32 && to >= TENSOR_F8_E4M3FN && to <= TENSOR_F8_E5M2FNUZ)
+		f32_to_f8(to, in, out, n);
 	else if (from == TENSOR_C64 && to == TENSOR_C128)
 		f32_to_f64(in, out, 2 * n);
 	else if (from == TENSOR_C128 && to == TENSOR_C64)
