@@ -140,6 +140,30 @@ def test_the_c_example_of_a_load(environment, tmp_path):
     assert done.returncode == 1 and str(tmp_path / "none") in done.stderr
 
 
+def test_the_c_example_of_targets(environment, tmp_path):
+    """The weight in two halves, as doubles; the bias under another name, with one more place."""
+    compile_as_its_comment_says("save", environment, tmp_path)
+    compile_as_its_comment_says("targets", environment, tmp_path)
+    subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, timeout=120,
+                   check=True)
+    done = subprocess.run([tmp_path / "targets", tmp_path / "store"], env=environment, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 | 1 2 3\n4 | 5 6 7\n8 | 9 10 11\n") and done.stdout.endswith(" 0\n")
+
+
+@pytest.mark.parametrize("command", ["gcc -std=c99 -pedantic", "g++ -x c++ -Wno-missing-field-initializers"])
+def test_the_headers_are_c_and_c_plus_plus(installed, tmp_path, command):
+    """Each by itself, twice."""
+    if not shutil.which(command.split()[0]):
+        pytest.skip(f"{command.split()[0]} is not installed")
+    for name in HEADERS:
+        (tmp_path / "one.c").write_text(f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n")
+        done = subprocess.run([*command.split(), "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I",
+                               installed / PREFIX / "include", tmp_path / "one.c"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_the_c_example_names_what_fails(environment, tmp_path):
     subprocess.run(f"cc {ROOT}/docs/examples/save.c $(pkg-config --cflags --libs vckpt) -o save", shell=True,
                    cwd=tmp_path, env=environment,
