@@ -59,6 +59,12 @@ class Step(reader.Step):
         return [(piece, None if isinstance(place, bytes) else self.object(*place))
                 for pieces in boxes.values() for piece, place in pieces]
 
+    def metadata(self, ranks):
+        """The packs of metadata of these ranks in which nothing lies that every reader needs."""
+        kept = {self.packs[ref.pack][0] for ref in self.layout_refs}
+        return {path for line in self.ranks if line["rank"] in ranks
+                for path in [self.packs[line["ref"].pack][0]] if path not in kept}
+
     def object(self, pack, ref):
         key = pack, ref.offset
         if key not in self.objects:

@@ -6,6 +6,7 @@ A pair is a set of tensors, saved by a random world, and another random world th
 tensors and holdings are those of test_saver_layouts.py, of both sides; shard_oracle.py says which items a rank has.
 The destinations of a rank lie in one arena of canaries, strided at random, and all of the arena is compared.
 
+Parts of ranks that hold nothing of what is wanted are away while it is read, if the step's layouts say who holds it.
 bytes_read is held against placelib.Account: it finds by the pages of docs/format/ where the pieces lie, and by brute
 force which blocks of them have an item that the rank wants."""
 import collections
@@ -68,6 +69,18 @@ def entries(parts):
     return {rank: [fields for _, fields in held] for rank, held in enumerate(parts) if held}
 
 
+def recorded(t):
+    """Of each rank which items it holds, if the layout says that: tensors that were declared by placements alone."""
+    if not all("mesh" in fields and "flat" not in fields for held in t.parts for _, fields in held):
+        return None
+    found = np.zeros((len(t.parts), max(1, len(t.items))), bool)
+    for rank, held in enumerate(t.parts):
+        for indices, _ in held:
+            indices = np.asarray(indices)
+            found[rank, indices[indices >= 0]] = True
+    return found
+
+
 def random_world(rng):
     return rng.randint(9, 16) if rng.random() < .15 else rng.randint(1, 8)
 
@@ -91,6 +104,7 @@ class Saved(Job):
                     t.hold(self.api, self.rng, self.world)
                 self.layout.append([f"saved by {self.world} ranks:", *(t.told() for t in self.tensors)])
                 self.save()
+                self.held = {t.name: recorded(t) for t in self.tensors}
         finally:
             self.close()
 
@@ -172,10 +186,29 @@ class Rank:
             load.tensors(*tensors[:some])
             load.tensors(*tensors[some:])
             missing, unexpected = self.names(load, strict)
-            load.run()
+            with self.alone():
+                load.run()
             assert (load.names("missing"), load.names("unexpected")) == (missing, unexpected)
             self.compare()
             self.account(load.progress(), flags)
+
+    @contextlib.contextmanager
+    def alone(self):
+        """Metadata of ranks that cannot have anything wanted are away meanwhile: whoever looks for it fails."""
+        near = {rank for name, mask in self.wanted().items() if mask.any()
+                for rank, held in enumerate(self.job.held[name] if self.job.held[name] is not None
+                                            else [mask] * self.job.world) if (held & mask).any()}
+        away = self.places.metadata(set(range(self.job.world)) - near)
+        files = [p for name in away for p in self.places.store.path.glob(f"packs/*/{name}.pack")]
+        assert len(files) == len(away)
+        self.counts.update(away=len(files))
+        for p in files:
+            p.rename(p.with_suffix(".away"))
+        try:
+            yield
+        finally:
+            for p in files:
+                p.with_suffix(".away").rename(p)
 
     def names(self, load, strict):
         """Says what the caller has and the step lacks, and the other way round."""
@@ -198,13 +231,18 @@ class Rank:
             raise AssertionError(f"{len(wrong)} bytes of {len(self.arena)} are wrong, the first at {first}: "
                                  f"{self.arena[first]}, not {self.expected[first]}; there lie {near}")
 
-    def account(self, progress, flags):
-        wanted, items = {}, 0
+    def wanted(self):
+        """{tensor: which of its items}"""
+        wanted = {}
         for d in self.destinations:
             mask = wanted.setdefault(d.tensor.name, np.zeros(max(1, len(d.tensor.items)), bool))
-            held = d.indices[d.indices >= 0]
-            mask[held] = True
-            items += len(held) * d.tensor.items.dtype.itemsize
+            mask[d.indices[d.indices >= 0]] = True
+        return wanted
+
+    def account(self, progress, flags):
+        wanted, items = self.wanted(), 0
+        for d in self.destinations:
+            items += (d.indices >= 0).sum() * d.tensor.items.dtype.itemsize
         assert progress.over == 1 and progress.bytes_wanted == progress.bytes_placed == items
         masks = {t.name: wanted[t.name][:len(t.items)].reshape(t.shape) for t in self.job.tensors if t.name in wanted}
         a = Account(self.places, masks, flags & REHASH)
@@ -272,5 +310,5 @@ def test_any_layout_loads_under_any_other(build, tmp_path, scale, rng, part):
     print(f"bytes read / bytes needed: {counts['read'] / counts['needed']:.3f} (at most "
           f"{counts['bound'] / counts['needed']:.3f} and the heads of packs); {dict(counts)}")
     assert counts["pairs"] == scale(5, 130) * LOADS
-    seen = ("encoded", "partial", "whole", "several", "nothing", "again")
+    seen = ("encoded", "partial", "whole", "several", "nothing", "again", "away")
     assert scale(True, all(counts[kind] for kind in seen) and counts["encoded"] < counts["objects"]), counts
