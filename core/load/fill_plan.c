@@ -67,31 +67,27 @@ static int plan_open(struct load_fill *f, struct base_error *err)
 
 /* ---- needs ---- */
 
-struct plan_box { struct load_fill *f; uint32_t number; }; /* the box whose needs are made */
+/* The box whose needs are made, and where its last one stands: number of its stored box, and in the object. */
+struct plan_box { struct load_fill *f; uint32_t number; size_t stored; uint64_t at; };
 
-/* The pieces of one box that was stored which meet the wanted one. The object has all of these, in the same order. */
-static int needs_found(void *arg, size_t number)
+/* A piece that the box wants something of. The object has all of these, by stored box in the same order. */
+static int need_line(void *arg, const struct tensor_reshard_line *line)
 {
-	const struct plan_box *b = arg;
+	struct plan_box *b = arg;
 	struct load_fill *f = b->f;
-	const struct fill_box *wanted = &f->boxes[b->number];
-	const struct load_object *o = f->objects[wanted->object].object;
-	uint64_t at = o->boxes->first_piece[number], end = o->boxes->first_piece[number + 1];
-	struct tensor_piece_window w;
-	struct tensor_box stored;
+	const struct load_object *o = f->objects[f->boxes[b->number].object].object;
+	const uint64_t *first = o->boxes->first_piece;
+	const struct store_piece *p;
 
-	tensor_boxes_get(&o->boxes->list, number, &stored);
-	for (tensor_piece_window_first(&w, &o->grid, &stored, &wanted->box); !w.done; tensor_piece_window_next(&w)) {
-		const struct store_piece *p;
-
-		at = o->numbers[at] == w.number ? at : base_bisect(i, at, end, o->numbers[i] < w.number);
-		p = &o->pieces[at];
-		if (base_array_room(f->needs, f->needs_room, f->nneeds + 1) < 0)
-			return -ENOMEM;
-		f->needs[f->nneeds++] = (struct fill_need){.offset = p->ref.offset, .piece = at,
-			.pack = p->inline_bytes ? FILL_INLINE : p->ref.pack, .box = b->number, .stored = number};
-		at += at + 1 < end;
-	}
+	b->at = line->box == b->stored ? b->at + 1 : first[line->box];
+	if (b->at >= first[line->box + 1] || o->numbers[b->at] != line->piece)
+		b->at = base_bisect(i, first[line->box], first[line->box + 1] - 1, o->numbers[i] < line->piece);
+	b->stored = line->box;
+	p = &o->pieces[b->at];
+	if (base_array_room(f->needs, f->needs_room, f->nneeds + 1) < 0)
+		return -ENOMEM;
+	f->needs[f->nneeds++] = (struct fill_need){.offset = p->ref.offset, .piece = b->at,
+		.pack = p->inline_bytes ? FILL_INLINE : p->ref.pack, .box = b->number, .stored = line->box};
 	return 0;
 }
 
@@ -103,11 +99,14 @@ static int plan_needs(struct load_fill *f)
 		const struct fill_box *wanted = &f->boxes[i];
 		const struct load_wanted *opened = &f->objects[wanted->object];
 
-		if (!opened->object)
+		const struct load_object *o = opened->object;
+
+		if (!o)
 			r = fill_lose(f, i, &wanted->box, opened->r, opened->why);
 		else
-			r = tensor_box_index_find(opened->object->boxes->index, &wanted->box, needs_found,
-				&(struct plan_box){f, i});
+			r = tensor_reshard_box(&o->grid, o->boxes->index, &o->boxes->list,
+				&(struct tensor_shard_box){.box = wanted->box}, need_line,
+				&(struct plan_box){f, i, SIZE_MAX, 0});
 	}
 	return r;
 }

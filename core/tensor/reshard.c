@@ -121,17 +121,3 @@ int tensor_reshard_box(const struct tensor_grid *g, const struct tensor_box_inde
 		return -EINVAL;
 	return tensor_box_index_find(sources, &wanted->box, reshard_source, &s);
 }
-
-int tensor_reshard(const struct tensor_grid *g, const struct tensor_box_index *sources,
-	const struct tensor_boxes *boxes, const struct tensor_shard *target,
-	int (*f)(void *arg, const struct tensor_reshard_line *line), void *arg)
-{
-	struct tensor_shard_iter it;
-	int r = 0;
-
-	if (!tensor_shape_equal(&g->shape, &target->shape) || boxes->ndim != g->shape.ndim)
-		return -EINVAL;
-	for (tensor_shard_first(&it, target, NULL); !it.done && r == 0; tensor_shard_next(&it))
-		r = tensor_reshard_box(g, sources, boxes, &it.at, f, arg);
-	return r;
-}

@@ -5,8 +5,7 @@
  *
  * A step holds boxes, each cut into pieces by the grid (grid.h). An index (boxes.h) or the sharding (shard.h) tells
  * which boxes meet a wanted one; arithmetic tells which pieces of a box do. Only pieces that are needed are looked at,
- * and none is held in memory. The windows have users; tensor_reshard and tensor_reshard_box are for the load, and no
- * product code calls them yet. */
+ * and none is held in memory. */
 #ifndef CORE_TENSOR_RESHARD_H
 #define CORE_TENSOR_RESHARD_H
 
@@ -36,13 +35,10 @@ struct tensor_reshard_line {
 	uint64_t local_offset;          /* of its first item in the buffer, in items */
 	uint64_t local_stride[TENSOR_MAX_DIMS];
 };
-/* All lines for what one rank wants (`target`, over the same shape as the grid: -EINVAL otherwise), from the source
- * boxes in the index, which lie in the tensor. Where source boxes overlap (replicas that were stored twice) an item may
- * come more than once: give the index disjoint boxes. What f returns, if not 0, ends the walk and is returned. */
-int tensor_reshard(const struct tensor_grid *g, const struct tensor_box_index *sources,
-	const struct tensor_boxes *boxes, const struct tensor_shard *target,
-	int (*f)(void *arg, const struct tensor_reshard_line *line), void *arg);
-/* The same for one box of a shard or of a raw list (tensor_shard_list). */
+/* All lines for one wanted box, of a shard or of a raw list (tensor_shard_list), from the source boxes in the index,
+ * which lie in the tensor; those of one source box come one after another, by ascending piece. Where source boxes
+ * overlap (replicas that were stored twice) an item may come more than once: give the index disjoint boxes. -EINVAL:
+ * other dimensions than the grid's. What f returns, if not 0, ends the walk and is returned. */
 int tensor_reshard_box(const struct tensor_grid *g, const struct tensor_box_index *sources,
 	const struct tensor_boxes *boxes, const struct tensor_shard_box *wanted,
 	int (*f)(void *arg, const struct tensor_reshard_line *line), void *arg);

@@ -182,11 +182,14 @@ static void places_sum(struct work *w, const struct store_piece *p, uint64_t n)
 static int relation_of(struct work *w, const struct tensor_boxes *boxes, const struct tensor_shard *target)
 {
 	struct tensor_box_index *index;
+	struct tensor_shard_iter it;
 	int r = tensor_box_index_new(boxes, &index);
 
 	w->asking.n = 0;
-	if (r == 0)
-		r = tensor_reshard(w->asking.grid, index, boxes, target, line_add, &w->asking);
+	if (r < 0)
+		return r;
+	for (tensor_shard_first(&it, target, NULL); r == 0 && !it.done; tensor_shard_next(&it))
+		r = tensor_reshard_box(w->asking.grid, index, boxes, &it.at, line_add, &w->asking);
 	tensor_box_index_free(index);
 	return r;
 }
