@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * boxes: lists of boxes of one tensor as sets of items: union, intersection, difference, exact cover, and an index that
- * finds the boxes which meet another without looking at all of them. Boxes are packed as (offset, size) for each
- * dimension, as a part's chunks store them; the box of a 0-d tensor has no numbers. Everything counts items, not bytes.
- * Sets that are made here are disjoint. Memory grows only with the number of boxes. Coordinates end at 2^64 - 1;
- * nothing wraps. One list belongs to one thread; an index may be used by any once it is made. Nothing here blocks.
- * Union, intersection and difference are for the load, which asks what of a tensor is there and what is missing; no
- * product code calls them yet. */
+ * boxes: lists of boxes of one tensor: their exact cover, and an index that finds the boxes which meet another without
+ * looking at all of them. Boxes are packed as (offset, size) for each dimension, as a part's chunks store them; the box
+ * of a 0-d tensor has no numbers. Everything counts items, not bytes. Memory grows only with the number of boxes.
+ * Coordinates end at 2^64 - 1; nothing wraps. One list belongs to one thread; an index may be used by any once it is
+ * made. Nothing here blocks. */
 #ifndef CORE_TENSOR_BOXES_H
 #define CORE_TENSOR_BOXES_H
 
@@ -39,15 +37,6 @@ void tensor_box_index_free(struct tensor_box_index *i);                 /* NULL-
 /* Calls f with the number of each box that meets the window, in no order; what it returns, if not 0, ends the walk. */
 int tensor_box_index_find(const struct tensor_box_index *i, const struct tensor_box *window,
 	int (*f)(void *arg, size_t box), void *arg);
-
-/* Sets. `a` and `b` may overlap themselves and each other; the boxes that are put into `ret` (empty before) are
- * disjoint, not empty, and ordered by offset, first dimension first. A box that meets no other stays whole; of boxes
- * that overlap the largest stays whole, of equally large ones the first (those of `a` before those of `b`). In 0
- * dimensions the result is one box or none. -EINVAL: dimensions differ, or over 16; -BASE_ELIMIT: 2^32 boxes; -ENOMEM.
- * After an error `ret` holds a part of the result. */
-int tensor_boxes_union(const struct tensor_boxes *a, const struct tensor_boxes *b, struct tensor_boxes *ret);
-int tensor_boxes_intersection(const struct tensor_boxes *a, const struct tensor_boxes *b, struct tensor_boxes *ret);
-int tensor_boxes_difference(const struct tensor_boxes *a, const struct tensor_boxes *b, struct tensor_boxes *ret);
 
 /* Do the boxes cover the tensor exactly? 0: yes; -ERANGE: box number `a`, copied to `box`, is not inside the tensor;
  * -EEXIST: boxes number a < b overlap in `box`; -ENOENT: `box` is a gap as wide as possible (a and b are 0). Of several

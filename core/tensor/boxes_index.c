@@ -10,7 +10,7 @@
  * from its number: of 2^l nodes of a level, node j has the places [n*j >> l, n*(j+1) >> l) of `order`. So there are
  * neither pointers nor counts, all leaves are on one level, and a node's halves are just what the next level says.
  *
- * A search for one box only (what the sets ask) goes first where bounds and window have most in common: of many boxes
+ * A search for one box only (what the cover asks) goes first where bounds and window have most in common: of many boxes
  * over one place it takes a large one, so that little is left to be asked again. */
 #include "core/tensor/boxes_internal.h"
 

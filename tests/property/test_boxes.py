@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of boxes as sets, the exact cover and the index, against boxes painted into an array of counters."""
+"""Lists of boxes, their exact cover and the index, against boxes painted into an array of counters."""
 import ctypes as c
 import errno
 import itertools
@@ -15,8 +15,6 @@ from tensorlib import FOUND_FUNC, Box, Boxes, Cover, Shape
 
 TOP = (1 << 64) - 1
 BIG = 1 << 62
-SETS = {"union": "tensor_boxes_union", "intersection": "tensor_boxes_intersection",
-        "difference": "tensor_boxes_difference"}
 HANG = 60           # seconds; what is timed takes about one: more is an algorithm that compares all with all
 
 
@@ -45,10 +43,6 @@ class List:
     def boxes(self):
         return [self.get(i) for i in range(self.c.n)]
 
-    def array_of(self):
-        return (np.ctypeslib.as_array(self.c.pairs, (self.c.n, self.c.ndim, 2)) if self.c.n
-                else np.zeros((0, self.c.ndim, 2), np.uint64))
-
     def __del__(self):
         if not hasattr(self, "array"):
             self.lib.tensor_boxes_release(c.byref(self.c))
@@ -62,12 +56,6 @@ class Lib:
 
     def list(self, ndim, boxes=()):
         return List(self.lib, ndim, boxes)
-
-    def set(self, what, ndim, a, b):
-        ret = self.list(ndim)
-        a, b = (x if isinstance(x, List) else self.list(ndim, x) for x in (a, b))
-        assert self.lib[SETS[what]](c.byref(a.c), c.byref(b.c), c.byref(ret.c)) == 0
-        return ret
 
     def cover(self, shape, boxes):
         """(name of the error or "", box, a, b)"""
@@ -146,104 +134,18 @@ def tiling(rng, shape, cuts):
     return boxes
 
 
-def check_sets(box, shape, a, b):
-    pa, pb = paint(shape, a) > 0, paint(shape, b) > 0
-    for what, expected in (("union", pa | pb), ("intersection", pa & pb), ("difference", pa & ~pb)):
-        got = box.set(what, len(shape), a, b).boxes()
-        assert (paint(shape, got) == expected).all(), (what, shape, a, b, got)  # exact, and each item once
-        assert all(n > 0 for _, size in got for n in size) and got == sorted(got), (what, a, b, got)
-        if what == "union":
-            alone = [x for i, x in enumerate(a + b) if 0 not in x[1] and
-                     not any(common(x, y) for j, y in enumerate(a + b) if j != i)]
-            assert set(alone) <= set(got), "a box that meets no other stays whole"
-
-
-# ---- sets ----
-
-def test_sets_at_random(box, scale):
-    rng, seed = random.Random(), 20
-    rng.seed(seed)
-    for _ in range(scale(1500, 20000)):
-        shape = tuple(rng.randint(0, 9) if rng.random() < 0.1 else rng.randint(1, 9) for _ in range(rng.randint(0, 4)))
-        check_sets(box, shape, some_list(rng, shape, 12), some_list(rng, shape, 12))
-
-
-@st.composite
-def two_lists(draw):
-    shape = tuple(draw(st.lists(st.integers(1, 6), max_size=4)))
-    one = st.tuples(*[st.integers(0, n).flatmap(lambda m, n=n: st.tuples(st.integers(0, n - m), st.just(m)))
-                      for n in shape])
-    pairs = [draw(st.lists(one, max_size=8)) for _ in range(2)]
-    return shape, *[[(tuple(o for o, _ in b), tuple(m for _, m in b)) for b in boxes] for boxes in pairs]
-
-
-@settings(max_examples=200, deadline=None)
-@given(two_lists())
-def test_sets(box, given):
-    check_sets(box, *given)
-
-
-def test_difference_splits_into_few(box):
-    """2d slabs around one hole, however many dimensions."""
-    for ndim in range(1, 17):
-        whole, hole = ((0,) * ndim, (3,) * ndim), ((1,) * ndim, (1,) * ndim)
-        got = box.set("difference", ndim, [whole], [hole]).boxes()
-        assert len(got) == 2 * ndim
-        assert sum(int(np.prod(size, dtype=object)) for _, size in got) == 3 ** ndim - 1
-        assert not any(common(x, hole) for x in got) and not any(common(x, y)
-                                                                 for x, y in itertools.combinations(got, 2))
-        assert box.set("difference", ndim, [hole], [((2,) * ndim, (1,) * ndim)]).boxes() == [hole]
-
-
-def test_the_larger_stays_whole(box):
-    whole, replicas = ((0, 0), (64, 64)), [((8 * i, 0), (8, 64)) for i in range(8)]
-    assert box.set("union", 2, replicas, [whole]).boxes() == [whole]
-    assert box.set("union", 2, replicas * 3, replicas).boxes() == replicas
-    columns = [((0, 8 * i), (64, 8)) for i in range(8)]     # as large: the first list stays
-    assert box.set("union", 2, replicas, columns).boxes() == replicas and box.set("union", 2, columns,
-                                                                                  replicas).boxes() == columns
-    assert box.set("intersection", 2, replicas * 3, [whole] * 2).boxes() == replicas
-    assert box.set("difference", 2, [whole], replicas * 3).boxes() == []
-
+# ---- boxes ----
 
 def test_scalars_are_all_or_nothing(box):
     everything = ((), ())
-    for a, b in itertools.product(range(3), repeat=2):
-        got = {what: len(box.set(what, 0, [everything] * a, [everything] * b).boxes())
-               for what in ("union", "intersection", "difference")}
-        assert got == {"union": int(a + b > 0), "intersection": int(a > 0 and b > 0),
-                       "difference": int(a > 0 and b == 0)}
     assert box.cover((), [])[0] == "ENOENT" and box.cover((), [everything])[0] == ""
     assert box.cover((), [everything] * 3) == ("EEXIST", everything, 0, 1)
     assert Index(box.lib, box.list(0, [everything] * 20)).find(everything) == list(range(20))
 
 
-def shifted(boxes, by):
-    return [(tuple(o + b for o, b in zip(offset, by)), size) for offset, size in boxes]
-
-
-@pytest.mark.parametrize("at", [BIG - 4, (1 << 63) - 4, TOP - 8])
-def test_far_from_the_origin(box, at):
-    """What is true near 0 is so near 2^62 and at the last coordinates."""
-    rng = random.Random(21)
-    for _ in range(200):
-        shape = tuple(rng.randint(1, 8) for _ in range(rng.randint(1, 3)))
-        by, back = (at,) * len(shape), (-at,) * len(shape)
-        a, b = some_list(rng, shape, 6), some_list(rng, shape, 6)
-        for what in ("union", "intersection", "difference"):
-            near, far = (box.set(what, len(shape), shifted(a, x), shifted(b, x)).boxes()
-                         for x in ((0,) * len(shape), by))
-            assert shifted(far, back) == near
-
-
 def test_long_boxes_do_not_wrap(box):
     """Coordinates end at 2^64 - 1; what a box says beyond counts for nothing."""
     beyond, low, end = ((TOP - 3, 0), (TOP, 2)), ((0, 0), (4, 2)), ((TOP - 1, 1), (2, 1))
-    assert box.set("intersection", 2, [beyond], [low]).boxes() == []
-    assert box.set("intersection", 2, [beyond], [end]).boxes() == [end]
-    assert box.set("union", 2, [beyond], [low]).boxes() == [low, ((TOP - 3, 0), (4, 2))]
-    assert box.set("difference", 2, [beyond], [end]).boxes() == [((TOP - 3, 0), (2, 2)), ((TOP - 1, 0), (2, 1))]
-    assert box.set("difference", 1, [((0,), (TOP,))], [((5,), (TOP,))]).boxes() == [((0,), (5,))]
     boxes = box.list(2, [beyond, low, end])
     index = Index(box.lib, boxes)
     assert index.find(((0, 0), (TOP, TOP))) == [0, 1, 2] and index.find(((2, 0), (1, 1))) == [1]
@@ -259,13 +161,7 @@ def test_long_boxes_do_not_wrap(box):
 
 
 def test_bad_lists_are_refused(box):
-    two, three, ret = box.list(2, [((0, 0), (1, 1))]), box.list(3), box.list(2)
-    for what in ("union", "intersection", "difference"):
-        call = box.lib[SETS[what]]
-        assert call(c.byref(two.c), c.byref(three.c), c.byref(ret.c)) == -errno.EINVAL
-        assert call(c.byref(two.c), c.byref(two.c), c.byref(three.c)) == -errno.EINVAL
-        deep = Boxes(17, 0, 0, None)
-        assert call(c.byref(deep), c.byref(deep), c.byref(deep)) == -errno.EINVAL
+    two, three, deep = box.list(2, [((0, 0), (1, 1))]), box.list(3), Boxes(17, 0, 0, None)
     many, pointer = Boxes(0, 1 << 32, 0, None), c.c_void_p()
     assert box.lib.tensor_box_index_new(c.byref(many), c.byref(pointer)) == -errno.E2BIG
     assert box.lib.tensor_box_index_new(c.byref(deep), c.byref(pointer)) == -errno.EINVAL
@@ -394,14 +290,18 @@ def test_cover_at_random(box, scale):
     assert min(told.values()) > 100, told
 
 
+@st.composite
+def any_list(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 6), max_size=4)))
+    one = st.tuples(*[st.integers(0, n).flatmap(lambda m, n=n: st.tuples(st.integers(0, n - m), st.just(m)))
+                      for n in shape])
+    return shape, [(tuple(o for o, _ in b), tuple(m for _, m in b)) for b in draw(st.lists(one, max_size=8))]
+
+
 @settings(max_examples=200, deadline=None)
-@given(two_lists())
+@given(any_list())
 def test_cover_of_any_list(box, given):
-    shape, a, b = given
-    told_truly(box, shape, a)
-    left = box.set("difference", len(shape), [((0,) * len(shape), shape)], a).boxes()
-    assert told_truly(box, shape, left + box.set("union", len(shape), a, []).boxes()) == "", (
-        "what is left fills what is not")
+    told_truly(box, *given)
 
 
 def test_tensors_without_items(box):
@@ -502,17 +402,7 @@ def test_a_hundred_thousand(box, shape, tiles):
     twice = np.concatenate([boxes, boxes[777:778]])
     (word, where, a, b), double = timed(lambda: box.cover(shape, box.list(ndim, twice)))
     assert word == "EEXIST" and (a, b) == (777, len(boxes))
-    whole = box.list(ndim, [((0,) * ndim, shape)])
-    left, difference = timed(lambda: box.set("difference", ndim, whole, box.list(ndim, gone)))
-    assert left.boxes() == [where for where in [tuple(map(tuple, boxes[12345].T.tolist()))]]
-    replicas, union = timed(lambda: box.set("union", ndim, box.list(ndim, twice), box.list(ndim, boxes)))
-    order = np.lexsort([boxes[:, d, 0] for d in reversed(range(ndim))])
-    assert (replicas.array_of() == boxes[order]).all()
-    same, intersection = timed(lambda: box.set("intersection", ndim, box.list(ndim, boxes), whole))
-    assert (same.array_of() == boxes[order]).all()
-    print(f"\n{len(boxes)} boxes in {ndim} dimensions: cover {cover:.2f} s, gap {gap:.2f}, overlap {double:.2f}, "
-          f"difference {difference:.2f}, "
-          f"union {union:.2f}, intersection {intersection:.2f}")
+    print(f"\n{len(boxes)} boxes in {ndim} dimensions: cover {cover:.2f} s, gap {gap:.2f}, overlap {double:.2f}")
 
 
 @pytest.mark.parametrize("kind", ["nested", "sliding", "the same"])
@@ -524,22 +414,7 @@ def test_many_that_all_overlap(box, kind):
     boxes = np.array([[[a, b - a]] for a, b in zip(low, end)], np.uint64)
     boxes = boxes[np.random.default_rng(30).permutation(n)]
     total = max(end) - min(low)
-    made, union = timed(lambda: box.set("union", 1, box.list(1, boxes), box.list(1, boxes)))
-    got = made.array_of()[:, 0]
-    assert int(got[:, 1].sum()) == total and (got[1:, 0] == got[:-1].sum(axis=1)).all()
-    nothing, difference = timed(lambda: box.set("difference", 1, box.list(1, [((min(low),), (total,))]),
-                                                box.list(1, boxes)))
-    assert nothing.c.n == 0
-    print(f"\n{n} intervals, {kind}: union {union:.2f} s into {made.c.n}, difference {difference:.2f} s")
-
-
-def test_two_layouts_of_one_tensor(box):
-    """Rows against columns: what one side holds, cut by the other."""
-    rows, columns = grid((4096, 4096), (512, 1)), grid((4096, 4096), (1, 512))
-    got, taken = timed(lambda: box.set("intersection", 2, box.list(2, rows), box.list(2, columns)))
-    assert (got.array_of() == grid((4096, 4096), (512, 512))).all()
-    left, _ = timed(lambda: box.set("difference", 2, box.list(2, rows), box.list(2, columns)))
-    assert left.c.n == 0
-    both, _ = timed(lambda: box.set("union", 2, box.list(2, rows), box.list(2, columns)))
-    assert (both.array_of() == rows).all()
-    print(f"\n512 rows and 512 columns meet in {got.c.n} boxes: {taken:.2f} s")
+    (word, where, a, b), taken = timed(lambda: box.cover((max(end),), box.list(1, boxes)))
+    x, y = (tuple(map(tuple, boxes[i].T.tolist())) for i in (a, b))
+    assert word == "EEXIST" and a < b and where == common(x, y) and where[1][0] <= total
+    print(f"\n{n} intervals, {kind}: overlap {taken:.2f} s")
