@@ -12,6 +12,7 @@
 #include "core/base/le.h"
 #include "core/base/table.h"
 #include "core/foreign/tensor.h"
+#include "proto/name.h"
 
 #define METADATA "torch.distributed.checkpoint.metadata."
 #define SHARDED "torch.distributed._shard.sharded_tensor.metadata."
@@ -37,6 +38,11 @@ static int wrong(struct base_error *err, const char *what)
 static int wrong_key(struct base_error *err, const struct foreign_text *key, const char *what)
 {
 	return base_error_set(err, -BASE_EFORMAT, "%.*s: %s", (int)base_min(key->len, 300), key->bytes, what);
+}
+
+static bool is_utf8(const struct foreign_value *v)
+{
+	return v && v->kind == FOREIGN_TEXT && proto_utf8_valid(v->text.bytes, v->text.len);
 }
 
 /* An object of a class of this name, in whatever module: its fields. NULL: it is something else. */
@@ -91,7 +97,7 @@ static int read_place(const struct foreign_value *v, const struct foreign_text *
 	if ((extensions->kind == FOREIGN_LIST || extensions->kind == FOREIGN_TUPLE) && !extensions->items.n)
 		return 0;
 	const struct foreign_value *first = extensions->kind == FOREIGN_LIST ? extensions->items.at[0] : extensions;
-	bool text = first->kind == FOREIGN_TEXT;
+	bool text = is_utf8(first);
 	return base_error_set(err, -BASE_EFORMAT,
 		"%.*s: it was written through the extension %.*s, which vckpt does not have: load the checkpoint with "
 		"torch and save it without extensions", (int)base_min(key->len, 300), key->bytes,
@@ -104,8 +110,8 @@ static int read_index(const struct foreign_value *v, struct place_row *ret_row, 
 	const struct foreign_value *key = f ? foreign_items_find(f, "fqn") : NULL;
 	const struct foreign_value *offset = f ? foreign_items_find(f, "offset") : NULL;
 
-	if (!key || key->kind != FOREIGN_TEXT)
-		return wrong(err, "a key of storage_data is no MetadataIndex");
+	if (!is_utf8(key))
+		return wrong(err, "a key of storage_data is no MetadataIndex, or its name is not UTF-8");
 	ret_row->key = (struct foreign_text){key->text.bytes, key->text.len};
 	ret_row->has_offset = offset && offset->kind != FOREIGN_NONE;
 	if (ret_row->has_offset && foreign_sizes(offset, ret_row->offset, &ret_row->n) < 0)
@@ -265,8 +271,8 @@ static int read_entry(const struct foreign_value *key, const struct foreign_valu
 {
 	const struct foreign_items *tensor = fields_of(v, "TensorStorageMetadata");
 
-	if (key->kind != FOREIGN_TEXT || !key->text.len)
-		return wrong(err, "a key of state_dict_metadata is no text");
+	if (!is_utf8(key) || !key->text.len)
+		return wrong(err, "a key of state_dict_metadata is no text, or not UTF-8, or has a NUL");
 	e->key = (struct foreign_text){key->text.bytes, key->text.len};
 	e->is_tensor = tensor != NULL;
 	if (tensor)

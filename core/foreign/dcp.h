@@ -11,7 +11,7 @@
 #include "core/tensor/boxes.h"
 #include "core/tensor/dtype.h"
 
-struct foreign_text { const char *bytes; size_t len; };        /* not terminated; UTF-8 is for the caller to check */
+struct foreign_text { const char *bytes; size_t len; };        /* not terminated; keys are UTF-8, paths need not be */
 struct foreign_place { struct foreign_text path; uint64_t offset, bytes; };
 
 struct foreign_dcp_entry {

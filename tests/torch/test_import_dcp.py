@@ -221,6 +221,14 @@ def test_keys_that_meet(vckpt, store, source):
     refused(vckpt, store, source, "both have the place a/b.c")
 
 
+def test_names_that_are_not_utf8(vckpt, store, source):
+    save({"wxyz": torch.ones(2)}, source)
+    metadata = (source / ".metadata").read_bytes()
+    for old, new, text in ((b"wxyz", b"w\xffyz", "not UTF-8"), (b"__0_0", b"__\xff_0", "a file that is not UTF-8")):
+        write_metadata(source, metadata.replace(old, new))
+        refused(vckpt, store, source, text)
+
+
 def test_saves_that_are_no_checkpoint_of_all(vckpt, store, source):
     save({"w": torch.ones(1)}, source)
     os.rename(source / ".metadata", source / "__0.metadata")

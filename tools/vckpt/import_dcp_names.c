@@ -60,16 +60,17 @@ static int place_of(struct import_dcp *d, const struct foreign_dcp_entry *e, str
 	return ret_p->name ? 0 : base_no_memory(d->err);
 }
 
-static int check_texts(struct import_dcp *d, const struct foreign_dcp_entry *e)
+static int check_path(struct import_dcp *d, const struct foreign_dcp_entry *e)
 {
-	bool good = proto_utf8_valid(e->key.bytes, e->key.len);
+	bool good = true;
 
 	for (size_t i = 0; good && e->path && i < e->path->n; i++)
 		good = !is_text(e->path->at[i]) ||
 			proto_utf8_valid(e->path->at[i]->text.bytes, e->path->at[i]->text.len);
 	if (good)
 		return 0;
-	return base_error_set(d->err, -BASE_EFORMAT, "%s: key %.*s is not UTF-8, or has a NUL", d->file->path,
+	return base_error_set(d->err, -BASE_EFORMAT,
+		"%s: the path of key %.*s is not UTF-8, or has a NUL", d->file->path,
 		(int)base_min(e->key.len, 300), e->key.bytes);
 }
 
@@ -148,7 +149,7 @@ int import_dcp_names(struct import_dcp *d)
 	if (!d->places || !holders)
 		r = base_no_memory(d->err);
 	for (size_t i = 0; r == 0 && i < d->metadata.nentries; i++) {
-		r = check_texts(d, &d->metadata.entries[i]);
+		r = check_path(d, &d->metadata.entries[i]);
 		if (r == 0)
 			r = place_of(d, &d->metadata.entries[i], &d->places[i]);
 		if (r == 0)
