@@ -172,10 +172,13 @@ static int lane_take(struct place_device *d, unsigned place, struct place_lane *
 	return r;
 }
 
-static void lane_give(struct place_device *d, struct place_lane *lane)
+/* A lane on which something failed is never idle again: its memory may still be read by copies. Who waits for a lane
+ * then makes another one, or fails like it. */
+static void lane_give(struct place_device *d, struct place_lane *lane, bool failed)
 {
 	pthread_mutex_lock(&d->lock);
-	lane->idle = true;
+	lane->idle = !failed;
+	d->made[lane->place] -= failed;
 	pthread_cond_broadcast(&d->given);
 	pthread_mutex_unlock(&d->lock);
 }
@@ -273,12 +276,14 @@ void place_device_job(const struct place_job *j, const struct tensor_box *part, 
 {
 	struct device_put p = {.j = j};
 
+	if (atomic_load(&j->f->failed) == 0)
+		return; /* nothing will be used */
 	p.r = lane_take(j->f->device, place, &p.lane, &p.err);
 	if (p.r < 0) {
 		copy_failed(j->f, j->tensor, 0, p.r, &p.err);
 	} else {
 		place_cut(j, part, LANE_SLOT_BYTES / j->item_bytes, device_put, &p);
-		lane_give(j->f->device, p.lane);
+		lane_give(j->f->device, p.lane, p.r < 0);
 	}
 	if (p.r < 0)
 		fill_fatal(j->f, p.r, &p.err);
@@ -309,7 +314,7 @@ void place_device_end(struct load_fill *f)
 		return;
 	for (struct place_lane *lane = d->lanes, *next; lane; lane = next) {
 		next = lane->next;
-		for (unsigned i = 1; i <= LANE_SLOTS; i++) { /* the oldest first */
+		for (unsigned i = 1; i <= LANE_SLOTS && lane->idle; i++) { /* the oldest first */
 			struct place_slot *slot = &lane->slot[(lane->at + i) % LANE_SLOTS];
 			struct base_error err = {0};
 			int r = slot_seal(f, slot, &err);
