@@ -9,8 +9,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "core/api/api_internal.h"
-#include "core/load/fill.h"
+#include "core/api/api_comm_internal.h"
+#include "core/load/exchange.h"
 #include "core/tensor/boxes.h"
 #include "core/tensor/shard.h"
 
@@ -31,6 +31,7 @@ struct vckpt_load {
 	pid_t pid;                       /* that began it */
 	uint32_t rank, threads, flags;
 	bool alone_on_node;              /* no other rank of the node loads at the same time */
+	struct vckpt_comm *comm; uint32_t exchange; /* NULL: no other ranks */
 	struct tensor_mesh *alone;       /* of this rank only: of tensors without a mesh */
 	uint64_t *tape; size_t ntape, tape_room;
 	struct load_renames renames;

@@ -40,10 +40,12 @@ int vckpt_comm_shared(const char *name, uint32_t rank, uint32_t size, uint32_t t
 {
 	struct base_error *e = api_error(err);
 	struct comm *inner = NULL;
+	int r;
 
 	if (!name || !ret_comm)
 		return base_error_set(e, -EINVAL, "no name or no place for the communicator is given");
-	return comm_wrap(comm_shared_new(name, rank, size, timeout_ms, &inner, e), inner, ret_comm, e);
+	r = comm_shared_new(name, rank, size, timeout_ms, &inner, e);
+	return comm_wrap(r, inner, ret_comm, e);
 }
 
 int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t rank, uint32_t size,
@@ -52,13 +54,15 @@ int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t 
 	struct base_error *e = api_error(err);
 	struct comm_functions own;
 	struct comm *inner = NULL;
+	int r;
 
 	if (!functions || !ret_comm)
 		return base_error_set(e, -EINVAL, "no functions or no place for the communicator is given");
 	if (functions->size != sizeof own)
 		return base_error_set(e, -EINVAL, "the size is not that of struct vckpt_comm_functions");
 	memcpy(&own, functions, sizeof own);
-	return comm_wrap(comm_functions_new(&own, rank, size, timeout_ms, &inner, e), inner, ret_comm, e);
+	r = comm_functions_new(&own, rank, size, timeout_ms, &inner, e);
+	return comm_wrap(r, inner, ret_comm, e);
 }
 
 void vckpt_comm_abort(struct vckpt_comm *comm, const char *why)

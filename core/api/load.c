@@ -20,7 +20,10 @@
 #include "core/base/pool.h"
 
 _Static_assert((int)VCKPT_LOAD_REHASH == (int)LOAD_FILL_REHASH
-	&& (int)VCKPT_LOAD_SKIP_DAMAGED == (int)LOAD_FILL_SKIP_DAMAGED, "handed through");
+	&& (int)VCKPT_LOAD_SKIP_DAMAGED == (int)LOAD_FILL_SKIP_DAMAGED
+	&& (int)VCKPT_EXCHANGE_AUTO == (int)LOAD_EXCHANGE_AUTO
+	&& (int)VCKPT_EXCHANGE_NEVER == (int)LOAD_EXCHANGE_NEVER
+	&& (int)VCKPT_EXCHANGE_ALWAYS == (int)LOAD_EXCHANGE_ALWAYS, "handed through");
 
 #define LOAD_THREADS_MAX 256u
 #define LOAD_DIRECT_BYTES (UINT64_C(1) << 30) /* less is soon read again, or soon read anyway */
@@ -95,13 +98,23 @@ static struct vckpt_load *load_new(struct vckpt_step *step)
 	return NULL;
 }
 
-static int load_options_check(const struct vckpt_load_options *o, struct base_error *err)
+/* NULL: defaults. What a caller's older struct lacks is zeros. */
+static int load_options_take(const struct vckpt_load_options *from, struct vckpt_load_options *o,
+	struct base_error *err)
 {
 	const uint32_t paths = VCKPT_LOAD_DIRECT | VCKPT_LOAD_CACHED;
 	const uint32_t known = VCKPT_LOAD_REHASH | VCKPT_LOAD_SKIP_DAMAGED | VCKPT_LOAD_NOT_STRICT | paths;
 
-	if (o->size != sizeof *o)
+	*o = (struct vckpt_load_options){.size = sizeof *o};
+	if (from && from->size != sizeof *o && from->size != offsetof(struct vckpt_load_options, comm))
 		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_load_options");
+	if (from)
+		memcpy(o, from, from->size);
+	if (o->exchange > VCKPT_EXCHANGE_ALWAYS)
+		return base_error_set(err, -EINVAL, "the exchange of a load is none that is known");
+	if (o->comm && o->comm->pid != getpid())
+		return base_error_set(err, -BASE_EFORKED,
+			"the communicator was made before this process was forked: make one of its own");
 	if (o->flags & ~known)
 		return base_error_set(err, -EINVAL, "the flags of a load have a value that is not known");
 	if ((o->flags & paths) == paths)
@@ -119,8 +132,7 @@ static unsigned load_threads(const struct vckpt_load_options *o, unsigned node_r
 int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o, struct vckpt_load **ret_load,
 	struct vckpt_error *err)
 {
-	static const struct vckpt_load_options defaults = {.size = sizeof defaults};
-	const struct vckpt_load_options *options = o ? o : &defaults;
+	struct vckpt_load_options options;
 	static const char *const name = "rank";
 	const uint32_t size = 1;
 	struct base_error *e = api_error(err);
@@ -131,17 +143,19 @@ int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o
 	if (r == 0 && !ret_load)
 		r = base_error_set(e, -EINVAL, "no place for the load is given");
 	if (r == 0)
-		r = load_options_check(options, e);
+		r = load_options_take(o, &options, e);
 	if (r < 0)
 		return r;
 	load = load_new(step);
 	if (!load)
 		return base_no_memory(e);
-	load->rank = options->rank;
-	node_ranks = base_max(base_machine_node_ranks(base_max(options->world, 1)), 1);
-	load->threads = load_threads(options, node_ranks);
+	load->rank = options.rank;
+	node_ranks = base_max(base_machine_node_ranks(base_max(options.world, 1)), 1);
+	load->threads = load_threads(&options, node_ranks);
 	load->alone_on_node = node_ranks == 1;
-	load->flags = options->flags;
+	load->flags = options.flags;
+	load->comm = options.comm;
+	load->exchange = options.exchange;
 	r = tensor_mesh_new(1, &name, &size, &load->rank, 1, &load->alone, e);
 	if (r < 0)
 		load_destroy(load);
@@ -157,6 +171,8 @@ void vckpt_load_free(struct vckpt_load *load)
 	vckpt_load_stop(load);
 	if (load->fill) /* there since it started */
 		pthread_join(load->thread, NULL);
+	else
+		vckpt_comm_abort(load->comm, "it gave up its load before this had begun");
 	pthread_mutex_lock(&load->lock);
 	while (load->waiters)
 		pthread_cond_wait(&load->changed, &load->lock);
@@ -298,6 +314,8 @@ static void *load_main(void *arg)
 
 	if (load_lose(load) < 0 && r == 0)
 		r = base_no_memory(&load->error);
+	if (load->comm)
+		atomic_store(&load->comm->taken, false);
 	pthread_mutex_lock(&load->lock);
 	load->r = api_result(r, &load->error);
 	load->state = LOAD_OVER;
@@ -318,6 +336,17 @@ static bool load_direct(struct vckpt_load *load)
 	return load->alone_on_node && p.wanted >= LOAD_DIRECT_BYTES;
 }
 
+static int load_take_comm(struct vckpt_load *load, struct base_error *err)
+{
+	int r = load_fill_exchange(load->fill, load->comm->comm, (enum load_exchange_mode)load->exchange);
+
+	if (r < 0)
+		return base_no_memory(err);
+	if (atomic_exchange(&load->comm->taken, true))
+		return base_error_set(err, -EBUSY, "the communicator serves another load, which is not over yet");
+	return 0;
+}
+
 /* Hands all that was declared to a fill of its own. */
 static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 {
@@ -331,6 +360,8 @@ static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 	r = load_fill_tape(load, err);
 	if (r == 0)
 		r = load_fill_devices(load->fill, load->streams, load->nstreams, err);
+	if (r == 0 && load->comm)
+		r = load_take_comm(load, err);
 	if (load_direct(load))
 		load_fill_past_cache(load->fill);
 	if (r == 0 && load->stopped)
@@ -339,6 +370,8 @@ static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 		r = base_thread_start(&load->thread, load_main, load);
 		if (r < 0)
 			base_error_set(err, r, "no thread can be started for the load: %s", base_error_name(r));
+		if (r < 0 && load->comm)
+			atomic_store(&load->comm->taken, false);
 	}
 	if (r < 0)
 		load_fill_free(base_steal(load->fill));
@@ -439,6 +472,25 @@ int vckpt_load_progress(struct vckpt_load *load, struct vckpt_load_progress *ret
 	*ret_progress = (struct vckpt_load_progress){.bytes_wanted = p.wanted, .bytes_placed = p.placed,
 		.bytes_read = p.read, .pieces = p.pieces, .open_ns = times.open_ns, .plan_ns = times.plan_ns,
 		.read_ns = times.read_ns, .threads = times.threads, .over = over};
+	return 0;
+}
+
+int vckpt_load_exchanged(struct vckpt_load *load, struct vckpt_load_exchange *ret_exchange)
+{
+	struct load_exchange_result x = {.why = ""};
+	int r = ret_exchange ? load_alive(load, NULL) : -EINVAL;
+
+	if (r < 0)
+		return r;
+	if (ret_exchange->size != sizeof *ret_exchange)
+		return -EINVAL;
+	pthread_mutex_lock(&load->lock);
+	if (load->state == LOAD_OVER)
+		load_fill_exchanged(load->fill, &x);
+	pthread_mutex_unlock(&load->lock);
+	*ret_exchange = (struct vckpt_load_exchange){.size = sizeof *ret_exchange, .chosen = x.chosen, .ranks = x.ranks,
+		.bytes_sent = x.sent, .bytes_got = x.got, .bytes_shared = x.shared, .bytes_wanted = x.wanted,
+		.why = x.why};
 	return 0;
 }
 

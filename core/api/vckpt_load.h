@@ -40,7 +40,15 @@ struct vckpt_load_options {
 	uint32_t threads;                /* at most 256; 0: usable processors / ranks of the node (docs/load.md) */
 	uint32_t flags;
 	uint32_t world;                  /* ranks that load at the same time; 0: this one alone */
+	/* A version of this struct ended here; its size is accepted. */
+	struct vckpt_comm *comm;         /* of these ranks; NULL: this one reads all it needs. See below */
+	uint32_t exchange, reserved;     /* VCKPT_EXCHANGE_... */
 };
+/* With a communicator, all its ranks have to begin and start such a load: of the same step, with the same flags and
+ * exchange. What several of them want is read by one and passed on (docs/load.md, "Exchange"): always, never, or where
+ * a short measurement says that it pays. The load succeeds at all ranks or fails at all, with the sentence of a rank
+ * that failed. A load that is freed without a start breaks its communicator, so that nobody waits for it. */
+enum { VCKPT_EXCHANGE_AUTO, VCKPT_EXCHANGE_NEVER, VCKPT_EXCHANGE_ALWAYS };
 /* Begins a load of an open step. The step must stay open until vckpt_load_free: to close it before is a mistake that
  * nothing here can see. o may be NULL: rank 0. */
 int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o, struct vckpt_load **ret_load,
@@ -64,7 +72,8 @@ int vckpt_load_stream(struct vckpt_load *load, void *stream, struct vckpt_error 
 int vckpt_load_expect(struct vckpt_load *load, const char *component, struct vckpt_error *err);
 /* Begins to read, in threads of the load's own, and returns at once. -EINVAL: missing or unexpected names (the sentence
  * tells up to ten of each), unless VCKPT_LOAD_NOT_STRICT; destinations that overlap (two of them are named; the search
- * ends after 2^24 steps, which only strides that nearly agree make up); or the load has begun to read before. */
+ * ends after 2^24 steps, which only strides that nearly agree make up); or the load has begun to read before. -EBUSY:
+ * the communicator serves another load. */
 int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err);
 /* timeout_ms < 0: waits for ever. 0: everything has arrived, but what vckpt_load_lost lists. -VCKPT_ETIMEDOUT: not yet.
  * Else the load is over, and nothing in the destinations is to be used; of several damaged pieces the first by pack and
@@ -93,6 +102,15 @@ struct vckpt_load_lost {
 };
 size_t vckpt_load_lost_count(const struct vckpt_load *load); /* 0 before the end */
 int vckpt_load_lost(const struct vckpt_load *load, size_t i, struct vckpt_load_lost *ret_lost); /* -ENOENT */
+/* What a load with a communicator did, after load_wait has told the end; zeros before, and without a communicator. */
+struct vckpt_load_exchange {
+	size_t size;                     /* sizeof (struct vckpt_load_exchange), set by the caller */
+	uint32_t chosen, ranks;          /* VCKPT_EXCHANGE_NEVER or _ALWAYS; _AUTO: it did not get so far */
+	uint64_t bytes_sent, bytes_got;  /* buckets that this rank read for others, and that it got; decoded bytes */
+	uint64_t bytes_shared, bytes_wanted; /* of all ranks: what several want, once; and as often as it is wanted */
+	const char *why;                 /* why it was chosen, in a sentence; the load's */
+};
+int vckpt_load_exchanged(struct vckpt_load *load, struct vckpt_load_exchange *ret_exchange);
 /* Stops a load that is under way, waits for its threads and for calls that wait for it, and frees it. NULL-safe. */
 void vckpt_load_free(struct vckpt_load *load);
 

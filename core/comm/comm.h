@@ -35,7 +35,8 @@
 #define COMM_ROOMS 8u                    /* buckets that a rank owns at one time: filled, or on their way */
 #define COMM_TIMEOUT_MS 300000u          /* what 0 stands for */
 
-/* A bucket on its way. Zero-initialise, set the first four, and keep it where it is until it is finished. */
+/* A bucket on its way. Zero-initialise, set the first four, and keep it where it is until it is finished, or a call has
+ * failed: then the transport looks at it no more. */
 struct comm_pass {
 	uint32_t owner;
 	uint32_t nranks;

@@ -51,6 +51,7 @@ void load_fill_free(struct load_fill *f)
 	free(f->tasks);
 	free(f->lost);
 	free(f->crew);
+	exchange_free(f->exchange);
 	load_step_unref(f->step);
 	pthread_mutex_destroy(&f->lock);
 	free(f);
@@ -205,18 +206,25 @@ static void fill_task(struct fill_worker *w, size_t task)
 	}
 }
 
+bool fill_take(struct fill_worker *w)
+{
+	struct load_fill *f = w->f;
+	uint64_t read_before = store_pack_bytes_read();
+	size_t task = atomic_fetch_add(&f->next, 1);
+
+	if (task >= f->ntasks || !fill_goes_on(f, f->tasks[task]))
+		return false;
+	fill_task(w, task);
+	atomic_fetch_add_explicit(&f->read, store_pack_bytes_read() - read_before, memory_order_relaxed);
+	return true;
+}
+
 static void *fill_main(void *arg)
 {
-	struct load_fill *f = arg;
-	struct fill_worker w = {.f = f};
-	uint64_t read_before = store_pack_bytes_read();
-	size_t task;
+	struct fill_worker w = {.f = arg};
 
-	while ((task = atomic_fetch_add(&f->next, 1)) < f->ntasks && fill_goes_on(f, f->tasks[task])) {
-		fill_task(&w, task);
-		atomic_fetch_add_explicit(&f->read, store_pack_bytes_read() - read_before, memory_order_relaxed);
-		read_before = store_pack_bytes_read();
-	}
+	while (fill_take(&w))
+		;
 	fill_worker_release(&w);
 	return NULL;
 }
@@ -278,13 +286,19 @@ int load_fill_run(struct load_fill *f, struct base_error *err)
 
 	if (r == 0)
 		r = place_device_begin(f, err);
-	if (r < 0)
+	if (r < 0 && !f->exchange)
 		return r;
 	from = base_monotonic_ns();
-	place_zeros(f);
-	fill_threads(f);
+	if (r == 0)
+		place_zeros(f);
+	if (f->exchange)
+		r = exchange_run(f->exchange, r, err);
+	else
+		fill_threads(f);
 	place_device_end(f);
 	f->times.read_ns = base_monotonic_ns() - from;
+	if (f->exchange && (r < 0 || !f->error.code))
+		return r; /* all ranks have agreed on it; but a copy to a device may have failed since */
 	if (f->error.code)
 		return base_error_set(err, f->error.code, "%s", f->error.text);
 	return atomic_load(&f->stopped) ? base_error_set(err, -ECANCELED, "the load was stopped") : 0;

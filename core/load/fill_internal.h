@@ -50,6 +50,8 @@ struct fill_need {
 	uint64_t stored;                 /* the box of the object that the piece is of */
 };
 
+struct load_exchange;                    /* with other ranks: exchange.c */
+
 struct load_fill {
 	struct load_step *step;
 	unsigned threads, flags;
@@ -73,6 +75,7 @@ struct load_fill {
 	bool fatal;                      /* not because of any piece: memory, a device */
 	struct load_fill_lost *lost; size_t nlost, lost_room;
 	struct load_fill_times times;
+	struct load_exchange *exchange;  /* NULL: alone */
 };
 
 static inline const struct load_object *need_object(const struct load_fill *f, const struct fill_need *need)
@@ -87,6 +90,8 @@ static inline const struct store_object_ref *need_ref(const struct load_fill *f,
 
 /* Opens the tensors and makes needs and tasks. */
 int fill_plan(struct load_fill *f, struct base_error *err);
+/* Makes f->tasks anew, of needs that are sorted. -ENOMEM. */
+int fill_plan_tasks(struct load_fill *f);
 
 /* One thread's means; zero-initialise with f. */
 struct fill_worker {
@@ -108,6 +113,12 @@ int fill_piece(struct fill_worker *w, size_t first, size_t end);
  * `end`. Returns where those end that have been placed: `first`, where it is not worth while, or where the read or a
  * check failed, which fill_piece then says. */
 size_t fill_burst(struct fill_worker *w, size_t first, size_t end);
+/* Takes the next task, if there is one, and does it. */
+bool fill_take(struct fill_worker *w);
+/* Reads a whole piece to `to`, and compares its SHA-256 with LOAD_FILL_REHASH. */
+int fill_piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to);
+/* w->err, with step, tensor and piece before it. */
+int fill_piece_failed(struct fill_worker *w, const struct fill_need *need, int r);
 /* Where the first item of the piece has its place, if the box wants all of it and its bytes lie there as stored; else
  * NULL. */
 uint8_t *fill_need_place(const struct load_fill *f, const struct fill_need *need);
@@ -130,5 +141,10 @@ size_t fill_group_end(const struct load_fill *f, size_t first);
 /* The box of the piece of a need, and what its box wants of it. */
 void fill_need_boxes(const struct load_fill *f, const struct fill_need *need, struct tensor_box *ret_piece,
 	struct tensor_box *ret_part);
+
+
+/* With other ranks of a communicator. r: what the plan came to; err has its sentence. */
+int exchange_run(struct load_exchange *x, int r, struct base_error *err);
+void exchange_free(struct load_exchange *x); /* NULL-safe */
 
 #endif

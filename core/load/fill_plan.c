@@ -160,11 +160,12 @@ static int task_begin(struct load_fill *f, size_t need)
 	return 0;
 }
 
-static int plan_tasks(struct load_fill *f)
+int fill_plan_tasks(struct load_fill *f)
 {
 	uint64_t bytes = 0;
 	size_t begun = 0;
 
+	f->ntasks = 0;
 	for (size_t i = 0, next; i < f->nneeds; i = next) {
 		next = fill_group_end(f, i);
 		if (i == 0 || bytes >= FILL_TASK_BYTES || i - begun >= FILL_TASK_NEEDS) {
@@ -197,7 +198,7 @@ int fill_plan(struct load_fill *f, struct base_error *err)
 	r = plan_needs(f);
 	if (r == 0 && f->nneeds) {
 		qsort(f->needs, f->nneeds, sizeof *f->needs, need_compare);
-		r = plan_tasks(f);
+		r = fill_plan_tasks(f);
 	}
 	f->times.plan_ns = base_monotonic_ns() - opened;
 	return r < 0 ? base_no_memory_for(err, "the plan of a load") : 0;

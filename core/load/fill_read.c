@@ -137,7 +137,7 @@ static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const s
 	return r < 0 ? r : piece_blocks(w, ref);
 }
 
-static int piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to)
+int fill_piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to)
 {
 	struct base_digest digest;
 	int r = store_object_read(w->pack, ref, to, &w->err);
@@ -168,7 +168,7 @@ static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *
 	if (!place)
 		r = fill_room(w, ref->raw_len);
 	*ret_bytes = place ? place : w->room;
-	return r < 0 ? r : piece_whole(w, ref, place ? place : w->room);
+	return r < 0 ? r : fill_piece_whole(w, ref, place ? place : w->room);
 }
 
 static void piece_place(struct load_fill *f, const struct fill_need *need, const uint8_t *bytes)
@@ -207,7 +207,7 @@ void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *by
 	piece_count(f, first, end);
 }
 
-static int piece_failed(struct fill_worker *w, const struct fill_need *need, int r)
+int fill_piece_failed(struct fill_worker *w, const struct fill_need *need, int r)
 {
 	const struct load_object *o = need_object(w->f, need);
 	unsigned long long number = o->numbers[need->piece];
@@ -237,7 +237,7 @@ int fill_piece(struct fill_worker *w, size_t first, size_t end)
 			place = fill_need_place(w->f, &needs[i]);
 		r = piece_read(w, first, end, place, &bytes);
 		if (r < 0)
-			return piece_failed(w, &needs[first], r);
+			return fill_piece_failed(w, &needs[first], r);
 	}
 	fill_place(w->f, first, end, bytes, place);
 	return 0;

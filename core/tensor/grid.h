@@ -60,6 +60,10 @@ void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *
 void tensor_piece_scatter_past(const struct tensor_grid *g, const struct tensor_box *piece,
 	const struct tensor_box *window, const void *piece_bytes, void *base, const uint64_t *origin,
 	const uint64_t *stride);
+/* Calls `each` for parts of the piece that together are what lies in `len` bytes from byte `from` of the stored order
+ * on, whole items of the piece, and in the window. Returns how many items that is. */
+uint64_t tensor_piece_some(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
+	uint64_t from, uint64_t len, void (*each)(void *arg, const struct tensor_box *part), void *arg);
 /* Scatters what lies in `len` bytes from byte `from` of the stored order on, whole items of the piece (`bytes`: these
  * bytes alone) and in the window. Returns how many items that is. */
 uint64_t tensor_piece_scatter_some(const struct tensor_grid *g, const struct tensor_box *piece,

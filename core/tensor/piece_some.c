@@ -10,11 +10,10 @@
 
 struct piece_some {
 	const struct tensor_grid *g;
-	const struct tensor_box *piece, *window;
-	uint8_t *bytes;                  /* where byte 0 of the piece would lie */
-	void *base;
-	const uint64_t *origin, *stride;
-	uint64_t items;                  /* copied so far */
+	const struct tensor_box *window;
+	void (*each)(void *arg, const struct tensor_box *part);
+	void *arg;
+	uint64_t items;                  /* found so far */
 };
 
 static void some_box(struct piece_some *s, const struct tensor_box *box)
@@ -24,7 +23,7 @@ static void some_box(struct piece_some *s, const struct tensor_box *box)
 	if (!tensor_box_intersect(s->g->shape.ndim, box, s->window, &part))
 		return;
 	s->items += tensor_box_items(&s->g->shape, &part);
-	tensor_piece_scatter(s->g, s->piece, &part, s->bytes, s->base, s->origin, s->stride);
+	s->each(s->arg, &part);
 }
 
 /* Items [a, b) of a box, counted row-major in dimensions d and after; in those before d it is one thick. Depth: the
@@ -60,17 +59,15 @@ static void some_rows(struct piece_some *s, const struct tensor_box *box, unsign
 		some_rows(s, &some, d + 1, 0, b % inner);
 }
 
-uint64_t tensor_piece_scatter_some(const struct tensor_grid *g, const struct tensor_box *piece,
-	const struct tensor_box *window, const void *bytes, uint64_t from, uint64_t len, void *base,
-	const uint64_t *origin, const uint64_t *stride)
+uint64_t tensor_piece_some(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
+	uint64_t from, uint64_t len, void (*each)(void *arg, const struct tensor_box *part), void *arg)
 {
-	struct piece_some s = {.g = g, .piece = piece, .window = window, .base = base, .origin = origin,
-		.stride = stride, .bytes = (uint8_t *)((uintptr_t)bytes - from)};
+	struct piece_some s = {.g = g, .window = window, .each = each, .arg = arg};
 	uint64_t a = from / g->item_bytes, b = a + len / g->item_bytes, slice, cell_items;
 	struct tensor_box cell;
 
 	if (g->shape.ndim == 0 && a < b) {
-		tensor_piece_scatter(g, piece, NULL, s.bytes, base, origin, stride);
+		each(arg, piece);
 		return 1;
 	}
 	if (a == b || tensor_box_empty(g->shape.ndim, piece))
@@ -83,4 +80,28 @@ uint64_t tensor_piece_scatter_some(const struct tensor_grid *g, const struct ten
 			some_rows(&s, &cell, 0, a > at ? a - at : 0, base_min(b - at, cell_items));
 	}
 	return s.items;
+}
+
+struct scatter_some {
+	const struct tensor_grid *g;
+	const struct tensor_box *piece;
+	const uint8_t *bytes;            /* where byte 0 of the piece would lie */
+	void *base;
+	const uint64_t *origin, *stride;
+};
+
+static void scatter_part(void *arg, const struct tensor_box *part)
+{
+	const struct scatter_some *s = arg;
+
+	tensor_piece_scatter(s->g, s->piece, part, s->bytes, s->base, s->origin, s->stride);
+}
+
+uint64_t tensor_piece_scatter_some(const struct tensor_grid *g, const struct tensor_box *piece,
+	const struct tensor_box *window, const void *bytes, uint64_t from, uint64_t len, void *base,
+	const uint64_t *origin, const uint64_t *stride)
+{
+	struct scatter_some s = {g, piece, (const uint8_t *)((uintptr_t)bytes - from), base, origin, stride};
+
+	return tensor_piece_some(g, piece, window, from, len, scatter_part, &s);
 }

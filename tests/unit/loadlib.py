@@ -13,13 +13,18 @@ CONVERT, RESIZE, ZERO = 1, 2, 4
 
 class LoadOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("rank", c.c_uint32), ("threads", c.c_uint32), ("flags", c.c_uint32),
-                ("world", c.c_uint32)]
+                ("world", c.c_uint32), ("comm", c.c_void_p), ("exchange", c.c_uint32), ("reserved", c.c_uint32)]
 
 
 class LoadProgress(c.Structure):
     _fields_ = [(name, c.c_uint64) for name in (
         "bytes_wanted", "bytes_placed", "bytes_read", "pieces", "open_ns", "plan_ns", "read_ns")] + [
             ("threads", c.c_uint32), ("over", c.c_uint32)]
+
+
+class LoadExchange(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("chosen", c.c_uint32), ("ranks", c.c_uint32)] + [(name, c.c_uint64) for name in (
+        "bytes_sent", "bytes_got", "bytes_shared", "bytes_wanted")] + [("why", c.c_char_p)]
 
 
 class LoadLost(c.Structure):
@@ -61,8 +66,8 @@ class Opened:
     def __exit__(self, *_):
         self.api.lib.vckpt_step_close(self.p)
 
-    def load(self, rank=0, threads=2, flags=0, world=0):
-        return Load(self, rank, threads, flags, world)
+    def load(self, rank=0, threads=2, flags=0, world=0, comm=None, exchange=0):
+        return Load(self, rank, threads, flags, world, comm, exchange)
 
 
 def described(name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, flags=0, dtype=None,
@@ -82,9 +87,9 @@ def described(name, array, shape=None, placements=None, mesh=None, flat=None, bo
 
 
 class Load:
-    def __init__(self, step, rank=0, threads=2, flags=0, world=0):
+    def __init__(self, step, rank=0, threads=2, flags=0, world=0, comm=None, exchange=0):
         self.api, self.lib, self.p, self.keep = step.api, step.api.lib, c.c_void_p(), []
-        options = LoadOptions(c.sizeof(LoadOptions), rank, threads, flags, world)
+        options = LoadOptions(c.sizeof(LoadOptions), rank, threads, flags, world, comm, exchange, 0)
         self.lib.vckpt_load_missing.restype = self.lib.vckpt_load_unexpected.restype = c.c_size_t
         self.lib.vckpt_load_lost_count.restype = c.c_size_t
         self.api.call("vckpt_load_begin", step.p, c.byref(options), c.byref(self.p))
@@ -150,6 +155,11 @@ class Load:
         p = LoadProgress()
         assert self.lib.vckpt_load_progress(self.p, c.byref(p)) == 0
         return p
+
+    def exchanged(self):
+        x = LoadExchange(c.sizeof(LoadExchange))
+        assert self.lib.vckpt_load_exchanged(self.p, c.byref(x)) == 0
+        return x
 
     def names(self, which):
         table = c.POINTER(c.c_char_p)()

@@ -222,7 +222,12 @@ class BlobInfo(Structure):
 
 class LoadOptions(Structure):
     _fields_ = [("size", c_size_t), ("rank", c_uint32), ("threads", c_uint32), ("flags", c_uint32),
-                ("world", c_uint32)]
+                ("world", c_uint32), ("comm", c_void_p), ("exchange", c_uint32), ("reserved", c_uint32)]
+
+
+class LoadExchange(Structure):
+    _fields_ = [("size", c_size_t), ("chosen", c_uint32), ("ranks", c_uint32), ("bytes_sent", c_uint64),
+                ("bytes_got", c_uint64), ("bytes_shared", c_uint64), ("bytes_wanted", c_uint64), ("why", c_char_p)]
 
 
 class LoadProgress(Structure):
@@ -291,6 +296,7 @@ FUNCTIONS = {
     "vckpt_load_unexpected": (c_size_t, [P, POINTER(POINTER(c_char_p))]),
     "vckpt_load_lost_count": (c_size_t, [P]),
     "vckpt_load_lost": (c_int, [P, c_size_t, POINTER(LoadLost)]),
+    "vckpt_load_exchanged": (c_int, [P, POINTER(LoadExchange)]),
     "vckpt_load_free": (None, [P]),
     "vckpt_comm_shared": (c_int, [c_char_p, c_uint32, c_uint32, c_uint32, POINTER(P), E]),
     "vckpt_comm_functions": (c_int, [P, c_uint32, c_uint32, c_uint32, POINTER(P), E]),

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exchange: ranks that fill at the same time read each stored byte once, and pass it on (docs/load.md, "Exchange"). */
+#ifndef CORE_LOAD_EXCHANGE_H
+#define CORE_LOAD_EXCHANGE_H
+
+#include "core/comm/comm.h"
+#include "core/load/fill.h"
+
+enum load_exchange_mode { LOAD_EXCHANGE_AUTO, LOAD_EXCHANGE_NEVER, LOAD_EXCHANGE_ALWAYS };
+
+/* Before run: the fill is one of those of all ranks of the communicator, which runs with it and is the caller's. All of
+ * them fill from the same step with the same flags and mode; else all fail. Success is told when all have succeeded; an
+ * error of one is the error of all. -ENOMEM. */
+int load_fill_exchange(struct load_fill *f, struct comm *comm, enum load_exchange_mode mode);
+
+/* After run. Raw bytes. */
+struct load_exchange_result {
+	enum load_exchange_mode chosen;  /* NEVER or ALWAYS; AUTO: nothing was decided */
+	uint32_t ranks;
+	uint64_t sent, got;              /* buckets that this rank owned, and those that it wanted */
+	uint64_t shared, wanted;         /* of all ranks: bytes that several want, once; as often as they are wanted */
+	const char *why;                 /* a sentence; the fill's */
+};
+void load_fill_exchanged(const struct load_fill *f, struct load_exchange_result *ret_result);
+
+/* The rule of "auto". Times and rates of any one unit: `distinct` bytes are wanted by several ranks, `wanted` bytes if
+ * each is counted for every rank that wants it (r * S). The store gives `store` bytes a second to all readers together;
+ * one of the `ranks` reads `reader` bytes a second; `link` are passed on; `setup` seconds go before.
+ *
+ * Shared is: wanted / store > setup + distinct / min(store, ranks * reader) + distinct / link.
+ *
+ * docs/design.md took the larger of the last two, as if reading and passing on ran side by side. On few cores both take
+ * the same processors: measured so, max() expected 0.22 s where 0.42 s was true. So they are added, which is never too
+ * small. */
+struct load_exchange_measured { double distinct, wanted, store, reader, link, setup; uint32_t ranks; };
+struct load_exchange_times { double alone, shared; }; /* seconds that are expected */
+bool load_exchange_pays(const struct load_exchange_measured *m, struct load_exchange_times *ret_times);
+
+#endif

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exchange_probe: what storage and link give, measured with the first buckets of the load itself.
+ *
+ * Each rank reads the first tenth of what it owns, at most what its rooms hold, all ranks at once: what they get
+ * together is what the store gives to all of them, whether the store or the readers set the limit. Reading counts with
+ * checks, decoding and placing, as each rank does it that reads for itself. Then these buckets are passed on, and
+ * placed by those that want them. The slowest rank counts, of both. All ranks know all times, and decide alike. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/clock.h"
+#include "core/load/exchange_internal.h"
+#include "core/load/exchange_words.h"
+
+#define EXCHANGE_PROBE_BYTES (UINT64_C(14) << 20) /* of a rank, read before any is passed on: they fit into its rooms */
+
+/* ---- the probe ---- */
+
+struct probe_owner { uint64_t all, bytes; uint32_t n; }; /* n: its first buckets that are read for the probe */
+
+/* A tenth of what each owner has, by bytes, and no more than its rooms take. */
+static void probe_count(const struct exchange_plan *p, struct probe_owner *owners)
+{
+	for (size_t i = 0; i < p->nbuckets; i++)
+		owners[p->buckets[i].owner].all += p->buckets[i].bytes;
+	for (size_t i = 0; i < p->nbuckets; i++) {
+		struct probe_owner *o = &owners[p->buckets[i].owner];
+
+		o->bytes += p->buckets[i].bytes;
+		if (p->buckets[i].own < COMM_ROOMS && o->bytes <= base_min(o->all / 10, EXCHANGE_PROBE_BYTES))
+			o->n = p->buckets[i].own + 1;
+	}
+}
+
+int exchange_probe_order(struct load_exchange *x, size_t *ret_n, uint64_t *ret_bytes)
+{
+	struct exchange_plan *p = &x->plan;
+	base_cleanup_free struct probe_owner *owners = calloc(x->comm->size, sizeof *owners);
+	struct exchange_bucket *sorted = malloc((p->nbuckets + 1) * sizeof *sorted);
+	size_t n = 0;
+
+	*ret_n = 0;
+	*ret_bytes = 0;
+	if (!owners || !sorted) {
+		free(sorted);
+		return -ENOMEM;
+	}
+	probe_count(p, owners);
+	for (unsigned pass = 0; pass < 2; pass++) {
+		for (size_t i = 0; i < p->nbuckets; i++) {
+			const struct exchange_bucket *b = &p->buckets[i];
+
+			if ((b->own < owners[b->owner].n) == (pass == 0))
+				sorted[n++] = *b;
+			if (pass == 0 && b->own < owners[b->owner].n)
+				*ret_bytes += b->bytes;
+		}
+		*ret_n = pass == 0 ? n : *ret_n;
+	}
+	free(p->buckets);
+	p->buckets = sorted;
+	p->buckets_room = p->nbuckets;
+	return 0;
+}
+
+/* Reads this rank's buckets of the probe; how long that took. */
+static uint64_t probe_read(struct load_exchange *x, size_t n, uint64_t *ret_bytes)
+{
+	uint64_t from = base_monotonic_ns();
+	uint32_t own = 0;
+
+	*ret_bytes = 0;
+	for (size_t i = 0; i < n; i++)
+		if (x->plan.buckets[i].owner == x->comm->rank) {
+			*ret_bytes += x->plan.buckets[i].bytes;
+			own++;
+		}
+	pthread_mutex_lock(&x->lock);
+	x->own_limit = own;
+	pthread_cond_broadcast(&x->work);
+	for (uint32_t i = 0; i < own; i++)
+		while (!x->ready[i].ready)
+			pthread_cond_wait(&x->news, &x->lock);
+	pthread_mutex_unlock(&x->lock);
+	return base_max(base_monotonic_ns() - from, 1);
+}
+
+/* Until everything that has arrived is placed. */
+static void wait_placed(struct load_exchange *x)
+{
+	pthread_mutex_lock(&x->lock);
+	while (x->placing)
+		pthread_cond_wait(&x->news, &x->lock);
+	pthread_mutex_unlock(&x->lock);
+}
+
+static double per_second(uint64_t bytes, uint64_t ns) { return ns ? (double)bytes * 1e9 / (double)ns : 0; }
+
+static bool probe_decide(struct load_exchange *x, const struct exchange_vote *read, const struct exchange_vote *passed,
+	uint64_t probed)
+{
+	struct load_exchange_measured m = {.distinct = (double)(x->plan.distinct - probed), .ranks = x->comm->size};
+	struct load_exchange_times t;
+	uint64_t bytes = 0, ns = 0, link_ns = 0, setup_ns = 0;
+	bool pays;
+
+	m.wanted = m.distinct * (double)x->plan.wanted / (double)x->plan.distinct;
+	for (uint32_t i = 0; i < x->comm->size; i++) {
+		bytes += read[i].number[1];
+		ns = base_max(ns, read[i].number[1] ? read[i].number[0] : 0);
+		m.reader = base_max((uint64_t)m.reader, (uint64_t)per_second(read[i].number[1], read[i].number[0]));
+		setup_ns = base_max(setup_ns, read[i].number[2]);
+		link_ns = base_max(link_ns, passed[i].number[0]);
+	}
+	m.store = per_second(bytes, ns);
+	m.link = per_second(probed, link_ns);
+	m.setup = (double)setup_ns / 1e9 * (2 + (double)x->plan.nbuckets / EXCHANGE_ROUND / x->comm->size);
+	pays = load_exchange_pays(&m, &t);
+	snprintf(x->why, sizeof x->why, "%s: %u ranks want %.1f MiB, of which %.1f MiB differ; %.1f MiB of these were "
+		"read at %.0f MiB/s and passed on at %.0f MiB/s; so %.3f s are expected if they share, and %.3f s if "
+		"each reads for itself", pays ? "shared" : "not shared", x->comm->size,
+		(double)x->plan.wanted / 1048576, (double)x->plan.distinct / 1048576, (double)probed / 1048576,
+		m.store / 1048576, m.link / 1048576, t.shared, t.alone);
+	return pays;
+}
+
+int exchange_probe(struct load_exchange *x, size_t n, uint64_t bytes, bool *ret_shares, struct base_error *err)
+{
+	base_cleanup_free struct exchange_vote *read = NULL, *passed = NULL;
+	uint64_t numbers[EXCHANGE_VOTE_NUMBERS] = {0}, from = base_monotonic_ns();
+	int r = exchange_agree(x, "a probe", NULL, NULL, err); /* now all begin together */
+
+	numbers[2] = base_monotonic_ns() - from;
+	if (r == 0)
+		numbers[0] = probe_read(x, n, &numbers[1]);
+	if (r == 0)
+		r = exchange_agree(x, "what was read for a probe", numbers, &read, err);
+	from = base_monotonic_ns();
+	if (r == 0)
+		r = exchange_turns(x, 0, n, err);
+	if (r < 0)
+		return r;
+	wait_placed(x);
+	numbers[0] = base_monotonic_ns() - from;
+	r = exchange_agree(x, "what was passed on for a probe", numbers, &passed, err);
+	if (r == 0)
+		*ret_shares = probe_decide(x, read, passed, bytes);
+	return r;
+}
