@@ -108,6 +108,12 @@ def test_all_types_are_offered(vckpt, offered):
     assert offered("import", "--dtype", "") == sorted(re.findall(r"\w+\d\w*", listed))
 
 
+def test_presets_of_layout_files(vckpt, offered):
+    values = offered("layout", "--check", "")
+    assert values == offered("cat", "one", "--layouts", "") == ["deepseek", "llama", "mixtral"]
+    assert all(vckpt("layout", "--check", value).stdout.startswith(f"{value}: ") for value in values)
+
+
 @pytest.mark.parametrize("words, found", [
     (["info", "one", ""], ["llama/", "tuned/"]),
     (["info", "one", "l"], ["llama/"]),

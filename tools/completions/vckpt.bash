@@ -30,6 +30,7 @@ _vckpt_values() {
 	case "$1 $2" in
 	*" --color") echo "auto always never" ;;
 	"export --format") echo "safetensors npy npy,safetensors" ;;
+	"cat --layouts" | "layout --check") echo "llama mixtral deepseek" ;;
 	"ls --sort") echo "name step time size" ;;
 	"import --dtype") echo "$untyped" ;;
 	*" --dtype") echo "bool u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64 c64 c128 $untyped" ;;
