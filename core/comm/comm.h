@@ -66,6 +66,8 @@ struct comm_ops {
 	/* Waits. Owner: nobody reads p->bytes any more. A rank that wants it: they have come. Others: not called. */
 	int (*finish)(struct comm *c, struct comm_pass *p, struct base_error *err);
 	void (*done)(struct comm *c, struct comm_pass *p); /* the bytes are used. May be NULL; any thread */
+	int (*listen)(struct comm *c, struct base_error *err); /* -BASE_EABORTED: another rank has given up; does not
+	                                                           wait. May be NULL; as gather, start and finish */
 	void (*abort)(struct comm *c, const char *why);    /* tells the others. May be NULL; any thread, once */
 	void (*free)(struct comm *c);                      /* what the transport has, c included; passes may be open */
 };

@@ -62,8 +62,9 @@ static void mpi_sleep(struct mpi_wait *w)
 }
 
 /* Whether another rank gave up. */
-static int mpi_listen(struct mpi_transport *m, struct base_error *err)
+static int mpi_listen(struct comm *c, struct base_error *err)
 {
+	struct mpi_transport *m = (struct mpi_transport *)c;
 	int done = 0, n = 0, code;
 
 	if (!m->posted)
@@ -93,7 +94,7 @@ static int mpi_wait(struct mpi_transport *m, union mpi_handle *request, struct m
 			return mpi_translate(m->l, code, what, err);
 		if (done)
 			return 0;
-		r = mpi_listen(m, err);
+		r = mpi_listen(&m->c, err);
 		if (r < 0)
 			return r;
 		if (m->c.stop && atomic_load(m->c.stop))
@@ -196,7 +197,7 @@ static int mpi_start(struct comm *c, struct comm_pass *p, struct base_error *err
 	struct mpi_transport *m = (struct mpi_transport *)c;
 	bool owner = p->owner == c->rank;
 	struct mpi_requests *q;
-	int r = mpi_listen(m, err);
+	int r = mpi_listen(c, err);
 
 	if (r < 0 || (!owner && !comm_pass_wants(c, p)))
 		return r;
@@ -292,7 +293,7 @@ static void mpi_end(struct comm *c)
 }
 
 static const struct comm_ops mpi_ops = {.gather = mpi_gather, .start = mpi_start, .finish = mpi_finish,
-	.abort = mpi_abort, .free = mpi_end};
+	.listen = mpi_listen, .abort = mpi_abort, .free = mpi_end};
 
 /* ---- a communicator's begin ---- */
 

@@ -240,8 +240,22 @@ static void shared_free(struct comm *c)
 
 /* ---- the beginning ---- */
 
+/* Who has left needs nothing more. */
+static int shared_listen(struct comm *c, struct base_error *err)
+{
+	struct shared *s = shared_of(c);
+
+	for (uint32_t i = 0; i < c->size; i++) {
+		int r = i == c->rank ? 0 : peer_lives(s, i, err);
+
+		if (r < 0 && atomic_load(&s->peers[i].head->state) != SHARED_CLOSED)
+			return r;
+	}
+	return 0;
+}
+
 static const struct comm_ops shared_ops = {.gather = shared_gather, .start = shared_start, .finish = shared_finish,
-	.done = shared_done, .abort = shared_abort, .free = shared_free};
+	.done = shared_done, .listen = shared_listen, .abort = shared_abort, .free = shared_free};
 
 static int name_check(const char *name, struct base_error *err)
 {
