@@ -187,6 +187,22 @@ int device_stream_wait(struct device_stream *s, const struct device_fence *f, st
 	return r;
 }
 
+int device_stream_enter(struct device_stream *s, struct base_error *err)
+{
+	return cuda_enter(s->context, err);
+}
+
+void device_stream_leave(struct device_stream *s)
+{
+	(void)s;
+	cuda_leave();
+}
+
+void *device_stream_handle(struct device_stream *s)
+{
+	return s->stream;
+}
+
 /* ---- events ---- */
 
 int device_event_new(struct device_stream *s, struct device_event **ret_e, struct base_error *err)
@@ -226,6 +242,21 @@ int device_event_set(struct device_event *e, struct base_error *err)
 	cuda_leave();
 	e->turns = cuda_turns_given(e->stream);
 	return r;
+}
+
+int device_event_done(struct device_event *e, struct base_error *err)
+{
+	int r = cuda_enter(e->stream->context, err);
+	cuda_result answer;
+
+	if (r < 0)
+		return r;
+	answer = cuda_driver.event_query(e->event);
+	cuda_leave();
+	if (answer == CUDA_NOT_READY)
+		return 0;
+	r = cuda_translate(answer, "cuEventQuery", err);
+	return r < 0 ? r : 1;
 }
 
 int device_event_wait(struct device_event *e, struct base_error *err)

@@ -54,6 +54,10 @@ int device_stream_new(const struct device_fence *f, unsigned place, enum device_
 	struct device_stream **ret_s, struct base_error *err);
 void device_stream_free(struct device_stream *s); /* waits for its copies; NULL-safe */
 bool device_stream_fits(const struct device_stream *s, const struct device_fence *f, unsigned place); /* its context */
+/* Between these two, calls of other libraries (NCCL) are made in its context, as ours are; do not nest them. */
+int device_stream_enter(struct device_stream *s, struct base_error *err);
+void device_stream_leave(struct device_stream *s);
+void *device_stream_handle(struct device_stream *s); /* the driver's CUstream */
 int device_stream_wait(struct device_stream *s, const struct device_fence *f, struct base_error *err);
 /* `to` (pinned, or pageable and then slower) is filled once a later event was waited for; the driver or the waiting
  * thread fills it. Long calls wait for some of their own copies, others do not wait. */
@@ -68,6 +72,8 @@ struct device_event;                    /* belongs to a stream and its thread, a
 int device_event_new(struct device_stream *s, struct device_event **ret_e, struct base_error *err); /* reusable */
 void device_event_free(struct device_event *e); /* NULL-safe */
 int device_event_set(struct device_event *e, struct base_error *err); /* after the copies given to its stream so far */
+/* Of an event whose stream makes no copies of ours: 1: what was before it is done, 0: not yet; or an error of it. */
+int device_event_done(struct device_event *e, struct base_error *err);
 int device_event_wait(struct device_event *e, struct base_error *err); /* blocks until they are done; a copy's
 	                                                                       error */
 

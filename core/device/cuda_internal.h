@@ -21,6 +21,7 @@ typedef unsigned long long cuda_address; /* CUdeviceptr */
 enum {                                   /* CUresult */
 	CUDA_SUCCESS = 0, CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_INITIALIZED = 3,
 	CUDA_DEINITIALIZED = 4, CUDA_NO_DEVICE = 100, CUDA_INVALID_CONTEXT = 201, CUDA_INVALID_HANDLE = 400,
+	CUDA_NOT_READY = 600,
 	CUDA_ILLEGAL_ADDRESS = 700, CUDA_CONTEXT_IS_DESTROYED = 709, CUDA_HOST_ALREADY_REGISTERED = 712,
 	CUDA_NOT_PERMITTED = 800, CUDA_NOT_SUPPORTED = 801,
 	CUDA_CAPTURE_UNSUPPORTED = 900, CUDA_CAPTURE_IMPLICIT = 906, CUDA_CAPTURE_WRONG_THREAD = 908,
@@ -88,6 +89,7 @@ struct cuda_copy_3d {                    /* CUDA_MEMCPY3D_v2 */
 	F(stream_synchronize, cuStreamSynchronize, (cuda_stream s))                                    \
 	F(event_create, cuEventCreate, (cuda_event *ret_e, unsigned flags))                            \
 	F(event_record, cuEventRecord, (cuda_event e, cuda_stream s))                                  \
+	F(event_query, cuEventQuery, (cuda_event e))                                                   \
 	F(event_synchronize, cuEventSynchronize, (cuda_event e))                                       \
 	F(event_destroy, cuEventDestroy_v2, (cuda_event e))                                            \
 	F(copy_to_host, cuMemcpyDtoHAsync_v2, (void *to, cuda_address from, size_t bytes, cuda_stream s)) \

@@ -52,6 +52,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuEventCreate(CUevent *event, unsigned flags);
 CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventQuery(CUevent event);
 CUresult cuEventSynchronize(CUevent event);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
@@ -194,7 +195,7 @@ CUresult cuGetErrorName(CUresult error, const char **name)
 	NAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) NAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
 	NAME(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED) NAME(CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
 	NAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) NAME(CUDA_ERROR_CAPTURED_EVENT)
-	NAME(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+	NAME(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) NAME(CUDA_ERROR_NOT_READY)
 	}
 #undef NAME
 	*name = NULL;
@@ -339,6 +340,25 @@ CUresult cuEventSynchronize(CUevent event)
 	seen = event->clock;
 	while (event->done < nth)
 		pthread_cond_wait(&standin_changed, &standin_lock);
+	standin_order_host(&seen);
+	return driver_end(event->context->sticky);
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+	CUresult r = driver_begin_unsafe("cuEventQuery");
+	struct standin_clock seen;
+
+	if (r)
+		return r;
+	r = driver_find_event(event);
+	if (r == CUDA_SUCCESS && event->captured)
+		r = driver_fault(STANDIN_CAPTURED, CUDA_ERROR_CAPTURED_EVENT);
+	if (r == CUDA_SUCCESS && event->done < event->recorded)
+		r = CUDA_ERROR_NOT_READY;
+	if (r)
+		return driver_end(r);
+	seen = event->clock;
 	standin_order_host(&seen);
 	return driver_end(event->context->sticky);
 }

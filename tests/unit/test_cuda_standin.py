@@ -2,6 +2,7 @@
 """Copies out of device memory against the stand-in driver, which counts every promise that was not kept; and the
 stand-in itself: each wrong order that it is there to find is made on purpose, and found."""
 import ctypes
+import functools
 import itertools
 import os
 import random
@@ -319,6 +320,27 @@ def test_a_call_under_the_wrong_context_is_counted(cuda, driver):
     driver.set(None)
     assert driver.synchronize(own) == 201
     cuda.faults, cuda.held = {"context": 2}, {"streams": 1}
+
+
+def test_an_event_is_asked_without_waiting(cuda, driver, lib):
+    """Inside and outside of the calls that another library makes on the stream."""
+    stream = cuda.stream(cuda.fence())
+    event = cuda.event(stream)
+    handle = ctypes.c_void_p(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("device_stream_handle", lib))(stream))
+    done = functools.partial(lib.device_event_done, event, ctypes.byref(cuda.err))
+    released = threading.Event()
+    wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: released.wait())
+    cuda.check(lib.device_stream_enter(stream, ctypes.byref(cuda.err)))
+    assert driver.lib.cuLaunchHostFunc(handle, wait, None) == 0 and driver.depth() == 1
+    lib.device_stream_leave(stream)
+    cuda.set(event)
+    assert cuda.check(done()) == 0
+    released.set()
+    cuda.wait(event)
+    assert cuda.check(done()) == 1
+    driver.fail("cuEventQuery", 1, 700)
+    with pytest.raises(OSError, match="cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        cuda.check(done())
 
 
 def test_use_after_destroy_is_counted(cuda, driver):
