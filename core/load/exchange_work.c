@@ -4,8 +4,9 @@
  * next bucket that this rank owns, if there is room for it; read what this rank alone wants. No thread waits for
  * another rank, so a bucket that has arrived is always placed.
  *
- *   bucket  "VXB1" | code: 4 | number of the pass: 8 | raw bytes: 8 | XXH3-64 of them, seeded with that number: 8 |
- *           a bit for each segment that is lost: 32 | zeros | at 128: the blocks of its segments, decoded
+ *   bucket  "VXB1" | code: 4 | number of the bucket: 8 | raw bytes: 8 | a bit for each segment that is lost: 32 |
+ *           XXH3-64 of what comes after, seeded with that of what stands before: 8 | zeros | at 128: the blocks of its
+ *           segments, decoded
  *
  * Bytes are passed on decoded: all ranks know from the plan how many these are, so a bucket needs no answer and no
  * length that could be wrong, and each block is decoded once. Every block has been checked before. The hash shows that
@@ -21,7 +22,8 @@
 #include "core/tensor/reshard.h"
 
 #define BUCKET_MAGIC "VXB1"
-#define BUCKET_LOST_AT 32
+#define BUCKET_LOST_AT 24
+#define BUCKET_SUM_AT 56
 
 /* ---- errors ---- */
 
@@ -150,6 +152,13 @@ static int mine_read(struct load_exchange *x, struct fill_worker *w, const struc
 
 /* ---- a bucket of this rank's ---- */
 
+/* A bucket that says that its owner has failed has no bytes. */
+static uint64_t bucket_sum(const uint8_t *head, uint64_t bytes)
+{
+	return base_xxh64_of(base_xxh64_of(0, head, BUCKET_SUM_AT), head + EXCHANGE_HEAD_BYTES,
+		base_get32(head + 4) == 0 ? bytes : 0);
+}
+
 static void bucket_lose(uint8_t *head, uint32_t segment, uint8_t *to, uint64_t len, const struct base_error *why)
 {
 	size_t n = base_min(strlen(why->text), len - 1);
@@ -198,7 +207,7 @@ static void bucket_read(struct load_exchange *x, struct fill_worker *w, uint32_t
 	base_put32(head + 4, (uint32_t)r);
 	base_put64(head + 8, bucket);
 	base_put64(head + 16, b->bytes);
-	base_put64(head + 24, r == 0 ? base_xxh64_of(bucket, head + EXCHANGE_HEAD_BYTES, b->bytes) : 0);
+	base_put64(head + BUCKET_SUM_AT, bucket_sum(head, b->bytes));
 }
 
 /* ---- one that has arrived ---- */
@@ -210,12 +219,10 @@ static int bucket_check(const struct load_exchange *x, uint32_t bucket, const ui
 	if (memcmp(head, BUCKET_MAGIC, 4) != 0 || base_get64(head + 8) != bucket || base_get64(head + 16) != b->bytes)
 		return base_error_set(err, -BASE_EFORMAT, "rank %u passed on something else than its bucket %u",
 			b->owner, b->own);
-	if (base_get32(head + 4) != 0)
-		return -ECANCELED;
-	if (base_get64(head + 24) != base_xxh64_of(bucket, head + EXCHANGE_HEAD_BYTES, b->bytes))
+	if (base_get64(head + BUCKET_SUM_AT) != bucket_sum(head, b->bytes))
 		return base_error_set(err, -BASE_EDAMAGED, "bucket %u of rank %u was damaged on its way", b->own,
 			b->owner);
-	return 0;
+	return base_get32(head + 4) != 0 ? -ECANCELED : 0;
 }
 
 static int segment_lost(struct load_exchange *x, struct exchange_mine *m, uint32_t owner, const uint8_t *text,
