@@ -3,6 +3,7 @@
 the ranks that wait, and the next save works. Three gloo ranks as processes of their own; the meeting itself with ranks
 that are threads."""
 import os
+import signal
 import random
 import re
 import subprocess
@@ -48,8 +49,8 @@ def said(function, *arguments, **more):
 """
 
 
-def ranks(world, tmp_path, script):
-    """[(lines of stdout, stderr)] of each rank."""
+def ranks(world, tmp_path, script, dies=None):
+    """[(lines of stdout, stderr)] of each rank. dies: one that is killed."""
     text = START.format(run=str(tmp_path / "store/run"), rendezvous=tmp_path / "rendezvous") + script
     running = []
     for rank in range(world):
@@ -63,8 +64,8 @@ def ranks(world, tmp_path, script):
     finally:
         for process in running:
             process.kill()
-    for process, (out, err) in zip(running, done):
-        assert process.returncode == 0, err
+    for rank, (process, (_, err)) in enumerate(zip(running, done)):
+        assert process.returncode == (-signal.SIGKILL if rank == dies else 0), err
     return [(out.splitlines(), err) for out, err in done]
 
 

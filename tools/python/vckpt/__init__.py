@@ -34,6 +34,7 @@ from ._lib import (
     Undecided,
     VersionError,
 )
+from .exchange import Exchanged
 from .lazy import LazyStep, LazyTensor, open
 from .load_handle import Loaded, LoadHandle
 from .loading import async_load, load
@@ -47,11 +48,12 @@ from .shard import Refused, Shard
 from .state import parameter_names
 from .step import BlobInfo, Step, TensorInfo
 
-__all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Forked", "FormatError", "Handle", "InvalidArgument",
-           "LazyStep", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record", "Refused",
-           "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists", "TensorInfo", "Timeout",
-           "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest", "load", "on_sigterm",
-           "open", "parameter_names", "presets", "rng_state", "save", "set_rng_state", "steps", "version", "wait"]
+__all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Exchanged", "Forked", "FormatError", "Handle",
+           "InvalidArgument", "LazyStep", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound",
+           "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists",
+           "TensorInfo", "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest",
+           "load", "on_sigterm", "open", "parameter_names", "presets", "rng_state", "save", "set_rng_state", "steps",
+           "version", "wait"]
 
 
 def version() -> str:

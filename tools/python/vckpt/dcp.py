@@ -46,6 +46,7 @@ from torch.distributed.checkpoint.storage import (
 from torch.futures import Future
 
 from . import _lib, dcp_path, dcp_reads, dcp_state, loads, paths, saver
+from .exchange import Exchanged, Mode, check as check_mode
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
 from .step import Step
@@ -413,13 +414,16 @@ class StorageReader(_StorageReader):
     """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names
     COMPONENT.NAME, the tensors and values of any other step of a store. A path that names no step: the newest.
 
-    threads, verify    as for vckpt.load
-    bytes_read         of the store's packs by this rank, checks included, once a load is over"""
+    threads, verify, exchange    as for vckpt.load; with exchange, all ranks of the default process group load together
+    bytes_read, exchanged        once a load is over: bytes of the store's packs that this rank read, checks included,
+                                 and what came of the exchange"""
 
     def __init__(self, path: PathLike, _extension_registry: Any = None, *, threads: int = 0,
-                 verify: loads.Verify = "checks") -> None:
+                 verify: loads.Verify = "checks", exchange: Mode = "never") -> None:
         super().__init__()
-        self.how, self.bytes_read = loads.chosen(threads, verify, "raise"), 0
+        check_mode(exchange)
+        self.how, self.bytes_read, self.mode = loads.chosen(threads, verify, "raise"), 0, exchange
+        self.exchanged: Exchanged | None = None
         self.path, self.load_id = Path(path), str(uuid.uuid4())
         self.step: Step | None = None
         self.kept: dict[str, dcp_state.Kept] = {}
@@ -474,15 +478,19 @@ class StorageReader(_StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """All items by one load; the future is done, and the planner has all, when this returns."""
-        reads = dcp_reads.Reads(self.opened(), planner.commit_tensor, self.how)
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(self.entry(item.storage_index.fqn)))
-            else:
-                target = planner.resolve_tensor(item).detach()
-                reads.add(item, target, *self.wanted(item, target))
+        reads = dcp_reads.Reads(self.opened(), planner.commit_tensor, self.how, self.mode)
+        try:
+            for item in plan.items:
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, io.BytesIO(self.entry(item.storage_index.fqn)))
+                else:
+                    target = planner.resolve_tensor(item).detach()
+                    reads.add(item, target, *self.wanted(item, target))
+        except BaseException as error:
+            reads.refuse(error)
+            raise
         reads.run()
-        self.bytes_read = reads.watch.read
+        self.bytes_read, self.exchanged = reads.watch.read, reads.found
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from . import dcp_state, loads
+from . import dcp_state, exchange, loads
 from .loading_tensors import STAGED_BYTES
 from .torch_state import DTYPES
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     Commit: TypeAlias = "Callable[[ReadItem, torch.Tensor], None]"
 
 
+TIMEOUT_S = 600.0               # for ranks that do not come, with exchange=
+
+
 def is_direct(target: torch.Tensor, kept: Kept) -> bool:
     """It has the items as the step has them, and no two of them share memory."""
     return (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES
@@ -36,8 +39,13 @@ class Reads:
     """One rank's. commit: is called with each item and its tensor once that has arrived. bytes_read: by all loads so
     far."""
 
-    def __init__(self, step: Step, commit: Commit, how: loads.How = loads.DEFAULT) -> None:
+    def __init__(self, step: Step, commit: Commit, how: loads.How = loads.DEFAULT,
+                 mode: exchange.Mode = "never") -> None:
+        """mode: of the exchange with other ranks, in the first load: nobody knows how many others need."""
         self.step, self.commit, self.watch = step, commit, loads.Watch()
+        self.mode: exchange.Mode = mode if exchange.together(mode) else "never"
+        self.path = f"{step.store}/{step.run}/{step.number}"
+        self.found: exchange.Exchanged | None = None
         self.how = how._replace(world=_world(), watch=self.watch)
         self.clear()
 
@@ -72,12 +80,28 @@ class Reads:
         """Reads, and gives each item to the planner: those that were copied after the others, since planners may give
         one memory for all."""
         items = self.items
-        loads.read(self.step, 0, self.tensors, self.how)
+        self.read()
         self.clear()
         for item, target, memory in sorted(items, key=lambda one: one[2] is not None):
             if memory is not None:
                 target.copy_(memory)
             self.commit(item, target)
+
+
+    def read(self) -> None:
+        if self.mode == "never":
+            loads.read(self.step, 0, self.tensors, self.how)
+            return
+        mode, self.mode = self.mode, "never"
+        with exchange.meet(self.path, mode, 1, TIMEOUT_S) as shared:
+            loads.read(self.step, 0, self.tensors, self.how._replace(shared=shared))
+            self.found = shared.found
+
+    def refuse(self, error: BaseException) -> None:
+        """Before the first load."""
+        if self.mode != "never":
+            self.mode = "never"
+            exchange.refuse(self.path, error)
 
 
 def extent(memory: torch.Tensor) -> tuple[int, int]:

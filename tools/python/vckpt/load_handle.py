@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypedDict
 
 from . import _lib
+from .exchange import Exchanged, Shared
 from .loads import Damage, Watch, cancelled
 from .step import Step
 
@@ -30,6 +31,7 @@ class Loaded(NamedTuple):
     rng: bool                       # the random number generators were set back
     damaged: list[Damage]           # what could not be read; empty unless on_damage="skip"
     bytes_read: int                 # of the store's packs by this rank, checks included
+    exchange: Exchanged | None = None       # what exchange= did; None without it
 
     def blob(self, name: str, rank: int | None = None) -> bytes:
         """The bytes of a file of the step, as Step.blob gives them."""
@@ -43,23 +45,37 @@ class LoadProgress(TypedDict):
 
 
 class Started:
-    """As a context it closes the step. size: bytes that are going to be filled."""
+    """As a context it closes the step. size: bytes that are going to be filled; shared: the ranks that read for each
+    other."""
 
     def __init__(self, step: Step, watch: Watch, size: int, read: Callable[[], None],
-                 finish: Callable[[int], Loaded]) -> None:
-        self.step, self.watch, self.size, self.read, self._finish = step, watch, size, read, finish
+                 finish: Callable[[int], Loaded], shared: Shared | None) -> None:
+        self.step, self.watch, self.size, self._read, self._finish = step, watch, size, read, finish
+        self.shared = shared
+
+    def read(self) -> None:
+        if self.shared is None:
+            self._read()
+            return
+        with self.shared:
+            try:
+                self._read()
+            except BaseException as error:
+                self.shared.abort(error)
+                raise
 
     def __enter__(self) -> Started:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Lets go of the state as well."""
-        self.read = self._finish = _gone
+        self._read = self._finish = _gone
         self.step.close()
 
     def finished(self) -> Loaded:
         """Once everything has been read."""
-        return self._finish(self.watch.read)
+        found = self._finish(self.watch.read)
+        return found._replace(exchange=self.shared.found) if self.shared else found
 
 
 def _gone(*_: object) -> NoReturn:

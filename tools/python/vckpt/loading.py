@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import copy
 import dataclasses
 import errno
@@ -24,9 +25,10 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from . import _lib, components, meeting, meshes, paths, saver, state as states
+from . import _lib, components, exchange, meeting, meshes, paths, saver, state as states
+from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
-from .loading_tensors import Destination, Fill, Made, assign, fill, refusal
+from .loading_tensors import Destination, Fill, Made, Work, assign, refusal
 from .loads import Damage, Direct, How, OnDamage, Verify, Watch, chosen
 from .presets import SplitOptimizer
 from .records import Record
@@ -52,7 +54,7 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
          types: Iterable[type] = (),
          rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
          threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
-         direct: Direct = "auto") -> Loaded | None:
+         direct: Direct = "auto", exchange: Mode = "never") -> Loaded | None:
     """Fills `state`, which is what a save is given, in place from a step. How many ranks saved it, and in which layout,
     does not matter.
 
@@ -78,13 +80,16 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
                 "auto": past it for 1 GiB and more, if no other rank of the node loads beside this one
     on_damage   "raise": damaged data are an error. "skip": the parts of tensors that cannot be read are listed in the
                 result's `damaged`, and the rest is filled. What tensors have there is undefined: give it values
+    exchange    "always": what several ranks of a host want is read by one of them, which passes it on. "auto": where a
+                short measurement says that this is quicker. All ranks of the process group make the call then, with the
+                same step; it succeeds at all ranks of a host or fails at all. "never": each rank reads what it needs
 
     The ranks agree on the newest step through the process group's store. Beyond that a load sends nothing, so a rank
     that fails raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks
     load as saved; else a line on standard error says that they were left as they are, and the result's `rng` is
     False."""
     started = _started(path, state, strict, missing_ok, mesh, types, rank, world, meet_timeout, threads, verify,
-                       on_damage, direct)
+                       on_damage, direct, exchange)
     if started is None:
         return None
     with started:
@@ -96,32 +101,61 @@ def async_load(path: Path, state: State, *, strict: bool = True, missing_ok: boo
                types: Iterable[type] = (),
                rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
                threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
-               direct: Direct = "auto") -> LoadHandle:
+               direct: Direct = "auto", exchange: Mode = "never") -> LoadHandle:
     """As load, but it returns when the ranks have agreed on the step, all that has to fit fits, and the reading has
     begun. The handle's wait() fills what is left, optimizers, objects and generators, and gives what load gives. Until
     then the tensors of the state hold anything, and nothing of it may be used or changed."""
     return LoadHandle(_started(path, state, strict, missing_ok, mesh, types, rank, world, meet_timeout, threads, verify,
-                               on_damage, direct))
+                               on_damage, direct, exchange))
 
 
 def _started(path: Path, state: State, strict: bool, missing_ok: bool, mesh: Any, types: Iterable[type],
              rank: int | None, world: int | None, meet_timeout: float, threads: int, verify: Verify,
-             on_damage: OnDamage, direct: Direct) -> Started | None:
+             on_damage: OnDamage, direct: Direct, mode: Mode) -> Started | None:
     """Up to where reading begins; None: there is no step."""
     rank, world, group = _who(rank, world)
-    watch = Watch()
-    how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
+    watch, together = Watch(), group and mode != "never"
+    try:
+        how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
+        exchange.check(mode)
+        if mode == "always" and not group:
+            raise _lib.InvalidArgument(errno.EINVAL, "exchange='always' needs a process group of several ranks, and no "
+                                                     "rank= or world=")
+    except _lib.Error as error:
+        if together:
+            _refuse_first(path, error)
+        raise
     at = _chosen(path, group, missing_ok, meet_timeout)
     if at is None:
         return None
-    step = Step(at, "numpy" if torch_module() is None else "torch")
+    step: Step | None = None
     try:
+        step = Step(at, "numpy" if torch_module() is None else "torch")
         plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types))
         plan.begin(strict)
+    except BaseException as error:
+        if together:
+            exchange.refuse(at, error)
+        if step is not None:
+            step.close()
+        raise
+    try:
+        shared = exchange.meet(at, mode, plan.work.loads, meet_timeout) if together else None
     except BaseException:
         step.close()
         raise
-    return Started(step, watch, plan.size(), lambda: plan.read(how), plan.finish)
+    return Started(step, watch, plan.size(), lambda: plan.read(how._replace(shared=shared)), plan.finish, shared)
+
+
+def _refuse_first(path: Path, error: Exception) -> None:
+    """Before it is known which step is loaded: to those who agree on the newest one, or load one by its number."""
+    last = str(path).rstrip("/").rpartition("/")[2]
+    if last.isdecimal():
+        exchange.refuse(str(path), error)
+        return
+    with contextlib.suppress(_lib.Error, TypeError):
+        store, run, _ = paths.split(path, making=True)
+        meeting.fail(sys.modules["torch.distributed"], error, run, f"{store}/{run}", meeting.LOADS)
 
 
 def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
@@ -307,13 +341,14 @@ class _Plan:
         for make in self.makes:
             make()
         self.makes = []
+        self.work = Work(self.fills)
 
     def size(self) -> int:
         return sum(one.to.items * _lib.ITEM_BYTES[one.dtype] for one in self.fills)
 
     def read(self, how: How) -> None:
-        self.damaged = fill(self.step, self.rank, self.fills, how)
-        self.fills = []
+        self.damaged = self.work.read(self.step, self.rank, how)
+        self.fills, self.work = [], Work([])
 
     def finish(self, bytes_read: int) -> Loaded:
         for do in self.todo + self.objects:

@@ -125,20 +125,34 @@ class Fill(NamedTuple):
     dtype: int                      # of the step
 
 
-def fill(step: Step, rank: int, fills: Sequence[Fill], how: How) -> list[Damage]:
-    """Reads all of them: what can be read into as it is by one load, then the others by way of host memory, in loads of
-    STAGED_BYTES. Gives what did not arrive, where that is no error."""
-    rounds: list[_Round] = []
-    rest: list[tuple[Fill, Destination]] = []
-    for one in fills:
-        found = one.to.direct(one.name, one.dtype) if one.to.items else None
-        if found is not None:
-            _add(rounds, found, one.to.extent())
-        elif isinstance(one.to, Destination) and one.to.items:
-            rest.append((one, one.to))
-    damaged = [part for each in rounds for part in read(step, rank, each.tensors, how)]
-    damaged += [part for batch in _batches(rest) for part in _fill_staged(step, rank, batch, how)]
-    return list(dict.fromkeys(damaged))
+class Work:
+    """What is read, in which loads of the library: what can be read into as it is, in one or more where names share
+    memory, then the others by way of host memory, in loads of STAGED_BYTES."""
+
+    def __init__(self, fills: Sequence[Fill]) -> None:
+        self.rounds: list[_Round] = []
+        rest: list[tuple[Fill, Destination]] = []
+        for one in fills:
+            found = one.to.direct(one.name, one.dtype) if one.to.items else None
+            if found is not None:
+                _add(self.rounds, found, one.to.extent())
+            elif isinstance(one.to, Destination) and one.to.items:
+                rest.append((one, one.to))
+        self.batches = list(_batches(rest))
+
+    @property
+    def loads(self) -> int:
+        return len(self.rounds) + len(self.batches)
+
+    def read(self, step: Step, rank: int, how: How) -> list[Damage]:
+        """Gives what did not arrive, where that is no error. Ranks that read for each other take part in as many loads
+        as the one of them that needs most."""
+        damaged = [part for each in self.rounds for part in read(step, rank, each.tensors, how)]
+        damaged += [part for batch in self.batches for part in _fill_staged(step, rank, batch, how)]
+        if how.shared:
+            for _ in range(self.loads, how.shared.loads):
+                read(step, rank, [], how)
+        return list(dict.fromkeys(damaged))
 
 
 class _Round:

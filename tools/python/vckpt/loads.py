@@ -20,6 +20,7 @@ from .shard import Entry, Layout, PlainBox
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .exchange import Shared
     from .step import Step
 
 Described: TypeAlias = "tuple[_lib.Tensor, list[Any]]"      # a tensor for the library, and what it points to
@@ -86,6 +87,7 @@ class How(NamedTuple):
     flags: int
     world: int = 1              # ranks that load at the same time
     watch: Watch | None = None
+    shared: Shared | None = None        # ranks that read for each other
 
     @property
     def skips(self) -> bool:
@@ -128,7 +130,7 @@ def described(component: str, name: str, dtype: int, shape: Sequence[int], addre
 
 def read(step: Step, rank: int, tensors: Sequence[Described], how: How) -> list[Damage]:
     """Reads all of these tensors. Gives what did not arrive, where damage is no error."""
-    if not tensors:
+    if not tensors and not (how.shared and how.shared.pointer):
         return []
     if how.watch:
         how.watch.check()
@@ -136,6 +138,10 @@ def read(step: Step, rank: int, tensors: Sequence[Described], how: How) -> list[
     try:
         load.run([row for row, _ in tensors])
         return load.damaged() if how.skips else []
+    except BaseException as error:
+        if how.shared:
+            how.shared.abort(error)         # before the load is freed, which tells the others less
+        raise
     finally:
         load.free()
 
@@ -144,10 +150,12 @@ class _Load:
     """Freed in any case before its step is closed."""
 
     def __init__(self, step: Step, rank: int, how: How) -> None:
-        self.step, self.watch = step, how.watch
+        self.step, self.watch, self.shared = step, how.watch, how.shared
         self.pointer = c_void_p()           # filled by the library, so that there is no moment at which nobody has it
         options = _lib.LoadOptions(size=ctypes.sizeof(_lib.LoadOptions), rank=rank, threads=how.threads,
                                    flags=how.flags, world=how.world)
+        if self.shared:
+            self.shared.options(options)
         _lib.call("vckpt_load_begin", step._at(), byref(options), byref(self.pointer))
 
     def free(self) -> None:
@@ -163,6 +171,8 @@ class _Load:
         _lib.call("vckpt_load_start", self.pointer)
         while not self.over():
             pass
+        if self.shared:
+            self.shared.add(self.pointer)
         if self.watch:
             self.watch.ended()
 

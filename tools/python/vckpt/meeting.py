@@ -72,9 +72,14 @@ def agree(dist: Distributed, launch_id: str, run: str, path: str, timeout: float
 
 def meeting(dist: Distributed, run: str, path: str, timeout: float, call: str = SAVES) -> Meeting | None:
     """None where the process group has no store (MPI)."""
-    store = None if dist.get_backend() == "fake" else dist.distributed_c10d._world.pg_map[dist.group.WORLD][1]
+    store = store_of(dist)
     name = run if call == SAVES else f"{call}: {run}"                       # meetings of their own
     return None if store is None else Meeting(store, dist.get_rank(), dist.get_world_size(), name, path, timeout, call)
+
+
+def store_of(dist: Distributed) -> Any:
+    """The default process group's, or None."""
+    return None if dist.get_backend() == "fake" else dist.distributed_c10d._world.pg_map[dist.group.WORLD][1]
 
 
 def fail(dist: Distributed, error: Exception, run: str, path: str, call: str = SAVES) -> None:

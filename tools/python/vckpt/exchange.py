@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that load together share what they read: each stored byte that several ranks of a host want is read by one of
+them, and passed on through shared memory (docs/load.md, "Exchange").
+
+The ranks meet before each such load through the process group's store, as meeting.py has it: no collective, so what an
+earlier load left undone is in nobody's way, a rank that comes late is named, and one whose call is refused before it
+can come tells the others, which raise its sentence. There each says on which host it is, which step it loads, and in
+how many loads of the library: all ranks of a host take part in as many as the one that needs most. From then on the
+communicator of the library sees to it that all succeed or all fail."""
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import secrets
+import sys
+from ctypes import byref, c_void_p
+from typing import Any, Literal, NamedTuple
+
+from . import _lib, meeting
+
+Mode = Literal["never", "always", "auto"]
+
+MODES: dict[str, int] = {"auto": 0, "never": 1, "always": 2}
+CALL = "a load with exchange="
+NAME = "exchange"               # of the meetings, whatever is loaded: who has a wrong path can tell the others, too
+TIMEOUT_MS = 300_000            # for a rank that lives and does nothing; one that dies is noticed at once
+
+
+class Exchanged(NamedTuple):
+    """What a load with exchange= did."""
+    chosen: str                 # "always" or "never": what "auto" came to
+    ranks: int                  # of this host, that took part
+    bytes_sent: int             # that this rank read for others
+    bytes_got: int              # that it got from others
+    bytes_shared: int           # of all ranks: what several wanted, once
+    why: str                    # a sentence
+
+
+def check(mode: str) -> None:
+    if mode not in MODES:
+        raise _lib.InvalidArgument(errno.EINVAL, f"exchange={mode!r}: expected one of never, always, auto")
+
+
+class Shared:
+    """The ranks of this host, for one call that loads. As a context it frees the communicator."""
+
+    def __init__(self, mode: str, pointer: c_void_p | None, loads: int, found: Exchanged) -> None:
+        """pointer: None where this rank is alone on its host."""
+        self.mode, self.pointer, self.loads, self.found, self.done = mode, pointer, loads, found, 0
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """After an error the others are told, and nobody waits."""
+        pointer, self.pointer = self.pointer, None
+        if pointer:
+            _lib.lib().vckpt_comm_free(pointer)
+
+    def abort(self, error: BaseException) -> None:
+        if self.pointer:
+            _lib.lib().vckpt_comm_abort(self.pointer, f"{type(error).__name__}: {error}".encode()[:800])
+
+    def options(self, options: _lib.LoadOptions) -> None:
+        """Of one load of the library."""
+        if self.pointer and self.done < self.loads:
+            options.comm, options.exchange = self.pointer, MODES[self.mode]
+
+    def add(self, load: c_void_p) -> None:
+        """What a load did that is over."""
+        self.done += 1
+        if not self.pointer:
+            return
+        found = _lib.LoadExchange(size=ctypes.sizeof(_lib.LoadExchange))
+        if _lib.lib().vckpt_load_exchanged(load, byref(found)) < 0 or not found.ranks:
+            return
+        words = {number: word for word, number in MODES.items()}
+        before = self.found
+        # of several loads the one that shared says more
+        says = before.chosen != "always" or found.chosen == MODES["always"]
+        self.found = Exchanged(words.get(found.chosen, "never") if says else before.chosen, found.ranks,
+                               before.bytes_sent + found.bytes_sent, before.bytes_got + found.bytes_got,
+                               before.bytes_shared + found.bytes_shared,
+                               (found.why or b"").decode("utf-8", "replace") if says else before.why)
+
+
+class _Meeting(meeting.Meeting):
+    """One at which each rank says something."""
+
+    said: dict[str, Any]
+
+    def arrive(self) -> None:
+        self.store.set(self.key(f"said.{self.rank}"), json.dumps(self.said))
+        super().arrive()
+
+    def all_said(self) -> list[dict[str, Any]]:
+        """After launch: of this meeting, which all have come to."""
+        return [json.loads(self.store.get(self.key(f"said.{rank}"))) for rank in range(self.world)]
+
+
+def _held(path: str, timeout: float, said: dict[str, Any]) -> _Meeting:
+    dist = sys.modules["torch.distributed"]
+    meeting.check_own(dist, path)
+    store = meeting.store_of(dist)
+    if store is None:
+        raise _lib.InvalidArgument(errno.EINVAL, f"{path}: exchange= needs a process group with a store, by which "
+                                                 f"ranks agree, which {dist.get_backend()} has not: leave it out")
+    found = _Meeting(store, dist.get_rank(), dist.get_world_size(), NAME, path, timeout, CALL)
+    found.said = said
+    return found
+
+
+def together(mode: str) -> bool:
+    """Is this process one of several ranks that meet?"""
+    dist = sys.modules.get("torch.distributed")
+    return (mode != "never" and dist is not None and bool(dist.is_available()) and bool(dist.is_initialized())
+            and dist.get_world_size() > 1)
+
+
+def refuse(path: str, error: BaseException) -> None:
+    """Tells the other ranks, who come to the meeting of this load or are there, that this one does not."""
+    try:
+        told = error if isinstance(error, Exception) else _lib.Aborted(_lib.EABORTED, type(error).__name__)
+        _held(path, 0, {}).fail(told)
+    except (RuntimeError, _lib.Error) as late:
+        print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr, flush=True)
+
+
+def meet(path: str, mode: Mode, loads: int, timeout: float) -> Shared:
+    """path: STORE/RUN/STEP, the same step at all ranks. loads: how many loads of the library this rank needs."""
+    step = "/".join(path.rsplit("/", 2)[-2:])
+    held = _held(path, timeout, {"host": host(), "loads": loads, "mode": mode, "step": step})
+    token = held.launch(secrets.token_hex(8))
+    said = held.all_said()
+    for key, word in (("mode", "exchange="), ("step", "steps")):
+        different = next((rank for rank, one in enumerate(said) if one[key] != said[0][key]), None)
+        if different is not None:
+            raise _lib.InvalidArgument(errno.EINVAL, f"{path}: ranks load together with different {word}: rank 0 with "
+                                                     f"{said[0][key]}, rank {different} with {said[different][key]}")
+    here = [rank for rank, one in enumerate(said) if one["host"] == said[held.rank]["host"]]
+    if len(here) == 1:
+        return Shared(mode, None, 0, Exchanged("never", 1, 0, 0, 0, "no other rank is on this host"))
+    name = f"{token}.{hashlib.sha256(said[held.rank]['host'].encode()).hexdigest()[:16]}"
+    pointer = c_void_p()
+    _lib.call("vckpt_comm_shared", name.encode(), here.index(held.rank), len(here), TIMEOUT_MS, byref(pointer))
+    return Shared(mode, pointer, max(said[rank]["loads"] for rank in here),
+                  Exchanged("never", len(here), 0, 0, 0, "nothing was loaded"))
+
+
+def host() -> str:
+    """Where ranks have the same memory, and see each other's processes."""
+    found = [str(os.geteuid())]
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            found.append(file.read().strip())
+        for path in ("/dev/shm", "/proc/self/ns/pid"):
+            status = os.stat(path)
+            found.append(f"{status.st_dev}.{status.st_ino}")
+    except OSError:
+        found.append(secrets.token_hex(8))      # unknown: alone
+    return "/".join(found)
