@@ -84,7 +84,7 @@ int vckpt_load_run(struct vckpt_load *load, struct vckpt_error *err);
 /* Ends the load soon: load_wait says -VCKPT_EABORTED, unless it was over before. NULL-safe. */
 void vckpt_load_stop(struct vckpt_load *load);
 struct vckpt_load_progress {
-	uint64_t bytes_wanted, bytes_placed; /* of the destinations; 0 before load_start */
+	uint64_t bytes_wanted, bytes_placed; /* of the destinations, in the step's dtype; 0 before load_start */
 	uint64_t bytes_read, pieces;     /* from packs, checks included; pieces that are done */
 	uint64_t open_ns, plan_ns, read_ns; /* open: rows of the tensors; 0 before the end */
 	uint32_t threads, over;          /* threads: that read, 0 before the end; over: 1 after the end */

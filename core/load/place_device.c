@@ -25,6 +25,7 @@
 #define LANE_SLOT_BYTES (UINT64_C(1) << 20)
 #define LANE_BYTES (LANE_SLOTS * LANE_SLOT_BYTES)
 #define LANES_MAX 16u                    /* of one context */
+#define LANES_ALL 32u                    /* of all, but one for each */
 #define LANE_ALIGN 64u
 
 struct place_slot {
@@ -302,6 +303,7 @@ int place_device_begin(struct load_fill *f, struct base_error *err)
 	if (!d->made)
 		return base_no_memory(err);
 	lanes = base_min(base_min(f->threads, LANES_MAX), f->device_bytes / LANE_BYTES + 1);
+	lanes = base_max(base_min(lanes, LANES_ALL / d->nplaces), 1);
 	d->most = (unsigned)lanes;
 	return device_ring_new(lanes * d->nplaces * LANE_BYTES, DEVICE_PIN_AUTO, d->fence, &d->ring, err);
 }
