@@ -14,6 +14,8 @@
 #include "core/load/gather_internal.h"
 #include "core/storage/spread.h"
 
+#define WANTED_JOB 256u          /* tensors that one thread puts together at once: a few microseconds each */
+
 void load_wanted_release(struct load_wanted *w)
 {
 	load_object_unref(w->object);
@@ -204,9 +206,8 @@ static int wanted_put(struct load_object *o, const struct load_wanted *wanted, c
 	return r < 0 ? r : wanted_pieces(&g);
 }
 
-static int opening_one(void *arg, uint32_t i, struct base_error *err)
+static int opening_one(const struct wanted_opening *w, uint32_t i, struct base_error *err)
 {
-	const struct wanted_opening *w = arg;
 	struct load_wanted *wanted = &w->all[i];
 	struct base_error why = {0};
 
@@ -221,6 +222,17 @@ static int opening_one(void *arg, uint32_t i, struct base_error *err)
 	return wanted->why ? 0 : base_no_memory(err);
 }
 
+static int opening_some(void *arg, uint32_t job, struct base_error *err)
+{
+	const struct wanted_opening *w = arg;
+	uint32_t end = (uint32_t)base_min(w->n, ((uint64_t)job + 1) * WANTED_JOB);
+	int r = 0;
+
+	for (uint32_t i = job * WANTED_JOB; r == 0 && i < end; i++)
+		r = opening_one(w, i, err);
+	return r;
+}
+
 int load_wanted_open(struct load_step *step, struct load_wanted *all, uint32_t n, const atomic_bool *stop,
 	struct base_error *err)
 {
@@ -229,5 +241,5 @@ int load_wanted_open(struct load_step *step, struct load_wanted *all, uint32_t n
 
 	if (r == 0)
 		r = load_rows_ask(step, w.questions, n, stop, err);
-	return r < 0 ? r : store_spread(n, opening_one, &w, err);
+	return r < 0 ? r : store_spread((uint32_t)base_div_up(n, WANTED_JOB), opening_some, &w, err);
 }
