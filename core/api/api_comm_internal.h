@@ -12,7 +12,8 @@
 struct vckpt_comm {
 	struct comm *comm;
 	pid_t pid;                       /* that made it */
-	atomic_bool taken;               /* a load uses it */
+	atomic_bool taken;               /* a load uses it, or another communicator */
+	struct vckpt_comm *base;         /* that this one has taken; or NULL */
 };
 
 #endif

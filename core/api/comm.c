@@ -7,6 +7,8 @@
 #include "core/api/api_comm_internal.h"
 #include "core/base/cleanup.h"
 #include "core/comm/functions.h"
+#include "core/comm/mpi.h"
+#include "core/comm/nccl.h"
 #include "core/comm/shared.h"
 
 _Static_assert(sizeof(struct vckpt_comm_functions) == sizeof(struct comm_functions) &&
@@ -65,6 +67,53 @@ int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t 
 	return comm_wrap(r, inner, ret_comm, e);
 }
 
+int vckpt_comm_mpi(const void *mpi_comm, uint32_t flags, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct comm *inner = NULL;
+	int r;
+
+	if (!ret_comm || flags & ~(uint32_t)VCKPT_MPI_INIT)
+		return base_error_set(e, -EINVAL, "no place for the communicator, or an unknown flag is given");
+	r = comm_mpi_new(mpi_comm, flags & VCKPT_MPI_INIT, timeout_ms, &inner, e);
+	return comm_wrap(r, inner, ret_comm, e);
+}
+
+int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct comm *inner = NULL;
+	int r;
+
+	if (!base || !ret_comm || base->pid != getpid())
+		return base_error_set(e, -EINVAL, "no communicator of this process, or no place for the new one is "
+			"given");
+	if (atomic_exchange(&base->taken, true))
+		return base_error_set(e, -EBUSY, "the communicator serves a load, or another communicator");
+	r = comm_nccl_new(base->comm, timeout_ms, &inner, e);
+	r = comm_wrap(r, inner, ret_comm, e);
+	if (r == 0)
+		(*ret_comm)->base = base;
+	else
+		atomic_store(&base->taken, false);
+	return r;
+}
+
+int vckpt_comm_nccl_split(void *nccl_comm, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct comm *inner = NULL;
+	int r;
+
+	if (!nccl_comm || !ret_comm)
+		return base_error_set(e, -EINVAL, "no ncclComm_t or no place for the communicator is given");
+	r = comm_nccl_split(nccl_comm, timeout_ms, &inner, e);
+	return comm_wrap(r, inner, ret_comm, e);
+}
+
 void vckpt_comm_abort(struct vckpt_comm *comm, const char *why)
 {
 	if (comm && comm->pid == getpid())
@@ -76,5 +125,7 @@ void vckpt_comm_free(struct vckpt_comm *comm)
 	if (!comm || comm->pid != getpid())
 		return;
 	comm_free(comm->comm);
+	if (comm->base)
+		atomic_store(&comm->base->taken, false);
 	free(comm);
 }

@@ -28,6 +28,28 @@ struct vckpt_comm;
 int vckpt_comm_shared(const char *name, uint32_t rank, uint32_t size, uint32_t timeout_ms,
 	struct vckpt_comm **ret_comm, struct vckpt_error *err);
 
+/* Ranks of an MPI job, on one host or many, over Open MPI or MPICH (and its kin), 3.0 or later, loaded at run time: the
+ * library that the process has, or the one whose path VCKPT_LIBMPI is. `mpi_comm` is the address of an MPI_Comm, which
+ * is duplicated (NULL: MPI_COMM_WORLD); the ranks are its ranks. All of them call this. MPI has to be initialised for
+ * MPI_THREAD_MULTIPLE; or for MPI_THREAD_SERIALIZED, and then the program calls MPI from no thread while a load runs.
+ * With VCKPT_MPI_INIT it is loaded and initialised by this call, if it is not yet, and finalised when the process exits
+ * with status 0 and all communicators are freed. -ENOENT: no MPI. -EINVAL: MPI is not initialised, or not so. */
+enum { VCKPT_MPI_INIT = 1 << 0 };
+int vckpt_comm_mpi(const void *mpi_comm, uint32_t flags, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
+	struct vckpt_error *err);
+
+/* Ranks with a CUDA device each, over NCCL 2.14 or later, loaded at run time: the process's libnccl.so.2, or the one
+ * whose path VCKPT_LIBNCCL is. All ranks of `base` call this, each with the CUDA context of its own device current.
+ * `base` goes on carrying what is small. It is taken, and must be freed after this one. An error, at whatever rank, is
+ * an error of all ranks, and `base` is free again then, so that it may serve loads itself. -ENOENT: no NCCL, or no CUDA
+ * driver. -EBUSY: `base` is in use. */
+int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
+	struct vckpt_error *err);
+/* The same without another communicator, for NCCL 2.18 or later: split from the caller's ncclComm_t, by all its ranks.
+ * The caller's is not used later, and never aborted. */
+int vckpt_comm_nccl_split(void *nccl_comm, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
+	struct vckpt_error *err);
+
 /* A bucket on its way, at one rank. */
 struct vckpt_comm_pass {
 	uint64_t number;                 /* of buckets before it, of all owners: the same at all ranks */

@@ -12,6 +12,9 @@ import time
 from commlib import ECANCELED, EPROTO, ETIMEDOUT, PASS_BYTES, ROOMS, Comm, Failed, internal
 
 
+MPI_INIT, ALWAYS = 1, 2
+
+
 def noise(seed, number, nbytes):
     return random.Random(f"{seed} {number}").randbytes(min(nbytes, 1000)).ljust(nbytes, b"\x5a")
 
@@ -199,6 +202,40 @@ def part_dies(lib, folder, seed):
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     comm.gather(b"")
+
+
+def arrays_of(seed):
+    """What the step has that part_load loads."""
+    import numpy as np
+    generator = np.random.default_rng(seed)
+    return {"model/wide": generator.standard_normal((700, 1100)).astype("f4"),
+            "model/bias": generator.standard_normal(33).astype("f4")}
+
+
+def part_load(lib, folder, seed, build, store):
+    """Replicas through vckpt.h: each stored byte is read by one rank."""
+    import numpy as np
+
+    from loadlib import Opened
+    from saverlib import Vckpt
+    api, comm, arrays = Vckpt(pathlib.Path(build)), c.c_void_p(), arrays_of(seed)
+    try:
+        api.call("vckpt_comm_mpi", None, 2, 0, c.byref(comm))
+    except Exception as error:
+        assert "unknown flag" in str(error), error
+    api.call("vckpt_comm_mpi", None, MPI_INIT, 60000, c.byref(comm))
+    head = c.cast(c.cast(comm, c.POINTER(c.c_void_p))[0], c.POINTER(Head))[0]
+    got = {name: np.zeros_like(array) for name, array in arrays.items()}
+    with Opened(api, store) as step, step.load(head.rank, 2, 0, head.size, comm, ALWAYS) as load:
+        for name, array in got.items():
+            load.tensor(name, array)
+        load.start()
+        load.wait(120000)
+        read = load.progress().bytes_read
+    assert all(got[name].tobytes() == array.tobytes() for name, array in arrays.items())
+    job = Job(folder, head.rank, head.size)
+    api.lib.vckpt_comm_free(comm)
+    job.say("load", str(read))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,10 @@ import sys
 
 import pytest
 
+import commrank
+from saverlib import api, store  # noqa: F401 (fixtures)
+from test_api_load import save
+
 RANK = pathlib.Path(__file__).with_name("commrank.py")
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root", "--quiet"],
              "mpich": ["mpiexec.mpich"]}
@@ -72,6 +76,16 @@ def test_the_programs_own_mpi(job):
     level = SERIALIZED if job.kind == "openmpi" else MULTIPLE
     code, output = job("program", job.kind, str(level), ranks=3)
     assert code == 0 and len(job.said("program")) == 3, output
+
+
+@pytest.mark.parametrize("kind", ["openmpi", pytest.param("mpich", marks=pytest.mark.full)])
+def test_a_load(kind, build, api, store, tmp_path, seed):  # noqa: F811
+    job, arrays = Ranks(kind, build, tmp_path, seed), commrank.arrays_of(seed)
+    save(api, store, arrays)
+    code, output = job("load", str(build), str(store), ranks=3)
+    read = [int(text) for text in job.said("load").values()]
+    assert code == 0 and len(read) == 3, output
+    assert all(read) and sum(read) < 1.1 * sum(array.nbytes for array in arrays.values())
 
 
 def test_a_rank_that_dies_ends_the_job(job):

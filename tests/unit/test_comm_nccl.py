@@ -14,7 +14,11 @@ import pytest
 
 import commrank
 from commlib import ECANCELED, ETIMEDOUT, Comm, Failed, fresh_name, good, internal, together
+from exchangelib import Ranks
+from saverlib import api, store  # noqa: F401 (fixtures)
 from standinlib import standin
+from test_api_load import save
+from test_exchange import whole
 
 FAULTS = ("early", "order", "memory", "context", "dead")
 ECONNRESET, EINVAL, EIO, ENOENT = 104, 22, 5, 2
@@ -217,6 +221,40 @@ def test_a_split_that_nobody_joins(nccl):
     assert good(together(2, one)) == [ETIMEDOUT, 0]
     nccl.nccl.ncclCommDestroy(job.parents[1])
     nccl.until_closed()
+
+
+class Loads(Ranks):
+    """Ranks whose communicator is NCCL's over one of shared memory."""
+
+    def __init__(self, nccl, api, size):  # noqa: F811
+        super().__init__(api, size)
+        self.nccl, self.bases = nccl, [None] * size
+
+    def make(self, rank):
+        self.nccl.cuda.context()
+        super().make(rank)
+        self.bases[rank], comm = self.comms[rank], c.c_void_p()
+        self.api.call("vckpt_comm_nccl", self.bases[rank], self.timeout_ms, c.byref(comm))
+        self.comms[rank] = comm
+        with pytest.raises(Exception, match="serves a load, or another communicator"):
+            self.api.call("vckpt_comm_nccl", self.bases[rank], self.timeout_ms, c.byref(c.c_void_p()))
+
+    def __exit__(self, *args):
+        super().__exit__(*args)
+        for base in self.bases:
+            self.api.lib.vckpt_comm_free(base)
+
+
+def test_a_load(nccl, api, store, seed):  # noqa: F811
+    """Through vckpt.h, twice; each stored byte is read by one rank."""
+    arrays, out = commrank.arrays_of(seed), [None] * 3
+    save(api, store, arrays)
+    with Loads(nccl, api, 3) as ranks:
+        for _ in range(2):
+            read = good(ranks.run(store, whole(arrays, out), after=lambda rank, load: load.progress().bytes_read))
+            assert all(got[name].tobytes() == array.tobytes() for got in out for name, array in arrays.items())
+            assert all(read) and sum(read) < 1.1 * sum(array.nbytes for array in arrays.values())
+    assert nccl.left() == {}
 
 
 PROGRAM = """

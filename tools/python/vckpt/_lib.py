@@ -300,6 +300,9 @@ FUNCTIONS = {
     "vckpt_load_free": (None, [P]),
     "vckpt_comm_shared": (c_int, [c_char_p, c_uint32, c_uint32, c_uint32, POINTER(P), E]),
     "vckpt_comm_functions": (c_int, [P, c_uint32, c_uint32, c_uint32, POINTER(P), E]),
+    "vckpt_comm_mpi": (c_int, [P, c_uint32, c_uint32, POINTER(P), E]),
+    "vckpt_comm_nccl": (c_int, [P, c_uint32, POINTER(P), E]),
+    "vckpt_comm_nccl_split": (c_int, [P, c_uint32, POINTER(P), E]),
     "vckpt_comm_abort": (None, [P, c_char_p]),
     "vckpt_comm_free": (None, [P]),
 }
