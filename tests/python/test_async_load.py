@@ -173,5 +173,9 @@ handle = vckpt.async_load(sys.argv[1], {"m": {"w": np.zeros(5000)}}, rank=0, wor
 reached.wait()
 print("end", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program, run], capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    environment = dict(os.environ)
+    if environment.get("VCKPT_PRELOAD"):
+        environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
+    done = subprocess.run([sys.executable, "-c", program, run], capture_output=True, text=True, timeout=PATIENCE,
+                          env=environment)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
