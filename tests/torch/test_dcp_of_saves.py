@@ -133,7 +133,8 @@ def test_the_reverse(run, flatten):
     assert reverse(run, flatten, bare)
 
 
-@pytest.mark.parametrize("flatten", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("flatten", [False, True])
 def test_the_reverse_on_two_ranks(pool2, run, flatten):
     assert pool2(reverse, run, flatten, sharded) == [True, True]
 

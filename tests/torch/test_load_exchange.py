@@ -65,7 +65,7 @@ def _loads(path, mode):
             for one, good in found]
 
 
-@pytest.mark.parametrize("mode", ["always", "never", "auto"])
+@pytest.mark.parametrize("mode", ["always", "auto", pytest.param("never", marks=pytest.mark.full)])
 def test_what_is_shared(pool2, run, mode):
     one, two = pool2(_loads, str(run), mode)
     assert all(answer[-1] for answer in one + two)
@@ -105,7 +105,7 @@ def _refused(path, at):
     return said
 
 
-@pytest.mark.parametrize("at", [True, False])
+@pytest.mark.parametrize("at", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_rank_that_is_refused(pool2, run, at):
     one, two = pool2(_refused, str(run), at)
     assert all(good is True for good in one[1::2] + two[1::2]), (one, two)
@@ -175,6 +175,7 @@ def test_a_rank_that_leaves(pool2, run):
     assert two.startswith("KeyboardInterrupt") and "rank 1" in one and "KeyboardInterrupt" in one, (one, two)
 
 
+@pytest.mark.full
 def test_a_rank_that_dies(tmp_path, run):
     """The others do not wait for their time-outs, which are minutes."""
     first, second = ranks(2, tmp_path, """
