@@ -30,9 +30,9 @@ void load_fill_exchanged(const struct load_fill *f, struct load_exchange_result 
  *
  * Shared is: wanted / store > setup + distinct / min(store, ranks * reader) + distinct / link.
  *
- * docs/design.md took the larger of the last two, as if reading and passing on ran side by side. On few cores both take
- * the same processors: measured so, max() expected 0.22 s where 0.42 s was true. So they are added, which is never too
- * small. */
+ * The first design took the larger of the last two, as if reading and passing on ran side by side. On few cores both
+ * take the same processors: measured so, max() expected 0.22 s where 0.42 s was true. So they are added, which is never
+ * too small. */
 struct load_exchange_measured { double distinct, wanted, store, reader, link, setup; uint32_t ranks; };
 struct load_exchange_times { double alone, shared; }; /* seconds that are expected */
 bool load_exchange_pays(const struct load_exchange_measured *m, struct load_exchange_times *ret_times);
