@@ -255,15 +255,18 @@ static int peer_meet(struct shared *s, uint32_t rank, struct base_error *err)
 	struct shared_head *own = s->peers[s->comm.rank].head;
 	struct shared_peer *p = &s->peers[rank];
 	uint64_t seen;
+	bool lives;
 	int r = p->head ? 0 : segment_find(s, rank, err);
 
 	if (r < 0 || !p->head)
 		return r;
 	atomic_store(&shared_seats(s, own)[rank].met, p->head->nonce);
+	/* first this: a rank may have met this one, and be at its end already */
+	lives = atomic_load(&p->head->state) == SHARED_LIVES && !shared_dead(p->head->pid, p->head->start);
 	seen = atomic_load(&shared_seats(s, p->head)[s->comm.rank].met);
 	if (seen == own->nonce)
 		p->agreed = true;
-	else if (seen || shared_dead(p->head->pid, p->head->start) || atomic_load(&p->head->state) != SHARED_LIVES)
+	else if (seen || !lives)
 		munmap(base_steal(p->head), s->bytes);
 	return 0;
 }
