@@ -2,6 +2,7 @@
 """Loads through vckpt_load.h by ctypes: numpy arrays as what a rank holds."""
 import ctypes as c
 import random
+import types
 
 import numpy as np
 
@@ -159,7 +160,7 @@ class Load:
     def exchanged(self):
         x = LoadExchange(c.sizeof(LoadExchange))
         assert self.lib.vckpt_load_exchanged(self.p, c.byref(x)) == 0
-        return x
+        return types.SimpleNamespace(**{name: getattr(x, name) for name, _ in x._fields_})  # outlives the load
 
     def names(self, which):
         table = c.POINTER(c.c_char_p)()
