@@ -60,15 +60,21 @@ int vckpt_step_component(const struct vckpt_step *step, uint32_t component, stru
 	return 0;
 }
 
-int64_t vckpt_step_next_blob(const struct vckpt_step *step, const char *component, uint32_t from)
+int64_t vckpt_step_next_blob(struct vckpt_step *step, const char *component, uint32_t from, struct vckpt_error *err)
 {
 	size_t len = component ? strlen(component) : 0;
+	struct base_error *e = api_error(err);
 	struct load_blob_info b;
+	int r = api_step_alive(step, e);
 
+	if (r == 0)
+		r = load_step_blobs(step->step, e);
+	if (r < 0)
+		return api_result(r, e);
 	for (uint32_t n = load_step_blob_count(step->step); from < n; from++) {
 		load_step_blob_info(step->step, from, &b);
 		if (!component || (strncmp(b.name, component, len) == 0 && b.name[len] == '/'))
 			return from;
 	}
-	return -ENOENT;
+	return api_result(base_error_set(e, -ENOENT, "there is no further blob"), e);
 }

@@ -123,8 +123,8 @@ uint32_t vckpt_step_component_count(const struct vckpt_step *step);
 int vckpt_step_component(const struct vckpt_step *step, uint32_t component,
 	struct vckpt_component_info *ret_info); /* -ENOENT; points into the step */
 /* The number of the first blob from number `from` on whose name begins with "COMPONENT/" (NULL: of any name). Global
- * blobs come first, by name, then those of each rank. -ENOENT: there is no more. */
-int64_t vckpt_step_next_blob(const struct vckpt_step *step, const char *component, uint32_t from);
+ * blobs come first, by name, then those of each rank. -ENOENT: there is no more. It reads of each rank, once. */
+int64_t vckpt_step_next_blob(struct vckpt_step *step, const char *component, uint32_t from, struct vckpt_error *err);
 /* The digest of a tensor of an open step, 32 bytes. Tensors of one store with equal digests have equal dtypes, shapes
  * and bytes; with equal bytes they may have different digests if ranks cut them differently. It reads where the pieces
  * of the tensor lie, not the pieces. -ENOENT: there is no such tensor. */

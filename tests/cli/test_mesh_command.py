@@ -200,7 +200,7 @@ def test_bad_input_is_named(vckpt, arguments, word):
 @pytest.mark.parametrize("command", ["mesh", "layout", "reshard"])
 def test_help(vckpt, command):
     text = vckpt(command, "--help").stdout
-    assert text.startswith(f"usage: vckpt {command} --") and vckpt("help", command).stdout == text
+    assert text.startswith(f"usage: vckpt {command} ") and vckpt("help", command).stdout == text
     assert f"\n  {command} " in vckpt("--help").stdout
 
 

@@ -41,7 +41,7 @@ def components(step):
 def blobs(step, component):
     lib, found, at = step.api.lib, [], 0
     lib.vckpt_step_next_blob.restype = c.c_int64
-    while (at := lib.vckpt_step_next_blob(step.p, component, at)) >= 0:
+    while (at := lib.vckpt_step_next_blob(step.p, component, c.c_uint32(at), None)) >= 0:
         one = BlobInfo()
         assert lib.vckpt_step_blob(step.p, c.c_uint32(at), c.byref(one)) == 0
         found.append(one.name.decode())

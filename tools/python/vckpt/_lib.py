@@ -279,7 +279,7 @@ FUNCTIONS = {
     "vckpt_run_latest": (c_int, [c_char_p, c_char_p, POINTER(c_uint64), E]),
     "vckpt_step_component_count": (c_uint32, [P]),
     "vckpt_step_component": (c_int, [P, c_uint32, P]),
-    "vckpt_step_next_blob": (c_int64, [P, c_char_p, c_uint32]),
+    "vckpt_step_next_blob": (c_int64, [P, c_char_p, c_uint32, E]),
     "vckpt_load_begin": (c_int, [P, POINTER(LoadOptions), POINTER(P), E]),
     "vckpt_load_tensors": (c_int, [P, P, c_size_t, E]),
     "vckpt_load_targets": (c_int, [P, P, c_size_t, E]),
