@@ -105,6 +105,21 @@ static void threads_start(struct load_exchange *x)
 		exchange_fail(x, &err);
 }
 
+/* After an error: buckets that were read and not passed on, and those that came and were not placed. The communicator
+ * serves on, and needs its memory back. */
+static void leftovers_free(struct load_exchange *x)
+{
+	for (struct exchange_pass *p = x->arrived, *next; p; p = next) {
+		next = p->next;
+		comm_pass_done(x->comm, &p->pass);
+		free(p);
+	}
+	x->arrived = NULL;
+	for (unsigned i = 0; i < COMM_ROOMS; i++)
+		if (x->ready[i].ready)
+			comm_room_free(x->comm, x->ready[i].room);
+}
+
 static void threads_end(struct load_exchange *x)
 {
 	pthread_mutex_lock(&x->lock);
@@ -113,6 +128,7 @@ static void threads_end(struct load_exchange *x)
 	pthread_mutex_unlock(&x->lock);
 	while (x->nthreads > 0)
 		pthread_join(x->threads[--x->nthreads], NULL);
+	leftovers_free(x);
 }
 
 /* ---- the course of it ---- */

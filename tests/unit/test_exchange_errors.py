@@ -71,6 +71,21 @@ def test_damage_at_one_rank_is_told_to_all(api, store, arrays, kind, mode):  # n
         assert all(out[rank][name].tobytes() == a.tobytes() for rank in range(3) for name, a in arrays.items())
 
 
+@KINDS
+def test_damage_in_a_probe_leaves_the_communicator_whole(api, store, rng, kind):  # noqa: F811
+    """Buckets were read for the probe, and are never passed on: their memory serves the next load."""
+    arrays = {"model/raw": noise(rng, (1100, 1000))}
+    save(api, store, arrays)
+    copy = damaged_copy(store, "damaged", arrays["model/raw"])
+    with Ranks(api, 2, kind) as ranks:
+        for _ in range(2):
+            told = failed(ranks.run(store, whole(arrays, {}), AUTO, r1={"store": copy}))
+            assert [code for code, _ in told] == [EDAMAGED] * 2, told
+        out = {}
+        good(ranks.run(store, whole(arrays, out), AUTO))
+        assert all(out[rank]["model/raw"].tobytes() == arrays["model/raw"].tobytes() for rank in range(2))
+
+
 @pytest.mark.parametrize("kind,flags", [("shared", SKIP_DAMAGED), ("functions", SKIP_DAMAGED | REHASH)])
 def test_what_an_owner_could_not_read_is_listed_at_all(api, store, arrays, kind, flags):  # noqa: F811
     copy, out = damaged_copy(store, "damaged", arrays["model/raw"]), {}
