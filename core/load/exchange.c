@@ -271,8 +271,9 @@ static int exchange_meet(struct load_exchange *x, int r, struct base_error *err)
 	if (!all)
 		return exchange_short(x, err);
 	r = exchange_greet(x, &failed, all, err);
-	if (r == 0 && x->mode != LOAD_EXCHANGE_NEVER)
-		r = exchange_plan(x, all, err);
+	if (r < 0 || x->mode == LOAD_EXCHANGE_NEVER)
+		return r;
+	r = exchange_plan(x, all, err);
 	if (r == -BASE_ELIMIT) { /* at all ranks alike */
 		snprintf(x->why, sizeof x->why, "not shared: %.300s", err->text);
 		exchange_plan_release(&x->plan);

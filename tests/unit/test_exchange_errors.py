@@ -254,6 +254,31 @@ def test_forged_messages(api, store, arrays, which, rng, scale):  # noqa: F811
     assert ended[False]
 
 
+class FailedRank(PythonRank):
+    """What it gathers says that rank 1 has failed, with that code, wherever rank 1 greets."""
+
+    def __init__(self, board, rank, code):
+        super().__init__(board, rank)
+        self.code = code
+
+    def gather(self, arg, mine, lens, out, timeout_ms):
+        r = super().gather(arg, mine, lens, out, timeout_ms)
+        if r == 0 and c.string_at(out, 4) == b"VXG1":
+            c.c_int32.from_address(out + lens[0] + 4).value = self.code
+        return r
+
+
+@pytest.mark.parametrize("mode", [NEVER, ALWAYS])
+def test_no_code_of_a_rank_is_taken_for_success(api, store, arrays, mode):  # noqa: F811
+    """-E2BIG is also what tells that there is too much to be shared."""
+    for code in (-7, -12, -11, EABORTED):
+        ranks = Ranks(api, 2, "functions")
+        ranks.python = [FailedRank(ranks.board, rank, code) for rank in range(2)]
+        with ranks:
+            told = failed(ranks.run(store, whole(arrays, {}), mode))
+        assert [r for r, _ in told] == [code] * 2, told
+
+
 # ---- ranks that die ----
 
 PROCESS = """
