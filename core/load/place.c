@@ -188,4 +188,6 @@ void place_zeros(struct load_fill *f)
 		if (!atomic_load(&f->stopped) && place_items(&j, &z->box))
 			place_job_do(&j, &z->box, z->device, z->place);
 	}
+	if (f->nzeros)
+		place_device_wait(f);
 }

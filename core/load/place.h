@@ -19,12 +19,15 @@ static inline bool place_is_plain(const struct fill_box *b) { return b->dtype ==
  * is on its way on return, and `bytes` are free. */
 void place_part(struct load_fill *f, const struct fill_box *b, const struct tensor_grid *g,
 	const struct tensor_box *piece, const struct tensor_box *part, const uint8_t *bytes);
-/* Writes the zeros, before anything is read. */
+/* Writes the zeros, before anything is read. They are there on return, on devices as well: what is read is copied by
+ * other streams. */
 void place_zeros(struct load_fill *f);
 
 /* ---- place_device.c ---- */
 /* Makes the staging memory, when needs are known; in any thread. -errno: err says why. */
 int place_device_begin(struct load_fill *f, struct base_error *err);
+/* Waits for all copies so far, while no thread begins one. An error is the fill's. */
+void place_device_wait(struct load_fill *f);
 /* Waits for all copies and lets staging memory, streams and fence go; after all threads have ended. */
 void place_device_end(struct load_fill *f);
 

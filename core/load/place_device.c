@@ -308,24 +308,36 @@ int place_device_begin(struct load_fill *f, struct base_error *err)
 	return device_ring_new(lanes * d->nplaces * LANE_BYTES, DEVICE_PIN_AUTO, d->fence, &d->ring, err);
 }
 
+/* A lane on which something failed is left out: to free its stream waits for it. */
+static void lane_wait(struct load_fill *f, struct place_lane *lane)
+{
+	for (unsigned i = 1; i <= LANE_SLOTS && lane->idle; i++) { /* the oldest first */
+		struct place_slot *slot = &lane->slot[(lane->at + i) % LANE_SLOTS];
+		struct base_error err = {0};
+		int r = slot_seal(f, slot, &err);
+
+		if (r == 0)
+			r = slot_wait(f, slot, &err);
+		if (r < 0)
+			fill_fatal(f, r, &err);
+	}
+}
+
+void place_device_wait(struct load_fill *f)
+{
+	for (struct place_lane *lane = f->device ? f->device->lanes : NULL; lane; lane = lane->next)
+		lane_wait(f, lane);
+}
+
 void place_device_end(struct load_fill *f)
 {
 	struct place_device *d = f->device;
 
 	if (!d)
 		return;
+	place_device_wait(f);
 	for (struct place_lane *lane = d->lanes, *next; lane; lane = next) {
 		next = lane->next;
-		for (unsigned i = 1; i <= LANE_SLOTS && lane->idle; i++) { /* the oldest first */
-			struct place_slot *slot = &lane->slot[(lane->at + i) % LANE_SLOTS];
-			struct base_error err = {0};
-			int r = slot_seal(f, slot, &err);
-
-			if (r == 0)
-				r = slot_wait(f, slot, &err);
-			if (r < 0)
-				fill_fatal(f, r, &err);
-		}
 		lane_free(lane);
 	}
 	device_ring_free(d->ring);

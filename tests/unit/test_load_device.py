@@ -121,6 +121,20 @@ def test_converted_cut_and_zeroed(cuda, api, store, seed):  # noqa: F811
     assert all((p == qkv[32 * i:32 * i + 32]).all() for i, p in enumerate(parts))
 
 
+def test_zeros_are_there_before_what_is_loaded(cuda, driver, api, store, seed):  # noqa: F811
+    """Of three targets into one tensor each zeroes what the others load, and copies go by several streams."""
+    rng = random.Random(seed)
+    parts = {f"model/{n}": noise(rng, (400, 1500), "int32") for n in "qkv"}
+    save(api, store, parts)
+    driver.lib.standin_delay(5_000, seed)
+    merged = on_device(cuda, (1300, 1500), "int32")
+    with Opened(api, store) as step:
+        run(step, threads=4, targets=[
+            target(into("x/y", merged), name, [(0, 400), (0, 1500)], at=(400 * i, 0), flags=ZERO)
+            for i, name in enumerate(parts)])
+    assert (merged == np.concatenate([*parts.values(), np.zeros((100, 1500), "int32")])).all()
+
+
 def test_two_contexts_and_memory_of_none(cuda, driver, api, store, seed):  # noqa: F811
     rng = random.Random(seed)
     a, b, c = (noise(rng, (300, 500)) for _ in range(3))
