@@ -25,6 +25,7 @@
 #include "core/base/log.h"
 #include "core/load/exchange_internal.h"
 #include "core/load/exchange_words.h"
+#include "core/load/place.h"
 
 #define EXCHANGE_IDLE_MS 1000            /* between votes, while somebody reads what it alone wants */
 
@@ -218,6 +219,8 @@ static int exchange_end(struct load_exchange *x, struct base_error *err)
 		uint64_t numbers[EXCHANGE_VOTE_NUMBERS] = {exchange_is_done(x)};
 		struct exchange_vote *votes = NULL;
 
+		if (numbers[0]) /* no thread of this rank places anything any more */
+			place_device_wait(x->f);
 		r = exchange_agree(x, "the end of a load", numbers, &votes, err);
 		all = r == 0;
 		for (uint32_t i = 0; all && i < x->comm->size; i++)

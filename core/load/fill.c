@@ -297,8 +297,8 @@ int load_fill_run(struct load_fill *f, struct base_error *err)
 		fill_threads(f);
 	place_device_end(f);
 	f->times.read_ns = base_monotonic_ns() - from;
-	if (f->exchange && (r < 0 || !f->error.code))
-		return r; /* all ranks have agreed on it; but a copy to a device may have failed since */
+	if (f->exchange)
+		return r; /* all ranks have agreed on it */
 	if (f->error.code)
 		return base_error_set(err, f->error.code, "%s", f->error.text);
 	return atomic_load(&f->stopped) ? base_error_set(err, -ECANCELED, "the load was stopped") : 0;

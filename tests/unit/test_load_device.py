@@ -10,6 +10,8 @@ import random
 import numpy as np
 import pytest
 
+from commlib import good
+from exchangelib import ALWAYS, NEVER, Ranks
 from loadlib import CONVERT, RESIZE, ZERO, Opened, described, target
 from saverlib import DEVICE, Failed, api, store  # noqa: F401 (fixtures)
 from test_saver_device import GLOBAL, begin_capture, cuda, driver, end_capture  # noqa: F401 (fixtures)
@@ -214,6 +216,26 @@ def test_an_error_of_the_driver_fails_the_load(cuda, driver, api, store, seed, f
         if function.startswith(("cuMemcpy", "copy", "cuEventS")):
             assert "run/0: tensor model/" in e.value.text, e.value.text
         assert load.lost() == [] and e.value.code == -errno.EFAULT
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, NEVER])
+def test_an_error_of_the_last_copy_at_one_rank_is_told_to_all(cuda, driver, api, store, seed, mode):  # noqa: F811
+    """It is known only when the copies are waited for, after everything has been read."""
+    rng = random.Random(seed)
+    arrays = {"model/a": noise(rng, (200, 900)), "model/b": noise(rng, (40, 30))}
+    save(api, store, arrays)
+    out = [{name: on_device(cuda, a.shape) for name, a in arrays.items()} for _ in range(2)]
+
+    def declare(rank, load):
+        load.tensors(*[into(name, a) for name, a in out[rank].items()])
+    with Ranks(api, 2) as ranks:
+        for nth in (1, 2):
+            driver.fail("cuEventSynchronize", nth, 700)
+            told = ranks.run(store, declare, mode)
+            assert all(isinstance(e, Failed) and e.code == -errno.EFAULT for e in told), told
+            assert told[0].text == f"rank 1: {told[1].text}" or told[1].text == f"rank 0: {told[0].text}"
+        good(ranks.run(store, declare, mode))
+    assert all(one[name].tobytes() == a.tobytes() for one in out for name, a in arrays.items())
 
 
 def test_a_load_that_is_stopped_or_freed(cuda, driver, api, store, seed):  # noqa: F811
