@@ -140,14 +140,25 @@ int exchange_list(struct load_exchange *x)
 
 /* ---- what is split off from the fill's own tasks ---- */
 
-/* Marks the objects of this rank that buckets [0, n) have something of. */
+/* The number in this rank's list of the object of a segment, if this rank wants the segment; else EXCHANGE_NONE. */
+static uint32_t segment_mine(const struct load_exchange *x, const struct exchange_segment *s)
+{
+	const struct exchange_group *g = &x->plan.groups[s->group];
+
+	for (uint32_t i = 0; i < g->n; i++)
+		if (g->ranks[i] == x->comm->rank)
+			return x->plan.objects[s->object].mine;
+	return EXCHANGE_NONE;
+}
+
+/* Marks the objects of this rank that buckets [0, n) have something for it of. */
 static uint8_t *mine_marked(const struct load_exchange *x, size_t n)
 {
 	uint8_t *marked = calloc(x->nmine + 1, 1);
 
 	for (size_t i = 0; marked && i < n; i++)
 		for (uint32_t k = 0; k < x->plan.buckets[i].nsegments; k++) {
-			uint32_t mine = x->plan.objects[x->plan.segments[x->plan.buckets[i].first + k].object].mine;
+			uint32_t mine = segment_mine(x, &x->plan.segments[x->plan.buckets[i].first + k]);
 
 			if (mine != EXCHANGE_NONE)
 				marked[mine] = 1;
@@ -168,7 +179,7 @@ static int alone_rest(struct load_exchange *x, const uint8_t *marked, size_t n)
 	for (size_t i = n; i < p->nbuckets; i++)
 		for (uint32_t k = 0; k < p->buckets[i].nsegments; k++) {
 			const struct exchange_segment *s = &p->segments[p->buckets[i].first + k];
-			uint32_t mine = p->objects[s->object].mine;
+			uint32_t mine = segment_mine(x, s);
 
 			if (mine == EXCHANGE_NONE || !marked[mine])
 				continue;

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 import pytest
@@ -84,6 +85,45 @@ def test_damage_in_a_probe_leaves_the_communicator_whole(api, store, rng, kind):
         out = {}
         good(ranks.run(store, whole(arrays, out), AUTO))
         assert all(out[rank]["model/raw"].tobytes() == arrays["model/raw"].tobytes() for rank in range(2))
+
+
+class SlowRank(PythonRank):
+    def finish(self, arg, told, request, timeout_ms):
+        time.sleep(.1)
+        return super().finish(arg, told, request, timeout_ms)
+
+
+def test_a_rank_reads_nothing_that_it_does_not_want(api, store, rng):  # noqa: F811
+    """Not shared after a probe that had some of a piece: the rest is read by those that want it. Of each piece rank 0
+    wants the first half, rank 2 the second, rank 1 both; in their copies of the store the other half is damaged."""
+    half, n, out, copies = 32768, 64, {}, {}
+    array = noise(rng, (2 * half * n,))
+    save(api, store, {"model/raw": array})
+    for rank, other in ((0, half), (2, 0)):
+        copies[f"r{rank}"] = {"store": f"{store}-{rank}"}
+        shutil.copytree(store, f"{store}-{rank}")
+        for pack in pathlib.Path(f"{store}-{rank}").glob("packs/*/*-model.pack"):
+            data, at = bytearray(pack.read_bytes()), 0
+            for i in range(n):
+                at = data.index(array[2 * i * half + other:][:16].tobytes(), at)
+                for block in range(0, 4 * half, 16384):
+                    data[at + block] ^= 1
+            pack.chmod(0o644)
+            pack.write_bytes(data)
+    boxes = [[[(2 * i * half + at, size)] for i in range(n)] for at, size in ((0, half), (0, 2 * half), (half, half))]
+
+    def declare(rank, load):
+        out[rank] = np.zeros(sum(b[0][1] for b in boxes[rank]), "f4")
+        load.tensor("model/raw", out[rank], shape=array.shape, boxes=boxes[rank])
+    ranks = Ranks(api, 3, "functions")
+    ranks.python = [SlowRank(ranks.board, rank) for rank in range(3)]
+    with ranks:
+        found = good(ranks.run(store, declare, AUTO, **copies,
+                               after=lambda rank, load: (load.exchanged(), load.progress())))
+    for rank, (x, p) in enumerate(found):
+        assert (x.chosen, p.bytes_placed, p.pieces) == (NEVER, p.bytes_wanted, n), x.why
+        assert p.bytes_read < 1.02 * p.bytes_wanted
+        assert out[rank].tobytes() == b"".join(array[o:o + size].tobytes() for (o, size), in boxes[rank])
 
 
 @pytest.mark.parametrize("kind,flags", [("shared", SKIP_DAMAGED), ("functions", SKIP_DAMAGED | REHASH)])
