@@ -78,6 +78,8 @@ static int shared_wait(struct shared *s, uint32_t rank, const _Atomic uint64_t *
 
 		if (atomic_load(w) >= least)
 			return 0;
+		if (atomic_load(&s->peers[s->comm.rank].head->state) != SHARED_LIVES)
+			return -BASE_EABORTED; /* comm.c has the words: a thread of this rank's gave up */
 		if (!until)
 			until = base_monotonic_ns() + (uint64_t)s->comm.timeout_ms * 1000000;
 		r = wait_look(s, rank, err);

@@ -188,6 +188,18 @@ def test_a_rank_that_tells_why_it_gives_up(api, store, arrays):  # noqa: F811
     assert told[0][1] == "its data loader has failed" and told[1][1] == "rank 0 gave up: its data loader has failed"
 
 
+def test_a_rank_that_waits_and_gives_up(api, store, arrays):  # noqa: F811
+    """From another thread, while its load waits for a rank that does not come."""
+    with Ranks(api, 2) as ranks, Opened(api, store) as step, step.load(0, 1, 0, 2, ranks.comms[0], ALWAYS) as load:
+        whole(arrays, {})(0, load)
+        load.start()
+        with pytest.raises(Failed, match="ETIMEDOUT"):
+            load.wait(300)
+        api.lib.vckpt_comm_abort(ranks.comms[0], b"its data loader has failed")
+        with pytest.raises(Failed, match="its data loader has failed"):
+            load.wait(30000)
+
+
 @KINDS
 def test_one_rank_is_stopped(api, store, arrays, kind):  # noqa: F811
     def declare(rank, load):
