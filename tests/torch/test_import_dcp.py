@@ -203,6 +203,35 @@ def test_places_that_lie(vckpt, store, source, tmp_path):
     refused(vckpt, store, source, "its items overlap")
 
 
+def test_items_that_many_tensors_share(vckpt, store, source):
+    """Under other names of the file, or as an item that is said to have no bytes."""
+    save({"w": torch.ones(100, 100)}, source)
+    metadata = metadata_of(source)
+    [(index, item)] = metadata.storage_data.items()
+    for i in range(1, 5):
+        metadata.state_dict_metadata[f"v{i}"] = metadata.state_dict_metadata["w"]
+        metadata.storage_data[MetadataIndex(f"v{i}", index.offset)] = _StorageInfo("./" * i + "__0_0.distcp",
+                                                                                  item.offset, item.length)
+    write_metadata(source, metadata)
+    refused(vckpt, store, source, "v1: ", "its items overlap")
+
+
+def test_tensors_far_larger_than_what_is_stored(vckpt, store, source):
+    save({"w": torch.zeros(1)}, source)
+    metadata, wide = metadata_of(source), torch.zeros(1).expand(1 << 25)
+    torch.save(wide, source / "__0_0.distcp")
+    metadata.state_dict_metadata["w"].size = torch.Size([1 << 25])
+    metadata.state_dict_metadata["w"].chunks[0].sizes = torch.Size([1 << 25])
+    next(iter(metadata.storage_data.values())).length = (source / "__0_0.distcp").stat().st_size
+    write_metadata(source, metadata)
+    refused(vckpt, store, source, "w: ", "makes 134217728 bytes of a tensor out of ")
+    save({"wide": (wide, 1), "shared": (torch.ones(9),) * 9}, source.with_name("values"))
+    result = vckpt("import", store, "run", source.with_name("values"))
+    assert "wide: kept as it is" in result.stderr and "far larger than what is stored" in result.stderr
+    with library.Step(store / "run" / "latest", "torch") as step:
+        assert [key for key in step.keys() if key.startswith("shared")]
+
+
 def test_links_inside_the_directory_are_followed(vckpt, store, source):
     save({"w": torch.ones(4, 6)}, source)
     (source / "data").mkdir()

@@ -19,11 +19,25 @@
 
 #define METADATA_MAX_BYTES ((uint64_t)1 << 30)
 #define VALUES_MAX 8000000u
+#define GROWN_MAX_BYTES ((uint64_t)64 << 20)
 #define BYTES_NAME ".dcp/bytes.0"
 
 int import_dcp_read(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	return import_file_read(arg, offset, bytes, len, err);
+}
+
+/* Counts the bytes of a file once, whatever names lead to it. */
+static int count_file(struct import_dcp *d, const struct import_file *f)
+{
+	char key[64];
+
+	/* no path in the directory begins so */
+	snprintf(key, sizeof key, "//%" PRIx64 ":%" PRIx64, (uint64_t)f->stat.st_dev, (uint64_t)f->stat.st_ino);
+	if (json_object_get(d->files, key))
+		return 0;
+	d->file_bytes += (uint64_t)f->stat.st_size;
+	return json_object_set_new(d->files, key, json_null()) < 0 ? base_no_memory(d->err) : 0;
 }
 
 /* The file that a place names; opened once. */
@@ -37,17 +51,16 @@ static int place_file(struct import_dcp *d, const struct foreign_place *place, s
 	if (!proto_utf8_valid(place->path.bytes, place->path.len))
 		return base_error_set(d->err, -BASE_EFORMAT, "it names a file that is not UTF-8");
 	known = json_object_get(d->files, rel);
-	if (known) {
+	if (json_is_integer(known)) {
 		*ret_file = d->plan->files[json_integer_value(known)];
 		return 0;
 	}
 	int r = import_file_within(d->plan, d->directory, rel, ret_file, d->err);
 	if (r < 0)
 		return r;
-	d->file_bytes += (uint64_t)(*ret_file)->stat.st_size;
 	if (json_object_set_new(d->files, rel, json_integer((json_int_t)d->plan->nfiles - 1)) < 0)
 		return base_no_memory(d->err);
-	return 0;
+	return count_file(d, *ret_file);
 }
 
 /* A place as a range of its file, which must have it. */
@@ -117,6 +130,30 @@ int import_dcp_chunk(struct import_chunks *c, const struct tensor_box *box, stru
 		return 0;
 	free(chunk.stride);
 	return base_no_memory(err);
+}
+
+bool import_dcp_grow(struct import_dcp *d, uint64_t bytes, uint64_t stored)
+{
+	uint64_t more = bytes > stored ? bytes - stored : 0;
+
+	if (more > GROWN_MAX_BYTES - d->grown)
+		return false;
+	d->grown += more;
+	return true;
+}
+
+static int check_growth(struct import_dcp *d, const struct foreign_dcp_entry *e, const struct tensor_box *box,
+	uint64_t stored)
+{
+	uint64_t bytes = tensor_dtype_bytes(e->kept);
+
+	for (uint32_t i = 0; i < e->shape.ndim; i++)
+		bytes *= box->size[i]; /* within the tensor, whose bytes were counted without an overflow */
+	if (import_dcp_grow(d, bytes, stored))
+		return 0;
+	return base_error_set(d->err, -BASE_EFORMAT, "it makes %" PRIu64 " bytes of a tensor out of %" PRIu64 ", by "
+		"strides of 0 or with another item's data: load the checkpoint with torch and save it again", bytes,
+		stored);
 }
 
 /* Files may end in one safetensors file of all their tensors; each item is said to lie at its begin. */
@@ -202,6 +239,8 @@ static int add_chunk(struct import_dcp *d, const struct foreign_dcp_entry *e, si
 	r = read_item(d, e, &box, &place, &t);
 	if (r == 0)
 		r = check_item(d, e, &box, &t);
+	if (r == 0)
+		r = check_growth(d, e, &box, place.bytes);
 	if (r < 0)
 		return base_error_prefix(d->err, r, "%s, byte %" PRIu64, place.file->path, place.offset);
 	return import_dcp_chunk(c, &box, place.file, &t, d->err);

@@ -25,6 +25,7 @@ struct import_dcp {
 	struct foreign_dcp metadata;
 	struct import_place *places;    /* of each entry */
 	uint64_t file_bytes, item_bytes;        /* of the files; of the items in them, which overlap nowhere */
+	uint64_t grown;                 /* bytes of tensors for which the files have none */
 	unsigned values_left;           /* that may still be taken out of byte entries */
 	json_t *files;                  /* {relative path: number in the plan} */
 	struct import_parts *parts; size_t nparts;      /* of files whose items are in safetensors */
@@ -35,6 +36,10 @@ struct import_dcp {
 };
 
 int import_dcp_names(struct import_dcp *d);
+
+/* May tensors of so many bytes come out of an item of so many? Strides of 0 repeat what is stored, and views of one
+ * storage share it: a little of that is ordinary, much of it would be a step far larger than the files. */
+bool import_dcp_grow(struct import_dcp *d, uint64_t bytes, uint64_t stored);
 
 /* The component in whose tree a key's leaf stands. */
 void import_dcp_component(const struct import_dcp *d, size_t entry, char component[static PROTO_COMPONENT_MAX + 1]);

@@ -516,6 +516,22 @@ static json_t *read_value(struct values *v, const struct import_range *range)
 	return made;
 }
 
+/* All of its tensors, against the bytes of the entry. */
+static bool may_grow(struct values *v, uint64_t stored)
+{
+	uint64_t bytes = 0, items;
+
+	for (size_t i = 0; i < v->ntensors; i++) {
+		const struct found *f = &v->tensors[i];
+		unsigned item_bytes = tensor_dtype_bytes(f->dtype);
+
+		if (tensor_shape_items(&f->t.shape, item_bytes, &items) < 0 ||
+			base_add_overflows(bytes, items * item_bytes, &bytes))
+			return false;
+	}
+	return import_dcp_grow(v->d, bytes, stored);
+}
+
 int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_range *range, json_t **ret_value,
 	struct base_error *why)
 {
@@ -528,6 +544,10 @@ int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_ran
 	if (!strcmp(v.component, p->component))
 		base_buf_append_text(&v.name, p->name);
 	json_t *made = read_value(&v, range);
+	if (made && !may_grow(&v, range->bytes)) {
+		json_decref(made);
+		made = no_form(&v, "tensors that are far larger than what is stored of them");
+	}
 	for (size_t i = 0; i < v.ntensors; i++) {
 		if (made && r == 0)
 			r = add_tensor(&v, range->file, &v.tensors[i]);
