@@ -11,6 +11,7 @@
 #include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
+#include "core/base/table.h"
 
 #define KEPT_BYTES 4096u
 #define LIST_MAX_BYTES ((uint64_t)64 << 20)
@@ -29,6 +30,7 @@ struct foreign_archive {
 	uint8_t *list;                  /* the members' names are in it */
 	struct member *members; size_t nmembers;
 	size_t folder_len;              /* of the folder's name, with its slash */
+	struct base_table names;        /* of the members in the folder, without it */
 };
 
 static int wrong(struct base_error *err, const char *what)
@@ -170,6 +172,15 @@ static int find_folder(struct foreign_archive *a, struct base_error *err)
 	if (!slash)
 		return wrong(err, "it has no data.pkl");
 	a->folder_len = (size_t)(slash + 1 - m->name);
+	if (base_table_reserve(&a->names, a->nmembers) < 0)
+		return base_no_memory(err);
+	for (size_t i = 0; i < a->nmembers; i++) {
+		const struct member *other = &a->members[i];
+
+		if (other->name_len >= a->folder_len && !memcmp(other->name, m->name, a->folder_len))
+			base_table_add(&a->names, base_table_hash(other->name + a->folder_len,
+				other->name_len - a->folder_len), (uint32_t)i);
+	}
 	return 0;
 }
 
@@ -207,21 +218,24 @@ void foreign_archive_close(struct foreign_archive *a)
 		return;
 	free(a->list);
 	free(a->members);
+	base_table_release(&a->names);
 	free(a);
 }
 
 static const struct member *find(const struct foreign_archive *a, const char *name)
 {
-	size_t len = strlen(name), folder_len = a->folder_len;
+	size_t len = strlen(name), at = 0;
+	const struct member *found = NULL;
+	uint32_t hash = base_table_hash(name, len), i;
 
-	for (size_t i = 0; i < a->nmembers; i++) {
+	while ((i = base_table_next(&a->names, hash, &at)) != BASE_TABLE_NONE) {
 		const struct member *m = &a->members[i];
 
-		if (m->name_len == folder_len + len && !memcmp(m->name, a->members[0].name, folder_len) &&
-			!memcmp(m->name + folder_len, name, len))
-			return m;
+		if (m->name_len == a->folder_len + len && !memcmp(m->name + a->folder_len, name, len) &&
+			(!found || m < found))
+			found = m;
 	}
-	return NULL;
+	return found;
 }
 
 int foreign_archive_find(struct foreign_archive *a, const char *name, uint64_t *ret_offset, uint64_t *ret_bytes,
