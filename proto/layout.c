@@ -9,7 +9,6 @@
 #include "proto/proto_internal.h"
 
 #define LAYOUT_FLAGS_KNOWN 1u
-#define LAYOUT_COMPONENTS_MAX 4096u
 #define LAYOUT_MESHES_MAX 4096u
 #define LAYOUT_PLACEMENTS_MAX 65536u
 #define LAYOUT_PLACEMENT_MAX (UINT32_C(1) << 20) /* a ragged one has a number for each rank */
@@ -89,7 +88,7 @@ static int layout_check(const struct proto_layout *m)
 {
 	if (m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes || m->row_bytes > m->target_bytes)
 		return -BASE_EFORMAT;
-	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->ncomponents > LAYOUT_COMPONENTS_MAX)
+	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->ncomponents > PROTO_COMPONENTS_MAX)
 		return -BASE_EFORMAT;
 	for (uint32_t i = 0; i < m->ncomponents; i++)
 		if (!proto_component_valid(m->components[i]) ||
@@ -281,7 +280,7 @@ static int layout_get(const Vckpt__Layout *s, struct proto_arena *arena, struct 
 	m->min_bytes = s->min_bytes;
 	m->target_bytes = s->target_bytes;
 	m->row_bytes = s->row_bytes;
-	if (s->n_components > LAYOUT_COMPONENTS_MAX || s->n_placements > LAYOUT_PLACEMENTS_MAX)
+	if (s->n_components > PROTO_COMPONENTS_MAX || s->n_placements > LAYOUT_PLACEMENTS_MAX)
 		return -BASE_EFORMAT;
 	m->components = (const char *const *)s->components;
 	m->ncomponents = (uint32_t)s->n_components;

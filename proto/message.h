@@ -28,6 +28,7 @@
 #define PROTO_VERSION 2u         /* of what is written; 1 is read (docs/format/versions.md) */
 #define PROTO_RUN_MAX 128        /* bytes of a run's name */
 #define PROTO_COMPONENT_MAX 64   /* bytes of a component's name: [A-Za-z0-9_][A-Za-z0-9._-]* */
+#define PROTO_COMPONENTS_MAX 4096u       /* of a step */
 #define PROTO_NAME_MAX 65535     /* bytes of a tensor's or blob's name (UTF-8, no NUL, not empty) */
 #define PROTO_ATTEMPT_MAX 48     /* "<16 hex>-<decimal>", NUL included */
 #define PROTO_HOST_MAX 256

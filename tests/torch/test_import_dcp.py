@@ -250,6 +250,26 @@ def test_keys_that_meet(vckpt, store, source):
     refused(vckpt, store, source, "both have the place a/b.c")
 
 
+def test_paths_that_would_be_far_more_than_the_file(vckpt, store, source):
+    """A part of 64 KiB that all keys share; lists of which each has its last item only; too many components."""
+    n = 2000
+    save({str(i): i for i in range(n)}, source)
+    metadata, long = metadata_of(source), "x" * 65536
+    for path, text in ((lambda i: ("a", long, str(i)), "the path of key 0 is far longer than the key"),
+                       (lambda i: ("a", f"x{i}", n - 1), "the lists of a lack more than 1048576 items")):
+        metadata.planner_data = {str(i): path(i) for i in range(n)}
+        write_metadata(source, metadata)
+        refused(vckpt, store, source, text)
+    save({"w": torch.ones(2, 2500)}, source)
+    metadata = metadata_of(source)
+    empty = metadata.state_dict_metadata["w"]
+    empty.size, empty.chunks = torch.Size([0]), []
+    metadata.state_dict_metadata = {f"c{i}.w": empty for i in range(4097)}
+    metadata.planner_data = {f"c{i}.w": (f"c{i}", "w") for i in range(4097)}
+    write_metadata(source, metadata)
+    refused(vckpt, store, source, "more ways than the 4096 components that a step can have")
+
+
 def test_names_that_are_not_utf8(vckpt, store, source):
     save({"wxyz": torch.ones(2)}, source)
     metadata = (source / ".metadata").read_bytes()

@@ -274,6 +274,9 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 		return base_no_memory(d->err);
 	}
 	r = import_add_chunks(d->plan, p->component, p->name, e->kept, &e->shape, d->file, chunks, d->err);
+	if (r == 0 && d->plan->ncomponents > PROTO_COMPONENTS_MAX)
+		r = base_error_set(d->err, -BASE_ELIMIT, "%s: the paths of its keys begin in more ways than the %u "
+			"components that a step can have", d->file->path, PROTO_COMPONENTS_MAX);
 	return r < 0 ? r : import_dcp_leaf(d, entry, json_pack("{s:s}", "$tensor", p->name));
 }
 

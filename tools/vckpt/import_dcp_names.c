@@ -10,6 +10,8 @@
 
 #include "core/base/buf.h"
 
+#define PATH_MORE 1024u         /* bytes that a path may have more than its key, into which DCP puts it together */
+
 static bool is_text(const struct foreign_value *v)
 {
 	return v->kind == FOREIGN_TEXT;
@@ -62,11 +64,18 @@ static int place_of(struct import_dcp *d, const struct foreign_dcp_entry *e, str
 
 static int check_path(struct import_dcp *d, const struct foreign_dcp_entry *e)
 {
+	uint64_t len = 0;
 	bool good = true;
 
-	for (size_t i = 0; good && e->path && i < e->path->n; i++)
-		good = !is_text(e->path->at[i]) ||
-			proto_utf8_valid(e->path->at[i]->text.bytes, e->path->at[i]->text.len);
+	for (size_t i = 0; good && e->path && i < e->path->n; i++) {
+		const struct foreign_value *v = e->path->at[i];
+
+		len += is_text(v) ? v->text.len : 0;
+		good = len > e->key.len + PATH_MORE || !is_text(v) || proto_utf8_valid(v->text.bytes, v->text.len);
+	}
+	if (len > e->key.len + PATH_MORE) /* keys may share a long part, so that all paths would be far too long */
+		return base_error_set(d->err, -BASE_EFORMAT, "%s: the path of key %.*s is far longer than the key",
+			d->file->path, (int)base_min(e->key.len, 300), e->key.bytes);
 	if (good)
 		return 0;
 	return base_error_set(d->err, -BASE_EFORMAT,

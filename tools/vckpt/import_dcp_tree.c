@@ -15,6 +15,7 @@
 #include "core/base/cleanup.h"
 
 #define VALUES_MAX_BYTES ((size_t)64 << 20)
+#define GAPS_MAX ((size_t)1 << 20)
 #define DOCUMENT ".dcp/metadata.json"
 
 enum node { LEAF, DICT, LIST };
@@ -116,8 +117,9 @@ int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 	return json_array_set_new(node, 1, leaf) < 0 ? base_no_memory(d->err) : 0;
 }
 
-/* As docs/format/values.md has it. As deep as paths are long (core/foreign/dcp.h). */
-static json_t *finish_node(const json_t *node)
+/* As docs/format/values.md has it. As deep as paths are long (core/foreign/dcp.h). gaps: how many items of lists may yet
+ * be missing; 0 at the end: there were more. */
+static json_t *finish_node(const json_t *node, size_t *gaps)
 {
 	json_t *content = node_content(node), *child, *made;
 	bool plain = true;
@@ -132,20 +134,21 @@ static json_t *finish_node(const json_t *node)
 			n = base_max(n, strtoull(key, NULL, 10) + 1);
 	}
 	made = node_kind(node) == LIST || !plain ? json_array() : json_object();
-	for (size_t i = 0; i < n; i++) {
+	for (size_t i = 0; i < n && *gaps; i++) {
 		char number[24];
 
 		snprintf(number, sizeof number, "%zu", i);
 		child = json_object_get(content, number);
-		json_array_append_new(made, child ? finish_node(child) : json_null());
+		*gaps -= !child;
+		json_array_append_new(made, child ? finish_node(child, gaps) : json_null());
 	}
 	if (node_kind(node) == LIST)
 		return made;
 	json_object_foreach(content, key, child) {
 		if (plain)
-			json_object_set_new(made, key, finish_node(child));
+			json_object_set_new(made, key, finish_node(child, gaps));
 		else
-			json_array_append_new(made, json_pack("[s, o]", key, finish_node(child)));
+			json_array_append_new(made, json_pack("[s, o]", key, finish_node(child, gaps)));
 	}
 	return plain ? made : json_pack("{s:o}", "$dict", made);
 }
@@ -168,6 +171,7 @@ static int add_document(struct import_dcp *d, const char *name, json_t *root)
 static int add_trees(struct import_dcp *d)
 {
 	const char *component;
+	size_t gaps = GAPS_MAX;
 	json_t *node;
 	int r = 0;
 
@@ -175,7 +179,13 @@ static int add_trees(struct import_dcp *d)
 		char name[PROTO_COMPONENT_MAX + 8];
 
 		snprintf(name, sizeof name, "%s.json", component);
-		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", finish_node(node)));
+		json_t *value = finish_node(node, &gaps);
+		if (gaps == 0) {
+			json_decref(value);
+			return base_error_set(d->err, -BASE_ELIMIT, "%s: the lists of %s lack more than %zu items",
+				d->file->path, component, GAPS_MAX);
+		}
+		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", value));
 		if (r == 0 && d->plan->blobs[d->plan->nblobs - 1].bytes > VALUES_MAX_BYTES)
 			r = base_error_set(d->err, -BASE_ELIMIT, "%s: the values of %s take more than 64 MiB as text",
 				d->file->path, component);
