@@ -353,6 +353,25 @@ def test_values_that_only_python_reads(vckpt, store, source):
     assert blank["own"]["good"] == 1 and blank["own"]["bad"][0].inside == 1
 
 
+def test_values_that_are_larger_than_their_pickles(vckpt, store, source):
+    """One long text at many places, as a value and as a key; very many values deep in others."""
+    text, deep = "x" * (1 << 20), [0] * 400_000
+    for _ in range(80):
+        deep = [deep]
+    save({"v": 1}, source)
+    metadata, item = metadata_of(source), source / "__0_0.distcp"
+    for value, why in (([text] * 200, "too many values, or too long ones"),
+                       ([{text: None}] * 200, "too many values, or too long ones"),
+                       (deep, "more than a document of the step can hold"), ([text[:9]] * 99, "")):
+        torch.save(value, item)
+        next(iter(metadata.storage_data.values())).length = item.stat().st_size
+        write_metadata(source, metadata)
+        result = vckpt("import", store, "run", source)
+        assert why in result.stderr and bool(why) == ("v: kept as it is" in result.stderr), result.stderr
+    with library.Step(store / "run" / "latest") as step:
+        assert step.values("v") == [text[:9]] * 99
+
+
 def test_training_goes_on(vckpt, store, source, pool2):
     """Sharded parameters and an optimizer's state: by dcp.load on the same ranks, by vckpt.load on one process."""
     import dcplib

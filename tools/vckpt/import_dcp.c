@@ -20,6 +20,7 @@
 #define METADATA_MAX_BYTES ((uint64_t)1 << 30)
 #define VALUES_MAX 8000000u
 #define GROWN_MAX_BYTES ((uint64_t)64 << 20)
+#define TEXT_MAX_BYTES ((size_t)48 << 20)       /* of the 64 MiB that a document may have, with names of tensors */
 #define BYTES_NAME ".dcp/bytes.0"
 
 int import_dcp_read(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
@@ -387,7 +388,8 @@ static int add_entries(struct import_dcp *d)
 
 int import_add_dcp(struct import_plan *p, const char *directory, struct base_error *err)
 {
-	struct import_dcp d = {.plan = p, .directory = directory, .values_left = VALUES_MAX, .err = err};
+	struct import_dcp d = {.plan = p, .directory = directory, .values_left = VALUES_MAX,
+		.text_left = TEXT_MAX_BYTES, .err = err};
 	base_cleanup_free void *bytes = NULL;
 	int r = import_file_within(p, directory, ".metadata", &d.file, err);
 

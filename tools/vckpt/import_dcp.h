@@ -27,6 +27,7 @@ struct import_dcp {
 	uint64_t file_bytes, item_bytes;        /* of the files; of the items in them, which overlap nowhere */
 	uint64_t grown;                 /* bytes of tensors for which the files have none */
 	unsigned values_left;           /* that may still be taken out of byte entries */
+	size_t text_left;               /* bytes that they may still take in the documents */
 	json_t *files;                  /* {relative path: number in the plan} */
 	struct import_parts *parts; size_t nparts;      /* of files whose items are in safetensors */
 	json_t *parts_at;               /* {"file@offset": number in parts} */
@@ -51,8 +52,8 @@ int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_ran
 int import_dcp_chunk(struct import_chunks *c, const struct tensor_box *box, struct import_file *file,
 	const struct foreign_tensor *t, struct base_error *err);
 int import_dcp_read(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err); /* of import_file */
-/* Writes a document, with numbers as short as they can be. -ENOMEM */
-int import_dcp_write(const json_t *value, struct base_buf *b);
+/* Writes a document, with numbers as short as they can be. -ENOMEM; -EFBIG: its text is longer than `most` bytes. */
+int import_dcp_write(const json_t *value, size_t most, struct base_buf *b);
 
 /* A key's leaf of its component's tree; takes `leaf` in any case. */
 int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf);

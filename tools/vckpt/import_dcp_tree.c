@@ -117,8 +117,8 @@ int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 	return json_array_set_new(node, 1, leaf) < 0 ? base_no_memory(d->err) : 0;
 }
 
-/* As docs/format/values.md has it. As deep as paths are long (core/foreign/dcp.h). gaps: how many items of lists may yet
- * be missing; 0 at the end: there were more. */
+/* As docs/format/values.md has it. As deep as paths are long (core/foreign/dcp.h). gaps: how many items of lists may
+ * yet be missing; 0 at the end: there were more. */
 static json_t *finish_node(const json_t *node, size_t *gaps)
 {
 	json_t *content = node_content(node), *child, *made;
@@ -153,12 +153,15 @@ static json_t *finish_node(const json_t *node, size_t *gaps)
 	return plain ? made : json_pack("{s:o}", "$dict", made);
 }
 
-static int add_document(struct import_dcp *d, const char *name, json_t *root)
+static int add_document(struct import_dcp *d, const char *name, json_t *root, size_t most)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
-	int r = root ? import_dcp_write(root, &b) : -ENOMEM;
+	int r = root ? import_dcp_write(root, most, &b) : -ENOMEM;
 
 	json_decref(root);
+	if (r == -EFBIG)
+		return base_error_set(d->err, -BASE_ELIMIT, "%s: %s would have more than %zu MiB", d->file->path, name,
+			most >> 20);
 	if (r < 0)
 		return base_no_memory_for(d->err, "%s", d->file->path);
 	size_t len = b.len;
@@ -185,10 +188,8 @@ static int add_trees(struct import_dcp *d)
 			return base_error_set(d->err, -BASE_ELIMIT, "%s: the lists of %s lack more than %zu items",
 				d->file->path, component, GAPS_MAX);
 		}
-		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", value));
-		if (r == 0 && d->plan->blobs[d->plan->nblobs - 1].bytes > VALUES_MAX_BYTES)
-			r = base_error_set(d->err, -BASE_ELIMIT, "%s: the values of %s take more than 64 MiB as text",
-				d->file->path, component);
+		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", value),
+			VALUES_MAX_BYTES);
 		if (r < 0)
 			break;
 	}
@@ -244,7 +245,7 @@ static int add_metadata(struct import_dcp *d)
 		}
 	}
 	keys = json_pack("{s:i, s:b, s:o}", "vckpt.dcp", 1, "paths", d->metadata.paths, "keys", keys);
-	return add_document(d, DOCUMENT, keys);
+	return add_document(d, DOCUMENT, keys, SIZE_MAX);
 }
 
 int import_dcp_documents(struct import_dcp *d)

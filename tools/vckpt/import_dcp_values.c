@@ -4,8 +4,8 @@
  * becomes that: plain values and containers, sizes, types and devices of torch, and tensors, which become tensors of
  * the step. Any other class makes the whole value one that only Python reads.
  *
- * A pickle may name one value at many places, and inside itself. So depth and the number of values are bounded here;
- * what has more is left to Python, too. */
+ * A pickle may name one value at many places, and inside itself. So depth and the number of values are bounded here,
+ * long texts counting as several; what has more is left to Python, too. */
 #include "tools/vckpt/import_dcp.h"
 
 #include <inttypes.h>
@@ -18,6 +18,8 @@
 
 #define PICKLE_MAX_BYTES ((uint64_t)16 << 20)
 #define DEPTH_MAX 90u           /* of the 100 of a document, its path counted */
+#define VALUE_BYTES 16u         /* of a text or bytes, cost as much as a value */
+#define TENSOR_COST ((size_t)256)
 #define EXACT_MAX ((INT64_C(1) << 53) - 1)
 
 static const char *const classes[] = {
@@ -50,6 +52,18 @@ static json_t *no_form(struct values *v, const char *what)
 	return NULL;
 }
 
+static bool spend(struct values *v, size_t bytes)
+{
+	size_t cost = 1 + bytes / VALUE_BYTES;
+	bool enough = cost <= v->d->values_left;
+
+	if (enough)
+		v->d->values_left -= (unsigned)cost;
+	else
+		no_form(v, "it has too many values, or too long ones");
+	return enough;
+}
+
 /* ---- plain ---- */
 
 static json_t *tag(const char *name, json_t *content)
@@ -76,6 +90,8 @@ static json_t *convert_big(struct values *v, const char *bytes, size_t len)
 
 	if (len > 4096)
 		return no_form(v, "a number of more than 32,768 bits");
+	if (!spend(v, len))
+		return NULL;
 	base_cleanup_free uint8_t *size = malloc(len);
 	if (!size)
 		return no_form(v, "out of memory");
@@ -109,14 +125,16 @@ static json_t *convert_text(struct values *v, const char *bytes, size_t len)
 {
 	if (!proto_utf8_valid(bytes, len))
 		return no_form(v, "a text that is not UTF-8, or has a NUL");
-	return json_stringn(bytes, len);
+	return spend(v, len) ? json_stringn(bytes, len) : NULL;
 }
 
-static json_t *base64(const uint8_t *bytes, size_t len)
+static json_t *base64(struct values *v, const uint8_t *bytes, size_t len)
 {
 	static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-	char *text = malloc(len / 3 * 4 + 5), *to = text;
 
+	if (!spend(v, len))
+		return NULL;
+	char *text = malloc(len / 3 * 4 + 5), *to = text;
 	if (!text)
 		return NULL;
 	for (size_t i = 0; i < len; i += 3) {
@@ -149,7 +167,7 @@ static json_t *convert_latin(struct values *v, const struct foreign_value *text,
 			return no_form(v, "bytes that are not written as Python writes them");
 		base_buf_append(&b, &byte, 1);
 	}
-	return from && !b.error ? tag(name, base64(b.data, b.len)) : no_form(v, "bytes that are no text");
+	return from && !b.error ? tag(name, base64(v, b.data, b.len)) : no_form(v, "bytes that are no text");
 }
 
 /* ---- containers ---- */
@@ -160,6 +178,8 @@ static json_t *convert_part(struct values *v, const struct foreign_value *x, con
 	size_t before = v->name.len;
 	json_t *made;
 
+	if (len >= VALUE_BYTES && !spend(v, len))
+		return NULL;
 	if (before)
 		base_buf_append(&v->name, ".", 1);
 	base_buf_append(&v->name, key, len);
@@ -291,6 +311,8 @@ static json_t *convert_tensor(struct values *v, const struct foreign_value *x)
 		return NULL;
 	if (foreign_dtype(f.t.dtype, strlen(f.t.dtype), &word, &f.dtype) < 0 || tensor_dtype_parse(word, &f.dtype) < 0)
 		return no_form(v, "a tensor of a type that the store does not have");
+	if (!spend(v, TENSOR_COST + v->name.len))
+		return NULL;
 	if (!v->name.len || !proto_utf8_valid((char *)v->name.data, v->name.len))
 		base_buf_append_text(&v->name, "value");
 	if (v->name.error || asprintf(&place, "%s/%.*s", v->component, (int)v->name.len, v->name.data) < 0) {
@@ -315,6 +337,8 @@ static json_t *convert_path(struct values *v, const struct foreign_items *parts)
 
 		if (part->kind != FOREIGN_TEXT || !proto_utf8_valid(part->text.bytes, part->text.len))
 			return no_form(v, "a path that is no text");
+		if (!spend(v, part->text.len))
+			return NULL;
 		if (b.len && b.data[b.len - 1] != '/')
 			base_buf_append(&b, "/", 1);
 		base_buf_append(&b, part->text.bytes, part->text.len);
@@ -364,7 +388,7 @@ static json_t *convert_bytes(struct values *v, const struct foreign_object *o)
 		return no_form(v, "bytes that are not written as Python writes them");
 	const struct foreign_value *x = args->at[0];
 	if (x->kind == FOREIGN_BYTES)
-		return tag(name, base64((const uint8_t *)x->text.bytes, x->text.len));
+		return tag(name, base64(v, (const uint8_t *)x->text.bytes, x->text.len));
 	if (x->kind == FOREIGN_OBJECT && called(x->object, "encode") && x->object->args->items.n == 2)
 		return convert_latin(v, x->object->args->items.at[0], name);
 	return no_form(v, "bytes that are not written as Python writes them");
@@ -443,7 +467,7 @@ static json_t *convert_kind(struct values *v, const struct foreign_value *x)
 	case FOREIGN_BYTES:
 	case FOREIGN_BYTEARRAY:
 		return tag(x->kind == FOREIGN_BYTES ? "$bytes" : "$bytearray",
-			base64((const uint8_t *)x->text.bytes, x->text.len));
+			base64(v, (const uint8_t *)x->text.bytes, x->text.len));
 	case FOREIGN_TUPLE:
 		return tag("$tuple", convert_list(v, &x->items));
 	case FOREIGN_LIST:
@@ -467,9 +491,10 @@ static json_t *convert(struct values *v, const struct foreign_value *x)
 {
 	json_t *made;
 
-	if (v->depth >= DEPTH_MAX || !v->d->values_left)
-		return no_form(v, "it has too many values, or too many in one another");
-	v->d->values_left--;
+	if (v->depth >= DEPTH_MAX)
+		return no_form(v, "it has too many values in one another");
+	if (!spend(v, 0))
+		return NULL;
 	v->depth++;
 	made = convert_kind(v, x);
 	v->depth--;
@@ -532,6 +557,17 @@ static bool may_grow(struct values *v, uint64_t stored)
 	return import_dcp_grow(v->d, bytes, stored);
 }
 
+/* Does it fit in a document, with the others? */
+static bool fits(struct values *v, const json_t *made)
+{
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+
+	if (import_dcp_write(made, v->d->text_left, &b) < 0)
+		return false;
+	v->d->text_left -= base_min(b.len, v->d->text_left);
+	return true;
+}
+
 int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_range *range, json_t **ret_value,
 	struct base_error *why)
 {
@@ -547,6 +583,10 @@ int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_ran
 	if (made && !may_grow(&v, range->bytes)) {
 		json_decref(made);
 		made = no_form(&v, "tensors that are far larger than what is stored of them");
+	}
+	if (made && !fits(&v, made)) {
+		json_decref(made);
+		made = no_form(&v, "more than a document of the step can hold");
 	}
 	for (size_t i = 0; i < v.ntensors; i++) {
 		if (made && r == 0)

@@ -47,7 +47,7 @@ static void put_plain(struct base_buf *b, const json_t *v)
 		base_buf_append_text(b, json_is_null(v) ? "null" : json_is_true(v) ? "true" : "false");
 }
 
-static void put(struct base_buf *b, const json_t *v, unsigned indent);
+static void put(struct base_buf *b, const json_t *v, unsigned indent, size_t most);
 
 static void put_key(struct base_buf *b, const char *key)
 {
@@ -90,7 +90,7 @@ static void put_line(struct base_buf *b, const json_t *v, size_t end)
 	base_buf_append_text(b, array ? "]" : "}");
 }
 
-static void put_broken(struct base_buf *b, const json_t *v, unsigned indent)
+static void put_broken(struct base_buf *b, const json_t *v, unsigned indent, size_t most)
 {
 	bool array = json_is_array(v);
 	size_t i, n = 0;
@@ -100,20 +100,24 @@ static void put_broken(struct base_buf *b, const json_t *v, unsigned indent)
 	base_buf_append_text(b, array ? "[" : "{");
 	if (array) {
 		json_array_foreach(v, i, item) {
+			if (b->len > most || b->error)
+				break;
 			base_buf_printf(b, "%s\n%*s", i ? "," : "", (int)indent + 2, "");
-			put(b, item, indent + 2);
+			put(b, item, indent + 2, most);
 		}
 	} else {
 		json_object_foreach((json_t *)v, key, item) {
+			if (b->len > most || b->error)
+				break;
 			base_buf_printf(b, "%s\n%*s", n++ ? "," : "", (int)indent + 2, "");
 			put_key(b, key);
-			put(b, item, indent + 2);
+			put(b, item, indent + 2, most);
 		}
 	}
 	base_buf_printf(b, "\n%*s%s", (int)indent, "", array ? "]" : "}");
 }
 
-static void put(struct base_buf *b, const json_t *v, unsigned indent)
+static void put(struct base_buf *b, const json_t *v, unsigned indent, size_t most)
 {
 	size_t before = b->len, end = before + COLUMNS - base_min(indent, COLUMNS - 20);
 
@@ -121,16 +125,18 @@ static void put(struct base_buf *b, const json_t *v, unsigned indent)
 		put_plain(b, v);
 		return;
 	}
+	if (b->len > most || b->error)
+		return;
 	put_line(b, v, end);
 	if (b->len <= end || b->error)
 		return;
 	b->len = before;
-	put_broken(b, v, indent);
+	put_broken(b, v, indent, most);
 }
 
-int import_dcp_write(const json_t *value, struct base_buf *b)
+int import_dcp_write(const json_t *value, size_t most, struct base_buf *b)
 {
-	put(b, value, 0);
+	put(b, value, 0, most);
 	base_buf_append_text(b, "\n");
-	return b->error;
+	return b->error ? b->error : b->len > most ? -EFBIG : 0;
 }
