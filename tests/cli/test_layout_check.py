@@ -28,6 +28,12 @@ def test_what_each_tensor_gets(vckpt, step, tmp_path):
         assert done.stdout.splitlines()[-1] == f"{file}:3: no tensor has '*.none'"
 
 
+def test_control_characters_do_not_reach_the_terminal(vckpt, step, tmp_path):
+    (tmp_path / "f").write_bytes(b"\x1b]0;title\x07]* R\n")
+    done = vckpt("layout", step, "a/1", "--check", tmp_path / "f")
+    assert done.stdout.splitlines()[-1].endswith(r"no tensor has '\x1b]0;title\x07]*'"), done.stdout
+
+
 def test_a_file_alone(vckpt, tmp_path):
     (tmp_path / "f").write_text("a R\n")
     assert vckpt("layout", "--check", tmp_path / "f").stdout == f"{tmp_path / 'f'}: 1 line\n"

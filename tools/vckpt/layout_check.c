@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/view/layouts.h"
+#include "tools/vckpt/format.h"
 #include "tools/vckpt/layout.h"
 #include "tools/vckpt/table.h"
 
@@ -76,8 +77,11 @@ static int print_step(struct tool *t, const struct view_layouts *l, const struct
 	for (uint32_t i = 0; r == 0 && i < view_layouts_count(l); i++) {
 		const struct view_layouts_line *line = view_layouts_line(l, i);
 
-		if (counts[i] == 0 && !view_layouts_preset(line->file))
-			printf("%s:%u: no tensor has '%s'\n", line->file, line->number, line->pattern);
+		if (counts[i] || view_layouts_preset(line->file))
+			continue;
+		printf("%s:%u: no tensor has '", line->file, line->number);
+		tool_print_text(stdout, line->pattern, strlen(line->pattern));
+		puts("'");
 	}
 	return r < 0 ? tool_fail(t, &err) : tool_output_end(t);
 }
