@@ -500,6 +500,9 @@ def test_shards_that_do_not_fit(vckpt, store, source):
                         ([(half, [2**62, 0])], "larger than a tensor can be")):
         write(*parts)
         refused(vckpt, store, source, "w", text)
+    for info in ("[1]", '{"w": ', "[" * 3000):
+        save_file({"w": half}, source / name.format(1), metadata={"DCP_SHARDING_INFO": info})
+        refused(vckpt, store, source, "its DCP_SHARDING_INFO is no JSON object")
 
 
 def test_items_in_safetensors(vckpt, store, source):

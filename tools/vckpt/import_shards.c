@@ -25,8 +25,16 @@ int import_parts_read(struct import_file *f, uint64_t offset, struct import_part
 		return base_error_prefix(err, r, "%s", f->path);
 	}
 	for (uint32_t i = 0; i < p.s.nmetadata; i++)
-		if (!strcmp(p.s.metadata[i].key, SHARDING_KEY))
+		if (!strcmp(p.s.metadata[i].key, SHARDING_KEY)) {
+			json_decref(p.sharding);
 			p.sharding = json_loads(p.s.metadata[i].value, JSON_REJECT_DUPLICATES, NULL);
+			if (!json_is_object(p.sharding)) /* without it a part would be taken for the whole */
+				r = -BASE_EFORMAT;
+		}
+	if (r < 0) {
+		import_parts_release(&p);
+		return base_error_set(err, r, "%s: its " SHARDING_KEY " is no JSON object", f->path);
+	}
 	p.numbers = json_object();
 	for (uint32_t i = 0; r == 0 && i < p.s.ntensors; i++)
 		r = json_object_setn_new(p.numbers, p.s.tensors[i].name, p.s.tensors[i].name_len, json_integer(i));
