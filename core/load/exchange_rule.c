@@ -12,5 +12,5 @@ bool load_exchange_pays(const struct load_exchange_measured *m, struct load_exch
 
 	ret_times->alone = rule_seconds(m->wanted, m->store);
 	ret_times->shared = m->setup + rule_seconds(m->distinct, together) + rule_seconds(m->distinct, m->link);
-	return ret_times->alone > ret_times->shared;
+	return ret_times->alone > LOAD_EXCHANGE_GAIN * ret_times->shared;
 }
