@@ -5,31 +5,9 @@ on that."""
 import ctypes as c
 
 import numpy
-import pytest
 
-from gpulib import Gpu, Unavailable
 from loadlib import CONVERT, RESIZE, ZERO, Opened, described, target
 from saverlib import DEVICE, api, store  # noqa: F401 (fixtures)
-
-
-@pytest.fixture(scope="module")
-def device():
-    try:
-        return Gpu()
-    except Unavailable as e:
-        pytest.skip(str(e))
-
-
-@pytest.fixture
-def gpu(device):
-    device.current()
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def rng():
-    return numpy.random.default_rng(11)
 
 
 def save(api, store, arrays):  # noqa: F811

@@ -8,32 +8,11 @@ import threading
 import numpy
 import pytest
 
-from gpulib import Gpu, Unavailable
 from saverlib import DEVICE, Failed, api, ranks, store  # noqa: F401
 
 AUTO, NO, YES = range(3)
 MIB = 1 << 20
 PINS = pytest.mark.parametrize("pin", [AUTO, NO, YES], ids=["auto", "no", "yes"])
-
-
-@pytest.fixture(scope="module")
-def device():
-    try:
-        return Gpu()
-    except Unavailable as e:
-        pytest.skip(str(e))
-
-
-@pytest.fixture
-def gpu(device):
-    device.current()
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def rng():
-    return numpy.random.default_rng(11)
 
 
 def on(array):
