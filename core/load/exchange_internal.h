@@ -133,6 +133,8 @@ struct load_exchange {
 	struct load_exchange_result result;
 	char why[400];
 	pthread_t threads[EXCHANGE_THREADS]; unsigned nthreads;
+	atomic_uint_fast64_t bucket_ns;  /* what threads spent on buckets of this rank's */
+	atomic_uint_fast64_t pass_ns;    /* of it, for the others: a rank that reads for itself alone saves it */
 
 	pthread_mutex_t lock;            /* protects what follows */
 	pthread_cond_t work, news;       /* for workers; for the thread that makes the calls */

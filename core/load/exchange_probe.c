@@ -4,8 +4,9 @@
  *
  * Each rank reads the first tenth of what it owns, at most what its rooms hold, all ranks at once: what they get
  * together is what the store gives to all of them, whether the store or the readers set the limit. Reading counts with
- * checks, decoding and placing, as each rank does it that reads for itself. Then these buckets are passed on, and
- * placed by those that want them. The slowest rank counts, of both. All ranks know all times, and decide alike. */
+ * checks, decoding and placing, as each rank does it that reads for itself; what owners do only because others are to
+ * have the bytes counts as passing on. Then these buckets are passed on, and placed by those that want them. The
+ * slowest rank counts, of both. All ranks know all times, and decide alike. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,16 +67,17 @@ int exchange_probe_order(struct load_exchange *x, size_t *ret_n, uint64_t *ret_b
 	return 0;
 }
 
-/* Reads this rank's buckets of the probe; how long that took. */
-static uint64_t probe_read(struct load_exchange *x, size_t n, uint64_t *ret_bytes)
+/* Reads this rank's buckets of the probe. numbers: how long that took, their bytes, -, and how long more it took only
+ * because others are to have them. */
+static void probe_read(struct load_exchange *x, size_t n, uint64_t *numbers)
 {
-	uint64_t from = base_monotonic_ns();
+	uint64_t from = base_monotonic_ns(), ns;
+	double for_others;
 	uint32_t own = 0;
 
-	*ret_bytes = 0;
 	for (size_t i = 0; i < n; i++)
 		if (x->plan.buckets[i].owner == x->comm->rank) {
-			*ret_bytes += x->plan.buckets[i].bytes;
+			numbers[1] += x->plan.buckets[i].bytes;
 			own++;
 		}
 	pthread_mutex_lock(&x->lock);
@@ -85,7 +87,10 @@ static uint64_t probe_read(struct load_exchange *x, size_t n, uint64_t *ret_byte
 		while (!x->ready[i].ready)
 			pthread_cond_wait(&x->news, &x->lock);
 	pthread_mutex_unlock(&x->lock);
-	return base_max(base_monotonic_ns() - from, 1);
+	ns = base_monotonic_ns() - from;
+	for_others = (double)atomic_load(&x->pass_ns) / (double)base_max(atomic_load(&x->bucket_ns), 1);
+	numbers[3] = (uint64_t)((double)ns * for_others);
+	numbers[0] = base_max(ns - base_min(numbers[3], ns), 1);
 }
 
 /* Until everything that has arrived is placed. */
@@ -113,7 +118,7 @@ static bool probe_decide(struct load_exchange *x, const struct exchange_vote *re
 		ns = base_max(ns, read[i].number[1] ? read[i].number[0] : 0);
 		m.reader = base_max((uint64_t)m.reader, (uint64_t)per_second(read[i].number[1], read[i].number[0]));
 		setup_ns = base_max(setup_ns, read[i].number[2]);
-		link_ns = base_max(link_ns, passed[i].number[0]);
+		link_ns = base_max(link_ns, passed[i].number[0] + read[i].number[3]);
 	}
 	m.store = per_second(bytes, ns);
 	m.link = per_second(probed, link_ns);
@@ -135,7 +140,7 @@ int exchange_probe(struct load_exchange *x, size_t n, uint64_t bytes, bool *ret_
 
 	numbers[2] = base_monotonic_ns() - from;
 	if (r == 0)
-		numbers[0] = probe_read(x, n, &numbers[1]);
+		probe_read(x, n, numbers);
 	if (r == 0)
 		r = exchange_agree(x, "what was read for a probe", numbers, &read, err);
 	from = base_monotonic_ns();

@@ -17,6 +17,8 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/clock.h"
+#include "core/load/burst_internal.h"
 #include "core/load/exchange_internal.h"
 #include "core/load/place.h"
 #include "core/tensor/reshard.h"
@@ -168,6 +170,18 @@ static void bucket_lose(uint8_t *head, uint32_t segment, uint8_t *to, uint64_t l
 	memcpy(to, why->text, n);
 }
 
+/* What this rank owns and wants itself, from its bucket. Alone it would read much of it straight to its place: then the
+ * time counts as that of passing on. */
+static void bucket_mine(struct load_exchange *x, struct exchange_mine *m, uint32_t first, uint32_t n,
+	const uint8_t *bytes)
+{
+	uint64_t from = base_monotonic_ns();
+
+	mine_place(x, m, first, n, bytes);
+	if (fill_need_place(x->f, &x->needs[m->first]))
+		atomic_fetch_add_explicit(&x->pass_ns, base_monotonic_ns() - from, memory_order_relaxed);
+}
+
 /* A segment that this rank owns, to its place in the bucket and in this rank's boxes. */
 static int bucket_segment(struct load_exchange *x, struct fill_worker *w, uint8_t *head, uint32_t i,
 	const struct exchange_segment *s, uint8_t *to)
@@ -177,7 +191,7 @@ static int bucket_segment(struct load_exchange *x, struct fill_worker *w, uint8_
 	int r = mine_read(x, w, m, s->first, s->n, to);
 
 	if (r == 0) {
-		mine_place(x, m, s->first, s->n, to);
+		bucket_mine(x, m, s->first, s->n, to);
 		return 0;
 	}
 	if (!fill_skips(x->f, r))
@@ -187,27 +201,72 @@ static int bucket_segment(struct load_exchange *x, struct fill_worker *w, uint8_
 	return r < 0 ? base_no_memory(&w->err) : 0;
 }
 
+/* Segments from `first` on that are whole objects and follow each other in their pack, with one read. Returns the
+ * number of the first one that is not there afterwards, which bucket_segment reads. */
+static uint32_t bucket_burst(struct load_exchange *x, struct fill_worker *w, const struct exchange_bucket *b,
+	uint32_t first, uint8_t *to)
+{
+	const struct exchange_segment *s = &x->plan.segments[b->first];
+	const struct exchange_object *o = x->plan.objects;
+	uint32_t pack = o[s[first].object].key.pack;
+	uint64_t before = store_pack_bytes_read();
+	struct burst burst;
+
+	if (!burst_begin(&burst, w, pack))
+		return first;
+	for (uint32_t i = first; i < b->nsegments && o[s[i].object].key.pack == pack; i++) {
+		const struct store_object_ref *ref = mine_ref(x, &x->mine[o[s[i].object].mine]);
+
+		if (s[i].n != base_block_count(ref->raw_len) || !burst_fits(&burst, ref))
+			break;
+		burst_add(&burst, ref, to);
+		to += ref->raw_len;
+	}
+	if (burst_read(&burst)) {
+		for (unsigned i = 0; i < burst.n && burst_take(&burst, i); i++, first++)
+			bucket_mine(x, &x->mine[o[s[first].object].mine], 0, s[first].n, burst.piece[i].place);
+	}
+	atomic_fetch_add_explicit(&x->f->read, store_pack_bytes_read() - before, memory_order_relaxed);
+	return first;
+}
+
+/* Raw bytes of so many segments of a bucket. */
+static uint64_t bucket_bytes(const struct load_exchange *x, const struct exchange_segment *s, uint32_t n)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += exchange_bytes(x->plan.objects[s[i].object].key.raw_len, s[i].first, s[i].n);
+	return bytes;
+}
+
 /* After a failure buckets are passed on all the same, until the ranks vote, so that all make the same calls. */
 static void bucket_read(struct load_exchange *x, struct fill_worker *w, uint32_t bucket, uint8_t *head)
 {
 	const struct exchange_bucket *b = &x->plan.buckets[bucket];
 	uint8_t *to = head + EXCHANGE_HEAD_BYTES;
+	uint64_t from = base_monotonic_ns(), sum_from;
 	int r = exchange_goes_on(x) ? 0 : -ECANCELED;
 
 	memset(head, 0, EXCHANGE_HEAD_BYTES);
-	for (uint32_t i = 0; r == 0 && i < b->nsegments; i++) {
+	for (uint32_t i = 0, next; r == 0 && i < b->nsegments; i = next) {
 		const struct exchange_segment *s = &x->plan.segments[b->first + i];
 
-		r = bucket_segment(x, w, head, i, s, to);
+		next = bucket_burst(x, w, b, i, to);
+		if (next == i)
+			r = bucket_segment(x, w, head, next++, s, to);
 		if (r < 0)
 			exchange_fail(x, &w->err);
-		to += exchange_bytes(x->plan.objects[s->object].key.raw_len, s->first, s->n);
+		to += bucket_bytes(x, s, next - i);
 	}
 	memcpy(head, BUCKET_MAGIC, 4);
 	base_put32(head + 4, (uint32_t)r);
 	base_put64(head + 8, bucket);
 	base_put64(head + 16, b->bytes);
+	sum_from = base_monotonic_ns();
 	base_put64(head + BUCKET_SUM_AT, bucket_sum(head, b->bytes));
+	atomic_fetch_add_explicit(&x->pass_ns, base_monotonic_ns() - sum_from, memory_order_relaxed);
+	atomic_fetch_add_explicit(&x->bucket_ns, base_monotonic_ns() - from, memory_order_relaxed);
 }
 
 /* ---- one that has arrived ---- */

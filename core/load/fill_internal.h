@@ -18,9 +18,6 @@
 #define FILL_TASK_BYTES (UINT64_C(4) << 20)
 #define FILL_TASK_NEEDS 256u
 #define FILL_GROUP_NEEDS 64u             /* an object is read once more for so many pieces that it is */
-#define FILL_BURST_BYTES (1u << 20)       /* of a pack that are read at once */
-#define FILL_BURST_GAP 4096u              /* what lies between pieces there is their alignment, no other piece */
-#define FILL_BURST_PIECES 64u
 #define FILL_INLINE UINT32_MAX           /* in place of a pack: the piece's bytes are in its row */
 
 struct fill_box {                        /* what was added */
@@ -100,7 +97,7 @@ struct fill_worker {
 	uint32_t pack_number;
 	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
-	uint8_t *burst, *checks;          /* neighbouring pieces of a pack, and their checks */
+	uint8_t *burst, *checks;          /* burst_internal.h: neighbouring objects of a pack, and their checks */
 	struct base_error err;
 };
 void fill_worker_release(struct fill_worker *w);

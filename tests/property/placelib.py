@@ -9,7 +9,7 @@ import reader
 
 HEAD_BYTES = 4096       # of a pack: read when it is opened
 JOIN_BYTES = 64 << 10   # READ_JOIN_BYTES of core/pack/pack_reader.c
-GAP_BYTES = 4096        # FILL_BURST_GAP of core/load/fill_internal.h
+GAP_BYTES = 4096        # BURST_GAP of core/load/burst.c
 
 
 class Store(reader.Store):

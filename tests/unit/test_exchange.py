@@ -46,6 +46,25 @@ def stored_bytes(store):
     return sum(p.stat().st_size for p in pathlib.Path(store).glob("packs/*/*-model.pack"))
 
 
+def reads():
+    """System calls of this process that read."""
+    return int(next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("syscr"))
+               .split()[1])
+
+
+def test_owners_read_neighbours_at_once(api, store, rng):  # noqa: F811
+    """Small tensors that follow each other in a pack are not read one by one."""
+    arrays = {f"model/{i:03}": noise(rng, (80, 80)) for i in range(300)}
+    save(api, store, arrays)
+    out = [None] * 2
+    with Ranks(api, 2, "functions") as ranks:
+        before = reads()
+        good(ranks.run(store, whole(arrays, out)))
+        assert reads() - before < 150
+    for name, array in arrays.items():
+        assert out[0][name].tobytes() == out[1][name].tobytes() == array.tobytes()
+
+
 @KINDS
 @pytest.mark.parametrize("size", [2, 4])
 def test_replicas_read_once(api, store, step, kind, size):  # noqa: F811
