@@ -9,8 +9,10 @@
  * ordered by falling noise: byte 0 bit 0 (the end of the mantissa) first, the sign last. Bit j of byte i of a plane
  * belongs to word 8 i + j.
  *
- * The AVX2 versions give the same bytes as the portable ones. SSE2 would help CPUs older than 2013 only: they run the
- * portable code. */
+ * The vector versions give the same bytes as the portable one: AVX2, and for decoding AVX2 with GFNI (Intel from Ice
+ * Lake, AMD from Zen 4 on), which has an instruction that transposes bits. They do not count on the compiler to
+ * vectorize, which gcc -O2 does for few loops. SSE2 would help CPUs older than 2013 only: they run the portable
+ * code. */
 #include "core/pack/transform.h"
 
 #include <stdatomic.h>
@@ -22,22 +24,24 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2")))
+#define GFNI __attribute__((target("avx2,gfni")))
+#define UNROLL _Pragma("GCC unroll 8") /* registers in arrays stay registers, with -O2 too */
 #endif
 
-/* ---- words <-> byte planes: plain loops that the compiler turns into shuffles, once for each target ---- */
+/* ---- words <-> byte planes: words [from, words) ---- */
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE void split_body(const uint8_t *restrict in, size_t words, unsigned width, uint8_t *restrict out)
+INLINE void split_body(const uint8_t *restrict in, size_t from, size_t words, unsigned width, uint8_t *restrict out)
 {
-	for (size_t i = 0; i < words; i++)
+	for (size_t i = from; i < words; i++)
 		for (unsigned b = 0; b < width; b++)
 			out[b * words + i] = in[i * width + b];
 }
 
-INLINE void join_body(const uint8_t *restrict in, size_t words, unsigned width, uint8_t *restrict out)
+INLINE void join_body(const uint8_t *restrict in, size_t from, size_t words, unsigned width, uint8_t *restrict out)
 {
-	for (size_t i = 0; i < words; i++)
+	for (size_t i = from; i < words; i++)
 		for (unsigned b = 0; b < width; b++)
 			out[i * width + b] = in[b * words + i];
 }
@@ -81,7 +85,7 @@ static void encode_portable(const uint8_t *in, size_t words, unsigned width, uin
 {
 	const uint8_t *bytes = in;
 	if (width > 1) {
-		split_body(in, words, width, scratch);
+		split_body(in, 0, words, width, scratch);
 		bytes = scratch;
 	}
 	for (unsigned b = 0; b < width; b++)
@@ -94,7 +98,7 @@ static void decode_portable(const uint8_t *in, size_t words, unsigned width, uin
 	for (unsigned b = 0; b < width; b++)
 		gather_portable(in + b * words, 0, words, bytes + b * words);
 	if (width > 1)
-		join_body(scratch, words, width, out);
+		join_body(scratch, 0, words, width, out);
 }
 
 #if defined(__x86_64__)
@@ -111,97 +115,239 @@ AVX2 static void spread_avx2(const uint8_t *in, size_t n, uint8_t *out)
 	spread_portable(in, i, n, out);
 }
 
-AVX2 INLINE __m256i transpose8_avx2(__m256i x)
-{
-	__m256i t =
-		_mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, 7)), _mm256_set1_epi64x(0x00AA00AA00AA00AA));
-	x = _mm256_xor_si256(x, _mm256_xor_si256(t, _mm256_slli_epi64(t, 7)));
-	t = _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, 14)), _mm256_set1_epi64x(0x0000CCCC0000CCCC));
-	x = _mm256_xor_si256(x, _mm256_xor_si256(t, _mm256_slli_epi64(t, 14)));
-	t = _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, 28)), _mm256_set1_epi64x(0x00000000F0F0F0F0));
-	return _mm256_xor_si256(x, _mm256_xor_si256(t, _mm256_slli_epi64(t, 28)));
-}
+AVX2 INLINE __m256i load(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
+AVX2 INLINE void store(uint8_t *at, __m256i v) { _mm256_storeu_si256((__m256i *)at, v); }
 
-/* 32 bytes of each of eight bit planes -> 256 bytes: a transposition of bytes by three rounds of unpacking, which work
- * in each half of a register by itself (so the halves are stored apart), then of bits. */
-AVX2 INLINE void gather_avx2_256(const uint8_t *in, size_t plane, uint8_t *out)
+/* The 256 bytes of eight registers by turns: 4 q and 4 q + 1 of all registers to low, 4 q + 2 and 4 q + 3 to high.
+ * Three rounds of unpacking, which work in each half of a register by itself: bytes 0 to 15, and 16 to 31. */
+AVX2 INLINE void interleave8(const __m256i *r, __m256i *ret_low, __m256i *ret_high)
 {
-	__m256i r[8], a[8], b[8];
-	for (size_t k = 0; k < 8; k++)
-		r[k] = _mm256_loadu_si256((const __m256i *)(in + k * plane));
+	__m256i a[8], b[8];
+
+	UNROLL
 	for (int k = 0; k < 4; k++) {
-		a[2 * k] = _mm256_unpacklo_epi8(r[2 * k], r[2 * k + 1]); /* planes 2k, 2k+1; bytes 0..7 of each half */
+		a[2 * k] = _mm256_unpacklo_epi8(r[2 * k], r[2 * k + 1]); /* of 2k, 2k+1: bytes 0..7 of each half */
 		a[2 * k + 1] = _mm256_unpackhi_epi8(r[2 * k], r[2 * k + 1]); /* bytes 8..15 */
 	}
-	for (int h = 0; h < 2; h++) { /* planes 0..3 and 4..7 */
+	UNROLL
+	for (int h = 0; h < 2; h++) { /* registers 0..3 and 4..7 */
+		UNROLL
 		for (int q = 0; q < 2; q++) {
 			b[4 * h + 2 * q] = _mm256_unpacklo_epi16(a[4 * h + q], a[4 * h + 2 + q]);
 			b[4 * h + 2 * q + 1] = _mm256_unpackhi_epi16(a[4 * h + q], a[4 * h + 2 + q]);
 		}
 	}
-	for (int q = 0; q < 4; q++) { /* bytes 4q .. 4q+3 of each half, all eight planes */
-		__m256i low = transpose8_avx2(_mm256_unpacklo_epi32(b[q], b[4 + q]));
-		__m256i high = transpose8_avx2(_mm256_unpackhi_epi32(b[q], b[4 + q]));
-		_mm256_storeu_si256((__m256i *)(out + 32 * q), _mm256_permute2x128_si256(low, high, 0x20));
-		_mm256_storeu_si256((__m256i *)(out + 128 + 32 * q), _mm256_permute2x128_si256(low, high, 0x31));
+	UNROLL
+	for (int q = 0; q < 4; q++) {
+		ret_low[q] = _mm256_unpacklo_epi32(b[q], b[4 + q]);
+		ret_high[q] = _mm256_unpackhi_epi32(b[q], b[4 + q]);
 	}
+}
+
+/* What interleave8 has made, to its place. */
+AVX2 INLINE void halves_store(uint8_t *out, int q, __m256i low, __m256i high)
+{
+	store(out + 32 * q, _mm256_permute2x128_si256(low, high, 0x20));
+	store(out + 128 + 32 * q, _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+/* The bits of a which stand n higher than those of `mask` change places with the bits of b that are in it. */
+AVX2 INLINE void bits_swap(__m256i *a, __m256i *b, int n, __m256i mask)
+{
+	__m256i t = _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16(*a, n), *b), mask);
+
+	*b = _mm256_xor_si256(*b, t);
+	*a = _mm256_xor_si256(*a, _mm256_slli_epi16(t, n));
+}
+
+/* Bit i of byte n of register k <-> bit k of byte n of register i. */
+AVX2 INLINE void transpose8_avx2(__m256i *r)
+{
+	UNROLL
+	for (int k = 0; k < 4; k++)
+		bits_swap(&r[k], &r[k + 4], 4, _mm256_set1_epi8(0x0f));
+	UNROLL
+	for (int k = 0; k < 4; k++)
+		bits_swap(&r[k + (k & 2)], &r[k + (k & 2) + 2], 2, _mm256_set1_epi8(0x33));
+	UNROLL
+	for (int k = 0; k < 4; k++)
+		bits_swap(&r[2 * k], &r[2 * k + 1], 1, _mm256_set1_epi8(0x55));
 }
 
 AVX2 static void gather_avx2(const uint8_t *in, size_t n, uint8_t *out)
 {
 	size_t i = 0;
-	for (; i + 256 <= n; i += 256)
-		gather_avx2_256(in + i / 8, n / 8, out + i);
+
+	for (; i + 256 <= n; i += 256) {
+		__m256i r[8], low[4], high[4];
+
+		UNROLL
+		for (size_t k = 0; k < 8; k++)
+			r[k] = load(in + k * (n / 8) + i / 8);
+		transpose8_avx2(r);
+		interleave8(r, low, high);
+		UNROLL
+		for (int q = 0; q < 4; q++)
+			halves_store(out + i, q, low[q], high[q]);
+	}
+	gather_portable(in, i, n, out);
+}
+
+/* The instruction multiplies each byte with a matrix A of 8 x 8 bits. Of a byte whose only bit is i, bit j of the
+ * product is bit i of byte 7 - j of A: so planes that are taken backwards come out transposed. */
+GFNI static void gather_gfni(const uint8_t *in, size_t n, uint8_t *out)
+{
+	const __m256i unit = _mm256_set1_epi64x((int64_t)UINT64_C(0x8040201008040201));
+	size_t i = 0;
+
+	for (; i + 256 <= n; i += 256) {
+		__m256i r[8], low[4], high[4];
+
+		UNROLL
+		for (size_t k = 0; k < 8; k++)
+			r[k] = load(in + (7 - k) * (n / 8) + i / 8);
+		interleave8(r, low, high);
+		UNROLL
+		for (int q = 0; q < 4; q++)
+			halves_store(out + i, q, _mm256_gf2p8affine_epi64_epi8(unit, low[q], 0),
+				_mm256_gf2p8affine_epi64_epi8(unit, high[q], 0));
+	}
 	gather_portable(in, i, n, out);
 }
 
 AVX2 static void split2_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
 {
-	split_body(in, words, 2, out);
+	const __m256i mask = _mm256_set1_epi16(0xff);
+	size_t i = 0;
+
+	for (; i + 32 <= words; i += 32) {
+		__m256i a = load(in + 2 * i), b = load(in + 2 * i + 32);
+		__m256i low = _mm256_packus_epi16(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
+		__m256i high = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+
+		store(out + i, _mm256_permute4x64_epi64(low, 0xd8));
+		store(out + words + i, _mm256_permute4x64_epi64(high, 0xd8));
+	}
+	split_body(in, i, words, 2, out);
 }
-AVX2 static void split4_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
-{
-	split_body(in, words, 4, out);
-}
-AVX2 static void split8_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
-{
-	split_body(in, words, 8, out);
-}
+
 AVX2 static void join2_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
 {
-	join_body(in, words, 2, out);
+	size_t i = 0;
+
+	for (; i + 32 <= words; i += 32) {
+		__m256i low = load(in + i), high = load(in + words + i);
+		__m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+
+		store(out + 2 * i, _mm256_permute2x128_si256(a, b, 0x20));
+		store(out + 2 * i + 32, _mm256_permute2x128_si256(a, b, 0x31));
+	}
+	join_body(in, i, words, 2, out);
 }
+
+/* 8 words a register: their bytes of equal weight to 32 bits of each half, then those of four registers together. */
+AVX2 static void split4_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	const __m256i weights = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1,
+		5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+	const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+	size_t i = 0;
+
+	for (; i + 32 <= words; i += 32) {
+		__m256i v[4], a[4];
+
+		UNROLL
+		for (size_t k = 0; k < 4; k++)
+			v[k] = _mm256_shuffle_epi8(load(in + 4 * i + 32 * k), weights);
+		a[0] = _mm256_unpacklo_epi32(v[0], v[1]);
+		a[1] = _mm256_unpacklo_epi32(v[2], v[3]);
+		a[2] = _mm256_unpackhi_epi32(v[0], v[1]);
+		a[3] = _mm256_unpackhi_epi32(v[2], v[3]);
+		UNROLL
+		for (size_t k = 0; k < 2; k++) {
+			__m256i even = _mm256_unpacklo_epi64(a[2 * k], a[2 * k + 1]);
+			__m256i odd = _mm256_unpackhi_epi64(a[2 * k], a[2 * k + 1]);
+
+			store(out + 2 * k * words + i, _mm256_permutevar8x32_epi32(even, order));
+			store(out + (2 * k + 1) * words + i, _mm256_permutevar8x32_epi32(odd, order));
+		}
+	}
+	split_body(in, i, words, 4, out);
+}
+
 AVX2 static void join4_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
 {
-	join_body(in, words, 4, out);
+	size_t i = 0;
+
+	for (; i + 32 <= words; i += 32) {
+		__m256i v[4], low[2], high[2], r[4];
+
+		UNROLL
+		for (size_t k = 0; k < 4; k++)
+			v[k] = load(in + k * words + i);
+		UNROLL
+		for (int k = 0; k < 2; k++) { /* bytes 0, 1 and bytes 2, 3 of words 0..7 and 8..15 of each half */
+			low[k] = _mm256_unpacklo_epi8(v[2 * k], v[2 * k + 1]);
+			high[k] = _mm256_unpackhi_epi8(v[2 * k], v[2 * k + 1]);
+		}
+		r[0] = _mm256_unpacklo_epi16(low[0], low[1]); /* words 0..3 of each half, and so on */
+		r[1] = _mm256_unpackhi_epi16(low[0], low[1]);
+		r[2] = _mm256_unpacklo_epi16(high[0], high[1]);
+		r[3] = _mm256_unpackhi_epi16(high[0], high[1]);
+		UNROLL
+		for (size_t k = 0; k < 2; k++) {
+			store(out + 4 * i + 32 * k, _mm256_permute2x128_si256(r[2 * k], r[2 * k + 1], 0x20));
+			store(out + 4 * i + 64 + 32 * k, _mm256_permute2x128_si256(r[2 * k], r[2 * k + 1], 0x31));
+		}
+	}
+	join_body(in, i, words, 4, out);
+}
+
+/* Words of 8 bytes are rare: a loop that gcc -O3 vectorizes. */
+AVX2 static void split8_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	split_body(in, 0, words, 8, out);
 }
 AVX2 static void join8_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
 {
-	join_body(in, words, 8, out);
+	join_body(in, 0, words, 8, out);
 }
 
 static void encode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
 {
+	const uint8_t *bytes = width > 1 ? scratch : in;
+
 	switch (width) {
 	case 2: split2_avx2(in, words, scratch); break;
 	case 4: split4_avx2(in, words, scratch); break;
 	case 8: split8_avx2(in, words, scratch); break;
 	}
-	const uint8_t *bytes = width > 1 ? scratch : in;
 	for (unsigned b = 0; b < width; b++)
 		spread_avx2(bytes + b * words, words, out + b * words);
 }
 
-static void decode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
+INLINE void decode_vectors(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch,
+	void (*gather)(const uint8_t *in, size_t n, uint8_t *out))
 {
 	uint8_t *bytes = width > 1 ? scratch : out;
+
 	for (unsigned b = 0; b < width; b++)
-		gather_avx2(in + b * words, words, bytes + b * words);
+		gather(in + b * words, words, bytes + b * words);
 	switch (width) {
 	case 2: join2_avx2(scratch, words, out); break;
 	case 4: join4_avx2(scratch, words, out); break;
 	case 8: join8_avx2(scratch, words, out); break;
 	}
+}
+
+static void decode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
+{
+	decode_vectors(in, words, width, out, scratch, gather_avx2);
+}
+
+static void decode_gfni(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
+{
+	decode_vectors(in, words, width, out, scratch, gather_gfni);
 }
 #endif
 
@@ -211,11 +357,13 @@ static atomic_int selected = -1; /* -1: not yet asked */
 
 int transform_select(int which)
 {
-	bool avx2 = false;
+	int use = 0;
 #if defined(__x86_64__)
-	avx2 = __builtin_cpu_supports("avx2");
+	if (__builtin_cpu_supports("avx2"))
+		use = __builtin_cpu_supports("gfni") ? 2 : 1;
 #endif
-	int use = which == 0 || !avx2 ? 0 : 1;
+	if (which >= 0 && which < use)
+		use = which;
 	atomic_store_explicit(&selected, use, memory_order_relaxed);
 	return use;
 }
@@ -228,7 +376,7 @@ static void encode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, 
 	size_t words = len / width & ~(size_t)7, done = words * width;
 	plane_func f = encode_portable;
 #if defined(__x86_64__)
-	if (use == 1)
+	if (use > 0)
 		f = encode_avx2;
 #endif
 	f(in, words, width, out, scratch);
@@ -243,8 +391,8 @@ static void decode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, 
 	size_t words = len / width & ~(size_t)7, done = words * width;
 	plane_func f = decode_portable;
 #if defined(__x86_64__)
-	if (use == 1)
-		f = decode_avx2;
+	if (use > 0)
+		f = use == 1 ? decode_avx2 : decode_gfni;
 #endif
 	f(in, words, width, out, scratch);
 	memcpy(out + done, in + done, len - done);
