@@ -36,7 +36,7 @@ struct serving {
 	struct fs_watch *watch;
 	pthread_t main, session, prover;
 	int report_fd;                  /* -1: foreground, or told */
-	int loop_result;
+	_Atomic int loop_result;         /* read once SIGUSR1 has come, or the session thread has ended */
 	_Atomic bool failed;            /* the first look failed */
 	_Atomic bool ending;            /* a signal or umount came: a look that fails now says nothing */
 };
