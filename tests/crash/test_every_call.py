@@ -71,9 +71,9 @@ def test_all_ranks_die(bench, scale, rank, rng):
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", range(WORLD))
-def test_each_rank_dies_at_each_call_reads_too(bench, rank):
+def test_each_rank_dies_at_a_half_of_all_calls_reads_too(bench, rank, rng):
     calls = bench.calls(inject={rank: "reads=1"})[rank]
 
     def one(path, n):
         after(bench, path, killed(bench, path, rank, f"reads=1,do=kill,at={n}"), [rank])
-    bench.each(range(1, len(calls) + 1), one)
+    bench.each(sorted(rng.sample(range(1, len(calls) + 1), len(calls) // 2)), one)

@@ -195,7 +195,7 @@ def test_an_fsync_that_answers_0(lib, ext4):
                          ids=["an error", "all written", "journal written", "nothing written"])
 def test_at_any_moment(bench, ext4, scale, how, rng):
     lost = 0
-    for i in range(scale(2, 40)):
+    for i in range(scale(2, 20)):
         before = shown(bench, ext4)
         job = Job(bench.build, ext4.store, f"launch {i}", saves=200, world=WORLD, driver=bench.driver, inject={},
                   start_ms=START_MS)

@@ -153,7 +153,7 @@ def test_blocks_of_several_rows_for_several_ranks(dump, scale, rng):
         found = [("R",)] + [q for d in range(len(shape))
                             for q in (("S", d), ("SS", d, 2), ("SS", d, 3), ("IS", d, 2), ("IS", d, 3))]
         pairs = [p for p in itertools.product(found, repeat=2) if max(rows(shape, mesh, p), default=0) > 1]
-        cases += [(shape, mesh, p, None) for p in rng.sample(pairs, min(len(pairs), scale(20, 100)))]
+        cases += [(shape, mesh, p, None) for p in rng.sample(pairs, min(len(pairs), scale(20, 50)))]
     allowed, refused = try_all(dump, cases, rng, more=3)
     assert allowed > 1400 and refused > 900
 

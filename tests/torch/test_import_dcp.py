@@ -432,7 +432,7 @@ def write_checkpoint(rng, path, state):
 
 
 def test_any_boxes_of_any_tensors(vckpt, store, tmp_path, rng, scale):
-    for case in range(scale(6, 200)):
+    for case in range(scale(6, 100)):
         state = {}
         for number in range(rng.randrange(1, 6)):
             shape = [rng.choice([1, 2, 3, 5, 8, 17, 64]) for _ in range(rng.randrange(5))]

@@ -293,7 +293,7 @@ class WrongRank(PythonRank):
 def test_forged_messages(api, store, arrays, which, rng, scale):  # noqa: F811
     """No crash, no hang; and bytes are right if the load says so."""
     ended = {True: 0, False: 0}
-    for _ in range(scale(12, 400)):
+    for _ in range(scale(12, 200)):
         ranks = Ranks(api, 2, "functions", 1000)
         ranks.python[0] = WrongRank(ranks.board, 0, random.Random(rng.getrandbits(32)), which)
         out = {}

@@ -67,7 +67,7 @@ def everything(lib, store, run):
 @pytest.mark.parametrize("form", FORMS)
 def test_random_steps_come_back(lib, vckpt, opened, scale, tmp_path, form, seed):
     store, path = opened
-    for i in range(scale(10, 400)):
+    for i in range(scale(10, 200)):
         rng, run = random.Random(seed + i), f"r{i}"
         attributes = [(k, make_name(rng)) for k in rng.sample(["loss", "a.b-c", "_x", "note"], rng.randint(0, 4))]
         saver = Saver(lib, store, run.encode(), 1, attributes)
