@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import vckpt
-from vckpt import step as steps
+from vckpt import arrays
 
 HAS_TORCH = sys.modules.get("torch", "") is not None and importlib.util.find_spec("torch") is not None
 
@@ -23,14 +23,14 @@ def run(tmp_path):
 
 def test_what_was_imported_does_not_matter(run):
     """In a program of its own that imports torch before, after, or not at all."""
-    read = "s = vckpt.Step({!r}); print(type(s['w']).__module__.split('.')[0], 'torch' in sys.modules)".format(run)
+    read = f"s = vckpt.Step({run!r}); print(type(s.read('m', 'w')).__module__.split('.')[0], 'torch' in sys.modules)"
     blocked = "import sys; sys.modules['torch'] = None; import vckpt"
     wanted = "torch True" if HAS_TORCH else "numpy False"
     programs = {f"import sys, vckpt; {read}": wanted,
-                f"import sys, vckpt; s = vckpt.Step({run!r}, 'numpy'); print(type(s['w']).__module__, 'torch' in "
-                f"sys.modules)": "numpy False",
+                f"import sys, vckpt; s = vckpt.Step({run!r}, 'numpy'); print(type(s.read('m', 'w')).__module__, "
+                f"'torch' in sys.modules)": "numpy False",
                 f"import sys, vckpt; vckpt.Step({run!r}); print('none', 'torch' in sys.modules)": "none False",
-                f"{blocked}; print(type(vckpt.Step({run!r})['w']).__module__)": "numpy"}
+                f"{blocked}; print(type(vckpt.Step({run!r}).read('m', 'w')).__module__)": "numpy"}
     if HAS_TORCH:
         programs[f"import sys, torch, vckpt; {read}"] = "torch True"
     environment = dict(os.environ)
@@ -47,12 +47,12 @@ def test_a_folder_called_torch_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     importlib.invalidate_caches()
-    assert steps.installed.__wrapped__() == "numpy"
+    assert arrays.installed.__wrapped__() == "numpy"
 
 
 def test_bytes_where_ml_dtypes_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    names = {name: steps.numpy_dtype.__wrapped__(number).str for number, name in enumerate(steps._lib.DTYPES) if name}
+    names = {name: arrays.numpy_dtype.__wrapped__(number).str for number, name in enumerate(arrays._lib.DTYPES) if name}
     assert names["bf16"] == "|V2" and {names[name] for name in names if name.startswith(("f8", "f4"))} == {"|V1"}
     assert names["f32"] == "<f4" and names["bool"] == "|b1" and names["c128"] == "<c16"
     bits = np.array([0x3f80, 0xc000], "<u2").view("V2")          # as docs/python.md says

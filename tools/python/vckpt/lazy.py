@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _lib
+from .arrays import numpy_dtype, torch_tensor
 from .signatures import Path
-from .step import Step, Stored, _tensor, numpy_dtype
+from .step import Step, Stored
 
 Part: TypeAlias = SupportsIndex | slice | EllipsisType
 Cut = tuple[int, int, Any]      # of a dimension: offset and size of what is read, and how that is indexed
@@ -93,7 +94,7 @@ class LazyTensor:
 
     def torch(self, key: Part | tuple[Part, ...] = ...) -> Any:
         """All of it, or the part that t[key] is, as a torch tensor, which imports torch."""
-        return _tensor(np.ascontiguousarray(self[key]).reshape(np.shape(self[key])), self._stored[1])
+        return torch_tensor(np.ascontiguousarray(self[key]).reshape(np.shape(self[key])), self._stored[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from . import _lib, meshes
+from .arrays import is_raw, numpy_dtype
 from .entries import make_entry
 from .loads import Extents, described, read
 from .shard import Refused, Shard
-from .step import is_raw, numpy_dtype
 from .tensors import torch_state
 
 if TYPE_CHECKING:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
-import importlib
-import importlib.util
 import io
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -21,18 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from . import _lib, values
+from .arrays import destination, installed, is_raw, numpy_dtype, torch_tensor
 from .paths import split
-from .shard import NUMPY_DTYPES
+from .shard import _box
 from .signatures import Box, Path
 from .state import SAME_AS
-from .tensors import torch_module, torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from .shard import PlainBox
     from .values_text import KeyPath
 
 Stored = tuple[int, int, tuple[int, ...], int]      # number, dtype, shape, bytes
@@ -53,34 +49,6 @@ class BlobInfo(NamedTuple):
 
 
 SAME_AS_BYTES = 200     # a document of more is none
-NUMPY = {_lib.DTYPES.index(word): name for name, word in NUMPY_DTYPES.items()}
-
-
-@functools.cache
-def numpy_dtype(number: int) -> np.dtype[Any]:
-    """numpy's dtype for one of ours, or that of ml_dtypes; |V1 or |V2 where neither has one."""
-    name = NUMPY.get(number)
-    if hasattr(np, name or "") or name == "bool":
-        return np.dtype(name)
-    try:
-        dtype: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name or ""))
-        return dtype
-    except (ImportError, AttributeError):
-        return np.dtype(f"V{_lib.ITEM_BYTES[number]}")
-
-
-def is_raw(dtype: np.dtype[Any]) -> bool:
-    """Bytes that numpy knows nothing of. (ml_dtypes' dtypes have the same kind.)"""
-    return dtype.type is np.void
-
-
-@functools.cache
-def installed() -> Literal["numpy", "torch"]:
-    """The framework whose tensors are read where none is named: torch where it can be imported."""
-    if "torch" in sys.modules:
-        return "torch" if sys.modules["torch"] is not None else "numpy"
-    found = importlib.util.find_spec("torch")
-    return "numpy" if found is None or found.origin is None else "torch"      # a folder of that name is none
 
 
 def _counted(count: int, noun: str) -> str:
@@ -273,11 +241,11 @@ class Step:
         made = out is None
         if made:
             out = np.empty(size, numpy_dtype(dtype))
-        address, strides = _destination(out, size, dtype)
+        address, strides = destination(out, size, dtype)
         turned = any(stride < 0 for stride in strides)                          # of a numpy view: by way of a copy
         held = np.empty(size, out.dtype) if turned else None
         if turned:
-            address, strides = _destination(held, size, dtype)
+            address, strides = destination(held, size, dtype)
         self._read(number, pairs, address, strides)
         if turned:
             out[...] = held
@@ -285,7 +253,7 @@ class Step:
 
     def _of_framework(self, array: NDArray[Any], dtype: int) -> Any:
         """The array, or a tensor over its memory."""
-        return _tensor(array, dtype) if self.framework == "torch" else array
+        return torch_tensor(array, dtype) if self.framework == "torch" else array
 
     def _read(self, number: int, pairs: ctypes.Array[ctypes.c_uint64] | None, address: int,
               strides: Sequence[int]) -> None:
@@ -349,7 +317,7 @@ class Step:
         array = self._rank_array(members, rank)
         number = _lib.DTYPES.index(members["dtype"])
         if self.framework == "torch":
-            return _tensor(array, number)
+            return torch_tensor(array, number)
         return array.view(numpy_dtype(number)) if is_raw(array.dtype) else array
 
     def _rank_array(self, members: Mapping[str, Any], rank: int | None) -> NDArray[Any]:
@@ -363,37 +331,3 @@ class Step:
             raise _lib.FormatError(_lib.EFORMAT, f"{blob} of rank {rank}: it has items of {array.dtype.itemsize} "
                                                  f"bytes, {word} has {_lib.ITEM_BYTES[number]}")
         return array
-
-
-def _tensor(array: NDArray[Any], dtype: int) -> Any:
-    return torch_state().from_numpy(array, dtype)
-
-
-def _box(box: Box, shape: tuple[int, ...]) -> PlainBox:
-    from .shard import _box as parse
-    return parse(box, shape)
-
-
-def _destination(out: Any, shape: Sequence[int], dtype: int) -> tuple[int, Sequence[int]]:
-    """(address, strides in bytes) of an array or a tensor that is to be filled."""
-    if isinstance(out, np.ndarray):
-        found, item = out.shape, out.dtype.itemsize
-        right = (NUMPY_DTYPES.get(out.dtype.name) == _lib.DTYPES[dtype]
-                 or (is_raw(out.dtype) and item == _lib.ITEM_BYTES[dtype]))
-        strides: Sequence[int] = out.strides
-        address: int = out.__array_interface__["data"][0]
-        if not out.flags.writeable or not out.dtype.isnative:
-            raise _lib.InvalidArgument(errno.EINVAL, "out: the array is read-only or not in native byte order: give "
-                                                     "one that can be written")
-    else:
-        torch = torch_state() if torch_module() is not None else None
-        if torch is None or not torch.is_tensor(out) or out.device.type != "cpu":
-            raise _lib.InvalidArgument(errno.EINVAL, "out: expected a numpy array or a CPU tensor, not "
-                                                     f"{type(out).__name__}")
-        torch.check_plain(out, "out")
-        found, right = tuple(out.shape), torch.DTYPES[out.dtype] == dtype
-        address, strides = out.data_ptr(), [n * out.element_size() for n in out.stride()]
-    if tuple(found) != tuple(shape) or not right:
-        raise _lib.InvalidArgument(errno.EINVAL, f"out: expected {_lib.DTYPES[dtype]} of shape {list(shape)}, not "
-                                                 f"{out.dtype} of shape {list(found)}")
-    return address, strides
