@@ -102,7 +102,8 @@ def test_a_step_that_is_open(step):
     assert {name: tensor.shape for name, tensor in step.items()} == {name: step[name].shape for name in step}
     assert np.array_equal(dict(step)["ema/w"].numpy(), W + 1)
     assert step.attributes == {"loss": "2.5"} and step.blob("config.json") == b"{}" and step.values("lr") == 0.1
-    assert np.array_equal(step.values("model")["w"], W) and isinstance(step, vckpt.Step)
+    assert np.array_equal(step.values("model")["w"], W) and type(step) is vckpt.Step
+    assert step.get("model/w").shape == W.shape and step.get("x") is None and step.get(("model", "x"), 3) == 3
     for wrong in ("x", 3, ("model", "x"), ("model",), ("model", "w\0"), ("model", "\ud800"), ("model", None)):
         assert wrong not in step
         with pytest.raises(KeyError):
@@ -124,9 +125,29 @@ def test_a_tensor_is_found_without_the_others(run, monkeypatch):
         assert step["model/w"].shape == W.shape and "ema/w" in step and len(step) == 5 and len(asked) <= 3
         assert next(iter(step)) and next(step.items()) and len(asked) <= 5
         assert len(step.keys()) == 5 and len(asked) >= 5
-    asked.clear()
-    with vckpt.Step(run, framework="numpy") as step:
-        assert np.array_equal(step["model/w"], W) and len(asked) <= 3
+
+
+def test_numpy_takes_a_tensor_for_an_array(step):
+    w = step["model/w"]
+    np.testing.assert_array_equal(w, W)
+    assert np.allclose(W, w) and np.stack([w, w]).shape == (2, *W.shape)
+    assert np.array_equal(W - w, np.zeros(W.shape)) and (W == w).all()
+
+
+def test_a_tensor_is_not_compared_by_what_object_it_is(step):
+    w = step["model/w"]
+    for compare in (lambda: w == W, lambda: w != W, lambda: w == step["ema/w"], lambda: w in [step["model/w"]],
+                    lambda: dict(step) == dict(step)):
+        with pytest.raises(TypeError, match=r"is not read to be compared: compare t.numpy\(\) or t.torch\(\), or"):
+            compare()
+    with pytest.raises(TypeError, match="unhashable"):
+        {w}  # noqa: B018
+
+
+def test_a_save_says_what_to_give_for_a_tensor_of_a_step(run):
+    with vckpt.open(run) as step, pytest.raises(TypeError, match=r'state\["copy"\]\["w"\]: a LazyTensor .* cannot be '
+                                                r"kept: give its numpy\(\) or its torch\(\)"):
+        vckpt.save(run, {"copy": {"w": step["model/w"], "n": 1}}, rank=0, world=1, pin="no")
 
 
 def test_digests_tell_what_a_later_step_changed(run, boxes):

@@ -33,7 +33,8 @@ def test_there_and_back(run):
             out = np.zeros_like(array)
             assert step.read("m", name, out=out) is out
             raw = np.zeros(array.shape, f"V{array.itemsize}")
-            for found in step["m", name], out, step.values("m")[name], step.read("m", name, out=raw).view(array.dtype):
+            filled = step.read("m", name, out=raw).view(array.dtype)
+            for found in step["m", name].numpy(), out, step.values("m")[name], filled:
                 assert found.dtype == array.dtype and np.array_equal(found.astype("f4"), array.astype("f4")), name
         own = step.values("own", rank=0)["q"]
         assert own.dtype == ml_dtypes.bfloat16 and np.array_equal(own, kept["bfloat16"])

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # The names that pages give to objects of a class.
 CLASSES = {"saver": vckpt.Saver, "handle": vckpt.Handle, "found": vckpt.Loaded, "step": vckpt.Step,
-           "opened": vckpt.LazyStep, "stopping": vckpt.Stopping}
+           "opened": vckpt.Step, "stopping": vckpt.Stopping}
 RECORDS = {"vckpt.PerRank", "vckpt.SameAs"}             # what stands in documents: no names of the package
 
 

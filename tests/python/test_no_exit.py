@@ -18,7 +18,7 @@ c, key = ctypes.CDLL(None), ctypes.c_uint()
 while c.pthread_key_create(ctypes.byref(key), None) == 0:
     pass
 try:
-    vckpt.Step(store + "/there", framework="numpy")["m", "w"]
+    vckpt.open(store + "/there")["m", "w"].numpy()
     print("read")
 except vckpt.Error as error:
     print("error", error.errno, error)

@@ -20,8 +20,8 @@ assert (pathlib.Path(vckpt.__file__).parent / "py.typed").exists()
 vckpt.init(store)
 state = {"model": {"w": numpy.arange(12.0).reshape(3, 4), "epoch": 7}, "rng": vckpt.rng_state()}
 assert vckpt.save(store + "/run", state, attributes={"loss": 0.5}) == 0
-step = vckpt.Step(store + "/run")
-assert (step.read("model", "w") == state["model"]["w"]).all()
+step = vckpt.open(store + "/run")
+assert numpy.array_equal(step["model/w"], state["model"]["w"])
 assert "torch" not in sys.modules
 print("saved", vckpt.version())
 """

@@ -57,7 +57,7 @@ def test_arrays_come_back(run):
         assert {t.name: t.shape for t in step.tensors()
                 if t.component == "model"} == {name: array.shape for name, array in wanted.items()}
         for name, array in wanted.items():
-            found = step["model", name]
+            found = step["model", name].numpy()
             assert found.dtype == array.dtype.newbyteorder("=") and found.shape == array.shape
             assert np.array_equal(found, array), name
         assert np.array_equal(step["one"], wanted["large"])
@@ -245,7 +245,7 @@ def test_staged_data_is_the_callers(run):
     for turn in range(3):
         with vckpt.Step(run / str(turn), "numpy") as step:
             for i in range(8):
-                assert (step["m", str(i)] == 10 * turn + i).all()
+                assert (step["m", str(i)].numpy() == 10 * turn + i).all()
 
 
 def test_temporaries_live_until_staged(run):
@@ -255,7 +255,7 @@ def test_temporaries_live_until_staged(run):
     handle.staged()
     assert handle._refs == [] and len(junk) == 20
     with vckpt.Step(f"{run}/{handle.committed()}", "numpy") as step:
-        assert all((step["m", str(i)] == i).all() for i in range(20))
+        assert all((step["m", str(i)].numpy() == i).all() for i in range(20))
 
 
 def test_a_handle(run):
@@ -403,9 +403,9 @@ def test_shards_of_ranks(run, threads):
         with vckpt.Step(run / str(number), "numpy") as step:
             for name in ("rows", "boxes", "flat", "placed", "sub", "all"):
                 assert np.array_equal(step["m", name], full), name
-            assert np.array_equal(step["padded"], np.arange(7.0)) and (step["buffer"] == 0).all()
+            assert np.array_equal(step["padded"], np.arange(7.0)) and (step["buffer"].numpy() == 0).all()
             for r in range(world):
-                assert (step[f"own.{r}"] == r).all()
+                assert (step[f"own.{r}"].numpy() == r).all()
                 log = step.values("log", rank=r)
                 assert log["rank"] == r and log["history"][0].tolist() == [1] * r
 
@@ -449,7 +449,7 @@ def test_what_one_rank_is_refused_uses_its_number(run, threads):
     assert first[1:] == second[1:] and len(first) == 3
     for i, number in enumerate(first[1:], 1):
         with vckpt.Step(run / str(number), "numpy") as step:
-            assert (step["m", "w"] == i).all()
+            assert (step["m", "w"].numpy() == i).all()
 
 
 def test_who_must_say_the_launch(run):

@@ -14,7 +14,7 @@ import numpy, pathlib, sys, vckpt
 store = pathlib.Path(sys.argv[1])
 vckpt.init(store)
 assert vckpt.save(store / "run", {"model": {"w": numpy.arange(6)}}, pin="no") == 0
-assert vckpt.Step(store / "run")["w"].tolist() == [0, 1, 2, 3, 4, 5]
+assert vckpt.open(store / "run")["w"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
 assert "torch" not in sys.modules and (pathlib.Path(vckpt.__file__).parent / "py.typed").exists()
 print(vckpt.__file__)
 """

@@ -52,7 +52,8 @@ def test_every_public_name_has_types():
     assert not wrong, wrong
     assert {"save", "async_save", "init", "steps", "latest", "close", "on_sigterm", "Saver.__init__", "load",
             "Loaded.blob", "Saver.async_save", "Handle.committed", "Handle.progress",
-            "Step.read", "Step.values", "Step.keys", "Step.__iter__", "Step.__len__", "Step.__repr__", "Shard.__init__",
+            "open", "Step.read", "Step.values", "Step.keys", "Step.__iter__", "Step.__len__", "Step.__repr__",
+            "Step.get", "LazyTensor.__getitem__", "LazyTensor.torch", "Shard.__init__",
             "Record.__getitem__", "Mesh.size", "Stopping.__call__", "Error.__init__"} <= seen
 
 
@@ -97,7 +98,7 @@ with vckpt.on_sigterm() as stopping, vckpt.Saver("/ckpt/run", check_replicas="fu
     handle.staged(timeout=1.5)
     done: bool = handle.done or stopping(4)
     bytes_done: int = handle.progress["bytes_done"]
-with vckpt.Step("/ckpt/run/latest", framework="numpy") as step:
+with vckpt.open("/ckpt/run/latest", framework="numpy") as step:
     names: list[str] = [info.name for info in step.tensors()] + [blob.name for blob in step.blobs()]
     part = step.read("model", "w", box=(slice(0, 2), slice(None)))
 try:
@@ -118,7 +119,8 @@ writer = dcp.StorageWriter("/ckpt/dcp", overwrite=False, attributes={"loss": "0.
 reader = vckpt.dcp.StorageReader(pathlib.Path("/ckpt/dcp"))
 mesh: tuple[int, ...] = vckpt.Mesh("cpu", [[0, 1], [2, 3]], ["dp", "tp"]).ranks
 record: str = vckpt.Record("train.Config", {"lr": 0.1}).type_name
-arrays = {key.upper(): part for key, part in dict(step).items()}
+tensors: dict[str, vckpt.LazyTensor] = dict(step)
+shapes: dict[str, tuple[int, ...]] = {key.upper(): tensor.shape for key, tensor in step.items()}
 keys: list[str] = step.keys() + [key for key in step][:len(step)]
 """
 WRONG = [
@@ -126,7 +128,8 @@ WRONG = [
     'vckpt.Saver("/ckpt/run", pin="maybe")',
     'vckpt.Saver("/ckpt/run", step=3)', 'vckpt.Saver("/ckpt/run").save({}, deadline=3)', "vckpt.save(3, {})",
     'vckpt.steps("/ckpt/run").upper()',
-    'vckpt.Step("/ckpt/run", framework="jax")', 'vckpt.no_such_name("/ckpt")', 'vckpt.on_sigterm()("3")',
+    'vckpt.Step("/ckpt/run", framework="jax")', 'vckpt.open("/ckpt/run", framework="jax")',
+    'vckpt.no_such_name("/ckpt")', 'vckpt.on_sigterm()("3")',
     'vckpt.dcp.StorageWriter("/ckpt/dcp", thread_cuont=1)', 'vckpt.dcp.StorageReader(3)', 'vckpt.Mesh("cpu", 3)',
     'vckpt.Record("a", 1)',
     'vckpt.latest("/ckpt/run") + 1', "vckpt.__version__()", 'vckpt.load("/ckpt/run", {}).step',

@@ -43,7 +43,7 @@ def steps_equal(one, other, plan=True):
         names = {(t.component, t.name): (t.dtype, t.shape) for t in a.tensors()}
         assert names and names == {(t.component, t.name): (t.dtype, t.shape) for t in b.tensors()}
         for component, name in names:
-            found, wanted = (s[component, name].reshape(-1).view(torch.uint8) for s in (a, b))
+            found, wanted = (s[component, name].torch().reshape(-1).view(torch.uint8) for s in (a, b))
             assert torch.equal(found, wanted), f"{component}/{name}"
         for component in ["plan"] * plan + ["optimizer", "lr_scheduler", "loader"]:
             assert a.values(component, tensors=False) == b.values(component, tensors=False), component

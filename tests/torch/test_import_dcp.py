@@ -82,7 +82,7 @@ def test_tensors_of_all_kinds(vckpt, store, source):
     with library.Step(store / "run" / "latest", "torch") as step:
         for name, tensor in state.items():
             if name != "half":
-                assert bits(step[f"model/{name}"]) == bits(tensor), name
+                assert bits(step[f"model/{name}"].torch()) == bits(tensor), name
     blank = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in state.items()}
     load(blank, store / "run" / "0")
     assert all(bits(blank[name]) == bits(state[name]) for name in state)
@@ -239,7 +239,7 @@ def test_links_inside_the_directory_are_followed(vckpt, store, source):
     (source / "__0_0.distcp").symlink_to("data/items")
     vckpt("import", store, "run", source)
     with library.Step(store / "run" / "0", "torch") as step:
-        assert torch.equal(step["model/w"], torch.ones(4, 6))
+        assert torch.equal(step["model/w"].torch(), torch.ones(4, 6))
 
 
 def test_keys_that_meet(vckpt, store, source):
@@ -443,7 +443,8 @@ def test_any_boxes_of_any_tensors(vckpt, store, tmp_path, rng, scale):
         write_checkpoint(rng, tmp_path / f"{case}", state)
         vckpt("import", store, f"run/{case}", tmp_path / f"{case}", "--no-index")
         with library.Step(store / "run" / f"{case}", "torch") as step:
-            assert {name: bits(step[f"model/{name}"]) for name in state} == {name: bits(t) for name, t in state.items()}
+            assert {name: bits(step[f"model/{name}"].torch()) for name in state} == {name: bits(t) for name, t in
+                                                                                    state.items()}
 
 
 def test_a_large_tensor_by_columns(vckpt, store, tmp_path, rng):
@@ -455,14 +456,15 @@ def test_a_large_tensor_by_columns(vckpt, store, tmp_path, rng):
         write_checkpoint(rng, tmp_path / "c", {"w": tensor})
     vckpt("import", store, "run", tmp_path / "c", "--threads", 2)
     with library.Step(store / "run" / "0", "torch") as step:
-        assert torch.equal(step["model/w"], tensor)
+        assert torch.equal(step["model/w"].torch(), tensor)
 
 
 # ---- safetensors ----
 
 def check_model(path, wanted):
     with library.Step(path, "torch") as step:
-        assert {key: bits(step[key]) for key in step} == {f"model/{key}": bits(t) for key, t in wanted.items()}
+        assert {key: bits(t.torch()) for key, t in step.items()} == {f"model/{key}": bits(t) for key, t in
+                                                                     wanted.items()}
 
 
 @pytest.mark.parametrize("consolidated", [False, True])

@@ -84,7 +84,7 @@ def test_python_md(tmp_path):
     exec(reading.replace("rank=3", "rank=0"), known)    # one process saved it
     assert known["step"].number == 1001 and torch.equal(known["tensor"], known["model"].layers[0].weight[:128])
     exec("import numpy as np\n" + parts, known)
-    assert known["w"].shape == (256, 8) and known["opened"].number == 1001
+    assert known["w"].shape == (256, 8) and known["step"].number == 1001
     follow(following, tmp_path / "ckpt/llama", known)
 
 

@@ -433,7 +433,7 @@ def _without_items(path):
         vckpt.save(path, {"model": model, "optimizer": optimizer}, step=number)
     vckpt.close(path)
     with vckpt.Step(path) as step:
-        return all([torch.equal(step["model", name], tensor.full_tensor())
+        return all([torch.equal(step["model", name].torch(), tensor.full_tensor())
                     for name, tensor in model.state_dict().items()])
 
 
@@ -531,9 +531,9 @@ def _flat_part(path):
                       "optimizer": optimizer}, step=1, **PIN)
     vckpt.close(path)
     with vckpt.Step(path) as step:
-        whole = step["optimizer", "state.w.exp_avg"]
+        whole = step["optimizer", "state.w.exp_avg"].torch()
         return tuple(whole.shape), torch.equal(whole.reshape(-1)[3 * rank:3 * rank + 3],
-                                               optimizer.state[part]["exp_avg"]), float(step["state.w.step"])
+                                               optimizer.state[part]["exp_avg"]), float(step["state.w.step"].torch())
 
 
 def test_a_flat_part_of_a_parameter(pool2, run):

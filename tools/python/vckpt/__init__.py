@@ -14,8 +14,8 @@
     with vckpt.open("/ckpt/llama") as step:
         step["model/lm_head.weight"][:16]                   # reads 16 rows
 
-A save uses torch only if the program has imported it. Steps are read as torch's tensors where torch is installed; it is
-imported when the first is read, and not with framework="numpy"."""
+A save uses torch only if the program has imported it. What a step reads by read() and values() is torch's tensors where
+torch is installed; it is imported when the first is read, and not with framework="numpy"."""
 from typing import TYPE_CHECKING
 
 from . import presets
@@ -35,7 +35,7 @@ from ._lib import (
     VersionError,
 )
 from .exchange import Exchanged
-from .lazy import LazyStep, LazyTensor, open
+from .lazy import LazyTensor
 from .load_handle import Loaded, LoadHandle
 from .loading import async_load, load
 from .loads import Damage
@@ -46,13 +46,13 @@ from .rng import RngState, rng_state, set_rng_state
 from .saver import Handle, Saver, async_save, close, save
 from .shard import Refused, Shard
 from .state import parameter_names
-from .step import BlobInfo, Step, TensorInfo
+from .step import BlobInfo, Step, TensorInfo, open
 
 __all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Exchanged", "Forked", "FormatError", "Handle",
-           "InvalidArgument", "LazyStep", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound",
-           "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists",
-           "TensorInfo", "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest",
-           "load", "on_sigterm", "open", "parameter_names", "presets", "rng_state", "save", "set_rng_state", "steps",
+           "InvalidArgument", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record",
+           "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists", "TensorInfo",
+           "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest", "load",
+           "on_sigterm", "open", "parameter_names", "presets", "rng_state", "save", "set_rng_state", "steps",
            "version", "wait"]
 
 

@@ -25,8 +25,11 @@ FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, ty
 
 
 def of_library(value: object) -> str | None:
-    """Of numpy's and torch's objects."""
+    """Of numpy's and torch's objects, and of a tensor of an open step."""
     numpy, data = sys.modules.get("numpy"), sys.modules.get("torch.utils.data")
+    lazy = sys.modules.get(f"{__package__}.lazy")
+    if lazy and isinstance(value, lazy.LazyTensor):
+        return "give its numpy() or its torch()"
     if numpy and isinstance(value, numpy.random.Generator):
         return "give its bit_generator.state, with per_rank= where ranks differ"
     if numpy and isinstance(value, numpy.random.RandomState):

@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step whose tensors are read when they are asked for: `open`, what it gives, and the tensors in it.
-
-Nothing is made for a tensor before it is asked for: names are looked up in the library, and iterating describes one
-tensor after another. So the first tensor of a step with a hundred thousand is there as soon as the step is open."""
+"""A tensor of an open step (step.py), which is read when it is asked for, and only the part that is."""
 from __future__ import annotations
 
+import ctypes
 import operator
-from collections.abc import Iterator
-from ctypes import c_uint8
+from collections.abc import Iterator, Sequence
 from types import EllipsisType
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _lib
 from .arrays import numpy_dtype, torch_tensor
-from .signatures import Path
-from .step import Step, Stored
 
+Stored = tuple[int, int, tuple[int, ...], int]      # number, dtype, shape, bytes
 Part: TypeAlias = SupportsIndex | slice | EllipsisType
 Cut = tuple[int, int, Any]      # of a dimension: offset and size of what is read, and how that is indexed
+
+
+class OpenStep(Protocol):
+    """What a tensor needs of its step."""
+
+    def _at(self) -> int:
+        ...
+
+    def _read(self, number: int, pairs: ctypes.Array[ctypes.c_uint64] | None, address: int,
+              strides: Sequence[int]) -> None:
+        ...
 
 
 class LazyTensor:
@@ -28,12 +35,16 @@ class LazyTensor:
 
     t[2:5, ::2] is a numpy array of that part, as numpy's own indexing gives it: whole numbers, slices and an ellipsis.
     A slice with a step reads the box that it lies in, and takes its items from that; negative steps, too. t.torch() and
-    t.torch(slice(2, 5)) are torch's tensors, t.numpy() and np.asarray(t) the whole as an array. Where numpy lacks the
-    dtype: as docs/python.md says."""
+    t.torch(slice(2, 5)) are torch's tensors, t.numpy() and np.asarray(t) the whole as an array. All this does not
+    depend on the step's framework. Where numpy lacks the dtype: as docs/python.md says.
+
+    numpy's functions take it for an array: np.array_equal(t, x), np.testing. t == x raises TypeError, and there is no
+    hash: h5py and zarr compare which dataset is meant, which is False for equal numbers and is taken for an answer
+    about them; elementwise, as numpy compares, every `t in list` would read whole tensors."""
 
     __slots__ = ("_step", "_stored", "component", "name", "dtype", "shape", "nbytes")
 
-    def __init__(self, step: Step, component: str, name: str, stored: Stored) -> None:
+    def __init__(self, step: OpenStep, component: str, name: str, stored: Stored) -> None:
         self._step, self._stored, self.component, self.name = step, stored, component, name
         self.dtype: str = _lib.DTYPES[stored[1]] or ""          # "f32"
         self.shape: tuple[int, ...] = stored[2]
@@ -57,6 +68,10 @@ class LazyTensor:
     def __iter__(self) -> Iterator[Any]:
         return (self[number] for number in range(len(self)))
 
+    def __eq__(self, other: object) -> bool:
+        raise TypeError(f"{self.component}/{self.name} is not read to be compared: compare t.numpy() or t.torch(), or "
+                        "the t.digest() of two tensors")
+
     def __getitem__(self, key: Part | tuple[Part, ...]) -> Any:
         cuts = [_cut(part, n, d, self) for d, (part, n) in enumerate(zip(self._parts(key), self.shape))]
         sizes = tuple(size for _, size, _ in cuts)
@@ -72,7 +87,7 @@ class LazyTensor:
         """64 hexadecimal digits. Tensors of one store with equal digests have equal dtypes, shapes and bytes, whatever
         their names and steps. With equal bytes they may have different digests if ranks cut them differently. Nothing
         of the tensor itself is read."""
-        found = (c_uint8 * 32)()
+        found = (ctypes.c_uint8 * 32)()
         _lib.call("vckpt_step_digest", self._step._at(), self._stored[0], found)
         return bytes(found).hex()
 
@@ -118,35 +133,3 @@ def _cut(part: SupportsIndex | slice, n: int, d: int, tensor: LazyTensor) -> Cut
     if not -n <= index < n:
         raise IndexError(f"{where}: {index} is out of range for a size of {n}")
     return index % n, 1, 0
-
-
-class LazyStep(Step):
-    """A Step whose tensors are LazyTensors: step["model/w"], step["model", "w"], items(). All else is Step's: values(),
-    blob(), attributes, read(). As a context, or close(), after which its tensors cannot be read."""
-
-    def __getitem__(self, key: str | tuple[str, str]) -> LazyTensor:
-        component, name = self._key(key)
-        stored = self._find(component, name)
-        if stored is None:
-            raise KeyError(key)
-        return LazyTensor(self, component, name, stored)
-
-    def __enter__(self) -> LazyStep:
-        return self
-
-    def __iter__(self) -> Iterator[str]:
-        """The names, "COMPONENT/NAME", in the step's order."""
-        for number in range(len(self)):
-            yield "/".join(self._stored(number)[0])
-
-    def items(self) -> Iterator[tuple[str, LazyTensor]]:
-        """(name, tensor) of each, in the step's order."""
-        for number in range(len(self)):
-            key, stored = self._stored(number)
-            yield "/".join(key), LazyTensor(self, *key, stored)
-
-
-def open(path: Path, framework: Literal["numpy", "torch"] | None = None) -> LazyStep:
-    """A step whose tensors are read when they are asked for, and only the parts that are: vckpt.open(path)["model/w"]
-    [2:5] reads three rows. path, framework: as for Step; framework is that of values() and read()."""
-    return LazyStep(path, framework)

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a step: its tensors whole or box by box, its files, its values. Every byte is verified by the library.
+"""An open step: its tensors, which are read when they are asked for (lazy.py), its files, its values. Every byte is
+verified by the library.
 
-Tensors are torch's where torch is installed, else numpy's arrays; `framework="torch"` or "numpy" says which. It does
-not matter what the program has imported: torch is imported when the first tensor is read. A dtype that numpy lacks
-(bf16, f8) is that of ml_dtypes where ml_dtypes is installed, else bytes of its size (`|V2`, `|V1`)."""
+Nothing is made for a tensor before it is asked for: names are looked up in the library, and iterating describes one
+tensor after another. So the first tensor of a step with a hundred thousand is there as soon as the step is open.
+
+What the step reads whole, by read() and values(), is torch's tensors where torch is installed, else numpy's arrays;
+`framework="torch"` or "numpy" says which. It does not matter what the program has imported: torch is imported when the
+first tensor is read. A dtype that numpy lacks (bf16, f8) is that of ml_dtypes where ml_dtypes is installed, else bytes
+of its size (`|V2`, `|V1`)."""
 from __future__ import annotations
 
 import ctypes
@@ -19,6 +24,7 @@ import numpy as np
 
 from . import _lib, values
 from .arrays import destination, installed, is_raw, numpy_dtype, torch_tensor
+from .lazy import LazyTensor, Stored
 from .paths import split
 from .shard import _box
 from .signatures import Box, Path
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .values_text import KeyPath
-
-Stored = tuple[int, int, tuple[int, ...], int]      # number, dtype, shape, bytes
 
 
 class TensorInfo(NamedTuple):
@@ -63,13 +67,15 @@ def _bytes_text(count: int) -> str:
 
 
 class Step:
-    """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(). Any thread.
+    """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(), after which its
+    tensors cannot be read. Any thread.
 
-    framework: "torch" or "numpy", whose tensors are read; None: torch's where torch is installed, whether the program
-    has imported it or not.
+    framework: "torch" or "numpy", whose tensors read() and values() give; None: torch's where torch is installed,
+    whether the program has imported it or not. A LazyTensor gives both: t.numpy(), t.torch().
 
-    Of its tensors it is a mapping: len(step), step["model/w"], "model/w" in step, `for name in step`, keys(),
-    dict(step). A step without tensors is true all the same. values() gives a component as it was saved."""
+    It is a mapping from names to LazyTensors: step["model/w"], step["model", "w"], get(), "model/w" in step, len(step),
+    `for name in step`, keys(), items(), dict(step). But values() gives a component as it was saved, and a step without
+    tensors is true all the same."""
 
     def __bool__(self) -> bool:
         return True
@@ -192,13 +198,25 @@ class Step:
         return count
 
     def __iter__(self) -> Iterator[str]:
-        """The names, as keys() has them."""
-        return iter(self.keys())
+        """The names, "COMPONENT/NAME", in the step's order."""
+        for number in range(len(self)):
+            yield "/".join(self._stored(number)[0])
 
     def keys(self) -> list[str]:
-        """The names of the tensors as step[...] takes them, "COMPONENT/NAME", in the step's order: dict(step) reads
-        them all."""
-        return ["/".join(key) for key in self._tensors]
+        """The names of the tensors as step[...] takes them, "COMPONENT/NAME", in the step's order."""
+        return list(self)
+
+    def items(self) -> Iterator[tuple[str, LazyTensor]]:
+        """(name, tensor) of each, in the step's order."""
+        for number in range(len(self)):
+            key, stored = self._stored(number)
+            yield "/".join(key), LazyTensor(self, *key, stored)
+
+    def get(self, key: str | tuple[str, str], default: Any = None) -> Any:
+        """step[key], or default where the step has no such tensor."""
+        if key not in self:
+            return default
+        return self[key]
 
     def _named(self, name: object) -> list[tuple[str, str]]:
         if not isinstance(name, str):
@@ -222,14 +240,18 @@ class Step:
             raise KeyError(key)
         return found[0]
 
-    def __getitem__(self, key: str | tuple[str, str]) -> Any:
+    def __getitem__(self, key: str | tuple[str, str]) -> LazyTensor:
         """step["model", "w.weight"], step["model/w.weight"], or step["w.weight"] where no other component has that
-        name."""
-        return self.read(*self._key(key))
+        name. Nothing of the tensor is read."""
+        component, name = self._key(key)
+        stored = self._find(component, name)
+        if stored is None:
+            raise KeyError(key)
+        return LazyTensor(self, component, name, stored)
 
     def read(self, component: str, name: str, box: Box | None = None, out: Any = None) -> Any:
-        """A tensor, or the box of it: a slice for each dimension, or (offsets, sizes). out: an array or CPU tensor of
-        the box's shape and dtype, strided or not, that is filled and returned."""
+        """A whole tensor of the step's framework, or the box of it: a slice for each dimension, or (offsets, sizes).
+        out: an array or CPU tensor of the box's shape and dtype, strided or not, that is filled and returned."""
         stored = self._find(component, name)
         if stored is None:
             raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no tensor {component}/{name}")
@@ -289,9 +311,9 @@ class Step:
 
     def values(self, component: str, rank: int | None = None, types: Iterable[type] | Mapping[str, type] = (),
                tensors: bool = True) -> Any:
-        """A component as it was saved, tensors in place (whole). rank: as that rank has it, where that differs: with
-        what it keeps for itself. tensors=False: vckpt.Record("$tensor") in their place. types: classes that come back
-        as themselves."""
+        """A component as it was saved, tensors in place, whole and of the step's framework. rank: as that rank has it,
+        where that differs: with what it keeps for itself. tensors=False: vckpt.Record("$tensor") in their place. types:
+        classes that come back as themselves."""
         name = f"{component}.json"
         own = rank is not None and (name, rank) in self._blobs
         home = self._same_as(component, rank) if own and rank is not None else None
@@ -331,3 +353,9 @@ class Step:
             raise _lib.FormatError(_lib.EFORMAT, f"{blob} of rank {rank}: it has items of {array.dtype.itemsize} "
                                                  f"bytes, {word} has {_lib.ITEM_BYTES[number]}")
         return array
+
+
+def open(path: Path, framework: Literal["numpy", "torch"] | None = None) -> Step:
+    """A step whose tensors are read when they are asked for, and only the parts that are: vckpt.open(path)["model/w"]
+    [2:5] reads three rows. path, framework: as for Step."""
+    return Step(path, framework)
