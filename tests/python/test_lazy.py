@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt.open: tensors that are read when they are asked for, and only the part that is asked for; against numpy's own
 indexing."""
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -142,6 +145,19 @@ def test_a_tensor_is_not_compared_by_what_object_it_is(step):
             compare()
     with pytest.raises(TypeError, match="unhashable"):
         {w}  # noqa: B018
+
+
+def test_a_pickle_opens_the_step_again(run):
+    """Each of the two closes what it opened, and no other."""
+    step = vckpt.open(run, framework="numpy")
+    held = pickle.loads(pickle.dumps([step, step["model/w"]]))
+    twin = copy.copy(step)
+    step.close()
+    assert (held[0].number, held[0].framework) == (3, "numpy") and np.array_equal(held[1], W)
+    twin.close()
+    assert np.array_equal(copy.deepcopy(held[1])[1], W[1])
+    with pytest.raises(vckpt.Error, match="run/3 is closed"):
+        pickle.dumps(step)
 
 
 def test_a_save_says_what_to_give_for_a_tensor_of_a_step(run):

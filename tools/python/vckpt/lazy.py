@@ -72,6 +72,9 @@ class LazyTensor:
         raise TypeError(f"{self.component}/{self.name} is not read to be compared: compare t.numpy() or t.torch(), or "
                         "the t.digest() of two tensors")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.getitem, (self._step, (self.component, self.name))
+
     def __getitem__(self, key: Part | tuple[Part, ...]) -> Any:
         cuts = [_cut(part, n, d, self) for d, (part, n) in enumerate(zip(self._parts(key), self.shape))]
         sizes = tuple(size for _, size, _ in cuts)

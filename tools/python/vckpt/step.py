@@ -75,7 +75,7 @@ class Step:
 
     It is a mapping from names to LazyTensors: step["model/w"], step["model", "w"], get(), "model/w" in step, len(step),
     `for name in step`, keys(), items(), dict(step). But values() gives a component as it was saved, and a step without
-    tensors is true all the same."""
+    tensors is true all the same. A pickle or a copy of it opens the step again."""
 
     def __bool__(self) -> bool:
         return True
@@ -94,6 +94,10 @@ class Step:
 
     def __enter__(self) -> Step:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._at()
+        return Step, (os.path.join(self.store, self.run, str(self.number)), self.framework)
 
     def __exit__(self, *_: Any) -> None:
         self.close()
