@@ -14,4 +14,4 @@ def pool_of(world):
     return pool
 
 
-pool2, pool4, pool6 = pool_of(2), pool_of(4), pool_of(6)
+pool2, pool3, pool4, pool6 = pool_of(2), pool_of(3), pool_of(4), pool_of(6)

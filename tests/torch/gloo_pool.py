@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks as processes, over gloo: `pool(function, *arguments)` calls function(*arguments) on every rank (module-level
 functions only) and gives the list of results; what a rank raises fails the test with its rank and trace. `pool.ask`
-gives what each rank answered, whether good or not. The ranks of a pool stay for all tests of a pytest process. They are
-forked from a process that has imported torch, because an import takes seconds: a rank begins as a new process does,
-with torch imported and nothing of vckpt in use. conftest.py has the fixtures."""
+gives what each rank answered, whether good or not. The ranks of a pool stay for all tests of a pytest process, unless
+one dies. They are forked from a process that has imported torch, because an import takes seconds: a rank begins as a
+new process does, with torch imported and nothing of vckpt in use. conftest.py has the fixtures."""
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
@@ -82,7 +82,7 @@ class Pool:
             self.ranks.append(process)
 
     def ask(self, function, *arguments):
-        """[(True, result) or (False, (class, text, trace))] of the ranks."""
+        """[(True, result) or (False, (class, text, trace))] of the ranks; ("died", "", "") of one that is killed."""
         if not self.ranks:
             self.start()
         answers, seed = [], random.getrandbits(32)  # of this test, and not of what the ranks did before
@@ -92,10 +92,15 @@ class Pool:
             for rank, pipe in enumerate(self.pipes):
                 if not pipe.poll(PATIENCE):
                     raise AssertionError(f"rank {rank} does not answer in {PATIENCE} s; others: {answers}")
-                answers.append(pipe.recv())
+                try:
+                    answers.append(pipe.recv())
+                except EOFError:
+                    answers.append((False, ("died", "", "")))
         except BaseException:
             self.close(patience_s=0)                # the next test has new ranks
             raise
+        if any(said[0] == "died" for good, said in answers if not good):
+            self.close(patience_s=0)
         return answers
 
     def __call__(self, function, *arguments):
