@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads with exchange=: ranks of one host read each stored byte once. What each has is compared with what was saved;
-what was read, with what there is. A rank that is refused, fails, leaves or dies ends the load at all, soon, with its
-sentence, and the next load works."""
+"""Loads with exchange=: ranks read each stored byte once, on one host and on several. What each has is compared with
+what was saved; what was read, with what there is. A rank that is refused, fails, leaves or dies ends the load at all,
+soon, with its sentence, and the next load works. Ranks of several hosts are ranks that take themselves for such."""
 import os
 import re
+import signal
+import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ import torch
 from test_meeting import ranks
 
 import vckpt
-from vckpt import loads
+from vckpt import exchange, exchange_group, loads
 
 PIN = {"pin": "no"}
 SHAPE = (1024, 640)                 # 2.5 MiB: several pieces
@@ -43,6 +46,15 @@ def rank_of():
     return dist.get_rank()
 
 
+def apart(hosts, function, *arguments):
+    """As function(*arguments), at ranks on these hosts: a letter each."""
+    real, exchange.host = exchange.host, lambda: hosts[rank_of()]
+    try:
+        return function(*arguments)
+    finally:
+        exchange.host = real
+
+
 def _loads(path, mode):
     """Replicated, cut by rows, of another type, twice under one memory at some ranks only."""
     rank, found = rank_of(), []
@@ -65,9 +77,10 @@ def _loads(path, mode):
             for one, good in found]
 
 
-@pytest.mark.parametrize("mode", ["always", "auto", pytest.param("never", marks=pytest.mark.full)])
-def test_what_is_shared(pool2, run, mode):
-    one, two = pool2(_loads, str(run), mode)
+@pytest.mark.parametrize("mode, hosts", [("always", "aa"), ("always", "ab"), ("auto", "aa"), ("auto", "ab"),
+                                         pytest.param("never", "ab", marks=pytest.mark.full)])
+def test_what_is_shared(pool2, run, mode, hosts):
+    one, two = pool2(apart, hosts, _loads, str(run), mode)
     assert all(answer[-1] for answer in one + two)
     size = whole().numel() * 4
     if mode == "never":
@@ -130,14 +143,15 @@ def _damaged(path):
     return name, found.exchange.chosen, good
 
 
-def test_a_damaged_piece_is_everyone_s(pool2, run):
+@pytest.mark.parametrize("hosts", [pytest.param("aa", marks=pytest.mark.full), "ab"])
+def test_a_damaged_piece_is_everyone_s(pool2, run, hosts):
     """Whoever reads it."""
     pack = max((path for path in run.parent.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     content = bytearray(pack.read_bytes())
     content[len(content) // 2] ^= 1
     pack.chmod(0o600)
     pack.write_bytes(content)
-    one, two = pool2(_damaged, str(run))
+    one, two = pool2(apart, hosts, _damaged, str(run))
     assert one == two and one[0] in ("w", "v", "tied") and one[1:] == ("always", True), (one, two)
 
 
@@ -169,8 +183,9 @@ def _leaves(path):
     return said, status, vckpt.load(path, to, exchange="always").exchange.chosen == "always" and right(to)
 
 
-def test_a_rank_that_leaves(pool2, run):
-    (one, *others), (two, *theirs) = pool2(_leaves, str(run))
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_a_rank_that_leaves(pool2, run, hosts):
+    (one, *others), (two, *theirs) = pool2(apart, hosts, _leaves, str(run))
     assert others == theirs == [7, True]
     assert two.startswith("KeyboardInterrupt") and "rank 1" in one and "KeyboardInterrupt" in one, (one, two)
 
@@ -191,6 +206,166 @@ print("soon" if time.monotonic() - begin < 100 else "late", flush=True)
 os._exit(0)
 """, dies=1)
     assert first[0][-1] == "soon" and "rank 1 is dead" in first[0][0], first
+
+
+def _on_three(path):
+    """Replicated, then overlapping rows. (what each found, bytes read, right?) of both, the links of the loads, and to
+    how many ranks the first one sent each bucket that it had read."""
+    to, links, sent = state(), [], set()
+    with pytest.MonkeyPatch.context() as patch:
+        real = exchange_group.Transport.route
+
+        def route(*bucket):
+            of, to = real(*bucket)
+            sent.update([] if of is not None or not to else [len(to)])
+            return of, to
+        patch.setattr(exchange_group.Transport, "route", route)
+        found = vckpt.load(path, to, exchange="always")
+    good = right(to)
+    links.append(sorted(exchange_group.known()))
+    at = rank_of() * 300
+    rows = vckpt.Shard(torch.zeros(424, 640), shape=SHAPE, boxes=[((at, 0), (424, 640))])
+    cut = vckpt.load(f"{path}/1", {"model": {"w": rows}}, strict=False, exchange="always")
+    links.append(sorted(exchange_group.known()))
+    return [(*found.exchange, found.bytes_read, good),
+            (*cut.exchange, cut.bytes_read, torch.equal(rows.tensor, whole()[at:at + 424]))], links, sent
+
+
+@pytest.mark.parametrize("hosts", ["abc", "abb"])
+def test_three_ranks_on_several_hosts(pool3, run, hosts):
+    """Where two are on one host, what both want goes there once, and from one to the other."""
+    answers = pool3(apart, hosts, _on_three, str(run))
+    size = whole().numel() * 4
+    for number, stored in enumerate((3 * size, size)):
+        found = [answer[0][number] for answer in answers]
+        assert all(one[0] == "always" and one[1] == 3 and one[-1] is True for one in found), found
+        assert sum(one[-2] for one in found) < 1.05 * stored + 65536 * 3 * number, found    # blocks at cuts: twice
+    assert len({str(links) for _, links, _ in answers}) == 1
+    assert [sent for *_, sent in answers] == ([{2}, {2}, {2}] if hosts == "abc" else [{1}, {2}, {2}])
+    assert answers[0][1][0] == answers[0][1][1] and len(answers[0][1][0]) == 1, "one load uses what the last one made"
+
+
+def _dies(path):
+    if rank_of() == 1:
+        exchange_group.Transport.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(vckpt.Aborted) as raised:
+        vckpt.load(f"{path}/1", state(), exchange="always")
+    return str(raised.value)
+
+
+def test_a_rank_of_another_host_that_dies(pool3, run):
+    """No sentence is that of a time-out, which is minutes: a wait ends when the connection does."""
+    one, two, three = pool3.ask(apart, "abc", _dies, str(run))
+    assert two[1][0] == "died" and one[0] and one == three, (one, two, three)
+    assert "run/1: rank " in one[1] and "rank 1 is dead, or has left" in one[1], one
+
+
+def failing(path, **more):
+    """What a load raises: (class, sentence)."""
+    try:
+        vckpt.load(path, state(), exchange="always", **more)
+    except vckpt.Error as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def works(path):
+    to = state()
+    return vckpt.load(path, to, exchange="always").exchange.chosen == "always" and right(to)
+
+
+def until_told(transport):
+    """Until another rank has given up."""
+    while not transport.link.store.check(["why"]):
+        time.sleep(0.01)
+
+
+def _hangs(path, patch):
+    """Only rank 0 can lose its patience."""
+    if rank_of() == 1:
+        patch.setattr(exchange_group.Transport, "finish", lambda transport, *_: until_told(transport))
+    else:
+        patch.setattr(exchange, "TIMEOUT_MS", 300)
+    return failing(path)
+
+
+def _cancels(path, patch):
+    """Rank 1, while it waits for a bucket of rank 0."""
+    ready, finish = threading.Event(), exchange_group.Transport.finish
+    if rank_of() == 0:
+        patch.setattr(exchange_group.Transport, "finish", lambda *bucket: (until_told(bucket[0]), finish(*bucket)))
+        return failing(path)
+    patch.setattr(exchange_group.Transport, "finish", lambda *bucket: (ready.set(), finish(*bucket)))
+    handle = vckpt.async_load(path, state(), exchange="always")
+    assert ready.wait(60)
+    handle.cancel()
+    with pytest.raises(vckpt.Aborted) as raised:
+        handle.wait()
+    return "Aborted", str(raised.value)
+
+
+def _does_not_connect(path, patch):
+    if rank_of() == 1:
+        def refused(*_):
+            raise RuntimeError("no such interface")
+        patch.setattr(torch.distributed, "ProcessGroupGloo", refused)
+    patch.setattr(exchange, "TIMEOUT_MS", 300)
+    exchange_group._links.forget()
+    return failing(path)
+
+
+def _one_after_another(path):
+    found = [works(path)]
+    for function in _hangs, _cancels, _does_not_connect:
+        with pytest.MonkeyPatch.context() as patch:
+            found.append(function(f"{path}/1", patch))
+        found.append(works(path))
+    return found
+
+
+def test_ranks_of_several_hosts_that_give_up(pool2, run):
+    """A rank that does nothing, one that is interrupted, one without a network; and the next load works."""
+    one, two = pool2(apart, "ab", _one_after_another, str(run))
+    assert one[::2] == two[::2] == [True] * 4
+    (hung, hangs), (other, cancelled), (lonely, alone) = one[1::2]
+    (lazy, hanged), (left, own), (refused, unconnected) = two[1::2]
+    assert hung == lazy == "Timeout" and hangs == hanged and "rank 1 did nothing for 300 ms" in hangs, (hangs, hanged)
+    assert other == left == "Aborted" and "rank 1: " in cancelled and "the load was cancelled" in cancelled, cancelled
+    assert "the load was cancelled" in own
+    assert "rank 0 cannot connect to all others" in alone and lonely == refused == "Error", (lonely, alone)
+    assert "rank 1 cannot connect to all others by gloo: no such interface" in unconnected, unconnected
+
+
+class Other(torch.distributed.ProcessGroup):
+    """A backend that moves nothing on the CPU, as NCCL's."""
+
+
+def _again(path, folder):
+    """Two loads at the same time; another default group, whose backend moves nothing; and one of gloo."""
+    import torch.distributed as dist
+    go, real, rank, world = threading.Event(), loads._Load.run, dist.get_rank(), dist.get_world_size()
+    first, second, good = state(), state(), works(path)
+    loads._Load.run = lambda load, rows: (go.wait(60), real(load, rows))
+    handles = [vckpt.async_load(path, to, exchange="always") for to in (first, second)]
+    busy = len(exchange_group.known())
+    go.set()
+    good = good and all(handle.wait(120).exchange.chosen == "always" for handle in handles)
+    loads._Load.run, links = real, weakref.WeakSet(exchange_group._links.all.values())
+    dist.destroy_process_group()
+    left = len(links)
+    if "other" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("other", lambda store, rank, size, timeout: Other(rank, size), devices=["cpu"])
+    for backend in "other", "gloo":
+        dist.init_process_group(backend, init_method=f"file://{folder}/{backend}", rank=rank, world_size=world)
+        good = good and works(path)
+        if backend == "other":
+            dist.destroy_process_group()
+    return good and right(first) and right(second), busy, left
+
+
+def test_links_live_as_long_as_the_process_group(pool2, run, tmp_path):
+    assert pool2(apart, "ab", _again, str(run), str(tmp_path)) == [(True, 2, 0)] * 2
+    assert not (tmp_path / "other").exists(), "something holds the store of a group that is destroyed"
 
 
 def _by_dcp(path):
@@ -215,8 +390,9 @@ def _by_dcp(path):
     return right(to) and right(again), tuple(reader.exchanged), reader.bytes_read, said, last.exchanged.why
 
 
-def test_a_storage_reader(pool2, run):
-    one, two = pool2(_by_dcp, str(run))
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_a_storage_reader(pool2, run, hosts):
+    one, two = pool2(apart, hosts, _by_dcp, str(run))
     size = whole().numel() * 4
     assert one[0] and two[0] and one[1][0] == two[1][0] == "always" and one[1][1] == 2
     assert one[2] + two[2] < 3.3 * size and one[4] and one[4] == two[4]

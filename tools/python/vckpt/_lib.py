@@ -15,6 +15,7 @@ import json
 import os
 import threading
 from ctypes import (
+    CFUNCTYPE,
     POINTER,
     Structure,
     byref,
@@ -228,6 +229,20 @@ class LoadOptions(Structure):
 class LoadExchange(Structure):
     _fields_ = [("size", c_size_t), ("chosen", c_uint32), ("ranks", c_uint32), ("bytes_sent", c_uint64),
                 ("bytes_got", c_uint64), ("bytes_shared", c_uint64), ("bytes_wanted", c_uint64), ("why", c_char_p)]
+
+
+class CommPass(Structure):
+    _fields_ = [("number", c_uint64), ("len", c_uint64), ("bytes", c_void_p), ("ranks", POINTER(c_uint32)),
+                ("nranks", c_uint32), ("owner", c_uint32)]
+
+
+class CommFunctions(Structure):
+    GATHER = CFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(c_uint64), c_void_p, c_uint32)
+    START = CFUNCTYPE(c_int, c_void_p, POINTER(CommPass), POINTER(c_void_p))
+    FINISH = CFUNCTYPE(c_int, c_void_p, POINTER(CommPass), c_void_p, c_uint32)
+    ABORT, FREE = CFUNCTYPE(None, c_void_p, c_char_p), CFUNCTYPE(None, c_void_p)
+    _fields_ = [("size", c_size_t), ("arg", c_void_p), ("gather", GATHER), ("start", START), ("finish", FINISH),
+                ("abort", ABORT), ("free", FREE)]
 
 
 class LoadProgress(Structure):

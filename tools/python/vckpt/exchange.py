@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that load together share what they read: each stored byte that several ranks of a host want is read by one of
-them, and passed on through shared memory (docs/load.md, "Exchange").
+"""Ranks that load together share what they read: each stored byte that several ranks want is read by one of them, and
+passed on (docs/load.md, "Exchange"): through shared memory where all ranks of the process group are on one host, else
+over the network (exchange_group.py).
 
 The ranks meet before each such load through the process group's store, as meeting.py has it: no collective, so what an
 earlier load left undone is in nobody's way, a rank that comes late is named, and one whose call is refused before it
 can come tells the others, which raise its sentence. There each says on which host it is, which step it loads, and in
-how many loads of the library: all ranks of a host take part in as many as the one that needs most. From then on the
-communicator of the library sees to it that all succeed or all fail."""
+how many loads of the library: all ranks take part in as many as the one that needs most. From then on the communicator
+of the library sees to it that all succeed or all fail.
+
+Where a rank's torch was built without gloo, nothing goes between hosts, and the ranks of each host share by
+themselves."""
 from __future__ import annotations
 
 import ctypes
@@ -19,7 +23,7 @@ import sys
 from ctypes import byref, c_void_p
 from typing import Any, Literal, NamedTuple
 
-from . import _lib, meeting
+from . import _lib, exchange_group, meeting
 
 Mode = Literal["never", "always", "auto"]
 
@@ -32,7 +36,7 @@ TIMEOUT_MS = 300_000            # for a rank that lives and does nothing; one th
 class Exchanged(NamedTuple):
     """What a load with exchange= did."""
     chosen: str                 # "always" or "never": what "auto" came to
-    ranks: int                  # of this host, that took part
+    ranks: int                  # that took part
     bytes_sent: int             # that this rank read for others
     bytes_got: int              # that it got from others
     bytes_shared: int           # of all ranks: what several wanted, once
@@ -45,20 +49,28 @@ def check(mode: str) -> None:
 
 
 class Shared:
-    """The ranks of this host, for one call that loads. As a context it frees the communicator."""
+    """The ranks that share, for one call that loads. As a context it frees the communicator."""
 
-    def __init__(self, mode: str, pointer: c_void_p | None, loads: int, found: Exchanged) -> None:
-        """pointer: None where this rank is alone on its host."""
-        self.mode, self.pointer, self.loads, self.found, self.done = mode, pointer, loads, found, 0
+    def __init__(self, path: str, mode: str, pointer: c_void_p | None, loads: int, found: Exchanged,
+                 transport: exchange_group.Transport | None = None) -> None:
+        """pointer: None where this rank is alone. transport: what the communicator calls."""
+        self.path, self.mode, self.pointer, self.loads, self.found, self.done = path, mode, pointer, loads, found, 0
+        self.transport = transport
 
     def __enter__(self) -> Shared:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """After an error the others are told, and nobody waits."""
-        pointer, self.pointer = self.pointer, None
-        if pointer:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        """After an error the others are told, and nobody waits. The library knows of functions that failed only that
+        they did: the sentence is theirs."""
+        (pointer, self.pointer), (transport, self.transport) = (self.pointer, None), (self.transport, None)
+        failure = transport.failure if transport else None
+        if transport:
+            transport.free()
+        elif pointer:
             _lib.lib().vckpt_comm_free(pointer)
+        if failure is not None and isinstance(error, _lib.Error):
+            raise _lib.error(*failure, self.path) from error
 
     def abort(self, error: BaseException) -> None:
         if self.pointer:
@@ -132,7 +144,8 @@ def refuse(path: str, error: BaseException) -> None:
 def meet(path: str, mode: Mode, loads: int, timeout: float) -> Shared:
     """path: STORE/RUN/STEP, the same step at all ranks. loads: how many loads of the library this rank needs."""
     step = "/".join(path.rsplit("/", 2)[-2:])
-    held = _held(path, timeout, {"host": host(), "loads": loads, "mode": mode, "step": step})
+    held = _held(path, timeout, {"host": host(), "loads": loads, "mode": mode, "step": step,
+                                 "links": exchange_group.known()})
     token = held.launch(secrets.token_hex(8))
     said = held.all_said()
     for key, word in (("mode", "exchange="), ("step", "steps")):
@@ -140,14 +153,30 @@ def meet(path: str, mode: Mode, loads: int, timeout: float) -> Shared:
         if different is not None:
             raise _lib.InvalidArgument(errno.EINVAL, f"{path}: ranks load together with different {word}: rank 0 with "
                                                      f"{said[0][key]}, rank {different} with {said[different][key]}")
-    here = [rank for rank, one in enumerate(said) if one["host"] == said[held.rank]["host"]]
+    hosts = [str(one["host"]) for one in said]
+    if len(set(hosts)) > 1 and all(one["links"] is not None for one in said):
+        link = exchange_group.taken(held, [one["links"] for one in said], token, TIMEOUT_MS)
+        transport = exchange_group.Transport(link, hosts, TIMEOUT_MS)
+        return _shared(path, mode, transport.pointer, said, transport)
+    return _within_host(path, mode, token, said, held.rank)
+
+
+def _within_host(path: str, mode: Mode, token: str, said: list[dict[str, Any]], rank: int) -> Shared:
+    host = said[rank]["host"]
+    here = [other for other, one in enumerate(said) if one["host"] == host]
     if len(here) == 1:
-        return Shared(mode, None, 0, Exchanged("never", 1, 0, 0, 0, "no other rank is on this host"))
-    name = f"{token}.{hashlib.sha256(said[held.rank]['host'].encode()).hexdigest()[:16]}"
+        return Shared(path, mode, None, 0, Exchanged("never", 1, 0, 0, 0, "no other rank is on this host, and torch "
+                                                                          "was built without gloo"))
+    name = f"{token}.{hashlib.sha256(host.encode()).hexdigest()[:16]}"
     pointer = c_void_p()
-    _lib.call("vckpt_comm_shared", name.encode(), here.index(held.rank), len(here), TIMEOUT_MS, byref(pointer))
-    return Shared(mode, pointer, max(said[rank]["loads"] for rank in here),
-                  Exchanged("never", len(here), 0, 0, 0, "nothing was loaded"))
+    _lib.call("vckpt_comm_shared", name.encode(), here.index(rank), len(here), TIMEOUT_MS, byref(pointer))
+    return _shared(path, mode, pointer, [said[other] for other in here])
+
+
+def _shared(path: str, mode: Mode, pointer: c_void_p, said: list[dict[str, Any]],
+            transport: exchange_group.Transport | None = None) -> Shared:
+    return Shared(path, mode, pointer, max(one["loads"] for one in said),
+                  Exchanged("never", len(said), 0, 0, 0, "nothing was loaded"), transport)
 
 
 def host() -> str:

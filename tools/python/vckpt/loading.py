@@ -80,9 +80,9 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
                 "auto": past it for 1 GiB and more, if no other rank of the node loads beside this one
     on_damage   "raise": damaged data are an error. "skip": the parts of tensors that cannot be read are listed in the
                 result's `damaged`, and the rest is filled. What tensors have there is undefined: give it values
-    exchange    "always": what several ranks of a host want is read by one of them, which passes it on. "auto": where a
-                short measurement says that this is quicker. All ranks of the process group make the call then, with the
-                same step; it succeeds at all ranks of a host or fails at all. "never": each rank reads what it needs
+    exchange    "always": what several ranks want is read by one of them, which passes it on. "auto": where a short
+                measurement says that this is quicker. All ranks of the process group make the call then, with the same
+                step; it succeeds at all ranks or fails at all. "never": each rank reads what it needs
 
     The ranks agree on the newest step through the process group's store. Beyond that a load sends nothing, so a rank
     that fails raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks
