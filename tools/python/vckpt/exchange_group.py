@@ -36,6 +36,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -185,7 +186,7 @@ def taken(held: meeting.Meeting, said: Sequence[dict[str, bool]], token: str, ti
         link = Link(token, held.store, held.rank, held.world, timeout_ms)
     except RuntimeError as error:
         raise _lib.Error(errno.ECONNREFUSED, f"{held.path}: the ranks of exchange= are on several hosts, and rank "
-                                             f"{held.rank} cannot connect to all others by gloo: {_first_line(error)}: "
+                                             f"{held.rank} cannot connect to all others by gloo: {_said(error)}: "
                                              "GLOO_SOCKET_IFNAME names the network interface that it takes") from error
     with _links.lock:
         links[token] = link
@@ -372,9 +373,10 @@ def _first(ranks: Sequence[int], bucket: Any) -> int:
     return ranks[int(bucket.number) % len(ranks)]
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0]
+def _said(error: Exception) -> str:
+    """Without the place in gloo's sources, and its advice to look at the logs."""
+    return re.sub(r"^\[[^]]*\] |\. This is typically .*$", "", str(error).split("\n")[0])
 
 
 def _closed(rank: int, error: Exception) -> Lost:
-    return Lost(_lib.EABORTED, f"rank {rank} is dead, or has left: {_first_line(error)}")
+    return Lost(_lib.EABORTED, f"rank {rank} is dead, or has left: {_said(error)}")
