@@ -71,16 +71,26 @@ void load_fill_exchanged(const struct load_fill *f, struct load_exchange_result 
 
 /* ---- threads ---- */
 
+/* How many rooms a probe uses; without one, all are used. */
+static unsigned rooms_first(const struct load_exchange *x)
+{
+	uint64_t bytes = 1;
+
+	for (size_t i = 0; x->mode == LOAD_EXCHANGE_AUTO && i < x->plan.nbuckets; i++)
+		bytes = base_max(bytes, x->plan.buckets[i].bytes);
+	return (unsigned)base_min(EXCHANGE_PROBE_BYTES / bytes + 1, COMM_ROOMS);
+}
+
 /* Memory is touched before anything is measured; and a room that cannot be had is found out here. */
 static int rooms_touch(struct load_exchange *x)
 {
+	unsigned n = 0, first = rooms_first(x);
 	uint8_t *rooms[COMM_ROOMS];
-	unsigned n = 0;
 	int r = 0;
 
 	for (; r == 0 && n < COMM_ROOMS; n += r == 0) {
 		r = comm_room(x->comm, &rooms[n]);
-		if (r == 0)
+		if (r == 0 && n < first)
 			memset(rooms[n], 0, COMM_PASS_BYTES);
 	}
 	while (n > 0)

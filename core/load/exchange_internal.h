@@ -17,6 +17,7 @@
 #define EXCHANGE_HEAD_BYTES 128u         /* of a bucket, before its raw bytes */
 #define EXCHANGE_BUCKET_BYTES (2u << 20)
 #define EXCHANGE_BUCKET_SEGMENTS 256u
+#define EXCHANGE_PROBE_BYTES (UINT64_C(6) << 20) /* of a rank, read before any is passed on: they fit into its rooms */
 #define EXCHANGE_NONE UINT32_MAX
 #define EXCHANGE_TEXT_MAX 1000u
 

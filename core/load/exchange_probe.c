@@ -5,8 +5,9 @@
  * Each rank reads the first tenth of what it owns, at most what its rooms hold, all ranks at once: what they get
  * together is what the store gives to all of them, whether the store or the readers set the limit. Reading counts with
  * checks, decoding and placing, as each rank does it that reads for itself; what owners do only because others are to
- * have the bytes counts as passing on. Then these buckets are passed on, and placed by those that want them. The
- * slowest rank counts, of both. All ranks know all times, and decide alike. */
+ * have the bytes counts as passing on. Then these buckets are passed on, and placed by those that want them. Of reading
+ * the mean of the ranks counts: a probe takes milliseconds, and where ranks share processors, one of them may have
+ * waited for one just as long. Of passing on the slowest counts. All ranks know all times, and decide alike. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +16,6 @@
 #include "core/base/clock.h"
 #include "core/load/exchange_internal.h"
 #include "core/load/exchange_words.h"
-
-#define EXCHANGE_PROBE_BYTES (UINT64_C(14) << 20) /* of a rank, read before any is passed on: they fit into its rooms */
 
 /* ---- the probe ---- */
 
@@ -67,7 +66,7 @@ int exchange_probe_order(struct load_exchange *x, size_t *ret_n, uint64_t *ret_b
 	return 0;
 }
 
-/* Reads this rank's buckets of the probe. numbers: how long that took, their bytes, -, and how long more it took only
+/* Reads this rank's buckets of the probe. numbers[1]: their bytes; [0]: how long that took; [3]: how long more, only
  * because others are to have them. */
 static void probe_read(struct load_exchange *x, size_t n, uint64_t *numbers)
 {
@@ -109,18 +108,19 @@ static bool probe_decide(struct load_exchange *x, const struct exchange_vote *re
 {
 	struct load_exchange_measured m = {.distinct = (double)(x->plan.distinct - probed), .ranks = x->comm->size};
 	struct load_exchange_times t;
-	uint64_t bytes = 0, ns = 0, link_ns = 0, setup_ns = 0;
+	uint64_t bytes = 0, ns = 0, readers = 0, link_ns = 0, setup_ns = 0;
 	bool pays;
 
 	m.wanted = m.distinct * (double)x->plan.wanted / (double)x->plan.distinct;
 	for (uint32_t i = 0; i < x->comm->size; i++) {
 		bytes += read[i].number[1];
-		ns = base_max(ns, read[i].number[1] ? read[i].number[0] : 0);
+		ns += read[i].number[1] ? read[i].number[0] : 0;
+		readers += read[i].number[1] > 0;
 		m.reader = base_max((uint64_t)m.reader, (uint64_t)per_second(read[i].number[1], read[i].number[0]));
 		setup_ns = base_max(setup_ns, read[i].number[2]);
 		link_ns = base_max(link_ns, passed[i].number[0] + read[i].number[3]);
 	}
-	m.store = per_second(bytes, ns);
+	m.store = per_second(bytes, readers ? ns / readers : 0);
 	m.link = per_second(probed, link_ns);
 	m.setup = (double)setup_ns / 1e9 * (2 + (double)x->plan.nbuckets / EXCHANGE_ROUND / x->comm->size);
 	pays = load_exchange_pays(&m, &t);
