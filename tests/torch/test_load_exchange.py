@@ -2,6 +2,7 @@
 """Loads with exchange=: ranks read each stored byte once, on one host and on several. What each has is compared with
 what was saved; what was read, with what there is. A rank that is refused, fails, leaves or dies ends the load at all,
 soon, with its sentence, and the next load works. Ranks of several hosts are ranks that take themselves for such."""
+import datetime
 import os
 import re
 import signal
@@ -258,6 +259,30 @@ def test_a_rank_of_another_host_that_dies(pool3, run):
     one, two, three = pool3.ask(apart, "abc", _dies, str(run))
     assert two[1][0] == "died" and one[0] and one == three, (one, two, three)
     assert re.search("run/1: rank [02]: rank 1 is dead, or has left: [^[][^.]+$", one[1].replace("127.0.0.1", "")), one
+
+
+def _closes(token):
+    """Rank 1 closes its connections, then rank 0, which cannot reach rank 1. What each rank's wait ends with."""
+    import torch.distributed as dist
+    rank, store = dist.get_rank(), dist.distributed_c10d._world.pg_map[dist.group.WORLD][1]
+    link, byte = exchange_group.Link(token, store, rank, 3, 60000), torch.zeros(1, dtype=torch.uint8)
+    said = ""
+    if rank != 1:
+        try:
+            link.group.recv([byte], 1 if rank == 0 else 0, 1).wait(datetime.timedelta(seconds=5))
+        except RuntimeError as error:
+            said = str(error)
+    link.close()
+    if rank == 2:
+        store.set(f"{token}/over", "")
+    store.get(f"{token}/over")          # until then no rank lets go of its link, which closes everything, too
+    return said
+
+
+def test_a_rank_beside_a_dead_one_closes_its_other_connections(pool3, seed):
+    """Else those that wait for it, and its own threads, wait until they time out, and are still written to."""
+    said = pool3(_closes, f"closes-{seed}")
+    assert said[0] and said[2] and "Timed out" not in said[2], said
 
 
 def failing(path, **more):

@@ -30,6 +30,7 @@ say more, and then names the rank."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import datetime
 import errno
@@ -107,17 +108,18 @@ class Link:
 
     def close(self) -> None:
         """Closes the connections: whoever waits for a message, here or at other ranks, gets an error. gloo's own abort
-        and shutdown do nothing, but a wait that times out closes all that the group has. Nothing is written to the
-        memory of messages afterwards."""
+        and shutdown do nothing, but a wait that times out closes all that the group has. A wait for a rank that is dead
+        fails at once and closes nothing, so each of the others is waited for. Nothing is written to the memory of
+        messages afterwards, whichever thread closes."""
         with self.lock:
-            done, self.whole = not self.whole, False
-        if done:
-            return
-        try:
+            if not self.whole:
+                return
+            self.whole = False
             nobody = sys.modules["torch"].empty(1, dtype=sys.modules["torch"].uint8)
-            self.group.recv([nobody], (self.rank + 1) % self.world, CLOSING).wait(datetime.timedelta(milliseconds=1))
-        except RuntimeError:
-            pass
+            for other in range(1, self.world):
+                with contextlib.suppress(RuntimeError):
+                    self.group.recv([nobody], (self.rank + other) % self.world,
+                                    CLOSING).wait(datetime.timedelta(milliseconds=1))
 
 
 # ---- which link ----
