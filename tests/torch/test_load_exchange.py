@@ -329,6 +329,29 @@ def _cancels(path, patch):
     return "Aborted", str(raised.value)
 
 
+def _interrupted_again(path, patch):
+    """Rank 1, while it tells rank 0 that it was cancelled. Rank 0 says what a wait for rank 1 ended with."""
+    said, finish, tell = [], exchange_group.Transport.finish, exchange_group.Link.tell
+
+    def waits(transport, *bucket):
+        try:
+            nothing = torch.zeros(1, dtype=torch.uint8)
+            transport.link.group.recv([nothing], 1, exchange_group.CLOSING - 1).wait(datetime.timedelta(seconds=5))
+        except RuntimeError as error:
+            said.append("timed out" if "Timed out" in str(error) else "closed")
+        finish(transport, *bucket)
+
+    def interrupted(link, told, patience):
+        if "cancelled" in told[1]:
+            raise KeyboardInterrupt
+        return tell(link, told, patience)
+    if rank_of() == 1:
+        patch.setattr(exchange_group.Link, "tell", interrupted)
+        return _cancels(path, patch)
+    patch.setattr(exchange_group.Transport, "finish", waits)
+    return failing(path)[0], said[0]
+
+
 def _does_not_connect(path, patch):
     if rank_of() == 1:
         def refused(*_):
@@ -341,7 +364,7 @@ def _does_not_connect(path, patch):
 
 def _one_after_another(path):
     found = [works(path)]
-    for function in _hangs, _cancels, _does_not_connect:
+    for function in _hangs, _cancels, _interrupted_again, _does_not_connect:
         with pytest.MonkeyPatch.context() as patch:
             found.append(function(f"{path}/1", patch))
         found.append(works(path))
@@ -351,12 +374,13 @@ def _one_after_another(path):
 def test_ranks_of_several_hosts_that_give_up(pool2, run):
     """A rank that does nothing, one that is interrupted, one without a network; and the next load works."""
     one, two = pool2(apart, "ab", _one_after_another, str(run))
-    assert one[::2] == two[::2] == [True] * 4
-    (hung, hangs), (other, cancelled), (lonely, alone) = one[1::2]
-    (lazy, hanged), (left, own), (refused, unconnected) = two[1::2]
+    assert one[::2] == two[::2] == [True] * 5
+    (hung, hangs), (other, cancelled), again, (lonely, alone) = one[1::2]
+    (lazy, hanged), (left, own), (_, own_again), (refused, unconnected) = two[1::2]
     assert hung == lazy == "Timeout" and hangs == hanged and "rank 1 did nothing for 300 ms" in hangs, (hangs, hanged)
     assert other == left == "Aborted" and "rank 1: " in cancelled and "the load was cancelled" in cancelled, cancelled
-    assert "the load was cancelled" in own
+    assert "the load was cancelled" in own and "the load was cancelled" in own_again
+    assert again == ("Aborted", "closed"), again
     assert "rank 0 cannot connect to all others" in alone and lonely == refused == "Error", (lonely, alone)
     assert "rank 1 cannot connect to all others by gloo: no such interface" in unconnected, unconnected
 

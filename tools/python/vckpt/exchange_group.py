@@ -106,6 +106,13 @@ class Link:
             pass
         return found[0] if found else told
 
+    def leave(self, told: Told, patience: float) -> Told:
+        """Tells, and closes the connections also where this is interrupted: a second Ctrl-C keeps nobody waiting."""
+        try:
+            return self.tell(told, patience)
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Closes the connections: whoever waits for a message, here or at other ranks, gets an error. gloo's own abort
         and shutdown do nothing, but a wait that times out closes all that the group has. A wait for a rank that is dead
@@ -250,8 +257,7 @@ class Transport:
         """After a failure of a function there is nothing to tell that was not told."""
         try:
             if self.link.whole:
-                self.link.tell((_lib.EABORTED, f"rank {self.rank}: {why.decode('utf-8', 'replace')}"), 0)
-                self.link.close()
+                self.link.leave((_lib.EABORTED, f"rank {self.rank}: {why.decode('utf-8', 'replace')}"), 0)
         except BaseException:
             traceback.print_exc()
 
@@ -273,9 +279,9 @@ class Transport:
             if self.link.whole:
                 code, patience = (error.code, GRACE_S) if isinstance(error, Lost) else (_lib.EABORTED, 0.0)
                 text = str(error) if isinstance(error, Lost) else f"{type(error).__name__}: {error}"
-                self.failure = self.link.tell((code, f"rank {self.rank}: {text}"),
-                                              0 if code == _lib.ETIMEDOUT else patience)
-                self.link.close()
+                self.failure = self.link.leave((code, f"rank {self.rank}: {text}"),
+                                               0 if code == _lib.ETIMEDOUT else patience)
+            self.link.close()               # or waits until another thread has done so
             return _lib.EABORTED if self.failure is None else self.failure[0]
         except BaseException:
             traceback.print_exc()
