@@ -16,7 +16,7 @@ import torch
 from test_meeting import ranks
 
 import vckpt
-from vckpt import exchange, exchange_group, loads
+from vckpt import exchange, exchange_group, load_handle, loads
 
 PIN = {"pin": "no"}
 SHAPE = (1024, 640)                 # 2.5 MiB: several pieces
@@ -352,6 +352,20 @@ def _interrupted_again(path, patch):
     return failing(path)[0], said[0]
 
 
+def _has_no_thread(path, patch):
+    """Rank 1, for a load that reads in a thread of its own."""
+    if rank_of() == 0:
+        patch.setattr(exchange, "TIMEOUT_MS", 5000)
+        return failing(path)
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+    patch.setattr(load_handle._Reading, "start", refused)
+    with pytest.raises(RuntimeError) as raised:
+        vckpt.async_load(path, state(), exchange="always")
+    return type(raised.value).__name__, str(raised.value)
+
+
 def _does_not_connect(path, patch):
     if rank_of() == 1:
         def refused(*_):
@@ -364,7 +378,7 @@ def _does_not_connect(path, patch):
 
 def _one_after_another(path):
     found = [works(path)]
-    for function in _hangs, _cancels, _interrupted_again, _does_not_connect:
+    for function in _hangs, _cancels, _interrupted_again, _has_no_thread, _does_not_connect:
         with pytest.MonkeyPatch.context() as patch:
             found.append(function(f"{path}/1", patch))
         found.append(works(path))
@@ -374,13 +388,14 @@ def _one_after_another(path):
 def test_ranks_of_several_hosts_that_give_up(pool2, run):
     """A rank that does nothing, one that is interrupted, one without a network; and the next load works."""
     one, two = pool2(apart, "ab", _one_after_another, str(run))
-    assert one[::2] == two[::2] == [True] * 5
-    (hung, hangs), (other, cancelled), again, (lonely, alone) = one[1::2]
-    (lazy, hanged), (left, own), (_, own_again), (refused, unconnected) = two[1::2]
+    assert one[::2] == two[::2] == [True] * 6
+    (hung, hangs), (other, cancelled), again, (without, threadless), (lonely, alone) = one[1::2]
+    (lazy, hanged), (left, own), (_, own_again), _, (refused, unconnected) = two[1::2]
     assert hung == lazy == "Timeout" and hangs == hanged and "rank 1 did nothing for 300 ms" in hangs, (hangs, hanged)
     assert other == left == "Aborted" and "rank 1: " in cancelled and "the load was cancelled" in cancelled, cancelled
     assert "the load was cancelled" in own and "the load was cancelled" in own_again
     assert again == ("Aborted", "closed"), again
+    assert without == "Aborted" and "rank 1: RuntimeError: can't start new thread" in threadless, threadless
     assert "rank 0 cannot connect to all others" in alone and lonely == refused == "Error", (lonely, alone)
     assert "rank 1 cannot connect to all others by gloo: no such interface" in unconnected, unconnected
 

@@ -64,6 +64,12 @@ class Started:
                 self.shared.abort(error)
                 raise
 
+    def refuse(self, error: BaseException) -> None:
+        """Instead of read: tells the other ranks, who have begun."""
+        if self.shared is not None:
+            with self.shared:
+                self.shared.abort(error)
+
     def __enter__(self) -> Started:
         return self
 
@@ -111,8 +117,13 @@ class LoadHandle:
         self._found: Loaded | None = None
         self._error: BaseException | None = None
         self._reading = None if started is None else _Reading(started)
-        if self._reading:
-            self._reading.start()
+        if self._reading and started:
+            try:
+                self._reading.start()
+            except RuntimeError as error:       # no thread is to be had, or the program ends
+                with started:
+                    started.refuse(error)
+                raise
 
     def __del__(self) -> None:
         started: Started | None = getattr(self, "_started", None)
