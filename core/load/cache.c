@@ -8,6 +8,10 @@
  *     evicted
  *   FAILED   out of the table; kept only for those that wait for it, who take the error from it
  *
+ * A segment is known by all that decides its bytes and its length: pack, place, lengths, codec and digest of its
+ * object, and its number. Not by the digest alone: a reference may claim any digest, and what one run's claims is not
+ * to be served to another. Steps that share a piece refer to the same place, so they share segments all the same.
+ *
  * A request first takes or makes all its segments under the lock, then fills those that it made (those of a pack in
  * file order, several packs at once), and only then waits for those that others fill: so nobody waits while somebody
  * waits for him, and there is no deadlock.
@@ -36,7 +40,8 @@ enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
 
 struct load_pin {
 	struct load_cache *cache;
-	struct base_digest digest;
+	struct store_object_ref ref;     /* of the object; its number of the pack means nothing here */
+	char *pack;                      /* its name */
 	uint64_t segment;
 	struct load_pin *next;           /* in its bucket, or in the list of unused structs */
 	struct load_pin *newer, *older;  /* among the unused; both NULL when pinned */
@@ -102,6 +107,7 @@ void load_cache_quiet(struct load_cache *c)
 
 static void cache_entry_free(struct load_pin *e)
 {
+	free(e->pack);
 	free(e->error);
 	free(e->bytes);
 	free(e);
@@ -178,7 +184,7 @@ static struct load_pin **cache_bucket(const struct load_cache *c, const struct b
 
 static void cache_table_remove(struct load_pin *e)
 {
-	struct load_pin **at = cache_bucket(e->cache, &e->digest, e->segment);
+	struct load_pin **at = cache_bucket(e->cache, &e->ref.digest, e->segment);
 
 	while (*at != e)
 		at = &(*at)->next;
@@ -188,6 +194,7 @@ static void cache_table_remove(struct load_pin *e)
 
 static void cache_spare(struct load_pin *e)
 {
+	free(base_steal(e->pack));
 	free(base_steal(e->error));
 	e->next = e->cache->spare;
 	e->cache->spare = e;
@@ -263,7 +270,7 @@ static void cache_grow(struct load_cache *c)
 	c->nbuckets = n;
 	for (size_t i = 0; i < old; i++)
 		for (struct load_pin *e = before[i], *next; e; e = next) {
-			struct load_pin **at = cache_bucket(c, &e->digest, e->segment);
+			struct load_pin **at = cache_bucket(c, &e->ref.digest, e->segment);
 
 			next = e->next;
 			e->next = *at;
@@ -272,18 +279,34 @@ static void cache_grow(struct load_cache *c)
 	free(before);
 }
 
-static struct load_pin *cache_find(struct load_cache *c, const struct base_digest *d, uint64_t segment)
+/* Is it the same object, wherever it is referred to? */
+static bool cache_same(const struct store_object_ref *a, const struct store_object_ref *b)
 {
-	struct load_pin *e = *cache_bucket(c, d, segment);
+	return a->offset == b->offset && a->checks == b->checks && a->raw_len == b->raw_len &&
+		a->stored_len == b->stored_len && a->codec == b->codec && base_digest_equal(&a->digest, &b->digest);
+}
 
-	while (e && (e->segment != segment || !base_digest_equal(&e->digest, d)))
+static struct load_pin *cache_find(struct load_cache *c, const struct store_object_ref *ref, const char *pack,
+	uint64_t segment)
+{
+	struct load_pin *e = *cache_bucket(c, &ref->digest, segment);
+
+	while (e && (e->segment != segment || !cache_same(&e->ref, ref) || strcmp(e->pack, pack) != 0))
 		e = e->next;
 	return e;
 }
 
-static struct load_pin *cache_make(struct load_cache *c, const struct base_digest *d, uint64_t segment, uint32_t len)
+static uint32_t cache_segment_len(uint64_t raw_len, uint64_t segment)
 {
+	return (uint32_t)base_min(LOAD_SEGMENT_BYTES, raw_len - segment * LOAD_SEGMENT_BYTES);
+}
+
+static struct load_pin *cache_make(struct load_cache *c, const struct store_object_ref *ref, const char *pack,
+	uint64_t segment)
+{
+	uint32_t len = cache_segment_len(ref->raw_len, segment);
 	unsigned class = cache_class_of(len);
+	char *name = strdup(pack);
 	uint8_t *bytes = cache_buffer(c, class); /* may evict, and so add to the spare structs: first */
 	struct load_pin *e = c->spare, **at;
 
@@ -291,7 +314,8 @@ static struct load_pin *cache_make(struct load_cache *c, const struct base_diges
 		c->spare = e->next;
 	else
 		e = malloc(sizeof *e);
-	if (!e || !bytes) {
+	if (!e || !bytes || !name) {
+		free(name);
 		if (bytes)
 			cache_buffer_idle(c, class, bytes);
 		if (e) {
@@ -302,9 +326,9 @@ static struct load_pin *cache_make(struct load_cache *c, const struct base_diges
 	}
 	if (c->nentries > c->nbuckets)
 		cache_grow(c);
-	at = cache_bucket(c, d, segment);
-	*e = (struct load_pin){.cache = c, .digest = *d, .segment = segment, .bytes = bytes, .len = len, .class = class,
-		.state = CACHE_FILLING, .pins = 1, .next = *at};
+	at = cache_bucket(c, &ref->digest, segment);
+	*e = (struct load_pin){.cache = c, .ref = *ref, .pack = name, .segment = segment, .bytes = bytes, .len = len,
+		.class = class, .state = CACHE_FILLING, .pins = 1, .next = *at};
 	*at = e;
 	c->nentries++;
 	return e;
@@ -342,11 +366,6 @@ void load_unpin(struct load_pin *pin)
 
 const uint8_t *load_pin_bytes(const struct load_pin *pin) { return pin->bytes; }
 
-static uint32_t cache_segment_len(uint64_t raw_len, uint64_t segment)
-{
-	return (uint32_t)base_min(LOAD_SEGMENT_BYTES, raw_len - segment * LOAD_SEGMENT_BYTES);
-}
-
 /* Step 1: every segment is pinned; those that were missing are ours to fill. */
 static int cache_take(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n)
 {
@@ -356,16 +375,16 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 	for (size_t i = 0; i < n; i++) {
 		struct load_want *w = &wants[i];
 		const struct store_piece *p = &o->pieces[w->piece];
+		const char *pack = p->ref.pack < o->npacks ? o->packs[p->ref.pack] : ""; /* cache_read refuses it */
 		struct load_pin *e;
 
 		w->pin = NULL;
 		w->mine = false;
 		if (p->inline_bytes || r < 0)
 			continue;
-		e = cache_find(c, &p->ref.digest, w->segment);
+		e = cache_find(c, &p->ref, pack, w->segment);
 		if (!e) {
-			w->pin = cache_make(c, &p->ref.digest, w->segment,
-				cache_segment_len(p->ref.raw_len, w->segment));
+			w->pin = cache_make(c, &p->ref, pack, w->segment);
 			w->mine = w->pin != NULL;
 			c->stats.misses++;
 			r = w->pin ? 0 : -ENOMEM;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cache: decoded, checked pieces (and 1 MiB segments of blobs) in bounded memory, addressed by digest, so that steps,
- * tensors and readers share them. Not a cache of stored bytes: the kernel's page cache is that. Buffers are kept by
- * size class and reused, rather than given back to the kernel and fetched again. Any thread. One lock protects the
- * table and is never held across a read; readers wait for an entry that is being filled, and it is filled once. A
- * pinned entry is never evicted. If all entries are pinned, the cache exceeds its bound rather than block a reader. */
+ * cache: decoded, checked pieces (and 1 MiB segments of blobs) in bounded memory, addressed by their place in a pack,
+ * so that steps, tensors and readers share them. Not a cache of stored bytes: the kernel's page cache is that. Buffers
+ * are kept by size class and reused, rather than given back to the kernel and fetched again. Any thread. One lock
+ * protects the table and is never held across a read; readers wait for an entry that is being filled, and it is filled
+ * once. A pinned entry is never evicted. If all entries are pinned, the cache exceeds its bound rather than block a
+ * reader. */
 #ifndef CORE_LOAD_CACHE_H
 #define CORE_LOAD_CACHE_H
 

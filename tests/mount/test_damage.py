@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A flipped bit anywhere in a store: through the mount every file gives the right bytes or EIO, and the daemon
 stays."""
+import ctypes
 import errno
+import hashlib
 import os
 import random
 import shutil
+import struct
 
 import numpy as np
 import pytest
+
+import storelow
+from forgelib import CHUNK, Forge
 
 from .conftest import Mount, Tensor, wait_until, weights, write_safetensors
 
@@ -167,3 +173,45 @@ def test_a_pack_truncated_under_the_mount(program, small):
     finally:
         m.end()
         packs[-1].write_bytes(kept)
+
+
+@pytest.mark.parametrize("names", [("long", "short"), ("short", "long")])
+def test_a_piece_that_claims_the_digest_of_another(program, vckpt, build, tmp_path, names):
+    """Of another length. Whichever is read first: both files have the bytes of their places, and no others."""
+    rng, store = np.random.default_rng(3), tmp_path / "store"
+    data = {name: rng.bytes({"long": 130_000, "short": 70_000}[name]) for name in names}
+    write_safetensors(tmp_path / "m.safetensors", {n: Tensor("U8", (len(d),), d) for n, d in data.items()})
+    vckpt("init", store)
+    vckpt("import", store, "a/1", tmp_path / "m.safetensors", "--no-index")
+    lib = ctypes.CDLL(str(build / "tests" / "libvckpt_internal.so"))
+    lib.base_block_check.restype = ctypes.c_uint64
+    forge = Forge(lib, store, "a")
+    name = forge.pack.replace("-meta", "-model")
+    with forge.storage(store) as storage, storelow.Pack(storage, name, forge.id) as pack:
+        refs = {ref.raw_len: ref for ref in pack.footer()}
+        digest = {n: bytes(ref.digest.bytes) for n, ref in refs.items()}
+    with open(next(store.rglob(f"{name}.pack")), "r+b") as f:       # the checks of its blocks, under the other digest
+        for k, at in enumerate(range(0, 70_000, storelow.BLOCK)):
+            block = data["short"][at:at + storelow.BLOCK]
+            check = lib.base_block_check(ctypes.byref(refs[130_000].digest), ctypes.c_uint64(k), block,
+                                         ctypes.c_size_t(len(block)))
+            f.seek(refs[70_000].checks + 8 * k)
+            f.write(struct.pack("<Q", check))
+    short, long = ([d, hashlib.sha256(b"\2" + struct.pack("<Q", 1) + d).digest()]     # of the piece, of the tensor
+                   for d in (digest[70_000], digest[130_000]))
+    changed = 0
+    for number, (kind, body) in enumerate(forge.objects):
+        if kind == CHUNK:
+            for old, new in zip(short, long):
+                changed += body.count(old)
+                body = body.replace(old, new)
+            forge.objects[number][1] = body
+    assert changed == 2
+    forge.done(tmp_path / "scratch")
+    m = Mount(program, store, tmp_path / "mnt", log=tmp_path / "log")
+    try:
+        for name in names:
+            with open(m.point / "a" / "step-00000001" / "model" / f"{name}.npy", "rb") as f:
+                assert f.read()[-len(data[name]):] == data[name], name
+    finally:
+        m.end()
