@@ -5,6 +5,7 @@
  *   launch   16 of [0-9a-f]
  *   attempt  <launch>-<count>                count, rank: decimal, no leading zero; u64, u32
  *   pack     <attempt>-<rank>-<class>        class: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 71 bytes */
+#include "core/base/text.h"
 #include "proto/proto_internal.h"
 
 #include <inttypes.h>
@@ -62,37 +63,6 @@ bool proto_attribute_key_valid(const char *key)
 	return key && name_is_alpha(key[0]) && name_plain(key, 64);
 }
 
-/* Length of the well-formed sequence at `s` (Unicode 15, table 3-7), or 0. */
-static size_t name_utf8_sequence(const uint8_t *s, size_t left)
-{
-	uint8_t low = 0x80, high = 0xbf;
-	size_t n;
-
-	if (s[0] == 0)
-		return 0;
-	if (s[0] < 0x80)
-		return 1;
-	if (s[0] < 0xc2 || s[0] > 0xf4)
-		return 0;
-	n = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-	if (n > left)
-		return 0;
-	if (s[0] == 0xe0)
-		low = 0xa0;
-	if (s[0] == 0xed)
-		high = 0x9f;
-	if (s[0] == 0xf0)
-		low = 0x90;
-	if (s[0] == 0xf4)
-		high = 0x8f;
-	if (s[1] < low || s[1] > high)
-		return 0;
-	for (size_t i = 2; i < n; i++)
-		if ((s[i] & 0xc0) != 0x80)
-			return 0;
-	return n;
-}
-
 bool proto_utf8_valid(const char *bytes, size_t len)
 {
 	size_t n, at = 0;
@@ -105,7 +75,7 @@ bool proto_utf8_valid(const char *bytes, size_t len)
 			break;
 	}
 	for (; at < len; at += n) {
-		n = name_utf8_sequence((const uint8_t *)bytes + at, len - at);
+		n = base_utf8_sequence(bytes + at, len - at);
 		if (n == 0)
 			return false;
 	}

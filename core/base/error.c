@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * error: sentences for people. Texts often hold names that come from files: control characters become '?', so that
- * a sentence stays one line on a terminal and in a log, and a cut at the end never splits a UTF-8 character. */
+ * error: sentences for people. Texts often hold names that come from files: what a terminal might obey becomes '?'
+ * (text.h), so that a sentence stays one line there and in a log. A cut at the end never splits a UTF-8 character. */
 #include "core/base/error.h"
+#include "core/base/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-static void error_clean(char *text)
-{
-	for (; *text; text++)
-		if ((unsigned char)*text < 0x20 || *text == 0x7f)
-			*text = '?';
-}
 
 /* Cuts off a UTF-8 sequence that the end of the array interrupted. */
 static void error_trim(char *text, size_t len)
@@ -31,7 +25,7 @@ static void error_store(struct base_error *err, int code, const char *text, bool
 	memcpy(err->text, text, strlen(text) + 1);
 	if (cut)
 		error_trim(err->text, strlen(err->text));
-	error_clean(err->text);
+	base_text_clean(err->text);
 	err->code = code;
 }
 

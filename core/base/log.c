@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * log: one line, one write(2), so that lines of several threads and processes do not mix. Control characters in
- * the text (names come from files) become '?'. Settings are atomics: they may change while others log. */
+ * log: one line, one write(2), so that lines of several threads and processes do not mix. What a terminal might obey
+ * in the text (names come from files) becomes '?' (text.h). Settings are atomics: they may change while others log. */
 #include "core/base/log.h"
+#include "core/base/text.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -50,9 +51,7 @@ void base_log(enum base_log_level level, const char *format, ...)
 	if (vsnprintf(text, sizeof text, format, args) < 0)
 		text[0] = 0;
 	va_end(args);
-	for (char *p = text; *p; p++)
-		if ((unsigned char)*p < 0x20 || *p == 0x7f)
-			*p = '?';
+	base_text_clean(text);
 	sink = atomic_load(&log_to);
 	if (sink)
 		sink(level, text);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/text.h"
 #include "core/load/exchange_words.h"
 
 #define GREETING_MAGIC "VXG1"
@@ -23,9 +24,9 @@ static void text_take(char *to, size_t room, const uint8_t *from, size_t len)
 {
 	size_t n = base_min(len, room - 1);
 
-	for (size_t i = 0; i < n; i++)
-		to[i] = (char)(from[i] < ' ' || from[i] == 0x7f ? '?' : from[i]);
+	memcpy(to, from, n);
 	to[n] = 0;
+	base_text_clean(to);
 }
 
 static bool code_take(const uint8_t *at, int *ret_code)

@@ -18,6 +18,7 @@
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
+#include "core/base/text.h"
 #include "core/load/burst_internal.h"
 #include "core/load/exchange_internal.h"
 #include "core/load/place.h"
@@ -291,9 +292,9 @@ static int segment_lost(struct load_exchange *x, struct exchange_mine *m, uint32
 	size_t n = (size_t)snprintf(why.text, sizeof why.text, "rank %u: ", owner);
 	size_t more = strnlen((const char *)text, base_min(len, sizeof why.text - n - 1));
 
-	for (size_t i = 0; i < more; i++)
-		why.text[n + i] = (char)(text[i] < ' ' || text[i] == 0x7f ? '?' : text[i]);
+	memcpy(why.text + n, text, more);
 	why.text[n + more] = 0;
+	base_text_clean(why.text);
 	if (!(x->f->flags & LOAD_FILL_SKIP_DAMAGED)) {
 		exchange_fail(x, &why);
 		return 0;

@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 import threading
+import unicodedata
 
 import pytest
 import xxhash
@@ -271,6 +272,26 @@ def test_pool_runs_every_job_once(lib, threads, queue):
     lib.base_pool_free(pool)  # runs what is queued
     assert len(seen) == 510
     lib.base_pool_free(None)
+
+
+def unsafe(char):
+    """By Unicode's own tables: controls, marks of direction, separators of lines and paragraphs."""
+    return unicodedata.category(char) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(char) in (
+        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI") or char in "\u200e\u200f\u061c"
+
+
+def test_what_a_terminal_might_obey_does_not_reach_it(lib, rng):
+    err, chars = Error(), [chr(c) for c in (*range(1, 0x2100), *rng.sample(range(0x2100, 0x110000), 500))
+                           if not 0xd800 <= c < 0xe000]
+    for at in range(0, len(chars), 200):
+        given = "".join(chars[at:at + 200])
+        want = "".join("?" * len(c.encode()) if unsafe(c) else c for c in given)
+        lib.base_error_set(ctypes.byref(err), -errno.EINVAL, b"%s", given.encode())
+        assert err.text.decode() == want
+    for given, want in ((b"a\x9b31mb", b"a?31mb"), (b"\xc2", b"?"), (b"\xe2\x80", b"??"),
+                        (b"\xff\xc3\xa9", b"?\xc3\xa9"), (b"\xed\xa0\x80.", b"???."), (b"\xf4\x90\x80\x80", b"????")):
+        lib.base_error_set(ctypes.byref(err), -errno.EINVAL, b"%s|", given)
+        assert err.text == want + b"|"
 
 
 def test_cpu_count_is_that_of_the_affinity_or_the_control_group(lib):

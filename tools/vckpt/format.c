@@ -7,20 +7,18 @@
 #include <time.h>
 
 #include "core/base/le.h"
+#include "core/base/text.h"
 
 void tool_print_text(FILE *to, const char *text, size_t len)
 {
-	for (size_t i = 0; i < len; i++) {
-		unsigned char c = (unsigned char)text[i], next = i + 1 < len ? (unsigned char)text[i + 1] : 0;
-		bool c1 = c == 0xc2 && next >= 0x80 && next < 0xa0; /* U+0080 to U+009F: some terminals obey them */
+	for (size_t i = 0, n; i < len; i += n) {
+		size_t unsafe = base_text_unsafe(text + i, len - i, &n);
 
-		if (c < 0x20 || c == 0x7f)
-			fprintf(to, "\\x%02x", c);
-		else if (c1)
-			fprintf(to, "\\x%02x\\x%02x", c, next);
-		else
-			putc(c, to);
-		i += c1;
+		for (size_t k = 0; k < unsafe; k++)
+			fprintf(to, "\\x%02x", (unsigned char)text[i + k]);
+		if (!unsafe)
+			fwrite(text + i, 1, n, to);
+		n = unsafe ? unsafe : n;
 	}
 }
 

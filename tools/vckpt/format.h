@@ -10,7 +10,8 @@
 
 #include "core/base/plural.h"
 
-/* Prints text from a file or a store so that a terminal shows it as it is: control bytes as \xNN. */
+/* Prints text from a file or a store so that a terminal shows it as it is: what core/base/text.h calls
+ * unsafe as \xNN. */
 void tool_print_text(FILE *to, const char *text, size_t len);
 
 #define TOOL_WORD_BYTES 1024

@@ -313,7 +313,8 @@ int tool_target_find(const struct tool *t, struct store *s, const struct tool_ta
 
 int tool_print_json(json_t *value)
 {
-	int r = value ? json_dumpf(value, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY) : -1;
+	/* names may hold what a terminal obeys */
+	int r = value ? json_dumpf(value, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : -1;
 
 	json_decref(value);
 	if (r < 0 || putchar('\n') == EOF || fflush(stdout) == EOF) {

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * text: what of a text that others chose may go to a terminal or into a log. Pure functions; any thread. */
+#ifndef CORE_BASE_TEXT_H
+#define CORE_BASE_TEXT_H
+
+#include <stddef.h>
+
+/* Length of the well-formed UTF-8 sequence at `text` (Unicode 15, table 3-7), or 0: there is none, or it is a NUL. */
+size_t base_utf8_sequence(const char *text, size_t left);
+
+/* How many bytes at `text` a reader should not get as they are: a control character (C0, DEL, C1: terminals obey
+ * some), a mark that changes in which order text is shown (Unicode TR 9), a separator of lines or paragraphs, or a byte
+ * that is no UTF-8. 0: the character there may be shown; *ret_len is its length. */
+size_t base_text_unsafe(const char *text, size_t left, size_t *ret_len);
+
+/* Puts '?' in place of each such byte, up to the NUL. */
+void base_text_clean(char *text);
+
+#endif
