@@ -86,7 +86,8 @@ static bool layout_mesh_check(const struct proto_mesh *mesh)
 
 static int layout_check(const struct proto_layout *m)
 {
-	if (m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes || m->row_bytes > m->target_bytes)
+	if (m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes ||
+		m->row_bytes > m->target_bytes / 2)
 		return -BASE_EFORMAT;
 	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->ncomponents > PROTO_COMPONENTS_MAX)
 		return -BASE_EFORMAT;

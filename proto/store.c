@@ -9,8 +9,8 @@ static int store_check(const struct proto_store *m)
 		return -BASE_EFORMAT;
 	if (m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes)
 		return -BASE_EFORMAT;
-	/* The bounds keep the grid's arithmetic in 64 bits and pieces of a few MiB. */
-	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->row_bytes > m->target_bytes ||
+	/* The bounds keep the grid's arithmetic in 64 bits and pieces of a few MiB, and whole what lies behind k. */
+	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->row_bytes > m->target_bytes / 2 ||
 		m->reserve_bytes > PROTO_FILE_MAX_BYTES)
 		return -BASE_EFORMAT;
 	return 0;

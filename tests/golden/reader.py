@@ -484,7 +484,7 @@ class Store:
         need(len(found["id"]) == 16 and found["reserve_bytes"] <= 1 << 30, "breaks the rules")
         self.id, self.seed, self.version = found["id"], found["seed"], found["version"]
         M, T, R = found["min_bytes"], found["target_bytes"], found["row_bytes"]
-        need(1 <= M <= T <= 4 << 20 and 1 <= R <= T, "has parameters that no grid has")
+        need(1 <= M <= T <= 4 << 20 and 1 <= R <= T // 2, "has parameters that no grid has")
         reserve = self.path / "reserve"
         if reserve.exists():
             data = reserve.read_bytes()
@@ -769,7 +769,7 @@ class Layout:
     def __init__(self, body, version):
         m = head("Layout", body, version)
         parameters = (m["min_bytes"], m["target_bytes"], m["row_bytes"])
-        need(1 <= parameters[0] <= parameters[1] <= 4 << 20 and 1 <= parameters[2] <= parameters[1],
+        need(1 <= parameters[0] <= parameters[1] <= 4 << 20 and 1 <= parameters[2] <= parameters[1] // 2,
              "a layout has parameters that no grid has")
         for c in m["components"]:
             good = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", c) and not c.endswith((".safetensors", ".npy"))

@@ -245,9 +245,9 @@ def test_store(proto):
         for k, v in more.items():
             setattr(m, k, v)
         return proto.encode("store", m)
-    assert isinstance(put(), bytes)
+    assert isinstance(put(), bytes) and isinstance(put(row_bytes=1 << 19), bytes)
     for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20},
-                {"row_bytes": 2 << 20}, {"version": VERSION + 1}, {"version": 0}):
+                {"row_bytes": 2 << 20}, {"row_bytes": (1 << 19) + 1}, {"version": VERSION + 1}, {"version": 0}):
         assert put(**bad) == EFORMAT
 
 
@@ -282,6 +282,7 @@ def layout_with(change):
     lambda m: m.dims.__setitem__(0, 2**62), lambda m: setattr(m, "ncomponents", 1), lambda m: setattr(m, "ndims", 5),
     lambda m: setattr(m, "ntensors", 4),
     lambda m: setattr(m, "min_bytes", 0), lambda m: setattr(m, "target_bytes", 1 << 40),
+    lambda m: setattr(m, "row_bytes", (1 << 19) + 1),
     lambda m: m.components.__setitem__(0, b"ranks"),
     lambda m: m.components.__setitem__(0, b"zz"), lambda m: m.placements.__setitem__(0, b""),
     lambda m: setattr(m.meshes[0], "nranks", 3),
