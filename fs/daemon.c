@@ -1,57 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Order of things: fork, then everything else (no thread and no open store crosses the fork). The child opens the
- * store and mounts; then three kinds of threads:
+ * A mount is two processes, and a third that waits until it works:
  *
- *   main      waits for a signal or the end, then unmounts; keeps its privileges and touches nothing else
- *   prover    looks at the mount point once, raises readahead, tells the parent (or systemd) that it works, ends
- *   session   gives its privileges up, starts the watch, answers requests with the threads that libfuse starts from it
+ *   mount.vckpt   the command: waits for one line on a pipe, the exit status and a sentence, and ends with it. In the
+ *                 foreground it is the keeper
+ *   keeper        mounts, waits for a signal or the server's end, unmounts; keeps what privileges that takes and reads
+ *                 nothing of the store
+ *   server        opens the store and answers requests, without privileges (fs/serve.c)
  *
- * The parent waits for one line on a pipe: the exit status and a sentence. A child that dies before it has told is
- * an error too. After a crash the mount stays, dead, so that nobody writes into the empty directory below it; the
- * next mount takes it over. */
+ * The server starts first, before the keeper mounts, so that a store which cannot be opened is never mounted. It has
+ * the only descriptor of the connection to the kernel: when it dies, the mount is dead (ENOTCONN) and stays, so that
+ * nobody writes into the empty directory below it; the next mount takes it over. It dies with its keeper. */
 #include "fs/daemon.h"
 
 #include <fcntl.h>
-#include <malloc.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "fs/harden.h"
 #include "fs/log.h"
+#include "fs/mountpoint.h"
+#include "fs/serve.h"
 #include "fs/session.h"
-#include "fs/watch.h"
 
-struct report { int32_t status; char text[1000]; };
+#define ENDED_EARLY "ended before the mount had answered once"
+#define END_MS 7000                     /* in which the server ends; it waits 5 s for what hangs in the storage */
 
-struct serving {
-	struct fs_mount mount;
-	struct fs_watch *watch;
-	pthread_t main, session, prover;
-	int report_fd;                  /* -1: foreground, or told */
-	_Atomic int loop_result;         /* read once SIGUSR1 has come, or the session thread has ended */
-	_Atomic bool failed;            /* the first look failed */
-	_Atomic bool ending;            /* a signal or umount came: a look that fails now says nothing */
+struct keeper {
+	const struct fs_options *options;
+	pid_t server;
+	int channel, signals;           /* the server's; a signalfd */
+	int report_fd;                  /* of the command; -1: foreground, or told */
+	char device[32];                /* of the mount, "MAJ:MIN"; empty: nothing is mounted */
 };
 
-static void tell_parent(struct serving *s, int status, const char *text)
-{
-	struct report report = { .status = status };
+/* What the keeper waits for. */
+enum event { EVENT_REPORT, EVENT_SERVER_ENDED, EVENT_SIGNAL, EVENT_LATE };
 
-	if (s->report_fd < 0)
+static void tell_command(struct keeper *k, int status, const char *text)
+{
+	struct fs_report report = { .status = status };
+
+	if (k->report_fd < 0)
 		return;
 	snprintf(report.text, sizeof report.text, "%s", text ? text : "");
-	if (write(s->report_fd, &report, sizeof report) < 0)
-		base_warning("the parent is gone: %s", strerror(errno));
-	close(s->report_fd);
-	s->report_fd = -1;
+	if (write(k->report_fd, &report, sizeof report) < 0)
+		base_warning("the command that started the mount is gone: %s", strerror(errno));
+	close(base_steal_fd(&k->report_fd));
+}
+
+/* Nobody else says it in the foreground, and a log is asked for to have it there. */
+static int refuse(struct keeper *k, int status, const char *text)
+{
+	if (k->report_fd < 0 || k->options->log)
+		base_error_log("%s", text);
+	tell_command(k, status, text);
+	return status;
 }
 
 /* READY=1 for systemd, where it asked for that. */
@@ -79,156 +92,240 @@ static void leave_terminal(void)
 		dup2(null, fd);
 }
 
-/* Did the look fail because the mount is gone again? Then the main thread knows, or soon will. */
-static bool ends_meanwhile(struct serving *s)
+/* ---- the server ---- */
+
+/* Signals are the keeper's from here on: those that end the mount, and SIGCHLD. */
+static int take_signals(void)
 {
-	for (int i = 0; i < 500 && !s->ending; i++)
-		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
-	return s->ending;
-}
+	sigset_t all, mine;
 
-static void *prover_main(void *arg)
-{
-	struct serving *s = arg;
-	struct base_error err = {0};
-
-	int r = fs_session_prove(&s->mount, &err);
-	if (r && ends_meanwhile(s)) {
-		tell_parent(s, FS_EXIT_MOUNT, "ended before the mount had answered once");
-		return NULL;
-	}
-	if (r) {
-		s->failed = true;
-		base_error_log("%s", err.text);
-		tell_parent(s, FS_EXIT_MOUNT, err.text);
-		pthread_kill(s->main, SIGTERM);
-		return NULL;
-	}
-	if (s->report_fd >= 0)
-		leave_terminal();
-	tell_parent(s, 0, NULL);
-	tell_systemd();
-	base_info("%s is mounted on %s", s->mount.options->store, s->mount.options->mountpoint);
-	return NULL;
-}
-
-static void *session_main(void *arg)
-{
-	struct serving *s = arg;
-	sigset_t wake;
-
-	sigemptyset(&wake);
-	sigaddset(&wake, SIGUSR2);  /* only interrupts the loop's wait */
-	pthread_sigmask(SIG_UNBLOCK, &wake, NULL);
-	fs_harden_thread(&s->mount);
-	int r = fs_watch_start(&s->mount, &s->watch);
-	if (r)
-		fs_mount_feature(&s->mount, "watch", false, "no thread: %s", strerror(-r));
-	s->loop_result = fs_session_loop(&s->mount);
-	pthread_kill(s->main, SIGUSR1);
-	return NULL;
-}
-
-static void nothing(int number) { (void)number; }
-
-static void block_signals(sigset_t *set)
-{
-	struct sigaction handler = { .sa_handler = nothing };
-	sigset_t all;
-
-	sigaction(SIGUSR2, &handler, NULL);
 	signal(SIGPIPE, SIG_IGN);
 	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, NULL);
-	sigemptyset(set);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	sigemptyset(&mine);
 	for (size_t i = 0; i < 4; i++)
-		sigaddset(set, (int[]){ SIGTERM, SIGINT, SIGHUP, SIGUSR1 }[i]);
+		sigaddset(&mine, (int[]){ SIGTERM, SIGINT, SIGHUP, SIGCHLD }[i]);
+	return signalfd(-1, &mine, SFD_CLOEXEC);
 }
 
-/* Ends the loop; false when a handler hangs in the storage. */
-static bool session_end(struct serving *s)
+static _Noreturn void server_main(const struct keeper *k, int channel, pid_t keeper)
 {
-	for (int i = 0; i < 250; i++) {
-		struct timespec until;
-
-		fuse_session_exit(s->mount.session);
-		pthread_kill(s->session, SIGUSR2);
-		until = base_clock_in_ms(CLOCK_REALTIME, 20);
-		if (pthread_timedjoin_np(s->session, NULL, &until) == 0)
-			return true;
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) || getppid() != keeper)
+		_exit(FS_EXIT_SYSTEM);
+	close(k->signals);
+	close(k->channel);
+	if (k->report_fd >= 0) {
+		close(k->report_fd);
+		leave_terminal();
 	}
-	return false;
+	int status = fs_serve(k->options, channel);
+	fflush(NULL);
+	_exit(status);
 }
 
-static int serve_until_end(struct serving *s, const sigset_t *signals)
+static int start_server(struct keeper *k, struct base_error *err)
 {
+	pid_t keeper = getpid();
+	int pair[2];
+
+	k->signals = take_signals();
+	if (k->signals < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
+		return base_error_set(err, -errno, "no daemon can be started: %s", strerror(errno));
+	k->channel = pair[0];
+	fflush(NULL);
+	k->server = fork();
+	if (k->server == 0)
+		server_main(k, pair[1], keeper);
+	close(pair[1]);
+	if (k->server < 0)
+		return base_error_set(err, -errno, "no daemon can be started: %s", strerror(errno));
+	return 0;
+}
+
+/* A report is valid for EVENT_REPORT, its text and status as safe as those of a process that reads strangers' files;
+ * *ret_number: the signal, or the server's wait status. */
+static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report *ret_report, int *ret_number)
+{
+	uint64_t end = base_monotonic_ms() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms);
+
+	for (;;) {
+		struct pollfd p[2] = { { .fd = k->channel, .events = POLLIN }, { .fd = k->signals, .events = POLLIN } };
+		struct signalfd_siginfo s;
+		uint64_t now = base_monotonic_ms();
+		int n = poll(p, 2, timeout_ms < 0 ? -1 : (int)(end - base_min(now, end)));
+
+		if (n == 0)
+			return EVENT_LATE;
+		if (n > 0 && p[0].revents && recv(k->channel, ret_report, sizeof *ret_report, 0) ==
+				(ssize_t)sizeof *ret_report) {
+			ret_report->text[sizeof ret_report->text - 1] = '\0';
+			return EVENT_REPORT;
+		}
+		if (n > 0 && p[0].revents)  /* it has ended, or will be ended */
+			close(base_steal_fd(&k->channel));
+		if (n <= 0 || !(p[1].revents & POLLIN) || read(k->signals, &s, sizeof s) != (ssize_t)sizeof s)
+			continue;
+		*ret_number = (int)s.ssi_signo;
+		if (s.ssi_signo != SIGCHLD)
+			return EVENT_SIGNAL;
+		if (waitpid(k->server, ret_number, WNOHANG) == k->server)
+			return EVENT_SERVER_ENDED;
+	}
+}
+
+/* Ends the server, if need be by force. Its exit status, or FS_EXIT_SYSTEM. */
+static int end_server(struct keeper *k)
+{
+	struct fs_report report;
 	int number;
 
-	s->main = pthread_self();
-	int r = pthread_create(&s->session, NULL, session_main, s);
-	if (!r && (r = pthread_create(&s->prover, NULL, prover_main, s)) != 0)
-		session_end(s);
-	if (r) {
-		tell_parent(s, FS_EXIT_SYSTEM, "no threads can be started");
-		fs_session_close(&s->mount);
+	kill(k->server, SIGTERM);
+	for (;;) {
+		enum event e = wait_event(k, END_MS, &report, &number);
+
+		if (e == EVENT_SERVER_ENDED)
+			return WIFEXITED(number) ? WEXITSTATUS(number) : FS_EXIT_SYSTEM;
+		if (e != EVENT_LATE)
+			continue;
+		kill(k->server, SIGKILL);  /* what hangs in the kernel does not end now: nobody waits for it */
 		return FS_EXIT_SYSTEM;
 	}
-	while (sigwait(signals, &number) != 0)
-		;
-	s->ending = number != SIGUSR1 || s->loop_result >= 0;
-	if (number != SIGUSR1)
-		base_info("ended by signal %d", number);
-	bool ended = session_end(s), still = s->watch && !fs_watch_stop(s->watch, 500);
-	if (!ended) {
-		base_warning("a read hangs in the storage: unmounting without waiting for it");
-		fuse_session_unmount(s->mount.session);
-		_exit(FS_EXIT_SYSTEM);
-	}
-	fuse_session_unmount(s->mount.session);
-	pthread_join(s->prover, NULL);
-	if (still)
-		still = !fs_watch_stop(s->watch, 5000);
-	if (still)
-		_exit(0);
-	fs_watch_free(s->watch);
-	fs_session_close(&s->mount);
-	if (s->loop_result < 0)
-		base_warning("the connection to the kernel ended: %s", strerror(-s->loop_result));
-	return s->failed ? FS_EXIT_MOUNT : 0;
 }
 
-static int serve(const struct fs_options *o, int report_fd)
+/* ---- the mount ---- */
+
+/* Sends the connection to the server, and keeps no copy. */
+static int hand_over(struct keeper *k, int fuse_fd, struct base_error *err)
 {
-	struct serving *s = calloc(1, sizeof *s);
-	struct base_error err = {0};
-	sigset_t signals;
+	union { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; } control = {0};
+	base_cleanup_close int readahead = fs_session_open_readahead(k->device);
+	struct fs_handed handed = { .readahead_error = readahead < 0 ? -readahead : 0 };
+	int fds[2] = { fuse_fd, readahead };
+	size_t size = readahead < 0 ? sizeof fds[0] : sizeof fds;
+	struct msghdr message = { .msg_iov = &(struct iovec){ &handed, sizeof handed }, .msg_iovlen = 1,
+		.msg_control = &control, .msg_controllen = CMSG_SPACE(size) };
 
-	if (!s)
-		return FS_EXIT_SYSTEM;
-	s->report_fd = report_fd;
-	block_signals(&signals);
-	mallopt(M_ARENA_MAX, 4);  /* memory that threads free is found again by others */
-	int r = fs_mount_init(&s->mount, o, &err);
-	if (!r) {
-		fs_harden_process(&s->mount);
-		r = fs_session_open(&s->mount, &err);
-	}
-	int status = r ? r == -ENOMEM ? FS_EXIT_SYSTEM : FS_EXIT_MOUNT : 0;
-	if (r) {
-		if (report_fd < 0 || o->log)
-			base_error_log("%s", err.text);
-		tell_parent(s, status, err.text);
-	} else {
-		status = serve_until_end(s, &signals);
-	}
-	fs_mount_release(&s->mount);
-	free(s);
-	return status;
+	control.head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+		.cmsg_len = CMSG_LEN(size) };
+	memcpy(CMSG_DATA(&control.head), fds, size);
+	if (sendmsg(k->channel, &message, MSG_NOSIGNAL) < 0)
+		return base_error_set(err, -errno, "the mount cannot be handed to the process that serves it: %s",
+			strerror(errno));
+	return 0;
 }
+
+static int keeper_mount(struct keeper *k, struct base_error *err)
+{
+	base_cleanup_close int fd = -1;
+
+	int r = fs_session_mount(k->options, &fd, err);
+	if (r)
+		return r;
+	r = fs_mountpoint_device(k->options->mountpoint, k->device, err); /* 0: it is gone, as the server finds */
+	return r < 0 ? r : hand_over(k, fd, err);
+}
+
+/* Before the server ends, so that nobody meets a dead mount. */
+static void keeper_unmount(struct keeper *k)
+{
+	struct base_error err = {0};
+
+	if (k->device[0] && fs_mountpoint_release(k->options->mountpoint, k->device, &err) < 0)
+		base_warning("%s", err.text);
+}
+
+/* ---- the keeper ---- */
+
+/* The server has ended by itself. */
+static int server_ended(struct keeper *k, int status)
+{
+	char text[200];
+
+	if (WIFEXITED(status)) {
+		keeper_unmount(k);
+		tell_command(k, WEXITSTATUS(status) ? WEXITSTATUS(status) : FS_EXIT_MOUNT, ENDED_EARLY);
+		return WEXITSTATUS(status);
+	}
+	snprintf(text, sizeof text, "%s: the process that serves it was ended by signal %d%s", k->options->mountpoint,
+		WTERMSIG(status),
+		k->device[0] ? "; the mount stays, dead, until it is unmounted or mounted again" : "");
+	base_error_log("%s", text);
+	tell_command(k, FS_EXIT_SYSTEM, text);
+	return FS_EXIT_SYSTEM;
+}
+
+/* Waits for the server's next report. 0: it says that all is well; else *ret_status is the exit status. */
+static int await_report(struct keeper *k, int *ret_status)
+{
+	struct fs_report report;
+	int number;
+
+	switch (wait_event(k, -1, &report, &number)) {
+	case EVENT_REPORT:
+		if (report.status == 0)
+			return 0;
+		*ret_status = refuse(k, report.status == FS_EXIT_MOUNT ? FS_EXIT_MOUNT : FS_EXIT_SYSTEM, report.text);
+		break;
+	case EVENT_SERVER_ENDED:
+		*ret_status = server_ended(k, number);
+		return -1;
+	default:
+		*ret_status = 0;  /* an end like any other, but for who waits for the mount */
+		tell_command(k, FS_EXIT_MOUNT, ENDED_EARLY);
+	}
+	keeper_unmount(k);
+	end_server(k);
+	return -1;
+}
+
+static int keep(struct keeper *k)
+{
+	struct fs_report report;
+	enum event e;
+	int number;
+
+	do
+		e = wait_event(k, -1, &report, &number);
+	while (e == EVENT_REPORT);
+	if (e == EVENT_SERVER_ENDED)
+		return server_ended(k, number);
+	base_info("ended by signal %d", number);
+	keeper_unmount(k);
+	return end_server(k);
+}
+
+static int keeper_run(struct keeper *k)
+{
+	struct base_error err = {0};
+	int status = 0;
+
+	int r = start_server(k, &err);
+	if (r)
+		return refuse(k, FS_EXIT_SYSTEM, err.text);
+	if (await_report(k, &status))
+		return status;
+	r = keeper_mount(k, &err);
+	if (r) {
+		keeper_unmount(k);
+		end_server(k);
+		return refuse(k, FS_EXIT_MOUNT, err.text);
+	}
+	fs_harden_keeper();
+	if (await_report(k, &status))
+		return status;
+	if (k->report_fd >= 0)
+		leave_terminal();
+	tell_command(k, 0, NULL);
+	tell_systemd();
+	base_info("%s is mounted on %s", k->options->store, k->options->mountpoint);
+	return keep(k);
+}
+
+/* ---- the command ---- */
 
 static int parent_wait(int fd, pid_t child)
 {
-	struct report report;
+	struct fs_report report;
 	int status;
 	ssize_t n;
 
@@ -261,7 +358,7 @@ int fs_daemon_run(const struct fs_options *o)
 		return FS_EXIT_USAGE;
 	}
 	if (o->foreground)
-		return serve(o, -1);
+		return keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .report_fd = -1 });
 	fflush(NULL);
 	pid_t child = pipe2(fds, O_CLOEXEC) ? -1 : fork();
 	if (child < 0) {
@@ -277,7 +374,5 @@ int fs_daemon_run(const struct fs_options *o)
 	if (chdir("/"))
 		base_warning("chdir /: %s", strerror(errno));
 	fs_log_detach(o);
-	int status = serve(o, fds[1]);
-	fflush(NULL);
-	exit(status);
+	exit(keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .report_fd = fds[1] }));
 }

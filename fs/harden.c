@@ -2,7 +2,7 @@
  *
  * All of it is best effort: what the kernel or the user does not allow is off and stands in .vckpt/stats. Raw
  * system calls, no library. Order matters: capabilities are dropped while that is still possible, no_new_privs goes
- * before Landlock and seccomp, which need it. */
+ * before Landlock and seccomp, which need it. Threads that start later inherit all of it. */
 #include "fs/harden.h"
 
 #include <execinfo.h>
@@ -12,6 +12,7 @@
 #include <linux/filter.h>
 #include <linux/landlock.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -20,13 +21,15 @@
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "core/base/log.h"
+
 #if defined(__x86_64__)
 #define NATIVE_ARCH AUDIT_ARCH_X86_64
 #elif defined(__aarch64__)
 #define NATIVE_ARCH AUDIT_ARCH_AARCH64
 #endif
 
-void fs_harden_process(struct fs_mount *m)
+static void no_core_dumps(struct fs_mount *m)
 {
 	struct rlimit none = {0};
 	void *frame;
@@ -40,22 +43,49 @@ void fs_harden_process(struct fs_mount *m)
 	fs_mount_feature(m, "no_core_dumps", !off, "%s", off ? strerror(errno) : "set");
 }
 
-/* Keeps only the capability that is needed to read another owner's store. */
-static void drop_capabilities(struct fs_mount *m)
+/* Root keeps the capabilities of `mask`; all others lose them all. */
+static int keep_capabilities(uint32_t mask)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct data[2] = {0};
 
 	if (geteuid() == 0)
-		data[0].effective = data[0].permitted = 1u << CAP_DAC_READ_SEARCH;
-	bool off = syscall(SYS_capset, &header, data) != 0;
-	fs_mount_feature(m, "capabilities_dropped", !off, "%s",
-		off ? strerror(errno) : geteuid() == 0 ? "all but dac_read_search" : "all");
+		data[0].effective = data[0].permitted = mask;
+	return syscall(SYS_capset, &header, data) ? -errno : 0;
+}
+
+/* Keeps only the capability that is needed to read another owner's store. */
+static void drop_capabilities(struct fs_mount *m)
+{
+	int r = keep_capabilities(1u << CAP_DAC_READ_SEARCH);
+
+	fs_mount_feature(m, "capabilities_dropped", !r, "%s",
+		r ? strerror(-r) : geteuid() == 0 ? "all but dac_read_search" : "all");
+}
+
+/* struct landlock_ruleset_attr as Linux 6.12 has it; older headers have its first field. */
+struct landlock_rules { uint64_t fs, net, scoped; };
+
+/* What kernels handle that are newer than the header: their bits, from which version on. */
+static struct landlock_rules landlock_handled(long abi)
+{
+	struct landlock_rules all = { .fs = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1 };
+
+	if (abi >= 2)
+		all.fs |= UINT64_C(1) << 13;  /* refer */
+	if (abi >= 3)
+		all.fs |= UINT64_C(1) << 14;  /* truncate */
+	if (abi >= 4)
+		all.net = 3;                  /* bind and connect TCP */
+	if (abi >= 5)
+		all.fs |= UINT64_C(1) << 15;  /* ioctl of devices that are opened from now on */
+	if (abi >= 6)
+		all.scoped = 3;               /* abstract UNIX sockets and signals of other processes */
+	return all;
 }
 
 static int landlock(const char *store)
 {
-	struct landlock_ruleset_attr attr = { .handled_access_fs = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1 };
 	struct landlock_path_beneath_attr beneath = {
 		.allowed_access = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR,
 	};
@@ -63,11 +93,9 @@ static int landlock(const char *store)
 	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 	if (abi < 0)
 		return -errno;
-	if (abi >= 2)
-		attr.handled_access_fs |= UINT64_C(1) << 13;  /* refer */
-	if (abi >= 3)
-		attr.handled_access_fs |= UINT64_C(1) << 14;  /* truncate */
-	base_cleanup_close int ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof attr, 0);
+	struct landlock_rules rules = landlock_handled(abi);
+	size_t size = abi >= 6 ? sizeof rules : abi >= 4 ? 2 * sizeof rules.fs : sizeof rules.fs;
+	base_cleanup_close int ruleset = (int)syscall(SYS_landlock_create_ruleset, &rules, size, 0);
 	base_cleanup_close int directory = open(store, O_PATH | O_CLOEXEC);
 	if (ruleset < 0 || directory < 0)
 		return -errno;
@@ -79,32 +107,59 @@ static int landlock(const char *store)
 }
 
 #ifdef NATIVE_ARCH
-#define DENY(name) \
-	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
+#define REFUSE(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
+#define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), REFUSE(EPERM)
+#define ARGUMENT(n) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[n]))
+#define X32_BIT 0x40000000u /* x86-64's third set of system calls, which has numbers of its own */
 
 /* Refuses system calls that no reader of files makes. It lists what is refused, not what is allowed, so that a C
- * library which makes another call keeps working. */
+ * library which makes another call keeps working. Landlock does not see changes of a file's mode, owner, times or
+ * attributes: they are here. clone3 takes its flags in memory, where a filter cannot look: the C library then takes
+ * clone. */
 static int seccomp(void)
 {
-	static const struct sock_filter filter[] = {
+	struct sock_filter filter[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0), REFUSE(ENOSYS),
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		DENY(execve), DENY(execveat), DENY(ptrace), DENY(process_vm_readv), DENY(process_vm_writev),
-		DENY(mount), DENY(umount2), DENY(pivot_root),
-		DENY(chroot), DENY(open_by_handle_at), DENY(bpf), DENY(perf_event_open), DENY(init_module),
-		DENY(finit_module), DENY(delete_module),
+#ifdef __x86_64__
+		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, X32_BIT, 0, 1), REFUSE(ENOSYS),
+		DENY(chmod), DENY(chown), DENY(lchown), DENY(utime), DENY(utimes), DENY(futimesat), DENY(mknod),
+		DENY(link), DENY(symlink), DENY(rename), DENY(unlink), DENY(mkdir), DENY(rmdir), DENY(fork),
+		DENY(vfork),
+#endif
+		DENY(fchmod), DENY(fchmodat), DENY(fchown), DENY(fchownat), DENY(utimensat), DENY(setxattr),
+		DENY(lsetxattr), DENY(fsetxattr), DENY(removexattr), DENY(lremovexattr), DENY(fremovexattr),
+		DENY(mknodat), DENY(linkat), DENY(symlinkat), DENY(renameat), DENY(renameat2), DENY(unlinkat),
+		DENY(mkdirat), DENY(truncate),
+		DENY(execve), DENY(execveat), DENY(ptrace), DENY(process_vm_readv), DENY(process_vm_writev), DENY(kill),
+		DENY(tkill), DENY(rt_sigqueueinfo), DENY(rt_tgsigqueueinfo), DENY(pidfd_open), DENY(pidfd_getfd),
+		DENY(pidfd_send_signal), DENY(kcmp),
+		DENY(mount), DENY(umount2), DENY(pivot_root), DENY(fsopen), DENY(fspick), DENY(open_tree),
+		DENY(move_mount), DENY(mount_setattr),
+		DENY(chroot), DENY(open_by_handle_at), DENY(name_to_handle_at), DENY(bpf), DENY(perf_event_open),
+		DENY(io_uring_setup), DENY(init_module), DENY(finit_module), DENY(delete_module),
 		DENY(kexec_load), DENY(keyctl), DENY(add_key), DENY(request_key), DENY(userfaultfd), DENY(setns),
-		DENY(unshare), DENY(reboot),
-		DENY(swapon), DENY(swapoff), DENY(acct), DENY(quotactl), DENY(bind), DENY(listen), DENY(accept4),
+		DENY(unshare), DENY(reboot), DENY(syslog), DENY(sethostname), DENY(setdomainname), DENY(settimeofday),
+		DENY(clock_settime), DENY(adjtimex), DENY(clock_adjtime),
+		DENY(swapon), DENY(swapoff), DENY(acct), DENY(quotactl), DENY(bind), DENY(listen), DENY(accept),
+		DENY(accept4),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1), REFUSE(ENOSYS),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_tgkill, 0, 4), /* its own threads only */
+		ARGUMENT(0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)getpid(), 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), REFUSE(EPERM),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4), /* threads only */
+		ARGUMENT(0),
+		BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), REFUSE(EPERM),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
+		ARGUMENT(0),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 1, 0),  /* syslog */
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		REFUSE(EPERM),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { .len = BASE_COUNT(filter), .filter = (struct sock_filter *)filter };
+	struct sock_fprog program = { .len = BASE_COUNT(filter), .filter = filter };
 
 	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) ? -errno : 0;
 }
@@ -112,8 +167,9 @@ static int seccomp(void)
 static int seccomp(void) { return -ENOSYS; }
 #endif
 
-void fs_harden_thread(struct fs_mount *m)
+void fs_harden(struct fs_mount *m)
 {
+	no_core_dumps(m);
 	drop_capabilities(m);
 	bool off = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0;
 	fs_mount_feature(m, "no_new_privs", !off, "%s", off ? strerror(errno) : "set");
@@ -121,4 +177,13 @@ void fs_harden_thread(struct fs_mount *m)
 	fs_mount_feature(m, "landlock", !r, "%s", r ? strerror(-r) : "the store, for reading");
 	r = off ? -EPERM : seccomp();
 	fs_mount_feature(m, "seccomp", !r, "%s", r ? strerror(-r) : "set");
+}
+
+void fs_harden_keeper(void)
+{
+	if (geteuid() != 0)
+		return;  /* it has nothing, and needs fusermount3, which is a setuid program */
+	int r = keep_capabilities(1u << CAP_SYS_ADMIN | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_KILL);
+	if (r || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		base_debug("the keeper cannot give its privileges up: %s", strerror(r ? -r : errno));
 }

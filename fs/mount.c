@@ -45,9 +45,14 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 	pthread_mutex_init(&m->lock, NULL);
 	if (r < 0)
 		return base_error_set(err, r, "no random number: %s", base_error_name(r));
-	if (pthread_key_create(&m->scratch, free))
-		return base_no_memory(err);
-	r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
+	return pthread_key_create(&m->scratch, free) ? base_no_memory(err) : 0;
+}
+
+int fs_mount_open(struct fs_mount *m, struct base_error *err)
+{
+	const struct fs_options *options = m->options;
+
+	int r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
 	if (r)
 		return r;
 	show_owner(m);

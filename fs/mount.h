@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mount: everything that one mounted store consists of, and what its request handlers share. Made by fs_daemon,
+ * mount: everything that one mounted store consists of, and what its request handlers share. Made by fs_serve,
  * read-only afterwards but for what says otherwise. Handlers run on libfuse's threads, many at a time; none of them
  * waits for another request or notifies the kernel. */
 #ifndef FS_MOUNT_H
@@ -56,7 +56,9 @@ struct fs_mount {
 	struct fs_handle *handles;
 };
 
-int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err); /* opens the store */
+/* What needs no store. Release it whatever is returned. */
+int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err);
+int fs_mount_open(struct fs_mount *m, struct base_error *err); /* opens the store, once privileges are given up */
 void fs_mount_release(struct fs_mount *m);
 /* Says in .vckpt/stats that a feature is on (why: its value) or off (why: the reason). */
 void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char *why, ...)

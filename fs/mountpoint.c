@@ -326,3 +326,27 @@ int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct 
 	*ret_point = base_steal(full);
 	return r;
 }
+
+int fs_mountpoint_device(const char *path, char ret_device[static 32], struct base_error *err)
+{
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+
+	int r = m ? mount_find(path, true, m, err) : base_no_memory(err);
+	if (r > 0)
+		memcpy(ret_device, m->device, 32);
+	return r;
+}
+
+int fs_mountpoint_release(const char *path, const char *device, struct base_error *err)
+{
+	char there[32];
+
+	int r = fs_mountpoint_device(path, there, err);
+	if (r <= 0 || strcmp(there, device) != 0)
+		return r < 0 ? r : 0;
+	r = mountpoint_umount(path, true);
+	if (r)
+		return base_error_set(err, r, "%s: cannot be unmounted: %s", path,
+			fs_mountpoint_stuck() ? fs_mountpoint_stuck() : strerror(-r));
+	return 0;
+}

@@ -18,6 +18,13 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err);
  * could not be unmounted (-EBUSY: in use; -EPERM: fusermount3 does not say why); else NULL. */
 int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct base_error *err);
 
+/* The device ("MAJ:MIN") of what is mounted on `path`, absolute and without links; it sends no request to a daemon. 1
+ * found, 0 nothing is mounted there. */
+int fs_mountpoint_device(const char *path, char ret_device[static 32], struct base_error *err);
+/* Detaches the vckpt mount `device` from `path`, if it is still there: it vanishes at once, and ends when nobody uses
+ * it any more. */
+int fs_mountpoint_release(const char *path, const char *device, struct base_error *err);
+
 /* A sentence that says why this user cannot unmount here and what to do, or NULL: fusermount3, which does it for all
  * but root, needs /etc/mtab, and small containers have none. Static storage; blocks no longer than access(2). */
 const char *fs_mountpoint_stuck(void);

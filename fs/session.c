@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <sys/uio.h>
 
 #include "core/base/log.h"
@@ -66,9 +65,8 @@ static void libfuse_log(enum fuse_log_level level, const char *format, va_list a
 		"libfuse: %s", text);
 }
 
-static int mount_arguments(struct fs_mount *m, struct fuse_args *args)
+static int mount_arguments(const struct fs_options *o, struct fuse_args *args)
 {
-	const struct fs_options *o = m->options;
 	base_cleanup_free char *fsname = NULL, *subtype = NULL;
 	char *list = NULL;
 
@@ -87,31 +85,55 @@ static int mount_arguments(struct fs_mount *m, struct fuse_args *args)
 	return bad ? -ENOMEM : 0;
 }
 
-int fs_session_open(struct fs_mount *m, struct base_error *err)
+static int session_new(const struct fs_options *o, struct fs_mount *m, struct fuse_session **ret_s,
+	struct base_error *err)
 {
-	static const struct fuse_custom_io io = { .read = fs_read, .writev = fs_writev };
 	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
 
 	fuse_set_log_func(libfuse_log);
-	int r = mount_arguments(m, &args);
-	if (!r)
-		m->session = fuse_session_new(&args, &fs_ops, sizeof fs_ops, m);
+	int r = mount_arguments(o, &args);
+	*ret_s = r ? NULL : fuse_session_new(&args, &fs_ops, sizeof fs_ops, m);
 	fuse_opt_free_args(&args);
-	if (!m->session)
-		return base_error_set(err, r ? r : -EINVAL, "the FUSE session cannot be made%s%s",
-			libfuse_said[0] ? ": " : "", libfuse_said);
+	if (*ret_s)
+		return 0;
+	return base_error_set(err, r ? r : -EINVAL, "the FUSE session cannot be made%s%s", libfuse_said[0] ? ": " : "",
+		libfuse_said);
+}
+
+int fs_session_mount(const struct fs_options *o, int *ret_fd, struct base_error *err)
+{
+	struct fuse_session *s;
+
+	int r = session_new(o, NULL, &s, err);
+	if (r)
+		return r;
 	if (access("/dev/fuse", F_OK) != 0)
 		r = base_error_set(err, -ENODEV,
 			"there is no /dev/fuse: load the kernel's fuse module, or give the container that device");
-	else if (fuse_session_mount(m->session, m->options->mountpoint) != 0)
-		r = base_error_set(err, -EPERM, "cannot mount on %s%s%s", m->options->mountpoint,
-			libfuse_said[0] ? ": " : "", libfuse_said);
-	if (r) {
-		fuse_session_destroy(m->session);
-		m->session = NULL;
+	else if (fuse_session_mount(s, o->mountpoint) != 0)
+		r = base_error_set(err, -EPERM, "cannot mount on %s%s%s", o->mountpoint, libfuse_said[0] ? ": " : "",
+			libfuse_said);
+	else
+		*ret_fd = fcntl(fuse_session_fd(s), F_DUPFD_CLOEXEC, 3);
+	if (!r && *ret_fd < 0)
+		r = base_error_set(err, -errno, "no descriptor is left: %s", strerror(errno));
+	fuse_session_destroy(s);  /* which closes its descriptor and leaves the mount alone */
+	return r;
+}
+
+int fs_session_open(struct fs_mount *m, int fd, struct base_error *err)
+{
+	static const struct fuse_custom_io io = { .read = fs_read, .writev = fs_writev };
+	char path[32];
+
+	int r = session_new(m->options, m, &m->session, err);
+	if (r)
 		return r;
-	}
-	r = fuse_session_custom_io(m->session, &io, fuse_session_fd(m->session));
+	snprintf(path, sizeof path, "/dev/fd/%d", fd);  /* libfuse's way of saying: mounted already */
+	if (fuse_session_mount(m->session, path) != 0)
+		return base_error_set(err, -EINVAL, "libfuse does not take the connection to the kernel%s%s",
+			libfuse_said[0] ? ": " : "", libfuse_said);
+	r = fuse_session_custom_io(m->session, &io, fd);
 	if (r)
 		fs_mount_feature(m, "parallel_dirops", false, "libfuse refuses a hook on INIT: %s",
 			strerror(r < 0 ? -r : r));
@@ -120,11 +142,8 @@ int fs_session_open(struct fs_mount *m, struct base_error *err)
 
 void fs_session_close(struct fs_mount *m)
 {
-	if (!m->session)
-		return;
-	fuse_session_unmount(m->session);
-	fuse_session_destroy(m->session);
-	m->session = NULL;
+	if (m->session)
+		fuse_session_destroy(base_steal(m->session));
 }
 
 int fs_session_loop(struct fs_mount *m)
@@ -141,22 +160,29 @@ int fs_session_loop(struct fs_mount *m)
 	return r < 0 ? r : 0;
 }
 
-static void raise_readahead(struct fs_mount *m, dev_t dev)
+int fs_session_open_readahead(const char *device)
 {
-	char path[80], text[32];
+	char path[80];
+
+	snprintf(path, sizeof path, "/sys/class/bdi/%s/read_ahead_kb", device);
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+void fs_session_raise_readahead(struct fs_mount *m, int fd, int error)
+{
+	char text[32];
 
 	if (!m->options->readahead_bytes) {
 		fs_mount_feature(m, "readahead", false, "left alone, as asked");
 		return;
 	}
-	snprintf(path, sizeof path, "/sys/class/bdi/%u:%u/read_ahead_kb", major(dev), minor(dev));
 	int n = snprintf(text, sizeof text, "%llu", (unsigned long long)base_div_up(m->options->readahead_bytes, 1024));
-	base_cleanup_close int fd = open(path, O_WRONLY | O_CLOEXEC);
 	if (fd >= 0 && write(fd, text, (size_t)n) == n)
 		fs_mount_feature(m, "readahead", true, "%s KiB", text);
 	else
-		fs_mount_feature(m, "readahead", false, "128 KiB, the kernel's own: %s: %s", path,
-			geteuid() ? "only root may raise it" : strerror(errno));
+		fs_mount_feature(m, "readahead", false, "128 KiB, the kernel's own: /sys/class/bdi: %s",
+			geteuid() ? "only root may raise it" : strerror(fd >= 0 ? errno : error));
 }
 
 int fs_session_prove(struct fs_mount *m, struct base_error *err)
@@ -173,6 +199,5 @@ int fs_session_prove(struct fs_mount *m, struct base_error *err)
 	else
 		fs_mount_feature(m, "parallel_dirops", false,
 			"the kernel has none, or libfuse answered in an unknown form");
-	raise_readahead(m, st.st_dev);
 	return 0;
 }

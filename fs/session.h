@@ -6,13 +6,23 @@
 
 #include "fs/mount.h"
 
-int fs_session_open(struct fs_mount *m, struct base_error *err); /* mounts; m->session is set */
-/* unmounts (lazily if busy) and frees; the loop has ended */
-void fs_session_close(struct fs_mount *m);
+/* ---- of the keeper, before it has threads ---- */
+
+/* Mounts. *ret_fd: the connection to the kernel; whoever closes its last copy leaves a dead mount behind. */
+int fs_session_mount(const struct fs_options *o, int *ret_fd, struct base_error *err);
+/* The file by which root lifts the readahead of a mount, device "MAJ:MIN". A descriptor, or a negative errno. */
+int fs_session_open_readahead(const char *device);
+
+/* ---- of the process that serves ---- */
+
+int fs_session_open(struct fs_mount *m, int fd, struct base_error *err); /* takes fd over; m->session is set */
+void fs_session_close(struct fs_mount *m); /* the loop has ended */
 /* answers requests until it is unmounted or asked to exit */
 int fs_session_loop(struct fs_mount *m);
-/* Looks at the mount point as any program does, and so waits until the kernel has the answer to INIT; then raises the
- * readahead. Do not call it from a handler's thread. */
+/* Looks at the mount point as any program does, and so waits until the kernel has the answer to INIT. Do not call it
+ * from a handler's thread. */
 int fs_session_prove(struct fs_mount *m, struct base_error *err);
+/* After that look, because the answer to INIT lowers the readahead. fd: fs_session_open_readahead's, or -1 and why. */
+void fs_session_raise_readahead(struct fs_mount *m, int fd, int error);
 
 #endif

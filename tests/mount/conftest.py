@@ -48,6 +48,18 @@ def daemons(path):
     return found
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rpartition(")")[2].split()[1])
+
+
+def keeper_of(path):
+    """The process that mounted there: of the two that were given this mount point, the one that started the other."""
+    pids = daemons(path)
+    (keeper,) = {parent for pid in pids if (parent := parent_of(pid)) in pids}
+    return keeper
+
+
 def wait_until(condition, seconds=10.0, step=0.01):
     end = time.monotonic() + seconds
     while True:
@@ -81,6 +93,15 @@ class Mount:
     @property
     def pids(self):
         return daemons(self.point)
+
+    @property
+    def keeper(self):
+        return keeper_of(self.point)
+
+    @property
+    def server(self):
+        (pid,) = set(self.pids) - {self.keeper}
+        return pid
 
     def stats(self):
         values = {}
