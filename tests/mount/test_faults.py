@@ -23,7 +23,7 @@ def test_64_threads_fault_pages_at_random(mount, store, vckpt, tmp_path, scale):
 
     def touch(seed, mapped):
         pick = random.Random(seed)
-        for _ in range(scale(60, 2000)):
+        for _ in range(scale(60, 400)):
             at = pick.randrange(len(data) - 64)
             if mapped[at:at + 64] != data[at:at + 64]:
                 wrong.append(at)

@@ -155,14 +155,18 @@ def test_pipeline_stages(pool4, run):
 
 
 def _partial(path):
+    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial
     mesh = init_device_mesh("cpu", (4,))
     pending = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
     try:
-        save(path, {"model": {"good": torch.ones(3), "sum": pending}})
+        vckpt.save(path, {"model": {"good": torch.ones(3), "sum": pending}}, step=0, **PIN)
     except vckpt.Refused as error:
         return str(error)
+    finally:
+        dist.barrier()      # a launch ends with its rank 0, also for ranks that have not come to it
+        vckpt.close(path)
 
 
 def test_partial_is_refused(pool4, run):
