@@ -314,7 +314,7 @@ static int fragment_found(void *arg, size_t box)
 	return 1;
 }
 
-void load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
+bool load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
 {
 	const struct tensor_grid *g = &o->grid;
 	struct tensor_box item = {0}, box;
@@ -325,9 +325,10 @@ void load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end,
 		item.offset[d] = n % g->shape.dim[d];
 		item.size[d] = 1;
 	}
-	/* some box has it: they cover the tensor */
-	tensor_box_index_find(o->boxes->index, &item, fragment_found, &number);
+	if (tensor_box_index_find(o->boxes->index, &item, fragment_found, &number) == 0)
+		return false;
 	tensor_boxes_get(&o->boxes->list, number, &box);
 	tensor_fragment_in(g, &box, at, end, ret_f);
 	ret_f->piece += o->boxes->first_piece[number];
+	return true;
 }

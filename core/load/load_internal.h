@@ -68,8 +68,8 @@ struct load_row;
 int load_boxes_gather(struct load_object *o, const struct load_row *rows, size_t n, struct base_error *err);
 void load_boxes_free(struct load_boxes *b); /* NULL-safe */
 size_t load_boxes_memory(const struct load_boxes *b);
-/* tensor_fragment_at for an object with boxes. */
-void load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f);
+/* tensor_fragment_at for an object with boxes. false: none has that byte; but they cover the tensor. */
+bool load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f);
 
 /* An object of the tensor without its pieces, and without its boxes. */
 int load_object_new(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);

@@ -13,7 +13,11 @@
  * Of a tensor with boxes (struct load_boxes) both ways first ask the index which of these have what is wanted; the
  * mean fragment decides between the ways.
  *
- * Scratch is laid out as the range itself: byte i of the range has its place at scratch + i in both ways. */
+ * Scratch is laid out as the range itself: byte i of the range has its place at scratch + i in both ways. It is not
+ * cleared: what is left out would be what somebody else has read before. So nothing is:
+ *   boxes      the items that pieces have of them are counted, in both passes; another sum than the range's is an
+ *     error. None is counted twice: the grid's pieces are disjoint, and so are stored boxes, since a tensor was opened
+ *   fragments  each begins where the last one ended; one that is empty, or not in its piece, is an error */
 #include <stdlib.h>
 
 #include "core/base/bisect.h"
@@ -28,6 +32,7 @@ struct read_request {
 	struct load_cache *c;
 	uint64_t offset, end;
 	uint8_t *scratch;
+	uint64_t left;                  /* items that no piece had so far, of those that a pass walks over */
 	struct read_fragment *fragments; size_t nfragments, fragments_room;
 	struct load_want *wants; size_t nwants, wants_room;
 	struct read_fragment few_fragments[72];
@@ -111,7 +116,8 @@ static void read_sort_wants(struct read_request *request)
 	request->nwants = kept;
 }
 
-/* The bytes of a segment of a piece that this request has pinned. */
+/* The bytes of a segment of a piece that this request has pinned. NULL: it has not; but all passes walk the same
+ * pieces. */
 static const uint8_t *read_bytes(const struct read_request *request, uint64_t piece, uint64_t segment)
 {
 	const struct load_want key = {.piece = piece, .segment = segment};
@@ -120,21 +126,38 @@ static const uint8_t *read_bytes(const struct read_request *request, uint64_t pi
 	if (request->o->pieces[piece].inline_bytes)
 		return request->o->pieces[piece].inline_bytes;
 	n = base_search(i, 0, request->nwants, read_want_compare(&request->wants[i], &key));
-	return n < 0 ? NULL : load_pin_bytes(request->wants[n].pin); /* never NULL: both passes walk the same pieces */
+	return n < 0 || !request->wants[n].pin ? NULL : load_pin_bytes(request->wants[n].pin);
 }
 
-static void read_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
+/* The fragment is in a piece that there is, and in the range. */
+static int read_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
 {
-	if (o->boxes)
-		load_boxes_fragment(o, at, end, ret_f);
-	else
+	uint64_t len;
+
+	if (!o->boxes)
 		tensor_fragment_at(&o->grid, at, end, ret_f);
+	else if (!load_boxes_fragment(o, at, end, ret_f))
+		return -BASE_EFORMAT;
+	if (ret_f->piece >= o->npieces || ret_f->len == 0 || ret_f->len > end - at)
+		return -BASE_EFORMAT;
+	len = o->pieces[ret_f->piece].ref.raw_len;
+	return ret_f->piece_offset <= len && ret_f->len <= len - ret_f->piece_offset ? 0 : -BASE_EFORMAT;
 }
 
 static void read_unpin(struct read_request *request)
 {
 	for (size_t i = 0; i < request->nwants; i++)
 		load_unpin(request->wants[i].pin);
+}
+
+/* -ENOMEM, or -BASE_EFORMAT: what a request finds contradicts what was checked when the object was opened. */
+static int read_failed(const struct read_request *request, int r, struct base_error *err)
+{
+	if (r == -ENOMEM)
+		return base_no_memory(err);
+	base_error_set(err, r, "its pieces do not have each of the bytes %llu to %llu once",
+		(unsigned long long)request->offset, (unsigned long long)request->end - 1);
+	return load_object_fail(request->o, r, err);
 }
 
 /* ---- short fragments: box by box ---- */
@@ -200,52 +223,50 @@ static bool walk_next(struct read_walk *w)
 		walk_box(w);
 	}
 	w->number = tensor_piece_find(g, w->cursor);
-	if (tensor_piece_at(g, &w->o->whole, w->number, &w->piece) < 0)
-		return false;
-	for (unsigned d = 0; d < g->shape.ndim; d++) {
-		uint64_t from = base_max(w->piece.offset[d], w->box.offset[d]);
-
-		w->window.offset[d] = from;
-		w->window.size[d] = base_min(w->piece.offset[d] + w->piece.size[d],
-			w->box.offset[d] + w->box.size[d]) - from;
-	}
-	return true;
+	return tensor_piece_at(g, &w->o->whole, w->number, &w->piece) == 0 &&
+		tensor_box_intersect(g->shape.ndim, &w->piece, &w->box, &w->window);
 }
 
-/* Whole items only: the one that an end of the range cuts is copied by itself. */
-static void read_copy_partial(struct read_request *request, uint64_t from, uint64_t to)
+/* Whole items only: the one that an end of the range cuts is wanted, and copied, by itself. */
+static int read_partial(struct read_request *request, uint64_t from, uint64_t to, bool copy)
 {
-	while (from < to) {
-		struct tensor_fragment f;
+	struct tensor_fragment f;
 
-		read_fragment_at(request->o, from, to, &f);
-		memcpy(request->scratch + (from - request->offset), read_bytes(request, f.piece, 0) + f.piece_offset,
-			f.len);
-		from += f.len;
+	for (; from < to; from += f.len) {
+		const uint8_t *bytes;
+		int r = read_fragment_at(request->o, from, to, &f);
+
+		if (r < 0)
+			return r;
+		if (!copy) {
+			if (!read_add_want(request, f.piece, 0))
+				return -ENOMEM;
+			continue;
+		}
+		bytes = read_bytes(request, f.piece, 0);
+		if (!bytes)
+			return -BASE_EFORMAT;
+		memcpy(request->scratch + (from - request->offset), bytes + f.piece_offset, f.len);
 	}
-}
-
-static bool read_want_partial(struct read_request *request, uint64_t from, uint64_t to)
-{
-	while (from < to) {
-		struct tensor_fragment f;
-
-		read_fragment_at(request->o, from, to, &f);
-		if (!read_add_want(request, f.piece, 0))
-			return false;
-		from += f.len;
-	}
-	return true;
+	return 0;
 }
 
 static int read_piece(struct read_request *request, const struct read_walk *w, uint64_t number,
 	const struct tensor_box *piece, const struct tensor_box *window, bool copy)
 {
 	const struct load_object *o = request->o;
+	uint64_t items = tensor_box_items(&o->grid.shape, window);
+	const uint8_t *bytes;
 
+	if (number >= o->npieces || items > request->left)
+		return -BASE_EFORMAT;
+	request->left -= items;
 	if (!copy)
 		return read_add_want(request, number, 0) ? 0 : -ENOMEM;
-	tensor_piece_scatter(&o->grid, piece, window, read_bytes(request, number, 0),
+	bytes = read_bytes(request, number, 0);
+	if (!bytes)
+		return -BASE_EFORMAT;
+	tensor_piece_scatter(&o->grid, piece, window, bytes,
 		request->scratch + (w->box_first * o->grid.item_bytes - request->offset), w->box.offset, o->stride);
 	return 0;
 }
@@ -268,75 +289,77 @@ static int read_stored(void *arg, size_t box)
 	return r;
 }
 
-/* Wants, or copies, every piece that the walk comes to. Only wanting can fail: -ENOMEM. */
-static int read_walk(struct read_request *request, struct read_walk *w, bool copy)
+/* Wants, or copies, every piece that has some of the items [first, last), which must all be found. */
+static int read_walk(struct read_request *request, uint64_t first, uint64_t last, bool copy)
 {
+	struct read_walk w = {.o = request->o, .at = first, .end = last};
 	int r = 0;
 
-	if (!w->o->boxes) {
-		while (r == 0 && walk_next(w))
-			r = read_piece(request, w, w->number, &w->piece, &w->window, copy);
-		return r;
+	request->left = last - first;
+	if (!w.o->boxes)
+		while (r == 0 && walk_next(&w))
+			r = read_piece(request, &w, w.number, &w.piece, &w.window, copy);
+	while (w.o->boxes && r == 0 && w.at < w.end) {
+		walk_box(&w);
+		r = tensor_box_index_find(w.o->boxes->index, &w.box, read_stored,
+			&(struct read_stored){request, &w, copy});
 	}
-	while (r == 0 && w->at < w->end) {
-		walk_box(w);
-		r = tensor_box_index_find(w->o->boxes->index, &w->box, read_stored,
-			&(struct read_stored){request, w, copy});
-	}
-	return r;
+	return r == 0 && request->left ? -BASE_EFORMAT : r;
+}
+
+/* One pass over the range: the item that its beginning cuts, whole ones, the item that its end cuts. */
+static int read_pass(struct read_request *request, bool copy)
+{
+	uint64_t item = request->o->grid.item_bytes;
+	uint64_t first = base_div_up(request->offset, item), last = request->end / item;
+	int r;
+
+	if (first >= last) /* within one or two items */
+		first = last;
+	r = read_partial(request, request->offset, base_min(first * item, request->end), copy);
+	if (r == 0)
+		r = read_walk(request, first, last, copy);
+	return r < 0 ? r : read_partial(request, base_max(last * item, request->offset), request->end, copy);
 }
 
 static int read_gather(struct read_request *request, struct base_error *err)
 {
-	struct load_object *o = request->o;
-	unsigned item = o->grid.item_bytes;
-	uint64_t first = base_div_up(request->offset, item), last = request->end / item;
-	struct read_walk w = {.o = o, .at = first, .end = last};
-	int r;
+	int r = read_pass(request, false);
 
-	if (first >= last) { /* within one or two items */
-		first = last = request->end / item;
-		w.at = w.end = 0;
-	}
-	if (!read_want_partial(request, request->offset, base_min(first * item, request->end)))
-		return base_no_memory(err);
-	if (read_walk(request, &w, false) < 0)
-		return base_no_memory(err);
-	if (!read_want_partial(request, base_max(last * item, request->offset), request->end))
-		return base_no_memory(err);
+	if (r < 0)
+		return read_failed(request, r, err);
 	read_sort_wants(request);
-	r = load_cache_pin(request->c, o, request->wants, request->nwants, err);
+	r = load_cache_pin(request->c, request->o, request->wants, request->nwants, err);
 	if (r < 0)
 		return r;
-	read_copy_partial(request, request->offset, base_min(first * item, request->end));
-	w = (struct read_walk){.o = o, .at = first, .end = last};
-	read_walk(request, &w, true);
-	read_copy_partial(request, base_max(last * item, request->offset), request->end);
+	r = read_pass(request, true);
 	read_unpin(request);
-	return 0;
+	return r < 0 ? read_failed(request, r, err) : 0;
 }
 
 /* ---- long fragments and blobs: fragment by fragment ---- */
 
-static bool read_plan_fragments(struct read_request *request)
+/* A blob is one piece of its length: load_step_blob_ref compares them. */
+static int read_plan_fragments(struct read_request *request)
 {
 	for (uint64_t at = request->offset; at < request->end;) {
 		struct tensor_fragment f = {.piece = 0, .piece_offset = at, .len = request->end - at};
+		int r = request->o->blob ? 0 : read_fragment_at(request->o, at, request->end, &f);
 
-		if (!request->o->blob)
-			read_fragment_at(request->o, at, request->end, &f);
+		if (r < 0)
+			return r;
 		for (uint64_t done = 0; done < f.len;) {
 			uint64_t from = f.piece_offset + done, segment = from / LOAD_SEGMENT_BYTES;
 			uint64_t n = base_min(f.len - done, (segment + 1) * LOAD_SEGMENT_BYTES - from);
 
 			if (!read_add_want(request, f.piece, segment) || !read_add_fragment(request, f.piece, from, n))
-				return false;
+				return -ENOMEM;
 			done += n;
 		}
 		at += f.len;
 	}
 	read_sort_wants(request);
-	return true;
+	return 0;
 }
 
 static void read_add_slice(struct load_slices *e, const uint8_t *bytes, size_t len)
@@ -349,27 +372,18 @@ static void read_add_slice(struct load_slices *e, const uint8_t *bytes, size_t l
 		e->iov[e->niov++] = (struct iovec){(void *)bytes, len};
 }
 
-static int read_fragments(struct read_request *request, struct load_slices *e, struct base_error *err)
+/* Of what is pinned: long fragments where they lie, short ones in scratch. */
+static int read_give(struct read_request *request, struct load_slices *e)
 {
 	uint8_t *to = request->scratch;
-	int r = read_plan_fragments(request) ? 0 : base_no_memory(err);
 
-	if (r == 0) {
-		e->memory = malloc(request->nfragments * sizeof *e->iov + request->nwants * sizeof *e->pins);
-		r = e->memory ? load_cache_pin(request->c, request->o, request->wants, request->nwants, err)
-			: base_no_memory(err);
-	}
-	if (r < 0) {
-		free(base_steal(e->memory));
-		return r;
-	}
-	e->iov = e->memory;
-	e->pins = (struct load_pin **)(e->iov + request->nfragments);
 	for (size_t i = 0; i < request->nfragments; i++) {
 		const struct read_fragment *f = &request->fragments[i];
-		const uint8_t *bytes = read_bytes(request, f->piece,
-			f->offset / LOAD_SEGMENT_BYTES) + f->offset % LOAD_SEGMENT_BYTES;
+		const uint8_t *bytes = read_bytes(request, f->piece, f->offset / LOAD_SEGMENT_BYTES);
 
+		if (!bytes)
+			return -BASE_EFORMAT;
+		bytes += f->offset % LOAD_SEGMENT_BYTES;
 		if (f->len < LOAD_GATHER_BYTES)
 			bytes = memcpy(to, bytes, f->len);
 		read_add_slice(e, bytes, f->len);
@@ -379,6 +393,29 @@ static int read_fragments(struct read_request *request, struct load_slices *e, s
 		if (request->wants[i].pin)
 			e->pins[e->npins++] = request->wants[i].pin;
 	return 0;
+}
+
+static int read_fragments(struct read_request *request, struct load_slices *e, struct base_error *err)
+{
+	int r = read_plan_fragments(request);
+
+	if (r < 0)
+		return read_failed(request, r, err);
+	e->memory = malloc(request->nfragments * sizeof *e->iov + request->nwants * sizeof *e->pins);
+	r = e->memory ? load_cache_pin(request->c, request->o, request->wants, request->nwants, err)
+		: base_no_memory(err);
+	if (r == 0) {
+		e->iov = e->memory;
+		e->pins = (struct load_pin **)(e->iov + request->nfragments);
+		r = read_give(request, e);
+		if (r == 0)
+			return 0;
+		read_unpin(request);
+		read_failed(request, r, err);
+	}
+	free(e->memory);
+	*e = (struct load_slices){0};
+	return r;
 }
 
 int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
@@ -399,7 +436,7 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 	request.offset = offset;
 	request.end = offset + len;
 	request.scratch = scratch;
-	request.nfragments = request.nwants = 0;
+	request.left = request.nfragments = request.nwants = 0;
 	request.fragments = request.few_fragments;
 	request.wants = request.few_wants;
 	request.fragments_room = BASE_COUNT(request.few_fragments);

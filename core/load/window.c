@@ -4,7 +4,9 @@
  *
  * The pieces that meet the box are pinned a few at a time, so that a request never pins more than WINDOW_PINS pieces
  * however many its box meets, and those of one batch are read together. Pieces longer than a segment of the cache have
- * no bytes in one place: their tensors are read row after row, as ranges of the whole tensor. */
+ * no bytes in one place: their tensors are read row after row, as ranges of the whole tensor.
+ *
+ * The items that come are counted: memory that a read says to have filled has nothing else in it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,9 +23,20 @@ struct window {
 	const struct tensor_box *box;
 	uint8_t *out;
 	const uint64_t *stride;
+	uint64_t left;                  /* items of the box that no piece had so far */
 	struct window_part parts[WINDOW_PINS]; unsigned n;
 	struct base_error *err;
 };
+
+/* Stored boxes and pieces contradict what was checked when the object was opened. */
+static int window_bad(const struct window *w)
+{
+	char text[800];
+
+	tensor_box_text(w->o->grid.shape.ndim, w->box, text, sizeof text);
+	base_error_set(w->err, -BASE_EFORMAT, "its pieces do not have each item of box %s once", text);
+	return load_object_fail(w->o, -BASE_EFORMAT, w->err);
+}
 
 /* Copies what has been collected. Pieces come by ascending number from each stored box, and stored boxes in any order;
  * no piece comes twice, since stored boxes are disjoint. */
@@ -58,6 +71,11 @@ static int window_stored(struct window *w, const struct tensor_box *stored, uint
 
 	for (tensor_piece_window_first(&p, &w->o->grid, stored, w->box); !p.done && r == 0;
 		tensor_piece_window_next(&p)) {
+		uint64_t items = tensor_box_items(&w->o->grid.shape, &p.part);
+
+		if (items > w->left || first + p.number >= w->o->npieces)
+			return window_bad(w);
+		w->left -= items;
 		w->parts[w->n++] = (struct window_part){p.piece, p.part, first + p.number};
 		if (w->n == WINDOW_PINS)
 			r = window_flush(w);
@@ -112,7 +130,8 @@ int load_object_read_box(struct load_object *o, struct load_cache *c, const stru
 
 	if (o->blob || !tensor_box_inside(&o->grid.shape, box))
 		return base_error_set(err, -EINVAL, "%s: the box is not inside it", o->label);
-	if (tensor_box_items(&o->grid.shape, box) == 0)
+	w.left = tensor_box_items(&o->grid.shape, box);
+	if (w.left == 0)
 		return 0;
 	if (o->grid.shape.ndim == 0 || o->max_piece > LOAD_SEGMENT_BYTES)
 		return window_rows(&w);
@@ -120,5 +139,7 @@ int load_object_read_box(struct load_object *o, struct load_cache *c, const stru
 		r = tensor_box_index_find(o->boxes->index, box, window_box, &w);
 	else
 		r = window_stored(&w, &o->whole, 0);
+	if (r == 0 && w.left)
+		r = window_bad(&w);
 	return r < 0 ? r : window_flush(&w);
 }

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A read fills all of the caller's memory, or is an error: it never leaves there what somebody else has read before.
+Where pieces lie is checked when a tensor is opened; here what was opened is changed behind its back, so that pieces no
+longer have each byte once."""
+import ctypes as c
+
+import numpy as np
+import pytest
+
+from protolib import EFORMAT, P, Box, Digest, Grid, Params, Row, ptr, structure, u32, u64
+from tensorlib import Boxes
+from test_load_boxes import Step, T, api, cache, opened, proto  # noqa: F401 (fixtures)
+from test_save_load import Failed
+
+LOAD_OBJECT = structure("LoadObject", refs=u32, step=ptr, label=c.c_char_p, blob=c.c_bool, bytes=u64, digest=Digest,
+                        grid=Grid, whole=Box, stride=u64 * 16, fragment_bytes=u64, max_piece=u64, row=Row, boxes=ptr)
+
+# Fragments of 200 bytes are gathered box by box, in tiles of 64 x 200; those of kilobytes come one after another.
+SHORT = T("short", "u1", (300, 400), {0: None})
+BOXES = T("boxes", "u1", (300, 400), {0: [[(0, 131), (0, 400)]], 1: [[(131, 169), (0, 400)]]})
+LONG = T("long", "u1", (20000,), {0: [[(0, 9001)]], 1: [[(9001, 10999)]]})
+
+
+@pytest.fixture
+def inside(proto, opened, tmp_path):  # noqa: F811
+    """inside(tensor): the tensor, opened, and its struct."""
+    Step(proto, tmp_path / "s", [SHORT, BOXES, LONG], 2, Params(8192, 16384, 64))
+    step, made = opened(), []
+
+    def open_tensor(t):
+        o = step.tensor("model", t.name)
+        made.append(o)
+        return o, LOAD_OBJECT.from_address(o.handle.value)
+    yield open_tensor
+    for o in made:
+        o.close()
+
+
+def second_box(struct):
+    """Offset and size, in the first dimension, of the box that comes second."""
+    boxes = Boxes.from_address(struct.boxes)
+    pairs = c.cast(c.addressof(boxes.pairs.contents) + 16 * boxes.ndim, P(u64))
+    assert boxes.n == 2
+    return pairs
+
+
+def test_as_it_was_opened(inside, cache):  # noqa: F811
+    for t in (SHORT, BOXES, LONG):
+        o, struct = inside(t)
+        assert struct.label.decode() == f"tensor model/{t.name}" and struct.bytes == len(t.bytes) == o.bytes
+        assert tuple(struct.grid.shape.dim[:len(t.shape)]) == t.shape and struct.row.npieces == len(o.pieces())
+        assert bool(struct.boxes) == (t is not SHORT) and (struct.fragment_bytes >= 2048) == (t is LONG)
+        assert o.read(cache) == t.bytes
+
+
+def refused(o, cache, t, *ranges):  # noqa: F811
+    """Ranges of bytes, and boxes, of which something is in no piece or in two."""
+    for r in ranges:
+        with pytest.raises(Failed, match=f"r/1: tensor model/{t.name}: its pieces do not have each") as e:
+            if isinstance(r, list):
+                o.read_box(cache, r, np.zeros([n for _, n in r], t.array.dtype))
+            else:
+                o.read(cache, *r)
+        assert e.value.code == EFORMAT
+
+
+def test_pieces_that_are_not_there(inside, cache):  # noqa: F811
+    o, struct = inside(SHORT)
+    struct.whole.size[0] = 192               # what lies behind is in no piece any more
+    good = 192 * 400
+    assert o.read(cache, 0, good) == SHORT.bytes[:good]
+    refused(o, cache, SHORT, (good, 200), (0, good + 4), (good - 3, 200), [(0, 300), (0, 50)], [(200, 1), (7, 1)])
+    struct.whole.size[0] = 300
+    assert o.read(cache) == SHORT.bytes
+
+
+@pytest.mark.parametrize("box, row", [((131, 168), 299), ((132, 168), 131), ((130, 170), 130)])
+def test_boxes_with_a_gap_or_an_overlap(inside, cache, box, row):  # noqa: F811
+    o, struct = inside(BOXES)
+    pairs = second_box(struct)
+    assert (pairs[0], pairs[1]) == (131, 169)
+    pairs[0], pairs[1] = box
+    refused(o, cache, BOXES, (0, 120000), (row * 400, 400), [(0, 300), (3, 5)], [(row, 1), (0, 50)])
+    assert o.read(cache, 0, 130 * 400) == BOXES.bytes[:130 * 400]
+    pairs[0], pairs[1] = 131, 169
+    assert o.read(cache) == BOXES.bytes
+
+
+def test_fragments_that_are_not_there(inside, cache):  # noqa: F811
+    o, struct = inside(LONG)
+    pairs = second_box(struct)
+    pairs[0], pairs[1] = 9500, 10500
+    assert o.read(cache, 0, 9001) == LONG.bytes[:9001]
+    refused(o, cache, LONG, (0, 20000), (9001, 1), (9200, 5000), [(9000, 700)])
+    pairs[0], pairs[1] = 9001, 10999
+    assert o.read(cache) == LONG.bytes
+
+
+def test_a_fragment_ends_in_its_piece(inside, cache):  # noqa: F811
+    """No byte behind the end of a piece's buffer is handed out."""
+    o, struct = inside(LONG)
+    last = struct.row.pieces[struct.row.npieces - 1]
+    last.ref.raw_len -= 1
+    refused(o, cache, LONG, (0, 20000), (19999, 1))
+    last.ref.raw_len += 1
+    assert o.read(cache) == LONG.bytes
