@@ -219,6 +219,16 @@ static bool exchange_is_done(struct load_exchange *x)
 	return done;
 }
 
+/* Nothing is on its way to this rank any more. */
+static void exchange_check(struct load_exchange *x)
+{
+	struct base_error err = {0};
+
+	place_device_wait(x->f);
+	if (fill_check(x->f, &err) < 0)
+		exchange_fail(x, &err);
+}
+
 /* Votes until all ranks are done. */
 static int exchange_end(struct load_exchange *x, struct base_error *err)
 {
@@ -230,7 +240,7 @@ static int exchange_end(struct load_exchange *x, struct base_error *err)
 		struct exchange_vote *votes = NULL;
 
 		if (numbers[0]) /* no thread of this rank places anything any more */
-			place_device_wait(x->f);
+			exchange_check(x);
 		r = exchange_agree(x, "the end of a load", numbers, &votes, err);
 		all = r == 0;
 		for (uint32_t i = 0; all && i < x->comm->size; i++)

@@ -279,6 +279,24 @@ static void fill_threads(struct load_fill *f)
 	f->times.threads = f->ncrew + 1;
 }
 
+int fill_check(struct load_fill *f, struct base_error *err)
+{
+	const struct load_step_info *step = load_step_info(f->step);
+	uint64_t placed = atomic_load(&f->placed);
+	size_t lost;
+
+	if (atomic_load(&f->stopped) || atomic_load(&f->failed) != SIZE_MAX)
+		return 0;
+	pthread_mutex_lock(&f->lock);
+	lost = f->nlost;
+	pthread_mutex_unlock(&f->lock);
+	if (placed == f->wanted || (lost && placed < f->wanted))
+		return 0;
+	return base_error_set(err, -BASE_EFORMAT, "%s/%llu: %llu bytes were wanted, and %llu placed: what was loaded "
+		"is not to be used", step->run, (unsigned long long)step->step, (unsigned long long)f->wanted,
+		(unsigned long long)placed);
+}
+
 int load_fill_run(struct load_fill *f, struct base_error *err)
 {
 	uint64_t from;
@@ -301,7 +319,7 @@ int load_fill_run(struct load_fill *f, struct base_error *err)
 		return r; /* all ranks have agreed on it */
 	if (f->error.code)
 		return base_error_set(err, f->error.code, "%s", f->error.text);
-	return atomic_load(&f->stopped) ? base_error_set(err, -ECANCELED, "the load was stopped") : 0;
+	return atomic_load(&f->stopped) ? base_error_set(err, -ECANCELED, "the load was stopped") : fill_check(f, err);
 }
 
 size_t load_fill_lost_count(const struct load_fill *f) { return f->nlost; }

@@ -130,12 +130,15 @@ void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *by
 void fill_fatal(struct load_fill *f, int r, const struct base_error *err);
 /* Is what failed with r left out? What this process lacks (memory, descriptors) is no damage. */
 bool fill_skips(const struct load_fill *f, int r);
+/* After a run, once nothing is on its way any more: have all bytes that were wanted been placed? Fewer where something
+ * is listed as lost. -BASE_EFORMAT; 0 also where the run ended early, which has an error of its own. */
+int fill_check(struct load_fill *f, struct base_error *err);
 /* Lists what a box does not get. -ENOMEM. */
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why);
 /* The needs of the object that need `first` is of end here; or about the first FILL_GROUP_NEEDS of them, where it is
  * very many pieces (zeros are one object): the others are a group of their own, so that other threads copy them. */
 size_t fill_group_end(const struct load_fill *f, size_t first);
-/* The box of the piece of a need, and what its box wants of it. */
+/* The box of the piece of a need, and what its box wants of it: something, since it was planned. */
 void fill_need_boxes(const struct load_fill *f, const struct fill_need *need, struct tensor_box *ret_piece,
 	struct tensor_box *ret_part);
 

@@ -2,7 +2,10 @@
  *
  * fill_plan: from boxes to needs and tasks (fill_internal.h). All tensors are opened together, each once and as far as
  * its boxes want it (wanted.c). Which stored boxes meet a wanted one, an index tells; which of their pieces do,
- * arithmetic; so the work grows with what is wanted, not with what the step holds. */
+ * arithmetic; so the work grows with what is wanted, not with what the step holds.
+ *
+ * The needs of a box have each of its items once: stored boxes were cut to it and checked (wanted.c), and the pieces of
+ * one are disjoint. In the end what was placed is compared with what was wanted (fill_check). */
 #include <stdlib.h>
 
 #include "core/base/array.h"
@@ -70,7 +73,8 @@ static int plan_open(struct load_fill *f, struct base_error *err)
 /* The box whose needs are made, and where its last one stands: number of its stored box, and in the object. */
 struct plan_box { struct load_fill *f; uint32_t number; size_t stored; uint64_t at; };
 
-/* A piece that the box wants something of. The object has all of these, by stored box in the same order. */
+/* A piece that the box wants something of. The object has all of these, by stored box in the same order, since the same
+ * arithmetic found them there (row_part.c). */
 static int need_line(void *arg, const struct tensor_reshard_line *line)
 {
 	struct plan_box *b = arg;
@@ -81,7 +85,9 @@ static int need_line(void *arg, const struct tensor_reshard_line *line)
 
 	b->at = line->box == b->stored ? b->at + 1 : first[line->box];
 	if (b->at >= first[line->box + 1] || o->numbers[b->at] != line->piece)
-		b->at = base_bisect(i, first[line->box], first[line->box + 1] - 1, o->numbers[i] < line->piece);
+		b->at = base_bisect(i, first[line->box], first[line->box + 1], o->numbers[i] < line->piece);
+	if (b->at >= first[line->box + 1] || o->numbers[b->at] != line->piece)
+		return -BASE_EFORMAT;
 	b->stored = line->box;
 	p = &o->pieces[b->at];
 	if (base_array_room(f->needs, f->needs_room, f->nneeds + 1) < 0)
@@ -91,7 +97,7 @@ static int need_line(void *arg, const struct tensor_reshard_line *line)
 	return 0;
 }
 
-static int plan_needs(struct load_fill *f)
+static int plan_needs(struct load_fill *f, struct base_error *err)
 {
 	int r = 0;
 
@@ -107,8 +113,12 @@ static int plan_needs(struct load_fill *f)
 			r = tensor_reshard_box(&o->grid, o->boxes->index, &o->boxes->list,
 				&(struct tensor_shard_box){.box = wanted->box}, need_line,
 				&(struct plan_box){f, i, SIZE_MAX, 0});
+		if (r == -BASE_EFORMAT) {
+			base_error_set(err, r, "a piece of it was not found again");
+			return load_object_fail(o, r, err);
+		}
 	}
-	return r;
+	return r < 0 ? base_no_memory_for(err, "the plan of a load") : 0;
 }
 
 static int need_compare(const void *a, const void *b)
@@ -195,11 +205,12 @@ int fill_plan(struct load_fill *f, struct base_error *err)
 		return r;
 	opened = base_monotonic_ns();
 	f->times.open_ns = opened - from;
-	r = plan_needs(f);
+	r = plan_needs(f, err);
 	if (r == 0 && f->nneeds) {
 		qsort(f->needs, f->nneeds, sizeof *f->needs, need_compare);
-		r = fill_plan_tasks(f);
+		if (fill_plan_tasks(f) < 0)
+			r = base_no_memory_for(err, "the plan of a load");
 	}
 	f->times.plan_ns = base_monotonic_ns() - opened;
-	return r < 0 ? base_no_memory_for(err, "the plan of a load") : 0;
+	return r;
 }

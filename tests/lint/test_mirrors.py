@@ -31,7 +31,7 @@ NAMES = {
     "test_gather.Gather": "device_gather", "test_layout_part.Held": "store_layout_held",
     "test_base_boxes.Held": "store_layout_held",
     "test_part_excerpt.Head": "store_part_excerpt...",
-    "test_read_counts.LoadObject": "load_object...",
+    "test_read_counts.LoadFill": "load_fill...", "test_read_counts.LoadObject": "load_object...",
     "test_plan_cache.Key": "save_plan_key", "test_plan_cache.KeyMesh": "save_plan_key_mesh",
     "test_plan_cache.Table": "base_table", "test_plan_cache.Builder": "save_plan_key_builder",
     "test_plan_cache.KeyTensor": "save_plan_key_tensor",

@@ -7,13 +7,19 @@ import ctypes as c
 import numpy as np
 import pytest
 
+from commlib import Comm, fresh_name, together
+from exchangelib import ALWAYS
 from protolib import EFORMAT, P, Box, Digest, Grid, Params, Row, ptr, structure, u32, u64
 from tensorlib import Boxes
 from test_load_boxes import Step, T, api, cache, opened, proto  # noqa: F401 (fixtures)
-from test_save_load import Failed
+from test_save_load import Failed, call
 
 LOAD_OBJECT = structure("LoadObject", refs=u32, step=ptr, label=c.c_char_p, blob=c.c_bool, bytes=u64, digest=Digest,
                         grid=Grid, whole=Box, stride=u64 * 16, fragment_bytes=u64, max_piece=u64, row=Row, boxes=ptr)
+LOAD_FILL = structure("LoadFill", step=ptr, threads=u32, flags=u32, boxes=ptr, nboxes=c.c_size_t, boxes_room=c.c_size_t,
+                      zeros=ptr, nzeros=c.c_size_t, zeros_room=c.c_size_t, device_bytes=u64, device=ptr, objects=ptr,
+                      nobjects=u32, needs=ptr, nneeds=c.c_size_t, needs_room=c.c_size_t, tasks=ptr, ntasks=c.c_size_t,
+                      tasks_room=c.c_size_t, packs=ptr, npacks=u32, past_cache=c.c_bool, wanted=u64)
 
 # Fragments of 200 bytes are gathered box by box, in tiles of 64 x 200; those of kilobytes come one after another.
 SHORT = T("short", "u1", (300, 400), {0: None})
@@ -104,3 +110,50 @@ def test_a_fragment_ends_in_its_piece(inside, cache):  # noqa: F811
     refused(o, cache, LONG, (0, 20000), (19999, 1))
     last.ref.raw_len += 1
     assert o.read(cache) == LONG.bytes
+
+
+def fill(api, struct, more, comm=None):  # noqa: F811
+    """Loads all of the first tensor. `more`: so many bytes it believes that it wants besides."""
+    out, box, strides = np.zeros((300, 400), "u1"), (u64 * 32)(), (u64 * 16)(400, 1)
+    box[16], box[17] = 300, 400
+    f = ptr(api.load_fill_new(ptr(struct.step), u32(1), u32(0)))
+    try:
+        call(api.load_fill_add, f, u32(0), box, ptr(out.ctypes.data), strides)
+        mirror = LOAD_FILL.from_address(f.value)
+        assert mirror.wanted == out.nbytes and mirror.nboxes == 1
+        mirror.wanted += more
+        if comm:
+            assert api.load_fill_exchange(f, comm.p, c.c_int(ALWAYS)) == 0
+        call(api.load_fill_run, f)
+    finally:
+        api.load_fill_free(f)
+    assert out.tobytes() == BOXES.bytes
+    return True
+
+
+def test_a_load_counts_what_it_placed(api, inside):  # noqa: F811
+    """It does not say that it is good before all that was wanted has come."""
+    api.load_fill_new.restype = ptr
+    _, struct = inside(BOXES)
+    assert fill(api, struct, 0)
+    for more in (4, -4):
+        with pytest.raises(Failed, match=f"r/1: {120000 + more} bytes were wanted, and 120000 placed") as e:
+            fill(api, struct, more)
+        assert e.value.code == EFORMAT
+
+
+def test_what_one_rank_lacks_is_an_error_of_all(api, inside):  # noqa: F811
+    api.load_fill_new.restype = ptr
+    _, struct = inside(BOXES)
+    for lacks in (None, 0, 2):
+        name = fresh_name()
+
+        def work(rank):
+            comm = Comm(api, rank, 3, name)
+            try:
+                return fill(api, struct, 4 if rank == lacks else 0, comm)
+            finally:
+                comm.free()
+        for result in together(3, work):
+            assert result is True if lacks is None else (
+                result.code == EFORMAT and "120004 bytes were wanted, and 120000 placed" in result.text), result
