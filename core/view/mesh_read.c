@@ -30,7 +30,11 @@ static int part_find(const struct view_mesh *m, uint32_t tensor, uint32_t rank, 
 	struct tensor_flat flat = {.from = offset / item, .to = base_div_up(end, item)};
 	*ret_p = (struct part){.o = o, .c = c, .ndim = g->shape.ndim, .item = g->item_bytes,
 		.skip = offset % item, .bytes = (flat.to - flat.from) * item};
-	return view_mesh_shard(m, tensor, &g->shape, g->item_bytes, rank, &flat, &ret_p->shard, err);
+	int r = view_mesh_shard(m, tensor, &g->shape, g->item_bytes, rank, &flat, &ret_p->shard, err);
+	/* its boxes fill the range, or the caller's memory would keep what it held */
+	if (r == 0 && tensor_shard_items(&ret_p->shard) != flat.to - flat.from)
+		r = base_error_set(err, -EINVAL, "a range past the end of a shard");
+	return r;
 }
 
 /* Is the box one stretch of the bytes of the whole tensor? Then where it begins. */

@@ -252,3 +252,21 @@ def test_names_of_ranks(build, views, tmp_path):
         assert (code == 0 and (rank.value, alias.value)) == wanted, name
         assert code in (0, -errno.ENOENT)
     v.lib.view_mesh_unref(m)
+
+
+def test_a_rank_outside_of_the_mesh_has_no_bytes(build, views, tmp_path):
+    """A read of what it would hold is an error; the caller's memory is never said to be filled."""
+    api, array = Vckpt(build), np.arange(12, dtype="f4").reshape(3, 4)
+    store = api.store(tmp_path / "s")
+    meshlib.save(api, store, [Tensor("model/t", array, [("tp", 1)], (("S", 1),))], 1)
+    v = views(store)
+    m, o, err = v.mesh("tp=2"), C.c_void_p(), Error()
+    assert v.lib.load_tensor_open(v.step, C.c_uint32(0), C.byref(o), C.byref(err)) == 0, err.text
+    for rank, offset, n, code in ((1, 0, 24, 0), (1, 8, 16, 0), (1, 0, 28, -errno.EINVAL), (2, 0, 24, -errno.EINVAL),
+                                  (99, 4, 8, -errno.EINVAL)):
+        out = C.create_string_buffer(b"\x5a" * n, n)
+        assert v.lib.view_mesh_read(m, C.c_uint32(0), C.c_uint32(rank), o, v.cache, C.c_uint64(offset), C.c_size_t(n),
+                                    out, C.byref(err)) == code, (rank, offset, n)
+        assert out.raw == (array[:, 2:].tobytes()[offset:offset + n] if code == 0 else b"\x5a" * n)
+    v.lib.load_object_unref(o)
+    v.lib.view_mesh_unref(m)
