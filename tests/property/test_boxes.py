@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of boxes, their exact cover and the index, against boxes painted into an array of counters."""
+import collections
 import ctypes as c
 import errno
 import itertools
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import coverlib
 import tensorlib
 from tensorlib import FOUND_FUNC, Box, Boxes, Cover, Shape
 
@@ -288,6 +290,27 @@ def test_cover_at_random(box, scale):
             boxes = disturb(rng, shape, boxes) if boxes else boxes
         told[told_truly(box, shape, boxes)] += 1
     assert min(told.values()) > 100, told
+
+
+def test_near_covers(box, scale):
+    """As many items as the tensor has, but here twice and there not at all: rods that interlock, pinwheels, turned and
+    doubled boxes. And the same with coordinates up to 2^62."""
+    rng, told = random.Random(31), collections.Counter()
+    for _ in range(scale(1200, 60000)):
+        shape = coverlib.some_shape(rng)
+        whole = coverlib.cover(rng, shape, rng.randint(1, 9))
+        assert box.cover(shape, whole)[0] == "", (shape, whole)
+        near = coverlib.near(rng, shape, whole)
+        if rng.random() < .2:
+            offset, size = some_box(rng, shape)
+            near.insert(rng.randrange(len(near) + 1), (offset, (0,) + size[1:]))
+        assert coverlib.items(near) == np.prod(shape)
+        word = told_truly(box, shape, near)
+        told[word] += 1
+        large, far = coverlib.stretched(rng, shape, near)
+        found, where, a, b = box.cover(large, far)
+        assert found == word and (not word or where == common(far[a], far[b])), (large, far)
+    assert told["EEXIST"] > scale(300, 20000) and told[""] > scale(200, 10000) and not told["ENOENT"], told
 
 
 @st.composite

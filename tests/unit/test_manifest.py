@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+import coverlib
 from protolib import (ATTEMPT, EFORMAT, LAYOUT, P, P_, PART, Announcement, Buf, CoverBox, Error, Layout, Manifest,
                       PackUse, Part, Piece, Proto, ProtoRef, Ref,
                       Shape, attributes, digest, field, make_box, manifest_make, packs, parse, ptr, ref,
@@ -271,6 +272,22 @@ def test_cover_against_counting(proto, scale):
                 count[tuple(slice(o, o + n) for o, n in pairs)] = True
             assert not count[tuple(slice(a, b) for a, b in gap)].any() and all(a < b for a, b in gap)
     assert min(told.values()) > 50, told
+
+
+def test_near_covers_against_counting(proto, scale):
+    """As many items as the tensor has, replicas left out; some twice, others not at all."""
+    rng, told = random.Random(9), dict.fromkeys(["", "overlap", "different bytes"], 0)
+    for _ in range(scale(800, 20000)):
+        shape = coverlib.some_shape(rng)
+        near = coverlib.near(rng, shape, coverlib.cover(rng, shape, rng.randint(1, 8)))
+        boxes = [(list(zip(*box)), rng.randrange(5), i) for i, box in enumerate(near)]
+        boxes += [(p, rng.randrange(5), m) for p, _, m in rng.sample(boxes, rng.randint(0, min(2, len(boxes))))]
+        rng.shuffle(boxes)
+        r, sentence = Boxes(shape, boxes).check(proto.lib)
+        word = expected(shape, boxes)
+        told[word] += 1
+        assert (r == 0) == (word == "") and (word or "") in sentence, (shape, boxes, sentence)
+    assert min(told.values()) > 5, told
 
 
 def test_pinwheel(proto):
