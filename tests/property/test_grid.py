@@ -12,6 +12,8 @@ import time
 import numpy
 import pytest
 
+import tensorlib as tl
+
 U64x16 = ctypes.c_uint64 * 16
 DEFAULT = (128 << 10, 1 << 20, 512)
 
@@ -564,6 +566,90 @@ def test_the_largest_tensors(lib):
         lib.tensor_fragment_at(ctypes.byref(g), end - 1, end, ctypes.byref(f))
         assert (f.piece, f.len) == (total - 1, 1)
         assert f.offset == item * math.prod(at(lib, g, whole, total - 1)[1]) - 1
+
+
+# ---- two ways to the same byte -----------------------------------------------------------------------------------
+
+RANGE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
+
+
+def accepted(rng):
+    """(M, T, R) that a store or a layout may have (docs/format/grid.md), their limits above all."""
+    t = rng.choice([2, 3, 64, 4096, 1 << 20, 4 << 20, rng.randint(2, 4 << 20)])
+    return (rng.choice([1, t, rng.randint(1, t)]), t, rng.choice([1, t // 2, t // 2, rng.randint(1, t // 2)]))
+
+
+def long_shape(rng, item):
+    """Up to 2^62 bytes, in dimensions of any length; a few of one item, or two, behind them."""
+    bits = rng.choice([62, 62, 61, rng.randint(6, 62)]) - item.bit_length() + 1
+    parts = sorted(rng.randint(0, bits) for _ in range(rng.randint(0, 5)))
+    shape = [rng.choice([1 << n, (1 << n) - 1 or 1, rng.randint((1 << n) // 2 or 1, 1 << n)])
+             for n in (b - a for a, b in zip([0, *parts], [*parts, bits]))]
+    rng.shuffle(shape)
+    for _ in range(rng.randint(0, 4)):
+        if 2 * item * math.prod(shape) <= 1 << 62 and len(shape) < 16:
+            shape.insert(rng.choice([0, len(shape)]), rng.choice([1, 2]))
+    return tuple(shape)
+
+
+def place(lib, g, box, coordinate):
+    """(number of its piece among the box's, the piece, byte in it) of an item, by the pieces that meet a window and the
+    ranges that the window has of one."""
+    n, w, window, found = g.shape.ndim, tl.PieceWindow(), make_box(coordinate, [1] * g.shape.ndim), []
+    lib.tensor_piece_window_first(ctypes.byref(w), ctypes.byref(g), ctypes.byref(box), ctypes.byref(window))
+    assert not w.done and w.part.pair(n) == (tuple(coordinate), (1,) * n)
+    lib.tensor_piece_ranges(ctypes.byref(g), ctypes.byref(w.piece), ctypes.byref(window),
+                            RANGE(lambda _, offset, size: found.append((offset, size)) or 0), None)
+    [(offset, size)] = found
+    assert size == g.item_bytes
+    return w.number, w.piece.pair(n), offset
+
+
+def item_number(shape, coordinate):
+    number = 0
+    for n, at_ in zip(shape, coordinate):
+        number = number * n + at_
+    return number
+
+
+def coordinate_of(shape, number):
+    out = []
+    for n in reversed(shape):
+        number, at_ = divmod(number, n)
+        out.insert(0, at_)
+    return out
+
+
+def check_two_ways(lib, g, box, coordinate):
+    """From the window and from the fragment: for an item, and for the last one of its fragment."""
+    shape, item, f = tuple(g.shape.dim[:g.shape.ndim]), g.item_bytes, Fragment()
+    begin, end = item * item_number(shape, coordinate), item * math.prod(shape)
+    number, piece, offset = place(lib, g, box, coordinate)
+    lib.tensor_fragment_in(ctypes.byref(g), ctypes.byref(box), begin, end, ctypes.byref(f))
+    assert (f.piece, f.offset) == (number, offset) and at(lib, g, box, number) == piece, (shape, item, coordinate)
+    assert 0 < f.len <= end - begin and f.len % item == 0 and offset + f.len <= item * math.prod(piece[1])
+    last = coordinate_of(shape, (begin + f.len) // item - 1)
+    assert place(lib, g, box, last) == (number, piece, offset + f.len - item), (shape, item, coordinate)
+    return piece
+
+
+def test_two_ways_to_every_byte(lib, scale):
+    """Reads go by fragments or by windows: with all parameters that are accepted, and up to 2^62 bytes, both come to
+    the same piece and the same byte of it, in a whole tensor and in a box of it."""
+    rng = random.Random(6)
+    for _ in range(scale(400, 40000)):
+        item = rng.choice([1, 2, 4, 8, 16])
+        shape, params = long_shape(rng, item), accepted(rng)
+        g, e, k = check_grid(lib, shape, item, params)
+        assert all(e[d] == shape[d] for d in range(k + 1, len(shape))), (shape, item, params)
+        whole = make_box([0] * len(shape), shape)
+        for corner in (0, 1, rng.random(), rng.random()):
+            here = [min(n - 1, int(n * corner)) if corner < 1 else n - 1 for n in shape]
+            piece = check_two_ways(lib, g, whole, here)
+            assert at(lib, g, whole, find(lib, g, here)) == piece
+            low = [rng.choice([0, c, rng.randint(0, c)]) for c in here]
+            size = [rng.choice([c + 1, n, rng.randint(c + 1, n)]) - a for a, c, n in zip(low, here, shape)]
+            check_two_ways(lib, g, make_box(low, size), here)
 
 
 def test_a_million_pieces_cost_no_more_than_one(lib):
