@@ -75,12 +75,6 @@ void list_entry_name(const struct store_list *l, uint64_t n, char name[static ST
 	snprintf(name, STORE_NAME_MAX, "runs/%s/%012llu", l->run, (unsigned long long)n);
 }
 
-/* A directory, a link, a pipe where the entry should be: the number is taken, the entry damaged. */
-static bool not_a_file(int r)
-{
-	return r == -EISDIR || r == -ELOOP || r == -EINVAL;
-}
-
 /* Errors that say something of the storage at this moment, and nothing of what lies in it. */
 bool store_error_passes(int r)
 {
@@ -133,7 +127,8 @@ static int entry_exists(struct store_list *l, uint64_t n)
 	do
 		r = store_size(l->store->storage, name, &size);
 	while (list_again(l, n, r));
-	return r == -ENOENT ? 0 : r == 0 || not_a_file(r) ? 1 : r;
+	/* a directory, a link, a pipe where the entry should be: the number is taken, the entry damaged */
+	return r == -ENOENT ? 0 : r == 0 || store_not_a_file(r) ? 1 : r;
 }
 
 /* ---- one entry ---- */
@@ -191,7 +186,7 @@ static int entry_follows(const struct store_list *l, const struct proto_entry *e
 /* Is r about bytes that were read and are wrong? An error of reading (-EIO) is no damage. */
 static bool entry_damaged(int r)
 {
-	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EFBIG || r == -ENODATA || not_a_file(r);
+	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EFBIG || r == -ENODATA || store_not_a_file(r);
 }
 
 static const char *damage_text(int r)

@@ -139,7 +139,9 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 	memcpy(p->store_id, store_id, 16);
 	strcpy(p->name, pack); /* fits: it has a path */
 	r = s->ops->file_open(s, path, &p->file, &p->size);
-	if (r < 0)
+	if (store_not_a_file(r))
+		r = base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
+	else if (r < 0)
 		base_error_set(err, r, "%s: %s", path, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else
 		r = head_check(p, err);

@@ -411,6 +411,8 @@ int store_manifest_get(struct store *s, const char *run, const struct base_diges
 	if (r < 0)
 		return base_error_set(err, r, "\"%.128s\" cannot be the name of a run", run);
 	r = store_record_get(s->storage, path, STORE_RECORD_MANIFEST, s->info.id, &record, NULL, err);
+	if (store_not_a_file(r))
+		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
 	if (r < 0)
 		return r;
 	base_digest_of(record.body, record.len, &found);
@@ -460,6 +462,8 @@ static int pack_check(void *arg, uint32_t i, struct base_error *err)
 		r = store_size(c->s->storage, path, &size);
 	if (r == -ENOENT)
 		return base_error_set(err, r, "pack %s is gone", p->pack);
+	if (store_not_a_file(r))
+		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
 	if (r < 0)
 		return base_error_set(err, r, "pack %s: %s", p->pack, base_error_name(r));
 	if (size != p->size)

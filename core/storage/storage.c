@@ -41,6 +41,16 @@ bool store_name_valid(const char *name)
 	}
 }
 
+const char *store_not_a_file(int r)
+{
+	switch (r) {
+	case -EISDIR: return "it is a directory, where a file should be";
+	case -ELOOP: return "it is a link, where a file should be";
+	case -EINVAL: case -ENXIO: return "it is no regular file";
+	}
+	return NULL;
+}
+
 bool store_name_temporary(const char *name)
 {
 	size_t len = strlen(name);

@@ -51,7 +51,8 @@ struct store_storage_ops {
 	int (*put)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 	/* malloc'ed; -EFBIG over max */
 	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes, size_t *ret_len);
-	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);       /* exists: 0 or -ENOENT */
+	/* exists: 0 or -ENOENT; -EISDIR: a directory has the name */
+	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);
 	/* Files directly and below; a missing directory lists nothing. All of them or an error: never a part. */
 	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
 	/* immediate sub-directories */
@@ -153,5 +154,7 @@ static inline int store_list_dirs(struct store_storage *s, const char *dir, stor
 static inline int store_remove(struct store_storage *s, const char *name) { return s->ops->remove(s, name); }
 
 bool store_name_valid(const char *name); /* the rule above */
+/* What a name has, in words, if the error of a size, an open or a read says that it is no regular file; else NULL. */
+const char *store_not_a_file(int r);
 
 #endif

@@ -234,3 +234,20 @@ def test_an_entry_that_is_no_file(vckpt, damaged, how):
     assert done.returncode == 3 and entry.name in done.stdout
     assert vckpt("gc", store, "--grace", "0", check=False).returncode in (1, 3)
     vckpt("cat", store, "b/0/model.safetensors", text=False)
+
+
+@pytest.mark.parametrize("what,said", [("directory", "it is a directory, where a file should be"),
+                                       ("link", "it is a link, where a file should be")])
+@pytest.mark.parametrize("which", ["packs", "manifests"])
+def test_what_is_no_file_is_damage(vckpt, damaged, tmp_path, which, what, said):
+    """Not an error that a directory gives who opens it."""
+    store, _ = damaged
+    path = next(p for p in content(store) if which in p.parts and p.name.endswith("" if which == "manifests"
+                                                                                  else "-blobs.pack"))
+    path.rename(tmp_path / "aside")
+    path.mkdir() if what == "directory" else path.symlink_to(tmp_path / "aside")
+    done = [vckpt("cat", store, f"{target}/config.json", check=False) for target in ("a/0", "a/1", "b/0")]
+    wrong = [one.stderr for one in done if said in one.stderr and path.name in one.stderr]
+    assert wrong and all(one.returncode != 0 for one in done if said in one.stderr), done
+    found = vckpt("verify", store, check=False)
+    assert found.returncode == 3 and path.name in found.stdout + found.stderr, found

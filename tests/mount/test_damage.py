@@ -114,7 +114,7 @@ def test_flipped_bits(program, small, scale):
     assert look(program, folder, truth, "nothing flipped") == "whole"
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "foreign", "longer"])
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "foreign", "longer", "directory", "link"])
 def test_packs(program, small, how):
     folder, truth = small
     packs = sorted((folder / "store" / "packs").rglob("*.pack"))
@@ -123,12 +123,18 @@ def test_packs(program, small, how):
         shutil.copy2(path, aside)
         data = path.read_bytes()
         path.unlink()
-        if how != "missing":
+        if how == "directory":
+            path.mkdir()
+        elif how == "link":
+            path.symlink_to(aside)
+        elif how != "missing":
             path.write_bytes({"empty": b"", "truncated": data[:len(data) // 2], "foreign": packs[-1].read_bytes(),
                               "longer": data + b"\0"}[how])
         try:
             look(program, folder, truth, f"{path.name} {how}")
         finally:
+            if how == "directory":
+                path.rmdir()
             path.unlink(missing_ok=True)
             shutil.copy2(aside, path)
 
