@@ -60,23 +60,51 @@ void fs_runs_close(struct fs_runs *runs)
 		run_free(runs->runs[i]);
 	free(runs->commits);
 	free(runs->runs);
+	base_table_release(&runs->by_name);
 	pthread_cond_destroy(&runs->opened);
 	pthread_mutex_destroy(&runs->lock);
 	free(runs);
 }
 
+/* Under runs->lock. */
+static struct fs_run *run_named(const struct fs_runs *runs, const char *name, uint32_t hash)
+{
+	size_t at = 0;
+	uint32_t i;
+
+	while ((i = base_table_next(&runs->by_name, hash, &at)) != BASE_TABLE_NONE)
+		if (strcmp(runs->runs[i]->name, name) == 0)
+			return runs->runs[i];
+	return NULL;
+}
+
 static struct fs_run *run_by_name(struct fs_runs *runs, const char *name)
 {
-	struct fs_run *found = NULL;
-
 	pthread_mutex_lock(&runs->lock);
-	for (uint32_t i = 0; i < runs->nruns && !found; i++)
-		if (strcmp(runs->runs[i]->name, name) == 0)
-			found = runs->runs[i];
+	struct fs_run *found = run_named(runs, name, base_table_hash(name, strlen(name)));
 	pthread_mutex_unlock(&runs->lock);
 	return found;
 }
 
+/* Under runs->lock. 0: there is one of that name already; 1: it is in the table. */
+static int run_put(struct fs_runs *runs, struct fs_run *run)
+{
+	uint32_t hash = base_table_hash(run->name, strlen(run->name));
+
+	if (run_named(runs, run->name, hash))
+		return 0;
+	if (runs->nruns >= FS_RUNS_MAX)
+		return -ENOSPC;
+	if (base_array_room(runs->runs, runs->runs_size, (size_t)runs->nruns + 1) < 0 ||
+		base_table_reserve(&runs->by_name, 1) < 0)
+		return -ENOMEM;
+	run->number = runs->nruns;
+	base_table_add(&runs->by_name, hash, run->number);
+	runs->runs[runs->nruns++] = run;
+	return 1;
+}
+
+/* 1: it is new; 0: it is known already. */
 static int run_add(struct fs_runs *runs, const char *name)
 {
 	struct fs_run *run = calloc(1, sizeof *run);
@@ -91,22 +119,15 @@ static int run_add(struct fs_runs *runs, const char *name)
 	run->ino = base_xxh64_of(0, name, strlen(name)) | 2;  /* never 0 or 1 */
 	pthread_rwlock_init(&run->lock, NULL);
 	pthread_mutex_lock(&runs->lock);
-	int r = runs->nruns < FS_RUNS_MAX ? 0 : -ENOSPC;
-	if (!r)
-		r = base_array_room(runs->runs, runs->runs_size, (size_t)runs->nruns + 1);
-	if (!r) {
-		run->number = runs->nruns;
-		runs->runs[runs->nruns++] = run;
-	}
+	int r = run_put(runs, run);
 	pthread_mutex_unlock(&runs->lock);
-	if (r)
+	if (r <= 0)
 		run_free(run);
 	return r;
 }
 
 int fs_runs_scan(struct fs_runs *runs, struct base_error *err)
 {
-	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;  /* two scans would add a run twice */
 	char **names;
 	size_t n;
 	int found = 0;
@@ -114,18 +135,33 @@ int fs_runs_scan(struct fs_runs *runs, struct base_error *err)
 	int r = store_runs(runs->store, &names, &n, err);
 	if (r < 0)
 		return r;
-	pthread_mutex_lock(&one);
 	for (size_t i = 0; i < n && r >= 0; i++)
 		if (proto_run_valid(names[i]) && !run_by_name(runs, names[i])) {
 			r = run_add(runs, names[i]);
-			found += r == 0;
+			found += r > 0;
 		}
-	pthread_mutex_unlock(&one);
 	store_runs_free(names, n);
 	if (r == -ENOSPC)
 		return base_error_set(err, r, "the store has more than %u runs, which is all that a mount shows",
 			FS_RUNS_MAX);
 	return r < 0 ? base_no_memory_for(err, "the list of runs") : found;
+}
+
+/* Asks the store for one run that is not known yet, whatever else is in it: a program may ask again and again for a
+ * name that is not there. */
+static int run_look(struct fs_runs *runs, const char *name, struct fs_run **ret_run)
+{
+	char path[STORE_NAME_MAX];
+	uint64_t size;
+
+	snprintf(path, sizeof path, "runs/%s", name);
+	int r = store_size(runs->store->storage, path, &size);
+	if (r == 0 || r == -ENOENT || (r != -EISDIR && store_not_a_file(r)))
+		return -ENOENT;
+	if (r == -EISDIR)
+		r = run_add(runs, name);
+	*ret_run = r < 0 ? NULL : run_by_name(runs, name);
+	return r < 0 ? r : 0;
 }
 
 uint32_t fs_runs_count(struct fs_runs *runs)
@@ -192,14 +228,9 @@ int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run
 	if (!proto_run_valid(name))
 		return -ENOENT;
 	struct fs_run *run = run_by_name(runs, name);
-	/* perhaps a new one: failed look-ups are asked again and again only by programs that wait for it */
-	if (!run) {
-		int found = fs_runs_scan(runs, NULL);
-		run = found > 0 ? run_by_name(runs, name) : NULL;
-		if (!run)
-			return found < 0 ? found : -ENOENT;
-	}
-	int r = fs_run_ready(runs, run);
+	int r = run ? 0 : run_look(runs, name, &run);
+	if (!r)
+		r = fs_run_ready(runs, run);
 	if (r)
 		return r;
 	*ret_run = run;

@@ -69,6 +69,7 @@ struct fs_runs {
 	pthread_mutex_t lock;           /* protects the tables and what the structs above say */
 	pthread_cond_t opened;
 	struct fs_run **runs; uint32_t nruns, runs_size; /* sorted only by age; a run never leaves */
+	struct base_table by_name;
 	struct fs_commit **commits; uint32_t ncommits, commits_size; /* number 0 is not used */
 	struct fs_step *newest, *oldest;
 	size_t steps_bytes; uint32_t steps_open;

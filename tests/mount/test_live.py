@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that come, go and are replaced while the store is mounted."""
+import contextlib
+import ctypes
 import os
 import subprocess
 import threading
@@ -47,6 +49,48 @@ def test_a_new_run_appears(live, store, vckpt, tmp_path):
     assert wait_until(lambda: "b" in os.listdir(live.point), SOON)
     vckpt("import", store, "b/6", small_source(tmp_path / "b6.safetensors", 6))
     assert wait_until((live / "b" / "step-00000006").exists, SOON)
+
+
+class Reads:
+    """Counts how often somebody reads a directory."""
+
+    ACCESS = 1
+
+    def __init__(self, path):
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self.libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        assert self.fd >= 0 and self.libc.inotify_add_watch(self.fd, os.fsencode(path), self.ACCESS) >= 0
+        self.count = 0
+
+    def look(self):
+        """After each step, since equal events that follow each other are one."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 1 << 16)
+            self.count += 1
+
+
+def test_a_name_that_is_not_there_costs_one_look(mount, store, vckpt, tmp_path):
+    """Whatever the store has: no look-up reads the directory of all runs. A run that comes is found all the same."""
+    vckpt("import", store, "a/1", small_source(tmp_path / "1.safetensors", 1))
+    for number in range(300):
+        (store / "runs" / f"run-{number}").mkdir()
+    m = mount(store)
+    assert (m / "a").is_dir() and not (m / "run-7").exists()        # without a step
+    reads = Reads(store / "runs")
+    try:
+        for number in range(100):
+            assert not (m / f"nothing-{number % 10}").exists()
+            reads.look()
+        assert reads.count < 10         # of the thread that keeps up
+        assert not (m / "b").exists()
+        vckpt("import", store, "b/5", small_source(tmp_path / "b.safetensors", 5))
+        assert (m / "b" / "step-00000005").is_dir()
+    finally:
+        os.close(reads.fd)
+    os.symlink(store / "runs" / "b", store / "runs" / "c")
+    (store / "runs" / "file").write_text("")
+    assert not (m / "c").exists() and not (m / "file").exists()
+    assert len(os.listdir(m.point)) == len(set(os.listdir(m.point)))
 
 
 def test_without_a_watch_the_list_is_polled(mount, store, vckpt, tmp_path):
