@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mount.vckpt STORE DIR: shows every committed step of a store as files (docs/man/mount.vckpt.8). */
+#include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 
 #include "core/base/log.h"
 #include "core/step/store.h"
@@ -12,6 +15,36 @@
 #include "fs/daemon.h"
 #include "fs/mountpoint.h"
 #include "fs/options.h"
+
+/* 0, 1 and 2 are open from here on, so that no file of ours gets one of these numbers. */
+static void standard_files_open(void)
+{
+	int fd;
+
+	do
+		fd = open("/dev/null", O_RDWR);
+	while (fd >= 0 && fd <= 2);
+	if (fd >= 0)
+		close(fd);
+}
+
+/* A daemon that kept what its caller had open would keep locks held, pipes from ending and file systems busy. Nothing
+ * of ours is open yet. */
+static void inherited_files_close(void)
+{
+#ifdef SYS_close_range
+	if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
+		return;
+#endif
+	DIR *all = opendir("/proc/self/fd");
+	for (struct dirent *e; all && (e = readdir(all));) {
+		int fd = atoi(e->d_name);
+		if (fd > 2 && fd != dirfd(all))
+			close(fd);
+	}
+	if (all)
+		closedir(all);
+}
 
 static int enter_namespace(const char *which, struct base_error *err)
 {
@@ -43,6 +76,7 @@ int main(int argc, char **argv)
 	struct base_error err = {0};
 	int status = 0;
 
+	standard_files_open();
 	base_log_set_program("mount.vckpt");
 	int r = fs_options_parse(&o, argc, argv, &err);
 	if (!r && o.layouts && !o.help && !o.version)
@@ -66,8 +100,10 @@ int main(int argc, char **argv)
 				o.store, o.mountpoint);
 		if (!r && !o.fake && fs_mountpoint_stuck())
 			base_warning("%s: %s", o.mountpoint, fs_mountpoint_stuck());
-		if (!r && !o.fake)
+		if (!r && !o.fake) {
+			inherited_files_close();
 			status = fs_daemon_run(&o);
+		}
 	}
 	if (r)
 		base_error_log("%s", err.text[0] ? err.text : base_error_name(r));

@@ -342,6 +342,47 @@ def test_nothing_of_the_terminal_is_kept(one, mount):
         assert os.getsid(pid) == m.keeper
 
 
+def test_nothing_that_the_caller_has_open_is_kept(program, one, tmp_path):
+    """A pipe whose end somebody waits for, a lock, and a number that is above the limit of the moment."""
+    read, write = os.pipe()
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    high = fcntl.fcntl(write, fcntl.F_DUPFD, 900)
+    point = tmp_path / "mnt"
+    point.mkdir()
+    try:
+        done = subprocess.run([str(program), str(one), str(point)], pass_fds=[write, lock, high], timeout=60)
+        assert done.returncode == 0 and daemons(point)
+        for fd in (write, lock, high):
+            os.close(fd)
+        os.set_blocking(read, False)
+        assert os.read(read, 1) == b""
+        with open(tmp_path / "lock") as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kept = {os.readlink(f"/proc/{pid}/fd/{fd}") for pid in daemons(point) for fd in os.listdir(f"/proc/{pid}/fd")}
+        assert str(tmp_path / "lock") not in kept
+    finally:
+        os.close(read)
+        subprocess.run(["umount", str(point)], timeout=30)
+        assert wait_until(lambda: not daemons(point))
+
+
+def test_without_standard_files(program, one, tmp_path):
+    """No file of the daemon gets number 0, 1 or 2, which it gives to /dev/null later."""
+    point = tmp_path / "mnt"
+    point.mkdir()
+    try:
+        done = subprocess.run(["sh", "-c", 'exec "$0" "$1" "$2" <&- >&- 2>&-', str(program), str(one), str(point)],
+                              timeout=60)
+        assert done.returncode == 0
+        assert (point / "a" / "latest" / "model.safetensors").read_bytes()
+        for pid in daemons(point):
+            assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
+    finally:
+        subprocess.run(["umount", str(point)], timeout=30)
+        assert wait_until(lambda: not daemons(point))
+
+
 # ---- options ----
 
 @root
