@@ -14,5 +14,9 @@
 #define STORE_METADATA_MAX_BYTES (UINT64_C(1) << 30)      /* raw bytes of a layout, a part, a chunk */
 #define STORE_VIEW_HEADER_MAX_BYTES UINT64_C(100000008)   /* safetensors takes 100,000,000, behind its u64 */
 #define STORE_INLINE_MAX_BYTES 64u                        /* raw bytes of a piece that stands in its row */
+/* The name of a blob is a path, and each of its slashes may make a directory where the step is shown. */
+#define STORE_BLOB_PARTS_MAX 64u                          /* of a name: it has fewer slashes than this */
+#define STORE_BLOBS_SLASHES_EACH 16u                      /* in the names of a part's blobs: so many a blob, */
+#define STORE_BLOBS_SLASHES_MORE 4096u                    /* and so many more */
 
 #endif

@@ -89,6 +89,20 @@ bool proto_text_valid(const char *text, size_t min, size_t max)
 	return text && n >= min && n <= max && proto_utf8_valid(text, n);
 }
 
+size_t proto_name_slashes(const char *name)
+{
+	size_t n = 0;
+
+	for (; (name = strchr(name, '/')); name++)
+		n++;
+	return n;
+}
+
+bool proto_blob_slashes_valid(uint64_t slashes, uint64_t nblobs)
+{
+	return slashes <= STORE_BLOBS_SLASHES_MORE + STORE_BLOBS_SLASHES_EACH * nblobs;
+}
+
 bool proto_host_valid(const char *host)
 {
 	return proto_text_valid(host, 0, PROTO_HOST_MAX - 1);

@@ -39,6 +39,7 @@ static bool part_empty_ref(const struct proto_ref *ref)
 
 static bool part_blobs_check(const struct proto_part *m)
 {
+	uint64_t all = 0;
 	int c;
 
 	if (m->nblobs > PART_BLOBS_MAX)
@@ -48,13 +49,17 @@ static bool part_blobs_check(const struct proto_part *m)
 
 		if (!proto_text_valid(b->name, 1, PROTO_NAME_MAX))
 			return false;
+		size_t slashes = proto_name_slashes(b->name);
+		if (slashes >= STORE_BLOB_PARTS_MAX)
+			return false;
+		all += slashes;
 		if (b->len && (b->ref.raw_len != b->len || !part_ref_check(m, &b->ref, PROTO_KIND_BLOB)))
 			return false;
 		c = i ? (int)m->blobs[i - 1].per_rank - (int)b->per_rank : -1;
 		if (c > 0 || (c == 0 && strcmp(m->blobs[i - 1].name, b->name) >= 0))
 			return false;
 	}
-	return true;
+	return proto_blob_slashes_valid(all, m->nblobs);
 }
 
 static bool part_samples_check(const struct proto_part *m)

@@ -13,6 +13,9 @@
  * What a tree does not show is drafted like the rest and then left out of the numbering, so that the same blobs give
  * way, and have the same paths, whatever is shown.
  *
+ * A blob's name has at most STORE_BLOB_PARTS_MAX parts, and a part's names have slashes in proportion to their number
+ * (proto/part.c). So the tree is not deep, and has few directories more than the records name files.
+ *
  * Names lie one after another in one allocation. Drafts hold offsets into it, since it moves while it grows; nodes
  * hold pointers. */
 #include "core/view/tree.h"

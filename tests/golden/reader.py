@@ -845,6 +845,9 @@ class Part:
         self.blobs = {}
         order = [(b["per_rank"], b["name"].encode()) for b in m["blobs"]]
         ascending(order, "its table of blobs")
+        slashes = [b["name"].count("/") for b in m["blobs"]]
+        need(all(n < 64 for n in slashes) and sum(slashes) <= 4096 + 16 * len(slashes),
+             "the names of its blobs have too many slashes")
         for b in m["blobs"]:
             store.guarded(f"{line['what']}, blob {b['name']}", self.blob, b)
         samples = rows(m["samples"], "<I16s16s", "its samples")

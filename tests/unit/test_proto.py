@@ -7,8 +7,8 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from protolib import (ACCEPT, COMMIT, EFORMAT, EVERSION, SNAPSHOT, VERSION, Attribute, Info, Live, Proto, Replica,
-                      Sample, Timing, ViewHeader, commit, digest,
+from protolib import (ACCEPT, COMMIT, EFORMAT, EVERSION, SNAPSHOT, VERSION, Attribute, Blob, Info, Live, Proto,
+                      ProtoRef, Replica, Sample, Timing, ViewHeader, commit, digest,
                       entry, field, id16, packs, parse, sample_announcement, sample_layout, sample_part,
                       sample_part_compared, sample_stats, samples, table,
                       unparse, varint)
@@ -295,6 +295,21 @@ def test_layouts_that_lie(proto, change):
     assert proto.encode("layout", layout_with(change)) == EFORMAT
 
 
+def blobs_of(m, count, slashes):
+    """Empty ones whose names have so many slashes."""
+    names = [b"%06d" % i + b"/a" * slashes for i in range(count)]
+    m.blobs, m.nblobs = table(Blob, [Blob(n, False, 0, ProtoRef(digest=digest(3))) for n in names]), count
+
+
+def test_paths_of_blobs(proto):
+    """63 slashes in one, and of 200 together at most 4,096 + 16 * 200 = 7,296."""
+    for count, slashes in ((1, 63), (200, 36), (3, 0)):
+        m = sample_part()
+        blobs_of(m, count, slashes)
+        body = proto.encode("part", m)
+        assert isinstance(body, bytes) and proto.again("part", body) == body
+
+
 @pytest.mark.parametrize("change", [
     lambda m: setattr(m, "rank", 2), lambda m: setattr(m, "world", 0), lambda m: setattr(m.chunks[0], "last_tensor", 4),
     lambda m: setattr(m.chunks[0], "nrows", 0),
@@ -307,7 +322,8 @@ def test_layouts_that_lie(proto, change):
     lambda m: setattr(m.blobs[0].ref, "offset", 1 << 20), lambda m: setattr(m.blobs[0], "len", 999),
     lambda m: setattr(m.blobs[0], "per_rank", True),
     lambda m: setattr(m.blobs[1], "name", b"a"), lambda m: setattr(m.blobs[1], "name", b""),
-    lambda m: setattr(m.blobs[0], "name", b"\xc0\x80"),
+    lambda m: setattr(m.blobs[0], "name", b"\xc0\x80"), lambda m: setattr(m.blobs[0], "name", b"/" * 64),
+    lambda m: blobs_of(m, 200, 37),
     lambda m: setattr(m.packs[0], "pack", b"x"), lambda m: setattr(m.packs[0], "pack", m.packs[2].pack),
     lambda m: setattr(m.packs[0], "live_bytes", 2 << 20),
     lambda m: setattr(m.packs[0], "size", 2**63), lambda m: setattr(m.timings[0], "phase", b""),

@@ -78,6 +78,7 @@ static int write_temporary(struct export *e, uint32_t node, const char *temporar
 	return r;
 }
 
+/* As deep as a path of the tree: STORE_BLOB_PARTS_MAX, and two more below `ranks`. */
 static int each_below(struct export *e, uint32_t node, const char *path,
 	int (*f)(struct export *e, uint32_t node, const char *path))
 {

@@ -48,6 +48,7 @@ struct save_writer {
 	struct save_blob *blobs; uint32_t nblobs, blobs_room;
 	struct save_header *headers; uint32_t nheaders;
 	uint64_t tensor_bytes, blob_bytes;
+	uint64_t blob_slashes;          /* in the names of all blobs */
 	struct index *index;            /* NULL: none */
 	/* steps of the run that this save is likely to resemble, seen when it was opened */
 	struct save_candidate { uint64_t entry; struct base_digest manifest; } candidates[2]; unsigned ncandidates;

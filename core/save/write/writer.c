@@ -203,6 +203,10 @@ int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uin
 	if (name_len == 0 || name_len > PROTO_NAME_MAX || !proto_utf8_valid(name, name_len))
 		return base_error_set(err, -EINVAL,
 			"\"%.200s\" is no name for a blob: a name is UTF-8, of 1 to %d bytes", name, PROTO_NAME_MAX);
+	if (proto_name_slashes(name) >= STORE_BLOB_PARTS_MAX)
+		return base_error_set(err, -EINVAL,
+			"blob %.400s: its path has more than %u parts: give it a shorter path", name,
+			STORE_BLOB_PARTS_MAX);
 	if (len > STORE_OBJECT_MAX_BYTES || base_add_overflows(w->blob_bytes, len, &w->blob_bytes))
 		return base_error_set(err, -BASE_ELIMIT, "blob %.400s is too large", name);
 	if (base_array_room(w->blobs, w->blobs_room, (size_t)w->nblobs + 1) < 0)
@@ -212,6 +216,7 @@ int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uin
 	if (!w->blobs[w->nblobs].name)
 		return base_no_memory(err);
 	w->nblobs++;
+	w->blob_slashes += proto_name_slashes(name);
 	return 0;
 }
 
@@ -345,6 +350,11 @@ void save_writer_prepared(struct save_writer *w, const struct save_planned *plan
 
 int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
 {
+	if (!proto_blob_slashes_valid(w->blob_slashes, w->nblobs))
+		return base_error_set(err, -EINVAL,
+			"the paths of the %u blobs have %llu slashes together, and at most %u and %u a blob are "
+			"allowed: give them shorter paths", w->nblobs, (unsigned long long)w->blob_slashes,
+			STORE_BLOBS_SLASHES_MORE, STORE_BLOBS_SLASHES_EACH);
 	w->attempt = attempt;
 	w->result = (struct save_result){.step = store_attempt_step(attempt),
 		.tensors = w->planned->layout->m.ntensors, .blobs = w->nblobs,
