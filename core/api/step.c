@@ -374,17 +374,34 @@ int vckpt_step_digest(struct vckpt_step *step, uint32_t tensor, uint8_t *ret_dig
 	return 0;
 }
 
+static int step_blob_open(struct vckpt_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *e)
+{
+	int r = api_step_alive(step, e);
+
+	return r < 0 ? r : api_result(load_blob_open(step->step, blob, ret_o, e), e);
+}
+
+int vckpt_step_blob_look(struct vckpt_step *step, uint32_t blob, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct load_object *o;
+	int r = step_blob_open(step, blob, &o, e);
+
+	if (r < 0)
+		return r;
+	r = load_blob_look(o, e);
+	load_object_unref(o);
+	return api_result(r, e);
+}
+
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 	struct load_object *o;
-	int r = api_step_alive(step, e);
+	int r = step_blob_open(step, blob, &o, e);
 
 	if (r < 0)
 		return r;
-	r = load_blob_open(step->step, blob, &o, e);
-	if (r < 0)
-		return api_result(r, e);
 	if (load_object_bytes(o) && !bytes)
 		r = base_error_set(e, -EINVAL, "%s/%" PRIu64 ": no memory is given to read blob %" PRIu32 " into",
 			load_step_info(step->step)->run, load_step_info(step->step)->step, blob);

@@ -125,6 +125,9 @@ int vckpt_step_component(const struct vckpt_step *step, uint32_t component,
 /* The number of the first blob from number `from` on whose name begins with "COMPONENT/" (NULL: of any name). Global
  * blobs come first, by name, then those of each rank. -ENOENT: there is no more. It reads of each rank, once. */
 int64_t vckpt_step_next_blob(struct vckpt_step *step, const char *component, uint32_t from, struct vckpt_error *err);
+/* Looks before memory is taken for a blob: -ENOMEM if this process could not allocate its bytes now; of a long one
+ * reads the first and the last bytes. */
+int vckpt_step_blob_look(struct vckpt_step *step, uint32_t blob, struct vckpt_error *err);
 /* The digest of a tensor of an open step, 32 bytes. Tensors of one store with equal digests have equal dtypes, shapes
  * and bytes; with equal bytes they may have different digests if ranks cut them differently. It reads where the pieces
  * of the tensor lie, not the pieces. -ENOENT: there is no such tensor. */

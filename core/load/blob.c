@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * blob: all bytes of a blob, checked, straight into the caller's memory and past the cache. */
+ * blob: all bytes of a blob, checked, straight into the caller's memory and past the cache. A part says how long a blob
+ * is, and a file with holes may be as long as that while nothing is stored: so a caller can have the ends looked at
+ * before it takes the memory. */
+#include "core/base/machine.h"
 #include "core/load/load_internal.h"
 
-static int blob_read(const struct load_object *o, const struct store_object_ref *ref, void *data,
-	struct base_error *err)
+/* All of it, or with `block` one block. */
+static int blob_read(const struct load_object *o, const uint64_t *block, void *data, struct base_error *err)
 {
+	const struct store_object_ref *ref = &o->pieces[0].ref;
 	struct store *s = load_step_store(o->step);
 	struct store_pack *pack;
 	int r;
@@ -15,21 +19,40 @@ static int blob_read(const struct load_object *o, const struct store_object_ref 
 	r = store_pack_get(s, o->packs[ref->pack], &pack, err);
 	if (r < 0)
 		return r;
-	r = store_object_read(pack, ref, data, err);
+	r = block ? store_object_read_blocks(pack, ref, *block, 1, data, err) : store_object_read(pack, ref, data, err);
 	store_pack_put(s, pack);
 	return r;
 }
 
-int load_blob_read(struct load_object *o, void *data, struct base_error *err)
+static int blob_named(const struct load_object *o, int r, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(o->step);
-	int r;
 
-	if (!o->blob)
-		return base_error_set(err, -EINVAL, "%s is not a blob", o->label);
-	if (o->npieces == 0)
-		return 0;
-	r = blob_read(o, &o->pieces[0].ref, data, err);
 	return r == 0 ? 0 : base_error_prefix(err, r, "%s/%llu: %s", info->run, (unsigned long long)info->step,
 		o->label);
+}
+
+int load_blob_read(struct load_object *o, void *data, struct base_error *err)
+{
+	if (!o->blob)
+		return base_error_set(err, -EINVAL, "%s is not a blob", o->label);
+	return o->npieces ? blob_named(o, blob_read(o, NULL, data, err), err) : 0;
+}
+
+int load_blob_look(struct load_object *o, struct base_error *err)
+{
+	uint64_t memory = base_machine_memory(""), ends[] = {0, base_block_count(o->bytes) - 1};
+	int r = 0;
+
+	if (!o->blob || o->bytes < LOAD_BLOB_LOOK_BYTES)
+		return 0;
+	base_cleanup_free void *block = malloc(BASE_BLOCK_BYTES);
+	if (!block)
+		return base_no_memory_for(err, "%s", o->label);
+	for (unsigned i = 0; r == 0 && i < BASE_COUNT(ends); i++)
+		r = blob_read(o, &ends[i], block, err);
+	if (r == 0 && memory && o->bytes > memory)
+		r = base_error_set(err, -ENOMEM, "it has %llu bytes, and this process could take %llu now: read it "
+			"with vckpt cat, or from a mount", (unsigned long long)o->bytes, (unsigned long long)memory);
+	return blob_named(o, r, err);
 }

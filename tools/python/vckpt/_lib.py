@@ -291,6 +291,7 @@ FUNCTIONS = {
     "vckpt_step_blob_count": (c_int64, [P, E]),
     "vckpt_step_blob": (c_int, [P, c_uint32, POINTER(BlobInfo)]),
     "vckpt_step_blob_read": (c_int, [P, c_uint32, P, E]),
+    "vckpt_step_blob_look": (c_int, [P, c_uint32, E]),
     "vckpt_run_latest": (c_int, [c_char_p, c_char_p, POINTER(c_uint64), E]),
     "vckpt_step_component_count": (c_uint32, [P]),
     "vckpt_step_component": (c_int, [P, c_uint32, P]),

@@ -3,10 +3,12 @@
 and where the memory of a caller's array or tensor lies."""
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib
 import importlib.util
+import math
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +19,7 @@ from .shard import NUMPY_DTYPES
 from .tensors import torch_module, torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +37,26 @@ def numpy_dtype(number: int) -> np.dtype[Any]:
         return dtype
     except (ImportError, AttributeError):
         return np.dtype(f"V{_lib.ITEM_BYTES[number]}")
+
+
+@contextlib.contextmanager
+def memory_for(what: str, size: int) -> Iterator[None]:
+    """What is taken within has `size` bytes: where they cannot be taken, the error says of what they are."""
+    try:
+        yield
+    except MemoryError:
+        raise _lib.Error(errno.ENOMEM, f"{what}: it has {size} bytes, and there is no memory for them: read it in "
+                                       "parts, or through a mount") from None
+
+
+def empty(shape: Sequence[int], number: int, what: str) -> NDArray[Any]:
+    """Memory for a tensor, or a part of one, of that dtype of ours."""
+    dtype = numpy_dtype(number)
+    size = math.prod(shape) * dtype.itemsize
+    with memory_for(what, size):
+        if size > sys.maxsize:
+            raise MemoryError
+        return np.empty(tuple(shape), dtype)
 
 
 def is_raw(dtype: np.dtype[Any]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _lib
-from .arrays import numpy_dtype, torch_tensor
+from .arrays import empty, torch_tensor
 
 Stored = tuple[int, int, tuple[int, ...], int]      # number, dtype, shape, bytes
 Part: TypeAlias = SupportsIndex | slice | EllipsisType
@@ -78,7 +78,7 @@ class LazyTensor:
     def __getitem__(self, key: Part | tuple[Part, ...]) -> Any:
         cuts = [_cut(part, n, d, self) for d, (part, n) in enumerate(zip(self._parts(key), self.shape))]
         sizes = tuple(size for _, size, _ in cuts)
-        array = np.empty(sizes, numpy_dtype(self._stored[1]))
+        array = empty(sizes, self._stored[1], f"{self.component}/{self.name}")
         if array.size:
             pairs = _lib.u64s([number for offset, size, _ in cuts for number in (offset, size)])
             self._step._read(self._stored[0], pairs, array.__array_interface__["data"][0], array.strides)

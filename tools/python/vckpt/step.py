@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from . import _lib, values
-from .arrays import destination, installed, is_raw, numpy_dtype, torch_tensor
+from .arrays import destination, empty, installed, is_raw, memory_for, numpy_dtype, torch_tensor
 from .lazy import LazyTensor, Stored
 from .paths import split
 from .shard import _box
@@ -266,7 +266,7 @@ class Step:
             pairs = _lib.u64s([n for pair in zip(offsets, size) for n in pair])
         made = out is None
         if made:
-            out = np.empty(size, numpy_dtype(dtype))
+            out = empty(size, dtype, f"step {self.run}/{self.number}: tensor {component}/{name}")
         address, strides = destination(out, size, dtype)
         turned = any(stride < 0 for stride in strides)                          # of a numpy view: by way of a copy
         held = np.empty(size, out.dtype) if turned else None
@@ -289,15 +289,18 @@ class Step:
     # -- files and values --
 
     def blob(self, name: str, rank: int | None = None) -> bytes:
-        """The bytes of a file of the step; rank: of one that a rank keeps for itself."""
+        """The bytes of a file of the step; rank: of one that a rank keeps for itself. A file that is longer than the
+        memory is a vckpt.Error."""
         if (name, rank) not in self._blobs:
             whose = "" if rank is None else f" of rank {rank}"
             raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no blob {name}{whose}")
         number, size = self._blobs[name, rank]
-        data = bytearray(size)
-        _lib.call("vckpt_step_blob_read", self._at(), number,
-                  (ctypes.c_char * max(size, 1)).from_buffer(data or bytearray(1)))
-        return bytes(data)
+        _lib.call("vckpt_step_blob_look", self._at(), number)
+        with memory_for(f"step {self.run}/{self.number}: blob {name}", size):
+            data = bytearray(size)
+            _lib.call("vckpt_step_blob_read", self._at(), number,
+                      (ctypes.c_char * max(size, 1)).from_buffer(data or bytearray(1)))
+            return bytes(data)
 
     def ranks(self, component: str) -> list[int]:
         """Ranks that have a tree of their own of a component, besides the common one: a pipeline's stages, what is per
