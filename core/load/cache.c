@@ -29,6 +29,7 @@
 
 #include "core/base/array.h"
 #include "core/base/log.h"
+#include "core/base/table.h"
 #include "core/load/load_internal.h"
 #include "core/storage/spread.h"
 
@@ -177,14 +178,25 @@ static void cache_unlink(struct load_pin *e)
 	e->newer = e->older = NULL;
 }
 
-static struct load_pin **cache_bucket(const struct load_cache *c, const struct base_digest *d, uint64_t segment)
+/* Who wrote the records chose the digests and the places in them: nobody can choose their hashes. */
+uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment)
 {
-	return &c->buckets[(base_get64(d->bytes) + segment * UINT64_C(0x9e3779b97f4a7c15)) & (c->nbuckets - 1)];
+	uint64_t place[] = {ref->offset, ref->checks, ref->raw_len, ref->stored_len, ref->codec, segment};
+	uint64_t of = base_table_hash(pack, strlen(pack));
+
+	return base_table_hash_in(of << 32 | base_table_hash_in(of, place, sizeof place), &ref->digest,
+		sizeof ref->digest);
+}
+
+static struct load_pin **cache_bucket(const struct load_cache *c, const struct store_object_ref *ref, const char *pack,
+	uint64_t segment)
+{
+	return &c->buckets[load_cache_hash(ref, pack, segment) & (c->nbuckets - 1)];
 }
 
 static void cache_table_remove(struct load_pin *e)
 {
-	struct load_pin **at = cache_bucket(e->cache, &e->ref.digest, e->segment);
+	struct load_pin **at = cache_bucket(e->cache, &e->ref, e->pack, e->segment);
 
 	while (*at != e)
 		at = &(*at)->next;
@@ -270,7 +282,7 @@ static void cache_grow(struct load_cache *c)
 	c->nbuckets = n;
 	for (size_t i = 0; i < old; i++)
 		for (struct load_pin *e = before[i], *next; e; e = next) {
-			struct load_pin **at = cache_bucket(c, &e->ref.digest, e->segment);
+			struct load_pin **at = cache_bucket(c, &e->ref, e->pack, e->segment);
 
 			next = e->next;
 			e->next = *at;
@@ -289,7 +301,7 @@ static bool cache_same(const struct store_object_ref *a, const struct store_obje
 static struct load_pin *cache_find(struct load_cache *c, const struct store_object_ref *ref, const char *pack,
 	uint64_t segment)
 {
-	struct load_pin *e = *cache_bucket(c, &ref->digest, segment);
+	struct load_pin *e = *cache_bucket(c, ref, pack, segment);
 
 	while (e && (e->segment != segment || !cache_same(&e->ref, ref) || strcmp(e->pack, pack) != 0))
 		e = e->next;
@@ -326,7 +338,7 @@ static struct load_pin *cache_make(struct load_cache *c, const struct store_obje
 	}
 	if (c->nentries > c->nbuckets)
 		cache_grow(c);
-	at = cache_bucket(c, &ref->digest, segment);
+	at = cache_bucket(c, ref, pack, segment);
 	*e = (struct load_pin){.cache = c, .ref = *ref, .pack = name, .segment = segment, .bytes = bytes, .len = len,
 		.class = class, .state = CACHE_FILLING, .pins = 1, .next = *at};
 	*at = e;

@@ -54,6 +54,8 @@ struct load_want { uint64_t piece, segment; struct load_pin *pin; bool mine; };
 int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
 	struct base_error *err);
 const uint8_t *load_pin_bytes(const struct load_pin *pin);
+/* By which the cache finds a segment; another one in every process. For the tests, which give it references. */
+uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment);
 
 /* Checks the pieces of one box that a writer stored: their number and lengths must be those of the grid, and their
  * packs the writer's. Raises o->max_piece. */

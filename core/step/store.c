@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/base/table.h"
+
 #define RESERVE_FILE "reserve"
 #define RESERVE_MAX_BYTES (UINT64_C(1) << 30)
 #define CACHE_BUCKETS 256u
@@ -65,7 +67,7 @@ const char *store_hostname(void)
 
 static unsigned cache_bucket(const char *name)
 {
-	return (unsigned)(base_xxh64_of(0, name, strlen(name)) % CACHE_BUCKETS);
+	return base_table_hash(name, strlen(name)) % CACHE_BUCKETS;
 }
 
 static struct cache_node *cache_find(struct store_pack_cache *c, const char *name)
