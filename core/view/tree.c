@@ -29,6 +29,7 @@
 #include "core/view/view_internal.h"
 
 #define NO_ITEM UINT32_MAX
+#define GIVE_WAY_TOLD 20u /* blobs of a step that give way and are named in the log */
 
 struct view_tree {
 	struct load_step *step;
@@ -47,7 +48,7 @@ struct builder {
 	struct load_step *step;
 	unsigned show;
 	struct base_buf names, drafts;
-	uint32_t n;
+	uint32_t n, told;
 	struct base_table by_name;      /* drafts by (parent, name) */
 };
 
@@ -290,8 +291,9 @@ static int give_way(struct builder *b, uint32_t item)
 	}
 	if (r < 0)
 		return (int)r;
-	base_warning("%s/%llu: the path of the blob '%s' is in use: its first part is shown escaped", info->run,
-		(unsigned long long)info->step, blob.name);
+	if (b->told++ < GIVE_WAY_TOLD)
+		base_warning("%s/%llu: the path of the blob '%s' is in use: its first part is shown escaped", info->run,
+			(unsigned long long)info->step, blob.name);
 	return 0;
 }
 
@@ -327,6 +329,9 @@ static int add_blobs(struct builder *b)
 		if (r < 0)
 			return r;
 	}
+	if (b->told > GIVE_WAY_TOLD)
+		base_warning("%s/%llu: so are those of %u more blobs", load_step_info(b->step)->run,
+			(unsigned long long)load_step_info(b->step)->step, b->told - GIVE_WAY_TOLD);
 	return 0;
 }
 

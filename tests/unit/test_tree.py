@@ -424,6 +424,23 @@ def test_blobs_that_give_way_are_named(lib, tree):
     assert all(any(f"'{name}'" in text for _, text in said) for name in AWAY)
 
 
+def test_many_blobs_that_give_way_are_counted(lib, store):
+    saver = Saver(lib, store, b"away", 1)
+    saver.tensor("model", "x", 2, (1,), b"x")
+    for number in range(50):
+        saver.blob(f"ranks/{number}", b"")
+    saver.commit([])
+    said = []
+    sink = LOG(lambda level, text: said.append(text.decode()))
+    lib.base_log_set_sink(sink)
+    lib.base_log_set_level(1)
+    try:
+        Tree(lib, store, b"away", 1).close()
+    finally:
+        lib.base_log_set_sink(None)
+    assert len(said) == 21 and said[-1].endswith("away/1: so are those of 30 more blobs")
+
+
 @pytest.mark.parametrize("names", [[".dcp"], [".dcp/"], [".dcp/", ".dcp//x"], [".dcp", ".dcp/x"]])
 def test_a_file_named_as_the_plain_directory(lib, store, names):
     """Only a directory of that name keeps its dot."""
