@@ -138,8 +138,8 @@ int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const
 		return r;
 	if (c.version != STORE_RECORD_VERSION)
 		return -BASE_EVERSION;
-	if (c.kind != (unsigned)kind || c.len > store_record_max(kind))
-		return -BASE_EFORMAT;
+	if (c.kind != (unsigned)kind || store_record_max(kind) == 0 || c.len > store_record_max(kind))
+		return -BASE_EFORMAT; /* no kind at all has the maximum 0 */
 	uint8_t *body = malloc(c.len + 1); /* and a NUL, for those who print it */
 	if (!body)
 		return -ENOMEM;
