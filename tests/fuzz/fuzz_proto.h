@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fuzz_proto: one target a record of proto/. What decodes must encode, and what was encoded must come back the same:
- * the second encoding equals the first (the first may drop what a later version added). */
+ * the second encoding equals the first (the first may drop what a later version added). Of what is refused as newer, a
+ * sentence says why, in plain characters. */
 #ifndef FUZZ_PROTO_H
 #define FUZZ_PROTO_H
 
@@ -12,17 +13,34 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 
-#define FUZZ_PROTO(name) \
+static inline int fuzz_refused(const uint8_t *bytes, size_t len, int r)
+{
+	char text[PROTO_NEWER_BYTES];
+
+	if (r != -BASE_EVERSION)
+		return 0;
+	proto_newer(bytes, len, text);
+	for (size_t i = 0; i == 0 || text[i]; i++)
+		if (i == sizeof text || text[i] < 0x20 || text[i] > 0x7e)
+			abort();
+	return 0;
+}
+
+#define FUZZ_PROTO(name) FUZZ_PROTO_IN(name, struct proto_##name, m)
+
+/* `decoded` is what decodes; `body`, of the variable m of that type, is what encodes. */
+#define FUZZ_PROTO_IN(name, decoded, body) \
 	int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len) \
 	{ \
 		struct base_buf first = BASE_BUF_INIT, second = BASE_BUF_INIT; \
-		struct proto_##name m; \
-		if (proto_##name##_decode(bytes, len, &m) < 0) \
-			return 0; \
-		if (proto_##name##_encode(&m, &first) < 0) \
+		decoded m; \
+		int r = proto_##name##_decode(bytes, len, &m); \
+		if (r < 0) \
+			return fuzz_refused(bytes, len, r); \
+		if (proto_##name##_encode(&body, &first) < 0) \
 			abort(); \
 		proto_##name##_release(&m); \
-		if (proto_##name##_decode(first.data, first.len, &m) < 0 || proto_##name##_encode(&m, &second) < 0) \
+		if (proto_##name##_decode(first.data, first.len, &m) < 0 || proto_##name##_encode(&body, &second) < 0) \
 			abort(); \
 		if (first.len > len || first.len != second.len || memcmp(first.data, second.data, first.len) != 0) \
 			abort(); \

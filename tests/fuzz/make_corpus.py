@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seed corpora of the record and chunk targets: make_corpus.py BUILD_DIRECTORY. Deterministic."""
+"""Writes the seed corpora of what a store's own files are: make_corpus.py BUILD_DIRECTORY [FOLDER]. Deterministic."""
 import ctypes
+import hashlib
 import pathlib
 import random
 import struct
@@ -10,14 +11,35 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "unit"))
 
-from protolib import P_, SNAPSHOT, Layout, Live, Proto, chunk_bytes, commit, entry, field, parse, samples, unparse  # noqa: E402
+from protolib import (ATTEMPT, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Proto, Range, chunk_bytes,  # noqa: E402
+                      Damage, commit, digest, entry, field, parse, samples, table, unparse)
 from test_layout_part import random_pieces  # noqa: E402
 
 
+OUT = HERE / "corpus"
+STORE, BEGIN, BASE, PART, HEARTBEAT, NOTE = 1, 4, 5, 6, 7, 10                  # kinds of records
+LAUNCH = b"0123456789abcdef"
+PACK = LAUNCH + b"-0-0-model"
+STATS_ENTRY = 23                                                              # field of a record of measures
+
+
 def write(target, name, data):
-    path = HERE / "corpus" / target
+    path = OUT / target
     path.mkdir(parents=True, exist_ok=True)
     (path / name).write_bytes(data)
+
+
+def of_format_1(target, body):
+    """The same body as it stood in format 1, whose entries have no run, number, digest before and nonce, and whose
+    measures do not name the commit's entry."""
+    fields = [(1, 0, 1)] + parse(body)[1:]
+    if target == "stats":
+        fields = [f for f in fields if f[0] != STATS_ENTRY]
+    if target == "entry":
+        launch, nonce = 6, 3
+        fields = [(n, k, unparse([f for f in parse(v) if f[0] != nonce]) if n == launch else v)
+                  for n, k, v in fields if n < 11]
+    return unparse(fields)
 
 
 def chunks(lib):
@@ -33,14 +55,120 @@ def chunks(lib):
         write("part_chunk", name, struct.pack("<I", len(layout.object)) + layout.object + chunk_bytes(rows))
 
 
+def record(kind, body, version=1):
+    """The single form of its file, in the store whose id is 0, 1, 2, ..."""
+    head = b"VCKPTREC" + struct.pack("<HHI", version, kind, len(body))
+    return head + hashlib.sha256(head + bytes(range(16)) + body).digest() + body
+
+
+def files(*named):
+    """What fuzz_incoming takes: (kind, name, bytes)."""
+    return b"".join(struct.pack("<BB", kind, len(name)) + name + struct.pack("<H", len(data)) + data
+                    for kind, name, data in named)
+
+
+def incoming(proto, bodies):
+    begin = proto.encode("begin", Begin(run=b"run-1", attempt=ATTEMPT, step=3, world=4, rank=1, host=b"h", time_ns=5,
+                                        bases=table(Base, [Base(b"run-1", 3, digest(4))]), nbases=1))
+    beat = proto.encode("heartbeat", Heartbeat(launch=LAUNCH, host=b"h", run=b"run-1", number=3))
+    folder = b"incoming/run-1/" + ATTEMPT + b"/"
+    beats = [(HEARTBEAT, b"hosts/" + LAUNCH + name, data)
+             for name, data in ((b".h.2", beat), (b".h.3", beat), (b".h.r1.0", bodies["heartbeat"][0]), (b".g.1", b""))]
+    save = [(BEGIN, folder + b"begin", begin), (BASE, folder + b"base.0", bodies["base"][0]),
+            (PART, folder + b"part.0", bodies["announcement"][0]), (PART, folder + b"part.2", b""),
+            (PART, folder + b"part.7", b""), (PART, folder + b"part.03", b"")]
+    note = [(NOTE, b"damaged/" + pack, proto.encode("damage", Damage(pack=pack, ranges=table(Range, ranges),
+                                                                     nranges=len(ranges))))
+            for pack, ranges in ((PACK, [Range(0, 4096), Range(5000, 1)]), (LAUNCH + b"-1-0-meta", [Range(0, 0)]))]
+    write("incoming", "heartbeats", files(*beats))
+    write("incoming", "a-save", files(*beats, *save))
+    write("incoming", "not-begun", files(*save[1:]))
+    write("incoming", "other-names", files((BEGIN, b"incoming/run-2/" + ATTEMPT + b"/begin", begin),
+                                           (BEGIN, b"incoming/run 1/x/begin", begin), (0, b"hosts/x", b"")))
+    write("incoming", "notes", files(*note) + struct.pack("<QQ", 4500, 600))
+    write("incoming", "notes-damaged", files((0, b"damaged/" + PACK, b"no record"), note[1]) + struct.pack("<QQ", 1, 1))
+    write("incoming", "a-newer-note", files((0, b"damaged/" + PACK, record(NOTE, b"x", version=2))) + bytes(16))
+    write("incoming", "no-note", struct.pack("<QQ", 2**63 - 1, 0))
+
+
+def lists(bodies):
+    """What fuzz_list takes: (flags, body), behind so many entries that decide nothing."""
+    launch, commit_, abort, remove, snapshot, accept = bodies["entry"]
+    skipped, as_it_is = 1, 2
+    for name, before, all_entries in [
+        ("one-save", 0, [(0, launch), (0, commit_)]), ("removed", 1, [(0, launch), (0, commit_), (0, remove)]),
+        ("aborted", 0, [(0, launch), (0, abort), (0, commit_)]),
+        ("twice", 0, [(0, launch), (0, commit_), (0, commit_)]),
+        ("snapshot", 64, [(0, snapshot), (0, launch), (0, commit_)]), ("later-snapshot", 60, [(0, launch)] * 8),
+        ("accepted", 11, [(as_it_is, b"damaged"), (0, launch), (0, accept), (0, commit_)]),
+        ("gap", 3, [(0, launch), (skipped, commit_)]), ("another-run", 0, [(as_it_is, launch), (0, commit_)]),
+    ]:
+        write("list", name, bytes([before]) + b"".join(struct.pack("<BH", flags, len(body)) + body
+                                                       for flags, body in all_entries))
+
+
+def header(lib, layout, component):
+    """The safetensors header of a component, and how many bytes of data it promises."""
+    b, size = Buf(), ctypes.c_uint64()
+    assert lib.view_safetensors_make(layout.p, ctypes.c_uint32(component), None, ctypes.c_uint32(0), ctypes.byref(b),
+                                     ctypes.byref(size)) == 0
+    made = ctypes.string_at(b.data, b.len)
+    lib.base_buf_release(ctypes.byref(b))
+    return made, size.value
+
+
+def view_headers(lib):
+    layout = Layout(lib, [("model", b"a", 12, (60, 70)), ("model", b"b", 12, (4,)), ("model", b"c", 11, ()),
+                          ("model", b"c32", 15, (3,)), ("optimizer", b"f4", 21, (3, 8)),
+                          ("optimizer", b"e", 1, (0, 3))])
+    front = struct.pack("<I", len(layout.object)) + layout.object
+    for component, name in enumerate((b"model", b"optimizer")):
+        made, size = header(lib, layout, component)
+        made = struct.pack("<Q", len(made.rstrip(b" ")) - 8) + made[8:].rstrip(b" ")
+        write("view_header", name.decode(), front + struct.pack("<BQ", component, size) + made)
+        write("view_header", name.decode() + "-of-other-data", front + struct.pack("<BQ", component, size + 1) + made)
+        write("view_header", name.decode() + "-of-the-other", front + struct.pack("<BQ", 1 - component, size) + made)
+
+
+def rows(*all_rows):
+    """What fuzz_index takes: (table, flags, key, value)."""
+    return b"\1" + b"".join(struct.pack("<BBB", kind, flags, len(key)) + key + struct.pack("<B", len(value)) + value
+                            for kind, flags, key, value in all_rows)
+
+
+def index():
+    """A commit, a place in it, and the names of its packs, as index/index_internal.h has them; and lies about them."""
+    meta, commits, numbers, packs, places, shadows = range(6)
+    number, one, two = struct.pack(">Q", 1), bytes(32), b"\2" * 32
+    held = [(commits, 0, one, struct.pack("<QB", 1, 0)), (numbers, 0, number, one + struct.pack("<QQ", 7, 1) + b"run"),
+            (packs, 0, number + bytes(4), PACK),
+            (places, 0, two, struct.pack("<QQQQQIHBB", 1, 4096, 8192, 64, 64, 0, 0, 1, 0))]
+    write("index", "a-commit", rows(*held))
+    write("index", "full", rows((*held[0][:1], 2, *held[0][2:]), *held[1:], *[(places, 0, bytes([i]) * 32, b"")
+                                                                              for i in range(30)]))
+    write("index", "no-pack", rows(*held[:2], held[3]))
+    write("index", "no-commit", rows(held[0], *held[2:]))
+    write("index", "shadows", rows(*held, (shadows, 0, struct.pack(">QQ", 2, 1), b""),
+                                   (shadows, 0, struct.pack(">QQ", 1, 1), b"")))
+    write("index", "no-envelope", rows(*[(kind, 1, key, value) for kind, _, key, value in held]))
+    write("index", "next", rows((meta, 0, b"next", struct.pack("<Q", 2**64 - 1)), *held))
+    write("index", "pages", b"\0" + b"\0\0\0\0")
+    write("index", "pages-of-zeros", b"\0" + b"\0\x10\0\x40" + bytes(64))
+    write("index", "pages-cut", b"\2" + b"\0\x20\0\0")
+
+
 def main(build):
     proto = Proto(ctypes.CDLL(str(pathlib.Path(build) / "tests" / "libvckpt_internal.so")))
     bodies = samples(proto)
-    for target, names in (("entry", ["launch", "commit", "abort", "remove", "snapshot"]), ("manifest", ["two-ranks"]),
-                          ("layout", ["five"]), ("part", ["one", "compared"]),
+    for target, names in (("begin", ["alone", "commons"]), ("base", ["one"]), ("heartbeat", ["two-ranks"]),
+                          ("trash", ["two-heartbeats"]), ("damage", ["two-ranges", "all"]), ("store", ["one"]),
+                          ("entry", ["launch", "commit", "abort", "remove", "snapshot", "accept"]),
+                          ("manifest", ["two-ranks"]), ("layout", ["five"]), ("part", ["one", "compared"]),
                           ("announcement", ["rank-0", "rank-1", "compared", "commons"]), ("stats", ["one", "least"])):
         for name, body in zip(names, bodies[target], strict=True):
             write(target, name, body)
+            if target in ("entry", "manifest", "layout", "part", "announcement", "stats") and name != "accept":
+                write(target, f"{name}-of-format-1", of_format_1(target, body))
     later = [(n, k, v + field(90, b"later") if n == 7 else v) for n, k, v in parse(bodies["entry"][1])]
     write("entry", "commit-of-a-later-version", unparse(later))
     m = proto.decode("entry", unparse(later))
@@ -49,7 +177,14 @@ def main(build):
     write("layout", "empty", Layout(proto.lib, []).object)
     write("layout", "scalars", Layout(proto.lib, [("model", b"a%d" % i, 13, ()) for i in range(3)]).object)
     chunks(proto.lib)
+    incoming(proto, bodies)
+    lists(bodies)
+    view_headers(proto.lib)
+    index()
+    for kind in (0, HEARTBEAT, NOTE, NOTE + 1):
+        write("record", f"kind-{kind}-empty", bytes([kind]) + record(kind, b""))
 
 
 if __name__ == "__main__":
+    OUT = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else OUT
     main(sys.argv[1])
