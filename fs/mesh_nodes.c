@@ -91,7 +91,7 @@ int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 {
 	uint64_t size = 0, ino;
 	char name[VIEW_MESH_RANK_NAME];
-	mode_t mode = S_IFDIR | m->directory_mode;
+	mode_t type = S_IFDIR;
 
 	if (n->kind == FS_MESHES) {
 		ino = fs_tree_ino(n->commit->ino, VIEW_MESH_DIRECTORY);
@@ -99,19 +99,19 @@ int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 		view_mesh_rank_name(n->rank, name);
 		ino = fs_tree_ino(n->mesh->ino, name) ^ 1;
 		size = strlen(name);
-		mode = S_IFLNK | 0777;
+		type = S_IFLNK;
 	} else if (n->item) {
 		int r = file_size(n, step, &size);
 		if (r < 0)
 			return r;
 		ino = base_xxh64_of(rank_ino(n), &n->item, sizeof n->item) | 2;
-		mode = S_IFREG | m->file_mode;
+		type = S_IFREG;
 	} else {
 		ino = rank_ino(n);
 	}
 	*ret_e = (struct fuse_entry_param){ .ino = fs_node_id(n), .generation = m->generation,
 		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
-	fs_stat_fill(m, &ret_e->attr, ino, mode, size, n->commit->time_ns);
+	fs_stat_fill(m, n->commit->run, &ret_e->attr, ino, type, size, n->commit->time_ns);
 	return 0;
 }
 

@@ -1,28 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A mount's parts: the store opened for reading, the cache, the runs, and whose files it shows. */
+ * A mount's parts: the store opened for reading, the cache and the runs. */
 #include "core/base/clock.h"
 #include "fs/mount.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
-
-/* The store's owner and mode without write bits, unless options say otherwise. */
-static void show_owner(struct fs_mount *m)
-{
-	const struct fs_options *o = m->options;
-	struct store_storage *storage = m->store->storage;
-	struct store_storage_owner owner = { .uid = geteuid(), .gid = getegid(), .mode = 0755 };
-
-	if (storage->ops->owner && storage->ops->owner(storage, &owner))
-		owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(), .mode = 0700 };
-	mode_t mode = o->have_umask ? 0777 & ~o->umask : owner.mode;
-	m->uid = o->have_uid ? o->uid : owner.uid;
-	m->gid = o->have_gid ? o->gid : owner.gid;
-	m->directory_mode = mode & 0555;
-	m->file_mode = mode & 0444;
-}
 
 static void show_forms(struct fs_mount *m, unsigned show)
 {
@@ -55,7 +39,7 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 	int r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
 	if (r)
 		return r;
-	show_owner(m);
+	fs_modes_mount(m);
 	m->cache = load_cache_new(options->cache_bytes);
 	m->meshes = fs_meshes_new(options->rules);
 	if (!m->cache || !m->meshes)

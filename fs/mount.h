@@ -39,7 +39,7 @@ struct fs_mount {
 	struct load_cache *cache;
 	struct fuse_session *session;
 	struct fuse_conn_info connection;       /* as the kernel offered it */
-	uid_t uid; gid_t gid; mode_t file_mode, directory_mode;
+	struct fs_owner owner;                  /* of the root and of .vckpt */
 	int64_t start_ns;
 	/* of node ids: random per mount, so that a file handle of another mount is never taken for one of this */
 	uint64_t generation;
@@ -90,8 +90,13 @@ uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t 
 /* As fs_node_entry for a file of a tree whose directory's st_ino is known. */
 void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	struct fuse_entry_param *ret_e);
-void fs_stat_fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t mode, uint64_t size,
+/* run: whose data it is, NULL: the mount's own; type: S_IFREG, S_IFDIR or S_IFLNK. */
+void fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
 	int64_t time_ns);
+
+/* ---- who may look at what (modes.c) ---- */
+void fs_modes_mount(struct fs_mount *m);                                     /* sets m->owner */
+struct fs_owner fs_modes_run(struct fs_mount *m, struct fs_run *run);
 
 /* ---- <step>/mesh and what is below (mesh_nodes.c) ---- */
 uint64_t fs_mesh_serial(fuse_ino_t id);

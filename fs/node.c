@@ -65,17 +65,19 @@ fuse_ino_t fs_node_id(const struct fs_node *n)
 	return (fuse_ino_t)n->commit->number << 32 | n->file;
 }
 
-void fs_stat_fill(const struct fs_mount *m, struct stat *st, uint64_t ino, mode_t mode, uint64_t size,
+void fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
 	int64_t time_ns)
 {
+	struct fs_owner owner = run ? fs_modes_run(m, run) : m->owner;
+	mode_t may = S_ISLNK(type) ? 0777 : owner.mode & (S_ISDIR(type) ? 0555 : 0444);
 	struct timespec t = { .tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000 };
 
 	if (t.tv_nsec < 0) {
 		t.tv_sec--;
 		t.tv_nsec += 1000000000;
 	}
-	*st = (struct stat){ .st_ino = ino, .st_mode = mode, .st_nlink = S_ISDIR(mode) ? 2 : 1,
-		.st_uid = m->uid, .st_gid = m->gid, .st_size = (off_t)size, .st_blksize = 1 << 20,
+	*st = (struct stat){ .st_ino = ino, .st_mode = type | may, .st_nlink = S_ISDIR(type) ? 2 : 1,
+		.st_uid = owner.uid, .st_gid = owner.gid, .st_size = (off_t)size, .st_blksize = 1 << 20,
 		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t };
 }
 
@@ -91,8 +93,8 @@ void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, 
 {
 	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)commit->number << 32 | file, .generation = m->generation,
 		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
-	mode_t mode = v->kind == VIEW_DIRECTORY ? S_IFDIR | m->directory_mode : S_IFREG | m->file_mode;
-	fs_stat_fill(m, &ret_e->attr, ino, mode, v->size, commit->time_ns);
+	fs_stat_fill(m, commit->run, &ret_e->attr, ino, v->kind == VIEW_DIRECTORY ? S_IFDIR : S_IFREG, v->size,
+		commit->time_ns);
 }
 
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e)
@@ -106,22 +108,22 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	switch (n->kind) {
 	case FS_ROOT:
 	case FS_CONTROL:
-		fs_stat_fill(m, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL,
-			S_IFDIR | m->directory_mode, 0, time_ns);
+		fs_stat_fill(m, NULL, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL, S_IFDIR, 0,
+			time_ns);
 		break;
 	case FS_CONTROL_FILE:
-		fs_stat_fill(m, &e.attr, e.ino, S_IFREG | m->file_mode, 0, time_ns);
+		fs_stat_fill(m, NULL, &e.attr, e.ino, S_IFREG, 0, time_ns);
 		break;
 	case FS_RUN:
 		fs_run_latest(n->run, &latest, &time_ns);
-		fs_stat_fill(m, &e.attr, n->run->ino, S_IFDIR | m->directory_mode, 0, time_ns);
+		fs_stat_fill(m, n->run, &e.attr, n->run->ino, S_IFDIR, 0, time_ns);
 		break;
 	case FS_LATEST:
 		if (!fs_run_latest(n->run, &latest, &time_ns))
 			return -ENOENT;
 		fs_step_name(latest, name);
 		e.entry_timeout = e.attr_timeout = 0;
-		fs_stat_fill(m, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK | 0777, strlen(name), time_ns);
+		fs_stat_fill(m, n->run, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK, strlen(name), time_ns);
 		break;
 	case FS_MESHES:
 	case FS_MESH:
@@ -135,7 +137,7 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 			return 0;
 		}
 		e.attr_timeout = FS_FOREVER;
-		fs_stat_fill(m, &e.attr, n->commit->ino, S_IFDIR | m->directory_mode, 0, n->commit->time_ns);
+		fs_stat_fill(m, n->run, &e.attr, n->commit->ino, S_IFDIR, 0, n->commit->time_ns);
 		break;
 	}
 	*ret_e = e;

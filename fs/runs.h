@@ -31,6 +31,9 @@
 #define FS_COMMITS_MAX UINT32_C(0x7fffffff)
 #define FS_RUNS_MAX UINT32_C(0x3fffffff)
 
+/* Whose the files of a run are, and who may read them, as the mount shows it. */
+struct fs_owner { uid_t uid; gid_t gid; mode_t mode; uint64_t read_ns; /* 0: not read yet */ };
+
 struct fs_run {
 	char *name;
 	uint32_t number;
@@ -40,6 +43,7 @@ struct fs_run {
 	_Atomic int failed;             /* negative errno of the last try to read the list */
 	struct fs_commit **commits; size_t ncommits; struct base_table by_entry; /* found by entry */
 	_Atomic bool logged;
+	struct fs_owner owner;          /* protected by the mount's lock: modes.c */
 };
 
 struct fs_step;

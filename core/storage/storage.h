@@ -81,7 +81,8 @@ struct store_storage_ops {
 
 	/* Optional: -EOPNOTSUPP is always a valid answer; nothing needs these for correctness. */
 	int (*stat)(struct store_storage *s, struct store_storage_stat *ret_stat);
-	int (*owner)(struct store_storage *s, struct store_storage_owner *ret_owner);
+	/* of a file or directory; "": of where the store lies */
+	int (*owner)(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner);
 	/* readable when a file appears in or leaves one of them */
 	int (*watch)(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd);
 	void (*close)(struct store_storage *s);

@@ -215,10 +215,13 @@ static int posix_stat(struct store_storage *s, struct store_storage_stat *ret_st
 	return 0;
 }
 
-static int posix_owner(struct store_storage *s, struct store_storage_owner *ret_owner)
+static int posix_owner(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner)
 {
+	base_cleanup_close int fd = posix_open_beneath(posix_of(s), name, O_PATH);
 	struct stat st;
-	if (fstat(posix_of(s)->root, &st) < 0)
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &st) < 0)
 		return -errno;
 	*ret_owner = (struct store_storage_owner){ .uid = st.st_uid, .gid = st.st_gid, .mode = st.st_mode & 07777,
 		.ctime_ns = st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec };

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from .conftest import daemons, keeper_of, mount_of, small_source, wait_until
+from .conftest import Mount, daemons, keeper_of, mount_of, small_source, wait_until
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -398,6 +398,32 @@ def test_modes_are_those_of_the_store(one, mount):
     m = mount(one)
     assert os.stat(m.point).st_mode & 0o7777 == 0o550
     assert os.stat(m / "a" / "latest" / "model.safetensors").st_mode & 0o7777 == 0o440
+
+
+@root
+def test_a_private_run_is_private_in_a_mount_for_all(place, program, vckpt, tmp_path):
+    """Owner, group and mode are those of the run's directory, and nobody reads who could not enter packs/."""
+    store, user, third = place / "store", 1234, 4321
+    vckpt("import", store, "b/1", tmp_path / "s.safetensors")
+    os.chown(store / "runs/b", user, user)
+    os.chmod(store / "runs/b", 0o700)
+    m = Mount(program, store, place / "mnt", "allow_other", "refresh=0.1")
+
+    def reads(run, uid):
+        done = subprocess.run(["cat", m / run / "step-00000001/model.safetensors"], user=uid, group=uid,
+                              extra_groups=[], capture_output=True, timeout=60)
+        assert done.returncode == 0 or b"Permission denied" in done.stderr
+        return done.returncode == 0
+    try:
+        assert reads("a", third) and reads("b", 0) and reads("b", user) and not reads("b", third)
+        for name, mode in (("b", 0o500), ("b/step-00000001", 0o500), ("b/step-00000001/model.safetensors", 0o400)):
+            s = os.stat(m / name)
+            assert (s.st_uid, s.st_gid, s.st_mode & 0o7777) == (user, user, mode)
+        os.chmod(store / "packs", 0o700)
+        assert wait_until(lambda: os.stat(m / "a").st_mode & 0o7777 == 0o500, 10)
+        assert reads("a", 0) and not reads("a", third)
+    finally:
+        m.end()
 
 
 def test_noxattr(one, mount):

@@ -54,7 +54,7 @@ class Ops(C.Structure):
         ("writer_seal", _f(P)),
         ("writer_abandon", C.CFUNCTYPE(None, P)),
         ("stat", _f(P, C.POINTER(Medium))),
-        ("owner", _f(P, C.POINTER(Owner))),
+        ("owner", _f(P, C.c_char_p, C.POINTER(Owner))),
         ("watch", _f(P, C.POINTER(C.c_char_p), C.c_size_t, C.POINTER(C.c_int))),
         ("close", C.CFUNCTYPE(None, P)),
         ("replace", _f(P, C.c_char_p, C.c_char_p, C.c_size_t)),

@@ -180,8 +180,12 @@ def test_read_only(lib, storage):
 def test_medium_owner_watch(storage):
     m, o = low.Medium(), low.Owner()
     assert storage.ops.stat(storage.s, C.byref(m)) == 0 and m.block_bytes > 0 and m.blocks >= m.blocks_free
-    assert storage.ops.owner(storage.s, C.byref(o)) == 0 and o.uid == os.getuid() and o.ctime_ns > 0
+    assert storage.ops.owner(storage.s, b"", C.byref(o)) == 0 and o.uid == os.getuid() and o.ctime_ns > 0
     storage.put("runs/a/0", b"x")
+    os.chmod(f"{storage.path}/runs/a", 0o700)
+    assert storage.ops.owner(storage.s, b"runs/a", C.byref(o)) == 0 and o.mode == 0o700
+    assert storage.ops.owner(storage.s, b"runs/b", C.byref(o)) == -errno.ENOENT
+    os.chmod(f"{storage.path}/runs/a", 0o755)
     fd, dirs = C.c_int(-1), (C.c_char_p * 2)(b"runs", b"runs/a")
     r = storage.ops.watch(storage.s, dirs, 2, C.byref(fd))
     if not m.local:

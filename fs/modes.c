@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * modes: whose files a mount shows, and who may read them. The daemon of a mount by root reads everything, and with
+ * allow_other everybody may ask it. So the kernel is told modes that let nobody see in the mount what he could not read
+ * in the store (default_permissions makes it check them):
+ *
+ *   a run      owner, group and mode of its directory runs/<run>
+ *   for each   of owner, group and others: nothing, unless they may enter the store's directory, runs/ and packs/, too
+ *   the root   and .vckpt: owner, group and mode of the store's directory
+ *
+ * Bits to write are never shown. The options uid, gid and umask are the administrator's word, and replace each of these
+ * for everything. What was read counts for `refresh`; below a step's directory the kernel keeps what it was told, but
+ * nobody comes there any more whom the run's directory keeps out. */
+#include <stdio.h>
+
+#include "core/base/clock.h"
+#include "fs/mount.h"
+
+static const char *const above[] = { "", "runs", "packs" };
+
+/* What cannot be looked at is for the daemon's user alone. */
+static int owner_read(const struct fs_mount *m, const char *name, struct store_storage_owner *ret_owner)
+{
+	struct store_storage *s = m->store->storage;
+	int r = s->ops->owner ? s->ops->owner(s, name, ret_owner) : -EOPNOTSUPP;
+
+	if (r == -EOPNOTSUPP)
+		*ret_owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(), .mode = 0755 };
+	else if (r < 0)
+		*ret_owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(), .mode = 0700 };
+	return r;
+}
+
+/* The bits that are left of those of `below`, which lies in `dir`: those of the classes that may enter it. Members of
+ * one group need not be in the other; an owner of something in there came in as a member or as anybody. */
+static mode_t enter(const struct store_storage_owner *dir, const struct store_storage_owner *below)
+{
+	bool other = dir->mode & 0001, member = dir->mode & 0010;
+	bool group = dir->gid == below->gid ? member : other;
+	bool user = dir->uid == below->uid ? (dir->mode & 0100) != 0 : member || other;
+
+	return (user ? 0700 : 0) | (group ? 0070 : 0) | (other ? 0007 : 0);
+}
+
+static void options_apply(const struct fs_options *o, struct fs_owner *owner)
+{
+	if (o->have_uid)
+		owner->uid = o->uid;
+	if (o->have_gid)
+		owner->gid = o->gid;
+	if (o->have_umask)
+		owner->mode = 0777 & ~o->umask;
+}
+
+void fs_modes_mount(struct fs_mount *m)
+{
+	struct store_storage_owner store;
+
+	owner_read(m, "", &store);
+	m->owner = (struct fs_owner){ .uid = store.uid, .gid = store.gid, .mode = store.mode };
+	options_apply(m->options, &m->owner);
+}
+
+static struct fs_owner run_read(const struct fs_mount *m, const struct fs_run *run)
+{
+	char name[sizeof "runs/" + PROTO_RUN_MAX];
+	struct store_storage_owner own, dir;
+	struct fs_owner owner;
+
+	snprintf(name, sizeof name, "runs/%s", run->name);
+	owner_read(m, name, &own);
+	owner = (struct fs_owner){ .uid = own.uid, .gid = own.gid, .mode = own.mode, .read_ns = base_monotonic_ns() };
+	for (size_t i = 0; i < BASE_COUNT(above); i++)
+		if (owner_read(m, above[i], &dir) != -ENOENT) /* nothing lies in there yet */
+			owner.mode &= enter(&dir, &own);
+	options_apply(m->options, &owner);
+	return owner;
+}
+
+struct fs_owner fs_modes_run(struct fs_mount *m, struct fs_run *run)
+{
+	struct fs_owner owner;
+
+	pthread_mutex_lock(&m->lock);
+	owner = run->owner;
+	pthread_mutex_unlock(&m->lock);
+	if (owner.read_ns && base_monotonic_ns() - owner.read_ns < (uint64_t)m->options->refresh_ms * 1000000)
+		return owner;
+	owner = run_read(m, run); /* several threads may: they read the same */
+	pthread_mutex_lock(&m->lock);
+	run->owner = owner;
+	pthread_mutex_unlock(&m->lock);
+	return owner;
+}
