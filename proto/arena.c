@@ -108,6 +108,11 @@ char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len)
 	return text;
 }
 
+uint64_t proto_arena_left(const struct proto_arena *a)
+{
+	return a->left;
+}
+
 bool proto_arena_exhausted(const struct proto_arena *a)
 {
 	return a->exhausted;

@@ -18,5 +18,11 @@
 #define STORE_BLOB_PARTS_MAX 64u                          /* of a name: it has fewer slashes than this */
 #define STORE_BLOBS_SLASHES_EACH 16u                      /* in the names of a part's blobs: so many a blob, */
 #define STORE_BLOBS_SLASHES_MORE 4096u                    /* and so many more */
+#define STORE_UNKNOWN_MAX 1024u                           /* unknown fields of a record, layout or part, and one more */
+#define STORE_UNKNOWN_EVERY_BYTES 64u                     /* for so many bytes of its body */
+#define STORE_DECODE_FACTOR 16u                           /* bytes of memory for each byte of a record's body, and */
+#define STORE_DECODE_BYTES (UINT64_C(4) << 20)            /* these */
+#define STORE_DECODE_OBJECT_FACTOR 5u                     /* the same of a layout and a part: a pack may hold them */
+#define STORE_DECODE_OBJECT_BYTES (UINT64_C(20) << 20)    /* encoded, as a 200th of what they are */
 
 #endif

@@ -46,9 +46,16 @@ void proto_arena_free(struct proto_arena *a);                   /* NULL-safe */
 /* zeroed; NULL: no memory, or over the bound */
 void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size);
 char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len);
+uint64_t proto_arena_left(const struct proto_arena *a);         /* bytes of the bound */
 bool proto_arena_exhausted(const struct proto_arena *a);        /* the bound was hit */
 bool proto_arena_starved(const struct proto_arena *a);          /* there was no memory */
 ProtobufCAllocator proto_arena_allocator(struct proto_arena *a);
+
+/* ---- scan.c ---- */
+/* Before unpacking: -BASE_EFORMAT if the body is no message, has too many unknown fields, or would certainly take more
+ * than `memory` bytes; 0. */
+int proto_scan(const ProtobufCMessageDescriptor *d, const void *body, size_t len, uint64_t memory);
+size_t proto_scan_head(const void *body, size_t len);           /* bytes of fields 1 and 2, with which a body begins */
 
 /* ---- wire.c ---- */
 /* Unpacks into a fresh arena (*ret_arena, the caller's, also owns *ret_message), and refuses newer versions, unknown

@@ -2,17 +2,14 @@
  *
  * wire: between bytes and protobuf-c's messages.
  *
- * Order of a decode: unpack under a memory bound, version, features, canonical length. The last one compares the body's
- * length with that of the shortest encoding of what was understood: a NUL inside a string (protobuf-c's strings end
- * there), a field given twice, a padded varint or an explicit default all make the body longer, so one comparison
- * refuses them all. Groups are refused by protobuf-c itself, and no message here nests into itself: depth is
- * bounded. */
+ * Order of a decode: a look at its size (scan.c), unpack under a memory bound, version, features, canonical length. The
+ * last one compares the body's length with that of the shortest encoding of what was understood: a NUL inside a string
+ * (protobuf-c's strings end there), a field given twice, a padded varint or an explicit default all make the body
+ * longer, so one comparison refuses them all. Groups are refused by protobuf-c itself, and no message here nests into
+ * itself: depth is bounded. */
 #include "proto/proto_internal.h"
 
 #include "core/base/log.h"
-
-#define WIRE_ARENA_FACTOR 16u
-#define WIRE_ARENA_MIN_BYTES (UINT64_C(4) << 20)
 
 /* Every record begins like this: fields 1 and 2 of its message. */
 struct wire_head {
@@ -25,6 +22,7 @@ struct wire_head {
 	_Static_assert(offsetof(type, version) == offsetof(struct wire_head, version) && \
 		offsetof(type, n_features) == offsetof(struct wire_head, n_features) && \
 		offsetof(type, features) == offsetof(struct wire_head, features), #type)
+WIRE_HEAD_CHECK(Vckpt__Head);
 WIRE_HEAD_CHECK(Vckpt__Store);
 WIRE_HEAD_CHECK(Vckpt__Entry);
 WIRE_HEAD_CHECK(Vckpt__Layout);
@@ -54,8 +52,11 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 	void *ret_message)
 {
 	ProtobufCAllocator allocator = proto_arena_allocator(arena);
-	ProtobufCMessage *m = protobuf_c_message_unpack(d, &allocator, len, body);
+	ProtobufCMessage *m;
 
+	if (proto_scan(d, body, len, proto_arena_left(arena)) < 0)
+		return -BASE_EFORMAT;
+	m = protobuf_c_message_unpack(d, &allocator, len, body);
 	if (!m)
 		return unpack_failed(arena);
 	if (protobuf_c_message_get_packed_size(m) != len)
@@ -79,36 +80,62 @@ static int wire_head_check(const struct wire_head *h, const char *what)
 	return 0;
 }
 
-static struct proto_arena *wire_arena(size_t len)
+/* The memory that a body of that length may take. */
+static uint64_t wire_memory(const ProtobufCMessageDescriptor *d, uint64_t len)
 {
-	return proto_arena_new((uint64_t)base_min(len, UINT64_C(1) << 40) * WIRE_ARENA_FACTOR + WIRE_ARENA_MIN_BYTES);
+	bool object = d == &vckpt__layout__descriptor || d == &vckpt__part__descriptor;
+
+	len = base_min(len, UINT64_C(1) << 40);
+	return object ? len * STORE_DECODE_OBJECT_FACTOR + STORE_DECODE_OBJECT_BYTES
+		      : len * STORE_DECODE_FACTOR + STORE_DECODE_BYTES;
 }
 
 int proto_head_unpack(const void *body, size_t len, struct proto_arena **ret_arena, Vckpt__Head **ret_head)
 {
-	struct proto_arena *arena = wire_arena(len);
+	size_t head = proto_scan_head(body, len); /* what follows it is not unpacked */
+	struct proto_arena *arena = proto_arena_new(wire_memory(&vckpt__head__descriptor, head));
 	ProtobufCAllocator allocator;
 
 	if (!arena)
 		return -ENOMEM;
 	allocator = proto_arena_allocator(arena);
-	*ret_head = (Vckpt__Head *)protobuf_c_message_unpack(&vckpt__head__descriptor, &allocator, len, body);
+	*ret_head = (Vckpt__Head *)protobuf_c_message_unpack(&vckpt__head__descriptor, &allocator, head, body);
 	if (!*ret_head) {
+		int r = unpack_failed(arena);
+
 		proto_arena_free(arena);
-		return -BASE_EFORMAT;
+		return r;
 	}
 	*ret_arena = arena;
 	return 0;
 }
 
+/* A body that is too much to unpack: a later version may have written it. */
+static int unpack_refused(const ProtobufCMessageDescriptor *d, const void *body, size_t len)
+{
+	struct proto_arena *arena;
+	Vckpt__Head *head;
+	int r = proto_head_unpack(body, len, &arena, &head);
+
+	if (r < 0)
+		return r;
+	r = wire_head_check((const struct wire_head *)head, d->short_name);
+	proto_arena_free(arena);
+	return r < 0 ? r : -BASE_EFORMAT;
+}
+
 int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena,
 	void *ret_message)
 {
-	struct proto_arena *arena = wire_arena(len);
+	uint64_t memory = wire_memory(d, len);
 	ProtobufCAllocator allocator;
+	struct proto_arena *arena;
 	ProtobufCMessage *m;
 	int r;
 
+	if (proto_scan(d, body, len, memory) < 0)
+		return unpack_refused(d, body, len);
+	arena = proto_arena_new(memory);
 	if (!arena)
 		return -ENOMEM;
 	allocator = proto_arena_allocator(arena);
