@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * list: reading a run's list; list_replay.c has the rules, list_put.c puts the next entry. What follows is of all
- * three.
+ * three. list_steps.c, list_skips.c and list_numbers.c keep what is visible, what is skipped, and which numbers exist.
  *
  * The list is the one source of truth of what is visible. It is a sequence of files runs/<run>/<number>, each put if
  * absent and never changed, so that two writers who want the same number find out which of them has it, and the other
@@ -53,7 +53,11 @@
  * first second. After that a writer's list stays before it: the call fails, and a later call goes on when the entry can
  * be read again. A list of a store that was opened for reading leaves the entry out, says so, and replays everything
  * once it can be read (list_heal). Many entries are read several at once and applied in order, because others wait
- * while a list of 40,000 is opened. */
+ * while a list of 40,000 is opened.
+ *
+ * Work. A list may be anybody's: what reading costs, in time and memory, goes by the files that there are. A gap is
+ * passed over as one stretch (list_numbers.c), steps may come in any order (list_steps.c), and reading begins anew at
+ * most AGAIN_MAX times because of acceptances. */
 #include "core/commit/list_internal.h"
 
 #include <stdio.h>
@@ -67,8 +71,9 @@
 #define READ_ALONE 16u    /* fewer are read one after another */
 #define RETRY_MAX_MS 100u
 #define TELL_MS 1000u     /* a storage that fails for so long is told of */
-#define TELL_SKIPS 16u    /* entries of a list that are told to be damaged */
 #define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
+#define END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
+#define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
 
 void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX])
 {
@@ -263,39 +268,23 @@ int store_list_each_commit(const struct store_list *l, uint64_t from,
 	return r;
 }
 
-/* Entry l->next decides nothing. why: as damage; NULL: an accept entry names it. */
-static int entry_skip(struct store_list *l, const char *why)
+/* Entry l->next decides nothing. */
+static int entry_pass(struct store_list *l)
 {
-	if (why && list_skip_add(l, l->next, why) < 0)
-		return -ENOMEM;
-	l->untold |= why != NULL;
 	l->gap = true;
 	l->tail_known = false;
 	l->next++;
 	return 1;
 }
 
-/* Says what was skipped, once, and only when all is read: a later entry may accept it. */
-static void skips_tell(struct store_list *l)
+/* As damage; why NULL: it is missing. */
+static int entry_skip(struct store_list *l, const char *why)
 {
-	unsigned told = 0;
-	char name[STORE_NAME_MAX];
-
-	for (size_t i = 0; l->untold && i < l->nskips; i++) {
-		struct list_skip *s = &l->skips[i];
-
-		if (s->accepted || s->told)
-			continue;
-		s->told = true;
-		list_entry_name(l, s->number, name);
-		if (told < TELL_SKIPS)
-			base_warning("%s/%s: %s; entry skipped", l->store->path, name, s->why);
-		else if (told == TELL_SKIPS)
-			base_warning("%s/%s: %s; entry skipped, and others after it (vckpt verify names them all)",
-				l->store->path, name, s->why);
-		told++;
-	}
-	l->untold = false;
+	if (list_skip_add(l, l->next, 1, why) < 0)
+		return -ENOMEM;
+	l->untold = true;
+	l->missing = why ? 0 : l->missing + 1;
+	return entry_pass(l);
 }
 
 /* A reader goes on without an entry that it cannot read, until it can (list_heal). */
@@ -324,6 +313,7 @@ int list_take(struct store_list *l, struct proto_entry *e)
 	}
 	l->tail = self;
 	l->tail_known = true;
+	l->missing = 0;
 	l->next++;
 	return 1;
 }
@@ -332,14 +322,13 @@ int list_take(struct store_list *l, struct proto_entry *e)
  * is none. below_end: there must be one. */
 static int list_step(struct store_list *l, bool below_end, struct proto_entry *read, struct base_error *err)
 {
-	const struct list_skip *skip = list_skip_find(l, l->next);
 	struct proto_entry e = read ? *read : (struct proto_entry){0};
 	struct base_error why = {0};
 	int r = 0, exists = 1;
 
-	if (skip && skip->accepted) {
+	if (list_accepted(l, l->next)) {
 		proto_entry_release(&e);
-		return entry_skip(l, NULL);
+		return entry_pass(l);
 	}
 	if (!read)
 		r = entry_read_patiently(l, l->next, &e, &why);
@@ -356,7 +345,7 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 	if (r == 0 && (r = entry_follows(l, &e, &why)) < 0)
 		proto_entry_release(&e);
 	if (r == -ENOENT || r == -BASE_EDAMAGED)
-		r = entry_skip(l, r == -ENOENT ? "it is missing, though later entries exist" : why.text);
+		r = entry_skip(l, r == -ENOENT ? NULL : why.text);
 	else if (r < 0 && r != -ENOMEM && l->store->read_only && store_error_passes(r))
 		r = entry_leave_out(l, r);
 	else if (r < 0)
@@ -372,14 +361,13 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 static int64_t end_from(struct store_list *l, uint64_t from)
 {
 	uint64_t low = from, step = 1, high; /* all below low exist, as far as probes tell; high does not */
-	int r;
+	int r = 0;
 
-	for (high = low; (r = entry_exists(l, high)) == 1; step *= 2) {
+	for (high = low; high < END_MAX && (r = entry_exists(l, high)) == 1; step *= 2) {
 		low = high + 1;
-		if (high > INT64_MAX / 4)
-			return -EOVERFLOW;
 		high += step;
 	}
+	high = base_min(high, END_MAX);
 	while (r >= 0 && low < high) {
 		uint64_t middle = low + (high - low) / 2;
 
@@ -405,7 +393,7 @@ static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
 		from = 0;
 		for (k = 0; k <= FAR_PROBES && !from; k++) {
 			uint64_t far = (uint64_t)end + (UINT64_C(1) << k);
-			int r = entry_exists(l, far);
+			int r = far < END_MAX ? entry_exists(l, far) : 0;
 
 			if (r < 0)
 				return r;
@@ -435,7 +423,8 @@ static int batch_read(void *arg, uint32_t i, struct base_error *err)
 	return 0;
 }
 
-/* Many entries: read several at once, applied in order. One that could not be read so is read again by itself. */
+/* Many entries: read several at once, applied in order. One that could not be read so is read again by itself. What is
+ * behind many that are missing is left for later: most of it will be missing, too. */
 static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, struct base_error *err)
 {
 	int r;
@@ -445,11 +434,22 @@ static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, str
 	memset(b->entries, 0, n * sizeof *b->entries);
 	r = store_spread(n, batch_read, b, err);
 	for (uint32_t i = 0; i < n; i++)
-		if (r >= 0)
+		if (r >= 0 && l->missing < LIST_MISSING_MAX)
 			r = list_step(l, true, b->results[i] == 0 ? &b->entries[i] : NULL, err);
 		else
 			proto_entry_release(&b->entries[i]);
 	return r;
+}
+
+static int read_some(struct store_list *l, struct read_batch *b, uint64_t end, struct base_error *err)
+{
+	uint32_t n;
+	int r = list_gap_pass(l, end, err);
+
+	if (r < 0 || l->next >= end)
+		return r;
+	n = b ? list_numbers_run(l, (uint32_t)base_min(end - l->next, READ_BATCH)) : 1;
+	return n > 1 ? read_many(l, b, n, err) : list_step(l, true, NULL, err);
 }
 
 static int read_until(struct store_list *l, uint64_t end, struct base_error *err)
@@ -460,27 +460,30 @@ static int read_until(struct store_list *l, uint64_t end, struct base_error *err
 	if (end - base_min(l->next, end) > READ_ALONE)
 		b = malloc(sizeof *b); /* without it one after another will do */
 	while (r >= 0 && l->next < end)
-		r = b ? read_many(l, b, (uint32_t)base_min(end - l->next, READ_BATCH), err)
-		      : list_step(l, true, NULL, err);
+		r = read_some(l, b, end, err);
+	list_steps_settle(l);
 	return r < 0 ? r : 0;
 }
 
-/* Drops what is known but for the entries that were accepted as damaged, and reads from entry 0 to where it stood. */
+/* Drops what is known but for the numbers that accept entries name, and reads from entry 0 to where it stood. An entry
+ * that is taken only now may be an acceptance of more of them. */
 static int read_again(struct store_list *l, struct base_error *err)
 {
-	while (l->again) {
+	for (unsigned times = 0; l->again; times++) {
 		struct store_list old = *l;
-		int r = 0;
+		int r;
 
-		*l = (struct store_list){
-			.store = old.store, .how = old.how, .synced = old.synced, .tail_known = true};
+		if (times == AGAIN_MAX)
+			return base_error_set(err, -BASE_EDAMAGED,
+				"run %s: entries of its list accept others as damaged, and these again others, more "
+				"than %u times over: no vckpt wrote this list", l->run, AGAIN_MAX);
+		*l = (struct store_list){.store = old.store, .how = old.how, .synced = old.synced, .tail_known = true,
+			.accepts = old.accepts, .naccepts = old.naccepts, .accepts_size = old.accepts_size,
+			.by_number = old.by_number};
 		snprintf(l->run, sizeof l->run, "%s", old.run);
-		for (size_t i = 0; r == 0 && i < old.nskips; i++)
-			if (old.skips[i].accepted)
-				r = list_skip_add(l, old.skips[i].number, NULL);
+		old.accepts = NULL;
+		old.by_number = (struct base_table){0};
 		list_state_release(&old);
-		if (r < 0)
-			return base_no_memory_for(err, "run %s", l->run);
 		r = read_until(l, old.next, err);
 		if (r < 0)
 			return r;
@@ -491,14 +494,17 @@ static int read_again(struct store_list *l, struct base_error *err)
 /* model: newest. Starts from the newest snapshot that can be read, `skip` of them left out, else from entry 0. */
 static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip, struct base_error *err)
 {
-	uint64_t n;
+	uint64_t n = end ? (end - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY : 0;
+	unsigned missing = 0;
+	int r = 0;
 
-	for (n = end ? (end - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY : 0; n > 0; n -= STORE_SNAPSHOT_EVERY) {
+	for (; r >= 0 && n > 0; r = list_snapshot_before(l, n, missing, &n, err)) {
 		struct proto_entry e = {0};
 		struct base_error why = {0};
 		struct base_digest self;
-		int r = entry_read_patiently(l, n, &e, &why);
 
+		r = entry_read_patiently(l, n, &e, &why);
+		missing += r == -ENOENT;
 		if (r == -ENOENT || r == -BASE_EDAMAGED ||
 			(l->store->read_only && r != -ENOMEM && store_error_passes(r)))
 			continue; /* replay comes across it and says so */
@@ -518,7 +524,7 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 		l->next = n + 1;
 		return 0;
 	}
-	return 0;
+	return r < 0 ? r : 0;
 }
 
 static int list_open_at(struct store_list *l, struct base_error *err)
@@ -535,7 +541,8 @@ static int list_open_at(struct store_list *l, struct base_error *err)
 		r = read_until(l, (uint64_t)end, err);
 	if (r >= 0)
 		r = read_again(l, err);
-	skips_tell(l);
+	list_numbers_release(l);
+	list_skips_tell(l);
 	return r;
 }
 
@@ -626,7 +633,9 @@ int store_list_refresh(struct store_list *l, struct base_error *err)
 {
 	int r = read_on(l, err);
 
-	skips_tell(l);
+	list_steps_settle(l);
+	list_numbers_release(l);
+	list_skips_tell(l);
 	return r;
 }
 
@@ -644,24 +653,6 @@ int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct bas
 
 const char *store_list_run(const struct store_list *l) { return l->run; }
 uint64_t store_list_next(const struct store_list *l) { return l->next; }
-uint64_t store_list_damaged(const struct store_list *l) { return l->damaged; }
-
-uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const char **ret_why)
-{
-	while (*at < l->nskips) {
-		const struct list_skip *s = &l->skips[(*at)++];
-
-		if (s->accepted)
-			continue;
-		if (ret_why)
-			*ret_why = s->why;
-		return s->number;
-	}
-	return PROTO_NONE;
-}
-
-bool store_list_skipped(const struct store_list *l, uint64_t n) { return list_skip_find(l, n) != NULL; }
-bool store_list_skips(const struct store_list *l) { return l->nskips > 0; }
 size_t store_list_count(const struct store_list *l) { return l->nsteps; }
 const struct store_list_step *store_list_at(const struct store_list *l, size_t i)
 {

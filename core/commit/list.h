@@ -40,9 +40,15 @@ const char *store_list_run(const struct store_list *l);
 uint64_t store_list_next(const struct store_list *l);          /* number of the next entry */
 /* entries that were skipped as damaged, without those that an accept entry names */
 uint64_t store_list_damaged(const struct store_list *l);
-/* Goes through these entries in no order, starting with *at = 0. Returns the entry's number; *ret_why says what is
- * wrong with it (borrowed). PROTO_NONE: no more. */
+/* Goes through these entries by ascending number, from number *at on. Returns the entry's number; *ret_why says what is
+ * wrong with it (borrowed). PROTO_NONE: no more. A file far behind the end makes a million of them and more, or 2^60:
+ * whoever goes through all looks at store_list_damaged before, or takes stretches. */
 uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const char **ret_why);
+/* A stretch of them: of `count` entries from `first` on, `damaged` are. why: what is wrong with them. */
+#define STORE_LIST_WHY_BYTES 200
+struct store_list_damage { uint64_t first, count, damaged; char why[STORE_LIST_WHY_BYTES]; };
+/* Goes through these by ascending number, starting with *at = 0; there are no more than files. false: no more. */
+bool store_list_damage_next(const struct store_list *l, size_t *at, struct store_list_damage *ret_d);
 /* Was an entry of an unknown kind read, of a newer vckpt? Readers pass over it, writers and the collector stop.
  * -BASE_EVERSION with a sentence, and the entry's number in *ret_entry (may be NULL); 0: none was read. */
 int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err);

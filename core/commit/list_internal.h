@@ -26,12 +26,19 @@ struct list_launch {
 	uint8_t nonce[PROTO_NONCE_BYTES];
 };
 
-/* An entry that decides nothing here. */
+/* Entries that decide nothing here, as damage: one, or several that are missing. */
 struct list_skip {
-	uint64_t number;
-	bool accepted;                   /* an accept entry names it; else it is damage */
+	uint64_t first, count;
+	uint64_t accepted;               /* how many of them accept entries name */
+	char *why;                       /* what is wrong with it; NULL: missing */
 	bool told;                       /* a warning named it */
-	char why[160];                   /* of damage: what is wrong with it */
+};
+
+/* The numbers that the run's directory has, ascending: asked for once so many entries in a row are missing. */
+struct list_numbers {
+	bool read;
+	uint64_t *all;
+	size_t n, size;
 };
 
 struct list_commit_key { uint64_t entry, step; };
@@ -54,10 +61,14 @@ struct store_list {
 	bool tail_known;                 /* that entry was taken: else the next one cannot be checked against it */
 	uint32_t newer_kind; uint64_t newer; /* an entry of a kind that is not known was read: the first; 0: none */
 	bool again;                      /* an entry that was taken is accepted as damaged: read without it */
-	struct list_skip *skips;         /* in no order */
+	struct list_skip *skips;         /* by ascending number, apart */
 	size_t nskips, skips_size;
-	struct base_table by_number;     /* skips by number */
-	uint64_t damaged;                /* skips that no accept entry names */
+	uint64_t damaged;                /* entries in them that no accept entry names */
+	uint64_t *accepts;               /* entries that accept entries name, in no order */
+	size_t naccepts, accepts_size;
+	struct base_table by_number;     /* accepts by number */
+	struct list_numbers numbers;
+	unsigned missing;                /* the so many entries before `next` are missing */
 	struct list_how how;             /* it was opened */
 	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
 	uint64_t failing_ms;             /* monotonic: since when nothing could be read of it; 0: it could */
@@ -66,9 +77,12 @@ struct store_list {
 	bool untold;                     /* an entry was skipped and nobody told yet */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */
 
-	struct store_list_step *steps;   /* visible, by ascending step */
-	struct list_hold **holds;        /* holds[i] owns the strings of steps[i] */
-	size_t nsteps, steps_size;
+	struct store_list_step *steps;   /* visible, by ascending step (list_steps.c) */
+	struct list_hold **holds;        /* holds[i] owns the strings of steps[i]; NULL: not visible any more */
+	size_t nsteps, steps_size, ngone;
+	struct store_list_step *late;    /* visible, too: what has no place at the end of `steps`; by ascending step */
+	struct list_hold **late_holds;
+	size_t nlate, late_size;
 
 	struct list_commit_key *commits; /* every commit that ever counted here, by ascending entry */
 	size_t ncommits, commits_size;
@@ -79,6 +93,7 @@ struct store_list {
 
 	struct list_launch *launches;    /* in order of first entry */
 	size_t nlaunches, launches_size;
+	struct base_table by_launch;     /* launches by id */
 };
 
 /* ---- list.c ---- */
@@ -106,10 +121,43 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e);
 /* Starts from a snapshot: nothing was applied before. Takes `e` over. */
 int list_adopt(struct store_list *l, struct proto_entry *e);
 void list_state_release(struct store_list *l);
-/* Entry n decides nothing here from now on: as damage (why), or accepted (NULL). -ENOMEM. */
-int list_skip_add(struct store_list *l, uint64_t n, const char *why);
-const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n); /* NULL: it is none */
 /* Fills the body of a snapshot of what is visible. *ret_live is malloc'ed; commits are borrowed. */
 int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size_t *ret_n);
+
+/* ---- list_steps.c: what is visible ---- */
+
+void list_hold_drop(struct list_hold *h);                        /* NULL-safe */
+/* Room for n commits. back: they come by ascending step, behind all others or in the place of the last. -ENOMEM. */
+int list_steps_reserve(struct store_list *l, size_t n, bool back);
+/* The commit entry n becomes what is visible under its step. The hold gains a user. There is room. */
+void list_step_set(struct store_list *l, uint64_t n, const struct proto_commit *c, struct list_hold *h);
+void list_step_remove(struct store_list *l, uint64_t step);      /* a visible one */
+void list_steps_clear(struct store_list *l);
+/* Before others see the steps: all of them in one array. */
+void list_steps_settle(struct store_list *l);
+
+/* ---- list_skips.c: entries that decide nothing ---- */
+
+/* As damage, behind all that are; none of them is accepted. why: of one entry; NULL: missing. -ENOMEM. */
+int list_skip_add(struct store_list *l, uint64_t first, uint64_t count, const char *why);
+const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n); /* NULL: it is no damage */
+int list_accepts_reserve(struct store_list *l, size_t more);
+/* An accept entry names entry n; there is room. true: nothing was known against it. */
+bool list_accept_add(struct store_list *l, uint64_t n);
+bool list_accepted(const struct store_list *l, uint64_t n);
+void list_skips_release(struct store_list *l);
+void list_skips_tell(struct store_list *l);                      /* says what was skipped, once */
+
+/* ---- list_numbers.c ---- */
+
+#define LIST_MISSING_MAX 16u             /* entries in a row that are missing are looked for one by one */
+/* Those at and after l->next up to the next number that there is, or `end`, are skipped as missing, if
+ * LIST_MISSING_MAX before them are. 0, or an error. */
+int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err);
+/* How many of the numbers from l->next on may well be there, at most `most`, at least 1. */
+uint32_t list_numbers_run(const struct store_list *l, uint32_t most);
+/* The place of a snapshot before n, *ret_n 0: there is none; missing: so many places behind it have no entry. */
+int list_snapshot_before(struct store_list *l, uint64_t n, unsigned missing, uint64_t *ret_n, struct base_error *err);
+void list_numbers_release(struct store_list *l);
 
 #endif

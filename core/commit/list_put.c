@@ -83,7 +83,9 @@ static int put_number(struct store_list *l, const struct proto_entry *entry, str
 			return r == STORE_PUT_OTHER ? 0 : r;
 		return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	}
-	if (list_take(l, &mine) < 0)
+	r = list_take(l, &mine);
+	list_steps_settle(l);
+	if (r < 0)
 		return base_no_memory_for(err, "%s", name);
 	l->synced = l->next; /* put answers when its directory is durable */
 	return 1;
@@ -180,11 +182,11 @@ static int accept_allowed(void *arg, struct store_list *l)
 	struct accept_check *c = arg;
 
 	for (size_t i = 0; i < c->n; i++) {
-		const struct list_skip *s = list_skip_find(l, c->numbers[i]);
-
 		c->wrong = c->numbers[i];
-		if (!s || s->accepted)
-			return s ? -EALREADY : -EINVAL;
+		if (list_accepted(l, c->numbers[i]))
+			return -EALREADY;
+		if (!list_skip_find(l, c->numbers[i]))
+			return -EINVAL;
 	}
 	return 0;
 }

@@ -11,8 +11,8 @@
  * met -ENOMEM stands before that entry and can go on later. A view that had half of one would be put into the next
  * snapshot.
  *
- * Visible steps lie in an array by step; training appends at its end. Commit entries that counted lie in an array by
- * entry number, so that `remove` finds the step that it means by bisection. */
+ * list_steps.c has the visible steps. Commit entries that counted lie in an array by entry number, so that `remove`
+ * finds the step that it means by bisection. */
 #include "core/commit/list_internal.h"
 
 #include <stdio.h>
@@ -22,14 +22,6 @@
 #include "core/base/cleanup.h"
 
 #define LAUNCH_REASON "a newer launch of the run began"
-
-static void hold_drop(struct list_hold *h)
-{
-	if (h && --h->users == 0) {
-		proto_entry_release(&h->entry);
-		free(h);
-	}
-}
 
 /* ---- attempts ---- */
 
@@ -71,13 +63,23 @@ static void attempt_decide(struct store_list *l, const char *name, enum store_at
 	base_table_add(&l->by_name, attempt_hash(a->name), (uint32_t)l->nattempts++);
 }
 
+static const struct list_launch *launch_find(const struct store_list *l, const char id[static 16])
+{
+	uint32_t hash = base_table_hash(id, 16), i;
+	size_t at = 0;
+
+	while ((i = base_table_next(&l->by_launch, hash, &at)) != BASE_TABLE_NONE)
+		if (memcmp(l->launches[i].launch, id, 16) == 0)
+			return &l->launches[i];
+	return NULL;
+}
+
 /* The launch entry that aborts what launch `name[0..16)` has not decided, or NULL. */
 static const struct list_launch *launch_after(const struct store_list *l, const char *name)
 {
-	for (size_t i = l->nlaunches; i-- > 0;)
-		if (strncmp(l->launches[i].launch, name, 16) == 0)
-			return i + 1 < l->nlaunches ? &l->launches[i + 1] : NULL;
-	return NULL;
+	const struct list_launch *own = strnlen(name, 16) == 16 ? launch_find(l, name) : NULL;
+
+	return own && own + 1 < l->launches + l->nlaunches ? own + 1 : NULL;
 }
 
 enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
@@ -96,21 +98,6 @@ enum store_attempt_state store_list_attempt(const struct store_list *l, const ch
 }
 
 /* ---- visible steps ---- */
-
-/* Index of the step, or of where it would stand. */
-static size_t step_place(const struct store_list *l, uint64_t step)
-{
-	if (l->nsteps && l->steps[l->nsteps - 1].step < step)
-		return l->nsteps;
-	return base_bisect(i, 0, l->nsteps, l->steps[i].step < step);
-}
-
-const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step)
-{
-	size_t i = step_place(l, step);
-
-	return i < l->nsteps && l->steps[i].step == step ? &l->steps[i] : NULL;
-}
 
 uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry)
 {
@@ -132,95 +119,14 @@ bool store_list_entry_live(const struct store_list *l, uint64_t entry)
 	return step_of_entry(l, entry) != NULL;
 }
 
-static void step_remove(struct store_list *l, size_t i)
-{
-	hold_drop(l->holds[i]);
-	l->nsteps--;
-	memmove(&l->steps[i], &l->steps[i + 1], (l->nsteps - i) * sizeof *l->steps);
-	memmove(&l->holds[i], &l->holds[i + 1], (l->nsteps - i) * sizeof *l->holds);
-}
-
-static int steps_reserve(struct store_list *l, size_t more)
-{
-	size_t size = l->steps_size;
-
-	if (base_array_room(l->commits, l->commits_size, l->ncommits + more) < 0
-	    || base_array_room(l->holds, size, l->nsteps + more) < 0)
-		return -ENOMEM;
-	return base_array_room(l->steps, l->steps_size, l->nsteps + more);
-}
-
-/* The commit entry n becomes what is visible under its step. The hold gains a user. There is room (steps_reserve). */
-static void step_set(struct store_list *l, uint64_t n, const struct proto_commit *c, struct list_hold *h)
-{
-	size_t i = step_place(l, c->step);
-
-	if (i < l->nsteps && l->steps[i].step == c->step) {
-		hold_drop(l->holds[i]);
-	} else {
-		memmove(&l->steps[i + 1], &l->steps[i], (l->nsteps - i) * sizeof *l->steps);
-		memmove(&l->holds[i + 1], &l->holds[i], (l->nsteps - i) * sizeof *l->holds);
-		l->nsteps++;
-	}
-	l->steps[i] = (struct store_list_step){.step = c->step, .entry = n, .commit = *c};
-	l->holds[i] = h;
-	h->users++;
-	l->commits[l->ncommits++] = (struct list_commit_key){.entry = n, .step = c->step};
-}
-
-/* ---- entries that decide nothing ---- */
-
-static struct list_skip *skip_find(const struct store_list *l, uint64_t n)
-{
-	uint32_t hash = base_table_hash_number(n), i;
-	size_t at = 0;
-
-	while ((i = base_table_next(&l->by_number, hash, &at)) != BASE_TABLE_NONE)
-		if (l->skips[i].number == n)
-			return &l->skips[i];
-	return NULL;
-}
-
-const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n) { return skip_find(l, n); }
-
-/* Room for so many more: one file far behind the end makes a million entries that are missing. */
-static int skips_reserve(struct store_list *l, size_t more)
-{
-	int r = base_array_room(l->skips, l->skips_size, l->nskips + more);
-
-	return r < 0 ? r : base_table_reserve(&l->by_number, more);
-}
-
-int list_skip_add(struct store_list *l, uint64_t n, const char *why)
-{
-	struct list_skip *s;
-
-	if (skips_reserve(l, 1) < 0)
-		return -ENOMEM;
-	s = &l->skips[l->nskips];
-	*s = (struct list_skip){.number = n, .accepted = !why};
-	snprintf(s->why, sizeof s->why, "%s", why ? why : "");
-	l->damaged += why != NULL;
-	base_table_add(&l->by_number, base_table_hash_number(n), (uint32_t)l->nskips++);
-	return 0;
-}
-
-/* Who could read such an entry has to read the list again without it: all readers see the same. */
+/* Whoever could read such an entry has to read the list again without it: all readers see the same. */
 static int apply_accept(struct store_list *l, const struct proto_entry *e)
 {
-	if (skips_reserve(l, e->naccepts) < 0)
+	if (list_accepts_reserve(l, e->naccepts) < 0)
 		return -ENOMEM;
-	for (size_t i = 0; i < e->naccepts; i++) {
-		struct list_skip *s = skip_find(l, e->accepts[i]);
-
-		if (s) {
-			l->damaged -= !s->accepted;
-			s->accepted = true;
-			continue;
-		}
-		list_skip_add(l, e->accepts[i], NULL);
-		l->again |= e->accepts[i] >= l->first;
-	}
+	for (size_t i = 0; i < e->naccepts; i++)
+		if (list_accept_add(l, e->accepts[i]))
+			l->again |= e->accepts[i] >= l->first;
 	return 0;
 }
 
@@ -231,15 +137,16 @@ static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
 {
 	const struct proto_commit *c = &h->entry.commit;
 	const struct store_list_step *now = store_list_find(l, c->step);
+	bool back = l->nsteps == 0 || l->steps[l->nsteps - 1].step <= c->step;
 
 	if (store_list_attempt(l, c->attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED)
 		return 0;
 	if (c->replaces != (now ? now->entry : PROTO_NONE))
 		return 0;
-	if (attempts_reserve(l, 1) < 0 || steps_reserve(l, 1) < 0)
+	if (attempts_reserve(l, 1) < 0 || list_steps_reserve(l, 1, back) < 0)
 		return -ENOMEM;
 	attempt_decide(l, c->attempt, STORE_ATTEMPT_COMMITTED, n, NULL);
-	step_set(l, n, c, h);
+	list_step_set(l, n, c, h);
 	return 0;
 }
 
@@ -261,11 +168,12 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 {
 	struct list_launch *x;
 
-	for (size_t i = 0; i < l->nlaunches; i++)
-		if (strncmp(l->launches[i].launch, e->launch, 16) == 0)
-			return 0;
-	if (base_array_room(l->launches, l->launches_size, l->nlaunches + 1) < 0)
+	if (launch_find(l, e->launch))
+		return 0;
+	if (base_array_room(l->launches, l->launches_size, l->nlaunches + 1) < 0
+	    || base_table_reserve(&l->by_launch, 1) < 0)
 		return -ENOMEM;
+	base_table_add(&l->by_launch, base_table_hash(e->launch, 16), (uint32_t)l->nlaunches);
 	x = &l->launches[l->nlaunches++];
 	*x = (struct list_launch){.entry = n, .newest_step = e->newest_step};
 	snprintf(x->launch, sizeof x->launch, "%.16s", e->launch);
@@ -279,15 +187,8 @@ static int apply_remove(struct store_list *l, const struct proto_entry *e)
 	const struct store_list_step *s = step_of_entry(l, e->removes);
 
 	if (s)
-		step_remove(l, (size_t)(s - l->steps));
+		list_step_remove(l, s->step);
 	return 0;
-}
-
-static void steps_clear(struct store_list *l)
-{
-	for (size_t i = 0; i < l->nsteps; i++)
-		hold_drop(l->holds[i]);
-	l->nsteps = l->ncommits = 0;
 }
 
 struct live_place { uint64_t step; size_t at; };
@@ -327,14 +228,14 @@ static int apply_snapshot(struct store_list *l, struct list_hold *h)
 	if (!l->gap)
 		return 0;
 	order = snapshot_order(live, n);
-	if (!order || attempts_reserve(l, n) < 0 || steps_reserve(l, n) < 0)
+	if (!order || attempts_reserve(l, n) < 0 || list_steps_reserve(l, n, true) < 0)
 		return -ENOMEM;
 	l->gap = false;
-	steps_clear(l);
+	list_steps_clear(l);
 	for (size_t i = 0; i < n; i++)
 		attempt_decide(l, live[i].commit.attempt, STORE_ATTEMPT_COMMITTED, live[i].entry, NULL);
 	for (size_t i = 0; i < n; i++) /* each behind all others: nothing is moved */
-		step_set(l, live[order[i].at].entry, &live[order[i].at].commit, h);
+		list_step_set(l, live[order[i].at].entry, &live[order[i].at].commit, h);
 	for (size_t i = 0; i < n; i++)
 		l->commits[i] = (struct list_commit_key){.entry = live[i].entry, .step = live[i].commit.step};
 	return 0;
@@ -361,7 +262,7 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, h); break;
 	case PROTO_ENTRY_ACCEPT: r = apply_accept(l, &h->entry); break;
 	}
-	hold_drop(h);
+	list_hold_drop(h);
 	return r;
 }
 
@@ -395,15 +296,18 @@ int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size
 
 void list_state_release(struct store_list *l)
 {
-	steps_clear(l);
+	list_steps_clear(l);
 	for (size_t i = 0; i < l->nattempts; i++)
 		free(l->attempts[i].reason);
-	free(l->skips);
-	base_table_release(&l->by_number);
+	list_skips_release(l);
+	list_numbers_release(l);
 	free(l->steps);
 	free(l->holds);
+	free(l->late);
+	free(l->late_holds);
 	free(l->commits);
 	free(l->attempts);
 	base_table_release(&l->by_name);
 	free(l->launches);
+	base_table_release(&l->by_launch);
 }

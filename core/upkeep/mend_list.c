@@ -382,28 +382,36 @@ static int entry_rewrite(struct mend *m, const char *file)
 	return r;
 }
 
+/* The other run whose entry of that number this is. */
+static void entry_run(struct store *s, const char *run, uint64_t n, char ret_other[static PROTO_RUN_MAX + 1])
+{
+	struct store_record record = {0};
+	struct proto_entry e = {0};
+	char name[STORE_NAME_MAX];
+
+	entry_file(run, n, name);
+	if (store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, &record, NULL, NULL) == 0
+	    && proto_entry_decode(record.body, record.len, &e) == 0)
+		if (e.version > 1 && strcmp(e.run, run) != 0 && e.number == n)
+			snprintf(ret_other, PROTO_RUN_MAX + 1, "%s", e.run);
+	proto_entry_release(&e);
+	store_record_release(&record);
+}
+
 /* Is this the whole list of another run under this run's name? Then its entries are good and have to be moved where
  * they belong. Nothing is decided about them here, and the collector goes on deleting nothing. */
 static bool list_misplaced(struct mend *m, const struct store_list *l)
 {
 	const char *run = store_list_run(l);
 	char other[PROTO_RUN_MAX + 1] = "", dir[STORE_NAME_MAX];
+	struct store_list_damage d;
+	uint64_t next = 0;
 
-	for (uint64_t n = 0; n < store_list_next(l); n++) {
-		struct store_record record = {0};
-		struct proto_entry e = {0};
-		char name[STORE_NAME_MAX];
-
-		if (!store_list_skipped(l, n))
-			return false;
-		entry_file(run, n, name);
-		if (!other[0] && store_record_get(m->store->storage, name, STORE_RECORD_ENTRY, m->store->info.id,
-			&record, NULL, NULL) == 0 && proto_entry_decode(record.body, record.len, &e) == 0)
-			if (e.version > 1 && strcmp(e.run, run) != 0 && e.number == n)
-				snprintf(other, sizeof other, "%s", e.run);
-		proto_entry_release(&e);
-		store_record_release(&record);
-	}
+	for (size_t at = 0; store_list_damage_next(l, &at, &d) && d.first == next; next += d.count)
+		if (!other[0] && d.count == 1)
+			entry_run(m->store, run, d.first, other);
+	if (next < store_list_next(l))
+		return false;
 	snprintf(dir, sizeof dir, "runs/%s", run);
 	if (other[0] && !m->again)
 		mend_line(m, STORE_MEND_LEFT, dir, "this is the list of run %s under another name: rename it to "

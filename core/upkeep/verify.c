@@ -19,6 +19,8 @@
 #include "core/base/array.h"
 #include "core/upkeep/lost.h"
 
+#define SKIPS_EACH 16u /* a longer gap in a list is one fault */
+
 void verify_error(struct verify *v, int error)
 {
 	pthread_mutex_lock(&v->lock);
@@ -209,17 +211,31 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	return 0;
 }
 
-/* Reports the entries that the list skips: only reading in order shows what is wrong with them. */
-static void tell_skipped(struct verify *v, const struct store_list *l)
+static void tell_skip(struct verify *v, const struct store_list *l, uint64_t n, const char *why)
 {
 	char name[STORE_NAME_MAX];
-	const char *why;
-	uint64_t n, at = 0;
 
-	while ((n = store_list_damaged_next(l, &at, &why)) != PROTO_NONE) {
-		snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
-		verify_fault(v, (struct verify_fault){
-			.file = name, .what = (char *)why, .run = (char *)store_list_run(l)});
+	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
+	verify_fault(v,
+		(struct verify_fault){.file = name, .what = (char *)why, .run = (char *)store_list_run(l)});
+}
+
+/* Reports the entries that the list skips: only reading in order shows what is wrong with them. A long gap is one
+ * fault. */
+static void tell_skipped(struct verify *v, const struct store_list *l)
+{
+	struct store_list_damage d;
+
+	for (size_t at = 0; store_list_damage_next(l, &at, &d);) {
+		uint64_t n, from = d.first;
+		const char *why;
+
+		if (d.count > SKIPS_EACH) {
+			tell_skip(v, l, d.first, d.why);
+			continue;
+		}
+		while ((n = store_list_damaged_next(l, &from, &why)) - d.first < d.count)
+			tell_skip(v, l, n, why);
 	}
 }
 

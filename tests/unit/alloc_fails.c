@@ -40,9 +40,10 @@ void *reallocarray(void *p, size_t n, size_t size)
 }
 
 /* All that a list says, as bytes. */
-static void view(const struct store_list *l, struct base_buf *b)
+static void view(struct store_list *l, struct base_buf *b)
 {
 	b->len = 0;
+	list_steps_settle(l);
 	for (size_t i = 0; i < store_list_count(l); i++) {
 		const struct store_list_step *s = store_list_at(l, i);
 
@@ -61,7 +62,8 @@ static void view(const struct store_list *l, struct base_buf *b)
 	for (size_t i = 0; i < l->nlaunches; i++)
 		base_buf_append(b, l->launches[i].launch, 17);
 	for (size_t i = 0; i < l->nskips; i++)
-		base_buf_append(b, &l->skips[i].number, sizeof l->skips[i].number);
+		base_buf_append(b, &l->skips[i].first, sizeof l->skips[i].first);
+	base_buf_append(b, l->accepts, l->naccepts * sizeof *l->accepts);
 	base_buf_append(b, &l->ncommits, sizeof l->ncommits);
 	base_buf_append(b, &l->damaged, sizeof l->damaged);
 	base_buf_append(b, &l->gap, sizeof l->gap);
