@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import struct
 import subprocess
 import time
@@ -512,3 +513,23 @@ def test_an_index_that_is_up_to_date_stays_as_it_is(vckpt, store, source):
     assert vckpt.json("index", store, "--rebuild") == said and index.stat().st_mtime_ns != before.st_mtime_ns
     vckpt("import", store, "b", source / "a.safetensors", "--no-index")
     assert vckpt.json("index", store)["commits"] == 2
+
+
+def metadata_file(path, keys):
+    """A safetensors file of one tensor, with a `__metadata__` of these keys."""
+    header = json.dumps({"__metadata__": {key: "v" for key in keys},
+                         path.stem: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\1\2\3\4")
+
+
+def test_much_metadata(vckpt, store, source):
+    """Each key is looked up, not compared with all others; of two files of a component, too."""
+    n = 300_000
+    metadata_file(source / "model-00001-of-00002.safetensors", (f"k{i}" for i in range(n)))
+    metadata_file(source / "model-00002-of-00002.safetensors", (f"k{i}" for i in range(n // 2, n + 5)))
+    began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    vckpt("import", store, "run", source, "--no-index", timeout=120)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - began < 15
+    view = cat(vckpt, store, "run/0/model.safetensors")
+    header = json.loads(view[8:8 + struct.unpack_from("<Q", view)[0]])
+    assert set(header["__metadata__"]) - {"format"} == {f"k{i}" for i in range(n + 5)}

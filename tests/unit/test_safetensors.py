@@ -388,3 +388,19 @@ def test_metadata_may_name_its_own_format(make):
 
 def test_no_header_over_the_limit(make):
     assert make([("%s%06d" % ("n" * 65000, i), 2, (0,)) for i in range(1400)])[0] == -27  # -EFBIG
+
+
+def test_many_names_and_keys(parse):
+    """Names and keys are sorted to find one that is given twice."""
+    n = 60_000
+    names = [json.dumps(f"t{i * 7919 % n}") for i in range(n)]
+    tensor = ':{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    keys = ",".join(f'"k{i * 7919 % n}":""' for i in range(n))
+    began = time.process_time()
+    for extra_key, extra_name, sentence in (("", "", None), (',"k77":"x"', "", "the key 'k77' is given twice"),
+                                            ("", f',"t77"{tensor}', "tensor 't77': its name is given twice")):
+        header = f'{{"__metadata__":{{{keys}{extra_key}}},{",".join(name + tensor for name in names)}{extra_name}}}'
+        raw = struct.pack("<Q", len(header)) + header.encode()
+        out = parse(raw)
+        assert (sentence in out) if sentence else (len(out[0]), len(out[1])) == (n, n)
+    assert time.process_time() - began < 20

@@ -8,6 +8,7 @@
 
 #include <sys/stat.h>
 
+#include "core/base/table.h"
 #include "core/save/write/writer.h"
 #include "core/view/safetensors.h"
 #include "tools/vckpt/tool.h"
@@ -59,6 +60,7 @@ struct import_component {
 	uint64_t data_bytes;
 	struct proto_attribute *metadata;
 	uint32_t nmetadata; /* of all its safetensors, merged */
+	struct base_table by_key; /* metadata by key, until import_plan_check */
 };
 
 struct import_plan {

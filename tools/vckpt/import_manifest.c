@@ -190,6 +190,9 @@ static int take_attributes(struct import_manifest *m, struct base_error *err)
 
 	if (!json_is_object(all))
 		return base_error_set(err, -BASE_EFORMAT, "%s: attributes is missing or not an object", m->path);
+	if (json_object_size(all) > PROTO_ATTRIBUTES_MAX)
+		return base_error_set(err, -BASE_EFORMAT, "%s: %zu attributes, and a step has at most %d", m->path,
+			json_object_size(all), PROTO_ATTRIBUTES_MAX);
 	m->attributes = calloc(json_object_size(all) + 1, sizeof *m->attributes);
 	if (!m->attributes)
 		return base_no_memory_for(err, "%s", m->path);

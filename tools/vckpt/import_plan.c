@@ -163,22 +163,34 @@ static int add_tensor(struct import_plan *p, const char *component, const char *
 	return 0;
 }
 
+static bool metadata_known(const struct import_component *c, const char *key, uint32_t hash)
+{
+	size_t at = 0;
+	uint32_t i;
+
+	while ((i = base_table_next(&c->by_key, hash, &at)) != BASE_TABLE_NONE)
+		if (!strcmp(c->metadata[i].key, key))
+			return true;
+	return false;
+}
+
 /* Keys of all files of a component together; of equal keys the first value stays. */
 static int add_metadata(struct import_component *c, const struct view_safetensors *s)
 {
+	if (base_table_reserve(&c->by_key, s->nmetadata) < 0)
+		return -ENOMEM;
 	for (uint32_t i = 0; i < s->nmetadata; i++) {
-		bool known = false;
+		const char *key = s->metadata[i].key;
+		uint32_t hash = base_table_hash(key, strlen(key));
 
-		for (uint32_t k = 0; k < c->nmetadata && !known; k++)
-			known = !strcmp(c->metadata[k].key, s->metadata[i].key);
-		if (known)
+		if (metadata_known(c, key, hash))
 			continue;
 		if (base_array_more(c->metadata, c->nmetadata) < 0)
 			return -ENOMEM;
 		struct proto_attribute *a = &c->metadata[c->nmetadata];
-		a->key = strdup(s->metadata[i].key);
+		a->key = strdup(key);
 		a->value = strdup(s->metadata[i].value);
-		c->nmetadata++;
+		base_table_add(&c->by_key, hash, c->nmetadata++);
 		if (!a->key || !a->value)
 			return -ENOMEM;
 	}
@@ -492,10 +504,12 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 	if (r < 0)
 		return r;
 	settle_headers(p);
-	for (size_t i = 0; i < p->ncomponents; i++) /* sorted, as the view's header wants it */
+	for (size_t i = 0; i < p->ncomponents; i++) { /* sorted, as the view's header wants it */
+		base_table_release(&p->components[i].by_key);
 		if (p->components[i].nmetadata)
 			qsort(p->components[i].metadata, p->components[i].nmetadata, sizeof *p->components[i].metadata,
 				compare_attributes);
+	}
 	if (p->nblobs)
 		qsort(p->blobs, p->nblobs, sizeof *p->blobs, compare_blobs);
 	for (size_t i = 1; i < p->nblobs; i++)
@@ -544,6 +558,7 @@ void import_plan_release(struct import_plan *p)
 			free((char *)p->components[i].metadata[k].value);
 		}
 		free(p->components[i].metadata);
+		base_table_release(&p->components[i].by_key);
 		free(p->components[i].header);
 	}
 	for (size_t i = 0; i < p->nattributes; i++) {
