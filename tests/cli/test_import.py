@@ -98,13 +98,80 @@ def test_directory_without_model_file_takes_all(vckpt, store, source):
 
 
 def test_links(vckpt, store, source, tmp_path):
-    save_file(tensors(1), tmp_path / "blob")
-    (source / "model.safetensors").symlink_to(tmp_path / "blob")
-    (source / "gone").symlink_to(tmp_path / "nowhere")
-    (source / "dir").symlink_to(tmp_path)
+    """Inside: followed, by whatever chain. To nothing, to a directory, round in a circle, to a device, and a pipe: left
+    out by name."""
+    (source / "below").mkdir()
+    save_file(tensors(1), source / "below" / "weights")
+    (source / "hop").symlink_to(source / "below" / "weights")
+    (source / "model.safetensors").symlink_to("hop")
+    for name, target in {"gone": tmp_path / "nowhere", "dir": tmp_path, "inside": "below", "loop": "pool",
+                         "pool": "loop", "zero": "/dev/zero"}.items():
+        (source / name).symlink_to(target)
+    os.mkfifo(source / "pipe")
     done = vckpt("import", store, "run", source)
-    assert "gone" in done.stderr and "dir" in done.stderr
-    assert blob_names(vckpt, store, "run/0") == set() and tensor_names(vckpt, store, "run/0/model") == set(tensors(1))
+    left = [line for line in done.stderr.splitlines() if "left out" in line]
+    assert sorted(line.split(f"{source}/")[1].split(":")[0] for line in left) == [
+        "dir", "gone", "inside", "loop", "pipe", "pool", "zero"] and len(left) == len(done.stderr.splitlines())
+    assert tensor_names(vckpt, store, "run/0/model") == set(tensors(1))
+    assert blob_names(vckpt, store, "run/0") == {"below/weights", "hop"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "manifest.json", "config.json",
+                                  "sub/tokenizer.json", "shard-00000-model-00001-of-00001.safetensors", ".metadata",
+                                  "x.bin"])
+def test_a_link_out_of_the_source_is_refused(vckpt, store, source, tmp_path, name):
+    """Whatever it would be taken for, and by a chain whose first link stays inside."""
+    (source / "sub").mkdir()
+    save_file(tensors(1), tmp_path / "secret")
+    (source / "hop").symlink_to("../secret")
+    for target in ["../" * name.count("/") + "hop", tmp_path / "secret"]:
+        (source / name).unlink(missing_ok=True)
+        (source / name).symlink_to(target)
+        done = vckpt("import", store, "run", source, check=False)
+        assert done.returncode == 1 and "leads out of the directory" in done.stderr and "--follow" in done.stderr
+        assert str(tmp_path / "secret") in done.stderr and len(done.stderr.splitlines()) == 1
+        assert f"{source}/{name}" in done.stderr or f"{source}/hop" in done.stderr
+        (source / "hop").unlink(missing_ok=True)
+    assert vckpt.json("ls", store)["runs"] == []
+
+
+def test_links_out_of_the_source_on_demand(vckpt, store, source, tmp_path):
+    save_file(tensors(1), tmp_path / "weights")
+    (source / "model.safetensors").symlink_to(tmp_path / "weights")
+    (source / "config.json").symlink_to("/etc/hostname")
+    vckpt("import", store, "run", "--follow", source)
+    assert tensor_names(vckpt, store, "run/0/model") == set(tensors(1))
+    assert blob_names(vckpt, store, "run/0") == {"config.json"}
+    vckpt("import", store, "file", source / "model.safetensors")    # which the user names: no need to ask
+    link = tmp_path / "link"
+    link.symlink_to(source)
+    assert vckpt("import", store, "linked", link, check=False).returncode == 1
+
+
+@pytest.mark.parametrize("through", ["", "a link to it"])
+def test_a_snapshot_of_a_hugging_face_cache(vckpt, store, tmp_path, through):
+    """Its files are links to blobs of the same repository; to those of another one they lead out."""
+    repository = tmp_path / "hub/models--you--tiny"
+    snapshot = repository / "snapshots/0123abcd"
+    (repository / "blobs").mkdir(parents=True)
+    (snapshot / "1_Pooling").mkdir(parents=True)
+    save_file(tensors(1), repository / "blobs/aa")
+    (repository / "blobs/bb").write_text("{}")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/aa")
+    (snapshot / "1_Pooling/config.json").symlink_to("../../../blobs/bb")
+    source = tmp_path / "link" if through else snapshot
+    if through:
+        source.symlink_to(snapshot)
+    vckpt("import", store, "run", source)
+    assert tensor_names(vckpt, store, "run/0/model") == set(tensors(1))
+    assert blob_names(vckpt, store, "run/0") == {"1_Pooling/config.json"}
+    other = tmp_path / "hub/models--you--tiny2/blobs"
+    other.mkdir(parents=True)
+    (other / "cc").write_text("theirs")
+    (snapshot / "config.json").symlink_to("../../../models--you--tiny2/blobs/cc")
+    done = vckpt("import", store, "run", source, check=False)
+    assert done.returncode == 1 and "snapshots/0123abcd/config.json" in done.stderr.replace(
+        str(source), str(snapshot)) and str(other / "cc") in done.stderr
 
 
 def test_same_tensor_twice(vckpt, store, source):

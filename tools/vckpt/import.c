@@ -45,6 +45,7 @@ static const struct option options[] = {
 	{"set", required_argument, NULL, 'a'},
 	{"replace", no_argument, NULL, 'r'},
 	{"keep-pickles", no_argument, NULL, 'k'},
+	{"follow", no_argument, NULL, 'f'},
 	{"threads", required_argument, NULL, 't'},
 	{"no-index", no_argument, NULL, 'n'},
 	{0},
@@ -224,6 +225,9 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 		return 0;
 	case 'k':
 		in->plan.keep_pickles = true;
+		return 0;
+	case 'f':
+		in->plan.follow = true;
 		return 0;
 	case 'n':
 		in->options.no_index = true;
@@ -513,6 +517,7 @@ const struct tool_command tool_import = {"import",
 	"  --dtype DTYPE       what .npy files after it hold that numpy shows as |V2 or |V1: bf16, f8_e4m3fn, ...\n"
 	"  --set KEY=VALUE     an attribute of the step, e.g. --set loss=2.31 (may be given again)\n"
 	"  --keep-pickles      store pickled files as they are (they are never opened); by default they are left out\n"
+	"  --follow            import files that links in a directory lead to outside of it, too\n"
 	"  --threads N         threads to work with; by default all cores\n"
 	"  --no-index          do not look for equal content in other steps\n"
 	"  --json -q -v        print JSON; print nothing but errors; name the files, count\n"

@@ -80,6 +80,8 @@ struct import_plan {
 	struct import_opaque *opaque;
 	size_t nopaque; /* values that stay as they are: Python alone reads them */
 	bool exported; /* a source was an exported step or a DCP checkpoint, which may have no tensors */
+	bool follow; /* links that lead out of a source, too */
+	char *bound; /* of the directory that is being added: its files' links end in it; NULL: they need not */
 };
 
 #define IMPORT_COMPONENT "model" /* where none is named */
@@ -115,7 +117,13 @@ int import_add_text(struct import_plan *p, struct import_file *file, const char 
 int import_add_ranges(struct import_plan *p, struct import_file *file, const char *name, struct import_range *ranges,
 	size_t nranges, struct base_error *err);
 int import_blob_read(const struct import_blob *b, uint64_t offset, void *bytes, size_t len, struct base_error *err);
-/* A file of a directory that a description names by `rel`. Refused: another directory's, also by way of a link. */
+/* ---- import_links.c ---- */
+/* Where the files that a directory's links lead to have to lie; free it. */
+int import_links_bound(const char *directory, char **ret_bound, struct base_error *err);
+/* A descriptor for reading. -EINVAL: links lead out of the bound. */
+int import_links_open(const char *bound, const char *path, struct base_error *err);
+
+/* A file of a directory that a description names by `rel`. Refused: names that lead out of it, and links that do. */
 int import_file_within(struct import_plan *p, const char *directory, const char *rel, struct import_file **ret_file,
 	struct base_error *err);
 /* A directory that torch's distributed checkpoint wrote: it has .metadata. */

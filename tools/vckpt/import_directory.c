@@ -10,7 +10,8 @@
  *   pickles   *.bin *.pt *.pth *.ckpt *.pkl *.pickle whose first bytes are a pickle's or a torch archive's: left out
  *             and listed, or kept as blobs
  *   skipped   names that begin with .git
- *   links     followed when they end in a regular file; others are left out with a warning */
+ *   links     followed when they end in a regular file inside (import_links.c says what that is) or --follow is given;
+ *             one to a regular file outside is an error, others are left out with a warning */
 #include "tools/vckpt/import.h"
 
 #include <dirent.h>

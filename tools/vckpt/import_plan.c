@@ -23,36 +23,42 @@ bool import_has_suffix(const char *text, const char *suffix)
 	return a >= b && !strcmp(text + a - b, suffix);
 }
 
+/* Never hangs on a pipe. */
+static int open_source(const struct import_plan *p, const char *path, struct base_error *err)
+{
+	int fd;
+
+	if (p->bound)
+		return import_links_open(p->bound, path, err);
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	return fd < 0 ? base_error_set(err, -errno, "%s: %s", path, strerror(errno)) : fd;
+}
+
 int import_file_open(struct import_plan *p, const char *path, struct import_file **ret_file, struct base_error *err)
 {
-	struct import_file *f = calloc(1, sizeof *f);
+	base_cleanup_close int fd = open_source(p, path, err);
+	struct import_file *f;
 	int r = -ENOMEM;
 
+	if (fd < 0)
+		return fd;
+	f = calloc(1, sizeof *f);
 	if (!f || base_array_more(p->files, p->nfiles) < 0)
 		goto fail;
-	f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to hang on a pipe */
-	if (f->fd < 0 || fstat(f->fd, &f->stat) < 0) {
+	if (fstat(fd, &f->stat) < 0) {
 		r = -errno;
-		goto fail_close;
+		goto fail;
 	}
 	if (!S_ISREG(f->stat.st_mode)) {
 		r = S_ISDIR(f->stat.st_mode) ? -EISDIR : -EINVAL;
-		goto fail_close;
+		goto fail;
 	}
 	f->path = strdup(path);
-	if (!f->path) {
-		r = -ENOMEM;
-		goto fail_close;
-	}
-	if (p->nfiles >= FILES_OPEN_MAX) {
-		close(f->fd);
-		f->fd = -1;
-	}
+	if (!f->path)
+		goto fail;
+	f->fd = p->nfiles < FILES_OPEN_MAX ? base_steal_fd(&fd) : -1;
 	*ret_file = p->files[p->nfiles++] = f;
 	return 0;
-fail_close:
-	if (f->fd >= 0)
-		close(f->fd);
 fail:
 	free(f);
 	return base_error_set(err, r, "%s: %s", path, r == -EINVAL ? "not a regular file" : strerror(-r));
@@ -362,6 +368,17 @@ int import_add_chunks(struct import_plan *p, const char *component, const char *
 	return 0;
 }
 
+/* A directory that the user named: where its links may lead is decided here. */
+static int add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
+{
+	int r = p->follow ? 0 : import_links_bound(path, &p->bound, err);
+
+	if (r == 0)
+		r = import_add_directory(p, path, component, err);
+	free(base_steal(p->bound));
+	return r;
+}
+
 int import_add_source(struct import_plan *p, const char *path, const char *component, enum tensor_dtype dtype,
 	struct base_error *err)
 {
@@ -370,7 +387,7 @@ int import_add_source(struct import_plan *p, const char *path, const char *compo
 	if (stat(path, &st) < 0)
 		return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
 	if (S_ISDIR(st.st_mode))
-		return import_add_directory(p, path, component, err);
+		return add_directory(p, path, component, err);
 	if (import_has_suffix(path, ".safetensors"))
 		return import_add_safetensors(p, path, component, err);
 	if (import_has_suffix(path, ".npy"))
