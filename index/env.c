@@ -100,18 +100,27 @@ static bool network_filesystem(int fd)
 	return false;
 }
 
-int index_dir_open(const char *dir, unsigned flags, int *ret_fd)
+const char *index_dir_name(int parent, const char *dir)
+{
+	const char *last = parent >= 0 ? strrchr(dir, '/') : NULL;
+	return last ? last + 1 : dir;
+}
+
+int index_dir_open(int parent, const char *dir, unsigned flags, int *ret_fd)
 {
 	int most = flags & INDEX_BRIEFLY ? LOCK_TRIES_BRIEFLY : LOCK_TRIES;
 	bool lock = !(flags & INDEX_READ_ONLY);
-	base_cleanup_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	base_cleanup_close int fd = openat(parent >= 0 ? parent : AT_FDCWD, index_dir_name(parent, dir),
+		O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct stat st;
 	if (fd < 0)
 		return -errno;
 	if (network_filesystem(fd))
 		return -EOPNOTSUPP;
-	if (lock && (fstat(fd, &st) < 0 || st.st_uid != geteuid()))
-		return -EPERM; /* root could write there, but that user's own index would be gone */
+	/* Root could write in another user's, but that user's own index would be gone. Where others can write they can
+	 * put another file, or a link, in the place of every name. */
+	if (fstat(fd, &st) < 0 || st.st_uid != geteuid() || st.st_mode & 022)
+		return -EPERM;
 	for (int tries = 0; lock && flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
 		if (errno != EWOULDBLOCK && errno != EINTR)
 			return -errno;

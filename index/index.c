@@ -68,10 +68,10 @@ static int sealed_file(struct index *i)
 	return index_copy(fd, -1);
 }
 
-static int open_in(struct index *i, const char *dir, const uint8_t store_id[16])
+static int open_in(struct index *i, int parent, const char *dir, const uint8_t store_id[16])
 {
 	bool writes = !(i->flags & INDEX_READ_ONLY);
-	int r = index_dir_open(dir, i->flags, &i->dir);
+	int r = index_dir_open(parent, dir, i->flags, &i->dir);
 	if (r == 0)
 		r = writes ? new_file(i) : sealed_file(i);
 	if (r < 0)
@@ -81,12 +81,13 @@ static int open_in(struct index *i, const char *dir, const uint8_t store_id[16])
 	return writes ? index_write_error(i, r) : index_error(r);
 }
 
-int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
-	struct base_error *err)
+int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags,
+	struct index **ret_i, struct base_error *err)
 {
 	if (max_bytes == 0 || max_bytes > UINT64_C(1) << 40)
 		max_bytes = INDEX_MAX_BYTES;
-	if (!(flags & INDEX_READ_ONLY) && mkdir(dir, 0755) < 0 && errno != EEXIST)
+	int at = parent >= 0 ? parent : AT_FDCWD;
+	if (!(flags & INDEX_READ_ONLY) && mkdirat(at, index_dir_name(parent, dir), 0755) < 0 && errno != EEXIST)
 		return base_error_set(err, -errno, "the index %s cannot be made: %s", dir, base_error_name(-errno));
 	struct index *i = calloc(1, sizeof *i);
 	if (!i)
@@ -94,7 +95,7 @@ int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, 
 	i->max_bytes = max_bytes;
 	i->flags = flags;
 	i->dir = i->fd = -1;
-	int r = open_in(i, dir, store_id);
+	int r = open_in(i, parent, dir, store_id);
 	if (r < 0)
 		index_close(i);
 	if (r == -EOPNOTSUPP)
@@ -150,11 +151,11 @@ void index_close(struct index *i)
 	free(i);
 }
 
-void index_tidy(const char *dir)
+void index_tidy(int parent, const char *dir)
 {
 	base_cleanup_close int fd = -1;
 	struct stat st;
-	if (index_dir_open(dir, INDEX_READ_ONLY, &fd) == 0 &&
+	if (index_dir_open(parent, dir, INDEX_READ_ONLY, &fd) == 0 &&
 		fstatat(fd, INDEX_NEW_FILE, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_uid == geteuid() &&
 		flock(fd, LOCK_EX | LOCK_NB) == 0)
 		unlinkat(fd, INDEX_NEW_FILE, 0);

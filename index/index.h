@@ -37,19 +37,22 @@ enum index_flag {
 	INDEX_BRIEFLY = 1 << 2,         /* a writer waits a second for another one, not a minute */
 };
 struct index;
-/* Reads the whole file once (a writer copies it). -ENOENT: a reader finds no index. -BASE_EDAMAGED: the file is
+/* The index's directory is the last part of `dir` in `parent`, which is open (O_PATH will do): so nobody who can change
+ * what the other parts name has a say in where it is. `parent` -1: `dir` is its path.
+ * Reads the whole file once (a writer copies it). -ENOENT: a reader finds no index. -BASE_EDAMAGED: the file is
  * damaged, is a copy that vckpt has not made, or is another user's or another store's index. -EBUSY: another writer has
- * been at work for a minute (INDEX_BRIEFLY: a second). -EPERM: a writer finds the directory, or the file that it made,
- * to be another user's. -ENOSYS: there is no /proc, through which LMDB gets the very file that was checked. */
-int index_open(const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags, struct index **ret_i,
-	struct base_error *err);
+ * been at work for a minute (INDEX_BRIEFLY: a second). -EPERM: the directory, or the file that a writer made, is
+ * another user's, or others may write in the directory. -ENOSYS: there is no /proc, through which LMDB gets the very
+ * file that was checked. */
+int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags,
+	struct index **ret_i, struct base_error *err);
 /* Seals what a writer made and puts it in the place of the old index, durably. Afterwards only index_close. On an error
  * the old index stands as it was, or, if only the last fsync of the directory failed, the new one. -ESTALE: somebody
  * put another file in the place of the one that was made. */
 int index_publish(struct index *i);
 void index_close(struct index *i);  /* NULL-safe. What was not published is gone. */
 /* Removes what a writer that died has left in the directory. Nothing while a writer is at work; never waits. */
-void index_tidy(const char *dir);
+void index_tidy(int parent, const char *dir);
 
 /* Both answer "no" if anything goes wrong; parts answer then. */
 int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */

@@ -64,9 +64,12 @@ int index_write_error(const struct index *i, int r);
  * after a failure. */
 int index_env_open(struct index *i);
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
-/* Opens a directory that an index may lie in: no link, on a local filesystem. A writer locks it: -EBUSY when another
- * one keeps it for long; -EPERM: it is another user's. */
-int index_dir_open(const char *dir, unsigned flags, int *ret_fd);
+/* Opens a directory that an index may lie in: no link, on a local filesystem, this user's alone to write in (else
+ * -EPERM): all that happens in it happens by this descriptor. A writer locks it: -EBUSY when another one keeps it for
+ * long. */
+int index_dir_open(int parent, const char *dir, unsigned flags, int *ret_fd);
+/* What a directory is called where its parent is open; else its path. */
+const char *index_dir_name(int parent, const char *dir);
 /* Commits when r is 0 and aborts else; returns r or the error of the commit. */
 int index_end(MDB_txn *txn, int r);
 

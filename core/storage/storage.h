@@ -42,7 +42,8 @@ struct store_storage_stat { /* of the medium, for statfs and df */
 	uint64_t block_bytes, blocks, blocks_free, blocks_available, files, files_free;
 	bool local;             /* a filesystem of this host: watches work, directory changes are seen at once */
 };
-struct store_storage_owner { uint32_t uid, gid, mode; int64_t ctime_ns; };
+/* Of the root. A directory that has another number on that device is another one. */
+struct store_storage_owner { uint32_t uid, gid, mode; int64_t ctime_ns; uint64_t device, number; };
 
 struct store_storage_ops {
 	/* Puts a whole immutable file if absent. STORE_PUT_MINE: these bytes stand under that name (also when an

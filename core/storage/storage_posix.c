@@ -224,7 +224,8 @@ static int posix_owner(struct store_storage *s, const char *name, struct store_s
 	if (fstat(fd, &st) < 0)
 		return -errno;
 	*ret_owner = (struct store_storage_owner){ .uid = st.st_uid, .gid = st.st_gid, .mode = st.st_mode & 07777,
-		.ctime_ns = st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec };
+		.ctime_ns = st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec,
+		.device = st.st_dev, .number = st.st_ino };
 	return 0;
 }
 

@@ -68,3 +68,27 @@ def test_each_user_has_an_index(shared, first, second):
     assert run(second, "rm", folder / "store", "b", "--yes").returncode == 0
     assert index.stat().st_uid == first and index.read_bytes() == made
     assert imported(run, first, folder, "c") == 0
+
+
+@pytest.mark.parametrize("planted", ["index", "index/index.mdb", "index/index.mdb.new", "index/data.mdb"])
+def test_root_follows_no_link_of_another_users_store(shared, planted):
+    """A link in the place of the index, or of a file in it, in a store of somebody else's: what it leads to stays as it
+    is, whatever root does in the store."""
+    folder, run = shared
+    victim = folder / "victim"
+    victim.mkdir()
+    for name in ("index.mdb", "index.mdb.new", "data.mdb", "lock.mdb"):
+        (victim / name).write_text(name)
+    assert run(NOBODY, "init", folder / "store").returncode == 0
+    where = folder / "store" / planted
+    if planted != "index":
+        where.parent.mkdir()
+        os.chown(where.parent, NOBODY, NOBODY)
+    where.symlink_to(victim if planted == "index" else victim / "index.mdb")
+    for command in (["index", folder / "store"], ["import", folder / "store", "a", folder / "m.safetensors"],
+                    ["rm", folder / "store", "a", "--yes"], ["gc", folder / "store"],
+                    ["index", folder / "store", "--rebuild"]):
+        done = run(0, *command, "-q")
+        assert (done.returncode, done.stderr) == (0, ""), command
+    assert {p.name: p.read_text() for p in victim.iterdir()} == {p.name: p.name for p in victim.iterdir()}
+    assert len(list(victim.iterdir())) == 4 and where.is_symlink() and (folder / "cache0").exists()

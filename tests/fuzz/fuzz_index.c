@@ -37,7 +37,7 @@ static void must(bool good)
 
 static int opened(const char *where, uint64_t max_bytes, unsigned flags, struct index **ret_i)
 {
-	return index_open(where, id, max_bytes, flags, ret_i, NULL);
+	return index_open(-1, where, id, max_bytes, flags, ret_i, NULL);
 }
 
 /* ---- once ---- */

@@ -56,7 +56,7 @@ class Index:
     def __init__(self, lib, path, id=ID, max_bytes=0, flags=0):
         self.lib, self.handle, self.flags = lib, ctypes.c_void_p(), flags
         err = Error()
-        rc = lib.index_open(os.fsencode(path), id, ctypes.c_uint64(max_bytes), flags, ctypes.byref(self.handle),
+        rc = lib.index_open(-1, os.fsencode(path), id, ctypes.c_uint64(max_bytes), flags, ctypes.byref(self.handle),
                             ctypes.byref(err))
         if rc != 0:
             assert err.code == rc and err.text

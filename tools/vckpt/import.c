@@ -446,8 +446,9 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 static void update_index(const struct tool *t, const struct store *s)
 {
 	char dir[4096], word[TOOL_WORD_BYTES];
+	base_cleanup_close int dir_of_store = -1;
 
-	if (save_index_dir(s, dir) < 0)
+	if (save_index_dir(s, &dir_of_store, dir) < 0)
 		base_info("the user has no place for an index: XDG_CACHE_HOME and HOME are not set");
 	else if (!tool_update_index(s->path))
 		base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,

@@ -378,9 +378,10 @@ static void say_space(const struct rm *rm, size_t removed)
 
 static bool has_index(const struct store *s)
 {
+	base_cleanup_close int store = -1;
 	char dir[4096];
 
-	return save_index_dir(s, dir) == 0 && access(dir, W_OK) == 0;
+	return save_index_dir(s, &store, dir) == 0 && access(dir, W_OK) == 0;
 }
 
 static int remove_and_say(struct rm *rm)

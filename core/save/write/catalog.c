@@ -7,6 +7,7 @@
  * read is skipped: the index is never the judge of damage. */
 #include "core/save/write/catalog.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -67,24 +68,55 @@ static int catalog_cache_dir(const struct store *s, char dir[static 4096])
 	return n < 4096 ? 0 : -ENAMETOOLONG;
 }
 
-/* An index that another user wrote is not believed, and root's would put an end to that of the store's owner. */
-static bool catalog_may_use(const struct store *s, const char *dir)
+/* The store's directory, open, where it is this user's and still the one that the store was opened in: whoever may
+ * rename what lies on the way to it has no say in where the index is. */
+static int catalog_store_open(const struct store *s)
+{
+	base_cleanup_close int fd = open(s->path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	struct store_storage_owner owner;
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return -errno;
+	if (s->storage->ops->owner(s->storage, "", &owner) < 0 || owner.device != st.st_dev ||
+		owner.number != st.st_ino)
+		return -ESTALE;
+	return st.st_uid == geteuid() ? base_steal_fd(&fd) : -EPERM;
+}
+
+/* An index that another user wrote is not believed, and root's would put an end to that of the store's owner. Where
+ * others may write in its directory they can lead what is written there astray. */
+static bool catalog_may_use(int store)
 {
 	struct stat st;
 
-	if (lstat(dir, &st) < 0)
-		return errno == ENOENT && access(s->path, W_OK) == 0;
-	return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && access(dir, W_OK) == 0;
+	if (fstatat(store, "index", &st, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT && faccessat(store, ".", W_OK, AT_EACCESS) == 0;
+	return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 022) &&
+		faccessat(store, "index", W_OK, AT_EACCESS) == 0;
 }
 
-int save_index_dir(const struct store *s, char dir[static 4096])
+int save_index_dir(const struct store *s, int *ret_store, char dir[static 4096])
 {
+	base_cleanup_close int store = -1;
 	struct store_storage_stat stat;
 
-	if (s->storage->ops->stat(s->storage, &stat) == 0 && stat.local &&
-		snprintf(dir, 4096, "%s/index", s->path) < 4096 && catalog_may_use(s, dir))
-		return 0;
-	return catalog_cache_dir(s, dir);
+	*ret_store = -1;
+	if (s->storage->ops->stat(s->storage, &stat) == 0 && stat.local)
+		store = catalog_store_open(s);
+	if (store < 0 || !catalog_may_use(store) || snprintf(dir, 4096, "%s/index", s->path) >= 4096)
+		return catalog_cache_dir(s, dir);
+	*ret_store = base_steal_fd(&store);
+	return 0;
+}
+
+int save_index_open(const struct store *s, struct index **ret_i, struct base_error *err)
+{
+	base_cleanup_close int store = -1;
+	char dir[4096];
+	int r = save_index_dir(s, &store, dir);
+
+	return r < 0 ? r : index_open(store, dir, s->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, ret_i, err);
 }
 
 /* ---- which commits ---- */
@@ -321,29 +353,31 @@ static void catalog_make_parents(const char *dir)
 	}
 }
 
-static int catalog_open_in(const struct store *s, const char *dir, unsigned flags, struct index **ret_i,
+static int catalog_open_in(const struct store *s, int parent, const char *dir, unsigned flags, struct index **ret_i,
 	struct base_error *err)
 {
 	int r;
 
-	catalog_make_parents(dir);
-	r = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags, ret_i, err);
+	if (parent < 0)
+		catalog_make_parents(dir);
+	r = index_open(parent, dir, s->info.id, INDEX_MAX_BYTES, flags, ret_i, err);
 	if (r == -BASE_EDAMAGED)
-		r = index_open(dir, s->info.id, INDEX_MAX_BYTES, flags | INDEX_ANEW, ret_i, err);
+		r = index_open(parent, dir, s->info.id, INDEX_MAX_BYTES, flags | INDEX_ANEW, ret_i, err);
 	return r;
 }
 
 /* Another user may have made STORE/index meanwhile, or its file system gives it to another user. */
 static int catalog_open(const struct store *s, unsigned flags, struct index **ret_i, struct base_error *err)
 {
+	base_cleanup_close int store = -1;
 	char dir[4096];
-	int r = save_index_dir(s, dir);
+	int r = save_index_dir(s, &store, dir);
 
 	if (r == 0) {
-		r = catalog_open_in(s, dir, flags, ret_i, err);
+		r = catalog_open_in(s, store, dir, flags, ret_i, err);
 		if (r != -EPERM || catalog_cache_dir(s, dir) < 0)
 			return r;
-		return catalog_open_in(s, dir, flags, ret_i, err);
+		return catalog_open_in(s, -1, dir, flags, ret_i, err);
 	}
 	return base_error_set(err, r, "there is no place for an index of %s: set XDG_CACHE_HOME or HOME (all else "
 		"works without an index)", s->path);
@@ -398,9 +432,7 @@ static bool catalog_nothing_to_do(struct store *s, struct index_stats *ret_stats
 {
 	struct catalog_commits c = {0};
 	struct index *index = NULL;
-	char dir[4096];
-	bool nothing = save_index_dir(s, dir) == 0 &&
-		index_open(dir, s->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, &index, NULL) == 0 &&
+	bool nothing = save_index_open(s, &index, NULL) == 0 &&
 		catalog_commits(s, &c, NULL) == 0 && catalog_up_to_date(index, &c) &&
 		(!ret_stats || index_stat(index, ret_stats) == 0);
 
@@ -411,10 +443,11 @@ static bool catalog_nothing_to_do(struct store *s, struct index_stats *ret_stats
 
 void save_index_tidy(const struct store *s)
 {
+	base_cleanup_close int store = -1;
 	char dir[4096];
 
-	if (save_index_dir(s, dir) == 0)
-		index_tidy(dir);
+	if (save_index_dir(s, &store, dir) == 0)
+		index_tidy(store, dir);
 }
 
 int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_stats, struct base_error *err)

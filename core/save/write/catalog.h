@@ -9,10 +9,13 @@
 #include "core/step/store.h"
 #include "index/index.h"
 
-/* STORE/index if it is this user's, or is not there and can be made. Else, and on a network filesystem:
- * $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store id hex>. So each user of a store has an index. -ENOENT: the user has no
- * home directory either. */
-int save_index_dir(const struct store *s, char dir[static 4096]);
+/* STORE/index if the store's directory is this user's, and `index` too, which nobody else may write in, or it is not
+ * there and can be made: then *ret_store is the store's directory, open, to be closed; else it is -1. In every other
+ * case, and on a network filesystem: $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store id hex>. So each user of a store has an
+ * index. -ENOENT: the user has no home directory either. */
+int save_index_dir(const struct store *s, int *ret_store, char dir[static 4096]);
+/* For reading. */
+int save_index_open(const struct store *s, struct index **ret_i, struct base_error *err);
 /* Removes what a writer of the index that died has left. Best effort. */
 void save_index_tidy(const struct store *s);
 /* flags: of enum index_flag, INDEX_ANEW and INDEX_BRIEFLY (-EBUSY: another process is at it; it takes in what became

@@ -103,14 +103,11 @@ static int writer_check_step(struct save_writer *w, struct base_error *err)
 static void writer_open_index(struct save_writer *w)
 {
 	struct base_error why = {0};
-	char dir[4096];
 	int r;
 
 	if (w->options.no_index)
 		return;
-	r = save_index_dir(w->store, dir);
-	if (r == 0)
-		r = index_open(dir, w->store->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, &w->index, &why);
+	r = save_index_open(w->store, &w->index, &why);
 	if (r < 0) {
 		w->index = NULL;
 		base_debug("saving without an index: %s", why.code ? why.text : base_error_name(r));
