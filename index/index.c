@@ -210,6 +210,7 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 		p.stored_len = base_get64(b.bytes + 32);
 		p.codec = base_get16(b.bytes + 44);
 		p.kind = b.bytes[46];
+		p.own = b.bytes[47];
 		r = find_commit(i, txn, base_get64(b.bytes), &p);
 	}
 	if (r == 0)
@@ -221,7 +222,7 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 	return 0;
 }
 
-bool index_has_commit(struct index *i, const struct base_digest *manifest)
+static bool get_commit(struct index *i, const struct base_digest *manifest, uint8_t *ret_byte)
 {
 	struct index_body b;
 	MDB_txn *txn;
@@ -229,7 +230,22 @@ bool index_has_commit(struct index *i, const struct base_digest *manifest)
 		return false;
 	int r = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, sizeof manifest->bytes, &b);
 	mdb_txn_abort(txn);
-	return r == 0 && b.len == 9 && b.bytes[8] != INDEX_INCOMPLETE;
+	if (r != 0 || b.len != 9)
+		return false;
+	*ret_byte = b.bytes[8];
+	return true;
+}
+
+bool index_has_commit(struct index *i, const struct base_digest *manifest)
+{
+	uint8_t byte;
+	return get_commit(i, manifest, &byte) && index_state(byte) != INDEX_INCOMPLETE;
+}
+
+bool index_has_own(struct index *i, const struct base_digest *manifest)
+{
+	uint8_t byte;
+	return get_commit(i, manifest, &byte) && byte & INDEX_OWN;
 }
 
 int index_stat(struct index *i, struct index_stats *ret_s)

@@ -28,7 +28,9 @@ struct index_place {
 	uint16_t codec; uint8_t kind;
 	char pack[128];                 /* name */
 	/* the commit that is known to reach it */
-	char run[129]; uint64_t entry; struct base_digest manifest;
+	char run[129];
+	bool own;                       /* and who added it wrote what says so: it is believed */
+	uint64_t entry; struct base_digest manifest;
 };
 
 enum index_flag {
@@ -58,6 +60,8 @@ void index_tidy(int parent, const char *dir);
 int index_find(struct index *i, const struct base_digest *digest, struct index_place *ret_place); /* 0, -ENOENT */
 /* known: added before, even if evicted since; false: to be added */
 bool index_has_commit(struct index *i, const struct base_digest *manifest);
+/* A commit all of whose places were added as own ones. */
+bool index_has_own(struct index *i, const struct base_digest *manifest);
 /* Adds a commit and its places (those known already now name this commit), evicts whole others over the bound: those
  * that were added, or added again, the longest ago. One transaction a batch of 32,768 places; the commit counts once
  * all are in. One larger than the bound is only made known. */

@@ -7,11 +7,11 @@
  *   table     key                              body
  *   meta      "store"                          u32 version | store id (16)
  *             "next"                           u64 number of the next commit
- *   commits   manifest digest (32)             u64 number | u8 state
+ *   commits   manifest digest (32)             u64 number | u8 state, with INDEX_OWN
  *   numbers   be64 number                      manifest digest (32) | u64 entry | u64 places | run
  *   packs     be64 number | be32 n             name of the commit's pack n
  *   places    object digest (32)               u64 number | u64 offset | u64 checks | u64 raw_len | u64 stored_len
- *             | u32 n | u16 codec | u8 kind | u8 0
+ *             | u32 n | u16 codec | u8 kind | u8 own
  *   shadows   be64 number | be64 older         (nothing): `number` took places over that `older` had
  *
  * Numbers only grow, so the order of `numbers` is the order in which commits were added, or added again. A place whose
@@ -39,6 +39,9 @@ enum index_table { INDEX_META, INDEX_COMMITS, INDEX_NUMBERS, INDEX_PACKS, INDEX_
 /* State of a known commit. Incomplete: places of it went with a removed commit that had taken them over; it is to be
  * added again. */
 enum { INDEX_HELD = 0, INDEX_EVICTED = 1, INDEX_INCOMPLETE = 2 };
+/* Beside the state: all of its places are own ones, and stay so when it is added again. */
+#define INDEX_OWN 0x80u
+static inline unsigned index_state(uint8_t byte) { return byte & ~INDEX_OWN; }
 
 /* Of the directory. A sealed index, and the one that a writer is making. */
 #define INDEX_FILE "index.mdb"

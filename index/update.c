@@ -199,10 +199,10 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 		index_be64(key, out.all[n]);
 		if (index_get(txn, i->dbi, INDEX_NUMBERS, key, 8, &b) == 0 && b.len > 48) {
 			base_put64(body, out.all[n]);
-			body[8] = INDEX_EVICTED;
 			struct index_body known;
-			if (index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9 &&
-				known.bytes[8] == INDEX_HELD)
+			bool is = index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9;
+			body[8] = INDEX_EVICTED | (is ? known.bytes[8] & INDEX_OWN : 0);
+			if (is && index_state(known.bytes[8]) == INDEX_HELD)
 				r = index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, body, sizeof body);
 		}
 		if (r == 0)
@@ -266,6 +266,7 @@ struct adding {
 	const struct index_place **sorted; uint64_t n; /* by digest: neighbours share pages */
 	const char **packs; uint32_t npacks;           /* sorted */
 	uint64_t number;
+	bool own;                                      /* all its places are, or were when it was added before */
 	struct numbers shadows;
 };
 
@@ -288,7 +289,9 @@ static int prepare(struct adding *a, const struct index_place *places, uint64_t 
 		return ENOMEM;
 	a->n = n;
 	uint64_t packs = 0;
+	a->own = n > 0;
 	for (uint64_t p = 0; p < n; p++) {
+		a->own = a->own && places[p].own;
 		size_t len = strnlen(places[p].pack, sizeof places[p].pack);
 		if (len == 0 || len > INDEX_PACK_MAX)
 			return EINVAL;
@@ -321,8 +324,10 @@ static int add_begin(struct adding *a)
 		base_put64(next, a->number + 1);
 		r = index_put(txn, a->i->dbi, INDEX_META, "next", 4, next, 8);
 	}
-	if (r == 0 && index_get(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, &b) == 0 && b.len == 9)
+	if (r == 0 && index_get(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, &b) == 0 && b.len == 9) {
+		a->own = a->own || b.bytes[8] & INDEX_OWN;
 		r = drop_number(a->i, txn, base_get64(b.bytes));
+	}
 	index_be64(key, a->number);
 	for (uint32_t n = 0; r == 0 && n < a->npacks; n++) {
 		uint32_t be = htobe32(n);
@@ -332,8 +337,25 @@ static int add_begin(struct adding *a)
 	return index_end(txn, r);
 }
 
+/* Is it the very object that an own place names? Then that one's word holds for it, too. */
+static bool same_as_own(const struct adding *a, MDB_txn *txn, const struct index_body *old, const struct index_place *p)
+{
+	uint8_t key[12];
+	struct index_body pack;
+	if (!old->bytes[47] || base_get64(old->bytes + 8) != p->offset || base_get64(old->bytes + 16) != p->checks ||
+	    base_get64(old->bytes + 24) != p->raw_len || base_get64(old->bytes + 32) != p->stored_len ||
+	    base_get16(old->bytes + 44) != p->codec || old->bytes[46] != p->kind)
+		return false;
+	index_be64(key, base_get64(old->bytes));
+	uint32_t be = htobe32(base_get32(old->bytes + 40));
+	memcpy(key + 8, &be, 4);
+	return index_get(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, &pack) == 0 && pack.len == strlen(p->pack) &&
+		memcmp(pack.bytes, p->pack, pack.len) == 0;
+}
+
 static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p)
 {
+	bool own = a->own || p->own;
 	struct index_body old;
 	uint8_t body[INDEX_PLACE_BODY_BYTES] = {0};
 	const char *pack = p->pack, **found = bsearch(&pack, a->packs, a->npacks, sizeof *a->packs, by_text);
@@ -342,6 +364,7 @@ static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p
 		int r = numbers_insert(&a->shadows, base_get64(old.bytes));
 		if (r != 0)
 			return r;
+		own = own || same_as_own(a, txn, &old, p);
 	}
 	base_put64(body, a->number);
 	base_put64(body + 8, p->offset);
@@ -351,6 +374,7 @@ static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p
 	base_put32(body + 40, (uint32_t)(found - a->packs));
 	base_put16(body + 44, p->codec);
 	body[46] = p->kind;
+	body[47] = own;
 	return index_put(txn, a->i->dbi, INDEX_PLACES, p->digest.bytes, 32, body, sizeof body);
 }
 
@@ -375,7 +399,7 @@ static int add_end(struct adding *a, bool held)
 	if (r != 0)
 		return r;
 	base_put64(body, a->number);
-	body[8] = held ? INDEX_HELD : INDEX_EVICTED;
+	body[8] = (held ? INDEX_HELD : INDEX_EVICTED) | (a->own ? INDEX_OWN : 0);
 	r = index_put(txn, a->i->dbi, INDEX_COMMITS, a->manifest->bytes, 32, body, 9);
 	memcpy(body, a->manifest->bytes, 32);
 	base_put64(body + 32, a->entry);
@@ -439,7 +463,7 @@ static int unshadow(struct index *i, MDB_txn *txn, uint64_t older)
 		return 0;
 	if (index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &c) != 0 || c.len != 9 || base_get64(c.bytes) != older)
 		return 0;
-	c.bytes[8] = INDEX_INCOMPLETE;
+	c.bytes[8] = INDEX_INCOMPLETE | (c.bytes[8] & INDEX_OWN);
 	return index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, c.bytes, 9);
 }
 

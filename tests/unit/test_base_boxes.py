@@ -115,7 +115,7 @@ def cut(base, grid, array, pairs):
 
 
 class Bases(c.Structure):
-    _fields_ = [("all", ptr * 8), ("n", u32), ("rank", u32), ("notes", ptr)]
+    _fields_ = [("all", ptr * 8), ("n", u32), ("rank", u32), ("notes", ptr), ("index", ptr)]
 
 
 class Saver:

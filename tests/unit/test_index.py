@@ -28,7 +28,7 @@ class Place(ctypes.Structure):
                 ("raw_len", ctypes.c_uint64),
                 ("stored_len", ctypes.c_uint64), ("codec", ctypes.c_uint16), ("kind", ctypes.c_uint8),
                 ("pack", ctypes.c_char * 128),
-                ("run", ctypes.c_char * 129), ("entry", ctypes.c_uint64), ("manifest", Digest)]
+                ("run", ctypes.c_char * 129), ("own", ctypes.c_bool), ("entry", ctypes.c_uint64), ("manifest", Digest)]
 
 
 class Stats(ctypes.Structure):
@@ -410,6 +410,25 @@ def sound_and_right(lib, path, answers):
         assert index.find(10050).entry == 77
     assert check(lib, path) == 0
     return rc == 0
+
+
+def test_places_that_are_ones_own(lib, tmp_path):
+    """They stay so where another commit takes over the very object, and not where it names another place for it."""
+    path, own = tmp_path / "index", places_of(1, 10)
+    for place in own:
+        place.own = True
+    def has_own(index, commit):
+        lib.index_has_own.restype = ctypes.c_bool
+        return lib.index_has_own(index.handle, ctypes.byref(digest("commit", commit)))
+    with Index(lib, path) as index:
+        assert index.add(1, own) == 0 and has_own(index, 1)
+        assert index.add(2, places_of(1, 5)) == 0 and not has_own(index, 2)
+        assert index.add(3, places_of(3, 2)) == 0 and not has_own(index, 3) and not has_own(index, 4)
+        assert [(index.find(n).entry, index.find(n).own) for n in (0, 1, 2, 4, 5, 9)] == [
+            (3, False), (3, False), (2, True), (2, True), (1, True), (1, True)]
+        assert index.remove(3) == 0 and not index.knows(2) and index.find(0) is None
+        assert index.add(1, places_of(1, 10)) == 0      # again, by a process that does not know whose it is
+        assert has_own(index, 1) and all(index.find(n).own and index.find(n).entry == 1 for n in range(10))
 
 
 def test_bit_flips(lib, sound, tmp_path, scale):

@@ -62,7 +62,8 @@ class Result(c.Structure):
                 ("bytes_duplicate", c.c_uint64), ("bytes_encoded", c.c_uint64), ("meta_bytes", c.c_uint64),
                 ("bases", c.c_uint32), ("digest_ns", c.c_uint64), ("encode_ns", c.c_uint64), ("read_ns", c.c_uint64),
                 ("write_ns", c.c_uint64),
-                ("pieces_believed", c.c_uint64), ("pieces_checked", c.c_uint64), ("index_behind", c.c_bool)]
+                ("pieces_believed", c.c_uint64), ("pieces_checked", c.c_uint64), ("pieces_compared", c.c_uint64),
+                ("pieces_refuted", c.c_uint64), ("part", c.c_uint8 * 32), ("index_behind", c.c_bool)]
 
 
 class TensorInfo(c.Structure):
@@ -803,7 +804,7 @@ def test_a_base_that_goes_meanwhile_is_written_anew(make, cache):
 
 def deceive(lib, store, run, pairs, scratch):
     """As if memory had been flipped between the two hashes of each piece: what the step says of the first bytes is said
-    of the second."""
+    of the second. This process believes its own records, so it is told that this one is."""
     forge = Forge(lib, store.path, run)
     seed, out, hashes = int.from_bytes(Message(forge.record_body(store.path / "vckpt.store", 1, None)).get(4),
                                        "little"), c.create_string_buffer(16), {}
@@ -821,6 +822,7 @@ def deceive(lib, store, run, pairs, scratch):
             data[at:at + 16] = hashes.pop(bytes(data[at:at + 16]), bytes(data[at:at + 16]))
     assert not hashes
     forge.done(scratch)
+    lib.save_trust_add(bytes(forge.manifest.get(11)[24:56]))
 
 
 def test_hashes_that_disagree_are_found_on_the_way(make, lib, tmp_path):

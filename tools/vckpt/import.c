@@ -443,14 +443,14 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	return r;
 }
 
-static void update_index(const struct tool *t, const struct store *s)
+static void update_index(const struct tool *t, const struct store *s, const struct base_digest *part)
 {
 	char dir[4096], word[TOOL_WORD_BYTES];
 	base_cleanup_close int dir_of_store = -1;
 
 	if (save_index_dir(s, &dir_of_store, dir) < 0)
 		base_info("the user has no place for an index: XDG_CACHE_HOME and HOME are not set");
-	else if (!tool_update_index(s->path))
+	else if (!tool_update_index(s->path, part))
 		base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
 			"the index could not be brought up to date (the step is whole; vckpt index %s tries again)",
 			tool_shell_word(s->path, word));
@@ -482,7 +482,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 	}
 	if (code == 0) {
 		if (!in.options.no_index && result.index_behind && !tool_interrupted())
-			update_index(t, s);
+			update_index(t, s, &result.part);
 		code = report(t, &in, &result);
 		if (code == 0 && says_more(t))
 			say_shared(&result);

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
+#include <string.h>
 
 #include "core/base/log.h"
 #include "core/save/write/catalog.h"
+#include "core/save/write/trust.h"
 #include "tools/vckpt/tool.h"
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
-	(void)t;
-	(void)value;
+	struct base_digest part;
+
+	if (val == 'p' && base_digest_parse(value, strlen(value), &part) < 0)
+		return tool_usage(t, "--wrote %s: a digest has 64 lower-case hexadecimal digits", value);
+	if (val == 'p')
+		save_trust_add(&part);
 	if (val == 'r')
 		*(unsigned *)arg |= INDEX_ANEW;
 	if (val == 'w')
@@ -19,7 +25,7 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 static int index_run(struct tool *t, int argc, char **argv)
 {
 	static const struct option options[] = {{"rebuild", no_argument, NULL, 'r'},
-		{"no-wait", no_argument, NULL, 'w'}, {0}};
+		{"no-wait", no_argument, NULL, 'w'}, {"wrote", required_argument, NULL, 'p'}, {0}};
 	struct index_stats stats = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;
@@ -50,9 +56,11 @@ static int index_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_index = {"index", "bring the index up to date, or make it anew",
-	"usage: vckpt index STORE [--rebuild] [--no-wait] [--json] [-q] [-v]\n\n"
+	"usage: vckpt index STORE [--rebuild] [--no-wait] [--wrote DIGEST] [--json] [-q] [-v]\n\n"
 	"The index finds equal content of other steps for vckpt import, which keeps it up to date by itself.\n"
 	"It is derived from the steps and may be deleted at any moment.\n\n"
 	"  --rebuild   start from nothing\n"
-	"  --no-wait   do nothing if another vckpt is at it\n",
+	"  --no-wait   do nothing if another vckpt is at it\n"
+	"  --wrote DIGEST  whose part you wrote: what it says of its bytes is believed from now on; vckpt import\n"
+	"              says so of its own\n",
 	index_run};

@@ -394,7 +394,7 @@ static int remove_and_say(struct rm *rm)
 	int worst = remove_all(rm, &removed);
 
 	/* Steps that share its data may stand in the index under its name only. */
-	if (removed && !rm->dry_run && has_index(rm->store) && !tool_update_index(rm->store->path))
+	if (removed && !rm->dry_run && has_index(rm->store) && !tool_update_index(rm->store->path, NULL))
 		base_debug("the index could not be brought up to date");
 	if (worst && rm->nvictims > 1) {
 		base_error_set(&err, -EIO, "%zu of %zu steps were removed", removed, rm->nvictims);

@@ -340,13 +340,17 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 	return object;
 }
 
-bool tool_update_index(const char *store)
+bool tool_update_index(const char *store, const struct base_digest *wrote)
 {
 	extern char **environ;
-	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)"--no-wait", (char *)store, NULL};
+	char part[BASE_DIGEST_HEX];
+	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)"--no-wait", (char *)store,
+		wrote ? (char *)"--wrote" : NULL, part, NULL};
 	int status = 0;
 	pid_t pid;
 
+	if (wrote)
+		base_digest_hex(wrote, part);
 	return posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ) == 0 && waitpid(pid, &status, 0) >= 0 &&
 		status == 0;
 }

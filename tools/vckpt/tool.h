@@ -95,8 +95,9 @@ int tool_print_json(json_t *value);
 json_t *tool_json_text(const char *bytes, size_t len); /* a JSON string; never NULL for valid UTF-8 */
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n);
 /* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process.
- * Another process that is at it does it. */
-bool tool_update_index(const char *store);
+ * Another process that is at it does it. wrote: a part that this process wrote, so that the index believes it; or NULL.
+ */
+bool tool_update_index(const char *store, const struct base_digest *wrote);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
 int tool_list_incoming(struct tool *t, struct store *s, const char *run);

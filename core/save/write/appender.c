@@ -6,6 +6,7 @@
  *   in the table of objects   a duplicate: refers to the first (or to the other commit's)
  *   at its position in a base refers to the base's, once that commit is named
  *   found in the index        refers to the other commit's, likewise; that commit recognises later pieces by position
+ *   both of these again       where what the commit says is not believed (trust.h), so that the bytes were compared
  *   else                      appended to the pack of its component
  *
  * References to new objects are complete only when their extent has ended, so rows wait in a queue until then: a row
@@ -254,9 +255,20 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	return 0;
 }
 
-/* Is the piece at its position in a base? This is asked by digest, in the order of the bases, however the digest became
- * known, so the reference does not depend on which bases a worker saw. */
-static int appender_by_position(struct save_appender *a, struct save_band *b, const struct save_piece *p,
+/* A worker compares what it knows of; a base that came later is left to this thread. */
+static bool appender_compare(const struct save_appender *a, const struct save_band *b, const struct save_piece *p,
+	const struct index_place *place)
+{
+	base_cleanup_free void *room = malloc(p->len);
+
+	return room && save_dedup_may(&a->w->dedup, place->pack) &&
+		save_trust_compare(a->w->store, place, b->raw + p->offset, room);
+}
+
+/* Is the piece at its position in a base, in a record that is believed, or in one that is not? This is asked by digest,
+ * in the order of the bases, however the digest became known, so the reference does not depend on which bases a worker
+ * saw. */
+static int appender_by_position(struct save_appender *a, struct save_band *b, const struct save_piece *p, bool trusted,
 	struct save_known **ret_known, struct base_error *err)
 {
 	struct save_writer *w = a->w;
@@ -268,9 +280,12 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
 		int r;
 
-		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
+		if (!known || !base_digest_equal(&known->ref.digest, &p->digest) ||
+			save_base_trusts(b->rows[i], known) != trusted)
 			continue;
 		save_base_place(b->rows[i], known, pack, &place);
+		if (!trusted && known != p->compared && !appender_compare(a, b, p, &place))
+			continue;
 		r = save_base_name(b->rows[i]->base, &w->dedup, w->attempt, err);
 		if (r == 0)
 			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len,
@@ -281,21 +296,26 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 	return -ENOENT;
 }
 
-/* By the index; the commit that it names recognises later pieces by position. */
-static int appender_by_index(struct save_appender *a, struct save_piece *p, struct save_known **ret_known,
-	struct base_error *err)
+/* By the index; the commit that it names recognises later pieces by position, if what it says is believed. */
+static int appender_by_index(struct save_appender *a, const struct save_band *b, struct save_piece *p, bool trusted,
+	struct save_known **ret_known, struct base_error *err)
 {
 	struct save_writer *w = a->w;
 	int r;
 
 	if (!p->looked)
 		p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
-	if (!p->found)
+	p->looked = true;
+	if (!p->found || p->place.own != trusted)
+		return -ENOENT;
+	if (!trusted && !p->place_compared && !appender_compare(a, b, p, &p->place))
 		return -ENOENT;
 	r = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
-	if (r == 0 && save_bases_add(&w->bases, w->store, p->place.run, p->place.entry, &p->place.manifest) < 0)
-		r = base_no_memory(err);
-	return r;
+	if (r < 0 || !trusted)
+		return r;
+	if (save_bases_add(&w->bases, w->store, p->place.run, p->place.entry, &p->place.manifest) < 0)
+		return base_no_memory(err);
+	return 0;
 }
 
 /* What a base says is used only once that base is named; if the base is gone, the piece is hashed after all. */
@@ -326,6 +346,24 @@ static int appender_encode(struct save_appender *a, struct save_band *b, struct 
 	return r;
 }
 
+/* Where the store has the piece already. */
+static int appender_find(struct save_appender *a, struct save_band *b, struct save_piece *p,
+	struct save_known **ret_known, struct base_error *err)
+{
+	int r = appender_by_position(a, b, p, true, ret_known, err);
+
+	if (r == -ENOENT)
+		r = appender_by_index(a, b, p, true, ret_known, err);
+	/* It is not cut; or somebody said that it is here, and it is not, so that the others are doubtful, too. */
+	if (r != -ENOENT || p->believed || p->refuted)
+		return r;
+	r = appender_by_position(a, b, p, false, ret_known, err);
+	if (r == -ENOENT)
+		r = appender_by_index(a, b, p, false, ret_known, err);
+	a->w->result.pieces_compared += r == 0;
+	return r;
+}
+
 static int appender_settle(struct save_appender *a, struct save_band *b, struct save_piece *p,
 	struct save_known **ret_known, struct base_error *err)
 {
@@ -340,9 +378,7 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 		w->result.bytes_duplicate += p->len;
 		return 0;
 	}
-	r = appender_by_position(a, b, p, ret_known, err);
-	if (r == -ENOENT)
-		r = appender_by_index(a, p, ret_known, err);
+	r = appender_find(a, b, p, ret_known, err);
 	if (r == 0) {
 		w->result.pieces_reused++;
 		w->result.bytes_reused += p->len;
@@ -362,6 +398,7 @@ static int appender_piece(struct save_appender *a, struct save_row *row, struct 
 	a->w->result.pieces++;
 	a->w->result.pieces_believed += p->believed != NULL;
 	a->w->result.pieces_checked += p->checked;
+	a->w->result.pieces_refuted += p->refuted;
 	piece->xxh = p->xxh;
 	piece->base = STORE_PIECE_NO_BASE;
 	if (p->len > STORE_INLINE_MAX_BYTES) {

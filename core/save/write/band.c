@@ -59,7 +59,8 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	p->offset = b->len;
 	p->len = len;
 	p->believed = NULL;
-	p->checked = p->looked = p->found = p->encoded = false;
+	p->compared = NULL;
+	p->checked = p->looked = p->found = p->encoded = p->place_compared = p->refuted = false;
 	b->len += len;
 	return 0;
 }
@@ -335,10 +336,19 @@ int save_band_confirm(struct save_band *b, const struct save_writer *w, const st
 	return band_confirm(b, w, p, b->raw + p->offset);
 }
 
+/* Does one of the bases have records for the band that are believed? */
+static bool band_trusts(const struct save_band *b)
+{
+	for (unsigned i = 0; i < b->nrows; i++)
+		if (b->rows[i] && b->rows[i]->trusted)
+			return true;
+	return false;
+}
+
 /* May its XXH3-128 alone say that it is what a base has at its position? */
 static bool band_may_believe(const struct save_band *b, const struct save_piece *p)
 {
-	return b->believe && b->nrows && p->len > SAVE_BELIEVE_BYTES;
+	return b->believe && p->len > SAVE_BELIEVE_BYTES && band_trusts(b);
 }
 
 /* Is it the piece that stands at its position in one of the bases? */
@@ -348,7 +358,8 @@ static bool band_recognise(const struct save_band *b, const struct save_writer *
 		const char *pack;
 		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
 
-		if (!known || memcmp(&known->xxh, &p->xxh, sizeof p->xxh) != 0 || !save_dedup_may(&w->dedup, pack))
+		if (!known || memcmp(&known->xxh, &p->xxh, sizeof p->xxh) != 0 || !save_dedup_may(&w->dedup, pack) ||
+			!save_base_trusts(b->rows[i], known))
 			continue;
 		p->digest = known->ref.digest;
 		p->believed = b->rows[i]->base;
@@ -365,17 +376,43 @@ static bool band_is_checked(const struct save_band *b, const struct save_writer 
 	return base_xxh64_of(w->check_seed, which, sizeof which) % SAVE_BELIEVE_CHECK == 0;
 }
 
-/* Does a base have it at its position? Then the appender will hardly need its encoded form. */
-static bool band_at_position(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+/* Does a base have it at its position? Then the appender will hardly need its encoded form. Where the base's record is
+ * not believed the bytes that it names are compared: after that p->compared, or p->refuted, says how it went. */
+static bool band_at_position(const struct save_band *b, const struct save_writer *w, struct save_piece *p, bool trusted)
 {
-	for (unsigned i = 0; i < b->nrows; i++) {
+	for (unsigned i = 0; i < b->nrows && !p->refuted; i++) {
 		const char *pack;
 		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
+		struct index_place place;
 
-		if (known && base_digest_equal(&known->ref.digest, &p->digest) && save_dedup_may(&w->dedup, pack))
+		if (!known || !base_digest_equal(&known->ref.digest, &p->digest) || !save_dedup_may(&w->dedup, pack) ||
+			save_base_trusts(b->rows[i], known) != trusted)
+			continue;
+		if (trusted)
 			return true;
+		save_base_place(b->rows[i], known, pack, &place);
+		if (save_trust_compare(w->store, &place, b->raw + p->offset, b->out + p->offset))
+			p->compared = known;
+		p->refuted = !p->compared;
+		return p->compared;
 	}
 	return false;
+}
+
+/* Does the store have it anywhere? In this order: what costs nothing, the index, what has to be compared. */
+static bool band_is_stored(const struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	if (band_at_position(b, w, p, true))
+		return true;
+	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
+	p->looked = true;
+	if ((p->found && p->place.own) || band_at_position(b, w, p, false))
+		return true;
+	if (!p->found || p->refuted || !save_dedup_may(&w->dedup, p->place.pack))
+		return false;
+	p->place_compared = save_trust_compare(w->store, &p->place, b->raw + p->offset, b->out + p->offset);
+	p->refuted = !p->place_compared;
+	return p->place_compared;
 }
 
 /* 1: recognised, and hashed in full if chance wants it. */
@@ -415,11 +452,9 @@ static int band_piece(struct save_band *b, const struct save_writer *w, struct s
 		r = band_digest(b, w, p);
 	middle = base_monotonic_ns();
 	b->digest_ns += middle - begin;
-	if (r < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES || band_at_position(b, w, p))
+	if (r < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES)
 		return r < 0 ? r : 0;
-	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
-	p->looked = true;
-	if (!p->found)
+	if (!band_is_stored(b, w, p))
 		save_band_encode(b, p);
 	b->encode_ns += base_monotonic_ns() - middle;
 	return 0;

@@ -18,6 +18,7 @@
 
 struct save_base;
 struct save_base_row;
+struct store_piece;
 
 struct save_piece {                 /* a piece on its way through the pipeline */
 	struct tensor_box box;
@@ -27,6 +28,10 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 	/* `digest` is that of the piece with this XXH3-128 at this position of that base; or NULL */
 	struct save_base *believed;
 	bool looked, found;             /* the index was asked; `place` is where it says that it lies */
+	/* Of places in records that are not believed: a base's whose bytes are the piece's, or NULL; that of the index
+	 * is one, too; one that was to be this piece holds other bytes, or cannot be read. */
+	const struct store_piece *compared;
+	bool place_compared, refuted;
 	bool encoded;                   /* the fields below are set */
 	struct index_place place;
 	uint16_t codec; uint64_t stored_len;

@@ -3,9 +3,11 @@
  * base: a commit whose pieces may be recognised by position: a piece of the same box, of a tensor of the same
  * component, name, dtype, shape and grid, however many ranks saved that commit and under whatever layout. Its parts
  * give each piece's digest and XXH3-128 (under the store's seed), and are trusted because a chain of SHA-256 leads to
- * them: commit entry -> manifest -> part -> chunk. A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at
- * its position is taken for that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. A piece that a note of damage
- * names counts as missing, so it is hashed and stored anew (core/commit/note.h).
+ * them: commit entry -> manifest -> part -> chunk, and because this process wrote that part, or the user's index says
+ * that a process of the user's did (trust.h). A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its
+ * position is taken for that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. In a part that somebody else
+ * wrote only the digest counts, and only once the stored bytes were compared. A piece that a note of damage names
+ * counts as missing, so it is hashed and stored anew (core/commit/note.h).
  *
  * Only the manifest is opened at once; layouts, parts and chunks are opened when they are needed, and their number
  * depends on what changed, never on the number of ranks (base_row.c). What cannot be read counts as missing: the piece
@@ -22,6 +24,7 @@
 
 #include "core/base/bisect.h"
 #include "core/base/log.h"
+#include "core/save/write/trust.h"
 #include "core/step/manifest.h"
 
 #define BASE_CHUNKS_BYTES (UINT64_C(16) << 20) /* whole from eight ranks: a chunk of each at a time */
@@ -41,8 +44,8 @@ static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
 	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES);
 	if (!b->layouts || !b->lines || !b->chunks)
 		return base_no_memory(err);
-	b->own = save_base_find_line(b, rank);
-	b->near = b->own == BASE_NO_LINE ? 0 : b->own;
+	b->own_line = save_base_find_line(b, rank);
+	b->near = b->own_line == BASE_NO_LINE ? 0 : b->own_line;
 	return 0;
 }
 
@@ -91,6 +94,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	b->entry = entry;
 	b->notes = all->notes;
 	b->manifest = *manifest;
+	b->own = all->index && index_has_own(all->index, manifest);
 	b->open = base_open(b, all->rank, &why) == 0;
 	if (!b->open)
 		base_debug("%s entry %llu recognises nothing: %s", run, (unsigned long long)entry, why.text);
@@ -149,6 +153,7 @@ const struct store_opened_part *save_base_part(struct save_base *b, uint32_t lin
 			return NULL;
 		b->nlines++;
 		b->lines[line].tried = true;
+		b->lines[line].trusted = b->own || save_trust_has(&b->m.ranks[line].part.digest);
 		b->lines[line].good = store_open_part(b->store, &b->m, line, &b->lines[line].opened, &why) == 0;
 		if (!b->lines[line].good)
 			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
@@ -228,6 +233,16 @@ const struct store_piece *save_base_piece(const struct save_base_row *of, const 
 	return store_notes_name(of->base->notes, *ret_pack, &p->ref) ? NULL : p;
 }
 
+bool save_base_trusts(const struct save_base_row *of, const struct store_piece *p)
+{
+	const struct base_row *row = (const struct base_row *)of;
+
+	for (uint32_t i = 0; of->trusted && i < row->nparts; i++)
+		if (p >= row->parts[i].row.pieces && p < row->parts[i].row.pieces + row->parts[i].row.npieces)
+			return row->parts[i].trusted;
+	return false;
+}
+
 static void base_place(const struct save_base *b, const struct store_object_ref *ref, const char *pack,
 	struct index_place *ret_place)
 {
@@ -243,12 +258,24 @@ void save_base_place(const struct save_base_row *row, const struct store_piece *
 	base_place(row->base, &p->ref, pack, ret_place);
 }
 
-int save_base_layout_place(const struct save_base *b, const struct base_digest *layout, struct index_place *ret_place)
+/* A layout is hashed when it is opened. */
+static bool base_has_layout(struct save_base *b, uint32_t layout)
+{
+	bool has;
+
+	pthread_mutex_lock(&b->lock);
+	has = save_base_open_layout(b, layout) != NULL;
+	pthread_mutex_unlock(&b->lock);
+	return has;
+}
+
+int save_base_layout_place(struct save_base *b, const struct base_digest *layout, struct index_place *ret_place)
 {
 	for (uint32_t i = 0; b->open && i < b->m.nlayouts; i++) {
 		struct store_object_ref ref = store_object_ref_from(&b->m.layouts[i].ref);
 
-		if (!base_digest_equal(&b->m.layouts[i].digest, layout) || ref.pack >= b->m.npacks)
+		if (!base_digest_equal(&b->m.layouts[i].digest, layout) || ref.pack >= b->m.npacks ||
+			!base_has_layout(b, i))
 			continue;
 		base_place(b, &ref, b->m.packs[ref.pack].pack, ret_place);
 		return 0;

@@ -13,7 +13,7 @@
 #define BASE_NO_LINE UINT32_MAX
 
 struct base_layout { bool tried; struct store_layout *layout; struct tensor_mesh **meshes; }; /* meshes as asked for */
-struct base_line { bool tried, good; struct store_opened_part opened; };
+struct base_line { bool tried, good, trusted; struct store_opened_part opened; };
 
 struct save_base {
 	struct store *store;
@@ -22,9 +22,10 @@ struct save_base {
 	struct base_digest manifest;
 	atomic_bool gone;
 	bool open;                              /* false: nothing is recognised by it */
+	bool own;                               /* the user's index says that all of it is believed */
 	const struct store_notes *notes;
 	struct proto_manifest m;
-	uint32_t own;                           /* line of the rank that saves, or BASE_NO_LINE */
+	uint32_t own_line;                      /* line of the rank that saves, or BASE_NO_LINE */
 	pthread_mutex_t lock;                   /* protects all below */
 	struct base_layout *layouts; uint32_t nlayouts; /* by number in the manifest; how many were tried */
 	struct base_line *lines; uint32_t nlines; /* by rank line of the manifest; how many were tried */
@@ -38,7 +39,7 @@ const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, u
 const struct store_opened_part *save_base_part(struct save_base *b, uint32_t line);
 uint32_t save_base_find_line(const struct save_base *b, uint32_t rank); /* any thread; or BASE_NO_LINE */
 
-struct base_part { struct store_row row; const char *const *packs; }; /* of one line */
+struct base_part { struct store_row row; const char *const *packs; bool trusted; }; /* of one line */
 struct base_from { uint32_t part; uint64_t first; };                  /* a box: whose, number of its first piece */
 struct base_row {                       /* read-only once made */
 	struct save_base_row row;       /* first: what callers see */

@@ -164,7 +164,7 @@ static int gather_box(struct gather *g, const struct tensor_box *box, uint32_t p
 }
 
 /* Takes over what the line says of the tensor. */
-static int gather_add(struct gather *g, struct store_row *from, const char *const *packs)
+static int gather_add(struct gather *g, struct store_row *from, uint32_t line)
 {
 	struct base_row *row = g->row;
 	uint64_t first = 0, n;
@@ -174,7 +174,9 @@ static int gather_add(struct gather *g, struct store_row *from, const char *cons
 		store_row_release(from);
 		return -ENOMEM;
 	}
-	row->parts[row->nparts++] = (struct base_part){*from, packs};
+	row->parts[row->nparts++] = (struct base_part){*from, g->base->lines[line].opened.packs,
+		g->base->lines[line].trusted};
+	row->row.trusted |= g->base->lines[line].trusted;
 	for (uint32_t i = 0; r == 0 && i < from->nboxes; i++, first += n) {
 		n = tensor_piece_count(&row->grid, &from->boxes[i]);
 		if (n > from->npieces - first)
@@ -198,7 +200,7 @@ static int gather_line(struct gather *g, uint32_t number, const struct store_lay
 		if (row.nboxes > GATHER_BOXES - g->row->boxes.n)
 			store_row_release(&row);
 		else
-			r = gather_add(g, &row, line->packs);
+			r = gather_add(g, &row, number);
 	}
 	if (r < 0)
 		return r;
@@ -257,7 +259,7 @@ static int gather_layout(struct gather *g, uint32_t layout, uint32_t tensor)
 		uint32_t both[2] = {near + away, near - away};
 
 		for (unsigned i = 0; r == 0 && i < (away ? 2 : 1); i++)
-			if (both[i] < n && both[i] != b->own && b->m.ranks[both[i]].layout == layout &&
+			if (both[i] < n && both[i] != b->own_line && b->m.ranks[both[i]].layout == layout &&
 				(!bits || bits[both[i] / 64] >> both[i] % 64 & 1))
 				r = gather_line(g, both[i], b->layouts[layout].layout, tensor);
 	}
@@ -286,12 +288,12 @@ static int64_t gather_tensor(struct gather *g, uint32_t layout, const struct sto
 static int gather_all(struct gather *g, const struct store_layout *l, uint32_t tensor)
 {
 	const struct save_base *b = g->base;
-	uint32_t own = b->own == BASE_NO_LINE ? UINT32_MAX : b->m.ranks[b->own].layout;
+	uint32_t own = b->own_line == BASE_NO_LINE ? UINT32_MAX : b->m.ranks[b->own_line].layout;
 	int64_t n = own == UINT32_MAX ? -ENOENT : gather_tensor(g, own, l, tensor);
 	int r = 0;
 
 	if (n >= 0) {
-		r = gather_line(g, b->own, b->layouts[own].layout, (uint32_t)n);
+		r = gather_line(g, b->own_line, b->layouts[own].layout, (uint32_t)n);
 		if (r == 0)
 			r = gather_layout(g, own, (uint32_t)n);
 	}

@@ -135,6 +135,23 @@ static int blob_append_long(struct save_appender *a, const struct save_blob *b, 
 	return r < 0 ? save_write_failed(a->w, a->pack_class, r, err) : 0;
 }
 
+/* Has the store such a blob? Where the step that has it is not the user's own, the blob's bytes are hashed. */
+static bool blob_find(struct save_appender *a, const struct save_blob *b, struct index_place *ret_place)
+{
+	struct save_writer *w = a->w;
+
+	if (!save_writer_lookup(w, &b->digest, STORE_OBJECT_BLOB, b->len, ret_place))
+		return false;
+	if (ret_place->own)
+		return true;
+	if (!save_trust_rehash(w->store, ret_place)) {
+		w->result.pieces_refuted++;
+		return false;
+	}
+	w->result.pieces_compared++;
+	return true;
+}
+
 static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_memory *m, struct base_error *err)
 {
 	struct save_writer *w = a->w;
@@ -147,7 +164,7 @@ static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_m
 	b->known = save_dedup_find(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
 	if (b->known)
 		return 0;
-	if (save_writer_lookup(w, &b->digest, STORE_OBJECT_BLOB, b->len, &place)) {
+	if (blob_find(a, b, &place)) {
 		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_BLOB, b->len, &k, err);
 		if (r == 0)
 			b->known = k;

@@ -16,6 +16,7 @@
 #include "core/base/array.h"
 #include "core/base/log.h"
 #include "core/commit/list.h"
+#include "core/save/write/trust.h"
 #include "core/save/write/write_internal.h"
 #include "core/step/manifest.h"
 #include "core/step/open.h"
@@ -35,6 +36,7 @@ struct catalog_commits { struct catalog_commit *all; size_t n, room; };
 struct catalog_places {
 	struct index_place *all; size_t n, room;
 	const char *const *packs; uint32_t npacks;
+	bool own;                                /* who runs this wrote the part */
 	bool failed;                             /* out of memory */
 };
 
@@ -181,7 +183,8 @@ static void catalog_place(struct catalog_places *p, const struct store_object_re
 		p->failed = true;
 		return;
 	}
-	save_place_of(ref, p->packs[ref->pack], &p->all[p->n++]);
+	save_place_of(ref, p->packs[ref->pack], &p->all[p->n]);
+	p->all[p->n++].own = p->own;
 }
 
 static int catalog_row(void *arg, const struct store_row *row)
@@ -204,6 +207,7 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, uint32_
 		return r;
 	p->packs = o.packs;
 	p->npacks = o.npacks;
+	p->own = save_trust_has(&m->ranks[line].part.digest);
 	for (uint32_t i = 0; r == 0 && i < o.part.nchunks; i++)
 		r = store_part_read_chunk(s, l, &o.part, o.packs, o.npacks, i, catalog_row, p, err);
 	for (uint32_t i = 0; i < o.part.nblobs; i++) {

@@ -4,6 +4,7 @@
  * names is durable by then), and the announcement, which store_attempt_commit turns into the manifest and the commit
  * entry (invariants 2, 4, 6). */
 #include "core/base/clock.h"
+#include "core/save/write/trust.h"
 #include "core/save/write/write_internal.h"
 
 static struct proto_ref finish_ref(const struct store_object_ref *ref, uint32_t pack)
@@ -86,6 +87,8 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	if (r < 0)
 		return save_write_failed(w, "meta", r, err);
 	w->result.write_ns += base_monotonic_ns() - begin;
+	w->result.part = ret_ref->digest;
+	save_trust_add(&ret_ref->digest);
 	w->result.meta_bytes = w->dedup.packs[a->meta_number].size;
 	return 0;
 }

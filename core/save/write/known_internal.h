@@ -4,6 +4,7 @@
  *
  *   dedup.c  objects that it may refer to, by digest, and the packs that they lie in -> struct save_dedup
  *   base.c   commits whose pieces are recognised by position                         -> struct save_bases
+ *   trust.c  whose records are believed, and what stands in for that                 -> save_trust_...
  *
  * dedup belongs to the appender's thread but where a function says otherwise; bases are read by any thread. */
 #ifndef CORE_SAVE_WRITE_KNOWN_INTERNAL_H
@@ -58,11 +59,13 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 struct save_base_row {              /* what a base has of a tensor in a box; lives no longer than its base */
 	struct save_base *base;
 	atomic_uint refs;
+	bool trusted;                   /* some of it stands in records that are believed (trust.h) */
 };
 struct save_bases {
 	struct save_base *all[SAVE_BASES_MAX]; atomic_uint n;
 	uint32_t rank;                  /* who saves, set before the first is added: the line of a base asked first */
 	const struct store_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
+	struct index *index;            /* knows commits that are the user's own; set like rank; NULL: none */
 };
 static inline unsigned save_bases_count(const struct save_bases *all)
 {
@@ -81,12 +84,22 @@ void save_base_row_put(struct save_base_row *row); /* NULL-safe */
  * to; else NULL (as for row NULL). Both results live as long as the row. No I/O, about log of the row's boxes. */
 const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
 	const char **ret_pack);
+/* Is what it says of its bytes believed? Else it is the piece only if these are compared (save_trust_compare). */
+bool save_base_trusts(const struct save_base_row *row, const struct store_piece *p);
 void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,
 	struct index_place *ret_place);
-/* Where the base has the layout object of that digest; -ENOENT: it has none. Any thread, no I/O. */
-int save_base_layout_place(const struct save_base *b, const struct base_digest *layout, struct index_place *ret_place);
+/* Where the base has the layout object of that digest, which is read and hashed, once; -ENOENT: it has none. Any
+ * thread. */
+int save_base_layout_place(struct save_base *b, const struct base_digest *layout, struct index_place *ret_place);
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
+
+/* ---- trust.c: where a record is somebody else's ---- */
+
+/* Are the object's bytes in the store these, raw_len of them? `room` for as many. false: it cannot be read, too. */
+bool save_trust_compare(struct store *s, const struct index_place *place, const void *bytes, void *room);
+/* Have the object's bytes in the store its digest? */
+bool save_trust_rehash(struct store *s, const struct index_place *place);
 
 /* Where the object lies that `ref` names, in this pack. Run, entry and manifest are zero. */
 static inline void save_place_of(const struct store_object_ref *ref, const char *pack, struct index_place *ret_place)

@@ -362,6 +362,7 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 		return base_no_memory(err);
 	w->dedup.notes = w->bases.notes = &w->notes;
 	w->bases.rank = w->rank;
+	w->bases.index = w->index;
 	return base_random(&w->check_seed, sizeof w->check_seed);
 }
 
@@ -385,6 +386,10 @@ int save_writer_seal(struct save_writer *w, struct base_error *err)
 {
 	int r = save_appender_blobs(w->appender, err);
 
+	if (w->result.pieces_refuted)
+		base_warning("%s: %llu pieces and blobs that steps of others say to be stored are not: they are stored "
+			"now (vckpt verify finds what such steps say that is not so)", w->store->path,
+			(unsigned long long)w->result.pieces_refuted);
 	return r < 0 ? r : save_appender_class(w->appender, NULL, err);
 }
 
@@ -399,10 +404,10 @@ void save_writer_end(struct save_writer *w)
 /* ---- an import's commit ---- */
 
 /* Whether the index would learn something by being brought up to date: it need not for a save that only refers to
- * commits that it has. */
+ * commits that it has, but for what was compared, which is believed from then on. */
 static bool writer_index_behind(const struct save_writer *w)
 {
-	if (!w->index || w->options.replace || w->result.raw_bytes_new)
+	if (!w->index || w->options.replace || w->result.raw_bytes_new || w->result.pieces_compared)
 		return true;
 	for (uint32_t i = 0; i < w->dedup.nbases; i++)
 		if (!w->dedup.bases[i].usable || !index_has_commit(w->index, &w->dedup.bases[i].manifest))

@@ -48,6 +48,10 @@ struct save_result {
 	uint64_t digest_ns, encode_ns, read_ns, write_ns; /* summed over threads */
 	/* of the pieces: believed by XXH3-128 to be those of a base; of these, hashed all the same */
 	uint64_t pieces_believed, pieces_checked;
+	/* those of a base, or that the index found, whose bytes were compared; pieces that somebody else's record said
+	 * to be stored and that are not, so that they were stored now */
+	uint64_t pieces_compared, pieces_refuted;
+	struct base_digest part;        /* digest of the part that was written */
 	/* the step has objects, or reaches commits, that the index does not know */
 	bool index_behind;
 };
