@@ -55,10 +55,10 @@ class Claim:
             f.seek(offset)
             assert f.read(len(stored)) == stored
             f.seek(checks)
+            digest = storelow.digest(self.lib, claimed)
             for i in range(0, len(stored), 16384):
                 block = stored[i:i + 16384]
-                f.write(struct.pack("<Q", self.lib.base_block_check(storelow.digest(self.lib, claimed), i // 16384,
-                                                                   block, len(block))))
+                f.write(struct.pack("<Q", self.lib.base_block_check(digest, i // 16384, block, len(block))))
 
     def rows(self, data):
         rows, extents, count = struct.unpack_from("<IIQ", data, 16)
