@@ -225,7 +225,8 @@ static int keeper_mount(struct keeper *k, struct base_error *err)
 	return r < 0 ? r : hand_over(k, fd, err);
 }
 
-/* Before the server ends, so that nobody meets a dead mount. */
+/* While the server has the connection: so that nobody meets a dead mount, and because the device of a mount that is gone
+ * may be that of the next one. */
 static void keeper_unmount(struct keeper *k)
 {
 	struct base_error err = {0};
@@ -236,13 +237,12 @@ static void keeper_unmount(struct keeper *k)
 
 /* ---- the keeper ---- */
 
-/* The server has ended by itself. */
+/* The server has ended by itself: it has asked to unmount before, or somebody else has. */
 static int server_ended(struct keeper *k, int status)
 {
 	char text[200];
 
 	if (WIFEXITED(status)) {
-		keeper_unmount(k);
 		tell_command(k, WEXITSTATUS(status) ? WEXITSTATUS(status) : FS_EXIT_MOUNT, ENDED_EARLY);
 		return WEXITSTATUS(status);
 	}
@@ -258,9 +258,12 @@ static int server_ended(struct keeper *k, int status)
 static int await_report(struct keeper *k, int *ret_status)
 {
 	struct fs_report report;
+	enum event e;
 	int number;
 
-	switch (wait_event(k, -1, &report, &number)) {
+	while ((e = wait_event(k, -1, &report, &number)) == EVENT_REPORT && report.status == FS_SERVE_UNMOUNT)
+		keeper_unmount(k);
+	switch (e) {
 	case EVENT_REPORT:
 		if (report.status == 0)
 			return 0;
@@ -284,9 +287,9 @@ static int keep(struct keeper *k)
 	enum event e;
 	int number;
 
-	do
-		e = wait_event(k, -1, &report, &number);
-	while (e == EVENT_REPORT);
+	while ((e = wait_event(k, -1, &report, &number)) == EVENT_REPORT)
+		if (report.status == FS_SERVE_UNMOUNT)
+			keeper_unmount(k);
 	if (e == EVENT_SERVER_ENDED)
 		return server_ended(k, number);
 	base_info("ended by signal %d", number);

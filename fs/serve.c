@@ -144,6 +144,8 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	while (sigwait(signals, &number) != 0)
 		;
 	s->ending = number != SIGUSR1 || s->loop_result >= 0;
+	if (number != SIGUSR1 || s->loop_result < 0)
+		tell_keeper(s, FS_SERVE_UNMOUNT, NULL);
 	bool ended = session_end(s), still = s->watch && !fs_watch_stop(s->watch, 500);
 	if (!ended) {
 		base_warning("a read hangs in the storage: ending without waiting for it");

@@ -9,7 +9,9 @@
 
 #include "fs/options.h"
 
-/* Two of them: the store is open; the mount has answered. A status other than 0 is the last. */
+/* Two of status 0: the store is open; the mount has answered. FS_SERVE_UNMOUNT: the server is about to end, and the
+ * mount is there still. Another status is the last report. */
+#define FS_SERVE_UNMOUNT (-1)
 struct fs_report { int32_t status; char text[1000]; };
 
 /* With the descriptors of /dev/fuse and, where readahead_error is 0, of the readahead in /sys. */
