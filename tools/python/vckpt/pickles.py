@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Byte entries of a DCP state, which are archives of torch.save or pickles, without Python's or torch's reader of
+pickles: `tree` gives the value, `reencoded` the entry written anew from the value, so that whoever unpickles that
+runs nothing that stands in the store. What is not plain is Refused, by the name of its class.
+
+Why not torch.load(weights_only=True): any module can add classes to its list for the whole process; it calls torch's
+own constructors with whatever arguments stand there; it had holes (CVE-2025-32434, mended in torch 2.6, and this
+package takes torch 2.4); and it refuses numpy's scalars, frozensets and deques, which states have."""
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import zipfile
+from typing import Any
+
+import torch
+
+from .pickles_known import ITEMS, KNOWN, PAIRS, STORAGES, Storage, check
+from .pickles_machine import Machine, Name, Refused
+
+__all__ = ["Refused", "decoded", "reencoded", "tree"]
+
+ARCHIVE, PICKLE = b"PK\3\4", b"\x80"    # what they begin with
+SPREAD_BYTES = 64 << 20         # of all tensors of an entry, beyond what is stored (strides of 0); as for vckpt import
+SMALL_BYTES = 4096              # entries that are kept with what became of them: many are the same number
+TREE_DEPTH, TREE_PARTS = 100, 16        # of what `tree` gives: containers in one another; values, for each byte
+DEVICES = "cuda", "xpu"         # whose tensors come back there
+
+
+class Archive:
+    """The members of what torch.save wrote. All are stored as they are. Their CRC-32 are not compared, since torch may
+    be told to write none."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.left = data, len(data)
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as found:
+                infos = found.infolist()
+        except Exception:               # by classes of many kinds, some of them struct's and codecs'
+            raise Refused("it is no archive that torch.save wrote") from None
+        self.members = {info.filename: info for info in infos}
+        heads = [name for name in self.members if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(heads) != 1:
+            raise Refused("it is no archive that torch.save wrote: it has no data.pkl")
+        self.folder = heads[0].removesuffix("data.pkl")
+        if f"{self.folder}byteorder" in self.members and self.read("byteorder") != b"little":
+            raise Refused("its byte order is not little: it was written on another kind of machine")
+
+    def read(self, name: str) -> bytes:
+        info = self.members.get(self.folder + name)
+        if info is None:
+            raise Refused(f"its archive has no {name!r}")
+        if info.compress_type or info.flag_bits & 1 or info.compress_size != info.file_size:
+            raise Refused(f"{name!r} of its archive is compressed or encrypted")
+        head = self.data[info.header_offset:info.header_offset + 30] if info.header_offset >= 0 else b""
+        begin = info.header_offset + 30 + sum(int.from_bytes(head[at:at + 2], "little") for at in (26, 28))
+        self.left -= info.file_size     # members may lie upon each other
+        if not head.startswith(ARCHIVE) or len(head) != 30 or begin + info.file_size > len(self.data) or self.left < 0:
+            raise Refused(f"{name!r} of its archive does not lie within it")
+        return self.data[begin:begin + info.file_size]
+
+
+class Entry(Machine):
+    """The pickle of an entry, and the tensors beside it."""
+
+    def __init__(self, data: bytes, archive: Archive | None) -> None:
+        super().__init__(data, KNOWN)
+        self.archive, self.room = archive, SPREAD_BYTES
+        self.storages: dict[tuple[str, str], Any] = {}
+
+    def spread(self, count: int) -> None:
+        self.room -= count
+        if self.room < 0:
+            raise self.wrong(f"its tensors are more than {SPREAD_BYTES >> 20} MiB larger than what is stored of them")
+
+    def persistent(self, identity: Any) -> Storage:
+        """("storage", class, key, device, how many items)"""
+        if self.archive is None or type(identity) is not tuple or len(identity) != 5:
+            raise self.wrong("it refers to an object outside of it")
+        word, kind, key, device, _ = identity
+        if word != "storage" or type(kind) is not Name or kind.text not in STORAGES or not (
+                type(key) is type(device) is str and len(key) <= 64):
+            raise self.wrong("a storage that is not written as torch.save writes it")
+        if (key, device) not in self.storages:
+            self.storages[key, device] = stored(self.archive.read(f"data/{key}"), device)
+        return Storage(STORAGES[kind.text], self.storages[key, device])
+
+
+def stored(data: bytes, device: str) -> Any:
+    """A tensor of these bytes, where it was if this machine has the device, else on the CPU."""
+    found = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone() if data else torch.empty(0, dtype=torch.uint8)
+    kind, _, number = device.partition(":")
+    if kind not in DEVICES or not (number or "0").isascii() or not (number or "0").isdigit() or len(number) > 3:
+        return found
+    module = getattr(torch, kind, None)
+    there = module is not None and module.is_available() and int(number or 0) < module.device_count()
+    return found.to(device) if there else found
+
+
+def decoded(data: bytes) -> Any:
+    """The value of an entry."""
+    if data.startswith(ARCHIVE):
+        archive = Archive(data)
+        machine = Entry(archive.read("data.pkl"), archive)
+    elif data.startswith(PICKLE):
+        machine = Entry(data, None)
+    else:
+        raise Refused("it is neither an archive of torch.save nor a pickle")
+    value = machine.run()
+    check(value)
+    return value
+
+
+def tree(data: bytes) -> Any:
+    """The value of an entry, which may be walked through by a function that calls itself, and that does not know where
+    it was already: so not every value of a stranger's."""
+    value = decoded(data)
+    rest, left = [(value, 0)], TREE_PARTS * len(data)
+    while rest:
+        part, depth = rest.pop()
+        kind = type(part)
+        if kind not in ITEMS and kind not in PAIRS:
+            continue
+        left -= 2 * len(part)
+        if left < 0 or depth >= TREE_DEPTH:
+            raise Refused("it has too many values in one another")
+        rest.extend((one, depth + 1) for one in part)
+        if kind in PAIRS:
+            rest.extend((one, depth + 1) for one in part.values())
+    return value
+
+
+def written(value: Any, like: bytes) -> bytes:
+    """A value in the form of an entry: an archive, or a pickle of the same protocol."""
+    if not like.startswith(ARCHIVE):
+        return pickle.dumps(value, like[1])
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def reencoded(data: bytes) -> bytes:
+    """The entry, written anew from its value."""
+    return _small(data) if len(data) <= SMALL_BYTES else _reencoded(data)
+
+
+def _reencoded(data: bytes) -> bytes:
+    value = decoded(data)
+    try:
+        return written(value, data)
+    except RecursionError:
+        raise Refused("it has too many values in one another") from None
+    except RuntimeError as error:       # torch.save: tensors of two types in one storage
+        raise Refused(f"torch.save does not take its value: {error}") from None
+
+
+_small = functools.lru_cache(1024)(_reencoded)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pickle of a plain value may name (docs/dcp.md has the list): containers, numbers, texts and bytes of Python,
+scalars and arrays of numpy, and of torch tensors, types, sizes, devices and layouts.
+
+Every function here takes the machine and what the pickle gives, and builds the value by itself. It takes the forms that
+Python, numpy and torch write, and no others: each argument is of exactly one type, and each size is compared with the
+bytes that are there. What is copied is charged."""
+from __future__ import annotations
+
+import collections
+import io
+import math
+import pathlib
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .pickles_machine import Known, Machine, Name, Refused, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .pickles_machine import Call, State
+
+DTYPE = re.compile(r"[biufcSU][0-9]{1,9}")
+DEVICE = re.compile(r"[a-z]{1,30}")
+MAX_DIMS = 64
+
+
+class Storage(NamedTuple):
+    """The bytes of one or several tensors."""
+    dtype: Any                          # None: it is not theirs
+    data: Any                           # a tensor of bytes
+
+
+def want(condition: bool) -> None:
+    """The machine turns it into its own sentence."""
+    if not condition:
+        raise ValueError
+
+
+def naturals(numbers: object) -> bool:
+    return isinstance(numbers, tuple) and all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+
+
+# ---- Python's own ----
+
+def _encode(machine: Machine, args: tuple[Any, ...]) -> bytes:
+    """Protocol 2 has no bytes: a text whose letters stand for them."""
+    text, codec = args
+    want(type(text) is str and codec in ("latin1", "latin-1"))
+    machine.charge(len(text))
+    return bytes(text.encode("latin1"))
+
+
+def _bytes(machine: Machine, args: tuple[Any, ...]) -> bytes:
+    want(not args)
+    return b""
+
+
+def _bytearray(machine: Machine, args: tuple[Any, ...]) -> bytearray:
+    data = b"" if not args else args[0] if len(args) == 1 else _encode(machine, args)
+    want(type(data) is bytes)
+    machine.charge(len(data))
+    return bytearray(data)
+
+
+def _keys_of(machine: Machine, args: tuple[Any, ...]) -> list[Any]:
+    items, = args
+    want(type(items) is list)
+    machine.charge(len(items))
+    machine.check_keys(items)
+    found: list[Any] = items
+    return found
+
+
+def _set(machine: Machine, args: tuple[Any, ...]) -> set[Any]:
+    return set(_keys_of(machine, args))
+
+
+def _frozenset(machine: Machine, args: tuple[Any, ...]) -> frozenset[Any]:
+    return frozenset(_keys_of(machine, args))
+
+
+def _complex(machine: Machine, args: tuple[Any, ...]) -> complex:
+    real, imaginary = args
+    want(type(real) is float and type(imaginary) is float)
+    return complex(real, imaginary)
+
+
+def _range(machine: Machine, args: tuple[Any, ...]) -> range:
+    want(len(args) == 3 and all(type(number) is int for number in args))
+    return range(*args)
+
+
+def _slice(machine: Machine, args: tuple[Any, ...]) -> slice:
+    want(len(args) == 3 and all(number is None or type(number) is int for number in args))
+    return slice(*args)
+
+
+def _ordered(machine: Machine, args: tuple[Any, ...]) -> collections.OrderedDict[Any, Any]:
+    want(not args)
+    return collections.OrderedDict()
+
+
+def _counter(machine: Machine, args: tuple[Any, ...]) -> collections.Counter[Any]:
+    counts, = args
+    want(type(counts) is dict)
+    machine.charge(len(counts))
+    made: collections.Counter[Any] = collections.Counter()
+    dict.update(made, counts)
+    return made
+
+
+def _default(machine: Machine, args: tuple[Any, ...]) -> collections.defaultdict[Any, Any]:
+    if not args or args == (None,):
+        return collections.defaultdict(None)
+    factory, = args
+    want(type(factory) is Name)
+    return collections.defaultdict(FACTORIES[factory.text])
+
+
+def _deque(machine: Machine, args: tuple[Any, ...]) -> collections.deque[Any]:
+    items, *length = args or ((),)
+    want(type(items) in (tuple, list) and not items and len(length) <= 1)
+    want(not length or length[0] is None or naturals(tuple(length)))
+    return collections.deque(maxlen=length[0] if length else None)
+
+
+def _path(kind: Callable[..., Any]) -> Call:
+    def path(machine: Machine, args: tuple[Any, ...]) -> Any:
+        want(all(type(part) is str for part in args))
+        machine.charge(sum(map(len, args)))
+        return kind(*args)
+    return path
+
+
+def _bytes_io(machine: Machine, args: tuple[Any, ...], state: Any) -> io.BytesIO:
+    data, at, attributes = state
+    want(not args and type(data) is bytes and naturals((at,)) and at <= len(data) and attributes is None)
+    machine.charge(len(data))
+    made = io.BytesIO(data)
+    made.seek(at)
+    return made
+
+
+# ---- numpy's ----
+
+def _dtype(machine: Machine, args: tuple[Any, ...], state: Any) -> Any:
+    text, align, copy = args
+    version, order, *parts, size, alignment, flags = state
+    want(type(text) is str and DTYPE.fullmatch(text) is not None and align is False and copy is True)
+    want(type(state) is tuple and version == 3 and order in ("<", ">", "|", "="))
+    want(parts == [None] * 3 and all(type(number) is int for number in (size, alignment, flags)))
+    return np.dtype(order + text)
+
+
+def _items(machine: Machine, data: Any, dtype: Any, shape: Any, fortran: bool) -> Any:
+    """An array with memory of its own."""
+    want(type(data) in (bytes, bytearray) and isinstance(dtype, np.dtype) and naturals(shape) and len(shape) <= 32)
+    want(dtype.itemsize > 0 and math.prod(shape) * dtype.itemsize == len(data))
+    machine.charge(len(data))
+    if not data:
+        return np.empty(shape, dtype)
+    return np.frombuffer(bytearray(data), dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _scalar(machine: Machine, args: tuple[Any, ...]) -> Any:
+    dtype, data = args
+    if isinstance(dtype, np.dtype) and not dtype.itemsize and data == b"":
+        return dtype.type()                                     # numpy.str_("")
+    return _items(machine, data, dtype, (1,), False)[0]
+
+
+def _array(machine: Machine, args: tuple[Any, ...], state: Any) -> Any:
+    kind, shape, letter = args
+    want(type(kind) is Name and kind.text == "numpy.ndarray" and shape == (0,) and letter == b"b")
+    version, shape, dtype, fortran, data = state
+    want(version == 1 and type(fortran) is bool)
+    return _items(machine, data, dtype, shape, fortran)
+
+
+def _from_buffer(machine: Machine, args: tuple[Any, ...]) -> Any:
+    """As protocol 5 has it."""
+    data, dtype, shape, order = args
+    want(order in ("C", "F"))
+    return _items(machine, data, dtype, shape, order == "F")
+
+
+# ---- torch's ----
+
+def _size(machine: Machine, args: tuple[Any, ...]) -> Any:
+    sizes, = args
+    want(naturals(sizes))
+    machine.charge(len(sizes))
+    return torch.Size(sizes)
+
+
+def _device(machine: Machine, args: tuple[Any, ...]) -> Any:
+    kind, *index = args
+    want(type(kind) is str and DEVICE.fullmatch(kind) is not None and len(index) <= 1 and naturals(tuple(index)))
+    return torch.device(kind, *index)
+
+
+def _layout(machine: Machine, args: tuple[Any, ...]) -> Any:
+    word, = args
+    return LAYOUTS[word]
+
+
+def _check_place(storage: Storage, dtype: Any, offset: Any, size: Any, stride: Any) -> int:
+    """Every item lies in the storage. How many bytes the tensor would have by itself beyond those of the storage."""
+    want(naturals((offset,)) and naturals(size) and naturals(stride))
+    want(len(size) == len(stride) and len(size) <= MAX_DIMS and math.prod(max(n, 1) for n in size) < 1 << 63)
+    if 0 in size:
+        return 0
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride))
+    have = storage.data.numel()
+    want((last + 1) * dtype.itemsize <= have)
+    return int(max(0, math.prod(size) * dtype.itemsize - have))
+
+
+def _tensor(machine: Any, storage: Any, dtype: Any, rest: Sequence[Any]) -> Any:
+    """rest: offset, size, stride, requires_grad, hooks, and metadata or nothing."""
+    offset, size, stride, grad, hooks, *more = rest
+    metadata = more[0] if more and more[0] is not None else {}
+    want(type(storage) is Storage and isinstance(dtype, torch.dtype) and type(grad) is bool and len(more) <= 1)
+    want(_no_hooks(hooks) and type(metadata) is dict and metadata.keys() <= {"conj", "neg"})
+    machine.spread(_check_place(storage, dtype, offset, size, stride))
+    made = torch.empty(0, dtype=dtype, device=storage.data.device)
+    made.set_(storage.data.untyped_storage(), 0 if 0 in size else offset, size, stride)
+    if metadata.get("conj") is True:
+        made = made.conj()
+    if metadata.get("neg") is True:
+        made = torch._neg_view(made)
+    return made.requires_grad_(grad)
+
+
+def _no_hooks(hooks: object) -> bool:
+    return hooks is None or (type(hooks) is collections.OrderedDict and not hooks)
+
+
+def _tensor_v2(machine: Any, args: tuple[Any, ...]) -> Any:
+    storage, *rest = args
+    want(type(storage) is Storage)
+    return _tensor(machine, storage, storage.dtype, rest)
+
+
+def _tensor_v3(machine: Any, args: tuple[Any, ...]) -> Any:
+    storage, offset, size, stride, grad, hooks, dtype, *more = args
+    return _tensor(machine, storage, dtype, (offset, size, stride, grad, hooks, *more))
+
+
+def _parameter(machine: Machine, args: tuple[Any, ...]) -> Any:
+    data, grad, hooks = args
+    want(type(data) is torch.Tensor and type(grad) is bool and _no_hooks(hooks))
+    return torch.nn.Parameter(data, grad)
+
+
+# ---- the tables ----
+
+STORAGES = {"torch.storage.UntypedStorage": None, "torch.FloatStorage": torch.float32,
+            "torch.DoubleStorage": torch.float64, "torch.HalfStorage": torch.float16,
+            "torch.BFloat16Storage": torch.bfloat16, "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
+            "torch.ShortStorage": torch.int16, "torch.CharStorage": torch.int8, "torch.ByteStorage": torch.uint8,
+            "torch.BoolStorage": torch.bool, "torch.ComplexFloatStorage": torch.complex64,
+            "torch.ComplexDoubleStorage": torch.complex128}
+FACTORIES: dict[str, Callable[[], Any]] = {
+    "builtins.dict": dict, "builtins.list": list, "builtins.set": set, "builtins.tuple": tuple, "builtins.int": int,
+    "builtins.float": float, "builtins.str": str, "builtins.bool": bool, "builtins.bytes": bytes,
+    "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter,
+    "collections.deque": collections.deque}
+LAYOUTS = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
+CALLS: dict[str, Call] = {
+    "_codecs.encode": _encode, "builtins.bytes": _bytes, "builtins.bytearray": _bytearray, "builtins.set": _set,
+    "builtins.frozenset": _frozenset, "builtins.complex": _complex, "builtins.range": _range,
+    "builtins.slice": _slice, "collections.OrderedDict": _ordered, "collections.Counter": _counter,
+    "collections.defaultdict": _default, "collections.deque": _deque, "pathlib.PosixPath": _path(pathlib.Path),
+    "pathlib._local.PosixPath": _path(pathlib.Path), "pathlib.PurePosixPath": _path(pathlib.PurePosixPath),
+    "pathlib._local.PurePosixPath": _path(pathlib.PurePosixPath), "numpy._core.multiarray.scalar": _scalar,
+    "numpy._core.numeric._frombuffer": _from_buffer, "torch.Size": _size, "torch.device": _device,
+    "torch.serialization._get_layout": _layout, "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3, "torch._utils._rebuild_parameter": _parameter}
+STATES: dict[str, State] = {"numpy.dtype": _dtype, "numpy._core.multiarray._reconstruct": _array,
+                            "_io.BytesIO": _bytes_io}
+KNOWN = Known({f"torch.{name}": dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
+              CALLS, STATES, frozenset({*STORAGES, *FACTORIES, "numpy.ndarray"}),
+              (np.generic, torch.dtype, torch.device, torch.layout))
+
+
+# ---- what comes out ----
+
+LEAVES = {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, io.BytesIO, type(pathlib.Path()),
+          pathlib.PurePosixPath, np.ndarray, torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.layout,
+          torch.Size}
+ITEMS = {list, tuple, set, frozenset, collections.deque}
+PAIRS = {dict, collections.OrderedDict, collections.Counter, collections.defaultdict}
+
+
+def check(value: Any) -> None:
+    """That a value consists of these types and of no others, whatever the tables above let in: no storage without a
+    tensor, no class by itself, nothing that waits for its state."""
+    rest, seen = [value], set()
+    while rest:
+        part = rest.pop()
+        kind = type(part)
+        if kind in LEAVES or isinstance(part, (np.generic, np.dtype)) or id(part) in seen:
+            continue
+        if kind not in ITEMS and kind not in PAIRS:
+            what = f"the class {shown(part.text)}" if kind is Name else "an object that is not complete"
+            raise Refused(f"{what} stands where only a value can")
+        seen.add(id(part))
+        rest.extend(part)
+        if kind in PAIRS:
+            rest.extend(part.values())
