@@ -452,14 +452,13 @@ class StorageReader(_StorageReader):
         blobs = {blob.name: blob.bytes for blob in self.step.blobs() if blob.rank is None}
         try:
             if dcp_state.DOCUMENT in blobs:
-                metadata, self.kept = dcp_state.parse(self.step.blob(dcp_state.DOCUMENT))
+                metadata, self.kept = dcp_state.read_document(self.step, blobs)
                 self.values = {}
             else:
                 metadata, self.kept, self.values = _of_step(self.step)
-            self.bytes = _places(self.step, blobs)
+            self.bytes = dcp_state.read_places(self.step, blobs)
         except dcp_state.BadDocument as error:
-            where = f"{self.path}: {run}/{self.step.number}: {dcp_state.DOCUMENT}"
-            raise dcp_state.BadDocument(f"{where}: {error}") from None
+            raise dcp_state.BadDocument(f"{self.path}: {run}/{self.step.number}: {error}") from None
         metadata.storage_data = {}
         metadata.storage_meta = StorageMeta(checkpoint_id=str(self.path))
         if hasattr(metadata.storage_meta, "load_id"):
@@ -518,8 +517,13 @@ class StorageReader(_StorageReader):
     def wanted(self, item: ReadItem, target: torch.Tensor) -> tuple[dcp_state.Kept, PlainBox]:
         """What an item asks for: the tensor of the step, and the box of it."""
         index, kept = item.storage_index, self.kept.get(item.storage_index.fqn)
-        if kept is None or (kept.component, kept.name) not in self.opened():
+        stored = None if kept is None else self.opened()._find(kept.component, kept.name)
+        if kept is None or stored is None:
             raise self.missing(index.fqn)
+        if DTYPES.get(dcp_state.kept_dtype(kept.dtype)) != stored[1]:
+            raise dcp_state.BadDocument(f"{self.path}: {self.opened().run}/{self.opened().number}: key "
+                                        f"{index.fqn[:300]!r}: {dcp_state.DOCUMENT} says {kept.dtype}, the step has "
+                                        f"{_lib.DTYPES[stored[1]]}")
         if tuple(target.shape) != tuple(item.lengths):
             raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: the planner asks for a box of shape "
                                                      f"{tuple(item.lengths)}, but gives a tensor of shape "
@@ -529,18 +533,6 @@ class StorageReader(_StorageReader):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "step": None, "last": (None,)}
-
-
-def _places(step: Step, blobs: dict[str, int]) -> dict[str, tuple[str, int, int]]:
-    """{key: (name of the blob, offset, length)} of the byte entries of all ranks; blobs: {name: bytes}."""
-    found: dict[str, tuple[str, int, int]] = {}
-    prefix, suffix = dcp_state.INDEX.split("{}")
-    for name in sorted(blobs):
-        data = name.removesuffix(suffix)
-        if name.startswith(prefix) and name.endswith(suffix) and data in blobs:
-            for key, (offset, length) in dcp_state.parse_index(step.blob(name), blobs[data]).items():
-                found.setdefault(key, (data, offset, length))
-    return found
 
 
 def _of_step(step: Step) -> tuple[Metadata, dict[str, dcp_state.Kept], dict[str, Any]]:

@@ -10,7 +10,9 @@ import dataclasses
 import errno
 import io
 import json
+import pickle
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +38,31 @@ DOCUMENT = ".dcp/metadata.json"
 BYTES = ".dcp/bytes.{}"            # the byte entries of one rank, one after another; INDEX says where each of them lies
 INDEX = ".dcp/bytes.{}.json"
 VERSION = 1
+DOCUMENT_MAX_BYTES = 256 << 20      # of DOCUMENT; and of all INDEX together
+PATH_MAX_PARTS = 100                # of a key
+MAX_DIMS = 16                       # of a tensor of a store (core/tensor/box.h)
+LISTS_MAX = 1_000_000               # places of lists that hold nothing, by the paths of all keys
+GROUP_VALUES_MAX = 4_000_000        # of the groups of an optimizer, once for each parameter
 COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 TAKEN = {"ranks", "mesh", "blobs", "meta", "incoming", "latest", "manifest.json"}
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last",
            torch.preserve_format: "preserve"}
+FORMS = {word: form for form, word in FORMATS.items()}
+TYPES = {word: kind for word, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
+LAYOUTS = {word: layout for word, layout in vars(torch).items() if isinstance(layout, torch.layout)}
 # Item types that the store has no word for are kept as unsigned integers of their size; the document has the true one.
 STAND_INS = ({1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64} if hasattr(torch, "uint16")
              else {1: torch.uint8})
 
 
-class BadDocument(ValueError):
-    """`.dcp/metadata.json` of a step is not what a StorageWriter writes."""
+class BadDocument(_lib.FormatError, ValueError):
+    """`.dcp/metadata.json` of a step is not what a StorageWriter writes, or another document of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(_lib.EFORMAT, text)
+
+    def __reduce__(self) -> Any:
+        return BadDocument, (self.text,)
 
 
 # ---- names ----
@@ -92,7 +108,7 @@ def paths_of(planner: SavePlanner, plan: SavePlan, keys: Iterable[str]) -> dict[
 
 def kept_dtype(dtype: torch.dtype) -> torch.dtype | None:
     """The type that a tensor of `dtype` is kept as, or None."""
-    return dtype if dtype in DTYPES else STAND_INS.get(torch._utils._element_size(dtype))
+    return dtype if dtype in DTYPES else STAND_INS.get(dtype.itemsize)
 
 
 # ---- out ----
@@ -128,11 +144,19 @@ def document(metadata: torch_metadata.Metadata) -> bytes:
         tensor = isinstance(value, torch_metadata.TensorStorageMetadata)
         entries[key] = tensor_entry(places[key], value) if tensor else {"bytes": True}
         if plain and key in data:
+            if len(data[key]) > PATH_MAX_PARTS:
+                raise _lib.InvalidArgument(errno.EINVAL, f"{key[:300]}: it lies in {len(data[key])} containers, at "
+                                                         f"most {PATH_MAX_PARTS} can be read again")
             entries[key]["path"] = list(data[key])
     result = {"vckpt.dcp": VERSION, "torch": torch.__version__.split("+")[0], "paths": plain, "keys": entries}
     if data is not None and not plain:
         result["planner_data"] = json.loads(values.encode(data, path=("planner_data",)))
-    return json.dumps(result, indent=1).encode()
+    text = json.dumps(result, indent=1).encode()
+    if len(text) > DOCUMENT_MAX_BYTES:
+        raise _lib.InvalidArgument(errno.EINVAL, f"what the state's {len(keys):,} keys need in {DOCUMENT} are "
+                                                 f"{len(text):,} bytes, at most {DOCUMENT_MAX_BYTES:,} can be read "
+                                                 "again: save it in several parts")
+    return text
 
 
 def from_plans(plans: list[SavePlan]) -> torch_metadata.Metadata:
@@ -164,23 +188,31 @@ class Kept:
     dtype: torch.dtype
 
 
-def check(condition: bool, key: str, what: str) -> None:
+def check(condition: bool, key: str, what: str, found: object = None) -> None:
+    """what: with {} for what was found, which may be of any size."""
     if not condition:
-        raise BadDocument(f"key {key!r}: {what}")
+        raise BadDocument(f"key {key[:300]!r}: {what.format(reprlib.repr(found))}")
+
+
+def word_of(table: Mapping[str, Any], word: object) -> Any:
+    """What a text of the document stands for, or None."""
+    return table.get(word) if isinstance(word, str) else None
 
 
 def read_tensor(key: str, entry: dict[str, Any]) -> tuple[Kept, torch_metadata.TensorStorageMetadata]:
     shape: Any = entry.get("shape")
-    name = entry.get("dtype")
-    dtype = getattr(torch, name, None) if isinstance(name, str) and name.isidentifier() else None
-    check(isinstance(dtype, torch.dtype), key, f"torch {torch.__version__} has no dtype {name!r}")
+    dtype = word_of(TYPES, entry.get("dtype"))
+    check(dtype is not None and kept_dtype(dtype) is not None, key,
+          f"torch {torch.__version__} has no dtype {{}} that a store keeps", entry.get("dtype"))
     check(isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**63 for n in shape), key,
-          f"its shape is {shape!r}, not a list of whole numbers")
+          "its shape is {}, not a list of whole numbers", shape)
+    check(len(shape) <= MAX_DIMS, key, f"it has {len(shape)} dimensions, at most {MAX_DIMS} are possible")
     check(isinstance(entry.get("component"), str) and isinstance(entry.get("name"), str), key,
           "it has no component and name of a tensor")
-    layout = getattr(torch, str(entry.get("layout", "strided")), None)
-    form = {name: form for form, name in FORMATS.items()}.get(entry.get("memory_format", "contiguous"))
-    check(isinstance(layout, torch.layout) and form is not None, key, "its layout or memory format is unknown")
+    layout = word_of(LAYOUTS, entry.get("layout", "strided"))
+    check(layout is not None, key, "torch has no layout {}", entry.get("layout"))
+    form = word_of(FORMS, entry.get("memory_format", "contiguous"))
+    check(form is not None, key, "its memory format is {}, expected " + ", ".join(FORMS), entry.get("memory_format"))
     properties = torch_metadata.TensorProperties(dtype=dtype, layout=layout,
                                                  requires_grad=entry.get("requires_grad") is True,
                                                  memory_format=form, pin_memory=entry.get("pin_memory") is True)
@@ -202,7 +234,8 @@ def parse(text: bytes) -> tuple[torch_metadata.Metadata, dict[str, Kept]]:
     if not isinstance(document_, dict) or not isinstance(document_.get("keys"), dict):
         raise BadDocument('it has no object "keys"')
     if document_.get("vckpt.dcp") != VERSION:
-        raise BadDocument(f"it has version {document_.get('vckpt.dcp')!r}, this vckpt reads version {VERSION}")
+        found = reprlib.repr(document_.get("vckpt.dcp"))
+        raise BadDocument(f"it has version {found}, this vckpt reads version {VERSION}")
     keys: dict[str, Any] = {}
     kept: dict[str, Kept] = {}
     paths: dict[str, KeyPath] = {}
@@ -213,13 +246,72 @@ def parse(text: bytes) -> tuple[torch_metadata.Metadata, dict[str, Kept]]:
         else:
             kept[key], keys[key] = read_tensor(key, entry)
         if "path" in entry:
-            check(isinstance(entry["path"], list) and all(type(p) in (str, int) for p in entry["path"]), key,
-                  "its path is not a list of texts and whole numbers")
-            paths[key] = tuple(entry["path"])
+            path = entry["path"]
+            check(isinstance(path, list) and is_path(path), key,
+                  f"its path is {{}}, not a list of 1 to {PATH_MAX_PARTS} texts and whole numbers", path)
+            paths[key] = tuple(path)
+    check_lists(paths)
     data = paths if document_.get("paths") else None
     if "planner_data" in document_:
-        data = values.decode(json.dumps(document_["planner_data"]).encode())
+        data = read_planner_data(document_["planner_data"])
     return torch_metadata.Metadata(state_dict_metadata=keys, planner_data=data), kept
+
+
+def is_path(parts: Sequence[Any]) -> bool:
+    return 0 < len(parts) <= PATH_MAX_PARTS and all(type(part) is str or (type(part) is int and part >= 0)
+                                                    for part in parts)
+
+
+def check_lists(paths: Mapping[str, KeyPath]) -> None:
+    """That the lists which a planner makes by the numbers in paths are not far longer than what is in them."""
+    root: dict[Any, Any] = {}
+    places = 0
+    for path in paths.values():
+        at = root if any(type(part) is int for part in path) else {}
+        for part in path:
+            if type(part) is int and part >= at.get(None, 0):           # None: how long the list is so far
+                places += part + 1 - at.get(None, 0)
+                at[None] = part + 1
+            at = at.setdefault(part, {})
+    if places > LISTS_MAX + 16 * len(paths):
+        raise BadDocument(f"the paths of its {len(paths):,} keys make lists of {places:,} places")
+
+
+def read_planner_data(found: object) -> Any:
+    try:
+        return values.decode(json.dumps(found).encode())
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(f"planner_data: {error}") from None
+
+
+def read_document(step: Step, blobs: Mapping[str, int]) -> tuple[torch_metadata.Metadata, dict[str, Kept]]:
+    """`parse` of a step's document; blobs: {name: bytes}."""
+    if blobs[DOCUMENT] > DOCUMENT_MAX_BYTES:
+        raise BadDocument(f"{DOCUMENT}: it has {blobs[DOCUMENT]:,} bytes, at most {DOCUMENT_MAX_BYTES:,} are read")
+    try:
+        return parse(step.blob(DOCUMENT))
+    except BadDocument as error:
+        raise BadDocument(f"{DOCUMENT}: {error}") from None
+
+
+def read_places(step: Step, blobs: Mapping[str, int]) -> dict[str, tuple[str, int, int]]:
+    """{key: (name of the blob, offset, length)} of the byte entries of all ranks."""
+    found: dict[str, tuple[str, int, int]] = {}
+    prefix, suffix = INDEX.split("{}")
+    names = [name for name in sorted(blobs) if name.startswith(prefix) and name.endswith(suffix)
+             and name.removesuffix(suffix) in blobs]
+    size = sum(blobs[name] for name in names)
+    if size > DOCUMENT_MAX_BYTES:
+        raise BadDocument(f"{INDEX.format('*')}: they have {size:,} bytes, at most {DOCUMENT_MAX_BYTES:,} are read")
+    for name in names:
+        data = name.removesuffix(suffix)
+        try:
+            places = parse_index(step.blob(name), blobs[data])
+        except BadDocument as error:
+            raise BadDocument(f"{name}: {error}") from None
+        for key, (offset, length) in places.items():
+            found.setdefault(key, (data, offset, length))
+    return found
 
 
 # ---- values of a step that DCP did not save ----
@@ -254,6 +346,10 @@ def by_parameter(saved: Any, component: str) -> list[tuple[KeyPath, Any]]:
     if not isinstance(groups, list) or not all(isinstance(group, dict)
                                                and isinstance(group.get("params"), list) for group in groups):
         return []
+    count = sum(len(group) * len(group["params"]) for group in groups)
+    if count > GROUP_VALUES_MAX:
+        raise BadDocument(f"{component}: its groups have {count:,} values, once for each parameter; at most "
+                          f"{GROUP_VALUES_MAX:,} are read")
     return [((component, f"param_groups.{name}.{key}"), value) for group in groups for name in group["params"] for key,
             value in group.items()
             if key != "params" and not is_tensor(value)]
@@ -265,10 +361,15 @@ def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
     found: dict[str, tuple[KeyPath, Any]] = {}
     for component in sorted({blob.name.removesuffix(".json") for blob in step.blobs() if blob.rank is None
                              and valid_document(blob.name)}):
-        common = step.values(component, tensors=False)
-        trees = [common] if has_own(common) else [common,
-                                                  *(step.values(component, rank, tensors=False)
-                                                    for rank in step.ranks(component))]
+        try:
+            common = step.values(component, tensors=False)
+            trees = [common] if has_own(common) else [common,
+                                                      *(step.values(component, rank, tensors=False)
+                                                        for rank in step.ranks(component))]
+        except ValueError as error:
+            if isinstance(error, _lib.Error):
+                raise
+            raise BadDocument(f"{component}.json: {error}") from None
         for tree in trees:
             for path, value in leaves(tree, (component,)) + by_parameter(tree, component):
                 words = list(map(str, path))
@@ -302,7 +403,10 @@ def saved_bytes(key: str, value: object) -> bytes:
         raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the value has tensors in a {type(value).__name__}, which "
                                                  "DCP does not take apart: read it with vckpt.Step.values")
     data = io.BytesIO()
-    torch.save(value, data)
+    try:
+        torch.save(value, data)
+    except (TypeError, ValueError, RuntimeError, AttributeError, pickle.PicklingError) as error:
+        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: torch.save does not take the value: {error}") from None
     return data.getvalue()
 
 
@@ -321,5 +425,9 @@ def parse_index(text: bytes, size: int) -> dict[str, tuple[int, int]]:
         raise BadDocument("it is not an object")
     for key, place in index.items():
         check(isinstance(place, list) and len(place) == 2 and all(type(n) is int and n >= 0 for n in place) and
-              sum(place) <= size, key, f"its place is {place!r}, not an offset and a length within {size} bytes")
+              sum(place) <= size, key, f"its place is {{}}, not an offset and a length within {size} bytes", place)
+    end = 0
+    for key, (offset, length) in sorted(index.items(), key=lambda item: item[1]):
+        check(not length or offset >= end, key, "its place {} lies upon that of another key", [offset, length])
+        end = max(end, offset + length)
     return {key: tuple(place) for key, place in index.items()}
