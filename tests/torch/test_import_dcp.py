@@ -35,10 +35,10 @@ def save(state, path, **more):
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=False, **more), no_dist=True)
 
 
-def load(state, path):
+def load(state, path, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(state, storage_reader=StorageReader(path), no_dist=True)
+        dcp.load(state, storage_reader=StorageReader(path, **options), no_dist=True)
 
 
 def bits(tensor):
@@ -349,7 +349,9 @@ def test_values_that_only_python_reads(vckpt, store, source):
     loaded = library.load(store / "run" / "latest", {"own": None}, strict=False).values
     assert loaded["own"] == {"good": 1}
     blank = {"own": {"good": None, "bad": None}}
-    load(blank, store / "run" / "0")
+    with pytest.raises(dcp.api.CheckpointException, match="entry 'own.bad': the class test_import_dcp.Own"):
+        load(blank, store / "run" / "0")
+    load(blank, store / "run" / "0", allow_pickle=True)
     assert blank["own"]["good"] == 1 and blank["own"]["bad"][0].inside == 1
 
 

@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.storage import (
 )
 from torch.futures import Future
 
-from . import _lib, dcp_path, dcp_reads, dcp_state, loads, paths, saver
+from . import _lib, dcp_path, dcp_reads, dcp_state, loads, paths, pickles, saver
 from .exchange import Exchanged, Mode, check as check_mode
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
@@ -415,13 +415,17 @@ class StorageReader(_StorageReader):
     COMPONENT.NAME, the tensors and values of any other step of a store. A path that names no step: the newest.
 
     threads, verify, exchange    as for vckpt.load; with exchange, all ranks of the default process group load together
+    allow_pickle                 True: byte entries are given to the planner, which unpickles them, as they stand in
+                                 the store: whoever wrote it can run any program here. False: only plain values, read
+                                 and written anew by vckpt (docs/dcp.md)
     bytes_read, exchanged        once a load is over: bytes of the store's packs that this rank read, checks included,
                                  and what came of the exchange"""
 
     def __init__(self, path: PathLike, _extension_registry: Any = None, *, threads: int = 0,
-                 verify: loads.Verify = "checks", exchange: Mode = "never") -> None:
+                 verify: loads.Verify = "checks", exchange: Mode = "never", allow_pickle: bool = False) -> None:
         super().__init__()
         check_mode(exchange)
+        self.allow_pickle = allow_pickle
         self.how, self.bytes_read, self.mode = loads.chosen(threads, verify, "raise"), 0, exchange
         self.exchanged: Exchanged | None = None
         self.path, self.load_id = Path(path), str(uuid.uuid4())
@@ -512,7 +516,18 @@ class StorageReader(_StorageReader):
         blob, offset, length = self.bytes[key]
         if getattr(self, "last", (None,))[0] != (self.step, blob):      # entries of a rank follow each other
             self.last = (self.step, blob), self.opened().blob(blob)
-        return bytes(memoryview(self.last[1])[offset:offset + length])
+        found = bytes(memoryview(self.last[1])[offset:offset + length])
+        return found if self.allow_pickle else self.plain(key, found)
+
+    def plain(self, key: str, entry: bytes) -> bytes:
+        """An entry without anything of the store's pickle."""
+        try:
+            return pickles.reencoded(entry)
+        except pickles.Refused as error:
+            raise _lib.InvalidArgument(
+                errno.EINVAL, f"{self.path}: {self.opened().run}/{self.opened().number}: entry {key[:300]!r}: {error}. "
+                              "Python's own reader of pickles may take it, and runs whatever it says: if you trust "
+                              "whoever wrote this store, give StorageReader(..., allow_pickle=True)") from None
 
     def wanted(self, item: ReadItem, target: torch.Tensor) -> tuple[dcp_state.Kept, PlainBox]:
         """What an item asks for: the tensor of the step, and the box of it."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Components of a step that a StorageWriter saved, as trees, for vckpt.load: what Step.values gives of a step of
 vckpt.save. DCP pickles values: they are read as data (pickles.py), so nothing that a step holds is run. A value that is
-not plain stands there as vckpt.Record("vckpt.Pickled"): dcp.load reads it."""
+not plain stands there as vckpt.Record("vckpt.Pickled"): dcp.load reads it, by StorageReader(..., allow_pickle=True)."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
