@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A run's list, out of memory (docs/format/list.md). Input: u8 how many entries stand before those of the input (they
- * remove nothing), then entries, each u8 flags | u16 length | body. Flags: bit 0: a number is left out before it; bit
- * 1: the body is put as it is. Otherwise its run, its number and the digest of the entry before are made good. The list
- * is read whole, from its newest snapshot, and in two parts: read in parts it is the same as read at once. */
+ * A run's list, out of memory (docs/format/list.md). Input: u8 for how many entries stand before those of the input
+ * (they remove nothing; few, or nearly as many as come before a snapshot), then entries, each u8 flags | u16 length |
+ * body. Flags: bit 0: a number is left out before it; bit 1: the body is put as it is. Otherwise its run, its number
+ * and the digest of the entry before are made good. The list is read whole, from its newest snapshot, and in two parts:
+ * read in parts it is the same as read at once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define RUN "run"
-#define BEFORE_MAX 70u
+#define BEFORE 14u              /* entries before the input's: so many at most, or up to the snapshot's number and on */
+#define BEFORE_SNAPSHOT 56u
 
 struct made { struct memory m; uint64_t number; struct base_digest last; bool gaps; };
 
@@ -65,7 +67,7 @@ static void put_before(struct made *made, unsigned n)
 
 static void put_all(struct made *made, const uint8_t *data, size_t size)
 {
-	put_before(made, data[0] % BEFORE_MAX);
+	put_before(made, data[0] % BEFORE + (data[0] & 0x80 ? BEFORE_SNAPSHOT : 0));
 	data++, size--;
 	while (size >= 3 && base_get16(data + 1) <= size - 3u && made->m.n < MEMORY_FILES) {
 		size_t len = base_get16(data + 1);

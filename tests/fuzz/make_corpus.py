@@ -20,6 +20,7 @@ OUT = HERE / "corpus"
 STORE, BEGIN, BASE, PART, HEARTBEAT, NOTE = 1, 4, 5, 6, 7, 10                  # kinds of records
 LAUNCH = b"0123456789abcdef"
 PACK = LAUNCH + b"-0-0-model"
+AT_56 = 128                                                                    # and 2: 56 entries before
 STATS_ENTRY = 23                                                              # field of a record of measures
 
 
@@ -99,7 +100,8 @@ def lists(bodies):
         ("one-save", 0, [(0, launch), (0, commit_)]), ("removed", 1, [(0, launch), (0, commit_), (0, remove)]),
         ("aborted", 0, [(0, launch), (0, abort), (0, commit_)]),
         ("twice", 0, [(0, launch), (0, commit_), (0, commit_)]),
-        ("snapshot", 64, [(0, snapshot), (0, launch), (0, commit_)]), ("later-snapshot", 60, [(0, launch)] * 8),
+        ("snapshot", AT_56 + 6, [(0, snapshot), (0, launch), (0, commit_)]),
+        ("later-snapshot", AT_56 + 2, [(0, launch)] * 8),
         ("accepted", 11, [(as_it_is, b"damaged"), (0, launch), (0, accept), (0, commit_)]),
         ("gap", 3, [(0, launch), (skipped, commit_)]), ("another-run", 0, [(as_it_is, launch), (0, commit_)]),
     ]:
