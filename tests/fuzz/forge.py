@@ -130,7 +130,12 @@ class Rows:
         self.rows[row][self.names.index(name)] = value
 
     def encode(self):
-        return b"".join(struct.pack(self.form, *row) for row in self.rows) + self.tail
+        return b"".join(struct.pack(self.form, *map(self.fitting, self.bits, row)) for row in self.rows) + self.tail
+
+    @staticmethod
+    def fitting(bits, value):
+        """What was echoed from a wider field loses its upper bits."""
+        return value & (1 << bits) - 1 if bits and not 0 <= value < 1 << bits else value
 
     def settle(self):
         """References follow their objects."""
@@ -138,11 +143,6 @@ class Rows:
             if target:
                 for name in ("digest", "offset", "checks", "raw", "stored", "codec"):
                     self[number, name] = getattr(target, name)
-
-    def leaves(self):
-        for row in self.rows:
-            for name, bits, value in zip(self.names, self.bits, row):
-                yield name, value, bits, row
 
     def echo(self, said):
         if len(self.rows) <= 500:
@@ -986,7 +986,7 @@ def tensors_file(path, tensors):
 
 def make(vckpt, folder):
     """Two stores, made by the program `vckpt`: `wide`, steps that share pieces of a large tensor, one under
-    another component; `many`, a step of 4,000 small tensors, whose part has several chunks."""
+    another component; `many`, a step of 2,000 small tensors, whose part has several chunks."""
     rng, file = random.Random(1), folder / "model.safetensors"
 
     def run(*words):
@@ -1005,7 +1005,7 @@ def make(vckpt, folder):
         tensors_file(file, tensors)
         run("import", folder / "wide", f"r/{step}", file, "-q", "--set", f"loss={step}")
     run("import", folder / "wide", "r/3", "--component", "optimizer", file, "-q", "--set", "note=\u00e4")
-    tensors_file(file, {f"layer.{i:04}": ("U8", [8 + i % 90], rng.randbytes(8 + i % 90)) for i in range(4000)})
+    tensors_file(file, {f"layer.{i:04}": ("U8", [8 + i % 90], rng.randbytes(8 + i % 90)) for i in range(2000)})
     run("import", folder / "many", "m/0", file, "-q", "--no-index")
     file.unlink()
 
