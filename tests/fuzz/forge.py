@@ -812,7 +812,7 @@ class Store:
         for name, pack in self.structures():
             if pack is None or pack in live or self.rng.random() < .05:
                 kinds.setdefault(name.split(" ")[0], []).append(name)
-        drawn = [kind for kind in sorted(kinds) for _ in range(3 if kind in OFTEN else 1)]
+        drawn = [kind for kind in sorted(kinds) for _ in range(8 if kind in OFTEN else 1)]
         found = {}
         for _ in range(lies):
             name = self.rng.choice(kinds[self.rng.choice(drawn)])
