@@ -158,17 +158,3 @@ int load_step_shard(const struct load_step *step, uint32_t line, uint32_t number
 		r = 0;
 	return r;
 }
-
-/* A shard of cuts has a box that it holds as one; one of a range of rows as at most two boxes a dimension. */
-bool load_shard_has(const struct tensor_shard *shard, const struct tensor_box *box)
-{
-	uint64_t items = tensor_box_items(&shard->shape, box), found = 0;
-	struct tensor_shard_iter it;
-	unsigned n = 0;
-
-	if (shard->absent)
-		return false;
-	for (tensor_shard_first(&it, shard, box); !it.done && n < 2 * TENSOR_MAX_DIMS; tensor_shard_next(&it), n++)
-		found += tensor_box_items(&shard->shape, &it.at.box);
-	return found == items;
-}

@@ -89,7 +89,7 @@ static int row_agrees(const struct load_step *step, uint32_t line, uint32_t numb
 			box = boxes[i];
 		else
 			tensor_boxes_get(packed, i, &box);
-		if (load_shard_has(&shard, &box))
+		if (tensor_shard_has(&shard, &box))
 			continue;
 		tensor_box_text(packed->ndim, &box, text, sizeof text);
 		return base_error_set(err, -BASE_EFORMAT,

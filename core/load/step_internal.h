@@ -60,8 +60,6 @@ int load_step_holders(const struct load_step *step, uint32_t tensor, const struc
 	uint64_t *ret_lines);
 /* What the layout of a line gives its rank of tensor `number` there. 1: known; 0: not recorded, anything; -ENOMEM. */
 int load_step_shard(const struct load_step *step, uint32_t line, uint32_t number, struct tensor_shard *ret_shard);
-/* Does the rank hold all of the box? */
-bool load_shard_has(const struct tensor_shard *shard, const struct tensor_box *box);
 void load_step_layouts_free(struct load_step *step);
 
 #endif

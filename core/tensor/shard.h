@@ -84,6 +84,8 @@ void tensor_shard_first(struct tensor_shard_iter *it, const struct tensor_shard 
 void tensor_shard_next(struct tensor_shard_iter *it);
 uint64_t tensor_shard_box_count(const struct tensor_shard *shard); /* boxes of all of it */
 uint64_t tensor_shard_items(const struct tensor_shard *shard);     /* items held, padding not counted */
+/* Is all of the box held? (Of a box that is cut into very many stretches the answer may be no.) */
+bool tensor_shard_has(const struct tensor_shard *shard, const struct tensor_box *box);
 
 /* Raw box lists, for callers that know their own layout: the buffer holds the boxes one after another, each row-major.
  * Boxes of size 0 hold nothing. check: -EINVAL names a box that is not inside the tensor, or two that overlap; -ENOMEM.

@@ -358,3 +358,17 @@ int tensor_sharding_holders(const struct tensor_sharding *s, const struct tensor
 			h.ragged = m;
 	return holders_walk(&h, 0, &s->shape, &local);
 }
+
+/* A shard of cuts has a box that it holds as one; one of a range of rows as at most two boxes a dimension. */
+bool tensor_shard_has(const struct tensor_shard *shard, const struct tensor_box *box)
+{
+	uint64_t items = tensor_box_items(&shard->shape, box), found = 0;
+	struct tensor_shard_iter it;
+	unsigned n = 0;
+
+	if (shard->absent)
+		return false;
+	for (tensor_shard_first(&it, shard, box); !it.done && n < 2 * TENSOR_MAX_DIMS; tensor_shard_next(&it), n++)
+		found += tensor_box_items(&shard->shape, &it.at.box);
+	return found == items;
+}

@@ -7,6 +7,7 @@
  *   verify_files.c  whole store: every file by itself (records, packs byte by byte, the reserve), in a pool
  *   verify_walk.c   walks everything that one step reaches: packs, layouts, view headers, parts, chunks, pieces, blobs
  *   verify_says.c   what the records of a step say of each other: sums, sizes, hosts, attributes
+ *   verify_shards.c do the rows of a part lie in what its layout gives the rank
  *   verify_steps.c  each visible step is walked and its boxes checked; what no pack's footer answered for is re-hashed
  *                   by reference
  *   verify_note.c   leaves notes of damage for writers
@@ -155,6 +156,14 @@ const char *verify_says_told(const struct verify_says *s); /* the first disagree
 bool verify_says_entry(const struct verify_step *step, const struct proto_manifest *m,
 	char text[static VERIFY_SAYS_MAX]);
 bool verify_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb);
+
+/* Rows against the shards that a layout gives; belongs to one thread, and the layout outlives it. */
+struct verify_shards;
+struct verify_shards *verify_shards_new(const struct store_layout *l); /* NULL: out of memory */
+void verify_shards_free(struct verify_shards *k);                      /* NULL-safe */
+/* 0, or 1: `text` says what is wrong; -ENOMEM. */
+int verify_shards_row(struct verify_shards *k, uint32_t rank, const struct store_row *row,
+	char text[static VERIFY_SAYS_MAX]);
 
 int verify_steps(struct verify *v, struct base_error *err);
 

@@ -12,8 +12,11 @@ struct walk {
 	struct store_layout **layouts; /* by the manifest's numbers; NULL: broken */
 	char manifest[STORE_NAME_MAX]; /* its file */
 	struct verify_says *says;      /* NULL: not asked for */
+	struct verify_shards **shards; /* by the manifest's layouts, made when needed */
 	/* the part under way */
 	const struct store_layout *layout;
+	uint32_t rank, layout_number;
+	bool misplaced;                /* a row that lies elsewhere was told */
 	/* by the part's numbers: names, and numbers in the manifest */
 	const char **packs;
 	uint32_t *numbers;
@@ -98,9 +101,31 @@ static int walk_layouts(struct walk *k)
 	return r;
 }
 
+/* One row that does not lie where the layout says is told of a step. */
+static int check_shard(struct walk *k, const struct store_row *row)
+{
+	struct verify_shards **shards = &k->shards[k->layout_number];
+	char text[VERIFY_SAYS_MAX];
+	int r;
+
+	if (!*shards)
+		*shards = verify_shards_new(k->layout);
+	if (!*shards)
+		return -ENOMEM;
+	r = verify_shards_row(*shards, k->rank, row, text);
+	if (r > 0 && !k->misplaced)
+		disagrees(k, k->manifest, text);
+	k->misplaced = k->misplaced || r > 0;
+	return r < 0 ? r : 0;
+}
+
 static int on_row(void *arg, const struct store_row *row)
 {
 	struct walk *k = arg;
+	int s = k->says ? check_shard(k, row) : 0;
+
+	if (s < 0)
+		return s;
 
 	for (uint64_t n = 0; n < row->npieces; n++) {
 		const struct store_piece *p = &row->pieces[n];
@@ -276,6 +301,8 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 		return r;
 	told_by(k, r);
 	k->layout = k->layouts[rank->layout];
+	k->layout_number = rank->layout;
+	k->rank = rank->rank;
 	bool same = r == 0 && part.rank == rank->rank && part.npacks == rank->npacks &&
 		base_digest_equal(&part.layout, &k->m->layouts[rank->layout].digest);
 	for (uint32_t n = 0; same && n < part.npacks; n++)
@@ -390,16 +417,20 @@ int verify_walk(struct verify_walker *w)
 		return 0;
 	}
 	k.layouts = calloc(m.nlayouts + 1, sizeof *k.layouts);
+	k.shards = calloc(m.nlayouts + 1, sizeof *k.shards);
 	k.says = w->cover ? verify_says_new(&m) : NULL;
-	r = k.layouts && (k.says || !w->cover) ? 0 : -ENOMEM;
+	r = k.layouts && k.shards && (k.says || !w->cover) ? 0 : -ENOMEM;
 	if (r == 0 &&
 		(m.step != commit->step || strcmp(m.run, w->step->run) != 0 || strcmp(m.attempt, commit->attempt) != 0))
 		broken(&k, k.manifest, NULL, NULL, "has another run, step or attempt than the commit entry that names "
 			"it");
 	if (r == 0)
 		r = walk_all(&k);
+	for (uint32_t n = 0; k.shards && n < m.nlayouts; n++)
+		verify_shards_free(k.shards[n]);
 	for (uint32_t n = 0; k.layouts && n < m.nlayouts; n++)
 		store_layout_free(k.layouts[n]);
+	free(k.shards);
 	verify_says_free(k.says);
 	free(k.layouts);
 	free(k.packs);
