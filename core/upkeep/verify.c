@@ -17,6 +17,8 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/clock.h"
+#include "core/base/le.h"
 #include "core/upkeep/lost.h"
 
 #define SKIPS_EACH 16u /* a longer gap in a list is one fault */
@@ -41,18 +43,40 @@ void verify_progress(struct verify *v, uint64_t bytes)
 	pthread_mutex_unlock(&v->lock);
 }
 
-uint64_t verify_place(const char *pack, const struct store_object_ref *ref)
-{
-	uint8_t bytes[80];
+/* Whoever wrote the store may have wanted two places to look alike, so that only one of them is looked at: they are
+ * hashed with a secret of this process. */
+static uint8_t place_secret[16];
+static pthread_once_t place_once = PTHREAD_ONCE_INIT;
 
-	memcpy(bytes, &ref->digest, 32);
-	base_put64(bytes + 32, ref->offset);
-	base_put64(bytes + 40, ref->checks);
-	base_put64(bytes + 48, ref->raw_len);
-	base_put64(bytes + 56, ref->stored_len);
-	base_put64(bytes + 64, ref->codec);
-	base_put64(bytes + 72, pack ? base_xxh64_of(0, pack, strlen(pack)) : 0);
-	uint64_t hash = base_xxh64_of(0, bytes, sizeof bytes);
+static void place_secret_make(void)
+{
+	uint64_t guess[2] = {base_monotonic_ns(), (uint64_t)base_realtime_ns()};
+
+	if (base_random(place_secret, sizeof place_secret) < 0) /* no getrandom: what is hard to know from outside */
+		memcpy(place_secret, guess, sizeof place_secret);
+}
+
+uint64_t verify_place(const char *pack, const struct store_object_ref *ref, const void *more, size_t len)
+{
+	uint8_t bytes[sizeof place_secret + 80 + VERIFY_PLACE_MORE + STORE_PACK_NAME_MAX] = {0};
+	uint8_t *at = bytes + sizeof place_secret;
+	struct base_digest d;
+
+	pthread_once(&place_once, place_secret_make);
+	memcpy(bytes, place_secret, sizeof place_secret);
+	memcpy(at, &ref->digest, 32);
+	base_put64(at + 32, ref->offset);
+	base_put64(at + 40, ref->checks);
+	base_put64(at + 48, ref->raw_len);
+	base_put64(at + 56, ref->stored_len);
+	base_put64(at + 64, ref->codec);
+	base_put64(at + 72, len);
+	if (len)
+		memcpy(at + 80, more, len);
+	if (pack)
+		memcpy(at + 80 + VERIFY_PLACE_MORE, pack, base_min(strlen(pack), STORE_PACK_NAME_MAX));
+	base_sha256(bytes, pack ? sizeof bytes : sizeof bytes - STORE_PACK_NAME_MAX, &d);
+	uint64_t hash = base_get64(d.bytes);
 	return hash ? hash : 1;
 }
 

@@ -65,7 +65,8 @@ static void on_object(void *arg, const struct store_object_ref *object, const st
 		verify_error(j->v, -ENOMEM);
 		return;
 	}
-	p->seen[p->nseen] = (struct verify_seen){.place = verify_place(NULL, object), .hashed = xxh != NULL};
+	p->seen[p->nseen] = (struct verify_seen){
+		.place = verify_place(NULL, object, NULL, 0), .hashed = xxh != NULL, .kind = object->kind};
 	if (xxh)
 		p->seen[p->nseen].xxh = *xxh;
 	p->nseen++;

@@ -52,6 +52,7 @@ struct verify_fault {
 struct verify_seen {
 	uint64_t place; /* first: what is compared */
 	bool hashed;
+	uint8_t kind;   /* as the footer says */
 	struct base_xxh128 xxh;
 };
 
@@ -101,7 +102,9 @@ void verify_fault(struct verify *v, struct verify_fault f);
 bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref);
 void verify_error(struct verify *v, int error);
 void verify_progress(struct verify *v, uint64_t bytes);
-uint64_t verify_place(const char *pack, const struct store_object_ref *ref); /* hash; pack may be NULL */
+/* A hash of where an object lies, and of `len` bytes more, that nobody can foresee; pack may be NULL. */
+#define VERIFY_PLACE_MORE 16u
+uint64_t verify_place(const char *pack, const struct store_object_ref *ref, const void *more, size_t len);
 int verify_compare_places(const void *a, const void *b);
 
 int verify_files(struct verify *v, struct base_error *err);

@@ -80,7 +80,7 @@ void verify_says_rank(struct verify_says *s)
 
 int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref)
 {
-	int r = verify_set_add(&s->seen, base_xxh64_of(verify_place(NULL, ref), &number, sizeof number));
+	int r = verify_set_add(&s->seen, verify_place(NULL, ref, &number, sizeof number));
 
 	if (r <= 0)
 		return r;
@@ -93,9 +93,9 @@ void verify_says_bytes(struct verify_says *s, uint64_t bytes) { s->bytes += byte
 
 static bool is_meta(const char *pack)
 {
-	size_t len = strlen(pack);
+	struct store_pack_name name;
 
-	return len > 5 && strcmp(pack + len - 5, "-meta") == 0;
+	return store_pack_name_parse(pack, &name) == 0 && strcmp(name.class, "meta") == 0;
 }
 
 /* Compares the part's own table. The part does not know the size of its own `meta` pack, nor all that is live in it. */

@@ -61,7 +61,7 @@ static const struct verify_seen *footer_lists(const struct verify *v, const char
 	const struct store_object_ref *ref)
 {
 	int64_t at = base_search(i, 0, v->npacks, strcmp(v->packs[i].file, file));
-	uint64_t place = verify_place(NULL, ref);
+	uint64_t place = verify_place(NULL, ref, NULL, 0);
 
 	if (at < 0 || !v->packs[at].nseen)
 		return NULL;
@@ -97,9 +97,7 @@ void verify_set_release(struct verify_set *s)
 /* A piece counts with its XXH3-128: rows may say different ones of the same bytes. */
 static uint64_t item_place(const struct verify_item *it)
 {
-	uint64_t place = verify_place(it->pack, it->ref);
-
-	return it->xxh ? base_xxh64_of(place, it->xxh, sizeof *it->xxh) : place;
+	return verify_place(it->pack, it->ref, it->xxh, it->xxh ? sizeof *it->xxh : 0);
 }
 
 static int add_todo(struct verify *v, const struct verify_item *it)
@@ -131,7 +129,7 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	struct store_object_ref key = {.offset = it->size, .raw_len = 1};
 	uint64_t size;
 	char text[160];
-	int r = verify_set_add(&v->seen, verify_place(it->pack, &key));
+	int r = verify_set_add(&v->seen, verify_place(it->pack, &key, NULL, 0));
 
 	if (r <= 0)
 		return r;
@@ -148,21 +146,47 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	return 0;
 }
 
+static const char *kind_name(uint8_t kind)
+{
+	static const char *const names[] = {[STORE_OBJECT_PIECE] = "a piece", [STORE_OBJECT_BLOB] = "a blob",
+		[STORE_OBJECT_LAYOUT] = "a layout", [STORE_OBJECT_PART] = "a part",
+		[STORE_OBJECT_PART_CHUNK] = "a chunk", [STORE_OBJECT_VIEW_HEADER] = "a view header"};
+
+	return kind < BASE_COUNT(names) && names[kind] ? names[kind] : "of an unknown kind";
+}
+
+/* Index and mending know objects by footers alone. Told once for each object; 0 or -ENOMEM. */
+static int kind_differs(struct verify *v, const struct verify_item *it, const char *file, uint8_t kind)
+{
+	char text[120];
+	int r = verify_set_add(&v->seen, verify_place(it->pack, it->ref, "kind", 4));
+
+	if (r <= 0)
+		return r;
+	snprintf(text, sizeof text, "the footer says that this object is %s, and in a step it is %s", kind_name(kind),
+		kind_name(it->ref->kind));
+	pack_fault(v, file, it->ref, text);
+	return 0;
+}
+
 static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
 	struct walker *k = w->arg;
 	char file[STORE_NAME_MAX];
+	int r;
 
 	if (store_pack_path(it->pack, file) < 0)
 		return 0; /* the manifest's decoder lets no such name through */
 	if (it->what == VERIFY_PACK)
 		return check_pack(k->v, it, file);
 	const struct verify_seen *seen = footer_lists(k->v, file, it->ref);
+	if (seen && seen->kind != it->ref->kind && (r = kind_differs(k->v, it, file, seen->kind)) < 0)
+		return r;
 	if (!seen)
 		return add_todo(k->v, it);
 	if (!it->xxh || !seen->hashed || memcmp(it->xxh, &seen->xxh, sizeof seen->xxh) == 0)
 		return 0;
-	int r = verify_set_add(&k->v->seen, item_place(it));
+	r = verify_set_add(&k->v->seen, item_place(it));
 	if (r == 1)
 		hashes_fault(k->v, file, it->ref, it->xxh);
 	return r < 0 ? r : 0;

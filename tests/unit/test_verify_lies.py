@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lies with all checksums right (forgelib) that verify sees in rows: pieces that lie where the layout does not
-put them."""
+"""Lies with all checksums right (forgelib) that verify sees in rows and in footers: pieces that lie where the layout
+does not put them, and objects of another kind than a step says."""
+import ctypes as c
+import hashlib
 import json
 import struct
 
@@ -72,3 +74,28 @@ def test_rows_of_other_ranks(vckpt, proto, tmp_path, rank, boxes):  # noqa: F811
     code, lines = told(vckpt, tmp_path / "s")
     assert code == 3 and any(f"rank {rank} stored box" in w and "not what the layout gives" in w
                              for _, _, w in lines), lines
+
+
+# ---- footers ----
+
+def footer_kind(lib, path, number, kind):
+    """Another kind in a pack's footer, and its checks made good."""
+    data = bytearray(path.read_bytes())
+    offset, length = struct.unpack_from("<QQ", data, len(data) - 120)
+    data[offset + 80 * number + 66] = kind
+    data[-88:-56] = hashlib.sha256(data[offset:offset + length]).digest()
+    lib.base_xxh64_of.restype = c.c_uint64
+    data[-8:] = struct.pack("<Q", lib.base_xxh64_of(c.c_uint64(0), bytes(data[-128:-8]), c.c_size_t(120)))
+    path.unlink()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("pack,number,kind,sentence", [
+    ("model", 0, 2, "the footer says that this object is a blob, and in a step it is a piece"),
+    ("meta", 0, 5, "the footer says that this object is a chunk, and in a step it is a layout"),
+])
+def test_kinds_in_footers(vckpt, lib, step, pack, number, kind, sentence):  # noqa: F811
+    path = next(step.rglob(f"*-{pack}.pack"))
+    footer_kind(lib, path, number, kind)
+    code, lines = told(vckpt, step, "--no-notes")
+    assert code == 3 and any(f.endswith(path.name) and sentence in w for _, f, w in lines), lines
