@@ -577,6 +577,13 @@ int store_list_open(struct store *s, const char *run, bool whole, struct store_l
 	return store_list_open_how(s, run, &how, ret_l, err);
 }
 
+int store_list_open_compared(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+{
+	struct list_how how = {.whole = true, .compare = true, .patience_ms = LIST_PATIENCE_MS};
+
+	return store_list_open_how(s, run, &how, ret_l, err);
+}
+
 void store_list_close(struct store_list *l)
 {
 	if (!l)
@@ -653,6 +660,7 @@ int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct bas
 
 const char *store_list_run(const struct store_list *l) { return l->run; }
 uint64_t store_list_next(const struct store_list *l) { return l->next; }
+uint64_t store_list_lie(const struct store_list *l) { return l->lie; }
 size_t store_list_count(const struct store_list *l) { return l->nsteps; }
 const struct store_list_step *store_list_at(const struct store_list *l, size_t i)
 {

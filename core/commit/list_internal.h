@@ -5,7 +5,7 @@
 #define CORE_COMMIT_LIST_INTERNAL_H
 
 #include "core/base/table.h"
-#include "core/commit/list.h"
+#include "core/commit/list_compare.h"
 
 /* A decoded entry, kept while a visible step's strings lie in it. */
 struct list_hold {
@@ -47,6 +47,7 @@ struct list_commit_key { uint64_t entry, step; };
 
 struct list_how {
 	bool whole;                      /* from entry 0, not from a snapshot */
+	bool compare;                    /* with `whole`: each snapshot with what was visible before it */
 	unsigned skip;                   /* newest snapshots that are left out: 1: knows the 64 to 127 newest entries */
 	uint64_t patience_ms;            /* for which an error of reading is tried again */
 };
@@ -75,6 +76,7 @@ struct store_list {
 	bool told;                       /* of that failure */
 	bool open;                       /* the entry of the last put may have landed, although the put failed */
 	bool untold;                     /* an entry was skipped and nobody told yet */
+	uint64_t lie;                    /* how.compare: the first snapshot that says something else; 0: none */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */
 
 	struct store_list_step *steps;   /* visible, by ascending step (list_steps.c) */

@@ -217,26 +217,58 @@ static struct live_place *snapshot_order(const struct proto_live *live, size_t n
 	return all;
 }
 
+bool store_commit_equal(const struct proto_commit *a, const struct proto_commit *b)
+{
+	if (a->step != b->step || !base_digest_equal(&a->manifest, &b->manifest) || strcmp(a->attempt, b->attempt) != 0
+		|| a->time_ns != b->time_ns || a->replaces != b->replaces || a->tensors != b->tensors ||
+		a->bytes != b->bytes || a->new_bytes != b->new_bytes || a->nattributes != b->nattributes ||
+		a->extra_len != b->extra_len || (a->extra_len && memcmp(a->extra, b->extra, a->extra_len) != 0))
+		return false;
+	for (size_t i = 0; i < a->nattributes; i++)
+		if (strcmp(a->attributes[i].key, b->attributes[i].key) != 0 ||
+			strcmp(a->attributes[i].value, b->attributes[i].value) != 0)
+			return false;
+	return true;
+}
+
+/* Everything before entry n was read. */
+static int snapshot_compare(struct store_list *l, uint64_t n, const struct proto_entry *e)
+{
+	base_cleanup_free struct proto_live *live = NULL;
+	size_t nlive;
+	bool same;
+
+	list_steps_settle(l);
+	if (list_snapshot(l, &live, &nlive) < 0)
+		return -ENOMEM;
+	same = nlive == e->nlive;
+	for (size_t i = 0; same && i < nlive; i++)
+		same = live[i].entry == e->live[i].entry && store_commit_equal(&live[i].commit, &e->live[i].commit);
+	if (!same && !l->lie)
+		l->lie = n;
+	return 0;
+}
+
 /* model: SNAPSH. Who read everything before it has nothing to learn; after a skipped entry what was visible comes
  * from the snapshot (its writer knew the entry). Attempts keep what is known of them: a snapshot decides nothing. */
-static int apply_snapshot(struct store_list *l, struct list_hold *h)
+static int apply_snapshot(struct store_list *l, uint64_t n, struct list_hold *h)
 {
 	const struct proto_live *live = h->entry.live;
 	base_cleanup_free struct live_place *order = NULL;
-	size_t n = h->entry.nlive;
+	size_t nlive = h->entry.nlive;
 
 	if (!l->gap)
-		return 0;
-	order = snapshot_order(live, n);
-	if (!order || attempts_reserve(l, n) < 0 || list_steps_reserve(l, n, true) < 0)
+		return l->how.compare ? snapshot_compare(l, n, &h->entry) : 0;
+	order = snapshot_order(live, nlive);
+	if (!order || attempts_reserve(l, nlive) < 0 || list_steps_reserve(l, nlive, true) < 0)
 		return -ENOMEM;
 	l->gap = false;
 	list_steps_clear(l);
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < nlive; i++)
 		attempt_decide(l, live[i].commit.attempt, STORE_ATTEMPT_COMMITTED, live[i].entry, NULL);
-	for (size_t i = 0; i < n; i++) /* each behind all others: nothing is moved */
+	for (size_t i = 0; i < nlive; i++) /* each behind all others: nothing is moved */
 		list_step_set(l, live[order[i].at].entry, &live[order[i].at].commit, h);
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < nlive; i++)
 		l->commits[i] = (struct list_commit_key){.entry = live[i].entry, .step = live[i].commit.step};
 	return 0;
 }
@@ -259,7 +291,7 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 	case PROTO_ENTRY_COMMIT: r = apply_commit(l, n, h); break;
 	case PROTO_ENTRY_ABORT: r = apply_abort(l, n, &h->entry); break;
 	case PROTO_ENTRY_REMOVE: r = apply_remove(l, &h->entry); break;
-	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, h); break;
+	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, n, h); break;
 	case PROTO_ENTRY_ACCEPT: r = apply_accept(l, &h->entry); break;
 	}
 	list_hold_drop(h);

@@ -218,7 +218,7 @@ static int look(struct mend *m)
 {
 	struct look k = {.m = m};
 	const struct store_verify_options o = {.step = PROTO_NONE, .note = !m->o->dry_run, .damage = on_damage,
-		.progress = m->o->progress, .arg = &k, .header = m->o->header};
+		.progress = m->o->progress, .arg = &k, .header = m->o->header, .files = m->o->files};
 	struct store_verify_result result;
 	int r;
 

@@ -33,6 +33,7 @@ struct store_mend_options {
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
 	void *arg;
 	verify_header_func header;      /* as in store_verify_options; without it, view headers are not checked */
+	verify_files_func files;        /* likewise, and no file is opened */
 };
 struct store_mend_result {
 	uint64_t found;                 /* faults */

@@ -6,7 +6,7 @@
  *   2  whole store: every file by itself (verify_files.c)
  *      whole store or run: traces of entries that the lists do not have (lost.c)
  *   3  every step is walked: records, layouts, parts, exact cover; references that no verified footer answers for are
- *      re-hashed (verify_steps.c)
+ *      re-hashed, and so is every one of a stranger's store; then the steps' files are opened (verify_steps.c)
  *   4  faults are told: the steps are walked once more, only when there are any, to find everything that each fault
  *      touches
  *   5  faults of packs are noted for writers, if asked to (verify_note.c)
@@ -19,6 +19,7 @@
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/le.h"
+#include "core/commit/list_compare.h"
 #include "core/upkeep/lost.h"
 
 #define SKIPS_EACH 16u /* a longer gap in a list is one fault */
@@ -203,18 +204,22 @@ bool verify_known(struct verify *v, const char *file, const struct store_object_
 
 static bool steps_equal(const struct store_list_step *a, const struct store_list_step *b)
 {
-	const struct proto_commit *x = &a->commit, *y = &b->commit;
+	return a->entry == b->entry && store_commit_equal(&a->commit, &b->commit);
+}
 
-	return a->step == b->step && a->entry == b->entry && base_digest_equal(&x->manifest, &y->manifest) &&
-		strcmp(x->attempt, y->attempt) == 0 && x->time_ns == y->time_ns && x->replaces == y->replaces &&
-		x->tensors == y->tensors && x->bytes == y->bytes && x->new_bytes == y->new_bytes &&
-		verify_attributes_equal(x->attributes, x->nattributes, y->attributes, y->nattributes);
+static void tell_snapshot(struct verify *v, const struct store_list *l, uint64_t snapshot)
+{
+	char name[STORE_NAME_MAX];
+
+	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)snapshot);
+	verify_fault(v, (struct verify_fault){.file = name,
+		.what = (char *)"readers from this snapshot see other steps than readers from the start",
+		.run = (char *)store_list_run(l)});
 }
 
 /* A reader that starts at the newest snapshot must see what one sees that starts at entry 0. */
 static int compare_snapshot(struct verify *v, const struct store_list *whole, struct base_error *err)
 {
-	char name[STORE_NAME_MAX];
 	struct store_list *l;
 	uint64_t snapshot = (store_list_next(whole) - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY;
 
@@ -227,11 +232,8 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++)
 		same = steps_equal(store_list_at(l, i), store_list_at(whole, i));
 	store_list_close(l);
-	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(whole), (unsigned long long)snapshot);
 	if (!same)
-		verify_fault(v, (struct verify_fault){.file = name,
-			.what = (char *)"readers from this snapshot see other steps than readers from the start",
-			.run = (char *)store_list_run(whole)});
+		tell_snapshot(v, whole, snapshot);
 	return 0;
 }
 
@@ -283,7 +285,8 @@ static int open_list(struct verify *v, const char *run, struct base_error *err)
 
 	if (base_array_more(v->lists, v->nlists) < 0)
 		return -ENOMEM;
-	int r = store_list_open(v->store, run, true, &l, err);
+	int r = v->o->paranoid ? store_list_open_compared(v->store, run, &l, err)
+		: store_list_open(v->store, run, true, &l, err);
 	if (r == 0)
 		v->lists[v->nlists++] = l;
 	return r;
@@ -325,6 +328,8 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 		return base_error_set(err, r, "%s", why.text);
 	const struct store_list *l = v->lists[v->nlists - 1];
 	tell_newer_entry(v, l);
+	if (store_list_lie(l))
+		tell_snapshot(v, l, store_list_lie(l));
 	if (store_list_damaged(l))
 		tell_skipped(v, l);
 	else
@@ -380,6 +385,9 @@ static void check_entries(struct verify *v)
 		snprintf(name, sizeof name, "runs/%s/%012llu", v->steps[i].run,
 			(unsigned long long)v->steps[i].step->entry);
 		verify_record(v, name, STORE_RECORD_ENTRY, v->steps[i].run);
+		if (v->o->paranoid &&
+			store_manifest_path(v->steps[i].run, &v->steps[i].step->commit.manifest, name) == 0)
+			verify_record(v, name, STORE_RECORD_MANIFEST, v->steps[i].run);
 	}
 }
 

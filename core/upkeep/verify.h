@@ -13,6 +13,12 @@
 typedef int (*verify_header_func)(const struct store_layout *l, const char *component, const char *view,
 	const void *header, size_t len, uint64_t data_bytes, struct base_error *err);
 
+/* Opens files of a step as the mount shows them; read: all of them, to their ends, and what is read has to have the
+ * digests of its pieces. Calls wrong(arg, r, text) for what cannot be opened or is wrong, and read_bytes(arg, n) as it
+ * goes on, from any thread. 0 or -ENOMEM. */
+typedef int (*verify_files_func)(struct store *s, const char *run, const struct store_list_step *step, bool read,
+	void (*wrong)(void *arg, int r, const char *text), void (*read_bytes)(void *arg, uint64_t bytes), void *arg);
+
 #define STORE_VERIFY_FOREIGN "not a file that vckpt makes" /* `what` of these */
 struct store_damage {
 	size_t fault;                   /* its number, from 0: the same in all calls for one fault */
@@ -39,6 +45,10 @@ struct store_verify_options {
 	/* Checks view headers, which this layer does not know (view_header_check). NULL: only their bytes are checked.
 	 * Called from any thread. */
 	verify_header_func header;
+	verify_files_func files;         /* likewise (view_step_check). NULL: no file is opened */
+	/* The store is a stranger's: references are hashed by themselves whatever the footers say, the files of steps
+	 * are read, and everything is told that is not known or not finished. */
+	bool paranoid;
 };
 struct store_verify_result { uint64_t files, objects, bytes, steps, faults, newer; }; /* faults: without the newer */
 /* 0 if it could look at everything, whether it found damage or not (see faults). For the whole store it looks at every

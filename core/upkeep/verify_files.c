@@ -35,8 +35,9 @@ static void file_newer(struct verify *v, const char *name, bool pack, const char
 
 struct pack_job {
 	struct verify *v;
-	const char *file;
+	const char *file, *class; /* the class of its name */
 	struct verify_pack pack;
+	bool mixed;               /* an object of another class was told */
 };
 
 static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
@@ -61,6 +62,11 @@ static void on_object(void *arg, const struct store_object_ref *object, const st
 	struct pack_job *j = arg;
 	struct verify_pack *p = &j->pack;
 
+	if (j->v->o->paranoid && !j->mixed && !verify_class_holds(j->class, object->kind)) {
+		on_damage(j, object->offset, base_max(object->stored_len, 1), object,
+			"the footer lists an object of a kind that packs of this class do not hold");
+		j->mixed = true;
+	}
 	if (base_array_more(p->seen, p->nseen) < 0) {
 		verify_error(j->v, -ENOMEM);
 		return;
@@ -93,7 +99,8 @@ static void check_pack(struct verify *v, const struct store_file *file)
 {
 	const char *base = strrchr(file->name, '/') + 1;
 	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
-	struct pack_job j = {.v = v, .file = file->name};
+	struct store_pack_name parsed;
+	struct pack_job j = {.v = v, .file = file->name, .class = parsed.class};
 	struct store_pack *p;
 	struct base_error err = {0};
 	size_t len = strlen(base);
@@ -104,7 +111,7 @@ static void check_pack(struct verify *v, const struct store_file *file)
 	}
 	memcpy(pack, base, len - 5);
 	pack[len - 5] = 0;
-	if (store_pack_path(pack, path) < 0 || strcmp(path, file->name)) {
+	if (store_pack_path(pack, path) < 0 || strcmp(path, file->name) || store_pack_name_parse(pack, &parsed) < 0) {
 		file_fault(v, file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
 		return;
 	}
@@ -275,7 +282,7 @@ void verify_record(struct verify *v, const char *name, enum store_record_kind ki
 		;
 	else if (r == -BASE_EVERSION)
 		file_newer(v, name, false, run, err.text);
-	else if (r < 0 && kind == STORE_RECORD_HEARTBEAT && heartbeat_fleeting(name))
+	else if (r < 0 && kind == STORE_RECORD_HEARTBEAT && heartbeat_fleeting(name) && !v->o->paranoid)
 		;
 	else if (r < 0)
 		file_fault(v, name, 0, 0, run, err.text[0] ? err.text : base_error_name(r));
@@ -290,6 +297,8 @@ void verify_record(struct verify *v, const char *name, enum store_record_kind ki
 		file_fault(v, name, 0, 0, run, "its body is not the one that its name says");
 	else if (kind == STORE_RECORD_STATS && stats_wrong(v, name, &rec))
 		file_fault(v, name, 0, 0, run, stats_wrong(v, name, &rec));
+	else
+		verify_paranoid_record(v, name, kind, run, &rec);
 	store_record_release(&rec);
 }
 
@@ -420,7 +429,10 @@ int verify_files(struct verify *v, struct base_error *err)
 	for (size_t i = 0; i < files.n; i++)
 		v->total_bytes += files.all[i].size;
 	for (size_t i = 0; i < files.n && r >= 0; i++) {
-		if (!strncmp(files.all[i].name, "index/", 6))
+		const char *said = v->o->paranoid ? verify_paranoid_file(&files.all[i]) : NULL;
+		if (said)
+			file_fault(v, files.all[i].name, 0, 0, NULL, said);
+		if ((said && files.all[i].foreign) || !strncmp(files.all[i].name, "index/", 6))
 			continue;
 		struct job *j = malloc(sizeof *j);
 		if (!j) {

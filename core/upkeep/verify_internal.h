@@ -9,8 +9,9 @@
  *   verify_says.c   what the records of a step say of each other: sums, sizes, hosts, attributes
  *   verify_shards.c do the rows of a part lie in what its layout gives the rank
  *   verify_steps.c  each visible step is walked and its boxes checked; what no pack's footer answered for is re-hashed
- *                   by reference
+ *                   by reference; then the files of each step are opened
  *   verify_note.c   leaves notes of damage for writers
+ *   verify_paranoid.c  what is told of a stranger's store only: fields that are not known, unfinished files
  *
  * `lock` protects faults, packs, result and progress while the pool runs; the rest belongs to one thread. */
 #ifndef CORE_UPKEEP_VERIFY_INTERNAL_H
@@ -27,6 +28,7 @@
 #include "core/step/part.h"
 #include "core/upkeep/verify.h"
 #include "core/upkeep/verify_index.h"
+#include "proto/unknown.h"
 
 struct verify_step {
 	const char *run;
@@ -135,6 +137,7 @@ struct verify_walker {
 		const char *text);
 	void *arg;
 	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
+	bool paranoid;   /* with `cover`: fields that are not known are told as a newer vckpt's */
 	verify_header_func header; /* NULL: view headers are not looked into */
 	bool any_broken; /* set by the walk */
 	bool newer;      /* while broken is called: a newer vckpt wrote it */
@@ -158,7 +161,6 @@ const char *verify_says_told(const struct verify_says *s); /* the first disagree
 /* The entry and the manifest. false: `text` says what differs. */
 bool verify_says_entry(const struct verify_step *step, const struct proto_manifest *m,
 	char text[static VERIFY_SAYS_MAX]);
-bool verify_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb);
 
 /* Rows against the shards that a layout gives; belongs to one thread, and the layout outlives it. */
 struct verify_shards;
@@ -169,6 +171,17 @@ int verify_shards_row(struct verify_shards *k, uint32_t rank, const struct store
 	char text[static VERIFY_SAYS_MAX]);
 
 int verify_steps(struct verify *v, struct base_error *err);
+
+/* ---- a stranger's store (verify_paranoid.c) ---- */
+/* Does a body have fields that this vckpt does not know? Then `text` says which, as the end of a sentence. */
+bool verify_unknown(enum proto_body kind, const void *body, size_t len, char text[static VERIFY_SAYS_MAX]);
+/* A record that is whole. */
+void verify_paranoid_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run,
+	const struct store_record *rec);
+/* May a pack of this class hold an object of this kind? */
+bool verify_class_holds(const char *class, uint8_t kind);
+/* What is told of a file without a look into it; NULL: nothing. */
+const char *verify_paranoid_file(const struct store_file *file);
 
 int verify_note(struct verify *v); /* 0 or -ENOMEM */
 

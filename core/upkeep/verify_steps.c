@@ -2,7 +2,8 @@
  *
  * verify_steps: walks every step that is asked for. A reference that a verified footer lists needs no second look;
  * every other one is re-hashed by itself, once, in the pool: all of them when single steps are verified, those into
- * damaged packs when it is the whole store. */
+ * damaged packs when it is the whole store; and all of them, too, in a stranger's store. Last the files of each step
+ * are opened, or read. */
 #include "core/upkeep/verify_internal.h"
 
 #include <stdio.h>
@@ -182,7 +183,7 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 	const struct verify_seen *seen = footer_lists(k->v, file, it->ref);
 	if (seen && seen->kind != it->ref->kind && (r = kind_differs(k->v, it, file, seen->kind)) < 0)
 		return r;
-	if (!seen)
+	if (!seen || k->v->o->paranoid)
 		return add_todo(k->v, it);
 	if (!it->xxh || !seen->hashed || memcmp(it->xxh, &seen->xxh, sizeof seen->xxh) == 0)
 		return 0;
@@ -202,7 +203,7 @@ static void on_broken(struct verify_walker *w, const char *file, const char *pac
 		bool known = false;
 
 		for (size_t i = 0; i < k->v->nfaults && !known; i++)
-			known = !strcmp(k->v->faults[i].file, file);
+			known = !strcmp(k->v->faults[i].file, file) && (w->newer || !k->v->faults[i].newer);
 		if (!known)
 			verify_fault(k->v,
 				(struct verify_fault){.file = (char *)file,
@@ -321,6 +322,65 @@ static int rehash_all(struct verify *v)
 	return r;
 }
 
+/* ---- the files of the steps ---- */
+
+struct opening {
+	struct verify *v;
+	size_t number;
+};
+
+/* Is a fault known that may be why a file cannot be read? Then the fault is what is told. */
+static bool explained(const struct opening *o, int r)
+{
+	const struct verify_step *s = &o->v->steps[o->number];
+	char manifest[STORE_NAME_MAX];
+
+	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0)
+		manifest[0] = 0;
+	for (size_t i = 0; i < o->v->nfaults; i++) {
+		const struct verify_fault *f = &o->v->faults[i];
+
+		if (f->newer && r != -BASE_EVERSION)
+			continue;
+		if (f->pack ? r != -BASE_EFORMAT : f->step == o->number + 1 || strcmp(f->file, manifest) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void file_wrong(void *arg, int r, const char *text)
+{
+	const struct opening *o = arg;
+	const struct verify_step *s = &o->v->steps[o->number];
+	char manifest[STORE_NAME_MAX];
+
+	pthread_mutex_lock(&o->v->lock);
+	bool known = explained(o, r);
+	pthread_mutex_unlock(&o->v->lock);
+	if (!known && store_manifest_path(s->run, &s->step->commit.manifest, manifest) == 0)
+		verify_fault(o->v, (struct verify_fault){.file = manifest, .what = (char *)text,
+			.newer = r == -BASE_EVERSION, .step = o->number + 1, .run = (char *)s->run});
+}
+
+static void file_read(void *arg, uint64_t bytes) { verify_progress(((const struct opening *)arg)->v, bytes); }
+
+static int open_all(struct verify *v)
+{
+	int r = 0;
+
+	for (size_t i = 0; v->o->paranoid && i < v->nsteps; i++) { /* a .npy and a .safetensors each */
+		pthread_mutex_lock(&v->lock);
+		v->total_bytes += 2 * base_min(v->steps[i].step->commit.bytes, UINT64_C(1) << 50);
+		pthread_mutex_unlock(&v->lock);
+	}
+	for (size_t i = 0; r == 0 && v->o->files && i < v->nsteps; i++) {
+		struct opening o = {v, i};
+
+		r = v->o->files(v->store, v->steps[i].run, v->steps[i].step, v->o->paranoid, file_wrong, file_read, &o);
+	}
+	return r;
+}
+
 int verify_steps(struct verify *v, struct base_error *err)
 {
 	(void)err;
@@ -332,11 +392,13 @@ int verify_steps(struct verify *v, struct base_error *err)
 			.broken = on_broken,
 			.arg = &k,
 			.cover = true,
+			.paranoid = v->o->paranoid,
 			.header = v->o->header};
 		int r = verify_walk(&w);
 
 		if (r < 0)
 			return r;
 	}
-	return rehash_all(v);
+	int r = rehash_all(v);
+	return r < 0 ? r : open_all(v);
 }

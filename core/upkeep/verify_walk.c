@@ -45,6 +45,19 @@ static void disagrees(struct walk *k, const char *file, const char *text)
 	k->w->broken(k->w, file, NULL, NULL, text);
 }
 
+/* Of a layout or a part that is understood. */
+static void tell_unknown(struct walk *k, enum proto_body kind, const void *bytes, size_t len)
+{
+	char text[VERIFY_SAYS_MAX], all[VERIFY_SAYS_MAX + 40];
+
+	if (!k->says || !k->w->paranoid || !verify_unknown(kind, bytes, len, text))
+		return;
+	snprintf(all, sizeof all, "%s of the step: %s", kind == PROTO_BODY_LAYOUT ? "a layout" : "a part", text);
+	k->w->newer = true;
+	disagrees(k, k->manifest, all);
+	k->w->newer = false;
+}
+
 /* Tells an object that the manifest names itself, and loads it if asked to. Returns 0, or what ends the walk;
  * *ret_bytes stays NULL when it is broken. */
 static int manifest_object(struct walk *k, struct verify_item it, const struct proto_ref *pref, void **ret_bytes)
@@ -96,6 +109,8 @@ static int walk_layouts(struct walk *k)
 			store_layout_free(base_steal(k->layouts[n]));
 			broken(k, k->manifest, NULL, NULL,
 				d < 0 && err.code ? err.text : "names a layout whose bytes have another digest");
+		} else {
+			tell_unknown(k, PROTO_BODY_LAYOUT, bytes, l->ref.raw_len);
 		}
 	}
 	return r;
@@ -317,6 +332,7 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 		broken(k, k->manifest, NULL, NULL, text);
 		r = 0;
 	} else {
+		tell_unknown(k, PROTO_BODY_PART, bytes, rank->part.raw_len);
 		r = walk_part(k, rank, &part);
 	}
 	proto_part_release(&part);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/view/check.h"
 #include "core/view/safetensors.h"
 #include "tools/vckpt/tool.h"
 
@@ -125,7 +126,8 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	static const struct option options[] = {
 		{"dry-run", no_argument, NULL, 'n'}, {"from", required_argument, NULL, 'f'}, {0}};
 	struct mend m = {.t = t, .options = {
-		.heartbeat_s = 20, .line = line, .progress = progress, .header = view_header_check}};
+		.heartbeat_s = 20, .line = line, .progress = progress, .header = view_header_check,
+		.files = view_step_check}};
 	struct store_mend_result result = {0};
 	struct base_error err = {0};
 	struct store *s = NULL;

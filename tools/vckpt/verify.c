@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/upkeep/verify.h"
+#include "core/view/check.h"
 #include "core/view/safetensors.h"
 
 #include <inttypes.h>
@@ -142,16 +143,21 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 	(void)value;
 	if (val == 'n')
 		options->note = false;
+	if (val == 'p') {
+		options->paranoid = true;
+		options->note = false;
+	}
 	return 0;
 }
 
 static int verify_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option own[] = {{"no-notes", no_argument, NULL, 'n'}, {0}};
+	static const struct option own[] = {
+		{"no-notes", no_argument, NULL, 'n'}, {"paranoid", no_argument, NULL, 'p'}, {0}};
 	struct verify v = {.t = t};
 	struct store_verify_options options = {
 		.step = PROTO_NONE, .note = true, .damage = damage, .progress = progress, .pack = pack_read, .arg = &v,
-		.header = view_header_check};
+		.header = view_header_check, .files = view_step_check};
 	struct store_verify_result result = {0};
 	struct tool_target target = {0};
 	struct base_error err = {0};
@@ -193,12 +199,14 @@ static int verify_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_verify = {"verify", "re-hash everything and list all damage",
-	"usage: vckpt verify STORE [RUN[/STEP]] [--no-notes] [--json] [-q] [-v]\n\n"
+	"usage: vckpt verify STORE [RUN[/STEP]] [--no-notes] [--paranoid] [--json] [-q] [-v]\n\n"
 	"Reads everything, or everything that a run or a step reaches, hashes it anew, and lists each fault\n"
 	"with its file, offset, tensor and every step that it touches. Exit code 3 when there is any; then\n"
 	"vckpt mend --dry-run says what can be restored. What a newer vckpt wrote is listed apart; it is no\n"
 	"damage, and without damage the exit code is then 4. Damage of packs is noted in the store, so that\n"
 	"later saves store anew what they would have shared with it.\n\n"
 	"  --no-notes          write no notes of damage: nothing in the store changes\n"
+	"  --paranoid          the store is a stranger's: believe nothing in it, read every file as the mount\n"
+	"                      does, tell what is not known or not finished; writes no notes\n"
 	"  -v                  name each pack of the store when it has been read\n",
 	verify_run};

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify_paranoid: what only somebody wants to hear who did not write the store. A field that is not known is no damage
+ * (a later version may have added it), but nobody has looked at what it says: it is told as a newer vckpt's. A file
+ * that is unfinished may be honest, too; here it is a fault. */
+#include "core/upkeep/verify_internal.h"
+
+#include <stdio.h>
+
+#define SAME(name) _Static_assert((int)PROTO_BODY_##name == (int)STORE_RECORD_##name, "they share their numbers")
+SAME(STORE);
+SAME(ENTRY);
+SAME(MANIFEST);
+SAME(BEGIN);
+SAME(BASE);
+SAME(ANNOUNCEMENT);
+SAME(HEARTBEAT);
+SAME(TRASH);
+SAME(STATS);
+SAME(DAMAGE);
+
+bool verify_unknown(enum proto_body kind, const void *body, size_t len, char text[static VERIFY_SAYS_MAX])
+{
+	char field[PROTO_UNKNOWN_BYTES];
+
+	if (!proto_unknown(kind, body, len, field))
+		return false;
+	snprintf(text, VERIFY_SAYS_MAX, "it has a field that this vckpt does not know, and did not look at: %s", field);
+	return true;
+}
+
+void verify_paranoid_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run,
+	const struct store_record *rec)
+{
+	char text[VERIFY_SAYS_MAX];
+
+	if (v->o->paranoid && verify_unknown((enum proto_body)kind, rec->body, rec->len, text))
+		verify_fault(v, (struct verify_fault){
+			.file = (char *)name, .what = text, .newer = true, .run = (char *)run});
+}
+
+bool verify_class_holds(const char *class, uint8_t kind)
+{
+	bool meta = strcmp(class, "meta") == 0, blobs = strcmp(class, "blobs") == 0;
+
+	return kind == STORE_OBJECT_PIECE ? !meta && !blobs : kind == STORE_OBJECT_BLOB ? blobs : meta;
+}
+
+const char *verify_paranoid_file(const struct store_file *file)
+{
+	if (file->foreign)
+		return STORE_VERIFY_FOREIGN;
+	if (file->temporary)
+		return "an unfinished file: its writer was killed or is at work, and what it holds is not known";
+	if (strncmp(file->name, "index/", 6) == 0 && strncmp(file->name, "index/index.mdb", 15) != 0 &&
+		strcmp(file->name, "index/data.mdb") != 0 && strcmp(file->name, "index/lock.mdb") != 0)
+		return STORE_VERIFY_FOREIGN;
+	return NULL;
+}
