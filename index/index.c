@@ -171,7 +171,7 @@ static int find_pack(struct index *i, MDB_txn *txn, uint64_t number, uint32_t n,
 	int r = index_get(txn, i->dbi, INDEX_PACKS, key, sizeof key, &b);
 	if (r != 0)
 		return r;
-	if (b.len == 0 || b.len > INDEX_PACK_MAX)
+	if (b.len == 0 || b.len > INDEX_PACK_MAX || memchr(b.bytes, 0, b.len))
 		return MDB_NOTFOUND;
 	memcpy(ret_place->pack, b.bytes, b.len);
 	return 0;
@@ -185,7 +185,7 @@ static int find_commit(struct index *i, MDB_txn *txn, uint64_t number, struct in
 	int r = index_get(txn, i->dbi, INDEX_NUMBERS, key, sizeof key, &b);
 	if (r != 0)
 		return r;
-	if (b.len <= 48 || b.len > 48 + INDEX_RUN_MAX)
+	if (b.len <= 48 || b.len > 48 + INDEX_RUN_MAX || memchr(b.bytes + 48, 0, b.len - 48))
 		return MDB_NOTFOUND;
 	memcpy(ret_place->manifest.bytes, b.bytes, 32);
 	ret_place->entry = base_get64(b.bytes + 32);

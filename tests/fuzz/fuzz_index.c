@@ -203,8 +203,8 @@ static void ask(struct index *i, const struct row *rows, size_t n)
 
 		(void)index_has_commit(i, &d);
 		if (index_find(i, &d, &p) == 0)
-			must(p.pack[0] && memchr(p.pack, 0, sizeof p.pack) && memchr(p.run, 0, sizeof p.run) &&
-				base_digest_equal(&p.digest, &d));
+			must(p.pack[0] && memchr(p.pack, 0, sizeof p.pack) && p.run[0] &&
+				memchr(p.run, 0, sizeof p.run) && base_digest_equal(&p.digest, &d));
 	}
 	must(index_each_commit(i, count, &commits) == 0 && index_stat(i, &stats) == 0);
 }

@@ -149,6 +149,7 @@ def index():
     write("index", "full", rows((*held[0][:1], 2, *held[0][2:]), *held[1:], *[(places, 0, bytes([i]) * 32, b"")
                                                                               for i in range(30)]))
     write("index", "no-pack", rows(*held[:2], held[3]))
+    write("index", "no-text", rows(*held[:2], (packs, 0, number + bytes(4), b"\0" + PACK), held[3]))
     write("index", "no-commit", rows(held[0], *held[2:]))
     write("index", "shadows", rows(*held, (shadows, 0, struct.pack(">QQ", 2, 1), b""),
                                    (shadows, 0, struct.pack(">QQ", 1, 1), b"")))
