@@ -225,8 +225,8 @@ static int keeper_mount(struct keeper *k, struct base_error *err)
 	return r < 0 ? r : hand_over(k, fd, err);
 }
 
-/* While the server has the connection: so that nobody meets a dead mount, and because the device of a mount that is gone
- * may be that of the next one. */
+/* While the server has the connection: so that nobody meets a dead mount, and because the device of a mount that is
+ * gone may be that of the next one. */
 static void keeper_unmount(struct keeper *k)
 {
 	struct base_error err = {0};
