@@ -98,9 +98,8 @@ static void list_answered(struct store_list *l)
 	l->told = false;
 }
 
-/* After a look at entry n: whether to look again, which waits a little. The patience is that of the list, since it
- * last answered: what has failed for so long is asked for once a call. */
-static bool list_again(struct store_list *l, uint64_t n, int r)
+/* The patience is that of the list, since it last answered: what has failed for so long is asked for once a call. */
+bool list_again(struct store_list *l, uint64_t n, int r)
 {
 	uint64_t now = base_monotonic_ms(), failed;
 

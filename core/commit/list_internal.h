@@ -105,6 +105,8 @@ void list_entry_name(const struct store_list *l, uint64_t n, char name[static ST
 bool list_entry_sane(const struct proto_entry *e, uint64_t n);
 /* Applies e as entry l->next, and takes it over. 1, or -ENOMEM. */
 int list_take(struct store_list *l, struct proto_entry *e);
+/* After a look at entry n that ended with r: whether to look again, which waits a little. */
+bool list_again(struct store_list *l, uint64_t n, int r);
 int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
 	struct base_error *err);
 

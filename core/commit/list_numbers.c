@@ -59,7 +59,10 @@ static int numbers_read(struct store_list *l, struct base_error *err)
 	if (x->read)
 		return 0;
 	snprintf(dir, sizeof dir, "runs/%s", l->run);
-	r = store_list_files(l->store->storage, dir, number_listed, l);
+	do { /* half of a listing is none */
+		x->n = 0;
+		r = store_list_files(l->store->storage, dir, number_listed, l);
+	} while (list_again(l, l->next, r));
 	for (size_t i = 0; r == 0 && i < l->naccepts; i++)
 		r = number_add(x, l->accepts[i]);
 	if (r < 0) {

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from ranklib import Meddler
 from storelib import (ABORTED, ACCEPT, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Buf, Digest, Entry,
                       Failed, Live, fresh)
 from test_list import accept, skipped
@@ -175,6 +176,16 @@ def test_acceptances_that_uncover_others(one, times):
     else:
         with one.list("r", whole=True) as l:
             assert l.damaged == 0 and sorted(l.steps()) == [1]
+
+
+def test_a_short_fault_of_the_directory(one):
+    """It is tried again, like that of an entry."""
+    chain(one, "r", [0, 1, 34])
+    m, until = Meddler(one), time.monotonic() + 0.3
+    m.answer["list"] = lambda args: -errno.EIO if time.monotonic() < until else None
+    with one.list("r", whole=True) as l:
+        assert sorted(l.steps()) == [0, 1, 34] and l.damaged == 32
+    m.end()
 
 
 # ---- steps and launches in any order ----
