@@ -18,6 +18,7 @@
 
 #define NUMBER_DIGITS 12u
 #define NUMBER_DIGITS_MAX 19u
+#define LIST_NEAR (UINT64_C(1) << 21) /* twice as far as looks behind a gap go; in less, numbers can be looked at */
 
 static int number_add(struct list_numbers *x, uint64_t n)
 {
@@ -86,6 +87,13 @@ static size_t number_place(const struct list_numbers *x, uint64_t n)
 	return base_bisect(i, 0, x->n, x->all[i] < n);
 }
 
+static bool number_there(const struct list_numbers *x, uint64_t n)
+{
+	size_t at = number_place(x, n);
+
+	return at < x->n && x->all[at] == n;
+}
+
 int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err)
 {
 	uint64_t to = end;
@@ -98,6 +106,8 @@ int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err)
 	r = numbers_read(l, err);
 	if (r < 0)
 		return r;
+	if (!number_there(&l->numbers, end - 1) && end - l->next <= LIST_NEAR)
+		return 0; /* looks have found that one: the listing is an old one, and may lack others */
 	at = number_place(&l->numbers, l->next);
 	if (at < l->numbers.n)
 		to = base_min(l->numbers.all[at], end);
