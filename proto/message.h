@@ -39,6 +39,7 @@
 #define PROTO_NONE UINT64_MAX    /* "no entry", "no step" */
 
 struct proto_attribute { const char *key, *value; };   /* sorted by key, keys unique */
+bool proto_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb);
 
 /* Why decoding `body` gave -BASE_EVERSION, as the end of a sentence: "it needs the feature "x", which this vckpt does
  * not know". */

@@ -60,6 +60,14 @@ bool proto_ref_check(const struct proto_ref *ref, unsigned kind, uint32_t npacks
 		ref_checks_bytes(ref) <= end - ref->checks;
 }
 
+bool proto_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb)
+{
+	for (size_t i = 0; na == nb && i < na; i++)
+		if (strcmp(a[i].key, b[i].key) != 0 || strcmp(a[i].value, b[i].value) != 0)
+			return false;
+	return na == nb;
+}
+
 bool proto_attributes_check(const struct proto_attribute *a, size_t n)
 {
 	size_t total = 0;

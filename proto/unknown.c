@@ -60,14 +60,14 @@ static bool unknown_in(const ProtobufCMessage *m, char text[static PROTO_UNKNOWN
 	return false;
 }
 
-bool proto_unknown(enum proto_body kind, const void *body, size_t len, char text[static PROTO_UNKNOWN_BYTES])
+int proto_unknown(enum proto_body kind, const void *body, size_t len, char text[static PROTO_UNKNOWN_BYTES])
 {
 	struct proto_arena *arena;
 	ProtobufCMessage *m;
-	bool found;
+	int found = proto_unpack(unknown_bodies[kind], body, len, &arena, &m);
 
-	if (proto_unpack(unknown_bodies[kind], body, len, &arena, &m) < 0)
-		return false;
+	if (found < 0)
+		return found;
 	found = unknown_in(m, text);
 	proto_arena_free(arena);
 	return found;

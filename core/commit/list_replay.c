@@ -221,14 +221,10 @@ bool store_commit_equal(const struct proto_commit *a, const struct proto_commit 
 {
 	if (a->step != b->step || !base_digest_equal(&a->manifest, &b->manifest) || strcmp(a->attempt, b->attempt) != 0
 		|| a->time_ns != b->time_ns || a->replaces != b->replaces || a->tensors != b->tensors ||
-		a->bytes != b->bytes || a->new_bytes != b->new_bytes || a->nattributes != b->nattributes ||
+		a->bytes != b->bytes || a->new_bytes != b->new_bytes ||
 		a->extra_len != b->extra_len || (a->extra_len && memcmp(a->extra, b->extra, a->extra_len) != 0))
 		return false;
-	for (size_t i = 0; i < a->nattributes; i++)
-		if (strcmp(a->attributes[i].key, b->attributes[i].key) != 0 ||
-			strcmp(a->attributes[i].value, b->attributes[i].value) != 0)
-			return false;
-	return true;
+	return proto_attributes_equal(a->attributes, a->nattributes, b->attributes, b->nattributes);
 }
 
 /* Everything before entry n was read. */

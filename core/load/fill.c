@@ -292,9 +292,9 @@ int fill_check(struct load_fill *f, struct base_error *err)
 	pthread_mutex_unlock(&f->lock);
 	if (placed == f->wanted || (lost && placed < f->wanted))
 		return 0;
-	return base_error_set(err, -BASE_EFORMAT, "%s/%llu: %llu bytes were wanted, and %llu placed: what was loaded "
-		"is not to be used", step->run, (unsigned long long)step->step, (unsigned long long)f->wanted,
-		(unsigned long long)placed);
+	return base_error_set(err, -BASE_EFORMAT, "%s/%llu: the load placed %llu bytes, and %llu were wanted: do not "
+		"use what it loaded", step->run, (unsigned long long)step->step, (unsigned long long)placed,
+		(unsigned long long)f->wanted);
 }
 
 int load_fill_run(struct load_fill *f, struct base_error *err)

@@ -91,7 +91,7 @@ static int prove_piece(const struct prove *p, const struct tensor_box *piece, ui
 	base_digest_of(p->stored, len, &d);
 	if (base_digest_equal(&d, &p->o->pieces[number].ref.digest))
 		return 0;
-	return base_error_set(p->err, -BASE_EDAMAGED, "what is read of piece %" PRIu64 " is not what its digest says",
+	return base_error_set(p->err, -BASE_EDAMAGED, "the bytes read of piece %" PRIu64 " do not have its digest",
 		number);
 }
 
@@ -146,7 +146,7 @@ static int prove_blob(struct prove *p)
 		r = base_no_memory(p->err);
 	base_hasher_free(h);
 	if (r == 0 && !base_digest_equal(&d, &p->o->digest))
-		r = base_error_set(p->err, -BASE_EDAMAGED, "what is read of it is not what its digest says");
+		r = base_error_set(p->err, -BASE_EDAMAGED, "the bytes read of it do not have its digest");
 	return r;
 }
 

@@ -155,7 +155,7 @@ static int read_failed(const struct read_request *request, int r, struct base_er
 {
 	if (r == -ENOMEM)
 		return base_no_memory(err);
-	base_error_set(err, r, "its pieces do not have each of the bytes %llu to %llu once",
+	base_error_set(err, r, "bytes %llu to %llu are not each in exactly one of its pieces",
 		(unsigned long long)request->offset, (unsigned long long)request->end - 1);
 	return load_object_fail(request->o, r, err);
 }

@@ -34,7 +34,7 @@ static int window_bad(const struct window *w)
 	char text[800];
 
 	tensor_box_text(w->o->grid.shape.ndim, w->box, text, sizeof text);
-	base_error_set(w->err, -BASE_EFORMAT, "its pieces do not have each item of box %s once", text);
+	base_error_set(w->err, -BASE_EFORMAT, "the items of box %s are not each in exactly one of its pieces", text);
 	return load_object_fail(w->o, -BASE_EFORMAT, w->err);
 }
 

@@ -38,17 +38,6 @@ static void build_release(struct manifest_build *b)
 	free(b->map);
 }
 
-static bool attributes_equal(const struct proto_announcement *a, const struct proto_announcement *b)
-{
-	if (a->nattributes != b->nattributes)
-		return false;
-	for (size_t i = 0; i < a->nattributes; i++)
-		if (strcmp(a->attributes[i].key, b->attributes[i].key) != 0 ||
-			strcmp(a->attributes[i].value, b->attributes[i].value) != 0)
-			return false;
-	return true;
-}
-
 static int build_agree(const struct manifest_build *b, struct base_error *err)
 {
 	const struct proto_announcement *first = b->n ? b->all[0] : NULL;
@@ -70,7 +59,7 @@ static int build_agree(const struct manifest_build *b, struct base_error *err)
 				" of %s with %u (%s)",
 				i, a->step, a->run, a->world, a->attempt, first->step, first->run, first->world,
 				first->attempt);
-		if (!attributes_equal(a, first))
+		if (!proto_attributes_equal(a->attributes, a->nattributes, first->attributes, first->nattributes))
 			return base_error_set(err, -BASE_EFORMAT, "ranks 0 and %u give the step different attributes",
 				i);
 	}

@@ -23,9 +23,16 @@ bool verify_unknown(enum proto_body kind, const void *body, size_t len, char tex
 {
 	char field[PROTO_UNKNOWN_BYTES];
 
-	if (!proto_unknown(kind, body, len, field))
+	int r = proto_unknown(kind, body, len, field);
+
+	if (r == 0)
 		return false;
-	snprintf(text, VERIFY_SAYS_MAX, "it has a field that this vckpt does not know, and did not look at: %s", field);
+	if (r < 0)
+		snprintf(text, VERIFY_SAYS_MAX, "nobody could look for fields in it that this vckpt does not know: %s",
+			base_error_name(r));
+	else
+		snprintf(text, VERIFY_SAYS_MAX, "it has a field that this vckpt does not know, and did not look at: %s",
+			field);
 	return true;
 }
 

@@ -165,14 +165,6 @@ void verify_says_tensors(struct verify_says *s, uint64_t tensors)
 			base_plural(s->m->tensors, "tensor", "tensors"), tensors);
 }
 
-static bool attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb)
-{
-	for (size_t i = 0; na == nb && i < na; i++)
-		if (strcmp(a[i].key, b[i].key) != 0 || strcmp(a[i].value, b[i].value) != 0)
-			return false;
-	return na == nb;
-}
-
 bool verify_says_entry(const struct verify_step *step, const struct proto_manifest *m,
 	char text[static VERIFY_SAYS_MAX])
 {
@@ -188,7 +180,7 @@ bool verify_says_entry(const struct verify_step *step, const struct proto_manife
 			numbers[i].said, numbers[i].what, c->step, numbers[i].is);
 		return false;
 	}
-	if (attributes_equal(c->attributes, c->nattributes, m->attributes, m->nattributes))
+	if (proto_attributes_equal(c->attributes, c->nattributes, m->attributes, m->nattributes))
 		return true;
 	snprintf(text, VERIFY_SAYS_MAX, "it says other attributes of step %" PRIu64 " than its manifest", c->step);
 	return false;

@@ -88,7 +88,7 @@ static int shards_refused(struct verify_shards *k, uint32_t tensor, int r, const
 	if (r == -ENOMEM)
 		return r;
 	k->states[tensor] = SHARDS_NONE;
-	snprintf(text, VERIFY_SAYS_MAX, "its layout says who holds tensor '%.*s', and that cannot be so: %.140s", len,
+	snprintf(text, VERIFY_SAYS_MAX, "its layout shards tensor '%.*s' in a way that is not possible: %.140s", len,
 		name, err->code ? err->text : base_error_name(r));
 	return 1;
 }

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import coverlib
 import tensorlib
+from coverlib import paint
 from tensorlib import FOUND_FUNC, Box, Boxes, Cover, Shape
 
 TOP = (1 << 64) - 1
@@ -92,13 +93,6 @@ class Index:
 
 
 # ---- the oracle ----
-
-def paint(shape, boxes):
-    counts = np.zeros(shape, np.int64)
-    for offset, size in boxes:
-        counts[tuple(slice(o, o + n) for o, n in zip(offset, size))] += 1
-    return counts
-
 
 def common(a, b):
     """In Python's own integers; None: nothing."""

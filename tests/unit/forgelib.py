@@ -111,6 +111,9 @@ class Forge:
         path.write_bytes(c.string_at(file.data, file.len))
         self.lib.base_buf_release(c.byref(file))
 
+    def append(self, w, data, kind):
+        w.append_raw(data, kind)
+
     def write_pack(self, scratch):
         """Returns (references, size) of the objects as they are now."""
         path = scratch / self.pack_path.relative_to(self.store)
@@ -118,7 +121,7 @@ class Forge:
         with self.storage(scratch) as storage:
             w = storelow.PackWriter(storage, self.pack, self.id)
             for kind, data in self.objects:
-                w.append_raw(bytes(data), kind)
+                self.append(w, bytes(data), kind)
             w.run_end()
             size = w.seal()
             return [ref for ref, _ in w.refs], size, path

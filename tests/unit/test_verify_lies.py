@@ -49,8 +49,8 @@ def recorded(words, rank_dims=b"dp", size=2):
 
 @pytest.mark.parametrize("lie,sentence", [
     (recorded(b"S(0)"), "rank 0 stored box [0:7] of tensor 'small', which is not what the layout gives this rank"),
-    (recorded(b"S(5)"), "its layout says who holds tensor 'small', and that cannot be so"),
-    (recorded(b"IS(0,3)"), "its layout says who holds tensor 'small', and that cannot be so"),
+    (recorded(b"S(5)"), "its layout shards tensor 'small' in a way that is not possible"),
+    (recorded(b"IS(0,3)"), "its layout shards tensor 'small' in a way that is not possible"),
 ])
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_and_shards(vckpt, lib, step, tmp_path, lie, sentence, target):  # noqa: F811

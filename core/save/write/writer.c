@@ -387,9 +387,9 @@ int save_writer_seal(struct save_writer *w, struct base_error *err)
 	int r = save_appender_blobs(w->appender, err);
 
 	if (w->result.pieces_refuted)
-		base_warning("%s: %llu pieces and blobs that steps of others say to be stored are not: they are stored "
-			"now (vckpt verify finds what such steps say that is not so)", w->store->path,
-			(unsigned long long)w->result.pieces_refuted);
+		base_warning("%s: for %llu pieces and blobs, steps that others wrote name a place that holds other "
+			"bytes or cannot be read: this save stored them anew (vckpt verify names such steps)",
+			w->store->path, (unsigned long long)w->result.pieces_refuted);
 	return r < 0 ? r : save_appender_class(w->appender, NULL, err);
 }
 
