@@ -204,6 +204,15 @@ int comm_gather(struct comm *c, const char *what, const void *mine, uint64_t len
 
 /* ---- passes ---- */
 
+/* A lent room has its address from the beginning, and memory when it is needed. */
+static int room_make(struct comm *c, struct comm_buffer *room)
+{
+	int r = room->made || !c->rooms_lent || !c->ops->room ? 0 : c->ops->room(c, room->bytes);
+
+	room->made = r == 0;
+	return r;
+}
+
 static uint8_t *buffer_take(struct comm_buffer *b)
 {
 	if (!b->bytes)
@@ -219,8 +228,9 @@ int comm_room(struct comm *c, uint8_t **ret_bytes)
 	pthread_mutex_lock(&c->lock);
 	for (unsigned i = 0; r == -EAGAIN && i < COMM_ROOMS; i++)
 		if (!c->rooms[i].taken) {
-			*ret_bytes = buffer_take(&c->rooms[i]);
-			r = *ret_bytes ? 0 : -ENOMEM;
+			r = room_make(c, &c->rooms[i]);
+			if (r == 0 && !(*ret_bytes = buffer_take(&c->rooms[i])))
+				r = -ENOMEM;
 		}
 	pthread_mutex_unlock(&c->lock);
 	return r;

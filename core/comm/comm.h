@@ -51,7 +51,7 @@ struct comm_pass {
 };
 
 struct comm;
-struct comm_buffer { uint8_t *bytes; bool taken; }; /* COMM_PASS_BYTES */
+struct comm_buffer { uint8_t *bytes; bool taken, made; }; /* COMM_PASS_BYTES */
 
 /* What a transport does. Lengths and ranks have been checked. A wait is c->timeout_ms long at most, and ends soon with
  * -ECANCELED, where the transport can see that *c->stop has become true. `err` gets a sentence. */
@@ -60,6 +60,8 @@ struct comm_ops {
 	 * ranks, some of it 0, not all of it. */
 	int (*gather)(struct comm *c, const void *mine, const uint64_t *lens, uint8_t *ret_all,
 		struct base_error *err);
+	/* Makes the memory of a lent room, before it is taken for the first time. May be NULL; any thread */
+	int (*room)(struct comm *c, const uint8_t *bytes);
 	/* Begins; does not wait for the others. At the owner and at ranks that want it p->bytes is set, but where
 	 * c->lends: then a rank that wants it has NULL, and the transport sets it in finish. */
 	int (*start)(struct comm *c, struct comm_pass *p, struct base_error *err);
@@ -99,7 +101,7 @@ int comm_gather(struct comm *c, const char *what, const void *mine, uint64_t len
 	struct comm_gathered *ret_all, struct base_error *err);
 
 /* Memory of COMM_PASS_BYTES for a bucket of this rank's, its until the pass is finished. -EAGAIN: all COMM_ROOMS are
- * taken, finish a pass. -ENOMEM. */
+ * taken, finish a pass. -ENOMEM, -ENOSPC: there is no memory for one more. */
 int comm_room(struct comm *c, uint8_t **ret_bytes);
 void comm_room_free(struct comm *c, const uint8_t *bytes); /* of one that was never passed on; NULL-safe */
 int comm_pass_start(struct comm *c, struct comm_pass *p, struct base_error *err);

@@ -145,6 +145,13 @@ static int shared_gather(struct comm *c, const void *mine, const uint64_t *lens,
 
 /* ---- passes ---- */
 
+static int shared_room(struct comm *c, const uint8_t *bytes)
+{
+	const struct shared *s = shared_of(c);
+
+	return shared_have(s, (size_t)(bytes - (const uint8_t *)s->peers[c->rank].head), COMM_PASS_BYTES);
+}
+
 static int shared_start(struct comm *c, struct comm_pass *p, struct base_error *err)
 {
 	struct shared *s = shared_of(c);
@@ -256,8 +263,9 @@ static int shared_listen(struct comm *c, struct base_error *err)
 	return 0;
 }
 
-static const struct comm_ops shared_ops = {.gather = shared_gather, .start = shared_start, .finish = shared_finish,
-	.done = shared_done, .listen = shared_listen, .abort = shared_abort, .free = shared_free};
+static const struct comm_ops shared_ops = {.gather = shared_gather, .room = shared_room, .start = shared_start,
+	.finish = shared_finish, .done = shared_done, .listen = shared_listen, .abort = shared_abort,
+	.free = shared_free};
 
 static int name_check(const char *name, struct base_error *err)
 {

@@ -14,7 +14,7 @@
 #define COMM_SHARED_RANKS_MAX 1024u
 
 /* Blocks until all ranks have come, timeout_ms (0: COMM_TIMEOUT_MS) at most: -ETIMEDOUT names those that have not.
- * Memory: COMM_ROOMS * COMM_PASS_BYTES, 17 MiB, of this rank's. */
+ * Memory: COMM_ROOMS * COMM_PASS_BYTES, 17 MiB, of this rank's; what rooms are never used is never had. */
 int comm_shared_new(const char *name, uint32_t rank, uint32_t size, uint32_t timeout_ms, struct comm **ret_comm,
 	struct base_error *err);
 

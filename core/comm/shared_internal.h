@@ -46,7 +46,7 @@ struct shared {
 	struct comm comm;
 	char folder[160];
 	bool shown;                      /* this rank's file is in it */
-	int fd;                          /* of the own segment, until the ranks have met; -1 */
+	int fd;                          /* of the own segment; -1 */
 	size_t seats_at, gather_at, rooms_at, bytes; /* of every segment */
 	struct shared_peer *peers;       /* by rank */
 	uint64_t steps;                  /* of gathers */
@@ -58,6 +58,9 @@ static inline struct shared_seat *shared_seats(const struct shared *s, struct sh
 	return (struct shared_seat *)((uint8_t *)head + s->seats_at);
 }
 
+/* Memory of the own segment, before anybody touches it: so that what lacks is an error, and no signal. -ENOMEM,
+ * -ENOSPC */
+int shared_have(const struct shared *s, size_t from, size_t len);
 /* Makes the own segment, finds those of the others, and waits until all have each other's. */
 int shared_meet(struct shared *s, struct base_error *err);
 /* Takes this rank's file away, and the folder if nothing else is in it. */

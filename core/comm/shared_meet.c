@@ -26,7 +26,8 @@
 #include "core/comm/shared_internal.h"
 
 #define SHARED_NAME "vckpt-comm"
-#define MEET_PAUSE_MS_MAX 50u
+#define MEET_PAUSE_US_MIN 200u
+#define MEET_PAUSE_US_MAX 50000u
 #define SHARED_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 /* ---- processes and bells ---- */
@@ -75,6 +76,16 @@ void shared_sleep(struct shared_head *head, uint32_t bell, uint32_t ms)
 
 /* ---- the own segment ---- */
 
+int shared_have(const struct shared *s, size_t from, size_t len)
+{
+	int r;
+
+	do
+		r = posix_fallocate(s->fd, (off_t)from, (off_t)len);
+	while (r == EINTR);
+	return -r;
+}
+
 static int segment_make(struct shared *s, struct base_error *err)
 {
 	struct shared_head *head;
@@ -83,14 +94,13 @@ static int segment_make(struct shared *s, struct base_error *err)
 	s->fd = memfd_create(SHARED_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (s->fd < 0)
 		return base_error_set(err, -errno, "no shared memory can be made: %s", base_error_name(-errno));
-	/* so that memory that lacks is an error now, and no signal later */
-	r = posix_fallocate(s->fd, 0, (off_t)s->bytes);
-	if (r != 0 || fcntl(s->fd, F_ADD_SEALS, SHARED_SEALS) < 0) {
-		r = r ? -r : -errno;
-		return base_error_set(err, r, "%zu bytes of shared memory cannot be had: %s", s->bytes,
+	r = ftruncate(s->fd, (off_t)s->bytes) < 0 ? -errno : shared_have(s, 0, s->rooms_at);
+	if (r < 0 || fcntl(s->fd, F_ADD_SEALS, SHARED_SEALS) < 0) {
+		r = r < 0 ? r : -errno;
+		return base_error_set(err, r, "%zu bytes of shared memory cannot be had: %s", s->rooms_at,
 			base_error_name(r));
 	}
-	head = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, s->fd, 0);
+	head = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
 	if (head == MAP_FAILED)
 		return base_error_set(err, -errno, "shared memory cannot be mapped: %s", base_error_name(-errno));
 	s->peers[s->comm.rank].head = head;
@@ -284,15 +294,21 @@ static int meet_late(const struct shared *s, struct base_error *err)
 		s->folder, s->comm.timeout_ms, names, n > 20 ? ", ..." : "");
 }
 
+/* So that nobody notices the others later than after 9/8 of the time that they took. */
+static unsigned meet_pause_us(uint64_t waited_ns)
+{
+	return (unsigned)base_min(base_max(waited_ns / 8000, MEET_PAUSE_US_MIN), MEET_PAUSE_US_MAX);
+}
+
 int shared_meet(struct shared *s, struct base_error *err)
 {
-	const uint64_t until = base_monotonic_ns() + (uint64_t)s->comm.timeout_ms * 1000000;
-	unsigned pause = 1;
+	const uint64_t begin = base_monotonic_ns(), until = begin + (uint64_t)s->comm.timeout_ms * 1000000;
 	int r = segment_make(s, err);
 
 	if (r == 0)
 		r = segment_show(s, err);
 	while (r == 0) {
+		uint64_t now = base_monotonic_ns();
 		uint32_t missing = 0;
 
 		for (uint32_t i = 0; r == 0 && i < s->comm.size; i++)
@@ -302,15 +318,12 @@ int shared_meet(struct shared *s, struct base_error *err)
 			}
 		if (r < 0 || !missing)
 			break;
-		if (base_monotonic_ns() > until)
+		if (now > until)
 			r = meet_late(s, err);
 		else
-			usleep(1000 * pause);
-		pause = (unsigned)base_min(2 * pause, MEET_PAUSE_MS_MAX);
+			usleep(meet_pause_us(now - begin));
 	}
 	/* Agreed: each of them has this rank's segment. It may have others still to meet, but not through this file. */
 	shared_hide(s);
-	close(s->fd);
-	s->fd = -1;
 	return r;
 }

@@ -81,30 +81,34 @@ static unsigned rooms_first(const struct load_exchange *x)
 	return (unsigned)base_min(EXCHANGE_PROBE_BYTES / bytes + 1, COMM_ROOMS);
 }
 
-/* Memory is touched before anything is measured; and a room that cannot be had is found out here. */
-static int rooms_touch(struct load_exchange *x)
+/* Takes that many rooms once, while none is taken: so memory that cannot be had is found out here, and none has to be
+ * got while something is measured. */
+static void rooms_have(struct load_exchange *x, unsigned want)
 {
-	unsigned n = 0, first = rooms_first(x);
+	struct base_error err = {0};
 	uint8_t *rooms[COMM_ROOMS];
+	unsigned n = 0;
 	int r = 0;
 
-	for (; r == 0 && n < COMM_ROOMS; n += r == 0) {
+	for (; r == 0 && n < want; n += r == 0) {
 		r = comm_room(x->comm, &rooms[n]);
-		if (r == 0 && n < first)
+		if (r == 0)
 			memset(rooms[n], 0, COMM_PASS_BYTES);
 	}
 	while (n > 0)
 		comm_room_free(x->comm, rooms[--n]);
-	return r;
+	if (r == 0 || r == -EAGAIN) /* all there are */
+		return;
+	base_error_set(&err, r, "the buckets of an exchange: %s", base_error_name(r));
+	exchange_fail(x, &err);
 }
 
 static void threads_start(struct load_exchange *x)
 {
 	struct base_error err = {0};
-	int r = rooms_touch(x);
+	int r = 0;
 
-	if (r < 0)
-		base_error_set(&err, r, "the buckets of an exchange: %s", base_error_name(r));
+	rooms_have(x, rooms_first(x));
 	while (r == 0 && x->nthreads < base_min(x->f->threads, EXCHANGE_THREADS)) {
 		r = base_thread_start(&x->threads[x->nthreads], exchange_worker, x);
 		x->nthreads += r == 0;
@@ -257,6 +261,8 @@ static int exchange_rounds(struct load_exchange *x, struct base_error *err)
 
 	if (r < 0)
 		return r;
+	if (n > done)
+		rooms_have(x, COMM_ROOMS);
 	exchange_begin(x, n);
 	for (; r == 0 && done < n; done = next) {
 		next = base_min(n, done + (size_t)EXCHANGE_ROUND * x->comm->size);

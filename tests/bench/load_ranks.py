@@ -4,6 +4,7 @@
 when they read for each other.
 
     tests/bench/run --only load_ranks [--gib 2] [--repeat 5]        (a python with torch, a build with -Dtests=enabled)
+    tests/bench/run --only exchange                                 (of these, only the ranks that read for each other)
 
 Each measurement but those of resharding is a job of its own: processes that meet over gloo, each with its share of the
 processors. All begin a load at a barrier, and the slowest one's time counts. Systems take turns, in another order each
@@ -30,7 +31,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SIDE = 4096
-LIMIT_GIB = 0.5
+LIMIT_GIB, LIMIT_RESHARDED_GIB = 2, 0.5
 SLOW = 200_000_000
 MODES = ["never", "always", "auto"]
 PATIENCE_S = 1800
@@ -374,19 +375,21 @@ def resharded_rows(bench):
     import numpy
     rng = numpy.random.default_rng(7)
     weights = {f"layers.{i}.weight": rng.integers(0, 1 << 16, (SIDE, SIDE), "u2")
-               for i in range(max(2, round(min(bench.o.gib, LIMIT_GIB) * 1024 / 32)))}
+               for i in range(max(2, round(min(bench.o.gib, LIMIT_RESHARDED_GIB) * 1024 / 32)))}
     for name in RESHARDED:
         read, wanted = resharded(bench, name, weights)
         bench.row(f"load, resharded, {name}: read in total", "bytes that the ranks want", [read / 1e6], [wanted / 1e6],
                   1.05, unit="MB", higher=False)
 
 
-def rows(bench):
+def rows(bench, exchange_only=False):
     sys.path[:0] = [str(ROOT / "tools/python"), str(ROOT / "tests/unit")]
     os.environ["VCKPT_LIBRARY"] = str(bench.build / "core/api/libvckpt.so")
     slow, internal = bench.build / "tests/libslow_reads.so", bench.build / "tests/libvckpt_internal.so"
     programs = "needs a build with the tests' programs (-Dtests=enabled)"
-    if internal.exists():
+    if exchange_only:
+        pass
+    elif internal.exists():
         resharded_rows(bench)
     else:
         bench.skip("load, resharded: read in total", programs)
@@ -394,7 +397,8 @@ def rows(bench):
         import torch.distributed.tensor  # noqa: F401
     except ImportError as error:
         return bench.skip("load by several ranks", f"needs a python with torch ({error.name} is missing)")
-    dcp_rows(bench)
+    if not exchange_only:
+        dcp_rows(bench)
     if not slow.exists():
         return bench.skip("replicated load by 4 ranks", programs)
     exchange_rows(bench, slow)
