@@ -97,14 +97,17 @@ static void leave_terminal(void)
 /* Signals are the keeper's from here on: those that end the mount, and SIGCHLD. */
 static int take_signals(void)
 {
+	struct sigaction hup;
 	sigset_t all, mine;
 
 	signal(SIGPIPE, SIG_IGN);
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	sigemptyset(&mine);
-	for (size_t i = 0; i < 4; i++)
-		sigaddset(&mine, (int[]){ SIGTERM, SIGINT, SIGHUP, SIGCHLD }[i]);
+	for (size_t i = 0; i < 3; i++)
+		sigaddset(&mine, (int[]){ SIGTERM, SIGINT, SIGCHLD }[i]);
+	if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN)  /* nohup */
+		sigaddset(&mine, SIGHUP);
 	return signalfd(-1, &mine, SFD_CLOEXEC);
 }
 
@@ -179,6 +182,8 @@ static int end_server(struct keeper *k)
 	struct fs_report report;
 	int number;
 
+	if (k->channel >= 0)  /* it may wait there for the mount */
+		close(base_steal_fd(&k->channel));
 	kill(k->server, SIGTERM);
 	for (;;) {
 		enum event e = wait_event(k, END_MS, &report, &number);
@@ -218,7 +223,9 @@ static int keeper_mount(struct keeper *k, struct base_error *err)
 {
 	base_cleanup_close int fd = -1;
 
-	int r = fs_session_mount(k->options, &fd, err);
+	int r = k->options->takes_over ? fs_mountpoint_take_over(k->options, err) : 0;
+	if (!r)
+		r = fs_session_mount(k->options, &fd, err);
 	if (r)
 		return r;
 	r = fs_mountpoint_device(k->options->mountpoint, k->device, err); /* 0: it is gone, as the server finds */
@@ -329,7 +336,7 @@ static int keeper_run(struct keeper *k)
 static int parent_wait(int fd, pid_t child)
 {
 	struct fs_report report;
-	int status;
+	int status = 0;
 	ssize_t n;
 
 	do

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,7 @@ int main(int argc, char **argv)
 	int status = 0;
 
 	standard_files_open();
+	signal(SIGCHLD, SIG_DFL);  /* who started this may have it ignored: then no end of a child is told */
 	base_log_set_program("mount.vckpt");
 	int r = fs_options_parse(&o, argc, argv, &err);
 	if (!r && o.layouts && !o.help && !o.version)

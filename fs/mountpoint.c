@@ -66,6 +66,12 @@ static bool path_contains(const char *outer, const char *inner)
 	return strncmp(outer, inner, n) == 0 && (inner[n] == '\0' || inner[n] == '/');
 }
 
+static int mounts_open(FILE **ret_f, struct base_error *err)
+{
+	*ret_f = fopen("/proc/self/mountinfo", "re");
+	return *ret_f ? 0 : base_error_set(err, -errno, "/proc/self/mountinfo: %s", strerror(errno));
+}
+
 /* The mount that `path` lies in (deepest and newest), or exactly on: autofs is passed over then. Returns 1 found, 0
  * none. */
 static int mount_find(const char *path, bool exact, struct mount_line *ret_m, struct base_error *err)
@@ -74,13 +80,11 @@ static int mount_find(const char *path, bool exact, struct mount_line *ret_m, st
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 	size_t size = 0, best = 0;
 	int found = 0;
+	FILE *f;
 
-	FILE *f = fopen("/proc/self/mountinfo", "re");
-	if (!f || !m) {
-		if (f)
-			fclose(f);
-		return base_error_set(err, -errno, "/proc/self/mountinfo: %s", strerror(errno));
-	}
+	int r = m ? mounts_open(&f, err) : base_no_memory(err);
+	if (r)
+		return r;
 	while (getline(&line, &size, f) > 0) {
 		if (!mount_line_parse(line, m))
 			continue;
@@ -94,6 +98,30 @@ static int mount_find(const char *path, bool exact, struct mount_line *ret_m, st
 	return found;
 }
 
+/* The mount of this device on `path`, or, where that was moved with a directory above it, at another place. 1 found, 0
+ * none. */
+static int mount_find_device(const char *path, const char *device, struct mount_line *ret_m, struct base_error *err)
+{
+	base_cleanup_free char *line = NULL;
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	size_t size = 0;
+	int found = 0;
+	FILE *f;
+
+	int r = m ? mounts_open(&f, err) : base_no_memory(err);
+	if (r)
+		return r;
+	while (getline(&line, &size, f) > 0) {
+		if (!mount_line_parse(line, m) || strcmp(m->device, device) != 0)
+			continue;
+		if (!found || strcmp(m->point, path) == 0)
+			*ret_m = *m;
+		found = 1;
+	}
+	fclose(f);
+	return found;
+}
+
 static int run_fusermount(const char *path, bool lazy)
 {
 	const char *argv[] = { "fusermount3", "-u", "-q", lazy ? "-z" : "--", lazy ? "--" : path, lazy ? path : NULL,
@@ -102,6 +130,8 @@ static int run_fusermount(const char *path, bool lazy)
 	int status;
 
 	int r = posix_spawnp(&pid, argv[0], NULL, NULL, (char *const *)argv, environ);
+	if (r == ENOENT)  /* of a PATH without it: libfuse, which mounted, does not need one */
+		r = posix_spawn(&pid, "/usr/bin/fusermount3", NULL, NULL, (char *const *)argv, environ);
 	if (r)
 		return -r;
 	while (waitpid(pid, &status, 0) < 0)
@@ -126,24 +156,35 @@ const char *fs_mountpoint_stuck(void)
 		"as root, once: ln -s /proc/self/mounts /etc/mtab";
 }
 
+/* Has a dead vckpt daemon left a mount on `path`? 1: *ret_m; 0: no; an error: another daemon has. */
+static int mountpoint_dead(const char *path, struct mount_line *ret_m, struct base_error *err)
+{
+	for (int i = 0; i < 16; i++) {
+		struct statvfs v;
+		int r = mount_find(path, true, ret_m, err);
+		if (r <= 0 || strncmp(ret_m->type, "fuse", 4) != 0)
+			return r < 0 ? r : 0;
+		/* unlike stat never answered from what the kernel remembers */
+		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))
+			return 0;
+		if (errno == ENOTCONN)
+			break;  /* else dying this moment: the next look gives ENOTCONN */
+	}
+	if (strcmp(ret_m->type, "fuse.vckpt") != 0)
+		return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's (%s); "
+			"unmount it first", path, ret_m->type);
+	return 1;
+}
+
 /* What a dead vckpt daemon left on `path`: 0 when it was detached or there was nothing. */
 static int mountpoint_detach(const char *path, struct base_error *err)
 {
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 
 	for (int i = 0; m && i < 16; i++) {  /* several may lie on top of each other */
-		struct statvfs v;
-		int r = mount_find(path, true, m, err);
-		if (r <= 0 || strncmp(m->type, "fuse", 4) != 0)
-			return r < 0 ? r : 0;
-		/* unlike stat never answered from what the kernel remembers */
-		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))
-			return 0;
-		if (errno == ECONNABORTED)  /* dying this moment: the next look gives ENOTCONN */
-			continue;
-		if (strcmp(m->type, "fuse.vckpt") != 0)
-			return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's "
-				"(%s); unmount it first", path, m->type);
+		int r = mountpoint_dead(path, m, err);
+		if (r <= 0)
+			return r;
 		r = mountpoint_umount(path, true);
 		if (r)
 			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be "
@@ -242,20 +283,13 @@ static int check_overlap(const struct fs_options *o, const struct stat *store, c
 	return 0;
 }
 
-int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
+/* Both are absolute, and the mount point is not dead. */
+static int check_places(const struct fs_options *o, struct base_error *err)
 {
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 	struct stat store, point;
 
-	if (!m)
-		return base_no_memory(err);
-	int r = resolve(&o->store, "store", err);
-	if (!r)
-		r = check_directory(o->store, "store", &store, err);
-	if (!r)
-		r = resolve(&o->mountpoint, "mount point", err);
-	if (!r)
-		r = mountpoint_detach(o->mountpoint, err);
+	int r = m ? check_directory(o->store, "store", &store, err) : base_no_memory(err);
 	if (!r)
 		r = check_directory(o->mountpoint, "mount point", &point, err);
 	if (!r)
@@ -269,6 +303,26 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 			o->mountpoint, m->source);
 	return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already; take another directory",
 		o->mountpoint, m->source, m->type);
+}
+
+int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
+{
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+
+	int r = m ? resolve(&o->store, "store", err) : base_no_memory(err);
+	if (!r)
+		r = resolve(&o->mountpoint, "mount point", err);
+	if (!r)
+		r = mountpoint_dead(o->mountpoint, m, err);
+	o->takes_over = r == 1;
+	return r ? r == 1 ? 0 : r : check_places(o, err);
+}
+
+int fs_mountpoint_take_over(const struct fs_options *o, struct base_error *err)
+{
+	int r = mountpoint_detach(o->mountpoint, err);
+
+	return r ? r : check_places(o, err);
 }
 
 /* Finds what is mounted on `path`; *ret_full: its mount point (malloc'ed). It sends no request to a daemon, which may
@@ -339,14 +393,21 @@ int fs_mountpoint_device(const char *path, char ret_device[static 32], struct ba
 
 int fs_mountpoint_release(const char *path, const char *device, struct base_error *err)
 {
-	char there[32];
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	char top[32] = "";
 
-	int r = fs_mountpoint_device(path, there, err);
-	if (r <= 0 || strcmp(there, device) != 0)
-		return r < 0 ? r : 0;
-	r = mountpoint_umount(path, true);
+	int r = m ? mount_find_device(path, device, m, err) : base_no_memory(err);
+	if (r <= 0)
+		return r;
+	r = fs_mountpoint_device(m->point, top, err);
+	if (r < 0)
+		return r;
+	if (strcmp(top, device) != 0)
+		return base_error_set(err, -EBUSY, "%s: another mount lies above this one, which stays, dead: unmount "
+			"both", m->point);
+	r = mountpoint_umount(m->point, true);
 	if (r)
-		return base_error_set(err, r, "%s: cannot be unmounted: %s", path,
+		return base_error_set(err, r, "%s: cannot be unmounted: %s", m->point,
 			fs_mountpoint_stuck() ? fs_mountpoint_stuck() : strerror(-r));
 	return 0;
 }

@@ -19,6 +19,7 @@
 enum { FS_EXIT_USAGE = 1, FS_EXIT_SYSTEM = 2, FS_EXIT_MOUNT = 32 }; /* as mount(8) */
 
 struct fs_options {
+	bool takes_over;                              /* set by fs_mountpoint_check: a dead vckpt mount is there */
 	char *store, *mountpoint;                     /* as given; fs_mountpoint_check makes them absolute */
 	/* -N: mount namespace to mount in, a path or a process id; NULL: our own */
 	char *namespace;

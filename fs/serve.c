@@ -28,7 +28,8 @@ struct serving {
 	pthread_t main, session, prover;
 	int channel, fuse_fd, readahead_fd; /* fuse_fd: -1 once the session has it */
 	struct fs_handed handed;
-	_Atomic int loop_result;        /* read once SIGUSR1 has come, or the session thread has ended */
+	_Atomic int loop_result;        /* valid once loop_ended */
+	_Atomic bool loop_ended;        /* SIGUSR1 wakes the main thread then; one from outside says nothing */
 	_Atomic bool failed;            /* the first look failed */
 	_Atomic bool ending;            /* a signal or umount came: a look that fails now says nothing */
 };
@@ -84,6 +85,7 @@ static void *session_main(void *arg)
 	if (r)
 		fs_mount_feature(&s->mount, "watch", false, "no thread: %s", strerror(-r));
 	s->loop_result = fs_session_loop(&s->mount);
+	s->loop_ended = true;
 	pthread_kill(s->main, SIGUSR1);
 	return NULL;
 }
@@ -141,8 +143,9 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 		tell_keeper(s, FS_EXIT_SYSTEM, "no threads can be started");
 		return FS_EXIT_SYSTEM;
 	}
-	while (sigwait(signals, &number) != 0)
-		;
+	do
+		r = sigwait(signals, &number);
+	while (r || (number == SIGUSR1 && !s->loop_ended));
 	s->ending = number != SIGUSR1 || s->loop_result >= 0;
 	if (number != SIGUSR1 || s->loop_result < 0)
 		tell_keeper(s, FS_SERVE_UNMOUNT, NULL);

@@ -461,18 +461,20 @@ def place(one, program):
     user = pwd.getpwnam("nobody")
     place = pathlib.Path("/tmp") / f"vckpt-user-{os.getpid()}"
     place.mkdir(mode=0o755)
-    mode = os.stat("/dev/fuse").st_mode & 0o7777
-    os.chmod("/dev/fuse", 0o666)  # as udev leaves it
-    try:
-        shutil.copytree(one, place / "store")
-        shutil.copy(program, place / "mount.vckpt")
-        (place / "mnt").mkdir()
-        os.chown(place / "mnt", user.pw_uid, user.pw_gid)
-        yield place
-    finally:
-        os.chmod("/dev/fuse", mode)
-        subprocess.run(["umount", "-l", place / "mnt"], capture_output=True)
-        shutil.rmtree(place)
+    with open("/dev/fuse", "rb") as device:
+        fcntl.flock(device, fcntl.LOCK_EX)  # another process that runs such a test would take the mode back
+        mode = os.fstat(device.fileno()).st_mode & 0o7777
+        os.chmod("/dev/fuse", 0o666)  # as udev leaves it
+        try:
+            shutil.copytree(one, place / "store")
+            shutil.copy(program, place / "mount.vckpt")
+            (place / "mnt").mkdir()
+            os.chown(place / "mnt", user.pw_uid, user.pw_gid)
+            yield place
+        finally:
+            os.chmod("/dev/fuse", mode)
+            subprocess.run(["umount", "-l", place / "mnt"], capture_output=True)
+            shutil.rmtree(place)
 
 
 @root

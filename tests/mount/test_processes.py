@@ -11,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from .conftest import Mount, Tensor, mount_of, wait_until, weights, write_safetensors
+from .conftest import Mount, Tensor, daemons, keeper_of, mount_of, wait_until, weights, write_safetensors
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -132,7 +132,7 @@ def test_sigterm_to_the_server_unmounts(encoded, mount):
 @root
 def test_a_mount_above_ours_is_left_alone(encoded, mount, tmp_path):
     """Whoever mounts something over a mount keeps it when the mount below is told to end."""
-    m = mount(encoded)
+    m = mount(encoded, log=tmp_path / "log")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")
     subprocess.run(["mount", "--bind", tmp_path / "other", m.point], check=True)
@@ -140,6 +140,7 @@ def test_a_mount_above_ours_is_left_alone(encoded, mount, tmp_path):
         os.kill(m.keeper, signal.SIGTERM)
         assert wait_until(lambda: not m.pids)
         assert (m.point / "file").read_text() == "x"
+        assert "another mount lies above this one, which stays, dead" in (tmp_path / "log").read_text()
     finally:
         subprocess.run(["umount", m.point], check=True)
 
@@ -149,6 +150,81 @@ def test_a_store_that_cannot_be_opened_is_never_mounted(encoded, program, tmp_pa
     m = Mount(program, encoded, tmp_path / "mnt", check=False)
     assert m.result.returncode == 32 and "vckpt.store" in m.result.stderr
     assert not mount_of(m.point) and not m.pids
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM])
+def test_other_signals_end_nothing(encoded, mount, number):
+    """A scheduler may send them to all processes of a job."""
+    m = mount(encoded)
+    for pid in m.pids:
+        os.kill(pid, number)
+    wait_until(lambda: len(m.pids) < 2, 0.2)
+    assert len(m.pids) == 2 and (m / "a" / "latest" / "model.safetensors").read_bytes()
+
+
+@root
+def test_what_cannot_be_mounted_is_refused_at_once(encoded, program, tmp_path):
+    """The server waits for the mount then: it took 7 s until it was ended by force."""
+    point = tmp_path / "mnt"
+    point.mkdir()
+    refused = subprocess.run([program, encoded, point, "-o", "context=foo"], capture_output=True, text=True, timeout=6)
+    assert refused.returncode == 32 and "cannot mount on" in refused.stderr
+    assert wait_until(lambda: not daemons(point), 5)
+
+
+def test_started_by_who_ignores_its_children(encoded, program, tmp_path):
+    """The kernel tells no child's end then, unless it is asked to again."""
+    point = tmp_path / "mnt"
+    point.mkdir()
+    subprocess.run([program, encoded, point], timeout=60, check=True,
+                   preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    try:
+        subprocess.run(["umount", point], check=True, timeout=30)
+        assert wait_until(lambda: not daemons(point))
+    finally:
+        for pid in daemons(point):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_nohup(encoded, program, mount, tmp_path):
+    m = mount(encoded, point=tmp_path / "plain")
+    os.kill(m.keeper, signal.SIGHUP)
+    assert wait_until(lambda: not mount_of(m.point))
+    point = tmp_path / "mnt"
+    point.mkdir()
+    subprocess.run(["nohup", program, encoded, point], timeout=60, check=True, stdin=subprocess.DEVNULL,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        os.kill(keeper_of(point), signal.SIGHUP)
+        assert not wait_until(lambda: not mount_of(point), 0.2)
+    finally:
+        subprocess.run(["umount", point], check=True, timeout=30)
+        assert wait_until(lambda: not daemons(point))
+
+
+def test_a_dead_mount_stays_until_another_takes_its_place(encoded, mount, program, tmp_path):
+    """Not for a try, nor for a store that cannot be opened."""
+    m = mount(encoded)
+    m.kill()
+    assert wait_until(lambda: dead(m.point))
+    subprocess.run([program, encoded, m.point, "-f", "--fake"], timeout=60, check=True)
+    assert dead(m.point)
+    (tmp_path / "none").mkdir()
+    refused = subprocess.run([program, tmp_path / "none", m.point], capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 32 and "is not a vckpt store" in refused.stderr
+    assert dead(m.point) and mount_of(m.point)
+    mount(encoded, point=m.point)
+    assert (m / "a" / "latest" / "model.safetensors").read_bytes()
+
+
+def test_a_mount_that_was_moved_is_unmounted_where_it_is(encoded, mount, tmp_path):
+    (tmp_path / "before").mkdir()
+    m = mount(encoded, point=tmp_path / "before" / "mnt")
+    keeper = m.keeper
+    (tmp_path / "before").rename(tmp_path / "after")
+    os.kill(keeper, signal.SIGTERM)
+    assert wait_until(lambda: not m.pids)
+    assert not mount_of(tmp_path / "after" / "mnt") and os.listdir(tmp_path / "after" / "mnt") == []
 
 
 def test_a_stopped_server_is_ended_by_force(encoded, mount):

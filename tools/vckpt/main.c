@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * vckpt: one command over a store. Each sub-command is a file of its own; see docs/man/vckpt.1. */
+#include <signal.h>
 #include <string.h>
 
 #include "tools/vckpt/tool.h"
@@ -118,6 +119,7 @@ static bool is_one_of(const char *text, const char *a, const char *b, const char
 
 int main(int argc, char **argv)
 {
+	signal(SIGCHLD, SIG_DFL); /* who started this may have it ignored: then nobody can wait for a child */
 	base_log_set_program("vckpt");
 	if (argc < 2)
 		return help(stderr, TOOL_USAGE);
