@@ -111,6 +111,10 @@ struct store_storage_ops {
 	 * past the cache; 0: in the ordinary way. */
 	int (*file_read_past)(struct store_storage_file *f, uint64_t offset, size_t len, void *room,
 		const uint8_t **ret_bytes);
+
+	/* Optional (NULL). The directory in which this user was refused something last (-EACCES, -EPERM), in any
+	 * thread; the nearest one above that can be looked at. -ENOENT: none. */
+	int (*denied)(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
 };
 
 struct store_storage { const struct store_storage_ops *ops; };
@@ -122,9 +126,12 @@ enum store_storage_flag {
 	/* do not use O_TMPFILE even where it works (tests; NFS takes this path by itself) */
 	STORE_STORAGE_NAMED_TEMPS = 1 << 2,
 };
-/* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Files 0644,
- * directories 0755, under the umask. Refuses by name a filesystem that has neither hard links nor
- * renameat2(RENAME_NOREPLACE). */
+/* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Refuses by
+ * name a filesystem that has neither hard links nor renameat2(RENAME_NOREPLACE).
+ *
+ * Modes: where the group of the directory may not write in it, files 0644, directories 0755, under the umask. Where it
+ * may, whatever the umask is, the directory's group and permission bits: directories with its setgid and sticky bits,
+ * files without the bits to execute. The directory is looked at once, here. */
 int store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s, struct base_error *err);
 
 /* Thin wrappers, so that callers read `store_put(s, ...)`. */

@@ -89,8 +89,8 @@ static int remove_any(struct store_storage *s, const char *name, int flags)
 	const char *last;
 	base_cleanup_close int dir = posix_open_parent(p, name, false, &last);
 	if (dir < 0)
-		return dir;
-	return unlinkat(dir, last, flags) < 0 ? -errno : 0;
+		return posix_denied(p, name, dir);
+	return unlinkat(dir, last, flags) < 0 ? posix_denied(p, name, -errno) : 0;
 }
 
 static int posix_remove(struct store_storage *s, const char *name)
@@ -215,7 +215,7 @@ static int posix_stat(struct store_storage *s, struct store_storage_stat *ret_st
 	return 0;
 }
 
-static int posix_owner(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner)
+int posix_owner(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner)
 {
 	base_cleanup_close int fd = posix_open_beneath(posix_of(s), name, O_PATH);
 	struct stat st;
@@ -291,14 +291,14 @@ static const struct store_storage_ops posix_ops = {
 	.writer_abandon = posix_writer_abandon,
 	.stat = posix_stat,
 	.owner = posix_owner,
+	.denied = posix_denied_where,
 	.watch = posix_watch,
 	.close = posix_close,
 };
 
-/* 0, or -ENOTEMPTY. */
-static int directory_empty(int root)
+int posix_directory_empty(int dir)
 {
-	base_cleanup_close int fd = openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	base_cleanup_close int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *d = fd < 0 ? NULL : fdopendir(fd);
 	if (!d)
 		return -errno;
@@ -337,12 +337,13 @@ static int open_root(struct posix_storage *p, const char *path, struct base_erro
 	if (p->root < 0)
 		return base_error_set(err, -errno, "%s: cannot open the directory: %s", path, base_error_name(-errno));
 	if (p->flags & STORE_STORAGE_CREATE) {
-		int r = directory_empty(p->root);
+		int r = posix_directory_empty(p->root);
 		if (r < 0)
 			return base_error_set(err, r, "%s: %s", path,
 				r == -ENOTEMPTY ? "the directory is not empty" : base_error_name(r));
 	}
-	return 0;
+	int r = posix_modes_read(p);
+	return r < 0 ? base_error_set(err, r, "%s: %s", path, base_error_name(r)) : 0;
 }
 
 int store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s, struct base_error *err)

@@ -5,7 +5,9 @@
  *   storage_posix.c        open and close, reading, removing, media figures, watches
  *   storage_posix_direct.c reads past the page cache
  *   storage_posix_path.c   resolution beneath the root, directories that are made and made durable
+ *   storage_posix_denied.c where the user may not
  *   storage_posix_list.c   listings
+ *   storage_posix_modes.c  modes and group of what is made
  *   storage_posix_write.c  temporaries, put
  *   storage_posix_replace.c  files that take the place of others: mending, notes
  *   storage_posix_pack.c   packs
@@ -24,10 +26,18 @@ enum { POSIX_SUSPECT_MAX = 64 };   /* directories whose fsync failed; with more 
 
 struct posix_inode { dev_t dev; ino_t ino; };
 
+/* Of what is made; storage_posix_modes.c. Never changes. */
+struct posix_modes {
+	bool given;             /* set after the making, with the group; else the umask has its say */
+	mode_t file, dir;
+	gid_t group;
+};
+
 struct posix_storage {
 	struct store_storage base;
 	int root;                   /* never changes */
 	unsigned flags;
+	struct posix_modes modes;
 	bool shared;                /* other hosts change it, too; never changes */
 	atomic_bool named_temps;    /* O_TMPFILE does not work here */
 	atomic_bool no_links;       /* hard links do not work here: renameat2 */
@@ -35,6 +45,8 @@ struct posix_storage {
 	struct posix_inode suspect[POSIX_SUSPECT_MAX];
 	size_t suspect_count;
 	bool suspect_all;
+	bool was_denied;
+	char denied[STORE_NAME_MAX]; /* the directory of the last -EACCES or -EPERM, which may be missing */
 	uint64_t *durable;          /* sorted keys of directories whose entries upwards are known durable */
 	size_t durable_count;
 };
@@ -55,7 +67,24 @@ int posix_sync(int fd);
 int posix_sync_names(struct posix_storage *p, int dir);
 
 /* ---- storage_posix.c ---- */
+int posix_owner(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner);
 int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len); /* all or -ENODATA or another error */
+
+int posix_directory_empty(int dir); /* 0, or -ENOTEMPTY */
+
+/* ---- storage_posix_modes.c ---- */
+#define POSIX_DIRECTORY "directory" /* with the end of an unfinished file: a directory that has no place yet */
+int posix_modes_read(struct posix_storage *p); /* of the root */
+int posix_modes_give(const struct posix_storage *p, int fd, mode_t mode);
+/* 0: it was made, with its mode. -EEXIST: it is there. Not yet durable. */
+int posix_directory_make(struct posix_storage *p, int at, const char *part);
+bool posix_directory_unplaced(const char *name); /* one that is being made, or was left in the making */
+
+/* ---- storage_posix_denied.c ---- */
+/* Both return r, and remember the directory if r says that the user may not: of a file; itself, the first len bytes. */
+int posix_denied(struct posix_storage *p, const char *name, int r);
+int posix_denied_in(struct posix_storage *p, const char *dir, size_t len, int r);
+int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
 
 /* ---- storage_posix_direct.c ---- */
 struct posix_direct { atomic_int fd; }; /* a second descriptor of a file, with O_DIRECT */

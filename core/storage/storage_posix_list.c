@@ -15,6 +15,7 @@
 enum { LIST_DEPTH_MAX = 16 };
 
 struct listing {
+	struct posix_storage *storage;
 	store_storage_list_func f;
 	void *arg;
 	bool dirs;                        /* immediate sub-directories instead of files */
@@ -38,12 +39,17 @@ static int list_entry(struct listing *l, int dir, const char *last, size_t prefi
 		if (!S_ISDIR(st.st_mode))
 			return 0;
 		entry.foreign = !valid;
+		entry.temporary = posix_directory_unplaced(l->name);
 		return l->f(l->arg, &entry);
 	}
+	if (S_ISDIR(st.st_mode) && posix_directory_unplaced(l->name))
+		return 0; /* empty; it may not have its mode yet */
 	if (S_ISDIR(st.st_mode) && valid && depth < LIST_DEPTH_MAX) {
 		int fd = openat(dir, last, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		if (fd < 0 && errno != ENOENT && errno != ENOTDIR && errno != ELOOP)
+			return posix_denied_in(l->storage, l->name, prefix + len, -errno);
 		if (fd < 0)
-			return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? 0 : -errno;
+			return 0;
 		return list_directory(l, fd, prefix + len, depth + 1);
 	}
 	entry.foreign = !valid || !S_ISREG(st.st_mode);
@@ -110,8 +116,8 @@ static int list_any(struct store_storage *s, const char *dir, store_storage_list
 {
 	int fd = posix_open_beneath(posix_of(s), dir, O_RDONLY | O_DIRECTORY);
 	if (fd < 0)
-		return fd == -ENOENT ? 0 : fd;
-	struct listing l = { .f = f, .arg = arg, .dirs = dirs };
+		return fd == -ENOENT ? 0 : posix_denied_in(posix_of(s), dir, strlen(dir), fd);
+	struct listing l = { .storage = posix_of(s), .f = f, .arg = arg, .dirs = dirs };
 	size_t prefix = strlen(dir); /* below STORE_NAME_MAX: it was opened */
 	memcpy(l.name, dir, prefix + 1);
 	return list_directory(&l, fd, prefix, 0);

@@ -227,7 +227,7 @@ static int writer_new(struct store_storage *s, const char *name, bool over, stru
 		r = posix_temp_open(p, w->dir, last, &w->temp);
 	if (r < 0) {
 		writer_free(w);
-		return r;
+		return posix_denied(p, name, r);
 	}
 	snprintf(w->last, sizeof w->last, "%s", last);
 	snprintf(w->folder, sizeof w->folder, "%.*s", (int)(strlen(name) - strlen(last)), name);
@@ -315,7 +315,7 @@ int posix_writer_seal_over(struct store_storage_writer *w, int (*check)(void *ar
 	if (r == 0)
 		r = check(arg, name);
 	if (r == 0)
-		r = posix_temp_replace(w->dir, &w->temp, w->last);
+		r = posix_denied(w->storage, name, posix_temp_replace(w->dir, &w->temp, w->last));
 	if (r == 0)
 		r = posix_sync_names(w->storage, w->dir);
 	writer_free(w);

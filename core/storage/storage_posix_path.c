@@ -252,8 +252,9 @@ static int make_directory(struct posix_storage *p, int at, const char *part, con
 {
 	base_cleanup_close int fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
 	if (fd == -ENOENT) {
-		if (mkdirat(at, part, 0755) < 0 && errno != EEXIST)
-			return -errno;
+		int r = posix_directory_make(p, at, part);
+		if (r < 0 && r != -EEXIST)
+			return r;
 		fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
 	}
 	if (fd < 0)

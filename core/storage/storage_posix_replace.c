@@ -50,10 +50,10 @@ int posix_replace(struct store_storage *s, const char *name, const void *bytes, 
 		return -EINVAL;
 	base_cleanup_close int dir = posix_open_parent(p, name, true, &last);
 	if (dir < 0)
-		return dir;
+		return posix_denied(p, name, dir);
 	int r = posix_temp_open(p, dir, last, &t);
 	if (r < 0)
-		return r;
+		return posix_denied(p, name, r);
 	r = posix_write_at(t.fd, 0, bytes, len);
 	if (r == 0)
 		r = posix_sync(t.fd);
@@ -62,5 +62,5 @@ int posix_replace(struct store_storage *s, const char *name, const void *bytes, 
 	if (r == 0)
 		r = posix_temp_replace(dir, &t, last);
 	posix_temp_drop(dir, &t);
-	return r < 0 ? r : posix_sync_names(p, dir);
+	return r < 0 ? posix_denied(p, name, r) : posix_sync_names(p, dir);
 }

@@ -43,7 +43,7 @@ static int temp_open_unnamed(struct posix_storage *p, int dir, struct posix_temp
 {
 	t->name[0] = '\0';
 	do
-		t->fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0644);
+		t->fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, p->modes.file);
 	while (t->fd < 0 && errno == EINTR);
 	if (t->fd >= 0 && has_proc_link(t->fd))
 		return 0;
@@ -66,7 +66,7 @@ int posix_random_name(const char *last, char name[static POSIX_TEMP_NAME_MAX])
 	return 0;
 }
 
-int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct posix_temp *t)
+static int temp_open_any(struct posix_storage *p, int dir, const char *last, struct posix_temp *t)
 {
 	if (strlen(last) + STORE_TEMP_SUFFIX_LEN > 255)
 		return -ENAMETOOLONG;
@@ -79,12 +79,24 @@ int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct p
 		int r = posix_random_name(last, t->name);
 		if (r < 0)
 			return r;
-		t->fd = openat(dir, t->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+		t->fd = openat(dir, t->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, p->modes.file);
 		if (t->fd >= 0)
 			return 0;
 		if (errno != EINTR && errno != EEXIST)
 			return -errno;
 	}
+}
+
+int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct posix_temp *t)
+{
+	int r = temp_open_any(p, dir, last, t);
+
+	if (r < 0)
+		return r;
+	r = posix_modes_give(p, t->fd, p->modes.file);
+	if (r < 0)
+		posix_temp_drop(dir, t);
+	return r;
 }
 
 void posix_temp_drop(int dir, struct posix_temp *t)
@@ -230,7 +242,7 @@ static int put_file(struct store_storage *s, struct put *f)
 		base_cleanup_close int dir = posix_open_parent(p, f->name, true, &f->last);
 		r = dir < 0 ? dir : put_try(p, dir, f);
 	}
-	return r;
+	return posix_denied(p, f->name, r);
 }
 
 int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len)

@@ -504,8 +504,20 @@ static int sweep_empty_run(void *arg, const struct store_storage_entry *e)
 	return 0;
 }
 
+/* A directory whose maker was killed before it had its place. One that is being made is made in its place then. */
+static int sweep_unplaced(void *arg, const struct store_storage_entry *e)
+{
+	struct gc *g = arg;
+	struct store_storage *s = g->store->storage;
+
+	if (e->temporary && (g->o->dry_run || s->ops->remove_dir(s, e->name) == 0))
+		gc_report(g, "delete", e->name, 0, "a directory of a writer that is gone");
+	return 0;
+}
+
 void gc_sweep(struct gc *g)
 {
+	store_list_dirs(g->store->storage, "", sweep_unplaced, g);
 	store_list_dirs(g->store->storage, "incoming", sweep_empty_run, g);
 	for (size_t i = 0; i < g->folders.n; i++)
 		sweep_folder(g, &g->folders.all[i]);
