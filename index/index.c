@@ -81,21 +81,40 @@ static int open_in(struct index *i, int parent, const char *dir, const uint8_t s
 	return writes ? index_write_error(i, r) : index_error(r);
 }
 
+/* Whoever collects a store that a group shares lists it, and comes by here: so the umask of this user does not keep the
+ * group out. Only this user writes in it. */
+static int dir_make(int parent, const char *dir)
+{
+	const char *name = index_dir_name(parent, dir);
+	struct stat st;
+
+	if (mkdirat(parent >= 0 ? parent : AT_FDCWD, name, 0755) < 0)
+		return errno == EEXIST ? 0 : -errno;
+	if (parent < 0 || fstat(parent, &st) < 0 || !(st.st_mode & S_IWGRP))
+		return 0;
+	base_cleanup_close int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (fchown(fd, (uid_t)-1, st.st_gid) == 0) /* else the group's collections say what keeps them out */
+		(void)fchmod(fd, st.st_mode & (0755 | S_ISGID));
+	return 0;
+}
+
 int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags,
 	struct index **ret_i, struct base_error *err)
 {
 	if (max_bytes == 0 || max_bytes > UINT64_C(1) << 40)
 		max_bytes = INDEX_MAX_BYTES;
-	int at = parent >= 0 ? parent : AT_FDCWD;
-	if (!(flags & INDEX_READ_ONLY) && mkdirat(at, index_dir_name(parent, dir), 0755) < 0 && errno != EEXIST)
-		return base_error_set(err, -errno, "the index %s cannot be made: %s", dir, base_error_name(-errno));
+	int r = flags & INDEX_READ_ONLY ? 0 : dir_make(parent, dir);
+	if (r < 0)
+		return base_error_set(err, r, "the index %s cannot be made: %s", dir, base_error_name(r));
 	struct index *i = calloc(1, sizeof *i);
 	if (!i)
 		return base_no_memory(err);
 	i->max_bytes = max_bytes;
 	i->flags = flags;
 	i->dir = i->fd = -1;
-	int r = open_in(i, parent, dir, store_id);
+	r = open_in(i, parent, dir, store_id);
 	if (r < 0)
 		index_close(i);
 	if (r == -EOPNOTSUPP)
