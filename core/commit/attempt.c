@@ -49,7 +49,9 @@ int store_attempt_put(struct store_attempt *a, const char *last, enum store_reco
 		r = store_record_put(a->store->storage, name, kind, a->store->info.id, body->data, body->len);
 	if (r == STORE_PUT_OTHER)
 		r = -EEXIST;
-	return r < 0 ? base_error_set(err, r, "%s: %s", name, base_error_name(r)) : 0;
+	if (r >= 0 || store_denied(a->store, r, err))
+		return r < 0 ? r : 0;
+	return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 }
 
 void attempt_folder_delete(struct store_attempt *a)

@@ -37,6 +37,8 @@ int store_files_list(struct store *s, const char *dir, struct store_files *ret_f
 {
 	int r = store_list_files(s->storage, dir, files_add, ret_f);
 
+	if (r < 0 && r != -ENOENT && store_denied_listing(s, r, err))
+		return r;
 	if (r < 0 && r != -ENOENT)
 		return base_error_set(err, r, "%s/%s cannot be listed: %s", s->path, dir, base_error_name(r));
 	if (ret_f->n)

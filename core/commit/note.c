@@ -221,7 +221,9 @@ int store_note_put(struct store *s, const char *pack, const struct proto_range *
 		r = store_remove(s->storage, name);
 	else
 		r = 0;
-	if (r < 0 && r != -ENOENT)
-		return base_error_set(err, r, "%s cannot be written: %s", name, base_error_name(r));
-	return 0;
+	if (r >= 0 || r == -ENOENT)
+		return 0;
+	if (store_denied(s, r, err))
+		return r;
+	return base_error_set(err, r, "%s cannot be written: %s", name, base_error_name(r));
 }

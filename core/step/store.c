@@ -12,7 +12,6 @@
 #include "core/step/store.h"
 
 #include <pthread.h>
-#include <pwd.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -272,6 +271,9 @@ static int store_identity_read(struct store *s, struct base_error *err)
 	if (r == -ENOENT)
 		return base_error_set(err, -BASE_ENOSTORE, "%s is not a vckpt store (no file %s in it)", s->path,
 			STORE_FILE);
+	if (r == -EACCES)
+		return base_error_set(err, r, "%s: you may not read the file %s in it; its owner or root can change "
+			"that (vckpt(1), SHARED STORES)", s->path, STORE_FILE);
 	if (r < 0)
 		return base_error_set(err, r, "%s: %s", s->path, why.code ? why.text : base_error_name(r));
 	r = proto_store_decode(record.body, record.len, &s->info);
@@ -296,22 +298,6 @@ static int store_writable(const struct store *s, struct base_error *err)
 		"%s: this store is of format %u, which this vckpt reads and does not write; make a store of format %u "
 		"with vckpt init, and bring the steps there: vckpt export, then vckpt import",
 		s->path, s->info.version, PROTO_VERSION);
-}
-
-/* If the user owns the store, the store does not deny the write; then the caller names the file. */
-bool store_denied(const struct store *s, int r, struct base_error *err)
-{
-	char names[1024], number[32];
-	struct passwd user, *found = NULL;
-	struct stat st;
-
-	if ((r != -EACCES && r != -EPERM) || stat(s->path, &st) < 0 || st.st_uid == geteuid())
-		return false;
-	snprintf(number, sizeof number, "user %u", (unsigned)st.st_uid);
-	getpwuid_r(st.st_uid, &user, names, sizeof names, &found);
-	base_error_set(err, r, "you may not write to the store %s (it belongs to %s)", s->path,
-		found ? found->pw_name : number);
-	return true;
 }
 
 int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err)

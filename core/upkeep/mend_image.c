@@ -323,7 +323,7 @@ int mend_image_write(struct mend *m, struct mend_pack *p)
 	store_pack_close(k.old);
 	free(k.extents);
 	free(k.buffer);
-	if (r < 0 && !m->err->code)
+	if (r < 0 && !m->err->code && !store_denied(m->store, r, m->err))
 		base_error_set(m->err, r, "%s cannot be written: %s", p->path, base_error_name(r));
 	return r;
 }

@@ -40,6 +40,8 @@ static void row_free(struct save_row *row)
 
 int save_write_failed(const struct save_writer *w, const char *class, int r, struct base_error *err)
 {
+	if (store_denied(w->store, r, err))
+		return r;
 	return base_error_set(err, r, "the %s pack cannot be written to %s: %s", class, w->store->path,
 		base_error_name(r));
 }
