@@ -343,16 +343,31 @@ bool store_heartbeat_name_parse(const char *base, char launch[static 17], char h
 	return true;
 }
 
-/* Who cannot look (no descriptor is left, say) does not know that it is gone. start_time 0: it could not look at
- * itself. */
-bool store_process_lives(uint64_t pid, uint64_t start_time)
+/* /proc may hide the processes of other users (hidepid). A signal is still answered in another way than where there is
+ * no process. */
+static bool process_hidden(uint64_t pid)
+{
+	return (errno == ENOENT || errno == EPERM) && pid > 0 && pid <= INT32_MAX && kill((pid_t)pid, 0) < 0
+		&& errno == EPERM;
+}
+
+/* Who cannot look (no descriptor is left, say) does not know that it is gone. A hidden one may be another process,
+ * which has the pid now. start_time 0: it could not look at itself. */
+static enum store_liveness process_judge(uint64_t pid, uint64_t start_time)
 {
 	uint64_t start;
 
 	errno = 0;
 	if (process_start_time(pid, &start))
-		return start_time == 0 || start == start_time;
-	return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO || errno == EACCES;
+		return start_time == 0 || start == start_time ? STORE_ALIVE : STORE_DEAD;
+	if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO || errno == EACCES)
+		return STORE_ALIVE;
+	return process_hidden(pid) ? STORE_UNKNOWN : STORE_DEAD;
+}
+
+bool store_process_lives(uint64_t pid, uint64_t start_time)
+{
+	return process_judge(pid, start_time) != STORE_DEAD;
 }
 
 /* A process that was found alive for one file need not be asked for again for the next: ranks that are threads. */
@@ -360,17 +375,20 @@ struct lived { uint64_t pid, start_time; };
 
 static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m, struct lived *lived)
 {
+	enum store_liveness all = STORE_DEAD, state;
+
 	if (strcmp(m->boot_id, heartbeat_space()) != 0)
 		return STORE_UNKNOWN;
-	for (uint32_t i = 0; i < m->nranks; i++) {
+	for (uint32_t i = 0; i < m->nranks && all != STORE_ALIVE; i++) {
 		struct lived one = {m->ranks[i].pid, m->ranks[i].start_time};
 
-		if (memcmp(&one, lived, sizeof one) != 0 && !store_process_lives(one.pid, one.start_time))
-			continue;
-		*lived = one;
-		return STORE_ALIVE;
+		state = memcmp(&one, lived, sizeof one) == 0 ? STORE_ALIVE : process_judge(one.pid, one.start_time);
+		if (state == STORE_ALIVE)
+			*lived = one;
+		if (state != STORE_DEAD)
+			all = state;
 	}
-	return STORE_DEAD;
+	return all;
 }
 
 struct launches_found { struct store_launch_info *all; size_t n, size; };
