@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <string.h>
@@ -15,20 +17,39 @@ struct init {
 	struct tool *t;
 	const char *path;
 	uint64_t reserve;
-	bool exist_ok, made;
+	bool exist_ok, made, shared;
+	const char *group;      /* of --shared; NULL: the one that the directory has */
+	gid_t gid;
 	struct base_error err;
 };
+
+/* By name or number. */
+static bool group_find(const char *text, gid_t *ret_gid)
+{
+	const struct group *found = getgrnam(text);
+	bool number = *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 10;
+
+	if (found)
+		*ret_gid = found->gr_gid;
+	else if (number)
+		*ret_gid = (gid_t)strtoul(text, NULL, 10);
+	return found || number;
+}
 
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	struct init *in = arg;
 
-	(void)t;
-	(void)value;
 	if (val == 'r')
 		in->reserve = 0;
 	if (val == 'e')
 		in->exist_ok = true;
+	if (val == 's')
+		in->shared = true;
+	if (val == 's' && value && !group_find(value, &in->gid))
+		return tool_usage(t, "--shared=%s: there is no such group (getent group lists them)", value);
+	if (val == 's')
+		in->group = value;
 	return 0;
 }
 
@@ -42,7 +63,7 @@ static json_t *store_json(const struct store *s, bool made)
 		made);
 }
 
-/* Makes one directory whose parent is there, durably; says so. 0: it is there. */
+/* Makes one directory whose parent is there, durably. 1: it was made. */
 static int make_directory(struct init *in, const char *path)
 {
 	base_cleanup_free char *copy = strdup(path);
@@ -56,9 +77,7 @@ static int make_directory(struct init *in, const char *path)
 	base_cleanup_close int above = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (above < 0 || fsync(above) < 0)
 		return base_error_set(&in->err, -errno, "%s: %s", path, strerror(errno));
-	if (!in->t->json && !in->t->quiet)
-		printf("made the directory %s\n", path);
-	return 0;
+	return 1;
 }
 
 static int make_parents(struct init *in)
@@ -68,11 +87,63 @@ static int make_parents(struct init *in)
 
 	for (size_t n = copy ? strlen(copy) : 0; n > 1 && copy[n - 1] == '/'; n--)
 		copy[n - 1] = 0;
-	for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && r == 0; slash = strchr(slash + 1, '/')) {
+	for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && r >= 0; slash = strchr(slash + 1, '/')) {
 		*slash = 0;
 		r = make_directory(in, copy);
+		if (r > 0 && !in->t->json && !in->t->quiet)
+			printf("made the directory %s\n", copy);
 		*slash = '/';
 	}
+	return r < 0 ? r : 0;
+}
+
+/* ---- --shared ---- */
+
+static bool is_empty(const char *path)
+{
+	DIR *d = opendir(path);
+	unsigned n = 0;
+
+	while (d && readdir(d))
+		n++;
+	if (d)
+		closedir(d);
+	return n == 2;
+}
+
+/* The rest follows from the mode of this directory: core/storage/storage.h. */
+static int share_directory(struct init *in)
+{
+	base_cleanup_close int fd = open(in->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct stat st, now;
+
+	if (fd < 0)
+		return base_error_set(&in->err, -errno, "%s: %s", in->path, strerror(errno));
+	if (in->group && fchown(fd, (uid_t)-1, in->gid) < 0)
+		return base_error_set(&in->err, -errno, "%s cannot be given to the group %s: %s (you have to be in it; "
+			"id shows your groups)", in->path, in->group, strerror(errno));
+	if (fstat(fd, &st) < 0 || fchmod(fd, (st.st_mode & 07777) | S_ISGID | S_IRWXG) < 0 || fstat(fd, &now) < 0)
+		return base_error_set(&in->err, -errno, "%s cannot be opened to its group: %s", in->path,
+			strerror(errno));
+	in->gid = st.st_gid;
+	if (now.st_mode & S_ISGID)
+		return 0;
+	/* left out without a word where the user is not in the group */
+	(void)fchmod(fd, st.st_mode & 07777);
+	return base_error_set(&in->err, -EPERM, "%s cannot be opened to its group %u: you have to be in it (id shows "
+		"your groups; --shared=GROUP names another one)", in->path, (unsigned)st.st_gid);
+}
+
+/* Before anything lies in it. What lies in a directory already is left to store_init, which refuses it. */
+static int share(struct init *in)
+{
+	int made = make_directory(in, in->path), r;
+
+	if (made < 0 || (!made && !is_empty(in->path)))
+		return base_min(made, 0);
+	r = share_directory(in);
+	if (r < 0 && made)
+		rmdir(in->path);
 	return r;
 }
 
@@ -109,6 +180,8 @@ static int init_store(struct init *in, struct store **ret_s)
 	int r = check_outside(in);
 	if (r == 0)
 		r = make_parents(in);
+	if (r == 0 && in->shared)
+		r = share(in);
 	if (r == 0)
 		r = store_init(in->path, in->reserve, &in->err);
 	in->made = r == 0;
@@ -122,12 +195,25 @@ static int init_store(struct init *in, struct store **ret_s)
 	return r;
 }
 
+static const char *shared_by(const struct init *in, char text[static 128])
+{
+	const struct group *found = in->shared ? getgrgid(in->gid) : NULL;
+
+	text[0] = 0;
+	if (found)
+		snprintf(text, 128, " of all in the group %s", found->gr_name);
+	else if (in->shared)
+		snprintf(text, 128, " of all in the group %u", (unsigned)in->gid);
+	return text;
+}
+
 static int init_run(struct tool *t, int argc, char **argv)
 {
 	static const struct option options[] = {
-		{"no-reserve", no_argument, NULL, 'r'}, {"exist-ok", no_argument, NULL, 'e'}, {0}};
+		{"no-reserve", no_argument, NULL, 'r'}, {"exist-ok", no_argument, NULL, 'e'},
+		{"shared", optional_argument, NULL, 's'}, {0}};
 	struct init in = {.t = t, .reserve = STORE_RESERVE_BYTES};
-	char word[TOOL_WORD_BYTES];
+	char word[TOOL_WORD_BYTES], group[128];
 	struct store *s = NULL;
 	int code = tool_parse(t, argc, argv, NULL, options, option, &in);
 
@@ -139,7 +225,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 	if (t->json)
 		code = tool_print_json(store_json(s, in.made));
 	else if (!t->quiet && in.made)
-		printf("%s is a store now; next: vckpt import %s RUN SOURCE\n", s->path,
+		printf("%s is a store now%s; next: vckpt import %s RUN SOURCE\n", s->path, shared_by(&in, group),
 			tool_shell_word(in.path, word));
 	else if (!t->quiet)
 		printf("%s is a store already; nothing was changed\n", s->path);
@@ -148,10 +234,11 @@ static int init_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_init = {"init", "make a store",
-	"usage: vckpt init STORE [--exist-ok] [--no-reserve] [--json] [-q] [-v]\n\n"
+	"usage: vckpt init STORE [--shared[=GROUP]] [--exist-ok] [--no-reserve] [--json] [-q] [-v]\n\n"
 	"Makes STORE, a directory that does not exist yet or is empty, into a store, and the directories above\n"
 	"it where there are none. STORE must not lie in another store.\n\n"
-	"  --exist-ok     leave a store that is there as it is, instead of failing; several processes may do\n"
-	"                 this at once\n"
-	"  --no-reserve   do not set 1 MiB aside, which rm and gc need on a full disk\n",
+	"  --shared[=GROUP]   let everybody in its group write to it; give it to GROUP first\n"
+	"  --exist-ok         leave a store that is there as it is, instead of failing; several processes may\n"
+	"                     do this at once\n"
+	"  --no-reserve       do not set 1 MiB aside, which rm and gc need on a full disk\n",
 	init_run, .makes_store = true};
