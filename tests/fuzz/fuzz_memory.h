@@ -5,6 +5,7 @@
 #ifndef FUZZ_MEMORY_H
 #define FUZZ_MEMORY_H
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,10 +17,13 @@
 struct memory_file { char name[256]; uint8_t *bytes; size_t len; };
 struct memory { struct store_storage base; struct memory_file files[MEMORY_FILES]; size_t n; };
 
-static inline void must(bool good)
+/* What a target holds to be true; a failure says what. */
+#define must(good) ((good) ? (void)0 : must_fail(__FILE__, __LINE__, #good))
+
+static inline void must_fail(const char *file, int line, const char *what)
 {
-	if (!good)
-		abort();
+	fprintf(stderr, "%s:%d: not so: %s\n", file, line, what);
+	abort();
 }
 
 static struct memory_file *memory_find(struct memory *m, const char *name)

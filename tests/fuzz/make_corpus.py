@@ -160,6 +160,90 @@ def index():
     write("index", "pages-cut", b"\2" + b"\0\x20\0\0")
 
 
+class Step:
+    """What fuzz_step_reads takes: records that describe a step (made_step.h)."""
+
+    WHOLE, SPLIT, MESH, LISTED = range(4)
+    LAYOUT, CHUNK, PART, HEADER, MANIFEST, ENTRY = range(6)
+    U8, BF16, F32 = 1, 10, 11                                                  # dtypes, less 1
+
+    def __init__(self, ranks=1, layouts=0, flags=0, grid=(0, 0, 0), shift=0):
+        self.records = [(0, struct.pack("<BBBHHHB", ranks - 1, layouts, flags, *grid, shift))]
+
+    def tensor(self, name, dtype, shape, how=WHOLE, arg=0, content=0, layouts=1, component=0):
+        self.records.append((1, struct.pack("<8B", layouts, component, name, dtype, len(shape), how, arg, content)
+                             + struct.pack(f"<{len(shape)}H", *shape)))
+        return self
+
+    def box(self, tensor, rank, *numbers):
+        return self.add(2, struct.pack(f"<BB{len(numbers)}H", tensor, rank, *numbers))
+
+    def blob(self, name, size, rank=0, per_rank=0, content=0):
+        return self.add(3, struct.pack("<BBBHB", rank, per_rank, name, size, content))
+
+    def swap(self, rank, a, b):
+        return self.add(4, struct.pack("<BHH", rank, a, b))
+
+    def lie(self, what, number, offset, gone, come=b""):
+        return self.add(5, struct.pack("<BBHBB", what, number, offset & 0xffff, offset >> 16, gone) + come)
+
+    def damage(self, pack, offset, change):
+        return self.add(6, struct.pack("<BHBB", pack, offset & 0xffff, offset >> 16, change))
+
+    def add(self, kind, data):
+        self.records.append((kind, data))
+        return self
+
+    def put(self, name):
+        write("step_reads", name, b"".join(struct.pack("<BB", kind, len(data)) + data for kind, data in self.records))
+
+
+def steps():
+    cells = (512, 4096, 64)                                                    # so that small tensors have many pieces
+    few = Step(flags=1, grid=(1024, 8192, 512)).tensor(1, Step.F32, (30, 40)).tensor(2, Step.BF16, ())
+    few.tensor(3, Step.U8, (0, 3)).tensor(4, Step.U8, (7,), component=1)
+    few.blob(1, 100).blob(2, 0).blob(4, 9, per_rank=1).put("few")
+    encoded = Step(grid=(4096, 32768, 512)).tensor(1, Step.F32, (60, 90), content=5)
+    encoded.tensor(2, Step.BF16, (160, 150), content=6).put("encoded")
+
+    def shards(*more):
+        step = Step(ranks=4, flags=3, grid=cells)
+        for name, arg in enumerate((0, 1, 4, 9, 2, 13, 16, 48)):
+            step.tensor(name, Step.BF16, (16, 36), Step.MESH, arg, content=name % 3)
+        for kind, data in more:
+            step.add(kind, data)
+        return step
+    shards().put("mesh")
+    split = Step(ranks=3, grid=cells).tensor(1, Step.F32, (40, 30), Step.SPLIT, 0)
+    split.tensor(2, Step.U8, (5, 6, 70), Step.SPLIT, 0x22).put("split")
+    boxes = Step(ranks=2, grid=(100, 200, 20)).tensor(1, Step.U8, (20, 30), Step.LISTED)
+    boxes.box(0, 0, 0, 11, 0, 30).box(0, 1, 11, 9, 0, 7).box(0, 0, 11, 9, 7, 23).box(0, 1, 0, 11, 0, 30).put("boxes")
+    Step(ranks=2, grid=cells).tensor(1, Step.U8, (9,), Step.LISTED).box(0, 0, 0, 5).box(0, 1, 4, 5).put("overlap")
+    Step(ranks=2, grid=cells).tensor(1, Step.U8, (9,), Step.LISTED).box(0, 0, 0, 5).box(0, 1, 6, 3).put("gap")
+    two = Step(ranks=4, layouts=0b1100, flags=1, grid=cells).tensor(1, Step.F32, (8, 20), Step.WHOLE, 3, layouts=3)
+    two.tensor(2, Step.BF16, (64, 9), Step.MESH).tensor(3, Step.U8, (300,), Step.SPLIT, layouts=2).put("two-layouts")
+    Step(ranks=2, layouts=2, grid=cells).tensor(1, Step.U8, (200,), Step.SPLIT, layouts=3).put("tied-in-shares")
+    long = Step(flags=4, grid=(1, 66, 33)).tensor(1, Step.U8, (60000,), Step.SPLIT, 0xf0, content=3)
+    long.tensor(2, Step.U8, (30,)).put("long-row-of-boxes")
+    pieces = Step(flags=4, grid=(1, 16, 8)).tensor(1, Step.U8, (65000,), content=0)
+    pieces.put("long-row-of-pieces")
+    pieces.lie(Step.CHUNK, 0, 64 + 64 + 24 + 64 * 4000, 1, b"x").put("long-row-lies")
+    Step(grid=cells).tensor(1, Step.BF16, (64, 64)).swap(0, 0, 1).swap(0, 2, 3).put("swapped")
+    Step(grid=cells).tensor(1, Step.BF16, (64, 64)).tensor(2, Step.BF16, (64, 64)).damage(0, 4100, 1).put("damaged")
+    Step(grid=cells).tensor(1, Step.BF16, (64, 64)).damage(1, 9, 4).put("damaged-head")
+    for name, offset, come in (("shape", 54, b"\x20\0\0\0\0\0\0\0\x80\0"), ("dtype", 32, b"\x0a"), ("name", 50, b"T"),
+                               ("grid", 11, b"\2"), ("flags", 34, b"\1")):
+        one = Step(grid=cells).tensor(1, Step.BF16, (64, 64), content=1)
+        one.lie(Step.LAYOUT, 0, offset, len(come), come).put(f"lie-layout-{name}")
+    for name, what, number, offset, gone, come in (
+            ("layout-dtype", Step.LAYOUT, 0, 60, 1, b"\x0b"), ("layout-mesh", Step.LAYOUT, 0, 300, 1, b"S(1)"),
+            ("extent", Step.CHUNK, 0, 64 + 64 * 8 + 8, 2, b"\0\x20"), ("row", Step.CHUNK, 1, 64 + 8, 1, b"\2"),
+            ("box", Step.CHUNK, 2, 400, 1, b"\1"), ("piece", Step.CHUNK, 0, 64 + 64 * 8 + 24 * 8 + 9, 1, b"\1"),
+            ("part", Step.PART, 1, 6, 1, b"\0"), ("header", Step.HEADER, 0, 40, 1, b"7"),
+            ("manifest", Step.MANIFEST, 0, 40, 1, b"\1"), ("entry", Step.ENTRY, 0, 30, 1, b"\1")):
+        shards((5, struct.pack("<BBHBB", what, number, offset, 0, gone) + come)).put(f"lie-{name}")
+
+
 def main(build):
     proto = Proto(ctypes.CDLL(str(pathlib.Path(build) / "tests" / "libvckpt_internal.so")))
     bodies = samples(proto)
@@ -184,6 +268,7 @@ def main(build):
     lists(bodies)
     view_headers(proto.lib)
     index()
+    steps()
     for kind in (0, HEARTBEAT, NOTE, NOTE + 1):
         write("record", f"kind-{kind}-empty", bytes([kind]) + record(kind, b""))
 
