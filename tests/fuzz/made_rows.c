@@ -132,7 +132,7 @@ static uint64_t row_pieces(const struct made_rank *k, const struct made_row *row
 void made_rows_plan(struct made_rank *k)
 {
 	const struct store_layout *l = k->made->layouts[k->layout];
-	uint64_t most = k->made->flags & MADE_MANY ? MADE_PIECES : MADE_FEW_PIECES;
+	uint64_t most = k->made->flags & MADE_MANY ? MADE_MANY_PIECES : MADE_PIECES;
 
 	for (uint32_t i = 0; i < l->m.ntensors; i++) {
 		struct made_row *row = &k->rows[k->nrows];

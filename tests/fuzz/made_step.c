@@ -134,6 +134,7 @@ static void description_take(struct made *made)
 	for (size_t i = 0; i < made->nrecords; i++)
 		if (made->records[i].kind == 0)
 			head_take(made, &made->records[i]);
+	made->room = made->flags & MADE_MANY ? MADE_MANY_BYTES : MADE_ALL_BYTES;
 	for (size_t i = 0; i < made->nrecords; i++) {
 		if (made->records[i].kind == 1)
 			tensor_take(made, &made->records[i]);
@@ -660,7 +661,7 @@ static void damage_put(struct made *made)
 
 bool made_step(struct made *made, const uint8_t *data, size_t size)
 {
-	*made = (struct made){.m = {.base = {&memory_pack_ops}}, .honest = true, .room = MADE_ALL_BYTES};
+	*made = (struct made){.m = {.base = {&memory_pack_ops}}, .honest = true};
 	records_read(made, data, size);
 	description_take(made);
 	made->honest = !lies_any(made, 5);

@@ -31,12 +31,14 @@
 #define MADE_TENSORS 12u
 #define MADE_BLOBS 6u
 #define MADE_RECORDS 96u
-#define MADE_BYTES 65536u               /* of a tensor or blob */
-#define MADE_ALL_BYTES 73728u           /* of all tensors */
+#define MADE_BYTES 262144u              /* of a tensor */
+#define MADE_ALL_BYTES 73728u           /* of all tensors; with MADE_MANY: */
+#define MADE_MANY_BYTES 270336u
 #define MADE_BOXES 4096u                /* of a rank's row */
-#define MADE_PIECES 6000u               /* of a rank; of most descriptions, which are to be quick: */
-#define MADE_FEW_PIECES 256u
+#define MADE_PIECES 256u                /* of a rank; with MADE_MANY: */
+#define MADE_MANY_PIECES 6000u
 
+/* Most inputs are to be quick. Those with MADE_MANY may have rows so long that loads read them by ranges. */
 enum made_flag { MADE_HEADERS = 1, MADE_EXTENTS = 2, MADE_MANY = 4 };
 
 /* The edges that count are those of the library, and loops over bytes are slow where each comparison is traced. */

@@ -11,8 +11,8 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "unit"))
 
-from protolib import (ATTEMPT, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Proto, Range, chunk_bytes,  # noqa: E402
-                      Damage, commit, digest, entry, field, parse, samples, table, unparse)
+from protolib import (ATTEMPT, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params, Proto, Range,  # noqa: E402
+                      Damage, chunk_bytes, commit, digest, entry, field, parse, samples, table, unparse)
 from test_layout_part import random_pieces  # noqa: E402
 
 
@@ -198,7 +198,7 @@ class Step:
         write("step_reads", name, b"".join(struct.pack("<BB", kind, len(data)) + data for kind, data in self.records))
 
 
-def steps():
+def steps(lib):
     cells = (512, 4096, 64)                                                    # so that small tensors have many pieces
     few = Step(flags=1, grid=(1024, 8192, 512)).tensor(1, Step.F32, (30, 40)).tensor(2, Step.BF16, ())
     few.tensor(3, Step.U8, (0, 3)).tensor(4, Step.U8, (7,), component=1)
@@ -228,6 +228,9 @@ def steps():
     pieces = Step(flags=4, grid=(1, 16, 8)).tensor(1, Step.U8, (65000,), content=0)
     pieces.put("long-row-of-pieces")
     pieces.lie(Step.CHUNK, 0, 64 + 64 + 24 + 64 * 4000, 1, b"x").put("long-row-lies")
+    for name, content in (("long-row-of-extents", 0), ("long-row-encoded", 6), ("long-row-of-one-piece", 3)):
+        one = Step(ranks=2, flags=4, grid=(72, 128, 36)).tensor(1, Step.F32, (3100, 21), content=content)
+        one.tensor(2, Step.BF16, (90, 7), Step.SPLIT).put(name)
     Step(grid=cells).tensor(1, Step.BF16, (64, 64)).swap(0, 0, 1).swap(0, 2, 3).put("swapped")
     Step(grid=cells).tensor(1, Step.BF16, (64, 64)).tensor(2, Step.BF16, (64, 64)).damage(0, 4100, 1).put("damaged")
     Step(grid=cells).tensor(1, Step.BF16, (64, 64)).damage(1, 9, 4).put("damaged-head")
@@ -235,8 +238,10 @@ def steps():
                                ("grid", 11, b"\2"), ("flags", 34, b"\1")):
         one = Step(grid=cells).tensor(1, Step.BF16, (64, 64), content=1)
         one.lie(Step.LAYOUT, 0, offset, len(come), come).put(f"lie-layout-{name}")
+    held = Layout(lib, [("c0", b"t1", 11, (16, 36), "a=2", "S(0)")], Params(*cells)).object.index(b"S(0)")
+    one = Step(ranks=2, grid=cells).tensor(1, Step.BF16, (16, 36), Step.MESH)
+    one.lie(Step.LAYOUT, 0, held + 2, 1, b"1").put("lie-layout-mesh")
     for name, what, number, offset, gone, come in (
-            ("layout-dtype", Step.LAYOUT, 0, 60, 1, b"\x0b"), ("layout-mesh", Step.LAYOUT, 0, 300, 1, b"S(1)"),
             ("extent", Step.CHUNK, 0, 64 + 64 * 8 + 8, 2, b"\0\x20"), ("row", Step.CHUNK, 1, 64 + 8, 1, b"\2"),
             ("box", Step.CHUNK, 2, 400, 1, b"\1"), ("piece", Step.CHUNK, 0, 64 + 64 * 8 + 24 * 8 + 9, 1, b"\1"),
             ("part", Step.PART, 1, 6, 1, b"\0"), ("header", Step.HEADER, 0, 40, 1, b"7"),
@@ -268,7 +273,7 @@ def main(build):
     lists(bodies)
     view_headers(proto.lib)
     index()
-    steps()
+    steps(proto.lib)
     for kind in (0, HEARTBEAT, NOTE, NOTE + 1):
         write("record", f"kind-{kind}-empty", bytes([kind]) + record(kind, b""))
 
