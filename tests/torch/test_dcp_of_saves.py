@@ -73,6 +73,16 @@ def round_trip(path, flatten, wrap):
     return True
 
 
+@pytest.mark.parametrize("text", [b"{}", b'{"hidden_size": 8}', b"[1]", b"a line, {}\n", b"\xff"])
+def test_files_beside_a_step(run, text):
+    """They are no values, whatever they are named."""
+    vckpt.save(run, {"model": {"w": torch.arange(3.)}, "epoch": 3}, step=1, blobs={"config.json": text}, **PIN)
+    state = {"model": {"w": torch.zeros(3)}, "epoch": 0}
+    dcp.load(state, storage_reader=StorageReader(f"{run}/1"), no_dist=True)
+    assert torch.equal(state["model"]["w"], torch.arange(3.)) and state["epoch"] == 3
+    assert "config" not in StorageReader(f"{run}/1").read_metadata().state_dict_metadata
+
+
 def reverse(path, flatten, wrap):
     """Saved by DCP, and loaded as a step of vckpt is: no optimizer makes a step for it, and nothing is unpickled."""
     one, other = trainer(0, wrap), trainer(1, wrap, lr=0.5)

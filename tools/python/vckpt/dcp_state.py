@@ -38,6 +38,7 @@ DOCUMENT = ".dcp/metadata.json"
 BYTES = ".dcp/bytes.{}"            # the byte entries of one rank, one after another; INDEX says where each of them lies
 INDEX = ".dcp/bytes.{}.json"
 VERSION = 1
+VALUES = b'"$vckpt"'                # in every document of values (docs/format/values.md), and in few other files
 DOCUMENT_MAX_BYTES = 256 << 20      # of DOCUMENT; and of all INDEX together
 PATH_MAX_PARTS = 100                # of a key
 MAX_DIMS = 16                       # of a tensor of a store (core/tensor/box.h)
@@ -361,6 +362,8 @@ def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
     found: dict[str, tuple[KeyPath, Any]] = {}
     for component in sorted({blob.name.removesuffix(".json") for blob in step.blobs() if blob.rank is None
                              and valid_document(blob.name)}):
+        if VALUES not in step.blob(f"{component}.json"):
+            continue                    # a file beside the step (config.json), no component's values
         try:
             common = step.values(component, tensors=False)
             trees = [common] if has_own(common) else [common,
