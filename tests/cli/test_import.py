@@ -482,6 +482,9 @@ def test_a_terminal_is_not_spoken_to_by_what_is_stored(vckpt, store, source):
     assert not set(shown) & set(map(chr, [*range(10), *range(11, 32), 127, *range(128, 160)]))
     assert "a\\x1b[31m\\xc2\\x9bb\\x0ac" in shown and "k=v\\x1b[2J\\x0aw" in shown
     assert vckpt.json("ls", store, "run")["steps"][0]["attributes"] == {"k": "v\x1b[2J\nw"}
+    vckpt("import", store, "other", source, "-q", "--set", "k=v\x7f\x7fw\x7f")
+    told = vckpt("ls", store, "other", "--json").stdout
+    assert "\x7f" not in told and json.loads(told)["steps"][0]["attributes"] == {"k": "v\x7f\x7fw\x7f"}
     assert tensor_names(vckpt, store, "run/0/model") == {name}
 
 

@@ -311,10 +311,24 @@ int tool_target_find(const struct tool *t, struct store *s, const struct tool_ta
 	return tool_fail(t, &err);
 }
 
+/* Jansson escapes all but DEL, which stands in texts alone. */
+static int print_json_part(const char *text, size_t len, void *to)
+{
+	const char *end = text + len;
+
+	for (const char *bad; (bad = memchr(text, 0x7f, (size_t)(end - text))); text = bad + 1) {
+		fwrite(text, 1, (size_t)(bad - text), to);
+		fputs("\\u007f", to);
+	}
+	fwrite(text, 1, (size_t)(end - text), to);
+	return ferror(to) ? -1 : 0;
+}
+
 int tool_print_json(json_t *value)
 {
 	/* names may hold what a terminal obeys */
-	int r = value ? json_dumpf(value, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : -1;
+	size_t flags = JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_ENSURE_ASCII;
+	int r = value ? json_dump_callback(value, print_json_part, stdout, flags) : -1;
 
 	json_decref(value);
 	if (r < 0 || putchar('\n') == EOF || fflush(stdout) == EOF) {
