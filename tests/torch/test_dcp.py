@@ -479,7 +479,7 @@ def test_the_document_comes_back():
     metadata = sample()
     again, kept = dcp_state.parse(dcp_state.document(metadata))
     assert again.state_dict_metadata == metadata.state_dict_metadata and again.planner_data == metadata.planner_data
-    assert kept == {"m.x": dcp_state.Kept("m", "x", torch.bfloat16)}
+    assert kept == {"m.x": dcp_state.Kept("m", "x", torch.bfloat16, (4, 0))}
     for data in (None, {"other": [1, (2, "x")]}, [b"bytes", 1.5], {"m.x": "no path"}):
         again, _ = dcp_state.parse(dcp_state.document(Metadata(metadata.state_dict_metadata, planner_data=data)))
         assert again.planner_data == data

@@ -191,14 +191,17 @@ def test_a_document_that_contradicts_the_step(path, monkeypatch, fields):
     assert all(isinstance(one[0], ERRORS) for one in error.value.failures.values()), error.value
 
 
-def test_a_document_that_says_another_shape(path, monkeypatch):
+@pytest.mark.parametrize("shape", [[2000, 3000], [2, 2], [2], []])
+def test_a_document_that_says_another_shape(path, monkeypatch, shape):
+    """Of a smaller one a part of the tensor would come without a word."""
     def change(document):
-        document["keys"]["model.w"]["shape"] = [2000, 3000]
+        document["keys"]["model.w"]["shape"] = shape
         return document
     forge(path, monkeypatch, change)
     with pytest.raises(CheckpointException) as error:
-        load({"model": {"w": torch.zeros(2000, 3000)}}, path)
+        load({"model": {"w": torch.zeros(shape)}}, path)
     assert all(isinstance(one[0], ERRORS) for one in error.value.failures.values()), error.value
+    assert f"says shape {shape}, the step has [2, 3]" in str(error.value)
 
 
 def test_groups_with_very_many_values(path, monkeypatch):

@@ -539,6 +539,10 @@ class StorageReader(_StorageReader):
             raise dcp_state.BadDocument(f"{self.path}: {self.opened().run}/{self.opened().number}: key "
                                         f"{index.fqn[:300]!r}: {dcp_state.DOCUMENT} says {kept.dtype}, the step has "
                                         f"{_lib.DTYPES[stored[1]]}")
+        if kept.shape != stored[2]:
+            raise dcp_state.BadDocument(f"{self.path}: {self.opened().run}/{self.opened().number}: key "
+                                        f"{index.fqn[:300]!r}: {dcp_state.DOCUMENT} says shape {list(kept.shape)}, the "
+                                        f"step has {list(stored[2])}")
         if tuple(target.shape) != tuple(item.lengths):
             raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: the planner asks for a box of shape "
                                                      f"{tuple(item.lengths)}, but gives a tensor of shape "
@@ -568,7 +572,8 @@ def _of_step(step: Step) -> tuple[Metadata, dict[str, dcp_state.Kept], dict[str,
                                                      f"{info.component}/{info.name} have the same key here, {key}: "
                                        "read the step by vckpt.load or vckpt.Step")
         keys[key] = dcp_state.whole(TensorProperties(dtype=dtype), info.shape)
-        paths[key], kept[key] = (info.component, info.name), dcp_state.Kept(info.component, info.name, dtype)
+        paths[key] = info.component, info.name
+        kept[key] = dcp_state.Kept(info.component, info.name, dtype, tuple(info.shape))
     found = {key: one for key, one in dcp_state.plain_values(step).items() if key not in keys}
     keys.update((key, BytesStorageMetadata()) for key in found)
     paths.update((key, path) for key, (path, _) in found.items())

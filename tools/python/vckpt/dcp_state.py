@@ -183,10 +183,11 @@ def from_plans(plans: list[SavePlan]) -> torch_metadata.Metadata:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """Where a key's tensor stands, and its true type."""
+    """Where a key's tensor stands, and its true type and shape."""
     component: str
     name: str
     dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 def check(condition: bool, key: str, what: str, found: object = None) -> None:
@@ -217,7 +218,7 @@ def read_tensor(key: str, entry: dict[str, Any]) -> tuple[Kept, torch_metadata.T
     properties = torch_metadata.TensorProperties(dtype=dtype, layout=layout,
                                                  requires_grad=entry.get("requires_grad") is True,
                                                  memory_format=form, pin_memory=entry.get("pin_memory") is True)
-    return Kept(entry["component"], entry["name"], dtype), whole(properties, shape)
+    return Kept(entry["component"], entry["name"], dtype, tuple(shape)), whole(properties, shape)
 
 
 def whole(properties: torch_metadata.TensorProperties, shape: Sequence[int]) -> torch_metadata.TensorStorageMetadata:
