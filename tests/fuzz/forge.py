@@ -9,9 +9,10 @@ encoded, and what covers it follows. So every digest, check, size and reference 
 of each other is not. Order: the store's record, pieces, layouts, chunks, view headers, parts, manifests, lists, all
 other records, and at last heads, footers and tails of packs.
 
-A number alone (the seed) chooses the structures, the fields and the lies, so a store with its seed is repeatable.
-What is not done here: entries of a list far behind its end, compressed tables (all are stored raw), and messages of
-megabytes of unknown fields. Tests of the decoders have those.
+A number alone (the seed) chooses the structures, the fields and the lies, so a store with its seed is repeatable. It
+also chooses which tables are stored encoded (layouts, chunks, parts, view headers): none, half of them, or all. How
+those are stored, and what blobs hold, lies too (forge_bytes.py). What is not done here: entries of a list far behind
+its end. Tests of the list have those. forge_many.py makes and reads many.
 """
 import argparse
 import copy
@@ -34,10 +35,11 @@ if __name__ == "__main__":
 import xxhash  # noqa: E402
 
 import reader  # noqa: E402
+from forge_bytes import CODECS, Bytes, Stored, encoded  # noqa: E402
 from forgelib import CHUNK, HEADER, LAYOUT, PART, Message  # noqa: E402
 from reader import BLOCK, KINDS, NONE, blocks_of, row_digest, sha, tree, up  # noqa: E402
 
-OFTEN = {"claims", "layout", "chunk", "header", "part", "manifest", "entry", "snapshot"}
+OFTEN = {"claims", "layout", "chunk", "header", "part", "manifest", "entry", "snapshot", "stored", "bytes"}
 REF = ("32s4QIHBB", ["digest", "offset", "checks", "raw", "stored", "pack", "codec", "kind", "zero"])
 TABLES = {
     ("Snapshot", "live"): ("QQQQ32sQQQ8sQII", ["entry", "step", "time", "replaces", "manifest", "tensors", "bytes",
@@ -194,7 +196,7 @@ class Body(Message):
 
     def __init__(self, kind, data=b""):
         super().__init__(data)
-        self.kind = kind
+        self.kind, self.more = kind, b""
         self.fields = [[n, wire, self.opened(n, value)] for n, wire, value in self.fields]
 
     def opened(self, number, value):
@@ -247,7 +249,7 @@ class Body(Message):
                 out += self.put(len(value)) + value
             else:
                 out += value if isinstance(value, bytes) else struct.pack("<Q", value)
-        return bytes(out)
+        return bytes(out) + self.more
 
     def settle(self):
         for _, _, value in self.fields:
@@ -311,6 +313,10 @@ class Body(Message):
         return f"{name}: exchanged with another one"
 
     def lie_of_fields(self, rng, what):
+        if rng.random() < .1:
+            one = rng.choice([b"\xc2\x3e\0", b"\xc0\x3e\1", bytes(2), b"\x12\0", b"\x4a\0", b"\x5a\0"])
+            self.more = one * rng.choice([1000, 100000, 4000000 // len(one)])
+            return f"{what}: {len(self.more)} bytes of fields {one!r} behind it"
         number, wire = rng.choice([(50, 0), (50, 2), (50, 1), (1000, 2), (1 << 28, 0)])
         if rng.random() < .5 or not self.fields:
             self.fields.append([number, wire, {0: 1, 1: bytes(8), 2: b"unknown" * rng.choice([1, 100])}[wire]])
@@ -482,12 +488,13 @@ class Header:
 
 
 class Object:
-    """What a pack holds; `tree` of what is taken apart."""
+    """What a pack holds; `tree` of what is taken apart, and the codec word with which that is stored."""
 
     def __init__(self, digest, offset, checks, raw, stored, codec, kind, data, lengths):
         self.digest, self.offset, self.checks, self.raw, self.stored, self.codec, self.kind = (
             digest, offset, checks, raw, stored, codec, kind)
-        self.data, self.lengths, self.tree, self.opens = data, lengths, None, False
+        self.data, self.lengths, self.tree, self.opens, self.word = data, lengths, None, False, 0
+        self.was = raw, stored
 
     def whole(self):
         out, at = [], 0
@@ -499,10 +506,14 @@ class Object:
         return b"".join(out) if self.codec else self.data
 
     def encode(self):
-        """From the tree, stored raw."""
-        self.data, self.lengths, self.codec = self.tree.encode(), [], 0
-        self.raw = self.stored = len(self.data)
-        self.digest = tree(self.data)
+        """From the tree."""
+        self.store(self.tree.encode(), self.word)
+
+    def store(self, data, codec):
+        """It holds these bytes, encoded where that makes them fewer."""
+        found = encoded(data, codec) if codec else None
+        self.data, self.lengths = found or (data, [])
+        self.codec, self.raw, self.stored, self.digest = codec if found else 0, len(data), len(self.data), tree(data)
 
     def sums(self):
         """The checks of its blocks, and their lengths."""
@@ -650,7 +661,7 @@ class Store:
         self.names = sorted(p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file())
         self.packs = {pathlib.Path(n).stem: Pack(pathlib.Path(n).stem, (self.path / n).read_bytes())
                       for n in self.names if n.startswith("packs/")}
-        self.lists, self.manifests, self.others = {}, {}, {}
+        self.lists, self.manifests, self.others, self.held = {}, {}, {}, {}
         for name in self.names:
             self.take(name, runs)
         for (run, _), m in sorted(self.manifests.items()):
@@ -704,6 +715,7 @@ class Store:
             if not made.tree:
                 made.tree = Body("Part", made.whole())
                 self.link_part(made.tree)
+                made.tree.held_more, made.tree.packs_more = 0, {}       # bytes, by what blobs hold now
                 made.tree.layout = m.table("layouts").targets[m.table("ranks")[i, "layout"]]
 
     def link_part(self, part):
@@ -711,8 +723,13 @@ class Store:
         for made in self.link(part.table("chunks"), names):
             made.tree = Chunk(made.whole())
             made.tree.link(lambda pack, offset: self.find(names, pack, offset))
+        found = {}
         for blob in part["blobs"]:
-            self.link(blob["ref"], names if blob["len"] else None)
+            made, = self.link(blob["ref"], names if blob["len"] else None)
+            if made:
+                found[blob["name"]] = self.held.setdefault(id(made), Bytes(made, blob["name"]))
+        for name, held in found.items():
+            held.index = found.get(name + b".json") if name.startswith(b".dcp/bytes.") else None
 
     def link_lists(self):
         for run, entries in self.lists.items():
@@ -786,9 +803,13 @@ class Store:
 
     # ---- putting it together ----
 
-    def build(self, out, seed=None, lies=0):
-        """Writes the store into `out`, which must not exist; returns what it lies about, in words."""
+    def build(self, out, seed=None, lies=0, share=0):
+        """Writes the store into `out`, which must not exist; returns what it lies about, in words. share: of the tables
+        that are stored encoded."""
         self.out, self.told, self.said, self.rng = pathlib.Path(out), [], {}, random.Random(f"forge {seed}")
+        words = random.Random(f"encoded {seed}")
+        for _, made, _ in self.meta_objects():
+            made.word = words.choice(CODECS) if words.random() < share else 0
         self.chosen = self.choose(lies)
         self.out.mkdir()
         self.structure("store", self.head)
@@ -846,8 +867,11 @@ class Store:
         for number, (name, pack) in enumerate(sorted(self.packs.items())):
             if not name.endswith("-meta"):
                 yield f"claims of pack {number}", name
+                yield f"stored pack {number}", name
             yield from ((f"{what} of pack {number}", name) for what in ("head", "footer", "tail"))
         yield from ((name, pack) for name, _, pack in self.meta_objects())
+        yield from ((f"stored {name}", pack) for name, made, pack in self.meta_objects() if made.word)
+        yield from ((f"bytes {i}", pack) for i, (_, pack) in enumerate(self.blobs()))
         for run, entries in sorted(self.lists.items()):
             yield f"list {run}", None
             yield from ((f"{'snapshot' if e.body['snapshot'] else 'entry'} {run}/{i}", None)
@@ -865,9 +889,24 @@ class Store:
         for _ in range(self.chosen.get(name, 0)):
             self.told.append(made.lie(self.rng, name, self.said))
 
+    def blobs(self):
+        """(what it holds, pack)"""
+        return [(self.held[id(o)], name) for name, pack in sorted(self.packs.items()) for o in pack.objects
+                if id(o) in self.held]
+
+    def make_blobs(self):
+        """Byte entries before the documents that say where they lie."""
+        found = [(f"bytes {i}", held) for i, (held, _) in enumerate(self.blobs())]
+        for name, held in sorted(found, key=lambda one: one[1].index is None):
+            self.structure(name, held)
+        for _, held in found:
+            held.done()
+
     def make_packs(self):
+        self.make_blobs()
         for number, (name, pack) in enumerate(sorted(self.packs.items())):
             if not name.endswith("-meta"):
+                self.structure(f"stored pack {number}", Stored(pack.objects))
                 claims = Claims(pack)
                 self.structure(f"claims of pack {number}", claims)
                 claims.done()
@@ -875,18 +914,21 @@ class Store:
         objects = list(self.meta_objects())
         for name, made, _ in objects:
             if made.kind != PART:
-                self.structure(name, made.tree)
-                made.encode()
+                self.make_table(name, made)
         metas = [p for n, p in sorted(self.packs.items()) if n.endswith("-meta")]
         for pack in metas:
             pack.place()
         for name, made, _ in objects:
             if made.kind == PART:
                 self.settle_part(made.tree)
-                self.structure(name, made.tree)
-                made.encode()
+                self.make_table(name, made)
         for pack in metas:
             pack.place()
+
+    def make_table(self, name, made):
+        self.structure(name, made.tree)
+        made.encode()
+        self.structure(f"stored {name}", Stored([made]))
 
     def sizes(self, packs):
         for i, name in enumerate(self.names_of(packs)):
@@ -899,6 +941,16 @@ class Store:
         part["layout"] = part.layout.digest
         for _ in self.sizes(part["packs"]):
             pass
+        found = {}
+        for blob in part["blobs"]:
+            for made in filter(None, blob["ref"].targets):
+                part.held_more += made.raw - made.was[0]
+                blob["len"], found[id(made)] = made.raw, made
+        names = self.names_of(part["packs"])
+        for made in found.values():
+            name = next(n for n in names if made in self.packs[n].objects)
+            part.packs_more[name] = part.packs_more.get(name, 0) + made.stored - made.was[1]
+            part["packs"].table("packs")[names.index(name), "live"] += made.stored - made.was[1]
 
     def make_manifests(self):
         self.digests = {}
@@ -907,9 +959,11 @@ class Store:
             for i, name, row in self.sizes(m["packs"]):
                 if name.endswith("-meta"):
                     row[i, "live"] = sum(o.stored for o in self.packs[name].objects)
+                row[i, "live"] += sum(part.tree.packs_more.get(name, 0) for part in m.table("ranks").targets)
                 own += row[i, "size"] if name.startswith(m["attempt"].decode() + "-") else 0
-            m["new_bytes"] = own
-            m.new = own
+            m["new_bytes"], m.new = own, own
+            m.held = sum(part.tree.held_more for part in m.table("ranks").targets)
+            m["bytes"] += m.held
             self.sort_layouts(m)
             self.structure(f"manifest {number}", m)
             body = m.encode()
@@ -946,9 +1000,11 @@ class Store:
                 continue
             if e.body["commit"]:
                 e.body["commit"]["manifest"], e.body["commit"]["new_bytes"] = self.digests[id(m)], m.new
+                e.body["commit"]["bytes"] += m.held
             else:
                 live = e.body["snapshot"].table("live")
                 live[i, "manifest"], live[i, "new_bytes"] = self.digests[id(m)], m.new
+                live[i, "bytes"] += m.held
 
     def make_others(self):
         for name, (kind, body) in sorted(self.others.items()):
@@ -1010,11 +1066,14 @@ def make(vckpt, folder):
     file.unlink()
 
 
-def forge(source, out, seed, runs=None):
-    """Writes a forged copy of the store; returns what is wrong with it, in words. Seed 0 lies about nothing."""
+def forge(source, out, seed, runs=None, share=None):
+    """Writes a forged copy of the store; returns what is wrong with it, in words. Seed 0 lies about nothing. share: of
+    the tables that are stored encoded; the seed chooses, if it is not given."""
     rng = random.Random(f"how many {seed}")
     lies = rng.choice([1, 1, 1, 2, 3]) if seed else 0
-    return Store(source, runs).build(out, seed, lies)
+    if share is None:
+        share = rng.choice([0, 0, .5, 1]) if seed else 0
+    return Store(source, runs).build(out, seed, lies, share)
 
 
 def main():

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at forged stores (forge.py) in every way there is: forge_look.py PLAN, a JSON file that test_forge.py writes.
+"""Looks at forged stores (forge.py) in every way there is: forge_look.py PLAN, a JSON file that forge_many.py writes.
 
-For each case of the plan a store is forged, and read by every command, through a mount, and by the Python package in
-this process. What is not as it must be is told as one line of JSON a store on standard output, behind a line that says
-which one it is, so that whoever reads the lines knows where this process ended if it did:
+For each case of the plan a store is forged, and read by every command, through a mount, by the Python package in this
+process, and by a StorageReader of torch's distributed checkpoint in a process that lives as long as this one
+(forge_dcp.py). What is not as it must be is told as one line of JSON a store on standard output, behind a line that
+says which one it is, so that whoever reads the lines knows where this process ended if it did:
 
 - a command ends by itself, in time, with an exit code of its manual; so does the daemon of the mount
 - an error names a thing; no output has control characters; JSON is JSON
 - the package raises its own errors only
 - what two ways of reading deliver for a tensor or a blob is the same, or an error in both
 - a store that `verify` finds sound is read in every way
+- nothing that stands in a store is executed: what a pickle in it would run makes a file in the folder where all of
+  these run, and that never appears
 
-Memory is bounded by RLIMIT_AS, which all programs inherit; under the sanitizers by their own limit."""
+Memory is bounded by RLIMIT_AS, which all programs inherit; under the sanitizers by their own limit. Without them no
+command may have more than COMMAND_MB at once."""
 import contextlib
 import errno
 import faulthandler
@@ -22,6 +26,7 @@ import pathlib
 import random
 import re
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -33,22 +38,81 @@ import numpy as np
 
 import vckpt
 from forge import forge
+from forge_bytes import CANARY
 
-LIMIT_S, MOST_BYTES, MEMORY = 10, 64 << 20, 6 << 30
+LIMIT_S, MOST_BYTES, MEMORY, COMMAND_MB = 10, 64 << 20, 6 << 30, 1024
+TORCH_S = 60                # until a process has imported torch
 WATCH_S = LIMIT_S + 20      # mend and gc watch heartbeats that they do not know; an export makes its files durable
 SANITIZER = re.compile(r"AddressSanitizer|UndefinedBehaviorSanitizer|runtime error:|LeakSanitizer|hard rss limit")
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 SOUND = {"ls", "info", "cat", "export", "layout", "stalls"}                     # commands that a sound store passes
 
 
+class Torch:
+    """The process that imports torch: made when it is asked first, and again after each that ended."""
+
+    def __init__(self, folder, slow):
+        self.err, self.slow, self.process, self.seen = folder / "dcp.stderr", slow, None, 0
+
+    def start(self):
+        environment = dict(os.environ)
+        if environment.get("VCKPT_PRELOAD"):
+            environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
+        with open(self.err, "wb") as err:
+            self.process = subprocess.Popen([sys.executable, pathlib.Path(__file__).with_name("forge_dcp.py"), "serve"],
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, env=environment)
+        self.seen, self.rest = 0, b""
+
+    def ask(self, question):
+        """The answer to a question, and what was said on standard error meanwhile; None: it ended, or was made to."""
+        new = self.process is None
+        if new:
+            self.start()
+        end = time.monotonic() + (3 * LIMIT_S + new * TORCH_S) * self.slow
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(question).encode() + b"\n")
+            self.process.stdin.flush()
+        answer = self.line(end)
+        said = self.err.read_bytes()[self.seen:].decode("utf-8", "replace")
+        self.seen += len(said.encode())
+        if answer is None:
+            said += f" ({'no end' if self.process.poll() is None else f'exit {self.process.wait()}'})"
+            self.close()
+        return answer and json.loads(answer), said
+
+    def line(self, end):
+        while b"\n" not in self.rest:
+            if not select.select([self.process.stdout], [], [], max(0, end - time.monotonic()))[0]:
+                return None
+            data = os.read(self.process.stdout.fileno(), 1 << 20)
+            if not data:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(LIMIT_S)
+                return None
+            self.rest += data
+        line, self.rest = self.rest.split(b"\n", 1)
+        return line
+
+    def close(self):
+        if self.process:
+            self.process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(LIMIT_S if self.process.poll() is None and not self.rest else 0)
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+        self.process = None
+
+
 class Look:
     """One store. found: what is wrong, in words; notes: what is worth a look."""
 
-    def __init__(self, words, store, scratch, rng):
+    def __init__(self, words, store, scratch, rng, told=()):
         self.words, self.store, self.scratch, self.rng = words, store, scratch, rng
-        self.slow = 4 if words["sanitized"] else 1
+        self.slow, self.slowest, self.mb, self.torch_mb = 4 if words["sanitized"] else 1, (0, ""), (0, ""), 0
+        self.blobs_lie = any(line.startswith("bytes ") for line in told)    # then dcp may refuse what others read
         self.found, self.notes, self.failed, self.commands, self.ways = [], [], [], 0, {}
-        self.commands_s = self.mount_s = self.python_s = 0
+        self.commands_s = self.mount_s = self.python_s = self.torch_s = self.entries = 0
 
     # ---- commands ----
 
@@ -59,13 +123,14 @@ class Look:
         self.commands += 1
         start = time.monotonic()
         with open(out, "wb") as o, open(err, "wb") as e:
-            try:
-                code = subprocess.run([self.words["vckpt"], command, *map(os.fsencode, map(str, arguments))], stdout=o,
-                                      stderr=e, stdin=subprocess.DEVNULL, timeout=self.slow * (
-                                          WATCH_S if command in ("mend", "gc", "export") else LIMIT_S)).returncode
-            except subprocess.TimeoutExpired:
-                code = "no end"
-        self.commands_s += time.monotonic() - start
+            process = subprocess.Popen([self.words["vckpt"], command, *map(os.fsencode, map(str, arguments))], stdout=o,
+                                       stderr=e, stdin=subprocess.DEVNULL)
+            code, mb = self.ended(process, WATCH_S if command in ("mend", "gc", "export") else LIMIT_S)
+        took = time.monotonic() - start
+        self.commands_s += took
+        self.slowest, self.mb = max(self.slowest, (round(took, 3), line)), max(self.mb, (mb, line))
+        if mb > COMMAND_MB and not self.words["sanitized"]:
+            self.found.append(f"{line}: it had {mb} MB of memory at once, at most {COMMAND_MB} are expected")
         data, said = out.read_bytes(), err.read_bytes().decode("utf-8", "replace")
         if code not in codes:
             self.found.append(f"{line}: exit {code}: {said[-3000:]}")
@@ -82,6 +147,17 @@ class Look:
                 self.found.append(f"{line}: no JSON: {wrong}: {data[:300]!r}")
                 return 1, data
         return code, data
+
+    def ended(self, process, limit_s):
+        """(exit code, or "no end"; its peak of memory in MB, at least what this process has)"""
+        handle = os.pidfd_open(process.pid)
+        late = not select.select([handle], [], [], limit_s * self.slow)[0]
+        os.close(handle)
+        if late:
+            process.kill()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return "no end" if late else process.returncode, usage.ru_maxrss >> 10
 
     def clean(self, line, *texts):
         for text in texts:
@@ -110,7 +186,6 @@ class Look:
             self.run("rm", s, run, "-n", "-y")
         for run, step in self.steps:
             self.commands_of(f"{run}/{step}")
-        self.run("mend", s, "-n", "--json")
 
     def commands_of(self, step):
         s = self.store
@@ -172,18 +247,23 @@ class Look:
         self.python_s += time.monotonic() - start
 
     def dcp(self, run, step):
-        """What torch's distributed checkpoint learns of it."""
-        from vckpt.dcp import StorageReader
-        from vckpt.dcp_state import BadDocument
-        faulthandler.dump_traceback_later(3 * LIMIT_S * self.slow, exit=True)
-        try:
-            StorageReader(self.store / run / str(step)).read_metadata()
-        except (OSError, MemoryError, BadDocument) as wrong:
-            self.failed.append(f"dcp {run}/{step}: {wrong}")
-            self.clean(f"dcp {run}/{step}", str(wrong))
-        except Exception as wrong:
-            self.found.append(f"dcp {run}/{step}: {type(wrong).__name__}: {wrong}")
-        faulthandler.cancel_dump_traceback_later()
+        """The same tensors, and the byte entries, by torch's distributed checkpoint."""
+        name, start = f"{run}/{step}", time.monotonic()
+        tensors = [key[1:] for key in self.ways if key[0] == name and len(key) == 3]
+        answer, said = self.words["torch"].ask({"store": str(self.store), "run": run, "step": step, "tensors": tensors,
+                                                "seed": self.rng.randrange(1 << 30)})
+        self.torch_s += time.monotonic() - start
+        self.clean(f"dcp {name}", said)
+        if answer is None:
+            self.found.append(f"dcp {name}: the reading process ended: {said[-3000:]}")
+            return
+        self.torch_mb = max(self.torch_mb, answer["mb"])
+        self.entries += answer["entries"]
+        self.failed += answer["failed"]
+        self.found += answer["found"]
+        self.clean(f"dcp {name}", *answer["failed"])
+        for key, way, got in answer["ways"]:
+            self.ways.setdefault(tuple(key), {})[way] = got
 
     def python_tensors(self, name, opened):
         tensors = opened.tensors()
@@ -321,6 +401,10 @@ class Look:
 
     def compare(self):
         for key, ways in self.ways.items():
+            said = ways.get("dcp", "")
+            refused = said.startswith("error") or said.endswith(" (0 bytes)")   # of no bytes torch asks for nothing
+            if refused and (self.blobs_lie or ".dcp/metadata.json says" in said):
+                del ways["dcp"]                     # its document is one of the blobs
             got = {v for v in ways.values() if not v.startswith("error")}
             bad = {w: v for w, v in ways.items() if v.startswith("error")}
             if len(got) > 1:
@@ -334,6 +418,8 @@ class Look:
         if self.verified != 0:
             return
         for line in self.failed:
+            if line.startswith("dcp ") and (self.blobs_lie or ".dcp/metadata.json says" in line):
+                continue
             if (line.split(" ")[1] in SOUND and "/mesh/" not in line) or not line.startswith("vckpt "):
                 self.found.append(f"verify finds the store sound, but: {line}")
         for key, ways in self.ways.items():
@@ -343,11 +429,13 @@ class Look:
     def writers(self):
         """Those that write, at the end: they may fail, and must end."""
         run = self.words["runs"][0]
-        if self.words["thorough"]:
+        if self.words["thorough"] and self.rng.random() < .1:
+            self.run("mend", self.store, "-n", "--json")
             self.run("gc", self.store, "--heartbeat", "1s")
             self.run("abort", self.store, run)
         for folder in ("hosts", "incoming"):                        # heartbeats of other machines are watched for 20 s
             shutil.rmtree(self.store / folder, ignore_errors=True)
+        self.run("mend", self.store, "-n", "--json")
         self.run("index", self.store)
         self.run("import", self.store, run, self.words["array"])
         self.run("rm", self.store, f"{run}/latest", "-y")
@@ -358,7 +446,7 @@ class Look:
         self.every_command()
         for run, step in self.steps:
             self.python(run, step)
-            if self.words["dcp"]:
+            if self.words["torch"]:
                 self.dcp(run, step)
             self.exported(run, step)
         self.cat()
@@ -367,6 +455,16 @@ class Look:
         self.compare()
         self.sound()
         self.writers()
+        for path in (self.scratch / CANARY, self.store / CANARY):
+            if path.exists():
+                self.found.append(f"something that stands in the store was executed: it made {path}")
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def outcome(self):
+        """What became of what was looked at: all of it was read, some, or nothing."""
+        errors = [any(v.startswith("error") for v in ways.values()) for ways in self.ways.values()]
+        failed = any(line.split(" ")[1] in SOUND and "/mesh/" not in line for line in self.failed)
+        return "refused" if all(errors) else "read in part" if any(errors) or failed else "read"
 
 
 def one(words, scratch, base, seed):
@@ -375,11 +473,14 @@ def one(words, scratch, base, seed):
     start = time.monotonic()
     told = forge(base["path"], store, seed, base["runs"])
     forge_s = time.monotonic() - start
-    look = Look({**words, "runs": base["runs"]}, store, scratch, random.Random(f"look {seed}"))
+    look = Look({**words, "runs": base["runs"]}, store, scratch, random.Random(f"look {seed}"), told)
     look.everything()
     return {"base": base["name"], "seed": seed, "told": told, "found": look.found, "notes": look.notes,
             "failed": look.failed, "verified": look.verified, "commands": look.commands, "tensors": len(look.ways),
-            "seconds": [round(x, 3) for x in (forge_s, look.commands_s, look.mount_s, look.python_s)]}
+            "entries": look.entries, "outcome": look.outcome(), "slowest": look.slowest, "mb": look.mb,
+            "own_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, "torch_mb": look.torch_mb,
+            "whole_s": round(time.monotonic() - start, 3),
+            "seconds": [round(x, 3) for x in (forge_s, look.commands_s, look.mount_s, look.python_s, look.torch_s)]}
 
 
 def main():
@@ -392,9 +493,13 @@ def main():
     os.environ.pop("LD_PRELOAD", None)              # the sanitizers' run time, for this process alone
     scratch = pathlib.Path(words["scratch"])
     scratch.mkdir(exist_ok=True)
+    os.chdir(scratch)
+    words["torch"] = Torch(scratch, 4 if words["sanitized"] else 1) if words["dcp"] else None
     for base, seed in words["cases"]:
         print(json.dumps({"base": base, "seed": seed}), flush=True)
         print(json.dumps(one(words, scratch, words["bases"][base], seed)), flush=True)
+    if words["torch"]:
+        words["torch"].close()
 
 
 if __name__ == "__main__":

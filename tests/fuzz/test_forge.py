@@ -1,46 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores with all checksums right and wrong intentions (forge.py), read in every way (forge_look.py)."""
-import json
-import os
-import pathlib
-import re
-import shutil
+import pickle
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import forge
+import forge_bytes
 import reader
-
-HERE = pathlib.Path(__file__).parent
-GOLDEN = HERE.parent / "golden/v2/store.tar.xz"
-SHAPES = {"files": ("golden", ["a", "b"]), "ranks": ("golden", ["d"]), "snapshot": ("golden", ["c"]),
-          "wide": ("wide", ["r"]), "many": ("many", ["m"])}
-
-# What is known and not mended yet: (what the forged store says or the finding has, why). Each is for one cause.
-KNOWN = []
+from forge_many import HERE, SHAPES, Batch, cases, make_bases, summary
 
 
 @pytest.fixture(scope="module")
 def bases(vckpt, tmp_path_factory):
-    """{shape: {name, path, runs}}. The golden store has most: files of many dtypes, encoded, inline and shared pieces,
-    blobs, two ranks with boxes, flat ranges and replicas, a snapshot. It is the same everywhere, and so is what a seed
-    makes of it; the others are made here."""
-    folder = tmp_path_factory.mktemp("forge")
-    shutil.unpack_archive(GOLDEN, folder)
-    (folder / "store").rename(folder / "golden")
-    forge.make(vckpt.path, folder)
-    return {shape: {"name": shape, "path": str(folder / store), "runs": runs}
-            for shape, (store, runs) in SHAPES.items()}
+    return make_bases(vckpt.path, tmp_path_factory.mktemp("forge"))
 
 
+@pytest.mark.parametrize("share", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_store_that_lies_about_nothing(vckpt, bases, tmp_path, shape):
-    """It was taken apart and put together: both readers find it sound, and its tensors are what they were."""
+def test_a_store_that_lies_about_nothing(vckpt, bases, tmp_path, shape, share):
+    """It was taken apart and put together, its tables raw or encoded: both readers find it sound, and its tensors are
+    what they were."""
+    if shape not in bases:
+        pytest.skip("torch is not installed")
     out, base = tmp_path / "out", bases[shape]
-    assert forge.forge(base["path"], out, 0, base["runs"]) == []
+    assert forge.forge(base["path"], out, 0, base["runs"], share) == []
+    stored = [o.codec for pack in forge.Store(out).packs.values() for o in pack.objects if o.kind > reader.BLOB]
+    assert any(stored) == bool(share)
     assert reader.read(out)[1].faults == []
     assert vckpt("verify", out, "--no-notes", check=False).stdout.rstrip().endswith("sound")
     run = base["runs"][-1]
@@ -67,93 +54,47 @@ def test_a_seed_is_repeatable(bases, tmp_path):
     assert len(set(told)) > 5
 
 
+def test_what_would_run(tmp_path, monkeypatch):
+    """Each trap makes the canary where somebody unpickles it. So its absence says that nobody did."""
+    monkeypatch.chdir(tmp_path)
+    for make in forge_bytes.traps():
+        data = pickle.dumps(make(), 4)
+        assert not (tmp_path / forge_bytes.CANARY).exists()
+        value = pickle.loads(data)
+        if type(value).__name__ == "map":
+            next(value)
+        elif type(value).__name__ == "partial":
+            value().close()
+        made = tmp_path / forge_bytes.CANARY
+        assert made.exists(), data
+        made.rmdir() if made.is_dir() else made.unlink()
+
+
+def test_blobs_that_lie(bases, tmp_path):
+    """What a blob holds is another thing, and all that covers it follows: to the readers the store is sound."""
+    if "dcp" not in bases:
+        pytest.skip("torch is not installed")
+    told, base = [], bases["dcp"]
+    for seed in range(48):
+        store = forge.Store(base["path"], base["runs"])
+        store.choose = lambda lies: {f"bytes {seed % len(store.blobs())}": 1}
+        told += store.build(tmp_path / f"{seed}", seed)
+        assert seed % 7 or reader.read(tmp_path / f"{seed}")[1].faults == [], told[-1]
+    assert any("runs something" in line for line in told) and any("metadata.json" in line for line in told)
+
+
 # ---- every way of reading ----
 
-def environment(build):
-    words = dict(os.environ, VCKPT_BUILD=str(build))
-    if words.get("VCKPT_PRELOAD"):
-        words["LD_PRELOAD"] = words["VCKPT_PRELOAD"]
-        # what malloc refuses is no fault; memory is bounded here, because addresses cannot be
-        words["ASAN_OPTIONS"] = f"{words.get('ASAN_OPTIONS', '')}:allocator_may_return_null=1:hard_rss_limit_mb=3000"
-    return words
-
-
-class Batch:
-    """Runs the cases of a plan in processes of forge_look.py: one after another, a new one after each that died."""
-
-    def __init__(self, vckpt, build, bases, folder, full):
-        np.save(folder / "x.npy", np.arange(100))
-        (folder / "layout").write_text("* R\n")
-        self.build, self.folder, self.results = build, folder, []
-        mount = build / "fs/mount.vckpt" if os.path.exists("/dev/fuse") else ""
-        self.plan = {"vckpt": vckpt.path, "mount": str(mount), "layout": str(folder / "layout"),
-                     "array": str(folder / "x.npy"), "sanitized": bool(os.environ.get("VCKPT_PRELOAD")),
-                     "thorough": full, "dcp": full and has_torch(),
-                     "scratch": str(folder / "scratch"), "bases": bases}
-
-    def run(self, cases, limit_s):
-        cases = list(cases)
-        while cases:
-            plan = self.folder / "plan.json"
-            plan.write_text(json.dumps({**self.plan, "cases": cases}))
-            with open(self.folder / "stderr", "wb") as err:
-                done = subprocess.run([sys.executable, HERE / "forge_look.py", plan], stdout=subprocess.PIPE,
-                                      stderr=err, env=environment(self.build), timeout=limit_s)
-            lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
-            self.results += [line for line in lines if "found" in line]
-            begun = [line for line in lines if "found" not in line]
-            said = (self.folder / "stderr").read_text(errors="replace")
-            if done.returncode == 0:
-                self.clean(lines[-1], said)
-                return
-            assert begun, said
-            self.results.append({**begun[-1], "told": [], "found": [f"the reading process ended: {done.returncode}: "
-                                                                    f"{said[-4000:]}"]})
-            cases = cases[len(begun):]
-
-    def clean(self, last, said):
-        if "runtime error:" in said or "Sanitizer" in said:
-            last["found"].append(said[-4000:])
-
-    def wrong(self):
-        """What is found and not known, in words that repeat it."""
-        found = []
-        for r in self.results:
-            for what in r["found"]:
-                if not any(re.search(pattern, f"{r['told']} {what}") for pattern, _ in KNOWN):
-                    base = self.plan["bases"][r["base"]]
-                    found.append(f"{r['base']} {r['seed']}: tests/fuzz/forge.py {base['path']} OUT --runs "
-                                 f"{' '.join(base['runs'])} --seed {r['seed']} --show\n  {r['told']}\n  {what}")
-        return found
-
-
-def has_torch():
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def cases(first, count):
-    """Mostly of the shapes that have most and are small."""
-    shapes = ["files", "ranks", "wide", "files", "ranks", "wide", "files", "ranks", "many", "snapshot"]
-    return [[shapes[i % len(shapes)], first + i] for i in range(count)]
-
-
 @pytest.mark.timeout(3000)
-def test_forged_stores(vckpt, build, bases, tmp_path, scale, seed):
+def test_forged_stores(build, bases, tmp_path, scale, seed):
     """The default ones are the same every time; those of --full come from VCKPT_SEED."""
-    count = scale(6, 1500)
+    count = scale(6, 60)
     first = scale(1, 1000 + seed % 100000 * 10000)
-    batch = Batch(vckpt, build, bases, tmp_path, count > 100)
-    batch.run(cases(first, count), 500 + 5 * count)
-    results = batch.results
-    seconds = np.array([r["seconds"] for r in results if "seconds" in r]).sum(axis=0)
-    print(f"{len(results)} stores, {sum(r.get('commands', 0) for r in results)} commands, "
-          f"{sum(r.get('tensors', 0) for r in results)} tensors and blobs; seconds: {seconds.round(1)} (forging, "
-          f"commands, mount, package); sound to verify: {sum(r.get('verified') == 0 for r in results)}")
-    for r in results:
+    batch = Batch(build, bases, tmp_path, count > 10)
+    batch.run(cases(bases, first, count), 500 + 5 * count)
+    assert len(batch.results) == count
+    print("\n".join(summary(batch.results)))
+    for r in batch.results:
         for note in r.get("notes", ()):
             print(f"note: {r['base']} {r['seed']} {r['told']}: {note}")
     wrong = batch.wrong()
