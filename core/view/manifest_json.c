@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "core/base/text.h"
+
 struct json {
 	const struct view_tree *t;
 	struct load_step *step;
@@ -16,6 +18,29 @@ struct json {
 	uint64_t dropped;
 	bool keep;
 };
+
+static void json_shown_text(struct base_buf *b, const char *text, size_t len)
+{
+	for (size_t i = 0, n; i < len; i += n) {
+		size_t unsafe = base_text_unsafe(text + i, len - i, &n);
+		uint32_t c = (uint8_t)text[i] & (0x7fu >> n);
+
+		n = n ? n : 1;
+		for (size_t k = 1; k < n; k++)
+			c = c << 6 | ((uint8_t)text[i + k] & 0x3fu);
+		if (unsafe && (uint8_t)text[i] >= 0x7f)
+			base_buf_printf(b, "\\u%04x", n > 1 ? c : text[i] == 0x7f ? 0x7fu : 0xfffdu);
+		else
+			view_json_text(b, text + i, n);
+	}
+}
+
+void view_json_shown(struct base_buf *b, const char *text, size_t len)
+{
+	base_buf_append(b, "\"", 1);
+	json_shown_text(b, text, len);
+	base_buf_append(b, "\"", 1);
+}
 
 static void flush(struct json *j)
 {
@@ -32,7 +57,7 @@ static void text(struct json *j, const char *s)
 
 static void string(struct json *j, const char *s)
 {
-	view_json_string(&j->b, s, strlen(s));
+	view_json_shown(&j->b, s, strlen(s));
 }
 
 void view_time_text(int64_t time_ns, char out[static VIEW_TIME_BYTES])
@@ -86,7 +111,7 @@ static void put_left_out(struct json *j, uint32_t first, uint32_t end)
 		if (view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len))
 			continue;
 		text(j, any ? ", " : "");
-		view_json_string(&j->b, info.name, info.name_len);
+		view_json_shown(&j->b, info.name, info.name_len);
 		any = true;
 	}
 	text(j, "]");
@@ -128,12 +153,12 @@ static void put_tensor(struct json *j, uint32_t tensor, const struct view_node *
 	text(j, info.component);
 	text(j, node ? "/" : ".safetensors");
 	if (node)
-		view_json_text(&j->b, node->name, strlen(node->name));
+		json_shown_text(&j->b, node->name, strlen(node->name));
 	text(j, "\"");
 	text(j, ", \"component\": ");
 	string(j, info.component);
 	text(j, ", \"name\": ");
-	view_json_string(&j->b, info.name, info.name_len);
+	view_json_shown(&j->b, info.name, info.name_len);
 	text(j, ", \"dtype\": \"");
 	text(j, tensor_dtype_name(info.dtype));
 	text(j, "\", \"shape\": [");
@@ -153,7 +178,7 @@ static void put_blob(struct json *j, uint32_t number, const struct view_node *no
 	load_step_blob_info(j->step, node->item, &info);
 	view_tree_path(j->t, number, &path);
 	text(j, "    {\"file\": ");
-	view_json_string(&j->b, (const char *)path.data, path.len);
+	view_json_shown(&j->b, (const char *)path.data, path.len);
 	if (path.error)
 		j->b.error = path.error;
 	text(j, ", \"name\": ");

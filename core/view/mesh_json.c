@@ -44,7 +44,7 @@ static void put_tensor(struct json *j, const struct view_mesh *m, const struct l
 	const struct view_mesh_tensor *t)
 {
 	base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info->component);
-	view_json_string(&j->b, info->name, info->name_len);
+	view_json_shown(&j->b, info->name, info->name_len);
 	base_buf_append_text(&j->b, ", \"shape\": [");
 	for (uint32_t d = 0; d < info->shape.ndim; d++) {
 		base_buf_append_text(&j->b, d ? ", " : "");
@@ -80,7 +80,7 @@ static void put_tensors(struct json *j, const struct view_mesh *m, const struct 
 			put_tensor(j, m, &info, &t);
 		} else {
 			base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info.component);
-			view_json_string(&j->b, info.name, info.name_len);
+			view_json_shown(&j->b, info.name, info.name_len);
 			base_buf_printf(&j->b, ", \"reason\": \"%s\"}", why);
 		}
 		flush(j);

@@ -67,7 +67,7 @@ void view_json_text(struct base_buf *b, const char *text, size_t len)
 	base_buf_append(b, text + from, len - from);
 }
 
-void view_json_string(struct base_buf *b, const char *text, size_t len)
+static void json_string(struct base_buf *b, const char *text, size_t len)
 {
 	base_buf_append(b, "\"", 1);
 	view_json_text(b, text, len);
@@ -89,9 +89,9 @@ static void put_pair(struct base_buf *b, const char *key, const char *value, boo
 	if (*comma)
 		base_buf_append(b, ",", 1);
 	*comma = true;
-	view_json_string(b, key, strlen(key));
+	json_string(b, key, strlen(key));
 	base_buf_append(b, ":", 1);
-	view_json_string(b, value, strlen(value));
+	json_string(b, value, strlen(value));
 }
 
 /* `format: pt` (transformers refuses files without it) takes its place among the sorted keys unless the metadata has
@@ -115,7 +115,7 @@ static void put_metadata(struct base_buf *b, const struct proto_attribute *metad
 static void put_tensor(struct base_buf *b, const struct load_tensor_info *t, uint64_t begin, uint64_t end)
 {
 	base_buf_append(b, ",", 1);
-	view_json_string(b, t->name, t->name_len);
+	json_string(b, t->name, t->name_len);
 	base_buf_append_text(b, ":{\"dtype\":\"");
 	base_buf_append_text(b, tensor_dtype_safetensors(t->dtype));
 	base_buf_append_text(b, "\",\"shape\":[");

@@ -56,10 +56,11 @@ int view_mesh_json(const struct view_mesh *m, const struct load_step *step, stru
 int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err);
 
-/* Valid UTF-8 in, JSON out; only what must be escaped is. The string has its quotes, the text has none. */
+/* Valid UTF-8 in, JSON out; only what must be escaped is. The text has no quotes. */
 void view_json_text(struct base_buf *b, const char *text, size_t len);
-void view_json_string(struct base_buf *b, const char *text, size_t len);
 void view_json_number(struct base_buf *b, uint64_t v);
+/* With quotes, for what people look at: what a terminal obeys is escaped, too. */
+void view_json_shown(struct base_buf *b, const char *text, size_t len);
 
 /* The text of manifest.json. ret_text may be NULL: only the length is computed, in little memory. */
 int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len);

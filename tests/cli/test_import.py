@@ -478,7 +478,9 @@ def test_a_terminal_is_not_spoken_to_by_what_is_stored(vckpt, store, source):
     shown = done.stdout + done.stderr
     for target in ["run", "run/0", "run/0/model"]:
         shown += vckpt("ls", store, target).stdout
-    shown += vckpt("info", store, "run/0").stdout + vckpt("info", store, "run/0/model/" + name).stdout
+    told = vckpt("cat", store, "run/0/manifest.json").stdout
+    assert [t["name"] for t in json.loads(told)["tensors"]] == [name]
+    shown += told + vckpt("info", store, "run/0").stdout + vckpt("info", store, "run/0/model/" + name).stdout
     assert not set(shown) & set(map(chr, [*range(10), *range(11, 32), 127, *range(128, 160)]))
     assert "a\\x1b[31m\\xc2\\x9bb\\x0ac" in shown and "k=v\\x1b[2J\\x0aw" in shown
     assert vckpt.json("ls", store, "run")["steps"][0]["attributes"] == {"k": "v\x1b[2J\nw"}
