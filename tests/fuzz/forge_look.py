@@ -294,13 +294,14 @@ class Look:
     def files(self, name, way, read):
         """Tensors and blobs by the files of a tree; read(path): its bytes."""
         try:
-            told = json.loads(read("manifest.json"))
+            text = bytes(read("manifest.json"))
+            told = json.loads(text)
         except OSError as wrong:
             self.failed.append(f"{way} {name}: {wrong}")
             for key in [k for k in self.ways if k[0] == name]:
                 self.ways[key][way] = f"error: {wrong}"
             return
-        self.clean(f"manifest.json of {name} by {way}", json.dumps(told, ensure_ascii=False))
+        self.clean(f"manifest.json of {name} by {way}", text.decode("utf-8", "replace"))
         for t in told["tensors"]:
             key = name, t["component"], t["name"]
             if key in self.ways and t["file"].endswith(".npy"):
@@ -496,6 +497,8 @@ def main():
     os.chdir(scratch)
     words["torch"] = Torch(scratch, 4 if words["sanitized"] else 1) if words["dcp"] else None
     for base, seed in words["cases"]:
+        if time.monotonic() > words["end"]:         # a clock that all processes have
+            break
         print(json.dumps({"base": base, "seed": seed}), flush=True)
         print(json.dumps(one(words, scratch, words["bases"][base], seed)), flush=True)
     if words["torch"]:

@@ -99,17 +99,17 @@ class Batch:
         cases, end = list(cases), time.monotonic() + limit_s
         while cases and time.monotonic() < end:
             plan = self.folder / "plan.json"
-            plan.write_text(json.dumps({**self.plan, "cases": cases}))
+            plan.write_text(json.dumps({**self.plan, "cases": cases, "end": end}))
             with open(self.folder / "stderr", "wb") as err:
                 process = subprocess.Popen([sys.executable, HERE / "forge_look.py", plan], stdout=subprocess.PIPE,
                                            stderr=err, env={**environment(), "VCKPT_BUILD": str(self.build)})
-            begun, done = self.lines(process, end)
+            begun, done = self.lines(process, end + LINE_S)
             cases = cases[done:]
             said = (self.folder / "stderr").read_text(errors="replace")
             if begun is None:                       # all that it began was done
-                assert not cases or done, said
+                assert not cases or done or time.monotonic() > end, said
                 self.clean(said)
-            elif time.monotonic() < end:
+            else:
                 self.add({**begun, "told": [], "found": [f"the reading process ended: {process.returncode}: "
                                                          f"{said[-4000:]}"]})
                 cases = cases[1:]
@@ -259,8 +259,8 @@ def main():
         batch = Batch(words.build, bases, folder, not words.quick, progress(words, bases))
         batch.run(cases(bases, words.seed, words.stores), words.minutes * 60)
         found = batch.wrong()
-    if batch.results:
-        print("\n".join(summary(batch.results)))
+        if batch.results:
+            print("\n".join(summary(batch.results)))
     if words.lines:
         for folder, (reached, count) in lines(words.build).items():
             print(f"{folder}: {reached} of {count} lines, {100 * reached / count:.1f} %")
