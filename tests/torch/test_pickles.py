@@ -93,6 +93,18 @@ def test_plain_values(protocol):
     assert same(whole, opened(reencoded(saved(whole, protocol))))
 
 
+@pytest.mark.parametrize("protocol", [None, 2, 3, 4, 5])
+def test_defaultdicts_of_each_type(protocol):
+    """Protocol 2 calls int long, and str unicode, as Python 2 did."""
+    for kind in (dict, list, set, tuple, int, float, str, bool, bytes, complex, frozenset, bytearray,
+                 collections.OrderedDict, collections.Counter, collections.deque):
+        value = (collections.defaultdict(kind, a=kind()), 3)
+        assert same(value, opened(reencoded(saved(value, protocol)))), kind
+    for kind, name in (io.BytesIO, "_io.BytesIO"), (torch.Size, "torch.Size"), (range, "builtins.range"):
+        with pytest.raises(Refused, match=f"a collections.defaultdict of {name} is not one of those"):
+            decoded(saved(collections.defaultdict(kind), protocol))
+
+
 def test_what_is_one_object_stays_one():
     base, items = torch.arange(6.0), [1]
     entry = reencoded(saved({"a": base, "b": base[2:], "c": items, "d": (items, base)}))

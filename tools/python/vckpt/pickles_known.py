@@ -119,6 +119,9 @@ def _default(machine: Machine, args: tuple[Any, ...]) -> collections.defaultdict
         return collections.defaultdict(None)
     factory, = args
     want(type(factory) is Name)
+    if factory.text not in FACTORIES:
+        raise Refused(f"a collections.defaultdict of {shown(factory.text)} is not one of those that vckpt reads from a "
+                      "pickle")
     return collections.defaultdict(FACTORIES[factory.text])
 
 
@@ -269,6 +272,7 @@ STORAGES = {"torch.storage.UntypedStorage": None, "torch.FloatStorage": torch.fl
 FACTORIES: dict[str, Callable[[], Any]] = {
     "builtins.dict": dict, "builtins.list": list, "builtins.set": set, "builtins.tuple": tuple, "builtins.int": int,
     "builtins.float": float, "builtins.str": str, "builtins.bool": bool, "builtins.bytes": bytes,
+    "builtins.complex": complex, "builtins.frozenset": frozenset, "builtins.bytearray": bytearray,
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter,
     "collections.deque": collections.deque}
 LAYOUTS = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}

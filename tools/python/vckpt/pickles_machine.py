@@ -27,6 +27,8 @@ ODD_KEYS = 4096                 # keys whose hash a stranger can choose: tuples,
 SHOWN = 200                     # letters of a name in a message
 PLAIN_KEYS = {str, bytes, bool, float, type(None)}
 MISSING = object()
+PYTHON_2 = {"__builtin__.xrange": "builtins.range", "__builtin__.long": "builtins.int",
+            "__builtin__.unicode": "builtins.str"}
 
 
 class Refused(ValueError):
@@ -67,7 +69,7 @@ def shown(text: str) -> str:
 
 def modern(text: str) -> str:
     """A name as this Python and this numpy have it: protocol 2 keeps those of Python 2."""
-    text = "builtins.range" if text == "__builtin__.xrange" else text
+    text = PYTHON_2.get(text, text)
     for old, new in ("__builtin__.", "builtins."), ("numpy.core.", "numpy._core."):
         if text.startswith(old):
             return new + text[len(old):]
