@@ -105,6 +105,30 @@ def test_defaultdicts_of_each_type(protocol):
             decoded(saved(collections.defaultdict(kind), protocol))
 
 
+@pytest.mark.parametrize(("value", "words"), [
+    (np.datetime64("2020-01-01"), r"the numpy.dtype datetime64\[D\]"),
+    (np.ones(2, "M8[25us]"), r"the numpy.dtype datetime64\[25us\]"),
+    (np.dtype("m8"), r"the numpy.dtype timedelta64\[generic\]"), (np.array([None]), "the numpy.dtype object"),
+    (np.zeros(2, "i4,f4"), r"a structured numpy.dtype \(fields f0, f1\)"),
+    (np.zeros(2, "V3"), "the numpy.dtype void"), (np.dtype(("i4", (2,))), "a numpy.dtype of sub-arrays"),
+    (np.dtype("f4", metadata={"a": 1}), "the numpy.dtype f4 with metadata"),
+    (io.StringIO, "the class _io.StringIO")])
+def test_what_is_refused_is_named(value, words):
+    for protocol in (None, 2, 3, 4, 5):
+        entry = saved([1, value], protocol)
+        with pytest.raises(Refused, match=f"^{words} is not one of those that vckpt reads from a pickle$"):
+            decoded(entry)
+
+
+def test_dtypes_that_numpy_does_not_write():
+    plain = (3, "<", None, None, None, -1, -1, 0)
+    for state in [(), plain[:7], (*plain, None, 1), (*plain, 5), (*plain, (None, ("s", 1))), (*plain, (None, (b"s",))),
+                  (*plain, (None, (b"\xff", 1))), (*plain[:3], 5, *plain[4:]), (*plain[:3], [5], *plain[4:])]:
+        for text in ("M8", "V8", "f4", "", 8):
+            with pytest.raises(Refused):
+                decoded(saved(Built(np.dtype, (text, False, True), state), 2))
+
+
 def test_what_is_one_object_stays_one():
     base, items = torch.arange(6.0), [1]
     entry = reencoded(saved({"a": base, "b": base[2:], "c": items, "d": (items, base)}))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from .pickles_machine import Known, Machine, Name, Refused, shown
+from .pickles_machine import Known, Machine, Name, Refused, shown, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .pickles_machine import Call, State
 
 DTYPE = re.compile(r"[biufcSU][0-9]{1,9}")
+OTHER_DTYPES = {"O": "object", "M": "datetime64", "m": "timedelta64", "V": "void"}
 DEVICE = re.compile(r"[a-z]{1,30}")
 MAX_DIMS = 64
 
@@ -120,8 +121,7 @@ def _default(machine: Machine, args: tuple[Any, ...]) -> collections.defaultdict
     factory, = args
     want(type(factory) is Name)
     if factory.text not in FACTORIES:
-        raise Refused(f"a collections.defaultdict of {shown(factory.text)} is not one of those that vckpt reads from a "
-                      "pickle")
+        raise unknown(f"a collections.defaultdict of {shown(factory.text)}")
     return collections.defaultdict(FACTORIES[factory.text])
 
 
@@ -153,11 +153,27 @@ def _bytes_io(machine: Machine, args: tuple[Any, ...], state: Any) -> io.BytesIO
 
 def _dtype(machine: Machine, args: tuple[Any, ...], state: Any) -> Any:
     text, align, copy = args
+    want(type(text) is str and align is False and copy is True and type(state) is tuple and len(state) >= 8)
+    if text[:1] in OTHER_DTYPES or len(state) > 8:
+        raise unknown(_other_dtype(text, state))
     version, order, *parts, size, alignment, flags = state
-    want(type(text) is str and DTYPE.fullmatch(text) is not None and align is False and copy is True)
-    want(type(state) is tuple and version == 3 and order in ("<", ">", "|", "="))
+    want(DTYPE.fullmatch(text) is not None)
+    want(version == 3 and order in ("<", ">", "|", "="))
     want(parts == [None] * 3 and all(type(number) is int for number in (size, alignment, flags)))
     return np.dtype(order + text)
+
+
+def _other_dtype(text: str, state: tuple[Any, ...]) -> str:
+    """What numpy calls a dtype that is not read here, with the unit of a time and the fields of a struct."""
+    word, inner, fields = OTHER_DTYPES.get(text[:1]), state[2], state[3]
+    if fields is not None:
+        return f"a structured numpy.dtype (fields {shown(', '.join(fields))})"
+    if inner is not None:
+        return "a numpy.dtype of sub-arrays"
+    if word in ("datetime64", "timedelta64"):
+        unit, count = state[8][1][:2]
+        return f"the numpy.dtype {word}[{'' if count == 1 else int(count)}{shown(unit.decode())}]"
+    return f"the numpy.dtype {word}" if word else f"the numpy.dtype {shown(text)} with metadata"
 
 
 def _items(machine: Machine, data: Any, dtype: Any, shape: Any, fortran: bool) -> Any:

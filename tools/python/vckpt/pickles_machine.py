@@ -63,6 +63,10 @@ class Known(NamedTuple):
     keys: tuple[type, ...]              # types that can be keys, besides Python's own
 
 
+def unknown(what: str) -> Refused:
+    return Refused(f"{what} is not one of those that vckpt reads from a pickle")
+
+
 def shown(text: str) -> str:
     return "".join(letter if " " <= letter <= "~" else "?" for letter in text[:SHOWN])
 
@@ -254,7 +258,7 @@ class Machine:
         elif text in known.calls or text in known.states or text in known.words:
             self.push(Name(text))
         else:
-            raise Refused(f"the class {shown(text)} is not one of those that vckpt reads from a pickle")
+            raise unknown(f"the class {shown(text)}")
 
     def call(self, called: Any, args: Any) -> None:
         if type(called) is not Name or type(args) is not tuple:
