@@ -3,11 +3,14 @@
 torch usually keeps comes back without a word."""
 import collections
 import copy
+import datetime
 import io
 import os
 import pathlib
 import pickle
 import random
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 import vckpt
 from test_dcp_documents import load, save
+from vckpt import dcp_looks
 from vckpt.dcp import StorageReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -131,6 +135,63 @@ def test_nothing_in_the_package_unpickles():
             assert not at, (path.name, at)
         assert "allow_pickle=True" not in text.replace("StorageReader(..., allow_pickle=True)", "").replace(
             '"allow_pickle=True)"', ""), path.name
+
+
+# ---- a save says what a load will refuse ----
+
+@pytest.fixture
+def told(monkeypatch):
+    """As in a process that has said nothing yet. Gives the warnings of a save."""
+    monkeypatch.setattr(dcp_looks, "_told", set())
+
+    def warned(*args, **options):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            save(*args, **options)
+        return [str(one.message) for one in seen if "vckpt" in str(one.message)]
+    return warned
+
+
+def test_a_save_warns_of_each_class_once(path, told):
+    state = {"m": torch.ones(4), "x": {"at": datetime.datetime(2020, 1, 1), "end": [datetime.datetime(2021, 1, 1)]},
+             "days": np.array(["2020-01-01"], "M8[D]"), "n": 5}
+    found = told(state, path)
+    assert len(found) == 2 and all("StorageReader(..., allow_pickle=True)" in one for one in found)
+    assert "entry 'x.at': the class datetime.datetime is not one of those" in found[0]
+    assert "entry 'days': the numpy.dtype datetime64[D] is not one of those" in found[1]
+    assert told(state, path) == []
+    assert "the class datetime.date is" in told({"day": datetime.date(2020, 1, 1)}, path)[0]
+    with pytest.raises(CheckpointException, match="entry 'x.at': the class datetime.datetime"):
+        load({"m": torch.zeros(4), "x": {"at": None}}, f"{path}/default/0")
+    loaded = load({"m": torch.zeros(4), "x": {"at": None}}, f"{path}/default/0", allow_pickle=True)
+    assert loaded["x"]["at"] == datetime.datetime(2020, 1, 1)
+
+
+def test_a_save_of_plain_values_warns_of_nothing(path, told):
+    states = {str(at): one.state_dict() for at, one in enumerate(training())}
+    states["x"] = collections.defaultdict(int, a=1), 3, torch.ones(2), frozenset("ab"), random.getstate()
+    assert told(states, path) == told(states, path, planner=DefaultSavePlanner(False, False)) == []
+    blank = {"x": None}
+    assert load(blank, f"{path}/default/0")["x"][0].default_factory is int
+
+
+def test_a_save_that_is_stopped_by_its_warning(path, told):
+    """By python -W error: the next one works."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "vckpt")
+        with pytest.raises(CheckpointException, match="the class datetime.date is"):
+            save({"day": datetime.date(2020, 1, 1)}, path)
+    assert told({"day": datetime.date(2020, 1, 1)}, path) == []
+
+
+def test_a_save_looks_for_a_limited_time(monkeypatch):
+    seen = []
+    monkeypatch.setattr(dcp_looks.pickles, "refusal", seen.append)
+    monkeypatch.setattr(time, "thread_time", lambda: 0.02 * len(seen))
+    looks = dcp_looks.Looks()
+    for key in "abcdef":
+        looks.look(key, memoryview(b""))
+    assert len(seen) == 3
 
 
 # ---- what torch usually keeps ----

@@ -116,8 +116,9 @@ def test_defaultdicts_of_each_type(protocol):
 def test_what_is_refused_is_named(value, words):
     for protocol in (None, 2, 3, 4, 5):
         entry = saved([1, value], protocol)
-        with pytest.raises(Refused, match=f"^{words} is not one of those that vckpt reads from a pickle$"):
+        with pytest.raises(Refused, match=f"^{words} is not one of those that vckpt reads from a pickle$") as error:
             decoded(entry)
+        assert pickles.refusal(memoryview(entry)) == str(error.value)
 
 
 def test_dtypes_that_numpy_does_not_write():
@@ -127,6 +128,33 @@ def test_dtypes_that_numpy_does_not_write():
         for text in ("M8", "V8", "f4", "", 8):
             with pytest.raises(Refused):
                 decoded(saved(Built(np.dtype, (text, False, True), state), 2))
+
+
+def test_a_look_says_what_reading_says():
+    for value in [*PLAIN, *NUMPY, *TORCH, *TENSORS, Own(), [int], io.StringIO(), torch.ones(2).to_sparse(),
+                  (Own(), torch.ones(1 << 16)), torch.nn.Linear(2, 2)]:
+        for protocol in (None, 2, 5):
+            entry, said = saved(value, protocol), None
+            if protocol is None or type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Linear, tuple):
+                try:
+                    decoded(entry)
+                except Refused as error:
+                    said = error.what
+                assert pickles.refusal(memoryview(entry)) == said, value
+    assert pickles.refusal(memoryview(b"{}")) == pickles.refusal(memoryview(b"")) == pickles.NO_ENTRY
+
+
+def test_a_look_is_at_the_first_bytes(monkeypatch):
+    """Names that the end of these bytes cuts are none that are refused."""
+    numbers = list(range(20_000))
+    for value, found in [(numbers, False), ([Own(), numbers], True), ([numbers, Own()], False),
+                         (("x" * 10**6, Own()), False), (np.zeros(10**6, "M8[s]"), True)]:
+        for protocol in (None, 2, 5):
+            assert (pickles.refusal(memoryview(saved(value, protocol))) is not None) == found
+    entry, whole = saved([PLAIN, NUMPY, TORCH, TENSORS]), saved([PLAIN, NUMPY, TORCH], 5)
+    for size in range(0, 4000, 23):
+        monkeypatch.setattr(pickles, "LOOK_BYTES", size)
+        assert pickles.refusal(memoryview(entry)) is pickles.refusal(memoryview(whole)) is None
 
 
 def test_what_is_one_object_stays_one():
@@ -376,6 +404,7 @@ def test_damaged_entries(rng, scale, bounded):
                 data[at:at + rng.randrange(60)] = other[cut:cut + rng.randrange(60)]
             else:
                 data[at] ^= 1 << rng.randrange(8)
+        pickles.refusal(memoryview(data))
         try:
             reencoded(bytes(data))
             kept += 1

@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.storage import (
 )
 from torch.futures import Future
 
-from . import _lib, dcp_path, dcp_reads, dcp_state, loads, paths, pickles, saver
+from . import _lib, dcp_looks, dcp_path, dcp_reads, dcp_state, loads, paths, pickles, saver
 from .exchange import Exchanged, Mode, check as check_mode
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
@@ -378,9 +378,10 @@ class _Declared:
 
     def blobs(self, rank: int) -> list[tuple[str, bytes | memoryview]]:
         """Byte entries are kept as they are, one after another; beside them a document of where each lies."""
-        whole, index = io.BytesIO(), {}
+        whole, index, looks = io.BytesIO(), {}, dcp_looks.Looks()
         for item in self.bytes:
             data = self.planner.resolve_data(item).getbuffer()
+            looks.look(item.index.fqn, data)
             index[item.index.fqn] = whole.tell(), len(data)
             self.results.append((item.index, len(data), ()))
             whole.write(data)

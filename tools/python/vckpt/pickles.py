@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from .pickles_known import ITEMS, KNOWN, PAIRS, STORAGES, Storage, check
-from .pickles_machine import Machine, Name, Refused
+from .pickles_machine import COPIES, Machine, Name, Refused
 
-__all__ = ["Refused", "decoded", "reencoded", "tree"]
+__all__ = ["Refused", "decoded", "reencoded", "refusal", "tree"]
 
+NO_ENTRY = "it is neither an archive of torch.save nor a pickle"
 ARCHIVE, PICKLE = b"PK\3\4", b"\x80"    # what they begin with
 SPREAD_BYTES = 64 << 20         # of all tensors of an entry, beyond what is stored (strides of 0); as for vckpt import
+LOOK_BYTES = 8192               # of a pickle, which `refusal` looks at
 SMALL_BYTES = 4096              # entries that are kept with what became of them: many are the same number
 TREE_DEPTH, TREE_PARTS = 100, 16        # of what `tree` gives: containers in one another; values, for each byte
 DEVICES = "cuda", "xpu"         # whose tensors come back there
@@ -76,15 +78,42 @@ class Entry(Machine):
 
     def persistent(self, identity: Any) -> Storage:
         """("storage", class, key, device, how many items)"""
-        if self.archive is None or type(identity) is not tuple or len(identity) != 5:
+        if type(identity) is not tuple or len(identity) != 5:
             raise self.wrong("it refers to an object outside of it")
-        word, kind, key, device, _ = identity
+        word, kind, key, device, count = identity
         if word != "storage" or type(kind) is not Name or kind.text not in STORAGES or not (
                 type(key) is type(device) is str and len(key) <= 64):
             raise self.wrong("a storage that is not written as torch.save writes it")
         if (key, device) not in self.storages:
-            self.storages[key, device] = stored(self.archive.read(f"data/{key}"), device)
+            self.storages[key, device] = self.stored(key, device, STORAGES[kind.text], count)
         return Storage(STORAGES[kind.text], self.storages[key, device])
+
+    def stored(self, key: str, device: str, dtype: Any, count: Any) -> Any:
+        if self.archive is None:
+            raise self.wrong("it refers to an object outside of it")
+        return stored(self.archive.read(f"data/{key}"), device)
+
+
+class Glance(Entry):
+    """The first bytes of the pickle of an entry, without the bytes of its tensors."""
+
+    def __init__(self, data: bytes, is_archive: bool, whole_bytes: int) -> None:
+        super().__init__(data, None)
+        self.most = whole_bytes if is_archive else -1           # bytes of a tensor
+        self.left += COPIES * (whole_bytes - len(data))
+
+    def stored(self, key: str, device: str, dtype: Any, count: Any) -> Any:
+        size = count * (1 if dtype is None else dtype.itemsize) if type(count) is int else -1
+        if not 0 <= size <= self.most:
+            return super().stored(key, device, dtype, count)    # which refuses it
+        return torch.empty(size, dtype=torch.uint8, device="meta")
+
+    def refusal(self) -> str | None:
+        try:
+            check(self.value())
+        except Refused as error:
+            return None if self.at > len(self.data) else error.what     # it goes on after what is here
+        return None
 
 
 def stored(data: bytes, device: str) -> Any:
@@ -106,10 +135,26 @@ def decoded(data: bytes) -> Any:
     elif data.startswith(PICKLE):
         machine = Entry(data, None)
     else:
-        raise Refused("it is neither an archive of torch.save nor a pickle")
+        raise Refused(NO_ENTRY)
     value = machine.run()
     check(value)
     return value
+
+
+def refusal(entry: memoryview) -> str | None:
+    """Why `decoded` will refuse an entry that this process has just written, if its first bytes tell: the sentence
+    without the place. This takes the time of some thousand steps at most, however large the entry."""
+    head = bytes(entry[:30])
+    if not head.startswith((ARCHIVE, PICKLE)):
+        return NO_ENTRY
+    # torch.save writes the pickle first: after the names and padding of its head
+    begin = 30 + sum(int.from_bytes(head[at:at + 2], "little") for at in (26, 28)) if head.startswith(ARCHIVE) else 0
+    first = bytes(entry[begin:begin + LOOK_BYTES])
+    return (_small_refusal if len(first) <= SMALL_BYTES else _refusal)(first, begin > 0, len(entry))
+
+
+def _refusal(first: bytes, is_archive: bool, whole_bytes: int) -> str | None:
+    return Glance(first, is_archive, whole_bytes).refusal()
 
 
 def tree(data: bytes) -> Any:
@@ -156,3 +201,4 @@ def _reencoded(data: bytes) -> bytes:
 
 
 _small = functools.lru_cache(1024)(_reencoded)
+_small_refusal = functools.lru_cache(1024)(_refusal)

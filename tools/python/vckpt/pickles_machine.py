@@ -32,7 +32,12 @@ PYTHON_2 = {"__builtin__.xrange": "builtins.range", "__builtin__.long": "builtin
 
 
 class Refused(ValueError):
-    """The pickle is broken, or there is something in it that is not known here: the sentence says what."""
+    """The pickle is broken, or there is something in it that is not known here: the sentence says what. `what` is the
+    sentence without the place."""
+
+    def __init__(self, text: str, what: str | None = None) -> None:
+        super().__init__(text)
+        self.what = text if what is None else what
 
 
 class Name:
@@ -91,21 +96,27 @@ class Machine:
         self.left, self.odd_keys = COPIES * len(data) + 4096, 0
 
     def run(self) -> Any:
+        value = self.value()
+        if self.at != len(self.data):
+            raise self.wrong("it goes on after its value")
+        return value
+
+    def value(self) -> Any:
         while (opcode := self.take(1)[0]) != STOP:
             step = OPCODES.get(opcode)
             if step is None:
                 raise self.wrong(f"opcode 0x{opcode:02x} is not known here")
             step(self)
         value = self.pop()
-        if self.stack or self.marks or self.at != len(self.data):
-            raise self.wrong("it goes on after its value")
+        if self.stack or self.marks:
+            raise self.wrong("it leaves something besides its value")
         return value
 
     def persistent(self, identity: Any) -> Any:
         raise self.wrong("it refers to an object outside of it")
 
     def wrong(self, what: str) -> Refused:
-        return Refused(f"at byte {min(self.at, len(self.data))} of the pickle: {what}")
+        return Refused(f"at byte {min(self.at, len(self.data))} of the pickle: {what}", what)
 
     def charge(self, amount: int) -> None:
         self.left -= amount
@@ -136,6 +147,7 @@ class Machine:
     def line(self) -> str:
         end = self.data.find(b"\n", self.at)
         if end < 0:
+            self.at = len(self.data) + 1
             raise self.wrong("it ends too early")
         found = self.take(end - self.at)
         self.at += 1
