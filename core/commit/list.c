@@ -75,9 +75,14 @@
 #define END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
 
+void store_list_entry_name(const char *run, uint64_t n, char name[static STORE_NAME_MAX])
+{
+	snprintf(name, STORE_NAME_MAX, "runs/%s/%012llu", run, (unsigned long long)n);
+}
+
 void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX])
 {
-	snprintf(name, STORE_NAME_MAX, "runs/%s/%012llu", l->run, (unsigned long long)n);
+	store_list_entry_name(l->run, n, name);
 }
 
 /* Errors that say something of the storage at this moment, and nothing of what lies in it. */
@@ -160,15 +165,15 @@ bool list_entry_sane(const struct proto_entry *e, uint64_t n)
 	return true; /* of a later version */
 }
 
-/* Does the entry belong where it stands? 0; -BASE_EFORMAT, and `err` says what it is instead. */
-static int entry_placed(const struct store_list *l, uint64_t n, const struct proto_entry *e, struct base_error *err)
+int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, const struct proto_entry *e,
+	struct base_error *err)
 {
-	if (e->version != l->store->info.version)
+	if (e->version != s->info.version)
 		return base_error_set(err, -BASE_EFORMAT, "it has format %u, but the store has format %u", e->version,
-			l->store->info.version);
+			s->info.version);
 	if (e->version == 1)
 		return 0;
-	if (strcmp(e->run, l->run) != 0)
+	if (strcmp(e->run, run) != 0)
 		return base_error_set(err, -BASE_EFORMAT, "it is an entry of run %.100s", e->run);
 	if (e->number != n)
 		return base_error_set(err, -BASE_EFORMAT, "it is entry %llu", (unsigned long long)e->number);
@@ -218,7 +223,7 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 			store_newer(&why, name, record.body, record.len);
 		store_record_release(&record);
 		if (r == 0)
-			r = entry_placed(l, n, ret_e, &why);
+			r = store_list_entry_placed(l->store, l->run, n, ret_e, &why);
 		if (r == 0 && !list_entry_sane(ret_e, n))
 			r = -BASE_EFORMAT;
 	} else if (r == -BASE_EFORMAT) {

@@ -36,6 +36,12 @@ void store_list_close(struct store_list *l); /* NULL-safe */
  * Cheap when there is none: one failed look-up. */
 int store_list_refresh(struct store_list *l, struct base_error *err);
 
+/* The file of entry n, and whether an entry that was read from there belongs there: 0, or -BASE_EFORMAT, and `err` says
+ * what it is instead. */
+void store_list_entry_name(const char *run, uint64_t n, char name[static STORE_NAME_MAX]);
+int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, const struct proto_entry *e,
+	struct base_error *err);
+
 const char *store_list_run(const struct store_list *l);
 uint64_t store_list_next(const struct store_list *l);          /* number of the next entry */
 /* entries that were skipped as damaged, without those that an accept entry names */

@@ -247,14 +247,49 @@ static const char *stats_wrong(const struct verify *v, const char *name, const s
 	return wrong;
 }
 
+static uint64_t entry_number(const char *name)
+{
+	return strtoull(strrchr(name, '/') + 1, NULL, 10);
+}
+
 /* Was this entry skipped when the list was read in order? Then it was reported already, or is accepted as damaged. */
 static bool entry_skipped(const struct verify *v, const char *name, const char *run)
 {
-	uint64_t n = strtoull(strrchr(name, '/') + 1, NULL, 10);
-
 	const struct store_list *l = list_of(v, run);
 
-	return l && store_list_skipped(l, n);
+	return l && store_list_skipped(l, entry_number(name));
+}
+
+/* Is a file behind the end of the list as it was read no part of it? What writers have put since is: they put each
+ * number after the one before. */
+static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
+{
+	const struct store_list *l = list_of(v, run);
+	char before[STORE_NAME_MAX];
+	uint64_t size;
+
+	if (!l || n <= store_list_next(l))
+		return false;
+	store_list_entry_name(run, n - 1, before);
+	return store_size(v->store->storage, before, &size) == -ENOENT;
+}
+
+/* Readers find entries by number, from the first to the end of the list: what lies elsewhere they never see. */
+static bool entry_stray(const struct verify *v, const char *name, const char *run, const struct store_record *rec,
+	struct base_error *why)
+{
+	uint64_t n = entry_number(name);
+	struct proto_entry e = {0};
+	int r = proto_entry_decode(rec->body, rec->len, &e);
+
+	if (r == 0)
+		r = store_list_entry_placed(v->store, run, n, &e, why);
+	if (r == 0 && entry_unreached(v, run, n))
+		r = base_error_set(why, -BASE_EFORMAT,
+			"it stands behind the end of the run's list: entry %llu before it is missing",
+			(unsigned long long)n - 1);
+	proto_entry_release(&e);
+	return r == -BASE_EFORMAT;
 }
 
 /* All heartbeats but number 0: they need not be durable, and after a power loss they may be anything. */
@@ -293,6 +328,8 @@ void verify_record(struct verify *v, const char *name, enum store_record_kind ki
 		;
 	else if (r < 0)
 		file_fault(v, name, 0, 0, run, "its body breaks the rules of its format");
+	else if (kind == STORE_RECORD_ENTRY && entry_stray(v, name, run, &rec, &err))
+		file_fault(v, name, 0, 0, run, err.text);
 	else if (kind == STORE_RECORD_MANIFEST && !manifest_named(name, &rec))
 		file_fault(v, name, 0, 0, run, "its body is not the one that its name says");
 	else if (kind == STORE_RECORD_STATS && stats_wrong(v, name, &rec))
@@ -327,9 +364,12 @@ static bool all_of(const char *text, size_t len, const char *set)
 	return strspn(text, set) >= len;
 }
 
+/* 12 digits, and more only where the number needs them. */
 static bool entry_name(const char *base)
 {
-	return strlen(base) >= 12 && all_of(base, strlen(base), "0123456789");
+	size_t len = strlen(base);
+
+	return len >= 12 && all_of(base, len, "0123456789") && (len == 12 || base[0] != '0');
 }
 
 /* Parts of a name: "runs", run, rest... Returns their number, at most 4; the last holds what remains. */

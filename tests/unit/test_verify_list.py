@@ -325,3 +325,16 @@ def test_measures_of_another_attempt(vckpt, lib, store):
     api.close()
     assert faults(vckpt, store) == {"stats/r/1.2/0": "it gives another attempt than the commit entry that it "
                                     "belongs to"}
+
+
+@pytest.mark.parametrize("more", [(), ("--paranoid",)])
+@pytest.mark.parametrize("file,what", [
+    ("r/999999999999", "it is entry 1"), ("r/000000000013", "it is entry 1"), ("r/0000000000001", "not a file that"),
+    ("fresh/000000000003", "it is an entry of run r")])
+def test_a_stray_file_behind_the_end(vckpt, store, file, what, more):
+    """Readers never come to it."""
+    to = store / "runs" / file
+    to.parent.mkdir(exist_ok=True)
+    shutil.copy(entry(store, 1), to)
+    done = vckpt("verify", store, *more, check=False)
+    assert done.returncode == 3 and f"runs/{file}: {what}" in done.stdout and "1 fault" in done.stdout, done
