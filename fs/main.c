@@ -11,23 +11,12 @@
 #include <sys/syscall.h>
 
 #include "core/base/log.h"
+#include "core/base/standard.h"
 #include "core/step/store.h"
 #include "core/view/layouts.h"
 #include "fs/daemon.h"
 #include "fs/mountpoint.h"
 #include "fs/options.h"
-
-/* 0, 1 and 2 are open from here on, so that no file of ours gets one of these numbers. */
-static void standard_files_open(void)
-{
-	int fd;
-
-	do
-		fd = open("/dev/null", O_RDWR);
-	while (fd >= 0 && fd <= 2);
-	if (fd >= 0)
-		close(fd);
-}
 
 /* A daemon that kept what its caller had open would keep locks held, pipes from ending and file systems busy. Nothing
  * of ours is open yet. */
@@ -71,13 +60,22 @@ static int check_store(const char *path, struct base_error *err)
 	return r;
 }
 
+/* -h, -V and -v print something that the caller wants. */
+static int output_end(int status)
+{
+	if (fflush(stdout) != EOF || status)
+		return status;
+	base_error_log("standard output cannot be written: %s", strerror(errno));
+	return FS_EXIT_SYSTEM;
+}
+
 int main(int argc, char **argv)
 {
 	struct fs_options o;
 	struct base_error err = {0};
 	int status = 0;
 
-	standard_files_open();
+	base_standard_open();
 	signal(SIGCHLD, SIG_DFL);  /* who started this may have it ignored: then no end of a child is told */
 	base_log_set_program("mount.vckpt");
 	int r = fs_options_parse(&o, argc, argv, &err);
@@ -109,6 +107,7 @@ int main(int argc, char **argv)
 	}
 	if (r)
 		base_error_log("%s", err.text[0] ? err.text : base_error_name(r));
+	status = output_end(status);
 	fs_options_release(&o);
 	return status;
 }

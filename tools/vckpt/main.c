@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include "core/base/standard.h"
 #include "tools/vckpt/tool.h"
 
 static const struct group {
@@ -49,16 +50,22 @@ static int help(FILE *to, int code)
 	return code;
 }
 
+/* What was printed is part of what the command has to do. */
+static int output_end(int code)
+{
+	if (fflush(stdout) != EOF || code != TOOL_DONE)
+		return code;
+	perror("vckpt: standard output");
+	return TOOL_FAILED;
+}
+
 static int run_command(const struct tool_command *command, int argc, char **argv)
 {
 	struct tool t = {.command = command};
 	int code = command->run(&t, argc, argv);
 
 	free(t.arguments);
-	if (fflush(stdout) == EOF && code == TOOL_DONE) {
-		perror("vckpt: standard output");
-		code = TOOL_FAILED;
-	}
+	code = output_end(code);
 	tool_interrupt_die();
 	return code;
 }
@@ -119,6 +126,10 @@ static bool is_one_of(const char *text, const char *a, const char *b, const char
 
 int main(int argc, char **argv)
 {
+	static char line[4096]; /* written at its end at once, so that lines of several processes do not mix */
+
+	base_standard_open();
+	setvbuf(stderr, line, _IOLBF, sizeof line);
 	signal(SIGCHLD, SIG_DFL); /* who started this may have it ignored: then nobody can wait for a child */
 	base_log_set_program("vckpt");
 	if (argc < 2)
@@ -129,9 +140,9 @@ int main(int argc, char **argv)
 		argc = 3;
 	}
 	if (is_one_of(argv[1], "help", "--help", "-h"))
-		return help(stdout, TOOL_DONE);
+		return output_end(help(stdout, TOOL_DONE));
 	if (is_one_of(argv[1], "version", "--version", "-V"))
-		return printf("vckpt %s\n", VCKPT_VERSION) < 0;
+		return output_end(printf("vckpt %s\n", VCKPT_VERSION) < 0 ? TOOL_FAILED : TOOL_DONE);
 	for (size_t i = 0; command_at(i); i++)
 		if (!strcmp(argv[1], command_at(i)->name))
 			return run_command(command_at(i), argc - 1, argv + 1);

@@ -88,8 +88,10 @@ void tool_progress_update(void *arg, uint64_t done, uint64_t total)
 
 void tool_progress_clear(struct tool_progress *p)
 {
-	if (p->shown)
+	if (p->shown) {
 		fputs("\r\033[K", stderr);
+		fflush(stderr);
+	}
 	p->shown = false;
 }
 

@@ -277,6 +277,7 @@ static int read_answer(struct rm *rm)
 	char answer[16] = "";
 
 	fputs("Remove them? [y/N] ", stderr);
+	fflush(stderr);
 	if (!fgets(answer, sizeof answer, stdin))
 		fputc('\n', stderr);
 	if (answer[0] == 'y' || answer[0] == 'Y')
