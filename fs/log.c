@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "core/base/log.h"
 
 static int log_fd = -1;
+static pid_t command; /* in the foreground: what the user started */
 
 static void to_file(enum base_log_level level, const char *text)
 {
@@ -29,11 +31,38 @@ static void to_file(enum base_log_level level, const char *text)
 		return;  /* nowhere to report it */
 }
 
+/* In the foreground. What ends the command is told where it was started, too. The server tells the keeper. */
+static void to_file_and_user(enum base_log_level level, const char *text)
+{
+	to_file(level, text);
+	if (level == BASE_LOG_ERROR && getpid() == command)
+		base_log_to_stderr(level, text);
+}
+
 static void to_syslog(enum base_log_level level, const char *text)
 {
 	static const int levels[] = { LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG };
 
 	syslog(levels[level], "%s", text);
+}
+
+static bool is_fifo(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) == 0 && S_ISFIFO(st.st_mode);
+}
+
+/* A pipe that nobody reads would hold the mount up until somebody does. */
+static int file_open(const char *path, struct base_error *err)
+{
+	log_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0640);
+	if (log_fd < 0 && errno == ENXIO && is_fifo(path))
+		return base_error_set(err, -ENXIO, "the log file %s is a named pipe that nobody reads: start its "
+			"reader first, or give a regular file", path);
+	if (log_fd < 0 || fcntl(log_fd, F_SETFL, O_APPEND) < 0)
+		return base_error_set(err, -errno, "the log file %s cannot be opened: %s", path, strerror(errno));
+	return 0;
 }
 
 int fs_log_open(const struct fs_options *o, struct base_error *err)
@@ -42,12 +71,12 @@ int fs_log_open(const struct fs_options *o, struct base_error *err)
 	base_log_set_level(o->debug ? BASE_LOG_DEBUG : o->verbose ? BASE_LOG_INFO : BASE_LOG_WARNING);
 	if (!o->log)
 		return 0;
-	log_fd = open(o->log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0640);
-	if (log_fd < 0)
-		return base_error_set(err, -errno, "the log file %s cannot be opened: %s", o->log, strerror(errno));
-	if (o->foreground)
-		base_log_set_sink(to_file);
-	return 0;
+	int r = file_open(o->log, err);
+	if (r == 0 && o->foreground) {
+		command = getpid();
+		base_log_set_sink(to_file_and_user);
+	}
+	return r;
 }
 
 void fs_log_detach(const struct fs_options *o)

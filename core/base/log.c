@@ -18,12 +18,13 @@ static _Atomic int log_most = BASE_LOG_WARNING;
 static _Atomic(const char *) log_program = "vckpt";
 static _Atomic(log_sink) log_to;
 
-static void log_to_stderr(const char *text)
+void base_log_to_stderr(enum base_log_level level, const char *text)
 {
 	char line[4096 + 200];
 	int n = snprintf(line, sizeof line, "%.100s: %s\n", atomic_load(&log_program), text);
 	size_t left, at = 0;
 
+	(void)level;
 	if (n < 0)
 		return;
 	left = (size_t)n < sizeof line ? (size_t)n : sizeof line - 1;
@@ -56,7 +57,7 @@ void base_log(enum base_log_level level, const char *format, ...)
 	if (sink)
 		sink(level, text);
 	else
-		log_to_stderr(text);
+		base_log_to_stderr(level, text);
 	errno = saved;
 }
 

@@ -12,6 +12,8 @@ enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARNING, BASE_LOG_INFO, BASE_LOG_
 void base_log(enum base_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void base_log_set_level(enum base_log_level most);   /* default BASE_LOG_WARNING */
 void base_log_set_program(const char *name);         /* prefix of each line; the string must live on */
+/* The default sink, for a sink that also wants what it does. */
+void base_log_to_stderr(enum base_log_level level, const char *text);
 /* Replaces the sink (default: "PROGRAM: text\n" on standard error in one write). NULL restores it. */
 void base_log_set_sink(void (*sink)(enum base_log_level level, const char *text));
 

@@ -34,6 +34,10 @@ def call(program, *words, **more):
 def test_help_and_version(program):
     assert call(program, "--help").stdout.startswith("usage: mount.vckpt")
     assert call(program, "-V").stdout.startswith("mount.vckpt ")
+    for option in ("-V", "-h"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([program, option], stdout=full, stderr=subprocess.PIPE, text=True, timeout=10)
+        assert done.returncode == 2 and "standard output" in done.stderr
 
 
 @pytest.mark.parametrize("words", [
@@ -210,6 +214,29 @@ def test_systemd_units(program, tmp_path):
         done = subprocess.run(["systemd-analyze", "verify", tmp_path / as_name], capture_output=True, text=True,
                               timeout=60)
         assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+# ---- the log ----
+
+def test_a_log_that_nobody_reads(program, one, tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    (tmp_path / "nostore").mkdir()
+    os.mkfifo(tmp_path / "log")
+    done = call(program, one, point, "-o", f"log={tmp_path}/log")
+    assert done.returncode == 1 and f"{tmp_path}/log is a named pipe that nobody reads" in done.stderr
+    with open(os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK), closefd=True) as log:
+        assert call(program, tmp_path / "nostore", point, "-o", f"log={tmp_path}/log").returncode == 32
+        assert "nostore is not a vckpt store" in log.read()
+
+
+@pytest.mark.parametrize("flags", [[], ["-f"]])
+def test_an_error_before_the_mount_is_told_beside_the_log_too(program, tmp_path, flags):
+    for name in ("nostore", "p"):
+        (tmp_path / name).mkdir()
+    done = call(program, *flags, tmp_path / "nostore", tmp_path / "p", "-o", f"log={tmp_path}/log")
+    assert done.returncode == 32 and done.stderr.count("\n") == 1 and "is not a vckpt store" in done.stderr
+    assert (tmp_path / "log").read_text().count("is not a vckpt store") == 1
 
 
 # ---- mount points ----
