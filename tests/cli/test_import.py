@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import resource
+import signal
 import struct
 import subprocess
 import time
@@ -605,3 +606,20 @@ def test_much_metadata(vckpt, store, source):
     view = cat(vckpt, store, "run/0/model.safetensors")
     header = json.loads(view[8:8 + struct.unpack_from("<Q", view)[0]])
     assert set(header["__metadata__"]) - {"format"} == {f"k{i}" for i in range(n + 5)}
+
+
+def test_an_import_without_a_number_takes_the_next_when_its_own_is_taken(vckpt, store, tmp_path):
+    """It is held once it has begun, while another commits the step that it had chosen."""
+    numpy.save(tmp_path / "large.npy", numpy.random.default_rng(1).standard_normal(3_000_000))
+    numpy.save(tmp_path / "small.npy", numpy.zeros(10))
+    first = subprocess.Popen([vckpt.path, "import", store, "r", tmp_path / "large.npy", "--threads", "1"],
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while first.poll() is None and not list(store.glob("incoming/r/*/begin")):
+        pass
+    first.send_signal(signal.SIGSTOP)
+    vckpt("import", store, "r/0", tmp_path / "small.npy")
+    first.send_signal(signal.SIGCONT)
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 0, said
+    assert [s["step"] for s in vckpt.json("ls", store, "r")["steps"]] == [0, 1]
+    assert not list(store.glob("incoming/*/*/begin")) and vckpt("verify", store).returncode == 0

@@ -11,6 +11,7 @@
 #include "core/save/write/catalog.h"
 
 #define THREADS_MAX 1024
+#define NUMBER_TRIES 8 /* for the next free number, while others take it */
 
 /* --dtype, as often as it was given: what a .npy holds whose items have no type. */
 struct dtype_option {
@@ -33,6 +34,7 @@ struct import {
 	struct source *sources; /* of each positional argument */
 	struct dtype_option *dtypes;
 	size_t ndtypes;
+	bool taken;        /* everything was written when the step turned out to be somebody else's by now */
 	const char *stray; /* --component for which no source has come yet */
 	struct tool_target target;
 	struct base_error err;
@@ -418,6 +420,7 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	struct save_writer *w = NULL;
 	struct tool_progress progress;
 
+	*ret_r = (struct save_result){0};
 	in->options.run = in->target.run;
 	in->options.attributes = in->attributes;
 	in->options.nattributes = in->nattributes;
@@ -432,14 +435,40 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 		r = declare(in, w);
 	if (r == 0)
 		r = add_headers(in, w);
-	if (r == 0)
+	if (r == 0) {
 		r = save_writer_commit(w, ret_r, &in->err);
+		in->taken = r == -EEXIST;
+	}
 	save_writer_close(w);
 	tool_progress_end(&progress);
 	if (r < 0 && r != -BASE_EUNDECIDED && tool_interrupted())
 		base_error_set(&in->err, -EINTR, "interrupted: nothing was imported, and what was written was removed");
 	else if (!tool_interrupted())
-		tool_interrupt_ends(t, "the step is imported, the index may not know it yet");
+		tool_interrupt_ends(t, r == -EEXIST ? "nothing was imported"
+			: "the step is imported, the index may not know it yet");
+	return r;
+}
+
+/* Of imports that name no step and run at once, all but one find their number taken when they commit. They take the
+ * next. */
+static int save_numbered(struct tool *t, struct import *in, struct store *s, struct save_result *ret_r)
+{
+	bool named = in->options.step != PROTO_NONE;
+	size_t len;
+	int r;
+
+	for (unsigned tries = 1;; tries++) {
+		r = save(t, in, s, ret_r);
+		if (r != -EEXIST || named || !in->taken || tries == NUMBER_TRIES)
+			break;
+		base_info("%s; everything is read again, for the next number", in->err.text);
+		in->err = (struct base_error){0};
+		in->taken = false;
+	}
+	len = strlen(in->err.text);
+	if (r == -EEXIST && (named || in->taken))
+		snprintf(in->err.text + len, sizeof in->err.text - len, "%s", named ? " (--replace replaces it)"
+			: " (as with each number tried before; the same command tries again)");
 	return r;
 }
 
@@ -473,13 +502,8 @@ static int import_run(struct tool *t, int argc, char **argv)
 		code = tool_open_store(t, 0, &s);
 	if (code == 0 && says_more(t))
 		say_sources(&in.plan);
-	if (code == 0 && save(t, &in, s, &result) < 0) {
-		size_t len = strlen(in.err.text);
-
-		if (in.err.code == -EEXIST)
-			snprintf(in.err.text + len, sizeof in.err.text - len, " (--replace replaces it)");
+	if (code == 0 && save_numbered(t, &in, s, &result) < 0)
 		code = tool_fail(t, &in.err);
-	}
 	if (code == 0) {
 		if (!in.options.no_index && result.index_behind && !tool_interrupted())
 			update_index(t, s, &result.part);
