@@ -338,3 +338,12 @@ def test_a_stray_file_behind_the_end(vckpt, store, file, what, more):
     shutil.copy(entry(store, 1), to)
     done = vckpt("verify", store, *more, check=False)
     assert done.returncode == 3 and f"runs/{file}: {what}" in done.stdout and "1 fault" in done.stdout, done
+
+
+def test_an_entry_behind_a_gap_that_readers_do_not_see(vckpt, store):
+    """It carries its own number, but those before it were lost, and no look behind the end meets it."""
+    for n in (1, 2, 3, 5, 6, 7):
+        entry(store, n).unlink()
+    done = vckpt("verify", store, check=False)
+    assert done.returncode == 3 and ("runs/r/000000000004: it stands behind the end of the run's list: entry 3 before "
+                                     "it is missing") in done.stdout
