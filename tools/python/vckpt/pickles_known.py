@@ -12,6 +12,7 @@ import io
 import math
 import pathlib
 import re
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -183,6 +184,8 @@ def _items(machine: Machine, data: Any, dtype: Any, shape: Any, fortran: bool) -
     machine.charge(len(data))
     if not data:
         return np.empty(shape, dtype)
+    if dtype.kind == "U":                                           # numpy looks only when an item is taken
+        want(bool((np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder)) <= sys.maxunicode).all()))
     return np.frombuffer(bytearray(data), dtype).reshape(shape, order="F" if fortran else "C")
 
 
