@@ -66,60 +66,53 @@ static bool path_contains(const char *outer, const char *inner)
 	return strncmp(outer, inner, n) == 0 && (inner[n] == '\0' || inner[n] == '/');
 }
 
-static int mounts_open(FILE **ret_f, struct base_error *err)
+enum sought {
+	SOUGHT_AROUND,          /* the mount that `path` lies in: the deepest, of these the newest */
+	SOUGHT_ON,              /* the newest mount exactly on `path` */
+	SOUGHT_DEVICE,          /* that of `device`: on `path`, or where it was moved with a directory above it */
+};
+
+/* Is m at least as good as `best`, which has been found before or is all zeros? */
+static bool mount_better(const struct mount_line *m, enum sought what, const char *path, const char *device,
+	const struct mount_line *best)
 {
-	*ret_f = fopen("/proc/self/mountinfo", "re");
-	return *ret_f ? 0 : base_error_set(err, -errno, "/proc/self/mountinfo: %s", strerror(errno));
+	switch (what) {
+	case SOUGHT_AROUND:
+		return path_contains(m->point, path) && strlen(m->point) >= strlen(best->point);
+	case SOUGHT_ON:
+		return strcmp(m->point, path) == 0;
+	default:
+		return strcmp(m->device, device) == 0 && (!best->point[0] || strcmp(m->point, path) == 0);
+	}
+}
+
+static int mount_seek(enum sought what, const char *path, const char *device, struct mount_line *ret_m,
+	struct base_error *err)
+{
+	base_cleanup_free char *line = NULL;
+	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	size_t size = 0;
+
+	FILE *f = m ? fopen("/proc/self/mountinfo", "re") : NULL;
+	if (!m)
+		return base_no_memory(err);
+	if (!f)
+		return base_error_set(err, -errno, "/proc/self/mountinfo: %s", strerror(errno));
+	*ret_m = (struct mount_line){0};
+	while (getline(&line, &size, f) > 0)
+		if (mount_line_parse(line, m) && mount_better(m, what, path, device, ret_m))
+			*ret_m = *m;
+	fclose(f);
+	return ret_m->point[0] != '\0';
 }
 
 /* The mount that `path` lies in (deepest and newest), or exactly on: autofs is passed over then. Returns 1 found, 0
  * none. */
 static int mount_find(const char *path, bool exact, struct mount_line *ret_m, struct base_error *err)
 {
-	base_cleanup_free char *line = NULL;
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
-	size_t size = 0, best = 0;
-	int found = 0;
-	FILE *f;
+	int r = mount_seek(exact ? SOUGHT_ON : SOUGHT_AROUND, path, NULL, ret_m, err);
 
-	int r = m ? mounts_open(&f, err) : base_no_memory(err);
-	if (r)
-		return r;
-	while (getline(&line, &size, f) > 0) {
-		if (!mount_line_parse(line, m))
-			continue;
-		if (exact ? strcmp(m->point, path) != 0 : !path_contains(m->point, path) || strlen(m->point) < best)
-			continue;
-		found = !(exact && strcmp(m->type, "autofs") == 0);
-		best = strlen(m->point);
-		*ret_m = *m;
-	}
-	fclose(f);
-	return found;
-}
-
-/* The mount of this device on `path`, or, where that was moved with a directory above it, at another place. 1 found, 0
- * none. */
-static int mount_find_device(const char *path, const char *device, struct mount_line *ret_m, struct base_error *err)
-{
-	base_cleanup_free char *line = NULL;
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
-	size_t size = 0;
-	int found = 0;
-	FILE *f;
-
-	int r = m ? mounts_open(&f, err) : base_no_memory(err);
-	if (r)
-		return r;
-	while (getline(&line, &size, f) > 0) {
-		if (!mount_line_parse(line, m) || strcmp(m->device, device) != 0)
-			continue;
-		if (!found || strcmp(m->point, path) == 0)
-			*ret_m = *m;
-		found = 1;
-	}
-	fclose(f);
-	return found;
+	return exact && r > 0 && strcmp(ret_m->type, "autofs") == 0 ? 0 : r;
 }
 
 static int run_fusermount(const char *path, bool lazy)
@@ -396,7 +389,7 @@ int fs_mountpoint_release(const char *path, const char *device, struct base_erro
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 	char top[32] = "";
 
-	int r = m ? mount_find_device(path, device, m, err) : base_no_memory(err);
+	int r = m ? mount_seek(SOUGHT_DEVICE, path, device, m, err) : base_no_memory(err);
 	if (r <= 0)
 		return r;
 	r = fs_mountpoint_device(m->point, top, err);

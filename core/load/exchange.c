@@ -71,19 +71,7 @@ void load_fill_exchanged(const struct load_fill *f, struct load_exchange_result 
 
 /* ---- threads ---- */
 
-/* How many rooms a probe uses; without one, all are used. */
-static unsigned rooms_first(const struct load_exchange *x)
-{
-	uint64_t bytes = 1;
-
-	for (size_t i = 0; x->mode == LOAD_EXCHANGE_AUTO && i < x->plan.nbuckets; i++)
-		bytes = base_max(bytes, x->plan.buckets[i].bytes);
-	return (unsigned)base_min(EXCHANGE_PROBE_BYTES / bytes + 1, COMM_ROOMS);
-}
-
-/* Takes that many rooms once, while none is taken: so memory that cannot be had is found out here, and none has to be
- * got while something is measured. */
-static void rooms_have(struct load_exchange *x, unsigned want)
+void exchange_rooms(struct load_exchange *x, unsigned want)
 {
 	struct base_error err = {0};
 	uint8_t *rooms[COMM_ROOMS];
@@ -108,7 +96,8 @@ static void threads_start(struct load_exchange *x)
 	struct base_error err = {0};
 	int r = 0;
 
-	rooms_have(x, rooms_first(x));
+	if (x->mode == LOAD_EXCHANGE_ALWAYS)
+		exchange_rooms(x, COMM_ROOMS);
 	while (r == 0 && x->nthreads < base_min(x->f->threads, EXCHANGE_THREADS)) {
 		r = base_thread_start(&x->threads[x->nthreads], exchange_worker, x);
 		x->nthreads += r == 0;
@@ -261,8 +250,12 @@ static int exchange_rounds(struct load_exchange *x, struct base_error *err)
 
 	if (r < 0)
 		return r;
-	if (n > done)
-		rooms_have(x, COMM_ROOMS);
+	if (n > done && x->mode == LOAD_EXCHANGE_AUTO) {
+		exchange_rooms(x, COMM_ROOMS);
+		r = exchange_agree(x, "memory for buckets", NULL, NULL, err);
+	}
+	if (r < 0)
+		return r;
 	exchange_begin(x, n);
 	for (; r == 0 && done < n; done = next) {
 		next = base_min(n, done + (size_t)EXCHANGE_ROUND * x->comm->size);

@@ -176,6 +176,9 @@ int exchange_probe_order(struct load_exchange *x, size_t *ret_n, uint64_t *ret_b
 /* Reads and passes on the buckets [0, n), of so many bytes, and decides whether all are shared. */
 int exchange_probe(struct load_exchange *x, size_t n, uint64_t bytes, bool *ret_shares, struct base_error *err);
 
+/* Takes that many rooms once, while none is taken, and touches them: so memory that cannot be had is an error of this
+ * exchange, which the next vote tells, and none has to be got while something is measured. */
+void exchange_rooms(struct load_exchange *x, unsigned want);
 void *exchange_worker(void *arg);        /* arg: the exchange */
 /* Remembers the first error, and ends the fill's own tasks. Any thread. */
 void exchange_fail(struct load_exchange *x, const struct base_error *err);

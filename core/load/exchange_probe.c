@@ -66,19 +66,28 @@ int exchange_probe_order(struct load_exchange *x, size_t *ret_n, uint64_t *ret_b
 	return 0;
 }
 
+/* How many buckets of the probe are this rank's; they all need a room at the same time. */
+static uint32_t probe_own(const struct load_exchange *x, size_t n, uint64_t *ret_bytes)
+{
+	uint32_t own = 0;
+
+	*ret_bytes = 0;
+	for (size_t i = 0; i < n; i++)
+		if (x->plan.buckets[i].owner == x->comm->rank) {
+			*ret_bytes += x->plan.buckets[i].bytes;
+			own++;
+		}
+	return own;
+}
+
 /* Reads this rank's buckets of the probe. numbers[1]: their bytes; [0]: how long that took; [3]: how long more, only
  * because others are to have them. */
 static void probe_read(struct load_exchange *x, size_t n, uint64_t *numbers)
 {
 	uint64_t from = base_monotonic_ns(), ns;
+	uint32_t own = probe_own(x, n, &numbers[1]);
 	double for_others;
-	uint32_t own = 0;
 
-	for (size_t i = 0; i < n; i++)
-		if (x->plan.buckets[i].owner == x->comm->rank) {
-			numbers[1] += x->plan.buckets[i].bytes;
-			own++;
-		}
 	pthread_mutex_lock(&x->lock);
 	x->own_limit = own;
 	pthread_cond_broadcast(&x->work);
@@ -135,9 +144,14 @@ static bool probe_decide(struct load_exchange *x, const struct exchange_vote *re
 int exchange_probe(struct load_exchange *x, size_t n, uint64_t bytes, bool *ret_shares, struct base_error *err)
 {
 	base_cleanup_free struct exchange_vote *read = NULL, *passed = NULL;
-	uint64_t numbers[EXCHANGE_VOTE_NUMBERS] = {0}, from = base_monotonic_ns();
-	int r = exchange_agree(x, "a probe", NULL, NULL, err); /* now all begin together */
+	uint64_t numbers[EXCHANGE_VOTE_NUMBERS] = {0}, from;
+	int r;
 
+	exchange_rooms(x, probe_own(x, n, &numbers[1]));
+	r = exchange_agree(x, "memory for a probe", NULL, NULL, err); /* now all begin together */
+	from = base_monotonic_ns();
+	if (r == 0)
+		r = exchange_agree(x, "a probe", NULL, NULL, err);
 	numbers[2] = base_monotonic_ns() - from;
 	if (r == 0)
 		probe_read(x, n, numbers);
