@@ -256,6 +256,17 @@ static int filesystem_place(const char *path, char device[static 32], char *plac
 	return snprintf(place, len, "%s%s", root, rest) < (int)len ? 0 : -ENAMETOOLONG;
 }
 
+static int overlap_refuse(const struct fs_options *o, bool in, bool out, struct base_error *err)
+{
+	if (in)
+		return base_error_set(err, -EINVAL, "the mount point %s lies inside the store %s", o->mountpoint,
+			o->store);
+	if (out)
+		return base_error_set(err, -EINVAL, "the store %s lies inside the mount point %s", o->store,
+			o->mountpoint);
+	return 0;
+}
+
 static int check_overlap(const struct fs_options *o, const struct stat *store, const struct stat *point,
 	struct base_error *err)
 {
@@ -269,11 +280,7 @@ static int check_overlap(const struct fs_options *o, const struct stat *store, c
 		in = path_contains(store_place, point_place);
 		out = path_contains(point_place, store_place);
 	}
-	if (in)
-		return base_error_set(err, -EINVAL, "the mount point %s lies inside the store %s", m, s);
-	if (out)
-		return base_error_set(err, -EINVAL, "the store %s lies inside the mount point %s", s, m);
-	return 0;
+	return overlap_refuse(o, in, out, err);
 }
 
 /* Both are absolute, and the mount point is not dead. */
@@ -308,7 +315,10 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 	if (!r)
 		r = mountpoint_dead(o->mountpoint, m, err);
 	o->takes_over = r == 1;
-	return r ? r == 1 ? 0 : r : check_places(o, err);
+	if (o->takes_over) /* by the names, as long as nobody can look below it */
+		return overlap_refuse(o, path_contains(o->store, o->mountpoint),
+			path_contains(o->mountpoint, o->store), err);
+	return r ? r : check_places(o, err);
 }
 
 int fs_mountpoint_take_over(const struct fs_options *o, struct base_error *err)

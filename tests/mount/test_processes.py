@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 
@@ -215,6 +216,17 @@ def test_a_dead_mount_stays_until_another_takes_its_place(encoded, mount, progra
     assert dead(m.point) and mount_of(m.point)
     mount(encoded, point=m.point)
     assert (m / "a" / "latest" / "model.safetensors").read_bytes()
+
+
+def test_a_dead_mount_in_the_store_is_told_as_that(encoded, mount, program, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    m = mount(encoded, point=other / "mnt")
+    m.kill()
+    assert wait_until(lambda: dead(m.point))
+    shutil.copytree(encoded, other, dirs_exist_ok=True)
+    refused = subprocess.run([program, other, m.point], capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 32 and f"the mount point {m.point} lies inside the store {other}" in refused.stderr
 
 
 def test_a_mount_that_was_moved_is_unmounted_where_it_is(encoded, mount, tmp_path):
