@@ -130,6 +130,8 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 		(double)m->start_ns * 1e-9);
 	write_ops(b, s);
 	metric(b, "read_bytes_total", "counter", "Bytes handed to the kernel.", s->read_bytes);
+	metric(b, "interrupted_total", "counter", "Requests given up after their caller got a signal.",
+		s->interrupted);
 	metric(b, "damaged_reads_total", "counter", "Reads answered with an error.", s->damaged_reads);
 	metric(b, "slow_reads_total", "counter", "Reads of more than a quarter of a second (see the file slow).",
 		s->slow_reads);

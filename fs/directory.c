@@ -45,10 +45,11 @@ static int snapshot(struct fs_mount *m, struct fs_handle *h)
 
 void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_OPENDIR);
+	struct fs_request q;
 	struct fs_handle *h = NULL;
-	base_cleanup(fs_node_release) struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n = {0};
 
+	fs_request_begin(&q, req, FS_OP_OPENDIR);
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && !(h = fs_handle_new(q.m, &n)))
 		r = -ENOMEM;
@@ -67,8 +68,8 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	}
 	fi->fh = (uintptr_t)h;
 	if (r)
-		fs_request_error(&q, req, r);
-	else if (fuse_reply_open(req, fi) == 0)
+		fs_request_error(&q, r);
+	else if (fs_request_claim(&q) && fuse_reply_open(req, fi) == 0)
 		h = NULL;
 	if (!r)
 		fs_request_end(&q, 0);
@@ -77,9 +78,10 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 
 void fs_op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_RELEASE);
+	struct fs_request q;
 	(void)id;
 
+	fs_request_begin_short(&q, req, FS_OP_RELEASE);
 	fs_handle_unref(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
 	fuse_reply_err(req, 0);
 	fs_request_end(&q, 0);
@@ -198,10 +200,12 @@ static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h,
 
 static void read_directory(fuse_req_t req, enum fs_op op, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-	struct fs_request q = fs_request_begin(req, op);
+	struct fs_request q;
 	struct fs_handle *h = (struct fs_handle *)(uintptr_t)fi->fh;
 	size_t len = 0;
 
+	fs_request_begin(&q, req, op);
+	fs_handle_ref(h);
 	base_cleanup_free char *buf = size <= 16 << 20 ? malloc(size + 1) : NULL;
 	int r = buf ? 0 : -ENOMEM;
 	if (offset < 0)
@@ -213,11 +217,13 @@ static void read_directory(fuse_req_t req, enum fs_op op, size_t size, off_t off
 		r = read_entries(req, q.m, h, buf, size, (uint64_t)offset, op == FS_OP_READDIRPLUS, &len);
 	pthread_mutex_unlock(&h->lock);
 	if (r) {
-		fs_request_error(&q, req, r);
-		return;
+		fs_request_error(&q, r);
+	} else {
+		if (fs_request_claim(&q))
+			fuse_reply_buf(req, buf, len);
+		fs_request_end(&q, 0);
 	}
-	fuse_reply_buf(req, buf, len);
-	fs_request_end(&q, 0);
+	fs_handle_unref(q.m, h);
 }
 
 void fs_op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)

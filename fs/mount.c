@@ -27,6 +27,7 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 		.start_ns = base_realtime_ns(),
 		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
 	pthread_mutex_init(&m->lock, NULL);
+	fs_interrupts_init(&m->interrupts);
 	if (r < 0)
 		return base_error_set(err, r, "no random number: %s", base_error_name(r));
 	return pthread_key_create(&m->scratch, free) ? base_no_memory(err) : 0;
@@ -65,5 +66,6 @@ void fs_mount_release(struct fs_mount *m)
 		close(m->statm_fd);
 	for (unsigned i = 0; i < FS_SLOW_LINES; i++)
 		free(m->slow[i]);
+	fs_interrupts_release(&m->interrupts);
 	pthread_mutex_destroy(&m->lock);
 }

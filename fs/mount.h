@@ -25,9 +25,25 @@ enum fs_op { FS_OP_LOOKUP, FS_OP_GETATTR, FS_OP_READLINK, FS_OP_OPENDIR, FS_OP_R
 struct fs_stats {                               /* relaxed counters */
 	_Atomic uint64_t requests[FS_OP_COUNT], errors[FS_OP_COUNT], ns[FS_OP_COUNT];
 	_Atomic uint64_t mesh_refusals;
+	_Atomic uint64_t interrupted;
 	_Atomic uint64_t read_bytes, slow_reads, damaged_reads, refreshes, refresh_errors, new_entries, invalidations,
 		gathered_replies;
 };
+
+struct fs_mount;
+struct fs_request;
+struct fs_interrupts {                          /* request.c; the lock protects all but the thread and running */
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct fs_request *first, *last;
+	bool ending;
+	pthread_t thread;
+	bool running;                           /* set before there are requests, and after */
+};
+void fs_interrupts_init(struct fs_interrupts *all);
+void fs_interrupts_release(struct fs_interrupts *all); /* once stopped */
+void fs_interrupts_start(struct fs_mount *m);   /* before the first request */
+void fs_interrupts_stop(struct fs_mount *m);    /* after the last one has ended */
 
 struct fs_feature { char name[32]; bool on; char why[200]; }; /* why it is off, or its value */
 
@@ -47,6 +63,7 @@ struct fs_mount {
 	int statm_fd;                           /* /proc/self/statm, opened before the sandbox closes */
 	pthread_key_t scratch;
 
+	struct fs_interrupts interrupts;
 	struct fs_stats stats;
 	pthread_mutex_t lock;                   /* protects what follows */
 	struct fs_feature features[24]; unsigned nfeatures;
@@ -136,12 +153,29 @@ int fs_control_text(struct fs_mount *m, unsigned i, char **ret_text, size_t *ret
 int fs_mesh_opendir(struct fs_handle *h);
 int fs_mesh_child(struct fs_handle *h, uint64_t i, char *text, size_t room, struct stat *ret_st);
 
+/* ---- requests (request.c): answered once, by the handler, or by the thread that answers interrupted ones ---- */
+struct fs_request {
+	struct fs_mount *m;
+	fuse_req_t req;
+	enum fs_op op;
+	int64_t start_ns;
+	_Atomic unsigned state;
+	struct fs_request *next, *previous; uint64_t due_ms; bool listed; /* protected by the lock of interrupts */
+};
+/* q stays where it is until fs_request_end. */
+void fs_request_begin(struct fs_request *q, fuse_req_t req, enum fs_op op);
+/* The same for what is not to be interrupted: no claim is needed. */
+void fs_request_begin_short(struct fs_request *q, fuse_req_t req, enum fs_op op);
+/* Immediately before a reply. false: the caller was interrupted, and that is answered: q->req is gone, and what the
+ * kernel would have got with the reply it does not have. */
+bool fs_request_claim(struct fs_request *q);
+void fs_request_end(struct fs_request *q, int error);                        /* counts */
+void fs_request_error(struct fs_request *q, int error); /* negative errno; claims, replies and counts */
+/* The request that this thread works for is answered: what it waits for nobody wants. */
+bool fs_request_abandoned(void);
+
 /* ---- handlers (ops.c, directory.c, xattr.c) ---- */
 extern const struct fuse_lowlevel_ops fs_ops;
-struct fs_request { struct fs_mount *m; enum fs_op op; int64_t start_ns; };
-struct fs_request fs_request_begin(fuse_req_t req, enum fs_op op);
-void fs_request_end(const struct fs_request *q, int error);                  /* counts */
-void fs_request_error(const struct fs_request *q, fuse_req_t req, int error); /* negative errno; replies and counts */
 void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void fs_op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);
 void fs_op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);

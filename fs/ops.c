@@ -15,44 +15,11 @@
 
 #define IOV_MOST 1000 /* writev(2) takes 1,024, the reply's header is one of them */
 
-struct fs_request fs_request_begin(fuse_req_t req, enum fs_op op)
-{
-	return (struct fs_request){ .m = fuse_req_userdata(req), .op = op, .start_ns = (int64_t)base_monotonic_ns() };
-}
-
-void fs_request_end(const struct fs_request *q, int error)
-{
-	struct fs_stats *s = &q->m->stats;
-
-	atomic_fetch_add_explicit(&s->requests[q->op], 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&s->ns[q->op], base_monotonic_ns() - (uint64_t)q->start_ns, memory_order_relaxed);
-	if (error)
-		atomic_fetch_add_explicit(&s->errors[q->op], 1, memory_order_relaxed);
-}
-
-static int fs_errno(int error)
-{
-	switch (-error) {
-	case ENOENT: case ENOTDIR: case EISDIR: case ESTALE: case ENOMEM: case EINTR: case EMFILE: case ENFILE:
-	case EACCES: case EPERM: case EROFS:
-	case ENODATA: case ERANGE: case E2BIG: case EOPNOTSUPP: case ENOSYS: case EINVAL:
-		return -error;
-	default:
-		return EIO;  /* damage, broken records, whatever the storage says */
-	}
-}
-
-void fs_request_error(const struct fs_request *q, fuse_req_t req, int error)
-{
-	fuse_reply_err(req, fs_errno(error));
-	fs_request_end(q, error);
-}
-
 /* An error inside an existing step is never reported as "no such file". */
 static int inside_step(struct fs_commit *commit, int error)
 {
 	if (error == -ESTALE || error == -ENOMEM || error == -EOPNOTSUPP || error == -EMFILE || error == -ENFILE ||
-		error == -EACCES || error == -EISDIR)
+		error == -EACCES || error == -EISDIR || error == -EINTR)
 		return error;
 	return fs_commit_live(commit) ? -EIO : -ESTALE;
 }
@@ -154,12 +121,13 @@ static int lookup_top(struct fs_mount *m, const struct fs_node *parent, const ch
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_LOOKUP);
+	struct fs_request q;
 	struct fuse_entry_param e;
-	base_cleanup(fs_node_release) struct fs_node p;
+	base_cleanup(fs_node_release) struct fs_node p = {0};
 	base_cleanup(fs_node_release) struct fs_node found = {0};
 	struct fs_node n;
 
+	fs_request_begin(&q, req, FS_OP_LOOKUP);
 	int r = fs_node_decode(q.m, parent, &p);
 	if (!r && p.kind == FS_STEP) {
 		r = lookup_step(q.m, &p, name, &e);
@@ -171,10 +139,11 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 			r = fs_node_entry(q.m, &n, NULL, &e);
 	}
 	if (r) {
-		fs_request_error(&q, req, r);
+		fs_request_error(&q, r);
 		return;
 	}
-	if (fuse_reply_entry(req, &e) != 0 && found.mesh)  /* interrupted: the kernel does not have it */
+	bool known = fs_request_claim(&q) && fuse_reply_entry(req, &e) == 0;
+	if (!known && found.mesh)  /* interrupted: the kernel does not have it */
 		fs_meshes_forget(q.m->meshes, found.mesh->serial, 1);
 	fs_request_end(&q, 0);
 }
@@ -201,12 +170,15 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
 
 static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_GETATTR);
+	struct fs_request q;
 	struct fs_handle *h = fi ? (struct fs_handle *)(uintptr_t)fi->fh : NULL;
 	struct fs_step *step = NULL, *mine = NULL;
 	struct fuse_entry_param e;
-	base_cleanup(fs_node_release) struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n = {0};
 
+	fs_request_begin(&q, req, FS_OP_GETATTR);
+	if (h)
+		fs_handle_ref(h);
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && fs_node_is_below_step(&n)) {
 		step = h ? h->step : NULL;
@@ -220,36 +192,40 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	if (!r)
 		r = fs_node_entry(q.m, &n, step, &e);
 	fs_step_put(q.m->runs, mine);
+	fs_handle_unref(q.m, h);
 	if (r) {
-		fs_request_error(&q, req, r);
+		fs_request_error(&q, r);
 		return;
 	}
-	fuse_reply_attr(req, &e.attr, e.attr_timeout);
+	if (fs_request_claim(&q))
+		fuse_reply_attr(req, &e.attr, e.attr_timeout);
 	fs_request_end(&q, 0);
 }
 
 static void op_readlink(fuse_req_t req, fuse_ino_t id)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_READLINK);
+	struct fs_request q;
 	char name[FS_STEP_NAME];
-	base_cleanup(fs_node_release) struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n = {0};
 	uint64_t step;
 	int64_t time_ns;
 
+	fs_request_begin(&q, req, FS_OP_READLINK);
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && n.kind != FS_LATEST && !n.alias)
 		r = -EINVAL;
 	if (!r && !n.alias && !fs_run_latest(n.run, &step, &time_ns))
 		r = -ENOENT;
 	if (r) {
-		fs_request_error(&q, req, r);
+		fs_request_error(&q, r);
 		return;
 	}
 	if (n.alias)
 		view_mesh_rank_name(n.rank, name);
 	else
 		fs_step_name(step, name);
-	fuse_reply_readlink(req, name);
+	if (fs_request_claim(&q))
+		fuse_reply_readlink(req, name);
 	fs_request_end(&q, 0);
 }
 
@@ -278,10 +254,11 @@ static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_i
 
 static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_OPEN);
+	struct fs_request q;
 	struct fs_handle *h = NULL;
-	base_cleanup(fs_node_release) struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n = {0};
 
+	fs_request_begin(&q, req, FS_OP_OPEN);
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && (fi->flags & O_ACCMODE) != O_RDONLY)
 		r = -EROFS;
@@ -291,8 +268,8 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		r = open_file(q.m, h, fi);
 	fi->fh = (uintptr_t)h;
 	if (r)
-		fs_request_error(&q, req, r);
-	else if (fuse_reply_open(req, fi) == 0)
+		fs_request_error(&q, r);
+	else if (fs_request_claim(&q) && fuse_reply_open(req, fi) == 0)
 		h = NULL;  /* else it was interrupted: no release will come */
 	if (!r)
 		fs_request_end(&q, 0);
@@ -301,9 +278,10 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 
 static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_RELEASE);
+	struct fs_request q;
 	(void)id;
 
+	fs_request_begin_short(&q, req, FS_OP_RELEASE);
 	fs_handle_unref(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
 	fuse_reply_err(req, 0);
 	fs_request_end(&q, 0);
@@ -329,21 +307,24 @@ static void *thread_scratch(struct fs_mount *m, size_t len)
 	return s ? s->bytes : NULL;
 }
 
-static int reply_gathered(fuse_req_t req, const struct load_slices *e, size_t len)
+static void reply_gathered(struct fs_request *q, const struct load_slices *e, size_t len)
 {
 	base_cleanup_free char *all = malloc(len);
 	size_t at = 0;
 
-	if (!all)
-		return fuse_reply_err(req, ENOMEM);
-	for (unsigned i = 0; i < e->niov; i++) {
+	for (unsigned i = 0; all && i < e->niov; i++) {
 		memcpy(all + at, e->iov[i].iov_base, e->iov[i].iov_len);
 		at += e->iov[i].iov_len;
 	}
-	return fuse_reply_buf(req, all, len);
+	if (!fs_request_claim(q))
+		return;
+	if (all)
+		fuse_reply_buf(q->req, all, len);
+	else
+		fuse_reply_err(q->req, ENOMEM);
 }
 
-static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, size_t size, uint64_t offset)
+static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uint64_t offset)
 {
 	uint64_t end = view_file_size(h->file);
 	struct base_error err = {0};
@@ -351,8 +332,11 @@ static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, 
 	size_t total = 0;
 
 	size_t len = offset >= end ? 0 : (size_t)base_min(size, end - offset);
-	if (!len)
-		return fuse_reply_buf(req, NULL, 0), 0;
+	if (!len) {
+		if (fs_request_claim(q))
+			fuse_reply_buf(q->req, NULL, 0);
+		return 0;
+	}
 	void *scratch = thread_scratch(q->m, len);
 	if (!scratch)
 		return -ENOMEM;
@@ -370,11 +354,11 @@ static int read_step(struct fs_request *q, fuse_req_t req, struct fs_handle *h, 
 		fs_mount_log_once(q->m, "internal error: a read gave another number of bytes than it should");
 		return -EIO;
 	}
-	if (e.niov <= IOV_MOST) {
-		fuse_reply_iov(req, e.iov, (int)e.niov);
-	} else {
+	if (e.niov > IOV_MOST) {
 		atomic_fetch_add_explicit(&q->m->stats.gathered_replies, 1, memory_order_relaxed);
-		reply_gathered(req, &e, len);
+		reply_gathered(q, &e, len);
+	} else if (fs_request_claim(q)) {
+		fuse_reply_iov(q->req, e.iov, (int)e.niov);
 	}
 	load_slices_release(&e);
 	atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
@@ -400,25 +384,27 @@ static void read_slow(struct fs_request *q, struct fs_handle *h, size_t size, ui
 
 static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_READ);
+	struct fs_request q;
 	struct fs_handle *h = (struct fs_handle *)(uintptr_t)fi->fh;
 	int r = 0;
 	(void)id;
 
+	fs_request_begin(&q, req, FS_OP_READ);
 	fs_handle_ref(h);
 	if (offset < 0) {
 		r = -EINVAL;
 	} else if (h->text) {
 		size_t at = (size_t)base_min((uint64_t)offset, h->text_len);
-		fuse_reply_buf(req, h->text + at, base_min(size, h->text_len - at));
+		if (fs_request_claim(&q))
+			fuse_reply_buf(req, h->text + at, base_min(size, h->text_len - at));
 	} else {
-		r = read_step(&q, req, h, size, (uint64_t)offset);
+		r = read_step(&q, h, size, (uint64_t)offset);
 	}
 	int64_t ns = (int64_t)base_monotonic_ns() - q.start_ns;
 	if (ns > FS_SLOW_NS && h->file)
 		read_slow(&q, h, size, (uint64_t)offset, ns);
 	if (r)
-		fs_request_error(&q, req, r);
+		fs_request_error(&q, r);
 	else
 		fs_request_end(&q, 0);
 	fs_handle_unref(q.m, h);
@@ -426,22 +412,24 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 
 static void op_statfs(fuse_req_t req, fuse_ino_t id)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_STATFS);
-	struct store_storage *storage = q.m->store->storage;
+	struct fs_request q;
 	struct store_storage_stat s = {0};
 	(void)id;
 
+	fs_request_begin(&q, req, FS_OP_STATFS);
+	struct store_storage *storage = q.m->store->storage;
 	int r = storage->ops->stat ? storage->ops->stat(storage, &s) : -EOPNOTSUPP;
 	if (r == -EOPNOTSUPP)
 		s = (struct store_storage_stat){ .block_bytes = 4096 };
 	else if (r) {
-		fs_request_error(&q, req, r);
+		fs_request_error(&q, r);
 		return;
 	}
 	struct statvfs v = { .f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,
 		.f_bfree = s.blocks_free, .f_bavail = s.blocks_available,
 		.f_files = s.files, .f_ffree = s.files_free, .f_favail = s.files_free, .f_namemax = 255 };
-	fuse_reply_statfs(req, &v);
+	if (fs_request_claim(&q))
+		fuse_reply_statfs(req, &v);
 	fs_request_end(&q, 0);
 }
 

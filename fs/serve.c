@@ -84,6 +84,7 @@ static void *session_main(void *arg)
 	int r = fs_watch_start(&s->mount, &s->watch);
 	if (r)
 		fs_mount_feature(&s->mount, "watch", false, "no thread: %s", strerror(-r));
+	fs_interrupts_start(&s->mount);
 	s->loop_result = fs_session_loop(&s->mount);
 	s->loop_ended = true;
 	pthread_kill(s->main, SIGUSR1);
@@ -154,6 +155,7 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 		base_warning("a read hangs in the storage: ending without waiting for it");
 		_exit(FS_EXIT_SYSTEM);
 	}
+	fs_interrupts_stop(&s->mount);
 	hang_up(s);
 	pthread_join(s->prover, NULL);
 	if (still)

@@ -6,8 +6,11 @@
  * wait; the lock is not held meanwhile. */
 #include <string.h>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
-#include "fs/runs.h"
+#include "fs/mount.h"
+
+#define ABANDONED_MS 50                  /* how often who waits for a step looks whether anybody waits for him */
 
 /* All under runs->lock. */
 static void step_unlink(struct fs_runs *runs, struct fs_step *step)
@@ -156,8 +159,14 @@ int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step *
 	struct fs_step *step = NULL;
 
 	pthread_mutex_lock(&runs->lock);
-	while (!commit->opened && commit->opening)
-		pthread_cond_wait(&runs->opened, &runs->lock);
+	while (!commit->opened && commit->opening) {
+		struct timespec until = base_clock_in_ms(CLOCK_REALTIME, ABANDONED_MS);
+		pthread_cond_timedwait(&runs->opened, &runs->lock, &until);
+		if (fs_request_abandoned()) {
+			pthread_mutex_unlock(&runs->lock);
+			return -EINTR;
+		}
+	}
 	if (commit->opened) {
 		step_use(runs, *ret_step = commit->opened);
 		pthread_mutex_unlock(&runs->lock);

@@ -63,12 +63,29 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, con
 	return r < 0 ? r : 0;
 }
 
+/* size: the caller's room; 0: it asks for the length. */
+static void reply(struct fs_request *q, int r, const char *value, size_t len, size_t size)
+{
+	if (r) {
+		fs_request_error(q, r);
+		return;
+	}
+	if (fs_request_claim(q)) {
+		if (size)
+			fuse_reply_buf(q->req, value, len);
+		else
+			fuse_reply_xattr(q->req, len);
+	}
+	fs_request_end(q, 0);
+}
+
 void fs_op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_GETXATTR);
+	struct fs_request q;
 	struct wanted w = {0};
 	int r = 0;
 
+	fs_request_begin(&q, req, FS_OP_GETXATTR);
 	if (q.m->options->noxattr)
 		r = -ENOSYS;  /* the kernel will not ask again */
 	else if (strncmp(name, "user.", 5) != 0)
@@ -83,33 +100,20 @@ void fs_op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size
 		if (!r && size && w.len > size)
 			r = -ERANGE;
 	}
-	if (r)
-		fs_request_error(&q, req, r);
-	else if (size)
-		fuse_reply_buf(req, w.value, w.len);
-	else
-		fuse_reply_xattr(req, w.len);
-	if (!r)
-		fs_request_end(&q, 0);
+	reply(&q, r, w.value, w.len, size);
 	free(w.value);
 }
 
 void fs_op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 {
-	struct fs_request q = fs_request_begin(req, FS_OP_LISTXATTR);
+	struct fs_request q;
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
 
+	fs_request_begin(&q, req, FS_OP_LISTXATTR);
 	int r = q.m->options->noxattr ? -ENOSYS : attributes(q.m, id, take_key, &b);
 	if (!r && size && b.len > size)
 		r = -ERANGE;
 	if (!r && b.len > 65536)
 		r = -E2BIG;
-	if (r)
-		fs_request_error(&q, req, r);
-	else if (size)
-		fuse_reply_buf(req, (char *)b.data, b.len);
-	else
-		fuse_reply_xattr(req, b.len);
-	if (!r)
-		fs_request_end(&q, 0);
+	reply(&q, r, (const char *)b.data, b.len, size);
 }
